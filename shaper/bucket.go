@@ -1,0 +1,170 @@
+package shaper
+
+import (
+	"math/big"
+	"time"
+)
+
+// bucket is the level of a shaper, and the one rule by which requests leave:
+//
+//	A request of cost n leaves as soon as it is at the head of the line and
+//	the level is at most max(0, Burst − n). Leaving raises the level by n.
+//
+// All its state is one instant, at which the level reaches 0. Its instants are
+// nanoseconds since the shaper was made; the lock of the shaper guards it.
+type bucket struct {
+	interval interval
+	burst    int64
+	slack    int64 // lateness that may be made up, in nanoseconds
+
+	empty nanos // when the level reaches 0
+	since nanos // since when the head of the line has been its head
+	left  uint64
+	// missed is the cost lost to lateness beyond slack.
+	missed float64
+
+	// above is by how much empty lies above the exact instant, which need not
+	// be a multiple of 1/den after the rate has changed. nil means 0. It is
+	// below 1/den, and all instants that the bucket compares and all spans
+	// that it adds are multiples of 1/den, so that no departure depends on it:
+	// it is kept for the next change of the rate alone. (It is negative where
+	// empty has saturated.)
+	above *big.Rat
+}
+
+func newBucket(l Limits) bucket {
+	return bucket{interval: intervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
+}
+
+// due is the instant at which the level has fallen so far that a request of
+// cost n may leave.
+func (b *bucket) due(n int64) nanos {
+	if n >= b.burst {
+		return b.empty
+	}
+	return b.interval.minus(b.empty, b.interval.times(b.burst-n))
+}
+
+// slot is the instant at which the head of the line, of cost n, is to leave.
+func (b *bucket) slot(n int64) nanos { return later(b.due(n), b.since) }
+
+// wait is how long a request of cost n would wait from now behind ahead cost
+// units in the line, if they all stay. With nobody in line, ahead is 0.
+//
+// No walk along the line is needed: nobody who waits finds the bucket empty
+// before his slot, so each raises the level by his cost and no more; and each
+// is due later than the one ahead of him.
+func (b *bucket) wait(now, ahead, n int64) time.Duration {
+	due := b.due(n)
+	if ahead > 0 {
+		due = b.interval.plus(due, b.interval.times(ahead))
+	}
+	return time.Duration(max(0, sum(due.ceil(), -now)))
+}
+
+// pass lets a request that found nobody in line leave now.
+func (b *bucket) pass(now, n int64) { b.leave(nanos{whole: now}, n) }
+
+// release lets the head of the line, of cost n, leave if its slot has come.
+//
+// The slot counts, not the moment at which somebody noticed: so what leaves
+// late, if by no more than the slack, makes nobody behind it later. Lateness
+// beyond the slack is gone. For that time the bucket counts as not having
+// leaked; it would otherwise be made up after all, by a level that has fallen
+// below what a punctual departure would have found.
+func (b *bucket) release(now, n int64) bool {
+	slot := b.slot(n)
+	if slot.ceil() > now {
+		return false
+	}
+	if earliest := (nanos{whole: now - b.slack}); earliest.after(slot) {
+		lost := b.interval.minus(earliest, slot)
+		b.missed += b.interval.units(lost)
+		b.empty = b.interval.plus(b.empty, lost)
+		b.above = nil
+		slot = earliest
+	}
+	b.leave(slot, n)
+	b.since = slot
+	return true
+}
+
+func (b *bucket) leave(at nanos, n int64) {
+	if at.after(b.empty) {
+		b.empty, b.above = at, nil
+	}
+	b.empty = b.interval.plus(b.empty, b.interval.times(n))
+	b.left++
+}
+
+// giveBack undoes the departure number left, of cost n, if none has followed:
+// the level is as if it had not been. Where another request has left since, it
+// left on a schedule that counts this one in, and would stand too close to its
+// predecessor if the cost were given back to a successor; so the slot is gone.
+//
+// Taking n off the level is all there is to undo. If the bucket was empty when
+// the request left, empty now lies at that departure instead of before it,
+// which is the same level from then on.
+func (b *bucket) giveBack(left uint64, n int64) {
+	if b.left != left {
+		return
+	}
+	b.empty = b.interval.minus(b.empty, b.interval.times(n))
+	b.left--
+}
+
+// level is the level now, in cost units.
+func (b *bucket) level(now int64) float64 {
+	at := nanos{whole: now}
+	if !b.empty.after(at) {
+		return 0
+	}
+	span := b.interval.minus(b.empty, at)
+	if b.above == nil {
+		return b.interval.units(span)
+	}
+	exact := b.interval.exactly(span)
+	exact.Sub(exact, b.above)
+	level, _ := exact.Quo(exact, b.interval.rat()).Float64()
+	return max(0, level)
+}
+
+// change puts new limits in force from now on. The level is kept, exactly.
+func (b *bucket) change(l Limits, now int64) {
+	if next := intervalOf(l.Rate); next != b.interval {
+		b.rescale(next, now)
+	}
+	b.burst, b.slack = l.burst(), l.slack()
+	// A head that the new limits would have let leave sooner leaves now.
+	b.since = nanos{whole: now}
+}
+
+// maxAbove bounds the memory of a bucket whose rate changes for ever without
+// its ever being empty, in bits: what is forgotten beyond it is below 1/den of
+// a nanosecond, and on the late side.
+const maxAbove = 4096
+
+// rescale moves empty so that the level now is the same at another rate. At
+// rate.Inf the level is 0, so a change to it and back empties the bucket.
+func (b *bucket) rescale(next interval, now int64) {
+	old, at := b.interval, nanos{whole: now}
+	b.interval = next
+	if !b.empty.after(at) || old.none() || next.none() {
+		b.empty, b.above = at, nil
+		return
+	}
+	exact := old.exactly(old.minus(b.empty, at))
+	if b.above != nil {
+		exact.Sub(exact, b.above)
+	}
+	exact.Mul(exact, next.rat())
+	exact.Quo(exact, old.rat())
+	span, above := next.roundUp(exact)
+	if above.Sign() == 0 || above.Denom().BitLen() > maxAbove {
+		above = nil
+	}
+	b.empty, b.above = next.plus(at, span), above
+	if b.empty.whole == forever && span.whole != forever {
+		b.above = nil // The shaper is centuries old: rather late than early.
+	}
+}

@@ -1,0 +1,211 @@
+package shaper
+
+import (
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+)
+
+// In virtual time nothing is late, so what lateness does is tested here, from
+// inside the package, on the bucket itself. The exact arithmetic is too, at its
+// edges.
+
+const msec = int64(time.Millisecond)
+
+// late releases a line of n requests of cost 1 at instants now, and returns the
+// instants of the slots that were given at each.
+func release(b *bucket, line int, now int64) (left int) {
+	for left < line && b.release(now, 1) {
+		left++
+	}
+	return left
+}
+
+func TestLatenessWithinSlackDoesNotAddUp(t *testing.T) {
+	b := newBucket(Limits{Rate: 100, Slack: 20 * time.Millisecond})
+	b.pass(0, 1)
+	// Woken at 15, 25 and 38 ms instead of 10, 20 and 30, the fourth still
+	// leaves at 40.
+	require.Equal(t, 1, release(&b, 9, 15*msec))
+	require.Equal(t, 1, release(&b, 9, 25*msec))
+	require.Equal(t, 1, release(&b, 9, 38*msec))
+	require.Equal(t, 0, release(&b, 9, 40*msec-1))
+	require.Equal(t, 1, release(&b, 9, 40*msec))
+	require.Zero(t, b.missed)
+}
+
+func TestLatenessBeyondSlackIsGoneAndCounted(t *testing.T) {
+	b := newBucket(Limits{Rate: 100, Slack: 20 * time.Millisecond})
+	b.pass(0, 1)
+	// Due at 10 ms, noticed at 100: the schedule goes on from 80.
+	require.Equal(t, 3, release(&b, 9, 100*msec))
+	require.InDelta(t, 7, b.missed, 1e-9)
+	require.Equal(t, 0, release(&b, 9, 110*msec-1))
+	require.Equal(t, 1, release(&b, 9, 110*msec))
+	require.InDelta(t, 7, b.missed, 1e-9)
+}
+
+// A level that is not 0 when its departure is due must not leak for the time
+// that is lost, or the loss would be made up in a burst.
+func TestLatenessBeyondSlackEarnsNoBurst(t *testing.T) {
+	b := newBucket(Limits{Rate: 100, Burst: 10, Slack: 20 * time.Millisecond})
+	b.pass(0, 10)
+	for i := int64(1); i <= 5; i++ { // Each stall is 200 ms, of which 180 are lost.
+		require.Equal(t, 3, release(&b, 99, i*200*msec+10*msec), "stall %d", i)
+	}
+}
+
+// Whatever the wake-ups, the costs that leave and those that are missed are
+// Rate × time, and no window holds more than guarantee 1 allows.
+func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		l := Limits{Rate: []rate.Limit{7, 100, 1e4, 1.0 / 3}[r.IntN(4)], Burst: 1 + r.IntN(6), Slack: time.Duration(1 + r.Int64N(int64(50*time.Millisecond)))}
+		b := newBucket(l)
+		b.pass(0, int64(l.Burst))
+		interval := float64(time.Second) / float64(l.Rate)
+		var now, cost int64
+		level, last := float64(l.Burst), int64(0) // of a bucket that holds Burst + Rate × Slack
+		room := float64(l.Burst) + float64(l.Rate)*l.Slack.Seconds()
+		for range 300 {
+			now += r.Int64N(int64(3*interval)+2*int64(l.Slack)) + 1
+			for n := 1 + r.Int64N(int64(l.Burst)); b.release(now, n); n = 1 + r.Int64N(int64(l.Burst)) {
+				cost += n
+				level = max(0, level-float64(now-last)/interval) + float64(n)
+				last = now
+				require.LessOrEqual(t, level, room+1e-6)
+			}
+			earned := float64(now) / interval
+			require.InDelta(t, earned, float64(cost)+b.missed, room+float64(l.Burst)+1e-6)
+		}
+	}
+}
+
+func TestRatesAreReadAsSimpleFractions(t *testing.T) {
+	for _, c := range []struct {
+		rate rate.Limit
+		want interval
+	}{
+		{50, interval{20_000_000, 0, 1}},
+		{7, interval{142_857_142, 6, 7}},
+		{1.0 / 3, interval{3_000_000_000, 0, 1}},
+		{rate.Every(3 * time.Second), interval{3_000_000_000, 0, 1}},
+		{20.0 / 60, interval{3_000_000_000, 0, 1}},
+		{0.1, interval{10_000_000_000, 0, 1}},
+		{7.0 / 9, interval{1_285_714_285, 5, 7}},
+		{1e9, interval{1, 0, 1}},
+		{rate.Every(365 * 24 * time.Hour), interval{int64(horizon), 0, 1}},
+		{999_999_999.5, interval{1, 1, 1_999_999_999}},
+		{rate.Inf, interval{0, 0, 1}},
+	} {
+		require.Equal(t, c.want, intervalOf(c.rate), "%v", float64(c.rate))
+	}
+}
+
+// Within the horizon the parts of an interval stay far from the 64 bits that
+// they have, and the fraction is as near as is promised.
+func TestEveryRateHasAnExactInterval(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	bound := big.NewRat(1, 1<<50)
+	for range 20000 {
+		low, high := math.Log(1/horizon.Seconds()), math.Log(float64(maxRate))
+		x := math.Exp(low + r.Float64()*(high-low))
+		i := intervalOf(rate.Limit(x))
+		require.Less(t, i.num, i.den)
+		require.Less(t, i.den, uint64(1)<<44)
+		back := i.rat()
+		back.Quo(big.NewRat(int64(time.Second), 1), back)
+		exact := new(big.Rat).SetFloat64(x)
+		off := back.Sub(back, exact)
+		off.Quo(off.Abs(off), exact)
+		require.LessOrEqual(t, off.Cmp(bound), 0, "%v", x)
+	}
+}
+
+func TestIntervalArithmeticIsExact(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 20000 {
+		i := intervalOf(rate.Limit(math.Exp(r.Float64()*38 - 17)))
+		n := r.Int64N(1 << r.IntN(40))
+		got := i.times(n)
+		want := i.rat()
+		want.Mul(want, new(big.Rat).SetInt64(n))
+		if got.whole == forever {
+			require.Positive(t, want.Cmp(new(big.Rat).SetInt64(forever)))
+			continue
+		}
+		require.Zero(t, want.Cmp(i.exactly(got)), "%d times %v", n, i)
+		one := i.times(1)
+		require.Equal(t, got, i.minus(i.plus(got, one), one))
+		span, above := i.roundUp(want)
+		require.Equal(t, got, span)
+		require.Zero(t, above.Sign())
+	}
+}
+
+func TestSumsSaturate(t *testing.T) {
+	require.Equal(t, int64(forever), sum(forever, 1))
+	require.Equal(t, int64(math.MinInt64), sum(math.MinInt64, -1))
+	require.Equal(t, int64(-1), sum(forever, math.MinInt64))
+	require.Equal(t, int64(forever), interval{whole: 3, den: 1}.times(math.MaxInt64).whole)
+	require.Equal(t, int64(forever), nanos{whole: forever, part: 1}.ceil())
+}
+
+// The memory of a bucket whose rate never stops changing is bounded.
+func TestEndlessChangesStayCheap(t *testing.T) {
+	b := newBucket(Limits{Rate: 1.0 / 3})
+	b.pass(0, 1000)
+	for i := range 2000 {
+		b.change(Limits{Rate: rate.Limit(1/(3+float64(i%7)) + 1e-3)}, 0)
+		if b.above != nil {
+			require.LessOrEqual(t, b.above.Denom().BitLen(), maxAbove)
+		}
+	}
+	require.InDelta(t, 1000, b.level(0), 1e-6)
+}
+
+// step moves the clock of a shaper, as if it had been made d sooner.
+func (s *Shaper) step(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.epoch = s.epoch.Add(-d)
+}
+
+func TestAClockThatStepsGivesNoLicence(t *testing.T) {
+	for _, back := range []time.Duration{1, time.Second, time.Hour, 250 * 365 * 24 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := New(Limits{Rate: 1, Depth: 9})
+			require.NoError(t, err)
+			time.Sleep(time.Minute)
+			require.True(t, s.Allow())
+			s.step(-back)
+			require.False(t, s.Allow(), "a clock that steps back stands still")
+			wait, err := s.Forecast(1)
+			require.NoError(t, err)
+			require.Equal(t, time.Second, wait)
+			s.step(back)
+			s.step(1000 * time.Hour)
+			require.True(t, s.Allow())
+			require.False(t, s.Allow(), "one that steps on earns no more than Burst")
+		})
+	}
+}
+
+// With its clock at the end of time a shaper neither panics nor lets go.
+func TestTheEndOfTime(t *testing.T) {
+	s, err := New(Limits{Rate: 1, Depth: 9})
+	require.NoError(t, err)
+	for range 3 {
+		s.step(forever)
+		s.Allow()
+		require.False(t, s.Allow())
+		_, err = s.Forecast(1)
+		require.NoError(t, err)
+	}
+}

@@ -1,0 +1,132 @@
+package shaper_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds guarantee 7 (change).
+
+func TestSetLimitsReTimesThoseWhoWait(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(500 * ms)
+		g.set("10/s depth 9") // The level is 0.5: b leaves when it is 0.
+		g.at(600 * ms)
+		g.set("2/s depth 9") // The level is 0.5 again, after b.
+		g.at(10 * time.Second)
+		g.saw("0s a left", "550ms b left", "850ms c left", "1.35s d left")
+	})
+}
+
+// The best-known limiter lets those who wait sleep on: after a change from one
+// per hour to 1000/s its waiter still leaves after an hour.
+func TestAFasterRateWakesTheTicker(t *testing.T) {
+	play(t, "1/h depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		g.at(time.Second)
+		g.set("1000/s depth 9")
+		g.at(2 * time.Second)
+		g.saw("0s a left", "1.000999723s b left", "1.001999723s c left")
+	})
+}
+
+func TestALargerBurstLetsTheLineLeaveAtOnce(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(500 * ms)
+		g.set("1/s burst 3 depth 9")
+		g.at(10 * time.Second)
+		// The level was 0.5: b and c fit on top of it, d when it is 2.
+		g.saw("0s a left", "500ms b left", "500ms c left", "1s d left")
+	})
+}
+
+func TestASmallerBurstKeepsTheLevel(t *testing.T) {
+	play(t, "1/s burst 5 depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d", "e")
+		g.set("1/s burst 1 depth 9")
+		g.arriveAll("f")
+		g.at(10 * time.Second)
+		require.Contains(t, g.log, "5s f left")
+	})
+}
+
+func TestASmallerDepthDropsNobody(t *testing.T) {
+	play(t, "1/s depth 3", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.set("1/s depth 1")
+		g.arriveAll("e") // A place is free when the third in line has left.
+		g.set("1/s")
+		g.arriveAll("f")
+		g.at(10 * time.Second)
+		g.saw("0s a left", "0s e full, retry 3s", "0s f full, retry 4s", "1s b left", "2s c left", "3s d left")
+	})
+}
+
+func TestToInfAndBackEmptiesTheBucket(t *testing.T) {
+	play(t, "1/s burst 2 depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(100 * ms)
+		g.set("inf burst 2 depth 9")
+		require.Zero(t, g.Stats().Waiting)
+		g.set("1/s burst 2 depth 9")
+		require.Zero(t, g.Stats().Level)
+		require.True(t, g.AllowN(2))
+		require.False(t, g.Allow())
+	})
+}
+
+func TestInvalidLimitsChangeNothing(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		for _, l := range []shaper.Limits{{}, {Rate: rate.Limit(math.NaN()), Depth: 9}, {Rate: 1, Depth: -1}} {
+			require.Error(t, g.SetLimits(l))
+		}
+		require.Equal(t, shaper.Limits{Rate: 1, Depth: 9}, g.Limits())
+		g.at(10 * time.Second)
+		g.saw("0s a left", "1s b left")
+	})
+}
+
+// However often the rate changes between awkward fractions, the level is kept
+// exactly: over and back again nobody leaves a nanosecond sooner or later.
+func TestTheLevelSurvivesAnyNumberOfChanges(t *testing.T) {
+	rates := []rate.Limit{1.0 / 3, 7, 1e6, math.Pi, 22.0 / 7, 0.1, 1e9, rate.Every(365 * 24 * time.Hour), 13}
+	play(t, "7/s burst 3 depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(100 * ms)
+		for range 50 {
+			for _, r := range rates {
+				require.NoError(t, g.SetLimits(shaper.Limits{Rate: r, Depth: 9}))
+				require.InDelta(t, 2.3, g.Stats().Level, 1e-12)
+			}
+		}
+		g.set("7/s burst 3 depth 9")
+		g.at(time.Second)
+		require.Contains(t, g.log, "142.857143ms d left")
+	})
+}
+
+// A level that would take longer than an instant can hold is not forgotten.
+func TestAGreatLevelSurvivesASlowRate(t *testing.T) {
+	play(t, "1000000000/s burst 1000000000 depth 9", func(g *stage) {
+		require.True(t, g.AllowN(1_000_000_000))
+		require.NoError(t, g.SetLimits(shaper.Limits{Rate: rate.Every(365 * 24 * time.Hour), Depth: 9}))
+		require.InEpsilon(t, 1e9, g.Stats().Level, 1e-12)
+		require.False(t, g.Allow())
+		_, err := g.Forecast(1)
+		require.ErrorIs(t, err, shaper.ErrTooLate)
+		g.set("1000000000/s depth 9")
+		require.InEpsilon(t, 1e9, g.Stats().Level, 1e-12)
+		wait, err := g.Forecast(1)
+		require.NoError(t, err)
+		require.Equal(t, time.Second, wait)
+	})
+}

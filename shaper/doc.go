@@ -1,0 +1,89 @@
+// Package shaper smooths bursts of requests to a fragile upstream. A Shaper is
+// a leaky bucket used as a queue: requests enter at any moment, wait in a
+// bounded first-in first-out line, and leave at a fixed rate. When the line is
+// full a newcomer is refused at once. A request whose caller gave up leaves the
+// line at once, and everyone behind it moves up.
+//
+//	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}) // 50/s, 100 may wait
+//	...
+//	if err := s.Wait(ctx); err != nil {
+//		return err // refused: *shaper.RejectError; given up: ctx.Err()
+//	}
+//	callTheUpstream()
+//
+// Without Depth nothing waits: the second request within an interval is
+// refused. In front of an http.Handler use Middleware, which answers those who
+// are refused with 429 and an honest Retry-After.
+//
+// # The one rule
+//
+// A bucket has a level, in cost units, which is never below 0. It leaks at Rate
+// units per second.
+//
+//	A request of cost n leaves as soon as it is at the head of the line and
+//	the level is at most max(0, Burst − n). Leaving raises the level by n.
+//
+// From this follow the kinds of limiter that are known elsewhere:
+//
+//	Burst 1, Depth d   departures at least 1/Rate apart, up to d wait: the leaky
+//	                   bucket as a queue; nginx limit_req with burst=d
+//	Burst b, Depth 0   up to b at once, then one per 1/Rate, the rest refused: the
+//	                   leaky bucket as a meter; GCRA; nginx burst with nodelay
+//	Burst b, Depth d   b at once, then a line; nginx burst with delay
+//	cost n > Burst     waits for an empty bucket, then holds it for n/Rate
+//
+// Two exceptions: with Depth 0 a cost above Burst is refused, even by an empty
+// bucket; and nothing reaches more than 365 days ahead. At rate.Inf nobody
+// waits, whatever the cost, and the level is 0.
+//
+// # Guarantees
+//
+//  1. Pace. Counted on the instants of departure, no window of length W holds
+//     more than Burst + Rate × (W + Slack) cost units (for costs above Burst,
+//     the largest cost in place of Burst; across a change of limits, the larger
+//     Burst and the integral of the rates). The schedule is absolute and exact:
+//     7 per second are 604,800 in 24 hours, give or take one. Slack is all that
+//     a late wake-up may make up. Lateness up to it does not add up; what
+//     exceeds it is gone, and counted in Stats.Missed. An idle bucket earns
+//     nothing beyond Burst.
+//  2. Order. Requests leave in the order in which they were admitted. Nobody
+//     overtakes, neither a cheap request a dear one nor a newcomer a line.
+//  3. Bound. At most Depth requests wait. The next is refused at once, without
+//     blocking.
+//  4. Abandonment. When a waiter's context ends, its place is free and its slot
+//     belongs to the next waiter before its call returns. No departure is spent
+//     on a request that has left, save the one case of guarantee 5.
+//  5. Exactly one outcome. Every call ends in exactly one of: left, refused,
+//     abandoned, closed. A context that is done before the call, or seen done
+//     before the call returns, wins: a waiting call that has been given its slot
+//     asks ctx.Err() once before it returns nil, and if the context is done the
+//     slot goes to the next waiter, or back to the bucket. Only where a later
+//     request has left in between is the slot gone. No slot is used twice.
+//  6. Prediction. With everyone ahead staying, a request that would leave at or
+//     after its context's deadline, or would wait longer than MaxWait, is
+//     refused at entry. A later change of the rate does not refuse it: it then
+//     waits until its context ends.
+//  7. Change. SetLimits takes effect at once on those who wait: they are
+//     re-timed, in order; level and line are kept; a smaller Depth refuses
+//     newcomers and drops nobody.
+//  8. Rest. At most a second after its line emptied a shaper has no goroutine,
+//     timer or file; at the end of a testing/synctest bubble it has none.
+//     Forgetting a shaper leaks nothing.
+//  9. End. Close refuses everyone waiting and returns when the ticker goroutine
+//     has gone. Shutdown admits no more, lets the line leave at its rate, then
+//     closes. Both can be called many times, at once, from anywhere.
+//  10. One instant. Every entry point first brings the bucket up to now:
+//     departures that are due come before the arrival, change, end or look of
+//     the same instant. The end of a context counts from the moment its call
+//     sees it.
+//  11. No licence by absence. A NaN, a rate of 0 or an unparsable number is an
+//     error, a clock that steps back stands still. None means "unlimited".
+//
+// ARCHITECTURE.md names the test that holds each.
+//
+// # Testing with it
+//
+// A Shaper knows only the time of package time, so in a testing/synctest bubble
+// it runs on the bubble's clock, exactly to the nanosecond. Make it inside the
+// bubble.
+package shaper

@@ -1,0 +1,300 @@
+package shaper
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/time/rate"
+)
+
+const (
+	// maxText is the longest text, in bytes, that is looked at: exact arithmetic
+	// takes longer the more digits there are, and a text may come from anywhere.
+	maxText  = 1024
+	maxQuote = 60            // most bytes of the text that an error repeats
+	blanks   = " \t"         // stand between words
+	numeric  = ".0123456789" // what a number may be made of
+)
+
+// units are the units of time, those first that String prefers.
+var units = []struct {
+	name   string
+	length time.Duration
+}{
+	{"d", 24 * time.Hour}, {"day", 24 * time.Hour}, {"h", time.Hour}, {"hour", time.Hour},
+	{"min", time.Minute}, {"s", time.Second}, {"sec", time.Second},
+	{"ms", time.Millisecond}, {"us", time.Microsecond}, {"ns", time.Nanosecond},
+}
+
+// ParseLimits reads the text form of Limits:
+//
+//	50/s
+//	10/min depth 100
+//	1 per 2s burst 10 depth 100 wait 2s slack 10ms
+//	inf depth 3
+//	10, 1/sec
+//
+// First a rate: a number per unit of time, a number per duration, or the word
+// inf. Then burst, depth, wait and slack in any order, each at most once; what
+// is left out is 0, so that without depth nothing waits. The last form means
+// burst 10, and nothing follows it. Numbers may have decimals, but neither sign
+// nor exponent, and are read exactly: 20/min is the rate.Limit nearest to a
+// third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
+//
+// All else, and what Validate refuses, is an error that quotes the text and
+// points at the column (byte, from 1).
+func ParseLimits(text string) (Limits, error) {
+	l, s := Limits{}, scanner{text: text}
+	if len(text) > maxText {
+		s.fail(maxText, fmt.Sprintf("expected at most %d bytes", maxText))
+		return Limits{}, s.err
+	}
+	at := map[string]int{} // offset of the value of each name
+	first := s.next()
+	burst, seed := strings.CutSuffix(first.text, ",")
+	if seed {
+		at["burst"] = first.at
+		l.Burst = s.integer(word{burst, first.at})
+		first = s.next()
+	}
+	l.Rate = s.rate(first)
+	for name := s.next(); name.text != "" && s.err == nil; name = s.next() {
+		if seed {
+			s.fail(name.at, `expected nothing after the form "10, 1/s"`)
+		}
+		if _, twice := at[name.text]; twice {
+			s.fail(name.at, "expected "+name.text+" only once")
+		}
+		value := s.next()
+		at[name.text] = value.at
+		switch name.text {
+		case "burst":
+			l.Burst = s.integer(value)
+		case "depth":
+			l.Depth = s.integer(value)
+		case "wait":
+			l.MaxWait = s.duration(value)
+		case "slack":
+			l.Slack = s.duration(value)
+		default:
+			s.fail(name.at, "expected burst, depth, wait or slack")
+		}
+	}
+	if err := l.Validate(); err != nil {
+		// No number is negative: it is the rate, or a burst too long for it.
+		offender := at["burst"]
+		if (Limits{Rate: l.Rate}).Validate() != nil {
+			offender = first.at
+		}
+		s.fail(offender, strings.TrimPrefix(err.Error(), "shaper: "))
+	}
+	if s.err != nil {
+		return Limits{}, s.err
+	}
+	return l, nil
+}
+
+// String returns the text form of l, which ParseLimits reads as exactly l if l
+// is valid. It tells the rate, the depth, and of the rest what is not 0.
+func (l Limits) String() string {
+	text := rateText(l.Rate)
+	if l.Burst != 0 {
+		text += " burst " + strconv.Itoa(l.Burst)
+	}
+	text += " depth " + strconv.Itoa(l.Depth)
+	if l.MaxWait != 0 {
+		text += " wait " + durationText(l.MaxWait)
+	}
+	if l.Slack != 0 {
+		text += " slack " + durationText(l.Slack)
+	}
+	return text
+}
+
+// MarshalText returns the text form of l, or the error of Validate: what can't
+// be read back must not be stored.
+func (l Limits) MarshalText() ([]byte, error) {
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	return []byte(l.String()), nil
+}
+
+// UnmarshalText is ParseLimits into l. After an error l is as before.
+func (l *Limits) UnmarshalText(text []byte) error {
+	parsed, err := ParseLimits(string(text))
+	if err == nil {
+		*l = parsed
+	}
+	return err
+}
+
+// rateText writes a whole number per second as that: 50/s. Of the other forms
+// it takes the one with the fewest digits that is read as exactly r: 20/min.
+func rateText(r rate.Limit) string {
+	if r == rate.Inf {
+		return "inf"
+	}
+	if (Limits{Rate: r}).Validate() != nil { // maybe of 300 digits, or none
+		return strconv.FormatFloat(float64(r), 'g', -1, 64) + "/s"
+	}
+	best := strconv.FormatFloat(float64(r), 'f', -1, 64) + "/s" // always exact
+	if float64(r) == math.Trunc(float64(r)) {
+		return best
+	}
+	interval := intervalOf(r).rat() // the fraction by which the schedule goes
+	for _, form := range []string{
+		fmt.Sprintf("%.0f/min", float64(r)*60),
+		fmt.Sprintf("%.0f/h", float64(r)*60*60),
+		fmt.Sprintf("%v per %s", interval.Denom(), durationText(time.Duration(interval.Num().Int64()))),
+		fmt.Sprintf("%.0f/d", float64(r)*60*60*24),
+	} {
+		// Rounded or too long for an int64, it is read as another rate.
+		if digits(form) < digits(best) {
+			if l, err := ParseLimits(form); err == nil && l.Rate == r {
+				best = form
+			}
+		}
+	}
+	return best
+}
+
+// digits counts the bytes of text that are part of a number.
+func digits(text string) (n int) {
+	for _, c := range numeric {
+		n += strings.Count(text, string(c))
+	}
+	return n
+}
+
+// durationText takes the longest unit that is exact: 2min, 90s, 1500ms.
+func durationText(d time.Duration) string {
+	i := 0
+	for d%units[i].length != 0 { // The last is 1ns.
+		i++
+	}
+	return strconv.FormatInt(int64(d/units[i].length), 10) + units[i].name
+}
+
+// A word is a part of the text, and the offset at which it begins.
+type word struct {
+	text string
+	at   int
+}
+
+// A scanner reads a text word by word. It keeps its first error; what it reads
+// after that means nothing, but does no harm.
+type scanner struct {
+	text string
+	at   int // offset of what is still to be read
+	err  error
+}
+
+// fail keeps the first error. It quotes the text and points at the byte at.
+func (s *scanner) fail(at int, reason string) {
+	if s.err != nil {
+		return
+	}
+	quote, more := s.text, ""
+	if end := maxQuote; len(quote) > end {
+		for end > maxQuote-utf8.UTFMax && !utf8.RuneStart(quote[end]) {
+			end-- // so as not to cut a character in two
+		}
+		quote, more = quote[:end], "…"
+	}
+	s.err = fmt.Errorf("shaper: limits %q%s, column %d: %s", quote, more, at+1, reason)
+}
+
+// next reads a word. At the end of the text it is empty.
+func (s *scanner) next() word {
+	rest := strings.TrimLeft(s.text[s.at:], blanks)
+	at := len(s.text) - len(rest)
+	if at > s.at && (s.at == 0 || rest == "") {
+		s.fail(s.at, "expected no blank at either end")
+	}
+	end := strings.IndexAny(rest, blanks)
+	if end < 0 {
+		end = len(rest)
+	}
+	s.at = at + end
+	return word{rest[:end], at}
+}
+
+// rate reads the rate that begins with w.
+func (s *scanner) rate(w word) rate.Limit {
+	if w.text == "inf" {
+		return rate.Inf
+	}
+	number, unit, slash := strings.Cut(w.text, "/")
+	count := s.number(word{number, w.at}, "expected a rate such as 50/s, 1 per 2s or inf")
+	var period time.Duration
+	if slash {
+		period = s.unit(word{unit, w.at + len(number) + 1})
+	} else {
+		if per := s.next(); per.text != "per" {
+			s.fail(per.at, "expected / and a unit, or per and a duration")
+		}
+		w = s.next()
+		period = s.duration(w)
+	}
+	if period == 0 {
+		s.fail(w.at, "expected a duration above 0 in Limits.Rate")
+		return 0
+	}
+	perSecond, _ := count.Mul(count, big.NewRat(int64(time.Second), int64(period))).Float64()
+	if rate.Limit(perSecond) == rate.Inf {
+		// The largest float is what stands for "no limit". No number means
+		// that, only the word does; Validate refuses the real infinity.
+		perSecond = math.Inf(1)
+	}
+	return rate.Limit(perSecond)
+}
+
+// duration reads w as a number and a unit.
+func (s *scanner) duration(w word) time.Duration {
+	unit := strings.TrimLeft(w.text, numeric)
+	end := len(w.text) - len(unit)
+	ns := s.number(word{w.text[:end], w.at}, "expected a duration such as 2s or 1.5h")
+	ns.Mul(ns, big.NewRat(int64(s.unit(word{unit, w.at + end})), 1))
+	if !ns.IsInt() || !ns.Num().IsInt64() {
+		s.fail(w.at, "expected whole nanoseconds, at most 292 years of them")
+	}
+	return time.Duration(ns.Num().Int64())
+}
+
+// unit reads w as a unit of time.
+func (s *scanner) unit(w word) time.Duration {
+	for _, unit := range units {
+		if unit.name == w.text {
+			return unit.length
+		}
+	}
+	s.fail(w.at, "expected a unit: ns us ms s sec min h hour d day")
+	return 0
+}
+
+// integer reads w as a whole number.
+func (s *scanner) integer(w word) int {
+	n, err := strconv.ParseUint(w.text, 10, strconv.IntSize-1) // takes no sign
+	if err != nil {
+		s.fail(w.at, fmt.Sprintf("expected a whole number up to %d", math.MaxInt))
+	}
+	return int(n)
+}
+
+// number reads w as digits, with decimals or without. It looks at every byte
+// first, as big.Rat takes exponents, fractions and underscores too.
+func (s *scanner) number(w word, expected string) *big.Rat {
+	whole, decimals, point := strings.Cut(w.text, ".")
+	if whole == "" || point && decimals == "" || strings.Trim(whole+decimals, "0123456789") != "" {
+		s.fail(w.at, expected)
+		return new(big.Rat)
+	}
+	n, _ := new(big.Rat).SetString(w.text)
+	return n
+}

@@ -1,0 +1,296 @@
+package shaper_test
+
+import (
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+var wellFormed = []struct {
+	text string
+	want shaper.Limits
+}{
+	{"50/s", shaper.Limits{Rate: 50}},
+	{"10/min", shaper.Limits{Rate: 10.0 / 60}},
+	{"20/min", shaper.Limits{Rate: 20.0 / 60}},
+	{"1 per 2s", shaper.Limits{Rate: 0.5}},
+	{"1 per 3s", shaper.Limits{Rate: rate.Every(3 * time.Second)}},
+	{"50/s burst 10 depth 100 wait 2s slack 10ms", shaper.Limits{
+		Rate: 50, Burst: 10, Depth: 100, MaxWait: 2 * time.Second, Slack: 10 * time.Millisecond}},
+	{"50/s slack 10ms wait 2s depth 100 burst 10", shaper.Limits{
+		Rate: 50, Burst: 10, Depth: 100, MaxWait: 2 * time.Second, Slack: 10 * time.Millisecond}},
+	{"inf", shaper.Limits{Rate: rate.Inf}},
+	{"inf depth 3", shaper.Limits{Rate: rate.Inf, Depth: 3}},
+
+	// The form of the seed document.
+	{"10, 1/sec", shaper.Limits{Rate: 1, Burst: 10}},
+	{"10, \t 1 per 2min", shaper.Limits{Rate: 1.0 / 120, Burst: 10}},
+	{"0, inf", shaper.Limits{Rate: rate.Inf}},
+
+	// Units of rates, then of durations.
+	{"1/ns", shaper.Limits{Rate: 1e9}},
+	{"1/us", shaper.Limits{Rate: 1e6}},
+	{"1/ms", shaper.Limits{Rate: 1e3}},
+	{"1/s", shaper.Limits{Rate: 1}},
+	{"1/sec", shaper.Limits{Rate: 1}},
+	{"1/min", shaper.Limits{Rate: 1.0 / 60}},
+	{"1/h", shaper.Limits{Rate: 1.0 / 3600}},
+	{"1/hour", shaper.Limits{Rate: 1.0 / 3600}},
+	{"1/d", shaper.Limits{Rate: 1.0 / 86400}},
+	{"1/day", shaper.Limits{Rate: 1.0 / 86400}},
+	{"1/s wait 1ns slack 1us", shaper.Limits{Rate: 1, MaxWait: 1, Slack: time.Microsecond}},
+	{"1/s wait 1ms slack 1s", shaper.Limits{Rate: 1, MaxWait: time.Millisecond, Slack: time.Second}},
+	{"1/s wait 1sec slack 1min", shaper.Limits{Rate: 1, MaxWait: time.Second, Slack: time.Minute}},
+	{"1/s wait 1h slack 1hour", shaper.Limits{Rate: 1, MaxWait: time.Hour, Slack: time.Hour}},
+	{"1/s wait 1d slack 1day", shaper.Limits{Rate: 1, MaxWait: day, Slack: day}},
+
+	// Numbers.
+	{"0.1/s", shaper.Limits{Rate: 0.1}},
+	{"010.50/s", shaper.Limits{Rate: 10.5}},
+	{"2.5 per 1.5s", shaper.Limits{Rate: 2.5 / 1.5}},
+	{"0.000000001/ns", shaper.Limits{Rate: 1}},
+	{"1 per 365d", shaper.Limits{Rate: 1.0 / (365 * 86400)}},
+	{"1000000000/s", shaper.Limits{Rate: 1e9}},
+	{"9007199254740993 per 9007199254740993ns", shaper.Limits{Rate: 1e9}}, // no float is 2⁵³ + 1
+	{"1." + strings.Repeat("0", 1020) + "/s", shaper.Limits{Rate: 1}},     // 1,024 bytes
+	{"1/s burst 0 depth 0 wait 0s slack 0d", shaper.Limits{Rate: 1}},
+	{"1/s burst 1", shaper.Limits{Rate: 1, Burst: 1}},
+	{"1/s depth " + strconv.Itoa(math.MaxInt), shaper.Limits{Rate: 1, Depth: math.MaxInt}},
+	{"1/s wait 9223372036854775807ns", shaper.Limits{Rate: 1, MaxWait: math.MaxInt64}},
+	{"1/s wait 0.25us slack 1.5h", shaper.Limits{Rate: 1, MaxWait: 250, Slack: 90 * time.Minute}},
+
+	{"1/s\tdepth \t 3", shaper.Limits{Rate: 1, Depth: 3}},
+}
+
+func TestParseLimits(t *testing.T) {
+	for _, test := range wellFormed {
+		l, err := shaper.ParseLimits(test.text)
+		require.NoError(t, err, test.text)
+		require.Equal(t, test.want, l, test.text)
+	}
+}
+
+var malformed = []struct {
+	text   string
+	column int
+	reason string
+}{
+	// The rate.
+	{"", 1, "expected a rate"},
+	{"x", 1, "expected a rate"},
+	{"/s", 1, "expected a rate"},
+	{"+5/s", 1, "expected a rate"},
+	{"-5/s", 1, "expected a rate"},
+	{".5/s", 1, "expected a rate"},
+	{"5./s", 1, "expected a rate"},
+	{"1.2.3/s", 1, "expected a rate"},
+	{"1e3/s", 1, "expected a rate"},
+	{"0x5/s", 1, "expected a rate"},
+	{"1_000/s", 1, "expected a rate"},
+	{"1,5/s", 1, "expected a rate"},
+	{"٣/s", 1, "expected a rate"},
+	{"NaN/s", 1, "expected a rate"},
+	{"Inf", 1, "expected a rate"},
+	{"inf/s", 1, "expected a rate"},
+	{"burst 10 50/s", 1, "expected a rate"},
+	{"50", 3, "expected / and a unit"},
+	{"50 depth 3", 4, "expected / and a unit"},
+	{"50 /s", 4, "expected / and a unit"},
+	{"50 Per 2s", 4, "expected / and a unit"},
+	{"50/", 4, "expected a unit"},
+	{"50/ s", 4, "expected a unit"},
+	{"50/S", 4, "expected a unit"},
+	{"50/m", 4, "expected a unit"},
+	{"50/µs", 4, "expected a unit"},
+	{"50/inf", 4, "expected a unit"},
+	{"1/2s", 3, "expected a unit"},
+	{"1/s/s", 3, "expected a unit"},
+	{"50/s\n", 4, "expected a unit"},
+	{"1 per", 6, "expected a duration"},
+	{"1 per s", 7, "expected a duration"},
+	{"1 per -2s", 7, "expected a duration"},
+	{"1 per inf", 7, "expected a duration"},
+	{"1 per 2", 8, "expected a unit"},
+	{"1 per 2 s", 8, "expected a unit"},
+	{"1 per 1h30min", 8, "expected a unit"},
+	{"1 per 0.5ns", 7, "whole nanoseconds"},
+
+	// What follows the rate.
+	{"5/s depht 3", 5, "expected burst, depth, wait or slack"},
+	{"5/s Depth 3", 5, "expected burst, depth, wait or slack"},
+	{"5/s 3", 5, "expected burst, depth, wait or slack"},
+	{"5/s inf", 5, "expected burst, depth, wait or slack"},
+	{"5/s, depth 3", 1, "expected a whole number"},
+	{"5/s depth 3 depth 4", 13, "expected depth only once"},
+	{"5/s burst 1 wait 2s burst 1", 21, "expected burst only once"},
+	{"5/s burst", 10, "expected a whole number"},
+	{"5/s burst 1.5", 11, "expected a whole number"},
+	{"5/s burst +1", 11, "expected a whole number"},
+	{"5/s depth -1", 11, "expected a whole number"},
+	{"5/s depth inf", 11, "expected a whole number"},
+	{"5/s depth 1_0", 11, "expected a whole number"},
+	{"5/s depth 9223372036854775808", 11, "expected a whole number"},
+	{"5/s wait", 9, "expected a duration"},
+	{"5/s wait s", 10, "expected a duration"},
+	{"5/s wait 2", 11, "expected a unit"},
+	{"5/s wait 2 s", 11, "expected a unit"},
+	{"5/s slack 2sek", 12, "expected a unit"},
+	{"5/s slack 1.5ns", 11, "whole nanoseconds"},
+	{"5/s slack 9223372036854775808ns", 11, "whole nanoseconds"},
+	{"5/s slack 106752d", 11, "whole nanoseconds"},
+
+	// The form of the seed document.
+	{"10,", 4, "expected a rate"},
+	{"10,1/s", 1, "expected a rate"},
+	{"10 , 1/s", 4, "expected / and a unit"},
+	{", 1/s", 1, "expected a whole number"},
+	{"1.5, 1/s", 1, "expected a whole number"},
+	{"-1, 1/s", 1, "expected a whole number"},
+	{"10, 1/s depth 3", 9, "expected nothing after"},
+	{"10, 1/s burst 3", 9, "expected nothing after"},
+	{"10, 10, 1/s", 5, "expected a rate"},
+
+	// Blanks and length.
+	{" ", 1, "expected no blank"},
+	{" 5/s", 1, "expected no blank"},
+	{"\t5/s", 1, "expected no blank"},
+	{"5/s ", 4, "expected no blank"},
+	{"5/s depth 3 \t", 12, "expected no blank"},
+	{"5/s\u00a0depth 3", 3, "expected a unit"},
+	{"1." + strings.Repeat("0", 1021) + "/s", 1025, "expected at most 1024 bytes"},
+	{strings.Repeat("5", 1<<20) + "/s", 1025, "expected at most 1024 bytes"},
+
+	// Well written, but Validate refuses it.
+	{"0/s", 1, "Limits.Rate is 0,"},
+	{"10, 0.0/s", 5, "Limits.Rate is 0,"},
+	{"1 per 0s", 7, "Limits.Rate"},
+	{"1000000001/s", 1, "Limits.Rate is 1.000000001e+09,"},
+	{"2/ns depth 3", 1, "Limits.Rate is 2e+09,"},
+	{"1 per 366d", 1, "Limits.Rate is"},
+	{"1 per 31536001s", 1, "Limits.Rate is"},
+	{"1" + strings.Repeat("0", 400) + "/s", 1, "Limits.Rate is +Inf,"},
+	{"0." + strings.Repeat("0", 400) + "1/s", 1, "Limits.Rate is 0,"},
+	{"1/d burst 366", 11, "Limits.Burst is 366,"},
+	{"1/d depth 9 burst 366 wait 1s", 19, "Limits.Burst is 366,"},
+	{"366, 1/d", 1, "Limits.Burst is 366,"},
+}
+
+func TestParseLimitsPointsAtTheMistake(t *testing.T) {
+	for _, test := range malformed {
+		l, err := shaper.ParseLimits(test.text)
+		require.Error(t, err, test.text)
+		require.Zero(t, l, test.text)
+		column, reason := splitParseError(t, test.text, err)
+		require.Equal(t, test.column, column, "%s", err)
+		require.Contains(t, reason, test.reason)
+	}
+}
+
+// The largest float is rate.Inf. A number so large must not mean "no limit".
+func TestNoNumberIsUnlimited(t *testing.T) {
+	largest := strconv.FormatFloat(math.MaxFloat64, 'f', -1, 64)
+	for _, text := range []string{largest + "/s", largest + " per 1s", largest + "/s depth 3"} {
+		_, err := shaper.ParseLimits(text)
+		require.ErrorContains(t, err, "column 1: Limits.Rate is +Inf, must be at most")
+	}
+}
+
+func TestParseErrorQuotesWholeCharacters(t *testing.T) {
+	for _, test := range []struct{ text, quote string }{
+		{strings.Repeat("x", 60), `"` + strings.Repeat("x", 60) + `",`},
+		{strings.Repeat("x", 61), `"` + strings.Repeat("x", 60) + `"…,`},
+		{strings.Repeat("x", 59) + "é", `"` + strings.Repeat("x", 59) + `"…,`},
+		{strings.Repeat("x", 58) + "éx", `"` + strings.Repeat("x", 58) + `é"…,`},
+		{strings.Repeat("x", 57) + "😀", `"` + strings.Repeat("x", 57) + `"…,`},
+		{strings.Repeat("x", 58) + "\n\"x", `"` + strings.Repeat("x", 58) + `\n\""…,`},
+		{strings.Repeat("\x80", 100), `"` + strings.Repeat(`\x80`, 56) + `"…,`}, // no characters to keep whole
+	} {
+		_, err := shaper.ParseLimits(test.text)
+		require.ErrorContains(t, err, "shaper: limits "+test.quote+" column 1: expected a rate")
+	}
+}
+
+// splitParseError checks that err quotes text as it must, and returns the rest.
+func splitParseError(t *testing.T, text string, err error) (column int, reason string) {
+	t.Helper()
+	rest, ok := strings.CutPrefix(err.Error(), "shaper: limits ")
+	require.True(t, ok, "%s", err)
+	quoted, quoteErr := strconv.QuotedPrefix(rest)
+	require.NoError(t, quoteErr, "%s", err)
+	quote, quoteErr := strconv.Unquote(quoted)
+	require.NoError(t, quoteErr, "%s", err)
+	rest = rest[len(quoted):]
+	if len(text) <= 60 {
+		require.Equal(t, text, quote)
+	} else {
+		require.LessOrEqual(t, len(quote), 60)
+		require.True(t, strings.HasPrefix(text, quote), "%s", err)
+		require.True(t, utf8.ValidString(quote) || !utf8.ValidString(text), "%s", err)
+		rest, ok = strings.CutPrefix(rest, "…")
+		require.True(t, ok, "%s", err)
+	}
+	rest, ok = strings.CutPrefix(rest, ", column ")
+	require.True(t, ok, "%s", err)
+	number, reason, ok := strings.Cut(rest, ": ")
+	require.True(t, ok, "%s", err)
+	column, numberErr := strconv.Atoi(number)
+	require.NoError(t, numberErr)
+	require.GreaterOrEqual(t, column, 1)
+	require.LessOrEqual(t, column, len(text)+1)
+	require.NotEmpty(t, reason)
+	return column, reason
+}
+
+// grammar is the text form as one expression: slow and obvious, and blind only
+// to what is given twice and to values that do not fit.
+var grammar = func() *regexp.Regexp {
+	const (
+		number   = `[0-9]+(\.[0-9]+)?`
+		unit     = `(ns|us|ms|s|sec|min|h|hour|d|day)`
+		blank    = `[ \t]+`
+		duration = number + unit
+		rate     = `(inf|` + number + `/` + unit + `|` + number + blank + `per` + blank + duration + `)`
+		rest     = `(` + blank + `((burst|depth)` + blank + `[0-9]+|(wait|slack)` + blank + duration + `))*`
+	)
+	return regexp.MustCompile(`^([0-9]+,` + blank + rate + `|` + rate + rest + `)$`)
+}()
+
+// unfit is what an error says of a text in which grammar sees nothing wrong.
+var unfit = regexp.MustCompile(`^Limits\.(Rate|Burst) is |^expected (` +
+	`(burst|depth|wait|slack) only once|a duration above 0|a whole number up to|whole nanoseconds|at most 1024 bytes)`)
+
+func FuzzParseLimits(f *testing.F) {
+	for _, test := range wellFormed {
+		f.Add(test.text)
+	}
+	for _, test := range malformed {
+		if len(test.text) < 2000 { // more is slow to mutate
+			f.Add(test.text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		l, err := shaper.ParseLimits(text)
+		if err != nil {
+			require.Zero(t, l)
+			_, reason := splitParseError(t, text, err)
+			if grammar.MatchString(text) {
+				require.Regexp(t, unfit, reason, "%q", text)
+			}
+			return
+		}
+		require.True(t, grammar.MatchString(text), "%q is taken", text)
+		require.NoError(t, l.Validate())
+		back, err := shaper.ParseLimits(l.String())
+		require.NoError(t, err)
+		require.Equal(t, l, back, "%q", text)
+	})
+}

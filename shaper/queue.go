@@ -1,0 +1,124 @@
+package shaper
+
+// A waiter is a request in the line: a channel on which its goroutine waits,
+// and what the others need to know of it. The lock of the shaper guards all of
+// it but the channel.
+type waiter struct {
+	prev, next *waiter
+
+	// ready has room for one: what is sent is the news that state has changed
+	// from queued, which happens once per wait. So a send never blocks, and
+	// the next wait finds the channel empty.
+	ready chan struct{}
+	state state
+	cost  int64
+
+	admitted int64  // when it entered the line
+	slot     int64  // when its slot was handed out
+	left     uint64 // the number of its departure
+	waiting  int    // in the line just after it
+}
+
+// tell sends the waiter the news that its state has changed.
+func (w *waiter) tell() { w.ready <- struct{}{} }
+
+// state says what has become of a waiter. It changes from queued to one of the
+// others once, under the lock.
+type state uint8
+
+const (
+	queued    state = iota
+	departed        // its slot has been handed out
+	refused         // by Close
+	abandoned       // its context ended
+)
+
+// queue is the bounded line of those who wait, first in, first out: a doubly
+// linked list through the waiters, so that one who gives up leaves it from
+// anywhere in constant time and those behind move up. (A channel of waiters
+// would keep the places of those who have gone; see ARCHITECTURE.md.)
+//
+// Waiters are used again, by this line only. A pool shared by the whole
+// process would hand a channel made in one testing/synctest bubble to another,
+// which is fatal.
+type queue struct {
+	head, tail *waiter
+	len        int
+	cost       int64 // of all in line
+
+	spare  *waiter // those used before, linked by next
+	spares int
+}
+
+// maxSpares bounds what an empty line holds on to after a burst, to some
+// 200 KB. A longer line in steady use still allocates nothing, as only those
+// between two waits are spare.
+const maxSpares = 1024
+
+// push appends a request of cost n.
+func (q *queue) push(n, now int64) *waiter {
+	w := q.spare
+	if w == nil {
+		w = &waiter{ready: make(chan struct{}, 1)}
+	} else {
+		q.spare, w.next = w.next, nil
+		q.spares--
+	}
+	w.state, w.cost, w.admitted = queued, n, now
+	if w.prev = q.tail; w.prev == nil {
+		q.head = w
+	} else {
+		w.prev.next = w
+	}
+	q.tail = w
+	q.len++
+	q.cost += n
+	return w
+}
+
+// remove takes a waiter out of the line, from wherever it is, and says what
+// has become of it.
+func (q *queue) remove(w *waiter, s state) {
+	if w.prev == nil {
+		q.head = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		q.tail = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.prev, w.next = nil, nil
+	w.state = s
+	q.len--
+	q.cost -= w.cost
+	w.waiting = q.len
+}
+
+// recycle keeps a waiter that is out of the line and whose channel is empty
+// for another request.
+func (q *queue) recycle(w *waiter) {
+	if q.spares < maxSpares {
+		w.next, q.spare = q.spare, w
+		q.spares++
+	}
+}
+
+// ahead returns the k-th waiter from the head, counting from 1, and the cost
+// of those ahead of it. It walks from the nearer end.
+func (q *queue) ahead(k int) (w *waiter, cost int64) {
+	if k <= q.len/2 {
+		for w = q.head; k > 1; k-- {
+			cost += w.cost
+			w = w.next
+		}
+		return w, cost
+	}
+	cost = q.cost
+	for w = q.tail; k < q.len; k++ {
+		cost -= w.cost
+		w = w.prev
+	}
+	return w, cost - w.cost
+}

@@ -1,0 +1,324 @@
+package shaper
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+)
+
+// A Shaper is a leaky bucket used as a queue: requests wait in a bounded line,
+// leave one by one at a fixed rate in the order in which they came, and are
+// refused at once when the line is full.
+//
+// Make one with New; the zero Shaper is not usable, and its methods panic.
+//
+// Most callers want Wait, which blocks until the request may leave. Allow
+// never waits. Forecast tells what Wait would meet and takes nothing.
+//
+// A request that can't be admitted gets a *RejectError at once. One whose
+// context ends while it waits gets exactly ctx.Err(), and its place and its
+// slot are the next waiter's before the call has returned.
+//
+// A Shaper is safe for concurrent use, and costs nothing while nobody waits: a
+// forgotten one needs no Close.
+type Shaper struct {
+	// The fields above mu do not change after New. Those below it are guarded
+	// by it; unexported methods need it held unless they say otherwise.
+	name  string
+	trace Trace
+	epoch time.Time // when the shaper was made; its instants count from here
+	run   func()    // s.tick, made once, so that starting it allocates nothing
+
+	mu      sync.Mutex
+	clock   int64 // the latest instant seen
+	limits  Limits
+	bucket  bucket
+	line    queue
+	changed bool // the line or its slots have, since the ticker was told
+	phase   phase
+	drained chan struct{} // made by who waits for the end of a drain
+	ticker  ticker
+	totals  totals
+}
+
+// New makes a Shaper with limits l, which must be valid: the error is that of
+// l.Validate.
+func New(l Limits, opts ...Option) (*Shaper, error) {
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	var o options
+	for _, opt := range opts {
+		if opt != nil {
+			opt.apply(&o)
+		}
+	}
+	s := &Shaper{name: o.name, trace: o.trace, epoch: time.Now(), limits: l, bucket: newBucket(l)}
+	s.run = s.tick
+	return s, nil
+}
+
+// Wait is shorthand for WaitN(ctx, 1).
+func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
+
+// WaitN blocks until a request of cost n may leave, and returns nil. A cost of
+// 0 returns nil at once and counts nothing.
+//
+// It returns a *RejectError, without having waited, if the line is full, if
+// the predicted wait exceeds MaxWait or reaches the context's deadline, if n
+// can never fit, or after Close or Shutdown; Close refuses those who wait too.
+// If the context is done, before the call or by the time at which it would
+// return, it returns ctx.Err(). A negative n gives ErrNegativeCost.
+func (s *Shaper) WaitN(ctx context.Context, n int) error {
+	s.mustBeMade()
+	if n < 0 {
+		return ErrNegativeCost
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if n == 0 {
+		return nil
+	}
+	done := ctx.Done()
+	deadline, timed := ctx.Deadline()
+
+	now := s.lock()
+	left := time.Duration(forever)
+	if timed {
+		left = max(0, time.Until(deadline))
+	}
+	wait, refusal := s.judge(now, int64(n), left, s.limits.Depth)
+	switch {
+	case refusal.reason != nil:
+		return s.refuse(ctx, now, n, refusal)
+	case wait == 0:
+		s.pass(ctx, now, n)
+		return nil
+	}
+	w := s.line.push(int64(n), now)
+	if s.line.len == 1 {
+		s.bucket.since = nanos{whole: now}
+	}
+	s.totals.lastCall = s.at(now)
+	s.changed = true
+	waiting := s.line.len
+	s.unlock()
+	return s.await(ctx, done, w, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now)})
+}
+
+// await waits for what becomes of a waiter, and returns it. The lock is not
+// held.
+func (s *Shaper) await(ctx context.Context, done <-chan struct{}, w *waiter, e Event) error {
+	// The hook and ctx.Err are the caller's code: if one of them panics, the
+	// waiter must not stay in line with nobody to receive its slot.
+	settled := false
+	defer func() {
+		if !settled {
+			s.abandon(w, e, context.Canceled)
+		}
+	}()
+	tell(s.trace.Enqueued, ctx, e)
+
+	told := false
+	select {
+	case <-w.ready:
+		told = true
+	case <-done:
+	}
+	// Asked once, outside the lock, and it has the last word: a slot that came
+	// before this moment is handed on, so that none is spent on a request
+	// whose caller has gone. What ends the context after it, the caller may
+	// take for an end after Wait had returned.
+	err := ctx.Err()
+	if err == nil && !told {
+		err = context.Canceled // A context that breaks its contract has ended all the same.
+	}
+	settled = true
+	if err != nil {
+		e = s.abandon(w, e, err)
+		tell(s.trace.Abandoned, ctx, e)
+		return err
+	}
+	e, err = s.conclude(w, e)
+	if err != nil {
+		tell(s.trace.Refused, ctx, e)
+		return err
+	}
+	tell(s.trace.Departed, ctx, e)
+	return nil
+}
+
+// conclude counts a waiter that has received its slot, or been refused by
+// Close, and gives the waiter back. The lock is not held.
+func (s *Shaper) conclude(w *waiter, e Event) (Event, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.At, e.Waited, e.Waiting = s.at(w.slot), time.Duration(w.slot-w.admitted), w.waiting
+	if w.state == departed {
+		s.totals.departed++
+		s.totals.wait = sum(s.totals.wait, int64(e.Waited))
+	} else {
+		e.Err = &RejectError{Reason: ErrClosed}
+		s.totals.count(ErrClosed)
+	}
+	s.line.recycle(w)
+	return e, e.Err
+}
+
+// abandon takes a waiter whose context has ended out of the line; if it had
+// its slot already, the slot goes to the next waiter or back to the bucket.
+// The lock is not held.
+func (s *Shaper) abandon(w *waiter, e Event, err error) Event {
+	now := s.lock()
+	defer s.unlock()
+	switch w.state {
+	case queued:
+		head := s.line.head == w
+		s.line.remove(w, abandoned)
+		if head {
+			// The next one may be due already, if it costs less. It could not
+			// leave before now.
+			s.bucket.since = nanos{whole: now}
+		}
+	case departed:
+		// Its slot came first, but the end of its context was seen before the
+		// call returned, and wins.
+		s.bucket.giveBack(w.left, w.cost)
+	}
+	s.changed = true
+	s.advance(now)
+	select {
+	case <-w.ready: // The news was sent, and not received, while the context ended.
+	default:
+	}
+	s.totals.abandoned++
+	e.At, e.Waited, e.Waiting, e.Err = s.at(now), time.Duration(now-w.admitted), s.line.len, err
+	s.line.recycle(w)
+	return e
+}
+
+// Allow is shorthand for AllowN(1).
+func (s *Shaper) Allow() bool { return s.AllowN(1) }
+
+// AllowN lets a request of cost n leave now, or not at all: it never waits and
+// never overtakes the line. It counts as one call. AllowN(0) is true and a
+// negative n gives false; neither is counted.
+func (s *Shaper) AllowN(n int) bool {
+	s.mustBeMade()
+	if n <= 0 {
+		return n == 0
+	}
+	now := s.lock()
+	// With a depth of 0 whoever would have to wait meets a full line.
+	_, refusal := s.judge(now, int64(n), forever, 0)
+	if refusal.reason != nil {
+		_ = s.refuse(context.Background(), now, n, refusal)
+		return false
+	}
+	s.pass(context.Background(), now, n)
+	return true
+}
+
+// Forecast tells what WaitN(ctx, n) would meet now, if ctx had no deadline:
+// how long it would wait, if everyone ahead stays and nothing changes, or the
+// error with which it would be refused. It takes nothing and counts nothing.
+func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
+	s.mustBeMade()
+	if n < 0 {
+		return 0, ErrNegativeCost
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	now := s.lock()
+	defer s.unlock()
+	wait, refusal := s.judge(now, int64(n), forever, s.limits.Depth)
+	if refusal.reason != nil {
+		return 0, refusal.error()
+	}
+	return wait, nil
+}
+
+// Limits returns the limits in force, as they were given.
+func (s *Shaper) Limits() Limits {
+	s.mustBeMade()
+	s.lock()
+	defer s.unlock()
+	return s.limits
+}
+
+// SetLimits puts l in force at once, for those who wait too: they are re-timed
+// in their order, from the level as it is. A smaller Depth refuses newcomers
+// and drops nobody. An invalid l changes nothing and is the error of
+// l.Validate. SetLimits works on a closed Shaper.
+func (s *Shaper) SetLimits(l Limits) error {
+	s.mustBeMade()
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	now := s.lock()
+	defer s.unlock()
+	s.limits = l
+	s.bucket.change(l, now)
+	s.changed = true
+	s.advance(now)
+	return nil
+}
+
+// mustBeMade panics if New has not made s.
+func (s *Shaper) mustBeMade() {
+	if s == nil || s.run == nil {
+		panic("shaper: this Shaper is nil or zero and can't be used; make one with shaper.New")
+	}
+}
+
+// maxClock keeps instants far from overflow. No process lives for 280 years.
+const maxClock = math.MaxInt64 - int64(10*horizon)
+
+// lock locks the shaper and brings it up to now: departures that are due come
+// before whatever the caller wants at the same instant. Every entry point that
+// looks at the line or the level begins with it, which also makes up for a
+// ticker that is late.
+func (s *Shaper) lock() (now int64) {
+	s.mu.Lock()
+	// A clock that stands still or goes back stands still.
+	s.clock = min(max(s.clock, int64(time.Since(s.epoch))), maxClock)
+	s.advance(s.clock)
+	return s.clock
+}
+
+// advance hands out the slots that have come, in the order of the line.
+//
+// Of several goroutines that one makes ready, the runtime runs the last first
+// and the others in their order. So the first is told last.
+func (s *Shaper) advance(now int64) {
+	var first *waiter
+	for w := s.line.head; w != nil && s.bucket.release(now, w.cost); w = s.line.head {
+		s.line.remove(w, departed)
+		w.slot, w.left = now, s.bucket.left
+		s.changed = true
+		if first == nil {
+			first = w
+			continue
+		}
+		w.tell()
+	}
+	if first != nil {
+		first.tell()
+	}
+}
+
+// unlock tells those who need to know that the line has changed, and unlocks.
+func (s *Shaper) unlock() {
+	if s.changed {
+		s.settle()
+		s.changed = false
+		s.arm()
+	}
+	s.mu.Unlock()
+}
+
+// at is an instant of the shaper's clock as a time.
+func (s *Shaper) at(ns int64) time.Time { return s.epoch.Add(time.Duration(ns)) }

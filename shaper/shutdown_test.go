@@ -1,0 +1,155 @@
+package shaper_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds guarantees 8 (rest) and 9 (end). That a bubble ends at all
+// shows that no goroutine is left in it.
+
+func TestNothingRunsWhenNobodyWaits(t *testing.T) {
+	play(t, "1/h depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		g.at(time.Second)
+		g.cancel("b", "c") // The ticker was asleep for an hour, and must not stay.
+		g.saw("0s a left", "1s b cancelled", "1s c cancelled")
+	})
+}
+
+func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for range 1000 {
+		s, err := shaper.New(shaper.Limits{Rate: 1e6, Depth: 9})
+		require.NoError(t, err)
+		for range 3 {
+			require.NoError(t, s.Wait(context.Background()))
+		}
+	}
+	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(ms) {
+		require.Less(t, time.Since(began), 5*time.Second, "a ticker goroutine is left")
+	}
+}
+
+func TestCloseRefusesThoseInLine(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		g.at(500 * ms)
+		require.NoError(t, g.Close())
+		require.NoError(t, g.Close())
+		g.arriveAll("d")
+		require.False(t, g.Allow())
+		g.saw("0s a left", "500ms b closed, retry 0s", "500ms c closed, retry 0s", "500ms d closed, retry 0s")
+		st := g.Stats()
+		require.EqualValues(t, 4, st.Closed)
+		require.EqualValues(t, 4, st.Refused)
+		require.NoError(t, g.SetLimits(shaper.Limits{Rate: 5}))
+		require.Equal(t, shaper.Limits{Rate: 5}, g.Limits())
+	})
+}
+
+func TestShutdownLetsTheLineLeave(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		go func() {
+			require.NoError(t, g.Shutdown(context.Background()))
+			g.note("shut down")
+		}()
+		synctest.Wait()
+		g.at(500 * ms)
+		g.arriveAll("d")
+		g.saw("0s a left", "500ms d closed, retry 1.5s")
+		g.at(10 * time.Second)
+		require.ElementsMatch(t, []string{"1s b left", "2s c left", "2s shut down"}, g.log)
+	})
+}
+
+func TestShutdownOfAnEmptyLineIsDoneAtOnce(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		done, cancel := context.WithCancel(context.Background())
+		cancel()
+		g.arriveAll("a")
+		require.NoError(t, g.Shutdown(done))
+		require.NoError(t, g.Shutdown(done))
+		g.arriveAll("b")
+		g.saw("0s a left", "0s b closed, retry 0s")
+	})
+}
+
+func TestShutdownThatIsGivenUpGoesOn(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		ctx, cancel := context.WithTimeout(context.Background(), 500*ms)
+		defer cancel()
+		require.True(t, g.Shutdown(ctx) == context.DeadlineExceeded)
+		require.True(t, g.Shutdown(ctx) == context.DeadlineExceeded)
+		require.Equal(t, 500*ms, time.Since(g.start))
+		require.NoError(t, g.Shutdown(context.Background()), "another waits for the rest")
+		require.Equal(t, 2*time.Second, time.Since(g.start))
+		synctest.Wait()
+		g.saw("0s a left", "1s b left", "2s c left")
+	})
+}
+
+func TestCloseOvertakesShutdown(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		for range 3 {
+			go func() {
+				require.NoError(t, g.Shutdown(context.Background()))
+				g.note("shut down")
+			}()
+		}
+		g.at(500 * ms)
+		require.NoError(t, g.Close())
+		synctest.Wait()
+		require.ElementsMatch(t, g.log, []string{"0s a left", "500ms b closed, retry 0s",
+			"500ms shut down", "500ms shut down", "500ms shut down"})
+	})
+}
+
+func TestTheLastInLineMayEndAShutdownByLeavingIt(t *testing.T) {
+	play(t, "1/h depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		go func() {
+			require.NoError(t, g.Shutdown(context.Background()))
+			g.note("shut down")
+		}()
+		g.at(time.Second)
+		g.cancel("b")
+		require.ElementsMatch(t, g.log, []string{"0s a left", "1s b cancelled", "1s shut down"})
+	})
+}
+
+// Close and Shutdown may be called from every hook: no hook runs on the
+// ticker's goroutine, for whose end Close waits, nor under the lock.
+func TestCloseFromInsideAHook(t *testing.T) {
+	var s *shaper.Shaper
+	end := func(context.Context, shaper.Event) {
+		_ = s.Shutdown(closedContext())
+		_ = s.Close()
+	}
+	for _, trace := range []*shaper.Trace{{Enqueued: end}, {Departed: end}, {Refused: end}, {Abandoned: end}} {
+		play(t, "1/s depth 1", func(g *stage) {
+			s = g.Shaper
+			g.arriveAll("a", "b", "c")
+			g.cancel("b")
+			g.at(10 * time.Second)
+			require.Len(t, g.log, 3)
+			require.ErrorIs(t, g.Wait(context.Background()), shaper.ErrClosed)
+		}, shaper.WithTrace(trace))
+	}
+}
+
+func closedContext() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}

@@ -1,0 +1,185 @@
+package shaper_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+const (
+	ns = time.Nanosecond
+	us = time.Microsecond
+	ms = time.Millisecond
+)
+
+// A stage is a shaper in a bubble, the calls made on it, and what became of
+// each, in the order in which they returned. Between two lines of a test
+// everybody has come to rest, so the order of arrival is that of the lines.
+type stage struct {
+	*shaper.Shaper
+	t       *testing.T
+	start   time.Time
+	cancels map[string]context.CancelFunc
+
+	mu  sync.Mutex
+	log []string
+}
+
+// play runs a timeline in a bubble of its own.
+func play(t *testing.T, limits string, timeline func(g *stage), opts ...shaper.Option) {
+	t.Helper()
+	l, err := shaper.ParseLimits(limits)
+	require.NoError(t, err)
+	playLimits(t, l, timeline, opts...)
+}
+
+func playLimits(t *testing.T, l shaper.Limits, timeline func(g *stage), opts ...shaper.Option) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(l, opts...)
+		require.NoError(t, err)
+		timeline(&stage{Shaper: s, t: t, start: time.Now(), cancels: map[string]context.CancelFunc{}})
+	})
+}
+
+// at lets time pass until d after the start.
+func (g *stage) at(d time.Duration) {
+	time.Sleep(d - time.Since(g.start))
+	synctest.Wait()
+}
+
+// arrive is a call of WaitN(ctx, n) in a goroutine of its own, which cancel
+// can end.
+func (g *stage) arrive(name string, n int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	g.cancels[name] = cancel
+	g.arriveWith(ctx, name, n)
+}
+
+// arriveWithin is the same with a deadline d from now.
+func (g *stage) arriveWithin(d time.Duration, name string, n int) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	g.cancels[name] = cancel
+	g.arriveWith(ctx, name, n)
+}
+
+func (g *stage) arriveWith(ctx context.Context, name string, n int) {
+	go func() {
+		err := g.WaitN(ctx, n)
+		g.note(name + " " + outcome(err))
+	}()
+	synctest.Wait()
+}
+
+// arriveAll are calls of cost 1, one after the other.
+func (g *stage) arriveAll(names ...string) {
+	for _, name := range names {
+		g.arrive(name, 1)
+	}
+}
+
+func (g *stage) cancel(names ...string) {
+	for _, name := range names {
+		g.cancels[name]()
+	}
+	synctest.Wait()
+}
+
+func (g *stage) set(limits string) {
+	g.t.Helper()
+	l, err := shaper.ParseLimits(limits)
+	require.NoError(g.t, err)
+	require.NoError(g.t, g.SetLimits(l))
+	synctest.Wait()
+}
+
+func (g *stage) note(what string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.log = append(g.log, fmt.Sprintf("%v %s", time.Since(g.start), what))
+}
+
+// saw asserts what has returned so far, and when, and forgets it. Which of
+// several calls that end at one instant returns first is up to the scheduler,
+// and not looked at.
+func (g *stage) saw(lines ...string) {
+	g.t.Helper()
+	synctest.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	require.Equal(g.t, byInstant(lines), byInstant(g.log))
+	g.log = nil
+}
+
+// byInstant sorts what stands at one instant, and nothing else.
+func byInstant(lines []string) []string {
+	lines = slices.Clone(lines)
+	slices.SortStableFunc(lines, func(a, b string) int {
+		at, _, _ := strings.Cut(a, " ")
+		bt, _, _ := strings.Cut(b, " ")
+		if at == bt {
+			return strings.Compare(a, b)
+		}
+		da, _ := time.ParseDuration(at)
+		db, _ := time.ParseDuration(bt)
+		return cmp.Compare(da, db)
+	})
+	return lines
+}
+
+// outcome puts what a call returned into a word.
+func outcome(err error) string {
+	if rejected, ok := errors.AsType[*shaper.RejectError](err); ok {
+		word := map[error]string{
+			shaper.ErrQueueFull: "full", shaper.ErrTooLate: "late",
+			shaper.ErrTooCostly: "costly", shaper.ErrClosed: "closed",
+		}[rejected.Reason]
+		return fmt.Sprintf("%s, retry %v", word, rejected.RetryAfter)
+	}
+	switch err {
+	case nil:
+		return "left"
+	case context.Canceled:
+		return "cancelled"
+	case context.DeadlineExceeded:
+		return "expired"
+	}
+	return err.Error()
+}
+
+// lateCancel is a context that ends without waking anybody: its Done channel
+// stays open and its Err turns to Canceled when end is called. It stands for a
+// caller who goes in the moment in which the slot comes.
+type lateCancel struct {
+	context.Context
+	mu  sync.Mutex
+	err error
+	// asked counts the questions.
+	asked int
+}
+
+func newLateCancel() *lateCancel { return &lateCancel{Context: context.Background()} }
+
+func (c *lateCancel) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = context.Canceled
+}
+
+func (c *lateCancel) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked++
+	return c.err
+}

@@ -1,0 +1,79 @@
+package shaper
+
+import "time"
+
+// Stats is what a Shaper knows of itself at one instant: gauges first, then
+// totals, which only grow. A call is counted when it returns, so with no call
+// between its slot and its return Departed + Refused + Abandoned + Waiting
+// equals all calls with a live context and a cost above 0.
+type Stats struct {
+	Name   string // as given by WithName
+	Limits Limits // as given: a Burst of 0 stays 0
+
+	Waiting    int           // requests in the line
+	Level      float64       // of the bucket, in cost units
+	OldestWait time.Duration // of the head of the line, so far
+	LastCall   time.Time     // entry of the last counted call; zero: none yet
+
+	Departed  uint64 // requests that left
+	Refused   uint64 // requests refused; the sum of the next four
+	Abandoned uint64 // requests whose context ended before their call returned
+
+	QueueFull uint64 // Refused with ErrQueueFull
+	TooLate   uint64 // Refused with ErrTooLate
+	TooCostly uint64 // Refused with ErrTooCostly
+	Closed    uint64 // Refused with ErrClosed
+
+	TotalWait time.Duration // from admission to slot, summed over Departed
+	Missed    float64       // cost units lost to lateness beyond Slack
+}
+
+// totals are what a shaper counts. Its lock guards them.
+type totals struct {
+	departed, abandoned                   uint64
+	queueFull, tooLate, tooCostly, closed uint64
+	wait                                  int64 // nanoseconds
+	lastCall                              time.Time
+}
+
+// count counts a refusal.
+func (t *totals) count(reason error) {
+	switch reason {
+	case ErrQueueFull:
+		t.queueFull++
+	case ErrTooLate:
+		t.tooLate++
+	case ErrTooCostly:
+		t.tooCostly++
+	case ErrClosed:
+		t.closed++
+	}
+}
+
+// Stats returns the state of the shaper now. It works on a closed one too.
+func (s *Shaper) Stats() Stats {
+	s.mustBeMade()
+	now := s.lock()
+	defer s.unlock()
+	t := s.totals
+	st := Stats{
+		Name:      s.name,
+		Limits:    s.limits,
+		Waiting:   s.line.len,
+		Level:     s.bucket.level(now),
+		LastCall:  t.lastCall,
+		Departed:  t.departed,
+		Refused:   t.queueFull + t.tooLate + t.tooCostly + t.closed,
+		Abandoned: t.abandoned,
+		QueueFull: t.queueFull,
+		TooLate:   t.tooLate,
+		TooCostly: t.tooCostly,
+		Closed:    t.closed,
+		TotalWait: time.Duration(t.wait),
+		Missed:    s.bucket.missed,
+	}
+	if head := s.line.head; head != nil {
+		st.OldestWait = time.Duration(now - head.admitted)
+	}
+	return st
+}

@@ -1,0 +1,45 @@
+package shaper_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+func TestStatsAreTheStateOfOneInstant(t *testing.T) {
+	play(t, "10/s burst 2 depth 3 wait 1s", func(g *stage) {
+		fresh := g.Stats()
+		require.Equal(t, shaper.Stats{Name: "api", Limits: g.Limits()}, fresh)
+		g.at(time.Second)
+		g.arriveAll("a", "b", "c", "d", "e", "f") // f finds no place
+		g.arrive("huge", math.MaxInt)
+		g.at(1050 * ms)
+		g.cancel("d")
+		require.True(t, g.Wait(closedContext()) == context.Canceled)
+		require.Equal(t, shaper.Stats{
+			Name: "api", Limits: g.Limits(),
+			Waiting: 2, Level: 1.5, OldestWait: 50 * ms, LastCall: g.start.Add(time.Second),
+			Departed: 2, Refused: 2, Abandoned: 1, QueueFull: 1, TooCostly: 1,
+		}, g.Stats())
+		g.at(3 * time.Second)
+		require.Equal(t, shaper.Stats{
+			Name: "api", Limits: g.Limits(), LastCall: g.start.Add(time.Second),
+			Departed: 4, Refused: 2, Abandoned: 1, QueueFull: 1, TooCostly: 1,
+			TotalWait: 300 * ms,
+		}, g.Stats())
+		g.set("1/s depth 3 wait 1s")
+		g.arriveAll("h", "i", "j")
+		require.EqualValues(t, 1, g.Stats().TooLate)
+		require.NoError(t, g.Close())
+		g.at(3 * time.Second)
+		st := g.Stats()
+		require.EqualValues(t, 1, st.Closed)
+		require.Equal(t, st.Refused, st.QueueFull+st.TooLate+st.TooCostly+st.Closed)
+		require.Equal(t, g.start.Add(3*time.Second), st.LastCall)
+	}, shaper.WithName("api"))
+}
