@@ -1,0 +1,496 @@
+package shaper_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+var (
+	_ shaper.Limiter = (*shaper.Shaper)(nil)
+	_ shaper.Limiter = (*rate.Limiter)(nil)
+)
+
+// limiterFunc is a Limiter of one function.
+type limiterFunc func(ctx context.Context, n int) error
+
+func (f limiterFunc) WaitN(ctx context.Context, n int) error { return f(ctx, n) }
+
+// failing is a Limiter that admits nobody.
+func failing(err error) limiterFunc {
+	return func(context.Context, int) error { return err }
+}
+
+// A site is a stage whose shaper stands in front of a handler. The handler
+// notes that it runs; a visit notes the answer.
+type site struct {
+	*stage
+	http.Handler
+}
+
+func newSite(g *stage, l shaper.Limiter, opts ...shaper.MiddlewareOption) *site {
+	opts = append([]shaper.MiddlewareOption{shaper.WithCost(costInQuery)}, opts...)
+	runs := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		g.note(strings.TrimPrefix(r.URL.Path, "/") + " runs")
+	})
+	return &site{g, shaper.Middleware(l, opts...)(runs)}
+}
+
+// costInQuery lets the tests state a cost in the address: /a?cost=3.
+func costInQuery(r *http.Request) int {
+	if n, err := strconv.Atoi(r.URL.Query().Get("cost")); err == nil {
+		return n
+	}
+	return 1
+}
+
+// visit sends a request for the path named, which cancel can end.
+func (v *site) visit(path string) {
+	name, _, _ := strings.Cut(path, "?")
+	ctx, cancel := context.WithCancel(context.Background())
+	v.cancels[name] = cancel
+	v.visitWith(ctx, path)
+}
+
+func (v *site) visitWith(ctx context.Context, path string) {
+	name, _, _ := strings.Cut(path, "?")
+	go func() {
+		v.note(name + " " + statusLine(answerOf(v, ctx, path)))
+	}()
+	synctest.Wait()
+}
+
+// answerOf is what a handler answers to a GET of the path.
+func answerOf(h http.Handler, ctx context.Context, path string) *http.Response {
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", "/"+path, nil))
+	return rec.Result()
+}
+
+func statusLine(a *http.Response) string {
+	line := strconv.Itoa(a.StatusCode)
+	if after := a.Header.Get("Retry-After"); after != "" {
+		line += ", retry " + after
+	}
+	if a.Header.Get("Connection") == "close" {
+		line += ", close"
+	}
+	return line
+}
+
+func TestMiddlewareDelaysInsteadOfRejecting(t *testing.T) {
+	play(t, "4/s depth 3", func(g *stage) {
+		v := newSite(g, g.Shaper)
+		for _, name := range []string{"a", "b", "c", "d"} {
+			v.visit(name)
+		}
+		g.at(time.Minute)
+		g.saw("0s a runs", "0s a 200",
+			"250ms b runs", "250ms b 200",
+			"500ms c runs", "500ms c 200",
+			"750ms d runs", "750ms d 200")
+	})
+}
+
+// One row for each of the answers that a Shaper can bring about; where the
+// table says nothing of a handler, none has run.
+func TestMiddlewareAnswersByTheTable(t *testing.T) {
+	ended := func(err error) context.Context {
+		if err == context.Canceled {
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			return ctx
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), -1)
+		cancel()
+		return ctx
+	}
+	for _, row := range []struct {
+		name, limits string
+		timeline     func(v *site)
+		saw          []string
+	}{
+		{"queue full", "1 per 3s depth 1", func(v *site) {
+			v.visit("a")
+			v.visit("b")
+			v.visit("c")
+		}, []string{"0s a runs", "0s a 200", "0s c 429, retry 3", "3s b runs", "3s b 200"}},
+
+		{"queue full without a line", "1 per 3s", func(v *site) {
+			v.visit("a")
+			v.at(500 * ms)
+			v.visit("b")
+		}, []string{"0s a runs", "0s a 200", "500ms b 429, retry 3"}},
+
+		{"too late for MaxWait", "1/s depth 9 wait 500ms", func(v *site) {
+			v.visit("a")
+			v.visit("b")
+			v.at(500 * ms)
+			v.visit("c")
+		}, []string{"0s a runs", "0s a 200", "0s b 429, retry 1", "1s c runs", "1s c 200"}},
+
+		{"too late for the request's deadline", "1 per 10s depth 9", func(v *site) {
+			v.visit("a")
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			defer cancel()
+			v.visitWith(ctx, "b")
+		}, []string{"0s a runs", "0s a 200", "0s b 429, retry 9"}},
+
+		{"too costly", "1/s", func(v *site) {
+			v.visit("a?cost=2")
+		}, []string{"0s a 429"}},
+
+		{"closed", "1 per 2s depth 9", func(v *site) {
+			v.visit("a")
+			v.visit("b")
+			v.visit("c")
+			go func() { require.NoError(v.t, v.Shutdown(context.Background())) }()
+			synctest.Wait()
+			v.visit("d")
+		}, []string{"0s a runs", "0s a 200", "0s d 503, retry 4",
+			"2s b runs", "2s b 200", "4s c runs", "4s c 200"}},
+
+		{"closed while it waits", "1/s depth 9", func(v *site) {
+			v.visit("a")
+			v.visit("b")
+			require.NoError(v.t, v.Close())
+		}, []string{"0s a runs", "0s a 200", "0s b 503, retry 1"}},
+
+		{"deadline that ends the wait", "1/s depth 9", func(v *site) {
+			v.visit("a")
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			defer cancel()
+			v.visitWith(ctx, "b")
+			v.set("1 per 10s depth 9")
+			v.at(5 * time.Second)
+		}, []string{"0s a runs", "0s a 200", "2s b 503, retry 1"}},
+
+		{"deadline before the wait", "1/s depth 9", func(v *site) {
+			v.visitWith(ended(context.DeadlineExceeded), "a")
+		}, []string{"0s a 503, retry 1"}},
+
+		{"negative cost", "1/s depth 9", func(v *site) {
+			v.visit("a?cost=-1")
+		}, []string{"0s a 500"}},
+
+		{"negative cost of a client that has gone", "1/s depth 9", func(v *site) {
+			v.visitWith(ended(context.Canceled), "a?cost=-1")
+		}, []string{"0s a 500"}},
+
+		{"client gone while it waits", "1/s depth 9", func(v *site) {
+			v.visit("a")
+			v.visit("b")
+			v.at(300 * ms)
+			v.cancel("b")
+		}, []string{"0s a runs", "0s a 200", "300ms b 499, close"}},
+
+		{"client gone before it waits", "1/s depth 9", func(v *site) {
+			v.visitWith(ended(context.Canceled), "a")
+		}, []string{"0s a 499, close"}},
+
+		{"cost 0 where nothing else passes", "1/s", func(v *site) {
+			require.NoError(v.t, v.Close())
+			v.visitWith(ended(context.Canceled), "a?cost=0")
+		}, []string{"0s a runs", "0s a 200"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			play(t, row.limits, func(g *stage) {
+				row.timeline(newSite(g, g.Shaper))
+				g.at(time.Hour)
+				g.saw(row.saw...)
+			})
+		})
+	}
+}
+
+func TestGoneClientsPlaceAndSlotGoToTheNextAtOnce(t *testing.T) {
+	play(t, "1/s depth 2", func(g *stage) {
+		v := newSite(g, g.Shaper)
+		v.visit("a")
+		v.visit("gone")
+		v.visit("b")
+		v.visit("refused")
+		g.at(400 * ms)
+		v.cancel("gone")
+		v.visit("c") // The place is free in the same instant,
+		g.at(time.Minute)
+		g.saw("0s a runs", "0s a 200", "0s refused 429, retry 1",
+			"400ms gone 499, close",
+			"1s b runs", "1s b 200", // and so is the slot.
+			"2s c runs", "2s c 200")
+		require.Equal(t, uint64(1), g.Stats().Abandoned)
+		require.Equal(t, uint64(1), g.Stats().Refused)
+	})
+}
+
+func TestRunningHandlersHoldUpNobody(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		h := shaper.Middleware(g.Shaper)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for range 10 { // A stream, of 10 s.
+				_, _ = io.WriteString(w, "data\n")
+				w.(http.Flusher).Flush()
+				time.Sleep(time.Second)
+			}
+		}))
+		v := &site{g, h}
+		v.visit("a")
+		v.visit("b")
+		v.visit("c")
+		g.at(5 * time.Second)
+		require.Equal(t, uint64(3), g.Stats().Departed)
+		g.at(time.Minute)
+		g.saw("10s a 200", "11s b 200", "12s c 200")
+	})
+}
+
+// A lone client who waits for exactly Retry-After is admitted, whatever state
+// the shaper was in when it refused him.
+func TestRetryAfterIsHonest(t *testing.T) {
+	const states = 400
+	refusals := 0
+	for seed := range uint64(states) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		limits := shaper.Limits{
+			Rate:    []rate.Limit{7, 1, 0.3, 20. / 60, rate.Every(3 * time.Second)}[random.IntN(5)],
+			Burst:   random.IntN(4),
+			Depth:   random.IntN(6),
+			MaxWait: time.Duration(random.IntN(2)) * time.Duration(random.Int64N(int64(20*time.Second))),
+		}
+		playLimits(t, limits, func(g *stage) {
+			v := newSite(g, g.Shaper)
+			for i := range random.IntN(10) {
+				time.Sleep(time.Duration(random.Int64N(int64(2 * time.Second))))
+				v.visitWith(context.Background(), fmt.Sprintf("line%d?cost=%d", i, 1+random.IntN(5)))
+			}
+			path := fmt.Sprintf("lone?cost=%d", 1+random.IntN(5))
+			patience := time.Duration(random.Int64N(int64(time.Minute)))
+			if random.IntN(2) == 0 {
+				patience = time.Hour
+			}
+			try := func() *http.Response {
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				defer cancel()
+				return answerOf(v, ctx, path)
+			}
+			first := try()
+			after := first.Header.Get("Retry-After")
+			if after != "" {
+				refusals++
+				require.Equal(t, http.StatusTooManyRequests, first.StatusCode)
+				seconds, err := strconv.Atoi(after)
+				require.NoError(t, err)
+				time.Sleep(time.Duration(seconds) * time.Second)
+				require.Equal(t, http.StatusOK, try().StatusCode, "seed %d, %v, %s within %v", seed, limits, path, patience)
+			}
+			require.NoError(t, g.Close())
+			synctest.Wait()
+		})
+	}
+	require.Greater(t, refusals, states/4, "too few states refuse for this to say much")
+}
+
+// Errors that a Shaper does not return itself, or not that way.
+func TestMiddlewareAnswersErrorsOfAnyLimiter(t *testing.T) {
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	expired, cancel := context.WithTimeout(context.Background(), -1)
+	defer cancel()
+	full := &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: 5 * time.Second}
+
+	for _, row := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+		want string
+	}{
+		{"unknown", t.Context(), errors.New("engine is down"), "503, retry 1"},
+		{"unknown, client gone", gone, errors.New("engine is down"), "499, close"},
+		{"unknown, outer deadline", expired, errors.New("engine is down"), "503, retry 1"},
+		{"cancelled, client gone", gone, context.Canceled, "499, close"},
+		{"cancelled, client still there", t.Context(), context.Canceled, "503, retry 1"},
+		{"deadline, client still there", t.Context(), context.DeadlineExceeded, "503, retry 1"},
+		{"refusal, client gone since", gone, full, "429, retry 5"},
+		{"refusal, wrapped", t.Context(), fmt.Errorf("upstream: %w", full), "429, retry 5"},
+		{"reason without a RejectError", t.Context(), shaper.ErrTooLate, "429, retry 1"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			never := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("handler ran") })
+			h := shaper.Middleware(failing(row.err))(never)
+			require.Equal(t, row.want, statusLine(answerOf(h, row.ctx, "")))
+		})
+	}
+}
+
+func TestMiddlewareWithRateLimiterOfXTime(t *testing.T) {
+	play(t, "inf", func(g *stage) {
+		l := rate.NewLimiter(1, 2)
+		v := newSite(g, l)
+		short, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		v.visit("a?cost=2")
+		v.visit("b")
+		v.visitWith(short, "late")
+		v.visit("dear?cost=3")
+		v.visit("negative?cost=-100")
+		v.visit("gone")
+		v.cancel("gone")
+		v.visit("c")
+		g.at(time.Minute)
+		g.saw("0s a runs", "0s a 200",
+			"0s late 503, retry 1", // "would exceed context deadline"
+			"0s dear 503, retry 1", // "exceeds limiter's burst"
+			"0s negative 500",      // It would have filled the limiter up.
+			"0s gone 499, close",
+			"1s b runs", "1s b 200",
+			"2s c runs", "2s c 200")
+	})
+}
+
+func TestErrorHandlerDecidesWhatIsAnswered(t *testing.T) {
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	down := errors.New("engine is down")
+	for _, row := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+		want string
+	}{
+		{"unknown error", t.Context(), down, "418"},
+		{"nobody is there to be answered", gone, down, "499, close"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var got []error
+			h := shaper.Middleware(failing(row.err), shaper.WithErrorHandler(
+				func(w http.ResponseWriter, r *http.Request, err error) {
+					got = append(got, err)
+					w.WriteHeader(http.StatusTeapot)
+				}))(http.NotFoundHandler())
+			require.Equal(t, row.want, statusLine(answerOf(h, row.ctx, "")))
+			if row.ctx == gone {
+				require.Empty(t, got)
+			} else {
+				require.Equal(t, []error{down}, got)
+			}
+		})
+	}
+}
+
+// An error handler may skip context.Canceled, as nobody reads the answer. So it
+// must not get it for a client who is there.
+func TestErrorHandlerNeverTakesAWaitingClientForGone(t *testing.T) {
+	var got error
+	h := shaper.Middleware(failing(fmt.Errorf("engine: %w", context.Canceled)), shaper.WithErrorHandler(
+		func(_ http.ResponseWriter, _ *http.Request, err error) { got = err }))(http.NotFoundHandler())
+	answerOf(h, t.Context(), "")
+	require.NotErrorIs(t, got, context.Canceled)
+	require.ErrorContains(t, got, "engine: context canceled")
+}
+
+func TestNilOptionsMeanTheDefaults(t *testing.T) {
+	var asked []int
+	l := limiterFunc(func(_ context.Context, n int) error {
+		asked = append(asked, n)
+		return shaper.ErrQueueFull
+	})
+	h := shaper.Middleware(l, nil,
+		shaper.WithCost(func(*http.Request) int { return 7 }), shaper.WithCost(nil),
+		shaper.WithErrorHandler(func(http.ResponseWriter, *http.Request, error) {}), shaper.WithErrorHandler(nil),
+	)(http.NotFoundHandler())
+	require.Equal(t, "429, retry 1", statusLine(answerOf(h, t.Context(), "")))
+	require.Equal(t, []int{1}, asked)
+	require.PanicsWithValue(t, "shaper: Middleware needs a Limiter; to let every request pass, leave it out",
+		func() { shaper.Middleware(nil) })
+}
+
+// plainWriter is a ResponseWriter that no wrapper can imitate.
+type plainWriter struct{ http.ResponseWriter }
+
+func TestMiddlewareHandsOnWhatItGets(t *testing.T) {
+	for _, cost := range []int{0, 1} {
+		l := limiterFunc(func(context.Context, int) error {
+			require.NotZero(t, cost, "asked for a request of cost 0")
+			return nil
+		})
+		w := &plainWriter{httptest.NewRecorder()}
+		r := httptest.NewRequest("GET", "/", nil)
+		ran := false
+		shaper.Middleware(l, shaper.WithCost(func(got *http.Request) int {
+			require.Same(t, r, got)
+			return cost
+		}))(http.HandlerFunc(func(gotWriter http.ResponseWriter, gotRequest *http.Request) {
+			ran = true
+			require.Same(t, w, gotWriter)
+			require.Same(t, r, gotRequest)
+			require.Empty(t, gotWriter.Header())
+		})).ServeHTTP(w, r)
+		require.True(t, ran)
+	}
+}
+
+func TestPanicsPassThrough(t *testing.T) {
+	play(t, "1/s depth 1", func(g *stage) {
+		abort := func() { panic(http.ErrAbortHandler) }
+		inHandler := shaper.Middleware(g.Shaper)(http.HandlerFunc(
+			func(http.ResponseWriter, *http.Request) { abort() }))
+		inCost := shaper.Middleware(g.Shaper, shaper.WithCost(
+			func(*http.Request) int { abort(); return 1 }))(http.NotFoundHandler())
+		require.PanicsWithValue(t, http.ErrAbortHandler, func() { answerOf(inHandler, context.Background(), "") })
+		require.PanicsWithValue(t, http.ErrAbortHandler, func() { answerOf(inCost, context.Background(), "") })
+
+		v := newSite(g, g.Shaper)
+		v.visit("next")
+		g.at(time.Minute)
+		g.saw("1s next runs", "1s next 200") // One slot spent, none kept.
+	})
+}
+
+// net/http ends the context of a client that closes its sending half, and would
+// answer an empty 200 if nothing else were written.
+func TestHalfClosedClientReadsNoSuccess(t *testing.T) {
+	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: 1})
+	require.NoError(t, err)
+	defer s.Close()
+	waiting := make(chan struct{})
+	l := limiterFunc(func(ctx context.Context, n int) error {
+		close(waiting)
+		return s.WaitN(ctx, n)
+	})
+	server := httptest.NewServer(shaper.Middleware(l)(http.NotFoundHandler()))
+	defer server.Close()
+	require.True(t, s.Allow()) // The next slot is an hour off.
+
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	require.NoError(t, err)
+	<-waiting
+	require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Equal(t, 499, answer.StatusCode)
+	require.True(t, answer.Close)
+	require.Empty(t, body)
+}

@@ -1,0 +1,183 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// stillLife is a Limiter that shows one state and gives one answer.
+type stillLife struct {
+	stats shaper.Stats
+	err   error
+}
+
+func (l stillLife) WaitN(context.Context, int) error { return l.err }
+func (l stillLife) Stats() shaper.Stats              { return l.stats }
+
+// fieldsOf are the two fields of the answer to a GET of the path.
+func fieldsOf(h http.Handler, path string) (policy, state []string) {
+	header := answerOf(h, context.Background(), path).Header
+	return header.Values("RateLimit-Policy"), header.Values("RateLimit")
+}
+
+func TestRateLimitFieldsTellTheStateAfterTheDecision(t *testing.T) {
+	play(t, "1 per 2s burst 2 depth 2", func(g *stage) {
+		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		expect := func(path string, status int, state string) {
+			g.t.Helper()
+			answer := answerOf(v, context.Background(), path)
+			require.Equal(g.t, status, answer.StatusCode)
+			require.Equal(g.t, `"api";q=4;w=8`, answer.Header.Get("RateLimit-Policy"))
+			require.Equal(g.t, state, answer.Header.Get("RateLimit"))
+		}
+		expect("a", 200, `"api";r=3;t=2`)
+		expect("b", 200, `"api";r=2;t=4`) // Burst is used up, both places are free.
+		g.at(500 * ms)
+		v.visit("c")
+		v.visit("d")
+		expect("full", 429, `"api";r=0;t=2`) // c goes at 2 s; t is Retry-After,
+		g.at(5 * time.Second)
+		expect("dear?cost=20000000", 429, `"api";r=2;t=3`) // but not where there is none.
+		expect("mistake?cost=-1", 500, `"api";r=2;t=3`)
+		require.NoError(g.t, g.Close())
+		expect("closed", 503, `"api";r=0;t=1`)
+	}, shaper.WithName("api"))
+}
+
+func TestRateLimitFieldsOfARequestThatWaited(t *testing.T) {
+	play(t, "1/s depth 3", func(g *stage) {
+		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		for _, name := range []string{"a", "b", "c"} {
+			go func() {
+				_, state := fieldsOf(v, name)
+				g.note(name + " " + state[0])
+			}()
+			synctest.Wait()
+		}
+		g.at(time.Minute)
+		g.saw("0s a runs", `0s a "default";r=3;t=1`, // b and c had not come yet.
+			"1s b runs", `1s b "default";r=2;t=1`,
+			"2s c runs", `2s c "default";r=3;t=1`)
+	})
+}
+
+func TestRateLimitFieldsInNumbers(t *testing.T) {
+	const most = "999999999999999" // 15 digits, as RFC 9651 has it.
+	down := errors.New("engine is down")
+	late := &shaper.RejectError{Reason: shaper.ErrTooLate, RetryAfter: 2*time.Second + 1}
+	for _, row := range []struct {
+		name          string
+		stats         shaper.Stats
+		err           error
+		policy, state string
+	}{
+		{"empty bucket", shaper.Stats{Limits: shaper.Limits{Rate: 10, Burst: 5, Depth: 20}}, nil,
+			"q=25;w=3", "r=25;t=0"},
+		{"Burst 0 is 1", shaper.Stats{Limits: shaper.Limits{Rate: 10}}, nil,
+			"q=1;w=1", "r=1;t=0"},
+		{"a part of a unit is not free", shaper.Stats{Level: 1.001, Limits: shaper.Limits{Rate: 1, Burst: 3}}, nil,
+			"q=3;w=3", "r=1;t=2"},
+		{"level above Burst", shaper.Stats{Level: 9, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4}}, nil,
+			"q=7;w=7", "r=4;t=9"},
+		{"more wait than Depth", shaper.Stats{Waiting: 9, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4}}, nil,
+			"q=7;w=7", "r=3;t=0"},
+		{"t is Retry-After", shaper.Stats{Level: 9, Limits: shaper.Limits{Rate: 1}}, late,
+			"q=1;w=1", "r=0;t=3"},
+		{"t is Retry-After of other errors", shaper.Stats{Level: 9, Limits: shaper.Limits{Rate: 1}}, down,
+			"q=1;w=1", "r=0;t=1"},
+		{"21 / 0.7 is 30, though not to a float", shaper.Stats{Level: 21, Limits: shaper.Limits{Rate: 0.7, Burst: 21}}, nil,
+			"q=21;w=30", "r=0;t=30"},
+		{"a nanosecond is a second", shaper.Stats{Level: 1e-9, Limits: shaper.Limits{Rate: 1, Burst: 2}}, nil,
+			"q=2;w=2", "r=1;t=1"},
+		{"a Burst too long for a field",
+			shaper.Stats{Limits: shaper.Limits{Rate: rate.Limit(1e9), Burst: math.MaxInt}}, nil,
+			"q=" + most + ";w=9223372037", "r=" + most + ";t=0"},
+		{"numbers too long for a field",
+			shaper.Stats{Level: 1e30, Limits: shaper.Limits{Rate: 1e-7, Burst: math.MaxInt, Depth: math.MaxInt}}, nil,
+			"q=" + most + ";w=" + most, "r=" + most + ";t=" + most},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if row.stats.Limits.Burst == math.MaxInt && math.MaxInt == math.MaxInt32 {
+				t.Skip("an int of 32 bits always fits")
+			}
+			h := shaper.Middleware(stillLife{row.stats, row.err}, shaper.WithRateLimitHeaders())(http.NotFoundHandler())
+			policy, state := fieldsOf(h, "")
+			require.Equal(t, []string{`"default";` + row.policy}, policy)
+			require.Equal(t, []string{`"default";` + row.state}, state)
+		})
+	}
+}
+
+func TestRateLimitFieldsQuoteTheName(t *testing.T) {
+	for name, quoted := range map[string]string{
+		"":                      `"default"`,
+		"per user":              `"per user"`,
+		`a"b\c`:                 `"a\"b\\c"`,
+		"Zürich\t→\r\nX: y\x7f": `"Z?rich????X: y?"`,
+		"\xff~":                 `"?~"`,
+	} {
+		l := stillLife{stats: shaper.Stats{Name: name, Limits: shaper.Limits{Rate: 1}}}
+		policy, state := fieldsOf(shaper.Middleware(l, shaper.WithRateLimitHeaders())(http.NotFoundHandler()), "")
+		require.Equal(t, []string{quoted + ";q=1;w=1"}, policy)
+		require.Equal(t, []string{quoted + ";r=1;t=0"}, state)
+	}
+}
+
+func TestRateLimitFieldsAreLeftOut(t *testing.T) {
+	told := shaper.WithRateLimitHeaders()
+	finite := stillLife{stats: shaper.Stats{Limits: shaper.Limits{Rate: 1}}}
+	limiterOf := func(r rate.Limit) shaper.Limiter {
+		return stillLife{stats: shaper.Stats{Limits: shaper.Limits{Rate: r}}}
+	}
+	for _, row := range []struct {
+		name string
+		l    shaper.Limiter
+		opts []shaper.MiddlewareOption
+		path string
+	}{
+		{"by default", finite, nil, ""},
+		{"for cost 0", finite, []shaper.MiddlewareOption{told, shaper.WithCost(costInQuery)}, "?cost=0"},
+		{"at rate.Inf", limiterOf(rate.Inf), []shaper.MiddlewareOption{told}, ""},
+		{"at a rate that is none", limiterOf(rate.Limit(math.NaN())), []shaper.MiddlewareOption{told}, ""},
+		{"at rate 0", limiterOf(0), []shaper.MiddlewareOption{told}, ""},
+		{"without Stats", rate.NewLimiter(1, 1), []shaper.MiddlewareOption{told}, ""},
+		{"without Stats, refused", rate.NewLimiter(1, 0), []shaper.MiddlewareOption{told}, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			policy, state := fieldsOf(shaper.Middleware(row.l, row.opts...)(http.NotFoundHandler()), row.path)
+			require.Empty(t, policy)
+			require.Empty(t, state)
+		})
+	}
+}
+
+func TestErrorHandlerFindsRateLimitFieldsSet(t *testing.T) {
+	l := stillLife{shaper.Stats{Limits: shaper.Limits{Rate: 1}}, shaper.ErrQueueFull}
+	var got []string
+	h := shaper.Middleware(l, shaper.WithRateLimitHeaders(), shaper.WithErrorHandler(
+		func(w http.ResponseWriter, _ *http.Request, _ error) {
+			got = append(w.Header().Values("RateLimit-Policy"), w.Header().Values("RateLimit")...)
+		}))(http.NotFoundHandler())
+	answerOf(h, t.Context(), "")
+	require.Equal(t, []string{`"default";q=1;w=1`, `"default";r=1;t=1`}, got)
+}
+
+func TestEachMiddlewareTellsItsOwnRateLimit(t *testing.T) {
+	named := func(name string, err error) func(http.Handler) http.Handler {
+		l := stillLife{shaper.Stats{Name: name, Limits: shaper.Limits{Rate: 1}}, err}
+		return shaper.Middleware(l, shaper.WithRateLimitHeaders())
+	}
+	policy, state := fieldsOf(named("outer", nil)(named("inner", shaper.ErrQueueFull)(http.NotFoundHandler())), "")
+	require.Equal(t, []string{`"outer";q=1;w=1`, `"inner";q=1;w=1`}, policy)
+	require.Equal(t, []string{`"outer";r=1;t=0`, `"inner";r=1;t=1`}, state)
+}

@@ -1,0 +1,116 @@
+package shaper_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+func TestRetryAfterIsRoundedUpToWholeSeconds(t *testing.T) {
+	for _, row := range []struct {
+		exact time.Duration
+		field string
+	}{
+		{0, "1"},
+		{1, "1"},
+		{time.Second, "1"},
+		{time.Second + 1, "2"},
+		{2 * time.Second, "2"},
+		{2*time.Second + 1, "3"},
+		{1<<63 - 1, "9223372037"},
+	} {
+		rec := httptest.NewRecorder()
+		shaper.WriteError(rec, httptest.NewRequest("GET", "/", nil),
+			&shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: row.exact})
+		require.Equal(t, row.field, rec.Header().Get("Retry-After"), "%v", row.exact)
+	}
+}
+
+func TestErrorBodyEchoesNothingOfTheRequest(t *testing.T) {
+	const hostile = "<script>alert(1)</script>"
+	plain := httptest.NewRequest("GET", "/", nil)
+	evil := httptest.NewRequest("POST", "/?q="+strings.Repeat("x", 5000), strings.NewReader(hostile))
+	evil.URL.Path = "/" + hostile
+	evil.Host = hostile
+	evil.Header.Set("Accept", hostile)
+	evil.Header.Set("X-Request-Id", hostile+"\r\nSet-Cookie: a=b")
+
+	for _, row := range []struct {
+		err    error
+		status int
+		detail string // or what it says at least
+	}{
+		{&shaper.RejectError{Reason: shaper.ErrQueueFull}, 429, "Too many requests are waiting"},
+		{&shaper.RejectError{Reason: shaper.ErrTooLate}, 429, "wait too long"},
+		{&shaper.RejectError{Reason: shaper.ErrTooCostly}, 429, "more than can ever fit"},
+		{&shaper.RejectError{Reason: shaper.ErrClosed}, 503, "takes no more requests"},
+		{context.DeadlineExceeded, 503, "ran out while it waited"},
+		{errors.New(hostile), 503, "could not be admitted"},
+		{shaper.ErrNegativeCost, 500, "could not tell what the request costs"},
+	} {
+		rec := httptest.NewRecorder()
+		shaper.WriteError(rec, evil, row.err)
+		require.Equal(t, row.status, rec.Code, "%v", row.err)
+		require.Equal(t, "application/problem+json", rec.Header().Get("Content-Type"))
+		require.Equal(t, "no-store", rec.Header().Get("Cache-Control"))
+
+		var body map[string]any
+		require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &body), "%s", rec.Body)
+		require.Contains(t, body["detail"], row.detail)
+		delete(body, "detail")
+		require.Equal(t, map[string]any{
+			"title":  http.StatusText(row.status),
+			"status": float64(row.status),
+		}, body)
+		require.Less(t, rec.Body.Len(), 200)
+
+		other := httptest.NewRecorder()
+		shaper.WriteError(other, plain, row.err)
+		require.Equal(t, other.Result().Header, rec.Result().Header)
+		require.Equal(t, other.Body.String(), rec.Body.String())
+	}
+}
+
+func TestWriteErrorDropsWhatBelongedToAnotherBody(t *testing.T) {
+	for _, err := range []error{shaper.ErrQueueFull, context.Canceled} {
+		rec := httptest.NewRecorder()
+		for _, field := range []string{"Content-Length", "ETag", "Last-Modified", "Content-Encoding", "Vary"} {
+			rec.Header().Set(field, "1")
+		}
+		shaper.WriteError(rec, httptest.NewRequest("GET", "/", nil), err)
+		for _, field := range []string{"Content-Length", "ETag", "Last-Modified"} {
+			require.Empty(t, rec.Header().Get(field), "%s after %v", field, err)
+		}
+		for _, field := range []string{"Content-Encoding", "Vary"} {
+			require.Equal(t, "1", rec.Header().Get(field), "%s after %v", field, err)
+		}
+	}
+}
+
+func TestWriteErrorAloneEndsARequestWhoseClientHasGone(t *testing.T) {
+	for _, row := range []struct {
+		major      int
+		connection string
+	}{
+		{1, "close"},
+		{2, ""}, // It would end all the other requests of the connection.
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.ProtoMajor = row.major
+		rec := httptest.NewRecorder()
+		shaper.WriteError(rec, r, fmt.Errorf("waiting: %w", context.Canceled))
+		require.Equal(t, 499, rec.Code)
+		require.Zero(t, rec.Body.Len())
+		require.Equal(t, row.connection, rec.Header().Get("Connection"))
+	}
+}
