@@ -27,8 +27,8 @@ type bucket struct {
 	// be a multiple of 1/den after the rate has changed. nil means 0. It is
 	// below 1/den, and all instants that the bucket compares and all spans
 	// that it adds are multiples of 1/den, so that no departure depends on it:
-	// it is kept for the next change of the rate alone. (It is negative where
-	// empty has saturated.)
+	// it is kept for the next change of the rate alone. Where the exact instant
+	// is centuries away, empty is the latest there is, and above is negative.
 	above *big.Rat
 }
 
@@ -89,12 +89,18 @@ func (b *bucket) release(now, n int64) bool {
 	return true
 }
 
+// leave raises the level for a departure at an instant.
 func (b *bucket) leave(at nanos, n int64) {
 	if at.after(b.empty) {
 		b.empty, b.above = at, nil
 	}
-	b.empty = b.interval.plus(b.empty, b.interval.times(n))
 	b.left++
+	if raised := b.interval.plus(b.empty, b.interval.times(n)); raised.whole < forever {
+		b.empty = raised
+		return
+	}
+	exact := b.exactly()
+	b.setExactly(exact.Add(exact, b.costs(n)))
 }
 
 // giveBack undoes the departure number left, of cost n, if none has followed:
@@ -109,8 +115,23 @@ func (b *bucket) giveBack(left uint64, n int64) {
 	if b.left != left {
 		return
 	}
-	b.empty = b.interval.minus(b.empty, b.interval.times(n))
 	b.left--
+	if b.empty.whole < forever {
+		b.empty = b.interval.minus(b.empty, b.interval.times(n))
+		return
+	}
+	exact := b.exactly()
+	b.setExactly(exact.Sub(exact, b.costs(n)))
+}
+
+// rest notes that an empty bucket is empty until now. It is called when nobody
+// is in line whose slot has come: empty, which is rounded up, may then be now,
+// where the exact instant was a little before, and what above says of it must
+// not be taken off what leaves now.
+func (b *bucket) rest(now int64) {
+	if at := (nanos{whole: now}); !b.empty.after(at) {
+		b.empty, b.above = at, nil
+	}
 }
 
 // level is the level now, in cost units.
@@ -119,14 +140,13 @@ func (b *bucket) level(now int64) float64 {
 	if !b.empty.after(at) {
 		return 0
 	}
-	span := b.interval.minus(b.empty, at)
 	if b.above == nil {
-		return b.interval.units(span)
+		return b.interval.units(b.interval.minus(b.empty, at))
 	}
-	exact := b.interval.exactly(span)
-	exact.Sub(exact, b.above)
+	exact := b.exactly()
+	exact.Sub(exact, new(big.Rat).SetInt64(now))
 	level, _ := exact.Quo(exact, b.interval.rat()).Float64()
-	return max(0, level)
+	return level
 }
 
 // change puts new limits in force from now on. The level is kept, exactly.
@@ -139,32 +159,49 @@ func (b *bucket) change(l Limits, now int64) {
 	b.since = nanos{whole: now}
 }
 
+// rescale moves empty so that the level now is the same at another rate. At
+// rate.Inf the level is 0, so a change to it and back empties the bucket.
+func (b *bucket) rescale(next interval, now int64) {
+	old, at := b.interval, nanos{whole: now}
+	if !b.empty.after(at) || old.none() || next.none() {
+		b.interval, b.empty, b.above = next, at, nil
+		return
+	}
+	begin := new(big.Rat).SetInt64(now)
+	exact := b.exactly()
+	exact.Sub(exact, begin)
+	exact.Mul(exact, next.rat())
+	exact.Quo(exact, old.rat())
+	b.interval = next
+	b.setExactly(exact.Add(exact, begin))
+}
+
+// exactly is the exact instant that empty stands for, in nanoseconds.
+func (b *bucket) exactly() *big.Rat {
+	exact := b.interval.exactly(b.empty)
+	if b.above != nil {
+		exact.Sub(exact, b.above)
+	}
+	return exact
+}
+
 // maxAbove bounds the memory of a bucket whose rate changes for ever without
 // its ever being empty, in bits: what is forgotten beyond it is below 1/den of
 // a nanosecond, and on the late side.
 const maxAbove = 4096
 
-// rescale moves empty so that the level now is the same at another rate. At
-// rate.Inf the level is 0, so a change to it and back empties the bucket.
-func (b *bucket) rescale(next interval, now int64) {
-	old, at := b.interval, nanos{whole: now}
-	b.interval = next
-	if !b.empty.after(at) || old.none() || next.none() {
-		b.empty, b.above = at, nil
-		return
+// setExactly sets the exact instant that empty is to stand for.
+func (b *bucket) setExactly(exact *big.Rat) {
+	b.empty = b.interval.roundUp(exact)
+	b.above = b.interval.exactly(b.empty)
+	b.above.Sub(b.above, exact)
+	if b.above.Sign() == 0 || b.above.Denom().BitLen() > maxAbove {
+		b.above = nil
 	}
-	exact := old.exactly(old.minus(b.empty, at))
-	if b.above != nil {
-		exact.Sub(exact, b.above)
-	}
-	exact.Mul(exact, next.rat())
-	exact.Quo(exact, old.rat())
-	span, above := next.roundUp(exact)
-	if above.Sign() == 0 || above.Denom().BitLen() > maxAbove {
-		above = nil
-	}
-	b.empty, b.above = next.plus(at, span), above
-	if b.empty.whole == forever && span.whole != forever {
-		b.above = nil // The shaper is centuries old: rather late than early.
-	}
+}
+
+// costs is for how many nanoseconds a cost of n holds the bucket.
+func (b *bucket) costs(n int64) *big.Rat {
+	r := b.interval.rat()
+	return r.Mul(r, new(big.Rat).SetInt64(n))
 }

@@ -143,9 +143,7 @@ func TestIntervalArithmeticIsExact(t *testing.T) {
 		require.Zero(t, want.Cmp(i.exactly(got)), "%d times %v", n, i)
 		one := i.times(1)
 		require.Equal(t, got, i.minus(i.plus(got, one), one))
-		span, above := i.roundUp(want)
-		require.Equal(t, got, span)
-		require.Zero(t, above.Sign())
+		require.Equal(t, got, i.roundUp(want))
 	}
 }
 
@@ -155,6 +153,23 @@ func TestSumsSaturate(t *testing.T) {
 	require.Equal(t, int64(-1), sum(forever, math.MinInt64))
 	require.Equal(t, int64(forever), interval{whole: 3, den: 1}.times(math.MaxInt64).whole)
 	require.Equal(t, int64(forever), nanos{whole: forever, part: 1}.ceil())
+}
+
+// A level that takes longer to drain than there are instants is kept too, and
+// can be given back.
+func TestALevelOfCenturiesIsKept(t *testing.T) {
+	b := newBucket(Limits{Rate: 7})
+	b.pass(0, 1)
+	b.pass(0, int64(horizon)) // 142 million years at 7/s
+	require.InEpsilon(t, float64(horizon), b.level(0), 1e-12)
+	require.Equal(t, time.Duration(forever), b.wait(0, 0, 1))
+	b.change(Limits{Rate: 1e9}, 0)
+	require.Equal(t, horizon+1, b.wait(0, 0, 1))
+	b.change(Limits{Rate: 7}, 0)
+	b.giveBack(2, int64(horizon))
+	require.InDelta(t, 1, b.level(0), 1e-12)
+	b.giveBack(1, 1)
+	require.Zero(t, b.level(0))
 }
 
 // The memory of a bucket whose rate never stops changing is bounded.

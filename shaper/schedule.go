@@ -163,10 +163,12 @@ func (i interval) exactly(a nanos) *big.Rat {
 	return r.Add(r, new(big.Rat).SetInt64(a.whole))
 }
 
-// roundUp is the first multiple of 1/den that is not below exact, and by how
-// much it is above. Where a span of nanoseconds can't hold it, it saturates
-// and the second result is negative.
-func (i interval) roundUp(exact *big.Rat) (span nanos, above *big.Rat) {
+// roundUp is the first multiple of 1/den that is not below exact, saturating,
+// and 0 if exact is negative.
+func (i interval) roundUp(exact *big.Rat) nanos {
+	if exact.Sign() < 0 {
+		return nanos{}
+	}
 	den := new(big.Int).SetUint64(i.den)
 	scaled := new(big.Int).Mul(exact.Num(), den)
 	quotient, rest := scaled.QuoRem(scaled, exact.Denom(), new(big.Int))
@@ -174,11 +176,8 @@ func (i interval) roundUp(exact *big.Rat) (span nanos, above *big.Rat) {
 		quotient.Add(quotient, big.NewInt(1))
 	}
 	whole, part := quotient.QuoRem(quotient, den, new(big.Int))
-	if whole.IsInt64() {
-		span = nanos{whole.Int64(), part.Uint64()}
-	} else {
-		span = nanos{whole: forever}
+	if !whole.IsInt64() {
+		return nanos{whole: forever}
 	}
-	above = i.exactly(span)
-	return span, above.Sub(above, exact)
+	return nanos{whole.Int64(), part.Uint64()}
 }

@@ -286,6 +286,7 @@ func (s *Shaper) lock() (now int64) {
 	// A clock that stands still or goes back stands still.
 	s.clock = min(max(s.clock, int64(time.Since(s.epoch))), maxClock)
 	s.advance(s.clock)
+	s.bucket.rest(s.clock)
 	return s.clock
 }
 

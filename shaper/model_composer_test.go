@@ -1,0 +1,236 @@
+package shaper_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A source is where a script's choices come from: chance, or the bytes of a
+// fuzz input, which end.
+type source struct {
+	chance *rand.Rand
+	data   []byte
+}
+
+func (s *source) spent() bool { return s.chance == nil && len(s.data) == 0 }
+
+// below is a number from 0 to n-1.
+func (s *source) below(n int64) int64 {
+	if n <= 1 {
+		return 0
+	}
+	if s.chance != nil {
+		return s.chance.Int64N(n)
+	}
+	var value uint64
+	for size := uint64(n - 1); size > 0 && len(s.data) > 0; size >>= 8 {
+		value, s.data = value<<8|uint64(s.data[0]), s.data[1:]
+	}
+	return int64(value % uint64(n))
+}
+
+func (s *source) oneIn(n int64) bool { return s.below(n) == 0 }
+
+// rates that scripts use: awkward fractions, both ends of what is valid, and
+// floats that stand for no short fraction.
+var rates = []rate.Limit{
+	1, 7, 50, 3.0 / 60, 1.0 / 3, 1e6, 1e9, 999_999_937, math.Pi, 1000.0 / 7, 20.0 / 60,
+	rate.Every(3 * time.Second), rate.Every(year), 1.0 / 86400, rate.Inf, rate.Inf,
+}
+
+// A composer writes a script. It runs the model beside it, so as to hit the
+// instants and the calls that matter.
+type composer struct {
+	*source
+	model  *model
+	script script
+	crowd  time.Duration // by how much arrivals are closer than departures
+}
+
+// composed is a script from the choices of src, and what the model says that it
+// shows. One whose outcome is open somewhere is cut short of that.
+func composed(src *source) (script, []answer) {
+	c := &composer{source: src}
+	c.script.limits = c.limits()
+	for !valid(c.script.limits) {
+		c.script.limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3}
+	}
+	c.model = newModel(c.script.limits)
+	c.crowd = []time.Duration{1, 1, 3, 30}[c.below(4)]
+	size := int(20 + c.below(120))
+	for ends := math.MaxInt; len(c.script.ops) < min(size, ends) && !c.spent() && c.model.open == ""; {
+		o := c.op()
+		c.script.ops = append(c.script.ops, o)
+		c.model.do(&o)
+		if c.model.closed && ends == math.MaxInt {
+			ends = len(c.script.ops) + 12 // a closed shaper has little to show
+		}
+	}
+	// A last look, after a rest in which some lines empty and some don't.
+	rest := time.Duration(c.below(100)) * c.step()
+	last := op{at: min(c.model.now+min(rest, year), 200*year), kind: opLook}
+	c.script.ops = append(c.script.ops, last)
+	c.model.do(&last)
+	c.model.end()
+	if c.model.open == "" {
+		return c.script, c.model.answers
+	}
+	for {
+		c.script.ops = c.script.ops[:len(c.script.ops)-1]
+		if answers, open := c.script.predict(none); open == "" {
+			return c.script, answers
+		}
+	}
+}
+
+// step is the time that one unit takes, as a measure of gaps.
+func (c *composer) step() time.Duration {
+	if c.model.interval.Sign() == 0 {
+		return time.Millisecond
+	}
+	return saturated(seen(c.model.interval))
+}
+
+func (c *composer) limits() shaper.Limits {
+	l := shaper.Limits{
+		Rate:  rates[c.below(int64(len(rates)))],
+		Burst: int(c.below(9)),
+		Depth: []int{0, 1, 2, 3, 4, 8, 20, 64}[c.below(8)],
+	}
+	if !valid(l) {
+		l.Burst = 1
+	}
+	if c.oneIn(4) {
+		step := saturated(seen(intervalOf(l.Rate)))
+		l.MaxWait = max(0, min(year, time.Duration(c.below(8))*step+time.Duration(c.below(3)-1)))
+	}
+	return l
+}
+
+// instant is when the next operation is: often at the very instant of a
+// departure, or one nanosecond beside it.
+func (c *composer) instant() time.Duration {
+	m, step := c.model, max(1, c.step()/c.crowd)
+	at := m.now
+	switch c.below(12) {
+	case 0, 1, 2:
+	case 3, 4:
+		at += 1 + time.Duration(c.below(2*int64(step)))
+	case 5, 6:
+		at += time.Duration(c.below(int64(step)))
+	case 7:
+		at += time.Duration(c.below(6)) * step
+	case 8:
+		at += time.Duration(c.below(16)) * step
+	default:
+		if len(m.line) > 0 && (c.crowd < 30 || c.oneIn(4)) {
+			if due := c.due(); due-m.now < 2*year {
+				at = max(m.now, due+time.Duration(c.below(5)/2-1))
+			}
+		}
+	}
+	if c.oneIn(400) {
+		at += 100 * year // it stands idle, or everybody leaves
+	}
+	if at < m.now || at > 200*year {
+		return m.now // Go's clock has room for 292 years
+	}
+	return at
+}
+
+// due is when the head of the line leaves.
+func (c *composer) due() time.Duration { return saturated(seen(c.model.due())) }
+
+func (c *composer) cost() int {
+	switch c.below(16) {
+	case 0:
+		return int(c.below(3)) - 1
+	case 1, 2, 3, 4:
+		return 1 + int(c.below(8))
+	case 5:
+		return c.model.burst() + int(c.below(3))
+	case 6:
+		if c.oneIn(8) {
+			return math.MaxInt
+		}
+		if step := c.step(); c.oneIn(4) {
+			return int(year/step) + int(c.below(3)) - 1 // about the dearest that fits
+		}
+	}
+	return 1
+}
+
+func (c *composer) op() op {
+	o := op{at: c.instant(), race: c.oneIn(2)}
+	ahead := *c.model // what it is like then, to aim at
+	ahead.answers, ahead.stopping = slices.Clone(ahead.answers), slices.Clone(ahead.stopping)
+	ahead.advance(o.at)
+	switch k := c.below(100); {
+	case k < 48:
+		o.kind, o.n = opWait, c.cost()
+		c.context(&o, &ahead)
+	case k < 56:
+		o.kind, o.n = opAllow, c.cost()
+	case k < 66:
+		o.kind, o.n = opForecast, c.cost()
+	case k < 72:
+		o.kind = opLook
+	case k < 79:
+		o.kind, o.limits = opSet, c.limits()
+		if c.oneIn(12) {
+			o.limits = []shaper.Limits{
+				{Rate: rate.Limit(math.NaN())}, {Rate: 0}, {Rate: -1}, {Rate: 1e9 + 1}, {Rate: 1e-8},
+				{Rate: 1, Burst: -1}, {Rate: 1, Depth: -1}, {Rate: 1, MaxWait: -1}, {Rate: rate.Every(year), Burst: 2},
+			}[c.below(9)]
+		}
+	case k < 98 || len(c.script.ops) < 15:
+		calls := slices.Concat(ahead.line, ahead.stopping)
+		if c.crowd > 1 && (len(calls) == 0 || c.oneIn(2)) {
+			o.kind, o.n = opWait, c.cost()
+			break
+		}
+		o.kind, o.target = opCancel, -1
+		if len(calls) > 0 {
+			o.target = calls[c.below(int64(len(calls)))].index
+		}
+	case k < 99:
+		o.kind = opClose
+		if len(c.model.line) > 0 && c.oneIn(2) {
+			o.at = max(o.at, min(c.due(), o.at+year)) // with the next departure
+		}
+	default:
+		o.kind = opShutdown
+		if c.oneIn(2) {
+			o.deadline = o.at + time.Duration(c.below(4*int64(min(year, c.step()))))
+		}
+	}
+	return o
+}
+
+// context gives a call an end of its context: a deadline about its departure,
+// one that is announced only, or an end that only Err tells.
+func (c *composer) context(o *op, ahead *model) {
+	if o.n <= 0 && !c.oneIn(4) {
+		return
+	}
+	if wait := ahead.waits(max(o.n, 0))[len(ahead.line)]; wait < year {
+		leaves := o.at + wait
+		switch c.below(16) {
+		case 0:
+			o.deadline = leaves + time.Duration(c.below(4)) - 1
+		case 1, 2:
+			o.deadline = leaves + time.Duration(c.below(3*int64(c.step())))
+		case 3:
+			o.deadline = o.at + time.Duration(c.below(int64(leaves-o.at)+1))
+		case 4, 5, 6:
+			o.late = o.at + time.Duration(c.below(int64(leaves-o.at)+2))
+		}
+	}
+	o.deaf = o.deadline != 0 && c.oneIn(3)
+}
