@@ -89,7 +89,7 @@ func (s *Shaper) emptyIn(now int64) time.Duration {
 func (s *Shaper) pass(ctx context.Context, now int64, n int) {
 	s.bucket.pass(now, int64(n))
 	s.totals.departed++
-	s.totals.lastCall = s.at(now)
+	s.totals.enter(now)
 	waiting := s.line.len
 	s.unlock()
 	if s.trace.Departed != nil {
@@ -99,13 +99,19 @@ func (s *Shaper) pass(ctx context.Context, now int64, n int) {
 
 // refuse refuses a request at entry, and unlocks.
 func (s *Shaper) refuse(ctx context.Context, now int64, n int, r rejection) error {
-	s.totals.count(r.reason)
-	s.totals.lastCall = s.at(now)
-	waiting := s.line.len
-	s.unlock()
+	waiting := s.deny(now, r)
 	err := r.error()
 	if s.trace.Refused != nil {
 		s.trace.Refused(ctx, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now), Err: err})
 	}
 	return err
+}
+
+// deny counts a refusal at entry, and unlocks. It returns how many wait.
+func (s *Shaper) deny(now int64, r rejection) (waiting int) {
+	s.totals.count(r.reason)
+	s.totals.enter(now)
+	waiting = s.line.len
+	s.unlock()
+	return waiting
 }

@@ -71,6 +71,10 @@ func intervalOf(r rate.Limit) interval {
 	if r == rate.Inf {
 		return interval{den: 1}
 	}
+	if r >= 1 && r == rate.Limit(math.Trunc(float64(r))) {
+		// A whole number is the simplest fraction, and no other is so near.
+		return interval{whole: int64(time.Second) / int64(r)}.with(uint64(time.Second)%uint64(r), uint64(r))
+	}
 	exact := new(big.Rat).SetFloat64(float64(r))
 	if exact == nil || exact.Sign() <= 0 {
 		return interval{den: 1} // Validate has refused it before.
@@ -83,6 +87,16 @@ func intervalOf(r rate.Limit) interval {
 	// fraction within ε·r of r has a denominator of at most about 1/√(ε·r).
 	whole, rest := new(big.Int).QuoRem(ns.Num(), ns.Denom(), new(big.Int))
 	return interval{whole: whole.Int64(), num: rest.Uint64(), den: ns.Denom().Uint64()}
+}
+
+// with returns i and num/den of a nanosecond, in lowest terms.
+func (i interval) with(num, den uint64) interval {
+	a, b := den, num // Euclid's algorithm
+	for b != 0 {
+		a, b = b, a%b
+	}
+	i.num, i.den = num/a, den/a
+	return i
 }
 
 // simplest returns the fraction of smallest denominator in [lo, hi], 0 < lo ≤ hi,

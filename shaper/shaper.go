@@ -101,7 +101,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if s.line.len == 1 {
 		s.bucket.since = nanos{whole: now}
 	}
-	s.totals.lastCall = s.at(now)
+	s.totals.enter(now)
 	s.changed = true
 	waiting := s.line.len
 	s.unlock()
@@ -213,7 +213,12 @@ func (s *Shaper) AllowN(n int) bool {
 	now := s.lock()
 	// With a depth of 0 whoever would have to wait meets a full line.
 	_, refusal := s.judge(now, int64(n), forever, 0)
-	if refusal.reason != nil {
+	switch {
+	case refusal.reason == nil:
+	case s.trace.Refused == nil:
+		s.deny(now, refusal) // Nobody wants the error, so none is made.
+		return false
+	default:
 		_ = s.refuse(context.Background(), now, n, refusal)
 		return false
 	}

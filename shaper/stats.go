@@ -32,9 +32,14 @@ type Stats struct {
 type totals struct {
 	departed, abandoned                   uint64
 	queueFull, tooLate, tooCostly, closed uint64
-	wait                                  int64 // nanoseconds
-	lastCall                              time.Time
+
+	wait    int64 // of those that departed, in nanoseconds
+	called  bool
+	entered int64 // when the last one was, if there was one
 }
+
+// enter notes the entry of a call that counts.
+func (t *totals) enter(now int64) { t.called, t.entered = true, now }
 
 // count counts a refusal.
 func (t *totals) count(reason error) {
@@ -61,7 +66,6 @@ func (s *Shaper) Stats() Stats {
 		Limits:    s.limits,
 		Waiting:   s.line.len,
 		Level:     s.bucket.level(now),
-		LastCall:  t.lastCall,
 		Departed:  t.departed,
 		Refused:   t.queueFull + t.tooLate + t.tooCostly + t.closed,
 		Abandoned: t.abandoned,
@@ -71,6 +75,9 @@ func (s *Shaper) Stats() Stats {
 		Closed:    t.closed,
 		TotalWait: time.Duration(t.wait),
 		Missed:    s.bucket.missed,
+	}
+	if t.called {
+		st.LastCall = s.at(t.entered)
 	}
 	if head := s.line.head; head != nil {
 		st.OldestWait = time.Duration(now - head.admitted)
