@@ -1,0 +1,297 @@
+package shaper_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// The benchmarks compare with x/time/rate, each in the same table: their names
+// are key=value pairs, so that benchstat -col /limiter sets them side by side.
+// No test depends on a figure of theirs; what may not allocate is a test.
+
+func mustMake(tb testing.TB, l shaper.Limits) *shaper.Shaper {
+	tb.Helper()
+	s, err := shaper.New(l)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// A wait allocates nothing once its shaper is warm, a call that may leave at
+// once never does, and a refusal makes its error.
+func TestCallsAllocateNothingOnceWarm(t *testing.T) {
+	inABubble := func(name string, want float64, l shaper.Limits, call func(context.Context, *shaper.Shaper) bool) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := mustMake(t, l)
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				wrong := 0
+				got := testing.AllocsPerRun(1000, func() {
+					if !call(ctx, s) {
+						wrong++
+					}
+				})
+				require.LessOrEqual(t, got, want)
+				require.LessOrEqual(t, wrong, 1, "of all calls only the first may come to something else")
+			})
+		})
+	}
+	waits := func(ctx context.Context, s *shaper.Shaper) bool {
+		before := s.Stats().TotalWait
+		return s.Wait(ctx) == nil && s.Stats().TotalWait > before
+	}
+	inABubble("wait", 0, shaper.Limits{Rate: 1000, Depth: 1}, waits)
+	inABubble("wait at a high rate", 0, shaper.Limits{Rate: 1e9, Depth: 1}, waits)
+	leaves := func(ctx context.Context, s *shaper.Shaper) bool { return s.Wait(ctx) == nil }
+	refused := func(ctx context.Context, s *shaper.Shaper) bool { return s.Wait(ctx) != nil }
+	inABubble("wait that leaves at once", 0, shaper.Limits{Rate: rate.Inf, Depth: 1}, leaves)
+	inABubble("wait within the burst", 0, shaper.Limits{Rate: 1, Burst: 2000, Depth: 1}, leaves)
+	inABubble("refusal", 1, shaper.Limits{Rate: 1}, refused)
+	inABubble("allow", 0, shaper.Limits{Rate: 1, Burst: 2000}, func(_ context.Context, s *shaper.Shaper) bool {
+		return s.Allow()
+	})
+	inABubble("allow refused", 1, shaper.Limits{Rate: 1}, func(_ context.Context, s *shaper.Shaper) bool {
+		return !s.Allow()
+	})
+}
+
+// eachParallelism runs call alone and from 64 goroutines.
+func eachParallelism(b *testing.B, name string, make func(b *testing.B) (call func())) {
+	b.Run(name+"/goroutines=1", func(b *testing.B) {
+		call := make(b)
+		b.ReportAllocs()
+		for b.Loop() {
+			call()
+		}
+	})
+	b.Run(name+"/goroutines=64", func(b *testing.B) {
+		call := make(b)
+		b.SetParallelism(max(1, 64/runtime.GOMAXPROCS(0)))
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				call()
+			}
+		})
+	})
+}
+
+// BenchmarkConforming is a call that may leave at once: the burst is larger
+// than the number of calls, so that nobody ever waits.
+func BenchmarkConforming(b *testing.B) {
+	const perSecond, burst = 1e9, 1e9
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	eachParallelism(b, "call=Wait/limiter=shaper", func(b *testing.B) func() {
+		s := mustMake(b, shaper.Limits{Rate: perSecond, Burst: burst, Depth: 1})
+		return func() { _ = s.Wait(ctx) }
+	})
+	eachParallelism(b, "call=Wait/limiter=x-time", func(*testing.B) func() {
+		l := rate.NewLimiter(perSecond, burst)
+		return func() { _ = l.Wait(ctx) }
+	})
+	eachParallelism(b, "call=Allow/limiter=shaper", func(b *testing.B) func() {
+		s := mustMake(b, shaper.Limits{Rate: perSecond, Burst: burst})
+		return func() { s.Allow() }
+	})
+	eachParallelism(b, "call=Allow/limiter=x-time", func(*testing.B) func() {
+		l := rate.NewLimiter(perSecond, burst)
+		return func() { l.Allow() }
+	})
+}
+
+// BenchmarkRefusal is a call that is turned away. Of the shaper it gets a
+// RejectError with an exact RetryAfter; x/time refuses only whose deadline is
+// too near, with a text.
+func BenchmarkRefusal(b *testing.B) {
+	// Three a day: nothing leaves while this runs.
+	const perSecond, depth = 3. / (24 * 60 * 60), 100
+	soon, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	eachParallelism(b, "call=Wait/limiter=shaper", func(b *testing.B) func() {
+		s := mustMake(b, shaper.Limits{Rate: perSecond, Depth: depth})
+		holdLine(b, s, depth)
+		return func() { _ = s.Wait(context.Background()) }
+	})
+	eachParallelism(b, "call=Wait-deadline/limiter=shaper", func(b *testing.B) func() {
+		s := mustMake(b, shaper.Limits{Rate: perSecond, Depth: depth})
+		holdLine(b, s, depth-1)
+		return func() { _ = s.Wait(soon) }
+	})
+	eachParallelism(b, "call=Wait-deadline/limiter=x-time", func(*testing.B) func() {
+		l := rate.NewLimiter(perSecond, 1)
+		l.Allow()
+		return func() { _ = l.Wait(soon) }
+	})
+	eachParallelism(b, "call=Allow/limiter=shaper", func(b *testing.B) func() {
+		s := mustMake(b, shaper.Limits{Rate: perSecond})
+		s.Allow()
+		return func() { s.Allow() }
+	})
+	eachParallelism(b, "call=Allow/limiter=x-time", func(*testing.B) func() {
+		l := rate.NewLimiter(perSecond, 1)
+		l.Allow()
+		return func() { l.Allow() }
+	})
+}
+
+// holdLine makes n requests wait until the shaper is closed.
+func holdLine(b *testing.B, s *shaper.Shaper, n int) {
+	b.Helper()
+	var wg sync.WaitGroup
+	s.Allow()
+	for range n {
+		wg.Go(func() { _ = s.Wait(context.Background()) })
+	}
+	for s.Stats().Waiting < n {
+		runtime.Gosched()
+	}
+	b.Cleanup(func() { _ = s.Close(); wg.Wait() })
+}
+
+// BenchmarkCancelMidLine is what it takes that one in the middle of a line of
+// 10,000 gives up and its call returns, and that its goroutine joins the end of
+// the line anew.
+func BenchmarkCancelMidLine(b *testing.B) {
+	const waiting, perSecond = 10_000, 1. / 60
+	b.Run("waiting=10000/limiter=shaper", func(b *testing.B) {
+		s := mustMake(b, shaper.Limits{Rate: perSecond, Depth: waiting})
+		s.Allow()
+		benchmarkCancel(b, waiting, s.Wait, func() int { return s.Stats().Waiting })
+	})
+	b.Run("waiting=10000/limiter=x-time", func(b *testing.B) {
+		l := rate.NewLimiter(perSecond, 1)
+		l.Allow()
+		benchmarkCancel(b, waiting, l.Wait, func() int { return int(-l.Tokens() + 1) })
+	})
+}
+
+func benchmarkCancel(b *testing.B, waiting int, wait func(context.Context) error, inLine func() int) {
+	b.Helper()
+
+	// A member of the line takes a context, waits until it ends, says so, and
+	// takes the next, until there is none.
+	type member struct {
+		cancel   context.CancelFunc
+		next     chan context.Context
+		returned chan struct{}
+	}
+	var wg sync.WaitGroup
+	line := make([]*member, waiting)
+	join := func(m *member) {
+		ctx, cancel := context.WithCancel(context.Background())
+		m.cancel = cancel
+		m.next <- ctx
+	}
+	for i := range line {
+		m := &member{next: make(chan context.Context, 1), returned: make(chan struct{}, 1)}
+		line[i] = m
+		wg.Go(func() {
+			for ctx := range m.next {
+				_ = wait(ctx)
+				m.returned <- struct{}{}
+			}
+		})
+		join(m)
+	}
+	for inLine() < waiting {
+		runtime.Gosched()
+	}
+
+	// The older half stays. The oldest of the younger half, in the middle of
+	// the line, leaves and becomes its last.
+	i := waiting / 2
+	b.ReportAllocs()
+	for b.Loop() {
+		m := line[i]
+		m.cancel()
+		<-m.returned
+		join(m)
+		if i++; i == waiting {
+			i = waiting / 2
+		}
+	}
+	for _, m := range line {
+		m.cancel()
+		close(m.next)
+	}
+	wg.Wait()
+}
+
+// BenchmarkWait is the closed loop: each of the goroutines waits again as soon
+// as it has left. At the full rate ns/op is the interval; rate_% says how much
+// of the rate came out. With 64 in the loop no more than 64 leave per wake-up,
+// so that timers of a millisecond bound it at 64,000/s.
+func BenchmarkWait(b *testing.B) {
+	for _, perSecond := range []int{10_000, 100_000, 1_000_000} {
+		for _, limiter := range []string{"shaper", "x-time"} {
+			b.Run(fmt.Sprintf("rate=%d/goroutines=64/limiter=%s", perSecond, limiter), func(b *testing.B) {
+				wait := rate.NewLimiter(rate.Limit(perSecond), 1).Wait
+				if limiter == "shaper" {
+					wait = mustMake(b, shaper.Limits{Rate: rate.Limit(perSecond), Depth: 128}).Wait
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				b.SetParallelism(max(1, 64/runtime.GOMAXPROCS(0)))
+				b.ReportAllocs()
+				b.RunParallel(func(pb *testing.PB) {
+					for pb.Next() {
+						_ = wait(ctx)
+					}
+				})
+				b.ReportMetric(100*float64(b.N)/b.Elapsed().Seconds()/float64(perSecond), "rate_%")
+			})
+		}
+	}
+}
+
+// BenchmarkSetLimits changes the rate while 10,000 wait. The shaper re-times
+// them; with x/time they keep the instants that they were given at arrival.
+func BenchmarkSetLimits(b *testing.B) {
+	const waiting = 10_000
+	slow := [2]shaper.Limits{
+		{Rate: 1. / 60, Depth: waiting},
+		{Rate: 1. / 70, Depth: waiting},
+	}
+	b.Run("waiting=10000/limiter=shaper", func(b *testing.B) {
+		s := mustMake(b, slow[0])
+		holdLine(b, s, waiting)
+		i := 0
+		b.ReportAllocs()
+		for b.Loop() {
+			i ^= 1
+			_ = s.SetLimits(slow[i])
+		}
+	})
+	b.Run("waiting=10000/limiter=x-time", func(b *testing.B) {
+		l := rate.NewLimiter(slow[0].Rate, 1)
+		l.Allow()
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for range waiting {
+			wg.Go(func() { _ = l.Wait(ctx) })
+		}
+		for l.Tokens() > -waiting+1 {
+			runtime.Gosched()
+		}
+		i := 0
+		b.ReportAllocs()
+		for b.Loop() {
+			i ^= 1
+			l.SetLimit(slow[i].Rate)
+		}
+		cancel()
+		wg.Wait()
+	})
+}

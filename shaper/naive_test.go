@@ -1,0 +1,319 @@
+package shaper_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// naiveQueue is the shaper that one writes first: a channel with room for depth
+// waiters and a goroutine that lets the head go at each tick of a time.Ticker.
+// It stays here as the reference that the real one is compared with, and the
+// tests below show what it gets wrong.
+type naiveQueue struct {
+	// mended is what one writes second: the goroutine reads each tick, whether
+	// anybody waits or not, and spends none on those who have left.
+	mended bool
+	// stall runs on the goroutine after each tick. It stands for wake-ups that
+	// come late, which virtual time does not have. nil means none.
+	stall func()
+
+	line   chan *naiveWaiter
+	ticker *time.Ticker
+	quit   chan struct{}
+	run    sync.WaitGroup
+}
+
+type naiveWaiter struct {
+	ctx   context.Context
+	leave chan struct{}
+}
+
+func newNaiveQueue(r rate.Limit, depth int) *naiveQueue {
+	return &naiveQueue{
+		line:   make(chan *naiveWaiter, depth),
+		ticker: time.NewTicker(time.Duration(float64(time.Second) / float64(r))),
+		quit:   make(chan struct{}),
+	}
+}
+
+// start is apart from newNaiveQueue so that the fields can be set in between.
+func (q *naiveQueue) start() {
+	if q.mended {
+		q.run.Go(q.releaseMended)
+	} else {
+		q.run.Go(q.release)
+	}
+}
+
+func (q *naiveQueue) stop() {
+	close(q.quit)
+	q.run.Wait()
+	q.ticker.Stop()
+}
+
+// release takes the head of the line, waits for a tick and lets it leave.
+func (q *naiveQueue) release() {
+	for {
+		var head *naiveWaiter
+		select {
+		case head = <-q.line:
+		case <-q.quit:
+			return
+		}
+		if !q.tick() {
+			return
+		}
+		close(head.leave)
+	}
+}
+
+// releaseMended waits for a tick and lets the first leave who is still there.
+func (q *naiveQueue) releaseMended() {
+	for q.tick() {
+		if head := q.firstAlive(); head != nil {
+			close(head.leave)
+		}
+	}
+}
+
+// tick waits for the next tick. It returns false if the queue is to stop.
+func (q *naiveQueue) tick() bool {
+	select {
+	case <-q.ticker.C:
+	case <-q.quit:
+		return false
+	}
+	if q.stall != nil {
+		q.stall()
+	}
+	return true
+}
+
+func (q *naiveQueue) firstAlive() *naiveWaiter {
+	for {
+		select {
+		case head := <-q.line:
+			if head.ctx.Err() == nil {
+				return head
+			}
+		default:
+			return nil
+		}
+	}
+}
+
+func (q *naiveQueue) Wait(ctx context.Context) error {
+	w := &naiveWaiter{ctx: ctx, leave: make(chan struct{})}
+	select {
+	case q.line <- w:
+	default:
+		return shaper.ErrQueueFull
+	}
+	select {
+	case <-w.leave:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// A paceline is calls of one Wait in a bubble, each let in after the one before
+// it has come to rest, so that their order in the line is that of their making.
+type paceline struct {
+	wait  func(context.Context) error
+	since time.Time
+
+	calls   sync.WaitGroup
+	mu      sync.Mutex
+	left    []time.Duration // since the start, in the order of departure
+	refused int
+}
+
+func newPaceline(wait func(context.Context) error) *paceline {
+	return &paceline{wait: wait, since: time.Now()}
+}
+
+// enter makes one call and returns what makes its caller give up.
+func (p *paceline) enter() (giveUp context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	p.calls.Go(func() {
+		err := p.wait(ctx)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		switch {
+		case err == nil:
+			p.left = append(p.left, time.Since(p.since))
+		case ctx.Err() == nil:
+			p.refused++
+		}
+	})
+	synctest.Wait()
+	return cancel
+}
+
+// inBothNaives runs f in a bubble for the bare queue and for the mended one.
+func inBothNaives(t *testing.T, f func(t *testing.T, mended bool)) {
+	t.Run("naive", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { f(t, false) })
+	})
+	t.Run("mended", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { f(t, true) })
+	})
+}
+
+// Of 1,000 who wait at 1,000/s nine in ten give up at once. The hundred who are
+// left need a second at the naive queue, 100 ms at the mended one and 99 ms at
+// the shaper, where the first need not wait for a tick.
+func TestNaiveSpendsTicksOnThoseWhoHaveLeft(t *testing.T) {
+	const calls, survives = 1000, 10 // every tenth
+	nineInTenGiveUp := func(p *paceline) {
+		for i := range calls {
+			giveUp := p.enter()
+			if i%survives != 0 {
+				defer giveUp()
+			}
+		}
+	}
+	evenly := func(first, gap time.Duration) (instants []time.Duration) {
+		for i := range calls / survives {
+			instants = append(instants, first+time.Duration(i)*gap)
+		}
+		return instants
+	}
+
+	inBothNaives(t, func(t *testing.T, mended bool) {
+		q := newNaiveQueue(1000, calls)
+		q.mended = mended
+		q.start()
+		defer q.stop()
+		p := newPaceline(q.Wait)
+		nineInTenGiveUp(p)
+		p.calls.Wait()
+		if mended {
+			require.Equal(t, evenly(time.Millisecond, time.Millisecond), p.left)
+		} else {
+			require.Equal(t, evenly(time.Millisecond, survives*time.Millisecond), p.left)
+			require.Equal(t, 991*time.Millisecond, time.Since(p.since))
+		}
+	})
+	t.Run("shaper", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: calls})
+			require.NoError(t, err)
+			p := newPaceline(s.Wait)
+			nineInTenGiveUp(p)
+			p.calls.Wait()
+			require.Equal(t, evenly(0, time.Millisecond), p.left)
+			require.Equal(t, 99*time.Millisecond, time.Since(p.since))
+		})
+	})
+}
+
+// In a full line all but two give up, and somebody new comes. The naive queue
+// refuses the newcomer, mended or not, as a channel can only be left at its
+// head.
+func TestNaiveKeepsThePlacesOfThoseWhoHaveLeft(t *testing.T) {
+	const depth = 10
+	allButTwoGiveUpAndOneComes := func(p *paceline) {
+		var giveUps []context.CancelFunc
+		for p.refused == 0 {
+			giveUps = append(giveUps, p.enter())
+		}
+		for _, giveUp := range giveUps[1 : len(giveUps)-2] {
+			giveUp()
+		}
+		synctest.Wait()
+		p.enter()
+		p.calls.Wait()
+	}
+
+	inBothNaives(t, func(t *testing.T, mended bool) {
+		q := newNaiveQueue(10, depth)
+		q.mended = mended
+		q.start()
+		defer q.stop()
+		p := newPaceline(q.Wait)
+		allButTwoGiveUpAndOneComes(p)
+		require.Equal(t, 2, p.refused, "the newcomer too, with two in a line of ten")
+		second := 1100 * time.Millisecond
+		if mended {
+			second = 200 * time.Millisecond
+		}
+		require.Equal(t, []time.Duration{100 * time.Millisecond, second}, p.left)
+	})
+	t.Run("shaper", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: depth})
+			require.NoError(t, err)
+			p := newPaceline(s.Wait)
+			allButTwoGiveUpAndOneComes(p)
+			require.Equal(t, 1, p.refused)
+			require.Equal(t, []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond}, p.left)
+		})
+	})
+}
+
+// A ticker that nobody reads keeps one tick. After idle time it lets somebody
+// go at once and the next at the next beat, here 5 ms later instead of 100. One
+// that is read all the time keeps none, but then somebody who comes alone waits
+// for the beat, here for 95 ms.
+func TestNaiveKeepsATickFromIdleTime(t *testing.T) {
+	twoCome := func(p *paceline, after time.Duration) {
+		time.Sleep(after)
+		p.enter()
+		p.enter()
+		p.calls.Wait()
+	}
+
+	inBothNaives(t, func(t *testing.T, mended bool) {
+		q := newNaiveQueue(10, 2)
+		q.mended = mended
+		q.start()
+		defer q.stop()
+		p := newPaceline(q.Wait)
+		if mended {
+			twoCome(p, 305*time.Millisecond)
+			require.Equal(t, []time.Duration{400 * time.Millisecond, 500 * time.Millisecond}, p.left)
+		} else {
+			twoCome(p, 295*time.Millisecond)
+			require.Equal(t, []time.Duration{295 * time.Millisecond, 300 * time.Millisecond}, p.left)
+		}
+	})
+	t.Run("shaper", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 2})
+			require.NoError(t, err)
+			p := newPaceline(s.Wait)
+			twoCome(p, 305*time.Millisecond)
+			require.Equal(t, []time.Duration{305 * time.Millisecond, 405 * time.Millisecond}, p.left)
+		})
+	})
+}
+
+// At 10,000/s, each wake-up nearly a millisecond late, as Go's timers on Linux
+// are: of ten ticks the ticker keeps one and drops the others for good, so that
+// a tenth of the rate is left. The shaper is held to its account of lateness by
+// TestLatenessIsMadeUpOrCounted on real threads, as virtual time has none.
+func TestNaiveLosesTheTicksOfLateWakeUps(t *testing.T) {
+	inBothNaives(t, func(t *testing.T, mended bool) {
+		q := newNaiveQueue(10_000, 100)
+		q.mended = mended
+		q.stall = func() { time.Sleep(950 * time.Microsecond) }
+		q.start()
+		defer q.stop()
+		p := newPaceline(q.Wait)
+		for range 100 {
+			p.enter()
+		}
+		p.calls.Wait()
+		require.Equal(t, 95_100*time.Microsecond, p.left[99], "instead of 10 ms")
+	})
+}
