@@ -82,12 +82,15 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 		return nil
 	}
 	done := ctx.Done()
-	deadline, timed := ctx.Deadline()
+	ends := int64(forever)
+	if deadline, timed := ctx.Deadline(); timed {
+		ends = s.since(deadline)
+	}
 
 	now := s.lock()
 	left := time.Duration(forever)
-	if timed {
-		left = max(0, time.Until(deadline))
+	if ends < forever {
+		left = time.Duration(max(0, ends-now))
 	}
 	wait, refusal := s.judge(now, int64(n), left, s.limits.Depth)
 	switch {
@@ -324,6 +327,16 @@ func (s *Shaper) unlock() {
 		s.arm()
 	}
 	s.mu.Unlock()
+}
+
+// since is a time as an instant of the shaper's clock. The lock need not be
+// held.
+func (s *Shaper) since(t time.Time) int64 {
+	if t != t.Round(0) { // It has a reading of the monotonic clock, as we have.
+		return int64(t.Sub(s.epoch))
+	}
+	// The wall clock may have been set since New: only how far off t is counts.
+	return sum(int64(time.Until(t)), int64(time.Since(s.epoch)))
 }
 
 // at is an instant of the shaper's clock as a time.
