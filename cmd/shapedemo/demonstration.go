@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// A trial is one firing of the burst.
+type trial struct {
+	tally
+	arrived  []time.Time // at what it was fired at
+	reached  []time.Time // the upstream, as it wrote down itself
+	passages []*passage  // at the shaper; none if there was none
+}
+
+// span is from the first arrival to the last thing that happened. There must be
+// an arrival.
+func (t trial) span() (begin, end time.Time) {
+	begin, end = t.arrived[0], t.arrived[len(t.arrived)-1]
+	if n := len(t.reached); n > 0 && t.reached[n-1].After(end) {
+		end = t.reached[n-1]
+	}
+	return begin, end
+}
+
+// showBurst fires the burst twice, straight at the upstream and through a
+// shaper of its own on a free port, and shows what came of it. The status is
+// that of -once.
+func showBurst(ctx context.Context, t *terminal, c config, f *fragile) (status int, err error) {
+	m := meaningOf(c.limits)
+	introduce(t, m, f.size)
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return exitFailed, err
+	}
+	p, err := startProxy(l, c.limits, f.url)
+	if err != nil {
+		_ = l.Close()
+		return exitFailed, err
+	}
+	defer p.close()
+
+	sends := ragged(c.burst, spanOf(c.burst, f.size))
+	t.say("%d requests straight at the upstream ...", c.burst)
+	straight, err := fireStraight(ctx, f, sends)
+	if err != nil {
+		return exitFailed, err
+	}
+	t.say("%d requests through the shaper%s ...\n", c.burst, takesAbout(m, sends))
+	shaped, err := fireShaped(ctx, t, f, p, sends)
+	if err != nil {
+		return exitFailed, err
+	}
+
+	t.say("%s", picture(t, m, straight, shaped))
+	t.say("%s", table(t, straight, shaped))
+	faults := judge(m, f.size, straight, shaped)
+	t.say("%s", verdict(t, m, straight, shaped, faults))
+	if len(faults) > 0 {
+		return exitFailed, nil
+	}
+	if c.svg != "" {
+		if err := os.WriteFile(c.svg, []byte(drawing(m, shaped)), 0o644); err != nil {
+			return exitFailed, err
+		}
+		t.say("The picture is in %s.", c.svg)
+	}
+	return exitOK, nil
+}
+
+// introduce says what is about to be shown.
+func introduce(t *terminal, m meaning, s size) {
+	t.say("%s\n", t.in(bold, "A burst goes in, a comb comes out."))
+	explain(t, m)
+	t.say("  upstream   %s of %s, up to %s/s; answers 503 when more press in\n",
+		counted(int(s.workers), "worker"), humane(s.service.Seconds()), decimal(s.perSecond()))
+}
+
+// explain says what the limits mean.
+func explain(t *terminal, m meaning) {
+	const indent = ":\n             "
+	t.say("  limits     %s%s%s", m.limits, indent, strings.ReplaceAll(m.String(), "; ", ";"+indent[1:]))
+}
+
+// takesAbout announces a run that lasts longer than people wait unasked.
+func takesAbout(m meaning, sends []time.Duration) string {
+	if m.endless || len(sends) == 0 {
+		return ""
+	}
+	span := sends[len(sends)-1].Seconds()
+	served := min(float64(len(sends)), float64(m.fits())+m.rate*span)
+	seconds := max(span, (served-float64(m.atOnce))*m.every)
+	if seconds < 1 {
+		return ""
+	}
+	return fmt.Sprintf("; this takes about %s", humane(float64(int(seconds*10+0.5))/10))
+}
+
+func fireStraight(ctx context.Context, f *fragile, sends []time.Duration) (trial, error) {
+	f.reached.start()
+	answers, err := fire(ctx, burstURL(f.url), sends)
+	reached := f.reached.stop()
+	return trial{tally: count(answers), arrived: reached, reached: reached}, err
+}
+
+func fireShaped(ctx context.Context, t *terminal, f *fragile, p *proxy, sends []time.Duration) (trial, error) {
+	target, err := url.Parse(p.url)
+	if err != nil {
+		return trial{}, err
+	}
+	unwatch := watchShaper(t, p)
+	defer unwatch()
+	f.reached.start()
+	p.log.start()
+	answers, err := fire(ctx, burstURL(target), sends)
+	shaped := trial{tally: count(answers), reached: f.reached.stop()}
+	if err != nil {
+		return trial{}, err // Some passages may still be under way.
+	}
+	shaped.passages = p.log.stop()
+	for _, at := range byArrival(shaped.passages) {
+		shaped.arrived = append(shaped.arrived, at.arrived)
+	}
+	return shaped, nil
+}

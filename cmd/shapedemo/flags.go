@@ -1,0 +1,144 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"example.com/leakybucket/shaper"
+)
+
+const (
+	defaultAddr   = "127.0.0.1:8080"
+	defaultLimits = "50/s depth 100"
+	defaultBurst  = 150
+
+	// mostBurst keeps the burst within the files that a process may open: each
+	// of its requests has a connection of its own, with two ends.
+	mostBurst = 10_000
+)
+
+const usage = `shapedemo: a burst goes in, a comb comes out
+
+Starts a fragile upstream and, in front of it, a reverse proxy with the shaper.
+Fires the same burst straight at the upstream and through the shaper, shows
+what came of it, and then serves until Ctrl-C, which lets the line leave first.
+
+Flags:
+  -addr HOST:PORT   where to serve (default ` + defaultAddr + `; if that is taken,
+                    a free port; -once uses free ports only)
+  -limits TEXT      rate, burst, depth, longest wait (default "` + defaultLimits + `")
+  -burst N          requests in the burst (default 150; 0 fires none)
+  -upstream URL     put the shaper in front of this server instead of the
+                    fragile one; no burst is fired then
+  -once             show the burst and exit: status 0 if the upstream failed
+                    without the shaper and, behind it, did not, and exactly
+                    what does not fit was refused
+  -svg FILE         as -once, and draw the run in FILE
+  -h                this text
+
+Examples:
+  shapedemo
+  shapedemo -once
+  shapedemo -limits "20/s burst 5 depth 40" -burst 80
+  shapedemo -limits "50/s depth 100 wait 1s"        nobody waits longer than 1 s
+  shapedemo -limits "50/s burst 10 depth 0"         nobody waits: refuses only
+  shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"
+`
+
+// A config is what the flags say.
+type config struct {
+	addr      string
+	addrGiven bool // by the user: then no other port will do
+	limits    shaper.Limits
+	burst     int
+	upstream  *url.URL // nil: the fragile one
+	once      bool
+	svg       string // file to draw the run in; "": none
+}
+
+// parseFlags reads the command line. An error names the flag and quotes its
+// value; flag.ErrHelp says that the usage is wanted.
+func parseFlags(args []string) (config, error) {
+	standard, err := shaper.ParseLimits(defaultLimits)
+	if err != nil {
+		return config{}, err
+	}
+	c := config{burst: defaultBurst}
+	f := flag.NewFlagSet("shapedemo", flag.ContinueOnError)
+	f.SetOutput(io.Discard) // The errors come back, and go out as one line.
+	f.StringVar(&c.addr, "addr", defaultAddr, "")
+	f.TextVar(&c.limits, "limits", standard, "")
+	f.Func("burst", "", c.setBurst)
+	f.Func("upstream", "", c.setUpstream)
+	f.BoolVar(&c.once, "once", false, "")
+	f.Func("svg", "", c.setSVG)
+	if err := f.Parse(args); err != nil {
+		return config{}, err
+	}
+	f.Visit(func(set *flag.Flag) { c.addrGiven = c.addrGiven || set.Name == "addr" })
+	switch {
+	case f.NArg() > 0:
+		return config{}, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case c.svg != "" && c.upstream != nil:
+		return config{}, fmt.Errorf("-svg %q draws the burst, which is not fired at -upstream %q", c.svg, c.upstream)
+	case c.once && c.upstream != nil:
+		return config{}, fmt.Errorf("-once fires a burst, which is not done to -upstream %q", c.upstream)
+	case c.once && c.burst == 0:
+		return config{}, errors.New(`-once shows a burst, and -burst "0" fires none`)
+	}
+	return c, nil
+}
+
+func (c *config) setBurst(text string) error {
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil:
+		return errors.New("must be a whole number")
+	case n < 0:
+		return errors.New("must not be negative")
+	case n > mostBurst:
+		return fmt.Errorf("must be at most %d", mostBurst)
+	}
+	c.burst = n
+	return nil
+}
+
+func (c *config) setUpstream(text string) error {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		// Without the text, which the flag package quotes already.
+		if e, ok := errors.AsType[*url.Error](err); ok {
+			return e.Err
+		}
+		return err
+	case u.Scheme != "http" && u.Scheme != "https":
+		return errors.New("must begin with http:// or https://")
+	case u.Hostname() == "":
+		return errors.New("has no host")
+	}
+	c.upstream = u
+	return nil
+}
+
+// setSVG looks at the folder now, lest a run is over before its picture turns
+// out to have no place.
+func (c *config) setSVG(text string) error {
+	if text == "" {
+		return errors.New("must name a file")
+	}
+	if _, err := os.Stat(filepath.Dir(text)); err != nil {
+		return err
+	}
+	if at, err := os.Stat(text); err == nil && at.IsDir() {
+		return errors.New("is a folder")
+	}
+	c.svg, c.once = text, true
+	return nil
+}

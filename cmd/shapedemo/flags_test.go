@@ -1,0 +1,83 @@
+package main
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+
+	for name, c := range map[string]struct {
+		args []string
+		says []string // the flag and its value
+	}{
+		"unknown flag":      {[]string{"-frobnicate"}, []string{"-frobnicate"}},
+		"missing value":     {[]string{"-burst"}, []string{"-burst"}},
+		"argument":          {[]string{"50/s"}, []string{`"50/s"`}},
+		"argument at end":   {[]string{"-once", "now"}, []string{`"now"`}},
+		"no limits":         {[]string{"-limits", ""}, []string{"-limits", `""`}},
+		"bad limits":        {[]string{"-limits", "50 apples"}, []string{"-limits", `"50 apples"`}},
+		"no rate":           {[]string{"-limits", "0/s depth 3"}, []string{"-limits", `"0/s depth 3"`}},
+		"newline in limits": {[]string{"-limits", "50/s\ndepht 3"}, []string{"-limits"}},
+		"burst no number":   {[]string{"-burst", "many"}, []string{"-burst", `"many"`}},
+		"negative burst":    {[]string{"-burst", "-1"}, []string{"-burst", `"-1"`, "negative"}},
+		"huge burst":        {[]string{"-burst", "10001"}, []string{"-burst", `"10001"`, "10000"}},
+		"burst beyond int":  {[]string{"-burst", "99999999999999999999"}, []string{"-burst", `"99999999999999999999"`}},
+		"url without http":  {[]string{"-upstream", "localhost:3000"}, []string{"-upstream", `"localhost:3000"`, "http://"}},
+		"url without host":  {[]string{"-upstream", "http://"}, []string{"-upstream", `"http://"`, "host"}},
+		"url unparsable":    {[]string{"-upstream", "http://[::1"}, []string{"-upstream", `"http://[::1"`}},
+		"url empty":         {[]string{"-upstream", ""}, []string{"-upstream", `""`}},
+		"once and upstream": {[]string{"-once", "-upstream", "http://x"}, []string{"-once", `-upstream "http://x"`}},
+		"svg and upstream":  {[]string{"-svg", "x.svg", "-upstream", "http://x"}, []string{`-svg "x.svg"`, `-upstream "http://x"`}},
+		"once of nothing":   {[]string{"-once", "-burst", "0"}, []string{"-once", `-burst "0"`}},
+		"svg without place": {[]string{"-svg", "no/such/folder/x.svg"}, []string{"-svg", `"no/such/folder/x.svg"`}},
+		"svg is a folder":   {[]string{"-svg", "."}, []string{"-svg", `"."`, "folder"}},
+		"svg without name":  {[]string{"-svg", ""}, []string{"-svg", `""`}},
+		"addr without port": {[]string{"-addr", "localhost"}, []string{"-addr", `"localhost"`}},
+		"addr taken":        {[]string{"-addr", taken.Addr().String()}, []string{"-addr", taken.Addr().String(), "in use"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(c.args...)
+			require.Equal(t, exitUsage, p.ends(t))
+			require.Empty(t, p.stdout.String())
+			said := p.stderr.String()
+			require.Equal(t, 1, strings.Count(said, "\n"), said)
+			require.True(t, strings.HasPrefix(said, "shapedemo: "), said)
+			for _, says := range c.says {
+				require.Contains(t, said, says)
+			}
+		})
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	c, err := parseFlags(nil)
+	require.NoError(t, err)
+	require.Equal(t, "127.0.0.1:8080", c.addr)
+	require.False(t, c.addrGiven)
+	require.Equal(t, "50/s depth 100", c.limits.String())
+	require.Equal(t, 150, c.burst)
+	require.Nil(t, c.upstream)
+	require.False(t, c.once)
+}
+
+func TestOnlyTheUsualPortMayMove(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+
+	free, err := newDoor(config{addr: taken.Addr().String()})
+	require.NoError(t, err)
+	defer free.close()
+	require.True(t, free.moved)
+	require.NotEqual(t, taken.Addr().String(), free.listener.Addr().String())
+
+	_, err = newDoor(config{addr: taken.Addr().String(), addrGiven: true})
+	require.Error(t, err)
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A screen is what a run under test writes to, and what the test reads at the
+// same time.
+type screen struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// awaits returns the first match of pattern, as soon as there is one.
+func (s *screen) awaits(t *testing.T, pattern string) string {
+	t.Helper()
+	var found string
+	require.Eventually(t, func() bool {
+		found = regexp.MustCompile(pattern).FindString(s.String())
+		return found != ""
+	}, 10*time.Second, 5*time.Millisecond, "no %s in what was shown", pattern)
+	return found
+}
+
+// A program is a run of the whole program.
+type program struct {
+	signals        chan os.Signal
+	stdout, stderr screen
+	status         chan int // has room for the one status
+}
+
+// start runs the program until it ends; the test must see it end.
+func start(args ...string) *program { return startOn(nil, args...) }
+
+// startOn is start with another standard output than the screen.
+func startOn(stdout io.Writer, args ...string) *program {
+	p := &program{signals: make(chan os.Signal, 2), status: make(chan int, 1)}
+	if stdout == nil {
+		stdout = &p.stdout
+	}
+	go func() { p.status <- run(p.signals, args, stdout, &p.stderr) }()
+	return p
+}
+
+// ends returns the exit status.
+func (p *program) ends(t *testing.T) int {
+	t.Helper()
+	select {
+	case status := <-p.status:
+		return status
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, "the program does not end", p.stdout.String())
+		return 0
+	}
+}
+
+func TestOnceShowsTheBurstAndSucceeds(t *testing.T) {
+	p := start("-once", "-limits", "60/s depth 20", "-burst", "120")
+	require.Equal(t, exitOK, p.ends(t), "%s%s", &p.stdout, &p.stderr)
+	require.Empty(t, p.stderr.String())
+	shown := p.stdout.String()
+	require.Contains(t, shown, "20 may wait, the last for 333 ms")
+	require.Contains(t, shown, "request 22 of a simultaneous burst is refused with 429")
+	require.Contains(t, shown, "straight: 120 reach the upstream")
+	require.Contains(t, shown, "shaped: 120 arrive at the proxy")
+	require.Regexp(t, `(?m)^  sent +120 +120$`, shown)
+	require.Regexp(t, `(?m)^  refused with 429 +0 +[1-9]`, shown)
+	require.Regexp(t, `(?m)^  failed \(5xx\) +[1-9]\d* +0$`, shown)
+	require.NotContains(t, shown, "\x1b", "colour without a terminal")
+	require.NotContains(t, shown, "\r", "a live line without a terminal")
+	require.NotContains(t, shown, "Serving")
+}
+
+func TestOnceFailsIfTheUpstreamStandsTheBurst(t *testing.T) {
+	p := start("-once", "-limits", "100/s depth 10", "-burst", "3")
+	require.Equal(t, exitFailed, p.ends(t))
+	require.Contains(t, p.stdout.String(), "nothing to show: try a larger -burst")
+}
+
+func TestOnceFailsIfTheShaperLetsTheUpstreamFail(t *testing.T) {
+	p := start("-once", "-limits", "inf", "-burst", "60")
+	require.Equal(t, exitFailed, p.ends(t))
+	require.Contains(t, p.stdout.String(), "failed behind the shaper")
+}
+
+func TestInterruptEndsTheBurstPromptly(t *testing.T) {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		p := start("-once", "-limits", "1 per 10s depth 100", "-burst", "30")
+		p.stdout.awaits(t, `through the shaper; this takes about 4\.\d+ min`)
+		p.signals <- sig
+		require.Equal(t, exitInterrupted, p.ends(t))
+		require.Equal(t, "shapedemo: interrupted\n", p.stderr.String())
+	}
+}
+
+// A brokenPipe takes so many writes and fails after them.
+type brokenPipe struct{ writes int }
+
+func (b *brokenPipe) Write(p []byte) (int, error) {
+	if b.writes--; b.writes < 0 {
+		return 0, errors.New("broken pipe")
+	}
+	return len(p), nil
+}
+
+func TestNobodyReadingEndsTheProgram(t *testing.T) {
+	for _, c := range []struct {
+		writes int
+		args   []string
+	}{
+		{0, []string{"-once", "-limits", "1 per 10s depth 100", "-burst", "30"}},
+		{4, []string{"-once", "-limits", "1 per 10s depth 100", "-burst", "30"}},
+		{1, []string{"-addr", "127.0.0.1:0", "-burst", "0"}},
+	} {
+		p := startOn(&brokenPipe{c.writes}, c.args...)
+		require.Equal(t, exitFailed, p.ends(t))
+		require.Equal(t, "shapedemo: broken pipe\n", p.stderr.String())
+	}
+}
+
+func TestHelpShowsExamples(t *testing.T) {
+	p := start("-h")
+	require.Equal(t, exitOK, p.ends(t))
+	require.Contains(t, p.stdout.String(), "Examples:")
+	require.Empty(t, p.stderr.String())
+	for line := range strings.Lines(p.stdout.String()) {
+		require.LessOrEqual(t, len(line), 81, line)
+	}
+}
