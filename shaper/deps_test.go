@@ -1,0 +1,300 @@
+package shaper_test
+
+// The rules of the house as tests: who may import whom, and what must agree
+// across the tree. They read every file of it, so that the go command's test
+// cache notices a change anywhere, not only in this package.
+
+import (
+	"cmp"
+	"encoding/json"
+	"go/parser"
+	"go/token"
+	"go/version"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// importPolicy says what the packages of the root module may import. Don't
+// change it to make a build pass. A line reads "package: what it may import";
+// "test" stands for all tests, "*" for every package without a line. The words
+// are import paths, paths within the module, and "std", the standard library.
+const importPolicy = `
+	# The idea knows no engine, no file format and no metrics library: whoever
+	# needs a line pays for nothing else. The type of a rate is x/time's, so that
+	# users of its limiter need not convert.
+	shaper: std golang.org/x/time/rate
+
+	# What users copy from and what they run needs nothing beside the idea, or the
+	# root module would bring them more than they asked for.
+	*: std shaper
+
+	# testify's require (assert goes on after a failure, and reports what follows
+	# from it), goleak for goroutines left behind, x/time/rate as the rival.
+	test: std shaper github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+`
+
+// rootRequires are the modules that the root module may require directly.
+// Everyone who uses it has them in his go.sum, so there will be no fourth:
+// another dependency gets a nested module.
+var rootRequires = []string{
+	"github.com/stretchr/testify",
+	"go.uber.org/goleak",
+	"golang.org/x/time",
+}
+
+const (
+	root       = ".." // the tree, from this package's folder
+	rootModule = "example.com/leakybucket"
+
+	goLine       = "1.26.0"   // the oldest Go that the dependencies allow
+	minToolchain = "go1.26.6" // the oldest release that we build with, for its security fixes
+)
+
+// command matches the packages of a command, up to the command's name.
+var command = regexp.MustCompile(`^` + rootModule + `/cmd/[^/]+`)
+
+func TestRootModuleImportsOnlyWhatThePolicyAllows(t *testing.T) {
+	policy := parsePolicy(t)
+	met := map[string]bool{"test": true, "*": true}
+	for _, p := range listPackages(t, root) {
+		name := "*"
+		if policy[relative(p.ImportPath)] != nil {
+			name = relative(p.ImportPath)
+			met[name] = true
+		}
+		for _, imp := range p.Imports {
+			require.Truef(t, p.owns(imp) || allowed(policy[name], imp),
+				"%s imports %s; the policy allows %q", p.ImportPath, imp, policy[name])
+		}
+		for _, imp := range p.testImports() {
+			require.Truef(t, p.owns(imp) || allowed(policy["test"], imp),
+				"a test of %s imports %s; the policy allows %q", p.ImportPath, imp, policy["test"])
+		}
+	}
+	for name := range policy {
+		require.Truef(t, met[name], "the policy has a line for %s, which does not exist", name)
+	}
+}
+
+func TestRootModuleRequiresThreeModulesDirectly(t *testing.T) {
+	var direct []string
+	for _, m := range regexp.MustCompile(`(?m)^(?:require)?\s+(\S+) v\S+$`).FindAllStringSubmatch(modFile(t, root), -1) {
+		direct = append(direct, m[1])
+	}
+	require.ElementsMatch(t, rootRequires, direct)
+}
+
+// Commands are where everything meets. Whoever wants to import one has found a
+// package that should exist.
+func TestNothingImportsACommand(t *testing.T) {
+	for _, dir := range moduleDirs(t) {
+		for _, p := range listPackages(t, dir) {
+			for _, imp := range append(p.testImports(), p.Imports...) {
+				require.Falsef(t, command.MatchString(imp) && !p.owns(imp), "%s imports the command %s", p.ImportPath, imp)
+			}
+		}
+	}
+}
+
+// A nested module joins the shaper to the one dependency it is there for. If
+// one imported another, whoever wants gRPC would get Redis. Commands are the
+// only places that know several.
+func TestNestedModulesDoNotImportEachOther(t *testing.T) {
+	nested := moduleDirs(t)[1:]
+	for _, dir := range nested {
+		if command.MatchString(modulePath(dir)) {
+			continue
+		}
+		for _, p := range listPackages(t, dir) {
+			for _, imp := range append(p.testImports(), p.Imports...) {
+				for _, other := range nested {
+					isOther := other != dir && strings.HasPrefix(imp+"/", modulePath(other)+"/")
+					require.Falsef(t, isOther, "%s imports %s, of another nested module", p.ImportPath, imp)
+				}
+			}
+		}
+	}
+}
+
+// Within a workspace only go.work's toolchain line counts, outside of it only
+// the module's own: where they differ, a bug shows in one and hides in the other.
+func TestGoAndToolchainLinesAgree(t *testing.T) {
+	lines := regexp.MustCompile(`(?m)^(?:go|toolchain) \S+$`)
+	workspace, err := os.ReadFile(filepath.Join(root, "go.work"))
+	require.NoError(t, err)
+	want := lines.FindAllString(string(workspace), -1)
+	require.Len(t, want, 2, "go.work has a go line and a toolchain line")
+	require.Equal(t, "go "+goLine, want[0])
+	toolchain := strings.TrimPrefix(want[1], "toolchain ")
+	require.Truef(t, version.Compare(toolchain, minToolchain) >= 0, "the toolchain is %s, must be at least %s", toolchain, minToolchain)
+	for _, dir := range moduleDirs(t) {
+		require.Equal(t, want, lines.FindAllString(modFile(t, dir), -1), "in %s", dir)
+	}
+}
+
+func TestEveryModuleIsInTheWorkspaceAndNamedForItsFolder(t *testing.T) {
+	var work struct{ Use []struct{ DiskPath string } }
+	require.NoError(t, json.Unmarshal(goCommand(t, root, "work", "edit", "-json", "go.work"), &work))
+	var used []string
+	for _, u := range work.Use {
+		used = append(used, filepath.Join(root, u.DiskPath))
+	}
+	require.ElementsMatch(t, moduleDirs(t), used)
+	for _, dir := range moduleDirs(t) {
+		require.Contains(t, modFile(t, dir), "module "+modulePath(dir)+"\n")
+	}
+}
+
+// Two package comments are shown one after the other, in the order of their
+// files' names. Those of _test files are not shown, but in a folder that has
+// nothing else they are all that a reader finds.
+func TestEveryFolderHasOnePackageComment(t *testing.T) {
+	comments, testComments := map[string][]string{}, map[string][]string{}
+	for _, file := range treeFiles(t) {
+		if filepath.Ext(file) != ".go" {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.PackageClauseOnly)
+		require.NoError(t, err)
+		found, dir := comments, filepath.Dir(file)
+		if strings.HasSuffix(file, "_test.go") {
+			found = testComments
+		}
+		found[dir] = append(found[dir], parsed.Doc.Text()) // "" without one
+	}
+	for dir, found := range testComments {
+		if comments[dir] == nil {
+			comments[dir] = found
+		}
+	}
+	for dir, found := range comments {
+		found = slices.DeleteFunc(found, func(comment string) bool { return comment == "" })
+		require.Lenf(t, found, 1, "the package comments in %s, must be exactly one", dir)
+	}
+}
+
+// A path of somebody's machine works nowhere else, and tells of its owner.
+func TestNoFileNamesAPathOfAMachine(t *testing.T) {
+	homes := regexp.MustCompile(`(?:^|[^\w.\-])(?:/(?:home|root|Users)/|[A-Z]:\\Users\\)\w+`)
+	here, err := filepath.Abs(root)
+	require.NoError(t, err)
+	for _, file := range treeFiles(t) {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if slices.Contains(text, 0) {
+			continue // a picture or the like
+		}
+		require.Emptyf(t, homes.FindString(string(text)), "%s names a home folder", file)
+		// A tree in a folder of one word, such as "/src", says nothing.
+		if strings.Count(here, string(filepath.Separator)) > 1 {
+			require.NotContainsf(t, string(text), here, "%s names the folder that this tree is in", file)
+		}
+	}
+}
+
+type goPackage struct {
+	ImportPath                         string
+	Imports, TestImports, XTestImports []string
+}
+
+func (p goPackage) testImports() []string { return slices.Concat(p.TestImports, p.XTestImports) }
+
+// owns says whether imp is of the same command, or p itself or below it.
+func (p goPackage) owns(imp string) bool {
+	return strings.HasPrefix(imp+"/", cmp.Or(command.FindString(p.ImportPath), p.ImportPath)+"/")
+}
+
+// listPackages returns the packages of the module in dir, once for each system
+// that may have files of its own.
+func listPackages(t *testing.T, dir string) (packages []goPackage) {
+	for _, goos := range []string{"linux", "darwin", "windows"} {
+		t.Setenv("GOOS", goos)
+		d := json.NewDecoder(strings.NewReader(string(goCommand(t, dir, "list", "-json", "./..."))))
+		for d.More() {
+			var p goPackage
+			require.NoError(t, d.Decode(&p))
+			packages = append(packages, p)
+		}
+	}
+	return packages
+}
+
+func goCommand(t *testing.T, dir string, args ...string) []byte {
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoErrorf(t, err, "go %s in %s: %s", strings.Join(args, " "), dir, &stderr)
+	return out
+}
+
+func parsePolicy(t *testing.T) map[string][]string {
+	policy, reasoned := map[string][]string{}, false
+	for line := range strings.Lines(importPolicy) {
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			reasoned = line != ""
+			continue
+		}
+		name, words, ok := strings.Cut(line, ": ")
+		require.Truef(t, ok && reasoned, "the policy's line %q must read \"package: imports\" and have its reason above it", line)
+		policy[name] = strings.Fields(words)
+	}
+	return policy
+}
+
+func allowed(words []string, imp string) bool {
+	first, _, _ := strings.Cut(imp, "/")
+	isStd := !strings.Contains(first, ".") // All other paths begin with a host's name.
+	return isStd && slices.Contains(words, "std") || slices.Contains(words, relative(imp))
+}
+
+func relative(imp string) string { return strings.TrimPrefix(imp, rootModule+"/") }
+
+// moduleDirs returns the folders of all modules of the tree, the root's first.
+func moduleDirs(t *testing.T) (dirs []string) {
+	for _, file := range treeFiles(t) {
+		if filepath.Base(file) == "go.mod" {
+			dirs = append(dirs, filepath.Dir(file))
+		}
+	}
+	slices.Sort(dirs)
+	require.Equal(t, root, dirs[0])
+	return dirs
+}
+
+func modFile(t *testing.T, dir string) string {
+	text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	require.NoError(t, err)
+	return string(text)
+}
+
+// modulePath is the path that the module in dir must have.
+func modulePath(dir string) string {
+	return rootModule + filepath.ToSlash(strings.TrimPrefix(dir, root))
+}
+
+// treeFiles returns all files of the tree but those that git, editors and the
+// like keep in folders whose names begin with a dot.
+func treeFiles(t *testing.T) (files []string) {
+	require.NoError(t, filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && file != root && strings.HasPrefix(d.Name(), ".") && d.Name() != ".ci":
+			return filepath.SkipDir
+		case d.Type().IsRegular():
+			files = append(files, file)
+		}
+		return nil
+	}))
+	return files
+}
