@@ -84,8 +84,8 @@ func introduce(t *terminal, m meaning, s size) {
 
 // explain says what the limits mean.
 func explain(t *terminal, m meaning) {
-	const indent = ":\n             "
-	t.say("  limits     %s%s%s", m.limits, indent, strings.ReplaceAll(m.String(), "; ", ";"+indent[1:]))
+	const under = "\n             "
+	t.say("  limits     %s:%s%s", m.limits, under, strings.ReplaceAll(m.String(), "; ", ";"+under))
 }
 
 // takesAbout announces a run that lasts longer than people wait unasked.

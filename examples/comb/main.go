@@ -1,0 +1,28 @@
+// Comb sends a burst of five through a shaper and prints when each one leaves.
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+func main() {
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 3}) // 50 a second, 3 may wait
+	if err != nil {
+		panic(err)
+	}
+	start, done := time.Now(), make(chan string)
+	for i := range 5 {
+		go func() {
+			err := s.Wait(context.Background())
+			done <- fmt.Sprint(time.Since(start).Round(time.Millisecond), " request ", i, ": ", err)
+		}()
+		time.Sleep(time.Millisecond) // They come in the order of their numbers.
+	}
+	for range 5 {
+		fmt.Println(<-done)
+	}
+}
