@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
 )
-
-// statusClientGone is the status that access logs get for a client that has
-// gone: nginx's 499, for which net/http has no name.
-const statusClientGone = 499
 
 // Middleware returns net/http middleware that lets each request wait for l
 // before its handler runs: it delays instead of rejecting. What l does not
@@ -22,10 +19,20 @@ const statusClientGone = 499
 // flushing, hijacking and http.ResponseController work, and l is not held
 // while the handler runs. Panics of the handler pass through.
 //
-// For a client that has gone while it waited no handler runs. Its request ends
-// with status 499 without a body, which access logs see, and with
-// "Connection: close", so that a client which closed only its sending half
-// does not take net/http's empty 200 for success.
+// For a client that has gone while it waited no handler runs, and with a Shaper
+// no slot is spent: it is the next waiter's. Its request ends with status 499
+// without a body, which access logs see, and with "Connection: close", so that
+// a client which closed only its sending half does not take net/http's empty
+// 200 for success. Requests with a body need ConnContext for that; without it
+// bodies of known length up to 64 KiB are read before the request enters the
+// line, so that net/http watches the connection, and of larger ones, of such
+// as ask "Expect: 100-continue", of those that are slow to come and of those
+// that an outer handler has wrapped, as in http.MaxBytesReader, a departure is
+// not seen.
+//
+// The time in the line is taken off none of the server's time-outs: they begin
+// anew after the wait. A refusal reaches a client that is still sending: the
+// rest of its body is awaited for 100 ms at most.
 func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Handler {
 	if l == nil {
 		panic("shaper: Middleware needs a Limiter; to let every request pass, leave it out")
@@ -39,9 +46,6 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 	if o.cost == nil {
 		o.cost = func(*http.Request) int { return 1 }
 	}
-	if o.onError == nil {
-		o.onError = WriteError
-	}
 	return func(next http.Handler) http.Handler {
 		return &gate{limiter: l, next: next, middlewareOptions: o}
 	}
@@ -53,7 +57,10 @@ type MiddlewareOption interface{ applyMiddleware(*middlewareOptions) }
 type middlewareOptions struct {
 	cost            func(*http.Request) int
 	onError         func(http.ResponseWriter, *http.Request, error)
+	retrySpread     time.Duration
 	rateLimitFields bool
+	serverTiming    bool
+	journal         *journal
 }
 
 type costOption func(*http.Request) int
@@ -77,11 +84,45 @@ func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError 
 //
 // It gets the Limiter's error, in which errors.As finds the *RejectError of a
 // Shaper, or ErrNegativeCost. It is not called for a client that has gone. The
-// header fields that the middleware sets itself (WithRateLimitHeaders) are
-// there already.
+// middleware has seen to deadlines before, and header fields that it sets
+// itself (WithRateLimitHeaders, "Connection: close") are there already.
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
 	return errorHandlerOption(handle)
 }
+
+type retrySpreadOption time.Duration
+
+func (o retrySpreadOption) applyMiddleware(to *middlewareOptions) {
+	to.retrySpread = max(0, time.Duration(o))
+}
+
+// WithRetrySpread adds a random time from 0 to d, in whole seconds as the field
+// is, to the Retry-After of each refusal, so that clients which were refused
+// together do not come back together. The RateLimit field tells the same time.
+// The *RejectError stays exact, and a handler of WithErrorHandler has to do its
+// own spreading. The default is 0, for which all below a second stands too.
+func WithRetrySpread(d time.Duration) MiddlewareOption { return retrySpreadOption(d) }
+
+type serverTimingOption struct{}
+
+func (serverTimingOption) applyMiddleware(to *middlewareOptions) { to.serverTiming = true }
+
+// WithServerTiming tells each client how long its request waited, in
+// milliseconds, in a header field that browsers' developer tools show (W3C
+// Server Timing):
+//
+//	Server-Timing: shaper;dur=12.345
+func WithServerTiming() MiddlewareOption { return serverTimingOption{} }
+
+type loggerOption struct{ log *slog.Logger }
+
+func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.journal = newJournal(o.log) }
+
+// WithLogger logs refusals, at level Warn and at most one a second with the
+// number of those since the one before, and clients that have gone, at level
+// Debug. Nothing of the request is logged. The default, for which nil stands
+// too, is to log nothing.
+func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
 
 // gate is the http.Handler that Middleware puts in front of another.
 type gate struct {
@@ -97,27 +138,88 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.next.ServeHTTP(w, r)
 		return
 	}
-	ctx := r.Context()
+	c := connectionOf(w, r)
 	// A negative cost is not left to the Limiter: it makes some of them, x/time's
 	// among them, fuller instead of emptier.
 	err := ErrNegativeCost
 	if n > 0 {
-		err = g.limiter.WaitN(ctx, n)
+		err = g.fetch(&c, n)
+	}
+	if c.ahead != nil && r.Body != c.ahead {
+		defer c.ahead.stop()
+		r = new(*r)
+		r.Body = c.ahead
+	}
+	if err == nil {
+		err = g.wait(c, w, n)
 	}
 	if err != nil {
-		g.refuse(ctx, w, r, err)
+		g.refuse(c, w, err)
 		return
 	}
 	if g.rateLimitFields {
-		addRateLimitFields(w.Header(), g.limiter, nil)
+		addRateLimitFields(w.Header(), g.limiter, nil, answer{})
 	}
 	g.next.ServeHTTP(w, r)
 }
 
-// refuse answers a request that was not admitted; ctx is what it waited with.
-func (g *gate) refuse(ctx context.Context, w http.ResponseWriter, r *http.Request, err error) {
-	if clientGone(ctx, err) {
-		writeGone(w, r)
+// fetch reads a small body ahead where the connection can't be asked, unless
+// the request will be refused anyway.
+func (g *gate) fetch(c *connection, n int) error {
+	if c.ahead != nil || c.canAsk() || !c.fetchable() {
+		return nil
+	}
+	if f, ok := g.limiter.(interface {
+		Forecast(n int) (time.Duration, error)
+	}); ok {
+		if _, err := f.Forecast(n); err != nil {
+			return nil
+		}
+	}
+	if c.ahead = c.readAhead(); c.ahead == nil {
+		return nil
+	}
+	return c.ahead.arrive(c.server, c.request.Context().Done())
+}
+
+// wait lets a request of cost n > 0 wait for the Limiter.
+func (g *gate) wait(c connection, w http.ResponseWriter, n int) error {
+	ctx := c.request.Context()
+	if c.canAsk() {
+		attended, stop := attend(ctx, c.conn, c.unread())
+		defer stop()
+		ctx = attended
+	}
+	c.suspend()
+	start := time.Now()
+	err := g.limiter.WaitN(ctx, n)
+	waited := time.Since(start)
+	if err == nil {
+		if _, ours := g.limiter.(*Shaper); !ours {
+			// A Shaper has asked the context after the wait. Others have spent
+			// the slot by now, but the handler can be spared.
+			err = ctx.Err()
+		}
+	}
+	if err != nil && clientGone(ctx, err) {
+		err = errGone{err, waited}
+	}
+	if g.serverTiming {
+		w.Header().Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
+	}
+	c.resume(waited > brief || c.ahead != nil)
+	return err
+}
+
+// brief is below what counts as having waited: the server's time-outs are not
+// begun anew for a call that was not kept.
+const brief = time.Millisecond
+
+// refuse answers a request that was not admitted.
+func (g *gate) refuse(c connection, w http.ResponseWriter, err error) {
+	if gone, ok := err.(errGone); ok {
+		g.journal.gone(c.request.Context(), gone.waited)
+		writeGone(w, c.request)
 		return
 	}
 	if errors.Is(err, context.Canceled) {
@@ -126,10 +228,26 @@ func (g *gate) refuse(ctx context.Context, w http.ResponseWriter, r *http.Reques
 		// owes no answer; this one waits for his.
 		err = fmt.Errorf("shaper: limiter gave up on a request that is still there: %v", err)
 	}
-	if g.rateLimitFields {
-		addRateLimitFields(w.Header(), g.limiter, err)
+	c.refuse(w.Header())
+	a := answerTo(err)
+	if g.onError == nil {
+		a = a.later(g.retrySpread)
 	}
-	g.onError(w, r, err)
+	if g.rateLimitFields {
+		addRateLimitFields(w.Header(), g.limiter, err, a)
+	}
+	g.journal.refused(c.request.Context(), err)
+	if g.onError != nil {
+		g.onError(w, c.request, err)
+		return
+	}
+	a.write(w, c.request)
+}
+
+// errGone is the error of a request whose client has gone.
+type errGone struct {
+	error
+	waited time.Duration
 }
 
 // clientGone says whether the request ended because its client left. A refusal
@@ -140,106 +258,4 @@ func clientGone(ctx context.Context, err error) bool {
 		return false
 	}
 	return ctx.Err() == context.Canceled
-}
-
-// WriteError answers a request that a Limiter did not admit with err:
-//
-//   - 429 with Retry-After if the line is full or the request would leave too
-//     late; without it if the request can never fit, which the body then says.
-//   - 503 with Retry-After if the Shaper is closed, if the deadline of an outer
-//     time-out has passed, and for errors of other Limiters.
-//   - 500 if the cost is negative.
-//   - 499 without a body, and the end of the connection, if err is
-//     context.Canceled: the client has gone.
-//
-// Retry-After is that of the *RejectError in whole seconds, rounded up, at
-// least 1; where there is none, it is 1. The body is a short problem+json (RFC
-// 9457) that echoes nothing of the request and nothing of err. The answer is
-// not to be stored by caches.
-//
-// It is the default of WithErrorHandler, and may be called from such a handler
-// or after a WaitN of one's own.
-func WriteError(w http.ResponseWriter, r *http.Request, err error) {
-	a := answerTo(err)
-	if a.status == statusClientGone {
-		writeGone(w, r)
-		return
-	}
-	h := w.Header()
-	dropStale(h)
-	if a.retryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(a.retryAfter, 10))
-	}
-	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Type", "application/problem+json")
-	h.Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(a.status)
-	// The texts are our own, in ASCII, so %q quotes them as JSON does. An error
-	// of the write means that the client has gone; there is nobody to tell.
-	fmt.Fprintf(w, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(a.status), a.status, a.detail)
-}
-
-// writeGone ends the request of a client that has gone.
-func writeGone(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
-	dropStale(h)
-	// In HTTP/2 the field would end the connection with all its other requests,
-	// and a reset stream can't be mistaken for an empty 200.
-	if r.ProtoMajor < 2 {
-		h.Set("Connection", "close")
-	}
-	w.WriteHeader(statusClientGone)
-}
-
-// dropStale removes what an outer handler may have said of another answer's
-// body. Content-Encoding stays, as in http.Error: an outer handler which
-// compresses what is written says so before (golang/go#66343).
-func dropStale(h http.Header) {
-	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
-		h.Del(field)
-	}
-}
-
-// answer is what a request gets that was not admitted.
-type answer struct {
-	status     int
-	retryAfter int64 // in seconds; 0: trying again does not help
-	detail     string
-}
-
-// answerTo is the table of answers. It looks for refusals first: one that
-// would have missed its context's deadline is context.DeadlineExceeded too.
-func answerTo(err error) answer {
-	retryAfter := int64(1)
-	if refusal, ok := errors.AsType[*RejectError](err); ok {
-		retryAfter = wholeSeconds(refusal.RetryAfter)
-	}
-	switch {
-	case errors.Is(err, ErrQueueFull):
-		return answer{http.StatusTooManyRequests, retryAfter, "Too many requests are waiting already."}
-	case errors.Is(err, ErrTooLate):
-		return answer{http.StatusTooManyRequests, retryAfter, "The request would have to wait too long."}
-	case errors.Is(err, ErrTooCostly):
-		return answer{http.StatusTooManyRequests, 0, "The request costs more than can ever fit. Trying again does not help."}
-	case errors.Is(err, ErrClosed):
-		return answer{http.StatusServiceUnavailable, retryAfter, "The server takes no more requests."}
-	case errors.Is(err, ErrNegativeCost):
-		return answer{http.StatusInternalServerError, 0, "The server could not tell what the request costs."}
-	case errors.Is(err, context.Canceled):
-		return answer{status: statusClientGone}
-	case errors.Is(err, context.DeadlineExceeded):
-		return answer{http.StatusServiceUnavailable, retryAfter, "The time for the request ran out while it waited."}
-	default:
-		return answer{http.StatusServiceUnavailable, retryAfter, "The request could not be admitted."}
-	}
-}
-
-// wholeSeconds is d as Retry-After has it: rounded up, so that nobody comes
-// back too early, and at least 1.
-func wholeSeconds(d time.Duration) int64 {
-	seconds := int64(d / time.Second)
-	if d%time.Second > 0 {
-		seconds++
-	}
-	return max(seconds, 1)
 }

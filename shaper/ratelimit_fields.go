@@ -37,8 +37,8 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }
 
 // addRateLimitFields adds both fields for a request that l admitted, or did
-// not admit with err.
-func addRateLimitFields(h http.Header, l Limiter, err error) {
+// not admit with err, for which it gets a.
+func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
 	source, ok := l.(interface{ Stats() Stats })
 	if !ok {
 		return
@@ -58,10 +58,8 @@ func addRateLimitFields(h http.Header, l Limiter, err error) {
 		free = sum(int64(units), max(0, depth-int64(st.Waiting)))
 	}
 	reset := drainSeconds(st.Level, perSecond)
-	if err != nil {
-		if a := answerTo(err); a.retryAfter > 0 {
-			reset = a.retryAfter
-		}
+	if a.retryAfter > 0 {
+		reset = a.retryAfter // A client that heeds either must not come earlier than by the other.
 	}
 	h.Add("RateLimit-Policy", name+
 		";q="+fieldInteger(quota)+

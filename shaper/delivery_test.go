@@ -1,0 +1,311 @@
+package shaper_test
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A refusal must reach a client that is still sending. These tests refuse
+// uploads on real connections: net/http holds an answer back until it has read
+// up to 256 KiB of the body, and a connection that is closed with something
+// unread in it can lose the answer.
+
+// enough bounds what should take no time at all, on any machine.
+const enough = 10 * time.Second
+
+// openServer serves a handler on loopback until the test ends, and returns the
+// address.
+func openServer(t testing.TB, h http.Handler, configure ...func(*http.Server)) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{Handler: h, ReadHeaderTimeout: enough}
+	for _, set := range configure {
+		set(server)
+	}
+	served := make(chan error)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		require.NoError(t, server.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
+	return listener.Addr().String()
+}
+
+func hooked(s *http.Server)   { s.ConnContext = shaper.ConnContext }
+func unhooked(s *http.Server) {}
+
+var hooks = []struct {
+	name string
+	set  func(*http.Server)
+}{{"with ConnContext", hooked}, {"without", unhooked}}
+
+// refusingHandler stands for a site whose line is full.
+func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler {
+	t.Helper()
+	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour)})
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	return shaper.Middleware(s, opts...)(http.HandlerFunc(
+		func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }))
+}
+
+// hidden is a ResponseWriter that keeps http.ResponseController from its work,
+// as wrappers without an Unwrap do.
+type hidden struct{ http.ResponseWriter }
+
+func hide(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(hidden{w}, r) })
+}
+
+// dial opens a connection that lasts until the test ends.
+func dial(t testing.TB, addr string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, conn.SetDeadline(time.Now().Add(enough)))
+	return conn
+}
+
+// readAnswer reads an answer whole.
+func readAnswer(r *bufio.Reader) (*http.Response, error) {
+	answer, err := http.ReadResponse(r, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	return answer, err
+}
+
+// An uploader sends a body and returns the answer.
+type uploader func(addr string, body []byte) (*http.Response, error)
+
+// writeAll is the simplest of clients: it writes all, and then reads. When the
+// server has enough of it the write fails; the answer is there all the same.
+func writeAll(addr string, body []byte) (*http.Response, error) {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(enough)); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", len(body))
+	_, _ = conn.Write(body)
+	return readAnswer(bufio.NewReader(conn))
+}
+
+// withClient is Go's own, which reads while it writes.
+func withClient(client *http.Client) uploader {
+	return func(addr string, body []byte) (*http.Response, error) {
+		answer, err := client.Post("http://"+addr, "text/plain", bytes.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		defer answer.Body.Close()
+		_, err = io.Copy(io.Discard, answer.Body)
+		return answer, err
+	}
+}
+
+func newClient(t testing.TB) *http.Client {
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: enough}
+}
+
+// bodySizes lie on both sides of what net/http drains (256 KiB), and of what is
+// worth it (64 KiB).
+var bodySizes = []struct {
+	name string
+	size int
+}{{"300 B", 300}, {"64 KiB", 64 << 10}, {"300 KiB", 300 << 10}, {"4 MiB", 4 << 20}}
+
+func TestEveryRefusalReachesAClientThatIsStillSending(t *testing.T) {
+	const clients = 8
+	uploads := 24 // of each kind; there are 16
+	if long {
+		uploads = 1000
+	}
+	for _, hook := range hooks {
+		addr := openServer(t, refusingHandler(t), hook.set)
+		for _, client := range []struct {
+			name   string
+			upload uploader
+		}{{"Go's client", withClient(newClient(t))}, {"writes all, then reads", writeAll}} {
+			for _, body := range bodySizes {
+				t.Run(strings.Join([]string{hook.name, client.name, body.name}, "/"), func(t *testing.T) {
+					t.Parallel()
+					content := make([]byte, body.size)
+					var left, delivered atomic.Int64
+					left.Store(int64(uploads))
+					var wg sync.WaitGroup
+					for range clients {
+						wg.Go(func() {
+							for left.Add(-1) >= 0 {
+								answer, err := client.upload(addr, content)
+								if err != nil {
+									t.Error(err)
+								} else if answer.StatusCode != http.StatusTooManyRequests || answer.Header.Get("Retry-After") == "" {
+									t.Error(statusLine(answer))
+								} else {
+									delivered.Add(1)
+								}
+							}
+						})
+					}
+					wg.Wait()
+					require.EqualValues(t, uploads, delivered.Load())
+				})
+			}
+		}
+	}
+}
+
+// Who sends a part of a body and then nothing would, by net/http alone, never
+// get an answer, and hold his connection for as long as he likes.
+func TestRefusalOfAWithheldBodyIsSentAndTheConnectionFreed(t *testing.T) {
+	teapot := shaper.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, _ error) {
+		w.WriteHeader(http.StatusTeapot)
+	})
+	const post = "POST / HTTP/1.1\r\nHost: a\r\n"
+	for _, row := range []struct {
+		name, sent string
+		hide       bool
+		opts       []shaper.MiddlewareOption
+		want       int
+	}{
+		{name: "5 of 50 bytes", sent: post + "Content-Length: 50\r\n\r\n12345", want: 429},
+		{name: "none of 50 bytes", sent: post + "Content-Length: 50\r\n\r\n", want: 429},
+		{name: "5 of 100,000 bytes", sent: post + "Content-Length: 100000\r\n\r\n12345", want: 429},
+		{name: "5 of a million bytes", sent: post + "Content-Length: 1000000\r\n\r\n12345", want: 429},
+		{name: "chunked", sent: post + "Transfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n", want: 429},
+		{name: "Expect", sent: post + "Content-Length: 50\r\nExpect: 100-continue\r\n\r\n", want: 429},
+		{name: "Expect, chunked", sent: post + "Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n", want: 429},
+		{name: "answered by an error handler", sent: post + "Content-Length: 50\r\n\r\n12345",
+			opts: []shaper.MiddlewareOption{teapot}, want: 418},
+		{name: "hidden controller", sent: post + "Content-Length: 50\r\n\r\n12345", hide: true, want: 429},
+	} {
+		for _, hook := range hooks {
+			t.Run(row.name+"/"+hook.name, func(t *testing.T) {
+				t.Parallel()
+				h := refusingHandler(t, row.opts...)
+				if row.hide {
+					h = hide(h)
+				}
+				conn := dial(t, openServer(t, h, hook.set))
+				_, err := io.WriteString(conn, row.sent)
+				require.NoError(t, err)
+				reader := bufio.NewReader(conn)
+				answer, err := readAnswer(reader)
+				require.NoError(t, err)
+				require.Equal(t, row.want, answer.StatusCode)
+				require.True(t, answer.Close)
+				if row.hide && hook.name == "without" {
+					return // The deadline is out of reach: only the answer can be had.
+				}
+				_, err = reader.ReadByte()
+				require.ErrorIs(t, err, io.EOF, "the server still waits for the body")
+			})
+		}
+	}
+}
+
+// Clients that come back should not have to dial again.
+func TestRefusalKeepsTheConnectionOfABodyThatHasCome(t *testing.T) {
+	for _, hook := range hooks {
+		for _, request := range []string{
+			"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n" + strings.Repeat("x", 50),
+			"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+		} {
+			conn := dial(t, openServer(t, refusingHandler(t), hook.set))
+			reader := bufio.NewReader(conn)
+			for range 3 {
+				_, err := io.WriteString(conn, request)
+				require.NoError(t, err)
+				answer, err := readAnswer(reader)
+				require.NoError(t, err)
+				require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
+				require.False(t, answer.Close)
+				time.Sleep(drain / 2) // The deadline of one request must not be the next one's.
+			}
+		}
+	}
+}
+
+// drain is how long a refusal waits for the rest of a body.
+const drain = 100 * time.Millisecond
+
+// The time from the first byte of a request to the first of its refusal, for 8
+// clients at once.
+func BenchmarkRefusalFirstByte(b *testing.B) {
+	const withheld = -1
+	addr := openServer(b, refusingHandler(b), hooked)
+	for _, body := range append(slices.Clone(bodySizes), struct {
+		name string
+		size int
+	}{"withheld", withheld}) {
+		b.Run(body.name, func(b *testing.B) {
+			content, length := make([]byte, 5), 50
+			if body.size != withheld {
+				content, length = make([]byte, body.size), body.size
+			}
+			var mu sync.Mutex
+			var all []time.Duration
+			b.SetParallelism(4) // times GOMAXPROCS
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					d, err := firstByte(addr, content, length)
+					mu.Lock()
+					if err != nil {
+						b.Error(err)
+					}
+					all = append(all, d)
+					mu.Unlock()
+				}
+			})
+			slices.Sort(all)
+			b.ReportMetric(all[len(all)/2].Seconds()*1000, "p50_ms")
+			b.ReportMetric(all[len(all)*99/100].Seconds()*1000, "p99_ms")
+		})
+	}
+}
+
+// firstByte sends content, of a body of that length, and reads while it writes.
+func firstByte(addr string, content []byte, length int) (time.Duration, error) {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", length)
+		_, _ = conn.Write(content)
+	}()
+	_, err = conn.Read(make([]byte, 1))
+	d := time.Since(start)
+	_ = conn.Close()
+	<-written
+	return d, err
+}

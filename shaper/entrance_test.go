@@ -1,0 +1,250 @@
+package shaper_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// An entrance is a real server with a shaper in front of its handler. Nobody is
+// let in, as the next slot is an hour off, until admit says so.
+//
+// Its parts may be changed until it is opened.
+type entrance struct {
+	*shaper.Shaper
+	*httptest.Server
+	t       *testing.T
+	limiter shaper.Limiter                  // what the requests wait for
+	outer   func(http.Handler) http.Handler // around the middleware
+	handler http.HandlerFunc                // answers 200 if nil
+
+	ran  chan string // paths of the requests that the handler got
+	ends chan string // path and status of each, as an access log has them
+}
+
+func newEntrance(t *testing.T, depth int) *entrance {
+	t.Helper()
+	s, err := shaper.New(limitsOf(t, fmt.Sprintf("1 per 1h depth %d", depth)))
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	e := &entrance{
+		Shaper: s, t: t, limiter: s,
+		outer: func(h http.Handler) http.Handler { return h },
+		ran:   make(chan string, 10_000), // More than any test sends.
+		ends:  make(chan string, 10_000),
+	}
+	e.Server = httptest.NewUnstartedServer(nil)
+	e.Config.ConnContext = shaper.ConnContext
+	t.Cleanup(func() {
+		require.NoError(t, e.Shaper.Close())
+		e.CloseClientConnections()
+		e.Server.Close()
+	})
+	return e
+}
+
+// withHook skips the test where ConnContext does nothing.
+func withHook(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("a connection can be asked for its client on Linux only")
+	}
+}
+
+func limitsOf(t *testing.T, text string) shaper.Limits {
+	t.Helper()
+	l, err := shaper.ParseLimits(text)
+	require.NoError(t, err)
+	return l
+}
+
+// open starts the server. With secure it speaks TLS.
+func (e *entrance) open(secure ...bool) *entrance {
+	inner := shaper.Middleware(e.limiter)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.ran <- r.URL.Path
+		if e.handler != nil {
+			e.handler(w, r)
+		}
+	}))
+	outer := e.outer(inner)
+	e.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		log := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		defer func() { e.ends <- fmt.Sprint(r.URL.Path, " ", log.status) }()
+		outer.ServeHTTP(log, r)
+	})
+	if len(secure) > 0 {
+		e.StartTLS()
+	} else {
+		e.Start()
+	}
+	return e
+}
+
+// statusWriter is what a logging middleware puts around a ResponseWriter.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// admit changes the limits, so that those in line get in.
+func (e *entrance) admit(limits string) {
+	e.t.Helper()
+	require.NoError(e.t, e.SetLimits(limitsOf(e.t, limits)))
+}
+
+// reaches waits until what is true of the shaper. Real servers take their time.
+func (e *entrance) reaches(what string, is func(st shaper.Stats) bool) {
+	e.t.Helper()
+	eventually(e.t, what, func() bool { return is(e.Stats()) })
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(soon); !is(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), "never: %s", what)
+	}
+}
+
+// soon is how long tests of real servers wait for what must come, on a
+// machine that has other work too.
+const soon = 10 * time.Second
+
+func (e *entrance) waiting(n int) {
+	e.t.Helper()
+	e.reaches(fmt.Sprint(n, " waiting"), func(st shaper.Stats) bool { return st.Waiting == n })
+}
+
+func (e *entrance) abandoned(n int) {
+	e.t.Helper()
+	e.reaches(fmt.Sprint(n, " abandoned"), func(st shaper.Stats) bool { return st.Abandoned == uint64(n) })
+}
+
+// ended returns the next line of the access log.
+func (e *entrance) ended() string {
+	e.t.Helper()
+	return next(e.t, e.ends)
+}
+
+// next receives from a channel on which something must come.
+func next[T any](t *testing.T, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(soon):
+		require.Fail(t, "nothing came")
+	}
+	return v
+}
+
+// A visitor is a client on a connection of its own, of which every byte is the
+// test's.
+type visitor struct {
+	net.Conn
+	t    *testing.T
+	from *bufio.Reader
+}
+
+// visit connects and sends what is given, all in one segment.
+func (e *entrance) visit(request string) *visitor {
+	e.t.Helper()
+	addr := e.Listener.Addr()
+	conn, err := net.Dial(addr.Network(), addr.String())
+	require.NoError(e.t, err)
+	return visitOn(e.t, conn, request)
+}
+
+func visitOn(t *testing.T, conn net.Conn, request string) *visitor {
+	t.Helper()
+	t.Cleanup(func() { conn.Close() })
+	v := &visitor{conn, t, bufio.NewReader(conn)}
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
+	v.send(request)
+	return v
+}
+
+func (v *visitor) send(text string) {
+	v.t.Helper()
+	_, err := io.WriteString(v.Conn, text)
+	require.NoError(v.t, err)
+}
+
+// get is a request without a body, post one with that much of its body of five
+// bytes.
+func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: a\r\n\r\n" }
+
+func post(path, body string) string {
+	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n" + body
+}
+
+// chunked is one with some of a body of unknown length, which is never read
+// ahead.
+func chunked(path string) string {
+	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe"
+}
+
+// The ways to leave.
+func (v *visitor) leave() { _ = v.Close() }
+
+func (v *visitor) reset() {
+	_ = v.Conn.(*net.TCPConn).SetLinger(0)
+	_ = v.Close()
+}
+
+func (v *visitor) closeHalf() { _ = v.Conn.(interface{ CloseWrite() error }).CloseWrite() }
+
+// answer reads an answer and its body to the end.
+func (v *visitor) answer() (*http.Response, string) {
+	v.t.Helper()
+	a, err := http.ReadResponse(v.from, nil)
+	require.NoError(v.t, err)
+	defer a.Body.Close()
+	body, err := io.ReadAll(a.Body)
+	require.NoError(v.t, err)
+	return a, string(body)
+}
+
+// reads asserts the status of the next answer, and returns its body.
+func (v *visitor) reads(status int) string {
+	v.t.Helper()
+	a, body := v.answer()
+	require.Equal(v.t, status, a.StatusCode, body)
+	return body
+}
+
+// readsNothing asserts that no byte comes for a while.
+func (v *visitor) readsNothing(d time.Duration) {
+	v.t.Helper()
+	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(d)))
+	_, err := v.from.Peek(1)
+	require.ErrorIs(v.t, err, os.ErrDeadlineExceeded)
+	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(soon)))
+}
+
+// echo answers with the body, or with 400 and the error of reading it.
+func echo(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, err.Error())
+		return
+	}
+	_, _ = io.WriteString(w, strings.ToUpper(string(body)))
+}

@@ -1,0 +1,216 @@
+package shaper_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// In HTTP/2 many requests share a connection: what one does must not be felt by
+// the others.
+
+var http2Kind = connectionKind{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true}
+
+// countConnections counts those that a server has got.
+func countConnections(n *atomic.Int64) func(*http.Server) {
+	return func(s *http.Server) {
+		s.ConnState = func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				n.Add(1)
+			}
+		}
+	}
+}
+
+// stuckShaper is one whose line moves only when its limits change.
+func stuckShaper(t *testing.T, depth int) *shaper.Shaper {
+	t.Helper()
+	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: depth})
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func waitFor(t *testing.T, condition func() bool, what string) {
+	t.Helper()
+	require.Eventually(t, condition, enough, ms, what)
+}
+
+func inLine(s *shaper.Shaper, n int) func() bool {
+	return func() bool { return s.Stats().Waiting == n }
+}
+
+// send sends a request in the background and returns what will become of it.
+func send(ctx context.Context, t *testing.T, client *http.Client, url string, body io.Reader) <-chan string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, "POST", url, body)
+	require.NoError(t, err)
+	return do(client, r)
+}
+
+func do(client *http.Client, r *http.Request) <-chan string {
+	became := make(chan string, 1)
+	go func() {
+		answer, err := client.Do(r)
+		if err != nil {
+			became <- err.Error()
+			return
+		}
+		became <- inWords(answer)
+	}()
+	return became
+}
+
+// receive is what became of a request that has nothing to wait for.
+func receive(t *testing.T, became <-chan string) string {
+	t.Helper()
+	select {
+	case s := <-became:
+		return s
+	case <-time.After(enough):
+		t.Fatal("nothing became of the request")
+		return ""
+	}
+}
+
+func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
+	for name, body := range map[string]func() io.Reader{
+		"without a body": func() io.Reader { return nil },
+		"unread body":    func() io.Reader { return bytes.NewReader(make([]byte, 1<<20)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var connections atomic.Int64
+			s := stuckShaper(t, 2)
+			client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), countConnections(&connections))
+			stays := send(t.Context(), t, client, url, strings.NewReader("stays"))
+			waitFor(t, inLine(s, 1), "the first waits")
+			ctx, cancel := context.WithCancel(t.Context())
+			leaves := send(ctx, t, client, url, body())
+			waitFor(t, inLine(s, 2), "the line is full")
+
+			cancel()
+			require.Contains(t, receive(t, leaves), "context canceled")
+			waitFor(t, inLine(s, 1), "the place is free")
+			next := send(t.Context(), t, client, url, strings.NewReader("next"))
+			waitFor(t, inLine(s, 2), "somebody has taken it")
+			require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+			require.Equal(t, "200: stays", receive(t, stays))
+			require.Equal(t, "200: next", receive(t, next))
+			require.Equal(t, uint64(1), s.Stats().Abandoned)
+			require.EqualValues(t, 1, connections.Load())
+		})
+	}
+}
+
+// To read of a body in HTTP/2, if only nothing, is to wait for it.
+func TestWithheldUploadEntersTheLine(t *testing.T) {
+	s := stuckShaper(t, 1)
+	client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), func(s *http.Server) { s.ReadTimeout = enough })
+	body, end := io.Pipe()
+	r, err := http.NewRequest("POST", url, body)
+	require.NoError(t, err)
+	r.ContentLength = int64(len("late"))
+	became := do(client, r)
+	waitFor(t, inLine(s, 1), "it is in line")
+	refused := send(t.Context(), t, client, url, nil)
+	require.Contains(t, receive(t, refused), "429, retry ")
+	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+	_, _ = io.WriteString(end, "late")
+	_ = end.Close()
+	require.Equal(t, "200: late", receive(t, became))
+}
+
+// A refusal ends the stream, not the connection.
+func TestRefusedUploadLeavesTheConnectionToTheOthers(t *testing.T) {
+	var connections atomic.Int64
+	client, url := http2Kind.open(t, refusingHandler(t), countConnections(&connections))
+	for _, body := range bodySizes {
+		for range 5 {
+			became := send(t.Context(), t, client, url, bytes.NewReader(make([]byte, body.size)))
+			require.Contains(t, receive(t, became), "429, retry ", body.name)
+		}
+	}
+	require.EqualValues(t, 1, connections.Load())
+}
+
+// recommended is what README says to set. What clients may send unasked, 64 KiB
+// on each stream (less could be overrun by those who have not read the settings
+// yet), fits into the connection's window for all streams at once, so that those
+// who wait leave it open for those who run.
+func recommended(s *http.Server) {
+	s.HTTP2 = &http.HTTP2Config{
+		MaxConcurrentStreams:          128,
+		MaxReceiveBufferPerStream:     64 << 10,
+		MaxReceiveBufferPerConnection: 128 * 64 << 10,
+	}
+}
+
+func TestQueuedUploadsDoNotStallAnotherOnTheirConnection(t *testing.T) {
+	const queued = 100
+	const size = 1 << 20
+	for _, row := range []struct {
+		name      string
+		configure func(*http.Server)
+		passes    bool
+	}{
+		{"recommended settings", recommended, true},
+		{"settings of net/http", func(*http.Server) {}, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			var connections atomic.Int64
+			s := stuckShaper(t, queued)
+			free := shaper.WithCost(func(r *http.Request) int {
+				if r.URL.Path == "/free" {
+					return 0
+				}
+				return 1
+			})
+			length := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				n, _ := io.Copy(io.Discard, r.Body)
+				if n == size {
+					_, _ = io.WriteString(w, "all came")
+				}
+			})
+			client, url := http2Kind.open(t, shaper.Middleware(s, free)(length), row.configure, countConnections(&connections))
+			content := make([]byte, size)
+			require.Equal(t, "200: all came", receive(t, send(t.Context(), t, client, url+"/free", bytes.NewReader(content))))
+
+			ctx, leave := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for range queued {
+				became := send(ctx, t, client, url, bytes.NewReader(content))
+				all.Go(func() { <-became })
+			}
+			waitFor(t, inLine(s, queued), "all wait")
+
+			extra := send(ctx, t, client, url+"/free", bytes.NewReader(content))
+			if row.passes {
+				require.Equal(t, "200: all came", receive(t, extra))
+			} else {
+				// Were this to pass, net/http would no longer need the settings.
+				select {
+				case became := <-extra:
+					t.Error("it passed without: " + became)
+				case <-time.After(300 * ms):
+				}
+			}
+			require.EqualValues(t, 1, connections.Load())
+			leave()
+			all.Wait()
+		})
+	}
+}

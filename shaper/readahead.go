@@ -1,0 +1,165 @@
+package shaper
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	// aheadLength is the longest body that is read ahead: what a waiter may
+	// cost beyond its goroutine.
+	aheadLength = 64 << 10
+	// aheadTime is how long a request stays out of the line for its body, where
+	// the server has no ReadTimeout.
+	aheadTime = time.Second
+)
+
+// ahead is a request body that is read by a goroutine of its own, before the
+// request enters the line: once it has been read to its end, net/http watches
+// the connection. It is also the body that the handler gets, and hands on what
+// has come as it comes.
+//
+// A read with a deadline would do without the goroutine, but when one passes
+// net/http cancels the request.
+type ahead struct {
+	body  io.Reader
+	limit func(time.Time) error // sets the deadline for reads of body
+	ended chan struct{}         // closed when all has been read, or none can be
+
+	mu   sync.Mutex
+	more sync.Cond
+	data []byte
+	err  error // why data does not grow any more
+	read int   // by the handler
+}
+
+// fetchable says whether the body of the request may be read ahead: if it is
+// small and of known length, and nobody's but net/http's. Others' would run
+// beside the handler, http.MaxBytesReader's with its hand on the header.
+func (c connection) fetchable() bool {
+	n := c.request.ContentLength
+	return 0 < n && n <= aheadLength && kindOf(c.request.Body) == plainBody && c.unread()
+}
+
+// readAhead begins to read the body of a request that is fetchable, or returns
+// nil if it could not stop again.
+func (c connection) readAhead() *ahead {
+	if c.setReadDeadline(time.Time{}) != nil {
+		return nil
+	}
+	// There is no memory yet for what has only been announced.
+	a := &ahead{body: c.request.Body, limit: c.setReadDeadline, ended: make(chan struct{})}
+	a.more.L = &a.mu
+	go a.fetch(make([]byte, min(c.request.ContentLength, 4<<10)))
+	return a
+}
+
+// fetch reads the body, part by part. The goroutine ends with it, or when stop
+// sets a deadline.
+func (a *ahead) fetch(part []byte) {
+	defer close(a.ended)
+	for {
+		n, err := a.body.Read(part)
+		if a.note(part[:n], err); err != nil {
+			return
+		}
+	}
+}
+
+// note takes what a read has brought.
+func (a *ahead) note(part []byte, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.data, a.err = append(a.data, part...), err
+	if err == io.EOF {
+		// net/http has removed the deadline when its read came to the end, but
+		// setDeadline may have been called since.
+		_ = a.limit(time.Time{})
+	}
+	a.more.Broadcast()
+}
+
+// arrive waits until the body has come, or for so long as the server waits for
+// one. It returns an error if the body can't come any more.
+func (a *ahead) arrive(server *http.Server, gone <-chan struct{}) error {
+	d := aheadTime
+	if server != nil && readTimeout(server) > 0 {
+		d = readTimeout(server)
+	}
+	patience := time.NewTimer(d)
+	defer patience.Stop()
+	select {
+	case <-a.ended:
+	case <-patience.C:
+	case <-gone:
+		// An error of the read ends the context, and is noted just after.
+		select {
+		case <-a.ended:
+		case <-time.After(drainTime):
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == nil || a.err == io.EOF {
+		return nil
+	}
+	// net/http has cancelled the request, whatever the error was. If it is
+	// not that of a closed connection, the client is there for an answer.
+	if broken, ok := errors.AsType[net.Error](a.err); errors.Is(a.err, io.ErrUnexpectedEOF) || ok && !broken.Timeout() {
+		return errGone{error: a.err}
+	}
+	return fmt.Errorf("%w: %w", errBody, a.err)
+}
+
+// errBody marks the error of a body that could not be read although its client
+// is there.
+var errBody = errors.New("shaper: body of the request could not be read")
+
+// coming says whether more of the body may come.
+func (a *ahead) coming() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err == nil
+}
+
+// setDeadline sets the deadline for the rest of the body. Once that has been
+// read, the deadline would lie under net/http's own read, which watches the
+// connection, and cancel the request. So then it does nothing.
+func (a *ahead) setDeadline(t time.Time) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == io.EOF {
+		return nil
+	}
+	return a.limit(t)
+}
+
+// stop ends the goroutine, within drainTime, before the request ends: net/http
+// wants the body to itself then.
+func (a *ahead) stop() {
+	_ = a.setDeadline(time.Now().Add(drainTime))
+	<-a.ended
+}
+
+// Read hands on what has come, and waits for more.
+func (a *ahead) Read(p []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for len(p) > 0 && a.read == len(a.data) && a.err == nil {
+		a.more.Wait()
+	}
+	if a.read == len(a.data) {
+		return 0, a.err
+	}
+	n := copy(p, a.data[a.read:])
+	a.read += n
+	return n, nil
+}
+
+// Close leaves the rest to net/http, which closes the body itself.
+func (a *ahead) Close() error { return nil }

@@ -1,0 +1,303 @@
+package shaper_test
+
+import (
+	"compress/flate"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// newBlindEntrance is one whose connections can't be asked: its server has no
+// ConnContext.
+func newBlindEntrance(t *testing.T, depth int) *entrance {
+	t.Helper()
+	e := newEntrance(t, depth)
+	e.Config.ConnContext = nil
+	e.handler = echo
+	return e
+}
+
+func TestASmallBodyIsReadAheadSoThatADepartureIsSeen(t *testing.T) {
+	for _, way := range []struct {
+		name string
+		out  func(*visitor)
+	}{{"closes", (*visitor).leave}, {"resets", (*visitor).reset}, {"half-closes", (*visitor).closeHalf}} {
+		t.Run("client "+way.name, func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 2).open()
+			gone := e.visit(post("/gone", "hello"))
+			e.waiting(1)
+			other := e.visit(post("/next", "hello"))
+			e.waiting(2)
+			way.out(gone)
+			e.abandoned(1)
+			require.Equal(t, "/gone 499", e.ended())
+			e.admit("100/s depth 2")
+			require.Equal(t, "HELLO", other.reads(200))
+			require.Equal(t, "/next", next(t, e.ran))
+			require.EqualValues(t, 2, e.Stats().Departed)
+		})
+		t.Run("client "+way.name+" with half of its body sent", func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 2)
+			e.Config.ReadTimeout = time.Minute
+			e.open()
+			gone := e.visit(post("/gone", "he"))
+			way.out(gone)
+			require.Equal(t, "/gone 499", e.ended())
+			require.Zero(t, e.Stats().Abandoned, "it had no place in the line yet")
+		})
+	}
+}
+
+// A net.Pipe has no file descriptor to ask about.
+func TestABodyIsReadAheadWhereTheHookFindsNothingToAsk(t *testing.T) {
+	t.Parallel()
+	e := newEntrance(t, 1)
+	require.NoError(t, e.Listener.Close())
+	pipes := newPipeListener()
+	e.Listener = pipes
+	e.open()
+	client, server := net.Pipe()
+	pipes.conns <- server
+	gone := visitOn(t, client, post("/gone", "hello"))
+	e.waiting(1)
+	gone.leave()
+	e.abandoned(1)
+	require.Equal(t, "/gone 499", e.ended())
+}
+
+// pipeListener accepts what is sent to it.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func newPipeListener() pipeListener {
+	closed := make(chan struct{})
+	return pipeListener{make(chan net.Conn), closed, sync.OnceFunc(func() { close(closed) })}
+}
+
+func (l pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l pipeListener) Close() error { l.close(); return nil }
+
+func (l pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+// What came of a slow body in time is handed on with the rest, and the rest has
+// all of the server's ReadTimeout again.
+func TestASlowBodyIsHandedOnWithItsRestUnread(t *testing.T) {
+	t.Parallel()
+	e := newBlindEntrance(t, 1)
+	e.Config.ReadTimeout = 300 * time.Millisecond
+	begun := make(chan string, 1)
+	e.handler = func(w http.ResponseWriter, r *http.Request) {
+		part := make([]byte, 2)
+		_, _ = io.ReadFull(r.Body, part)
+		begun <- string(part)
+		echo(w, r)
+	}
+	e.open()
+	v := e.visit(post("/", "he"))
+	e.waiting(1) // Once the ReadTimeout has passed.
+	e.admit("100/s depth 1")
+	require.Equal(t, "he", next(t, begun))
+	v.send("llo")
+	require.Equal(t, "LLO", v.reads(200))
+}
+
+// One that never comes costs its handler no more than the ReadTimeout, also if
+// it met no line.
+func TestABodyThatNeverComesHasADeadline(t *testing.T) {
+	t.Parallel()
+	e := newBlindEntrance(t, 1)
+	e.Config.ReadTimeout = 100 * time.Millisecond
+	e.admit("inf")
+	e.open()
+	require.Contains(t, e.visit(post("/", "he")).reads(400), "timeout")
+}
+
+func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		handler http.HandlerFunc
+		answer  string // how the connection goes on
+	}{
+		{"answers", func(w http.ResponseWriter, _ *http.Request) {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		}, "HTTP/1.1 200 OK"},
+		{"panics", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 1)
+			e.Config.ReadTimeout = 50 * time.Millisecond
+			e.handler = c.handler
+			e.admit("inf")
+			e.open()
+			all, err := io.ReadAll(e.visit(post("/", "he")))
+			require.NoError(t, err)
+			line, _, _ := strings.Cut(string(all), "\r\n")
+			require.Equal(t, c.answer, line)
+		})
+	}
+}
+
+// A deadline that is left under a body which has been read cancels the request
+// when it passes. A Middleware within another must know whose body it gets.
+func TestAHandlerMayOutlastTheReadTimeoutOfABodyReadAhead(t *testing.T) {
+	always, err := shaper.New(limitsOf(t, "inf"))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name  string
+		outer func(http.Handler) http.Handler
+	}{
+		{"alone", func(h http.Handler) http.Handler { return h }},
+		{"within another", shaper.Middleware(always)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 1)
+			e.outer = c.outer
+			e.Config.ReadTimeout = 100 * time.Millisecond
+			e.handler = func(w http.ResponseWriter, r *http.Request) {
+				select {
+				case <-r.Context().Done():
+					w.WriteHeader(http.StatusInternalServerError)
+				case <-time.After(250 * time.Millisecond):
+					echo(w, r)
+				}
+			}
+			e.open()
+			v := e.visit(post("/", "hello"))
+			e.waiting(1)
+			e.admit("100/s depth 1")
+			require.Equal(t, "HELLO", v.reads(200))
+		})
+	}
+}
+
+// Such bodies are not read before the line is entered: a minute would pass
+// until they had been waited for.
+func TestBodiesThatAreNotReadAhead(t *testing.T) {
+	plain := func(h http.Handler) http.Handler { return h }
+	change := func(f func(w *http.ResponseWriter, r *http.Request)) func(http.Handler) http.Handler {
+		return func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				f(&w, r)
+				h.ServeHTTP(w, r)
+			})
+		}
+	}
+	const head = "POST / HTTP/1.1\r\nHost: a\r\n"
+	for _, c := range []struct {
+		name, head, body string
+		outer            func(http.Handler) http.Handler
+		want             string
+	}{
+		{"longer than 64 KiB", head + "Content-Length: 65537\r\n\r\n", strings.Repeat("a", 65537), plain,
+			strings.Repeat("A", 65537)},
+		{"of unknown length", head + "Transfer-Encoding: chunked\r\n\r\n", "2\r\nhe\r\n0\r\n\r\n", plain, "HE"},
+		{"limited by an outer handler", post("/", ""), "hello",
+			func(h http.Handler) http.Handler { return http.MaxBytesHandler(h, 9) }, "HELLO"},
+		{"made by an outer handler", post("/", ""), "\x01\x00\x00\xff\xff",
+			// Even a read of nothing waits for the client.
+			change(func(_ *http.ResponseWriter, r *http.Request) { r.Body = flate.NewReader(r.Body) }), ""},
+		{"whose deadline is hidden", post("/", ""), "hello",
+			change(func(w *http.ResponseWriter, _ *http.Request) { *w = struct{ http.ResponseWriter }{*w} }), "HELLO"},
+	} {
+		for _, hook := range []bool{false, true} {
+			t.Run(c.name+map[bool]string{true: ", with the hook"}[hook], func(t *testing.T) {
+				t.Parallel()
+				e := newBlindEntrance(t, 1)
+				if hook {
+					e.Config.ConnContext = shaper.ConnContext
+				}
+				e.outer = c.outer
+				e.Config.ReadTimeout = time.Minute
+				e.open()
+				v := e.visit(c.head)
+				e.waiting(1)
+				e.admit("100/s depth 1")
+				v.send(c.body)
+				require.Equal(t, c.want, v.reads(200))
+			})
+		}
+	}
+}
+
+// The body of a client who asks whether he may send it is not asked for in the
+// line.
+func TestAnExpectedBodyIsAskedForByTheHandler(t *testing.T) {
+	for _, hook := range []bool{false, true} {
+		t.Run(map[bool]string{true: "with the hook", false: "without"}[hook], func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 1)
+			if hook {
+				e.Config.ConnContext = shaper.ConnContext
+			}
+			e.open()
+			v := e.visit("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
+			e.waiting(1)
+			v.readsNothing(100 * time.Millisecond)
+			e.admit("100/s depth 1")
+			v.reads(100)
+			v.send("hello")
+			require.Equal(t, "HELLO", v.reads(200))
+		})
+	}
+}
+
+func TestAFullLineRefusesWithoutReadingAhead(t *testing.T) {
+	t.Parallel()
+	e := newBlindEntrance(t, 0)
+	e.Config.ReadTimeout = time.Minute
+	e.open()
+	e.visit(post("/", "he")).reads(429)
+}
+
+func TestTheErrorOfALimitedBodyReachesTheHandler(t *testing.T) {
+	t.Parallel()
+	e := newBlindEntrance(t, 1)
+	e.outer = func(h http.Handler) http.Handler { return http.MaxBytesHandler(h, 3) }
+	e.open()
+	v := e.visit(post("/", "hello"))
+	e.waiting(1)
+	e.admit("100/s depth 1")
+	require.Equal(t, "http: request body too large", v.reads(400))
+}
+
+// The connection fails to read in time, although its client is there.
+func TestABodyThatCannotBeReadIsAnswered408(t *testing.T) {
+	t.Parallel()
+	e := newBlindEntrance(t, 1)
+	e.Listener = wrapListener{e.Listener, func(c net.Conn) net.Conn { return hastyConn{c} }}
+	e.open()
+	e.visit(post("/", "he")).reads(408)
+	require.Zero(t, e.Stats().Waiting)
+	require.Empty(t, e.ran)
+}
+
+// hastyConn gives each read 100 ms.
+type hastyConn struct{ net.Conn }
+
+func (c hastyConn) Read(p []byte) (int, error) {
+	_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	return c.Conn.Read(p)
+}

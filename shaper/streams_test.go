@@ -1,0 +1,201 @@
+package shaper_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha1"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Answers that last: the shaper has nothing to do with them once they have
+// begun. And the end of a server, at which those in line are to get theirs.
+
+// duplexSite answers /ws with an echo over an upgraded connection, /events with
+// an event for each word of the channel, and anything else at once.
+func duplexSite(events <-chan string) http.Handler {
+	site := http.NewServeMux()
+	site.HandleFunc("/ws", func(w http.ResponseWriter, r *http.Request) {
+		digest := sha1.Sum([]byte(r.Header.Get("Sec-WebSocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
+		conn, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
+			"Sec-WebSocket-Accept: %s\r\n\r\n", base64.StdEncoding.EncodeToString(digest[:]))
+		_, _ = io.Copy(conn, buffered)
+	})
+	site.HandleFunc("/events", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for {
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				return
+			}
+			select {
+			case word, ok := <-events:
+				if !ok {
+					return
+				}
+				fmt.Fprintf(w, "data: %s\n\n", word)
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	site.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+	return site
+}
+
+// proxyTo stands for the upstream that a shaper usually protects.
+func proxyTo(t *testing.T, addr string) http.Handler {
+	t.Helper()
+	target, err := url.Parse("http://" + addr)
+	require.NoError(t, err)
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: transport,
+	}
+}
+
+// onDuplexSites runs a test on the site itself, and on a proxy for it, behind a
+// shaper that has begun with a wait.
+func onDuplexSites(t *testing.T, test func(t *testing.T, addr string, events chan<- string)) {
+	for _, proxied := range []bool{false, true} {
+		for _, hook := range hooks {
+			t.Run(fmt.Sprintf("proxied %v/%s", proxied, hook.name), func(t *testing.T) {
+				events := make(chan string)
+				h := duplexSite(events)
+				if proxied {
+					h = proxyTo(t, openServer(t, h))
+				}
+				s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10})
+				require.NoError(t, err)
+				test(t, openServer(t, shaper.Middleware(s)(h), hook.set), events)
+			})
+		}
+	}
+}
+
+func TestUpgradedConnectionPassesThrough(t *testing.T) {
+	onDuplexSites(t, func(t *testing.T, addr string, _ chan<- string) {
+		conn := dial(t, addr)
+		_, err := io.WriteString(conn, "GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+		require.NoError(t, err)
+		reader := bufio.NewReader(conn)
+		answer, err := http.ReadResponse(reader, nil)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusSwitchingProtocols, answer.StatusCode)
+		require.Equal(t, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", answer.Header.Get("Sec-WebSocket-Accept")) // as in RFC 6455
+		client := newClient(t)
+		for _, word := range []string{"ping", "pong"} {
+			_, err := io.WriteString(conn, word)
+			require.NoError(t, err)
+			back := make([]byte, len(word))
+			_, err = io.ReadFull(reader, back)
+			require.NoError(t, err)
+			require.Equal(t, word, string(back))
+			require.Equal(t, "200: hello", postTo(client, "http://"+addr, nil)) // Nobody is held up meanwhile.
+		}
+	})
+}
+
+func TestEventsAreFlushedOneByOne(t *testing.T) {
+	onDuplexSites(t, func(t *testing.T, addr string, events chan<- string) {
+		client := newClient(t)
+		answer, err := client.Get("http://" + addr + "/events")
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		reader := bufio.NewReader(answer.Body)
+		for _, word := range []string{"first", "second"} {
+			events <- word
+			line, err := reader.ReadString('\n')
+			require.NoError(t, err)
+			require.Equal(t, "data: "+word+"\n", line)
+			_, err = reader.ReadString('\n')
+			require.NoError(t, err)
+			require.Equal(t, "200: hello", postTo(client, "http://"+addr, nil))
+		}
+		close(events)
+		_, err = reader.ReadByte()
+		require.ErrorIs(t, err, io.EOF)
+	})
+}
+
+// The shaper first, then the server: whoever is in line is served.
+func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
+	const queued = 5
+	s := stuckShaper(t, queued)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{Handler: shaper.Middleware(s)(echoBody), ConnContext: shaper.ConnContext}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	site := "http://" + listener.Addr().String()
+	client := newClient(t)
+	defer server.Close()
+
+	var inTheLine []<-chan string
+	for i := range queued {
+		inTheLine = append(inTheLine, send(t.Context(), t, client, site, strings.NewReader("served")))
+		waitFor(t, inLine(s, i+1), "it waits")
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), enough)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			ended <- err
+			return
+		}
+		ended <- server.Shutdown(ctx)
+	}()
+	waitFor(t, func() bool { _, err := s.Forecast(1); return err != nil && s.Stats().Waiting == queued }, "no more are admitted")
+
+	require.Contains(t, postTo(client, site, nil), "503, retry ") // The server still listens.
+	require.NoError(t, s.SetLimits(shaper.Limits{Rate: 1000, Depth: queued}))
+	for _, became := range inTheLine {
+		require.Equal(t, "200: served", receive(t, became))
+	}
+	require.NoError(t, <-ended)
+	require.ErrorIs(t, <-served, http.ErrServerClosed)
+	_, err = net.DialTimeout("tcp", listener.Addr().String(), time.Second)
+	require.Error(t, err)
+}
+
+// The other way round the server gives up with the line as it was: why the
+// order matters.
+func TestServerShutdownAloneNeitherWakesNorCancelsTheLine(t *testing.T) {
+	s := stuckShaper(t, 1)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{Handler: shaper.Middleware(s)(echoBody), ConnContext: shaper.ConnContext}
+	go func() { _ = server.Serve(listener) }()
+	defer server.Close()
+	became := send(t.Context(), t, newClient(t), "http://"+listener.Addr().String(), strings.NewReader("served"))
+	waitFor(t, inLine(s, 1), "it waits")
+
+	ctx, cancel := context.WithTimeout(context.Background(), 50*ms)
+	defer cancel()
+	require.ErrorIs(t, server.Shutdown(ctx), context.DeadlineExceeded)
+	require.Equal(t, 1, s.Stats().Waiting)
+	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+	require.Equal(t, "200: served", receive(t, became))
+}

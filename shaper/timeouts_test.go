@@ -1,0 +1,370 @@
+package shaper_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// The server's time-outs are for clients who are slow. A request that the line
+// kept waiting for longer than that has done nothing wrong.
+
+const (
+	serverTimeout = 500 * ms
+	longWait      = 750 * ms
+)
+
+func shortTimeouts(s *http.Server) { s.ReadTimeout, s.WriteTimeout = serverTimeout, serverTimeout }
+func readTimeout(s *http.Server)   { s.ReadTimeout = serverTimeout }
+
+// kept is a Limiter that keeps everybody waiting, and then says err.
+func kept(err error) limiterFunc {
+	return func(ctx context.Context, _ int) error {
+		select {
+		case <-time.After(longWait):
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// A connectionKind is one of the ways in which a request can come.
+type connectionKind struct {
+	name      string
+	wrap      func(http.Handler) http.Handler
+	configure func(*http.Server)
+	tls, h2   bool
+}
+
+func asIs(h http.Handler) http.Handler { return h }
+
+var connectionKinds = []connectionKind{
+	{name: "HTTP/1", wrap: asIs, configure: hooked},
+	{name: "HTTP/1 without ConnContext", wrap: asIs, configure: unhooked},
+	{name: "HTTP/1 with the controller hidden", wrap: hide, configure: hooked},
+	{name: "HTTP/1 over TLS", wrap: asIs, configure: hooked, tls: true},
+	{name: "HTTP/1 over TLS with the controller hidden", wrap: hide, configure: hooked, tls: true},
+	{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true},
+	{name: "HTTP/2 without ConnContext", wrap: asIs, configure: unhooked, tls: true, h2: true},
+}
+
+// open serves a handler for the time of a test, and returns a client for it.
+func (k connectionKind) open(t *testing.T, h http.Handler, configure ...func(*http.Server)) (*http.Client, string) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(k.wrap(h))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	for _, set := range append(configure, k.configure) {
+		set(server.Config)
+	}
+	server.EnableHTTP2 = k.h2
+	if k.tls {
+		server.StartTLS()
+	} else {
+		server.Start()
+	}
+	client := server.Client()
+	client.Timeout = enough
+	t.Cleanup(func() {
+		client.CloseIdleConnections()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return client, server.URL
+}
+
+// A claim is what a call should give.
+type claim struct {
+	name string
+	call func() string
+	want string
+}
+
+// holdAtOnce makes all calls at once, as they spend their time waiting.
+func holdAtOnce(t *testing.T, claims []claim) {
+	t.Helper()
+	got := make([]string, len(claims))
+	var wg sync.WaitGroup
+	for i, c := range claims {
+		wg.Go(func() { got[i] = c.call() })
+	}
+	wg.Wait()
+	for i, c := range claims {
+		require.Equal(t, c.want, got[i], c.name)
+	}
+}
+
+// postTo returns the status and the body of the answer, or what went wrong.
+func postTo(client *http.Client, url string, body io.Reader) string {
+	answer, err := client.Post(url, "text/plain", body)
+	if err != nil {
+		return err.Error()
+	}
+	return inWords(answer)
+}
+
+func inWords(answer *http.Response) string {
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%s: %s", statusLine(answer), body)
+}
+
+// echoBody answers with the body of the request, or tells why it could not.
+var echoBody = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, err)
+		return
+	}
+	_, _ = w.Write(body)
+})
+
+func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("0123456789", 30_000)
+	var claims []claim
+	for _, k := range connectionKinds {
+		running := make(chan struct{})
+		h := shaper.Middleware(kept(nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/parts" {
+				close(running)
+			}
+			echoBody(w, r)
+		}))
+		client, url := k.open(t, h, shortTimeouts)
+		claims = append(claims,
+			claim{k.name + ", no body", func() string { return postTo(client, url, nil) }, "200: "},
+			claim{k.name + ", small body", func() string { return postTo(client, url, strings.NewReader("small")) }, "200: small"},
+			claim{k.name + ", large body", func() string { return postTo(client, url, strings.NewReader(large)) }, "200: " + large},
+			claim{k.name + ", body that comes in parts", func() string {
+				r, w := io.Pipe()
+				go func() {
+					_, _ = io.WriteString(w, "before ")
+					<-running
+					_, _ = io.WriteString(w, "and after")
+					_ = w.Close()
+				}()
+				return postTo(client, url+"/parts", r)
+			}, "200: before and after"},
+		)
+	}
+	holdAtOnce(t, claims)
+}
+
+// The same with a length, of which half comes before the wait.
+func TestBodyThatTricklesAfterTheWaitIsRead(t *testing.T) {
+	t.Parallel()
+	var claims []claim
+	for _, k := range connectionKinds {
+		if k.tls {
+			continue // The raw client does not speak it.
+		}
+		running := make(chan struct{})
+		h := shaper.Middleware(kept(nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			close(running)
+			echoBody(w, r)
+		}))
+		_, url := k.open(t, h, shortTimeouts)
+		conn := dial(t, strings.TrimPrefix(url, "http://"))
+		claims = append(claims, claim{k.name, func() string {
+			_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n01234")
+			<-running
+			_, _ = io.WriteString(conn, "56789")
+			answer, err := readAnswer(bufio.NewReader(conn))
+			if err != nil {
+				return err.Error()
+			}
+			return inWords(answer)
+		}, "200: 0123456789"})
+	}
+	holdAtOnce(t, claims)
+}
+
+func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
+	t.Parallel()
+	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: 99})
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	limiters := map[string]shaper.Limiter{
+		"/full": kept(&shaper.RejectError{Reason: shaper.ErrQueueFull}),
+		"/down": kept(errors.New("engine is down")),
+		"/deadline": limiterFunc(func(ctx context.Context, n int) error {
+			ctx, cancel := context.WithTimeout(ctx, longWait)
+			defer cancel()
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"/closed": limiterFunc(func(ctx context.Context, n int) error {
+			defer time.AfterFunc(longWait, func() { _ = s.Close() }).Stop()
+			return s.WaitN(ctx, n)
+		}),
+	}
+	want := map[string]string{
+		"/full":     `429, retry 1: {"title":"Too Many Requests","status":429,"detail":"Too many requests are waiting already."}`,
+		"/down":     `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The request could not be admitted."}`,
+		"/deadline": `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The time for the request ran out while it waited."}`,
+		"/closed":   `503, retry 1: {"title":"Service Unavailable","status":503,"detail":"The server takes no more requests."}`,
+	}
+	var claims []claim
+	for _, k := range connectionKinds {
+		site := http.NewServeMux()
+		for path, l := range limiters {
+			site.Handle(path, shaper.Middleware(l)(echoBody))
+		}
+		client, url := k.open(t, site, shortTimeouts)
+		for path := range limiters {
+			for _, body := range []string{"", "small"} {
+				claims = append(claims, claim{
+					fmt.Sprintf("%s, %s, body %q", k.name, path, body),
+					func() string { return postTo(client, url+path, strings.NewReader(body)) },
+					want[path] + "\n",
+				})
+			}
+		}
+	}
+	holdAtOnce(t, claims)
+}
+
+// A read deadline beneath net/http's background read would cancel the request
+// in mid-handler.
+func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
+	t.Parallel()
+	outerReads := func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if r.URL.Path == "/put-back" {
+				r.Body = io.NopCloser(bytes.NewReader(body))
+			}
+			h.ServeHTTP(w, r)
+		})
+	}
+	h := shaper.Middleware(kept(nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		select {
+		case <-r.Context().Done():
+			fmt.Fprint(w, "cancelled")
+		case <-time.After(2 * serverTimeout):
+			fmt.Fprint(w, "ran to its end")
+		}
+	}))
+	var claims []claim
+	for _, k := range connectionKinds {
+		client, url := k.open(t, h, readTimeout)
+		outerClient, outer := k.open(t, outerReads(h), readTimeout)
+		const want = "200: ran to its end"
+		claims = append(claims,
+			claim{k.name + ", no body", func() string { return postTo(client, url, nil) }, want},
+			claim{k.name + ", body that the handler reads",
+				func() string { return postTo(client, url, strings.NewReader("small")) }, want},
+			claim{k.name + ", body that an outer handler has read",
+				func() string { return postTo(outerClient, outer, strings.NewReader("small")) }, want},
+			claim{k.name + ", and put back",
+				func() string { return postTo(outerClient, outer+"/put-back", strings.NewReader("small")) }, want},
+			claim{k.name + ", of unknown length, and put back",
+				func() string {
+					return postTo(outerClient, outer+"/put-back", io.MultiReader(strings.NewReader("small")))
+				}, want},
+		)
+	}
+	holdAtOnce(t, claims)
+}
+
+// The wait gives the client his time anew, and no more of it.
+func TestServersTimeoutsHoldAfterTheWait(t *testing.T) {
+	t.Parallel()
+	var claims []claim
+	for name, l := range map[string]shaper.Limiter{"a wait": kept(nil), "no wait": failing(nil)} {
+		for _, k := range connectionKinds {
+			read := make(chan error, 1)
+			h := shaper.Middleware(l)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, err := io.Copy(io.Discard, r.Body)
+				read <- err
+			}))
+			client, url := k.open(t, h, readTimeout)
+			body, end := io.Pipe()
+			t.Cleanup(func() { _ = end.Close() })
+			r, err := http.NewRequest("POST", url, io.MultiReader(strings.NewReader("a part"), body))
+			require.NoError(t, err)
+			r.ContentLength = 100
+			claims = append(claims, claim{k.name + ", " + name, func() string {
+				go func() {
+					if answer, err := client.Do(r); err == nil {
+						_ = answer.Body.Close()
+					}
+				}()
+				select {
+				case err := <-read:
+					return fmt.Sprint(errors.Is(err, os.ErrDeadlineExceeded))
+				case <-time.After(enough):
+					return "the handler still waits for the body"
+				}
+			}, "true"})
+		}
+	}
+	holdAtOnce(t, claims)
+}
+
+func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
+	t.Parallel()
+	var claims []claim
+	for _, request := range []string{
+		"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nsmall",
+	} {
+		for _, hook := range hooks {
+			conn := dial(t, openServer(t, shaper.Middleware(kept(nil))(echoBody), shortTimeouts, hook.set))
+			claims = append(claims, claim{request + hook.name, func() (saw string) {
+				reader := bufio.NewReader(conn)
+				for range 2 { // The deadlines of one request don't break the next.
+					_, _ = io.WriteString(conn, request)
+					answer, err := readAnswer(reader)
+					if err != nil {
+						return err.Error()
+					}
+					saw += statusLine(answer) + ", "
+				}
+				_, err := reader.ReadByte() // IdleTimeout, which is ReadTimeout, ends the connection.
+				return saw + err.Error()
+			}, "200, 200, EOF"})
+		}
+	}
+	holdAtOnce(t, claims)
+}
+
+// What the others would prove nothing without: the same server breaks the same
+// uploads when their handler itself waits.
+func TestTimeoutsBreakUploadsWithoutMiddleware(t *testing.T) {
+	t.Parallel()
+	var claims []claim
+	for _, k := range connectionKinds {
+		client, url := k.open(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = kept(nil).WaitN(r.Context(), 1)
+			echoBody(w, r)
+		}), shortTimeouts)
+		claims = append(claims, claim{k.name, func() string {
+			status, _, _ := strings.Cut(postTo(client, url, strings.NewReader("small")), ":")
+			return fmt.Sprint(status == "200")
+		}, "false"})
+	}
+	holdAtOnce(t, claims)
+}
