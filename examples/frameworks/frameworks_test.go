@@ -1,0 +1,86 @@
+package frameworks
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A router is a site of some framework: the middleware in front of a handler
+// that answers a POST of / with the request's body.
+type router func(middleware func(http.Handler) http.Handler) http.Handler
+
+const (
+	serverTimeout = 300 * time.Millisecond
+	enough        = 20 * time.Second
+)
+
+// holds checks what a framework could spoil: that a refused request does not
+// reach the handler, that a body goes through a wait that is longer than the
+// server's time-outs, and that a refusal reaches a client who withholds his.
+// The last two need the connection, which a framework's ResponseWriter must not
+// hide.
+func (site router) holds(t *testing.T) {
+	s, err := shaper.New(shaper.Limits{Rate: rate.Every(2 * serverTimeout), Depth: 1})
+	require.NoError(t, err)
+	defer s.Close()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{
+		Handler:      site(shaper.Middleware(s)),
+		ReadTimeout:  serverTimeout,
+		WriteTimeout: serverTimeout,
+		// No ConnContext: with it the middleware would not need the
+		// ResponseWriter for deadlines.
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	defer func() {
+		require.NoError(t, server.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	}()
+	addr := listener.Addr().String()
+	client := &http.Client{Timeout: enough, Transport: &http.Transport{DisableKeepAlives: true}}
+	post := func(body string) string {
+		answer, err := client.Post("http://"+addr, "text/plain", strings.NewReader(body))
+		if err != nil {
+			return err.Error()
+		}
+		defer answer.Body.Close()
+		content, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		return answer.Status + " " + string(content)
+	}
+
+	require.Equal(t, "200 OK at once", post("at once"))
+	waited := make(chan string, 1)
+	go func() { waited <- post("after a wait") }()
+	require.Eventually(t, func() bool { return s.Stats().Waiting == 1 }, enough, time.Millisecond)
+	require.Contains(t, post("refused"), "429 Too Many Requests {")
+
+	require.Equal(t, "200 OK after a wait", <-waited)
+	require.Equal(t, uint64(2), s.Stats().Departed)
+
+	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Every(time.Hour)}))
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(enough)))
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n12345")
+	require.NoError(t, err)
+	start := time.Now()
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
+	require.Less(t, time.Since(start), enough/2)
+}
