@@ -45,13 +45,15 @@ func spanOf(n int, s size) time.Duration {
 
 // An answer is what one request of the burst got.
 type answer struct {
-	status int           // 0: none
-	wait   time.Duration // in the line, as the answer tells; 0 where it does not
+	status   int           // 0: none
+	wait     time.Duration // in the line, as the answer tells; 0 where it does not
+	vanished bool          // the client did not stay for it
 }
 
 // fire sends a burst of real requests, each on a connection of its own, and
-// returns when all have their answers, or when ctx has ended, with its error.
-func fire(ctx context.Context, target string, sends []time.Duration) ([]answer, error) {
+// returns when all have their answers, or have vanished, or when ctx has ended,
+// with its error. The vanishers are known by their place in sends.
+func fire(ctx context.Context, target string, sends []time.Duration, vanishers map[int]*vanisher) ([]answer, error) {
 	transport := &http.Transport{MaxIdleConnsPerHost: len(sends), DisableCompression: true}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{
@@ -68,7 +70,11 @@ func fire(ctx context.Context, target string, sends []time.Duration) ([]answer, 
 			defer timer.Stop()
 			select {
 			case <-timer.C:
-				answers[i] = get(ctx, client, target)
+				if v := vanishers[i]; v != nil {
+					answers[i] = v.ask(ctx, target)
+				} else {
+					answers[i] = get(ctx, client, target)
+				}
 			case <-ctx.Done():
 			}
 		})
@@ -83,7 +89,11 @@ func get(ctx context.Context, client *http.Client, target string) answer {
 	if err != nil {
 		return answer{}
 	}
-	got, err := client.Do(r)
+	return read(client.Do(r))
+}
+
+// read reads an answer to its end, if there is one.
+func read(got *http.Response, err error) answer {
 	if err != nil {
 		return answer{}
 	}
@@ -93,6 +103,9 @@ func get(ctx context.Context, client *http.Client, target string) answer {
 	}
 	return answer{status: got.StatusCode, wait: waitTold(got.Header)}
 }
+
+// serverTiming is the header that tells the client how long the line held it.
+const serverTiming = "Server-Timing"
 
 // waitTold reads the time in the line from the headers of an answer.
 func waitTold(h http.Header) time.Duration {
@@ -108,8 +121,8 @@ func waitTold(h http.Header) time.Duration {
 
 // A tally counts the answers to a burst.
 type tally struct {
-	sent, served, refused, failed, other int
-	longest                              time.Duration // wait of one that was served
+	sent, served, refused, vanished, failed, other int
+	longest                                        time.Duration // wait of one that was served
 }
 
 // count sorts answers by what they mean. Whatever is neither of the answers
@@ -118,6 +131,8 @@ func count(answers []answer) tally {
 	t := tally{sent: len(answers)}
 	for _, a := range answers {
 		switch {
+		case a.vanished:
+			t.vanished++
 		case a.status == http.StatusOK:
 			t.served++
 			t.longest = max(t.longest, a.wait)

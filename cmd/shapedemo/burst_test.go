@@ -48,8 +48,11 @@ func TestUpstreamIsFastEnoughForTheShaperAndTooSlowForTheBurst(t *testing.T) {
 
 func TestCount(t *testing.T) {
 	require.Equal(t,
-		tally{sent: 7, served: 2, refused: 1, failed: 2, other: 2, longest: 5},
-		count([]answer{{200, 5}, {200, 3}, {429, 9}, {503, 9}, {502, 0}, {0, 0}, {302, 9}}))
+		tally{sent: 8, served: 2, refused: 1, vanished: 1, failed: 2, other: 2, longest: 5},
+		count([]answer{
+			{status: 200, wait: 5}, {status: 200, wait: 3}, {status: 429, wait: 9}, {status: 503, wait: 9},
+			{status: 502}, {}, {status: 302, wait: 9}, {vanished: true},
+		}))
 }
 
 func TestWaitTold(t *testing.T) {

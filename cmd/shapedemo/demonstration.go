@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -13,17 +14,22 @@ import (
 // A trial is one firing of the burst.
 type trial struct {
 	tally
-	arrived  []time.Time // at what it was fired at
-	reached  []time.Time // the upstream, as it wrote down itself
-	passages []*passage  // at the shaper; none if there was none
+	arrived   []time.Time // at what it was fired at
+	reached   []time.Time // the upstream, as it wrote down itself
+	gone      []time.Time // clients that vanished, as they wrote down themselves
+	impatient int         // clients that would vanish if they had to wait
+	passages  []*passage  // at the shaper; none if there was none
+	missed    float64     // units that the shaper lost to lateness beyond its slack
 }
 
 // span is from the first arrival to the last thing that happened. There must be
 // an arrival.
 func (t trial) span() (begin, end time.Time) {
-	begin, end = t.arrived[0], t.arrived[len(t.arrived)-1]
-	if n := len(t.reached); n > 0 && t.reached[n-1].After(end) {
-		end = t.reached[n-1]
+	begin = t.arrived[0]
+	for _, instants := range [][]time.Time{t.arrived, t.reached, t.gone} {
+		if n := len(instants); n > 0 && instants[n-1].After(end) {
+			end = instants[n-1]
+		}
 	}
 	return begin, end
 }
@@ -52,14 +58,15 @@ func showBurst(ctx context.Context, t *terminal, c config, f *fragile) (status i
 	if err != nil {
 		return exitFailed, err
 	}
-	t.say("%d requests through the shaper%s ...\n", c.burst, takesAbout(m, sends))
-	shaped, err := fireShaped(ctx, t, f, p, sends)
+	vanishers := vanishersOf(c.burst, c.vanish, m, &p.log)
+	t.say("%d requests through the shaper%s ...\n", c.burst, foretell(m, sends, len(vanishers)))
+	shaped, err := fireShaped(ctx, t, f, p, sends, vanishers)
 	if err != nil {
 		return exitFailed, err
 	}
 
 	t.say("%s", picture(t, m, straight, shaped))
-	t.say("%s", table(t, straight, shaped))
+	t.say("%s", table(t, m, straight, shaped))
 	faults := judge(m, f.size, straight, shaped)
 	t.say("%s", verdict(t, m, straight, shaped, faults))
 	if len(faults) > 0 {
@@ -88,28 +95,33 @@ func explain(t *terminal, m meaning) {
 	t.say("  limits     %s:%s%s", m.limits, under, strings.ReplaceAll(m.String(), "; ", ";"+under))
 }
 
-// takesAbout announces a run that lasts longer than people wait unasked.
-func takesAbout(m meaning, sends []time.Duration) string {
+// foretell announces those who will not stay, and a run that lasts longer than
+// people wait unasked.
+func foretell(m meaning, sends []time.Duration, impatient int) string {
+	text := ""
+	if impatient > 0 {
+		text = fmt.Sprintf(", %d of them impatient", impatient)
+	}
 	if m.endless || len(sends) == 0 {
-		return ""
+		return text
 	}
 	span := sends[len(sends)-1].Seconds()
 	served := min(float64(len(sends)), float64(m.fits())+m.rate*span)
-	seconds := max(span, (served-float64(m.atOnce))*m.every)
-	if seconds < 1 {
-		return ""
+	wait := (served - float64(m.atOnce)) * (1 - float64(impatient)/float64(len(sends)))
+	if seconds := max(span, wait*m.every); seconds >= 1 {
+		text += fmt.Sprintf("; this takes about %s", humane(float64(int(seconds*10+0.5))/10))
 	}
-	return fmt.Sprintf("; this takes about %s", humane(float64(int(seconds*10+0.5))/10))
+	return text
 }
 
 func fireStraight(ctx context.Context, f *fragile, sends []time.Duration) (trial, error) {
 	f.reached.start()
-	answers, err := fire(ctx, burstURL(f.url), sends)
+	answers, err := fire(ctx, burstURL(f.url), sends, nil)
 	reached := f.reached.stop()
 	return trial{tally: count(answers), arrived: reached, reached: reached}, err
 }
 
-func fireShaped(ctx context.Context, t *terminal, f *fragile, p *proxy, sends []time.Duration) (trial, error) {
+func fireShaped(ctx context.Context, t *terminal, f *fragile, p *proxy, sends []time.Duration, vanishers map[int]*vanisher) (trial, error) {
 	target, err := url.Parse(p.url)
 	if err != nil {
 		return trial{}, err
@@ -118,14 +130,19 @@ func fireShaped(ctx context.Context, t *terminal, f *fragile, p *proxy, sends []
 	defer unwatch()
 	f.reached.start()
 	p.log.start()
-	answers, err := fire(ctx, burstURL(target), sends)
-	shaped := trial{tally: count(answers), reached: f.reached.stop()}
+	answers, err := fire(ctx, burstURL(target), sends, vanishers)
 	if err != nil {
 		return trial{}, err // Some passages may still be under way.
 	}
-	shaped.passages = p.log.stop()
+	shaped := trial{tally: count(answers), impatient: len(vanishers), passages: p.log.stop()}
+	shaped.reached = f.reached.stop()
+	shaped.missed = p.shaper.Stats().Missed
 	for _, at := range byArrival(shaped.passages) {
 		shaped.arrived = append(shaped.arrived, at.arrived)
+		if !at.vanished.IsZero() {
+			shaped.gone = append(shaped.gone, at.vanished)
+		}
 	}
+	slices.SortFunc(shaped.gone, time.Time.Compare)
 	return shaped, nil
 }

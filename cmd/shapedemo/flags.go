@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"example.com/leakybucket/shaper"
 )
@@ -34,17 +35,22 @@ Flags:
                     a free port; -once uses free ports only)
   -limits TEXT      rate, burst, depth, longest wait (default "` + defaultLimits + `")
   -burst N          requests in the burst (default 150; 0 fires none)
+  -vanish N%        make that share of the burst's clients impatient: shaped,
+                    they leave before their turn if they have to wait, half
+                    of them with an upload that nobody has read (default 0%)
   -upstream URL     put the shaper in front of this server instead of the
                     fragile one; no burst is fired then
   -once             show the burst and exit: status 0 if the upstream failed
                     without the shaper and, behind it, did not, and exactly
-                    what does not fit was refused
+                    what does not fit was refused, and at most one slot was
+                    spent on clients that had left
   -svg FILE         as -once, and draw the run in FILE
   -h                this text
 
 Examples:
   shapedemo
   shapedemo -once
+  shapedemo -once -vanish 50%                       the comb has no holes
   shapedemo -limits "20/s burst 5 depth 40" -burst 80
   shapedemo -limits "50/s depth 100 wait 1s"        nobody waits longer than 1 s
   shapedemo -limits "50/s burst 10 depth 0"         nobody waits: refuses only
@@ -57,6 +63,7 @@ type config struct {
 	addrGiven bool // by the user: then no other port will do
 	limits    shaper.Limits
 	burst     int
+	vanish    int      // percent of the burst's clients that are impatient
 	upstream  *url.URL // nil: the fragile one
 	once      bool
 	svg       string // file to draw the run in; "": none
@@ -75,6 +82,7 @@ func parseFlags(args []string) (config, error) {
 	f.StringVar(&c.addr, "addr", defaultAddr, "")
 	f.TextVar(&c.limits, "limits", standard, "")
 	f.Func("burst", "", c.setBurst)
+	f.Func("vanish", "", c.setVanish)
 	f.Func("upstream", "", c.setUpstream)
 	f.BoolVar(&c.once, "once", false, "")
 	f.Func("svg", "", c.setSVG)
@@ -89,8 +97,12 @@ func parseFlags(args []string) (config, error) {
 		return config{}, fmt.Errorf("-svg %q draws the burst, which is not fired at -upstream %q", c.svg, c.upstream)
 	case c.once && c.upstream != nil:
 		return config{}, fmt.Errorf("-once fires a burst, which is not done to -upstream %q", c.upstream)
+	case c.vanish > 0 && c.upstream != nil:
+		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, which is not fired at -upstream %q`, c.vanish, c.upstream)
 	case c.once && c.burst == 0:
 		return config{}, errors.New(`-once shows a burst, and -burst "0" fires none`)
+	case c.vanish > 0 && c.burst == 0:
+		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, and -burst "0" fires none`, c.vanish)
 	}
 	return c, nil
 }
@@ -106,6 +118,16 @@ func (c *config) setBurst(text string) error {
 		return fmt.Errorf("must be at most %d", mostBurst)
 	}
 	c.burst = n
+	return nil
+}
+
+func (c *config) setVanish(text string) error {
+	number, signed := strings.CutSuffix(text, "%")
+	n, err := strconv.ParseUint(number, 10, 0)
+	if !signed || err != nil || n > 100 {
+		return errors.New("must be a whole percentage from 0% to 100%, with its sign")
+	}
+	c.vanish = int(n)
 	return nil
 }
 

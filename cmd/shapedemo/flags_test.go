@@ -29,6 +29,16 @@ func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
 		"negative burst":    {[]string{"-burst", "-1"}, []string{"-burst", `"-1"`, "negative"}},
 		"huge burst":        {[]string{"-burst", "10001"}, []string{"-burst", `"10001"`, "10000"}},
 		"burst beyond int":  {[]string{"-burst", "99999999999999999999"}, []string{"-burst", `"99999999999999999999"`}},
+		"vanish no share":   {[]string{"-vanish", "0.5"}, []string{"-vanish", `"0.5"`, "0% to 100%"}},
+		"vanish no sign":    {[]string{"-vanish", "50"}, []string{"-vanish", `"50"`, "sign"}},
+		"vanish no number":  {[]string{"-vanish", "%"}, []string{"-vanish", `"%"`}},
+		"vanish empty":      {[]string{"-vanish", ""}, []string{"-vanish", `""`}},
+		"vanish above all":  {[]string{"-vanish", "101%"}, []string{"-vanish", `"101%"`, "100%"}},
+		"vanish negative":   {[]string{"-vanish", "-1%"}, []string{"-vanish", `"-1%"`}},
+		"vanish fraction":   {[]string{"-vanish", "12.5%"}, []string{"-vanish", `"12.5%"`, "whole"}},
+		"vanish doubly":     {[]string{"-vanish", "50%%"}, []string{"-vanish", `"50%%"`}},
+		"vanish of nobody":  {[]string{"-vanish", "50%", "-burst", "0"}, []string{`-vanish "50%"`, `-burst "0"`}},
+		"vanish, upstream":  {[]string{"-vanish", "50%", "-upstream", "http://x"}, []string{`-vanish "50%"`, `-upstream "http://x"`}},
 		"url without http":  {[]string{"-upstream", "localhost:3000"}, []string{"-upstream", `"localhost:3000"`, "http://"}},
 		"url without host":  {[]string{"-upstream", "http://"}, []string{"-upstream", `"http://"`, "host"}},
 		"url unparsable":    {[]string{"-upstream", "http://[::1"}, []string{"-upstream", `"http://[::1"`}},
@@ -63,6 +73,7 @@ func TestDefaults(t *testing.T) {
 	require.False(t, c.addrGiven)
 	require.Equal(t, "50/s depth 100", c.limits.String())
 	require.Equal(t, 150, c.burst)
+	require.Zero(t, c.vanish)
 	require.Nil(t, c.upstream)
 	require.False(t, c.once)
 }

@@ -97,6 +97,27 @@ func TestOnceShowsTheBurstAndSucceeds(t *testing.T) {
 	require.NotContains(t, shown, "Serving")
 }
 
+// Half of the vanishers upload, with nobody reading, so that this fails without
+// ConnContext.
+func TestOnceShowsThatVanishersCostNoSlot(t *testing.T) {
+	p := start("-once", "-limits", "60/s depth 20", "-burst", "120", "-vanish", "50%")
+	require.Equal(t, exitOK, p.ends(t), "%s%s", &p.stdout, &p.stderr)
+	require.Empty(t, p.stderr.String())
+	shown := p.stdout.String()
+	require.Contains(t, shown, "120 requests through the shaper, 60 of them impatient")
+	require.Regexp(t, `shaped: \d+ vanish from the line`, shown)
+	require.Regexp(t, `(?m)^  of these impatient +- +60$`, shown)
+	require.Regexp(t, `(?m)^  left while waiting +- +[1-9]\d*$`, shown)
+	require.Regexp(t, `(?m)^  slots spent on them +- +[01]$`, shown)
+	require.Regexp(t, `left while they waited and\n  cost (no|1) slot; \d+ were served, and the other \d+ were told`, shown)
+}
+
+func TestOnceFailsIfThereIsNoLineToVanishFrom(t *testing.T) {
+	p := start("-once", "-limits", "60/s burst 5", "-burst", "60", "-vanish", "50%")
+	require.Equal(t, exitFailed, p.ends(t))
+	require.Contains(t, p.stdout.String(), "none of 30 impatient clients had to wait")
+}
+
 func TestOnceFailsIfTheUpstreamStandsTheBurst(t *testing.T) {
 	p := start("-once", "-limits", "100/s depth 10", "-burst", "3")
 	require.Equal(t, exitFailed, p.ends(t))

@@ -5,6 +5,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"example.com/leakybucket/shaper"
 )
@@ -43,6 +44,14 @@ func (m meaning) fits() int {
 		return math.MaxInt
 	}
 	return m.atOnce + m.waiting
+}
+
+// slack is the lateness that the shaper makes up.
+func (m meaning) slack() time.Duration {
+	if m.limits.Slack == 0 {
+		return shaper.DefaultSlack
+	}
+	return m.limits.Slack
 }
 
 // String says what the limits mean, in words.

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -15,11 +13,23 @@ import (
 // that did not happen are zero. It travels in the request's context; all of it
 // is written by the goroutine that serves the request.
 type passage struct {
-	arrived time.Time // just before the middleware
-	queued  time.Time // admitted to the line
-	left    time.Time
-	refused time.Time
-	reason  error // of the refusal
+	arrived   time.Time // just before the middleware
+	queued    time.Time // admitted to the line
+	left      time.Time
+	refused   time.Time
+	reason    error // of the refusal
+	abandoned time.Time
+
+	client   *vanisher // nil: a patient one
+	vanished time.Time // when the client did; written when all is over
+}
+
+// admitted is when a request entered the line, or left without one.
+func (p *passage) admitted() time.Time {
+	if p.queued.IsZero() {
+		return p.left
+	}
+	return p.queued
 }
 
 type passageKey struct{}
@@ -40,49 +50,66 @@ func tracePassages() *shaper.Trace {
 		}
 	}
 	return &shaper.Trace{
-		Enqueued: write(func(p *passage, e shaper.Event) { p.queued = e.At }),
-		Departed: write(func(p *passage, e shaper.Event) { p.left = e.At }),
-		Refused:  write(func(p *passage, e shaper.Event) { p.refused, p.reason = e.At, e.Err }),
+		Enqueued: write(func(p *passage, e shaper.Event) {
+			p.queued = e.At
+			p.client.queued(e.Waiting)
+		}),
+		Departed: write(func(p *passage, e shaper.Event) {
+			p.left = e.At
+			p.client.stay()
+		}),
+		Refused:   write(func(p *passage, e shaper.Event) { p.refused, p.reason = e.At, e.Err }),
+		Abandoned: write(func(p *passage, e shaper.Event) { p.abandoned = e.At }),
 	}
-}
-
-// serverTiming is the header that tells the client how long the line held it.
-const serverTiming = "Server-Timing"
-
-// tellWait writes the time since the arrival, which is the wait, into the
-// answer. It must run after the middleware and before the answer begins.
-func tellWait(h http.Header, p *passage) {
-	h.Set(serverTiming, fmt.Sprintf("shaper;dur=%.3f", float64(time.Since(p.arrived))/float64(time.Millisecond)))
 }
 
 // A logbook keeps the passages between start and stop, and no others: see
 // instants.
 type logbook struct {
-	mu   sync.Mutex
-	open bool
-	all  []*passage
+	mu       sync.Mutex
+	open     bool
+	all      []*passage
+	expected map[string]*vanisher // by the client's end of the connection
+	underWay sync.WaitGroup       // of all
 }
 
 func (b *logbook) start() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.open, b.all = true, nil
+	b.open, b.all, b.expected = true, nil, map[string]*vanisher{}
 }
 
-func (b *logbook) add(p *passage) {
+// expect says that a vanisher will ask from that address.
+func (b *logbook) expect(from string, v *vanisher) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.open {
-		b.all = append(b.all, p)
-	}
+	b.expected[from] = v
 }
 
-// stop returns the passages since start. They are at rest only when every
-// answer to them has come.
+// follow adds the passage of a request from that address, and returns what is
+// to be called at its end.
+func (b *logbook) follow(p *passage, from string) (end func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.open {
+		return func() {}
+	}
+	p.client = b.expected[from]
+	b.all = append(b.all, p)
+	b.underWay.Add(1)
+	return b.underWay.Done
+}
+
+// stop returns the passages since start when all are at an end. Those of clients
+// that have vanished may be so a little later than the last answer.
 func (b *logbook) stop() []*passage {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.open = false
+	b.mu.Unlock()
+	b.underWay.Wait()
+	for _, p := range b.all {
+		p.vanished = p.client.goneAt()
+	}
 	return b.all
 }
 

@@ -66,15 +66,19 @@ func picture(t *terminal, m meaning, straight, shaped trial) string {
 	}
 	begin, _ := shaped.span()
 	g := gridOf(m, shaped)
-	lanes := []struct {
+	type lane struct {
 		title  string
 		tint   tint
 		counts []int
-	}{
+	}
+	lanes := []lane{
 		{"straight: " + crowd("reach the upstream", straight.reached), red, g.count(straight.reached[0], straight.reached)},
 		{"shaped: " + crowd("arrive at the proxy", shaped.arrived), yellow, g.count(begin, shaped.arrived)},
-		{"shaped: " + crowd("reach the upstream", shaped.reached), green, g.count(begin, shaped.reached)},
 	}
+	if len(shaped.gone) > 0 {
+		lanes = append(lanes, lane{"shaped: " + crowd("vanish from the line", shaped.gone), blue, g.count(begin, shaped.gone)})
+	}
+	lanes = append(lanes, lane{"shaped: " + crowd("reach the upstream", shaped.reached), green, g.count(begin, shaped.reached)})
 	peak := 1
 	for _, l := range lanes {
 		for _, n := range l.counts {

@@ -65,6 +65,32 @@ func TestPictureShowsRaggedAgainstEven(t *testing.T) {
 `, "\n"), got)
 }
 
+// vanishing is trials with four of those who wait gone, which leaves the comb as
+// even, and shorter.
+func vanishing() (straight, shaped trial) {
+	straight, shaped = trials()
+	for i, p := range shaped.passages[11:15] {
+		p.left, p.abandoned = time.Time{}, p.arrived.Add(time.Duration(100+50*i)*time.Millisecond)
+		p.vanished = p.abandoned
+		shaped.gone = append(shaped.gone, p.vanished)
+	}
+	shaped.reached = shaped.reached[:11]
+	shaped.tally = tally{sent: 18, served: 11, refused: 3, vanished: 4, longest: 501 * time.Millisecond}
+	shaped.impatient = 7
+	return straight, shaped
+}
+
+func TestPictureShowsThoseWhoVanish(t *testing.T) {
+	straight, shaped := vanishing()
+	got := picture(plain(), meaningOf(limitsOf(t, "20/s depth 14")), straight, shaped)
+	require.Contains(t, got, strings.TrimPrefix(`
+  shaped: 4 vanish from the line within 250 ms
+     1             ▃                 ▃     ▃     ▃
+  shaped: 11 reach the upstream within 492 ms
+     1 ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃
+`, "\n"), got)
+}
+
 func TestPictureOfNothing(t *testing.T) {
 	m := meaningOf(limitsOf(t, "20/s depth 14"))
 	require.Contains(t, picture(plain(), m, trial{}, trial{}), "nothing to draw")
@@ -94,7 +120,20 @@ func TestTable(t *testing.T) {
   smallest gap at the upstream          0 s      42 ms
   median gap at the upstream            0 s      42 ms
   longest wait                            -     701 ms
-`, "\n"), table(plain(), straight, shaped))
+`, "\n"), table(plain(), meaningOf(limitsOf(t, "20/s depth 14")), straight, shaped))
+}
+
+func TestTableOfVanishers(t *testing.T) {
+	straight, shaped := vanishing()
+	require.Contains(t, table(plain(), meaningOf(limitsOf(t, "20/s depth 14")), straight, shaped), strings.TrimPrefix(`
+  sent                                   18         18
+  of these impatient                      -          7
+  served                                  4         11
+  refused with 429                        0          3
+  left while waiting                      -          4
+  slots spent on them                     -          0
+  failed (5xx)                           14          0
+`, "\n"))
 }
 
 func TestColourOnlyWhereWanted(t *testing.T) {

@@ -48,10 +48,13 @@ func startProxy(l net.Listener, limits shaper.Limits, target *url.URL) (*proxy, 
 	p.transport.DisableCompression = true // Only if the client asked for it.
 	p.server = &http.Server{
 		Handler:           p.handler(target),
+		ConnContext:       shaper.ConnContext, // So that uploads, too, are seen to leave.
 		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       time.Minute,
-		// No ReadTimeout and no WriteTimeout: the time in the line would count.
-		ErrorLog: log.New(io.Discard, "", 0),
+		// Either may be shorter than the wait: it does not count.
+		ReadTimeout:  10 * time.Second,
+		WriteTimeout: 30 * time.Second,
+		IdleTimeout:  time.Minute,
+		ErrorLog:     log.New(io.Discard, "", 0),
 	}
 	go func() {
 		defer close(p.gone)
@@ -83,21 +86,17 @@ func (p *proxy) handler(target *url.URL) http.Handler {
 			}
 			return 1
 		}),
-		shaper.WithErrorHandler(func(w http.ResponseWriter, r *http.Request, err error) {
-			tellWait(w.Header(), passageOf(r.Context()))
-			shaper.WriteError(w, r, err)
-		}),
+		shaper.WithServerTiming(),
 	)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if isHealthCheck(r) {
 			p.health(w)
 			return
 		}
-		tellWait(w.Header(), passageOf(r.Context()))
 		forward.ServeHTTP(w, r)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at := &passage{arrived: time.Now()}
-		p.log.add(at)
+		defer p.log.follow(at, r.RemoteAddr)()
 		shaped.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), passageKey{}, at)))
 	})
 }

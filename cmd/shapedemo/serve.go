@@ -98,6 +98,8 @@ func drain(stop context.Context, t *terminal, p *proxy) (int, error) {
 	p.draining.Store(true)
 	before := p.shaper.Stats()
 	t.say("%s", farewell(before.Waiting, meaningOf(before.Limits)))
+	// The shaper first, then the server: the server's Shutdown neither wakes nor
+	// cancels those in the line.
 	if err := p.shaper.Shutdown(stop); err == nil {
 		// The line is empty; those that left last still have their answers to
 		// get. A client that reads none must not keep the program alive.

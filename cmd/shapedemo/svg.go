@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -16,6 +18,8 @@ const (
 	towersFoot    = 138.0 // where the towers of arrivals stand
 	towersHeight  = 122.0
 	dotWidth      = 5.0
+	marksFoot     = 153.0 // where the marks of those who vanish stand
+	marksHeight   = 9.0
 	teethFoot     = 224.0 // where the teeth of the comb stand
 	teethHeight   = 34.0
 
@@ -28,14 +32,15 @@ const (
 // own font, and without variables, which not every viewer of SVG knows.
 const drawingStyle = `svg{font:13px system-ui,sans-serif}` +
 	`text,.t{fill:#1b1f24}.m{fill:#656d76}.l{stroke:#c4ccd4}` +
-	`.a{fill:#0072b2;stroke:#0072b2}.r{fill:#b84f00;stroke:#d55e00}.d{fill:#00785a;stroke:#00785a}` +
+	`.a{fill:#0072b2;stroke:#0072b2}.r{fill:#b84f00;stroke:#d55e00}.d{fill:#00785a;stroke:#00785a}.v{fill:#96417a;stroke:#b0588f}` +
 	`@media(prefers-color-scheme:dark){text,.t{fill:#e6e8eb}.m{fill:#9198a1}.l{stroke:#4a525c}` +
-	`.a{fill:#56b4e9;stroke:#56b4e9}.r{fill:#f0883e;stroke:#f0883e}.d{fill:#2fc99a;stroke:#2fc99a}}` +
-	`path.a,path.r,path.d{fill:none}text.a,text.r,text.d{stroke:none}`
+	`.a{fill:#56b4e9;stroke:#56b4e9}.r{fill:#f0883e;stroke:#f0883e}.d{fill:#2fc99a;stroke:#2fc99a}.v{fill:#e39ccb;stroke:#e39ccb}}` +
+	`path.a,path.r,path.d,path.v{fill:none}text.a,text.r,text.d,text.v{stroke:none}`
 
 // drawing draws the shaped trial as an SVG: each arrival at the proxy a dot,
 // piled up where many come at once, and below each departure, when it reached
-// the upstream, a tooth of a comb.
+// the upstream, a tooth of a comb. Between them a short mark tells when a client
+// vanished.
 func drawing(m meaning, shaped trial) string {
 	if len(shaped.arrived) == 0 || len(shaped.reached) == 0 {
 		return ""
@@ -45,25 +50,30 @@ func drawing(m meaning, shaped trial) string {
 	x := func(at time.Time) float64 {
 		return drawingLeft + at.Sub(begin).Seconds()/length*(drawingRight-drawingLeft)
 	}
-	served, refused, edge := towers(shaped, x)
+	towers, edge := towersOf(shaped, x)
 
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="%s"><style>%s</style>`+"\n",
 		drawingWidth, drawingHeight, describe(m, shaped), drawingStyle)
 	drawAxis(&b, length)
-	fmt.Fprintf(&b, `<path class="a" %s/>`+"\n", served)
-	if shaped.refused > 0 {
-		fmt.Fprintf(&b, `<path class="r" %s/>`+"\n", refused)
+	b.WriteString(towers)
+	if shaped.vanished > 0 {
+		fmt.Fprintf(&b, `<path class="v" stroke-width="1.6" d="%s"/>`+"\n", teeth(shaped.gone, x, marksFoot, marksHeight))
 	}
-	fmt.Fprintf(&b, `<path class="d" stroke-width="2.4" d="%s"/>`+"\n", teeth(shaped.reached, x))
-	for i, line := range []struct{ class, text string }{
+	fmt.Fprintf(&b, `<path class="d" stroke-width="2.4" d="%s"/>`+"\n", teeth(shaped.reached, x, teethFoot, teethHeight))
+	lines := []struct{ class, text string }{
 		{"t", "A ragged burst goes in: " + crowd("requests", shaped.arrived)},
-		{"a", fmt.Sprintf("%d are admitted, and wait up to %s", shaped.served, humane(shaped.longest.Seconds()))},
+		{"a", fmt.Sprintf("%d are admitted, and wait up to %s", shaped.served+shaped.vanished, humane(shaped.longest.Seconds()))},
+		{"v", fmt.Sprintf("%d of these leave while they wait, and %s", shaped.vanished, cost(spent(m, shaped)))},
 		{"r", fmt.Sprintf("%d do not fit, and are refused at once", shaped.refused)},
-	} {
-		if line.class != "r" || shaped.refused > 0 {
-			fmt.Fprintf(&b, `<text class="%s" x="%.0f" y="%d">%s</text>`+"\n", line.class, edge+24, 44+22*i, line.text)
+	}
+	y := 44
+	for _, line := range lines {
+		if line.class == "v" && shaped.vanished == 0 || line.class == "r" && shaped.refused == 0 {
+			continue
 		}
+		fmt.Fprintf(&b, `<text class="%s" x="%.0f" y="%d">%s</text>`+"\n", line.class, edge+24, y, line.text)
+		y += 22
 	}
 	out := "A comb comes out"
 	if !m.endless {
@@ -75,15 +85,19 @@ func drawing(m meaning, shaped trial) string {
 
 // describe says in words what the drawing shows.
 func describe(m meaning, shaped trial) string {
-	return fmt.Sprintf("With limits %s, a ragged burst of %s; %d are refused at once and %d reach the upstream evenly within %s",
-		m.limits, crowd("requests arrives", shaped.arrived), shaped.refused, len(shaped.reached),
+	vanished := ""
+	if shaped.vanished > 0 {
+		vanished = fmt.Sprintf(", %d leave while they wait", shaped.vanished)
+	}
+	return fmt.Sprintf("With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s",
+		m.limits, crowd("requests arrives", shaped.arrived), shaped.refused, vanished, len(shaped.reached),
 		humane(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0]).Seconds()))
 }
 
-// towers piles the arrivals up as dots, in the order in which they came, and
-// returns the attributes of two paths, for the admitted and the refused, and
-// the right edge of it all.
-func towers(shaped trial, x func(time.Time) float64) (served, refused string, edge float64) {
+// towersOf piles the arrivals up as dots, in the order in which they came, and
+// returns a path for each class of them that occurs, and the right edge of it
+// all.
+func towersOf(shaped trial, x func(time.Time) float64) (towers string, edge float64) {
 	inOrder := byArrival(shaped.passages)
 	each := marksFor(len(inOrder))
 	columns := make([]int, drawingWidth)
@@ -93,30 +107,38 @@ func towers(shaped trial, x func(time.Time) float64) (served, refused string, ed
 	}
 	pitch := min(4, towersHeight/float64(highest(columns)))
 	clear(columns)
-	var paths [2]strings.Builder
+	paths := map[string]string{}
 	for i := 0; i < len(inOrder); i += each {
 		p := inOrder[i]
 		at := column(p)
 		left := float64(at) * (dotWidth + 1)
 		edge = max(edge, left+dotWidth)
-		path := &paths[0]
-		if !p.refused.IsZero() {
-			path = &paths[1]
-		}
-		fmt.Fprintf(path, "M%.0f %.1fh%.0f", left, towersFoot-(float64(columns[at])+0.5)*pitch, dotWidth)
+		class := classOf(p)
+		paths[class] += fmt.Sprintf("M%.0f %.1fh%.0f", left, towersFoot-(float64(columns[at])+0.5)*pitch, dotWidth)
 		columns[at]++
 	}
-	attributes := func(path string) string {
-		return fmt.Sprintf(`stroke-width="%.1f" d="%s"`, pitch*0.75, path)
+	for _, class := range slices.Sorted(maps.Keys(paths)) {
+		towers += fmt.Sprintf(`<path class="%s" stroke-width="%.1f" d="%s"/>`+"\n", class, pitch*0.75, paths[class])
 	}
-	return attributes(paths[0].String()), attributes(paths[1].String()), edge
+	return towers, edge
 }
 
-// teeth draws the departures.
-func teeth(reached []time.Time, x func(time.Time) float64) string {
+// classOf is the class, and with it the colour, of a request's dot.
+func classOf(p *passage) string {
+	switch {
+	case !p.refused.IsZero():
+		return "r"
+	case !p.vanished.IsZero():
+		return "v"
+	}
+	return "a"
+}
+
+// teeth draws instants as upright marks.
+func teeth(instants []time.Time, x func(time.Time) float64, foot, height float64) string {
 	var b strings.Builder
-	for i := 0; i < len(reached); i += marksFor(len(reached)) {
-		fmt.Fprintf(&b, "M%.1f %.0fv-%.0f", x(reached[i]), teethFoot, teethHeight)
+	for i := 0; i < len(instants); i += marksFor(len(instants)) {
+		fmt.Fprintf(&b, "M%.1f %.0fv-%.0f", x(instants[i]), foot, height)
 	}
 	return b.String()
 }

@@ -44,6 +44,19 @@ func TestDrawingHasAMarkForEachRequest(t *testing.T) {
 	}
 }
 
+func TestDrawingMarksThoseWhoVanish(t *testing.T) {
+	_, shaped := vanishing()
+	svg := drawing(meaningOf(limitsOf(t, "20/s depth 14")), shaped)
+	require.Equal(t, 1, elements(t, svg)["svg"])
+	_, ofThem, _ := strings.Cut(svg, `<path class="v"`)
+	ofThem, _, _ = strings.Cut(ofThem, "/>")
+	require.Equal(t, 4, strings.Count(ofThem, "h5"), "arrivals of those who vanish")
+	require.Equal(t, 18, strings.Count(svg, "h5"), "arrivals")
+	require.Equal(t, 11, strings.Count(svg, "v-34"), "departures")
+	require.Equal(t, 4, strings.Count(svg, "v-9"), "marks")
+	require.Contains(t, svg, "4 of these leave while they wait, and cost no slot")
+}
+
 func TestDrawingStaysSmall(t *testing.T) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var shaped trial

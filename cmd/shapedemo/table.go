@@ -8,7 +8,7 @@ import (
 )
 
 // table sets the two trials side by side.
-func table(t *terminal, straight, shaped trial) string {
+func table(t *terminal, m meaning, straight, shaped trial) string {
 	var b strings.Builder
 	row := func(name, one, other string) {
 		fmt.Fprintf(&b, "  %-30s %10s %10s\n", name, one, other)
@@ -18,8 +18,15 @@ func table(t *terminal, straight, shaped trial) string {
 	}
 	row("", "straight", "shaped")
 	numbers("sent", straight.sent, shaped.sent)
+	if shaped.impatient > 0 {
+		row("of these impatient", "-", strconv.Itoa(shaped.impatient))
+	}
 	numbers("served", straight.served, shaped.served)
 	numbers("refused with 429", straight.refused, shaped.refused)
+	if shaped.impatient > 0 {
+		row("left while waiting", "-", strconv.Itoa(shaped.vanished))
+		row("slots spent on them", "-", strconv.Itoa(spent(m, shaped)))
+	}
 	numbers("failed (5xx)", straight.failed, shaped.failed)
 	if straight.other+shaped.other > 0 {
 		numbers("no answer, or another", straight.other, shaped.other)
