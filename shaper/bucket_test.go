@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"context"
 	"math"
 	"math/big"
 	"math/rand/v2"
@@ -223,4 +224,40 @@ func TestTheEndOfTime(t *testing.T) {
 		_, err = s.Forecast(1)
 		require.NoError(t, err)
 	}
+}
+
+// A bubble that ends looks for goroutines. Timers are looked for here.
+func TestNoTimerIsLeftWhenTheLineEmptiesEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Limits{Rate: 1.0 / 3600, Depth: 9})
+		require.NoError(t, err)
+		require.True(t, s.Allow())
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { _ = s.Wait(ctx) }()
+		synctest.Wait()
+		require.True(t, s.ticker.running)
+		cancel()
+		synctest.Wait()
+		require.False(t, s.ticker.running)
+		require.False(t, s.ticker.alarm.timer.Stop(), "it would have fired in an hour")
+	})
+}
+
+func TestAGreatBurstLeavesFewWaitersBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Limits{Rate: 1e6, Depth: 3 * maxSpares})
+		require.NoError(t, err)
+		for range 3 * maxSpares {
+			go func() { _ = s.Wait(context.Background()) }()
+		}
+		synctest.Wait()
+		time.Sleep(time.Second)
+		require.Equal(t, maxSpares, s.line.spares)
+		count := 0
+		for w := s.line.spare; w != nil; w = w.next {
+			count++
+			require.Empty(t, w.ready)
+		}
+		require.Equal(t, maxSpares, count)
+	})
 }

@@ -44,12 +44,15 @@
 //     Burst and the integral of the rates). The schedule is absolute and exact:
 //     7 per second are 604,800 in 24 hours, give or take one. Slack is all that
 //     a late wake-up may make up. Lateness up to it does not add up; what
-//     exceeds it is gone, and counted in Stats.Missed. An idle bucket earns
-//     nothing beyond Burst.
+//     exceeds it is gone, the schedule going on from now − Slack, and counted
+//     in Stats.Missed: while somebody waits, cost departed + Missed is Rate ×
+//     time, to within Burst + Rate × Slack. Only somebody who was in line when
+//     due profits from slack: an idle bucket earns nothing beyond Burst. In
+//     virtual time nothing is late.
 //  2. Order. Requests leave in the order in which they were admitted. Nobody
 //     overtakes, neither a cheap request a dear one nor a newcomer a line.
 //  3. Bound. At most Depth requests wait. The next is refused at once, without
-//     blocking.
+//     blocking, whatever the state of the ticker.
 //  4. Abandonment. When a waiter's context ends, its place is free and its slot
 //     belongs to the next waiter before its call returns. No departure is spent
 //     on a request that has left, save the one case of guarantee 5.
@@ -61,8 +64,10 @@
 //     request has left in between is the slot gone. No slot is used twice.
 //  6. Prediction. With everyone ahead staying, a request that would leave at or
 //     after its context's deadline, or would wait longer than MaxWait, is
-//     refused at entry. A later change of the rate does not refuse it: it then
-//     waits until its context ends.
+//     refused at entry. One that would wait just MaxWait is admitted; one whose
+//     deadline has passed while its Err is still nil is refused, and counted. A
+//     later change of the rate does not refuse it: it then waits until its
+//     context ends.
 //  7. Change. SetLimits takes effect at once on those who wait: they are
 //     re-timed, in order; level and line are kept; a smaller Depth refuses
 //     newcomers and drops nobody.
@@ -71,11 +76,16 @@
 //     Forgetting a shaper leaks nothing.
 //  9. End. Close refuses everyone waiting and returns when the ticker goroutine
 //     has gone. Shutdown admits no more, lets the line leave at its rate, then
-//     closes. Both can be called many times, at once, from anywhere.
+//     closes; if its context ends first it returns that error while the line
+//     goes on leaving, and only Close stops it. With an empty line it returns
+//     nil even if its context is done, and so does one overtaken by Close. Both
+//     can be called many times, at once, from anywhere, hooks included. On a
+//     closed shaper SetLimits, Limits and Stats still work.
 //  10. One instant. Every entry point first brings the bucket up to now:
 //     departures that are due come before the arrival, change, end or look of
 //     the same instant. The end of a context counts from the moment its call
-//     sees it.
+//     sees it; where it falls on the instant of the departure either may win,
+//     but only one does.
 //  11. No licence by absence. A NaN, a rate of 0 or an unparsable number is an
 //     error, a clock that steps back stands still. None means "unlimited".
 //
@@ -85,5 +95,6 @@
 //
 // A Shaper knows only the time of package time, so in a testing/synctest bubble
 // it runs on the bubble's clock, exactly to the nanosecond. Make it inside the
-// bubble.
+// bubble: one made outside finds itself in the past there, where its clock
+// stands still, and nobody leaves.
 package shaper

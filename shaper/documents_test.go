@@ -1,6 +1,8 @@
 package shaper_test
 
 import (
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,6 +22,12 @@ func TestReadmeSnippetsAreCompiled(t *testing.T) {
 	for _, m := range found {
 		require.NotEmpty(t, m[2], "which file is this of?\n%s", m[3])
 		require.Contains(t, unindented(read(t, "../"+m[2])), unindented(m[3]), m[2])
+		whole := m[3]
+		if !strings.HasPrefix(whole, "package") {
+			whole = "package p\nfunc f() {\n" + whole + "\n}"
+		}
+		_, err := parser.ParseFile(token.NewFileSet(), m[2], whole, 0)
+		require.NoError(t, err, "a snippet ends where a statement does")
 	}
 }
 

@@ -49,6 +49,9 @@ type RejectError struct {
 // Error says why the request was refused and, where it helps to come back,
 // after how long.
 func (e *RejectError) Error() string {
+	if e.Reason == nil { // Made by hand.
+		return "shaper: refused"
+	}
 	if e.RetryAfter <= 0 {
 		return e.Reason.Error()
 	}

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// DefaultSlack is the lateness that may be made up if Limits.Slack is 0. With
-// 2 ms a process whose cores are all busy reaches 15 to 49 % of its rate, with
-// 20 ms 95 to 100 % (ARCHITECTURE.md, "Slack").
+// DefaultSlack is the lateness that may be made up if Limits.Slack is 0. The Go
+// runtime preempts a goroutine that does not yield after 10 to 20 ms, so with
+// much less a process whose cores are all busy could not hold its rate.
 const DefaultSlack = 20 * time.Millisecond
 
 // horizon is the longest time that anything may reach ahead: the interval

@@ -94,6 +94,7 @@ func (m *model) finish(w *waiter, result string) {
 func (m *model) ended(w *waiter, hook, err string) {
 	a := &m.answers[w.index]
 	a.ended = event{hook, m.now, m.now - w.came, w.n, len(m.line), err, a.retry}
+	m.last = max(m.last, w.came)
 }
 
 func (m *model) leaveOpen(why string) {

@@ -58,7 +58,6 @@ func (m *model) enter(w *waiter) {
 		m.finish(w, resultLeft)
 		return
 	}
-	m.last = m.now
 	if _, refusal := m.judge(w.op); refusal.result != "" {
 		m.refused(w, refusal)
 		return
@@ -73,7 +72,7 @@ func (m *model) enter(w *waiter) {
 		m.line = append(m.line, w)
 	}
 	waiting := len(m.line)
-	m.settle(nil)
+	m.settle()
 	if slices.Contains(m.line, w) {
 		m.answers[w.index].entered = event{hook: "enqueued", at: m.now, cost: w.n, waiting: waiting}
 	}
@@ -137,7 +136,7 @@ func (m *model) set(w *waiter) {
 	m.emptyAt(new(big.Rat).Add(instant(m.now), level.Mul(level, m.interval)))
 	m.since = instant(m.now)
 	m.finish(w, resultLeft)
-	m.settle(nil)
+	m.settle()
 }
 
 // cancel ends the context of an earlier call.
@@ -179,7 +178,7 @@ func (m *model) close() {
 	for _, w := range late {
 		m.abandoned(w, resultGone)
 	}
-	m.settle(nil)
+	m.settle()
 }
 
 // stop is Shutdown.
@@ -190,17 +189,17 @@ func (m *model) stop(w *waiter) {
 		m.stopping = m.stopping[:len(m.stopping)-1]
 		m.finish(w, resultExceeded)
 	}
-	m.settle(nil)
+	m.settle()
 }
 
 func (m *model) look(race bool) look {
 	level, _ := m.level().Float64()
-	l := look{waiting: len(m.line), level: level, last: m.last}
+	l := look{waiting: len(m.line), level: level, last: -1}
 	if len(m.line) > 0 {
 		l.oldest = m.now - m.line[0].came
 	}
 	if !race {
-		l.totals = m.totals
+		l.totals, l.last = m.totals, m.last
 	}
 	return l
 }

@@ -243,10 +243,10 @@ func (p *player) event(hook string, e shaper.Event) event {
 
 func (p *player) look(s shaper.Stats, race bool) look {
 	l := look{waiting: s.Waiting, level: s.Level, oldest: s.OldestWait, last: -1}
-	if !s.LastCall.IsZero() {
-		l.last = s.LastCall.Sub(p.start)
-	}
-	if !race {
+	if !race { // Else calls may be between their slot and their return.
+		if !s.LastCall.IsZero() {
+			l.last = s.LastCall.Sub(p.start)
+		}
 		l.totals = totals{
 			s.Departed, s.Abandoned, s.QueueFull, s.TooLate, s.TooCostly, s.Refused, s.Closed, s.TotalWait,
 		}

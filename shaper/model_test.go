@@ -200,15 +200,14 @@ func (m *model) advance(t time.Duration) {
 			return
 		}
 		m.now = next
-		m.settle(nil)
+		m.settle()
 		m.expire()
 	}
 }
 
 // settle lets everybody leave who is due now. A call that then finds its
-// context done hands its slot on, if nobody has left after it. The event of the
-// call that gave up, for which others leave, is told how many wait after them.
-func (m *model) settle(gaveUp *waiter) {
+// context done hands its slot on, if nobody has left after it.
+func (m *model) settle() {
 	for again := true; again; {
 		again = false
 		var last *waiter
@@ -227,15 +226,11 @@ func (m *model) settle(gaveUp *waiter) {
 				m.departed(last)
 			}
 		}
-		if gaveUp != nil {
-			m.answers[gaveUp.index].ended.waiting = len(m.line)
-			gaveUp = nil
-		}
 		for _, w := range late {
 			m.lateAt = m.now
 			m.abandoned(w, resultGone)
 			if w == last && m.mistake != lateStillLeft {
-				m.empty, again, gaveUp = before, true, w
+				m.empty, again = before, true
 				if m.mistake == handedTwice {
 					m.empty = new(big.Rat).Sub(before, m.take(last.n))
 				}
@@ -330,7 +325,7 @@ func (m *model) abandon(w *waiter, why string) {
 		why = resultGone
 	}
 	m.abandoned(w, why)
-	m.settle(w)
+	m.settle()
 }
 
 func (m *model) abandoned(w *waiter, why string) {

@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,25 @@ func TestAPassedDeadlineOnALiveContextIsTooLate(t *testing.T) {
 	})
 }
 
+// On the real clock too, where time goes on between the reading of the deadline
+// and the lock, and a deadline may lie further back than a duration reaches.
+func TestADeadlineOfAnotherAgeIsTooLate(t *testing.T) {
+	s, err := shaper.New(shaper.Limits{Rate: 1e6, Depth: 9})
+	require.NoError(t, err)
+	for _, deadline := range []time.Time{{}, time.Unix(0, 0), time.Now(), time.Now().Add(math.MinInt64)} {
+		require.ErrorIs(t, s.Wait(overdue{context.Background(), deadline}), shaper.ErrTooLate, "%v", deadline)
+	}
+	require.NoError(t, s.Wait(overdue{context.Background(), time.Date(3000, 1, 1, 0, 0, 0, 0, time.UTC)}))
+}
+
+// A deadline without a reading of the monotonic clock is one of the wall clock.
+func TestADeadlineOnTheWallClock(t *testing.T) {
+	s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9})
+	require.NoError(t, err)
+	require.NoError(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Minute)}))
+	require.ErrorIs(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Second / 2)}), shaper.ErrTooLate)
+}
+
 type overdue struct {
 	context.Context
 	deadline time.Time
@@ -124,6 +144,7 @@ func TestWhyARequestIsRefused(t *testing.T) {
 		require.EqualError(t, g.WaitN(context.Background(), 2), "shaper: costs more than can ever fit")
 		require.NoError(t, g.Close())
 		require.EqualError(t, g.Wait(context.Background()), "shaper: closed")
+		require.EqualError(t, &shaper.RejectError{}, "shaper: refused", "somebody's own, in a test of his handler")
 	})
 }
 

@@ -90,7 +90,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	now := s.lock()
 	left := time.Duration(forever)
 	if ends < forever {
-		left = time.Duration(max(0, ends-now))
+		left = time.Duration(max(0, sum(ends, -now)))
 	}
 	wait, refusal := s.judge(now, int64(n), left, s.limits.Depth)
 	switch {
@@ -104,102 +104,10 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if s.line.len == 1 {
 		s.bucket.since = nanos{whole: now}
 	}
-	s.totals.enter(now)
 	s.changed = true
 	waiting := s.line.len
 	s.unlock()
 	return s.await(ctx, done, w, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now)})
-}
-
-// await waits for what becomes of a waiter, and returns it. The lock is not
-// held.
-func (s *Shaper) await(ctx context.Context, done <-chan struct{}, w *waiter, e Event) error {
-	// The hook and ctx.Err are the caller's code: if one of them panics, the
-	// waiter must not stay in line with nobody to receive its slot.
-	settled := false
-	defer func() {
-		if !settled {
-			s.abandon(w, e, context.Canceled)
-		}
-	}()
-	tell(s.trace.Enqueued, ctx, e)
-
-	told := false
-	select {
-	case <-w.ready:
-		told = true
-	case <-done:
-	}
-	// Asked once, outside the lock, and it has the last word: a slot that came
-	// before this moment is handed on, so that none is spent on a request
-	// whose caller has gone. What ends the context after it, the caller may
-	// take for an end after Wait had returned.
-	err := ctx.Err()
-	if err == nil && !told {
-		err = context.Canceled // A context that breaks its contract has ended all the same.
-	}
-	settled = true
-	if err != nil {
-		e = s.abandon(w, e, err)
-		tell(s.trace.Abandoned, ctx, e)
-		return err
-	}
-	e, err = s.conclude(w, e)
-	if err != nil {
-		tell(s.trace.Refused, ctx, e)
-		return err
-	}
-	tell(s.trace.Departed, ctx, e)
-	return nil
-}
-
-// conclude counts a waiter that has received its slot, or been refused by
-// Close, and gives the waiter back. The lock is not held.
-func (s *Shaper) conclude(w *waiter, e Event) (Event, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.At, e.Waited, e.Waiting = s.at(w.slot), time.Duration(w.slot-w.admitted), w.waiting
-	if w.state == departed {
-		s.totals.departed++
-		s.totals.wait = sum(s.totals.wait, int64(e.Waited))
-	} else {
-		e.Err = &RejectError{Reason: ErrClosed}
-		s.totals.count(ErrClosed)
-	}
-	s.line.recycle(w)
-	return e, e.Err
-}
-
-// abandon takes a waiter whose context has ended out of the line; if it had
-// its slot already, the slot goes to the next waiter or back to the bucket.
-// The lock is not held.
-func (s *Shaper) abandon(w *waiter, e Event, err error) Event {
-	now := s.lock()
-	defer s.unlock()
-	switch w.state {
-	case queued:
-		head := s.line.head == w
-		s.line.remove(w, abandoned)
-		if head {
-			// The next one may be due already, if it costs less. It could not
-			// leave before now.
-			s.bucket.since = nanos{whole: now}
-		}
-	case departed:
-		// Its slot came first, but the end of its context was seen before the
-		// call returned, and wins.
-		s.bucket.giveBack(w.left, w.cost)
-	}
-	s.changed = true
-	s.advance(now)
-	select {
-	case <-w.ready: // The news was sent, and not received, while the context ended.
-	default:
-	}
-	s.totals.abandoned++
-	e.At, e.Waited, e.Waiting, e.Err = s.at(now), time.Duration(now-w.admitted), s.line.len, err
-	s.line.recycle(w)
-	return e
 }
 
 // Allow is shorthand for AllowN(1).
@@ -336,7 +244,8 @@ func (s *Shaper) since(t time.Time) int64 {
 		return int64(t.Sub(s.epoch))
 	}
 	// The wall clock may have been set since New: only how far off t is counts.
-	return sum(int64(time.Until(t)), int64(time.Since(s.epoch)))
+	now := time.Now()
+	return sum(int64(t.Sub(now)), int64(now.Sub(s.epoch)))
 }
 
 // at is an instant of the shaper's clock as a time.

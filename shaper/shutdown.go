@@ -1,6 +1,9 @@
 package shaper
 
-import "context"
+import (
+	"cmp"
+	"context"
+)
 
 // phase is how far a shaper is on its way to the end.
 type phase uint8
@@ -58,12 +61,16 @@ func (s *Shaper) Shutdown(ctx context.Context) error {
 			select {
 			case <-drained: // Both at once: what was asked for has been done.
 			default:
-				return ctx.Err()
+				return errorOf(ctx)
 			}
 		}
 	}
 	return s.Close()
 }
+
+// errorOf is the error of a context that has said to be done. One that breaks
+// its contract and gives none has ended all the same.
+func errorOf(ctx context.Context) error { return cmp.Or(ctx.Err(), context.Canceled) }
 
 // settle ends a drain when the last in line has gone.
 func (s *Shaper) settle() {

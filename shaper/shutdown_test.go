@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -58,18 +59,17 @@ func TestCloseRefusesThoseInLine(t *testing.T) {
 func TestShutdownLetsTheLineLeave(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		g.arriveAll("a", "b", "c")
-		go func() {
-			require.NoError(t, g.Shutdown(context.Background()))
-			g.note("shut down")
-		}()
+		go g.shutDown()
 		synctest.Wait()
 		g.at(500 * ms)
 		g.arriveAll("d")
 		g.saw("0s a left", "500ms d closed, retry 1.5s")
 		g.at(10 * time.Second)
-		require.ElementsMatch(t, []string{"1s b left", "2s c left", "2s shut down"}, g.log)
+		require.ElementsMatch(t, []string{"1s b left", "2s c left", "2s shut down: <nil>"}, g.log)
 	})
 }
+
+func (g *stage) shutDown() { g.note(fmt.Sprint("shut down: ", g.Shutdown(context.Background()))) }
 
 func TestShutdownOfAnEmptyLineIsDoneAtOnce(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
@@ -98,33 +98,40 @@ func TestShutdownThatIsGivenUpGoesOn(t *testing.T) {
 	})
 }
 
+// A context may say that it is done and give no reason. The line has not left
+// for all that.
+func TestShutdownWithADoneContextWithoutAnError(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		done := make(chan struct{})
+		close(done)
+		require.True(t, g.Shutdown(wordless{context.Background(), done}) == context.Canceled)
+		require.Equal(t, 1, g.Stats().Waiting)
+		g.at(time.Second)
+	})
+}
+
 func TestCloseOvertakesShutdown(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		g.arriveAll("a", "b")
 		for range 3 {
-			go func() {
-				require.NoError(t, g.Shutdown(context.Background()))
-				g.note("shut down")
-			}()
+			go g.shutDown()
 		}
 		g.at(500 * ms)
 		require.NoError(t, g.Close())
 		synctest.Wait()
 		require.ElementsMatch(t, g.log, []string{"0s a left", "500ms b closed, retry 0s",
-			"500ms shut down", "500ms shut down", "500ms shut down"})
+			"500ms shut down: <nil>", "500ms shut down: <nil>", "500ms shut down: <nil>"})
 	})
 }
 
 func TestTheLastInLineMayEndAShutdownByLeavingIt(t *testing.T) {
 	play(t, "1/h depth 9", func(g *stage) {
 		g.arriveAll("a", "b")
-		go func() {
-			require.NoError(t, g.Shutdown(context.Background()))
-			g.note("shut down")
-		}()
+		go g.shutDown()
 		g.at(time.Second)
 		g.cancel("b")
-		require.ElementsMatch(t, g.log, []string{"0s a left", "1s b cancelled", "1s shut down"})
+		require.ElementsMatch(t, g.log, []string{"0s a left", "1s b cancelled", "1s shut down: <nil>"})
 	})
 }
 

@@ -13,7 +13,7 @@ type Stats struct {
 	Waiting    int           // requests in the line
 	Level      float64       // of the bucket, in cost units
 	OldestWait time.Duration // of the head of the line, so far
-	LastCall   time.Time     // entry of the last counted call; zero: none yet
+	LastCall   time.Time     // latest entry of a call that has been counted; zero: none yet
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next four
@@ -35,11 +35,11 @@ type totals struct {
 
 	wait    int64 // of those that departed, in nanoseconds
 	called  bool
-	entered int64 // when the last one was, if there was one
+	entered int64 // the latest entry of a call that was counted, if one was
 }
 
-// enter notes the entry of a call that counts.
-func (t *totals) enter(now int64) { t.called, t.entered = true, now }
+// enter notes when a call that is counted now was made.
+func (t *totals) enter(at int64) { t.called, t.entered = true, max(t.entered, at) }
 
 // count counts a refusal.
 func (t *totals) count(reason error) {

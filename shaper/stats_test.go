@@ -43,3 +43,19 @@ func TestStatsAreTheStateOfOneInstant(t *testing.T) {
 		require.Equal(t, g.start.Add(3*time.Second), st.LastCall)
 	}, shaper.WithName("api"))
 }
+
+// A call is counted when it returns, so one that waits is not the last yet.
+func TestLastCallIsTheEntryOfTheLastCountedCall(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		g.arriveAll("a")
+		g.at(100 * ms)
+		g.arriveAll("b", "c")
+		require.Equal(t, g.start, g.Stats().LastCall)
+		g.at(500 * ms)
+		g.cancel("c")
+		require.Equal(t, g.start.Add(100*ms), g.Stats().LastCall)
+		require.False(t, g.Allow())
+		g.at(2 * time.Second)
+		require.Equal(t, g.start.Add(500*ms), g.Stats().LastCall, "b was counted later, and came sooner")
+	})
+}

@@ -106,3 +106,25 @@ func TestAHookMayCallTheShaper(t *testing.T) {
 		require.Equal(t, []int{0, 1, 1, 0}, waiting)
 	}, shaper.WithTrace(&shaper.Trace{Enqueued: ask, Departed: ask, Refused: ask, Abandoned: ask}))
 }
+
+// An abandonment comes before the departures that it makes way for.
+func TestAnAbandonmentIsToldBeforeThoseItLetsGo(t *testing.T) {
+	var lines []string
+	var start time.Time
+	trace := diary(func() time.Time { return start }, &lines)
+	play(t, "1/s burst 5 depth 9", func(g *stage) {
+		start = g.start
+		g.arrive("a", 4)
+		g.arrive("dear", 5)
+		g.arrive("x", 1)
+		g.arrive("y", 4)
+		g.at(500 * ms)
+		lines = nil
+		g.cancel("dear")
+		require.ElementsMatch(t, []string{
+			"500ms : abandoned <nil> cost 5 waiting 2 waited 500ms: context canceled",
+			"500ms : departed <nil> cost 1 waiting 1 waited 500ms: <nil>",
+		}, lines)
+		require.NoError(t, g.Close())
+	}, shaper.WithTrace(trace))
+}
