@@ -144,6 +144,13 @@ func (c *config) setUpstream(text string) error {
 		return errors.New("must begin with http:// or https://")
 	case u.Hostname() == "":
 		return errors.New("has no host")
+	case u.RawQuery != "" || u.Fragment != "":
+		return errors.New("must end with the path: each request brings its own query")
+	}
+	if port := u.Port(); port != "" {
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return fmt.Errorf("has no port %s", port)
+		}
 	}
 	c.upstream = u
 	return nil

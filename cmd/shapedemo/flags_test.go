@@ -42,6 +42,8 @@ func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
 		"url without http":  {[]string{"-upstream", "localhost:3000"}, []string{"-upstream", `"localhost:3000"`, "http://"}},
 		"url without host":  {[]string{"-upstream", "http://"}, []string{"-upstream", `"http://"`, "host"}},
 		"url unparsable":    {[]string{"-upstream", "http://[::1"}, []string{"-upstream", `"http://[::1"`}},
+		"url of no port":    {[]string{"-upstream", "http://x:99999999"}, []string{"-upstream", `"http://x:99999999"`, "port"}},
+		"url with a query":  {[]string{"-upstream", "http://x/?q=1"}, []string{"-upstream", `"http://x/?q=1"`, "query"}},
 		"url empty":         {[]string{"-upstream", ""}, []string{"-upstream", `""`}},
 		"once and upstream": {[]string{"-once", "-upstream", "http://x"}, []string{"-once", `-upstream "http://x"`}},
 		"svg and upstream":  {[]string{"-svg", "x.svg", "-upstream", "http://x"}, []string{`-svg "x.svg"`, `-upstream "http://x"`}},
@@ -91,4 +93,22 @@ func TestOnlyTheUsualPortMayMove(t *testing.T) {
 
 	_, err = newDoor(config{addr: taken.Addr().String(), addrGiven: true})
 	require.Error(t, err)
+}
+
+func TestTheLoadScriptIsOfferedWhereItCanJudge(t *testing.T) {
+	for limits, want := range map[string]string{
+		defaultLimits:             "k6 run -e BASE_URL=http://x loadtest/k6.js",
+		"50/s burst 40 depth 100": "k6 run -e BASE_URL=http://x -e RATE=50 -e DEPTH=100 -e BURST=40 loadtest/k6.js",
+		"50/s depth 100 wait 2s":  "k6 run -e BASE_URL=http://x -e RATE=50 -e DEPTH=100 -e BURST=1 loadtest/k6.js",
+		"50/s depth 100 wait 1s":  "",
+		"50/s depth 49":           "",
+		"10, 1/sec":               "",
+		"5 per 1h depth 2":        "",
+		"0.5/s depth 9":           "",
+		"inf depth 100":           "",
+	} {
+		c, err := parseFlags([]string{"-limits", limits})
+		require.NoError(t, err)
+		require.Equal(t, want, k6Line(c, "http://x"), limits)
+	}
 }

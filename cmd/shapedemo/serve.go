@@ -67,14 +67,21 @@ func invite(t *terminal, c config, front *door, at string) {
 	if front.moved {
 		t.say("%s is taken; a free port will do.", defaultAddr)
 	}
-	if c.upstream != nil {
+	switch {
+	case c.upstream != nil:
 		explain(t, meaningOf(c.limits))
 		t.say("  upstream   %s\n", c.upstream.Redacted())
+	case c.burst == 0: // No burst has said it.
+		explain(t, meaningOf(c.limits))
+		t.say("")
 	}
 	t.say("Serving on %s until Ctrl-C. Try:\n", t.in(bold, at))
 	t.say("  curl -i %s/", at)
 	t.say("  for i in $(seq %d); do curl -so /dev/null -w '%%{http_code}\\n' %s/ & done | sort | uniq -c", herd(c), at)
-	t.say("  k6 run -e BASE_URL=%s%s loadtest/k6.js\n", at, k6Numbers(c))
+	if line := k6Line(c, at); line != "" {
+		t.say("  %s", line)
+	}
+	t.say("")
 }
 
 // herd is a number of clients of which some are refused, where that is a number
@@ -83,13 +90,19 @@ func herd(c config) int {
 	return min(max(20, int(float64(min(meaningOf(c.limits).fits(), 1000))*1.3)), 500)
 }
 
-// k6Numbers tells the load script of limits other than those that it expects.
-func k6Numbers(c config) string {
+// k6Line is the call of the load script, or "" for limits that it can't judge:
+// it counts in whole requests per second, and of a line shorter than a second,
+// or one that MaxWait cuts off, it can't tell a mistake from noise.
+func k6Line(c config, at string) string {
 	m := meaningOf(c.limits)
-	if m.endless || c.limits.String() == defaultLimits {
+	if m.endless || m.rate != math.Trunc(m.rate) || m.waiting < c.limits.Depth || float64(m.waiting) < m.rate {
 		return ""
 	}
-	return fmt.Sprintf(" -e RATE=%s -e DEPTH=%d", decimal(m.rate), c.limits.Depth)
+	line := "k6 run -e BASE_URL=" + at
+	if c.limits.String() != defaultLimits {
+		line += fmt.Sprintf(" -e RATE=%.0f -e DEPTH=%d -e BURST=%d", m.rate, m.waiting, m.atOnce)
+	}
+	return line + " loadtest/k6.js"
 }
 
 // drain lets the line leave, then what is under way, and closes the proxy.

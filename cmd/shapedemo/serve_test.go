@@ -71,7 +71,6 @@ func TestProxyForwardsAndTellsTheWait(t *testing.T) {
 	p, at := serving(t, "-upstream", upstream.URL+"/base", "-limits", "1 per 10s depth 0")
 	require.NotContains(t, p.stdout.String(), "straight", "a burst at somebody's upstream")
 	require.Contains(t, p.stdout.String(), "curl")
-	require.Contains(t, p.stdout.String(), "k6 run -e BASE_URL="+at+" -e RATE=0.1 -e DEPTH=0 loadtest/k6.js")
 
 	got, body := ask(t, at+"/a;b?x=1;2&y=%zz")
 	require.Equal(t, http.StatusOK, got.StatusCode)
