@@ -295,3 +295,50 @@ func BenchmarkSetLimits(b *testing.B) {
 		wg.Wait()
 	})
 }
+
+// BenchmarkWakeOrder lets a line leave in batches, and reports the share of those
+// who run after somebody who left later: they leave in order, but goroutines
+// that are made ready together need not run in it. The ticker's batches are ten
+// or so, as its timer wakes it once a millisecond; that of a caller who changes
+// the limits is the whole line.
+func BenchmarkWakeOrder(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		line int
+		then shaper.Limits
+	}{
+		{"by=ticker", 1000, shaper.Limits{Rate: 10_000, Depth: 1000}},
+		{"by=caller", 16, shaper.Limits{Rate: rate.Inf}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			overtaken, total := 0, 0
+			for b.Loop() {
+				s, err := shaper.New(shaper.Limits{Rate: 1.0 / 3600, Depth: c.line})
+				if err != nil {
+					b.Fatal(err)
+				}
+				s.Allow()
+				ran := make(chan int, c.line)
+				for i := range c.line {
+					go func() { _ = s.Wait(context.Background()); ran <- i }()
+					for s.Stats().Waiting <= i {
+						runtime.Gosched()
+					}
+				}
+				if err := s.SetLimits(c.then); err != nil {
+					b.Fatal(err)
+				}
+				latest := -1
+				for range c.line {
+					i := <-ran
+					if i < latest {
+						overtaken++
+					}
+					latest = max(latest, i)
+				}
+				total += c.line
+			}
+			b.ReportMetric(100*float64(overtaken)/float64(total), "overtaken_%")
+		})
+	}
+}

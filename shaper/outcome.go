@@ -94,6 +94,6 @@ func (s *Shaper) abandon(w *waiter, e Event, err error) Event {
 	e.At, e.Waited, e.Waiting, e.Err = s.at(now), time.Duration(now-w.admitted), s.line.len, err
 	s.line.recycle(w)
 	s.changed = true
-	s.advance(now)
+	s.advance(now, goesOn)
 	return e
 }

@@ -179,7 +179,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 	s.limits = l
 	s.bucket.change(l, now)
 	s.changed = true
-	s.advance(now)
+	s.advance(now, goesOn)
 	return nil
 }
 
@@ -197,26 +197,39 @@ const maxClock = math.MaxInt64 - int64(10*horizon)
 // before whatever the caller wants at the same instant. Every entry point that
 // looks at the line or the level begins with it, which also makes up for a
 // ticker that is late.
-func (s *Shaper) lock() (now int64) {
+func (s *Shaper) lock() (now int64) { return s.lockAnd(goesOn) }
+
+// lockAnd is lock for a goroutine that does as it says after the unlocking.
+func (s *Shaper) lockAnd(next afterwards) (now int64) {
 	s.mu.Lock()
 	// A clock that stands still or goes back stands still.
 	s.clock = min(max(s.clock, int64(time.Since(s.epoch))), maxClock)
-	s.advance(s.clock)
+	s.advance(s.clock, next)
 	s.bucket.rest(s.clock)
 	return s.clock
 }
 
+// afterwards is what a goroutine does that has handed slots out.
+type afterwards bool
+
+const (
+	goesOn afterwards = false
+	parks  afterwards = true
+)
+
 // advance hands out the slots that have come, in the order of the line.
 //
-// Of several goroutines that one makes ready, the runtime runs the last first
-// and the others in their order. So the first is told last.
-func (s *Shaper) advance(now int64) {
+// Of several goroutines that one makes ready, the runtime runs the last as soon
+// as that one parks, and the others after it in their order. So if it is about
+// to park the first is told last. If it goes on, idle threads take the others
+// meanwhile, and then their order is the right one (BenchmarkWakeOrder).
+func (s *Shaper) advance(now int64, next afterwards) {
 	var first *waiter
 	for w := s.line.head; w != nil && s.bucket.release(now, w.cost); w = s.line.head {
 		s.line.remove(w, departed)
 		w.slot, w.left = now, s.bucket.left
 		s.changed = true
-		if first == nil {
+		if next == parks && first == nil {
 			first = w
 			continue
 		}

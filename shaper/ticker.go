@@ -18,7 +18,7 @@ type ticker struct {
 // tick is the ticker goroutine.
 func (s *Shaper) tick() {
 	for {
-		now := s.lock()
+		now := s.lockAnd(parks)
 		s.settle()
 		s.changed = false
 		if s.line.len == 0 {
