@@ -235,10 +235,15 @@ func TestNoTimerIsLeftWhenTheLineEmptiesEarly(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		go func() { _ = s.Wait(ctx) }()
 		synctest.Wait()
-		require.True(t, s.ticker.running)
+		running := func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.ticker.running
+		}
+		require.True(t, running())
 		cancel()
 		synctest.Wait()
-		require.False(t, s.ticker.running)
+		require.False(t, running())
 		require.False(t, s.ticker.alarm.timer.Stop(), "it would have fired in an hour")
 	})
 }
@@ -252,6 +257,9 @@ func TestAGreatBurstLeavesFewWaitersBehind(t *testing.T) {
 		}
 		synctest.Wait()
 		time.Sleep(time.Second)
+		synctest.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		require.Equal(t, maxSpares, s.line.spares)
 		count := 0
 		for w := s.line.spare; w != nil; w = w.next {
