@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"reflect"
+	"strings"
 	"time"
 )
 
@@ -63,6 +64,9 @@ func (c connection) unread() bool {
 	if kind == bufferedBody {
 		return false
 	}
+	if r.ContentLength < 0 && kind == plainBody {
+		return !chunksRead(r.Body)
+	}
 	if r.ContentLength < 0 || kind == foreignBody {
 		return true // Asking such a body could block, or fetch it.
 	}
@@ -70,6 +74,19 @@ func (c connection) unread() bool {
 	// blocks here, and tells.
 	_, err := r.Body.Read(nil)
 	return err == nil
+}
+
+// chunksRead says whether a chunked body of net/http has been read to its end,
+// or closed. Asking it by a read could block, so its fields are looked at, by
+// their names, as none are exported; under others it counts as not read.
+func chunksRead(body io.Reader) bool {
+	for _, name := range [...]string{"sawEOF", "closed"} {
+		f := reflect.ValueOf(body).Elem().FieldByName(name)
+		if f.Kind() == reflect.Bool && f.Bool() {
+			return true
+		}
+	}
+	return false
 }
 
 // bodyKind is what a request body is made of.
@@ -88,11 +105,17 @@ const (
 )
 
 // kindOf tells by the name of the type, as net/http exports none. A body that
-// is not known is foreign, which costs the read ahead and no more.
+// is not known is foreign: it is not read ahead, and counts as not read yet. If
+// an outer handler has read it after all, and has put back what it read in a
+// way that is not known here, ReadTimeout ends the request when it passes.
 func kindOf(body io.Reader) bodyKind {
 	t := reflect.TypeOf(body)
 	if t == bufferedType {
-		return bufferedBody
+		switch reflect.ValueOf(body).Field(0).Interface().(type) {
+		case *bytes.Reader, *bytes.Buffer, *strings.Reader:
+			return bufferedBody
+		}
+		return foreignBody
 	}
 	if t.Kind() != reflect.Pointer || t.Elem().PkgPath() != "net/http" {
 		return foreignBody
@@ -169,6 +192,10 @@ func (c connection) resume(waited bool) {
 		_ = c.setWriteDeadline(now.Add(d))
 	}
 	if d := readTimeout(c.server); d > 0 && (waited || c.suspends()) && c.unread() {
+		if c.ahead != nil {
+			c.ahead.allow(d)
+			return
+		}
 		_ = c.setReadDeadline(now.Add(d))
 	}
 }
@@ -199,7 +226,8 @@ func (c connection) refuse(h http.Header) {
 	// Where no deadline can be set, only the end of the connection keeps
 	// net/http from waiting for the body.
 	err := c.setReadDeadline(time.Now().Add(drainTime))
-	if n := c.request.ContentLength; err != nil || n < 0 || n > drainLength {
+	n := c.request.ContentLength
+	if err != nil || n < 0 || n > drainLength {
 		h.Set("Connection", "close")
 	}
 }

@@ -25,10 +25,9 @@ import (
 // a client which closed only its sending half does not take net/http's empty
 // 200 for success. Requests with a body need ConnContext for that; without it
 // bodies of known length up to 64 KiB are read before the request enters the
-// line, so that net/http watches the connection, and of larger ones, of such
-// as ask "Expect: 100-continue", of those that are slow to come and of those
-// that an outer handler has wrapped, as in http.MaxBytesReader, a departure is
-// not seen.
+// line, so that net/http watches the connection, and of larger ones, of such as
+// have no length or ask "Expect: 100-continue", and of those that an outer
+// handler has wrapped, as in http.MaxBytesReader, a departure is not seen.
 //
 // The time in the line is taken off none of the server's time-outs: they begin
 // anew after the wait. A refusal reaches a client that is still sending: the
@@ -83,7 +82,8 @@ func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError 
 // admitted. The default, for which nil stands too, is WriteError.
 //
 // It gets the Limiter's error, in which errors.As finds the *RejectError of a
-// Shaper, or ErrNegativeCost. It is not called for a client that has gone. The
+// Shaper, or ErrNegativeCost, or one of the middleware's own, of which WriteError
+// knows the status. It is not called for a client that has gone. The
 // middleware has seen to deadlines before, and header fields that it sets
 // itself (WithRateLimitHeaders, "Connection: close") are there already.
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
@@ -120,8 +120,8 @@ func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.journal = newJ
 
 // WithLogger logs refusals, at level Warn and at most one a second with the
 // number of those since the one before, and clients that have gone, at level
-// Debug. Nothing of the request is logged. The default, for which nil stands
-// too, is to log nothing.
+// Debug. Nothing of the request is logged, but the text of another Limiter's
+// error is. The default, for which nil stands too, is to log nothing.
 func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
 
 // gate is the http.Handler that Middleware puts in front of another.
@@ -143,12 +143,18 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// among them, fuller instead of emptier.
 	err := ErrNegativeCost
 	if n > 0 {
-		err = g.fetch(&c, n)
+		if err = g.fetch(&c, n); err != nil {
+			c.resume(true)
+		}
 	}
 	if c.ahead != nil && r.Body != c.ahead {
 		defer c.ahead.stop()
+		outer := r
 		r = new(*r)
 		r.Body = c.ahead
+		// net/http removes the files of a form by the request that it made, and
+		// outer handlers read the pattern there.
+		defer func() { outer.Pattern, outer.MultipartForm = r.Pattern, r.MultipartForm }()
 	}
 	if err == nil {
 		err = g.wait(c, w, n)
@@ -219,10 +225,11 @@ const brief = time.Millisecond
 func (g *gate) refuse(c connection, w http.ResponseWriter, err error) {
 	if gone, ok := err.(errGone); ok {
 		g.journal.gone(c.request.Context(), gone.waited)
+		c.refuse(w.Header())
 		writeGone(w, c.request)
 		return
 	}
-	if errors.Is(err, context.Canceled) {
+	if _, refusal := errors.AsType[*RejectError](err); !refusal && errors.Is(err, context.Canceled) {
 		// Something in the Limiter was cancelled, but not this request. The
 		// error handler takes context.Canceled for a departed client, whom it
 		// owes no answer; this one waits for his.

@@ -36,6 +36,10 @@ type ahead struct {
 	data []byte
 	err  error // why data does not grow any more
 	read int   // by the handler
+	// patience is how long the handler's first read that has to wait may take.
+	// A deadline that passed before, in our own read, would cancel a handler
+	// that does not care for the body.
+	patience time.Duration
 }
 
 // fetchable says whether the body of the request may be read ahead: if it is
@@ -43,7 +47,7 @@ type ahead struct {
 // beside the handler, http.MaxBytesReader's with its hand on the header.
 func (c connection) fetchable() bool {
 	n := c.request.ContentLength
-	return 0 < n && n <= aheadLength && kindOf(c.request.Body) == plainBody && c.unread()
+	return 0 < n && n <= aheadLength && c.unread() && kindOf(c.request.Body) == plainBody
 }
 
 // readAhead begins to read the body of a request that is fetchable, or returns
@@ -139,6 +143,13 @@ func (a *ahead) setDeadline(t time.Time) error {
 	return a.limit(t)
 }
 
+// allow gives the handler time d for the rest of the body, from when it asks.
+func (a *ahead) allow(d time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.patience = d
+}
+
 // stop ends the goroutine, within drainTime, before the request ends: net/http
 // wants the body to itself then.
 func (a *ahead) stop() {
@@ -151,6 +162,10 @@ func (a *ahead) Read(p []byte) (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(p) > 0 && a.read == len(a.data) && a.err == nil {
+		if a.patience > 0 {
+			_ = a.limit(time.Now().Add(a.patience))
+			a.patience = 0
+		}
 		a.more.Wait()
 	}
 	if a.read == len(a.data) {

@@ -1,0 +1,230 @@
+package shaper_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Handlers outside the middleware do things to a request and its body. What is
+// asked of the body then, and what is done to the connection, must still fit.
+
+// putBacks look at the beginning of a body and put it back.
+var putBacks = map[string]func(r *http.Request){
+	"bufio": func(r *http.Request) { r.Body = io.NopCloser(bufio.NewReader(r.Body)) },
+	"multi": func(r *http.Request) {
+		p := make([]byte, 2)
+		_, _ = io.ReadFull(r.Body, p)
+		r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(p), r.Body))
+	},
+}
+
+// touched is an outer handler that does something to each request.
+func touched(f func(*http.Request)) func(http.Handler) http.Handler {
+	return func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f(r); h.ServeHTTP(w, r) })
+	}
+}
+
+// An unread body that was put back is unread: its refusal needs a deadline.
+func TestARefusalOfASniffedBodyIsSent(t *testing.T) {
+	for n, f := range putBacks {
+		t.Run(n, func(t *testing.T) {
+			e := newEntrance(t, 0)
+			e.outer = touched(f)
+			e.open()
+			v := e.visit(post("/", "he"))
+			_ = v.SetReadDeadline(time.Now().Add(3 * time.Second))
+			a, err := http.ReadResponse(v.from, nil)
+			require.NoError(t, err)
+			require.Equal(t, 429, a.StatusCode)
+		})
+	}
+}
+
+func TestADepartureWithASniffedBodyIsSeen(t *testing.T) {
+	e := newEntrance(t, 3)
+	e.outer = touched(putBacks["multi"])
+	e.open()
+	v := e.visit(post("/", "he"))
+	e.waiting(1)
+	v.leave()
+	e.abandoned(1)
+}
+
+func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
+	e := newEntrance(t, 3)
+	e.outer = touched(putBacks["multi"])
+	e.Config.ReadTimeout = 200 * time.Millisecond
+	e.handler = echo
+	e.open()
+	v := e.visit(post("/", "he"))
+	e.waiting(1)
+	time.Sleep(400 * time.Millisecond)
+	e.admit("100/s depth 1")
+	v.send("llo")
+	require.Equal(t, "HELLO", v.reads(200))
+}
+
+// longHandler takes its time, and says if it is cancelled meanwhile.
+func longHandler(w http.ResponseWriter, r *http.Request) {
+	select {
+	case <-r.Context().Done():
+		w.WriteHeader(500)
+	case <-time.After(600 * time.Millisecond):
+	}
+}
+
+// A read deadline would lie under net/http's own read of the connection.
+func TestAChunkedBodyThatWasReadLeavesTheHandlerInPeace(t *testing.T) {
+	e := newEntrance(t, 3)
+	e.outer = touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) })
+	e.Config.ReadTimeout = 200 * time.Millisecond
+	e.handler = longHandler
+	e.open()
+	v := e.visit(chunked("/") + "llo\r\n0\r\n\r\n")
+	e.waiting(1)
+	time.Sleep(50 * time.Millisecond)
+	e.admit("100/s depth 1")
+	v.reads(200)
+}
+
+func TestARequestWithoutABodyOfItsOwn(t *testing.T) {
+	e := newEntrance(t, 3)
+	e.Config.ConnContext = nil
+	e.outer = touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body); r.Body = nil })
+	e.admit("inf")
+	e.open()
+	e.visit(post("/", "hello")).reads(200)
+}
+
+// net/http removes them by the request that it has made.
+func TestFilesOfAFormAreRemoved(t *testing.T) {
+	for _, hook := range []bool{true, false} {
+		t.Run(fmt.Sprint(hook), func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("TMPDIR", dir)
+			e := newEntrance(t, 3)
+			if !hook {
+				e.Config.ConnContext = nil
+			}
+			e.handler = func(w http.ResponseWriter, r *http.Request) {
+				_ = r.ParseMultipartForm(1)
+				d, _ := os.ReadDir(dir)
+				fmt.Fprint(w, len(d))
+			}
+			e.admit("inf")
+			e.open()
+			var b bytes.Buffer
+			m := multipart.NewWriter(&b)
+			f, _ := m.CreateFormFile("f", "f")
+			_, _ = f.Write(make([]byte, 20<<10))
+			require.NoError(t, m.Close())
+			a, err := http.Post(e.URL, m.FormDataContentType(), &b)
+			require.NoError(t, err)
+			require.Equal(t, "200", fmt.Sprint(a.StatusCode))
+			content, err := io.ReadAll(a.Body)
+			require.NoError(t, err)
+			require.Equal(t, "1", string(content), "the handler sees its file")
+			require.NoError(t, a.Body.Close())
+			require.Eventually(t, func() bool {
+				d, err := os.ReadDir(dir)
+				return err == nil && len(d) == 0
+			}, 10*time.Second, time.Millisecond)
+		})
+	}
+}
+
+func TestOuterHandlersSeeThePattern(t *testing.T) {
+	for _, hook := range []bool{true, false} {
+		t.Run(fmt.Sprint(hook), func(t *testing.T) {
+			s, err := shaper.New(limitsOf(t, "inf"))
+			require.NoError(t, err)
+			mux := http.NewServeMux()
+			mux.HandleFunc("POST /{x}", func(http.ResponseWriter, *http.Request) {})
+			in := shaper.Middleware(s)(mux)
+			p := make(chan string, 1)
+			addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { in.ServeHTTP(w, r); p <- r.Pattern }), func(s *http.Server) {
+				if hook {
+					hooked(s)
+				}
+			})
+			a, err := http.Post("http://"+addr+"/a", "text/plain", strings.NewReader("x"))
+			require.NoError(t, err)
+			require.NoError(t, a.Body.Close())
+			require.Equal(t, "POST /{x}", <-p)
+		})
+	}
+}
+
+func TestA408OutlivesTheWriteTimeout(t *testing.T) {
+	e := newBlindEntrance(t, 1)
+	e.Config.WriteTimeout = 150 * time.Millisecond
+	e.Listener = wrapListener{e.Listener, func(c net.Conn) net.Conn { return hastyConn{c} }}
+	e.open()
+	e.visit(post("/", "he")).reads(408)
+}
+
+// Neither do plain handlers get cancelled for a body that they do not read.
+func TestReadingAheadCancelsNoHandlerThatDoesNotCare(t *testing.T) {
+	for _, plain := range []bool{true, false} {
+		t.Run(fmt.Sprint(plain), func(t *testing.T) {
+			e := newBlindEntrance(t, 1)
+			e.Config.ReadTimeout = 200 * time.Millisecond
+			e.handler = longHandler
+			if plain {
+				e.outer = func(http.Handler) http.Handler { return http.HandlerFunc(longHandler) }
+			}
+			e.admit("inf")
+			e.open()
+			e.visit(post("/", "he")).reads(200)
+		})
+	}
+}
+
+func TestACancelledRequestOfAClientThatStaysFreesTheConnection(t *testing.T) {
+	e := newEntrance(t, 3)
+	cancels := make(chan context.CancelFunc, 1)
+	e.outer = func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ctx, c := context.WithCancel(r.Context())
+			cancels <- c
+			h.ServeHTTP(w, r.WithContext(ctx))
+		})
+	}
+	e.open()
+	v := e.visit(post("/", "he"))
+	e.waiting(1)
+	(<-cancels)()
+	v.reads(499)
+	_ = v.SetReadDeadline(time.Now().Add(3 * time.Second))
+	_, err := v.from.ReadByte()
+	require.ErrorIs(t, err, io.EOF)
+}
+
+// A long body that came whole is cheaper to drop with its connection than to
+// keep in step with; a short one is not.
+func TestARefusalEndsTheConnectionOfALongBodyOnly(t *testing.T) {
+	for length, closes := range map[int]bool{64 << 10: false, 100 << 10: true} {
+		e := newEntrance(t, 0)
+		e.open()
+		a, err := http.Post(e.URL, "text/plain", strings.NewReader(strings.Repeat("x", length)))
+		require.NoError(t, err)
+		require.Equal(t, 429, a.StatusCode)
+		require.Equal(t, closes, a.Close, "%d bytes", length)
+		require.NoError(t, a.Body.Close())
+	}
+}
