@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,73 +25,6 @@ var (
 	_ shaper.Limiter = (*shaper.Shaper)(nil)
 	_ shaper.Limiter = (*rate.Limiter)(nil)
 )
-
-// limiterFunc is a Limiter of one function.
-type limiterFunc func(ctx context.Context, n int) error
-
-func (f limiterFunc) WaitN(ctx context.Context, n int) error { return f(ctx, n) }
-
-// failing is a Limiter that admits nobody.
-func failing(err error) limiterFunc {
-	return func(context.Context, int) error { return err }
-}
-
-// A site is a stage whose shaper stands in front of a handler. The handler
-// notes that it runs; a visit notes the answer.
-type site struct {
-	*stage
-	http.Handler
-}
-
-func newSite(g *stage, l shaper.Limiter, opts ...shaper.MiddlewareOption) *site {
-	opts = append([]shaper.MiddlewareOption{shaper.WithCost(costInQuery)}, opts...)
-	runs := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		g.note(strings.TrimPrefix(r.URL.Path, "/") + " runs")
-	})
-	return &site{g, shaper.Middleware(l, opts...)(runs)}
-}
-
-// costInQuery lets the tests state a cost in the address: /a?cost=3.
-func costInQuery(r *http.Request) int {
-	if n, err := strconv.Atoi(r.URL.Query().Get("cost")); err == nil {
-		return n
-	}
-	return 1
-}
-
-// visit sends a request for the path named, which cancel can end.
-func (v *site) visit(path string) {
-	name, _, _ := strings.Cut(path, "?")
-	ctx, cancel := context.WithCancel(context.Background())
-	v.cancels[name] = cancel
-	v.visitWith(ctx, path)
-}
-
-func (v *site) visitWith(ctx context.Context, path string) {
-	name, _, _ := strings.Cut(path, "?")
-	go func() {
-		v.note(name + " " + statusLine(answerOf(v, ctx, path)))
-	}()
-	synctest.Wait()
-}
-
-// answerOf is what a handler answers to a GET of the path.
-func answerOf(h http.Handler, ctx context.Context, path string) *http.Response {
-	rec := httptest.NewRecorder()
-	h.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", "/"+path, nil))
-	return rec.Result()
-}
-
-func statusLine(a *http.Response) string {
-	line := strconv.Itoa(a.StatusCode)
-	if after := a.Header.Get("Retry-After"); after != "" {
-		line += ", retry " + after
-	}
-	if a.Header.Get("Connection") == "close" {
-		line += ", close"
-	}
-	return line
-}
 
 func TestMiddlewareDelaysInsteadOfRejecting(t *testing.T) {
 	play(t, "4/s depth 3", func(g *stage) {
@@ -359,105 +291,6 @@ func TestMiddlewareWithRateLimiterOfXTime(t *testing.T) {
 			"0s gone 499, close",
 			"1s b runs", "1s b 200",
 			"2s c runs", "2s c 200")
-	})
-}
-
-func TestErrorHandlerDecidesWhatIsAnswered(t *testing.T) {
-	gone, cancel := context.WithCancel(context.Background())
-	cancel()
-	down := errors.New("engine is down")
-	for _, row := range []struct {
-		name string
-		ctx  context.Context
-		err  error
-		want string
-	}{
-		{"unknown error", t.Context(), down, "418"},
-		{"nobody is there to be answered", gone, down, "499, close"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			var got []error
-			h := shaper.Middleware(failing(row.err), shaper.WithErrorHandler(
-				func(w http.ResponseWriter, r *http.Request, err error) {
-					got = append(got, err)
-					w.WriteHeader(http.StatusTeapot)
-				}))(http.NotFoundHandler())
-			require.Equal(t, row.want, statusLine(answerOf(h, row.ctx, "")))
-			if row.ctx == gone {
-				require.Empty(t, got)
-			} else {
-				require.Equal(t, []error{down}, got)
-			}
-		})
-	}
-}
-
-// An error handler may skip context.Canceled, as nobody reads the answer. So it
-// must not get it for a client who is there.
-func TestErrorHandlerNeverTakesAWaitingClientForGone(t *testing.T) {
-	var got error
-	h := shaper.Middleware(failing(fmt.Errorf("engine: %w", context.Canceled)), shaper.WithErrorHandler(
-		func(_ http.ResponseWriter, _ *http.Request, err error) { got = err }))(http.NotFoundHandler())
-	answerOf(h, t.Context(), "")
-	require.NotErrorIs(t, got, context.Canceled)
-	require.ErrorContains(t, got, "engine: context canceled")
-}
-
-func TestNilOptionsMeanTheDefaults(t *testing.T) {
-	var asked []int
-	l := limiterFunc(func(_ context.Context, n int) error {
-		asked = append(asked, n)
-		return shaper.ErrQueueFull
-	})
-	h := shaper.Middleware(l, nil,
-		shaper.WithCost(func(*http.Request) int { return 7 }), shaper.WithCost(nil),
-		shaper.WithErrorHandler(func(http.ResponseWriter, *http.Request, error) {}), shaper.WithErrorHandler(nil),
-	)(http.NotFoundHandler())
-	require.Equal(t, "429, retry 1", statusLine(answerOf(h, t.Context(), "")))
-	require.Equal(t, []int{1}, asked)
-	require.PanicsWithValue(t, "shaper: Middleware needs a Limiter; to let every request pass, leave it out",
-		func() { shaper.Middleware(nil) })
-}
-
-// plainWriter is a ResponseWriter that no wrapper can imitate.
-type plainWriter struct{ http.ResponseWriter }
-
-func TestMiddlewareHandsOnWhatItGets(t *testing.T) {
-	for _, cost := range []int{0, 1} {
-		l := limiterFunc(func(context.Context, int) error {
-			require.NotZero(t, cost, "asked for a request of cost 0")
-			return nil
-		})
-		w := &plainWriter{httptest.NewRecorder()}
-		r := httptest.NewRequest("GET", "/", nil)
-		ran := false
-		shaper.Middleware(l, shaper.WithCost(func(got *http.Request) int {
-			require.Same(t, r, got)
-			return cost
-		}))(http.HandlerFunc(func(gotWriter http.ResponseWriter, gotRequest *http.Request) {
-			ran = true
-			require.Same(t, w, gotWriter)
-			require.Same(t, r, gotRequest)
-			require.Empty(t, gotWriter.Header())
-		})).ServeHTTP(w, r)
-		require.True(t, ran)
-	}
-}
-
-func TestPanicsPassThrough(t *testing.T) {
-	play(t, "1/s depth 1", func(g *stage) {
-		abort := func() { panic(http.ErrAbortHandler) }
-		inHandler := shaper.Middleware(g.Shaper)(http.HandlerFunc(
-			func(http.ResponseWriter, *http.Request) { abort() }))
-		inCost := shaper.Middleware(g.Shaper, shaper.WithCost(
-			func(*http.Request) int { abort(); return 1 }))(http.NotFoundHandler())
-		require.PanicsWithValue(t, http.ErrAbortHandler, func() { answerOf(inHandler, context.Background(), "") })
-		require.PanicsWithValue(t, http.ErrAbortHandler, func() { answerOf(inCost, context.Background(), "") })
-
-		v := newSite(g, g.Shaper)
-		v.visit("next")
-		g.at(time.Minute)
-		g.saw("1s next runs", "1s next 200") // One slot spent, none kept.
 	})
 }
 
