@@ -8,13 +8,13 @@ import (
 // A rejection is a *RejectError in the making, by value, so that what is not
 // refused in the end allocates nothing.
 type rejection struct {
-	reason     error // nil: none
+	reason     reason
 	retryAfter time.Duration
 	deadline   bool
 }
 
 func (r rejection) error() *RejectError {
-	return &RejectError{Reason: r.reason, RetryAfter: r.retryAfter, deadline: r.deadline}
+	return &RejectError{Reason: r.reason.err(), RetryAfter: r.retryAfter, deadline: r.deadline}
 }
 
 // judge says what a request of cost n > 0, with that much time left to its
@@ -23,19 +23,19 @@ func (r rejection) error() *RejectError {
 // reason to refuse it. The order of the checks is part of the contract.
 func (s *Shaper) judge(now, n int64, left time.Duration, depth int) (wait time.Duration, r rejection) {
 	if s.phase != open {
-		return 0, rejection{reason: ErrClosed, retryAfter: s.emptyIn(now)}
+		return 0, rejection{reason: refusedClosed, retryAfter: s.emptyIn(now)}
 	}
 	if s.tooCostly(n) {
-		return 0, rejection{reason: ErrTooCostly}
+		return 0, rejection{reason: refusedCostly}
 	}
 	wait = s.bucket.wait(now, s.line.cost, n)
 	longest := time.Duration(s.limits.maxWait())
 	late := left < forever && wait >= left
 	switch {
 	case wait > 0 && s.line.len >= depth:
-		r.reason = ErrQueueFull
+		r.reason = refusedFull
 	case late || wait > longest:
-		r.reason, r.deadline = ErrTooLate, late
+		r.reason, r.deadline = refusedLate, late
 	default:
 		return wait, r
 	}
@@ -109,7 +109,7 @@ func (s *Shaper) refuse(ctx context.Context, now int64, n int, r rejection) erro
 
 // deny counts a refusal at entry, and unlocks. It returns how many wait.
 func (s *Shaper) deny(now int64, r rejection) (waiting int) {
-	s.totals.count(r.reason)
+	s.totals.refused[r.reason]++
 	s.totals.enter(now)
 	waiting = s.line.len
 	s.unlock()

@@ -31,6 +31,28 @@ var (
 	ErrNegativeCost = errors.New("shaper: cost is negative")
 )
 
+// reason says why a request is refused, as a number under which it is counted.
+type reason uint8
+
+const (
+	notRefused reason = iota
+	refusedFull
+	refusedLate
+	refusedCostly
+	refusedClosed
+	reasons // how many there are
+)
+
+// err is the RejectError's Reason.
+func (r reason) err() error {
+	return [reasons]error{
+		refusedFull:   ErrQueueFull,
+		refusedLate:   ErrTooLate,
+		refusedCostly: ErrTooCostly,
+		refusedClosed: ErrClosed,
+	}[r]
+}
+
 // A RejectError is returned to a request that is refused. It says why, and
 // when the same request would be admitted.
 type RejectError struct {

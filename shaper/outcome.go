@@ -7,8 +7,8 @@ import (
 
 // await waits for what becomes of a waiter, and returns it. The lock is not
 // held.
-func (s *Shaper) await(ctx context.Context, done <-chan struct{}, w *waiter, e Event) error {
-	// The hook and ctx.Err are the caller's code: if one of them panics, the
+func (s *Shaper) await(ctx context.Context, w *waiter, e Event) error {
+	// The hook and the context are the caller's code: if one of them panics, the
 	// waiter must not stay in line with nobody to receive its slot.
 	settled := false
 	defer func() {
@@ -22,7 +22,7 @@ func (s *Shaper) await(ctx context.Context, done <-chan struct{}, w *waiter, e E
 	select {
 	case <-w.ready:
 		told = true
-	case <-done:
+	case <-ctx.Done():
 	}
 	// Asked once, outside the lock, and it has the last word: a slot that came
 	// before this moment is handed on, so that none is spent on a request
@@ -59,7 +59,7 @@ func (s *Shaper) conclude(w *waiter, e Event) (Event, error) {
 		s.totals.wait = sum(s.totals.wait, int64(e.Waited))
 	} else {
 		e.Err = &RejectError{Reason: ErrClosed}
-		s.totals.count(ErrClosed)
+		s.totals.refused[refusedClosed]++
 	}
 	s.line.recycle(w)
 	return e, e.Err

@@ -81,7 +81,6 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if n == 0 {
 		return nil
 	}
-	done := ctx.Done()
 	ends := int64(forever)
 	if deadline, timed := ctx.Deadline(); timed {
 		ends = s.since(deadline)
@@ -94,7 +93,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	}
 	wait, refusal := s.judge(now, int64(n), left, s.limits.Depth)
 	switch {
-	case refusal.reason != nil:
+	case refusal.reason != notRefused:
 		return s.refuse(ctx, now, n, refusal)
 	case wait == 0:
 		s.pass(ctx, now, n)
@@ -107,7 +106,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.changed = true
 	waiting := s.line.len
 	s.unlock()
-	return s.await(ctx, done, w, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now)})
+	return s.await(ctx, w, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now)})
 }
 
 // Allow is shorthand for AllowN(1).
@@ -125,7 +124,7 @@ func (s *Shaper) AllowN(n int) bool {
 	// With a depth of 0 whoever would have to wait meets a full line.
 	_, refusal := s.judge(now, int64(n), forever, 0)
 	switch {
-	case refusal.reason == nil:
+	case refusal.reason == notRefused:
 	case s.trace.Refused == nil:
 		s.deny(now, refusal) // Nobody wants the error, so none is made.
 		return false
@@ -151,7 +150,7 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	now := s.lock()
 	defer s.unlock()
 	wait, refusal := s.judge(now, int64(n), forever, s.limits.Depth)
-	if refusal.reason != nil {
+	if refusal.reason != notRefused {
 		return 0, refusal.error()
 	}
 	return wait, nil
@@ -199,12 +198,16 @@ const maxClock = math.MaxInt64 - int64(10*horizon)
 // ticker that is late.
 func (s *Shaper) lock() (now int64) { return s.lockAnd(goesOn) }
 
-// lockAnd is lock for a goroutine that does as it says after the unlocking.
+// lockAnd is lock for a goroutine that does as it says after the unlocking. The
+// clock is read before the lock is taken, so that nobody waits for that.
 func (s *Shaper) lockAnd(next afterwards) (now int64) {
+	now = int64(time.Since(s.epoch))
 	s.mu.Lock()
 	// A clock that stands still or goes back stands still.
-	s.clock = min(max(s.clock, int64(time.Since(s.epoch))), maxClock)
-	s.advance(s.clock, next)
+	s.clock = min(max(s.clock, now), maxClock)
+	if s.line.head != nil {
+		s.advance(s.clock, next)
+	}
 	s.bucket.rest(s.clock)
 	return s.clock
 }

@@ -30,8 +30,8 @@ type Stats struct {
 
 // totals are what a shaper counts. Its lock guards them.
 type totals struct {
-	departed, abandoned                   uint64
-	queueFull, tooLate, tooCostly, closed uint64
+	departed, abandoned uint64
+	refused             [reasons]uint64
 
 	wait    int64 // of those that departed, in nanoseconds
 	called  bool
@@ -40,20 +40,6 @@ type totals struct {
 
 // enter notes when a call that is counted now was made.
 func (t *totals) enter(at int64) { t.called, t.entered = true, max(t.entered, at) }
-
-// count counts a refusal.
-func (t *totals) count(reason error) {
-	switch reason {
-	case ErrQueueFull:
-		t.queueFull++
-	case ErrTooLate:
-		t.tooLate++
-	case ErrTooCostly:
-		t.tooCostly++
-	case ErrClosed:
-		t.closed++
-	}
-}
 
 // Stats returns the state of the shaper now. It works on a closed one too.
 func (s *Shaper) Stats() Stats {
@@ -67,12 +53,12 @@ func (s *Shaper) Stats() Stats {
 		Waiting:   s.line.len,
 		Level:     s.bucket.level(now),
 		Departed:  t.departed,
-		Refused:   t.queueFull + t.tooLate + t.tooCostly + t.closed,
+		Refused:   t.refused[refusedFull] + t.refused[refusedLate] + t.refused[refusedCostly] + t.refused[refusedClosed],
 		Abandoned: t.abandoned,
-		QueueFull: t.queueFull,
-		TooLate:   t.tooLate,
-		TooCostly: t.tooCostly,
-		Closed:    t.closed,
+		QueueFull: t.refused[refusedFull],
+		TooLate:   t.refused[refusedLate],
+		TooCostly: t.refused[refusedCostly],
+		Closed:    t.refused[refusedClosed],
 		TotalWait: time.Duration(t.wait),
 		Missed:    s.bucket.missed,
 	}
