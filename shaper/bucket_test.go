@@ -244,7 +244,7 @@ func TestNoTimerIsLeftWhenTheLineEmptiesEarly(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		require.False(t, running())
-		require.False(t, s.ticker.alarm.timer.Stop(), "it would have fired in an hour")
+		require.False(t, s.ticker.timer.timer.Stop(), "it would have fired in an hour")
 	})
 }
 

@@ -56,6 +56,7 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	}
 	s := &Shaper{name: o.name, trace: o.trace, epoch: time.Now(), limits: l, bucket: newBucket(l)}
 	s.run = s.tick
+	s.ticker.coarse = o.coarse
 	return s, nil
 }
 
@@ -179,6 +180,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 	s.bucket.change(l, now)
 	s.changed = true
 	s.advance(now, goesOn)
+	s.ticker.look(now)
 	return nil
 }
 

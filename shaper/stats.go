@@ -14,6 +14,8 @@ type Stats struct {
 	Level      float64       // of the bucket, in cost units
 	OldestWait time.Duration // of the head of the line, so far
 	LastCall   time.Time     // latest entry of a call that has been counted; zero: none yet
+	Precise    bool          // the line leaves by a timer of the kernel's, within tens of microseconds, not by one of Go's
+	Fallback   string        // why it does not, at an interval up to 20 ms, without WithCoarseTimer; "": it does, or there was no line
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next four
@@ -52,6 +54,8 @@ func (s *Shaper) Stats() Stats {
 		Limits:    s.limits,
 		Waiting:   s.line.len,
 		Level:     s.bucket.level(now),
+		Precise:   s.ticker.precise,
+		Fallback:  s.ticker.failure,
 		Departed:  t.departed,
 		Refused:   t.refused[refusedFull] + t.refused[refusedLate] + t.refused[refusedCostly] + t.refused[refusedClosed],
 		Abandoned: t.abandoned,

@@ -1,40 +1,118 @@
 package shaper
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // ticker is the goroutine that hands out the slots of a shaper. It lives only
-// while somebody waits: the call that forms a line starts it, and it ends as
-// soon as the line is empty. (Each wait of its own could sleep until its slot
-// instead, but somebody has to hand a slot on when its owner has gone.)
+// while somebody waits: the call that forms a line starts it, and it ends when
+// the line is empty, at once or, where it holds a file, a little later. (Each
+// wait of its own could sleep until its slot instead, but somebody has to hand
+// a slot on when its owner has gone.)
 //
-// The lock of the shaper guards all of it but the alarm.
+// The lock of the shaper guards all of it but the lead.
 type ticker struct {
-	alarm   alarm
+	coarse bool // WithCoarseTimer
+
 	running bool
-	armed   int64         // when the alarm goes off, at the latest
 	gone    chan struct{} // made by who waits for its end; closed by it
+	armed   int64         // when the alarm goes off, or a lead later
+	rests   bool          // nobody is in line
+	emptied int64         // since when
+
+	alarm   alarm    // while it runs: timer, or a file
+	timer   *goTimer // used over and over, by one goroutine after the other
+	precise bool     // alarm is a file
+	again   int64    // when to try for a file again, after a failure
+	failure string   // of the last try; "" if there was none
+
+	lead lead
 }
+
+const (
+	// preciseUpTo is the longest interval at which the ticker takes a file: of
+	// longer ones, the millisecond that a timer may be late is no more than a
+	// twentieth.
+	preciseUpTo = 20 * time.Millisecond
+	// lingering is for how long an empty line keeps its file, as to open one
+	// takes 10 µs. G8 allows a second. Tests that look for goroutines which
+	// have been left behind wait for half of one.
+	lingering = 100 * time.Millisecond
+	// retrying is for how long a ticker that got no file does without.
+	retrying = time.Second
+	// shortestSleep is long enough for the ticker to fall asleep in: those that
+	// it has told to go must get its processor.
+	shortestSleep = 5 * time.Microsecond
+)
 
 // tick is the ticker goroutine.
 func (s *Shaper) tick() {
+	t := &s.ticker
 	for {
 		now := s.lockAnd(parks)
 		s.settle()
 		s.changed = false
-		if s.line.len == 0 {
-			gone := s.ticker.gone
-			s.ticker.running, s.ticker.gone = false, nil
+		s.chooseAlarm(now)
+		t.armed = s.wakeAt()
+		if s.line.len == 0 && t.armed <= now {
+			gone := t.end()
 			s.mu.Unlock()
 			if gone != nil {
 				close(gone)
 			}
 			return
 		}
-		next := s.bucket.slot(s.line.head.cost).ceil()
-		s.ticker.armed = next
+		alarm, slot, lead := t.alarm, t.armed, int64(0)
+		if t.precise && s.line.len > 0 {
+			lead = t.lead.before(now, s.bucket.interval)
+		}
+		if lead > 0 && slot-now <= int64(longestLead) {
+			s.mu.Unlock() // To sleep would take more of the processor than to yield.
+			t.lead.yield(slot, s.epoch)
+			continue
+		}
+		wake := slot - lead
+		if t.precise {
+			wake = max(wake, now+int64(shortestSleep))
+		}
+		alarm.set(wake)
 		s.mu.Unlock()
-		s.ticker.alarm.sleep(time.Duration(next - now))
+		if err := alarm.wait(); err != nil {
+			s.doWithout(err)
+		}
+		now = int64(time.Since(s.epoch))
+		t.lead.woke(now, now-wake)
+		if lead > 0 && now >= wake && now < slot {
+			t.lead.yield(slot, s.epoch)
+		}
 	}
+}
+
+// wakeAt is when the ticker has to look next: at the head's slot or, with
+// nobody in line, when it has stayed long enough.
+func (s *Shaper) wakeAt() int64 {
+	t := &s.ticker
+	if s.line.len > 0 {
+		t.rests = false
+		return s.bucket.slot(s.line.head.cost).ceil()
+	}
+	if !t.rests {
+		t.rests, t.emptied = true, s.clock
+	}
+	if t.precise && s.phase == open {
+		return t.emptied + int64(lingering)
+	}
+	return t.emptied
+}
+
+// end frees what the ticker goroutine holds, and returns what it has to close
+// when it has unlocked.
+func (t *ticker) end() (gone chan struct{}) {
+	t.alarm.stop()
+	gone = t.gone
+	t.running, t.precise, t.gone = false, false, nil
+	return gone
 }
 
 // arm sees to it that the ticker runs while somebody waits, wakes no later
@@ -42,20 +120,73 @@ func (s *Shaper) tick() {
 func (s *Shaper) arm() {
 	t := &s.ticker
 	switch {
-	case s.line.len == 0:
-		if t.running {
-			t.alarm.wake()
-		}
-	case !t.running:
-		t.running, t.armed = true, 0 // It looks for itself at once.
-		t.alarm.prepare()
-		go s.run()
-	default:
-		if next := s.bucket.slot(s.line.head.cost).ceil(); next < t.armed {
+	case t.running:
+		if next := s.wakeAt(); next < t.armed {
 			t.armed = next
-			t.alarm.wake()
+			t.alarm.set(next)
+		}
+	case s.line.len > 0:
+		if t.timer == nil {
+			t.timer = newGoTimer(s.epoch)
+		}
+		t.running, t.armed, t.alarm = true, 0, t.timer // It looks for itself at once.
+		go s.run()
+	}
+}
+
+// look makes a ticker that runs look at once.
+func (t *ticker) look(now int64) {
+	if t.running {
+		t.armed = now
+		t.alarm.set(now)
+	}
+}
+
+// chooseAlarm gives the ticker a file where a millisecond matters, and takes it
+// away where it does not. With nobody in line all stays as it is.
+func (s *Shaper) chooseAlarm(now int64) {
+	if s.line.len == 0 {
+		return
+	}
+	t := &s.ticker
+	wants := !t.coarse && s.bucket.interval.whole <= int64(preciseUpTo)
+	switch {
+	case !wants:
+		t.failure = ""
+		if t.precise {
+			t.useTimer()
+		}
+	case !t.precise && now >= t.again:
+		file, err := openTimerFile(s.epoch)
+		switch {
+		case err == nil:
+			t.alarm, t.precise, t.failure = file, true, ""
+		case errors.Is(err, errOtherClock): // A testing/synctest bubble: as it should be.
+			t.failure = ""
+		default:
+			t.fail(now, err)
 		}
 	}
+}
+
+// fail notes that there is no file for the time being, and why.
+func (t *ticker) fail(now int64, err error) {
+	t.failure = err.Error()
+	t.again = now + int64(retrying)
+}
+
+// useTimer gives the file back.
+func (t *ticker) useTimer() {
+	t.alarm.stop()
+	t.alarm, t.precise = t.timer, false
+}
+
+// doWithout goes on without a file that has failed. The lock is not held.
+func (s *Shaper) doWithout(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ticker.useTimer()
+	s.ticker.fail(s.clock, err)
 }
 
 // ended returns a channel that is closed when the ticker goroutine has gone,
@@ -68,41 +199,4 @@ func (t *ticker) ended() <-chan struct{} {
 		t.gone = make(chan struct{})
 	}
 	return t.gone
-}
-
-// alarm puts the ticker goroutine to sleep until an instant or an interrupt.
-type alarm struct {
-	timer *time.Timer
-	// interrupt has room for one: any number of interrupts that come before
-	// the ticker has looked want the same thing of it, that it look again. One
-	// that is left over from before makes it look once for nothing.
-	interrupt chan struct{}
-}
-
-// prepare makes the alarm ready for sleep and wake. It is used over and over
-// by one ticker goroutine after the other.
-func (a *alarm) prepare() {
-	if a.timer == nil {
-		a.timer = time.NewTimer(forever)
-		a.timer.Stop()
-		a.interrupt = make(chan struct{}, 1)
-	}
-}
-
-func (a *alarm) sleep(d time.Duration) {
-	a.timer.Reset(d)
-	select {
-	case <-a.timer.C:
-	case <-a.interrupt:
-		a.timer.Stop()
-	}
-}
-
-// wake ends the sleep of the ticker, or the next one if it does not sleep. It
-// may be called by anybody who holds the lock of the shaper.
-func (a *alarm) wake() {
-	select {
-	case a.interrupt <- struct{}{}:
-	default:
-	}
 }

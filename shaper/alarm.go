@@ -1,0 +1,66 @@
+package shaper
+
+import (
+	"errors"
+	"time"
+)
+
+// An alarm wakes the ticker goroutine at an instant. Whoever holds the lock of
+// the shaper may set it to another one, earlier or later, whether the ticker
+// waits for it or is about to; only the ticker waits.
+type alarm interface {
+	// set makes wait return at an instant of the shaper's clock, or at once if
+	// it has passed. The lock is held.
+	set(at int64)
+	// wait returns when the instant has come, or now and then before. An error
+	// says that the alarm is broken. The lock is not held.
+	wait() error
+	// stop frees it. Nobody waits. The lock is held.
+	stop()
+}
+
+// errOtherClock is why there is no precise alarm in a testing/synctest bubble,
+// whose clock is not the kernel's. It is no failure.
+var errOtherClock = errors.New("no timerfd for a clock that is not the kernel's")
+
+// goTimer is the alarm of any system, and of testing/synctest bubbles. On Linux
+// it is up to a millisecond late in a process with nothing to do, as the
+// runtime asks the kernel for whole milliseconds.
+type goTimer struct {
+	epoch time.Time
+	timer *time.Timer
+	// passed has room for one: any number of instants that have passed before
+	// the ticker has looked want the same thing of it, that it look again. One
+	// that is left over from before makes it look once for nothing.
+	//
+	// (A timer set to 0 would do, but not at the end of a bubble, where timers
+	// no longer go off when its main function has returned.)
+	passed chan struct{}
+}
+
+func newGoTimer(epoch time.Time) *goTimer {
+	a := &goTimer{epoch: epoch, timer: time.NewTimer(forever), passed: make(chan struct{}, 1)}
+	a.timer.Stop()
+	return a
+}
+
+func (a *goTimer) set(at int64) {
+	if d := time.Until(a.epoch.Add(time.Duration(at))); d > 0 {
+		a.timer.Reset(d)
+		return
+	}
+	select {
+	case a.passed <- struct{}{}:
+	default:
+	}
+}
+
+func (a *goTimer) wait() error {
+	select {
+	case <-a.timer.C:
+	case <-a.passed:
+	}
+	return nil
+}
+
+func (a *goTimer) stop() { a.timer.Stop() }

@@ -1,0 +1,313 @@
+//go:build linux && (amd64 || arm64 || 386 || arm)
+
+package shaper
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// These tests look at the alarms from inside, on the real clock: what they
+// compare are instants of which one must not come before the other.
+
+// eachAlarm runs a test with the two alarms there are.
+func eachAlarm(t *testing.T, test func(t *testing.T, a alarm, now func() int64)) {
+	t.Helper()
+	epoch := time.Now()
+	now := func() int64 { return int64(time.Since(epoch)) }
+	t.Run("timer", func(t *testing.T) {
+		a := newGoTimer(epoch)
+		defer a.stop()
+		test(t, a, now)
+	})
+	t.Run("file", func(t *testing.T) {
+		a, err := openTimerFile(epoch)
+		require.NoError(t, err)
+		defer a.stop()
+		test(t, a, now)
+	})
+}
+
+func TestAnAlarmGoesOffWhenItIsSetToAndNotBefore(t *testing.T) {
+	eachAlarm(t, func(t *testing.T, a alarm, now func() int64) {
+		for _, in := range []time.Duration{50 * time.Microsecond, time.Millisecond, 20 * time.Millisecond} {
+			at := now() + int64(in)
+			a.set(at)
+			require.NoError(t, a.wait())
+			require.GreaterOrEqual(t, now(), at, "set to %v from now", in)
+		}
+		for _, passed := range []int64{now() - 1, 1, 0, -1} {
+			a.set(passed)
+			require.NoError(t, a.wait(), "it returns at once")
+		}
+	})
+}
+
+// Whoever sets it last says when it goes off, whether the ticker is waiting
+// already or about to.
+func TestAnAlarmCanBeMoved(t *testing.T) {
+	eachAlarm(t, func(t *testing.T, a alarm, now func() int64) {
+		a.set(now() + int64(time.Millisecond))
+		at := now() + int64(30*time.Millisecond)
+		a.set(at)
+		require.NoError(t, a.wait())
+		require.GreaterOrEqual(t, now(), at, "moved to a later instant before the wait")
+
+		// Only the second of these ends the wait: the test would last an hour.
+		for range 100 {
+			a.set(now() + int64(time.Hour))
+			var moved sync.WaitGroup
+			moved.Go(func() { a.set(now()) })
+			require.NoError(t, a.wait())
+			moved.Wait()
+		}
+		a.set(forever)
+		a.set(now())
+		require.NoError(t, a.wait(), "moved from beyond what a timer can hold")
+	})
+}
+
+func TestTheClockOfABubbleIsNotTheKernels(t *testing.T) {
+	_, err := kernelClockAt(time.Now())
+	require.NoError(t, err)
+
+	synctest.Test(t, func(t *testing.T) {
+		for range 3 {
+			_, err := kernelClockAt(time.Now())
+			require.ErrorIs(t, err, errOtherClock)
+			time.Sleep(time.Since(time.Unix(0, 0))) // Another year, another clock.
+		}
+	})
+}
+
+// precision is what Stats says of the alarm.
+type precision struct {
+	precise  bool
+	fallback string
+}
+
+func precisionOf(s *Shaper) precision {
+	st := s.Stats()
+	return precision{st.Precise, st.Fallback}
+}
+
+// held makes a shaper at 1,000/s with one waiter, who would leave in an hour.
+func held(t *testing.T, opts ...Option) *Shaper {
+	t.Helper()
+	s, err := New(Limits{Rate: 1000, Depth: 10}, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	require.True(t, s.AllowN(3_600_000))
+	go func() { _ = s.Wait(context.Background()) }()
+	return s
+}
+
+// comes waits until something is so. (require.Eventually would look at it from
+// a goroutine of its own, which these tests would count.)
+func comes(t *testing.T, so func() bool, says ...any) {
+	t.Helper()
+	for began := time.Now(); !so(); time.Sleep(time.Millisecond) {
+		require.Less(t, time.Since(began), 10*time.Second, says...)
+	}
+}
+
+// becomes waits until Stats says so.
+func becomes(t *testing.T, want precision, s *Shaper) {
+	t.Helper()
+	comes(t, func() bool { return precisionOf(s) == want }, "%+v is wanted", want)
+}
+
+func TestALineTakesAFileWhereAMillisecondMatters(t *testing.T) {
+	s := held(t)
+	becomes(t, precision{precise: true}, s)
+
+	// 20 ms are the longest interval with one; a change of the limits takes it
+	// away and brings it back.
+	for _, c := range []struct {
+		limits  string
+		precise bool
+	}{
+		{"1/s depth 10", false},
+		{"50/s depth 10", true},
+		{"47/s depth 10", false},
+		{"100000/s depth 10", true},
+	} {
+		l, err := ParseLimits(c.limits)
+		require.NoError(t, err)
+		require.NoError(t, s.SetLimits(l))
+		becomes(t, precision{precise: c.precise}, s)
+	}
+	require.NoError(t, s.Close())
+	require.Equal(t, precision{}, precisionOf(s))
+
+	coarse := held(t, WithCoarseTimer())
+	for range 10 {
+		time.Sleep(time.Millisecond)
+		require.Equal(t, precision{}, precisionOf(coarse))
+	}
+}
+
+func TestInABubbleALineTakesNoFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := held(t)
+		synctest.Wait()
+		require.Equal(t, 1, s.Stats().Waiting)
+		require.Equal(t, precision{}, precisionOf(s))
+	})
+}
+
+// The files of a process belong to its connections. Shapers beyond the 64th
+// with a line do without.
+func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
+	var all []*Shaper
+	for range maxTimerFiles {
+		s := held(t)
+		becomes(t, precision{precise: true}, s)
+		all = append(all, s)
+	}
+	without := precision{fallback: "64 shapers of this process have a timerfd already"}
+	late := held(t)
+	becomes(t, without, late)
+	requireItPaces(t, without)
+
+	// When one is given back, it is the next one's who asks; who has been told
+	// no asks again after a second.
+	require.NoError(t, all[0].Close())
+	again := held(t)
+	becomes(t, precision{precise: true}, again)
+	require.NoError(t, all[1].Close())
+	late.mu.Lock()
+	late.ticker.again = 0
+	late.ticker.look(late.clock)
+	late.mu.Unlock()
+	becomes(t, precision{precise: true}, late)
+}
+
+// requireItPaces lets a line of 50 leave at 1,000/s and requires that nobody
+// leaves before its slot.
+func requireItPaces(t *testing.T, want precision) {
+	t.Helper()
+	const n = 50
+	left := make(chan time.Time, n+1)
+	slow := Limits{Rate: 1.0 / 3600, Depth: n}
+	s, err := New(slow, WithTrace(&Trace{Departed: func(_ context.Context, e Event) { left <- e.At }}))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	require.NoError(t, s.Wait(context.Background()))
+	<-left
+	var callers sync.WaitGroup
+	for range n {
+		callers.Go(func() { _ = s.Wait(context.Background()) })
+	}
+	for s.Stats().Waiting < n {
+		runtime.Gosched()
+	}
+	began := time.Now()
+	require.NoError(t, s.SetLimits(Limits{Rate: 1000, Depth: n}))
+	becomes(t, want, s)
+	callers.Wait()
+	var at []time.Duration
+	for range n {
+		at = append(at, (<-left).Sub(began))
+	}
+	slices.Sort(at) // The hooks of several calls run in any order.
+	for i, at := range at {
+		// The level was 1, or a millionth less.
+		require.Greater(t, at, time.Duration(i+1)*time.Millisecond-10*time.Microsecond)
+	}
+}
+
+func TestWithNoDescriptorLeftALineLeavesByGosTimer(t *testing.T) {
+	var was syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
+	next, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	none := was
+	none.Cur = uint64(next.Fd()) // The lowest that is free is above all that may be had.
+	require.NoError(t, next.Close())
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
+	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was)) }()
+	requireItPaces(t, precision{fallback: "timerfd_create: too many open files"})
+}
+
+// A program may close a descriptor that is not its own.
+func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
+	before := timerFiles.Load()
+	s := held(t)
+	becomes(t, precision{precise: true}, s)
+	s.mu.Lock()
+	require.NoError(t, s.ticker.alarm.(*timerFile).file.Close())
+	s.mu.Unlock()
+	becomes(t, precision{fallback: "use of closed file"}, s)
+	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
+	comes(t, func() bool { return s.Stats().Departed == 2 })
+	require.NoError(t, s.Close())
+	require.Equal(t, before, timerFiles.Load())
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(open)
+}
+
+func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
+	first := held(t) // The runtime's own files are made for the first of ours.
+	becomes(t, precision{precise: true}, first)
+	require.NoError(t, first.Close())
+	files, goroutines := descriptors(t), runtime.NumGoroutine()
+
+	// One shaper that has a line a thousand times, and is then forgotten; and a
+	// thousand that have one each, and are closed.
+	s, err := New(Limits{Rate: 2000, Depth: 10})
+	require.NoError(t, err)
+	for range 1000 {
+		require.NoError(t, s.Wait(context.Background()))
+	}
+	lines := 0
+	for range 1000 {
+		s, err := New(Limits{Rate: 10_000, Depth: 10})
+		require.NoError(t, err)
+		require.True(t, s.AllowN(5))
+		require.NoError(t, s.Wait(context.Background()))
+		require.NoError(t, s.Close())
+		if s.Stats().TotalWait > 0 { // Else this goroutine lost the processor for 500 µs.
+			lines++
+			require.False(t, s.ticker.timer.timer.Stop(), "its timer would have gone off")
+		}
+	}
+	require.Positive(t, lines)
+	comes(t, func() bool { return descriptors(t) <= files && runtime.NumGoroutine() <= goroutines },
+		"at most a second after the line emptied")
+	require.False(t, s.ticker.timer.timer.Stop())
+	require.Zero(t, timerFiles.Load())
+}
+
+// An empty line keeps its file for a moment, whatever is asked of the shaper
+// meanwhile, and gives it back at once when it is closed.
+func TestAnEmptyLineGivesItsFileBack(t *testing.T) {
+	s, err := New(Limits{Rate: 2000, Depth: 10})
+	require.NoError(t, err)
+	require.True(t, s.AllowN(5))
+	require.NoError(t, s.Wait(context.Background()))
+	comes(t, func() bool {
+		require.NoError(t, s.SetLimits(Limits{Rate: 2000, Depth: 10}))
+		return !s.Stats().Precise
+	})
+
+	require.NoError(t, s.Wait(context.Background()))
+	require.NoError(t, s.Wait(context.Background()))
+	require.True(t, s.Stats().Precise)
+	require.NoError(t, s.Close())
+	require.Zero(t, timerFiles.Load())
+}

@@ -1,0 +1,89 @@
+package shaper
+
+import (
+	"runtime"
+	"time"
+)
+
+// A lead is by how much sooner than its next slot the ticker wakes. To wake
+// takes some tens of microseconds, not always the same number; a ticker that is
+// up a little too soon and yields until the slot comes hands it out to within a
+// microsecond, at hardly more CPU time (BenchmarkLead). Only the ticker
+// goroutine uses it.
+//
+// Of the runtime's yields it must be said that they are quick only while the
+// process has nothing else to do: a goroutine that yields goes to the global
+// run queue, and while all threads are busy that can take 100 ms. So where
+// wake-ups or yields are seen to be late, there is no lead for a while.
+type lead struct {
+	span   int64 // in nanoseconds
+	paused int64 // until that instant there is none
+	pause  int64 // for how long the last pause was meant, in nanoseconds
+}
+
+const (
+	// leadUpTo is the longest interval at which the ticker takes a lead. When
+	// slots are rarer, the kernel's idle states make waking too uneven.
+	leadUpTo = time.Millisecond
+	// longestLead bounds what is yielded away for one slot.
+	longestLead = 50 * time.Microsecond
+	// A wake-up that is lateWake late, or a yield that takes lateYield, may be a
+	// hiccup of the machine, or a sign of a busy process: the first costs the
+	// shortest pause, and each that soon follows doubles it.
+	lateWake      = time.Millisecond
+	lateYield     = 100 * time.Microsecond
+	shortestPause = 5 * time.Millisecond
+	longestPause  = 320 * time.Millisecond
+)
+
+// before returns the lead at an instant, in nanoseconds.
+func (l *lead) before(now int64, i interval) int64 {
+	if now < l.paused || i.whole > int64(leadUpTo) {
+		return 0
+	}
+	return l.span
+}
+
+// woke learns from a wake-up that was late by so much. The lead becomes such
+// that eight of nine wake-ups are not later than it: a rise of eight steps for
+// each that is, a fall of one for each that isn't.
+func (l *lead) woke(now, late int64) {
+	const step = int64(125 * time.Nanosecond)
+	switch {
+	case late < 0: // It was woken for something else.
+	case late >= int64(lateWake):
+		l.suspend(now)
+	case late > l.span:
+		l.span = min(l.span+8*step, int64(longestLead))
+	default:
+		l.span = max(l.span-step, 0)
+	}
+}
+
+// yield lets other goroutines run until an instant that is at most the longest
+// lead away, or until one of them keeps the processor.
+func (l *lead) yield(until int64, epoch time.Time) {
+	at := int64(time.Since(epoch))
+	for {
+		runtime.Gosched()
+		now := int64(time.Since(epoch))
+		if now-at >= int64(lateYield) {
+			l.suspend(now)
+			return
+		}
+		if now >= until {
+			return
+		}
+		at = now
+	}
+}
+
+// suspend takes no lead for a while.
+func (l *lead) suspend(now int64) {
+	if now < l.paused+l.pause {
+		l.pause = min(2*l.pause, int64(longestPause))
+	} else {
+		l.pause = int64(shortestPause)
+	}
+	l.paused = now + l.pause
+}
