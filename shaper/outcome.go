@@ -5,25 +5,25 @@ import (
 	"time"
 )
 
-// await waits for what becomes of a waiter, and returns it. The lock is not
-// held.
-func (s *Shaper) await(ctx context.Context, w *waiter, e Event) error {
-	// The hook and the context are the caller's code: if one of them panics, the
-	// waiter must not stay in line with nobody to receive its slot.
+// await does what has to be done between the lock and the sleep of a waiter in
+// whose line, with it, so many wait: it tells the hook, and returns what the
+// waiter has to look at beside its own channel. The lock is not held.
+func (s *Shaper) await(ctx context.Context, w *waiter, waiting int) (done <-chan struct{}) {
 	settled := false
-	defer func() {
-		if !settled {
-			s.abandon(w, e, context.Canceled)
-		}
-	}()
-	tell(s.trace.Enqueued, ctx, e)
+	defer s.abandonUnless(&settled, w)
+	tell(s.trace.Enqueued, ctx, Event{Name: s.name, Cost: int(w.cost), Waiting: waiting, At: s.at(w.admitted)})
+	done = ctx.Done()
+	settled = true
+	return done
+}
 
-	told := false
-	select {
-	case <-w.ready:
-		told = true
-	case <-ctx.Done():
-	}
+// finish says what has become of a waiter that sleeps no more, as it was told
+// that its state has changed or its context has ended. The lock is not held.
+//
+//go:noinline
+func (s *Shaper) finish(ctx context.Context, w *waiter, told bool) error {
+	settled := false
+	defer s.abandonUnless(&settled, w)
 	// Asked once, outside the lock, and it has the last word: a slot that came
 	// before this moment is handed on, so that none is spent on a request
 	// whose caller has gone. What ends the context after it, the caller may
@@ -34,25 +34,33 @@ func (s *Shaper) await(ctx context.Context, w *waiter, e Event) error {
 	}
 	settled = true
 	if err != nil {
-		e = s.abandon(w, e, err)
-		tell(s.trace.Abandoned, ctx, e)
+		tell(s.trace.Abandoned, ctx, s.abandon(w, err))
 		return err
 	}
-	e, err = s.conclude(w, e)
-	if err != nil {
+	e := s.conclude(w)
+	if e.Err != nil {
 		tell(s.trace.Refused, ctx, e)
-		return err
+		return e.Err
 	}
 	tell(s.trace.Departed, ctx, e)
 	return nil
 }
 
+// abandonUnless is for the end of a function that runs code of the caller's, as
+// hooks and contexts are: if that panics, the waiter must not stay in line with
+// nobody to receive its slot.
+func (s *Shaper) abandonUnless(settled *bool, w *waiter) {
+	if !*settled {
+		s.abandon(w, context.Canceled)
+	}
+}
+
 // conclude counts a waiter that has received its slot, or been refused by
 // Close, and gives the waiter back. The lock is not held.
-func (s *Shaper) conclude(w *waiter, e Event) (Event, error) {
+func (s *Shaper) conclude(w *waiter) Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.At, e.Waited, e.Waiting = s.at(w.slot), time.Duration(w.slot-w.admitted), w.waiting
+	e := s.eventOf(w, w.slot, int(w.waiting))
 	s.totals.enter(w.admitted)
 	if w.state == departed {
 		s.totals.departed++
@@ -62,13 +70,13 @@ func (s *Shaper) conclude(w *waiter, e Event) (Event, error) {
 		s.totals.refused[refusedClosed]++
 	}
 	s.line.recycle(w)
-	return e, e.Err
+	return e
 }
 
 // abandon takes a waiter whose context has ended out of the line; if it had
 // its slot already, the slot goes to the next waiter or back to the bucket.
 // The lock is not held.
-func (s *Shaper) abandon(w *waiter, e Event, err error) Event {
+func (s *Shaper) abandon(w *waiter, err error) Event {
 	now := s.lock()
 	defer s.unlock()
 	switch w.state {
@@ -91,9 +99,17 @@ func (s *Shaper) abandon(w *waiter, e Event, err error) Event {
 	}
 	s.totals.enter(w.admitted)
 	s.totals.abandoned++
-	e.At, e.Waited, e.Waiting, e.Err = s.at(now), time.Duration(now-w.admitted), s.line.len, err
+	e := s.eventOf(w, now, s.line.len)
+	e.Err = err
 	s.line.recycle(w)
 	s.changed = true
 	s.advance(now, goesOn)
 	return e
+}
+
+// eventOf is the end of a waiter's wait at an instant.
+func (s *Shaper) eventOf(w *waiter, at int64, waiting int) Event {
+	return Event{
+		Name: s.name, Cost: int(w.cost), Waiting: waiting, At: s.at(at), Waited: time.Duration(at - w.admitted),
+	}
 }

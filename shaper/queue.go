@@ -10,13 +10,13 @@ type waiter struct {
 	// from queued, which happens once per wait. So a send never blocks, and
 	// the next wait finds the channel empty.
 	ready chan struct{}
-	state state
 	cost  int64
 
 	admitted int64  // when it entered the line
 	slot     int64  // when its slot was handed out
 	left     uint64 // the number of its departure
-	waiting  int    // in the line just after it
+	waiting  int32  // in the line just after it
+	state    state
 }
 
 // tell sends the waiter the news that its state has changed.
@@ -93,7 +93,7 @@ func (q *queue) remove(w *waiter, s state) {
 	w.state = s
 	q.len--
 	q.cost -= w.cost
-	w.waiting = q.len
+	w.waiting = int32(q.len) // As many as goroutines at most, of which 2³¹ would take 4 TiB.
 }
 
 // recycle keeps a waiter that is out of the line and whose channel is empty

@@ -72,15 +72,39 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // If the context is done, before the call or by the time at which it would
 // return, it returns ctx.Err(). A negative n gives ErrNegativeCost.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
-	s.mustBeMade()
-	if n < 0 {
-		return ErrNegativeCost
-	}
-	if err := ctx.Err(); err != nil {
+	// A goroutine begins with 2 KiB of stack, and one that needs a little more
+	// has 4: while it waits, there is but this frame and what the runtime needs.
+	w, done, err := s.enter(ctx, n)
+	if w == nil {
 		return err
 	}
+	if done == nil { // It never ends. A receive needs less than a select.
+		<-w.ready
+		return s.finish(ctx, w, true)
+	}
+	told := false
+	select {
+	case <-w.ready:
+		told = true
+	case <-done:
+	}
+	return s.finish(ctx, w, told)
+}
+
+// enter lets a request leave at once, refuses it, or puts it into the line:
+// then it returns the waiter, and the Done channel of its context.
+//
+//go:noinline
+func (s *Shaper) enter(ctx context.Context, n int) (w *waiter, done <-chan struct{}, err error) {
+	s.mustBeMade()
+	if n < 0 {
+		return nil, nil, ErrNegativeCost
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
 	if n == 0 {
-		return nil
+		return nil, nil, nil
 	}
 	ends := int64(forever)
 	if deadline, timed := ctx.Deadline(); timed {
@@ -95,19 +119,19 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	wait, refusal := s.judge(now, int64(n), left, s.limits.Depth)
 	switch {
 	case refusal.reason != notRefused:
-		return s.refuse(ctx, now, n, refusal)
+		return nil, nil, s.refuse(ctx, now, n, refusal)
 	case wait == 0:
 		s.pass(ctx, now, n)
-		return nil
+		return nil, nil, nil
 	}
-	w := s.line.push(int64(n), now)
+	w = s.line.push(int64(n), now)
 	if s.line.len == 1 {
 		s.bucket.since = nanos{whole: now}
 	}
 	s.changed = true
 	waiting := s.line.len
 	s.unlock()
-	return s.await(ctx, w, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now)})
+	return w, s.await(ctx, w, waiting), nil
 }
 
 // Allow is shorthand for AllowN(1).
