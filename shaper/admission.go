@@ -14,7 +14,7 @@ type rejection struct {
 }
 
 func (r rejection) error() *RejectError {
-	return &RejectError{Reason: r.reason.err(), RetryAfter: r.retryAfter, deadline: r.deadline}
+	return &RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
 }
 
 // judge says what a request of cost n > 0, with that much time left to its
@@ -99,12 +99,29 @@ func (s *Shaper) pass(ctx context.Context, now int64, n int) {
 
 // refuse refuses a request at entry, and unlocks.
 func (s *Shaper) refuse(ctx context.Context, now int64, n int, r rejection) error {
+	var err *RejectError
+	if last := len(s.blank) - 1; last >= 0 {
+		err, s.blank = &s.blank[last], s.blank[:last]
+	}
 	waiting := s.deny(now, r)
-	err := r.error()
+	if err == nil {
+		err = s.refill()
+	}
+	*err = RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
 	if s.trace.Refused != nil {
 		s.trace.Refused(ctx, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now), Err: err})
 	}
 	return err
+}
+
+// refill makes blank errors, 16 in one allocation, as one by one they are a fifth
+// of what a refusal takes. It keeps 15 and returns one. The lock is not held.
+func (s *Shaper) refill() *RejectError {
+	blank := make([]RejectError, 16)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.blank = blank[1:]
+	return &blank[0]
 }
 
 // deny counts a refusal at entry, and unlocks. It returns how many wait.

@@ -43,14 +43,12 @@ const (
 	reasons // how many there are
 )
 
-// err is the RejectError's Reason.
-func (r reason) err() error {
-	return [reasons]error{
-		refusedFull:   ErrQueueFull,
-		refusedLate:   ErrTooLate,
-		refusedCostly: ErrTooCostly,
-		refusedClosed: ErrClosed,
-	}[r]
+// reasonErrors are the RejectErrors' Reasons.
+var reasonErrors = [reasons]error{
+	refusedFull:   ErrQueueFull,
+	refusedLate:   ErrTooLate,
+	refusedCostly: ErrTooCostly,
+	refusedClosed: ErrClosed,
 }
 
 // A RejectError is returned to a request that is refused. It says why, and

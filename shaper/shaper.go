@@ -40,6 +40,7 @@ type Shaper struct {
 	drained chan struct{} // made by who waits for the end of a drain
 	ticker  ticker
 	totals  totals
+	blank   []RejectError // made, and not handed out yet
 }
 
 // New makes a Shaper with limits l, which must be valid: the error is that of
@@ -231,7 +232,7 @@ func (s *Shaper) lockAnd(next afterwards) (now int64) {
 	s.mu.Lock()
 	// A clock that stands still or goes back stands still.
 	s.clock = min(max(s.clock, now), maxClock)
-	if s.line.head != nil {
+	if s.line.head != nil && s.clock >= s.ticker.armed { // Which is not after the head's slot.
 		s.advance(s.clock, next)
 	}
 	s.bucket.rest(s.clock)

@@ -17,7 +17,7 @@ type ticker struct {
 
 	running bool
 	gone    chan struct{} // made by who waits for its end; closed by it
-	armed   int64         // when the alarm goes off, or a lead later
+	armed   int64         // when it looks next, or a lead later: not after the head's slot
 	rests   bool          // nobody is in line
 	emptied int64         // since when
 
