@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// A closedLoop records the departures of callers who wait again and again.
+type closedLoop struct {
+	began   time.Time
+	entries atomic.Int64
+	records records
+	refused chan error
+}
+
+func newClosedLoop(in spacingInput) *closedLoop {
+	return &closedLoop{
+		began:   time.Now(),
+		records: newRecords(in),
+		refused: make(chan error, 1), // The first is enough; the others are let go.
+	}
+}
+
+// run waits and leaves until the context ends.
+func (l *closedLoop) run(ctx context.Context, wait func(context.Context) error) {
+	for {
+		entered := l.entries.Add(1)
+		err := wait(ctx)
+		at := time.Since(l.began)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			select {
+			case l.refused <- err:
+			default:
+			}
+			return
+		}
+		l.records.add(entered, at)
+	}
+}
+
+// departures are those so far. That somebody was refused is an error: then not
+// all are there who were to wait.
+func (l *closedLoop) departures() ([]departure, error) {
+	select {
+	case err := <-l.refused:
+		return nil, fmt.Errorf("a caller was refused: %w", err)
+	default:
+		return l.records.departures()
+	}
+}
+
+// slots record when slots were handed out. The zero slots have no room for any.
+type slots struct {
+	began time.Time
+	records
+}
+
+func (s *slots) tell(at time.Time) { s.add(0, at.Sub(s.began)) }
+
+// records are departures, for which room is made beforehand. They are safe for
+// concurrent use, by those too who look at them meanwhile.
+type records struct {
+	used atomic.Int64
+	all  []record
+}
+
+// A record is a departure whose instant is written last: 0 means not yet.
+type record struct {
+	entered int64
+	at      atomic.Int64
+}
+
+// newRecords makes room for four times as many as may leave in the time. More
+// than that is an error of departures.
+func newRecords(in spacingInput) records {
+	return records{all: make([]record, 4*int(in.Rate*(in.Warm+in.Window).Seconds())+4096)}
+}
+
+func (r *records) add(entered int64, at time.Duration) {
+	if i := r.used.Add(1) - 1; i < int64(len(r.all)) {
+		r.all[i].entered = entered
+		r.all[i].at.Store(int64(at))
+	}
+}
+
+func (r *records) departures() ([]departure, error) {
+	used := int(r.used.Load())
+	if used > len(r.all) {
+		return nil, fmt.Errorf("%d have left, of whom only %d have a record", used, len(r.all))
+	}
+	var all []departure
+	for i := range r.all[:used] {
+		if at := r.all[i].at.Load(); at > 0 {
+			all = append(all, departure{entered: r.all[i].entered, at: time.Duration(at)})
+		}
+	}
+	return all, nil
+}

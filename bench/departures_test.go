@@ -1,0 +1,121 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// leaving makes departures at so many microseconds, in the order of entry.
+func leaving(at ...int) []departure {
+	var all []departure
+	for i, us := range at {
+		all = append(all, departure{entered: int64(i), at: time.Duration(us) * time.Microsecond})
+	}
+	return all
+}
+
+func spaced(us ...int) []time.Duration {
+	var spacings []time.Duration
+	for _, n := range us {
+		spacings = append(spacings, time.Duration(n)*time.Microsecond)
+	}
+	return spacings
+}
+
+// within looks at departures at a rate of 1,000/s in a window of microseconds.
+func within(from, to int, all []departure) departures {
+	return departuresWithin(time.Duration(from)*time.Microsecond, time.Duration(to)*time.Microsecond, time.Millisecond, all)
+}
+
+func TestAnEvenPaceHasNoError(t *testing.T) {
+	d := within(1500, 5900, leaving(0, 1000, 2000, 3000, 4000, 5000, 6000))
+	require.Equal(t, 4, d.count())
+	require.Equal(t, spaced(1000, 1000, 1000, 1000), d.spacings())
+	require.Equal(t, []float64{0, 0, 0, 0}, d.errors())
+	require.InDelta(t, 1, d.rateReached(), 1e-12)
+	require.Zero(t, d.bunched())
+	require.Zero(t, d.overtaken())
+	require.Zero(t, d.burst())
+}
+
+func TestSpacingsAreInTheOrderOfLeaving(t *testing.T) {
+	// The records of two who leave at once may change places.
+	d := within(500, 9000, leaving(0, 3000, 2000, 2400, 4000))
+	require.Equal(t, spaced(2000, 400, 600, 1000), d.spacings())
+	require.Equal(t, []float64{1000, 600, 400, 0}, d.errors())
+	require.Equal(t, 25.0, d.bunched())
+}
+
+func TestRateReachedCountsFromOneDepartureToAnother(t *testing.T) {
+	// Half the rate; the window's ends fall anywhere between two of them.
+	for _, from := range []int{2000, 2500, 3999} {
+		require.InDelta(t, 0.5, within(from, 11_500, leaving(0, 2000, 4000, 6000, 8000, 10_000)).rateReached(), 1e-12)
+	}
+}
+
+func TestWhoStopsDoesNotSeemToKeepTheRate(t *testing.T) {
+	require.InDelta(t, 0.2, within(500, 10_000, leaving(0, 1000, 2000)).rateReached(), 1e-12)
+	require.Zero(t, within(5000, 10_000, leaving(0, 1000, 2000)).rateReached())
+	// One silence stands for the spacing that has not ended.
+	require.Equal(t, spaced(8000), within(5000, 10_000, leaving(0, 1000, 2000)).spacings())
+}
+
+func TestWithNobodyBeforeItTheWindowItselfBegins(t *testing.T) {
+	d := within(1000, 4000, leaving(2000, 3000))
+	require.Equal(t, 2, d.count())
+	require.Equal(t, spaced(1000, 1000), d.spacings())
+	d = within(1000, 4000, nil)
+	require.Zero(t, d.count())
+	require.Equal(t, spaced(3000), d.spacings())
+	require.Zero(t, d.bunched())
+	require.Zero(t, d.overtaken())
+	require.Zero(t, d.burst())
+}
+
+func TestOvertakenAreThoseBeforeWhomALaterOneLeaves(t *testing.T) {
+	order := func(entered ...int64) float64 {
+		all := leaving(0)
+		for i, n := range entered {
+			all = append(all, departure{entered: n, at: time.Duration(i+1) * time.Millisecond})
+		}
+		return within(500, 99_000, all).overtaken()
+	}
+	require.Zero(t, order(1, 2, 3, 4))
+	require.Equal(t, 25.0, order(1, 3, 2, 4))
+	require.Equal(t, 75.0, order(4, 3, 2, 1))
+	require.Equal(t, 25.0, order(2, 3, 4, 1), "the first waits for all the others")
+	require.Equal(t, 75.0, order(4, 1, 2, 3), "the last comes before all the others")
+}
+
+func TestBurstIsTheLargestExcessOfAnyWindow(t *testing.T) {
+	// Five at once, in the middle of an even pace: four more than one.
+	require.InDelta(t, 4, within(500, 99_000, leaving(0, 1000, 2000, 8000, 8000, 8000, 8000, 8000, 9000)).burst(), 1e-9)
+	// Twice the rate for 4 ms, a pause, and again: the pause pays for it.
+	require.InDelta(t, 2, within(500, 99_000, leaving(0, 1000, 1500, 2000, 2500, 3000, 9000, 9500, 10_000)).burst(), 1e-9)
+	// A pause of 1 ms only does not.
+	require.InDelta(t, 3, within(500, 99_000, leaving(0, 1000, 1500, 2000, 2500, 3000, 5000, 5500, 6000, 6500, 7000)).burst(), 1e-9)
+}
+
+func TestHistogramHasBinsOfAFortieth(t *testing.T) {
+	bins := within(500, 99_000, leaving(0, 1000, 2010, 2990, 2990, 5989, 8989, 20_000)).histogram()
+	want := make([]int, 120)
+	want[40] = 2 // 1 and 1.01
+	want[39] = 1 // 0.98
+	want[0] = 1
+	want[119] = 1 // 2.999; neither 3 nor 11 is in any
+	require.Equal(t, want, bins)
+}
+
+func TestQuantiles(t *testing.T) {
+	require.Zero(t, quantile(nil, 0.5))
+	require.Equal(t, 7.0, quantile([]float64{7}, 0.99))
+	require.Equal(t, 2.5, quantile([]float64{4, 1, 3, 2}, 0.5))
+	require.InDelta(t, 99.0, quantile([]float64{100, 0}, 0.99), 1e-9)
+	require.Equal(t, 4.0, quantile([]float64{4, 1, 3, 2}, 1))
+	require.Equal(t, 1.0, quantile([]float64{4, 1, 3, 2}, 0))
+	rounds := []float64{3, 1, 2}
+	require.Equal(t, 2.0, median(rounds...))
+	require.Equal(t, []float64{3, 1, 2}, rounds, "they stay as they are")
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	defaultOut = "docs/bench"
+	mostRounds = 100
+)
+
+const usage = `bench: the shaper side by side with other Go limiters
+
+Measures part after part, each contestant in a process of its own, and prints
+tables and how the goals of the project fare. It takes up to 10 minutes, and
+wants a machine that does nothing else meanwhile.
+
+Flags:
+  -quick           a taste of it all in less than a minute: fewer rounds, rates
+                   and contestants
+  -full            measure what takes more memory than most can spare, too
+  -only NAME,...   measure these parts only (-list names them)
+  -rounds N        how often to measure what is compared (1 to 100; each part
+                   knows how often by itself, mostly 5)
+  -out FOLDER      where results.json, results.md and the pictures go; made if
+                   missing, and what it holds of an earlier run is replaced
+                   (default "` + defaultOut + `"; "" writes nothing)
+  -list            name the parts and end
+  -h               this text
+
+Examples:
+  go run ./bench                            everything
+  go run ./bench -quick -out ""             a first look
+  go run ./bench -only spacing,busy -rounds 10
+`
+
+// A config is what the flags say.
+type config struct {
+	options options
+	parts   []part
+	chosen  bool   // by -only
+	out     string // folder to write to; "": none
+	list    bool
+}
+
+// parseFlags reads the command line. An error names the flag and quotes its
+// value; flag.ErrHelp says that the usage is wanted.
+func parseFlags(args []string, all []part) (config, error) {
+	c := config{parts: all}
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	f.SetOutput(io.Discard) // The errors come back, and go out as one line.
+	f.BoolVar(&c.options.quick, "quick", false, "")
+	f.BoolVar(&c.options.full, "full", false, "")
+	f.BoolVar(&c.list, "list", false, "")
+	f.StringVar(&c.out, "out", defaultOut, "")
+	f.Func("only", "", func(text string) error { return c.choose(text, all) })
+	f.Func("rounds", "", c.setRounds)
+	if err := f.Parse(args); err != nil {
+		return config{}, err
+	}
+	switch {
+	case f.NArg() > 0:
+		return config{}, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case c.options.quick && c.options.full:
+		return config{}, errors.New(`-quick "true" leaves out what -full "true" adds: set one of them`)
+	}
+	return c, nil
+}
+
+// choose keeps the parts that text names, in the order in which they are
+// measured.
+func (c *config) choose(text string, all []part) error {
+	wanted := strings.Split(text, ",")
+	for i, name := range wanted {
+		wanted[i] = strings.TrimSpace(name)
+		if !slices.ContainsFunc(all, func(p part) bool { return p.name == wanted[i] }) {
+			return fmt.Errorf("no part is named %q; there are %s", wanted[i], names(all))
+		}
+	}
+	c.parts = slices.DeleteFunc(slices.Clone(all), func(p part) bool { return !slices.Contains(wanted, p.name) })
+	c.chosen = true
+	return nil
+}
+
+func (c *config) setRounds(text string) error {
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil:
+		return errors.New("must be a whole number")
+	case n < 1:
+		return errors.New("must be at least 1")
+	case n > mostRounds:
+		return fmt.Errorf("must be at most %d", mostRounds)
+	}
+	c.options.rounds = n
+	return nil
+}
+
+// command is the command line that measures the same again. Where the results
+// go does not matter to it.
+func (c *config) command() string {
+	command := "go run ./bench"
+	if c.options.quick {
+		command += " -quick"
+	}
+	if c.options.full {
+		command += " -full"
+	}
+	if c.chosen {
+		command += " -only " + strings.ReplaceAll(names(c.parts), " ", "")
+	}
+	if c.options.rounds > 0 {
+		command += " -rounds " + strconv.Itoa(c.options.rounds)
+	}
+	return command
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	holeLimit   = 1000 // departures per second
+	holeWaiting = 1000
+	holeStay    = 50 // at either end of the line; those between give up
+)
+
+var holeContestants = []string{"shaper", "x-time", "failsafe", "naive"}
+
+// A holeResult is how soon the rest of a line leaves when its middle gives up.
+type holeResult struct {
+	Contestant string  `json:"contestant"`
+	Ms         float64 `json:"rest_has_left_ms"`
+}
+
+type holeInput struct {
+	Contestant string
+}
+
+// holeCell measures one hole of one contestant.
+func holeCell(input []byte) (any, error) {
+	var in holeInput
+	if err := json.Unmarshal(input, &in); err != nil {
+		return nil, err
+	}
+	c, err := contestantNamed(in.Contestant)
+	if err != nil {
+		return nil, err
+	}
+	took, err := hole(c)
+	return holeResult{c.name, took.Seconds() * 1e3}, err
+}
+
+// hole is the time from the moment at which 900 of 1,000 waiters give up until
+// the last of the others has left. Each has a context of its own, as requests
+// do; those of the 900 have a parent, which is cancelled.
+func hole(c contestant) (time.Duration, error) {
+	wait, stop := c.open(holeLimit, holeWaiting)
+	defer stop()
+	leaving, giveUp := context.WithCancel(context.Background())
+	defer giveUp()
+
+	var staying sync.WaitGroup
+	staying.Add(2 * holeStay)
+	waiter := func(parent context.Context) {
+		ctx, cancel := context.WithCancel(parent)
+		defer cancel()
+		_ = wait(ctx)
+	}
+	stays := func(int) { waiter(context.Background()); staying.Done() }
+	goes := func(int) { waiter(leaving) }
+
+	// One group after the other, as within a group the order is not sure.
+	var line []*crowd
+	for _, group := range []struct {
+		n    int
+		wait func(int)
+	}{{holeStay, stays}, {holeWaiting - 2*holeStay, goes}, {holeStay, stays}} {
+		c, err := gather(group.n, group.wait)
+		if err != nil {
+			return 0, err
+		}
+		line = append(line, c)
+	}
+	start := time.Now()
+	giveUp()
+	staying.Wait()
+	took := time.Since(start)
+	for _, c := range line {
+		c.members.Wait()
+	}
+	return took, nil
+}
+
+// measureHole is the part.
+func measureHole(ctx context.Context, o options) (report, error) {
+	times := 5
+	if o.quick {
+		times = 1
+	}
+	found := make([][]float64, len(holeContestants))
+	for round := range times {
+		o.say("round %d of %d", round+1, times)
+		for i, name := range holeContestants {
+			var r holeResult
+			if err := measureCell(ctx, "hole", holeInput{name}, &r); err != nil {
+				return report{}, err
+			}
+			found[i] = append(found[i], r.Ms)
+		}
+	}
+	t := table{
+		Title: "The hole: 900 of 1,000 waiters give up at once",
+		Note: fmt.Sprintf("The limit is 1,000/s; milliseconds until the other 100 have left, of whom 50 are ahead of the 900 and 50 behind. "+
+			"99 is ideal, less those who had left before. Medians of %d.", times),
+		Columns: []string{"contestant", "ms"},
+	}
+	results := make([]holeResult, len(holeContestants))
+	ms := map[string]float64{}
+	for i, name := range holeContestants {
+		results[i] = holeResult{name, median(found[i]...)}
+		ms[name] = results[i].Ms
+		t.Rows = append(t.Rows, []string{name, fmt.Sprintf("%.0f", results[i].Ms)})
+	}
+	sooner := math.Inf(1)
+	if ms["shaper"] > 0 {
+		sooner = ms["x-time"] / ms["shaper"]
+	}
+	return report{Tables: []table{t}, Data: results, Goals: []goal{{
+		What:    "900 of 1,000 give up: the rest has left",
+		Want:    "at least 8 times sooner than with x/time",
+		Got:     fmt.Sprintf("%.1f times (%.0f ms against %.0f)", sooner, ms["shaper"], ms["x-time"]),
+		Reached: sooner >= 8,
+	}}}, nil
+}

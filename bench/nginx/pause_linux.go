@@ -1,0 +1,16 @@
+package main
+
+import (
+	"syscall"
+	"time"
+)
+
+// pause sleeps for d to within some 60 µs, where time.Sleep, in an idle
+// process, rounds up to a millisecond. It holds its thread.
+func pause(d time.Duration) {
+	// Go's own signals cut a sleep short.
+	for until := time.Now().Add(d); d > 0; d = time.Until(until) {
+		t := syscall.NsecToTimespec(int64(d))
+		_ = syscall.Nanosleep(&t, nil) // It fails only by a signal.
+	}
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// A process is a proxy that runs.
+type process struct {
+	cmd     *exec.Cmd
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when it has ended
+	ended   error         // with what; to be read after that
+	printed bytes.Buffer  // likewise
+}
+
+const (
+	readyWithin = 10 * time.Second
+	goneWithin  = 10 * time.Second // then it is killed
+)
+
+// startProcess runs a program, which ends with ctx, and returns when something
+// listens on address. It must be stopped.
+func startProcess(ctx context.Context, address, program string, args, env []string) (*process, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &process{cmd: exec.CommandContext(ctx, program, args...), cancel: cancel, done: make(chan struct{})}
+	p.cmd.Env = append(p.cmd.Environ(), env...)
+	p.cmd.Stdout, p.cmd.Stderr = &p.printed, &p.printed
+	// nginx ends its workers when it is asked to end, and leaves them behind
+	// when it is killed.
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = goneWithin
+	// Our proxy ends when this pipe does, so also when this process is killed.
+	if _, err := p.cmd.StdinPipe(); err != nil {
+		cancel()
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		cancel()
+		return nil, err
+	}
+	go func() {
+		p.ended = p.cmd.Wait()
+		close(p.done)
+	}()
+	if err := p.ready(ctx, address); err != nil {
+		p.stop()
+		return nil, err
+	}
+	return p, nil
+}
+
+// ready waits until the process listens.
+func (p *process) ready(ctx context.Context, address string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("%s does not listen on %s within %v", p.cmd.Path, address, readyWithin))
+	defer cancel()
+	for {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s: %w: %s", p.cmd.Path, errors.Join(errors.New("it ended at once"), p.ended), bytes.TrimSpace(p.printed.Bytes()))
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// stop ends the process, waits until it has gone, and returns the processor
+// time that it and those that it has started and waited for used in their
+// lives: nginx waits for its workers.
+func (p *process) stop() time.Duration {
+	p.cancel()
+	<-p.done
+	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
+}
+
+// freeAddress finds an address on loopback on which nothing listens.
+func freeAddress() (string, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return listener.Addr().String(), listener.Close()
+}

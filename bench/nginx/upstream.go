@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// An upstream answers every request at once, and notes when those arrived that
+// bear a number.
+type upstream struct {
+	address  string
+	listener net.Listener
+	began    time.Time
+	serving  sync.WaitGroup
+
+	mu       sync.Mutex
+	arrivals []arrival
+	open     map[net.Conn]bool
+	closed   bool
+	trouble  error // the first
+}
+
+// An arrival is a request as the upstream saw it.
+type arrival struct {
+	number  int   // in the order in which requests were sent, from 1
+	entered int64 // when it entered our proxy's line, in ns; 0: not told
+	at      time.Duration
+}
+
+const upstreamAnswer = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\nok\n"
+
+func startUpstream() (*upstream, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("the upstream: %w", err)
+	}
+	u := &upstream{address: listener.Addr().String(), listener: listener, began: time.Now(), open: map[net.Conn]bool{}}
+	u.serving.Go(u.accept)
+	return u, nil
+}
+
+// close returns when all its goroutines have gone.
+func (u *upstream) close() {
+	u.mu.Lock()
+	u.closed = true
+	_ = u.listener.Close()
+	for conn := range u.open {
+		_ = conn.Close()
+	}
+	u.mu.Unlock()
+	u.serving.Wait()
+}
+
+func (u *upstream) accept() {
+	for {
+		conn, err := u.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			u.report(err)
+			return
+		}
+		if !u.admit(conn) {
+			return
+		}
+		u.serving.Go(func() { u.serve(conn) })
+	}
+}
+
+// admit notes a connection, so that close closes it too.
+func (u *upstream) admit(conn net.Conn) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.closed {
+		_ = conn.Close()
+		return false
+	}
+	u.open[conn] = true
+	return true
+}
+
+// serve answers until the proxy closes the connection.
+func (u *upstream) serve(conn net.Conn) {
+	defer func() {
+		u.mu.Lock()
+		delete(u.open, conn)
+		u.mu.Unlock()
+		_ = conn.Close()
+	}()
+	r := bufio.NewReaderSize(conn, 1024)
+	answer := []byte(upstreamAnswer)
+	for {
+		h, err := readHead(r)
+		at := time.Since(u.began)
+		if err != nil {
+			return // A proxy that ends closes its connections.
+		}
+		number, err := numberOf(h.first)
+		if err != nil {
+			u.report(err)
+			return
+		}
+		if number > 0 {
+			u.mu.Lock()
+			u.arrivals = append(u.arrivals, arrival{number: number, entered: h.entered, at: at})
+			u.mu.Unlock()
+		}
+		if _, err := conn.Write(answer); err != nil {
+			return
+		}
+	}
+}
+
+// numberOf reads the number of "GET /17 HTTP/1.1"; the path / has none, which
+// is 0.
+func numberOf(first string) (int, error) {
+	fields := strings.Fields(first)
+	if len(fields) != 3 || !strings.HasPrefix(fields[1], "/") {
+		return 0, fmt.Errorf("the upstream was asked %q", first)
+	}
+	if fields[1] == "/" {
+		return 0, nil
+	}
+	return strconv.Atoi(fields[1][1:])
+}
+
+func (u *upstream) report(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.trouble == nil {
+		u.trouble = err
+	}
+}
+
+// take returns what has arrived since the call before.
+func (u *upstream) take() ([]arrival, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	arrivals := u.arrivals
+	u.arrivals = nil
+	return arrivals, u.trouble
+}
