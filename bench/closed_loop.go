@@ -75,10 +75,12 @@ type record struct {
 	at      atomic.Int64
 }
 
-// newRecords makes room for four times as many as may leave in the time. More
-// than that is an error of departures.
+// newRecords makes room for forty times as many as may leave in the time: x/time
+// lets several times the rate leave where thousands contend for it, as it sets
+// its clock back when a caller has lost the processor between reading the time
+// and locking. More than there is room for is an error of departures.
 func newRecords(in spacingInput) records {
-	return records{all: make([]record, 4*int(in.Rate*(in.Warm+in.Window).Seconds())+4096)}
+	return records{all: make([]record, 40*int(in.Rate*(in.Warm+in.Window).Seconds())+4096)}
 }
 
 func (r *records) add(entered int64, at time.Duration) {
