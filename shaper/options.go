@@ -33,8 +33,10 @@ type coarseTimerOption struct{}
 
 func (coarseTimerOption) apply(to *options) { to.coarse = true }
 
-// WithCoarseTimer makes the line leave by Go's own timers at every rate, as it
-// does on systems other than Linux. It takes less of the processor at high
-// rates, and no file. The price, on Linux, is that departures are up to a
-// millisecond late, and above 1,000/s leave in small batches; the rate is kept.
+// WithCoarseTimer makes the ticker wake no more than once a millisecond, and
+// never early. It takes less of the processor above 1,000/s, much less at
+// 10,000/s. The price is that there departures are up to a millisecond late, and
+// those of one millisecond leave in a batch, while below it they are tens of
+// microseconds late. The rate is kept, if Slack is a millisecond or more. Where Go's timers
+// are in use (see Stats.Precise) it changes nothing: they are as coarse.
 func WithCoarseTimer() Option { return coarseTimerOption{} }

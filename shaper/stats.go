@@ -15,7 +15,7 @@ type Stats struct {
 	OldestWait time.Duration // of the head of the line, so far
 	LastCall   time.Time     // latest entry of a call that has been counted; zero: none yet
 	Precise    bool          // the line leaves by a timer of the kernel's, within tens of microseconds, not by one of Go's
-	Fallback   string        // why it does not, at an interval up to 20 ms, without WithCoarseTimer; "": it does, or there was no line
+	Fallback   string        // why it does not, at an interval up to 20 ms; "": it does, or there was no line
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next four

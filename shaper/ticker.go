@@ -17,6 +17,7 @@ type ticker struct {
 
 	running bool
 	gone    chan struct{} // made by who waits for its end; closed by it
+	woke    int64         // the instant for which it was woken last
 	armed   int64         // when it looks next, or a lead later: not after the head's slot
 	rests   bool          // nobody is in line
 	emptied int64         // since when
@@ -44,13 +45,17 @@ const (
 	// shortestSleep is long enough for the ticker to fall asleep in: those that
 	// it has told to go must get its processor.
 	shortestSleep = 5 * time.Microsecond
+	// coarseness is the least time between two wake-ups WithCoarseTimer.
+	coarseness = time.Millisecond
 )
 
 // tick is the ticker goroutine.
 func (s *Shaper) tick() {
 	t := &s.ticker
+	woke := int64(0) // the instant for which it was woken last
 	for {
 		now := s.lockAnd(parks)
+		t.woke = woke
 		s.settle()
 		s.changed = false
 		s.chooseAlarm(now)
@@ -64,7 +69,11 @@ func (s *Shaper) tick() {
 			return
 		}
 		alarm, slot, lead := t.alarm, t.armed, int64(0)
-		if t.precise && s.line.len > 0 {
+		switch {
+		case !t.precise || s.line.len == 0:
+		case t.coarse:
+			slot = max(slot, woke+int64(coarseness))
+		default:
 			lead = t.lead.before(now, s.bucket.interval)
 		}
 		if lead > 0 && slot-now <= int64(longestLead) {
@@ -83,6 +92,9 @@ func (s *Shaper) tick() {
 		}
 		now = int64(time.Since(s.epoch))
 		t.lead.woke(now, now-wake)
+		if now >= wake {
+			woke = wake
+		}
 		if lead > 0 && now >= wake && now < slot {
 			t.lead.yield(slot, s.epoch)
 		}
@@ -149,7 +161,7 @@ func (s *Shaper) chooseAlarm(now int64) {
 		return
 	}
 	t := &s.ticker
-	wants := !t.coarse && s.bucket.interval.whole <= int64(preciseUpTo)
+	wants := s.bucket.interval.whole <= int64(preciseUpTo)
 	switch {
 	case !wants:
 		t.failure = ""
