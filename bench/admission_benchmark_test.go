@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"runtime"
 	"testing"
 )
 
@@ -31,12 +30,11 @@ func BenchmarkAdmission(b *testing.B) {
 					}
 					return
 				}
-				b.SetParallelism(max(1, goroutines/runtime.GOMAXPROCS(0)))
-				b.RunParallel(func(pb *testing.PB) {
-					for call := each(); pb.Next(); {
-						call()
-					}
-				})
+				// RunParallel would take a multiple of GOMAXPROCS goroutines.
+				b.ResetTimer()
+				if _, _, err := callAtOnce(each, goroutines, max(1, b.N/goroutines)); err != nil {
+					b.Fatal(err)
+				}
 			})
 		}
 	}

@@ -98,17 +98,13 @@ func meetThrottled(quota throttled.RateQuota, asItShould func(limited bool, r th
 		if err != nil {
 			return nil, nil, err
 		}
-		// With the 10 attempts that it has by default some calls of 64 goroutines
-		// come to nothing.
-		l.SetMaxCASAttemptsLimit(10_000)
+		l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
 		live, _, cancel := contexts()
-		if _, _, err := l.RateLimitCtx(live, "key", 1); err != nil {
-			return nil, nil, err
-		}
+		_, _, err = l.RateLimitCtx(live, "key", 1)
 		return shared(func() bool {
 			limited, r, err := l.RateLimitCtx(live, "key", 1)
 			return err == nil && asItShould(limited, r)
-		}), cancel, nil
+		}), cancel, err
 	}
 }
 

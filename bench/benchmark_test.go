@@ -11,7 +11,7 @@ import (
 // These benchmarks guard the spacing and the busy part against regressions:
 //
 //	go test -run '^$' -bench Spacing -count 6 ./bench >new.txt
-//	benchstat -col /contestant new.txt
+//	benchstat -col /limiter new.txt
 //	benchstat old.txt new.txt
 //
 // An iteration is a cell in a child process. Its time says nothing, so it is
@@ -20,7 +20,7 @@ import (
 func BenchmarkSpacing(b *testing.B) {
 	for _, contestant := range waitingContestants {
 		for _, rate := range []float64{100, 1_000, 10_000, 100_000} {
-			b.Run(fmt.Sprintf("contestant=%s/rate=%.0f/waiters=%d", contestant, rate, goalWaiters), func(b *testing.B) {
+			b.Run(fmt.Sprintf("limiter=%s/rate=%.0f/waiters=%d", contestant, rate, goalWaiters), func(b *testing.B) {
 				r := benchmarkCell(b, spacingInput{
 					Contestant: contestant, Rate: rate, Waiters: goalWaiters, Load: idle, Warm: warmUp, Window: 600 * time.Millisecond,
 				})
@@ -35,7 +35,7 @@ func BenchmarkBusy(b *testing.B) {
 	for _, l := range loads() {
 		for _, contestant := range busyCompared {
 			for _, at := range busyRates {
-				b.Run(fmt.Sprintf("load=%s/contestant=%s/rate=%.0f/waiters=%d", l.name, contestant, at.rate, at.waiters), func(b *testing.B) {
+				b.Run(fmt.Sprintf("load=%s/limiter=%s/rate=%.0f/waiters=%d", l.name, contestant, at.rate, at.waiters), func(b *testing.B) {
 					r := benchmarkCell(b, spacingInput{
 						Contestant: contestant, Rate: at.rate, Waiters: at.waiters, Load: l.name, Warm: busyWarmUp, Window: at.window,
 					})

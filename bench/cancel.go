@@ -61,6 +61,10 @@ func cancelLatencies(c contestant, waiting, cancels int) ([]float64, error) {
 		cancelAll()
 		return nil, err
 	}
+	if n := len(returned); n > waiting/10 {
+		cancelAll()
+		return nil, fmt.Errorf("%d of %d did not wait", n, waiting)
+	}
 	// Those who leave meanwhile, one a second, are the first; the order is the
 	// same for all.
 	order := rand.New(rand.NewPCG(1, 2)).Perm(waiting - waiting/10)[:cancels]

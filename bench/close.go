@@ -34,6 +34,9 @@ func closeCell(input []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n := s.Stats().Waiting; n < in.Waiting-in.Waiting/100 { // One a second leaves meanwhile.
+		return nil, fmt.Errorf("only %d wait, of %d", n, in.Waiting)
+	}
 	start := time.Now()
 	_ = s.Close()
 	closed := time.Since(start)

@@ -15,4 +15,7 @@ type contestant struct {
 	// traced is open with a function to call, on any goroutine, with the
 	// instant at which each slot was handed out. nil: nobody outside can know.
 	traced func(perSecond float64, waiting int, slot func(time.Time)) (wait func(context.Context) error, stop func())
+	// lined is open with a function that tells how many are in the line. nil:
+	// nobody outside can know.
+	lined func(perSecond float64, waiting int) (wait func(context.Context) error, inLine func() int, stop func())
 }

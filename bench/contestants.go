@@ -36,22 +36,28 @@ func contestantNamed(name string) (contestant, error) {
 }
 
 func ours(name string, slack time.Duration, opts ...shaper.Option) contestant {
-	open := func(perSecond float64, waiting int, opts ...shaper.Option) (func(context.Context) error, func()) {
+	open := func(perSecond float64, waiting int, opts ...shaper.Option) (s *shaper.Shaper, stop func()) {
 		l := shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}
 		s, err := shaper.New(l, opts...)
 		if err != nil {
 			panic(err) // The limits are the benchmark's own.
 		}
-		return s.Wait, func() { _ = s.Close() } // Close always returns nil.
+		return s, func() { _ = s.Close() } // Close always returns nil.
 	}
 	return contestant{
 		name: name,
 		open: func(perSecond float64, waiting int) (func(context.Context) error, func()) {
-			return open(perSecond, waiting, opts...)
+			s, stop := open(perSecond, waiting, opts...)
+			return s.Wait, stop
+		},
+		lined: func(perSecond float64, waiting int) (func(context.Context) error, func() int, func()) {
+			s, stop := open(perSecond, waiting, opts...)
+			return s.Wait, func() int { return s.Stats().Waiting }, stop
 		},
 		traced: func(perSecond float64, waiting int, slot func(time.Time)) (func(context.Context) error, func()) {
 			told := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { slot(e.At) }})
-			return open(perSecond, waiting, append(slices.Clone(opts), told)...)
+			s, stop := open(perSecond, waiting, append(slices.Clone(opts), told)...)
+			return s.Wait, stop
 		},
 	}
 }
@@ -73,8 +79,17 @@ func openUber(opts ...ratelimit.Option) func(perSecond float64, _ int) (func(con
 	}
 }
 
+// AcquirePermit does not look at deadlines. Who has one is to say how long he
+// may wait, with the other call.
 func openFailsafe(perSecond float64, _ int) (func(context.Context) error, func()) {
-	return ratelimiter.NewSmooth[any](uint(perSecond), time.Second).AcquirePermit, func() {}
+	l := ratelimiter.NewSmooth[any](uint(perSecond), time.Second)
+	wait := func(ctx context.Context) error {
+		if deadline, ok := ctx.Deadline(); ok {
+			return l.AcquirePermitWithMaxWait(ctx, max(0, time.Until(deadline))) // -1 would be no bound.
+		}
+		return l.AcquirePermit(ctx)
+	}
+	return wait, func() {}
 }
 
 func openNaive(perSecond float64, waiting int) (func(context.Context) error, func()) {

@@ -29,7 +29,8 @@ Flags:
   -rounds N        how often to measure what is compared (1 to 100; each part
                    knows how often by itself, mostly 5)
   -out FOLDER      where results.json, results.md and the pictures go; made if
-                   missing, and what it holds of an earlier run is replaced
+                   missing, and what a run writes takes the place of what an
+                   earlier one wrote, be it with -quick or -only
                    (default "` + defaultOut + `"; "" writes nothing)
   -list            name the parts and end
   -h               this text

@@ -116,13 +116,22 @@ func patientContext(by string) (context.Context, context.CancelFunc) {
 	return ctx, func() { timer.Stop(); cancel() }
 }
 
+func goodputTimes(o options) (fill, window time.Duration) {
+	if o.quick {
+		return 700 * time.Millisecond, 2 * time.Second
+	}
+	return 2 * time.Second, 10 * time.Second
+}
+
+func goodputTakes(o options) time.Duration {
+	fill, window := goodputTimes(o)
+	return fill + window + startAndEnd
+}
+
 // measureGoodput is the part. The contestants run side by side, as the streams
 // of each do: what they wait for is the clock.
 func measureGoodput(ctx context.Context, o options) (report, error) {
-	fill, window := 2*time.Second, 10*time.Second
-	if o.quick {
-		fill, window = 700*time.Millisecond, 2*time.Second
-	}
+	fill, window := goodputTimes(o)
 	o.say("%d contestants at once, %v", len(goodputContestants), fill+window)
 	var (
 		cells   sync.WaitGroup
@@ -151,7 +160,7 @@ func goodputTable(found [][]goodputResult, fill, window time.Duration) table {
 		Note: fmt.Sprintf("Even arrivals; within %v, after a line of 50 has been there for %v. "+
 			"From an empty line those that decide at arrival do well until it has filled (4.5 s at 111/s), and never again. "+
 			"By cancel: a timer cancels the context, as a closed connection does. By deadline: the context has one. "+
-			"failsafe does not look at deadlines. "+
+			"failsafe is told the time left until a deadline as its longest wait. "+
 			"uber's Take can't be cancelled and goes on: served is who was still there when it returned. "+
 			"naive has room for 1,000.", window, fill),
 		Columns: []string{"contestant"},

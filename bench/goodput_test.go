@@ -19,6 +19,8 @@ func TestGoodputInVirtualTime(t *testing.T) {
 		{"shaper", byDeadline, 100},
 		{"x-time", byCancel, 0}, // those in line have given up before their slot comes
 		{"x-time", byDeadline, 100},
+		{"failsafe", byCancel, 0},
+		{"failsafe", byDeadline, 100},
 	} {
 		t.Run(c.contestant+" by "+c.by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -1,12 +1,22 @@
 package main
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
+
+// One who stays and is refused has not left, however soon he is back.
+func TestAHoleWithARefusalIsAnError(t *testing.T) {
+	refusing := contestant{open: func(float64, int) (func(context.Context) error, func()) {
+		return func(context.Context) error { return errNaiveFull }, func() {}
+	}}
+	_, err := hole(refusing)
+	require.ErrorIs(t, err, errNaiveFull)
+}
 
 // In virtual time all come at the same instant, one leaves at once, and the 900
 // give up before the next: the shaper's last of 100 leaves after 99 intervals,

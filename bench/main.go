@@ -64,6 +64,16 @@ func run(ctx context.Context, all []part, args []string, stdout, stderr io.Write
 	s := newScreen(stdout, stderr)
 	found := results{Date: time.Now().UTC().Truncate(time.Second), Command: c.command(), Machine: thisMachine()}
 	s.print("%s\n", found.Machine)
+	for _, p := range c.parts {
+		if p.needs == nil {
+			continue
+		}
+		o := c.options
+		o.say = s.sayer(p.name)
+		if err := p.needs(o); err != nil {
+			return complain(exitUsage, fmt.Errorf("%s: %w", p.name, err))
+		}
+	}
 	status := exitOK
 	for i, p := range c.parts {
 		o := c.options
@@ -77,7 +87,9 @@ func run(ctx context.Context, all []part, args []string, stdout, stderr io.Write
 		case err != nil:
 			s.clear()
 			status = complain(exitFailed, fmt.Errorf("%s: %w", p.name, err))
-			continue // The other parts are worth their time.
+			if len(r.Tables) == 0 {
+				continue // The other parts are worth their time.
+			}
 		}
 		for _, t := range r.Tables {
 			s.print("\n%s", t.text())
@@ -99,7 +111,7 @@ func run(ctx context.Context, all []part, args []string, stdout, stderr io.Write
 	return status
 }
 
-// takes is about how long parts take; those who don't say are not in it.
+// takes is about how long parts take; those that don't say are not in it.
 func takes(parts []part, o options) (d time.Duration) {
 	for _, p := range parts {
 		if p.takes != nil {

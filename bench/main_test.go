@@ -70,6 +70,33 @@ func TestOnePartThatFailsDoesNotLoseTheOthers(t *testing.T) {
 	require.FileExists(t, filepath.Join(folder, "results.json"))
 }
 
+func TestWhatAPartFoundBeforeItFailedIsKept(t *testing.T) {
+	all := fakeParts()[:1]
+	whole := all[0].measure
+	all[0].measure = func(ctx context.Context, o options) (report, error) {
+		r, _ := whole(ctx, o)
+		return r, errors.New("one cell was lost")
+	}
+	var stdout, stderr bytes.Buffer
+	folder := t.TempDir()
+	require.Equal(t, exitFailed, run(t.Context(), all, []string{"-out", folder}, &stdout, &stderr))
+	require.Contains(t, stdout.String(), "ours    12\n")
+	require.Contains(t, stderr.String(), "bench: pace: one cell was lost\n")
+	require.FileExists(t, filepath.Join(folder, "results.json"))
+}
+
+func TestWhatIsMissingIsSaidBeforeAnythingIsMeasured(t *testing.T) {
+	all := fakeParts()
+	all[1].needs = func(o options) error {
+		o.say("needs a lot\n")
+		return errors.New("there is little")
+	}
+	var stdout, stderr bytes.Buffer
+	require.Equal(t, exitUsage, run(t.Context(), all, []string{"-out", ""}, &stdout, &stderr))
+	require.Equal(t, "broken: needs a lot\nbench: broken: there is little\n", stderr.String())
+	require.NotContains(t, stdout.String(), "Pace")
+}
+
 func TestNoFolderNoFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
 	status, stdout, _ := running(t.Context(), "-only", "pace", "-out", "")

@@ -70,30 +70,40 @@ func memoryCell(input []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A few leave meanwhile, one a second. Those who were refused would take
+	// nothing, and seem to be thrifty.
+	if parked := goroutines("waiting"); parked < uint64(in.Waiting-in.Waiting/100) {
+		return nil, fmt.Errorf("only %d goroutines wait, of %d", parked, in.Waiting)
+	}
 	after, err := residentBytes()
 	return float64(after-before) / float64(in.Waiting), err
 }
 
+// memoryNeeded says what -full needs, and whether that is there.
+func memoryNeeded(o options) error {
+	if !o.full || !memoryIsTold() {
+		return nil
+	}
+	const need = scaleFullWaiting * bytesPerWaiter
+	o.say("-full lets %s wait and needs %.1f GiB of memory\n", grouped(scaleFullWaiting), need/float64(1<<30))
+	return enoughMemory(need)
+}
+
 // memoryCrowds are the lines of which the memory is measured. Where the system
 // does not tell it, there are none.
-func memoryCrowds(o options) ([]memoryInput, error) {
+func memoryCrowds(o options) []memoryInput {
 	if !memoryIsTold() {
 		o.say("memory is %s", notMeasured)
-		return nil, nil
+		return nil
 	}
 	crowds := []memoryInput{{Waiting: scaleWaiting}}
 	if !o.quick {
 		crowds = append(crowds, memoryInput{Waiting: scaleWaiting, OwnContext: true})
 	}
 	if o.full {
-		const need = scaleFullWaiting * bytesPerWaiter
-		o.say("-full lets %d wait and needs %.1f GiB of memory", scaleFullWaiting, need/float64(1<<30))
-		if err := enoughMemory(need); err != nil {
-			return nil, err
-		}
 		crowds = append(crowds, memoryInput{Waiting: scaleFullWaiting})
 	}
-	return crowds, nil
+	return crowds
 }
 
 // measureMemory measures one kind of line with all contestants. A million take

@@ -11,7 +11,11 @@ type part struct {
 	what string // one line for -list
 	// takes is about how long it takes, which the time left is reckoned from
 	// while the parts before it are measured. nil means not known.
-	takes   func(o options) time.Duration
+	takes func(o options) time.Duration
+	// needs says what the part needs beyond what everybody has, and returns an
+	// error if that is missing, before anything is measured. nil: nothing.
+	needs func(o options) error
+	// measure returns with an error what it has found nevertheless, if anything.
 	measure func(ctx context.Context, o options) (report, error)
 }
 
@@ -24,6 +28,14 @@ type options struct {
 	// say tells what is being done. On a terminal a line takes the place of the
 	// one before, unless that one ended with a newline.
 	say func(format string, args ...any)
+}
+
+// times is how often to measure what a part by itself measures so often.
+func (o options) times(byItself int) int {
+	if o.rounds > 0 {
+		return o.rounds
+	}
+	return byItself
 }
 
 // A report is what a part has found: the tables that are printed, the data

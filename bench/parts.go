@@ -9,10 +9,22 @@ import (
 var parts = []part{
 	spacingPart,
 	busyPart,
-	{name: "admission", what: "what a call costs that may leave at once, and one that is refused", measure: measureAdmission},
-	{name: "goodput", what: "the share of the limit that goes to callers who are still there", measure: measureGoodput},
-	{name: "hole", what: "how soon the rest leaves when 900 of 1,000 waiters give up", measure: measureHole},
-	{name: "scale", what: "memory per waiter, cancel and Close in a long line, departures per second at most", measure: measureScale},
+	{
+		name: "admission", what: "what a call costs that may leave at once, and one that is refused",
+		takes: admissionTakes, measure: measureAdmission,
+	},
+	{
+		name: "goodput", what: "the share of the limit that goes to callers who are still there",
+		takes: goodputTakes, measure: measureGoodput,
+	},
+	{
+		name: "hole", what: "how soon the rest leaves when 900 of 1,000 waiters give up",
+		takes: holeTakes, measure: measureHole,
+	},
+	{
+		name: "scale", what: "memory per waiter, cancel and Close in a long line, departures per second at most",
+		takes: scaleTakes, needs: memoryNeeded, measure: measureScale,
+	},
 }
 
 // listed is what -list prints.

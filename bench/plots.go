@@ -15,9 +15,6 @@ const (
 	histogramFigures = 96.0 // the width of a column of figures at the right
 )
 
-// histogramSpan is how many intervals a histogram of spacings covers.
-const histogramSpan = 3.0
-
 // spacingPlot draws how the spacings of each contestant's departures spread, one
 // row a contestant over a common axis, at one rate, with so many waiters, while
 // the machine is idle. Ours is the name of the contestant to set off, caption
@@ -48,7 +45,7 @@ func spacingPlot(results []spacingResult, rate float64, waiters int, ours, capti
 	}
 	top := y + 22
 	foot := top + histogramRow*float64(len(rows))
-	x := func(intervals float64) float64 { return left + intervals/histogramSpan*(right-left) }
+	x := func(intervals float64) float64 { return left + intervals/histogramReach*(right-left) }
 	drawIntervals(&s, x, top, foot)
 	described := make([]string, 0, len(rows))
 	for i, r := range rows {
@@ -74,12 +71,12 @@ func spacingPlot(results []spacingResult, rate float64, waiters int, ours, capti
 
 // drawIntervals draws the axis below the rows, and its lines behind them.
 func drawIntervals(s *svg, x func(float64) float64, top, foot float64) {
-	for tick := 0.0; tick <= histogramSpan; tick += 0.5 {
+	for tick := 0.0; tick <= histogramReach; tick += 0.5 {
 		label, dash, colour := strconv.FormatFloat(tick, 'f', -1, 64), "2 3", lineColour
 		switch tick {
 		case 1:
 			dash, colour = "", "#9fb6c6"
-		case histogramSpan:
+		case histogramReach:
 			label += " and more"
 		}
 		s.line(x(tick), top, x(tick), foot+5, colour, dash)
@@ -105,7 +102,7 @@ func bars(histogram []int, spacings int, x func(float64) float64, ground float64
 	all := max(in, spacings)
 	last := len(histogram) - 1
 	var paths [2]strings.Builder
-	width := histogramSpan / float64(len(histogram))
+	width := histogramReach / float64(len(histogram))
 	for first := -1; first <= last; first += 2 {
 		n := 0
 		for _, i := range []int{first, first + 1} {
@@ -120,7 +117,7 @@ func bars(histogram []int, spacings int, x func(float64) float64, ground float64
 			continue
 		}
 		centre := float64(first+1) * width
-		from, to := max(0, centre-width), min(histogramSpan, centre+width)
+		from, to := max(0, centre-width), min(histogramReach, centre+width)
 		height := histogramHeight * math.Sqrt(float64(n)/float64(all))
 		path := &paths[1]
 		if centre < 0.5-width/2 {
@@ -172,7 +169,7 @@ func goodputPlot(results []goodputResult, ours, caption string) plot {
 	}
 	for _, r := range results {
 		c.figures = append(c.figures, columnFigure{
-			row: r.Contestant, panel: cmp.Or(says[r.By], r.By), at: r.Offered, label: plotPercent(r.Offered), percent: r.Served,
+			row: r.Contestant, panel: cmp.Or(says[r.By], r.By), at: r.Offered, label: plotPercent(100 * r.Offered / goodputLimit), percent: r.Served,
 		})
 	}
 	return c.plot(ours)

@@ -20,7 +20,7 @@ func TestResidentPagesAreTheSecondNumber(t *testing.T) {
 func TestAvailableMemory(t *testing.T) {
 	bytes, err := availableBytes([]byte("MemTotal:       24643632 kB\nMemFree:        20000000 kB\nMemAvailable:   23000000 kB\n"))
 	require.NoError(t, err)
-	require.EqualValues(t, 23000000<<10, bytes)
+	require.Equal(t, int64(23000000<<10), bytes)
 
 	_, err = availableBytes([]byte("MemTotal:       24643632 kB\n"))
 	require.ErrorContains(t, err, "does not say")

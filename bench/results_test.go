@@ -36,8 +36,8 @@ func TestJSONHasOneMeasurementALine(t *testing.T) {
 "machine": {"system":"linux/amd64","processor":"Abacus","cpus":2,"go":"go1.26.8","gomaxprocs":2},
 "parts": [
 {"name": "spacing", "data": [
-{"contestant":"shaper","rate":10,"waiters":0,"load":"","rate_reached":0,"error_p50_us":0,"error_p99_us":0,"bunched_percent":0,"overtaken_percent":0,"burst_ms":0,"cpu_seconds_per_100k":0,"allocs_per_wait":0,"departures":2,"histogram":[1,2]},
-{"contestant":"x-time","rate":0,"waiters":0,"load":"","rate_reached":0,"error_p50_us":0,"error_p99_us":0,"bunched_percent":0,"overtaken_percent":0,"burst_ms":0,"cpu_seconds_per_100k":0,"allocs_per_wait":0,"departures":0}
+{"contestant":"shaper","rate":10,"waiters":0,"load":"","rate_reached":0,"error_p50_us":0,"error_p99_us":0,"bunched_percent":0,"overtaken_percent":0,"burst_ms":0,"cpu_seconds_per_100k":0,"allocs_per_wait":0,"rounds":0,"departures":2,"histogram":[1,2]},
+{"contestant":"x-time","rate":0,"waiters":0,"load":"","rate_reached":0,"error_p50_us":0,"error_p99_us":0,"bunched_percent":0,"overtaken_percent":0,"burst_ms":0,"cpu_seconds_per_100k":0,"allocs_per_wait":0,"rounds":0,"departures":0}
 ]},
 {"name": "scale", "data": {"bytes":190}}
 ],

@@ -1,6 +1,9 @@
 package main
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 const (
 	scaleWaiting     = 100_000
@@ -21,19 +24,35 @@ type scaleResults struct {
 	Ceiling []ceilingResult `json:"ceiling"`
 }
 
+func scaleTimes(o options) int {
+	if o.quick {
+		return o.times(1)
+	}
+	return o.times(3)
+}
+
+// scaleTakes reckons with what a round takes on two cores of 2024, and a million
+// waiters once.
+func scaleTakes(o options) time.Duration {
+	round := 18 * time.Second
+	if o.quick {
+		round = 8 * time.Second
+	}
+	takes := time.Duration(scaleTimes(o)) * round
+	if o.full {
+		takes += time.Minute
+	}
+	return takes
+}
+
 // measureScale is the part.
 func measureScale(ctx context.Context, o options) (report, error) {
 	var (
-		found scaleResults
-		times = 3
+		found  scaleResults
+		err    error
+		crowds = memoryCrowds(o)
+		times  = scaleTimes(o)
 	)
-	if o.quick {
-		times = 1
-	}
-	crowds, err := memoryCrowds(o)
-	if err != nil {
-		return report{}, err
-	}
 	for _, in := range crowds {
 		ofOne, err := measureMemory(ctx, o, in, times)
 		if err != nil {

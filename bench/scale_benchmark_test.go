@@ -104,8 +104,11 @@ func BenchmarkCeiling(b *testing.B) {
 				}
 				var found []float64
 				for b.Loop() {
-					perSecond, _ := ceiling(c, callers, limit, 200*time.Millisecond)
-					found = append(found, perSecond)
+					r, err := ceiling(c, callers, limit, 200*time.Millisecond)
+					if err != nil {
+						b.Fatal(err)
+					}
+					found = append(found, r.PerSecond)
 				}
 				b.ReportMetric(0, "ns/op")
 				b.ReportMetric(median(found...), "departures/s")

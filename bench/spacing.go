@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -54,11 +55,11 @@ func spacingGroups(o options) []spacingGroup {
 				continue
 			case o.quick:
 				g.window = at.quick
-				g.rounds = max(1, o.rounds)
-			case waiters == goalWaiters && o.rounds > 0:
-				g.rounds = o.rounds
-			case waiters == goalWaiters && at.rate > 10: // No goal is judged at 10/s.
-				g.rounds = 5
+				g.rounds = o.times(1)
+			case waiters == goalWaiters && at.rate > 10: // At 10/s a round takes long, and says much by itself.
+				g.rounds = o.times(5)
+			case waiters == goalWaiters:
+				g.rounds = o.times(1)
 			}
 			groups = append(groups, g)
 		}
@@ -69,7 +70,7 @@ func spacingGroups(o options) []spacingGroup {
 func measureSpacings(ctx context.Context, o options) (report, error) {
 	groups := spacingGroups(o)
 	results, err := measureSpacingGroups(ctx, o, groups)
-	if err != nil {
+	if len(results) == 0 {
 		return report{}, err
 	}
 	r := report{Data: results, Goals: spacingGoals(results)}
@@ -80,26 +81,27 @@ func measureSpacings(ctx context.Context, o options) (report, error) {
 		}
 	}
 	r.Tables[0].Note = spacingNote
-	return r, nil
+	return r, err
 }
 
 const spacingNote = "Closed loop: each caller waits again as soon as it has left. Instants are those at which callers ran again. " +
 	"Error: |spacing - interval|. Bunched: spacings below half an interval. " +
 	"Overtaken: departures before which somebody left who had begun to wait later; the order is taken just before the call, " +
 	"so that two callers within some nanoseconds may be mistaken for each other. " +
-	"CPU and allocations are those of the whole process. Medians of the rounds."
+	"CPU and allocations are those of the whole process. Medians of so many rounds."
 
 func spacingTable(waiters int, results []spacingResult) table {
 	t := table{
 		Title: fmt.Sprintf("Spacing, %s, nothing else running", counted(waiters, "waiter")),
 		Columns: []string{"rate", "contestant", "rate reached", "error p50 µs", "error p99 µs",
-			"bunched %", "overtaken %", "CPU s per 100,000", "allocations per wait"},
+			"bunched %", "overtaken %", "CPU s per 100,000", "allocations per wait", "rounds"},
 	}
 	for _, r := range results {
 		t.Rows = append(t.Rows, []string{
 			perSecond(r.Rate), r.Contestant, fmt.Sprintf("%.4f", r.RateReached),
 			figure(r.ErrorP50), figure(r.ErrorP99), fmt.Sprintf("%.1f", r.Bunched), fmt.Sprintf("%.1f", r.Overtaken),
 			figureOrDash(r.CPUPer100k), fmt.Sprintf("%.2f", r.AllocsPerWait),
+			strconv.Itoa(r.Rounds),
 		})
 	}
 	return t

@@ -34,6 +34,7 @@ type spacingResult struct {
 	SlotBurstMS   float64 `json:"slot_burst_ms,omitempty"` // as handed out, in a busy process; of the rounds the largest
 	CPUPer100k    float64 `json:"cpu_seconds_per_100k"`    // of the whole process, with the load; 0: not known
 	AllocsPerWait float64 `json:"allocs_per_wait"`         // of the whole process, with the load
+	Rounds        int     `json:"rounds"`                  // of which these are the medians
 	Departures    int     `json:"departures"`
 	Histogram     []int   `json:"histogram,omitempty"` // of spacing / interval
 }

@@ -15,7 +15,10 @@ func spacingGoals(results []spacingResult) []goal {
 	var goals []goal
 	for _, g := range []struct{ rate, times float64 }{{100, 8}, {1_000, 7}, {10_000, 6}} {
 		if ours, measured := at("shaper", g.rate); measured {
-			rival := bestLibrary(at, g.rate, func(r spacingResult) float64 { return r.ErrorP50 })
+			rival, all := bestLibrary(at, g.rate, func(r spacingResult) float64 { return r.ErrorP50 })
+			if !all {
+				continue
+			}
 			goals = append(goals, lessThan(rival, ours.ErrorP50, g.times, " µs", goal{
 				What: "spacing error p50 at " + perSecond(g.rate) + " against the best library",
 				Want: fmt.Sprintf("≥ %g× lower", g.times),
@@ -24,7 +27,10 @@ func spacingGoals(results []spacingResult) []goal {
 	}
 	for _, rate := range []float64{1_000, 10_000} {
 		if ours, measured := at("shaper", rate); measured {
-			rival := bestLibrary(at, rate, func(r spacingResult) float64 { return r.Bunched })
+			rival, all := bestLibrary(at, rate, func(r spacingResult) float64 { return r.Bunched })
+			if !all {
+				continue
+			}
 			goals = append(goals, lessThan(rival, ours.Bunched, 10, " %", goal{
 				What: "spacings below half an interval at " + perSecond(rate) + " against the best library",
 				Want: "≥ 10× fewer",
@@ -57,15 +63,18 @@ func spacingGoals(results []spacingResult) []goal {
 type spacingAt func(contestant string, rate float64) (spacingResult, bool)
 
 // bestLibrary is the lowest figure of the three waiting libraries, each in the
-// one of its forms that does best.
-func bestLibrary(at spacingAt, rate float64, figure func(spacingResult) float64) float64 {
-	best := math.Inf(1)
+// one of its forms that does best. Without one of them nothing can be judged:
+// it might have been the best.
+func bestLibrary(at spacingAt, rate float64, figure func(spacingResult) float64) (best float64, all bool) {
+	best = math.Inf(1)
 	for _, name := range []string{"x-time", "uber", "uber-noslack", "failsafe"} {
-		if r, measured := at(name, rate); measured {
-			best = min(best, figure(r))
+		r, measured := at(name, rate)
+		if !measured {
+			return 0, false
 		}
+		best = min(best, figure(r))
 	}
-	return best
+	return best, true
 }
 
 // lessThan judges whether ours is so many times less than the rival's.
@@ -144,6 +153,7 @@ func busyGoals(results []spacingResult) []goal {
 					continue
 				case rival.RateReached == 0:
 					got = append(got, fmt.Sprintf("x-time let nobody leave at %s", perSecond(at.rate)))
+					one.Reached = false // Nothing is known.
 					continue
 				}
 				times := ours.RateReached / rival.RateReached

@@ -56,6 +56,10 @@ func TestGoalsWithNothingToDivideBy(t *testing.T) {
 	require.Equal(t, goal{Got: "0 %, as the rival", Reached: true}, g)
 	require.False(t, lessThan(0, 1, 10, " %", goal{}).Reached)
 
+	for _, g := range spacingGoals([]spacingResult{idleResult("shaper", 1, 1, 0), idleResult("x-time", 10, 10, 0)}) {
+		require.NotContains(t, g.What, "best library", "who is missing might be the best")
+	}
+
 	unknown := spacingGoals([]spacingResult{idleResult("shaper", 1, 1, 0), idleResult("x-time", 10, 10, 0)})
 	require.Equal(t, "not known on this system", goalNamed(t, unknown, "CPU per departure at 1,000/s against x-time").Got)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 )
@@ -48,25 +49,36 @@ func spacingGroupsTake(groups []spacingGroup) (takes time.Duration, cells int) {
 }
 
 // measureSpacingGroups measures all of groups. A result is the median of its
-// rounds, in the order of groups and of their contestants.
+// rounds, in the order of groups and of their contestants. A cell that fails
+// costs its contestant this group only: the others' minutes are not lost.
 func measureSpacingGroups(ctx context.Context, o options, groups []spacingGroup) ([]spacingResult, error) {
 	takes, cells := spacingGroupsTake(groups)
 	p := newProgress(o, cells, takes)
 	var results []spacingResult
+	var failed []error
 	for _, g := range groups {
-		found := make(map[string][]spacingResult)
+		found, spoilt := make(map[string][]spacingResult), make(map[string]bool)
 		for n := range g.rounds {
 			for _, name := range g.round(n) {
 				p.next(g.eachTakes(), "%s at %s, %s, %s", name, perSecond(g.rate), counted(g.waiters, "waiter"), g.load)
 				in := spacingInput{Contestant: name, Rate: g.rate, Waiters: g.waiters, Load: g.load, Warm: g.warm, Window: g.window}
 				var out spacingResult
-				if err := measureCell(ctx, "spacing", in, &out); err != nil {
+				err := measureCell(ctx, "spacing", in, &out)
+				switch {
+				case ctx.Err() != nil:
 					return nil, err
+				case err != nil:
+					failed = append(failed, err)
+					spoilt[name] = true
+					continue
 				}
 				found[name] = append(found[name], out)
 			}
 		}
 		for _, name := range slices.Concat(g.compared, g.once) {
+			if spoilt[name] {
+				continue
+			}
 			r := medianOfRounds(found[name])
 			if !g.histograms {
 				r.Histogram = nil
@@ -74,13 +86,14 @@ func measureSpacingGroups(ctx context.Context, o options, groups []spacingGroup)
 			results = append(results, r)
 		}
 	}
-	return results, nil
+	return results, errors.Join(failed...)
 }
 
 // medianOfRounds takes the median of each figure by itself, the sum of what is
 // counted, and the largest of what must never be above a bound.
 func medianOfRounds(rounds []spacingResult) spacingResult {
 	r := rounds[0]
+	r.Rounds = len(rounds)
 	of := func(figure func(spacingResult) float64) float64 {
 		var all []float64
 		for _, one := range rounds {

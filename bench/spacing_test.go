@@ -11,8 +11,11 @@ import (
 )
 
 func TestPlansKeepToTheirTime(t *testing.T) {
-	require.LessOrEqual(t, takes([]part{spacingPart, busyPart}, options{}), 390*time.Second)
-	require.LessOrEqual(t, takes([]part{spacingPart, busyPart}, options{quick: true}), 35*time.Second)
+	for _, p := range parts {
+		require.NotNil(t, p.takes, p.name)
+	}
+	require.LessOrEqual(t, takes(parts, options{}), 10*time.Minute)
+	require.LessOrEqual(t, takes(parts, options{quick: true}), time.Minute)
 }
 
 func TestPlansHoldWhatIsComparedAndTheRounds(t *testing.T) {
@@ -55,7 +58,7 @@ func TestRoundsBecomeMediansAndSums(t *testing.T) {
 	three := spacingResult{Contestant: "a", Rate: 10, RateReached: 0.9, ErrorP50: 20, ErrorP99: 70, Bunched: 2, Overtaken: 0,
 		BurstMS: 2, SlotBurstMS: 8, CPUPer100k: 6, AllocsPerWait: 7, Departures: 30, Histogram: []int{3, 3}}
 	require.Equal(t, spacingResult{Contestant: "a", Rate: 10, RateReached: 0.9, ErrorP50: 20, ErrorP99: 70, Bunched: 2, Overtaken: 1,
-		BurstMS: 2, SlotBurstMS: 9, CPUPer100k: 6, AllocsPerWait: 6, Departures: 60, Histogram: []int{6, 5}},
+		BurstMS: 2, SlotBurstMS: 9, CPUPer100k: 6, AllocsPerWait: 6, Rounds: 3, Departures: 60, Histogram: []int{6, 5}},
 		medianOfRounds([]spacingResult{one, two, three}))
 	require.Equal(t, []int{1, 0}, one.Histogram, "the rounds stay as they are")
 }
@@ -63,7 +66,7 @@ func TestRoundsBecomeMediansAndSums(t *testing.T) {
 // A cell runs in a child, and what it finds is of the contestant and the load
 // that it was asked for.
 func TestACellMeasuresInAChild(t *testing.T) {
-	in := spacingInput{Contestant: "shaper", Rate: 2000, Waiters: 20, Load: "pieces", Warm: 20 * time.Millisecond, Window: 60 * time.Millisecond}
+	in := spacingInput{Contestant: "shaper", Rate: 2000, Waiters: 20, Load: "pieces", Warm: 20 * time.Millisecond, Window: 400 * time.Millisecond}
 	var out spacingResult
 	require.NoError(t, measureCell(t.Context(), "spacing", in, &out))
 	require.Equal(t, "shaper", out.Contestant)
@@ -87,6 +90,26 @@ func TestACellThatCannotBeMeasuredSaysWhy(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	interrupt()
 	require.ErrorIs(t, measureCell(ctx, "spacing", spacingInput{}, new(spacingResult)), context.Canceled)
+}
+
+// The cell would take an hour.
+func TestAnInterruptEndsTheChild(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, interrupt)
+	in := spacingInput{Contestant: "naive", Rate: 10, Waiters: 1, Load: idle, Warm: time.Hour}
+	require.ErrorIs(t, measureCell(ctx, "spacing", in, new(spacingResult)), context.Canceled)
+}
+
+func TestACellThatFailsCostsItsContestantOnly(t *testing.T) {
+	group := spacingGroup{
+		rate: 1000, waiters: 2, load: idle, rounds: 2, compared: []string{"nobody", "naive"},
+		warm: time.Millisecond, window: 20 * time.Millisecond,
+	}
+	results, err := measureSpacingGroups(t.Context(), options{say: t.Logf}, []spacingGroup{group})
+	require.ErrorContains(t, err, `no contestant is named "nobody"`)
+	require.Len(t, results, 1)
+	require.Equal(t, "naive", results[0].Contestant)
+	require.Equal(t, 2, results[0].Rounds)
 }
 
 func TestALoopTellsOfRefusalsAndOfTooManyDepartures(t *testing.T) {

@@ -104,21 +104,5 @@ func (t table) right(column int) bool {
 // wrapped breaks text between words, into lines of at most so many characters
 // where its words allow.
 func wrapped(text string, width int) string {
-	var b strings.Builder
-	used := 0
-	for _, word := range strings.Fields(text) {
-		long := utf8.RuneCountInString(word)
-		switch {
-		case used == 0:
-		case used+1+long > width:
-			b.WriteString("\n")
-			used = 0
-		default:
-			b.WriteString(" ")
-			used++
-		}
-		b.WriteString(word)
-		used += long
-	}
-	return b.String()
+	return strings.Join(wrapWords(text, float64(width)), "\n")
 }

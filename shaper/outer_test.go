@@ -172,7 +172,7 @@ func TestOuterHandlersSeeThePattern(t *testing.T) {
 
 func TestA408OutlivesTheWriteTimeout(t *testing.T) {
 	e := newBlindEntrance(t, 1)
-	e.Config.WriteTimeout = 150 * time.Millisecond
+	e.Config.WriteTimeout = 500 * time.Millisecond
 	e.Listener = wrapListener{e.Listener, func(c net.Conn) net.Conn { return hastyConn{c} }}
 	e.open()
 	e.visit(post("/", "he")).reads(408)

@@ -17,7 +17,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"syscall"
 )
 
 func main() {
@@ -26,7 +25,7 @@ func main() {
 	}
 	// Whatever asks this program to end, be it that nobody reads what it prints:
 	// nginx must not stay behind.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), endings...)
 	defer stop()
 	exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
