@@ -33,10 +33,10 @@ type coarseTimerOption struct{}
 
 func (coarseTimerOption) apply(to *options) { to.coarse = true }
 
-// WithCoarseTimer makes the ticker wake no more than once a millisecond, and
-// never early. It takes less of the processor above 1,000/s, much less at
-// 10,000/s. The price is that there departures are up to a millisecond late, and
-// those of one millisecond leave in a batch, while below it they are tens of
-// microseconds late. The rate is kept, if Slack is a millisecond or more. Where Go's timers
+// WithCoarseTimer makes the ticker wake no more than once a millisecond. It takes
+// less of the processor above 1,000/s, at 10,000/s a sixth. The price is that
+// departures are up to a millisecond late there, and those of one millisecond
+// leave in a batch; up to 1,000/s nothing changes. The rate is kept, if Slack is a
+// millisecond or more. Where Go's timers
 // are in use (see Stats.Precise) it changes nothing: they are as coarse.
 func WithCoarseTimer() Option { return coarseTimerOption{} }

@@ -69,12 +69,11 @@ func (s *Shaper) tick() {
 			return
 		}
 		alarm, slot, lead := t.alarm, t.armed, int64(0)
-		switch {
-		case !t.precise || s.line.len == 0:
-		case t.coarse:
-			slot = max(slot, woke+int64(coarseness))
-		default:
+		if t.precise && s.line.len > 0 {
 			lead = t.lead.before(now, s.bucket.interval)
+			if t.coarse {
+				slot = max(slot, woke+int64(coarseness))
+			}
 		}
 		if lead > 0 && slot-now <= int64(longestLead) {
 			s.mu.Unlock() // To sleep would take more of the processor than to yield.
@@ -93,7 +92,7 @@ func (s *Shaper) tick() {
 		now = int64(time.Since(s.epoch))
 		t.lead.woke(now, now-wake)
 		if now >= wake {
-			woke = wake
+			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
 			t.lead.yield(slot, s.epoch)
