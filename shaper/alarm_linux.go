@@ -28,7 +28,8 @@ type timerFile struct {
 	epoch  time.Time
 	offset int64 // the kernel's clock at the epoch, in nanoseconds
 	read   func(fd uintptr) bool
-	count  uint64 // what read reads: how often the timer has gone off
+	count  uint64        // what read reads: how often the timer has gone off
+	errno  syscall.Errno // of read, if it failed
 }
 
 // maxTimerFiles is how many shapers of a process hold a file at once. Beyond
@@ -86,7 +87,11 @@ func (a *timerFile) open() error {
 	a.conn = conn
 	a.read = func(fd uintptr) bool {
 		_, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&a.count)), unsafe.Sizeof(a.count))
-		return errno != syscall.EAGAIN
+		if errno != syscall.EAGAIN {
+			a.errno = errno
+			return true
+		}
+		return false
 	}
 	return nil
 }
@@ -102,10 +107,14 @@ func (a *timerFile) set(at int64) {
 
 func (a *timerFile) wait() error {
 	// File.Read would allocate an error each time that the deadline is first.
-	if err := a.conn.Read(a.read); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		return err
+	err := a.conn.Read(a.read)
+	if a.errno != 0 && a.errno != syscall.EINTR {
+		return os.NewSyscallError("read", a.errno) // As when somebody has closed it under us.
 	}
-	return nil
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil
+	}
+	return err
 }
 
 func (a *timerFile) stop() {

@@ -182,6 +182,36 @@ func TestACoarseTimerWakesOnceAMillisecond(t *testing.T) {
 	}
 }
 
+// Above 20,000/s a ticker with a lead yields from slot to slot. A coarse one does
+// not, in its second line either, for which it knows its lead from the start.
+func TestACoarseTimerSleepsAtHighRates(t *testing.T) {
+	s, err := New(Limits{Rate: 100_000, Depth: 100}, WithCoarseTimer())
+	require.NoError(t, err)
+	s.ticker.lead.span = 30 * us
+	ctx, cancel := context.WithCancel(context.Background())
+	var callers sync.WaitGroup
+	for range 100 {
+		callers.Go(func() {
+			for s.Wait(ctx) == nil {
+			}
+		})
+	}
+	looked, before := 0, int64(0)
+	for began := time.Now(); time.Since(began) < 10*time.Second && looked < 20; runtime.Gosched() {
+		s.mu.Lock()
+		woke := s.ticker.woke
+		s.mu.Unlock()
+		if woke != before {
+			require.GreaterOrEqual(t, woke-before, int64(coarseness))
+			looked, before = looked+1, woke
+		}
+	}
+	require.Equal(t, 20, looked)
+	cancel()
+	callers.Wait()
+	require.NoError(t, s.Close())
+}
+
 func TestInABubbleALineTakesNoFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := held(t)
@@ -278,6 +308,36 @@ func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
 	comes(t, func() bool { return s.Stats().Departed == 2 })
 	require.NoError(t, s.Close())
 	require.Equal(t, before, timerFiles.Load())
+}
+
+// It may close it without our knowing, too.
+func TestADescriptorThatIsClosedUnderUsIsReplacedByGosTimer(t *testing.T) {
+	s := held(t)
+	becomes(t, precision{precise: true}, s)
+	s.mu.Lock()
+	require.NoError(t, syscall.Close(int(s.ticker.alarm.(*timerFile).fd)))
+	s.ticker.look(s.clock) // Or it would sleep for an hour, and not notice.
+	s.mu.Unlock()
+	becomes(t, precision{fallback: "read: bad file descriptor"}, s)
+	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
+	comes(t, func() bool { return s.Stats().Departed == 2 })
+}
+
+// Neither alarm is left armed when the ticker goes from one to the other.
+func TestAChangeOfTheAlarmLeavesNoTimerBehind(t *testing.T) {
+	s, err := New(Limits{Rate: 1. / 3600, Depth: 10})
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	go func() { _ = s.Wait(context.Background()) }()
+	comes(t, func() bool { // It sleeps until a slot in an hour.
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.ticker.armed > int64(time.Minute)
+	})
+	require.NoError(t, s.SetLimits(Limits{Rate: 1000, Depth: 10}))
+	comes(t, func() bool { return s.Stats().Departed == 2 })
+	require.NoError(t, s.Close())
+	require.False(t, s.ticker.timer.timer.Stop())
 }
 
 func descriptors(t *testing.T) int {

@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"errors"
+	"runtime"
 	"time"
 )
 
@@ -17,7 +18,7 @@ type ticker struct {
 
 	running bool
 	gone    chan struct{} // made by who waits for its end; closed by it
-	woke    int64         // the instant for which it was woken last
+	woke    int64         // the instant for which it was awake last
 	armed   int64         // when it looks next, or a lead later: not after the head's slot
 	rests   bool          // nobody is in line
 	emptied int64         // since when
@@ -52,7 +53,10 @@ const (
 // tick is the ticker goroutine.
 func (s *Shaper) tick() {
 	t := &s.ticker
-	woke := int64(0) // the instant for which it was woken last
+	woke := int64(0) // the instant for which it was awake last
+	// With one P a ticker that never sleeps would keep the network from being
+	// looked at, but for every 10 ms.
+	alone := runtime.GOMAXPROCS(0) == 1
 	for {
 		now := s.lockAnd(parks)
 		t.woke = woke
@@ -75,9 +79,10 @@ func (s *Shaper) tick() {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
-		if lead > 0 && slot-now <= int64(longestLead) {
+		if lead > 0 && !alone && slot-now <= int64(longestLead) {
 			s.mu.Unlock() // To sleep would take more of the processor than to yield.
 			t.lead.yield(slot, s.epoch)
+			woke = slot
 			continue
 		}
 		wake := slot - lead
@@ -171,6 +176,7 @@ func (s *Shaper) chooseAlarm(now int64) {
 		file, err := openTimerFile(s.epoch)
 		switch {
 		case err == nil:
+			t.alarm.stop()
 			t.alarm, t.precise, t.failure = file, true, ""
 		case errors.Is(err, errOtherClock): // A testing/synctest bubble: as it should be.
 			t.failure = ""
