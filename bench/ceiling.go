@@ -62,8 +62,11 @@ const ceilingLooks = 20
 func ceiling(c contestant, callers int, limit float64, window time.Duration) (ceilingResult, error) {
 	ownOfRuntime := goroutines("waiting")
 	r := ceilingResult{Contestant: c.name, Callers: callers, Limit: limit}
-	var wait func(context.Context) error
-	inLine, stop := func() int { return 0 }, func() {}
+	var (
+		wait   func(context.Context) error
+		inLine = func() int { return 0 }
+		stop   func()
+	)
 	if c.lined != nil {
 		wait, inLine, stop = c.lined(limit, callers)
 	} else {

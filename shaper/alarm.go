@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"errors"
+	"runtime"
 	"time"
 )
 
@@ -59,6 +60,8 @@ func (a *goTimer) wait() error {
 	select {
 	case <-a.timer.C:
 	case <-a.passed:
+		// This goroutine has not slept, and those that it has told to go must run.
+		runtime.Gosched()
 	}
 	return nil
 }

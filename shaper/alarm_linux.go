@@ -85,6 +85,10 @@ func (a *timerFile) open() error {
 		return err
 	}
 	a.conn = conn
+	if errno := a.setTimer(1); errno != 0 { // Whoever lets us make one may still not let us set it.
+		_ = a.file.Close()
+		return os.NewSyscallError("timerfd_settime", errno)
+	}
 	a.read = func(fd uintptr) bool {
 		_, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&a.count)), unsafe.Sizeof(a.count))
 		if errno != syscall.EAGAIN {
@@ -97,12 +101,17 @@ func (a *timerFile) open() error {
 }
 
 func (a *timerFile) set(at int64) {
-	// An instant of 0 would switch the timer off.
-	value := min(max(sum(a.offset, at), 1), latestTimerFile)
-	spec := timerSpec{value: syscall.NsecToTimespec(value)}
-	// It fails on wrong arguments only, and then there is the deadline.
-	_, _, _ = syscall.RawSyscall6(syscall.SYS_TIMERFD_SETTIME, a.fd, timerAbsolute, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
+	// An instant of 0 would switch the timer off. If it fails, as on a descriptor
+	// that is closed, reading fails too.
+	_ = a.setTimer(min(max(sum(a.offset, at), 1), latestTimerFile))
 	_ = a.file.SetReadDeadline(a.epoch.Add(time.Duration(at)))
+}
+
+// setTimer sets the timer to an instant of the kernel's clock.
+func (a *timerFile) setTimer(at int64) syscall.Errno {
+	spec := timerSpec{value: syscall.NsecToTimespec(at)}
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_TIMERFD_SETTIME, a.fd, timerAbsolute, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
+	return errno
 }
 
 func (a *timerFile) wait() error {
@@ -137,9 +146,12 @@ func kernelClockAt(epoch time.Time) (int64, error) {
 			return 0, err
 		}
 		last := first
-		for last == first {
+		for reads := 0; last == first; reads++ {
 			if last, err = kernelClock(); err != nil {
 				return 0, err
+			}
+			if reads == 1000 {
+				return 0, errors.New("the kernel's clock stands still")
 			}
 		}
 		after := int64(time.Since(epoch))

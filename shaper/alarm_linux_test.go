@@ -224,6 +224,7 @@ func TestInABubbleALineTakesNoFile(t *testing.T) {
 // The files of a process belong to its connections. Shapers beyond the 64th
 // with a line do without.
 func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
+	comes(t, func() bool { return timerFiles.Load() == 0 }, "those of the tests before are given back")
 	var all []*Shaper
 	for range maxTimerFiles {
 		s := held(t)
@@ -382,18 +383,19 @@ func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
 // An empty line keeps its file for a moment, whatever is asked of the shaper
 // meanwhile, and gives it back at once when it is closed.
 func TestAnEmptyLineGivesItsFileBack(t *testing.T) {
-	s, err := New(Limits{Rate: 2000, Depth: 10})
-	require.NoError(t, err)
-	require.True(t, s.AllowN(5))
-	require.NoError(t, s.Wait(context.Background()))
+	none := timerFiles.Load()
+	s := held(t)
+	becomes(t, precision{precise: true}, s)
+	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
+	comes(t, func() bool { return s.Stats().Departed == 2 })
 	comes(t, func() bool {
 		require.NoError(t, s.SetLimits(Limits{Rate: 2000, Depth: 10}))
 		return !s.Stats().Precise
 	})
+	require.Equal(t, none, timerFiles.Load())
 
-	require.NoError(t, s.Wait(context.Background()))
-	require.NoError(t, s.Wait(context.Background()))
-	require.True(t, s.Stats().Precise)
+	s = held(t)
+	becomes(t, precision{precise: true}, s)
 	require.NoError(t, s.Close())
-	require.Zero(t, timerFiles.Load())
+	require.Equal(t, none, timerFiles.Load())
 }

@@ -8,7 +8,7 @@ import (
 // A lead is by how much sooner than its next slot the ticker wakes. To wake
 // takes some tens of microseconds, not always the same number; a ticker that is
 // up a little too soon and yields until the slot comes hands it out to within a
-// microsecond, at hardly more CPU time (BenchmarkLead). Only the ticker
+// microsecond, at hardly more CPU time (ARCHITECTURE.md). Only the ticker
 // goroutine uses it.
 //
 // Of the runtime's yields it must be said that they are quick only while the
@@ -22,8 +22,8 @@ type lead struct {
 }
 
 const (
-	// leadUpTo is the longest interval at which the ticker takes a lead. When
-	// slots are rarer, the kernel's idle states make waking too uneven.
+	// leadUpTo is the longest sleep for which the ticker takes a lead. After
+	// longer ones, the kernel's idle states make waking too uneven.
 	leadUpTo = time.Millisecond
 	// longestLead bounds what is yielded away for one slot.
 	longestLead = 50 * time.Microsecond
@@ -36,9 +36,9 @@ const (
 	longestPause  = 320 * time.Millisecond
 )
 
-// before returns the lead at an instant, in nanoseconds.
-func (l *lead) before(now int64, i interval) int64 {
-	if now < l.paused || i.whole > int64(leadUpTo) {
+// before returns the lead for a slot, in nanoseconds.
+func (l *lead) before(slot, now int64) int64 {
+	if now < l.paused || slot-now > int64(leadUpTo) {
 		return 0
 	}
 	return l.span

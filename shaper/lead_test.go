@@ -11,15 +11,15 @@ const us = int64(time.Microsecond)
 
 // The lead grows until nearly all wake-ups are early enough, and no further.
 func TestTheLeadFollowsTheWakeUps(t *testing.T) {
-	interval := intervalOf(10_000)
+	const soon = int64(100 * time.Microsecond)
 	var l lead
-	require.Zero(t, l.before(0, interval), "nothing is known yet")
+	require.Zero(t, l.before(soon, 0), "nothing is known yet")
 
 	settle := func(late func(i int) int64) int64 {
 		for i := range 10_000 {
 			l.woke(0, late(i))
 		}
-		return l.before(0, interval)
+		return l.before(soon, 0)
 	}
 	// All alike: it is above that by a step at most.
 	require.InDelta(t, 30*us, settle(func(int) int64 { return 30 * us }), float64(1*us))
@@ -40,21 +40,20 @@ func TestTheLeadFollowsTheWakeUps(t *testing.T) {
 	require.Zero(t, settle(func(int) int64 { return 0 }), "as a wake-up that is never late needs none")
 	l.span = 7
 	l.woke(0, -1)
-	require.Equal(t, int64(7), l.before(0, interval), "who was woken for something else learns nothing")
+	require.Equal(t, int64(7), l.before(soon, 0), "who was woken for something else learns nothing")
 
-	require.Equal(t, int64(7), l.before(0, intervalOf(1000)))
-	require.Zero(t, l.before(0, intervalOf(999)), "where slots are rarer there is none")
+	require.Equal(t, int64(7), l.before(int64(leadUpTo), 0))
+	require.Zero(t, l.before(int64(leadUpTo)+1, 0), "after a longer sleep there is none")
 }
 
 // A hiccup costs a short pause; a process that stays busy, ever longer ones.
 func TestALateWakeUpSuspendsTheLead(t *testing.T) {
-	interval := intervalOf(10_000)
 	l := lead{span: 30 * us}
 	now := int64(time.Hour)
 	pause := func() time.Duration {
 		l.woke(now, int64(lateWake))
 		began := now
-		for l.before(now, interval) == 0 {
+		for l.before(now, now) == 0 {
 			now += int64(time.Millisecond)
 		}
 		return time.Duration(now - began)
@@ -84,6 +83,5 @@ func TestYieldingEnds(t *testing.T) {
 		}
 	}
 	var l lead
-	l.yield(0, epoch)
-	require.Zero(t, l.span, "a slot that has passed costs one yield")
+	l.yield(0, epoch) // A slot that has passed costs one yield.
 }

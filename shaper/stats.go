@@ -14,8 +14,8 @@ type Stats struct {
 	Level      float64       // of the bucket, in cost units
 	OldestWait time.Duration // of the head of the line, so far
 	LastCall   time.Time     // latest entry of a call that has been counted; zero: none yet
-	Precise    bool          // the line leaves by a timer of the kernel's, within tens of microseconds, not by one of Go's
-	Fallback   string        // why it does not, at an interval up to 20 ms; "": it does, or there was no line
+	Precise    bool          // a timer of the kernel's lets the line leave, within tens of microseconds, not one of Go's
+	Fallback   string        // why not, where it was wanted last; "": it was to be had, or not wanted, as in a bubble
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next four

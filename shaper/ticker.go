@@ -2,7 +2,6 @@ package shaper
 
 import (
 	"errors"
-	"runtime"
 	"time"
 )
 
@@ -46,6 +45,10 @@ const (
 	// shortestSleep is long enough for the ticker to fall asleep in: those that
 	// it has told to go must get its processor.
 	shortestSleep = 5 * time.Microsecond
+	// longestAwake is for how long a ticker yields from slot to slot before it
+	// sleeps for a moment, so that the runtime comes to look at the network: while
+	// a goroutine can run it does so every 10 ms only, if no other P is idle.
+	longestAwake = time.Millisecond
 	// coarseness is the least time between two wake-ups WithCoarseTimer.
 	coarseness = time.Millisecond
 )
@@ -53,10 +56,8 @@ const (
 // tick is the ticker goroutine.
 func (s *Shaper) tick() {
 	t := &s.ticker
-	woke := int64(0) // the instant for which it was awake last
-	// With one P a ticker that never sleeps would keep the network from being
-	// looked at, but for every 10 ms.
-	alone := runtime.GOMAXPROCS(0) == 1
+	woke := int64(0)  // the instant for which it was awake last
+	slept := int64(0) // when it slept last
 	for {
 		now := s.lockAnd(parks)
 		t.woke = woke
@@ -74,19 +75,20 @@ func (s *Shaper) tick() {
 		}
 		alarm, slot, lead := t.alarm, t.armed, int64(0)
 		if t.precise && s.line.len > 0 {
-			lead = t.lead.before(now, s.bucket.interval)
+			lead = t.lead.before(slot, now)
 			if t.coarse {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
-		if lead > 0 && !alone && slot-now <= int64(longestLead) {
+		if lead > 0 && slot-now <= int64(longestLead) && now-slept <= int64(longestAwake) {
 			s.mu.Unlock() // To sleep would take more of the processor than to yield.
 			t.lead.yield(slot, s.epoch)
 			woke = slot
 			continue
 		}
 		wake := slot - lead
-		if t.precise {
+		precise := t.precise
+		if precise {
 			wake = max(wake, now+int64(shortestSleep))
 		}
 		alarm.set(wake)
@@ -95,7 +97,10 @@ func (s *Shaper) tick() {
 			s.doWithout(err)
 		}
 		now = int64(time.Since(s.epoch))
-		t.lead.woke(now, now-wake)
+		slept = now
+		if precise {
+			t.lead.woke(now, now-wake)
+		}
 		if now >= wake {
 			woke = wake + lead
 		}
@@ -139,6 +144,9 @@ func (s *Shaper) arm() {
 	case t.running:
 		if next := s.wakeAt(); next < t.armed {
 			t.armed = next
+			if t.coarse && t.precise && s.line.len > 0 {
+				next = max(next, t.woke+int64(coarseness))
+			}
 			t.alarm.set(next)
 		}
 	case s.line.len > 0:
@@ -178,10 +186,11 @@ func (s *Shaper) chooseAlarm(now int64) {
 		case err == nil:
 			t.alarm.stop()
 			t.alarm, t.precise, t.failure = file, true, ""
-		case errors.Is(err, errOtherClock): // A testing/synctest bubble: as it should be.
-			t.failure = ""
 		default:
 			t.fail(now, err)
+			if errors.Is(err, errOtherClock) { // A testing/synctest bubble: as it should be.
+				t.failure = ""
+			}
 		}
 	}
 }
