@@ -13,8 +13,8 @@ type rejection struct {
 	deadline   bool
 }
 
-func (r rejection) error() *RejectError {
-	return &RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
+func (r rejection) value() RejectError {
+	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
 }
 
 // judge says what a request of cost n > 0, with that much time left to its
@@ -107,7 +107,7 @@ func (s *Shaper) refuse(ctx context.Context, now int64, n int, r rejection) erro
 	if err == nil {
 		err = s.refill()
 	}
-	*err = RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
+	*err = r.value()
 	if s.trace.Refused != nil {
 		s.trace.Refused(ctx, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now), Err: err})
 	}

@@ -20,7 +20,7 @@ import (
 // process whose threads are all busy it is looked at every 10 ms only, while
 // the runtime's timers are looked at whenever a goroutine parks: that is what
 // the deadline is for. Either alone is late in one of the two; together they
-// are not. (ARCHITECTURE.md has the figures.)
+// are not (go run ./bench -only spacing,busy).
 type timerFile struct {
 	file   *os.File
 	conn   syscall.RawConn

@@ -231,8 +231,8 @@ func benchmarkCancel(b *testing.B, waiting int, wait func(context.Context) error
 
 // BenchmarkWait is the closed loop: each of the goroutines waits again as soon
 // as it has left. At the full rate ns/op is the interval; rate_% says how much
-// of the rate came out. With 64 in the loop no more than 64 leave per wake-up,
-// so that timers of a millisecond bound it at 64,000/s.
+// of the rate came out. With 64 in the loop no more than 64 leave per wake-up, so
+// that timers of a millisecond, as x/time's are on Linux, bound it at 64,000/s.
 func BenchmarkWait(b *testing.B) {
 	for _, perSecond := range []int{10_000, 100_000, 1_000_000} {
 		for _, limiter := range []string{"shaper", "x-time"} {
@@ -298,9 +298,9 @@ func BenchmarkSetLimits(b *testing.B) {
 
 // BenchmarkWakeOrder lets a line leave in batches, and reports the share of those
 // who run after somebody who left later: they leave in order, but goroutines
-// that are made ready together need not run in it. The ticker's batches are ten
-// or so, as its timer wakes it once a millisecond; that of a caller who changes
-// the limits is the whole line.
+// that are made ready together need not run in it. The batches of a ticker with a
+// coarse timer are ten, one a millisecond; that of a caller who changes the limits
+// is the whole line.
 func BenchmarkWakeOrder(b *testing.B) {
 	for _, c := range []struct {
 		name string
@@ -313,7 +313,7 @@ func BenchmarkWakeOrder(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			overtaken, total := 0, 0
 			for b.Loop() {
-				s, err := shaper.New(shaper.Limits{Rate: 1.0 / 3600, Depth: c.line})
+				s, err := shaper.New(shaper.Limits{Rate: 1.0 / 3600, Depth: c.line}, shaper.WithCoarseTimer())
 				if err != nil {
 					b.Fatal(err)
 				}

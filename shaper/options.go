@@ -34,9 +34,10 @@ type coarseTimerOption struct{}
 func (coarseTimerOption) apply(to *options) { to.coarse = true }
 
 // WithCoarseTimer makes the ticker wake no more than once a millisecond. It takes
-// less of the processor above 1,000/s, at 10,000/s a sixth. The price is that
+// less of the processor above 1,000/s, at 10,000/s a seventh. The price is that
 // departures are up to a millisecond late there, and those of one millisecond
-// leave in a batch; up to 1,000/s nothing changes. The rate is kept, if Slack is a
-// millisecond or more. Where Go's timers
-// are in use (see Stats.Precise) it changes nothing: they are as coarse.
+// leave in a batch; up to 1,000/s nothing changes. A line keeps its rate, if Slack
+// is a millisecond or more; a single caller who comes again and again has no line,
+// and leaves a thousand times a second at most. Where Go's timers are in use (see
+// Stats.Precise) it changes nothing: they are as coarse.
 func WithCoarseTimer() Option { return coarseTimerOption{} }

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// await does what has to be done between the lock and the sleep of a waiter in
-// whose line, with it, so many wait: it tells the hook, and returns what the
-// waiter has to look at beside its own channel. The lock is not held.
-func (s *Shaper) await(ctx context.Context, w *waiter, waiting int) (done <-chan struct{}) {
+// announce tells the hook of a waiter that has entered a line in which, with it,
+// so many wait, and returns what it has to look at beside its own channel. The
+// lock is not held.
+func (s *Shaper) announce(ctx context.Context, w *waiter, waiting int) (done <-chan struct{}) {
 	settled := false
 	defer s.abandonUnless(&settled, w)
 	tell(s.trace.Enqueued, ctx, Event{Name: s.name, Cost: int(w.cost), Waiting: waiting, At: s.at(w.admitted)})

@@ -132,7 +132,7 @@ func (s *Shaper) enter(ctx context.Context, n int) (w *waiter, done <-chan struc
 	s.changed = true
 	waiting := s.line.len
 	s.unlock()
-	return w, s.await(ctx, w, waiting), nil
+	return w, s.announce(ctx, w, waiting), nil
 }
 
 // Allow is shorthand for AllowN(1).
@@ -177,7 +177,8 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	defer s.unlock()
 	wait, refusal := s.judge(now, int64(n), forever, s.limits.Depth)
 	if refusal.reason != notRefused {
-		return 0, refusal.error()
+		err := refusal.value()
+		return 0, &err
 	}
 	return wait, nil
 }
