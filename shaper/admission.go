@@ -28,7 +28,10 @@ func (s *Shaper) judge(now, n int64, left time.Duration, depth int) (wait time.D
 	if s.tooCostly(n) {
 		return 0, rejection{reason: refusedCostly}
 	}
-	wait = s.bucket.wait(now, s.line.cost, n)
+	wait = s.bucket.wait(now, s.line.cost.total(), n)
+	if wait == 0 && !(s.line.len == 0 && s.hasRoom()) {
+		wait = 1 // Nobody knows when a place becomes free; but not now.
+	}
 	longest := time.Duration(s.limits.maxWait())
 	late := left < forever && wait >= left
 	switch {
@@ -40,6 +43,35 @@ func (s *Shaper) judge(now, n int64, left time.Duration, depth int) (wait time.D
 		return wait, r
 	}
 	r.retryAfter = s.retryAfter(now, wait, left, longest, depth)
+	return wait, r
+}
+
+// entry is where in the line a request enters.
+type entry uint8
+
+const (
+	asNewcomer entry = iota
+	// again is for one that has left, was sent back by the upstream, and is to
+	// leave once more: at the head, as it was admitted before all who wait, and
+	// whatever the limits say of newcomers.
+	again
+)
+
+// judgeAs is judge for a request that enters in one of the two ways.
+func (s *Shaper) judgeAs(as entry, now, n int64, left time.Duration) (wait time.Duration, r rejection) {
+	if as == asNewcomer {
+		return s.judge(now, n, left, s.limits.Depth)
+	}
+	if s.phase == closed {
+		return 0, rejection{reason: refusedClosed}
+	}
+	wait = s.bucket.wait(now, s.line.againCost.total(), n)
+	if wait == 0 && !(s.line.len == 0 && s.hasRoom()) {
+		wait = 1 // The line is at rest for a while, and so is this one.
+	}
+	if left < forever && wait >= left {
+		return 0, rejection{reason: refusedLate, retryAfter: max(0, wait-left+1), deadline: true}
+	}
 	return wait, r
 }
 
@@ -74,7 +106,7 @@ func (s *Shaper) retryAfter(now int64, wait, left, longest time.Duration, depth 
 // leavesIn is how long the k-th in line, from 1, has still to wait.
 func (s *Shaper) leavesIn(now int64, k int) time.Duration {
 	w, ahead := s.line.ahead(k)
-	return s.bucket.wait(now, ahead, w.cost)
+	return max(s.bucket.wait(now, ahead, w.cost), 1) // As it has not left yet.
 }
 
 // emptyIn is how long it takes until the last in line has left.
@@ -86,15 +118,21 @@ func (s *Shaper) emptyIn(now int64) time.Duration {
 }
 
 // pass lets a request that may leave at once do so, and unlocks.
-func (s *Shaper) pass(ctx context.Context, now int64, n int) {
+func (s *Shaper) pass(ctx context.Context, now int64, n int) place {
 	s.bucket.pass(now, int64(n))
+	var p place
+	if s.places.capped {
+		s.places.taken++
+		p = s.places.claim()
+	}
 	s.totals.departed++
 	s.totals.enter(now)
 	waiting := s.line.len
 	s.unlock()
 	if s.trace.Departed != nil {
-		s.trace.Departed(ctx, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now)})
+		s.tellDeparted(ctx, Event{Name: s.name, Cost: n, Waiting: waiting, At: s.at(now)}, p)
 	}
+	return p
 }
 
 // refuse refuses a request at entry, and unlocks.

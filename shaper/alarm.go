@@ -11,7 +11,7 @@ import (
 // waits for it or is about to; only the ticker waits.
 type alarm interface {
 	// set makes wait return at an instant of the shaper's clock, or at once if
-	// it has passed. The lock is held.
+	// it has passed, or not at all: forever. The lock is held.
 	set(at int64)
 	// wait returns when the instant has come, or now and then before. An error
 	// says that the alarm is broken. The lock is not held.
@@ -46,6 +46,12 @@ func newGoTimer(epoch time.Time) *goTimer {
 }
 
 func (a *goTimer) set(at int64) {
+	if at == forever {
+		// A timer that goes off in 292 years would keep a testing/synctest bubble
+		// going in which everybody hangs, where it is to say so.
+		a.timer.Stop()
+		return
+	}
 	if d := time.Until(a.epoch.Add(time.Duration(at))); d > 0 {
 		a.timer.Reset(d)
 		return

@@ -18,7 +18,8 @@ type bucket struct {
 	slack    int64 // lateness that may be made up, in nanoseconds
 
 	empty nanos // when the level reaches 0
-	since nanos // since when the head of the line has been its head
+	since nanos // since when the head of the line may leave, but for its slot
+	hold  nanos // until when nobody leaves
 	left  uint64
 	// missed is the cost lost to lateness beyond slack.
 	missed float64
@@ -38,28 +39,34 @@ func newBucket(l Limits) bucket {
 
 // due is the instant at which the level has fallen so far that a request of
 // cost n may leave.
-func (b *bucket) due(n int64) nanos {
+func (b *bucket) due(n int64) nanos { return b.dueAfter(b.empty, n) }
+
+// dueAfter is due for a bucket whose level reaches 0 at an instant.
+func (b *bucket) dueAfter(empty nanos, n int64) nanos {
 	if n >= b.burst {
-		return b.empty
+		return empty
 	}
-	return b.interval.minus(b.empty, b.interval.times(b.burst-n))
+	return b.interval.minus(empty, b.interval.times(b.burst-n))
 }
 
 // slot is the instant at which the head of the line, of cost n, is to leave.
-func (b *bucket) slot(n int64) nanos { return later(b.due(n), b.since) }
+func (b *bucket) slot(n int64) nanos { return later(later(b.due(n), b.since), b.hold) }
 
 // wait is how long a request of cost n would wait from now behind ahead cost
 // units in the line, if they all stay. With nobody in line, ahead is 0.
 //
 // No walk along the line is needed: nobody who waits finds the bucket empty
 // before his slot, so each raises the level by his cost and no more; and each
-// is due later than the one ahead of him.
+// is due later than the one ahead of him. (If nobody leaves for a while, as the
+// line is held or all places are taken, the bucket may be empty by the end of
+// that, and then the first slot is there.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
-	due := b.due(n)
+	empty := later(b.empty, b.hold)
+	due := b.dueAfter(empty, n)
 	if ahead > 0 {
 		due = b.interval.plus(due, b.interval.times(ahead))
 	}
-	return time.Duration(max(0, sum(due.ceil(), -now)))
+	return time.Duration(max(0, sum(later(due, b.hold).ceil(), -now)))
 }
 
 // pass lets a request that found nobody in line leave now.
@@ -77,6 +84,7 @@ func (b *bucket) release(now, n int64) bool {
 	if slot.ceil() > now {
 		return false
 	}
+	b.rest(b.hold.whole) // Nobody has left before that.
 	if earliest := (nanos{whole: now - b.slack}); earliest.after(slot) {
 		lost := b.interval.minus(earliest, slot)
 		b.missed += b.interval.units(lost)
@@ -125,9 +133,9 @@ func (b *bucket) giveBack(left uint64, n int64) {
 }
 
 // rest notes that an empty bucket is empty until now. It is called when nobody
-// is in line whose slot has come: empty, which is rounded up, may then be now,
-// where the exact instant was a little before, and what above says of it must
-// not be taken off what leaves now.
+// is in line whose slot has come, and for the end of a hold: empty, which is
+// rounded up, may then be now, where the exact instant was a little before, and
+// what above says of it must not be taken off what leaves now.
 func (b *bucket) rest(now int64) {
 	if at := (nanos{whole: now}); !b.empty.after(at) {
 		b.empty, b.above = at, nil

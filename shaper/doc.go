@@ -6,14 +6,18 @@
 //
 //	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}) // 50/s, 100 may wait
 //	...
-//	if err := s.Wait(ctx); err != nil {
-//		return err // refused: *shaper.RejectError; given up: ctx.Err()
-//	}
-//	callTheUpstream()
+//	err = s.Do(ctx, 1, callTheUpstream) // refused: *shaper.RejectError; given up: ctx.Err()
 //
 // Without Depth nothing waits: the second request within an interval is
 // refused. In front of an http.Handler use Middleware, which answers those who
-// are refused with 429 and an honest Retry-After.
+// are refused with 429 and an honest Retry-After; for calls to an API a
+// Transport, which holds the whole line when the API says 429.
+//
+// Where it matters how many requests are upstream at once, too, Limits.InFlight
+// caps them: then a request leaves when the bucket and the cap allow, and says by
+// the release of Acquire, or as Do returns, that it has ended. With a cap every
+// prediction is a lower bound. Time for which a cap or a Hold kept the line is not
+// late.
 //
 // # The one rule
 //
@@ -34,7 +38,7 @@
 //
 // Two exceptions: with Depth 0 a cost above Burst is refused, even by an empty
 // bucket; and nothing reaches more than 365 days ahead. At rate.Inf nobody
-// waits, whatever the cost, and the level is 0.
+// waits but for a hold or a place, whatever the cost, and the level is 0.
 //
 // # Guarantees
 //
@@ -50,9 +54,12 @@
 //     due profits from slack: an idle bucket earns nothing beyond Burst. In
 //     virtual time nothing is late.
 //  2. Order. Requests leave in the order in which they were admitted. Nobody
-//     overtakes, neither a cheap request a dear one nor a newcomer a line.
+//     overtakes, neither a cheap request a dear one nor a newcomer a line. What
+//     a Transport sends again (Retry) was admitted before: it stands at the
+//     head, before all newcomers, those like it in the order of their return.
 //  3. Bound. At most Depth requests wait. The next is refused at once, without
-//     blocking, whatever the state of the ticker.
+//     blocking, whatever the state of the ticker. What a Transport sends again
+//     waits beyond Depth, and enters during Shutdown: it was admitted before.
 //  4. Abandonment. When a waiter's context ends, its place is free and its slot
 //     belongs to the next waiter before its call returns. No departure is spent
 //     on a request that has left, save the one case of guarantee 5.
@@ -67,7 +74,9 @@
 //     refused at entry. One that would wait just MaxWait is admitted; one whose
 //     deadline has passed while its Err is still nil is refused, and counted. A
 //     later change of the rate does not refuse it: it then waits until its
-//     context ends.
+//     context ends. With a cap the prediction is a lower bound, as nobody knows
+//     when requests end: it goes as if a place became free at once. What a
+//     Transport sends again is bound by its deadline, but not by MaxWait.
 //  7. Change. SetLimits takes effect at once on those who wait: they are
 //     re-timed, in order; level and line are kept; a smaller Depth refuses
 //     newcomers and drops nobody.

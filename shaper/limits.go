@@ -25,7 +25,8 @@ const maxRate rate.Limit = 1e9
 // Limits are a shaper's numbers. They may change while requests wait.
 type Limits struct {
 	// Rate is how many cost units leave per second: from 1 per 365 days to
-	// 1e9, or rate.Inf, at which everything leaves at once. It is read as the
+	// 1e9, or rate.Inf, at which everything leaves at once, but for a hold or
+	// a cap. It is read as the
 	// simplest fraction within one part in 2⁵⁰, so that
 	// rate.Every(3*time.Second) means exactly one per three seconds.
 	Rate rate.Limit
@@ -35,16 +36,26 @@ type Limits struct {
 	Burst int
 
 	// Depth is the largest number of requests that may wait. With 0 none
-	// waits: what can't leave at once is refused.
+	// waits: what can't leave at once is refused. Retries of a Transport wait
+	// beyond it, as they were admitted before.
 	Depth int
 
 	// MaxWait is the longest predicted wait with which a request is admitted.
-	// 0 means no bound (but 365 days).
+	// 0 means no bound (but 365 days). With InFlight the prediction is a lower
+	// bound, so that who is admitted may wait longer. Retries of a Transport
+	// it does not bind.
 	MaxWait time.Duration
 
 	// Slack is the lateness that a late wake-up may make up (guarantee 1).
 	// 0 means DefaultSlack.
 	Slack time.Duration
+
+	// InFlight is how many requests, whatever their cost, may have left and not
+	// yet given their place back: beside how often they leave, how many are
+	// upstream at once. 0 means no cap. With one, requests enter by Acquire, Do,
+	// Middleware or Transport only, which know when they end; SetLimits changes
+	// it to another number, but not from or to 0.
+	InFlight int
 }
 
 // Validate returns nil if New and SetLimits take l, else an error that names
@@ -68,6 +79,8 @@ func (l Limits) Validate() error {
 		return fmt.Errorf("shaper: Limits.MaxWait is %v, must not be negative", l.MaxWait)
 	case l.Slack < 0:
 		return fmt.Errorf("shaper: Limits.Slack is %v, must not be negative", l.Slack)
+	case l.InFlight < 0:
+		return fmt.Errorf("shaper: Limits.InFlight is %d, must not be negative", l.InFlight)
 	}
 	if intervalOf(l.Rate).times(l.burst()).beyond(horizon) {
 		return fmt.Errorf("shaper: Limits.Burst is %d, which at Limits.Rate %v takes more than 365 days to drain", l.Burst, float64(l.Rate))

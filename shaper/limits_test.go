@@ -27,6 +27,8 @@ func TestLimitsValidate(t *testing.T) {
 		{Rate: slowest, Burst: 1},
 		{Rate: rate.Inf},
 		{Rate: rate.Inf, Burst: math.MaxInt, Depth: math.MaxInt, MaxWait: math.MaxInt64, Slack: math.MaxInt64},
+		{Rate: 1, InFlight: 1},
+		{Rate: rate.Inf, InFlight: math.MaxInt},
 		{Rate: 1, Burst: 365 * 86400},
 		{Rate: rate.Every(3 * time.Second), Burst: 365 * 86400 / 3},
 		{Rate: 1e9, Burst: math.MaxInt32},
@@ -51,6 +53,8 @@ func TestLimitsValidate(t *testing.T) {
 		{shaper.Limits{Rate: 1, Depth: -2}, "Limits.Depth is -2,"},
 		{shaper.Limits{Rate: 1, MaxWait: -3}, "Limits.MaxWait is -3ns,"},
 		{shaper.Limits{Rate: 1, Slack: -4 * time.Second}, "Limits.Slack is -4s,"},
+		{shaper.Limits{Rate: 1, InFlight: -5}, "Limits.InFlight is -5,"},
+		{shaper.Limits{Rate: rate.Inf, InFlight: -1}, "Limits.InFlight is -1,"},
 		{shaper.Limits{Rate: rate.Inf, Burst: -1}, "Limits.Burst is -1,"},
 		{shaper.Limits{Rate: rate.Inf, Slack: math.MinInt64}, "Limits.Slack is -2562047h47m16.854775808s,"},
 		{shaper.Limits{Rate: 1, Burst: 365*86400 + 1}, "Limits.Burst is 31536001,"},
@@ -71,6 +75,9 @@ func TestLimitsString(t *testing.T) {
 		{shaper.Limits{Rate: 50}, "50/s depth 0"},
 		{shaper.Limits{Rate: 50, Burst: 1, Depth: 2, MaxWait: 90 * time.Second, Slack: 1500 * time.Millisecond},
 			"50/s burst 1 depth 2 wait 90s slack 1500ms"},
+		{shaper.Limits{Rate: 50, Depth: 100, InFlight: 8}, "50/s depth 100 inflight 8"},
+		{shaper.Limits{Rate: rate.Inf, Burst: 1, Depth: 2, MaxWait: 1, Slack: 1, InFlight: 1},
+			"inf burst 1 depth 2 wait 1ns slack 1ns inflight 1"},
 		{shaper.Limits{Rate: 1000}, "1000/s depth 0"},
 		{shaper.Limits{Rate: 1e9}, "1000000000/s depth 0"},
 		{shaper.Limits{Rate: rate.Inf, Burst: math.MaxInt32}, "inf burst 2147483647 depth 0"},
@@ -111,6 +118,7 @@ func TestInvalidLimitsCanBePrinted(t *testing.T) {
 		{shaper.Limits{Rate: math.SmallestNonzeroFloat64}, "5e-324/s depth 0"},
 		{shaper.Limits{Rate: 1, Burst: -1, Depth: -2, MaxWait: -3 * time.Second, Slack: math.MinInt64},
 			"1/s burst -1 depth -2 wait -3s slack -9223372036854775808ns"},
+		{shaper.Limits{Rate: 1, InFlight: -1}, "1/s depth 0 inflight -1"},
 	} {
 		require.Equal(t, test.want, test.l.String())
 		text, err := test.l.MarshalText()
@@ -145,6 +153,8 @@ func TestLimitsStringIsReadBackExactly(t *testing.T) {
 			Depth:   int(whole(math.MaxInt32)) - 1,
 			MaxWait: time.Duration(whole(1<<62)) - 1,
 			Slack:   time.Duration(whole(1000)) * []time.Duration{0, 1, time.Microsecond, time.Second, day}[random.IntN(5)],
+
+			InFlight: int(whole(math.MaxInt32)) - 1,
 		}
 		if l.Validate() != nil {
 			l.Burst = 0

@@ -36,15 +36,16 @@ var units = []struct {
 //	50/s
 //	10/min depth 100
 //	1 per 2s burst 10 depth 100 wait 2s slack 10ms
+//	50/s depth 100 inflight 8
 //	inf depth 3
 //	10, 1/sec
 //
 // First a rate: a number per unit of time, a number per duration, or the word
-// inf. Then burst, depth, wait and slack in any order, each at most once; what
-// is left out is 0, so that without depth nothing waits. The last form means
-// burst 10, and nothing follows it. Numbers may have decimals, but neither sign
-// nor exponent, and are read exactly: 20/min is the rate.Limit nearest to a
-// third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
+// inf. Then burst, depth, wait, slack and inflight in any order, each at most
+// once; what is left out is 0, so that without depth nothing waits. The last
+// form means burst 10, and nothing follows it. Numbers may have decimals, but
+// neither sign nor exponent, and are read exactly: 20/min is the rate.Limit
+// nearest to a third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
 //
 // All else, and what Validate refuses, is an error that quotes the text and
 // points at the column (byte, from 1).
@@ -81,8 +82,10 @@ func ParseLimits(text string) (Limits, error) {
 			l.MaxWait = s.duration(value)
 		case "slack":
 			l.Slack = s.duration(value)
+		case "inflight":
+			l.InFlight = s.integer(value)
 		default:
-			s.fail(name.at, "expected burst, depth, wait or slack")
+			s.fail(name.at, "expected burst, depth, wait, slack or inflight")
 		}
 	}
 	if err := l.Validate(); err != nil {
@@ -112,6 +115,9 @@ func (l Limits) String() string {
 	}
 	if l.Slack != 0 {
 		text += " slack " + durationText(l.Slack)
+	}
+	if l.InFlight != 0 {
+		text += " inflight " + strconv.Itoa(l.InFlight)
 	}
 	return text
 }

@@ -28,6 +28,11 @@ var wellFormed = []struct {
 		Rate: 50, Burst: 10, Depth: 100, MaxWait: 2 * time.Second, Slack: 10 * time.Millisecond}},
 	{"50/s slack 10ms wait 2s depth 100 burst 10", shaper.Limits{
 		Rate: 50, Burst: 10, Depth: 100, MaxWait: 2 * time.Second, Slack: 10 * time.Millisecond}},
+	{"50/s depth 100 inflight 8", shaper.Limits{Rate: 50, Depth: 100, InFlight: 8}},
+	{"50/s inflight 8 wait 2s burst 3 slack 1ms depth 4", shaper.Limits{
+		Rate: 50, Burst: 3, Depth: 4, MaxWait: 2 * time.Second, Slack: time.Millisecond, InFlight: 8}},
+	{"inf inflight 1", shaper.Limits{Rate: rate.Inf, InFlight: 1}},
+	{"1/s inflight 0", shaper.Limits{Rate: 1}},
 	{"inf", shaper.Limits{Rate: rate.Inf}},
 	{"inf depth 3", shaper.Limits{Rate: rate.Inf, Depth: 3}},
 
@@ -125,10 +130,10 @@ var malformed = []struct {
 	{"1 per 0.5ns", 7, "whole nanoseconds"},
 
 	// What follows the rate.
-	{"5/s depht 3", 5, "expected burst, depth, wait or slack"},
-	{"5/s Depth 3", 5, "expected burst, depth, wait or slack"},
-	{"5/s 3", 5, "expected burst, depth, wait or slack"},
-	{"5/s inf", 5, "expected burst, depth, wait or slack"},
+	{"5/s depht 3", 5, "expected burst, depth, wait, slack or inflight"},
+	{"5/s Depth 3", 5, "expected burst, depth, wait, slack or inflight"},
+	{"5/s 3", 5, "expected burst, depth, wait, slack or inflight"},
+	{"5/s inf", 5, "expected burst, depth, wait, slack or inflight"},
 	{"5/s, depth 3", 1, "expected a whole number"},
 	{"5/s depth 3 depth 4", 13, "expected depth only once"},
 	{"5/s burst 1 wait 2s burst 1", 21, "expected burst only once"},
@@ -143,6 +148,15 @@ var malformed = []struct {
 	{"5/s wait s", 10, "expected a duration"},
 	{"5/s wait 2", 11, "expected a unit"},
 	{"5/s wait 2 s", 11, "expected a unit"},
+	{"5/s InFlight 8", 5, "expected burst, depth, wait, slack or inflight"},
+	{"5/s in flight 8", 5, "expected burst, depth, wait, slack or inflight"},
+	{"5/s inflight", 13, "expected a whole number"},
+	{"5/s inflight -8", 14, "expected a whole number"},
+	{"5/s inflight 1.5", 14, "expected a whole number"},
+	{"5/s inflight 8s", 14, "expected a whole number"},
+	{"5/s inflight inf", 14, "expected a whole number"},
+	{"5/s inflight 9223372036854775808", 14, "expected a whole number"},
+	{"5/s inflight 8 depth 3 inflight 8", 24, "expected inflight only once"},
 	{"5/s slack 2sek", 12, "expected a unit"},
 	{"5/s slack 1.5ns", 11, "whole nanoseconds"},
 	{"5/s slack 9223372036854775808ns", 11, "whole nanoseconds"},
@@ -157,6 +171,7 @@ var malformed = []struct {
 	{"-1, 1/s", 1, "expected a whole number"},
 	{"10, 1/s depth 3", 9, "expected nothing after"},
 	{"10, 1/s burst 3", 9, "expected nothing after"},
+	{"10, 1/s inflight 3", 9, "expected nothing after"},
 	{"10, 10, 1/s", 5, "expected a rate"},
 
 	// Blanks and length.
@@ -259,14 +274,14 @@ var grammar = func() *regexp.Regexp {
 		blank    = `[ \t]+`
 		duration = number + unit
 		rate     = `(inf|` + number + `/` + unit + `|` + number + blank + `per` + blank + duration + `)`
-		rest     = `(` + blank + `((burst|depth)` + blank + `[0-9]+|(wait|slack)` + blank + duration + `))*`
+		rest     = `(` + blank + `((burst|depth|inflight)` + blank + `[0-9]+|(wait|slack)` + blank + duration + `))*`
 	)
 	return regexp.MustCompile(`^([0-9]+,` + blank + rate + `|` + rate + rest + `)$`)
 }()
 
 // unfit is what an error says of a text in which grammar sees nothing wrong.
 var unfit = regexp.MustCompile(`^Limits\.(Rate|Burst) is |^expected (` +
-	`(burst|depth|wait|slack) only once|a duration above 0|a whole number up to|whole nanoseconds|at most 1024 bytes)`)
+	`(burst|depth|wait|slack|inflight) only once|a duration above 0|a whole number up to|whole nanoseconds|at most 1024 bytes)`)
 
 func FuzzParseLimits(f *testing.F) {
 	for _, test := range wellFormed {

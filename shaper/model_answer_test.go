@@ -30,9 +30,11 @@ type event struct {
 // A look is what Stats said.
 type look struct {
 	waiting      int
+	inFlight     int
 	level        float64
 	oldest, last time.Duration
-	totals       totals // left out of a look that races with departures
+	held         time.Duration // until when; -1: it is not
+	totals       totals        // left out of a look that races with departures
 }
 
 type totals struct {
@@ -51,6 +53,7 @@ const (
 	resultQueueFull = "queue full"
 	resultTooLate   = "too late"
 	resultInvalid   = "invalid limits"
+	resultMisused   = "use Acquire" // of WaitN, and of AllowN, with a cap
 
 	resultCanceled = "context canceled"
 	resultExceeded = "context deadline exceeded"

@@ -21,9 +21,23 @@ func (m *model) do(o *op) {
 	w := &waiter{op: o, index: index, came: m.now}
 	switch o.kind {
 	case opWait:
-		m.enter(w)
+		if m.capped() {
+			m.finish(w, resultMisused)
+		} else {
+			m.enter(w)
+		}
 	case opAllow:
+		if m.capped() && w.n > 0 {
+			m.finish(w, resultMisused)
+		} else {
+			m.enter(w)
+		}
+	case opAcquire:
 		m.enter(w)
+	case opRelease:
+		m.release(w)
+	case opHold:
+		m.held(w)
 	case opForecast:
 		m.foresee(w)
 	case opLook:
@@ -124,7 +138,7 @@ func (m *model) foresee(w *waiter) {
 
 // set changes the limits: the level is kept, and everybody is re-timed.
 func (m *model) set(w *waiter) {
-	if !valid(w.limits) {
+	if !valid(w.limits) || m.capped() != (w.limits.InFlight > 0) {
 		m.finish(w, resultInvalid)
 		return
 	}
@@ -136,6 +150,42 @@ func (m *model) set(w *waiter) {
 	m.emptyAt(new(big.Rat).Add(instant(m.now), level.Mul(level, m.interval)))
 	m.since = instant(m.now)
 	m.finish(w, resultLeft)
+	m.settle()
+}
+
+// release is the end of a request that an earlier call has let go.
+func (m *model) release(w *waiter) {
+	m.finish(w, resultLeft)
+	if w.target < 0 {
+		return
+	}
+	if a := m.answers[w.target]; w.race && a.returned && a.at == m.now {
+		m.leaveOpen("a release races with the return of its call")
+	}
+	i := slices.IndexFunc(m.upstream, func(other *waiter) bool { return other.index == w.target })
+	if i < 0 && m.mistake == freedTwice && m.answers[w.target].result == resultLeft && len(m.upstream) > 0 {
+		i = 0
+	}
+	if i < 0 {
+		return
+	}
+	m.free(m.upstream[i])
+	m.settle()
+}
+
+// held is Hold.
+func (m *model) held(w *waiter) {
+	m.finish(w, resultLeft)
+	until := instant(m.now + min(w.hold, year))
+	switch {
+	case w.hold < 0:
+	case w.hold > 0 && m.mistake == holdShortens:
+		m.hold = until
+	case w.hold > 0:
+		m.hold = later(m.hold, until)
+	case m.hold.Cmp(until) > 0: // Those whom it has kept could not leave before.
+		m.hold, m.since = new(big.Rat), until
+	}
 	m.settle()
 }
 
@@ -194,7 +244,10 @@ func (m *model) stop(w *waiter) {
 
 func (m *model) look(race bool) look {
 	level, _ := m.level().Float64()
-	l := look{waiting: len(m.line), level: level, last: -1}
+	l := look{waiting: len(m.line), inFlight: len(m.upstream), level: level, last: -1, held: -1}
+	if m.hold.Cmp(instant(m.now)) > 0 {
+		l.held = saturated(seen(m.hold))
+	}
 	if len(m.line) > 0 {
 		l.oldest = m.now - m.line[0].came
 	}

@@ -51,15 +51,17 @@ type composer struct {
 	model  *model
 	script script
 	crowd  time.Duration // by how much arrivals are closer than departures
+	capped bool          // there is a cap, as long as the shaper lives
 }
 
 // composed is a script from the choices of src, and what the model says that it
 // shows. One whose outcome is open somewhere is cut short of that.
 func composed(src *source) (script, []answer) {
 	c := &composer{source: src}
+	c.capped = c.oneIn(3)
 	c.script.limits = c.limits()
 	for !valid(c.script.limits) {
-		c.script.limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3}
+		c.script.limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.places()}
 	}
 	c.model = newModel(c.script.limits)
 	c.crowd = []time.Duration{1, 1, 3, 30}[c.below(4)]
@@ -102,6 +104,8 @@ func (c *composer) limits() shaper.Limits {
 		Rate:  rates[c.below(int64(len(rates)))],
 		Burst: int(c.below(9)),
 		Depth: []int{0, 1, 2, 3, 4, 8, 20, 64}[c.below(8)],
+
+		InFlight: c.places(),
 	}
 	if !valid(l) {
 		l.Burst = 1
@@ -111,6 +115,14 @@ func (c *composer) limits() shaper.Limits {
 		l.MaxWait = max(0, min(year, time.Duration(c.below(8))*step+time.Duration(c.below(3)-1)))
 	}
 	return l
+}
+
+// places is a cap, or none.
+func (c *composer) places() int {
+	if !c.capped {
+		return 0
+	}
+	return []int{1, 1, 2, 3, 5, 20}[c.below(6)]
 }
 
 // instant is when the next operation is: often at the very instant of a
@@ -171,9 +183,13 @@ func (c *composer) op() op {
 	ahead := *c.model // what it is like then, to aim at
 	ahead.answers, ahead.stopping = slices.Clone(ahead.answers), slices.Clone(ahead.stopping)
 	ahead.advance(o.at)
-	switch k := c.below(100); {
+	if c.capped && c.oneIn(3) {
+		o.kind, o.target = opRelease, c.released(&ahead)
+		return o
+	}
+	switch k := c.below(106); {
 	case k < 48:
-		o.kind, o.n = opWait, c.cost()
+		o.kind, o.n = c.entrance(), c.cost()
 		c.context(&o, &ahead)
 	case k < 56:
 		o.kind, o.n = opAllow, c.cost()
@@ -187,19 +203,22 @@ func (c *composer) op() op {
 			o.limits = []shaper.Limits{
 				{Rate: rate.Limit(math.NaN())}, {Rate: 0}, {Rate: -1}, {Rate: 1e9 + 1}, {Rate: 1e-8},
 				{Rate: 1, Burst: -1}, {Rate: 1, Depth: -1}, {Rate: 1, MaxWait: -1}, {Rate: rate.Every(year), Burst: 2},
-			}[c.below(9)]
+				{Rate: 1, Depth: 9}, {Rate: 1, Depth: 9, InFlight: 1}, {Rate: 1, InFlight: -1},
+			}[c.below(12)]
 		}
-	case k < 98 || len(c.script.ops) < 15:
+	case k < 85:
+		o.kind, o.hold = opHold, c.hold()
+	case k < 104 || len(c.script.ops) < 15:
 		calls := slices.Concat(ahead.line, ahead.stopping)
 		if c.crowd > 1 && (len(calls) == 0 || c.oneIn(2)) {
-			o.kind, o.n = opWait, c.cost()
+			o.kind, o.n = c.entrance(), c.cost()
 			break
 		}
 		o.kind, o.target = opCancel, -1
 		if len(calls) > 0 {
 			o.target = calls[c.below(int64(len(calls)))].index
 		}
-	case k < 99:
+	case k < 105:
 		o.kind = opClose
 		if len(c.model.line) > 0 && c.oneIn(2) {
 			o.at = max(o.at, min(c.due(), o.at+year)) // with the next departure
@@ -211,6 +230,53 @@ func (c *composer) op() op {
 		}
 	}
 	return o
+}
+
+// entrance is by which call a request comes: with a cap mostly by the one that
+// lets it in.
+func (c *composer) entrance() opKind {
+	if c.capped != c.oneIn(8) {
+		return opAcquire
+	}
+	return opWait
+}
+
+// released is a call whose request is to end: one that is upstream, or now and
+// then any, so as to end it twice, or before it has begun.
+func (c *composer) released(ahead *model) int {
+	var calls []int
+	if c.oneIn(6) {
+		for i, o := range c.script.ops {
+			if o.kind == opAcquire {
+				calls = append(calls, i)
+			}
+		}
+	} else {
+		for _, w := range ahead.upstream {
+			calls = append(calls, w.index)
+		}
+	}
+	if len(calls) == 0 {
+		return -1
+	}
+	return calls[c.below(int64(len(calls)))]
+}
+
+// hold is for how long to hold the line: often about as long as somebody waits,
+// or as may be waited for.
+func (c *composer) hold() time.Duration {
+	switch c.below(8) {
+	case 0, 1:
+		return 0
+	case 2:
+		return []time.Duration{-1, 1, year, math.MaxInt64}[c.below(4)]
+	case 3:
+		return c.model.limits.MaxWait + time.Duration(c.below(3)) - 1
+	case 4:
+		return time.Duration(c.below(int64(min(year, c.step())) + 1))
+	default:
+		return time.Duration(c.below(12)) * min(year, c.step())
+	}
 }
 
 // context gives a call an end of its context: a deadline about its departure,

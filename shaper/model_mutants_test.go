@@ -24,6 +24,12 @@ const (
 	lateStillLeft            // a late cancel keeps its slot, which nobody uses
 	closeFirst               // Close refuses who is due at its instant
 	handedTwice              // the slot of a late cancel goes to the next waiter and to the bucket
+	freedTwice               // a place that is given back twice is somebody else's the second time
+	capIgnored               // when a late cancel hands its place on, all leave whom the bucket lets go
+	placeLost                // a late cancel keeps its place, which nobody gives back
+	blockedIsLate            // who waited for a place leaves as if at the instant at which the bucket allowed it
+	holdShortens             // of two holds the last one counts
+	holdUnbounded            // MaxWait does not count the hold
 )
 
 // TestModelTellsMistakes tests the checker: each mistake must show within
@@ -44,6 +50,12 @@ func TestModelTellsMistakes(t *testing.T) {
 		{"a late cancel that still counts as left", lateStillLeft},
 		{"Close before a due departure", closeFirst},
 		{"a slot handed on twice", handedTwice},
+		{"a place freed twice", freedTwice},
+		{"a cap ignored when a place is handed on", capIgnored},
+		{"a place lost by a late cancel", placeLost},
+		{"time blocked that is made up", blockedIsLate},
+		{"a hold that shortens another", holdShortens},
+		{"a hold that MaxWait ignores", holdUnbounded},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			done := 0

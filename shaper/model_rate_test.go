@@ -18,7 +18,7 @@ func valid(l shaper.Limits) bool {
 	if math.IsNaN(r) || r <= 0 || l.Rate != rate.Inf && r > 1e9 {
 		return false
 	}
-	if l.Burst < 0 || l.Depth < 0 || l.MaxWait < 0 || l.Slack < 0 {
+	if l.Burst < 0 || l.Depth < 0 || l.MaxWait < 0 || l.Slack < 0 || l.InFlight < 0 {
 		return false
 	}
 	drain := new(big.Rat).Mul(new(big.Rat).SetInt64(int64(max(l.Burst, 1))), intervalOf(l.Rate))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -85,6 +86,8 @@ func played(t *testing.T, s script) (answers []answer, problem string) {
 			start:   time.Now(),
 			answers: make([]answer, len(s.ops)),
 			ends:    make([]context.CancelFunc, len(s.ops)),
+
+			releases: make([]func(), len(s.ops)),
 		}
 		if problem = p.play(s); problem == "" {
 			answers = p.answers
@@ -102,6 +105,9 @@ type player struct {
 	ends    []context.CancelFunc // of the contexts of calls, by operation
 	calling int                  // the operation that is being done
 	calls   atomic.Int64         // that have not returned
+
+	mu       sync.Mutex
+	releases []func() // of calls of Acquire that have returned, by operation
 }
 
 func (p *player) play(s script) (problem string) {
@@ -155,6 +161,24 @@ func (p *player) do(i int, o *op) {
 	case opWait:
 		ctx := p.context(i, o)
 		p.call(func() { p.finish(a, p.shaper.WaitN(ctx, o.n)) })
+	case opAcquire:
+		ctx := p.context(i, o)
+		p.call(func() {
+			release, err := p.shaper.Acquire(ctx, o.n)
+			if release == nil {
+				err = errors.New("Acquire returned no release")
+			}
+			p.finish(a, err)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.releases[i] = release
+		})
+	case opRelease:
+		p.release(o.target)
+		p.finish(a, nil)
+	case opHold:
+		p.shaper.Hold(o.hold)
+		p.finish(a, nil)
 	case opShutdown:
 		ctx := p.context(i, o)
 		p.call(func() { p.finish(a, p.shaper.Shutdown(ctx)) })
@@ -186,6 +210,20 @@ func (p *player) do(i int, o *op) {
 	}
 }
 
+// release ends the request of operation i, if its call has returned. What a call
+// that has failed returns is called too, and does nothing.
+func (p *player) release(i int) {
+	if i < 0 {
+		return
+	}
+	p.mu.Lock()
+	release := p.releases[i]
+	p.mu.Unlock()
+	if release != nil {
+		release()
+	}
+}
+
 func (p *player) call(f func()) {
 	p.calls.Add(1)
 	go func() {
@@ -211,6 +249,8 @@ func (p *player) allowed(a *answer, n int, leaves bool) {
 	switch {
 	case n < 0 && !leaves:
 		a.result = resultNegative
+	case n > 0 && !leaves && p.shaper.Limits().InFlight > 0 && a.ended.hook == "":
+		a.result = resultMisused
 	case n == 0 && leaves, leaves && a.ended.hook == "departed":
 		a.result = resultLeft
 	case !leaves && a.ended.hook == "refused":
@@ -242,7 +282,10 @@ func (p *player) event(hook string, e shaper.Event) event {
 }
 
 func (p *player) look(s shaper.Stats, race bool) look {
-	l := look{waiting: s.Waiting, level: s.Level, oldest: s.OldestWait, last: -1}
+	l := look{waiting: s.Waiting, inFlight: s.InFlight, level: s.Level, oldest: s.OldestWait, last: -1, held: -1}
+	if !s.HeldUntil.IsZero() {
+		l.held = s.HeldUntil.Sub(p.start)
+	}
 	if !race { // Else calls may be between their slot and their return.
 		if !s.LastCall.IsZero() {
 			l.last = s.LastCall.Sub(p.start)
@@ -273,6 +316,9 @@ func word(err error) string {
 	}
 	if err == shaper.ErrNegativeCost {
 		return resultNegative
+	}
+	if strings.Contains(err.Error(), "use Acquire") {
+		return resultMisused
 	}
 	var refusal *shaper.RejectError
 	if !errors.As(err, &refusal) {

@@ -26,12 +26,13 @@ type op struct {
 	// instant; without it all that has happened before.
 	race bool
 
-	n        int           // of opWait, opAllow, opForecast: the cost
-	deadline time.Duration // of opWait, opShutdown: of the context; 0: none
-	deaf     bool          // of opWait: the context states its deadline but never ends by it
-	late     time.Duration // of opWait: Err says gone from then on, and Done stays open; 0: never
-	target   int           // of opCancel: index of the call whose context ends; -1: none
+	n        int           // of a call that may wait, opAllow, opForecast: the cost
+	deadline time.Duration // of a call that may wait, opShutdown: of the context; 0: none
+	deaf     bool          // of a call that may wait: the context states its deadline but never ends by it
+	late     time.Duration // of a call that may wait: Err says gone from then on, and Done stays open; 0: never
+	target   int           // of opCancel, opRelease: index of the call that ends; -1: none
 	limits   shaper.Limits // of setting
+	hold     time.Duration // of opHold
 }
 
 type opKind int
@@ -45,9 +46,21 @@ const (
 	opCancel
 	opClose    // Close
 	opShutdown // Shutdown
+	opAcquire
+	opRelease // what Acquire returned
+	opHold
 )
 
-var kindNames = [...]string{"opWait", "opAllow", "opForecast", "opLook", "opSet", "opCancel", "opClose", "opShutdown"}
+var kindNames = [...]string{
+	"opWait", "opAllow", "opForecast", "opLook", "opSet", "opCancel", "opClose", "opShutdown",
+	"opAcquire", "opRelease", "opHold",
+}
+
+// mayWait says whether the operation is a call that can wait in the line.
+func (o op) mayWait() bool { return o.kind == opWait || o.kind == opAcquire }
+
+// hasTarget says whether the operation is about another one.
+func (o op) hasTarget() bool { return o.kind == opCancel || o.kind == opRelease }
 
 // String is the script as a Go literal, to be played again from a test.
 func (s script) String() string {
@@ -67,12 +80,13 @@ func (o op) literal() string {
 		}
 	}
 	note(o.race, "race: %v", o.race)
-	note(o.kind == opWait || o.kind == opAllow || o.kind == opForecast, "n: %d", o.n)
+	note(o.mayWait() || o.kind == opAllow || o.kind == opForecast, "n: %d", o.n)
 	note(o.deadline != 0, "deadline: %d", int64(o.deadline))
 	note(o.deaf, "deaf: %v", o.deaf)
 	note(o.late != 0, "late: %d", int64(o.late))
-	note(o.kind == opCancel, "target: %d", o.target)
+	note(o.hasTarget(), "target: %d", o.target)
 	note(o.kind == opSet, "limits: %s", literal(o.limits))
+	note(o.kind == opHold, "hold: %d", int64(o.hold))
 	return "{" + strings.Join(fields, ", ") + "}"
 }
 
@@ -84,7 +98,8 @@ func literal(l shaper.Limits) string {
 	case math.IsNaN(float64(l.Rate)):
 		r = "rate.Limit(math.NaN())"
 	}
-	return fmt.Sprintf("shaper.Limits{Rate: %s, Burst: %d, Depth: %d, MaxWait: %d}", r, l.Burst, l.Depth, int64(l.MaxWait))
+	return fmt.Sprintf("shaper.Limits{Rate: %s, Burst: %d, Depth: %d, MaxWait: %d, InFlight: %d}",
+		r, l.Burst, l.Depth, int64(l.MaxWait), l.InFlight)
 }
 
 // without is the script less operation i.
@@ -94,9 +109,9 @@ func (s script) without(i int) script {
 		if j == i {
 			continue
 		}
-		if o.kind == opCancel && o.target == i {
+		if o.hasTarget() && o.target == i {
 			o.target = -1
-		} else if o.kind == opCancel && o.target > i {
+		} else if o.hasTarget() && o.target > i {
 			o.target--
 		}
 		rest.ops = append(rest.ops, o)

@@ -1,6 +1,7 @@
 package shaper_test
 
 import (
+	"math"
 	"math/big"
 	"slices"
 	"time"
@@ -23,9 +24,11 @@ import (
 // the model says so in open, and nothing that follows may be compared.
 type model struct {
 	limits   shaper.Limits
-	interval *big.Rat // nanoseconds per cost unit; 0 at rate.Inf
-	empty    *big.Rat // the instant at which the level reaches 0
-	since    *big.Rat // the instant since which the head is the head
+	interval *big.Rat  // nanoseconds per cost unit; 0 at rate.Inf
+	empty    *big.Rat  // the instant at which the level reaches 0
+	since    *big.Rat  // the instant since which the head is the head, and there is a place for it
+	hold     *big.Rat  // the instant until which nobody leaves
+	upstream []*waiter // those who have left and not ended, if there is a cap
 	line     []*waiter
 	stopping []*waiter // calls of Shutdown that have not returned
 	now      time.Duration
@@ -41,6 +44,7 @@ type model struct {
 	mistake mistake
 	frozen  *big.Rat // see noRetime
 	ghosts  int      // see placeFreedLate
+	blind   bool     // see capIgnored
 }
 
 // A waiter is a call that has not returned: its operation, and when it came.
@@ -59,6 +63,7 @@ func newModel(l shaper.Limits) *model {
 		interval: intervalOf(l.Rate),
 		empty:    new(big.Rat),
 		since:    new(big.Rat),
+		hold:     new(big.Rat),
 		last:     -1,
 		lateAt:   -1,
 		endAt:    -1,
@@ -83,7 +88,29 @@ func (m *model) due() *big.Rat {
 	if m.frozen != nil {
 		return m.frozen
 	}
-	return later(m.since, m.allowed(m.empty, m.line[0].n))
+	return later(m.hold, later(m.since, m.allowed(m.empty, m.line[0].n)))
+}
+
+// capped says whether those who leave take a place, until they end.
+func (m *model) capped() bool { return m.limits.InFlight > 0 }
+
+// hasRoom says whether there is a place for one more.
+func (m *model) hasRoom() bool {
+	return !m.capped() || m.blind || len(m.upstream) < m.limits.InFlight
+}
+
+// leaves says whether the head leaves by an instant.
+func (m *model) leaves(by time.Duration) bool {
+	return len(m.line) > 0 && m.hasRoom() && m.due().Cmp(instant(by)) <= 0
+}
+
+// free takes one who is not upstream any more off those who are. If all places
+// were taken the head could not leave before.
+func (m *model) free(w *waiter) {
+	if !m.hasRoom() && m.mistake != blockedIsLate {
+		m.since = later(m.since, instant(m.now))
+	}
+	m.upstream = slices.DeleteFunc(slices.Clone(m.upstream), func(other *waiter) bool { return other == w })
 }
 
 // level is the level of the bucket.
@@ -96,20 +123,27 @@ func (m *model) level() *big.Rat {
 }
 
 // waits are the times until those in line leave, if they stay and nobody else
-// comes, and last that of a newcomer of cost n.
+// comes, and last that of a newcomer of cost n. If there is a cap, they are the
+// times for which each waits at least: as if places became free at once, but
+// only just after now.
 func (m *model) waits(n int) []time.Duration {
 	var waits []time.Duration
-	empty, since := m.empty, m.since
-	if len(m.line) == 0 || m.overtakes(n) {
+	empty, since := m.empty, later(later(m.since, m.hold), instant(m.now))
+	if m.overtakes(n) {
 		since = instant(m.now)
 	}
+	blocked := !m.hasRoom()
 	for i := range len(m.line) + 1 {
 		cost := n
 		if i < len(m.line) {
 			cost = m.line[i].n
 		}
 		at := later(since, m.allowed(empty, cost))
-		waits = append(waits, m.until(at))
+		wait := m.until(at)
+		if len(m.line) > 0 || blocked {
+			wait = max(wait, 1)
+		}
+		waits = append(waits, wait)
 		empty, since = new(big.Rat).Add(later(empty, at), m.take(cost)), at
 	}
 	if m.overtakes(n) {
@@ -150,6 +184,12 @@ func (m *model) judge(o *op) (wait time.Duration, refusal answer) {
 	if m.mistake == depthOffByOne && depth > 0 {
 		depth++
 	}
+	bounded := wait
+	if m.mistake == holdUnbounded {
+		unheld := *m
+		unheld.hold = new(big.Rat)
+		bounded = unheld.waits(o.n)[len(m.line)]
+	}
 	switch {
 	case m.closed:
 		refusal.result = resultClosed
@@ -166,7 +206,7 @@ func (m *model) judge(o *op) (wait time.Duration, refusal answer) {
 			again = max(again, line[k-1])
 		}
 		refusal.retry = min(again, wait)
-	case wait > longest || missed:
+	case bounded > longest || missed:
 		refusal.result, refusal.missed = resultTooLate, missed
 		refusal.retry = min(again, wait)
 	}
@@ -185,7 +225,7 @@ func (m *model) tooCostly(n int) bool {
 func (m *model) advance(t time.Duration) {
 	for {
 		next := t + 1
-		if len(m.line) > 0 && m.due().Cmp(instant(t)) <= 0 {
+		if m.leaves(t) {
 			// Someone who is head since an earlier instant may be due in the
 			// past only by a mistake.
 			next = max(m.now, saturated(seen(m.due())))
@@ -213,7 +253,7 @@ func (m *model) settle() {
 		var last *waiter
 		var late []*waiter
 		var before *big.Rat // the instant empty, as if last had not left
-		for len(m.line) > 0 && m.due().Cmp(instant(m.now)) <= 0 {
+		for m.leaves(m.now) {
 			before = m.empty
 			last = m.depart()
 			switch {
@@ -226,9 +266,14 @@ func (m *model) settle() {
 				m.departed(last)
 			}
 		}
+		m.blind = false
 		for _, w := range late {
 			m.lateAt = m.now
 			m.abandoned(w, resultGone)
+			if m.capped() && m.mistake != placeLost {
+				m.free(w)
+				m.blind, again = m.mistake == capIgnored, true
+			}
 			if w == last && m.mistake != lateStillLeft {
 				m.empty, again = before, true
 				if m.mistake == handedTwice {
@@ -236,7 +281,7 @@ func (m *model) settle() {
 				}
 			}
 		}
-		if len(late) > 1 && m.interval.Sign() > 0 {
+		if len(late) > 1 && (m.interval.Sign() > 0 || m.capped()) {
 			m.leaveOpen("two late cancels in one wake-up")
 		}
 	}
@@ -264,6 +309,9 @@ func (m *model) depart() *waiter {
 	}
 	m.emptyAt(new(big.Rat).Add(later(m.empty, from), m.take(w.n)))
 	m.since = at
+	if m.capped() {
+		m.upstream = append(slices.Clone(m.upstream), w)
+	}
 	return w
 }
 
@@ -278,7 +326,9 @@ func (m *model) emptyAt(at *big.Rat) {
 
 func (m *model) departed(w *waiter) {
 	m.totals.departed++
-	m.totals.wait += m.now - w.came
+	if m.totals.wait += m.now - w.came; m.totals.wait < 0 {
+		m.totals.wait = math.MaxInt64
+	}
 	m.finish(w, resultLeft)
 	m.ended(w, "departed", "")
 }

@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,7 +16,7 @@ import (
 // right.
 func TestModelByHand(t *testing.T) {
 	const ms = 1_000_000
-	one := op{kind: opWait, n: 1}
+	one, acquire := op{kind: opWait, n: 1}, op{kind: opAcquire, n: 1}
 	for _, test := range []struct {
 		name string
 		script
@@ -106,6 +107,116 @@ func TestModelByHand(t *testing.T) {
 				{at: 500*ms + 2, kind: opLook},
 			}},
 			[]string{"left at 0s", "left at 500ms", "left at 500.000001ms", "left at 500.000002ms, level 2"},
+		},
+		{
+			"a place that comes back is the head's at once, if the bucket allows",
+			script{shaper.Limits{Rate: 10, Burst: 2, Depth: 9, InFlight: 1}, []op{
+				acquire, acquire, acquire,
+				{at: 50 * ms, kind: opRelease, target: 0},
+				{at: 60 * ms, kind: opRelease, target: 0},
+				{at: 70 * ms, kind: opRelease, target: 1},
+				{at: 70 * ms, kind: opForecast, n: 1},
+			}},
+			[]string{
+				"left at 0s", "left at 50ms", "left at 100ms", "left at 50ms", "left at 60ms", "left at 70ms",
+				"left at 70ms, wait 130ms",
+			},
+		},
+		{
+			"who waits for a place waits at least for the next moment",
+			script{shaper.Limits{Rate: 10, Burst: 3, Depth: 1, InFlight: 1}, []op{
+				acquire,
+				{kind: opForecast, n: 1},
+				acquire, acquire,
+				{at: 1000 * ms, kind: opSet, limits: shaper.Limits{Rate: 10, Depth: 1}},
+				{at: 1000 * ms, kind: opSet, limits: shaper.Limits{Rate: 10, Depth: 1, InFlight: 2}},
+				{at: 1000 * ms, kind: opWait, n: 1},
+				{at: 1000 * ms, kind: opAllow, n: 1},
+			}},
+			[]string{
+				"left at 0s", "left at 0s, wait 1ns", "left at 1s", "queue full at 0s, retry 1ns",
+				"invalid limits at 1s", "left at 1s", "use Acquire at 1s", "use Acquire at 1s",
+			},
+		},
+		{
+			"a late cancel hands its place on with its slot",
+			script{shaper.Limits{Rate: 7, Depth: 9, InFlight: 1}, []op{
+				acquire, {kind: opAcquire, n: 1, late: 1}, acquire, acquire,
+				{at: 1000 * ms, kind: opRelease, target: 0},
+				{at: 1500 * ms, kind: opRelease, target: 1},
+				{at: 2000 * ms, kind: opRelease, target: 2},
+			}},
+			[]string{"left at 0s", "gone at 1s", "left at 1s", "left at 2s"},
+		},
+		{
+			"the later end of two holds counts, for MaxWait too",
+			script{shaper.Limits{Rate: 10, Burst: 2, Depth: 9, MaxWait: 1000 * ms}, []op{
+				{kind: opHold, hold: 1000 * ms}, {kind: opHold, hold: 500 * ms}, {kind: opHold, hold: -1},
+				one, one, one,
+				{at: 500 * ms, kind: opHold, hold: 1001 * ms},
+				{at: 500 * ms, kind: opWait, n: 1},
+			}},
+			[]string{
+				"left at 0s", "left at 0s", "left at 0s", "left at 1.501s", "left at 1.501s",
+				"too late at 0s, retry 100ms", "left at 500ms", "too late at 500ms, retry 101ms",
+			},
+		},
+		{
+			"Hold(0) lets leave whom the bucket lets leave",
+			script{shaper.Limits{Rate: 10, Depth: 9}, []op{
+				one, one, one, {kind: opHold, hold: year},
+				{at: 550 * ms, kind: opHold},
+			}},
+			[]string{"left at 0s", "left at 550ms", "left at 650ms", "left at 0s", "left at 550ms"},
+		},
+		{
+			// As above, but what the bucket is empty by is the end of a hold.
+			"a fraction of the level is not carried past a hold",
+			script{shaper.Limits{Rate: 1, Depth: 9}, []op{
+				one,
+				{at: 500 * ms, kind: opSet, limits: shaper.Limits{Rate: 1e9, Depth: 9}},
+				{at: 500 * ms, kind: opHold, hold: 1},
+				{at: 500 * ms, kind: opWait, n: 3},
+				{at: 500*ms + 2, kind: opLook},
+			}},
+			[]string{
+				"left at 0s", "left at 500ms", "left at 500ms", "left at 500.000001ms", "left at 500.000002ms, level 2",
+			},
+		},
+		{
+			// At rate.Inf no cost is too great, and a line is possible all the same.
+			"costs in line may be more than any number holds",
+			script{shaper.Limits{Rate: rate.Inf, Depth: 9}, []op{
+				{kind: opHold, hold: 1000 * ms},
+				one, {kind: opWait, n: math.MaxInt}, {kind: opWait, n: math.MaxInt}, {kind: opWait, n: math.MaxInt},
+				{at: 1 * ms, kind: opSet, limits: shaper.Limits{Rate: 1e9, Depth: 9}},
+				{at: 1 * ms, kind: opWait, n: 1, deadline: 2000 * ms},
+				{at: 2 * ms, kind: opCancel, target: 2},
+				{at: 2 * ms, kind: opCancel, target: 3},
+				{at: 2 * ms, kind: opCancel, target: 4},
+				{at: 2 * ms, kind: opForecast, n: 1},
+			}},
+			[]string{
+				"left at 0s", "left at 1s", "context canceled at 2ms", "context canceled at 2ms", "context canceled at 2ms",
+				"left at 1ms", "too late at 1ms, retry 2562047h47m14.855775808s",
+				"left at 2ms", "left at 2ms", "left at 2ms", "left at 2ms, wait 998.000001ms",
+			},
+		},
+		{
+			"and so may those ahead of the last",
+			script{shaper.Limits{Rate: rate.Inf, Depth: 9}, []op{
+				{kind: opHold, hold: 1000 * ms},
+				one, {kind: opWait, n: math.MaxInt}, {kind: opWait, n: math.MaxInt},
+				{at: 1 * ms, kind: opSet, limits: shaper.Limits{Rate: 1e9, Depth: 9}},
+				{at: 1 * ms, kind: opShutdown},
+				{at: 1 * ms, kind: opForecast, n: 1},
+				{at: 2 * ms, kind: opCancel, target: 2},
+				{at: 2 * ms, kind: opCancel, target: 3},
+			}},
+			[]string{
+				"left at 0s", "left at 1s", "context canceled at 2ms", "context canceled at 2ms", "left at 1ms",
+				"left at 1s", "closed at 1ms, retry 2562047h47m16.854775807s",
+			},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

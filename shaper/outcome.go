@@ -21,7 +21,7 @@ func (s *Shaper) announce(ctx context.Context, w *waiter, waiting int) (done <-c
 // that its state has changed or its context has ended. The lock is not held.
 //
 //go:noinline
-func (s *Shaper) finish(ctx context.Context, w *waiter, told bool) error {
+func (s *Shaper) finish(ctx context.Context, w *waiter, told bool) (place, error) {
 	settled := false
 	defer s.abandonUnless(&settled, w)
 	// Asked once, outside the lock, and it has the last word: a slot that came
@@ -35,15 +35,15 @@ func (s *Shaper) finish(ctx context.Context, w *waiter, told bool) error {
 	settled = true
 	if err != nil {
 		tell(s.trace.Abandoned, ctx, s.abandon(w, err))
-		return err
+		return place{}, err
 	}
-	e := s.conclude(w)
+	e, p := s.conclude(w)
 	if e.Err != nil {
 		tell(s.trace.Refused, ctx, e)
-		return e.Err
+		return p, e.Err
 	}
-	tell(s.trace.Departed, ctx, e)
-	return nil
+	s.tellDeparted(ctx, e, p)
+	return p, nil
 }
 
 // abandonUnless is for the end of a function that runs code of the caller's, as
@@ -55,14 +55,33 @@ func (s *Shaper) abandonUnless(settled *bool, w *waiter) {
 	}
 }
 
+// tellDeparted tells the hook of a departure. If that panics, the place of the
+// request is given back, as nobody else could do it.
+func (s *Shaper) tellDeparted(ctx context.Context, e Event, p place) {
+	if s.trace.Departed == nil {
+		return
+	}
+	told := false
+	defer func() {
+		if !told {
+			s.giveBack(p)
+		}
+	}()
+	s.trace.Departed(ctx, e)
+	told = true
+}
+
 // conclude counts a waiter that has received its slot, or been refused by
 // Close, and gives the waiter back. The lock is not held.
-func (s *Shaper) conclude(w *waiter) Event {
+func (s *Shaper) conclude(w *waiter) (e Event, p place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.eventOf(w, w.slot, int(w.waiting))
+	e = s.eventOf(w, w.slot, int(w.waiting))
 	s.totals.enter(w.admitted)
 	if w.state == departed {
+		if s.places.capped {
+			p = s.places.claim()
+		}
 		s.totals.departed++
 		s.totals.wait = sum(s.totals.wait, int64(e.Waited))
 	} else {
@@ -70,7 +89,7 @@ func (s *Shaper) conclude(w *waiter) Event {
 		s.totals.refused[refusedClosed]++
 	}
 	s.line.recycle(w)
-	return e
+	return e, p
 }
 
 // abandon takes a waiter whose context has ended out of the line; if it had
@@ -92,6 +111,9 @@ func (s *Shaper) abandon(w *waiter, err error) Event {
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
 		s.bucket.giveBack(w.left, w.cost)
+		if s.places.capped {
+			s.vacate(now)
+		}
 	}
 	select {
 	case <-w.ready: // The news was sent, and not received, while the context ended.

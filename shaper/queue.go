@@ -1,5 +1,7 @@
 package shaper
 
+import "math/bits"
+
 // A waiter is a request in the line: a channel on which its goroutine waits,
 // and what the others need to know of it. The lock of the shaper guards all of
 // it but the channel.
@@ -17,6 +19,7 @@ type waiter struct {
 	left     uint64 // the number of its departure
 	waiting  int32  // in the line just after it
 	state    state
+	again    bool // pushAgain has put it in
 }
 
 // tell sends the waiter the news that its state has changed.
@@ -43,8 +46,11 @@ const (
 // which is fatal.
 type queue struct {
 	head, tail *waiter
+	again      *waiter // the last of those that pushAgain has put in, who are the first in line
 	len        int
-	cost       int64 // of all in line
+
+	cost      costs // of all in line
+	againCost costs // of those that pushAgain has put in
 
 	spare  *waiter // those used before, linked by next
 	spares int
@@ -57,6 +63,38 @@ const maxSpares = 1024
 
 // push appends a request of cost n.
 func (q *queue) push(n, now int64) *waiter {
+	w := q.made(n, now)
+	if w.prev = q.tail; w.prev == nil {
+		q.head = w
+	} else {
+		w.prev.next = w
+	}
+	q.tail = w
+	return w
+}
+
+// pushAgain puts a request of cost n that has left before in front of all
+// newcomers, behind those like it, which were sent back before it.
+func (q *queue) pushAgain(n, now int64) *waiter {
+	w := q.made(n, now)
+	if w.prev = q.again; w.prev == nil {
+		w.next, q.head = q.head, w
+	} else {
+		w.next, w.prev.next = w.prev.next, w
+	}
+	if w.next == nil {
+		q.tail = w
+	} else {
+		w.next.prev = w
+	}
+	q.again, w.again = w, true
+	q.againCost.add(n)
+	return w
+}
+
+// made returns a waiter for a request that enters the line, new or used before,
+// and counts it.
+func (q *queue) made(n, now int64) *waiter {
 	w := q.spare
 	if w == nil {
 		w = &waiter{ready: make(chan struct{}, 1)}
@@ -64,21 +102,18 @@ func (q *queue) push(n, now int64) *waiter {
 		q.spare, w.next = w.next, nil
 		q.spares--
 	}
-	w.state, w.cost, w.admitted = queued, n, now
-	if w.prev = q.tail; w.prev == nil {
-		q.head = w
-	} else {
-		w.prev.next = w
-	}
-	q.tail = w
+	w.state, w.cost, w.admitted, w.again = queued, n, now, false
 	q.len++
-	q.cost += n
+	q.cost.add(n)
 	return w
 }
 
 // remove takes a waiter out of the line, from wherever it is, and says what
 // has become of it.
 func (q *queue) remove(w *waiter, s state) {
+	if w == q.again {
+		q.again = w.prev
+	}
 	if w.prev == nil {
 		q.head = w.next
 	} else {
@@ -92,7 +127,10 @@ func (q *queue) remove(w *waiter, s state) {
 	w.prev, w.next = nil, nil
 	w.state = s
 	q.len--
-	q.cost -= w.cost
+	q.cost.take(w.cost)
+	if w.again {
+		q.againCost.take(w.cost)
+	}
 	w.waiting = int32(q.len) // As many as goroutines at most, of which 2³¹ would take 4 TiB.
 }
 
@@ -106,19 +144,45 @@ func (q *queue) recycle(w *waiter) {
 }
 
 // ahead returns the k-th waiter from the head, counting from 1, and the cost
-// of those ahead of it. It walks from the nearer end.
+// of those ahead of it, saturating. It walks from the nearer end, if it can
+// take what it passes off the total.
 func (q *queue) ahead(k int) (w *waiter, cost int64) {
-	if k <= q.len/2 {
+	total := q.cost.total()
+	if k <= q.len/2 || total == forever {
 		for w = q.head; k > 1; k-- {
-			cost += w.cost
+			cost = sum(cost, w.cost)
 			w = w.next
 		}
 		return w, cost
 	}
-	cost = q.cost
+	cost = total
 	for w = q.tail; k < q.len; k++ {
 		cost -= w.cost
 		w = w.prev
 	}
 	return w, cost - w.cost
+}
+
+// costs is a sum of costs. At rate.Inf, where none is too great, it may be more than
+// one word holds.
+type costs struct{ low, high uint64 }
+
+func (c *costs) add(n int64) {
+	var carry uint64
+	c.low, carry = bits.Add64(c.low, uint64(n), 0)
+	c.high += carry
+}
+
+func (c *costs) take(n int64) {
+	var borrow uint64
+	c.low, borrow = bits.Sub64(c.low, uint64(n), 0)
+	c.high -= borrow
+}
+
+// total is the sum, saturating.
+func (c *costs) total() int64 {
+	if c.high > 0 || c.low > forever {
+		return forever
+	}
+	return int64(c.low)
 }

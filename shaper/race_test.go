@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -74,6 +73,9 @@ type contest struct {
 	cancels sync.WaitGroup
 	races   atomic.Int64 // calls that entered the line
 
+	cap      int // Limits.InFlight
+	upstream atomic.Int64
+
 	mu            sync.Mutex
 	departures    []departure
 	refused, gone uint64
@@ -113,9 +115,39 @@ func newContest(t *testing.T, l shaper.Limits) *contest {
 		Abandoned: func(ctx context.Context, _ shaper.Event) { ctx.(*racer).abandoned++ },
 	}))
 	require.NoError(t, err)
-	c.s = s
+	c.s, c.cap = s, l.InFlight
 	return c
 }
+
+// pass is Wait, or with a cap a visit upstream, where others must not be too
+// many.
+func (c *contest) pass(ctx context.Context, cost int) error {
+	if c.cap == 0 {
+		return c.s.WaitN(ctx, cost)
+	}
+	release, err := c.s.Acquire(ctx, cost)
+	if err != nil {
+		release()
+		return err
+	}
+	crowd := c.upstream.Add(1)
+	for range rand.N(3) {
+		runtime.Gosched()
+	}
+	c.upstream.Add(-1)
+	var both sync.WaitGroup
+	for range rand.N(3) { // Once more than once, and at once.
+		both.Go(release)
+	}
+	release()
+	both.Wait()
+	if crowd > int64(c.cap) {
+		return errCrowded
+	}
+	return nil
+}
+
+var errCrowded = errors.New("more are upstream than may be")
 
 // call makes one call and checks that the hooks were told of exactly the
 // outcome that its caller sees.
@@ -123,7 +155,7 @@ func (c *contest) call(e ending, cost int) {
 	predicted, _ := c.s.Forecast(cost)
 	r := newRacer(e, predicted)
 	defer r.cancel()
-	err := c.s.WaitN(r, cost)
+	err := c.pass(r, cost)
 	if err != nil {
 		runtime.Gosched() // Rather let somebody leave than be refused again.
 	}
@@ -166,108 +198,11 @@ func (c *contest) requireAccounts(t *testing.T) {
 	require.Empty(t, c.wrong)
 	stats := c.s.Stats()
 	require.Zero(t, stats.Waiting)
+	require.Zero(t, stats.InFlight)
 	require.EqualValues(t, len(c.departures), stats.Departed)
 	require.Equal(t, c.refused, stats.Refused)
 	require.Equal(t, c.gone, stats.Abandoned)
 	require.Equal(t, stats.Refused, stats.QueueFull+stats.TooLate+stats.TooCostly+stats.Closed)
-}
-
-// A departure is what the pace counts.
-type departure struct {
-	at   time.Time
-	cost int
-}
-
-// firstAbovePace returns the first of the departures, which it sorts, that ends
-// a window of some length W with more than burst + rate·(W + slack) in it, or
-// -1. It does so in one pass: no window holds more than that exactly if a
-// bucket with room for burst + rate·slack, which leaks at the rate, never
-// overflows. All is counted in the time for which a cost holds the bucket, so
-// that nothing is rounded.
-func firstAbovePace(ds []departure, interval, slack time.Duration, burst int) int {
-	slices.SortFunc(ds, func(a, b departure) int { return a.at.Compare(b.at) })
-	for _, d := range ds {
-		burst = max(burst, d.cost)
-	}
-	room := time.Duration(burst)*interval + slack
-	var level time.Duration
-	for i, d := range ds {
-		if i > 0 {
-			level = max(0, level-d.at.Sub(ds[i-1].at))
-		}
-		level += time.Duration(d.cost) * interval
-		if level > room {
-			return i
-		}
-	}
-	return -1
-}
-
-// firstFullWindow is what firstAbovePace finds, by looking at every window.
-func firstFullWindow(ds []departure, room, interval time.Duration) int {
-	for last := range ds {
-		var held time.Duration
-		for first := last; first >= 0; first-- {
-			held += time.Duration(ds[first].cost) * interval
-			if held > room+ds[last].at.Sub(ds[first].at) {
-				return last
-			}
-		}
-	}
-	return -1
-}
-
-func TestPaceCheckerSeesWhatIsTooFast(t *testing.T) {
-	const interval = 10 * time.Nanosecond
-	at := func(instants ...int) (ds []departure) {
-		for _, ns := range instants {
-			ds = append(ds, departure{time.Unix(0, int64(ns)), 1})
-		}
-		return ds
-	}
-	tests := []struct {
-		name  string
-		ds    []departure
-		slack time.Duration
-		burst int
-		want  int
-	}{
-		{"a comb", at(0, 10, 20, 30), 0, 1, -1},
-		{"a nanosecond early", at(0, 10, 19, 30), 0, 1, 2},
-		{"unsorted", at(30, 19, 0, 10), 0, 1, 2},
-		{"one slot used twice", at(0, 10, 20, 20, 40), 0, 1, 3},
-		{"a burst", at(0, 0, 0, 10), 0, 3, -1},
-		{"a burst and one", at(0, 0, 0, 9), 0, 3, 3},
-		{"late within the slack", at(0, 15, 20, 30), 5, 1, -1},
-		{"late beyond the slack", at(0, 16, 20, 30), 5, 1, 2},
-		{"slow drift", at(0, 9, 18, 27, 36, 45, 54), 5, 1, 6},
-		{"a cost above the burst", []departure{{time.Unix(0, 0), 3}, {time.Unix(0, 30), 1}, {time.Unix(0, 40), 3}}, 0, 1, -1},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			require.Equal(t, tt.want, firstAbovePace(tt.ds, interval, tt.slack, tt.burst))
-		})
-	}
-
-	t.Run("agrees with all windows", func(t *testing.T) {
-		found := 0
-		for range 2000 {
-			var ds []departure
-			now := 0
-			for range 12 {
-				now += rand.N(18)
-				ds = append(ds, departure{time.Unix(0, int64(now)), 1 + rand.N(2)})
-			}
-			want := firstFullWindow(ds, 2*interval+15, interval)
-			got := firstAbovePace(ds, interval, 15, 2)
-			if want >= 0 {
-				found++
-			}
-			require.Equal(t, want, got, "%v", ds)
-		}
-		require.NotZero(t, found)
-		require.Less(t, found, 2000)
-	})
 }
 
 // Contexts end around the instant at which their calls would leave, in every
@@ -287,6 +222,9 @@ func TestCancelAgainstDeparture(t *testing.T) {
 		{"costs above the burst", shaper.Limits{Rate: 500_000, Burst: 2, Depth: 30, Slack: time.Millisecond}, 8},
 		{"nearly idle", shaper.Limits{Rate: 250_000, Depth: 30, Slack: time.Microsecond}, 2},
 		{"longest wait", shaper.Limits{Rate: 100_000, Depth: 40, MaxWait: 200 * time.Microsecond, Slack: time.Millisecond}, 1},
+		{"a cap of one", shaper.Limits{Rate: 100_000, Depth: 30, InFlight: 1, Slack: 1}, 1},
+		{"a cap and a burst", shaper.Limits{Rate: 200_000, Burst: 5, Depth: 30, InFlight: 3, Slack: time.Millisecond}, 3},
+		{"a cap that is rarely reached", shaper.Limits{Rate: 100_000, Depth: 30, InFlight: 12}, 1},
 	}
 	const callers, perContest = 32, 1000
 	races := 20_000

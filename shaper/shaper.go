@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -13,8 +14,11 @@ import (
 //
 // Make one with New; the zero Shaper is not usable, and its methods panic.
 //
-// Most callers want Wait, which blocks until the request may leave. Allow
-// never waits. Forecast tells what Wait would meet and takes nothing.
+// Most callers want Do, which runs a function when its request may leave, or
+// Acquire where the end of the request is elsewhere; for HTTP, Middleware and
+// Transport call them. They work with Limits.InFlight and without. Wait blocks
+// until a request may leave of whose end nobody needs to know. Allow never
+// waits. Forecast tells what they would meet and takes nothing.
 //
 // A request that can't be admitted gets a *RejectError at once. One whose
 // context ends while it waits gets exactly ctx.Err(), and its place and its
@@ -39,6 +43,7 @@ type Shaper struct {
 	phase   phase
 	drained chan struct{} // made by who waits for the end of a drain
 	ticker  ticker
+	places  places
 	totals  totals
 	blank   []RejectError // made, and not handed out yet
 }
@@ -58,6 +63,7 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s := &Shaper{name: o.name, trace: o.trace, epoch: time.Now(), limits: l, bucket: newBucket(l)}
 	s.run = s.tick
 	s.ticker.coarse = o.coarse
+	s.places.capped = l.InFlight > 0
 	return s, nil
 }
 
@@ -72,13 +78,36 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // can never fit, or after Close or Shutdown; Close refuses those who wait too.
 // If the context is done, before the call or by the time at which it would
 // return, it returns ctx.Err(). A negative n gives ErrNegativeCost.
+//
+// With Limits.InFlight set it returns an error that says to use Acquire.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
-	// A goroutine begins with 2 KiB of stack, and one that needs a little more
-	// has 4: while it waits, there is but this frame and what the runtime needs.
-	w, done, err := s.enter(ctx, n)
+	s.mustBeMade()
+	if s.places.capped {
+		return errUseAcquire
+	}
+	w, done, _, err := s.enter(ctx, n, asNewcomer)
 	if w == nil {
 		return err
 	}
+	_, err = s.sleep(ctx, w, done)
+	return err
+}
+
+// wait is WaitN with the place that the request has taken, if it left and there
+// is a cap on them.
+func (s *Shaper) wait(ctx context.Context, n int, as entry) (place, error) {
+	w, done, p, err := s.enter(ctx, n, as)
+	if w == nil {
+		return p, err
+	}
+	return s.sleep(ctx, w, done)
+}
+
+// sleep waits until a waiter has its slot, is refused, or has a context that is
+// done, and says what has become of it.
+func (s *Shaper) sleep(ctx context.Context, w *waiter, done <-chan struct{}) (place, error) {
+	// A goroutine begins with 2 KiB of stack, and one that needs a little more
+	// has 4: while it waits, there is but this frame and what the runtime needs.
 	if done == nil { // It never ends. A receive needs less than a select.
 		<-w.ready
 		return s.finish(ctx, w, true)
@@ -96,16 +125,15 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 // then it returns the waiter, and the Done channel of its context.
 //
 //go:noinline
-func (s *Shaper) enter(ctx context.Context, n int) (w *waiter, done <-chan struct{}, err error) {
-	s.mustBeMade()
+func (s *Shaper) enter(ctx context.Context, n int, as entry) (w *waiter, done <-chan struct{}, p place, err error) {
 	if n < 0 {
-		return nil, nil, ErrNegativeCost
+		return nil, nil, p, ErrNegativeCost
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err
+		return nil, nil, p, err
 	}
 	if n == 0 {
-		return nil, nil, nil
+		return nil, nil, p, nil
 	}
 	ends := int64(forever)
 	if deadline, timed := ctx.Deadline(); timed {
@@ -117,22 +145,25 @@ func (s *Shaper) enter(ctx context.Context, n int) (w *waiter, done <-chan struc
 	if ends < forever {
 		left = time.Duration(max(0, sum(ends, -now)))
 	}
-	wait, refusal := s.judge(now, int64(n), left, s.limits.Depth)
+	wait, refusal := s.judgeAs(as, now, int64(n), left)
 	switch {
 	case refusal.reason != notRefused:
-		return nil, nil, s.refuse(ctx, now, n, refusal)
+		return nil, nil, p, s.refuse(ctx, now, n, refusal)
 	case wait == 0:
-		s.pass(ctx, now, n)
-		return nil, nil, nil
+		return nil, nil, s.pass(ctx, now, n), nil
 	}
-	w = s.line.push(int64(n), now)
-	if s.line.len == 1 {
+	if as == asNewcomer {
+		w = s.line.push(int64(n), now)
+	} else {
+		w = s.line.pushAgain(int64(n), now)
+	}
+	if s.line.head == w {
 		s.bucket.since = nanos{whole: now}
 	}
 	s.changed = true
 	waiting := s.line.len
 	s.unlock()
-	return w, s.announce(ctx, w, waiting), nil
+	return w, s.announce(ctx, w, waiting), p, nil
 }
 
 // Allow is shorthand for AllowN(1).
@@ -140,11 +171,15 @@ func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
 // AllowN lets a request of cost n leave now, or not at all: it never waits and
 // never overtakes the line. It counts as one call. AllowN(0) is true and a
-// negative n gives false; neither is counted.
+// negative n gives false; neither is counted, nor is any call with
+// Limits.InFlight set: it is false, as nobody would say when the request ends.
 func (s *Shaper) AllowN(n int) bool {
 	s.mustBeMade()
 	if n <= 0 {
 		return n == 0
+	}
+	if s.places.capped {
+		return false
 	}
 	now := s.lock()
 	// With a depth of 0 whoever would have to wait meets a full line.
@@ -165,6 +200,9 @@ func (s *Shaper) AllowN(n int) bool {
 // Forecast tells what WaitN(ctx, n) would meet now, if ctx had no deadline:
 // how long it would wait, if everyone ahead stays and nothing changes, or the
 // error with which it would be refused. It takes nothing and counts nothing.
+//
+// With Limits.InFlight it tells what Acquire(ctx, n) would meet, and the wait is
+// a lower bound, as nobody knows when requests end.
 func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	s.mustBeMade()
 	if n < 0 {
@@ -194,7 +232,8 @@ func (s *Shaper) Limits() Limits {
 // SetLimits puts l in force at once, for those who wait too: they are re-timed
 // in their order, from the level as it is. A smaller Depth refuses newcomers
 // and drops nobody. An invalid l changes nothing and is the error of
-// l.Validate. SetLimits works on a closed Shaper.
+// l.Validate; so does one that changes InFlight from or to 0. SetLimits works on
+// a closed Shaper.
 func (s *Shaper) SetLimits(l Limits) error {
 	s.mustBeMade()
 	if err := l.Validate(); err != nil {
@@ -202,6 +241,10 @@ func (s *Shaper) SetLimits(l Limits) error {
 	}
 	now := s.lock()
 	defer s.unlock()
+	if s.places.capped != (l.InFlight > 0) {
+		return fmt.Errorf("shaper: Limits.InFlight is %d and can't become %d while the shaper is in use: "+
+			"with a cap requests say when they end, and without they don't", s.limits.InFlight, l.InFlight)
+	}
 	s.limits = l
 	s.bucket.change(l, now)
 	s.changed = true
@@ -256,8 +299,9 @@ const (
 // meanwhile, and then their order is the right one (BenchmarkWakeOrder).
 func (s *Shaper) advance(now int64, next afterwards) {
 	var first *waiter
-	for w := s.line.head; w != nil && s.bucket.release(now, w.cost); w = s.line.head {
+	for w := s.line.head; w != nil && s.hasRoom() && s.bucket.release(now, w.cost); w = s.line.head {
 		s.line.remove(w, departed)
+		s.places.leave()
 		w.slot, w.left = now, s.bucket.left
 		s.changed = true
 		if next == parks && first == nil {
@@ -270,6 +314,9 @@ func (s *Shaper) advance(now int64, next afterwards) {
 		first.tell()
 	}
 }
+
+// hasRoom says whether the cap on what is in flight lets one more leave.
+func (s *Shaper) hasRoom() bool { return s.places.room(s.limits.InFlight) }
 
 // unlock tells those who need to know that the line has changed, and unlocks.
 func (s *Shaper) unlock() {

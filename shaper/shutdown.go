@@ -41,6 +41,9 @@ func (s *Shaper) Close() error {
 // rest, and only Close stops it. With an empty line it returns nil even if ctx
 // is done, and so does one that is overtaken by Close.
 //
+// It waits for the end of a Hold, and for places that those in line need, so give it
+// a context that ends; it does not wait for the end of requests that have left.
+//
 // http.Server.Shutdown neither wakes nor cancels requests in the line, so shut
 // the shaper down first.
 func (s *Shaper) Shutdown(ctx context.Context) error {

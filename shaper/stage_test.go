@@ -32,8 +32,9 @@ type stage struct {
 	start   time.Time
 	cancels map[string]context.CancelFunc
 
-	mu  sync.Mutex
-	log []string
+	mu       sync.Mutex
+	log      []string
+	releases map[string]func() // of those who came by acquire
 }
 
 // play runs a timeline in a bubble of its own.
@@ -49,7 +50,10 @@ func playLimits(t *testing.T, l shaper.Limits, timeline func(g *stage), opts ...
 	synctest.Test(t, func(t *testing.T) {
 		s, err := shaper.New(l, opts...)
 		require.NoError(t, err)
-		timeline(&stage{Shaper: s, t: t, start: time.Now(), cancels: map[string]context.CancelFunc{}})
+		timeline(&stage{
+			Shaper: s, t: t, start: time.Now(),
+			cancels: map[string]context.CancelFunc{}, releases: map[string]func(){},
+		})
 	})
 }
 
@@ -86,6 +90,43 @@ func (g *stage) arriveWith(ctx context.Context, name string, n int) {
 func (g *stage) arriveAll(names ...string) {
 	for _, name := range names {
 		g.arrive(name, 1)
+	}
+}
+
+// acquire is a call of Acquire(ctx, n) in a goroutine of its own, which cancel
+// can end; release gives back the place that it has got.
+func (g *stage) acquire(name string, n int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	g.cancels[name] = cancel
+	g.acquireWith(ctx, name, n)
+}
+
+func (g *stage) acquireWith(ctx context.Context, name string, n int) {
+	go func() {
+		release, err := g.Acquire(ctx, n)
+		g.mu.Lock()
+		g.releases[name] = release
+		g.mu.Unlock()
+		g.note(name + " " + outcome(err))
+	}()
+	synctest.Wait()
+}
+
+// acquireAll are calls of cost 1, one after the other.
+func (g *stage) acquireAll(names ...string) {
+	for _, name := range names {
+		g.acquire(name, 1)
+	}
+}
+
+// release does so once for each name, with what Acquire returned, error or not.
+func (g *stage) release(names ...string) {
+	for _, name := range names {
+		g.mu.Lock()
+		release := g.releases[name]
+		g.mu.Unlock()
+		release()
+		synctest.Wait()
 	}
 }
 

@@ -5,14 +5,17 @@ import "time"
 // Stats is what a Shaper knows of itself at one instant: gauges first, then
 // totals, which only grow. A call is counted when it returns, so with no call
 // between its slot and its return Departed + Refused + Abandoned + Waiting
-// equals all calls with a live context and a cost above 0.
+// equals all calls with a live context and a cost above 0. A retry of a Transport
+// counts as one more call.
 type Stats struct {
 	Name   string // as given by WithName
 	Limits Limits // as given: a Burst of 0 stays 0
 
 	Waiting    int           // requests in the line
 	Level      float64       // of the bucket, in cost units
-	OldestWait time.Duration // of the head of the line, so far
+	OldestWait time.Duration // of the head of the line, so far; a retry of a Transport begins anew
+	InFlight   int           // requests that have left and not given their place back; 0 without a cap
+	HeldUntil  time.Time     // nobody leaves before; zero: the line is not held
 	LastCall   time.Time     // latest entry of a call that has been counted; zero: none yet
 	Precise    bool          // a timer of the kernel's lets the line leave, within tens of microseconds, not one of Go's
 	Fallback   string        // why not, where it was wanted last; "": it was to be had, or not wanted, as in a bubble
@@ -53,6 +56,7 @@ func (s *Shaper) Stats() Stats {
 		Name:      s.name,
 		Limits:    s.limits,
 		Waiting:   s.line.len,
+		InFlight:  s.places.taken,
 		Level:     s.bucket.level(now),
 		Precise:   s.ticker.precise,
 		Fallback:  s.ticker.failure,
@@ -68,6 +72,9 @@ func (s *Shaper) Stats() Stats {
 	}
 	if t.called {
 		st.LastCall = s.at(t.entered)
+	}
+	if now < s.bucket.hold.whole {
+		st.HeldUntil = s.at(s.bucket.hold.whole)
 	}
 	if head := s.line.head; head != nil {
 		st.OldestWait = time.Duration(now - head.admitted)

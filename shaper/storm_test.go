@@ -5,10 +5,10 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -67,8 +67,8 @@ func TestStormLeavesNobodyBehind(t *testing.T) {
 	}
 	for _, tt := range ends {
 		t.Run(tt.name, func(t *testing.T) {
-			for range rounds {
-				st := newStorm(t, tt.end == nil)
+			for i := range rounds {
+				st := newStorm(t, tt.end == nil, i%2 == 0)
 				st.blow(tt.end)
 				st.requireAccounts(t)
 			}
@@ -78,7 +78,11 @@ func TestStormLeavesNobodyBehind(t *testing.T) {
 
 // A storm is what goes on at one shaper at once.
 type storm struct {
-	s *shaper.Shaper
+	s      *shaper.Shaper
+	limits []shaper.Limits // what SetLimits changes between
+	// upstream counts those who have left and not ended. With a cap they are never
+	// more than the largest that SetLimits sets.
+	upstream atomic.Int64
 	// closesSoon counts down the events until a hook closes the shaper; hooks
 	// of several calls may do so at once. It starts below 0 if none is to.
 	closesSoon atomic.Int64
@@ -89,8 +93,14 @@ type storm struct {
 	wrong                                                  atomic.Uint64
 }
 
-func newStorm(t *testing.T, hooksClose bool) *storm {
-	st := new(storm)
+func newStorm(t *testing.T, hooksClose, capped bool) *storm {
+	st := &storm{limits: stormLimits}
+	if capped {
+		st.limits = slices.Clone(stormLimits)
+		for i := range st.limits {
+			st.limits[i].InFlight = 1 + i%stormCap
+		}
+	}
 	st.closesSoon.Store(-1)
 	if hooksClose {
 		st.closesSoon.Store(1 + rand.N[int64](300))
@@ -106,7 +116,7 @@ func newStorm(t *testing.T, hooksClose bool) *storm {
 			}
 		}
 	}
-	s, err := shaper.New(stormLimits[0], shaper.WithTrace(&shaper.Trace{
+	s, err := shaper.New(st.limits[0], shaper.WithTrace(&shaper.Trace{
 		Enqueued:  hook(&st.toldEnqueued, false),
 		Departed:  hook(&st.toldDeparted, false),
 		Refused:   hook(&st.toldRefused, true),
@@ -116,6 +126,9 @@ func newStorm(t *testing.T, hooksClose bool) *storm {
 	st.s = s
 	return st
 }
+
+// stormCap is the largest cap, where there is one.
+const stormCap = 4
 
 // stormLimits are what SetLimits changes between: rates four decades apart and
 // none at all, lines from none to long.
@@ -144,9 +157,13 @@ func (st *storm) blow(end func(*shaper.Shaper)) {
 		callers.Go(func() {
 			for !ended.Load() {
 				n := 1 + rand.N(3)
-				if s.AllowN(n) {
+				switch left := s.AllowN(n); {
+				case st.capped() && left:
+					st.wrong.Add(1)
+				case st.capped(): // Not counted.
+				case left:
 					st.departed.Add(1)
-				} else {
+				default:
 					st.refused.Add(1)
 				}
 				runtime.Gosched()
@@ -162,10 +179,23 @@ func (st *storm) blow(end func(*shaper.Shaper)) {
 		})
 	}
 	meddle(func() {
-		if err := s.SetLimits(stormLimits[rand.N(len(stormLimits))]); err != nil {
+		if err := s.SetLimits(st.limits[rand.N(len(st.limits))]); err != nil {
 			panic(err)
 		}
 		_ = s.Limits()
+		other := shaper.Limits{Rate: 1, Depth: 9}
+		if !st.capped() {
+			other.InFlight = 1
+		}
+		if s.SetLimits(other) == nil {
+			st.wrong.Add(1)
+		}
+	})
+	meddle(func() {
+		s.Hold(rand.N(50 * time.Microsecond))
+		if rand.N(4) == 0 {
+			s.Hold(0)
+		}
 	})
 	meddle(func() {
 		var reject *shaper.RejectError
@@ -179,7 +209,7 @@ func (st *storm) blow(end func(*shaper.Shaper)) {
 		if now.Departed < before.Departed || now.Refused < before.Refused ||
 			now.Abandoned < before.Abandoned || now.Missed < before.Missed ||
 			now.Refused != now.QueueFull+now.TooLate+now.TooCostly+now.Closed ||
-			now.Waiting < 0 || now.Level < 0 || now.OldestWait < 0 {
+			now.Waiting < 0 || now.Level < 0 || now.OldestWait < 0 || now.InFlight < 0 || now.InFlight > stormCap {
 			st.wrong.Add(1)
 		}
 		before = now
@@ -203,41 +233,12 @@ func forecastError(s *shaper.Shaper) error {
 	return err
 }
 
-// wait makes one call with one of several kinds of contexts, and says whether
-// the shaper is closed.
-func (st *storm) wait(n int) (closed bool) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	switch rand.N(4) {
-	case 0:
-		ctx, cancel = context.WithTimeout(ctx, rand.N(time.Millisecond))
-		defer cancel()
-	case 1:
-		timer := time.AfterFunc(rand.N(200*time.Microsecond), cancel)
-		defer timer.Stop()
-	}
-	var reject *shaper.RejectError
-	switch err := st.s.WaitN(ctx, n); {
-	case err == nil:
-		st.departed.Add(1)
-	case errors.As(err, &reject):
-		st.refused.Add(1)
-		runtime.Gosched()
-		return reject.Reason == shaper.ErrClosed
-	case err == ctx.Err():
-		// Abandoned in the line, or done before the call, which is not counted.
-		st.gone.Add(1)
-	default:
-		st.wrong.Add(1)
-	}
-	return false
-}
-
 func (st *storm) requireAccounts(t *testing.T) {
 	t.Helper()
 	stats := st.s.Stats()
 	require.Zero(t, st.wrong.Load())
 	require.Zero(t, stats.Waiting)
+	require.Zero(t, stats.InFlight, "all places have come back")
 	require.Equal(t, st.departed.Load(), stats.Departed)
 	require.Equal(t, st.departed.Load(), st.toldDeparted.Load())
 	require.Equal(t, st.refused.Load(), stats.Refused)
@@ -245,105 +246,6 @@ func (st *storm) requireAccounts(t *testing.T) {
 	require.Equal(t, st.toldAbandoned.Load(), stats.Abandoned)
 	require.LessOrEqual(t, stats.Abandoned, st.gone.Load())
 	require.LessOrEqual(t, stats.Abandoned, st.toldEnqueued.Load(), "only who was in line can leave it")
-	require.ErrorIs(t, st.s.Wait(t.Context()), shaper.ErrClosed)
-	require.NoError(t, st.s.SetLimits(stormLimits[0]))
-}
-
-// Close wakes a great line and returns when the ticker has gone; each of the
-// line is refused. That no goroutine is left is goleak's to say.
-func TestCloseRefusesAGreatLine(t *testing.T) {
-	waiters := 20_000
-	if long {
-		waiters = 100_000
-	}
-	s, err := shaper.New(shaper.Limits{Rate: 1. / 60, Depth: waiters})
-	require.NoError(t, err)
-	require.NoError(t, s.Wait(t.Context()))
-	var wg sync.WaitGroup
-	var refused atomic.Int64
-	for range waiters {
-		wg.Go(func() {
-			if errors.Is(s.Wait(t.Context()), shaper.ErrClosed) {
-				refused.Add(1)
-			}
-		})
-	}
-	for s.Stats().Waiting < waiters {
-		runtime.Gosched()
-	}
-	require.NoError(t, s.Close())
-	require.Zero(t, s.Stats().Waiting)
-	wg.Wait()
-	require.EqualValues(t, waiters, refused.Load())
-	require.EqualValues(t, waiters, s.Stats().Closed)
-}
-
-// Waiters are kept per shaper. A pool of the process would hand a channel of
-// one bubble to another, or to plain code, which is a fatal error.
-func TestBubblesAndPlainCodeShareAProcess(t *testing.T) {
-	waitThrice := func(t *testing.T) {
-		s, err := shaper.New(shaper.Limits{Rate: 10_000, Depth: 3})
-		require.NoError(t, err)
-		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() { _ = s.Wait(context.Background()) })
-		}
-		wg.Wait()
-		require.EqualValues(t, 4, s.Stats().Departed)
-		require.NoError(t, s.Close())
-	}
-	inABubble := func(t *testing.T) { synctest.Test(t, waitThrice) }
-	t.Run("a bubble", inABubble)
-	t.Run("plain code", waitThrice)
-	t.Run("another bubble", inABubble)
-	t.Run("plain code again", waitThrice)
-}
-
-// While somebody waits, what departed and what was missed add up to rate ×
-// time, on a machine as late as it likes to be. The naive queue makes nothing
-// up and keeps no account (TestNaiveLosesTheTicksOfLateWakeUps).
-func TestLatenessIsMadeUpOrCounted(t *testing.T) {
-	const perSecond, waiters = 10_000, 500
-	const interval = time.Second / perSecond
-	for _, slack := range []time.Duration{time.Microsecond, 2 * time.Millisecond, shaper.DefaultSlack} {
-		t.Run(slack.String(), func(t *testing.T) {
-			var mu sync.Mutex
-			var last time.Time
-			limits := shaper.Limits{Rate: 1. / 3600, Depth: waiters, Slack: slack}
-			s, err := shaper.New(limits, shaper.WithTrace(&shaper.Trace{
-				Departed: func(_ context.Context, e shaper.Event) {
-					mu.Lock()
-					defer mu.Unlock()
-					if e.At.After(last) {
-						last = e.At
-					}
-				},
-			}))
-			require.NoError(t, err)
-			require.NoError(t, s.Wait(t.Context()))
-			var wg sync.WaitGroup
-			for range waiters {
-				wg.Go(func() { _ = s.Wait(t.Context()) })
-			}
-			for s.Stats().Waiting < waiters {
-				runtime.Gosched()
-			}
-
-			// The level is still 1, to within a ten-thousandth, so that the first
-			// is due an interval after the change and the last waiters intervals.
-			limits.Rate = perSecond
-			earliest := time.Now()
-			level := s.Stats().Level
-			require.NoError(t, s.SetLimits(limits))
-			latest := time.Now()
-			wg.Wait()
-
-			missed := s.Stats().Missed
-			t.Logf("missed %.1f of %d", missed, waiters)
-			span := time.Duration((waiters - 1 + level + missed) * float64(interval))
-			require.GreaterOrEqual(t, last.Sub(earliest)+interval/1000, span, "left too early")
-			require.LessOrEqual(t, last.Sub(latest)-interval/1000, span+slack, "left late, and not counted")
-			require.NoError(t, s.Close())
-		})
-	}
+	require.ErrorIs(t, st.pass(t.Context(), 1), shaper.ErrClosed)
+	require.NoError(t, st.s.SetLimits(st.limits[0]))
 }

@@ -116,6 +116,9 @@ func (s *Shaper) wakeAt() int64 {
 	t := &s.ticker
 	if s.line.len > 0 {
 		t.rests = false
+		if !s.hasRoom() {
+			return forever // Whoever gives a place back looks for the head.
+		}
 		return s.bucket.slot(s.line.head.cost).ceil()
 	}
 	if !t.rests {

@@ -1,0 +1,81 @@
+package shaper_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A call of Acquire that may leave at once makes its release, and nothing else;
+// without a cap, where release does nothing, not even that. Do makes none.
+func TestAcquireAllocatesItsReleaseAtMost(t *testing.T) {
+	acquire := func(ctx context.Context, s *shaper.Shaper) error {
+		release, err := s.Acquire(ctx, 1)
+		release()
+		return err
+	}
+	do := func(ctx context.Context, s *shaper.Shaper) error {
+		return s.Do(ctx, 1, func(context.Context) error { return nil })
+	}
+	for _, c := range []struct {
+		name   string
+		limits shaper.Limits
+		call   func(context.Context, *shaper.Shaper) error
+		want   float64
+	}{
+		{"Acquire", shaper.Limits{Rate: rate.Inf, Depth: 1}, acquire, 0},
+		{"Acquire with a cap", shaper.Limits{Rate: rate.Inf, Depth: 1, InFlight: 1}, acquire, 1},
+		{"Acquire that waits", shaper.Limits{Rate: 1000, Depth: 1}, acquire, 0},
+		{"Acquire with a cap that waits", shaper.Limits{Rate: 1000, Depth: 1, InFlight: 1}, acquire, 1},
+		{"Do", shaper.Limits{Rate: rate.Inf, Depth: 1}, do, 0},
+		{"Do with a cap", shaper.Limits{Rate: rate.Inf, Depth: 1, InFlight: 1}, do, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := mustMake(t, c.limits)
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				failed := 0
+				got := testing.AllocsPerRun(1000, func() {
+					if c.call(ctx, s) != nil {
+						failed++
+					}
+				})
+				require.Equal(t, c.want, got)
+				require.Zero(t, failed)
+			})
+		})
+	}
+}
+
+// BenchmarkAcquire is a call that may leave at once, and its end. What a request
+// does in between is not in it.
+func BenchmarkAcquire(b *testing.B) {
+	const perSecond, burst = 1e9, 1e9
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	limits := shaper.Limits{Rate: perSecond, Burst: burst, Depth: 1}
+	eachParallelism(b, "call=Wait/inflight=0", func(b *testing.B) func() {
+		s := mustMake(b, limits)
+		return func() { _ = s.Wait(ctx) }
+	})
+	for name, inFlight := range map[string]int{"0": 0, "100": 100} {
+		limits.InFlight = inFlight
+		eachParallelism(b, "call=Acquire/inflight="+name, func(b *testing.B) func() {
+			s := mustMake(b, limits)
+			return func() {
+				release, _ := s.Acquire(ctx, 1)
+				release()
+			}
+		})
+		eachParallelism(b, "call=Do/inflight="+name, func(b *testing.B) func() {
+			s := mustMake(b, limits)
+			return func() { _ = s.Do(ctx, 1, func(context.Context) error { return nil }) }
+		})
+	}
+}

@@ -1,0 +1,238 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds what Limits.InFlight promises of those who leave and of the
+// places that they take. What it means for those who wait is in
+// inflight_line_test.go, Do and panics are in do_test.go.
+
+func TestARequestLeavesWhenBucketAndCapAllow(t *testing.T) {
+	play(t, "10/s depth 9 inflight 2", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d")
+		g.saw("0s a left")
+		g.at(250 * ms)
+		g.saw("100ms b left") // The bucket is empty, and two are upstream.
+		require.Equal(t, 2, g.Stats().InFlight)
+		g.release("a")
+		g.saw("250ms c left")
+		g.at(300 * ms)
+		g.release("b") // There is room, but c has just left.
+		g.saw()
+		require.Equal(t, 1, g.Stats().InFlight)
+		g.at(time.Second)
+		g.saw("350ms d left")
+	})
+}
+
+// The line keeps its order while it waits for a place, and nobody slips past
+// it in the moment in which one becomes free.
+func TestNobodyOvertakesALineThatWaitsForAPlace(t *testing.T) {
+	play(t, "10/s burst 5 depth 9 inflight 1", func(g *stage) {
+		g.acquireAll("a")
+		g.acquire("dear", 5)
+		g.acquireAll("cheap")
+		g.at(time.Second) // The bucket has room for all.
+		g.acquireAll("new")
+		g.release("a")
+		g.saw("0s a left", "1s dear left")
+		g.release("dear") // There is a place, but the bucket is full.
+		g.acquireAll("newest")
+		g.at(1100 * ms)
+		g.saw("1.1s cheap left")
+		g.release("cheap")
+		g.at(1200 * ms)
+		g.saw("1.2s new left")
+		require.NoError(t, g.Close())
+	})
+}
+
+// Who comes while the line is empty, but all places are taken, waits for one.
+func TestAPlaceIsOneRequestWhateverItsCost(t *testing.T) {
+	play(t, "10/s burst 9 depth 9 inflight 2", func(g *stage) {
+		g.acquire("five", 5)
+		g.acquire("nothing", 0)
+		g.acquire("one", 1)
+		require.Equal(t, 2, g.Stats().InFlight)
+		g.acquire("three", 3)
+		g.saw("0s five left", "0s nothing left", "0s one left")
+		g.release("nothing")
+		require.Equal(t, 2, g.Stats().InFlight, "a cost of 0 takes no place")
+		g.release("five")
+		g.saw("0s three left")
+	})
+}
+
+func TestReleaseTwiceFreesOnePlace(t *testing.T) {
+	play(t, "inf depth 9 inflight 2", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d")
+		g.release("a", "a")
+		g.saw("0s a left", "0s b left", "0s c left")
+		require.Equal(t, 2, g.Stats().InFlight)
+		// c has the place that a had. It is c's to give back.
+		g.release("a")
+		g.saw()
+		g.release("c")
+		g.saw("0s d left")
+		for range 3 {
+			g.release("a", "b", "c", "d")
+		}
+		require.Zero(t, g.Stats().InFlight)
+		g.acquireAll("e", "f", "g")
+		g.saw("0s e left", "0s f left")
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestWithoutACapReleaseDoesNothing(t *testing.T) {
+	play(t, "10/s burst 2 depth 1", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d")
+		g.saw("0s a left", "0s b left", "0s d full, retry 100ms")
+		require.Zero(t, g.Stats().InFlight)
+		before := g.Stats()
+		g.release("a", "a", "b", "d")
+		require.Equal(t, before, g.Stats())
+		g.saw()
+		g.at(time.Second)
+		g.saw("100ms c left")
+	})
+}
+
+// Every call of Acquire returns a release that can be deferred unseen, and the
+// errors of WaitN.
+func TestAcquireThatFailsTakesNoPlace(t *testing.T) {
+	play(t, "10/s depth 1 inflight 2", func(g *stage) {
+		g.acquireAll("a", "b", "full")
+		g.acquire("negative", -1)
+		g.acquire("nothing", 0)
+		g.acquireWith(closedContext(), "done", 1)
+		g.cancel("b")
+		g.saw("0s a left", "0s full full, retry 100ms", "0s negative shaper: cost is negative",
+			"0s nothing left", "0s done cancelled", "0s b cancelled")
+		g.release("full", "negative", "nothing", "done", "b")
+		require.Equal(t, 1, g.Stats().InFlight)
+		require.NoError(t, g.Close())
+		g.acquireAll("late")
+		g.saw("0s late closed, retry 0s")
+		g.release("late")
+		require.Equal(t, 1, g.Stats().InFlight)
+		g.release("a")
+		require.Zero(t, g.Stats().InFlight, "places come back after Close too")
+	})
+}
+
+// A caller who would not say when it ends must not pass for one upstream, so
+// its call says what to use, before it looks at anything else.
+func TestWithACapOnlyAcquireWaits(t *testing.T) {
+	play(t, "10/s burst 9 depth 9 inflight 3", func(g *stage) {
+		before := g.Stats()
+		for _, n := range []int{-1, 0, 1, 99} {
+			require.ErrorContains(t, g.WaitN(context.Background(), n), "Acquire")
+			var refusal *shaper.RejectError
+			require.False(t, errors.As(g.WaitN(context.Background(), n), &refusal), "it is a mistake, no refusal")
+		}
+		require.ErrorContains(t, g.Wait(closedContext()), "Acquire")
+		require.False(t, g.Allow())
+		require.False(t, g.AllowN(2))
+		require.Equal(t, before, g.Stats(), "nothing is taken or counted")
+	})
+}
+
+func TestSetLimitsTakesNoCapAwayAndBringsNone(t *testing.T) {
+	play(t, "10/s depth 9 inflight 2", func(g *stage) {
+		g.acquireAll("a", "b")
+		capped := g.Limits()
+		err := g.SetLimits(shaper.Limits{Rate: 99, Depth: 9})
+		require.ErrorContains(t, err, "Limits.InFlight is 2 and can't become 0")
+		require.Equal(t, capped, g.Limits())
+		require.ErrorContains(t, g.SetLimits(shaper.Limits{Rate: 99, InFlight: -1}), "Limits.InFlight is -1,")
+		g.at(time.Second)
+		g.saw("0s a left", "100ms b left") // By the rate that it was.
+	})
+	play(t, "10/s depth 9", func(g *stage) {
+		g.arriveAll("a", "b")
+		err := g.SetLimits(shaper.Limits{Rate: 99, Depth: 9, InFlight: 7})
+		require.ErrorContains(t, err, "Limits.InFlight is 0 and can't become 7")
+		g.at(time.Second)
+		g.saw("0s a left", "100ms b left")
+	})
+}
+
+func TestSetLimitsChangesTheCapForThoseWhoWait(t *testing.T) {
+	play(t, "inf depth 9 inflight 3", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d", "e", "f", "g")
+		g.saw("0s a left", "0s b left", "0s c left")
+		g.at(time.Second)
+		g.set("inf depth 9 inflight 1")
+		g.release("a", "b") // One is left, as many as may be.
+		g.saw()
+		g.release("c")
+		g.saw("1s d left")
+		g.at(2 * time.Second)
+		g.set("inf depth 9 inflight 3")
+		g.saw("2s e left", "2s f left")
+		g.release("f")
+		g.saw("2s g left")
+	})
+}
+
+// Without depth who finds no place is refused like who finds no slot.
+func TestWithoutDepthNobodyWaitsForAPlace(t *testing.T) {
+	play(t, "10/s burst 3 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b")
+		g.release("a")
+		g.acquireAll("c")
+		g.saw("0s a left", "0s b full, retry 1ns", "0s c left")
+	})
+}
+
+// Nobody leaves at rate.Inf without a place.
+func TestAtInfTheCapStillHolds(t *testing.T) {
+	play(t, "inf depth 2 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d")
+		g.saw("0s a left", "0s d full, retry 1ns")
+		g.at(time.Second)
+		g.release("a")
+		g.saw("1s b left")
+		g.release("b")
+		g.saw("1s c left")
+	})
+}
+
+// Many at once use the same few places over and over, and each gives its own
+// back twice: none is lost, and none is made.
+func TestPlacesAreUsedOverAndOver(t *testing.T) {
+	play(t, "inf depth 99 inflight 5", func(g *stage) {
+		var most atomic.Int64
+		for range 50 {
+			go func() {
+				for range 20 {
+					release, err := g.Acquire(context.Background(), 1)
+					if err != nil {
+						t.Errorf("Acquire: %v", err)
+						return
+					}
+					most.Store(max(most.Load(), int64(g.Stats().InFlight)))
+					runtime.Gosched()
+					release()
+					release()
+				}
+			}()
+		}
+		synctest.Wait()
+		require.EqualValues(t, 5, most.Load())
+		require.Zero(t, g.Stats().InFlight)
+		require.EqualValues(t, 1000, g.Stats().Departed)
+	})
+}

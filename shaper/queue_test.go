@@ -1,0 +1,138 @@
+package shaper
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The line alone, in the hands of nobody but this file: whoever enters, leaves or
+// gives up, at either door and from anywhere, it is what a plain slice would be.
+
+// A slowQueue is a queue as one would write it down: those in line, the first
+// retries of whom have been put in front of the newcomers.
+type slowQueue struct {
+	line    []*waiter
+	costs   []int64 // of those in line, which a waiter can't change by mistake
+	retries int
+}
+
+func (q *slowQueue) insert(at int, w *waiter, n int64) {
+	q.line, q.costs = slices.Insert(q.line, at, w), slices.Insert(q.costs, at, n)
+}
+
+func (q *slowQueue) delete(at int) {
+	q.line, q.costs = slices.Delete(q.line, at, at+1), slices.Delete(q.costs, at, at+1)
+	if at < q.retries {
+		q.retries--
+	}
+}
+
+// first is the cost of the first k in line, saturating.
+func (q *slowQueue) first(k int) (cost int64) {
+	for _, n := range q.costs[:k] {
+		cost = sum(cost, n)
+	}
+	return cost
+}
+
+func TestTheQueueIsWhatASliceWouldBe(t *testing.T) {
+	t.Run("small costs", func(t *testing.T) {
+		compareQueues(t, 1, func(r *rand.Rand) int64 { return 1 + r.Int64N(9) })
+	})
+	t.Run("costs of which a few fill a word", func(t *testing.T) {
+		compareQueues(t, 2, func(r *rand.Rand) int64 {
+			return []int64{1, 1 + r.Int64N(forever), forever}[r.IntN(3)]
+		})
+	})
+}
+
+func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(6, seed))
+	saturated := 0
+	for range 100 {
+		var fast queue
+		var slow slowQueue
+		longest := 1 + r.IntN(16) // So that it is empty now and then.
+		for now := range int64(200) {
+			n := cost(r)
+			switch arrives := len(slow.line) < longest && r.IntN(2) == 0; {
+			case arrives && r.IntN(2) == 0:
+				w := fast.pushAgain(n, now)
+				requireEntered(t, slow, w, n, now)
+				slow.insert(slow.retries, w, n)
+				slow.retries++
+			case arrives:
+				w := fast.push(n, now)
+				requireEntered(t, slow, w, n, now)
+				slow.insert(len(slow.line), w, n)
+			case len(slow.line) > 0:
+				at := r.IntN(len(slow.line))
+				w := slow.line[at]
+				slow.delete(at)
+				how := []state{departed, refused, abandoned}[r.IntN(3)]
+				fast.remove(w, how)
+				require.Equal(t, how, w.state)
+				require.EqualValues(t, len(slow.line), w.waiting)
+				if r.IntN(4) > 0 { // Else it is still with its goroutine.
+					fast.recycle(w)
+				}
+			}
+			requireSame(t, &slow, &fast)
+			if fast.cost.total() == forever {
+				saturated++
+			}
+		}
+		for len(slow.line) > 0 { // From the head, as Close does.
+			fast.remove(fast.head, refused)
+			slow.delete(0)
+			requireSame(t, &slow, &fast)
+		}
+		require.Zero(t, fast.cost, "what is in no line costs nothing")
+		require.Zero(t, fast.cost.high)
+	}
+	t.Logf("saturated %d times", saturated)
+	require.Equal(t, seed == 2, saturated > 0)
+}
+
+// requireEntered looks at a waiter that has just entered: as new, and not one of
+// those in line already.
+func requireEntered(t *testing.T, slow slowQueue, w *waiter, n, now int64) {
+	t.Helper()
+	require.False(t, slices.Contains(slow.line, w), "it is in line already")
+	require.Equal(t, queued, w.state)
+	require.Equal(t, n, w.cost)
+	require.Equal(t, now, w.admitted)
+	require.Empty(t, w.ready)
+}
+
+// requireSame compares all that a queue can be asked, and how it hangs together.
+func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
+	t.Helper()
+	require.Equal(t, len(slow.line), fast.len)
+	at, before := fast.head, (*waiter)(nil)
+	for i, w := range slow.line {
+		// The same one, not its like: testify would compare what they hold.
+		require.True(t, at == w, "from the head, %d of %d", i+1, len(slow.line))
+		require.True(t, w.prev == before, "towards the head, %d of %d", i+1, len(slow.line))
+		at, before = w.next, w
+	}
+	require.True(t, at == nil, "there are more in line")
+	require.True(t, fast.tail == before, "the tail is the last")
+
+	last := (*waiter)(nil)
+	if slow.retries > 0 {
+		last = slow.line[slow.retries-1]
+	}
+	require.True(t, fast.again == last, "the last of the retries")
+	require.Equal(t, slow.first(slow.retries), fast.againCost.total())
+	require.Equal(t, slow.first(len(slow.line)), fast.cost.total())
+	for k := 1; k <= len(slow.line); k++ {
+		w, cost := fast.ahead(k)
+		require.True(t, w == slow.line[k-1], "the %d-th of %d", k, len(slow.line))
+		require.Equal(t, slow.first(k-1), cost)
+	}
+}
