@@ -15,9 +15,22 @@ import (
 // admit is answered by WriteError, or by the handler of WithErrorHandler.
 //
 // A request costs 1 unless WithCost says otherwise; one of cost 0 passes
-// untouched, without asking l. The ResponseWriter is handed on as it is, so
-// flushing, hijacking and http.ResponseController work, and l is not held
-// while the handler runs. Panics of the handler pass through.
+// untouched, without asking l. While its handler runs a request is nothing to l,
+// unless there is a cap, and flushing, hijacking and http.ResponseController
+// work. Panics of the handler pass through.
+//
+// With a cap on what is in flight (Limits.InFlight) a request has a place while
+// its handler runs, and gives it back once: when the connection is hijacked,
+// else when the handler has returned or panicked, however long the answer
+// streams. Any l with an Acquire like Shaper's counts as one with a cap, unless
+// its Limits say that InFlight is 0.
+//
+// The ResponseWriter is handed on as it is, but for one that can be hijacked, as
+// in HTTP/1, where there is a cap: so that the hijack is seen, it is wrapped. The
+// wrapper has what http.ResponseController looks for, and is a Flusher, Hijacker,
+// Pusher or io.ReaderFrom if the ResponseWriter is one. One thing gets lost: a
+// http.MaxBytesReader of the handler can't tell net/http to close the connection
+// of a body that is too long. Answer those with "Connection: close".
 //
 // For a client that has gone while it waited no handler runs, and with a Shaper
 // no slot is spent: it is the next waiter's. Its request ends with status 499
@@ -45,8 +58,9 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 	if o.cost == nil {
 		o.cost = func(*http.Request) int { return 1 }
 	}
+	places := acquirerOf(l)
 	return func(next http.Handler) http.Handler {
-		return &gate{limiter: l, next: next, middlewareOptions: o}
+		return &gate{limiter: l, places: places, next: next, middlewareOptions: o}
 	}
 }
 
@@ -127,6 +141,7 @@ func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
 // gate is the http.Handler that Middleware puts in front of another.
 type gate struct {
 	limiter Limiter
+	places  acquirer // the limiter, if it caps what is in flight; else nil
 	next    http.Handler
 	middlewareOptions
 }
@@ -156,12 +171,19 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// outer handlers read the pattern there.
 		defer func() { outer.Pattern, outer.MultipartForm = r.Pattern, r.MultipartForm }()
 	}
+	var end func()
 	if err == nil {
-		err = g.wait(c, w, n)
+		end, err = g.wait(c, w, n)
 	}
 	if err != nil {
 		g.refuse(c, w, err)
 		return
+	}
+	if end != nil {
+		// Before anything else, as what follows runs methods of outer handlers'
+		// ResponseWriters, which may panic.
+		defer func() { end() }()
+		w, end = untilHijacked(w, end)
 	}
 	if g.rateLimitFields {
 		addRateLimitFields(w.Header(), g.limiter, nil, answer{})
@@ -188,8 +210,9 @@ func (g *gate) fetch(c *connection, n int) error {
 	return c.ahead.arrive(c.server, c.request.Context().Done())
 }
 
-// wait lets a request of cost n > 0 wait for the Limiter.
-func (g *gate) wait(c connection, w http.ResponseWriter, n int) error {
+// wait lets a request of cost n > 0 wait for the Limiter. If there is no error
+// the caller has to release its place, unless release is nil: then it has none.
+func (g *gate) wait(c connection, w http.ResponseWriter, n int) (release func(), err error) {
 	ctx := c.request.Context()
 	if c.canAsk() {
 		attended, stop := attend(ctx, c.conn, c.unread())
@@ -198,15 +221,16 @@ func (g *gate) wait(c connection, w http.ResponseWriter, n int) error {
 	}
 	c.suspend()
 	start := time.Now()
-	err := g.limiter.WaitN(ctx, n)
+	release, err = enter(ctx, g.limiter, g.places, n)
 	waited := time.Since(start)
-	if err == nil {
-		if _, ours := g.limiter.(*Shaper); !ours {
-			// A Shaper has asked the context after the wait. Others have spent
-			// the slot by now, but the handler can be spared.
-			err = ctx.Err()
+	// What follows runs methods of outer handlers' ResponseWriters, which may
+	// panic.
+	handedOn := false
+	defer func() {
+		if release != nil && !handedOn {
+			release()
 		}
-	}
+	}()
 	if err != nil && clientGone(ctx, err) {
 		err = errGone{err, waited}
 	}
@@ -214,7 +238,8 @@ func (g *gate) wait(c connection, w http.ResponseWriter, n int) error {
 		w.Header().Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
 	}
 	c.resume(waited > brief || c.ahead != nil)
-	return err
+	handedOn = true
+	return release, err
 }
 
 // brief is below what counts as having waited: the server's time-outs are not

@@ -24,7 +24,9 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 // From an empty bucket q requests are admitted at once (Burst leave, Depth
 // wait), and w is the time in which as many drain. The free ones of them are r:
 // the units up to Burst, floor(Burst − level), and the places in the line,
-// Depth − waiting, neither below 0; after ErrClosed r is 0. Units and places
+// Depth − waiting, neither below 0; after ErrClosed r is 0. While the line is held
+// no units are free, and with Limits.InFlight, of which q knows nothing, no more
+// than there are requests to the cap. Units and places
 // are added as if each request cost 1. In a refusal t is the Retry-After of
 // WriteError if it gives one, else t is the time until the level is 0. Times
 // are whole seconds, rounded up. The numbers come from Stats just after the
@@ -55,6 +57,12 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
 	var free int64
 	if !errors.Is(err, ErrClosed) {
 		units := max(0, min(math.Floor(float64(burst)-st.Level), maxFieldInteger))
+		switch {
+		case !st.HeldUntil.IsZero():
+			units = 0
+		case st.Limits.InFlight > 0:
+			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
+		}
 		free = sum(int64(units), max(0, depth-int64(st.Waiting)))
 	}
 	reset := drainSeconds(st.Level, perSecond)

@@ -3,9 +3,13 @@ package frameworks
 import (
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/gin-gonic/gin"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
 )
 
 // gin has a middleware of its own kind, made by Gin.
@@ -17,4 +21,30 @@ func TestGin(t *testing.T) {
 		r.POST("/", func(c *gin.Context) { _, _ = io.Copy(c.Writer, c.Request.Body) })
 		return r
 	}).holds(t)
+}
+
+// In front of gin a middleware with a cap hands on a ResponseWriter of its own,
+// which is to have what gin asserts that it has.
+func TestGinStreamsBehindACap(t *testing.T) {
+	gin.SetMode(gin.TestMode)
+	s, err := shaper.New(shaper.Limits{Rate: 1000, InFlight: 1})
+	require.NoError(t, err)
+	r := gin.New()
+	r.GET("/", func(c *gin.Context) {
+		steps := 0
+		c.Stream(func(w io.Writer) bool {
+			steps++
+			_, _ = io.WriteString(w, "x")
+			return steps < 3
+		})
+	})
+	server := httptest.NewServer(shaper.Middleware(s)(r))
+	defer server.Close()
+	answer, err := server.Client().Get(server.URL)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, answer.StatusCode)
+	require.Equal(t, "xxx", string(text))
 }

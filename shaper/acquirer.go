@@ -1,0 +1,62 @@
+package shaper
+
+import (
+	"context"
+	"time"
+)
+
+// An acquirer is a Limiter that wants to know when a request has ended. *Shaper
+// is one. A nil release is taken for one that does nothing.
+type acquirer interface {
+	Acquire(ctx context.Context, n int) (release func(), err error)
+}
+
+// A holder is a Limiter that can hold its line. *Shaper is one.
+type holder interface{ Hold(d time.Duration) }
+
+// acquirerOf returns l if it caps what is in flight, else nil. Whoever embeds a
+// *Shaper without a cap, to do something of his own in WaitN, has its Acquire
+// too; but also its Limits, which say so. That can't change later. Of one who has
+// no Limits Acquire alone says it.
+func acquirerOf(l Limiter) acquirer {
+	a, ok := l.(acquirer)
+	if !ok {
+		return nil
+	}
+	if limited, ok := l.(interface{ Limits() Limits }); ok && limited.Limits().InFlight == 0 {
+		return nil
+	}
+	return a
+}
+
+// enter lets a request of cost n > 0 wait for l, of which places is the
+// acquirerOf. release gives the request's place back, and must be called once at
+// most, as not all are like a Shaper's; it is nil if there is nothing to give back,
+// and with an error.
+func enter(ctx context.Context, l Limiter, places acquirer, n int) (release func(), err error) {
+	var given func()
+	if places == nil {
+		err = l.WaitN(ctx, n)
+	} else {
+		given, err = places.Acquire(ctx, n)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, ours := l.(*Shaper); ours {
+		return given, nil
+	}
+	// A Shaper has asked the context after the wait. Others have spent the slot by
+	// now, but what it was for can be spared.
+	kept := false
+	defer func() {
+		if given != nil && !kept {
+			given()
+		}
+	}()
+	if err = ctx.Err(); err != nil {
+		return nil, err
+	}
+	kept = true
+	return given, nil
+}

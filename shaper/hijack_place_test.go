@@ -1,0 +1,123 @@
+package shaper_test
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// The ways in which handlers come to a Hijack, and what is between them and the
+// ResponseWriter of net/http.
+var hijacks = []struct {
+	name  string
+	outer func(http.ResponseWriter) http.ResponseWriter
+	by    func(http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error)
+}{
+	{"type assertion", bare, asserted},
+	{"http.ResponseController", bare, controlled},
+	{"http.ResponseController behind a logger", logged, controlled},
+	{"http.ResponseController behind two", func(w http.ResponseWriter) http.ResponseWriter { return logged(logged(w)) }, controlled},
+}
+
+func bare(w http.ResponseWriter) http.ResponseWriter   { return w }
+func logged(w http.ResponseWriter) http.ResponseWriter { return &statusWriter{ResponseWriter: w} }
+
+func asserted(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
+	return w.(http.Hijacker).Hijack()
+}
+
+func controlled(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
+	return http.NewResponseController(w).Hijack()
+}
+
+func TestAHijackFreesThePlaceOnceAndForAll(t *testing.T) {
+	for _, way := range hijacks {
+		t.Run(way.name, func(t *testing.T) {
+			s := limitedInFlight(t, 1, 1)
+			stay, hijacked := map[string]chan struct{}{"/hijack": make(chan struct{}), "/second": make(chan struct{})}, make(chan error, 1)
+			inner := shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/hijack" {
+					conn, _, err := way.by(w)
+					hijacked <- err
+					if err == nil {
+						defer conn.Close()
+					}
+				}
+				<-stay[r.URL.Path]
+			}))
+			ended := make(chan string, 3)
+			addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				inner.ServeHTTP(way.outer(w), r)
+				ended <- r.URL.Path
+			}))
+			stay["/third"] = make(chan struct{})
+			client := newClient(t)
+			send(t.Context(), t, client, "http://"+addr+"/hijack", nil)
+			require.NoError(t, next(t, hijacked))
+			require.Equal(t, 0, s.Stats().InFlight, "its handler goes on without a place")
+
+			second := send(t.Context(), t, client, "http://"+addr+"/second", nil)
+			waitFor(t, inFlight(s, 1), "the second has the place")
+			third := send(t.Context(), t, client, "http://"+addr+"/third", nil)
+			waitFor(t, inLine(s, 1), "the third waits for it")
+			close(stay["/hijack"])
+			require.Equal(t, "/hijack", next(t, ended))
+			st := s.Stats()
+			require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
+
+			close(stay["/second"])
+			require.Equal(t, "200: ", receive(t, second))
+			close(stay["/third"])
+			require.Equal(t, "200: ", receive(t, third))
+			waitFor(t, inFlight(s, 0), "all places are free")
+		})
+	}
+}
+
+// A websocket through a proxy that has a place for one only.
+func TestAnUpgradedConnectionHasNoPlace(t *testing.T) {
+	s := limitedInFlight(t, 1, 0)
+	addr := openServer(t, shaper.Middleware(s)(proxyTo(t, openServer(t, duplexSite(nil)))), hooked)
+	conn := dial(t, addr)
+	_, err := io.WriteString(conn, "GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+	require.NoError(t, err)
+	reader := bufio.NewReader(conn)
+	answer, err := http.ReadResponse(reader, nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusSwitchingProtocols, answer.StatusCode)
+	for _, word := range []string{"ping", "pong"} {
+		_, err := io.WriteString(conn, word)
+		require.NoError(t, err)
+		back := make([]byte, len(word))
+		_, err = io.ReadFull(reader, back)
+		require.NoError(t, err)
+		require.Equal(t, word, string(back))
+		require.Equal(t, "200: hello", postTo(newClient(t), "http://"+addr, nil))
+		waitFor(t, inFlight(s, 0), "the place is free again")
+	}
+}
+
+func TestAHijackThatFailsKeepsThePlace(t *testing.T) {
+	s := limitedInFlight(t, 1, 0)
+	failure := errors.New("not now")
+	shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for _, by := range []func(http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error){asserted, controlled} {
+			_, _, err := by(w)
+			require.Equal(t, failure, err)
+			require.Equal(t, 1, s.Stats().InFlight)
+		}
+	})).ServeHTTP(struct {
+		http.ResponseWriter
+		http.Hijacker
+	}{httptest.NewRecorder(), hijackerFunc(func() error { return failure })}, httptest.NewRequest("GET", "/", nil))
+	require.Equal(t, 0, s.Stats().InFlight)
+}

@@ -1,0 +1,137 @@
+package shaper_test
+
+import (
+	"bufio"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// With a cap a request has a place from its departure to the end of its handler,
+// and not a moment longer: in every way in which a handler can end.
+
+// limitedInFlight is a Shaper that is limited by its cap alone.
+func limitedInFlight(t *testing.T, inFlight, depth int) *shaper.Shaper {
+	t.Helper()
+	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: depth, InFlight: inFlight})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func inFlight(s *shaper.Shaper, n int) func() bool {
+	return func() bool { return s.Stats().InFlight == n }
+}
+
+// onBothProtocols runs a test over HTTP/1 and HTTP/2.
+func onBothProtocols(t *testing.T, test func(t *testing.T, k connectionKind)) {
+	for _, k := range []connectionKind{{name: "HTTP/1", wrap: asIs, configure: hooked}, http2Kind} {
+		t.Run(k.name, func(t *testing.T) { test(t, k) })
+	}
+}
+
+func TestAStreamKeepsItsPlaceUntilTheHandlerReturns(t *testing.T) {
+	onBothProtocols(t, func(t *testing.T, k connectionKind) {
+		s := limitedInFlight(t, 1, 1)
+		words := make(chan string)
+		client, url := k.open(t, shaper.Middleware(s)(duplexSite(words)))
+		answer, err := client.Get(url + "/events")
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		became := send(t.Context(), t, client, url, nil)
+		waitFor(t, inLine(s, 1), "the next waits")
+
+		reader := bufio.NewReader(answer.Body)
+		for _, word := range []string{"first", "second"} {
+			words <- word
+			line, err := reader.ReadString('\n')
+			require.NoError(t, err)
+			require.Equal(t, "data: "+word+"\n", line)
+			_, err = reader.ReadString('\n')
+			require.NoError(t, err)
+		}
+		st := s.Stats()
+		require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
+		close(words)
+		require.Equal(t, "200: hello", receive(t, became))
+		waitFor(t, inFlight(s, 0), "all places are free")
+	})
+}
+
+func TestAPanicFreesThePlace(t *testing.T) {
+	onBothProtocols(t, func(t *testing.T, k connectionKind) {
+		s := limitedInFlight(t, 1, 1)
+		ready := make(chan struct{})
+		client, url := k.open(t, shaper.Middleware(s)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/panic" {
+				<-ready
+				panic(http.ErrAbortHandler)
+			}
+		})))
+		panics := send(t.Context(), t, client, url+"/panic", nil)
+		waitFor(t, inFlight(s, 1), "it runs")
+		became := send(t.Context(), t, client, url, nil)
+		waitFor(t, inLine(s, 1), "the next waits")
+		close(ready)
+		require.Equal(t, "200: ", receive(t, became))
+		require.NotContains(t, receive(t, panics), "200")
+		waitFor(t, inFlight(s, 0), "all places are free")
+	})
+}
+
+func TestAFullCapIsAnsweredWith429(t *testing.T) {
+	s := limitedInFlight(t, 1, 0)
+	release, err := s.Acquire(t.Context(), 1)
+	require.NoError(t, err)
+	h := shaper.Middleware(s)(http.NotFoundHandler())
+	require.Equal(t, "429, retry 1", statusLine(answerOf(h, t.Context(), "")))
+	release()
+	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")))
+	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")), "the place was given back")
+}
+
+// Without ConnContext and with a body, so that only the Limiter's context tells.
+func TestAClientThatLeavesFreesNoPlaceButItsOwnInTheLine(t *testing.T) {
+	onBothProtocols(t, func(t *testing.T, k connectionKind) {
+		s := limitedInFlight(t, 1, 2)
+		stay := make(chan struct{})
+		client, url := k.open(t, shaper.Middleware(s)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/stays" {
+				<-stay
+			}
+		})))
+		stays := send(t.Context(), t, client, url+"/stays", nil)
+		waitFor(t, inFlight(s, 1), "it runs")
+		ctx, leave := context.WithCancel(t.Context())
+		leaves := send(ctx, t, client, url, nil)
+		waitFor(t, inLine(s, 1), "it waits")
+		leave()
+		require.Contains(t, receive(t, leaves), "context canceled")
+		waitFor(t, func() bool { return s.Stats().Abandoned == 1 }, "it has left the line")
+		require.Equal(t, 1, s.Stats().InFlight)
+		close(stay)
+		require.Equal(t, "200: ", receive(t, stays))
+		waitFor(t, inFlight(s, 0), "all places are free")
+	})
+}
+
+// What is called between the departure and the handler are other people's
+// methods.
+func TestAPanicBeforeTheHandlerFreesThePlace(t *testing.T) {
+	s := limitedInFlight(t, 1, 0)
+	h := shaper.Middleware(s, shaper.WithServerTiming())(http.NotFoundHandler())
+	require.PanicsWithValue(t, "no header", func() {
+		h.ServeHTTP(headless{httptest.NewRecorder()}, httptest.NewRequest("GET", "/", nil))
+	})
+	require.Equal(t, 0, s.Stats().InFlight)
+}
+
+type headless struct{ *httptest.ResponseRecorder }
+
+func (headless) Header() http.Header { panic("no header") }
