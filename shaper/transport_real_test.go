@@ -1,0 +1,338 @@
+package shaper_test
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// The tests of this file ask what net/http makes of a Transport, and the Transport
+// of net/http's answers, over real connections.
+
+// through puts a Transport in front of that of a client, with places for so many.
+func through(t *testing.T, client *http.Client, inFlight int) *shaper.Shaper {
+	t.Helper()
+	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: 10, InFlight: inFlight})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	client.Transport = &shaper.Transport{Limiter: s, Base: client.Transport}
+	return s
+}
+
+// sizes answers with as many bytes as the path says.
+var sizes = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	size := map[string]int{"/none": 0, "/few": 100, "/many": 1 << 20}[r.URL.Path]
+	_, _ = io.WriteString(w, strings.Repeat("x", size))
+})
+
+// An answer that says by its header that it has no body has ended, in all that
+// net/http speaks; one that has a body ends with it.
+func TestAnswersEndWithTheirBodies(t *testing.T) {
+	for _, k := range connectionKinds {
+		t.Run(k.name, func(t *testing.T) {
+			client, address := k.open(t, sizes)
+			s := through(t, client, 1)
+			for _, path := range []string{"/none", "/few", "/many"} {
+				answer, err := client.Head(address + path)
+				require.NoError(t, err)
+				require.Equal(t, 0, s.Stats().InFlight, "HEAD")
+				closes(answer.Body)
+
+				answer, err = client.Get(address + path)
+				require.NoError(t, err)
+				if path == "/none" {
+					require.Equal(t, 0, s.Stats().InFlight)
+				} else {
+					require.Equal(t, 1, s.Stats().InFlight)
+					_, err = io.Copy(io.Discard, answer.Body)
+					require.NoError(t, err)
+					require.Equal(t, 0, s.Stats().InFlight, "read to its end")
+				}
+				require.NoError(t, answer.Body.Close())
+
+				answer, err = client.Get(address + path)
+				require.NoError(t, err)
+				require.NoError(t, answer.Body.Close())
+				require.Equal(t, 0, s.Stats().InFlight, "closed")
+			}
+		})
+	}
+}
+
+// Of each hop of a redirect the client closes the body, so with a single place
+// the next hop finds it free; and each hop is paced.
+func TestRedirectsAreRequestsOfTheirOwn(t *testing.T) {
+	site := http.NewServeMux()
+	site.Handle("/a", http.RedirectHandler("/b", http.StatusFound))
+	site.HandleFunc("/b", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Location", "/c")
+		w.WriteHeader(http.StatusTemporaryRedirect)
+		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) // More than a client reads of it.
+	})
+	site.Handle("/c", echoBody)
+	client := newClient(t)
+	s := through(t, client, 1)
+	require.Equal(t, "200: ", postTo(client, "http://"+openServer(t, site)+"/a", strings.NewReader("hello")))
+	require.Equal(t, uint64(3), s.Stats().Departed)
+	require.Equal(t, 0, s.Stats().InFlight)
+}
+
+// An upgraded connection is the body of its answer: it can be written to, closed
+// by halves, and has a place until it ends.
+func TestAnUpgradedConnectionKeepsItsPlace(t *testing.T) {
+	address := "http://" + openServer(t, duplexSite(nil))
+	for _, end := range []string{"closed", "closed by halves"} {
+		t.Run(end, func(t *testing.T) {
+			client := newClient(t)
+			client.Timeout = 0 // It would hide the connection behind a timer.
+			s := through(t, client, 1)
+			r, err := http.NewRequest("GET", address+"/ws", nil)
+			require.NoError(t, err)
+			r.Header.Set("Connection", "Upgrade")
+			r.Header.Set("Upgrade", "websocket")
+			answer, err := client.Do(r)
+			require.NoError(t, err)
+			require.Equal(t, http.StatusSwitchingProtocols, answer.StatusCode)
+			conn := answer.Body.(io.ReadWriteCloser)
+			_, err = io.WriteString(conn, "ping")
+			require.NoError(t, err)
+			back := make([]byte, 4)
+			_, err = io.ReadFull(conn, back)
+			require.NoError(t, err)
+			require.Equal(t, "ping", string(back))
+			require.Equal(t, 1, s.Stats().InFlight)
+			if end == "closed by halves" {
+				require.NoError(t, conn.(interface{ CloseWrite() error }).CloseWrite())
+				_, err = io.ReadAll(conn)
+				require.NoError(t, err)
+				require.Equal(t, 0, s.Stats().InFlight)
+			}
+			require.NoError(t, conn.Close())
+			require.Equal(t, 0, s.Stats().InFlight)
+		})
+	}
+	// What can't be closed by halves says so, as net/http's own does.
+	playTransport(t, "inf inflight 1", func(u *upstream) {
+		u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 101, Body: writableBody{}}, nil
+		})
+		answer, err := u.RoundTrip(u.request(context.Background(), "a", nil))
+		require.NoError(t, err)
+		require.ErrorIs(t, answer.Body.(interface{ CloseWrite() error }).CloseWrite(), http.ErrNotSupported)
+		closes(answer.Body)
+	})
+}
+
+type writableBody struct {
+	errorReader
+	io.Writer
+}
+
+// A reverse proxy that sends through a Transport hands upgraded connections on.
+func TestAProxySendsThroughATransport(t *testing.T) {
+	address := "http://" + openServer(t, duplexSite(nil))
+	target, err := url.Parse(address)
+	require.NoError(t, err)
+	base := newClient(t)
+	s := through(t, base, 1)
+	proxy := &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: base.Transport,
+	}
+	addr := openServer(t, proxy)
+	conn := dial(t, addr)
+	_, err = io.WriteString(conn, "GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	require.NoError(t, err)
+	v := &visitor{Conn: conn}
+	head := make([]byte, len("HTTP/1.1 101 "))
+	_, err = io.ReadFull(v, head)
+	require.NoError(t, err)
+	require.Equal(t, "HTTP/1.1 101 ", string(head))
+	waitFor(t, inFlight(s, 1), "the connection has its place")
+	require.NoError(t, conn.Close())
+	waitFor(t, inFlight(s, 0), "the place is free")
+	require.Equal(t, "200: hello", postTo(newClient(t), "http://"+addr, nil))
+}
+
+// endless sends without an end, until the client has gone.
+var endless = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	more := strings.Repeat("x", 16<<10) // More than is kept back.
+	for r.Context().Err() == nil {
+		if _, err := io.WriteString(w, more); err != nil {
+			return
+		}
+		time.Sleep(ms)
+	}
+})
+
+// Reading fails when the context ends or the client's time is up, and then the
+// place is free, even before the body is closed.
+func TestAPlaceIsFreeWhenReadingIsCancelled(t *testing.T) {
+	for _, k := range connectionKinds {
+		t.Run(k.name, func(t *testing.T) {
+			client, address := k.open(t, endless)
+			s := through(t, client, 1)
+			for _, timeout := range []time.Duration{0, 200 * ms} {
+				client.Timeout = timeout
+				ctx, cancel := context.WithCancel(context.Background())
+				r, err := http.NewRequestWithContext(ctx, "GET", address, nil)
+				require.NoError(t, err)
+				answer, err := client.Do(r)
+				require.NoError(t, err)
+				require.Equal(t, 1, s.Stats().InFlight)
+				if timeout == 0 {
+					time.AfterFunc(20*ms, cancel)
+				}
+				_, err = io.Copy(io.Discard, answer.Body)
+				require.Error(t, err)
+				require.Equal(t, 0, s.Stats().InFlight)
+				closes(answer.Body)
+				cancel()
+			}
+		})
+	}
+}
+
+// An upstream that breaks off gives its place back too.
+func TestAPlaceIsFreeWhenTheConnectionBreaks(t *testing.T) {
+	address := "http://" + openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/late" {
+			w.Header().Set("Content-Length", "100")
+			_, _ = io.WriteString(w, "x")
+			_ = http.NewResponseController(w).Flush()
+		}
+		panic(http.ErrAbortHandler)
+	}))
+	client := newClient(t)
+	s := through(t, client, 1)
+	_, err := client.Get(address + "/early")
+	require.Error(t, err)
+	require.Equal(t, 0, s.Stats().InFlight)
+	answer, err := client.Get(address + "/late")
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, answer.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, 0, s.Stats().InFlight)
+	closes(answer.Body)
+}
+
+// A body that is sent over a real connection is sent again, from its beginning.
+func TestRetryOverARealConnection(t *testing.T) {
+	var times atomic.Int64
+	address := "http://" + openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if times.Add(1) == 1 {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many", http.StatusTooManyRequests) // The body is still unread.
+			return
+		}
+		echoBody(w, r)
+	}))
+	client := newClient(t)
+	through(t, client, 1)
+	client.Transport.(*shaper.Transport).Retry = true
+	client.Transport.(*shaper.Transport).MaxHold = 20 * ms
+	body := strings.Repeat("hello", 10_000)
+	require.Equal(t, "200: "+body, postTo(client, address, strings.NewReader(body)))
+}
+
+// Everything at once on real threads, for -race: at no time are there more
+// requests at the Base than places, and in the end every place is free.
+func TestTransportIsSafeForConcurrentUse(t *testing.T) {
+	const places = 4
+	s, err := shaper.New(shaper.Limits{Rate: 20_000, Burst: 10, Depth: 30, InFlight: places})
+	require.NoError(t, err)
+	base := &busyBase{}
+	transport := &shaper.Transport{Limiter: s, Base: base, Retry: true, MaxHold: 100 * us}
+	var calls sync.WaitGroup
+	for range 50 {
+		calls.Go(func() {
+			for range 200 {
+				ctx, cancel := context.WithCancel(context.Background())
+				if rand.N(3) == 0 {
+					time.AfterFunc(rand.N(ms), cancel)
+				}
+				r, err := http.NewRequestWithContext(ctx, "POST", "http://upstream/", strings.NewReader("x"))
+				if err != nil {
+					panic(err)
+				}
+				answer, err := transport.RoundTrip(r)
+				if err == nil {
+					if rand.N(2) == 0 {
+						reads(answer.Body)
+					}
+					closes(answer.Body)
+				}
+				cancel()
+			}
+		})
+	}
+	calls.Wait()
+	require.LessOrEqual(t, base.most.Load(), int64(places))
+	require.Zero(t, base.now.Load())
+	st := s.Stats()
+	require.Equal(t, 0, st.InFlight)
+	require.Equal(t, 0, st.Waiting)
+	require.Positive(t, st.Departed)
+	require.NoError(t, s.Close())
+}
+
+// busyBase counts its requests from their entry to the end of their answers.
+type busyBase struct{ now, most atomic.Int64 }
+
+func (b *busyBase) RoundTrip(r *http.Request) (*http.Response, error) {
+	defer closes(r.Body)
+	now := b.now.Add(1)
+	for most := b.most.Load(); now > most && !b.most.CompareAndSwap(most, now); most = b.most.Load() {
+	}
+	if rand.N(2) == 0 {
+		time.Sleep(rand.N(100 * us))
+	}
+	if err := r.Context().Err(); err != nil {
+		b.now.Add(-1)
+		return nil, err
+	}
+	answer := &http.Response{StatusCode: 200, Header: http.Header{}}
+	switch rand.N(4) {
+	case 0:
+		answer.StatusCode = 429
+		answer.Header.Set("Retry-After", "1")
+	case 1:
+		b.now.Add(-1)
+		answer.Body = http.NoBody
+		return answer, nil
+	}
+	answer.Body = &busyBody{Reader: strings.NewReader("body"), base: b}
+	return answer, nil
+}
+
+type busyBody struct {
+	io.Reader
+	base *busyBase
+	once sync.Once
+}
+
+func (b *busyBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err != nil {
+		_ = b.Close()
+	}
+	return n, err
+}
+
+func (b *busyBody) Close() error {
+	b.once.Do(func() { b.base.now.Add(-1) })
+	return nil
+}
