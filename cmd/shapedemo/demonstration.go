@@ -90,9 +90,12 @@ func introduce(t *terminal, m meaning, s size) {
 }
 
 // explain says what the limits mean.
-func explain(t *terminal, m meaning) {
+func explain(t *terminal, m meaning) { sayLimits(t, m, m.String()) }
+
+// sayLimits says the limits, and below them part by part what they mean.
+func sayLimits(t *terminal, m meaning, meaning string) {
 	const under = "\n             "
-	t.say("  limits     %s:%s%s", m.limits, under, strings.ReplaceAll(m.String(), "; ", ";"+under))
+	t.say("  limits     %s:%s%s", m.limits, under, strings.ReplaceAll(meaning, "; ", ";"+under))
 }
 
 // foretell announces those who will not stay, and a run that lasts longer than
@@ -126,7 +129,7 @@ func fireShaped(ctx context.Context, t *terminal, f *fragile, p *proxy, sends []
 	if err != nil {
 		return trial{}, err
 	}
-	unwatch := watchShaper(t, p)
+	unwatch := watchShaper(t, p.shaper, &p.broken)
 	defer unwatch()
 	f.reached.start()
 	p.log.start()

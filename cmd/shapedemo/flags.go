@@ -19,8 +19,13 @@ const (
 	defaultLimits = "50/s depth 100"
 	defaultBurst  = 150
 
-	// mostBurst keeps the burst within the files that a process may open: each
-	// of its requests has a connection of its own, with two ends.
+	// outboundLimits have little slack: what a late departure may make up brings
+	// it closer to the next, and the API punishes that.
+	outboundLimits = "50/s depth 100 slack 5ms"
+	defaultCallers = 100
+
+	// mostBurst keeps the burst, and the callers, within the files that a process
+	// may open: each has a connection of its own, with two ends.
 	mostBurst = 10_000
 )
 
@@ -45,6 +50,16 @@ Flags:
                     what does not fit was refused, and at most one slot was
                     spent on clients that had left
   -svg FILE         as -once, and draw the run in FILE
+  -outbound         show the other direction: many callers of an API that
+                    refuses everybody for a second when two requests come at
+                    once, straight and through a shaper.Transport; they go on
+                    until Ctrl-C, or with -once exit: status 0 if the API
+                    refused some straight, none of those shaped, and served
+                    more of these (the shaped ones get a second try where
+                    they left apart and this machine brought them together;
+                    one that is busy wants slower -limits); -limits is then,
+                    if not given, "` + outboundLimits + `"
+  -callers N        how many call with -outbound (default 100)
   -h                this text
 
 Examples:
@@ -54,6 +69,7 @@ Examples:
   shapedemo -limits "20/s burst 5 depth 40" -burst 80
   shapedemo -limits "50/s depth 100 wait 1s"        nobody waits longer than 1 s
   shapedemo -limits "50/s burst 10 depth 0"         nobody waits: refuses only
+  shapedemo -outbound                               calls a fragile API
   shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"
 `
 
@@ -67,6 +83,8 @@ type config struct {
 	upstream  *url.URL // nil: the fragile one
 	once      bool
 	svg       string // file to draw the run in; "": none
+	outbound  bool
+	callers   int // of the API that -outbound calls
 }
 
 // parseFlags reads the command line. An error names the flag and quotes its
@@ -76,7 +94,7 @@ func parseFlags(args []string) (config, error) {
 	if err != nil {
 		return config{}, err
 	}
-	c := config{burst: defaultBurst}
+	c := config{burst: defaultBurst, callers: defaultCallers}
 	f := flag.NewFlagSet("shapedemo", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // The errors come back, and go out as one line.
 	f.StringVar(&c.addr, "addr", defaultAddr, "")
@@ -86,13 +104,21 @@ func parseFlags(args []string) (config, error) {
 	f.Func("upstream", "", c.setUpstream)
 	f.BoolVar(&c.once, "once", false, "")
 	f.Func("svg", "", c.setSVG)
+	f.BoolVar(&c.outbound, "outbound", false, "")
+	f.Func("callers", "", c.setCallers)
 	if err := f.Parse(args); err != nil {
 		return config{}, err
 	}
-	f.Visit(func(set *flag.Flag) { c.addrGiven = c.addrGiven || set.Name == "addr" })
-	switch {
-	case f.NArg() > 0:
+	given := map[string]bool{}
+	f.Visit(func(set *flag.Flag) { given[set.Name] = true })
+	c.addrGiven = given["addr"]
+	if f.NArg() > 0 {
 		return config{}, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	if c.outbound {
+		return c.forOutbound(given)
+	}
+	switch {
 	case c.svg != "" && c.upstream != nil:
 		return config{}, fmt.Errorf("-svg %q draws the burst, which is not fired at -upstream %q", c.svg, c.upstream)
 	case c.once && c.upstream != nil:
@@ -103,8 +129,42 @@ func parseFlags(args []string) (config, error) {
 		return config{}, errors.New(`-once shows a burst, and -burst "0" fires none`)
 	case c.vanish > 0 && c.burst == 0:
 		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, and -burst "0" fires none`, c.vanish)
+	case c.limits.InFlight > 0 && c.upstream == nil && c.burst > 0:
+		return config{}, fmt.Errorf(`-limits %q: a burst is judged by its rate, below which inflight may keep it; it goes with -burst "0", -upstream or -outbound`, c.limits)
+	case given["callers"]:
+		return config{}, fmt.Errorf(`-callers "%d" are those of -outbound`, c.callers)
 	}
 	return c, nil
+}
+
+// forOutbound is the config for -outbound, with which not all flags go that may
+// be given.
+func (c config) forOutbound(given map[string]bool) (config, error) {
+	for _, name := range []string{"addr", "burst", "vanish", "upstream", "svg"} {
+		if given[name] {
+			return config{}, fmt.Errorf("-outbound calls an API of its own and serves nobody: -%s does not go with it", name)
+		}
+	}
+	if given["limits"] {
+		return c, nil
+	}
+	var err error
+	c.limits, err = shaper.ParseLimits(outboundLimits)
+	return c, err
+}
+
+func (c *config) setCallers(text string) error {
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil:
+		return errors.New("must be a whole number")
+	case n < 2:
+		return errors.New("must be at least 2: one alone makes no burst")
+	case n > mostBurst:
+		return fmt.Errorf("must be at most %d", mostBurst)
+	}
+	c.callers = n
+	return nil
 }
 
 func (c *config) setBurst(text string) error {

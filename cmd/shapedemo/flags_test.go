@@ -51,6 +51,16 @@ func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
 		"svg without place": {[]string{"-svg", "no/such/folder/x.svg"}, []string{"-svg", `"no/such/folder/x.svg"`}},
 		"svg is a folder":   {[]string{"-svg", "."}, []string{"-svg", `"."`, "folder"}},
 		"svg without name":  {[]string{"-svg", ""}, []string{"-svg", `""`}},
+		"callers no number": {[]string{"-outbound", "-callers", "all"}, []string{"-callers", `"all"`}},
+		"one caller":        {[]string{"-outbound", "-callers", "1"}, []string{"-callers", `"1"`, "at least 2"}},
+		"huge callers":      {[]string{"-outbound", "-callers", "10001"}, []string{"-callers", `"10001"`, "10000"}},
+		"callers of nobody": {[]string{"-callers", "9"}, []string{`-callers "9"`, "-outbound"}},
+		"outbound, addr":    {[]string{"-outbound", "-addr", "127.0.0.1:0"}, []string{"-outbound", "-addr"}},
+		"outbound, burst":   {[]string{"-outbound", "-burst", "9"}, []string{"-outbound", "-burst"}},
+		"outbound, vanish":  {[]string{"-outbound", "-vanish", "0%"}, []string{"-outbound", "-vanish"}},
+		"outbound, svg":     {[]string{"-outbound", "-svg", "x.svg"}, []string{"-outbound", "-svg"}},
+		"outbound, other":   {[]string{"-outbound", "-upstream", "http://x"}, []string{"-outbound", "-upstream"}},
+		"cap on a burst":    {[]string{"-limits", "50/s depth 9 inflight 2"}, []string{"-limits", `"50/s depth 9 inflight 2"`, "-upstream"}},
 		"addr without port": {[]string{"-addr", "localhost"}, []string{"-addr", `"localhost"`}},
 		"addr taken":        {[]string{"-addr", taken.Addr().String()}, []string{"-addr", taken.Addr().String(), "in use"}},
 	} {
@@ -78,6 +88,26 @@ func TestDefaults(t *testing.T) {
 	require.Zero(t, c.vanish)
 	require.Nil(t, c.upstream)
 	require.False(t, c.once)
+	require.False(t, c.outbound)
+}
+
+func TestOutboundHasLimitsOfItsOwnUnlessTheyAreGiven(t *testing.T) {
+	c, err := parseFlags([]string{"-outbound"})
+	require.NoError(t, err)
+	require.Equal(t, "50/s depth 100 slack 5ms", c.limits.String())
+	require.Equal(t, 100, c.callers)
+
+	c, err = parseFlags([]string{"-outbound", "-limits", defaultLimits, "-callers", "7"})
+	require.NoError(t, err)
+	require.Equal(t, "50/s depth 100", c.limits.String())
+	require.Equal(t, 7, c.callers)
+}
+
+func TestACapGoesWithWhatFiresNoBurst(t *testing.T) {
+	for _, args := range [][]string{{"-burst", "0"}, {"-upstream", "http://x"}, {"-outbound"}} {
+		_, err := parseFlags(append(args, "-limits", "50/s depth 9 inflight 2"))
+		require.NoError(t, err, args)
+	}
 }
 
 func TestOnlyTheUsualPortMayMove(t *testing.T) {
@@ -106,8 +136,10 @@ func TestTheLoadScriptIsOfferedWhereItCanJudge(t *testing.T) {
 		"5 per 1h depth 2":        "",
 		"0.5/s depth 9":           "",
 		"inf depth 100":           "",
+
+		"50/s depth 100 inflight 9": "",
 	} {
-		c, err := parseFlags([]string{"-limits", limits})
+		c, err := parseFlags([]string{"-burst", "0", "-limits", limits})
 		require.NoError(t, err)
 		require.Equal(t, want, k6Line(c, "http://x"), limits)
 	}

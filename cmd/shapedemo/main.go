@@ -6,6 +6,9 @@
 // it. It fires the same burst at both, draws what the upstream saw of each,
 // and then goes on serving until Ctrl-C, which lets the line leave first.
 //
+// With -outbound it shows the other direction: many callers of an API that bears
+// no bursts, with a shaper.Transport and without.
+//
 //	go run ./cmd/shapedemo -h
 package main
 
@@ -73,8 +76,11 @@ func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int 
 }
 
 // present shows the burst, if there is an upstream of our own to fire it at,
-// and then serves, unless it was to be shown once.
+// and then serves, unless it was to be shown once. Or it shows what is outbound.
 func present(stop *interrupts, t *terminal, c config, front *door) (status int, err error) {
+	if c.outbound {
+		return showOutbound(stop, t, c)
+	}
 	target := c.upstream
 	if target == nil {
 		f, err := startFragile(sizeOf(meaningOf(c.limits), c.burst))

@@ -24,6 +24,9 @@ type meaning struct {
 func meaningOf(l shaper.Limits) meaning {
 	// The largest float is how rate.Inf is written down.
 	m := meaning{limits: l, endless: float64(l.Rate) == math.MaxFloat64, atOnce: max(l.Burst, 1)}
+	if l.InFlight > 0 {
+		m.atOnce = min(m.atOnce, l.InFlight)
+	}
 	if m.endless {
 		return m
 	}
@@ -54,12 +57,26 @@ func (m meaning) slack() time.Duration {
 	return m.limits.Slack
 }
 
-// String says what the limits mean, in words.
+// String says what the limits mean, in words, for a burst of HTTP requests.
 func (m meaning) String() string {
-	if m.endless {
-		return "everything leaves at once; nobody waits and nobody is refused"
+	text := m.pace()
+	if !m.endless && m.fits() < math.MaxInt {
+		text += fmt.Sprintf("; request %d of a simultaneous burst is refused with 429", m.fits()+1)
 	}
+	return text
+}
+
+// pace says what the limits mean for those who are not refused.
+func (m meaning) pace() string {
 	var b strings.Builder
+	switch n := m.limits.InFlight; {
+	case m.endless && n == 0:
+		return "everything leaves at once; nobody waits and nobody is refused"
+	case m.endless:
+		return fmt.Sprintf("%d at most are upstream at once; %d may wait", n, m.limits.Depth)
+	case n > 0:
+		fmt.Fprintf(&b, "%d at most are upstream at once; ", n)
+	}
 	if m.atOnce == 1 {
 		fmt.Fprintf(&b, "one leaves every %s, ", humane(m.every))
 	} else {
@@ -74,9 +91,6 @@ func (m meaning) String() string {
 		fmt.Fprintf(&b, "1 may wait, for %s", humane(m.every))
 	default:
 		fmt.Fprintf(&b, "%d may wait, the last for %s", depth, humane(float64(depth)/m.rate))
-	}
-	if m.fits() < math.MaxInt {
-		fmt.Fprintf(&b, "; request %d of a simultaneous burst is refused with 429", m.fits()+1)
 	}
 	return b.String()
 }

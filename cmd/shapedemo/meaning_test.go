@@ -32,6 +32,9 @@ func TestMeaningOfLimits(t *testing.T) {
 		"3/s depth 30000":                "one leaves every 333 ms, 30000 may wait, the last for 2.78 h; request 30002 of a simultaneous burst is refused with 429",
 		"1 per 365d depth 2":             "one leaves every 365 days, 2 may wait, the last for 730 days; request 4 of a simultaneous burst is refused with 429",
 		"1000000/s depth 1":              "one leaves every 1 µs, 1 may wait, for 1 µs; request 3 of a simultaneous burst is refused with 429",
+		"50/s depth 9 inflight 4":        "4 at most are upstream at once; one leaves every 20 ms, 9 may wait, the last for 180 ms; request 11 of a simultaneous burst is refused with 429",
+		"50/s burst 8 inflight 4":        "4 at most are upstream at once; 4 leave at once, then one every 20 ms; none may wait; request 5 of a simultaneous burst is refused with 429",
+		"inf depth 3 inflight 4":         "4 at most are upstream at once; 3 may wait",
 		"inf depth 3":                    "everything leaves at once; nobody waits and nobody is refused",
 	} {
 		t.Run(text, func(t *testing.T) {

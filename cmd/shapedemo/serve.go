@@ -12,14 +12,14 @@ import (
 // A door is where the demo serves. It is opened before anything else, so that
 // a port that is taken is told first.
 type door struct {
-	listener net.Listener // nil: with -once nothing is served
+	listener net.Listener // nil: with -once and -outbound nothing is served
 	moved    bool         // the usual port was taken
 }
 
 // newDoor listens at the address of c. Only if the user named none, another
 // port will do.
 func newDoor(c config) (*door, error) {
-	if c.once {
+	if c.once || c.outbound {
 		return &door{}, nil
 	}
 	l, err := net.Listen("tcp", c.addr)
@@ -49,7 +49,7 @@ func serve(stop *interrupts, t *terminal, c config, front *door, target *url.URL
 		return exitFailed, err
 	}
 	invite(t, c, front, p.url)
-	unwatch := watchShaper(t, p)
+	unwatch := watchShaper(t, p.shaper, &p.broken)
 	defer unwatch()
 	select {
 	case <-p.gone:
@@ -92,10 +92,10 @@ func herd(c config) int {
 
 // k6Line is the call of the load script, or "" for limits that it can't judge:
 // it counts in whole requests per second, and of a line shorter than a second,
-// or one that MaxWait cuts off, it can't tell a mistake from noise.
+// or one that MaxWait or a cap cuts off, it can't tell a mistake from noise.
 func k6Line(c config, at string) string {
 	m := meaningOf(c.limits)
-	if m.endless || m.rate != math.Trunc(m.rate) || m.waiting < c.limits.Depth || float64(m.waiting) < m.rate {
+	if m.endless || c.limits.InFlight > 0 || m.rate != math.Trunc(m.rate) || m.waiting < c.limits.Depth || float64(m.waiting) < m.rate {
 		return ""
 	}
 	line := "k6 run -e BASE_URL=" + at
@@ -144,5 +144,9 @@ func farewell(waiting int, m meaning) string {
 		return "Nobody waits: stopping (Ctrl-C again to stop at once)."
 	}
 	longest := math.Ceil(float64(waiting)*m.every*10) / 10
-	return fmt.Sprintf("Draining %d waiting (at most %s; Ctrl-C again to stop at once).", waiting, humane(longest))
+	bound := "at most"
+	if m.limits.InFlight > 0 {
+		bound = "at least" // Nobody knows how long the upstream takes.
+	}
+	return fmt.Sprintf("Draining %d waiting (%s %s; Ctrl-C again to stop at once).", waiting, bound, humane(longest))
 }

@@ -123,6 +123,17 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 	}
 }
 
+// With a cap the upstream has a say in how long it takes.
+func TestFarewellPromisesNoMoreThanIsKnown(t *testing.T) {
+	for limits, says := range map[string]string{
+		"5/s depth 9":            "Draining 4 waiting (at most 800 ms; ",
+		"5/s depth 9 inflight 1": "Draining 4 waiting (at least 800 ms; ",
+		"inf depth 9 inflight 1": "Draining 4 waiting (at least 0 s; ",
+	} {
+		require.Contains(t, farewell(4, meaningOf(limitsOf(t, limits))), says)
+	}
+}
+
 func tallyOne(t *testing.T, at string) int {
 	t.Helper()
 	got, _ := ask(t, at)

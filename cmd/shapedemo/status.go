@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/shaper"
@@ -15,11 +16,15 @@ const (
 	statusLooks = int(time.Second/statusEvery) + 1
 )
 
-// watchShaper keeps a line about a proxy at the bottom of a live terminal until
-// the function that it returns is called.
-func watchShaper(t *terminal, p *proxy) (stop func()) {
+// watchShaper keeps a line about a shaper, and about requests of which it is told
+// how many broke, at the bottom of a live terminal until the function that it
+// returns is called. If broken is nil, none do.
+func watchShaper(t *terminal, shaped *shaper.Shaper, broken *atomic.Uint64) (stop func()) {
 	if !t.live {
 		return func() {}
+	}
+	if broken == nil {
+		broken = new(atomic.Uint64)
 	}
 	done, gone := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -28,8 +33,8 @@ func watchShaper(t *terminal, p *proxy) (stop func()) {
 		defer beat.Stop()
 		var m meter
 		for {
-			s := p.shaper.Stats()
-			t.status(statusLine(m.rate(time.Now(), s.Departed), s, p.broken.Load()))
+			s := shaped.Stats()
+			t.status(statusLine(m.rate(time.Now(), s.Departed), s, broken.Load()))
 			select {
 			case <-beat.C:
 			case <-done:

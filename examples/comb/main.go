@@ -14,10 +14,11 @@ func main() {
 	if err != nil {
 		panic(err)
 	}
+	call := func(context.Context) error { return nil } // of the fragile upstream
 	start, done := time.Now(), make(chan string)
 	for i := range 5 {
 		go func() {
-			err := s.Wait(context.Background())
+			err := s.Do(context.Background(), 1, call)
 			done <- fmt.Sprint(time.Since(start).Round(time.Millisecond), " request ", i, ": ", err)
 		}()
 		time.Sleep(time.Millisecond) // They come in the order of their numbers.

@@ -1,0 +1,197 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds how a place ends that no caller gives back by hand: Do, and
+// panics.
+
+func TestDoHoldsAPlaceWhileItsFunctionRuns(t *testing.T) {
+	play(t, "10/s depth 9 inflight 1", func(g *stage) {
+		type key struct{}
+		ctx := context.WithValue(context.Background(), key{}, "its value")
+		failed := errors.New("upstream is down")
+		go func() {
+			g.note("a " + outcome(g.Do(ctx, 1, func(inside context.Context) error {
+				g.note(fmt.Sprint("a runs with ", inside.Value(key{}), ", in flight ", g.Stats().InFlight))
+				time.Sleep(time.Second)
+				return failed
+			})))
+		}()
+		synctest.Wait()
+		g.acquireAll("b")
+		g.at(2 * time.Second)
+		g.saw("0s a runs with its value, in flight 1", "1s a upstream is down", "1s b left")
+	})
+}
+
+func TestDoThatIsRefusedRunsNothing(t *testing.T) {
+	run := func(context.Context) error { panic("it ran") }
+	for _, limits := range []string{"10/s inflight 1", "10/s"} {
+		play(t, limits, func(g *stage) {
+			g.acquireAll("a")
+			require.ErrorIs(t, g.Do(context.Background(), 1, run), shaper.ErrQueueFull)
+			require.True(t, g.Do(closedContext(), 1, run) == context.Canceled)
+			require.True(t, g.Do(context.Background(), -1, run) == shaper.ErrNegativeCost)
+			g.release("a")
+			require.Zero(t, g.Stats().InFlight)
+		})
+	}
+}
+
+func TestDoWorksWithoutACap(t *testing.T) {
+	play(t, "10/s depth 9", func(g *stage) {
+		var left []time.Duration
+		for range 3 {
+			require.NoError(t, g.Do(context.Background(), 1, func(context.Context) error {
+				left = append(left, time.Since(g.start))
+				return nil
+			}))
+		}
+		require.Equal(t, []time.Duration{0, 100 * ms, 200 * ms}, left)
+	})
+}
+
+// However a function ends, its place is free once.
+func TestAPlaceIsFreeWhenTheFunctionHasPanicked(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("f") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			play(t, "inf depth 9 inflight 2", func(g *stage) {
+				g.acquireAll("a")
+				go func() {
+					defer func() { _ = recover() }()
+					_ = g.Do(context.Background(), 1, func(context.Context) error {
+						time.Sleep(time.Second)
+						end()
+						return nil
+					})
+				}()
+				synctest.Wait()
+				g.acquireAll("b", "c")
+				g.at(2 * time.Second)
+				g.saw("0s a left", "1s b left")
+				require.Equal(t, 2, g.Stats().InFlight)
+				require.NoError(t, g.Close())
+			})
+		})
+	}
+}
+
+// A caller whose hook panics, or ends its goroutine, gets no release. Nobody
+// else could give the place back.
+func TestAPanicOfTheDepartedHookGivesThePlaceBack(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("hook") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			trace := &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
+				if e.Cost == 2 {
+					end()
+				}
+			}}
+			play(t, "inf depth 9 inflight 1", func(g *stage) {
+				breaks := func() {
+					defer func() { _ = recover() }()
+					_, _ = g.Acquire(context.Background(), 2)
+				}
+				go breaks() // It leaves at once.
+				synctest.Wait()
+				require.Zero(t, g.Stats().InFlight)
+				g.acquireAll("a")
+				go breaks() // It leaves from the line.
+				synctest.Wait()
+				g.acquireAll("b", "c")
+				g.at(time.Second)
+				g.release("a")
+				g.saw("0s a left", "1s b left")
+				require.Equal(t, 1, g.Stats().InFlight)
+				require.NoError(t, g.Close())
+			}, shaper.WithTrace(trace))
+		})
+	}
+}
+
+// The question whether the context has ended is put to the caller's code too.
+func TestAPanicOfTheContextGivesThePlaceBack(t *testing.T) {
+	play(t, "inf depth 9 inflight 1", func(g *stage) {
+		g.acquireAll("a")
+		go func() {
+			defer func() { _ = recover() }()
+			ctx := &meddling{Context: context.Background(), meddle: func() { panic("context") }}
+			_, _ = g.Acquire(ctx, 1)
+		}()
+		synctest.Wait()
+		g.acquireAll("b", "c")
+		g.release("a")
+		g.saw("0s a left", "0s b left")
+		require.Equal(t, 1, g.Stats().InFlight)
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestTheZeroShaperHasNoPlaces(t *testing.T) {
+	for name, use := range map[string]func(s *shaper.Shaper){
+		"Acquire": func(s *shaper.Shaper) { _, _ = s.Acquire(context.Background(), 0) },
+		"Do":      func(s *shaper.Shaper) { _ = s.Do(context.Background(), 0, nil) },
+		"Hold":    func(s *shaper.Shaper) { s.Hold(-1) },
+	} {
+		require.PanicsWithValue(t,
+			"shaper: this Shaper is nil or zero and can't be used; make one with shaper.New",
+			func() { use(new(shaper.Shaper)) }, name)
+	}
+}
+
+// What works with a cap and without is what README shows before all else.
+func TestReadmeShowsFirstWhatWorksWithACapToo(t *testing.T) {
+	use := regexp.MustCompile(`\b(?:s|shaper)\.(Do|Acquire|Middleware|Transport|Wait|WaitN|Allow|AllowN)[({]`)
+	var first []string
+	for _, found := range use.FindAllStringSubmatch(read(t, "../README.md"), -1) {
+		if !slices.Contains(first, found[1]) {
+			first = append(first, found[1])
+		}
+	}
+	require.GreaterOrEqual(t, len(first), 4)
+	require.ElementsMatch(t, []string{"Do", "Acquire", "Middleware", "Transport"}, first[:4])
+}
+
+// Little's law: at a cap of rate × service time the bucket and the cap allow the
+// same. With less the cap sets the pace, and with more nothing leaves sooner.
+func TestRateTimesServiceTimeIsWhereRateAndCapMeet(t *testing.T) {
+	const service = 200 * ms // × 20/s = 4
+	for inFlight, last := range map[int]time.Duration{
+		3: 1250 * ms, // the twentieth: three in each 200 ms
+		4: 950 * ms,  // one in each 50 ms
+		5: 950 * ms,
+	} {
+		t.Run(fmt.Sprint("inflight ", inFlight), func(t *testing.T) {
+			play(t, fmt.Sprint("20/s depth 100 inflight ", inFlight), func(g *stage) {
+				for range 20 {
+					go func() {
+						_ = g.Do(context.Background(), 1, func(context.Context) error {
+							time.Sleep(service)
+							return nil
+						})
+					}()
+					synctest.Wait()
+				}
+				g.at(last - ns)
+				require.EqualValues(t, 19, g.Stats().Departed)
+				g.at(last)
+				require.EqualValues(t, 20, g.Stats().Departed)
+				g.at(time.Minute)
+				require.Zero(t, g.Stats().InFlight)
+			})
+		})
+	}
+}

@@ -1,0 +1,260 @@
+package shaper_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds what Limits.InFlight means for those who wait: that prediction
+// is a lower bound, and that guarantees 1, 4, 5 and 9 (pace, abandonment, one
+// outcome, end) hold with it.
+
+// Nobody knows when requests end, so that all prediction is a lower bound: it
+// goes as if a place became free at once.
+func TestPredictionWithACapIsALowerBound(t *testing.T) {
+	play(t, "10/s burst 2 depth 2 wait 150ms inflight 1", func(g *stage) {
+		forecast := func() time.Duration {
+			t.Helper()
+			wait, err := g.Forecast(1)
+			require.NoError(t, err)
+			return wait
+		}
+		g.acquireAll("a")
+		require.Equal(t, ns, forecast(), "not at once, as there is no place")
+		g.acquireAll("b")
+		require.Equal(t, 100*ms, forecast(), "the third, if b left at once")
+		g.at(time.Second)
+		require.Equal(t, ns, forecast(), "the bucket is empty, and has room for two")
+		g.acquireAll("c", "d")
+		g.saw("0s a left", "1s d full, retry 1ns")
+		g.release("a")
+		g.at(1050 * ms)
+		g.saw("1s b left")
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		g.acquireWith(ctx, "e", 1) // It would have left at 1.1 s, if others ended.
+		g.at(3 * time.Second)
+		g.saw("2.05s e expired")
+		require.NoError(t, g.Close())
+	})
+}
+
+// Who reads of a prediction reads what a cap makes of it.
+func TestPredictionSaysThatItIsALowerBound(t *testing.T) {
+	for file, ends := range map[string][]string{
+		"doc.go":       {"7. Change."}, // The end of the text that must say so.
+		"shaper.go":    {"func (s *Shaper) Forecast("},
+		"errors.go":    {"RetryAfter time.Duration"},
+		"limits.go":    {"MaxWait time.Duration"},
+		"inflight.go":  {"func (s *Shaper) Acquire("},
+		"../README.md": {"a closed shaper gives 503", "nobody knows when requests end.\n- A body"},
+	} {
+		text := unindented(read(t, file))
+		for _, end := range ends {
+			before, _, found := strings.Cut(text, end)
+			require.True(t, found, "%s: %q", file, end)
+			before = strings.ReplaceAll(before[max(0, len(before)-450):], "//", "")
+			require.Contains(t, strings.Join(strings.Fields(before), " "), "lower bound", "%s, before %q", file, end)
+		}
+	}
+}
+
+// With whatever traffic, nobody who stays leaves sooner than was said.
+func TestNobodyLeavesSoonerThanPredicted(t *testing.T) {
+	r := rand.New(rand.NewPCG(6, 1))
+	var longer atomic.Int64
+	for range 200 {
+		l := shaper.Limits{
+			Rate: []rate.Limit{7, 50, 1e6, rate.Inf}[r.IntN(4)], Burst: r.IntN(4), Depth: 9, InFlight: 1 + r.IntN(3),
+		}
+		playLimits(t, l, func(g *stage) {
+			var callers sync.WaitGroup
+			for range 12 {
+				n := 1 + r.IntN(4)
+				wait, err := g.Forecast(n)
+				if err != nil {
+					continue // Its line is full.
+				}
+				began, lasts := time.Now(), time.Duration(r.Int64N(int64(300*ms)))
+				callers.Go(func() {
+					if release, err := g.Acquire(context.Background(), n); err == nil {
+						if waited := time.Since(began); waited < wait {
+							t.Errorf("%v: left after %v instead of %v", l, waited, wait)
+						} else if waited > wait {
+							longer.Add(1)
+						}
+						time.Sleep(lasts)
+						release()
+					}
+				})
+				g.at(time.Since(g.start) + time.Duration(r.Int64N(int64(50*ms))))
+			}
+			callers.Wait()
+		})
+	}
+	require.Greater(t, longer.Load(), int64(100), "the cap made hardly anybody wait")
+}
+
+func TestWhoGivesUpWhileAllPlacesAreTakenLeavesTheLine(t *testing.T) {
+	play(t, "10/s depth 3 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d")
+		g.at(time.Second)
+		g.cancel("b", "c")
+		require.Equal(t, 1, g.Stats().Waiting)
+		require.Equal(t, 1, g.Stats().InFlight)
+		g.acquireAll("e")
+		g.release("a")
+		g.at(2 * time.Second)
+		g.saw("0s a left", "1s b cancelled", "1s c cancelled", "1s d left")
+		g.release("d")
+		g.saw("2s e left")
+	})
+}
+
+// A departure that is abandoned gives its slot and its place on, to one who may
+// then leave, and to no more than one.
+func TestAnAbandonedDepartureGivesItsPlaceOn(t *testing.T) {
+	play(t, "10/s burst 9 depth 9 inflight 1", func(g *stage) {
+		late := newLateCancel()
+		g.acquireAll("a")
+		g.acquireWith(late, "gone", 1)
+		g.acquireAll("c", "d")
+		late.end()
+		g.at(time.Second)
+		g.release("a")
+		g.saw("0s a left", "1s gone cancelled", "1s c left")
+		require.Equal(t, 1, g.Stats().InFlight)
+		require.InDelta(t, 1, g.Stats().Level, 1e-9, "gone is off the bucket")
+		g.release("gone")
+		g.saw()
+		g.release("c")
+		g.saw("1s d left")
+	})
+	play(t, "10/s depth 9 inflight 1", func(g *stage) {
+		late := newLateCancel()
+		g.acquireAll("a")
+		g.acquireWith(late, "gone", 1)
+		late.end()
+		g.at(time.Second)
+		g.release("a")
+		g.saw("0s a left", "1s gone cancelled")
+		require.Zero(t, g.Stats().InFlight)
+		g.acquireAll("c")
+		g.saw("1s c left") // Slot and place have gone back to where they came from.
+	})
+}
+
+// The first of two that leave together is abandoned: its slot is gone, as the
+// second left after it, but its place is not.
+func TestAPlaceComesBackWhereTheSlotCannot(t *testing.T) {
+	play(t, "1/s depth 9 inflight 3", func(g *stage) {
+		late := newLateCancel()
+		g.acquireAll("a")
+		g.acquireWith(late, "gone", 1)
+		g.acquireAll("c")
+		late.end()
+		g.set("1/s burst 3 depth 9 inflight 3")
+		g.saw("0s a left", "0s gone cancelled", "0s c left")
+		require.InDelta(t, 3, g.Stats().Level, 1e-9)
+		require.Equal(t, 2, g.Stats().InFlight)
+	})
+}
+
+// One that gives up as its slot comes has its place until it is asked, and that
+// may take long: the head behind it could not leave meanwhile, and is not late.
+func TestWhoWaitedForAnAbandonedPlaceIsNotLate(t *testing.T) {
+	play(t, "10/s depth 9 inflight 1", func(g *stage) {
+		g.acquireAll("a")
+		g.acquireWith(&meddling{Context: context.Background(), meddle: func() { time.Sleep(time.Second) }}, "gone", 1)
+		g.acquireAll("c", "d", "e")
+		g.at(time.Second)
+		g.release("a") // gone has its slot now, and says after a second that it has left.
+		g.at(1500 * ms)
+		require.Equal(t, 1, g.Stats().InFlight)
+		g.at(2 * time.Second)
+		g.saw("0s a left", "2s gone cancelled", "2s c left")
+		g.release("c")
+		g.at(2100 * ms)
+		g.release("d")
+		g.at(3 * time.Second)
+		g.saw("2.1s d left", "2.2s e left") // Nothing is made up,
+		require.Zero(t, g.Stats().Missed)   // and nothing missed.
+	})
+}
+
+// A place that comes back does not move the schedule of a line that was not
+// waiting for one: 7/s is exact to the nanosecond, late cancels or not.
+func TestPlacesThatComeBackDoNotShiftTheSchedule(t *testing.T) {
+	play(t, "7/s depth 99 inflight 99", func(g *stage) {
+		for range 15 {
+			late := newLateCancel()
+			g.acquireWith(late, "gone", 1)
+			late.end()
+			g.acquireAll("x")
+		}
+		g.at(time.Minute)
+		require.Contains(t, g.log, "2s x left", "the fifteenth")
+	})
+}
+
+// Who could not leave for want of a place is not late: nothing is missed, and
+// nothing is made up.
+func TestTimeBlockedIsNotLateness(t *testing.T) {
+	play(t, "10/s depth 9 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d", "e")
+		g.at(time.Second)
+		g.set("10/s depth 9 inflight 9")
+		g.at(2 * time.Second)
+		g.saw("0s a left", "1s b left", "1.1s c left", "1.2s d left", "1.3s e left")
+		require.Zero(t, g.Stats().Missed)
+	})
+	play(t, "10/s burst 2 depth 9 inflight 2", func(g *stage) {
+		g.acquireAll("a", "b", "c", "d", "e")
+		g.at(time.Second)
+		g.release("a", "b")
+		g.at(2 * time.Second)
+		g.saw("0s a left", "0s b left", "1s c left", "1s d left") // As from a bucket at rest.
+		require.InDelta(t, 0, g.Stats().Level, 1e-9)
+		g.release("c")
+		g.saw("2s e left")
+		require.Zero(t, g.Stats().Missed)
+	})
+}
+
+func TestCloseRefusesThoseWhoWaitForAPlace(t *testing.T) {
+	play(t, "10/s depth 9 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b", "c")
+		g.at(time.Second)
+		require.NoError(t, g.Close())
+		g.saw("0s a left", "1s b closed, retry 0s", "1s c closed, retry 0s")
+		g.release("a")
+		require.Zero(t, g.Stats().InFlight)
+		require.Zero(t, g.Stats().Waiting)
+	})
+}
+
+// Shutdown waits for the line, which waits for places, but not for those who
+// are upstream.
+func TestShutdownWaitsForThoseWhoWaitForAPlace(t *testing.T) {
+	play(t, "10/s depth 9 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b")
+		go g.shutDown()
+		g.at(time.Second)
+		g.saw("0s a left")
+		g.release("a")
+		g.saw("1s b left", "1s shut down: <nil>")
+		g.release("b")
+		g.acquireAll("c")
+		g.saw("1s c closed, retry 0s")
+	})
+}
