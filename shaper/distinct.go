@@ -1,0 +1,116 @@
+package shaper
+
+import (
+	"math"
+	"math/bits"
+)
+
+// distinct estimates how many different hashes it has been given, in fixed
+// memory: the HyperLogLog of Flajolet, Fusy, Gandouet and Meunier ("HyperLogLog:
+// the analysis of a near-optimal cardinality estimation algorithm", AofA 2007).
+// Some bits of a hash choose a register, which keeps the highest rank met: the
+// place of the first 1 among the other bits. High ranks are rare, so they tell
+// of many hashes.
+//
+// The estimate is the improved raw estimator of Ertl ("New cardinality estimation
+// algorithms for HyperLogLog sketches", arXiv:1702.01284, 2017). It
+// needs no tables against bias and no change of method between small and large
+// numbers. Its standard error is 1.04/√m for m registers, here 0.81 %, and less
+// for small numbers: up to 100 it is exact as long as no two hashes meet in a
+// register, which two of 18 do in one case of a hundred.
+//
+// The hashes must be of 64 good bits, such as those of maphash.Comparable, with
+// a seed that whoever chooses the keys can't know. The zero distinct is ready and
+// holds no memory before the first hash; from then on it holds 16 KiB and
+// allocates nothing. Whoever owns it guards it with a lock.
+type distinct struct{ *registers }
+
+const (
+	indexBits     = 14 // of a hash choose its register
+	registerCount = 1 << indexBits
+	rankBits      = 64 - indexBits // the others, which give its rank
+	maxRank       = rankBits + 1   // of a hash that has no 1 among them
+)
+
+// registers are the memory of a distinct.
+type registers struct {
+	rank [registerCount]uint8 // 0: none met
+
+	// with counts the registers by their rank, from 1. It changes when they do,
+	// which is ever more seldom, so that an estimate need not go through them all.
+	with [maxRank + 1]uint16
+}
+
+// add takes note of a hash. One that it has been given before changes nothing.
+func (d *distinct) add(hash uint64) {
+	if d.registers == nil {
+		d.registers = new(registers)
+	}
+	register := &d.rank[hash>>rankBits]
+	// The 1 shifted in behind the last bit ends the search at maxRank.
+	rank := uint8(bits.LeadingZeros64(hash<<indexBits|1<<(indexBits-1)) + 1)
+	if rank <= *register {
+		return
+	}
+	if *register > 0 {
+		d.with[*register]--
+	}
+	d.with[rank]++
+	*register = rank
+}
+
+// estimate returns about how many different hashes have been added, to the
+// nearest whole number. Of none it is 0, of one 1.
+func (d *distinct) estimate() uint64 {
+	if d.registers == nil {
+		return 0
+	}
+	const m = registerCount
+	untouched := m
+	z := m * tau(1-float64(d.with[maxRank])/m)
+	for rank := maxRank - 1; rank >= 1; rank-- {
+		z = (z + float64(d.with[rank])) / 2
+		untouched -= int(d.with[rank])
+	}
+	untouched -= int(d.with[maxRank])
+	z += m * sigma(float64(untouched)/m)
+	estimate := math.Round(m * m / (2 * math.Ln2 * z))
+	if estimate >= 1<<64 {
+		return math.MaxUint64 // All registers have the highest rank, and z is 0.
+	}
+	return uint64(estimate)
+}
+
+// sigma is x + Σ x^(2^k)·2^(k−1), k ≥ 1, for 0 ≤ x < 1: the part of the
+// registers that no hash has met.
+func sigma(x float64) float64 {
+	sum, weight := x, 1.0
+	for {
+		x *= x
+		before := sum
+		sum += x * weight
+		if sum == before {
+			return sum
+		}
+		weight *= 2
+	}
+}
+
+// tau is (1 − x − Σ (1 − x^(2^−k))²·2^(−k))/3, k ≥ 1, for 0 ≤ x ≤ 1: the part of
+// the registers that have the highest rank. The sum
+// does not converge at 0, where the limit is 0.
+func tau(x float64) float64 {
+	if x == 0 {
+		return 0
+	}
+	sum, weight := 1-x, 1.0
+	for {
+		x = math.Sqrt(x)
+		before := sum
+		weight /= 2
+		sum -= (1 - x) * (1 - x) * weight
+		if sum == before {
+			return sum / 3
+		}
+	}
+}

@@ -1,0 +1,351 @@
+package shaper
+
+import (
+	"fmt"
+	"hash/maphash"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// keyStreams are endless streams of keys: what is usual, and what is worst for
+// a list of m.
+func keyStreams(m int) map[string]func() int {
+	random := rand.New(rand.NewPCG(7, uint64(m)))
+	zipf := rand.NewZipf(random, 1.1, 1, 1<<20)
+	turn := 0
+	next := func() int { turn++; return turn }
+	return map[string]func() int{
+		"all different":          next,
+		"one more than m, round": func() int { return next() % (m + 1) },
+		"twice m, round":         func() int { return next() % (2 * m) },
+		"as many as m, at random": func() int {
+			return random.IntN(m)
+		},
+		"zipf": func() int { return int(zipf.Uint64()) },
+		// Each key comes just often enough to outgrow the one before it.
+		"longer and longer runs": func() int { return int(math.Sqrt(float64(next()))) },
+		"a new key between each two of a few": func() int {
+			if n := next(); n%2 == 0 {
+				return -1 - n/2%3
+			}
+			return turn
+		},
+		// Those with a counter come less often the larger it is, so that many are
+		// equal.
+		"levelling": func() int {
+			if random.IntN(m) == 0 {
+				return next()
+			}
+			return turn - random.IntN(m)
+		},
+	}
+}
+
+// The bounds that KeyCount promises, against a map that counts exactly.
+func TestHeavyKeepsItsBounds(t *testing.T) {
+	for _, m := range []int{1, 2, 3, 10, 64, 1024} {
+		for name, next := range keyStreams(m) {
+			t.Run(fmt.Sprintf("m=%d/%s", m, name), func(t *testing.T) {
+				h, exact := newHeavy[int](m), map[int]uint64{}
+				for n := uint64(1); n <= 30_000; n++ {
+					key := next()
+					h.add(key)
+					exact[key]++
+					if n < 50 || n%1499 == 0 {
+						require.Equal(t, n, h.events)
+						checkHeavy(t, h.top(m), exact, m, n)
+						checkChains(t, &h)
+					}
+				}
+			})
+		}
+	}
+}
+
+func checkHeavy(t *testing.T, top []KeyCount[int], exact map[int]uint64, m int, events uint64) {
+	t.Helper()
+	require.Len(t, top, min(m, len(exact)), "all counters are in use if there are keys for them")
+	bound := events / uint64(m)
+	var sum uint64
+	listed := map[int]bool{}
+	for i, k := range top {
+		occurred := exact[k.Key]
+		require.False(t, listed[k.Key], "key %d stands in the list twice", k.Key)
+		listed[k.Key] = true
+		sum += k.Count
+		if k.Count-k.Error <= occurred && occurred <= k.Count && k.Error <= bound &&
+			(k.Error == 0 || len(exact) > m) && (i == 0 || k.Count <= top[i-1].Count) {
+			continue
+		}
+		require.Failf(t, "out of bounds or order", "%+v occurred %d times, bound %d", k, occurred, bound)
+	}
+	require.Equal(t, events, sum, "the proof of the bound rests on this sum")
+	for key, occurred := range exact {
+		if occurred > bound {
+			require.True(t, listed[key], "key %d occurred %d times, bound %d", key, occurred, bound)
+		}
+	}
+}
+
+// Spoofing keys does not hide the one that is refused most.
+func TestAHeavyKeySurvivesAMillionOthers(t *testing.T) {
+	const m, others = 1024, 1_000_000
+	h := newHeavy[string](m)
+	occurred := uint64(0)
+	for i := range others {
+		h.add("other " + strconv.Itoa(i))
+		if i%500 == 499 { // one in 501, where one in 1,024 is enough
+			h.add("heavy")
+			occurred++
+		}
+	}
+	top := h.top(2)
+	require.Equal(t, "heavy", top[0].Key)
+	require.Less(t, top[0].Error, uint64(500), "its counter has been its own since its first event")
+	require.Equal(t, occurred, top[0].Count-top[0].Error)
+	require.LessOrEqual(t, top[1].Count, (others+occurred)/m+1)
+}
+
+// One that comes late takes over a large count, but is soon told from those that
+// merely inherited theirs.
+func TestALateHeavyKeyIsFound(t *testing.T) {
+	const m = 1024
+	h := newHeavy[int](m)
+	for i := range 1_000_000 {
+		h.add(i)
+	}
+	for range 2000 {
+		h.add(-1)
+	}
+	top := h.top(1)
+	require.Equal(t, -1, top[0].Key)
+	require.Equal(t, uint64(2000), top[0].Count-top[0].Error)
+	require.LessOrEqual(t, top[0].Error, h.events/m)
+}
+
+func TestTopIsInAStableOrder(t *testing.T) {
+	h := newHeavy[string](4)
+	require.Empty(t, h.top(3), "nobody yet")
+	for _, key := range []string{"d", "b", "c", "c", "a"} {
+		h.add(key)
+	}
+	want := []KeyCount[string]{{"c", 2, 0}, {"d", 1, 0}, {"b", 1, 0}, {"a", 1, 0}}
+	require.Equal(t, want, h.top(4), "of equals the one that came first")
+	require.Equal(t, want, h.top(5))
+	require.Equal(t, want, h.top(math.MaxInt))
+	require.Equal(t, want[:2], h.top(2))
+	require.Nil(t, h.top(0))
+	require.Nil(t, h.top(-1))
+	require.Nil(t, h.top(math.MinInt))
+
+	h.add("e") // takes over one of the three
+	top := h.top(2)
+	require.Equal(t, []KeyCount[string]{{"c", 2, 0}, {"e", 2, 1}}, top, "of equals the one with the smaller error")
+	top[0].Key = "changed"
+	require.Equal(t, "c", h.top(1)[0].Key, "the list is the caller's")
+}
+
+func TestSnapshotStaysAsItWas(t *testing.T) {
+	h := newHeavy[int](8)
+	for i := range 100 {
+		h.add(i % 11)
+	}
+	want := h.top(8)
+	s := h.snapshot()
+	require.Equal(t, uint64(100), s.events)
+	for i := range 100 {
+		h.add(100 + i)
+	}
+	require.Equal(t, want, s.top(8))
+	require.NotEqual(t, want, h.top(8))
+}
+
+// The same events give the same list, whatever the seed of the hash: so tests
+// of those who use it can be exact.
+func TestHeavyDoesNotDependOnItsSeed(t *testing.T) {
+	run := func() []KeyCount[int] {
+		h, next := newHeavy[int](64), keyStreams(64)["zipf"]
+		for range 20_000 {
+			h.add(next())
+		}
+		return h.top(64)
+	}
+	want := run()
+	for range 5 {
+		require.Equal(t, want, run())
+	}
+}
+
+// A NaN can be found by no map, and deleted from none.
+func TestNaNKeysLeaveTheOthersAlone(t *testing.T) {
+	const m = 16
+	h := newHeavy[float64](m)
+	for i := range 100_000 {
+		h.add(math.NaN())
+		if i%10 == 0 {
+			h.add(1.5)
+			h.add(math.Copysign(0, float64(i%20)-5)) // 0 and −0 are one key
+		}
+	}
+	top := h.top(m + 1)
+	require.Len(t, top, m)
+	for i, key := range []float64{1.5, 0} {
+		require.Equal(t, key, top[i].Key)
+		require.Equal(t, uint64(10_000), top[i].Count-top[i].Error)
+	}
+	for _, k := range top[2:] {
+		require.True(t, math.IsNaN(k.Key))
+		require.Equal(t, uint64(1), k.Count-k.Error, "each is a new one")
+	}
+	checkChains(t, &h)
+}
+
+// Two keys of one hash are two keys.
+func TestHeavyTellsKeysOfOneHashApart(t *testing.T) {
+	h := newHeavy[int](2)
+	h.add(1)
+	h.counters[0].hash = maphash.Comparable(h.seed, 2)
+	clear(h.chains)
+	h.link(0)
+	h.add(2)
+	h.add(2)
+	require.Equal(t, []KeyCount[int]{{2, 2, 0}, {1, 1, 0}}, h.top(2))
+	h.add(3) // takes over from the one that is behind in the chain
+	h.add(2)
+	require.Equal(t, []KeyCount[int]{{2, 3, 0}, {3, 2, 1}}, h.top(2))
+}
+
+func TestHeavyTakesKeysOfAnyComparableType(t *testing.T) {
+	type pair struct {
+		user   string
+		action any
+	}
+	h := newHeavy[pair](2)
+	for range 3 {
+		h.add(pair{"ann", 1})
+		h.add(pair{"ann", "1"})
+	}
+	h.add(pair{})
+	require.Equal(t, []KeyCount[pair]{{pair{}, 4, 3}}, slices.DeleteFunc(h.top(2), func(k KeyCount[pair]) bool { return k.Key.user != "" }))
+}
+
+// Memory comes with the keys and ends with the counters.
+func TestHeavyIsOfFixedSize(t *testing.T) {
+	const m = 1000 // no power of two
+	h := newHeavy[int](m)
+	size := func() [3]int { return [3]int{cap(h.counters), len(h.chains), cap(h.least)} }
+	require.Zero(t, size(), "none before the first event")
+	for range 100 {
+		h.add(1)
+	}
+	require.Equal(t, [3]int{8, 8, 0}, size())
+	for i := range m {
+		h.add(i)
+		if i%50 == 0 {
+			checkChains(t, &h)
+		}
+	}
+	require.Equal(t, [3]int{m, 1024, m}, size())
+	for i := range 1_000_000 {
+		h.add(i)
+	}
+	require.Equal(t, [3]int{m, 1024, m}, size())
+	checkChains(t, &h)
+}
+
+// checkChains sees that each counter is in the chain of its hash, once, and that
+// no counter in the heap is below a greater one.
+func checkChains[K comparable](t *testing.T, h *heavy[K]) {
+	t.Helper()
+	seen := 0
+	for i := range h.chains {
+		for l := h.chains[i]; l != 0; l = h.counters[l-1].next {
+			seen++
+			if seen > len(h.counters) || h.counters[l-1].hash&uint64(len(h.chains)-1) != uint64(i) {
+				require.Fail(t, "a chain is a ring, or holds what belongs to another")
+			}
+		}
+	}
+	require.Equal(t, len(h.counters), seen)
+	for at, i := range h.least {
+		if h.counters[i].at != int32(at) || h.counters[i].count < h.counters[h.least[(at-1)/2]].count {
+			require.Fail(t, "a counter is not where the heap has it", "counter %d at %d", i, at)
+		}
+	}
+}
+
+func TestAFullHeavyAllocatesNothing(t *testing.T) {
+	const m = 1024
+	keys := make([]string, 100*m)
+	for i := range keys {
+		keys[i] = strconv.Itoa(i)
+	}
+	h := newHeavy[string](m)
+	for _, key := range keys[:m] {
+		h.add(key)
+	}
+	for name, some := range map[string][]string{"keys without a counter": keys, "keys with one": keys[:1]} {
+		require.Zero(t, testing.AllocsPerRun(1, func() {
+			for _, key := range some {
+				h.add(key)
+			}
+		}), name)
+	}
+}
+
+func BenchmarkHeavyAdd(b *testing.B) {
+	const m, many = 1024, 1 << 17
+	address := func(i uint64) string { return fmt.Sprintf("2001:db8:%x:%x::/64", i>>16, i&0xffff) }
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, many-1)
+	for _, row := range []struct {
+		name string
+		key  func(i int) string
+	}{
+		{"one key", func(int) string { return address(0) }},
+		{"m keys in turn", func(i int) string { return address(uint64(i % m)) }},
+		{"zipf", func(int) string { return address(zipf.Uint64()) }},
+		{"all new", func(i int) string { return address(uint64(i)) }}, // a spoofing attack
+	} {
+		b.Run(row.name, func(b *testing.B) {
+			keys := make([]string, many)
+			for i := range keys {
+				keys[i] = row.key(i)
+			}
+			h := newHeavy[string](m)
+			for i := range m {
+				h.add(address(uint64(i)))
+			}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				h.add(keys[i%many])
+				i++
+			}
+		})
+	}
+}
+
+func BenchmarkHeavyTop(b *testing.B) {
+	h := newHeavy[int](1024)
+	next := keyStreams(1024)["zipf"]
+	for range 100_000 {
+		h.add(next())
+	}
+	b.Run("snapshot", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			h.snapshot()
+		}
+	})
+	b.Run("top 10", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			h.top(10)
+		}
+	})
+}
