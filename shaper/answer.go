@@ -92,6 +92,8 @@ func answerTo(err error) answer {
 		retryAfter = wholeSeconds(refusal.RetryAfter)
 	}
 	switch {
+	case isOwnFault(err):
+		return answer{http.StatusInternalServerError, 0, "The server could not tell the limits of the request."}
 	case errors.Is(err, ErrQueueFull):
 		return answer{http.StatusTooManyRequests, retryAfter, "Too many requests are waiting already."}
 	case errors.Is(err, ErrTooLate):

@@ -11,18 +11,22 @@ import (
 //	the level is at most max(0, Burst − n). Leaving raises the level by n.
 //
 // All its state is one instant, at which the level reaches 0. Its instants are
-// nanoseconds since the shaper was made; the lock of the shaper guards it.
+// nanoseconds since the Shaper or Group was made; its lock guards it.
 type bucket struct {
-	interval interval
-	burst    int64
-	slack    int64 // lateness that may be made up, in nanoseconds
+	*plan
+	*rare // nil: as if all of it were 0
 
-	empty nanos // when the level reaches 0
-	since nanos // since when the head of the line may leave, but for its slot
-	hold  nanos // until when nobody leaves
-	left  uint64
-	// missed is the cost lost to lateness beyond slack.
-	missed float64
+	empty nanos  // when the level reaches 0
+	left  uint64 // how many have left
+}
+
+// rare is what most of the buckets of a Group never need.
+type rare struct {
+	hold   nanos   // until when nobody leaves
+	missed float64 // the cost lost to lateness beyond slack
+
+	abandoned uint64 // requests whose context ended
+	refused   [reasons]uint64
 
 	// above is by how much empty lies above the exact instant, which need not
 	// be a multiple of 1/den after the rate has changed. nil means 0. It is
@@ -33,8 +37,45 @@ type bucket struct {
 	above *big.Rat
 }
 
-func newBucket(l Limits) bucket {
-	return bucket{interval: intervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
+func newBucket(l Limits) bucket { return bucket{plan: planOf(l), rare: new(rare)} }
+
+// uncommon makes what the bucket has of rare, if it has none.
+func (b *bucket) uncommon() *rare {
+	if b.rare == nil {
+		b.rare = new(rare)
+	}
+	return b.rare
+}
+
+// missedSoFar is the cost lost to lateness beyond slack.
+func (b *bucket) missedSoFar() float64 {
+	if b.rare == nil {
+		return 0
+	}
+	return b.rare.missed
+}
+
+// heldUntil is until when nobody leaves.
+func (b *bucket) heldUntil() nanos {
+	if b.rare == nil {
+		return nanos{}
+	}
+	return b.rare.hold
+}
+
+// isExact notes that empty is exact.
+func (b *bucket) isExact() {
+	if b.rare != nil {
+		b.rare.above = nil
+	}
+}
+
+// excess is by how much empty lies above the exact instant; nil means 0.
+func (b *bucket) excess() *big.Rat {
+	if b.rare == nil {
+		return nil
+	}
+	return b.rare.above
 }
 
 // due is the instant at which the level has fallen so far that a request of
@@ -49,8 +90,11 @@ func (b *bucket) dueAfter(empty nanos, n int64) nanos {
 	return b.interval.minus(empty, b.interval.times(b.burst-n))
 }
 
-// slot is the instant at which the head of the line, of cost n, is to leave.
-func (b *bucket) slot(n int64) nanos { return later(later(b.due(n), b.since), b.hold) }
+// slot is the instant at which the head of the line, of cost n, is to leave, which
+// may leave since some instant, but for its slot.
+func (b *bucket) slot(since nanos, n int64) nanos {
+	return later(later(b.due(n), since), b.heldUntil())
+}
 
 // wait is how long a request of cost n would wait from now behind ahead cost
 // units in the line, if they all stay. With nobody in line, ahead is 0.
@@ -61,46 +105,48 @@ func (b *bucket) slot(n int64) nanos { return later(later(b.due(n), b.since), b.
 // line is held or all places are taken, the bucket may be empty by the end of
 // that, and then the first slot is there.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
-	empty := later(b.empty, b.hold)
+	hold := b.heldUntil()
+	empty := later(b.empty, hold)
 	due := b.dueAfter(empty, n)
 	if ahead > 0 {
 		due = b.interval.plus(due, b.interval.times(ahead))
 	}
-	return time.Duration(max(0, sum(later(due, b.hold).ceil(), -now)))
+	return time.Duration(max(0, sum(later(due, hold).ceil(), -now)))
 }
 
 // pass lets a request that found nobody in line leave now.
 func (b *bucket) pass(now, n int64) { b.leave(nanos{whole: now}, n) }
 
-// release lets the head of the line, of cost n, leave if its slot has come.
+// release lets the head of the line, of cost n, leave if its slot has come, and
+// returns the slot.
 //
 // The slot counts, not the moment at which somebody noticed: so what leaves
 // late, if by no more than the slack, makes nobody behind it later. Lateness
 // beyond the slack is gone. For that time the bucket counts as not having
 // leaked; it would otherwise be made up after all, by a level that has fallen
 // below what a punctual departure would have found.
-func (b *bucket) release(now, n int64) bool {
-	slot := b.slot(n)
+func (b *bucket) release(since nanos, now, n int64) (slot nanos, left bool) {
+	slot = b.slot(since, n)
 	if slot.ceil() > now {
-		return false
+		return slot, false
 	}
-	b.rest(b.hold.whole) // Nobody has left before that.
+	b.rest(b.heldUntil().whole) // Nobody has left before that.
 	if earliest := (nanos{whole: now - b.slack}); earliest.after(slot) {
 		lost := b.interval.minus(earliest, slot)
-		b.missed += b.interval.units(lost)
+		b.uncommon().missed += b.interval.units(lost)
 		b.empty = b.interval.plus(b.empty, lost)
-		b.above = nil
+		b.isExact()
 		slot = earliest
 	}
 	b.leave(slot, n)
-	b.since = slot
-	return true
+	return slot, true
 }
 
 // leave raises the level for a departure at an instant.
 func (b *bucket) leave(at nanos, n int64) {
 	if at.after(b.empty) {
-		b.empty, b.above = at, nil
+		b.empty = at
+		b.isExact()
 	}
 	b.left++
 	if raised := b.interval.plus(b.empty, b.interval.times(n)); raised.whole < forever {
@@ -138,7 +184,8 @@ func (b *bucket) giveBack(left uint64, n int64) {
 // what above says of it must not be taken off what leaves now.
 func (b *bucket) rest(now int64) {
 	if at := (nanos{whole: now}); !b.empty.after(at) {
-		b.empty, b.above = at, nil
+		b.empty = at
+		b.isExact()
 	}
 }
 
@@ -148,7 +195,7 @@ func (b *bucket) level(now int64) float64 {
 	if !b.empty.after(at) {
 		return 0
 	}
-	if b.above == nil {
+	if b.excess() == nil {
 		return b.interval.units(b.interval.minus(b.empty, at))
 	}
 	exact := b.exactly()
@@ -157,22 +204,18 @@ func (b *bucket) level(now int64) float64 {
 	return level
 }
 
-// change puts new limits in force from now on. The level is kept, exactly.
-func (b *bucket) change(l Limits, now int64) {
-	if next := intervalOf(l.Rate); next != b.interval {
-		b.rescale(next, now)
-	}
-	b.burst, b.slack = l.burst(), l.slack()
-	// A head that the new limits would have let leave sooner leaves now.
-	b.since = nanos{whole: now}
-}
-
-// rescale moves empty so that the level now is the same at another rate. At
-// rate.Inf the level is 0, so a change to it and back empties the bucket.
-func (b *bucket) rescale(next interval, now int64) {
-	old, at := b.interval, nanos{whole: now}
-	if !b.empty.after(at) || old.none() || next.none() {
-		b.interval, b.empty, b.above = next, at, nil
+// change puts other limits in force from now on. The level is kept, exactly: empty
+// moves so that the level now is the same at another rate. At rate.Inf the level is
+// 0, so a change to it and back empties the bucket.
+func (b *bucket) change(to *plan, now int64) {
+	old, next, at := b.interval, to.interval, nanos{whole: now}
+	switch {
+	case next == old:
+		b.plan = to
+		return
+	case !b.empty.after(at) || old.none() || next.none():
+		b.plan, b.empty = to, at
+		b.isExact()
 		return
 	}
 	begin := new(big.Rat).SetInt64(now)
@@ -180,15 +223,15 @@ func (b *bucket) rescale(next interval, now int64) {
 	exact.Sub(exact, begin)
 	exact.Mul(exact, next.rat())
 	exact.Quo(exact, old.rat())
-	b.interval = next
+	b.plan = to
 	b.setExactly(exact.Add(exact, begin))
 }
 
 // exactly is the exact instant that empty stands for, in nanoseconds.
 func (b *bucket) exactly() *big.Rat {
 	exact := b.interval.exactly(b.empty)
-	if b.above != nil {
-		exact.Sub(exact, b.above)
+	if above := b.excess(); above != nil {
+		exact.Sub(exact, above)
 	}
 	return exact
 }
@@ -201,11 +244,13 @@ const maxAbove = 4096
 // setExactly sets the exact instant that empty is to stand for.
 func (b *bucket) setExactly(exact *big.Rat) {
 	b.empty = b.interval.roundUp(exact)
-	b.above = b.interval.exactly(b.empty)
-	b.above.Sub(b.above, exact)
-	if b.above.Sign() == 0 || b.above.Denom().BitLen() > maxAbove {
-		b.above = nil
+	above := b.interval.exactly(b.empty)
+	above.Sub(above, exact)
+	if above.Sign() == 0 || above.Denom().BitLen() > maxAbove {
+		b.isExact()
+		return
 	}
+	b.uncommon().above = above
 }
 
 // costs is for how many nanoseconds a cost of n holds the bucket.

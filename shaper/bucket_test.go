@@ -19,9 +19,26 @@ import (
 
 const msec = int64(time.Millisecond)
 
-// late releases a line of n requests of cost 1 at instants now, and returns the
-// instants of the slots that were given at each.
-func release(b *bucket, line int, now int64) (left int) {
+// A lineless is a bucket in front of which a line stands of which nothing matters
+// but since when its head may leave.
+type lineless struct {
+	bucket
+	since nanos
+}
+
+func newLineless(l Limits) lineless { return lineless{bucket: newBucket(l)} }
+
+func (b *lineless) release(now, n int64) (left bool) {
+	slot, left := b.bucket.release(b.since, now, n)
+	if left {
+		b.since = slot
+	}
+	return left
+}
+
+// release releases a line of so many requests of cost 1 at an instant, and returns
+// how many have left.
+func release(b *lineless, line int, now int64) (left int) {
 	for left < line && b.release(now, 1) {
 		left++
 	}
@@ -29,7 +46,7 @@ func release(b *bucket, line int, now int64) (left int) {
 }
 
 func TestLatenessWithinSlackDoesNotAddUp(t *testing.T) {
-	b := newBucket(Limits{Rate: 100, Slack: 20 * time.Millisecond})
+	b := newLineless(Limits{Rate: 100, Slack: 20 * time.Millisecond})
 	b.pass(0, 1)
 	// Woken at 15, 25 and 38 ms instead of 10, 20 and 30, the fourth still
 	// leaves at 40.
@@ -42,7 +59,7 @@ func TestLatenessWithinSlackDoesNotAddUp(t *testing.T) {
 }
 
 func TestLatenessBeyondSlackIsGoneAndCounted(t *testing.T) {
-	b := newBucket(Limits{Rate: 100, Slack: 20 * time.Millisecond})
+	b := newLineless(Limits{Rate: 100, Slack: 20 * time.Millisecond})
 	b.pass(0, 1)
 	// Due at 10 ms, noticed at 100: the schedule goes on from 80.
 	require.Equal(t, 3, release(&b, 9, 100*msec))
@@ -55,7 +72,7 @@ func TestLatenessBeyondSlackIsGoneAndCounted(t *testing.T) {
 // A level that is not 0 when its departure is due must not leak for the time
 // that is lost, or the loss would be made up in a burst.
 func TestLatenessBeyondSlackEarnsNoBurst(t *testing.T) {
-	b := newBucket(Limits{Rate: 100, Burst: 10, Slack: 20 * time.Millisecond})
+	b := newLineless(Limits{Rate: 100, Burst: 10, Slack: 20 * time.Millisecond})
 	b.pass(0, 10)
 	for i := int64(1); i <= 5; i++ { // Each stall is 200 ms, of which 180 are lost.
 		require.Equal(t, 3, release(&b, 99, i*200*msec+10*msec), "stall %d", i)
@@ -68,7 +85,7 @@ func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
 		l := Limits{Rate: []rate.Limit{7, 100, 1e4, 1.0 / 3}[r.IntN(4)], Burst: 1 + r.IntN(6), Slack: time.Duration(1 + r.Int64N(int64(50*time.Millisecond)))}
-		b := newBucket(l)
+		b := newLineless(l)
 		b.pass(0, int64(l.Burst))
 		interval := float64(time.Second) / float64(l.Rate)
 		var now, cost int64
@@ -159,14 +176,14 @@ func TestSumsSaturate(t *testing.T) {
 // A level that takes longer to drain than there are instants is kept too, and
 // can be given back.
 func TestALevelOfCenturiesIsKept(t *testing.T) {
-	b := newBucket(Limits{Rate: 7})
+	b := newLineless(Limits{Rate: 7})
 	b.pass(0, 1)
 	b.pass(0, int64(horizon)) // 142 million years at 7/s
 	require.InEpsilon(t, float64(horizon), b.level(0), 1e-12)
 	require.Equal(t, time.Duration(forever), b.wait(0, 0, 1))
-	b.change(Limits{Rate: 1e9}, 0)
+	b.change(planOf(Limits{Rate: 1e9}), 0)
 	require.Equal(t, horizon+1, b.wait(0, 0, 1))
-	b.change(Limits{Rate: 7}, 0)
+	b.change(planOf(Limits{Rate: 7}), 0)
 	b.giveBack(2, int64(horizon))
 	require.InDelta(t, 1, b.level(0), 1e-12)
 	b.giveBack(1, 1)
@@ -175,10 +192,10 @@ func TestALevelOfCenturiesIsKept(t *testing.T) {
 
 // The memory of a bucket whose rate never stops changing is bounded.
 func TestEndlessChangesStayCheap(t *testing.T) {
-	b := newBucket(Limits{Rate: 1.0 / 3})
+	b := newLineless(Limits{Rate: 1.0 / 3})
 	b.pass(0, 1000)
 	for i := range 2000 {
-		b.change(Limits{Rate: rate.Limit(1/(3+float64(i%7)) + 1e-3)}, 0)
+		b.change(planOf(Limits{Rate: rate.Limit(1/(3+float64(i%7)) + 1e-3)}), 0)
 		if b.above != nil {
 			require.LessOrEqual(t, b.above.Denom().BitLen(), maxAbove)
 		}
@@ -260,9 +277,9 @@ func TestAGreatBurstLeavesFewWaitersBehind(t *testing.T) {
 		synctest.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		require.Equal(t, maxSpares, s.line.spares)
+		require.Equal(t, maxSpares, s.spares.len)
 		count := 0
-		for w := s.line.spare; w != nil; w = w.next {
+		for w := s.spares.head; w != nil; w = w.next {
 			count++
 			require.Empty(t, w.ready)
 		}

@@ -19,6 +19,11 @@
 // prediction is a lower bound. Time for which a cap or a Hold kept the line is not
 // late.
 //
+// A bucket for each key, as for each client, is a Group: all that is said here of a
+// Shaper is so of each of its buckets, which come and go as their keys are used.
+// Several buckets for one request are a Chain. To see whom a limit would hit before
+// it does, let it run WithDryRun.
+//
 // # The one rule
 //
 // A bucket has a level, in cost units, which is never below 0. It leaks at Rate
@@ -82,7 +87,8 @@
 //     newcomers and drops nobody.
 //  8. Rest. At most a second after its line emptied a shaper has no goroutine,
 //     timer or file; at the end of a testing/synctest bubble it has none.
-//     Forgetting a shaper leaks nothing.
+//     Forgetting a shaper leaks nothing. A Group keeps a timer, but no goroutine,
+//     until the last of its buckets is drained, and at most a second longer.
 //  9. End. Close refuses everyone waiting and returns when the ticker goroutine
 //     has gone. Shutdown admits no more, lets the line leave at its rate, then
 //     closes; if its context ends first it returns that error while the line
@@ -96,7 +102,9 @@
 //     sees it; where it falls on the instant of the departure either may win,
 //     but only one does.
 //  11. No licence by absence. A NaN, a rate of 0 or an unparsable number is an
-//     error, a clock that steps back stands still. None means "unlimited".
+//     error, a clock that steps back stands still; a missing key is a key like any
+//     other, and keys that find the table full share buckets. None means
+//     "unlimited".
 //
 // ARCHITECTURE.md names the test that holds each.
 //

@@ -51,6 +51,27 @@ var reasonErrors = [reasons]error{
 	refusedClosed: ErrClosed,
 }
 
+// A limitsError says that the Limits of a key can't be had.
+type limitsError struct{ err error }
+
+func (e *limitsError) Error() string { return fmt.Sprintf("shaper: limits of a key: %v", e.err) }
+func (e *limitsError) Unwrap() error { return e.err }
+
+// A keyError says that the key of a request can't be had.
+type keyError struct{ err error }
+
+func (e *keyError) Error() string { return fmt.Sprintf("shaper: key of a request: %v", e.err) }
+func (e *keyError) Unwrap() error { return e.err }
+
+// isOwnFault says whether an error is one of the program's, whatever is in it.
+func isOwnFault(err error) bool {
+	if _, ok := errors.AsType[*limitsError](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[*keyError](err)
+	return ok
+}
+
 // A RejectError is returned to a request that is refused. It says why, and
 // when the same request would be admitted.
 type RejectError struct {

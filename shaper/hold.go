@@ -15,18 +15,23 @@ func (s *Shaper) Hold(d time.Duration) {
 	if d < 0 {
 		return
 	}
-	now := s.lock()
+	now := s.lockLane(&s.lane)
 	defer s.unlock()
-	s.changed = true
+	s.hold(&s.lane, now, d)
+}
+
+// hold is Hold for a lane.
+func (e *lanes) hold(l *lane, now int64, d time.Duration) {
+	e.touch(l)
 	if d > 0 {
-		until := nanos{whole: sum(now, int64(min(d, horizon)))}
-		s.bucket.hold = later(s.bucket.hold, until)
+		r := l.bucket.uncommon()
+		r.hold = later(r.hold, nanos{whole: sum(now, int64(min(d, horizon)))})
 		return
 	}
-	if s.bucket.hold.whole > now {
+	if hold := l.bucket.heldUntil(); hold.whole > now {
 		// A head that the hold has kept could not leave before now.
-		s.bucket.since = later(s.bucket.since, nanos{whole: now})
+		l.notBefore(now)
+		l.bucket.rare.hold = nanos{}
 	}
-	s.bucket.hold = nanos{}
-	s.advance(now, goesOn)
+	e.advance(now, goesOn)
 }

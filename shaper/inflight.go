@@ -24,7 +24,7 @@ func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error)
 	if p == (place{}) {
 		return nothing, err
 	}
-	return func() { s.giveBack(p) }, nil
+	return func() { s.giveBack(&s.lane, p) }, nil
 }
 
 func nothing() {}
@@ -37,83 +37,66 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 	if err != nil {
 		return err
 	}
-	defer s.giveBack(p)
+	defer s.giveBack(&s.lane, p)
 	return f(ctx)
 }
 
 // giveBack gives a place back, if it has not been given back before. The lock
 // is not held.
-func (s *Shaper) giveBack(p place) {
-	if p == (place{}) {
+func (e *lanes) giveBack(l *lane, p place) {
+	if p == (place{}) || e.endUnawaited(l, p) {
 		return
 	}
-	if s.endUnawaited(p) {
-		return
-	}
-	now := s.lock()
-	defer s.unlock()
+	now := e.lockLane(l)
+	defer e.unlock()
 	if !p.end() {
 		return
 	}
-	s.vacate(now)
-	s.changed = true
-	s.advance(now, goesOn)
-}
-
-// vacate frees a place at an instant. If all were taken it is this that the head
-// of the line has been waiting for: it could not leave before, and is not late.
-func (s *Shaper) vacate(now int64) {
-	if !s.hasRoom() {
-		s.bucket.since = later(s.bucket.since, nanos{whole: now})
-		s.bucket.rest(now) // What has just been given back may have emptied it before.
-	}
-	s.places.taken--
+	l.vacate(now)
+	e.touch(l)
+	e.advance(now, goesOn)
 }
 
 // endUnawaited gives a place back if nobody is in line. Then it does not matter
 // when, and to read the clock would be a third of what a release takes.
-func (s *Shaper) endUnawaited(p place) bool {
-	s.mu.Lock()
-	unawaited := s.line.len == 0
+func (e *lanes) endUnawaited(l *lane, p place) bool {
+	e.mu.Lock()
+	unawaited := l.waiting() == 0
 	if unawaited && p.end() {
-		s.places.taken--
+		l.line.taken--
+		if e.many {
+			e.file(l)
+		}
 	}
-	s.mu.Unlock()
+	e.mu.Unlock()
 	return unawaited
 }
 
-// places are the places upstream. The lock of the shaper guards them.
-type places struct {
-	capped bool // Limits.InFlight is above 0, which never changes
-	taken  int  // by those who have left and not ended
-	unused []bool
-}
-
-// A place says of one who has left, and whose call has returned or is about to,
-// whether he has not ended yet. So one that is given back twice is given back
-// once. The zero place is none.
-type place struct{ taken *bool }
-
-// room says whether one more may leave.
-func (p *places) room(limit int) bool { return !p.capped || p.taken < limit }
-
-// leave takes a place for one who leaves.
-func (p *places) leave() {
-	if p.capped {
-		p.taken++
+// vacate frees a place at an instant. If all were taken it is this that the head
+// of the line has been waiting for: it could not leave before, and is not late.
+func (l *lane) vacate(now int64) {
+	if !l.hasRoom() {
+		l.notBefore(now)
+		l.bucket.rest(now) // What has just been given back may have emptied it before.
 	}
+	l.line.taken--
 }
+
+// A place says of one who has left a lane with a cap, and whose call has returned
+// or is about to, whether he has not ended yet. So one that is given back twice is
+// given back once. The zero place is none. The lock guards what it points to.
+type place struct{ taken *bool }
 
 // claim gives one who has left something to end by. They are made 64 at a time, as
 // one by one they would cost as much as all the rest of a release.
-func (p *places) claim() place {
-	if len(p.unused) == 0 {
-		p.unused = make([]bool, 64)
+func (e *lanes) claim() place {
+	if len(e.places) == 0 {
+		e.places = make([]bool, 64)
 	}
-	of := place{&p.unused[0]}
-	p.unused = p.unused[1:]
-	*of.taken = true
-	return of
+	p := place{&e.places[0]}
+	e.places = e.places[1:]
+	*p.taken = true
+	return p
 }
 
 // end says whether a place was still taken, and notes that it is not.

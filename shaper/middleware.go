@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
@@ -49,101 +48,27 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 	if l == nil {
 		panic("shaper: Middleware needs a Limiter; to let every request pass, leave it out")
 	}
-	var o middlewareOptions
-	for _, opt := range opts {
-		if opt != nil {
-			opt.applyMiddleware(&o)
-		}
-	}
-	if o.cost == nil {
-		o.cost = func(*http.Request) int { return 1 }
-	}
-	places := acquirerOf(l)
-	return func(next http.Handler) http.Handler {
-		return &gate{limiter: l, places: places, next: next, middlewareOptions: o}
-	}
+	g := gate{limiter: l, places: acquirerOf(l), rehearses: rehearses(l), middlewareOptions: newMiddlewareOptions(opts)}
+	return g.before
 }
-
-// A MiddlewareOption changes how Middleware treats requests.
-type MiddlewareOption interface{ applyMiddleware(*middlewareOptions) }
-
-type middlewareOptions struct {
-	cost            func(*http.Request) int
-	onError         func(http.ResponseWriter, *http.Request, error)
-	retrySpread     time.Duration
-	rateLimitFields bool
-	serverTiming    bool
-	journal         *journal
-}
-
-type costOption func(*http.Request) int
-
-func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
-
-// WithCost sets the function that tells what a request costs. The default, for
-// which nil stands too, is 1.
-//
-// A request of cost 0 passes untouched, which is for health checks. Bound the
-// cost above if it comes from the request: cost / Rate is how long everybody
-// behind it waits. A negative cost is a mistake and answered with status 500.
-func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption(cost) }
-
-type errorHandlerOption func(http.ResponseWriter, *http.Request, error)
-
-func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError = o }
-
-// WithErrorHandler sets the function that answers requests which were not
-// admitted. The default, for which nil stands too, is WriteError.
-//
-// It gets the Limiter's error, in which errors.As finds the *RejectError of a
-// Shaper, or ErrNegativeCost, or one of the middleware's own, of which WriteError
-// knows the status. It is not called for a client that has gone. The
-// middleware has seen to deadlines before, and header fields that it sets
-// itself (WithRateLimitHeaders, "Connection: close") are there already.
-func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
-	return errorHandlerOption(handle)
-}
-
-type retrySpreadOption time.Duration
-
-func (o retrySpreadOption) applyMiddleware(to *middlewareOptions) {
-	to.retrySpread = max(0, time.Duration(o))
-}
-
-// WithRetrySpread adds a random time from 0 to d, in whole seconds as the field
-// is, to the Retry-After of each refusal, so that clients which were refused
-// together do not come back together. The RateLimit field tells the same time.
-// The *RejectError stays exact, and a handler of WithErrorHandler has to do its
-// own spreading. The default is 0, for which all below a second stands too.
-func WithRetrySpread(d time.Duration) MiddlewareOption { return retrySpreadOption(d) }
-
-type serverTimingOption struct{}
-
-func (serverTimingOption) applyMiddleware(to *middlewareOptions) { to.serverTiming = true }
-
-// WithServerTiming tells each client how long its request waited, in
-// milliseconds, in a header field that browsers' developer tools show (W3C
-// Server Timing):
-//
-//	Server-Timing: shaper;dur=12.345
-func WithServerTiming() MiddlewareOption { return serverTimingOption{} }
-
-type loggerOption struct{ log *slog.Logger }
-
-func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.journal = newJournal(o.log) }
-
-// WithLogger logs refusals, at level Warn and at most one a second with the
-// number of those since the one before, and clients that have gone, at level
-// Debug. Nothing of the request is logged, but the text of another Limiter's
-// error is. The default, for which nil stands too, is to log nothing.
-func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
 
 // gate is the http.Handler that Middleware puts in front of another.
 type gate struct {
-	limiter Limiter
-	places  acquirer // the limiter, if it caps what is in flight; else nil
-	next    http.Handler
+	limiter   Limiter
+	places    acquirer // the limiter, if it caps what is in flight; else nil
+	rehearses bool     // the limiter may be a dry run
+	next      http.Handler
 	middlewareOptions
+
+	// choose is for a gate that has a limiter for each request: it returns the
+	// gate with that one, or an error.
+	choose func(g gate, r *http.Request) (gate, error)
+}
+
+// before returns the gate in front of a handler.
+func (g gate) before(next http.Handler) http.Handler {
+	g.next = next
+	return &g
 }
 
 // ServeHTTP lets the request wait, and then runs the handler or answers.
@@ -152,6 +77,19 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if n == 0 {
 		g.next.ServeHTTP(w, r)
 		return
+	}
+	if g.choose != nil {
+		one, err := g.choose(*g, r)
+		if err != nil {
+			g.refuse(connectionOf(w, r), w, err)
+			return
+		}
+		g = &one
+	}
+	if g.rehearses && !wantsVerdict(r.Context()) {
+		outer := r
+		r = r.WithContext(ContextWithVerdict(r.Context()))
+		defer handBack(outer, r)
 	}
 	c := connectionOf(w, r)
 	// A negative cost is not left to the Limiter: it makes some of them, x/time's
@@ -167,15 +105,14 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		outer := r
 		r = new(*r)
 		r.Body = c.ahead
-		// net/http removes the files of a form by the request that it made, and
-		// outer handlers read the pattern there.
-		defer func() { outer.Pattern, outer.MultipartForm = r.Pattern, r.MultipartForm }()
+		defer handBack(outer, r)
 	}
 	var end func()
 	if err == nil {
 		end, err = g.wait(c, w, n)
 	}
 	if err != nil {
+		g.tellVerdict(w.Header(), r.Context())
 		g.refuse(c, w, err)
 		return
 	}
@@ -188,21 +125,35 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if g.rateLimitFields {
 		addRateLimitFields(w.Header(), g.limiter, nil, answer{})
 	}
+	g.tellVerdict(w.Header(), r.Context())
 	g.next.ServeHTTP(w, r)
 }
 
+// tellVerdict tells the client what a dry run says of its request, if it is to know.
+func (g *gate) tellVerdict(h http.Header, ctx context.Context) {
+	if !g.rehearses || g.verdictField == "" {
+		return
+	}
+	if v, ok := VerdictOf(ctx); ok {
+		h.Set(g.verdictField, v.String())
+	}
+}
+
+// handBack gives the request that was handed in what is looked for in there when
+// another was handed on in its place: net/http removes the files of a form by the
+// request that it made, and outer handlers read the pattern there.
+func handBack(outer, r *http.Request) {
+	outer.Pattern, outer.MultipartForm = r.Pattern, r.MultipartForm
+}
+
 // fetch reads a small body ahead where the connection can't be asked, unless
-// the request will be refused anyway.
+// the request will be refused anyway, or let through at once by a dry run.
 func (g *gate) fetch(c *connection, n int) error {
 	if c.ahead != nil || c.canAsk() || !c.fetchable() {
 		return nil
 	}
-	if f, ok := g.limiter.(interface {
-		Forecast(n int) (time.Duration, error)
-	}); ok {
-		if _, err := f.Forecast(n); err != nil {
-			return nil
-		}
+	if neverWaits(g.limiter) || wouldRefuse(g.limiter, n) {
+		return nil
 	}
 	if c.ahead = c.readAhead(); c.ahead == nil {
 		return nil
@@ -254,7 +205,7 @@ func (g *gate) refuse(c connection, w http.ResponseWriter, err error) {
 		writeGone(w, c.request)
 		return
 	}
-	if _, refusal := errors.AsType[*RejectError](err); !refusal && errors.Is(err, context.Canceled) {
+	if _, refusal := errors.AsType[*RejectError](err); !refusal && !isOwnFault(err) && errors.Is(err, context.Canceled) {
 		// Something in the Limiter was cancelled, but not this request. The
 		// error handler takes context.Canceled for a departed client, whom it
 		// owes no answer; this one waits for his.
@@ -265,7 +216,7 @@ func (g *gate) refuse(c connection, w http.ResponseWriter, err error) {
 	if g.onError == nil {
 		a = a.later(g.retrySpread)
 	}
-	if g.rateLimitFields {
+	if g.rateLimitFields && !isOwnFault(err) { // Then there is no state to tell of.
 		addRateLimitFields(w.Header(), g.limiter, err, a)
 	}
 	g.journal.refused(c.request.Context(), err)

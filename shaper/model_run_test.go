@@ -82,13 +82,7 @@ func played(t *testing.T, s script) (answers []answer, problem string) {
 		}
 	}()
 	synctest.Test(t, func(*testing.T) {
-		p := &player{
-			start:   time.Now(),
-			answers: make([]answer, len(s.ops)),
-			ends:    make([]context.CancelFunc, len(s.ops)),
-
-			releases: make([]func(), len(s.ops)),
-		}
+		p := newPlayer(s)
 		if problem = p.play(s); problem == "" {
 			answers = p.answers
 		}
@@ -96,10 +90,24 @@ func played(t *testing.T, s script) (answers []answer, problem string) {
 	return answers, problem
 }
 
-// A player does the operations of a script on a Shaper, one after the other.
+// A subject is what a script is played on: a Shaper, or one key of a Group.
+type subject interface {
+	shaper.Limiter
+	Acquire(ctx context.Context, n int) (release func(), err error)
+	AllowN(n int) bool
+	Forecast(n int) (time.Duration, error)
+	Hold(d time.Duration)
+	Limits() shaper.Limits
+	SetLimits(l shaper.Limits) error
+	Stats() shaper.Stats
+	Shutdown(ctx context.Context) error
+	Close() error
+}
+
+// A player does the operations of a script on a subject, one after the other.
 // It must be used inside a bubble.
 type player struct {
-	shaper  *shaper.Shaper
+	shaper  subject
 	start   time.Time
 	answers []answer
 	ends    []context.CancelFunc // of the contexts of calls, by operation
@@ -108,6 +116,15 @@ type player struct {
 
 	mu       sync.Mutex
 	releases []func() // of calls of Acquire that have returned, by operation
+}
+
+func newPlayer(s script) *player {
+	return &player{
+		start:    time.Now(),
+		answers:  make([]answer, len(s.ops)),
+		ends:     make([]context.CancelFunc, len(s.ops)),
+		releases: make([]func(), len(s.ops)),
+	}
 }
 
 func (p *player) play(s script) (problem string) {
@@ -130,14 +147,7 @@ func (p *player) play(s script) (problem string) {
 		return err.Error()
 	}
 	for i := range s.ops {
-		o := &s.ops[i]
-		time.Sleep(time.Until(p.start.Add(o.at)))
-		if !o.race {
-			synctest.Wait()
-		}
-		p.calling = i
-		p.do(i, o)
-		synctest.Wait()
+		p.step(i, &s.ops[i])
 	}
 	if p.calls.Load() > 0 {
 		p.shaper.Close()
@@ -152,6 +162,17 @@ func (p *player) play(s script) (problem string) {
 		}
 	}
 	return problem
+}
+
+// step waits for the instant of operation i and does it.
+func (p *player) step(i int, o *op) {
+	time.Sleep(time.Until(p.start.Add(o.at)))
+	if !o.race {
+		synctest.Wait()
+	}
+	p.calling = i
+	p.do(i, o)
+	synctest.Wait()
 }
 
 // do starts operation i.

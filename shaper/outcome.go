@@ -5,13 +5,31 @@ import (
 	"time"
 )
 
+// sleep waits until a waiter in the line of a lane has its slot, is refused, or
+// has a context that is done, and says what has become of it.
+func (e *lanes) sleep(ctx context.Context, l *lane, w *waiter, done <-chan struct{}, key any) (place, error) {
+	// A goroutine begins with 2 KiB of stack, and one that needs a little more
+	// has 4: while it waits, there is but this frame and what the runtime needs.
+	if done == nil { // It never ends. A receive needs less than a select.
+		<-w.ready
+		return e.finish(ctx, l, w, true, key)
+	}
+	told := false
+	select {
+	case <-w.ready:
+		told = true
+	case <-done:
+	}
+	return e.finish(ctx, l, w, told, key)
+}
+
 // announce tells the hook of a waiter that has entered a line in which, with it,
 // so many wait, and returns what it has to look at beside its own channel. The
 // lock is not held.
-func (s *Shaper) announce(ctx context.Context, w *waiter, waiting int) (done <-chan struct{}) {
+func (e *lanes) announce(ctx context.Context, l *lane, w *waiter, waiting int, key any) (done <-chan struct{}) {
 	settled := false
-	defer s.abandonUnless(&settled, w)
-	tell(s.trace.Enqueued, ctx, Event{Name: s.name, Cost: int(w.cost), Waiting: waiting, At: s.at(w.admitted)})
+	defer e.abandonUnless(&settled, l, w)
+	tell(e.trace.Enqueued, ctx, Event{Name: e.name, Key: key, Cost: int(w.cost), Waiting: waiting, At: e.at(w.admitted)})
 	done = ctx.Done()
 	settled = true
 	return done
@@ -21,9 +39,9 @@ func (s *Shaper) announce(ctx context.Context, w *waiter, waiting int) (done <-c
 // that its state has changed or its context has ended. The lock is not held.
 //
 //go:noinline
-func (s *Shaper) finish(ctx context.Context, w *waiter, told bool) (place, error) {
+func (e *lanes) finish(ctx context.Context, l *lane, w *waiter, told bool, key any) (place, error) {
 	settled := false
-	defer s.abandonUnless(&settled, w)
+	defer e.abandonUnless(&settled, l, w)
 	// Asked once, outside the lock, and it has the last word: a slot that came
 	// before this moment is handed on, so that none is spent on a request
 	// whose caller has gone. What ends the context after it, the caller may
@@ -34,104 +52,105 @@ func (s *Shaper) finish(ctx context.Context, w *waiter, told bool) (place, error
 	}
 	settled = true
 	if err != nil {
-		tell(s.trace.Abandoned, ctx, s.abandon(w, err))
+		ev := e.abandon(l, w, err)
+		ev.Key = key
+		tell(e.trace.Abandoned, ctx, ev)
 		return place{}, err
 	}
-	e, p := s.conclude(w)
-	if e.Err != nil {
-		tell(s.trace.Refused, ctx, e)
-		return p, e.Err
+	ev, p := e.conclude(l, w)
+	ev.Key = key
+	if ev.Err != nil {
+		tell(e.trace.Refused, ctx, ev)
+		return p, ev.Err
 	}
-	s.tellDeparted(ctx, e, p)
+	e.tellDeparted(ctx, l, ev, p)
 	return p, nil
 }
 
 // abandonUnless is for the end of a function that runs code of the caller's, as
 // hooks and contexts are: if that panics, the waiter must not stay in line with
 // nobody to receive its slot.
-func (s *Shaper) abandonUnless(settled *bool, w *waiter) {
+func (e *lanes) abandonUnless(settled *bool, l *lane, w *waiter) {
 	if !*settled {
-		s.abandon(w, context.Canceled)
+		e.abandon(l, w, context.Canceled)
 	}
 }
 
 // tellDeparted tells the hook of a departure. If that panics, the place of the
 // request is given back, as nobody else could do it.
-func (s *Shaper) tellDeparted(ctx context.Context, e Event, p place) {
-	if s.trace.Departed == nil {
+func (e *lanes) tellDeparted(ctx context.Context, l *lane, ev Event, p place) {
+	if e.trace.Departed == nil {
 		return
 	}
 	told := false
 	defer func() {
 		if !told {
-			s.giveBack(p)
+			e.giveBack(l, p)
 		}
 	}()
-	s.trace.Departed(ctx, e)
+	e.trace.Departed(ctx, ev)
 	told = true
 }
 
 // conclude counts a waiter that has received its slot, or been refused by
 // Close, and gives the waiter back. The lock is not held.
-func (s *Shaper) conclude(w *waiter) (e Event, p place) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e = s.eventOf(w, w.slot, int(w.waiting))
-	s.totals.enter(w.admitted)
+func (e *lanes) conclude(l *lane, w *waiter) (ev Event, p place) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ev = e.eventOf(w, w.slot, int(w.waiting))
 	if w.state == departed {
-		if s.places.capped {
-			p = s.places.claim()
+		if l.capped() {
+			p = e.claim()
 		}
-		s.totals.departed++
-		s.totals.wait = sum(s.totals.wait, int64(e.Waited))
+		e.countDeparture(l, w.admitted, w.slot-w.admitted)
 	} else {
-		e.Err = &RejectError{Reason: ErrClosed}
-		s.totals.refused[refusedClosed]++
+		ev.Err = &RejectError{Reason: ErrClosed}
+		e.countRefusal(l, w.admitted, refusedClosed)
 	}
-	s.line.recycle(w)
-	return e, p
+	e.spares.keep(w)
+	return ev, p
 }
 
 // abandon takes a waiter whose context has ended out of the line; if it had
 // its slot already, the slot goes to the next waiter or back to the bucket.
 // The lock is not held.
-func (s *Shaper) abandon(w *waiter, err error) Event {
-	now := s.lock()
-	defer s.unlock()
+func (e *lanes) abandon(l *lane, w *waiter, err error) Event {
+	now := e.lockLane(l)
+	defer e.unlock()
 	switch w.state {
 	case queued:
-		head := s.line.head == w
-		s.line.remove(w, abandoned)
+		head := l.line.head == w
+		l.line.remove(w, abandoned)
+		e.waiting--
 		if head {
 			// The next one may be due already, if it costs less. It could not
 			// leave before now.
-			s.bucket.since = nanos{whole: now}
+			l.line.since = nanos{whole: now}
 		}
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
-		s.bucket.giveBack(w.left, w.cost)
-		if s.places.capped {
-			s.vacate(now)
+		l.bucket.giveBack(w.left, w.cost)
+		if l.capped() {
+			l.vacate(now)
 		}
 	}
 	select {
 	case <-w.ready: // The news was sent, and not received, while the context ended.
 	default:
 	}
-	s.totals.enter(w.admitted)
-	s.totals.abandoned++
-	e := s.eventOf(w, now, s.line.len)
-	e.Err = err
-	s.line.recycle(w)
-	s.changed = true
-	s.advance(now, goesOn)
-	return e
+	e.countAbandonment(l, w.admitted)
+	ev := e.eventOf(w, now, l.waiting())
+	ev.Err = err
+	e.spares.keep(w)
+	e.touch(l)
+	e.advance(now, goesOn)
+	return ev
 }
 
 // eventOf is the end of a waiter's wait at an instant.
-func (s *Shaper) eventOf(w *waiter, at int64, waiting int) Event {
+func (e *lanes) eventOf(w *waiter, at int64, waiting int) Event {
 	return Event{
-		Name: s.name, Cost: int(w.cost), Waiting: waiting, At: s.at(at), Waited: time.Duration(at - w.admitted),
+		Name: e.name, Cost: int(w.cost), Waiting: waiting, At: e.at(at), Waited: time.Duration(at - w.admitted),
 	}
 }

@@ -3,7 +3,7 @@ package shaper
 import "math/bits"
 
 // A waiter is a request in the line: a channel on which its goroutine waits,
-// and what the others need to know of it. The lock of the shaper guards all of
+// and what the others need to know of it. The lock of the lanes guards all of
 // it but the channel.
 type waiter struct {
 	prev, next *waiter
@@ -40,10 +40,6 @@ const (
 // linked list through the waiters, so that one who gives up leaves it from
 // anywhere in constant time and those behind move up. (A channel of waiters
 // would keep the places of those who have gone; see ARCHITECTURE.md.)
-//
-// Waiters are used again, by this line only. A pool shared by the whole
-// process would hand a channel made in one testing/synctest bubble to another,
-// which is fatal.
 type queue struct {
 	head, tail *waiter
 	again      *waiter // the last of those that pushAgain has put in, who are the first in line
@@ -51,32 +47,23 @@ type queue struct {
 
 	cost      costs // of all in line
 	againCost costs // of those that pushAgain has put in
-
-	spare  *waiter // those used before, linked by next
-	spares int
 }
 
-// maxSpares bounds what an empty line holds on to after a burst, to some
-// 200 KB. A longer line in steady use still allocates nothing, as only those
-// between two waits are spare.
-const maxSpares = 1024
-
-// push appends a request of cost n.
-func (q *queue) push(n, now int64) *waiter {
-	w := q.made(n, now)
+// push appends a waiter.
+func (q *queue) push(w *waiter) {
+	q.count(w)
 	if w.prev = q.tail; w.prev == nil {
 		q.head = w
 	} else {
 		w.prev.next = w
 	}
 	q.tail = w
-	return w
 }
 
-// pushAgain puts a request of cost n that has left before in front of all
-// newcomers, behind those like it, which were sent back before it.
-func (q *queue) pushAgain(n, now int64) *waiter {
-	w := q.made(n, now)
+// pushAgain puts a request that has left before in front of all newcomers,
+// behind those like it, which were sent back before it.
+func (q *queue) pushAgain(w *waiter) {
+	q.count(w)
 	if w.prev = q.again; w.prev == nil {
 		w.next, q.head = q.head, w
 	} else {
@@ -88,24 +75,13 @@ func (q *queue) pushAgain(n, now int64) *waiter {
 		w.next.prev = w
 	}
 	q.again, w.again = w, true
-	q.againCost.add(n)
-	return w
+	q.againCost.add(w.cost)
 }
 
-// made returns a waiter for a request that enters the line, new or used before,
-// and counts it.
-func (q *queue) made(n, now int64) *waiter {
-	w := q.spare
-	if w == nil {
-		w = &waiter{ready: make(chan struct{}, 1)}
-	} else {
-		q.spare, w.next = w.next, nil
-		q.spares--
-	}
-	w.state, w.cost, w.admitted, w.again = queued, n, now, false
+// count counts a waiter that enters.
+func (q *queue) count(w *waiter) {
 	q.len++
-	q.cost.add(n)
-	return w
+	q.cost.add(w.cost)
 }
 
 // remove takes a waiter out of the line, from wherever it is, and says what
@@ -132,15 +108,6 @@ func (q *queue) remove(w *waiter, s state) {
 		q.againCost.take(w.cost)
 	}
 	w.waiting = int32(q.len) // As many as goroutines at most, of which 2³¹ would take 4 TiB.
-}
-
-// recycle keeps a waiter that is out of the line and whose channel is empty
-// for another request.
-func (q *queue) recycle(w *waiter) {
-	if q.spares < maxSpares {
-		w.next, q.spare = q.spare, w
-		q.spares++
-	}
 }
 
 // ahead returns the k-th waiter from the head, counting from 1, and the cost

@@ -55,18 +55,21 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 	saturated := 0
 	for range 100 {
 		var fast queue
+		var spare spares
 		var slow slowQueue
 		longest := 1 + r.IntN(16) // So that it is empty now and then.
 		for now := range int64(200) {
 			n := cost(r)
 			switch arrives := len(slow.line) < longest && r.IntN(2) == 0; {
 			case arrives && r.IntN(2) == 0:
-				w := fast.pushAgain(n, now)
+				w := spare.take(n, now)
+				fast.pushAgain(w)
 				requireEntered(t, slow, w, n, now)
 				slow.insert(slow.retries, w, n)
 				slow.retries++
 			case arrives:
-				w := fast.push(n, now)
+				w := spare.take(n, now)
+				fast.push(w)
 				requireEntered(t, slow, w, n, now)
 				slow.insert(len(slow.line), w, n)
 			case len(slow.line) > 0:
@@ -78,7 +81,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 				require.Equal(t, how, w.state)
 				require.EqualValues(t, len(slow.line), w.waiting)
 				if r.IntN(4) > 0 { // Else it is still with its goroutine.
-					fast.recycle(w)
+					spare.keep(w)
 				}
 			}
 			requireSame(t, &slow, &fast)

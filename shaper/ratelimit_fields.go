@@ -34,18 +34,26 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 //
 // The name is that of WithName, or "default"; characters other than printable
 // ASCII become '?'. There are no fields at rate.Inf, nor for requests of cost
-// 0, nor from a Limiter without a method Stats() Stats. The fields are added to
+// 0, nor from a Limiter without a method Stats() Stats, nor in a Group for a key that
+// shares a bucket. The fields are added to
 // those that are there: several middlewares around a handler each tell theirs.
 func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }
 
 // addRateLimitFields adds both fields for a request that l admitted, or did
 // not admit with err, for which it gets a.
 func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
-	source, ok := l.(interface{ Stats() Stats })
-	if !ok {
+	var st Stats
+	switch l := l.(type) {
+	case interface{ peek() (Stats, bool) }: // It need not ask for the Limits of a key.
+		var ok bool
+		if st, ok = l.peek(); !ok {
+			return
+		}
+	case interface{ Stats() Stats }:
+		st = l.Stats()
+	default:
 		return
 	}
-	st := source.Stats()
 	perSecond := st.Limits.Rate
 	if !(perSecond > 0) || perSecond == rate.Inf { // NaN is not above 0.
 		return

@@ -122,7 +122,7 @@ func (st *reentryStorm) stay(p place) {
 	runtime.Gosched()
 	st.upstream.Add(-1)
 	for range 1 + rand.N(2) {
-		st.giveBack(p)
+		st.giveBack(&st.lane, p)
 	}
 }
 
@@ -209,6 +209,6 @@ func (st *reentryStorm) requireNobodyLeft(t *testing.T) {
 
 	st.Shaper.mu.Lock()
 	defer st.Shaper.mu.Unlock()
-	require.True(t, st.line.head == nil && st.line.tail == nil && st.line.again == nil, "the line is empty")
-	require.Zero(t, st.line.cost.total())
+	require.True(t, st.lane.line.head == nil && st.lane.line.tail == nil && st.lane.line.again == nil, "the line is empty")
+	require.Zero(t, st.lane.line.cost.total())
 }

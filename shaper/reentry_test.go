@@ -133,7 +133,7 @@ func TestAReentryWaitsForTheHoldAndForAPlace(t *testing.T) {
 			r.sleepUntil(time.Second)
 			r.enters(ctx, "again", 1, again)
 			require.Empty(t, r.left, "there is no place")
-			r.giveBack(first)
+			r.giveBack(&r.lane, first)
 			r.sleepUntil(2 * time.Second)
 			require.Equal(t, []string{"1s again"}, r.left)
 			require.Equal(t, line, r.Stats().Waiting)
@@ -204,7 +204,7 @@ func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 		r.Shaper.mu.Lock()
 		require.False(t, r.ticker.timer.timer.Stop(), "the timer is set")
 		r.Shaper.mu.Unlock()
-		r.giveBack(first)
+		r.giveBack(&r.lane, first)
 		r.sleepUntil(time.Second)
 		require.Equal(t, []string{"100ms b"}, r.left)
 	})
@@ -217,14 +217,14 @@ func TestWhoGivesAPlaceBackHandsItOn(t *testing.T) {
 	requireNoLine := func(t *testing.T, r *reentries) {
 		r.Shaper.mu.Lock() // Without looking for who is due, as every method does.
 		defer r.Shaper.mu.Unlock()
-		require.Zero(t, r.line.len)
+		require.Zero(t, r.lane.line.len)
 	}
 	playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
 		first, err := r.wait(ctx, 1, asNewcomer)
 		require.NoError(t, err)
 		r.enters(ctx, "b", 1, asNewcomer)
 		r.sleepUntil(time.Second)
-		r.giveBack(first)
+		r.giveBack(&r.lane, first)
 		requireNoLine(t, r)
 	})
 	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {

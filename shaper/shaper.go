@@ -3,8 +3,6 @@ package shaper
 import (
 	"context"
 	"fmt"
-	"math"
-	"sync"
 	"time"
 )
 
@@ -27,25 +25,10 @@ import (
 // A Shaper is safe for concurrent use, and costs nothing while nobody waits: a
 // forgotten one needs no Close.
 type Shaper struct {
-	// The fields above mu do not change after New. Those below it are guarded
-	// by it; unexported methods need it held unless they say otherwise.
-	name  string
-	trace Trace
-	epoch time.Time // when the shaper was made; its instants count from here
-	run   func()    // s.tick, made once, so that starting it allocates nothing
+	lanes // One of them.
+	lane  lane
 
-	mu      sync.Mutex
-	clock   int64 // the latest instant seen
-	limits  Limits
-	bucket  bucket
-	line    queue
-	changed bool // the line or its slots have, since the ticker was told
-	phase   phase
-	drained chan struct{} // made by who waits for the end of a drain
-	ticker  ticker
-	places  places
-	totals  totals
-	blank   []RejectError // made, and not handed out yet
+	capped bool // Limits.InFlight is above 0, which never changes
 }
 
 // New makes a Shaper with limits l, which must be valid: the error is that of
@@ -60,10 +43,10 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 			opt.apply(&o)
 		}
 	}
-	s := &Shaper{name: o.name, trace: o.trace, epoch: time.Now(), limits: l, bucket: newBucket(l)}
-	s.run = s.tick
-	s.ticker.coarse = o.coarse
-	s.places.capped = l.InFlight > 0
+	s := &Shaper{lane: lane{bucket: newBucket(l), entered: -1}}
+	s.capped = l.InFlight > 0
+	s.lineOf(&s.lane)
+	s.prepare(o)
 	return s, nil
 }
 
@@ -82,14 +65,14 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // With Limits.InFlight set it returns an error that says to use Acquire.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()
-	if s.places.capped {
+	if s.capped && !s.dry {
 		return errUseAcquire
 	}
 	w, done, _, err := s.enter(ctx, n, asNewcomer)
 	if w == nil {
 		return err
 	}
-	_, err = s.sleep(ctx, w, done)
+	_, err = s.sleep(ctx, &s.lane, w, done, nil)
 	return err
 }
 
@@ -100,25 +83,7 @@ func (s *Shaper) wait(ctx context.Context, n int, as entry) (place, error) {
 	if w == nil {
 		return p, err
 	}
-	return s.sleep(ctx, w, done)
-}
-
-// sleep waits until a waiter has its slot, is refused, or has a context that is
-// done, and says what has become of it.
-func (s *Shaper) sleep(ctx context.Context, w *waiter, done <-chan struct{}) (place, error) {
-	// A goroutine begins with 2 KiB of stack, and one that needs a little more
-	// has 4: while it waits, there is but this frame and what the runtime needs.
-	if done == nil { // It never ends. A receive needs less than a select.
-		<-w.ready
-		return s.finish(ctx, w, true)
-	}
-	told := false
-	select {
-	case <-w.ready:
-		told = true
-	case <-done:
-	}
-	return s.finish(ctx, w, told)
+	return s.sleep(ctx, &s.lane, w, done, nil)
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line:
@@ -126,44 +91,34 @@ func (s *Shaper) sleep(ctx context.Context, w *waiter, done <-chan struct{}) (pl
 //
 //go:noinline
 func (s *Shaper) enter(ctx context.Context, n int, as entry) (w *waiter, done <-chan struct{}, p place, err error) {
-	if n < 0 {
-		return nil, nil, p, ErrNegativeCost
-	}
-	if err := ctx.Err(); err != nil {
+	ends, err := s.call(ctx, n)
+	if err != nil || n == 0 {
 		return nil, nil, p, err
 	}
-	if n == 0 {
+	now := s.lockLane(&s.lane)
+	if s.dry {
+		s.rehearse(ctx, &s.lane, now, n, untilDeadline(ends, now), s.lane.bucket.limits.Depth, nil)
 		return nil, nil, p, nil
 	}
-	ends := int64(forever)
-	if deadline, timed := ctx.Deadline(); timed {
-		ends = s.since(deadline)
+	if as == asNewcomer && s.conforms(&s.lane, now, int64(n), ends) {
+		return nil, nil, s.pass(ctx, &s.lane, now, n, nil), nil
 	}
+	return s.admit(ctx, &s.lane, now, n, as, ends, nil)
+}
 
-	now := s.lock()
-	left := time.Duration(forever)
-	if ends < forever {
-		left = time.Duration(max(0, sum(ends, -now)))
+// call looks at a call before anything is locked: at the cost, at the context,
+// and when that will end.
+func (e *lanes) call(ctx context.Context, n int) (ends int64, err error) {
+	if n < 0 {
+		return 0, ErrNegativeCost
 	}
-	wait, refusal := s.judgeAs(as, now, int64(n), left)
-	switch {
-	case refusal.reason != notRefused:
-		return nil, nil, p, s.refuse(ctx, now, n, refusal)
-	case wait == 0:
-		return nil, nil, s.pass(ctx, now, n), nil
+	if err := ctx.Err(); err != nil {
+		return 0, err
 	}
-	if as == asNewcomer {
-		w = s.line.push(int64(n), now)
-	} else {
-		w = s.line.pushAgain(int64(n), now)
+	if deadline, timed := ctx.Deadline(); timed {
+		return e.since(deadline), nil
 	}
-	if s.line.head == w {
-		s.bucket.since = nanos{whole: now}
-	}
-	s.changed = true
-	waiting := s.line.len
-	s.unlock()
-	return w, s.announce(ctx, w, waiting), p, nil
+	return forever, nil
 }
 
 // Allow is shorthand for AllowN(1).
@@ -178,22 +133,32 @@ func (s *Shaper) AllowN(n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	if s.places.capped {
+	if s.capped && !s.dry {
 		return false
 	}
-	now := s.lock()
+	now := s.lockLane(&s.lane)
+	return s.allow(&s.lane, now, n, nil)
+}
+
+// allow is AllowN for a lane. It unlocks.
+func (e *lanes) allow(l *lane, now int64, n int, key any) bool {
+	ctx := context.Background()
+	if e.dry {
+		e.rehearse(ctx, l, now, n, forever, 0, key)
+		return true
+	}
 	// With a depth of 0 whoever would have to wait meets a full line.
-	_, refusal := s.judge(now, int64(n), forever, 0)
+	_, refusal := e.judge(l, now, int64(n), forever, 0)
 	switch {
 	case refusal.reason == notRefused:
-	case s.trace.Refused == nil:
-		s.deny(now, refusal) // Nobody wants the error, so none is made.
+		e.pass(ctx, l, now, n, key)
+	case e.trace.Refused == nil:
+		e.deny(l, now, refusal) // Nobody wants the error, so none is made.
 		return false
 	default:
-		_ = s.refuse(context.Background(), now, n, refusal)
+		_ = e.refuse(ctx, l, now, n, refusal, key)
 		return false
 	}
-	s.pass(context.Background(), now, n)
 	return true
 }
 
@@ -211,9 +176,14 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	now := s.lock()
+	now := s.lockLane(&s.lane)
 	defer s.unlock()
-	wait, refusal := s.judge(now, int64(n), forever, s.limits.Depth)
+	return s.forecast(&s.lane, now, n)
+}
+
+// forecast is Forecast for a lane.
+func (e *lanes) forecast(l *lane, now int64, n int) (wait time.Duration, err error) {
+	wait, refusal := e.judge(l, now, int64(n), forever, l.bucket.limits.Depth)
 	if refusal.reason != notRefused {
 		err := refusal.value()
 		return 0, &err
@@ -226,7 +196,7 @@ func (s *Shaper) Limits() Limits {
 	s.mustBeMade()
 	s.lock()
 	defer s.unlock()
-	return s.limits
+	return s.lane.bucket.limits
 }
 
 // SetLimits puts l in force at once, for those who wait too: they are re-timed
@@ -239,18 +209,24 @@ func (s *Shaper) SetLimits(l Limits) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	now := s.lock()
+	to := planOf(l)
+	now := s.lockLane(&s.lane)
 	defer s.unlock()
-	if s.places.capped != (l.InFlight > 0) {
-		return fmt.Errorf("shaper: Limits.InFlight is %d and can't become %d while the shaper is in use: "+
-			"with a cap requests say when they end, and without they don't", s.limits.InFlight, l.InFlight)
+	if err := s.lane.refuses(l); err != nil {
+		return err
 	}
-	s.limits = l
-	s.bucket.change(l, now)
-	s.changed = true
-	s.advance(now, goesOn)
-	s.ticker.look(now)
+	s.change(&s.lane, to, now)
 	return nil
+}
+
+// refuses is why a lane can't have other limits, if it can't.
+func (l *lane) refuses(to Limits) error {
+	from := l.bucket.limits
+	if (from.InFlight > 0) == (to.InFlight > 0) {
+		return nil
+	}
+	return fmt.Errorf("shaper: Limits.InFlight is %d and can't become %d while the shaper is in use: "+
+		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
 }
 
 // mustBeMade panics if New has not made s.
@@ -259,85 +235,3 @@ func (s *Shaper) mustBeMade() {
 		panic("shaper: this Shaper is nil or zero and can't be used; make one with shaper.New")
 	}
 }
-
-// maxClock keeps instants far from overflow. No process lives for 280 years.
-const maxClock = math.MaxInt64 - int64(10*horizon)
-
-// lock locks the shaper and brings it up to now: departures that are due come
-// before whatever the caller wants at the same instant. Every entry point that
-// looks at the line or the level begins with it, which also makes up for a
-// ticker that is late.
-func (s *Shaper) lock() (now int64) { return s.lockAnd(goesOn) }
-
-// lockAnd is lock for a goroutine that does as it says after the unlocking. The
-// clock is read before the lock is taken, so that nobody waits for that.
-func (s *Shaper) lockAnd(next afterwards) (now int64) {
-	now = int64(time.Since(s.epoch))
-	s.mu.Lock()
-	// A clock that stands still or goes back stands still.
-	s.clock = min(max(s.clock, now), maxClock)
-	if s.line.head != nil && s.clock >= s.ticker.armed { // Which is not after the head's slot.
-		s.advance(s.clock, next)
-	}
-	s.bucket.rest(s.clock)
-	return s.clock
-}
-
-// afterwards is what a goroutine does that has handed slots out.
-type afterwards bool
-
-const (
-	goesOn afterwards = false
-	parks  afterwards = true
-)
-
-// advance hands out the slots that have come, in the order of the line.
-//
-// Of several goroutines that one makes ready, the runtime runs the last as soon
-// as that one parks, and the others after it in their order. So if it is about
-// to park the first is told last. If it goes on, idle threads take the others
-// meanwhile, and then their order is the right one (BenchmarkWakeOrder).
-func (s *Shaper) advance(now int64, next afterwards) {
-	var first *waiter
-	for w := s.line.head; w != nil && s.hasRoom() && s.bucket.release(now, w.cost); w = s.line.head {
-		s.line.remove(w, departed)
-		s.places.leave()
-		w.slot, w.left = now, s.bucket.left
-		s.changed = true
-		if next == parks && first == nil {
-			first = w
-			continue
-		}
-		w.tell()
-	}
-	if first != nil {
-		first.tell()
-	}
-}
-
-// hasRoom says whether the cap on what is in flight lets one more leave.
-func (s *Shaper) hasRoom() bool { return s.places.room(s.limits.InFlight) }
-
-// unlock tells those who need to know that the line has changed, and unlocks.
-func (s *Shaper) unlock() {
-	if s.changed {
-		s.settle()
-		s.changed = false
-		s.arm()
-	}
-	s.mu.Unlock()
-}
-
-// since is a time as an instant of the shaper's clock. The lock need not be
-// held.
-func (s *Shaper) since(t time.Time) int64 {
-	if t != t.Round(0) { // It has a reading of the monotonic clock, as we have.
-		return int64(t.Sub(s.epoch))
-	}
-	// The wall clock may have been set since New: only how far off t is counts.
-	now := time.Now()
-	return sum(int64(t.Sub(now)), int64(now.Sub(s.epoch)))
-}
-
-// at is an instant of the shaper's clock as a time.
-func (s *Shaper) at(ns int64) time.Time { return s.epoch.Add(time.Duration(ns)) }

@@ -19,19 +19,7 @@ const (
 // times, at once, and from anywhere, hooks included.
 func (s *Shaper) Close() error {
 	s.mustBeMade()
-	now := s.lock()
-	for w := s.line.head; w != nil; w = s.line.head {
-		s.line.remove(w, refused)
-		w.slot = now
-		w.tell()
-	}
-	s.phase = max(s.phase, draining)
-	s.changed = true
-	ended := s.ticker.ended()
-	s.unlock()
-	if ended != nil {
-		<-ended
-	}
+	s.close()
 	return nil
 }
 
@@ -48,15 +36,47 @@ func (s *Shaper) Close() error {
 // the shaper down first.
 func (s *Shaper) Shutdown(ctx context.Context) error {
 	s.mustBeMade()
-	s.lock()
-	s.phase = max(s.phase, draining)
-	s.changed = true
-	if s.line.len > 0 && s.drained == nil {
-		s.drained = make(chan struct{})
+	return s.shutdown(ctx)
+}
+
+// close is Close.
+func (e *lanes) close() {
+	now := e.lock()
+	for len(e.due) > 0 {
+		ln := e.due[0]
+		for w := ln.head; w != nil; w = ln.head {
+			ln.remove(w, refused)
+			e.waiting--
+			if e.dry {
+				e.countRefusal(ln.lane, w.admitted, refusedClosed)
+				e.spares.keep(w)
+				continue
+			}
+			w.slot = now
+			w.tell()
+		}
+		e.file(ln.lane)
 	}
-	drained := s.drained
-	empty := s.line.len == 0
-	s.unlock()
+	e.phase = max(e.phase, draining)
+	e.changed = true
+	ended := e.ticker.ended()
+	e.unlock()
+	if ended != nil {
+		<-ended
+	}
+}
+
+// shutdown is Shutdown. In a dry run there is nobody to wait for.
+func (e *lanes) shutdown(ctx context.Context) error {
+	e.lock()
+	e.phase = max(e.phase, draining)
+	e.changed = true
+	if e.waiting > 0 && e.drained == nil {
+		e.drained = make(chan struct{})
+	}
+	drained := e.drained
+	empty := e.waiting == 0 || e.dry
+	e.unlock()
 	if !empty {
 		select {
 		case <-drained:
@@ -68,7 +88,8 @@ func (s *Shaper) Shutdown(ctx context.Context) error {
 			}
 		}
 	}
-	return s.Close()
+	e.close()
+	return nil
 }
 
 // errorOf is the error of a context that has said to be done. One that breaks
@@ -76,12 +97,15 @@ func (s *Shaper) Shutdown(ctx context.Context) error {
 func errorOf(ctx context.Context) error { return cmp.Or(ctx.Err(), context.Canceled) }
 
 // settle ends a drain when the last in line has gone.
-func (s *Shaper) settle() {
-	if s.phase != draining || s.line.len > 0 {
+func (e *lanes) settle() {
+	if e.phase != draining || e.waiting > 0 {
 		return
 	}
-	s.phase = closed
-	if s.drained != nil {
-		close(s.drained)
+	e.phase = closed
+	if e.drop != nil {
+		e.drop()
+	}
+	if e.drained != nil {
+		close(e.drained)
 	}
 }

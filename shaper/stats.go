@@ -15,6 +15,7 @@ type Stats struct {
 	Level      float64       // of the bucket, in cost units
 	OldestWait time.Duration // of the head of the line, so far; a retry of a Transport begins anew
 	InFlight   int           // requests that have left and not given their place back; 0 without a cap
+	DryRun     bool          // WithDryRun: all that is told is of the shadow
 	HeldUntil  time.Time     // nobody leaves before; zero: the line is not held
 	LastCall   time.Time     // latest entry of a call that has been counted; zero: none yet
 	Precise    bool          // a timer of the kernel's lets the line leave, within tens of microseconds, not one of Go's
@@ -33,51 +34,30 @@ type Stats struct {
 	Missed    float64       // cost units lost to lateness beyond Slack
 }
 
-// totals are what a shaper counts. Its lock guards them.
-type totals struct {
-	departed, abandoned uint64
-	refused             [reasons]uint64
-
-	wait    int64 // of those that departed, in nanoseconds
-	called  bool
-	entered int64 // the latest entry of a call that was counted, if one was
+// refusals sets what tells of refusals.
+func (st *Stats) refusals(by *[reasons]uint64) {
+	st.QueueFull, st.TooLate, st.TooCostly, st.Closed = by[refusedFull], by[refusedLate], by[refusedCostly], by[refusedClosed]
+	st.Refused = st.QueueFull + st.TooLate + st.TooCostly + st.Closed
 }
-
-// enter notes when a call that is counted now was made.
-func (t *totals) enter(at int64) { t.called, t.entered = true, max(t.entered, at) }
 
 // Stats returns the state of the shaper now. It works on a closed one too.
 func (s *Shaper) Stats() Stats {
 	s.mustBeMade()
-	now := s.lock()
+	now := s.lockLane(&s.lane)
 	defer s.unlock()
-	t := s.totals
-	st := Stats{
-		Name:      s.name,
-		Limits:    s.limits,
-		Waiting:   s.line.len,
-		InFlight:  s.places.taken,
-		Level:     s.bucket.level(now),
-		Precise:   s.ticker.precise,
-		Fallback:  s.ticker.failure,
-		Departed:  t.departed,
-		Refused:   t.refused[refusedFull] + t.refused[refusedLate] + t.refused[refusedCostly] + t.refused[refusedClosed],
-		Abandoned: t.abandoned,
-		QueueFull: t.refused[refusedFull],
-		TooLate:   t.refused[refusedLate],
-		TooCostly: t.refused[refusedCostly],
-		Closed:    t.refused[refusedClosed],
-		TotalWait: time.Duration(t.wait),
-		Missed:    s.bucket.missed,
+	return s.stats(&s.lane, now)
+}
+
+// stats is what is known of a lane, with what it shares with others.
+func (e *lanes) stats(l *lane, now int64) Stats {
+	st := l.stats(now)
+	st.Name, st.DryRun = e.name, e.dry
+	st.Precise, st.Fallback = e.ticker.precise, e.ticker.failure
+	if l.entered >= 0 {
+		st.LastCall = e.at(l.entered)
 	}
-	if t.called {
-		st.LastCall = s.at(t.entered)
-	}
-	if now < s.bucket.hold.whole {
-		st.HeldUntil = s.at(s.bucket.hold.whole)
-	}
-	if head := s.line.head; head != nil {
-		st.OldestWait = time.Duration(now - head.admitted)
+	if hold := l.bucket.heldUntil().whole; now < hold {
+		st.HeldUntil = e.at(hold)
 	}
 	return st
 }

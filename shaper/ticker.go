@@ -5,13 +5,14 @@ import (
 	"time"
 )
 
-// ticker is the goroutine that hands out the slots of a shaper. It lives only
-// while somebody waits: the call that forms a line starts it, and it ends when
-// the line is empty, at once or, where it holds a file, a little later. (Each
+// ticker is the goroutine that hands out the slots of a Shaper, or of all the
+// keys of a Group. It lives only while somebody waits: the call that forms a line
+// starts it, and it ends when no line is left, at once or, where it holds a file,
+// a little later. (Each
 // wait of its own could sleep until its slot instead, but somebody has to hand
 // a slot on when its owner has gone.)
 //
-// The lock of the shaper guards all of it but the lead.
+// The lock of the lanes guards all of it but the lead.
 type ticker struct {
 	coarse bool // WithCoarseTimer
 
@@ -54,35 +55,35 @@ const (
 )
 
 // tick is the ticker goroutine.
-func (s *Shaper) tick() {
-	t := &s.ticker
+func (e *lanes) tick() {
+	t := &e.ticker
 	woke := int64(0)  // the instant for which it was awake last
 	slept := int64(0) // when it slept last
 	for {
-		now := s.lockAnd(parks)
+		now := e.lockAnd(parks)
 		t.woke = woke
-		s.settle()
-		s.changed = false
-		s.chooseAlarm(now)
-		t.armed = s.wakeAt()
-		if s.line.len == 0 && t.armed <= now {
+		e.settle()
+		e.changed = false
+		e.chooseAlarm(now)
+		t.armed = e.wakeAt()
+		if t.armed <= now && !e.serves() {
 			gone := t.end()
-			s.mu.Unlock()
+			e.mu.Unlock()
 			if gone != nil {
 				close(gone)
 			}
 			return
 		}
 		alarm, slot, lead := t.alarm, t.armed, int64(0)
-		if t.precise && s.line.len > 0 {
+		if t.precise && e.serves() {
 			lead = t.lead.before(slot, now)
 			if t.coarse {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
 		if lead > 0 && slot-now <= int64(longestLead) && now-slept <= int64(longestAwake) {
-			s.mu.Unlock() // To sleep would take more of the processor than to yield.
-			t.lead.yield(slot, s.epoch)
+			e.mu.Unlock() // To sleep would take more of the processor than to yield.
+			t.lead.yield(slot, e.epoch)
 			woke = slot
 			continue
 		}
@@ -92,11 +93,11 @@ func (s *Shaper) tick() {
 			wake = max(wake, now+int64(shortestSleep))
 		}
 		alarm.set(wake)
-		s.mu.Unlock()
+		e.mu.Unlock()
 		if err := alarm.wait(); err != nil {
-			s.doWithout(err)
+			e.doWithout(err)
 		}
-		now = int64(time.Since(s.epoch))
+		now = int64(time.Since(e.epoch))
 		slept = now
 		if precise {
 			t.lead.woke(now, now-wake)
@@ -105,26 +106,26 @@ func (s *Shaper) tick() {
 			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
-			t.lead.yield(slot, s.epoch)
+			t.lead.yield(slot, e.epoch)
 		}
 	}
 }
 
-// wakeAt is when the ticker has to look next: at the head's slot or, with
+// serves says whether there is anybody to let go. In a dry run there is not.
+func (e *lanes) serves() bool { return e.waiting > 0 && !e.dry }
+
+// wakeAt is when the ticker has to look next: at the slot of the next head or, with
 // nobody in line, when it has stayed long enough.
-func (s *Shaper) wakeAt() int64 {
-	t := &s.ticker
-	if s.line.len > 0 {
+func (e *lanes) wakeAt() int64 {
+	t := &e.ticker
+	if e.serves() {
 		t.rests = false
-		if !s.hasRoom() {
-			return forever // Whoever gives a place back looks for the head.
-		}
-		return s.bucket.slot(s.line.head.cost).ceil()
+		return e.due[0].slot
 	}
 	if !t.rests {
-		t.rests, t.emptied = true, s.clock
+		t.rests, t.emptied = true, e.clock
 	}
-	if t.precise && s.phase == open {
+	if t.precise && e.phase == open {
 		return t.emptied + int64(lingering)
 	}
 	return t.emptied
@@ -139,25 +140,25 @@ func (t *ticker) end() (gone chan struct{}) {
 	return gone
 }
 
-// arm sees to it that the ticker runs while somebody waits, wakes no later
-// than the head's slot, and ends when nobody waits any more.
-func (s *Shaper) arm() {
-	t := &s.ticker
+// arm sees to it that the ticker runs while somebody waits, wakes no later than the
+// next slot, and ends when nobody waits any more.
+func (e *lanes) arm() {
+	t := &e.ticker
 	switch {
 	case t.running:
-		if next := s.wakeAt(); next < t.armed {
+		if next := e.wakeAt(); next < t.armed {
 			t.armed = next
-			if t.coarse && t.precise && s.line.len > 0 {
+			if t.coarse && t.precise && e.serves() {
 				next = max(next, t.woke+int64(coarseness))
 			}
 			t.alarm.set(next)
 		}
-	case s.line.len > 0:
+	case e.serves():
 		if t.timer == nil {
-			t.timer = newGoTimer(s.epoch)
+			t.timer = newGoTimer(e.epoch)
 		}
 		t.running, t.armed, t.alarm = true, 0, t.timer // It looks for itself at once.
-		go s.run()
+		go e.run()
 	}
 }
 
@@ -170,21 +171,23 @@ func (t *ticker) look(now int64) {
 }
 
 // chooseAlarm gives the ticker a file where a millisecond matters, and takes it
-// away where it does not. With nobody in line all stays as it is.
-func (s *Shaper) chooseAlarm(now int64) {
-	if s.line.len == 0 {
+// away where it does not. With nobody in line all stays as it is. What matters where
+// there are many lines is how often one of them lets somebody leave; the next of them
+// is taken to be like the others.
+func (e *lanes) chooseAlarm(now int64) {
+	t := &e.ticker
+	if !e.serves() {
 		return
 	}
-	t := &s.ticker
-	wants := s.bucket.interval.whole <= int64(preciseUpTo)
+	wants := e.due[0].lane.bucket.interval.whole <= int64(preciseUpTo)*int64(len(e.due))
 	switch {
 	case !wants:
 		t.failure = ""
-		if t.precise {
+		if t.precise && !e.many { // Or else lines of many rates would have it opened again and again.
 			t.useTimer()
 		}
 	case !t.precise && now >= t.again:
-		file, err := openTimerFile(s.epoch)
+		file, err := openTimerFile(e.epoch)
 		switch {
 		case err == nil:
 			t.alarm.stop()
@@ -211,11 +214,11 @@ func (t *ticker) useTimer() {
 }
 
 // doWithout goes on without a file that has failed. The lock is not held.
-func (s *Shaper) doWithout(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ticker.useTimer()
-	s.ticker.fail(s.clock, err)
+func (e *lanes) doWithout(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ticker.useTimer()
+	e.ticker.fail(e.clock, err)
 }
 
 // ended returns a channel that is closed when the ticker goroutine has gone,

@@ -27,7 +27,8 @@ type Trace struct {
 
 // An Event is what a hook is told.
 type Event struct {
-	Name string // of the shaper
+	Name string // of the Shaper or Group
+	Key  any    // of a Group: the request's key; nil of a Shaper
 	Cost int
 	// Waiting counts the requests in the line just after the event.
 	Waiting int
@@ -38,6 +39,8 @@ type Event struct {
 	Waited time.Duration
 	// Err is what the call returns; nil for Enqueued and Departed.
 	Err error
+	// Verdict is what a dry run says of the request; nil: it was none.
+	Verdict *Verdict
 }
 
 // tell runs a hook if there is one.

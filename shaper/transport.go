@@ -163,7 +163,7 @@ func (t Transport) enter(ctx context.Context, n int, as entry) (release func(), 
 	if p == (place{}) {
 		return nil, err
 	}
-	return func() { s.giveBack(p) }, nil
+	return func() { s.giveBack(&s.lane, p) }, nil
 }
 
 // send sends a request that has left, takes the hold that its answer asks for,

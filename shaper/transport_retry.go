@@ -142,7 +142,7 @@ func (f failedReader) Read([]byte) (int, error) {
 // reenter lets a request that was asked to hold back until then wait for the
 // Limiter again, at the head of a Shaper's line.
 func (t Transport) reenter(ctx context.Context, n int, until time.Time) (release func(), err error) {
-	if _, ok := t.Limiter.(holder); !ok {
+	if !canHold(t.Limiter) {
 		if hold := time.Until(until); hold > 0 {
 			held := time.NewTimer(hold)
 			defer held.Stop()

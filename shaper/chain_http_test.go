@@ -1,0 +1,137 @@
+package shaper_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+func TestMiddlewareOfAChain(t *testing.T) {
+	play(t, "1/s depth 1", func(g *stage) {
+		tenant := mustMake(g.t, limitsOf(g.t, "1 per 10s burst 3"))
+		v := newSite(g, shaper.Chain(tenant, g.Shaper), shaper.WithRateLimitHeaders())
+		for _, name := range []string{"a", "b", "c", "d"} {
+			v.visit(name)
+		}
+		g.at(time.Minute)
+		g.saw("0s a runs", "0s a 200",
+			"0s c 429, retry 1",  // The site's line is full,
+			"0s d 429, retry 10", // and of the tenant's Burst c has had the last.
+			"1s b runs", "1s b 200")
+		// There is no one bucket to tell of.
+		policy, state := fieldsOf(v, "e")
+		require.Empty(t, policy)
+		require.Empty(t, state)
+		require.NoError(t, g.Close())
+		g.saw("1m0s e runs")
+		require.Equal(t, "503, retry 1", statusLine(answerOf(v, t.Context(), "f")))
+	})
+}
+
+// A hijacked connection is nobody's request any more, so all caps let the next in.
+func TestAHijackFreesAllPlacesOfAChain(t *testing.T) {
+	first, second := limitedInFlight(t, 1, 0), limitedInFlight(t, 1, 0)
+	c := shaper.Chain(first, second)
+	ran := 0
+	h := shaper.Middleware(c)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ran++
+		require.Equal(t, []int{1, 1}, placesOf(first, second))
+		if r.URL.Path != "/hijacks" {
+			return
+		}
+		_, _, err := w.(http.Hijacker).Hijack()
+		require.NoError(t, err)
+		require.Equal(t, []int{0, 0}, placesOf(first, second))
+		require.Equal(t, "200", statusLine(answerOf(shaper.Middleware(c)(http.HandlerFunc(
+			func(http.ResponseWriter, *http.Request) { ran++ })), t.Context(), "")))
+	}))
+	h.ServeHTTP(struct {
+		http.ResponseWriter
+		http.Hijacker
+	}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, httptest.NewRequest("GET", "/hijacks", nil))
+	require.Equal(t, 2, ran)
+	require.Equal(t, "200", statusLine(answerOf(h, t.Context(), "")))
+	require.Equal(t, []int{0, 0}, placesOf(first, second))
+}
+
+func TestTransportOfAChain(t *testing.T) {
+	playTransport(t, "2/s depth 9", func(u *upstream) {
+		tenant := mustMake(u.stage.t, limitsOf(u.stage.t, "1/s depth 9"))
+		u.Limiter = shaper.Chain(tenant, u.Shaper)
+		u.script["a"] = []string{"200 OK\nRateLimit: \"default\";r=0;t=30"}
+		u.call("a", "b", "c")
+		require.Equal(t, u.start.Add(30*time.Second), tenant.Stats().HeldUntil)
+		require.Equal(t, u.start.Add(30*time.Second), u.Stats().HeldUntil)
+		u.at(time.Hour)
+		u.saw("0s a sent", "0s a 200: body", "30s b sent", "30s b 200: body", "31s c sent", "31s c 200: body")
+	})
+}
+
+// A request that is sent again enters as a newcomer, behind those who wait.
+func TestARetryThroughAChainEntersAsANewcomer(t *testing.T) {
+	playTransport(t, "1/s depth 9", func(u *upstream) {
+		u.Limiter = shaper.Chain(u.Shaper)
+		u.Retry = true
+		u.took = ms
+		u.script["a"] = []string{refusedFor30}
+		u.call("a", "b")
+		u.at(time.Hour)
+		u.saw("0s a sent", "30.001s b sent", "30.002s b 200: body", "31.001s a sent", "31.002s a 200: body")
+	})
+}
+
+// A Chain none of which can be held is as x/time's limiter alone: the request that
+// was asked to hold back does so by itself.
+func TestARetryThroughAChainThatCannotHoldWaitsByItself(t *testing.T) {
+	playTransport(t, "inf", func(u *upstream) {
+		u.Limiter = shaper.Chain(rate.NewLimiter(1, 1), shaper.Chain(rate.NewLimiter(1, 1)))
+		u.Retry = true
+		u.script["a"] = []string{refusedFor30}
+		u.call("a")
+		u.at(time.Hour)
+		u.saw("0s a sent", "30s a sent", "30s a 200: body")
+	})
+}
+
+// Of a line that is full a small body is not awaited, whichever it is; and the
+// limits of a key are not asked for beforehand.
+func TestABodyIsReadAheadForAChain(t *testing.T) {
+	t.Parallel()
+	asked := make(chan string, 9)
+	tenants, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+		asked <- key
+		return shaper.Limits{Rate: 1, Burst: 9}, nil
+	})
+	require.NoError(t, err)
+	defer tenants.Close()
+	for _, row := range []struct {
+		name  string
+		depth int
+		came  int // times that limits were asked for
+	}{{"full", 0, 0}, {"not full", 1, 1}} {
+		t.Run(row.name, func(t *testing.T) {
+			e := newBlindEntrance(t, row.depth)
+			e.Config.ReadTimeout = time.Minute
+			e.limiter = shaper.Chain(e.Shaper, tenants.Limiter(row.name))
+			e.open()
+			if row.depth == 0 {
+				e.visit(post("/", "he")).reads(429)
+			} else {
+				v := e.visit(post("/", "he"))
+				time.Sleep(50 * time.Millisecond)
+				require.Zero(t, e.Stats().Waiting, "its body has not come")
+				v.send("llo")
+				e.waiting(1)
+				e.admit("inf depth 1")
+				v.reads(200)
+			}
+			require.Len(t, asked, row.came)
+		})
+	}
+}

@@ -1,0 +1,80 @@
+package shaper
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+)
+
+// The heap alone: whatever becomes of lines, their buckets and their places, the
+// first is one whose head leaves first, as the least of a plain slice.
+
+func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 2))
+	plans := []*plan{
+		planOf(Limits{Rate: 1, Depth: 9}), planOf(Limits{Rate: 7, Burst: 3, Depth: 9}),
+		planOf(Limits{Rate: 1e9, Depth: 9, InFlight: 1}), planOf(Limits{Rate: rate.Inf, Depth: 9}),
+	}
+	for range 60 {
+		var heap departures
+		var spare spares
+		var lanes []*lane
+		for range 1 + r.IntN(30) {
+			l := &lane{bucket: bucket{plan: plans[r.IntN(len(plans))]}}
+			l.line = &line{lane: l, index: -1}
+			lanes = append(lanes, l)
+		}
+		for now := range int64(300) {
+			l := lanes[r.IntN(len(lanes))]
+			ln := l.line
+			switch r.IntN(8) {
+			case 0, 1, 2:
+				ln.push(spare.take(1+r.Int64N(5), now))
+			case 3:
+				if ln.head != nil {
+					ln.remove([]*waiter{ln.head, ln.tail}[r.IntN(2)], abandoned)
+				}
+			case 4:
+				l.bucket.empty = nanos{whole: r.Int64N(20) * msec}
+			case 5:
+				l.bucket.uncommon().hold = nanos{whole: r.Int64N(20) * msec}
+			case 6:
+				ln.taken = r.IntN(2)
+			case 7:
+				for ln.head != nil {
+					ln.remove(ln.head, refused)
+				}
+			}
+			heap.update(ln)
+			requireHeap(t, heap, lanes)
+		}
+	}
+}
+
+// requireHeap looks at all that a heap is asked, and at how it hangs together.
+func requireHeap(t *testing.T, heap departures, lanes []*lane) {
+	t.Helper()
+	waiting, least := 0, int64(forever)
+	for _, l := range lanes {
+		if l.line.head == nil {
+			require.Equal(t, -1, l.line.index, "nobody waits there")
+			continue
+		}
+		waiting++
+		least = min(least, l.next())
+		require.True(t, heap[l.line.index] == l.line)
+		require.Equal(t, l.next(), l.line.slot)
+	}
+	require.Len(t, heap, waiting)
+	if waiting > 0 {
+		require.Equal(t, least, heap[0].slot)
+	}
+	for i := range heap {
+		require.LessOrEqual(t, heap[(i-1)/2*min(i, 1)].slot, heap[i].slot)
+	}
+	for _, rest := range heap[len(heap):cap(heap)] {
+		require.Nil(t, rest, "what has been taken out is forgotten")
+	}
+}

@@ -1,0 +1,259 @@
+package shaper_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// The shadow of a dry run is the real line, to the nanosecond: whatever comes to a
+// real Shaper or Group comes to a dry one at the same instant, and what the dry one
+// says of each request is what becomes of it in the real one.
+
+// A fate is what became of one request, or would have.
+type fate struct {
+	Wait time.Duration
+	Err  error
+}
+
+// A rehearsal is a real limiter and a dry one of the same limits.
+type rehearsal struct {
+	t      *testing.T
+	random *rand.Rand
+
+	mu   sync.Mutex
+	real []fate
+	dry  []fate
+}
+
+// comes sends one request to both.
+func (r *rehearsal) comes(real, dry shaper.Limiter, n int, patience time.Duration) {
+	i := len(r.dry)
+	r.real = append(r.real, fate{})
+	go func() {
+		ctx, cancel := inTime(context.Background(), patience)
+		defer cancel()
+		begin := time.Now()
+		err := real.WaitN(ctx, n)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.real[i] = fate{time.Since(begin), err}
+	}()
+	synctest.Wait()
+	ctx, cancel := inTime(shaper.ContextWithVerdict(context.Background()), patience)
+	defer cancel()
+	require.NoError(r.t, dry.WaitN(ctx, n))
+	v, ok := shaper.VerdictOf(ctx)
+	require.True(r.t, ok)
+	r.dry = append(r.dry, fate(v))
+}
+
+// inTime is a context with that deadline; 0: none.
+func inTime(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
+	if patience == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, patience)
+}
+
+// limits are such that much is refused, for each reason.
+func (r *rehearsal) limits() shaper.Limits {
+	rates := []rate.Limit{7, 1, 0.3, 20. / 60, rate.Every(3 * time.Second), rate.Inf}
+	return shaper.Limits{
+		Rate:    rates[r.random.IntN(len(rates))],
+		Burst:   r.random.IntN(4),
+		Depth:   r.random.IntN(6),
+		MaxWait: time.Duration(r.random.IntN(2)) * time.Duration(r.random.Int64N(int64(20*time.Second))),
+	}
+}
+
+// cost is sometimes too much, whatever the limits.
+func (r *rehearsal) cost() int {
+	if r.random.IntN(20) == 0 {
+		return 1e9
+	}
+	return 1 + r.random.IntN(5)
+}
+
+// passes lets time pass, often none.
+func (r *rehearsal) passes() {
+	time.Sleep(time.Duration(r.random.IntN(2)) * time.Duration(r.random.Int64N(int64(2*time.Second))))
+	synctest.Wait()
+}
+
+// asReal is what a dry run's Stats would be without it.
+func asReal(st shaper.Stats) shaper.Stats {
+	st.DryRun = false
+	return st
+}
+
+func rehearsals(t *testing.T, rehearse func(r *rehearsal)) {
+	count := 300
+	if long {
+		count = 1_500
+	}
+	for seed := range count {
+		synctest.Test(t, func(t *testing.T) {
+			r := &rehearsal{t: t, random: rand.New(rand.NewPCG(uint64(seed), 7))}
+			defer func() {
+				if t.Failed() {
+					t.Log("seed", seed)
+				}
+			}()
+			rehearse(r)
+		})
+	}
+}
+
+func TestTheShadowIsExact(t *testing.T) {
+	words := map[string]int{}
+	rehearsals(t, func(r *rehearsal) {
+		l := r.limits()
+		real, dry := mustMakeBoth(r.t, l)
+		defer real.Close()
+		for range 40 {
+			r.passes()
+			require.Equal(r.t, real.Stats(), asReal(dry.Stats()), "%v", l)
+			n := r.cost()
+			switch r.random.IntN(8) {
+			case 0:
+				real.AllowN(n)
+				require.True(r.t, dry.AllowN(n))
+			case 1:
+				r.comes(real, dry, n, time.Duration(1+r.random.Int64N(int64(9*time.Second))))
+			case 2:
+				wait, err := real.Forecast(n)
+				dryWait, dryErr := dry.Forecast(n)
+				require.Equal(r.t, fate{wait, err}, fate{dryWait, dryErr})
+			default:
+				r.comes(real, dry, n, 0)
+			}
+			synctest.Wait()
+			require.Equal(r.t, real.Stats(), asReal(dry.Stats()), "%v", l)
+		}
+		time.Sleep(time.Hour) // Until all have left.
+		synctest.Wait()
+		require.Equal(r.t, r.real, r.dry, "%v", l)
+		require.Equal(r.t, real.Stats(), asReal(dry.Stats()))
+		for _, f := range r.dry {
+			word := outcome(f.Err)
+			fmt.Sscanf(word, "%s", &word)
+			if f.Err == nil && f.Wait > 0 {
+				word = "waited"
+			}
+			words[word]++
+		}
+	})
+	for _, word := range []string{"left", "waited", "full,", "late,", "costly,"} {
+		require.Greater(t, words[word], 100, "%s of %v", word, words)
+	}
+}
+
+// mustMakeBoth makes a real Shaper and a dry one.
+func mustMakeBoth(t *testing.T, l shaper.Limits) (real, dry *shaper.Shaper) {
+	t.Helper()
+	real, err := shaper.New(l)
+	require.NoError(t, err)
+	dry, err = shaper.New(l, shaper.WithDryRun())
+	require.NoError(t, err)
+	return real, dry
+}
+
+// Of a line that is held, or whose limits change, a verdict is what is foreseen at
+// entry, as without a dry run; the account that the shadow keeps goes on to be exact.
+func TestTheShadowIsReTimed(t *testing.T) {
+	rehearsals(t, func(r *rehearsal) {
+		real, dry := mustMakeBoth(r.t, r.limits())
+		for range 40 {
+			r.passes()
+			switch n := r.cost(); r.random.IntN(8) {
+			case 0:
+				l := r.limits()
+				require.NoError(r.t, real.SetLimits(l))
+				require.NoError(r.t, dry.SetLimits(l))
+			case 1:
+				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends it.
+				real.Hold(d)
+				dry.Hold(d)
+			default:
+				r.comes(real, dry, n, 0)
+			}
+			synctest.Wait()
+			require.Equal(r.t, real.Stats(), asReal(dry.Stats()))
+		}
+		r.passes()
+		require.NoError(r.t, real.Close())
+		require.NoError(r.t, dry.Close())
+		synctest.Wait()
+		require.Equal(r.t, real.Stats(), asReal(dry.Stats()))
+		require.Zero(r.t, dry.Stats().Waiting)
+	})
+}
+
+func TestTheShadowsOfAGroupAreExact(t *testing.T) {
+	rehearsals(t, func(r *rehearsal) {
+		byKey := map[string]shaper.Limits{}
+		limits := func(key string) (shaper.Limits, error) { return byKey[key], nil }
+		keys := []string{"a", "b", "c", "d"}
+		for _, key := range keys {
+			byKey[key] = r.limits()
+		}
+		real, err := shaper.NewGroup(limits)
+		require.NoError(r.t, err)
+		defer real.Close()
+		dry, err := shaper.NewGroup(limits, shaper.WithDryRun())
+		require.NoError(r.t, err)
+		defer dry.Close()
+		same := func() {
+			r.t.Helper()
+			synctest.Wait()
+			want, got := real.Stats(), dry.Stats()
+			require.InDelta(r.t, want.RefusedKeys, got.RefusedKeys, 1, "an estimate, by a hash of its own")
+			got.DryRun, got.RefusedKeys = false, want.RefusedKeys
+			require.Equal(r.t, want, got)
+			shadows := map[string]shaper.Stats{}
+			for key, st := range dry.All() {
+				shadows[key] = asReal(st)
+			}
+			require.Equal(r.t, maps.Collect(real.All()), shadows)
+		}
+		reloads := r.random.IntN(2) == 0
+		for range 40 {
+			r.passes()
+			same()
+			key, n := keys[r.random.IntN(len(keys))], r.cost()
+			switch kind := r.random.IntN(9); {
+			case kind == 0:
+				real.AllowN(key, n)
+				require.True(r.t, dry.AllowN(key, n))
+			case kind == 1 && reloads:
+				byKey[key] = r.limits()
+				real.Reload()
+				dry.Reload()
+			case kind == 2 && reloads:
+				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends it.
+				real.Hold(key, d)
+				dry.Hold(key, d)
+			default:
+				r.comes(real.Limiter(key), dry.Limiter(key), n, 0)
+			}
+			same()
+		}
+		require.Equal(r.t, real.Top(9), dry.Top(9))
+		if !reloads {
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			require.Equal(r.t, r.real, r.dry)
+		}
+	})
+}

@@ -1,0 +1,272 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds that a dry run keeps nobody waiting and refuses nobody, and what it
+// says of him. That the shadow is exact is in dryrun_shadow_test.go, what becomes of
+// HTTP in dryrun_http_test.go.
+
+// judged is what a dry run says of one call, in a word.
+func judged(t *testing.T, call func(ctx context.Context) error) string {
+	t.Helper()
+	ctx := shaper.ContextWithVerdict(context.Background())
+	begin := time.Now()
+	require.NoError(t, call(ctx))
+	require.Zero(t, time.Since(begin), "it was kept waiting")
+	v, ok := shaper.VerdictOf(ctx)
+	require.True(t, ok, "there is no verdict")
+	if v.Err != nil {
+		return outcome(v.Err)
+	}
+	return "waits " + v.Wait.String()
+}
+
+// limiterCalls are the ways of a Limiter to ask it.
+var limiterCalls = map[string]func(l shaper.Limiter, ctx context.Context, n int) error{
+	"WaitN": func(l shaper.Limiter, ctx context.Context, n int) error { return l.WaitN(ctx, n) },
+	"Acquire": func(l shaper.Limiter, ctx context.Context, n int) error {
+		release, err := acquirerOf(l)(ctx, n)
+		release()
+		return err
+	},
+}
+
+// dryRuns plays a timeline with a Shaper and with a key of a Group, both dry runs.
+func dryRuns(t *testing.T, limits string, timeline func(t *testing.T, call func(ctx context.Context, n int) error, end func() error)) {
+	for name, ask := range limiterCalls {
+		t.Run("Shaper "+name, func(t *testing.T) {
+			play(t, limits, func(g *stage) {
+				timeline(g.t, func(ctx context.Context, n int) error { return ask(g.Shaper, ctx, n) }, g.Close)
+			}, shaper.WithDryRun())
+		})
+		t.Run("Group "+name, func(t *testing.T) {
+			playKeys(t, limits, func(g *groupStage) {
+				timeline(g.t, func(ctx context.Context, n int) error { return ask(g.Limiter("a"), ctx, n) }, g.Group.Close)
+			}, shaper.WithDryRun())
+		})
+	}
+}
+
+func TestADryRunLetsEverythingThroughAtOnce(t *testing.T) {
+	dryRuns(t, "1/s burst 2 depth 2 wait 2s", func(t *testing.T, call func(context.Context, int) error, end func() error) {
+		one := func(ctx context.Context) error { return call(ctx, 1) }
+		hasty := func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 500*ms)
+			defer cancel()
+			return call(ctx, 1)
+		}
+		for _, want := range []string{"waits 0s", "waits 0s", "waits 1s"} {
+			require.Equal(t, want, judged(t, one))
+		}
+		require.Equal(t, "late, retry 1.500000001s", judged(t, hasty))
+		require.Equal(t, "late, retry 1s", judged(t, func(ctx context.Context) error { return call(ctx, 9) }))
+		require.Equal(t, "waits 2s", judged(t, one))
+		require.Equal(t, "full, retry 1s", judged(t, one))
+		require.Equal(t, "costly, retry 0s", judged(t, func(ctx context.Context) error { return call(ctx, 1e8) }))
+		require.NoError(t, end())
+		require.Equal(t, "closed, retry 0s", judged(t, one))
+	})
+}
+
+func TestADryRunKnowsMistakesAndContextsThatHaveEnded(t *testing.T) {
+	dryRuns(t, "1/s", func(t *testing.T, call func(context.Context, int) error, end func() error) {
+		require.Equal(t, context.Canceled, call(closedContext(), 1))
+		require.Equal(t, context.Canceled, call(closedContext(), 0))
+		require.Equal(t, shaper.ErrNegativeCost, call(closedContext(), -1))
+		ctx := shaper.ContextWithVerdict(context.Background())
+		require.NoError(t, call(ctx, 0))
+		_, ok := shaper.VerdictOf(ctx)
+		require.False(t, ok, "a cost of 0 counts nothing")
+		require.Equal(t, "waits 0s", judged(t, func(ctx context.Context) error { return call(ctx, 1) }), "nothing was taken")
+	})
+}
+
+func TestAllowAndDoOfADryRun(t *testing.T) {
+	failure := errors.New("its own")
+	fails := func(context.Context) error { return failure }
+	play(t, "1/s inflight 1", func(g *stage) {
+		for range 3 {
+			require.True(t, g.Allow())
+		}
+		require.False(t, g.AllowN(-1))
+		require.Equal(t, failure, g.Do(context.Background(), 1, fails))
+		require.NoError(t, g.Close())
+		require.True(t, g.Allow())
+		require.Equal(t, failure, g.Do(context.Background(), 1, fails))
+		st := g.Stats()
+		require.Equal(t, []uint64{1, 3, 2}, []uint64{st.Departed, st.QueueFull, st.Closed})
+		require.True(t, st.DryRun)
+		require.Zero(t, st.InFlight)
+	}, shaper.WithDryRun())
+	playKeys(t, "1/s inflight 1", func(g *groupStage) {
+		for range 3 {
+			require.True(t, g.Allow("a"))
+		}
+		require.False(t, g.AllowN("a", -1))
+		require.Equal(t, failure, g.Do(context.Background(), "a", 1, fails))
+		g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, failure })
+		require.True(t, g.Allow("bad"))
+		require.NoError(t, g.Group.Close())
+		require.True(t, g.Allow("a"))
+		require.Equal(t, failure, g.Do(context.Background(), "a", 1, fails))
+		st := g.Group.Stats()
+		require.Equal(t, []uint64{1, 3, 2, 1}, []uint64{st.Departed, st.QueueFull, st.Closed, st.LimitErrors})
+		require.True(t, st.DryRun)
+	}, shaper.WithDryRun())
+}
+
+// AllowN is judged as with a depth of 0, as it is without a dry run.
+func TestAllowOfADryRunDoesNotEnterTheShadow(t *testing.T) {
+	play(t, "1/s depth 5", func(g *stage) {
+		require.True(t, g.Allow())
+		require.True(t, g.Allow())
+		require.Zero(t, g.Stats().Waiting)
+		require.EqualValues(t, 1, g.Stats().QueueFull)
+	}, shaper.WithDryRun())
+}
+
+// Limits that can't be had refuse a call of a Group. Of a dry run they are a verdict.
+func TestADryRunOutlivesLimitsThatCannotBeHad(t *testing.T) {
+	failure := errors.New("no such user")
+	playKeys(t, "1/s", func(g *groupStage) {
+		g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, failure })
+		g.says("nan", func() (shaper.Limits, error) { return shaper.Limits{}, nil })
+		for _, key := range []string{"bad", "nan"} {
+			ctx := shaper.ContextWithVerdict(context.Background())
+			require.NoError(t, g.Wait(ctx, key))
+			v, ok := shaper.VerdictOf(ctx)
+			require.True(t, ok)
+			require.Equal(t, "refuse;reason=no-limits", v.String())
+			if key == "bad" {
+				require.ErrorIs(t, v.Err, failure)
+			}
+		}
+		require.EqualValues(t, 2, g.Group.Stats().LimitErrors)
+		require.Zero(t, g.Group.Stats().Refused)
+	}, shaper.WithDryRun())
+}
+
+// A hook is told of each call once, when it passes.
+func TestHooksOfADryRunGetTheVerdict(t *testing.T) {
+	var mu sync.Mutex
+	var events []shaper.Event
+	wrong := func(context.Context, shaper.Event) { t.Error("nothing of that kind happens") }
+	trace := shaper.WithTrace(&shaper.Trace{Enqueued: wrong, Refused: wrong, Abandoned: wrong,
+		Departed: func(_ context.Context, e shaper.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			events = append(events, e)
+		}})
+	expect := func(key any, start time.Time) {
+		t.Helper()
+		full := &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: time.Second}
+		event := func(waiting int, v shaper.Verdict) shaper.Event {
+			return shaper.Event{Name: "new", Key: key, Cost: 1, Waiting: waiting, At: start, Verdict: &v}
+		}
+		require.Equal(t, []shaper.Event{
+			event(0, shaper.Verdict{}), event(1, shaper.Verdict{Wait: time.Second}), event(1, shaper.Verdict{Err: full}),
+		}, events)
+		events = nil
+	}
+	play(t, "1/s depth 1", func(g *stage) {
+		for range 3 {
+			require.NoError(t, g.Wait(context.Background()))
+		}
+		expect(nil, g.start)
+		g.at(time.Minute)
+		require.EqualValues(t, 2, g.Stats().Departed)
+		require.Empty(t, events, "the end of a shadow is nobody's call")
+	}, shaper.WithDryRun(), shaper.WithName("new"), trace)
+	playKeys(t, "1/s depth 1", func(g *groupStage) {
+		for range 3 {
+			require.NoError(t, g.Wait(context.Background(), "a"))
+		}
+		expect("a", g.start)
+		g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, errors.New("no such user") })
+		require.NoError(t, g.Wait(context.Background(), "bad"))
+		require.Len(t, events, 1)
+		require.Equal(t, "bad", events[0].Key)
+		require.ErrorContains(t, events[0].Verdict.Err, "no such user")
+	}, shaper.WithDryRun(), shaper.WithName("new"), trace)
+}
+
+// A dry run that nobody looks at has no goroutine, and shadows up to Depth.
+func TestADryRunTakesNoGoroutineAndLittleMemory(t *testing.T) {
+	before := runtime.NumGoroutine()
+	s, err := shaper.New(limitsOf(t, "1 per 1h depth 50"), shaper.WithDryRun())
+	require.NoError(t, err)
+	call := func() {
+		if err := s.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 60 {
+		call()
+	}
+	require.Equal(t, 50, s.Stats().Waiting)
+	require.Equal(t, before, runtime.NumGoroutine())
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	full := heap()
+	for range 100_000 {
+		call()
+	}
+	require.Less(t, int64(heap()-full), int64(100_000), "after as many calls, in bytes")
+	require.Equal(t, 50, s.Stats().Waiting)
+	runtime.KeepAlive(s)
+}
+
+// Nobody waits, so there is nothing to shut down but the shadow.
+func TestTheEndOfADryRun(t *testing.T) {
+	type ending interface {
+		Shutdown(context.Context) error
+		Close() error
+	}
+	for name, end := range map[string]func(e ending) error{
+		"Shutdown": func(e ending) error { return e.Shutdown(context.Background()) },
+		"Close":    func(e ending) error { return e.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			play(t, "1/s depth 5", func(g *stage) {
+				for range 3 {
+					require.NoError(t, g.Wait(context.Background()))
+				}
+				g.at(time.Second)
+				require.NoError(t, end(g.Shaper))
+				require.Equal(t, time.Second, time.Since(g.start))
+				st := g.Stats()
+				require.Equal(t, []uint64{2, 1}, []uint64{st.Departed, st.Closed})
+				require.Zero(t, st.Waiting)
+			}, shaper.WithDryRun())
+			playKeys(t, "1/s depth 5", func(g *groupStage) {
+				for range 3 {
+					require.NoError(t, g.Wait(context.Background(), "a"))
+				}
+				g.at(time.Second)
+				require.NoError(t, end(g.Group))
+				require.Equal(t, time.Second, time.Since(g.start))
+				st := g.Group.Stats()
+				require.Equal(t, []uint64{2, 1}, []uint64{st.Departed, st.Closed})
+				require.Zero(t, st.Waiting)
+				synctest.Wait()
+				g.alone()
+			}, shaper.WithDryRun())
+		})
+	}
+}

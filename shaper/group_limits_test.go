@@ -1,0 +1,298 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds what a Group makes of the function that says the Limits of keys:
+// however slow or broken it is for one key, the others do not notice.
+
+func TestSlowLimitsDelayTheirOwnKeyOnly(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.slow("s", time.Second)
+		g.arriveAll("s1", "a1", "s2", "b1", "a2")
+		g.saw("0s a1 left", "0s b1 left")
+		require.Zero(t, g.levels()["s"])
+		g.at(time.Minute)
+		g.saw("1s s1 left", "1s a2 left", "2s s2 left")
+		require.Equal(t, []string{"s", "a", "b"}, g.wasAsked())
+	})
+}
+
+// Those who come with one new key at once share one question and one bucket. (In
+// which order they enter its line is open: they are admitted when it is answered.)
+func TestANewKeyIsAskedForOnce(t *testing.T) {
+	playKeys(t, "1/s burst 3", func(g *groupStage) {
+		g.slow("a", time.Second)
+		for i := range 9 {
+			go func() { g.note(fmt.Sprint(i, " ", g.Allow("a"))) }()
+		}
+		g.at(time.Minute)
+		require.Len(t, g.stage.log, 9)
+		require.EqualValues(t, 3, g.Group.Stats().Departed)
+		require.EqualValues(t, 6, g.Group.Stats().QueueFull)
+		require.Equal(t, []string{"a"}, g.wasAsked())
+	})
+}
+
+// A bucket that is drained, but not deleted yet, keeps its Limits: who comes often
+// enough is not asked for each time.
+func TestADrainedBucketKeepsItsLimitsUntilItIsDeleted(t *testing.T) {
+	playKeys(t, "10/s depth 9", func(g *groupStage) {
+		g.arriveAll("a1")
+		g.at(100 * ms)
+		g.slow("a", time.Second)
+		g.arriveAll("a2", "a3")
+		require.Equal(t, 1, g.Group.Stats().Keys)
+		g.at(time.Minute)
+		g.saw("0s a1 left", "100ms a2 left", "200ms a3 left")
+		require.Equal(t, []string{"a"}, g.wasAsked())
+		require.Zero(t, g.Group.Stats().Keys)
+		g.arriveAll("a4")
+		g.at(2 * time.Minute)
+		g.saw("1m1s a4 left")
+		require.Equal(t, []string{"a"}, g.wasAsked())
+	})
+}
+
+var errNoUser = errors.New("no such user")
+
+func TestAnErrorOfLimitsIsNotRemembered(t *testing.T) {
+	playKeys(t, "1/s burst 2", func(g *groupStage) {
+		bad := map[string]func() (shaper.Limits, error){
+			"error":   func() (shaper.Limits, error) { return shaper.Limits{Rate: 1}, errNoUser },
+			"nothing": func() (shaper.Limits, error) { return shaper.Limits{}, nil },
+			"NaN":     func() (shaper.Limits, error) { return shaper.Limits{Rate: 1, Burst: -7}, nil },
+		}
+		for name, say := range bad {
+			before := g.Group.Stats()
+			g.says(name, say)
+			ran := func(context.Context) error { panic("it ran") }
+			errs := []error{g.Wait(context.Background(), name), g.Do(context.Background(), name, 1, ran)}
+			release, err := g.Acquire(context.Background(), name, 1)
+			release()
+			_, forecast := g.Forecast(name, 1)
+			for _, err := range append(errs, err, forecast) {
+				require.Error(t, err, name)
+				require.Equal(t, name == "error", errors.Is(err, errNoUser))
+				if name == "nothing" {
+					require.ErrorContains(t, err, "Limits.Rate is 0")
+				}
+				if name == "NaN" {
+					require.ErrorContains(t, err, "Limits.Burst is -7")
+				}
+				require.NotErrorAs(t, err, new(*shaper.RejectError))
+			}
+			require.False(t, g.Allow(name))
+			g.Hold(name, time.Second)
+			before.LimitErrors += 6
+			require.Equal(t, before, g.Group.Stats(), "nothing else is counted")
+
+			g.says(name, nil)
+			require.NoError(t, g.Wait(context.Background(), name))
+		}
+		require.Len(t, g.levels(), 3)
+	})
+}
+
+// All who wait for one answer get it, if it is an error too, and it counts once.
+func TestAnErrorOfLimitsIsTheirsWhoWaitForIt(t *testing.T) {
+	playKeys(t, "1/s", func(g *groupStage) {
+		g.says("a", func() (shaper.Limits, error) {
+			time.Sleep(time.Second)
+			return shaper.Limits{}, errNoUser
+		})
+		g.arriveAll("a1", "a2", "a3")
+		g.at(time.Second)
+		said := "shaper: limits of a key: no such user"
+		g.saw("1s a1 "+said, "1s a2 "+said, "1s a3 "+said)
+		require.EqualValues(t, 1, g.Group.Stats().LimitErrors)
+		require.Len(t, g.wasAsked(), 1)
+	})
+}
+
+// A panic is the caller's who asked. The next asks again, and so on.
+func TestAPanicOfLimitsIsItsCallersOnly(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("limits") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			playKeys(t, "10/s depth 9", func(g *groupStage) {
+				var asked atomic.Int64
+				g.says("a", func() (shaper.Limits, error) {
+					time.Sleep(time.Second)
+					if asked.Add(1) < 3 {
+						end()
+					}
+					return g.usual, nil
+				})
+				var panicked atomic.Int64
+				for range 4 {
+					go func() {
+						defer func() {
+							if r := recover(); r != nil {
+								require.Equal(t, "limits", r)
+								panicked.Add(1)
+							}
+						}()
+						_ = g.Wait(context.Background(), "a")
+					}()
+				}
+				synctest.Wait()
+				before := g.Group.Stats().Departed
+				g.at(4 * time.Second)
+				require.EqualValues(t, 2, g.Group.Stats().Departed-before)
+				require.EqualValues(t, 3, asked.Load())
+				require.Equal(t, name == "panic", panicked.Load() == 2)
+				require.NoError(t, g.Wait(context.Background(), "a"), "the lock is not held")
+			})
+		})
+	}
+}
+
+// Whoever waits for an answer may give up, as may who has asked himself; he knows
+// when he has it. They take nothing from the others.
+func TestContextsEndWhileLimitsAreAskedFor(t *testing.T) {
+	var mu sync.Mutex
+	var told []string
+	trace := &shaper.Trace{Abandoned: func(_ context.Context, e shaper.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, fmt.Sprint(e.Key, " ", e.Cost, " ", e.Err))
+	}}
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.slow("a", time.Second)
+		g.arriveAll("a1", "a2", "a3")
+		ctx, cancel := context.WithTimeout(context.Background(), 500*ms)
+		defer cancel()
+		g.arriveWith(ctx, "short", "a", 2)
+		g.at(100 * ms)
+		g.cancel("a1", "a3")
+		g.saw("100ms a3 cancelled")
+		g.at(time.Minute)
+		g.saw("500ms short expired", "1s a1 cancelled", "1s a2 left")
+		require.EqualValues(t, 3, g.Group.Stats().Abandoned)
+		require.EqualValues(t, 1, g.Group.Stats().Departed)
+		require.Equal(t, []string{"a 1 context canceled", "a 2 context deadline exceeded", "a 1 context canceled"}, told)
+	}, shaper.WithTrace(trace))
+}
+
+// Nor do they hang if he panics when he is asked whether he has given up.
+func TestAPanicOfTheAskersContextIsHisOnly(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.slow("a", time.Second)
+		go func() {
+			defer func() { g.note(fmt.Sprint("a1 ", recover())) }()
+			_ = g.Wait(&meddling{Context: context.Background(), meddle: func() { panic("context") }}, "a")
+		}()
+		synctest.Wait()
+		g.arriveAll("a2")
+		g.at(time.Minute)
+		g.saw("1s a1 context", "2s a2 left")
+	})
+}
+
+// A deadline that has come while the limits were asked for is too late, even if the
+// context does not say that it has ended.
+func TestTheTimeThatLimitsTakeCounts(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.slow("a", time.Second)
+		g.arriveWith(stated{context.Background(), g.start.Add(time.Second)}, "on time", "a", 1)
+		g.at(2 * time.Second)
+		g.saw("1s on time late, retry 0s")
+	})
+}
+
+// stated is a context that states a deadline and does not end by it.
+type stated struct {
+	context.Context
+	at time.Time
+}
+
+func (c stated) Deadline() (time.Time, bool) { return c.at, true }
+
+// Nobody waits for an answer of which a Close has made nothing.
+func TestCloseDoesNotWaitForLimits(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.slow("a", time.Hour)
+		g.arriveAll("a1", "a2", "a3", "b1", "b2")
+		g.at(time.Second / 2)
+		require.NoError(t, g.Close())
+		g.saw("0s b1 left", "500ms a2 closed, retry 0s", "500ms a3 closed, retry 0s", "500ms b2 closed, retry 0s")
+		g.at(time.Hour)
+		g.saw("1h0m0s a1 closed, retry 0s")
+		require.EqualValues(t, 4, g.Group.Stats().Closed)
+		require.Zero(t, g.Group.Stats().Keys)
+	})
+}
+
+// A NaN is never found again in a map. It shares a bucket with all others.
+func TestKeysThatDoNotEqualThemselvesShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		g, err := shaper.NewGroup(func(float64) (shaper.Limits, error) {
+			asked++
+			return shaper.Limits{Rate: 1, Burst: 3}, nil
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		for range 3 {
+			require.True(t, g.Allow(math.NaN()))
+		}
+		for range 50 {
+			require.False(t, g.Allow(-math.NaN()))
+			wait, err := g.Forecast(math.NaN(), 1)
+			require.Zero(t, wait)
+			require.ErrorIs(t, err, shaper.ErrQueueFull)
+		}
+		require.True(t, g.Allow(1))
+		st := g.Stats()
+		require.Equal(t, 1, st.Keys)
+		require.EqualValues(t, 53, st.Overflowed)
+		require.Equal(t, 104, asked)
+		g.Hold(math.NaN(), time.Minute)
+		g.Hold(math.NaN(), 0)
+		g.Reload()
+		time.Sleep(3*time.Second + time.Minute)
+		require.True(t, g.AllowN(math.NaN(), 3))
+	})
+}
+
+// As a map does, a Group panics for keys that can't be compared; and goes on.
+func TestAKeyThatCannotBeComparedPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Burst: 9}, nil })
+		require.NoError(t, err)
+		defer g.Close()
+		type pair struct {
+			number float64
+			rest   any
+		}
+		for i, key := range []any{[]int{1}, map[string]int{}, pair{1, []int{}}, func() {}} {
+			for name, use := range map[string]func(){
+				"Wait":     func() { _ = g.Wait(context.Background(), key) },
+				"Allow":    func() { g.Allow(key) },
+				"Acquire":  func() { _, _ = g.Acquire(context.Background(), key, 1) },
+				"Forecast": func() { _, _ = g.Forecast(key, 1) },
+				"Hold":     func() { g.Hold(key, 1) },
+				"Hold(0)":  func() { g.Hold(key, 0) },
+			} {
+				require.Panics(t, use, "%s %T", name, key)
+			}
+			require.True(t, g.Allow(pair{1, "comparable"}), "the lock is not held")
+			require.Equal(t, 1, g.Stats().Keys)
+			require.EqualValues(t, i+1, g.Stats().Departed)
+		}
+	})
+}

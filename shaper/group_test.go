@@ -1,0 +1,225 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds that each key of a Group has a Shaper of its own, as far as its
+// callers can tell: TestModelOfKeys says so of random calls, these of single ones.
+
+func TestEachKeyHasItsOwnLine(t *testing.T) {
+	playKeys(t, "10/s depth 2", func(g *groupStage) {
+		g.arriveAll("a1", "b1", "a2", "b2", "a3", "b3", "a4")
+		g.at(50 * ms)
+		g.arriveAll("c1", "c2")
+		require.Equal(t, 5, g.Group.Stats().Waiting)
+		require.Equal(t, 3, g.Group.Stats().Keys)
+		g.at(time.Minute)
+		g.saw("0s a1 left", "0s b1 left", "0s a4 full, retry 100ms", "50ms c1 left",
+			"100ms a2 left", "100ms b2 left", "150ms c2 left", "200ms a3 left", "200ms b3 left")
+		st := g.Group.Stats()
+		require.Equal(t, shaper.GroupStats{
+			Departed: 8, Refused: 1, QueueFull: 1, TotalWait: 700 * ms, RefusedKeys: st.RefusedKeys,
+		}, st)
+	})
+}
+
+// What one key costs is nothing to another, nor are the numbers of its limits.
+func TestKeysHaveTheirOwnLimits(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.limit("l", "5/s burst 3") // login
+		g.limit("p", "inf")         // premium
+		g.arriveAll("x1", "x2", "l1", "l2", "l3", "l4", "p1", "p2", "p3")
+		g.arrive("dear", "x", 5)
+		g.arriveAll("x3", "y1")
+		g.saw("0s x1 left", "0s l1 left", "0s l2 left", "0s l3 left", "0s l4 full, retry 200ms",
+			"0s p1 left", "0s p2 left", "0s p3 left", "0s y1 left")
+		require.Equal(t, map[string]float64{"x": 1, "l": 3, "y": 1}, g.levels())
+		g.at(time.Minute)
+		g.saw("1s x2 left", "2s dear left", "7s x3 left")
+	})
+}
+
+// Lines whose heads leave at one instant, or a nanosecond apart, leave each at its own.
+func TestManyLinesKeepTheirInstants(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.limit("s", "7/s depth 9") // seventh of a second
+		g.arriveAll("t1", "s1", "t2", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "t3")
+		g.at(ns)
+		g.arriveAll("u1", "u2")
+		g.at(time.Minute)
+		g.saw("0s t1 left", "0s s1 left", "1ns u1 left",
+			"142.857143ms s2 left", "285.714286ms s3 left", "428.571429ms s4 left", "571.428572ms s5 left",
+			"714.285715ms s6 left", "857.142858ms s7 left", "1s s8 left", "1s t2 left", "1.000000001s u2 left", "2s t3 left")
+	})
+}
+
+func TestWhoGivesUpMovesItsOwnLineOnly(t *testing.T) {
+	playKeys(t, "1/s depth 2", func(g *groupStage) {
+		g.arriveAll("a1", "a2", "a3", "b1", "b2", "b3")
+		g.at(500 * ms)
+		g.cancel("a2")
+		g.arriveAll("a4", "b4")
+		g.at(time.Minute)
+		g.saw("0s a1 left", "0s b1 left", "500ms a2 cancelled", "500ms b4 full, retry 500ms",
+			"1s a3 left", "1s b2 left", "2s a4 left", "2s b3 left")
+		require.EqualValues(t, 1, g.Group.Stats().Abandoned)
+	})
+}
+
+// The first of the checks that a call fails is the one it is told of, and what comes
+// before the bucket asks for no limits, makes no bucket and is counted nowhere.
+func TestACallOfAGroupIsCheckedInOrder(t *testing.T) {
+	playKeys(t, "1/s burst 2", func(g *groupStage) {
+		ctx := context.Background()
+		require.True(t, g.WaitN(closedContext(), "a", -1) == shaper.ErrNegativeCost)
+		require.True(t, g.WaitN(closedContext(), "a", 0) == context.Canceled)
+		require.True(t, g.Wait(closedContext(), "a") == context.Canceled)
+		require.NoError(t, g.WaitN(ctx, "a", 0))
+		require.True(t, g.AllowN("a", 0))
+		require.False(t, g.AllowN("a", -1))
+		_, err := g.Forecast("a", -1)
+		require.True(t, err == shaper.ErrNegativeCost)
+		wait, err := g.Forecast("a", 0)
+		require.NoError(t, err)
+		require.Zero(t, wait)
+		for _, n := range []int{-1, 0} {
+			release, err := g.Acquire(ctx, "a", n)
+			require.Equal(t, n < 0, err == shaper.ErrNegativeCost)
+			release()
+		}
+		require.NoError(t, g.Do(ctx, "a", 0, func(context.Context) error { return nil }))
+		g.Hold("a", -1)
+		g.Hold("a", 0)
+		require.Empty(t, g.wasAsked())
+		require.Equal(t, shaper.GroupStats{}, g.Group.Stats())
+
+		require.ErrorIs(t, g.WaitN(ctx, "a", 3), shaper.ErrTooCostly)
+		require.NoError(t, g.WaitN(ctx, "a", 2))
+		require.ErrorIs(t, g.Wait(ctx, "a"), shaper.ErrQueueFull)
+		require.False(t, g.Allow("a"))
+		require.NoError(t, g.Close())
+		require.ErrorIs(t, g.WaitN(ctx, "a", 3), shaper.ErrClosed)
+		require.NoError(t, g.WaitN(ctx, "a", 0))
+		require.True(t, g.AllowN("a", 0))
+		st := g.Group.Stats()
+		require.Equal(t, [5]uint64{1, 4, 1, 2, 1}, [5]uint64{st.Departed, st.Refused, st.TooCostly, st.QueueFull, st.Closed})
+	})
+}
+
+func TestDeadlinesAndMaxWaitOfAKey(t *testing.T) {
+	playKeys(t, "1/s depth 9 wait 2s", func(g *groupStage) {
+		within := func(d time.Duration, name string) {
+			ctx, cancel := context.WithTimeout(context.Background(), d)
+			g.cancels[name] = cancel
+			g.arriveWith(ctx, name, "a", 1)
+		}
+		g.arriveAll("a1")
+		within(time.Second, "short")
+		within(time.Second+1, "enough")
+		g.arriveAll("a2", "a3", "b1")
+		g.saw("0s a1 left", "0s short late, retry 1ns", "0s a3 late, retry 1s", "0s b1 left")
+		wait, err := g.Forecast("a", 1)
+		require.ErrorIs(t, err, shaper.ErrTooLate)
+		require.Zero(t, wait)
+		wait, err = g.Forecast("b", 1)
+		require.NoError(t, err)
+		require.Equal(t, time.Second, wait)
+		g.at(time.Minute)
+		g.saw("1s enough left", "2s a2 left")
+	})
+}
+
+// Of a key that has no bucket Forecast says what a new one would, and makes none.
+func TestForecastMakesNoBucket(t *testing.T) {
+	playKeys(t, "1/s burst 3", func(g *groupStage) {
+		for range 2 {
+			_, err := g.Forecast("a", 3)
+			require.NoError(t, err)
+			_, err = g.Forecast("a", 4)
+			require.ErrorIs(t, err, shaper.ErrTooCostly)
+		}
+		require.Len(t, g.wasAsked(), 4)
+		require.Equal(t, shaper.GroupStats{}, g.Group.Stats())
+		require.True(t, g.AllowN("a", 2))
+		require.Len(t, g.wasAsked(), 1)
+		_, err := g.Forecast("a", 2)
+		require.ErrorIs(t, err, shaper.ErrQueueFull)
+		require.Empty(t, g.wasAsked(), "it has a bucket, which knows")
+	})
+}
+
+// A key as a Limiter is the same bucket, whether it is there or not.
+func TestAKeyAsALimiter(t *testing.T) {
+	playKeys(t, "1/s burst 2 depth 1", func(g *groupStage) {
+		type bucket interface {
+			shaper.Limiter
+			Acquire(context.Context, int) (func(), error)
+			Forecast(int) (time.Duration, error)
+			Hold(time.Duration)
+			Stats() shaper.Stats
+		}
+		a := g.Limiter("a").(bucket)
+		fresh := shaper.Stats{Name: "api", Limits: g.usual}
+		require.Equal(t, fresh, a.Stats())
+		require.Zero(t, g.Group.Stats().Keys)
+		require.NoError(t, a.WaitN(context.Background(), 1))
+		release, err := a.Acquire(context.Background(), 1)
+		require.NoError(t, err)
+		release()
+		wait, err := a.Forecast(1)
+		require.NoError(t, err)
+		require.Equal(t, time.Second, wait)
+		require.Equal(t, shaper.Stats{Name: "api", Limits: g.usual, Level: 2, Departed: 2, LastCall: g.start}, a.Stats())
+		require.Equal(t, fresh, g.Limiter("b").(bucket).Stats())
+		a.Hold(time.Minute)
+		st, _ := g.of("a")
+		require.Equal(t, g.start.Add(time.Minute), st.HeldUntil)
+		g.at(time.Minute)
+		require.Equal(t, fresh, a.Stats(), "it is drained, and as a new one")
+
+		g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, errors.New("no such user") })
+		require.Equal(t, shaper.Stats{Name: "api"}, g.Limiter("bad").(bucket).Stats())
+	}, shaper.WithName("api"))
+}
+
+func TestNewGroupRefusesWhatCannotBe(t *testing.T) {
+	_, err := shaper.NewGroup[string](nil)
+	require.ErrorContains(t, err, "limits is nil")
+	limits := func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }
+	for _, n := range []int{0, -1} {
+		_, err = shaper.NewGroup(limits, shaper.WithMaxKeys(n))
+		require.ErrorContains(t, err, "WithMaxKeys is "+map[int]string{0: "0", -1: "-1"}[n])
+	}
+	_, err = shaper.NewGroup(limits, nil, shaper.WithMaxKeys(1))
+	require.NoError(t, err)
+}
+
+func TestTheZeroGroupSaysToUseNewGroup(t *testing.T) {
+	for _, g := range []*shaper.Group[string]{nil, new(shaper.Group[string])} {
+		for name, use := range map[string]func(){
+			"Wait":     func() { _ = g.Wait(closedContext(), "") },
+			"Allow":    func() { g.AllowN("", 0) },
+			"Acquire":  func() { _, _ = g.Acquire(closedContext(), "", 0) },
+			"Do":       func() { _ = g.Do(closedContext(), "", 0, nil) },
+			"Forecast": func() { _, _ = g.Forecast("", 0) },
+			"Hold":     func() { g.Hold("", -1) },
+			"Limiter":  func() { g.Limiter("") },
+			"Reload":   func() { g.Reload() },
+			"All":      func() { g.All() },
+			"Stats":    func() { g.Stats() },
+			"Shutdown": func() { _ = g.Shutdown(closedContext()) },
+			"Close":    func() { _ = g.Close() },
+		} {
+			require.PanicsWithValue(t,
+				"shaper: this Group is nil or zero and can't be used; make one with shaper.NewGroup", use, name)
+		}
+	}
+}
