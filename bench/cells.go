@@ -16,6 +16,11 @@ var cells = map[string]func(input []byte) (any, error){
 	"goodput":   goodputCell,
 	"hole":      holeCell,
 	"memory":    memoryCell,
+
+	"keys":         decoded(keysCell),
+	"keys-active":  decoded(keysActiveCell),
+	"keys-left":    decoded(keysLeftCell),
+	"keys-touched": decoded(keysTouchedCell),
 }
 
 // decoded is a cell whose input is read from JSON.

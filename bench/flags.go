@@ -18,7 +18,7 @@ const (
 const usage = `bench: the shaper side by side with other Go limiters
 
 Measures part after part, each contestant in a process of its own, and prints
-tables and how the goals of the project fare. It takes up to 10 minutes, and
+tables and how the goals of the project fare. It takes up to 15 minutes, and
 wants a machine that does nothing else meanwhile.
 
 Flags:

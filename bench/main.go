@@ -1,5 +1,6 @@
-// Command bench measures the shaper side by side with other Go limiters, in
-// interleaved rounds within one run, each measurement in a process of its own.
+// Command bench measures the shaper, and a Group of one for each key, side by side
+// with other Go limiters, in interleaved rounds within one run, each measurement in
+// a process of its own. Its parts stand in parts.go; -list names them.
 //
 //	go run ./bench -h
 package main

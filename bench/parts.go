@@ -25,6 +25,10 @@ var parts = []part{
 		name: "scale", what: "memory per waiter, cancel and Close in a long line, departures per second at most",
 		takes: scaleTakes, needs: memoryNeeded, measure: measureScale,
 	},
+	{
+		name: "keys", what: "a bucket for each key: memory, the cost of a call, a million keys, lines of many at once",
+		takes: keysTakes, measure: measureKeys,
+	},
 }
 
 // listed is what -list prints.

@@ -5,12 +5,15 @@ package main
 func (r results) pictures() []plot {
 	var spacings []spacingResult
 	var goodputs []goodputResult
+	var keys []keysResult
 	for _, p := range r.Parts {
 		switch data := p.Data.(type) {
 		case []spacingResult: // of spacing, and of busy
 			spacings = append(spacings, data...)
 		case []goodputResult:
 			goodputs = append(goodputs, data...)
+		case keysResults:
+			keys = append(keys, data.Calls...)
 		}
 	}
 	const ours = "shaper"
@@ -26,6 +29,9 @@ func (r results) pictures() []plot {
 	}
 	if len(goodputs) > 0 {
 		all = append(all, goodputPlot(goodputs, ours, caption))
+	}
+	if len(keys) > 0 {
+		all = append(all, keysPlot(keys, ours, caption))
 	}
 	return all
 }

@@ -87,6 +87,7 @@ func madeUpPlots() []plot {
 		spacingPlot(madeUpSpacings(), 1000, 100, "shaper", madeUpCaption),
 		ratePlot(madeUpSpacings(), 100, "shaper", madeUpCaption),
 		goodputPlot(madeUpGoodput(), "shaper", madeUpCaption),
+		keysPlot(keysResultsOf(83, 53, 150), "shaper", madeUpCaption),
 	}
 }
 

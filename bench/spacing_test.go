@@ -14,7 +14,7 @@ func TestPlansKeepToTheirTime(t *testing.T) {
 	for _, p := range parts {
 		require.NotNil(t, p.takes, p.name)
 	}
-	require.LessOrEqual(t, takes(parts, options{}), 10*time.Minute)
+	require.LessOrEqual(t, takes(parts, options{}), 15*time.Minute)
 	require.LessOrEqual(t, takes(parts, options{quick: true}), time.Minute)
 }
 
