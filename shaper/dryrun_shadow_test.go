@@ -100,7 +100,7 @@ func asReal(st shaper.Stats) shaper.Stats {
 func rehearsals(t *testing.T, rehearse func(r *rehearsal)) {
 	count := 300
 	if long {
-		count = 1_500
+		count = 600
 	}
 	for seed := range count {
 		synctest.Test(t, func(t *testing.T) {

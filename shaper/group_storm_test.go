@@ -23,7 +23,7 @@ import (
 func TestAStormOfKeysLeavesNobodyBehind(t *testing.T) {
 	rounds := 20
 	if long {
-		rounds = 300
+		rounds = 100
 	}
 	for name, end := range map[string]func(g *shaper.Group[float64]){
 		"Close": func(g *shaper.Group[float64]) { _ = g.Close() },

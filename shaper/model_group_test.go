@@ -24,7 +24,7 @@ import (
 func TestModelOfKeys(t *testing.T) {
 	budget := 20_000
 	if long {
-		budget = 60_000
+		budget = 40_000
 	}
 	done, keys, made := 0, 0, 0
 	for seed := uint64(1); done < budget; seed++ {
