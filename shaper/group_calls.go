@@ -12,29 +12,30 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error { return g.WaitN(ctx, 
 // It is Shaper.WaitN on the bucket of the key, and may return the error of the
 // function that says the key's Limits, in which errors.Is sees that function's.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
-	c, w, done, _, err := g.enter(ctx, key, n, asNewcomer, false)
-	if w == nil {
-		return err
-	}
-	_, err = g.sleep(ctx, &c.lane, w, done, g.named(key))
-	if err != nil {
-		g.settleSooner(c)
-	}
+	_, _, err := g.wait(ctx, key, n, false)
 	return err
 }
 
 // Acquire is Shaper.Acquire on the bucket of a key.
 func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), err error) {
-	c, p, err := g.wait(ctx, key, n, asNewcomer)
+	if release, err = g.placed(ctx, key, n); release == nil {
+		release = nothing
+	}
+	return release, err
+}
+
+// placed is Acquire with nil for a release that does nothing.
+func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
+	c, p, err := g.wait(ctx, key, n, true)
 	if p == (place{}) {
-		return nothing, err
+		return nil, err
 	}
 	return func() { g.giveBack(&c.lane, p) }, nil
 }
 
 // Do is Shaper.Do on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
-	c, p, err := g.wait(ctx, key, n, asNewcomer)
+	c, p, err := g.wait(ctx, key, n, true)
 	if err != nil {
 		return err
 	}
@@ -45,25 +46,23 @@ func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context)
 }
 
 // wait is WaitN with the place that the request has taken, if it left and there
-// is a cap on them.
-func (g *Group[K]) wait(ctx context.Context, key K, n int, as entry) (*cell[K], place, error) {
-	c, w, done, p, err := g.enter(ctx, key, n, as, true)
+// is a cap on them. gives says whether the caller will give it back.
+func (g *Group[K]) wait(ctx context.Context, key K, n int, gives bool) (*cell[K], place, error) {
+	c, w, done, p, err := g.enter(ctx, key, n, gives)
 	if w == nil {
 		return c, p, err
 	}
-	p, err = g.sleep(ctx, &c.lane, w, done, g.named(key))
-	if err != nil {
+	if p, err = g.sleep(ctx, &c.lane, w, done, g.named(key)); err != nil {
 		g.settleSooner(c)
 	}
 	return c, p, err
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line of its
-// key: then it returns the waiter, and the Done channel of its context. It says
-// whether its caller will give a place back.
+// key: then it returns the waiter, and the Done channel of its context.
 //
 //go:noinline
-func (g *Group[K]) enter(ctx context.Context, key K, n int, as entry, gives bool) (c *cell[K], w *waiter, done <-chan struct{}, p place, err error) {
+func (g *Group[K]) enter(ctx context.Context, key K, n int, gives bool) (c *cell[K], w *waiter, done <-chan struct{}, p place, err error) {
 	g.mustBeMade()
 	ends, err := g.call(ctx, n)
 	if err != nil || n == 0 {
@@ -81,10 +80,10 @@ func (g *Group[K]) enter(ctx context.Context, key K, n int, as entry, gives bool
 		g.unlock()
 		return nil, nil, nil, p, errUseAcquire
 	}
-	if as == asNewcomer && g.conforms(&c.lane, now, int64(n), ends) {
+	if g.conforms(&c.lane, now, int64(n), ends) {
 		return c, nil, nil, g.pass(ctx, &c.lane, now, n, g.named(key)), nil
 	}
-	w, done, p, err = g.admit(ctx, &c.lane, now, n, as, ends, g.named(key))
+	w, done, p, err = g.admit(ctx, &c.lane, now, n, asNewcomer, ends, g.named(key))
 	switch {
 	case w != nil:
 		g.noted.waited(key)

@@ -127,16 +127,8 @@ func (st *keyStorm) limits(key float64) (shaper.Limits, error) {
 // call makes one call with one of several kinds of contexts, and says whether the
 // Group is closed.
 func (st *keyStorm) call(key float64) (closed bool) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := someContext()
 	defer cancel()
-	switch rand.N(4) {
-	case 0:
-		ctx, cancel = context.WithTimeout(ctx, rand.N(time.Millisecond))
-		defer cancel()
-	case 1:
-		timer := time.AfterFunc(rand.N(200*time.Microsecond), cancel)
-		defer timer.Stop()
-	}
 	var refusal *shaper.RejectError
 	switch err := st.pass(ctx, key, 1+rand.N(3)); {
 	case err == nil:

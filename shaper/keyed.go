@@ -58,11 +58,7 @@ func (k keyed[K]) peek() (st Stats, ok bool) {
 
 // placed is Acquire with nil for a release that does nothing.
 func (k keyed[K]) placed(ctx context.Context, n int) (release func(), err error) {
-	c, p, err := k.group.wait(ctx, k.key, n, asNewcomer)
-	if p == (place{}) {
-		return nil, err
-	}
-	return func() { k.group.giveBack(&c.lane, p) }, nil
+	return k.group.placed(ctx, k.key, n)
 }
 
 // refuses says whether the bucket, if there is one, would refuse a request now.

@@ -23,8 +23,9 @@ type overflow[K comparable] struct {
 
 // of returns the bucket for a key with that plan, which is nil if it is to be made
 // at the place that is returned: the key's own one, or the next that has this
-// plan or is free, reach places on. If there is no such place, it is -1. All keys
-// that do not equal themselves have one place, as the hash of one is never the same.
+// plan or is free, reach places on; or else the first such one of the last resort. If
+// there is none, place is -1. All keys that do not equal themselves have one place, as
+// the hash of one is never the same.
 func (o *overflow[K]) of(key K, p *plan) (c *cell[K], place, reach int) {
 	if o.cells == nil {
 		o.cells = new([maxOverflow]*cell[K])

@@ -13,16 +13,8 @@ import (
 // wait makes one call with one of several kinds of contexts, and says whether
 // the shaper is closed.
 func (st *storm) wait(n int) (closed bool) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := someContext()
 	defer cancel()
-	switch rand.N(4) {
-	case 0:
-		ctx, cancel = context.WithTimeout(ctx, rand.N(time.Millisecond))
-		defer cancel()
-	case 1:
-		timer := time.AfterFunc(rand.N(200*time.Microsecond), cancel)
-		defer timer.Stop()
-	}
 	var reject *shaper.RejectError
 	switch err := st.pass(ctx, n); {
 	case err == nil:
@@ -64,4 +56,21 @@ func (st *storm) pass(ctx context.Context, n int) error {
 		err = visit(ctx)
 	}
 	return err
+}
+
+// someContext is one that ends by itself, by somebody, or not before cancel.
+func someContext() (ctx context.Context, cancel func()) {
+	kind := rand.N(4)
+	if kind == 0 {
+		return context.WithTimeout(context.Background(), rand.N(time.Millisecond))
+	}
+	ctx, end := context.WithCancel(context.Background())
+	if kind > 1 {
+		return ctx, end
+	}
+	timer := time.AfterFunc(rand.N(200*time.Microsecond), end)
+	return ctx, func() {
+		timer.Stop()
+		end()
+	}
 }

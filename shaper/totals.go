@@ -1,7 +1,7 @@
 package shaper
 
-// totals are what lanes count together. They outlive the lanes of a Group that
-// have come and gone.
+// totals are what the lanes of a Group count together, which outlives them. A
+// Shaper's one lane has it all.
 type totals struct {
 	departed, abandoned uint64
 	refused             [reasons]uint64

@@ -122,7 +122,7 @@ func call(ctx context.Context, c config, interval time.Duration, wrap func(http.
 	// it can't let leave before it, which is not what is to be shown.
 	during, end := context.WithCancel(ctx)
 	defer time.AfterFunc(outboundTime, end).Stop()
-	pool := &callers{number: c.callers, client: &http.Client{Transport: wrap(base)}, url: api.url}
+	pool := &callers{number: c.callers, client: &http.Client{Transport: wrap(base)}, url: api.url.String()}
 	saw := pool.run(during)
 	end()
 	return outing{experience: saw, reached: api.reached.stop()}, ctx.Err()
@@ -150,7 +150,7 @@ func goOn(ctx context.Context, t *terminal, c config, interval time.Duration) (s
 	t.say("\nThey go on through the Transport until Ctrl-C.")
 	unwatch := watchShaper(t, s, nil)
 	pool := &callers{
-		number: c.callers, client: &http.Client{Transport: &shaper.Transport{Limiter: s, Base: base}}, url: api.url, brief: true,
+		number: c.callers, client: &http.Client{Transport: &shaper.Transport{Limiter: s, Base: base}}, url: api.url.String(), brief: true,
 	}
 	saw := pool.run(ctx)
 	unwatch()

@@ -2,7 +2,6 @@ package main
 
 import (
 	"io"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -18,12 +17,9 @@ const punishment = time.Second
 // when two requests come within an interval it refuses everybody for a while,
 // with 429 and a Retry-After. It writes down when each request reached it.
 type punisher struct {
+	loopback
 	interval time.Duration
-	url      string
 	reached  instants
-
-	server *http.Server
-	gone   chan struct{} // closed when the server has ended
 
 	mu    sync.Mutex
 	last  time.Time // when the latest request came, refused ones included
@@ -42,31 +38,10 @@ func intervalOf(m meaning) time.Duration {
 
 // startPunisher starts an API on a free port. It must be closed.
 func startPunisher(interval time.Duration) (*punisher, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	p := &punisher{interval: interval, url: "http://" + l.Addr().String() + "/", gone: make(chan struct{})}
-	p.server = &http.Server{
-		Handler:           p,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      10 * time.Second,
-		IdleTimeout:       time.Minute,
-	}
-	go func() {
-		defer close(p.gone)
-		// It ends by close alone; if its listener should fail before that, the
-		// callers' errors tell.
-		_ = p.server.Serve(l)
-	}()
-	return p, nil
-}
-
-// close ends the server at once and waits until it has.
-func (p *punisher) close() {
-	_ = p.server.Close()
-	<-p.gone
+	p := &punisher{interval: interval}
+	var err error
+	p.loopback, err = startLoopback(p)
+	return p, err
 }
 
 // ServeHTTP answers a request, or refuses it.

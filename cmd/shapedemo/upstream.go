@@ -3,9 +3,7 @@ package main
 import (
 	"io"
 	"math"
-	"net"
 	"net/http"
-	"net/url"
 	"sync/atomic"
 	"time"
 )
@@ -46,42 +44,19 @@ func sizeOf(m meaning, burst int) size {
 // fixed service time and no backlog: what comes while all are busy gets a 503.
 // It writes down when each request reached it.
 type fragile struct {
+	loopback
 	size    size
-	url     *url.URL
 	reached instants
 
-	busy   atomic.Int64
-	server *http.Server
-	gone   chan struct{} // closed when the server has ended
+	busy atomic.Int64
 }
 
 // startFragile starts an upstream on a free port. It must be closed.
 func startFragile(s size) (*fragile, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	f := &fragile{size: s, url: &url.URL{Scheme: "http", Host: l.Addr().String()}, gone: make(chan struct{})}
-	f.server = &http.Server{
-		Handler:           f,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      10 * time.Second,
-		IdleTimeout:       time.Minute,
-	}
-	go func() {
-		defer close(f.gone)
-		// It ends by close alone; if its listener should fail before that, the
-		// proxy's answers of 502 tell.
-		_ = f.server.Serve(l)
-	}()
-	return f, nil
-}
-
-// close ends the server at once and waits until it has.
-func (f *fragile) close() {
-	_ = f.server.Close()
-	<-f.gone
+	f := &fragile{size: s}
+	var err error
+	f.loopback, err = startLoopback(f)
+	return f, err
 }
 
 // ServeHTTP serves a request if there is a worker for it.
