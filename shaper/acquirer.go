@@ -56,6 +56,20 @@ func wouldRefuse(l Limiter, n int) bool {
 	return false
 }
 
+// asksDoneToWait reports whether l asks for the Done channel of a context only
+// when the request has to wait. Of a Limiter that is not ours nobody knows.
+func asksDoneToWait(l Limiter) bool {
+	switch l := l.(type) {
+	case *Shaper:
+		return true
+	case chain:
+		return !slices.ContainsFunc(l.links, func(l Limiter) bool { return !asksDoneToWait(l) })
+	case placer:
+		return true
+	}
+	return false
+}
+
 // acquirerOf returns l if it caps what is in flight, else nil. Whoever embeds a
 // *Shaper without a cap, to do something of his own in WaitN, has its Acquire
 // too; but also its Limits, which say so. That can't change later. Of one who has

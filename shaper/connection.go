@@ -18,8 +18,12 @@ import (
 // It lets Middleware ask the connection whether its client is still there.
 // net/http does not cancel the context of an HTTP/1 request while its body is
 // unread (golang/go#23262), so without it an upload whose client has gone keeps
-// its place in the line. A client that has closed its sending half counts as
-// gone, as net/http has it.
+// its place in the line.
+//
+// Only the connection of a request that waits is asked: a request that may leave
+// at once is served. After a wait a client that has closed only its sending half
+// (nc -N, Node's socket.end(request)) counts as gone, as net/http has it: the
+// connection looks the same in both cases.
 //
 // The asking is a ppoll(2) and works on Linux. Elsewhere, and on connections
 // without a file descriptor, ConnContext does nothing, and Middleware reads
@@ -40,8 +44,8 @@ type connection struct {
 	ahead      *ahead       // the body, if it is read ahead; else nil
 }
 
-func connectionOf(w http.ResponseWriter, r *http.Request) connection {
-	c := connection{request: r, controller: http.NewResponseController(w)}
+func connectionOf(w http.ResponseWriter, r *http.Request) *connection {
+	c := &connection{request: r, controller: http.NewResponseController(w)}
 	c.server, _ = r.Context().Value(http.ServerContextKey).(*http.Server)
 	c.ahead, _ = r.Body.(*ahead) // An outer Middleware's.
 	if r.ProtoMajor < 2 {
@@ -52,7 +56,7 @@ func connectionOf(w http.ResponseWriter, r *http.Request) connection {
 
 // unread says whether some of the body of the request may still be to be read.
 // While that is so, net/http does not watch the connection of an HTTP/1 request.
-func (c connection) unread() bool {
+func (c *connection) unread() bool {
 	if c.ahead != nil {
 		return c.ahead.coming()
 	}
@@ -134,14 +138,19 @@ func kindOf(body io.Reader) bodyKind {
 var bufferedType = reflect.TypeOf(io.NopCloser(bytes.NewReader(nil)))
 
 // canAsk says whether the connection can be asked for its client.
-func (c connection) canAsk() bool { return c.conn != nil && canAsk(c.conn) }
+func (c *connection) canAsk() bool { return c.conn != nil && canAsk(c.conn) }
 
-// setReadDeadline sets the deadline for reading the request. Where a wrapped
-// ResponseWriter hides it, the connection itself is used.
-func (c connection) setReadDeadline(t time.Time) error {
+// setReadDeadline sets the deadline for reading the request.
+func (c *connection) setReadDeadline(t time.Time) error {
 	if c.ahead != nil {
 		return c.ahead.setDeadline(t)
 	}
+	return c.limitReads(t)
+}
+
+// limitReads sets the deadline for reads of the connection. Where a wrapped
+// ResponseWriter hides it, the connection itself is used.
+func (c *connection) limitReads(t time.Time) error {
 	err := c.controller.SetReadDeadline(t)
 	if err != nil && c.conn != nil {
 		err = c.conn.SetReadDeadline(t)
@@ -150,7 +159,7 @@ func (c connection) setReadDeadline(t time.Time) error {
 }
 
 // setWriteDeadline does the same for writing the answer.
-func (c connection) setWriteDeadline(t time.Time) error {
+func (c *connection) setWriteDeadline(t time.Time) error {
 	err := c.controller.SetWriteDeadline(t)
 	if err != nil && c.conn != nil {
 		err = c.conn.SetWriteDeadline(t)
@@ -161,7 +170,7 @@ func (c connection) setWriteDeadline(t time.Time) error {
 // suspend takes the server's time-outs off a request that is about to wait, in
 // HTTP/2, where a stream is reset in the moment in which one passes. In HTTP/1
 // it only matters to a later read or write, and resume is early enough.
-func (c connection) suspend() {
+func (c *connection) suspend() {
 	if !c.suspends() {
 		return
 	}
@@ -173,7 +182,7 @@ func (c connection) suspend() {
 	}
 }
 
-func (c connection) suspends() bool { return c.server != nil && c.request.ProtoMajor >= 2 }
+func (c *connection) suspends() bool { return c.server != nil && c.request.ProtoMajor >= 2 }
 
 // resume starts the server's time-outs anew after a wait, so that the time in
 // the line costs the request nothing.
@@ -183,7 +192,7 @@ func (c connection) suspends() bool { return c.server != nil && c.request.ProtoM
 // mid-handler. An error means that the ResponseWriter hides the deadlines, and
 // that no ConnContext was set or the connection is many requests' (HTTP/2); then
 // there is nothing to be done.
-func (c connection) resume(waited bool) {
+func (c *connection) resume(waited bool) {
 	if c.server == nil {
 		return
 	}
@@ -216,7 +225,7 @@ const (
 
 // refuse prepares for an answer without the handler: it must reach a client who
 // is still sending.
-func (c connection) refuse(h http.Header) {
+func (c *connection) refuse(h http.Header) {
 	if c.ahead != nil {
 		c.ahead.stop()
 	}

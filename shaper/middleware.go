@@ -31,6 +31,14 @@ import (
 // http.MaxBytesReader of the handler can't tell net/http to close the connection
 // of a body that is too long. Answer those with "Connection: close".
 //
+// A request that may leave at once is served, whether its client seems to be there
+// or not: net/http cancels the request of a client that has closed only the
+// sending half of its connection (nc -N, Node's socket.end(request)), although it
+// still reads the answer. After a wait such a client counts as gone, as does one
+// that has closed its connection. Of a Limiter that is not of this package
+// nobody knows whether it has made a request wait, so there 20 ms count as none.
+// The deadline of an outer handler, as http.TimeoutHandler's, counts at once.
+//
 // For a client that has gone while it waited no handler runs, and with a Shaper
 // no slot is spent: it is the next waiter's. Its request ends with status 499
 // without a body, which access logs see, and with "Connection: close", so that
@@ -96,7 +104,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// among them, fuller instead of emptier.
 	err := ErrNegativeCost
 	if n > 0 {
-		if err = g.fetch(&c, n); err != nil {
+		if err = g.fetch(c, n); err != nil {
 			c.resume(true)
 		}
 	}
@@ -163,13 +171,9 @@ func (g *gate) fetch(c *connection, n int) error {
 
 // wait lets a request of cost n > 0 wait for the Limiter. If there is no error
 // the caller has to release its place, unless release is nil: then it has none.
-func (g *gate) wait(c connection, w http.ResponseWriter, n int) (release func(), err error) {
-	ctx := c.request.Context()
-	if c.canAsk() {
-		attended, stop := attend(ctx, c.conn, c.unread())
-		defer stop()
-		ctx = attended
-	}
+func (g *gate) wait(c *connection, w http.ResponseWriter, n int) (release func(), err error) {
+	ctx, stop := c.attend(asksDoneToWait(g.limiter))
+	defer stop()
 	c.suspend()
 	start := time.Now()
 	release, err = enter(ctx, g.limiter, g.places, n)
@@ -193,12 +197,8 @@ func (g *gate) wait(c connection, w http.ResponseWriter, n int) (release func(),
 	return release, err
 }
 
-// brief is below what counts as having waited: the server's time-outs are not
-// begun anew for a call that was not kept.
-const brief = time.Millisecond
-
 // refuse answers a request that was not admitted.
-func (g *gate) refuse(c connection, w http.ResponseWriter, err error) {
+func (g *gate) refuse(c *connection, w http.ResponseWriter, err error) {
 	if gone, ok := err.(errGone); ok {
 		g.journal.gone(c.request.Context(), gone.waited)
 		c.refuse(w.Header())

@@ -45,19 +45,19 @@ type ahead struct {
 // fetchable says whether the body of the request may be read ahead: if it is
 // small and of known length, and nobody's but net/http's. Others' would run
 // beside the handler, http.MaxBytesReader's with its hand on the header.
-func (c connection) fetchable() bool {
+func (c *connection) fetchable() bool {
 	n := c.request.ContentLength
 	return 0 < n && n <= aheadLength && c.unread() && kindOf(c.request.Body) == plainBody
 }
 
 // readAhead begins to read the body of a request that is fetchable, or returns
 // nil if it could not stop again.
-func (c connection) readAhead() *ahead {
-	if c.setReadDeadline(time.Time{}) != nil {
+func (c *connection) readAhead() *ahead {
+	if c.limitReads(time.Time{}) != nil {
 		return nil
 	}
 	// There is no memory yet for what has only been announced.
-	a := &ahead{body: c.request.Body, limit: c.setReadDeadline, ended: make(chan struct{})}
+	a := &ahead{body: c.request.Body, limit: c.limitReads, ended: make(chan struct{})}
 	a.more.L = &a.mu
 	go a.fetch(make([]byte, min(c.request.ContentLength, 4<<10)))
 	return a

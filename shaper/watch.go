@@ -2,86 +2,178 @@ package shaper
 
 import (
 	"context"
-	"net"
 	"sync"
 	"time"
 )
 
-// watchEvery is how often the connection of a request that waits with an unread
-// body is asked whether its client is still there.
-const watchEvery = 250 * time.Millisecond
+const (
+	// watchEvery is how often the connection of a request that waits with an
+	// unread body is asked whether its client is still there.
+	watchEvery = 250 * time.Millisecond
 
-// attended is the context of a request whose connection can be asked. Its Err
-// asks it, so that any Limiter that looks at the context after the wait, as a
-// Shaper does, spends no slot on a client who has gone.
-type attended struct {
-	context.Context
-	conn   net.Conn
-	from   time.Time          // since when asking is worth it
-	cancel context.CancelFunc // nil: nobody watches
+	// brief is the longest wait that counts as none: after it the server's
+	// timeouts are not restarted, and the client is not asked for.
+	brief = time.Millisecond
 
-	mu    sync.Mutex
-	gone  bool
-	timer *time.Timer // nil: nobody watches, or no longer
+	// briefForeign takes its place for a Limiter of which only the time tells
+	// whether the request waits. It is longer than a busy machine keeps a
+	// goroutine from running.
+	briefForeign = 20 * time.Millisecond
+)
+
+// A peerContext is the context with which a request of an HTTP server waits. It
+// ends when that of the request does and when the connection says that the
+// client has gone, but neither before the request has waited: net/http cancels a
+// request as soon as its client closes the sending half of the connection, and
+// many clients do that right after the request.
+//
+// The end of a deadline is no sign of the client, and counts at once.
+//
+// Err asks the connection. So every Limiter that looks at the context after the
+// wait, as a Shaper does, spends no slot on a client that has gone.
+type peerContext struct {
+	context.Context // of the request
+	of              *connection
+	tells           bool // the Limiter asks for Done only when the request waits
+
+	mu      sync.Mutex
+	from    time.Time     // from when on the request counts as waiting; zero: not yet
+	done    chan struct{} // nil: not asked for
+	err     error         // why done is closed
+	waits   bool          // what a wait needs has begun
+	stopped bool          // the call is over
+	timers  []*time.Timer
+	watcher *time.Timer // nil: nobody watches
 }
 
-// attend returns the context with which a request waits. While its body is
-// unread the connection is watched until the stop that is returned is called.
-// Otherwise net/http watches it, but stops when a byte of a next request has
-// come (golang/go#37145), so it is asked when the slot comes.
-func attend(ctx context.Context, conn net.Conn, unread bool) (c *attended, stop func()) {
-	if !unread {
-		// That the client was there a moment ago is known.
-		return &attended{Context: ctx, conn: conn, from: time.Now().Add(brief)}, func() {}
+// attend returns the context with which the request waits, and the function to
+// call when the call of the Limiter is over. tells reports whether the Limiter
+// asks for the Done channel of a context only if the request waits; of others
+// the time tells.
+func (c *connection) attend(tells bool) (ctx context.Context, stop func()) {
+	ctx = c.request.Context()
+	if c.server == nil && c.conn == nil {
+		return ctx, func() {} // Whatever ends the context, it is not the client.
 	}
-	c = &attended{conn: conn}
-	c.Context, c.cancel = context.WithCancel(ctx)
-	c.mu.Lock() // watch must not run before it can see the timer.
-	defer c.mu.Unlock()
-	c.timer = time.AfterFunc(watchEvery, c.watch)
-	return c, c.stop
+	p := &peerContext{Context: ctx, of: c, tells: tells}
+	if !tells {
+		p.from = time.Now().Add(briefForeign)
+		p.mu.Lock()
+		p.after(briefForeign, p.begin)
+		p.mu.Unlock()
+	}
+	return p, p.stop
 }
 
-// Err returns the error of the context, or context.Canceled if the client has
-// gone.
-func (c *attended) Err() error {
-	if err := c.Context.Err(); err != nil {
+// Done returns a channel that is closed when the context ends.
+func (p *peerContext) Done() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.done == nil {
+		p.done = make(chan struct{})
+		if p.tells {
+			p.from = time.Now().Add(brief)
+			p.beginLocked()
+		}
+		context.AfterFunc(p.Context, p.requestEnded)
+	}
+	return p.done
+}
+
+// Err returns the error of the request's context, or context.Canceled if the
+// client has gone.
+func (p *peerContext) Err() error {
+	err := p.Context.Err()
+	if err != nil && err != context.Canceled {
 		return err
 	}
-	if time.Now().Before(c.from) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return p.err
+	}
+	if p.from.IsZero() || time.Now().Before(p.from) {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.gone && peerGone(c.conn) {
-		c.gone = true
-		if c.cancel != nil {
-			c.cancel()
-		}
+	if err == nil && !peerGone(p.of.conn) {
+		return nil
 	}
-	if c.gone {
-		return context.Canceled
-	}
-	return nil
+	p.endLocked(context.Canceled)
+	return p.err
 }
 
-// watch ends the context when the client has gone, and else looks again later.
-func (c *attended) watch() {
-	if c.Err() != nil {
+// begin does what is to be done while a request waits.
+func (p *peerContext) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.beginLocked()
+}
+
+func (p *peerContext) beginLocked() {
+	if p.waits || p.stopped {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timer != nil {
-		c.timer.Reset(watchEvery)
+	p.waits = true
+	// Without an unread body net/http watches the connection, but it stops when
+	// a byte of a next request has come (golang/go#37145). So Err asks anyway.
+	if p.of.canAsk() && p.of.unread() {
+		p.watcher = p.after(watchEvery, p.watch)
 	}
 }
 
-// stop ends the watching, not the asking.
-func (c *attended) stop() {
-	c.mu.Lock()
-	c.timer.Stop()
-	c.timer = nil
-	c.mu.Unlock()
-	c.cancel()
+// after is time.AfterFunc until the call is over.
+func (p *peerContext) after(d time.Duration, f func()) *time.Timer {
+	t := time.AfterFunc(d, f)
+	p.timers = append(p.timers, t)
+	return t
+}
+
+// watch ends the context if the client has gone, and else looks again later.
+func (p *peerContext) watch() {
+	if p.Err() != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.stopped {
+		p.watcher.Reset(watchEvery)
+	}
+}
+
+// requestEnded is called when the context of the request has ended.
+func (p *peerContext) requestEnded() {
+	err := p.Context.Err()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if left := time.Until(p.from); left > 0 && err == context.Canceled && !p.stopped {
+		p.after(left, func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.endLocked(err)
+		})
+		return
+	}
+	p.endLocked(err)
+}
+
+func (p *peerContext) endLocked(err error) {
+	if p.err != nil {
+		return
+	}
+	p.err = err
+	if p.done == nil {
+		p.done = make(chan struct{})
+	}
+	close(p.done)
+}
+
+// stop ends the watching. The context goes on and ends with that of the request,
+// as some Limiters keep it.
+func (p *peerContext) stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = true
+	for _, t := range p.timers {
+		t.Stop()
+	}
 }

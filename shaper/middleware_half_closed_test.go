@@ -1,0 +1,124 @@
+package shaper_test
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A client that closes its sending half after its request, as nc -N and Node's
+// socket.end(request) do, still reads the answer. net/http takes the end of the
+// stream for the end of the client and cancels the request. Nothing was waited
+// for, so the middleware must not pass this on as a client that has gone.
+
+// halfClosing sends what is given on a connection of its own, closes the sending
+// half, and returns how many answers of each status came.
+func halfClosing(t *testing.T, addr, requests string) map[int]int {
+	t.Helper()
+	conn := dial(t, addr)
+	defer conn.Close()
+	_, err := io.WriteString(conn, requests)
+	require.NoError(t, err)
+	require.NoError(t, conn.(interface{ CloseWrite() error }).CloseWrite())
+	statuses := map[int]int{}
+	for reader := bufio.NewReader(conn); ; {
+		answer, err := readAnswer(reader)
+		if err != nil {
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF, "of the end of the connection")
+			return statuses
+		}
+		statuses[answer.StatusCode]++
+	}
+}
+
+// openLimiters never make a request wait.
+func openLimiters(t *testing.T) map[string]func(http.Handler) http.Handler {
+	always := limitsOf(t, "inf")
+	group := func(opts ...shaper.GroupOption) *shaper.Group[string] {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return always, nil }, opts...)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = g.Close() })
+		return g
+	}
+	of := func(l shaper.Limiter) func(http.Handler) http.Handler { return shaper.Middleware(l) }
+	foreign := rate.NewLimiter(rate.Inf, 1)
+	return map[string]func(http.Handler) http.Handler{
+		"Shaper":                     of(mustMake(t, always)),
+		"Shaper with a cap":          of(limitedInFlight(t, 10_000, 0)),
+		"Group.Limiter":              of(group().Limiter("a")),
+		"Group.Middleware":           group().Middleware(shaper.ByClientIP()),
+		"Group in a dry run":         group(shaper.WithDryRun()).Middleware(shaper.ByClientIP()),
+		"dry run":                    of(mustRehearse(t, "1 per 1h")),
+		"x/time":                     of(foreign),
+		"a Chain":                    of(shaper.Chain(mustMake(t, always), group().Limiter("a"))),
+		"a Chain with x/time's":      of(shaper.Chain(foreign, mustMake(t, always))),
+		"a function":                 of(failing(nil)),
+		"a semaphore of one's own":   of(&semaphore{}),
+		"a Shaper in one's own type": of(limiterFunc(mustMake(t, always).WaitN)),
+	}
+}
+
+func TestAHalfClosedClientIsServedWhenNobodyWaits(t *testing.T) {
+	const head = "POST / HTTP/1.1\r\nHost: a\r\n"
+	for _, request := range []struct {
+		name, text string
+		clients    int
+		each       int // requests of each client
+	}{
+		{"body with a length", head + "Content-Length: 5\r\n\r\nhello", 200, 1},
+		{"chunked body", head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 200, 1},
+		{"pipelined GETs", strings.Repeat(get("/"), 600), 1, 600},
+	} {
+		for _, hook := range hooks {
+			for name, middleware := range openLimiters(t) {
+				t.Run(strings.Join([]string{request.name, hook.name, name}, "/"), func(t *testing.T) {
+					t.Parallel()
+					clients := request.clients
+					if name != "Shaper" && !long {
+						clients = (clients + 9) / 10
+					}
+					addr := openServer(t, middleware(http.HandlerFunc(echo)), hook.set)
+					got := map[int]int{}
+					for range clients {
+						for status, n := range halfClosing(t, addr, request.text) {
+							got[status] += n
+						}
+					}
+					require.Equal(t, map[int]int{http.StatusOK: clients * request.each}, got)
+				})
+			}
+		}
+	}
+}
+
+// After a wait the end of the stream counts: net/http can not tell the two clients
+// apart either.
+func TestAHalfClosedClientIsGoneAfterAWait(t *testing.T) {
+	for _, hook := range hooks {
+		for _, request := range []string{get("/"), post("/", "hello")} {
+			for name, wait := range map[string]shaper.Limiter{
+				"a function that waits for its context": limiterFunc(func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }),
+				"one that does not look at it":          kept(nil),
+			} {
+				t.Run(strings.Join([]string{hook.name, request[:4], name}, "/"), func(t *testing.T) {
+					t.Parallel()
+					ran := false
+					addr := openServer(t, shaper.Middleware(wait)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran = true })), hook.set)
+					begun := time.Now()
+					require.Equal(t, map[int]int{499: 1}, halfClosing(t, addr, request))
+					require.False(t, ran)
+					require.Less(t, time.Since(begun), enough/2)
+				})
+			}
+		}
+	}
+}
