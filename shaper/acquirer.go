@@ -38,24 +38,6 @@ type forecaster interface {
 	Forecast(n int) (time.Duration, error)
 }
 
-// wouldRefuse says whether a request of cost n would be refused by l now, as far as
-// l tells without asking for the Limits of a key.
-func wouldRefuse(l Limiter, n int) bool {
-	if neverWaits(l) {
-		return false
-	}
-	switch l := l.(type) {
-	case chain:
-		return slices.ContainsFunc(l.links, func(l Limiter) bool { return wouldRefuse(l, n) })
-	case interface{ refuses(n int) bool }:
-		return l.refuses(n)
-	case forecaster:
-		_, err := l.Forecast(n)
-		return err != nil
-	}
-	return false
-}
-
 // asksDoneToWait reports whether l asks for the Done channel of a context only
 // when the request has to wait. Of a Limiter that is not ours nobody knows.
 func asksDoneToWait(l Limiter) bool {

@@ -42,12 +42,13 @@ type connection struct {
 	server     *http.Server // nil: not known
 	conn       net.Conn     // of HTTP/1, if ConnContext was set; else nil
 	ahead      *ahead       // the body, if it is read ahead; else nil
+	outer      bool         // it is an outer Middleware that does so
 }
 
 func connectionOf(w http.ResponseWriter, r *http.Request) *connection {
 	c := &connection{request: r, controller: http.NewResponseController(w)}
 	c.server, _ = r.Context().Value(http.ServerContextKey).(*http.Server)
-	c.ahead, _ = r.Body.(*ahead) // An outer Middleware's.
+	c.ahead, c.outer = r.Body.(*ahead)
 	if r.ProtoMajor < 2 {
 		c.conn, _ = r.Context().Value(connKey{}).(net.Conn)
 	}
@@ -222,6 +223,14 @@ const (
 	// saves the connection for the next request.
 	drainLength = 64 << 10
 )
+
+// end ends what may still go on for the request. It is called when the handler has
+// returned or panicked.
+func (c *connection) end() {
+	if c.ahead != nil && !c.outer {
+		c.ahead.stop()
+	}
+}
 
 // refuse prepares for an answer without the handler: it must reach a client who
 // is still sending.

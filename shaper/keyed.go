@@ -61,16 +61,6 @@ func (k keyed[K]) placed(ctx context.Context, n int) (release func(), err error)
 	return k.group.placed(ctx, k.key, n)
 }
 
-// refuses says whether the bucket, if there is one, would refuse a request now.
-func (k keyed[K]) refuses(n int) (refused bool) {
-	g := k.group
-	g.lookUp(k.key, func(l *lane, now int64) {
-		_, err := g.forecast(l, now, n)
-		refused = err != nil
-	})
-	return refused
-}
-
 func (k keyed[K]) rehearses() bool { return k.group.dry }
 
 func (k keyed[K]) neverWaits() bool { return k.group.dry }

@@ -102,22 +102,17 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := connectionOf(w, r)
 	// A negative cost is not left to the Limiter: it makes some of them, x/time's
 	// among them, fuller instead of emptier.
+	var end func()
 	err := ErrNegativeCost
 	if n > 0 {
-		if err = g.fetch(c, n); err != nil {
-			c.resume(true)
-		}
+		defer c.end()
+		end, err = g.wait(c, w, n)
 	}
 	if c.ahead != nil && r.Body != c.ahead {
-		defer c.ahead.stop()
 		outer := r
 		r = new(*r)
 		r.Body = c.ahead
 		defer handBack(outer, r)
-	}
-	var end func()
-	if err == nil {
-		end, err = g.wait(c, w, n)
 	}
 	if err != nil {
 		g.tellVerdict(w.Header(), r.Context())
@@ -154,21 +149,6 @@ func handBack(outer, r *http.Request) {
 	outer.Pattern, outer.MultipartForm = r.Pattern, r.MultipartForm
 }
 
-// fetch reads a small body ahead where the connection can't be asked, unless
-// the request will be refused anyway, or let through at once by a dry run.
-func (g *gate) fetch(c *connection, n int) error {
-	if c.ahead != nil || c.canAsk() || !c.fetchable() {
-		return nil
-	}
-	if neverWaits(g.limiter) || wouldRefuse(g.limiter, n) {
-		return nil
-	}
-	if c.ahead = c.readAhead(); c.ahead == nil {
-		return nil
-	}
-	return c.ahead.arrive(c.server, c.request.Context().Done())
-}
-
 // wait lets a request of cost n > 0 wait for the Limiter. If there is no error
 // the caller has to release its place, unless release is nil: then it has none.
 func (g *gate) wait(c *connection, w http.ResponseWriter, n int) (release func(), err error) {
@@ -178,6 +158,7 @@ func (g *gate) wait(c *connection, w http.ResponseWriter, n int) (release func()
 	start := time.Now()
 	release, err = enter(ctx, g.limiter, g.places, n)
 	waited := time.Since(start)
+	stop()
 	// What follows runs methods of outer handlers' ResponseWriters, which may
 	// panic.
 	handedOn := false
@@ -187,7 +168,9 @@ func (g *gate) wait(c *connection, w http.ResponseWriter, n int) (release func()
 		}
 	}()
 	if err != nil && clientGone(ctx, err) {
-		err = errGone{err, waited}
+		if err = c.bodyFailed(); err == nil {
+			err = errGone{context.Canceled, waited}
+		}
 	}
 	if g.serverTiming {
 		w.Header().Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))

@@ -33,7 +33,7 @@ func halfClosing(t *testing.T, addr, requests string) map[int]int {
 	for reader := bufio.NewReader(conn); ; {
 		answer, err := readAnswer(reader)
 		if err != nil {
-			require.ErrorIs(t, err, io.ErrUnexpectedEOF, "of the end of the connection")
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF, "after %v", statuses)
 			return statuses
 		}
 		statuses[answer.StatusCode]++

@@ -5,24 +5,18 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 )
 
-const (
-	// aheadLength is the longest body that is read ahead: what a waiter may
-	// cost beyond its goroutine.
-	aheadLength = 64 << 10
-	// aheadTime is how long a request stays out of the line for its body, where
-	// the server has no ReadTimeout.
-	aheadTime = time.Second
-)
+// aheadLength is the longest body that is read ahead: what a waiter may cost
+// beyond its goroutine.
+const aheadLength = 64 << 10
 
-// ahead is a request body that is read by a goroutine of its own, before the
-// request enters the line: once it has been read to its end, net/http watches
-// the connection. It is also the body that the handler gets, and hands on what
-// has come as it comes.
+// ahead is a request body that is read by a goroutine of its own while the
+// request waits: once it has been read to its end, net/http watches the
+// connection. It is also the body that the handler gets, and hands on what has
+// come as it comes.
 //
 // A read with a deadline would do without the goroutine, but when one passes
 // net/http cancels the request.
@@ -46,6 +40,9 @@ type ahead struct {
 // small and of known length, and nobody's but net/http's. Others' would run
 // beside the handler, http.MaxBytesReader's with its hand on the header.
 func (c *connection) fetchable() bool {
+	if c.ahead != nil {
+		return false
+	}
 	n := c.request.ContentLength
 	return 0 < n && n <= aheadLength && c.unread() && kindOf(c.request.Body) == plainBody
 }
@@ -88,34 +85,27 @@ func (a *ahead) note(part []byte, err error) {
 	a.more.Broadcast()
 }
 
-// arrive waits until the body has come, or for so long as the server waits for
-// one. It returns an error if the body can't come any more.
-func (a *ahead) arrive(server *http.Server, gone <-chan struct{}) error {
-	d := aheadTime
-	if server != nil && readTimeout(server) > 0 {
-		d = readTimeout(server)
+// bodyFailed returns the error of reading the body ahead, if that is what has ended
+// the context of a request whose client is there for an answer. It is nil if the
+// client has gone.
+func (c *connection) bodyFailed() error {
+	a := c.ahead
+	if a == nil {
+		return nil
 	}
-	patience := time.NewTimer(d)
-	defer patience.Stop()
+	// net/http cancels the request whatever the error of a read is, and the error
+	// is noted just after.
 	select {
 	case <-a.ended:
-	case <-patience.C:
-	case <-gone:
-		// An error of the read ends the context, and is noted just after.
-		select {
-		case <-a.ended:
-		case <-time.After(drainTime):
-		}
+	case <-time.After(drainTime):
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.err == nil || a.err == io.EOF {
+	if a.err == nil || a.err == io.EOF || errors.Is(a.err, io.ErrUnexpectedEOF) {
 		return nil
 	}
-	// net/http has cancelled the request, whatever the error was. If it is
-	// not that of a closed connection, the client is there for an answer.
-	if broken, ok := errors.AsType[net.Error](a.err); errors.Is(a.err, io.ErrUnexpectedEOF) || ok && !broken.Timeout() {
-		return errGone{error: a.err}
+	if broken, ok := errors.AsType[net.Error](a.err); ok && !broken.Timeout() {
+		return nil
 	}
 	return fmt.Errorf("%w: %w", errBody, a.err)
 }

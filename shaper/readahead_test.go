@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"compress/flate"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -51,9 +52,10 @@ func TestASmallBodyIsReadAheadSoThatADepartureIsSeen(t *testing.T) {
 			e.Config.ReadTimeout = time.Minute
 			e.open()
 			gone := e.visit(post("/gone", "he"))
+			e.waiting(1)
 			way.out(gone)
+			e.abandoned(1)
 			require.Equal(t, "/gone 499", e.ended())
-			require.Zero(t, e.Stats().Abandoned, "it had no place in the line yet")
 		})
 	}
 }
@@ -115,22 +117,63 @@ func TestASlowBodyIsHandedOnWithItsRestUnread(t *testing.T) {
 	}
 	e.open()
 	v := e.visit(post("/", "he"))
-	e.waiting(1) // Once the ReadTimeout has passed.
+	e.waiting(1)
+	time.Sleep(400 * time.Millisecond) // Longer than the ReadTimeout.
 	e.admit("100/s depth 1")
 	require.Equal(t, "he", next(t, begun))
 	v.send("llo")
 	require.Equal(t, "LLO", v.reads(200))
 }
 
-// One that never comes costs its handler no more than the ReadTimeout, also if
-// it met no line.
+// One that never comes costs its handler no more than the ReadTimeout, whether it
+// met a line or not.
 func TestABodyThatNeverComesHasADeadline(t *testing.T) {
-	t.Parallel()
-	e := newBlindEntrance(t, 1)
-	e.Config.ReadTimeout = 100 * time.Millisecond
-	e.admit("inf")
-	e.open()
-	require.Contains(t, e.visit(post("/", "he")).reads(400), "timeout")
+	for _, waits := range []bool{false, true} {
+		t.Run(fmt.Sprintf("waits %t", waits), func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 1)
+			e.Config.ReadTimeout = time.Second
+			if !waits {
+				e.admit("inf")
+			}
+			e.open()
+			begun := time.Now()
+			v := e.visit(post("/", "he"))
+			if waits {
+				e.waiting(1)
+				begun = time.Now()
+				e.admit("100/s depth 1")
+			}
+			require.Contains(t, v.reads(400), "timeout")
+			require.Less(t, time.Since(begun), 1800*time.Millisecond, "a silent client is held for one ReadTimeout, not for two")
+		})
+	}
+}
+
+// A handler may answer before it reads the body. It begins at once, not when the
+// body has come.
+func TestNoHandlerIsDelayedByReadingAheadWhereNobodyWaits(t *testing.T) {
+	for name, middleware := range openLimiters(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 1)
+			e.Config.ReadTimeout = time.Minute
+			e.outer = func(h http.Handler) http.Handler {
+				return middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					require.Equal(t, "*http.body", fmt.Sprintf("%T", r.Body))
+					e.ran <- r.URL.Path
+					echo(w, r)
+				}))
+			}
+			e.open()
+			begun := time.Now()
+			v := e.visit(post("/", "he"))
+			next(t, e.ran)
+			require.Less(t, time.Since(begun), time.Second)
+			v.send("llo")
+			require.Equal(t, "HELLO", v.reads(200))
+		})
+	}
 }
 
 func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
@@ -149,9 +192,11 @@ func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
 			e := newBlindEntrance(t, 1)
 			e.Config.ReadTimeout = 50 * time.Millisecond
 			e.handler = c.handler
-			e.admit("inf")
 			e.open()
-			all, err := io.ReadAll(e.visit(post("/", "he")))
+			v := e.visit(post("/", "he"))
+			e.waiting(1)
+			e.admit("100/s depth 1")
+			all, err := io.ReadAll(v)
 			require.NoError(t, err)
 			line, _, _ := strings.Cut(string(all), "\r\n")
 			require.Equal(t, c.answer, line)

@@ -15,10 +15,12 @@ const (
 	// timeouts are not restarted, and the client is not asked for.
 	brief = time.Millisecond
 
-	// briefForeign takes its place for a Limiter of which only the time tells
-	// whether the request waits. It is longer than a busy machine keeps a
-	// goroutine from running.
-	briefForeign = 20 * time.Millisecond
+	// briefSteps steps of briefStep take its place for a Limiter of which only the
+	// time tells whether the request waits. In a starved process the request's
+	// goroutine may not run for longer than that. But then the goroutine of each
+	// step comes late too, which one look at the clock would not notice.
+	briefSteps = 4
+	briefStep  = 5 * time.Millisecond
 )
 
 // A peerContext is the context with which a request of an HTTP server waits. It
@@ -37,13 +39,14 @@ type peerContext struct {
 	tells           bool // the Limiter asks for Done only when the request waits
 
 	mu      sync.Mutex
-	from    time.Time     // from when on the request counts as waiting; zero: not yet
+	from    time.Time     // from when on the request counts as waiting, if it tells; zero: not yet
+	steps   int           // to go until it counts as waiting, if it does not tell
 	done    chan struct{} // nil: not asked for
 	err     error         // why done is closed
 	waits   bool          // what a wait needs has begun
 	stopped bool          // the call is over
 	timers  []*time.Timer
-	watcher *time.Timer // nil: nobody watches
+	ticks   *time.Timer // of step and watch
 }
 
 // attend returns the context with which the request waits, and the function to
@@ -57,10 +60,10 @@ func (c *connection) attend(tells bool) (ctx context.Context, stop func()) {
 	}
 	p := &peerContext{Context: ctx, of: c, tells: tells}
 	if !tells {
-		p.from = time.Now().Add(briefForeign)
-		p.mu.Lock()
-		p.after(briefForeign, p.begin)
-		p.mu.Unlock()
+		p.steps = briefSteps
+		p.mu.Lock() // step must not run before it can see the timer.
+		defer p.mu.Unlock()
+		p.ticks = p.after(briefStep, p.step)
 	}
 	return p, p.stop
 }
@@ -92,7 +95,7 @@ func (p *peerContext) Err() error {
 	if p.err != nil {
 		return p.err
 	}
-	if p.from.IsZero() || time.Now().Before(p.from) {
+	if !p.hasWaitedLocked() {
 		return nil
 	}
 	if err == nil && !peerGone(p.of.conn) {
@@ -102,13 +105,33 @@ func (p *peerContext) Err() error {
 	return p.err
 }
 
-// begin does what is to be done while a request waits.
-func (p *peerContext) begin() {
+// hasWaitedLocked reports whether the request has waited long enough to be found gone.
+func (p *peerContext) hasWaitedLocked() bool {
+	if p.tells {
+		return !p.from.IsZero() && !time.Now().Before(p.from)
+	}
+	return p.steps == 0
+}
+
+// step comes nearer to the moment at which the request counts as waiting.
+func (p *peerContext) step() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.stopped {
+		return
+	}
+	if p.steps--; p.steps > 0 {
+		p.ticks.Reset(briefStep)
+		return
+	}
+	if err := p.Context.Err(); err != nil {
+		p.endLocked(err)
+		return
+	}
 	p.beginLocked()
 }
 
+// beginLocked does what is to be done while a request waits.
 func (p *peerContext) beginLocked() {
 	if p.waits || p.stopped {
 		return
@@ -116,8 +139,13 @@ func (p *peerContext) beginLocked() {
 	p.waits = true
 	// Without an unread body net/http watches the connection, but it stops when
 	// a byte of a next request has come (golang/go#37145). So Err asks anyway.
-	if p.of.canAsk() && p.of.unread() {
-		p.watcher = p.after(watchEvery, p.watch)
+	switch {
+	case p.of.canAsk():
+		if p.of.unread() {
+			p.ticks = p.after(watchEvery, p.watch)
+		}
+	case p.of.fetchable():
+		p.of.ahead = p.of.readAhead()
 	}
 }
 
@@ -136,7 +164,7 @@ func (p *peerContext) watch() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.stopped {
-		p.watcher.Reset(watchEvery)
+		p.ticks.Reset(watchEvery)
 	}
 }
 
@@ -145,13 +173,11 @@ func (p *peerContext) requestEnded() {
 	err := p.Context.Err()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if left := time.Until(p.from); left > 0 && err == context.Canceled && !p.stopped {
-		p.after(left, func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.endLocked(err)
-		})
-		return
+	if err == context.Canceled && !p.stopped && !p.hasWaitedLocked() {
+		if p.tells {
+			p.after(time.Until(p.from), p.requestEnded)
+		}
+		return // Else the last step sees it.
 	}
 	p.endLocked(err)
 }
