@@ -8,17 +8,37 @@ import (
 	"sync"
 )
 
-// untilHijacked returns what to hand to a handler in place of w, and what to
-// call when it has ended, so that release is called once: by that, or before it
-// when the handler has hijacked the connection.
+// untilHijacked returns the ResponseWriter to pass to a handler in place of w, and
+// the function to call when the handler has returned. Together they call release
+// once: when the handler hijacks the connection, else when that function is called.
 //
-// Who can't be hijacked, as nobody in HTTP/2 can, is handed on as he is.
+// A ResponseWriter that cannot be hijacked, as in HTTP/2, is returned unchanged.
 func untilHijacked(w http.ResponseWriter, release func()) (http.ResponseWriter, func()) {
 	if !hijackable(w) {
 		return w, release
 	}
-	h := &hijacker{original: w, release: release}
-	return h.wrapped(), h.end
+	var once sync.Once
+	end := func() { once.Do(release) }
+	return interceptHijack(w, func(hijack hijackFunc) (net.Conn, *bufio.ReadWriter, error) {
+		conn, buffered, err := hijack()
+		if err == nil { // If it fails the request has not ended.
+			end()
+		}
+		return conn, buffered, err
+	}), end
+}
+
+// A hijackFunc is the Hijack of an http.Hijacker.
+type hijackFunc = func() (net.Conn, *bufio.ReadWriter, error)
+
+// interceptHijack returns a ResponseWriter that does what w does, but for Hijack,
+// which calls by with that of w. A ResponseWriter that cannot be hijacked, as in
+// HTTP/2, is returned unchanged.
+func interceptHijack(w http.ResponseWriter, by func(hijack hijackFunc) (net.Conn, *bufio.ReadWriter, error)) http.ResponseWriter {
+	if !hijackable(w) {
+		return w
+	}
+	return (&hijacker{w, by}).wrapped()
 }
 
 // hijackable says whether http.ResponseController would find a Hijack.
@@ -35,23 +55,15 @@ func hijackable(w http.ResponseWriter) bool {
 	}
 }
 
-// A hijacker sees whether a handler hijacks a connection.
+// A hijacker intercepts the Hijack of a ResponseWriter.
 type hijacker struct {
 	original http.ResponseWriter
-	release  func()
-	once     sync.Once
+	by       func(hijackFunc) (net.Conn, *bufio.ReadWriter, error)
 }
 
-func (h *hijacker) end() { h.once.Do(h.release) }
-
-// Hijack hijacks the connection, by which the request ends as far as the
-// Limiter is concerned. If that fails it has not ended.
+// Hijack hijacks the connection.
 func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, buffered, err := http.NewResponseController(h.original).Hijack()
-	if err == nil {
-		h.end()
-	}
-	return conn, buffered, err
+	return h.by(http.NewResponseController(h.original).Hijack)
 }
 
 // wrapped is the original as the handler gets it. Handlers ask by type

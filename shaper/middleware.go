@@ -113,6 +113,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = new(*r)
 		r.Body = c.ahead
 		defer handBack(outer, r)
+		w = interceptHijack(w, c.ahead.hijack)
 	}
 	if err != nil {
 		g.tellVerdict(w.Header(), r.Context())

@@ -1,10 +1,13 @@
 package shaper
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"sync"
 	"time"
 )
@@ -30,6 +33,7 @@ type ahead struct {
 	data []byte
 	err  error // why data does not grow any more
 	read int   // by the handler
+	gone bool  // the connection is a hijacker's
 	// patience is how long the handler's first read that has to wait may take.
 	// A deadline that passed before, in our own read, would cancel a handler
 	// that does not care for the body.
@@ -127,7 +131,7 @@ func (a *ahead) coming() bool {
 func (a *ahead) setDeadline(t time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.err == io.EOF {
+	if a.err == io.EOF || a.gone {
 		return nil
 	}
 	return a.limit(t)
@@ -145,6 +149,41 @@ func (a *ahead) allow(d time.Duration) {
 func (a *ahead) stop() {
 	_ = a.setDeadline(time.Now().Add(drainTime))
 	<-a.ended
+}
+
+// hijack hijacks the connection, for a handler that has not read all of the body:
+// what has been read ahead comes first from the reader that is returned, as it does
+// from net/http alone.
+//
+// If the body has not come to its end, the read that is under way has to be broken
+// off. That cancels the request's context, as every error of a read does in net/http.
+func (a *ahead) hijack(hijack hijackFunc) (net.Conn, *bufio.ReadWriter, error) {
+	_ = a.setDeadline(time.Unix(1, 0))
+	<-a.ended
+	conn, buffered, err := hijack() // It removes all deadlines.
+	if err != nil {
+		_ = a.setDeadline(time.Time{})
+		return conn, buffered, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gone = true
+	rest := a.data[a.read:]
+	a.read = len(a.data)
+	if a.err != io.EOF {
+		a.err = http.ErrHijacked
+	}
+	if len(rest) == 0 {
+		return conn, buffered, nil
+	}
+	// All that is known already is made to lie in one buffer: who takes over the
+	// connection may take what is Buffered, and then read the connection itself.
+	known := len(rest) + buffered.Reader.Buffered()
+	reader := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(rest), buffered.Reader), max(known, 4<<10))
+	if _, err := reader.Peek(known); err != nil {
+		return conn, buffered, err
+	}
+	return conn, bufio.NewReadWriter(reader, buffered.Writer), nil
 }
 
 // Read hands on what has come, and waits for more.
