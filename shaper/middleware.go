@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -96,8 +97,10 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if g.rehearses && !wantsVerdict(r.Context()) {
 		outer := r
+		// A map that both requests share, in which routers note path values.
+		outer.SetPathValue("", "")
 		r = r.WithContext(ContextWithVerdict(r.Context()))
-		defer handBack(outer, r)
+		defer copyBack(outer, r)
 	}
 	c := connectionOf(w, r)
 	// A negative cost is not left to the Limiter: it makes some of them, x/time's
@@ -109,10 +112,9 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		end, err = g.wait(c, w, n)
 	}
 	if c.ahead != nil && r.Body != c.ahead {
-		outer := r
-		r = new(*r)
+		// It stays there, as what an outer handler may read afterwards is in it.
+		// net/http looks at the body that it has made itself.
 		r.Body = c.ahead
-		defer handBack(outer, r)
 		w = interceptHijack(w, c.ahead.hijack)
 	}
 	if err != nil {
@@ -143,11 +145,24 @@ func (g *gate) tellVerdict(h http.Header, ctx context.Context) {
 	}
 }
 
-// handBack gives the request that was handed in what is looked for in there when
-// another was handed on in its place: net/http removes the files of a form by the
-// request that it made, and outer handlers read the pattern there.
-func handBack(outer, r *http.Request) {
-	outer.Pattern, outer.MultipartForm = r.Pattern, r.MultipartForm
+// copyBack copies to the request that came what net/http's mux and parsers have
+// written into the copy that was handed on: outer handlers read its pattern, path
+// values and forms, and net/http removes the files of its MultipartForm.
+func copyBack(outer, r *http.Request) {
+	outer.Form, outer.PostForm, outer.MultipartForm = r.Form, r.PostForm, r.MultipartForm
+	if outer.Pattern == r.Pattern {
+		return
+	}
+	outer.Pattern = r.Pattern
+	for rest := r.Pattern; ; {
+		_, wildcard, ok := strings.Cut(rest, "{")
+		if !ok {
+			return
+		}
+		wildcard, rest, _ = strings.Cut(wildcard, "}")
+		name := strings.TrimSuffix(wildcard, "...")
+		outer.SetPathValue(name, r.PathValue(name))
+	}
 }
 
 // wait lets a request of cost n > 0 wait for the Limiter. If there is no error

@@ -228,3 +228,91 @@ func TestARefusalEndsTheConnectionOfALongBodyOnly(t *testing.T) {
 		require.NoError(t, a.Body.Close())
 	}
 }
+
+// An access log around the middleware reads what the mux and the parsers have
+// written into the request, as it does without a middleware.
+func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
+	type seen struct {
+		Pattern, id, rest, own, outer string
+		form, postForm                string
+		files                         int
+	}
+	look := func(r *http.Request) (s seen) {
+		s = seen{Pattern: r.Pattern, id: r.PathValue("id"), rest: r.PathValue("rest"), own: r.PathValue("own"),
+			outer: r.PathValue("outer"), form: r.Form.Encode(), postForm: r.PostForm.Encode()}
+		if r.MultipartForm != nil {
+			s.files = len(r.MultipartForm.File)
+		}
+		return s
+	}
+	var multi bytes.Buffer
+	m := multipart.NewWriter(&multi)
+	require.NoError(t, m.WriteField("a", "b"))
+	f, err := m.CreateFormFile("f", "f")
+	require.NoError(t, err)
+	_, err = f.Write([]byte("content"))
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	dry := mustRehearse(t, "1 per 1h")
+	for _, body := range []struct {
+		kind, text string
+		want       seen
+	}{
+		{"application/x-www-form-urlencoded", "a=b", seen{form: "a=b&c=d", postForm: "a=b"}},
+		{m.FormDataContentType(), multi.String(), seen{form: "a=b&c=d", postForm: "a=b", files: 1}},
+	} {
+		for name, l := range map[string]func(e *entrance) shaper.Limiter{
+			"read ahead":             func(e *entrance) shaper.Limiter { return e.Shaper },
+			"dry run":                func(*entrance) shaper.Limiter { return dry },
+			"dry run and read ahead": func(e *entrance) shaper.Limiter { return shaper.Chain(dry, e.Shaper) },
+		} {
+			t.Run(name+" "+body.kind[:9], func(t *testing.T) {
+				t.Parallel()
+				e := newBlindEntrance(t, 1)
+				e.limiter = l(e)
+				inner := http.NewServeMux()
+				inner.HandleFunc("POST /{id}/{rest...}", func(_ http.ResponseWriter, r *http.Request) {
+					r.SetPathValue("own", "a router's")
+					_ = r.ParseMultipartForm(1 << 20)
+				})
+				e.handler = inner.ServeHTTP
+				saw := make(chan seen, 1)
+				e.outer = func(h http.Handler) http.Handler {
+					around := http.NewServeMux()
+					around.HandleFunc("/{outer}/", func(w http.ResponseWriter, r *http.Request) {
+						h.ServeHTTP(w, r)
+						saw <- look(r)
+					})
+					return around
+				}
+				e.open()
+				v := e.visit(fmt.Sprintf("POST /a/b/c?c=d HTTP/1.1\r\nHost: a\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s",
+					body.kind, len(body.text), body.text))
+				if name != "dry run" {
+					e.waiting(1)
+					e.admit("100/s depth 1")
+				}
+				v.reads(200)
+				want := body.want
+				want.Pattern, want.id, want.rest, want.own = "POST /{id}/{rest...}", "a", "b/c", "a router's"
+				got := next(t, saw)
+				got.outer = "" // A mux takes the values of one around it away, and nobody looks for them.
+				require.Equal(t, want, got)
+			})
+		}
+	}
+}
+
+// What differs is the body, so it is the same request.
+func TestTheRequestThatIsHandedOnIsTheOneThatCame(t *testing.T) {
+	e := newBlindEntrance(t, 1)
+	came, handed := make(chan *http.Request, 1), make(chan *http.Request, 1)
+	e.outer = touched(func(r *http.Request) { came <- r })
+	e.handler = func(w http.ResponseWriter, r *http.Request) { handed <- r; echo(w, r) }
+	e.open()
+	v := e.visit(post("/", "hello"))
+	e.waiting(1)
+	e.admit("100/s depth 1")
+	require.Equal(t, "HELLO", v.reads(200))
+	require.Same(t, next(t, came), next(t, handed))
+}
