@@ -215,7 +215,9 @@ func (g *gate) refuse(c *connection, w http.ResponseWriter, err error) {
 	if g.onError == nil {
 		a = a.later(g.retrySpread)
 	}
-	if g.rateLimitFields && !isOwnFault(err) { // Then there is no state to tell of.
+	if g.rateLimitFields && a.status != http.StatusInternalServerError {
+		// A 500 is a mistake of the server: no bucket was asked, and a client that
+		// obeys the fields must not slow down for it.
 		addRateLimitFields(w.Header(), g.limiter, err, a)
 	}
 	g.journal.refused(c.request.Context(), err)

@@ -32,9 +32,16 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 // are whole seconds, rounded up. The numbers come from Stats just after the
 // decision.
 //
+// A client that obeys the fields slows down before it is refused, and more than it
+// has to: times are whole seconds, so at 10/s with a Burst of 2 the second request
+// is answered with r=0;t=1, and a client that then waits for t lets most of its
+// slots pass. A [Transport] therefore holds back after refusals only, by default.
+// So set the option for clients that spread their requests over t or show the
+// numbers to people; others are served better by the line and by Retry-After.
+//
 // The name is that of WithName, or "default"; characters other than printable
 // ASCII become '?'. There are no fields at rate.Inf, nor for requests of cost
-// 0, nor from a Limiter without a method Stats() Stats, nor in a Group for a key that
+// 0, nor with a status of 500, which is the server's mistake, nor from a Limiter without a method Stats() Stats, nor in a Group for a key that
 // shares a bucket. The fields are added to
 // those that are there: several middlewares around a handler each tell theirs.
 func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }

@@ -48,7 +48,6 @@ func TestRateLimitFieldsTellTheStateAfterTheDecision(t *testing.T) {
 		expect("full", 429, `"api";r=0;t=2`) // c goes at 2 s; t is Retry-After,
 		g.at(5 * time.Second)
 		expect("dear?cost=20000000", 429, `"api";r=2;t=3`) // but not where there is none.
-		expect("mistake?cost=-1", 500, `"api";r=2;t=3`)
 		require.NoError(g.t, g.Close())
 		expect("closed", 503, `"api";r=0;t=1`)
 	}, shaper.WithName("api"))
@@ -165,6 +164,30 @@ func TestRateLimitFieldsAreLeftOut(t *testing.T) {
 			require.Empty(t, state)
 		})
 	}
+}
+
+// A 500 is a mistake of the server, which says nothing of the client's rate: a
+// client that obeys the fields would slow down for it.
+func TestAMistakeOfTheServerSlowsNoClient(t *testing.T) {
+	opts := []shaper.MiddlewareOption{shaper.WithRateLimitHeaders(), shaper.WithCost(costInQuery)}
+	playKeys(t, "1 per 3s", func(g *groupStage) {
+		for name, h := range map[string]http.Handler{
+			"Middleware":       shaper.Middleware(mustMake(g.t, limitsOf(g.t, "1 per 3s")), opts...)(http.NotFoundHandler()),
+			"of a key":         shaper.Middleware(g.Limiter("k"), opts...)(http.NotFoundHandler()),
+			"Group.Middleware": g.Middleware(firstLetter, opts...)(http.NotFoundHandler()),
+		} {
+			for _, row := range []struct{ path, status, state string }{
+				{"a?cost=-1", "500", ""}, // Before its key has a bucket, and after.
+				{"a", "404", `"default";r=0;t=3`},
+				{"a?cost=-1", "500", ""},
+			} {
+				answer := answerOf(h, context.Background(), row.path)
+				require.Equal(g.t, row.status, statusLine(answer), name)
+				require.Equal(g.t, row.state, answer.Header.Get("RateLimit"), name)
+				require.Equal(g.t, row.state != "", answer.Header.Get("RateLimit-Policy") != "", name)
+			}
+		}
+	})
 }
 
 func TestErrorHandlerFindsRateLimitFieldsSet(t *testing.T) {
