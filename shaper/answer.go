@@ -19,25 +19,24 @@ const statusClientGone = 499
 //   - 429 with Retry-After if the line is full or the request would leave too
 //     late; without it if the request can never fit, which the body then says.
 //   - 503 with Retry-After if the Shaper is closed, if the deadline of an outer
-//     time-out has passed, and for errors of other Limiters.
+//     handler has passed, and for errors of other Limiters.
 //   - 408 if the body could not be read although the client is there.
 //   - 500 if the cost is negative.
 //   - 499 without a body, and the end of the connection, if err is
 //     context.Canceled: the client has gone.
 //
-// Retry-After is that of the *RejectError in whole seconds, rounded up, at
-// least 1; where there is none, it is 1. The body is a short problem+json (RFC
-// 9457) that echoes nothing of the request and nothing of err. The answer is
-// not to be stored by caches.
+// Retry-After is that of the [RejectError] in whole seconds, rounded up, at least 1;
+// for other errors it is 1. The body is a short problem+json (RFC 9457) that echoes
+// nothing of the request and nothing of err. Caches are told not to store it.
 //
-// It is the default of WithErrorHandler, and may be called from such a handler
-// or after a WaitN of one's own.
+// It is the default of [WithErrorHandler]. It may also be called from such a handler,
+// or after a WaitN of your own.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
-	answerTo(err).write(w, r)
+	responseTo(err).write(w, r)
 }
 
-// write sends the answer.
-func (a answer) write(w http.ResponseWriter, r *http.Request) {
+// write sends the response.
+func (a response) write(w http.ResponseWriter, r *http.Request) {
 	if a.status == statusClientGone {
 		writeGone(w, r)
 		return
@@ -51,8 +50,8 @@ func (a answer) write(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(a.status)
-	// The texts are our own, in ASCII, so %q quotes them as JSON does. An error
-	// of the write means that the client has gone; there is nobody to tell.
+	// The texts are our own, in ASCII, so %q quotes them as JSON does. An error of
+	// the write means that the client has gone, so it is of no use to anybody.
 	fmt.Fprintf(w, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(a.status), a.status, a.detail)
 }
 
@@ -68,63 +67,64 @@ func writeGone(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(statusClientGone)
 }
 
-// dropStale removes what an outer handler may have said of another answer's
-// body. Content-Encoding stays, as in http.Error: an outer handler which
-// compresses what is written says so before (golang/go#66343).
+// dropStale removes what an outer handler may have set for the body of another
+// response. Content-Encoding stays, as in [http.Error]: an outer handler that
+// compresses what is written sets it before (golang/go#66343).
 func dropStale(h http.Header) {
 	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
 		h.Del(field)
 	}
 }
 
-// answer is what a request gets that was not admitted.
-type answer struct {
+// A response is what a request gets that was not admitted.
+type response struct {
 	status     int
 	retryAfter int64 // in seconds; 0: trying again does not help
 	detail     string
 }
 
-// answerTo is the table of answers. It looks for refusals first: one that
-// would have missed its context's deadline is context.DeadlineExceeded too.
-func answerTo(err error) answer {
+// responseTo is the table of responses. It looks for refusals first: the error of a
+// request that would have missed its context's deadline is
+// [context.DeadlineExceeded] too.
+func responseTo(err error) response {
 	retryAfter := int64(1)
 	if refusal, ok := errors.AsType[*RejectError](err); ok {
 		retryAfter = wholeSeconds(refusal.RetryAfter)
 	}
 	switch {
 	case isOwnFault(err):
-		return answer{http.StatusInternalServerError, 0, "The server could not tell the limits of the request."}
+		return response{http.StatusInternalServerError, 0, "The server could not tell the limits of the request."}
 	case errors.Is(err, ErrQueueFull):
-		return answer{http.StatusTooManyRequests, retryAfter, "Too many requests are waiting already."}
+		return response{http.StatusTooManyRequests, retryAfter, "Too many requests are waiting already."}
 	case errors.Is(err, ErrTooLate):
-		return answer{http.StatusTooManyRequests, retryAfter, "The request would have to wait too long."}
+		return response{http.StatusTooManyRequests, retryAfter, "The request would have to wait too long."}
 	case errors.Is(err, ErrTooCostly):
-		return answer{http.StatusTooManyRequests, 0, "The request costs more than can ever fit. Trying again does not help."}
+		return response{http.StatusTooManyRequests, 0, "The request costs more than can ever fit. Trying again does not help."}
 	case errors.Is(err, ErrClosed):
-		return answer{http.StatusServiceUnavailable, retryAfter, "The server takes no more requests."}
-	case errors.Is(err, errBody):
-		return answer{http.StatusRequestTimeout, 0, "The body of the request did not come."}
+		return response{http.StatusServiceUnavailable, retryAfter, "The server takes no more requests."}
+	case errors.Is(err, ErrBody):
+		return response{http.StatusRequestTimeout, 0, "The body of the request did not come."}
 	case errors.Is(err, ErrNegativeCost):
-		return answer{http.StatusInternalServerError, 0, "The server could not tell what the request costs."}
+		return response{http.StatusInternalServerError, 0, "The server could not tell what the request costs."}
 	case errors.Is(err, context.Canceled):
-		return answer{status: statusClientGone}
+		return response{status: statusClientGone}
 	case errors.Is(err, context.DeadlineExceeded):
-		return answer{http.StatusServiceUnavailable, retryAfter, "The time for the request ran out while it waited."}
+		return response{http.StatusServiceUnavailable, retryAfter, "The time for the request ran out while it waited."}
 	default:
-		return answer{http.StatusServiceUnavailable, retryAfter, "The request could not be admitted."}
+		return response{http.StatusServiceUnavailable, retryAfter, "The request could not be admitted."}
 	}
 }
 
-// later is the answer with a random time from 0 to spread on top of its
-// Retry-After, which is in whole seconds: of those, each is as likely.
-func (a answer) later(spread time.Duration) answer {
+// later returns the response with a random time from 0 to spread added to its
+// Retry-After, which is in whole seconds, each of them equally likely.
+func (a response) later(spread time.Duration) response {
 	if a.retryAfter > 0 {
 		a.retryAfter += rand.Int64N(int64(spread/time.Second) + 1)
 	}
 	return a
 }
 
-// wholeSeconds is d as Retry-After has it: rounded up, so that nobody comes
+// wholeSeconds returns d as Retry-After has it: rounded up, so that no client comes
 // back too early, and at least 1.
 func wholeSeconds(d time.Duration) int64 {
 	seconds := int64(d / time.Second)

@@ -11,55 +11,41 @@ import (
 	"time"
 )
 
-// ConnContext belongs in the field of the same name of an http.Server:
-//
-//	server := &http.Server{Handler: handler, ConnContext: shaper.ConnContext}
-//
-// It lets Middleware ask the connection whether its client is still there.
-// net/http does not cancel the context of an HTTP/1 request while its body is
-// unread (golang/go#23262), so without it an upload whose client has gone keeps
-// its place in the line.
-//
-// Only the connection of a request that waits is asked: a request that may leave
-// at once is served. After a wait a client that has closed only its sending half
-// (nc -N, Node's socket.end(request)) counts as gone, as net/http has it: the
-// connection looks the same in both cases.
-//
-// The asking is a ppoll(2) and works on Linux. Elsewhere, and on connections
-// without a file descriptor, ConnContext does nothing, and Middleware reads
-// small bodies ahead instead.
-func ConnContext(ctx context.Context, c net.Conn) context.Context {
+// NewContext returns a context from which [Of] learns the connection of a
+// request. It is a function for the field ConnContext of [http.Server].
+func NewContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
 type connKey struct{}
 
-// connection is what Middleware knows of the connection of a request, and what
-// it may do to it.
-type connection struct {
+// A Conn is what is known of the connection of one request, and what can be done
+// to it. The goroutine of the request owns it.
+type Conn struct {
 	request    *http.Request
 	controller *http.ResponseController
 	server     *http.Server // nil: not known
-	conn       net.Conn     // of HTTP/1, if ConnContext was set; else nil
-	ahead      *ahead       // the body, if it is read ahead; else nil
-	outer      bool         // it is an outer Middleware that does so
+	conn       net.Conn     // of HTTP/1, if NewContext was used; else nil
+	body       *Body        // nil: the body is not read ahead
+	outer      bool         // an outer Conn of the same request reads the body ahead
 }
 
-func connectionOf(w http.ResponseWriter, r *http.Request) *connection {
-	c := &connection{request: r, controller: http.NewResponseController(w)}
+// Of returns the Conn of the request r, which is answered by w.
+func Of(w http.ResponseWriter, r *http.Request) *Conn {
+	c := &Conn{request: r, controller: http.NewResponseController(w)}
 	c.server, _ = r.Context().Value(http.ServerContextKey).(*http.Server)
-	c.ahead, c.outer = r.Body.(*ahead)
+	c.body, c.outer = r.Body.(*Body)
 	if r.ProtoMajor < 2 {
 		c.conn, _ = r.Context().Value(connKey{}).(net.Conn)
 	}
 	return c
 }
 
-// unread says whether some of the body of the request may still be to be read.
-// While that is so, net/http does not watch the connection of an HTTP/1 request.
-func (c *connection) unread() bool {
-	if c.ahead != nil {
-		return c.ahead.coming()
+// unread reports whether some of the body may not have been read yet. While that
+// is so, net/http does not watch the connection of an HTTP/1 request.
+func (c *Conn) unread() bool {
+	if c.body != nil {
+		return c.body.coming()
 	}
 	r := c.request
 	if r.ContentLength == 0 || r.Body == nil || r.Body == http.NoBody {
@@ -73,17 +59,17 @@ func (c *connection) unread() bool {
 		return !chunksRead(r.Body)
 	}
 	if r.ContentLength < 0 || kind == foreignBody {
-		return true // Asking such a body could block, or fetch it.
+		return true // A read of nothing could block, or ask the client for the body.
 	}
-	// An outer handler may have read it, or closed it. A read of nothing never
-	// blocks here, and tells.
+	// An outer handler may have read the body, or closed it. Here a read of nothing
+	// never blocks, and its error tells.
 	_, err := r.Body.Read(nil)
 	return err == nil
 }
 
-// chunksRead says whether a chunked body of net/http has been read to its end,
-// or closed. Asking it by a read could block, so its fields are looked at, by
-// their names, as none are exported; under others it counts as not read.
+// chunksRead reports whether a chunked body of net/http has been read to its end,
+// or closed. A read could block, so chunksRead looks at fields that are not
+// exported. If they get other names one day, the body counts as unread.
 func chunksRead(body io.Reader) bool {
 	for _, name := range [...]string{"sawEOF", "closed"} {
 		f := reflect.ValueOf(body).Elem().FieldByName(name)
@@ -99,8 +85,8 @@ type bodyKind int
 
 const (
 	// foreignBody is an outer handler's, which may do anything, or one of
-	// net/http that a read of nothing fetches or waits for: that of HTTP/2, or
-	// of "Expect: 100-continue".
+	// net/http of which a read of nothing fetches or awaits something: that of
+	// HTTP/2, or of "Expect: 100-continue".
 	foreignBody bodyKind = iota
 	limitedBody          // of http.MaxBytesReader
 	plainBody            // as an HTTP/1 server makes it
@@ -109,10 +95,10 @@ const (
 	bufferedBody
 )
 
-// kindOf tells by the name of the type, as net/http exports none. A body that
-// is not known is foreign: it is not read ahead, and counts as not read yet. If
-// an outer handler has read it after all, and has put back what it read in a
-// way that is not known here, ReadTimeout ends the request when it passes.
+// kindOf looks at the name of the type, as net/http exports none. A body that is
+// not known is foreign: it is not read ahead, and counts as unread. If an outer
+// handler has read it all the same, and put it back in a way that is not known
+// here, the request ends when ReadTimeout passes.
 func kindOf(body io.Reader) bodyKind {
 	t := reflect.TypeOf(body)
 	if t == bufferedType {
@@ -134,24 +120,24 @@ func kindOf(body io.Reader) bodyKind {
 	return foreignBody
 }
 
-// bufferedType is what io.NopCloser makes of that which can write itself to
-// somewhere, as what is in memory can.
+// bufferedType is what io.NopCloser makes of a reader that can write itself to a
+// writer, as readers of memory can.
 var bufferedType = reflect.TypeOf(io.NopCloser(bytes.NewReader(nil)))
 
-// canAsk says whether the connection can be asked for its client.
-func (c *connection) canAsk() bool { return c.conn != nil && canAsk(c.conn) }
+// canAsk reports whether the connection can be asked for its client.
+func (c *Conn) canAsk() bool { return c.conn != nil && canAsk(c.conn) }
 
 // setReadDeadline sets the deadline for reading the request.
-func (c *connection) setReadDeadline(t time.Time) error {
-	if c.ahead != nil {
-		return c.ahead.setDeadline(t)
+func (c *Conn) setReadDeadline(t time.Time) error {
+	if c.body != nil {
+		return c.body.setDeadline(t)
 	}
-	return c.limitReads(t)
+	return c.setConnReadDeadline(t)
 }
 
-// limitReads sets the deadline for reads of the connection. Where a wrapped
-// ResponseWriter hides it, the connection itself is used.
-func (c *connection) limitReads(t time.Time) error {
+// setConnReadDeadline sets the deadline for reads of the connection. Where a
+// wrapped ResponseWriter hides it, the connection itself is used.
+func (c *Conn) setConnReadDeadline(t time.Time) error {
 	err := c.controller.SetReadDeadline(t)
 	if err != nil && c.conn != nil {
 		err = c.conn.SetReadDeadline(t)
@@ -159,8 +145,8 @@ func (c *connection) limitReads(t time.Time) error {
 	return err
 }
 
-// setWriteDeadline does the same for writing the answer.
-func (c *connection) setWriteDeadline(t time.Time) error {
+// setWriteDeadline sets the deadline for writing the response in the same way.
+func (c *Conn) setWriteDeadline(t time.Time) error {
 	err := c.controller.SetWriteDeadline(t)
 	if err != nil && c.conn != nil {
 		err = c.conn.SetWriteDeadline(t)
@@ -168,32 +154,32 @@ func (c *connection) setWriteDeadline(t time.Time) error {
 	return err
 }
 
-// suspend takes the server's time-outs off a request that is about to wait, in
-// HTTP/2, where a stream is reset in the moment in which one passes. In HTTP/1
-// it only matters to a later read or write, and resume is early enough.
-func (c *connection) suspend() {
+// Suspend removes the server's timeouts from an HTTP/2 request that is about to
+// wait, as its stream is reset in the moment in which one passes. In HTTP/1 a
+// timeout matters to a later read or write only, and [Conn.Resume] is early enough.
+func (c *Conn) Suspend() {
 	if !c.suspends() {
 		return
 	}
 	if c.server.WriteTimeout > 0 {
 		_ = c.setWriteDeadline(time.Time{})
 	}
-	if readTimeout(c.server) > 0 && c.unread() {
+	if c.readTimeout() > 0 && c.unread() {
 		_ = c.setReadDeadline(time.Time{})
 	}
 }
 
-func (c *connection) suspends() bool { return c.server != nil && c.request.ProtoMajor >= 2 }
+func (c *Conn) suspends() bool { return c.server != nil && c.request.ProtoMajor >= 2 }
 
-// resume starts the server's time-outs anew after a wait, so that the time in
-// the line costs the request nothing.
+// Resume restarts the server's timeouts after a wait, so that the time of the wait
+// is not taken off them.
 //
-// The read deadline is left alone unless there is a body to read: without one,
-// it would lie under net/http's background read and cancel the request in
-// mid-handler. An error means that the ResponseWriter hides the deadlines, and
-// that no ConnContext was set or the connection is many requests' (HTTP/2); then
-// there is nothing to be done.
-func (c *connection) resume(waited bool) {
+// The read deadline is set only if there is a body to read: without one it would
+// lie under net/http's background read, and cancel the request while its handler
+// runs. An error means that the ResponseWriter hides the deadlines, and that the
+// connection is not known or is shared by many requests (HTTP/2). Then nothing can
+// be done.
+func (c *Conn) Resume(waited time.Duration) {
 	if c.server == nil {
 		return
 	}
@@ -201,42 +187,34 @@ func (c *connection) resume(waited bool) {
 	if d := c.server.WriteTimeout; d > 0 {
 		_ = c.setWriteDeadline(now.Add(d))
 	}
-	if d := readTimeout(c.server); d > 0 && (waited || c.suspends()) && c.unread() {
-		if c.ahead != nil {
-			c.ahead.allow(d)
+	if d := c.readTimeout(); d > 0 && (waited > brief || c.body != nil || c.suspends()) && c.unread() {
+		if c.body != nil {
+			c.body.restartTimeout(d)
 			return
 		}
 		_ = c.setReadDeadline(now.Add(d))
 	}
 }
 
-// readTimeout is the server's time-out for the whole of a request, or 0.
-func readTimeout(s *http.Server) time.Duration { return max(s.ReadTimeout, 0) }
+// readTimeout returns the server's timeout for the whole of a request, or 0.
+func (c *Conn) readTimeout() time.Duration { return max(c.server.ReadTimeout, 0) }
 
 const (
 	// drainTime is how long a refusal waits for the rest of a request's body.
-	// net/http sends no answer before it has read up to 256 KiB of it, which
-	// a client may withhold for ever. Of deadlines in the past some answers
+	// net/http sends no response before it has read up to 256 KiB of it, which
+	// a client may withhold for ever. With a deadline in the past some responses
 	// get lost: a reset overtakes them.
 	drainTime = 100 * time.Millisecond
-	// drainLength is up to which length a body is worth the reading, as it
-	// saves the connection for the next request.
+	// drainLength is the longest body that is worth reading, as that keeps the
+	// connection for the next request.
 	drainLength = 64 << 10
 )
 
-// end ends what may still go on for the request. It is called when the handler has
-// returned or panicked.
-func (c *connection) end() {
-	if c.ahead != nil && !c.outer {
-		c.ahead.stop()
-	}
-}
-
-// refuse prepares for an answer without the handler: it must reach a client who
-// is still sending.
-func (c *connection) refuse(h http.Header) {
-	if c.ahead != nil {
-		c.ahead.stop()
+// Refuse prepares for a response that comes without the handler having run: it
+// must reach a client that is still sending. It may add to the header.
+func (c *Conn) Refuse(h http.Header) {
+	if c.body != nil {
+		c.body.stop()
 	}
 	if c.request.ProtoMajor >= 2 || !c.unread() {
 		return
@@ -247,5 +225,13 @@ func (c *connection) refuse(h http.Header) {
 	n := c.request.ContentLength
 	if err != nil || n < 0 || n > drainLength {
 		h.Set("Connection", "close")
+	}
+}
+
+// End ends what may still go on for the request. Call it when the handler has
+// returned or panicked.
+func (c *Conn) End() {
+	if c.body != nil && !c.outer {
+		c.body.stop()
 	}
 }

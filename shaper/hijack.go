@@ -8,40 +8,41 @@ import (
 	"sync"
 )
 
-// untilHijacked returns the ResponseWriter to pass to a handler in place of w, and
-// the function to call when the handler has returned. Together they call release
-// once: when the handler hijacks the connection, else when that function is called.
+// A Func is the method of an [http.Hijacker].
+type Func = func() (net.Conn, *bufio.ReadWriter, error)
+
+// Until returns the ResponseWriter to pass to a handler in place of w, and a function
+// to call when the handler has returned. Together they call release exactly once: when
+// the handler hijacks the connection, else when that function is called.
 //
 // A ResponseWriter that cannot be hijacked, as in HTTP/2, is returned unchanged.
-func untilHijacked(w http.ResponseWriter, release func()) (http.ResponseWriter, func()) {
+func Until(w http.ResponseWriter, release func()) (http.ResponseWriter, func()) {
 	if !hijackable(w) {
 		return w, release
 	}
 	var once sync.Once
 	end := func() { once.Do(release) }
-	return interceptHijack(w, func(hijack hijackFunc) (net.Conn, *bufio.ReadWriter, error) {
-		conn, buffered, err := hijack()
+	return newHijacker(w, func(original Func) (net.Conn, *bufio.ReadWriter, error) {
+		conn, buffered, err := original()
 		if err == nil { // If it fails the request has not ended.
 			end()
 		}
 		return conn, buffered, err
-	}), end
+	}).wrapped(), end
 }
 
-// A hijackFunc is the Hijack of an http.Hijacker.
-type hijackFunc = func() (net.Conn, *bufio.ReadWriter, error)
-
-// interceptHijack returns a ResponseWriter that does what w does, but for Hijack,
-// which calls by with that of w. A ResponseWriter that cannot be hijacked, as in
-// HTTP/2, is returned unchanged.
-func interceptHijack(w http.ResponseWriter, by func(hijack hijackFunc) (net.Conn, *bufio.ReadWriter, error)) http.ResponseWriter {
+// Through returns a ResponseWriter that can do what w can do, and whose Hijack is by,
+// which gets the Hijack of w.
+//
+// A ResponseWriter that cannot be hijacked, as in HTTP/2, is returned unchanged.
+func Through(w http.ResponseWriter, by func(original Func) (net.Conn, *bufio.ReadWriter, error)) http.ResponseWriter {
 	if !hijackable(w) {
 		return w
 	}
-	return (&hijacker{w, by}).wrapped()
+	return newHijacker(w, by).wrapped()
 }
 
-// hijackable says whether http.ResponseController would find a Hijack.
+// hijackable reports whether [http.ResponseController] would find a Hijack.
 func hijackable(w http.ResponseWriter) bool {
 	for {
 		switch t := w.(type) {
@@ -55,10 +56,14 @@ func hijackable(w http.ResponseWriter) bool {
 	}
 }
 
-// A hijacker intercepts the Hijack of a ResponseWriter.
+// A hijacker has a Hijack of its own in place of that of a ResponseWriter.
 type hijacker struct {
 	original http.ResponseWriter
-	by       func(hijackFunc) (net.Conn, *bufio.ReadWriter, error)
+	by       func(original Func) (net.Conn, *bufio.ReadWriter, error)
+}
+
+func newHijacker(w http.ResponseWriter, by func(Func) (net.Conn, *bufio.ReadWriter, error)) *hijacker {
+	return &hijacker{w, by}
 }
 
 // Hijack hijacks the connection.
@@ -66,11 +71,10 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return h.by(http.NewResponseController(h.original).Hijack)
 }
 
-// wrapped is the original as the handler gets it. Handlers ask by type
-// assertions what a ResponseWriter can do, so of the four interfaces that they
-// ask for it has those that the original has. (Others are only asked for by
-// net/http, and by methods that nobody else can have, as by http.MaxBytesReader:
-// see Middleware.)
+// wrapped returns the ResponseWriter for the handler. Handlers find out by type
+// assertions what a ResponseWriter can do, so the wrapper implements those of four
+// interfaces that the original implements. Others are only asked for by net/http,
+// such as the unexported method that http.MaxBytesReader looks for.
 func (h *hijacker) wrapped() http.ResponseWriter {
 	const flushes, hijacks, reads, pushes = 1, 2, 4, 8
 	type (
@@ -81,8 +85,8 @@ func (h *hijacker) wrapped() http.ResponseWriter {
 		reader = io.ReaderFrom
 		pusher = http.Pusher
 	)
-	w := wrapping{h.original, h}
-	f := flushing{h.original}
+	w := wrapper{h.original, h}
+	f := bothFlushers{h.original}
 	r, canRead := h.original.(reader)
 	p, canPush := h.original.(pusher)
 	can := 0
@@ -102,91 +106,91 @@ func (h *hijacker) wrapped() http.ResponseWriter {
 	switch can {
 	case flushes:
 		return struct {
-			wrapping
+			wrapper
 			flusher
 		}{w, f}
 	case hijacks:
 		return struct {
-			wrapping
+			wrapper
 			http.Hijacker
 		}{w, h}
 	case flushes | hijacks:
 		return struct {
-			wrapping
+			wrapper
 			flusher
 			http.Hijacker
 		}{w, f, h}
 	case reads:
 		return struct {
-			wrapping
+			wrapper
 			reader
 		}{w, r}
 	case flushes | reads:
 		return struct {
-			wrapping
+			wrapper
 			flusher
 			reader
 		}{w, f, r}
 	case hijacks | reads:
 		return struct {
-			wrapping
+			wrapper
 			http.Hijacker
 			reader
 		}{w, h, r}
 	case flushes | hijacks | reads: // net/http's own, of HTTP/1.
 		return struct {
-			wrapping
+			wrapper
 			flusher
 			http.Hijacker
 			reader
 		}{w, f, h, r}
 	case pushes:
 		return struct {
-			wrapping
+			wrapper
 			pusher
 		}{w, p}
 	case flushes | pushes:
 		return struct {
-			wrapping
+			wrapper
 			flusher
 			pusher
 		}{w, f, p}
 	case hijacks | pushes:
 		return struct {
-			wrapping
+			wrapper
 			http.Hijacker
 			pusher
 		}{w, h, p}
 	case flushes | hijacks | pushes:
 		return struct {
-			wrapping
+			wrapper
 			flusher
 			http.Hijacker
 			pusher
 		}{w, f, h, p}
 	case reads | pushes:
 		return struct {
-			wrapping
+			wrapper
 			reader
 			pusher
 		}{w, r, p}
 	case flushes | reads | pushes:
 		return struct {
-			wrapping
+			wrapper
 			flusher
 			reader
 			pusher
 		}{w, f, r, p}
 	case hijacks | reads | pushes:
 		return struct {
-			wrapping
+			wrapper
 			http.Hijacker
 			reader
 			pusher
 		}{w, h, r, p}
 	case flushes | hijacks | reads | pushes:
 		return struct {
-			wrapping
+			wrapper
 			flusher
 			http.Hijacker
 			reader
@@ -196,44 +200,44 @@ func (h *hijacker) wrapped() http.ResponseWriter {
 	return w
 }
 
-// wrapping is what every wrapper has.
-type wrapping struct {
+// A wrapper is what the ResponseWriters of all sets of interfaces have in common.
+type wrapper struct {
 	http.ResponseWriter
 	hijacker *hijacker
 }
 
-// WriteString is what io.WriteString does with the original.
-func (w wrapping) WriteString(s string) (int, error) { return io.WriteString(w.ResponseWriter, s) }
+// WriteString does what [io.WriteString] does with the original.
+func (w wrapper) WriteString(s string) (int, error) { return io.WriteString(w.ResponseWriter, s) }
 
-// CloseNotify is that of the original. Each wrapper has it, as gin's writer asserts
-// that there is one (gin.Context.Stream); where the original has none it never
-// tells.
-func (w wrapping) CloseNotify() <-chan bool {
+// CloseNotify calls that of the original. Each wrapper has it, as gin's writer asserts
+// that there is one (gin.Context.Stream). Where the original has none, nothing is
+// ever sent.
+func (w wrapper) CloseNotify() <-chan bool {
 	if c, ok := w.ResponseWriter.(interface{ CloseNotify() <-chan bool }); ok {
 		return c.CloseNotify()
 	}
 	return nil
 }
 
-// Unwrap is how http.ResponseController comes to the original: by way of the
-// hijacker, which it meets before one that the original hides but unwraps to.
-func (w wrapping) Unwrap() http.ResponseWriter { return beneath{w.ResponseWriter, w.hijacker} }
+// Unwrap leads [http.ResponseController] to the original, past the hijacker: it must
+// meet this one before a Hijack that the original does not have but unwraps to.
+func (w wrapper) Unwrap() http.ResponseWriter { return inner{w.ResponseWriter, w.hijacker} }
 
-// beneath lies between a wrapper and the original.
-type beneath struct {
+// An inner stands between a wrapper and the original.
+type inner struct {
 	http.ResponseWriter
 	http.Hijacker
 }
 
 // Unwrap returns the original.
-func (b beneath) Unwrap() http.ResponseWriter { return b.ResponseWriter }
+func (b inner) Unwrap() http.ResponseWriter { return b.ResponseWriter }
 
-// flushing flushes in both ways. The second is for http.ResponseController, which
-// would see no error of the first.
-type flushing struct{ original http.ResponseWriter }
+// bothFlushers has both methods that flush. [http.ResponseController] uses the second,
+// as the first returns no error.
+type bothFlushers struct{ original http.ResponseWriter }
 
-// Flush is that of the original.
-func (f flushing) Flush() { f.original.(http.Flusher).Flush() }
+// Flush calls that of the original.
+func (f bothFlushers) Flush() { f.original.(http.Flusher).Flush() }
 
-// FlushError is that of the original, or its Flush.
-func (f flushing) FlushError() error { return http.NewResponseController(f.original).Flush() }
+// FlushError calls that of the original, or its Flush.
+func (f bothFlushers) FlushError() error { return http.NewResponseController(f.original).Flush() }

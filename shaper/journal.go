@@ -10,61 +10,61 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// journal is what a Middleware logs. A nil one logs nothing.
-type journal struct {
-	log    *slog.Logger
-	thin   rate.Sometimes
-	unsaid atomic.Int64 // refusals since the last line
+// A refusalLog is the log of a Middleware. A nil one logs nothing.
+type refusalLog struct {
+	log        *slog.Logger
+	sometimes  rate.Sometimes
+	suppressed atomic.Int64 // refusals since the last line that were not logged
 }
 
-func newJournal(log *slog.Logger) *journal {
+func newRefusalLog(log *slog.Logger) *refusalLog {
 	if log == nil {
 		return nil
 	}
-	return &journal{log: log, thin: rate.Sometimes{Interval: time.Second}}
+	return &refusalLog{log: log, sometimes: rate.Sometimes{Interval: time.Second}}
 }
 
-// refused notes a refusal. In an overload there are many, and one line a second
+// refused logs a refusal. In an overload there are many, and one line a second
 // says as much as all of them.
-func (j *journal) refused(ctx context.Context, err error) {
-	if j == nil {
+func (l *refusalLog) refused(ctx context.Context, err error) {
+	if l == nil {
 		return
 	}
-	j.unsaid.Add(1)
+	l.suppressed.Add(1)
 	var count int64
-	j.thin.Do(func() { count = j.unsaid.Swap(0) })
+	l.sometimes.Do(func() { count = l.suppressed.Swap(0) })
 	if count == 0 {
 		return
 	}
-	// The line is written out here, as thin lets one in at a time: a slow log
-	// would hold up all refusals.
+	// The line is written here and not in Do, which lets in one call at a time: there
+	// a slow log would delay all refusals.
 	attrs := []slog.Attr{
-		slog.Int("status", answerTo(err).status),
+		slog.Int("status", responseTo(err).status),
 		slog.String("error", reasonOf(err)),
 		slog.Int64("refused", count),
 	}
 	if rejected, ok := errors.AsType[*RejectError](err); ok && rejected.RetryAfter > 0 {
 		attrs = append(attrs, slog.Duration("retry_after", rejected.RetryAfter))
 	}
-	j.log.LogAttrs(ctx, slog.LevelWarn, "shaper: refused", attrs...)
+	l.log.LogAttrs(ctx, slog.LevelWarn, "shaper: refused", attrs...)
 }
 
-// reasonOf is the text of an error without what may have come from the request:
-// that of a body names the client's address, and what wraps a refusal may name
-// a key.
+// reasonOf returns the text of an error without what may have come from the request:
+// the error of a body names the client's address, and what wraps a refusal may name a
+// key.
 func reasonOf(err error) string {
 	if rejected, ok := errors.AsType[*RejectError](err); ok {
 		return rejected.Reason.Error()
 	}
-	if errors.Is(err, errBody) {
-		return errBody.Error()
+	if errors.Is(err, ErrBody) {
+		return ErrBody.Error()
 	}
 	return err.Error()
 }
 
-// gone notes a client that left while it waited.
-func (j *journal) gone(ctx context.Context, waited time.Duration) {
-	if j != nil {
-		j.log.LogAttrs(ctx, slog.LevelDebug, "shaper: client gone", slog.Duration("waited", waited))
+// gone logs that a client has left while its request waited.
+func (l *refusalLog) gone(ctx context.Context, waited time.Duration) {
+	if l != nil {
+		l.log.LogAttrs(ctx, slog.LevelDebug, "shaper: client gone", slog.Duration("waited", waited))
 	}
 }

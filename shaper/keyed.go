@@ -92,19 +92,19 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 	if key == nil {
 		panic("shaper: Group.Middleware needs a function that tells the key of a request")
 	}
-	of := gate{rehearses: g.dry, middlewareOptions: newMiddlewareOptions(opts)}
-	of.choose = func(of gate, r *http.Request) (gate, error) {
+	h := handler{mayDryRun: g.dry, middlewareOptions: newMiddlewareOptions(opts)}
+	h.limiterFor = func(h handler, r *http.Request) (handler, error) {
 		k, err := key(r)
 		switch {
 		case err != nil && g.dry:
-			of.limiter = keyless[K]{g, &keyError{err}}
-			return of, nil
+			h.limiter = keyless[K]{g, &keyError{err}}
+			return h, nil
 		case err != nil:
-			return of, &keyError{err}
+			return h, &keyError{err}
 		}
 		bucket := keyed[K]{g, k}
-		of.limiter, of.places = bucket, bucket
-		return of, nil
+		h.limiter, h.acquirer = bucket, bucket
+		return h, nil
 	}
-	return of.before
+	return h.wrap
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -11,137 +12,161 @@ import (
 )
 
 // Middleware returns net/http middleware that lets each request wait for l
-// before its handler runs: it delays instead of rejecting. What l does not
-// admit is answered by WriteError, or by the handler of WithErrorHandler.
+// before its handler runs: it delays instead of rejecting. A request that l does
+// not admit is answered by [WriteError], or by the function of [WithErrorHandler].
 //
-// A request costs 1 unless WithCost says otherwise; one of cost 0 passes
-// untouched, without asking l. While its handler runs a request is nothing to l,
-// unless there is a cap, and flushing, hijacking and http.ResponseController
-// work. Panics of the handler pass through.
+// A request costs 1 unless [WithCost] says otherwise. A request of cost 0 passes
+// untouched, and l is not asked. While the handler runs, the request does not
+// occupy the limiter, unless [Limits.InFlight] is set. Flushing, hijacking and
+// [http.ResponseController] keep working. Panics of the handler pass through.
 //
-// With a cap on what is in flight (Limits.InFlight) a request has a place while
-// its handler runs, and gives it back once: when the connection is hijacked,
-// else when the handler has returned or panicked, however long the answer
-// streams. Any l with an Acquire like Shaper's counts as one with a cap, unless
-// its Limits say that InFlight is 0.
+// With InFlight set, a request is in flight while its handler runs. It stops being
+// so when the connection is hijacked, else when the handler has returned or
+// panicked, however long the answer streams. A Limiter with a method Acquire like
+// that of [Shaper] is treated in the same way, unless its method Limits says that
+// InFlight is 0.
 //
-// The ResponseWriter is handed on as it is, but for one that can be hijacked, as
-// in HTTP/1, where there is a cap: so that the hijack is seen, it is wrapped. The
-// wrapper has what http.ResponseController looks for, and is a Flusher, Hijacker,
-// Pusher or io.ReaderFrom if the ResponseWriter is one. One thing gets lost: a
-// http.MaxBytesReader of the handler can't tell net/http to close the connection
-// of a body that is too long. Answer those with "Connection: close".
+// The handler gets the ResponseWriter as it is, with two exceptions, both in
+// HTTP/1: it is wrapped where InFlight is set, so that a hijack is noticed, and
+// where the body has been read ahead, so that a hijacker gets what was read. The
+// wrapper has everything that http.ResponseController looks for, and is a Flusher,
+// Hijacker, Pusher or io.ReaderFrom if the ResponseWriter is one. One thing gets
+// lost: an [http.MaxBytesReader] of the handler cannot tell net/http to close the
+// connection of a body that is too long. Answer those with "Connection: close".
 //
 // A request that may leave at once is served, whether its client seems to be there
 // or not: net/http cancels the request of a client that has closed only the
-// sending half of its connection (nc -N, Node's socket.end(request)), although it
-// still reads the answer. After a wait such a client counts as gone, as does one
-// that has closed its connection. Of a Limiter that is not of this package
-// nobody knows whether it has made a request wait, so there 20 ms count as none.
-// The deadline of an outer handler, as http.TimeoutHandler's, counts at once.
+// sending half of its connection (nc -N, Node's socket.end(request)), although that
+// client still reads the answer. After a wait it counts as gone, like one that has
+// closed its connection. If l is not of this package, only time tells whether a
+// request has waited, and 20 ms count as no wait. The deadline of an outer handler,
+// such as http.TimeoutHandler, counts at once.
 //
-// For a client that has gone while it waited no handler runs, and with a Shaper
-// no slot is spent: it is the next waiter's. Its request ends with status 499
-// without a body, which access logs see, and with "Connection: close", so that
-// a client which closed only its sending half does not take net/http's empty
-// 200 for success. Requests with a body need ConnContext for that; without it
-// bodies of known length up to 64 KiB are read before the request enters the
-// line, so that net/http watches the connection, and of larger ones, of such as
-// have no length or ask "Expect: 100-continue", and of those that an outer
-// handler has wrapped, as in http.MaxBytesReader, a departure is not seen.
+// If the client has gone while its request waited, no handler runs, and with a
+// Shaper no slot is spent: it is the next waiter's. The request ends with status
+// 499 without a body, which access logs see, and with "Connection: close", so that
+// a client which closed only its sending half does not take net/http's empty 200
+// for success. For requests with a body this needs [ConnContext]. Without it, a body
+// of known length up to 64 KiB is read ahead while its request waits, so that
+// net/http watches the connection. The departure of a client is then not noticed
+// if its body is larger, has no length, asks "Expect: 100-continue", or has been
+// wrapped by an outer handler, as by http.MaxBytesReader.
 //
-// The time in the line is taken off none of the server's time-outs: they begin
-// anew after the wait. A refusal reaches a client that is still sending: the
-// rest of its body is awaited for 100 ms at most.
+// The time in the line is not taken off the server's timeouts: they are restarted
+// after the wait. A refusal reaches a client that is still sending: the rest of
+// its body is awaited for 100 ms at most.
 func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Handler {
 	if l == nil {
 		panic("shaper: Middleware needs a Limiter; to let every request pass, leave it out")
 	}
-	g := gate{limiter: l, places: acquirerOf(l), rehearses: rehearses(l), middlewareOptions: newMiddlewareOptions(opts)}
-	return g.before
+	h := handler{limiter: l, acquirer: acquirerOf(l), mayDryRun: rehearses(l), middlewareOptions: newMiddlewareOptions(opts)}
+	return h.wrap
 }
 
-// gate is the http.Handler that Middleware puts in front of another.
-type gate struct {
+// ConnContext belongs in the field of the same name of an [http.Server]:
+//
+//	server := &http.Server{Handler: handler, ConnContext: shaper.ConnContext}
+//
+// It lets [Middleware] ask the connection whether its client is still there.
+// net/http does not cancel the context of an HTTP/1 request while its body is
+// unread (golang/go#23262), so without it an upload whose client has gone keeps
+// its place in the line.
+//
+// Only the connection of a request that waits is asked: a request that may leave
+// at once is served. After a wait a client that has closed only its sending half
+// (nc -N, Node's socket.end(request)) counts as gone, as it does for net/http: the
+// connection looks the same in both cases.
+//
+// The connection is asked by a ppoll(2), which works on Linux. Elsewhere, and on
+// connections without a file descriptor, ConnContext does nothing, and Middleware
+// reads small bodies ahead instead.
+func ConnContext(ctx context.Context, c net.Conn) context.Context {
+	return NewContext(ctx, c)
+}
+
+// A handler is the http.Handler that Middleware puts in front of another.
+type handler struct {
 	limiter   Limiter
-	places    acquirer // the limiter, if it caps what is in flight; else nil
-	rehearses bool     // the limiter may be a dry run
+	acquirer  acquirer // the limiter, if it caps what is in flight; else nil
+	mayDryRun bool     // the limiter may be a dry run
 	next      http.Handler
 	middlewareOptions
 
-	// choose is for a gate that has a limiter for each request: it returns the
-	// gate with that one, or an error.
-	choose func(g gate, r *http.Request) (gate, error)
+	// limiterFor is nil unless each request has a limiter of its own. It returns
+	// the handler with that one, or an error.
+	limiterFor func(h handler, r *http.Request) (handler, error)
 }
 
-// before returns the gate in front of a handler.
-func (g gate) before(next http.Handler) http.Handler {
-	g.next = next
-	return &g
+// wrap returns the handler in front of another.
+func (h handler) wrap(next http.Handler) http.Handler {
+	h.next = next
+	return &h
 }
 
-// ServeHTTP lets the request wait, and then runs the handler or answers.
-func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	n := g.cost(r)
+// ServeHTTP lets the request wait, and then runs the next handler or answers.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	n := h.cost(r)
 	if n == 0 {
-		g.next.ServeHTTP(w, r)
+		h.next.ServeHTTP(w, r)
 		return
 	}
-	if g.choose != nil {
-		one, err := g.choose(*g, r)
+	if h.limiterFor != nil {
+		one, err := h.limiterFor(*h, r)
 		if err != nil {
-			g.refuse(connectionOf(w, r), w, err)
+			h.refuse(Of(w, r), w, r, err)
 			return
 		}
-		g = &one
+		h = &one
 	}
-	if g.rehearses && !wantsVerdict(r.Context()) {
+	if h.mayDryRun && !wantsVerdict(r.Context()) {
 		outer := r
-		// A map that both requests share, in which routers note path values.
+		// This makes a map that both requests share, in which routers other than
+		// net/http's set their path values.
 		outer.SetPathValue("", "")
 		r = r.WithContext(ContextWithVerdict(r.Context()))
 		defer copyBack(outer, r)
 	}
-	c := connectionOf(w, r)
-	// A negative cost is not left to the Limiter: it makes some of them, x/time's
-	// among them, fuller instead of emptier.
+	conn := Of(w, r)
+	// A Limiter does not get a negative cost: it makes some of them, x/time's among
+	// them, fuller instead of emptier.
 	var end func()
 	err := ErrNegativeCost
 	if n > 0 {
-		defer c.end()
-		end, err = g.wait(c, w, n)
+		defer conn.End()
+		end, err = h.wait(conn, w, r, n)
 	}
-	if c.ahead != nil && r.Body != c.ahead {
-		// It stays there, as what an outer handler may read afterwards is in it.
-		// net/http looks at the body that it has made itself.
-		r.Body = c.ahead
-		w = interceptHijack(w, c.ahead.hijack)
+	if body := conn.Body(); body != nil {
+		// It stays there, as an outer handler may read the rest of it afterwards.
+		// net/http itself looks at the body that it has made.
+		r.Body = body
+		w = Through(w, body.Hijack)
 	}
 	if err != nil {
-		g.tellVerdict(w.Header(), r.Context())
-		g.refuse(c, w, err)
+		h.setVerdict(w.Header(), r.Context())
+		h.refuse(conn, w, r, err)
 		return
 	}
 	if end != nil {
-		// Before anything else, as what follows runs methods of outer handlers'
+		// This comes first, as what follows runs methods of outer handlers'
 		// ResponseWriters, which may panic.
 		defer func() { end() }()
-		w, end = untilHijacked(w, end)
+		w, end = Until(w, end)
 	}
-	if g.rateLimitFields {
-		addRateLimitFields(w.Header(), g.limiter, nil, answer{})
+	if h.rateLimitFields {
+		addRateLimitFields(w.Header(), h.limiter, nil, response{})
 	}
-	g.tellVerdict(w.Header(), r.Context())
-	g.next.ServeHTTP(w, r)
+	h.setVerdict(w.Header(), r.Context())
+	h.next.ServeHTTP(w, r)
 }
 
-// tellVerdict tells the client what a dry run says of its request, if it is to know.
-func (g *gate) tellVerdict(h http.Header, ctx context.Context) {
-	if !g.rehearses || g.verdictField == "" {
+// setVerdict sets the header field with what a dry run says of the request, if there
+// is to be one.
+func (h *handler) setVerdict(header http.Header, ctx context.Context) {
+	if !h.mayDryRun || h.verdictField == "" {
 		return
 	}
 	if v, ok := VerdictOf(ctx); ok {
-		h.Set(g.verdictField, v.String())
+		header.Set(h.verdictField, v.String())
 	}
 }
 
@@ -165,14 +190,14 @@ func copyBack(outer, r *http.Request) {
 	}
 }
 
-// wait lets a request of cost n > 0 wait for the Limiter. If there is no error
-// the caller has to release its place, unless release is nil: then it has none.
-func (g *gate) wait(c *connection, w http.ResponseWriter, n int) (release func(), err error) {
-	ctx, stop := c.attend(asksDoneToWait(g.limiter))
+// wait lets a request of cost n > 0 wait for the Limiter. If there is no error the
+// caller has to call release, unless it is nil: then there is nothing to give back.
+func (h *handler) wait(conn *Conn, w http.ResponseWriter, r *http.Request, n int) (release func(), err error) {
+	conn.Suspend()
+	ctx, stop := conn.PeerContext(asksDoneToWait(h.limiter))
 	defer stop()
-	c.suspend()
 	start := time.Now()
-	release, err = enter(ctx, g.limiter, g.places, n)
+	release, err = enter(ctx, h.limiter, h.acquirer, n)
 	waited := time.Since(start)
 	stop()
 	// What follows runs methods of outer handlers' ResponseWriters, which may
@@ -184,59 +209,59 @@ func (g *gate) wait(c *connection, w http.ResponseWriter, n int) (release func()
 		}
 	}()
 	if err != nil && clientGone(ctx, err) {
-		if err = c.bodyFailed(); err == nil {
-			err = errGone{context.Canceled, waited}
+		if err = conn.BodyError(); err == nil {
+			err = errGone{waited}
 		}
 	}
-	if g.serverTiming {
+	if h.serverTiming {
 		w.Header().Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
 	}
-	c.resume(waited > brief || c.ahead != nil)
+	conn.Resume(waited)
 	handedOn = true
 	return release, err
 }
 
 // refuse answers a request that was not admitted.
-func (g *gate) refuse(c *connection, w http.ResponseWriter, err error) {
+func (h *handler) refuse(conn *Conn, w http.ResponseWriter, r *http.Request, err error) {
 	if gone, ok := err.(errGone); ok {
-		g.journal.gone(c.request.Context(), gone.waited)
-		c.refuse(w.Header())
-		writeGone(w, c.request)
+		h.log.gone(r.Context(), gone.waited)
+		conn.Refuse(w.Header())
+		writeGone(w, r)
 		return
 	}
 	if _, refusal := errors.AsType[*RejectError](err); !refusal && !isOwnFault(err) && errors.Is(err, context.Canceled) {
-		// Something in the Limiter was cancelled, but not this request. The
-		// error handler takes context.Canceled for a departed client, whom it
-		// owes no answer; this one waits for his.
+		// Something in the Limiter was cancelled, but not this request. An error
+		// handler takes context.Canceled for a client that has gone and needs no
+		// answer, but this client waits for one.
 		err = fmt.Errorf("shaper: limiter gave up on a request that is still there: %v", err)
 	}
-	c.refuse(w.Header())
-	a := answerTo(err)
-	if g.onError == nil {
-		a = a.later(g.retrySpread)
+	conn.Refuse(w.Header())
+	a := responseTo(err)
+	if h.onError == nil {
+		a = a.later(h.retrySpread)
 	}
-	if g.rateLimitFields && a.status != http.StatusInternalServerError {
+	if h.rateLimitFields && a.status != http.StatusInternalServerError {
 		// A 500 is a mistake of the server: no bucket was asked, and a client that
 		// obeys the fields must not slow down for it.
-		addRateLimitFields(w.Header(), g.limiter, err, a)
+		addRateLimitFields(w.Header(), h.limiter, err, a)
 	}
-	g.journal.refused(c.request.Context(), err)
-	if g.onError != nil {
-		g.onError(w, c.request, err)
+	h.log.refused(r.Context(), err)
+	if h.onError != nil {
+		h.onError(w, r, err)
 		return
 	}
-	a.write(w, c.request)
+	a.write(w, r)
 }
 
-// errGone is the error of a request whose client has gone.
-type errGone struct {
-	error
-	waited time.Duration
-}
+// errGone is the error of a request whose client has gone while it waited.
+type errGone struct{ waited time.Duration }
 
-// clientGone says whether the request ended because its client left. A refusal
-// that was decided before stays one, as does a mistake in the cost. An outer
-// deadline ends the context too, but leaves a client who wants an answer.
+func (errGone) Error() string { return "shaper: the client has gone" }
+
+// clientGone reports whether the request has ended because its client left. A
+// refusal that was decided before stays one, as does a mistake in the cost. The
+// deadline of an outer handler ends the context too, but its client is there for an
+// answer.
 func clientGone(ctx context.Context, err error) bool {
 	if _, refused := errors.AsType[*RejectError](err); refused || errors.Is(err, ErrNegativeCost) {
 		return false

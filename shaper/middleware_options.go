@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A MiddlewareOption changes how Middleware treats requests.
+// A MiddlewareOption changes how [Middleware] treats requests.
 type MiddlewareOption interface{ applyMiddleware(*middlewareOptions) }
 
 type middlewareOptions struct {
@@ -16,7 +16,7 @@ type middlewareOptions struct {
 	rateLimitFields bool
 	serverTiming    bool
 	verdictField    string
-	journal         *journal
+	log             *refusalLog
 }
 
 func newMiddlewareOptions(opts []MiddlewareOption) (o middlewareOptions) {
@@ -35,11 +35,11 @@ type costOption func(*http.Request) int
 
 func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
 
-// WithCost sets the function that tells what a request costs. The default, for
-// which nil stands too, is 1.
+// WithCost sets the function that returns what a request costs. By default, or with
+// nil, a request costs 1.
 //
-// A request of cost 0 passes untouched, which is for health checks. Bound the
-// cost above if it comes from the request: cost / Rate is how long everybody
+// A request of cost 0 passes untouched, which is for health checks. Set an upper
+// bound to a cost that comes from the request: cost / Rate is how long everybody
 // behind it waits. A negative cost is a mistake and answered with status 500.
 func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption(cost) }
 
@@ -48,13 +48,13 @@ type errorHandlerOption func(http.ResponseWriter, *http.Request, error)
 func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError = o }
 
 // WithErrorHandler sets the function that answers requests which were not
-// admitted. The default, for which nil stands too, is WriteError.
+// admitted. By default, or with nil, it is [WriteError].
 //
-// It gets the Limiter's error, in which errors.As finds the *RejectError of a
-// Shaper, or ErrNegativeCost, or one of the middleware's own, of which WriteError
-// knows the status. It is not called for a client that has gone. The
-// middleware has seen to deadlines before, and header fields that it sets
-// itself (WithRateLimitHeaders, "Connection: close") are there already.
+// The function gets the Limiter's error, in which errors.As finds the [RejectError]
+// of a Shaper; or [ErrNegativeCost]; or an error of the middleware's own, for which
+// WriteError knows the status. It is not called for a client that has gone. Before
+// it is called the middleware has set the deadlines of the connection, and those
+// header fields that it sets itself ([WithRateLimitHeaders], "Connection: close").
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
 	return errorHandlerOption(handle)
 }
@@ -65,41 +65,40 @@ func (o retrySpreadOption) applyMiddleware(to *middlewareOptions) {
 	to.retrySpread = max(0, time.Duration(o))
 }
 
-// WithRetrySpread adds a random time from 0 to d, in whole seconds as the field
-// is, to the Retry-After of each refusal, so that clients which were refused
-// together do not come back together. The RateLimit field tells the same time.
-// The *RejectError stays exact, and a handler of WithErrorHandler has to do its
-// own spreading. The default is 0, for which all below a second stands too.
+// WithRetrySpread adds a random time from 0 to d, in whole seconds, to the
+// Retry-After of each refusal, so that clients which were refused together do not
+// come back together. The RateLimit field has the same time. The [RejectError] stays
+// exact, and the function of [WithErrorHandler] has to do its own spreading. The
+// default is 0; less than a second adds nothing.
 func WithRetrySpread(d time.Duration) MiddlewareOption { return retrySpreadOption(d) }
 
 type serverTimingOption struct{}
 
 func (serverTimingOption) applyMiddleware(to *middlewareOptions) { to.serverTiming = true }
 
-// WithServerTiming tells each client how long its request waited, in
-// milliseconds, in a header field that browsers' developer tools show (W3C
-// Server Timing):
+// WithServerTiming adds how long the request waited, in milliseconds, to each
+// answer, in a header field that browsers' developer tools show (W3C Server Timing):
 //
 //	Server-Timing: shaper;dur=12.345
 func WithServerTiming() MiddlewareOption { return serverTimingOption{} }
 
 type loggerOption struct{ log *slog.Logger }
 
-func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.journal = newJournal(o.log) }
+func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.log = newRefusalLog(o.log) }
 
 // WithLogger logs refusals, at level Warn and at most one a second with the
 // number of those since the one before, and clients that have gone, at level
-// Debug. Nothing of the request is logged, but the text of another Limiter's
-// error is, and of one of a Group's key or of the Limits for it. The default, for
-// which nil stands too, is to log nothing.
+// Debug. Nothing of the request is logged, except what the errors of other
+// Limiters, of the key function or of the limits function contain. By default, or
+// with a nil logger, nothing is logged.
 func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
 
 type verdictFieldOption string
 
 func (o verdictFieldOption) applyMiddleware(to *middlewareOptions) { to.verdictField = string(o) }
 
-// WithVerdictHeader tells each client in the header field of that name what a dry
-// run says of its request (see Verdict.String), the harshest of several. Without a
+// WithVerdictHeader adds a header field of that name to each answer, with what a dry
+// run says of the request (see [Verdict.String]), the harshest of several. Without a
 // dry run there is no field. The handler behind the middleware finds the Verdict by
-// VerdictOf in any case. The default, for which "" stands too, is to tell no client.
+// [VerdictOf] in any case. By default, or with "", there is no field.
 func WithVerdictHeader(name string) MiddlewareOption { return verdictFieldOption(name) }

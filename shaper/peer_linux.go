@@ -6,12 +6,12 @@ import (
 	"unsafe"
 )
 
-// canAsk says whether peerGone can tell of this connection.
+// canAsk reports whether peerGone can find out anything about this connection.
 func canAsk(c net.Conn) bool { return descriptor(c) != nil }
 
-// peerGone asks the kernel whether the other end of a connection has closed it,
-// or its sending half, or reset it. It does not block: 11 to 22 µs were
-// measured, most of it the price of being in a busy process.
+// peerGone reports whether the other end of a connection has closed it, or its
+// sending half, or has reset it. It asks the kernel and does not block: it took 11
+// to 22 µs, most of it the price of being in a busy process.
 func peerGone(c net.Conn) bool {
 	sc := descriptor(c)
 	if sc == nil {
@@ -26,8 +26,8 @@ func peerGone(c net.Conn) bool {
 	return gone || err != nil // Control fails on a connection that we closed.
 }
 
-// descriptor finds the connection with a file descriptor beneath wrappers that
-// tell what they wrap, such as *tls.Conn.
+// descriptor returns the connection with a file descriptor beneath wrappers that
+// have a method NetConn, such as *tls.Conn, or nil.
 func descriptor(c net.Conn) syscall.Conn {
 	for c != nil {
 		if sc, ok := c.(syscall.Conn); ok {
@@ -42,9 +42,9 @@ func descriptor(c net.Conn) syscall.Conn {
 	return nil
 }
 
-// hungUp is ppoll(2) with a time-out of zero. (poll(2) does not exist on
-// arm64.) With no time-out to wait for, it can't block, so the scheduler need
-// not be told.
+// hungUp reports what ppoll(2) says with a timeout of zero. (poll(2) does not exist
+// on arm64.) With that timeout the call cannot block, so the scheduler need not be
+// told of it.
 func hungUp(fd int32) bool {
 	const (
 		pollErr   = 0x0008

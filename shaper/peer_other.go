@@ -4,8 +4,8 @@ package shaper
 
 import "net"
 
-// canAsk says that no connection can be asked: this system has no call for it
-// that does not also read.
+// canAsk reports false: this system has no call that looks for the end of the
+// stream and does not read.
 func canAsk(net.Conn) bool { return false }
 
 func peerGone(net.Conn) bool { return false }

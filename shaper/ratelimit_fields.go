@@ -14,23 +14,23 @@ type rateLimitFieldsOption struct{}
 
 func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLimitFields = true }
 
-// WithRateLimitHeaders tells clients the capacity, in the header fields of
-// draft-ietf-httpapi-ratelimit-headers-11, on admitted answers as on refused
-// ones. It is off by default: strangers learn from it how much load is enough.
+// WithRateLimitHeaders adds the header fields of
+// draft-ietf-httpapi-ratelimit-headers-11 to all answers, of requests that were
+// admitted and of those that were refused. It is off by default: strangers learn
+// from it how much load is enough.
 //
 //	RateLimit-Policy: "name";q=Burst+Depth;w=q/Rate
 //	RateLimit: "name";r=free;t=seconds
 //
-// From an empty bucket q requests are admitted at once (Burst leave, Depth
-// wait), and w is the time in which as many drain. The free ones of them are r:
-// the units up to Burst, floor(Burst − level), and the places in the line,
-// Depth − waiting, neither below 0; after ErrClosed r is 0. While the line is held
-// no units are free, and with Limits.InFlight, of which q knows nothing, no more
-// than there are requests to the cap. Units and places
+// Here q is how many requests an empty bucket admits at once: Burst of them leave
+// and Depth wait. w is the time in which as many drain. r is how many it would
+// admit now: the units up to Burst, floor(Burst − level), plus the places that are
+// free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0. While
+// the line is held no units are free, and with [Limits.InFlight], which q does not
+// include, no more than the requests that may still be in flight. Units and places
 // are added as if each request cost 1. In a refusal t is the Retry-After of
-// WriteError if it gives one, else t is the time until the level is 0. Times
-// are whole seconds, rounded up. The numbers come from Stats just after the
-// decision.
+// [WriteError] if there is one; otherwise t is the time until the level is 0. Times
+// are whole seconds, rounded up. The numbers come from Stats just after the decision.
 //
 // A client that obeys the fields slows down before it is refused, and more than it
 // has to: times are whole seconds, so at 10/s with a Burst of 2 the second request
@@ -39,19 +39,19 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 // So set the option for clients that spread their requests over t or show the
 // numbers to people; others are served better by the line and by Retry-After.
 //
-// The name is that of WithName, or "default"; characters other than printable
-// ASCII become '?'. There are no fields at rate.Inf, nor for requests of cost
-// 0, nor with a status of 500, which is the server's mistake, nor from a Limiter without a method Stats() Stats, nor in a Group for a key that
-// shares a bucket. The fields are added to
-// those that are there: several middlewares around a handler each tell theirs.
+// The name is that of [WithName], or "default"; characters other than printable
+// ASCII become '?'. There are no fields at rate.Inf, for requests of cost 0, with
+// status 500 (the server's mistake), for a Limiter without a method Stats() Stats,
+// and in a [Group] for a key that shares a bucket. The fields are added to those that
+// are there: if several middlewares stand around a handler, each adds its own.
 func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }
 
-// addRateLimitFields adds both fields for a request that l admitted, or did
-// not admit with err, for which it gets a.
-func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
+// addRateLimitFields adds both fields for a request that l admitted, or refused with
+// err, for which the response is a.
+func addRateLimitFields(h http.Header, l Limiter, err error, a response) {
 	var st Stats
 	switch l := l.(type) {
-	case interface{ peek() (Stats, bool) }: // It need not ask for the Limits of a key.
+	case interface{ peek() (Stats, bool) }: // The limits function of a Group is not called for this.
 		var ok bool
 		if st, ok = l.peek(); !ok {
 			return
@@ -82,7 +82,7 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
 	}
 	reset := drainSeconds(st.Level, perSecond)
 	if a.retryAfter > 0 {
-		reset = a.retryAfter // A client that heeds either must not come earlier than by the other.
+		reset = a.retryAfter // Whichever field a client obeys, it must not come too early.
 	}
 	h.Add("RateLimit-Policy", name+
 		";q="+fieldInteger(quota)+

@@ -12,58 +12,64 @@ const (
 	watchEvery = 250 * time.Millisecond
 
 	// brief is the longest wait that counts as none: after it the server's
-	// timeouts are not restarted, and the client is not asked for.
+	// timeouts are not restarted, and the connection is not asked.
 	brief = time.Millisecond
 
-	// briefSteps steps of briefStep take its place for a Limiter of which only the
-	// time tells whether the request waits. In a starved process the request's
-	// goroutine may not run for longer than that. But then the goroutine of each
-	// step comes late too, which one look at the clock would not notice.
+	// briefSteps times briefStep takes its place for a limiter of which only the
+	// time tells whether the request waits. On a starved machine the request's
+	// goroutine may be kept from running for longer than that although it does not
+	// wait, but then the timers of the steps come late as well. A single look at
+	// the clock would take such a request for one that waits.
 	briefSteps = 4
 	briefStep  = 5 * time.Millisecond
 )
 
-// A peerContext is the context with which a request of an HTTP server waits. It
-// ends when that of the request does and when the connection says that the
-// client has gone, but neither before the request has waited: net/http cancels a
-// request as soon as its client closes the sending half of the connection, and
-// many clients do that right after the request.
+// A peerContext is the context of a request that may have to wait. It ends with the
+// request's own context, or when the connection says that the client has gone. But
+// neither counts before the request has waited: net/http cancels a request as soon
+// as its client closes the sending half of the connection, and many clients do so
+// right after the request and still read the response.
 //
-// The end of a deadline is no sign of the client, and counts at once.
+// A deadline says nothing about the client, so its end counts at once.
 //
-// Err asks the connection. So every Limiter that looks at the context after the
-// wait, as a Shaper does, spends no slot on a client that has gone.
+// Err asks the connection. So a limiter that looks at the context after the wait, as
+// a Shaper does, spends no slot on a client that has gone.
 type peerContext struct {
 	context.Context // of the request
-	of              *connection
-	tells           bool // the Limiter asks for Done only when the request waits
+	of              *Conn
+	byDone          bool // who asks for Done waits
 
 	mu      sync.Mutex
-	from    time.Time     // from when on the request counts as waiting, if it tells; zero: not yet
-	steps   int           // to go until it counts as waiting, if it does not tell
-	done    chan struct{} // nil: not asked for
-	err     error         // why done is closed
-	waits   bool          // what a wait needs has begun
-	stopped bool          // the call is over
-	timers  []*time.Timer
-	ticks   *time.Timer // of step and watch
+	from    time.Time     // byDone: when the request will have waited; zero: it does not wait
+	steps   int           // else: how many are left until it has
+	done    chan struct{} // nil: not asked for yet
+	err     error         // why done is closed; nil: it is not
+	begun   bool          // what goes on during a wait has begun
+	stopped bool          // the call has returned
+	timers  []*time.Timer // all, for stop
+	next    *time.Timer   // the one for step and watch
 }
 
-// attend returns the context with which the request waits, and the function to
-// call when the call of the Limiter is over. tells reports whether the Limiter
-// asks for the Done channel of a context only if the request waits; of others
-// the time tells.
-func (c *connection) attend(tells bool) (ctx context.Context, stop func()) {
+// PeerContext returns the context to call a limiter with, and the function to call
+// when that call has returned. The context ends as that of the request does, or
+// when the client has gone, but the client is looked for only once the request has
+// waited. If onlyWaitersAskDone is true, every request whose limiter asks for the
+// Done channel waits from then on, and no other does. If it is false, a request
+// waits from 20 ms after the beginning.
+//
+// While a request waits a small body is read ahead, if the connection cannot be
+// asked: see [Conn.Body].
+func (c *Conn) PeerContext(onlyWaitersAskDone bool) (ctx context.Context, stop func()) {
 	ctx = c.request.Context()
 	if c.server == nil && c.conn == nil {
-		return ctx, func() {} // Whatever ends the context, it is not the client.
+		return ctx, func() {} // No client ends this context: the request is not from a server.
 	}
-	p := &peerContext{Context: ctx, of: c, tells: tells}
-	if !tells {
+	p := &peerContext{Context: ctx, of: c, byDone: onlyWaitersAskDone}
+	if !onlyWaitersAskDone {
 		p.steps = briefSteps
 		p.mu.Lock() // step must not run before it can see the timer.
 		defer p.mu.Unlock()
-		p.ticks = p.after(briefStep, p.step)
+		p.next = p.after(briefStep, p.step)
 	}
 	return p, p.stop
 }
@@ -74,7 +80,7 @@ func (p *peerContext) Done() <-chan struct{} {
 	defer p.mu.Unlock()
 	if p.done == nil {
 		p.done = make(chan struct{})
-		if p.tells {
+		if p.byDone {
 			p.from = time.Now().Add(brief)
 			p.beginLocked()
 		}
@@ -83,7 +89,7 @@ func (p *peerContext) Done() <-chan struct{} {
 	return p.done
 }
 
-// Err returns the error of the request's context, or context.Canceled if the
+// Err returns the error of the request's context, or [context.Canceled] if the
 // client has gone.
 func (p *peerContext) Err() error {
 	err := p.Context.Err()
@@ -105,15 +111,16 @@ func (p *peerContext) Err() error {
 	return p.err
 }
 
-// hasWaitedLocked reports whether the request has waited long enough to be found gone.
+// hasWaitedLocked reports whether the request has waited, so that its client may be
+// found gone.
 func (p *peerContext) hasWaitedLocked() bool {
-	if p.tells {
+	if p.byDone {
 		return !p.from.IsZero() && !time.Now().Before(p.from)
 	}
 	return p.steps == 0
 }
 
-// step comes nearer to the moment at which the request counts as waiting.
+// step counts down to the moment at which the request has waited.
 func (p *peerContext) step() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +128,7 @@ func (p *peerContext) step() {
 		return
 	}
 	if p.steps--; p.steps > 0 {
-		p.ticks.Reset(briefStep)
+		p.next.Reset(briefStep)
 		return
 	}
 	if err := p.Context.Err(); err != nil {
@@ -131,21 +138,21 @@ func (p *peerContext) step() {
 	p.beginLocked()
 }
 
-// beginLocked does what is to be done while a request waits.
+// beginLocked begins what goes on while a request waits.
 func (p *peerContext) beginLocked() {
-	if p.waits || p.stopped {
+	if p.begun || p.stopped {
 		return
 	}
-	p.waits = true
+	p.begun = true
 	// Without an unread body net/http watches the connection, but it stops when
 	// a byte of a next request has come (golang/go#37145). So Err asks anyway.
 	switch {
 	case p.of.canAsk():
 		if p.of.unread() {
-			p.ticks = p.after(watchEvery, p.watch)
+			p.next = p.after(watchEvery, p.watch)
 		}
 	case p.of.fetchable():
-		p.of.ahead = p.of.readAhead()
+		p.of.body = p.of.readAhead()
 	}
 }
 
@@ -156,7 +163,7 @@ func (p *peerContext) after(d time.Duration, f func()) *time.Timer {
 	return t
 }
 
-// watch ends the context if the client has gone, and else looks again later.
+// watch ends the context if the client has gone; if not, it looks again later.
 func (p *peerContext) watch() {
 	if p.Err() != nil {
 		return
@@ -164,7 +171,7 @@ func (p *peerContext) watch() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.stopped {
-		p.ticks.Reset(watchEvery)
+		p.next.Reset(watchEvery)
 	}
 }
 
@@ -174,7 +181,7 @@ func (p *peerContext) requestEnded() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err == context.Canceled && !p.stopped && !p.hasWaitedLocked() {
-		if p.tells {
+		if p.byDone {
 			p.after(time.Until(p.from), p.requestEnded)
 		}
 		return // Else the last step sees it.
@@ -193,8 +200,8 @@ func (p *peerContext) endLocked(err error) {
 	close(p.done)
 }
 
-// stop ends the watching. The context goes on and ends with that of the request,
-// as some Limiters keep it.
+// stop ends the watching. The context itself goes on until that of the request ends,
+// as some limiters keep it until then.
 func (p *peerContext) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
