@@ -32,6 +32,12 @@ const importPolicy = `
 	# users of its limiter need not convert.
 	shaper: std golang.org/x/time/rate
 
+	# Leaves: what net/http does with a connection, and how a hijack is noticed, can be
+	# read and tested without knowing what a Shaper is. An import of shaper would be a
+	# circle.
+	shaper/internal/serverconn: std
+	shaper/internal/hijack: std
+
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for.
 	*: std shaper

@@ -9,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/hijack"
+	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // Middleware returns net/http middleware that lets each request wait for l
@@ -81,7 +84,7 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 // connections without a file descriptor, ConnContext does nothing, and Middleware
 // reads small bodies ahead instead.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	return NewContext(ctx, c)
+	return serverconn.NewContext(ctx, c)
 }
 
 // A handler is the http.Handler that Middleware puts in front of another.
@@ -113,7 +116,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.limiterFor != nil {
 		one, err := h.limiterFor(*h, r)
 		if err != nil {
-			h.refuse(Of(w, r), w, r, err)
+			h.refuse(serverconn.Of(w, r), w, r, err)
 			return
 		}
 		h = &one
@@ -126,7 +129,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(ContextWithVerdict(r.Context()))
 		defer copyBack(outer, r)
 	}
-	conn := Of(w, r)
+	conn := serverconn.Of(w, r)
 	// A Limiter does not get a negative cost: it makes some of them, x/time's among
 	// them, fuller instead of emptier.
 	var end func()
@@ -139,7 +142,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// It stays there, as an outer handler may read the rest of it afterwards.
 		// net/http itself looks at the body that it has made.
 		r.Body = body
-		w = Through(w, body.Hijack)
+		w = hijack.Through(w, body.Hijack)
 	}
 	if err != nil {
 		h.setVerdict(w.Header(), r.Context())
@@ -150,7 +153,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// This comes first, as what follows runs methods of outer handlers'
 		// ResponseWriters, which may panic.
 		defer func() { end() }()
-		w, end = Until(w, end)
+		w, end = hijack.Until(w, end)
 	}
 	if h.rateLimitFields {
 		addRateLimitFields(w.Header(), h.limiter, nil, response{})
@@ -192,7 +195,7 @@ func copyBack(outer, r *http.Request) {
 
 // wait lets a request of cost n > 0 wait for the Limiter. If there is no error the
 // caller has to call release, unless it is nil: then there is nothing to give back.
-func (h *handler) wait(conn *Conn, w http.ResponseWriter, r *http.Request, n int) (release func(), err error) {
+func (h *handler) wait(conn *serverconn.Conn, w http.ResponseWriter, r *http.Request, n int) (release func(), err error) {
 	conn.Suspend()
 	ctx, stop := conn.PeerContext(asksDoneToWait(h.limiter))
 	defer stop()
@@ -222,7 +225,7 @@ func (h *handler) wait(conn *Conn, w http.ResponseWriter, r *http.Request, n int
 }
 
 // refuse answers a request that was not admitted.
-func (h *handler) refuse(conn *Conn, w http.ResponseWriter, r *http.Request, err error) {
+func (h *handler) refuse(conn *serverconn.Conn, w http.ResponseWriter, r *http.Request, err error) {
 	if gone, ok := err.(errGone); ok {
 		h.log.gone(r.Context(), gone.waited)
 		conn.Refuse(w.Header())

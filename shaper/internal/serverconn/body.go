@@ -1,4 +1,4 @@
-package shaper
+package serverconn
 
 import (
 	"bufio"

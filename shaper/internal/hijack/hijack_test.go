@@ -1,4 +1,4 @@
-package shaper_test
+package hijack_test
 
 import (
 	"bufio"
@@ -8,11 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/internal/hijack"
 )
 
 // ResponseWriters of outer handlers come with any set of abilities, and handlers
@@ -165,7 +167,7 @@ func TestAWrappedWriterHasWhatTheOriginalHasAndNoMore(t *testing.T) {
 		want := abilities(original)
 		met[fmt.Sprint(want)] = true
 		ran := false
-		serveCapped(t, original, func(w http.ResponseWriter) {
+		serve(t, original, func(w http.ResponseWriter) {
 			ran = true
 			require.NotEqual(t, original, w)
 			require.Equal(t, want, abilities(w))
@@ -189,11 +191,14 @@ func TestAWrappedWriterHasWhatTheOriginalHasAndNoMore(t *testing.T) {
 	require.Len(t, met, 16, "all sets of four abilities")
 }
 
-// serveCapped runs a handler behind a cap on a ResponseWriter.
-func serveCapped(t *testing.T, w http.ResponseWriter, h func(http.ResponseWriter)) {
+// serve runs a handler on a ResponseWriter whose hijack is looked for, and returns how
+// often it has ended.
+func serve(t *testing.T, w http.ResponseWriter, h func(http.ResponseWriter)) (ended int) {
 	t.Helper()
-	shaper.Middleware(limitedInFlight(t, 1, 0))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { h(w) })).
-		ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	w, end := hijack.Until(w, func() { ended++ })
+	h(w)
+	end()
+	return ended
 }
 
 // hijackerFunc is a Hijacker whose connection is of no account.
@@ -223,7 +228,7 @@ func TestAnErrorOfFlushIsSeenThroughTheWrapper(t *testing.T) {
 		}{httptest.NewRecorder(), h, onlyFlushError{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			serveCapped(t, original, func(w http.ResponseWriter) {
+			serve(t, original, func(w http.ResponseWriter) {
 				require.Equal(t, errFlush, http.NewResponseController(w).Flush())
 			})
 		})
@@ -233,3 +238,90 @@ func TestAnErrorOfFlushIsSeenThroughTheWrapper(t *testing.T) {
 type onlyFlushError struct{}
 
 func (onlyFlushError) FlushError() error { return errFlush }
+
+// logged is a ResponseWriter that only unwraps to the one that can do more.
+type logged struct{ http.ResponseWriter }
+
+func (l logged) Unwrap() http.ResponseWriter { return l.ResponseWriter }
+
+// There is nothing to notice: the request ends when the handler does.
+func TestAWriterThatCantBeHijackedIsHandedOnAsItIs(t *testing.T) {
+	rec := httptest.NewRecorder()
+	for _, given := range []http.ResponseWriter{rec, &logged{rec}} {
+		ran := false
+		require.Equal(t, 1, serve(t, given, func(w http.ResponseWriter) {
+			ran = true
+			require.Same(t, given, w)
+		}))
+		require.True(t, ran)
+		require.Same(t, given, hijack.Through(given, nil))
+	}
+}
+
+// The ResponseWriters of net/http, and what handlers do with them.
+func TestAWriterCanDoWhatItCould(t *testing.T) {
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("HTTP/2 %t", h2), func(t *testing.T) {
+			var before, after []string
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				before = abilities(w)
+				w, end := hijack.Until(w, func() {})
+				defer end()
+				after = abilities(w)
+				controller := http.NewResponseController(w)
+				// The second is the server's business in HTTP/2.
+				for name, err := range map[string]error{
+					"read deadline":  controller.SetReadDeadline(time.Now().Add(time.Minute)),
+					"write deadline": controller.SetWriteDeadline(time.Now().Add(time.Minute)),
+					"full duplex":    controller.EnableFullDuplex(),
+					"flush":          controller.Flush(),
+				} {
+					if err != nil {
+						fmt.Fprintln(w, name, err)
+					}
+				}
+				_, _ = io.WriteString(w, "one ")
+				_, _ = io.Copy(w, strings.NewReader("two "))
+				_, _ = w.Write([]byte("three"))
+			}))
+			server.EnableHTTP2 = h2
+			server.StartTLS()
+			defer server.Close()
+			answer, err := server.Client().Get(server.URL)
+			require.NoError(t, err)
+			defer answer.Body.Close()
+			body, err := io.ReadAll(answer.Body)
+			require.NoError(t, err)
+			require.Equal(t, "one two three", string(body))
+			require.Equal(t, before, after)
+			require.Equal(t, map[bool][]string{false: {"flush", "hijack", "read"}, true: {"flush", "push"}}[h2], before)
+		})
+	}
+}
+
+// A request ends once: by its hijack, else with its handler.
+func TestARequestEndsOnce(t *testing.T) {
+	type writer struct {
+		http.ResponseWriter
+		http.Hijacker
+	}
+	failure := errors.New("not now")
+	for _, c := range []struct {
+		name   string
+		err    error // of the Hijack
+		times  int   // that the handler hijacks
+		within int   // how often it has ended before the handler returns
+	}{{"no hijack", nil, 0, 0}, {"one", nil, 1, 1}, {"two", nil, 2, 1}, {"one that fails", failure, 1, 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			ended := 0
+			w, end := hijack.Until(writer{httptest.NewRecorder(), hijackerFunc(func() error { return c.err })}, func() { ended++ })
+			for range c.times {
+				_, _, err := http.NewResponseController(w).Hijack()
+				require.Equal(t, c.err, err)
+			}
+			require.Equal(t, c.within, ended)
+			end()
+			require.Equal(t, 1, ended)
+		})
+	}
+}

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // statusClientGone is the status that access logs get for a client that has
@@ -102,7 +104,7 @@ func responseTo(err error) response {
 		return response{http.StatusTooManyRequests, 0, "The request costs more than can ever fit. Trying again does not help."}
 	case errors.Is(err, ErrClosed):
 		return response{http.StatusServiceUnavailable, retryAfter, "The server takes no more requests."}
-	case errors.Is(err, ErrBody):
+	case errors.Is(err, serverconn.ErrBody):
 		return response{http.StatusRequestTimeout, 0, "The body of the request did not come."}
 	case errors.Is(err, ErrNegativeCost):
 		return response{http.StatusInternalServerError, 0, "The server could not tell what the request costs."}

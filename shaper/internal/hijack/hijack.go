@@ -1,4 +1,6 @@
-package shaper
+// Package hijack lets a handler see that another one hijacks the connection, without
+// taking away anything else that a ResponseWriter can do.
+package hijack
 
 import (
 	"bufio"

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -121,3 +122,51 @@ func TestAHijackThatFailsKeepsThePlace(t *testing.T) {
 	}{httptest.NewRecorder(), hijackerFunc(func() error { return failure })}, httptest.NewRequest("GET", "/", nil))
 	require.Equal(t, 0, s.Stats().InFlight)
 }
+
+// The one thing that gets lost, and what the comment of Middleware says to do.
+func TestWithACapMaxBytesReaderClosesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		l      shaper.Limiter
+		header string // that the handler sets
+		want   bool
+	}{
+		{"without a cap", failing(nil), "", true},
+		{"with one", limitedInFlight(t, 1, 0), "", false},
+		{"with one, and said by the handler", limitedInFlight(t, 1, 0), "close", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			addr := openServer(t, shaper.Middleware(tt.l)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 3))
+				if tt.header != "" {
+					w.Header().Set("Connection", tt.header)
+				}
+				http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
+			})))
+			answer, err := newClient(t).Post("http://"+addr, "text/plain", strings.NewReader("hello"))
+			require.NoError(t, err)
+			defer answer.Body.Close()
+			require.Equal(t, http.StatusRequestEntityTooLarge, answer.StatusCode)
+			require.Equal(t, tt.want, answer.Close)
+		})
+	}
+}
+
+// To look for a Hijack is to run other people's code.
+func TestAPanicOfUnwrapFreesThePlace(t *testing.T) {
+	s := limitedInFlight(t, 1, 0)
+	require.PanicsWithValue(t, "no unwrapping", func() {
+		shaper.Middleware(s)(http.NotFoundHandler()).
+			ServeHTTP(unwrappable{httptest.NewRecorder()}, httptest.NewRequest("GET", "/", nil))
+	})
+	require.Equal(t, 0, s.Stats().InFlight)
+}
+
+type unwrappable struct{ *httptest.ResponseRecorder }
+
+func (unwrappable) Unwrap() http.ResponseWriter { panic("no unwrapping") }
+
+// hijackerFunc is a Hijacker whose connection is of no account.
+type hijackerFunc func() error
+
+func (f hijackerFunc) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, f() }

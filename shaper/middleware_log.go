@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // A refusalLog is the log of a Middleware. A nil one logs nothing.
@@ -56,8 +58,8 @@ func reasonOf(err error) string {
 	if rejected, ok := errors.AsType[*RejectError](err); ok {
 		return rejected.Reason.Error()
 	}
-	if errors.Is(err, ErrBody) {
-		return ErrBody.Error()
+	if errors.Is(err, serverconn.ErrBody) {
+		return serverconn.ErrBody.Error()
 	}
 	return err.Error()
 }

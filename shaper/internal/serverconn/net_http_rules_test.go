@@ -1,39 +1,23 @@
-package shaper_test
+package serverconn_test
 
 import (
 	"context"
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// The rules of net/http on which Middleware stands, asserted on net/http itself,
+// The rules of net/http on which this package stands, asserted on net/http itself,
 // so that a Go release which changes one is noticed. Few of them are documented.
 
 // aWhile is how long we look whether something does not happen.
 const aWhile = 120 * time.Millisecond
 
-// serveRule serves a handler on loopback, and returns what visits it.
-func serveRule(t *testing.T, h http.HandlerFunc, configure ...func(*http.Server)) (visit func(request string) *visitor) {
-	t.Helper()
-	e := &entrance{t: t, Server: httptest.NewUnstartedServer(h)}
-	for _, f := range configure {
-		f(e.Config)
-	}
-	e.Start()
-	t.Cleanup(func() {
-		e.CloseClientConnections()
-		e.Server.Close()
-	})
-	return e.visit
-}
-
-// endsWithin says whether the context ends.
+// endsWithin reports whether the context ends.
 func endsWithin(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -72,7 +56,7 @@ func TestNetHTTPCancelsTheRequestOfADepartedClientUnlessItsBodyIsUnread(t *testi
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			runs, cancelled := make(chan bool, 2), make(chan bool, 2)
-			visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				c.read(r.Body)
 				runs <- true
 				d := aWhile
@@ -92,7 +76,7 @@ func TestNetHTTPCancelsTheRequestOfADepartedClientUnlessItsBodyIsUnread(t *testi
 func TestNetHTTPAnswersAHalfClosedClientWithAnEmpty200(t *testing.T) {
 	t.Parallel()
 	runs := make(chan bool, 1)
-	visit := serveRule(t, func(_ http.ResponseWriter, r *http.Request) {
+	visit := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		runs <- true
 		<-r.Context().Done()
 	})
@@ -107,7 +91,7 @@ func TestNetHTTPSendsNoAnswerBeforeTheBodyUnlessItsDeadlinePasses(t *testing.T) 
 	for _, limit := range []bool{false, true} {
 		t.Run(fmt.Sprintf("deadline %t", limit), func(t *testing.T) {
 			t.Parallel()
-			visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				if limit {
 					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 				}
@@ -140,7 +124,7 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			cancelled := make(chan bool, 1)
-			visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 				c.then(r.Body)
 				d := aWhile
@@ -156,7 +140,7 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 	t.Run("set under a body that has been read", func(t *testing.T) {
 		t.Parallel()
 		cancelled := make(chan bool, 1)
-		visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+		visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.ReadAll(r.Body)
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 			cancelled <- endsWithin(r.Context(), soon)
@@ -171,7 +155,7 @@ func TestNetHTTPReadsOnAfterADeadlineThatPassedWhileNobodyRead(t *testing.T) {
 	for _, renew := range []bool{false, true} {
 		t.Run(fmt.Sprintf("renewed %t", renew), func(t *testing.T) {
 			t.Parallel()
-			visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(100 * time.Millisecond)
 				if renew {
 					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(soon))
@@ -209,7 +193,7 @@ func TestNetHTTPTellsOfABodyWithoutReadingIt(t *testing.T) {
 		t.Run(c.want.made, func(t *testing.T) {
 			t.Parallel()
 			looks, sent := make(chan look, 1), make(chan bool)
-			visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				body := c.wrap(w, r)
 				l := look{made: fmt.Sprintf("%T", body)}
 				_, l.before = body.Read(nil)
@@ -231,7 +215,7 @@ func TestNetHTTPLosesTheAnswerWhenTheWriteTimeoutPassesInTheHandler(t *testing.T
 	for _, renew := range []bool{false, true} {
 		t.Run(fmt.Sprintf("renewed %t", renew), func(t *testing.T) {
 			t.Parallel()
-			visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(100 * time.Millisecond)
 				if renew {
 					_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(soon))
@@ -253,7 +237,7 @@ func TestNetHTTPShutdownNeitherWakesNorCancels(t *testing.T) {
 	t.Parallel()
 	var server *http.Server
 	runs, stopped := make(chan bool, 1), make(chan bool)
-	visit := serveRule(t, func(w http.ResponseWriter, r *http.Request) {
+	visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		runs <- true
 		<-stopped
 		_, _ = fmt.Fprint(w, r.Context().Err())

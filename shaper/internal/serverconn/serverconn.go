@@ -1,4 +1,8 @@
-package shaper
+// Package serverconn knows what net/http's server does with the connection of a
+// request, for a handler that lets requests wait before it runs another: whether
+// the client is still there, when reads and writes time out, and what becomes of
+// a body that nobody has read.
+package serverconn
 
 import (
 	"bytes"

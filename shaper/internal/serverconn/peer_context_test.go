@@ -1,0 +1,118 @@
+package serverconn_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/serverconn"
+)
+
+// ofServer returns the Conn of a request that has that context and seems to come from a
+// server.
+func ofServer(ctx context.Context) *serverconn.Conn {
+	ctx = context.WithValue(ctx, http.ServerContextKey, new(http.Server))
+	return serverconn.Of(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/", nil))
+}
+
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// endsAfter returns when the context ends.
+func endsAfter(ctx context.Context) time.Duration {
+	since := time.Now()
+	<-ctx.Done()
+	return time.Since(since)
+}
+
+func TestARequestWhoseLimiterNeverAsksForDoneIsNotGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := ofServer(ended()).PeerContext(true)
+		defer stop()
+		require.NoError(t, ctx.Err())
+		time.Sleep(time.Hour) // It was not for a slot.
+		require.NoError(t, ctx.Err())
+	})
+}
+
+func TestTheEndOfTheRequestsContextCountsAfterAWait(t *testing.T) {
+	for _, c := range []struct {
+		onlyWaitersAskDone bool
+		after              time.Duration
+	}{{true, time.Millisecond}, {false, 20 * time.Millisecond}} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, stop := ofServer(ended()).PeerContext(c.onlyWaitersAskDone)
+			defer stop()
+			require.NoError(t, ctx.Err())
+			require.Equal(t, c.after, endsAfter(ctx))
+			require.Equal(t, context.Canceled, ctx.Err())
+		})
+		synctest.Test(t, func(t *testing.T) {
+			request, cancel := context.WithCancel(context.Background())
+			ctx, stop := ofServer(request).PeerContext(c.onlyWaitersAskDone)
+			defer stop()
+			time.AfterFunc(time.Minute, cancel)
+			require.Equal(t, time.Minute, endsAfter(ctx))
+		})
+		// A limiter that sleeps looks at the context afterwards, or never.
+		synctest.Test(t, func(t *testing.T) {
+			ctx, stop := ofServer(ended()).PeerContext(c.onlyWaitersAskDone)
+			defer stop()
+			time.Sleep(c.after + time.Millisecond)
+			require.Equal(t, !c.onlyWaitersAskDone, ctx.Err() != nil)
+		})
+	}
+}
+
+func TestADeadlineCountsAtOnce(t *testing.T) {
+	for _, onlyWaitersAskDone := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			expired, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			ctx, stop := ofServer(expired).PeerContext(onlyWaitersAskDone)
+			defer stop()
+			require.Equal(t, time.Second, endsAfter(ctx))
+			require.Equal(t, context.DeadlineExceeded, ctx.Err())
+
+			ctx, stop = ofServer(expired).PeerContext(onlyWaitersAskDone)
+			defer stop()
+			require.Equal(t, context.DeadlineExceeded, ctx.Err())
+			require.Zero(t, endsAfter(ctx))
+		})
+	}
+}
+
+// Some limiters keep the context of a call until what it has let go has ended.
+func TestTheContextOutlivesTheCall(t *testing.T) {
+	for _, onlyWaitersAskDone := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			request, cancel := context.WithCancel(context.Background())
+			ctx, stop := ofServer(request).PeerContext(onlyWaitersAskDone)
+			done := ctx.Done()
+			stop()
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			require.NoError(t, ctx.Err())
+			cancel()
+			<-done
+			require.Equal(t, context.Canceled, ctx.Err())
+		})
+	}
+}
+
+// The context of a request that is from no server is the caller's own: whatever ends it,
+// it is not a client that has closed its sending half.
+func TestARequestFromNoServerKeepsItsContext(t *testing.T) {
+	r := httptest.NewRequestWithContext(ended(), "GET", "/", nil)
+	ctx, stop := serverconn.Of(httptest.NewRecorder(), r).PeerContext(true)
+	defer stop()
+	require.Equal(t, r.Context(), ctx)
+}

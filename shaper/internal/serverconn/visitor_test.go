@@ -1,0 +1,118 @@
+package serverconn_test
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// soon is how long tests of real servers wait for what must come, on a machine
+// that has other work too.
+const soon = 10 * time.Second
+
+// serve serves a handler on loopback until the test ends, and returns the function
+// that connects and sends a request.
+func serve(t *testing.T, h http.HandlerFunc, configure ...func(*http.Server)) (visit func(request string) *visitor) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
+	for _, f := range configure {
+		f(server.Config)
+	}
+	server.Start()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return func(request string) *visitor {
+		t.Helper()
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
+		v := &visitor{conn, t, bufio.NewReader(conn)}
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
+		v.send(request)
+		return v
+	}
+}
+
+// next receives from a channel on which something must come.
+func next[T any](t *testing.T, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(soon):
+		require.Fail(t, "nothing came")
+	}
+	return v
+}
+
+// A visitor is a client on a connection of its own, of which every byte is the
+// test's.
+type visitor struct {
+	net.Conn
+	t    *testing.T
+	from *bufio.Reader
+}
+
+// get is a request without a body, post one with some of its body of five bytes.
+func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: a\r\n\r\n" }
+
+func post(path, body string) string {
+	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n" + body
+}
+
+func (v *visitor) send(text string) {
+	v.t.Helper()
+	_, err := io.WriteString(v.Conn, text)
+	require.NoError(v.t, err)
+}
+
+// The ways to leave.
+func (v *visitor) leave() { _ = v.Close() }
+
+func (v *visitor) reset() {
+	_ = v.Conn.(*net.TCPConn).SetLinger(0)
+	_ = v.Close()
+}
+
+func (v *visitor) closeHalf() { _ = v.Conn.(*net.TCPConn).CloseWrite() }
+
+// reads asserts the status of the next response, and returns its body.
+func (v *visitor) reads(status int) string {
+	v.t.Helper()
+	a, err := http.ReadResponse(v.from, nil)
+	require.NoError(v.t, err)
+	defer a.Body.Close()
+	body, err := io.ReadAll(a.Body)
+	require.NoError(v.t, err)
+	require.Equal(v.t, status, a.StatusCode, string(body))
+	return string(body)
+}
+
+// readsNothing asserts that no byte comes for a while.
+func (v *visitor) readsNothing(d time.Duration) {
+	v.t.Helper()
+	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(d)))
+	_, err := v.from.Peek(1)
+	require.ErrorIs(v.t, err, os.ErrDeadlineExceeded)
+	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(soon)))
+}
+
+// echo answers with the body, or with 400 and the error of reading it.
+func echo(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, err.Error())
+		return
+	}
+	_, _ = io.WriteString(w, strings.ToUpper(string(body)))
+}
