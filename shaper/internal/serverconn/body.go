@@ -63,7 +63,9 @@ func (c *Conn) fetchable() bool {
 // readAhead begins to read a body that is fetchable. It returns nil if there is no
 // way to stop reading.
 func (c *Conn) readAhead() *Body {
-	if c.setConnReadDeadline(time.Time{}) != nil {
+	// A net.Pipe of which the other end is closed has no deadlines, but no read of it
+	// blocks.
+	if err := c.setConnReadDeadline(time.Time{}); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		return nil
 	}
 	// Memory is taken for what has come, not for what has only been announced.
