@@ -108,3 +108,11 @@ func (e *RejectError) Unwrap() error { return e.Reason }
 func (e *RejectError) Is(target error) bool {
 	return e.deadline && target == context.DeadlineExceeded
 }
+
+// Timeout reports whether the request was refused because it would have missed
+// its context's deadline: it is true exactly if the error is
+// [context.DeadlineExceeded] too. A request that would only have waited longer
+// than [Limits.MaxWait] is no timeout. [net/url.Error], [os.IsTimeout] and
+// [net.Error] ask this method, so the Timeout of an [http.Client] that a
+// [Transport] foresees is reported by them as one that has run out.
+func (e *RejectError) Timeout() bool { return e.deadline }
