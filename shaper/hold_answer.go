@@ -6,16 +6,20 @@ import (
 	"time"
 )
 
-// holdOf is for how long an answer asks its client to hold back, at most 365
-// days; 0 if it does not, or not in a form that is valid. Retry-After has
+// holdOf returns for how long a response asks its client to hold back, at most
+// 365 days; 0 if it does not, or not in a form that is valid. Retry-After has
 // precedence, as the draft of the RateLimit fields says.
-func holdOf(a *http.Response) time.Duration {
-	if a.StatusCode == http.StatusTooManyRequests || a.StatusCode == http.StatusServiceUnavailable {
+func (t Transport) holdOf(a *http.Response) time.Duration {
+	refused := a.StatusCode == http.StatusTooManyRequests || a.StatusCode == http.StatusServiceUnavailable
+	if refused {
 		if d := retryAfterOf(a.Header); d > 0 {
 			return d
 		}
 	}
-	return exhaustedFor(a.Header)
+	if refused || t.HoldWhenExhausted {
+		return exhaustedFor(a.Header)
+	}
+	return 0
 }
 
 // retryAfterOf is what the Retry-After field (RFC 9110, section 10.2.3) says: a

@@ -23,9 +23,9 @@ func (h *holds) WaitN(context.Context, int) error { return nil }
 func (h *holds) Hold(d time.Duration)             { *h = append(*h, d) }
 
 // holdFor is the hold that a Transport takes from an answer, or 0 for none.
-func holdFor(t testing.TB, answer *http.Response, maxHold time.Duration) time.Duration {
+func holdFor(t testing.TB, answer *http.Response, maxHold time.Duration, whenExhausted bool) time.Duration {
 	var asked holds
-	transport := shaper.Transport{Limiter: &asked, MaxHold: maxHold, Base: roundTripFunc(
+	transport := shaper.Transport{Limiter: &asked, MaxHold: maxHold, HoldWhenExhausted: whenExhausted, Base: roundTripFunc(
 		func(*http.Request) (*http.Response, error) { return answer, nil })}
 	r, err := http.NewRequest("GET", "http://upstream/", nil)
 	require.NoError(t, err)
@@ -46,7 +46,7 @@ func TestAnswersThatHoldTheLine(t *testing.T) {
 	const day = 24 * time.Hour
 	for _, tt := range []struct {
 		answer string
-		want   time.Duration // with a MaxHold of a year, 0: none
+		want   time.Duration // with a MaxHold of a year and HoldWhenExhausted; 0: none
 	}{
 		{"429 -\nRetry-After: 5", 5 * time.Second},
 		{"503 -\nRetry-After: 5", 5 * time.Second},
@@ -91,6 +91,7 @@ func TestAnswersThatHoldTheLine(t *testing.T) {
 		{"200 OK\nRateLimit: \"default\";r=0;t=30", 30 * time.Second},
 		{"404 -\nRateLimit: \"default\";r=0;t=30", 30 * time.Second},
 		{"429 -\nRateLimit: \"default\";r=0;t=30", 30 * time.Second},
+		{"503 -\nRateLimit: \"default\";r=0;t=30", 30 * time.Second},
 		{"200 OK\nRateLimit: \"a\";r=0;t=3, \"b\";r=0;t=9, \"c\";r=0;t=5", 9 * time.Second},
 		{"200 OK\nRateLimit: \"a\";r=0;t=3\nRateLimit: \"b\";r=0;t=9", 9 * time.Second},
 		{"200 OK\nRateLimit: \"a\";r=5;t=30, \"b\";r=0;t=9", 9 * time.Second},
@@ -145,7 +146,12 @@ func TestAnswersThatHoldTheLine(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				answer, err := answerOfText(tt.answer, nil)
 				require.NoError(t, err)
-				require.Equal(t, tt.want, holdFor(t, answer, 365*day))
+				require.Equal(t, tt.want, holdFor(t, answer, 365*day, true))
+				want := tt.want
+				if answer.StatusCode != 429 && answer.StatusCode != 503 {
+					want = 0
+				}
+				require.Equal(t, want, holdFor(t, answer, 365*day, false), "by default only a refusal holds")
 			})
 		})
 	}
@@ -163,7 +169,7 @@ func TestMaxHoldBoundsWhatIsTakenFromAnAnswer(t *testing.T) {
 		for _, form := range []string{"429 -\nRetry-After: %d", "200 OK\nRateLimit: \"a\";r=0;t=%d"} {
 			answer, err := answerOfText(fmt.Sprintf(form, tt.asked/time.Second), nil)
 			require.NoError(t, err)
-			require.Equal(t, tt.want, holdFor(t, answer, tt.maxHold))
+			require.Equal(t, tt.want, holdFor(t, answer, tt.maxHold, true))
 		}
 	}
 }
@@ -193,29 +199,48 @@ func TestOne429HoldsTheWholeLine(t *testing.T) {
 func TestAnAnswerToARequestOfNoCostHoldsTheLine(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.Cost = costInQuery
-		u.script["free"] = []string{"200 OK\nRateLimit: \"a\";r=0;t=30"}
+		u.script["free"] = []string{"429 -\nRateLimit: \"a\";r=0;t=30"}
 		u.callWith(u.request(context.Background(), "free?cost=0", nil), true)
 		u.call("a")
 		u.at(time.Minute)
-		u.saw("0s free sent", "0s free 200: body", "30s a sent", "30s a 200: body")
+		u.saw("0s free sent", "0s free 429: body", "30s a sent", "30s a 200: body")
 	})
 }
 
-// An upstream that has always just been exhausted slows everybody down, and a
-// Base that drops the field does not let it.
-func TestAnAnswerThatIsAlwaysExhaustedHoldsTheLine(t *testing.T) {
+// Two shapers of the same numbers in a row, the second of which tells its state:
+// each response says that nothing remains for a second, as the field knows no
+// shorter time, though the next slot comes in 100 ms. If that held the line, the
+// 21 requests would take 10 s.
+func TestTwoOfOursDoNotSlowEachOther(t *testing.T) {
+	playTransport(t, "10/s burst 2 depth 5", func(u *upstream) {
+		server := mustMake(u.t, limitsOf(u.t, "10/s burst 2"))
+		site := newSite(u.stage, server, shaper.WithRateLimitHeaders())
+		u.Base = roundTripFunc(func(r *http.Request) (*http.Response, error) {
+			return answerOf(site, r.Context(), ""), nil
+		})
+		var last *http.Response
+		for range 21 {
+			var err error
+			last, err = u.RoundTrip(u.request(context.Background(), "", nil))
+			require.NoError(u.t, err)
+			require.Equal(u.t, "200", statusLine(last))
+		}
+		require.Equal(u.t, 1900*ms, time.Since(u.start))
+		require.Equal(u.t, `"default";r=0;t=1`, last.Header.Get("RateLimit"))
+	})
+}
+
+// Of an upstream that refuses nothing but counts what comes too early, so that
+// HoldWhenExhausted is set, each answer holds the line.
+func TestAServedAnswerHoldsTheLineIfWanted(t *testing.T) {
 	const exhausted = "200 OK\nRateLimit: \"a\";r=0;t=1"
 	playTransport(t, "10/s depth 5", func(u *upstream) {
 		u.script["a"] = []string{exhausted, exhausted, exhausted, exhausted, exhausted, exhausted}
+		u.HoldWhenExhausted = true
 		u.fetch("a", "a", "a")
 		u.at(10 * time.Second)
 		u.saw("0s a sent", "0s a 200", "1s a sent", "1s a 200", "2s a sent", "2s a 200")
-		base := u.Base
-		u.Base = roundTripFunc(func(r *http.Request) (*http.Response, error) {
-			answer, err := base.RoundTrip(r)
-			answer.Header.Del("RateLimit")
-			return answer, err
-		})
+		u.HoldWhenExhausted = false
 		u.fetch("a", "a", "a")
 		u.at(time.Minute)
 		u.saw("10s a sent", "10s a 200", "10.1s a sent", "10.1s a 200", "10.2s a sent", "10.2s a 200")
@@ -280,6 +305,6 @@ func FuzzARateLimitFieldIsReadAsItsGrammarHasIt(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, field string) {
 		answer := &http.Response{StatusCode: 200, Body: http.NoBody, Header: http.Header{"Ratelimit": {field}}}
-		require.Equal(t, exhaustedByGrammar(field), holdFor(t, answer, time.Hour), strings.ToValidUTF8(field, "?"))
+		require.Equal(t, exhaustedByGrammar(field), holdFor(t, answer, time.Hour, true), strings.ToValidUTF8(field, "?"))
 	})
 }

@@ -34,25 +34,22 @@ import (
 // an Acquire like Shaper's counts as one with a cap, unless its Limits say that
 // InFlight is 0.
 //
-// An answer asks to hold back
+// A refusal, which is a response with status 429 or 503, asks to hold back
 //
-//   - by Retry-After, if its status is 429 or 503: seconds, or a date, which is
-//     taken relative to the answer's own Date where it has one, as the clock of
-//     this machine may differ from that of the upstream;
+//   - by Retry-After: seconds, or a date, which is taken relative to the
+//     response's own Date where it has one, as the clock of this machine may
+//     differ from that of the upstream;
 //   - else by a RateLimit field (draft-ietf-httpapi-ratelimit-headers-11) with
-//     nothing remaining, as in "default";r=0;t=30, whatever the status. Of
-//     several items the longest t counts.
+//     nothing remaining, as in "default";r=0;t=30. Of several items the longest t
+//     counts.
 //
 // Then the Limiter's Hold is called, if it has that method, with that time or
-// MaxHold. What is malformed, 0, or in the past counts as not there. A 429 that
-// names no time holds nothing: for how long would be a guess, and the rate goes
-// on bounding what is sent. The older fields RateLimit-Remaining and
-// RateLimit-Reset are not read, as the second is a time span with some and an
-// instant with others.
-//
-// An upstream that says r=0;t=1 in every answer holds everybody for a second
-// after each, so that hardly more than one request a second is sent, whatever the
-// rate. Where the rate is to count alone, let Base drop the field of its answers.
+// MaxHold. What is malformed, 0, or in the past counts as not there. A refusal that
+// names no time, be it 429 or 503, holds nothing: for how long would be a guess,
+// and the rate goes on bounding what is sent. The older fields RateLimit-Remaining
+// and RateLimit-Reset are not read, as the second is a time span with some and an
+// instant with others. A response that was served holds nobody, unless
+// HoldWhenExhausted is set.
 type Transport struct {
 	// Limiter is what requests wait for. It must not be nil.
 	Limiter Limiter
@@ -68,6 +65,17 @@ type Transport struct {
 	// MaxHold is the longest hold that is taken from an answer. 0 means one
 	// minute; a negative one is an error of every request.
 	MaxHold time.Duration
+
+	// HoldWhenExhausted holds the line also for a response that was served, of any
+	// status, if its RateLimit field says that nothing remains. Set it for an
+	// upstream that does worse than refuse what comes too early: one that charges
+	// for it, or blocks the account.
+	//
+	// It is off by default because r=0 is the normal state of a client that uses
+	// its rate to the full, and the field counts in whole seconds: a [Middleware] of
+	// 10/s and Burst 2 with [WithRateLimitHeaders] says r=0;t=1 where its next slot
+	// comes in 100 ms, and would get two requests a second instead of ten.
+	HoldWhenExhausted bool
 
 	// Retry sends a request that was refused once more: after a 429, or a 503
 	// that asks to hold back. Both say that the request was not processed, so a
@@ -182,7 +190,7 @@ func (t Transport) send(r *http.Request, release func()) (answer *http.Response,
 	if err != nil || answer == nil {
 		return answer, 0, err
 	}
-	if hold = min(holdOf(answer), t.maxHold()); hold > 0 {
+	if hold = min(t.holdOf(answer), t.maxHold()); hold > 0 {
 		if h, ok := t.Limiter.(holder); ok {
 			h.Hold(hold)
 		}
