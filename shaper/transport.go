@@ -21,7 +21,9 @@ import (
 // once it is in use, and is safe for concurrent use if its parts are.
 //
 // A request waits no longer than its context lasts, of which the Timeout of an
-// http.Client is a part. If it is not admitted its body is closed, nothing is
+// http.Client is a part, and no longer than until its Cancel, which is deprecated,
+// is closed; the error is then of the kind that http.Transport returns, which is not
+// context.Canceled. If it is not admitted its body is closed, nothing is
 // sent, and the error is that of the Limiter, in which errors.Is and errors.As
 // find ErrQueueFull, *RejectError and context.Canceled also through the
 // *url.Error of an http.Client. Each redirect that a client follows is a request
@@ -106,15 +108,21 @@ var errNoLimiter = errors.New("shaper: Transport.Limiter is nil; to send every r
 
 // RoundTrip lets the request wait for the Limiter, and sends it by Base.
 func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	sent := false
+	defer func() {
+		if !sent { // An error, or a panic of Cost or of the Limiter.
+			closeBody(r.Body)
+		}
+	}()
 	n, err := t.costOf(r)
-	var release func()
-	if err == nil {
-		release, err = t.enter(r.Context(), n, asNewcomer)
-	}
 	if err != nil {
-		closeBody(r.Body)
 		return nil, err
 	}
+	release, err := t.enterNew(r, n)
+	if err != nil {
+		return nil, err
+	}
+	sent = true // From here on the body is Base's to close.
 	answer, hold, err := t.send(r, release)
 	if err == nil && answer != nil && t.Retry && n > 0 && isRefusal(answer, hold) {
 		return t.sendAgain(r, n, answer, hold)
@@ -155,13 +163,20 @@ func (t Transport) costOf(r *http.Request) (n int, err error) {
 	return n, nil
 }
 
-// enter lets a request of cost n wait for the Limiter. What it returns gives the
-// request's place back; it is nil if there is none. At the head, as again, it
-// enters the line of a Shaper only.
-func (t Transport) enter(ctx context.Context, n int, as entry) (release func(), err error) {
+// enterNew lets a request of cost n wait for the Limiter, as a newcomer.
+func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) {
 	if n == 0 {
 		return nil, nil
 	}
+	ctx, stop := waitContextOf(r)
+	defer stop()
+	return t.enter(ctx, n, asNewcomer)
+}
+
+// enter lets a request of cost n > 0 wait for the Limiter. What it returns gives
+// the request's place back; it is nil if there is none. At the head, as again, it
+// enters the line of a Shaper only.
+func (t Transport) enter(ctx context.Context, n int, as entry) (release func(), err error) {
 	s, ok := t.Limiter.(*Shaper)
 	if !ok {
 		return enter(ctx, t.Limiter, acquirerOf(t.Limiter), n)

@@ -21,7 +21,9 @@ func isRefusal(a *http.Response, hold time.Duration) bool {
 // GetBody, the bodies and the Limiter are other people's code, which may panic:
 // then both bodies are closed, and with the first the place is given back.
 func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, hold time.Duration) (*http.Response, error) {
-	ctx, until := r.Context(), time.Now().Add(hold)
+	until := time.Now().Add(hold)
+	ctx, stop := waitContextOf(r)
+	defer stop()
 	if deadline, timed := ctx.Deadline(); timed && !until.Before(deadline) {
 		return refusal, nil // As a Shaper has it, and while the answer is whole.
 	}
@@ -56,7 +58,7 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, hol
 	default:
 		return refusal, nil
 	}
-	again := r.Clone(ctx)
+	again := r.Clone(r.Context())
 	again.Body = body
 	sent = true
 	answer, _, err := t.send(again, release)
