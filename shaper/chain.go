@@ -24,8 +24,10 @@ import (
 // again enters as a newcomer. A Limiter without Forecast or Hold, as x/time's, is
 // left out of them, and a dry run out of Forecast, as it keeps nobody waiting.
 //
-// A Chain of none lets every request pass whose context has not ended. A nil
-// Limiter in it is an error of every call.
+// A Chain of none lets every request pass whose context has not ended. With a nil
+// Limiter in it every call returns an error that says which, and Hold does nothing. A
+// nil pointer, as of type *Shaper, is not a nil Limiter: its methods are called, and
+// panic if they do so for nil. For a nil *Shaper Chain does that itself.
 func Chain(ls ...Limiter) Limiter {
 	c := chain{links: slices.Clone(ls), places: make([]acquirer, len(ls))}
 	for i, l := range ls {
@@ -139,7 +141,19 @@ func (c chain) Hold(d time.Duration) {
 
 func (c chain) rehearses() bool { return slices.ContainsFunc(c.links, rehearses) }
 
-// brokenChain is a Chain that can't be.
+// A brokenChain is a Chain with a nil Limiter in it: every call returns err. It has
+// all methods of a Chain, so that whoever looks for one of them finds it and is told
+// what is wrong.
 type brokenChain struct{ err error }
 
 func (b brokenChain) WaitN(context.Context, int) error { return b.err }
+
+// Acquire returns a release that is never nil.
+func (b brokenChain) Acquire(context.Context, int) (release func(), err error) {
+	return nothing, b.err
+}
+
+func (b brokenChain) Forecast(int) (wait time.Duration, err error) { return 0, b.err }
+
+// Hold does nothing, as there is no error to return.
+func (brokenChain) Hold(time.Duration) {}
