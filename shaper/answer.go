@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
 // statusClientGone is the status that access logs get for a client that has
@@ -89,7 +91,7 @@ type answer struct {
 func answerTo(err error) answer {
 	retryAfter := int64(1)
 	if refusal, ok := errors.AsType[*RejectError](err); ok {
-		retryAfter = wholeSeconds(refusal.RetryAfter)
+		retryAfter = httpfield.Seconds(refusal.RetryAfter)
 	}
 	switch {
 	case isOwnFault(err):
@@ -122,14 +124,4 @@ func (a answer) later(spread time.Duration) answer {
 		a.retryAfter += rand.Int64N(int64(spread/time.Second) + 1)
 	}
 	return a
-}
-
-// wholeSeconds is d as Retry-After has it: rounded up, so that nobody comes
-// back too early, and at least 1.
-func wholeSeconds(d time.Duration) int64 {
-	seconds := int64(d / time.Second)
-	if d%time.Second > 0 {
-		seconds++
-	}
-	return max(seconds, 1)
 }

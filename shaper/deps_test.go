@@ -32,6 +32,10 @@ const importPolicy = `
 	# users of its limiter need not convert.
 	shaper: std golang.org/x/time/rate
 
+	# A header field means the same whoever reads or writes it, so the package knows
+	# nothing of a Shaper.
+	shaper/internal/httpfield: std
+
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for.
 	*: std shaper

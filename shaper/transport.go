@@ -205,7 +205,7 @@ func (t Transport) send(r *http.Request, release func()) (answer *http.Response,
 	if err != nil || answer == nil {
 		return answer, 0, err
 	}
-	if hold = min(t.holdOf(answer), t.maxHold()); hold > 0 {
+	if hold = min(t.holdFrom(answer), t.maxHold()); hold > 0 {
 		if h, ok := t.Limiter.(holder); ok {
 			h.Hold(hold)
 		}
