@@ -7,9 +7,9 @@ import (
 	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
-// holdFrom returns for how long a response asks its client to hold back, at most
-// 365 days; 0 if it does not, or not in a form that is valid. Retry-After has
-// precedence, as the draft of the RateLimit fields says.
+// holdFrom returns for how long a response asks the client to hold back, at most 365
+// days; 0 if it does not ask, or only in a malformed field. Retry-After takes
+// precedence, as the draft of the RateLimit fields demands.
 func (t Transport) holdFrom(response *http.Response) time.Duration {
 	refused := response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable
 	if refused {
