@@ -60,7 +60,7 @@ func TestBareItemsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 			[]string{"a_b-c.d3:f%00/*", "fooBar", "FooBar", "*", "*a", "a", "Z", "foo:bar/baz"},
 			[]string{"b{c", "a(b", `a"b`, "a@b", "a?b", "a[b", "a<b", `a\b`, "3a", "_a", "-a", ".a", "/a", "!a", "ä", "aä"}},
 		{"byte sequences",
-			[]string{":aGVsbG8=:", "::", ":aGVsbG8:", ":QQ==:", ":QQ:", ":iZ==:", ":+/+/:", ":cHsdsRa894==:"},
+			[]string{":aGVsbG8=:", "::", ":aGVsbG8:", ":QQ==:", ":QQ:", ":iZ==:", ":+/+/:", ":0000:", ":5555:", ":cHsdsRa894==:"},
 			[]string{":aGVsbG8=", "aGVsbG8=:", ":", ":aGVsb G8=:", ":    :", ":aGVsbG!8=:", ":aGVsbG8=!:", ":iZ\u00e4=:",
 				":_-Ah:", ":=:", ":A:", ":QQ=:", ":QQ===:", ":QUJD=:", ":aGVs\nbG8=:", ":aGVs\rbG8=:", ":=aGVsbG8:"}},
 		{"booleans",
@@ -80,6 +80,10 @@ func TestBareItemsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			for _, text := range kind.valid {
 				isValue(t, true, text)
+				if kind.name != "integers" { // It is no number of units or seconds.
+					readsAs(t, 0, `"a";t=5;r=`+text)
+					readsAs(t, 0, `"a";r=0;t=`+text)
+				}
 			}
 			for _, text := range kind.invalid {
 				isValue(t, false, text)
