@@ -7,6 +7,8 @@ import (
 	"time"
 )
 
+//lint:file-ignore SA1019 Request.Cancel is deprecated, but http.Transport heeds it.
+
 // errRequestCanceled is returned if Request.Cancel is closed while the request waits.
 // [http.Transport] returns an error of the same kind: one without a name, which is
 // neither [context.Canceled] nor a timeout.

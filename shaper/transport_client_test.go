@@ -18,6 +18,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
+//lint:file-ignore SA1019 Request.Cancel is deprecated, but http.Transport heeds it.
+
 // The tests of this file ask what callers of an http.Client and users of older
 // parts of net/http see of a Transport.
 
@@ -58,7 +60,7 @@ func TestAForeseenClientTimeoutIsATimeout(t *testing.T) {
 func (u *upstream) canceling(name string, body io.Reader) (r *http.Request, cancel func()) {
 	r = u.request(context.Background(), name, body)
 	c := make(chan struct{})
-	r.Cancel = c //nolint:staticcheck // It is deprecated, but http.Transport heeds it.
+	r.Cancel = c
 	return r, func() { close(c) }
 }
 
@@ -99,20 +101,30 @@ func TestAClosedCancelEndsTheWait(t *testing.T) {
 }
 
 // The error is of the kind that http.Transport returns: it has no name, and those
-// who ask for a cancelled context or a timeout hear no.
+// who ask for a cancelled context or a timeout hear no. A request that is canceled
+// beforehand takes no slot.
 func TestTheErrorOfAClosedCancelIsAsInNetHTTP(t *testing.T) {
-	playTransport(t, "1/s depth 5", func(u *upstream) {
-		r, cancel := u.canceling("a", nil)
-		cancel()
-		for name, transport := range map[string]http.RoundTripper{"ours": u, "net/http": &http.Transport{}} {
-			_, err := (&http.Client{Transport: transport}).Do(r)
-			require.ErrorContains(t, err, "request canceled", name)
-			require.NotErrorIs(t, err, context.Canceled, name)
-			require.False(t, os.IsTimeout(err), name)
-		}
-		require.Zero(t, u.Stats().Departed, "a request that is canceled beforehand takes no slot")
-		u.saw()
-	})
+	s := mustMake(t, limitsOf(t, "1/s depth 5"))
+	defer s.Close()
+	closed, over := make(chan struct{}), make(chan struct{})
+	close(closed)
+	defer close(over)
+	for name, transport := range map[string]http.RoundTripper{
+		"ours": shaper.Transport{Limiter: s, Base: roundTripFunc(func(*http.Request) (*http.Response, error) { panic("sent") })},
+		"net/http": &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			<-over
+			return nil, net.ErrClosed
+		}},
+	} {
+		r, err := http.NewRequest("GET", "http://upstream/", nil)
+		require.NoError(t, err)
+		r.Cancel = closed
+		_, err = (&http.Client{Transport: transport}).Do(r)
+		require.ErrorContains(t, err, "request canceled", name)
+		require.NotErrorIs(t, err, context.Canceled, name)
+		require.False(t, os.IsTimeout(err), name)
+	}
+	require.Zero(t, s.Stats().Departed)
 }
 
 // A Limiter that hands out the slot in the moment in which Cancel is closed does not

@@ -55,7 +55,7 @@ func TestBareItemsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 		{"strings",
 			[]string{`"foo"`, `""`, `" "`, `"foo \"bar\""`, `"\\"`, `"b\\"`, `";,=?:@%("`},
 			[]string{`'foo'`, `"foo`, `"`, `"foo \,"`, `"foo \`, `"\"`, `"\x"`, "\"\t\"", "\"\x00\"", "\"\x1f\"", "\"\x7f\"",
-				"\"\n\"", `"füü"`, `"foo"bar`, `"foo""bar"`}},
+				"\"\n\"", "\"\t", `"füü"`, `"foo"bar`, `"foo""bar"`}},
 		{"tokens",
 			[]string{"a_b-c.d3:f%00/*", "fooBar", "FooBar", "*", "*a", "a", "Z", "foo:bar/baz"},
 			[]string{"b{c", "a(b", `a"b`, "a@b", "a?b", "a[b", "a<b", `a\b`, "3a", "_a", "-a", ".a", "/a", "!a", "ä", "aä"}},
@@ -73,7 +73,7 @@ func TestBareItemsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 			[]string{`%"foo bar"`, `%""`, `%"f%c3%bc%c3%bc"`, `%"foo %22bar%22 \ baz"`, `%"%00"`, `%"%25"`, `%"BOM: %ef%bb%bf"`,
 				`%"%f0%9f%98%80"`, `%" !%22#$%25&'()*+,-./09:;<=>?@AZ[\]^_` + "`" + `az{|}~"`},
 			[]string{`%"f%C3%BC"`, "%\"\t\"", "%\"\n\"", "%\"\x1f\"", "%\"\x7f\"", `%'foo'`, `%foo`, `%foo"`, `%"foo`, `%`, `%"`,
-				`% "foo"`, `%"foo %a`, `%"foo %a"`, `%"foo %"`, `%"%"`, `%"%g0"`, `%"%0g"`, `%"%0`, `%"%0:"`, `%"%/0"`,
+				`% "foo"`, `%"foo %a`, `%"foo %a"`, `%"foo %"`, `%"%"`, `%"%g0"`, `%"%0g"`, `%"%0`, `%"%0:"`, `%"%/0"`, `%"%`, "%\"\t",
 				`%"%c3%28"`, `%"%a0%a1"`, `%"%e2%28%a1"`, `%"%f0%28%8c%28"`, `%"%ed%a0%80"`, `%"%c0%80"`, `%"füü"`}},
 		{"nothing else", nil, []string{"(", "()", "(1 2)", "{}", "[]", "$", "<a>", "=", "=1", "\x00"}},
 	} {
