@@ -15,7 +15,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds what a Chain promises of who leaves and what that costs. Its
+// This file tests which requests leave a Chain, and what that costs. Its
 // places are in chain_place_test.go, Middleware and Transport in chain_http_test.go.
 
 // arriveFor is arrive for another Limiter than the stage's own.
@@ -106,7 +106,7 @@ func TestAContextEndsInALaterLine(t *testing.T) {
 	})
 }
 
-// Somebody else's Limiter need not ask the context after its wait.
+// A foreign Limiter need not look at the context after its wait.
 func TestALaterOneIsNotAskedWhenTheContextHasEnded(t *testing.T) {
 	for name, call := range map[string]func(l shaper.Limiter, ctx context.Context) error{
 		"WaitN":   func(l shaper.Limiter, ctx context.Context) error { return l.WaitN(ctx, 1) },
@@ -163,8 +163,8 @@ type forecaster interface {
 	Forecast(n int) (time.Duration, error)
 }
 
-// Who looks for a method of a Chain and does not find it takes another way, or
-// panics, and never hears that a Limiter is nil.
+// A caller that looks for a method of a Chain and does not find it panics or takes
+// another way, and never learns that a Limiter is nil.
 func TestANilInAChainIsAnErrorOfEveryCall(t *testing.T) {
 	for name, c := range map[string]shaper.Limiter{
 		"Chain":            shaper.Chain(failing(nil), nil, failing(nil)),
@@ -265,8 +265,8 @@ func TestAChainWithAnothersLimiter(t *testing.T) {
 	})
 }
 
-// The bucket of a tenant, then that of the site: one who has used his up takes
-// nothing off the others.
+// The tenant's bucket comes before the site's, so a tenant that has used up its own
+// takes nothing from the others.
 func TestTenantThenSite(t *testing.T) {
 	playKeys(t, "1 per 10s burst 2", func(g *groupStage) {
 		site := mustMake(g.t, limitsOf(g.t, "1/s depth 9"))

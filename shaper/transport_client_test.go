@@ -66,8 +66,8 @@ func (u *upstream) canceling(name string, body io.Reader) (r *http.Request, canc
 
 const canceled = "shaper: request canceled while waiting for the Limiter"
 
-// Who closes Cancel has gone: a request that waited on would be sent for nobody, and
-// keep its place in the line until then.
+// A caller that closes Cancel no longer wants the response. A request that went on
+// waiting would keep its place in the line and be sent for nobody.
 func TestAClosedCancelEndsTheWait(t *testing.T) {
 	for name, limiter := range map[string]func(u *upstream) shaper.Limiter{
 		"Shaper": func(u *upstream) shaper.Limiter { return u.Shaper },
@@ -100,9 +100,8 @@ func TestAClosedCancelEndsTheWait(t *testing.T) {
 	}
 }
 
-// The error is of the kind that http.Transport returns: it has no name, and those
-// who ask for a cancelled context or a timeout hear no. A request that is canceled
-// beforehand takes no slot.
+// The error is of the kind that http.Transport returns: it is neither
+// context.Canceled nor a timeout. A request that is canceled beforehand takes no slot.
 func TestTheErrorOfAClosedCancelIsAsInNetHTTP(t *testing.T) {
 	s := mustMake(t, limitsOf(t, "1/s depth 5"))
 	defer s.Close()
@@ -127,8 +126,7 @@ func TestTheErrorOfAClosedCancelIsAsInNetHTTP(t *testing.T) {
 	require.Zero(t, s.Stats().Departed)
 }
 
-// A Limiter that hands out the slot in the moment in which Cancel is closed does not
-// make the request be sent.
+// If Cancel is closed at the moment of the slot, the request is not sent.
 func TestAClosedCancelIsSeenAfterTheWait(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		r, cancel := u.canceling("a", nil)
@@ -184,8 +182,8 @@ func TestAClientTimeoutInTheLineIsATimeout(t *testing.T) {
 	})
 }
 
-// A RoundTripper must always close the body, or what writes into its other end
-// waits for ever.
+// A RoundTripper must always close the body, or a goroutine that writes into the other
+// end of it waits forever.
 func TestAPanicBeforeARequestIsSentClosesItsBody(t *testing.T) {
 	const unmade = "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New"
 	for _, tt := range []struct {

@@ -104,8 +104,8 @@ func TestMaxHoldBoundsWhatIsTakenFromAnAnswer(t *testing.T) {
 	}
 }
 
-// One 429 holds everyone behind it, in their order, those of no cost excepted;
-// who has left already is on his way.
+// One 429 holds all requests that wait, and they keep their order. A request of cost 0
+// does not wait.
 func TestOne429HoldsTheWholeLine(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.script["b"] = []string{"429 Too Many Requests\nRetry-After: 30"}
@@ -125,7 +125,7 @@ func TestOne429HoldsTheWholeLine(t *testing.T) {
 	})
 }
 
-// What a request of no cost learns holds the others too.
+// A request of cost 0 can be refused too, and that refusal holds the others.
 func TestAnAnswerToARequestOfNoCostHoldsTheLine(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.Cost = costInQuery

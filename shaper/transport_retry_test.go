@@ -151,8 +151,8 @@ func TestRetrySendsTheBodyAgain(t *testing.T) {
 	}
 }
 
-// Who is to come again gives his place back meanwhile: with a cap of 1 nobody
-// could ever leave otherwise.
+// A request that waits for its retry is not in flight: with a cap of 1 no request could
+// ever leave otherwise.
 func TestRetryGivesThePlaceBackFirst(t *testing.T) {
 	playTransport(t, "1/s depth 5 inflight 1", func(u *upstream) {
 		u.Retry = true
