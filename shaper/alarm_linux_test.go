@@ -215,7 +215,7 @@ func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
 	becomes(t, precision{precise: true}, again)
 	require.NoError(t, all[1].Close())
 	late.mu.Lock()
-	late.ticker.again = 0
+	late.ticker.retryFileAt = 0
 	late.ticker.look(late.clock)
 	late.mu.Unlock()
 	becomes(t, precision{precise: true}, late)

@@ -14,14 +14,14 @@ import (
 // nanoseconds since the Shaper or Group was made; its lock guards it.
 type bucket struct {
 	*plan
-	*rare // nil: as if all of it were 0
+	*cold // nil: as if all of it were 0
 
-	empty nanos  // when the level reaches 0
-	left  uint64 // how many have left
+	empty      nanos  // when the level reaches 0
+	departures uint64 // how many have left
 }
 
 // rare is what most of the buckets of a Group never need.
-type rare struct {
+type cold struct {
 	hold   nanos   // until when nobody leaves
 	missed float64 // the cost lost to lateness beyond slack
 
@@ -34,48 +34,48 @@ type rare struct {
 	// that it adds are multiples of 1/den, so that no departure depends on it:
 	// it is kept for the next change of the rate alone. Where the exact instant
 	// is centuries away, empty is the latest there is, and above is negative.
-	above *big.Rat
+	roundedUpBy *big.Rat
 }
 
-func newBucket(l Limits) bucket { return bucket{plan: planOf(l), rare: new(rare)} }
+func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
 
 // uncommon makes what the bucket has of rare, if it has none.
-func (b *bucket) uncommon() *rare {
-	if b.rare == nil {
-		b.rare = new(rare)
+func (b *bucket) coldOrNew() *cold {
+	if b.cold == nil {
+		b.cold = new(cold)
 	}
-	return b.rare
+	return b.cold
 }
 
 // missedSoFar is the cost lost to lateness beyond slack.
 func (b *bucket) missedSoFar() float64 {
-	if b.rare == nil {
+	if b.cold == nil {
 		return 0
 	}
-	return b.rare.missed
+	return b.cold.missed
 }
 
 // heldUntil is until when nobody leaves.
 func (b *bucket) heldUntil() nanos {
-	if b.rare == nil {
+	if b.cold == nil {
 		return nanos{}
 	}
-	return b.rare.hold
+	return b.cold.hold
 }
 
 // isExact notes that empty is exact.
 func (b *bucket) isExact() {
-	if b.rare != nil {
-		b.rare.above = nil
+	if b.cold != nil {
+		b.cold.roundedUpBy = nil
 	}
 }
 
 // excess is by how much empty lies above the exact instant; nil means 0.
 func (b *bucket) excess() *big.Rat {
-	if b.rare == nil {
+	if b.cold == nil {
 		return nil
 	}
-	return b.rare.above
+	return b.cold.roundedUpBy
 }
 
 // due is the instant at which the level has fallen so far that a request of
@@ -130,10 +130,10 @@ func (b *bucket) release(since nanos, now, n int64) (slot nanos, left bool) {
 	if slot.ceil() > now {
 		return slot, false
 	}
-	b.rest(b.heldUntil().whole) // Nobody has left before that.
+	b.idleUntil(b.heldUntil().whole) // Nobody has left before that.
 	if earliest := (nanos{whole: now - b.slack}); earliest.after(slot) {
 		lost := b.interval.minus(earliest, slot)
-		b.uncommon().missed += b.interval.units(lost)
+		b.coldOrNew().missed += b.interval.units(lost)
 		b.empty = b.interval.plus(b.empty, lost)
 		b.isExact()
 		slot = earliest
@@ -148,7 +148,7 @@ func (b *bucket) leave(at nanos, n int64) {
 		b.empty = at
 		b.isExact()
 	}
-	b.left++
+	b.departures++
 	if raised := b.interval.plus(b.empty, b.interval.times(n)); raised.whole < forever {
 		b.empty = raised
 		return
@@ -165,11 +165,11 @@ func (b *bucket) leave(at nanos, n int64) {
 // Taking n off the level is all there is to undo. If the bucket was empty when
 // the request left, empty now lies at that departure instead of before it,
 // which is the same level from then on.
-func (b *bucket) giveBack(left uint64, n int64) {
-	if b.left != left {
+func (b *bucket) giveBack(departureNo uint64, n int64) {
+	if b.departures != departureNo {
 		return
 	}
-	b.left--
+	b.departures--
 	if b.empty.whole < forever {
 		b.empty = b.interval.minus(b.empty, b.interval.times(n))
 		return
@@ -182,7 +182,7 @@ func (b *bucket) giveBack(left uint64, n int64) {
 // is in line whose slot has come, and for the end of a hold: empty, which is
 // rounded up, may then be now, where the exact instant was a little before, and
 // what above says of it must not be taken off what leaves now.
-func (b *bucket) rest(now int64) {
+func (b *bucket) idleUntil(now int64) {
 	if at := (nanos{whole: now}); !b.empty.after(at) {
 		b.empty = at
 		b.isExact()
@@ -250,11 +250,25 @@ func (b *bucket) setExactly(exact *big.Rat) {
 		b.isExact()
 		return
 	}
-	b.uncommon().above = above
+	b.coldOrNew().roundedUpBy = above
 }
 
 // costs is for how many nanoseconds a cost of n holds the bucket.
 func (b *bucket) costs(n int64) *big.Rat {
 	r := b.interval.rat()
 	return r.Mul(r, new(big.Rat).SetInt64(n))
+}
+
+// A plan is Limits in the form in which a bucket needs them. They never change;
+// all buckets of a Group that have the same Limits share one.
+type plan struct {
+	limits   Limits // as given
+	interval interval
+	burst    int64
+	slack    int64 // lateness that may be made up, in nanoseconds
+	users    int   // of a Group's: buckets that have it; its lock guards it
+}
+
+func planOf(l Limits) *plan {
+	return &plan{limits: l, interval: intervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
 }

@@ -196,8 +196,8 @@ func TestEndlessChangesStayCheap(t *testing.T) {
 	b.pass(0, 1000)
 	for i := range 2000 {
 		b.change(planOf(Limits{Rate: rate.Limit(1/(3+float64(i%7)) + 1e-3)}), 0)
-		if b.above != nil {
-			require.LessOrEqual(t, b.above.Denom().BitLen(), maxAbove)
+		if b.roundedUpBy != nil {
+			require.LessOrEqual(t, b.roundedUpBy.Denom().BitLen(), maxAbove)
 		}
 	}
 	require.InDelta(t, 1000, b.level(0), 1e-6)
@@ -277,9 +277,9 @@ func TestAGreatBurstLeavesFewWaitersBehind(t *testing.T) {
 		synctest.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		require.Equal(t, maxSpares, s.spares.len)
+		require.Equal(t, maxSpares, s.waiters.len)
 		count := 0
-		for w := s.spares.head; w != nil; w = w.next {
+		for w := s.waiters.head; w != nil; w = w.next {
 			count++
 			require.Empty(t, w.ready)
 		}

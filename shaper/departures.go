@@ -2,7 +2,7 @@ package shaper
 
 // departures are the lines in which somebody waits, as a binary heap by the
 // instants at which their heads may leave: d[0] is the next. The lock of the
-// lanes guards it.
+// flows guards it.
 type departures []*line
 
 // update puts a line where it belongs after its head, its bucket or its places
@@ -18,7 +18,7 @@ func (d *departures) update(ln *line) {
 		ln.index = len(*d)
 		*d = append(*d, ln)
 	}
-	ln.slot = ln.lane.next()
+	ln.slot = ln.flow.next()
 	if !d.up(ln.index) {
 		d.down(ln.index)
 	}

@@ -15,23 +15,23 @@ func (s *Shaper) Hold(d time.Duration) {
 	if d < 0 {
 		return
 	}
-	now := s.lockLane(&s.lane)
-	defer s.unlock()
-	s.hold(&s.lane, now, d)
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	s.holdLocked(&s.flow, now, d)
 }
 
-// hold is Hold for a lane.
-func (e *lanes) hold(l *lane, now int64, d time.Duration) {
-	e.touch(l)
-	if d > 0 {
-		r := l.bucket.uncommon()
-		r.hold = later(r.hold, nanos{whole: sum(now, int64(min(d, horizon)))})
+// hold is Hold for a flow.
+func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
+	d.markDirtyLocked(f)
+	if span > 0 {
+		r := f.bucket.coldOrNew()
+		r.hold = later(r.hold, nanos{whole: sum(now, int64(min(span, horizon)))})
 		return
 	}
-	if hold := l.bucket.heldUntil(); hold.whole > now {
+	if hold := f.bucket.heldUntil(); hold.whole > now {
 		// A head that the hold has kept could not leave before now.
-		l.notBefore(now)
-		l.bucket.rare.hold = nanos{}
+		f.notBefore(now)
+		f.bucket.cold.hold = nanos{}
 	}
-	e.advance(now, goesOn)
+	d.advanceLocked(now, headFirst)
 }

@@ -3,7 +3,7 @@ package shaper
 import "math/bits"
 
 // A waiter is a request in the line: a channel on which its goroutine waits,
-// and what the others need to know of it. The lock of the lanes guards all of
+// and what the others need to know of it. The lock of the dispatcher guards all of
 // it but the channel.
 type waiter struct {
 	prev, next *waiter
@@ -14,16 +14,16 @@ type waiter struct {
 	ready chan struct{}
 	cost  int64
 
-	admitted int64  // when it entered the line
-	slot     int64  // when its slot was handed out
-	left     uint64 // the number of its departure
-	waiting  int32  // in the line just after it
-	state    state
-	again    bool // pushAgain has put it in
+	admitted    int64  // when it entered the line
+	slot        int64  // when its slot was handed out
+	departureNo uint64 // the number of its departure
+	waiting     int32  // in the line just after it
+	state       state
+	reentry     bool // pushAgain has put it in
 }
 
 // tell sends the waiter the news that its state has changed.
-func (w *waiter) tell() { w.ready <- struct{}{} }
+func (w *waiter) wake() { w.ready <- struct{}{} }
 
 // state says what has become of a waiter. It changes from queued to one of the
 // others once, under the lock.
@@ -41,12 +41,12 @@ const (
 // anywhere in constant time and those behind move up. (A channel of waiters
 // would keep the places of those who have gone; see ARCHITECTURE.md.)
 type queue struct {
-	head, tail *waiter
-	again      *waiter // the last of those that pushAgain has put in, who are the first in line
-	len        int
+	head, tail  *waiter
+	lastReentry *waiter // the last of those that pushAgain has put in, who are the first in line
+	len         int
 
-	cost      costs // of all in line
-	againCost costs // of those that pushAgain has put in
+	cost        costs // of all in line
+	reentryCost costs // of those that pushAgain has put in
 }
 
 // push appends a waiter.
@@ -62,9 +62,9 @@ func (q *queue) push(w *waiter) {
 
 // pushAgain puts a request that has left before in front of all newcomers,
 // behind those like it, which were sent back before it.
-func (q *queue) pushAgain(w *waiter) {
+func (q *queue) pushReentry(w *waiter) {
 	q.count(w)
-	if w.prev = q.again; w.prev == nil {
+	if w.prev = q.lastReentry; w.prev == nil {
 		w.next, q.head = q.head, w
 	} else {
 		w.next, w.prev.next = w.prev.next, w
@@ -74,8 +74,8 @@ func (q *queue) pushAgain(w *waiter) {
 	} else {
 		w.next.prev = w
 	}
-	q.again, w.again = w, true
-	q.againCost.add(w.cost)
+	q.lastReentry, w.reentry = w, true
+	q.reentryCost.add(w.cost)
 }
 
 // count counts a waiter that enters.
@@ -87,8 +87,8 @@ func (q *queue) count(w *waiter) {
 // remove takes a waiter out of the line, from wherever it is, and says what
 // has become of it.
 func (q *queue) remove(w *waiter, s state) {
-	if w == q.again {
-		q.again = w.prev
+	if w == q.lastReentry {
+		q.lastReentry = w.prev
 	}
 	if w.prev == nil {
 		q.head = w.next
@@ -104,8 +104,8 @@ func (q *queue) remove(w *waiter, s state) {
 	w.state = s
 	q.len--
 	q.cost.take(w.cost)
-	if w.again {
-		q.againCost.take(w.cost)
+	if w.reentry {
+		q.reentryCost.take(w.cost)
 	}
 	w.waiting = int32(q.len) // As many as goroutines at most, of which 2³¹ would take 4 TiB.
 }
@@ -152,4 +152,40 @@ func (c *costs) total() int64 {
 		return forever
 	}
 	return int64(c.low)
+}
+
+// spares are waiters used before, to be used again by the same Shaper or Group
+// only. A pool shared by the whole process would hand a channel made in one
+// testing/synctest bubble to another, which is fatal.
+type waiterPool struct {
+	head *waiter // linked by next
+	len  int
+}
+
+// maxSpares bounds what an empty line holds on to after a burst, to some
+// 200 KB. A longer line in steady use still allocates nothing, as only those
+// between two waits are spare.
+const maxSpares = 1024
+
+// take returns a waiter for a request of cost n that enters a line, new or used
+// before.
+func (s *waiterPool) take(n, now int64) *waiter {
+	w := s.head
+	if w == nil {
+		w = &waiter{ready: make(chan struct{}, 1)}
+	} else {
+		s.head, w.next = w.next, nil
+		s.len--
+	}
+	w.state, w.cost, w.admitted, w.reentry = queued, n, now, false
+	return w
+}
+
+// keep keeps a waiter that is out of the line and whose channel is empty for
+// another request.
+func (s *waiterPool) keep(w *waiter) {
+	if s.len < maxSpares {
+		w.next, s.head = s.head, w
+		s.len++
+	}
 }

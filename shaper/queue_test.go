@@ -55,7 +55,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 	saturated := 0
 	for range 100 {
 		var fast queue
-		var spare spares
+		var spare waiterPool
 		var slow slowQueue
 		longest := 1 + r.IntN(16) // So that it is empty now and then.
 		for now := range int64(200) {
@@ -63,7 +63,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 			switch arrives := len(slow.line) < longest && r.IntN(2) == 0; {
 			case arrives && r.IntN(2) == 0:
 				w := spare.take(n, now)
-				fast.pushAgain(w)
+				fast.pushReentry(w)
 				requireEntered(t, slow, w, n, now)
 				slow.insert(slow.retries, w, n)
 				slow.retries++
@@ -130,8 +130,8 @@ func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
 	if slow.retries > 0 {
 		last = slow.line[slow.retries-1]
 	}
-	require.True(t, fast.again == last, "the last of the retries")
-	require.Equal(t, slow.first(slow.retries), fast.againCost.total())
+	require.True(t, fast.lastReentry == last, "the last of the retries")
+	require.Equal(t, slow.first(slow.retries), fast.reentryCost.total())
 	require.Equal(t, slow.first(len(slow.line)), fast.cost.total())
 	for k := 1; k <= len(slow.line); k++ {
 		w, cost := fast.ahead(k)

@@ -43,21 +43,60 @@ func (st *Stats) refusals(by *[reasons]uint64) {
 // Stats returns the state of the shaper now. It works on a closed one too.
 func (s *Shaper) Stats() Stats {
 	s.mustBeMade()
-	now := s.lockLane(&s.lane)
-	defer s.unlock()
-	return s.stats(&s.lane, now)
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	return s.statsLocked(&s.flow, now)
 }
 
-// stats is what is known of a lane, with what it shares with others.
-func (e *lanes) stats(l *lane, now int64) Stats {
-	st := l.stats(now)
-	st.Name, st.DryRun = e.name, e.dry
-	st.Precise, st.Fallback = e.ticker.precise, e.ticker.failure
-	if l.entered >= 0 {
-		st.LastCall = e.at(l.entered)
+// stats is what is known of a flow, with what it shares with others.
+func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
+	st := f.stats(now)
+	st.Name, st.DryRun = d.name, d.dryRun
+	st.Precise, st.Fallback = d.ticker.precise, d.ticker.failure
+	if f.entered >= 0 {
+		st.LastCall = d.timeOf(f.entered)
 	}
-	if hold := l.bucket.heldUntil().whole; now < hold {
-		st.HeldUntil = e.at(hold)
+	if hold := f.bucket.heldUntil().whole; now < hold {
+		st.HeldUntil = d.timeOf(hold)
 	}
 	return st
+}
+
+// totals are what the flows of a Group count together, which outlives them. A
+// Shaper's one flow has it all.
+type totals struct {
+	departed, abandoned uint64
+	refused             [reasons]uint64
+	wait                int64   // of those that departed, in nanoseconds
+	missed              float64 // in cost units
+}
+
+// countDeparture counts a request that has left a flow, entered at that instant
+// and waited for so long.
+func (d *dispatcher) countDepartureLocked(f *flow, entered, waited int64) {
+	f.entered = max(f.entered, entered)
+	f.departed++
+	f.wait = sum(f.wait, waited)
+	if d.keyed {
+		d.totals.departed++
+		d.totals.wait = sum(d.totals.wait, waited)
+	}
+}
+
+// countRefusal counts a request that was refused, for that reason.
+func (d *dispatcher) countRefusalLocked(f *flow, entered int64, why reason) {
+	f.entered = max(f.entered, entered)
+	f.bucket.coldOrNew().refused[why]++
+	if d.keyed {
+		d.totals.refused[why]++
+	}
+}
+
+// countAbandonment counts a request whose context ended.
+func (d *dispatcher) countAbandonmentLocked(f *flow, entered int64) {
+	f.entered = max(f.entered, entered)
+	f.bucket.coldOrNew().abandoned++
+	if d.keyed {
+		d.totals.abandoned++
+	}
 }

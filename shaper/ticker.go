@@ -12,7 +12,7 @@ import (
 // wait of its own could sleep until its slot instead, but somebody has to hand
 // a slot on when its owner has gone.)
 //
-// The lock of the lanes guards all of it but the lead.
+// The lock of the dispatcher guards all of it but the lead.
 type ticker struct {
 	coarse bool // WithCoarseTimer
 
@@ -23,11 +23,11 @@ type ticker struct {
 	rests   bool          // nobody is in line
 	emptied int64         // since when
 
-	alarm   alarm    // while it runs: timer, or a file
-	timer   *goTimer // used over and over, by one goroutine after the other
-	precise bool     // alarm is a file
-	again   int64    // when to try for a file again, after a failure
-	failure string   // of the last try; "" if there was none
+	alarm       alarm    // while it runs: timer, or a file
+	timer       *goTimer // used over and over, by one goroutine after the other
+	precise     bool     // alarm is a file
+	retryFileAt int64    // when to try for a file again, after a failure
+	failure     string   // of the last try; "" if there was none
 
 	lead lead
 }
@@ -55,35 +55,35 @@ const (
 )
 
 // tick is the ticker goroutine.
-func (e *lanes) tick() {
-	t := &e.ticker
+func (d *dispatcher) tick() {
+	t := &d.ticker
 	woke := int64(0)  // the instant for which it was awake last
 	slept := int64(0) // when it slept last
 	for {
-		now := e.lockAnd(parks)
+		now := d.lockWaking(headLast)
 		t.woke = woke
-		e.settle()
-		e.changed = false
-		e.chooseAlarm(now)
-		t.armed = e.wakeAt()
-		if t.armed <= now && !e.serves() {
+		d.endDrainLocked()
+		d.rearm = false
+		d.chooseAlarmLocked(now)
+		t.armed = d.wakeAtLocked()
+		if t.armed <= now && !d.serves() {
 			gone := t.end()
-			e.mu.Unlock()
+			d.mu.Unlock()
 			if gone != nil {
 				close(gone)
 			}
 			return
 		}
 		alarm, slot, lead := t.alarm, t.armed, int64(0)
-		if t.precise && e.serves() {
+		if t.precise && d.serves() {
 			lead = t.lead.before(slot, now)
 			if t.coarse {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
 		if lead > 0 && slot-now <= int64(longestLead) && now-slept <= int64(longestAwake) {
-			e.mu.Unlock() // To sleep would take more of the processor than to yield.
-			t.lead.yield(slot, e.epoch)
+			d.mu.Unlock() // To sleep would take more of the processor than to yield.
+			t.lead.yield(slot, d.epoch)
 			woke = slot
 			continue
 		}
@@ -93,11 +93,11 @@ func (e *lanes) tick() {
 			wake = max(wake, now+int64(shortestSleep))
 		}
 		alarm.set(wake)
-		e.mu.Unlock()
+		d.mu.Unlock()
 		if err := alarm.wait(); err != nil {
-			e.doWithout(err)
+			d.doWithout(err)
 		}
-		now = int64(time.Since(e.epoch))
+		now = int64(time.Since(d.epoch))
 		slept = now
 		if precise {
 			t.lead.woke(now, now-wake)
@@ -106,26 +106,26 @@ func (e *lanes) tick() {
 			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
-			t.lead.yield(slot, e.epoch)
+			t.lead.yield(slot, d.epoch)
 		}
 	}
 }
 
 // serves says whether there is anybody to let go. In a dry run there is not.
-func (e *lanes) serves() bool { return e.waiting > 0 && !e.dry }
+func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.dryRun }
 
 // wakeAt is when the ticker has to look next: at the slot of the next head or, with
 // nobody in line, when it has stayed long enough.
-func (e *lanes) wakeAt() int64 {
-	t := &e.ticker
-	if e.serves() {
+func (d *dispatcher) wakeAtLocked() int64 {
+	t := &d.ticker
+	if d.serves() {
 		t.rests = false
-		return e.due[0].slot
+		return d.due[0].slot
 	}
 	if !t.rests {
-		t.rests, t.emptied = true, e.clock
+		t.rests, t.emptied = true, d.clock
 	}
-	if t.precise && e.phase == open {
+	if t.precise && d.phase == open {
 		return t.emptied + int64(lingering)
 	}
 	return t.emptied
@@ -142,23 +142,23 @@ func (t *ticker) end() (gone chan struct{}) {
 
 // arm sees to it that the ticker runs while somebody waits, wakes no later than the
 // next slot, and ends when nobody waits any more.
-func (e *lanes) arm() {
-	t := &e.ticker
+func (d *dispatcher) armLocked() {
+	t := &d.ticker
 	switch {
 	case t.running:
-		if next := e.wakeAt(); next < t.armed {
+		if next := d.wakeAtLocked(); next < t.armed {
 			t.armed = next
-			if t.coarse && t.precise && e.serves() {
+			if t.coarse && t.precise && d.serves() {
 				next = max(next, t.woke+int64(coarseness))
 			}
 			t.alarm.set(next)
 		}
-	case e.serves():
+	case d.serves():
 		if t.timer == nil {
-			t.timer = newGoTimer(e.epoch)
+			t.timer = newGoTimer(d.epoch)
 		}
 		t.running, t.armed, t.alarm = true, 0, t.timer // It looks for itself at once.
-		go e.run()
+		go d.run()
 	}
 }
 
@@ -174,20 +174,20 @@ func (t *ticker) look(now int64) {
 // away where it does not. With nobody in line all stays as it is. What matters where
 // there are many lines is how often one of them lets somebody leave; the next of them
 // is taken to be like the others.
-func (e *lanes) chooseAlarm(now int64) {
-	t := &e.ticker
-	if !e.serves() {
+func (d *dispatcher) chooseAlarmLocked(now int64) {
+	t := &d.ticker
+	if !d.serves() {
 		return
 	}
-	wants := e.due[0].lane.bucket.interval.whole <= int64(preciseUpTo)*int64(len(e.due))
+	wants := d.due[0].flow.bucket.interval.whole <= int64(preciseUpTo)*int64(len(d.due))
 	switch {
 	case !wants:
 		t.failure = ""
-		if t.precise && !e.many { // Or else lines of many rates would have it opened again and again.
+		if t.precise && !d.keyed { // Or else lines of many rates would have it opened again and again.
 			t.useTimer()
 		}
-	case !t.precise && now >= t.again:
-		file, err := openTimerFile(e.epoch)
+	case !t.precise && now >= t.retryFileAt:
+		file, err := openTimerFile(d.epoch)
 		switch {
 		case err == nil:
 			t.alarm.stop()
@@ -204,7 +204,7 @@ func (e *lanes) chooseAlarm(now int64) {
 // fail notes that there is no file for the time being, and why.
 func (t *ticker) fail(now int64, err error) {
 	t.failure = err.Error()
-	t.again = now + int64(retrying)
+	t.retryFileAt = now + int64(retrying)
 }
 
 // useTimer gives the file back.
@@ -214,11 +214,11 @@ func (t *ticker) useTimer() {
 }
 
 // doWithout goes on without a file that has failed. The lock is not held.
-func (e *lanes) doWithout(err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.ticker.useTimer()
-	e.ticker.fail(e.clock, err)
+func (d *dispatcher) doWithout(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ticker.useTimer()
+	d.ticker.fail(d.clock, err)
 }
 
 // ended returns a channel that is closed when the ticker goroutine has gone,

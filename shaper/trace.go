@@ -44,7 +44,7 @@ type Event struct {
 }
 
 // tell runs a hook if there is one.
-func tell(hook func(context.Context, Event), ctx context.Context, e Event) {
+func runHook(hook func(context.Context, Event), ctx context.Context, e Event) {
 	if hook != nil {
 		hook(ctx, e)
 	}

@@ -101,7 +101,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	n, err := t.costOf(r)
 	var release func()
 	if err == nil {
-		release, err = t.enter(r.Context(), n, asNewcomer)
+		release, err = t.enter(r.Context(), n, newcomer)
 	}
 	if err != nil {
 		closeBody(r.Body)
@@ -150,7 +150,7 @@ func (t Transport) costOf(r *http.Request) (n int, err error) {
 // enter lets a request of cost n wait for the Limiter. What it returns gives the
 // request's place back; it is nil if there is none. At the head, as again, it
 // enters the line of a Shaper only.
-func (t Transport) enter(ctx context.Context, n int, as entry) (release func(), err error) {
+func (t Transport) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	if n == 0 {
 		return nil, nil
 	}
@@ -159,11 +159,11 @@ func (t Transport) enter(ctx context.Context, n int, as entry) (release func(), 
 		return enter(ctx, t.Limiter, acquirerOf(t.Limiter), n)
 	}
 	s.mustBeMade()
-	p, err := s.wait(ctx, n, as)
-	if p == (place{}) {
+	held, err := s.wait(ctx, n, kind)
+	if held == (seat{}) {
 		return nil, err
 	}
-	return func() { s.giveBack(&s.lane, p) }, nil
+	return func() { s.releaseSeat(&s.flow, held) }, nil
 }
 
 // send sends a request that has left, takes the hold that its answer asks for,

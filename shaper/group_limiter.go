@@ -12,37 +12,37 @@ var _ interface {
 	holder
 	placer
 	rehearser
-} = keyed[string]{}
+} = keyLimiter[string]{}
 
 // Limiter returns the bucket of a key as a Limiter, for a Transport, a Chain or a
 // Middleware. It has the methods Acquire, Forecast, Hold and Stats too. It takes no
 // memory in the Group, and works whether the bucket is there or not.
 func (g *Group[K]) Limiter(key K) Limiter {
 	g.mustBeMade()
-	return keyed[K]{g, key}
+	return keyLimiter[K]{g, key}
 }
 
 // keyed is the bucket of one key of a Group.
-type keyed[K comparable] struct {
+type keyLimiter[K comparable] struct {
 	group *Group[K]
 	key   K
 }
 
-func (k keyed[K]) WaitN(ctx context.Context, n int) error { return k.group.WaitN(ctx, k.key, n) }
+func (k keyLimiter[K]) WaitN(ctx context.Context, n int) error { return k.group.WaitN(ctx, k.key, n) }
 
-func (k keyed[K]) Acquire(ctx context.Context, n int) (release func(), err error) {
+func (k keyLimiter[K]) Acquire(ctx context.Context, n int) (release func(), err error) {
 	return k.group.Acquire(ctx, k.key, n)
 }
 
-func (k keyed[K]) Forecast(n int) (time.Duration, error) { return k.group.Forecast(k.key, n) }
+func (k keyLimiter[K]) Forecast(n int) (time.Duration, error) { return k.group.Forecast(k.key, n) }
 
-func (k keyed[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
+func (k keyLimiter[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
 
 // Stats are those of the bucket, or of a new one, or, if the Limits of the key
 // can't be had, nothing.
-func (k keyed[K]) Stats() (st Stats) {
+func (k keyLimiter[K]) Stats() (st Stats) {
 	g := k.group
-	err := g.look(k.key, func(l *lane, now int64) { st = g.stats(l, now) })
+	err := g.withFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
 	if err != nil {
 		return Stats{Name: g.name}
 	}
@@ -50,30 +50,30 @@ func (k keyed[K]) Stats() (st Stats) {
 }
 
 // peek is Stats, if the key has a bucket of its own.
-func (k keyed[K]) peek() (st Stats, ok bool) {
+func (k keyLimiter[K]) peek() (st Stats, ok bool) {
 	g := k.group
-	ok = g.lookUp(k.key, func(l *lane, now int64) { st = g.stats(l, now) })
+	ok = g.withOwnFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
 	return st, ok
 }
 
 // placed is Acquire with nil for a release that does nothing.
-func (k keyed[K]) placed(ctx context.Context, n int) (release func(), err error) {
+func (k keyLimiter[K]) placed(ctx context.Context, n int) (release func(), err error) {
 	return k.group.placed(ctx, k.key, n)
 }
 
 // refuses says whether the bucket, if there is one, would refuse a request now.
-func (k keyed[K]) refuses(n int) (refused bool) {
+func (k keyLimiter[K]) refuses(n int) (refused bool) {
 	g := k.group
-	g.lookUp(k.key, func(l *lane, now int64) {
-		_, err := g.forecast(l, now, n)
+	g.withOwnFlow(k.key, func(f *flow, now int64) {
+		_, err := g.forecastLocked(f, now, n)
 		refused = err != nil
 	})
 	return refused
 }
 
-func (k keyed[K]) rehearses() bool { return k.group.dry }
+func (k keyLimiter[K]) rehearses() bool { return k.group.dryRun }
 
-func (k keyed[K]) neverWaits() bool { return k.group.dry }
+func (k keyLimiter[K]) neverWaits() bool { return k.group.dryRun }
 
 // keyless is what a dry run lets a request through by whose key can't be had.
 type keyless[K comparable] struct {
@@ -102,17 +102,17 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 	if key == nil {
 		panic("shaper: Group.Middleware needs a function that tells the key of a request")
 	}
-	of := gate{rehearses: g.dry, middlewareOptions: newMiddlewareOptions(opts)}
+	of := gate{rehearses: g.dryRun, middlewareOptions: newMiddlewareOptions(opts)}
 	of.choose = func(of gate, r *http.Request) (gate, error) {
 		k, err := key(r)
 		switch {
-		case err != nil && g.dry:
+		case err != nil && g.dryRun:
 			of.limiter = keyless[K]{g, &keyError{err}}
 			return of, nil
 		case err != nil:
 			return of, &keyError{err}
 		}
-		bucket := keyed[K]{g, k}
+		bucket := keyLimiter[K]{g, k}
 		of.limiter, of.places = bucket, bucket
 		return of, nil
 	}

@@ -18,19 +18,19 @@ func (g *Group[K]) Reload() {
 	g.mustBeMade()
 	g.reloading <- struct{}{}
 	defer func() { <-g.reloading }()
-	g.lock()
+	g.lockAndAdvance()
 	g.reloads++
-	g.unlock()
+	g.unlockAndArm()
 	for _, key := range g.keys() {
-		l, err := g.ask(key)
+		l, err := g.callLimits(key)
 		g.reload(key, l, err)
 	}
 }
 
 // reload puts the Limits of a key in force, if it still has a bucket.
 func (g *Group[K]) reload(key K, l Limits, err error) {
-	now := g.lock()
-	defer g.unlock()
+	now := g.lockAndAdvance()
+	defer g.unlockAndArm()
 	if err != nil {
 		g.limitErrors++
 		return
@@ -39,18 +39,18 @@ func (g *Group[K]) reload(key K, l Limits, err error) {
 	if c == nil {
 		return
 	}
-	if c.lane.drained(now) {
+	if c.flow.drained(now) {
 		g.wheel.remove(c) // Whoever comes next will ask.
-		g.forget(c)
+		g.forgetLocked(c)
 		return
 	}
-	if c.lane.refuses(l) != nil {
+	if c.flow.checkChange(l) != nil {
 		g.limitErrors++
 		return
 	}
-	to := g.plan(l)
-	g.release(c.lane.bucket.plan)
-	c.lane.bucket.rest(now)
-	g.change(&c.lane, to, now)
-	g.replace(c)
+	to := g.planLocked(l)
+	g.releasePlanLocked(c.flow.bucket.plan)
+	c.flow.bucket.idleUntil(now)
+	g.changeLocked(&c.flow, to, now)
+	g.rescheduleLocked(c)
 }

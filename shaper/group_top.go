@@ -11,44 +11,44 @@ const counters = 1024
 // notes are what a Group remembers of keys when their buckets are gone: which met
 // their limits, in fixed memory. It has a lock of its own, so that whoever leaves at
 // once has nothing to do with it.
-type notes[K comparable] struct {
-	mu   sync.Mutex
-	seed maphash.Seed
-	most heavy[K]
-	all  distinct // of those that were refused
+type limitedKeys[K comparable] struct {
+	mu          sync.Mutex
+	seed        maphash.Seed
+	mostLimited spaceSaving[K]
+	distinct    hyperLogLog // of those that were refused
 }
 
-func newNotes[K comparable](seed maphash.Seed) notes[K] {
-	return notes[K]{seed: seed, most: newHeavy[K](counters)}
+func newLimitedKeys[K comparable](seed maphash.Seed) limitedKeys[K] {
+	return limitedKeys[K]{seed: seed, mostLimited: newSpaceSaving[K](counters)}
 }
 
 // waited notes a call that has to wait.
-func (n *notes[K]) waited(key K) {
+func (n *limitedKeys[K]) waited(key K) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.most.add(key)
+	n.mostLimited.add(key)
 }
 
 // refused notes a call that is refused.
-func (n *notes[K]) refused(key K) {
+func (n *limitedKeys[K]) refused(key K) {
 	hash := maphash.Comparable(n.seed, key)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.most.add(key)
-	n.all.add(hash)
+	n.mostLimited.add(key)
+	n.distinct.add(hash)
 }
 
 // top is which keys were noted most.
-func (n *notes[K]) top(count int) []KeyCount[K] {
+func (n *limitedKeys[K]) top(count int) []KeyCount[K] {
 	n.mu.Lock()
-	most := n.most.snapshot()
+	most := n.mostLimited.snapshot()
 	n.mu.Unlock()
 	return most.top(count)
 }
 
 // refusedKeys is about how many different keys were refused.
-func (n *notes[K]) refusedKeys() uint64 {
+func (n *limitedKeys[K]) refusedKeys() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.all.estimate()
+	return n.distinct.estimate()
 }

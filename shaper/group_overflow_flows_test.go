@@ -29,13 +29,13 @@ func crowded(t *testing.T, of []Limits) *Group[int] {
 }
 
 // use lets a call of cost 1 come, and returns the bucket that it found.
-func use(t *testing.T, g *Group[int], key int) (c *cell[int], allowed bool) {
+func use(t *testing.T, g *Group[int], key int) (c *keyedFlow[int], allowed bool) {
 	t.Helper()
-	c, now, err := g.seek(context.Background(), key)
+	c, now, err := g.lookupOrCreate(context.Background(), key)
 	if err != nil {
 		return nil, false
 	}
-	return c, g.allow(&c.lane, now, 1, nil)
+	return c, g.allow(&c.flow, now, 1, nil)
 }
 
 // Nobody finds a new bucket while the one that he has used is not drained, whatever
@@ -50,17 +50,17 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 			}
 			g := crowded(t, of)
 			defer g.Close()
-			has := map[int]*cell[int]{}
+			has := map[int]*keyedFlow[int]{}
 			kept, moved, refused := 0, 0, 0
 			for range 20_000 {
 				key := r.IntN(1200)
 				c, _ := use(t, g, key)
 				before := has[key]
 				has[key] = c
-				g.lock()
+				g.lockAndAdvance()
 				now := g.clock
-				stays := before != nil && before != c && !before.lane.drained(now)
-				g.unlock()
+				stays := before != nil && before != c && !before.flow.drained(now)
+				g.unlockAndArm()
 				switch {
 				case stays:
 					require.FailNow(t, "a key got a new bucket while its own was not drained", "key %d", key)
@@ -72,7 +72,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 					moved++
 				}
 				if c != nil {
-					require.Equal(t, of[key%len(of)], c.lane.bucket.limits)
+					require.Equal(t, of[key%len(of)], c.flow.bucket.limits)
 				}
 				if r.IntN(50) == 0 {
 					time.Sleep(time.Duration(r.Int64N(int64(4 * time.Second))))
@@ -81,7 +81,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 			}
 			require.Positive(t, kept)
 			require.Positive(t, moved, "none has gone meanwhile")
-			t.Logf("kept %d, moved %d, refused %d, reach %d", kept, moved, refused, g.overflow.reach)
+			t.Logf("kept %d, moved %d, refused %d, reach %d", kept, moved, refused, g.overflow.probes)
 		})
 	}
 }
@@ -96,12 +96,12 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		}
 		var told []Event
 		g := crowded(t, of)
-		g.told, g.trace.Refused = true, func(_ context.Context, e Event) { told = append(told, e) }
+		g.hasHooks, g.trace.Refused = true, func(_ context.Context, e Event) { told = append(told, e) }
 		defer g.Close()
 		cells := func() (n int) {
-			g.lock()
-			defer g.unlock()
-			for _, c := range g.overflow.cells {
+			g.lockAndAdvance()
+			defer g.unlockAndArm()
+			for _, c := range g.overflow.flows {
 				if c != nil {
 					n++
 				}
@@ -151,12 +151,12 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 		of := []Limits{{Rate: 1, Burst: 5}, {Rate: 2, Burst: 5}, {Rate: 1, Burst: 5}}
 		g := crowded(t, of)
 		defer g.Close()
-		allowed := map[*cell[int]]int{}
-		sharers := map[*cell[int]]map[int]bool{}
+		allowed := map[*keyedFlow[int]]int{}
+		sharers := map[*keyedFlow[int]]map[int]bool{}
 		for key := range 9000 {
 			c, ok := use(t, g, key)
 			require.NotNil(t, c)
-			require.Equal(t, of[key%3], c.lane.bucket.limits)
+			require.Equal(t, of[key%3], c.flow.bucket.limits)
 			if ok {
 				allowed[c]++
 			}
@@ -188,16 +188,16 @@ func TestAFullRingOfOverflowBucketsDrains(t *testing.T) {
 		for key := range 20_000 {
 			use(t, g, key)
 		}
-		g.lock()
-		for _, c := range g.overflow.cells[:hashed] {
+		g.lockAndAdvance()
+		for _, c := range g.overflow.flows[:hashed] {
 			if c != nil {
-				g.overflow.reached(c, hashed-1)
+				g.overflow.noteProbes(c, hashed-1)
 			}
 		}
-		g.unlock()
+		g.unlockAndArm()
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
-		for place, c := range g.overflow.cells {
+		for place, c := range g.overflow.flows {
 			require.True(t, c == nil, "at %d", place)
 		}
 	})
@@ -207,7 +207,7 @@ func TestKeysThatDoNotEqualThemselvesHaveOnePlace(t *testing.T) {
 	var o overflow[float64]
 	p := planOf(Limits{Rate: 1})
 	for range 100 {
-		_, place, reach := o.of(math.NaN(), p)
+		_, place, reach := o.find(math.NaN(), p)
 		require.Zero(t, place)
 		require.Zero(t, reach)
 	}

@@ -7,7 +7,7 @@ import (
 
 // A question is asked of the function that says the Limits of keys, by one call
 // for all that come with the same new key meanwhile.
-type question struct {
+type limitsCall struct {
 	done    chan struct{} // closed when it is answered; made by who waits for that
 	limits  Limits
 	err     error
@@ -16,29 +16,29 @@ type question struct {
 
 // errUnanswered is for a question on which the function has panicked, or that was
 // pending when the Group was closed: ask again.
-var errUnanswered = errors.New("shaper: no answer")
+var errNoResult = errors.New("shaper: no answer")
 
 // seek locks the Group and returns the bucket for a key, made if there is none.
 // With an error it has not locked.
-func (g *Group[K]) seek(ctx context.Context, key K) (c *cell[K], now int64, err error) {
+func (g *Group[K]) lookupOrCreate(ctx context.Context, key K) (c *keyedFlow[K], now int64, err error) {
 	if key != key { // A NaN would never be found again in a map.
-		return g.seekShared(key)
+		return g.lookupShared(key)
 	}
 	for {
-		now = g.lock()
+		now = g.lockAndAdvance()
 		c = g.table[key]
 		switch {
 		case c != nil:
-			c.lane.bucket.rest(now)
+			c.flow.bucket.idleUntil(now)
 			return c, now, nil
 		case g.phase != open:
-			return &g.none, now, nil
+			return &g.closedFlow, now, nil
 		}
-		q := g.asking[key]
+		q := g.limitsCalls[key]
 		if q == nil {
-			g.asking[key] = new(question)
-			g.mostAsking = max(g.mostAsking, len(g.asking))
-			return g.answer(ctx, key)
+			g.limitsCalls[key] = new(limitsCall)
+			g.peakCalls = max(g.peakCalls, len(g.limitsCalls))
+			return g.callAndInsert(ctx, key)
 		}
 		if q.done == nil {
 			q.done = make(chan struct{})
@@ -58,77 +58,77 @@ func (g *Group[K]) seek(ctx context.Context, key K) (c *cell[K], now int64, err 
 		}
 		switch {
 		case q.err == nil:
-			now = g.lock()
+			now = g.lockAndAdvance()
 			if q.reloads != g.reloads {
-				g.unlock()
+				g.unlockAndArm()
 				continue // It was answered before a Reload, which has not seen this call.
 			}
-			c, err = g.settleIn(key, q.limits, now)
+			c, err = g.insert(key, q.limits, now)
 			return c, now, err
-		case q.err != errUnanswered:
+		case q.err != errNoResult:
 			return nil, 0, q.err
 		}
 	}
 }
 
 // answer asks for the Limits of a key, and goes on as seek. It unlocks before it asks.
-func (g *Group[K]) answer(ctx context.Context, key K) (_ *cell[K], now int64, err error) {
+func (g *Group[K]) callAndInsert(ctx context.Context, key K) (_ *keyedFlow[K], now int64, err error) {
 	reloads := g.reloads
 	g.mu.Unlock()
 	var l Limits
-	err = errUnanswered
+	err = errNoResult
 	defer func() {
-		if err == errUnanswered { // It has panicked, or the context has.
+		if err == errNoResult { // It has panicked, or the context has.
 			g.mu.Lock()
-			g.answered(key, l, err)
+			g.finishCallLocked(key, l, err)
 			g.mu.Unlock()
 		}
 	}()
 	var gone error
 	for {
 		var failed error
-		if l, failed = g.ask(key); failed == nil {
+		if l, failed = g.callLimits(key); failed == nil {
 			gone = ctx.Err() // It may have taken long.
 		}
 		err = failed
-		now = g.lock()
+		now = g.lockAndAdvance()
 		if err != nil || reloads == g.reloads {
 			break
 		}
 		// What was asked before a Reload may be what it was called to replace.
 		reloads = g.reloads
-		g.unlock()
-		err = errUnanswered
+		g.unlockAndArm()
+		err = errNoResult
 	}
-	g.answered(key, l, err)
+	g.finishCallLocked(key, l, err)
 	switch {
 	case err != nil:
 		g.limitErrors++
-		g.unlock()
+		g.unlockAndArm()
 		return nil, 0, err
 	case gone != nil:
 		g.totals.abandoned++
-		g.unlock()
+		g.unlockAndArm()
 		return nil, 0, gone
 	}
-	c, err := g.settleIn(key, l, now)
+	c, err := g.insert(key, l, now)
 	return c, now, err
 }
 
 // answered lets those go on who wait for the answer.
-func (g *Group[K]) answered(key K, l Limits, err error) {
-	q := g.asking[key]
+func (g *Group[K]) finishCallLocked(key K, l Limits, err error) {
+	q := g.limitsCalls[key]
 	if q == nil { // The Group has been closed.
 		return
 	}
-	delete(g.asking, key)
+	delete(g.limitsCalls, key)
 	q.limits, q.err, q.reloads = l, err, g.reloads
 	if q.done != nil {
 		close(q.done)
 	}
-	if len(g.asking) == 0 && g.mostAsking >= 1024 {
+	if len(g.limitsCalls) == 0 && g.peakCalls >= 1024 {
 		// A map keeps the room of all that it ever held.
-		g.asking, g.mostAsking = make(map[K]*question), 0
+		g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
 	}
 }
 
@@ -141,7 +141,7 @@ func (g *Group[K]) inForce(l Limits) bool {
 }
 
 // ask asks for the Limits of a key. The lock is not held.
-func (g *Group[K]) ask(key K) (Limits, error) {
+func (g *Group[K]) callLimits(key K) (Limits, error) {
 	l, err := g.limits(key)
 	if err == nil && !g.inForce(l) {
 		err = l.Validate()
@@ -153,14 +153,14 @@ func (g *Group[K]) ask(key K) (Limits, error) {
 }
 
 // seekShared is seek for a key that can't have a bucket of its own.
-func (g *Group[K]) seekShared(key K) (c *cell[K], now int64, err error) {
-	l, err := g.ask(key)
-	now = g.lock()
+func (g *Group[K]) lookupShared(key K) (c *keyedFlow[K], now int64, err error) {
+	l, err := g.callLimits(key)
+	now = g.lockAndAdvance()
 	if err != nil {
 		g.limitErrors++
-		g.unlock()
+		g.unlockAndArm()
 		return nil, 0, err
 	}
-	c, err = g.share(key, l, now)
+	c, err = g.insertShared(key, l, now)
 	return c, now, err
 }

@@ -13,16 +13,16 @@ import (
 
 // slowWheel is a wheel as one would write it down: when each cell is to come up at
 // the earliest, and at the latest.
-type slowWheel map[*cell[int]]struct{ earliest, latest int64 }
+type slowWheel map[*keyedFlow[int]]struct{ earliest, latest int64 }
 
 func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 1))
 	for round := range 60 {
 		var fast wheel[int]
 		slow := slowWheel{}
-		var cells []*cell[int]
+		var cells []*keyedFlow[int]
 		for i := range 1 + r.IntN(40) {
-			cells = append(cells, &cell[int]{key: i})
+			cells = append(cells, &keyedFlow[int]{key: i})
 		}
 		now := r.Int64N(1000 * spoke)
 		tookAll := true // what was due when now was set
@@ -61,7 +61,7 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 				most := r.IntN(20)
 				for range most {
 					c := fast.take(now)
-					var due []*cell[int]
+					var due []*keyedFlow[int]
 					for other, when := range slow {
 						if when.earliest <= now {
 							due = append(due, other)
@@ -84,7 +84,7 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 	}
 }
 
-func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], cells []*cell[int]) {
+func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], cells []*keyedFlow[int]) {
 	t.Helper()
 	require.Equal(t, len(slow), fast.len)
 	next := int64(forever)
@@ -92,7 +92,7 @@ func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], cells []*c
 		next = min(next, when.earliest)
 	}
 	require.Equal(t, next, fast.next())
-	var found []*cell[int]
+	var found []*keyedFlow[int]
 	for i, head := range fast.heads {
 		for c := head; c != nil; {
 			require.EqualValues(t, i, c.spoke)

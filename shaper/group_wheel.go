@@ -20,14 +20,14 @@ const (
 // when it comes up, and put further on. One that drains sooner is moved. The lock
 // of the Group guards it.
 type wheel[K comparable] struct {
-	heads [spokes]*cell[K] // of doubly linked rings
-	at    int64            // the spoke that comes next
+	heads [spokes]*keyedFlow[K] // of doubly linked rings
+	at    int64                 // the spoke that comes next
 	len   int
 }
 
 // add puts a cell in that is drained at an instant, forever if that is not known,
 // and returns when it comes up.
-func (v *wheel[K]) add(c *cell[K], now, drained int64) (at int64) {
+func (v *wheel[K]) add(c *keyedFlow[K], now, drained int64) (at int64) {
 	if v.len == 0 {
 		v.at = max(v.at, now/spoke)
 	}
@@ -51,7 +51,7 @@ func (v *wheel[K]) add(c *cell[K], now, drained int64) (at int64) {
 }
 
 // remove takes a cell out.
-func (v *wheel[K]) remove(c *cell[K]) {
+func (v *wheel[K]) remove(c *keyedFlow[K]) {
 	head := &v.heads[c.spoke]
 	switch {
 	case c.next == c:
@@ -67,7 +67,7 @@ func (v *wheel[K]) remove(c *cell[K]) {
 }
 
 // take takes the first cell out that comes up by now.
-func (v *wheel[K]) take(now int64) *cell[K] {
+func (v *wheel[K]) take(now int64) *keyedFlow[K] {
 	for ; v.len > 0 && v.at*spoke <= now; v.at++ {
 		if c := v.heads[v.at%spokes]; c != nil {
 			v.remove(c)
