@@ -3,6 +3,8 @@ package shaper
 import (
 	"context"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A rejection is a *RejectError in the making, by value, so that what is not
@@ -34,7 +36,7 @@ func (d *dispatcher) judgeLocked(f *flow, now, n int64, left time.Duration, dept
 		wait = 1 // Nobody knows when a place becomes free; but not now.
 	}
 	longest := time.Duration(f.bucket.limits.maxWait())
-	late := left < forever && wait >= left
+	late := left < exact.Forever && wait >= left
 	switch {
 	case wait > 0 && waiting >= depth:
 		r.reason = refusedFull
@@ -74,7 +76,7 @@ func (d *dispatcher) judgeAsLocked(kind entryKind, f *flow, now, n int64, left t
 	if wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
 		wait = 1 // The line is at rest for a while, and so is this one.
 	}
-	if left < forever && wait >= left {
+	if left < exact.Forever && wait >= left {
 		return 0, rejection{reason: refusedLate, retryAfter: max(0, wait-left+1), deadline: true}
 	}
 	return wait, r
@@ -85,10 +87,10 @@ func (d *dispatcher) judgeAsLocked(kind entryKind, f *flow, now, n int64, left t
 // rate.Inf nothing is.
 func (f *flow) tooCostly(n int64) bool {
 	b := &f.bucket
-	if b.interval.none() {
+	if b.interval.IsZero() {
 		return false
 	}
-	return b.limits.Depth == 0 && n > b.burst || b.interval.times(n).beyond(horizon)
+	return b.limits.Depth == 0 && n > b.burst || b.interval.Times(n).Exceeds(horizon)
 }
 
 // retryAfter is the time until the same call, with the same time left to its
@@ -156,7 +158,7 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, n int, kind entryKind) *w
 		ln.pushReentry(w)
 	}
 	if ln.head == w {
-		ln.since = nanos{whole: now}
+		ln.since = exact.At(now)
 	}
 	d.waiting++
 	d.markDirtyLocked(f)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"runtime"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // An alarm wakes the ticker goroutine at an instant. Whoever holds the lock of
@@ -40,13 +42,13 @@ type goTimer struct {
 }
 
 func newGoTimer(epoch time.Time) *goTimer {
-	a := &goTimer{epoch: epoch, timer: time.NewTimer(forever), passed: make(chan struct{}, 1)}
+	a := &goTimer{epoch: epoch, timer: time.NewTimer(exact.Forever), passed: make(chan struct{}, 1)}
 	a.timer.Stop()
 	return a
 }
 
 func (a *goTimer) set(at int64) {
-	if at == forever {
+	if at == exact.Forever {
 		// A timer that goes off in 292 years would keep a testing/synctest bubble
 		// going in which everybody hangs, where it is to say so.
 		a.timer.Stop()

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // timerFile is the precise alarm: a timerfd, for which the goroutine waits in
@@ -103,7 +105,7 @@ func (a *timerFile) open() error {
 func (a *timerFile) set(at int64) {
 	// An instant of 0 would switch the timer off. If it fails, as on a descriptor
 	// that is closed, reading fails too.
-	_ = a.setTimer(min(max(sum(a.offset, at), 1), latestTimerFile))
+	_ = a.setTimer(min(max(exact.Sum(a.offset, at), 1), latestTimerFile))
 	_ = a.file.SetReadDeadline(a.epoch.Add(time.Duration(at)))
 }
 
@@ -138,7 +140,7 @@ func (a *timerFile) stop() {
 // by the kernel's, read inside. By the clock of a testing/synctest bubble it
 // takes no time at all.
 func kernelClockAt(epoch time.Time) (int64, error) {
-	best, offset := int64(forever), int64(0)
+	best, offset := int64(exact.Forever), int64(0)
 	for range 3 { // So that one in which the goroutine was preempted does not count.
 		before := int64(time.Since(epoch))
 		first, err := kernelClock()

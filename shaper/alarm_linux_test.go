@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // These tests look at the alarms from inside, on the real clock: what they
@@ -70,7 +72,7 @@ func TestAnAlarmCanBeMoved(t *testing.T) {
 			require.NoError(t, a.wait())
 			moved.Wait()
 		}
-		a.set(forever)
+		a.set(exact.Forever)
 		a.set(now())
 		require.NoError(t, a.wait(), "moved from beyond what a timer can hold")
 	})

@@ -3,6 +3,8 @@ package shaper
 import (
 	"math/big"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // bucket is the level of a shaper, and the one rule by which requests leave:
@@ -16,14 +18,14 @@ type bucket struct {
 	*plan
 	*cold // nil: as if all of it were 0
 
-	empty      nanos  // when the level reaches 0
-	departures uint64 // how many have left
+	empty      exact.Nanos // when the level reaches 0
+	departures uint64      // how many have left
 }
 
 // rare is what most of the buckets of a Group never need.
 type cold struct {
-	hold   nanos   // until when nobody leaves
-	missed float64 // the cost lost to lateness beyond slack
+	hold   exact.Nanos // until when nobody leaves
+	missed float64     // the cost lost to lateness beyond slack
 
 	abandoned uint64 // requests whose context ended
 	refused   [reasons]uint64
@@ -56,18 +58,11 @@ func (b *bucket) missedSoFar() float64 {
 }
 
 // heldUntil is until when nobody leaves.
-func (b *bucket) heldUntil() nanos {
+func (b *bucket) heldUntil() exact.Nanos {
 	if b.cold == nil {
-		return nanos{}
+		return exact.Nanos{}
 	}
 	return b.cold.hold
-}
-
-// isExact notes that empty is exact.
-func (b *bucket) isExact() {
-	if b.cold != nil {
-		b.cold.roundedUpBy = nil
-	}
 }
 
 // excess is by how much empty lies above the exact instant; nil means 0.
@@ -78,22 +73,30 @@ func (b *bucket) excess() *big.Rat {
 	return b.cold.roundedUpBy
 }
 
+// setEmpty sets empty, and by how much it lies above the exact instant.
+func (b *bucket) setEmpty(empty exact.Nanos, excess *big.Rat) {
+	b.empty = empty
+	if b.cold != nil || excess != nil {
+		b.coldOrNew().roundedUpBy = excess
+	}
+}
+
 // due is the instant at which the level has fallen so far that a request of
 // cost n may leave.
-func (b *bucket) due(n int64) nanos { return b.dueAfter(b.empty, n) }
+func (b *bucket) due(n int64) exact.Nanos { return b.dueAfter(b.empty, n) }
 
 // dueAfter is due for a bucket whose level reaches 0 at an instant.
-func (b *bucket) dueAfter(empty nanos, n int64) nanos {
+func (b *bucket) dueAfter(empty exact.Nanos, n int64) exact.Nanos {
 	if n >= b.burst {
 		return empty
 	}
-	return b.interval.minus(empty, b.interval.times(b.burst-n))
+	return b.interval.Minus(empty, b.interval.Times(b.burst-n))
 }
 
 // slot is the instant at which the head of the line, of cost n, is to leave, which
 // may leave since some instant, but for its slot.
-func (b *bucket) slot(since nanos, n int64) nanos {
-	return later(later(b.due(n), since), b.heldUntil())
+func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
+	return exact.Later(exact.Later(b.due(n), since), b.heldUntil())
 }
 
 // wait is how long a request of cost n would wait from now behind ahead cost
@@ -106,16 +109,16 @@ func (b *bucket) slot(since nanos, n int64) nanos {
 // that, and then the first slot is there.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
 	hold := b.heldUntil()
-	empty := later(b.empty, hold)
+	empty := exact.Later(b.empty, hold)
 	due := b.dueAfter(empty, n)
 	if ahead > 0 {
-		due = b.interval.plus(due, b.interval.times(ahead))
+		due = b.interval.Plus(due, b.interval.Times(ahead))
 	}
-	return time.Duration(max(0, sum(later(due, hold).ceil(), -now)))
+	return time.Duration(max(0, exact.Sum(exact.Later(due, hold).Ceil(), -now)))
 }
 
 // pass lets a request that found nobody in line leave now.
-func (b *bucket) pass(now, n int64) { b.leave(nanos{whole: now}, n) }
+func (b *bucket) pass(now, n int64) { b.leave(exact.At(now), n) }
 
 // release lets the head of the line, of cost n, leave if its slot has come, and
 // returns the slot.
@@ -125,17 +128,16 @@ func (b *bucket) pass(now, n int64) { b.leave(nanos{whole: now}, n) }
 // beyond the slack is gone. For that time the bucket counts as not having
 // leaked; it would otherwise be made up after all, by a level that has fallen
 // below what a punctual departure would have found.
-func (b *bucket) release(since nanos, now, n int64) (slot nanos, left bool) {
+func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, left bool) {
 	slot = b.slot(since, n)
-	if slot.ceil() > now {
+	if slot.Ceil() > now {
 		return slot, false
 	}
-	b.idleUntil(b.heldUntil().whole) // Nobody has left before that.
-	if earliest := (nanos{whole: now - b.slack}); earliest.after(slot) {
-		lost := b.interval.minus(earliest, slot)
-		b.coldOrNew().missed += b.interval.units(lost)
-		b.empty = b.interval.plus(b.empty, lost)
-		b.isExact()
+	b.idleUntil(b.heldUntil().Whole()) // Nobody has left before that.
+	if earliest := exact.At(now - b.slack); earliest.After(slot) {
+		lost := b.interval.Minus(earliest, slot)
+		b.coldOrNew().missed += b.interval.Units(lost)
+		b.setEmpty(b.interval.Plus(b.empty, lost), nil)
 		slot = earliest
 	}
 	b.leave(slot, n)
@@ -143,18 +145,16 @@ func (b *bucket) release(since nanos, now, n int64) (slot nanos, left bool) {
 }
 
 // leave raises the level for a departure at an instant.
-func (b *bucket) leave(at nanos, n int64) {
-	if at.after(b.empty) {
-		b.empty = at
-		b.isExact()
+func (b *bucket) leave(at exact.Nanos, n int64) {
+	if at.After(b.empty) {
+		b.setEmpty(at, nil)
 	}
 	b.departures++
-	if raised := b.interval.plus(b.empty, b.interval.times(n)); raised.whole < forever {
+	if raised := b.interval.Plus(b.empty, b.interval.Times(n)); raised.Whole() < exact.Forever {
 		b.empty = raised
 		return
 	}
-	exact := b.exactly()
-	b.setExactly(exact.Add(exact, b.costs(n)))
+	b.setEmpty(b.interval.Add(b.empty, b.excess(), n))
 }
 
 // giveBack undoes the departure number left, of cost n, if none has followed:
@@ -170,12 +170,11 @@ func (b *bucket) giveBack(departureNo uint64, n int64) {
 		return
 	}
 	b.departures--
-	if b.empty.whole < forever {
-		b.empty = b.interval.minus(b.empty, b.interval.times(n))
+	if b.empty.Whole() < exact.Forever {
+		b.empty = b.interval.Minus(b.empty, b.interval.Times(n))
 		return
 	}
-	exact := b.exactly()
-	b.setExactly(exact.Sub(exact, b.costs(n)))
+	b.setEmpty(b.interval.Add(b.empty, b.excess(), -n))
 }
 
 // rest notes that an empty bucket is empty until now. It is called when nobody
@@ -183,92 +182,51 @@ func (b *bucket) giveBack(departureNo uint64, n int64) {
 // rounded up, may then be now, where the exact instant was a little before, and
 // what above says of it must not be taken off what leaves now.
 func (b *bucket) idleUntil(now int64) {
-	if at := (nanos{whole: now}); !b.empty.after(at) {
-		b.empty = at
-		b.isExact()
+	if at := exact.At(now); !b.empty.After(at) {
+		b.setEmpty(at, nil)
 	}
 }
 
 // level is the level now, in cost units.
 func (b *bucket) level(now int64) float64 {
-	at := nanos{whole: now}
-	if !b.empty.after(at) {
+	at := exact.At(now)
+	if !b.empty.After(at) {
 		return 0
 	}
 	if b.excess() == nil {
-		return b.interval.units(b.interval.minus(b.empty, at))
+		return b.interval.Units(b.interval.Minus(b.empty, at))
 	}
-	exact := b.exactly()
-	exact.Sub(exact, new(big.Rat).SetInt64(now))
-	level, _ := exact.Quo(exact, b.interval.rat()).Float64()
-	return level
+	return b.interval.UnitsSince(now, b.empty, b.excess())
 }
 
 // change puts other limits in force from now on. The level is kept, exactly: empty
 // moves so that the level now is the same at another rate. At rate.Inf the level is
 // 0, so a change to it and back empties the bucket.
 func (b *bucket) change(to *plan, now int64) {
-	old, next, at := b.interval, to.interval, nanos{whole: now}
+	old, next, at := b.interval, to.interval, exact.At(now)
 	switch {
 	case next == old:
 		b.plan = to
 		return
-	case !b.empty.after(at) || old.none() || next.none():
-		b.plan, b.empty = to, at
-		b.isExact()
+	case !b.empty.After(at) || old.IsZero() || next.IsZero():
+		b.plan = to
+		b.setEmpty(at, nil)
 		return
 	}
-	begin := new(big.Rat).SetInt64(now)
-	exact := b.exactly()
-	exact.Sub(exact, begin)
-	exact.Mul(exact, next.rat())
-	exact.Quo(exact, old.rat())
 	b.plan = to
-	b.setExactly(exact.Add(exact, begin))
-}
-
-// exactly is the exact instant that empty stands for, in nanoseconds.
-func (b *bucket) exactly() *big.Rat {
-	exact := b.interval.exactly(b.empty)
-	if above := b.excess(); above != nil {
-		exact.Sub(exact, above)
-	}
-	return exact
-}
-
-// maxAbove bounds the memory of a bucket whose rate changes for ever without
-// its ever being empty, in bits: what is forgotten beyond it is below 1/den of
-// a nanosecond, and on the late side.
-const maxAbove = 4096
-
-// setExactly sets the exact instant that empty is to stand for.
-func (b *bucket) setExactly(exact *big.Rat) {
-	b.empty = b.interval.roundUp(exact)
-	above := b.interval.exactly(b.empty)
-	above.Sub(above, exact)
-	if above.Sign() == 0 || above.Denom().BitLen() > maxAbove {
-		b.isExact()
-		return
-	}
-	b.coldOrNew().roundedUpBy = above
-}
-
-// costs is for how many nanoseconds a cost of n holds the bucket.
-func (b *bucket) costs(n int64) *big.Rat {
-	r := b.interval.rat()
-	return r.Mul(r, new(big.Rat).SetInt64(n))
+	b.setEmpty(old.Rescale(b.empty, b.excess(), now, next))
 }
 
 // A plan is Limits in the form in which a bucket needs them. They never change;
 // all buckets of a Group that have the same Limits share one.
 type plan struct {
 	limits   Limits // as given
-	interval interval
+	interval exact.Interval
 	burst    int64
 	slack    int64 // lateness that may be made up, in nanoseconds
 	users    int   // of a Group's: buckets that have it; its lock guards it
 }
 
 func planOf(l Limits) *plan {
-	return &plan{limits: l, interval: intervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
+	return &plan{limits: l, interval: exact.IntervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
 }

@@ -32,6 +32,9 @@ const importPolicy = `
 	# users of its limiter need not convert.
 	shaper: std golang.org/x/time/rate
 
+	# Exact time knows rates and numbers, and nothing of what is counted with it.
+	shaper/internal/exact: std golang.org/x/time/rate
+
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for.
 	*: std shaper

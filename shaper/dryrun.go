@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 type dryRunOption struct{}
@@ -78,8 +80,8 @@ func neverWaits(l Limiter) bool {
 
 // untilDeadline is the time left to an instant; forever if that is forever.
 func untilDeadline(ends, now int64) time.Duration {
-	if ends == forever {
-		return forever
+	if ends == exact.Forever {
+		return exact.Forever
 	}
-	return time.Duration(max(0, sum(ends, -now)))
+	return time.Duration(max(0, exact.Sum(ends, -now)))
 }

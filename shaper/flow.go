@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 // A flow is a line in front of a bucket: all that a Shaper has of its own, and
 // all that there is of a key in a Group. Lanes that belong together share a
@@ -25,26 +29,26 @@ type flow struct {
 type line struct {
 	queue
 	flow       *flow
-	since      nanos // since when the head may leave, but for its slot
-	seatsTaken int   // places, if there is a cap: by those who have left and not ended
-	slot       int64 // when its head is to leave; forever: when a place becomes free
-	index      int   // in departures; -1: it is not in there, as nobody waits
+	since      exact.Nanos // since when the head may leave, but for its slot
+	seatsTaken int         // places, if there is a cap: by those who have left and not ended
+	slot       int64       // when its head is to leave; forever: when a place becomes free
+	index      int         // in departures; -1: it is not in there, as nobody waits
 }
 
 // next is when the head of the line is to leave; forever if nobody knows, as all
 // places are taken: whoever gives one back looks for the head.
 func (f *flow) next() int64 {
 	if !f.hasSeat() {
-		return forever
+		return exact.Forever
 	}
-	return f.bucket.slot(f.line.since, f.line.head.cost).ceil()
+	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
 }
 
 // notBefore notes that the head of the line, if there is one, could not leave
 // before an instant.
 func (f *flow) notBefore(at int64) {
 	if f.line != nil {
-		f.line.since = later(f.line.since, nanos{whole: at})
+		f.line.since = exact.Later(f.line.since, exact.At(at))
 	}
 }
 
@@ -83,8 +87,8 @@ func (f *flow) seatsTaken() int {
 // those who wait there.
 func (f *flow) inheritFrom(shared *flow) {
 	b := &shared.bucket
-	f.bucket.empty = b.interval.plus(b.empty, b.interval.times(shared.ahead()))
-	if hold := b.heldUntil(); hold.whole > 0 {
+	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(shared.ahead()))
+	if hold := b.heldUntil(); hold.Whole() > 0 {
 		f.bucket.coldOrNew().hold = hold
 	}
 }
@@ -94,10 +98,10 @@ func (f *flow) inheritFrom(shared *flow) {
 func (f *flow) drains(now int64) int64 {
 	switch {
 	case f.seatsTaken() > 0:
-		return forever
+		return exact.Forever
 	case f.waiting() > 0:
 		// Behind them all, whatever the burst.
-		return sum(now, int64(max(f.bucket.wait(now, f.ahead(), f.bucket.burst), 1)))
+		return exact.Sum(now, int64(max(f.bucket.wait(now, f.ahead(), f.bucket.burst), 1)))
 	}
 	return f.drainedAt()
 }
@@ -109,9 +113,9 @@ func (f *flow) drained(now int64) bool { return f.drainedAt() <= now }
 // been used, if it is left alone; forever if somebody waits or has a place.
 func (f *flow) drainedAt() int64 {
 	if f.waiting() > 0 || f.seatsTaken() > 0 {
-		return forever
+		return exact.Forever
 	}
-	return later(f.bucket.empty, f.bucket.heldUntil()).ceil()
+	return exact.Later(f.bucket.empty, f.bucket.heldUntil()).Ceil()
 }
 
 // stats is what the flow knows of itself.

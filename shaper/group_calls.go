@@ -3,6 +3,8 @@ package shaper
 import (
 	"context"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // Wait is shorthand for WaitN(ctx, key, 1).
@@ -154,7 +156,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 		return false
 	}
 	if g.dryRun {
-		g.noteVerdict(key, g.shadow(context.Background(), &c.flow, now, n, forever, 0, g.hookKey(key)))
+		g.noteVerdict(key, g.shadow(context.Background(), &c.flow, now, n, exact.Forever, 0, g.hookKey(key)))
 		return true
 	}
 	if g.allow(&c.flow, now, n, g.hookKey(key)) {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // DefaultSlack is the lateness that may be made up if Limits.Slack is 0. The Go
@@ -82,7 +84,7 @@ func (l Limits) Validate() error {
 	case l.InFlight < 0:
 		return fmt.Errorf("shaper: Limits.InFlight is %d, must not be negative", l.InFlight)
 	}
-	if intervalOf(l.Rate).times(l.burst()).beyond(horizon) {
+	if exact.IntervalOf(l.Rate).Times(l.burst()).Exceeds(horizon) {
 		return fmt.Errorf("shaper: Limits.Burst is %d, which at Limits.Rate %v takes more than 365 days to drain", l.Burst, float64(l.Rate))
 	}
 	return nil

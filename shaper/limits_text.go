@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 const (
@@ -153,7 +155,7 @@ func rateText(r rate.Limit) string {
 	if float64(r) == math.Trunc(float64(r)) {
 		return best
 	}
-	interval := intervalOf(r).rat() // the fraction by which the schedule goes
+	interval := exact.IntervalOf(r).Rat() // the fraction by which the schedule goes
 	for _, form := range []string{
 		fmt.Sprintf("%.0f/min", float64(r)*60),
 		fmt.Sprintf("%.0f/h", float64(r)*60*60),

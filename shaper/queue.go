@@ -1,6 +1,10 @@
 package shaper
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 // A waiter is a request in the line: a channel on which its goroutine waits,
 // and what the others need to know of it. The lock of the dispatcher guards all of
@@ -115,9 +119,9 @@ func (q *queue) remove(w *waiter, s state) {
 // take what it passes off the total.
 func (q *queue) ahead(k int) (w *waiter, cost int64) {
 	total := q.cost.total()
-	if k <= q.len/2 || total == forever {
+	if k <= q.len/2 || total == exact.Forever {
 		for w = q.head; k > 1; k-- {
-			cost = sum(cost, w.cost)
+			cost = exact.Sum(cost, w.cost)
 			w = w.next
 		}
 		return w, cost
@@ -148,8 +152,8 @@ func (c *costs) take(n int64) {
 
 // total is the sum, saturating.
 func (c *costs) total() int64 {
-	if c.high > 0 || c.low > forever {
-		return forever
+	if c.high > 0 || c.low > exact.Forever {
+		return exact.Forever
 	}
 	return int64(c.low)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A Shaper is a leaky bucket used as a queue: requests wait in a bounded line,
@@ -118,7 +120,7 @@ func (d *dispatcher) checkCall(ctx context.Context, n int) (ends int64, err erro
 	if deadline, timed := ctx.Deadline(); timed {
 		return d.instantOf(deadline), nil
 	}
-	return forever, nil
+	return exact.Forever, nil
 }
 
 // Allow is shorthand for AllowN(1).
@@ -144,11 +146,11 @@ func (s *Shaper) AllowN(n int) bool {
 func (d *dispatcher) allow(f *flow, now int64, n int, key any) bool {
 	ctx := context.Background()
 	if d.dryRun {
-		d.shadow(ctx, f, now, n, forever, 0, key)
+		d.shadow(ctx, f, now, n, exact.Forever, 0, key)
 		return true
 	}
 	// With a depth of 0 whoever would have to wait meets a full line.
-	_, refusal := d.judgeLocked(f, now, int64(n), forever, 0)
+	_, refusal := d.judgeLocked(f, now, int64(n), exact.Forever, 0)
 	switch {
 	case refusal.reason == notRefused:
 		d.pass(ctx, f, now, n, key)
@@ -183,7 +185,7 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecast is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	wait, refusal := d.judgeLocked(f, now, int64(n), forever, f.bucket.limits.Depth)
+	wait, refusal := d.judgeLocked(f, now, int64(n), exact.Forever, f.bucket.limits.Depth)
 	if refusal.reason != notRefused {
 		err := refusal.value()
 		return 0, &err

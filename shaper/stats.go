@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 // Stats is what a Shaper knows of itself at one instant: gauges first, then
 // totals, which only grow. A call is counted when it returns, so with no call
@@ -56,7 +60,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
 	}
-	if hold := f.bucket.heldUntil().whole; now < hold {
+	if hold := f.bucket.heldUntil().Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
 	return st
@@ -76,10 +80,10 @@ type totals struct {
 func (d *dispatcher) countDepartureLocked(f *flow, entered, waited int64) {
 	f.entered = max(f.entered, entered)
 	f.departed++
-	f.wait = sum(f.wait, waited)
+	f.wait = exact.Sum(f.wait, waited)
 	if d.keyed {
 		d.totals.departed++
-		d.totals.wait = sum(d.totals.wait, waited)
+		d.totals.wait = exact.Sum(d.totals.wait, waited)
 	}
 }
 

@@ -179,7 +179,7 @@ func (d *dispatcher) chooseAlarmLocked(now int64) {
 	if !d.serves() {
 		return
 	}
-	wants := d.due[0].flow.bucket.interval.whole <= int64(preciseUpTo)*int64(len(d.due))
+	wants := d.due[0].flow.bucket.interval.Whole() <= int64(preciseUpTo)*int64(len(d.due))
 	switch {
 	case !wants:
 		t.failure = ""
