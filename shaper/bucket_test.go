@@ -180,7 +180,7 @@ func TestNoTimerIsLeftWhenTheLineEmptiesEarly(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		require.False(t, running())
-		require.False(t, s.ticker.timer.timer.Stop(), "it would have fired in an hour")
+		require.False(t, s.ticker.timer.Disarm(), "it would have fired in an hour")
 	})
 }
 

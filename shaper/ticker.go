@@ -3,6 +3,8 @@ package shaper
 import (
 	"errors"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/alarm"
 )
 
 // ticker is the goroutine that hands out the slots of a Shaper, or of all the
@@ -23,13 +25,13 @@ type ticker struct {
 	rests   bool          // nobody is in line
 	emptied int64         // since when
 
-	alarm       alarm    // while it runs: timer, or a file
-	timer       *goTimer // used over and over, by one goroutine after the other
-	precise     bool     // alarm is a file
-	retryFileAt int64    // when to try for a file again, after a failure
-	failure     string   // of the last try; "" if there was none
+	alarm       alarm.Alarm  // while it runs: timer, or a file
+	timer       *alarm.Timer // used over and over, by one goroutine after the other
+	precise     bool         // alarm is a file
+	retryFileAt int64        // when to try for a file again, after a failure
+	failure     string       // of the last try; "" if there was none
 
-	lead lead
+	lead alarm.Lead
 }
 
 const (
@@ -74,16 +76,16 @@ func (d *dispatcher) tick() {
 			}
 			return
 		}
-		alarm, slot, lead := t.alarm, t.armed, int64(0)
+		waker, slot, lead := t.alarm, t.armed, int64(0)
 		if t.precise && d.serves() {
-			lead = t.lead.before(slot, now)
+			lead = t.lead.Before(slot, now)
 			if t.coarse {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
-		if lead > 0 && slot-now <= int64(longestLead) && now-slept <= int64(longestAwake) {
+		if lead > 0 && slot-now <= int64(alarm.LongestLead) && now-slept <= int64(longestAwake) {
 			d.mu.Unlock() // To sleep would take more of the processor than to yield.
-			t.lead.yield(slot, d.epoch)
+			t.lead.Yield(slot, d.epoch)
 			woke = slot
 			continue
 		}
@@ -92,21 +94,21 @@ func (d *dispatcher) tick() {
 		if precise {
 			wake = max(wake, now+int64(shortestSleep))
 		}
-		alarm.set(wake)
+		waker.Set(wake)
 		d.mu.Unlock()
-		if err := alarm.wait(); err != nil {
+		if err := waker.Wait(); err != nil {
 			d.doWithout(err)
 		}
 		now = int64(time.Since(d.epoch))
 		slept = now
 		if precise {
-			t.lead.woke(now, now-wake)
+			t.lead.Woke(now, now-wake)
 		}
 		if now >= wake {
 			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
-			t.lead.yield(slot, d.epoch)
+			t.lead.Yield(slot, d.epoch)
 		}
 	}
 }
@@ -134,7 +136,7 @@ func (d *dispatcher) wakeAtLocked() int64 {
 // end frees what the ticker goroutine holds, and returns what it has to close
 // when it has unlocked.
 func (t *ticker) end() (gone chan struct{}) {
-	t.alarm.stop()
+	t.alarm.Stop()
 	gone = t.gone
 	t.running, t.precise, t.gone = false, false, nil
 	return gone
@@ -151,11 +153,11 @@ func (d *dispatcher) armLocked() {
 			if t.coarse && t.precise && d.serves() {
 				next = max(next, t.woke+int64(coarseness))
 			}
-			t.alarm.set(next)
+			t.alarm.Set(next)
 		}
 	case d.serves():
 		if t.timer == nil {
-			t.timer = newGoTimer(d.epoch)
+			t.timer = alarm.NewTimer(d.epoch)
 		}
 		t.running, t.armed, t.alarm = true, 0, t.timer // It looks for itself at once.
 		go d.run()
@@ -166,7 +168,7 @@ func (d *dispatcher) armLocked() {
 func (t *ticker) look(now int64) {
 	if t.running {
 		t.armed = now
-		t.alarm.set(now)
+		t.alarm.Set(now)
 	}
 }
 
@@ -187,14 +189,14 @@ func (d *dispatcher) chooseAlarmLocked(now int64) {
 			t.useTimer()
 		}
 	case !t.precise && now >= t.retryFileAt:
-		file, err := openTimerFile(d.epoch)
+		file, err := alarm.OpenFile(d.epoch)
 		switch {
 		case err == nil:
-			t.alarm.stop()
+			t.alarm.Stop()
 			t.alarm, t.precise, t.failure = file, true, ""
 		default:
 			t.fail(now, err)
-			if errors.Is(err, errOtherClock) { // A testing/synctest bubble: as it should be.
+			if errors.Is(err, alarm.ErrOtherClock) { // A testing/synctest bubble: as it should be.
 				t.failure = ""
 			}
 		}
@@ -209,7 +211,7 @@ func (t *ticker) fail(now int64, err error) {
 
 // useTimer gives the file back.
 func (t *ticker) useTimer() {
-	t.alarm.stop()
+	t.alarm.Stop()
 	t.alarm, t.precise = t.timer, false
 }
 

@@ -1,4 +1,8 @@
-package shaper
+// Package alarm wakes one goroutine at an instant: with a kernel timer where there
+// is one ([OpenFile]), with one of Go's anywhere ([NewTimer]), and if it matters a
+// little sooner ([Lead]). It is the only package beside serverconn that calls the
+// kernel itself.
+package alarm
 
 import (
 	"errors"
@@ -8,28 +12,28 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// An alarm wakes the ticker goroutine at an instant. Whoever holds the lock of
+// An Alarm wakes the ticker goroutine at an instant. Whoever holds the lock of
 // the shaper may set it to another one, earlier or later, whether the ticker
 // waits for it or is about to; only the ticker waits.
-type alarm interface {
-	// set makes wait return at an instant of the shaper's clock, or at once if
+type Alarm interface {
+	// Set makes Wait return at an instant of the shaper's clock, or at once if
 	// it has passed, or not at all: forever. The lock is held.
-	set(at int64)
-	// wait returns when the instant has come, or now and then before. An error
+	Set(at int64)
+	// Wait returns when the instant has come, or now and then before. An error
 	// says that the alarm is broken. The lock is not held.
-	wait() error
-	// stop frees it. Nobody waits. The lock is held.
-	stop()
+	Wait() error
+	// Stop frees it. Nobody waits. The lock is held.
+	Stop()
 }
 
-// errOtherClock is why there is no precise alarm in a testing/synctest bubble,
+// ErrOtherClock is why there is no precise alarm in a testing/synctest bubble,
 // whose clock is not the kernel's. It is no failure.
-var errOtherClock = errors.New("no timerfd for a clock that is not the kernel's")
+var ErrOtherClock = errors.New("no timerfd for a clock that is not the kernel's")
 
-// goTimer is the alarm of any system, and of testing/synctest bubbles. On Linux
+// Timer is the alarm of any system, and of testing/synctest bubbles. On Linux
 // it is up to a millisecond late in a process with nothing to do, as the
 // runtime asks the kernel for whole milliseconds.
-type goTimer struct {
+type Timer struct {
 	epoch time.Time
 	timer *time.Timer
 	// passed has room for one: any number of instants that have passed before
@@ -41,13 +45,13 @@ type goTimer struct {
 	passed chan struct{}
 }
 
-func newGoTimer(epoch time.Time) *goTimer {
-	a := &goTimer{epoch: epoch, timer: time.NewTimer(exact.Forever), passed: make(chan struct{}, 1)}
+func NewTimer(epoch time.Time) *Timer {
+	a := &Timer{epoch: epoch, timer: time.NewTimer(exact.Forever), passed: make(chan struct{}, 1)}
 	a.timer.Stop()
 	return a
 }
 
-func (a *goTimer) set(at int64) {
+func (a *Timer) Set(at int64) {
 	if at == exact.Forever {
 		// A timer that goes off in 292 years would keep a testing/synctest bubble
 		// going in which everybody hangs, where it is to say so.
@@ -64,7 +68,7 @@ func (a *goTimer) set(at int64) {
 	}
 }
 
-func (a *goTimer) wait() error {
+func (a *Timer) Wait() error {
 	select {
 	case <-a.timer.C:
 	case <-a.passed:
@@ -74,4 +78,7 @@ func (a *goTimer) wait() error {
 	return nil
 }
 
-func (a *goTimer) stop() { a.timer.Stop() }
+func (a *Timer) Stop() { a.Disarm() }
+
+// Disarm does what Stop does, and reports whether the timer would have gone off.
+func (a *Timer) Disarm() bool { return a.timer.Stop() }

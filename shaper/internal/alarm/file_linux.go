@@ -1,6 +1,6 @@
 //go:build linux && (amd64 || arm64 || 386 || arm)
 
-package shaper
+package alarm
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// timerFile is the precise alarm: a timerfd, for which the goroutine waits in
+// File is the precise alarm: a timerfd, for which the goroutine waits in
 // the runtime's network poller, and a read deadline at the same instant.
 //
 // The poller wakes an idle process within tens of microseconds of the instant,
@@ -23,8 +23,8 @@ import (
 // the runtime's timers are looked at whenever a goroutine parks: that is what
 // the deadline is for. Either alone is late in one of the two; together they
 // are not (go run ./bench -only spacing,busy).
-type timerFile struct {
-	file   *os.File
+type File struct {
+	*os.File
 	conn   syscall.RawConn
 	fd     uintptr
 	epoch  time.Time
@@ -34,61 +34,64 @@ type timerFile struct {
 	errno  syscall.Errno // of read, if it failed
 }
 
-// maxTimerFiles is how many shapers of a process hold a file at once. Beyond
+// MaxFiles is how many shapers of a process hold a file at once. Beyond
 // that they would use up the descriptors that its connections need.
-const maxTimerFiles = 64
+const MaxFiles = 64
 
-var timerFiles atomic.Int32
+var files atomic.Int32
 
-var errTooManyTimerFiles = fmt.Errorf("%d shapers of this process have a timerfd already", maxTimerFiles)
+// Files returns how many files this process holds.
+func Files() int { return int(files.Load()) }
+
+var errTooManyFiles = fmt.Errorf("%d shapers of this process have a timerfd already", MaxFiles)
 
 // From linux/time.h and linux/timerfd.h. The flags of a file are those of the
 // system, as O_NONBLOCK is the same on all of the four.
 const (
-	clockMonotonic  = 1
-	timerAbsolute   = 1
-	timerFileFlags  = syscall.O_CLOEXEC | syscall.O_NONBLOCK
-	latestTimerFile = (1<<31 - 1) * int64(time.Second) // as seconds have 32 bits on some
+	clockMonotonic = 1
+	timerAbsolute  = 1
+	fileFlags      = syscall.O_CLOEXEC | syscall.O_NONBLOCK
+	latest         = (1<<31 - 1) * int64(time.Second) // as seconds have 32 bits on some
 )
 
 type timerSpec struct{ interval, value syscall.Timespec }
 
-// openTimerFile makes a precise alarm for a clock that counts from epoch.
-func openTimerFile(epoch time.Time) (alarm, error) {
+// OpenFile makes a precise alarm for a clock that counts from epoch.
+func OpenFile(epoch time.Time) (Alarm, error) {
 	offset, err := kernelClockAt(epoch)
 	if err != nil {
 		return nil, err
 	}
-	if timerFiles.Add(1) > maxTimerFiles {
-		timerFiles.Add(-1)
-		return nil, errTooManyTimerFiles
+	if files.Add(1) > MaxFiles {
+		files.Add(-1)
+		return nil, errTooManyFiles
 	}
-	a := &timerFile{epoch: epoch, offset: offset}
+	a := &File{epoch: epoch, offset: offset}
 	if err := a.open(); err != nil {
-		timerFiles.Add(-1)
+		files.Add(-1)
 		return nil, err
 	}
 	return a, nil
 }
 
-func (a *timerFile) open() error {
-	fd, _, errno := syscall.RawSyscall(syscall.SYS_TIMERFD_CREATE, clockMonotonic, timerFileFlags, 0)
+func (a *File) open() error {
+	fd, _, errno := syscall.RawSyscall(syscall.SYS_TIMERFD_CREATE, clockMonotonic, fileFlags, 0)
 	if errno != 0 {
 		return os.NewSyscallError("timerfd_create", errno)
 	}
-	a.fd, a.file = fd, os.NewFile(fd, "timerfd")
-	conn, err := a.file.SyscallConn()
+	a.fd, a.File = fd, os.NewFile(fd, "timerfd")
+	conn, err := a.File.SyscallConn()
 	if err == nil {
 		// It has no deadlines if the poller did not take it.
-		err = a.file.SetReadDeadline(time.Time{})
+		err = a.File.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
-		_ = a.file.Close()
+		_ = a.File.Close()
 		return err
 	}
 	a.conn = conn
 	if errno := a.setTimer(1); errno != 0 { // Whoever lets us make one may still not let us set it.
-		_ = a.file.Close()
+		_ = a.File.Close()
 		return os.NewSyscallError("timerfd_settime", errno)
 	}
 	a.read = func(fd uintptr) bool {
@@ -102,21 +105,21 @@ func (a *timerFile) open() error {
 	return nil
 }
 
-func (a *timerFile) set(at int64) {
+func (a *File) Set(at int64) {
 	// An instant of 0 would switch the timer off. If it fails, as on a descriptor
 	// that is closed, reading fails too.
-	_ = a.setTimer(min(max(exact.Sum(a.offset, at), 1), latestTimerFile))
-	_ = a.file.SetReadDeadline(a.epoch.Add(time.Duration(at)))
+	_ = a.setTimer(min(max(exact.Sum(a.offset, at), 1), latest))
+	_ = a.File.SetReadDeadline(a.epoch.Add(time.Duration(at)))
 }
 
 // setTimer sets the timer to an instant of the kernel's clock.
-func (a *timerFile) setTimer(at int64) syscall.Errno {
+func (a *File) setTimer(at int64) syscall.Errno {
 	spec := timerSpec{value: syscall.NsecToTimespec(at)}
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_TIMERFD_SETTIME, a.fd, timerAbsolute, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
 	return errno
 }
 
-func (a *timerFile) wait() error {
+func (a *File) Wait() error {
 	// File.Read would allocate an error each time that the deadline is first.
 	err := a.conn.Read(a.read)
 	if a.errno != 0 && a.errno != syscall.EINTR {
@@ -128,13 +131,13 @@ func (a *timerFile) wait() error {
 	return err
 }
 
-func (a *timerFile) stop() {
-	_ = a.file.Close()
-	timerFiles.Add(-1)
+func (a *File) Stop() {
+	_ = a.File.Close()
+	files.Add(-1)
 }
 
 // kernelClockAt returns what the kernel's clock was at a time that has a
-// reading of Go's monotonic clock, or errOtherClock.
+// reading of Go's monotonic clock, or ErrOtherClock.
 //
 // The two are one clock if it takes at least as long by Go's, read outside, as
 // by the kernel's, read inside. By the clock of a testing/synctest bubble it
@@ -158,7 +161,7 @@ func kernelClockAt(epoch time.Time) (int64, error) {
 		}
 		after := int64(time.Since(epoch))
 		if after-before < last-first {
-			return 0, errOtherClock
+			return 0, ErrOtherClock
 		}
 		if took := after - before; took < best {
 			best, offset = took, first-before
