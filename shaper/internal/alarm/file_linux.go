@@ -14,15 +14,15 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// File is the precise alarm: a timerfd, for which the goroutine waits in
-// the runtime's network poller, and a read deadline at the same instant.
+// A File is an [Alarm] that uses a timerfd (timerfd_create(2)). Wait waits for it in
+// the runtime's network poller, with a read deadline at the same instant.
 //
-// The poller wakes an idle process within tens of microseconds of the instant,
-// where the runtime's own timers are rounded up to a millisecond. But in a
-// process whose threads are all busy it is looked at every 10 ms only, while
-// the runtime's timers are looked at whenever a goroutine parks: that is what
-// the deadline is for. Either alone is late in one of the two; together they
-// are not (go run ./bench -only spacing,busy).
+// The poller wakes an idle process within tens of microseconds of the instant; the
+// runtime's own timers are rounded up to a millisecond. But in a process whose
+// threads are all busy, the runtime looks at the poller only every 10 ms, while it
+// looks at its own timers whenever a goroutine parks. The read deadline is such a
+// timer. So each of the two is late in one kind of process, and whichever is first
+// is in time in both (go run ./bench -only spacing,busy).
 type File struct {
 	*os.File
 	conn   syscall.RawConn
@@ -30,33 +30,34 @@ type File struct {
 	epoch  time.Time
 	offset int64 // the kernel's clock at the epoch, in nanoseconds
 	read   func(fd uintptr) bool
-	count  uint64        // what read reads: how often the timer has gone off
-	errno  syscall.Errno // of read, if it failed
+	count  uint64        // what read has read: how often the timer has gone off
+	errno  syscall.Errno // the error of read, or 0
 }
 
-// MaxFiles is how many shapers of a process hold a file at once. Beyond
-// that they would use up the descriptors that its connections need.
+// MaxFiles is the largest number of files that a process has open at once. More
+// would use up the descriptors that its connections need.
 const MaxFiles = 64
 
 var files atomic.Int32
 
-// Files returns how many files this process holds.
+// Files returns the number of files that this process has open.
 func Files() int { return int(files.Load()) }
 
 var errTooManyFiles = fmt.Errorf("%d shapers of this process have a timerfd already", MaxFiles)
 
-// From linux/time.h and linux/timerfd.h. The flags of a file are those of the
-// system, as O_NONBLOCK is the same on all of the four.
+// From linux/time.h and linux/timerfd.h. TFD_CLOEXEC and TFD_NONBLOCK are the
+// system's O_CLOEXEC and O_NONBLOCK.
 const (
 	clockMonotonic = 1
 	timerAbsolute  = 1
 	fileFlags      = syscall.O_CLOEXEC | syscall.O_NONBLOCK
-	latest         = (1<<31 - 1) * int64(time.Second) // as seconds have 32 bits on some
+	latest         = (1<<31 - 1) * int64(time.Second) // some systems count seconds in 32 bits
 )
 
 type timerSpec struct{ interval, value syscall.Timespec }
 
-// OpenFile makes a precise alarm for a clock that counts from epoch.
+// OpenFile returns a [File] whose instants count from epoch. It fails in a bubble
+// ([ErrOtherClock]), if [MaxFiles] are open, and if the kernel refuses.
 func OpenFile(epoch time.Time) (Alarm, error) {
 	offset, err := kernelClockAt(epoch)
 	if err != nil {
@@ -74,6 +75,7 @@ func OpenFile(epoch time.Time) (Alarm, error) {
 	return a, nil
 }
 
+// open makes the timerfd.
 func (a *File) open() error {
 	fd, _, errno := syscall.RawSyscall(syscall.SYS_TIMERFD_CREATE, clockMonotonic, fileFlags, 0)
 	if errno != 0 {
@@ -82,7 +84,7 @@ func (a *File) open() error {
 	a.fd, a.File = fd, os.NewFile(fd, "timerfd")
 	conn, err := a.File.SyscallConn()
 	if err == nil {
-		// It has no deadlines if the poller did not take it.
+		// This fails if the poller did not accept the descriptor.
 		err = a.File.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
@@ -90,7 +92,7 @@ func (a *File) open() error {
 		return err
 	}
 	a.conn = conn
-	if errno := a.setTimer(1); errno != 0 { // Whoever lets us make one may still not let us set it.
+	if errno := a.setTimer(1); errno != 0 { // A sandbox may allow timerfd_create alone.
 		_ = a.File.Close()
 		return os.NewSyscallError("timerfd_settime", errno)
 	}
@@ -105,9 +107,10 @@ func (a *File) open() error {
 	return nil
 }
 
+// Set implements [Alarm].
 func (a *File) Set(at int64) {
-	// An instant of 0 would switch the timer off. If it fails, as on a descriptor
-	// that is closed, reading fails too.
+	// The instant 0 would switch the timer off, so 1 is the earliest. An error here,
+	// for example because the descriptor has been closed, is an error of Wait too.
 	_ = a.setTimer(min(max(exact.Sum(a.offset, at), 1), latest))
 	_ = a.File.SetReadDeadline(a.epoch.Add(time.Duration(at)))
 }
@@ -119,11 +122,12 @@ func (a *File) setTimer(at int64) syscall.Errno {
 	return errno
 }
 
+// Wait implements [Alarm].
 func (a *File) Wait() error {
-	// File.Read would allocate an error each time that the deadline is first.
+	// os.File.Read would allocate an error whenever the deadline comes first.
 	err := a.conn.Read(a.read)
 	if a.errno != 0 && a.errno != syscall.EINTR {
-		return os.NewSyscallError("read", a.errno) // As when somebody has closed it under us.
+		return os.NewSyscallError("read", a.errno) // For example, other code has closed the descriptor.
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
@@ -131,20 +135,21 @@ func (a *File) Wait() error {
 	return err
 }
 
+// Stop implements [Alarm]. It closes the file.
 func (a *File) Stop() {
 	_ = a.File.Close()
 	files.Add(-1)
 }
 
-// kernelClockAt returns what the kernel's clock was at a time that has a
-// reading of Go's monotonic clock, or ErrOtherClock.
+// kernelClockAt returns what the kernel's clock showed at epoch, or ErrOtherClock if
+// Go's clock is another one.
 //
-// The two are one clock if it takes at least as long by Go's, read outside, as
-// by the kernel's, read inside. By the clock of a testing/synctest bubble it
-// takes no time at all.
+// It reads Go's clock, then the kernel's until that has moved, then Go's again. If
+// both are the same clock, Go's has moved by at least as much. The clock of a
+// testing/synctest bubble has not moved at all.
 func kernelClockAt(epoch time.Time) (int64, error) {
 	best, offset := int64(exact.Forever), int64(0)
-	for range 3 { // So that one in which the goroutine was preempted does not count.
+	for range 3 { // The quickest try counts: in another the goroutine may have been preempted.
 		before := int64(time.Since(epoch))
 		first, err := kernelClock()
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// OpenFile is for Linux.
+// OpenFile returns an error: only Linux has timerfd.
 func OpenFile(time.Time) (Alarm, error) {
 	return nil, errors.New("no timerfd on this system")
 }

@@ -5,38 +5,38 @@ import (
 	"time"
 )
 
-// A Lead is by how much sooner than its next slot the ticker wakes. To wake
-// takes some tens of microseconds, not always the same number; a ticker that is
-// up a little too soon and yields until the slot comes hands it out to within a
-// microsecond, at hardly more CPU time (ARCHITECTURE.md). Only the ticker
-// goroutine uses it.
+// A Lead is the time by which the ticker wakes before its next slot. Waking up takes
+// some tens of microseconds, and not always the same time. A ticker that wakes a
+// little too soon, and yields until the slot comes, is in time to within a
+// microsecond, for hardly more CPU time (ARCHITECTURE.md). Only the ticker goroutine
+// uses it.
 //
-// Of the runtime's yields it must be said that they are quick only while the
-// process has nothing else to do: a goroutine that yields goes to the global
-// run queue, and while all threads are busy that can take 100 ms. So where
-// wake-ups or yields are seen to be late, there is no lead for a while.
+// The runtime's yields are quick only while the process has nothing else to do: a
+// goroutine that yields joins the end of the global run queue, and while all threads
+// are busy it can stay there for 100 ms. So when a wake-up or a yield has been late,
+// the lead is 0 for a while.
 type Lead struct {
 	span   int64 // in nanoseconds
-	paused int64 // until that instant there is none
-	pause  int64 // for how long the last pause was meant, in nanoseconds
+	paused int64 // the instant until which the lead is 0
+	pause  int64 // the length of the last pause, in nanoseconds
 }
 
 const (
 	// leadUpTo is the longest sleep for which the ticker takes a lead. After
 	// longer ones, the kernel's idle states make waking too uneven.
 	leadUpTo = time.Millisecond
-	// LongestLead bounds what is yielded away for one slot.
+	// LongestLead bounds the time that is spent yielding for one slot.
 	LongestLead = 50 * time.Microsecond
-	// A wake-up that is lateWake late, or a yield that takes lateYield, may be a
-	// hiccup of the machine, or a sign of a busy process: the first costs the
-	// shortest pause, and each that soon follows doubles it.
+	// A wake-up that is late by lateWake, or a yield that takes lateYield, may be
+	// bad luck or the sign of a busy process. The first one leads to the shortest
+	// pause; each one that soon follows doubles it.
 	lateWake      = time.Millisecond
 	lateYield     = 100 * time.Microsecond
 	shortestPause = 5 * time.Millisecond
 	longestPause  = 320 * time.Millisecond
 )
 
-// Before returns the lead for a slot, in nanoseconds.
+// Before returns the lead for a slot, in nanoseconds. now is the present instant.
 func (l *Lead) Before(slot, now int64) int64 {
 	if now < l.paused || slot-now > int64(leadUpTo) {
 		return 0
@@ -44,13 +44,13 @@ func (l *Lead) Before(slot, now int64) int64 {
 	return l.span
 }
 
-// Woke learns from a wake-up that was late by so much. The lead becomes such
-// that eight of nine wake-ups are not later than it: a rise of eight steps for
-// each that is, a fall of one for each that isn't.
+// Woke learns from a wake-up at the instant now, which was late by that many
+// nanoseconds. The lead settles where eight of nine wake-ups are no later than it: it
+// rises by eight steps after one that was later, and falls by one after any other.
 func (l *Lead) Woke(now, late int64) {
 	const step = int64(125 * time.Nanosecond)
 	switch {
-	case late < 0: // It was woken for something else.
+	case late < 0: // The ticker was woken before its time, for something else.
 	case late >= int64(lateWake):
 		l.suspend(now)
 	case late > l.span:
@@ -60,8 +60,8 @@ func (l *Lead) Woke(now, late int64) {
 	}
 }
 
-// Yield lets other goroutines run until an instant that is at most the longest
-// lead away, or until one of them keeps the processor.
+// Yield lets other goroutines run until the instant until, which is at most
+// [LongestLead] away. It returns sooner if one of them keeps the processor too long.
 func (l *Lead) Yield(until int64, epoch time.Time) {
 	at := int64(time.Since(epoch))
 	for {
@@ -78,7 +78,7 @@ func (l *Lead) Yield(until int64, epoch time.Time) {
 	}
 }
 
-// suspend takes no lead for a while.
+// suspend makes the lead 0 for a while.
 func (l *Lead) suspend(now int64) {
 	if now < l.paused+l.pause {
 		l.pause = min(2*l.pause, int64(longestPause))
