@@ -98,9 +98,9 @@ func IntervalOf(r rate.Limit) Interval {
 	simple := simplest(new(big.Rat).Sub(exact, tolerance), new(big.Rat).Add(exact, tolerance))
 	ns := simple.Mul(simple.Inv(simple), big.NewRat(int64(time.Second), 1))
 
-	// From one in 365 days to 10⁹ per second p and q stay below 2⁴⁰ or so: the
-	// simplest fraction within ε·r of r has a denominator of at most about
-	// 1/√(ε·r).
+	// From one in 365 days to 10⁹ per second p and q stay below 2⁵⁰. A span of length
+	// 2ε·r holds a multiple of 1/n for every n ≥ 1/(2ε·r), so q is at most 2⁴⁹/r + 1,
+	// and p at most 2⁴⁹ + r. Below one per second the same holds for 1/r = q/p.
 	whole, rest := new(big.Int).QuoRem(ns.Num(), ns.Denom(), new(big.Int))
 	return Interval{whole: whole.Int64(), num: rest.Uint64(), den: ns.Denom().Uint64()}
 }
