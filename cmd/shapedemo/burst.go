@@ -2,150 +2,150 @@ package main
 
 import (
 	"context"
-	"io"
-	"net/http"
+	"fmt"
+	"net"
 	"net/url"
-	"strconv"
+	"os"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
-// clumps are how a burst arrives: each with its share of the requests, and its
-// place in the span of the burst. Real clients come like that, neither all at
-// once nor evenly.
-var clumps = []struct{ share, at float64 }{
-	{0.30, 0},
-	{0.12, 0.36},
-	{0.26, 0.50},
-	{0.08, 0.80},
-	{0.24, 1},
+// A trial is one firing of the burst.
+type trial struct {
+	tally
+	arrived   []time.Time // at what it was fired at
+	reached   []time.Time // the upstream, as it wrote down itself
+	gone      []time.Time // clients that vanished, as they wrote down themselves
+	impatient int         // clients that would vanish if they had to wait
+	passages  []*passage  // at the shaper; none if there was none
+	missed    float64     // units that the shaper lost to lateness beyond its slack
 }
 
-// ragged returns when each of n requests is sent, counted from the first.
-func ragged(n int, span time.Duration) []time.Duration {
-	sends := make([]time.Duration, 0, n)
-	share := 0.0
-	for _, c := range clumps {
-		share += c.share
-		for len(sends) < int(share*float64(n)+0.5) {
-			sends = append(sends, time.Duration(c.at*float64(span)))
+// span is from the first arrival to the last thing that happened. There must be
+// an arrival.
+func (t trial) span() (begin, end time.Time) {
+	begin = t.arrived[0]
+	for _, instants := range [][]time.Time{t.arrived, t.reached, t.gone} {
+		if n := len(instants); n > 0 && instants[n-1].After(end) {
+			end = instants[n-1]
 		}
 	}
-	return sends
+	return begin, end
 }
 
-// spanOf is the time over which a burst of n arrives: a quarter of a second, or
-// less where the upstream would serve most of the burst meanwhile.
-func spanOf(n int, s size) time.Duration {
-	const longest = 250 * time.Millisecond
-	rest := 0.8*float64(n) - float64(s.workers)
-	return time.Duration(max(0, min(longest.Seconds(), rest/s.perSecond())) * float64(time.Second))
-}
+// showBurst fires the burst twice, straight at the upstream and through a
+// shaper of its own on a free port, and shows what came of it. The status is
+// that of -once.
+func showBurst(ctx context.Context, t *terminal, c config, f *fragile) (status int, err error) {
+	m := meaningOf(c.limits)
+	introduce(t, m, f.size)
 
-// An answer is what one request of the burst got.
-type answer struct {
-	status   int           // 0: none
-	wait     time.Duration // in the line, as the answer tells; 0 where it does not
-	vanished bool          // the client did not stay for it
-}
-
-// fire sends a burst of real requests, each on a connection of its own, and
-// returns when all have their answers, or have vanished, or when ctx has ended,
-// with its error. The vanishers are known by their place in sends.
-func fire(ctx context.Context, target string, sends []time.Duration, vanishers map[int]*vanisher) ([]answer, error) {
-	transport := &http.Transport{MaxIdleConnsPerHost: len(sends), DisableCompression: true}
-	defer transport.CloseIdleConnections()
-	client := &http.Client{
-		Transport: transport,
-		// An answer that points elsewhere is an answer.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	answers := make([]answer, len(sends))
-	start := time.Now()
-	var all sync.WaitGroup
-	for i, after := range sends {
-		all.Go(func() {
-			timer := time.NewTimer(time.Until(start.Add(after)))
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-				if v := vanishers[i]; v != nil {
-					answers[i] = v.ask(ctx, target)
-				} else {
-					answers[i] = get(ctx, client, target)
-				}
-			case <-ctx.Done():
-			}
-		})
-	}
-	all.Wait()
-	return answers, ctx.Err()
-}
-
-// get sends one request and reads its answer to the end.
-func get(ctx context.Context, client *http.Client, target string) answer {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return answer{}
+		return exitFailed, err
 	}
-	return read(client.Do(r))
-}
-
-// read reads an answer to its end, if there is one.
-func read(got *http.Response, err error) answer {
+	p, err := startProxy(l, c.limits, f.url)
 	if err != nil {
-		return answer{}
+		_ = l.Close()
+		return exitFailed, err
 	}
-	defer got.Body.Close()
-	if _, err := io.Copy(io.Discard, got.Body); err != nil {
-		return answer{}
+	defer p.close()
+
+	sends := ragged(c.burst, spanOf(c.burst, f.size))
+	t.say("%d requests straight at the upstream ...", c.burst)
+	straight, err := fireStraight(ctx, f, sends)
+	if err != nil {
+		return exitFailed, err
 	}
-	return answer{status: got.StatusCode, wait: waitTold(got.Header)}
+	vanishers := vanishersOf(c.burst, c.vanish, m, &p.log)
+	t.say("%d requests through the shaper%s ...\n", c.burst, foretell(m, sends, len(vanishers)))
+	shaped, err := fireShaped(ctx, t, f, p, sends, vanishers)
+	if err != nil {
+		return exitFailed, err
+	}
+
+	t.say("%s", picture(t, m, straight, shaped))
+	t.say("%s", table(t, m, straight, shaped))
+	faults := judge(m, f.size, straight, shaped)
+	t.say("%s", verdict(t, m, straight, shaped, faults))
+	if len(faults) > 0 {
+		return exitFailed, nil
+	}
+	if c.svg != "" {
+		if err := os.WriteFile(c.svg, []byte(drawing(m, shaped)), 0o644); err != nil {
+			return exitFailed, err
+		}
+		t.say("The picture is in %s.", c.svg)
+	}
+	return exitOK, nil
 }
 
-// serverTiming is the header that tells the client how long the line held it.
-const serverTiming = "Server-Timing"
+// introduce says what is about to be shown.
+func introduce(t *terminal, m meaning, s size) {
+	t.say("%s\n", t.in(bold, "A burst goes in, a comb comes out."))
+	explain(t, m)
+	t.say("  upstream   %s of %s, up to %s/s; answers 503 when more press in\n",
+		counted(int(s.workers), "worker"), humane(s.service.Seconds()), decimal(s.perSecond()))
+}
 
-// waitTold reads the time in the line from the headers of an answer.
-func waitTold(h http.Header) time.Duration {
-	for _, value := range h.Values(serverTiming) {
-		if text, ok := strings.CutPrefix(value, "shaper;dur="); ok {
-			if ms, err := strconv.ParseFloat(text, 64); err == nil {
-				return time.Duration(ms * float64(time.Millisecond))
-			}
+// explain says what the limits mean.
+func explain(t *terminal, m meaning) { sayLimits(t, m, m.String()) }
+
+// sayLimits says the limits, and below them part by part what they mean.
+func sayLimits(t *terminal, m meaning, meaning string) {
+	const under = "\n             "
+	t.say("  limits     %s:%s%s", m.limits, under, strings.ReplaceAll(meaning, "; ", ";"+under))
+}
+
+// foretell announces those who will not stay, and a run that lasts longer than
+// people wait unasked.
+func foretell(m meaning, sends []time.Duration, impatient int) string {
+	text := ""
+	if impatient > 0 {
+		text = fmt.Sprintf(", %d of them impatient", impatient)
+	}
+	if m.endless || len(sends) == 0 {
+		return text
+	}
+	span := sends[len(sends)-1].Seconds()
+	served := min(float64(len(sends)), float64(m.fits())+m.rate*span)
+	wait := (served - float64(m.atOnce)) * (1 - float64(impatient)/float64(len(sends)))
+	if seconds := max(span, wait*m.every); seconds >= 1 {
+		text += fmt.Sprintf("; this takes about %s", humane(float64(int(seconds*10+0.5))/10))
+	}
+	return text
+}
+
+func fireStraight(ctx context.Context, f *fragile, sends []time.Duration) (trial, error) {
+	f.reached.start()
+	answers, err := fire(ctx, burstURL(f.url), sends, nil)
+	reached := f.reached.stop()
+	return trial{tally: count(answers), arrived: reached, reached: reached}, err
+}
+
+func fireShaped(ctx context.Context, t *terminal, f *fragile, p *proxy, sends []time.Duration, vanishers map[int]*vanisher) (trial, error) {
+	target, err := url.Parse(p.url)
+	if err != nil {
+		return trial{}, err
+	}
+	unwatch := watchShaper(t, p.shaper, &p.broken)
+	defer unwatch()
+	f.reached.start()
+	p.log.start()
+	answers, err := fire(ctx, burstURL(target), sends, vanishers)
+	if err != nil {
+		return trial{}, err // Some passages may still be under way.
+	}
+	shaped := trial{tally: count(answers), impatient: len(vanishers), passages: p.log.stop()}
+	shaped.reached = f.reached.stop()
+	shaped.missed = p.shaper.Stats().Missed
+	for _, at := range byArrival(shaped.passages) {
+		shaped.arrived = append(shaped.arrived, at.arrived)
+		if !at.vanished.IsZero() {
+			shaped.gone = append(shaped.gone, at.vanished)
 		}
 	}
-	return 0
+	slices.SortFunc(shaped.gone, time.Time.Compare)
+	return shaped, nil
 }
-
-// A tally counts the answers to a burst.
-type tally struct {
-	sent, served, refused, vanished, failed, other int
-	longest                                        time.Duration // wait of one that was served
-}
-
-// count sorts answers by what they mean. Whatever is neither of the answers
-// expected nor a failure of the upstream counts as other: no answer at all is.
-func count(answers []answer) tally {
-	t := tally{sent: len(answers)}
-	for _, a := range answers {
-		switch {
-		case a.vanished:
-			t.vanished++
-		case a.status == http.StatusOK:
-			t.served++
-			t.longest = max(t.longest, a.wait)
-		case a.status == http.StatusTooManyRequests:
-			t.refused++
-		case a.status >= http.StatusInternalServerError:
-			t.failed++
-		default:
-			t.other++
-		}
-	}
-	return t
-}
-
-// burstURL is what a burst asks a server for.
-func burstURL(server *url.URL) string { return server.JoinPath("burst").String() }
