@@ -9,24 +9,26 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"example.com/leakybucket/shaper"
 )
 
-// A trial is one firing of the burst.
+// A trial is what came of sending the burst once.
 type trial struct {
 	tally
-	arrived   []time.Time // at what it was fired at
-	reached   []time.Time // the upstream, as it wrote down itself
-	gone      []time.Time // clients that vanished, as they wrote down themselves
-	impatient int         // clients that would vanish if they had to wait
-	passages  []*passage  // at the shaper; none if there was none
-	missed    float64     // units that the shaper lost to lateness beyond its slack
+	arrived     []time.Time   // when requests arrived at the server that the burst was sent to
+	reached     []time.Time   // when they reached the upstream, by its own record
+	disconnects []time.Time   // when impatient clients disconnected, by their own record
+	impatient   int           // clients that disconnect if they have to wait
+	requests    []*requestLog // what the shaper did with each; nil without a shaper
+	missedUnits float64       // Stats.Missed: units lost because departures were later than Slack
 }
 
-// span is from the first arrival to the last thing that happened. There must be
-// an arrival.
+// span returns the instants of the first arrival and of the last event. There
+// must be an arrival.
 func (t trial) span() (begin, end time.Time) {
 	begin = t.arrived[0]
-	for _, instants := range [][]time.Time{t.arrived, t.reached, t.gone} {
+	for _, instants := range [][]time.Time{t.arrived, t.reached, t.disconnects} {
 		if n := len(instants); n > 0 && instants[n-1].After(end) {
 			end = instants[n-1]
 		}
@@ -34,12 +36,12 @@ func (t trial) span() (begin, end time.Time) {
 	return begin, end
 }
 
-// showBurst fires the burst twice, straight at the upstream and through a
-// shaper of its own on a free port, and shows what came of it. The status is
-// that of -once.
-func showBurst(ctx context.Context, t *terminal, c config, f *fragile) (status int, err error) {
-	m := meaningOf(c.limits)
-	introduce(t, m, f.size)
+// showBurst sends the burst twice, directly to the upstream and through a proxy
+// with a shaper on a free port, and prints the results. It returns the exit
+// status for -once.
+func showBurst(ctx context.Context, t *terminal, c config, f *fragileUpstream) (status int, err error) {
+	info := newLimitsInfo(c.limits)
+	introduceBurst(t, info, f.size)
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,28 +54,28 @@ func showBurst(ctx context.Context, t *terminal, c config, f *fragile) (status i
 	}
 	defer p.close()
 
-	sends := ragged(c.burst, spanOf(c.burst, f.size))
-	t.say("%d requests straight at the upstream ...", c.burst)
-	straight, err := fireStraight(ctx, f, sends)
+	sends := sendTimes(c.burst, burstSpan(c.burst, f.size))
+	t.say("Sending %d requests directly to the upstream ...", c.burst)
+	direct, err := sendDirect(ctx, f, sends)
 	if err != nil {
 		return exitFailed, err
 	}
-	vanishers := vanishersOf(c.burst, c.vanish, m, &p.log)
-	t.say("%d requests through the shaper%s ...\n", c.burst, foretell(m, sends, len(vanishers)))
-	shaped, err := fireShaped(ctx, t, f, p, sends, vanishers)
+	impatient := chooseImpatient(c.burst, c.vanish, info, &p.requests)
+	t.say("Sending %d requests through the shaper%s ...\n", c.burst, announce(info, sends, len(impatient)))
+	shaped, err := sendShaped(ctx, t, f, p, sends, impatient)
 	if err != nil {
 		return exitFailed, err
 	}
 
-	t.say("%s", picture(t, m, straight, shaped))
-	t.say("%s", table(t, m, straight, shaped))
-	faults := judge(m, f.size, straight, shaped)
-	t.say("%s", verdict(t, m, straight, shaped, faults))
+	t.say("%s", burstChart(t, info, direct, shaped))
+	t.say("%s", burstTable(t, info, direct, shaped))
+	faults := judgeBurst(info, f.size, direct, shaped)
+	t.say("%s", burstVerdict(t, info, direct, shaped, faults))
 	if len(faults) > 0 {
 		return exitFailed, nil
 	}
 	if c.svg != "" {
-		if err := os.WriteFile(c.svg, []byte(drawing(m, shaped)), 0o644); err != nil {
+		if err := os.WriteFile(c.svg, []byte(burstSVG(info, shaped)), 0o644); err != nil {
 			return exitFailed, err
 		}
 		t.say("The picture is in %s.", c.svg)
@@ -81,71 +83,70 @@ func showBurst(ctx context.Context, t *terminal, c config, f *fragile) (status i
 	return exitOK, nil
 }
 
-// introduce says what is about to be shown.
-func introduce(t *terminal, m meaning, s size) {
-	t.say("%s\n", t.in(bold, "A burst goes in, a comb comes out."))
-	explain(t, m)
-	t.say("  upstream   %s of %s, up to %s/s; answers 503 when more press in\n",
-		counted(int(s.workers), "worker"), humane(s.service.Seconds()), decimal(s.perSecond()))
+// introduceBurst prints what is about to be shown.
+func introduceBurst(t *terminal, info limitsInfo, s capacity) {
+	t.say("%s\n", t.coloured(bold, "Requests arrive in a burst and leave evenly spaced."))
+	printLimits(t, info.limits)
+	t.say("  upstream   %s, %s for each request: up to %s/s; answers 503 when\n"+
+		"             all workers are busy\n",
+		countOf(int(s.workers), "worker"), formatSeconds(s.serviceTime.Seconds()), formatDecimal(s.perSecond()))
 }
 
-// explain says what the limits mean.
-func explain(t *terminal, m meaning) { sayLimits(t, m, m.String()) }
-
-// sayLimits says the limits, and below them part by part what they mean.
-func sayLimits(t *terminal, m meaning, meaning string) {
-	const under = "\n             "
-	t.say("  limits     %s:%s%s", m.limits, under, strings.ReplaceAll(meaning, "; ", ";"+under))
+// printLimits prints the limits, and below them what they mean, line by line.
+func printLimits(t *terminal, l shaper.Limits) {
+	const indent = "\n             "
+	t.say("  limits     %s:%s%s", l, indent, strings.Join(limitsInWords(l), indent))
 }
 
-// foretell announces those who will not stay, and a run that lasts longer than
-// people wait unasked.
-func foretell(m meaning, sends []time.Duration, impatient int) string {
+// announce returns what to print about a burst before it is sent through the
+// shaper: how many clients are impatient, and how long a run of more than a
+// second takes.
+func announce(info limitsInfo, sends []time.Duration, impatient int) string {
 	text := ""
 	if impatient > 0 {
-		text = fmt.Sprintf(", %d of them impatient", impatient)
+		text = fmt.Sprintf(", %d impatient", impatient)
 	}
-	if m.endless || len(sends) == 0 {
+	if info.unlimited || len(sends) == 0 {
 		return text
 	}
 	span := sends[len(sends)-1].Seconds()
-	served := min(float64(len(sends)), float64(m.fits())+m.rate*span)
-	wait := (served - float64(m.atOnce)) * (1 - float64(impatient)/float64(len(sends)))
-	if seconds := max(span, wait*m.every); seconds >= 1 {
-		text += fmt.Sprintf("; this takes about %s", humane(float64(int(seconds*10+0.5))/10))
+	served := min(float64(len(sends)), float64(info.fits())+info.rate*span)
+	wait := (served - float64(info.atOnce)) * (1 - float64(impatient)/float64(len(sends)))
+	if seconds := max(span, wait*info.interval); seconds >= 1 {
+		text += fmt.Sprintf("; takes about %s", formatSeconds(float64(int(seconds*10+0.5))/10))
 	}
 	return text
 }
 
-func fireStraight(ctx context.Context, f *fragile, sends []time.Duration) (trial, error) {
+func sendDirect(ctx context.Context, f *fragileUpstream, sends []time.Duration) (trial, error) {
 	f.reached.start()
-	answers, err := fire(ctx, burstURL(f.url), sends, nil)
+	results, err := sendBurst(ctx, burstURL(f.url), sends, nil)
 	reached := f.reached.stop()
-	return trial{tally: count(answers), arrived: reached, reached: reached}, err
+	return trial{tally: countResults(results), arrived: reached, reached: reached}, err
 }
 
-func fireShaped(ctx context.Context, t *terminal, f *fragile, p *proxy, sends []time.Duration, vanishers map[int]*vanisher) (trial, error) {
+func sendShaped(ctx context.Context, t *terminal, f *fragileUpstream, p *proxy, sends []time.Duration, impatient map[int]*impatientClient) (trial, error) {
 	target, err := url.Parse(p.url)
 	if err != nil {
 		return trial{}, err
 	}
-	unwatch := watchShaper(t, p.shaper, &p.broken)
-	defer unwatch()
+	stopStatus := watchShaper(t, p.shaper, &p.upstreamErrors)
+	defer stopStatus()
 	f.reached.start()
-	p.log.start()
-	answers, err := fire(ctx, burstURL(target), sends, vanishers)
+	p.requests.startRecording()
+	results, err := sendBurst(ctx, burstURL(target), sends, impatient)
 	if err != nil {
-		return trial{}, err // Some passages may still be under way.
+		return trial{}, err // Some requests may still be in progress.
 	}
-	shaped := trial{tally: count(answers), impatient: len(vanishers), passages: p.log.stop()}
+	shaped := trial{tally: countResults(results), impatient: len(impatient), requests: p.requests.stopRecording()}
 	shaped.reached = f.reached.stop()
-	shaped.missed = p.shaper.Stats().Missed
-	for _, at := range byArrival(shaped.passages) {
-		shaped.arrived = append(shaped.arrived, at.arrived)
-		if !at.vanished.IsZero() {
-			shaped.gone = append(shaped.gone, at.vanished)
+	shaped.missedUnits = p.shaper.Stats().Missed
+	for _, entry := range byArrival(shaped.requests) {
+		shaped.arrived = append(shaped.arrived, entry.arrived)
+		if !entry.disconnected.IsZero() {
+			shaped.disconnects = append(shaped.disconnects, entry.disconnected)
 		}
 	}
-	slices.SortFunc(shaped.gone, time.Time.Compare)
+	slices.SortFunc(shaped.disconnects, time.Time.Compare)
 	return shaped, nil
 }

@@ -8,37 +8,37 @@ import (
 )
 
 const (
-	pictureColumns = 36 // aimed at; each is two characters wide
-	pictureRows    = 5  // of the highest bar
+	chartColumns = 36 // about that many; each is two characters wide
+	chartRows    = 5  // height of the highest bar
 
-	margin = "       " // left of the bars, for their numbers
+	margin = "       " // left of the bars, for the number of the highest one
 )
 
-// A grid says how the time of a run is cut into the columns of a picture.
+// A grid divides the time of a run into the columns of a chart.
 type grid struct {
 	every   float64 // seconds to a column
 	lead    float64 // seconds from the left edge to the first arrival
 	columns int
 }
 
-// gridOf cuts a run into about pictureColumns columns. A column holds a whole
+// gridOf divides a run into about chartColumns columns. A column is a whole
 // number of the shaper's intervals, or an interval a whole number of columns:
-// else an even flow would look uneven.
-func gridOf(m meaning, shaped trial) grid {
+// otherwise an even flow would look uneven.
+func gridOf(info limitsInfo, shaped trial) grid {
 	begin, end := shaped.span()
 	seconds := max(end.Sub(begin).Seconds(), 1e-6)
-	g := grid{every: seconds / pictureColumns}
-	if !m.endless {
-		if m.every <= g.every {
-			g.every = m.every * math.Ceil(g.every/m.every)
+	g := grid{every: seconds / chartColumns}
+	if !info.unlimited {
+		if info.interval <= g.every {
+			g.every = info.interval * math.Ceil(g.every/info.interval)
 		} else {
-			g.every = m.every / math.Floor(m.every/g.every)
+			g.every = info.interval / math.Floor(info.interval/g.every)
 		}
 		if len(shaped.reached) > 0 {
-			// Departures are put into the middle of the stretch that should
-			// hold one, so that none is counted with its neighbour for being
-			// a little early or late.
-			stretch := min(m.every, g.every)
+			// Each departure is placed in the middle of the stretch that should hold
+			// one. A departure that is a little early or late is then not counted in
+			// the column of its neighbour.
+			stretch := min(info.interval, g.every)
 			g.lead = stretch/2 - math.Mod(shaped.reached[0].Sub(begin).Seconds(), stretch)
 			if g.lead < 0 {
 				g.lead += stretch
@@ -49,7 +49,8 @@ func gridOf(m meaning, shaped trial) grid {
 	return g
 }
 
-// count says how many of at fall into each column, if the run began then.
+// count returns how many of the instants fall into each column of a run that
+// began at begin.
 func (g grid) count(begin time.Time, at []time.Time) []int {
 	counts := make([]int, g.columns)
 	for _, a := range at {
@@ -59,71 +60,72 @@ func (g grid) count(begin time.Time, at []time.Time) []int {
 	return counts
 }
 
-// picture draws both trials as bars over time, all in one scale.
-func picture(t *terminal, m meaning, straight, shaped trial) string {
-	if len(straight.reached) == 0 || len(shaped.arrived) == 0 {
-		return "Nothing arrived: there is nothing to draw.\n"
+// burstChart draws both trials as bars over time, all in the same scale.
+func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
+	if len(direct.reached) == 0 || len(shaped.arrived) == 0 {
+		return "No request arrived: there is nothing to draw.\n"
 	}
 	begin, _ := shaped.span()
-	g := gridOf(m, shaped)
-	type lane struct {
+	g := gridOf(info, shaped)
+	type series struct {
 		title  string
-		tint   tint
+		colour colour
 		counts []int
 	}
-	lanes := []lane{
-		{"straight: " + crowd("reach the upstream", straight.reached), red, g.count(straight.reached[0], straight.reached)},
-		{"shaped: " + crowd("arrive at the proxy", shaped.arrived), yellow, g.count(begin, shaped.arrived)},
+	all := []series{
+		{"direct: " + countAndSpan("reach the upstream", direct.reached), red, g.count(direct.reached[0], direct.reached)},
+		{"shaped: " + countAndSpan("arrive at the proxy", shaped.arrived), yellow, g.count(begin, shaped.arrived)},
 	}
-	if len(shaped.gone) > 0 {
-		lanes = append(lanes, lane{"shaped: " + crowd("vanish from the line", shaped.gone), blue, g.count(begin, shaped.gone)})
+	if len(shaped.disconnects) > 0 {
+		all = append(all, series{"shaped: " + countAndSpan("disconnect while waiting", shaped.disconnects), blue, g.count(begin, shaped.disconnects)})
 	}
-	lanes = append(lanes, lane{"shaped: " + crowd("reach the upstream", shaped.reached), green, g.count(begin, shaped.reached)})
+	all = append(all, series{"shaped: " + countAndSpan("reach the upstream", shaped.reached), green, g.count(begin, shaped.reached)})
 	peak := 1
-	for _, l := range lanes {
-		for _, n := range l.counts {
+	for _, s := range all {
+		for _, n := range s.counts {
 			peak = max(peak, n)
 		}
 	}
 	var b strings.Builder
-	for _, l := range lanes {
-		fmt.Fprintf(&b, "  %s\n", t.in(bold, l.title))
-		rows := bars(l.counts, peak)
+	for _, s := range all {
+		fmt.Fprintf(&b, "  %s\n", t.coloured(bold, s.title))
+		rows := bars(s.counts, peak)
 		for i, row := range rows {
 			label := ""
 			if i == 0 {
-				label = fmt.Sprint(highest(l.counts))
+				label = fmt.Sprint(highest(s.counts))
 			}
-			fmt.Fprintf(&b, "%6s %s\n", label, t.in(l.tint, row))
+			fmt.Fprintf(&b, "%6s %s\n", label, t.coloured(s.colour, row))
 		}
 	}
 	b.WriteString(axis(g))
-	fmt.Fprintf(&b, "  %s\n", t.in(faint, fmt.Sprintf("one column is %s; the numbers are the highest bars", humane(g.every))))
+	fmt.Fprintf(&b, "  %s\n", t.coloured(faint, fmt.Sprintf("one column is %s; the number is how many requests the highest bar counts", formatSeconds(g.every))))
 	return b.String()
 }
 
-// crowd says how many did what, and in how long.
-func crowd(did string, at []time.Time) string {
+// countAndSpan returns the text of how many requests or clients did what, and
+// within which time.
+func countAndSpan(did string, at []time.Time) string {
 	text := fmt.Sprintf("%d %s", len(at), did)
 	if len(at) > 1 {
-		text += " within " + humane(at[len(at)-1].Sub(at[0]).Seconds())
+		text += " within " + formatSeconds(at[len(at)-1].Sub(at[0]).Seconds())
 	}
 	return text
 }
 
-// bars draws counts as upright bars, two characters to each: rows from top to
-// bottom, without the empty ones on top.
+// bars draws counts as upright bars, each two characters wide. It returns the
+// rows from top to bottom, without empty rows on top.
 func bars(counts []int, peak int) []string {
 	const eighths = " ▁▂▃▄▅▆▇█"
 	steps := []rune(eighths)
 	tall := highest(counts)
 	var rows []string
-	for row := pictureRows - 1; row >= 0; row-- {
+	for row := chartRows - 1; row >= 0; row-- {
 		var b strings.Builder
 		for _, n := range counts {
-			height := int(math.Round(float64(n) / float64(peak) * pictureRows * 8))
+			height := int(math.Round(float64(n) / float64(peak) * chartRows * 8))
 			if n > 0 {
-				height = max(height, 1) // One request is little, but not nothing.
+				height = max(height, 1) // Even one request among many is shown.
 			}
 			b.WriteRune(steps[min(max(height-row*8, 0), 8)])
 			b.WriteByte(' ')
@@ -136,7 +138,7 @@ func bars(counts []int, peak int) []string {
 	return rows
 }
 
-// axis draws the line under the bars, with times at round places.
+// axis draws the time axis below the bars, with labels at round times.
 func axis(g grid) string {
 	width := 2*g.columns - 1
 	step := roundStep(float64(g.columns) * g.every / 6)
@@ -155,12 +157,12 @@ func axis(g grid) string {
 	return fmt.Sprintf("%s%s\n%s%s\n", margin, string(line), margin, strings.TrimRight(string(labels), " "))
 }
 
-// roundStep is the smallest of 1, 2 and 5 times a power of ten that is at
+// roundStep returns the smallest of 1, 2 and 5 times a power of ten that is at
 // least that many seconds.
-func roundStep(least float64) float64 {
-	power := math.Pow(10, math.Floor(math.Log10(least)))
+func roundStep(minimum float64) float64 {
+	power := math.Pow(10, math.Floor(math.Log10(minimum)))
 	for _, n := range []float64{1, 2, 5} {
-		if n*power >= least {
+		if n*power >= minimum {
 			return n * power
 		}
 	}

@@ -12,131 +12,134 @@ import (
 	"time"
 )
 
-// The least and the largest part of its predicted wait after which a vanisher
-// leaves. If half of the line leaves, the other half moves up, and whoever
-// stayed longer than half of his time would be served before he leaves.
+// An impatient client disconnects after a part of its predicted wait between
+// these two. The parts are less than half, because the line gets shorter when
+// clients disconnect: if half of them do, a client that stays for half of its
+// predicted wait is served before it disconnects.
 const (
-	leastPatience = 0.10
-	mostPatience  = 0.40
+	minPatience = 0.10
+	maxPatience = 0.40
 )
 
-// A vanisher is an impatient client of the burst: if it has to wait, it closes
-// its connection before its turn. A client can't know where it stands, so the
-// shaper's hooks tell it, lest any leave who would not have had to wait.
+// An impatientClient is a client of the burst that closes its connection before
+// its turn if it has to wait. A real client does not know its place in the line,
+// so the shaper's hooks tell it: otherwise it might close the connection of a
+// request that does not have to wait.
 //
-// All its methods may be called from any goroutine, and on a nil vanisher, which
-// is a patient client.
-type vanisher struct {
-	log      *logbook      // of the proxy that it asks
-	upload   bool          // it sends a body, which nobody reads before its turn
-	perPlace time.Duration // how long it waits for each place it has in front of it, its own included
+// Its methods may be called from any goroutine. A nil impatientClient is a
+// patient client, whose methods do nothing.
+type impatientClient struct {
+	log              *requestLogs  // of the proxy that it calls
+	upload           bool          // it sends a body, which the server does not read while the request waits
+	patiencePerPlace time.Duration // it waits that long times its place in the line, 1 being the head
 
-	mu       sync.Mutex
-	conn     net.Conn
-	timer    *time.Timer // nil: it does not wait
-	vanished time.Time   // zero: it has not
+	mu           sync.Mutex
+	conn         net.Conn
+	timer        *time.Timer // nil: it does not wait
+	disconnected time.Time   // zero: it has not disconnected
 }
 
-// vanishersOf makes percent of n clients vanishers, evenly spread over them, of
-// various patience. Every second one uploads: its departure net/http does not
-// see by itself.
-func vanishersOf(n, percent int, m meaning, log *logbook) map[int]*vanisher {
-	const steps = 7 // odd, so that uploads and others are as patient
-	chosen := map[int]*vanisher{}
+// chooseImpatient makes percent of n clients impatient, evenly spread over the
+// burst, and returns them by index. Their patience varies. Every second one
+// sends a body, as net/http alone does not notice when such a client disconnects.
+func chooseImpatient(n, percent int, info limitsInfo, requests *requestLogs) map[int]*impatientClient {
+	const steps = 7 // odd, so that clients with and without a body are equally patient
+	chosen := map[int]*impatientClient{}
 	for i := range n {
 		if (i+1)*percent/100 == i*percent/100 {
 			continue
 		}
 		k := len(chosen)
-		patience := leastPatience + (mostPatience-leastPatience)*float64(3*k%steps)/(steps-1)
-		chosen[i] = &vanisher{log: log, upload: k%2 == 1, perPlace: time.Duration(patience * m.every * float64(time.Second))}
+		patience := minPatience + (maxPatience-minPatience)*float64(3*k%steps)/(steps-1)
+		chosen[i] = &impatientClient{log: requests, upload: k%2 == 1, patiencePerPlace: time.Duration(patience * info.interval * float64(time.Second))}
 	}
 	return chosen
 }
 
-// ask sends a request on a connection of its own, and reads the answer, unless
-// it vanishes before.
-func (v *vanisher) ask(ctx context.Context, target string) answer {
-	r, err := v.request(ctx, target)
+// send sends a request on a connection of its own, and reads the response,
+// unless the client disconnects before.
+func (c *impatientClient) send(ctx context.Context, target string) result {
+	r, err := c.request(ctx, target)
 	if err != nil {
-		return answer{}
+		return result{}
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", r.URL.Host)
 	if err != nil {
-		return answer{}
+		return result{}
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	v.mu.Lock()
-	v.conn = conn
-	v.mu.Unlock()
-	v.log.expect(conn.LocalAddr().String(), v)
-	defer v.stay()
+	c.mu.Lock()
+	c.conn = conn
+	c.mu.Unlock()
+	c.log.expectImpatient(conn.LocalAddr().String(), c)
+	defer c.stopWaiting()
 	if err := r.Write(conn); err != nil {
-		return answer{}
+		return result{}
 	}
-	got := read(http.ReadResponse(bufio.NewReader(conn), r))
-	if !v.goneAt().IsZero() {
-		return answer{vanished: true}
+	got := readResult(http.ReadResponse(bufio.NewReader(conn), r))
+	if !c.disconnectedAt().IsZero() {
+		return result{disconnected: true}
 	}
 	return got
 }
 
-func (v *vanisher) request(ctx context.Context, target string) (*http.Request, error) {
-	if !v.upload {
+func (c *impatientClient) request(ctx context.Context, target string) (*http.Request, error) {
+	if !c.upload {
 		return http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, target, strings.NewReader("a body that is read by nobody before its turn\n"))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, target, strings.NewReader("a body that the server does not read while the request waits\n"))
 	if err == nil && runtime.GOOS == "linux" {
-		// Of unknown length, so that the body is not read ahead, and only
-		// shaper.ConnContext can tell that the client has gone. It does so on
-		// Linux; elsewhere it is as well that the body is read ahead.
+		// A body of unknown length is not read ahead, so that only
+		// shaper.ConnContext can notice that the client has disconnected. It works
+		// on Linux; elsewhere the body should be read ahead.
 		r.ContentLength = -1
 	}
 	return r, err
 }
 
-// queued tells a client that it has entered the line, with that many in it.
-func (v *vanisher) queued(waiting int) {
-	if v == nil {
+// startWaiting tells a client that it has entered the line, in which that many
+// requests, its own included, are waiting now.
+func (c *impatientClient) startWaiting(waiting int) {
+	if c == nil {
 		return
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	patience := min(float64(v.perPlace)*float64(waiting), math.MaxInt64/2)
-	v.timer = time.AfterFunc(time.Duration(patience), v.vanish)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	patience := min(float64(c.patiencePerPlace)*float64(waiting), math.MaxInt64/2)
+	c.timer = time.AfterFunc(time.Duration(patience), c.disconnect)
 }
 
-// stay tells a client that it has nothing to wait for any more.
-func (v *vanisher) stay() {
-	if v == nil {
+// stopWaiting tells a client that its wait is over.
+func (c *impatientClient) stopWaiting() {
+	if c == nil {
 		return
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.timer != nil {
-		v.timer.Stop()
-		v.timer = nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
 	}
 }
 
-// vanish closes the connection of a client that still waits.
-func (v *vanisher) vanish() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.timer == nil {
-		return // Its turn came when the timer had fired already.
+// disconnect closes the connection of a client that still waits.
+func (c *impatientClient) disconnect() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer == nil {
+		return // Its turn came after the timer had fired.
 	}
-	v.vanished = time.Now() // Before anybody can have noticed.
-	_ = v.conn.Close()
+	c.disconnected = time.Now() // Taken before anyone can have noticed.
+	_ = c.conn.Close()
 }
 
-// goneAt is when the client vanished, or zero.
-func (v *vanisher) goneAt() time.Time {
-	if v == nil {
+// disconnectedAt returns when the client disconnected, or the zero time.
+func (c *impatientClient) disconnectedAt() time.Time {
+	if c == nil {
 		return time.Time{}
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.vanished
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.disconnected
 }

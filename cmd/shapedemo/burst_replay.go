@@ -10,100 +10,101 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// replay counts the line again, from the instants alone, and finds whoever was
-// refused with a place free, or admitted with none.
-func replay(m meaning, passages []*passage) (faults []string) {
-	steps := stepsOf(passages)
-	var line []*passage
+// checkAgainstModel simulates the line from the recorded instants alone. It
+// returns a fault for each request that was refused although there was room for
+// it, or admitted although there was none.
+func checkAgainstModel(info limitsInfo, requests []*requestLog) (faults []string) {
+	steps := stepsOf(requests)
+	var line []*requestLog
 	level, levelAt := 0.0, time.Time{}
 	leak := func(at time.Time) {
 		if !levelAt.IsZero() {
-			level = max(0, level-m.rate*at.Sub(levelAt).Seconds())
+			level = max(0, level-info.rate*at.Sub(levelAt).Seconds())
 		}
 		levelAt = at
 	}
 	for _, s := range steps {
 		switch s.kind {
 		case leaves, givesUp:
-			line = slices.DeleteFunc(line, func(p *passage) bool { return p == s.passage })
+			line = slices.DeleteFunc(line, func(r *requestLog) bool { return r == s.request })
 		case enters:
-			line = append(line, s.passage)
-			if n := len(line) - passedOver(line, s.at); n > m.limits.Depth {
-				faults = append(faults, fmt.Sprintf("%d waited in a line of %d", n, m.limits.Depth))
+			line = append(line, s.request)
+			if n := len(line) - disconnectedHeads(line, s.at); n > info.limits.Depth {
+				faults = append(faults, fmt.Sprintf("%d waited in a line of %d", n, info.limits.Depth))
 			}
 		case passes:
 			leak(s.at)
 			level++
-		case isRefused:
+		case refused:
 			leak(s.at)
-			if !rightly(m, s.passage.reason, len(line), passedOver(line, s.at), level) {
-				faults = append(faults, fmt.Sprintf("one was refused (%v) with %d in a line of %d", s.passage.reason, len(line), m.limits.Depth))
+			if !refusalIsRight(info, s.request.reason, len(line), disconnectedHeads(line, s.at), level) {
+				faults = append(faults, fmt.Sprintf("a request was refused (%v) with %d in a line of %d", s.request.reason, len(line), info.limits.Depth))
 			}
 		}
 	}
 	return faults
 }
 
-// passedOver counts those at the head of the line whose clients have vanished.
-// The shaper may have called them up already; until they wake up, and hand their
-// slots on, the instants do not tell.
-func passedOver(line []*passage, now time.Time) int {
-	for i, p := range line {
-		if p.vanished.IsZero() || p.vanished.After(now) {
+// disconnectedHeads counts the requests at the head of the line whose clients
+// have disconnected. The shaper may already have let them leave; the instants do
+// not show that until their goroutines have woken up and passed their slots on.
+func disconnectedHeads(line []*requestLog, now time.Time) int {
+	for i, r := range line {
+		if r.disconnected.IsZero() || r.disconnected.After(now) {
 			return i
 		}
 	}
 	return len(line)
 }
 
-// rightly says whether a request is refused for a good reason, with that many
-// in the line, of whom so many may have been passed over. The level counts only
-// where nobody waits: elsewhere it follows the line.
-func rightly(m meaning, reason error, line, over int, level float64) bool {
+// refusalIsRight reports whether a request was refused for a good reason, given
+// how many are in the line and how many of these may have been passed over. The
+// level matters only if none may wait: otherwise it follows from the line.
+func refusalIsRight(info limitsInfo, reason error, line, over int, level float64) bool {
 	const rounding = 1e-6 // of a unit: the level is a float here, and an integer in the shaper
 	switch {
-	case m.endless:
+	case info.unlimited:
 		return false
-	case errors.Is(reason, shaper.ErrQueueFull) && m.limits.Depth == 0:
-		return level > float64(m.atOnce-1)-rounding
+	case errors.Is(reason, shaper.ErrQueueFull) && info.limits.Depth == 0:
+		return level > float64(info.atOnce-1)-rounding
 	case errors.Is(reason, shaper.ErrQueueFull):
-		return line >= m.limits.Depth && line-over <= m.limits.Depth
+		return line >= info.limits.Depth && line-over <= info.limits.Depth
 	case errors.Is(reason, shaper.ErrTooLate):
-		return m.limits.MaxWait > 0 && float64(line+1)*m.every*(1+rounding) > m.limits.MaxWait.Seconds()
+		return info.limits.MaxWait > 0 && float64(line+1)*info.interval*(1+rounding) > info.limits.MaxWait.Seconds()
 	}
 	return false
 }
 
-// The kinds of a step. Of steps at the same instant the earlier kind comes
-// first, as in the shaper: what is due leaves before anybody arrives.
+// The kinds of a step. Steps at the same instant are taken in this order, as in
+// the shaper: what is due leaves before the next request arrives.
 const (
 	leaves = iota
 	givesUp
 	passes
 	enters
-	isRefused
+	refused
 )
 
 // A step is one change of the line, or an attempt at one.
 type step struct {
 	at      time.Time
 	kind    int
-	passage *passage
+	request *requestLog
 }
 
-// stepsOf puts what happened to all requests in order.
-func stepsOf(passages []*passage) []step {
+// stepsOf returns what happened to all requests, in order.
+func stepsOf(requests []*requestLog) []step {
 	var steps []step
-	for _, p := range passages {
+	for _, r := range requests {
 		switch {
-		case !p.refused.IsZero():
-			steps = append(steps, step{p.refused, isRefused, p})
-		case p.queued.IsZero():
-			steps = append(steps, step{p.left, passes, p})
-		case p.abandoned.IsZero():
-			steps = append(steps, step{p.queued, enters, p}, step{p.left, leaves, p})
-		case p.abandoned.After(p.queued): // On a coarse clock it need not be.
-			steps = append(steps, step{p.queued, enters, p}, step{p.abandoned, givesUp, p})
+		case !r.refused.IsZero():
+			steps = append(steps, step{r.refused, refused, r})
+		case r.enqueued.IsZero():
+			steps = append(steps, step{r.departed, passes, r})
+		case r.abandoned.IsZero():
+			steps = append(steps, step{r.enqueued, enters, r}, step{r.departed, leaves, r})
+		case r.abandoned.After(r.enqueued): // On a coarse clock the two may be equal.
+			steps = append(steps, step{r.enqueued, enters, r}, step{r.abandoned, givesUp, r})
 		}
 	}
 	slices.SortStableFunc(steps, func(a, b step) int {
@@ -115,44 +116,46 @@ func stepsOf(passages []*passage) []step {
 	return steps
 }
 
-// spent is how many slots clients cost that had left: those that were handed to
-// them, and those that nobody got although somebody waited.
-func spent(m meaning, shaped trial) int {
-	return departedTooLate(shaped.passages) + lost(m, shaped)
+// wastedSlots returns how many departure slots were wasted: those given to
+// clients that had disconnected, and those in which no request left although one
+// was waiting.
+func wastedSlots(info limitsInfo, shaped trial) int {
+	return departedAfterDisconnect(shaped.requests) + lostSlots(info, shaped)
 }
 
-// departedTooLate counts the departures of requests whose clients did not stay
-// for the answer.
-func departedTooLate(passages []*passage) (n int) {
-	for _, p := range passages {
-		if !p.left.IsZero() && !p.vanished.IsZero() {
+// departedAfterDisconnect counts the departures of requests whose clients did
+// not stay for the response.
+func departedAfterDisconnect(requests []*requestLog) (n int) {
+	for _, r := range requests {
+		if !r.departed.IsZero() && !r.disconnected.IsZero() {
 			n++
 		}
 	}
 	return n
 }
 
-// lost counts the slots that nobody got although somebody waited, by the
-// shaper's own instants: those at the upstream depend on what else the machine
-// does. A request leaves at most an interval after the one before it, or when it
-// comes, if that is later. Slack may be added to that, and the lateness beyond
-// it which the shaper owns up to: then the machine was late, and no slot lost.
-func lost(m meaning, shaped trial) (slots int) {
-	if m.endless {
+// lostSlots counts the slots in which no request left although one was waiting.
+// It uses the shaper's own instants, because those at the upstream depend on
+// what else the machine does. A request must leave an interval after the one
+// before it, or at its arrival, if that is later. It may be late by Slack, and
+// by the lateness beyond Slack that the shaper itself reports as Stats.Missed:
+// then the machine was late, and no slot was lost.
+func lostSlots(info limitsInfo, shaped trial) (slots int) {
+	if info.unlimited {
 		return 0
 	}
 	const rounding = 1e-6 // seconds
-	late := m.slack().Seconds() + shaped.missed*m.every + rounding
-	var before *passage
-	for _, p := range slices.SortedFunc(slices.Values(shaped.passages), func(a, b *passage) int { return a.left.Compare(b.left) }) {
-		if p.left.IsZero() {
+	late := info.slack().Seconds() + shaped.missedUnits*info.interval + rounding
+	var before *requestLog
+	for _, r := range slices.SortedFunc(slices.Values(shaped.requests), func(a, b *requestLog) int { return a.departed.Compare(b.departed) }) {
+		if r.departed.IsZero() {
 			continue
 		}
 		if before != nil {
-			waited := min(p.left.Sub(before.left).Seconds()-m.every, p.left.Sub(p.admitted()).Seconds())
-			slots += max(0, int(math.Ceil((waited-late)/m.every)))
+			waited := min(r.departed.Sub(before.departed).Seconds()-info.interval, r.departed.Sub(r.admitted()).Seconds())
+			slots += max(0, int(math.Ceil((waited-late)/info.interval)))
 		}
-		before = p
+		before = r
 	}
 	return slots
 }

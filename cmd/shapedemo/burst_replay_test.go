@@ -10,49 +10,54 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// history writes passages as a timeline: letters for what happened at each
-// millisecond. e enters the line, l leaves it (first in, first out), p passes
-// without waiting, f is refused as the line is full, t as too late. The client of
-// the first in line vanishes with v, that of the last with V, and a abandons the
-// first who has vanished.
-func history(timeline string) (passages []*passage) {
+// history makes requests from a timeline of letters, one for each millisecond:
+//
+//	e  a request enters the line
+//	l  the first in line leaves it
+//	p  a request leaves without waiting
+//	f  a request is refused because the line is full
+//	t  a request is refused because it would leave too late
+//	v  the client of the first in line that has not disconnected disconnects
+//	V  the client of the last in line disconnects
+//	a  the first request whose client has disconnected is abandoned
+func history(timeline string) (requests []*requestLog) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	var line []*passage
+	var line []*requestLog
 	for i, what := range timeline {
 		at := begin.Add(time.Duration(i) * time.Millisecond)
-		p := &passage{arrived: at}
+		r := &requestLog{arrived: at}
 		switch what {
 		case 'e':
-			p.queued = at
-			line = append(line, p)
+			r.enqueued = at
+			line = append(line, r)
 		case 'l':
-			line[0].left = at
+			line[0].departed = at
 			line = line[1:]
 			continue
 		case 'v', 'V':
-			i := slices.IndexFunc(line, func(p *passage) bool { return p.vanished.IsZero() })
+			i := slices.IndexFunc(line, func(r *requestLog) bool { return r.disconnected.IsZero() })
 			if what == 'V' {
 				i = len(line) - 1
 			}
-			line[i].vanished = at
+			line[i].disconnected = at
 			continue
 		case 'a':
-			i := slices.IndexFunc(line, func(p *passage) bool { return !p.vanished.IsZero() })
+			i := slices.IndexFunc(line, func(r *requestLog) bool { return !r.disconnected.IsZero() })
 			line[i].abandoned = at
 			line = slices.Delete(line, i, i+1)
 			continue
 		case 'p':
-			p.left = at
+			r.departed = at
 		case 'f':
-			p.refused, p.reason = at, &shaper.RejectError{Reason: shaper.ErrQueueFull}
+			r.refused, r.reason = at, &shaper.RejectError{Reason: shaper.ErrQueueFull}
 		case 't':
-			p.refused, p.reason = at, &shaper.RejectError{Reason: shaper.ErrTooLate}
+			r.refused, r.reason = at, &shaper.RejectError{Reason: shaper.ErrTooLate}
 		default:
 			continue
 		}
-		passages = append(passages, p)
+		requests = append(requests, r)
 	}
-	return passages
+	return requests
 }
 
 func TestReplayFindsWhoWasWronglyRefusedOrAdmitted(t *testing.T) {
@@ -72,22 +77,22 @@ func TestReplayFindsWhoWasWronglyRefusedOrAdmitted(t *testing.T) {
 		"without a line, level low":     {"100/s burst 2", "pf", 1},
 		"without a line, after a while": {"100/s burst 2", "pp         f", 1},
 		"without a line, just before":   {"100/s burst 2", "pp       fp", 0},
-		"endless refuses nobody":        {"inf", "pf", 1},
+		"rate.Inf refuses none":         {"inf", "pf", 1},
 		"an abandoned place is given":   {"100/s depth 2", "peevaef   l         l", 0},
 		"refused after an abandonment":  {"100/s depth 2", "peevaf    l", 1},
-		"the vanished still waits":      {"100/s depth 2", "peevf     a         l", 0},
-		"the vanished was passed over":  {"100/s depth 2", "peeve     a         l         l", 0},
+		"the gone one still waits":      {"100/s depth 2", "peevf     a         l", 0},
+		"the gone one was passed over":  {"100/s depth 2", "peeve     a         l         l", 0},
 		"one only was passed over":      {"100/s depth 2", "peevee    a         l         l         l", 1},
 		"only a head is passed over":    {"100/s depth 2", "peeVe     a         l         l", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Len(t, replay(meaningOf(limitsOf(t, c.limits)), history(c.timeline)), c.faults)
+			require.Len(t, checkAgainstModel(newLimitsInfo(limitsOf(t, c.limits)), history(c.timeline)), c.faults)
 		})
 	}
 }
 
-// The shaper's own instants tell a slot that nobody got from a machine that was
-// late, if the shaper owns up to the lateness.
+// A gap between departures is a lost slot, unless the shaper itself reports that
+// the machine was that late.
 func TestLostSlots(t *testing.T) {
 	for name, c := range map[string]struct {
 		limits, timeline string
@@ -99,16 +104,16 @@ func TestLostSlots(t *testing.T) {
 		"one slot lost":              {"100/s depth 9 slack 1ms", "peee                l         l", 0, 1},
 		"two slots lost":             {"100/s depth 9 slack 1ms", "peee                          l", 0, 2},
 		"late, and owned up to":      {"100/s depth 9 slack 1ms", "peee                l         l", 0.9, 0},
-		"nobody was there":           {"100/s depth 9 slack 1ms", "p                   p", 0, 0},
-		"nobody was there until now": {"100/s depth 9 slack 1ms", "p       e l", 0, 0},
+		"none was waiting":           {"100/s depth 9 slack 1ms", "p                   p", 0, 0},
+		"none was waiting until now": {"100/s depth 9 slack 1ms", "p       e l", 0, 0},
 		"kept waiting alone":         {"100/s depth 9 slack 1ms", "p                 e         l", 0, 1},
 		"the default slack":          {"100/s depth 9", "pee                           l         l", 0, 0},
 		"more than that":             {"100/s depth 9", "pee                            l         l", 0, 1},
 		"no interval to lose":        {"inf", "p              p", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			shaped := trial{passages: history(c.timeline), missed: c.missed}
-			require.Equal(t, c.lost, lost(meaningOf(limitsOf(t, c.limits)), shaped))
+			shaped := trial{requests: history(c.timeline), missedUnits: c.missed}
+			require.Equal(t, c.lost, lostSlots(newLimitsInfo(limitsOf(t, c.limits)), shaped))
 		})
 	}
 }

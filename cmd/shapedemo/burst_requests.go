@@ -9,111 +9,113 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A passage is what became of one request at the shaper, in instants. Those
-// that did not happen are zero. It travels in the request's context; all of it
-// is written by the goroutine that serves the request.
-type passage struct {
+// A requestLog records when the shaper did what with one request. An instant is
+// zero if its event did not happen. The log is a value of the request's context,
+// and only the goroutine that serves the request writes to it.
+type requestLog struct {
 	arrived   time.Time // just before the middleware
-	queued    time.Time // admitted to the line
-	left      time.Time
+	enqueued  time.Time // when it entered the line
+	departed  time.Time
 	refused   time.Time
 	reason    error // of the refusal
 	abandoned time.Time
 
-	client   *vanisher // nil: a patient one
-	vanished time.Time // when the client did; written when all is over
+	client       *impatientClient // nil: a patient client
+	disconnected time.Time        // when the client disconnected; written by stopRecording
 }
 
-// admitted is when a request entered the line, or left without one.
-func (p *passage) admitted() time.Time {
-	if p.queued.IsZero() {
-		return p.left
+// admitted returns when a request entered the line, or, if it did not have to
+// wait, when it left.
+func (r *requestLog) admitted() time.Time {
+	if r.enqueued.IsZero() {
+		return r.departed
 	}
-	return p.queued
+	return r.enqueued
 }
 
-type passageKey struct{}
+type requestLogKey struct{}
 
-// passageOf returns the passage of a request under way, or nil.
-func passageOf(ctx context.Context) *passage {
-	p, _ := ctx.Value(passageKey{}).(*passage)
-	return p
+// requestLogOf returns the log of the request with that context, or nil.
+func requestLogOf(ctx context.Context) *requestLog {
+	r, _ := ctx.Value(requestLogKey{}).(*requestLog)
+	return r
 }
 
-// tracePassages returns the hooks that write the shaper's own instants down.
-func tracePassages() *shaper.Trace {
-	write := func(set func(*passage, shaper.Event)) func(context.Context, shaper.Event) {
+// traceRequests returns hooks that record the shaper's own instants.
+func traceRequests() *shaper.Trace {
+	write := func(set func(*requestLog, shaper.Event)) func(context.Context, shaper.Event) {
 		return func(ctx context.Context, e shaper.Event) {
-			if p := passageOf(ctx); p != nil {
-				set(p, e)
+			if r := requestLogOf(ctx); r != nil {
+				set(r, e)
 			}
 		}
 	}
 	return &shaper.Trace{
-		Enqueued: write(func(p *passage, e shaper.Event) {
-			p.queued = e.At
-			p.client.queued(e.Waiting)
+		Enqueued: write(func(r *requestLog, e shaper.Event) {
+			r.enqueued = e.At
+			r.client.startWaiting(e.Waiting)
 		}),
-		Departed: write(func(p *passage, e shaper.Event) {
-			p.left = e.At
-			p.client.stay()
+		Departed: write(func(r *requestLog, e shaper.Event) {
+			r.departed = e.At
+			r.client.stopWaiting()
 		}),
-		Refused:   write(func(p *passage, e shaper.Event) { p.refused, p.reason = e.At, e.Err }),
-		Abandoned: write(func(p *passage, e shaper.Event) { p.abandoned = e.At }),
+		Refused:   write(func(r *requestLog, e shaper.Event) { r.refused, r.reason = e.At, e.Err }),
+		Abandoned: write(func(r *requestLog, e shaper.Event) { r.abandoned = e.At }),
 	}
 }
 
-// A logbook keeps the passages between start and stop, and no others: see
-// instants.
-type logbook struct {
-	mu       sync.Mutex
-	open     bool
-	all      []*passage
-	expected map[string]*vanisher // by the client's end of the connection
-	underWay sync.WaitGroup       // of all
+// requestLogs keeps the logs of all requests that arrive between startRecording
+// and stopRecording, and of no others, for the same reason as instants.
+type requestLogs struct {
+	mu         sync.Mutex
+	recording  bool
+	all        []*requestLog
+	impatient  map[string]*impatientClient // by the client's address
+	inProgress sync.WaitGroup              // those of all that have not ended
 }
 
-func (b *logbook) start() {
+func (b *requestLogs) startRecording() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.open, b.all, b.expected = true, nil, map[string]*vanisher{}
+	b.recording, b.all, b.impatient = true, nil, map[string]*impatientClient{}
 }
 
-// expect says that a vanisher will ask from that address.
-func (b *logbook) expect(from string, v *vanisher) {
+// expectImpatient announces that requests from that address are of that client.
+func (b *requestLogs) expectImpatient(from string, c *impatientClient) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.expected[from] = v
+	b.impatient[from] = c
 }
 
-// follow adds the passage of a request from that address, and returns what is
-// to be called at its end.
-func (b *logbook) follow(p *passage, from string) (end func()) {
+// add adds the log of a request from that address, and returns the function to
+// call when the request has ended.
+func (b *requestLogs) add(r *requestLog, from string) (end func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.open {
+	if !b.recording {
 		return func() {}
 	}
-	p.client = b.expected[from]
-	b.all = append(b.all, p)
-	b.underWay.Add(1)
-	return b.underWay.Done
+	r.client = b.impatient[from]
+	b.all = append(b.all, r)
+	b.inProgress.Add(1)
+	return b.inProgress.Done
 }
 
-// stop returns the passages since start when all are at an end. Those of clients
-// that have vanished may be so a little later than the last answer.
-func (b *logbook) stop() []*passage {
+// stopRecording waits until all recorded requests have ended, and returns their
+// logs. A request whose client has disconnected may end a little later than the
+// last response.
+func (b *requestLogs) stopRecording() []*requestLog {
 	b.mu.Lock()
-	b.open = false
+	b.recording = false
 	b.mu.Unlock()
-	b.underWay.Wait()
-	for _, p := range b.all {
-		p.vanished = p.client.goneAt()
+	b.inProgress.Wait()
+	for _, r := range b.all {
+		r.disconnected = r.client.disconnectedAt()
 	}
 	return b.all
 }
 
-// byArrival returns passages in the order in which they arrived.
-func byArrival(passages []*passage) []*passage {
-	return slices.SortedFunc(slices.Values(passages), func(a, b *passage) int { return a.arrived.Compare(b.arrived) })
+// byArrival returns requests in the order in which they arrived.
+func byArrival(requests []*requestLog) []*requestLog {
+	return slices.SortedFunc(slices.Values(requests), func(a, b *requestLog) int { return a.arrived.Compare(b.arrived) })
 }

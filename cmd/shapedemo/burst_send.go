@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// clumps are how a burst arrives: each with its share of the requests, and its
-// place in the span of the burst. Real clients come like that, neither all at
-// once nor evenly.
+// clumps describe how a burst arrives, because real clients come neither all at
+// once nor evenly. Each clump is a share of the requests, sent at one instant,
+// which is a fraction of the span of the burst.
 var clumps = []struct{ share, at float64 }{
 	{0.30, 0},
 	{0.12, 0.36},
@@ -22,8 +22,8 @@ var clumps = []struct{ share, at float64 }{
 	{0.24, 1},
 }
 
-// ragged returns when each of n requests is sent, counted from the first.
-func ragged(n int, span time.Duration) []time.Duration {
+// sendTimes returns when each of n requests is sent, counted from the first.
+func sendTimes(n int, span time.Duration) []time.Duration {
 	sends := make([]time.Duration, 0, n)
 	share := 0.0
 	for _, c := range clumps {
@@ -35,33 +35,33 @@ func ragged(n int, span time.Duration) []time.Duration {
 	return sends
 }
 
-// spanOf is the time over which a burst of n arrives: a quarter of a second, or
-// less where the upstream would serve most of the burst meanwhile.
-func spanOf(n int, s size) time.Duration {
+// burstSpan returns the time over which a burst of n arrives: a quarter of a
+// second, or less where the upstream would serve most of the burst in that time.
+func burstSpan(n int, s capacity) time.Duration {
 	const longest = 250 * time.Millisecond
 	rest := 0.8*float64(n) - float64(s.workers)
 	return time.Duration(max(0, min(longest.Seconds(), rest/s.perSecond())) * float64(time.Second))
 }
 
-// An answer is what one request of the burst got.
-type answer struct {
-	status   int           // 0: none
-	wait     time.Duration // in the line, as the answer tells; 0 where it does not
-	vanished bool          // the client did not stay for it
+// A result is what one request of the burst got.
+type result struct {
+	status       int           // of the response; 0 if there was none
+	wait         time.Duration // for its departure, by the Server-Timing header; 0 without one
+	disconnected bool          // the client disconnected before it got a response
 }
 
-// fire sends a burst of real requests, each on a connection of its own, and
-// returns when all have their answers, or have vanished, or when ctx has ended,
-// with its error. The vanishers are known by their place in sends.
-func fire(ctx context.Context, target string, sends []time.Duration, vanishers map[int]*vanisher) ([]answer, error) {
+// sendBurst sends a burst of real requests, each on a connection of its own. It
+// returns when all have their responses or have disconnected, or when ctx has
+// ended, with its error. The impatient clients are keyed by index in sends.
+func sendBurst(ctx context.Context, target string, sends []time.Duration, impatient map[int]*impatientClient) ([]result, error) {
 	transport := &http.Transport{MaxIdleConnsPerHost: len(sends), DisableCompression: true}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{
 		Transport: transport,
-		// An answer that points elsewhere is an answer.
+		// A redirect is a response like any other.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	answers := make([]answer, len(sends))
+	results := make([]result, len(sends))
 	start := time.Now()
 	var all sync.WaitGroup
 	for i, after := range sends {
@@ -70,45 +70,46 @@ func fire(ctx context.Context, target string, sends []time.Duration, vanishers m
 			defer timer.Stop()
 			select {
 			case <-timer.C:
-				if v := vanishers[i]; v != nil {
-					answers[i] = v.ask(ctx, target)
+				if c := impatient[i]; c != nil {
+					results[i] = c.send(ctx, target)
 				} else {
-					answers[i] = get(ctx, client, target)
+					results[i] = sendOne(ctx, client, target)
 				}
 			case <-ctx.Done():
 			}
 		})
 	}
 	all.Wait()
-	return answers, ctx.Err()
+	return results, ctx.Err()
 }
 
-// get sends one request and reads its answer to the end.
-func get(ctx context.Context, client *http.Client, target string) answer {
+// sendOne sends one request and reads its response to the end.
+func sendOne(ctx context.Context, client *http.Client, target string) result {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	if err != nil {
-		return answer{}
+		return result{}
 	}
-	return read(client.Do(r))
+	return readResult(client.Do(r))
 }
 
-// read reads an answer to its end, if there is one.
-func read(got *http.Response, err error) answer {
+// readResult reads a response to its end. It takes what [http.Client.Do] returns.
+func readResult(got *http.Response, err error) result {
 	if err != nil {
-		return answer{}
+		return result{}
 	}
 	defer got.Body.Close()
 	if _, err := io.Copy(io.Discard, got.Body); err != nil {
-		return answer{}
+		return result{}
 	}
-	return answer{status: got.StatusCode, wait: waitTold(got.Header)}
+	return result{status: got.StatusCode, wait: waitFromHeader(got.Header)}
 }
 
-// serverTiming is the header that tells the client how long the line held it.
+// serverTiming is the header in which the middleware reports how long a request
+// waited.
 const serverTiming = "Server-Timing"
 
-// waitTold reads the time in the line from the headers of an answer.
-func waitTold(h http.Header) time.Duration {
+// waitFromHeader returns the wait that the headers of a response report.
+func waitFromHeader(h http.Header) time.Duration {
 	for _, value := range h.Values(serverTiming) {
 		if text, ok := strings.CutPrefix(value, "shaper;dur="); ok {
 			if ms, err := strconv.ParseFloat(text, 64); err == nil {
@@ -119,23 +120,23 @@ func waitTold(h http.Header) time.Duration {
 	return 0
 }
 
-// A tally counts the answers to a burst.
+// A tally counts the results of a burst.
 type tally struct {
-	sent, served, refused, vanished, failed, other int
-	longest                                        time.Duration // wait of one that was served
+	sent, served, refused, disconnected, failed, other int
+	longestWait                                        time.Duration // of the requests that were served
 }
 
-// count sorts answers by what they mean. Whatever is neither of the answers
-// expected nor a failure of the upstream counts as other: no answer at all is.
-func count(answers []answer) tally {
-	t := tally{sent: len(answers)}
-	for _, a := range answers {
+// countResults counts results by kind. A request without a response, or with an
+// unexpected one that is not a server error either, counts as other.
+func countResults(results []result) tally {
+	t := tally{sent: len(results)}
+	for _, a := range results {
 		switch {
-		case a.vanished:
-			t.vanished++
+		case a.disconnected:
+			t.disconnected++
 		case a.status == http.StatusOK:
 			t.served++
-			t.longest = max(t.longest, a.wait)
+			t.longestWait = max(t.longestWait, a.wait)
 		case a.status == http.StatusTooManyRequests:
 			t.refused++
 		case a.status >= http.StatusInternalServerError:
@@ -147,5 +148,5 @@ func count(answers []answer) tally {
 	return t
 }
 
-// burstURL is what a burst asks a server for.
+// burstURL returns the URL at a server that the burst requests.
 func burstURL(server *url.URL) string { return server.JoinPath("burst").String() }

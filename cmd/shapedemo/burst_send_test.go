@@ -11,7 +11,7 @@ import (
 func TestRaggedSendsEachOnceInOrder(t *testing.T) {
 	const span = 250 * time.Millisecond
 	for _, n := range []int{0, 1, 2, 7, 150, 10_000} {
-		sends := ragged(n, span)
+		sends := sendTimes(n, span)
 		require.Len(t, sends, n)
 		require.IsNonDecreasing(t, append([]time.Duration{0, 0}, sends...))
 		if n > 2 {
@@ -21,8 +21,8 @@ func TestRaggedSendsEachOnceInOrder(t *testing.T) {
 	}
 }
 
-// The upstream must be at least three times as fast as the shaped rate, take
-// what leaves at once, and yet be too small for the burst.
+// The upstream must be at least three times as fast as the shaped rate, and take
+// what leaves at once. But it must be too slow for the direct burst.
 func TestUpstreamIsFastEnoughForTheShaperAndTooSlowForTheBurst(t *testing.T) {
 	for text, burst := range map[string]int{
 		"50/s depth 100":         150,
@@ -33,32 +33,32 @@ func TestUpstreamIsFastEnoughForTheShaperAndTooSlowForTheBurst(t *testing.T) {
 		"1000/s depth 100":       400,
 	} {
 		t.Run(text, func(t *testing.T) {
-			m := meaningOf(limitsOf(t, text))
-			s := sizeOf(m, burst)
-			require.GreaterOrEqual(t, s.perSecond(), 3*m.rate)
-			require.GreaterOrEqual(t, s.workers, int64(m.atOnce)+1)
-			meanwhile := s.perSecond() * spanOf(burst, s).Seconds()
+			info := newLimitsInfo(limitsOf(t, text))
+			s := capacityFor(info, burst)
+			require.GreaterOrEqual(t, s.perSecond(), 3*info.rate)
+			require.GreaterOrEqual(t, s.workers, int64(info.atOnce)+1)
+			meanwhile := s.perSecond() * burstSpan(burst, s).Seconds()
 			require.Greater(t, float64(burst), float64(s.workers)+meanwhile)
 		})
 	}
-	require.Positive(t, sizeOf(meaningOf(limitsOf(t, "inf")), 10).workers)
-	require.Positive(t, sizeOf(meaningOf(limitsOf(t, "1000000000/s burst 1000000000")), 10).workers)
-	require.Zero(t, spanOf(3, size{workers: 10, service: time.Second}))
+	require.Positive(t, capacityFor(newLimitsInfo(limitsOf(t, "inf")), 10).workers)
+	require.Positive(t, capacityFor(newLimitsInfo(limitsOf(t, "1000000000/s burst 1000000000")), 10).workers)
+	require.Zero(t, burstSpan(3, capacity{workers: 10, serviceTime: time.Second}))
 }
 
 func TestCount(t *testing.T) {
 	require.Equal(t,
-		tally{sent: 8, served: 2, refused: 1, vanished: 1, failed: 2, other: 2, longest: 5},
-		count([]answer{
+		tally{sent: 8, served: 2, refused: 1, disconnected: 1, failed: 2, other: 2, longestWait: 5},
+		countResults([]result{
 			{status: 200, wait: 5}, {status: 200, wait: 3}, {status: 429, wait: 9}, {status: 503, wait: 9},
-			{status: 502}, {}, {status: 302, wait: 9}, {vanished: true},
+			{status: 502}, {}, {status: 302, wait: 9}, {disconnected: true},
 		}))
 }
 
 func TestWaitTold(t *testing.T) {
-	require.Equal(t, 12500*time.Microsecond, waitTold(http.Header{serverTiming: {"db;dur=7", "shaper;dur=12.500"}}))
-	require.Zero(t, waitTold(http.Header{serverTiming: {"shaper;dur=x"}}))
-	require.Zero(t, waitTold(nil))
+	require.Equal(t, 12500*time.Microsecond, waitFromHeader(http.Header{serverTiming: {"db;dur=7", "shaper;dur=12.500"}}))
+	require.Zero(t, waitFromHeader(http.Header{serverTiming: {"shaper;dur=x"}}))
+	require.Zero(t, waitFromHeader(nil))
 }
 
 func TestGaps(t *testing.T) {

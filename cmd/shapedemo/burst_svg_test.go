@@ -31,7 +31,7 @@ func elements(t *testing.T, text string) map[string]int {
 
 func TestDrawingHasAMarkForEachRequest(t *testing.T) {
 	_, shaped := trials()
-	svg := drawing(meaningOf(limitsOf(t, "20/s depth 14")), shaped)
+	svg := burstSVG(newLimitsInfo(limitsOf(t, "20/s depth 14")), shaped)
 	require.Equal(t, 1, elements(t, svg)["svg"])
 	require.Contains(t, svg, `role="img" aria-label="With limits 20/s depth 14, a ragged burst of 18 requests`)
 	require.Contains(t, svg, "prefers-color-scheme:dark")
@@ -44,34 +44,34 @@ func TestDrawingHasAMarkForEachRequest(t *testing.T) {
 	}
 }
 
-func TestDrawingMarksThoseWhoVanish(t *testing.T) {
-	_, shaped := vanishing()
-	svg := drawing(meaningOf(limitsOf(t, "20/s depth 14")), shaped)
+func TestDrawingMarksClientsThatDisconnect(t *testing.T) {
+	_, shaped := disconnecting()
+	svg := burstSVG(newLimitsInfo(limitsOf(t, "20/s depth 14")), shaped)
 	require.Equal(t, 1, elements(t, svg)["svg"])
 	_, ofThem, _ := strings.Cut(svg, `<path class="v"`)
 	ofThem, _, _ = strings.Cut(ofThem, "/>")
-	require.Equal(t, 4, strings.Count(ofThem, "h5"), "arrivals of those who vanish")
+	require.Equal(t, 4, strings.Count(ofThem, "h5"), "arrivals of clients that disconnect")
 	require.Equal(t, 18, strings.Count(svg, "h5"), "arrivals")
 	require.Equal(t, 11, strings.Count(svg, "v-34"), "departures")
 	require.Equal(t, 4, strings.Count(svg, "v-9"), "marks")
-	require.Contains(t, svg, "4 of these leave while they wait, and cost no slot")
+	require.Contains(t, svg, "4 of these disconnect while they wait, and cost no slot")
 }
 
 func TestDrawingStaysSmall(t *testing.T) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var shaped trial
-	for i := range mostBurst {
-		p := &passage{arrived: begin.Add(time.Duration(i%7) * 37 * time.Millisecond), left: begin.Add(time.Duration(i) * time.Millisecond)}
-		shaped.passages = append(shaped.passages, p)
-		shaped.reached = append(shaped.reached, p.left)
+	for i := range maxBurst {
+		r := &requestLog{arrived: begin.Add(time.Duration(i%7) * 37 * time.Millisecond), departed: begin.Add(time.Duration(i) * time.Millisecond)}
+		shaped.requests = append(shaped.requests, r)
+		shaped.reached = append(shaped.reached, r.departed)
 	}
-	for _, p := range byArrival(shaped.passages) {
-		shaped.arrived = append(shaped.arrived, p.arrived)
+	for _, r := range byArrival(shaped.requests) {
+		shaped.arrived = append(shaped.arrived, r.arrived)
 	}
-	svg := drawing(meaningOf(limitsOf(t, "1000/s depth 10000")), shaped)
+	svg := burstSVG(newLimitsInfo(limitsOf(t, "1000/s depth 10000")), shaped)
 	elements(t, svg)
 	require.Less(t, len(svg), 12<<10)
-	require.Empty(t, drawing(meaningOf(limitsOf(t, "inf")), trial{}))
+	require.Empty(t, burstSVG(newLimitsInfo(limitsOf(t, "inf")), trial{}))
 }
 
 func TestSVGFlagDrawsTheRun(t *testing.T) {

@@ -6,53 +6,53 @@ import (
 	"os"
 )
 
-// interrupts turns signals into two contexts. The end of first asks the
-// program to end gently, that of second to end at once.
+// interrupts turns signals into two contexts. When graceful is done, the
+// program is to end in order; when immediate is done, at once.
 type interrupts struct {
-	first, second context.Context
-	now           context.CancelCauseFunc // ends first because of an error
+	graceful, immediate context.Context
+	fail                context.CancelCauseFunc // cancels graceful because of an error
 
-	done, gone chan struct{}
+	stop, stopped chan struct{} // closed to end the goroutine, and when it has ended
 }
 
-// watch listens to signals until release.
-func watch(signals <-chan os.Signal) *interrupts {
-	i := &interrupts{done: make(chan struct{}), gone: make(chan struct{})}
-	i.first, i.now = context.WithCancelCause(context.Background())
-	second, endSecond := context.WithCancel(context.Background())
-	i.second = second
+// watchSignals listens to signals until release is called.
+func watchSignals(signals <-chan os.Signal) *interrupts {
+	i := &interrupts{stop: make(chan struct{}), stopped: make(chan struct{})}
+	i.graceful, i.fail = context.WithCancelCause(context.Background())
+	immediate, cancelImmediate := context.WithCancel(context.Background())
+	i.immediate = immediate
 	go func() {
-		defer close(i.gone)
-		defer endSecond()
+		defer close(i.stopped)
+		defer cancelImmediate()
 		select {
 		case <-signals:
-			i.now(nil)
-		case <-i.first.Done(): // By an error: a signal is then the second.
-		case <-i.done:
+			i.fail(nil)
+		case <-i.graceful.Done(): // Because of an error: the next signal counts as the second.
+		case <-i.stop:
 			return
 		}
 		select {
 		case <-signals:
-			endSecond()
-		case <-i.done:
+			cancelImmediate()
+		case <-i.stop:
 			return
 		}
-		<-i.done
+		<-i.stop
 	}()
 	return i
 }
 
-// because returns the error that ended the program, if one did.
-func (i *interrupts) because() error {
-	if cause := context.Cause(i.first); !errors.Is(cause, context.Canceled) {
+// failure returns the error that was passed to fail, or nil.
+func (i *interrupts) failure() error {
+	if cause := context.Cause(i.graceful); !errors.Is(cause, context.Canceled) {
 		return cause
 	}
 	return nil
 }
 
-// release stops listening.
+// release stops listening and waits until the goroutine has ended.
 func (i *interrupts) release() {
-	close(i.done)
-	<-i.gone
-	i.now(nil)
+	close(i.stop)
+	<-i.stopped
+	i.fail(nil)
 }

@@ -8,48 +8,50 @@ import (
 	"time"
 )
 
-// punishment is how long a punisher refuses everybody after a burst: one second,
-// where APIs of this kind take a minute or more, so that it can be watched. It is
-// a whole number of seconds, as Retry-After is.
-const punishment = time.Second
+// penalty is how long a burstIntolerantAPI refuses all requests after a burst.
+// Real APIs of this kind refuse for a minute or more; with one second a run stays
+// short. Retry-After can express whole seconds only, so penalty is a multiple of
+// one second.
+const penalty = time.Second
 
-// A punisher is an API that bears no bursts, as a real HTTP server on loopback:
-// when two requests come within an interval it refuses everybody for a while,
-// with 429 and a Retry-After. It writes down when each request reached it.
-type punisher struct {
+// A burstIntolerantAPI is a real HTTP server on loopback. When two requests come
+// within interval, it answers 429 with a Retry-After to all requests during the
+// penalty. It records when each request reached it.
+type burstIntolerantAPI struct {
 	loopback
 	interval time.Duration
 	reached  instants
 
-	mu    sync.Mutex
-	last  time.Time // when the latest request came, refused ones included
-	until time.Time // to when the punishment lasts
+	mu         sync.Mutex
+	last       time.Time // when the latest request came, whether served or refused
+	penaltyEnd time.Time // zero before the first penalty
 }
 
-// intervalOf is what an API that is made for limits takes for a burst: a quarter
-// of the time between departures. What the machine adds to that time, or takes
-// from it, between a departure and the API must not look like one.
-func intervalOf(m meaning) time.Duration {
-	if m.endless {
+// burstInterval returns the interval within which two requests are a burst for an
+// API called with these limits: a quarter of the time between departures. It must
+// be that much shorter because the machine delays some requests between the
+// shaper and the API, and these must not look like a burst.
+func burstInterval(info limitsInfo) time.Duration {
+	if info.unlimited {
 		return 5 * time.Millisecond
 	}
-	return time.Duration(m.every / 4 * float64(time.Second))
+	return time.Duration(info.interval / 4 * float64(time.Second))
 }
 
-// startPunisher starts an API on a free port. It must be closed.
-func startPunisher(interval time.Duration) (*punisher, error) {
-	p := &punisher{interval: interval}
+// startBurstIntolerantAPI starts an API on a free port. The caller must close it.
+func startBurstIntolerantAPI(interval time.Duration) (*burstIntolerantAPI, error) {
+	a := &burstIntolerantAPI{interval: interval}
 	var err error
-	p.loopback, err = startLoopback(p)
-	return p, err
+	a.loopback, err = startLoopback(a)
+	return a, err
 }
 
-// ServeHTTP answers a request, or refuses it.
-func (p *punisher) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+// ServeHTTP serves a request, or refuses it during the penalty.
+func (a *burstIntolerantAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
-	p.reached.note(now)
-	if rest := p.restAt(now); rest > 0 {
-		seconds := (rest + time.Second - 1) / time.Second // Rounded up: nobody is to come too early.
+	a.reached.note(now)
+	if rest := a.penaltyLeft(now); rest > 0 {
+		seconds := (rest + time.Second - 1) / time.Second // Rounded up, so that no caller comes back too early.
 		w.Header().Set("Retry-After", strconv.Itoa(int(seconds)))
 		http.Error(w, "too many requests at once", http.StatusTooManyRequests)
 		return
@@ -57,18 +59,18 @@ func (p *punisher) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, "served by the fragile API\n")
 }
 
-// restAt is how long a request that has come now is too early, and all after it:
-// 0 if it is served.
-func (p *punisher) restAt(now time.Time) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	// Who gets the lock first need not have looked at the clock first: if that
-	// lies before the last, they came at once.
-	if !now.Before(p.until) && !p.last.IsZero() && now.Sub(p.last) < p.interval {
-		p.until = now.Add(punishment)
+// penaltyLeft records a request that has come now. It returns how long this and
+// all further requests are refused: 0 or less if this one is served.
+func (a *burstIntolerantAPI) penaltyLeft(now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	// The first request to get the lock need not have read the clock first. If now
+	// lies before last, the two came at the same time, which is a burst too.
+	if !now.Before(a.penaltyEnd) && !a.last.IsZero() && now.Sub(a.last) < a.interval {
+		a.penaltyEnd = now.Add(penalty)
 	}
-	if now.After(p.last) {
-		p.last = now
+	if now.After(a.last) {
+		a.last = now
 	}
-	return p.until.Sub(now)
+	return a.penaltyEnd.Sub(now)
 }

@@ -12,7 +12,7 @@ import (
 
 // A timeline of requests at the API: when each comes, and the Retry-After that it
 // gets, or "".
-func TestPunisherRefusesEverybodyAfterABurst(t *testing.T) {
+func TestTheAPIRefusesAllRequestsAfterABurst(t *testing.T) {
 	type visit struct {
 		after time.Duration // the one before
 		wants string
@@ -22,17 +22,17 @@ func TestPunisherRefusesEverybodyAfterABurst(t *testing.T) {
 		"evenly":                  {{0, ""}, {10 * ms, ""}, {10 * ms, ""}},
 		"two at once":             {{0, ""}, {0, "1"}},
 		"two within the interval": {{0, ""}, {10*ms - 1, "1"}, {500 * ms, "1"}, {400 * ms, "1"}, {100 * ms, ""}},
-		"two in the punishment":   {{0, ""}, {0, "1"}, {500 * ms, "1"}, {ms, "1"}, {499 * ms, ""}},
+		"two in the penalty":      {{0, ""}, {0, "1"}, {500 * ms, "1"}, {ms, "1"}, {499 * ms, ""}},
 		"all back at once":        {{0, ""}, {0, "1"}, {time.Second, ""}, {0, "1"}},
 		"at the end too early":    {{0, ""}, {0, "1"}, {time.Second - 1, "1"}, {2, "1"}, {time.Second, ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &punisher{interval: 10 * ms}
+				a := &burstIntolerantAPI{interval: 10 * ms}
 				for i, v := range visits {
 					time.Sleep(v.after)
 					rec := httptest.NewRecorder()
-					p.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/", nil))
+					a.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/", nil))
 					require.Equal(t, v.wants, rec.Header().Get("Retry-After"), i)
 					require.Equal(t, map[bool]int{true: 200, false: 429}[v.wants == ""], rec.Code, i)
 				}
@@ -41,16 +41,16 @@ func TestPunisherRefusesEverybodyAfterABurst(t *testing.T) {
 	}
 }
 
-// Requests are looked at in any order.
-func TestPunisherTakesClocksThatCrossForABurst(t *testing.T) {
-	p := &punisher{interval: 10 * time.Millisecond}
+// The API need not look at requests in the order in which they read the clock.
+func TestRequestsThatOvertakeEachOtherAreABurst(t *testing.T) {
+	a := &burstIntolerantAPI{interval: 10 * time.Millisecond}
 	now := time.Now()
-	require.LessOrEqual(t, p.restAt(now), time.Duration(0))
-	require.Equal(t, punishment, p.restAt(now.Add(-time.Microsecond)))
+	require.LessOrEqual(t, a.penaltyLeft(now), time.Duration(0))
+	require.Equal(t, penalty, a.penaltyLeft(now.Add(-time.Microsecond)))
 }
 
 func TestTheIntervalIsAQuarterOfThePace(t *testing.T) {
-	require.Equal(t, 5*time.Millisecond, intervalOf(meaningOf(limitsOf(t, "50/s"))))
-	require.Equal(t, 15*time.Minute, intervalOf(meaningOf(limitsOf(t, "1/h"))))
-	require.Positive(t, intervalOf(meaningOf(limitsOf(t, "inf"))))
+	require.Equal(t, 5*time.Millisecond, burstInterval(newLimitsInfo(limitsOf(t, "50/s"))))
+	require.Equal(t, 15*time.Minute, burstInterval(newLimitsInfo(limitsOf(t, "1/h"))))
+	require.Positive(t, burstInterval(newLimitsInfo(limitsOf(t, "inf"))))
 }

@@ -13,49 +13,49 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Callers are a pool of goroutines that use an API. Each calls again as soon as
-// it has its answer; and after a refusal when it has waited for as long as it was
-// told to, as good clients do.
+// callers are a pool of goroutines that call an API. Each calls again as soon as
+// it has its response. After a refusal it first waits for as long as the refusal
+// asks it to, as well-behaved clients do.
 type callers struct {
-	number int
-	client *http.Client
-	url    string
-	brief  bool // only the counts are wanted, not the times: a pool that runs for days must not remember each call
+	count      int
+	client     *http.Client
+	url        string
+	countsOnly bool // without the times: a pool that runs for days must not remember each call
 
-	mu  sync.Mutex
-	saw experience
+	mu    sync.Mutex
+	stats callStats
 }
 
-// An experience is what callers got. Calls that were under way when they were
-// told to stop are in none of the counts.
-type experience struct {
-	served  int
-	refused int             // by the API, with 429
-	turned  int             // away, by the shaper
-	failed  int             // no answer, or another
-	times   []time.Duration // of those that were served, from the call to the end of the answer
-	span    time.Duration   // for which they called
+// callStats count what callers got. Calls in progress when the callers are
+// stopped are not counted.
+type callStats struct {
+	served   int
+	refused  int             // by the API, with 429
+	rejected int             // by the shaper, with a RejectError
+	failed   int             // no response, or another one
+	times    []time.Duration // of the calls that were served, from the call to the end of the response; sorted
+	duration time.Duration   // how long the pool called
 }
 
-// run lets them call until ctx ends, and returns what they got.
-func (c *callers) run(ctx context.Context) experience {
+// run lets the callers call until ctx ends, and returns what they got.
+func (c *callers) run(ctx context.Context) callStats {
 	start := time.Now()
 	var all sync.WaitGroup
-	for range c.number {
+	for range c.count {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				rest(ctx, c.call(ctx))
+				sleep(ctx, c.call(ctx))
 			}
 		})
 	}
 	all.Wait()
-	c.saw.span = time.Since(start)
-	slices.Sort(c.saw.times)
-	return c.saw
+	c.stats.duration = time.Since(start)
+	slices.Sort(c.stats.times)
+	return c.stats
 }
 
-// rest sleeps for d, or until ctx ends.
-func rest(ctx context.Context, d time.Duration) {
+// sleep sleeps for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return
 	}
@@ -67,11 +67,11 @@ func rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// call calls the API once, and returns how long not to call it again.
+// call calls the API once, and returns how long to wait before the next call.
 func (c *callers) call(ctx context.Context) (pause time.Duration) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url, nil)
 	if err != nil {
-		return c.failure(err)
+		return c.recordFailure(err)
 	}
 	start := time.Now()
 	got, err := c.client.Do(r)
@@ -83,41 +83,42 @@ func (c *callers) call(ctx context.Context) (pause time.Duration) {
 	case ctx.Err() != nil:
 		return 0
 	case err != nil:
-		return c.failure(err)
+		return c.recordFailure(err)
 	case got.StatusCode == http.StatusTooManyRequests:
-		c.note(func(saw *experience) { saw.refused++ })
+		c.record(func(stats *callStats) { stats.refused++ })
 		return retryAfter(got.Header)
 	case got.StatusCode != http.StatusOK:
-		return c.failure(errors.New(got.Status))
+		return c.recordFailure(errors.New(got.Status))
 	}
 	took := time.Since(start)
-	c.note(func(saw *experience) {
-		saw.served++
-		if !c.brief {
-			saw.times = append(saw.times, took)
+	c.record(func(stats *callStats) {
+		stats.served++
+		if !c.countsOnly {
+			stats.times = append(stats.times, took)
 		}
 	})
 	return 0
 }
 
-// failure counts a call without an answer of use.
-func (c *callers) failure(err error) (pause time.Duration) {
+// recordFailure counts a call that got no useful response, and returns how long
+// to wait before the next call.
+func (c *callers) recordFailure(err error) (pause time.Duration) {
 	if refusal, ok := errors.AsType[*shaper.RejectError](err); ok {
-		c.note(func(saw *experience) { saw.turned++ })
+		c.record(func(stats *callStats) { stats.rejected++ })
 		return max(refusal.RetryAfter, time.Millisecond)
 	}
-	c.note(func(saw *experience) { saw.failed++ })
+	c.record(func(stats *callStats) { stats.failed++ })
 	return 100 * time.Millisecond
 }
 
-func (c *callers) note(what func(*experience)) {
+func (c *callers) record(what func(*callStats)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	what(&c.saw)
+	what(&c.stats)
 }
 
-// retryAfter is how long a refusal asks to wait: a second, if it says nothing
-// that a punisher would say.
+// retryAfter returns how long a refusal asks the caller to wait: one second if
+// its header has no whole number of seconds from 1, as a burstIntolerantAPI sends.
 func retryAfter(h http.Header) time.Duration {
 	seconds, err := strconv.Atoi(h.Get("Retry-After"))
 	if err != nil || seconds < 1 {
@@ -126,13 +127,13 @@ func retryAfter(h http.Header) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// perSecond is how many were served per second.
-func (e experience) perSecond() float64 {
-	if e.span <= 0 {
+// perSecond returns how many calls were served per second.
+func (s callStats) perSecond() float64 {
+	if s.duration <= 0 {
 		return 0
 	}
-	return float64(e.served) / e.span.Seconds()
+	return float64(s.served) / s.duration.Seconds()
 }
 
-// answers is how many calls got an answer, of whomever.
-func (e experience) answers() int { return e.served + e.refused + e.turned + e.failed }
+// answered returns how many calls ended, with whatever result.
+func (s callStats) answered() int { return s.served + s.refused + s.rejected + s.failed }

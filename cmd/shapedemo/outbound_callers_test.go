@@ -15,8 +15,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// script is a transport that gives each call the next of its answers, and then
-// none until the call is cancelled.
+// script is a transport that gives each call its next response. When it has none
+// left, a call hangs until it is cancelled.
 type script struct {
 	next func() (status int, retryAfter string, err error)
 }
@@ -38,7 +38,7 @@ func (s script) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func TestCallersWaitForAsLongAsTheyAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answers := []struct {
+		results := []struct {
 			status int
 			after  string
 			err    error
@@ -57,18 +57,18 @@ func TestCallersWaitForAsLongAsTheyAreTold(t *testing.T) {
 		start, asked := time.Now(), 0
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
-		pool := &callers{number: 1, url: "http://x/", client: &http.Client{Transport: script{func() (int, string, error) {
-			a := answers[asked]
+		pool := &callers{count: 1, url: "http://x/", client: &http.Client{Transport: script{func() (int, string, error) {
+			a := results[asked]
 			require.Equal(t, a.at, time.Since(start), asked)
 			asked++
 			return a.status, a.after, a.err
 		}}}}
 		saw := pool.run(ctx)
-		require.Equal(t, len(answers), asked)
-		require.Equal(t, experience{
-			served: 2, refused: 3, turned: 1, failed: 2, times: []time.Duration{0, 0}, span: 10 * time.Second,
+		require.Equal(t, len(results), asked)
+		require.Equal(t, callStats{
+			served: 2, refused: 3, rejected: 1, failed: 2, times: []time.Duration{0, 0}, duration: 10 * time.Second,
 		}, saw)
-		require.Equal(t, 8, saw.answers())
+		require.Equal(t, 8, saw.answered())
 		require.InDelta(t, 0.2, saw.perSecond(), 1e-9)
 	})
 }
@@ -78,7 +78,7 @@ func TestACallerEndsInTheMiddleOfARest(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		start := time.Now()
-		pool := &callers{number: 3, url: "http://x/", client: &http.Client{Transport: script{func() (int, string, error) {
+		pool := &callers{count: 3, url: "http://x/", client: &http.Client{Transport: script{func() (int, string, error) {
 			return 429, "9", nil
 		}}}}
 		require.Equal(t, 3, pool.run(ctx).refused)

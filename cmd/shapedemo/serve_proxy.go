@@ -15,62 +15,62 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// healthPath answers without standing in the line, so that scripts can wait
-// for the demo and load balancers see when it drains.
+// healthPath is answered without waiting in the line, so that scripts can wait
+// for the demo to start, and load balancers see when it drains.
 const healthPath = "/healthz"
 
 // A proxy is a reverse proxy with a shaper in front.
 type proxy struct {
-	shaper *shaper.Shaper
-	url    string
-	log    logbook
+	shaper   *shaper.Shaper
+	url      string
+	requests requestLogs
 
-	server    *http.Server
-	transport *http.Transport
-	draining  atomic.Bool
-	broken    atomic.Uint64 // requests that left, and to which the upstream gave no answer
+	server         *http.Server
+	transport      *http.Transport
+	draining       atomic.Bool
+	upstreamErrors atomic.Uint64 // requests that left, but got no response from the upstream
 
-	gone  chan struct{} // closed when the server has ended
-	ended error         // with what; to be read after that
+	done     chan struct{} // closed when the server has ended
+	serveErr error         // with what; to be read after that
 }
 
-// startProxy puts a shaper in front of target and serves on l. It must be
-// closed.
+// startProxy puts a shaper in front of target and serves on l. The caller must
+// close it.
 func startProxy(l net.Listener, limits shaper.Limits, target *url.URL) (*proxy, error) {
-	s, err := shaper.New(limits, shaper.WithName("shapedemo"), shaper.WithTrace(tracePassages()))
+	s, err := shaper.New(limits, shaper.WithName("shapedemo"), shaper.WithTrace(traceRequests()))
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{shaper: s, url: "http://" + reachable(l.Addr()), gone: make(chan struct{})}
+	p := &proxy{shaper: s, url: "http://" + reachable(l.Addr()), done: make(chan struct{})}
 	p.transport = http.DefaultTransport.(*http.Transport).Clone()
-	p.transport.MaxIdleConns = 0 // No bound: the line is the bound.
+	p.transport.MaxIdleConns = 0 // Unlimited: the shaper limits what goes upstream.
 	p.transport.MaxIdleConnsPerHost = 256
-	p.transport.DisableCompression = true // Only if the client asked for it.
+	p.transport.DisableCompression = true // Compression is between the client and the upstream.
 	p.server = &http.Server{
 		Handler:           p.handler(target),
-		ConnContext:       shaper.ConnContext, // So that uploads, too, are seen to leave.
+		ConnContext:       shaper.ConnContext, // To notice clients that disconnect during an upload.
 		ReadHeaderTimeout: 5 * time.Second,
-		// Either may be shorter than the wait: it does not count.
+		// These two may be shorter than the wait, which does not count.
 		ReadTimeout:  10 * time.Second,
 		WriteTimeout: 30 * time.Second,
 		IdleTimeout:  time.Minute,
 		ErrorLog:     log.New(io.Discard, "", 0),
 	}
 	go func() {
-		defer close(p.gone)
+		defer close(p.done)
 		if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			p.ended = err
+			p.serveErr = err
 		}
 	}()
 	return p, nil
 }
 
-// handler is, from the outside in: the arrival noted, the shaper, and the
-// reverse proxy.
+// handler returns the handler of the proxy. From the outside in, it records the
+// arrival, waits in the shaper, and forwards the request to target.
 func (p *proxy) handler(target *url.URL) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			// As it came: what this program can't parse the upstream may.
+			// The query unchanged: the upstream may accept one that net/url rejects.
 			r.Out.URL.RawQuery = r.In.URL.RawQuery
 			r.SetURL(target)
 			r.SetXForwarded()
@@ -95,13 +95,13 @@ func (p *proxy) handler(target *url.URL) http.Handler {
 		forward.ServeHTTP(w, r)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		at := &passage{arrived: time.Now()}
-		defer p.log.follow(at, r.RemoteAddr)()
-		shaped.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), passageKey{}, at)))
+		entry := &requestLog{arrived: time.Now()}
+		defer p.requests.add(entry, r.RemoteAddr)()
+		shaped.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestLogKey{}, entry)))
 	})
 }
 
-// isHealthCheck says whether a request asks for the health of the demo.
+// isHealthCheck reports whether a request asks for the health of the demo.
 func isHealthCheck(r *http.Request) bool {
 	return r.URL.Path == healthPath && (r.Method == http.MethodGet || r.Method == http.MethodHead)
 }
@@ -115,36 +115,37 @@ func (p *proxy) health(w http.ResponseWriter) {
 	_, _ = io.WriteString(w, "ok\n")
 }
 
-// upstreamFailed answers for an upstream that did not. A client that has gone
-// is no fault of the upstream's.
+// upstreamFailed responds when the upstream did not. If the client has
+// disconnected, that is not counted as an error of the upstream.
 func (p *proxy) upstreamFailed(w http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() == nil {
-		p.broken.Add(1)
+		p.upstreamErrors.Add(1)
 	}
 	status := http.StatusBadGateway
 	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
 		status = http.StatusGatewayTimeout
 	}
-	http.Error(w, "shapedemo: no answer from the upstream", status)
+	http.Error(w, "shapedemo: no response from the upstream", status)
 }
 
-// close ends the proxy at once: those in the line are refused with 503, what is
-// under way is cut off. It returns what the server failed with, if it did.
+// close ends the proxy at once: waiting requests are refused with 503, requests
+// in progress are cut off. It returns the error that ended the server, if one did
+// before.
 func (p *proxy) close() error {
 	p.draining.Store(true)
 	_ = p.shaper.Close()
-	// A moment, so that those refusals are still sent.
+	// The refusals need a moment to be sent.
 	moment, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
 	defer cancel()
 	_ = p.server.Shutdown(moment)
 	_ = p.server.Close()
 	p.transport.CloseIdleConnections()
-	<-p.gone
-	return p.ended
+	<-p.done
+	return p.serveErr
 }
 
-// reachable is an address at which a server that listens on a can be reached
-// from this machine: "any" is none.
+// reachable returns an address at which this machine can reach a server that
+// listens on a, which may be the unspecified address.
 func reachable(a net.Addr) string {
 	at, ok := a.(*net.TCPAddr)
 	if !ok || !at.IP.IsUnspecified() {

@@ -10,94 +10,96 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A meaning is what limits come to for requests of cost 1.
-type meaning struct {
-	limits  shaper.Limits
-	endless bool    // rate.Inf: everything leaves at once
-	rate    float64 // departures per second
-	every   float64 // seconds between departures
-	atOnce  int     // how many a bucket at rest lets leave at once
-	waiting int     // how many of a simultaneous burst may wait after them
-}
-
-// meaningOf reads limits, which must be valid.
-func meaningOf(l shaper.Limits) meaning {
-	// The largest float is how rate.Inf is written down.
-	m := meaning{limits: l, endless: float64(l.Rate) == math.MaxFloat64, atOnce: max(l.Burst, 1)}
+// limitsInWords returns what l, which must be valid, means for requests of cost
+// 1: one statement per line of text, without indentation or a full stop.
+func limitsInWords(l shaper.Limits) (lines []string) {
+	info := newLimitsInfo(l)
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if l.InFlight > 0 {
-		m.atOnce = min(m.atOnce, l.InFlight)
+		say("at most %d are in flight at the same time", l.InFlight)
 	}
-	if m.endless {
-		return m
+	switch {
+	case info.unlimited && l.InFlight == 0:
+		say("every request leaves at once; none waits and none is refused")
+		return lines
+	case info.unlimited:
+		say("up to %d may wait for one of these to end", l.Depth)
+		return lines
+	case info.atOnce == 1:
+		say("one request leaves every %s", formatSeconds(info.interval))
+	default:
+		say("%d requests leave at once, then one every %s", info.atOnce, formatSeconds(info.interval))
 	}
-	m.rate = float64(l.Rate)
-	m.every = 1 / m.rate
-	m.waiting = l.Depth
-	if l.MaxWait > 0 {
-		// The k-th in line waits k intervals, and a wait equal to MaxWait is
-		// admitted: a rounding error must not turn 50 into 49.
-		m.waiting = int(min(float64(l.Depth), math.Floor(l.MaxWait.Seconds()*m.rate*(1+1e-9))))
+	atLeast := ""
+	if l.InFlight > 0 {
+		atLeast = "at least " // The shaper does not know when requests will end.
 	}
-	return m
+	switch {
+	case l.Depth == 0:
+		say("none may wait")
+	case l.MaxWait > 0 && info.mayWait < l.Depth:
+		say("up to %d may wait, none longer than %s: %d of a simultaneous burst", l.Depth, formatSeconds(l.MaxWait.Seconds()), info.mayWait)
+	case l.Depth == 1:
+		say("one may wait, for %s%s", atLeast, formatSeconds(info.interval))
+	default:
+		say("up to %d may wait, the last one for %s%s", l.Depth, atLeast, formatSeconds(float64(l.Depth)/info.rate))
+	}
+	if info.fits() < math.MaxInt {
+		say("request %d of a simultaneous burst is refused", info.fits()+1)
+	}
+	return lines
 }
 
-// fits is how many of a simultaneous burst are admitted.
-func (m meaning) fits() int {
-	if m.atOnce > math.MaxInt-m.waiting {
+// limitsInfo is what limits come to for requests of cost 1.
+type limitsInfo struct {
+	limits    shaper.Limits
+	unlimited bool    // rate.Inf: only InFlight can make a request wait
+	rate      float64 // departures per second
+	interval  float64 // seconds between departures
+	atOnce    int     // how many may leave at once while the bucket is empty
+	mayWait   int     // how many more of a simultaneous burst may wait
+}
+
+// newLimitsInfo computes the info of limits, which must be valid.
+func newLimitsInfo(l shaper.Limits) limitsInfo {
+	// In Limits, rate.Inf is the largest float64.
+	info := limitsInfo{limits: l, unlimited: float64(l.Rate) == math.MaxFloat64, atOnce: max(l.Burst, 1)}
+	if l.InFlight > 0 {
+		info.atOnce = min(info.atOnce, l.InFlight)
+	}
+	if info.unlimited {
+		return info
+	}
+	info.rate = float64(l.Rate)
+	info.interval = 1 / info.rate
+	info.mayWait = l.Depth
+	if l.MaxWait > 0 {
+		// The k-th waiting request waits k intervals, and a wait equal to MaxWait
+		// is admitted. The factor keeps a rounding error from turning 50 into 49.
+		info.mayWait = int(min(float64(l.Depth), math.Floor(l.MaxWait.Seconds()*info.rate*(1+1e-9))))
+	}
+	return info
+}
+
+// fits returns how many requests of a simultaneous burst are admitted.
+func (i limitsInfo) fits() int {
+	if i.atOnce > math.MaxInt-i.mayWait {
 		return math.MaxInt
 	}
-	return m.atOnce + m.waiting
+	return i.atOnce + i.mayWait
 }
 
-// slack is the lateness that the shaper makes up.
-func (m meaning) slack() time.Duration {
-	if m.limits.Slack == 0 {
+// slack returns the lateness that the shaper makes up for.
+func (i limitsInfo) slack() time.Duration {
+	if i.limits.Slack == 0 {
 		return shaper.DefaultSlack
 	}
-	return m.limits.Slack
+	return i.limits.Slack
 }
 
-// String says what the limits mean, in words, for a burst of HTTP requests.
-func (m meaning) String() string {
-	text := m.pace()
-	if !m.endless && m.fits() < math.MaxInt {
-		text += fmt.Sprintf("; request %d of a simultaneous burst is refused with 429", m.fits()+1)
-	}
-	return text
-}
-
-// pace says what the limits mean for those who are not refused.
-func (m meaning) pace() string {
-	var b strings.Builder
-	switch n := m.limits.InFlight; {
-	case m.endless && n == 0:
-		return "everything leaves at once; nobody waits and nobody is refused"
-	case m.endless:
-		return fmt.Sprintf("%d at most are upstream at once; %d may wait", n, m.limits.Depth)
-	case n > 0:
-		fmt.Fprintf(&b, "%d at most are upstream at once; ", n)
-	}
-	if m.atOnce == 1 {
-		fmt.Fprintf(&b, "one leaves every %s, ", humane(m.every))
-	} else {
-		fmt.Fprintf(&b, "%d leave at once, then one every %s; ", m.atOnce, humane(m.every))
-	}
-	switch depth, longest := m.limits.Depth, m.limits.MaxWait; {
-	case depth == 0:
-		b.WriteString("none may wait")
-	case longest > 0 && m.waiting < depth:
-		fmt.Fprintf(&b, "%d may wait, but none longer than %s, so %d of a simultaneous burst", depth, humane(longest.Seconds()), m.waiting)
-	case depth == 1:
-		fmt.Fprintf(&b, "1 may wait, for %s", humane(m.every))
-	default:
-		fmt.Fprintf(&b, "%d may wait, the last for %s", depth, humane(float64(depth)/m.rate))
-	}
-	return b.String()
-}
-
-// A unit is one in which people tell spans of time.
+// A unit is a unit of time in which a duration is printed.
 type unit struct {
-	from   float64 // seconds from which on it is used: "90 s" says more than "1.5 min"
+	from   float64 // seconds from which on it is used: "90 s" is more exact than "1.5 min"
 	length float64 // seconds
 	name   string
 }
@@ -112,10 +114,10 @@ var units = []unit{
 	{0, 1e-9, "ns"},
 }
 
-// unitFor is the unit in which a span of that many seconds is told.
+// unitFor returns the unit in which that many seconds are printed.
 func unitFor(seconds float64) unit {
 	for _, u := range units {
-		// What would be rounded up to a full unit is told in that unit.
+		// A duration that would be rounded up to a whole unit is printed in it.
 		if seconds*(1+1e-6) >= u.from {
 			return u
 		}
@@ -123,9 +125,9 @@ func unitFor(seconds float64) unit {
 	return units[len(units)-1]
 }
 
-// humane writes a span of time with three digits, or as many as stand before
-// the decimal point: "20 ms", "2 s", "1.25 h".
-func humane(seconds float64) string {
+// formatSeconds formats a duration with three digits, or with as many as stand
+// before the decimal point: "20 ms", "2 s", "1.25 h".
+func formatSeconds(seconds float64) string {
 	if !(seconds > 0) {
 		return "0 s"
 	}
@@ -138,16 +140,24 @@ func humane(seconds float64) string {
 	case n >= 10:
 		decimals = 1
 	}
-	return shorten(strconv.FormatFloat(n, 'f', decimals, 64)) + " " + u.name
+	return trimZeros(strconv.FormatFloat(n, 'f', decimals, 64)) + " " + u.name
 }
 
-// decimal writes a number with two decimals, or fewer if they are zero.
-func decimal(n float64) string { return shorten(strconv.FormatFloat(n, 'f', 2, 64)) }
+// formatDecimal formats a number with two decimals, or fewer if they are zero.
+func formatDecimal(n float64) string { return trimZeros(strconv.FormatFloat(n, 'f', 2, 64)) }
 
-// shorten takes the zeros off the end of a decimal fraction.
-func shorten(text string) string {
+// trimZeros removes the zeros at the end of a decimal fraction.
+func trimZeros(text string) string {
 	if !strings.Contains(text, ".") {
 		return text
 	}
 	return strings.TrimRight(strings.TrimRight(text, "0"), ".")
+}
+
+// countOf returns a number with its noun, in the plural unless the number is 1.
+func countOf(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
 }

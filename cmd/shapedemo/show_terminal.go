@@ -9,24 +9,25 @@ import (
 	"unicode/utf8"
 )
 
-// A terminal is where the program speaks: plain text, and, on a real terminal,
-// colour and one line at the bottom that is written over and over. It is safe
-// for concurrent use.
+// A terminal prints the output of the program: plain text, and, on a real
+// terminal, colours and one status line at the bottom that is overwritten again
+// and again. It is safe for concurrent use.
 type terminal struct {
 	live   bool // the last line may be written over
 	colour bool
-	broken func(error) // told once, of the first write that fails
+	failed func(error) // told once, of the first write that fails
 
-	mu    sync.Mutex
-	w     io.Writer
-	width int   // of the line at the bottom now; 0: there is none
-	err   error // of the first write that failed; nothing is written after it
+	mu          sync.Mutex
+	out         io.Writer
+	statusWidth int   // of the line at the bottom now; 0: there is none
+	err         error // of the first write that failed; nothing is written after it
 }
 
-// newTerminal returns a terminal on w, which is live only if it is a character
-// device; NO_COLOR, unless empty, takes the colour away.
+// newTerminal returns a terminal that writes to w, and calls failed when a write
+// fails. It is live only if w is a character device. If the environment variable
+// NO_COLOR is set and not empty, there is no colour.
 func newTerminal(w io.Writer, broken func(error)) *terminal {
-	t := &terminal{w: w, broken: broken}
+	t := &terminal{out: w, failed: broken}
 	if file, ok := w.(*os.File); ok && os.Getenv("TERM") != "dumb" {
 		at, err := file.Stat()
 		t.live = err == nil && at.Mode()&os.ModeCharDevice != 0
@@ -35,34 +36,33 @@ func newTerminal(w io.Writer, broken func(error)) *terminal {
 	return t
 }
 
-// say writes text above the line at the bottom, which is gone after it.
+// say prints a line of text in place of the status line, if there is one.
 func (t *terminal) say(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.writeLocked(t.eraserLocked() + fmt.Sprintf(format, args...) + "\n")
+	t.writeLocked(t.eraseStatusLocked() + fmt.Sprintf(format, args...) + "\n")
 }
 
-// status writes the line at the bottom; "" takes it away. Only a live terminal
-// has one.
+// status replaces the status line; "" removes it. Only a live terminal has one.
 func (t *terminal) status(line string) {
 	if !t.live {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	erased := t.eraserLocked()
-	t.width = utf8.RuneCountInString(line)
+	erased := t.eraseStatusLocked()
+	t.statusWidth = utf8.RuneCountInString(line)
 	t.writeLocked(erased + line)
 }
 
-// eraserLocked takes the line at the bottom away, with blanks, which every
-// terminal understands.
-func (t *terminal) eraserLocked() string {
-	if t.width == 0 {
+// eraseStatusLocked returns what erases the status line. It uses blanks, which
+// every terminal understands.
+func (t *terminal) eraseStatusLocked() string {
+	if t.statusWidth == 0 {
 		return ""
 	}
-	blanks := strings.Repeat(" ", t.width)
-	t.width = 0
+	blanks := strings.Repeat(" ", t.statusWidth)
+	t.statusWidth = 0
 	return "\r" + blanks + "\r"
 }
 
@@ -70,25 +70,26 @@ func (t *terminal) writeLocked(text string) {
 	if t.err != nil || text == "" {
 		return
 	}
-	if _, t.err = io.WriteString(t.w, text); t.err != nil {
-		t.broken(t.err)
+	if _, t.err = io.WriteString(t.out, text); t.err != nil {
+		t.failed(t.err)
 	}
 }
 
-// A tint is the code of a colour. All are told apart without it, too.
-type tint string
+// A colour is the code of a text colour. What it distinguishes is also
+// distinguished by text, as not every terminal or reader sees colours.
+type colour string
 
 const (
-	bold   tint = "1"
-	faint  tint = "2"
-	red    tint = "31"
-	green  tint = "32"
-	yellow tint = "33"
-	blue   tint = "36"
+	bold   colour = "1"
+	faint  colour = "2"
+	red    colour = "31"
+	green  colour = "32"
+	yellow colour = "33"
+	blue   colour = "36"
 )
 
-// in returns text in a colour, if there is colour.
-func (t *terminal) in(c tint, text string) string {
+// coloured returns text in a colour, if the terminal has colours.
+func (t *terminal) coloured(c colour, text string) string {
 	if !t.colour || text == "" {
 		return text
 	}
