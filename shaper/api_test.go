@@ -70,7 +70,7 @@ func TestPublicAPIChangesOnlyOnPurpose(t *testing.T) {
 				}
 			}
 			require.Emptyf(t, changes, "the public API of %s is not that of its testdata/api.txt. "+
-				"If the change is intended, run %s=1 go test -run '^TestPublicAPI' ./shaper, and describe the change in CHANGELOG.md.",
+				"If the change is intended, run %s=1 go test -run TestPublicAPIChangesOnlyOnPurpose ./shaper, and describe the change in CHANGELOG.md.",
 				p.ImportPath, rewrite)
 			compared++
 		}
