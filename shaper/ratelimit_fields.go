@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/shaper/internal/exact"
 	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
@@ -59,7 +60,7 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
 		return
 	}
 	burst, depth := st.Limits.burst(), int64(st.Limits.Depth)
-	quota := sum(burst, depth)
+	quota := exact.Sum(burst, depth)
 
 	var free int64
 	if !errors.Is(err, ErrClosed) {
@@ -70,7 +71,7 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
 		case st.Limits.InFlight > 0:
 			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
 		}
-		free = sum(int64(units), max(0, depth-int64(st.Waiting)))
+		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))
 	}
 	reset := drainSeconds(st.Level, perSecond)
 	if a.retryAfter > 0 {

@@ -170,23 +170,23 @@ func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) 
 	}
 	ctx, stop := waitContextOf(r)
 	defer stop()
-	return t.enter(ctx, n, asNewcomer)
+	return t.enter(ctx, n, newcomer)
 }
 
 // enter lets a request of cost n > 0 wait for the Limiter. release must be called
 // when the request is no longer in flight; it is nil if there is no cap, and with an
-// error. Only the line of a Shaper can be entered at the head, with as == again.
-func (t Transport) enter(ctx context.Context, n int, as entry) (release func(), err error) {
+// error. Only the line of a Shaper can be entered at the head, with kind reentry.
+func (t Transport) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	s, ok := t.Limiter.(*Shaper)
 	if !ok {
 		return enter(ctx, t.Limiter, acquirerOf(t.Limiter), n)
 	}
 	s.mustBeMade()
-	p, err := s.wait(ctx, n, as)
-	if p == (place{}) {
+	held, err := s.wait(ctx, n, kind)
+	if held == (seat{}) {
 		return nil, err
 	}
-	return func() { s.giveBack(&s.lane, p) }, nil
+	return func() { s.releaseSeat(&s.flow, held) }, nil
 }
 
 // send sends a request that has been admitted, and holds the line if the response asks

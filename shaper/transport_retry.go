@@ -159,5 +159,5 @@ func (t Transport) reenter(ctx context.Context, n int, until time.Time) (release
 			}
 		}
 	}
-	return t.enter(ctx, n, again)
+	return t.enter(ctx, n, reentry)
 }
