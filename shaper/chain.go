@@ -8,38 +8,41 @@ import (
 	"time"
 )
 
-// Chain returns a Limiter that asks several, one after the other: the tenant's
-// bucket, then the site's. A request that all have let go costs each of them.
+// Chain returns a [Limiter] that asks several Limiters, one after the other: for
+// example the tenant's bucket, then the site's. A request that all of them admit costs
+// each of them.
 //
-// What an earlier one has let go is spent when a later one refuses the request, or
-// its context ends: so put the one first that refuses most. The error is that of the
-// one which refused, with its RetryAfter, after which a later one may refuse. The
-// time that a request waits in a later line counts as in flight for an earlier cap.
+// If a later Limiter refuses a request, or its context ends there, what it has cost the
+// earlier ones is spent; so put the Limiter first that refuses most. The error is that
+// of the Limiter that refused. After its RetryAfter a later one may refuse the request.
+// The time that a request waits in a later line counts as in flight for an earlier cap.
 //
-// A Chain has the methods Acquire (the places of all, given back together),
-// Forecast (the longest of the waits, or the first refusal) and Hold (of all that
-// have one), so that Middleware and Transport use a Chain as they use a Shaper; and a
-// dry run in it leaves its verdict. What they do without: there are no RateLimit
-// fields, as there is no one bucket to tell of, and a request that a Transport sends
-// again enters as a newcomer. A Limiter without Forecast or Hold, as x/time's, is
-// left out of them, and a dry run out of Forecast, as it keeps nobody waiting.
+// A Chain has the methods Acquire (the caps of all, released together), Forecast (the
+// longest of the waits, or the first refusal) and Hold (of all that have one), so
+// [Middleware] and [Transport] use it as they use a [Shaper], and a dry run in it leaves
+// its [Verdict]. Two things are missing: there are no RateLimit fields, as there is no
+// one bucket whose state they could tell, and a request that a Transport sends again
+// enters as a newcomer. Forecast and Hold leave out a Limiter that lacks them, such as
+// x/time's, and Forecast leaves out dry runs, which let nobody wait.
 //
-// A Chain of none lets every request pass whose context has not ended. A nil
-// Limiter in it is an error of every call.
+// A Chain of no Limiters admits every request whose context has not ended. If one of the
+// Limiters is nil, every call returns an error that says which, and Hold does nothing. A
+// nil pointer, for example a nil *Shaper, is not a nil Limiter, because a type may work
+// with one: its methods are called and may panic. Chain itself panics for a nil *Shaper.
 func Chain(ls ...Limiter) Limiter {
-	c := chain{links: slices.Clone(ls), places: make([]acquirer, len(ls))}
+	c := chain{links: slices.Clone(ls), acquirers: make([]acquirer, len(ls))}
 	for i, l := range ls {
 		if l == nil {
 			return brokenChain{fmt.Errorf("shaper: Chain: Limiter %d is nil", i)}
 		}
-		c.places[i] = acquirerOf(l)
+		c.acquirers[i] = acquirerOf(l)
 	}
 	return c
 }
 
 type chain struct {
-	links  []Limiter
-	places []acquirer // of each, if it caps what is in flight; else nil
+	links     []Limiter
+	acquirers []acquirer // for each link: itself if it has a cap, else nil
 }
 
 func (c chain) WaitN(ctx context.Context, n int) error {
@@ -51,7 +54,7 @@ func (c chain) WaitN(ctx context.Context, n int) error {
 			return err
 		}
 		if i < len(c.links)-1 {
-			if err := ctx.Err(); err != nil { // Not every Limiter asks after its wait.
+			if err := ctx.Err(); err != nil { // Not every Limiter looks after its wait.
 				return err
 			}
 		}
@@ -67,7 +70,7 @@ func (c chain) Acquire(ctx context.Context, n int) (release func(), err error) {
 	return release, err
 }
 
-// placed is Acquire with nil for a release that does nothing.
+// placed is Acquire, except that release is nil if there is nothing to release.
 func (c chain) placed(ctx context.Context, n int) (release func(), err error) {
 	if err := called(ctx, n); err != nil || n == 0 {
 		return nil, err
@@ -75,17 +78,17 @@ func (c chain) placed(ctx context.Context, n int) (release func(), err error) {
 	var releases []func()
 	all := func() {
 		for _, release := range releases {
-			defer release() // The last first, and each even if somebody else's panics.
+			defer release() // The last one first, and each of them even if another panics.
 		}
 	}
 	done := false
 	defer func() {
-		if !done { // Refused, or somebody else's Limiter has panicked.
+		if !done { // A refusal, or a panic of a foreign Limiter.
 			all()
 		}
 	}()
 	for i, l := range c.links {
-		release, err := enter(ctx, l, c.places[i], n)
+		release, err := enter(ctx, l, c.acquirers[i], n)
 		if err != nil {
 			return nil, err
 		}
@@ -97,11 +100,11 @@ func (c chain) placed(ctx context.Context, n int) (release func(), err error) {
 	if releases == nil {
 		return nil, nil
 	}
-	return sync.OnceFunc(all), nil // Not all are like a Shaper's.
+	return sync.OnceFunc(all), nil // A foreign release may not bear a second call.
 }
 
-// called looks at a call before any Limiter is asked, as not all do, in the order
-// in which a Shaper looks.
+// called checks the cost and the context before any Limiter is asked, because not all
+// of them do. The order of the checks is that of a Shaper.
 func called(ctx context.Context, n int) error {
 	if n < 0 {
 		return ErrNegativeCost
@@ -109,7 +112,7 @@ func called(ctx context.Context, n int) error {
 	return ctx.Err()
 }
 
-// Forecast tells the longest of the waits, or the first refusal.
+// Forecast returns the longest of the waits, or the first refusal.
 func (c chain) Forecast(n int) (wait time.Duration, err error) {
 	if n < 0 {
 		return 0, ErrNegativeCost
@@ -128,7 +131,7 @@ func (c chain) Forecast(n int) (wait time.Duration, err error) {
 	return wait, nil
 }
 
-// Hold holds the lines of all that can be held.
+// Hold holds the lines of all Limiters that have a Hold.
 func (c chain) Hold(d time.Duration) {
 	for _, l := range c.links {
 		if h, ok := l.(holder); ok {
@@ -139,7 +142,18 @@ func (c chain) Hold(d time.Duration) {
 
 func (c chain) rehearses() bool { return slices.ContainsFunc(c.links, rehearses) }
 
-// brokenChain is a Chain that can't be.
+// A brokenChain is a Chain with a nil Limiter in it: every call returns err. It has all
+// methods of a Chain, so that a caller that looks for one of them learns what is wrong.
 type brokenChain struct{ err error }
 
 func (b brokenChain) WaitN(context.Context, int) error { return b.err }
+
+// Acquire returns a release that is never nil.
+func (b brokenChain) Acquire(context.Context, int) (release func(), err error) {
+	return nothing, b.err
+}
+
+func (b brokenChain) Forecast(int) (wait time.Duration, err error) { return 0, b.err }
+
+// Hold does nothing, because it has no error to return.
+func (brokenChain) Hold(time.Duration) {}

@@ -64,12 +64,12 @@ func TestTransportOfAChain(t *testing.T) {
 	playTransport(t, "2/s depth 9", func(u *upstream) {
 		tenant := mustMake(u.stage.t, limitsOf(u.stage.t, "1/s depth 9"))
 		u.Limiter = shaper.Chain(tenant, u.Shaper)
-		u.script["a"] = []string{"200 OK\nRateLimit: \"default\";r=0;t=30"}
+		u.script["a"] = []string{"429 -\nRateLimit: \"default\";r=0;t=30"}
 		u.call("a", "b", "c")
 		require.Equal(t, u.start.Add(30*time.Second), tenant.Stats().HeldUntil)
 		require.Equal(t, u.start.Add(30*time.Second), u.Stats().HeldUntil)
 		u.at(time.Hour)
-		u.saw("0s a sent", "0s a 200: body", "30s b sent", "30s b 200: body", "31s c sent", "31s c 200: body")
+		u.saw("0s a sent", "0s a 429: body", "30s b sent", "30s b 200: body", "31s c sent", "31s c 200: body")
 	})
 }
 

@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,7 +15,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds what a Chain promises of who leaves and what that costs. Its
+// This file tests which requests leave a Chain, and what that costs. Its
 // places are in chain_place_test.go, Middleware and Transport in chain_http_test.go.
 
 // arriveFor is arrive for another Limiter than the stage's own.
@@ -105,7 +106,7 @@ func TestAContextEndsInALaterLine(t *testing.T) {
 	})
 }
 
-// Somebody else's Limiter need not ask the context after its wait.
+// A foreign Limiter need not look at the context after its wait.
 func TestALaterOneIsNotAskedWhenTheContextHasEnded(t *testing.T) {
 	for name, call := range map[string]func(l shaper.Limiter, ctx context.Context) error{
 		"WaitN":   func(l shaper.Limiter, ctx context.Context) error { return l.WaitN(ctx, 1) },
@@ -162,14 +163,50 @@ type forecaster interface {
 	Forecast(n int) (time.Duration, error)
 }
 
+// A caller that looks for a method of a Chain and does not find it panics or takes
+// another way, and never learns that a Limiter is nil.
 func TestANilInAChainIsAnErrorOfEveryCall(t *testing.T) {
-	c := shaper.Chain(failing(nil), nil, failing(nil))
-	for range 2 {
-		require.EqualError(t, c.WaitN(t.Context(), 1), "shaper: Chain: Limiter 1 is nil")
+	for name, c := range map[string]shaper.Limiter{
+		"Chain":            shaper.Chain(failing(nil), nil, failing(nil)),
+		"Chain in a Chain": shaper.Chain(failing(nil), shaper.Chain(failing(nil), nil)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			const want = "shaper: Chain: Limiter 1 is nil"
+			for range 2 {
+				require.EqualError(t, c.WaitN(t.Context(), 1), want)
+				release, err := acquirerOf(c)(t.Context(), 1)
+				require.EqualError(t, err, want)
+				release()
+				wait, err := c.(forecaster).Forecast(1)
+				require.EqualError(t, err, want)
+				require.Zero(t, wait)
+				c.(interface{ Hold(time.Duration) }).Hold(time.Second)
+			}
+			h := shaper.Middleware(c)(nil)
+			require.Equal(t, "503, retry 1", statusLine(answerOf(h, t.Context(), "")))
+			r, err := http.NewRequest("GET", "http://upstream/", nil)
+			require.NoError(t, err)
+			_, err = shaper.Transport{Limiter: c, Retry: true}.RoundTrip(r)
+			require.EqualError(t, err, want)
+		})
 	}
-	h := shaper.Middleware(c)(nil)
-	require.Equal(t, "503, retry 1", statusLine(answerOf(h, t.Context(), "")))
 }
+
+// A nil pointer is not a nil Limiter: of some types its methods work. Of a Shaper
+// they panic, and say why, when the Chain is made; of others when they are called.
+func TestANilPointerInAChainPanics(t *testing.T) {
+	require.PanicsWithValue(t, "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New", func() {
+		shaper.Chain((*shaper.Shaper)(nil))
+	})
+	c := shaper.Chain((*rate.Limiter)(nil))
+	require.Panics(t, func() { _ = c.WaitN(t.Context(), 1) })
+	require.NoError(t, shaper.Chain((*idle)(nil)).WaitN(t.Context(), 1))
+}
+
+// An idle is a Limiter that works as nil.
+type idle struct{}
+
+func (*idle) WaitN(context.Context, int) error { return nil }
 
 func TestForecastOfAChain(t *testing.T) {
 	play(t, "1 per 10s depth 1", func(g *stage) {
@@ -228,8 +265,8 @@ func TestAChainWithAnothersLimiter(t *testing.T) {
 	})
 }
 
-// The bucket of a tenant, then that of the site: one who has used his up takes
-// nothing off the others.
+// The tenant's bucket comes before the site's, so a tenant that has used up its own
+// takes nothing from the others.
 func TestTenantThenSite(t *testing.T) {
 	playKeys(t, "1 per 10s burst 2", func(g *groupStage) {
 		site := mustMake(g.t, limitsOf(g.t, "1/s depth 9"))

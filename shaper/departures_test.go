@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // The heap alone: whatever becomes of lines, their buckets and their places, the
@@ -19,16 +21,16 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 	}
 	for range 60 {
 		var heap departures
-		var spare spares
-		var lanes []*lane
+		var spare waiterPool
+		var lanes []*flow
 		for range 1 + r.IntN(30) {
-			l := &lane{bucket: bucket{plan: plans[r.IntN(len(plans))]}}
-			l.line = &line{lane: l, index: -1}
-			lanes = append(lanes, l)
+			f := &flow{bucket: bucket{plan: plans[r.IntN(len(plans))]}}
+			f.line = &line{flow: f, index: -1}
+			lanes = append(lanes, f)
 		}
 		for now := range int64(300) {
-			l := lanes[r.IntN(len(lanes))]
-			ln := l.line
+			f := lanes[r.IntN(len(lanes))]
+			ln := f.line
 			switch r.IntN(8) {
 			case 0, 1, 2:
 				ln.push(spare.take(1+r.Int64N(5), now))
@@ -37,11 +39,11 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 					ln.remove([]*waiter{ln.head, ln.tail}[r.IntN(2)], abandoned)
 				}
 			case 4:
-				l.bucket.empty = nanos{whole: r.Int64N(20) * msec}
+				f.bucket.empty = exact.At(r.Int64N(20) * msec)
 			case 5:
-				l.bucket.uncommon().hold = nanos{whole: r.Int64N(20) * msec}
+				f.bucket.coldOrNew().hold = exact.At(r.Int64N(20) * msec)
 			case 6:
-				ln.taken = r.IntN(2)
+				ln.seatsTaken = r.IntN(2)
 			case 7:
 				for ln.head != nil {
 					ln.remove(ln.head, refused)
@@ -54,18 +56,18 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 }
 
 // requireHeap looks at all that a heap is asked, and at how it hangs together.
-func requireHeap(t *testing.T, heap departures, lanes []*lane) {
+func requireHeap(t *testing.T, heap departures, lanes []*flow) {
 	t.Helper()
-	waiting, least := 0, int64(forever)
-	for _, l := range lanes {
-		if l.line.head == nil {
-			require.Equal(t, -1, l.line.index, "nobody waits there")
+	waiting, least := 0, int64(exact.Forever)
+	for _, f := range lanes {
+		if f.line.head == nil {
+			require.Equal(t, -1, f.line.index, "nobody waits there")
 			continue
 		}
 		waiting++
-		least = min(least, l.next())
-		require.True(t, heap[l.line.index] == l.line)
-		require.Equal(t, l.next(), l.line.slot)
+		least = min(least, f.next())
+		require.True(t, heap[f.line.index] == f.line)
+		require.Equal(t, f.next(), f.line.slot)
 	}
 	require.Len(t, heap, waiting)
 	if waiting > 0 {

@@ -23,7 +23,7 @@ import (
 // a seed that whoever chooses the keys can't know. The zero distinct is ready and
 // holds no memory before the first hash; from then on it holds 16 KiB and
 // allocates nothing. Whoever owns it guards it with a lock.
-type distinct struct{ *registers }
+type hyperLogLog struct{ *registers }
 
 const (
 	indexBits     = 14 // of a hash choose its register
@@ -42,7 +42,7 @@ type registers struct {
 }
 
 // add takes note of a hash. One that it has been given before changes nothing.
-func (d *distinct) add(hash uint64) {
+func (d *hyperLogLog) add(hash uint64) {
 	if d.registers == nil {
 		d.registers = new(registers)
 	}
@@ -61,7 +61,7 @@ func (d *distinct) add(hash uint64) {
 
 // estimate returns about how many different hashes have been added, to the
 // nearest whole number. Of none it is 0, of one 1.
-func (d *distinct) estimate() uint64 {
+func (d *hyperLogLog) estimate() uint64 {
 	if d.registers == nil {
 		return 0
 	}

@@ -26,7 +26,7 @@ func splitmix(seed, n uint64) uint64 {
 // relativeErrors are those of 40 seeds, for n different hashes.
 func relativeErrors(n int) (errors []float64) {
 	for seed := range uint64(40) {
-		var d distinct
+		var d hyperLogLog
 		start := splitmix(1, seed)
 		for i := range n {
 			d.add(splitmix(start, uint64(i)))
@@ -59,18 +59,18 @@ func TestDistinctKeepsItsError(t *testing.T) {
 
 func TestFewDistinctAreExact(t *testing.T) {
 	for seed := range uint64(1000) {
-		var d distinct
+		var d hyperLogLog
 		require.Zero(t, d.estimate())
 		d.add(splitmix(7, seed))
 		require.Equal(t, uint64(1), d.estimate())
 	}
 	for rank := range uint(rankBits + 1) { // One, however rare.
-		var d distinct
+		var d hyperLogLog
 		d.add(1 << rankBits >> (rank + 1))
 		require.Equal(t, uint64(1), d.estimate(), "rank %d", rank+1)
 	}
 	// As long as no two meet in a register, the number is exact, whatever the ranks.
-	var d distinct
+	var d hyperLogLog
 	for i := range uint64(100) {
 		d.add(i<<rankBits | splitmix(1, i)>>indexBits)
 		require.Equal(t, i+1, d.estimate())
@@ -92,7 +92,7 @@ func TestDistinctHoldsUpToTheLargestNumbers(t *testing.T) {
 		mean := 0.0
 		const sketches = 10
 		for range sketches {
-			var d distinct
+			var d hyperLogLog
 			for register := range uint64(registerCount) {
 				u, rank := math.Log(random.Float64())*registerCount/n, 1
 				for rank < maxRank && u > math.Log1p(-math.Ldexp(1, -rank)) {
@@ -107,7 +107,7 @@ func TestDistinctHoldsUpToTheLargestNumbers(t *testing.T) {
 		t.Logf("%g hashes: mean %+.4f", n, mean)
 		require.LessOrEqual(t, math.Abs(mean), 3*distinctError/math.Sqrt(sketches), "%g hashes", n)
 	}
-	var d distinct
+	var d hyperLogLog
 	for register := range uint64(registerCount) {
 		d.add(register<<rankBits | 1) // the last rank but one
 	}
@@ -121,7 +121,7 @@ func TestDistinctHoldsUpToTheLargestNumbers(t *testing.T) {
 }
 
 func TestWhatIsNotDistinctChangesNothing(t *testing.T) {
-	var d distinct
+	var d hyperLogLog
 	for i := range uint64(10_000) {
 		d.add(splitmix(5, i))
 	}
@@ -134,7 +134,7 @@ func TestWhatIsNotDistinctChangesNothing(t *testing.T) {
 
 // The counts by rank are those of the registers.
 func TestDistinctCountsItsRegisters(t *testing.T) {
-	var d distinct
+	var d hyperLogLog
 	for i := range uint64(100_000) {
 		d.add(splitmix(9, i))
 	}
@@ -150,7 +150,7 @@ func TestDistinctCountsItsRegisters(t *testing.T) {
 }
 
 func TestDistinctIsOfFixedSize(t *testing.T) {
-	var d distinct
+	var d hyperLogLog
 	require.Nil(t, d.registers, "an idle group pays nothing")
 	require.Zero(t, d.estimate())
 	require.Nil(t, d.registers)
@@ -170,7 +170,7 @@ func TestDistinctIsOfFixedSize(t *testing.T) {
 // can't fail by chance, the error may be ten times the standard error.
 func TestDistinctOfSimilarKeys(t *testing.T) {
 	const n = 100_000
-	var d distinct
+	var d hyperLogLog
 	seed := maphash.MakeSeed()
 	for i := range n {
 		d.add(maphash.Comparable(seed, [2]int{i, 0}))
@@ -184,7 +184,7 @@ func BenchmarkDistinctAdd(b *testing.B) {
 	for i := range hashes {
 		hashes[i] = splitmix(1, uint64(i))
 	}
-	var d distinct
+	var d hyperLogLog
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
@@ -199,7 +199,7 @@ func BenchmarkDistinctEstimate(b *testing.B) {
 		n    uint64
 	}{{"10", 10}, {"10⁶", 1_000_000}} {
 		b.Run(row.name, func(b *testing.B) {
-			var d distinct
+			var d hyperLogLog
 			for i := range row.n {
 				d.add(splitmix(1, i))
 			}

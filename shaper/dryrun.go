@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 type dryRunOption struct{}
@@ -35,39 +37,39 @@ func WithDryRun() Option { return common{dryRunOption{}} }
 
 // rehearse lets a request of cost n > 0 through, and notes in the shadow of the
 // line what would have become of it. It unlocks.
-func (e *lanes) rehearse(ctx context.Context, l *lane, now int64, n int, left time.Duration, depth int, key any) (v Verdict) {
-	wait, r := e.judge(l, now, int64(n), left, depth)
+func (d *dispatcher) shadow(ctx context.Context, f *flow, now int64, n int, left time.Duration, depth int, key any) (v Verdict) {
+	wait, r := d.judgeLocked(f, now, int64(n), left, depth)
 	switch {
 	case r.reason != notRefused:
 		refusal := r.value()
 		v.Err = &refusal
-		e.countRefusal(l, now, r.reason)
+		d.countRefusalLocked(f, now, r.reason)
 	case wait == 0:
-		l.bucket.pass(now, int64(n))
-		e.countDeparture(l, now, 0)
+		f.bucket.pass(now, int64(n))
+		d.countDepartureLocked(f, now, 0)
 	default:
 		v.Wait = wait
-		e.enqueue(l, now, n, asNewcomer)
+		d.enqueueLocked(f, now, n, newcomer)
 	}
-	waiting := l.waiting()
-	e.unlock()
-	e.letThrough(ctx, Event{Name: e.name, Key: key, Cost: n, Waiting: waiting, At: e.at(now), Verdict: &v})
+	waiting := f.waiting()
+	d.unlockAndArm()
+	d.letThrough(ctx, Event{Name: d.name, Key: key, Cost: n, Waiting: waiting, At: d.timeOf(now), Verdict: &v})
 	return v
 }
 
 // letThrough tells of a request of a dry run. The lock is not held.
-func (e *lanes) letThrough(ctx context.Context, ev Event) {
+func (d *dispatcher) letThrough(ctx context.Context, ev Event) {
 	leaveVerdict(ctx, *ev.Verdict)
-	tell(e.trace.Departed, ctx, ev)
+	runHook(d.trace.Departed, ctx, ev)
 }
 
-func (e *lanes) rehearses() bool { return e.dry }
+func (d *dispatcher) rehearses() bool { return d.dryRun }
 
 // neverWaits says whether a Limiter is a dry run, or made of such only.
 func neverWaits(l Limiter) bool {
 	switch l := l.(type) {
 	case *Shaper: // And no other that has one inside: its WaitN may be its own.
-		return l.dry
+		return l.dryRun
 	case interface{ neverWaits() bool }:
 		return l.neverWaits()
 	case chain:
@@ -78,8 +80,8 @@ func neverWaits(l Limiter) bool {
 
 // untilDeadline is the time left to an instant; forever if that is forever.
 func untilDeadline(ends, now int64) time.Duration {
-	if ends == forever {
-		return forever
+	if ends == exact.Forever {
+		return exact.Forever
 	}
-	return time.Duration(max(0, sum(ends, -now)))
+	return time.Duration(max(0, exact.Sum(ends, -now)))
 }

@@ -7,31 +7,31 @@ import (
 	"time"
 )
 
-// Reasons for which a request is refused. WaitN wraps the first four in a
-// *RejectError, through which errors.Is sees them.
+// The reasons for which a request is refused. WaitN wraps the first four in a
+// [*RejectError], through which errors.Is finds them.
 var (
-	// ErrQueueFull says that Depth requests wait already, or that Depth is 0
-	// and the level is too high.
+	// ErrQueueFull means that Depth requests wait already, or that Depth is 0 and
+	// the level is too high.
 	ErrQueueFull = errors.New("shaper: queue is full")
 
-	// ErrTooLate says that the predicted wait exceeds MaxWait, or reaches the
-	// deadline of the context. In the second case the *RejectError is
-	// context.DeadlineExceeded too.
+	// ErrTooLate means that the predicted wait is longer than MaxWait, or reaches
+	// the deadline of the context. In the second case the *RejectError is also
+	// context.DeadlineExceeded.
 	ErrTooLate = errors.New("shaper: would leave too late")
 
-	// ErrTooCostly says that the request can never fit: with Depth 0 its cost
-	// is above Burst, or it would hold the bucket for more than 365 days.
+	// ErrTooCostly means that the request can never fit: its cost is above Burst
+	// while Depth is 0, or it would hold the bucket for more than 365 days.
 	ErrTooCostly = errors.New("shaper: costs more than can ever fit")
 
-	// ErrClosed says that Close or Shutdown has been called.
+	// ErrClosed means that Close or Shutdown has been called.
 	ErrClosed = errors.New("shaper: closed")
 
-	// ErrNegativeCost is returned bare: a negative cost is a mistake of the
-	// caller's and no refusal, so it is counted nowhere.
+	// ErrNegativeCost is returned as it is, not in a *RejectError: a negative cost
+	// is a mistake of the caller and not a refusal, so no counter counts it.
 	ErrNegativeCost = errors.New("shaper: cost is negative")
 )
 
-// reason says why a request is refused, as a number under which it is counted.
+// A reason is why a request is refused, as an index of the counters.
 type reason uint8
 
 const (
@@ -43,7 +43,7 @@ const (
 	reasons // how many there are
 )
 
-// reasonErrors are the RejectErrors' Reasons.
+// reasonErrors has the Reason of a RejectError for each reason.
 var reasonErrors = [reasons]error{
 	refusedFull:   ErrQueueFull,
 	refusedLate:   ErrTooLate,
@@ -51,19 +51,20 @@ var reasonErrors = [reasons]error{
 	refusedClosed: ErrClosed,
 }
 
-// A limitsError says that the Limits of a key can't be had.
+// A limitsError is the failure of the function that returns the Limits of a key.
 type limitsError struct{ err error }
 
 func (e *limitsError) Error() string { return fmt.Sprintf("shaper: limits of a key: %v", e.err) }
 func (e *limitsError) Unwrap() error { return e.err }
 
-// A keyError says that the key of a request can't be had.
+// A keyError is the failure of the function that returns the key of a request.
 type keyError struct{ err error }
 
 func (e *keyError) Error() string { return fmt.Sprintf("shaper: key of a request: %v", e.err) }
 func (e *keyError) Unwrap() error { return e.err }
 
-// isOwnFault says whether an error is one of the program's, whatever is in it.
+// isOwnFault reports whether an error comes from one of the program's own functions for
+// keys and limits, whatever error it wraps.
 func isOwnFault(err error) bool {
 	if _, ok := errors.AsType[*limitsError](err); ok {
 		return true
@@ -72,8 +73,8 @@ func isOwnFault(err error) bool {
 	return ok
 }
 
-// A RejectError is returned to a request that is refused. It says why, and
-// when the same request would be admitted.
+// A RejectError is returned for a request that is refused. It says why, and when the
+// same request would be admitted.
 type RejectError struct {
 	// Reason is ErrQueueFull, ErrTooLate, ErrTooCostly or ErrClosed.
 	Reason error
@@ -85,11 +86,10 @@ type RejectError struct {
 	// is a lower bound, as nobody knows when requests end.
 	RetryAfter time.Duration
 
-	deadline bool // the context's deadline is what it would have missed
+	deadline bool // The request would have missed its context's deadline.
 }
 
-// Error says why the request was refused and, where it helps to come back,
-// after how long.
+// Error returns the reason and, if trying again helps, after how long to do so.
 func (e *RejectError) Error() string {
 	if e.Reason == nil { // Made by hand.
 		return "shaper: refused"
@@ -103,8 +103,18 @@ func (e *RejectError) Error() string {
 // Unwrap returns Reason.
 func (e *RejectError) Unwrap() error { return e.Reason }
 
-// Is reports that a request which would have missed its context's deadline is
-// context.DeadlineExceeded too, beside ErrTooLate.
+// Is reports whether target is [context.DeadlineExceeded] and the request was refused
+// because it would have missed its context's deadline: such an error is that as well as
+// [ErrTooLate].
 func (e *RejectError) Is(target error) bool {
 	return e.deadline && target == context.DeadlineExceeded
 }
+
+// Timeout reports whether the request was refused because it would have missed its
+// context's deadline: it is true exactly if the error is [context.DeadlineExceeded] too.
+// A request that would only have waited longer than [Limits.MaxWait] did not time out.
+//
+// [net/url.Error], [os.IsTimeout] and [net.Error] ask this method. So they report the
+// Timeout of an http.Client that a [Transport] foresees as they report one that has
+// passed.
+func (e *RejectError) Timeout() bool { return e.deadline }

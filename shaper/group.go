@@ -48,21 +48,21 @@ import (
 // A Group is safe for concurrent use. Make one with NewGroup; the zero Group is not
 // usable, and its methods panic.
 type Group[K comparable] struct {
-	lanes
-	limits  func(K) (Limits, error)
-	maxKeys int
-	none    cell[K] // has no key: who comes when the Group is closed is refused by it
+	dispatcher
+	limits     func(K) (Limits, error)
+	maxKeys    int
+	closedFlow keyedFlow[K] // has no key: who comes when the Group is closed is refused by it
 
 	// reloading has room for one Reload, before the lock. It is no Mutex, as the
 	// function runs meanwhile: in a testing/synctest bubble time would stand still.
 	reloading chan struct{}
-	noted     notes[K]
+	limited   limitedKeys[K]
 
-	// The lock of the lanes guards these.
-	table       map[K]*cell[K]
-	most        int // keys in the table, since it was made
-	asking      map[K]*question
-	mostAsking  int // since it was made
+	// The lock of the dispatcher guards these.
+	table       map[K]*keyedFlow[K]
+	peakKeys    int // keys in the table, since it was made
+	limitsCalls map[K]*limitsCall
+	peakCalls   int // since it was made
 	plans       map[Limits]*plan
 	unused      *plan // of plans: the last that nobody used any more, nor maybe since
 	overflow    overflow[K]
@@ -88,12 +88,12 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	}
 	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
 	g.prepare(o)
-	g.many = true
-	g.broom.sweep, g.drop = g.sweep, g.dropAll
+	g.keyed = true
+	g.sweepTimer.sweep, g.drop = g.sweep, g.dropAllLocked
 	g.overflow.seed = maphash.MakeSeed()
-	g.noted = newNotes[K](g.overflow.seed)
-	g.none.lane = lane{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}
-	g.dropAll()
+	g.limited = newLimitedKeys[K](g.overflow.seed)
+	g.closedFlow.flow = flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}
+	g.dropAllLocked()
 	return g, nil
 }
 

@@ -3,6 +3,8 @@ package shaper
 import (
 	"context"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // Wait is shorthand for WaitN(ctx, key, 1).
@@ -26,80 +28,80 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 
 // placed is Acquire with nil for a release that does nothing.
 func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
-	c, p, err := g.wait(ctx, key, n, true)
-	if p == (place{}) {
+	c, held, err := g.wait(ctx, key, n, true)
+	if held == (seat{}) {
 		return nil, err
 	}
-	return func() { g.giveBack(&c.lane, p) }, nil
+	return func() { g.releaseSeat(&c.flow, held) }, nil
 }
 
 // Do is Shaper.Do on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
-	c, p, err := g.wait(ctx, key, n, true)
+	c, held, err := g.wait(ctx, key, n, true)
 	if err != nil {
 		return err
 	}
-	if p != (place{}) {
-		defer g.giveBack(&c.lane, p)
+	if held != (seat{}) {
+		defer g.releaseSeat(&c.flow, held)
 	}
 	return f(ctx)
 }
 
 // wait is WaitN with the place that the request has taken, if it left and there
 // is a cap on them. gives says whether the caller will give it back.
-func (g *Group[K]) wait(ctx context.Context, key K, n int, gives bool) (*cell[K], place, error) {
-	c, w, done, p, err := g.enter(ctx, key, n, gives)
+func (g *Group[K]) wait(ctx context.Context, key K, n int, gives bool) (*keyedFlow[K], seat, error) {
+	c, w, done, held, err := g.enter(ctx, key, n, gives)
 	if w == nil {
-		return c, p, err
+		return c, held, err
 	}
-	if p, err = g.sleep(ctx, &c.lane, w, done, g.named(key)); err != nil {
-		g.settleSooner(c)
+	if held, err = g.block(ctx, &c.flow, w, done, g.hookKey(key)); err != nil {
+		g.rescheduleAfter(c)
 	}
-	return c, p, err
+	return c, held, err
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line of its
 // key: then it returns the waiter, and the Done channel of its context.
 //
 //go:noinline
-func (g *Group[K]) enter(ctx context.Context, key K, n int, gives bool) (c *cell[K], w *waiter, done <-chan struct{}, p place, err error) {
+func (g *Group[K]) enter(ctx context.Context, key K, n int, gives bool) (c *keyedFlow[K], w *waiter, done <-chan struct{}, held seat, err error) {
 	g.mustBeMade()
-	ends, err := g.call(ctx, n)
+	ends, err := g.checkCall(ctx, n)
 	if err != nil || n == 0 {
-		return nil, nil, nil, p, err
+		return nil, nil, nil, held, err
 	}
-	c, now, err := g.seek(ctx, key)
+	c, now, err := g.lookupOrCreate(ctx, key)
 	switch {
 	case err != nil:
-		return nil, nil, nil, p, g.unsettled(ctx, key, n, err)
-	case g.dry:
-		depth := c.lane.bucket.limits.Depth
-		g.note(key, g.rehearse(ctx, &c.lane, now, n, untilDeadline(ends, now), depth, g.named(key)))
-		return c, nil, nil, p, nil
-	case !gives && c.lane.capped():
-		g.unlock()
-		return nil, nil, nil, p, errUseAcquire
+		return nil, nil, nil, held, g.failed(ctx, key, n, err)
+	case g.dryRun:
+		depth := c.flow.bucket.limits.Depth
+		g.noteVerdict(key, g.shadow(ctx, &c.flow, now, n, untilDeadline(ends, now), depth, g.hookKey(key)))
+		return c, nil, nil, held, nil
+	case !gives && c.flow.capped():
+		g.unlockAndArm()
+		return nil, nil, nil, held, errUseAcquire
 	}
-	if g.conforms(&c.lane, now, int64(n), ends) {
-		return c, nil, nil, g.pass(ctx, &c.lane, now, n, g.named(key)), nil
+	if g.conformsLocked(&c.flow, now, int64(n), ends) {
+		return c, nil, nil, g.pass(ctx, &c.flow, now, n, g.hookKey(key)), nil
 	}
-	w, done, p, err = g.admit(ctx, &c.lane, now, n, asNewcomer, ends, g.named(key))
+	w, done, held, err = g.admit(ctx, &c.flow, now, n, newcomer, ends, g.hookKey(key))
 	switch {
 	case w != nil:
-		g.noted.waited(key)
+		g.limited.waited(key)
 	case err != nil:
-		g.noted.refused(key)
+		g.limited.refused(key)
 	}
-	return c, w, done, p, err
+	return c, w, done, held, err
 }
 
 // note notes the verdict of a dry run.
-func (g *Group[K]) note(key K, v Verdict) {
+func (g *Group[K]) noteVerdict(key K, v Verdict) {
 	switch {
 	case v.Err != nil:
-		g.noted.refused(key)
+		g.limited.refused(key)
 	case v.Wait > 0:
-		g.noted.waited(key)
+		g.limited.waited(key)
 	}
 }
 
@@ -107,29 +109,29 @@ func (g *Group[K]) note(key K, v Verdict) {
 // room in those that keys share; abandoned while it waited for its Limits; or without
 // any, which is not counted as a call. It returns what the call is to return. The
 // lock is not held.
-func (g *Group[K]) unsettled(ctx context.Context, key K, n int, err error) error {
-	ev := Event{Name: g.name, Key: g.named(key), Cost: n, At: time.Now(), Err: err}
+func (g *Group[K]) failed(ctx context.Context, key K, n int, err error) error {
+	ev := Event{Name: g.name, Key: g.hookKey(key), Cost: n, At: time.Now(), Err: err}
 	_, refusal := err.(*RejectError)
 	if refusal {
-		g.noted.refused(key)
+		g.limited.refused(key)
 	}
 	_, unlimited := err.(*limitsError)
 	switch {
-	case g.dry && (refusal || unlimited):
+	case g.dryRun && (refusal || unlimited):
 		ev.Err, ev.Verdict = nil, &Verdict{Err: err}
 		g.letThrough(ctx, ev)
 		return nil
 	case refusal:
-		tell(g.trace.Refused, ctx, ev)
+		runHook(g.trace.Refused, ctx, ev)
 	case !unlimited:
-		tell(g.trace.Abandoned, ctx, ev)
+		runHook(g.trace.Abandoned, ctx, ev)
 	}
 	return err
 }
 
 // named is the key as hooks are told of it.
-func (g *Group[K]) named(key K) any {
-	if !g.told {
+func (g *Group[K]) hookKey(key K) any {
+	if !g.hasHooks {
 		return nil
 	}
 	return key
@@ -145,22 +147,22 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	c, now, err := g.seek(context.Background(), key)
+	c, now, err := g.lookupOrCreate(context.Background(), key)
 	switch {
 	case err != nil:
-		return g.unsettled(context.Background(), key, n, err) == nil
-	case !g.dry && c.lane.capped():
-		g.unlock()
+		return g.failed(context.Background(), key, n, err) == nil
+	case !g.dryRun && c.flow.capped():
+		g.unlockAndArm()
 		return false
 	}
-	if g.dry {
-		g.note(key, g.rehearse(context.Background(), &c.lane, now, n, forever, 0, g.named(key)))
+	if g.dryRun {
+		g.noteVerdict(key, g.shadow(context.Background(), &c.flow, now, n, exact.Forever, 0, g.hookKey(key)))
 		return true
 	}
-	if g.allow(&c.lane, now, n, g.named(key)) {
+	if g.allow(&c.flow, now, n, g.hookKey(key)) {
 		return true
 	}
-	g.noted.refused(key)
+	g.limited.refused(key)
 	return false
 }
 
@@ -174,7 +176,7 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	unknown := g.look(key, func(l *lane, now int64) { wait, err = g.forecast(l, now, n) })
+	unknown := g.withFlow(key, func(f *flow, now int64) { wait, err = g.forecastLocked(f, now, n) })
 	if unknown != nil {
 		return 0, unknown
 	}
@@ -189,38 +191,38 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 		return
 	}
 	if d == 0 {
-		if g.endHold(func() *cell[K] { return g.table[key] }) {
+		if g.endHold(func() *keyedFlow[K] { return g.table[key] }) {
 			return
 		}
-		if l, err := g.ask(key); err == nil { // They say which bucket it shares.
-			g.endHold(func() (c *cell[K]) {
-				if g.shares(key) {
-					c, _ = g.overflowing(key, l)
+		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
+			g.endHold(func() (c *keyedFlow[K]) {
+				if g.sharesLocked(key) {
+					c, _ = g.overflowLocked(key, l)
 				}
 				return c
 			})
 		}
 		return
 	}
-	c, now, err := g.seek(context.Background(), key)
+	c, now, err := g.lookupOrCreate(context.Background(), key)
 	if err != nil {
 		return
 	}
-	g.hold(&c.lane, now, d)
-	g.unlock()
+	g.holdLocked(&c.flow, now, d)
+	g.unlockAndArm()
 }
 
 // endHold is Hold(0) for a bucket, if there is one. It says whether that was all: if
 // there is none, its key may share one, while any is shared.
-func (g *Group[K]) endHold(find func() *cell[K]) (done bool) {
-	now := g.lock()
-	defer g.unlock()
+func (g *Group[K]) endHold(find func() *keyedFlow[K]) (done bool) {
+	now := g.lockAndAdvance()
+	defer g.unlockAndArm()
 	c := find()
 	if c == nil {
-		return g.overflow.cells == nil
+		return g.overflow.flows == nil
 	}
-	c.lane.bucket.rest(now)
-	g.hold(&c.lane, now, 0)
-	g.replace(c)
+	c.flow.bucket.idleUntil(now)
+	g.holdLocked(&c.flow, now, 0)
+	g.rescheduleLocked(c)
 	return true
 }

@@ -154,6 +154,7 @@ func TestHooksAreToldTheKey(t *testing.T) {
 		g.at(time.Second)
 		g.arriveAll("a4")
 		require.NoError(t, g.Close())
+		synctest.Wait() // a4 runs its hook in its own goroutine, which must not race with that of c1.
 		g.arriveAll("c1")
 		synctest.Wait()
 		require.Equal(t, []string{

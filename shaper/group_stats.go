@@ -37,8 +37,8 @@ type GroupStats struct {
 // Stats returns the state of the Group now. It works on a closed one too.
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
-	g.lock()
-	defer g.unlock()
+	g.lockAndAdvance()
+	defer g.unlockAndArm()
 	t := &g.totals
 	var by Stats
 	by.refusals(&t.refused)
@@ -46,7 +46,7 @@ func (g *Group[K]) Stats() GroupStats {
 		Name:        g.name,
 		Keys:        len(g.table),
 		Waiting:     g.waiting,
-		DryRun:      g.dry,
+		DryRun:      g.dryRun,
 		Precise:     g.ticker.precise,
 		Fallback:    g.ticker.failure,
 		Departed:    t.departed,
@@ -59,7 +59,7 @@ func (g *Group[K]) Stats() GroupStats {
 		TotalWait:   time.Duration(t.wait),
 		Missed:      t.missed,
 		Overflowed:  g.overflowed,
-		RefusedKeys: g.noted.refusedKeys(),
+		RefusedKeys: g.limited.refusedKeys(),
 		LimitErrors: g.limitErrors,
 	}
 }
@@ -87,13 +87,13 @@ func (g *Group[K]) All() iter.Seq2[K, Stats] {
 // it is.
 func (g *Group[K]) Top(n int) []KeyCount[K] {
 	g.mustBeMade()
-	return g.noted.top(n)
+	return g.limited.top(n)
 }
 
 // keys are those in the table.
 func (g *Group[K]) keys() []K {
-	g.lock()
-	defer g.unlock()
+	g.lockAndAdvance()
+	defer g.unlockAndArm()
 	keys := make([]K, 0, len(g.table))
 	for key := range g.table {
 		keys = append(keys, key)
@@ -103,12 +103,12 @@ func (g *Group[K]) keys() []K {
 
 // statsOf is what is known of the bucket of a key, if it has one.
 func (g *Group[K]) statsOf(key K) (st Stats, ok bool) {
-	now := g.lock()
-	defer g.unlock()
+	now := g.lockAndAdvance()
+	defer g.unlockAndArm()
 	c := g.table[key]
-	if c == nil || c.lane.drained(now) {
+	if c == nil || c.flow.drained(now) {
 		return st, false
 	}
-	c.lane.bucket.rest(now)
-	return g.stats(&c.lane, now), true
+	c.flow.bucket.idleUntil(now)
+	return g.statsLocked(&c.flow, now), true
 }

@@ -33,10 +33,10 @@ type KeyCount[K comparable] struct {
 // the number of different keys up to m, and then allocates nothing. Keys are
 // found by a seeded hash, so that nobody who chooses keys can make them collide.
 // Whoever owns it guards it with a lock.
-type heavy[K comparable] struct {
+type spaceSaving[K comparable] struct {
 	events uint64 // N
 
-	most     int // m
+	capacity int // m
 	seed     maphash.Seed
 	counters []counter[K]
 
@@ -54,11 +54,11 @@ type heavy[K comparable] struct {
 
 // counter is what heavy knows of one key.
 type counter[K comparable] struct {
-	key   K
-	hash  uint64
-	count uint64
-	taken uint64 // the part of count that was taken over, its error
-	since uint64 // the event that brought the key here
+	key       K
+	hash      uint64
+	count     uint64
+	overcount uint64 // the part of count that was taken over, its error
+	since     uint64 // the event that brought the key here
 
 	next link  // in its chain
 	at   int32 // in least
@@ -68,21 +68,21 @@ type counter[K comparable] struct {
 type link int32
 
 // newHeavy returns one with m counters, m > 0.
-func newHeavy[K comparable](m int) heavy[K] {
-	return heavy[K]{most: m, seed: maphash.MakeSeed()}
+func newSpaceSaving[K comparable](m int) spaceSaving[K] {
+	return spaceSaving[K]{capacity: m, seed: maphash.MakeSeed()}
 }
 
 // add counts an event of key. A key that does not equal itself, such as NaN, is
 // a new one each time.
-func (h *heavy[K]) add(key K) {
+func (h *spaceSaving[K]) add(key K) {
 	h.events++
 	hash := maphash.Comparable(h.seed, key)
 	if i := h.find(key, hash); i >= 0 {
 		h.counters[i].count++
-		h.sink(i)
+		h.siftDown(i)
 		return
 	}
-	if len(h.counters) < h.most {
+	if len(h.counters) < h.capacity {
 		h.append(counter[K]{key: key, hash: hash, count: 1, since: h.events})
 		return
 	}
@@ -90,17 +90,17 @@ func (h *heavy[K]) add(key K) {
 	c := &h.counters[i]
 	h.unlink(i)
 	c.key, c.hash, c.since = key, hash, h.events
-	c.taken = c.count
+	c.overcount = c.count
 	c.count++
 	h.link(i)
-	h.sink(i)
+	h.siftDown(i)
 }
 
 // top returns the n keys with the largest counts, or all that have a counter if
 // they are fewer, largest first. Of equal counts that comes first which got its
 // counter first; it has the smaller error, as the least count never falls. There
 // are none for n ≤ 0.
-func (h *heavy[K]) top(n int) []KeyCount[K] {
+func (h *spaceSaving[K]) top(n int) []KeyCount[K] {
 	n = min(n, len(h.counters))
 	if n <= 0 {
 		return nil
@@ -111,7 +111,7 @@ func (h *heavy[K]) top(n int) []KeyCount[K] {
 	})
 	top := make([]KeyCount[K], n)
 	for i, c := range sorted[:n] {
-		top[i] = KeyCount[K]{Key: c.key, Count: c.count, Error: c.taken}
+		top[i] = KeyCount[K]{Key: c.key, Count: c.count, Error: c.overcount}
 	}
 	return top
 }
@@ -119,12 +119,12 @@ func (h *heavy[K]) top(n int) []KeyCount[K] {
 // snapshot returns a copy to ask top of. It takes some 20 µs where top takes 120
 // (m = 1,024), which the owner's lock then need not be held for. Nothing may be
 // added to the copy.
-func (h *heavy[K]) snapshot() heavy[K] {
-	return heavy[K]{events: h.events, most: h.most, counters: slices.Clone(h.counters)}
+func (h *spaceSaving[K]) snapshot() spaceSaving[K] {
+	return spaceSaving[K]{events: h.events, capacity: h.capacity, counters: slices.Clone(h.counters)}
 }
 
 // find returns the index of the counter of key, or −1.
-func (h *heavy[K]) find(key K, hash uint64) int32 {
+func (h *spaceSaving[K]) find(key K, hash uint64) int32 {
 	if len(h.chains) == 0 {
 		return -1
 	}
@@ -140,17 +140,17 @@ func (h *heavy[K]) find(key K, hash uint64) int32 {
 
 // chain is where the counters of a hash begin. The number of chains is a power
 // of two.
-func (h *heavy[K]) chain(hash uint64) *link { return &h.chains[hash&uint64(len(h.chains)-1)] }
+func (h *spaceSaving[K]) chain(hash uint64) *link { return &h.chains[hash&uint64(len(h.chains)-1)] }
 
 // link puts a counter in front of its chain.
-func (h *heavy[K]) link(i int32) {
+func (h *spaceSaving[K]) link(i int32) {
 	chain := h.chain(h.counters[i].hash)
 	h.counters[i].next, *chain = *chain, link(i+1)
 }
 
 // unlink takes a counter out of its chain. It looks for the counter, not for the
 // key, which may not equal itself.
-func (h *heavy[K]) unlink(i int32) {
+func (h *spaceSaving[K]) unlink(i int32) {
 	l := h.chain(h.counters[i].hash)
 	for *l != link(i+1) {
 		l = &h.counters[*l-1].next
@@ -160,9 +160,9 @@ func (h *heavy[K]) unlink(i int32) {
 
 // append adds a counter. There are at least as many chains as counters. With
 // the last counter comes the heap.
-func (h *heavy[K]) append(c counter[K]) {
+func (h *spaceSaving[K]) append(c counter[K]) {
 	if len(h.counters) == cap(h.counters) {
-		grown := make([]counter[K], len(h.counters), min(max(8, 2*len(h.counters)), h.most))
+		grown := make([]counter[K], len(h.counters), min(max(8, 2*len(h.counters)), h.capacity))
 		copy(grown, h.counters)
 		h.counters = grown
 	}
@@ -175,21 +175,21 @@ func (h *heavy[K]) append(c counter[K]) {
 	} else {
 		h.link(int32(len(h.counters) - 1))
 	}
-	if len(h.counters) < h.most {
+	if len(h.counters) < h.capacity {
 		return
 	}
-	h.least = make([]int32, h.most)
+	h.least = make([]int32, h.capacity)
 	for i := range h.least {
 		h.least[i], h.counters[i].at = int32(i), int32(i)
 	}
-	for at := h.most/2 - 1; at >= 0; at-- {
-		h.sink(h.least[at])
+	for at := h.capacity/2 - 1; at >= 0; at-- {
+		h.siftDown(h.least[at])
 	}
 }
 
 // sink moves a counter whose count has grown down the heap, to where it belongs,
 // if there is a heap yet.
-func (h *heavy[K]) sink(i int32) {
+func (h *spaceSaving[K]) siftDown(i int32) {
 	if h.least == nil {
 		return
 	}

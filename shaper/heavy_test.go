@@ -51,7 +51,7 @@ func TestHeavyKeepsItsBounds(t *testing.T) {
 	for _, m := range []int{1, 2, 3, 10, 64, 1024} {
 		for name, next := range keyStreams(m) {
 			t.Run(fmt.Sprintf("m=%d/%s", m, name), func(t *testing.T) {
-				h, exact := newHeavy[int](m), map[int]uint64{}
+				h, exact := newSpaceSaving[int](m), map[int]uint64{}
 				for n := uint64(1); n <= 30_000; n++ {
 					key := next()
 					h.add(key)
@@ -95,7 +95,7 @@ func checkHeavy(t *testing.T, top []KeyCount[int], exact map[int]uint64, m int, 
 // Spoofing keys does not hide the one that is refused most.
 func TestAHeavyKeySurvivesAMillionOthers(t *testing.T) {
 	const m, others = 1024, 1_000_000
-	h := newHeavy[string](m)
+	h := newSpaceSaving[string](m)
 	occurred := uint64(0)
 	for i := range others {
 		h.add("other " + strconv.Itoa(i))
@@ -115,7 +115,7 @@ func TestAHeavyKeySurvivesAMillionOthers(t *testing.T) {
 // merely inherited theirs.
 func TestALateHeavyKeyIsFound(t *testing.T) {
 	const m = 1024
-	h := newHeavy[int](m)
+	h := newSpaceSaving[int](m)
 	for i := range 1_000_000 {
 		h.add(i)
 	}
@@ -129,7 +129,7 @@ func TestALateHeavyKeyIsFound(t *testing.T) {
 }
 
 func TestTopIsInAStableOrder(t *testing.T) {
-	h := newHeavy[string](4)
+	h := newSpaceSaving[string](4)
 	require.Empty(t, h.top(3), "nobody yet")
 	for _, key := range []string{"d", "b", "c", "c", "a"} {
 		h.add(key)
@@ -151,7 +151,7 @@ func TestTopIsInAStableOrder(t *testing.T) {
 }
 
 func TestSnapshotStaysAsItWas(t *testing.T) {
-	h := newHeavy[int](8)
+	h := newSpaceSaving[int](8)
 	for i := range 100 {
 		h.add(i % 11)
 	}
@@ -169,7 +169,7 @@ func TestSnapshotStaysAsItWas(t *testing.T) {
 // of those who use it can be exact.
 func TestHeavyDoesNotDependOnItsSeed(t *testing.T) {
 	run := func() []KeyCount[int] {
-		h, next := newHeavy[int](64), keyStreams(64)["zipf"]
+		h, next := newSpaceSaving[int](64), keyStreams(64)["zipf"]
 		for range 20_000 {
 			h.add(next())
 		}
@@ -184,7 +184,7 @@ func TestHeavyDoesNotDependOnItsSeed(t *testing.T) {
 // A NaN can be found by no map, and deleted from none.
 func TestNaNKeysLeaveTheOthersAlone(t *testing.T) {
 	const m = 16
-	h := newHeavy[float64](m)
+	h := newSpaceSaving[float64](m)
 	for i := range 100_000 {
 		h.add(math.NaN())
 		if i%10 == 0 {
@@ -207,7 +207,7 @@ func TestNaNKeysLeaveTheOthersAlone(t *testing.T) {
 
 // Two keys of one hash are two keys.
 func TestHeavyTellsKeysOfOneHashApart(t *testing.T) {
-	h := newHeavy[int](2)
+	h := newSpaceSaving[int](2)
 	h.add(1)
 	h.counters[0].hash = maphash.Comparable(h.seed, 2)
 	clear(h.chains)
@@ -225,7 +225,7 @@ func TestHeavyTakesKeysOfAnyComparableType(t *testing.T) {
 		user   string
 		action any
 	}
-	h := newHeavy[pair](2)
+	h := newSpaceSaving[pair](2)
 	for range 3 {
 		h.add(pair{"ann", 1})
 		h.add(pair{"ann", "1"})
@@ -237,7 +237,7 @@ func TestHeavyTakesKeysOfAnyComparableType(t *testing.T) {
 // Memory comes with the keys and ends with the counters.
 func TestHeavyIsOfFixedSize(t *testing.T) {
 	const m = 1000 // no power of two
-	h := newHeavy[int](m)
+	h := newSpaceSaving[int](m)
 	size := func() [3]int { return [3]int{cap(h.counters), len(h.chains), cap(h.least)} }
 	require.Zero(t, size(), "none before the first event")
 	for range 100 {
@@ -260,7 +260,7 @@ func TestHeavyIsOfFixedSize(t *testing.T) {
 
 // checkChains sees that each counter is in the chain of its hash, once, and that
 // no counter in the heap is below a greater one.
-func checkChains[K comparable](t *testing.T, h *heavy[K]) {
+func checkChains[K comparable](t *testing.T, h *spaceSaving[K]) {
 	t.Helper()
 	seen := 0
 	for i := range h.chains {
@@ -285,7 +285,7 @@ func TestAFullHeavyAllocatesNothing(t *testing.T) {
 	for i := range keys {
 		keys[i] = strconv.Itoa(i)
 	}
-	h := newHeavy[string](m)
+	h := newSpaceSaving[string](m)
 	for _, key := range keys[:m] {
 		h.add(key)
 	}
@@ -316,7 +316,7 @@ func BenchmarkHeavyAdd(b *testing.B) {
 			for i := range keys {
 				keys[i] = row.key(i)
 			}
-			h := newHeavy[string](m)
+			h := newSpaceSaving[string](m)
 			for i := range m {
 				h.add(address(uint64(i)))
 			}
@@ -331,7 +331,7 @@ func BenchmarkHeavyAdd(b *testing.B) {
 }
 
 func BenchmarkHeavyTop(b *testing.B) {
-	h := newHeavy[int](1024)
+	h := newSpaceSaving[int](1024)
 	next := keyStreams(1024)["zipf"]
 	for range 100_000 {
 		h.add(next())

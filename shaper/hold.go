@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 // Hold lets nobody leave for a time d from now, up to 365 days, as when the
 // upstream has said so. The line stays as it is, in its order; it can be joined
@@ -15,23 +19,23 @@ func (s *Shaper) Hold(d time.Duration) {
 	if d < 0 {
 		return
 	}
-	now := s.lockLane(&s.lane)
-	defer s.unlock()
-	s.hold(&s.lane, now, d)
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	s.holdLocked(&s.flow, now, d)
 }
 
-// hold is Hold for a lane.
-func (e *lanes) hold(l *lane, now int64, d time.Duration) {
-	e.touch(l)
-	if d > 0 {
-		r := l.bucket.uncommon()
-		r.hold = later(r.hold, nanos{whole: sum(now, int64(min(d, horizon)))})
+// hold is Hold for a flow.
+func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
+	d.markDirtyLocked(f)
+	if span > 0 {
+		r := f.bucket.coldOrNew()
+		r.hold = exact.Later(r.hold, exact.At(exact.Sum(now, int64(min(span, horizon)))))
 		return
 	}
-	if hold := l.bucket.heldUntil(); hold.whole > now {
+	if hold := f.bucket.heldUntil(); hold.Whole() > now {
 		// A head that the hold has kept could not leave before now.
-		l.notBefore(now)
-		l.bucket.rare.hold = nanos{}
+		f.notBefore(now)
+		f.bucket.cold.hold = exact.Nanos{}
 	}
-	e.advance(now, goesOn)
+	d.advanceLocked(now, headFirst)
 }

@@ -20,11 +20,11 @@ var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or D
 // a lower bound, as nobody knows when requests end.
 func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
 	s.mustBeMade()
-	p, err := s.wait(ctx, n, asNewcomer)
-	if p == (place{}) {
+	held, err := s.wait(ctx, n, newcomer)
+	if held == (seat{}) {
 		return nothing, err
 	}
-	return func() { s.giveBack(&s.lane, p) }, nil
+	return func() { s.releaseSeat(&s.flow, held) }, nil
 }
 
 func nothing() {}
@@ -33,74 +33,74 @@ func nothing() {}
 // has returned or panicked. It returns the error of Acquire, or that of f.
 func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) error {
 	s.mustBeMade()
-	p, err := s.wait(ctx, n, asNewcomer)
+	held, err := s.wait(ctx, n, newcomer)
 	if err != nil {
 		return err
 	}
-	defer s.giveBack(&s.lane, p)
+	defer s.releaseSeat(&s.flow, held)
 	return f(ctx)
 }
 
 // giveBack gives a place back, if it has not been given back before. The lock
 // is not held.
-func (e *lanes) giveBack(l *lane, p place) {
-	if p == (place{}) || e.endUnawaited(l, p) {
+func (d *dispatcher) releaseSeat(f *flow, held seat) {
+	if held == (seat{}) || d.releaseUnawaited(f, held) {
 		return
 	}
-	now := e.lockLane(l)
-	defer e.unlock()
-	if !p.end() {
+	now := d.lockFlow(f)
+	defer d.unlockAndArm()
+	if !held.release() {
 		return
 	}
-	l.vacate(now)
-	e.touch(l)
-	e.advance(now, goesOn)
+	f.freeSeat(now)
+	d.markDirtyLocked(f)
+	d.advanceLocked(now, headFirst)
 }
 
 // endUnawaited gives a place back if nobody is in line. Then it does not matter
 // when, and to read the clock would be a third of what a release takes.
-func (e *lanes) endUnawaited(l *lane, p place) bool {
-	e.mu.Lock()
-	unawaited := l.waiting() == 0
-	if unawaited && p.end() {
-		l.line.taken--
-		if e.many {
-			e.file(l)
+func (d *dispatcher) releaseUnawaited(f *flow, held seat) bool {
+	d.mu.Lock()
+	unawaited := f.waiting() == 0
+	if unawaited && held.release() {
+		f.line.seatsTaken--
+		if d.keyed {
+			d.updateDepartureLocked(f)
 		}
 	}
-	e.mu.Unlock()
+	d.mu.Unlock()
 	return unawaited
 }
 
 // vacate frees a place at an instant. If all were taken it is this that the head
 // of the line has been waiting for: it could not leave before, and is not late.
-func (l *lane) vacate(now int64) {
-	if !l.hasRoom() {
-		l.notBefore(now)
-		l.bucket.rest(now) // What has just been given back may have emptied it before.
+func (f *flow) freeSeat(now int64) {
+	if !f.hasSeat() {
+		f.notBefore(now)
+		f.bucket.idleUntil(now) // What has just been given back may have emptied it before.
 	}
-	l.line.taken--
+	f.line.seatsTaken--
 }
 
-// A place says of one who has left a lane with a cap, and whose call has returned
+// A place says of one who has left a flow with a cap, and whose call has returned
 // or is about to, whether he has not ended yet. So one that is given back twice is
 // given back once. The zero place is none. The lock guards what it points to.
-type place struct{ taken *bool }
+type seat struct{ taken *bool }
 
 // claim gives one who has left something to end by. They are made 64 at a time, as
 // one by one they would cost as much as all the rest of a release.
-func (e *lanes) claim() place {
-	if len(e.places) == 0 {
-		e.places = make([]bool, 64)
+func (d *dispatcher) takeSeat() seat {
+	if len(d.spareSeats) == 0 {
+		d.spareSeats = make([]bool, 64)
 	}
-	p := place{&e.places[0]}
-	e.places = e.places[1:]
-	*p.taken = true
-	return p
+	held := seat{&d.spareSeats[0]}
+	d.spareSeats = d.spareSeats[1:]
+	*held.taken = true
+	return held
 }
 
 // end says whether a place was still taken, and notes that it is not.
-func (p place) end() (was bool) {
-	was, *p.taken = *p.taken, false
+func (held seat) release() (was bool) {
+	was, *held.taken = *held.taken, false
 	return was
 }

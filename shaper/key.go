@@ -96,6 +96,8 @@ func isFieldName(name string) bool {
 	return name != ""
 }
 
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
 // Join makes one key of several parts, with "/" between them:
 //
 //	Join("login", "192.0.2.1")    login/192.0.2.1

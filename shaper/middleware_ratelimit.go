@@ -4,10 +4,11 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"strconv"
-	"strings"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
 type rateLimitFieldsOption struct{}
@@ -65,31 +66,31 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a response) {
 	if !(perSecond > 0) || perSecond == rate.Inf { // NaN is not above 0.
 		return
 	}
-	name := quoteName(st.Name)
 	burst, depth := st.Limits.burst(), int64(st.Limits.Depth)
-	quota := sum(burst, depth)
+	quota := exact.Sum(burst, depth)
 
 	var free int64
 	if !errors.Is(err, ErrClosed) {
-		units := max(0, min(math.Floor(float64(burst)-st.Level), maxFieldInteger))
+		units := max(0, min(math.Floor(float64(burst)-st.Level), httpfield.MaxInteger))
 		switch {
 		case !st.HeldUntil.IsZero():
 			units = 0
 		case st.Limits.InFlight > 0:
 			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
 		}
-		free = sum(int64(units), max(0, depth-int64(st.Waiting)))
+		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))
 	}
 	reset := drainSeconds(st.Level, perSecond)
 	if a.retryAfter > 0 {
 		reset = a.retryAfter // Whichever field a client obeys, it must not come too early.
 	}
-	h.Add("RateLimit-Policy", name+
-		";q="+fieldInteger(quota)+
-		";w="+fieldInteger(drainSeconds(float64(quota), perSecond)))
-	h.Add("RateLimit", name+
-		";r="+fieldInteger(free)+
-		";t="+fieldInteger(reset))
+	httpfield.RateLimit{
+		Name:      st.Name,
+		Quota:     quota,
+		Window:    drainSeconds(float64(quota), perSecond),
+		Remaining: free,
+		Reset:     reset,
+	}.AddTo(h)
 }
 
 // drainSeconds is how long so many units take to leak, in whole seconds,
@@ -97,33 +98,5 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a response) {
 // in 2⁵⁰, so that 21 units at 0.7/s are 30 seconds and not 31.
 func drainSeconds(units float64, perSecond rate.Limit) int64 {
 	seconds := math.Ceil(units / float64(perSecond) * (1 - 0x1p-50))
-	return int64(min(seconds, maxFieldInteger))
-}
-
-// maxFieldInteger is the largest integer that a structured field can hold
-// (RFC 9651): 15 digits.
-const maxFieldInteger = 999_999_999_999_999
-
-// fieldInteger writes n ≥ 0 as an integer of structured fields.
-func fieldInteger(n int64) string { return strconv.FormatInt(min(n, maxFieldInteger), 10) }
-
-// quoteName writes a shaper's name as a string of structured fields, which is
-// printable ASCII in quotes.
-func quoteName(name string) string {
-	if name == "" {
-		return `"default"`
-	}
-	var b strings.Builder
-	b.WriteByte('"')
-	for _, c := range name {
-		switch {
-		case c == '"' || c == '\\':
-			b.WriteByte('\\')
-		case c < 0x20 || c > 0x7e:
-			c = '?'
-		}
-		b.WriteByte(byte(c))
-	}
-	b.WriteByte('"')
-	return b.String()
+	return int64(min(seconds, httpfield.MaxInteger))
 }

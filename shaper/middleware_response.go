@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"example.com/leakybucket/shaper/internal/httpfield"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
@@ -91,7 +92,7 @@ type response struct {
 func responseTo(err error) response {
 	retryAfter := int64(1)
 	if refusal, ok := errors.AsType[*RejectError](err); ok {
-		retryAfter = wholeSeconds(refusal.RetryAfter)
+		retryAfter = httpfield.Seconds(refusal.RetryAfter)
 	}
 	switch {
 	case isOwnFault(err):
@@ -124,14 +125,4 @@ func (a response) later(spread time.Duration) response {
 		a.retryAfter += rand.Int64N(int64(spread/time.Second) + 1)
 	}
 	return a
-}
-
-// wholeSeconds returns d as Retry-After has it: rounded up, so that no client comes
-// back too early, and at least 1.
-func wholeSeconds(d time.Duration) int64 {
-	seconds := int64(d / time.Second)
-	if d%time.Second > 0 {
-		seconds++
-	}
-	return max(seconds, 1)
 }

@@ -224,22 +224,22 @@ func (m *model) tooCostly(n int) bool {
 // advance lets everything happen that is due up to instant t.
 func (m *model) advance(t time.Duration) {
 	for {
-		next := t + 1
+		order := t + 1
 		if m.leaves(t) {
 			// Someone who is head since an earlier instant may be due in the
 			// past only by a mistake.
-			next = max(m.now, saturated(seen(m.due())))
+			order = max(m.now, saturated(seen(m.due())))
 		}
 		for _, w := range slices.Concat(m.line, m.stopping) {
 			if w.deadline != 0 && !w.deaf {
-				next = min(next, w.deadline)
+				order = min(order, w.deadline)
 			}
 		}
-		if next > t {
+		if order > t {
 			m.now = max(m.now, t)
 			return
 		}
-		m.now = next
+		m.now = order
 		m.settle()
 		m.expire()
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // The line alone, in the hands of nobody but this file: whoever enters, leaves or
@@ -33,7 +35,7 @@ func (q *slowQueue) delete(at int) {
 // first is the cost of the first k in line, saturating.
 func (q *slowQueue) first(k int) (cost int64) {
 	for _, n := range q.costs[:k] {
-		cost = sum(cost, n)
+		cost = exact.Sum(cost, n)
 	}
 	return cost
 }
@@ -44,7 +46,7 @@ func TestTheQueueIsWhatASliceWouldBe(t *testing.T) {
 	})
 	t.Run("costs of which a few fill a word", func(t *testing.T) {
 		compareQueues(t, 2, func(r *rand.Rand) int64 {
-			return []int64{1, 1 + r.Int64N(forever), forever}[r.IntN(3)]
+			return []int64{1, 1 + r.Int64N(exact.Forever), exact.Forever}[r.IntN(3)]
 		})
 	})
 }
@@ -55,7 +57,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 	saturated := 0
 	for range 100 {
 		var fast queue
-		var spare spares
+		var spare waiterPool
 		var slow slowQueue
 		longest := 1 + r.IntN(16) // So that it is empty now and then.
 		for now := range int64(200) {
@@ -63,7 +65,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 			switch arrives := len(slow.line) < longest && r.IntN(2) == 0; {
 			case arrives && r.IntN(2) == 0:
 				w := spare.take(n, now)
-				fast.pushAgain(w)
+				fast.pushReentry(w)
 				requireEntered(t, slow, w, n, now)
 				slow.insert(slow.retries, w, n)
 				slow.retries++
@@ -85,7 +87,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 				}
 			}
 			requireSame(t, &slow, &fast)
-			if fast.cost.total() == forever {
+			if fast.cost.total() == exact.Forever {
 				saturated++
 			}
 		}
@@ -130,8 +132,8 @@ func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
 	if slow.retries > 0 {
 		last = slow.line[slow.retries-1]
 	}
-	require.True(t, fast.again == last, "the last of the retries")
-	require.Equal(t, slow.first(slow.retries), fast.againCost.total())
+	require.True(t, fast.lastReentry == last, "the last of the retries")
+	require.Equal(t, slow.first(slow.retries), fast.reentryCost.total())
 	require.Equal(t, slow.first(len(slow.line)), fast.cost.total())
 	for k := 1; k <= len(slow.line); k++ {
 		w, cost := fast.ahead(k)

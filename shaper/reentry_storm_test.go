@@ -53,10 +53,10 @@ func (st *reentryStorm) fault(what string) { st.wrong.Store(&what) }
 func (st *reentryStorm) visits() {
 	for {
 		n := 1 + rand.N(3)
-		left, closed := st.visit(n, asNewcomer)
+		left, closed := st.visit(n, newcomer)
 		for left && rand.N(2) == 0 {
 			st.sentAgain.Add(1)
-			if left, closed = st.visit(n, again); left {
+			if left, closed = st.visit(n, reentry); left {
 				st.leftAgain.Add(1)
 			}
 		}
@@ -68,7 +68,7 @@ func (st *reentryStorm) visits() {
 
 // visit is one call: it says whether the request left, and whether it was refused
 // as the shaper is closed.
-func (st *reentryStorm) visit(n int, as entry) (left, closed bool) {
+func (st *reentryStorm) visit(n int, kind entryKind) (left, closed bool) {
 	within, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	switch rand.N(4) {
@@ -79,18 +79,18 @@ func (st *reentryStorm) visit(n int, as entry) (left, closed bool) {
 		defer time.AfterFunc(rand.N(100*time.Microsecond), cancel).Stop()
 	}
 	call := &twiceSent{Context: within}
-	p, err := st.wait(call, n, as)
+	held, err := st.wait(call, n, kind)
 	told := [3]int{call.departed, call.refused, call.abandoned}
 	var reject *RejectError
 	switch {
 	case err == nil:
 		st.departed.Add(1)
-		if told != [3]int{1, 0, 0} || (p != place{}) != (st.most > 0) {
+		if told != [3]int{1, 0, 0} || (held != seat{}) != (st.most > 0) {
 			st.fault("left, but was not told of one departure, or has no place")
 		}
-		st.stay(p)
+		st.stay(held)
 		return true, false
-	case p != place{}:
+	case held != seat{}:
 		st.fault("did not leave, and has a place")
 	case errors.As(err, &reject):
 		st.refused.Add(1)
@@ -115,14 +115,14 @@ func (st *reentryStorm) visit(n int, as entry) (left, closed bool) {
 }
 
 // stay is the time upstream, at whose end the place is given back, once or twice.
-func (st *reentryStorm) stay(p place) {
+func (st *reentryStorm) stay(held seat) {
 	if crowd := st.upstream.Add(1); st.most > 0 && crowd > st.most {
 		st.fault("more are upstream than may be")
 	}
 	runtime.Gosched()
 	st.upstream.Add(-1)
 	for range 1 + rand.N(2) {
-		st.giveBack(&st.lane, p)
+		st.releaseSeat(&st.flow, held)
 	}
 }
 
@@ -209,6 +209,6 @@ func (st *reentryStorm) requireNobodyLeft(t *testing.T) {
 
 	st.Shaper.mu.Lock()
 	defer st.Shaper.mu.Unlock()
-	require.True(t, st.lane.line.head == nil && st.lane.line.tail == nil && st.lane.line.again == nil, "the line is empty")
-	require.Zero(t, st.lane.line.cost.total())
+	require.True(t, st.flow.line.head == nil && st.flow.line.tail == nil && st.flow.line.lastReentry == nil, "the line is empty")
+	require.Zero(t, st.flow.line.cost.total())
 }

@@ -34,9 +34,9 @@ func playReentries(t *testing.T, l Limits, timeline func(t *testing.T, r *reentr
 }
 
 // enters is a call in a goroutine of its own.
-func (r *reentries) enters(ctx context.Context, name string, n int, as entry) {
+func (r *reentries) enters(ctx context.Context, name string, n int, kind entryKind) {
 	go func() {
-		_, err := r.wait(ctx, n, as)
+		_, err := r.wait(ctx, n, kind)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if err != nil {
@@ -58,19 +58,19 @@ func (r *reentries) sleepUntil(at time.Duration) {
 func TestAReentryLeavesBeforeTheLine(t *testing.T) {
 	ctx := context.Background()
 	playReentries(t, Limits{Rate: 10, Depth: 2, MaxWait: 200 * time.Millisecond}, func(t *testing.T, r *reentries) {
-		r.enters(ctx, "a", 1, asNewcomer)
-		r.enters(ctx, "b", 1, asNewcomer)
-		r.enters(ctx, "c", 1, asNewcomer)
-		r.enters(ctx, "d", 1, asNewcomer)
+		r.enters(ctx, "a", 1, newcomer)
+		r.enters(ctx, "b", 1, newcomer)
+		r.enters(ctx, "c", 1, newcomer)
+		r.enters(ctx, "d", 1, newcomer)
 		go func() { _ = r.Shutdown(ctx) }()
 		r.sleepUntil(50 * time.Millisecond)
-		r.enters(ctx, "again", 5, again)
+		r.enters(ctx, "again", 5, reentry)
 		require.Equal(t, 3, r.Stats().Waiting, "one more than Depth")
 		r.sleepUntil(time.Minute)
 		require.Equal(t, []string{
 			"0s a", "0s d: shaper: queue is full (retry after 100ms)", "100ms again", "600ms b", "700ms c",
 		}, r.left)
-		_, err := r.wait(ctx, 1, again)
+		_, err := r.wait(ctx, 1, reentry)
 		require.ErrorIs(t, err, ErrClosed)
 	})
 }
@@ -80,9 +80,9 @@ func TestAReentryLeavesBeforeTheLine(t *testing.T) {
 func TestAReentryWaitsWithoutDepth(t *testing.T) {
 	ctx := context.Background()
 	playReentries(t, Limits{Rate: 10}, func(t *testing.T, r *reentries) {
-		r.enters(ctx, "a", 1, asNewcomer)
-		r.enters(ctx, "b", 1, asNewcomer)
-		r.enters(ctx, "again", 2, again)
+		r.enters(ctx, "a", 1, newcomer)
+		r.enters(ctx, "b", 1, newcomer)
+		r.enters(ctx, "again", 2, reentry)
 		r.sleepUntil(time.Minute)
 		require.Equal(t, []string{"0s a", "0s b: shaper: queue is full (retry after 100ms)", "100ms again"}, r.left)
 	})
@@ -91,19 +91,19 @@ func TestAReentryWaitsWithoutDepth(t *testing.T) {
 func TestAReentryLeavesAtOnceIfItMay(t *testing.T) {
 	ctx := context.Background()
 	playReentries(t, Limits{Rate: 10, Burst: 5, Depth: 9}, func(t *testing.T, r *reentries) {
-		r.enters(ctx, "again", 1, again)
-		r.enters(ctx, "a", 3, asNewcomer)
-		r.enters(ctx, "dear", 5, asNewcomer) // It waits for an empty bucket,
-		r.enters(ctx, "again", 1, again)     // and this one needs none.
+		r.enters(ctx, "again", 1, reentry)
+		r.enters(ctx, "a", 3, newcomer)
+		r.enters(ctx, "dear", 5, newcomer) // It waits for an empty bucket,
+		r.enters(ctx, "again", 1, reentry) // and this one needs none.
 		r.sleepUntil(time.Minute)
 		require.Equal(t, []string{"0s again", "0s a", "0s again", "500ms dear"}, r.left)
 	})
 	// It became the head just now: it is not late, however long its slot is past.
 	playReentries(t, Limits{Rate: 10, Burst: 50, Depth: 9}, func(t *testing.T, r *reentries) {
-		r.enters(ctx, "a", 40, asNewcomer)
-		r.enters(ctx, "dear", 60, asNewcomer)
+		r.enters(ctx, "a", 40, newcomer)
+		r.enters(ctx, "dear", 60, newcomer)
 		r.sleepUntil(3 * time.Second)
-		r.enters(ctx, "again", 1, again)
+		r.enters(ctx, "again", 1, reentry)
 		require.Equal(t, []string{"0s a", "3s again"}, r.left)
 		st := r.Stats()
 		require.Zero(t, st.Missed)
@@ -116,24 +116,24 @@ func TestAReentryLeavesAtOnceIfItMay(t *testing.T) {
 func TestAReentryWaitsForTheHoldAndForAPlace(t *testing.T) {
 	ctx := context.Background()
 	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {
-		r.enters(ctx, "a", 1, asNewcomer)
-		r.enters(ctx, "b", 1, asNewcomer)
+		r.enters(ctx, "a", 1, newcomer)
+		r.enters(ctx, "b", 1, newcomer)
 		r.Hold(time.Second)
-		r.enters(ctx, "again", 1, again)
+		r.enters(ctx, "again", 1, reentry)
 		r.sleepUntil(time.Minute)
 		require.Equal(t, []string{"0s a", "1s again", "1.1s b"}, r.left)
 	})
 	for _, line := range []int{0, 1} {
 		playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
-			first, err := r.wait(ctx, 1, asNewcomer)
+			first, err := r.wait(ctx, 1, newcomer)
 			require.NoError(t, err)
 			for range line {
-				r.enters(ctx, "b", 1, asNewcomer)
+				r.enters(ctx, "b", 1, newcomer)
 			}
 			r.sleepUntil(time.Second)
-			r.enters(ctx, "again", 1, again)
+			r.enters(ctx, "again", 1, reentry)
 			require.Empty(t, r.left, "there is no place")
-			r.giveBack(&r.lane, first)
+			r.releaseSeat(&r.flow, first)
 			r.sleepUntil(2 * time.Second)
 			require.Equal(t, []string{"1s again"}, r.left)
 			require.Equal(t, line, r.Stats().Waiting)
@@ -146,15 +146,15 @@ func TestAReentryCanBeTooLateOrGiveUp(t *testing.T) {
 	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {
 		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 		defer cancel()
-		r.enters(context.Background(), "a", 1, asNewcomer)
+		r.enters(context.Background(), "a", 1, newcomer)
 		r.Hold(time.Second)
-		r.enters(ctx, "late", 1, again)
+		r.enters(ctx, "late", 1, reentry)
 		r.Hold(0)
-		r.enters(context.Background(), "b", 1, asNewcomer)
-		r.enters(ctx, "gone", 1, again)
+		r.enters(context.Background(), "b", 1, newcomer)
+		r.enters(ctx, "gone", 1, reentry)
 		cancel()
 		synctest.Wait()
-		r.enters(ctx, "done", 1, again)
+		r.enters(ctx, "done", 1, reentry)
 		r.sleepUntil(time.Minute)
 		require.Equal(t, []string{
 			"0s a", "0s late: shaper: would leave too late (retry after 500.000001ms)",
@@ -180,13 +180,13 @@ func TestAReentryCountsThoseLikeIt(t *testing.T) {
 	} {
 		t.Run(row.left.String(), func(t *testing.T) {
 			playReentries(t, Limits{Rate: 10, Depth: 1, MaxWait: 100 * time.Millisecond}, func(t *testing.T, r *reentries) {
-				r.enters(ctx, "a", 1, asNewcomer)
-				r.enters(ctx, "dear", 50, asNewcomer)
-				r.enters(ctx, "first", 2, again)
-				r.enters(ctx, "second", 3, again)
+				r.enters(ctx, "a", 1, newcomer)
+				r.enters(ctx, "dear", 50, newcomer)
+				r.enters(ctx, "first", 2, reentry)
+				r.enters(ctx, "second", 3, reentry)
 				within, cancel := context.WithTimeout(ctx, row.left)
 				defer cancel()
-				r.enters(within, "third", 1, again)
+				r.enters(within, "third", 1, reentry)
 				r.sleepUntil(time.Minute)
 				require.Equal(t, row.want, r.left)
 			})
@@ -198,13 +198,13 @@ func TestAReentryCountsThoseLikeIt(t *testing.T) {
 // In a bubble a timer that is set all the same would hide that everybody hangs.
 func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 	playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
-		first, err := r.wait(context.Background(), 1, asNewcomer)
+		first, err := r.wait(context.Background(), 1, newcomer)
 		require.NoError(t, err)
-		r.enters(context.Background(), "b", 1, asNewcomer)
+		r.enters(context.Background(), "b", 1, newcomer)
 		r.Shaper.mu.Lock()
-		require.False(t, r.ticker.timer.timer.Stop(), "the timer is set")
+		require.False(t, r.ticker.timer.Disarm(), "the timer is set")
 		r.Shaper.mu.Unlock()
-		r.giveBack(&r.lane, first)
+		r.releaseSeat(&r.flow, first)
 		r.sleepUntil(time.Second)
 		require.Equal(t, []string{"100ms b"}, r.left)
 	})
@@ -217,19 +217,19 @@ func TestWhoGivesAPlaceBackHandsItOn(t *testing.T) {
 	requireNoLine := func(t *testing.T, r *reentries) {
 		r.Shaper.mu.Lock() // Without looking for who is due, as every method does.
 		defer r.Shaper.mu.Unlock()
-		require.Zero(t, r.lane.line.len)
+		require.Zero(t, r.flow.line.len)
 	}
 	playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
-		first, err := r.wait(ctx, 1, asNewcomer)
+		first, err := r.wait(ctx, 1, newcomer)
 		require.NoError(t, err)
-		r.enters(ctx, "b", 1, asNewcomer)
+		r.enters(ctx, "b", 1, newcomer)
 		r.sleepUntil(time.Second)
-		r.giveBack(&r.lane, first)
+		r.releaseSeat(&r.flow, first)
 		requireNoLine(t, r)
 	})
 	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {
 		r.Hold(time.Minute)
-		r.enters(ctx, "a", 1, asNewcomer)
+		r.enters(ctx, "a", 1, newcomer)
 		r.Hold(0)
 		requireNoLine(t, r)
 	})

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A Shaper is a leaky bucket used as a queue: requests wait in a bounded line,
@@ -25,8 +27,8 @@ import (
 // A Shaper is safe for concurrent use, and costs nothing while nobody waits: a
 // forgotten one needs no Close.
 type Shaper struct {
-	lanes // One of them.
-	lane  lane
+	dispatcher // One of them.
+	flow       flow
 
 	capped bool // Limits.InFlight is above 0, which never changes
 }
@@ -43,9 +45,9 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 			opt.apply(&o)
 		}
 	}
-	s := &Shaper{lane: lane{bucket: newBucket(l), entered: -1}}
+	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
 	s.capped = l.InFlight > 0
-	s.lineOf(&s.lane)
+	s.lineOfLocked(&s.flow)
 	s.prepare(o)
 	return s, nil
 }
@@ -65,50 +67,50 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // With Limits.InFlight set it returns an error that says to use Acquire.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()
-	if s.capped && !s.dry {
+	if s.capped && !s.dryRun {
 		return errUseAcquire
 	}
-	w, done, _, err := s.enter(ctx, n, asNewcomer)
+	w, done, _, err := s.enter(ctx, n, newcomer)
 	if w == nil {
 		return err
 	}
-	_, err = s.sleep(ctx, &s.lane, w, done, nil)
+	_, err = s.block(ctx, &s.flow, w, done, nil)
 	return err
 }
 
 // wait is WaitN with the place that the request has taken, if it left and there
 // is a cap on them.
-func (s *Shaper) wait(ctx context.Context, n int, as entry) (place, error) {
-	w, done, p, err := s.enter(ctx, n, as)
+func (s *Shaper) wait(ctx context.Context, n int, kind entryKind) (seat, error) {
+	w, done, held, err := s.enter(ctx, n, kind)
 	if w == nil {
-		return p, err
+		return held, err
 	}
-	return s.sleep(ctx, &s.lane, w, done, nil)
+	return s.block(ctx, &s.flow, w, done, nil)
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line:
 // then it returns the waiter, and the Done channel of its context.
 //
 //go:noinline
-func (s *Shaper) enter(ctx context.Context, n int, as entry) (w *waiter, done <-chan struct{}, p place, err error) {
-	ends, err := s.call(ctx, n)
+func (s *Shaper) enter(ctx context.Context, n int, kind entryKind) (w *waiter, done <-chan struct{}, held seat, err error) {
+	ends, err := s.checkCall(ctx, n)
 	if err != nil || n == 0 {
-		return nil, nil, p, err
+		return nil, nil, held, err
 	}
-	now := s.lockLane(&s.lane)
-	if s.dry {
-		s.rehearse(ctx, &s.lane, now, n, untilDeadline(ends, now), s.lane.bucket.limits.Depth, nil)
-		return nil, nil, p, nil
+	now := s.lockFlow(&s.flow)
+	if s.dryRun {
+		s.shadow(ctx, &s.flow, now, n, untilDeadline(ends, now), s.flow.bucket.limits.Depth, nil)
+		return nil, nil, held, nil
 	}
-	if as == asNewcomer && s.conforms(&s.lane, now, int64(n), ends) {
-		return nil, nil, s.pass(ctx, &s.lane, now, n, nil), nil
+	if kind == newcomer && s.conformsLocked(&s.flow, now, int64(n), ends) {
+		return nil, nil, s.pass(ctx, &s.flow, now, n, nil), nil
 	}
-	return s.admit(ctx, &s.lane, now, n, as, ends, nil)
+	return s.admit(ctx, &s.flow, now, n, kind, ends, nil)
 }
 
 // call looks at a call before anything is locked: at the cost, at the context,
 // and when that will end.
-func (e *lanes) call(ctx context.Context, n int) (ends int64, err error) {
+func (d *dispatcher) checkCall(ctx context.Context, n int) (ends int64, err error) {
 	if n < 0 {
 		return 0, ErrNegativeCost
 	}
@@ -116,9 +118,9 @@ func (e *lanes) call(ctx context.Context, n int) (ends int64, err error) {
 		return 0, err
 	}
 	if deadline, timed := ctx.Deadline(); timed {
-		return e.since(deadline), nil
+		return d.instantOf(deadline), nil
 	}
-	return forever, nil
+	return exact.Forever, nil
 }
 
 // Allow is shorthand for AllowN(1).
@@ -133,30 +135,30 @@ func (s *Shaper) AllowN(n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	if s.capped && !s.dry {
+	if s.capped && !s.dryRun {
 		return false
 	}
-	now := s.lockLane(&s.lane)
-	return s.allow(&s.lane, now, n, nil)
+	now := s.lockFlow(&s.flow)
+	return s.allow(&s.flow, now, n, nil)
 }
 
-// allow is AllowN for a lane. It unlocks.
-func (e *lanes) allow(l *lane, now int64, n int, key any) bool {
+// allow is AllowN for a flow. It unlocks.
+func (d *dispatcher) allow(f *flow, now int64, n int, key any) bool {
 	ctx := context.Background()
-	if e.dry {
-		e.rehearse(ctx, l, now, n, forever, 0, key)
+	if d.dryRun {
+		d.shadow(ctx, f, now, n, exact.Forever, 0, key)
 		return true
 	}
 	// With a depth of 0 whoever would have to wait meets a full line.
-	_, refusal := e.judge(l, now, int64(n), forever, 0)
+	_, refusal := d.judgeLocked(f, now, int64(n), exact.Forever, 0)
 	switch {
 	case refusal.reason == notRefused:
-		e.pass(ctx, l, now, n, key)
-	case e.trace.Refused == nil:
-		e.deny(l, now, refusal) // Nobody wants the error, so none is made.
+		d.pass(ctx, f, now, n, key)
+	case d.trace.Refused == nil:
+		d.deny(f, now, refusal) // Nobody wants the error, so none is made.
 		return false
 	default:
-		_ = e.refuse(ctx, l, now, n, refusal, key)
+		_ = d.refuse(ctx, f, now, n, refusal, key)
 		return false
 	}
 	return true
@@ -176,14 +178,14 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	now := s.lockLane(&s.lane)
-	defer s.unlock()
-	return s.forecast(&s.lane, now, n)
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	return s.forecastLocked(&s.flow, now, n)
 }
 
-// forecast is Forecast for a lane.
-func (e *lanes) forecast(l *lane, now int64, n int) (wait time.Duration, err error) {
-	wait, refusal := e.judge(l, now, int64(n), forever, l.bucket.limits.Depth)
+// forecast is Forecast for a flow.
+func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
+	wait, refusal := d.judgeLocked(f, now, int64(n), exact.Forever, f.bucket.limits.Depth)
 	if refusal.reason != notRefused {
 		err := refusal.value()
 		return 0, &err
@@ -194,9 +196,9 @@ func (e *lanes) forecast(l *lane, now int64, n int) (wait time.Duration, err err
 // Limits returns the limits in force, as they were given.
 func (s *Shaper) Limits() Limits {
 	s.mustBeMade()
-	s.lock()
-	defer s.unlock()
-	return s.lane.bucket.limits
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	return s.flow.bucket.limits
 }
 
 // SetLimits puts l in force at once, for those who wait too: they are re-timed
@@ -210,18 +212,18 @@ func (s *Shaper) SetLimits(l Limits) error {
 		return err
 	}
 	to := planOf(l)
-	now := s.lockLane(&s.lane)
-	defer s.unlock()
-	if err := s.lane.refuses(l); err != nil {
+	now := s.lockFlow(&s.flow)
+	defer s.unlockAndArm()
+	if err := s.flow.checkChange(l); err != nil {
 		return err
 	}
-	s.change(&s.lane, to, now)
+	s.changeLocked(&s.flow, to, now)
 	return nil
 }
 
-// refuses is why a lane can't have other limits, if it can't.
-func (l *lane) refuses(to Limits) error {
-	from := l.bucket.limits
+// refuses is why a flow can't have other limits, if it can't.
+func (f *flow) checkChange(to Limits) error {
+	from := f.bucket.limits
 	if (from.InFlight > 0) == (to.InFlight > 0) {
 		return nil
 	}

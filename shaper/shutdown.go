@@ -40,43 +40,43 @@ func (s *Shaper) Shutdown(ctx context.Context) error {
 }
 
 // close is Close.
-func (e *lanes) close() {
-	now := e.lock()
-	for len(e.due) > 0 {
-		ln := e.due[0]
+func (d *dispatcher) close() {
+	now := d.lockAndAdvance()
+	for len(d.due) > 0 {
+		ln := d.due[0]
 		for w := ln.head; w != nil; w = ln.head {
 			ln.remove(w, refused)
-			e.waiting--
-			if e.dry {
-				e.countRefusal(ln.lane, w.admitted, refusedClosed)
-				e.spares.keep(w)
+			d.waiting--
+			if d.dryRun {
+				d.countRefusalLocked(ln.flow, w.admitted, refusedClosed)
+				d.waiters.keep(w)
 				continue
 			}
 			w.slot = now
-			w.tell()
+			w.wake()
 		}
-		e.file(ln.lane)
+		d.updateDepartureLocked(ln.flow)
 	}
-	e.phase = max(e.phase, draining)
-	e.changed = true
-	ended := e.ticker.ended()
-	e.unlock()
+	d.phase = max(d.phase, draining)
+	d.rearm = true
+	ended := d.ticker.ended()
+	d.unlockAndArm()
 	if ended != nil {
 		<-ended
 	}
 }
 
 // shutdown is Shutdown. In a dry run there is nobody to wait for.
-func (e *lanes) shutdown(ctx context.Context) error {
-	e.lock()
-	e.phase = max(e.phase, draining)
-	e.changed = true
-	if e.waiting > 0 && e.drained == nil {
-		e.drained = make(chan struct{})
+func (d *dispatcher) shutdown(ctx context.Context) error {
+	d.lockAndAdvance()
+	d.phase = max(d.phase, draining)
+	d.rearm = true
+	if d.waiting > 0 && d.drained == nil {
+		d.drained = make(chan struct{})
 	}
-	drained := e.drained
-	empty := e.waiting == 0 || e.dry
-	e.unlock()
+	drained := d.drained
+	empty := d.waiting == 0 || d.dryRun
+	d.unlockAndArm()
 	if !empty {
 		select {
 		case <-drained:
@@ -88,7 +88,7 @@ func (e *lanes) shutdown(ctx context.Context) error {
 			}
 		}
 	}
-	e.close()
+	d.close()
 	return nil
 }
 
@@ -97,15 +97,15 @@ func (e *lanes) shutdown(ctx context.Context) error {
 func errorOf(ctx context.Context) error { return cmp.Or(ctx.Err(), context.Canceled) }
 
 // settle ends a drain when the last in line has gone.
-func (e *lanes) settle() {
-	if e.phase != draining || e.waiting > 0 {
+func (d *dispatcher) endDrainLocked() {
+	if d.phase != draining || d.waiting > 0 {
 		return
 	}
-	e.phase = closed
-	if e.drop != nil {
-		e.drop()
+	d.phase = closed
+	if d.drop != nil {
+		d.drop()
 	}
-	if e.drained != nil {
-		close(e.drained)
+	if d.drained != nil {
+		close(d.drained)
 	}
 }

@@ -10,49 +10,48 @@ import (
 	"time"
 )
 
-// A Transport is an http.RoundTripper that paces what a client sends: each
-// request waits for a Limiter before it goes to Base, and when the upstream asks
-// one of them to hold back, everyone behind it waits too. It is for API clients,
-// SDKs and pools of workers, however many share it:
+// A Transport is an [http.RoundTripper] that paces what a client sends: each
+// request waits for a [Limiter] before it goes to Base, and when the upstream refuses
+// one of them and asks to hold back, all requests behind it wait too. It is for API
+// clients, SDKs and pools of workers, and any number of them may share it:
 //
 //	client := &http.Client{Transport: &shaper.Transport{Limiter: s}}
 //
-// Both a Transport and a pointer to one are RoundTrippers. It must not be changed
-// once it is in use, and is safe for concurrent use if its parts are.
+// Both a Transport and a pointer to one are RoundTrippers. A Transport must not be
+// changed once it is in use, and is safe for concurrent use if its parts are.
 //
-// A request waits no longer than its context lasts, of which the Timeout of an
-// http.Client is a part. If it is not admitted its body is closed, nothing is
-// sent, and the error is that of the Limiter, in which errors.Is and errors.As
-// find ErrQueueFull, *RejectError and context.Canceled also through the
-// *url.Error of an http.Client. Each redirect that a client follows is a request
-// of its own, and so is each attempt of a library that retries above it.
+// A request waits until its context ends at most, and the Timeout of an [http.Client]
+// is part of that context. It also stops waiting when its deprecated field Cancel is
+// closed; the error is then of the kind that [http.Transport] returns, which is not
+// [context.Canceled]. If a request is not admitted, its body is closed, nothing is
+// sent, and the error is that of the Limiter: errors.Is and errors.As find
+// [ErrQueueFull], [*RejectError] and context.Canceled in it, also through the
+// *url.Error of an http.Client. Each redirect that a client follows is a request of
+// its own, and so is each attempt of a library that retries above the Transport.
 //
-// With a cap (Limits.InFlight) a request keeps its place until the body of its
-// answer has been read to its end, has failed, or is closed, and no longer than
-// that if there is none or no answer at all. So close every body: one that is
-// forgotten keeps its place, as it keeps its connection. Any Limiter with
-// an Acquire like Shaper's counts as one with a cap, unless its Limits say that
-// InFlight is 0.
+// With [Limits.InFlight] set, a request is in flight until its response body has been
+// read to the end, has failed, or has been closed; if there is no body or no
+// response, until RoundTrip returns. So close every body: a request whose body is
+// forgotten stays in flight, as its connection stays in use. Any Limiter with an
+// Acquire like that of [Shaper.Acquire] is taken to have such a cap, unless it has a
+// method Limits that returns an InFlight of 0.
 //
-// An answer asks to hold back
+// A refusal, which is a response with status 429 or 503, asks the client to hold back
 //
-//   - by Retry-After, if its status is 429 or 503: seconds, or a date, which is
-//     taken relative to the answer's own Date where it has one, as the clock of
-//     this machine may differ from that of the upstream;
-//   - else by a RateLimit field (draft-ietf-httpapi-ratelimit-headers-11) with
-//     nothing remaining, as in "default";r=0;t=30, whatever the status. Of
-//     several items the longest t counts.
+//   - by Retry-After: a number of seconds, or a date, which is compared with the
+//     response's own Date if it has one, because the clock of this machine may differ
+//     from that of the upstream;
+//   - else by a RateLimit field (draft-ietf-httpapi-ratelimit-headers-11) which says
+//     that nothing remains, as in "default";r=0;t=30. Of several items the longest t
+//     counts.
 //
-// Then the Limiter's Hold is called, if it has that method, with that time or
-// MaxHold. What is malformed, 0, or in the past counts as not there. A 429 that
-// names no time holds nothing: for how long would be a guess, and the rate goes
-// on bounding what is sent. The older fields RateLimit-Remaining and
-// RateLimit-Reset are not read, as the second is a time span with some and an
-// instant with others.
-//
-// An upstream that says r=0;t=1 in every answer holds everybody for a second
-// after each, so that hardly more than one request a second is sent, whatever the
-// rate. Where the rate is to count alone, let Base drop the field of its answers.
+// For that time, or for MaxHold if it is longer, the Transport calls the Hold method
+// of the Limiter, if it has one. A time that is malformed, 0, or in the past counts as
+// none. A refusal without a time, be it 429 or 503, holds nothing: any duration would
+// be a guess, and the rate still bounds what is sent. The older fields
+// RateLimit-Remaining and RateLimit-Reset are not read, because the second is a time
+// span from some servers and an instant from others. A response that was served holds
+// nothing, unless HoldWhenExhausted is set.
 type Transport struct {
 	// Limiter is what requests wait for. It must not be nil.
 	Limiter Limiter
@@ -60,35 +59,46 @@ type Transport struct {
 	// Base sends the requests. nil means http.DefaultTransport.
 	Base http.RoundTripper
 
-	// Cost tells what a request costs. nil means 1. A request of cost 0 is sent
-	// at once, without asking the Limiter, and never again, whatever Retry says;
+	// Cost returns what a request costs. nil means 1. A request of cost 0 is sent at
+	// once, without asking the Limiter, and never a second time, whatever Retry says;
 	// a negative cost is ErrNegativeCost.
 	Cost func(*http.Request) int
 
-	// MaxHold is the longest hold that is taken from an answer. 0 means one
-	// minute; a negative one is an error of every request.
+	// MaxHold is the longest hold that is taken from a response. 0 means one minute;
+	// if it is negative, every request fails with an error that says so.
 	MaxHold time.Duration
 
-	// Retry sends a request that was refused once more: after a 429, or a 503
-	// that asks to hold back. Both say that the request was not processed, so a
-	// POST can be sent again too. (A 503 that asks for nothing may come from a
-	// server that broke down in the middle, and is returned.)
+	// HoldWhenExhausted lets a response that was served hold the line too, whatever
+	// its status, if its RateLimit field says that nothing remains. Set it for an
+	// upstream that does worse than refuse a request that comes too early: one that
+	// charges for it, or blocks the account.
 	//
-	// The request must have no body, or a GetBody to have it again, and a cost
-	// above 0. It gives its place back and enters the line of a Shaper at the
-	// head: before all who wait, behind those only that were refused and came back
-	// before it. Depth and MaxWait are for newcomers and don't refuse it, nor does
-	// a Shutdown that still lets the line leave. Any other Limiter, be it one with
-	// a *Shaper inside, is asked anew, as by a newcomer; and if that can't hold,
-	// the request alone waits for as long as it was asked to.
+	// It is off by default because r=0 is the normal state of a client that uses its
+	// rate to the full, and the field counts in whole seconds: a [Middleware] of 10/s
+	// and Burst 2 with [WithRateLimitHeaders] says r=0;t=1 when its next slot comes in
+	// 100 ms, so the client would send two requests a second instead of ten.
+	HoldWhenExhausted bool
+
+	// Retry sends a request once more after a refusal: a 429, or a 503 that asks to
+	// hold back. Both say that the request was not processed, so even a POST can be
+	// sent again. (A 503 that asks for nothing may come from a server that failed
+	// half-way; it is returned.)
 	//
-	// The second answer is returned whatever it says, and holds as the first
-	// did. The first is returned if the request can't be sent again: if its time
-	// would not suffice, the Shaper is closed, or the first answer is longer than
-	// 64 KiB. One whose body takes longer than 5 seconds to come is cut off, so
-	// that a slow refusal does not keep the request from being sent again; if it
-	// must be returned all the same, its reading ends with an error there. A
-	// context that ends meanwhile is an error, as always.
+	// The request must have no body or a GetBody that returns a second one, and its
+	// cost must be above 0. It is no longer in flight while it waits. It enters the
+	// line of a Shaper at the head: ahead of all newcomers, and behind retries that
+	// came back earlier. Depth and MaxWait apply to newcomers and do not refuse it, and
+	// neither does a Shutdown while the line still leaves. Any other Limiter, even one
+	// that embeds a *Shaper, is asked as by a newcomer; if it has no Hold, only this
+	// request waits for the time that the refusal asks for.
+	//
+	// The second response is returned whatever it says, and holds the line as the
+	// first did. The first one is returned if the request cannot be sent again:
+	// because the hold would last beyond its deadline, the Shaper is closed, or the
+	// first response is longer than 64 KiB. A first response whose body takes longer
+	// than 5 seconds to arrive is cut off there, so that a slow refusal does not
+	// prevent the retry; if it must be returned after all, reading it ends with an
+	// error at that point. If the context ends meanwhile, its error is returned.
 	Retry bool
 }
 
@@ -98,24 +108,30 @@ var errNoLimiter = errors.New("shaper: Transport.Limiter is nil; to send every r
 
 // RoundTrip lets the request wait for the Limiter, and sends it by Base.
 func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	sent := false
+	defer func() {
+		if !sent { // After an error, or a panic of Cost or of the Limiter.
+			closeBody(r.Body)
+		}
+	}()
 	n, err := t.costOf(r)
-	var release func()
-	if err == nil {
-		release, err = t.enter(r.Context(), n, asNewcomer)
-	}
 	if err != nil {
-		closeBody(r.Body)
 		return nil, err
 	}
-	answer, hold, err := t.send(r, release)
-	if err == nil && answer != nil && t.Retry && n > 0 && isRefusal(answer, hold) {
-		return t.sendAgain(r, n, answer, hold)
+	release, err := t.enterNew(r, n)
+	if err != nil {
+		return nil, err
 	}
-	return answer, err
+	sent = true // From here on Base must close the body.
+	response, hold, err := t.send(r, release)
+	if err == nil && response != nil && t.Retry && n > 0 && isRefusal(response, hold) {
+		return t.sendAgain(r, n, response, hold)
+	}
+	return response, err
 }
 
-// CloseIdleConnections is that of Base, where it has one. The method of this
-// name of an http.Client calls it.
+// CloseIdleConnections calls the method of this name of Base, if it has one. An
+// [http.Client] calls it from its own.
 func (t Transport) CloseIdleConnections() {
 	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -129,7 +145,7 @@ func (t Transport) base() http.RoundTripper {
 	return t.Base
 }
 
-// costOf is what a request costs, or what is wrong with the Transport.
+// costOf returns what a request costs, or what is wrong with the Transport.
 func (t Transport) costOf(r *http.Request) (n int, err error) {
 	switch {
 	case t.Limiter == nil:
@@ -139,56 +155,63 @@ func (t Transport) costOf(r *http.Request) (n int, err error) {
 	case t.Cost == nil:
 		return 1, nil
 	}
-	// A negative cost is not left to the Limiter: it makes some of them, x/time's
-	// among them, fuller instead of emptier.
+	// A negative cost is not left to the Limiter, because some of them, x/time's among
+	// them, would let more through after it.
 	if n = t.Cost(r); n < 0 {
 		return 0, ErrNegativeCost
 	}
 	return n, nil
 }
 
-// enter lets a request of cost n wait for the Limiter. What it returns gives the
-// request's place back; it is nil if there is none. At the head, as again, it
-// enters the line of a Shaper only.
-func (t Transport) enter(ctx context.Context, n int, as entry) (release func(), err error) {
+// enterNew lets a request of cost n wait for the Limiter, as a newcomer.
+func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) {
 	if n == 0 {
 		return nil, nil
 	}
+	ctx, stop := waitContextOf(r)
+	defer stop()
+	return t.enter(ctx, n, newcomer)
+}
+
+// enter lets a request of cost n > 0 wait for the Limiter. release must be called
+// when the request is no longer in flight; it is nil if there is no cap, and with an
+// error. Only the line of a Shaper can be entered at the head, with kind reentry.
+func (t Transport) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	s, ok := t.Limiter.(*Shaper)
 	if !ok {
 		return enter(ctx, t.Limiter, acquirerOf(t.Limiter), n)
 	}
 	s.mustBeMade()
-	p, err := s.wait(ctx, n, as)
-	if p == (place{}) {
+	held, err := s.wait(ctx, n, kind)
+	if held == (seat{}) {
 		return nil, err
 	}
-	return func() { s.giveBack(&s.lane, p) }, nil
+	return func() { s.releaseSeat(&s.flow, held) }, nil
 }
 
-// send sends a request that has left, takes the hold that its answer asks for,
-// and sees to it that the request's place is given back exactly once, even if
-// Base panics. The hold comes first: with the place free, the next would leave.
-func (t Transport) send(r *http.Request, release func()) (answer *http.Response, hold time.Duration, err error) {
-	kept := false
+// send sends a request that has been admitted, and holds the line if the response asks
+// for that. It calls release exactly once, or leaves that to the response's body, even
+// if Base panics. The hold comes before the release, which lets the next request leave.
+func (t Transport) send(r *http.Request, release func()) (response *http.Response, hold time.Duration, err error) {
+	withBody := false
 	if release != nil {
 		defer func() {
-			if !kept {
+			if !withBody {
 				release()
 			}
 		}()
 	}
-	answer, err = t.base().RoundTrip(r)
-	if err != nil || answer == nil {
-		return answer, 0, err
+	response, err = t.base().RoundTrip(r)
+	if err != nil || response == nil {
+		return response, 0, err
 	}
-	if hold = min(holdOf(answer), t.maxHold()); hold > 0 {
+	if hold = min(t.holdFrom(response), t.maxHold()); hold > 0 {
 		if h, ok := t.Limiter.(holder); ok {
 			h.Hold(hold)
 		}
 	}
-	kept = release != nil && keepPlace(answer, r.Method, release)
-	return answer, hold, nil
+	withBody = release != nil && releaseWithBody(response, r.Method, release)
+	return response, hold, nil
 }
 
 func (t Transport) maxHold() time.Duration {
@@ -198,41 +221,42 @@ func (t Transport) maxHold() time.Duration {
 	return t.MaxHold
 }
 
-// keepPlace lets the body of an answer release the place of its request, and
-// says whether there is one that will.
-func keepPlace(a *http.Response, method string, release func()) bool {
-	if !hasBody(a, method) {
+// releaseWithBody makes the end of the response's body call release. It reports
+// whether there is a body that will.
+func releaseWithBody(response *http.Response, method string, release func()) bool {
+	if !hasBody(response, method) {
 		return false
 	}
-	body := &placedBody{ReadCloser: a.Body, release: release}
-	a.Body = body
+	body := &releasingBody{ReadCloser: response.Body, release: release}
+	response.Body = body
 	if w, ok := body.ReadCloser.(io.Writer); ok {
-		a.Body = placedConn{body, w}
+		response.Body = releasingConn{body, w}
 	}
 	return true
 }
 
-// hasBody says whether there is anything to be read of an answer. A length of 0
-// says that there is not in HTTP/2 only: in HTTP/1 net/http says so by NoBody,
-// and 0 is the length of an upgraded connection.
-func hasBody(a *http.Response, method string) bool {
+// hasBody reports whether anything can be read of a response. A length of 0 means that
+// nothing can only in HTTP/2: for HTTP/1 net/http says so by NoBody, and 0 is the
+// length of an upgraded connection.
+func hasBody(response *http.Response, method string) bool {
 	switch {
-	case a.Body == nil, a.Body == http.NoBody, method == http.MethodHead,
-		a.StatusCode == http.StatusNoContent, a.StatusCode == http.StatusNotModified:
+	case response.Body == nil, response.Body == http.NoBody, method == http.MethodHead,
+		response.StatusCode == http.StatusNoContent, response.StatusCode == http.StatusNotModified:
 		return false
 	}
-	return a.ProtoMajor != 2 || a.ContentLength != 0
+	return response.ProtoMajor != 2 || response.ContentLength != 0
 }
 
-// A placedBody is the body of an answer to a request that has a place.
-type placedBody struct {
+// A releasingBody is the body of a response whose request is in flight until the body
+// ends.
+type releasingBody struct {
 	io.ReadCloser
 	once    sync.Once // A body may be closed while it is read, and more than once.
 	release func()
 }
 
-// Read releases the place when there is no more to be read.
-func (b *placedBody) Read(p []byte) (n int, err error) {
+// Read calls release when there is nothing more to read.
+func (b *releasingBody) Read(p []byte) (n int, err error) {
 	n, err = b.ReadCloser.Read(p)
 	if err != nil {
 		b.once.Do(b.release)
@@ -240,30 +264,30 @@ func (b *placedBody) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Close releases the place.
-func (b *placedBody) Close() error {
+// Close calls release.
+func (b *releasingBody) Close() error {
 	defer b.once.Do(b.release)
 	return b.ReadCloser.Close()
 }
 
-// A placedConn is a placedBody that can be written to: after 101 Switching
-// Protocols it is the connection.
-type placedConn struct {
-	*placedBody
+// A releasingConn is a releasingBody that can be written to: after 101 Switching
+// Protocols the body is the connection.
+type releasingConn struct {
+	*releasingBody
 	io.Writer
 }
 
-// CloseWrite closes the sending half, as net/http's own does, for proxies.
-func (c placedConn) CloseWrite() error {
+// CloseWrite closes the sending half, as the body of net/http does; proxies call it.
+func (c releasingConn) CloseWrite() error {
 	if w, ok := c.ReadCloser.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
 	}
 	return fmt.Errorf("shaper: CloseWrite: %w", http.ErrNotSupported)
 }
 
-// closeBody closes the body of a request, which may have none.
+// closeBody closes a body, which may be nil.
 func closeBody(body io.Closer) {
 	if body != nil {
-		_ = body.Close() // Nobody could do anything about it.
+		_ = body.Close() // Nothing could be done about an error.
 	}
 }

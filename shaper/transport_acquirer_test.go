@@ -107,8 +107,8 @@ func TestTransportBearsANilRelease(t *testing.T) {
 	require.Equal(t, context.Canceled, err)
 }
 
-// Who embeds a Shaper to do something of his own in WaitN means it, though he has
-// its Acquire too; with a cap there is no other way than that.
+// A type that embeds a Shaper and has a WaitN of its own also has the Shaper's Acquire.
+// Its WaitN is called all the same, unless there is a cap, which only Acquire keeps.
 func TestTransportAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
 	for limits, want := range map[string]int{"1/s depth 5": 1, "1/s depth 5 inflight 1": 0} {
 		t.Run(limits, func(t *testing.T) {

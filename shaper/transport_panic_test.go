@@ -35,8 +35,8 @@ func (b bursting) Close() error {
 	return nil
 }
 
-// Before a request is sent again other people's code runs. If it panics, the place
-// is free, both bodies are closed, and the panic is the caller's to recover from.
+// Before a request is sent again foreign code runs. If it panics, the request is no
+// longer in flight, both bodies are closed, and the caller can recover.
 func TestAPanicBeforeTheRetryLeavesNothingBehind(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

@@ -9,32 +9,35 @@ import (
 	"time"
 )
 
-// isRefusal says whether an answer, which asks for that hold, means that the
-// request was not processed.
-func isRefusal(a *http.Response, hold time.Duration) bool {
-	return a.StatusCode == http.StatusTooManyRequests || a.StatusCode == http.StatusServiceUnavailable && hold > 0
+// isRefusal reports whether a response that asks for that hold says that the request
+// was not processed.
+func isRefusal(response *http.Response, hold time.Duration) bool {
+	return response.StatusCode == http.StatusTooManyRequests ||
+		response.StatusCode == http.StatusServiceUnavailable && hold > 0
 }
 
-// sendAgain sends a request of cost n that was refused, and asked to hold back
-// from now on, once more, or returns the refusal if it can't be sent.
+// sendAgain sends a request of cost n once more, after a refusal that asks to hold back
+// from now on. If the request cannot be sent, it returns the refusal.
 //
-// GetBody, the bodies and the Limiter are other people's code, which may panic:
-// then both bodies are closed, and with the first the place is given back.
+// GetBody, the bodies and the Limiter are foreign code, which may panic. Then both
+// bodies are closed, and as the refusal's is, the request is no longer in flight.
 func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, hold time.Duration) (*http.Response, error) {
-	ctx, until := r.Context(), time.Now().Add(hold)
+	until := time.Now().Add(hold)
+	ctx, stop := waitContextOf(r)
+	defer stop()
 	if deadline, timed := ctx.Deadline(); timed && !until.Before(deadline) {
-		return refusal, nil // As a Shaper has it, and while the answer is whole.
+		return refusal, nil // A Shaper would refuse it, and the refusal is still whole.
 	}
-	settled := false
+	taken := false // The refusal's body is read or returned: it is not ours to close.
 	defer func() {
-		if !settled {
+		if !taken {
 			closeBody(refusal.Body)
 		}
 	}()
-	// Before the wait, as a slot is not to be spent on a body that can't be had.
+	// The body comes before the wait, so that no slot is spent if there is none.
 	body, ok := bodyAgain(r)
 	if !ok {
-		settled = true
+		taken = true
 		return refusal, nil
 	}
 	sent := false
@@ -44,7 +47,7 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, hol
 		}
 	}()
 	ok = detach(refusal)
-	settled = true
+	taken = true
 	if !ok {
 		return refusal, nil
 	}
@@ -56,14 +59,15 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, hol
 	default:
 		return refusal, nil
 	}
-	again := r.Clone(ctx)
-	again.Body = body
+	second := r.Clone(r.Context())
+	second.Body = body
 	sent = true
-	answer, _, err := t.send(again, release)
-	return answer, err
+	response, _, err := t.send(second, release)
+	return response, err
 }
 
-// bodyAgain is the body of a request that has been sent, if it can be had again.
+// bodyAgain returns the body of a request that has been sent already, and reports
+// whether there can be a second one.
 func bodyAgain(r *http.Request) (body io.ReadCloser, ok bool) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return r.Body, true
@@ -75,9 +79,9 @@ func bodyAgain(r *http.Request) (body io.ReadCloser, ok bool) {
 	return body, err == nil
 }
 
-// How much of a refusal is kept in memory while its request waits, and how long
-// it may take to come. Refusals are short and come at once; of another it is not
-// known how long it is, or takes.
+// How much of a refusal is kept in memory while its request waits, and how long its
+// body may take to arrive. A refusal is short and arrives at once; of anything else
+// the length and the time are unknown.
 const (
 	maxDetached  = 64 << 10
 	maxDetaching = 5 * time.Second
@@ -85,19 +89,19 @@ const (
 
 var errCutOff = fmt.Errorf("shaper: the refusal was cut off, as its body took longer than %v to come", maxDetaching)
 
-// detach reads the body of an answer into memory, so that its connection and the
-// place of its request are free while the answer may still be wanted. It says
-// whether the body was short enough; the answer can be read in any case.
+// detach reads the body of a response into memory, so that the connection is free and
+// the request is not in flight while the response may still be wanted. It reports
+// whether the body was short enough; the response can be read in any case.
 //
-// A body that does not come in time is closed, which ends its reading. To leave it
-// open would keep the answer whole and the retry from happening, and an upstream
-// in trouble, which is the one that refuses, is the one that is slow.
-func detach(a *http.Response) bool {
-	body := a.Body
+// A body that does not arrive in time is closed, which ends its reading. Leaving it
+// open would keep the response whole but prevent the retry, and the upstream that
+// refuses requests, because it is in trouble, is also the one that is slow.
+func detach(response *http.Response) bool {
+	body := response.Body
 	if body == nil {
 		return true
 	}
-	cut := make(chan any) // Somebody receives whenever the timer has fired.
+	cut := make(chan any) // Unbuffered: whenever the timer has fired, detach receives.
 	timer := time.AfterFunc(maxDetaching, func() {
 		defer func() { cut <- recover() }()
 		closeBody(body)
@@ -105,7 +109,7 @@ func detach(a *http.Response) bool {
 	reading := true
 	defer func() {
 		if reading && !timer.Stop() {
-			<-cut // Read has panicked, and the body is about to be closed again.
+			<-cut // Read has panicked, and the caller is about to close the body as well.
 		}
 	}()
 	start, err := io.ReadAll(io.LimitReader(body, maxDetached+1))
@@ -113,11 +117,11 @@ func detach(a *http.Response) bool {
 	switch {
 	case !timer.Stop():
 		if p := <-cut; p != nil {
-			panic(p) // Here, where it can be recovered from.
+			panic(p) // On the caller's goroutine, where it can be recovered.
 		}
 		err = errCutOff
 	case len(start) > maxDetached:
-		a.Body = struct {
+		response.Body = struct {
 			io.Reader
 			io.Closer
 		}{io.MultiReader(bytes.NewReader(start), body), body}
@@ -125,11 +129,12 @@ func detach(a *http.Response) bool {
 	default:
 		closeBody(body)
 	}
-	a.Body = io.NopCloser(io.MultiReader(bytes.NewReader(start), failedReader{err}))
+	response.Body = io.NopCloser(io.MultiReader(bytes.NewReader(start), failedReader{err}))
 	return true
 }
 
-// failedReader is the end of a body whose reading has failed, or not.
+// A failedReader is the end of a body: the error with which reading it failed, or
+// io.EOF if err is nil.
 type failedReader struct{ err error }
 
 func (f failedReader) Read([]byte) (int, error) {
@@ -139,8 +144,9 @@ func (f failedReader) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// reenter lets a request that was asked to hold back until then wait for the
-// Limiter again, at the head of a Shaper's line.
+// reenter lets a refused request of cost n wait for the Limiter again: at the head of
+// a Shaper's line, which is held until then. If the Limiter cannot be held, the request
+// itself first waits until then.
 func (t Transport) reenter(ctx context.Context, n int, until time.Time) (release func(), err error) {
 	if !canHold(t.Limiter) {
 		if hold := time.Until(until); hold > 0 {
@@ -153,5 +159,5 @@ func (t Transport) reenter(ctx context.Context, n int, until time.Time) (release
 			}
 		}
 	}
-	return t.enter(ctx, n, again)
+	return t.enter(ctx, n, reentry)
 }

@@ -56,7 +56,7 @@ func TestRetryIsOnce(t *testing.T) {
 	for _, second := range []string{refusedFor30, "503 -\nRetry-After: 30", "200 OK\nRateLimit: \"a\";r=0;t=30"} {
 		t.Run(second, func(t *testing.T) {
 			playTransport(t, "1/s depth 3", func(u *upstream) {
-				u.Retry = true
+				u.Retry, u.HoldWhenExhausted = true, true
 				u.script["a"] = []string{refusedFor30, second}
 				answer, err := u.RoundTrip(u.request(context.Background(), "a", nil))
 				require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestOnlyARefusalIsSentAgain(t *testing.T) {
 	} {
 		t.Run(answer, func(t *testing.T) {
 			playTransport(t, "1/s depth 3", func(u *upstream) {
-				u.Retry = true
+				u.Retry, u.HoldWhenExhausted = true, true
 				u.script["a"] = []string{answer}
 				_, _ = u.RoundTrip(u.request(context.Background(), "a", nil))
 				if want == "" {
@@ -151,8 +151,8 @@ func TestRetrySendsTheBodyAgain(t *testing.T) {
 	}
 }
 
-// Who is to come again gives his place back meanwhile: with a cap of 1 nobody
-// could ever leave otherwise.
+// A request that waits for its retry is not in flight: with a cap of 1 no request could
+// ever leave otherwise.
 func TestRetryGivesThePlaceBackFirst(t *testing.T) {
 	playTransport(t, "1/s depth 5 inflight 1", func(u *upstream) {
 		u.Retry = true

@@ -2,150 +2,151 @@ package main
 
 import (
 	"context"
-	"io"
-	"net/http"
+	"fmt"
+	"net"
 	"net/url"
-	"strconv"
+	"os"
+	"slices"
 	"strings"
-	"sync"
 	"time"
+
+	"example.com/leakybucket/shaper"
 )
 
-// clumps are how a burst arrives: each with its share of the requests, and its
-// place in the span of the burst. Real clients come like that, neither all at
-// once nor evenly.
-var clumps = []struct{ share, at float64 }{
-	{0.30, 0},
-	{0.12, 0.36},
-	{0.26, 0.50},
-	{0.08, 0.80},
-	{0.24, 1},
+// A trial is what came of sending the burst once.
+type trial struct {
+	tally
+	arrived     []time.Time   // when requests arrived at the server that the burst was sent to
+	reached     []time.Time   // when they reached the upstream, by its own record
+	disconnects []time.Time   // when impatient clients disconnected, by their own record
+	impatient   int           // clients that disconnect if they have to wait
+	requests    []*requestLog // what the shaper did with each; nil without a shaper
+	missedUnits float64       // Stats.Missed: units lost because departures were later than Slack
 }
 
-// ragged returns when each of n requests is sent, counted from the first.
-func ragged(n int, span time.Duration) []time.Duration {
-	sends := make([]time.Duration, 0, n)
-	share := 0.0
-	for _, c := range clumps {
-		share += c.share
-		for len(sends) < int(share*float64(n)+0.5) {
-			sends = append(sends, time.Duration(c.at*float64(span)))
+// span returns the instants of the first arrival and of the last event. There
+// must be an arrival.
+func (t trial) span() (begin, end time.Time) {
+	begin = t.arrived[0]
+	for _, instants := range [][]time.Time{t.arrived, t.reached, t.disconnects} {
+		if n := len(instants); n > 0 && instants[n-1].After(end) {
+			end = instants[n-1]
 		}
 	}
-	return sends
+	return begin, end
 }
 
-// spanOf is the time over which a burst of n arrives: a quarter of a second, or
-// less where the upstream would serve most of the burst meanwhile.
-func spanOf(n int, s size) time.Duration {
-	const longest = 250 * time.Millisecond
-	rest := 0.8*float64(n) - float64(s.workers)
-	return time.Duration(max(0, min(longest.Seconds(), rest/s.perSecond())) * float64(time.Second))
-}
+// showBurst sends the burst twice, directly to the upstream and through a proxy
+// with a shaper on a free port, and prints the results. It returns the exit
+// status for -once.
+func showBurst(ctx context.Context, t *terminal, c config, f *fragileUpstream) (status int, err error) {
+	info := newLimitsInfo(c.limits)
+	introduceBurst(t, info, f.size)
 
-// An answer is what one request of the burst got.
-type answer struct {
-	status   int           // 0: none
-	wait     time.Duration // in the line, as the answer tells; 0 where it does not
-	vanished bool          // the client did not stay for it
-}
-
-// fire sends a burst of real requests, each on a connection of its own, and
-// returns when all have their answers, or have vanished, or when ctx has ended,
-// with its error. The vanishers are known by their place in sends.
-func fire(ctx context.Context, target string, sends []time.Duration, vanishers map[int]*vanisher) ([]answer, error) {
-	transport := &http.Transport{MaxIdleConnsPerHost: len(sends), DisableCompression: true}
-	defer transport.CloseIdleConnections()
-	client := &http.Client{
-		Transport: transport,
-		// An answer that points elsewhere is an answer.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	answers := make([]answer, len(sends))
-	start := time.Now()
-	var all sync.WaitGroup
-	for i, after := range sends {
-		all.Go(func() {
-			timer := time.NewTimer(time.Until(start.Add(after)))
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-				if v := vanishers[i]; v != nil {
-					answers[i] = v.ask(ctx, target)
-				} else {
-					answers[i] = get(ctx, client, target)
-				}
-			case <-ctx.Done():
-			}
-		})
-	}
-	all.Wait()
-	return answers, ctx.Err()
-}
-
-// get sends one request and reads its answer to the end.
-func get(ctx context.Context, client *http.Client, target string) answer {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return answer{}
+		return exitFailed, err
 	}
-	return read(client.Do(r))
-}
-
-// read reads an answer to its end, if there is one.
-func read(got *http.Response, err error) answer {
+	p, err := startProxy(l, c.limits, f.url)
 	if err != nil {
-		return answer{}
+		_ = l.Close()
+		return exitFailed, err
 	}
-	defer got.Body.Close()
-	if _, err := io.Copy(io.Discard, got.Body); err != nil {
-		return answer{}
+	defer p.close()
+
+	sends := sendTimes(c.burst, burstSpan(c.burst, f.size))
+	t.say("Sending %d requests directly to the upstream ...", c.burst)
+	direct, err := sendDirect(ctx, f, sends)
+	if err != nil {
+		return exitFailed, err
 	}
-	return answer{status: got.StatusCode, wait: waitTold(got.Header)}
+	impatient := chooseImpatient(c.burst, c.vanish, info, &p.requests)
+	t.say("Sending %d requests through the shaper%s ...\n", c.burst, announce(info, sends, len(impatient)))
+	shaped, err := sendShaped(ctx, t, f, p, sends, impatient)
+	if err != nil {
+		return exitFailed, err
+	}
+
+	t.say("%s", burstChart(t, info, direct, shaped))
+	t.say("%s", burstTable(t, info, direct, shaped))
+	faults := judgeBurst(info, f.size, direct, shaped)
+	t.say("%s", burstVerdict(t, info, direct, shaped, faults))
+	if len(faults) > 0 {
+		return exitFailed, nil
+	}
+	if c.svg != "" {
+		if err := os.WriteFile(c.svg, []byte(burstSVG(info, shaped)), 0o644); err != nil {
+			return exitFailed, err
+		}
+		t.say("The picture is in %s.", c.svg)
+	}
+	return exitOK, nil
 }
 
-// serverTiming is the header that tells the client how long the line held it.
-const serverTiming = "Server-Timing"
+// introduceBurst prints what is about to be shown.
+func introduceBurst(t *terminal, info limitsInfo, s capacity) {
+	t.say("%s\n", t.coloured(bold, "Requests arrive in a burst and leave evenly spaced."))
+	printLimits(t, info.limits)
+	t.say("  upstream   %s, %s for each request: up to %s/s; answers 503 when\n"+
+		"             all workers are busy\n",
+		countOf(int(s.workers), "worker"), formatSeconds(s.serviceTime.Seconds()), formatDecimal(s.perSecond()))
+}
 
-// waitTold reads the time in the line from the headers of an answer.
-func waitTold(h http.Header) time.Duration {
-	for _, value := range h.Values(serverTiming) {
-		if text, ok := strings.CutPrefix(value, "shaper;dur="); ok {
-			if ms, err := strconv.ParseFloat(text, 64); err == nil {
-				return time.Duration(ms * float64(time.Millisecond))
-			}
+// printLimits prints the limits, and below them what they mean, line by line.
+func printLimits(t *terminal, l shaper.Limits) {
+	const indent = "\n             "
+	t.say("  limits     %s:%s%s", l, indent, strings.Join(limitsInWords(l), indent))
+}
+
+// announce returns what to print about a burst before it is sent through the
+// shaper: how many clients are impatient, and how long a run of more than a
+// second takes.
+func announce(info limitsInfo, sends []time.Duration, impatient int) string {
+	text := ""
+	if impatient > 0 {
+		text = fmt.Sprintf(", %d impatient", impatient)
+	}
+	if info.unlimited || len(sends) == 0 {
+		return text
+	}
+	span := sends[len(sends)-1].Seconds()
+	served := min(float64(len(sends)), float64(info.fits())+info.rate*span)
+	wait := (served - float64(info.atOnce)) * (1 - float64(impatient)/float64(len(sends)))
+	if seconds := max(span, wait*info.interval); seconds >= 1 {
+		text += fmt.Sprintf("; takes about %s", formatSeconds(float64(int(seconds*10+0.5))/10))
+	}
+	return text
+}
+
+func sendDirect(ctx context.Context, f *fragileUpstream, sends []time.Duration) (trial, error) {
+	f.reached.start()
+	results, err := sendBurst(ctx, burstURL(f.url), sends, nil)
+	reached := f.reached.stop()
+	return trial{tally: countResults(results), arrived: reached, reached: reached}, err
+}
+
+func sendShaped(ctx context.Context, t *terminal, f *fragileUpstream, p *proxy, sends []time.Duration, impatient map[int]*impatientClient) (trial, error) {
+	target, err := url.Parse(p.url)
+	if err != nil {
+		return trial{}, err
+	}
+	stopStatus := watchShaper(t, p.shaper, &p.upstreamErrors)
+	defer stopStatus()
+	f.reached.start()
+	p.requests.startRecording()
+	results, err := sendBurst(ctx, burstURL(target), sends, impatient)
+	if err != nil {
+		return trial{}, err // Some requests may still be in progress.
+	}
+	shaped := trial{tally: countResults(results), impatient: len(impatient), requests: p.requests.stopRecording()}
+	shaped.reached = f.reached.stop()
+	shaped.missedUnits = p.shaper.Stats().Missed
+	for _, entry := range byArrival(shaped.requests) {
+		shaped.arrived = append(shaped.arrived, entry.arrived)
+		if !entry.disconnected.IsZero() {
+			shaped.disconnects = append(shaped.disconnects, entry.disconnected)
 		}
 	}
-	return 0
+	slices.SortFunc(shaped.disconnects, time.Time.Compare)
+	return shaped, nil
 }
-
-// A tally counts the answers to a burst.
-type tally struct {
-	sent, served, refused, vanished, failed, other int
-	longest                                        time.Duration // wait of one that was served
-}
-
-// count sorts answers by what they mean. Whatever is neither of the answers
-// expected nor a failure of the upstream counts as other: no answer at all is.
-func count(answers []answer) tally {
-	t := tally{sent: len(answers)}
-	for _, a := range answers {
-		switch {
-		case a.vanished:
-			t.vanished++
-		case a.status == http.StatusOK:
-			t.served++
-			t.longest = max(t.longest, a.wait)
-		case a.status == http.StatusTooManyRequests:
-			t.refused++
-		case a.status >= http.StatusInternalServerError:
-			t.failed++
-		default:
-			t.other++
-		}
-	}
-	return t
-}
-
-// burstURL is what a burst asks a server for.
-func burstURL(server *url.URL) string { return server.JoinPath("burst").String() }

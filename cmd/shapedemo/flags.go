@@ -19,64 +19,67 @@ const (
 	defaultLimits = "50/s depth 100"
 	defaultBurst  = 150
 
-	// outboundLimits have little slack: what a late departure may make up brings
-	// it closer to the next, and the API punishes that.
+	// outboundLimits have little slack: after a late departure, slack lets the
+	// next one follow sooner, and the API takes that for a burst.
 	outboundLimits = "50/s depth 100 slack 5ms"
 	defaultCallers = 100
 
-	// mostBurst keeps the burst, and the callers, within the files that a process
-	// may open: each has a connection of its own, with two ends.
-	mostBurst = 10_000
+	// maxBurst is the largest burst, and the largest number of callers. Each has a
+	// connection of its own, and both ends of it count against the number of files
+	// that a process may open.
+	maxBurst = 10_000
 )
 
-const usage = `shapedemo: a burst goes in, a comb comes out
+const usage = `shapedemo: requests arrive in a burst and leave evenly spaced
 
-Starts a fragile upstream and, in front of it, a reverse proxy with the shaper.
-Fires the same burst straight at the upstream and through the shaper, shows
-what came of it, and then serves until Ctrl-C, which lets the line leave first.
+Starts a fragile upstream server and, in front of it, a reverse proxy with the
+shaper. Sends the same burst directly to the upstream and through the shaper,
+compares the results, and then serves until Ctrl-C. Requests that are waiting
+at that moment are still served.
 
 Flags:
-  -addr HOST:PORT   where to serve (default ` + defaultAddr + `; if that is taken,
-                    a free port; -once uses free ports only)
+  -addr HOST:PORT   where to serve (default ` + defaultAddr + `; if that is in
+                    use, a free port; -once uses free ports only)
   -limits TEXT      rate, burst, depth, longest wait (default "` + defaultLimits + `")
-  -burst N          requests in the burst (default 150; 0 fires none)
-  -vanish N%        make that share of the burst's clients impatient: shaped,
-                    they leave before their turn if they have to wait, half
-                    of them with an upload that nobody has read (default 0%)
+  -burst N          requests in the burst (default 150; 0 sends none)
+  -vanish N%        make that share of the burst's clients impatient: if they
+                    have to wait for the shaper, they disconnect before their
+                    turn; half of them are uploading at that time (default 0%)
   -upstream URL     put the shaper in front of this server instead of the
-                    fragile one; no burst is fired then
-  -once             show the burst and exit: status 0 if the upstream failed
-                    without the shaper and, behind it, did not, and exactly
-                    what does not fit was refused, and at most one slot was
-                    spent on clients that had left
-  -svg FILE         as -once, and draw the run in FILE
+                    fragile one; no burst is sent to it
+  -once             show the burst and exit. The status is 0 if the upstream
+                    failed without the shaper and did not fail behind it, if
+                    exactly the requests that do not fit were refused, and if
+                    at most one departure was wasted on clients that had
+                    disconnected
+  -svg FILE         like -once, and draw the run in FILE
   -outbound         show the other direction: many callers of an API that
-                    refuses everybody for a second when two requests come at
-                    once, straight and through a shaper.Transport; they go on
-                    until Ctrl-C, or with -once exit: status 0 if the API
-                    refused some straight, none of those shaped, and served
-                    more of these (the shaped ones get a second try where
-                    they left apart and this machine brought them together;
-                    one that is busy wants slower -limits); -limits is then,
-                    if not given, "` + outboundLimits + `"
-  -callers N        how many call with -outbound (default 100)
-  -h                this text
+                    refuses all requests for a second after two of them come
+                    at once, directly and through a shaper.Transport. They go
+                    on until Ctrl-C. With -once the program exits instead;
+                    the status is 0 if the API refused direct calls and no
+                    shaped ones, and served more of the shaped ones. If a busy
+                    machine brings shaped calls together, there is a second
+                    try; use slower -limits there. The default of -limits is
+                    "` + outboundLimits + `" with this flag
+  -callers N        number of callers with -outbound (default 100)
+  -h                print this text
 
 Examples:
   shapedemo
   shapedemo -once
-  shapedemo -once -vanish 50%                       the comb has no holes
+  shapedemo -once -vanish 50%                       departures stay even
   shapedemo -limits "20/s burst 5 depth 40" -burst 80
-  shapedemo -limits "50/s depth 100 wait 1s"        nobody waits longer than 1 s
-  shapedemo -limits "50/s burst 10 depth 0"         nobody waits: refuses only
-  shapedemo -outbound                               calls a fragile API
+  shapedemo -limits "50/s depth 100 wait 1s"        no wait longer than 1 s
+  shapedemo -limits "50/s burst 10 depth 0"         requests never wait
+  shapedemo -outbound                               callers of a fragile API
   shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"
 `
 
-// A config is what the flags say.
+// A config is what the flags set.
 type config struct {
 	addr      string
-	addrGiven bool // by the user: then no other port will do
+	addrGiven bool // -addr was given: then no other port is tried
 	limits    shaper.Limits
 	burst     int
 	vanish    int      // percent of the burst's clients that are impatient
@@ -84,11 +87,11 @@ type config struct {
 	once      bool
 	svg       string // file to draw the run in; "": none
 	outbound  bool
-	callers   int // of the API that -outbound calls
+	callers   int // with -outbound
 }
 
-// parseFlags reads the command line. An error names the flag and quotes its
-// value; flag.ErrHelp says that the usage is wanted.
+// parseFlags parses the command line. An error names the flag and quotes its
+// value. The error is [flag.ErrHelp] if the user asked for the usage.
 func parseFlags(args []string) (config, error) {
 	standard, err := shaper.ParseLimits(defaultLimits)
 	if err != nil {
@@ -96,7 +99,7 @@ func parseFlags(args []string) (config, error) {
 	}
 	c := config{burst: defaultBurst, callers: defaultCallers}
 	f := flag.NewFlagSet("shapedemo", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // The errors come back, and go out as one line.
+	f.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
 	f.StringVar(&c.addr, "addr", defaultAddr, "")
 	f.TextVar(&c.limits, "limits", standard, "")
 	f.Func("burst", "", c.setBurst)
@@ -120,29 +123,29 @@ func parseFlags(args []string) (config, error) {
 	}
 	switch {
 	case c.svg != "" && c.upstream != nil:
-		return config{}, fmt.Errorf("-svg %q draws the burst, which is not fired at -upstream %q", c.svg, c.upstream)
+		return config{}, fmt.Errorf("-svg %q draws the burst, which is not sent to -upstream %q", c.svg, c.upstream)
 	case c.once && c.upstream != nil:
-		return config{}, fmt.Errorf("-once fires a burst, which is not done to -upstream %q", c.upstream)
+		return config{}, fmt.Errorf("-once shows the burst, which is not sent to -upstream %q", c.upstream)
 	case c.vanish > 0 && c.upstream != nil:
-		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, which is not fired at -upstream %q`, c.vanish, c.upstream)
+		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, which is not sent to -upstream %q`, c.vanish, c.upstream)
 	case c.once && c.burst == 0:
-		return config{}, errors.New(`-once shows a burst, and -burst "0" fires none`)
+		return config{}, errors.New(`-once shows a burst, and -burst "0" sends none`)
 	case c.vanish > 0 && c.burst == 0:
-		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, and -burst "0" fires none`, c.vanish)
+		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, and -burst "0" sends none`, c.vanish)
 	case c.limits.InFlight > 0 && c.upstream == nil && c.burst > 0:
-		return config{}, fmt.Errorf(`-limits %q: a burst is judged by its rate, below which inflight may keep it; it goes with -burst "0", -upstream or -outbound`, c.limits)
+		return config{}, fmt.Errorf(`-limits %q: inflight may slow the burst below the rate that the program checks; use it with -burst "0", -upstream or -outbound`, c.limits)
 	case given["callers"]:
-		return config{}, fmt.Errorf(`-callers "%d" are those of -outbound`, c.callers)
+		return config{}, fmt.Errorf(`-callers "%d" needs -outbound`, c.callers)
 	}
 	return c, nil
 }
 
-// forOutbound is the config for -outbound, with which not all flags go that may
-// be given.
+// forOutbound returns the config for -outbound, which not all flags can be
+// combined with.
 func (c config) forOutbound(given map[string]bool) (config, error) {
 	for _, name := range []string{"addr", "burst", "vanish", "upstream", "svg"} {
 		if given[name] {
-			return config{}, fmt.Errorf("-outbound calls an API of its own and serves nobody: -%s does not go with it", name)
+			return config{}, fmt.Errorf("-%s cannot be combined with -outbound, which calls an API of its own and does not serve", name)
 		}
 	}
 	if given["limits"] {
@@ -159,9 +162,9 @@ func (c *config) setCallers(text string) error {
 	case err != nil:
 		return errors.New("must be a whole number")
 	case n < 2:
-		return errors.New("must be at least 2: one alone makes no burst")
-	case n > mostBurst:
-		return fmt.Errorf("must be at most %d", mostBurst)
+		return errors.New("must be at least 2: a single caller makes no burst")
+	case n > maxBurst:
+		return fmt.Errorf("must be at most %d", maxBurst)
 	}
 	c.callers = n
 	return nil
@@ -174,8 +177,8 @@ func (c *config) setBurst(text string) error {
 		return errors.New("must be a whole number")
 	case n < 0:
 		return errors.New("must not be negative")
-	case n > mostBurst:
-		return fmt.Errorf("must be at most %d", mostBurst)
+	case n > maxBurst:
+		return fmt.Errorf("must be at most %d", maxBurst)
 	}
 	c.burst = n
 	return nil
@@ -185,7 +188,7 @@ func (c *config) setVanish(text string) error {
 	number, signed := strings.CutSuffix(text, "%")
 	n, err := strconv.ParseUint(number, 10, 0)
 	if !signed || err != nil || n > 100 {
-		return errors.New("must be a whole percentage from 0% to 100%, with its sign")
+		return errors.New("must be a whole percentage from 0% to 100%, with the % sign")
 	}
 	c.vanish = int(n)
 	return nil
@@ -195,7 +198,7 @@ func (c *config) setUpstream(text string) error {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		// Without the text, which the flag package quotes already.
+		// Without the URL, which the flag package already quotes.
 		if e, ok := errors.AsType[*url.Error](err); ok {
 			return e.Err
 		}
@@ -205,19 +208,19 @@ func (c *config) setUpstream(text string) error {
 	case u.Hostname() == "":
 		return errors.New("has no host")
 	case u.RawQuery != "" || u.Fragment != "":
-		return errors.New("must end with the path: each request brings its own query")
+		return errors.New("must end with the path: the query comes from each request")
 	}
 	if port := u.Port(); port != "" {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return fmt.Errorf("has no port %s", port)
+			return fmt.Errorf("has an invalid port %s", port)
 		}
 	}
 	c.upstream = u
 	return nil
 }
 
-// setSVG looks at the folder now, lest a run is over before its picture turns
-// out to have no place.
+// setSVG checks now that the file can be written to its folder, not only after
+// the run.
 func (c *config) setSVG(text string) error {
 	if text == "" {
 		return errors.New("must name a file")

@@ -115,13 +115,13 @@ func TestOnlyTheUsualPortMayMove(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.Close()
 
-	free, err := newDoor(config{addr: taken.Addr().String()})
+	free, err := listenFront(config{addr: taken.Addr().String()})
 	require.NoError(t, err)
 	defer free.close()
 	require.True(t, free.moved)
 	require.NotEqual(t, taken.Addr().String(), free.listener.Addr().String())
 
-	_, err = newDoor(config{addr: taken.Addr().String(), addrGiven: true})
+	_, err = listenFront(config{addr: taken.Addr().String(), addrGiven: true})
 	require.Error(t, err)
 }
 

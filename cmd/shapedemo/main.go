@@ -1,13 +1,14 @@
-// Command shapedemo shows what a leaky-bucket traffic shaper is for: a ragged
-// burst goes in, an even comb comes out.
+// Command shapedemo shows what a leaky-bucket traffic shaper is for: requests
+// arrive in a burst and leave evenly spaced.
 //
-// It starts a fragile upstream, which answers 503 when more press in than it
-// has workers, and a reverse proxy with the shaper's middleware in front of
-// it. It fires the same burst at both, draws what the upstream saw of each,
-// and then goes on serving until Ctrl-C, which lets the line leave first.
+// It starts a fragile upstream server, which answers 503 when it gets more
+// requests than it has workers, and a reverse proxy with the shaper's
+// middleware in front of it. It sends the same burst to both and draws when
+// the requests reached the upstream. Then the proxy keeps serving until
+// Ctrl-C. The requests that are waiting at that moment are still served.
 //
-// With -outbound it shows the other direction: many callers of an API that bears
-// no bursts, with a shaper.Transport and without.
+// With -outbound it shows the other direction: many callers of an API that does
+// not tolerate bursts, without and with a shaper.Transport.
 //
 //	go run ./cmd/shapedemo -h
 package main
@@ -27,24 +28,25 @@ import (
 // The exit statuses of the program.
 const (
 	exitOK          = 0
-	exitFailed      = 1   // the demonstration, or something in it, went wrong
-	exitUsage       = 2   // a flag that can't be followed; nothing was started
-	exitInterrupted = 130 // as a shell has it for a program ended by Ctrl-C
+	exitFailed      = 1   // an error, or the demonstration did not show what it should
+	exitUsage       = 2   // a flag is wrong; nothing was started
+	exitInterrupted = 130 // what a shell reports for a program ended by Ctrl-C
 )
 
 func main() {
-	// Room for the two that mean something, drain and stop at once: more than
-	// two may be dropped.
+	// Room for the two signals that have a meaning: the first drains, the second
+	// stops at once. Any further signal may be dropped.
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	// Unless ignored, a closed pipe behind stdout would kill the program, and
-	// with it everyone who waits in the line. The terminal sees the error.
+	// If SIGPIPE were not ignored, a closed pipe behind stdout would kill the
+	// program and with it all waiting requests. The terminal gets the write's
+	// error instead, and ends the program in order.
 	signal.Ignore(syscall.SIGPIPE)
 	os.Exit(run(signals, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is the whole program. The first of signals ends it gently, the second at
-// once.
+// run is the whole program and returns its exit status. The first signal ends
+// it in order, the second one at once.
 func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int {
 	c, err := parseFlags(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -52,45 +54,45 @@ func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int 
 		return exitOK
 	}
 	if err != nil {
-		return complain(stderr, exitUsage, fmt.Errorf("%w (-h shows examples)", err))
+		return printError(stderr, exitUsage, fmt.Errorf("%w (-h shows examples)", err))
 	}
-	front, err := newDoor(c)
+	front, err := listenFront(c)
 	if err != nil {
-		return complain(stderr, exitUsage, err)
+		return printError(stderr, exitUsage, err)
 	}
 	defer front.close()
 
-	stop := watch(signals)
+	stop := watchSignals(signals)
 	defer stop.release()
-	t := newTerminal(stdout, stop.now)
-	status, err := present(stop, t, c, front)
+	t := newTerminal(stdout, stop.fail)
+	status, err := runDemo(stop, t, c, front)
 	switch {
-	case stop.because() != nil: // Nobody reads what the program says.
-		return complain(stderr, exitFailed, stop.because())
+	case stop.failure() != nil: // The output could not be written.
+		return printError(stderr, exitFailed, stop.failure())
 	case errors.Is(err, context.Canceled):
-		return complain(stderr, exitInterrupted, errors.New("interrupted"))
+		return printError(stderr, exitInterrupted, errors.New("interrupted"))
 	case err != nil:
-		return complain(stderr, exitFailed, err)
+		return printError(stderr, exitFailed, err)
 	}
 	return status
 }
 
-// present shows the burst, if there is an upstream of our own to fire it at,
-// and then serves, unless it was to be shown once. Or it shows what is outbound.
-func present(stop *interrupts, t *terminal, c config, front *door) (status int, err error) {
+// runDemo shows the burst, if it has an upstream of its own to send it to, and
+// then serves, unless -once is set. With -outbound it shows the callers instead.
+func runDemo(stop *interrupts, t *terminal, c config, front *frontListener) (status int, err error) {
 	if c.outbound {
 		return showOutbound(stop, t, c)
 	}
 	target := c.upstream
 	if target == nil {
-		f, err := startFragile(sizeOf(meaningOf(c.limits), c.burst))
+		f, err := startFragileUpstream(capacityFor(newLimitsInfo(c.limits), c.burst))
 		if err != nil {
 			return exitFailed, err
 		}
 		defer f.close()
 		target = f.url
 		if c.burst > 0 {
-			if status, err = showBurst(stop.first, t, c, f); err != nil || c.once {
+			if status, err = showBurst(stop.graceful, t, c, f); err != nil || c.once {
 				return status, err
 			}
 		}
@@ -98,8 +100,8 @@ func present(stop *interrupts, t *terminal, c config, front *door) (status int, 
 	return serve(stop, t, c, front, target)
 }
 
-// complain says on one line what is wrong, and returns the exit status.
-func complain(stderr io.Writer, status int, err error) int {
+// printError prints err on one line, and returns the exit status.
+func printError(stderr io.Writer, status int, err error) int {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	fmt.Fprintf(stderr, "shapedemo: %s\n", text)
 	return status

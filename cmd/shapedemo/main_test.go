@@ -18,27 +18,26 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A screen is what a run under test writes to, and what the test reads at the
-// same time.
-type screen struct {
+// An output is written by a program under test while the test reads it.
+type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (s *screen) Write(p []byte) (int, error) {
+func (s *output) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.Write(p)
 }
 
-func (s *screen) String() string {
+func (s *output) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.String()
 }
 
-// awaits returns the first match of pattern, as soon as there is one.
-func (s *screen) awaits(t *testing.T, pattern string) string {
+// awaits waits for a match of pattern, and returns the first one.
+func (s *output) awaits(t *testing.T, pattern string) string {
 	t.Helper()
 	var found string
 	require.Eventually(t, func() bool {
@@ -51,14 +50,14 @@ func (s *screen) awaits(t *testing.T, pattern string) string {
 // A program is a run of the whole program.
 type program struct {
 	signals        chan os.Signal
-	stdout, stderr screen
+	stdout, stderr output
 	status         chan int // has room for the one status
 }
 
-// start runs the program until it ends; the test must see it end.
+// start starts the program. The test must wait for its end.
 func start(args ...string) *program { return startOn(nil, args...) }
 
-// startOn is start with another standard output than the screen.
+// startOn is start with another standard output.
 func startOn(stdout io.Writer, args ...string) *program {
 	p := &program{signals: make(chan os.Signal, 2), status: make(chan int, 1)}
 	if stdout == nil {
@@ -68,7 +67,7 @@ func startOn(stdout io.Writer, args ...string) *program {
 	return p
 }
 
-// ends returns the exit status.
+// ends waits for the end of the program, and returns its exit status.
 func (p *program) ends(t *testing.T) int {
 	t.Helper()
 	select {
@@ -85,9 +84,9 @@ func TestOnceShowsTheBurstAndSucceeds(t *testing.T) {
 	require.Equal(t, exitOK, p.ends(t), "%s%s", &p.stdout, &p.stderr)
 	require.Empty(t, p.stderr.String())
 	shown := p.stdout.String()
-	require.Contains(t, shown, "20 may wait, the last for 333 ms")
-	require.Contains(t, shown, "request 22 of a simultaneous burst is refused with 429")
-	require.Contains(t, shown, "straight: 120 reach the upstream")
+	require.Contains(t, shown, "up to 20 may wait, the last one for 333 ms")
+	require.Contains(t, shown, "request 22 of a simultaneous burst is refused")
+	require.Contains(t, shown, "direct: 120 reach the upstream")
 	require.Contains(t, shown, "shaped: 120 arrive at the proxy")
 	require.Regexp(t, `(?m)^  sent +120 +120$`, shown)
 	require.Regexp(t, `(?m)^  refused with 429 +0 +[1-9]`, shown)
@@ -97,28 +96,28 @@ func TestOnceShowsTheBurstAndSucceeds(t *testing.T) {
 	require.NotContains(t, shown, "Serving")
 }
 
-// Half of the vanishers upload, with nobody reading, so that this fails without
-// ConnContext.
-func TestOnceShowsThatVanishersCostNoSlot(t *testing.T) {
+// Half of the impatient clients are uploading while they wait, so this test fails
+// without ConnContext.
+func TestOnceShowsThatImpatientClientsCostNoSlot(t *testing.T) {
 	p := start("-once", "-limits", "60/s depth 20", "-burst", "120", "-vanish", "50%")
 	require.Equal(t, exitOK, p.ends(t), "%s%s", &p.stdout, &p.stderr)
 	require.Empty(t, p.stderr.String())
 	shown := p.stdout.String()
-	require.Contains(t, shown, "120 requests through the shaper, 60 of them impatient")
-	require.Regexp(t, `shaped: \d+ vanish from the line`, shown)
-	require.Regexp(t, `(?m)^  of these impatient +- +60$`, shown)
-	require.Regexp(t, `(?m)^  left while waiting +- +[1-9]\d*$`, shown)
-	require.Regexp(t, `(?m)^  slots spent on them +- +[01]$`, shown)
-	require.Regexp(t, `left while they waited and\n  cost (no|1) slot; \d+ were served, and the other \d+ were told`, shown)
+	require.Contains(t, shown, "Sending 120 requests through the shaper, 60 impatient")
+	require.Regexp(t, `shaped: \d+ disconnect while waiting`, shown)
+	require.Regexp(t, `(?m)^  by impatient clients +- +60$`, shown)
+	require.Regexp(t, `(?m)^  disconnected while waiting +- +[1-9]\d*$`, shown)
+	require.Regexp(t, `(?m)^  slots wasted on these +- +[01]$`, shown)
+	require.Regexp(t, `disconnected while they waited and cost (no|1) slot;\n  \d+ were served, and the other \d+ were refused`, shown)
 }
 
-func TestOnceFailsIfThereIsNoLineToVanishFrom(t *testing.T) {
+func TestOnceFailsIfNoImpatientClientHasToWait(t *testing.T) {
 	p := start("-once", "-limits", "60/s burst 5", "-burst", "60", "-vanish", "50%")
 	require.Equal(t, exitFailed, p.ends(t))
 	require.Contains(t, p.stdout.String(), "none of 30 impatient clients had to wait")
 }
 
-func TestOnceFailsIfTheUpstreamStandsTheBurst(t *testing.T) {
+func TestOnceFailsIfTheUpstreamServesTheBurst(t *testing.T) {
 	p := start("-once", "-limits", "100/s depth 10", "-burst", "3")
 	require.Equal(t, exitFailed, p.ends(t))
 	require.Contains(t, p.stdout.String(), "nothing to show: try a larger -burst")
@@ -133,14 +132,14 @@ func TestOnceFailsIfTheShaperLetsTheUpstreamFail(t *testing.T) {
 func TestInterruptEndsTheBurstPromptly(t *testing.T) {
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 		p := start("-once", "-limits", "1 per 10s depth 100", "-burst", "30")
-		p.stdout.awaits(t, `through the shaper; this takes about 4\.\d+ min`)
+		p.stdout.awaits(t, `through the shaper; takes about 4\.\d+ min`)
 		p.signals <- sig
 		require.Equal(t, exitInterrupted, p.ends(t))
 		require.Equal(t, "shapedemo: interrupted\n", p.stderr.String())
 	}
 }
 
-// A brokenPipe takes so many writes and fails after them.
+// A brokenPipe fails after that many writes.
 type brokenPipe struct{ writes int }
 
 func (b *brokenPipe) Write(p []byte) (int, error) {
@@ -150,7 +149,7 @@ func (b *brokenPipe) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestNobodyReadingEndsTheProgram(t *testing.T) {
+func TestABrokenPipeEndsTheProgram(t *testing.T) {
 	for _, c := range []struct {
 		writes int
 		args   []string

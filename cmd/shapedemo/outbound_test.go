@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// So slow that a busy machine does not make a burst of two departures.
+// slowOutbound is so slow that a busy machine does not bring two departures together.
 var slowOutbound = []string{"-outbound", "-limits", "10/s depth 20 slack 10ms", "-callers", "20"}
 
 func TestOutboundOnceShowsWhatEachSawAndSucceeds(t *testing.T) {
@@ -22,15 +22,17 @@ func TestOutboundOnceShowsWhatEachSawAndSucceeds(t *testing.T) {
 	require.Empty(t, p.stderr.String())
 	shown := p.stdout.String()
 	require.Contains(t, shown, "  limits     10/s depth 20 slack 10ms:\n"+
-		"             one leaves every 100 ms, 20 may wait, the last for 2 s\n")
+		"             one request leaves every 100 ms\n"+
+		"             up to 20 may wait, the last one for 2 s\n"+
+		"             request 22 of a simultaneous burst is refused\n")
 	require.Contains(t, shown, "within 25 ms")
-	require.Contains(t, shown, "20 callers straight at the API")
+	require.Contains(t, shown, "20 callers call the API directly")
 	require.Regexp(t, `(?m)^  calls answered +\d+ +[23]\d$`, shown)
 	require.Regexp(t, `(?m)^  served +[1-9] +[23]\d$`, shown)
 	require.Regexp(t, `(?m)^  refused by the API, with 429 +[1-9]\d +0$`, shown)
 	require.Regexp(t, `(?m)^  served per second +[0-3](\.\d+)? +(\d|10)(\.\d+)?$`, shown)
 	require.Regexp(t, `(?m)^  longest +\S+ \S+ +\S+ m?s$`, shown)
-	require.Regexp(t, `✓ Straight, \d+ calls were refused by the API and \d served\. Through the\n  Transport none was refused and [23]\d were served\.\n$`, shown)
+	require.Regexp(t, `✓ Direct: \d+ calls were refused by the API, \d served\.\n  Through the Transport: none refused, [23]\d served\.\n$`, shown)
 	require.NotContains(t, shown, "refused by the shaper")
 	require.NotContains(t, shown, "\x1b", "colour without a terminal")
 	require.NotContains(t, shown, "Ctrl-C")
@@ -40,7 +42,7 @@ func TestOutboundFailsIfTheShaperLetsBurstsThrough(t *testing.T) {
 	t.Parallel()
 	p := start("-outbound", "-once", "-limits", "5/s burst 5 depth 20", "-callers", "20")
 	require.Equal(t, exitFailed, p.ends(t))
-	require.Regexp(t, `✗ \d+ calls? (was|were) refused by the API behind the shaper, as two came within 50 ms: "5/s burst 5 depth 20" lets\s+requests leave together`, p.stdout.String())
+	require.Regexp(t, `✗ \d+ calls? (was|were) refused by the API behind the shaper, because two reached it within 50 ms: "5/s burst 5 depth 20" lets\s+requests leave together`, p.stdout.String())
 }
 
 func TestOutboundGoesOnUntilCtrlC(t *testing.T) {
@@ -48,7 +50,7 @@ func TestOutboundGoesOnUntilCtrlC(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := start(slowOutbound...)
-			p.stdout.awaits(t, `They go on through the Transport until Ctrl-C\.`)
+			p.stdout.awaits(t, `The callers go on through the Transport until Ctrl-C\.`)
 			time.Sleep(250 * time.Millisecond) // Two or three calls.
 			p.signals <- sig
 			require.Equal(t, exitOK, p.ends(t))
@@ -59,7 +61,7 @@ func TestOutboundGoesOnUntilCtrlC(t *testing.T) {
 }
 
 func TestInterruptEndsOutboundPromptly(t *testing.T) {
-	for _, during := range []string{"straight", "through one"} {
+	for _, during := range []string{"call the API directly", "call it through one"} {
 		t.Run(during, func(t *testing.T) {
 			t.Parallel()
 			p := start(append(slowOutbound, "-once")...)
@@ -74,36 +76,37 @@ func TestInterruptEndsOutboundPromptly(t *testing.T) {
 }
 
 func TestJudgeOutbound(t *testing.T) {
-	m := meaningOf(limitsOf(t, "10/s depth 20 slack 10ms"))
-	good := func() (straight, shaped outing) {
-		return outing{experience: experience{served: 3, refused: 60, span: outboundTime}},
-			outing{experience: experience{served: 31, span: outboundTime}}
+	info := newLimitsInfo(limitsOf(t, "10/s depth 20 slack 10ms"))
+	good := func() (direct, shaped poolResult) {
+		return poolResult{callStats: callStats{served: 3, refused: 60, duration: outboundTime}},
+			poolResult{callStats: callStats{served: 31, duration: outboundTime}}
 	}
-	straight, shaped := good()
-	require.Empty(t, judgeOutbound(m, time.Millisecond, straight, shaped))
-	for says, spoil := range map[string]func(straight, shaped *outing){
-		"nothing to show":                      func(straight, _ *outing) { straight.refused = 0 },
-		"2 calls were refused by the API":      func(_, shaped *outing) { shaped.refused = 2 },
-		"1 call was refused by the API":        func(_, shaped *outing) { shaped.refused = 1 },
-		"1 call got no answer":                 func(straight, _ *outing) { straight.failed = 1 },
-		"2 calls got no answer":                func(_, shaped *outing) { shaped.failed = 2 },
-		"the shaper served 3, without it 3":    func(_, shaped *outing) { shaped.served = 3 },
-		"32 were served in 3 s, but only 31 m": func(_, shaped *outing) { shaped.served = 32 },
+	direct, shaped := good()
+	require.Empty(t, judgeOutbound(info, time.Millisecond, direct, shaped))
+	for says, spoil := range map[string]func(direct, shaped *poolResult){
+		"nothing to show":                                   func(direct, _ *poolResult) { direct.refused = 0 },
+		"2 calls were refused by the API":                   func(_, shaped *poolResult) { shaped.refused = 2 },
+		"1 call was refused by the API":                     func(_, shaped *poolResult) { shaped.refused = 1 },
+		"1 call failed":                                     func(direct, _ *poolResult) { direct.failed = 1 },
+		"2 calls failed":                                    func(_, shaped *poolResult) { shaped.failed = 2 },
+		"3 calls were served with the shaper, 3 without it": func(_, shaped *poolResult) { shaped.served = 3 },
+		"32 calls were served in 3 s, but only 31 may":      func(_, shaped *poolResult) { shaped.served = 32 },
 	} {
 		t.Run(says, func(t *testing.T) {
-			straight, shaped := good()
-			spoil(&straight, &shaped)
-			faults := judgeOutbound(m, time.Millisecond, straight, shaped)
+			direct, shaped := good()
+			spoil(&direct, &shaped)
+			faults := judgeOutbound(info, time.Millisecond, direct, shaped)
 			require.Len(t, faults, 1)
-			text := outboundVerdict(plain(), straight, shaped, faults)
+			text := outboundVerdict(plain(), direct, shaped, faults)
 			require.Contains(t, text, "✗ ")
 			require.Contains(t, text, says)
 		})
 	}
 }
 
-// Calls that left apart and came together are the machine's doing, and are let
-// try again, once. What left together is the shaper's, and is not.
+// If calls left the shaper apart and reached the API together, the machine was
+// late, and there is one more try. If they left together, it was the shaper, and
+// there is none.
 func TestOutboundTriesAgainIfTheMachineWasLate(t *testing.T) {
 	at := func(ms ...int) (instants []time.Time) {
 		for _, n := range ms {
@@ -111,28 +114,28 @@ func TestOutboundTriesAgainIfTheMachineWasLate(t *testing.T) {
 		}
 		return instants
 	}
-	crowded := outing{experience: experience{served: 9, refused: 2, span: outboundTime}, left: at(0, 95, 195)}
-	burst := outing{experience: experience{served: 9, refused: 2, span: outboundTime}, left: at(0, 100, 101)}
-	lone := outing{experience: experience{refused: 1}, left: at(0)}
-	good := outing{experience: experience{served: 9, span: outboundTime}, left: at(0, 1)}
+	bunched := poolResult{callStats: callStats{served: 9, refused: 2, duration: outboundTime}, departed: at(0, 95, 195)}
+	burst := poolResult{callStats: callStats{served: 9, refused: 2, duration: outboundTime}, departed: at(0, 100, 101)}
+	lone := poolResult{callStats: callStats{refused: 1}, departed: at(0)}
+	good := poolResult{callStats: callStats{served: 9, duration: outboundTime}, departed: at(0, 1)}
 	for name, row := range map[string]struct {
-		outings []outing
+		results []poolResult
 		err     error
 		calls   int
 		refused int
 	}{
-		"nobody is refused":  {[]outing{good}, nil, 1, 0},
-		"the machine, once":  {[]outing{crowded, good}, nil, 2, 0},
-		"the machine, twice": {[]outing{crowded, crowded, good}, nil, 2, 2},
-		"the shaper":         {[]outing{burst, good}, nil, 1, 2},
-		"only one has left":  {[]outing{lone, good}, nil, 1, 1},
-		"an interrupt":       {[]outing{crowded, good}, context.Canceled, 1, 2},
+		"none is refused":    {[]poolResult{good}, nil, 1, 0},
+		"the machine, once":  {[]poolResult{bunched, good}, nil, 2, 0},
+		"the machine, twice": {[]poolResult{bunched, bunched, good}, nil, 2, 2},
+		"the shaper":         {[]poolResult{burst, good}, nil, 1, 2},
+		"only one has left":  {[]poolResult{lone, good}, nil, 1, 1},
+		"an interrupt":       {[]poolResult{bunched, good}, context.Canceled, 1, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			got, err := onceMoreIfCrowded(plain(), 25*time.Millisecond, func() (outing, error) {
+			got, err := repeatIfMachineWasLate(plain(), 25*time.Millisecond, func() (poolResult, error) {
 				calls++
-				return row.outings[calls-1], row.err
+				return row.results[calls-1], row.err
 			})
 			require.Equal(t, row.err, err)
 			require.Equal(t, row.calls, calls)
@@ -140,19 +143,19 @@ func TestOutboundTriesAgainIfTheMachineWasLate(t *testing.T) {
 		})
 	}
 
-	m := meaningOf(limitsOf(t, "10/s depth 20 slack 10ms"))
-	straight := outing{experience: experience{served: 3, refused: 60, span: outboundTime}}
-	faults := judgeOutbound(m, 25*time.Millisecond, straight, crowded)
-	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, as two came within 25 ms that had left it at least 95 ms apart, twice: this machine is too busy; a slower -limits bears more"}, faults)
-	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, as two came within 25 ms"},
-		judgeOutbound(m, 25*time.Millisecond, straight, burst))
+	info := newLimitsInfo(limitsOf(t, "10/s depth 20 slack 10ms"))
+	direct := poolResult{callStats: callStats{served: 3, refused: 60, duration: outboundTime}}
+	faults := judgeOutbound(info, 25*time.Millisecond, direct, bunched)
+	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, because two reached it within 25 ms that had left the shaper at least 95 ms apart, in both tries: this machine is too busy; try a slower -limits"}, faults)
+	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, because two reached it within 25 ms"},
+		judgeOutbound(info, 25*time.Millisecond, direct, burst))
 }
 
 // What README prints is what the program does.
 func TestReadmeShowsTheTableOfOutbound(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
-	for line := range strings.Lines(outboundTable(plain(), outing{}, outing{})) {
+	for line := range strings.Lines(outboundTable(plain(), poolResult{}, poolResult{})) {
 		label := strings.TrimRight(line, " -0123456789\n")
 		row := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(label) + `( .*\d.*\d.*)?$`)
 		require.True(t, row.Match(readme), "README has no row %q", label)
@@ -160,22 +163,22 @@ func TestReadmeShowsTheTableOfOutbound(t *testing.T) {
 }
 
 func TestOutboundTableTellsOfWhatIsNotUsual(t *testing.T) {
-	straight := outing{experience: experience{refused: 1, failed: 2, span: time.Second}}
-	shaped := outing{experience: experience{
-		served: 3, turned: 4, span: 2 * time.Second,
+	direct := poolResult{callStats: callStats{refused: 1, failed: 2, duration: time.Second}}
+	shaped := poolResult{callStats: callStats{
+		served: 3, rejected: 4, duration: 2 * time.Second,
 		times: []time.Duration{time.Millisecond, 2 * time.Millisecond, 4 * time.Millisecond},
 	}}
-	text := outboundTable(plain(), straight, shaped)
+	text := outboundTable(plain(), direct, shaped)
 	require.Regexp(t, `(?m)^  calls answered +3 +7$`, text)
 	require.Regexp(t, `(?m)^  refused by the shaper +- +4$`, text)
-	require.Regexp(t, `(?m)^  no answer, or another +2 +0$`, text)
+	require.Regexp(t, `(?m)^  no response, or another +2 +0$`, text)
 	require.Regexp(t, `(?m)^  served per second +0 +1\.5$`, text)
 	require.Regexp(t, `(?m)^  median time of a call served +- +2 ms$`, text)
 	require.Regexp(t, `(?m)^  longest +- +4 ms$`, text)
 }
 
 func TestOutboundTakesNoPort(t *testing.T) {
-	front, err := newDoor(config{addr: "127.0.0.1:0", outbound: true})
+	front, err := listenFront(config{addr: "127.0.0.1:0", outbound: true})
 	require.NoError(t, err)
 	defer front.close()
 	require.Nil(t, front.listener)

@@ -9,121 +9,123 @@ import (
 	"time"
 )
 
-// A door is where the demo serves. It is opened before anything else, so that
-// a port that is taken is told first.
-type door struct {
-	listener net.Listener // nil: with -once and -outbound nothing is served
-	moved    bool         // the usual port was taken
+// A frontListener is where the demo serves. It is opened before anything else
+// happens, so that a port in use is reported first.
+type frontListener struct {
+	listener net.Listener // nil with -once and -outbound, which serve nothing
+	moved    bool         // to a free port, as the default port was in use
 }
 
-// newDoor listens at the address of c. Only if the user named none, another
-// port will do.
-func newDoor(c config) (*door, error) {
+// listenFront listens at the address of c. If that is in use it takes a free
+// port instead, but only if the user has not chosen the address.
+func listenFront(c config) (*frontListener, error) {
 	if c.once || c.outbound {
-		return &door{}, nil
+		return &frontListener{}, nil
 	}
 	l, err := net.Listen("tcp", c.addr)
 	if err == nil {
-		return &door{listener: l}, nil
+		return &frontListener{listener: l}, nil
 	}
 	if !c.addrGiven {
 		if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
-			return &door{listener: l, moved: true}, nil
+			return &frontListener{listener: l, moved: true}, nil
 		}
 	}
 	return nil, fmt.Errorf("-addr %q: %w", c.addr, err)
 }
 
-// close lets go of the address, unless a server has done so already.
-func (d *door) close() {
+// close closes the listener, if a server has not done so already.
+func (d *frontListener) close() {
 	if d.listener != nil {
 		_ = d.listener.Close()
 	}
 }
 
 // serve puts a shaper in front of target, serves until the first signal, and
-// then drains. It returns the exit status.
-func serve(stop *interrupts, t *terminal, c config, front *door, target *url.URL) (int, error) {
+// then drains the line. It returns the exit status.
+func serve(stop *interrupts, t *terminal, c config, front *frontListener, target *url.URL) (int, error) {
 	p, err := startProxy(front.listener, c.limits, target)
 	if err != nil {
 		return exitFailed, err
 	}
-	invite(t, c, front, p.url)
-	unwatch := watchShaper(t, p.shaper, &p.broken)
-	defer unwatch()
+	printHowToTry(t, c, front, p.url)
+	stopStatus := watchShaper(t, p.shaper, &p.upstreamErrors)
+	defer stopStatus()
 	select {
-	case <-p.gone:
+	case <-p.done:
 		return exitFailed, p.close()
-	case <-stop.first.Done():
+	case <-stop.graceful.Done():
 	}
-	return drain(stop.second, t, p)
+	return drain(stop.immediate, t, p)
 }
 
-// invite says where the demo serves and how to try it.
-func invite(t *terminal, c config, front *door, at string) {
+// printHowToTry prints where the demo serves, and commands to try it with.
+func printHowToTry(t *terminal, c config, front *frontListener, at string) {
 	if c.upstream == nil && c.burst > 0 {
-		t.say("") // Below the burst.
+		t.say("") // An empty line after the results of the burst.
 	}
 	if front.moved {
-		t.say("%s is taken; a free port will do.", defaultAddr)
+		t.say("%s is in use: taking a free port.", defaultAddr)
 	}
 	switch {
 	case c.upstream != nil:
-		explain(t, meaningOf(c.limits))
+		printLimits(t, c.limits)
 		t.say("  upstream   %s\n", c.upstream.Redacted())
-	case c.burst == 0: // No burst has said it.
-		explain(t, meaningOf(c.limits))
+	case c.burst == 0: // Otherwise the burst has printed the limits.
+		printLimits(t, c.limits)
 		t.say("")
 	}
-	t.say("Serving on %s until Ctrl-C. Try:\n", t.in(bold, at))
+	t.say("Serving on %s until Ctrl-C. Try:\n", t.coloured(bold, at))
 	t.say("  curl -i %s/", at)
-	t.say("  for i in $(seq %d); do curl -so /dev/null -w '%%{http_code}\\n' %s/ & done | sort | uniq -c", herd(c), at)
+	t.say("  for i in $(seq %d); do curl -so /dev/null -w '%%{http_code}\\n' %s/ & done | sort | uniq -c", clientCount(c), at)
 	if line := k6Line(c, at); line != "" {
 		t.say("  %s", line)
 	}
 	t.say("")
 }
 
-// herd is a number of clients of which some are refused, where that is a number
-// that a shell can start.
-func herd(c config) int {
-	return min(max(20, int(float64(min(meaningOf(c.limits).fits(), 1000))*1.3)), 500)
+// clientCount returns how many clients to start so that some are refused, within
+// the number that a shell can start.
+func clientCount(c config) int {
+	return min(max(20, int(float64(min(newLimitsInfo(c.limits).fits(), 1000))*1.3)), 500)
 }
 
-// k6Line is the call of the load script, or "" for limits that it can't judge:
-// it counts in whole requests per second, and of a line shorter than a second,
-// or one that MaxWait or a cap cuts off, it can't tell a mistake from noise.
+// k6Line returns the command that runs the load script, or "" for limits that
+// the script cannot judge. Its rate must be a whole number of requests per
+// second. If the line is shorter than a second, or cut short by MaxWait or a cap,
+// the script cannot tell a mistake from noise.
 func k6Line(c config, at string) string {
-	m := meaningOf(c.limits)
-	if m.endless || c.limits.InFlight > 0 || m.rate != math.Trunc(m.rate) || m.waiting < c.limits.Depth || float64(m.waiting) < m.rate {
+	info := newLimitsInfo(c.limits)
+	if info.unlimited || c.limits.InFlight > 0 || info.rate != math.Trunc(info.rate) || info.mayWait < c.limits.Depth || float64(info.mayWait) < info.rate {
 		return ""
 	}
 	line := "k6 run -e BASE_URL=" + at
 	if c.limits.String() != defaultLimits {
-		line += fmt.Sprintf(" -e RATE=%.0f -e DEPTH=%d -e BURST=%d", m.rate, m.waiting, m.atOnce)
+		line += fmt.Sprintf(" -e RATE=%.0f -e DEPTH=%d -e BURST=%d", info.rate, info.mayWait, info.atOnce)
 	}
 	return line + " loadtest/k6.js"
 }
 
-// drain lets the line leave, then what is under way, and closes the proxy.
-// Newcomers meanwhile get a 503. It ends at once when stop does.
-func drain(stop context.Context, t *terminal, p *proxy) (int, error) {
+// drain lets all waiting requests leave, waits until they have their responses,
+// and closes the proxy. New requests get a 503 meanwhile. When ctx is done it
+// ends at once.
+func drain(ctx context.Context, t *terminal, p *proxy) (int, error) {
 	p.draining.Store(true)
 	before := p.shaper.Stats()
-	t.say("%s", farewell(before.Waiting, meaningOf(before.Limits)))
+	t.say("%s", drainMessage(before.Waiting, newLimitsInfo(before.Limits)))
 	// The shaper first, then the server: the server's Shutdown neither wakes nor
-	// cancels those in the line.
-	if err := p.shaper.Shutdown(stop); err == nil {
-		// The line is empty; those that left last still have their answers to
-		// get. A client that reads none must not keep the program alive.
-		patience, cancel := context.WithTimeout(stop, 10*time.Second)
+	// cancels the requests in the line.
+	if err := p.shaper.Shutdown(ctx); err == nil {
+		// The line is empty, but the requests that left last have no response yet.
+		// A client that does not read its response must not keep the program alive.
+		patience, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_ = p.server.Shutdown(patience)
 		cancel()
 	}
 	cut := p.shaper.Stats().Waiting
 	err := p.close()
-	if stop.Err() != nil {
-		t.say("Stopped at once; %d in the line got a 503.", cut)
+	if ctx.Err() != nil {
+		t.say("Stopped at once; %d waiting requests got a 503.", cut)
 		return exitInterrupted, nil
 	}
 	if err != nil {
@@ -134,19 +136,20 @@ func drain(stop context.Context, t *terminal, p *proxy) (int, error) {
 		return exitOK, nil
 	}
 	after := p.shaper.Stats()
-	t.say("Drained: %d left, %d gave up.", after.Departed-before.Departed, after.Abandoned-before.Abandoned)
+	t.say("Drained: %d served, %d gave up.", after.Departed-before.Departed, after.Abandoned-before.Abandoned)
 	return exitOK, nil
 }
 
-// farewell says how long the end will take.
-func farewell(waiting int, m meaning) string {
+// drainMessage returns what to print before the line is drained, with how long
+// that takes.
+func drainMessage(waiting int, info limitsInfo) string {
 	if waiting == 0 {
-		return "Nobody waits: stopping (Ctrl-C again to stop at once)."
+		return "No request is waiting: stopping (Ctrl-C again to stop at once)."
 	}
-	longest := math.Ceil(float64(waiting)*m.every*10) / 10
+	longest := math.Ceil(float64(waiting)*info.interval*10) / 10
 	bound := "at most"
-	if m.limits.InFlight > 0 {
-		bound = "at least" // Nobody knows how long the upstream takes.
+	if info.limits.InFlight > 0 {
+		bound = "at least" // How long the upstream takes is unknown.
 	}
-	return fmt.Sprintf("Draining %d waiting (%s %s; Ctrl-C again to stop at once).", waiting, bound, humane(longest))
+	return fmt.Sprintf("Draining %s (%s %s; Ctrl-C again to stop at once).", countOf(waiting, "waiting request"), bound, formatSeconds(longest))
 }

@@ -1,0 +1,293 @@
+package shaper_test
+
+// The public API as text: a change of it shows as a diff of testdata/api.txt,
+// to its author and to its reviewers.
+
+import (
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Each library package of the tree has a golden copy of its public API in its
+// testdata/api.txt, with one line for each exported constant, variable, function,
+// type, method and field. A new package is found without an entry here: it only
+// needs that file.
+func TestPublicAPIChangesOnlyOnPurpose(t *testing.T) {
+	const rewrite = "SHAPER_UPDATE_API"
+	compared := 0
+	for _, dir := range moduleDirs(t) {
+		if notImported.MatchString(filepath.ToSlash(dir)) {
+			continue
+		}
+		exports := map[string]string{} // file of export data by import path
+		var libraries []apiPackage
+		for _, p := range listExports(t, dir) {
+			exports[p.ImportPath] = p.Export
+			if p.isLibrary() {
+				libraries = append(libraries, p)
+			}
+		}
+		imports := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
+			return os.Open(exports[path])
+		})
+		for _, p := range libraries {
+			pkg, err := imports.Import(p.ImportPath)
+			require.NoError(t, err)
+			now := apiOf(pkg)
+			golden := filepath.Join(p.Dir, "testdata", "api.txt")
+			if os.Getenv(rewrite) == "1" {
+				require.NoError(t, os.MkdirAll(filepath.Dir(golden), 0o755))
+				require.NoError(t, os.WriteFile(golden, []byte(strings.Join(now, "\n")+"\n"), 0o644))
+			}
+			text, err := os.ReadFile(golden)
+			if !os.IsNotExist(err) {
+				require.NoError(t, err)
+			}
+			was := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") // one empty line without a file
+			var changes []string
+			for _, line := range was {
+				if !slices.Contains(now, line) {
+					changes = append(changes, "- "+line)
+				}
+			}
+			for _, line := range now {
+				if !slices.Contains(was, line) {
+					changes = append(changes, "+ "+line)
+				}
+			}
+			require.Emptyf(t, changes, "the public API of %s is not that of its testdata/api.txt. "+
+				"If the change is intended, run %s=1 go test -run TestPublicAPIChangesOnlyOnPurpose ./shaper, and describe the change in CHANGELOG.md.",
+				p.ImportPath, rewrite)
+			compared++
+		}
+	}
+	require.Positive(t, compared)
+}
+
+// The golden copy is only useful if it shows each kind of change.
+func TestPublicAPITellsEachKindOfChange(t *testing.T) {
+	text := strings.Join(apiOf(checked(t, `package p
+		type hidden struct{ Promoted int }
+		func (hidden) Method() {}
+		type S struct { hidden; Field func(n int) error; unseen []int }
+		type C struct{ N int }
+		type I interface { M(a, b int) (x string, err error); m() }
+		type F[K comparable] func(key K, rest ...string) map[K]*S
+		type A = S
+		type E int
+		const ( One E = 1; two = 2 )
+		var V, w chan<- int
+		func G[T any](list []T, f func(one T)) (n int) { return 0 }
+		func (s *S) Pointer(x int) {}
+		func (f F[K]) Value() {}
+		func g() {}
+	`)), "\n")
+	require.Equal(t, strings.Join([]string{
+		"const One E = 1",
+		"field C.N int",
+		"field S.Field func(int) error",
+		"field S.Promoted int",
+		"func G[T any]([]T, func(T)) int",
+		"method (*S) Pointer(int)",
+		"method (F) Value()",
+		"method (I) M(int, int) (string, error)",
+		"method (S) Method()",
+		"type A = S",
+		"type C comparable struct",
+		"type E int",
+		"type F[K comparable] func(K, ...string) map[K]*S",
+		"type I interface with unexported methods",
+		"type S struct",
+		"var V chan<- int",
+	}, "\n"), text)
+}
+
+// An apiPackage is a package as go list -export shows it.
+type apiPackage struct {
+	ImportPath, Name, Dir, Export string
+	GoFiles                       []string
+	inModule                      bool // and not one that the module imports
+}
+
+// isLibrary reports whether other modules may import p, a package of the module
+// that is looked at: it is no command, not internal, and not only tests.
+func (p apiPackage) isLibrary() bool {
+	return p.inModule && p.Name != "main" && len(p.GoFiles) > 0 && !strings.Contains(p.ImportPath+"/", "/internal/")
+}
+
+// notImported matches the modules that are there to be run or read.
+var notImported = regexp.MustCompile(`^\.\./(?:bench|examples)(?:/|$)`)
+
+// listExports builds the packages of the module in dir, and returns them and all
+// that they import.
+func listExports(t *testing.T, dir string) (packages []apiPackage) {
+	module := modulePath(dir)
+	d := json.NewDecoder(strings.NewReader(string(
+		goCommand(t, dir, "list", "-export", "-deps", "-json=ImportPath,Name,Dir,Export,GoFiles,Module", "./..."))))
+	for d.More() {
+		var p struct {
+			apiPackage
+			Module *struct{ Path string }
+		}
+		require.NoError(t, d.Decode(&p))
+		p.inModule = p.Module != nil && p.Module.Path == module
+		packages = append(packages, p.apiPackage)
+	}
+	return packages
+}
+
+// apiOf returns the public API of a package, one sorted line for each name.
+func apiOf(pkg *types.Package) (lines []string) {
+	text := func(t types.Type) string { return types.TypeString(unnamed(t), types.RelativeTo(pkg)) }
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	for _, name := range pkg.Scope().Names() {
+		object := pkg.Scope().Lookup(name)
+		if !object.Exported() {
+			continue
+		}
+		switch o := object.(type) {
+		case *types.Const:
+			add("const %s %s = %s", name, text(o.Type()), o.Val().ExactString())
+		case *types.Var:
+			add("var %s %s", name, text(o.Type()))
+		case *types.Func:
+			add("func %s%s", name, strings.TrimPrefix(text(o.Type()), "func"))
+		case *types.TypeName:
+			if o.IsAlias() {
+				add("type %s = %s", name, text(types.Unalias(o.Type())))
+				continue
+			}
+			lines = append(lines, apiOfType(o.Type().(*types.Named), text)...)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// apiOfType returns the lines of a defined type, its fields and its methods,
+// including those promoted from embedded types.
+func apiOfType(named *types.Named, text func(types.Type) string) (lines []string) {
+	name := named.Obj().Name()
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+
+	kind := ""
+	switch u := named.Underlying().(type) {
+	case *types.Struct:
+		kind = "struct"
+		if types.Comparable(u) {
+			kind = "comparable struct" // Even an unexported field can end that.
+		}
+	case *types.Interface:
+		kind = "interface"
+		for i := range u.NumMethods() {
+			if !u.Method(i).Exported() {
+				kind = "interface with unexported methods"
+			}
+		}
+	default:
+		kind = text(u)
+	}
+	parameters := ""
+	if list := named.TypeParams(); list.Len() > 0 {
+		var each []string
+		for i := range list.Len() {
+			each = append(each, list.At(i).Obj().Name()+" "+text(list.At(i).Constraint()))
+		}
+		parameters = "[" + strings.Join(each, ", ") + "]"
+	}
+	add("type %s%s %s", name, parameters, kind)
+
+	if s, ok := named.Underlying().(*types.Struct); ok {
+		for _, f := range exportedFields(s) {
+			add("field %s.%s %s", name, f.Name(), text(f.Type()))
+		}
+	}
+	byValue := types.NewMethodSet(named)
+	all := byValue
+	if !types.IsInterface(named) {
+		all = types.NewMethodSet(types.NewPointer(named))
+	}
+	for i := range all.Len() {
+		method := all.At(i).Obj()
+		if !method.Exported() {
+			continue
+		}
+		receiver := name
+		if byValue.Lookup(method.Pkg(), method.Name()) == nil {
+			receiver = "*" + name
+		}
+		add("method (%s) %s%s", receiver, method.Name(), strings.TrimPrefix(text(method.Type()), "func"))
+	}
+	return lines
+}
+
+// exportedFields returns the exported fields of a struct, including those promoted
+// from embedded structs of unexported types.
+func exportedFields(s *types.Struct) (fields []*types.Var) {
+	for i := range s.NumFields() {
+		f := s.Field(i)
+		if f.Exported() {
+			fields = append(fields, f)
+		} else if inner, ok := f.Type().Underlying().(*types.Struct); ok && f.Embedded() {
+			fields = append(fields, exportedFields(inner)...)
+		}
+	}
+	return fields
+}
+
+// unnamed returns t without the names of parameters and results, which callers
+// do not depend on.
+func unnamed(t types.Type) types.Type {
+	switch t := t.(type) {
+	case *types.Signature:
+		var parameters []*types.TypeParam
+		for i := range t.TypeParams().Len() {
+			old := t.TypeParams().At(i)
+			parameters = append(parameters, types.NewTypeParam(old.Obj(), old.Constraint()))
+		}
+		return types.NewSignatureType(nil, nil, parameters, unnamedTuple(t.Params()), unnamedTuple(t.Results()), t.Variadic())
+	case *types.Pointer:
+		return types.NewPointer(unnamed(t.Elem()))
+	case *types.Slice:
+		return types.NewSlice(unnamed(t.Elem()))
+	case *types.Array:
+		return types.NewArray(unnamed(t.Elem()), t.Len())
+	case *types.Map:
+		return types.NewMap(unnamed(t.Key()), unnamed(t.Elem()))
+	case *types.Chan:
+		return types.NewChan(t.Dir(), unnamed(t.Elem()))
+	}
+	return t
+}
+
+func unnamedTuple(tuple *types.Tuple) *types.Tuple {
+	var each []*types.Var
+	for i := range tuple.Len() {
+		each = append(each, types.NewVar(token.NoPos, nil, "", unnamed(tuple.At(i).Type())))
+	}
+	return types.NewTuple(each...)
+}
+
+// checked type-checks a package that imports nothing.
+func checked(t *testing.T, source string) *types.Package {
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, "p.go", source, 0)
+	require.NoError(t, err)
+	pkg, err := new(types.Config).Check("p", files, []*ast.File{file}, nil)
+	require.NoError(t, err)
+	return pkg
+}

@@ -1,0 +1,125 @@
+package shaper
+
+import (
+	"maps"
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// watch sees to it that a bucket is looked at when it is drained.
+func (g *Group[K]) watchLocked(c *keyedFlow[K], now, drained int64) {
+	at := g.wheel.add(c, now, drained)
+	if at < g.sweepTimer.next {
+		g.sweepTimer.next = at
+		g.rearm = true
+	}
+}
+
+// replace is watch for a bucket that may be drained sooner than it was to be. One
+// that has been deleted is watched no more.
+func (g *Group[K]) rescheduleLocked(c *keyedFlow[K]) {
+	if c.next == nil || g.phase == closed {
+		return
+	}
+	g.wheel.remove(c)
+	g.watchLocked(c, g.clock, c.flow.drains(g.clock))
+}
+
+// settleSooner is for the end of a call that may have given back what it took. The
+// lock is not held.
+func (g *Group[K]) rescheduleAfter(c *keyedFlow[K]) {
+	g.lockAndAdvance()
+	defer g.unlockAndArm()
+	g.rescheduleLocked(c)
+}
+
+// sweep deletes the buckets that are drained, when the time has come to look.
+func (g *Group[K]) sweep() {
+	now := g.lockAndAdvance()
+	defer g.unlockAndArm()
+	g.sweepTimer.at = exact.Forever // It has gone off.
+	g.rearm = true
+	if now >= g.sweepTimer.next {
+		g.sweepDrainedLocked(now)
+	}
+}
+
+// sweepDrained is sweep while the lock is held.
+func (g *Group[K]) sweepDrainedLocked(now int64) {
+	for range sweptAtOnce {
+		c := g.wheel.take(now)
+		if c == nil {
+			break
+		}
+		drained := c.flow.drains(now)
+		if drained <= now && c.index != ownBucket && g.overflow.isPassed(int(c.index), now) {
+			drained = exact.Forever // In a gap a key would find no trace of its bucket behind it.
+		}
+		if drained > now {
+			g.wheel.add(c, now, drained)
+			continue
+		}
+		g.forgetLocked(c)
+	}
+	if n := len(g.table); g.peakKeys >= 1024 && n <= min(g.peakKeys/16, 4096) {
+		// A map keeps the room of all that it ever held. To copy so few takes less
+		// than half a millisecond.
+		table := make(map[K]*keyedFlow[K], n)
+		maps.Copy(table, g.table)
+		g.table, g.peakKeys = table, n
+	}
+	g.sweepTimer.next = g.wheel.next()
+}
+
+// forget deletes a bucket, which is in the wheel no more.
+func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
+	g.releasePlanLocked(c.flow.bucket.plan)
+	if c.index == ownBucket {
+		delete(g.table, c.key)
+	} else {
+		g.overflow.flows[c.index] = nil
+	}
+}
+
+// dropAll deletes all buckets, and lets those go on who wait for Limits.
+func (g *Group[K]) dropAllLocked() {
+	for _, q := range g.limitsCalls {
+		q.err = errNoResult
+		if q.done != nil {
+			close(q.done)
+		}
+	}
+	g.table, g.peakKeys = make(map[K]*keyedFlow[K]), 0
+	g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
+	g.plans, g.unused = make(map[Limits]*plan), nil
+	g.overflow.flows = nil
+	g.wheel = wheel[K]{}
+	g.sweepTimer.next = exact.Forever
+}
+
+// A sweepTimer is the timer by which a Group comes to delete its drained buckets. It is no
+// goroutine, so that a Group may be forgotten, and at the end of a testing/synctest
+// bubble holds nothing up. The lock of the dispatcher guards it.
+type sweepTimer struct {
+	sweep func() // what it calls, in a goroutine of its own
+	timer *time.Timer
+	at    int64 // when it goes off; forever: it does not
+	next  int64 // when it should
+}
+
+// arm sets the timer to when it should go off.
+func (b *sweepTimer) arm(now int64) {
+	if b.at == b.next {
+		return
+	}
+	b.at = b.next
+	switch d := time.Duration(b.next - now); {
+	case b.next == exact.Forever:
+		b.timer.Stop()
+	case b.timer == nil:
+		b.timer = time.AfterFunc(d, b.sweep)
+	default:
+		b.timer.Reset(d)
+	}
+}

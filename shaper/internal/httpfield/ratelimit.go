@@ -1,0 +1,83 @@
+package httpfield
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Exhausted returns for how long a RateLimit field says that nothing remains
+// (draft-ietf-httpapi-ratelimit-headers-11): the longest t of the items whose r is
+// 0, and at most longest. It is 0 if there is no such item, or if any part of the
+// field is malformed: then all of it is to be ignored (RFC 9651, section 4.2).
+func Exhausted(h http.Header, longest time.Duration) (hold time.Duration) {
+	// Several lines of a list are one with commas between them.
+	s := scanner{rest: strings.TrimLeft(strings.Join(h.Values("RateLimit"), ","), " ")}
+	for {
+		item, ok := s.item()
+		if !ok {
+			return 0
+		}
+		if item.remaining == 0 && item.reset > 0 {
+			hold = max(hold, span(item.reset, longest))
+		}
+		s.skip(" \t")
+		if s.rest == "" {
+			return hold
+		}
+		if !s.eat(',') {
+			return 0
+		}
+		s.skip(" \t")
+	}
+}
+
+// MaxInteger is the largest integer that a structured field can hold (RFC 9651): 15
+// digits.
+const MaxInteger = 999_999_999_999_999
+
+// A RateLimit is what one item of a RateLimit field and of a RateLimit-Policy field
+// say. The numbers must not be negative; those above [MaxInteger] are written as
+// MaxInteger.
+type RateLimit struct {
+	// Name is the name of the policy. An empty one is written as "default", and
+	// what is not printable ASCII as '?'.
+	Name string
+
+	Quota     int64 // q: units that are free after a pause
+	Window    int64 // w: seconds in which as many are used up
+	Remaining int64 // r: units that are free now
+	Reset     int64 // t: seconds until more are
+}
+
+// AddTo adds both fields to those that are there already.
+func (l RateLimit) AddTo(h http.Header) {
+	name := quote(l.Name)
+	h.Add("RateLimit-Policy", name+";q="+integer(l.Quota)+";w="+integer(l.Window))
+	h.Add("RateLimit", name+";r="+integer(l.Remaining)+";t="+integer(l.Reset))
+}
+
+// integer writes n ≥ 0 as an integer of structured fields.
+func integer(n int64) string { return strconv.FormatInt(min(n, MaxInteger), 10) }
+
+// quote writes a name as a string of structured fields, which is printable ASCII in
+// quotes.
+func quote(name string) string {
+	if name == "" {
+		return `"default"`
+	}
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, c := range name {
+		switch {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+		case c < 0x20 || c > 0x7e:
+			c = '?'
+		}
+		b.WriteByte(byte(c))
+	}
+	b.WriteByte('"')
+	return b.String()
+}

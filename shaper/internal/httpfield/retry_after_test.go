@@ -1,0 +1,120 @@
+package httpfield_test
+
+import (
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/httpfield"
+)
+
+const (
+	day     = 24 * time.Hour
+	longest = time.Duration(math.MaxInt64)
+)
+
+// headerOf makes a header of lines as they stand in HTTP.
+func headerOf(lines string) http.Header {
+	h := http.Header{}
+	for line := range strings.Lines(lines) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		h.Add(name, strings.TrimPrefix(value, " "))
+	}
+	return h
+}
+
+// The bubble's clock starts at midnight of 1 January 2000.
+func TestRetryAfterIsRead(t *testing.T) {
+	for _, tt := range []struct {
+		header string
+		want   time.Duration // 0: none
+	}{
+		{"Retry-After: 5", 5 * time.Second},
+		{"Retry-After:5", 5 * time.Second},
+		{"Retry-After: \t 007 \t", 7 * time.Second},
+		{"Retry-After: 9876543210", longest},
+		{"Retry-After: 9223372036", 9223372036 * time.Second},
+		{"Retry-After: 9223372037", longest},
+		{"Retry-After: 99999999999999999999999999", longest},
+		{"Retry-After: 5\nRetry-After: 9", 5 * time.Second},
+
+		// Garbage, nothing, and the past.
+		{"", 0},
+		{"Retry-After:", 0},
+		{"Retry-After: 0", 0},
+		{"Retry-After: -5", 0},
+		{"Retry-After: +5", 0},
+		{"Retry-After: 5.5", 0},
+		{"Retry-After: 5s", 0},
+		{"Retry-After: x5", 0},
+		{"Retry-After: 5x", 0},
+		{"Retry-After: 5 5", 0},
+		{"Retry-After: 5, 6", 0},
+		{"Retry-After: 0x5", 0},
+		{"Retry-After: 5:", 0}, // The character after 9, and that before 0.
+		{"Retry-After: 5/", 0},
+		{"Retry-After: ٥", 0},
+		{"Retry-After: soon", 0},
+		{"Retry-After: Sat, 01 Jan 2000 00:00:00 GMT", 0},
+		{"Retry-After: Fri, 31 Dec 1999 23:59:59 GMT", 0},
+		{"Retry-After: Sat, 01 Jan 2000 00:00:07", 0},
+
+		// Dates in each of the three forms that a recipient has to know.
+		{"Retry-After: Sat, 01 Jan 2000 00:00:07 GMT", 7 * time.Second},
+		{"Retry-After: Saturday, 01-Jan-00 00:00:07 GMT", 7 * time.Second},
+		{"Retry-After: Sat Jan  1 00:00:07 2000", 7 * time.Second},
+		{"Retry-After: Wed, 01 Jan 9999 00:00:00 GMT", longest},
+		// The server's own clock counts, if the response tells it.
+		{"Date: Sat, 01 Jan 2022 00:00:00 GMT\nRetry-After: Sat, 01 Jan 2022 00:00:07 GMT", 7 * time.Second},
+		{"Date: Sat, 01 Jan 2022 00:00:00 GMT\nRetry-After: Sat, 01 Jan 2000 00:00:07 GMT", 0},
+		{"Date: today\nRetry-After: Sat, 01 Jan 2000 00:00:07 GMT", 7 * time.Second},
+		{"Date: Sat, 01 Jan 2022 00:00:00 GMT\nRetry-After: 7", 7 * time.Second},
+	} {
+		t.Run(tt.header, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				require.Equal(t, tt.want, httpfield.RetryAfter(headerOf(tt.header), longest))
+			})
+		})
+	}
+}
+
+// No server may stop its clients for longer than they allow.
+func TestNoFieldReachesFurtherThanItsReaderAllows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct{ longest, want time.Duration }{
+			{8 * time.Second, 7 * time.Second},
+			{7 * time.Second, 7 * time.Second},
+			{7*time.Second - 1, 7*time.Second - 1},
+			{6 * time.Second, 6 * time.Second},
+			{1, 1},
+		} {
+			for _, field := range []string{"7", "007", "Sat, 01 Jan 2000 00:00:07 GMT"} {
+				require.Equal(t, tt.want, httpfield.RetryAfter(headerOf("Retry-After: "+field), tt.longest))
+			}
+			require.Equal(t, tt.want, httpfield.Exhausted(headerOf(`RateLimit: "a";r=0;t=7`), tt.longest))
+		}
+	})
+}
+
+// Less than a second is a second, or clients would come back too early.
+func TestSecondsAreRoundedUp(t *testing.T) {
+	for d, want := range map[time.Duration]int64{
+		math.MinInt64:     1,
+		-time.Second:      1,
+		0:                 1,
+		1:                 1,
+		time.Second - 1:   1,
+		time.Second:       1,
+		time.Second + 1:   2,
+		2 * time.Second:   2,
+		2*time.Second - 1: 2,
+		math.MaxInt64:     9223372037,
+	} {
+		require.Equal(t, want, httpfield.Seconds(d), d)
+	}
+}

@@ -1,0 +1,222 @@
+package httpfield
+
+import (
+	"encoding/base64"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// A scanner reads a RateLimit field from left to right, by the grammar of
+// structured fields (RFC 9651), and strictly, so that what only looks like such a
+// field holds nobody. What has been read is taken off rest.
+type scanner struct{ rest string }
+
+// A rateLimitItem is one item of a RateLimit field.
+type rateLimitItem struct{ remaining, reset int64 } // -1: not there, or no integer
+
+// item reads one item: the name of a policy and its parameters, of which only r and
+// t matter. Of a parameter that is there twice the last counts.
+//
+// The name is a string. In older drafts the field was a dictionary whose keys had no
+// values, so that the name was a bare word, which reads the same.
+func (s *scanner) item() (item rateLimitItem, ok bool) {
+	item = rateLimitItem{-1, -1}
+	if s.next() == '"' {
+		ok = s.quoted()
+	} else {
+		ok = s.token()
+	}
+	for ok && s.eat(';') {
+		s.skip(" ")
+		var key string
+		if key, ok = s.key(); !ok {
+			break
+		}
+		value := int64(-1) // Without "=" a parameter is the boolean true.
+		if s.eat('=') {
+			value, ok = s.bareItem()
+		}
+		switch key {
+		case "r":
+			item.remaining = value
+		case "t":
+			item.reset = value
+		}
+	}
+	return item, ok
+}
+
+// bareItem reads the value of a parameter. n is -1 if it is no integer ≥ 0.
+func (s *scanner) bareItem() (n int64, ok bool) {
+	switch c := s.next(); {
+	case isDigit(c) || c == '-':
+		return s.number()
+	case c == '"':
+		return -1, s.quoted()
+	case c == ':':
+		return -1, s.byteSequence()
+	case c == '?':
+		return -1, s.boolean()
+	case c == '@':
+		return -1, s.date()
+	case c == '%':
+		return -1, s.displayString()
+	default:
+		return -1, s.token()
+	}
+}
+
+// number reads an integer of up to 15 digits, or a decimal of up to 12 and 3.
+func (s *scanner) number() (n int64, ok bool) {
+	negative := s.eat('-')
+	digits := s.run(isDigit)
+	if s.eat('.') {
+		fraction := s.run(isDigit)
+		return -1, 1 <= len(digits) && len(digits) <= 12 && 1 <= len(fraction) && len(fraction) <= 3
+	}
+	if len(digits) > 15 {
+		return -1, false
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if negative && n != 0 {
+		n = -1
+	}
+	return n, err == nil
+}
+
+// quoted reads a string, which is printable ASCII in quotes.
+func (s *scanner) quoted() bool {
+	s.eat('"')
+	for s.rest != "" {
+		switch c := s.take(); {
+		case c == '"':
+			return true
+		case c == '\\':
+			if !s.eat('"') && !s.eat('\\') {
+				return false
+			}
+		case !isPrintable(c):
+			return false
+		}
+	}
+	return false
+}
+
+// byteSequence reads base64 between colons, as the partition key pk is. The padding
+// may be missing and its bits may be set: a parser is not to refuse either.
+func (s *scanner) byteSequence() bool {
+	s.eat(':')
+	text, rest, ok := strings.Cut(s.rest, ":")
+	s.rest = rest
+	_, padded := base64.StdEncoding.DecodeString(text)
+	_, unpadded := base64.RawStdEncoding.DecodeString(text)
+	return ok && (padded == nil || unpadded == nil) && !strings.ContainsAny(text, "\r\n") // Which base64 skips.
+}
+
+// boolean reads ?0 or ?1.
+func (s *scanner) boolean() bool {
+	s.eat('?')
+	return s.eat('0') || s.eat('1')
+}
+
+// date reads an integer number of seconds since 1970 after an "@".
+func (s *scanner) date() bool {
+	s.eat('@')
+	text := s.rest
+	_, ok := s.number()
+	return ok && !strings.Contains(text[:len(text)-len(s.rest)], ".")
+}
+
+// displayString reads a Unicode string: a quoted one after a "%", with the bytes that
+// are not printable ASCII as "%" and two hexadecimal digits in lower case.
+func (s *scanner) displayString() bool {
+	s.eat('%')
+	if !s.eat('"') {
+		return false
+	}
+	var text []byte
+	for s.rest != "" {
+		c := s.take()
+		switch {
+		case c == '"':
+			return utf8.Valid(text)
+		case c == '%':
+			if len(s.rest) < 2 || !isLowerHex(s.rest[0]) || !isLowerHex(s.rest[1]) {
+				return false
+			}
+			b, _ := strconv.ParseUint(s.rest[:2], 16, 8) // It is two such digits.
+			s.rest = s.rest[2:]
+			c = byte(b)
+		case !isPrintable(c):
+			return false
+		}
+		text = append(text, c)
+	}
+	return false
+}
+
+// token reads a bare word (RFC 9651, section 3.3.4).
+func (s *scanner) token() bool {
+	if c := s.next(); !isLetter(c) && c != '*' {
+		return false
+	}
+	s.run(func(c byte) bool {
+		return isLetter(c) || isDigit(c) || strings.IndexByte("!#$%&'*+-.^_`|~:/", c) >= 0
+	})
+	return true
+}
+
+// key reads the name of a parameter.
+func (s *scanner) key() (key string, ok bool) {
+	if c := s.next(); !isLower(c) && c != '*' {
+		return "", false
+	}
+	return s.run(func(c byte) bool {
+		return isLower(c) || isDigit(c) || strings.IndexByte("_-.*", c) >= 0
+	}), true
+}
+
+// next returns the next character without reading it; at the end it is 0, which a
+// field cannot have.
+func (s *scanner) next() byte {
+	if s.rest == "" {
+		return 0
+	}
+	return s.rest[0]
+}
+
+// take reads the next character, which must be there.
+func (s *scanner) take() byte {
+	c := s.rest[0]
+	s.rest = s.rest[1:]
+	return c
+}
+
+// eat reads the next character if it is c, and reports whether it is.
+func (s *scanner) eat(c byte) bool {
+	if s.rest == "" || s.rest[0] != c {
+		return false
+	}
+	s.rest = s.rest[1:]
+	return true
+}
+
+// run reads characters as long as they are of a kind.
+func (s *scanner) run(is func(c byte) bool) (read string) {
+	i := 0
+	for i < len(s.rest) && is(s.rest[i]) {
+		i++
+	}
+	read, s.rest = s.rest[:i], s.rest[i:]
+	return read
+}
+
+// skip reads characters that mean nothing where they stand.
+func (s *scanner) skip(cutset string) { s.rest = strings.TrimLeft(s.rest, cutset) }
+
+func isDigit(c byte) bool     { return '0' <= c && c <= '9' }
+func isLower(c byte) bool     { return 'a' <= c && c <= 'z' }
+func isLetter(c byte) bool    { return isLower(c | 0x20) }
+func isLowerHex(c byte) bool  { return isDigit(c) || 'a' <= c && c <= 'f' }
+func isPrintable(c byte) bool { return 0x20 <= c && c <= 0x7e }

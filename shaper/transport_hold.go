@@ -1,0 +1,24 @@
+package shaper
+
+import (
+	"net/http"
+	"time"
+
+	"example.com/leakybucket/shaper/internal/httpfield"
+)
+
+// holdFrom returns for how long a response asks the client to hold back, at most 365
+// days; 0 if it does not ask, or only in a malformed field. Retry-After takes
+// precedence, as the draft of the RateLimit fields demands.
+func (t Transport) holdFrom(response *http.Response) time.Duration {
+	refused := response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable
+	if refused {
+		if d := httpfield.RetryAfter(response.Header, horizon); d > 0 {
+			return d
+		}
+	}
+	if refused || t.HoldWhenExhausted {
+		return httpfield.Exhausted(response.Header, horizon)
+	}
+	return 0
+}
