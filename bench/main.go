@@ -92,12 +92,12 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 			}
 		}
 		for _, t := range r.Tables {
-			o.Progress.Printf("\n%s", t.Text())
+			o.Progress.Printf("\n%s", t.Markdown())
 		}
 		found.Reports = append(found.Reports, r)
 	}
 	if goals := found.Goals(); len(goals.Rows) > 0 {
-		o.Progress.Printf("\n%s", goals.Text())
+		o.Progress.Printf("\n%s", goals.Markdown())
 	}
 	if c.out == "" || len(found.Reports) == 0 {
 		return status

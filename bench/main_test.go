@@ -5,13 +5,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/bench/internal/plot"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -30,7 +31,7 @@ func fakes() []run.Experiment {
 			return report.Report{
 				Tables:   []report.Table{{Title: "Pace", Columns: []string{"who", "rate"}, Rows: [][]string{{"ours", "12"}}}},
 				Goals:    []report.Goal{{What: "evenness", Want: "≥ 8×", Got: "9×", Reached: true}},
-				Pictures: []plot.Picture{{Name: "rate", SVG: []byte("<svg/>")}},
+				Pictures: []report.Picture{{Name: "rate", SVG: []byte("<svg/>")}},
 			}, nil
 		}},
 		{Name: "broken", What: "nothing", Measure: func(context.Context, run.Options) (report.Report, error) {
@@ -50,8 +51,8 @@ func TestRunPrintsTablesAndGoalsAndWritesFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "made", "if missing")
 	status, stdout, stderr := running(t.Context(), "-only", "pace", "-out", folder)
 	require.Equal(t, exitOK, status)
-	require.Contains(t, stdout, "\nPace\n  who   rate\n  ours    12\n")
-	require.Contains(t, stdout, "\nGoals\n  goal      wanted  found  reached\n  evenness  ≥ 8×       9×  yes\n")
+	require.Contains(t, stdout, "\n### Pace\n\n| who  | rate |\n| ---- | ---: |\n| ours |   12 |\n")
+	require.Contains(t, stdout, "\n### Goals\n\n| goal     | wanted | found | reached |\n| -------- | ------ | ----: | ------- |\n| evenness | ≥ 8×   |    9× | yes     |\n")
 	require.Contains(t, stdout, "results.md, results.bench.txt, rate.svg.\n")
 	require.Equal(t, "pace (1 of 1): begins\npace (1 of 1): 1 of 1\n", stderr)
 
@@ -68,7 +69,7 @@ func TestOneExperimentThatFailsDoesNotLoseTheOthers(t *testing.T) {
 	folder := t.TempDir()
 	status, stdout, stderr := running(t.Context(), "-out", folder)
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stdout, "ours    12\n")
+	require.Contains(t, stdout, "| ours |   12 |\n")
 	require.Contains(t, stderr, "bench: broken: the machine is on fire\n")
 	require.FileExists(t, filepath.Join(folder, "results.md"))
 }
@@ -83,7 +84,7 @@ func TestWhatAnExperimentFoundBeforeItFailedIsKept(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	folder := t.TempDir()
 	require.Equal(t, exitFailed, measureAll(t.Context(), all, []string{"-out", folder}, &stdout, &stderr))
-	require.Contains(t, stdout.String(), "ours    12\n")
+	require.Contains(t, stdout.String(), "| ours |   12 |\n")
 	require.Contains(t, stderr.String(), "bench: pace: one case was lost\n")
 	require.FileExists(t, filepath.Join(folder, "results.md"))
 }
@@ -97,7 +98,7 @@ func TestWhatIsMissingIsSaidBeforeAnythingIsMeasured(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	require.Equal(t, exitUsage, measureAll(t.Context(), all, []string{"-out", ""}, &stdout, &stderr))
 	require.Equal(t, "broken: needs a lot\nbench: broken: there is little\n", stderr.String())
-	require.NotContains(t, stdout.String(), "Pace")
+	require.NotContains(t, stdout.String(), "### Pace")
 }
 
 func TestNoFolderNoFiles(t *testing.T) {
@@ -151,4 +152,41 @@ func TestEverythingIsMeasuredWithinItsTime(t *testing.T) {
 	}
 	require.LessOrEqual(t, estimate(all, run.Options{}), 20*time.Minute)
 	require.LessOrEqual(t, estimate(all, run.Options{Quick: true}), 90*time.Second)
+}
+
+// floors are the packages of this module, from the ground up. What stands on one
+// floor knows only what is below: an experiment knows no other one, so that each
+// can be read, measured and changed by itself.
+const floors = `
+	internal/measure internal/rivals
+	internal/report
+	internal/plot internal/run
+	spacing admission goodput scale keys nginx
+`
+
+func TestImportsPointDownwards(t *testing.T) {
+	const module = "example.com/leakybucket/bench/"
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...").Output()
+	require.NoError(t, err)
+	floorOf := map[string]int{}
+	for floor, names := range strings.Split(strings.TrimSpace(floors), "\n") {
+		for _, name := range strings.Fields(names) {
+			floorOf[module+name] = floor + 1
+		}
+	}
+	listed := 0
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		if words[0]+"/" == module {
+			continue // The program stands on top.
+		}
+		listed++
+		require.Contains(t, floorOf, words[0], "it has no floor")
+		for _, imported := range words[1:] {
+			if strings.HasPrefix(imported, module) {
+				require.Less(t, floorOf[imported], floorOf[words[0]], "%s imports %s", words[0], imported)
+			}
+		}
+	}
+	require.Len(t, floorOf, listed, "there is a floor for a package that is not there")
 }

@@ -145,7 +145,7 @@ func reportOf(results []result, o run.Options) report.Report {
 	if len(results) == 0 {
 		return report.Report{}
 	}
-	r := report.Report{Tables: []report.Table{table(results)}, Pictures: []plot.Picture{picture(results, o.Machine)}}
+	r := report.Report{Tables: []report.Table{table(results)}, Pictures: []report.Picture{picture(results, o.Machine)}}
 	for _, one := range results {
 		for i, s := range streams {
 			type served struct {
@@ -185,7 +185,7 @@ func table(results []result) report.Table {
 
 // picture draws how much of the limit is served, by how callers give up and by
 // how much is offered.
-func picture(results []result, machine string) plot.Picture {
+func picture(results []result, machine string) report.Picture {
 	panels := map[string]string{
 		byCancel:   "callers cancel, as closed connections do",
 		byDeadline: "callers bring a deadline",

@@ -137,7 +137,7 @@ func costGoals(results []callsResult) []report.Goal {
 
 // picture draws what a key costs: the first call of each limiter without a key,
 // with few keys and with the most, and the memory of a key.
-func picture(results []callsResult, machine string) plot.Picture {
+func picture(results []callsResult, machine string) report.Picture {
 	p := plot.Bars{
 		Name:  "keys",
 		Title: "What does a key cost?",
@@ -160,8 +160,11 @@ func picture(results []callsResult, machine string) plot.Picture {
 	}
 	p.Panels = append(p.Panels, plot.BarPanel{Title: "memory of a key", Unit: "B", Label: func(bytes float64) string { return report.Fixed(bytes, 0) + " B" }})
 	for _, c := range rivals.AllKeyed {
-		if c.Name == rivals.OursDrained || c.Name == "throttled-unbounded" {
-			continue // They say nothing that the others do not, at one look.
+		switch c.Name {
+		case rivals.OursDrained, "throttled-unbounded":
+			continue // They tell nothing that the others do not, at one look.
+		case "httprate":
+			continue // It writes header fields as well: all other bars would be stubs.
 		}
 		row := plot.BarRow{Name: c.Name, Note: c.Calls[0]}
 		for _, keys := range columns {

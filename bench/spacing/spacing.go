@@ -153,7 +153,7 @@ func idleTable(waiters int, results []run.Result[input, result]) report.Table {
 }
 
 // spacingsPicture draws how the spacings at one rate spread.
-func spacingsPicture(results []run.Result[input, result], rate float64, machine string) plot.Picture {
+func spacingsPicture(results []run.Result[input, result], rate float64, machine string) report.Picture {
 	p := plot.Spacings{
 		Rate: rate, Reach: measure.HistogramReach,
 		Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, machine),
@@ -172,7 +172,7 @@ func spacingsPicture(results []run.Result[input, result], rate float64, machine 
 // ratePicture draws which share of the rate each limiter reaches, by load and
 // rate: with goalWaiters in an idle process, and with as many as were measured in
 // a busy one.
-func ratePicture(results []run.Result[input, result], machine string) plot.Picture {
+func ratePicture(results []run.Result[input, result], machine string) report.Picture {
 	p := plot.Percentages{
 		Name:    "rate",
 		Title:   "Is the rate reached?",

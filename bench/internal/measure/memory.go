@@ -1,20 +1,46 @@
 package measure
 
 import (
-	"bytes"
+	"bufio"
 	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
+	"strings"
 )
 
-// statmFile has the memory of this process, on Linux.
-const statmFile = "/proc/self/statm"
+// ProcField returns the first value of a field in a file of "field: value" lines,
+// as Linux has them below /proc, and "" where there is none.
+func ProcField(file, field string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if name, value, is := strings.Cut(lines.Text(), ":"); is && strings.TrimSpace(name) == field {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// procBytes returns the value of a field in KiB, such as "1234 kB", in bytes.
+func procBytes(file, field string) (float64, error) {
+	value := ProcField(file, field)
+	var kib float64
+	if _, err := fmt.Sscanf(value, "%g kB", &kib); err != nil {
+		return 0, fmt.Errorf("%s: %s is %q: %w", file, field, value, err)
+	}
+	return kib * 1024, nil
+}
+
+// statusFile has the memory of this process, on Linux.
+const statusFile = "/proc/self/status"
 
 // MemoryIsTold reports whether this system tells how much memory is resident.
 func MemoryIsTold() bool {
-	_, err := os.Stat(statmFile)
+	_, err := os.Stat(statusFile)
 	return err == nil
 }
 
@@ -25,52 +51,17 @@ func ResidentBytes() (float64, error) {
 		return Unknown, nil
 	}
 	debug.FreeOSMemory()
-	text, err := os.ReadFile(statmFile)
-	if err != nil {
-		return 0, err
-	}
-	pages, err := residentPages(text)
-	return float64(pages * int64(os.Getpagesize())), err
+	return procBytes(statusFile, "VmRSS")
 }
-
-// residentPages reads the second number of the statm file.
-func residentPages(text []byte) (int64, error) {
-	fields := bytes.Fields(text)
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("%s has no second number: %q", statmFile, text)
-	}
-	return strconv.ParseInt(string(fields[1]), 10, 64)
-}
-
-// availableBytes reads how much memory can be had without swapping from the
-// text of the meminfo file.
-func availableBytes(text []byte) (int64, error) {
-	for line := range bytes.Lines(text) {
-		if rest, ok := bytes.CutPrefix(line, []byte("MemAvailable:")); ok {
-			kib, err := strconv.ParseInt(string(bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimSpace(rest), []byte("kB")))), 10, 64)
-			return kib << 10, err
-		}
-	}
-	return 0, fmt.Errorf("%s does not say how much memory is available", meminfoFile)
-}
-
-const meminfoFile = "/proc/meminfo"
 
 // EnoughMemory returns an error if this system does not have so many bytes to
-// spare.
-func EnoughMemory(need int64) error {
-	text, err := os.ReadFile(meminfoFile)
-	if err != nil {
-		return err
+// spare without swapping.
+func EnoughMemory(need float64) error {
+	available, err := procBytes("/proc/meminfo", "MemAvailable")
+	if err == nil && available < need {
+		err = fmt.Errorf("-full needs %.1f GiB of memory, and %.1f GiB are available", need/(1<<30), available/(1<<30))
 	}
-	available, err := availableBytes(text)
-	if err != nil {
-		return err
-	}
-	if available < need {
-		return fmt.Errorf("-full needs %.1f GiB of memory, and %.1f GiB are available", float64(need)/(1<<30), float64(available)/(1<<30))
-	}
-	return nil
+	return err
 }
 
 // LiveHeap returns the bytes that the garbage collector leaves.

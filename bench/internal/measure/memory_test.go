@@ -1,31 +1,43 @@
 package measure
 
 import (
+	"os"
+	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-func TestResidentPagesAreTheSecondNumber(t *testing.T) {
-	pages, err := residentPages([]byte("308211 1234 812 401 0 26022 0\n"))
+func TestFieldsOfProc(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "status")
+	require.NoError(t, os.WriteFile(file, []byte("Name:\tbench\nVmRSS:\t   1234 kB\nThreads:\tlots kB\n"), 0o600))
+	require.Equal(t, "bench", ProcField(file, "Name"))
+	require.Empty(t, ProcField(file, "VmSwap"))
+	require.Empty(t, ProcField(file+"x", "Name"))
+	bytes, err := procBytes(file, "VmRSS")
 	require.NoError(t, err)
-	require.EqualValues(t, 1234, pages)
-
-	_, err = residentPages([]byte("308211"))
-	require.ErrorContains(t, err, `"308211"`)
-	_, err = residentPages([]byte("308211 many"))
-	require.ErrorContains(t, err, `"many"`)
+	require.Equal(t, 1234.0*1024, bytes)
+	for _, field := range []string{"Threads", "VmSwap"} {
+		_, err = procBytes(file, field)
+		require.ErrorContains(t, err, field)
+	}
 }
 
-func TestAvailableMemory(t *testing.T) {
-	bytes, err := availableBytes([]byte("MemTotal:       24643632 kB\nMemFree:        20000000 kB\nMemAvailable:   23000000 kB\n"))
+func TestResidentMemoryGrowsWithWhatIsInUse(t *testing.T) {
+	if !MemoryIsTold() {
+		t.Skip("not known on this system")
+	}
+	before, err := ResidentBytes()
 	require.NoError(t, err)
-	require.Equal(t, int64(23000000<<10), bytes)
-
-	_, err = availableBytes([]byte("MemTotal:       24643632 kB\n"))
-	require.ErrorContains(t, err, "does not say")
-	_, err = availableBytes([]byte("MemAvailable:   lots kB\n"))
-	require.ErrorContains(t, err, `"lots"`)
+	kept := make([]byte, 32<<20)
+	for i := range kept {
+		kept[i] = 1
+	}
+	after, err := ResidentBytes()
+	require.NoError(t, err)
+	require.InDelta(t, len(kept), after-before, 4<<20)
+	runtime.KeepAlive(kept)
 }
 
 func TestMoreMemoryThanThereIsIsRefused(t *testing.T) {

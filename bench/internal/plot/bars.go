@@ -3,6 +3,8 @@ package plot
 import (
 	"fmt"
 	"strings"
+
+	"example.com/leakybucket/bench/internal/report"
 )
 
 // The measures of bars, in pixels.
@@ -37,7 +39,7 @@ type BarRow struct {
 }
 
 // Draw sets off the limiter named ours, and its variants.
-func (b Bars) Draw(ours string) Picture {
+func (b Bars) Draw(ours string) report.Picture {
 	var names []string
 	longest := map[string]float64{}
 	for _, r := range b.Rows {
@@ -55,10 +57,10 @@ func (b Bars) Draw(ours string) Picture {
 	width := (pictureWidth - pictureMargin - left - barGap*(n-1)) / n
 	lines := 0
 	for _, panel := range b.Panels {
-		lines = max(lines, len(Wrap(panel.Title, width/boldLetter)))
+		lines = max(lines, len(report.Wrap(panel.Title, width/boldLetter)))
 	}
 	for i, panel := range b.Panels {
-		for j, line := range Wrap(panel.Title, width/boldLetter) {
+		for j, line := range report.Wrap(panel.Title, width/boldLetter) {
 			s.text(left+float64(i)*(width+barGap), y+16*float64(j), line, textStyle{bold: true})
 		}
 	}

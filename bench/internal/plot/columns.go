@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"example.com/leakybucket/bench/internal/report"
 )
 
 // The measures of columns, in pixels.
@@ -45,7 +47,7 @@ type columnSlot struct {
 }
 
 // Draw sets off the limiter named ours, and its variants.
-func (c Percentages) Draw(ours string) Picture {
+func (c Percentages) Draw(ours string) report.Picture {
 	rows := distinct(c.Columns, func(f Column) string { return f.Row })
 	oursFirst(rows, ours, func(row string) string { return row })
 	panels := distinct(c.Columns, func(f Column) string { return f.Panel })
@@ -81,7 +83,7 @@ func (c Percentages) Draw(ours string) Picture {
 			}
 		}
 		widths[i] -= pitch - track
-		names[i] = Wrap(panel, (widths[i]+columnsGap/2)/boldLetter)
+		names[i] = report.Wrap(panel, (widths[i]+columnsGap/2)/boldLetter)
 		lines = max(lines, len(names[i]))
 	}
 	y += 16 * float64(lines)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"example.com/leakybucket/bench/internal/report"
 )
 
 // The measures of the histograms, in pixels.
@@ -39,7 +41,7 @@ type SpacingsRow struct {
 }
 
 // Draw sets off the limiter named ours, and its variants.
-func (p Spacings) Draw(ours string) Picture {
+func (p Spacings) Draw(ours string) report.Picture {
 	rows := slices.Clone(p.Rows)
 	var names []string
 	for _, r := range rows {
@@ -47,7 +49,7 @@ func (p Spacings) Draw(ours string) Picture {
 	}
 	oursFirst(rows, ours, func(r SpacingsRow) string { return r.Name })
 	var s svg
-	y := s.heading(fmt.Sprintf("How even are the departures? Spacing at %s per second", Rate(p.Rate)),
+	y := s.heading(fmt.Sprintf("How even are the departures? Spacing at %s per second", report.Grouped(int(p.Rate))),
 		fmt.Sprintf("Each spacing between two departures, as a multiple of the interval of %s. A perfect shaper is a needle at 1; what stands left of ½ left in a bunch.", Time(1e9/p.Rate)))
 	left := pictureMargin + nameColumnWidth(names)
 	right := pictureWidth - pictureMargin - 2*histogramFigures - 12
@@ -80,7 +82,7 @@ func (p Spacings) Draw(ours string) Picture {
 	s.text((left+right)/2, foot+36, "spacing ÷ interval", textStyle{colour: softColour, anchor: "middle"})
 	s.caption(foot+62, "Height: the square root of the share of spacings in a bar 1/20 of an interval wide (100 % of them stand 10 times as high as 1 %); the last bar holds all beyond. "+p.Caption)
 	return s.picture(fmt.Sprintf("spacing-%.0f", p.Rate),
-		fmt.Sprintf("Spacing of departures at %s per second. %s.", Rate(p.Rate), strings.Join(described, "; ")))
+		fmt.Sprintf("Spacing of departures at %s per second. %s.", report.Grouped(int(p.Rate)), strings.Join(described, "; ")))
 }
 
 // drawAxis draws the axis below the rows, and its lines behind them.

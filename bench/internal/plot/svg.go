@@ -9,6 +9,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"example.com/leakybucket/bench/internal/report"
 )
 
 // Colours that carry a meaning are from the set that Okabe and Ito chose for
@@ -31,12 +33,6 @@ const (
 	pictureMargin = 20.0
 	captionLetter = 6.3 // the assumed width of a letter of 11.5 px
 )
-
-// A Picture is written as SVG under its name.
-type Picture struct {
-	Name string // of the file, without .svg
-	SVG  []byte
-}
 
 // An svg is a picture in the making. Whatever text it is given is escaped, and
 // its numbers have at most one decimal: the same data make the same bytes.
@@ -114,7 +110,7 @@ func (s *svg) fill(path, colour string) {
 func (s *svg) heading(title, what string) (y float64) {
 	s.text(pictureMargin, 32, title, textStyle{size: 17, bold: true})
 	y = 53
-	for _, line := range Wrap(what, (pictureWidth-2*pictureMargin)/6.3) {
+	for _, line := range report.Wrap(what, (pictureWidth-2*pictureMargin)/6.3) {
 		s.text(pictureMargin, y, line, textStyle{size: 12.5, colour: softColour})
 		y += 17
 	}
@@ -123,7 +119,7 @@ func (s *svg) heading(title, what string) (y float64) {
 
 // caption writes the last lines, and makes the picture as high as it needs.
 func (s *svg) caption(y float64, text string) {
-	for _, line := range Wrap(text, (pictureWidth-2*pictureMargin)/captionLetter) {
+	for _, line := range report.Wrap(text, (pictureWidth-2*pictureMargin)/captionLetter) {
 		s.text(pictureMargin, y, line, textStyle{size: 11.5, colour: softColour})
 		y += 16
 	}
@@ -132,7 +128,7 @@ func (s *svg) caption(y float64, text string) {
 
 // picture returns the finished picture. The description is for those who cannot
 // see it.
-func (s *svg) picture(name, description string) Picture {
+func (s *svg) picture(name, description string) report.Picture {
 	var b strings.Builder
 	w, h := coordinate(pictureWidth), coordinate(s.height)
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%s" height="%s" viewBox="0 0 %s %s" role="img" aria-label="%s" font-family="system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif" font-size="12" fill="%s">`+"\n",
@@ -141,28 +137,7 @@ func (s *svg) picture(name, description string) Picture {
 		coordinate(pictureWidth-1), coordinate(s.height-1), groundColour, lineColour)
 	b.WriteString(s.body.String())
 	b.WriteString("</svg>\n")
-	return Picture{Name: name, SVG: []byte(b.String())}
-}
-
-// Wrap breaks text between words, into lines of at most so many letters where
-// its words allow.
-func Wrap(text string, letters float64) []string {
-	var lines []string
-	line := ""
-	for _, word := range strings.Fields(text) {
-		if line != "" && float64(len([]rune(line))+1+len([]rune(word))) > letters {
-			lines = append(lines, line)
-			line = ""
-		}
-		if line != "" {
-			line += " "
-		}
-		line += word
-	}
-	if line != "" {
-		lines = append(lines, line)
-	}
-	return lines
+	return report.Picture{Name: name, SVG: []byte(b.String())}
 }
 
 // nameColumnWidth returns the width of a column that has room for all names.

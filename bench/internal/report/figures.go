@@ -23,7 +23,7 @@ func Figure(x float64) string {
 	case size >= 999.5:
 		return Grouped(int(math.Round(x)))
 	default:
-		before := int(math.Floor(math.Log10(size))) // of the first digit
+		before := int(math.Floor(math.Log10(size * 1.0005))) // the place of the first digit, once rounded
 		return strconv.FormatFloat(x, 'f', max(0, min(3, 2-before)), 64)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"reflect"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/plot"
 )
 
 // A Report is what an experiment has found.
@@ -15,7 +14,13 @@ type Report struct {
 	Tables   []Table
 	Goals    []Goal
 	Lines    []Line
-	Pictures []plot.Picture
+	Pictures []Picture
+}
+
+// A Picture is written as SVG under its name.
+type Picture struct {
+	Name string // of the file, without .svg
+	SVG  []byte
 }
 
 // A Goal is a figure that the project has set itself.

@@ -90,7 +90,9 @@ func (r Results) lines() string {
 	var b strings.Builder
 	system, architecture, _ := strings.Cut(r.Machine.System, "/")
 	fmt.Fprintf(&b, "goos: %s\ngoarch: %s\npkg: example.com/leakybucket/bench\ncpu: %s\n", system, architecture, r.Machine.Processor)
-	fmt.Fprintf(&b, "machine: %s\ncommand: %s\ndate: %s\n\n", r.Machine, r.Command, r.Date.Format(time.RFC3339))
+	// What differs from run to run is a comment: benchstat does not compare lines
+	// below headers that differ.
+	fmt.Fprintf(&b, "# %s\n# %s: %s\n\n", r.Command, r.Date.Format(time.DateOnly), r.Machine)
 	for _, one := range r.Reports {
 		for _, line := range one.Lines {
 			fmt.Fprintf(&b, "Benchmark%s 1", line.Name)

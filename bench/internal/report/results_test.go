@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/plot"
 )
 
 type pace struct {
@@ -33,11 +32,11 @@ func sampleResults() Results {
 					{Spacing: measure.Spacing{RateReached: 0.5, ErrorP50: 12.5, ErrorP99: 1e6}, Bytes: 190, Left: 7, Hidden: 5},
 					{Bytes: measure.Unknown},
 				}),
-				Pictures: []plot.Picture{{Name: "rate", SVG: []byte("less")}},
+				Pictures: []Picture{{Name: "rate", SVG: []byte("less")}},
 			},
 			{
 				Goals:    []Goal{{What: "small", Want: "≤ 200", Got: "201"}},
-				Pictures: []plot.Picture{{Name: "rate", SVG: []byte("more")}, {Name: "keys", SVG: []byte("bars")}},
+				Pictures: []Picture{{Name: "rate", SVG: []byte("more")}, {Name: "keys", SVG: []byte("bars")}},
 			},
 		},
 	}
@@ -48,9 +47,8 @@ func TestEachRoundIsABenchmarkLine(t *testing.T) {
 goarch: amd64
 pkg: example.com/leakybucket/bench
 cpu: Abacus
-machine: linux/amd64, Abacus (2 CPUs), go1.26.8, GOMAXPROCS 2
-command: go run ./bench -quick
-date: 2025-11-21T08:00:00Z
+# go run ./bench -quick
+# 2025-11-21: linux/amd64, Abacus (2 CPUs), go1.26.8, GOMAXPROCS 2
 
 BenchmarkPace/limiter=shaper/rate=10 1 0.5 of-rate 12.5 err-p50-ns 1e+06 err-p99-ns 0 bunched-% 0 overtaken-% 190 B/waiter 7 departures
 BenchmarkPace/limiter=shaper/rate=10 1 0 of-rate 0 err-p50-ns 0 err-p99-ns 0 bunched-% 0 overtaken-% 0 departures
@@ -91,8 +89,8 @@ func TestTheLastPictureOfANameCounts(t *testing.T) {
 }
 
 func TestMachineSaysWhatItKnows(t *testing.T) {
-	m := Machine{System: "linux/amd64", Processor: "Abacus", CPUs: 1, Memory: "4.0 GiB", Kernel: "6.18", Go: "go1.26.8", GOMAXPROCS: 1, Commit: "abc, modified"}
-	require.Equal(t, "linux/amd64, Abacus (1 CPU), 4.0 GiB, kernel 6.18, go1.26.8, GOMAXPROCS 1, commit abc, modified", m.String())
+	m := Machine{System: "linux/amd64", Processor: "Abacus", CPUs: 1, Memory: "4.0 GiB", Kernel: "6.18", Go: "go1.26.8", GOMAXPROCS: 1}
+	require.Equal(t, "linux/amd64, Abacus (1 CPU), 4.0 GiB, kernel 6.18, go1.26.8, GOMAXPROCS 1", m.String())
 	here := ThisMachine()
 	require.NotEmpty(t, here.Processor)
 	require.Positive(t, here.GOMAXPROCS)

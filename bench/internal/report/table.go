@@ -3,8 +3,6 @@ package report
 import (
 	"strings"
 	"unicode/utf8"
-
-	"example.com/leakybucket/bench/internal/plot"
 )
 
 // A Table is printed with its columns aligned. Without columns it is only a
@@ -16,29 +14,7 @@ type Table struct {
 	Rows    [][]string
 }
 
-// Text returns the table for a terminal: its columns are aligned, figures to the
-// right.
-func (t Table) Text() string {
-	widths := t.widths()
-	var b strings.Builder
-	b.WriteString(t.Title + "\n")
-	if t.Note != "" {
-		b.WriteString(strings.Join(plot.Wrap(t.Note, 100), "\n") + "\n")
-	}
-	if len(t.Columns) == 0 {
-		return b.String()
-	}
-	for _, row := range t.rows() {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString("  " + t.aligned(i, cell, widths[i]))
-		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
-	}
-	return b.String()
-}
-
-// Markdown returns the table for a document.
+// Markdown returns the table for a document, and for a terminal.
 func (t Table) Markdown() string {
 	widths := t.widths()
 	rule := make([]string, len(widths))
@@ -53,7 +29,7 @@ func (t Table) Markdown() string {
 	var b strings.Builder
 	b.WriteString("### " + t.Title + "\n\n")
 	if t.Note != "" {
-		b.WriteString(t.Note + "\n\n")
+		b.WriteString(strings.Join(Wrap(t.Note, 100), "\n") + "\n\n")
 	}
 	if len(t.Columns) == 0 {
 		rows = nil
@@ -116,4 +92,25 @@ func (t Table) right(column int) bool {
 		}
 	}
 	return figures
+}
+
+// Wrap breaks text between words, into lines of at most so many letters where
+// its words allow.
+func Wrap(text string, letters float64) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && float64(len([]rune(line))+1+len([]rune(word))) > letters {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
 }
