@@ -5,7 +5,6 @@ package admission
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -166,39 +165,25 @@ func goals(results []result) []report.Goal {
 		}
 		return found
 	}
-	ratio := func(what string, most float64, ours, theirs []measure.Timing, g int) report.Goal {
-		us, them := ours[g].Ns, theirs[g].Ns
-		return report.Goal{
-			What:    fmt.Sprintf("%s, goroutines: %d", what, goroutines[g]),
-			Want:    fmt.Sprintf("at most %.1f of x/time's", most),
-			Got:     fmt.Sprintf("%.2f (%.0f ns against %.0f)", us/them, us, them),
-			Reached: us <= most*them,
-		}
-	}
 	full := find(rivals.Ours, "Wait-full-line", true)
 	deadline := find(rivals.Ours, "Wait-deadline", true)
 	theirs := find("x-time", "Wait-deadline", true)
-	one, many := 0, len(goroutines)-1
-	all := []report.Goal{
-		ratio("conforming Wait", 0.5, find(rivals.Ours, "Wait", false), find("x-time", "Wait", false), one),
-		ratio("refusal by deadline, with RetryAfter", 0.4, deadline, theirs, one),
-		ratio("refusal by deadline, with RetryAfter", 0.4, deadline, theirs, many),
+	conforming := report.AtMost("conforming Wait against x-time, goroutines: 1", 0.5, find(rivals.Ours, "Wait", false)[0].Ns, find("x-time", "Wait", false)[0].Ns, "ns")
+	all := []report.Goal{conforming}
+	for _, g := range []int{0, len(goroutines) - 1} {
+		what := fmt.Sprintf("refusal by deadline, with RetryAfter, against x-time, goroutines: %d", goroutines[g])
+		all = append(all, report.AtMost(what, 0.4, deadline[g].Ns, theirs[g].Ns, "ns"))
 	}
 	for g, n := range goroutines {
-		ns := max(full[g].Ns, deadline[g].Ns)
-		best, fastest := "", math.Inf(1)
+		best, fastest := "none", measure.Unknown
 		for _, r := range results {
 			c, err := r.Input.call()
-			if err == nil && c.tells && c.limiter != rivals.Ours && r.Median[g].Ns < fastest {
+			if err == nil && c.tells && c.limiter != rivals.Ours && !(r.Median[g].Ns >= fastest) {
 				best, fastest = c.limiter, r.Median[g].Ns
 			}
 		}
-		all = append(all, report.Goal{
-			What:    fmt.Sprintf("the slower refusal, with RetryAfter, goroutines: %d", n),
-			Want:    fmt.Sprintf("less than the best rival that tells when to come back (%s, %.0f ns)", best, fastest),
-			Got:     fmt.Sprintf("%.0f ns", ns),
-			Reached: best != "" && ns < fastest,
-		})
+		what := fmt.Sprintf("the slower refusal against the best that tells when to come back (%s), goroutines: %d", best, n)
+		all = append(all, report.AtMost(what, 1, max(full[g].Ns, deadline[g].Ns), fastest, "ns"))
 	}
 	// What the runtime allocates meanwhile is far below one per hundred calls.
 	most := max(allocations(full), allocations(deadline))

@@ -48,7 +48,7 @@ func TestTheHoleIsComparedWithXTime(t *testing.T) {
 	}
 	r := holeReport([]holeResult{at("shaper", 100), at("x-time", 800)})
 	require.Equal(t, [][]string{{"shaper", "100"}, {"x-time", "800"}}, r.Tables[0].Rows)
-	require.Equal(t, "8.0 times (100 ms against 800)", r.Goals[0].Got)
+	require.Equal(t, "8.00× (100 against 800 ms)", r.Goals[0].Got)
 	require.True(t, r.Goals[0].Reached)
 	require.False(t, holeReport([]holeResult{at("shaper", 100), at("x-time", 799)}).Goals[0].Reached)
 	require.False(t, holeReport([]holeResult{at("shaper", 100)}).Goals[0].Reached)

@@ -121,16 +121,14 @@ func memoryGoal(results []callsResult) report.Goal {
 }
 
 // costGoals hold calls with one of the fewest keys against those without.
-func costGoals(results []callsResult) []report.Goal {
-	var goals []report.Goal
+func costGoals(results []callsResult) (goals []report.Goal) {
+	keys := -1 // None was measured.
+	if counts := countsOf(results); len(counts) > 0 {
+		keys = counts[0]
+	}
 	for _, call := range []string{"Wait", "Allow"} {
-		g := report.Goal{What: "conforming " + call + " with a key", Want: "at most 2 of one without", Got: report.NotMeasured}
-		if counts := countsOf(results); len(counts) > 0 {
-			with, without := timingOf(results, rivals.Ours, call, counts[0], 0).Ns, timingOf(results, rivals.Ours, call, 0, 0).Ns
-			g.Got = fmt.Sprintf("%.2f (%.0f ns against %.0f, with %s)", with/without, with, without, report.Counted(counts[0], "key"))
-			g.Reached = with <= 2*without
-		}
-		goals = append(goals, g)
+		with, without := timingOf(results, rivals.Ours, call, keys, 0), timingOf(results, rivals.Ours, call, 0, 0)
+		goals = append(goals, report.AtMost("conforming "+call+" with a key, against one without", 2, with.Ns, without.Ns, "ns"))
 	}
 	return goals
 }

@@ -7,6 +7,7 @@ import (
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
 
@@ -17,32 +18,20 @@ func goals(results []run.Result[input, result]) []report.Goal {
 		return find(results, limiter, rate, goalWaiters, idle)
 	}
 	var all []report.Goal
-	for _, g := range []struct{ rate, times float64 }{{100, 8}, {1_000, 7}, {10_000, 6}} {
-		if ours, measured := at("shaper", g.rate); measured {
-			rival, whole := bestLibrary(at, g.rate, func(r result) float64 { return r.ErrorP50 / 1000 })
-			if !whole {
-				continue
-			}
-			all = append(all, lessThan(rival, ours.ErrorP50/1000, g.times, " µs", report.Goal{
-				What: "spacing error p50 at " + report.PerSecond(g.rate) + " against the best library",
-				Want: fmt.Sprintf("≥ %g× lower", g.times),
-			}))
+	for _, g := range []struct{ rate, factor float64 }{{100, 8}, {1_000, 7}, {10_000, 6}} {
+		ours, theirs, measured := againstLibraries(at, g.rate, func(r result) float64 { return r.ErrorP50 / 1000 })
+		if measured {
+			all = append(all, report.Lower("spacing error p50 at "+report.PerSecond(g.rate)+" against the best library", g.factor, ours, theirs, "µs"))
 		}
 	}
 	for _, rate := range []float64{1_000, 10_000} {
-		if ours, measured := at("shaper", rate); measured {
-			rival, whole := bestLibrary(at, rate, func(r result) float64 { return r.Bunched })
-			if !whole {
-				continue
-			}
-			all = append(all, lessThan(rival, ours.Bunched, 10, " %", report.Goal{
-				What: "spacings below half an interval at " + report.PerSecond(rate) + " against the best library",
-				Want: "≥ 10× fewer",
-			}))
+		ours, theirs, measured := againstLibraries(at, rate, func(r result) float64 { return r.Bunched })
+		if measured {
+			all = append(all, report.Lower("spacings below half an interval at "+report.PerSecond(rate)+" against the best library", 10, ours, theirs, "%"))
 		}
 	}
 	for _, g := range []struct{ rate, within float64 }{{10, 0.3}, {100, 0.3}, {1_000, 0.3}, {10_000, 0.3}, {100_000, 1}} {
-		if ours, measured := at("shaper", g.rate); measured {
+		if ours, measured := at(rivals.Ours, g.rate); measured {
 			off := 100 * math.Abs(ours.RateReached-1)
 			all = append(all, report.Goal{
 				What:    "rate reached at " + report.PerSecond(g.rate),
@@ -55,8 +44,8 @@ func goals(results []run.Result[input, result]) []report.Goal {
 	if allocations, measured := allocationGoal(at); measured {
 		all = append(all, allocations)
 	}
-	for _, g := range []struct{ rate, times float64 }{{100, 1.5}, {1_000, 2}, {10_000, 5}} {
-		all = append(all, cpuGoal(at, "shaper", "CPU per departure", g.rate, g.times)...)
+	for _, g := range []struct{ rate, factor float64 }{{100, 1.5}, {1_000, 2}, {10_000, 5}} {
+		all = append(all, cpuGoal(at, rivals.Ours, "CPU per departure", g.rate, g.factor)...)
 	}
 	for _, rate := range []float64{100, 1_000, 10_000} {
 		all = append(all, cpuGoal(at, "shaper-coarse", "CPU per departure with the coarse timer", rate, 1.3)...)
@@ -67,35 +56,23 @@ func goals(results []run.Result[input, result]) []report.Goal {
 // A lookup returns the median of a limiter at a rate, where the goals are judged.
 type lookup func(limiter string, rate float64) (result, bool)
 
-// bestLibrary returns the lowest figure of the three waiting libraries, each in
-// that of its forms that does best. Without one of them nothing can be judged, as
-// it might have been the best.
-func bestLibrary(at lookup, rate float64, figure func(result) float64) (best float64, whole bool) {
+// againstLibraries returns our figure, and the lowest of the three waiting
+// libraries, each in that of its forms that does best. Without one of them nothing
+// can be judged, as it might have been the best.
+func againstLibraries(at lookup, rate float64, figure func(result) float64) (ours, best float64, measured bool) {
 	best = math.Inf(1)
-	for _, name := range []string{"x-time", "uber", "uber-noslack", "failsafe"} {
+	for _, name := range []string{rivals.Ours, "x-time", "uber", "uber-noslack", "failsafe"} {
 		r, measured := at(name, rate)
-		if !measured {
-			return 0, false
+		switch {
+		case !measured:
+			return 0, 0, false
+		case name == rivals.Ours:
+			ours = figure(r)
+		default:
+			best = min(best, figure(r))
 		}
-		best = min(best, figure(r))
 	}
-	return best, true
-}
-
-// lessThan judges whether ours is so many times less than the rival's.
-func lessThan(rival, ours, times float64, unit string, g report.Goal) report.Goal {
-	switch {
-	case ours == 0 && rival == 0:
-		g.Got = "0" + unit + ", as the rival"
-		g.Reached = true // It cannot be lower.
-	case ours == 0:
-		g.Got = fmt.Sprintf("0%s, the rival %s%s", unit, report.Figure(rival), unit)
-		g.Reached = true
-	default:
-		g.Got = fmt.Sprintf("%s× (%s against %s%s)", report.Figure(rival/ours), report.Figure(ours), report.Figure(rival), unit)
-		g.Reached = rival >= times*ours
-	}
-	return g
+	return ours, best, true
 }
 
 // allocationGoal looks at the rates with enough departures in a second. At lower
@@ -103,7 +80,7 @@ func lessThan(rival, ours, times float64, unit string, g report.Goal) report.Goa
 func allocationGoal(at lookup) (g report.Goal, measured bool) {
 	var most float64
 	for _, rate := range []float64{1_000, 10_000, 100_000} {
-		if r, here := at("shaper", rate); here {
+		if r, here := at(rivals.Ours, rate); here {
 			most, measured = max(most, r.Allocs), true
 		}
 	}
@@ -115,22 +92,14 @@ func allocationGoal(at lookup) (g report.Goal, measured bool) {
 	}, measured
 }
 
-func cpuGoal(at lookup, limiter, what string, rate, times float64) []report.Goal {
+func cpuGoal(at lookup, limiter, what string, rate, factor float64) []report.Goal {
 	ours, measured := at(limiter, rate)
-	rival, too := at("x-time", rate)
+	theirs, too := at("x-time", rate)
 	if !measured || !too {
 		return nil
 	}
-	g := report.Goal{
-		What: what + " at " + report.PerSecond(rate) + " against x-time",
-		Want: fmt.Sprintf("≤ %g×", times),
-		Got:  "not known on this system",
-	}
-	if measure.Known(rival.CPU) && measure.Known(ours.CPU) {
-		g.Got = fmt.Sprintf("%.2f×", ours.CPU/rival.CPU)
-		g.Reached = ours.CPU <= times*rival.CPU
-	}
-	return []report.Goal{g}
+	what += " at " + report.PerSecond(rate) + " against x-time"
+	return []report.Goal{report.AtMost(what, factor, ours.CPU/1e4, theirs.CPU/1e4, "s per 100,000")}
 }
 
 // busyGoals judges for each load and each slack whether the rate is held at all
@@ -141,7 +110,7 @@ func busyGoals(results []run.Result[input, result]) []report.Goal {
 		limiter string
 		slack   float64 // in ms
 		share   float64
-	}{{"shaper", 20, 0.95}, {"shaper-slack100", 100, 0.98}} {
+	}{{rivals.Ours, 20, 0.95}, {"shaper-slack100", 100, 0.98}} {
 		slack := fmt.Sprintf("%g ms of slack", g.slack)
 		for _, l := range loads() {
 			one := report.Goal{

@@ -23,15 +23,6 @@ type Picture struct {
 	SVG  []byte
 }
 
-// A Goal is a figure that the project has set itself.
-type Goal struct {
-	What, Want, Got string
-	Reached         bool
-}
-
-// NotMeasured is what was found of a goal whose figures are missing.
-const NotMeasured = "not measured"
-
 // A Line is one measurement in one round. All rounds of a measurement have the
 // same name, such as "Spacing/limiter=shaper/rate=1000", so that benchstat takes
 // them for samples of one benchmark.
