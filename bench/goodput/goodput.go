@@ -86,8 +86,8 @@ var child = run.NewMeasurement("goodput", func(in input) ([]float64, error) {
 // when goodput returns: where they cannot be cancelled, the last one may take
 // minutes.
 func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float64, callers *sync.WaitGroup) {
-	wait, stop := r.Open(limit, depth)
-	defer stop()
+	line := r.Open(limit, depth, nil)
+	defer line.Stop()
 	var left atomic.Int64
 	start := time.Now()
 	caller := func() {
@@ -95,7 +95,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 		defer cancel()
 		// A wait that cannot be cancelled serves nobody if its caller has gone
 		// meanwhile.
-		if wait(ctx) != nil || ctx.Err() != nil {
+		if line.Wait(ctx) != nil || ctx.Err() != nil {
 			return
 		}
 		if at := time.Since(start); at >= fill && at < fill+window {

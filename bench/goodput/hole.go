@@ -54,8 +54,8 @@ var holeChild = run.NewMeasurement("hole", func(limiter string) (holeFound, erro
 // time than of a long one. Each waiter has a context of its own, as requests do;
 // those of the 900 have a parent, which is cancelled.
 func hole(r rivals.Rival) (time.Duration, error) {
-	wait, stop := r.Open(holeLimit, holeWaiting)
-	defer stop()
+	rival := r.Open(holeLimit, holeWaiting, nil)
+	defer rival.Stop()
 	leaving, giveUp := context.WithCancel(context.Background())
 	defer giveUp()
 
@@ -67,7 +67,7 @@ func hole(r rivals.Rival) (time.Duration, error) {
 	waiter := func(parent context.Context) error {
 		ctx, cancel := context.WithCancel(parent)
 		defer cancel()
-		return wait(ctx)
+		return rival.Wait(ctx)
 	}
 	stays := func(int) {
 		if err := waiter(context.Background()); err != nil {

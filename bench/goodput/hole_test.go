@@ -14,8 +14,8 @@ import (
 
 // A waiter that stays and is refused has not left, however soon it returns.
 func TestAHoleWithARefusalIsAnError(t *testing.T) {
-	refusing := rivals.Rival{Open: func(float64, int) (rivals.Wait, func()) {
-		return func(context.Context) error { return rivals.ErrNaiveFull }, func() {}
+	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
+		return rivals.Line{Wait: func(context.Context) error { return rivals.ErrNaiveFull }, Stop: func() {}}
 	}}
 	_, err := hole(refusing)
 	require.ErrorIs(t, err, rivals.ErrNaiveFull)

@@ -37,8 +37,8 @@ var cancelChild = run.NewMeasurement("cancel", func(in cancelInput) (cancelFound
 // cancelLatencies lets some callers all over a line give up, one after another,
 // and returns how many nanoseconds each took to return.
 func cancelLatencies(r rivals.Rival, waiting, cancels int) ([]float64, error) {
-	wait, stop := r.Open(slowLimit, waiting)
-	defer stop()
+	rival := r.Open(slowLimit, waiting, nil)
+	defer rival.Stop()
 	var (
 		all, cancelAll = context.WithCancel(context.Background())
 		contexts       = make([]context.Context, waiting)
@@ -49,7 +49,7 @@ func cancelLatencies(r rivals.Rival, waiting, cancels int) ([]float64, error) {
 		contexts[i], giveUp[i] = context.WithCancel(all)
 	}
 	line, err := measure.Gather(waiting, func(i int) {
-		_ = wait(contexts[i])
+		_ = rival.Wait(contexts[i])
 		returned <- time.Now()
 	})
 	if err != nil {

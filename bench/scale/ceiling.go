@@ -59,18 +59,11 @@ const ceilingLooks = 20
 func ceiling(r rivals.Rival, in ceilingInput) (ceilingFound, error) {
 	ownOfRuntime := measure.Goroutines("waiting")
 	found := ceilingFound{InLine: measure.Unknown}
-	var (
-		wait   rivals.Wait
-		inLine func() int
-		stop   func()
-	)
-	if r.Lined != nil {
+	line := r.Open(in.Limit, in.Callers, nil)
+	defer line.Stop()
+	if line.InLine != nil {
 		found.InLine = 0
-		wait, inLine, stop = r.Lined(in.Limit, in.Callers)
-	} else {
-		wait, stop = r.Open(in.Limit, in.Callers)
 	}
-	defer stop()
 	// Each counts on a cache line of its own.
 	type count struct {
 		atomic.Int64
@@ -91,7 +84,7 @@ func ceiling(r rivals.Rival, in ceilingInput) (ceilingFound, error) {
 	for i := range counts {
 		running.Go(func() {
 			for ctx.Err() == nil {
-				if err := wait(ctx); err != nil {
+				if err := line.Wait(ctx); err != nil {
 					if ctx.Err() == nil {
 						refused.Store(&err)
 					}
@@ -107,8 +100,8 @@ func ceiling(r rivals.Rival, in ceilingInput) (ceilingFound, error) {
 		time.Sleep(in.Window / ceilingLooks)
 		now := min(max(measure.Goroutines("waiting"), ownOfRuntime)-ownOfRuntime, uint64(in.Callers))
 		found.Parked += float64(now) / ceilingLooks
-		if inLine != nil {
-			found.InLine += float64(inLine()) / ceilingLooks
+		if line.InLine != nil {
+			found.InLine += float64(line.InLine()) / ceilingLooks
 		}
 	}
 	after, took := departed(), time.Since(start)

@@ -52,7 +52,7 @@ var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound
 		if err != nil {
 			return memoryFound{}, err
 		}
-		wait, _ = r.Open(slowLimit, in.Waiting)
+		wait = r.Open(slowLimit, in.Waiting, nil).Wait
 	}
 	ctx := context.Background()
 	if in.OwnContext && in.Limiter != bareGoroutine {

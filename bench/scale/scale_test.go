@@ -115,8 +115,8 @@ func TestCeilingKnowsTheLineOfThoseThatTell(t *testing.T) {
 }
 
 func TestALimiterThatDoesNotWaitIsNotMeasured(t *testing.T) {
-	refusing := rivals.Rival{Open: func(float64, int) (rivals.Wait, func()) {
-		return func(context.Context) error { return rivals.ErrNaiveFull }, func() {}
+	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
+		return rivals.Line{Wait: func(context.Context) error { return rivals.ErrNaiveFull }, Stop: func() {}}
 	}}
 	_, err := cancelLatencies(refusing, 100, 20)
 	require.EqualError(t, err, "100 of 100 did not wait")

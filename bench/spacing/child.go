@@ -49,20 +49,18 @@ func measureSpacing(in input) (result, error) {
 	}
 	loop := newClosedLoop(in)
 	var handedOut slots
-	var wait rivals.Wait
-	var stop func()
-	if r.Traced != nil && in.Load != idle {
+	var slot func(time.Time)
+	if r.Traced && in.Load != idle {
 		handedOut = slots{began: loop.began, records: newRecords(in)}
-		wait, stop = r.Traced(in.Rate, in.Waiters, handedOut.record)
-	} else {
-		wait, stop = r.Open(in.Rate, in.Waiters)
+		slot = handedOut.record
 	}
-	defer stop()
+	line := r.Open(in.Rate, in.Waiters, slot)
+	defer line.Stop()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
 	for i := range in.Waiters {
-		go loop.run(ctx, wait)
+		go loop.run(ctx, line.Wait)
 		// They begin one after another. If thousands began at once, many would lose
 		// the processor between taking their number and entering the line.
 		for loop.entries.Load() <= int64(i) {

@@ -21,18 +21,22 @@ const Ours = "shaper"
 // A Wait blocks until its caller may leave, or ctx ends.
 type Wait func(ctx context.Context) error
 
+// A Line is where the callers of a rival wait.
+type Line struct {
+	Wait   Wait
+	Stop   func()     // frees it
+	InLine func() int // returns how many wait; nil: nobody outside can know
+}
+
 // A Rival makes callers wait.
 type Rival struct {
 	Name string
-	// Open makes one for perSecond departures and up to so many callers that
-	// wait at once. stop frees it.
-	Open func(perSecond float64, waiting int) (wait Wait, stop func())
-	// Traced is Open with a function to call, on any goroutine, with the
-	// instant at which each slot was handed out. nil: nobody outside can know.
-	Traced func(perSecond float64, waiting int, slot func(time.Time)) (wait Wait, stop func())
-	// Lined is Open with a function that returns how many are in the line. nil:
-	// nobody outside can know.
-	Lined func(perSecond float64, waiting int) (wait Wait, inLine func() int, stop func())
+	// Open makes a line for perSecond departures and up to so many callers that
+	// wait at once. If the rival is Traced it calls slot, unless that is nil, on
+	// any goroutine, with the instant at which each slot was handed out. Of the
+	// others nobody outside can know.
+	Open   func(perSecond float64, waiting int, slot func(time.Time)) Line
+	Traced bool
 }
 
 // all are those that wait. The rates that they are asked for are whole numbers,
@@ -59,52 +63,45 @@ func Named(name string) (Rival, error) {
 }
 
 func ours(name string, slack time.Duration, opts ...shaper.Option) Rival {
-	open := func(perSecond float64, waiting int, opts ...shaper.Option) (s *shaper.Shaper, stop func()) {
-		l := shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}
-		s, err := shaper.New(l, opts...)
+	open := func(perSecond float64, waiting int, slot func(time.Time)) Line {
+		opts := opts
+		if slot != nil {
+			trace := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { slot(e.At) }})
+			opts = append(slices.Clone(opts), trace)
+		}
+		s, err := shaper.New(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, opts...)
 		if err != nil {
 			panic(err) // The limits are the benchmark's own.
 		}
-		return s, func() { _ = s.Close() } // Close always returns nil.
+		return Line{
+			Wait:   s.Wait,
+			Stop:   func() { _ = s.Close() }, // It returns nil.
+			InLine: func() int { return s.Stats().Waiting },
+		}
 	}
-	return Rival{
-		Name: name,
-		Open: func(perSecond float64, waiting int) (Wait, func()) {
-			s, stop := open(perSecond, waiting, opts...)
-			return s.Wait, stop
-		},
-		Lined: func(perSecond float64, waiting int) (Wait, func() int, func()) {
-			s, stop := open(perSecond, waiting, opts...)
-			return s.Wait, func() int { return s.Stats().Waiting }, stop
-		},
-		Traced: func(perSecond float64, waiting int, slot func(time.Time)) (Wait, func()) {
-			trace := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { slot(e.At) }})
-			s, stop := open(perSecond, waiting, append(slices.Clone(opts), trace)...)
-			return s.Wait, stop
-		},
-	}
+	return Rival{Name: name, Open: open, Traced: true}
 }
 
 // With a burst of 1 x/time spaces departures, as the others do.
-func openXTime(perSecond float64, _ int) (Wait, func()) {
-	return rate.NewLimiter(rate.Limit(perSecond), 1).Wait, func() {}
+func openXTime(perSecond float64, _ int, _ func(time.Time)) Line {
+	return Line{Wait: rate.NewLimiter(rate.Limit(perSecond), 1).Wait, Stop: func() {}}
 }
 
 // Take knows no context: a caller that gives up stays until its slot has come.
-func openUber(opts ...ratelimit.Option) func(perSecond float64, _ int) (Wait, func()) {
-	return func(perSecond float64, _ int) (Wait, func()) {
+func openUber(opts ...ratelimit.Option) func(perSecond float64, _ int, _ func(time.Time)) Line {
+	return func(perSecond float64, _ int, _ func(time.Time)) Line {
 		l := ratelimit.New(int(perSecond), opts...)
 		wait := func(ctx context.Context) error {
 			l.Take()
 			return ctx.Err()
 		}
-		return wait, func() {}
+		return Line{Wait: wait, Stop: func() {}}
 	}
 }
 
 // AcquirePermit does not look at deadlines. A caller that has one is to say how
 // long it may wait, with the other call.
-func openFailsafe(perSecond float64, _ int) (Wait, func()) {
+func openFailsafe(perSecond float64, _ int, _ func(time.Time)) Line {
 	l := ratelimiter.NewSmooth[any](uint(perSecond), time.Second)
 	wait := func(ctx context.Context) error {
 		if deadline, ok := ctx.Deadline(); ok {
@@ -112,10 +109,10 @@ func openFailsafe(perSecond float64, _ int) (Wait, func()) {
 		}
 		return l.AcquirePermit(ctx)
 	}
-	return wait, func() {}
+	return Line{Wait: wait, Stop: func() {}}
 }
 
-func openNaive(perSecond float64, waiting int) (Wait, func()) {
+func openNaive(perSecond float64, waiting int, _ func(time.Time)) Line {
 	q := startNaiveQueue(perSecond, waiting)
-	return q.Wait, q.stop
+	return Line{Wait: q.Wait, Stop: q.stop}
 }

@@ -17,11 +17,11 @@ func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
 		t.Run(c.Name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				wait, stop := c.Open(100, 3)
-				defer stop()
+				line := c.Open(100, 3, nil)
+				defer line.Stop()
 				var left []time.Duration
 				for range 4 {
-					require.NoError(t, wait(t.Context()))
+					require.NoError(t, line.Wait(t.Context()))
 					left = append(left, time.Since(began))
 				}
 				const ms = time.Millisecond
@@ -42,17 +42,17 @@ func TestRivalsHoldAllThatWaitAndStop(t *testing.T) {
 	for _, c := range all {
 		t.Run(c.Name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				wait, stop := c.Open(1000, waiting)
+				line := c.Open(1000, waiting, nil)
 				began := time.Now()
 				errs := make(chan error, waiting)
 				for range waiting {
-					go func() { errs <- wait(t.Context()) }()
+					go func() { errs <- line.Wait(t.Context()) }()
 				}
 				for range waiting {
 					require.NoError(t, <-errs)
 				}
 				require.InDelta(t, waiting, time.Since(began).Milliseconds(), 1, "naive needs one interval more than the others")
-				stop()
+				line.Stop()
 			})
 		})
 	}
@@ -62,14 +62,14 @@ func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
 	for _, c := range all {
 		t.Run(c.Name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				wait, stop := c.Open(1, 3)
-				defer stop()
+				line := c.Open(1, 3, nil)
+				defer line.Stop()
 				ctx, giveUp := context.WithCancel(t.Context())
 				began := time.Now()
 				var waiting sync.WaitGroup
 				errs := make([]error, 3)
 				for i := range errs {
-					waiting.Go(func() { errs[i] = wait(ctx) })
+					waiting.Go(func() { errs[i] = line.Wait(ctx) })
 				}
 				synctest.Wait()
 				time.Sleep(500 * time.Millisecond)
@@ -103,7 +103,7 @@ func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
 func TestTracedRivalsTellOfEachSlot(t *testing.T) {
 	traced := 0
 	for _, c := range all {
-		if c.Traced == nil {
+		if !c.Traced {
 			continue
 		}
 		traced++
@@ -111,10 +111,10 @@ func TestTracedRivalsTellOfEachSlot(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
 				var slots []time.Duration
-				wait, stop := c.Traced(100, 3, func(at time.Time) { slots = append(slots, at.Sub(began)) })
-				defer stop()
+				line := c.Open(100, 3, func(at time.Time) { slots = append(slots, at.Sub(began)) })
+				defer line.Stop()
 				for range 3 {
-					require.NoError(t, wait(t.Context()))
+					require.NoError(t, line.Wait(t.Context()))
 				}
 				require.Equal(t, []time.Duration{0, 10 * time.Millisecond, 20 * time.Millisecond}, slots)
 			})
