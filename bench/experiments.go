@@ -40,8 +40,8 @@ func names(all []run.Experiment) string {
 	return strings.Join(names, ", ")
 }
 
-// estimate returns about how long experiments take. Those that don't tell are not
-// in it.
+// estimate returns about how long experiments take. Those without an estimate
+// count as 0.
 func estimate(all []run.Experiment, o run.Options) (sum time.Duration) {
 	for _, e := range all {
 		if e.Estimate != nil {

@@ -66,7 +66,7 @@ func flood(ctx context.Context, address string, window time.Duration) (perSecond
 			}
 		})
 	}
-	sleep(ctx, window/10) // Until it is warm.
+	sleep(ctx, window/10) // until everything is warm
 	from, began := answered.Load(), time.Now()
 	sleep(ctx, window)
 	n, took := answered.Load()-from, time.Since(began)

@@ -17,7 +17,8 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-// Experiment is "nginx". Where nginx is missing its report says so.
+// Experiment is "nginx". Where nginx is missing, the report says so and there is
+// no error.
 var Experiment = run.Experiment{
 	Name:     "nginx",
 	What:     "what an upstream sees behind nginx limit_req and behind the middleware",
@@ -137,7 +138,7 @@ func compare(ctx context.Context, o run.Options, program string, bursts []run.Ca
 	return reportOf(version, spacings, through), errors.Join(err1, err2)
 }
 
-// of says which proxy an error is of.
+// of names the proxy in an error.
 func of(proxy string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", proxy, err)

@@ -13,8 +13,9 @@ import (
 // A proxy can be started with a limit.
 type proxy struct {
 	name string
-	// start runs it with so many requests a second. Stamped, it tells the
-	// upstream when each request entered its line, if it can.
+	// start runs it with so many requests a second, and returns its address. If
+	// stamped is set, a proxy that can tells the upstream when each request
+	// entered its line.
 	start func(ctx context.Context, upstream string, rate int, stamped bool) (*process, string, error)
 }
 
@@ -28,7 +29,8 @@ const (
 	noLimit = 1_000_000
 )
 
-// proxies are those that run in the folder dir. nginx is the program.
+// proxies returns those that are compared. The program is nginx, whose files are
+// put into the folder dir.
 func proxies(program, dir string) []proxy {
 	return []proxy{
 		{theirs, func(ctx context.Context, upstream string, rate int, _ bool) (*process, string, error) {

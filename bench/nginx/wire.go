@@ -20,7 +20,7 @@ const enteredHeader = "X-Entered"
 // A head is what is of interest in the head of a request or a response.
 type head struct {
 	first   string // its first line
-	length  int    // of the body; 0 if none is told
+	length  int    // of the body; 0 if there is none
 	entered int64  // ns; 0: not known
 }
 

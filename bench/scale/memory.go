@@ -39,7 +39,7 @@ type memoryFound struct {
 
 type memoryResult = run.Result[memoryInput, memoryFound]
 
-// memoryChild ends with all of them waiting, as some cannot be told to stop.
+// memoryChild ends while all of them wait, as some cannot be stopped.
 var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound, error) {
 	never := make(chan struct{})
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
@@ -68,7 +68,7 @@ var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound
 		return memoryFound{}, err
 	}
 	// A few leave meanwhile, one a second. Callers that were refused would take
-	// no memory, which must not look like thrift.
+	// no memory, and would make the limiter look thrifty.
 	if parked := measure.Goroutines("waiting"); parked < uint64(in.Waiting-in.Waiting/100) {
 		return memoryFound{}, fmt.Errorf("only %d goroutines wait, of %d", parked, in.Waiting)
 	}
@@ -86,8 +86,8 @@ func memoryNeeded(o run.Options) error {
 	return measure.EnoughMemory(need)
 }
 
-// memoryGroups are the lines of which the memory is measured. Where the system
-// does not tell it, there are none.
+// memoryGroups are the lines whose memory is measured. There are none where the
+// system does not tell how much memory is resident.
 func memoryGroups(o run.Options) [][]run.Case[memoryInput] {
 	if !measure.MemoryIsTold() {
 		return nil

@@ -43,7 +43,9 @@ func measureSpacing(in input) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	work, err := loadNamed(in.Load) // It finds out what a millisecond of work is, so before anything else runs.
+	// A load finds out what a millisecond of work is, so it is made before anything
+	// else runs.
+	work, err := loadNamed(in.Load)
 	if err != nil {
 		return result{}, err
 	}
@@ -87,7 +89,7 @@ func measureSpacing(in input) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	told, err := handedOut.departures()
+	slots, err := handedOut.departures()
 	if err != nil {
 		return result{}, err
 	}
@@ -98,8 +100,8 @@ func measureSpacing(in input) (result, error) {
 		CPU: (after.cpu - before.cpu) / each, Allocs: float64(after.mallocs-before.mallocs) / each,
 		Departures: d.Count(), Histogram: d.Histogram(),
 	}
-	if len(told) > 0 {
-		found.SlotBurst = measure.DeparturesWithin(0, after.at, measure.Interval(in.Rate), told).Burst()
+	if len(slots) > 0 {
+		found.SlotBurst = measure.DeparturesWithin(0, after.at, measure.Interval(in.Rate), slots).Burst()
 	}
 	return found, nil
 }
