@@ -35,8 +35,8 @@ const (
 	depth    = 1000 // so deep that patience ends before the line does
 )
 
-// The two ways in which callers give up. A caller that cancels, as a closed
-// connection does, tells nobody beforehand; a deadline is known at entry.
+// The two ways in which callers give up. A cancellation, as by a closed
+// connection, comes without notice; a deadline is known at entry.
 const (
 	byCancel   = "cancel"
 	byDeadline = "deadline"
@@ -88,7 +88,7 @@ var child = run.NewMeasurement("goodput", func(in input) ([]float64, error) {
 func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float64, callers *sync.WaitGroup) {
 	line := r.Open(limit, depth, nil)
 	defer line.Stop()
-	var left atomic.Int64
+	var inTime atomic.Int64
 	start := time.Now()
 	caller := func() {
 		ctx, cancel := patientContext(s.by)
@@ -99,7 +99,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 			return
 		}
 		if at := time.Since(start); at >= fill && at < fill+window {
-			left.Add(1)
+			inTime.Add(1)
 		}
 	}
 	callers = new(sync.WaitGroup)
@@ -114,7 +114,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 		time.Sleep(at - time.Since(start))
 		callers.Go(caller)
 	}
-	return 100 * float64(left.Load()) / (limit * window.Seconds()), callers
+	return 100 * float64(inTime.Load()) / (limit * window.Seconds()), callers
 }
 
 // patientContext returns a context that ends after patience.

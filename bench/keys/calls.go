@@ -19,7 +19,7 @@ var goroutines = []int{1, 2, 64}
 // A callsInput is a limiter with so many keys, each of which has come before.
 type callsInput struct {
 	Limiter    string
-	Keys       int // 0: what it has for one key that it need not be told
+	Keys       int // 0: what the limiter has for callers without a key
 	Goroutines []int
 	Batch      time.Duration // for how long each number of goroutines calls
 }

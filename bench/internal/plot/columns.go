@@ -19,8 +19,8 @@ const (
 	widestColumn = 104.0 // from one column to the next, at most
 )
 
-// shortfall is how many percent may be missing, in whole ones as they are
-// written, before a column is shown as short.
+// shortfall is how many percent may be missing before a column is shown as short.
+// Percentages count as they are written, in whole numbers.
 const shortfall = 5
 
 // Percentages is a picture of percentages: a row for each limiter, panels side by
@@ -31,8 +31,8 @@ type Percentages struct {
 	Columns                          []Column
 }
 
-// A Column is one percentage. Rows, after ours, and panels stand in the order in
-// which they are first met, the settings of a panel go up.
+// A Column is one percentage. Our rows stand first; otherwise rows and panels
+// stand in the order of their first columns. The settings of a panel go up.
 type Column struct {
 	Row, Panel string
 	At         float64

@@ -9,8 +9,8 @@ import (
 	"example.com/leakybucket/bench/internal/measure"
 )
 
-// A Machine is what the figures depend on beside the code. It has nothing by
-// which one machine can be told from another of its kind.
+// A Machine is what the figures depend on beside the code. Nothing in it
+// distinguishes one machine from another of its kind.
 type Machine struct {
 	System, Processor  string
 	CPUs               int
