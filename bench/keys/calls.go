@@ -35,9 +35,11 @@ type callsFound struct {
 
 type callsResult = run.Result[callsInput, callsFound]
 
-// callsChild lets all keys come once, looks how much memory they take, and then
+var callsChild = run.NewMeasurement("keys", calls)
+
+// calls lets all keys come once, looks how much memory they take, and then
 // measures the calls, with the keys in an order that is the same for all.
-var callsChild = run.NewMeasurement("keys", func(in callsInput) (callsFound, error) {
+func calls(in callsInput) (callsFound, error) {
 	c, err := rivals.KeyedNamed(in.Limiter)
 	if err != nil {
 		return callsFound{}, err
@@ -83,7 +85,7 @@ var callsChild = run.NewMeasurement("keys", func(in callsInput) (callsFound, err
 		found.Timings = append(found.Timings, timings)
 	}
 	return found, nil
-})
+}
 
 // keptBucket returns one that no call finds drained, and that lets all leave at
 // once: each call adds so much that it lasts until the key comes again. Where few

