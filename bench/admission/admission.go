@@ -69,9 +69,9 @@ func (in input) call() (call, error) {
 }
 
 func cases(o run.Options) []run.Case[input] {
-	rounds, batch := o.Times(5), 50*time.Millisecond
+	batch := 50 * time.Millisecond
 	if o.Quick {
-		rounds, batch = o.Times(3), 5*time.Millisecond
+		batch /= 10
 	}
 	var all []run.Case[input]
 	for _, c := range calls() {
@@ -82,7 +82,7 @@ func cases(o run.Options) []run.Case[input] {
 		all = append(all, run.Case[input]{
 			Name:     fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s", outcome, c.call, c.limiter),
 			Input:    input{c.limiter, c.call, c.refuses, batch},
-			Rounds:   rounds,
+			Rounds:   o.Times(5, 3),
 			Estimate: time.Duration(len(goroutines)) * measure.TimeEstimate(batch),
 		})
 	}

@@ -103,17 +103,13 @@ func hole(r rivals.Rival) (time.Duration, error) {
 }
 
 func holeCases(o run.Options) []run.Case[string] {
-	rounds := o.Times(5)
-	if o.Quick {
-		rounds = o.Times(1)
-	}
 	var all []run.Case[string]
 	for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
 		estimate := time.Second // The slots of the 900 pass unused.
 		if name == rivals.Ours {
 			estimate /= 10
 		}
-		all = append(all, run.Case[string]{Name: "Hole/limiter=" + name, Input: name, Rounds: rounds, Estimate: estimate})
+		all = append(all, run.Case[string]{Name: "Hole/limiter=" + name, Input: name, Rounds: o.Times(5, 1), Estimate: estimate})
 	}
 	return all
 }

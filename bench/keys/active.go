@@ -133,15 +133,15 @@ func active(in activeInput) (activeFound, error) {
 }
 
 func activeCases(o run.Options) (cases []run.Case[activeInput]) {
-	in, rounds := activeInput{Keys: 100_000, Each: 5 * time.Second, Warm: time.Second, Window: 5 * time.Second}, o.Times(3)
+	in := activeInput{Keys: 100_000, Each: 5 * time.Second, Warm: time.Second, Window: 5 * time.Second}
 	if o.Quick {
-		in, rounds = activeInput{Keys: 20_000, Each: time.Second, Warm: 200 * time.Millisecond, Window: 500 * time.Millisecond}, o.Times(1)
+		in = activeInput{Keys: 20_000, Each: time.Second, Warm: 200 * time.Millisecond, Window: 500 * time.Millisecond}
 	}
 	for _, name := range activeLimiters {
 		in.Limiter = name
 		cases = append(cases, run.Case[activeInput]{
 			Name:  fmt.Sprintf("KeysActive/limiter=%s/keys=%d", name, in.Keys),
-			Input: in, Rounds: rounds, Estimate: in.Each + in.Warm + in.Window + time.Second,
+			Input: in, Rounds: o.Times(3, 1), Estimate: in.Each + in.Warm + in.Window + time.Second,
 		})
 	}
 	return cases

@@ -122,9 +122,9 @@ func goingRound(call func(key string) bool, keys []string) func() bool {
 }
 
 func callCases(o run.Options) (cases []run.Case[callsInput]) {
-	batch, counts, rounds := 30*time.Millisecond, []int{0, 1, 1_000, 10_000, manyKeys, 1_000_000}, o.Times(3)
+	batch, counts := 30*time.Millisecond, []int{0, 1, 1_000, 10_000, manyKeys, 1_000_000}
 	if o.Quick {
-		batch, counts, rounds = 5*time.Millisecond, []int{0, 1, 1_000, manyKeys}, o.Times(1)
+		batch, counts = 5*time.Millisecond, []int{0, 1, 1_000, manyKeys}
 	}
 	for _, keys := range counts {
 		many := goroutines[:1]
@@ -138,7 +138,7 @@ func callCases(o run.Options) (cases []run.Case[callsInput]) {
 			cases = append(cases, run.Case[callsInput]{
 				Name:     fmt.Sprintf("Keys/limiter=%s/keys=%d", c.Name, keys),
 				Input:    callsInput{c.Name, keys, many, batch},
-				Rounds:   rounds,
+				Rounds:   o.Times(3, 1),
 				Estimate: time.Duration(len(c.Calls)*len(many))*measure.TimeEstimate(batch) + time.Duration(keys)*1200*time.Nanosecond,
 			})
 		}

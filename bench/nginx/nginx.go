@@ -50,13 +50,6 @@ func burstOf(proxy string, rate int) burst {
 	}
 }
 
-func rounds(o run.Options) int {
-	if o.Quick {
-		return o.Times(1)
-	}
-	return o.Times(5)
-}
-
 func bursts(o run.Options) (cases []run.Case[burst]) {
 	rates := []int{100, 1000}
 	if o.Quick {
@@ -67,7 +60,7 @@ func bursts(o run.Options) (cases []run.Case[burst]) {
 			b := burstOf(proxy, rate)
 			cases = append(cases, run.Case[burst]{
 				Name:  fmt.Sprintf("NginxSpacing/proxy=%s/rate=%d", proxy, rate),
-				Input: b, Rounds: rounds(o),
+				Input: b, Rounds: o.Times(5, 1),
 				Estimate: time.Duration(b.Requests)*time.Second/time.Duration(rate) + 300*time.Millisecond,
 			})
 		}
@@ -89,7 +82,7 @@ func ceilings(o run.Options) (cases []run.Case[ceilingInput]) {
 	for _, proxy := range []string{theirs, ours, bare, direct} {
 		c := run.Case[ceilingInput]{
 			Name:  "NginxCeiling/proxy=" + proxy,
-			Input: ceilingInput{proxy, window}, Rounds: rounds(o), Estimate: window*11/10 + 100*time.Millisecond,
+			Input: ceilingInput{proxy, window}, Rounds: o.Times(5, 1), Estimate: window*11/10 + 100*time.Millisecond,
 		}
 		if proxy == direct { // It only shows how far the load generator reaches.
 			c.Rounds = 1

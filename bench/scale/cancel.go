@@ -82,7 +82,7 @@ func cancelCases(o run.Options) (cases []run.Case[cancelInput]) {
 		cases = append(cases, run.Case[cancelInput]{
 			Name:     fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting),
 			Input:    cancelInput{name, manyWaiting, manyWaiting / 50},
-			Rounds:   rounds(o),
+			Rounds:   o.Times(3, 1),
 			Estimate: 700 * time.Millisecond,
 		})
 	}

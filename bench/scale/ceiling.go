@@ -125,7 +125,7 @@ func ceilingCases(o run.Options) (cases []run.Case[ceilingInput]) {
 				cases = append(cases, run.Case[ceilingInput]{
 					Name:     fmt.Sprintf("Ceiling/limiter=%s/limit=%.0f/callers=%d", name, limit, callers),
 					Input:    ceilingInput{name, callers, limit, window},
-					Rounds:   rounds(o),
+					Rounds:   o.Times(3, 1),
 					Estimate: window * 13 / 10,
 				})
 			}

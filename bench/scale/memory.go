@@ -107,9 +107,9 @@ func memoryGroups(o run.Options) [][]run.Case[memoryInput] {
 		}
 		return cases
 	}
-	groups := [][]run.Case[memoryInput]{group(manyWaiting, false, rounds(o))}
+	groups := [][]run.Case[memoryInput]{group(manyWaiting, false, o.Times(3, 1))}
 	if !o.Quick {
-		groups = append(groups, group(manyWaiting, true, rounds(o)))
+		groups = append(groups, group(manyWaiting, true, o.Times(3, 1)))
 	}
 	if o.Full {
 		groups = append(groups, group(fullWaiting, false, 1)) // It takes long.

@@ -51,10 +51,3 @@ var Experiment = run.Experiment{
 		return r, errors.Join(err1, err2, err3, err4)
 	},
 }
-
-func rounds(o run.Options) int {
-	if o.Quick {
-		return o.Times(1)
-	}
-	return o.Times(3)
-}

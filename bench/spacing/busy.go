@@ -37,16 +37,16 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 	var groups [][]run.Case[input]
 	for _, l := range loads() {
 		for _, at := range busyRates {
-			rounds, once := o.Times(5), busyOnce
+			once := busyOnce
 			if o.Quick {
 				if at.rate != 1_000 {
 					continue
 				}
-				rounds, once = o.Times(1), nil
+				once = nil
 			}
 			var group []run.Case[input]
 			for _, limiter := range busyCompared {
-				group = append(group, caseOf("Busy", rounds, input{limiter, at.rate, at.waiters, l.name, busyWarm, at.window}))
+				group = append(group, caseOf("Busy", o.Times(5, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, at.window}))
 			}
 			for _, limiter := range once {
 				group = append(group, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, at.window}))

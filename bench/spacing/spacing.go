@@ -73,14 +73,15 @@ func idleGroups(o run.Options) [][]run.Case[input] {
 		for _, at := range idleWindows {
 			window, rounds := at.window, 1
 			switch {
-			case o.Quick && (at.quick == 0 || waiters != goalWaiters):
-				continue
-			case o.Quick:
-				window, rounds = at.quick, o.Times(1)
-			case waiters == goalWaiters && at.rate > 10: // At 10/s a round takes long, and says much by itself.
-				rounds = o.Times(5)
-			case waiters == goalWaiters:
-				rounds = o.Times(1)
+			case waiters == goalWaiters && at.rate > 10:
+				rounds = o.Times(5, 1)
+			case waiters == goalWaiters: // At 10/s a round takes long, and says much by itself.
+				rounds = o.Times(1, 1)
+			}
+			if o.Quick {
+				if window = at.quick; window == 0 || waiters != goalWaiters {
+					continue
+				}
 			}
 			var group []run.Case[input]
 			for _, limiter := range idleLimiters {

@@ -37,11 +37,14 @@ type Options struct {
 	Machine string
 }
 
-// Times returns how often to measure what an experiment by itself measures so
-// often.
-func (o Options) Times(byItself int) int {
-	if o.Rounds > 0 {
+// Times returns the number of rounds: what -rounds asks for, otherwise quick with
+// -quick, and byItself without.
+func (o Options) Times(byItself, quick int) int {
+	switch {
+	case o.Rounds > 0:
 		return o.Rounds
+	case o.Quick:
+		return quick
 	}
 	return byItself
 }
