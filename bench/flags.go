@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"example.com/leakybucket/bench/internal/run"
 )
 
 const (
@@ -17,23 +19,26 @@ const (
 
 const usage = `bench: the shaper side by side with other Go limiters
 
-Measures part after part, each contestant in a process of its own, and prints
-tables and how the goals of the project fare. It takes up to 15 minutes, and
-wants a machine that does nothing else meanwhile.
+Measures one experiment after another, each limiter in a process of its own, and
+prints tables and how the goals of the project fare. It takes about 15 minutes,
+and wants a machine that does nothing else meanwhile.
 
 Flags:
-  -quick           a taste of it all in less than a minute: fewer rounds, rates
-                   and contestants
+  -quick           a taste of everything in about a minute: fewer rounds, rates
+                   and limiters
   -full            measure what takes more memory than most can spare, too
-  -only NAME,...   measure these parts only (-list names them)
-  -rounds N        how often to measure what is compared (1 to 100; each part
-                   knows how often by itself, mostly 5)
-  -out FOLDER      where results.json, results.md and the pictures go; made if
-                   missing, and what a run writes takes the place of what an
-                   earlier one wrote, be it with -quick or -only
+  -only NAME,...   measure these experiments only (-list names them)
+  -rounds N        how often to measure what is compared (1 to 100; each
+                   experiment knows how often by itself, mostly 3 or 5)
+  -out FOLDER      where results.md, results.bench.txt and the pictures go; made
+                   if missing, and what a run writes takes the place of what an
+                   earlier one wrote, even with -quick or -only
                    (default "` + defaultOut + `"; "" writes nothing)
-  -list            name the parts and end
+  -list            name the experiments and end
   -h               this text
+
+results.bench.txt has each figure of each round as a benchmark line: benchstat
+compares two of them.
 
 Examples:
   go run ./bench                            everything
@@ -43,21 +48,21 @@ Examples:
 
 // A config is what the flags say.
 type config struct {
-	options options
-	parts   []part
-	chosen  bool   // by -only
-	out     string // folder to write to; "": none
-	list    bool
+	options     run.Options
+	experiments []run.Experiment
+	chosen      bool   // by -only
+	out         string // folder to write to; "": none
+	list        bool
 }
 
 // parseFlags reads the command line. An error names the flag and quotes its
-// value; flag.ErrHelp says that the usage is wanted.
-func parseFlags(args []string, all []part) (config, error) {
-	c := config{parts: all}
+// value; [flag.ErrHelp] means that the usage is wanted.
+func parseFlags(args []string, all []run.Experiment) (config, error) {
+	c := config{experiments: all}
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // The errors come back, and go out as one line.
-	f.BoolVar(&c.options.quick, "quick", false, "")
-	f.BoolVar(&c.options.full, "full", false, "")
+	f.BoolVar(&c.options.Quick, "quick", false, "")
+	f.BoolVar(&c.options.Full, "full", false, "")
 	f.BoolVar(&c.list, "list", false, "")
 	f.StringVar(&c.out, "out", defaultOut, "")
 	f.Func("only", "", func(text string) error { return c.choose(text, all) })
@@ -68,23 +73,23 @@ func parseFlags(args []string, all []part) (config, error) {
 	switch {
 	case f.NArg() > 0:
 		return config{}, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case c.options.quick && c.options.full:
+	case c.options.Quick && c.options.Full:
 		return config{}, errors.New(`-quick "true" leaves out what -full "true" adds: set one of them`)
 	}
 	return c, nil
 }
 
-// choose keeps the parts that text names, in the order in which they are
+// choose keeps the experiments that text names, in the order in which they are
 // measured.
-func (c *config) choose(text string, all []part) error {
+func (c *config) choose(text string, all []run.Experiment) error {
 	wanted := strings.Split(text, ",")
 	for i, name := range wanted {
 		wanted[i] = strings.TrimSpace(name)
-		if !slices.ContainsFunc(all, func(p part) bool { return p.name == wanted[i] }) {
-			return fmt.Errorf("no part is named %q; there are %s", wanted[i], names(all))
+		if !slices.ContainsFunc(all, func(e run.Experiment) bool { return e.Name == wanted[i] }) {
+			return fmt.Errorf("no experiment is named %q; there are %s", wanted[i], names(all))
 		}
 	}
-	c.parts = slices.DeleteFunc(slices.Clone(all), func(p part) bool { return !slices.Contains(wanted, p.name) })
+	c.experiments = slices.DeleteFunc(slices.Clone(all), func(e run.Experiment) bool { return !slices.Contains(wanted, e.Name) })
 	c.chosen = true
 	return nil
 }
@@ -99,25 +104,25 @@ func (c *config) setRounds(text string) error {
 	case n > mostRounds:
 		return fmt.Errorf("must be at most %d", mostRounds)
 	}
-	c.options.rounds = n
+	c.options.Rounds = n
 	return nil
 }
 
-// command is the command line that measures the same again. Where the results
+// command returns the command line that measures the same again. Where the results
 // go does not matter to it.
 func (c *config) command() string {
 	command := "go run ./bench"
-	if c.options.quick {
+	if c.options.Quick {
 		command += " -quick"
 	}
-	if c.options.full {
+	if c.options.Full {
 		command += " -full"
 	}
 	if c.chosen {
-		command += " -only " + strings.ReplaceAll(names(c.parts), " ", "")
+		command += " -only " + strings.ReplaceAll(names(c.experiments), " ", "")
 	}
-	if c.options.rounds > 0 {
-		command += " -rounds " + strconv.Itoa(c.options.rounds)
+	if c.options.Rounds > 0 {
+		command += " -rounds " + strconv.Itoa(c.options.Rounds)
 	}
 	return command
 }

@@ -4,27 +4,29 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/run"
 )
 
 func TestFlags(t *testing.T) {
 	for _, test := range []struct {
 		args    []string
-		options options
-		parts   string
+		options run.Options
+		names   string
 		out     string
 		command string
 	}{
-		{nil, options{}, "pace, broken", "docs/bench", "go run ./bench"},
-		{[]string{"-quick", "-out", ""}, options{quick: true}, "pace, broken", "", "go run ./bench -quick"},
-		{[]string{"-full", "-rounds", "3"}, options{full: true, rounds: 3}, "pace, broken", "docs/bench", "go run ./bench -full -rounds 3"},
-		{[]string{"-only", "broken"}, options{}, "broken", "docs/bench", "go run ./bench -only broken"},
+		{nil, run.Options{}, "pace, broken", "docs/bench", "go run ./bench"},
+		{[]string{"-quick", "-out", ""}, run.Options{Quick: true}, "pace, broken", "", "go run ./bench -quick"},
+		{[]string{"-full", "-rounds", "3"}, run.Options{Full: true, Rounds: 3}, "pace, broken", "docs/bench", "go run ./bench -full -rounds 3"},
+		{[]string{"-only", "broken"}, run.Options{}, "broken", "docs/bench", "go run ./bench -only broken"},
 		// The order is that of measuring, and twice is once.
-		{[]string{"-only", "broken, pace,pace"}, options{}, "pace, broken", "docs/bench", "go run ./bench -only pace,broken"},
+		{[]string{"-only", "broken, pace,pace"}, run.Options{}, "pace, broken", "docs/bench", "go run ./bench -only pace,broken"},
 	} {
-		c, err := parseFlags(test.args, fakeParts())
+		c, err := parseFlags(test.args, fakes())
 		require.NoError(t, err, "%q", test.args)
 		require.Equal(t, test.options, c.options, "%q", test.args)
-		require.Equal(t, test.parts, names(c.parts), "%q", test.args)
+		require.Equal(t, test.names, names(c.experiments), "%q", test.args)
 		require.Equal(t, test.out, c.out, "%q", test.args)
 		require.Equal(t, test.command, c.command(), "%q", test.args)
 	}
@@ -35,9 +37,9 @@ func TestFlagsThatCannotBeFollowed(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"-only", "pase"}, `invalid value "pase" for flag -only: no part is named "pase"; there are pace, broken`},
-		{[]string{"-only", ""}, `invalid value "" for flag -only: no part is named ""; there are pace, broken`},
-		{[]string{"-only", "pace,"}, `invalid value "pace," for flag -only: no part is named ""; there are pace, broken`},
+		{[]string{"-only", "pase"}, `invalid value "pase" for flag -only: no experiment is named "pase"; there are pace, broken`},
+		{[]string{"-only", ""}, `invalid value "" for flag -only: no experiment is named ""; there are pace, broken`},
+		{[]string{"-only", "pace,"}, `invalid value "pace," for flag -only: no experiment is named ""; there are pace, broken`},
 		{[]string{"-rounds", "0"}, `invalid value "0" for flag -rounds: must be at least 1`},
 		{[]string{"-rounds", "101"}, `invalid value "101" for flag -rounds: must be at most 100`},
 		{[]string{"-rounds", "few"}, `invalid value "few" for flag -rounds: must be a whole number`},
@@ -46,7 +48,7 @@ func TestFlagsThatCannotBeFollowed(t *testing.T) {
 		{[]string{"spacing"}, `unexpected argument "spacing"`},
 		{[]string{"-fast"}, `flag provided but not defined: -fast`},
 	} {
-		_, err := parseFlags(test.args, fakeParts())
+		_, err := parseFlags(test.args, fakes())
 		require.EqualError(t, err, test.want)
 	}
 }

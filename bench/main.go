@@ -1,6 +1,6 @@
 // Command bench measures the shaper, and a Group of one for each key, side by side
-// with other Go limiters, in interleaved rounds within one run, each measurement in
-// a process of its own. Its parts stand in parts.go; -list names them.
+// with other Go limiters and with nginx, in interleaved rounds within one run, each
+// measurement in a process of its own. -list names its experiments.
 //
 //	go run ./bench -h
 package main
@@ -13,113 +13,102 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"syscall"
+	"strings"
 	"time"
+
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/run"
 )
 
 // The exit statuses of the program. A goal that is missed is not a failure: it
 // stands in the table.
 const (
 	exitOK          = 0
-	exitFailed      = 1   // a part could not be measured, or the results not be written
+	exitFailed      = 1   // something could not be measured, or the results not be written
 	exitUsage       = 2   // a flag that can't be followed; nothing was measured
 	exitInterrupted = 130 // as a shell has it for a program ended by Ctrl-C
 )
 
 func main() {
-	if kind := os.Getenv(cellVariable); kind != "" {
-		// Ctrl-C on a terminal reaches the child too. Its parent ends it, and
-		// then knows why it has ended.
-		signal.Ignore(os.Interrupt)
-		os.Exit(runCell(kind, os.Stdin, os.Stdout, os.Stderr))
-	}
-	ctx, release := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	status := run(ctx, parts, os.Args[1:], os.Stdout, os.Stderr)
+	run.Child()
+	// Whatever asks this program to end, even if nothing reads what it prints:
+	// nginx must not stay behind.
+	ctx, release := signal.NotifyContext(context.Background(), endings...)
+	status := measureAll(ctx, experiments(), os.Args[1:], os.Stdout, os.Stderr)
 	release()
 	os.Exit(status)
 }
 
-// run is the whole program but for its children. The end of ctx ends it at
-// once.
-func run(ctx context.Context, all []part, args []string, stdout, stderr io.Writer) int {
-	complain := func(status int, err error) int {
-		fmt.Fprintln(stderr, "bench:", err)
-		return status
-	}
+// measureAll is the whole program but for its children. It returns the exit
+// status. The end of ctx ends it at once.
+func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout, stderr io.Writer) int {
 	c, err := parseFlags(args, all)
-	if errors.Is(err, flag.ErrHelp) {
+	switch {
+	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprint(stdout, usage)
 		return exitOK
-	}
-	if err != nil {
-		return complain(exitUsage, fmt.Errorf("%w (-h shows examples)", err))
-	}
-	if c.list {
+	case err != nil:
+		fmt.Fprintf(stderr, "bench: %v (-h shows examples)\n", err)
+		return exitUsage
+	case c.list:
 		fmt.Fprint(stdout, listed(all))
 		return exitOK
 	}
 	if err := makeFolder(c.out); err != nil { // Now, lest it turns out ten minutes later.
-		return complain(exitUsage, err)
+		fmt.Fprintln(stderr, "bench:", err)
+		return exitUsage
 	}
 
-	s := newScreen(stdout, stderr)
-	found := results{Date: time.Now().UTC().Truncate(time.Second), Command: c.command(), Machine: thisMachine()}
-	s.print("%s\n", found.Machine)
-	for _, p := range c.parts {
-		if p.needs == nil {
+	o := c.options
+	machine := report.ThisMachine()
+	found := report.Results{Date: time.Now().UTC().Truncate(time.Second), Command: c.command(), Machine: machine}
+	o.Machine = machine.String()
+	o.Progress = run.NewProgress(stdout, stderr, estimate(c.experiments, o))
+	o.Progress.Printf("%s\n", machine)
+	for _, e := range c.experiments {
+		if e.Needs == nil {
 			continue
 		}
-		o := c.options
-		o.say = s.sayer(p.name)
-		if err := p.needs(o); err != nil {
-			return complain(exitUsage, fmt.Errorf("%s: %w", p.name, err))
+		o.Progress.Begin(e.Name, 0)
+		if err := e.Needs(o); err != nil {
+			o.Progress.Errorf("bench: %s: %v", e.Name, err)
+			return exitUsage
 		}
 	}
 	status := exitOK
-	for i, p := range c.parts {
-		o := c.options
-		o.say, o.later = s.sayer(fmt.Sprintf("%s (part %d of %d)", p.name, i+1, len(c.parts))), takes(c.parts[i+1:], o)
-		o.say("begins")
-		r, err := p.measure(ctx, o)
+	for i, e := range c.experiments {
+		o.Progress.Begin(fmt.Sprintf("%s (%d of %d)", e.Name, i+1, len(c.experiments)), estimate(c.experiments[:i], o))
+		o.Progress.Logf("begins")
+		r, err := e.Measure(ctx, o)
 		switch {
 		case ctx.Err() != nil:
-			s.clear()
-			return complain(exitInterrupted, errors.New("interrupted, nothing written"))
+			o.Progress.Errorf("bench: interrupted, nothing written")
+			return exitInterrupted
 		case err != nil:
-			s.clear()
-			status = complain(exitFailed, fmt.Errorf("%s: %w", p.name, err))
+			status = exitFailed
+			o.Progress.Errorf("bench: %s: %v", e.Name, err)
 			if len(r.Tables) == 0 {
-				continue // The other parts are worth their time.
+				continue // The other experiments are worth their time.
 			}
 		}
 		for _, t := range r.Tables {
-			s.print("\n%s", t.text())
+			o.Progress.Printf("\n%s", t.Markdown())
 		}
-		found.Parts = append(found.Parts, partResult{p.name, r})
+		found.Reports = append(found.Reports, r)
 	}
-	if goals := found.goals(); len(goals.Rows) > 0 {
-		s.print("\n%s", goals.text())
+	if goals := found.Goals(); len(goals.Rows) > 0 {
+		o.Progress.Printf("\n%s", goals.Markdown())
 	}
-	s.clear()
-	if c.out == "" || len(found.Parts) == 0 {
+	if c.out == "" || len(found.Reports) == 0 {
 		return status
 	}
-	drawn, err := found.write(c.out)
+	names, err := found.Write(c.out)
 	if err != nil {
-		return complain(exitFailed, fmt.Errorf("-out %q: %w", c.out, err))
+		o.Progress.Errorf("bench: -out %q: %v", c.out, err)
+		return exitFailed
 	}
-	s.print("\nWritten to %s: results.json, results.md and %s.\n", c.out, counted(drawn, "picture"))
+	o.Progress.Printf("\nWritten to %s: %s.\n", c.out, strings.Join(names, ", "))
 	return status
-}
-
-// takes is about how long parts take; those that don't say are not in it.
-func takes(parts []part, o options) (d time.Duration) {
-	for _, p := range parts {
-		if p.takes != nil {
-			d += p.takes(o)
-		}
-	}
-	return d
 }
 
 func makeFolder(name string) error {

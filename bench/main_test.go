@@ -5,41 +5,45 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/run"
 )
 
 // The binary of the tests is its own child too, as the program is.
 func TestMain(m *testing.M) {
-	if kind := os.Getenv(cellVariable); kind != "" {
-		os.Exit(runCell(kind, os.Stdin, os.Stdout, os.Stderr))
-	}
+	run.Child()
 	os.Exit(m.Run())
 }
 
-// fakeParts are quick to measure: the first finds something, the second fails.
-func fakeParts() []part {
-	return []part{
-		{name: "pace", what: "how fast", measure: func(_ context.Context, o options) (report, error) {
-			o.say("1 of 1")
-			return report{
-				Tables: []table{{Title: "Pace", Columns: []string{"who", "rate"}, Rows: [][]string{{"ours", "12"}}}},
-				Data:   []spacingResult{{Contestant: "ours"}},
-				Goals:  []goal{{What: "evenness", Want: "≥ 8×", Got: "9×", Reached: true}},
+// fakes are quick to measure: the first finds something, the second fails.
+func fakes() []run.Experiment {
+	return []run.Experiment{
+		{Name: "pace", What: "how fast", Measure: func(_ context.Context, o run.Options) (report.Report, error) {
+			o.Progress.Logf("1 of 1")
+			return report.Report{
+				Tables:   []report.Table{{Title: "Pace", Columns: []string{"who", "rate"}, Rows: [][]string{{"ours", "12"}}}},
+				Goals:    []report.Goal{{What: "evenness", Want: "≥ 8×", Got: "9×", Reached: true}},
+				Pictures: []report.Picture{{Name: "rate", SVG: []byte("<svg/>")}},
 			}, nil
 		}},
-		{name: "broken", what: "nothing", measure: func(context.Context, options) (report, error) {
-			return report{}, errors.New("the machine is on fire")
+		{Name: "broken", What: "nothing", Measure: func(context.Context, run.Options) (report.Report, error) {
+			return report.Report{}, errors.New("the machine is on fire")
 		}},
 	}
 }
 
-// running returns what a run of the fake parts said and how it ended.
+// running returns what a run of the fakes said and how it ended.
 func running(ctx context.Context, args ...string) (status int, stdout, stderr string) {
 	var out, complaints bytes.Buffer
-	status = run(ctx, fakeParts(), args, &out, &complaints)
+	status = measureAll(ctx, fakes(), args, &out, &complaints)
 	return status, out.String(), complaints.String()
 }
 
@@ -47,10 +51,10 @@ func TestRunPrintsTablesAndGoalsAndWritesFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "made", "if missing")
 	status, stdout, stderr := running(t.Context(), "-only", "pace", "-out", folder)
 	require.Equal(t, exitOK, status)
-	require.Contains(t, stdout, "\nPace\n  who   rate\n  ours    12\n")
-	require.Contains(t, stdout, "\nGoals\n  goal      wanted  found  reached\n  evenness  ≥ 8×       9×  yes\n")
-	require.Contains(t, stdout, "results.json, results.md and 1 picture.\n")
-	require.Equal(t, "pace (part 1 of 1): begins\npace (part 1 of 1): 1 of 1\n", stderr)
+	require.Contains(t, stdout, "\n### Pace\n\n| who  | rate |\n| ---- | ---: |\n| ours |   12 |\n")
+	require.Contains(t, stdout, "\n### Goals\n\n| goal     | wanted | found | reached |\n| -------- | ------ | ----: | ------- |\n| evenness | ≥ 8×   |    9× | yes     |\n")
+	require.Contains(t, stdout, "results.md, results.bench.txt, rate.svg.\n")
+	require.Equal(t, "pace (1 of 1): begins\npace (1 of 1): 1 of 1\n", stderr)
 
 	files, err := os.ReadDir(folder)
 	require.NoError(t, err)
@@ -58,43 +62,43 @@ func TestRunPrintsTablesAndGoalsAndWritesFiles(t *testing.T) {
 	for _, f := range files {
 		names = append(names, f.Name())
 	}
-	require.Equal(t, []string{"rate.svg", "results.json", "results.md"}, names)
+	require.Equal(t, []string{"rate.svg", "results.bench.txt", "results.md"}, names)
 }
 
-func TestOnePartThatFailsDoesNotLoseTheOthers(t *testing.T) {
+func TestOneExperimentThatFailsDoesNotLoseTheOthers(t *testing.T) {
 	folder := t.TempDir()
 	status, stdout, stderr := running(t.Context(), "-out", folder)
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stdout, "ours    12\n")
+	require.Contains(t, stdout, "| ours |   12 |\n")
 	require.Contains(t, stderr, "bench: broken: the machine is on fire\n")
-	require.FileExists(t, filepath.Join(folder, "results.json"))
+	require.FileExists(t, filepath.Join(folder, "results.md"))
 }
 
-func TestWhatAPartFoundBeforeItFailedIsKept(t *testing.T) {
-	all := fakeParts()[:1]
-	whole := all[0].measure
-	all[0].measure = func(ctx context.Context, o options) (report, error) {
+func TestWhatAnExperimentFoundBeforeItFailedIsKept(t *testing.T) {
+	all := fakes()[:1]
+	whole := all[0].Measure
+	all[0].Measure = func(ctx context.Context, o run.Options) (report.Report, error) {
 		r, _ := whole(ctx, o)
-		return r, errors.New("one cell was lost")
+		return r, errors.New("one case was lost")
 	}
 	var stdout, stderr bytes.Buffer
 	folder := t.TempDir()
-	require.Equal(t, exitFailed, run(t.Context(), all, []string{"-out", folder}, &stdout, &stderr))
-	require.Contains(t, stdout.String(), "ours    12\n")
-	require.Contains(t, stderr.String(), "bench: pace: one cell was lost\n")
-	require.FileExists(t, filepath.Join(folder, "results.json"))
+	require.Equal(t, exitFailed, measureAll(t.Context(), all, []string{"-out", folder}, &stdout, &stderr))
+	require.Contains(t, stdout.String(), "| ours |   12 |\n")
+	require.Contains(t, stderr.String(), "bench: pace: one case was lost\n")
+	require.FileExists(t, filepath.Join(folder, "results.md"))
 }
 
 func TestWhatIsMissingIsSaidBeforeAnythingIsMeasured(t *testing.T) {
-	all := fakeParts()
-	all[1].needs = func(o options) error {
-		o.say("needs a lot\n")
+	all := fakes()
+	all[1].Needs = func(o run.Options) error {
+		o.Progress.Logf("needs a lot\n")
 		return errors.New("there is little")
 	}
 	var stdout, stderr bytes.Buffer
-	require.Equal(t, exitUsage, run(t.Context(), all, []string{"-out", ""}, &stdout, &stderr))
+	require.Equal(t, exitUsage, measureAll(t.Context(), all, []string{"-out", ""}, &stdout, &stderr))
 	require.Equal(t, "broken: needs a lot\nbench: broken: there is little\n", stderr.String())
-	require.NotContains(t, stdout.String(), "Pace")
+	require.NotContains(t, stdout.String(), "### Pace")
 }
 
 func TestNoFolderNoFiles(t *testing.T) {
@@ -114,7 +118,7 @@ func TestInterruptEndsTheRunAndWritesNothing(t *testing.T) {
 	status, _, stderr := running(ctx, "-only", "pace", "-out", folder)
 	require.Equal(t, exitInterrupted, status)
 	require.Contains(t, stderr, "bench: interrupted, nothing written\n")
-	require.NoFileExists(t, filepath.Join(folder, "results.json"))
+	require.NoFileExists(t, filepath.Join(folder, "results.md"))
 }
 
 func TestNothingIsMeasuredWhereTheFolderCannotBeMade(t *testing.T) {
@@ -136,4 +140,53 @@ func TestHelpAndListMeasureNothing(t *testing.T) {
 	require.Equal(t, exitOK, status)
 	require.Equal(t, "pace       how fast\nbroken     nothing\n", stdout)
 	require.Empty(t, stderr)
+}
+
+func TestEverythingIsMeasuredWithinItsTime(t *testing.T) {
+	all := experiments()
+	require.Equal(t, "spacing, busy, admission, goodput, hole, scale, keys, nginx", names(all))
+	for _, e := range all {
+		require.NotNil(t, e.Estimate, e.Name)
+		require.NotZero(t, e.What, e.Name)
+		require.GreaterOrEqual(t, e.Estimate(run.Options{Rounds: 9}), e.Estimate(run.Options{}), e.Name)
+	}
+	require.LessOrEqual(t, estimate(all, run.Options{}), 20*time.Minute)
+	require.LessOrEqual(t, estimate(all, run.Options{Quick: true}), 90*time.Second)
+}
+
+// floors are the packages of this module, from the ground up. What stands on one
+// floor knows only what is below: an experiment knows no other one, so that each
+// can be read, measured and changed by itself.
+const floors = `
+	internal/measure internal/rivals
+	internal/report
+	internal/plot internal/run
+	spacing admission goodput scale keys nginx
+`
+
+func TestImportsPointDownwards(t *testing.T) {
+	const module = "example.com/leakybucket/bench/"
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...").Output()
+	require.NoError(t, err)
+	floorOf := map[string]int{}
+	for floor, names := range strings.Split(strings.TrimSpace(floors), "\n") {
+		for _, name := range strings.Fields(names) {
+			floorOf[module+name] = floor + 1
+		}
+	}
+	listed := 0
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		if words[0]+"/" == module {
+			continue // The program stands on top.
+		}
+		listed++
+		require.Contains(t, floorOf, words[0], "it has no floor")
+		for _, imported := range words[1:] {
+			if strings.HasPrefix(imported, module) {
+				require.Less(t, floorOf[imported], floorOf[words[0]], "%s imports %s", words[0], imported)
+			}
+		}
+	}
+	require.Len(t, floorOf, listed, "there is a floor for a package that is not there")
 }

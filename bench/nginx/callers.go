@@ -1,4 +1,4 @@
-package main
+package nginx
 
 import (
 	"bufio"
@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// callers are open connections that end when a context does.
+// callers are open connections that are closed when a context ends.
 type callers struct {
 	all  []caller
 	stop func() bool

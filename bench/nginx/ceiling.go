@@ -1,4 +1,4 @@
-package main
+package nginx
 
 import (
 	"context"
@@ -8,34 +8,42 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
 )
 
 // A ceiling is what goes through a proxy whose limit is out of reach.
 type ceiling struct {
-	PerSecond  float64 `json:"requests_per_second"`
-	CPUPer100k float64 `json:"cpu_seconds_per_100k"` // of the proxy; 0: there is none
+	PerSecond float64 `unit:"requests/s"`
+	CPU       float64 `unit:"cpu-ns/request"` // of the proxy, if there is one
 }
 
 const ceilingCallers = 64
 
-// measureCeiling asks a contender as fast as it answers.
-func measureCeiling(ctx context.Context, c contender, u *upstream, window time.Duration) (ceiling, error) {
-	p, address, err := c.start(ctx, u.address, noLimit, false)
+// measureCeiling sends requests to a proxy as fast as it answers.
+func measureCeiling(ctx context.Context, p proxy, u *upstream, window time.Duration) (ceiling, error) {
+	process, address, err := p.start(ctx, u.address, noLimit, false)
 	if err != nil {
 		return ceiling{}, err
 	}
 	perSecond, all, err := flood(ctx, address, window)
 	// The whole life of the proxy is counted, its start included, and so are
 	// all requests, those before the window included.
-	used := p.stop()
+	used := process.stop()
 	if err != nil {
 		return ceiling{}, err
 	}
-	return ceiling{PerSecond: perSecond, CPUPer100k: used.Seconds() / float64(all) * 100_000}, nil
+	return ceiling{PerSecond: perSecond, CPU: float64(used) / float64(all)}, nil
 }
 
-// flood asks from all callers, each as soon as it has its answer, and returns
-// how many were answered a second within the window, and how many at all.
+// measureDirect sends them to the upstream itself.
+func measureDirect(ctx context.Context, u *upstream, window time.Duration) (ceiling, error) {
+	perSecond, _, err := flood(ctx, u.address, window)
+	return ceiling{PerSecond: perSecond, CPU: measure.Unknown}, err
+}
+
+// flood sends a request from each caller as soon as it has its last response. It
+// returns how many were answered a second within the window, and how many at all.
 func flood(ctx context.Context, address string, window time.Duration) (perSecond float64, all int64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -58,7 +66,7 @@ func flood(ctx context.Context, address string, window time.Duration) (perSecond
 			}
 		})
 	}
-	sleep(ctx, window/10) // Until it is warm.
+	sleep(ctx, window/10) // until everything is warm
 	from, began := answered.Load(), time.Now()
 	sleep(ctx, window)
 	n, took := answered.Load()-from, time.Since(began)
@@ -79,7 +87,7 @@ func ask(c caller) error {
 	}
 	status, err := c.receive()
 	if err == nil && status != http.StatusOK {
-		return fmt.Errorf("an answer has status %d", status)
+		return fmt.Errorf("a response has status %d", status)
 	}
 	return err
 }

@@ -1,119 +1,205 @@
-package main
+// Package nginx compares what an upstream sees behind nginx's limit_req with
+// what it sees behind httputil.ReverseProxy and this library's middleware: how
+// evenly requests arrive, in which order, how many the proxy can hand on, and
+// what each costs. It starts nginx by itself, on loopback and in a temporary
+// folder, and removes both in the end.
+package nginx
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
-	"strings"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/run"
 )
 
-// findNginx looks for nginx in the folders of a PATH, and in the sbin beside
-// each, where Debian puts it and which only root has in his PATH.
-func findNginx(path string) (string, error) {
-	for _, dir := range filepath.SplitList(path) {
-		for _, dir := range []string{dir, filepath.Join(filepath.Dir(dir), "sbin")} {
-			if !filepath.IsAbs(dir) {
-				continue
-			}
-			if program, err := exec.LookPath(filepath.Join(dir, "nginx")); err == nil {
-				return program, nil
-			}
+// Experiment is "nginx". Where nginx is missing, the report says so and there is
+// no error.
+var Experiment = run.Experiment{
+	Name:     "nginx",
+	What:     "what an upstream sees behind nginx limit_req and behind the middleware",
+	Estimate: func(o run.Options) time.Duration { return run.Estimate(bursts(o)) + run.Estimate(ceilings(o)) },
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		program, err := findNginx(os.Getenv("PATH"))
+		if err != nil {
+			o.Progress.Logf("skipped: %v\n", err)
+			return report.Report{Tables: []report.Table{{Title: "nginx", Note: "Not measured: " + err.Error() + "."}}}, nil
+		}
+		return compare(ctx, o, program, bursts(o), ceilings(o))
+	},
+}
+
+const (
+	fewestRequests = 20
+	mostRequests   = 900 // below the open files that are allowed everywhere
+)
+
+// burstOf returns what is sent through a proxy at a rate: two seconds' worth of
+// requests, each a good deal sooner than it may leave, so that the line never
+// runs dry.
+func burstOf(proxy string, rate int) burst {
+	interval := time.Second / time.Duration(rate)
+	return burst{
+		Proxy: proxy, Rate: rate,
+		Requests: min(max(2*rate, fewestRequests), mostRequests),
+		Every:    min(500*time.Microsecond, interval*3/10),
+	}
+}
+
+func bursts(o run.Options) (cases []run.Case[burst]) {
+	rates := []int{100, 1000}
+	if o.Quick {
+		rates = rates[1:]
+	}
+	for _, rate := range rates {
+		for _, proxy := range []string{theirs, ours} {
+			b := burstOf(proxy, rate)
+			cases = append(cases, run.Case[burst]{
+				Name:  fmt.Sprintf("NginxSpacing/proxy=%s/rate=%d", proxy, rate),
+				Input: b, Rounds: o.Times(5, 1),
+				Estimate: time.Duration(b.Requests)*time.Second/time.Duration(rate) + 300*time.Millisecond,
+			})
 		}
 	}
-	return "", errors.New("nginx is missing, with which ours is compared; to get it, on Debian: apt-get install nginx-light")
+	return cases
 }
 
-var versionLine = regexp.MustCompile(`nginx version: (\S+)`)
+// A ceilingInput is a proxy that is asked for as long as the window is.
+type ceilingInput struct {
+	Proxy  string
+	Window time.Duration
+}
 
-// nginxVersion asks the program, which says "nginx/1.22.1".
-func nginxVersion(ctx context.Context, program string) (string, error) {
-	said, err := exec.CommandContext(ctx, program, "-v").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%s -v: %w: %s", program, err, said)
+func ceilings(o run.Options) (cases []run.Case[ceilingInput]) {
+	window := 2 * time.Second
+	if o.Quick {
+		window /= 4
 	}
-	return parseVersion(string(said))
-}
-
-func parseVersion(said string) (string, error) {
-	found := versionLine.FindStringSubmatch(said)
-	if found == nil {
-		return "", fmt.Errorf("nginx -v says %q", said)
-	}
-	return found[1], nil
-}
-
-// nginxConfig is the best documented use: one worker that keeps its connections
-// to the upstream open (by default it opens one for each request), no logs, and
-// a line of 1,000 (burst) that waits (no nodelay). Its paths are relative to
-// the folder that nginx is given as prefix; those for bodies are there because
-// built-in ones may not be writable. Without keepalive_requests it would close
-// a connection after 1,000 requests.
-const nginxConfig = `worker_processes 1;
-worker_rlimit_nofile 8192;
-daemon off;
-pid nginx.pid;
-error_log error.log error;
-
-events {
-	worker_connections 4096;
-}
-
-http {
-	access_log off;
-	client_body_temp_path body;
-	proxy_temp_path proxy;
-	fastcgi_temp_path fastcgi;
-	uwsgi_temp_path uwsgi;
-	scgi_temp_path scgi;
-	keepalive_requests 1000000000;
-	limit_req_zone $binary_remote_addr zone=all:1m rate={rate}r/s;
-
-	upstream measured {
-		server {upstream};
-		keepalive 1024;
-		keepalive_requests 1000000000;
-	}
-
-	server {
-		listen {listen} backlog=4096;
-
-		location / {
-			limit_req zone=all burst=1000;
-			limit_req_status 429;
-			limit_req_log_level info;
-			proxy_pass http://measured;
-			proxy_http_version 1.1;
-			proxy_set_header Connection "";
+	for _, proxy := range []string{theirs, ours, bare, direct} {
+		c := run.Case[ceilingInput]{
+			Name:  "NginxCeiling/proxy=" + proxy,
+			Input: ceilingInput{proxy, window}, Rounds: o.Times(5, 1), Estimate: window*11/10 + 100*time.Millisecond,
 		}
+		if proxy == direct { // It only shows how far the load generator reaches.
+			c.Rounds = 1
+		}
+		cases = append(cases, c)
 	}
+	return cases
 }
-`
 
-func configureNginx(listen, upstream string, rate int) string {
-	return strings.NewReplacer("{listen}", listen, "{upstream}", upstream, "{rate}", fmt.Sprint(rate)).Replace(nginxConfig)
+// compare measures everything.
+func compare(ctx context.Context, o run.Options, program string, bursts []run.Case[burst], ceilings []run.Case[ceilingInput]) (report.Report, error) {
+	version, err := nginxVersion(ctx, program)
+	if err != nil {
+		return report.Report{}, err
+	}
+	dir, err := os.MkdirTemp("", "bench-nginx")
+	if err != nil {
+		return report.Report{}, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // What may be left there is empty folders.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return report.Report{}, err
+	}
+	u, err := startUpstream()
+	if err != nil {
+		return report.Report{}, err
+	}
+	defer u.close()
+
+	all := proxies(program, dir)
+	named := func(name string) proxy {
+		return all[slices.IndexFunc(all, func(p proxy) bool { return p.name == name })]
+	}
+	spacings, err1 := run.InTurns(ctx, o, func(ctx context.Context, b burst) (spacing, error) {
+		s, err := b.measureSpacing(ctx, named(b.Proxy), u)
+		return s, of(b.Proxy, err)
+	}, bursts)
+	through, err2 := run.InTurns(ctx, o, func(ctx context.Context, in ceilingInput) (c ceiling, err error) {
+		if in.Proxy == direct {
+			c, err = measureDirect(ctx, u, in.Window)
+		} else {
+			c, err = measureCeiling(ctx, named(in.Proxy), u, in.Window)
+		}
+		return c, of(in.Proxy, err)
+	}, ceilings)
+	return reportOf(version, spacings, through), errors.Join(err1, err2)
 }
 
-// startNginx runs nginx in a folder of its own below dir.
-func startNginx(ctx context.Context, program, dir, listen, upstream string, rate int) (*process, error) {
-	prefix, err := os.MkdirTemp(dir, "nginx")
+// of names the proxy in an error.
+func of(proxy string, err error) error {
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("%s: %w", proxy, err)
 	}
-	// Started by root, its worker is another user, who must get into the folder.
-	if err := os.Chmod(prefix, 0o711); err != nil {
-		return nil, err
+	return nil
+}
+
+func reportOf(version string, spacings []run.Result[burst, spacing], ceilings []run.Result[ceilingInput, ceiling]) (r report.Report) {
+	if len(spacings) > 0 {
+		r.Tables = append(r.Tables, spacingTable(version, spacings))
 	}
-	if err := os.WriteFile(filepath.Join(prefix, "nginx.conf"), []byte(configureNginx(listen, upstream, rate)), 0o644); err != nil {
-		return nil, err
+	if len(ceilings) > 0 {
+		r.Tables = append(r.Tables, ceilingTable(ceilings))
 	}
-	p, err := startProcess(ctx, listen, program, []string{"-p", prefix, "-c", "nginx.conf"}, nil)
-	if err != nil {
-		logged, _ := os.ReadFile(filepath.Join(prefix, "error.log")) // It may not have come that far.
-		return nil, fmt.Errorf("%w\n%s", err, logged)
+	r.Goals = goals(spacings)
+	r.Lines = append(run.Lines(spacings), run.Lines(ceilings)...)
+	return r
+}
+
+func spacingTable(version string, results []run.Result[burst, spacing]) report.Table {
+	t := report.Table{
+		Title: "nginx: spacing at the upstream",
+		Note: fmt.Sprintf("%s with limit_req, against httputil.ReverseProxy behind the middleware; medians of %d interleaved rounds. ", version, len(results[0].Found)) +
+			"Error: |spacing - interval|. Requests are sent one after another, each on its own open connection, sooner than they may leave. " +
+			"Overtaken: arrived after a request that was behind. Against the order of sending, a request on a quick connection overtakes " +
+			"already at the entrance: net/http reads each connection in a goroutine of its own, nginx all in one loop. Against the order in " +
+			"which requests entered the line it shows what line and way out did; nginx does not let that order be seen.",
+		Columns: []string{"rate", "proxy", "requests", "rate reached", "error p50 µs", "error p99 µs", "bunched %", "overtaken %: sent", "in line", "refused"},
 	}
-	return p, nil
+	for _, r := range results {
+		m := r.Median
+		t.Rows = append(t.Rows, []string{
+			report.PerSecond(float64(r.Input.Rate)), r.Input.Proxy, fmt.Sprint(r.Input.Requests), report.Fixed(m.RateReached, 4),
+			report.Figure(m.ErrorP50 / 1000), report.Figure(m.ErrorP99 / 1000), report.Fixed(m.Bunched, 1),
+			report.Fixed(m.Overtaken, 1), report.Fixed(m.OvertakenInLine, 1), report.Fixed(m.Refused, 0),
+		})
+	}
+	return t
+}
+
+func ceilingTable(results []run.Result[ceilingInput, ceiling]) report.Table {
+	t := report.Table{
+		Title: "nginx: ceiling",
+		Note: fmt.Sprintf("%d connections, each of which asks again when it has its response; the limit is %s. nginx has one worker, "+
+			"Go all processors, which load generator and upstream share: what compares is the CPU time per request. "+
+			"proxy-alone: the ReverseProxy without the middleware. no-proxy: the upstream itself, once.", ceilingCallers, report.PerSecond(noLimit)),
+		Columns: []string{"proxy", "requests/s", "CPU s per 100,000"},
+	}
+	for _, r := range results {
+		t.Rows = append(t.Rows, []string{r.Input.Proxy, report.Grouped(int(r.Median.PerSecond)), report.Figure(r.Median.CPU / 1e4)})
+	}
+	return t
+}
+
+const wantedFactor = 4
+
+// goals holds the median error of ours against nginx's at each rate.
+func goals(results []run.Result[burst, spacing]) (all []report.Goal) {
+	for _, r := range results {
+		if r.Input.Proxy != ours {
+			continue
+		}
+		nginx, measured := run.MedianWhere(results, func(in burst) bool { return in.Proxy == theirs && in.Rate == r.Input.Rate })
+		if !measured {
+			continue
+		}
+		what := fmt.Sprintf("median spacing error at an upstream at %s, against nginx", report.PerSecond(float64(r.Input.Rate)))
+		all = append(all, report.Lower(what, wantedFactor, r.Median.ErrorP50/1000, nginx.ErrorP50/1000, "µs"))
+	}
+	return all
 }

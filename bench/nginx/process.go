@@ -1,4 +1,4 @@
-package main
+package nginx
 
 import (
 	"bytes"
@@ -25,26 +25,31 @@ const (
 	goneWithin  = 10 * time.Second // then it is killed
 )
 
-// startProcess runs a program, which ends with ctx, and returns when something
-// listens on address. It must be stopped.
-func startProcess(ctx context.Context, address, program string, args, env []string) (*process, error) {
+// startProcess runs a command, which ends with ctx, with some input, and returns
+// when something listens on address. The process must be stopped.
+func startProcess(ctx context.Context, address string, input []byte, command func(context.Context) (*exec.Cmd, error)) (*process, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	p := &process{cmd: exec.CommandContext(ctx, program, args...), cancel: cancel, done: make(chan struct{})}
-	p.cmd.Env = append(p.cmd.Environ(), env...)
+	cmd, err := command(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	p := &process{cmd: cmd, cancel: cancel, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.printed, &p.printed
 	// nginx ends its workers when it is asked to end, and leaves them behind
 	// when it is killed.
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = goneWithin
-	// Our proxy ends when this pipe does, so also when this process is killed.
-	if _, err := p.cmd.StdinPipe(); err != nil {
+	// Our proxy ends when this pipe does, and so also when this process is killed.
+	stdin, err := p.cmd.StdinPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
 		cancel()
 		return nil, err
 	}
-	if err := p.cmd.Start(); err != nil {
-		cancel()
-		return nil, err
-	}
+	_, _ = stdin.Write(input) // If the process has gone, ready says why.
 	go func() {
 		p.ended = p.cmd.Wait()
 		close(p.done)

@@ -1,8 +1,8 @@
-package main
+package nginx
 
 import (
 	"context"
-	"encoding/json"
+	"encoding/gob"
 	"io"
 	"net"
 	"net/http"
@@ -13,25 +13,28 @@ import (
 	"sync"
 	"time"
 
+	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/shaper"
 )
 
-// proxyVariable makes this program the proxy that is compared with nginx. Its
-// value is a proxySettings in JSON.
-const proxyVariable = "LEAKYBUCKET_BENCH_NGINX_PROXY"
+// proxyChild is the child process that is compared with nginx.
+const proxyChild = "nginx-proxy"
 
+func init() { run.Register(proxyChild, runProxy) }
+
+// proxySettings are its input.
 type proxySettings struct {
 	Listen   string
 	Upstream string
-	Limits   string // as shaper.ParseLimits has them; empty: no shaper
+	Limits   string // as [shaper.ParseLimits] takes them; empty: no shaper
 	Stamp    bool   // tell the upstream when each request entered the line
 }
 
-// runProxy is the proxy. It ends when its standard input does, which is when
-// the process that has started it ends.
-func runProxy(settings string) error {
+// runProxy is the proxy. It ends when its input does, which is when the process
+// that has started it ends.
+func runProxy(in io.Reader, _ io.Writer) error {
 	var s proxySettings
-	if err := json.Unmarshal([]byte(settings), &s); err != nil {
+	if err := gob.NewDecoder(in).Decode(&s); err != nil {
 		return err
 	}
 	handler, err := s.handler()
@@ -44,7 +47,7 @@ func runProxy(settings string) error {
 	}
 	server := &http.Server{Handler: handler, ConnContext: shaper.ConnContext, ReadHeaderTimeout: time.Minute}
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
+		_, _ = io.Copy(io.Discard, in)
 		os.Exit(0)
 	}()
 	return server.Serve(listener)
@@ -87,7 +90,7 @@ func (s proxySettings) handler() (http.Handler, error) {
 }
 
 // buffers are those of a ReverseProxy, which otherwise makes one of 32 KiB for
-// each answer.
+// each response.
 type buffers struct{ pool sync.Pool }
 
 func (b *buffers) Get() []byte       { return b.pool.Get().(*[32 << 10]byte)[:] }
@@ -95,22 +98,22 @@ func (b *buffers) Put(buffer []byte) { b.pool.Put((*[32 << 10]byte)(buffer)) }
 
 type entryKey struct{}
 
-// prepareEntry makes a place in the request's context for the instant at which
-// it enters the line.
+// prepareEntry makes room in the request's context for the instant at which the
+// request enters the line.
 func prepareEntry(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), entryKey{}, new(time.Time))))
 	})
 }
 
-// noteEntry writes the instant there, after the wait.
+// noteEntry writes that instant, after the wait.
 func noteEntry(ctx context.Context, e shaper.Event) {
 	if entry, ok := ctx.Value(entryKey{}).(*time.Time); ok {
 		*entry = e.At.Add(-e.Waited)
 	}
 }
 
-// stampEntry tells it to the upstream.
+// stampEntry sends the instant to the upstream.
 func stampEntry(next http.Handler) http.Handler {
 	began := time.Now()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,4 +1,4 @@
-package main
+package nginx
 
 import (
 	"bufio"
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// An upstream answers every request at once, and notes when those arrived that
-// bear a number.
+// An upstream answers every request at once, and notes when those with a number
+// arrived.
 type upstream struct {
 	address  string
 	listener net.Listener
@@ -29,11 +29,11 @@ type upstream struct {
 // An arrival is a request as the upstream saw it.
 type arrival struct {
 	number  int   // in the order in which requests were sent, from 1
-	entered int64 // when it entered our proxy's line, in ns; 0: not told
+	entered int64 // when it entered our proxy's line, in ns; 0: not known
 	at      time.Duration
 }
 
-const upstreamAnswer = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\nok\n"
+const upstreamResponse = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\nok\n"
 
 func startUpstream() (*upstream, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -95,7 +95,7 @@ func (u *upstream) serve(conn net.Conn) {
 		_ = conn.Close()
 	}()
 	r := bufio.NewReaderSize(conn, 1024)
-	answer := []byte(upstreamAnswer)
+	response := []byte(upstreamResponse)
 	for {
 		h, err := readHead(r)
 		at := time.Since(u.began)
@@ -112,14 +112,13 @@ func (u *upstream) serve(conn net.Conn) {
 			u.arrivals = append(u.arrivals, arrival{number: number, entered: h.entered, at: at})
 			u.mu.Unlock()
 		}
-		if _, err := conn.Write(answer); err != nil {
+		if _, err := conn.Write(response); err != nil {
 			return
 		}
 	}
 }
 
-// numberOf reads the number of "GET /17 HTTP/1.1"; the path / has none, which
-// is 0.
+// numberOf returns the number in "GET /17 HTTP/1.1", and 0 for the path /.
 func numberOf(first string) (int, error) {
 	fields := strings.Fields(first)
 	if len(fields) != 3 || !strings.HasPrefix(fields[1], "/") {

@@ -1,4 +1,4 @@
-package main
+package nginx
 
 import (
 	"bufio"
@@ -9,22 +9,22 @@ import (
 	"strconv"
 )
 
-// The load generator and the upstream speak HTTP/1.1 by themselves: net/http's
-// client and server would use more of the processors than a proxy that is fast,
-// and would then be what is measured.
+// The load generator and the upstream speak HTTP/1.1 by themselves. net/http's
+// client and server would use more of the processors than a fast proxy does, and
+// would then be what is measured.
 
 // enteredHeader carries the instant at which a request entered the line of our
 // proxy, in ns, to the upstream.
 const enteredHeader = "X-Entered"
 
-// A head is what is of interest in the head of a request or an answer.
+// A head is what is of interest in the head of a request or a response.
 type head struct {
 	first   string // its first line
-	length  int    // of the body; 0 if none is told
-	entered int64  // ns; 0: not told
+	length  int    // of the body; 0 if there is none
+	entered int64  // ns; 0: not known
 }
 
-// readHead reads one. The body stays in r.
+// readHead reads a head. The body stays in r.
 func readHead(r *bufio.Reader) (head, error) {
 	line, err := readLine(r)
 	if err != nil {
@@ -60,10 +60,10 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	return bytes.TrimRight(line, "\r\n"), err
 }
 
-// status is that of an answer.
+// status returns the status of a response.
 func (h head) status() (int, error) {
 	if len(h.first) < len("HTTP/1.1 200") {
-		return 0, fmt.Errorf("%q is no answer", h.first)
+		return 0, fmt.Errorf("%q is no response", h.first)
 	}
 	return strconv.Atoi(h.first[9:12])
 }
@@ -79,7 +79,7 @@ func (c caller) send(path string) error {
 	return err
 }
 
-// receive reads an answer and returns its status.
+// receive reads a response and returns its status.
 func (c caller) receive() (int, error) {
 	h, err := readHead(c.r)
 	if err != nil {

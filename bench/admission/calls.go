@@ -1,0 +1,115 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/failsafe-go/failsafe-go/ratelimiter"
+	"github.com/throttled/throttled/v2"
+	"go.uber.org/ratelimit"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/shaper"
+)
+
+// A call is one way in which a limiter lets a caller in, or refuses it.
+type call struct {
+	limiter string
+	call    string
+	refuses bool // otherwise the caller may leave at once
+	tells   bool // the refusal tells when to come back
+	open    opener
+}
+
+const (
+	// At the fast rate no call ever waits, and at the slow one, three a day, none
+	// leaves while this runs.
+	fastPerSecond, fastBurst = 1e9, 1e9
+	slowPerSecond            = 3. / (24 * 60 * 60)
+	slowInterval             = 8 * time.Hour
+
+	manyCalls = 1 << 30 // for limiters that count calls per window
+	fullLine  = 100     // waiters
+)
+
+var (
+	fast = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1}
+	slow = shaper.Limits{Rate: slowPerSecond, Depth: fullLine}
+)
+
+// calls returns everything that is compared, ours first, then in the order in
+// which the limiters are known to Go programmers.
+func calls() []call {
+	return []call{
+		{limiter: rivals.Ours, call: "Wait", open: meetShaper(fast, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
+			return s.Wait(live) == nil
+		})},
+		{limiter: rivals.Ours, call: "Allow", open: meetShaper(fast, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
+			return s.Allow()
+		})},
+		{limiter: "x-time", call: "Wait", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, live, _ context.Context) bool {
+			return l.Wait(live) == nil
+		})},
+		{limiter: "x-time", call: "Allow", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, _, _ context.Context) bool {
+			return l.Allow()
+		})},
+		{limiter: "uber", call: "Take", open: meetUber()},
+		{limiter: "uber-noslack", call: "Take", open: meetUber(ratelimit.WithoutSlack)},
+		{limiter: "failsafe", call: "AcquirePermit", open: meetFailsafe(time.Nanosecond, func(l failsafeLimiter, live context.Context) bool {
+			return l.AcquirePermit(live) == nil
+		})},
+		{limiter: "throttled", call: "RateLimitCtx", open: meetThrottled(
+			throttled.RateQuota{MaxRate: throttled.PerDuration(fastPerSecond, time.Second), MaxBurst: fastBurst},
+			func(limited bool, _ throttled.RateLimitResult) bool { return !limited },
+		)},
+		{limiter: "sethvargo", call: "Take", open: meetSethvargo(manyCalls, func(_ uint64, ok bool) bool { return ok })},
+		{limiter: "httprate", call: "OnLimit", open: meetHTTPRate(manyCalls, func(_ http.Header, limited bool) bool { return !limited })},
+
+		{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, tells: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
+			return saysWhen(s.Wait(live))
+		})},
+		{limiter: rivals.Ours, call: "Wait-deadline", refuses: true, tells: true, open: meetShaper(slow, fullLine-1, func(s *shaper.Shaper, _, soon context.Context) bool {
+			return saysWhen(s.Wait(soon))
+		})},
+		{limiter: rivals.Ours, call: "Allow", refuses: true, open: meetShaper(slow, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
+			return !s.Allow()
+		})},
+		{limiter: "x-time", call: "Wait-deadline", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, soon context.Context) bool {
+			return l.Wait(soon) != nil
+		})},
+		{limiter: "x-time", call: "Allow", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
+			return !l.Allow()
+		})},
+		{limiter: "x-time", call: "Reserve-Delay-Cancel", refuses: true, tells: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
+			r := l.Reserve()
+			delay := r.Delay()
+			r.Cancel()
+			return delay > 0
+		})},
+		{limiter: "failsafe", call: "TryAcquirePermit", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, _ context.Context) bool {
+			return !l.TryAcquirePermit()
+		})},
+		{limiter: "failsafe", call: "AcquirePermitWithMaxWait", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, live context.Context) bool {
+			return errors.Is(l.AcquirePermitWithMaxWait(live, time.Second), ratelimiter.ErrExceeded)
+		})},
+		{limiter: "throttled", call: "RateLimitCtx", refuses: true, tells: true, open: meetThrottled(
+			throttled.RateQuota{MaxRate: throttled.PerDay(3)},
+			func(limited bool, r throttled.RateLimitResult) bool { return limited && r.RetryAfter > 0 },
+		)},
+		{limiter: "sethvargo", call: "Take", refuses: true, tells: true, open: meetSethvargo(1, func(reset uint64, ok bool) bool {
+			return !ok && reset > 0
+		})},
+		{limiter: "httprate", call: "OnLimit", refuses: true, tells: true, open: meetHTTPRate(1, func(h http.Header, limited bool) bool {
+			return limited && h.Get("Retry-After") != ""
+		})},
+	}
+}
+
+// saysWhen reports whether err is a refusal that tells when to come back.
+func saysWhen(err error) bool {
+	reject, ok := err.(*shaper.RejectError) // [shaper.Shaper.WaitN] promises this type.
+	return ok && reject.RetryAfter > 0
+}

@@ -1,0 +1,143 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/failsafe-go/failsafe-go/ratelimiter"
+	"github.com/go-chi/httprate"
+	"github.com/sethvargo/go-limiter/memorystore"
+	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/memstore"
+	"go.uber.org/ratelimit"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/shaper"
+)
+
+// An opener makes a limiter in the state that the calls are to meet. Each
+// goroutine calls each once, and what that returned over and over. Such a call
+// reports whether it came out as it should.
+type opener = func() (each func() (call func() bool), stop func(), err error)
+
+// shared is for limiters of which all goroutines make the same call.
+func shared(call func() bool) func() func() bool {
+	return func() func() bool { return call }
+}
+
+// contexts returns one that could end, as that of any request can, and one with
+// a deadline that lies before any departure at the slow rate.
+func contexts() (live, soon context.Context, cancel func()) {
+	live, cancelLive := context.WithCancel(context.Background())
+	soon, cancelSoon := context.WithTimeout(context.Background(), time.Hour)
+	return live, soon, func() { cancelLive(); cancelSoon() }
+}
+
+// meetShaper makes a shaper whose burst is spent where it can be, with so many
+// callers in the line.
+func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, soon context.Context) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		s, err := shaper.New(l)
+		if err != nil {
+			return nil, nil, err
+		}
+		s.Allow()
+		line, err := measure.Gather(waiting, func(int) { _ = s.Wait(context.Background()) })
+		if err != nil {
+			return nil, nil, err
+		}
+		if n := s.Stats().Waiting; n != waiting {
+			return nil, nil, fmt.Errorf("%d wait in the line of the shaper, not %d", n, waiting)
+		}
+		live, soon, cancel := contexts()
+		return shared(func() bool { return call(s, live, soon) }), func() {
+			cancel()
+			_ = s.Close()
+			line.All.Wait()
+		}, nil
+	}
+}
+
+func meetXTime(perSecond rate.Limit, burst int, call func(l *rate.Limiter, live, soon context.Context) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		l := rate.NewLimiter(perSecond, burst)
+		l.Allow()
+		live, soon, cancel := contexts()
+		return shared(func() bool { return call(l, live, soon) }), cancel, nil
+	}
+}
+
+// meetUber takes an interval of a nanosecond, with which no call ever waits.
+func meetUber(opts ...ratelimit.Option) opener {
+	return func() (func() func() bool, func(), error) {
+		l := ratelimit.New(fastPerSecond, opts...)
+		return shared(func() bool { return !l.Take().IsZero() }), func() {}, nil
+	}
+}
+
+type failsafeLimiter = ratelimiter.RateLimiter[any]
+
+func meetFailsafe(interval time.Duration, call func(l failsafeLimiter, live context.Context) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		l := ratelimiter.NewSmoothWithMaxRate[any](interval)
+		l.TryAcquirePermit()
+		live, _, cancel := contexts()
+		return shared(func() bool { return call(l, live) }), cancel, nil
+	}
+}
+
+func meetThrottled(quota throttled.RateQuota, asItShould func(limited bool, r throttled.RateLimitResult) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		store, err := memstore.NewCtx(0) // One key needs no bound on keys, which costs an allocation.
+		if err != nil {
+			return nil, nil, err
+		}
+		l, err := throttled.NewGCRARateLimiterCtx(store, quota)
+		if err != nil {
+			return nil, nil, err
+		}
+		l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
+		live, _, cancel := contexts()
+		_, _, err = l.RateLimitCtx(live, "key", 1)
+		return shared(func() bool {
+			limited, r, err := l.RateLimitCtx(live, "key", 1)
+			return err == nil && asItShould(limited, r)
+		}), cancel, err
+	}
+}
+
+func meetSethvargo(perDay uint64, asItShould func(reset uint64, ok bool) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		store, err := memorystore.New(&memorystore.Config{Tokens: perDay, Interval: 24 * time.Hour})
+		if err != nil {
+			return nil, nil, err
+		}
+		live, _, cancel := contexts()
+		if _, _, _, _, err := store.Take(live, "key"); err != nil {
+			return nil, nil, err
+		}
+		return shared(func() bool {
+			_, _, reset, ok, err := store.Take(live, "key")
+			return err == nil && asItShould(reset, ok)
+		}), func() { cancel(); _ = store.Close(context.Background()) }, nil
+	}
+}
+
+// meetHTTPRate has only an entrance for HTTP. Each goroutine has a request and
+// a response of its own, of which it looks at the header.
+func meetHTTPRate(perDay int, asItShould func(h http.Header, limited bool) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		l := httprate.NewRateLimiter(perDay, 24*time.Hour)
+		each := func() func() bool {
+			response := rivals.HeaderOnly{}
+			request := &http.Request{Header: http.Header{}}
+			return func() bool { return asItShould(http.Header(response), l.OnLimit(response, request, "key")) }
+		}
+		each()()
+		return each, func() {}, nil
+	}
+}

@@ -1,0 +1,208 @@
+// Package goodput measures what a limiter's callers get when some give up: the
+// share of the limit that goes to callers who are still there, and how soon the
+// rest of a line leaves when its middle gives up.
+package goodput
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.com/leakybucket/bench/internal/plot"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+// Experiment is "goodput".
+var Experiment = run.Experiment{
+	Name:     "goodput",
+	What:     "the share of the limit that goes to callers who are still there",
+	Estimate: func(o run.Options) time.Duration { return run.AtOnceEstimate(cases(o)) },
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		// The limiters run side by side, as the streams of each do: what they wait
+		// for is the clock.
+		results, err := run.AtOnce(ctx, o, child.Take, cases(o))
+		return reportOf(results, o), err
+	},
+}
+
+const (
+	limit    = 100 // departures per second
+	patience = 500 * time.Millisecond
+	depth    = 1000 // so deep that patience ends before the line does
+)
+
+// The two ways in which callers give up. A cancellation, as by a closed
+// connection, comes without notice; a deadline is known at entry.
+const (
+	byCancel   = "cancel"
+	byDeadline = "deadline"
+)
+
+// A stream is one that asks for more than the limit.
+type stream struct {
+	by      string
+	offered float64 // requests per second
+}
+
+var streams = []stream{
+	{byCancel, 111}, {byCancel, 125}, {byCancel, 200},
+	{byDeadline, 111}, {byDeadline, 125}, {byDeadline, 200},
+}
+
+var limiters = []string{rivals.Ours, "x-time", "uber", "failsafe", "naive"}
+
+type input struct {
+	Limiter      string
+	Fill, Window time.Duration
+}
+
+// A result is what was served of the limit, in percent, by stream.
+type result = run.Result[input, []float64]
+
+// child measures all streams of one limiter at the same time, as each of them
+// asks for little. Every stream has a limiter of its own.
+var child = run.NewMeasurement("goodput", func(in input) ([]float64, error) {
+	r, err := rivals.Named(in.Limiter)
+	if err != nil {
+		return nil, err
+	}
+	var all sync.WaitGroup
+	served := make([]float64, len(streams))
+	for i, s := range streams {
+		all.Go(func() { served[i], _ = goodput(r, s, in.Fill, in.Window) })
+	}
+	all.Wait()
+	return served, nil
+})
+
+// goodput returns what is served of the limit, in percent, within a window that
+// begins when the stream has run for the time fill. The stream begins with a
+// line as long as callers are patient, which at 11 % too many would take
+// 4.5 seconds to form, and goes on at an even pace. Some callers may still wait
+// when goodput returns: where they cannot be cancelled, the last one may take
+// minutes.
+func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float64, callers *sync.WaitGroup) {
+	line := r.Open(limit, depth, nil)
+	defer line.Stop()
+	var inTime atomic.Int64
+	start := time.Now()
+	caller := func() {
+		ctx, cancel := patientContext(s.by)
+		defer cancel()
+		// A wait that cannot be cancelled serves nobody if its caller has gone
+		// meanwhile.
+		if line.Wait(ctx) != nil || ctx.Err() != nil {
+			return
+		}
+		if at := time.Since(start); at >= fill && at < fill+window {
+			inTime.Add(1)
+		}
+	}
+	callers = new(sync.WaitGroup)
+	for range int(limit * patience / time.Second) {
+		callers.Go(caller)
+	}
+	interval := time.Duration(float64(time.Second) / s.offered)
+	// Callers do not come at the instants of the slots. If a slot fell on the very
+	// moment at which a caller gives up, chance would decide, to the harm of those
+	// that cannot hand a slot on.
+	for at := interval / 3; at < fill+window; at += interval {
+		time.Sleep(at - time.Since(start))
+		callers.Go(caller)
+	}
+	return 100 * float64(inTime.Load()) / (limit * window.Seconds()), callers
+}
+
+// patientContext returns a context that ends after patience.
+func patientContext(by string) (context.Context, context.CancelFunc) {
+	if by == byDeadline {
+		return context.WithTimeout(context.Background(), patience)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(patience, cancel)
+	return ctx, func() { timer.Stop(); cancel() }
+}
+
+func cases(o run.Options) []run.Case[input] {
+	fill, window := 2*time.Second, 10*time.Second
+	if o.Quick {
+		fill, window = 700*time.Millisecond, 2*time.Second
+	}
+	var all []run.Case[input]
+	for _, name := range limiters {
+		all = append(all, run.Case[input]{
+			Name: "Goodput/limiter=" + name, Input: input{name, fill, window}, Rounds: 1, Estimate: fill + window,
+		})
+	}
+	return all
+}
+
+func reportOf(results []result, o run.Options) report.Report {
+	if len(results) == 0 {
+		return report.Report{}
+	}
+	r := report.Report{Tables: []report.Table{table(results)}, Pictures: []report.Picture{picture(results, o.Machine)}}
+	for _, one := range results {
+		for i, s := range streams {
+			type served struct {
+				Percent float64 `unit:"served-%"`
+			}
+			name := fmt.Sprintf("%s/offered=%g/by=%s", one.Name, s.offered, s.by)
+			r.Lines = append(r.Lines, report.Lines(name, []served{{one.Median[i]}})...)
+		}
+	}
+	return r
+}
+
+func table(results []result) report.Table {
+	in := results[0].Input
+	t := report.Table{
+		Title: "Goodput: served of the limit of 100/s, in %, to callers who give up after 500 ms",
+		Note: fmt.Sprintf("Even arrivals; within %v, after a line of 50 has been there for %v. "+
+			"From an empty line those that decide at arrival do well until it has filled (4.5 s at 111/s), and never again. "+
+			"By cancel: a timer cancels the context, as a closed connection does. By deadline: the context has one. "+
+			"failsafe is told the time left until a deadline as its longest wait. "+
+			"uber's Take cannot be cancelled and goes on: served are the callers that were still there when it returned. "+
+			"naive has room for 1,000.", in.Window, in.Fill),
+		Columns: []string{"limiter"},
+	}
+	for _, s := range streams {
+		t.Columns = append(t.Columns, fmt.Sprintf("%g/s by %s", s.offered, s.by))
+	}
+	for _, r := range results {
+		row := []string{r.Input.Limiter}
+		for _, served := range r.Median {
+			row = append(row, report.Fixed(served, 1))
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// picture draws how much of the limit is served, by how callers give up and by
+// how much is offered.
+func picture(results []result, machine string) report.Picture {
+	panels := map[string]string{
+		byCancel:   "callers cancel, as closed connections do",
+		byDeadline: "callers bring a deadline",
+	}
+	p := plot.Percentages{
+		Name:    "goodput",
+		Title:   "What is served when callers give up?",
+		What:    "Requests served in percent of the capacity, while more are offered than it can serve and callers give up waiting. A column that fills its track is 100 %.",
+		Axis:    "offered",
+		Caption: machine + ".",
+	}
+	for _, r := range results {
+		for i, s := range streams {
+			p.Columns = append(p.Columns, plot.Column{
+				Row: r.Input.Limiter, Panel: panels[s.by], At: s.offered, Label: plot.Percent(100 * s.offered / limit), Percent: r.Median[i],
+			})
+		}
+	}
+	return p.Draw(rivals.Ours)
+}

@@ -1,0 +1,6 @@
+//go:build !unix
+
+package measure
+
+// CPUTime is not known on this system.
+func CPUTime() (float64, error) { return Unknown, nil }

@@ -1,0 +1,187 @@
+package measure
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+// A Departure is one caller, or one request, that has left.
+type Departure struct {
+	Entered int64         // its number in the order in which they began to wait
+	At      time.Duration // the instant at which the receiver saw it, since the start
+}
+
+// Departures are seen from the receivers' side, in the order in which they ran.
+// The first of them only begins the first spacing: all figures are of those
+// after it. [DeparturesOf] and [DeparturesWithin] make them.
+type Departures struct {
+	interval time.Duration // that which was asked for
+	all      []Departure
+	silence  time.Duration // from the last of them to the end of the window
+	longest  time.Duration // of their spacings
+}
+
+// DeparturesOf returns departures that have a first and a last one: everything
+// from the one to the other is looked at. There must be one at least.
+func DeparturesOf(interval time.Duration, all []Departure) Departures {
+	d := Departures{interval: interval, all: slices.Clone(all)}
+	slices.SortStableFunc(d.all, func(a, b Departure) int { return cmp.Compare(a.At, b.At) })
+	for i := 1; i < len(d.all); i++ {
+		d.longest = max(d.longest, d.all[i].At-d.all[i-1].At)
+	}
+	return d
+}
+
+// DeparturesWithin returns those departures of a steady flow that lie within a
+// window of time. Each has a spacing to the one before it, and so the last one
+// before the window is the first of them.
+func DeparturesWithin(from, to, interval time.Duration, all []Departure) Departures {
+	all = slices.DeleteFunc(slices.Clone(all), func(one Departure) bool { return one.At > to })
+	before := Departure{At: -1}
+	for _, one := range all {
+		if one.At < from && one.At >= before.At {
+			before = one
+		}
+	}
+	if before.At < 0 {
+		// Nothing has left before the window: its start stands for a departure,
+		// which all others have entered after.
+		before = Departure{At: from}
+	}
+	within := slices.DeleteFunc(all, func(one Departure) bool { return one.At < from })
+	d := DeparturesOf(interval, append([]Departure{before}, within...))
+	d.silence = to - d.all[len(d.all)-1].At
+	return d
+}
+
+// Spacing is how evenly and in which order departures follow one another, and
+// whether they keep the rate. What the README compares is computed here, be it
+// of callers in one process or of requests at an upstream behind a proxy.
+type Spacing struct {
+	RateReached float64 `unit:"of-rate"`     // as a share of the rate that was set
+	ErrorP50    float64 `unit:"err-p50-ns"`  // of |spacing - interval|
+	ErrorP99    float64 `unit:"err-p99-ns"`  // of the same
+	Bunched     float64 `unit:"bunched-%"`   // spacings below half an interval
+	Overtaken   float64 `unit:"overtaken-%"` // departures after one that had entered later
+}
+
+// Spacing returns all figures of the departures.
+func (d Departures) Spacing() Spacing {
+	errors := d.errors()
+	return Spacing{
+		RateReached: d.rateReached(),
+		ErrorP50:    Quantile(errors, 0.5), ErrorP99: Quantile(errors, 0.99),
+		Bunched: d.bunched(), Overtaken: d.overtaken(),
+	}
+}
+
+// Interval returns the time between two departures at a rate.
+func Interval(perSecond float64) time.Duration {
+	return time.Duration(float64(time.Second) / perSecond)
+}
+
+// Count returns how many have left.
+func (d Departures) Count() int { return len(d.all) - 1 }
+
+// spacings returns the times between one departure and the next. If none left,
+// the silence is the only one.
+func (d Departures) spacings() []time.Duration {
+	if d.Count() == 0 {
+		return []time.Duration{d.silence}
+	}
+	spacings := make([]time.Duration, d.Count())
+	for i := range spacings {
+		spacings[i] = d.all[i+1].At - d.all[i].At
+	}
+	return spacings
+}
+
+// rateReached returns the rate of the departures as a share of the rate that
+// was set. It counts from one departure to another, as the ends of the window
+// cut spacings in two. A last silence that is longer than any spacing counts
+// too: otherwise a limiter that lets nothing leave any more would seem to keep
+// the rate.
+func (d Departures) rateReached() float64 {
+	took := d.all[len(d.all)-1].At - d.all[0].At
+	if d.silence > d.longest {
+		took += d.silence
+	}
+	if took <= 0 {
+		return 0
+	}
+	return float64(d.Count()) * float64(d.interval) / float64(took)
+}
+
+// errors returns by how much each spacing misses the interval, in nanoseconds.
+func (d Departures) errors() []float64 {
+	var errors []float64
+	for _, spacing := range d.spacings() {
+		errors = append(errors, float64((spacing - d.interval).Abs()))
+	}
+	return errors
+}
+
+// bunched returns the percentage of spacings below half an interval.
+func (d Departures) bunched() float64 {
+	spacings := d.spacings()
+	below := 0
+	for _, spacing := range spacings {
+		if spacing < d.interval/2 {
+			below++
+		}
+	}
+	return percent(below, len(spacings))
+}
+
+// overtaken returns the percentage of departures after one that had entered
+// later.
+func (d Departures) overtaken() float64 {
+	overtaken, latest := 0, d.all[0].Entered
+	for _, one := range d.all[1:] {
+		if one.Entered < latest {
+			overtaken++
+		}
+		latest = max(latest, one.Entered)
+	}
+	return percent(overtaken, d.Count())
+}
+
+// Burst returns the largest excess over the rate within any window of time, beyond
+// the one departure with which a window may begin: as the time in which that
+// many leave at the rate, in nanoseconds.
+func (d Departures) Burst() float64 {
+	largest, lowest := 0.0, math.Inf(1)
+	for i, one := range d.all[1:] {
+		ahead := float64(i)*float64(d.interval) - float64(one.At)
+		lowest = min(lowest, ahead)
+		largest = max(largest, ahead-lowest)
+	}
+	return largest
+}
+
+// A histogram of spacings has HistogramBins bins of equal width from 0 to
+// HistogramReach intervals.
+const (
+	HistogramBins  = 120
+	HistogramReach = 3
+)
+
+// Histogram counts the spacings in bins. Those beyond the last are in none.
+func (d Departures) Histogram() []int {
+	bins := make([]int, HistogramBins)
+	for _, spacing := range d.spacings() {
+		if bin := spacing * HistogramBins / (HistogramReach * d.interval); bin < HistogramBins {
+			bins[bin]++
+		}
+	}
+	return bins
+}
+
+func percent(part, whole int) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return 100 * float64(part) / float64(whole)
+}

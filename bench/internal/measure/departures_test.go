@@ -1,0 +1,130 @@
+package measure
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// leaving makes departures at so many microseconds, in the order of entry.
+func leaving(at ...int) []Departure {
+	var all []Departure
+	for i, us := range at {
+		all = append(all, Departure{Entered: int64(i), At: time.Duration(us) * time.Microsecond})
+	}
+	return all
+}
+
+func spaced(us ...int) []time.Duration {
+	var spacings []time.Duration
+	for _, n := range us {
+		spacings = append(spacings, time.Duration(n)*time.Microsecond)
+	}
+	return spacings
+}
+
+// within looks at departures at a rate of 1,000/s in a window of microseconds.
+func within(from, to int, all []Departure) Departures {
+	return DeparturesWithin(time.Duration(from)*time.Microsecond, time.Duration(to)*time.Microsecond, time.Millisecond, all)
+}
+
+func TestAnEvenPaceHasNoError(t *testing.T) {
+	d := within(1500, 5900, leaving(0, 1000, 2000, 3000, 4000, 5000, 6000))
+	require.Equal(t, 4, d.Count())
+	require.Equal(t, spaced(1000, 1000, 1000, 1000), d.spacings())
+	require.Equal(t, []float64{0, 0, 0, 0}, d.errors())
+	require.InDelta(t, 1, d.rateReached(), 1e-12)
+	require.Zero(t, d.bunched())
+	require.Zero(t, d.overtaken())
+	require.Zero(t, d.Burst())
+}
+
+func TestSpacingsAreInTheOrderOfLeaving(t *testing.T) {
+	// The records of two who leave at once may change places.
+	d := within(500, 9000, leaving(0, 3000, 2000, 2400, 4000))
+	require.Equal(t, spaced(2000, 400, 600, 1000), d.spacings())
+	require.Equal(t, []float64{1e6, 600e3, 400e3, 0}, d.errors())
+	require.Equal(t, 25.0, d.bunched())
+}
+
+func TestRateReachedCountsFromOneDepartureToAnother(t *testing.T) {
+	// Half the rate; the window's ends fall anywhere between two of them.
+	for _, from := range []int{2000, 2500, 3999} {
+		require.InDelta(t, 0.5, within(from, 11_500, leaving(0, 2000, 4000, 6000, 8000, 10_000)).rateReached(), 1e-12)
+	}
+}
+
+func TestALimiterThatStopsDoesNotSeemToKeepTheRate(t *testing.T) {
+	require.InDelta(t, 0.2, within(500, 10_000, leaving(0, 1000, 2000)).rateReached(), 1e-12)
+	require.Zero(t, within(5000, 10_000, leaving(0, 1000, 2000)).rateReached())
+	// One silence stands for the spacing that has not ended.
+	require.Equal(t, spaced(8000), within(5000, 10_000, leaving(0, 1000, 2000)).spacings())
+}
+
+func TestWithNothingBeforeItTheWindowItselfBegins(t *testing.T) {
+	d := within(1000, 4000, leaving(2000, 3000))
+	require.Equal(t, 2, d.Count())
+	require.Equal(t, spaced(1000, 1000), d.spacings())
+	d = within(1000, 4000, nil)
+	require.Zero(t, d.Count())
+	require.Equal(t, spaced(3000), d.spacings())
+	require.Zero(t, d.bunched())
+	require.Zero(t, d.overtaken())
+	require.Zero(t, d.Burst())
+}
+
+func TestOvertakenAreThoseBeforeWhomALaterOneLeaves(t *testing.T) {
+	order := func(entered ...int64) float64 {
+		all := leaving(0)
+		for i, n := range entered {
+			all = append(all, Departure{Entered: n, At: time.Duration(i+1) * time.Millisecond})
+		}
+		return within(500, 99_000, all).overtaken()
+	}
+	require.Zero(t, order(1, 2, 3, 4))
+	require.Equal(t, 25.0, order(1, 3, 2, 4))
+	require.Equal(t, 75.0, order(4, 3, 2, 1))
+	require.Equal(t, 25.0, order(2, 3, 4, 1), "the first waits for all the others")
+	require.Equal(t, 75.0, order(4, 1, 2, 3), "the last comes before all the others")
+}
+
+func TestBurstIsTheLargestExcessOfAnyWindow(t *testing.T) {
+	// Five at once, in the middle of an even pace: four more than one.
+	require.InDelta(t, 4e6, within(500, 99_000, leaving(0, 1000, 2000, 8000, 8000, 8000, 8000, 8000, 9000)).Burst(), 1e-9)
+	// Twice the rate for 4 ms, a pause, and again: the pause pays for it.
+	require.InDelta(t, 2e6, within(500, 99_000, leaving(0, 1000, 1500, 2000, 2500, 3000, 9000, 9500, 10_000)).Burst(), 1e-9)
+	// A pause of 1 ms only does not.
+	require.InDelta(t, 3e6, within(500, 99_000, leaving(0, 1000, 1500, 2000, 2500, 3000, 5000, 5500, 6000, 6500, 7000)).Burst(), 1e-9)
+}
+
+func TestHistogramHasBinsOfAFortieth(t *testing.T) {
+	bins := within(500, 99_000, leaving(0, 1000, 2010, 2990, 2990, 5989, 8989, 20_000)).Histogram()
+	want := make([]int, 120)
+	want[40] = 2 // 1 and 1.01
+	want[39] = 1 // 0.98
+	want[0] = 1
+	want[119] = 1 // 2.999; neither 3 nor 11 is in any
+	require.Equal(t, want, bins)
+}
+
+func TestDeparturesFromTheFirstToTheLast(t *testing.T) {
+	all := leaving(5_000, 15_000, 25_500, 29_500, 36_000)
+	s := DeparturesOf(10*time.Millisecond, all).Spacing()
+	require.InDelta(t, 40.0/31, s.RateReached, 1e-9, "4 in 31 ms")
+	// The spacings are 10, 10.5, 4 and 6.5 ms, the errors 0, 0.5, 6 and 3.5.
+	require.InDelta(t, 2_000_000, s.ErrorP50, 1e-3)
+	require.InDelta(t, 5_925_000, s.ErrorP99, 1e-3)
+	require.Equal(t, 25.0, s.Bunched)
+	require.Zero(t, s.Overtaken)
+
+	// The first one counts as one that may have overtaken others.
+	all[0].Entered = 3
+	require.Equal(t, 50.0, DeparturesOf(10*time.Millisecond, all).Spacing().Overtaken, "1 and 2, but neither 3 nor 4")
+}
+
+func TestTheLastBeforeAWindowMayHaveOvertakenThoseInIt(t *testing.T) {
+	require.Equal(t, 50.0, within(1500, 9000, []Departure{
+		{Entered: 2, At: time.Millisecond}, {Entered: 1, At: 2 * time.Millisecond}, {Entered: 3, At: 3 * time.Millisecond},
+	}).overtaken())
+}

@@ -1,0 +1,75 @@
+package measure
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+)
+
+// ProcField returns the first value of a field in a file of "field: value" lines,
+// as Linux has them below /proc, and "" where there is none.
+func ProcField(file, field string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if name, value, is := strings.Cut(lines.Text(), ":"); is && strings.TrimSpace(name) == field {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// procBytes returns the value of a field in KiB, such as "1234 kB", in bytes.
+func procBytes(file, field string) (float64, error) {
+	value := ProcField(file, field)
+	var kib float64
+	if _, err := fmt.Sscanf(value, "%g kB", &kib); err != nil {
+		return 0, fmt.Errorf("%s: %s is %q: %w", file, field, value, err)
+	}
+	return kib * 1024, nil
+}
+
+// statusFile has the memory of this process, on Linux.
+const statusFile = "/proc/self/status"
+
+// MemoryIsTold reports whether this system tells how much memory is resident.
+func MemoryIsTold() bool {
+	_, err := os.Stat(statusFile)
+	return err == nil
+}
+
+// ResidentBytes returns the resident memory of this process, after what is not
+// in use has been given back. It is [Unknown] where [MemoryIsTold] is false.
+func ResidentBytes() (float64, error) {
+	if !MemoryIsTold() {
+		return Unknown, nil
+	}
+	debug.FreeOSMemory()
+	return procBytes(statusFile, "VmRSS")
+}
+
+// EnoughMemory returns an error if this system does not have so many bytes to
+// spare without swapping.
+func EnoughMemory(need float64) error {
+	available, err := procBytes("/proc/meminfo", "MemAvailable")
+	if err == nil && available < need {
+		err = fmt.Errorf("-full needs %.1f GiB of memory, and %.1f GiB are available", need/(1<<30), available/(1<<30))
+	}
+	return err
+}
+
+// LiveHeap returns the bytes that the garbage collector leaves.
+func LiveHeap() int64 {
+	// The second collection takes what pools have kept over the first.
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}

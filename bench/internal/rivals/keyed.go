@@ -1,0 +1,255 @@
+package rivals
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/go-chi/httprate"
+	"github.com/sethvargo/go-limiter/memorystore"
+	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/memstore"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A KeyedRival limits each of many keys by itself.
+type KeyedRival struct {
+	Name  string
+	Calls []string // by which it is asked
+	// Open makes one for so many keys. Its calls end with ctx, if they wait.
+	Open func(ctx context.Context, keys int, b Bucket) (Keyed, error)
+	// Alone makes what it has for one key, which takes none. nil: there is none.
+	Alone func(ctx context.Context, b Bucket) (Keyed, error)
+}
+
+// Keyed is a KeyedRival at work. Each has a function for each of its calls, which
+// every goroutine calls once; what that returned it calls over and over. A call
+// reports whether the key may leave.
+type Keyed struct {
+	Each []func() (call func(key string) bool)
+	Stop func()
+}
+
+// A Bucket is what each key has: one unit drains in the time Every, and Burst
+// units leave at once.
+type Bucket struct {
+	Every time.Duration
+	Burst int
+}
+
+// whole returns the time in which a full bucket drains.
+func (b Bucket) whole() time.Duration { return time.Duration(b.Burst) * b.Every }
+
+// perSecond returns the rate at which it drains.
+func (b Bucket) perSecond() rate.Limit { return rate.Every(b.Every) }
+
+// Limits are the bucket for us. One caller may wait for the next unit, and what a late
+// wake-up has lost is made up, as x/time does.
+func (b Bucket) Limits() shaper.Limits {
+	return shaper.Limits{Rate: b.perSecond(), Burst: b.Burst, Depth: 1, Slack: max(b.Every, shaper.DefaultSlack)}
+}
+
+const (
+	// BareMap stands beside the rivals: a look-up, without a lock, in a map
+	// that has the key, which is what a key costs at the least.
+	BareMap = "map"
+
+	// OursDrained is ours with [DrainedBucket].
+	OursDrained = Ours + "-drained"
+)
+
+// DrainedBucket is drained when its key comes again, and never refuses.
+var DrainedBucket = Bucket{Every: time.Nanosecond, Burst: 1_000}
+
+// AllKeyed are those that are compared, ours first.
+var AllKeyed = []KeyedRival{
+	{
+		Name: Ours, Calls: []string{"Wait", "Allow"},
+		Open: openGroup, Alone: openShaperAlone,
+	},
+	{
+		Name: OursDrained, Calls: []string{"Wait", "Allow"},
+		Open: func(ctx context.Context, keys int, _ Bucket) (Keyed, error) {
+			return openGroup(ctx, keys, DrainedBucket)
+		},
+		Alone: func(ctx context.Context, _ Bucket) (Keyed, error) { return openShaperAlone(ctx, DrainedBucket) },
+	},
+	{Name: "x-time", Calls: []string{"Wait", "Allow"}, Open: openLimiterMap, Alone: openXTimeAlone},
+	{Name: "sethvargo", Calls: []string{"Take"}, Open: openMemoryStore},
+	{Name: "throttled", Calls: []string{"RateLimitCtx"}, Open: openMemStore},
+	{Name: "throttled-unbounded", Calls: []string{"RateLimitCtx"}, Open: func(ctx context.Context, _ int, b Bucket) (Keyed, error) {
+		return openMemStore(ctx, 0, b)
+	}},
+	{Name: "httprate", Calls: []string{"OnLimit"}, Open: openWindowCounter},
+	{Name: BareMap, Calls: []string{"look-up"}, Open: openMap},
+}
+
+// KeyedNamed returns the rival of that name.
+func KeyedNamed(name string) (KeyedRival, error) {
+	for _, c := range AllKeyed {
+		if c.Name == name {
+			return c, nil
+		}
+	}
+	return KeyedRival{}, fmt.Errorf("no rival with keys is named %q", name)
+}
+
+// keyedCall is for rivals of which all goroutines make the same call.
+func keyedCall(call func(key string) bool) func() func(string) bool {
+	return func() func(string) bool { return call }
+}
+
+func openGroup(ctx context.Context, keys int, b Bucket) (Keyed, error) {
+	l := b.Limits()
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(keys))
+	if err != nil {
+		return Keyed{}, err
+	}
+	return Keyed{
+		Each: []func() func(string) bool{
+			keyedCall(func(key string) bool { return g.Wait(ctx, key) == nil }),
+			keyedCall(g.Allow),
+		},
+		Stop: func() { _ = g.Close() }, // Close always returns nil.
+	}, nil
+}
+
+func openShaperAlone(ctx context.Context, b Bucket) (Keyed, error) {
+	s, err := shaper.New(b.Limits())
+	if err != nil {
+		return Keyed{}, err
+	}
+	return Keyed{
+		Each: []func() func(string) bool{
+			keyedCall(func(string) bool { return s.Wait(ctx) == nil }),
+			keyedCall(func(string) bool { return s.Allow() }),
+		},
+		Stop: func() { _ = s.Close() },
+	}, nil
+}
+
+// A limiterMap is what programs have that keep one of x/time's limiters for each
+// user: a map behind a mutex. A program that wants keys deleted has to do so by
+// itself.
+type limiterMap struct {
+	bucket Bucket
+
+	mu       sync.Mutex
+	limiters map[string]*rate.Limiter
+}
+
+func (m *limiterMap) of(key string) *rate.Limiter {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.limiters[key]
+	if l == nil {
+		l = rate.NewLimiter(m.bucket.perSecond(), m.bucket.Burst)
+		m.limiters[key] = l
+	}
+	return l
+}
+
+func openLimiterMap(ctx context.Context, _ int, b Bucket) (Keyed, error) {
+	m := &limiterMap{bucket: b, limiters: make(map[string]*rate.Limiter)}
+	return Keyed{
+		Each: []func() func(string) bool{
+			keyedCall(func(key string) bool { return m.of(key).Wait(ctx) == nil }),
+			keyedCall(func(key string) bool { return m.of(key).Allow() }),
+		},
+		Stop: func() {},
+	}, nil
+}
+
+func openXTimeAlone(ctx context.Context, b Bucket) (Keyed, error) {
+	l := rate.NewLimiter(b.perSecond(), b.Burst)
+	return Keyed{
+		Each: []func() func(string) bool{
+			keyedCall(func(string) bool { return l.Wait(ctx) == nil }),
+			keyedCall(func(string) bool { return l.Allow() }),
+		},
+		Stop: func() {},
+	}, nil
+}
+
+// openMemoryStore has keys swept as soon as its comment allows, which is the time
+// in which a bucket is full again, but not more than once a second.
+func openMemoryStore(ctx context.Context, _ int, b Bucket) (Keyed, error) {
+	full := max(b.whole(), time.Second)
+	store, err := memorystore.New(&memorystore.Config{
+		Tokens: uint64(b.Burst), Interval: b.whole(), SweepInterval: full, SweepMinTTL: full,
+	})
+	if err != nil {
+		return Keyed{}, err
+	}
+	return Keyed{
+		Each: []func() func(string) bool{keyedCall(func(key string) bool {
+			_, _, _, ok, err := store.Take(ctx, key)
+			return err == nil && ok
+		})},
+		Stop: func() { _ = store.Close(context.Background()) }, // It returns nil.
+	}, nil
+}
+
+// openMemStore bounds the keys, as its README does; 0 is no bound.
+func openMemStore(ctx context.Context, keys int, b Bucket) (Keyed, error) {
+	store, err := memstore.NewCtx(keys)
+	if err != nil {
+		return Keyed{}, err
+	}
+	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
+		MaxRate: throttled.PerDuration(1, b.Every), MaxBurst: b.Burst - 1,
+	})
+	if err != nil {
+		return Keyed{}, err
+	}
+	l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
+	return Keyed{
+		Each: []func() func(string) bool{keyedCall(func(key string) bool {
+			limited, _, err := l.RateLimitCtx(ctx, key, 1)
+			return err == nil && !limited
+		})},
+		Stop: func() {},
+	}, nil
+}
+
+// openWindowCounter has a request and a response for each goroutine, as there is
+// only an entrance for HTTP.
+func openWindowCounter(_ context.Context, _ int, b Bucket) (Keyed, error) {
+	l := httprate.NewRateLimiter(b.Burst, b.whole())
+	each := func() func(string) bool {
+		response := HeaderOnly{}
+		request := &http.Request{Header: http.Header{}}
+		return func(key string) bool { return !l.OnLimit(response, request, key) }
+	}
+	return Keyed{Each: []func() func(string) bool{each}, Stop: func() {}}, nil
+}
+
+// openMap is for one goroutine until all keys have come.
+func openMap(context.Context, int, Bucket) (Keyed, error) {
+	seen := make(map[string]int64)
+	return Keyed{
+		Each: []func() func(string) bool{keyedCall(func(key string) bool {
+			if _, has := seen[key]; !has {
+				seen[key] = 1
+			}
+			return true
+		})},
+		Stop: func() {},
+	}, nil
+}
+
+// HeaderOnly is a response of which nothing but the header is kept.
+type HeaderOnly http.Header
+
+// Header implements [http.ResponseWriter].
+func (h HeaderOnly) Header() http.Header { return http.Header(h) }
+
+// Write implements [http.ResponseWriter].
+func (h HeaderOnly) Write(b []byte) (int, error) { return len(b), nil }
+
+// WriteHeader implements [http.ResponseWriter].
+func (h HeaderOnly) WriteHeader(int) {}

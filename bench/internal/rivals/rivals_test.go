@@ -1,0 +1,151 @@
+package rivals
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// In virtual time each rival keeps 100/s to the nanosecond. The naive one
+// waits for its first tick.
+func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
+	for _, c := range all {
+		t.Run(c.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				line := c.Open(100, 3, nil)
+				defer line.Stop()
+				var left []time.Duration
+				for range 4 {
+					require.NoError(t, line.Wait(t.Context()))
+					left = append(left, time.Since(began))
+				}
+				const ms = time.Millisecond
+				if c.Name == "naive" {
+					require.Equal(t, []time.Duration{10 * ms, 20 * ms, 30 * ms, 40 * ms}, left)
+				} else {
+					require.Equal(t, []time.Duration{0, 10 * ms, 20 * ms, 30 * ms}, left)
+				}
+			})
+		})
+	}
+}
+
+// As many wait at once as were announced, all leave at the rate, and after stop
+// nothing is left in the bubble.
+func TestRivalsHoldAllThatWaitAndStop(t *testing.T) {
+	const waiting = 50
+	for _, c := range all {
+		t.Run(c.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				line := c.Open(1000, waiting, nil)
+				began := time.Now()
+				errs := make(chan error, waiting)
+				for range waiting {
+					go func() { errs <- line.Wait(t.Context()) }()
+				}
+				for range waiting {
+					require.NoError(t, <-errs)
+				}
+				require.InDelta(t, waiting, time.Since(began).Milliseconds(), 1, "naive needs one interval more than the others")
+				line.Stop()
+			})
+		})
+	}
+}
+
+func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
+	for _, c := range all {
+		t.Run(c.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				line := c.Open(1, 3, nil)
+				defer line.Stop()
+				ctx, giveUp := context.WithCancel(t.Context())
+				began := time.Now()
+				var waiting sync.WaitGroup
+				errs := make([]error, 3)
+				for i := range errs {
+					waiting.Go(func() { errs[i] = line.Wait(ctx) })
+				}
+				synctest.Wait()
+				time.Sleep(500 * time.Millisecond)
+				giveUp()
+				waiting.Wait()
+				failed := 0
+				for _, err := range errs {
+					if err != nil {
+						require.ErrorIs(t, err, context.Canceled)
+						failed++
+					}
+				}
+				switch c.Name {
+				case "uber", "uber-noslack":
+					require.Equal(t, 2*time.Second, time.Since(began), "they know no context")
+					require.Equal(t, 2, failed)
+				case "naive":
+					require.Equal(t, 500*time.Millisecond, time.Since(began))
+					require.Equal(t, 3, failed)
+				default:
+					require.Equal(t, 500*time.Millisecond, time.Since(began))
+					require.Equal(t, 2, failed)
+				}
+			})
+		})
+	}
+}
+
+// The slots that a traced rival tells of are the departures, to the
+// nanosecond.
+func TestTracedRivalsTellOfEachSlot(t *testing.T) {
+	traced := 0
+	for _, c := range all {
+		if !c.Traced {
+			continue
+		}
+		traced++
+		t.Run(c.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				var slots []time.Duration
+				line := c.Open(100, 3, func(at time.Time) { slots = append(slots, at.Sub(began)) })
+				defer line.Stop()
+				for range 3 {
+					require.NoError(t, line.Wait(t.Context()))
+				}
+				require.Equal(t, []time.Duration{0, 10 * time.Millisecond, 20 * time.Millisecond}, slots)
+			})
+		})
+	}
+	require.Equal(t, 3, traced)
+}
+
+func TestNaiveRefusesWhenFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := startNaiveQueue(1, 1)
+		defer q.stop()
+		var waiting sync.WaitGroup
+		for range 2 { // One holds the place, and one is waited for at the head.
+			waiting.Go(func() { require.NoError(t, q.Wait(t.Context())) })
+			synctest.Wait()
+		}
+		require.ErrorIs(t, q.Wait(t.Context()), ErrNaiveFull)
+		waiting.Wait()
+	})
+}
+
+func TestRivalsHaveNamesOfTheirOwn(t *testing.T) {
+	seen := make(map[string]bool)
+	for _, c := range all {
+		require.False(t, seen[c.Name], c.Name)
+		seen[c.Name] = true
+		found, err := Named(c.Name)
+		require.NoError(t, err)
+		require.Equal(t, c.Name, found.Name)
+	}
+	_, err := Named("nobody")
+	require.EqualError(t, err, `no rival is named "nobody"`)
+}

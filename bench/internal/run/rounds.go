@@ -1,0 +1,131 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+)
+
+// A Case is one of those that are compared. Its name is that of its benchmark
+// lines, such as "Spacing/limiter=shaper/rate=1000".
+type Case[In any] struct {
+	Name     string
+	Input    In
+	Rounds   int           // it is measured in the first so many rounds
+	Estimate time.Duration // of one round, without starting a child process
+}
+
+// A Result is a case with what was found in each of its rounds, and in all.
+type Result[In, Out any] struct {
+	Case[In]
+	Found  []Out // by round
+	Median Out   // as [measure.Medians] sums up the rounds
+}
+
+// Estimate returns about how long groups of cases take, one after the other.
+func Estimate[In any](groups ...[]Case[In]) (sum time.Duration) {
+	for _, cases := range groups {
+		for _, c := range cases {
+			sum += time.Duration(c.Rounds) * (c.Estimate + childStarts)
+		}
+	}
+	return sum
+}
+
+// InTurns measures the cases of each group in interleaved rounds: what disturbs
+// the machine for a while disturbs all of them alike. Another case begins in each
+// round. A case that fails costs only its own results: InTurns returns the
+// others, in the order of the cases, with the error.
+func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), groups ...[]Case[In]) ([]Result[In, Out], error) {
+	var results []Result[In, Out]
+	var failed []error
+	for _, cases := range groups {
+		found, errs := make([][]Out, len(cases)), make([]error, len(cases))
+		for round, more := 0, true; more; round++ {
+			more = false
+			for i := range cases {
+				i = (i + round) % len(cases)
+				c := cases[i]
+				if round >= c.Rounds {
+					continue
+				}
+				more = more || round+1 < c.Rounds
+				o.Progress.Step(c.Estimate+childStarts, "%s, round %d of %d", c.Name, round+1, c.Rounds)
+				if errs[i] != nil {
+					continue
+				}
+				one, err := take(ctx, c.Input)
+				if ctx.Err() != nil {
+					return nil, errors.Join(err, ctx.Err())
+				}
+				found[i], errs[i] = append(found[i], one), err
+			}
+		}
+		results = append(results, conclude(cases, found, errs)...)
+		failed = append(failed, errs...)
+	}
+	return results, errors.Join(failed...)
+}
+
+// AtOnce measures all cases at the same time, once: it is for those that wait
+// for the clock, and leave the processors to one another.
+func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), cases []Case[In]) ([]Result[In, Out], error) {
+	if len(cases) == 0 {
+		return nil, nil
+	}
+	o.Progress.Step(AtOnceEstimate(cases), "%s and %d more at once", cases[0].Name, len(cases)-1)
+	found, errs := make([][]Out, len(cases)), make([]error, len(cases))
+	var all sync.WaitGroup
+	for i, c := range cases {
+		all.Go(func() {
+			one, err := take(ctx, c.Input)
+			found[i], errs[i] = []Out{one}, err
+		})
+	}
+	all.Wait()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return conclude(cases, found, errs), errors.Join(errs...)
+}
+
+// AtOnceEstimate returns about how long [AtOnce] takes.
+func AtOnceEstimate[In any](cases []Case[In]) (longest time.Duration) {
+	for _, c := range cases {
+		longest = max(longest, c.Estimate+childStarts)
+	}
+	return longest
+}
+
+// conclude makes results of those cases that did not fail.
+func conclude[In, Out any](cases []Case[In], found [][]Out, errs []error) []Result[In, Out] {
+	var results []Result[In, Out]
+	for i, c := range cases {
+		if errs[i] == nil && len(found[i]) > 0 {
+			results = append(results, Result[In, Out]{c, found[i], measure.Medians(found[i])})
+		}
+	}
+	return results
+}
+
+// MedianWhere returns the median of the first result whose input is as wanted.
+func MedianWhere[In, Out any](results []Result[In, Out], wanted func(In) bool) (median Out, measured bool) {
+	for _, r := range results {
+		if wanted(r.Input) {
+			return r.Median, true
+		}
+	}
+	return median, false
+}
+
+// Lines returns the benchmark lines of all results.
+func Lines[In, Out any](results []Result[In, Out]) (lines []report.Line) {
+	for _, r := range results {
+		lines = append(lines, report.Lines(r.Name, r.Found)...)
+	}
+	return lines
+}

@@ -1,0 +1,137 @@
+package run
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestMain(m *testing.M) {
+	Child()
+	os.Exit(m.Run())
+}
+
+type pace struct {
+	PID  float64
+	Time float64 `unit:"ns"`
+}
+
+var (
+	measurePace = NewMeasurement("pace", func(in string) (pace, error) {
+		if in == "nobody" {
+			return pace{}, errors.New("nobody is there")
+		}
+		return pace{PID: float64(os.Getpid()), Time: math.NaN()}, nil
+	})
+	measureForEver = NewMeasurement("for-ever", func(int) (int, error) {
+		time.Sleep(time.Hour)
+		return 0, nil
+	})
+	measureNothing = Measurement[int, int]("nothing")
+)
+
+func TestAMeasurementIsTakenInAChildProcess(t *testing.T) {
+	found, err := measurePace.Take(t.Context(), "somebody")
+	require.NoError(t, err)
+	require.NotEqual(t, float64(os.Getpid()), found.PID)
+	require.True(t, math.IsNaN(found.Time), "what is not known comes back as such")
+}
+
+func TestAMeasurementThatFailsSaysWhy(t *testing.T) {
+	_, err := measurePace.Take(t.Context(), "nobody")
+	require.EqualError(t, err, "pace nobody: exit status 1: nobody is there")
+	_, err = measureNothing.Take(t.Context(), 1)
+	require.ErrorContains(t, err, `no child process is named "nothing"`)
+	require.Panics(t, func() { Register("pace", func(io.Reader, io.Writer) error { return nil }) })
+}
+
+func TestAnInterruptEndsTheChild(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, interrupt)
+	_, err := measureForEver.Take(ctx, 0)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// Each case appends its input, so that the order is seen.
+func TestCasesTakeTurnsAndAnotherBeginsEachRound(t *testing.T) {
+	var order string
+	take := func(_ context.Context, in string) (pace, error) {
+		order += in
+		return pace{Time: float64(len(order))}, nil
+	}
+	cases := []Case[string]{{"A", "a", 3, 0}, {"B", "b", 3, 0}, {"C", "c", 3, 0}, {"D", "d", 1, 0}}
+	results, err := InTurns(t.Context(), Options{}, take, cases, []Case[string]{{"E", "e", 2, 0}})
+	require.NoError(t, err)
+	require.Equal(t, "abcd"+"bca"+"cab"+"ee", order)
+	require.Len(t, results, 5)
+	require.Equal(t, []pace{{Time: 1}, {Time: 7}, {Time: 9}}, results[0].Found)
+	require.Equal(t, pace{Time: 7}, results[0].Median)
+	lines := Lines(results)
+	require.Len(t, lines, 12)
+	require.Equal(t, "A", lines[0].Name)
+	median, measured := MedianWhere(results, func(in string) bool { return in == "d" })
+	require.True(t, measured)
+	require.Equal(t, pace{Time: 4}, median)
+	_, measured = MedianWhere(results, func(in string) bool { return in == "f" })
+	require.False(t, measured)
+}
+
+func TestACaseThatFailsCostsOnlyItsOwnResults(t *testing.T) {
+	calls := 0
+	take := func(_ context.Context, in string) (pace, error) {
+		if in == "bad" {
+			calls++
+			return pace{}, errors.New("lost")
+		}
+		return pace{Time: 1}, nil
+	}
+	cases := []Case[string]{{"Bad", "bad", 2, 0}, {"Good", "good", 2, 0}}
+	results, err := InTurns(t.Context(), Options{}, take, cases)
+	require.EqualError(t, err, "lost")
+	require.Equal(t, 1, calls, "it is not tried again")
+	require.Len(t, results, 1)
+	require.Equal(t, "Good", results[0].Name)
+	results, err = AtOnce(t.Context(), Options{}, take, cases)
+	require.EqualError(t, err, "lost")
+	require.Len(t, results, 1)
+}
+
+func TestAnInterruptEndsTheRounds(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	take := func(context.Context, int) (pace, error) { interrupt(); return pace{}, nil }
+	cases := []Case[int]{{"A", 1, 5, 0}}
+	results, err := InTurns(ctx, Options{}, take, cases)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Empty(t, results)
+	_, err = AtOnce(ctx, Options{}, take, cases)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestEstimates(t *testing.T) {
+	cases := []Case[int]{{"A", 1, 5, time.Second}, {"B", 2, 1, 3 * time.Second}}
+	require.Equal(t, 8*time.Second+6*childStarts, Estimate(cases))
+	require.Equal(t, 3*time.Second+childStarts, AtOnceEstimate(cases))
+}
+
+func TestProgressTellsTheTimeLeft(t *testing.T) {
+	var out, progress bytes.Buffer
+	p := NewProgress(&out, &progress, 80*time.Second)
+	p.Begin("pace", 0)
+	p.Step(70*time.Second, "the first")
+	p.Step(10*time.Second, "the %s", "second")
+	p.Printf("found %d\n", 1)
+	p.Errorf("bench: %s", "lost")
+	require.Equal(t, "pace: 80 s left: the first\npace: some seconds left: the second\nbench: lost\n", progress.String())
+	require.Equal(t, "found 1\n", out.String())
+	var none *Progress
+	none.Begin("pace", 0)
+	none.Step(time.Second, "nothing")
+	none.Logf("nothing")
+}

@@ -1,0 +1,205 @@
+package keys
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+// goroutines are how many call at once, with one key and with manyKeys.
+var goroutines = []int{1, 2, 64}
+
+// A callsInput is a limiter with so many keys, each of which has come before.
+type callsInput struct {
+	Limiter    string
+	Keys       int // 0: what the limiter has for callers without a key
+	Goroutines []int
+	Batch      time.Duration // for how long each number of goroutines calls
+}
+
+// A callsFound is what the limiter takes of the heap with its first key, in KiB,
+// and for each other key, in bytes; and the timings by call and number of
+// goroutines.
+type callsFound struct {
+	FirstKiB float64 `unit:"once-KiB"`
+	Bytes    float64 `unit:"B/key"`
+	Timings  [][]measure.Timing
+}
+
+type callsResult = run.Result[callsInput, callsFound]
+
+var callsChild = run.NewMeasurement("keys", calls)
+
+// calls lets all keys come once, looks how much memory they take, and then
+// measures the calls, with the keys in an order that is the same for all.
+func calls(in callsInput) (callsFound, error) {
+	c, err := rivals.KeyedNamed(in.Limiter)
+	if err != nil {
+		return callsFound{}, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var (
+		found = callsFound{FirstKiB: measure.Unknown, Bytes: measure.Unknown}
+		k     rivals.Keyed
+		round = 1_000 // of keys, where they don't matter
+	)
+	if in.Keys == 0 {
+		k, err = c.Alone(ctx, keptBucket(0))
+	} else {
+		round = in.Keys
+		before := measure.LiveHeap()
+		if k, err = c.Open(ctx, in.Keys, keptBucket(in.Keys)); err == nil {
+			err = comeOnce(k, 0, 1)
+		}
+		first := measure.LiveHeap()
+		if err == nil {
+			err = comeOnce(k, 1, in.Keys)
+		}
+		found.FirstKiB = float64(first-before) / (1 << 10)
+		if in.Keys > 1 {
+			found.Bytes = float64(measure.LiveHeap()-first) / float64(in.Keys-1)
+		}
+	}
+	if err != nil {
+		return callsFound{}, err
+	}
+	defer k.Stop()
+	keys := shuffledKeys(round)
+	for _, each := range k.Each {
+		var timings []measure.Timing
+		for _, n := range in.Goroutines {
+			t, err := measure.TimeCalls(func() func() bool { return goingRound(each(), keys) }, n, in.Batch)
+			if err != nil {
+				return callsFound{}, fmt.Errorf("%d goroutines: %w", n, err)
+			}
+			timings = append(timings, t)
+		}
+		found.Timings = append(found.Timings, timings)
+	}
+	return found, nil
+}
+
+// keptBucket returns one that no call finds drained, and that lets all leave at
+// once: each call adds so much that it lasts until the key comes again. Where few
+// keys come often it adds less, as a bucket may not take more than a year to
+// drain.
+func keptBucket(keys int) rivals.Bucket {
+	if keys <= 1 {
+		return rivals.Bucket{Every: 100 * time.Millisecond, Burst: 300_000_000}
+	}
+	return rivals.Bucket{Every: time.Minute, Burst: 500_000}
+}
+
+// shuffledKeys returns the names of so many keys, in an order that is always the
+// same.
+func shuffledKeys(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = keyName(i)
+	}
+	rand.New(rand.NewPCG(1, 2)).Shuffle(n, func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	return keys
+}
+
+// goingRound returns a call with one key after the other, from anywhere on.
+func goingRound(call func(key string) bool, keys []string) func() bool {
+	at := rand.IntN(len(keys))
+	return func() bool {
+		key := keys[at]
+		if at++; at == len(keys) {
+			at = 0
+		}
+		return call(key)
+	}
+}
+
+func callCases(o run.Options) (cases []run.Case[callsInput]) {
+	batch, counts := 30*time.Millisecond, []int{0, 1, 1_000, 10_000, manyKeys, 1_000_000}
+	if o.Quick {
+		batch, counts = 5*time.Millisecond, []int{0, 1, 1_000, manyKeys}
+	}
+	for _, keys := range counts {
+		many := goroutines[:1]
+		if keys == 1 || keys == manyKeys {
+			many = goroutines
+		}
+		for _, c := range rivals.AllKeyed {
+			if keys == 0 && c.Alone == nil {
+				continue
+			}
+			cases = append(cases, run.Case[callsInput]{
+				Name:     fmt.Sprintf("Keys/limiter=%s/keys=%d", c.Name, keys),
+				Input:    callsInput{c.Name, keys, many, batch},
+				Rounds:   o.Times(3, 1),
+				Estimate: time.Duration(len(c.Calls)*len(many))*measure.TimeEstimate(batch) + time.Duration(keys)*1200*time.Nanosecond,
+			})
+		}
+	}
+	return cases
+}
+
+// callLines are a line for the memory, and one for each call and number of
+// goroutines.
+func callLines(results []callsResult) (lines []report.Line) {
+	for _, r := range results {
+		lines = append(lines, report.Lines(r.Name, r.Found)...)
+		c, err := rivals.KeyedNamed(r.Input.Limiter)
+		if err != nil {
+			continue
+		}
+		for i, call := range c.Calls {
+			for g, n := range r.Input.Goroutines {
+				var timings []measure.Timing
+				for _, round := range r.Found {
+					timings = append(timings, round.Timings[i][g])
+				}
+				lines = append(lines, report.Lines(fmt.Sprintf("%s/call=%s/goroutines=%d", r.Name, call, n), timings)...)
+			}
+		}
+	}
+	return lines
+}
+
+// timingOf returns what a call costs with so many keys and the g-th number of
+// goroutines; all is [measure.Unknown] if it was not measured.
+func timingOf(results []callsResult, limiter, call string, keys, g int) measure.Timing {
+	m, measured := callsOf(results, limiter, keys)
+	c, err := rivals.KeyedNamed(limiter)
+	if at := slices.Index(c.Calls, call); measured && err == nil && at >= 0 && g < len(m.Timings[at]) {
+		return m.Timings[at][g]
+	}
+	return measure.Timing{Ns: measure.Unknown, Allocs: measure.Unknown}
+}
+
+// callsOf returns what was measured of a limiter with so many keys.
+func callsOf(results []callsResult, limiter string, keys int) (callsFound, bool) {
+	return run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys })
+}
+
+// bytesOf returns what a key takes among so many.
+func bytesOf(results []callsResult, limiter string, keys int) float64 {
+	if m, measured := callsOf(results, limiter, keys); measured {
+		return m.Bytes
+	}
+	return measure.Unknown
+}
+
+// countsOf returns the numbers of keys, from fewest on, that are more than one.
+func countsOf(results []callsResult) []int {
+	var counts []int
+	for _, r := range results {
+		if r.Input.Keys > 1 && !slices.Contains(counts, r.Input.Keys) {
+			counts = append(counts, r.Input.Keys)
+		}
+	}
+	slices.Sort(counts)
+	return counts
+}

@@ -1,0 +1,94 @@
+// Package keys measures what a bucket for each key costs: memory, the time of a
+// call, a million keys on one core, and the lines of many keys at once.
+package keys
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+// Experiment is "keys".
+var Experiment = run.Experiment{
+	Name: "keys",
+	What: "a bucket for each key: memory, the cost of a call, a million keys, lines of many at once",
+	Estimate: func(o run.Options) (sum time.Duration) {
+		for _, cases := range leftGroups(o) {
+			sum += run.AtOnceEstimate(cases)
+		}
+		return sum + run.Estimate(callCases(o)) + run.Estimate(touchedCases(o)) + run.Estimate(activeCases(o))
+	},
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		var found results
+		var errs [4]error
+		found.calls, errs[0] = run.InTurns(ctx, o, callsChild.Take, callCases(o))
+		for _, cases := range leftGroups(o) {
+			some, err := run.AtOnce(ctx, o, leftChild.Take, cases)
+			found.left, errs[1] = append(found.left, some...), errors.Join(errs[1], err)
+		}
+		found.touched, errs[2] = run.InTurns(ctx, o, touchedChild.Take, touchedCases(o))
+		found.active, errs[3] = run.InTurns(ctx, o, activeChild.Take, activeCases(o))
+		return found.report(o), errors.Join(errs[:]...)
+	},
+}
+
+// results are all that the experiment has found.
+type results struct {
+	calls   []callsResult
+	left    []leftResult
+	touched []touchedResult
+	active  []activeResult
+}
+
+func (found results) report(o run.Options) (r report.Report) {
+	r.Goals = append([]report.Goal{memoryGoal(found.calls), leftGoal(found.left)}, costGoals(found.calls)...)
+	r.Goals = append(r.Goals, touchedGoal(found.touched), activeGoal(found.active))
+	if len(found.calls) > 0 {
+		r.Tables = append(r.Tables, memoryTable(found.calls), costTable(found.calls), contentionTable(found.calls))
+		r.Lines = append(r.Lines, callLines(found.calls)...)
+		r.Pictures = append(r.Pictures, picture(found.calls, o.Machine))
+	}
+	if len(found.left) > 0 {
+		r.Tables = append(r.Tables, leftTable(found.left))
+		r.Lines = append(r.Lines, run.Lines(found.left)...)
+	}
+	if len(found.touched) > 0 {
+		r.Tables = append(r.Tables, touchedTable(found.touched))
+		r.Lines = append(r.Lines, run.Lines(found.touched)...)
+	}
+	if len(found.active) > 0 {
+		r.Tables = append(r.Tables, activeTable(found.active))
+		r.Lines = append(r.Lines, run.Lines(found.active)...)
+	}
+	return r
+}
+
+// manyKeys is where a call is measured that has others beside it.
+const manyKeys = 100_000
+
+// keyName returns the key of a number below 10^11, of 16 bytes.
+func keyName(i int) string {
+	name := []byte("user-00000000000")
+	for at := len(name) - 1; i > 0; at-- {
+		name[at] = byte('0' + i%10)
+		i /= 10
+	}
+	return string(name)
+}
+
+// comeOnce lets the keys from one to before another come once. The rival is
+// the only one that keeps their names.
+func comeOnce(k rivals.Keyed, from, to int) error {
+	call := k.Each[0]()
+	for i := from; i < to; i++ {
+		if !call(keyName(i)) {
+			return fmt.Errorf("key %d of %d may not leave", i, to)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,258 @@
+package keys
+
+import (
+	"math"
+	"os"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/shaper"
+)
+
+func TestMain(m *testing.M) {
+	run.Child()
+	os.Exit(m.Run())
+}
+
+// callsOfOne measures the calls of a limiter in this process, which takes less
+// time than a child does.
+func callsOfOne(t *testing.T, limiter string, keys int, goroutines []int) callsFound {
+	t.Helper()
+	found, err := calls(callsInput{limiter, keys, goroutines, time.Millisecond})
+	require.NoErrorf(t, err, "%s with %d keys", limiter, keys)
+	return found
+}
+
+// A call that does not come out as it should would be measured as something else.
+func TestEveryCallComesOutAsItShould(t *testing.T) {
+	for _, c := range rivals.AllKeyed {
+		for _, keys := range []int{0, 1, 100} {
+			if keys == 0 && c.Alone == nil {
+				continue
+			}
+			found := callsOfOne(t, c.Name, keys, []int{1, 2, 64})
+			require.Len(t, found.Timings, len(c.Calls))
+			for _, timings := range found.Timings {
+				require.Len(t, timings, 3)
+				require.Positive(t, timings[2].Ns)
+			}
+		}
+	}
+	found, err := callsChild.Take(t.Context(), callsInput{rivals.Ours, 100, goroutines, time.Millisecond})
+	require.NoError(t, err)
+	require.Len(t, found.Timings, 2)
+	require.Positive(t, found.Bytes)
+	_, err = callsChild.Take(t.Context(), callsInput{Limiter: "nobody"})
+	require.ErrorContains(t, err, `no rival with keys is named "nobody"`)
+}
+
+// A drained bucket is not among the live ones.
+func TestKeptBucketsAreNotDrained(t *testing.T) {
+	for keys, after := range map[int]time.Duration{1: 99 * time.Millisecond, 1_000_000: 59 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return keptBucket(keys).Limits(), nil })
+			require.NoError(t, err)
+			require.True(t, g.Allow("a"))
+			time.Sleep(after)
+			live := 0
+			for range g.All() {
+				live++
+			}
+			require.Equal(t, 1, live, "%v", keys)
+			require.NoError(t, g.Close())
+		})
+	}
+}
+
+func TestKeyNamesHaveSixteenBytesAndAreDifferent(t *testing.T) {
+	require.Equal(t, "user-00000000000", keyName(0))
+	require.Equal(t, "user-00000000907", keyName(907))
+	require.Equal(t, "user-00001000000", keyName(1_000_000))
+	require.Len(t, keyName(math.MaxInt32), 16)
+}
+
+func TestMemoryOfKeysIsThatOfTheLimiter(t *testing.T) {
+	bare := callsOfOne(t, rivals.BareMap, 20_000, []int{1})
+	require.Greater(t, bare.Bytes, 16+16+8.0, "name, string and value")
+	require.Less(t, bare.Bytes, 100.0)
+	require.Greater(t, callsOfOne(t, "x-time", 20_000, []int{1}).Bytes, bare.Bytes+40, "and a limiter")
+	roomy := callsOfOne(t, "sethvargo", 1_000, []int{1})
+	require.Greater(t, roomy.FirstKiB, 100.0, "it makes room for 4096 keys at once")
+	require.Less(t, roomy.Bytes, 150.0, "which is not each key's")
+	require.False(t, measure.Known(callsOfOne(t, "x-time", 1, []int{1}).Bytes), "of one key there is only what it takes by itself")
+}
+
+// What is still in use must be there when the memory is looked at, and what is not
+// must not.
+func TestWhatIsLeftIsNotWhatTheCollectorCouldTake(t *testing.T) {
+	leftOf := func(limiter string) (found leftFound) {
+		synctest.Test(t, func(t *testing.T) {
+			var err error
+			found, err = left(leftInput{limiter, 20_000, time.Second})
+			require.NoError(t, err)
+		})
+		return found
+	}
+	theirs := leftOf("x-time")
+	require.InDelta(t, theirs.Full, theirs.Left, theirs.Full/10, "nothing deletes them")
+	ours := leftOf(rivals.Ours)
+	require.Greater(t, ours.Full, 50.0)
+	require.Less(t, ours.Left, ours.Full/2, "but for the map")
+}
+
+// In virtual time nothing is late, and each touch has its instant.
+func TestTouchedKeysDrainBeforeTheyComeAgain(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	synctest.Test(t, func(t *testing.T) {
+		in := touchedInput{rivals.Ours, 1_000, 10 * time.Second, time.Second, 15 * time.Second}
+		m, err := touched(in)
+		require.NoError(t, err)
+		require.InDelta(t, 15, m.Seconds, 0.1)
+		require.InDelta(t, 1, m.RateReached, 0.01)
+		require.Zero(t, m.LateP99)
+		require.Zero(t, m.Refused)
+		require.Zero(t, m.Overflowed)
+		require.GreaterOrEqual(t, m.Buckets, 100, "those of the last second")
+		require.LessOrEqual(t, m.Buckets, 200, "a drained one is deleted within a second")
+
+		in.Limiter = noLimiter
+		m, err = touched(in)
+		require.NoError(t, err)
+		require.Zero(t, m.Buckets)
+	})
+}
+
+func TestActiveKeysAreLateByWhatTheirCallersSee(t *testing.T) {
+	for _, name := range activeLimiters {
+		m, err := activeChild.Take(t.Context(), activeInput{name, 40, 100 * time.Millisecond, 150 * time.Millisecond, 200 * time.Millisecond})
+		require.NoError(t, err)
+		require.InDelta(t, 1, m.RateReached, 0.5, "of the window only")
+		require.Positive(t, m.LateP50, name)
+		require.Less(t, m.LateP50, 50e6, "%s: half an interval would be another slot's", name)
+		require.GreaterOrEqual(t, m.LateMax, m.LateP99)
+	}
+}
+
+// callsOfAll are made up: all calls take so many nanoseconds and bytes, but ours
+// with a key.
+func callsOfAll(withKey, without, bytes float64) []callsResult {
+	var results []callsResult
+	for _, c := range callCases(run.Options{Quick: true}) {
+		ns := without
+		if c.Input.Limiter == rivals.Ours && c.Input.Keys > 0 {
+			ns = withKey
+		}
+		rival, _ := rivals.KeyedNamed(c.Input.Limiter)
+		r := callsResult{Case: c}
+		for _, disturbed := range []float64{1, 9, 1} { // the round in the middle does not count
+			one := callsFound{Bytes: bytes * disturbed, FirstKiB: 3}
+			for range rival.Calls {
+				var timings []measure.Timing
+				for _, n := range c.Input.Goroutines {
+					timings = append(timings, measure.Timing{Ns: ns * disturbed * float64(n), Allocs: 1})
+				}
+				one.Timings = append(one.Timings, timings)
+			}
+			r.Found = append(r.Found, one)
+		}
+		r.Median = measure.Medians(r.Found)
+		results = append(results, r)
+	}
+	return results
+}
+
+func leftOf(limiter string, keys int, found leftFound) leftResult {
+	return leftResult{Case: run.Case[leftInput]{Input: leftInput{Limiter: limiter, Keys: keys}}, Found: []leftFound{found}, Median: found}
+}
+
+func touchedOf(limiter string, found touchedFound) touchedResult {
+	return touchedResult{Case: run.Case[touchedInput]{Input: touchedInput{Limiter: limiter, Keys: 1_000_000, Each: time.Minute}}, Found: []touchedFound{found}, Median: found}
+}
+
+func activeOf(limiter string, lateP50 float64) activeResult {
+	found := activeFound{RateReached: 1, LateP50: lateP50, CPU: 20_000}
+	return activeResult{Case: run.Case[activeInput]{Input: activeInput{Limiter: limiter, Keys: 7, Each: time.Second}}, Found: []activeFound{found}, Median: found}
+}
+
+// resultsWith are those of a whole run. Its goals depend on its arguments.
+func resultsWith(withKey, bytes, left, rate float64, shared int, ours, theirs float64) results {
+	return results{
+		calls:   callsOfAll(withKey, 50, bytes),
+		left:    []leftResult{leftOf("x-time", 9, leftFound{130, 130}), leftOf(rivals.Ours, 9, leftFound{150, 0.2}), leftOf(rivals.Ours, 99, leftFound{150, left})},
+		touched: []touchedResult{touchedOf(rivals.Ours, touchedFound{RateReached: rate, Overflowed: shared, Buckets: 170_000}), touchedOf(noLimiter, touchedFound{})},
+		active:  []activeResult{activeOf(rivals.Ours, ours), activeOf("x-time", theirs)},
+	}
+}
+
+func TestGoals(t *testing.T) {
+	reached := func(found results) (which []bool) {
+		for _, g := range found.report(run.Options{}).Goals {
+			which = append(which, g.Reached)
+		}
+		return which
+	}
+	// Bytes; left; Wait and Allow with a key; a million; lateness.
+	require.Equal(t, []bool{true, true, true, true, true, true}, reached(resultsWith(100, 200, 0.9, 0.999, 0, 5, 6)))
+	require.Equal(t, []bool{false, false, false, false, false, false}, reached(resultsWith(101, 201, 1, 0.998, 0, 7, 6)))
+	require.Equal(t, []bool{true, true, true, true, false, true}, reached(resultsWith(100, 200, 0.9, 0.999, 1, 5, 6)))
+	for _, g := range (results{}).report(run.Options{}).Goals {
+		require.Equal(t, report.NotMeasured, g.Got)
+		require.False(t, g.Reached)
+	}
+	of := resultsWith(100, 200, 0.9, 1, 0, 5, 6)
+	of.left[1].Median.Left = 3 // One number of keys that fails is enough.
+	require.False(t, leftGoal(of.left).Reached)
+	require.Equal(t, "3.00, of 9 keys", leftGoal(of.left).Got)
+}
+
+func TestReport(t *testing.T) {
+	r := resultsWith(100, 150, 0.04, 1, 0, 5, 6).report(run.Options{Machine: "Abacus"})
+	require.Len(t, r.Tables, 6)
+	for _, table := range r.Tables {
+		require.NotEmpty(t, table.Rows, table.Title)
+		for _, row := range table.Rows {
+			require.Len(t, row, len(table.Columns), table.Title)
+		}
+	}
+	memory, cost, contention, left, touched, active := r.Tables[0], r.Tables[1], r.Tables[2], r.Tables[3], r.Tables[4], r.Tables[5]
+	require.Equal(t, []string{"limiter", "once, KiB", "1,000 keys", "100,000 keys"}, memory.Columns)
+	require.Contains(t, memory.Rows, []string{"shaper", "3.0", "150", "150"})
+	require.Len(t, memory.Rows, len(rivals.AllKeyed)-1)
+	require.Contains(t, cost.Rows, []string{"shaper", "Wait", "50", "100", "100", "1.00"})
+	require.Contains(t, cost.Rows, []string{"sethvargo", "Take", "-", "50", "50", "1.00"})
+	require.Contains(t, contention.Rows, []string{"shaper", "Allow", "100", "200", "6400", "100", "200", "6400"})
+	require.Equal(t, []string{"shaper", "99", "150", "0.0"}, left.Rows[2])
+	require.Equal(t, "1,000,000 keys, each touched once in 1m0s, on one core", touched.Title)
+	require.Contains(t, touched.Rows[0], "170,000")
+	require.Equal(t, "7 keys active at once", active.Title)
+
+	names := map[string]int{}
+	for _, line := range r.Lines {
+		names[line.Name]++
+	}
+	require.Equal(t, 3, names["Keys/limiter=shaper/keys=100000"])
+	require.Equal(t, 3, names["Keys/limiter=shaper/keys=100000/call=Allow/goroutines=64"])
+	require.Equal(t, 3, names["Keys/limiter=x-time/keys=0/call=Wait/goroutines=1"])
+
+	require.Len(t, r.Pictures, 1)
+	require.Equal(t, "keys", r.Pictures[0].Name)
+	drawn := string(r.Pictures[0].SVG)
+	for _, label := range []string{">call without a key<", ">100 ns<", ">150 B<", ">sethvargo<", "Abacus"} {
+		require.Contains(t, drawn, label)
+	}
+}
+
+func TestAMillionKeysComeASecondTime(t *testing.T) {
+	in := touchedCases(run.Options{})[0].Input
+	require.Equal(t, 1_000_000, in.Keys)
+	require.Equal(t, time.Minute, in.Each)
+	require.Greater(t, in.Lasts, time.Minute)
+}

@@ -1,0 +1,115 @@
+package keys
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+type leftInput struct {
+	Limiter string
+	Keys    int
+	Drains  time.Duration // of each bucket, after its call
+}
+
+// A leftFound is what keys take while their buckets are not drained, and what is
+// left of that later, in bytes per key.
+type leftFound struct {
+	Full float64 `unit:"full-B/key"`
+	Left float64 `unit:"left-B/key"`
+}
+
+type leftResult = run.Result[leftInput, leftFound]
+
+// leftAfter is how long after the draining nothing is to be left.
+const leftAfter = 2 * time.Second
+
+var leftChild = run.NewMeasurement("keys-left", left)
+
+// left lets all keys come once and waits. Before it looks, one more key comes, for
+// those that tidy up when they are called.
+func left(in leftInput) (leftFound, error) {
+	c, err := rivals.KeyedNamed(in.Limiter)
+	if err != nil {
+		return leftFound{}, err
+	}
+	before := measure.LiveHeap()
+	k, err := c.Open(context.Background(), in.Keys, rivals.Bucket{Every: in.Drains, Burst: 1})
+	if err != nil {
+		return leftFound{}, err
+	}
+	defer k.Stop()
+	if err := comeOnce(k, 0, in.Keys); err != nil {
+		return leftFound{}, err
+	}
+	drained := time.Now().Add(in.Drains)
+	perKey := func() float64 { return float64(measure.LiveHeap()-before) / float64(in.Keys) }
+	found := leftFound{Full: perKey()}
+	time.Sleep(time.Until(drained.Add(leftAfter)))
+	call := k.Each[0]()
+	if !call("one more") {
+		return leftFound{}, errors.New("the last key may not leave")
+	}
+	found.Left = perKey()
+	runtime.KeepAlive(call) // Otherwise a collection would take it, keys and all.
+	return found, nil
+}
+
+// leftGroups are all limiters with many keys, and ours with a million. Those of a
+// group are measured at the same time: they do nothing for most of it, and time is
+// not what is measured.
+func leftGroups(o run.Options) [][]run.Case[leftInput] {
+	caseOf := func(limiter string, keys int, drains time.Duration) run.Case[leftInput] {
+		return run.Case[leftInput]{
+			Name:  fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", limiter, keys),
+			Input: leftInput{limiter, keys, drains}, Rounds: 1, Estimate: drains + leftAfter + time.Second,
+		}
+	}
+	keys, drains := manyKeys, 2*time.Second
+	if o.Quick {
+		keys, drains = manyKeys/4, 500*time.Millisecond
+	}
+	var all []run.Case[leftInput]
+	for _, c := range rivals.AllKeyed {
+		if c.Name != rivals.OursDrained && c.Name != rivals.BareMap {
+			all = append(all, caseOf(c.Name, keys, drains))
+		}
+	}
+	if o.Quick {
+		return [][]run.Case[leftInput]{all}
+	}
+	// The first must not have drained before the last has come.
+	return [][]run.Case[leftInput]{all, {caseOf(rivals.Ours, 1_000_000, 8*time.Second)}}
+}
+
+func leftTable(results []leftResult) report.Table {
+	t := report.Table{
+		Title: "Memory: what is left of keys that nobody uses any more",
+		Note: fmt.Sprintf("Bytes per key of the live heap: while the buckets are not drained, and %v after the last of them is, when one other key has come, "+
+			"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.", leftAfter),
+		Columns: []string{"limiter", "keys", "not drained", "left"},
+	}
+	for _, r := range results {
+		t.Rows = append(t.Rows, []string{r.Input.Limiter, report.Grouped(r.Input.Keys), report.Fixed(r.Median.Full, 0), report.Fixed(r.Median.Left, 1)})
+	}
+	return t
+}
+
+// leftGoal looks at every number of keys. What a process allocates by itself is
+// below a byte for each of so many.
+func leftGoal(results []leftResult) report.Goal {
+	g := report.Goal{What: fmt.Sprintf("bytes per key left %v after draining", leftAfter), Want: "0 (less than 1)", Got: report.NotMeasured}
+	for _, r := range results {
+		if r.Input.Limiter == rivals.Ours && (g.Got == report.NotMeasured || g.Reached) {
+			g.Got, g.Reached = fmt.Sprintf("%.2f, of %s", r.Median.Left, report.Counted(r.Input.Keys, "key")), r.Median.Left < 1
+		}
+	}
+	return g
+}

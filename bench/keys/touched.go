@@ -1,0 +1,174 @@
+package keys
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/shaper"
+)
+
+// noLimiter stands beside ours where keys are touched: the same calls, which do
+// nothing.
+const noLimiter = "no-limiter"
+
+type touchedInput struct {
+	Limiter string        // rivals.Ours or noLimiter
+	Keys    int           // that come one after the other
+	Each    time.Duration // how often each comes
+	Drains  time.Duration // of a bucket
+	Lasts   time.Duration
+}
+
+// A touchedFound is what it takes on one core to let a great number of keys
+// leave, one after the other, evenly over a time. Each leaves at once, and its
+// bucket drains before it comes again.
+type touchedFound struct {
+	Seconds     float64
+	RateReached float64 `unit:"of-rate"`
+	Refused     int     `unit:"refused"`
+	Overflowed  int     `unit:"overflowed"`
+	CPU         float64 `unit:"cpu-%"`       // of a core
+	LateP50     float64 `unit:"late-p50-ns"` // from when a key was to come until its call had returned
+	LateP99     float64 `unit:"late-p99-ns"`
+	CallP50     float64 `unit:"call-p50-ns"`
+	CallP99     float64 `unit:"call-p99-ns"`
+	CallMax     float64 `unit:"call-max-ns"`
+	Buckets     int     `unit:"buckets"`    // at the end
+	Resident    float64 `unit:"resident-B"` // beyond what it was before
+}
+
+type touchedResult = run.Result[touchedInput, touchedFound]
+
+var touchedChild = run.NewMeasurement("keys-touched", touched)
+
+// touched measures one of both. Keys that are late come at once.
+func touched(in touchedInput) (touchedFound, error) {
+	runtime.GOMAXPROCS(1)
+	var (
+		between = in.Each / time.Duration(in.Keys)
+		touches = int(in.Lasts / between)
+		late    = make([]float64, touches)
+		took    = make([]float64, touches)
+		found   touchedFound
+		call    = func(string) bool { return true }
+		group   *shaper.Group[string]
+	)
+	for i := range late {
+		late[i], took[i] = -1, -1 // The memory is there from now on.
+	}
+	before, err := measure.ResidentBytes()
+	if err != nil {
+		return found, err
+	}
+	if in.Limiter == rivals.Ours {
+		l := rivals.Bucket{Every: in.Drains, Burst: 1}.Limits()
+		if group, err = shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)); err != nil {
+			return found, err
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		call = func(key string) bool { return group.Wait(ctx, key) == nil }
+	}
+	used, err := measure.CPUTime()
+	if err != nil {
+		return found, err
+	}
+	began := time.Now()
+	for i := range touches {
+		due := time.Duration(i) * between
+		if ahead := due - time.Since(began); ahead > 0 {
+			time.Sleep(ahead)
+		}
+		key := keyName(i % in.Keys) // A new one, as requests bring it.
+		start := time.Since(began)
+		if !call(key) {
+			found.Refused++
+		}
+		end := time.Since(began)
+		late[i], took[i] = float64(end-due), float64(end-start)
+	}
+	lasted := time.Since(began)
+	usedSince, err := measure.CPUTime()
+	if err != nil {
+		return found, err
+	}
+	after, err := measure.ResidentBytes()
+	if err != nil {
+		return found, err
+	}
+	if group != nil {
+		st := group.Stats()
+		found.Buckets, found.Overflowed = st.Keys, int(st.Overflowed)
+		_ = group.Close() // It returns nil.
+	}
+	found.Seconds = lasted.Seconds()
+	found.RateReached = (time.Duration(touches) * between).Seconds() / lasted.Seconds()
+	found.CPU = 100 * (usedSince - used) / float64(lasted)
+	found.LateP50, found.LateP99 = measure.Quantile(late, 0.5), measure.Quantile(late, 0.99)
+	found.CallP50, found.CallP99, found.CallMax = measure.Quantile(took, 0.5), measure.Quantile(took, 0.99), slices.Max(took)
+	found.Resident = after - before
+	return found, nil
+}
+
+// touchedCases are a million keys, each once a minute, and a bit more, so that
+// some come a second time.
+func touchedCases(o run.Options) []run.Case[touchedInput] {
+	ours := touchedInput{Limiter: rivals.Ours, Keys: 1_000_000, Each: time.Minute, Drains: 10 * time.Second, Lasts: 63 * time.Second}
+	none := ours
+	none.Limiter, none.Lasts = noLimiter, 5*time.Second
+	if o.Quick {
+		ours.Drains, ours.Lasts, none.Lasts = time.Second/2, 2*time.Second, time.Second/2
+	}
+	var cases []run.Case[touchedInput]
+	for _, in := range []touchedInput{ours, none} {
+		cases = append(cases, run.Case[touchedInput]{
+			Name: fmt.Sprintf("KeysTouched/limiter=%s/keys=%d", in.Limiter, in.Keys), Input: in, Rounds: 1, Estimate: in.Lasts,
+		})
+	}
+	return cases
+}
+
+func touchedTable(results []touchedResult) report.Table {
+	in := results[0].Input
+	t := report.Table{
+		Title: fmt.Sprintf("%s, each touched once in %v, on one core", report.Counted(in.Keys, "key"), in.Each),
+		Note: fmt.Sprintf("%s evenly over that time, each with a new string for its key; GOMAXPROCS 1, one run. "+
+			"Each leaves at once, and its bucket drains in %v. Late: from when a key was to come until its call had returned, "+
+			"most of which is the Go timer that the caller sleeps by. "+
+			"CPU time is that of the process with its caller, in percent of a core. Resident: memory beyond that of the process before, after a collection.",
+			report.PerSecond(float64(in.Keys)/in.Each.Seconds()), in.Drains),
+		Columns: []string{"limiter", "seconds", "rate reached", "CPU %", "late p50 µs", "late p99 µs",
+			"call p50 µs", "call p99 µs", "call max µs", "buckets at the end", "resident MiB"},
+	}
+	for _, r := range results {
+		m := r.Median
+		t.Rows = append(t.Rows, []string{
+			r.Input.Limiter, report.Fixed(m.Seconds, 0), report.Fixed(m.RateReached, 3), report.Figure(m.CPU),
+			report.Figure(m.LateP50 / 1000), report.Figure(m.LateP99 / 1000), report.Figure(m.CallP50 / 1000), report.Figure(m.CallP99 / 1000),
+			report.Figure(m.CallMax / 1000), report.Grouped(m.Buckets), report.Fixed(m.Resident/(1<<20), 1),
+		})
+	}
+	return t
+}
+
+// touchedGoal asks for nothing of the machine but that it keeps up.
+func touchedGoal(results []touchedResult) report.Goal {
+	g := report.Goal{
+		What: "a million keys, each once a minute, on one core",
+		Want: "all leave at once, from buckets of their own", Got: report.NotMeasured,
+	}
+	for _, r := range results {
+		if m := r.Median; r.Input.Limiter == rivals.Ours {
+			g.Got = fmt.Sprintf("%.1f %% of the rate at %s %% of a core, %d refused, %d shared a bucket", 100*m.RateReached, report.Fixed(m.CPU, 0), m.Refused, m.Overflowed)
+			g.Reached = m.RateReached >= 0.999 && m.Refused == 0 && m.Overflowed == 0
+		}
+	}
+	return g
+}

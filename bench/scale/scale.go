@@ -1,0 +1,53 @@
+// Package scale measures long lines: the memory of a waiter, how long it takes to
+// give up in one and to close one, and how many departures a second there are at
+// most.
+package scale
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+const (
+	manyWaiting = 100_000
+	fullWaiting = 1_000_000
+
+	// slowLimit is so slow that of a long line only a few leave meanwhile.
+	slowLimit = 1 // per second
+)
+
+// Experiment is "scale".
+var Experiment = run.Experiment{
+	Name: "scale",
+	What: "memory per waiter, cancel and Close in a long line, departures per second at most",
+	Estimate: func(o run.Options) time.Duration {
+		return run.Estimate(memoryGroups(o)...) + run.Estimate(cancelCases(o)) + run.Estimate(closeCases(o)) + run.Estimate(ceilingCases(o))
+	},
+	Needs: memoryNeeded,
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		memory, err1 := measureMemory(ctx, o)
+		cancel, err2 := run.InTurns(ctx, o, cancelChild.Take, cancelCases(o))
+		closed, err3 := run.InTurns(ctx, o, closeChild.Take, closeCases(o))
+		ceiling, err4 := run.InTurns(ctx, o, ceilingChild.Take, ceilingCases(o))
+		r := report.Report{Goals: []report.Goal{memoryGoal(memory), ceilingGoal(ceiling)}}
+		r.Tables = append(r.Tables, memoryTable(memory))
+		if len(cancel) > 0 {
+			r.Tables = append(r.Tables, cancelTable(cancel))
+		}
+		if len(closed) > 0 {
+			r.Tables = append(r.Tables, closeTable(closed))
+		}
+		if len(ceiling) > 0 {
+			r.Tables = append(r.Tables, ceilingTable(ceiling))
+		}
+		r.Lines = append(r.Lines, run.Lines(memory)...)
+		r.Lines = append(r.Lines, run.Lines(cancel)...)
+		r.Lines = append(r.Lines, run.Lines(closed)...)
+		r.Lines = append(r.Lines, run.Lines(ceiling)...)
+		return r, errors.Join(err1, err2, err3, err4)
+	},
+}

@@ -1,0 +1,153 @@
+package scale
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+func TestMain(m *testing.M) {
+	run.Child()
+	os.Exit(m.Run())
+}
+
+func memoryOf(limiter string, waiting int, ownContext bool, bytes, beyond float64) memoryResult {
+	found := memoryFound{bytes, beyond}
+	return memoryResult{Case: run.Case[memoryInput]{Input: memoryInput{limiter, waiting, ownContext}}, Found: []memoryFound{found}, Median: found}
+}
+
+func TestMemoryGoalLooksAtLinesWithoutContexts(t *testing.T) {
+	g := memoryGoal(nil)
+	require.Equal(t, report.NotMeasured, g.Got)
+	require.False(t, g.Reached)
+	results := []memoryResult{
+		memoryOf("shaper", 100_000, false, 2900, 170),
+		memoryOf("shaper", 100_000, true, 3300, 570),
+		memoryOf("x-time", 100_000, false, 3200, 470),
+	}
+	g = memoryGoal(results)
+	require.Equal(t, "170", g.Got)
+	require.True(t, g.Reached)
+	require.False(t, memoryGoal(append(results, memoryOf("shaper", 1_000_000, false, 2950, 201))).Reached)
+}
+
+func TestMemoryTable(t *testing.T) {
+	require.Equal(t, "Not known on this system.", memoryTable(nil).Note)
+	table := memoryTable([]memoryResult{
+		memoryOf("shaper", 100_000, false, 2900, 170),
+		memoryOf("shaper", 100_000, true, 3300, 570),
+	})
+	require.Equal(t, []string{"limiter", "100,000", "beyond", "100,000, own context", "beyond"}, table.Columns)
+	require.Contains(t, table.Rows, []string{"shaper", "2900", "170", "3300", "570"})
+	require.Contains(t, table.Rows, []string{"naive", "-", "-", "-", "-"})
+}
+
+func TestOnlyFullTakesMuchMemory(t *testing.T) {
+	if !measure.MemoryIsTold() {
+		t.Skip("not known on this system")
+	}
+	for _, quick := range []bool{true, false} {
+		require.NoError(t, memoryNeeded(run.Options{Quick: quick}))
+		groups := memoryGroups(run.Options{Quick: quick})
+		require.NotEmpty(t, groups)
+		for _, cases := range groups {
+			require.Equal(t, manyWaiting, cases[0].Input.Waiting)
+		}
+	}
+	require.Len(t, memoryGroups(run.Options{Full: true}), 3)
+}
+
+// Otherwise what a round costs everybody would be counted as the limiter's.
+func TestMemoryBeyondAGoroutineIsOfTheSameRound(t *testing.T) {
+	if !measure.MemoryIsTold() {
+		t.Skip("not known on this system")
+	}
+	found, err := memoryChild.Take(t.Context(), memoryInput{bareGoroutine, 2000, true})
+	require.NoError(t, err)
+	require.Greater(t, found.Bytes, 2000.0, "the stack alone has 2 KiB")
+	ours, err := memoryChild.Take(t.Context(), memoryInput{"shaper", 2000, true})
+	require.NoError(t, err)
+	require.Greater(t, ours.Bytes, found.Bytes)
+}
+
+func TestCeilingCountsOnlyWhereThereIsALine(t *testing.T) {
+	of := func(limiter string, callers int, limit, perSecond, parked, inLine float64) ceilingResult {
+		m := ceilingFound{perSecond, parked, inLine}
+		return ceilingResult{Case: run.Case[ceilingInput]{Input: ceilingInput{limiter, callers, limit, 0}}, Found: []ceilingFound{m}, Median: m}
+	}
+	results := []ceilingResult{
+		of("shaper", 100, 3e6, 2_400_000, 90, 0), // at the lock
+		of("shaper", 10_000, 2e6, 1_000_000, 2600, 2500),
+		of("failsafe", 100, 2e6, 1_900_000, 100, measure.Unknown),
+	}
+	g := ceilingGoal(results)
+	require.Equal(t, "1,000,000, of 2,000,000 asked for, with 2,500 of 10,000 callers in line", g.Got)
+	require.True(t, g.Reached)
+	require.Equal(t, [][]string{
+		{"shaper", "3,000,000", "2,400,000", "90", "0", "-", "-", "-"},
+		{"shaper", "2,000,000", "-", "-", "-", "1,000,000", "2600", "2500"},
+		{"failsafe", "2,000,000", "1,900,000", "100", "-", "-", "-", "-"},
+	}, ceilingTable(results).Rows)
+
+	results[1].Median.PerSecond = 999_999
+	require.False(t, ceilingGoal(results).Reached)
+	results[1].Median.InLine = 2499
+	require.Equal(t, "there was no line", ceilingGoal(results).Got)
+}
+
+// At this rate the line is never empty, and only a limiter that tells is asked.
+func TestCeilingKnowsTheLineOfThoseThatTell(t *testing.T) {
+	ours, err := ceilingChild.Take(t.Context(), ceilingInput{"shaper", 10, 100, 50 * time.Millisecond})
+	require.NoError(t, err)
+	require.Greater(t, ours.InLine, 5.0)
+	require.LessOrEqual(t, ours.InLine, 10.0)
+	theirs, err := ceilingChild.Take(t.Context(), ceilingInput{"x-time", 10, 100, 50 * time.Millisecond})
+	require.NoError(t, err)
+	require.False(t, measure.Known(theirs.InLine))
+}
+
+func TestALimiterThatDoesNotWaitIsNotMeasured(t *testing.T) {
+	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
+		return rivals.Line{Wait: func(context.Context) error { return rivals.ErrNaiveFull }, Stop: func() {}}
+	}}
+	_, err := cancelLatencies(refusing, 100, 20)
+	require.EqualError(t, err, "100 of 100 did not wait")
+	_, err = ceiling(refusing, ceilingInput{"", 2, 1000, 10 * time.Millisecond})
+	require.ErrorIs(t, err, rivals.ErrNaiveFull)
+}
+
+func TestCancelAndCloseAreMeasuredInAChild(t *testing.T) {
+	cancelled, err := cancelChild.Take(t.Context(), cancelInput{"shaper", 100, 20})
+	require.NoError(t, err)
+	require.Positive(t, cancelled.P50)
+	require.GreaterOrEqual(t, cancelled.P99, cancelled.P50)
+	closed, err := closeChild.Take(t.Context(), 100)
+	require.NoError(t, err)
+	require.Positive(t, closed.Closed)
+	require.GreaterOrEqual(t, closed.Returned, closed.Closed)
+	require.Len(t, cancelTable([]run.Result[cancelInput, cancelFound]{{Found: []cancelFound{cancelled}, Median: cancelled}}).Rows, 1)
+	require.Len(t, closeTable([]run.Result[int, closeFound]{{Found: []closeFound{closed}, Median: closed}}).Rows, 1)
+}
+
+func TestEveryLimiterCanBeMeasured(t *testing.T) {
+	for _, c := range cancelCases(run.Options{}) {
+		_, err := rivals.Named(c.Input.Limiter)
+		require.NoError(t, err)
+	}
+	for _, c := range ceilingCases(run.Options{}) {
+		_, err := rivals.Named(c.Input.Limiter)
+		require.NoError(t, err)
+	}
+	for _, name := range memoryLimiters[1:] {
+		_, err := rivals.Named(name)
+		require.NoError(t, err)
+	}
+}

@@ -1,0 +1,129 @@
+package spacing
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+func TestMain(m *testing.M) {
+	run.Child()
+	os.Exit(m.Run())
+}
+
+func TestGroupsHoldWhatIsComparedAndTheRounds(t *testing.T) {
+	count := func(groups [][]run.Case[input]) (measurements int) {
+		for _, group := range groups {
+			for _, c := range group {
+				measurements += c.Rounds
+			}
+		}
+		return measurements
+	}
+	// With 100 waiters one round at 10/s and five at four rates, with 1 and
+	// 10,000 one at each of five.
+	require.Equal(t, 7*(1+4*5+2*5), count(idleGroups(run.Options{})))
+	require.Equal(t, 7*(5*2+2*5), count(idleGroups(run.Options{Rounds: 2})))
+	require.Equal(t, 7*4, count(idleGroups(run.Options{Quick: true})))
+	require.Equal(t, 9*(5*3+5), count(busyGroups(run.Options{})))
+	require.Equal(t, 9*(2*3+5), count(busyGroups(run.Options{Rounds: 2})))
+	require.Equal(t, 3*3, count(busyGroups(run.Options{Quick: true})))
+	names := map[string]bool{}
+	for _, group := range append(idleGroups(run.Options{}), busyGroups(run.Options{})...) {
+		for _, c := range group {
+			_, err := rivals.Named(c.Input.Limiter)
+			require.NoError(t, err)
+			_, err = loadNamed(c.Input.Load)
+			require.NoError(t, err)
+			require.False(t, names[c.Name], "two benchmarks have the name %s", c.Name)
+			names[c.Name] = true
+		}
+	}
+	require.Contains(t, names, "Spacing/limiter=x-time/rate=1000/waiters=100/load=idle")
+	require.Contains(t, names, "Busy/limiter=shaper/rate=10000/waiters=1000/load=loops")
+}
+
+// What a child finds is of the limiter and the load that it was asked for.
+func TestSpacingIsMeasuredInAChild(t *testing.T) {
+	in := input{Limiter: "shaper", Rate: 2000, Waiters: 20, Load: "pieces", Warm: 20 * time.Millisecond, Window: 400 * time.Millisecond}
+	out, err := child.Take(t.Context(), in)
+	require.NoError(t, err)
+	require.Len(t, out.Histogram, measure.HistogramBins)
+	require.Positive(t, out.Departures)
+	require.Positive(t, out.RateReached)
+	require.True(t, measure.Known(out.SlotBurst), "ours is traced in a busy process")
+
+	in.Limiter, in.Load = "naive", idle
+	out, err = child.Take(t.Context(), in)
+	require.NoError(t, err)
+	require.False(t, measure.Known(out.SlotBurst))
+
+	_, err = child.Take(t.Context(), input{Limiter: "nobody", Load: idle})
+	require.ErrorContains(t, err, `no rival is named "nobody"`)
+	_, err = child.Take(t.Context(), input{Limiter: "naive", Load: "heavy"})
+	require.ErrorContains(t, err, `no load is named "heavy"`)
+}
+
+func TestReportsHaveARowForEachResult(t *testing.T) {
+	r := result{Spacing: measure.Spacing{RateReached: 0.9975, ErrorP50: 4510, ErrorP99: 12_345, Bunched: 1.25}, Burst: 2e6, SlotBurst: measure.Unknown, CPU: 33_000, Allocs: 0.5}
+	one := found(input{Limiter: "shaper", Rate: 1000, Waiters: 100, Load: idle}, r)
+	report := idleReport([]run.Result[input, result]{one}, run.Options{})
+	require.Len(t, report.Tables, 1)
+	require.Equal(t, []string{"1,000/s", "shaper", "0.9975", "4.51", "12.3", "1.2", "0.0", "3.30", "0.50", "1"}, report.Tables[0].Rows[0])
+	require.Equal(t, "spacing-1000", report.Pictures[0].Name)
+	require.Equal(t, "rate", report.Pictures[1].Name)
+	require.Len(t, report.Lines, 1)
+	require.Empty(t, idleReport(nil, run.Options{}).Tables)
+
+	two := found(input{Limiter: "x-time", Rate: 10_000, Waiters: 1000, Load: "loops"}, r)
+	report = busyReport([]run.Result[input, result]{two}, []run.Result[input, result]{one}, run.Options{})
+	require.Equal(t, []string{"loops", "10,000/s", "1,000", "x-time", "0.998", "4.51", "12.3", "1.2", "0.0", "2.00", "-", "1"}, report.Tables[0].Rows[0])
+	require.Contains(t, string(report.Pictures[0].SVG), "busy: loops")
+	require.Contains(t, string(report.Pictures[0].SVG), ">idle<")
+	require.Empty(t, busyReport(nil, nil, run.Options{}).Tables)
+}
+
+func TestALoopTellsOfRefusalsAndOfTooManyDepartures(t *testing.T) {
+	in := input{Rate: 10, Window: time.Second}
+	loop := newClosedLoop(in)
+	loop.run(t.Context(), func(context.Context) error { return rivals.ErrNaiveFull })
+	_, err := loop.departures()
+	require.EqualError(t, err, "a caller was refused: the naive queue is full")
+
+	loop = newClosedLoop(in)
+	ctx, cancel := context.WithCancel(t.Context())
+	calls := 0
+	loop.run(ctx, func(context.Context) error {
+		if calls++; calls > 5000 {
+			cancel()
+		}
+		return nil
+	})
+	_, err = loop.departures()
+	require.EqualError(t, err, "5000 have left, of which only 4496 have a record")
+}
+
+func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {
+	for _, l := range loads() {
+		var active atomic.Int64
+		piece := l.piece
+		l.piece = func(random *rand.Rand) {
+			active.Add(1)
+			piece(random)
+			active.Add(-1)
+		}
+		running := l.start()
+		require.Eventually(t, func() bool { return running.pieces() >= int64(l.goroutines) }, 10*time.Second, time.Millisecond, l.name)
+		running.stop()
+		require.Zero(t, active.Load(), l.name)
+	}
+}
