@@ -14,13 +14,13 @@ import (
 // nanoseconds since the Shaper or Group was made; its lock guards it.
 type bucket struct {
 	*plan
-	*cold // nil: as if all of it were 0
+	*cold // nil: all of it is 0; see coldOrNone
 
 	empty      nanos  // when the level reaches 0
 	departures uint64 // how many have left
 }
 
-// rare is what most of the buckets of a Group never need.
+// cold is what most of the buckets of a Group never need.
 type cold struct {
 	hold   nanos   // until when nobody leaves
 	missed float64 // the cost lost to lateness beyond slack
@@ -41,7 +41,7 @@ type cold struct {
 
 func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
 
-// uncommon makes what the bucket has of rare, if it has none.
+// coldOrNew returns the cold part of a bucket, to be changed. It makes it if there is none.
 func (b *bucket) coldOrNew() *cold {
 	if b.cold == nil {
 		b.cold = new(cold)
@@ -49,20 +49,15 @@ func (b *bucket) coldOrNew() *cold {
 	return b.cold
 }
 
-// missedSoFar is the cost lost to lateness beyond slack.
-func (b *bucket) missedSoFar() float64 {
-	if b.cold == nil {
-		return 0
-	}
-	return b.cold.missed
-}
+// noCold is the cold part of a bucket that has none. It is only read.
+var noCold cold
 
-// heldUntil is until when nobody leaves.
-func (b *bucket) heldUntil() nanos {
+// coldOrNone returns the cold part of a bucket, to be read; noCold if it has none.
+func (b *bucket) coldOrNone() *cold {
 	if b.cold == nil {
-		return nanos{}
+		return &noCold
 	}
-	return b.cold.hold
+	return b.cold
 }
 
 // isExact notes that empty is exact.
@@ -70,14 +65,6 @@ func (b *bucket) isExact() {
 	if b.cold != nil {
 		b.cold.roundedUpBy = nil
 	}
-}
-
-// excess is by how much empty lies above the exact instant; nil means 0.
-func (b *bucket) excess() *big.Rat {
-	if b.cold == nil {
-		return nil
-	}
-	return b.cold.roundedUpBy
 }
 
 // due is the instant at which the level has fallen so far that a request of
@@ -95,7 +82,7 @@ func (b *bucket) dueAfter(empty nanos, n int64) nanos {
 // slot is the instant at which the head of the line, of cost n, is to leave, which
 // may leave since some instant, but for its slot.
 func (b *bucket) slot(since nanos, n int64) nanos {
-	return later(later(b.due(n), since), b.heldUntil())
+	return later(later(b.due(n), since), b.coldOrNone().hold)
 }
 
 // wait is how long a request of cost n would wait from now behind ahead cost
@@ -107,7 +94,7 @@ func (b *bucket) slot(since nanos, n int64) nanos {
 // line is held or all places are taken, the bucket may be empty by the end of
 // that, and then the first slot is there.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
-	hold := b.heldUntil()
+	hold := b.coldOrNone().hold
 	empty := later(b.empty, hold)
 	due := b.dueAfter(empty, n)
 	if ahead > 0 {
@@ -132,7 +119,7 @@ func (b *bucket) release(since nanos, now, n int64) (slot nanos, left bool) {
 	if slot.ceil() > now {
 		return slot, false
 	}
-	b.idleUntil(b.heldUntil().whole) // Nobody has left before that.
+	b.idleUntil(b.coldOrNone().hold.whole) // Nobody has left before that.
 	if earliest := (nanos{whole: now - b.slack}); earliest.after(slot) {
 		lost := b.interval.minus(earliest, slot)
 		b.coldOrNew().missed += b.interval.units(lost)
@@ -197,7 +184,7 @@ func (b *bucket) level(now int64) float64 {
 	if !b.empty.after(at) {
 		return 0
 	}
-	if b.excess() == nil {
+	if b.coldOrNone().roundedUpBy == nil {
 		return b.interval.units(b.interval.minus(b.empty, at))
 	}
 	exact := b.exactly()
@@ -232,7 +219,7 @@ func (b *bucket) change(to *plan, now int64) {
 // exactly is the exact instant that empty stands for, in nanoseconds.
 func (b *bucket) exactly() *big.Rat {
 	exact := b.interval.exactly(b.empty)
-	if above := b.excess(); above != nil {
+	if above := b.coldOrNone().roundedUpBy; above != nil {
 		exact.Sub(exact, above)
 	}
 	return exact

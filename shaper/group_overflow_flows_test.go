@@ -31,11 +31,8 @@ func crowded(t *testing.T, of []Limits) *Group[int] {
 // use lets a call of cost 1 come, and returns the bucket that it found.
 func use(t *testing.T, g *Group[int], key int) (c *keyedFlow[int], allowed bool) {
 	t.Helper()
-	c, now, err := g.lookupOrCreate(context.Background(), key)
-	if err != nil {
-		return nil, false
-	}
-	return c, g.allow(&c.flow, now, 1, nil)
+	c, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: forever, kind: allow})
+	return c, dec.passed()
 }
 
 // Nobody finds a new bucket while the one that he has used is not drained, whatever

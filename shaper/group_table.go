@@ -1,41 +1,30 @@
 package shaper
 
-// settleIn returns the bucket for a key whose Limits are known, made if there is
-// none. With an error it has unlocked.
-func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	c := g.table[key]
-	switch {
-	case g.phase != open:
-		return &g.closedFlow, nil
-	case c != nil:
-	case len(g.table) < g.maxKeys:
-		c = g.newFlowLocked(l, now)
-		c.key = key
-		if shared, _ := g.overflowLocked(key, l); shared != nil {
-			c.flow.inheritFrom(&shared.flow)
-		}
-		g.table[key] = c
-		g.peakKeys = max(g.peakKeys, len(g.table))
-	default:
-		return g.insertShared(key, l, now)
+// insertLocked returns the bucket for a key that has none, and whose Limits are known: a new
+// one, or one that it shares. The Group is not closed.
+func (g *Group[K]) insertLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
+	if g.sharesLocked(key) {
+		return g.insertSharedLocked(key, l, now)
 	}
+	c := g.newFlowLocked(l, now)
+	c.key = key
+	if shared, _ := g.overflowLocked(key, l); shared != nil {
+		c.flow.inheritFrom(&shared.flow)
+	}
+	g.table[key] = c
+	g.peakKeys = max(g.peakKeys, len(g.table))
 	c.flow.bucket.idleUntil(now)
 	return c, nil
 }
 
-// share returns a bucket for a key that is to share one. With an error it has
-// unlocked.
-func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	if g.phase != open {
-		return &g.closedFlow, nil
-	}
+// insertSharedLocked returns the bucket that a key shares, which is made if there is none.
+func (g *Group[K]) insertSharedLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	g.overflowed++
 	p := g.planLocked(l)
+	defer g.releasePlanLocked(p)
 	c, index, probes := g.overflow.find(key, p)
 	if index < 0 {
-		g.releasePlanLocked(p)
 		g.totals.refused.count(refusedFull)
-		g.unlockAndArm()
 		return nil, noPlace()
 	}
 	if c == nil {
@@ -44,7 +33,6 @@ func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], erro
 		g.overflow.flows[index] = c
 	}
 	g.overflow.noteProbes(c, probes)
-	g.releasePlanLocked(p)
 	c.flow.bucket.idleUntil(now)
 	return c, nil
 }

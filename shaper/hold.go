@@ -28,7 +28,7 @@ func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 		r.hold = later(r.hold, nanos{whole: sum(now, int64(min(span, horizon)))})
 		return
 	}
-	if hold := f.bucket.heldUntil(); hold.whole > now {
+	if hold := f.bucket.coldOrNone().hold; hold.whole > now {
 		// A head that the hold has kept could not leave before now.
 		f.notBefore(now)
 		f.bucket.cold.hold = nanos{}

@@ -2,13 +2,9 @@ package shaper
 
 import (
 	"context"
-	"errors"
 	"math/bits"
 	"time"
 )
-
-// errUseAcquire is for calls that would not say when they end.
-var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or Do, which give the place back")
 
 // Acquire is WaitN for requests of which it matters when they end: it blocks
 // until a request of cost n may leave and, if Limits.InFlight caps them, until
@@ -46,8 +42,14 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 	return f(ctx)
 }
 
-// giveBack gives a place back, if it has not been given back before. The lock
-// is not held.
+// capped reports whether [Limits.InFlight] is set. SetLimits cannot change that, but it
+// does replace the plan, so the lock must be held.
+func (f *flow) capped() bool { return f.bucket.limits.InFlight > 0 }
+
+// hasSeat reports whether the cap lets one more request leave.
+func (f *flow) hasSeat() bool { return !f.capped() || f.seatsTaken() < f.bucket.limits.InFlight }
+
+// releaseSeat releases a seat, if it has not been released before. The lock is not held.
 func (d *dispatcher) releaseSeat(f *flow, held seat) {
 	if held.taken == nil || d.releaseUnawaited(f, held) {
 		return
@@ -84,8 +86,8 @@ func (d *dispatcher) releaseUnawaited(f *flow, held seat) bool {
 	return unawaited
 }
 
-// vacate frees a place at an instant. If all were taken it is this that the head
-// of the line has been waiting for: it could not leave before, and is not late.
+// freeSeat frees a seat at an instant. If all were taken, this is what the head of the
+// line has been waiting for: it could not leave before, and is not late.
 func (f *flow) freeSeat(now int64) {
 	if !f.hasSeat() {
 		f.notBefore(now)
@@ -146,12 +148,7 @@ func (held seat) isTimed() bool { return held.taken != nil && held.since != unti
 
 // seatTime returns the moving average of the time for which seats have been taken of
 // late, in nanoseconds; 0 if none has been measured.
-func (f *flow) seatTime() int64 {
-	if f.bucket.cold == nil {
-		return 0
-	}
-	return f.bucket.cold.seatTime
-}
+func (f *flow) seatTime() int64 { return f.bucket.coldOrNone().seatTime }
 
 // noteSeatTime counts the time for which a seat that is released now was taken, if it
 // is timed. A mean of 0 counts as none.
@@ -185,7 +182,7 @@ func (f *flow) seatIn(k int) time.Duration {
 	return max(shortestSeatWait, time.Duration(min(estimate, forever)))
 }
 
-// end says whether a place was still taken, and notes that it is not.
+// release reports whether the seat was still taken, and notes that it is not.
 func (held seat) release() (was bool) {
 	was, *held.taken = *held.taken, false
 	return was

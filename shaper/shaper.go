@@ -68,57 +68,44 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if s.capped && !s.dryRun {
 		return errUseAcquire
 	}
-	w, done, _, err := s.enter(ctx, n, newcomer)
-	if w == nil {
-		return err
+	r := request{ctx: ctx, cost: int64(n)}
+	dec := s.enter(&r)
+	if dec.waiter == nil {
+		return dec.err
 	}
-	_, err = s.block(ctx, &s.flow, w, done, nil)
-	return err
+	return s.block(&s.flow, &r, dec.waiter)
 }
 
-// wait is WaitN with the place that the request has taken, if it left and there
-// is a cap on them.
+// wait is WaitN for a caller that will release the seat of its request. The seat is zero
+// if there is no cap, and with an error.
 func (s *Shaper) wait(ctx context.Context, n int, kind entryKind) (seat, error) {
-	w, done, held, err := s.enter(ctx, n, kind)
-	if w == nil {
-		return held, err
+	r := request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
+	dec := s.enter(&r)
+	if dec.waiter != nil {
+		dec.err = s.block(&s.flow, &r, dec.waiter)
 	}
-	return s.block(ctx, &s.flow, w, done, nil)
+	return r.seat, dec.err
 }
 
-// enter lets a request leave at once, refuses it, or puts it into the line:
-// then it returns the waiter, and the Done channel of its context.
+// enter lets a request leave at once, refuses it, or puts it into the line, and runs the
+// hook of that.
+//
+// It is not inlined, so that its frame is not there while block waits.
 //
 //go:noinline
-func (s *Shaper) enter(ctx context.Context, n int, kind entryKind) (w *waiter, done <-chan struct{}, held seat, err error) {
-	ends, err := s.checkCall(ctx, n)
-	if err != nil || n == 0 {
-		return nil, nil, held, err
+func (s *Shaper) enter(r *request) decision {
+	if r.kind != allow {
+		if err := s.checkCall(r); err != nil || r.cost == 0 {
+			return decision{err: err}
+		}
 	}
 	now := s.lockFlow(&s.flow)
-	if s.dryRun {
-		s.shadow(ctx, &s.flow, now, n, untilDeadline(ends, now), s.flow.bucket.limits.Depth, nil)
-		return nil, nil, held, nil
+	dec := s.decideLocked(&s.flow, now, r)
+	s.unlockAndArm()
+	if dec.event != departedEvent || s.hasHooks {
+		s.announce(&s.flow, now, r, dec)
 	}
-	if kind == newcomer && s.conformsLocked(&s.flow, now, int64(n), ends) {
-		return nil, nil, s.pass(ctx, &s.flow, now, n, nil), nil
-	}
-	return s.admit(ctx, &s.flow, now, n, kind, ends, nil)
-}
-
-// call looks at a call before anything is locked: at the cost, at the context,
-// and when that will end.
-func (d *dispatcher) checkCall(ctx context.Context, n int) (ends int64, err error) {
-	if n < 0 {
-		return 0, ErrNegativeCost
-	}
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	if deadline, timed := ctx.Deadline(); timed {
-		return d.instantOf(deadline), nil
-	}
-	return forever, nil
+	return dec
 }
 
 // Allow is shorthand for AllowN(1).
@@ -133,33 +120,8 @@ func (s *Shaper) AllowN(n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	if s.capped && !s.dryRun {
-		return false
-	}
-	now := s.lockFlow(&s.flow)
-	return s.allow(&s.flow, now, n, nil)
-}
-
-// allow is AllowN for a flow. It unlocks.
-func (d *dispatcher) allow(f *flow, now int64, n int, key any) bool {
-	ctx := context.Background()
-	if d.dryRun {
-		d.shadow(ctx, f, now, n, forever, 0, key)
-		return true
-	}
-	// With a depth of 0 whoever would have to wait meets a full line.
-	_, refusal := d.judgeLocked(f, now, int64(n), forever, 0)
-	switch {
-	case refusal.reason == notRefused:
-		d.pass(ctx, f, now, n, key)
-	case d.trace.Refused == nil:
-		d.deny(f, now, refusal) // Nobody wants the error, so none is made.
-		return false
-	default:
-		_ = d.refuse(ctx, f, now, n, refusal, key)
-		return false
-	}
-	return true
+	r := request{ctx: context.Background(), cost: int64(n), deadline: forever, kind: allow}
+	return s.enter(&r).passed()
 }
 
 // Forecast tells what WaitN(ctx, n) would meet now, if ctx had no deadline:
@@ -184,9 +146,9 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	return s.forecastLocked(&s.flow, now, n)
 }
 
-// forecast is Forecast for a flow.
+// forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	wait, refusal := d.judgeLocked(f, now, int64(n), forever, f.bucket.limits.Depth)
+	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: forever})
 	if refusal.reason != notRefused {
 		err := refusal.value()
 		return 0, &err
@@ -222,7 +184,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 	return nil
 }
 
-// refuses is why a flow can't have other limits, if it can't.
+// checkChange returns why a flow can't have other limits; nil if it can.
 func (f *flow) checkChange(to Limits) error {
 	from := f.bucket.limits
 	if (from.InFlight > 0) == (to.InFlight > 0) {
@@ -232,7 +194,7 @@ func (f *flow) checkChange(to Limits) error {
 		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
 }
 
-// mustBeMade panics if New has not made s.
+// mustBeMade panics unless New made s.
 func (s *Shaper) mustBeMade() {
 	if s == nil || s.run == nil {
 		panic("shaper: this Shaper is nil or zero and can't be used; make one with shaper.New")

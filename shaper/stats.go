@@ -65,7 +65,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
 	}
-	if hold := f.bucket.heldUntil().whole; now < hold {
+	if hold := f.bucket.coldOrNone().hold.whole; now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
 	return st
