@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 // A rejection is what a [RejectError] says, as a value: a request that is not refused in
 // the end allocates nothing.
@@ -38,7 +42,7 @@ func (d *dispatcher) judgeNewcomerLocked(f *flow, now int64, r *request) (wait t
 		wait = 1 // Nobody knows when a seat becomes free; but not now.
 	}
 	untilDeadline := r.untilDeadline(now)
-	late := untilDeadline < forever && wait >= untilDeadline
+	late := untilDeadline < exact.Forever && wait >= untilDeadline
 	switch {
 	case wait > 0 && waiting >= f.depthFor(r):
 		why.reason = refusedFull
@@ -61,7 +65,7 @@ func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (wait ti
 	if wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
 		wait = 1 // The line is at rest for a while, and so is this one.
 	}
-	if untilDeadline := r.untilDeadline(now); untilDeadline < forever && wait >= untilDeadline {
+	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && wait >= untilDeadline {
 		after := max(wait-untilDeadline+1, f.seatIn(1))
 		return 0, rejection{reason: refusedLate, retryAfter: after, deadline: true}
 	}
@@ -81,10 +85,10 @@ func (f *flow) depthFor(r *request) int {
 // rate.Inf nothing is too costly.
 func (f *flow) tooCostly(n int64) bool {
 	b := &f.bucket
-	if b.interval.none() {
+	if b.interval.IsZero() {
 		return false
 	}
-	return b.limits.Depth == 0 && n > b.burst || b.interval.times(n).beyond(horizon)
+	return b.limits.Depth == 0 && n > b.burst || b.interval.Times(n).Exceeds(horizon)
 }
 
 // retryAfter returns the time after which the same call, with the same time left to its

@@ -3,45 +3,49 @@ package shaper
 import (
 	"math/big"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// bucket is the level of a shaper, and the one rule by which requests leave:
+// A bucket holds the level of a [Shaper], or of one key of a [Group], and implements
+// the one rule by which requests leave:
 //
 //	A request of cost n leaves as soon as it is at the head of the line and
 //	the level is at most max(0, Burst − n). Leaving raises the level by n.
 //
-// All its state is one instant, at which the level reaches 0. Its instants are
-// nanoseconds since the Shaper or Group was made; its lock guards it.
+// The instant at which the level reaches 0 is all of its state. Instants count from
+// when the Shaper or Group was made. The lock of the dispatcher guards it.
 type bucket struct {
 	*plan
-	*cold // nil: all of it is 0; see coldOrNone
+	*cold // nil means that all its fields are 0; see coldOrNone
 
-	empty      nanos  // when the level reaches 0
-	departures uint64 // how many have left
+	empty      exact.Nanos // the instant at which the level reaches 0
+	departures uint64      // how many requests have left
 }
 
-// cold is what most of the buckets of a Group never need.
+// cold holds the fields that most buckets of a [Group] never need.
 type cold struct {
-	hold   nanos   // until when nobody leaves
-	missed float64 // the cost lost to lateness beyond slack
+	hold   exact.Nanos // no request leaves before
+	missed float64     // the cost lost to lateness beyond slack
 
 	abandoned uint64 // requests whose context ended
 	refused   refusals
 
 	seatTime int64 // moving average of the time for which seats are taken, in ns; 0: none has been measured
 
-	// above is by how much empty lies above the exact instant, which need not
-	// be a multiple of 1/den after the rate has changed. nil means 0. It is
-	// below 1/den, and all instants that the bucket compares and all spans
-	// that it adds are multiples of 1/den, so that no departure depends on it:
-	// it is kept for the next change of the rate alone. Where the exact instant
-	// is centuries away, empty is the latest there is, and above is negative.
+	// roundedUpBy is how far empty lies above the exact instant, which after a
+	// change of the rate need not be a multiple of the interval's 1/den of a
+	// nanosecond. nil means 0. No departure depends on it, because it is less than
+	// 1/den, and all instants that the bucket compares and all spans that it adds
+	// are multiples of that. It is kept for the next change of the rate. If the
+	// exact instant is centuries away, empty is the latest instant there is, and
+	// roundedUpBy is negative.
 	roundedUpBy *big.Rat
 }
 
 func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
 
-// coldOrNew returns the cold part of a bucket, to be changed. It makes it if there is none.
+// coldOrNew returns the cold fields, to be changed, which it makes if there are none.
 func (b *bucket) coldOrNew() *cold {
 	if b.cold == nil {
 		b.cold = new(cold)
@@ -49,10 +53,10 @@ func (b *bucket) coldOrNew() *cold {
 	return b.cold
 }
 
-// noCold is the cold part of a bucket that has none. It is only read.
+// noCold holds the cold fields of a bucket that has none. It is only read.
 var noCold cold
 
-// coldOrNone returns the cold part of a bucket, to be read; noCold if it has none.
+// coldOrNone returns the cold fields, to be read only; they are 0 if there are none.
 func (b *bucket) coldOrNone() *cold {
 	if b.cold == nil {
 		return &noCold
@@ -60,204 +64,159 @@ func (b *bucket) coldOrNone() *cold {
 	return b.cold
 }
 
-// isExact notes that empty is exact.
-func (b *bucket) isExact() {
-	if b.cold != nil {
-		b.cold.roundedUpBy = nil
+// setEmpty sets empty, and how far it lies above the exact instant.
+func (b *bucket) setEmpty(empty exact.Nanos, excess *big.Rat) {
+	b.empty = empty
+	if b.cold != nil || excess != nil {
+		b.coldOrNew().roundedUpBy = excess
 	}
 }
 
-// due is the instant at which the level has fallen so far that a request of
-// cost n may leave.
-func (b *bucket) due(n int64) nanos { return b.dueAfter(b.empty, n) }
+// due returns the instant at which the level is low enough for a request of cost n.
+func (b *bucket) due(n int64) exact.Nanos { return b.dueAfter(b.empty, n) }
 
-// dueAfter is due for a bucket whose level reaches 0 at an instant.
-func (b *bucket) dueAfter(empty nanos, n int64) nanos {
+// dueAfter returns what due would if the level reached 0 at the instant empty.
+func (b *bucket) dueAfter(empty exact.Nanos, n int64) exact.Nanos {
 	if n >= b.burst {
 		return empty
 	}
-	return b.interval.minus(empty, b.interval.times(b.burst-n))
+	return b.interval.Minus(empty, b.interval.Times(b.burst-n))
 }
 
-// slot is the instant at which the head of the line, of cost n, is to leave, which
-// may leave since some instant, but for its slot.
-func (b *bucket) slot(since nanos, n int64) nanos {
-	return later(later(b.due(n), since), b.coldOrNone().hold)
+// slot returns the instant at which the head of the line, of cost n, is to leave.
+// since is when it became the head and a seat was free for it.
+func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
+	return exact.Later(exact.Later(b.due(n), since), b.coldOrNone().hold)
 }
 
-// wait is how long a request of cost n would wait from now behind ahead cost
-// units in the line, if they all stay. With nobody in line, ahead is 0.
+// wait returns how long a request of cost n would wait from now on. ahead is the cost
+// of the requests in the line, all of which are taken to stay; 0 if the line is empty.
 //
-// No walk along the line is needed: nobody who waits finds the bucket empty
-// before his slot, so each raises the level by his cost and no more; and each
-// is due later than the one ahead of him. (If nobody leaves for a while, as the
-// line is held or all places are taken, the bucket may be empty by the end of
-// that, and then the first slot is there.)
+// The line need not be walked: the bucket is never empty before the slot of a request
+// that waits, so each departure raises the level by its cost and no more, and each
+// request is due later than the one ahead of it. (While the line is held, or all
+// seats are taken, the bucket may run empty. Then the first slot is at the end of
+// that time.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
 	hold := b.coldOrNone().hold
-	empty := later(b.empty, hold)
+	empty := exact.Later(b.empty, hold)
 	due := b.dueAfter(empty, n)
 	if ahead > 0 {
-		due = b.interval.plus(due, b.interval.times(ahead))
+		due = b.interval.Plus(due, b.interval.Times(ahead))
 	}
-	return time.Duration(max(0, sum(later(due, hold).ceil(), -now)))
+	return time.Duration(max(0, exact.Sum(exact.Later(due, hold).Ceil(), -now)))
 }
 
-// pass lets a request that found nobody in line leave now.
-func (b *bucket) pass(now, n int64) { b.leave(nanos{whole: now}, n) }
+// pass lets a request of cost n, which found the line empty, leave now.
+func (b *bucket) pass(now, n int64) { b.leave(exact.At(now), n) }
 
-// release lets the head of the line, of cost n, leave if its slot has come, and
-// returns the slot.
+// release lets the head of the line, of cost n, leave if its slot has come. It returns
+// the slot, and whether the head has left.
 //
-// The slot counts, not the moment at which somebody noticed: so what leaves
-// late, if by no more than the slack, makes nobody behind it later. Lateness
-// beyond the slack is gone. For that time the bucket counts as not having
-// leaked; it would otherwise be made up after all, by a level that has fallen
-// below what a punctual departure would have found.
-func (b *bucket) release(since nanos, now, n int64) (slot nanos, left bool) {
+// The departure counts as of its slot, even if the ticker was late. So a departure
+// that is late by no more than the slack delays none of those behind it. Lateness
+// beyond the slack is lost: for that time the bucket counts as not having leaked.
+// Otherwise the level would fall below what a punctual departure would have found,
+// and the loss would be made up after all.
+func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, left bool) {
 	slot = b.slot(since, n)
-	if slot.ceil() > now {
+	if slot.Ceil() > now {
 		return slot, false
 	}
-	b.idleUntil(b.coldOrNone().hold.whole) // Nobody has left before that.
-	if earliest := (nanos{whole: now - b.slack}); earliest.after(slot) {
-		lost := b.interval.minus(earliest, slot)
-		b.coldOrNew().missed += b.interval.units(lost)
-		b.empty = b.interval.plus(b.empty, lost)
-		b.isExact()
+	b.idleUntil(b.coldOrNone().hold.Whole()) // No request has left before that.
+	if earliest := exact.At(now - b.slack); earliest.After(slot) {
+		lost := b.interval.Minus(earliest, slot)
+		b.coldOrNew().missed += b.interval.Units(lost)
+		b.setEmpty(b.interval.Plus(b.empty, lost), nil)
 		slot = earliest
 	}
 	b.leave(slot, n)
 	return slot, true
 }
 
-// leave raises the level for a departure at an instant.
-func (b *bucket) leave(at nanos, n int64) {
-	if at.after(b.empty) {
-		b.empty = at
-		b.isExact()
+// leave raises the level by n for a departure at the instant at.
+func (b *bucket) leave(at exact.Nanos, n int64) {
+	if at.After(b.empty) {
+		b.setEmpty(at, nil)
 	}
 	b.departures++
-	if raised := b.interval.plus(b.empty, b.interval.times(n)); raised.whole < forever {
+	if raised := b.interval.Plus(b.empty, b.interval.Times(n)); raised.Whole() < exact.Forever {
 		b.empty = raised
 		return
 	}
-	exact := b.exactly()
-	b.setExactly(exact.Add(exact, b.costs(n)))
+	b.setEmpty(b.interval.Add(b.empty, b.coldOrNone().roundedUpBy, n))
 }
 
-// giveBack undoes the departure number left, of cost n, if none has followed:
-// the level is as if it had not been. Where another request has left since, it
-// left on a schedule that counts this one in, and would stand too close to its
-// predecessor if the cost were given back to a successor; so the slot is gone.
+// giveBack undoes a departure of cost n, if no other has followed: the level is as if
+// the request had not left. If others have followed, they left on a schedule that
+// counts this departure in. If its cost were given to a successor, that would leave
+// too soon after its predecessor; so the slot is lost.
 //
-// Taking n off the level is all there is to undo. If the bucket was empty when
-// the request left, empty now lies at that departure instead of before it,
-// which is the same level from then on.
+// Taking n off the level is all that there is to undo. If the bucket was empty when
+// the request left, empty is now the instant of that departure instead of an earlier
+// one, which is the same level from then on.
 func (b *bucket) giveBack(departureNo uint64, n int64) {
 	if b.departures != departureNo {
 		return
 	}
 	b.departures--
-	if b.empty.whole < forever {
-		b.empty = b.interval.minus(b.empty, b.interval.times(n))
+	if b.empty.Whole() < exact.Forever {
+		b.empty = b.interval.Minus(b.empty, b.interval.Times(n))
 		return
 	}
-	exact := b.exactly()
-	b.setExactly(exact.Sub(exact, b.costs(n)))
+	b.setEmpty(b.interval.Add(b.empty, b.coldOrNone().roundedUpBy, -n))
 }
 
-// rest notes that an empty bucket is empty until now. It is called when nobody
-// is in line whose slot has come, and for the end of a hold: empty, which is
-// rounded up, may then be now, where the exact instant was a little before, and
-// what above says of it must not be taken off what leaves now.
+// idleUntil moves empty up to now if the level is 0, and drops the rounding remainder:
+// empty is rounded up, so the exact instant may lie just before now, and that
+// difference must not be credited to the next departure. It is called when no request
+// in line has a slot that has come, and for the end of a hold.
 func (b *bucket) idleUntil(now int64) {
-	if at := (nanos{whole: now}); !b.empty.after(at) {
-		b.empty = at
-		b.isExact()
+	if at := exact.At(now); !b.empty.After(at) {
+		b.setEmpty(at, nil)
 	}
 }
 
-// level is the level now, in cost units.
+// level returns the level now, in cost units.
 func (b *bucket) level(now int64) float64 {
-	at := nanos{whole: now}
-	if !b.empty.after(at) {
+	at := exact.At(now)
+	if !b.empty.After(at) {
 		return 0
 	}
 	if b.coldOrNone().roundedUpBy == nil {
-		return b.interval.units(b.interval.minus(b.empty, at))
+		return b.interval.Units(b.interval.Minus(b.empty, at))
 	}
-	exact := b.exactly()
-	exact.Sub(exact, new(big.Rat).SetInt64(now))
-	level, _ := exact.Quo(exact, b.interval.rat()).Float64()
-	return level
+	return b.interval.UnitsSince(now, b.empty, b.coldOrNone().roundedUpBy)
 }
 
 // change puts other limits in force from now on. The level is kept, exactly: empty
-// moves so that the level now is the same at another rate. At rate.Inf the level is
-// 0, so a change to it and back empties the bucket.
+// moves so that the level now is the same at the new rate. At rate.Inf the level is
+// always 0, so a change to it and back empties the bucket.
 func (b *bucket) change(to *plan, now int64) {
-	old, next, at := b.interval, to.interval, nanos{whole: now}
+	old, next, at := b.interval, to.interval, exact.At(now)
 	switch {
 	case next == old:
 		b.plan = to
 		return
-	case !b.empty.after(at) || old.none() || next.none():
-		b.plan, b.empty = to, at
-		b.isExact()
+	case !b.empty.After(at) || old.IsZero() || next.IsZero():
+		b.plan = to
+		b.setEmpty(at, nil)
 		return
 	}
-	begin := new(big.Rat).SetInt64(now)
-	exact := b.exactly()
-	exact.Sub(exact, begin)
-	exact.Mul(exact, next.rat())
-	exact.Quo(exact, old.rat())
 	b.plan = to
-	b.setExactly(exact.Add(exact, begin))
+	b.setEmpty(old.Rescale(b.empty, b.coldOrNone().roundedUpBy, now, next))
 }
 
-// exactly is the exact instant that empty stands for, in nanoseconds.
-func (b *bucket) exactly() *big.Rat {
-	exact := b.interval.exactly(b.empty)
-	if above := b.coldOrNone().roundedUpBy; above != nil {
-		exact.Sub(exact, above)
-	}
-	return exact
-}
-
-// maxAbove bounds the memory of a bucket whose rate changes for ever without
-// its ever being empty, in bits: what is forgotten beyond it is below 1/den of
-// a nanosecond, and on the late side.
-const maxAbove = 4096
-
-// setExactly sets the exact instant that empty is to stand for.
-func (b *bucket) setExactly(exact *big.Rat) {
-	b.empty = b.interval.roundUp(exact)
-	above := b.interval.exactly(b.empty)
-	above.Sub(above, exact)
-	if above.Sign() == 0 || above.Denom().BitLen() > maxAbove {
-		b.isExact()
-		return
-	}
-	b.coldOrNew().roundedUpBy = above
-}
-
-// costs is for how many nanoseconds a cost of n holds the bucket.
-func (b *bucket) costs(n int64) *big.Rat {
-	r := b.interval.rat()
-	return r.Mul(r, new(big.Rat).SetInt64(n))
-}
-
-// A plan is Limits in the form in which a bucket needs them. They never change;
-// all buckets of a Group that have the same Limits share one.
+// A plan is [Limits] in the form that a bucket needs. It never changes; all buckets of
+// a [Group] that have the same Limits share one.
 type plan struct {
 	limits   Limits // as given
-	interval interval
+	interval exact.Interval
 	burst    int64
 	slack    int64 // lateness that may be made up, in nanoseconds
-	users    int   // of a Group's: buckets that have it; its lock guards it
+	users    int   // in a Group, the number of buckets that have this plan
 }
 
 func planOf(l Limits) *plan {
-	return &plan{limits: l, interval: intervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
+	return &plan{limits: l, interval: exact.IntervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
 }

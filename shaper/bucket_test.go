@@ -2,8 +2,6 @@ package shaper
 
 import (
 	"context"
-	"math"
-	"math/big"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
@@ -11,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // In virtual time nothing is late, so what lateness does is tested here, from
@@ -23,7 +23,7 @@ const msec = int64(time.Millisecond)
 // but since when its head may leave.
 type lineless struct {
 	bucket
-	since nanos
+	since exact.Nanos
 }
 
 func newLineless(l Limits) lineless { return lineless{bucket: newBucket(l)} }
@@ -105,74 +105,6 @@ func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
 	}
 }
 
-func TestRatesAreReadAsSimpleFractions(t *testing.T) {
-	for _, c := range []struct {
-		rate rate.Limit
-		want interval
-	}{
-		{50, interval{20_000_000, 0, 1}},
-		{7, interval{142_857_142, 6, 7}},
-		{1.0 / 3, interval{3_000_000_000, 0, 1}},
-		{rate.Every(3 * time.Second), interval{3_000_000_000, 0, 1}},
-		{20.0 / 60, interval{3_000_000_000, 0, 1}},
-		{0.1, interval{10_000_000_000, 0, 1}},
-		{7.0 / 9, interval{1_285_714_285, 5, 7}},
-		{1e9, interval{1, 0, 1}},
-		{rate.Every(365 * 24 * time.Hour), interval{int64(horizon), 0, 1}},
-		{999_999_999.5, interval{1, 1, 1_999_999_999}},
-		{rate.Inf, interval{0, 0, 1}},
-	} {
-		require.Equal(t, c.want, intervalOf(c.rate), "%v", float64(c.rate))
-	}
-}
-
-// Within the horizon the parts of an interval stay far from the 64 bits that
-// they have, and the fraction is as near as is promised.
-func TestEveryRateHasAnExactInterval(t *testing.T) {
-	r := rand.New(rand.NewPCG(5, 6))
-	bound := big.NewRat(1, 1<<50)
-	for range 20000 {
-		low, high := math.Log(1/horizon.Seconds()), math.Log(float64(maxRate))
-		x := math.Exp(low + r.Float64()*(high-low))
-		i := intervalOf(rate.Limit(x))
-		require.Less(t, i.num, i.den)
-		require.Less(t, i.den, uint64(1)<<44)
-		back := i.rat()
-		back.Quo(big.NewRat(int64(time.Second), 1), back)
-		exact := new(big.Rat).SetFloat64(x)
-		off := back.Sub(back, exact)
-		off.Quo(off.Abs(off), exact)
-		require.LessOrEqual(t, off.Cmp(bound), 0, "%v", x)
-	}
-}
-
-func TestIntervalArithmeticIsExact(t *testing.T) {
-	r := rand.New(rand.NewPCG(7, 8))
-	for range 20000 {
-		i := intervalOf(rate.Limit(math.Exp(r.Float64()*38 - 17)))
-		n := r.Int64N(1 << r.IntN(40))
-		got := i.times(n)
-		want := i.rat()
-		want.Mul(want, new(big.Rat).SetInt64(n))
-		if got.whole == forever {
-			require.Positive(t, want.Cmp(new(big.Rat).SetInt64(forever)))
-			continue
-		}
-		require.Zero(t, want.Cmp(i.exactly(got)), "%d times %v", n, i)
-		one := i.times(1)
-		require.Equal(t, got, i.minus(i.plus(got, one), one))
-		require.Equal(t, got, i.roundUp(want))
-	}
-}
-
-func TestSumsSaturate(t *testing.T) {
-	require.Equal(t, int64(forever), sum(forever, 1))
-	require.Equal(t, int64(math.MinInt64), sum(math.MinInt64, -1))
-	require.Equal(t, int64(-1), sum(forever, math.MinInt64))
-	require.Equal(t, int64(forever), interval{whole: 3, den: 1}.times(math.MaxInt64).whole)
-	require.Equal(t, int64(forever), nanos{whole: forever, part: 1}.ceil())
-}
-
 // A level that takes longer to drain than there are instants is kept too, and
 // can be given back.
 func TestALevelOfCenturiesIsKept(t *testing.T) {
@@ -180,7 +112,7 @@ func TestALevelOfCenturiesIsKept(t *testing.T) {
 	b.pass(0, 1)
 	b.pass(0, int64(horizon)) // 142 million years at 7/s
 	require.InEpsilon(t, float64(horizon), b.level(0), 1e-12)
-	require.Equal(t, time.Duration(forever), b.wait(0, 0, 1))
+	require.Equal(t, time.Duration(exact.Forever), b.wait(0, 0, 1))
 	b.change(planOf(Limits{Rate: 1e9}), 0)
 	require.Equal(t, horizon+1, b.wait(0, 0, 1))
 	b.change(planOf(Limits{Rate: 7}), 0)
@@ -188,19 +120,6 @@ func TestALevelOfCenturiesIsKept(t *testing.T) {
 	require.InDelta(t, 1, b.level(0), 1e-12)
 	b.giveBack(1, 1)
 	require.Zero(t, b.level(0))
-}
-
-// The memory of a bucket whose rate never stops changing is bounded.
-func TestEndlessChangesStayCheap(t *testing.T) {
-	b := newLineless(Limits{Rate: 1.0 / 3})
-	b.pass(0, 1000)
-	for i := range 2000 {
-		b.change(planOf(Limits{Rate: rate.Limit(1/(3+float64(i%7)) + 1e-3)}), 0)
-		if b.roundedUpBy != nil {
-			require.LessOrEqual(t, b.roundedUpBy.Denom().BitLen(), maxAbove)
-		}
-	}
-	require.InDelta(t, 1000, b.level(0), 1e-6)
 }
 
 // step moves the clock of a shaper, as if it had been made d sooner.
@@ -235,7 +154,7 @@ func TestTheEndOfTime(t *testing.T) {
 	s, err := New(Limits{Rate: 1, Depth: 9})
 	require.NoError(t, err)
 	for range 3 {
-		s.step(forever)
+		s.step(exact.Forever)
 		s.Allow()
 		require.False(t, s.Allow())
 		_, err = s.Forecast(1)
@@ -261,7 +180,7 @@ func TestNoTimerIsLeftWhenTheLineEmptiesEarly(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		require.False(t, running())
-		require.False(t, s.ticker.timer.timer.Stop(), "it would have fired in an hour")
+		require.False(t, s.ticker.timer.Disarm(), "it would have fired in an hour")
 	})
 }
 

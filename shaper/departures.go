@@ -1,12 +1,12 @@
 package shaper
 
-// departures are the lines in which somebody waits, as a binary heap by the
-// instants at which their heads may leave: d[0] is the next. The lock of the
-// flows guards it.
+// departures is a binary heap of the lines in which requests wait, ordered by the
+// slots of their heads: the head of d[0] is the next to leave. The lock of the
+// dispatcher guards it.
 type departures []*line
 
-// update puts a line where it belongs after its head, its bucket or its places
-// have changed: out of the heap, if nobody waits in it any more.
+// update moves a line to where it belongs after its head, its bucket or its seats have
+// changed. An empty line is removed from the heap.
 func (d *departures) update(ln *line) {
 	switch {
 	case ln.head == nil:
@@ -24,7 +24,7 @@ func (d *departures) update(ln *line) {
 	}
 }
 
-// remove takes a line out.
+// remove takes a line out of the heap.
 func (d *departures) remove(ln *line) {
 	h := *d
 	last := len(h) - 1
@@ -39,7 +39,7 @@ func (d *departures) remove(ln *line) {
 	}
 }
 
-// up moves the line at i towards the top, and says whether it moved.
+// up moves the line at index i towards the top, and reports whether it moved.
 func (d departures) up(i int) (moved bool) {
 	for i > 0 {
 		parent := (i - 1) / 2
@@ -52,7 +52,7 @@ func (d departures) up(i int) (moved bool) {
 	return moved
 }
 
-// down moves the line at i away from the top.
+// down moves the line at index i away from the top.
 func (d departures) down(i int) {
 	for {
 		child := 2*i + 1
@@ -70,6 +70,7 @@ func (d departures) down(i int) {
 	}
 }
 
+// swap exchanges the lines at two indexes.
 func (d departures) swap(i, j int) {
 	d[i], d[j] = d[j], d[i]
 	d[i].index, d[j].index = i, j

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // The heap alone: whatever becomes of lines, their buckets and their places, the
@@ -37,9 +39,9 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 					ln.remove([]*waiter{ln.head, ln.tail}[r.IntN(2)], abandoned)
 				}
 			case 4:
-				f.bucket.empty = nanos{whole: r.Int64N(20) * msec}
+				f.bucket.empty = exact.At(r.Int64N(20) * msec)
 			case 5:
-				f.bucket.coldOrNew().hold = nanos{whole: r.Int64N(20) * msec}
+				f.bucket.coldOrNew().hold = exact.At(r.Int64N(20) * msec)
 			case 6:
 				ln.seatsTaken = r.IntN(2)
 			case 7:
@@ -56,7 +58,7 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 // requireHeap looks at all that a heap is asked, and at how it hangs together.
 func requireHeap(t *testing.T, heap departures, lanes []*flow) {
 	t.Helper()
-	waiting, least := 0, int64(forever)
+	waiting, least := 0, int64(exact.Forever)
 	for _, f := range lanes {
 		if f.line.head == nil {
 			require.Equal(t, -1, f.line.index, "nobody waits there")

@@ -4,6 +4,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // flows are the one flow of a Shaper, or the many of a Group, with what they
@@ -48,7 +50,7 @@ func (d *dispatcher) prepare(o options) {
 	d.epoch = time.Now()
 	d.run = d.tick
 	d.ticker.coarse = o.coarse
-	d.sweepTimer = sweepTimer{at: forever, next: forever}
+	d.sweepTimer = sweepTimer{at: exact.Forever, next: exact.Forever}
 }
 
 // maxClock keeps instants far from overflow. No process lives for 280 years.
@@ -180,7 +182,7 @@ func (d *dispatcher) instantOf(t time.Time) int64 {
 	}
 	// The wall clock may have been set meanwhile: only how far off t is counts.
 	now := time.Now()
-	return sum(int64(t.Sub(now)), int64(now.Sub(d.epoch)))
+	return exact.Sum(int64(t.Sub(now)), int64(now.Sub(d.epoch)))
 }
 
 // at is an instant of the dispatcher's clock as a time.
@@ -191,7 +193,7 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	f.bucket.change(to, now)
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
-		f.line.since = nanos{whole: now}
+		f.line.since = exact.At(now)
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)

@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 // A flow is a line in front of a bucket: all that a Shaper has of its own, and
 // all that there is of a key in a Group. Lanes that belong together share a
@@ -25,10 +29,10 @@ type flow struct {
 type line struct {
 	queue
 	flow       *flow
-	since      nanos // since when the head may leave, but for its slot
-	seatsTaken int   // places, if there is a cap: by those who have left and not ended
-	slot       int64 // when its head is to leave; forever: when a place becomes free
-	index      int   // in departures; -1: it is not in there, as nobody waits
+	since      exact.Nanos // since when the head may leave, but for its slot
+	seatsTaken int         // places, if there is a cap: by those who have left and not ended
+	slot       int64       // when its head is to leave; forever: when a place becomes free
+	index      int         // in departures; -1: it is not in there, as nobody waits
 }
 
 // noLine is the line of a flow that has none. It is only read.
@@ -57,16 +61,16 @@ func (f *flow) seatsTaken() int { return f.lineOrNone().seatsTaken }
 // and a hold (hold.go).
 func (f *flow) headMayLeave() int64 {
 	if !f.hasSeat() {
-		return forever
+		return exact.Forever
 	}
-	return f.bucket.slot(f.line.since, f.line.head.cost).ceil()
+	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
 }
 
 // notBefore notes that the head of the line, if there is one, could not leave
 // before an instant.
 func (f *flow) notBefore(at int64) {
 	if f.line != nil {
-		f.line.since = later(f.line.since, nanos{whole: at})
+		f.line.since = exact.Later(f.line.since, exact.At(at))
 	}
 }
 
@@ -74,8 +78,8 @@ func (f *flow) notBefore(at int64) {
 // those who wait there.
 func (f *flow) inheritFrom(shared *flow) {
 	b := &shared.bucket
-	f.bucket.empty = b.interval.plus(b.empty, b.interval.times(shared.ahead()))
-	if hold := b.coldOrNone().hold; hold.whole > 0 {
+	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(shared.ahead()))
+	if hold := b.coldOrNone().hold; hold.Whole() > 0 {
 		f.bucket.coldOrNew().hold = hold
 	}
 }
@@ -85,10 +89,10 @@ func (f *flow) inheritFrom(shared *flow) {
 func (f *flow) drains(now int64) int64 {
 	switch {
 	case f.seatsTaken() > 0:
-		return forever
+		return exact.Forever
 	case f.waiting() > 0:
 		// Behind them all, whatever the burst.
-		return sum(now, int64(max(f.bucket.wait(now, f.ahead(), f.bucket.burst), 1)))
+		return exact.Sum(now, int64(max(f.bucket.wait(now, f.ahead(), f.bucket.burst), 1)))
 	}
 	return f.drainedAt()
 }
@@ -100,9 +104,9 @@ func (f *flow) drained(now int64) bool { return f.drainedAt() <= now }
 // been used, if it is left alone; forever if somebody waits or has a place.
 func (f *flow) drainedAt() int64 {
 	if f.waiting() > 0 || f.seatsTaken() > 0 {
-		return forever
+		return exact.Forever
 	}
-	return later(f.bucket.empty, f.bucket.coldOrNone().hold).ceil()
+	return exact.Later(f.bucket.empty, f.bucket.coldOrNone().hold).Ceil()
 }
 
 // stats is what the flow knows of itself.

@@ -3,6 +3,8 @@ package shaper
 import (
 	"context"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // Wait is shorthand for WaitN(ctx, key, 1).
@@ -162,7 +164,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	_, dec := g.enter(key, &request{ctx: context.Background(), cost: int64(n), deadline: forever, kind: allow})
+	_, dec := g.enter(key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
 	return dec.passed()
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // The overflow buckets of a Group from inside, where one can see which key has which.
@@ -31,7 +33,7 @@ func crowded(t *testing.T, of []Limits) *Group[int] {
 // use lets a call of cost 1 come, and returns the bucket that it found.
 func use(t *testing.T, g *Group[int], key int) (c *keyedFlow[int], allowed bool) {
 	t.Helper()
-	c, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: forever, kind: allow})
+	c, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
 	return c, dec.passed()
 }
 

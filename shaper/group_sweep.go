@@ -3,6 +3,8 @@ package shaper
 import (
 	"maps"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // watch sees to it that a bucket is looked at when it is drained.
@@ -36,7 +38,7 @@ func (g *Group[K]) rescheduleAfter(c *keyedFlow[K]) {
 func (g *Group[K]) sweep() {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	g.sweepTimer.at = forever // It has gone off.
+	g.sweepTimer.at = exact.Forever // It has gone off.
 	g.rearm = true
 	if now >= g.sweepTimer.next {
 		g.sweepDrainedLocked(now)
@@ -52,7 +54,7 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 		}
 		drained := c.flow.drains(now)
 		if drained <= now && c.index != ownBucket && g.overflow.isPassed(int(c.index), now) {
-			drained = forever // In a gap a key would find no trace of its bucket behind it.
+			drained = exact.Forever // In a gap a key would find no trace of its bucket behind it.
 		}
 		if drained > now {
 			g.wheel.add(c, now, drained)
@@ -93,7 +95,7 @@ func (g *Group[K]) dropAllLocked() {
 	g.plans, g.unused = make(map[Limits]*plan), nil
 	g.overflow.flows = nil
 	g.wheel = wheel[K]{}
-	g.sweepTimer.next = forever
+	g.sweepTimer.next = exact.Forever
 }
 
 // A sweepTimer is the timer by which a Group comes to delete its drained buckets. It is no
@@ -113,7 +115,7 @@ func (b *sweepTimer) arm(now int64) {
 	}
 	b.at = b.next
 	switch d := time.Duration(b.next - now); {
-	case b.next == forever:
+	case b.next == exact.Forever:
 		b.timer.Stop()
 	case b.timer == nil:
 		b.timer = time.AfterFunc(d, b.sweep)

@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 const (
 	// spoke is how finely a wheel tells instants apart: a drained bucket is
@@ -31,7 +35,7 @@ func (v *wheel[K]) add(c *keyedFlow[K], now, drained int64) (at int64) {
 	if v.len == 0 {
 		v.at = max(v.at, now/spoke)
 	}
-	if drained == forever {
+	if drained == exact.Forever {
 		drained = now + spoke
 	}
 	i := v.at
@@ -80,7 +84,7 @@ func (v *wheel[K]) take(now int64) *keyedFlow[K] {
 // next is when the next cell comes up; forever if there is none.
 func (v *wheel[K]) next() int64 {
 	if v.len == 0 {
-		return forever
+		return exact.Forever
 	}
 	i := v.at
 	for v.heads[i%spokes] == nil {

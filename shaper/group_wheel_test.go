@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // The wheel alone, in the hands of nobody but this file: what is put in comes up in
@@ -35,11 +37,11 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 				}
 				drained := now + []int64{0, 1, r.Int64N(spoke), spoke, r.Int64N(100 * spoke), spokes * spoke, 1e6 * spoke}[r.IntN(7)]
 				if r.IntN(8) == 0 {
-					drained = forever
+					drained = exact.Forever
 				}
 				at := fast.add(c, now, drained)
 				was := struct{ earliest, latest int64 }{min(drained, now+(spokes-1)*spoke-spoke), drained + spoke - 1}
-				if drained == forever {
+				if drained == exact.Forever {
 					was.earliest, was.latest = now+spoke, now+2*spoke-1
 				}
 				if !tookAll {
@@ -87,7 +89,7 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], cells []*keyedFlow[int]) {
 	t.Helper()
 	require.Equal(t, len(slow), fast.len)
-	next := int64(forever)
+	next := int64(exact.Forever)
 	for _, when := range slow {
 		next = min(next, when.earliest)
 	}

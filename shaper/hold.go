@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
 
 // Hold lets nobody leave for a time d from now, up to 365 days, as when the
 // upstream has said so. The line stays as it is, in its order; it can be joined
@@ -25,13 +29,13 @@ func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 	d.markDirtyLocked(f)
 	if span > 0 {
 		r := f.bucket.coldOrNew()
-		r.hold = later(r.hold, nanos{whole: sum(now, int64(min(span, horizon)))})
+		r.hold = exact.Later(r.hold, exact.At(exact.Sum(now, int64(min(span, horizon)))))
 		return
 	}
-	if hold := f.bucket.coldOrNone().hold; hold.whole > now {
+	if hold := f.bucket.coldOrNone().hold; hold.Whole() > now {
 		// A head that the hold has kept could not leave before now.
 		f.notBefore(now)
-		f.bucket.cold.hold = nanos{}
+		f.bucket.cold.hold = exact.Nanos{}
 	}
 	d.advanceLocked(now, headFirst)
 }

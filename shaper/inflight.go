@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/bits"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // Acquire is WaitN for requests of which it matters when they end: it blocks
@@ -176,10 +178,10 @@ func (f *flow) seatIn(k int) time.Duration {
 	releases := k + f.seatsTaken() - seats // More are taken than there are, after SetLimits.
 	high, low := bits.Mul64(uint64(releases), uint64(f.seatTime()))
 	if high >= uint64(seats) {
-		return time.Duration(forever)
+		return time.Duration(exact.Forever)
 	}
 	estimate, _ := bits.Div64(high, low, uint64(seats))
-	return max(shortestSeatWait, time.Duration(min(estimate, forever)))
+	return max(shortestSeatWait, time.Duration(min(estimate, exact.Forever)))
 }
 
 // release reports whether the seat was still taken, and notes that it is not.

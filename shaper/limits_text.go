@@ -10,18 +10,20 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 const (
-	// maxText is the longest text, in bytes, that is looked at: exact arithmetic
-	// takes longer the more digits there are, and a text may come from anywhere.
+	// maxText is the length of the longest text that is read, in bytes: exact
+	// arithmetic takes longer with more digits, and a text may come from anywhere.
 	maxText  = 1024
-	maxQuote = 60            // most bytes of the text that an error repeats
-	blanks   = " \t"         // stand between words
-	numeric  = ".0123456789" // what a number may be made of
+	maxQuote = 60            // an error quotes at most so many bytes of the text
+	blanks   = " \t"         // these separate words
+	numeric  = ".0123456789" // the characters of a number
 )
 
-// units are the units of time, those first that String prefers.
+// units are the units of time. String takes the first that fits.
 var units = []struct {
 	name   string
 	length time.Duration
@@ -31,7 +33,7 @@ var units = []struct {
 	{"ms", time.Millisecond}, {"us", time.Microsecond}, {"ns", time.Nanosecond},
 }
 
-// ParseLimits reads the text form of Limits:
+// ParseLimits reads the text form of [Limits]:
 //
 //	50/s
 //	10/min depth 100
@@ -40,15 +42,15 @@ var units = []struct {
 //	inf depth 3
 //	10, 1/sec
 //
-// First a rate: a number per unit of time, a number per duration, or the word
-// inf. Then burst, depth, wait, slack and inflight in any order, each at most
-// once; what is left out is 0, so that without depth nothing waits. The last
-// form means burst 10, and nothing follows it. Numbers may have decimals, but
-// neither sign nor exponent, and are read exactly: 20/min is the rate.Limit
+// The text begins with a rate: a number per unit of time, a number per duration, or the
+// word inf. Then burst, depth, wait, slack and inflight may follow in any order, each
+// at most once. A field that is left out is 0, so without depth no request waits. The
+// last form above means burst 10, and nothing may follow it. Numbers may have decimals,
+// but neither sign nor exponent, and are read exactly: 20/min is the [rate.Limit]
 // nearest to a third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
 //
-// All else, and what Validate refuses, is an error that quotes the text and
-// points at the column (byte, from 1).
+// For any other text, and for Limits that [Limits.Validate] rejects, the error quotes
+// the text and names the column (in bytes, from 1).
 func ParseLimits(text string) (Limits, error) {
 	l, s := Limits{}, scanner{text: text}
 	if len(text) > maxText {
@@ -89,7 +91,7 @@ func ParseLimits(text string) (Limits, error) {
 		}
 	}
 	if err := l.Validate(); err != nil {
-		// No number is negative: it is the rate, or a burst too long for it.
+		// No number is negative here, so the rate or the burst is invalid.
 		offender := at["burst"]
 		if (Limits{Rate: l.Rate}).Validate() != nil {
 			offender = first.at
@@ -102,8 +104,8 @@ func ParseLimits(text string) (Limits, error) {
 	return l, nil
 }
 
-// String returns the text form of l, which ParseLimits reads as exactly l if l
-// is valid. It tells the rate, the depth, and of the rest what is not 0.
+// String returns the text form of l, which [ParseLimits] reads as exactly l if l is
+// valid. It contains the rate, the depth, and every other field that is not 0.
 func (l Limits) String() string {
 	text := rateText(l.Rate)
 	if l.Burst != 0 {
@@ -122,8 +124,8 @@ func (l Limits) String() string {
 	return text
 }
 
-// MarshalText returns the text form of l, or the error of Validate: what can't
-// be read back must not be stored.
+// MarshalText returns the text form of l, or the error of [Limits.Validate]: a text
+// that cannot be read back must not be stored.
 func (l Limits) MarshalText() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -131,7 +133,7 @@ func (l Limits) MarshalText() ([]byte, error) {
 	return []byte(l.String()), nil
 }
 
-// UnmarshalText is ParseLimits into l. After an error l is as before.
+// UnmarshalText sets l to the result of [ParseLimits]. After an error l is unchanged.
 func (l *Limits) UnmarshalText(text []byte) error {
 	parsed, err := ParseLimits(string(text))
 	if err == nil {
@@ -140,27 +142,28 @@ func (l *Limits) UnmarshalText(text []byte) error {
 	return err
 }
 
-// rateText writes a whole number per second as that: 50/s. Of the other forms
-// it takes the one with the fewest digits that is read as exactly r: 20/min.
+// rateText returns the text form of a rate. A whole number per second is written as
+// such: 50/s. Otherwise it is the form with the fewest digits that ParseLimits reads
+// as exactly r: 20/min.
 func rateText(r rate.Limit) string {
 	if r == rate.Inf {
 		return "inf"
 	}
-	if (Limits{Rate: r}).Validate() != nil { // maybe of 300 digits, or none
+	if (Limits{Rate: r}).Validate() != nil { // it may have 300 digits, or be NaN
 		return strconv.FormatFloat(float64(r), 'g', -1, 64) + "/s"
 	}
 	best := strconv.FormatFloat(float64(r), 'f', -1, 64) + "/s" // always exact
 	if float64(r) == math.Trunc(float64(r)) {
 		return best
 	}
-	interval := intervalOf(r).rat() // the fraction by which the schedule goes
+	interval := exact.IntervalOf(r).Rat() // the exact interval of the schedule
 	for _, form := range []string{
 		fmt.Sprintf("%.0f/min", float64(r)*60),
 		fmt.Sprintf("%.0f/h", float64(r)*60*60),
 		fmt.Sprintf("%v per %s", interval.Denom(), durationText(time.Duration(interval.Num().Int64()))),
 		fmt.Sprintf("%.0f/d", float64(r)*60*60*24),
 	} {
-		// Rounded or too long for an int64, it is read as another rate.
+		// If it was rounded, or is too long for an int64, it is read as another rate.
 		if digits(form) < digits(best) {
 			if l, err := ParseLimits(form); err == nil && l.Rate == r {
 				best = form
@@ -170,7 +173,7 @@ func rateText(r rate.Limit) string {
 	return best
 }
 
-// digits counts the bytes of text that are part of a number.
+// digits returns how many bytes of text are part of a number.
 func digits(text string) (n int) {
 	for _, c := range numeric {
 		n += strings.Count(text, string(c))
@@ -178,7 +181,8 @@ func digits(text string) (n int) {
 	return n
 }
 
-// durationText takes the longest unit that is exact: 2min, 90s, 1500ms.
+// durationText returns d in the longest unit of which it is a whole number: 2min, 90s,
+// 1500ms.
 func durationText(d time.Duration) string {
 	i := 0
 	for d%units[i].length != 0 { // The last is 1ns.
@@ -193,15 +197,16 @@ type word struct {
 	at   int
 }
 
-// A scanner reads a text word by word. It keeps its first error; what it reads
-// after that means nothing, but does no harm.
+// A scanner reads a text word by word. It keeps its first error; what its methods
+// return after that has no meaning.
 type scanner struct {
 	text string
-	at   int // offset of what is still to be read
+	at   int // offset of the first byte that has not been read
 	err  error
 }
 
-// fail keeps the first error. It quotes the text and points at the byte at.
+// fail records an error, if it is the first. The error quotes the text and names the
+// column of the byte at offset at.
 func (s *scanner) fail(at int, reason string) {
 	if s.err != nil {
 		return
@@ -209,14 +214,14 @@ func (s *scanner) fail(at int, reason string) {
 	quote, more := s.text, ""
 	if end := maxQuote; len(quote) > end {
 		for end > maxQuote-utf8.UTFMax && !utf8.RuneStart(quote[end]) {
-			end-- // so as not to cut a character in two
+			end-- // do not cut a character in two
 		}
 		quote, more = quote[:end], "…"
 	}
 	s.err = fmt.Errorf("shaper: limits %q%s, column %d: %s", quote, more, at+1, reason)
 }
 
-// next reads a word. At the end of the text it is empty.
+// next returns the next word, which is empty at the end of the text.
 func (s *scanner) next() word {
 	rest := strings.TrimLeft(s.text[s.at:], blanks)
 	at := len(s.text) - len(rest)
@@ -231,7 +236,7 @@ func (s *scanner) next() word {
 	return word{rest[:end], at}
 }
 
-// rate reads the rate that begins with w.
+// rate returns the rate whose first word is w.
 func (s *scanner) rate(w word) rate.Limit {
 	if w.text == "inf" {
 		return rate.Inf
@@ -254,14 +259,14 @@ func (s *scanner) rate(w word) rate.Limit {
 	}
 	perSecond, _ := count.Mul(count, big.NewRat(int64(time.Second), int64(period))).Float64()
 	if rate.Limit(perSecond) == rate.Inf {
-		// The largest float is what stands for "no limit". No number means
-		// that, only the word does; Validate refuses the real infinity.
+		// rate.Inf is the largest float64. Only the word inf may mean "no limit", so
+		// a number of that size becomes the real infinity, which Validate rejects.
 		perSecond = math.Inf(1)
 	}
 	return rate.Limit(perSecond)
 }
 
-// duration reads w as a number and a unit.
+// duration returns the duration that w says, as a number and a unit.
 func (s *scanner) duration(w word) time.Duration {
 	unit := strings.TrimLeft(w.text, numeric)
 	end := len(w.text) - len(unit)
@@ -273,7 +278,7 @@ func (s *scanner) duration(w word) time.Duration {
 	return time.Duration(ns.Num().Int64())
 }
 
-// unit reads w as a unit of time.
+// unit returns the length of the unit of time that w names.
 func (s *scanner) unit(w word) time.Duration {
 	for _, unit := range units {
 		if unit.name == w.text {
@@ -284,17 +289,17 @@ func (s *scanner) unit(w word) time.Duration {
 	return 0
 }
 
-// integer reads w as a whole number.
+// integer returns the whole number that w says.
 func (s *scanner) integer(w word) int {
-	n, err := strconv.ParseUint(w.text, 10, strconv.IntSize-1) // takes no sign
+	n, err := strconv.ParseUint(w.text, 10, strconv.IntSize-1) // it accepts no sign
 	if err != nil {
 		s.fail(w.at, fmt.Sprintf("expected a whole number up to %d", math.MaxInt))
 	}
 	return int(n)
 }
 
-// number reads w as digits, with decimals or without. It looks at every byte
-// first, as big.Rat takes exponents, fractions and underscores too.
+// number returns the number that w says, in digits with or without decimals. It checks
+// every byte first, because [big.Rat] accepts exponents, fractions and underscores too.
 func (s *scanner) number(w word, expected string) *big.Rat {
 	whole, decimals, point := strings.Cut(w.text, ".")
 	if whole == "" || point && decimals == "" || strings.Trim(whole+decimals, "0123456789") != "" {

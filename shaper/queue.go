@@ -1,55 +1,60 @@
 package shaper
 
-import "math/bits"
+import (
+	"math/bits"
 
-// A waiter is a request in the line: a channel on which its goroutine waits,
-// and what the others need to know of it. The lock of the dispatcher guards all of
-// it but the channel.
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// A waiter is a request in the line: the channel that its goroutine waits on, and what
+// the line needs to know about it. The lock of the dispatcher guards all fields but
+// the channel.
 type waiter struct {
 	prev, next *waiter
 
-	// ready has room for one: what is sent is the news that state has changed
-	// from queued, which happens once per wait. So a send never blocks, and
-	// the next wait finds the channel empty.
+	// ready receives one value when state changes from queued, which happens once
+	// per wait. It has room for one, so that a send never blocks, and the goroutine
+	// always receives it, so that the next wait finds the channel empty.
 	ready chan struct{}
 	cost  int64
 
-	admitted    int64  // when it entered the line
-	slot        int64  // when its slot was handed out
-	departureNo uint64 // the number of its departure
-	waiting     int32  // in the line just after it
+	admitted    int64  // the instant at which it entered the line
+	slot        int64  // the instant at which it was given its slot
+	departureNo uint64 // the bucket's departures when it left, itself included
+	waiting     int32  // how many were in the line just after it left
 	state       state
-	reentry     bool // pushAgain has put it in
+	reentry     bool // pushReentry has put it in
 }
 
-// tell sends the waiter the news that its state has changed.
+// wake wakes the waiter's goroutine, after its state has changed.
 func (w *waiter) wake() { w.ready <- struct{}{} }
 
-// state says what has become of a waiter. It changes from queued to one of the
-// others once, under the lock.
+// state is what has become of a waiter. It changes once, under the lock, from queued
+// to one of the others.
 type state uint8
 
 const (
 	queued    state = iota
-	departed        // its slot has been handed out
+	departed        // it has been given its slot
 	refused         // by Close
 	abandoned       // its context ended
 )
 
-// queue is the bounded line of those who wait, first in, first out: a doubly
-// linked list through the waiters, so that one who gives up leaves it from
-// anywhere in constant time and those behind move up. (A channel of waiters
-// would keep the places of those who have gone; see ARCHITECTURE.md.)
+// queue is the line of the requests that wait, first in, first out. It is a doubly
+// linked list of the waiters, so that one that gives up is removed in constant time,
+// wherever it is, and those behind it move up. (A channel of waiters would keep the
+// places of those that have given up; see ARCHITECTURE.md.) [Limits.Depth] is enforced
+// before a request is pushed.
 type queue struct {
 	head, tail  *waiter
-	lastReentry *waiter // the last of those that pushAgain has put in, who are the first in line
+	lastReentry *waiter // the last waiter that pushReentry has put in; nil if none is left
 	len         int
 
-	cost        costs // of all in line
-	reentryCost costs // of those that pushAgain has put in
+	cost        costs // of all waiters
+	reentryCost costs // of those that pushReentry has put in
 }
 
-// push appends a waiter.
+// push puts a waiter at the tail.
 func (q *queue) push(w *waiter) {
 	q.count(w)
 	if w.prev = q.tail; w.prev == nil {
@@ -60,8 +65,8 @@ func (q *queue) push(w *waiter) {
 	q.tail = w
 }
 
-// pushAgain puts a request that has left before in front of all newcomers,
-// behind those like it, which were sent back before it.
+// pushReentry puts in a request that was admitted before: ahead of all newcomers, and
+// behind the requests that pushReentry has put in earlier.
 func (q *queue) pushReentry(w *waiter) {
 	q.count(w)
 	if w.prev = q.lastReentry; w.prev == nil {
@@ -78,14 +83,13 @@ func (q *queue) pushReentry(w *waiter) {
 	q.reentryCost.add(w.cost)
 }
 
-// count counts a waiter that enters.
+// count adds a waiter that enters to len and cost.
 func (q *queue) count(w *waiter) {
 	q.len++
 	q.cost.add(w.cost)
 }
 
-// remove takes a waiter out of the line, from wherever it is, and says what
-// has become of it.
+// remove takes a waiter out of the line, wherever it is. s is its new state.
 func (q *queue) remove(w *waiter, s state) {
 	if w == q.lastReentry {
 		q.lastReentry = w.prev
@@ -107,17 +111,17 @@ func (q *queue) remove(w *waiter, s state) {
 	if w.reentry {
 		q.reentryCost.take(w.cost)
 	}
-	w.waiting = int32(q.len) // As many as goroutines at most, of which 2³¹ would take 4 TiB.
+	w.waiting = int32(q.len) // It fits: 2³¹ waiting goroutines would take 4 TiB.
 }
 
-// ahead returns the k-th waiter from the head, counting from 1, and the cost
-// of those ahead of it, saturating. It walks from the nearer end, if it can
-// take what it passes off the total.
+// ahead returns the k-th waiter from the head, counting from 1, and the sum of the
+// costs ahead of it, saturating. It walks from the nearer end; but if the total has
+// saturated, nothing can be subtracted from it, and the walk begins at the head.
 func (q *queue) ahead(k int) (w *waiter, cost int64) {
 	total := q.cost.total()
-	if k <= q.len/2 || total == forever {
+	if k <= q.len/2 || total == exact.Forever {
 		for w = q.head; k > 1; k-- {
-			cost = sum(cost, w.cost)
+			cost = exact.Sum(cost, w.cost)
 			w = w.next
 		}
 		return w, cost
@@ -130,45 +134,47 @@ func (q *queue) ahead(k int) (w *waiter, cost int64) {
 	return w, cost - w.cost
 }
 
-// costs is a sum of costs. At rate.Inf, where none is too great, it may be more than
-// one word holds.
+// costs is a sum of costs, in 128 bits: at rate.Inf, where any cost is allowed, it
+// may be more than 64 hold.
 type costs struct{ low, high uint64 }
 
+// add adds n.
 func (c *costs) add(n int64) {
 	var carry uint64
 	c.low, carry = bits.Add64(c.low, uint64(n), 0)
 	c.high += carry
 }
 
+// take subtracts n.
 func (c *costs) take(n int64) {
 	var borrow uint64
 	c.low, borrow = bits.Sub64(c.low, uint64(n), 0)
 	c.high -= borrow
 }
 
-// total is the sum, saturating.
+// total returns the sum, saturating.
 func (c *costs) total() int64 {
-	if c.high > 0 || c.low > forever {
-		return forever
+	if c.high > 0 || c.low > exact.Forever {
+		return exact.Forever
 	}
 	return int64(c.low)
 }
 
-// spares are waiters used before, to be used again by the same Shaper or Group
-// only. A pool shared by the whole process would hand a channel made in one
-// testing/synctest bubble to another, which is fatal.
+// A waiterPool keeps waiters for further requests of the same [Shaper] or [Group]. A
+// [sync.Pool] for the whole process could hand a channel that was made in one
+// testing/synctest bubble to another bubble, which is a fatal error.
 type waiterPool struct {
 	head *waiter // linked by next
 	len  int
 }
 
-// maxSpares bounds what an empty line holds on to after a burst, to some
-// 200 KB. A longer line in steady use still allocates nothing, as only those
-// between two waits are spare.
+// maxSpares is the largest number of waiters in a pool, some 200 KB, so that little
+// memory is kept after a burst. A line that is always longer allocates nothing either,
+// because only the waiters between two waits are in the pool.
 const maxSpares = 1024
 
-// take returns a waiter for a request of cost n that enters a line, new or used
-// before.
+// take returns a waiter, new or from the pool, for a request of cost n that enters a
+// line now.
 func (s *waiterPool) take(n, now int64) *waiter {
 	w := s.head
 	if w == nil {
@@ -181,8 +187,7 @@ func (s *waiterPool) take(n, now int64) *waiter {
 	return w
 }
 
-// keep keeps a waiter that is out of the line and whose channel is empty for
-// another request.
+// keep puts a waiter into the pool. It must be out of the line, and its channel empty.
 func (s *waiterPool) keep(w *waiter) {
 	if s.len < maxSpares {
 		w.next, s.head = s.head, w

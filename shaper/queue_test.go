@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // The line alone, in the hands of nobody but this file: whoever enters, leaves or
@@ -33,7 +35,7 @@ func (q *slowQueue) delete(at int) {
 // first is the cost of the first k in line, saturating.
 func (q *slowQueue) first(k int) (cost int64) {
 	for _, n := range q.costs[:k] {
-		cost = sum(cost, n)
+		cost = exact.Sum(cost, n)
 	}
 	return cost
 }
@@ -44,7 +46,7 @@ func TestTheQueueIsWhatASliceWouldBe(t *testing.T) {
 	})
 	t.Run("costs of which a few fill a word", func(t *testing.T) {
 		compareQueues(t, 2, func(r *rand.Rand) int64 {
-			return []int64{1, 1 + r.Int64N(forever), forever}[r.IntN(3)]
+			return []int64{1, 1 + r.Int64N(exact.Forever), exact.Forever}[r.IntN(3)]
 		})
 	})
 }
@@ -85,7 +87,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 				}
 			}
 			requireSame(t, &slow, &fast)
-			if fast.cost.total() == forever {
+			if fast.cost.total() == exact.Forever {
 				saturated++
 			}
 		}

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 type rateLimitFieldsOption struct{}
@@ -60,7 +62,7 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
 	}
 	name := quoteName(st.Name)
 	burst, depth := st.Limits.burst(), int64(st.Limits.Depth)
-	quota := sum(burst, depth)
+	quota := exact.Sum(burst, depth)
 
 	var free int64
 	if !errors.Is(err, ErrClosed) {
@@ -71,7 +73,7 @@ func addRateLimitFields(h http.Header, l Limiter, err error, a answer) {
 		case st.Limits.InFlight > 0:
 			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
 		}
-		free = sum(int64(units), max(0, depth-int64(st.Waiting)))
+		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))
 	}
 	reset := drainSeconds(st.Level, perSecond)
 	if a.retryAfter > 0 {

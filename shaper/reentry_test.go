@@ -202,7 +202,7 @@ func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 		require.NoError(t, err)
 		r.enters(context.Background(), "b", 1, newcomer)
 		r.Shaper.mu.Lock()
-		require.False(t, r.ticker.timer.timer.Stop(), "the timer is set")
+		require.False(t, r.ticker.timer.Disarm(), "the timer is set")
 		r.Shaper.mu.Unlock()
 		r.releaseSeat(&r.flow, first)
 		r.sleepUntil(time.Second)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A request is one call on its way into a flow. It lives on the stack of its call: the
@@ -68,7 +70,7 @@ func (d *dispatcher) checkCall(r *request) error {
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
-	r.deadline = forever
+	r.deadline = exact.Forever
 	if deadline, timed := r.ctx.Deadline(); timed {
 		r.deadline = d.instantOf(deadline)
 	}
@@ -78,10 +80,10 @@ func (d *dispatcher) checkCall(r *request) error {
 // untilDeadline returns the time from now to the request's deadline; forever if it has
 // none.
 func (r *request) untilDeadline(now int64) time.Duration {
-	if r.deadline == forever {
-		return forever
+	if r.deadline == exact.Forever {
+		return exact.Forever
 	}
-	return time.Duration(max(0, sum(r.deadline, -now)))
+	return time.Duration(max(0, exact.Sum(r.deadline, -now)))
 }
 
 // decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
@@ -151,7 +153,7 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 		ln.push(w)
 	}
 	if ln.head == w {
-		ln.since = nanos{whole: now}
+		ln.since = exact.At(now)
 	}
 	d.waiting++
 	d.markDirtyLocked(f)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A Shaper is a leaky bucket used as a queue: requests wait in a bounded line,
@@ -120,7 +122,7 @@ func (s *Shaper) AllowN(n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	r := request{ctx: context.Background(), cost: int64(n), deadline: forever, kind: allow}
+	r := request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow}
 	return s.enter(&r).passed()
 }
 
@@ -148,7 +150,7 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: forever})
+	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
 	if refusal.reason != notRefused {
 		err := refusal.value()
 		return 0, &err

@@ -1,25 +1,28 @@
 package shaper
 
-import "time"
+import (
+	"time"
 
-// Stats is what a Shaper knows of itself at one instant: gauges first, then
-// totals, which only grow. A call is counted when it returns, so with no call
-// between its slot and its return Departed + Refused + Abandoned + Waiting
-// equals all calls with a live context and a cost above 0. A retry of a Transport
-// counts as one more call.
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// Stats is the state of a [Shaper] at one instant: first gauges, then totals, which only
+// grow. A call is counted when it returns. So while no call is between its slot and its
+// return, Departed + Refused + Abandoned + Waiting is the number of calls that had a
+// live context and a cost above 0. A retry of a [Transport] counts as one more call.
 type Stats struct {
-	Name   string // as given by WithName
-	Limits Limits // as given: a Burst of 0 stays 0
+	Name   string // set by WithName
+	Limits Limits // as they were given: a Burst of 0 stays 0
 
 	Waiting    int           // requests in the line
-	Level      float64       // of the bucket, in cost units
-	OldestWait time.Duration // of the head of the line, so far; a retry of a Transport begins anew
-	InFlight   int           // requests that have left and not given their place back; 0 without a cap
-	DryRun     bool          // WithDryRun: all that is told is of the shadow
-	HeldUntil  time.Time     // nobody leaves before; zero: the line is not held
-	LastCall   time.Time     // latest entry of a call that has been counted; zero: none yet
-	Precise    bool          // a timer of the kernel's lets the line leave, within tens of microseconds, not one of Go's
-	Fallback   string        // why not, where it was wanted last; "": it was to be had, or not wanted, as in a bubble
+	Level      float64       // the level of the bucket, in cost units
+	OldestWait time.Duration // how long the head of the line has waited; a retry of a Transport starts at 0
+	InFlight   int           // requests that have left and not ended; 0 without a cap
+	DryRun     bool          // WithDryRun is set: the numbers are those of the shadow
+	HeldUntil  time.Time     // no request leaves before; zero if the line is not held
+	LastCall   time.Time     // when the latest call that has been counted came; zero if there was none
+	Precise    bool          // the ticker waits on a kernel timer (tens of microseconds), not on a Go timer
+	Fallback   string        // why no kernel timer could be had when one was last wanted; empty if one was had, or none wanted, as in a synctest bubble
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next four
@@ -30,8 +33,8 @@ type Stats struct {
 	TooCostly uint64 // Refused with ErrTooCostly
 	Closed    uint64 // Refused with ErrClosed
 
-	TotalWait time.Duration // from admission to slot, summed over Departed
-	Missed    float64       // cost units lost to lateness beyond Slack
+	TotalWait time.Duration // the sum of the waits of Departed, from admission to slot
+	Missed    float64       // cost units lost to lateness beyond Limits.Slack
 }
 
 // refusals counts refusals by reason. There is no counter for notRefused, which keeps
@@ -49,7 +52,7 @@ func (st *Stats) setRefusals(by *refusals) {
 	st.Refused = st.QueueFull + st.TooLate + st.TooCostly + st.Closed
 }
 
-// Stats returns the state of the shaper now. It works on a closed one too.
+// Stats returns the state of the Shaper now. It works on a closed one too.
 func (s *Shaper) Stats() Stats {
 	s.mustBeMade()
 	now := s.lockFlow(&s.flow)
@@ -57,7 +60,7 @@ func (s *Shaper) Stats() Stats {
 	return s.statsLocked(&s.flow, now)
 }
 
-// stats is what is known of a flow, with what it shares with others.
+// statsLocked returns the Stats of a flow.
 func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st := f.stats(now)
 	st.Name, st.DryRun = d.name, d.dryRun
@@ -65,34 +68,34 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
 	}
-	if hold := f.bucket.coldOrNone().hold.whole; now < hold {
+	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
 	return st
 }
 
-// totals are what the flows of a Group count together, which outlives them. A
-// Shaper's one flow has it all.
+// totals are the counts of all flows of a [Group] together, which outlive the flows. A
+// [Shaper] has one flow, and does not use them.
 type totals struct {
 	departed, abandoned uint64
 	refused             refusals
-	wait                int64   // of those that departed, in nanoseconds
-	missed              float64 // in cost units
+	wait                int64   // the sum of the waits of those that departed, in nanoseconds
+	missed              float64 // cost units lost to lateness beyond slack
 }
 
-// countDeparture counts a request that has left a flow, entered at that instant
-// and waited for so long.
+// countDepartureLocked counts a request that has left f. It entered at the instant
+// entered and waited for that many nanoseconds.
 func (d *dispatcher) countDepartureLocked(f *flow, entered, waited int64) {
 	f.entered = max(f.entered, entered)
 	f.departed++
-	f.wait = sum(f.wait, waited)
+	f.wait = exact.Sum(f.wait, waited)
 	if d.keyed {
 		d.totals.departed++
-		d.totals.wait = sum(d.totals.wait, waited)
+		d.totals.wait = exact.Sum(d.totals.wait, waited)
 	}
 }
 
-// countRefusal counts a request that was refused, for that reason.
+// countRefusalLocked counts a request that was refused, and why.
 func (d *dispatcher) countRefusalLocked(f *flow, entered int64, why reason) {
 	f.entered = max(f.entered, entered)
 	f.bucket.coldOrNew().refused.count(why)
@@ -101,7 +104,7 @@ func (d *dispatcher) countRefusalLocked(f *flow, entered int64, why reason) {
 	}
 }
 
-// countAbandonment counts a request whose context ended.
+// countAbandonmentLocked counts a request whose context ended.
 func (d *dispatcher) countAbandonmentLocked(f *flow, entered int64) {
 	f.entered = max(f.entered, entered)
 	f.bucket.coldOrNew().abandoned++

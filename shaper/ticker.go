@@ -3,62 +3,63 @@ package shaper
 import (
 	"errors"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/alarm"
 )
 
-// ticker is the goroutine that hands out the slots of a Shaper, or of all the
-// keys of a Group. It lives only while somebody waits: the call that forms a line
-// starts it, and it ends when no line is left, at once or, where it holds a file,
-// a little later. (Each
-// wait of its own could sleep until its slot instead, but somebody has to hand
-// a slot on when its owner has gone.)
+// ticker is the state of the goroutine that hands out the slots of a [Shaper], or of
+// all keys of a [Group]. The goroutine runs only while requests wait: the call that
+// forms a line starts it, and it ends when no line is left, or a little later if it
+// has a file open. (Each call could sleep until its own slot instead, but when one
+// gives up, its slot has to be handed to another.)
 //
-// The lock of the dispatcher guards all of it but the lead.
+// The lock of the dispatcher guards all fields but lead.
 type ticker struct {
 	coarse bool // WithCoarseTimer
 
 	running bool
-	gone    chan struct{} // made by who waits for its end; closed by it
-	woke    int64         // the instant for which it was awake last
-	armed   int64         // when it looks next, or a lead later: not after the head's slot
-	rests   bool          // nobody is in line
-	emptied int64         // since when
+	gone    chan struct{} // closed when the goroutine ends; nil if nothing waits for that
+	woke    int64         // the instant for which it woke last
+	armed   int64         // the instant for which it wakes next, at the latest the head's slot
+	rests   bool          // all lines are empty
+	emptied int64         // the instant at which that was first seen
 
-	alarm       alarm    // while it runs: timer, or a file
-	timer       *goTimer // used over and over, by one goroutine after the other
-	precise     bool     // alarm is a file
-	retryFileAt int64    // when to try for a file again, after a failure
-	failure     string   // of the last try; "" if there was none
+	alarm       alarm.Alarm  // timer or a file; in use while the goroutine runs
+	timer       *alarm.Timer // made once, and used by one goroutine after the other
+	precise     bool         // alarm is a file
+	retryFileAt int64        // when to try to open a file again, after a failure
+	failure     string       // why the last try failed; "" if it did not
 
-	lead lead
+	lead alarm.Lead
 }
 
 const (
-	// preciseUpTo is the longest interval at which the ticker takes a file: of
-	// longer ones, the millisecond that a timer may be late is no more than a
-	// twentieth.
+	// preciseUpTo is the longest interval between departures for which the ticker
+	// opens a file. The millisecond by which a timer may be late is no more than a
+	// twentieth of a longer one.
 	preciseUpTo = 20 * time.Millisecond
-	// lingering is for how long an empty line keeps its file, as to open one
-	// takes 10 µs. G8 allows a second. Tests that look for goroutines which
-	// have been left behind wait for half of one.
+	// lingering is how long an empty line keeps its file, because opening one takes
+	// 10 µs. Guarantee 8 allows a second; goleak, which tests use to look for
+	// goroutines that have been left behind, waits for half a second.
 	lingering = 100 * time.Millisecond
-	// retrying is for how long a ticker that got no file does without.
+	// retrying is how long the ticker waits before it tries to open a file again.
 	retrying = time.Second
-	// shortestSleep is long enough for the ticker to fall asleep in: those that
-	// it has told to go must get its processor.
+	// shortestSleep is long enough that the ticker does sleep: the goroutines that it
+	// has woken must get its processor.
 	shortestSleep = 5 * time.Microsecond
-	// longestAwake is for how long a ticker yields from slot to slot before it
-	// sleeps for a moment, so that the runtime comes to look at the network: while
-	// a goroutine can run it does so every 10 ms only, if no other P is idle.
+	// longestAwake is how long a ticker yields from slot to slot before it sleeps for
+	// a moment, so that the runtime polls the network. While a goroutine can run and
+	// no other P is idle, the runtime does that every 10 ms only.
 	longestAwake = time.Millisecond
-	// coarseness is the least time between two wake-ups WithCoarseTimer.
+	// coarseness is the least time between two wake-ups with [WithCoarseTimer].
 	coarseness = time.Millisecond
 )
 
-// tick is the ticker goroutine.
+// tick is the body of the ticker goroutine.
 func (d *dispatcher) tick() {
 	t := &d.ticker
-	woke := int64(0)  // the instant for which it was awake last
-	slept := int64(0) // when it slept last
+	woke := int64(0)  // the instant for which it woke last
+	slept := int64(0) // when its last sleep ended
 	for {
 		now := d.lockWaking(headLast)
 		t.woke = woke
@@ -74,16 +75,16 @@ func (d *dispatcher) tick() {
 			}
 			return
 		}
-		alarm, slot, lead := t.alarm, t.armed, int64(0)
+		waker, slot, lead := t.alarm, t.armed, int64(0)
 		if t.precise && d.serves() {
-			lead = t.lead.before(slot, now)
+			lead = t.lead.Before(slot, now)
 			if t.coarse {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
-		if lead > 0 && slot-now <= int64(longestLead) && now-slept <= int64(longestAwake) {
-			d.mu.Unlock() // To sleep would take more of the processor than to yield.
-			t.lead.yield(slot, d.epoch)
+		if lead > 0 && slot-now <= int64(alarm.LongestLead) && now-slept <= int64(longestAwake) {
+			d.mu.Unlock() // Sleeping would take more CPU time than yielding.
+			t.lead.Yield(slot, d.epoch)
 			woke = slot
 			continue
 		}
@@ -92,30 +93,30 @@ func (d *dispatcher) tick() {
 		if precise {
 			wake = max(wake, now+int64(shortestSleep))
 		}
-		alarm.set(wake)
+		waker.Set(wake)
 		d.mu.Unlock()
-		if err := alarm.wait(); err != nil {
+		if err := waker.Wait(); err != nil {
 			d.doWithout(err)
 		}
 		now = int64(time.Since(d.epoch))
 		slept = now
 		if precise {
-			t.lead.woke(now, now-wake)
+			t.lead.Woke(now, now-wake)
 		}
 		if now >= wake {
 			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
-			t.lead.yield(slot, d.epoch)
+			t.lead.Yield(slot, d.epoch)
 		}
 	}
 }
 
-// serves says whether there is anybody to let go. In a dry run there is not.
+// serves reports whether there are waiters to wake. In a dry run there are none.
 func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.dryRun }
 
-// wakeAt is when the ticker has to look next: at the slot of the next head or, with
-// nobody in line, when it has stayed long enough.
+// wakeAtLocked returns when the ticker has to wake: at the slot of the next head, or,
+// if all lines are empty, when the ticker is to end.
 func (d *dispatcher) wakeAtLocked() int64 {
 	t := &d.ticker
 	if d.serves() {
@@ -131,17 +132,17 @@ func (d *dispatcher) wakeAtLocked() int64 {
 	return t.emptied
 }
 
-// end frees what the ticker goroutine holds, and returns what it has to close
-// when it has unlocked.
+// end frees the alarm. It returns the channel that the ticker goroutine has to close
+// after it has unlocked, or nil.
 func (t *ticker) end() (gone chan struct{}) {
-	t.alarm.stop()
+	t.alarm.Stop()
 	gone = t.gone
 	t.running, t.precise, t.gone = false, false, nil
 	return gone
 }
 
-// arm sees to it that the ticker runs while somebody waits, wakes no later than the
-// next slot, and ends when nobody waits any more.
+// armLocked makes sure that the ticker runs while requests wait, that it wakes no
+// later than at the next slot, and that it ends when none wait any more.
 func (d *dispatcher) armLocked() {
 	t := &d.ticker
 	switch {
@@ -151,69 +152,69 @@ func (d *dispatcher) armLocked() {
 			if t.coarse && t.precise && d.serves() {
 				next = max(next, t.woke+int64(coarseness))
 			}
-			t.alarm.set(next)
+			t.alarm.Set(next)
 		}
 	case d.serves():
 		if t.timer == nil {
-			t.timer = newGoTimer(d.epoch)
+			t.timer = alarm.NewTimer(d.epoch)
 		}
-		t.running, t.armed, t.alarm = true, 0, t.timer // It looks for itself at once.
+		t.running, t.armed, t.alarm = true, 0, t.timer // It chooses its alarm itself, at once.
 		go d.run()
 	}
 }
 
-// look makes a ticker that runs look at once.
+// look wakes the ticker at once, if it runs.
 func (t *ticker) look(now int64) {
 	if t.running {
 		t.armed = now
-		t.alarm.set(now)
+		t.alarm.Set(now)
 	}
 }
 
-// chooseAlarm gives the ticker a file where a millisecond matters, and takes it
-// away where it does not. With nobody in line all stays as it is. What matters where
-// there are many lines is how often one of them lets somebody leave; the next of them
-// is taken to be like the others.
+// chooseAlarmLocked opens a file for the ticker if a millisecond matters, and closes it
+// if not. With no request in line nothing changes. If there are several lines, the
+// time between departures of any of them matters; the others are taken to have the
+// same rate as the line that is next.
 func (d *dispatcher) chooseAlarmLocked(now int64) {
 	t := &d.ticker
 	if !d.serves() {
 		return
 	}
-	wants := d.due[0].flow.bucket.interval.whole <= int64(preciseUpTo)*int64(len(d.due))
+	wants := d.due[0].flow.bucket.interval.Whole() <= int64(preciseUpTo)*int64(len(d.due))
 	switch {
 	case !wants:
 		t.failure = ""
-		if t.precise && !d.keyed { // Or else lines of many rates would have it opened again and again.
+		if t.precise && !d.keyed { // Lines of different rates would make it open and close again and again.
 			t.useTimer()
 		}
 	case !t.precise && now >= t.retryFileAt:
-		file, err := openTimerFile(d.epoch)
+		file, err := alarm.OpenFile(d.epoch)
 		switch {
 		case err == nil:
-			t.alarm.stop()
+			t.alarm.Stop()
 			t.alarm, t.precise, t.failure = file, true, ""
 		default:
 			t.fail(now, err)
-			if errors.Is(err, errOtherClock) { // A testing/synctest bubble: as it should be.
+			if errors.Is(err, alarm.ErrOtherClock) { // This is expected in a testing/synctest bubble.
 				t.failure = ""
 			}
 		}
 	}
 }
 
-// fail notes that there is no file for the time being, and why.
+// fail records why there is no file, and when to try again.
 func (t *ticker) fail(now int64, err error) {
 	t.failure = err.Error()
 	t.retryFileAt = now + int64(retrying)
 }
 
-// useTimer gives the file back.
+// useTimer closes the file and goes on with the timer.
 func (t *ticker) useTimer() {
-	t.alarm.stop()
+	t.alarm.Stop()
 	t.alarm, t.precise = t.timer, false
 }
 
-// doWithout goes on without a file that has failed. The lock is not held.
+// doWithout replaces a file that has failed by the timer. It takes the lock.
 func (d *dispatcher) doWithout(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -221,8 +222,8 @@ func (d *dispatcher) doWithout(err error) {
 	d.ticker.fail(d.clock, err)
 }
 
-// ended returns a channel that is closed when the ticker goroutine has gone,
-// or nil if there is none. The line must be empty and stay so.
+// ended returns a channel that is closed when the ticker goroutine ends, or nil if it
+// does not run. All lines must be empty and stay empty.
 func (t *ticker) ended() <-chan struct{} {
 	if !t.running {
 		return nil

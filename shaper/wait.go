@@ -3,6 +3,8 @@ package shaper
 import (
 	"context"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // block waits until a request in the line of a flow has its slot, is refused by Close, or
@@ -128,7 +130,7 @@ func (d *dispatcher) abandon(f *flow, w *waiter, err error) Event {
 		if head {
 			// The next one may be due already, if it costs less. It could not
 			// leave before now.
-			f.line.since = nanos{whole: now}
+			f.line.since = exact.At(now)
 		}
 	case departed:
 		// Its slot came first, but the end of its context was seen before the

@@ -1,13 +1,13 @@
 //go:build !(linux && (amd64 || arm64 || 386 || arm))
 
-package shaper
+package alarm
 
 import (
 	"errors"
 	"time"
 )
 
-// openTimerFile is for Linux.
-func openTimerFile(time.Time) (alarm, error) {
+// OpenFile returns an error: only Linux has timerfd.
+func OpenFile(time.Time) (Alarm, error) {
 	return nil, errors.New("no timerfd on this system")
 }

@@ -14,80 +14,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/alarm"
 )
 
-// These tests look at the alarms from inside, on the real clock: what they
-// compare are instants of which one must not come before the other.
-
-// eachAlarm runs a test with the two alarms there are.
-func eachAlarm(t *testing.T, test func(t *testing.T, a alarm, now func() int64)) {
-	t.Helper()
-	epoch := time.Now()
-	now := func() int64 { return int64(time.Since(epoch)) }
-	t.Run("timer", func(t *testing.T) {
-		a := newGoTimer(epoch)
-		defer a.stop()
-		test(t, a, now)
-	})
-	t.Run("file", func(t *testing.T) {
-		a, err := openTimerFile(epoch)
-		require.NoError(t, err)
-		defer a.stop()
-		test(t, a, now)
-	})
-}
-
-func TestAnAlarmGoesOffWhenItIsSetToAndNotBefore(t *testing.T) {
-	eachAlarm(t, func(t *testing.T, a alarm, now func() int64) {
-		for _, in := range []time.Duration{50 * time.Microsecond, time.Millisecond, 20 * time.Millisecond} {
-			at := now() + int64(in)
-			a.set(at)
-			require.NoError(t, a.wait())
-			require.GreaterOrEqual(t, now(), at, "set to %v from now", in)
-		}
-		for _, passed := range []int64{now() - 1, 1, 0, -1} {
-			a.set(passed)
-			require.NoError(t, a.wait(), "it returns at once")
-		}
-	})
-}
-
-// Whoever sets it last says when it goes off, whether the ticker is waiting
-// already or about to.
-func TestAnAlarmCanBeMoved(t *testing.T) {
-	eachAlarm(t, func(t *testing.T, a alarm, now func() int64) {
-		a.set(now() + int64(time.Millisecond))
-		at := now() + int64(30*time.Millisecond)
-		a.set(at)
-		require.NoError(t, a.wait())
-		require.GreaterOrEqual(t, now(), at, "moved to a later instant before the wait")
-
-		// Only the second of these ends the wait: the test would last an hour.
-		for range 100 {
-			a.set(now() + int64(time.Hour))
-			var moved sync.WaitGroup
-			moved.Go(func() { a.set(now()) })
-			require.NoError(t, a.wait())
-			moved.Wait()
-		}
-		a.set(forever)
-		a.set(now())
-		require.NoError(t, a.wait(), "moved from beyond what a timer can hold")
-	})
-}
-
-func TestTheClockOfABubbleIsNotTheKernels(t *testing.T) {
-	_, err := kernelClockAt(time.Now())
-	require.NoError(t, err)
-
-	synctest.Test(t, func(t *testing.T) {
-		for range 3 {
-			_, err := kernelClockAt(time.Now())
-			require.ErrorIs(t, err, errOtherClock)
-			time.Sleep(time.Since(time.Unix(0, 0))) // Another year, another clock.
-		}
-	})
-}
+// These tests look at the ticker from inside, on the real clock.
 
 // precision is what Stats says of the alarm.
 type precision struct {
@@ -156,7 +87,9 @@ func TestALineTakesAFileWhereAMillisecondMatters(t *testing.T) {
 func TestACoarseTimerSleepsAtHighRates(t *testing.T) {
 	s, err := New(Limits{Rate: 100_000, Depth: 100}, WithCoarseTimer())
 	require.NoError(t, err)
-	s.ticker.lead.span = 30 * us
+	for range 100 {
+		s.ticker.lead.Woke(0, int64(30*time.Microsecond))
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var callers sync.WaitGroup
 	for range 100 {
@@ -196,9 +129,9 @@ func TestInABubbleALineTakesNoFile(t *testing.T) {
 // The files of a process belong to its connections. Shapers beyond the 64th
 // with a line do without.
 func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
-	comes(t, func() bool { return timerFiles.Load() == 0 }, "those of the tests before are given back")
+	comes(t, func() bool { return alarm.Files() == 0 }, "those of the tests before are given back")
 	var all []*Shaper
-	for range maxTimerFiles {
+	for range alarm.MaxFiles {
 		s := held(t)
 		becomes(t, precision{precise: true}, s)
 		all = append(all, s)
@@ -270,17 +203,17 @@ func TestWithNoDescriptorLeftALineLeavesByGosTimer(t *testing.T) {
 
 // A program may close a descriptor that is not its own.
 func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
-	before := timerFiles.Load()
+	before := alarm.Files()
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
 	s.mu.Lock()
-	require.NoError(t, s.ticker.alarm.(*timerFile).file.Close())
+	require.NoError(t, s.ticker.alarm.(*alarm.File).Close())
 	s.mu.Unlock()
 	becomes(t, precision{fallback: "use of closed file"}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
 	comes(t, func() bool { return s.Stats().Departed == 2 })
 	require.NoError(t, s.Close())
-	require.Equal(t, before, timerFiles.Load())
+	require.Equal(t, before, alarm.Files())
 }
 
 // It may close it without our knowing, too.
@@ -288,7 +221,9 @@ func TestADescriptorThatIsClosedUnderUsIsReplacedByGosTimer(t *testing.T) {
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
 	s.mu.Lock()
-	require.NoError(t, syscall.Close(int(s.ticker.alarm.(*timerFile).fd)))
+	conn, err := s.ticker.alarm.(*alarm.File).SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, conn.Control(func(fd uintptr) { require.NoError(t, syscall.Close(int(fd))) }))
 	s.ticker.look(s.clock) // Or it would sleep for an hour, and not notice.
 	s.mu.Unlock()
 	becomes(t, precision{fallback: "read: bad file descriptor"}, s)
@@ -310,7 +245,7 @@ func TestAChangeOfTheAlarmLeavesNoTimerBehind(t *testing.T) {
 	require.NoError(t, s.SetLimits(Limits{Rate: 1000, Depth: 10}))
 	comes(t, func() bool { return s.Stats().Departed == 2 })
 	require.NoError(t, s.Close())
-	require.False(t, s.ticker.timer.timer.Stop())
+	require.False(t, s.ticker.timer.Disarm())
 }
 
 func descriptors(t *testing.T) int {
@@ -342,20 +277,20 @@ func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
 		require.NoError(t, s.Close())
 		if s.Stats().TotalWait > 0 { // Else this goroutine lost the processor for 500 µs.
 			lines++
-			require.False(t, s.ticker.timer.timer.Stop(), "its timer would have gone off")
+			require.False(t, s.ticker.timer.Disarm(), "its timer would have gone off")
 		}
 	}
 	require.Positive(t, lines)
 	comes(t, func() bool { return descriptors(t) <= files && runtime.NumGoroutine() <= goroutines },
 		"at most a second after the line emptied")
-	require.False(t, s.ticker.timer.timer.Stop())
-	require.Zero(t, timerFiles.Load())
+	require.False(t, s.ticker.timer.Disarm())
+	require.Zero(t, alarm.Files())
 }
 
 // An empty line keeps its file for a moment, whatever is asked of the shaper
 // meanwhile, and gives it back at once when it is closed.
 func TestAnEmptyLineGivesItsFileBack(t *testing.T) {
-	comes(t, func() bool { return timerFiles.Load() == 0 }, "other tests have given theirs back")
+	comes(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
@@ -364,10 +299,10 @@ func TestAnEmptyLineGivesItsFileBack(t *testing.T) {
 		require.NoError(t, s.SetLimits(Limits{Rate: 2000, Depth: 10}))
 		return !s.Stats().Precise
 	})
-	require.Zero(t, timerFiles.Load())
+	require.Zero(t, alarm.Files())
 
 	s = held(t)
 	becomes(t, precision{precise: true}, s)
 	require.NoError(t, s.Close())
-	require.Zero(t, timerFiles.Load())
+	require.Zero(t, alarm.Files())
 }

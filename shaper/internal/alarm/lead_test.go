@@ -1,4 +1,4 @@
-package shaper
+package alarm
 
 import (
 	"testing"
@@ -12,14 +12,14 @@ const us = int64(time.Microsecond)
 // The lead grows until nearly all wake-ups are early enough, and no further.
 func TestTheLeadFollowsTheWakeUps(t *testing.T) {
 	const soon = int64(100 * time.Microsecond)
-	var l lead
-	require.Zero(t, l.before(soon, 0), "nothing is known yet")
+	var l Lead
+	require.Zero(t, l.Before(soon, 0), "nothing is known yet")
 
 	settle := func(late func(i int) int64) int64 {
 		for i := range 10_000 {
-			l.woke(0, late(i))
+			l.Woke(0, late(i))
 		}
-		return l.before(soon, 0)
+		return l.Before(soon, 0)
 	}
 	// All alike: it is above that by a step at most.
 	require.InDelta(t, 30*us, settle(func(int) int64 { return 30 * us }), float64(1*us))
@@ -36,24 +36,24 @@ func TestTheLeadFollowsTheWakeUps(t *testing.T) {
 		}
 		return 20 * us
 	}), float64(2*us))
-	require.Equal(t, int64(longestLead), settle(func(int) int64 { return 500 * us }), "it is bounded")
+	require.Equal(t, int64(LongestLead), settle(func(int) int64 { return 500 * us }), "it is bounded")
 	require.Zero(t, settle(func(int) int64 { return 0 }), "as a wake-up that is never late needs none")
 	l.span = 7
-	l.woke(0, -1)
-	require.Equal(t, int64(7), l.before(soon, 0), "who was woken for something else learns nothing")
+	l.Woke(0, -1)
+	require.Equal(t, int64(7), l.Before(soon, 0), "who was woken for something else learns nothing")
 
-	require.Equal(t, int64(7), l.before(int64(leadUpTo), 0))
-	require.Zero(t, l.before(int64(leadUpTo)+1, 0), "after a longer sleep there is none")
+	require.Equal(t, int64(7), l.Before(int64(leadUpTo), 0))
+	require.Zero(t, l.Before(int64(leadUpTo)+1, 0), "after a longer sleep there is none")
 }
 
 // A hiccup costs a short pause; a process that stays busy, ever longer ones.
 func TestALateWakeUpSuspendsTheLead(t *testing.T) {
-	l := lead{span: 30 * us}
+	l := Lead{span: 30 * us}
 	now := int64(time.Hour)
 	pause := func() time.Duration {
-		l.woke(now, int64(lateWake))
+		l.Woke(now, int64(lateWake))
 		began := now
-		for l.before(now, now) == 0 {
+		for l.Before(now, now) == 0 {
 			now += int64(time.Millisecond)
 		}
 		return time.Duration(now - began)
@@ -70,18 +70,18 @@ func TestALateWakeUpSuspendsTheLead(t *testing.T) {
 	require.Equal(t, 30*us, l.span, "what a busy process does is nothing to learn from")
 }
 
-// yield ends when the slot has come or, at the latest, after a yield that was
+// Yield ends when the slot has come or, at the latest, after a yield that was
 // late; it does not know which it will be.
 func TestYieldingEnds(t *testing.T) {
 	epoch := time.Now()
 	for range 1000 {
-		var l lead
-		until := int64(time.Since(epoch)) + int64(longestLead)
-		l.yield(until, epoch)
+		var l Lead
+		until := int64(time.Since(epoch)) + int64(LongestLead)
+		l.Yield(until, epoch)
 		if l.paused == 0 {
 			require.GreaterOrEqual(t, int64(time.Since(epoch)), until)
 		}
 	}
-	var l lead
-	l.yield(0, epoch) // A slot that has passed costs one yield.
+	var l Lead
+	l.Yield(0, epoch) // A slot that has passed costs one yield.
 }

@@ -1,0 +1,89 @@
+package alarm
+
+import (
+	"runtime"
+	"time"
+)
+
+// A Lead is the time by which the ticker wakes before its next slot. Waking up takes
+// some tens of microseconds, and not always the same time. A ticker that wakes a
+// little too soon, and yields until the slot comes, is in time to within a
+// microsecond, for hardly more CPU time (ARCHITECTURE.md). Only the ticker goroutine
+// uses it.
+//
+// The runtime's yields are quick only while the process has nothing else to do: a
+// goroutine that yields joins the end of the global run queue, and while all threads
+// are busy it can stay there for 100 ms. So when a wake-up or a yield has been late,
+// the lead is 0 for a while.
+type Lead struct {
+	span   int64 // in nanoseconds
+	paused int64 // the instant until which the lead is 0
+	pause  int64 // the length of the last pause, in nanoseconds
+}
+
+const (
+	// leadUpTo is the longest sleep for which the ticker takes a lead. After
+	// longer ones, the kernel's idle states make waking too uneven.
+	leadUpTo = time.Millisecond
+	// LongestLead bounds the time that is spent yielding for one slot.
+	LongestLead = 50 * time.Microsecond
+	// A wake-up that is late by lateWake, or a yield that takes lateYield, may be
+	// bad luck or the sign of a busy process. The first one leads to the shortest
+	// pause; each one that soon follows doubles it.
+	lateWake      = time.Millisecond
+	lateYield     = 100 * time.Microsecond
+	shortestPause = 5 * time.Millisecond
+	longestPause  = 320 * time.Millisecond
+)
+
+// Before returns the lead for a slot, in nanoseconds. now is the present instant.
+func (l *Lead) Before(slot, now int64) int64 {
+	if now < l.paused || slot-now > int64(leadUpTo) {
+		return 0
+	}
+	return l.span
+}
+
+// Woke learns from a wake-up at the instant now, which was late by that many
+// nanoseconds. The lead settles where eight of nine wake-ups are no later than it: it
+// rises by eight steps after one that was later, and falls by one after any other.
+func (l *Lead) Woke(now, late int64) {
+	const step = int64(125 * time.Nanosecond)
+	switch {
+	case late < 0: // The ticker was woken before its time, for something else.
+	case late >= int64(lateWake):
+		l.suspend(now)
+	case late > l.span:
+		l.span = min(l.span+8*step, int64(LongestLead))
+	default:
+		l.span = max(l.span-step, 0)
+	}
+}
+
+// Yield lets other goroutines run until the instant until, which is at most
+// [LongestLead] away. It returns sooner if one of them keeps the processor too long.
+func (l *Lead) Yield(until int64, epoch time.Time) {
+	at := int64(time.Since(epoch))
+	for {
+		runtime.Gosched()
+		now := int64(time.Since(epoch))
+		if now-at >= int64(lateYield) {
+			l.suspend(now)
+			return
+		}
+		if now >= until {
+			return
+		}
+		at = now
+	}
+}
+
+// suspend makes the lead 0 for a while.
+func (l *Lead) suspend(now int64) {
+	if now < l.paused+l.pause {
+		l.pause = min(2*l.pause, int64(longestPause))
+	} else {
+		l.pause = int64(shortestPause)
+	}
+	l.paused = now + l.pause
+}
