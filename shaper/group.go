@@ -64,6 +64,7 @@ type Group[K comparable] struct {
 	limitsCalls map[K]*limitsCall
 	peakCalls   int // since it was made
 	plans       map[Limits]*plan
+	peakPlans   int   // since it was made
 	unused      *plan // of plans: the last that nobody used any more, nor maybe since
 	overflow    overflow[K]
 	wheel       wheel[K]

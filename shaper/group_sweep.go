@@ -60,14 +60,22 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 		}
 		g.forgetLocked(c)
 	}
-	if n := len(g.table); g.peakKeys >= 1024 && n <= min(g.peakKeys/16, 4096) {
-		// A map keeps the room of all that it ever held. To copy so few takes less
-		// than half a millisecond.
-		table := make(map[K]*keyedFlow[K], n)
-		maps.Copy(table, g.table)
-		g.table, g.peakKeys = table, n
-	}
+	g.table, g.peakKeys = shrunk(g.table, g.peakKeys)
+	g.plans, g.peakPlans = shrunk(g.plans, g.peakPlans)
 	g.sweepTimer.next = g.wheel.next()
+}
+
+// shrunk returns m, and how many entries it has had at most. If few of many are left
+// it returns a copy instead, because a map keeps the memory for all entries that it
+// ever had. Copying so few takes less than half a millisecond.
+func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
+	n := len(m)
+	if peak < 1024 || n > min(peak/16, 4096) {
+		return m, peak
+	}
+	small := make(map[K]V, n)
+	maps.Copy(small, m)
+	return small, n
 }
 
 // forget deletes a bucket, which is in the wheel no more.
@@ -90,7 +98,7 @@ func (g *Group[K]) dropAllLocked() {
 	}
 	g.table, g.peakKeys = make(map[K]*keyedFlow[K]), 0
 	g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
-	g.plans, g.unused = make(map[Limits]*plan), nil
+	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
 	g.overflow.flows = nil
 	g.wheel = wheel[K]{}
 	g.sweepTimer.next = forever

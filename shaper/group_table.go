@@ -62,6 +62,7 @@ func (g *Group[K]) planLocked(l Limits) *plan {
 	if p == nil {
 		p = planOf(l)
 		g.plans[l] = p
+		g.peakPlans = max(g.peakPlans, len(g.plans))
 	}
 	p.users++
 	return p
