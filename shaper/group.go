@@ -30,9 +30,9 @@ import (
 // that a hash, seeded anew in each process, puts there. So they may be refused for
 // what others do, and nobody who has a bucket notices; GroupStats.Overflowed counts
 // their calls. They get buckets of their own when some are drained, which go on from
-// where the shared ones are. 64 of the 1,024 are for Limits that find no other place;
-// if those are taken too, the calls of a key are refused as if its line was full. A
-// key that does not equal itself, as a NaN, always shares.
+// where the shared ones are. 64 of the 1,024 are for Limits that have none yet; if
+// those are taken too, the calls of a key whose Limits have none are refused as if its
+// line was full. A key that does not equal itself, as a NaN, always shares.
 //
 // # Limits of a key
 //

@@ -195,7 +195,7 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
 			g.endHold(func() (c *keyedFlow[K]) {
 				if g.sharesLocked(key) {
-					c, _ = g.overflowLocked(key, l)
+					c, _, _ = g.overflow.find(g.overflow.homeOf(key), g.plans[l])
 				}
 				return c
 			})
@@ -217,7 +217,7 @@ func (g *Group[K]) endHold(find func() *keyedFlow[K]) (done bool) {
 	defer g.unlockAndArm()
 	c := find()
 	if c == nil {
-		return g.overflow.flows == nil
+		return g.overflow.len == 0
 	}
 	c.flow.bucket.idleUntil(now)
 	g.holdLocked(&c.flow, now, 0)

@@ -51,9 +51,6 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 			break
 		}
 		drained := c.flow.drains(now)
-		if drained <= now && c.index != ownBucket && g.overflow.isPassed(int(c.index), now) {
-			drained = forever // In a gap a key would find no trace of its bucket behind it.
-		}
 		if drained > now {
 			g.wheel.add(c, now, drained)
 			continue
@@ -80,12 +77,12 @@ func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
 
 // forget deletes a bucket, which is in the wheel no more.
 func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
-	g.releasePlanLocked(c.flow.bucket.plan)
-	if c.index == ownBucket {
+	if c.home == ownBucket {
 		delete(g.table, c.key)
 	} else {
-		g.overflow.flows[c.index] = nil
+		g.overflow.remove(c)
 	}
+	g.releasePlanLocked(c.flow.bucket.plan)
 }
 
 // dropAll deletes all buckets, and lets those go on who wait for Limits.
@@ -99,7 +96,7 @@ func (g *Group[K]) dropAllLocked() {
 	g.table, g.peakKeys = make(map[K]*keyedFlow[K]), 0
 	g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
 	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
-	g.overflow.flows = nil
+	g.overflow.rings, g.overflow.len = nil, 0
 	g.wheel = wheel[K]{}
 	g.sweepTimer.next = forever
 }

@@ -11,7 +11,7 @@ func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	case len(g.table) < g.maxKeys:
 		c = g.newFlowLocked(l, now)
 		c.key = key
-		if shared, _ := g.overflowLocked(key, l); shared != nil {
+		if shared := g.overflow.used(key, g.plans[l]); shared != nil {
 			c.flow.inheritFrom(&shared.flow)
 		}
 		g.table[key] = c
@@ -30,28 +30,26 @@ func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], erro
 		return &g.closedFlow, nil
 	}
 	g.overflowed++
-	p := g.planLocked(l)
-	c, index, probes := g.overflow.find(key, p)
-	if index < 0 {
-		g.releasePlanLocked(p)
+	home := g.overflow.homeOf(key)
+	c, distance, full := g.overflow.find(home, g.plans[l])
+	if full {
 		g.totals.refused[refusedFull]++
 		g.unlockAndArm()
 		return nil, noPlace()
 	}
 	if c == nil {
 		c = g.newFlowLocked(l, now)
-		c.index = int16(index)
-		g.overflow.flows[index] = c
+		c.home = home
+		g.overflow.add(c)
 	}
-	g.overflow.noteProbes(c, probes)
-	g.releasePlanLocked(p)
+	c.reach = max(c.reach, distance)
 	c.flow.bucket.idleUntil(now)
 	return c, nil
 }
 
 // newCell makes a bucket with those Limits.
 func (g *Group[K]) newFlowLocked(l Limits, now int64) *keyedFlow[K] {
-	c := &keyedFlow[K]{flow: flow{bucket: bucket{plan: g.planLocked(l)}, entered: -1}, index: ownBucket}
+	c := &keyedFlow[K]{flow: flow{bucket: bucket{plan: g.planLocked(l)}, entered: -1}, home: ownBucket}
 	g.watchLocked(c, now, now) // It is drained until it is used.
 	return c
 }
@@ -99,13 +97,15 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
 	f := &flow{bucket: newBucket(limits), entered: -1}
-	shared, none := g.overflowLocked(key, limits)
-	switch {
-	case g.sharesLocked(key) && none:
-		return noPlace()
-	case g.sharesLocked(key) && shared != nil:
-		f = &shared.flow
-	case shared != nil:
+	if g.sharesLocked(key) {
+		shared, _, full := g.overflow.find(g.overflow.homeOf(key), g.plans[limits])
+		if full {
+			return noPlace()
+		}
+		if shared != nil {
+			f = &shared.flow
+		}
+	} else if shared := g.overflow.used(key, g.plans[limits]); shared != nil {
 		f.inheritFrom(&shared.flow)
 	}
 	f.bucket.idleUntil(now)
@@ -130,16 +130,6 @@ func (g *Group[K]) withOwnFlow(key K, see func(f *flow, now int64)) bool {
 	return true
 }
 
-// overflowing is the bucket that a key with these Limits shares with others while it
-// has none of its own, if there is one; none says that there is no place for one.
-func (g *Group[K]) overflowLocked(key K, l Limits) (c *keyedFlow[K], none bool) {
-	if g.overflow.flows == nil {
-		return nil, false
-	}
-	c, index, _ := g.overflow.find(key, g.plans[l])
-	return c, index < 0
-}
-
 // shares says whether a call of a key that has no bucket would share one.
 func (g *Group[K]) sharesLocked(key K) bool { return key != key || len(g.table) >= g.maxKeys }
 
@@ -153,8 +143,8 @@ type keyedFlow[K comparable] struct {
 
 	prev, next *keyedFlow[K] // in the wheel; nil: it is not in there any more
 	spoke      uint8         // of the wheel
-	index      int16         // of an overflow bucket; ownBucket: it is that of a key
-	probes     int16         // of an overflow bucket: how far from their own places keys have found it
+	home       int16         // of a shared bucket: its point on the ring; ownBucket: it is that of a key
+	reach      int16         // of a shared bucket: it serves the keys whose homes are up to so many points before its own
 }
 
 const ownBucket = -1
