@@ -193,12 +193,7 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 			return
 		}
 		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
-			g.endHold(func() (c *keyedFlow[K]) {
-				if g.sharesLocked(key) {
-					c, _, _ = g.overflow.find(g.overflow.homeOf(key), g.plans[l])
-				}
-				return c
-			})
+			g.endHold(func() *keyedFlow[K] { return g.overflow.used(key, g.plans[l]) })
 		}
 		return
 	}

@@ -113,6 +113,9 @@ func (o *overflow[K]) remove(c *keyedFlow[K]) {
 	}
 }
 
+// seatsInUse reports whether there is a cap, and requests are in flight or wait to be.
+func (f *flow) seatsInUse() bool { return f.capped() && (f.seatsTaken() > 0 || f.waiting() > 0) }
+
 // searchRing returns the index in a ring of the first bucket at a home or after it.
 func searchRing[K comparable](ring []*keyedFlow[K], home int16) (i int, found bool) {
 	return slices.BinarySearchFunc(ring, home, func(c *keyedFlow[K], home int16) int { return int(c.home) - int(home) })

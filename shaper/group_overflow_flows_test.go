@@ -230,6 +230,48 @@ func TestAKeySharesTheNextBucketOfItsRing(t *testing.T) {
 	require.Nil(t, c)
 }
 
+// Of two keys that share a bucket neither knows whose request is in flight: both go on
+// sharing until there is none, and then each has a bucket and a cap of its own.
+func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		capped := Limits{Rate: 1000, Depth: 9, InFlight: 1}
+		g := crowded(t, []Limits{capped})
+		defer g.Close()
+		other := 2
+		for g.overflow.homeOf(other) != g.overflow.homeOf(1) {
+			other++
+		}
+		release, err := g.Acquire(context.Background(), 1, 1)
+		require.NoError(t, err)
+		g.maxKeys = 99 // As if others had drained.
+		left := make(chan func())
+		go func() {
+			release, err := g.Acquire(context.Background(), other, 1)
+			require.NoError(t, err)
+			left <- release
+		}()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, 1, g.Stats().Keys)
+		require.Equal(t, 1, g.Stats().Waiting)
+		release()
+		releaseOther := <-left
+		wait, err := g.Forecast(1, 1)
+		require.NoError(t, err)
+		require.Positive(t, wait)
+		releaseOther()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Zero(t, g.overflow.len, "the shared bucket is drained and gone")
+		for _, key := range []int{1, other} {
+			release, err := g.Acquire(context.Background(), key, 1)
+			require.NoError(t, err)
+			defer release()
+		}
+		require.Equal(t, 3, g.Stats().Keys)
+	})
+}
+
 // Refusing a key because all shared buckets are taken looks at none of them, and a key
 // that finds its bucket looks at no bucket of other Limits: otherwise whoever can
 // influence Limits would slow everybody down, as this happens under the Group's lock.

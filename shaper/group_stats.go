@@ -29,7 +29,7 @@ type GroupStats struct {
 	TotalWait time.Duration // from admission to slot, summed over Departed
 	Missed    float64       // cost units lost to lateness beyond Slack
 
-	Overflowed  uint64 // calls of keys that found the table full and shared a bucket
+	Overflowed  uint64 // calls of keys that shared a bucket, mostly as they found the table full
 	RefusedKeys uint64 // about how many different keys have been refused
 	LimitErrors uint64 // how often Limits of a key could not be had, or were not valid
 }

@@ -7,17 +7,18 @@ func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	switch {
 	case g.phase != open:
 		return &g.closedFlow, nil
-	case c != nil:
-	case len(g.table) < g.maxKeys:
+	case c == nil:
+		used := g.overflow.used(key, g.plans[l])
+		if g.sharesLocked(key, used) {
+			return g.insertShared(key, l, now)
+		}
 		c = g.newFlowLocked(l, now)
 		c.key = key
-		if shared := g.overflow.used(key, g.plans[l]); shared != nil {
-			c.flow.inheritFrom(&shared.flow)
+		if used != nil {
+			c.flow.inheritFrom(&used.flow)
 		}
 		g.table[key] = c
 		g.peakKeys = max(g.peakKeys, len(g.table))
-	default:
-		return g.insertShared(key, l, now)
 	}
 	c.flow.bucket.idleUntil(now)
 	return c, nil
@@ -97,7 +98,8 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
 	f := &flow{bucket: newBucket(limits), entered: -1}
-	if g.sharesLocked(key) {
+	used := g.overflow.used(key, g.plans[limits])
+	if g.sharesLocked(key, used) {
 		shared, _, full := g.overflow.find(g.overflow.homeOf(key), g.plans[limits])
 		if full {
 			return noPlace()
@@ -105,8 +107,8 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 		if shared != nil {
 			f = &shared.flow
 		}
-	} else if shared := g.overflow.used(key, g.plans[limits]); shared != nil {
-		f.inheritFrom(&shared.flow)
+	} else if used != nil {
+		f.inheritFrom(&used.flow)
 	}
 	f.bucket.idleUntil(now)
 	see(f, now)
@@ -130,8 +132,16 @@ func (g *Group[K]) withOwnFlow(key K, see func(f *flow, now int64)) bool {
 	return true
 }
 
-// shares says whether a call of a key that has no bucket would share one.
-func (g *Group[K]) sharesLocked(key K) bool { return key != key || len(g.table) >= g.maxKeys }
+// sharesLocked reports whether a call of a key that has no bucket of its own shares
+// one. used is the bucket that the key has been sharing, or nil.
+//
+// While requests are in flight there, or wait to be, the key goes on sharing it even if
+// the table has room: a bucket of its own would not know of them, and the key could
+// have more in flight than its cap allows. (The level and a hold are carried over, but
+// of a seat nobody knows which of the keys has it.)
+func (g *Group[K]) sharesLocked(key K, used *keyedFlow[K]) bool {
+	return key != key || len(g.table) >= g.maxKeys || used != nil && used.flow.seatsInUse()
+}
 
 // noPlace is the refusal of a key for which there is no place in the overflow.
 func noPlace() *RejectError { return &RejectError{Reason: ErrQueueFull, RetryAfter: spokeTime} }
