@@ -198,6 +198,9 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 		return
 	}
 	c, now, err := g.lookupOrCreate(context.Background(), key)
+	if err == nil && c == &g.unlimited { // Now there is something to remember.
+		c, err = g.insertBucket(key, g.unlimitedBy, now)
+	}
 	if err != nil {
 		return
 	}

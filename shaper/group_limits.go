@@ -161,6 +161,6 @@ func (g *Group[K]) lookupShared(key K) (c *keyedFlow[K], now int64, err error) {
 		g.unlockAndArm()
 		return nil, 0, err
 	}
-	c, err = g.insertShared(key, l, now)
+	c, err = g.insert(key, l, now)
 	return c, now, err
 }

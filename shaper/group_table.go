@@ -1,5 +1,7 @@
 package shaper
 
+import "golang.org/x/time/rate"
+
 // settleIn returns the bucket for a key whose Limits are known, made if there is
 // none. With an error it has unlocked.
 func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
@@ -7,19 +9,37 @@ func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	switch {
 	case g.phase != open:
 		return &g.closedFlow, nil
+	case c == nil && g.needsNoBucketLocked(l, g.overflow.used(key, g.plans[l]), now):
+		g.unlimitedBy = l
+		return &g.unlimited, nil
 	case c == nil:
-		used := g.overflow.used(key, g.plans[l])
-		if g.sharesLocked(key, used) {
-			return g.insertShared(key, l, now)
-		}
-		c = g.newFlowLocked(l, now)
-		c.key = key
-		if used != nil {
-			c.flow.inheritFrom(&used.flow)
-		}
-		g.table[key] = c
-		g.peakKeys = max(g.peakKeys, len(g.table))
+		return g.insertBucket(key, l, now)
 	}
+	c.flow.bucket.idleUntil(now)
+	return c, nil
+}
+
+// needsNoBucketLocked reports whether a key with these Limits that has no bucket of its
+// own needs none, because there is nothing to remember of its calls: it is at rate.Inf
+// without a cap, and used, the bucket that it has been sharing, if any, is not held.
+func (g *Group[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K], now int64) bool {
+	return l.Rate == rate.Inf && l.InFlight == 0 && (used == nil || used.flow.drained(now))
+}
+
+// insertBucket returns a bucket for a key that has none: a new one of its own, or one
+// that it shares. With an error it has unlocked.
+func (g *Group[K]) insertBucket(key K, l Limits, now int64) (*keyedFlow[K], error) {
+	used := g.overflow.used(key, g.plans[l])
+	if g.sharesLocked(key, used) {
+		return g.insertShared(key, l, now)
+	}
+	c := g.newFlowLocked(l, now)
+	c.key = key
+	if used != nil {
+		c.flow.inheritFrom(&used.flow)
+	}
+	g.table[key] = c
+	g.peakKeys = max(g.peakKeys, len(g.table))
 	c.flow.bucket.idleUntil(now)
 	return c, nil
 }
@@ -27,9 +47,6 @@ func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
 // share returns a bucket for a key that is to share one. With an error it has
 // unlocked.
 func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	if g.phase != open {
-		return &g.closedFlow, nil
-	}
 	g.overflowed++
 	home := g.overflow.homeOf(key)
 	c, distance, full := g.overflow.find(home, g.plans[l])
@@ -99,7 +116,9 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	defer g.unlockAndArm()
 	f := &flow{bucket: newBucket(limits), entered: -1}
 	used := g.overflow.used(key, g.plans[limits])
-	if g.sharesLocked(key, used) {
+	switch {
+	case g.needsNoBucketLocked(limits, used, now):
+	case g.sharesLocked(key, used):
 		shared, _, full := g.overflow.find(g.overflow.homeOf(key), g.plans[limits])
 		if full {
 			return noPlace()
@@ -107,7 +126,7 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 		if shared != nil {
 			f = &shared.flow
 		}
-	} else if used != nil {
+	case used != nil:
 		f.inheritFrom(&used.flow)
 	}
 	f.bucket.idleUntil(now)
