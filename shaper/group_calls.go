@@ -138,8 +138,9 @@ func (g *Group[K]) hookKey(key K) any {
 // Allow is shorthand for AllowN(key, 1).
 func (g *Group[K]) Allow(key K) bool { return g.AllowN(key, 1) }
 
-// AllowN is Shaper.AllowN on the bucket of a key. It is false, too, if the Limits
-// of the key can't be had.
+// AllowN is [Shaper.AllowN] on the bucket of a key. It is also false if the [Limits] of
+// the key can't be had, which [GroupStats].LimitErrors counts. On a closed Group every
+// call is refused with [ErrClosed] and counted, whatever the Limits of its key are.
 func (g *Group[K]) AllowN(key K, n int) bool {
 	g.mustBeMade()
 	if n <= 0 {
@@ -149,7 +150,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	switch {
 	case err != nil:
 		return g.failed(context.Background(), key, n, err) == nil
-	case !g.dryRun && c.flow.capped():
+	case !g.dryRun && c.flow.capped() && g.phase == open:
 		g.unlockAndArm()
 		return false
 	}
