@@ -30,7 +30,11 @@ const importPolicy = `
 	# The idea knows no engine, no file format and no metrics library: whoever
 	# needs a line pays for nothing else. The type of a rate is x/time's, so that
 	# users of its limiter need not convert.
-	shaper: std golang.org/x/time/rate
+	shaper: std golang.org/x/time/rate shaper/internal/sketch
+
+	# Two algorithms of the literature, which know nothing of a Shaper: whoever reads
+	# them needs nothing else.
+	shaper/internal/sketch: std
 
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for.

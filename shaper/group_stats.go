@@ -81,15 +81,6 @@ func (g *Group[K]) All() iter.Seq2[K, Stats] {
 	}
 }
 
-// Top tells which keys meet their limits most: the n with the most calls that were
-// refused or had to wait, or would have in a dry run, most first. It remembers them
-// when their buckets are gone, in fixed memory (m is 1,024); KeyCount says how exact
-// it is.
-func (g *Group[K]) Top(n int) []KeyCount[K] {
-	g.mustBeMade()
-	return g.limited.top(n)
-}
-
 // keys are those in the table.
 func (g *Group[K]) keys() []K {
 	g.lockAndAdvance()
