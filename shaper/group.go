@@ -64,19 +64,20 @@ type Group[K comparable] struct {
 	closedFlow keyedFlow[K] // refuses all calls when the Group is closed; has no key
 	unlimited  keyedFlow[K] // lets the calls leave that need no bucket; has no key
 
-	// reloading has room for one Reload, before the lock. It is no Mutex, as the
-	// function runs meanwhile: in a testing/synctest bubble time would stand still.
+	// reloading has room for one element: a Reload that runs puts it there, and the
+	// next Reload waits for it to be taken out. A Mutex would stop the time in a
+	// testing/synctest bubble while the limits function runs.
 	reloading chan struct{}
 	limited   limitedKeys[K]
 
 	// The lock of the dispatcher guards these.
 	table       map[K]*keyedFlow[K]
-	peakKeys    int // keys in the table, since it was made
+	peakKeys    int // most keys that table has had since it was made
 	limitsCalls map[K]*limitsCall
-	peakCalls   int // since it was made
+	peakCalls   int // most calls that limitsCalls has had since it was made
 	plans       map[Limits]*plan
-	peakPlans   int   // since it was made
-	unused      *plan // of plans: the last that nobody used any more, nor maybe since
+	peakPlans   int   // most plans that plans has had since it was made
+	unused      *plan // the latest of plans that lost its last user; it may have one again
 	overflow    overflow[K]
 	unlimitedBy Limits // of the latest call that was given unlimited
 	wheel       wheel[K]
@@ -85,7 +86,8 @@ type Group[K comparable] struct {
 	limitErrors uint64
 }
 
-// NewGroup makes a Group whose keys have the Limits that the function says.
+// NewGroup makes a [Group] whose keys have the [Limits] that the function returns for
+// them.
 func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption) (*Group[K], error) {
 	if limits == nil {
 		return nil, errors.New("shaper: NewGroup: limits is nil, must be a function")
@@ -111,13 +113,13 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	return g, nil
 }
 
-// Shutdown is Shaper.Shutdown for the lines of all keys.
+// Shutdown is [Shaper.Shutdown] for the lines of all keys.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
 	return g.shutdown(ctx)
 }
 
-// Close is Shaper.Close for the lines of all keys. All buckets are deleted.
+// Close is [Shaper.Close] for the lines of all keys. It deletes all buckets.
 func (g *Group[K]) Close() error {
 	g.mustBeMade()
 	g.close()

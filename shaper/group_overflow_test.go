@@ -13,7 +13,7 @@ import (
 
 // This file holds what a Group does when more keys come than it has buckets for:
 // nobody who has one notices, and nobody gets more than one allows. What there is to
-// say of the buckets that the others share is in overflow_test.go.
+// say of the buckets that the others share is in group_overflow_flows_test.go.
 
 func TestAFullTableKeepsTheKeysItHas(t *testing.T) {
 	playKeys(t, "1/s burst 2 depth 2", func(g *groupStage) {

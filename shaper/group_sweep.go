@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// watch sees to it that a bucket is looked at when it is drained.
+// watchLocked puts a bucket into the wheel, so that the sweep looks at it when it is
+// drained.
 func (g *Group[K]) watchLocked(c *keyedFlow[K], now, drained int64) {
 	at := g.wheel.add(c, now, drained)
 	if at < g.sweepTimer.next {
@@ -14,8 +15,8 @@ func (g *Group[K]) watchLocked(c *keyedFlow[K], now, drained int64) {
 	}
 }
 
-// replace is watch for a bucket that may be drained sooner than it was to be. One
-// that has been deleted is watched no more.
+// rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
+// put there for. A deleted bucket is left alone.
 func (g *Group[K]) rescheduleLocked(c *keyedFlow[K]) {
 	if c.next == nil || g.phase == closed {
 		return
@@ -24,26 +25,27 @@ func (g *Group[K]) rescheduleLocked(c *keyedFlow[K]) {
 	g.watchLocked(c, g.clock, c.flow.drains(g.clock))
 }
 
-// settleSooner is for the end of a call that may have given back what it took. The
-// lock is not held.
+// rescheduleAfter is rescheduleLocked after a call that may have given back what it
+// took. The lock is not held.
 func (g *Group[K]) rescheduleAfter(c *keyedFlow[K]) {
 	g.lockAndAdvance()
 	defer g.unlockAndArm()
 	g.rescheduleLocked(c)
 }
 
-// sweep deletes the buckets that are drained, when the time has come to look.
+// sweep is called by the timer. It deletes the buckets that are drained.
 func (g *Group[K]) sweep() {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	g.sweepTimer.at = forever // It has gone off.
+	g.sweepTimer.at = forever // It has fired.
 	g.rearm = true
 	if now >= g.sweepTimer.next {
 		g.sweepDrainedLocked(now)
 	}
 }
 
-// sweepDrained is sweep while the lock is held.
+// sweepDrainedLocked looks at the buckets that may be drained by now, and deletes those
+// that are.
 func (g *Group[K]) sweepDrainedLocked(now int64) {
 	for range sweptAtOnce {
 		c := g.wheel.take(now)
@@ -75,7 +77,7 @@ func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
 	return small, n
 }
 
-// forget deletes a bucket, which is in the wheel no more.
+// forgetLocked deletes a bucket that has been taken out of the wheel.
 func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
 	if c.home == ownBucket {
 		delete(g.table, c.key)
@@ -85,7 +87,8 @@ func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
 	g.releasePlanLocked(c.flow.bucket.plan)
 }
 
-// dropAll deletes all buckets, and lets those go on who wait for Limits.
+// dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and
+// find the Group closed.
 func (g *Group[K]) dropAllLocked() {
 	for _, q := range g.limitsCalls {
 		q.err = errNoResult
@@ -101,17 +104,17 @@ func (g *Group[K]) dropAllLocked() {
 	g.sweepTimer.next = forever
 }
 
-// A sweepTimer is the timer by which a Group comes to delete its drained buckets. It is no
-// goroutine, so that a Group may be forgotten, and at the end of a testing/synctest
-// bubble holds nothing up. The lock of the dispatcher guards it.
+// A sweepTimer calls sweep when a bucket of a Group may be drained. It is a timer and
+// not a goroutine, so that a Group can be forgotten without Close, and does not keep a
+// testing/synctest bubble from ending. The lock of the dispatcher guards it.
 type sweepTimer struct {
 	sweep func() // what it calls, in a goroutine of its own
 	timer *time.Timer
-	at    int64 // when it goes off; forever: it does not
-	next  int64 // when it should
+	at    int64 // when the timer fires; forever: never
+	next  int64 // when it should fire
 }
 
-// arm sets the timer to when it should go off.
+// arm sets the timer to the instant at which it should fire.
 func (b *sweepTimer) arm(now int64) {
 	if b.at == b.next {
 		return

@@ -2,7 +2,7 @@ package shaper
 
 import "golang.org/x/time/rate"
 
-// settleIn returns the bucket for a key whose Limits are known, made if there is
+// insert returns the bucket for a key whose Limits are known, and makes it if there is
 // none. With an error it has unlocked.
 func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	c := g.table[key]
@@ -44,8 +44,8 @@ func (g *Group[K]) insertBucket(key K, l Limits, now int64) (*keyedFlow[K], erro
 	return c, nil
 }
 
-// share returns a bucket for a key that is to share one. With an error it has
-// unlocked.
+// insertShared returns the bucket for a key that is to share one, and makes it if there
+// is none. With an error it has unlocked.
 func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	g.overflowed++
 	home := g.overflow.homeOf(key)
@@ -65,14 +65,14 @@ func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], erro
 	return c, nil
 }
 
-// newCell makes a bucket with those Limits.
+// newFlowLocked makes a bucket with these Limits.
 func (g *Group[K]) newFlowLocked(l Limits, now int64) *keyedFlow[K] {
 	c := &keyedFlow[K]{flow: flow{bucket: bucket{plan: g.planLocked(l)}, entered: -1}, home: ownBucket}
 	g.watchLocked(c, now, now) // It is drained until it is used.
 	return c
 }
 
-// plan returns the plan of Limits, and counts one more that uses it.
+// planLocked returns the plan of Limits and counts one more user of it.
 func (g *Group[K]) planLocked(l Limits) *plan {
 	p := g.plans[l]
 	if p == nil {
@@ -84,8 +84,8 @@ func (g *Group[K]) planLocked(l Limits) *plan {
 	return p
 }
 
-// release counts one less that uses a plan. One that nobody uses any more is kept,
-// as the next key is likely to want it.
+// releasePlanLocked counts one user less of a plan. The last plan that has lost all its
+// users is kept, because the next key is likely to need it.
 func (g *Group[K]) releasePlanLocked(p *plan) {
 	if p.users--; p.users > 0 {
 		return
@@ -96,8 +96,8 @@ func (g *Group[K]) releasePlanLocked(p *plan) {
 	g.unused = p
 }
 
-// look lets f see the bucket of a key, without making one: for a key that has none,
-// one that is as it would be.
+// withFlow calls see with the bucket of a key. It makes no bucket: for a key that has
+// none, see gets one that is as the key's new bucket would be.
 func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	if g.withOwnFlow(key, see) {
 		return nil
@@ -134,7 +134,8 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	return nil
 }
 
-// lookUp lets f see the bucket of a key if it has one, or if there will be no more.
+// withOwnFlow calls see with the bucket of a key, if the key has one of its own, and
+// reports whether it has. On a closed Group it has: one that refuses every call.
 func (g *Group[K]) withOwnFlow(key K, see func(f *flow, now int64)) bool {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
@@ -162,18 +163,20 @@ func (g *Group[K]) sharesLocked(key K, used *keyedFlow[K]) bool {
 	return key != key || len(g.table) >= g.maxKeys || used != nil && used.flow.seatsInUse()
 }
 
-// noPlace is the refusal of a key for which there is no place in the overflow.
+// noPlace returns the refusal of a key for which there is no shared bucket. One may
+// become free whenever drained buckets are deleted.
 func noPlace() *RejectError { return &RejectError{Reason: ErrQueueFull, RetryAfter: spokeTime} }
 
-// A cell is a flow of a Group, with its key.
+// A keyedFlow is a flow of a Group, with its key.
 type keyedFlow[K comparable] struct {
 	flow flow
-	key  K // of an overflow bucket: none
+	key  K // the zero key for a shared bucket
 
-	prev, next *keyedFlow[K] // in the wheel; nil: it is not in there any more
+	prev, next *keyedFlow[K] // in the wheel; nil: it has been deleted
 	spoke      uint8         // of the wheel
 	home       int16         // of a shared bucket: its point on the ring; ownBucket: it is that of a key
 	reach      int16         // of a shared bucket: it serves the keys whose homes are up to so many points before its own
 }
 
+// ownBucket is the home of a bucket that is not shared.
 const ownBucket = -1
