@@ -194,7 +194,7 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 			return
 		}
 		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
-			g.endHold(func() *keyedFlow[K] { return g.overflow.used(key, g.plans[l]) })
+			g.endHold(func() *keyedFlow[K] { return g.usedLocked(key, l) })
 		}
 		return
 	}

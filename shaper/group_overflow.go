@@ -23,7 +23,7 @@ const (
 // else.
 //
 // A key makes a bucket at its home while there are fewer than maxShared −
-// reservedShared buckets in all rings, or fewer than maxShared and its ring has none.
+// reservedShared buckets in all rings, or fewer than maxShared and none in its own.
 // After that it uses the next bucket of its ring, whose reach then covers its home.
 //
 // No bucket is ever made on a point that the reach of another one covers. So the
@@ -60,21 +60,18 @@ func (o *overflow[K]) next(home int16, p *plan) (c *keyedFlow[K], distance int16
 	return c, (c.home - home + homes) % homes
 }
 
-// used returns the bucket with plan p that a key has been sharing, or another key with
-// the same home. It returns nil if there is none.
-func (o *overflow[K]) used(key K, p *plan) *keyedFlow[K] {
-	if o.len == 0 {
-		return nil // Then there is no need to hash the key.
-	}
-	if c, distance := o.next(o.homeOf(key), p); c != nil && distance <= c.reach {
+// used returns the bucket with plan p that keys with a home have been sharing. It returns
+// nil if there is none.
+func (o *overflow[K]) used(home int16, p *plan) *keyedFlow[K] {
+	if c, distance := o.next(home, p); c != nil && distance <= c.reach {
 		return c
 	}
 	return nil
 }
 
-// find returns the bucket with plan p that a key is to share, and how far it is from
-// the key's home. It returns nil if one is to be made there; but if full is true,
-// there is no room for that. A nil p stands for one that no bucket has.
+// find returns the bucket with plan p that a key with a home is to share, and how far it
+// is from there. It returns nil if one is to be made at the home; but if full is true,
+// there is no room for that. A nil p stands for a plan that no bucket has.
 func (o *overflow[K]) find(home int16, p *plan) (c *keyedFlow[K], distance int16, full bool) {
 	c, distance = o.next(home, p)
 	switch {

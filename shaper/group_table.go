@@ -9,7 +9,7 @@ func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	switch {
 	case g.phase != open:
 		return &g.closedFlow, nil
-	case c == nil && g.needsNoBucketLocked(l, g.overflow.used(key, g.plans[l]), now):
+	case c == nil && g.needsNoBucketLocked(l, g.usedLocked(key, l), now):
 		g.unlimitedBy = l
 		return &g.unlimited, nil
 	case c == nil:
@@ -26,10 +26,19 @@ func (g *Group[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K], now int64) 
 	return l.Rate == rate.Inf && l.InFlight == 0 && (used == nil || used.flow.drained(now))
 }
 
+// usedLocked returns the bucket that a key with these Limits has been sharing, or another
+// key with the same home. It returns nil if there is none.
+func (g *Group[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
+	if g.overflow.len == 0 {
+		return nil // As nearly always: then neither Limits nor key need be hashed.
+	}
+	return g.overflow.used(g.overflow.homeOf(key), g.plans[l])
+}
+
 // insertBucket returns a bucket for a key that has none: a new one of its own, or one
 // that it shares. With an error it has unlocked.
 func (g *Group[K]) insertBucket(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	used := g.overflow.used(key, g.plans[l])
+	used := g.usedLocked(key, l)
 	if g.sharesLocked(key, used) {
 		return g.insertShared(key, l, now)
 	}
@@ -115,7 +124,7 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
 	f := &flow{bucket: newBucket(limits), entered: -1}
-	used := g.overflow.used(key, g.plans[limits])
+	used := g.usedLocked(key, limits)
 	switch {
 	case g.needsNoBucketLocked(limits, used, now):
 	case g.sharesLocked(key, used):
