@@ -32,13 +32,17 @@ const importPolicy = `
 	# needs a line pays for nothing else. The type of a rate is x/time's, so that
 	# users of its limiter need not convert. (unsafe and syscall are for
 	# peer_linux.go alone.)
-	shaper: std unsafe syscall golang.org/x/time/rate
+	shaper: std unsafe syscall golang.org/x/time/rate shaper/internal/sketch
 
 	# Exact time knows rates and numbers, and nothing of what is counted with it.
 	shaper/internal/exact: std golang.org/x/time/rate
 
 	# An alarm knows the clocks of Go and of the kernel, and no shaper.
 	shaper/internal/alarm: std unsafe syscall shaper/internal/exact
+
+	# Two algorithms of the literature, which know nothing of a Shaper: whoever reads
+	# them needs nothing else.
+	shaper/internal/sketch: std
 
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for. (syscall for the names

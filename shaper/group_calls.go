@@ -157,8 +157,9 @@ func (g *Group[K]) failed(key K, r *request, err error) decision {
 // Allow is shorthand for AllowN(key, 1).
 func (g *Group[K]) Allow(key K) bool { return g.AllowN(key, 1) }
 
-// AllowN is Shaper.AllowN on the bucket of a key. It is false, too, if the Limits
-// of the key can't be had.
+// AllowN is [Shaper.AllowN] on the bucket of a key. It is also false if the [Limits] of
+// the key can't be had, which [GroupStats].LimitErrors counts. On a closed Group every
+// call is refused with [ErrClosed] and counted, whatever the Limits of its key are.
 func (g *Group[K]) AllowN(key K, n int) bool {
 	g.mustBeMade()
 	if n <= 0 {
@@ -197,17 +198,20 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 			return
 		}
 		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
-			g.endHold(func() (c *keyedFlow[K]) {
-				if g.sharesLocked(key) {
-					c, _ = g.overflowLocked(key, l)
-				}
-				return c
-			})
+			g.endHold(func() *keyedFlow[K] { return g.usedLocked(key, l) })
 		}
 		return
 	}
 	mustBeComparable(key)
-	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) { g.holdLocked(&c.flow, now, d) })
+	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) {
+		if c == &g.unlimited { // Now there is something to remember.
+			var err error
+			if c, err = g.insertBucketLocked(key, g.unlimitedBy, now); err != nil {
+				return
+			}
+		}
+		g.holdLocked(&c.flow, now, d)
+	})
 }
 
 // endHold is Hold(0) for a bucket, if there is one. It says whether that was all: if
@@ -217,7 +221,7 @@ func (g *Group[K]) endHold(find func() *keyedFlow[K]) (done bool) {
 	defer g.unlockAndArm()
 	c := find()
 	if c == nil {
-		return g.overflow.flows == nil
+		return g.overflow.len == 0
 	}
 	c.flow.bucket.idleUntil(now)
 	g.holdLocked(&c.flow, now, 0)

@@ -27,7 +27,7 @@ func (m *model) do(o *op) {
 			m.enter(w)
 		}
 	case opAllow:
-		if m.capped() && w.n > 0 {
+		if m.capped() && w.n > 0 && !m.closed {
 			m.finish(w, resultMisused)
 		} else {
 			m.enter(w)

@@ -94,7 +94,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
 	case d.dryRun:
 		return d.shadowLocked(f, now, r)
-	case f.capped() && !r.releases:
+	case f.capped() && !r.releases && (r.kind != allow || d.phase == open): // Closed, it refuses all.
 		return decision{err: errUseAcquire}
 	case r.kind == newcomer && d.conformsLocked(f, now, r):
 		return d.passLocked(f, now, r)

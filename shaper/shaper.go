@@ -115,8 +115,9 @@ func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
 // AllowN lets a request of cost n leave now, or not at all: it never waits and
 // never overtakes the line. It counts as one call. AllowN(0) is true and a
-// negative n gives false; neither is counted, nor is any call with
-// Limits.InFlight set: it is false, as nobody would say when the request ends.
+// negative n gives false; neither is counted. With [Limits].InFlight set AllowN is
+// false and not counted, because nobody would say when the request ends. On a closed
+// Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is.
 func (s *Shaper) AllowN(n int) bool {
 	s.mustBeMade()
 	if n <= 0 {
