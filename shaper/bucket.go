@@ -17,7 +17,7 @@ import (
 // when the Shaper or Group was made. The lock of the dispatcher guards it.
 type bucket struct {
 	*plan
-	*cold // nil means that all its fields are 0
+	*cold // nil means that all its fields are 0; see coldOrNone
 
 	empty      exact.Nanos // the instant at which the level reaches 0
 	departures uint64      // how many requests have left
@@ -29,7 +29,9 @@ type cold struct {
 	missed float64     // the cost lost to lateness beyond slack
 
 	abandoned uint64 // requests whose context ended
-	refused   [reasons]uint64
+	refused   refusals
+
+	seatTime int64 // moving average of the time for which seats are taken, in ns; 0: none has been measured
 
 	// roundedUpBy is how far empty lies above the exact instant, which after a
 	// change of the rate need not be a multiple of the interval's 1/den of a
@@ -43,7 +45,7 @@ type cold struct {
 
 func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
 
-// coldOrNew returns the cold fields, which it makes if there are none.
+// coldOrNew returns the cold fields, to be changed, which it makes if there are none.
 func (b *bucket) coldOrNew() *cold {
 	if b.cold == nil {
 		b.cold = new(cold)
@@ -51,28 +53,15 @@ func (b *bucket) coldOrNew() *cold {
 	return b.cold
 }
 
-// missedSoFar returns the cost lost to lateness beyond slack.
-func (b *bucket) missedSoFar() float64 {
-	if b.cold == nil {
-		return 0
-	}
-	return b.cold.missed
-}
+// noCold holds the cold fields of a bucket that has none. It is only read.
+var noCold cold
 
-// heldUntil returns the end of the hold: no request leaves before.
-func (b *bucket) heldUntil() exact.Nanos {
+// coldOrNone returns the cold fields, to be read only; they are 0 if there are none.
+func (b *bucket) coldOrNone() *cold {
 	if b.cold == nil {
-		return exact.Nanos{}
+		return &noCold
 	}
-	return b.cold.hold
-}
-
-// excess returns how far empty lies above the exact instant; nil means 0.
-func (b *bucket) excess() *big.Rat {
-	if b.cold == nil {
-		return nil
-	}
-	return b.cold.roundedUpBy
+	return b.cold
 }
 
 // setEmpty sets empty, and how far it lies above the exact instant.
@@ -97,7 +86,7 @@ func (b *bucket) dueAfter(empty exact.Nanos, n int64) exact.Nanos {
 // slot returns the instant at which the head of the line, of cost n, is to leave.
 // since is when it became the head and a seat was free for it.
 func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
-	return exact.Later(exact.Later(b.due(n), since), b.heldUntil())
+	return exact.Later(exact.Later(b.due(n), since), b.coldOrNone().hold)
 }
 
 // wait returns how long a request of cost n would wait from now on. ahead is the cost
@@ -109,7 +98,7 @@ func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
 // seats are taken, the bucket may run empty. Then the first slot is at the end of
 // that time.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
-	hold := b.heldUntil()
+	hold := b.coldOrNone().hold
 	empty := exact.Later(b.empty, hold)
 	due := b.dueAfter(empty, n)
 	if ahead > 0 {
@@ -134,7 +123,7 @@ func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, lef
 	if slot.Ceil() > now {
 		return slot, false
 	}
-	b.idleUntil(b.heldUntil().Whole()) // No request has left before that.
+	b.idleUntil(b.coldOrNone().hold.Whole()) // No request has left before that.
 	if earliest := exact.At(now - b.slack); earliest.After(slot) {
 		lost := b.interval.Minus(earliest, slot)
 		b.coldOrNew().missed += b.interval.Units(lost)
@@ -155,7 +144,7 @@ func (b *bucket) leave(at exact.Nanos, n int64) {
 		b.empty = raised
 		return
 	}
-	b.setEmpty(b.interval.Add(b.empty, b.excess(), n))
+	b.setEmpty(b.interval.Add(b.empty, b.coldOrNone().roundedUpBy, n))
 }
 
 // giveBack undoes a departure of cost n, if no other has followed: the level is as if
@@ -175,7 +164,7 @@ func (b *bucket) giveBack(departureNo uint64, n int64) {
 		b.empty = b.interval.Minus(b.empty, b.interval.Times(n))
 		return
 	}
-	b.setEmpty(b.interval.Add(b.empty, b.excess(), -n))
+	b.setEmpty(b.interval.Add(b.empty, b.coldOrNone().roundedUpBy, -n))
 }
 
 // idleUntil moves empty up to now if the level is 0, and drops the rounding remainder:
@@ -194,10 +183,10 @@ func (b *bucket) level(now int64) float64 {
 	if !b.empty.After(at) {
 		return 0
 	}
-	if b.excess() == nil {
+	if b.coldOrNone().roundedUpBy == nil {
 		return b.interval.Units(b.interval.Minus(b.empty, at))
 	}
-	return b.interval.UnitsSince(now, b.empty, b.excess())
+	return b.interval.UnitsSince(now, b.empty, b.coldOrNone().roundedUpBy)
 }
 
 // change puts other limits in force from now on. The level is kept, exactly: empty
@@ -215,7 +204,7 @@ func (b *bucket) change(to *plan, now int64) {
 		return
 	}
 	b.plan = to
-	b.setEmpty(old.Rescale(b.empty, b.excess(), now, next))
+	b.setEmpty(old.Rescale(b.empty, b.coldOrNone().roundedUpBy, now, next))
 }
 
 // A plan is [Limits] in the form that a bucket needs. It never changes; all buckets of

@@ -18,7 +18,7 @@ func (d *departures) update(ln *line) {
 		ln.index = len(*d)
 		*d = append(*d, ln)
 	}
-	ln.slot = ln.flow.next()
+	ln.slot = ln.flow.headMayLeave()
 	if !d.up(ln.index) {
 		d.down(ln.index)
 	}

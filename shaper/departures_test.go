@@ -65,9 +65,9 @@ func requireHeap(t *testing.T, heap departures, lanes []*flow) {
 			continue
 		}
 		waiting++
-		least = min(least, f.next())
+		least = min(least, f.headMayLeave())
 		require.True(t, heap[f.line.index] == f.line)
-		require.Equal(t, f.next(), f.line.slot)
+		require.Equal(t, f.headMayLeave(), f.line.slot)
 	}
 	require.Len(t, heap, waiting)
 	if waiting > 0 {

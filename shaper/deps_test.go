@@ -50,6 +50,10 @@ const importPolicy = `
 	shaper/internal/serverconn: std unsafe syscall
 	shaper/internal/hijack: std
 
+	# Two algorithms of the literature, which know nothing of a Shaper: whoever reads
+	# them needs nothing else.
+	shaper/internal/sketch: std
+
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for. (syscall for the names
 	# of signals.)

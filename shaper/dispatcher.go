@@ -111,9 +111,9 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // Nobody was to be woken, so nothing is late.
 		}
 		b := &ln.flow.bucket
-		missed := b.missedSoFar()
+		missed := b.coldOrNone().missed
 		ln.since, _ = b.release(ln.since, at, w.cost)
-		d.totals.missed += b.missedSoFar() - missed
+		d.totals.missed += b.coldOrNone().missed - missed
 		ln.remove(w, departed)
 		d.waiting--
 		if ln.flow.capped() && !d.dryRun {

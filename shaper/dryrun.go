@@ -3,9 +3,6 @@ package shaper
 import (
 	"context"
 	"slices"
-	"time"
-
-	"example.com/leakybucket/shaper/internal/exact"
 )
 
 type dryRunOption struct{}
@@ -35,29 +32,28 @@ func (dryRunOption) apply(to *options) { to.dry = true }
 // behind the other it would see only what that has let go.
 func WithDryRun() Option { return common{dryRunOption{}} }
 
-// rehearse lets a request of cost n > 0 through, and notes in the shadow of the
-// line what would have become of it. It unlocks.
-func (d *dispatcher) shadow(ctx context.Context, f *flow, now int64, n int, left time.Duration, depth int, key any) (v Verdict) {
-	wait, r := d.judgeLocked(f, now, int64(n), left, depth)
+// shadowLocked lets a request through, and notes in the shadow of the line what would
+// have become of it. A reentry enters the shadow as a newcomer.
+func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
+	r.verdict = new(Verdict)
+	wait, refusal := d.judgeNewcomerLocked(f, now, r)
 	switch {
-	case r.reason != notRefused:
-		refusal := r.value()
-		v.Err = &refusal
-		d.countRefusalLocked(f, now, r.reason)
+	case refusal.reason != notRefused:
+		err := refusal.value()
+		r.verdict.Err = &err
+		d.countRefusalLocked(f, now, refusal.reason)
 	case wait == 0:
-		f.bucket.pass(now, int64(n))
+		f.bucket.pass(now, r.cost)
 		d.countDepartureLocked(f, now, 0)
 	default:
-		v.Wait = wait
-		d.enqueueLocked(f, now, n, newcomer)
+		r.verdict.Wait = wait
+		d.enqueueLocked(f, now, r)
 	}
-	waiting := f.waiting()
-	d.unlockAndArm()
-	d.letThrough(ctx, Event{Name: d.name, Key: key, Cost: n, Waiting: waiting, At: d.timeOf(now), Verdict: &v})
-	return v
+	return decision{waiting: int32(f.waiting()), event: verdictEvent}
 }
 
-// letThrough tells of a request of a dry run. The lock is not held.
+// letThrough leaves the verdict on a request of a dry run where its caller asked for it,
+// and runs the hook. The lock is not held.
 func (d *dispatcher) letThrough(ctx context.Context, ev Event) {
 	leaveVerdict(ctx, *ev.Verdict)
 	runHook(d.trace.Departed, ctx, ev)
@@ -76,12 +72,4 @@ func neverWaits(l Limiter) bool {
 		return !slices.ContainsFunc(l.links, func(l Limiter) bool { return !neverWaits(l) })
 	}
 	return false
-}
-
-// untilDeadline is the time left to an instant; forever if that is forever.
-func untilDeadline(ends, now int64) time.Duration {
-	if ends == exact.Forever {
-		return exact.Forever
-	}
-	return time.Duration(max(0, exact.Sum(ends, -now)))
 }

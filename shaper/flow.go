@@ -35,9 +35,31 @@ type line struct {
 	index      int         // in departures; -1: it is not in there, as nobody waits
 }
 
-// next is when the head of the line is to leave; forever if nobody knows, as all
-// places are taken: whoever gives one back looks for the head.
-func (f *flow) next() int64 {
+// noLine is the line of a flow that has none. It is only read.
+var noLine line
+
+// lineOrNone returns the line of a flow, to be read; noLine if it has none.
+func (f *flow) lineOrNone() *line {
+	if f.line == nil {
+		return &noLine
+	}
+	return f.line
+}
+
+// waiting returns how many are in line.
+func (f *flow) waiting() int { return f.lineOrNone().len }
+
+// ahead returns the cost of all in line, saturating.
+func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
+
+// seatsTaken returns how many requests have a seat; 0 without a cap.
+func (f *flow) seatsTaken() int { return f.lineOrNone().seatsTaken }
+
+// headMayLeave returns the instant from which on the head of the line may leave; forever
+// if nobody can tell: whoever ends that then calls markDirtyLocked. Every reason that keeps
+// a head from leaving is asked for here: the cap (inflight.go), and by bucket.slot its slot
+// and a hold (hold.go).
+func (f *flow) headMayLeave() int64 {
 	if !f.hasSeat() {
 		return exact.Forever
 	}
@@ -52,43 +74,12 @@ func (f *flow) notBefore(at int64) {
 	}
 }
 
-// waiting is how many are in line.
-func (f *flow) waiting() int {
-	if f.line == nil {
-		return 0
-	}
-	return f.line.len
-}
-
-// ahead is the cost of all in line, saturating.
-func (f *flow) ahead() int64 {
-	if f.line == nil {
-		return 0
-	}
-	return f.line.cost.total()
-}
-
-// capped says whether there is a cap on what is in flight, which never changes:
-// the lock need not be held, if the limits don't change meanwhile.
-func (f *flow) capped() bool { return f.bucket.limits.InFlight > 0 }
-
-// hasRoom says whether the cap on what is in flight lets one more leave.
-func (f *flow) hasSeat() bool { return !f.capped() || f.seatsTaken() < f.bucket.limits.InFlight }
-
-// taken is how many have a place, if there is a cap.
-func (f *flow) seatsTaken() int {
-	if f.line == nil {
-		return 0
-	}
-	return f.line.seatsTaken
-}
-
 // succeed makes a new flow go on from where its key has been sharing another: behind
 // those who wait there.
 func (f *flow) inheritFrom(shared *flow) {
 	b := &shared.bucket
 	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(shared.ahead()))
-	if hold := b.heldUntil(); hold.Whole() > 0 {
+	if hold := b.coldOrNone().hold; hold.Whole() > 0 {
 		f.bucket.coldOrNew().hold = hold
 	}
 }
@@ -115,7 +106,7 @@ func (f *flow) drainedAt() int64 {
 	if f.waiting() > 0 || f.seatsTaken() > 0 {
 		return exact.Forever
 	}
-	return exact.Later(f.bucket.empty, f.bucket.heldUntil()).Ceil()
+	return exact.Later(f.bucket.empty, f.bucket.coldOrNone().hold).Ceil()
 }
 
 // stats is what the flow knows of itself.
@@ -129,12 +120,11 @@ func (f *flow) stats(now int64) Stats {
 		Departed:  f.departed,
 		TotalWait: time.Duration(f.wait),
 	}
-	if r := b.cold; r != nil {
-		st.Abandoned, st.Missed = r.abandoned, r.missed
-		st.refusals(&r.refused)
-	}
-	if f.line != nil && f.line.head != nil {
-		st.OldestWait = time.Duration(now - f.line.head.admitted)
+	c := b.coldOrNone()
+	st.Abandoned, st.Missed = c.abandoned, c.missed
+	st.setRefusals(&c.refused)
+	if head := f.lineOrNone().head; head != nil {
+		st.OldestWait = time.Duration(now - head.admitted)
 	}
 	return st
 }

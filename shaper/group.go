@@ -9,70 +9,85 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A Group is a bucket for each key: for each user, address, route, or what a
-// program likes. All that is true of a Shaper is true of each of its buckets, and
-// no key keeps another waiting.
+// A Group keeps one bucket per key: per user, address, route, or whatever a program
+// chooses. Everything that is said of a [Shaper] holds for each of its buckets, and no
+// key delays another.
 //
-// A bucket is made by the first call with its key, from what the function given
-// to NewGroup says of it, and deleted within a second of being drained: when it is
-// empty, nobody waits, none of its requests is in flight, and it is not held.
-// From then on it would be as a new one, so that nothing is lost by it, and a key
-// that nobody uses takes no memory. One goroutine lets the lines of all keys leave,
-// while somebody waits; the deleting is done by a timer, while some bucket is not
-// drained.
+// Make one with [NewGroup]; the zero Group is not usable, and its methods panic. The
+// first call with a key makes the key's bucket, from the [Limits] that the function
+// given to NewGroup returns for it. The bucket is deleted within a second of being
+// drained, and its place is free from then on. A bucket is drained when its level is
+// 0, nobody waits, none of its requests is in flight, and it is not held. A new bucket
+// would be just the same, so nothing is lost, and a key that nobody uses takes no
+// memory. One goroutine serves the lines of all keys; it runs while somebody waits.
+//
+// A key at rate.Inf without a cap needs no bucket, because there is nothing to remember
+// of its calls: it takes no place, unless it is held.
 //
 // # When there are too many keys
 //
-// No more than WithMaxKeys keys have a bucket of their own at once. A bucket that
-// is not drained is never deleted to make room, as whoever can make up keys could
-// get himself a full Burst by that. Rather the keys that come when the table is
-// full share buckets: up to 1,024, each for one value of Limits and for those keys
-// that a hash, seeded anew in each process, puts there. So they may be refused for
-// what others do, and nobody who has a bucket notices; GroupStats.Overflowed counts
-// their calls. They get buckets of their own when some are drained, which go on from
-// where the shared ones are. 64 of the 1,024 are for Limits that find no other place;
-// if those are taken too, the calls of a key are refused as if its line was full. A
-// key that does not equal itself, as a NaN, always shares.
+// At most [WithMaxKeys] keys have a bucket of their own at once. A bucket that is not
+// drained is never deleted to make room, because then whoever can make up keys could
+// get a fresh Burst each time. Instead, keys that come when the table is full share
+// buckets. There are up to 1,024 of them, each for one value of Limits. A hash, which
+// is seeded anew in each process, decides which keys share one. Such a key may be
+// refused for what others do, but nobody who has a bucket notices.
+// [GroupStats].Overflowed counts the calls of keys that share.
+//
+// When the table has room again, the next call of such a key makes a bucket of its
+// own, which goes on from where the shared one is: with its level, behind its line and
+// with its hold. If there is a cap, the key goes on sharing until nobody waits in the
+// shared bucket and none of its requests is in flight.
+//
+// 64 of the 1,024 are kept for Limits that have no shared bucket yet. If those are
+// taken too, a call whose Limits have none is refused as if its line was full. A key
+// that does not equal itself, such as NaN, always shares.
 //
 // # Limits of a key
 //
-// The function is called once for each new bucket, and once for each call of a key
-// that shares one, on the goroutine of that call and outside any lock: it may be
-// slow, and delays those with the same key only. For a client who is slower than his
-// rate the bucket is new at every call, but for those within a second; so keep what
-// is slow to find out. The function must be safe for concurrent use, and must not
-// call the Group with the key that it is asked for. If it returns an error, or Limits
-// that are not valid, the call gets that error and takes nothing, and the next call
-// asks again.
+// The function that returns the Limits of a key is called once for each new bucket, and
+// once for each call of a key that shares a bucket or needs none. A client that calls
+// more slowly than its rate finds its bucket deleted, a second after it was drained,
+// so the function is called again each time: cache what is slow to look up.
 //
-// A Group is safe for concurrent use. Make one with NewGroup; the zero Group is not
-// usable, and its methods panic.
+// It is called on the goroutine of the call that needs the Limits, outside any lock. If
+// it is slow, only calls with the same key wait for it. It must be safe for concurrent
+// use, and must not call the Group with the key that it was called for. If it returns
+// an error or invalid Limits, the call returns that error and takes nothing, and the
+// next call asks again.
+//
+// A Group is safe for concurrent use.
 type Group[K comparable] struct {
 	dispatcher
 	limits     func(K) (Limits, error)
 	maxKeys    int
-	closedFlow keyedFlow[K] // has no key: who comes when the Group is closed is refused by it
+	closedFlow keyedFlow[K] // refuses all calls when the Group is closed; has no key
+	unlimited  keyedFlow[K] // lets the calls leave that need no bucket; has no key
 
-	// reloading has room for one Reload, before the lock. It is no Mutex, as the
-	// function runs meanwhile: in a testing/synctest bubble time would stand still.
+	// reloading has room for one element: a Reload that runs puts it there, and the
+	// next Reload waits for it to be taken out. A Mutex would stop the time in a
+	// testing/synctest bubble while the limits function runs.
 	reloading chan struct{}
 	limited   limitedKeys[K]
 
 	// The lock of the dispatcher guards these.
 	table       map[K]*keyedFlow[K]
-	peakKeys    int // keys in the table, since it was made
+	peakKeys    int // most keys that table has had since it was made
 	limitsCalls map[K]*limitsCall
-	peakCalls   int // since it was made
+	peakCalls   int // most calls that limitsCalls has had since it was made
 	plans       map[Limits]*plan
-	unused      *plan // of plans: the last that nobody used any more, nor maybe since
+	peakPlans   int   // most plans that plans has had since it was made
+	unused      *plan // the latest of plans that lost its last user; it may have one again
 	overflow    overflow[K]
+	unlimitedBy Limits // of the latest call that was given unlimited
 	wheel       wheel[K]
 	reloads     int
 	overflowed  uint64
 	limitErrors uint64
 }
 
-// NewGroup makes a Group whose keys have the Limits that the function says.
+// NewGroup makes a [Group] whose keys have the [Limits] that the function returns for
+// them.
 func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption) (*Group[K], error) {
 	if limits == nil {
 		return nil, errors.New("shaper: NewGroup: limits is nil, must be a function")
@@ -93,17 +108,18 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	g.overflow.seed = maphash.MakeSeed()
 	g.limited = newLimitedKeys[K](g.overflow.seed)
 	g.closedFlow.flow = flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}
+	g.unlimited.flow = flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}
 	g.dropAllLocked()
 	return g, nil
 }
 
-// Shutdown is Shaper.Shutdown for the lines of all keys.
+// Shutdown is [Shaper.Shutdown] for the lines of all keys.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
 	return g.shutdown(ctx)
 }
 
-// Close is Shaper.Close for the lines of all keys. All buckets are deleted.
+// Close is [Shaper.Close] for the lines of all keys. It deletes all buckets.
 func (g *Group[K]) Close() error {
 	g.mustBeMade()
 	g.close()

@@ -14,11 +14,11 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error { return g.WaitN(ctx, 
 // It is Shaper.WaitN on the bucket of the key, and may return the error of the
 // function that says the key's Limits, in which errors.Is sees that function's.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
-	_, _, err := g.wait(ctx, key, n, false)
+	_, err := g.wait(key, &request{ctx: ctx, cost: int64(n)})
 	return err
 }
 
-// Acquire is Shaper.Acquire on the bucket of a key.
+// Acquire is [Shaper.Acquire] on the bucket of a key.
 func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), err error) {
 	if release, err = g.placed(ctx, key, n); release == nil {
 		release = nothing
@@ -28,89 +28,114 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 
 // placed is Acquire with nil for a release that does nothing.
 func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
-	c, held, err := g.wait(ctx, key, n, true)
-	if held == (seat{}) {
+	r := request{ctx: ctx, cost: int64(n), releases: true}
+	c, err := g.wait(key, &r)
+	held := r.seat
+	if held.taken == nil {
 		return nil, err
 	}
 	return func() { g.releaseSeat(&c.flow, held) }, nil
 }
 
-// Do is Shaper.Do on the bucket of a key.
+// Do is [Shaper.Do] on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
-	c, held, err := g.wait(ctx, key, n, true)
+	r := request{ctx: ctx, cost: int64(n), releases: true}
+	c, err := g.wait(key, &r)
 	if err != nil {
 		return err
 	}
-	if held != (seat{}) {
-		defer g.releaseSeat(&c.flow, held)
+	if r.seat.taken != nil {
+		defer g.releaseSeat(&c.flow, r.seat)
 	}
 	return f(ctx)
 }
 
-// wait is WaitN with the place that the request has taken, if it left and there
-// is a cap on them. gives says whether the caller will give it back.
-func (g *Group[K]) wait(ctx context.Context, key K, n int, gives bool) (*keyedFlow[K], seat, error) {
-	c, w, done, held, err := g.enter(ctx, key, n, gives)
-	if w == nil {
-		return c, held, err
+// wait is WaitN, and returns the bucket that the request has found; nil if none.
+func (g *Group[K]) wait(key K, r *request) (*keyedFlow[K], error) {
+	g.mustBeMade()
+	c, dec := g.enter(key, r)
+	if dec.waiter == nil {
+		return c, dec.err
 	}
-	if held, err = g.block(ctx, &c.flow, w, done, g.hookKey(key)); err != nil {
+	err := g.block(&c.flow, r, dec.waiter)
+	if err != nil {
 		g.rescheduleAfter(c)
 	}
-	return c, held, err
+	return c, err
 }
 
-// enter lets a request leave at once, refuses it, or puts it into the line of its
-// key: then it returns the waiter, and the Done channel of its context.
+// enter lets a request leave at once, refuses it, or puts it into the line of its key, and
+// runs the hook of that. c is the bucket that it has found; nil if none.
+//
+// It is not inlined, so that its frame is not there while block waits.
 //
 //go:noinline
-func (g *Group[K]) enter(ctx context.Context, key K, n int, gives bool) (c *keyedFlow[K], w *waiter, done <-chan struct{}, held seat, err error) {
-	g.mustBeMade()
-	ends, err := g.checkCall(ctx, n)
-	if err != nil || n == 0 {
-		return nil, nil, nil, held, err
+func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
+	if r.kind != allow {
+		if err := g.checkCall(r); err != nil || r.cost == 0 {
+			return nil, decision{err: err}
+		}
 	}
-	c, now, err := g.lookupOrCreate(ctx, key)
-	switch {
-	case err != nil:
-		return nil, nil, nil, held, g.failed(ctx, key, n, err)
-	case g.dryRun:
-		depth := c.flow.bucket.limits.Depth
-		g.noteVerdict(key, g.shadow(ctx, &c.flow, now, n, untilDeadline(ends, now), depth, g.hookKey(key)))
-		return c, nil, nil, held, nil
-	case !gives && c.flow.capped():
+	mustBeComparable(key)
+	if g.hasHooks {
+		r.key = key
+	}
+	now := g.lockAndAdvance()
+	if c = g.foundLocked(key, now); c == nil {
 		g.unlockAndArm()
-		return nil, nil, nil, held, errUseAcquire
+		return g.enterNew(key, r)
 	}
-	if g.conformsLocked(&c.flow, now, int64(n), ends) {
-		return c, nil, nil, g.pass(ctx, &c.flow, now, n, g.hookKey(key)), nil
+	dec = g.decideLocked(&c.flow, now, r)
+	g.unlockAndArm()
+	g.noteLimited(key, r, dec)
+	if dec.event != departedEvent || g.hasHooks {
+		g.announce(&c.flow, now, r, dec)
 	}
-	w, done, held, err = g.admit(ctx, &c.flow, now, n, newcomer, ends, g.hookKey(key))
-	switch {
-	case w != nil:
-		g.limited.waited(key)
-	case err != nil:
-		g.limited.refused(key)
-	}
-	return c, w, done, held, err
+	return c, dec
 }
 
-// note notes the verdict of a dry run.
-func (g *Group[K]) noteVerdict(key K, v Verdict) {
-	switch {
-	case v.Err != nil:
-		g.limited.refused(key)
-	case v.Wait > 0:
+// enterNew is enter for a key that has no bucket.
+func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
+	var now int64
+	err := g.withFlowOrNew(r.ctx, key, func(found *keyedFlow[K], at int64) {
+		c, now = found, at
+		dec = g.decideLocked(&c.flow, now, r)
+	})
+	if err != nil {
+		return nil, g.failed(key, r, err)
+	}
+	g.noteLimited(key, r, dec)
+	g.announce(&c.flow, now, r, dec)
+	return c, dec
+}
+
+// mustBeComparable panics for a key that cannot be compared, such as an interface with a
+// slice in it, as a map would: but while the lock is free.
+func mustBeComparable[K comparable](key K) { _ = key == key }
+
+// noteLimited notes that a key has met its limits, if it has.
+func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
+	switch dec.event {
+	case enqueuedEvent:
 		g.limited.waited(key)
+	case refusedEvent:
+		g.limited.refused(key)
+	case verdictEvent:
+		switch v := r.verdict; {
+		case v.Err != nil:
+			g.limited.refused(key)
+		case v.Wait > 0:
+			g.limited.waited(key)
+		}
 	}
 }
 
-// unsettled is the end of a call that has come to no bucket: refused, for there is no
-// room in those that keys share; abandoned while it waited for its Limits; or without
-// any, which is not counted as a call. It returns what the call is to return. The
-// lock is not held.
-func (g *Group[K]) failed(ctx context.Context, key K, n int, err error) error {
-	ev := Event{Name: g.name, Key: g.hookKey(key), Cost: n, At: time.Now(), Err: err}
+// failed ends a call that got no bucket: with a refusal, if all shared buckets are taken;
+// with an abandonment, if the context ended while the Limits were looked up; or with the
+// error of the Limits, which is counted in [GroupStats.LimitErrors] only. The lock is not
+// held.
+func (g *Group[K]) failed(key K, r *request, err error) decision {
+	ev := Event{Name: g.name, Key: r.key, Cost: int(r.cost), At: time.Now(), Err: err}
 	_, refusal := err.(*RejectError)
 	if refusal {
 		g.limited.refused(key)
@@ -119,51 +144,29 @@ func (g *Group[K]) failed(ctx context.Context, key K, n int, err error) error {
 	switch {
 	case g.dryRun && (refusal || unlimited):
 		ev.Err, ev.Verdict = nil, &Verdict{Err: err}
-		g.letThrough(ctx, ev)
-		return nil
+		g.letThrough(r.ctx, ev)
+		return decision{event: verdictEvent}
 	case refusal:
-		runHook(g.trace.Refused, ctx, ev)
+		runHook(g.trace.Refused, r.ctx, ev)
 	case !unlimited:
-		runHook(g.trace.Abandoned, ctx, ev)
+		runHook(g.trace.Abandoned, r.ctx, ev)
 	}
-	return err
-}
-
-// named is the key as hooks are told of it.
-func (g *Group[K]) hookKey(key K) any {
-	if !g.hasHooks {
-		return nil
-	}
-	return key
+	return decision{err: err}
 }
 
 // Allow is shorthand for AllowN(key, 1).
 func (g *Group[K]) Allow(key K) bool { return g.AllowN(key, 1) }
 
-// AllowN is Shaper.AllowN on the bucket of a key. It is false, too, if the Limits
-// of the key can't be had.
+// AllowN is [Shaper.AllowN] on the bucket of a key. It is also false if the [Limits] of
+// the key can't be had, which [GroupStats].LimitErrors counts. On a closed Group every
+// call is refused with [ErrClosed] and counted, whatever the Limits of its key are.
 func (g *Group[K]) AllowN(key K, n int) bool {
 	g.mustBeMade()
 	if n <= 0 {
 		return n == 0
 	}
-	c, now, err := g.lookupOrCreate(context.Background(), key)
-	switch {
-	case err != nil:
-		return g.failed(context.Background(), key, n, err) == nil
-	case !g.dryRun && c.flow.capped():
-		g.unlockAndArm()
-		return false
-	}
-	if g.dryRun {
-		g.noteVerdict(key, g.shadow(context.Background(), &c.flow, now, n, exact.Forever, 0, g.hookKey(key)))
-		return true
-	}
-	if g.allow(&c.flow, now, n, g.hookKey(key)) {
-		return true
-	}
-	g.limited.refused(key)
-	return false
+	_, dec := g.enter(key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
+	return dec.passed()
 }
 
 // Forecast is Shaper.Forecast on the bucket of a key. It makes none: for a key that
@@ -195,21 +198,20 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 			return
 		}
 		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
-			g.endHold(func() (c *keyedFlow[K]) {
-				if g.sharesLocked(key) {
-					c, _ = g.overflowLocked(key, l)
-				}
-				return c
-			})
+			g.endHold(func() *keyedFlow[K] { return g.usedLocked(key, l) })
 		}
 		return
 	}
-	c, now, err := g.lookupOrCreate(context.Background(), key)
-	if err != nil {
-		return
-	}
-	g.holdLocked(&c.flow, now, d)
-	g.unlockAndArm()
+	mustBeComparable(key)
+	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) {
+		if c == &g.unlimited { // Now there is something to remember.
+			var err error
+			if c, err = g.insertBucketLocked(key, g.unlimitedBy, now); err != nil {
+				return
+			}
+		}
+		g.holdLocked(&c.flow, now, d)
+	})
 }
 
 // endHold is Hold(0) for a bucket, if there is one. It says whether that was all: if
@@ -219,7 +221,7 @@ func (g *Group[K]) endHold(find func() *keyedFlow[K]) (done bool) {
 	defer g.unlockAndArm()
 	c := find()
 	if c == nil {
-		return g.overflow.flows == nil
+		return g.overflow.len == 0
 	}
 	c.flow.bucket.idleUntil(now)
 	g.holdLocked(&c.flow, now, 0)

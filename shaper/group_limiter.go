@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The bucket of a key is used wherever a Shaper is.
+// A key's bucket can be used wherever a Shaper can.
 var _ interface {
 	acquirer
 	holder
@@ -14,15 +14,16 @@ var _ interface {
 	rehearser
 } = keyLimiter[string]{}
 
-// Limiter returns the bucket of a key as a Limiter, for a Transport, a Chain or a
-// Middleware. It has the methods Acquire, Forecast, Hold and Stats too. It takes no
-// memory in the Group, and works whether the bucket is there or not.
+// Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a
+// [Middleware]. It also has the methods Acquire, Forecast, Hold and Stats of a
+// [Shaper]. It takes no memory in the Group, and works whether the key has a bucket or
+// not.
 func (g *Group[K]) Limiter(key K) Limiter {
 	g.mustBeMade()
 	return keyLimiter[K]{g, key}
 }
 
-// keyed is the bucket of one key of a Group.
+// A keyLimiter is the bucket of one key of a Group.
 type keyLimiter[K comparable] struct {
 	group *Group[K]
 	key   K
@@ -38,8 +39,8 @@ func (k keyLimiter[K]) Forecast(n int) (time.Duration, error) { return k.group.F
 
 func (k keyLimiter[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
 
-// Stats are those of the bucket, or of a new one, or, if the Limits of the key
-// can't be had, nothing.
+// Stats returns the Stats of the key's bucket, or of a new one if it has none. If the
+// limits function returns an error, only the name is set.
 func (k keyLimiter[K]) Stats() (st Stats) {
 	g := k.group
 	err := g.withFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
@@ -49,14 +50,14 @@ func (k keyLimiter[K]) Stats() (st Stats) {
 	return st
 }
 
-// peek is Stats, if the key has a bucket of its own.
+// peek is Stats for a key that has a bucket of its own; ok reports whether it has.
 func (k keyLimiter[K]) peek() (st Stats, ok bool) {
 	g := k.group
 	ok = g.withOwnFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
 	return st, ok
 }
 
-// placed is Acquire with nil for a release that does nothing.
+// placed is Acquire, but returns nil for a release that does nothing.
 func (k keyLimiter[K]) placed(ctx context.Context, n int) (release func(), err error) {
 	return k.group.placed(ctx, k.key, n)
 }
@@ -65,7 +66,8 @@ func (k keyLimiter[K]) rehearses() bool { return k.group.dryRun }
 
 func (k keyLimiter[K]) neverWaits() bool { return k.group.dryRun }
 
-// keyless is what a dry run lets a request through by whose key can't be had.
+// keyless is the Limiter of a dry run for a request whose key function failed: it admits
+// the request and reports the error in the Verdict.
 type keyless[K comparable] struct {
 	group *Group[K]
 	err   error
@@ -82,11 +84,11 @@ func (k keyless[K]) WaitN(ctx context.Context, n int) error {
 
 func (k keyless[K]) neverWaits() bool { return true }
 
-// Middleware returns net/http middleware as the function Middleware does, in which
-// each request waits for the bucket of its key. An error of key is answered with
-// status 500, as is one of the Limits of the key; WithLogger logs both. (A dry run
-// lets both through, and says so in its Verdict.) A request of cost 0 passes
-// untouched, without asking for its key.
+// Middleware returns net/http middleware, as the function [Middleware] does, in which
+// each request waits for the bucket of its key. If key returns an error, or the limits
+// function does, the request is answered with status 500, and [WithLogger] logs the
+// error. (A dry run lets such a request through, with the error in its [Verdict].) A
+// request of cost 0 passes untouched, and key is not called for it.
 func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...MiddlewareOption) func(http.Handler) http.Handler {
 	g.mustBeMade()
 	if key == nil {

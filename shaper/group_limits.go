@@ -5,126 +5,150 @@ import (
 	"errors"
 )
 
-// A question is asked of the function that says the Limits of keys, by one call
-// for all that come with the same new key meanwhile.
+// A limitsCall is one call of the limits function for a new key. Further requests with
+// that key wait for its result, as in x/sync/singleflight.
 type limitsCall struct {
-	done    chan struct{} // closed when it is answered; made by who waits for that
+	done    chan struct{} // closed when it is finished; made by who waits for that
 	limits  Limits
 	err     error
-	reloads int // that there had been before it was asked
+	reloads int // that there had been when it was finished
 }
 
-// errUnanswered is for a question on which the function has panicked, or that was
-// pending when the Group was closed: ask again.
+// errNoResult is of a limitsCall in which the function has panicked, or that was pending
+// when the Group was closed: whoever waits for it tries again.
 var errNoResult = errors.New("shaper: no answer")
 
-// seek locks the Group and returns the bucket for a key, made if there is none.
-// With an error it has not locked.
-func (g *Group[K]) lookupOrCreate(ctx context.Context, key K) (c *keyedFlow[K], now int64, err error) {
-	if key != key { // A NaN would never be found again in a map.
-		return g.lookupShared(key)
-	}
+// withFlowOrNew calls do under the lock with the bucket of a key, which is made if there is
+// none. With an error there is none, and do is not called.
+func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(c *keyedFlow[K], now int64)) error {
+	var l limitsLookup
 	for {
-		now = g.lockAndAdvance()
-		c = g.table[key]
-		switch {
-		case c != nil:
-			c.flow.bucket.idleUntil(now)
-			return c, now, nil
-		case g.phase != open:
-			return &g.closedFlow, now, nil
+		now := g.lockAndAdvance()
+		c, err := g.foundOrNewLocked(key, now, &l)
+		if c != nil {
+			do(c, now)
 		}
-		q := g.limitsCalls[key]
-		if q == nil {
-			g.limitsCalls[key] = new(limitsCall)
-			g.peakCalls = max(g.peakCalls, len(g.limitsCalls))
-			return g.callAndInsert(ctx, key)
+		g.unlockAndArm()
+		if c != nil || err != nil {
+			return err
 		}
-		if q.done == nil {
-			q.done = make(chan struct{})
-		}
-		g.mu.Unlock()
-		select {
-		case <-q.done:
-			err = ctx.Err()
-		case <-ctx.Done():
-			err = errorOf(ctx)
-		}
-		if err != nil {
-			g.mu.Lock()
-			g.totals.abandoned++
-			g.mu.Unlock()
-			return nil, 0, err
-		}
-		switch {
-		case q.err == nil:
-			now = g.lockAndAdvance()
-			if q.reloads != g.reloads {
-				g.unlockAndArm()
-				continue // It was answered before a Reload, which has not seen this call.
-			}
-			c, err = g.insert(key, q.limits, now)
-			return c, now, err
-		case q.err != errNoResult:
-			return nil, 0, q.err
-		}
+		g.lookUpLimits(ctx, key, &l)
 	}
 }
 
-// answer asks for the Limits of a key, and goes on as seek. It unlocks before it asks.
-func (g *Group[K]) callAndInsert(ctx context.Context, key K) (_ *keyedFlow[K], now int64, err error) {
-	reloads := g.reloads
-	g.mu.Unlock()
-	var l Limits
-	err = errNoResult
+// A limitsLookup is how far a call has come that needs the Limits of a key.
+type limitsLookup struct {
+	call    *limitsCall // made by another request: it waits for that; nil: there is none
+	calls   bool        // it calls the function itself
+	known   bool        // limits are those of the key, or gone or err is set
+	limits  Limits
+	reloads int   // that there had been before the function was called
+	gone    error // of its context, which ended meanwhile
+	err     error // of the function
+}
+
+// foundLocked returns the bucket that a key has; that of the closed Group, if it is closed;
+// or nil.
+func (g *Group[K]) foundLocked(key K, now int64) *keyedFlow[K] {
+	c := g.table[key]
+	switch {
+	case c != nil:
+		c.flow.bucket.idleUntil(now)
+	case g.phase != open:
+		c = &g.closedFlow
+	}
+	return c
+}
+
+// foundOrNewLocked returns the bucket of a key, made if there is none and the lookup has
+// found the Limits. With neither a bucket nor an error, lookUpLimits comes next.
+func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFlow[K], error) {
+	// Limits that were said before a Reload may be those that it was called to replace.
+	stale := l.err == nil && l.reloads != g.reloads
+	if l.calls && l.known {
+		if stale {
+			l.known, l.gone, l.reloads = false, nil, g.reloads
+			return nil, nil
+		}
+		l.calls = false
+		g.finishCallLocked(key, l.limits, l.err)
+		if l.err != nil {
+			g.limitErrors++
+		}
+	}
+	switch {
+	case l.err != nil:
+		return nil, l.err
+	case l.gone != nil:
+		g.totals.abandoned++
+		return nil, l.gone
+	}
+	if c := g.foundLocked(key, now); c != nil {
+		return c, nil
+	}
+	if l.known && !stale {
+		return g.insertLocked(key, l.limits, now)
+	}
+	*l = limitsLookup{reloads: g.reloads, call: g.limitsCalls[key]}
+	switch {
+	case l.call == nil:
+		l.calls = true
+		if key == key { // A NaN would never be found again in a map.
+			g.limitsCalls[key] = new(limitsCall)
+			g.peakCalls = max(g.peakCalls, len(g.limitsCalls))
+		}
+	case l.call.done == nil:
+		l.call.done = make(chan struct{})
+	}
+	return nil, nil
+}
+
+// lookUpLimits calls the limits function for a key, or waits for the call of another
+// request. The lock is not held.
+func (g *Group[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
+	if !l.calls {
+		l.join(ctx)
+		return
+	}
 	defer func() {
-		if err == errNoResult { // It has panicked, or the context has.
+		if !l.known { // The function has panicked, or the context has.
 			g.mu.Lock()
-			g.finishCallLocked(key, l, err)
+			g.finishCallLocked(key, Limits{}, errNoResult)
 			g.mu.Unlock()
 		}
 	}()
-	var gone error
-	for {
-		var failed error
-		if l, failed = g.callLimits(key); failed == nil {
-			gone = ctx.Err() // It may have taken long.
-		}
-		err = failed
-		now = g.lockAndAdvance()
-		if err != nil || reloads == g.reloads {
-			break
-		}
-		// What was asked before a Reload may be what it was called to replace.
-		reloads = g.reloads
-		g.unlockAndArm()
-		err = errNoResult
+	if l.limits, l.err = g.callLimits(key); l.err == nil {
+		l.gone = ctx.Err() // The function may have taken long.
 	}
-	g.finishCallLocked(key, l, err)
-	switch {
-	case err != nil:
-		g.limitErrors++
-		g.unlockAndArm()
-		return nil, 0, err
-	case gone != nil:
-		g.totals.abandoned++
-		g.unlockAndArm()
-		return nil, 0, gone
-	}
-	c, err := g.insert(key, l, now)
-	return c, now, err
+	l.known = true
 }
 
-// answered lets those go on who wait for the answer.
+// join waits for the call of another request.
+func (l *limitsLookup) join(ctx context.Context) {
+	select {
+	case <-l.call.done:
+		l.gone = ctx.Err()
+	case <-ctx.Done():
+		l.gone = errorOf(ctx)
+	}
+	switch {
+	case l.gone != nil:
+		l.known = true
+	case l.call.err != errNoResult:
+		l.limits, l.err, l.reloads, l.known = l.call.limits, l.call.err, l.call.reloads, true
+	}
+}
+
+// finishCallLocked lets those go on that wait for a call.
 func (g *Group[K]) finishCallLocked(key K, l Limits, err error) {
-	q := g.limitsCalls[key]
-	if q == nil { // The Group has been closed.
+	call := g.limitsCalls[key]
+	if call == nil { // The Group has been closed, or the key is a NaN.
 		return
 	}
 	delete(g.limitsCalls, key)
-	q.limits, q.err, q.reloads = l, err, g.reloads
-	if q.done != nil {
-		close(q.done)
+	call.limits, call.err, call.reloads = l, err, g.reloads
+	if call.done != nil {
+		close(call.done)
 	}
 	if len(g.limitsCalls) == 0 && g.peakCalls >= 1024 {
 		// A map keeps the room of all that it ever held.
@@ -132,15 +156,15 @@ func (g *Group[K]) finishCallLocked(key K, l Limits, err error) {
 	}
 }
 
-// inForce says whether some bucket has these Limits: then they are valid, which is
-// not to be found out again for each call. The lock is not held.
+// inForce reports whether some bucket has these Limits: then they are valid, which need not
+// be checked again for each call. The lock is not held.
 func (g *Group[K]) inForce(l Limits) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.plans[l] != nil
 }
 
-// ask asks for the Limits of a key. The lock is not held.
+// callLimits calls the limits function for a key. The lock is not held.
 func (g *Group[K]) callLimits(key K) (Limits, error) {
 	l, err := g.limits(key)
 	if err == nil && !g.inForce(l) {
@@ -150,17 +174,4 @@ func (g *Group[K]) callLimits(key K) (Limits, error) {
 		return Limits{}, &limitsError{err}
 	}
 	return l, nil
-}
-
-// seekShared is seek for a key that can't have a bucket of its own.
-func (g *Group[K]) lookupShared(key K) (c *keyedFlow[K], now int64, err error) {
-	l, err := g.callLimits(key)
-	now = g.lockAndAdvance()
-	if err != nil {
-		g.limitErrors++
-		g.unlockAndArm()
-		return nil, 0, err
-	}
-	c, err = g.insertShared(key, l, now)
-	return c, now, err
 }

@@ -1,72 +1,119 @@
 package shaper
 
-import "hash/maphash"
-
-const (
-	// maxOverflow is how many buckets are shared by the keys that find the table full.
-	maxOverflow = 1024
-	// lastResort is how many of them are for Limits that find no other place, so that
-	// whoever floods the keys of one rule leaves room for those of the others.
-	lastResort = 64
-	hashed     = maxOverflow - lastResort
+import (
+	"hash/maphash"
+	"slices"
 )
 
-// overflow holds the buckets that keys share for which a Group has no bucket of
-// their own. Each is for one value of Limits, and for those keys that a hash puts
-// at its place; the hash is seeded anew in each process, so that nobody can choose
-// keys which meet those of somebody else.
+const (
+	// maxShared is how many buckets are shared by keys that find the table full.
+	maxShared = 1024
+	// reservedShared is how many of them are for Limits that have none yet, so that
+	// whoever floods the keys of one rule leaves room for those of the others.
+	reservedShared = 64
+	// homes is how many points there are on a ring.
+	homes = maxShared - reservedShared
+)
+
+// overflow holds the buckets that keys share while the Group has no bucket of their
+// own for them. Each value of Limits has a ring of its own: homes points, some of
+// which have a bucket. A hash gives each key its home on the ring, and the key uses
+// the first bucket at its home or after it (consistent hashing). The hash is seeded
+// anew in each process, so that nobody can choose keys that meet those of somebody
+// else.
+//
+// A key makes a bucket at its home while there are fewer than maxShared −
+// reservedShared buckets in all rings, or fewer than maxShared and none in its own.
+// After that it uses the next bucket of its ring, whose reach then covers its home.
+//
+// No bucket is ever made on a point that the reach of another one covers. So the
+// bucket that a key has used is still the next one after its home for as long as it
+// exists. It is deleted only when it is drained, and therefore no key gets a fresh
+// Burst by moving from one bucket to another.
+//
+// Finding a bucket takes a binary search in one ring, however many buckets and Limits
+// there are.
 type overflow[K comparable] struct {
-	seed   maphash.Seed
-	flows  *[maxOverflow]*keyedFlow[K] // nil: there has been none yet
-	probes int                         // no bucket has been found further than that from a key's own place
+	seed  maphash.Seed
+	rings map[*plan][]*keyedFlow[K] // each in the order of homes, never empty
+	len   int                       // buckets in all rings
 }
 
-// of returns the bucket for a key with that plan, which is nil if it is to be made
-// at the place that is returned: the key's own one, or the next that has this
-// plan or is free, reach places on; or else the first such one of the last resort. If
-// there is none, place is -1. All keys that do not equal themselves have one place, as
-// the hash of one is never the same.
-func (o *overflow[K]) find(key K, p *plan) (c *keyedFlow[K], index, probes int) {
-	if o.flows == nil {
-		o.flows = new([maxOverflow]*keyedFlow[K])
+// homeOf returns the home of a key. All keys that do not equal themselves, such as
+// NaN, have one home, because the hash of such a key differs at each call.
+func (o *overflow[K]) homeOf(key K) int16 {
+	if key != key {
+		return 0
 	}
-	home := 0
-	if key == key {
-		home = int(maphash.Comparable(o.seed, key) % hashed)
-	}
-	for probes = range hashed {
-		index = (home + probes) % hashed
-		if c = o.flows[index]; c == nil || c.flow.bucket.plan == p {
-			return c, index, probes
-		}
-	}
-	for index = hashed; index < maxOverflow; index++ {
-		if c = o.flows[index]; c == nil || c.flow.bucket.plan == p {
-			return c, index, index - hashed
-		}
-	}
-	return nil, -1, 0
+	return int16(maphash.Comparable(o.seed, key) % homes)
 }
 
-// reached notes that a key found its bucket so many places from its own.
-func (o *overflow[K]) noteProbes(c *keyedFlow[K], probes int) {
-	c.probes = max(c.probes, int16(probes))
-	o.probes = max(o.probes, probes)
+// next returns the first bucket of p's ring at a home or after it, and how many points
+// after it that is. It returns nil if the ring is empty.
+func (o *overflow[K]) next(home int16, p *plan) (c *keyedFlow[K], distance int16) {
+	ring := o.rings[p]
+	if len(ring) == 0 {
+		return nil, 0
+	}
+	i, _ := searchRing(ring, home)
+	c = ring[i%len(ring)] // After the last point comes the first.
+	return c, (c.home - home + homes) % homes
 }
 
-// passed says whether some key passed a place on its way to its bucket, which is
-// not drained: then the place must not become free, or the key would get a new
-// bucket in it.
-func (o *overflow[K]) isPassed(index int, now int64) bool {
-	for _, c := range o.flows[max(index+1, hashed):] { // They passed all before theirs.
-		if c != nil && !c.flow.drained(now) {
-			return true
-		}
+// used returns the bucket with plan p that keys with a home have been sharing. It returns
+// nil if there is none.
+func (o *overflow[K]) used(home int16, p *plan) *keyedFlow[K] {
+	if c, distance := o.next(home, p); c != nil && distance <= c.reach {
+		return c
 	}
-	for i := 1; index < hashed && i <= o.probes; i++ {
-		if c := o.flows[(index+i)%hashed]; c != nil && int(c.probes) >= i && !c.flow.drained(now) {
-			return true
-		}
+	return nil
+}
+
+// find returns the bucket with plan p that a key with a home is to share, and how far it
+// is from there. It returns nil if one is to be made at the home; but if full is true,
+// there is no room for that. A nil p stands for a plan that no bucket has.
+func (o *overflow[K]) find(home int16, p *plan) (c *keyedFlow[K], distance int16, full bool) {
+	c, distance = o.next(home, p)
+	switch {
+	case c != nil && distance <= c.reach:
+		return c, distance, false
+	case o.len < homes:
+		return nil, 0, false
+	case c != nil:
+		return c, distance, false
 	}
-	return false
+	return nil, 0, o.len >= maxShared
+}
+
+// add puts a new bucket at its home.
+func (o *overflow[K]) add(c *keyedFlow[K]) {
+	if o.rings == nil {
+		o.rings = make(map[*plan][]*keyedFlow[K])
+	}
+	p := c.flow.bucket.plan
+	i, _ := searchRing(o.rings[p], c.home)
+	o.rings[p] = slices.Insert(o.rings[p], i, c)
+	o.len++
+}
+
+// remove deletes a bucket.
+func (o *overflow[K]) remove(c *keyedFlow[K]) {
+	p := c.flow.bucket.plan
+	i, _ := searchRing(o.rings[p], c.home)
+	o.rings[p] = slices.Delete(o.rings[p], i, i+1)
+	o.len--
+	switch {
+	case o.len == 0:
+		o.rings = nil // A map keeps the memory for all that it ever held.
+	case len(o.rings[p]) == 0:
+		delete(o.rings, p)
+	}
+}
+
+// seatsInUse reports whether there is a cap, and requests are in flight or wait to be.
+func (f *flow) seatsInUse() bool { return f.capped() && (f.seatsTaken() > 0 || f.waiting() > 0) }
+
+// searchRing returns the index in a ring of the first bucket at a home or after it.
+func searchRing[K comparable](ring []*keyedFlow[K], home int16) (i int, found bool) {
+	return slices.BinarySearchFunc(ring, home, func(c *keyedFlow[K], home int16) int { return int(c.home) - int(home) })
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // The overflow buckets of a Group from inside, where one can see which key has which.
@@ -31,11 +33,8 @@ func crowded(t *testing.T, of []Limits) *Group[int] {
 // use lets a call of cost 1 come, and returns the bucket that it found.
 func use(t *testing.T, g *Group[int], key int) (c *keyedFlow[int], allowed bool) {
 	t.Helper()
-	c, now, err := g.lookupOrCreate(context.Background(), key)
-	if err != nil {
-		return nil, false
-	}
-	return c, g.allow(&c.flow, now, 1, nil)
+	c, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
+	return c, dec.passed()
 }
 
 // Nobody finds a new bucket while the one that he has used is not drained, whatever
@@ -51,9 +50,9 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 			g := crowded(t, of)
 			defer g.Close()
 			has := map[int]*keyedFlow[int]{}
-			kept, moved, refused := 0, 0, 0
+			kept, moved, refused, farthest := 0, 0, 0, int16(0)
 			for range 20_000 {
-				key := r.IntN(1200)
+				key := r.IntN(4000)
 				c, _ := use(t, g, key)
 				before := has[key]
 				has[key] = c
@@ -73,15 +72,17 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 				}
 				if c != nil {
 					require.Equal(t, of[key%len(of)], c.flow.bucket.limits)
+					farthest = max(farthest, c.reach)
 				}
-				if r.IntN(50) == 0 {
+				if r.IntN(500) == 0 {
 					time.Sleep(time.Duration(r.Int64N(int64(4 * time.Second))))
 					synctest.Wait()
 				}
 			}
 			require.Positive(t, kept)
 			require.Positive(t, moved, "none has gone meanwhile")
-			t.Logf("kept %d, moved %d, refused %d, reach %d", kept, moved, refused, g.overflow.probes)
+			require.Positive(t, farthest, "none has had to go beyond its home")
+			t.Logf("kept %d, moved %d, refused %d, reach %d", kept, moved, refused, farthest)
 		})
 	}
 }
@@ -91,7 +92,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var of []Limits
-		for i := range 1 + lastResort + 1 {
+		for i := range 1 + reservedShared + 1 {
 			of = append(of, Limits{Rate: 1, Burst: 7 + i})
 		}
 		var told []Event
@@ -101,25 +102,24 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		cells := func() (n int) {
 			g.lockAndAdvance()
 			defer g.unlockAndArm()
-			for _, c := range g.overflow.flows {
-				if c != nil {
-					n++
-				}
+			for _, ring := range g.overflow.rings {
+				n += len(ring)
 			}
+			require.Equal(t, n, g.overflow.len)
 			return n
 		}
 		for i := range 20_000 {
 			c, _ := use(t, g, i*len(of))
 			require.NotNil(t, c)
 		}
-		require.Equal(t, hashed, cells())
-		for key := 1; key <= lastResort; key++ {
+		require.Equal(t, homes, cells())
+		for key := 1; key <= reservedShared; key++ {
 			require.True(t, g.Allow(key), "of rule %d", key)
 		}
-		require.Equal(t, maxOverflow, cells())
+		require.Equal(t, maxShared, cells())
 		before := g.Stats()
 		require.Equal(t, 1, before.Keys)
-		require.EqualValues(t, 20_000+lastResort, before.Overflowed)
+		require.EqualValues(t, 20_000+reservedShared, before.Overflowed)
 
 		late := len(of) - 1
 		_, none := g.Forecast(late, 1)
@@ -130,7 +130,7 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		require.Equal(t, RejectError{Reason: ErrQueueFull, RetryAfter: 500 * time.Millisecond}, *refusal)
 		require.False(t, g.Allow(late+len(of)))
 		after := g.Stats()
-		require.EqualValues(t, 20_002+lastResort, after.Overflowed)
+		require.EqualValues(t, 20_002+reservedShared, after.Overflowed)
 		require.EqualValues(t, before.QueueFull+2, after.QueueFull)
 		require.Len(t, told, int(after.QueueFull), "the hook is told of these too")
 		require.Equal(t, late+len(of), told[len(told)-1].Key)
@@ -172,15 +172,15 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 				shared++
 			}
 		}
-		require.Greater(t, shared, maxOverflow/2)
-		require.LessOrEqual(t, len(allowed), maxOverflow)
+		require.Greater(t, shared, maxShared/2)
+		require.LessOrEqual(t, len(allowed), maxShared)
 		require.Len(t, g.plans, 3, "one for each value of Limits, and that of the table")
 	})
 }
 
-// Of overflow buckets that are in each other's way in a ring none waits for another
-// to go first.
-func TestAFullRingOfOverflowBucketsDrains(t *testing.T) {
+// A shared bucket is deleted when it is drained, however many keys from other homes
+// it serves.
+func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		of := []Limits{{Rate: 1, Burst: 3}}
 		g := crowded(t, of)
@@ -189,26 +189,133 @@ func TestAFullRingOfOverflowBucketsDrains(t *testing.T) {
 			use(t, g, key)
 		}
 		g.lockAndAdvance()
-		for _, c := range g.overflow.flows[:hashed] {
-			if c != nil {
-				g.overflow.noteProbes(c, hashed-1)
+		for _, ring := range g.overflow.rings {
+			require.Len(t, ring, homes)
+			for _, c := range ring {
+				c.reach = homes - 1
 			}
 		}
 		g.unlockAndArm()
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
-		for place, c := range g.overflow.flows {
-			require.True(t, c == nil, "at %d", place)
+		require.Zero(t, g.overflow.len)
+		require.Nil(t, g.overflow.rings)
+	})
+}
+
+// A ring is in the order of its homes, and a key finds the first bucket at its home or
+// after it, across the end as well.
+func TestAKeySharesTheNextBucketOfItsRing(t *testing.T) {
+	var o overflow[int]
+	p := planOf(Limits{Rate: 1})
+	flows := map[int16]*keyedFlow[int]{}
+	for _, home := range []int16{500, 0, 959, 7} {
+		flows[home] = &keyedFlow[int]{flow: flow{bucket: bucket{plan: p}}, home: home}
+		o.add(flows[home])
+	}
+	for home, want := range map[int16][2]int16{
+		0: {0, 0}, 1: {7, 6}, 7: {7, 0}, 8: {500, 492}, 500: {500, 0}, 501: {959, 458}, 959: {959, 0},
+	} {
+		c, distance := o.next(home, p)
+		require.Equal(t, want, [2]int16{c.home, distance}, "from %d", home)
+	}
+	o.remove(flows[0])
+	o.remove(flows[959])
+	c, distance := o.next(600, p)
+	require.Equal(t, [2]int16{7, 367}, [2]int16{c.home, distance})
+	o.remove(flows[500])
+	o.remove(flows[7])
+	c, _ = o.next(600, p)
+	require.Nil(t, c)
+}
+
+// Of two keys that share a bucket neither knows whose request is in flight: both go on
+// sharing until there is none, and then each has a bucket and a cap of its own.
+func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		capped := Limits{Rate: 1000, Depth: 9, InFlight: 1}
+		g := crowded(t, []Limits{capped})
+		defer g.Close()
+		other := 2
+		for g.overflow.homeOf(other) != g.overflow.homeOf(1) {
+			other++
+		}
+		release, err := g.Acquire(context.Background(), 1, 1)
+		require.NoError(t, err)
+		g.maxKeys = 99 // As if others had drained.
+		left := make(chan func())
+		go func() {
+			release, err := g.Acquire(context.Background(), other, 1)
+			require.NoError(t, err)
+			left <- release
+		}()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, 1, g.Stats().Keys)
+		require.Equal(t, 1, g.Stats().Waiting)
+		release()
+		releaseOther := <-left
+		wait, err := g.Forecast(1, 1)
+		require.NoError(t, err)
+		require.Positive(t, wait)
+		releaseOther()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Zero(t, g.overflow.len, "the shared bucket is drained and gone")
+		for _, key := range []int{1, other} {
+			release, err := g.Acquire(context.Background(), key, 1)
+			require.NoError(t, err)
+			defer release()
+		}
+		require.Equal(t, 3, g.Stats().Keys)
+	})
+}
+
+// Refusing a key because all shared buckets are taken looks at none of them, and a key
+// that finds its bucket looks at no bucket of other Limits: otherwise whoever can
+// influence Limits would slow everybody down, as this happens under the Group's lock.
+func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var of []Limits
+		for i := range maxShared + 1 {
+			of = append(of, Limits{Rate: 1. / 3600, Burst: 1 + i})
+		}
+		g := crowded(t, of)
+		defer g.Close()
+		for key := range maxShared {
+			c, allowed := use(t, g, key)
+			require.NotNil(t, c)
+			require.True(t, allowed)
+		}
+		require.Equal(t, maxShared, g.overflow.len)
+		mine := g.plans[of[7]]
+		require.Len(t, g.overflow.rings[mine], 1)
+		g.lockAndAdvance()
+		for p := range g.overflow.rings {
+			if p != mine {
+				g.overflow.rings[p] = []*keyedFlow[int]{nil} // To look at it is to panic.
+			}
+		}
+		plans := len(g.plans)
+		g.unlockAndArm()
+
+		for range 10 {
+			require.False(t, g.Allow(maxShared))
+			_, err := g.Forecast(maxShared, 1)
+			require.ErrorIs(t, err, ErrQueueFull)
+		}
+		require.Len(t, g.plans, plans, "no plan is made for a call that is refused")
+		require.LessOrEqual(t, testing.AllocsPerRun(100, func() { g.Allow(maxShared) }), 3.0)
+		for i := range 100 { // Keys of the rule that has a bucket, from many homes.
+			c, _ := use(t, g, 7+i*len(of))
+			require.Same(t, g.overflow.rings[mine][0], c)
 		}
 	})
 }
 
-func TestKeysThatDoNotEqualThemselvesHaveOnePlace(t *testing.T) {
+func TestKeysThatDoNotEqualThemselvesHaveOneHome(t *testing.T) {
 	var o overflow[float64]
-	p := planOf(Limits{Rate: 1})
 	for range 100 {
-		_, place, reach := o.find(math.NaN(), p)
-		require.Zero(t, place)
-		require.Zero(t, reach)
+		require.Zero(t, o.homeOf(math.NaN()))
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // This file holds what a Group does when more keys come than it has buckets for:
 // nobody who has one notices, and nobody gets more than one allows. What there is to
-// say of the buckets that the others share is in overflow_test.go.
+// say of the buckets that the others share is in group_overflow_flows_test.go.
 
 func TestAFullTableKeepsTheKeysItHas(t *testing.T) {
 	playKeys(t, "1/s burst 2 depth 2", func(g *groupStage) {
@@ -136,6 +136,69 @@ func TestABucketOfItsOwnIsNoFreshBurst(t *testing.T) {
 		g.arriveAll("a2")
 		g.at(time.Hour)
 		g.saw("0s z left", "0s a1 left", "1m0s a2 left")
+	}, shaper.WithMaxKeys(1))
+}
+
+// The table has room again while a request of the key is in flight, or waits to be, by
+// the bucket that the key has been sharing: a bucket of its own would let one more go.
+func TestAKeyThatLeavesOverflowKeepsToItsCap(t *testing.T) {
+	playKeys(t, "inf depth 9 inflight 1", func(g *groupStage) {
+		g.limit("z", "1/s")
+		g.arriveAll("z")
+		g.acquireAll("a1")
+		g.at(2 * time.Second)
+		require.Zero(t, g.Group.Stats().Keys)
+		g.Reload()
+		wait, err := g.Forecast("a", 1)
+		require.NoError(t, err)
+		require.Positive(t, wait)
+		g.acquireAll("a2", "b1") // b has nothing in flight, and gets a bucket of its own.
+		require.Equal(t, 1, g.Group.Stats().Keys)
+		require.Equal(t, 1, g.Group.Stats().Waiting)
+		g.at(time.Hour)
+		g.saw("0s z left", "0s a1 left", "2s b1 left")
+		g.release("b1")
+		g.at(time.Hour + time.Second)
+		g.release("a1")
+		g.acquireAll("a3")
+		require.Zero(t, g.Group.Stats().Keys)
+		g.release("a2")
+		g.saw("1h0m1s a2 left", "1h0m1s a3 left")
+		g.release("a3")
+		g.acquireAll("a4", "a5")
+		require.Equal(t, 1, g.Group.Stats().Keys, "none was in flight")
+		require.Equal(t, 1, inFlightOf(g, "a"))
+		g.release("a4", "a5")
+		g.saw("1h0m1s a4 left", "1h0m1s a5 left")
+		require.EqualValues(t, 3, g.Group.Stats().Overflowed)
+		g.gone()
+		g.alone()
+	}, shaper.WithMaxKeys(1))
+	playKeys(t, "1/min depth 9 inflight 1", func(g *groupStage) {
+		g.limit("z", "1/s")
+		g.arriveAll("z")
+		g.acquireAll("a1", "a2")
+		g.release("a1")
+		g.at(2 * time.Second)
+		g.acquireAll("a3")
+		g.at(10 * time.Minute)
+		g.saw("0s z left", "0s a1 left", "1m0s a2 left")
+		g.release("a2", "a3")
+		g.saw("10m0s a3 left")
+	}, shaper.WithMaxKeys(1))
+}
+
+// A hold of the bucket that a key has been sharing ends by Hold(0), whether the table
+// has room again or not.
+func TestAHoldFromOverflowCanBeEnded(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.arriveAll("z")
+		g.Hold("a", time.Hour)
+		g.at(2 * time.Second)
+		require.Zero(t, g.Group.Stats().Keys)
+		g.Hold("a", 0)
+		g.arriveAll("a1")
+		g.saw("0s z left", "2s a1 left")
 	}, shaper.WithMaxKeys(1))
 }
 

@@ -1,19 +1,21 @@
 package shaper
 
-// Reload asks for the Limits of all keys that have a bucket again, one after the
-// other, and puts them in force at once, for those who wait too, as SetLimits does
-// for a Shaper. A key whose Limits can't be had, are not valid, or would change
-// InFlight from or to 0 while its bucket is in use, keeps those that it has;
-// GroupStats.LimitErrors counts it.
+// Reload calls the limits function again for every key that has a bucket of its own,
+// one key after the other, and puts the [Limits] that it returns in force at once, also
+// for requests that wait, as [Shaper.SetLimits] does. A key keeps the Limits that it
+// has if the function returns an error or invalid Limits, or Limits that would change
+// InFlight from or to 0 while its bucket is in use; [GroupStats].LimitErrors counts
+// these keys.
 //
-// Keys that share a bucket are asked for at each call anyway, and with other Limits
-// go to another shared one, which may be new; who waits in the old one leaves as it
-// was.
+// For a key that shares a bucket or needs none, the function is called at each call
+// anyway. A key that shares goes to another shared bucket when its Limits change, which
+// may be a new one. Requests that wait or are in flight in the old one stay there, and
+// do not count in the new one.
 //
-// Keys that are new meanwhile get their Limits from a question that was asked after
-// Reload was called. It returns when all keys have been asked for, and copies them
-// first, under the lock: 20 ms for a million. It must not be called by the function
-// that it asks.
+// A key that is new while Reload runs gets Limits for which the function was called
+// after Reload began. Reload returns when it has done all keys. It copies them first,
+// under the lock, which takes 20 ms for a million. The limits function must not call
+// Reload.
 func (g *Group[K]) Reload() {
 	g.mustBeMade()
 	g.reloading <- struct{}{}
@@ -27,7 +29,7 @@ func (g *Group[K]) Reload() {
 	}
 }
 
-// reload puts the Limits of a key in force, if it still has a bucket.
+// reload puts the Limits of a key in force, if the key still has a bucket.
 func (g *Group[K]) reload(key K, l Limits, err error) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
@@ -40,7 +42,7 @@ func (g *Group[K]) reload(key K, l Limits, err error) {
 		return
 	}
 	if c.flow.drained(now) {
-		g.wheel.remove(c) // Whoever comes next will ask.
+		g.wheel.remove(c) // The next call with the key will call the limits function.
 		g.forgetLocked(c)
 		return
 	}

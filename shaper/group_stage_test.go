@@ -172,7 +172,7 @@ func (g *groupStage) alone() {
 	for _, one := range all {
 		header, rest, _ := strings.Cut(one, "\n")
 		if strings.HasSuffix(header, bubble+"]:") {
-			require.NotContains(g.t, rest, "(*lanes).tick")
+			require.NotContains(g.t, rest, "(*dispatcher).tick")
 		}
 	}
 }

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// GroupStats is what a Group knows of itself at one instant: gauges first, then
-// totals over all keys, which only grow and outlive the buckets. A call is counted
-// when it returns. One whose Limits could not be had is in LimitErrors only.
+// GroupStats is the state of a [Group] at one instant: gauges first, then totals over
+// all keys, which only grow and outlive the buckets. A call is counted when it returns.
+// A call that got no [Limits] is counted in LimitErrors only.
 type GroupStats struct {
 	Name string // as given by WithName
 
-	Keys     int    // that have a bucket of their own; one that is drained counts up to a second longer
+	Keys     int    // keys that have a bucket of their own; one that is drained counts for up to a second more
 	Waiting  int    // requests in all lines
-	DryRun   bool   // WithDryRun: the line is a shadow, and totals tell what would have been
+	DryRun   bool   // WithDryRun: the line is a shadow, and the totals are what would have been
 	Precise  bool   // as in Stats
 	Fallback string // as in Stats
 
@@ -29,19 +29,19 @@ type GroupStats struct {
 	TotalWait time.Duration // from admission to slot, summed over Departed
 	Missed    float64       // cost units lost to lateness beyond Slack
 
-	Overflowed  uint64 // calls of keys that found the table full and shared a bucket
+	Overflowed  uint64 // calls of keys that shared a bucket, mostly as they found the table full
 	RefusedKeys uint64 // about how many different keys have been refused
-	LimitErrors uint64 // how often Limits of a key could not be had, or were not valid
+	LimitErrors uint64 // how often the limits function returned an error or invalid Limits, or Reload could not use them
 }
 
-// Stats returns the state of the Group now. It works on a closed one too.
+// Stats returns the state of the Group now. It works on a closed Group too.
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
 	g.lockAndAdvance()
 	defer g.unlockAndArm()
 	t := &g.totals
 	var by Stats
-	by.refusals(&t.refused)
+	by.setRefusals(&t.refused)
 	return GroupStats{
 		Name:        g.name,
 		Keys:        len(g.table),
@@ -64,11 +64,11 @@ func (g *Group[K]) Stats() GroupStats {
 	}
 }
 
-// All tells the keys that have a bucket of their own which is not drained, in no
-// order, with what is known of it: totals count since it was made. The keys are
-// copied first, under the lock (20 ms for a million); then it is held for one after
-// the other, and not while the loop body runs, so that this may call any method, and
-// what it sees of two keys may be of two instants.
+// All returns an iterator over the keys that have a bucket of their own which is not
+// drained, in no particular order, with the [Stats] of the bucket, whose totals count
+// since it was made. The keys are copied first, under the lock, which takes 20 ms for a
+// million. The lock is not held while the loop body runs, so the body may call any
+// method, and the Stats of two keys may be of two instants.
 func (g *Group[K]) All() iter.Seq2[K, Stats] {
 	g.mustBeMade()
 	return func(yield func(K, Stats) bool) {
@@ -81,16 +81,7 @@ func (g *Group[K]) All() iter.Seq2[K, Stats] {
 	}
 }
 
-// Top tells which keys meet their limits most: the n with the most calls that were
-// refused or had to wait, or would have in a dry run, most first. It remembers them
-// when their buckets are gone, in fixed memory (m is 1,024); KeyCount says how exact
-// it is.
-func (g *Group[K]) Top(n int) []KeyCount[K] {
-	g.mustBeMade()
-	return g.limited.top(n)
-}
-
-// keys are those in the table.
+// keys returns the keys in the table.
 func (g *Group[K]) keys() []K {
 	g.lockAndAdvance()
 	defer g.unlockAndArm()
@@ -101,7 +92,8 @@ func (g *Group[K]) keys() []K {
 	return keys
 }
 
-// statsOf is what is known of the bucket of a key, if it has one.
+// statsOf returns the Stats of the bucket of a key, and whether it has one that is not
+// drained.
 func (g *Group[K]) statsOf(key K) (st Stats, ok bool) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()

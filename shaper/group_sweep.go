@@ -7,7 +7,8 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// watch sees to it that a bucket is looked at when it is drained.
+// watchLocked puts a bucket into the wheel, so that the sweep looks at it when it is
+// drained.
 func (g *Group[K]) watchLocked(c *keyedFlow[K], now, drained int64) {
 	at := g.wheel.add(c, now, drained)
 	if at < g.sweepTimer.next {
@@ -16,8 +17,8 @@ func (g *Group[K]) watchLocked(c *keyedFlow[K], now, drained int64) {
 	}
 }
 
-// replace is watch for a bucket that may be drained sooner than it was to be. One
-// that has been deleted is watched no more.
+// rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
+// put there for. A deleted bucket is left alone.
 func (g *Group[K]) rescheduleLocked(c *keyedFlow[K]) {
 	if c.next == nil || g.phase == closed {
 		return
@@ -26,26 +27,27 @@ func (g *Group[K]) rescheduleLocked(c *keyedFlow[K]) {
 	g.watchLocked(c, g.clock, c.flow.drains(g.clock))
 }
 
-// settleSooner is for the end of a call that may have given back what it took. The
-// lock is not held.
+// rescheduleAfter is rescheduleLocked after a call that may have given back what it
+// took. The lock is not held.
 func (g *Group[K]) rescheduleAfter(c *keyedFlow[K]) {
 	g.lockAndAdvance()
 	defer g.unlockAndArm()
 	g.rescheduleLocked(c)
 }
 
-// sweep deletes the buckets that are drained, when the time has come to look.
+// sweep is called by the timer. It deletes the buckets that are drained.
 func (g *Group[K]) sweep() {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	g.sweepTimer.at = exact.Forever // It has gone off.
+	g.sweepTimer.at = exact.Forever // It has fired.
 	g.rearm = true
 	if now >= g.sweepTimer.next {
 		g.sweepDrainedLocked(now)
 	}
 }
 
-// sweepDrained is sweep while the lock is held.
+// sweepDrainedLocked looks at the buckets that may be drained by now, and deletes those
+// that are.
 func (g *Group[K]) sweepDrainedLocked(now int64) {
 	for range sweptAtOnce {
 		c := g.wheel.take(now)
@@ -53,36 +55,42 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 			break
 		}
 		drained := c.flow.drains(now)
-		if drained <= now && c.index != ownBucket && g.overflow.isPassed(int(c.index), now) {
-			drained = exact.Forever // In a gap a key would find no trace of its bucket behind it.
-		}
 		if drained > now {
 			g.wheel.add(c, now, drained)
 			continue
 		}
 		g.forgetLocked(c)
 	}
-	if n := len(g.table); g.peakKeys >= 1024 && n <= min(g.peakKeys/16, 4096) {
-		// A map keeps the room of all that it ever held. To copy so few takes less
-		// than half a millisecond.
-		table := make(map[K]*keyedFlow[K], n)
-		maps.Copy(table, g.table)
-		g.table, g.peakKeys = table, n
-	}
+	g.table, g.peakKeys = shrunk(g.table, g.peakKeys)
+	g.plans, g.peakPlans = shrunk(g.plans, g.peakPlans)
 	g.sweepTimer.next = g.wheel.next()
 }
 
-// forget deletes a bucket, which is in the wheel no more.
-func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
-	g.releasePlanLocked(c.flow.bucket.plan)
-	if c.index == ownBucket {
-		delete(g.table, c.key)
-	} else {
-		g.overflow.flows[c.index] = nil
+// shrunk returns m, and how many entries it has had at most. If few of many are left
+// it returns a copy instead, because a map keeps the memory for all entries that it
+// ever had. Copying so few takes less than half a millisecond.
+func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
+	n := len(m)
+	if peak < 1024 || n > min(peak/16, 4096) {
+		return m, peak
 	}
+	small := make(map[K]V, n)
+	maps.Copy(small, m)
+	return small, n
 }
 
-// dropAll deletes all buckets, and lets those go on who wait for Limits.
+// forgetLocked deletes a bucket that has been taken out of the wheel.
+func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
+	if c.home == ownBucket {
+		delete(g.table, c.key)
+	} else {
+		g.overflow.remove(c)
+	}
+	g.releasePlanLocked(c.flow.bucket.plan)
+}
+
+// dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and
+// find the Group closed.
 func (g *Group[K]) dropAllLocked() {
 	for _, q := range g.limitsCalls {
 		q.err = errNoResult
@@ -92,23 +100,23 @@ func (g *Group[K]) dropAllLocked() {
 	}
 	g.table, g.peakKeys = make(map[K]*keyedFlow[K]), 0
 	g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
-	g.plans, g.unused = make(map[Limits]*plan), nil
-	g.overflow.flows = nil
+	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
+	g.overflow.rings, g.overflow.len = nil, 0
 	g.wheel = wheel[K]{}
 	g.sweepTimer.next = exact.Forever
 }
 
-// A sweepTimer is the timer by which a Group comes to delete its drained buckets. It is no
-// goroutine, so that a Group may be forgotten, and at the end of a testing/synctest
-// bubble holds nothing up. The lock of the dispatcher guards it.
+// A sweepTimer calls sweep when a bucket of a Group may be drained. It is a timer and
+// not a goroutine, so that a Group can be forgotten without Close, and does not keep a
+// testing/synctest bubble from ending. The lock of the dispatcher guards it.
 type sweepTimer struct {
 	sweep func() // what it calls, in a goroutine of its own
 	timer *time.Timer
-	at    int64 // when it goes off; forever: it does not
-	next  int64 // when it should
+	at    int64 // when the timer fires; forever: never
+	next  int64 // when it should fire
 }
 
-// arm sets the timer to when it should go off.
+// arm sets the timer to the instant at which it should fire.
 func (b *sweepTimer) arm(now int64) {
 	if b.at == b.next {
 		return

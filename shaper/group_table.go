@@ -1,74 +1,92 @@
 package shaper
 
-// settleIn returns the bucket for a key whose Limits are known, made if there is
-// none. With an error it has unlocked.
-func (g *Group[K]) insert(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	c := g.table[key]
-	switch {
-	case g.phase != open:
-		return &g.closedFlow, nil
-	case c != nil:
-	case len(g.table) < g.maxKeys:
-		c = g.newFlowLocked(l, now)
-		c.key = key
-		if shared, _ := g.overflowLocked(key, l); shared != nil {
-			c.flow.inheritFrom(&shared.flow)
-		}
-		g.table[key] = c
-		g.peakKeys = max(g.peakKeys, len(g.table))
-	default:
-		return g.insertShared(key, l, now)
+import "golang.org/x/time/rate"
+
+// insertLocked returns the bucket for a key that has none, and whose Limits are known: a new
+// one, one that it shares, or, if it needs none, unlimited. The Group is not closed.
+func (g *Group[K]) insertLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
+	if g.needsNoBucketLocked(l, g.usedLocked(key, l), now) {
+		g.unlimitedBy = l
+		return &g.unlimited, nil
 	}
+	return g.insertBucketLocked(key, l, now)
+}
+
+// needsNoBucketLocked reports whether a key with these Limits that has no bucket of its
+// own needs none, because there is nothing to remember of its calls: it is at rate.Inf
+// without a cap, and used, the bucket that it has been sharing, if any, is not held.
+func (g *Group[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K], now int64) bool {
+	return l.Rate == rate.Inf && l.InFlight == 0 && (used == nil || used.flow.drained(now))
+}
+
+// usedLocked returns the bucket that a key with these Limits has been sharing, or another
+// key with the same home. It returns nil if there is none.
+func (g *Group[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
+	if g.overflow.len == 0 {
+		return nil // As nearly always: then neither Limits nor key need be hashed.
+	}
+	return g.overflow.used(g.overflow.homeOf(key), g.plans[l])
+}
+
+// insertBucketLocked returns a bucket for a key that has none: a new one of its own, or
+// one that it shares.
+func (g *Group[K]) insertBucketLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
+	used := g.usedLocked(key, l)
+	if g.sharesLocked(key, used) {
+		return g.insertSharedLocked(key, l, now)
+	}
+	c := g.newFlowLocked(l, now)
+	c.key = key
+	if used != nil {
+		c.flow.inheritFrom(&used.flow)
+	}
+	g.table[key] = c
+	g.peakKeys = max(g.peakKeys, len(g.table))
 	c.flow.bucket.idleUntil(now)
 	return c, nil
 }
 
-// share returns a bucket for a key that is to share one. With an error it has
-// unlocked.
-func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	if g.phase != open {
-		return &g.closedFlow, nil
-	}
+// insertSharedLocked returns the bucket for a key that is to share one, and makes it if
+// there is none.
+func (g *Group[K]) insertSharedLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
 	g.overflowed++
-	p := g.planLocked(l)
-	c, index, probes := g.overflow.find(key, p)
-	if index < 0 {
-		g.releasePlanLocked(p)
-		g.totals.refused[refusedFull]++
-		g.unlockAndArm()
+	home := g.overflow.homeOf(key)
+	c, distance, full := g.overflow.find(home, g.plans[l])
+	if full {
+		g.totals.refused.count(refusedFull)
 		return nil, noPlace()
 	}
 	if c == nil {
 		c = g.newFlowLocked(l, now)
-		c.index = int16(index)
-		g.overflow.flows[index] = c
+		c.home = home
+		g.overflow.add(c)
 	}
-	g.overflow.noteProbes(c, probes)
-	g.releasePlanLocked(p)
+	c.reach = max(c.reach, distance)
 	c.flow.bucket.idleUntil(now)
 	return c, nil
 }
 
-// newCell makes a bucket with those Limits.
+// newFlowLocked makes a bucket with these Limits.
 func (g *Group[K]) newFlowLocked(l Limits, now int64) *keyedFlow[K] {
-	c := &keyedFlow[K]{flow: flow{bucket: bucket{plan: g.planLocked(l)}, entered: -1}, index: ownBucket}
+	c := &keyedFlow[K]{flow: flow{bucket: bucket{plan: g.planLocked(l)}, entered: -1}, home: ownBucket}
 	g.watchLocked(c, now, now) // It is drained until it is used.
 	return c
 }
 
-// plan returns the plan of Limits, and counts one more that uses it.
+// planLocked returns the plan of Limits and counts one more user of it.
 func (g *Group[K]) planLocked(l Limits) *plan {
 	p := g.plans[l]
 	if p == nil {
 		p = planOf(l)
 		g.plans[l] = p
+		g.peakPlans = max(g.peakPlans, len(g.plans))
 	}
 	p.users++
 	return p
 }
 
-// release counts one less that uses a plan. One that nobody uses any more is kept,
-// as the next key is likely to want it.
+// releasePlanLocked counts one user less of a plan. The last plan that has lost all its
+// users is kept, because the next key is likely to need it.
 func (g *Group[K]) releasePlanLocked(p *plan) {
 	if p.users--; p.users > 0 {
 		return
@@ -79,8 +97,8 @@ func (g *Group[K]) releasePlanLocked(p *plan) {
 	g.unused = p
 }
 
-// look lets f see the bucket of a key, without making one: for a key that has none,
-// one that is as it would be.
+// withFlow calls see with the bucket of a key. It makes no bucket: for a key that has
+// none, see gets one that is as the key's new bucket would be.
 func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	if g.withOwnFlow(key, see) {
 		return nil
@@ -98,21 +116,27 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
 	f := &flow{bucket: newBucket(limits), entered: -1}
-	shared, none := g.overflowLocked(key, limits)
+	used := g.usedLocked(key, limits)
 	switch {
-	case g.sharesLocked(key) && none:
-		return noPlace()
-	case g.sharesLocked(key) && shared != nil:
-		f = &shared.flow
-	case shared != nil:
-		f.inheritFrom(&shared.flow)
+	case g.needsNoBucketLocked(limits, used, now):
+	case g.sharesLocked(key, used):
+		shared, _, full := g.overflow.find(g.overflow.homeOf(key), g.plans[limits])
+		if full {
+			return noPlace()
+		}
+		if shared != nil {
+			f = &shared.flow
+		}
+	case used != nil:
+		f.inheritFrom(&used.flow)
 	}
 	f.bucket.idleUntil(now)
 	see(f, now)
 	return nil
 }
 
-// lookUp lets f see the bucket of a key if it has one, or if there will be no more.
+// withOwnFlow calls see with the bucket of a key, if the key has one of its own, and
+// reports whether it has. On a closed Group it has: one that refuses every call.
 func (g *Group[K]) withOwnFlow(key K, see func(f *flow, now int64)) bool {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
@@ -129,31 +153,31 @@ func (g *Group[K]) withOwnFlow(key K, see func(f *flow, now int64)) bool {
 	return true
 }
 
-// overflowing is the bucket that a key with these Limits shares with others while it
-// has none of its own, if there is one; none says that there is no place for one.
-func (g *Group[K]) overflowLocked(key K, l Limits) (c *keyedFlow[K], none bool) {
-	if g.overflow.flows == nil {
-		return nil, false
-	}
-	c, index, _ := g.overflow.find(key, g.plans[l])
-	return c, index < 0
+// sharesLocked reports whether a call of a key that has no bucket of its own shares
+// one. used is the bucket that the key has been sharing, or nil.
+//
+// While requests are in flight there, or wait to be, the key goes on sharing it even if
+// the table has room: a bucket of its own would not know of them, and the key could
+// have more in flight than its cap allows. (The level and a hold are carried over, but
+// of a seat nobody knows which of the keys has it.)
+func (g *Group[K]) sharesLocked(key K, used *keyedFlow[K]) bool {
+	return key != key || len(g.table) >= g.maxKeys || used != nil && used.flow.seatsInUse()
 }
 
-// shares says whether a call of a key that has no bucket would share one.
-func (g *Group[K]) sharesLocked(key K) bool { return key != key || len(g.table) >= g.maxKeys }
-
-// noPlace is the refusal of a key for which there is no place in the overflow.
+// noPlace returns the refusal of a key for which there is no shared bucket. One may
+// become free whenever drained buckets are deleted.
 func noPlace() *RejectError { return &RejectError{Reason: ErrQueueFull, RetryAfter: spokeTime} }
 
-// A cell is a flow of a Group, with its key.
+// A keyedFlow is a flow of a Group, with its key.
 type keyedFlow[K comparable] struct {
 	flow flow
-	key  K // of an overflow bucket: none
+	key  K // the zero key for a shared bucket
 
-	prev, next *keyedFlow[K] // in the wheel; nil: it is not in there any more
+	prev, next *keyedFlow[K] // in the wheel; nil: it has been deleted
 	spoke      uint8         // of the wheel
-	index      int16         // of an overflow bucket; ownBucket: it is that of a key
-	probes     int16         // of an overflow bucket: how far from their own places keys have found it
+	home       int16         // of a shared bucket: its point on the ring; ownBucket: it is that of a key
+	reach      int16         // of a shared bucket: it serves the keys whose homes are up to so many points before its own
 }
 
+// ownBucket is the home of a bucket that is not shared.
 const ownBucket = -1

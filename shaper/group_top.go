@@ -3,30 +3,64 @@ package shaper
 import (
 	"hash/maphash"
 	"sync"
+
+	"example.com/leakybucket/shaper/internal/sketch"
 )
 
-// counters is how many keys notes can tell apart that meet their limits.
-const counters = 1024
+// KeyCount is how many calls of one key met its limit: were refused, or had to wait,
+// or in a dry run would have. It is as exact as a fixed number m of counters can be.
+// With N such calls of all keys together:
+//
+//   - Count is never below the true number, and above it by at most Error, so
+//     that Count − Error calls are certain.
+//   - Error is at most N/m, and 0 for all until there have been more than m
+//     different keys.
+//   - A key with more than N/m such calls has one of the counters.
+type KeyCount[K comparable] struct {
+	Key   K
+	Count uint64
+	Error uint64
+}
 
-// notes are what a Group remembers of keys when their buckets are gone: which met
-// their limits, in fixed memory. It has a lock of its own, so that whoever leaves at
-// once has nothing to do with it.
+// Top returns the n keys that meet their limits most: those with the most calls that
+// were refused or had to wait, or in a dry run would have, most first. It remembers
+// keys whose buckets are gone, in fixed memory; [KeyCount] says how exact it is, with
+// m = 1,024.
+func (g *Group[K]) Top(n int) []KeyCount[K] {
+	g.mustBeMade()
+	counts := g.limited.top(n)
+	if counts == nil {
+		return nil
+	}
+	top := make([]KeyCount[K], len(counts))
+	for i, c := range counts {
+		top[i] = KeyCount[K](c)
+	}
+	return top
+}
+
+// topCounters is how many keys that meet their limits a Group can tell apart.
+const topCounters = 1024
+
+// limitedKeys is what a Group remembers, in fixed memory, of the keys that met their
+// limits, when their buckets are gone. It has a lock of its own, so that calls that
+// leave at once have nothing to do with it.
 type limitedKeys[K comparable] struct {
 	mu          sync.Mutex
 	seed        maphash.Seed
-	mostLimited spaceSaving[K]
-	distinct    hyperLogLog // of those that were refused
+	mostLimited sketch.TopK[K]
+	distinct    sketch.Distinct // of the keys that were refused
 }
 
 func newLimitedKeys[K comparable](seed maphash.Seed) limitedKeys[K] {
-	return limitedKeys[K]{seed: seed, mostLimited: newSpaceSaving[K](counters)}
+	return limitedKeys[K]{seed: seed, mostLimited: sketch.NewTopK[K](topCounters)}
 }
 
 // waited notes a call that has to wait.
 func (n *limitedKeys[K]) waited(key K) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.mostLimited.add(key)
+	n.mostLimited.Add(key)
 }
 
 // refused notes a call that is refused.
@@ -34,21 +68,21 @@ func (n *limitedKeys[K]) refused(key K) {
 	hash := maphash.Comparable(n.seed, key)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.mostLimited.add(key)
-	n.distinct.add(hash)
+	n.mostLimited.Add(key)
+	n.distinct.Add(hash)
 }
 
-// top is which keys were noted most.
-func (n *limitedKeys[K]) top(count int) []KeyCount[K] {
+// top returns the keys that were noted most.
+func (n *limitedKeys[K]) top(count int) []sketch.Count[K] {
 	n.mu.Lock()
-	most := n.mostLimited.snapshot()
+	most := n.mostLimited.Snapshot()
 	n.mu.Unlock()
-	return most.top(count)
+	return most.Top(count)
 }
 
-// refusedKeys is about how many different keys were refused.
+// refusedKeys returns about how many different keys were refused.
 func (n *limitedKeys[K]) refusedKeys() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.distinct.estimate()
+	return n.distinct.Estimate()
 }

@@ -7,30 +7,31 @@ import (
 )
 
 const (
-	// spoke is how finely a wheel tells instants apart: a drained bucket is
-	// deleted no more than that later.
+	// spokeTime is the resolution of a wheel: a drained bucket is deleted at most that
+	// much later.
 	spokeTime = 500 * time.Millisecond
 	spoke     = int64(spokeTime)
-	// spokes is how far ahead it looks, which is half a minute. What is further
-	// ahead is looked at then, and put further on.
+	// spokes is how many spokes a wheel has; together they are half a minute. A
+	// bucket that will be drained later is looked at then, and put further on.
 	spokes = 64
-	// sweptAtOnce bounds for how long a sweep has the lock. The next goes on.
+	// sweptAtOnce is how many buckets one sweep looks at, which bounds for how long it
+	// holds the lock. The next sweep goes on from there.
 	sweptAtOnce = 128
 )
 
-// wheel holds the cells of a Group by the instants at which they may be drained,
+// wheel holds the buckets of a Group by the instants at which they may be drained,
 // rounded up to whole spokes: a timing wheel (Varghese and Lauck, SOSP 1987, scheme
-// 5). A bucket that is used drains later, but need not be moved: it is looked at
-// when it comes up, and put further on. One that drains sooner is moved. The lock
-// of the Group guards it.
+// 5). A bucket that is used drains later, but need not be moved: when its turn comes it
+// is put further on. Only a bucket that will be drained earlier has to be moved. The
+// lock of the Group guards the wheel.
 type wheel[K comparable] struct {
 	heads [spokes]*keyedFlow[K] // of doubly linked rings
-	at    int64                 // the spoke that comes next
+	at    int64                 // the number of the spoke that comes next
 	len   int
 }
 
-// add puts a cell in that is drained at an instant, forever if that is not known,
-// and returns when it comes up.
+// add puts in a bucket that will be drained at an instant (forever: that is unknown),
+// and returns the instant at which its turn comes.
 func (v *wheel[K]) add(c *keyedFlow[K], now, drained int64) (at int64) {
 	if v.len == 0 {
 		v.at = max(v.at, now/spoke)
@@ -54,7 +55,7 @@ func (v *wheel[K]) add(c *keyedFlow[K], now, drained int64) (at int64) {
 	return i * spoke
 }
 
-// remove takes a cell out.
+// remove takes a bucket out.
 func (v *wheel[K]) remove(c *keyedFlow[K]) {
 	head := &v.heads[c.spoke]
 	switch {
@@ -70,7 +71,8 @@ func (v *wheel[K]) remove(c *keyedFlow[K]) {
 	v.len--
 }
 
-// take takes the first cell out that comes up by now.
+// take takes out the first bucket whose turn has come, and returns nil if there is
+// none.
 func (v *wheel[K]) take(now int64) *keyedFlow[K] {
 	for ; v.len > 0 && v.at*spoke <= now; v.at++ {
 		if c := v.heads[v.at%spokes]; c != nil {
@@ -81,7 +83,8 @@ func (v *wheel[K]) take(now int64) *keyedFlow[K] {
 	return nil
 }
 
-// next is when the next cell comes up; forever if there is none.
+// next returns the instant at which the turn of the next bucket comes; forever if there
+// is none.
 func (v *wheel[K]) next() int64 {
 	if v.len == 0 {
 		return exact.Forever

@@ -32,7 +32,7 @@ func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 		r.hold = exact.Later(r.hold, exact.At(exact.Sum(now, int64(min(span, horizon)))))
 		return
 	}
-	if hold := f.bucket.heldUntil(); hold.Whole() > now {
+	if hold := f.bucket.coldOrNone().hold; hold.Whole() > now {
 		// A head that the hold has kept could not leave before now.
 		f.notBefore(now)
 		f.bucket.cold.hold = exact.Nanos{}

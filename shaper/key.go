@@ -9,31 +9,33 @@ import (
 	"strings"
 )
 
-// A KeyFunc says whose bucket a request counts against. Requests with equal keys
-// share one bucket. An error means that the function itself is set up wrongly:
-// the request has no key, and must be refused rather than let pass.
+// A KeyFunc returns the key of a request: requests with equal keys share one bucket. An
+// error means that the function itself is set up wrongly: the request has no key, and
+// must be refused rather than let pass.
 //
-// The ready ones are ByClientIP, ByHeader and ByRoute; By puts several together,
-// and for one of your own Join makes the key. They can be called at the same
-// time, and none fails for anything that a client sends: what is missing has the
-// empty key, which is a key like any other, so that leaving something out is no
-// way around a limit.
+// [ByClientIP], [ByHeader] and [ByRoute] are ready for use. [By] combines several, and
+// [Join] makes the key in a function of your own. All of them are safe for concurrent
+// use, and none fails because of anything that a client sends: what is missing gives
+// the empty key, which is a key like any other, so that a client can't avoid a limit by
+// leaving something out.
 //
-// A key is worth what its source is worth. Whoever may write a part of it freely
-// gets a fresh bucket for each new value, that is no limit at all, and whoever
-// can write somebody else's value spends from his bucket.
+// A key is worth what its source is worth. A client that may write a part of it freely
+// gets a fresh bucket for each new value, which is no limit at all; a client that can
+// write the value of another spends from that one's bucket.
 type KeyFunc func(*http.Request) (string, error)
 
-// By returns the Join of what keys say of a request. The first error ends it:
+// By returns a [KeyFunc] that joins the keys of several by [Join]. The first error is
+// its error:
 //
 //	shaper.By(shaper.ByRoute(mux), shaper.ByClientIP()) // POST %2Flogin/192.0.2.1
 //
-// Put what picks the rule first, and what the client can choose after it: the
-// part before the first "/" is then the rule's name. Each part multiplies the
-// keys, so that a client has a bucket of its own for every route: what all its
-// requests are to share needs a second limit, by ByClientIP alone.
+// Put what picks the rule first, and what the client can choose after it: the part
+// before the first "/" is then the rule's name. Each part multiplies the number of
+// keys, so that a client has a bucket of its own for every route. A limit that all
+// requests of a client share needs a second limiter, by [ByClientIP] alone.
 //
-// Without keys everybody has the empty key. With a nil one all is an error.
+// Without keys, every request has the empty key. If one of them is nil, every call
+// returns an error.
 func By(keys ...KeyFunc) KeyFunc {
 	keys = slices.Clone(keys)
 	for i, key := range keys {
@@ -55,26 +57,26 @@ func By(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// ByHeader returns the value of a header field, such as an API key or the name of
-// a tenant. A missing field and an empty one have the empty key, and so has a
-// field that comes in several lines: of two values a handler may go by the one
-// and a key by the other, and then the other one could be made up anew each
-// time. For "Host" it is the host that the request is for.
+// ByHeader returns a [KeyFunc] whose key is the value of a header field, such as an API
+// key or the name of a tenant. A missing or empty field gives the empty key. So does a
+// field that comes in several lines: if a handler used one of two values and the key
+// the other, a client could make that one up anew each time. For "Host" the key is the
+// host that the request is for.
 //
-// The client writes its header: by itself this limits only those who do not
-// mind. Use it where something in front has checked the value or set it, and
-// elsewhere beside a limit by ByClientIP. Keys are shown in statistics; a value
-// that is a secret should be replaced by the name of its owner first.
+// The client writes its header: by itself this limits only clients that do not mind.
+// Use it where something in front has checked or set the value, and elsewhere beside a
+// limit by [ByClientIP]. Keys are shown in statistics: replace a secret value by the
+// name of its owner first.
 //
-// A value longer than 256 bytes is cut as by Join. A name that is no field name
-// (RFC 9110, section 5.1) is an error, of each call.
+// A value longer than 256 bytes is cut as by [Join]. If name is no field name (RFC 9110,
+// section 5.1), every call returns an error.
 func ByHeader(name string) KeyFunc {
 	if !isFieldName(name) {
 		err := fmt.Errorf("shaper: ByHeader: name is %q, must be that of a header field", name)
 		return func(*http.Request) (string, error) { return "", err }
 	}
 	if http.CanonicalHeaderKey(name) == "Host" {
-		// net/http takes it out of the header: everybody's would be missing.
+		// net/http takes this field out of the header.
 		return func(r *http.Request) (string, error) { return bounded(r.Host), nil }
 	}
 	return func(r *http.Request) (string, error) {
@@ -85,7 +87,7 @@ func ByHeader(name string) KeyFunc {
 	}
 }
 
-// isFieldName says whether name may stand before the colon of a header field.
+// isFieldName reports whether name may stand before the colon of a header field.
 func isFieldName(name string) bool {
 	for i := range len(name) {
 		c := name[i]
@@ -98,7 +100,7 @@ func isFieldName(name string) bool {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// Join makes one key of several parts, with "/" between them:
+// Join returns one key made of several parts, with "/" between them:
 //
 //	Join("login", "192.0.2.1")    login/192.0.2.1
 //	Join("login", "x/../premium") login/x%2F..%2Fpremium
@@ -106,15 +108,15 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 //	Join("login", "-")            login/%2D
 //
 // Different parts make different keys. A "/" within a part becomes %2F and a "%"
-// becomes %25, so that nothing a client sends can add a level or pick another
-// rule; an empty part is "-", and a part that is just that is "%2D". Without
-// parts the key is empty. url.PathUnescape turns a part back.
+// becomes %25, so that nothing a client sends can add a level or pick another rule. An
+// empty part becomes "-", and the part "-" becomes "%2D". Without parts the key is
+// empty. url.PathUnescape undoes the escaping of a part.
 //
-// Keys are kept in memory, and a client can send a megabyte. So of a part longer
-// than 256 bytes only the first 192 are kept, followed by "~" and the SHA-256 of
-// the whole in hexadecimal; it stays different from all others.
+// Keys are kept in memory, and a client can send a megabyte. So of a part longer than
+// 256 bytes only the first 192 are kept, followed by "~" and the SHA-256 of the whole
+// part in hexadecimal. The key still differs from all others.
 //
-// Look a rule up by a Join too: that of the route "POST /login" is found under
+// Look up a rule by a Join too: the rule of the route "POST /login" is found under
 // Join("POST /login"), which is what stands before the first "/" of a key.
 func Join(parts ...string) string {
 	var key strings.Builder
@@ -138,10 +140,10 @@ var escaper = strings.NewReplacer("%", "%25", "/", "%2F")
 
 const (
 	maxPart  = 256 // longest part of a key, in bytes, that is kept as it is
-	keptPart = 192 // of a longer one: with the hash 257 bytes, which no part kept whole has
+	keptPart = 192 // bytes kept of a longer one: 257 with the hash, longer than any part kept whole
 )
 
-// bounded is the part itself, or if that is long its beginning and its hash.
+// bounded returns the part itself, or if it is long its beginning and its hash.
 func bounded(part string) string {
 	if len(part) <= maxPart {
 		return part

@@ -9,69 +9,69 @@ import (
 )
 
 const (
-	// defaultIPv6Bits is one network (RFC 4291, section 2.5.4), in which a host
-	// takes whatever address it likes: by address it would have 2⁶⁴ buckets.
+	// defaultIPv6Bits is the prefix of one network (RFC 4291, section 2.5.4). A host
+	// takes any address in its network, so by address it would have 2⁶⁴ buckets.
 	defaultIPv6Bits = 64
 
-	// maxHops is how many addresses of X-Forwarded-For are looked at. Real chains
-	// have a handful. A megabyte of trusted addresses should cost nobody anything.
+	// maxHops is how many addresses of X-Forwarded-For are read. Real chains have a
+	// handful, and a client may send a megabyte of trusted addresses.
 	maxHops = 32
 )
 
-// ByClientIP returns the address of the client, as ClientIP does with prefixes of
-// 64 bits: that of the connection's other end, unless that is one of your own
-// proxies.
+// ByClientIP returns a [KeyFunc] whose key is the address of the client, as that of
+// [ClientIP.Key] with prefixes of 64 bits: the address of the connection's other end,
+// unless that is one of your own proxies.
 //
 //	ByClientIP()                                         // clients connect to this process
 //	ByClientIP(netip.MustParsePrefix("10.1.0.0/24"))     // through load balancers in 10.1.0.0/24
 //
-// Without the proxy's prefix all that come through it share one bucket. With a
-// prefix that holds clients as well, they can have whatever address they write.
+// Without the proxy's prefix, all clients that come through it share one bucket. If a
+// prefix contains clients as well, these can claim whatever address they write.
 func ByClientIP(trusted ...netip.Prefix) KeyFunc {
 	return ClientIP{Trusted: slices.Clone(trusted)}.Key
 }
 
-// ClientIP finds the address from which a request comes. It is made as a literal,
-// and its method Key is a KeyFunc; ByClientIP is shorter and does for most.
+// A ClientIP finds the address from which a request comes. It is made as a literal, and
+// its method Key is a [KeyFunc]; [ByClientIP] is shorter and enough for most programs.
 //
-// The peer is the address in Request.RemoteAddr. If it is trusted, each trusted
-// proxy is believed about whom it got the request from: X-Forwarded-For is read
-// from right to left, all its lines as one, over the addresses that are trusted,
-// and the first that is not is the client. What a client puts into that field
-// itself stands left of its own address and is never reached. If all are trusted
-// the client is the left-most of them, that is the one furthest away; without the
-// field it is the peer. An element that is no address, an empty one, or more
-// than 32 before the client is found: then nothing there is believed, and the client
-// is the peer. A port may follow the address, as some proxies write it.
+// The peer is the address in Request.RemoteAddr. If the peer is not trusted, it is the
+// client. If it is, X-Forwarded-For is read from right to left, all its lines as one:
+// each trusted proxy is believed about where it got the request from, and the first
+// address that is not trusted is the client. What a client writes into the field stands
+// left of its own address and is never reached. If all addresses are trusted, the
+// left-most one, which is furthest away, is the client; without the field it is the
+// peer. If an element is empty or no address, or the client is not among the last 32
+// elements, the field is not believed and the client is the peer. A port may follow
+// the address, as some proxies write it.
 //
-// No other field is read, as proxies pass on what clients write into those they
-// do not know. Nothing in front may set RemoteAddr from such a field either.
+// No other field is read, because proxies pass on what clients write into fields that
+// they do not know. Nothing in front may set RemoteAddr from such a field either.
 //
-// A ClientIP can be used by many goroutines, if nobody changes it meanwhile.
+// A ClientIP is safe for concurrent use, as long as its fields are not changed.
 type ClientIP struct {
-	// Trusted are the addresses of your own proxies, of those that write
-	// X-Forwarded-For or add to it. Nil: there are none, and the field is not
-	// read. Whoever can connect from one of them, or through one that only passes
-	// the field on, can have any address. So trust neither a whole network in
-	// which clients live nor that of a provider whose customers can send from it
-	// too. An IPv4-mapped prefix (::ffff:10.0.0.0/104) stands for the IPv4 one.
+	// Trusted are the addresses of your own proxies which write X-Forwarded-For or
+	// append to it. Nil means that there are none, and the field is not read.
+	// Whoever can connect from one of these addresses, or through a proxy that only
+	// passes the field on, can claim any address. So trust neither a whole network
+	// in which clients live, nor that of a provider whose customers can send from
+	// it too. An IPv4-mapped prefix (::ffff:10.0.0.0/104) stands for the IPv4 one.
 	Trusted []netip.Prefix
 
-	// IPv6Bits is how much of an IPv6 address makes the key, from 1 to 128 bits;
-	// 0 means 64. Many customers are given a whole /56 or /48, that is 256 or
-	// 65,536 networks of 64 bits: take that if they abuse it. With 128 each single
-	// address has a bucket, and whoever has a network has 2⁶⁴ of them.
+	// IPv6Bits is how many bits of an IPv6 address make the key, from 1 to 128; 0
+	// means 64. Many customers are given a whole /56 or /48, that is 256 or 65,536
+	// networks of 64 bits: use 56 or 48 if they abuse it. With 128 each address has
+	// a bucket of its own, and whoever has a network has 2⁶⁴ of them.
 	IPv6Bits int
 }
 
-// Key returns the address of an IPv4 client (192.0.2.1), and of an IPv6 client the
-// prefix in which it is (2001:db8::/64), or with 128 bits the address. An
-// IPv4-mapped address is the IPv4 one, and a zone is left out.
+// Key returns the address of an IPv4 client (192.0.2.1). For an IPv6 client it returns
+// the prefix that contains the address (2001:db8::/64), or with 128 bits the address.
+// An IPv4-mapped address counts as IPv4, and a zone is left out.
 //
-// If RemoteAddr is no address, as with a Unix socket, the key is empty and all
-// such requests share one bucket, whatever their header says.
+// If RemoteAddr is no address, as with a Unix socket, the key is empty and all such
+// requests share one bucket, whatever their header says.
 //
-// The error names the field that is out of range, whoever the client is.
+// If a field of c is out of range, the error names it, for every request.
 func (c ClientIP) Key(r *http.Request) (string, error) {
 	bits := c.IPv6Bits
 	if bits == 0 {
@@ -101,7 +101,7 @@ func (c ClientIP) Key(r *http.Request) (string, error) {
 	return netip.PrefixFrom(client, bits).Masked().String(), nil
 }
 
-// forwardedFor is the client that the trusted peer forwards for.
+// forwardedFor returns the client for which the trusted peer forwards.
 func (c ClientIP) forwardedFor(peer netip.Addr, lines []string) netip.Addr {
 	client, hops := peer, 0
 	for _, line := range slices.Backward(lines) {
@@ -120,11 +120,12 @@ func (c ClientIP) forwardedFor(peer netip.Addr, lines []string) netip.Addr {
 	return client
 }
 
-// mappedBits are those that IPv4-mapped addresses begin with (RFC 4291, section
+// mappedBits is the length of the prefix of IPv4-mapped addresses (RFC 4291, section
 // 2.5.5.2).
 const mappedBits = 96
 
-// trusts says whether a, which is neither mapped nor has a zone, is a proxy's.
+// trusts reports whether a, which must be neither IPv4-mapped nor have a zone, is the
+// address of a trusted proxy.
 func (c ClientIP) trusts(a netip.Addr) bool {
 	for _, p := range c.Trusted {
 		if p.Addr().Is4In6() {
@@ -137,8 +138,8 @@ func (c ClientIP) trusts(a netip.Addr) bool {
 	return false
 }
 
-// address reads an address with a port or without. It leaves the zone out, with
-// which no prefix contains it, and turns an IPv4-mapped one into IPv4.
+// address parses an address with or without a port. It drops the zone, because no prefix
+// contains an address with one, and turns an IPv4-mapped address into IPv4.
 func address(text string) (a netip.Addr, ok bool) {
 	text = strings.Trim(text, " \t")
 	for _, form := range []string{text, text + ":0"} { // with a port, [IPv6] or IPv4

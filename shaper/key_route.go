@@ -6,22 +6,21 @@ import (
 	"reflect"
 )
 
-// ByRoute returns the pattern that mux would take for a request, such as
-// "POST /login" or "/orders/{id}": as it was registered, and nothing of what the
-// client sent. So each route is a named action, whose limits are found under
-// that name, and all orders are one action.
+// ByRoute returns a [KeyFunc] whose key is the pattern that mux matches for a request,
+// such as "POST /login" or "/orders/{id}": as it was registered, without anything that
+// the client sent. So each route is a named action, whose limits are found under that
+// name, and all orders are one action.
 //
-// A request that mux answers itself has no route and the empty key: with 404, with
-// 405, or by sending a CONNECT to the path with a slash at its end. With other
-// methods such a redirect, and that of a path which is not clean, has the key of
-// the route that it leads to. Give those without a route a limit as well, or a
-// client asks for what does not exist as often as it likes.
+// A request without a route, which mux answers itself with 404 or 405, has the empty
+// key. So has a CONNECT that mux redirects to the path with a trailing slash. With other
+// methods, a request that mux redirects, to a trailing slash or to the clean path, has
+// the key of the route to which the redirect leads. Limit the empty key as well, or
+// clients may ask as often as they like for what does not exist.
 //
-// The mux must see the request as it is now. What stands between this and mux and
-// changes the method, the host or the path, as http.StripPrefix does, makes them
-// disagree, and then a client may get a route under another's limit: put the
-// limit behind it. Routes can be added to mux later. With a nil mux each call is
-// an error.
+// The mux must see the request as this function does. If something in between changes
+// the method, the host or the path, as http.StripPrefix does, the two disagree, and a
+// client may get a route under the limit of another: put the limit behind it. Routes
+// can be added to mux later. If mux is nil, every call returns an error.
 func ByRoute(mux *http.ServeMux) KeyFunc {
 	return func(r *http.Request) (string, error) {
 		if mux == nil {
@@ -29,8 +28,8 @@ func ByRoute(mux *http.ServeMux) KeyFunc {
 		}
 		handler, pattern := mux.Handler(r)
 		if r.Method == http.MethodConnect && reflect.TypeOf(handler) == redirect {
-			// Of this redirect the mux tells the path that it leads to and not the
-			// pattern: words of the client's, that could be the name of a rule.
+			// For this redirect the mux returns not a pattern but the path to which it
+			// leads: the client chose it, and it could be the name of a rule.
 			return "", nil
 		}
 		return pattern, nil

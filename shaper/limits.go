@@ -44,8 +44,9 @@ type Limits struct {
 	Depth int
 
 	// MaxWait is the longest predicted wait with which a request is admitted. 0
-	// means 365 days. With InFlight the prediction is an estimate, so an admitted
-	// request may wait longer. MaxWait does not apply to retries of a [Transport].
+	// means 365 days. With InFlight, what counts here is the wait as it would be if
+	// a seat became free at once: a request is never refused by an estimate, and an
+	// admitted one may wait longer. MaxWait does not apply to retries of a [Transport].
 	MaxWait time.Duration
 
 	// Slack is how much lateness may be made up after a late wake-up, by requests
@@ -57,7 +58,8 @@ type Limits struct {
 	// how many are upstream at once. 0 means no cap. With a cap, requests enter only
 	// by [Shaper.Acquire], [Shaper.Do], [Middleware] or [Transport], which know when
 	// a request ends. [Shaper.SetLimits] may change InFlight to another number, but
-	// not from or to 0.
+	// not from or to 0. While the cap keeps requests waiting, [Shaper.Forecast] and
+	// [RejectError.RetryAfter] are estimates.
 	InFlight int
 }
 
@@ -84,6 +86,9 @@ func (l Limits) Validate() error {
 		return fmt.Errorf("shaper: Limits.Slack is %v, must not be negative", l.Slack)
 	case l.InFlight < 0:
 		return fmt.Errorf("shaper: Limits.InFlight is %d, must not be negative", l.InFlight)
+	}
+	if float64(l.burst())/float64(l.Rate) < 0.999*horizon.Seconds() {
+		return nil // So far from the bound there is no need for the exact interval, which takes 15 µs.
 	}
 	if exact.IntervalOf(l.Rate).Times(l.burst()).Exceeds(horizon) {
 		return fmt.Errorf("shaper: Limits.Burst is %d, which at Limits.Rate %v takes more than 365 days to drain", l.Burst, float64(l.Rate))

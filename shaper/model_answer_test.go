@@ -14,6 +14,7 @@ type answer struct {
 	retry          time.Duration // RetryAfter of a refusal
 	missed         bool          // the refusal is context.DeadlineExceeded too
 	wait           time.Duration // what Forecast said
+	seats          bool          // of the model: what is said of waiting is an estimate of when a seat becomes free
 	entered, ended event
 	look           look
 }
@@ -90,7 +91,7 @@ func (a answer) String() string {
 // finish notes the return of a call.
 func (m *model) finish(w *waiter, result string) {
 	a := &m.answers[w.index]
-	a.returned, a.at, a.result = true, m.now, result
+	a.returned, a.at, a.result, a.seats = true, m.now, result, !m.hasRoom()
 }
 
 // ended notes what the last hook of a call is told.
@@ -112,6 +113,7 @@ func (m *model) leaveOpen(why string) {
 func difference(s script, got, want []answer) string {
 	for i := range want {
 		g, w := got[i], want[i]
+		g.seats = w.seats
 		for _, again := range []*time.Duration{&g.retry, &g.ended.retry, &w.retry, &w.ended.retry} {
 			*again = min(*again, 100*year)
 		}

@@ -27,7 +27,7 @@ func (m *model) do(o *op) {
 			m.enter(w)
 		}
 	case opAllow:
-		if m.capped() && w.n > 0 {
+		if m.capped() && w.n > 0 && !m.closed {
 			m.finish(w, resultMisused)
 		} else {
 			m.enter(w)
@@ -133,7 +133,7 @@ func (m *model) foresee(w *waiter) {
 		return
 	}
 	m.finish(w, resultLeft)
-	a.wait = wait
+	a.wait = max(wait, m.seatWait(len(m.line)+1))
 }
 
 // set changes the limits: the level is kept, and everybody is re-timed.
@@ -169,6 +169,7 @@ func (m *model) release(w *waiter) {
 	if i < 0 {
 		return
 	}
+	m.upstreamFor(m.upstream[i])
 	m.free(m.upstream[i])
 	m.settle()
 }

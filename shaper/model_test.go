@@ -24,11 +24,13 @@ import (
 // the model says so in open, and nothing that follows may be compared.
 type model struct {
 	limits   shaper.Limits
-	interval *big.Rat  // nanoseconds per cost unit; 0 at rate.Inf
-	empty    *big.Rat  // the instant at which the level reaches 0
-	since    *big.Rat  // the instant since which the head is the head, and there is a place for it
-	hold     *big.Rat  // the instant until which nobody leaves
-	upstream []*waiter // those who have left and not ended, if there is a cap
+	interval *big.Rat      // nanoseconds per cost unit; 0 at rate.Inf
+	empty    *big.Rat      // the instant at which the level reaches 0
+	since    *big.Rat      // the instant since which the head is the head, and there is a place for it
+	hold     *big.Rat      // the instant until which nobody leaves
+	upstream []*waiter     // those who have left and not ended, if there is a cap
+	left     int           // how many have left, but for those whose slot was given back
+	stay     time.Duration // for how long seats are taken, on average; see upstreamFor
 	line     []*waiter
 	stopping []*waiter // calls of Shutdown that have not returned
 	now      time.Duration
@@ -52,6 +54,10 @@ type waiter struct {
 	*op
 	index int // of the operation and its answer
 	came  time.Duration
+
+	number     int // of its departure
+	left       time.Duration
+	longBefore bool // seats were taken for long when it left
 }
 
 // gone reports that only its Err tells that the context has ended.
@@ -177,6 +183,9 @@ func (m *model) judge(o *op) (wait time.Duration, refusal answer) {
 		again = max(again, wait-max(rest, 1)+1)
 	}
 
+	again = max(again, m.seatWait(1))
+	told := max(wait, m.seatWait(len(line)+1))
+
 	depth := m.limits.Depth
 	if o.kind == opAllow {
 		depth = 0
@@ -194,21 +203,21 @@ func (m *model) judge(o *op) (wait time.Duration, refusal answer) {
 	case m.closed:
 		refusal.result = resultClosed
 		if len(line) > 0 {
-			refusal.retry = line[len(line)-1]
+			refusal.retry = max(line[len(line)-1], m.seatWait(len(line)))
 		}
 	case m.tooCostly(o.n):
 		refusal.result = resultTooCostly
 	case wait > 0 && len(line)+m.ghosts >= depth:
 		refusal.result = resultQueueFull
 		if depth == 0 {
-			again = wait
+			again = told
 		} else if k := len(line) - depth + 1; k > 0 {
-			again = max(again, line[k-1])
+			again = max(again, line[k-1], m.seatWait(k))
 		}
-		refusal.retry = min(again, wait)
+		refusal.retry = min(again, told)
 	case bounded > longest || missed:
 		refusal.result, refusal.missed = resultTooLate, missed
-		refusal.retry = min(again, wait)
+		refusal.retry = min(again, told)
 	}
 	return wait, refusal
 }
@@ -276,6 +285,7 @@ func (m *model) settle() {
 			}
 			if w == last && m.mistake != lateStillLeft {
 				m.empty, again = before, true
+				m.left--
 				if m.mistake == handedTwice {
 					m.empty = new(big.Rat).Sub(before, m.take(last.n))
 				}
@@ -299,6 +309,7 @@ func (m *model) settle() {
 // depart lets the head leave.
 func (m *model) depart() *waiter {
 	w, at := m.line[0], m.due()
+	m.left++
 	m.line, m.frozen, m.ghosts = m.line[1:], nil, 0
 	if m.mistake == droppedRemainder {
 		at = new(big.Rat).SetInt(seen(at))
@@ -310,6 +321,7 @@ func (m *model) depart() *waiter {
 	m.emptyAt(new(big.Rat).Add(later(m.empty, from), m.take(w.n)))
 	m.since = at
 	if m.capped() {
+		w.number, w.left, w.longBefore = m.left, m.now, m.stay >= 50*time.Microsecond
 		m.upstream = append(slices.Clone(m.upstream), w)
 	}
 	return w

@@ -63,7 +63,8 @@ func (o maxKeysOption) apply(to *options) { to.maxKeys = int(o) }
 // unless [WithMaxKeys] sets another number.
 const DefaultMaxKeys = 100_000
 
-// WithMaxKeys sets how many keys of a [Group] may have a bucket of their own at once; n
-// must be at least 1. A further key shares a bucket with other such keys (see [Group]).
-// The default is [DefaultMaxKeys].
+// WithMaxKeys bounds how many keys of a [Group] have a bucket of their own at once; n
+// must be at least 1. A key that comes when there are so many shares a bucket with
+// others (see Group). The place of a drained bucket is free within a second. The
+// default is [DefaultMaxKeys].
 func WithMaxKeys(n int) GroupOption { return maxKeysOption(n) }

@@ -70,57 +70,44 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if s.capped && !s.dryRun {
 		return errUseAcquire
 	}
-	w, done, _, err := s.enter(ctx, n, newcomer)
-	if w == nil {
-		return err
+	r := request{ctx: ctx, cost: int64(n)}
+	dec := s.enter(&r)
+	if dec.waiter == nil {
+		return dec.err
 	}
-	_, err = s.block(ctx, &s.flow, w, done, nil)
-	return err
+	return s.block(&s.flow, &r, dec.waiter)
 }
 
-// wait is WaitN with the place that the request has taken, if it left and there
-// is a cap on them.
+// wait is WaitN for a caller that will release the seat of its request. The seat is zero
+// if there is no cap, and with an error.
 func (s *Shaper) wait(ctx context.Context, n int, kind entryKind) (seat, error) {
-	w, done, held, err := s.enter(ctx, n, kind)
-	if w == nil {
-		return held, err
+	r := request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
+	dec := s.enter(&r)
+	if dec.waiter != nil {
+		dec.err = s.block(&s.flow, &r, dec.waiter)
 	}
-	return s.block(ctx, &s.flow, w, done, nil)
+	return r.seat, dec.err
 }
 
-// enter lets a request leave at once, refuses it, or puts it into the line:
-// then it returns the waiter, and the Done channel of its context.
+// enter lets a request leave at once, refuses it, or puts it into the line, and runs the
+// hook of that.
+//
+// It is not inlined, so that its frame is not there while block waits.
 //
 //go:noinline
-func (s *Shaper) enter(ctx context.Context, n int, kind entryKind) (w *waiter, done <-chan struct{}, held seat, err error) {
-	ends, err := s.checkCall(ctx, n)
-	if err != nil || n == 0 {
-		return nil, nil, held, err
+func (s *Shaper) enter(r *request) decision {
+	if r.kind != allow {
+		if err := s.checkCall(r); err != nil || r.cost == 0 {
+			return decision{err: err}
+		}
 	}
 	now := s.lockFlow(&s.flow)
-	if s.dryRun {
-		s.shadow(ctx, &s.flow, now, n, untilDeadline(ends, now), s.flow.bucket.limits.Depth, nil)
-		return nil, nil, held, nil
+	dec := s.decideLocked(&s.flow, now, r)
+	s.unlockAndArm()
+	if dec.event != departedEvent || s.hasHooks {
+		s.announce(&s.flow, now, r, dec)
 	}
-	if kind == newcomer && s.conformsLocked(&s.flow, now, int64(n), ends) {
-		return nil, nil, s.pass(ctx, &s.flow, now, n, nil), nil
-	}
-	return s.admit(ctx, &s.flow, now, n, kind, ends, nil)
-}
-
-// call looks at a call before anything is locked: at the cost, at the context,
-// and when that will end.
-func (d *dispatcher) checkCall(ctx context.Context, n int) (ends int64, err error) {
-	if n < 0 {
-		return 0, ErrNegativeCost
-	}
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	if deadline, timed := ctx.Deadline(); timed {
-		return d.instantOf(deadline), nil
-	}
-	return exact.Forever, nil
+	return dec
 }
 
 // Allow is shorthand for AllowN(1).
@@ -128,48 +115,27 @@ func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
 // AllowN lets a request of cost n leave now, or not at all: it never waits and
 // never overtakes the line. It counts as one call. AllowN(0) is true and a
-// negative n gives false; neither is counted, nor is any call with
-// Limits.InFlight set: it is false, as nobody would say when the request ends.
+// negative n gives false; neither is counted. With [Limits].InFlight set AllowN is
+// false and not counted, because nobody would say when the request ends. On a closed
+// Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is.
 func (s *Shaper) AllowN(n int) bool {
 	s.mustBeMade()
 	if n <= 0 {
 		return n == 0
 	}
-	if s.capped && !s.dryRun {
-		return false
-	}
-	now := s.lockFlow(&s.flow)
-	return s.allow(&s.flow, now, n, nil)
-}
-
-// allow is AllowN for a flow. It unlocks.
-func (d *dispatcher) allow(f *flow, now int64, n int, key any) bool {
-	ctx := context.Background()
-	if d.dryRun {
-		d.shadow(ctx, f, now, n, exact.Forever, 0, key)
-		return true
-	}
-	// With a depth of 0 whoever would have to wait meets a full line.
-	_, refusal := d.judgeLocked(f, now, int64(n), exact.Forever, 0)
-	switch {
-	case refusal.reason == notRefused:
-		d.pass(ctx, f, now, n, key)
-	case d.trace.Refused == nil:
-		d.deny(f, now, refusal) // Nobody wants the error, so none is made.
-		return false
-	default:
-		_ = d.refuse(ctx, f, now, n, refusal, key)
-		return false
-	}
-	return true
+	r := request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow}
+	return s.enter(&r).passed()
 }
 
 // Forecast tells what WaitN(ctx, n) would meet now, if ctx had no deadline:
 // how long it would wait, if everyone ahead stays and nothing changes, or the
 // error with which it would be refused. It takes nothing and counts nothing.
 //
-// With Limits.InFlight it tells what Acquire(ctx, n) would meet, and the wait is
-// a lower bound, as nobody knows when requests end.
+// With [Limits.InFlight] it tells what Acquire(ctx, n) would meet. While all seats
+// are taken the wait is an estimate, as nobody knows when requests end: at least the
+// mean time for which they have been in flight of late, divided by InFlight, and at
+// least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with the wait
+// as it would be if a seat became free at once.
 func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	s.mustBeMade()
 	if n < 0 {
@@ -183,14 +149,14 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	return s.forecastLocked(&s.flow, now, n)
 }
 
-// forecast is Forecast for a flow.
+// forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	wait, refusal := d.judgeLocked(f, now, int64(n), exact.Forever, f.bucket.limits.Depth)
+	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
 	if refusal.reason != notRefused {
 		err := refusal.value()
 		return 0, &err
 	}
-	return wait, nil
+	return f.expected(wait), nil
 }
 
 // Limits returns the limits in force, as they were given.
@@ -221,7 +187,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 	return nil
 }
 
-// refuses is why a flow can't have other limits, if it can't.
+// checkChange returns why a flow can't have other limits; nil if it can.
 func (f *flow) checkChange(to Limits) error {
 	from := f.bucket.limits
 	if (from.InFlight > 0) == (to.InFlight > 0) {
@@ -231,7 +197,7 @@ func (f *flow) checkChange(to Limits) error {
 		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
 }
 
-// mustBeMade panics if New has not made s.
+// mustBeMade panics unless New made s.
 func (s *Shaper) mustBeMade() {
 	if s == nil || s.run == nil {
 		panic("shaper: this Shaper is nil or zero and can't be used; make one with shaper.New")

@@ -37,9 +37,18 @@ type Stats struct {
 	Missed    float64       // cost units lost to lateness beyond Limits.Slack
 }
 
-// refusals sets the counts of refusals.
-func (st *Stats) refusals(by *[reasons]uint64) {
-	st.QueueFull, st.TooLate, st.TooCostly, st.Closed = by[refusedFull], by[refusedLate], by[refusedCostly], by[refusedClosed]
+// refusals counts refusals by reason. There is no counter for notRefused, which keeps
+// cold within 80 bytes.
+type refusals [reasons - 1]uint64
+
+func (by *refusals) count(why reason) { by[why-1]++ }
+
+func (by *refusals) of(why reason) uint64 { return by[why-1] }
+
+// setRefusals sets the fields that count refusals.
+func (st *Stats) setRefusals(by *refusals) {
+	st.QueueFull, st.TooLate = by.of(refusedFull), by.of(refusedLate)
+	st.TooCostly, st.Closed = by.of(refusedCostly), by.of(refusedClosed)
 	st.Refused = st.QueueFull + st.TooLate + st.TooCostly + st.Closed
 }
 
@@ -59,7 +68,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
 	}
-	if hold := f.bucket.heldUntil().Whole(); now < hold {
+	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
 	return st
@@ -69,7 +78,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 // [Shaper] has one flow, and does not use them.
 type totals struct {
 	departed, abandoned uint64
-	refused             [reasons]uint64
+	refused             refusals
 	wait                int64   // the sum of the waits of those that departed, in nanoseconds
 	missed              float64 // cost units lost to lateness beyond slack
 }
@@ -89,9 +98,9 @@ func (d *dispatcher) countDepartureLocked(f *flow, entered, waited int64) {
 // countRefusalLocked counts a request that was refused, and why.
 func (d *dispatcher) countRefusalLocked(f *flow, entered int64, why reason) {
 	f.entered = max(f.entered, entered)
-	f.bucket.coldOrNew().refused[why]++
+	f.bucket.coldOrNew().refused.count(why)
 	if d.keyed {
-		d.totals.refused[why]++
+		d.totals.refused.count(why)
 	}
 }
 

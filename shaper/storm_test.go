@@ -106,10 +106,18 @@ func newStorm(t *testing.T, hooksClose, capped bool) *storm {
 		st.closesSoon.Store(1 + rand.N[int64](300))
 	}
 	hook := func(told *atomic.Uint64, fails bool) func(context.Context, shaper.Event) {
-		return func(_ context.Context, e shaper.Event) {
+		return func(ctx context.Context, e shaper.Event) {
 			told.Add(1)
 			if (e.Err != nil) != fails || e.Waited < 0 || e.Waiting < 0 {
 				st.wrong.Add(1)
+			}
+			if capped && ctx == context.Background() {
+				// With a cap AllowN is counted only if the shaper is closed, which
+				// its caller can't tell from false.
+				st.refused.Add(1)
+				if !errors.Is(e.Err, shaper.ErrClosed) {
+					st.wrong.Add(1)
+				}
 			}
 			if n := st.closesSoon.Add(-1); n >= 0 && n < 4 {
 				_ = st.s.Close()
@@ -160,7 +168,7 @@ func (st *storm) blow(end func(*shaper.Shaper)) {
 				switch left := s.AllowN(n); {
 				case st.capped() && left:
 					st.wrong.Add(1)
-				case st.capped(): // Not counted.
+				case st.capped(): // The hook counts it, if it is counted.
 				case left:
 					st.departed.Add(1)
 				default:

@@ -7,102 +7,104 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// sleep waits until a waiter in the line of a flow has its slot, is refused, or
-// has a context that is done, and says what has become of it.
-func (d *dispatcher) block(ctx context.Context, f *flow, w *waiter, done <-chan struct{}, key any) (seat, error) {
+// block waits until a request in the line of a flow has its slot, is refused by Close, or
+// has a context that is done, and returns what its call returns. It gives
+// the request its seat.
+func (d *dispatcher) block(f *flow, r *request, w *waiter) error {
 	// A goroutine begins with 2 KiB of stack, and one that needs a little more
 	// has 4: while it waits, there is but this frame and what the runtime needs.
-	if done == nil { // It never ends. A receive needs less than a select.
+	if r.done == nil { // It never ends. A receive needs less than a select.
 		<-w.ready
-		return d.finish(ctx, f, w, true, key)
+		return d.finish(f, r, w, true)
 	}
 	woken := false
 	select {
 	case <-w.ready:
 		woken = true
-	case <-done:
+	case <-r.done:
 	}
-	return d.finish(ctx, f, w, woken, key)
+	return d.finish(f, r, w, woken)
 }
 
-// announce tells the hook of a waiter that has entered a line in which, with it,
-// so many wait, and returns what it has to look at beside its own channel. The
-// lock is not held.
-func (d *dispatcher) announceEntry(ctx context.Context, f *flow, w *waiter, waiting int, key any) (done <-chan struct{}) {
-	settled := false
+// announceEntry runs the hook of a request that has entered a line, and returns the Done channel of its context. The lock is not held.
+func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-chan struct{}) {
+	w, settled := dec.waiter, false
 	defer d.abandonUnless(&settled, f, w)
-	runHook(d.trace.Enqueued, ctx, Event{Name: d.name, Key: key, Cost: int(w.cost), Waiting: waiting, At: d.timeOf(w.admitted)})
-	done = ctx.Done()
+	runHook(d.trace.Enqueued, r.ctx, Event{Name: d.name, Key: r.key, Cost: int(w.cost), Waiting: int(dec.waiting), At: d.timeOf(w.admitted)})
+	done = r.ctx.Done()
 	settled = true
 	return done
 }
 
-// finish says what has become of a waiter that sleeps no more, as it was told
-// that its state has changed or its context has ended. The lock is not held.
+// finish returns what the call of a waiter that is awake again returns. woken reports
+// that its state has changed; else its context has ended. The lock is not held.
+//
+// It is not inlined, so that its frame is not there while block waits.
 //
 //go:noinline
-func (d *dispatcher) finish(ctx context.Context, f *flow, w *waiter, woken bool, key any) (seat, error) {
+func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 	settled := false
 	defer d.abandonUnless(&settled, f, w)
 	// Asked once, outside the lock, and it has the last word: a slot that came
 	// before this moment is handed on, so that none is spent on a request
 	// whose caller has gone. What ends the context after it, the caller may
 	// take for an end after Wait had returned.
-	err := ctx.Err()
+	err := r.ctx.Err()
 	if err == nil && !woken {
 		err = context.Canceled // A context that breaks its contract has ended all the same.
 	}
 	settled = true
 	if err != nil {
 		ev := d.abandon(f, w, err)
-		ev.Key = key
-		runHook(d.trace.Abandoned, ctx, ev)
-		return seat{}, err
+		ev.Key = r.key
+		runHook(d.trace.Abandoned, r.ctx, ev)
+		return err
 	}
 	ev, held := d.takeOutcome(f, w)
-	ev.Key = key
+	ev.Key = r.key
 	if ev.Err != nil {
-		runHook(d.trace.Refused, ctx, ev)
-		return held, ev.Err
+		runHook(d.trace.Refused, r.ctx, ev)
+		return ev.Err
 	}
-	d.tellDeparted(ctx, f, ev, held)
-	return held, nil
+	r.seat = held
+	d.tellDeparted(f, r, ev)
+	return nil
 }
 
-// abandonUnless is for the end of a function that runs code of the caller's, as
-// hooks and contexts are: if that panics, the waiter must not stay in line with
-// nobody to receive its slot.
+// abandonUnless abandons a waiter unless it is settled. It is deferred by functions that
+// run code of the caller's, as hooks and contexts are: if that panics, the waiter must not
+// stay in line with nobody to receive its slot.
 func (d *dispatcher) abandonUnless(settled *bool, f *flow, w *waiter) {
 	if !*settled {
 		d.abandon(f, w, context.Canceled)
 	}
 }
 
-// tellDeparted tells the hook of a departure. If that panics, the place of the
-// request is given back, as nobody else could do it.
-func (d *dispatcher) tellDeparted(ctx context.Context, f *flow, ev Event, held seat) {
+// tellDeparted runs the hook of a departure. If that panics, the seat of the request is
+// released, as nobody else could do it.
+func (d *dispatcher) tellDeparted(f *flow, r *request, ev Event) {
 	if d.trace.Departed == nil {
 		return
 	}
 	ran := false
 	defer func() {
 		if !ran {
-			d.releaseSeat(f, held)
+			d.releaseSeat(f, r.seat)
 		}
 	}()
-	d.trace.Departed(ctx, ev)
+	d.trace.Departed(r.ctx, ev)
 	ran = true
 }
 
-// conclude counts a waiter that has received its slot, or been refused by
-// Close, and gives the waiter back. The lock is not held.
+// takeOutcome counts a waiter that has received its slot, or been refused by Close, and
+// returns it to the pool. The lock is not held.
 func (d *dispatcher) takeOutcome(f *flow, w *waiter) (ev Event, held seat) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	ev = d.eventOf(w, w.slot, int(w.waiting))
 	if w.state == departed {
 		if f.capped() {
-			held = d.takeSeat()
+			held = d.takeSeatLocked(f, w.departureNo, w.slot)
 		}
 		d.countDepartureLocked(f, w.admitted, w.slot-w.admitted)
 	} else {
@@ -113,8 +115,9 @@ func (d *dispatcher) takeOutcome(f *flow, w *waiter) (ev Event, held seat) {
 	return ev, held
 }
 
-// abandon takes a waiter whose context has ended out of the line; if it had
-// its slot already, the slot goes to the next waiter or back to the bucket.
+// abandon takes a waiter whose context has ended out of the line; if it had its slot
+// already, the slot goes to the next waiter or back to the bucket. err is what its call
+// returns.
 // The lock is not held.
 func (d *dispatcher) abandon(f *flow, w *waiter, err error) Event {
 	now := d.lockFlow(f)
@@ -150,7 +153,7 @@ func (d *dispatcher) abandon(f *flow, w *waiter, err error) Event {
 	return ev
 }
 
-// eventOf is the end of a waiter's wait at an instant.
+// eventOf returns the Event of the end of a waiter's wait at an instant.
 func (d *dispatcher) eventOf(w *waiter, at int64, waiting int) Event {
 	return Event{
 		Name: d.name, Cost: int(w.cost), Waiting: waiting, At: d.timeOf(at), Waited: time.Duration(at - w.admitted),

@@ -1,4 +1,4 @@
-package shaper
+package sketch
 
 import (
 	"hash/maphash"
@@ -26,12 +26,12 @@ func splitmix(seed, n uint64) uint64 {
 // relativeErrors are those of 40 seeds, for n different hashes.
 func relativeErrors(n int) (errors []float64) {
 	for seed := range uint64(40) {
-		var d hyperLogLog
+		var d Distinct
 		start := splitmix(1, seed)
 		for i := range n {
-			d.add(splitmix(start, uint64(i)))
+			d.Add(splitmix(start, uint64(i)))
 		}
-		errors = append(errors, float64(d.estimate())/float64(n)-1)
+		errors = append(errors, float64(d.Estimate())/float64(n)-1)
 	}
 	return errors
 }
@@ -59,28 +59,28 @@ func TestDistinctKeepsItsError(t *testing.T) {
 
 func TestFewDistinctAreExact(t *testing.T) {
 	for seed := range uint64(1000) {
-		var d hyperLogLog
-		require.Zero(t, d.estimate())
-		d.add(splitmix(7, seed))
-		require.Equal(t, uint64(1), d.estimate())
+		var d Distinct
+		require.Zero(t, d.Estimate())
+		d.Add(splitmix(7, seed))
+		require.Equal(t, uint64(1), d.Estimate())
 	}
 	for rank := range uint(rankBits + 1) { // One, however rare.
-		var d hyperLogLog
-		d.add(1 << rankBits >> (rank + 1))
-		require.Equal(t, uint64(1), d.estimate(), "rank %d", rank+1)
+		var d Distinct
+		d.Add(1 << rankBits >> (rank + 1))
+		require.Equal(t, uint64(1), d.Estimate(), "rank %d", rank+1)
 	}
 	// As long as no two meet in a register, the number is exact, whatever the ranks.
-	var d hyperLogLog
+	var d Distinct
 	for i := range uint64(100) {
-		d.add(i<<rankBits | splitmix(1, i)>>indexBits)
-		require.Equal(t, i+1, d.estimate())
+		d.Add(i<<rankBits | splitmix(1, i)>>indexBits)
+		require.Equal(t, i+1, d.Estimate())
 	}
 	// Then the estimate allows for those that should have met by now, as linear
 	// counting does.
 	for i := range uint64(400) {
-		d.add((100+i)<<rankBits | splitmix(1, i)>>indexBits)
+		d.Add((100+i)<<rankBits | splitmix(1, i)>>indexBits)
 		linear := registerCount * -math.Log1p(-float64(101+i)/registerCount)
-		require.InDelta(t, linear, d.estimate(), 0.7)
+		require.InDelta(t, linear, d.Estimate(), 0.7)
 	}
 }
 
@@ -92,53 +92,53 @@ func TestDistinctHoldsUpToTheLargestNumbers(t *testing.T) {
 		mean := 0.0
 		const sketches = 10
 		for range sketches {
-			var d hyperLogLog
+			var d Distinct
 			for register := range uint64(registerCount) {
 				u, rank := math.Log(random.Float64())*registerCount/n, 1
 				for rank < maxRank && u > math.Log1p(-math.Ldexp(1, -rank)) {
 					rank++
 				}
-				d.add(register<<rankBits | 1<<rankBits>>rank)
+				d.Add(register<<rankBits | 1<<rankBits>>rank)
 			}
-			e := float64(d.estimate())/n - 1
+			e := float64(d.Estimate())/n - 1
 			require.LessOrEqual(t, math.Abs(e), 3*distinctError, "%g hashes", n)
 			mean += e / sketches
 		}
 		t.Logf("%g hashes: mean %+.4f", n, mean)
 		require.LessOrEqual(t, math.Abs(mean), 3*distinctError/math.Sqrt(sketches), "%g hashes", n)
 	}
-	var d hyperLogLog
+	var d Distinct
 	for register := range uint64(registerCount) {
-		d.add(register<<rankBits | 1) // the last rank but one
+		d.Add(register<<rankBits | 1) // the last rank but one
 	}
 	for register := range uint64(registerCount) {
-		d.add(register << rankBits)
+		d.Add(register << rankBits)
 		if register == registerCount-2 {
-			require.Equal(t, uint64(math.MaxUint64), d.estimate(), "more than there are")
+			require.Equal(t, uint64(math.MaxUint64), d.Estimate(), "more than there are")
 		}
 	}
-	require.Equal(t, uint64(math.MaxUint64), d.estimate(), "nothing is left to tell from")
+	require.Equal(t, uint64(math.MaxUint64), d.Estimate(), "nothing is left to tell from")
 }
 
 func TestWhatIsNotDistinctChangesNothing(t *testing.T) {
-	var d hyperLogLog
+	var d Distinct
 	for i := range uint64(10_000) {
-		d.add(splitmix(5, i))
+		d.Add(splitmix(5, i))
 	}
 	before := *d.registers
 	for i := range uint64(10_000) { // in another order
-		d.add(splitmix(5, 9_999-i))
+		d.Add(splitmix(5, 9_999-i))
 	}
 	require.Equal(t, before, *d.registers)
 }
 
 // The counts by rank are those of the registers.
 func TestDistinctCountsItsRegisters(t *testing.T) {
-	var d hyperLogLog
+	var d Distinct
 	for i := range uint64(100_000) {
-		d.add(splitmix(9, i))
+		d.Add(splitmix(9, i))
 	}
-	d.add(0)
+	d.Add(0)
 	var with [maxRank + 1]uint16
 	for _, rank := range d.rank {
 		if rank > 0 {
@@ -150,19 +150,19 @@ func TestDistinctCountsItsRegisters(t *testing.T) {
 }
 
 func TestDistinctIsOfFixedSize(t *testing.T) {
-	var d hyperLogLog
+	var d Distinct
 	require.Nil(t, d.registers, "an idle group pays nothing")
-	require.Zero(t, d.estimate())
+	require.Zero(t, d.Estimate())
 	require.Nil(t, d.registers)
-	d.add(1)
+	d.Add(1)
 	require.LessOrEqual(t, unsafe.Sizeof(*d.registers), uintptr(16<<10+128))
 	n := uint64(0)
 	require.Zero(t, testing.AllocsPerRun(1, func() {
 		for range 100_000 {
 			n++
-			d.add(splitmix(2, n))
+			d.Add(splitmix(2, n))
 		}
-		d.estimate()
+		d.Estimate()
 	}))
 }
 
@@ -170,12 +170,12 @@ func TestDistinctIsOfFixedSize(t *testing.T) {
 // can't fail by chance, the error may be ten times the standard error.
 func TestDistinctOfSimilarKeys(t *testing.T) {
 	const n = 100_000
-	var d hyperLogLog
+	var d Distinct
 	seed := maphash.MakeSeed()
 	for i := range n {
-		d.add(maphash.Comparable(seed, [2]int{i, 0}))
+		d.Add(maphash.Comparable(seed, [2]int{i, 0}))
 	}
-	require.InEpsilon(t, n, d.estimate(), 10*distinctError)
+	require.InEpsilon(t, n, d.Estimate(), 10*distinctError)
 }
 
 func BenchmarkDistinctAdd(b *testing.B) {
@@ -184,11 +184,11 @@ func BenchmarkDistinctAdd(b *testing.B) {
 	for i := range hashes {
 		hashes[i] = splitmix(1, uint64(i))
 	}
-	var d hyperLogLog
+	var d Distinct
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
-		d.add(hashes[i%many])
+		d.Add(hashes[i%many])
 		i++
 	}
 }
@@ -199,13 +199,13 @@ func BenchmarkDistinctEstimate(b *testing.B) {
 		n    uint64
 	}{{"10", 10}, {"10⁶", 1_000_000}} {
 		b.Run(row.name, func(b *testing.B) {
-			var d hyperLogLog
+			var d Distinct
 			for i := range row.n {
-				d.add(splitmix(1, i))
+				d.Add(splitmix(1, i))
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				d.estimate()
+				d.Estimate()
 			}
 		})
 	}

@@ -1,29 +1,30 @@
-package shaper
+package sketch
 
 import (
 	"math"
 	"math/bits"
 )
 
-// distinct estimates how many different hashes it has been given, in fixed
-// memory: the HyperLogLog of Flajolet, Fusy, Gandouet and Meunier ("HyperLogLog:
-// the analysis of a near-optimal cardinality estimation algorithm", AofA 2007).
-// Some bits of a hash choose a register, which keeps the highest rank met: the
-// place of the first 1 among the other bits. High ranks are rare, so they tell
-// of many hashes.
+// A Distinct estimates how many different hashes it has been given, in fixed memory:
+// the HyperLogLog of Flajolet, Fusy, Gandouet and Meunier ("HyperLogLog: the analysis
+// of a near-optimal cardinality estimation algorithm", AofA 2007). Some bits of a hash
+// choose a register, which keeps the highest rank that it has met: the position of the
+// first 1 among the other bits. High ranks are rare, so they are a sign of many hashes.
 //
 // The estimate is the improved raw estimator of Ertl ("New cardinality estimation
-// algorithms for HyperLogLog sketches", arXiv:1702.01284, 2017). It
-// needs no tables against bias and no change of method between small and large
-// numbers. Its standard error is 1.04/√m for m registers, here 0.81 %, and less
-// for small numbers: up to 100 it is exact as long as no two hashes meet in a
-// register, which two of 18 do in one case of a hundred.
+// algorithms for HyperLogLog sketches", arXiv:1702.01284, 2017). It needs no tables
+// against bias and no change of method between small and large numbers. Its standard
+// error is 1.04/√m for m registers, here 0.81 %, and less for small numbers: up to 100
+// it is exact as long as no two hashes meet in a register, which two of 18 do in one
+// case of a hundred.
 //
-// The hashes must be of 64 good bits, such as those of maphash.Comparable, with
-// a seed that whoever chooses the keys can't know. The zero distinct is ready and
-// holds no memory before the first hash; from then on it holds 16 KiB and
-// allocates nothing. Whoever owns it guards it with a lock.
-type hyperLogLog struct{ *registers }
+// The hashes must have 64 good bits, such as those of maphash.Comparable, with a seed
+// that is unknown to whoever chooses the keys. The zero Distinct is ready for use. It
+// holds no memory before the first hash; from then on it holds 16 KiB and allocates
+// nothing.
+//
+// A Distinct is not safe for concurrent use: its owner guards it with a lock.
+type Distinct struct{ *registers }
 
 const (
 	indexBits     = 14 // of a hash choose its register
@@ -32,17 +33,17 @@ const (
 	maxRank       = rankBits + 1   // of a hash that has no 1 among them
 )
 
-// registers are the memory of a distinct.
+// registers are the memory of a Distinct.
 type registers struct {
-	rank [registerCount]uint8 // 0: none met
+	rank [registerCount]uint8 // 0: it has met no hash
 
-	// with counts the registers by their rank, from 1. It changes when they do,
-	// which is ever more seldom, so that an estimate need not go through them all.
+	// with counts the registers by their rank, from 1, so that an estimate need not
+	// go through all of them. It changes when a register does, which becomes rare.
 	with [maxRank + 1]uint16
 }
 
-// add takes note of a hash. One that it has been given before changes nothing.
-func (d *hyperLogLog) add(hash uint64) {
+// Add notes a hash. A hash that was added before changes nothing.
+func (d *Distinct) Add(hash uint64) {
 	if d.registers == nil {
 		d.registers = new(registers)
 	}
@@ -59,9 +60,9 @@ func (d *hyperLogLog) add(hash uint64) {
 	*register = rank
 }
 
-// estimate returns about how many different hashes have been added, to the
-// nearest whole number. Of none it is 0, of one 1.
-func (d *hyperLogLog) estimate() uint64 {
+// Estimate returns about how many different hashes have been added, as a whole number.
+// For no hash it is 0, for one hash 1.
+func (d *Distinct) Estimate() uint64 {
 	if d.registers == nil {
 		return 0
 	}

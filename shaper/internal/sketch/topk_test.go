@@ -1,4 +1,4 @@
-package shaper
+package sketch
 
 import (
 	"fmt"
@@ -46,19 +46,19 @@ func keyStreams(m int) map[string]func() int {
 	}
 }
 
-// The bounds that KeyCount promises, against a map that counts exactly.
-func TestHeavyKeepsItsBounds(t *testing.T) {
+// The bounds that Count promises, against a map that counts exactly.
+func TestTopKKeepsItsBounds(t *testing.T) {
 	for _, m := range []int{1, 2, 3, 10, 64, 1024} {
 		for name, next := range keyStreams(m) {
 			t.Run(fmt.Sprintf("m=%d/%s", m, name), func(t *testing.T) {
-				h, exact := newSpaceSaving[int](m), map[int]uint64{}
+				h, exact := NewTopK[int](m), map[int]uint64{}
 				for n := uint64(1); n <= 30_000; n++ {
 					key := next()
-					h.add(key)
+					h.Add(key)
 					exact[key]++
 					if n < 50 || n%1499 == 0 {
 						require.Equal(t, n, h.events)
-						checkHeavy(t, h.top(m), exact, m, n)
+						checkTopK(t, h.Top(m), exact, m, n)
 						checkChains(t, &h)
 					}
 				}
@@ -67,7 +67,7 @@ func TestHeavyKeepsItsBounds(t *testing.T) {
 	}
 }
 
-func checkHeavy(t *testing.T, top []KeyCount[int], exact map[int]uint64, m int, events uint64) {
+func checkTopK(t *testing.T, top []Count[int], exact map[int]uint64, m int, events uint64) {
 	t.Helper()
 	require.Len(t, top, min(m, len(exact)), "all counters are in use if there are keys for them")
 	bound := events / uint64(m)
@@ -95,16 +95,16 @@ func checkHeavy(t *testing.T, top []KeyCount[int], exact map[int]uint64, m int, 
 // Spoofing keys does not hide the one that is refused most.
 func TestAHeavyKeySurvivesAMillionOthers(t *testing.T) {
 	const m, others = 1024, 1_000_000
-	h := newSpaceSaving[string](m)
+	h := NewTopK[string](m)
 	occurred := uint64(0)
 	for i := range others {
-		h.add("other " + strconv.Itoa(i))
+		h.Add("other " + strconv.Itoa(i))
 		if i%500 == 499 { // one in 501, where one in 1,024 is enough
-			h.add("heavy")
+			h.Add("heavy")
 			occurred++
 		}
 	}
-	top := h.top(2)
+	top := h.Top(2)
 	require.Equal(t, "heavy", top[0].Key)
 	require.Less(t, top[0].Error, uint64(500), "its counter has been its own since its first event")
 	require.Equal(t, occurred, top[0].Count-top[0].Error)
@@ -115,65 +115,65 @@ func TestAHeavyKeySurvivesAMillionOthers(t *testing.T) {
 // merely inherited theirs.
 func TestALateHeavyKeyIsFound(t *testing.T) {
 	const m = 1024
-	h := newSpaceSaving[int](m)
+	h := NewTopK[int](m)
 	for i := range 1_000_000 {
-		h.add(i)
+		h.Add(i)
 	}
 	for range 2000 {
-		h.add(-1)
+		h.Add(-1)
 	}
-	top := h.top(1)
+	top := h.Top(1)
 	require.Equal(t, -1, top[0].Key)
 	require.Equal(t, uint64(2000), top[0].Count-top[0].Error)
 	require.LessOrEqual(t, top[0].Error, h.events/m)
 }
 
 func TestTopIsInAStableOrder(t *testing.T) {
-	h := newSpaceSaving[string](4)
-	require.Empty(t, h.top(3), "nobody yet")
+	h := NewTopK[string](4)
+	require.Empty(t, h.Top(3), "nobody yet")
 	for _, key := range []string{"d", "b", "c", "c", "a"} {
-		h.add(key)
+		h.Add(key)
 	}
-	want := []KeyCount[string]{{"c", 2, 0}, {"d", 1, 0}, {"b", 1, 0}, {"a", 1, 0}}
-	require.Equal(t, want, h.top(4), "of equals the one that came first")
-	require.Equal(t, want, h.top(5))
-	require.Equal(t, want, h.top(math.MaxInt))
-	require.Equal(t, want[:2], h.top(2))
-	require.Nil(t, h.top(0))
-	require.Nil(t, h.top(-1))
-	require.Nil(t, h.top(math.MinInt))
+	want := []Count[string]{{"c", 2, 0}, {"d", 1, 0}, {"b", 1, 0}, {"a", 1, 0}}
+	require.Equal(t, want, h.Top(4), "of equals the one that came first")
+	require.Equal(t, want, h.Top(5))
+	require.Equal(t, want, h.Top(math.MaxInt))
+	require.Equal(t, want[:2], h.Top(2))
+	require.Nil(t, h.Top(0))
+	require.Nil(t, h.Top(-1))
+	require.Nil(t, h.Top(math.MinInt))
 
-	h.add("e") // takes over one of the three
-	top := h.top(2)
-	require.Equal(t, []KeyCount[string]{{"c", 2, 0}, {"e", 2, 1}}, top, "of equals the one with the smaller error")
+	h.Add("e") // takes over one of the three
+	top := h.Top(2)
+	require.Equal(t, []Count[string]{{"c", 2, 0}, {"e", 2, 1}}, top, "of equals the one with the smaller error")
 	top[0].Key = "changed"
-	require.Equal(t, "c", h.top(1)[0].Key, "the list is the caller's")
+	require.Equal(t, "c", h.Top(1)[0].Key, "the list is the caller's")
 }
 
 func TestSnapshotStaysAsItWas(t *testing.T) {
-	h := newSpaceSaving[int](8)
+	h := NewTopK[int](8)
 	for i := range 100 {
-		h.add(i % 11)
+		h.Add(i % 11)
 	}
-	want := h.top(8)
-	s := h.snapshot()
+	want := h.Top(8)
+	s := h.Snapshot()
 	require.Equal(t, uint64(100), s.events)
 	for i := range 100 {
-		h.add(100 + i)
+		h.Add(100 + i)
 	}
-	require.Equal(t, want, s.top(8))
-	require.NotEqual(t, want, h.top(8))
+	require.Equal(t, want, s.Top(8))
+	require.NotEqual(t, want, h.Top(8))
 }
 
 // The same events give the same list, whatever the seed of the hash: so tests
 // of those who use it can be exact.
-func TestHeavyDoesNotDependOnItsSeed(t *testing.T) {
-	run := func() []KeyCount[int] {
-		h, next := newSpaceSaving[int](64), keyStreams(64)["zipf"]
+func TestTopKDoesNotDependOnItsSeed(t *testing.T) {
+	run := func() []Count[int] {
+		h, next := NewTopK[int](64), keyStreams(64)["zipf"]
 		for range 20_000 {
-			h.add(next())
+			h.Add(next())
 		}
-		return h.top(64)
+		return h.Top(64)
 	}
 	want := run()
 	for range 5 {
@@ -184,15 +184,15 @@ func TestHeavyDoesNotDependOnItsSeed(t *testing.T) {
 // A NaN can be found by no map, and deleted from none.
 func TestNaNKeysLeaveTheOthersAlone(t *testing.T) {
 	const m = 16
-	h := newSpaceSaving[float64](m)
+	h := NewTopK[float64](m)
 	for i := range 100_000 {
-		h.add(math.NaN())
+		h.Add(math.NaN())
 		if i%10 == 0 {
-			h.add(1.5)
-			h.add(math.Copysign(0, float64(i%20)-5)) // 0 and −0 are one key
+			h.Add(1.5)
+			h.Add(math.Copysign(0, float64(i%20)-5)) // 0 and −0 are one key
 		}
 	}
-	top := h.top(m + 1)
+	top := h.Top(m + 1)
 	require.Len(t, top, m)
 	for i, key := range []float64{1.5, 0} {
 		require.Equal(t, key, top[i].Key)
@@ -206,53 +206,53 @@ func TestNaNKeysLeaveTheOthersAlone(t *testing.T) {
 }
 
 // Two keys of one hash are two keys.
-func TestHeavyTellsKeysOfOneHashApart(t *testing.T) {
-	h := newSpaceSaving[int](2)
-	h.add(1)
+func TestTopKTellsKeysOfOneHashApart(t *testing.T) {
+	h := NewTopK[int](2)
+	h.Add(1)
 	h.counters[0].hash = maphash.Comparable(h.seed, 2)
 	clear(h.chains)
 	h.link(0)
-	h.add(2)
-	h.add(2)
-	require.Equal(t, []KeyCount[int]{{2, 2, 0}, {1, 1, 0}}, h.top(2))
-	h.add(3) // takes over from the one that is behind in the chain
-	h.add(2)
-	require.Equal(t, []KeyCount[int]{{2, 3, 0}, {3, 2, 1}}, h.top(2))
+	h.Add(2)
+	h.Add(2)
+	require.Equal(t, []Count[int]{{2, 2, 0}, {1, 1, 0}}, h.Top(2))
+	h.Add(3) // takes over from the one that is behind in the chain
+	h.Add(2)
+	require.Equal(t, []Count[int]{{2, 3, 0}, {3, 2, 1}}, h.Top(2))
 }
 
-func TestHeavyTakesKeysOfAnyComparableType(t *testing.T) {
+func TestTopKTakesKeysOfAnyComparableType(t *testing.T) {
 	type pair struct {
 		user   string
 		action any
 	}
-	h := newSpaceSaving[pair](2)
+	h := NewTopK[pair](2)
 	for range 3 {
-		h.add(pair{"ann", 1})
-		h.add(pair{"ann", "1"})
+		h.Add(pair{"ann", 1})
+		h.Add(pair{"ann", "1"})
 	}
-	h.add(pair{})
-	require.Equal(t, []KeyCount[pair]{{pair{}, 4, 3}}, slices.DeleteFunc(h.top(2), func(k KeyCount[pair]) bool { return k.Key.user != "" }))
+	h.Add(pair{})
+	require.Equal(t, []Count[pair]{{pair{}, 4, 3}}, slices.DeleteFunc(h.Top(2), func(k Count[pair]) bool { return k.Key.user != "" }))
 }
 
 // Memory comes with the keys and ends with the counters.
-func TestHeavyIsOfFixedSize(t *testing.T) {
+func TestTopKIsOfFixedSize(t *testing.T) {
 	const m = 1000 // no power of two
-	h := newSpaceSaving[int](m)
+	h := NewTopK[int](m)
 	size := func() [3]int { return [3]int{cap(h.counters), len(h.chains), cap(h.least)} }
 	require.Zero(t, size(), "none before the first event")
 	for range 100 {
-		h.add(1)
+		h.Add(1)
 	}
 	require.Equal(t, [3]int{8, 8, 0}, size())
 	for i := range m {
-		h.add(i)
+		h.Add(i)
 		if i%50 == 0 {
 			checkChains(t, &h)
 		}
 	}
 	require.Equal(t, [3]int{m, 1024, m}, size())
 	for i := range 1_000_000 {
-		h.add(i)
+		h.Add(i)
 	}
 	require.Equal(t, [3]int{m, 1024, m}, size())
 	checkChains(t, &h)
@@ -260,7 +260,7 @@ func TestHeavyIsOfFixedSize(t *testing.T) {
 
 // checkChains sees that each counter is in the chain of its hash, once, and that
 // no counter in the heap is below a greater one.
-func checkChains[K comparable](t *testing.T, h *spaceSaving[K]) {
+func checkChains[K comparable](t *testing.T, h *TopK[K]) {
 	t.Helper()
 	seen := 0
 	for i := range h.chains {
@@ -279,26 +279,26 @@ func checkChains[K comparable](t *testing.T, h *spaceSaving[K]) {
 	}
 }
 
-func TestAFullHeavyAllocatesNothing(t *testing.T) {
+func TestAFullTopKAllocatesNothing(t *testing.T) {
 	const m = 1024
 	keys := make([]string, 100*m)
 	for i := range keys {
 		keys[i] = strconv.Itoa(i)
 	}
-	h := newSpaceSaving[string](m)
+	h := NewTopK[string](m)
 	for _, key := range keys[:m] {
-		h.add(key)
+		h.Add(key)
 	}
 	for name, some := range map[string][]string{"keys without a counter": keys, "keys with one": keys[:1]} {
 		require.Zero(t, testing.AllocsPerRun(1, func() {
 			for _, key := range some {
-				h.add(key)
+				h.Add(key)
 			}
 		}), name)
 	}
 }
 
-func BenchmarkHeavyAdd(b *testing.B) {
+func BenchmarkTopKAdd(b *testing.B) {
 	const m, many = 1024, 1 << 17
 	address := func(i uint64) string { return fmt.Sprintf("2001:db8:%x:%x::/64", i>>16, i&0xffff) }
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, many-1)
@@ -316,36 +316,36 @@ func BenchmarkHeavyAdd(b *testing.B) {
 			for i := range keys {
 				keys[i] = row.key(i)
 			}
-			h := newSpaceSaving[string](m)
+			h := NewTopK[string](m)
 			for i := range m {
-				h.add(address(uint64(i)))
+				h.Add(address(uint64(i)))
 			}
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				h.add(keys[i%many])
+				h.Add(keys[i%many])
 				i++
 			}
 		})
 	}
 }
 
-func BenchmarkHeavyTop(b *testing.B) {
-	h := newSpaceSaving[int](1024)
+func BenchmarkTopKTop(b *testing.B) {
+	h := NewTopK[int](1024)
 	next := keyStreams(1024)["zipf"]
 	for range 100_000 {
-		h.add(next())
+		h.Add(next())
 	}
 	b.Run("snapshot", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			h.snapshot()
+			h.Snapshot()
 		}
 	})
 	b.Run("top 10", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			h.top(10)
+			h.Top(10)
 		}
 	})
 }

@@ -1,0 +1,48 @@
+package shaper_test
+
+import (
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// heapInUse returns how many bytes are in use after a garbage collection.
+func heapInUse() int64 {
+	runtime.GC()
+	runtime.GC() // The first one may have left finalizers to run.
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A Group whose buckets have all been deleted keeps next to no memory, whether they
+// all had the same Limits or each had its own.
+func TestIdleKeysKeepNoMemory(t *testing.T) {
+	const keys = 100_000
+	for name, limits := range map[string]func(int) shaper.Limits{
+		"one rule":           func(int) shaper.Limits { return shaper.Limits{Rate: 1} },
+		"each has its own":   func(key int) shaper.Limits { return shaper.Limits{Rate: 1, Burst: 1 + key} },
+		"each of two in one": func(key int) shaper.Limits { return shaper.Limits{Rate: 1, Burst: 1 + key/2} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g, err := shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil })
+				require.NoError(t, err)
+				before := heapInUse()
+				for key := range keys {
+					require.True(t, g.Allow(key))
+				}
+				require.Equal(t, keys, g.Stats().Keys)
+				time.Sleep(2 * time.Second)
+				require.Zero(t, g.Stats().Keys)
+				require.Less(t, heapInUse()-before, int64(64<<10), "bytes")
+				runtime.KeepAlive(g)
+			})
+		})
+	}
+}

@@ -1,0 +1,217 @@
+package sketch
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+)
+
+// A Count is how often a [TopK] has met one key. With m counters and N events of all
+// keys together:
+//
+//   - Count is never below the true number, and above it by at most Error, so
+//     that Count − Error events are certain.
+//   - Error is at most N/m, and 0 for all keys until there have been more than m
+//     different ones.
+//   - A key with more than N/m events has one of the counters.
+type Count[K comparable] struct {
+	Key   K
+	Count uint64
+	Error uint64
+}
+
+// A TopK finds the keys that occur most in a stream of them, in fixed memory: the
+// Space-Saving algorithm of Metwally, Agrawal and El Abbadi ("Efficient Computation of
+// Frequent and Top-k Elements in Data Streams", ICDT 2005). There are at most m
+// counters. A key that has none takes over the counter of the key with the least
+// count, together with the count, which from then on is its error: the key may have
+// occurred that often before. The counts add up to the number of events N, so the
+// least of m counts is at most N/m, and so are the errors.
+//
+// Make one with [NewTopK]. It holds no memory before the first event, grows with the
+// number of different keys up to m, and then allocates nothing. Keys are found by a
+// seeded hash, so that nobody who chooses keys can make them collide.
+//
+// A TopK is not safe for concurrent use: its owner guards it with a lock.
+type TopK[K comparable] struct {
+	events uint64 // N
+
+	capacity int // m
+	seed     maphash.Seed
+	counters []counter[K]
+
+	// chains are the counters by the low bits of their hash: a hash table with
+	// chaining. A map would not do, as it can't delete a key that does not equal
+	// itself, such as NaN, and may allocate while keys come and go.
+	chains []link
+
+	// least is a binary heap of the counters, with the least count on top. It is
+	// made when all counters are taken, because the least count is not needed
+	// before. (The paper's list of groups of equal counts takes O(1) instead of
+	// O(log m), for more links and more code. With m = 1,024 the worst case, in
+	// which all keys are new, takes 100 ns.)
+	least []int32
+}
+
+// A counter is what a TopK knows of one key.
+type counter[K comparable] struct {
+	key       K
+	hash      uint64
+	count     uint64
+	overcount uint64 // the part of count that was taken over, its error
+	since     uint64 // the event that brought the key here
+
+	next link  // in its chain
+	at   int32 // in least
+}
+
+// A link is the index of a counter, plus 1; 0 means none.
+type link int32
+
+// NewTopK returns a TopK with m counters, m > 0.
+func NewTopK[K comparable](m int) TopK[K] {
+	return TopK[K]{capacity: m, seed: maphash.MakeSeed()}
+}
+
+// Add counts an event of key. A key that does not equal itself, such as NaN, is
+// a new one each time.
+func (t *TopK[K]) Add(key K) {
+	t.events++
+	hash := maphash.Comparable(t.seed, key)
+	if i := t.find(key, hash); i >= 0 {
+		t.counters[i].count++
+		t.siftDown(i)
+		return
+	}
+	if len(t.counters) < t.capacity {
+		t.append(counter[K]{key: key, hash: hash, count: 1, since: t.events})
+		return
+	}
+	i := t.least[0]
+	c := &t.counters[i]
+	t.unlink(i)
+	c.key, c.hash, c.since = key, hash, t.events
+	c.overcount = c.count
+	c.count++
+	t.link(i)
+	t.siftDown(i)
+}
+
+// Top returns the n keys with the largest counts, largest first, or all that have a
+// counter if they are fewer. Among equal counts, the key that got its counter first
+// comes first: its error is the smaller one, because the least count never falls. For
+// n ≤ 0 the result is nil.
+func (t *TopK[K]) Top(n int) []Count[K] {
+	n = min(n, len(t.counters))
+	if n <= 0 {
+		return nil
+	}
+	sorted := slices.Clone(t.counters)
+	slices.SortFunc(sorted, func(a, b counter[K]) int {
+		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.since, b.since))
+	})
+	top := make([]Count[K], n)
+	for i, c := range sorted[:n] {
+		top[i] = Count[K]{Key: c.key, Count: c.count, Error: c.overcount}
+	}
+	return top
+}
+
+// Snapshot returns a copy, of which only Top may be called. For m = 1,024 the copy takes
+// some 20 µs and Top 120 µs: so the owner needs to hold its lock for the copy only.
+func (t *TopK[K]) Snapshot() TopK[K] {
+	return TopK[K]{events: t.events, capacity: t.capacity, counters: slices.Clone(t.counters)}
+}
+
+// find returns the index of the counter of key, or −1.
+func (t *TopK[K]) find(key K, hash uint64) int32 {
+	if len(t.chains) == 0 {
+		return -1
+	}
+	for l := *t.chain(hash); l != 0; {
+		c := &t.counters[l-1]
+		if c.hash == hash && c.key == key {
+			return int32(l - 1)
+		}
+		l = c.next
+	}
+	return -1
+}
+
+// chain returns the chain of the counters whose hash has these low bits. The number of
+// chains is a power of two.
+func (t *TopK[K]) chain(hash uint64) *link { return &t.chains[hash&uint64(len(t.chains)-1)] }
+
+// link puts a counter at the front of its chain.
+func (t *TopK[K]) link(i int32) {
+	chain := t.chain(t.counters[i].hash)
+	t.counters[i].next, *chain = *chain, link(i+1)
+}
+
+// unlink takes a counter out of its chain. It looks for the counter, not for the
+// key, which may not equal itself.
+func (t *TopK[K]) unlink(i int32) {
+	l := t.chain(t.counters[i].hash)
+	for *l != link(i+1) {
+		l = &t.counters[*l-1].next
+	}
+	*l = t.counters[i].next
+}
+
+// append adds a counter. There are at least as many chains as counters. With
+// the last counter comes the heap.
+func (t *TopK[K]) append(c counter[K]) {
+	if len(t.counters) == cap(t.counters) {
+		grown := make([]counter[K], len(t.counters), min(max(8, 2*len(t.counters)), t.capacity))
+		copy(grown, t.counters)
+		t.counters = grown
+	}
+	t.counters = append(t.counters, c)
+	if len(t.counters) > len(t.chains) {
+		t.chains = make([]link, max(8, 2*len(t.chains)))
+		for i := range t.counters {
+			t.link(int32(i))
+		}
+	} else {
+		t.link(int32(len(t.counters) - 1))
+	}
+	if len(t.counters) < t.capacity {
+		return
+	}
+	t.least = make([]int32, t.capacity)
+	for i := range t.least {
+		t.least[i], t.counters[i].at = int32(i), int32(i)
+	}
+	for at := t.capacity/2 - 1; at >= 0; at-- {
+		t.siftDown(t.least[at])
+	}
+}
+
+// siftDown moves a counter whose count has grown down the heap to where it belongs, if
+// the heap has been made.
+func (t *TopK[K]) siftDown(i int32) {
+	if t.least == nil {
+		return
+	}
+	at, count := int(t.counters[i].at), t.counters[i].count
+	for {
+		child := 2*at + 1
+		if child >= len(t.least) {
+			break
+		}
+		below := t.counters[t.least[child]].count
+		if child+1 < len(t.least) {
+			if right := t.counters[t.least[child+1]].count; right < below {
+				child, below = child+1, right
+			}
+		}
+		if count <= below {
+			break
+		}
+		t.least[at] = t.least[child]
+		t.counters[t.least[at]].at = int32(at)
+		at = child
+	}
+	t.least[at] = i
+	t.counters[i].at = int32(at)
+}

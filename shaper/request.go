@@ -1,0 +1,190 @@
+package shaper
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// A request is one call on its way into a flow. It lives on the stack of its call: the
+// waiter that stands in line for it holds only what others need, as a waiter's memory
+// is what a long line costs.
+type request struct {
+	ctx      context.Context
+	key      any // told to the hooks of a Group; nil of a Shaper, or without hooks
+	cost     int64
+	deadline int64 // of ctx, as an instant of the dispatcher's clock; forever: it has none
+	kind     entryKind
+	releases bool // its caller will say when it has ended, as Acquire and Do do
+
+	// What a decision gives it.
+	done    <-chan struct{} // of ctx, if it waits
+	seat    seat            // if it has left, and there is a cap
+	verdict *Verdict        // of a dry run, which lets it through
+}
+
+// entryKind says how a request enters a flow.
+type entryKind uint8
+
+const (
+	newcomer entryKind = iota
+	// reentry is a request that has left, was sent back by the upstream, and is to
+	// leave once more: at the head of the line, as it was admitted before all who
+	// wait, and whatever the limits say of newcomers.
+	reentry
+	// allow is a request that leaves now or is refused, as if the Depth was 0.
+	allow
+)
+
+// A decision is what becomes of a request at entry, beside the seat that it is given. It
+// fits into four words, so that it is returned in registers.
+type decision struct {
+	waiter  *waiter // in the line for it; nil: it does not wait
+	err     error   // what its call returns, if it does not wait
+	waiting int32   // in the line just after it
+	event   entryEvent
+}
+
+// entryEvent says which hook is to be told of a decision.
+type entryEvent uint8
+
+const (
+	noEvent       entryEvent = iota // it is no call of the kind that is counted
+	departedEvent                   // it has left
+	enqueuedEvent                   // it waits
+	refusedEvent                    // it is refused
+	verdictEvent                    // a dry run lets it through
+)
+
+// errUseAcquire is for calls that would not say when they end.
+var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or Do, which give the place back")
+
+// checkCall checks the cost and the context of a request before the lock is taken, and
+// notes the context's deadline.
+func (d *dispatcher) checkCall(r *request) error {
+	if r.cost < 0 {
+		return ErrNegativeCost
+	}
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	r.deadline = exact.Forever
+	if deadline, timed := r.ctx.Deadline(); timed {
+		r.deadline = d.instantOf(deadline)
+	}
+	return nil
+}
+
+// untilDeadline returns the time from now to the request's deadline; forever if it has
+// none.
+func (r *request) untilDeadline(now int64) time.Duration {
+	if r.deadline == exact.Forever {
+		return exact.Forever
+	}
+	return time.Duration(max(0, exact.Sum(r.deadline, -now)))
+}
+
+// decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
+// it leaves at once, is refused, or enters the line. This is the one place that asks
+// whether the flow is a dry run and whether it has a cap. Whoever calls it unlocks,
+// and then calls announce.
+func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
+	switch {
+	case d.dryRun:
+		return d.shadowLocked(f, now, r)
+	case f.capped() && !r.releases && (r.kind != allow || d.phase == open): // Closed, it refuses all.
+		return decision{err: errUseAcquire}
+	case r.kind == newcomer && d.conformsLocked(f, now, r):
+		return d.passLocked(f, now, r)
+	}
+	wait, refusal := d.judgeLocked(f, now, r)
+	switch {
+	case refusal.reason != notRefused:
+		return d.refuseLocked(f, now, r, refusal)
+	case wait == 0:
+		return d.passLocked(f, now, r)
+	}
+	w := d.enqueueLocked(f, now, r)
+	return decision{waiter: w, waiting: int32(f.line.len), event: enqueuedEvent}
+}
+
+// passLocked lets a request that may leave at once do so.
+func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
+	f.bucket.pass(now, r.cost)
+	if f.capped() {
+		d.lineOfLocked(f).seatsTaken++
+		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
+	}
+	d.countDepartureLocked(f, now, 0)
+	return decision{waiting: int32(f.waiting()), event: departedEvent}
+}
+
+// refuseLocked refuses a request. It makes no error that nobody would see.
+func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection) decision {
+	d.countRefusalLocked(f, now, why.reason)
+	var err error
+	if r.kind != allow || d.trace.Refused != nil {
+		err = d.newErrorLocked(why)
+	}
+	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
+}
+
+// newErrorLocked returns the error of a refusal. They are made 16 in one allocation, as
+// one by one they would be a fifth of what a refusal takes.
+func (d *dispatcher) newErrorLocked(why rejection) *RejectError {
+	if len(d.spareErrors) == 0 {
+		d.spareErrors = make([]RejectError, 16)
+	}
+	err := &d.spareErrors[0]
+	d.spareErrors = d.spareErrors[1:]
+	*err = why.value()
+	return err
+}
+
+// enqueueLocked puts a request into the line of a flow.
+func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
+	ln := d.lineOfLocked(f)
+	w := d.waiters.take(r.cost, now)
+	if r.kind == reentry && !d.dryRun {
+		ln.pushReentry(w)
+	} else {
+		ln.push(w)
+	}
+	if ln.head == w {
+		ln.since = exact.At(now)
+	}
+	d.waiting++
+	d.markDirtyLocked(f)
+	return w
+}
+
+// announce runs the hook that is to be told of a decision, and notes the Done channel
+// of the context of a request that waits. The lock is not held.
+func (d *dispatcher) announce(f *flow, now int64, r *request, dec decision) {
+	switch {
+	case dec.event == enqueuedEvent:
+		r.done = d.announceEntry(f, r, dec)
+	case dec.event == verdictEvent || d.hasHooks && dec.event != noEvent:
+		d.announceEnd(f, now, r, dec)
+	}
+}
+
+// announceEnd is announce for a request that does not wait.
+func (d *dispatcher) announceEnd(f *flow, now int64, r *request, dec decision) {
+	ev := Event{Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), At: d.timeOf(now), Err: dec.err, Verdict: r.verdict}
+	switch dec.event {
+	case departedEvent:
+		d.tellDeparted(f, r, ev)
+	case refusedEvent:
+		runHook(d.trace.Refused, r.ctx, ev)
+	case verdictEvent:
+		d.letThrough(r.ctx, ev)
+	}
+}
+
+// passed reports whether a request was let go at once, or let through by a dry run.
+func (dec decision) passed() bool {
+	return dec.event == departedEvent || dec.event == verdictEvent
+}
