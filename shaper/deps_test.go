@@ -36,9 +36,13 @@ const importPolicy = `
 	# root module would bring them more than they asked for.
 	*: std shaper
 
+	# The model is played against shaper's public API and judges it, so it shares no
+	# code with it. It is for tests alone: no other line allows it.
+	internal/model: std shaper golang.org/x/time/rate
+
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std shaper github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+	test: std shaper internal/model github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
 `
 
 // rootRequires are the modules that the root module may require directly.
@@ -100,6 +104,16 @@ func TestNothingImportsACommand(t *testing.T) {
 			for _, imp := range append(p.testImports(), p.Imports...) {
 				require.Falsef(t, command.MatchString(imp) && !p.owns(imp), "%s imports the command %s", p.ImportPath, imp)
 			}
+		}
+	}
+}
+
+// The model is the oracle of tests. Code that ran with it would be slow, and the
+// model could no longer be changed without thought for its users.
+func TestOnlyTestsImportTheModel(t *testing.T) {
+	for _, dir := range moduleDirs(t) {
+		for _, p := range listPackages(t, dir) {
+			require.NotContainsf(t, p.Imports, rootModule+"/internal/model", "%s is not a test", p.ImportPath)
 		}
 	}
 }

@@ -1,0 +1,2 @@
+// Package model is a simulator of a shaper, for tests to compare a shaper with.
+package model
