@@ -6,120 +6,112 @@ import (
 	"time"
 )
 
-// An answer is all that can be seen of one operation.
-type answer struct {
-	returned       bool
-	at             time.Duration // instant of the return
-	result         string
-	retry          time.Duration // RetryAfter of a refusal
-	missed         bool          // the refusal is context.DeadlineExceeded too
-	wait           time.Duration // what Forecast said
-	entered, ended event
-	look           look
+// An Answer is all that can be seen of one operation. Instants count from the
+// start of the script.
+type Answer struct {
+	Returned       bool
+	At             time.Duration // the instant of the return
+	Result         string
+	Retry          time.Duration // RetryAfter of a refusal
+	Missed         bool          // the refusal is context.DeadlineExceeded too
+	Wait           time.Duration // what Forecast returned
+	Entered, Ended Event
+	Look           Look
 }
 
-// An event is what a hook was told.
-type event struct {
-	hook          string
-	at, waited    time.Duration
-	cost, waiting int
-	err           string
-	retry         time.Duration
+// An Event is what a hook was told.
+type Event struct {
+	Hook          string
+	At, Waited    time.Duration
+	Cost, Waiting int
+	Err           string
+	Retry         time.Duration
 }
 
-// A look is what Stats said.
-type look struct {
-	waiting      int
-	inFlight     int
-	level        float64
-	oldest, last time.Duration
-	held         time.Duration // until when; -1: it is not
-	totals       totals        // left out of a look that races with departures
+// A Look is what Stats returned.
+type Look struct {
+	Waiting      int
+	InFlight     int
+	Level        float64
+	Oldest, Last time.Duration
+	Held         time.Duration // the end of the hold; -1: there is none
+	Totals       Totals        // zero for a look that races with departures
 }
 
-type totals struct {
-	departed, abandoned                    uint64
-	queueFull, tooLate, tooCostly, refused uint64
-	closed                                 uint64
-	wait                                   time.Duration
+// Totals are the counts of a Look.
+type Totals struct {
+	Departed, Abandoned                    uint64
+	QueueFull, TooLate, TooCostly, Refused uint64
+	Closed                                 uint64
+	Wait                                   time.Duration
 }
 
-// Results of a call. The others are the texts of context errors.
+// Results of an operation.
 const (
-	resultLeft      = "left" // also of Shutdown, Close, SetLimits: no error
-	resultNegative  = "negative cost"
-	resultClosed    = "closed"
-	resultTooCostly = "too costly"
-	resultQueueFull = "queue full"
-	resultTooLate   = "too late"
-	resultInvalid   = "invalid limits"
-	resultMisused   = "use Acquire" // of WaitN, and of AllowN, with a cap
+	Left      = "left" // also of Shutdown, Close and SetLimits: no error
+	Negative  = "negative cost"
+	Closed    = "closed"
+	TooCostly = "too costly"
+	QueueFull = "queue full"
+	TooLate   = "too late"
+	Invalid   = "invalid limits"
+	Misused   = "use Acquire" // of WaitN and AllowN with a cap
 
-	resultCanceled = "context canceled"
-	resultExceeded = "context deadline exceeded"
-	resultGone     = "gone" // of a scriptContext
+	Canceled = "context canceled"
+	Exceeded = "context deadline exceeded"
+	Gone     = "gone" // the error of a context that ends by Op.Late
 )
 
-// String is the answer in a line, durations in nanoseconds.
-func (a answer) String() string {
-	if !a.returned {
+// Names of hooks in an Event.
+const (
+	HookEnqueued  = "enqueued"
+	HookDeparted  = "departed"
+	HookRefused   = "refused"
+	HookAbandoned = "abandoned"
+)
+
+// String returns the answer in one line, with durations in nanoseconds.
+func (a Answer) String() string {
+	if !a.Returned {
 		return "never returned"
 	}
-	s := fmt.Sprintf("%s at %d", a.result, int64(a.at))
-	if a.retry != 0 {
-		s += fmt.Sprintf(", retry %d", int64(a.retry))
+	text := fmt.Sprintf("%s at %d", a.Result, int64(a.At))
+	if a.Retry != 0 {
+		text += fmt.Sprintf(", retry %d", int64(a.Retry))
 	}
-	if a.missed {
-		s += ", deadline missed"
+	if a.Missed {
+		text += ", deadline missed"
 	}
-	if a.wait != 0 {
-		s += fmt.Sprintf(", wait %d", int64(a.wait))
+	if a.Wait != 0 {
+		text += fmt.Sprintf(", wait %d", int64(a.Wait))
 	}
-	for _, e := range []event{a.entered, a.ended} {
-		if e.hook != "" {
-			s += fmt.Sprintf("; %s at %d after %d, cost %d, waiting %d, error %q, retry %d",
-				e.hook, int64(e.at), int64(e.waited), e.cost, e.waiting, e.err, int64(e.retry))
+	for _, e := range []Event{a.Entered, a.Ended} {
+		if e.Hook != "" {
+			text += fmt.Sprintf("; %s at %d after %d, cost %d, waiting %d, error %q, retry %d",
+				e.Hook, int64(e.At), int64(e.Waited), e.Cost, e.Waiting, e.Err, int64(e.Retry))
 		}
 	}
-	if a.look != (look{}) {
-		s += fmt.Sprintf("; looks %+v", a.look)
+	if a.Look != (Look{}) {
+		text += fmt.Sprintf("; looks %+v", a.Look)
 	}
-	return s
+	return text
 }
 
-// finish notes the return of a call.
-func (m *model) finish(w *waiter, result string) {
-	a := &m.answers[w.index]
-	a.returned, a.at, a.result = true, m.now, result
-}
-
-// ended notes what the last hook of a call is told.
-func (m *model) ended(w *waiter, hook, err string) {
-	a := &m.answers[w.index]
-	a.ended = event{hook, m.now, m.now - w.came, w.n, len(m.line), err, a.retry}
-	m.last = max(m.last, w.came)
-}
-
-func (m *model) leaveOpen(why string) {
-	if m.open == "" {
-		m.open = why
-	}
-}
-
-// difference is where what a script showed is not what it should. Levels are
-// compared as floats. RetryAfters of centuries come of sums that saturate,
-// which is not said to the nanosecond.
-func difference(s script, got, want []answer) string {
+// Difference returns where got, the answers of an engine to s, first differs
+// from want, those of the model; "" if nowhere. Levels are compared as floats.
+// RetryAfters beyond 100 years are sums that saturate, which no guarantee states
+// to the nanosecond, so they count as equal.
+func Difference(s Script, got, want []Answer) string {
 	for i := range want {
 		g, w := got[i], want[i]
-		for _, again := range []*time.Duration{&g.retry, &g.ended.retry, &w.retry, &w.ended.retry} {
-			*again = min(*again, 100*year)
+		for _, retry := range []*time.Duration{&g.Retry, &g.Ended.Retry, &w.Retry, &w.Ended.Retry} {
+			*retry = min(*retry, 100*year)
 		}
-		if math.Abs(g.look.level-w.look.level) <= 1e-9*max(1, w.look.level) {
-			g.look.level = w.look.level
+		if math.Abs(g.Look.Level-w.Look.Level) <= 1e-9*max(1, w.Look.Level) {
+			g.Look.Level = w.Look.Level
 		}
 		if g != w {
-			return fmt.Sprintf("operation %d %s\nshaper: %v\nmodel:  %v", i, s.ops[i].literal(), g, w)
+			return fmt.Sprintf("operation %d %s\nengine: %v\nmodel:  %v", i, s.Ops[i].literal(), g, w)
 		}
 	}
 	return ""

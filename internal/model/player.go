@@ -7,14 +7,17 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"testing/synctest"
 	"time"
 
 	"example.com/leakybucket/shaper"
 )
 
-// A subject is what a script is played on: a Shaper, or one key of a Group.
-type subject interface {
+// A Subject is what a script is played on: a [shaper.Shaper], one key of a
+// [shaper.Group], or a bucket whose state is kept elsewhere. Its methods promise
+// what those of Shaper do.
+type Subject interface {
 	shaper.Limiter
 	Acquire(ctx context.Context, n int) (release func(), err error)
 	AllowN(n int) bool
@@ -27,88 +30,152 @@ type subject interface {
 	Close() error
 }
 
-// A player does the operations of a script on a subject, one after the other.
-// It must be used inside a bubble.
-type player struct {
-	shaper  subject
+// An Open makes a subject with its first limits. It must pass the options on, as
+// they are how the player learns what hooks are told.
+type Open func(l shaper.Limits, options ...shaper.Option) (Subject, error)
+
+// Name is the name that a subject must have, by [shaper.WithName], so that its
+// events carry it.
+const Name = "script"
+
+// Play plays a script in a bubble of its own, on a subject that it opens and
+// closes there, and returns the subject's answers. If problem is not empty, the
+// subject could not be opened or a call never returned. Play takes a *testing.T
+// because synctest.Test does.
+func Play(t *testing.T, s Script, open Open) (answers []Answer, problem string) {
+	t.Helper()
+	defer func() {
+		// A bubble panics if goroutines are left in it that can never go on.
+		if r := recover(); r != nil && problem == "" {
+			problem = fmt.Sprint("panic: ", r)
+		}
+	}()
+	synctest.Test(t, func(*testing.T) {
+		p := NewPlayer(s)
+		subject, err := open(s.Limits, shaper.WithName(Name), shaper.WithTrace(p.Trace()))
+		if err != nil {
+			problem = err.Error()
+			return
+		}
+		p.Subject = subject
+		for i := range s.Ops {
+			p.Step(i)
+		}
+		answers, problem = p.End()
+	})
+	return answers, problem
+}
+
+// Compare plays a script and returns where the subject first differs from want,
+// the model's answers; "" if nowhere.
+func Compare(t *testing.T, s Script, want []Answer, open Open) (difference string) {
+	t.Helper()
+	got, problem := Play(t, s, open)
+	if problem != "" {
+		return problem
+	}
+	return Difference(s, got, want)
+}
+
+// Shrink leaves out of a script every operation that a difference, as Compare
+// returned it, does not need.
+func Shrink(t *testing.T, s Script, difference string, open Open) (Script, string) {
+	t.Helper()
+	for i := len(s.Ops) - 1; i >= 0; i-- {
+		less := s.Without(i)
+		want, ambiguous := less.Predict(NoMistake)
+		if ambiguous != "" {
+			continue
+		}
+		if still := Compare(t, less, want, open); still != "" {
+			s, difference = less, still
+		}
+	}
+	return s, difference
+}
+
+// A Player does the operations of a script on a subject, one after the other.
+// [Play] is all that a script on one subject needs; players by themselves are
+// for several subjects at once. A Player must be used inside a bubble.
+type Player struct {
+	Subject Subject // to be set before the first Step
+
+	script  Script
 	start   time.Time
-	answers []answer
+	answers []Answer
 	ends    []context.CancelFunc // of the contexts of calls, by operation
-	calling int                  // the operation that is being done
+	current int                  // the operation that is being done
 	calls   atomic.Int64         // that have not returned
 
 	mu       sync.Mutex
 	releases []func() // of calls of Acquire that have returned, by operation
 }
 
-func newPlayer(s script) *player {
-	return &player{
+// NewPlayer returns a player of s, whose instants count from now on.
+func NewPlayer(s Script) *Player {
+	return &Player{
+		script:   s,
 		start:    time.Now(),
-		answers:  make([]answer, len(s.ops)),
-		ends:     make([]context.CancelFunc, len(s.ops)),
-		releases: make([]func(), len(s.ops)),
+		answers:  make([]Answer, len(s.Ops)),
+		ends:     make([]context.CancelFunc, len(s.Ops)),
+		releases: make([]func(), len(s.Ops)),
 	}
 }
 
-func (p *player) play(s script) (problem string) {
-	var err error
-	p.shaper, err = shaper.New(s.limits, shaper.WithName("script"), shaper.WithTrace(&shaper.Trace{
-		Enqueued: func(ctx context.Context, e shaper.Event) {
-			p.answer(ctx).entered = p.event("enqueued", e)
-		},
-		Departed: func(ctx context.Context, e shaper.Event) {
-			p.answer(ctx).ended = p.event("departed", e)
-		},
-		Refused: func(ctx context.Context, e shaper.Event) {
-			p.answer(ctx).ended = p.event("refused", e)
-		},
-		Abandoned: func(ctx context.Context, e shaper.Event) {
-			p.answer(ctx).ended = p.event("abandoned", e)
-		},
-	}))
-	if err != nil {
-		return err.Error()
+// Trace returns the hooks that the subject must call.
+func (p *Player) Trace() *shaper.Trace {
+	ended := func(hook string) func(context.Context, shaper.Event) {
+		return func(ctx context.Context, e shaper.Event) { p.answer(ctx).Ended = p.event(hook, e) }
 	}
-	for i := range s.ops {
-		p.step(i, &s.ops[i])
+	return &shaper.Trace{
+		Enqueued:  func(ctx context.Context, e shaper.Event) { p.answer(ctx).Entered = p.event(HookEnqueued, e) },
+		Departed:  ended(HookDeparted),
+		Refused:   ended(HookRefused),
+		Abandoned: ended(HookAbandoned),
 	}
+}
+
+// Step waits for the instant of operation i and does it.
+func (p *Player) Step(i int) {
+	o := &p.script.Ops[i]
+	time.Sleep(time.Until(p.start.Add(o.At)))
+	if !o.Race {
+		synctest.Wait()
+	}
+	p.current = i
+	p.do(i, o)
+	synctest.Wait()
+}
+
+// End closes the subject if any call still waits, and returns the answers. The
+// problem is that a call never returned.
+func (p *Player) End() (answers []Answer, problem string) {
 	if p.calls.Load() > 0 {
-		p.shaper.Close()
+		_ = p.Subject.Close()
 		synctest.Wait()
 	}
 	for i := range p.answers {
-		if !p.answers[i].returned && problem == "" {
-			problem = fmt.Sprintf("operation %d %s never returned", i, s.ops[i].literal())
+		if !p.answers[i].Returned && problem == "" {
+			problem = fmt.Sprintf("operation %d %s never returned", i, p.script.Ops[i].literal())
 		}
 		if p.ends[i] != nil {
 			p.ends[i]()
 		}
 	}
-	return problem
-}
-
-// step waits for the instant of operation i and does it.
-func (p *player) step(i int, o *op) {
-	time.Sleep(time.Until(p.start.Add(o.at)))
-	if !o.race {
-		synctest.Wait()
-	}
-	p.calling = i
-	p.do(i, o)
-	synctest.Wait()
+	return p.answers, problem
 }
 
 // do starts operation i.
-func (p *player) do(i int, o *op) {
+func (p *Player) do(i int, o *Op) {
 	a := &p.answers[i]
-	switch o.kind {
-	case opWait:
+	switch o.Kind {
+	case OpWait:
 		ctx := p.context(i, o)
-		p.call(func() { p.finish(a, p.shaper.WaitN(ctx, o.n)) })
-	case opAcquire:
+		p.call(func() { p.finish(a, p.Subject.WaitN(ctx, o.N)) })
+	case OpAcquire:
 		ctx := p.context(i, o)
 		p.call(func() {
-			release, err := p.shaper.Acquire(ctx, o.n)
+			release, err := p.Subject.Acquire(ctx, o.N)
 			if release == nil {
 				err = errors.New("Acquire returned no release")
 			}
@@ -117,46 +184,46 @@ func (p *player) do(i int, o *op) {
 			defer p.mu.Unlock()
 			p.releases[i] = release
 		})
-	case opRelease:
-		p.release(o.target)
+	case OpRelease:
+		p.release(o.Target)
 		p.finish(a, nil)
-	case opHold:
-		p.shaper.Hold(o.hold)
+	case OpHold:
+		p.Subject.Hold(o.Hold)
 		p.finish(a, nil)
-	case opShutdown:
+	case OpShutdown:
 		ctx := p.context(i, o)
-		p.call(func() { p.finish(a, p.shaper.Shutdown(ctx)) })
-	case opAllow:
-		left := p.shaper.AllowN(o.n)
-		p.allowed(a, o.n, left)
-	case opForecast:
-		predicted, err := p.shaper.Forecast(o.n)
+		p.call(func() { p.finish(a, p.Subject.Shutdown(ctx)) })
+	case OpAllow:
+		left := p.Subject.AllowN(o.N)
+		p.allowed(a, o.N, left)
+	case OpForecast:
+		predicted, err := p.Subject.Forecast(o.N)
 		p.finish(a, err)
-		a.wait = predicted
-	case opLook:
-		a.look = p.look(p.shaper.Stats(), o.race)
+		a.Wait = predicted
+	case OpLook:
+		a.Look = p.look(p.Subject.Stats(), o.Race)
 		p.finish(a, nil)
-	case opSet:
-		err := p.shaper.SetLimits(o.limits)
+	case OpSet:
+		err := p.Subject.SetLimits(o.Limits)
 		p.finish(a, err)
 		if err != nil {
-			a.result = resultInvalid
-		} else if p.shaper.Limits() != o.limits {
-			a.result = "other limits"
+			a.Result = Invalid
+		} else if p.Subject.Limits() != o.Limits {
+			a.Result = "other limits"
 		}
-	case opCancel:
-		if o.target >= 0 {
-			p.ends[o.target]()
+	case OpCancel:
+		if o.Target >= 0 {
+			p.ends[o.Target]()
 		}
 		p.finish(a, nil)
-	case opClose:
-		p.finish(a, p.shaper.Close())
+	case OpClose:
+		p.finish(a, p.Subject.Close())
 	}
 }
 
-// release ends the request of operation i, if its call has returned. What a call
-// that has failed returns is called too, and does nothing.
-func (p *player) release(i int) {
+// release ends the request of operation i, if its call has returned. The release
+// function of a call that failed is called too, and must do nothing.
+func (p *Player) release(i int) {
 	if i < 0 {
 		return
 	}
@@ -168,7 +235,7 @@ func (p *player) release(i int) {
 	}
 }
 
-func (p *player) call(f func()) {
+func (p *Player) call(f func()) {
 	p.calls.Add(1)
 	go func() {
 		defer p.calls.Add(-1)
@@ -177,74 +244,75 @@ func (p *player) call(f func()) {
 }
 
 // finish notes that a call returned err.
-func (p *player) finish(a *answer, err error) {
-	a.returned, a.at = true, time.Since(p.start)
-	a.result = word(err)
-	if a.ended.err != "" && a.ended.err != a.result {
-		a.result += ", but the hook was told otherwise"
+func (p *Player) finish(a *Answer, err error) {
+	a.Returned, a.At = true, time.Since(p.start)
+	a.Result = result(err)
+	if a.Ended.Err != "" && a.Ended.Err != a.Result {
+		a.Result += ", but the hook was told otherwise"
 	}
-	a.retry, a.missed = retry(err)
+	a.Retry, a.Missed = retry(err)
 }
 
-// allowed notes what AllowN answered. The reason and RetryAfter of a refusal
-// are what its hook was told.
-func (p *player) allowed(a *answer, n int, leaves bool) {
-	a.returned, a.at = true, time.Since(p.start)
+// allowed notes what AllowN returned. The reason and RetryAfter of a refusal are
+// what its hook was told.
+func (p *Player) allowed(a *Answer, n int, leaves bool) {
+	a.Returned, a.At = true, time.Since(p.start)
 	switch {
 	case n < 0 && !leaves:
-		a.result = resultNegative
-	case n > 0 && !leaves && p.shaper.Limits().InFlight > 0 && a.ended.hook == "":
-		a.result = resultMisused
-	case n == 0 && leaves, leaves && a.ended.hook == "departed":
-		a.result = resultLeft
-	case !leaves && a.ended.hook == "refused":
-		a.result, a.retry = a.ended.err, a.ended.retry
+		a.Result = Negative
+	case n > 0 && !leaves && p.Subject.Limits().InFlight > 0 && a.Ended.Hook == "":
+		a.Result = Misused
+	case n == 0 && leaves, leaves && a.Ended.Hook == HookDeparted:
+		a.Result = Left
+	case !leaves && a.Ended.Hook == HookRefused:
+		a.Result, a.Retry = a.Ended.Err, a.Ended.Retry
 	default:
-		a.result = fmt.Sprintf("%v, but the hook was told otherwise", leaves)
+		a.Result = fmt.Sprintf("%v, but the hook was told otherwise", leaves)
 	}
 }
 
-// answer is where to note what a hook is told with the context given. That of
-// AllowN has no mark, but AllowN is over before the next operation.
-func (p *player) answer(ctx context.Context) *answer {
+// answer returns where to note what a hook is told with a context. The context
+// of AllowN does not say which operation it is of, but AllowN has returned before
+// the next operation begins.
+func (p *Player) answer(ctx context.Context) *Answer {
 	if c, is := ctx.(*scriptContext); is {
 		return &p.answers[c.index]
 	}
-	return &p.answers[p.calling]
+	return &p.answers[p.current]
 }
 
-func (p *player) event(hook string, e shaper.Event) event {
+func (p *Player) event(hook string, e shaper.Event) Event {
 	var told string
 	if e.Err != nil {
-		told = word(e.Err)
+		told = result(e.Err)
 	}
-	if e.Name != "script" {
+	if e.Name != Name {
 		told += " by " + e.Name
 	}
 	again, _ := retry(e.Err)
-	return event{hook, e.At.Sub(p.start), e.Waited, e.Cost, e.Waiting, told, again}
+	return Event{hook, e.At.Sub(p.start), e.Waited, e.Cost, e.Waiting, told, again}
 }
 
-func (p *player) look(s shaper.Stats, race bool) look {
-	l := look{waiting: s.Waiting, inFlight: s.InFlight, level: s.Level, oldest: s.OldestWait, last: -1, held: -1}
-	if !s.HeldUntil.IsZero() {
-		l.held = s.HeldUntil.Sub(p.start)
+func (p *Player) look(st shaper.Stats, race bool) Look {
+	l := Look{Waiting: st.Waiting, InFlight: st.InFlight, Level: st.Level, Oldest: st.OldestWait, Last: -1, Held: -1}
+	if !st.HeldUntil.IsZero() {
+		l.Held = st.HeldUntil.Sub(p.start)
 	}
 	if !race { // Else calls may be between their slot and their return.
-		if !s.LastCall.IsZero() {
-			l.last = s.LastCall.Sub(p.start)
+		if !st.LastCall.IsZero() {
+			l.Last = st.LastCall.Sub(p.start)
 		}
-		l.totals = totals{
-			s.Departed, s.Abandoned, s.QueueFull, s.TooLate, s.TooCostly, s.Refused, s.Closed, s.TotalWait,
+		l.Totals = Totals{
+			st.Departed, st.Abandoned, st.QueueFull, st.TooLate, st.TooCostly, st.Refused, st.Closed, st.TotalWait,
 		}
 	}
-	if s.Missed != 0 {
-		l.waiting = -1 // nothing is late in virtual time
+	if st.Missed != 0 {
+		l.Waiting = -1 // Nothing is late in virtual time.
 	}
 	return l
 }
 
-// retry is what a refusal says beside its reason.
+// retry returns what a refusal says beside its reason.
 func retry(err error) (again time.Duration, missed bool) {
 	var refusal *shaper.RejectError
 	if errors.As(err, &refusal) {
@@ -253,76 +321,76 @@ func retry(err error) (again time.Duration, missed bool) {
 	return 0, false
 }
 
-// word is the result that an error stands for.
-func word(err error) string {
+// result returns the result that an error stands for.
+func result(err error) string {
 	if err == nil {
-		return resultLeft
+		return Left
 	}
 	if err == shaper.ErrNegativeCost {
-		return resultNegative
+		return Negative
 	}
 	if strings.Contains(err.Error(), "use Acquire") {
-		return resultMisused
+		return Misused
 	}
 	var refusal *shaper.RejectError
 	if !errors.As(err, &refusal) {
 		return err.Error()
 	}
-	var words []string
+	var reasons []string
 	for _, reason := range []struct {
-		err  error
-		word string
+		err    error
+		result string
 	}{
-		{shaper.ErrClosed, resultClosed},
-		{shaper.ErrTooCostly, resultTooCostly},
-		{shaper.ErrQueueFull, resultQueueFull},
-		{shaper.ErrTooLate, resultTooLate},
+		{shaper.ErrClosed, Closed},
+		{shaper.ErrTooCostly, TooCostly},
+		{shaper.ErrQueueFull, QueueFull},
+		{shaper.ErrTooLate, TooLate},
 	} {
 		if errors.Is(err, reason.err) {
-			words = append(words, reason.word)
+			reasons = append(reasons, reason.result)
 		}
 	}
-	return strings.Join(words, " and ")
+	return strings.Join(reasons, " and ")
 }
 
 // context makes the context of the call that operation i is.
-func (p *player) context(i int, o *op) context.Context {
+func (p *Player) context(i int, o *Op) context.Context {
 	c := &scriptContext{index: i}
 	c.Context, p.ends[i] = context.WithCancel(context.Background())
-	if o.deadline != 0 {
-		at := p.start.Add(o.deadline)
-		if o.deaf {
-			c.deadline = at
+	if o.Deadline != 0 {
+		at := p.start.Add(o.Deadline)
+		if o.Deaf {
+			c.announced = at
 		} else {
 			c.Context, p.ends[i] = context.WithDeadline(context.Background(), at)
 		}
 	}
-	if o.late != 0 {
-		c.gone = p.start.Add(o.late)
+	if o.Late != 0 {
+		c.late = p.start.Add(o.Late)
 	}
 	return c
 }
 
 // A scriptContext is a context that knows its operation. It may announce a
-// deadline by which it never ends, and from instant gone on its Err tells of
-// an end of which Done says nothing: the way to be late for certain.
+// deadline by which it never ends. From the instant late on its Err returns an
+// error although Done stays open, so that the call notices too late for certain.
 type scriptContext struct {
 	context.Context
-	index          int
-	deadline, gone time.Time
+	index           int
+	announced, late time.Time
 }
 
-var errGone = errors.New(resultGone)
+var errGone = errors.New(Gone)
 
 func (c *scriptContext) Deadline() (time.Time, bool) {
-	if !c.deadline.IsZero() {
-		return c.deadline, true
+	if !c.announced.IsZero() {
+		return c.announced, true
 	}
 	return c.Context.Deadline()
 }
 
 func (c *scriptContext) Err() error {
-	if !c.gone.IsZero() && !time.Now().Before(c.gone) {
+	if !c.late.IsZero() && !time.Now().Before(c.late) {
 		return errGone
 	}
 	return c.Context.Err()

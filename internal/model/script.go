@@ -11,82 +11,84 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A script is what happens to one shaper: its first limits and a list of
-// operations, the instants of which never decrease.
-type script struct {
-	limits shaper.Limits
-	ops    []op
+// A Script is what happens to one bucket: its first limits and a list of
+// operations, whose instants never decrease. Requests that still wait at the end
+// are refused by a Close.
+type Script struct {
+	Limits shaper.Limits
+	Ops    []Op
 }
 
-// An op is one operation of a script. Instants count from the start.
-type op struct {
-	at   time.Duration
-	kind opKind
-	// race has the operation start beside everything that is due at its
-	// instant; without it all that has happened before.
-	race bool
+// An Op is one operation of a script. Instants count from the start.
+type Op struct {
+	At   time.Duration
+	Kind OpKind
+	// With Race the operation starts beside all that is due at its instant.
+	// Without it, all that is due at its instant has happened before.
+	Race bool
 
-	n        int           // of a call that may wait, opAllow, opForecast: the cost
-	deadline time.Duration // of a call that may wait, opShutdown: of the context; 0: none
-	deaf     bool          // of a call that may wait: the context states its deadline but never ends by it
-	late     time.Duration // of a call that may wait: Err says gone from then on, and Done stays open; 0: never
-	target   int           // of opCancel, opRelease: index of the call that ends; -1: none
-	limits   shaper.Limits // of setting
-	hold     time.Duration // of opHold
+	N        int           // of a call that may wait, OpAllow, OpForecast: the cost
+	Deadline time.Duration // of a call that may wait, OpShutdown: of the context; 0: none
+	Deaf     bool          // of a call that may wait: the context states its deadline but never ends by it
+	Late     time.Duration // of a call that may wait: from then on the context's Err returns an error, and Done stays open; 0: never
+	Target   int           // of OpCancel, OpRelease: index of the call that ends; -1: none
+	Limits   shaper.Limits // of OpSet
+	Hold     time.Duration // of OpHold
 }
 
-type opKind int
+// An OpKind is what an operation does.
+type OpKind int
 
 const (
-	opWait opKind = iota // WaitN
-	opAllow
-	opForecast
-	opLook // Stats
-	opSet  // SetLimits
-	opCancel
-	opClose    // Close
-	opShutdown // Shutdown
-	opAcquire
-	opRelease // what Acquire returned
-	opHold
+	OpWait OpKind = iota // WaitN
+	OpAllow
+	OpForecast
+	OpLook     // Stats
+	OpSet      // SetLimits
+	OpCancel   // ends the context of a call
+	OpClose    // Close
+	OpShutdown // Shutdown
+	OpAcquire
+	OpRelease // calls what Acquire returned
+	OpHold
 )
 
 var kindNames = [...]string{
-	"opWait", "opAllow", "opForecast", "opLook", "opSet", "opCancel", "opClose", "opShutdown",
-	"opAcquire", "opRelease", "opHold",
+	"OpWait", "OpAllow", "OpForecast", "OpLook", "OpSet", "OpCancel", "OpClose", "OpShutdown",
+	"OpAcquire", "OpRelease", "OpHold",
 }
 
-// mayWait says whether the operation is a call that can wait in the line.
-func (o op) mayWait() bool { return o.kind == opWait || o.kind == opAcquire }
+// mayWait reports whether the operation is a call that can wait in the line.
+func (o Op) mayWait() bool { return o.Kind == OpWait || o.Kind == OpAcquire }
 
-// hasTarget says whether the operation is about another one.
-func (o op) hasTarget() bool { return o.kind == opCancel || o.kind == opRelease }
+// hasTarget reports whether the operation is about another one.
+func (o Op) hasTarget() bool { return o.Kind == OpCancel || o.Kind == OpRelease }
 
-// String is the script as a Go literal, to be played again from a test.
-func (s script) String() string {
+// String returns the script as a Go literal, to be played again by a test.
+func (s Script) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "script{limits: %s, ops: []op{\n", literal(s.limits))
-	for _, o := range s.ops {
+	fmt.Fprintf(&b, "model.Script{Limits: %s, Ops: []model.Op{\n", literal(s.Limits))
+	for _, o := range s.Ops {
 		fmt.Fprintf(&b, "\t%s,\n", o.literal())
 	}
 	return b.String() + "}}"
 }
 
-func (o op) literal() string {
-	fields := []string{fmt.Sprintf("at: %d, kind: %s", int64(o.at), kindNames[o.kind])}
+func (o Op) literal() string {
+	fields := []string{fmt.Sprintf("At: %d, Kind: model.%s", int64(o.At), kindNames[o.Kind])}
 	note := func(shown bool, format string, value any) {
 		if shown {
 			fields = append(fields, fmt.Sprintf(format, value))
 		}
 	}
-	note(o.race, "race: %v", o.race)
-	note(o.mayWait() || o.kind == opAllow || o.kind == opForecast, "n: %d", o.n)
-	note(o.deadline != 0, "deadline: %d", int64(o.deadline))
-	note(o.deaf, "deaf: %v", o.deaf)
-	note(o.late != 0, "late: %d", int64(o.late))
-	note(o.hasTarget(), "target: %d", o.target)
-	note(o.kind == opSet, "limits: %s", literal(o.limits))
-	note(o.kind == opHold, "hold: %d", int64(o.hold))
+	note(o.Race, "Race: %v", o.Race)
+	note(o.mayWait() || o.Kind == OpAllow || o.Kind == OpForecast, "N: %d", o.N)
+	note(o.Deadline != 0, "Deadline: %d", int64(o.Deadline))
+	note(o.Deaf, "Deaf: %v", o.Deaf)
+	note(o.Late != 0, "Late: %d", int64(o.Late))
+	note(o.hasTarget(), "Target: %d", o.Target)
+	note(o.Kind == OpSet, "Limits: %s", literal(o.Limits))
+	note(o.Kind == OpHold, "Hold: %d", int64(o.Hold))
 	return "{" + strings.Join(fields, ", ") + "}"
 }
 
@@ -102,37 +104,38 @@ func literal(l shaper.Limits) string {
 		r, l.Burst, l.Depth, int64(l.MaxWait), l.InFlight)
 }
 
-// without is the script less operation i.
-func (s script) without(i int) script {
-	rest := script{limits: s.limits}
-	for j, o := range s.ops {
+// Without returns the script without operation i.
+func (s Script) Without(i int) Script {
+	rest := Script{Limits: s.Limits}
+	for j, o := range s.Ops {
 		if j == i {
 			continue
 		}
-		if o.hasTarget() && o.target == i {
-			o.target = -1
-		} else if o.hasTarget() && o.target > i {
-			o.target--
+		if o.hasTarget() && o.Target == i {
+			o.Target = -1
+		} else if o.hasTarget() && o.Target > i {
+			o.Target--
 		}
-		rest.ops = append(rest.ops, o)
+		rest.Ops = append(rest.Ops, o)
 	}
 	return rest
 }
 
-// predict is what a model with the mistake given (or none) says that the
-// script shows. Whoever still waits at the end of a script is refused by a
-// Close.
-func (s script) predict(with mistake) (answers []answer, open string) {
-	m := newModel(s.limits)
+// Predict returns what a model that makes a mistake, or [NoMistake], says that
+// each operation shows. If open is not empty it is the reason for which the
+// guarantees allow other answers as well, so that they must not be compared.
+func (s Script) Predict(with Mistake) (answers []Answer, open string) {
+	m := newSimulator(s.Limits)
 	m.mistake = with
-	for i := range s.ops {
-		m.do(&s.ops[i])
+	for i := range s.Ops {
+		m.do(&s.Ops[i])
 	}
 	m.end()
 	return m.answers, m.open
 }
 
-func (m *model) end() {
+// end closes the bucket if anything still waits.
+func (m *simulator) end() {
 	if len(m.line) > 0 {
 		m.close()
 	}

@@ -1,0 +1,111 @@
+package model
+
+import (
+	"math/big"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// waits returns the times after which each request of the line leaves, if all
+// stay and no other comes, and last that of a newcomer of cost n. With a cap they
+// are the times for which each waits at least: as if a seat became free for each
+// as soon as leastWait has passed.
+func (m *simulator) waits(n int) []time.Duration {
+	var waits []time.Duration
+	empty, since := m.empty, later(later(m.since, m.hold), instant(m.now))
+	if m.overtakes(n) {
+		since = instant(m.now)
+	}
+	for i := range len(m.line) + 1 {
+		cost := n
+		if i < len(m.line) {
+			cost = m.line[i].N
+		}
+		at := later(since, m.allowed(empty, cost))
+		wait := m.until(at)
+		if len(m.line) > 0 || !m.hasRoom() {
+			wait = max(wait, m.leastWait())
+		}
+		waits = append(waits, wait)
+		empty, since = new(big.Rat).Add(later(empty, at), m.take(cost)), at
+	}
+	if m.overtakes(n) {
+		waits[len(m.line)] = 0
+	}
+	return waits
+}
+
+// leastWait returns the shortest time that is predicted for a request that does
+// not leave at once. Nobody knows when a seat will be released, so this is the
+// one place that says what is predicted for a request that waits for a seat.
+func (m *simulator) leastWait() time.Duration { return 1 }
+
+// until returns the time from now to the instant at which r is seen, or the
+// longest duration if that is too long for one.
+func (m *simulator) until(r *big.Rat) time.Duration {
+	d := seen(r)
+	return saturated(d.Sub(d, big.NewInt(int64(m.now))))
+}
+
+// judge returns the answer to a newcomer: how long it waits, or why it is
+// refused and when it may come again.
+func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
+	line := m.waits(o.N)
+	wait, line = line[len(m.line)], line[:len(m.line)]
+
+	longest := m.limits.MaxWait
+	if longest == 0 || longest > year {
+		longest = year
+	}
+	again := wait - longest
+	missed := false
+	if o.Deadline != 0 {
+		rest := o.Deadline - m.now
+		missed = wait >= rest
+		again = max(again, wait-max(rest, 1)+1)
+	}
+
+	depth := m.limits.Depth
+	if o.Kind == OpAllow {
+		depth = 0
+	}
+	if m.mistake == DepthOffByOne && depth > 0 {
+		depth++
+	}
+	bounded := wait
+	if m.mistake == HoldUnbounded {
+		unheld := *m
+		unheld.hold = new(big.Rat)
+		bounded = unheld.waits(o.N)[len(m.line)]
+	}
+	switch {
+	case m.closed:
+		refusal.Result = Closed
+		if len(line) > 0 {
+			refusal.Retry = line[len(line)-1]
+		}
+	case m.tooCostly(o.N):
+		refusal.Result = TooCostly
+	case wait > 0 && len(line)+m.ghosts >= depth:
+		refusal.Result = QueueFull
+		if depth == 0 {
+			again = wait
+		} else if k := len(line) - depth + 1; k > 0 {
+			again = max(again, line[k-1])
+		}
+		refusal.Retry = min(again, wait)
+	case bounded > longest || missed:
+		refusal.Result, refusal.Missed = TooLate, missed
+		refusal.Retry = min(again, wait)
+	}
+	return wait, refusal
+}
+
+// tooCostly reports whether cost n can never fit.
+func (m *simulator) tooCostly(n int) bool {
+	if m.limits.Rate == rate.Inf {
+		return false
+	}
+	return m.limits.Depth == 0 && n > m.burst() || m.take(n).Cmp(instant(year)) > 0
+}
