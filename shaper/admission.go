@@ -75,7 +75,7 @@ func (d *dispatcher) judgeAsLocked(kind entryKind, f *flow, now, n int64, left t
 		wait = 1 // The line is at rest for a while, and so is this one.
 	}
 	if left < forever && wait >= left {
-		return 0, rejection{reason: refusedLate, retryAfter: max(0, wait-left+1), deadline: true}
+		return 0, rejection{reason: refusedLate, retryAfter: max(wait-left+1, f.seatIn(1)), deadline: true}
 	}
 	return wait, r
 }
@@ -97,12 +97,14 @@ func (f *flow) tooCostly(n int64) bool {
 // Later than its own departure, wait from now, it need not come: then it would
 // leave at once. Before that it must find a place in the line, a wait of at
 // most longest, and a slot before its deadline; all three only get better with
-// time, each from one instant on.
-func (f *flow) retryAfter(now int64, wait, left, longest time.Duration, depth int) time.Duration {
+// time, each from one instant on. While all seats are taken nothing moves, so then
+// the result is an estimate, no shorter than that for the next seat.
+func (f *flow) retryAfter(now int64, bound, left, longest time.Duration, depth int) time.Duration {
+	wait := f.expected(bound)
 	if depth == 0 {
 		return wait
 	}
-	after := max(0, wait-longest, wait-left+1)
+	after := max(f.seatIn(1), bound-longest, bound-left+1)
 	if k := f.waiting() - depth + 1; k > 0 {
 		after = max(after, f.leavesIn(now, k))
 	}
@@ -112,7 +114,13 @@ func (f *flow) retryAfter(now int64, wait, left, longest time.Duration, depth in
 // leavesIn is how long the k-th in line, from 1, has still to wait.
 func (f *flow) leavesIn(now int64, k int) time.Duration {
 	w, ahead := f.line.ahead(k)
-	return max(f.bucket.wait(now, ahead, w.cost), 1) // As it has not left yet.
+	return max(f.bucket.wait(now, ahead, w.cost), f.seatIn(k), 1) // As it has not left yet.
+}
+
+// expected returns for how long a newcomer is expected to wait which has to wait for
+// at least bound: as much longer as it is expected to wait for a seat.
+func (f *flow) expected(bound time.Duration) time.Duration {
+	return max(bound, f.seatIn(f.waiting()+1))
 }
 
 // emptyIn is how long it takes until the last in line has left.
@@ -169,7 +177,7 @@ func (d *dispatcher) pass(ctx context.Context, f *flow, now int64, n int, key an
 	var held seat
 	if f.capped() {
 		d.lineOfLocked(f).seatsTaken++
-		held = d.takeSeat()
+		held = d.takeSeatLocked(f, f.bucket.departures, now)
 	}
 	d.countDepartureLocked(f, now, 0)
 	waiting := f.waiting()

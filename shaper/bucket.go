@@ -26,7 +26,9 @@ type cold struct {
 	missed float64 // the cost lost to lateness beyond slack
 
 	abandoned uint64 // requests whose context ended
-	refused   [reasons]uint64
+	refused   refusals
+
+	seatTime int64 // moving average of the time for which seats are taken, in ns; 0: none has been measured
 
 	// above is by how much empty lies above the exact instant, which need not
 	// be a multiple of 1/den after the rate has changed. nil means 0. It is

@@ -15,8 +15,8 @@
 //
 // Where it matters how many requests are upstream at once, too, Limits.InFlight
 // caps them: then a request leaves when the bucket and the cap allow, and says by
-// the release of Acquire, or as Do returns, that it has ended. With a cap every
-// prediction is a lower bound. Time for which a cap or a Hold kept the line is not
+// the release of Acquire, or as Do returns, that it has ended. While the
+// cap keeps requests waiting, RetryAfter and Forecast are estimates. Time for which a cap or a Hold kept the line is not
 // late.
 //
 // A bucket for each key, as for each client, is a Group: all that is said here of a
@@ -79,8 +79,10 @@
 //     refused at entry. One that would wait just MaxWait is admitted; one whose
 //     deadline has passed while its Err is still nil is refused, and counted. A
 //     later change of the rate does not refuse it: it then waits until its
-//     context ends. With a cap the prediction is a lower bound, as nobody knows
-//     when requests end: it goes as if a place became free at once. What a
+//     context ends. With a cap nobody knows when requests end: a request is
+//     refused by the prediction as it would be if a seat became free at once,
+//     so none that might leave in time, and what RetryAfter and Forecast tell
+//     is an estimate from how long requests have been in flight of late. What a
 //     Transport sends again is bound by its deadline, but not by MaxWait.
 //  7. Change. SetLimits takes effect at once on those who wait: they are
 //     re-timed, in order; level and line are kept; a smaller Depth refuses

@@ -81,8 +81,10 @@ type RejectError struct {
 	// RetryAfter is the time after which the same call, with the same time
 	// left to its deadline, would be admitted if those in line stay and nobody
 	// else comes. It is 0 if trying again does not help (ErrTooCostly). With
-	// ErrClosed it is the time until the line is empty. With Limits.InFlight it
-	// is a lower bound, as nobody knows when requests end.
+	// ErrClosed it is the time until the line is empty. While all of
+	// [Limits.InFlight] are taken it is an estimate, as nobody knows when requests
+	// end: at least the mean time for which they have been in flight of late,
+	// divided by InFlight, and at least 1 ms.
 	RetryAfter time.Duration
 
 	deadline bool // the context's deadline is what it would have missed

@@ -127,7 +127,7 @@ func (f *flow) stats(now int64) Stats {
 	}
 	if r := b.cold; r != nil {
 		st.Abandoned, st.Missed = r.abandoned, r.missed
-		st.refusals(&r.refused)
+		st.setRefusals(&r.refused)
 	}
 	if f.line != nil && f.line.head != nil {
 		st.OldestWait = time.Duration(now - f.line.head.admitted)

@@ -27,7 +27,7 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 // placed is Acquire with nil for a release that does nothing.
 func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
 	c, held, err := g.wait(ctx, key, n, true)
-	if held == (seat{}) {
+	if held.taken == nil {
 		return nil, err
 	}
 	return func() { g.releaseSeat(&c.flow, held) }, nil
@@ -39,7 +39,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context)
 	if err != nil {
 		return err
 	}
-	if held != (seat{}) {
+	if held.taken != nil {
 		defer g.releaseSeat(&c.flow, held)
 	}
 	return f(ctx)

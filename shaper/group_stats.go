@@ -41,7 +41,7 @@ func (g *Group[K]) Stats() GroupStats {
 	defer g.unlockAndArm()
 	t := &g.totals
 	var by Stats
-	by.refusals(&t.refused)
+	by.setRefusals(&t.refused)
 	return GroupStats{
 		Name:        g.name,
 		Keys:        len(g.table),

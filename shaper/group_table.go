@@ -34,7 +34,7 @@ func (g *Group[K]) insertShared(key K, l Limits, now int64) (*keyedFlow[K], erro
 	c, index, probes := g.overflow.find(key, p)
 	if index < 0 {
 		g.releasePlanLocked(p)
-		g.totals.refused[refusedFull]++
+		g.totals.refused.count(refusedFull)
 		g.unlockAndArm()
 		return nil, noPlace()
 	}

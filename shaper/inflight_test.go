@@ -193,7 +193,7 @@ func TestWithoutDepthNobodyWaitsForAPlace(t *testing.T) {
 		g.acquireAll("a", "b")
 		g.release("a")
 		g.acquireAll("c")
-		g.saw("0s a left", "0s b full, retry 1ns", "0s c left")
+		g.saw("0s a left", "0s b full, retry 1ms", "0s c left")
 	})
 }
 
@@ -201,7 +201,7 @@ func TestWithoutDepthNobodyWaitsForAPlace(t *testing.T) {
 func TestAtInfTheCapStillHolds(t *testing.T) {
 	play(t, "inf depth 2 inflight 1", func(g *stage) {
 		g.acquireAll("a", "b", "c", "d")
-		g.saw("0s a left", "0s d full, retry 1ns")
+		g.saw("0s a left", "0s d full, retry 1ms")
 		g.at(time.Second)
 		g.release("a")
 		g.saw("1s b left")

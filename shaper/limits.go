@@ -41,8 +41,10 @@ type Limits struct {
 	Depth int
 
 	// MaxWait is the longest predicted wait with which a request is admitted.
-	// 0 means no bound (but 365 days). With InFlight the prediction is a lower
-	// bound, so that who is admitted may wait longer. Retries of a Transport
+	// 0 means no bound (but 365 days). With InFlight the prediction that counts
+	// here goes as if a seat became free at once, so that no request is refused
+	// which might leave in time, and an admitted one may wait longer; what
+	// Forecast and RetryAfter tell is an estimate. Retries of a Transport
 	// it does not bind.
 	MaxWait time.Duration
 
@@ -54,7 +56,8 @@ type Limits struct {
 	// yet given their place back: beside how often they leave, how many are
 	// upstream at once. 0 means no cap. With one, requests enter by Acquire, Do,
 	// Middleware or Transport only, which know when they end; SetLimits changes
-	// it to another number, but not from or to 0.
+	// it to another number, but not from or to 0. While the cap keeps requests
+	// waiting, Forecast and RetryAfter are estimates.
 	InFlight int
 }
 

@@ -135,7 +135,7 @@ func TestModelByHand(t *testing.T) {
 				{At: 1000 * ms, Kind: model.OpAllow, N: 1},
 			}},
 			[]string{
-				"left at 0s", "left at 0s, wait 1ns", "left at 1s", "queue full at 0s, retry 1ns",
+				"left at 0s", "left at 0s, wait 1ms", "left at 1s", "queue full at 0s, retry 1ms",
 				"invalid limits at 1s", "left at 1s", "use Acquire at 1s", "use Acquire at 1s",
 			},
 		},

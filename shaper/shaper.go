@@ -166,8 +166,11 @@ func (d *dispatcher) allow(f *flow, now int64, n int, key any) bool {
 // how long it would wait, if everyone ahead stays and nothing changes, or the
 // error with which it would be refused. It takes nothing and counts nothing.
 //
-// With Limits.InFlight it tells what Acquire(ctx, n) would meet, and the wait is
-// a lower bound, as nobody knows when requests end.
+// With [Limits.InFlight] it tells what Acquire(ctx, n) would meet. While all seats
+// are taken the wait is an estimate, as nobody knows when requests end: at least the
+// mean time for which they have been in flight of late, divided by InFlight, and at
+// least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with the wait
+// as it would be if a seat became free at once.
 func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	s.mustBeMade()
 	if n < 0 {
@@ -188,7 +191,7 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Durati
 		err := refusal.value()
 		return 0, &err
 	}
-	return wait, nil
+	return f.expected(wait), nil
 }
 
 // Limits returns the limits in force, as they were given.

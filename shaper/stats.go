@@ -34,9 +34,18 @@ type Stats struct {
 	Missed    float64       // cost units lost to lateness beyond Slack
 }
 
-// refusals sets what tells of refusals.
-func (st *Stats) refusals(by *[reasons]uint64) {
-	st.QueueFull, st.TooLate, st.TooCostly, st.Closed = by[refusedFull], by[refusedLate], by[refusedCostly], by[refusedClosed]
+// refusals counts refusals by reason. There is no counter for notRefused, which keeps
+// cold within 80 bytes.
+type refusals [reasons - 1]uint64
+
+func (by *refusals) count(why reason) { by[why-1]++ }
+
+func (by *refusals) of(why reason) uint64 { return by[why-1] }
+
+// setRefusals sets the fields that count refusals.
+func (st *Stats) setRefusals(by *refusals) {
+	st.QueueFull, st.TooLate = by.of(refusedFull), by.of(refusedLate)
+	st.TooCostly, st.Closed = by.of(refusedCostly), by.of(refusedClosed)
 	st.Refused = st.QueueFull + st.TooLate + st.TooCostly + st.Closed
 }
 
@@ -66,7 +75,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 // Shaper's one flow has it all.
 type totals struct {
 	departed, abandoned uint64
-	refused             [reasons]uint64
+	refused             refusals
 	wait                int64   // of those that departed, in nanoseconds
 	missed              float64 // in cost units
 }
@@ -86,9 +95,9 @@ func (d *dispatcher) countDepartureLocked(f *flow, entered, waited int64) {
 // countRefusal counts a request that was refused, for that reason.
 func (d *dispatcher) countRefusalLocked(f *flow, entered int64, why reason) {
 	f.entered = max(f.entered, entered)
-	f.bucket.coldOrNew().refused[why]++
+	f.bucket.coldOrNew().refused.count(why)
 	if d.keyed {
-		d.totals.refused[why]++
+		d.totals.refused.count(why)
 	}
 }
 

@@ -100,7 +100,7 @@ func (d *dispatcher) takeOutcome(f *flow, w *waiter) (ev Event, held seat) {
 	ev = d.eventOf(w, w.slot, int(w.waiting))
 	if w.state == departed {
 		if f.capped() {
-			held = d.takeSeat()
+			held = d.takeSeatLocked(f, w.departureNo, w.slot)
 		}
 		d.countDepartureLocked(f, w.admitted, w.slot-w.admitted)
 	} else {

@@ -17,6 +17,10 @@ type Answer struct {
 	Wait           time.Duration // what Forecast returned
 	Entered, Ended Event
 	Look           Look
+
+	// Estimated is of the model alone: Retry and Wait are estimates of when a seat
+	// becomes free.
+	Estimated bool
 }
 
 // An Event is what a hook was told.
@@ -104,6 +108,7 @@ func (a Answer) String() string {
 func Difference(s Script, got, want []Answer) string {
 	for i := range want {
 		g, w := got[i], want[i]
+		g.Estimated = w.Estimated
 		for _, retry := range []*time.Duration{&g.Retry, &g.Ended.Retry, &w.Retry, &w.Ended.Retry} {
 			*retry = min(*retry, 100*year)
 		}

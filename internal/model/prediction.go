@@ -8,9 +8,9 @@ import (
 )
 
 // waits returns the times after which each request of the line leaves, if all
-// stay and no other comes, and last that of a newcomer of cost n. With a cap they
-// are the times for which each waits at least: as if a seat became free for each
-// as soon as leastWait has passed.
+// stay and no other comes, and last that of a newcomer of cost n. They are what
+// the bucket and holds allow: as if seats became free at once, but only just after
+// now. What is told of a wait for a seat is seatWait.
 func (m *simulator) waits(n int) []time.Duration {
 	var waits []time.Duration
 	empty, since := m.empty, later(later(m.since, m.hold), instant(m.now))
@@ -25,7 +25,7 @@ func (m *simulator) waits(n int) []time.Duration {
 		at := later(since, m.allowed(empty, cost))
 		wait := m.until(at)
 		if len(m.line) > 0 || !m.hasRoom() {
-			wait = max(wait, m.leastWait())
+			wait = max(wait, 1)
 		}
 		waits = append(waits, wait)
 		empty, since = new(big.Rat).Add(later(empty, at), m.take(cost)), at
@@ -35,11 +35,6 @@ func (m *simulator) waits(n int) []time.Duration {
 	}
 	return waits
 }
-
-// leastWait returns the shortest time that is predicted for a request that does
-// not leave at once. Nobody knows when a seat will be released, so this is the
-// one place that says what is predicted for a request that waits for a seat.
-func (m *simulator) leastWait() time.Duration { return 1 }
 
 // until returns the time from now to the instant at which r is seen, or the
 // longest duration if that is too long for one.
@@ -65,6 +60,8 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 		missed = wait >= rest
 		again = max(again, wait-max(rest, 1)+1)
 	}
+	again = max(again, m.seatWait(1))
+	told := max(wait, m.seatWait(len(line)+1))
 
 	depth := m.limits.Depth
 	if o.Kind == OpAllow {
@@ -83,21 +80,21 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 	case m.closed:
 		refusal.Result = Closed
 		if len(line) > 0 {
-			refusal.Retry = line[len(line)-1]
+			refusal.Retry = max(line[len(line)-1], m.seatWait(len(line)))
 		}
 	case m.tooCostly(o.N):
 		refusal.Result = TooCostly
 	case wait > 0 && len(line)+m.ghosts >= depth:
 		refusal.Result = QueueFull
 		if depth == 0 {
-			again = wait
+			again = told
 		} else if k := len(line) - depth + 1; k > 0 {
-			again = max(again, line[k-1])
+			again = max(again, line[k-1], m.seatWait(k))
 		}
-		refusal.Retry = min(again, wait)
+		refusal.Retry = min(again, told)
 	case bounded > longest || missed:
 		refusal.Result, refusal.Missed = TooLate, missed
-		refusal.Retry = min(again, wait)
+		refusal.Retry = min(again, told)
 	}
 	return wait, refusal
 }

@@ -21,11 +21,13 @@ import (
 // the field open says why, and no later answer may be compared.
 type simulator struct {
 	limits   shaper.Limits
-	interval *big.Rat  // nanoseconds per cost unit; 0 at rate.Inf
-	empty    *big.Rat  // the instant at which the level reaches 0
-	since    *big.Rat  // the instant since which the head is the head, and there is a seat for it
-	hold     *big.Rat  // the instant until which nobody leaves
-	upstream []*waiter // requests that have left and not ended, if there is a cap
+	interval *big.Rat      // nanoseconds per cost unit; 0 at rate.Inf
+	empty    *big.Rat      // the instant at which the level reaches 0
+	since    *big.Rat      // the instant since which the head is the head, and there is a seat for it
+	hold     *big.Rat      // the instant until which nobody leaves
+	upstream []*waiter     // requests that have left and not ended, if there is a cap
+	left     int           // how many have left, but for those whose slot was given back
+	stay     time.Duration // how long seats are held, on average; see noteStay
 	line     []*waiter
 	stopping []*waiter // calls of Shutdown that have not returned
 	now      time.Duration
@@ -49,6 +51,10 @@ type waiter struct {
 	*Op
 	index int // of the operation and its answer
 	came  time.Duration
+
+	number     int // of its departure
+	left       time.Duration
+	longBefore bool // seats were held for long when it left
 }
 
 // gone reports whether the context has ended in a way that only its Err tells.
@@ -174,6 +180,7 @@ func (m *simulator) settle() {
 			}
 			if w == last && m.mistake != LateStillLeft {
 				m.empty, again = before, true
+				m.left--
 				if m.mistake == HandedTwice {
 					m.empty = new(big.Rat).Sub(before, m.take(last.N))
 				}
@@ -197,6 +204,7 @@ func (m *simulator) settle() {
 // depart lets the head leave.
 func (m *simulator) depart() *waiter {
 	w, at := m.line[0], m.due()
+	m.left++
 	m.line, m.frozen, m.ghosts = m.line[1:], nil, 0
 	if m.mistake == DroppedRemainder {
 		at = new(big.Rat).SetInt(seen(at))
@@ -208,6 +216,7 @@ func (m *simulator) depart() *waiter {
 	m.emptyAt(new(big.Rat).Add(later(m.empty, from), m.take(w.N)))
 	m.since = at
 	if m.capped() {
+		w.number, w.left, w.longBefore = m.left, m.now, m.stay >= 50*time.Microsecond
 		m.upstream = append(slices.Clone(m.upstream), w)
 	}
 	return w

@@ -133,7 +133,7 @@ func (m *simulator) foresee(w *waiter) {
 		return
 	}
 	m.finish(w, Left)
-	a.Wait = wait
+	a.Wait = max(wait, m.seatWait(len(m.line)+1))
 }
 
 // set is SetLimits: the level is kept, and the line is timed anew.
@@ -169,6 +169,7 @@ func (m *simulator) release(w *waiter) {
 	if i < 0 {
 		return
 	}
+	m.noteStay(m.upstream[i])
 	m.free(m.upstream[i])
 	m.settle()
 }
@@ -262,7 +263,7 @@ func (m *simulator) stats(race bool) Look {
 // finish notes the return of a call.
 func (m *simulator) finish(w *waiter, result string) {
 	a := &m.answers[w.index]
-	a.Returned, a.At, a.Result = true, m.now, result
+	a.Returned, a.At, a.Result, a.Estimated = true, m.now, result, !m.hasRoom()
 }
 
 // told notes what the last hook of a call is told.
