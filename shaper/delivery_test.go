@@ -25,36 +25,6 @@ import (
 // up to 256 KiB of the body, and a connection that is closed with something
 // unread in it can lose the answer.
 
-// enough bounds what should take no time at all, on any machine.
-const enough = 10 * time.Second
-
-// openServer serves a handler on loopback until the test ends, and returns the
-// address.
-func openServer(t testing.TB, h http.Handler, configure ...func(*http.Server)) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{Handler: h, ReadHeaderTimeout: enough}
-	for _, set := range configure {
-		set(server)
-	}
-	served := make(chan error)
-	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		require.ErrorIs(t, <-served, http.ErrServerClosed)
-	})
-	return listener.Addr().String()
-}
-
-func hooked(s *http.Server)   { s.ConnContext = shaper.ConnContext }
-func unhooked(s *http.Server) {}
-
-var hooks = []struct {
-	name string
-	set  func(*http.Server)
-}{{"with ConnContext", hooked}, {"without", unhooked}}
-
 // refusingHandler stands for a site whose line is full.
 func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler {
 	t.Helper()
@@ -63,36 +33,6 @@ func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler
 	require.True(t, s.Allow())
 	return shaper.Middleware(s, opts...)(http.HandlerFunc(
 		func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }))
-}
-
-// hidden is a ResponseWriter that keeps http.ResponseController from its work,
-// as wrappers without an Unwrap do.
-type hidden struct{ http.ResponseWriter }
-
-func hide(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(hidden{w}, r) })
-}
-
-// dial opens a connection that lasts until the test ends.
-func dial(t testing.TB, addr string) net.Conn {
-	t.Helper()
-	conn, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	require.NoError(t, conn.SetDeadline(time.Now().Add(enough)))
-	return conn
-}
-
-// readAnswer reads an answer whole.
-func readAnswer(r *bufio.Reader) (*http.Response, error) {
-	answer, err := http.ReadResponse(r, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	answer.Body = io.NopCloser(bytes.NewReader(body))
-	return answer, err
 }
 
 // An uploader sends a body and returns the answer.
@@ -125,12 +65,6 @@ func withClient(client *http.Client) uploader {
 		_, err = io.Copy(io.Discard, answer.Body)
 		return answer, err
 	}
-}
-
-func newClient(t testing.TB) *http.Client {
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: enough}
 }
 
 // bodySizes lie on both sides of what net/http drains (256 KiB), and of what is

@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -45,50 +43,6 @@ func kept(err error) limiterFunc {
 	}
 }
 
-// A connectionKind is one of the ways in which a request can come.
-type connectionKind struct {
-	name      string
-	wrap      func(http.Handler) http.Handler
-	configure func(*http.Server)
-	tls, h2   bool
-}
-
-func asIs(h http.Handler) http.Handler { return h }
-
-var connectionKinds = []connectionKind{
-	{name: "HTTP/1", wrap: asIs, configure: hooked},
-	{name: "HTTP/1 without ConnContext", wrap: asIs, configure: unhooked},
-	{name: "HTTP/1 with the controller hidden", wrap: hide, configure: hooked},
-	{name: "HTTP/1 over TLS", wrap: asIs, configure: hooked, tls: true},
-	{name: "HTTP/1 over TLS with the controller hidden", wrap: hide, configure: hooked, tls: true},
-	{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true},
-	{name: "HTTP/2 without ConnContext", wrap: asIs, configure: unhooked, tls: true, h2: true},
-}
-
-// open serves a handler for the time of a test, and returns a client for it.
-func (k connectionKind) open(t *testing.T, h http.Handler, configure ...func(*http.Server)) (*http.Client, string) {
-	t.Helper()
-	server := httptest.NewUnstartedServer(k.wrap(h))
-	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	for _, set := range append(configure, k.configure) {
-		set(server.Config)
-	}
-	server.EnableHTTP2 = k.h2
-	if k.tls {
-		server.StartTLS()
-	} else {
-		server.Start()
-	}
-	client := server.Client()
-	client.Timeout = enough
-	t.Cleanup(func() {
-		client.CloseIdleConnections()
-		server.CloseClientConnections()
-		server.Close()
-	})
-	return client, server.URL
-}
-
 // A claim is what a call should give.
 type claim struct {
 	name string
@@ -109,35 +63,6 @@ func holdAtOnce(t *testing.T, claims []claim) {
 		require.Equal(t, c.want, got[i], c.name)
 	}
 }
-
-// postTo returns the status and the body of the answer, or what went wrong.
-func postTo(client *http.Client, url string, body io.Reader) string {
-	answer, err := client.Post(url, "text/plain", body)
-	if err != nil {
-		return err.Error()
-	}
-	return inWords(answer)
-}
-
-func inWords(answer *http.Response) string {
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return err.Error()
-	}
-	return fmt.Sprintf("%s: %s", statusLine(answer), body)
-}
-
-// echoBody answers with the body of the request, or tells why it could not.
-var echoBody = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		w.WriteHeader(http.StatusBadRequest)
-		fmt.Fprint(w, err)
-		return
-	}
-	_, _ = w.Write(body)
-})
 
 func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
 	t.Parallel()
