@@ -22,10 +22,10 @@ import (
 
 // A refusal must reach a client that is still sending. These tests refuse
 // uploads on real connections: net/http holds an answer back until it has read
-// up to 256 KiB of the body, and a connection that is closed with something
-// unread in it can lose the answer.
+// up to 256 KiB of the body, and a connection that is closed while a part of the
+// body is unread can lose the answer.
 
-// refusingHandler stands for a site whose line is full.
+// refusingHandler returns a handler behind a shaper that refuses every request.
 func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler {
 	t.Helper()
 	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour)})
@@ -39,7 +39,7 @@ func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler
 type uploader func(addr string, body []byte) (*http.Response, error)
 
 // writeAll is the simplest of clients: it writes all, and then reads. When the
-// server has enough of it the write fails; the answer is there all the same.
+// server stops reading the write fails, but the answer can still be read.
 func writeAll(addr string, body []byte) (*http.Response, error) {
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -54,7 +54,8 @@ func writeAll(addr string, body []byte) (*http.Response, error) {
 	return readAnswer(bufio.NewReader(conn))
 }
 
-// withClient is Go's own, which reads while it writes.
+// withClient returns an uploader that uses Go's own client, which reads while it
+// writes.
 func withClient(client *http.Client) uploader {
 	return func(addr string, body []byte) (*http.Response, error) {
 		answer, err := client.Post("http://"+addr, "text/plain", bytes.NewReader(body))
@@ -115,8 +116,8 @@ func TestEveryRefusalReachesAClientThatIsStillSending(t *testing.T) {
 	}
 }
 
-// Who sends a part of a body and then nothing would, by net/http alone, never
-// get an answer, and hold his connection for as long as he likes.
+// With net/http alone, a client that sends a part of a body and then nothing gets no
+// answer, and can hold its connection for as long as it likes.
 func TestRefusalOfAWithheldBodyIsSentAndTheConnectionFreed(t *testing.T) {
 	teapot := shaper.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, _ error) {
 		w.WriteHeader(http.StatusTeapot)
@@ -189,8 +190,8 @@ func TestRefusalKeepsTheConnectionOfABodyThatHasCome(t *testing.T) {
 // drain is how long a refusal waits for the rest of a body.
 const drain = 100 * time.Millisecond
 
-// The time from the first byte of a request to the first of its refusal, for 8
-// clients at once.
+// BenchmarkRefusalFirstByte measures the time from the first byte of a request to
+// the first byte of its refusal, with 8 clients at once.
 func BenchmarkRefusalFirstByte(b *testing.B) {
 	const withheld = -1
 	addr := openServer(b, refusingHandler(b), hooked)

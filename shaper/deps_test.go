@@ -46,8 +46,8 @@ const importPolicy = `
 `
 
 // rootRequires are the modules that the root module may require directly.
-// Everyone who uses it has them in his go.sum, so there will be no fourth:
-// another dependency gets a nested module.
+// All of its users have them in their go.sum, so there will be no fourth: another
+// dependency gets a nested module.
 var rootRequires = []string{
 	"github.com/stretchr/testify",
 	"go.uber.org/goleak",
@@ -96,8 +96,8 @@ func TestRootModuleRequiresThreeModulesDirectly(t *testing.T) {
 	require.ElementsMatch(t, rootRequires, direct)
 }
 
-// Commands are where everything meets. Whoever wants to import one has found a
-// package that should exist.
+// Commands are where everything meets. Code that would import one shows that a
+// package is missing.
 func TestNothingImportsACommand(t *testing.T) {
 	for _, dir := range moduleDirs(t) {
 		for _, p := range listPackages(t, dir) {
@@ -221,7 +221,7 @@ type goPackage struct {
 
 func (p goPackage) testImports() []string { return slices.Concat(p.TestImports, p.XTestImports) }
 
-// owns says whether imp is of the same command, or p itself or below it.
+// owns reports whether imp is of the same command, or p itself or below it.
 func (p goPackage) owns(imp string) bool {
 	return strings.HasPrefix(imp+"/", cmp.Or(command.FindString(p.ImportPath), p.ImportPath)+"/")
 }

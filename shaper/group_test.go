@@ -62,7 +62,7 @@ func TestManyLinesKeepTheirInstants(t *testing.T) {
 	})
 }
 
-func TestWhoGivesUpMovesItsOwnLineOnly(t *testing.T) {
+func TestARequestThatGivesUpMovesItsOwnLineOnly(t *testing.T) {
 	playKeys(t, "1/s depth 2", func(g *groupStage) {
 		g.arriveAll("a1", "a2", "a3", "b1", "b2", "b3")
 		g.at(500 * ms)

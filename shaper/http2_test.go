@@ -17,7 +17,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// In HTTP/2 many requests share a connection: what one does must not be felt by
+// In HTTP/2 many requests share a connection. What happens to one must not affect
 // the others.
 
 func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
@@ -49,7 +49,8 @@ func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
 	}
 }
 
-// To read of a body in HTTP/2, if only nothing, is to wait for it.
+// In HTTP/2 even a read of no bytes waits until a part of the body has come, so the
+// middleware must not read before the request is in line.
 func TestWithheldUploadEntersTheLine(t *testing.T) {
 	s := stuckShaper(t, 1)
 	client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), func(s *http.Server) { s.ReadTimeout = enough })
@@ -80,10 +81,10 @@ func TestRefusedUploadLeavesTheConnectionToTheOthers(t *testing.T) {
 	require.EqualValues(t, 1, connections.Load())
 }
 
-// recommended is what README says to set. What clients may send unasked, 64 KiB
-// on each stream (less could be overrun by those who have not read the settings
-// yet), fits into the connection's window for all streams at once, so that those
-// who wait leave it open for those who run.
+// recommended is what README says to set. The connection's window holds what clients
+// may send unasked on all streams at once, so requests that wait leave it open for
+// those that run. That is 64 KiB on each stream: a client that has not read the
+// settings yet would overrun a smaller window.
 func recommended(s *http.Server) {
 	s.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams:          128,

@@ -21,8 +21,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Answers that last: the shaper has nothing to do with them once they have
-// begun. And the end of a server, at which those in line are to get theirs.
+// These are tests of answers that last, with which the shaper has nothing to do once
+// they have begun, and of the end of a server, at which requests in line must still
+// be answered.
 
 // duplexSite answers /ws with an echo over an upgraded connection, /events with
 // an event for each word of the channel, and anything else at once.
@@ -74,8 +75,8 @@ func proxyTo(t *testing.T, addr string) http.Handler {
 	}
 }
 
-// onDuplexSites runs a test on the site itself, and on a proxy for it, behind a
-// shaper that has begun with a wait.
+// onDuplexSites runs a test on duplexSite itself and on a proxy for it, each behind a
+// shaper.
 func onDuplexSites(t *testing.T, test func(t *testing.T, addr string, events chan<- string)) {
 	for _, proxied := range []bool{false, true} {
 		for _, hook := range hooks {
@@ -99,7 +100,7 @@ func TestUpgradedConnectionPassesThrough(t *testing.T) {
 		client := newClient(t)
 		for _, word := range []string{"ping", "pong"} {
 			echoes(word)
-			require.Equal(t, "200: hello", postTo(client, "http://"+addr, nil)) // Nobody is held up meanwhile.
+			require.Equal(t, "200: hello", postTo(client, "http://"+addr, nil)) // Other requests are not held up meanwhile.
 		}
 	})
 }
@@ -126,7 +127,8 @@ func TestEventsAreFlushedOneByOne(t *testing.T) {
 	})
 }
 
-// The shaper first, then the server: whoever is in line is served.
+// If the shaper is shut down first and the server after it, all requests in line are
+// served.
 func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 	const queued = 5
 	s := stuckShaper(t, queued)
@@ -160,8 +162,8 @@ func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 	require.Error(t, err)
 }
 
-// The other way round the server gives up with the line as it was: why the
-// order matters.
+// If the server is shut down first, it waits in vain for a line that does not move:
+// the order matters.
 func TestServerShutdownAloneNeitherWakesNorCancelsTheLine(t *testing.T) {
 	s := stuckShaper(t, 1)
 	server := serve(t, shaper.Middleware(s)(echoBody), with(hooked))

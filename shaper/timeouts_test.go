@@ -20,8 +20,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// The server's time-outs are for clients who are slow. A request that the line
-// kept waiting for longer than that has done nothing wrong.
+// The server's time-outs are for slow clients. A request that waited in line for
+// longer than that is not slow.
 
 const (
 	serverTimeout = 500 * ms
@@ -31,7 +31,7 @@ const (
 func shortTimeouts(s *http.Server) { s.ReadTimeout, s.WriteTimeout = serverTimeout, serverTimeout }
 func readTimeout(s *http.Server)   { s.ReadTimeout = serverTimeout }
 
-// kept is a Limiter that keeps everybody waiting, and then says err.
+// kept returns a Limiter whose every call waits, and then returns err.
 func kept(err error) limiterFunc {
 	return func(ctx context.Context, _ int) error {
 		select {
@@ -43,14 +43,15 @@ func kept(err error) limiterFunc {
 	}
 }
 
-// A claim is what a call should give.
+// A claim is a call and what it should return.
 type claim struct {
 	name string
 	call func() string
 	want string
 }
 
-// holdAtOnce makes all calls at once, as they spend their time waiting.
+// holdAtOnce checks claims. It makes all calls at once, because they spend their
+// time waiting.
 func holdAtOnce(t *testing.T, claims []claim) {
 	t.Helper()
 	got := make([]string, len(claims))
@@ -96,7 +97,7 @@ func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// The same with a length, of which half comes before the wait.
+// Here the length is known, and half of the body comes before the wait.
 func TestBodyThatTricklesAfterTheWaitIsRead(t *testing.T) {
 	t.Parallel()
 	var claims []claim
@@ -170,8 +171,8 @@ func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// A read deadline beneath net/http's background read would cancel the request
-// in mid-handler.
+// net/http reads in the background while a handler runs. A read deadline that passes
+// meanwhile would cancel the request's context.
 func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 	t.Parallel()
 	outerReads := func(h http.Handler) http.Handler {
@@ -214,7 +215,7 @@ func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// The wait gives the client his time anew, and no more of it.
+// After the wait the time-outs start anew, and are no longer than before.
 func TestServersTimeoutsHoldAfterTheWait(t *testing.T) {
 	t.Parallel()
 	var claims []claim
@@ -276,8 +277,8 @@ func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// What the others would prove nothing without: the same server breaks the same
-// uploads when their handler itself waits.
+// Without this, the other tests would prove nothing: the same server breaks the same
+// uploads when the handler itself waits.
 func TestTimeoutsBreakUploadsWithoutMiddleware(t *testing.T) {
 	t.Parallel()
 	var claims []claim
