@@ -16,10 +16,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// What storms are made of. A storm is everything at once from many goroutines on
-// real threads, and is meant for -race. No storm asserts how long anything takes,
-// but for the pace, which no machine may break; a call that never returns is shown
-// by the time-out of go test, and a goroutine that is left behind by goleak.
+// This file holds what storms are made of. A storm is everything at once from many
+// goroutines on real threads, and is meant for -race. No storm asserts how long
+// anything takes, except for the pace, which must hold on any machine. A call that
+// never returns shows as a time-out of go test, and goleak reports a goroutine that
+// is left behind.
 
 // A hookKind is one of the hooks of a Trace.
 type hookKind int
@@ -261,9 +262,8 @@ type storm struct {
 	callers, meddlers sync.WaitGroup
 }
 
-// calls makes one call after the other on goroutines of their own, until one is
-// refused because the shaper is closed. A caller that was refused lets another
-// leave.
+// calls starts goroutines, each of which makes one call after the other until one
+// reports that the shaper is closed. After each call it lets other goroutines run.
 func (st *storm) calls(goroutines int, one func() (closed bool)) {
 	for range goroutines {
 		st.callers.Go(func() {
@@ -284,8 +284,7 @@ func (st *storm) meddle(do func()) {
 	})
 }
 
-// A meddled is what callers of a shaper do that change no limits: a Shaper, or a
-// key of a Group by Limiter.
+// A meddled is a Shaper, or one key of a Group, as far as meddlers need it.
 type meddled interface {
 	Forecast(n int) (time.Duration, error)
 	Hold(d time.Duration)
@@ -312,7 +311,8 @@ func (st *storm) meddleWith(choose func() meddled) {
 	})
 }
 
-// blowOver returns when all calls have returned, which is after the end.
+// blowOver returns when all callers and meddlers have ended. The callers end when
+// the shaper is closed.
 func (st *storm) blowOver() {
 	st.callers.Wait()
 	st.over.Store(true)
