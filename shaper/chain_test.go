@@ -55,7 +55,7 @@ func acquirerOf(l shaper.Limiter) func(context.Context, int) (func(), error) {
 	}).Acquire
 }
 
-func TestWhoHasLeftTheFirstWaitsForTheNext(t *testing.T) {
+func TestARequestThatHasLeftTheFirstLimiterWaitsForTheNext(t *testing.T) {
 	play(t, "1/s depth 2", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "2/s depth 9"))
 		c := shaper.Chain(tenant, g.Shaper)

@@ -22,40 +22,10 @@ import (
 
 // A refusal must reach a client that is still sending. These tests refuse
 // uploads on real connections: net/http holds an answer back until it has read
-// up to 256 KiB of the body, and a connection that is closed with something
-// unread in it can lose the answer.
+// up to 256 KiB of the body, and a connection that is closed while a part of the
+// body is unread can lose the answer.
 
-// enough bounds what should take no time at all, on any machine.
-const enough = 10 * time.Second
-
-// openServer serves a handler on loopback until the test ends, and returns the
-// address.
-func openServer(t testing.TB, h http.Handler, configure ...func(*http.Server)) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{Handler: h, ReadHeaderTimeout: enough}
-	for _, set := range configure {
-		set(server)
-	}
-	served := make(chan error)
-	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		require.ErrorIs(t, <-served, http.ErrServerClosed)
-	})
-	return listener.Addr().String()
-}
-
-func hooked(s *http.Server)   { s.ConnContext = shaper.ConnContext }
-func unhooked(s *http.Server) {}
-
-var hooks = []struct {
-	name string
-	set  func(*http.Server)
-}{{"with ConnContext", hooked}, {"without", unhooked}}
-
-// refusingHandler stands for a site whose line is full.
+// refusingHandler returns a handler behind a shaper that refuses every request.
 func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler {
 	t.Helper()
 	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour)})
@@ -65,41 +35,11 @@ func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler
 		func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }))
 }
 
-// hidden is a ResponseWriter that keeps http.ResponseController from its work,
-// as wrappers without an Unwrap do.
-type hidden struct{ http.ResponseWriter }
-
-func hide(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(hidden{w}, r) })
-}
-
-// dial opens a connection that lasts until the test ends.
-func dial(t testing.TB, addr string) net.Conn {
-	t.Helper()
-	conn, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	require.NoError(t, conn.SetDeadline(time.Now().Add(enough)))
-	return conn
-}
-
-// readAnswer reads an answer whole.
-func readAnswer(r *bufio.Reader) (*http.Response, error) {
-	answer, err := http.ReadResponse(r, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	answer.Body = io.NopCloser(bytes.NewReader(body))
-	return answer, err
-}
-
 // An uploader sends a body and returns the answer.
 type uploader func(addr string, body []byte) (*http.Response, error)
 
 // writeAll is the simplest of clients: it writes all, and then reads. When the
-// server has enough of it the write fails; the answer is there all the same.
+// server stops reading the write fails, but the answer can still be read.
 func writeAll(addr string, body []byte) (*http.Response, error) {
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -114,7 +54,8 @@ func writeAll(addr string, body []byte) (*http.Response, error) {
 	return readAnswer(bufio.NewReader(conn))
 }
 
-// withClient is Go's own, which reads while it writes.
+// withClient returns an uploader that uses Go's own client, which reads while it
+// writes.
 func withClient(client *http.Client) uploader {
 	return func(addr string, body []byte) (*http.Response, error) {
 		answer, err := client.Post("http://"+addr, "text/plain", bytes.NewReader(body))
@@ -125,12 +66,6 @@ func withClient(client *http.Client) uploader {
 		_, err = io.Copy(io.Discard, answer.Body)
 		return answer, err
 	}
-}
-
-func newClient(t testing.TB) *http.Client {
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: enough}
 }
 
 // bodySizes lie on both sides of what net/http drains (256 KiB), and of what is
@@ -181,8 +116,8 @@ func TestEveryRefusalReachesAClientThatIsStillSending(t *testing.T) {
 	}
 }
 
-// Who sends a part of a body and then nothing would, by net/http alone, never
-// get an answer, and hold his connection for as long as he likes.
+// With net/http alone, a client that sends a part of a body and then nothing gets no
+// answer, and can hold its connection for as long as it likes.
 func TestRefusalOfAWithheldBodyIsSentAndTheConnectionFreed(t *testing.T) {
 	teapot := shaper.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, _ error) {
 		w.WriteHeader(http.StatusTeapot)
@@ -255,8 +190,8 @@ func TestRefusalKeepsTheConnectionOfABodyThatHasCome(t *testing.T) {
 // drain is how long a refusal waits for the rest of a body.
 const drain = 100 * time.Millisecond
 
-// The time from the first byte of a request to the first of its refusal, for 8
-// clients at once.
+// BenchmarkRefusalFirstByte measures the time from the first byte of a request to
+// the first byte of its refusal, with 8 clients at once.
 func BenchmarkRefusalFirstByte(b *testing.B) {
 	const withheld = -1
 	addr := openServer(b, refusingHandler(b), hooked)

@@ -59,14 +59,18 @@ const importPolicy = `
 	# of signals.)
 	*: std syscall shaper
 
+	# The model is played against shaper's public API and judges it, so it shares no
+	# code with it. It is for tests alone: no other line allows it.
+	internal/model: std shaper golang.org/x/time/rate
+
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+	test: std unsafe syscall shaper internal/model github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
 `
 
 // rootRequires are the modules that the root module may require directly.
-// Everyone who uses it has them in his go.sum, so there will be no fourth:
-// another dependency gets a nested module.
+// All of its users have them in their go.sum, so there will be no fourth: another
+// dependency gets a nested module.
 var rootRequires = []string{
 	"github.com/stretchr/testify",
 	"go.uber.org/goleak",
@@ -115,14 +119,24 @@ func TestRootModuleRequiresThreeModulesDirectly(t *testing.T) {
 	require.ElementsMatch(t, rootRequires, direct)
 }
 
-// Commands are where everything meets. Whoever wants to import one has found a
-// package that should exist.
+// Commands are where everything meets. Code that would import one shows that a
+// package is missing.
 func TestNothingImportsACommand(t *testing.T) {
 	for _, dir := range moduleDirs(t) {
 		for _, p := range listPackages(t, dir) {
 			for _, imp := range append(p.testImports(), p.Imports...) {
 				require.Falsef(t, command.MatchString(imp) && !p.owns(imp), "%s imports the command %s", p.ImportPath, imp)
 			}
+		}
+	}
+}
+
+// The model is the oracle of tests. Code that ran with it would be slow, and the
+// model could no longer be changed without thought for its users.
+func TestOnlyTestsImportTheModel(t *testing.T) {
+	for _, dir := range moduleDirs(t) {
+		for _, p := range listPackages(t, dir) {
+			require.NotContainsf(t, p.Imports, rootModule+"/internal/model", "%s is not a test", p.ImportPath)
 		}
 	}
 }
@@ -230,7 +244,7 @@ type goPackage struct {
 
 func (p goPackage) testImports() []string { return slices.Concat(p.TestImports, p.XTestImports) }
 
-// owns says whether imp is of the same command, or p itself or below it.
+// owns reports whether imp is of the same command, or p itself or below it.
 func (p goPackage) owns(imp string) bool {
 	return strings.HasPrefix(imp+"/", cmp.Or(command.FindString(p.ImportPath), p.ImportPath)+"/")
 }

@@ -50,7 +50,7 @@ func TestDocumentsNameWhatIsThere(t *testing.T) {
 	for _, document := range []string{"../README.md", "../ARCHITECTURE.md", "../CONTRIBUTING.md", "../loadtest/README.md"} {
 		text := read(t, document)
 		for _, m := range regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w+`).FindAllString(text, -1) {
-			require.Contains(t, code.String(), "func "+m+"(", document)
+			require.Truef(t, strings.Contains(code.String(), "func "+m+"("), "%s names %s, which is not there", document, m)
 		}
 		for _, m := range regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`).FindAllStringSubmatch(text, -1) {
 			if !strings.HasPrefix(m[1], "http") {

@@ -187,10 +187,10 @@ func TestADryRunHandsBackWhatIsLookedForOutside(t *testing.T) {
 			require.NoError(t, a.Body.Close())
 			require.Equal(t, "POST /{x}", <-patterns)
 			require.Equal(t, 1, files, "the handler sees its file")
-			eventually(t, "the file is removed", func() bool {
+			waitFor(t, func() bool {
 				d, err := os.ReadDir(dir)
 				return err == nil && len(d) == 0
-			})
+			}, "the file is removed")
 		})
 	}
 }

@@ -113,19 +113,8 @@ func (e *entrance) admit(limits string) {
 // reaches waits until what is true of the shaper. Real servers take their time.
 func (e *entrance) reaches(what string, is func(st shaper.Stats) bool) {
 	e.t.Helper()
-	eventually(e.t, what, func() bool { return is(e.Stats()) })
+	waitFor(e.t, func() bool { return is(e.Stats()) }, what)
 }
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(soon); !is(); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "never: %s", what)
-	}
-}
-
-// soon is how long tests of real servers wait for what must come, on a
-// machine that has other work too.
-const soon = 10 * time.Second
 
 func (e *entrance) waiting(n int) {
 	e.t.Helper()
@@ -141,17 +130,6 @@ func (e *entrance) abandoned(n int) {
 func (e *entrance) ended() string {
 	e.t.Helper()
 	return next(e.t, e.ends)
-}
-
-// next receives from a channel on which something must come.
-func next[T any](t *testing.T, c <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case <-time.After(soon):
-		require.Fail(t, "nothing came")
-	}
-	return v
 }
 
 // A visitor is a client on a connection of its own, of which every byte is the
@@ -175,7 +153,7 @@ func visitOn(t *testing.T, conn net.Conn, request string) *visitor {
 	t.Helper()
 	t.Cleanup(func() { conn.Close() })
 	v := &visitor{conn, t, bufio.NewReader(conn)}
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(enough)))
 	v.send(request)
 	return v
 }
@@ -235,7 +213,7 @@ func (v *visitor) readsNothing(d time.Duration) {
 	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(d)))
 	_, err := v.from.Peek(1)
 	require.ErrorIs(v.t, err, os.ErrDeadlineExceeded)
-	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(soon)))
+	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(enough)))
 }
 
 // echo answers with the body, or with 400 and the error of reading it.

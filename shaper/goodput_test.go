@@ -15,9 +15,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Goodput is the share of the capacity that goes to callers who are still
-// there. It is measured at 100/s over 60 seconds of virtual time, with more
-// offered than can be served and callers who give up after half a second.
+// Goodput is the share of the capacity that goes to callers that are still there. It
+// is measured at 100/s over 60 seconds of virtual time, with more requests offered
+// than can be served, and callers that give up after half a second.
 const (
 	goodputRate     = 100
 	goodputSpan     = 60 * time.Second
@@ -31,7 +31,7 @@ type patience struct {
 }
 
 var (
-	// byCancel gives up as a closed connection does: nobody is told beforehand.
+	// byCancel gives up as a closed connection does: without notice.
 	byCancel = patience{"cancel", func() (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithCancel(context.Background())
 		timer := time.AfterFunc(goodputPatience, cancel)
@@ -46,8 +46,8 @@ var (
 	offers    = []int{111, 125, 200} // requests per second
 )
 
-// A contestant starts a limiter of goodputRate and returns its Wait and what
-// stops it.
+// A contestant starts a limiter of goodputRate and returns its Wait and a function
+// that stops it.
 type contestant struct {
 	name  string
 	start func() (wait func(context.Context) error, stop func())
@@ -103,8 +103,8 @@ func goodput(c contestant, offered int, p patience) float64 {
 	return 100 * float64(served.Load()) / (goodputRate * goodputSpan.Seconds())
 }
 
-// The line is once as deep as callers are patient and once twenty times as
-// deep: a line of people who give up must not waste a slot either way.
+// One line is as deep as callers are patient, the other twenty times as deep: callers
+// that give up must not waste a slot in either.
 func TestGoodputHoldsWhereCallersGiveUp(t *testing.T) {
 	for _, depth := range []int{50, 1000} {
 		for _, p := range patiences {

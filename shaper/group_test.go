@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -61,7 +62,7 @@ func TestManyLinesKeepTheirInstants(t *testing.T) {
 	})
 }
 
-func TestWhoGivesUpMovesItsOwnLineOnly(t *testing.T) {
+func TestARequestThatGivesUpMovesItsOwnLineOnly(t *testing.T) {
 	playKeys(t, "1/s depth 2", func(g *groupStage) {
 		g.arriveAll("a1", "a2", "a3", "b1", "b2", "b3")
 		g.at(500 * ms)
@@ -222,4 +223,41 @@ func TestTheZeroGroupSaysToUseNewGroup(t *testing.T) {
 				"shaper: this Group is nil or zero and can't be used; make one with shaper.NewGroup", use, name)
 		}
 	}
+}
+
+// A Group has no goroutine even while its buckets are not drained, so it may be
+// dropped without Close. A bubble would not end if a goroutine were left.
+func TestAGroupMayBeForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			return shaper.Limits{Rate: 1. / 3600, Burst: 10, Depth: 1}, nil
+		})
+		require.NoError(t, err)
+		require.True(t, g.AllowN("at once", 10))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, g.WaitN(ctx, "waits", 10))
+		go cancel()
+		require.Error(t, g.WaitN(ctx, "waits", 1))
+		g.Hold("held", time.Hour)
+		require.Equal(t, 3, g.Stats().Keys)
+	})
+}
+
+// The ticker looks at a bucket when it may have drained, and hardly ever before.
+// Otherwise a line of 300 days would take minutes of real processor time.
+func TestAYearInLineIsNotAYearOfLooking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			return shaper.Limits{Rate: 1. / (300 * 24 * 3600), Depth: 1}, nil
+		})
+		require.NoError(t, err)
+		begun := time.Now()
+		require.NoError(t, g.Wait(t.Context(), "a"))
+		require.NoError(t, g.Wait(t.Context(), "a"))
+		require.Equal(t, 300*24*time.Hour, time.Since(begun))
+		require.Equal(t, 1, g.Stats().Keys)
+		time.Sleep(300*24*time.Hour + time.Second)
+		require.Equal(t, 0, g.Stats().Keys)
+	})
 }

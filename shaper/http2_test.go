@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -18,73 +17,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// In HTTP/2 many requests share a connection: what one does must not be felt by
+// In HTTP/2 many requests share a connection. What happens to one must not affect
 // the others.
-
-var http2Kind = connectionKind{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true}
-
-// countConnections counts those that a server has got.
-func countConnections(n *atomic.Int64) func(*http.Server) {
-	return func(s *http.Server) {
-		s.ConnState = func(_ net.Conn, state http.ConnState) {
-			if state == http.StateNew {
-				n.Add(1)
-			}
-		}
-	}
-}
-
-// stuckShaper is one whose line moves only when its limits change.
-func stuckShaper(t *testing.T, depth int) *shaper.Shaper {
-	t.Helper()
-	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: depth})
-	require.NoError(t, err)
-	require.True(t, s.Allow())
-	t.Cleanup(func() { _ = s.Close() })
-	return s
-}
-
-func waitFor(t *testing.T, condition func() bool, what string) {
-	t.Helper()
-	require.Eventually(t, condition, enough, ms, what)
-}
-
-func inLine(s *shaper.Shaper, n int) func() bool {
-	return func() bool { return s.Stats().Waiting == n }
-}
-
-// send sends a request in the background and returns what will become of it.
-func send(ctx context.Context, t *testing.T, client *http.Client, url string, body io.Reader) <-chan string {
-	t.Helper()
-	r, err := http.NewRequestWithContext(ctx, "POST", url, body)
-	require.NoError(t, err)
-	return do(client, r)
-}
-
-func do(client *http.Client, r *http.Request) <-chan string {
-	became := make(chan string, 1)
-	go func() {
-		answer, err := client.Do(r)
-		if err != nil {
-			became <- err.Error()
-			return
-		}
-		became <- inWords(answer)
-	}()
-	return became
-}
-
-// receive is what became of a request that has nothing to wait for.
-func receive(t *testing.T, became <-chan string) string {
-	t.Helper()
-	select {
-	case s := <-became:
-		return s
-	case <-time.After(enough):
-		t.Fatal("nothing became of the request")
-		return ""
-	}
-}
 
 func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
 	for name, body := range map[string]func() io.Reader{
@@ -115,7 +49,8 @@ func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
 	}
 }
 
-// To read of a body in HTTP/2, if only nothing, is to wait for it.
+// In HTTP/2 even a read of no bytes waits until a part of the body has come, so the
+// middleware must not read before the request is in line.
 func TestWithheldUploadEntersTheLine(t *testing.T) {
 	s := stuckShaper(t, 1)
 	client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), func(s *http.Server) { s.ReadTimeout = enough })
@@ -146,10 +81,10 @@ func TestRefusedUploadLeavesTheConnectionToTheOthers(t *testing.T) {
 	require.EqualValues(t, 1, connections.Load())
 }
 
-// recommended is what README says to set. What clients may send unasked, 64 KiB
-// on each stream (less could be overrun by those who have not read the settings
-// yet), fits into the connection's window for all streams at once, so that those
-// who wait leave it open for those who run.
+// recommended is what README says to set. The connection's window holds what clients
+// may send unasked on all streams at once, so requests that wait leave it open for
+// those that run. That is 64 KiB on each stream: a client that has not read the
+// settings yet would overrun a smaller window.
 func recommended(s *http.Server) {
 	s.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams:          128,

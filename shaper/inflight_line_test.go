@@ -222,7 +222,7 @@ type announced struct {
 
 func (a announced) Deadline() (time.Time, bool) { return a.at, true }
 
-func TestWhoGivesUpWhileAllPlacesAreTakenLeavesTheLine(t *testing.T) {
+func TestARequestThatGivesUpWhileAllSeatsAreTakenLeavesTheLine(t *testing.T) {
 	play(t, "10/s depth 3 inflight 1", func(g *stage) {
 		g.acquireAll("a", "b", "c", "d")
 		g.at(time.Second)
@@ -289,7 +289,7 @@ func TestAPlaceComesBackWhereTheSlotCannot(t *testing.T) {
 
 // One that gives up as its slot comes has its place until it is asked, and that
 // may take long: the head behind it could not leave meanwhile, and is not late.
-func TestWhoWaitedForAnAbandonedPlaceIsNotLate(t *testing.T) {
+func TestARequestThatWaitedForAnAbandonedSeatIsNotLate(t *testing.T) {
 	play(t, "10/s depth 9 inflight 1", func(g *stage) {
 		g.acquireAll("a")
 		g.acquireWith(&meddling{Context: context.Background(), meddle: func() { time.Sleep(time.Second) }}, "gone", 1)

@@ -13,5 +13,5 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// long says whether the great counts are wanted (CI sets SHAPER_LONG=1).
+// long reports whether the great counts are wanted (CI sets SHAPER_LONG=1).
 var long = os.Getenv("SHAPER_LONG") == "1"

@@ -87,21 +87,9 @@ func TestAHijackFreesThePlaceOnceAndForAll(t *testing.T) {
 func TestAnUpgradedConnectionHasNoPlace(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	addr := openServer(t, shaper.Middleware(s)(proxyTo(t, openServer(t, duplexSite(nil)))), hooked)
-	conn := dial(t, addr)
-	_, err := io.WriteString(conn, "GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
-		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
-	require.NoError(t, err)
-	reader := bufio.NewReader(conn)
-	answer, err := http.ReadResponse(reader, nil)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusSwitchingProtocols, answer.StatusCode)
+	echoes := upgrade(t, addr)
 	for _, word := range []string{"ping", "pong"} {
-		_, err := io.WriteString(conn, word)
-		require.NoError(t, err)
-		back := make([]byte, len(word))
-		_, err = io.ReadFull(reader, back)
-		require.NoError(t, err)
-		require.Equal(t, word, string(back))
+		echoes(word)
 		require.Equal(t, "200: hello", postTo(newClient(t), "http://"+addr, nil))
 		waitFor(t, inFlight(s, 0), "the place is free again")
 	}

@@ -14,14 +14,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
 )
 
 // TestModelOfKeys holds each key of a Group to a model of its own: random scripts,
-// one for each key and played at once, must agree as they do with a Shaper, and the
-// totals of the Group with all of them together. Between their calls buckets drain,
-// are deleted and made again, which nobody may notice, but that a bucket which was
-// deleted has forgotten for how long its seats were taken.
+// one for each key and all played at once, must agree as they do with a Shaper, and
+// the totals of the Group with the sum of all models. Between the calls buckets
+// drain, are deleted and made again, which no caller may notice, except that a new
+// bucket does not know how long seats were held before.
 func TestModelOfKeys(t *testing.T) {
 	budget := 20_000
 	if long {
@@ -36,26 +37,26 @@ func TestModelOfKeys(t *testing.T) {
 		made += c.asked
 		var want shaper.GroupStats
 		for key, s := range scripts {
-			done += len(s.ops)
-			answers, open := s.predict(none)
+			done += len(s.Ops)
+			answers, open := s.Predict(model.NoMistake)
 			require.Empty(t, open)
-			got := slices.Clone(c.players[key].answers)
+			got := slices.Clone(c.answers[key])
 			for i := range answers {
-				// A bucket counts since it was made, and the Group for all.
-				for _, l := range []*look{&answers[i].look, &got[i].look} {
-					l.totals, l.last = totals{}, 0
+				// A bucket counts since it was made, so only the Group's totals are compared.
+				for _, l := range []*model.Look{&answers[i].Look, &got[i].Look} {
+					l.Totals, l.Last = model.Totals{}, 0
 				}
 				countAnswer(&want, answers[i])
-				if answers[i].seats {
-					for _, a := range []*answer{&answers[i], &got[i]} {
-						a.retry, a.ended.retry, a.wait = 0, 0, 0
+				if answers[i].Estimated {
+					for _, a := range []*model.Answer{&answers[i], &got[i]} {
+						a.Retry, a.Ended.Retry, a.Wait = 0, 0, 0
 					}
 				}
 			}
-			require.Empty(t, difference(s, got, answers), "seed %d, key %d of %d\n%v", seed, key, len(scripts), s)
+			require.Empty(t, model.Difference(s, got, answers), "seed %d, key %d of %d\n%v", seed, key, len(scripts), s)
 		}
 		c.stats.RefusedKeys, c.stats.LimitErrors = 0, 0
-		want.Name = "script"
+		want.Name = model.Name
 		require.Equal(t, want, c.stats, "seed %d", seed)
 	}
 	require.Greater(t, made, 5*keys, "buckets come and go")
@@ -63,70 +64,71 @@ func TestModelOfKeys(t *testing.T) {
 }
 
 // countAnswer counts what a model says of one operation.
-func countAnswer(st *shaper.GroupStats, a answer) {
-	switch a.ended.hook {
-	case "departed":
+func countAnswer(st *shaper.GroupStats, a model.Answer) {
+	switch a.Ended.Hook {
+	case model.HookDeparted:
 		st.Departed++
-		st.TotalWait += a.ended.waited
-	case "abandoned":
+		st.TotalWait += a.Ended.Waited
+	case model.HookAbandoned:
 		st.Abandoned++
-	case "refused":
+	case model.HookRefused:
 		st.Refused++
-		switch a.result {
-		case resultQueueFull:
+		switch a.Result {
+		case model.QueueFull:
 			st.QueueFull++
-		case resultTooLate:
+		case model.TooLate:
 			st.TooLate++
-		case resultTooCostly:
+		case model.TooCostly:
 			st.TooCostly++
-		case resultClosed:
+		case model.Closed:
 			st.Closed++
 		}
 	}
 }
 
-// longestChorus bounds the instants of scripts, as the ticker of a Group looks twice
-// a second who has drained.
+// longestChorus bounds the instants of scripts, because the ticker of a Group looks
+// twice a second for buckets that have drained.
 const longestChorus = 10 * time.Minute
 
-// composedForKeys are scripts for some keys, which end by one Close.
-func composedForKeys(chance *rand.Rand) (scripts []script) {
+// composedForKeys returns scripts for some keys, which end by one Close.
+func composedForKeys(chance *rand.Rand) (scripts []model.Script) {
 	var end time.Duration
 	for size := 1 + chance.IntN(5); len(scripts) < size; {
-		s, _ := composed(&source{chance: chance})
-		for i := len(s.ops) - 1; i >= 0; i-- {
-			switch kind := s.ops[i].kind; {
-			case kind == opClose || kind == opShutdown:
-				s = s.without(i)
-			case kind == opWait && s.limits.InFlight > 0:
-				// Who should use Acquire is told so only after his context has been
-				// looked at, as before that nobody has asked whether there is a cap.
-				s.ops[i].kind = opAcquire
+		s, _ := model.Random(chance)
+		for i := len(s.Ops) - 1; i >= 0; i-- {
+			switch kind := s.Ops[i].Kind; {
+			case kind == model.OpClose || kind == model.OpShutdown:
+				s = s.Without(i)
+			case kind == model.OpWait && s.Limits.InFlight > 0:
+				// A Group looks at the context before it knows the key's limits, so
+				// a call that should be Acquire may return the context's error.
+				s.Ops[i].Kind = model.OpAcquire
 			}
 		}
-		if len(s.ops) == 0 || s.ops[len(s.ops)-1].at > longestChorus {
+		if len(s.Ops) == 0 || s.Ops[len(s.Ops)-1].At > longestChorus {
 			continue
 		}
 		scripts = append(scripts, s)
-		end = max(end, s.ops[len(s.ops)-1].at)
+		end = max(end, s.Ops[len(s.Ops)-1].At)
 	}
 	for i, s := range scripts {
 		for {
-			s.ops = append(slices.Clip(s.ops), op{at: end, kind: opClose})
-			if _, open := s.predict(none); open == "" {
+			s.Ops = append(slices.Clip(s.Ops), model.Op{At: end, Kind: model.OpClose})
+			if _, open := s.Predict(model.NoMistake); open == "" {
 				break
 			}
-			s.ops = s.ops[:len(s.ops)-2]
+			s.Ops = s.Ops[:len(s.Ops)-2]
 		}
 		scripts[i] = s
 	}
 	return scripts
 }
 
-// A chorus is the players of the keys of one Group.
+// A chorus plays one script on each key of one Group.
 type chorus struct {
 	*shaper.Group[int]
-	players []*player
+	players []*model.Player
+	answers [][]model.Answer
 	stats   shaper.GroupStats // at the end
 
 	mu     sync.Mutex
@@ -135,7 +137,7 @@ type chorus struct {
 }
 
 // playedByKeys plays scripts on the keys 0, 1 and so on of a Group.
-func playedByKeys(t *testing.T, scripts []script) (c *chorus, problem string) {
+func playedByKeys(t *testing.T, scripts []model.Script) (c *chorus, problem string) {
 	defer func() {
 		if r := recover(); r != nil {
 			problem = fmt.Sprint("panic: ", r)
@@ -146,20 +148,14 @@ func playedByKeys(t *testing.T, scripts []script) (c *chorus, problem string) {
 	return c, problem
 }
 
-func (c *chorus) play(scripts []script) (problem string) {
-	hook := func(name string, of func(a *answer) *event) func(context.Context, shaper.Event) {
-		return func(ctx context.Context, e shaper.Event) {
-			p := c.players[e.Key.(int)]
-			*of(p.answer(ctx)) = p.event(name, e)
-		}
-	}
-	ended := func(a *answer) *event { return &a.ended }
+func (c *chorus) play(scripts []model.Script) (problem string) {
+	trace := func(e shaper.Event) *shaper.Trace { return c.players[e.Key.(int)].Trace() }
 	var err error
-	c.Group, err = shaper.NewGroup(c.limitsOf, shaper.WithName("script"), shaper.WithTrace(&shaper.Trace{
-		Enqueued:  hook("enqueued", func(a *answer) *event { return &a.entered }),
-		Departed:  hook("departed", ended),
-		Refused:   hook("refused", ended),
-		Abandoned: hook("abandoned", ended),
+	c.Group, err = shaper.NewGroup(c.limitsOf, shaper.WithName(model.Name), shaper.WithTrace(&shaper.Trace{
+		Enqueued:  func(ctx context.Context, e shaper.Event) { trace(e).Enqueued(ctx, e) },
+		Departed:  func(ctx context.Context, e shaper.Event) { trace(e).Departed(ctx, e) },
+		Refused:   func(ctx context.Context, e shaper.Event) { trace(e).Refused(ctx, e) },
+		Abandoned: func(ctx context.Context, e shaper.Event) { trace(e).Abandoned(ctx, e) },
 	}))
 	if err != nil {
 		return err.Error()
@@ -167,37 +163,34 @@ func (c *chorus) play(scripts []script) (problem string) {
 	type part struct{ key, i int }
 	var parts []part
 	for key, s := range scripts {
-		c.limits = append(c.limits, s.limits)
-		p := newPlayer(s)
-		p.shaper = member{c, key}
+		c.limits = append(c.limits, s.Limits)
+		p := model.NewPlayer(s)
+		p.Subject = member{c, key}
 		c.players = append(c.players, p)
-		for i := range s.ops {
+		for i := range s.Ops {
 			parts = append(parts, part{key, i})
 		}
 	}
-	of := func(p part) *op { return &scripts[p.key].ops[p.i] }
+	of := func(p part) *model.Op { return &scripts[p.key].Ops[p.i] }
 	slices.SortStableFunc(parts, func(a, b part) int {
-		closes := func(p part) int { return map[bool]int{true: 1}[of(p).kind == opClose] }
-		return cmp.Or(cmp.Compare(of(a).at, of(b).at), cmp.Compare(closes(a), closes(b)))
+		closes := func(p part) int { return map[bool]int{true: 1}[of(p).Kind == model.OpClose] }
+		return cmp.Or(cmp.Compare(of(a).At, of(b).At), cmp.Compare(closes(a), closes(b)))
 	})
 	for _, p := range parts {
-		c.players[p.key].step(p.i, of(p))
+		c.players[p.key].Step(p.i)
 	}
 	for key, p := range c.players {
-		for i := range p.answers {
-			if !p.answers[i].returned && problem == "" {
-				problem = fmt.Sprintf("key %d: operation %d %s never returned", key, i, scripts[key].ops[i].literal())
-			}
-			if p.ends[i] != nil {
-				p.ends[i]()
-			}
+		answers, hangs := p.End()
+		c.answers = append(c.answers, answers)
+		if hangs != "" && problem == "" {
+			problem = fmt.Sprintf("key %d: %s", key, hangs)
 		}
 	}
 	c.stats = c.Stats()
 	return problem
 }
 
-// limitsOf is what the Group asks.
+// limitsOf is the limits function of the Group.
 func (c *chorus) limitsOf(key int) (shaper.Limits, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,8 +230,8 @@ func (m member) Limits() shaper.Limits {
 	return m.limits[m.key]
 }
 
-// SetLimits changes what is said of the key and has the Group ask. What a Shaper
-// would refuse, the Group must, if the key has a bucket.
+// SetLimits changes what the limits function returns for the key, and reloads. The
+// Group must refuse what a Shaper refuses, if the key has a bucket.
 func (m member) SetLimits(l shaper.Limits) error {
 	lives := uint64(0)
 	for key := range m.All() {
@@ -257,7 +250,7 @@ func (m member) SetLimits(l shaper.Limits) error {
 		return nil
 	}
 	m.setLimits(m.key, before)
-	if refused < lives { // It may ask, too, of one that is drained and not deleted yet.
+	if refused < lives { // The Group may also ask for a bucket that is drained and not deleted yet.
 		panic("the Group took limits that it should refuse")
 	}
 	return errors.New("invalid")

@@ -4,42 +4,43 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
 )
 
-// TestModelByHand holds the model to timelines computed by hand, and the
-// shaper to the model on the same: where the two disagree, these say who is
+// TestModelByHand holds the model to timelines computed by hand, and the shaper
+// to the model on the same timelines: where the two disagree, these say which is
 // right.
 func TestModelByHand(t *testing.T) {
-	const ms = 1_000_000
-	one, acquire := op{kind: opWait, n: 1}, op{kind: opAcquire, n: 1}
+	one, acquire := model.Op{Kind: model.OpWait, N: 1}, model.Op{Kind: model.OpAcquire, N: 1}
 	for _, test := range []struct {
 		name string
-		script
+		model.Script
 		want []string
 	}{
 		{
 			"burst 1 is a comb, and the line is bounded",
-			script{shaper.Limits{Rate: 50, Depth: 2}, []op{one, one, one, one}},
+			model.Script{Limits: shaper.Limits{Rate: 50, Depth: 2}, Ops: []model.Op{one, one, one, one}},
 			[]string{"left at 0s", "left at 20ms", "left at 40ms", "queue full at 0s, retry 20ms"},
 		},
 		{
 			"without depth nobody waits",
-			script{shaper.Limits{Rate: 10, Burst: 2}, []op{one, one, one, {kind: opWait, n: 3}}},
+			model.Script{Limits: shaper.Limits{Rate: 10, Burst: 2}, Ops: []model.Op{one, one, one, {Kind: model.OpWait, N: 3}}},
 			[]string{"left at 0s", "left at 0s", "queue full at 0s, retry 100ms", "too costly at 0s"},
 		},
 		{
 			"a cost above burst waits for an empty bucket and holds it",
-			script{shaper.Limits{Rate: 10, Burst: 2, Depth: 9}, []op{one, {kind: opWait, n: 5}, one}},
+			model.Script{Limits: shaper.Limits{Rate: 10, Burst: 2, Depth: 9}, Ops: []model.Op{one, {Kind: model.OpWait, N: 5}, one}},
 			[]string{"left at 0s", "left at 100ms", "left at 500ms"},
 		},
 		{
 			"7/s does not drift",
-			script{shaper.Limits{Rate: 7, Depth: 9}, []op{one, one, one, one, one, one, one, one}},
+			model.Script{Limits: shaper.Limits{Rate: 7, Depth: 9}, Ops: []model.Op{one, one, one, one, one, one, one, one}},
 			[]string{
 				"left at 0s", "left at 142.857143ms", "left at 285.714286ms", "left at 428.571429ms",
 				"left at 571.428572ms", "left at 714.285715ms", "left at 857.142858ms", "left at 1s",
@@ -47,14 +48,14 @@ func TestModelByHand(t *testing.T) {
 		},
 		{
 			"a late cancel hands its slot on",
-			script{shaper.Limits{Rate: 1, Depth: 9}, []op{one, {kind: opWait, n: 1, late: 1}, one, one}},
+			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{one, {Kind: model.OpWait, N: 1, Late: 1}, one, one}},
 			[]string{"left at 0s", "gone at 1s", "left at 1s", "left at 2s"},
 		},
 		{
-			"a dear head that gives up frees those behind",
-			script{shaper.Limits{Rate: 1, Burst: 4, Depth: 9}, []op{
-				one, {kind: opWait, n: 4}, one, one, one,
-				{at: 500 * ms, kind: opCancel, target: 1},
+			"a costly head that gives up frees those behind",
+			model.Script{Limits: shaper.Limits{Rate: 1, Burst: 4, Depth: 9}, Ops: []model.Op{
+				one, {Kind: model.OpWait, N: 4}, one, one, one,
+				{At: 500 * ms, Kind: model.OpCancel, Target: 1},
 			}},
 			[]string{
 				"left at 0s", "context canceled at 500ms", "left at 500ms", "left at 500ms", "left at 500ms", "left at 500ms",
@@ -62,25 +63,25 @@ func TestModelByHand(t *testing.T) {
 		},
 		{
 			"Close comes after a departure of its instant",
-			script{shaper.Limits{Rate: 1, Depth: 9}, []op{one, one, one, {at: 1000 * ms, kind: opClose, race: true}}},
+			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{one, one, one, {At: 1000 * ms, Kind: model.OpClose, Race: true}}},
 			[]string{"left at 0s", "left at 1s", "closed at 1s", "left at 1s"},
 		},
 		{
 			"SetLimits keeps the level and re-times the line",
-			script{shaper.Limits{Rate: 1, Depth: 9}, []op{
+			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{
 				one, one, one,
-				{at: 500 * ms, kind: opSet, limits: shaper.Limits{Rate: 2, Depth: 9}},
+				{At: 500 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 2, Depth: 9}},
 			}},
 			[]string{"left at 0s", "left at 750ms", "left at 1.25s", "left at 500ms"},
 		},
 		{
 			"rate.Inf and back empties the bucket",
-			script{shaper.Limits{Rate: 1, Depth: 9}, []op{
+			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{
 				one, one, one,
-				{at: 500 * ms, kind: opSet, limits: shaper.Limits{Rate: rate.Inf}},
-				{at: 500 * ms, kind: opSet, limits: shaper.Limits{Rate: 1, Burst: 2, Depth: 9}},
-				{at: 500 * ms, kind: opWait, n: 2},
-				{at: 500 * ms, kind: opForecast, n: 1},
+				{At: 500 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: rate.Inf}},
+				{At: 500 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 1, Burst: 2, Depth: 9}},
+				{At: 500 * ms, Kind: model.OpWait, N: 2},
+				{At: 500 * ms, Kind: model.OpForecast, N: 1},
 			}},
 			[]string{
 				"left at 0s", "left at 500ms", "left at 500ms", "left at 500ms", "left at 500ms", "left at 500ms",
@@ -89,10 +90,10 @@ func TestModelByHand(t *testing.T) {
 		},
 		{
 			"a deadline on the departure is too early",
-			script{shaper.Limits{Rate: 1, Depth: 9}, []op{
+			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{
 				one,
-				{kind: opWait, n: 1, deadline: 1000 * ms},
-				{kind: opWait, n: 1, deadline: 1000*ms + 1},
+				{Kind: model.OpWait, N: 1, Deadline: 1000 * ms},
+				{Kind: model.OpWait, N: 1, Deadline: 1000*ms + 1},
 			}},
 			[]string{"left at 0s", "too late at 0s, retry 1ns", "left at 1s"},
 		},
@@ -100,22 +101,22 @@ func TestModelByHand(t *testing.T) {
 			// At 1e9/s the half unit that is left at 500 ms is gone half a
 			// nanosecond later.
 			"a fraction of the level is not carried past an empty bucket",
-			script{shaper.Limits{Rate: 1, Depth: 9}, []op{
+			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{
 				one,
-				{at: 500 * ms, kind: opSet, limits: shaper.Limits{Rate: 1e9, Depth: 9}},
-				{at: 500*ms + 1, kind: opWait, n: 3},
-				{at: 500*ms + 2, kind: opLook},
+				{At: 500 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 1e9, Depth: 9}},
+				{At: 500*ms + 1, Kind: model.OpWait, N: 3},
+				{At: 500*ms + 2, Kind: model.OpLook},
 			}},
 			[]string{"left at 0s", "left at 500ms", "left at 500.000001ms", "left at 500.000002ms, level 2"},
 		},
 		{
-			"a place that comes back is the head's at once, if the bucket allows",
-			script{shaper.Limits{Rate: 10, Burst: 2, Depth: 9, InFlight: 1}, []op{
+			"a seat that is released is the head's at once, if the bucket allows",
+			model.Script{Limits: shaper.Limits{Rate: 10, Burst: 2, Depth: 9, InFlight: 1}, Ops: []model.Op{
 				acquire, acquire, acquire,
-				{at: 50 * ms, kind: opRelease, target: 0},
-				{at: 60 * ms, kind: opRelease, target: 0},
-				{at: 70 * ms, kind: opRelease, target: 1},
-				{at: 70 * ms, kind: opForecast, n: 1},
+				{At: 50 * ms, Kind: model.OpRelease, Target: 0},
+				{At: 60 * ms, Kind: model.OpRelease, Target: 0},
+				{At: 70 * ms, Kind: model.OpRelease, Target: 1},
+				{At: 70 * ms, Kind: model.OpForecast, N: 1},
 			}},
 			[]string{
 				"left at 0s", "left at 50ms", "left at 100ms", "left at 50ms", "left at 60ms", "left at 70ms",
@@ -123,15 +124,15 @@ func TestModelByHand(t *testing.T) {
 			},
 		},
 		{
-			"who waits for a place waits at least for the next moment",
-			script{shaper.Limits{Rate: 10, Burst: 3, Depth: 1, InFlight: 1}, []op{
+			"a request that waits for a seat waits at least for the next moment",
+			model.Script{Limits: shaper.Limits{Rate: 10, Burst: 3, Depth: 1, InFlight: 1}, Ops: []model.Op{
 				acquire,
-				{kind: opForecast, n: 1},
+				{Kind: model.OpForecast, N: 1},
 				acquire, acquire,
-				{at: 1000 * ms, kind: opSet, limits: shaper.Limits{Rate: 10, Depth: 1}},
-				{at: 1000 * ms, kind: opSet, limits: shaper.Limits{Rate: 10, Depth: 1, InFlight: 2}},
-				{at: 1000 * ms, kind: opWait, n: 1},
-				{at: 1000 * ms, kind: opAllow, n: 1},
+				{At: 1000 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 10, Depth: 1}},
+				{At: 1000 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 10, Depth: 1, InFlight: 2}},
+				{At: 1000 * ms, Kind: model.OpWait, N: 1},
+				{At: 1000 * ms, Kind: model.OpAllow, N: 1},
 			}},
 			[]string{
 				"left at 0s", "left at 0s, wait 1ms", "left at 1s", "queue full at 0s, retry 1ms",
@@ -139,22 +140,22 @@ func TestModelByHand(t *testing.T) {
 			},
 		},
 		{
-			"a late cancel hands its place on with its slot",
-			script{shaper.Limits{Rate: 7, Depth: 9, InFlight: 1}, []op{
-				acquire, {kind: opAcquire, n: 1, late: 1}, acquire, acquire,
-				{at: 1000 * ms, kind: opRelease, target: 0},
-				{at: 1500 * ms, kind: opRelease, target: 1},
-				{at: 2000 * ms, kind: opRelease, target: 2},
+			"a late cancel hands its seat on with its slot",
+			model.Script{Limits: shaper.Limits{Rate: 7, Depth: 9, InFlight: 1}, Ops: []model.Op{
+				acquire, {Kind: model.OpAcquire, N: 1, Late: 1}, acquire, acquire,
+				{At: 1000 * ms, Kind: model.OpRelease, Target: 0},
+				{At: 1500 * ms, Kind: model.OpRelease, Target: 1},
+				{At: 2000 * ms, Kind: model.OpRelease, Target: 2},
 			}},
 			[]string{"left at 0s", "gone at 1s", "left at 1s", "left at 2s"},
 		},
 		{
 			"the later end of two holds counts, for MaxWait too",
-			script{shaper.Limits{Rate: 10, Burst: 2, Depth: 9, MaxWait: 1000 * ms}, []op{
-				{kind: opHold, hold: 1000 * ms}, {kind: opHold, hold: 500 * ms}, {kind: opHold, hold: -1},
+			model.Script{Limits: shaper.Limits{Rate: 10, Burst: 2, Depth: 9, MaxWait: 1000 * ms}, Ops: []model.Op{
+				{Kind: model.OpHold, Hold: 1000 * ms}, {Kind: model.OpHold, Hold: 500 * ms}, {Kind: model.OpHold, Hold: -1},
 				one, one, one,
-				{at: 500 * ms, kind: opHold, hold: 1001 * ms},
-				{at: 500 * ms, kind: opWait, n: 1},
+				{At: 500 * ms, Kind: model.OpHold, Hold: 1001 * ms},
+				{At: 500 * ms, Kind: model.OpWait, N: 1},
 			}},
 			[]string{
 				"left at 0s", "left at 0s", "left at 0s", "left at 1.501s", "left at 1.501s",
@@ -162,22 +163,22 @@ func TestModelByHand(t *testing.T) {
 			},
 		},
 		{
-			"Hold(0) lets leave whom the bucket lets leave",
-			script{shaper.Limits{Rate: 10, Depth: 9}, []op{
-				one, one, one, {kind: opHold, hold: year},
-				{at: 550 * ms, kind: opHold},
+			"Hold(0) lets those leave that the bucket lets leave",
+			model.Script{Limits: shaper.Limits{Rate: 10, Depth: 9}, Ops: []model.Op{
+				one, one, one, {Kind: model.OpHold, Hold: 365 * 24 * time.Hour},
+				{At: 550 * ms, Kind: model.OpHold},
 			}},
 			[]string{"left at 0s", "left at 550ms", "left at 650ms", "left at 0s", "left at 550ms"},
 		},
 		{
 			// As above, but what the bucket is empty by is the end of a hold.
 			"a fraction of the level is not carried past a hold",
-			script{shaper.Limits{Rate: 1, Depth: 9}, []op{
+			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{
 				one,
-				{at: 500 * ms, kind: opSet, limits: shaper.Limits{Rate: 1e9, Depth: 9}},
-				{at: 500 * ms, kind: opHold, hold: 1},
-				{at: 500 * ms, kind: opWait, n: 3},
-				{at: 500*ms + 2, kind: opLook},
+				{At: 500 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 1e9, Depth: 9}},
+				{At: 500 * ms, Kind: model.OpHold, Hold: 1},
+				{At: 500 * ms, Kind: model.OpWait, N: 3},
+				{At: 500*ms + 2, Kind: model.OpLook},
 			}},
 			[]string{
 				"left at 0s", "left at 500ms", "left at 500ms", "left at 500.000001ms", "left at 500.000002ms, level 2",
@@ -186,15 +187,15 @@ func TestModelByHand(t *testing.T) {
 		{
 			// At rate.Inf no cost is too great, and a line is possible all the same.
 			"costs in line may be more than any number holds",
-			script{shaper.Limits{Rate: rate.Inf, Depth: 9}, []op{
-				{kind: opHold, hold: 1000 * ms},
-				one, {kind: opWait, n: math.MaxInt}, {kind: opWait, n: math.MaxInt}, {kind: opWait, n: math.MaxInt},
-				{at: 1 * ms, kind: opSet, limits: shaper.Limits{Rate: 1e9, Depth: 9}},
-				{at: 1 * ms, kind: opWait, n: 1, deadline: 2000 * ms},
-				{at: 2 * ms, kind: opCancel, target: 2},
-				{at: 2 * ms, kind: opCancel, target: 3},
-				{at: 2 * ms, kind: opCancel, target: 4},
-				{at: 2 * ms, kind: opForecast, n: 1},
+			model.Script{Limits: shaper.Limits{Rate: rate.Inf, Depth: 9}, Ops: []model.Op{
+				{Kind: model.OpHold, Hold: 1000 * ms},
+				one, {Kind: model.OpWait, N: math.MaxInt}, {Kind: model.OpWait, N: math.MaxInt}, {Kind: model.OpWait, N: math.MaxInt},
+				{At: 1 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 1e9, Depth: 9}},
+				{At: 1 * ms, Kind: model.OpWait, N: 1, Deadline: 2000 * ms},
+				{At: 2 * ms, Kind: model.OpCancel, Target: 2},
+				{At: 2 * ms, Kind: model.OpCancel, Target: 3},
+				{At: 2 * ms, Kind: model.OpCancel, Target: 4},
+				{At: 2 * ms, Kind: model.OpForecast, N: 1},
 			}},
 			[]string{
 				"left at 0s", "left at 1s", "context canceled at 2ms", "context canceled at 2ms", "context canceled at 2ms",
@@ -203,15 +204,15 @@ func TestModelByHand(t *testing.T) {
 			},
 		},
 		{
-			"and so may those ahead of the last",
-			script{shaper.Limits{Rate: rate.Inf, Depth: 9}, []op{
-				{kind: opHold, hold: 1000 * ms},
-				one, {kind: opWait, n: math.MaxInt}, {kind: opWait, n: math.MaxInt},
-				{at: 1 * ms, kind: opSet, limits: shaper.Limits{Rate: 1e9, Depth: 9}},
-				{at: 1 * ms, kind: opShutdown},
-				{at: 1 * ms, kind: opForecast, n: 1},
-				{at: 2 * ms, kind: opCancel, target: 2},
-				{at: 2 * ms, kind: opCancel, target: 3},
+			"and so may the costs ahead of the last",
+			model.Script{Limits: shaper.Limits{Rate: rate.Inf, Depth: 9}, Ops: []model.Op{
+				{Kind: model.OpHold, Hold: 1000 * ms},
+				one, {Kind: model.OpWait, N: math.MaxInt}, {Kind: model.OpWait, N: math.MaxInt},
+				{At: 1 * ms, Kind: model.OpSet, Limits: shaper.Limits{Rate: 1e9, Depth: 9}},
+				{At: 1 * ms, Kind: model.OpShutdown},
+				{At: 1 * ms, Kind: model.OpForecast, N: 1},
+				{At: 2 * ms, Kind: model.OpCancel, Target: 2},
+				{At: 2 * ms, Kind: model.OpCancel, Target: 3},
 			}},
 			[]string{
 				"left at 0s", "left at 1s", "context canceled at 2ms", "context canceled at 2ms", "left at 1ms",
@@ -220,26 +221,26 @@ func TestModelByHand(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			// Who waits when a script ends is refused, so it ends late.
-			test.ops = append(test.ops, op{at: 10_000 * ms, kind: opLook})
-			answers, open := test.predict(none)
+			// What waits when a script ends is refused, so it ends late.
+			test.Ops = append(test.Ops, model.Op{At: 10_000 * ms, Kind: model.OpLook})
+			answers, open := test.Predict(model.NoMistake)
 			require.Empty(t, open)
 			var said []string
 			for _, a := range answers[:len(test.want)] {
-				line := fmt.Sprintf("%s at %v", a.result, a.at)
-				if a.retry != 0 {
-					line += fmt.Sprintf(", retry %v", a.retry)
+				line := fmt.Sprintf("%s at %v", a.Result, a.At)
+				if a.Retry != 0 {
+					line += fmt.Sprintf(", retry %v", a.Retry)
 				}
-				if a.wait != 0 {
-					line += fmt.Sprintf(", wait %v", a.wait)
+				if a.Wait != 0 {
+					line += fmt.Sprintf(", wait %v", a.Wait)
 				}
-				if a.look.level != 0 {
-					line += fmt.Sprintf(", level %v", a.look.level)
+				if a.Look.Level != 0 {
+					line += fmt.Sprintf(", level %v", a.Look.Level)
 				}
 				said = append(said, line)
 			}
 			require.Equal(t, test.want, said)
-			require.Empty(t, disagreement(t, test.script, answers))
+			require.Empty(t, model.Compare(t, test.Script, answers, newSubject))
 		})
 	}
 }

@@ -19,7 +19,7 @@ import (
 // tests below show what it gets wrong.
 type naiveQueue struct {
 	// mended is what one writes second: the goroutine reads each tick, whether
-	// anybody waits or not, and spends none on those who have left.
+	// anything waits or not, and spends none on requests that have given up.
 	mended bool
 	// stall runs on the goroutine after each tick. It stands for wake-ups that
 	// come late, which virtual time does not have. nil means none.
@@ -75,7 +75,8 @@ func (q *naiveQueue) release() {
 	}
 }
 
-// releaseMended waits for a tick and lets the first leave who is still there.
+// releaseMended waits for a tick and lets the first request leave that is still
+// there.
 func (q *naiveQueue) releaseMended() {
 	for q.tick() {
 		if head := q.firstAlive(); head != nil {
@@ -169,9 +170,9 @@ func inBothNaives(t *testing.T, f func(t *testing.T, mended bool)) {
 	})
 }
 
-// Of 1,000 who wait at 1,000/s nine in ten give up at once. The hundred who are
-// left need a second at the naive queue, 100 ms at the mended one and 99 ms at
-// the shaper, where the first need not wait for a tick.
+// Of 1,000 requests that wait at 1,000/s nine in ten give up at once. The hundred that
+// are left need a second with the naive queue, 100 ms with the mended one and 99 ms
+// with the shaper, where the first need not wait for a tick.
 func TestNaiveSpendsTicksOnThoseWhoHaveLeft(t *testing.T) {
 	const calls, survives = 1000, 10 // every tenth
 	nineInTenGiveUp := func(p *paceline) {
@@ -217,9 +218,8 @@ func TestNaiveSpendsTicksOnThoseWhoHaveLeft(t *testing.T) {
 	})
 }
 
-// In a full line all but two give up, and somebody new comes. The naive queue
-// refuses the newcomer, mended or not, as a channel can only be left at its
-// head.
+// In a full line all but two give up, and a newcomer comes. The naive queue refuses
+// it, mended or not, because a channel can only be left at its head.
 func TestNaiveKeepsThePlacesOfThoseWhoHaveLeft(t *testing.T) {
 	const depth = 10
 	allButTwoGiveUpAndOneComes := func(p *paceline) {
@@ -261,10 +261,10 @@ func TestNaiveKeepsThePlacesOfThoseWhoHaveLeft(t *testing.T) {
 	})
 }
 
-// A ticker that nobody reads keeps one tick. After idle time it lets somebody
-// go at once and the next at the next beat, here 5 ms later instead of 100. One
-// that is read all the time keeps none, but then somebody who comes alone waits
-// for the beat, here for 95 ms.
+// A ticker that is not read keeps one tick. After idle time it lets a request go at
+// once and the next at the next beat, here 5 ms later instead of 100. A ticker that is
+// read all the time keeps none, but then a request that comes alone waits for the
+// beat, here for 95 ms.
 func TestNaiveKeepsATickFromIdleTime(t *testing.T) {
 	twoCome := func(p *paceline, after time.Duration) {
 		time.Sleep(after)
@@ -298,10 +298,10 @@ func TestNaiveKeepsATickFromIdleTime(t *testing.T) {
 	})
 }
 
-// At 10,000/s, each wake-up nearly a millisecond late, as Go's timers on Linux
-// are: of ten ticks the ticker keeps one and drops the others for good, so that
-// a tenth of the rate is left. The shaper is held to its account of lateness by
-// TestLatenessIsMadeUpOrCounted on real threads, as virtual time has none.
+// At 10,000/s each wake-up is nearly a millisecond late, as Go's timers on Linux are.
+// Of ten ticks the ticker keeps one and drops the others for good, so a tenth of the
+// rate is left. TestLatenessIsMadeUpOrCounted holds the shaper to its account of
+// lateness on real threads, because nothing is late in virtual time.
 func TestNaiveLosesTheTicksOfLateWakeUps(t *testing.T) {
 	inBothNaives(t, func(t *testing.T, mended bool) {
 		q := newNaiveQueue(10_000, 100)

@@ -212,7 +212,7 @@ func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 
 // A place that comes back is the head's before release returns, and the end of a
 // hold its slot: the ticker, who may be late, is not waited for.
-func TestWhoGivesAPlaceBackHandsItOn(t *testing.T) {
+func TestASeatThatIsReleasedIsHandedOn(t *testing.T) {
 	ctx := context.Background()
 	requireNoLine := func(t *testing.T, r *reentries) {
 		r.Shaper.mu.Lock() // Without looking for who is due, as every method does.

@@ -3,10 +3,10 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,128 +17,10 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Everything at once from many goroutines, until somebody ends it in one of the
-// ways there are. Every call returns, with one outcome each, and the totals
-// agree with what the callers saw. That no goroutine is left is goleak's to say.
-func TestStormLeavesNobodyBehind(t *testing.T) {
-	ends := []struct {
-		name string
-		end  func(s *shaper.Shaper)
-	}{
-		{"Close", func(s *shaper.Shaper) { _ = s.Close() }},
-		{"Close from all sides", func(s *shaper.Shaper) {
-			var wg sync.WaitGroup
-			for range 4 {
-				wg.Go(func() { _ = s.Close() })
-			}
-			wg.Wait()
-		}},
-		{"Shutdown", func(s *shaper.Shaper) {
-			if err := s.Shutdown(context.Background()); err != nil {
-				panic(err)
-			}
-		}},
-		{"Shutdown out of patience, then Close", func(s *shaper.Shaper) {
-			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Microsecond)
-			defer cancel()
-			if err := s.Shutdown(ctx); err != nil && err != context.DeadlineExceeded {
-				panic(err)
-			}
-			_ = s.Close()
-		}},
-		{"Shutdown overtaken by Close", func(s *shaper.Shaper) {
-			var wg sync.WaitGroup
-			for range 2 {
-				wg.Go(func() {
-					if err := s.Shutdown(context.Background()); err != nil {
-						panic(err)
-					}
-				})
-			}
-			wg.Go(func() { _ = s.Close() })
-			wg.Wait()
-		}},
-		// The hooks close it: see closesSoon.
-		{"Close from inside hooks", nil},
-	}
-	rounds := 20
-	if long {
-		rounds = 1000
-	}
-	for _, tt := range ends {
-		t.Run(tt.name, func(t *testing.T) {
-			for i := range rounds {
-				st := newStorm(t, tt.end == nil, i%2 == 0)
-				st.blow(tt.end)
-				st.requireAccounts(t)
-			}
-		})
-	}
-}
-
-// A storm is what goes on at one shaper at once.
-type storm struct {
-	s      *shaper.Shaper
-	limits []shaper.Limits // what SetLimits changes between
-	// upstream counts those who have left and not ended. With a cap they are never
-	// more than the largest that SetLimits sets.
-	upstream atomic.Int64
-	// closesSoon counts down the events until a hook closes the shaper; hooks
-	// of several calls may do so at once. It starts below 0 if none is to.
-	closesSoon atomic.Int64
-
-	// What callers and hooks have seen.
-	departed, refused, gone                                atomic.Uint64
-	toldEnqueued, toldDeparted, toldRefused, toldAbandoned atomic.Uint64
-	wrong                                                  atomic.Uint64
-}
-
-func newStorm(t *testing.T, hooksClose, capped bool) *storm {
-	st := &storm{limits: stormLimits}
-	if capped {
-		st.limits = slices.Clone(stormLimits)
-		for i := range st.limits {
-			st.limits[i].InFlight = 1 + i%stormCap
-		}
-	}
-	st.closesSoon.Store(-1)
-	if hooksClose {
-		st.closesSoon.Store(1 + rand.N[int64](300))
-	}
-	hook := func(told *atomic.Uint64, fails bool) func(context.Context, shaper.Event) {
-		return func(ctx context.Context, e shaper.Event) {
-			told.Add(1)
-			if (e.Err != nil) != fails || e.Waited < 0 || e.Waiting < 0 {
-				st.wrong.Add(1)
-			}
-			if capped && ctx == context.Background() {
-				// With a cap AllowN is counted only if the shaper is closed, which
-				// its caller can't tell from false.
-				st.refused.Add(1)
-				if !errors.Is(e.Err, shaper.ErrClosed) {
-					st.wrong.Add(1)
-				}
-			}
-			if n := st.closesSoon.Add(-1); n >= 0 && n < 4 {
-				_ = st.s.Close()
-			}
-		}
-	}
-	s, err := shaper.New(st.limits[0], shaper.WithTrace(&shaper.Trace{
-		Enqueued:  hook(&st.toldEnqueued, false),
-		Departed:  hook(&st.toldDeparted, false),
-		Refused:   hook(&st.toldRefused, true),
-		Abandoned: hook(&st.toldAbandoned, true),
-	}))
-	require.NoError(t, err)
-	st.s = s
-	return st
-}
-
 // stormCap is the largest cap, where there is one.
 const stormCap = 4
 
-// stormLimits are what SetLimits changes between: rates four decades apart and
+// stormLimits are what the limits change between: rates four decades apart and
 // none at all, lines from none to long.
 var stormLimits = []shaper.Limits{
 	{Rate: 100_000, Depth: 16},
@@ -149,111 +31,220 @@ var stormLimits = []shaper.Limits{
 	{Rate: 50_000, Burst: 3},
 }
 
-// blow returns when all calls have returned.
-func (st *storm) blow(end func(*shaper.Shaper)) {
-	s := st.s
-	var ended atomic.Bool
-	var callers, meddlers sync.WaitGroup
-	for range 8 {
-		callers.Go(func() {
-			for closed := false; !closed; {
-				closed = st.wait(1 + rand.N(3))
-			}
-		})
+// Calls of all kinds, changes of the limits and an end, all at once: every call
+// returns with one outcome, on which caller, hooks and Stats agree.
+func TestStormLeavesNobodyBehind(t *testing.T) {
+	rounds := 20
+	if long {
+		rounds = 1000
 	}
-	for range 2 {
-		callers.Go(func() {
-			for !ended.Load() {
-				n := 1 + rand.N(3)
-				switch left := s.AllowN(n); {
-				case st.capped() && left:
-					st.wrong.Add(1)
-				case st.capped(): // The hook counts it, if it is counted.
-				case left:
-					st.departed.Add(1)
-				default:
-					st.refused.Add(1)
+	ends := maps.Clone(ends)
+	ends["Close from inside hooks"] = nil
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			for i := range rounds {
+				st := newShaperStorm(t, i%2 == 0)
+				if end == nil {
+					st.closesSoon.Store(1 + rand.N[int64](300))
 				}
-				runtime.Gosched()
+				st.blow()
+				if end != nil {
+					time.Sleep(rand.N(2 * time.Millisecond))
+					require.NoError(t, end(st.s))
+				}
+				st.blowOver()
+				st.requireAgreement(t, st.s.Stats())
+				require.ErrorIs(t, st.pass(&call{Context: t.Context(), cost: 1}), shaper.ErrClosed)
+				require.NoError(t, st.s.SetLimits(st.limits[0]))
 			}
 		})
 	}
-	meddle := func(f func()) {
-		meddlers.Go(func() {
-			for !ended.Load() {
-				f()
-				runtime.Gosched()
-			}
-		})
-	}
-	meddle(func() {
-		if err := s.SetLimits(st.limits[rand.N(len(st.limits))]); err != nil {
-			panic(err)
+}
+
+type shaperStorm struct {
+	storm
+	s      *shaper.Shaper
+	limits []shaper.Limits // what SetLimits changes between
+	// closesSoon counts down the events until a hook closes the shaper; hooks of
+	// several calls may do so at once. Below 0 no hook will.
+	closesSoon atomic.Int64
+}
+
+func newShaperStorm(t *testing.T, capped bool) *shaperStorm {
+	st := &shaperStorm{limits: slices.Clone(stormLimits)}
+	if capped {
+		st.most = stormCap
+		for i := range st.limits {
+			st.limits[i].InFlight = 1 + i%stormCap
 		}
-		_ = s.Limits()
+	}
+	st.closesSoon.Store(-1)
+	st.also = func(c *call, told hookKind, e shaper.Event) {
+		if capped && c == nil {
+			// With a cap AllowN is counted only by a closed shaper, which its caller
+			// can't tell from an open one.
+			st.noteAllow(false)
+			if told != wasRefused || !errors.Is(e.Err, shaper.ErrClosed) {
+				st.fault("hook %d was told of AllowN, in spite of the cap: %+v", told, e)
+			}
+		}
+		if n := st.closesSoon.Add(-1); n >= 0 && n < 4 {
+			_ = st.s.Close()
+		}
+	}
+	var err error
+	st.s, err = shaper.New(st.limits[0], st.trace())
+	require.NoError(t, err)
+	return st
+}
+
+// pass is one call in one of the ways there are, and with a cap a visit upstream.
+func (st *shaperStorm) pass(c *call) error {
+	switch way := rand.N(3); {
+	case way == 0 && st.most == 0:
+		return st.s.WaitN(c, c.cost)
+	case way == 1:
+		return st.s.Do(c, c.cost, func(context.Context) error {
+			st.stay()
+			return nil
+		})
+	}
+	return st.visit(st.s, c)
+}
+
+// blow begins all that goes on at once.
+func (st *shaperStorm) blow() {
+	st.calls(8, func() (closed bool) {
+		c := someCall()
+		return st.note(c, st.pass(c))
+	})
+	for range 2 {
+		st.meddle(func() {
+			switch left := st.s.AllowN(1 + rand.N(3)); {
+			case st.most == 0:
+				st.noteAllow(left)
+			case left: // With a cap it never does.
+				st.fault("AllowN let a request leave in spite of the cap")
+			}
+		})
+	}
+	st.meddle(func() {
+		if err := st.s.SetLimits(st.limits[rand.N(len(st.limits))]); err != nil {
+			st.fault("SetLimits: %v", err)
+		}
+		_ = st.s.Limits()
 		other := shaper.Limits{Rate: 1, Depth: 9}
-		if !st.capped() {
+		if st.most == 0 {
 			other.InFlight = 1
 		}
-		if s.SetLimits(other) == nil {
-			st.wrong.Add(1)
+		if st.s.SetLimits(other) == nil {
+			st.fault("SetLimits has set or removed a cap")
 		}
 	})
-	meddle(func() {
-		s.Hold(rand.N(50 * time.Microsecond))
-		if rand.N(4) == 0 {
-			s.Hold(0)
-		}
-	})
-	meddle(func() {
-		var reject *shaper.RejectError
-		if wait, err := s.Forecast(1 + rand.N(3)); wait < 0 || err != nil && !errors.As(err, &reject) {
-			st.wrong.Add(1)
-		}
-	})
-	var before shaper.Stats
-	meddle(func() {
-		now := s.Stats()
-		if now.Departed < before.Departed || now.Refused < before.Refused ||
-			now.Abandoned < before.Abandoned || now.Missed < before.Missed ||
-			now.Refused != now.QueueFull+now.TooLate+now.TooCostly+now.Closed ||
-			now.Waiting < 0 || now.Level < 0 || now.OldestWait < 0 || now.InFlight < 0 || now.InFlight > stormCap {
-			st.wrong.Add(1)
-		}
-		before = now
-	})
+	st.meddleWith(func() meddled { return st.s })
+	st.meddle(st.looks(st.s.Stats))
+}
 
-	if end != nil {
-		time.Sleep(rand.N(2 * time.Millisecond))
-		end(s)
+// A request that is sent again enters at the head of the line. Newcomers, such
+// requests, callers that give up, changes of the limits and an end, all at once:
+// each call has one outcome, the line is empty at the end, and all seats are free.
+func TestReentriesInAStorm(t *testing.T) {
+	limits := []shaper.Limits{
+		{Rate: 200_000, Depth: 8},
+		{Rate: 1_000_000, Burst: 4, Slack: time.Microsecond},
+		{Rate: 50_000, Burst: 2, Depth: 3, MaxWait: 100 * time.Microsecond},
 	}
-	// The callers of Wait come to their end by ErrClosed alone.
-	for !errors.Is(forecastError(s), shaper.ErrClosed) {
+	for name, most := range map[string]int{"no cap": 0, "a cap": 3} {
+		for how, end := range ends {
+			t.Run(name+", "+how, func(t *testing.T) {
+				var leftAgain, abandoned uint64
+				for range 20 {
+					st := &reentryStorm{shaperStorm: shaperStorm{limits: slices.Clone(limits)}}
+					for i := range st.limits {
+						st.limits[i].InFlight = min(most, 1+i)
+					}
+					st.limits[0].InFlight = most
+					st.most = most
+					var err error
+					st.s, err = shaper.New(st.limits[0], st.trace())
+					require.NoError(t, err)
+					st.calls(16, st.visits)
+					st.meddle(func() {
+						if err := st.s.SetLimits(st.limits[rand.N(len(st.limits))]); err != nil {
+							st.fault("SetLimits: %v", err)
+						}
+					})
+					st.meddleWith(func() meddled { return st.s })
+					time.Sleep(rand.N(2 * time.Millisecond))
+					require.NoError(t, end(st.s))
+					st.blowOver()
+					st.requireAgreement(t, st.s.Stats())
+					require.True(t, shaper.LineIsEmpty(st.s))
+					leftAgain += st.leftAgain.Load()
+					abandoned += st.s.Stats().Abandoned
+				}
+				t.Logf("%d left again; %d gave up", leftAgain, abandoned)
+				require.NotZero(t, leftAgain)
+				require.NotZero(t, abandoned)
+			})
+		}
+	}
+}
+
+type reentryStorm struct {
+	shaperStorm
+	leftAgain atomic.Uint64
+}
+
+// visits are the visits of one request, which may be sent again each time that it
+// has left.
+func (st *reentryStorm) visits() (closed bool) {
+	c := someCall()
+	err := st.visit(st.s, c)
+	closed = st.note(c, err)
+	for err == nil && rand.N(2) == 0 {
+		c = someCall()
+		var release func()
+		release, err = shaper.EnterAsReentry(st.s, c, c.cost)
+		if (release != nil) != (err == nil && st.most > 0) {
+			st.fault("a request must have a seat if it has left and there is a cap, and only then")
+		}
+		if err == nil {
+			st.stay()
+			st.leftAgain.Add(1)
+		}
+		if release != nil {
+			releaseOften(release)
+		}
+		closed = st.note(c, err)
+	}
+	return closed
+}
+
+// A storm over a great line: Close wakes all of it and returns when the ticker has
+// gone, and each waiter is refused.
+func TestCloseRefusesAGreatLine(t *testing.T) {
+	waiters := 20_000
+	if long {
+		waiters = 100_000
+	}
+	s := mustMake(t, shaper.Limits{Rate: 1. / 60, Depth: waiters})
+	require.NoError(t, s.Wait(t.Context()))
+	var refused atomic.Int64
+	var st storm
+	for range waiters {
+		st.callers.Go(func() {
+			if errors.Is(s.Wait(t.Context()), shaper.ErrClosed) {
+				refused.Add(1)
+			}
+		})
+	}
+	for s.Stats().Waiting < waiters {
 		runtime.Gosched()
 	}
-	ended.Store(true)
-	callers.Wait()
-	meddlers.Wait()
-}
-
-func forecastError(s *shaper.Shaper) error {
-	_, err := s.Forecast(1)
-	return err
-}
-
-func (st *storm) requireAccounts(t *testing.T) {
-	t.Helper()
-	stats := st.s.Stats()
-	require.Zero(t, st.wrong.Load())
-	require.Zero(t, stats.Waiting)
-	require.Zero(t, stats.InFlight, "all places have come back")
-	require.Equal(t, st.departed.Load(), stats.Departed)
-	require.Equal(t, st.departed.Load(), st.toldDeparted.Load())
-	require.Equal(t, st.refused.Load(), stats.Refused)
-	require.Equal(t, st.refused.Load(), st.toldRefused.Load())
-	require.Equal(t, st.toldAbandoned.Load(), stats.Abandoned)
-	require.LessOrEqual(t, stats.Abandoned, st.gone.Load())
-	require.LessOrEqual(t, stats.Abandoned, st.toldEnqueued.Load(), "only who was in line can leave it")
-	require.ErrorIs(t, st.pass(t.Context(), 1), shaper.ErrClosed)
-	require.NoError(t, st.s.SetLimits(st.limits[0]))
+	require.NoError(t, s.Close())
+	require.Zero(t, s.Stats().Waiting)
+	st.blowOver()
+	require.EqualValues(t, waiters, refused.Load())
+	require.EqualValues(t, waiters, s.Stats().Closed)
 }

@@ -21,8 +21,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Answers that last: the shaper has nothing to do with them once they have
-// begun. And the end of a server, at which those in line are to get theirs.
+// These are tests of answers that last, with which the shaper has nothing to do once
+// they have begun, and of the end of a server, at which requests in line must still
+// be answered.
 
 // duplexSite answers /ws with an echo over an upgraded connection, /events with
 // an event for each word of the channel, and anything else at once.
@@ -74,8 +75,8 @@ func proxyTo(t *testing.T, addr string) http.Handler {
 	}
 }
 
-// onDuplexSites runs a test on the site itself, and on a proxy for it, behind a
-// shaper that has begun with a wait.
+// onDuplexSites runs a test on duplexSite itself and on a proxy for it, each behind a
+// shaper.
 func onDuplexSites(t *testing.T, test func(t *testing.T, addr string, events chan<- string)) {
 	for _, proxied := range []bool{false, true} {
 		for _, hook := range hooks {
@@ -95,24 +96,11 @@ func onDuplexSites(t *testing.T, test func(t *testing.T, addr string, events cha
 
 func TestUpgradedConnectionPassesThrough(t *testing.T) {
 	onDuplexSites(t, func(t *testing.T, addr string, _ chan<- string) {
-		conn := dial(t, addr)
-		_, err := io.WriteString(conn, "GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
-			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
-		require.NoError(t, err)
-		reader := bufio.NewReader(conn)
-		answer, err := http.ReadResponse(reader, nil)
-		require.NoError(t, err)
-		require.Equal(t, http.StatusSwitchingProtocols, answer.StatusCode)
-		require.Equal(t, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", answer.Header.Get("Sec-WebSocket-Accept")) // as in RFC 6455
+		echoes := upgrade(t, addr)
 		client := newClient(t)
 		for _, word := range []string{"ping", "pong"} {
-			_, err := io.WriteString(conn, word)
-			require.NoError(t, err)
-			back := make([]byte, len(word))
-			_, err = io.ReadFull(reader, back)
-			require.NoError(t, err)
-			require.Equal(t, word, string(back))
-			require.Equal(t, "200: hello", postTo(client, "http://"+addr, nil)) // Nobody is held up meanwhile.
+			echoes(word)
+			require.Equal(t, "200: hello", postTo(client, "http://"+addr, nil)) // Other requests are not held up meanwhile.
 		}
 	})
 }
@@ -139,18 +127,13 @@ func TestEventsAreFlushedOneByOne(t *testing.T) {
 	})
 }
 
-// The shaper first, then the server: whoever is in line is served.
+// If the shaper is shut down first and the server after it, all requests in line are
+// served.
 func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 	const queued = 5
 	s := stuckShaper(t, queued)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{Handler: shaper.Middleware(s)(echoBody), ConnContext: shaper.ConnContext}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	site := "http://" + listener.Addr().String()
-	client := newClient(t)
-	defer server.Close()
+	server := serve(t, shaper.Middleware(s)(echoBody), with(hooked))
+	site, client := server.URL, newClient(t)
 
 	var inTheLine []<-chan string
 	for i := range queued {
@@ -165,7 +148,7 @@ func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 			ended <- err
 			return
 		}
-		ended <- server.Shutdown(ctx)
+		ended <- server.Config.Shutdown(ctx)
 	}()
 	waitFor(t, func() bool { _, err := s.Forecast(1); return err != nil && s.Stats().Waiting == queued }, "no more are admitted")
 
@@ -175,26 +158,21 @@ func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 		require.Equal(t, "200: served", receive(t, became))
 	}
 	require.NoError(t, <-ended)
-	require.ErrorIs(t, <-served, http.ErrServerClosed)
-	_, err = net.DialTimeout("tcp", listener.Addr().String(), time.Second)
+	_, err := net.DialTimeout("tcp", server.Listener.Addr().String(), time.Second)
 	require.Error(t, err)
 }
 
-// The other way round the server gives up with the line as it was: why the
-// order matters.
+// If the server is shut down first, it waits in vain for a line that does not move:
+// the order matters.
 func TestServerShutdownAloneNeitherWakesNorCancelsTheLine(t *testing.T) {
 	s := stuckShaper(t, 1)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{Handler: shaper.Middleware(s)(echoBody), ConnContext: shaper.ConnContext}
-	go func() { _ = server.Serve(listener) }()
-	defer server.Close()
-	became := send(t.Context(), t, newClient(t), "http://"+listener.Addr().String(), strings.NewReader("served"))
+	server := serve(t, shaper.Middleware(s)(echoBody), with(hooked))
+	became := send(t.Context(), t, newClient(t), server.URL, strings.NewReader("served"))
 	waitFor(t, inLine(s, 1), "it waits")
 
 	ctx, cancel := context.WithTimeout(context.Background(), 50*ms)
 	defer cancel()
-	require.ErrorIs(t, server.Shutdown(ctx), context.DeadlineExceeded)
+	require.ErrorIs(t, server.Config.Shutdown(ctx), context.DeadlineExceeded)
 	require.Equal(t, 1, s.Stats().Waiting)
 	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
 	require.Equal(t, "200: served", receive(t, became))

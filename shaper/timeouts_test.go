@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -22,8 +20,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// The server's time-outs are for clients who are slow. A request that the line
-// kept waiting for longer than that has done nothing wrong.
+// The server's time-outs are for slow clients. A request that waited in line for
+// longer than that is not slow.
 
 // The handshakes of all connections of a test count against serverTimeout, as they
 // begin at once: under the race detector, on a machine with other things to do,
@@ -36,7 +34,7 @@ const (
 func shortTimeouts(s *http.Server) { s.ReadTimeout, s.WriteTimeout = serverTimeout, serverTimeout }
 func readTimeout(s *http.Server)   { s.ReadTimeout = serverTimeout }
 
-// kept is a Limiter that keeps everybody waiting, and then says err.
+// kept returns a Limiter whose every call waits, and then returns err.
 func kept(err error) limiterFunc {
 	return func(ctx context.Context, _ int) error {
 		select {
@@ -48,58 +46,15 @@ func kept(err error) limiterFunc {
 	}
 }
 
-// A connectionKind is one of the ways in which a request can come.
-type connectionKind struct {
-	name      string
-	wrap      func(http.Handler) http.Handler
-	configure func(*http.Server)
-	tls, h2   bool
-}
-
-func asIs(h http.Handler) http.Handler { return h }
-
-var connectionKinds = []connectionKind{
-	{name: "HTTP/1", wrap: asIs, configure: hooked},
-	{name: "HTTP/1 without ConnContext", wrap: asIs, configure: unhooked},
-	{name: "HTTP/1 with the controller hidden", wrap: hide, configure: hooked},
-	{name: "HTTP/1 over TLS", wrap: asIs, configure: hooked, tls: true},
-	{name: "HTTP/1 over TLS with the controller hidden", wrap: hide, configure: hooked, tls: true},
-	{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true},
-	{name: "HTTP/2 without ConnContext", wrap: asIs, configure: unhooked, tls: true, h2: true},
-}
-
-// open serves a handler for the time of a test, and returns a client for it.
-func (k connectionKind) open(t *testing.T, h http.Handler, configure ...func(*http.Server)) (*http.Client, string) {
-	t.Helper()
-	server := httptest.NewUnstartedServer(k.wrap(h))
-	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	for _, set := range append(configure, k.configure) {
-		set(server.Config)
-	}
-	server.EnableHTTP2 = k.h2
-	if k.tls {
-		server.StartTLS()
-	} else {
-		server.Start()
-	}
-	client := server.Client()
-	client.Timeout = enough
-	t.Cleanup(func() {
-		client.CloseIdleConnections()
-		server.CloseClientConnections()
-		server.Close()
-	})
-	return client, server.URL
-}
-
-// A claim is what a call should give.
+// A claim is a call and what it should return.
 type claim struct {
 	name string
 	call func() string
 	want string
 }
 
-// holdAtOnce makes all calls at once, as they spend their time waiting.
+// holdAtOnce checks claims. It makes all calls at once, because they spend their
+// time waiting.
 func holdAtOnce(t *testing.T, claims []claim) {
 	t.Helper()
 	got := make([]string, len(claims))
@@ -112,35 +67,6 @@ func holdAtOnce(t *testing.T, claims []claim) {
 		require.Equal(t, c.want, got[i], c.name)
 	}
 }
-
-// postTo returns the status and the body of the answer, or what went wrong.
-func postTo(client *http.Client, url string, body io.Reader) string {
-	answer, err := client.Post(url, "text/plain", body)
-	if err != nil {
-		return err.Error()
-	}
-	return inWords(answer)
-}
-
-func inWords(answer *http.Response) string {
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return err.Error()
-	}
-	return fmt.Sprintf("%s: %s", statusLine(answer), body)
-}
-
-// echoBody answers with the body of the request, or tells why it could not.
-var echoBody = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		w.WriteHeader(http.StatusBadRequest)
-		fmt.Fprint(w, err)
-		return
-	}
-	_, _ = w.Write(body)
-})
 
 func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
 	t.Parallel()
@@ -174,7 +100,7 @@ func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// The same with a length, of which half comes before the wait.
+// Here the length is known, and half of the body comes before the wait.
 func TestBodyThatTricklesAfterTheWaitIsRead(t *testing.T) {
 	t.Parallel()
 	var claims []claim
@@ -248,8 +174,8 @@ func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// A read deadline beneath net/http's background read would cancel the request
-// in mid-handler.
+// net/http reads in the background while a handler runs. A read deadline that passes
+// meanwhile would cancel the request's context.
 func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 	t.Parallel()
 	outerReads := func(h http.Handler) http.Handler {
@@ -292,7 +218,7 @@ func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// The wait gives the client his time anew, and no more of it.
+// After the wait the time-outs start anew, and are no longer than before.
 func TestServersTimeoutsHoldAfterTheWait(t *testing.T) {
 	t.Parallel()
 	var claims []claim
@@ -354,8 +280,8 @@ func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// What the others would prove nothing without: the same server breaks the same
-// uploads when their handler itself waits.
+// Without this, the other tests would prove nothing: the same server breaks the same
+// uploads when the handler itself waits.
 func TestTimeoutsBreakUploadsWithoutMiddleware(t *testing.T) {
 	t.Parallel()
 	var claims []claim

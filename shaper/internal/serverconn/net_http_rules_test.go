@@ -61,7 +61,7 @@ func TestNetHTTPCancelsTheRequestOfADepartedClientUnlessItsBodyIsUnread(t *testi
 				runs <- true
 				d := aWhile
 				if c.cancels {
-					d = soon
+					d = enough
 				}
 				cancelled <- endsWithin(r.Context(), d)
 			})
@@ -129,7 +129,7 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 				c.then(r.Body)
 				d := aWhile
 				if c.cancels {
-					d = soon
+					d = enough
 				}
 				cancelled <- endsWithin(r.Context(), d)
 			})
@@ -143,7 +143,7 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 		visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.ReadAll(r.Body)
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-			cancelled <- endsWithin(r.Context(), soon)
+			cancelled <- endsWithin(r.Context(), enough)
 		})
 		visit(post("/", "hello"))
 		require.True(t, next(t, cancelled))
@@ -158,7 +158,7 @@ func TestNetHTTPReadsOnAfterADeadlineThatPassedWhileNobodyRead(t *testing.T) {
 			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(100 * time.Millisecond)
 				if renew {
-					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(soon))
+					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(enough))
 				}
 				echo(w, r)
 			}, func(s *http.Server) { s.ReadTimeout = 50 * time.Millisecond })
@@ -218,7 +218,7 @@ func TestNetHTTPLosesTheAnswerWhenTheWriteTimeoutPassesInTheHandler(t *testing.T
 			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				time.Sleep(100 * time.Millisecond)
 				if renew {
-					_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(soon))
+					_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(enough))
 				}
 				_, _ = io.WriteString(w, "answer")
 			}, func(s *http.Server) { s.WriteTimeout = 50 * time.Millisecond })

@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// soon is how long tests of real servers wait for what must come, on a machine
+// enough is how long tests of real servers wait for what must come, on a machine
 // that has other work too.
-const soon = 10 * time.Second
+const enough = 10 * time.Second
 
 // serve serves a handler on loopback until the test ends, and returns the function
 // that connects and sends a request.
@@ -37,7 +37,7 @@ func serve(t *testing.T, h http.HandlerFunc, configure ...func(*http.Server)) (v
 		require.NoError(t, err)
 		t.Cleanup(func() { conn.Close() })
 		v := &visitor{conn, t, bufio.NewReader(conn)}
-		require.NoError(t, conn.SetReadDeadline(time.Now().Add(soon)))
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(enough)))
 		v.send(request)
 		return v
 	}
@@ -48,7 +48,7 @@ func next[T any](t *testing.T, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(soon):
+	case <-time.After(enough):
 		require.Fail(t, "nothing came")
 	}
 	return v
@@ -103,7 +103,7 @@ func (v *visitor) readsNothing(d time.Duration) {
 	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(d)))
 	_, err := v.from.Peek(1)
 	require.ErrorIs(v.t, err, os.ErrDeadlineExceeded)
-	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(soon)))
+	require.NoError(v.t, v.SetReadDeadline(time.Now().Add(enough)))
 }
 
 // echo answers with the body, or with 400 and the error of reading it.

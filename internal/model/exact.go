@@ -1,4 +1,4 @@
-package shaper_test
+package model
 
 import (
 	"math"
@@ -12,7 +12,7 @@ import (
 
 const year = 365 * 24 * time.Hour // the horizon
 
-// valid says whether New takes l.
+// valid reports whether shaper.New takes l.
 func valid(l shaper.Limits) bool {
 	r := float64(l.Rate)
 	if math.IsNaN(r) || r <= 0 || l.Rate != rate.Inf && r > 1e9 {
@@ -25,8 +25,8 @@ func valid(l shaper.Limits) bool {
 	return drain.Cmp(instant(year)) <= 0
 }
 
-// intervalOf is the time that one cost unit takes at rate r, read as the
-// simplest fraction within 2⁻⁵⁰ of it.
+// intervalOf returns the time that one cost unit takes at rate r, which is read
+// as the simplest fraction within 2⁻⁵⁰ of it.
 func intervalOf(r rate.Limit) *big.Rat {
 	if r == rate.Inf {
 		return new(big.Rat)
@@ -37,7 +37,7 @@ func intervalOf(r rate.Limit) *big.Rat {
 	return new(big.Rat).Quo(big.NewRat(int64(time.Second), 1), perSecond)
 }
 
-// simplest is the fraction from low to high, both above 0, that has the
+// simplest returns the fraction from low to high, both above 0, that has the
 // smallest denominator.
 func simplest(low, high *big.Rat) *big.Rat {
 	whole := new(big.Rat).SetInt(new(big.Int).Quo(low.Num(), low.Denom()))
@@ -52,17 +52,17 @@ func simplest(low, high *big.Rat) *big.Rat {
 	return whole.Add(whole, rest.Inv(rest))
 }
 
-// instant is a whole number of nanoseconds as a fraction.
+// instant returns a whole number of nanoseconds as a fraction.
 func instant(d time.Duration) *big.Rat { return new(big.Rat).SetInt64(int64(d)) }
 
-// seen is the first whole nanosecond that is not before r.
+// seen returns the first whole nanosecond that is not before r.
 func seen(r *big.Rat) *big.Int {
 	up := new(big.Int).Add(r.Num(), r.Denom())
 	up.Sub(up, big.NewInt(1))
 	return up.Div(up, r.Denom())
 }
 
-// saturated is n as a duration, or the longest one.
+// saturated returns n as a duration, or the longest duration.
 func saturated(n *big.Int) time.Duration {
 	if !n.IsInt64() {
 		return math.MaxInt64
@@ -70,6 +70,7 @@ func saturated(n *big.Int) time.Duration {
 	return time.Duration(n.Int64())
 }
 
+// later returns the later of two instants.
 func later(a, b *big.Rat) *big.Rat {
 	if a.Cmp(b) > 0 {
 		return a

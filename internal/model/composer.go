@@ -1,4 +1,4 @@
-package shaper_test
+package model
 
 import (
 	"math"
@@ -20,7 +20,7 @@ type source struct {
 
 func (s *source) spent() bool { return s.chance == nil && len(s.data) == 0 }
 
-// below is a number from 0 to n-1.
+// below returns a number from 0 to n-1.
 func (s *source) below(n int64) int64 {
 	if n <= 1 {
 		return 0
@@ -37,61 +37,68 @@ func (s *source) below(n int64) int64 {
 
 func (s *source) oneIn(n int64) bool { return s.below(n) == 0 }
 
-// rates that scripts use: awkward fractions, both ends of what is valid, and
-// floats that stand for no short fraction.
+// rates are those that scripts use: awkward fractions, both ends of what is
+// valid, and floats that stand for no short fraction.
 var rates = []rate.Limit{
 	1, 7, 50, 3.0 / 60, 1.0 / 3, 1e6, 1e9, 999_999_937, math.Pi, 1000.0 / 7, 20.0 / 60,
 	rate.Every(3 * time.Second), rate.Every(year), 1.0 / 86400, rate.Inf, rate.Inf,
 }
 
-// A composer writes a script. It runs the model beside it, so as to hit the
+// A composer writes a script. It runs the model beside it, in order to hit the
 // instants and the calls that matter.
 type composer struct {
 	*source
-	model  *model
-	script script
+	model  *simulator
+	script Script
 	crowd  time.Duration // by how much arrivals are closer than departures
-	capped bool          // there is a cap, as long as the shaper lives
+	capped bool          // Limits.InFlight is set, from first to last
 }
 
-// composed is a script from the choices of src, and what the model says that it
-// shows. One whose outcome is open somewhere is cut short of that.
-func composed(src *source) (script, []answer) {
+// Random composes a script by chance, and returns it with the model's answers.
+func Random(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}) }
+
+// FromBytes composes a script whose choices are the bytes of a fuzz input, and
+// returns it with the model's answers.
+func FromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}) }
+
+// compose writes a script by the choices of src. If its outcome is open at an
+// operation, the script ends before that operation.
+func compose(src *source) (Script, []Answer) {
 	c := &composer{source: src}
 	c.capped = c.oneIn(3)
-	c.script.limits = c.limits()
-	for !valid(c.script.limits) {
-		c.script.limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.places()}
+	c.script.Limits = c.limits()
+	for !valid(c.script.Limits) {
+		c.script.Limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.seats()}
 	}
-	c.model = newModel(c.script.limits)
+	c.model = newSimulator(c.script.Limits)
 	c.crowd = []time.Duration{1, 1, 3, 30}[c.below(4)]
 	size := int(20 + c.below(120))
-	for ends := math.MaxInt; len(c.script.ops) < min(size, ends) && !c.spent() && c.model.open == ""; {
+	for ends := math.MaxInt; len(c.script.Ops) < min(size, ends) && !c.spent() && c.model.open == ""; {
 		o := c.op()
-		c.script.ops = append(c.script.ops, o)
+		c.script.Ops = append(c.script.Ops, o)
 		c.model.do(&o)
 		if c.model.closed && ends == math.MaxInt {
-			ends = len(c.script.ops) + 12 // a closed shaper has little to show
+			ends = len(c.script.Ops) + 12 // a closed shaper has little to show
 		}
 	}
 	// A last look, after a rest in which some lines empty and some don't.
 	rest := time.Duration(c.below(100)) * c.step()
-	last := op{at: min(c.model.now+min(rest, year), 200*year), kind: opLook}
-	c.script.ops = append(c.script.ops, last)
+	last := Op{At: min(c.model.now+min(rest, year), 200*year), Kind: OpLook}
+	c.script.Ops = append(c.script.Ops, last)
 	c.model.do(&last)
 	c.model.end()
 	if c.model.open == "" {
 		return c.script, c.model.answers
 	}
 	for {
-		c.script.ops = c.script.ops[:len(c.script.ops)-1]
-		if answers, open := c.script.predict(none); open == "" {
+		c.script.Ops = c.script.Ops[:len(c.script.Ops)-1]
+		if answers, open := c.script.Predict(NoMistake); open == "" {
 			return c.script, answers
 		}
 	}
 }
 
-// step is the time that one unit takes, as a measure of gaps.
+// step returns the time that one unit takes, as a measure of gaps.
 func (c *composer) step() time.Duration {
 	if c.model.interval.Sign() == 0 {
 		return time.Millisecond
@@ -105,7 +112,7 @@ func (c *composer) limits() shaper.Limits {
 		Burst: int(c.below(9)),
 		Depth: []int{0, 1, 2, 3, 4, 8, 20, 64}[c.below(8)],
 
-		InFlight: c.places(),
+		InFlight: c.seats(),
 	}
 	if !valid(l) {
 		l.Burst = 1
@@ -117,15 +124,15 @@ func (c *composer) limits() shaper.Limits {
 	return l
 }
 
-// places is a cap, or none.
-func (c *composer) places() int {
+// seats returns a cap, or 0 for none.
+func (c *composer) seats() int {
 	if !c.capped {
 		return 0
 	}
 	return []int{1, 1, 2, 3, 5, 20}[c.below(6)]
 }
 
-// instant is when the next operation is: often at the very instant of a
+// instant returns when the next operation is: often at the very instant of a
 // departure, or one nanosecond beside it.
 func (c *composer) instant() time.Duration {
 	m, step := c.model, max(1, c.step()/c.crowd)
@@ -148,7 +155,7 @@ func (c *composer) instant() time.Duration {
 		}
 	}
 	if c.oneIn(400) {
-		at += 100 * year // it stands idle, or everybody leaves
+		at += 100 * year // the bucket stands idle, or the whole line leaves
 	}
 	if at < m.now || at > 200*year {
 		return m.now // Go's clock has room for 292 years
@@ -156,7 +163,7 @@ func (c *composer) instant() time.Duration {
 	return at
 }
 
-// due is when the head of the line leaves.
+// due returns when the head of the line leaves.
 func (c *composer) due() time.Duration { return saturated(seen(c.model.due())) }
 
 func (c *composer) cost() int {
@@ -178,76 +185,76 @@ func (c *composer) cost() int {
 	return 1
 }
 
-func (c *composer) op() op {
-	o := op{at: c.instant(), race: c.oneIn(2)}
+func (c *composer) op() Op {
+	o := Op{At: c.instant(), Race: c.oneIn(2)}
 	ahead := *c.model // what it is like then, to aim at
 	ahead.answers, ahead.stopping = slices.Clone(ahead.answers), slices.Clone(ahead.stopping)
-	ahead.advance(o.at)
+	ahead.advance(o.At)
 	if c.capped && c.oneIn(3) {
-		o.kind, o.target = opRelease, c.released(&ahead)
+		o.Kind, o.Target = OpRelease, c.released(&ahead)
 		return o
 	}
 	switch k := c.below(106); {
 	case k < 48:
-		o.kind, o.n = c.entrance(), c.cost()
+		o.Kind, o.N = c.entrance(), c.cost()
 		c.context(&o, &ahead)
 	case k < 56:
-		o.kind, o.n = opAllow, c.cost()
+		o.Kind, o.N = OpAllow, c.cost()
 	case k < 66:
-		o.kind, o.n = opForecast, c.cost()
+		o.Kind, o.N = OpForecast, c.cost()
 	case k < 72:
-		o.kind = opLook
+		o.Kind = OpLook
 	case k < 79:
-		o.kind, o.limits = opSet, c.limits()
+		o.Kind, o.Limits = OpSet, c.limits()
 		if c.oneIn(12) {
-			o.limits = []shaper.Limits{
+			o.Limits = []shaper.Limits{
 				{Rate: rate.Limit(math.NaN())}, {Rate: 0}, {Rate: -1}, {Rate: 1e9 + 1}, {Rate: 1e-8},
 				{Rate: 1, Burst: -1}, {Rate: 1, Depth: -1}, {Rate: 1, MaxWait: -1}, {Rate: rate.Every(year), Burst: 2},
 				{Rate: 1, Depth: 9}, {Rate: 1, Depth: 9, InFlight: 1}, {Rate: 1, InFlight: -1},
 			}[c.below(12)]
 		}
 	case k < 85:
-		o.kind, o.hold = opHold, c.hold()
-	case k < 104 || len(c.script.ops) < 15:
+		o.Kind, o.Hold = OpHold, c.hold()
+	case k < 104 || len(c.script.Ops) < 15:
 		calls := slices.Concat(ahead.line, ahead.stopping)
 		if c.crowd > 1 && (len(calls) == 0 || c.oneIn(2)) {
-			o.kind, o.n = c.entrance(), c.cost()
+			o.Kind, o.N = c.entrance(), c.cost()
 			break
 		}
-		o.kind, o.target = opCancel, -1
+		o.Kind, o.Target = OpCancel, -1
 		if len(calls) > 0 {
-			o.target = calls[c.below(int64(len(calls)))].index
+			o.Target = calls[c.below(int64(len(calls)))].index
 		}
 	case k < 105:
-		o.kind = opClose
+		o.Kind = OpClose
 		if len(c.model.line) > 0 && c.oneIn(2) {
-			o.at = max(o.at, min(c.due(), o.at+year)) // with the next departure
+			o.At = max(o.At, min(c.due(), o.At+year)) // with the next departure
 		}
 	default:
-		o.kind = opShutdown
+		o.Kind = OpShutdown
 		if c.oneIn(2) {
-			o.deadline = o.at + time.Duration(c.below(4*int64(min(year, c.step()))))
+			o.Deadline = o.At + time.Duration(c.below(4*int64(min(year, c.step()))))
 		}
 	}
 	return o
 }
 
-// entrance is by which call a request comes: with a cap mostly by the one that
-// lets it in.
-func (c *composer) entrance() opKind {
+// entrance returns the call by which a request comes: with a cap mostly the one
+// that a capped bucket allows.
+func (c *composer) entrance() OpKind {
 	if c.capped != c.oneIn(8) {
-		return opAcquire
+		return OpAcquire
 	}
-	return opWait
+	return OpWait
 }
 
-// released is a call whose request is to end: one that is upstream, or now and
-// then any, so as to end it twice, or before it has begun.
-func (c *composer) released(ahead *model) int {
+// released returns a call whose request is to end: one that is upstream, or now
+// and then any, which ends a request twice, or before it has begun.
+func (c *composer) released(ahead *simulator) int {
 	var calls []int
 	if c.oneIn(6) {
-		for i, o := range c.script.ops {
-			if o.kind == opAcquire {
+		for i, o := range c.script.Ops {
+			if o.Kind == OpAcquire {
 				calls = append(calls, i)
 			}
 		}
@@ -262,8 +269,8 @@ func (c *composer) released(ahead *model) int {
 	return calls[c.below(int64(len(calls)))]
 }
 
-// hold is for how long to hold the line: often about as long as somebody waits,
-// or as may be waited for.
+// hold returns for how long to hold the line: often about as long as a request
+// waits, or may wait.
 func (c *composer) hold() time.Duration {
 	switch c.below(8) {
 	case 0, 1:
@@ -279,24 +286,24 @@ func (c *composer) hold() time.Duration {
 	}
 }
 
-// context gives a call an end of its context: a deadline about its departure,
-// one that is announced only, or an end that only Err tells.
-func (c *composer) context(o *op, ahead *model) {
-	if o.n <= 0 && !c.oneIn(4) {
+// context gives a call an end of its context: a deadline near its departure, a
+// deadline that is only announced, or an end that only Err tells.
+func (c *composer) context(o *Op, ahead *simulator) {
+	if o.N <= 0 && !c.oneIn(4) {
 		return
 	}
-	if wait := ahead.waits(max(o.n, 0))[len(ahead.line)]; wait < year {
-		leaves := o.at + wait
+	if wait := ahead.waits(max(o.N, 0))[len(ahead.line)]; wait < year {
+		leaves := o.At + wait
 		switch c.below(16) {
 		case 0:
-			o.deadline = leaves + time.Duration(c.below(4)) - 1
+			o.Deadline = leaves + time.Duration(c.below(4)) - 1
 		case 1, 2:
-			o.deadline = leaves + time.Duration(c.below(3*int64(c.step())))
+			o.Deadline = leaves + time.Duration(c.below(3*int64(c.step())))
 		case 3:
-			o.deadline = o.at + time.Duration(c.below(int64(leaves-o.at)+1))
+			o.Deadline = o.At + time.Duration(c.below(int64(leaves-o.At)+1))
 		case 4, 5, 6:
-			o.late = o.at + time.Duration(c.below(int64(leaves-o.at)+2))
+			o.Late = o.At + time.Duration(c.below(int64(leaves-o.At)+2))
 		}
 	}
-	o.deaf = o.deadline != 0 && c.oneIn(3)
+	o.Deaf = o.Deadline != 0 && c.oneIn(3)
 }

@@ -1,0 +1,50 @@
+// Package model is a second, slow and obvious implementation of what package
+// shaper promises, for tests to compare an engine with. It is the oracle: where
+// an engine and the model disagree, one of them is wrong, and a timeline
+// computed by hand says which (TestModelByHand in package shaper).
+//
+// # What it models
+//
+// The model is one bucket as shaper's doc.go states it: the level, the line,
+// depth, longest waits, deadlines and cancelled contexts, [shaper.Limits.InFlight],
+// holds, changes of the limits, Shutdown and Close, what the hooks of
+// [shaper.Trace] are told, and what Stats says. Its instants are exact fractions
+// of a nanosecond, and its line is a slice. It uses nothing of package shaper but
+// the type Limits, so that it cannot repeat a mistake of the code that it judges.
+// It does not model lateness ([shaper.Limits.Slack]), because in a bubble of
+// testing/synctest nothing is late.
+//
+// # What a script is
+//
+// A [Script] is the Limits of one bucket and a list of operations, each with its
+// instant: calls, ends of their contexts, changes of the limits. [Script.Predict]
+// returns one [Answer] for each operation: all that a caller can see of it, each
+// instant to the nanosecond. [Random] and [FromBytes] compose scripts that aim at
+// the instants and the calls at which mistakes are made. Where the guarantees
+// leave two outcomes open, as when two contexts end at one instant, a script is
+// cut short, so every answer can be compared for equality.
+//
+// # How an engine is played against it
+//
+// An engine is whatever has the methods of a [Subject]: a *[shaper.Shaper], one
+// key of a [shaper.Group], or a bucket whose state is kept elsewhere. Its test
+// says how to make one, and the rest is here:
+//
+//	open := func(l shaper.Limits, options ...shaper.Option) (model.Subject, error) {
+//		return shaper.New(l, options...)
+//	}
+//	script, want := model.Random(chance)
+//	if difference := model.Compare(t, script, want, open); difference != "" {
+//		script, difference = model.Shrink(t, script, difference, open)
+//		t.Fatalf("%v\n%s", script, difference)
+//	}
+//
+// The options make the engine tell its hooks to the player, so open must pass
+// them on. An engine must run inside a bubble of testing/synctest: a server
+// that it talks to must be replaced by one in memory. [Player] plays scripts on
+// several buckets at once, as the tests of Group do.
+//
+// That the comparison can fail is tested too: a model with one of [Mistakes]
+// must be told from the engine within 100,000 operations
+// (TestModelTellsMistakes in package shaper).
+package model

@@ -1,0 +1,55 @@
+package model
+
+// A Mistake is one that a model can make on purpose, to see that the comparison
+// with an engine would notice it.
+type Mistake int
+
+const (
+	NoMistake        Mistake = iota
+	RefundWithLine           // a waiter that gives up lowers the level, though it never left
+	NoRetime                 // SetLimits leaves the head the instant it had
+	IdleTick                 // an idle bucket keeps a tick, as time.Ticker's channel does
+	PlaceFreedLate           // a waiter that gives up keeps its place until the next departure
+	DepthOffByOne            // Depth + 1 may wait
+	Overtaking               // a newcomer slips past a line whose head costs more
+	DroppedRemainder         // the schedule goes on from the whole nanosecond
+	LateStillLeft            // a late cancel keeps its slot, which nobody uses
+	CloseFirst               // Close refuses the request that is due at its instant
+	HandedTwice              // the slot of a late cancel goes to the next waiter and to the bucket
+	FreedTwice               // a seat that is released twice is somebody else's the second time
+	CapIgnored               // when a late cancel hands its seat on, all leave that the bucket lets go
+	SeatLost                 // a late cancel keeps its seat, which nobody releases
+	BlockedIsLate            // a request that waited for a seat leaves as if at the instant at which the bucket allowed it
+	HoldShortens             // of two holds the last one counts
+	HoldUnbounded            // MaxWait does not count the hold
+)
+
+var mistakes = [...]string{
+	RefundWithLine:   "refund on cancel with a line",
+	NoRetime:         "no re-time in SetLimits",
+	IdleTick:         "a tick kept after idle",
+	PlaceFreedLate:   "a place freed late",
+	DepthOffByOne:    "off by one at Depth",
+	Overtaking:       "a newcomer that overtakes",
+	DroppedRemainder: "a dropped remainder",
+	LateStillLeft:    "a late cancel that still counts as left",
+	CloseFirst:       "Close before a due departure",
+	HandedTwice:      "a slot handed on twice",
+	FreedTwice:       "a seat freed twice",
+	CapIgnored:       "a cap ignored when a seat is handed on",
+	SeatLost:         "a seat lost by a late cancel",
+	BlockedIsLate:    "time blocked that is made up",
+	HoldShortens:     "a hold that shortens another",
+	HoldUnbounded:    "a hold that MaxWait ignores",
+}
+
+// String returns the mistake in a few words.
+func (m Mistake) String() string { return mistakes[m] }
+
+// Mistakes returns all mistakes that a model can make.
+func Mistakes() (all []Mistake) {
+	for m := NoMistake + 1; int(m) < len(mistakes); m++ {
+		all = append(all, m)
+	}
+	return all
+}

@@ -1,0 +1,397 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A Subject is what a script is played on: a [shaper.Shaper], one key of a
+// [shaper.Group], or a bucket whose state is kept elsewhere. Its methods promise
+// what those of Shaper do.
+type Subject interface {
+	shaper.Limiter
+	Acquire(ctx context.Context, n int) (release func(), err error)
+	AllowN(n int) bool
+	Forecast(n int) (time.Duration, error)
+	Hold(d time.Duration)
+	Limits() shaper.Limits
+	SetLimits(l shaper.Limits) error
+	Stats() shaper.Stats
+	Shutdown(ctx context.Context) error
+	Close() error
+}
+
+// An Open makes a subject with its first limits. It must pass the options on, as
+// they are how the player learns what hooks are told.
+type Open func(l shaper.Limits, options ...shaper.Option) (Subject, error)
+
+// Name is the name that a subject must have, by [shaper.WithName], so that its
+// events carry it.
+const Name = "script"
+
+// Play plays a script in a bubble of its own, on a subject that it opens and
+// closes there, and returns the subject's answers. If problem is not empty, the
+// subject could not be opened or a call never returned. Play takes a *testing.T
+// because synctest.Test does.
+func Play(t *testing.T, s Script, open Open) (answers []Answer, problem string) {
+	t.Helper()
+	defer func() {
+		// A bubble panics if goroutines are left in it that can never go on.
+		if r := recover(); r != nil && problem == "" {
+			problem = fmt.Sprint("panic: ", r)
+		}
+	}()
+	synctest.Test(t, func(*testing.T) {
+		p := NewPlayer(s)
+		subject, err := open(s.Limits, shaper.WithName(Name), shaper.WithTrace(p.Trace()))
+		if err != nil {
+			problem = err.Error()
+			return
+		}
+		p.Subject = subject
+		for i := range s.Ops {
+			p.Step(i)
+		}
+		answers, problem = p.End()
+	})
+	return answers, problem
+}
+
+// Compare plays a script and returns where the subject first differs from want,
+// the model's answers; "" if nowhere.
+func Compare(t *testing.T, s Script, want []Answer, open Open) (difference string) {
+	t.Helper()
+	got, problem := Play(t, s, open)
+	if problem != "" {
+		return problem
+	}
+	return Difference(s, got, want)
+}
+
+// Shrink leaves out of a script every operation that a difference, as Compare
+// returned it, does not need.
+func Shrink(t *testing.T, s Script, difference string, open Open) (Script, string) {
+	t.Helper()
+	for i := len(s.Ops) - 1; i >= 0; i-- {
+		less := s.Without(i)
+		want, ambiguous := less.Predict(NoMistake)
+		if ambiguous != "" {
+			continue
+		}
+		if still := Compare(t, less, want, open); still != "" {
+			s, difference = less, still
+		}
+	}
+	return s, difference
+}
+
+// A Player does the operations of a script on a subject, one after the other.
+// [Play] is all that a script on one subject needs; players by themselves are
+// for several subjects at once. A Player must be used inside a bubble.
+type Player struct {
+	Subject Subject // to be set before the first Step
+
+	script  Script
+	start   time.Time
+	answers []Answer
+	ends    []context.CancelFunc // of the contexts of calls, by operation
+	current int                  // the operation that is being done
+	calls   atomic.Int64         // that have not returned
+
+	mu       sync.Mutex
+	releases []func() // of calls of Acquire that have returned, by operation
+}
+
+// NewPlayer returns a player of s, whose instants count from now on.
+func NewPlayer(s Script) *Player {
+	return &Player{
+		script:   s,
+		start:    time.Now(),
+		answers:  make([]Answer, len(s.Ops)),
+		ends:     make([]context.CancelFunc, len(s.Ops)),
+		releases: make([]func(), len(s.Ops)),
+	}
+}
+
+// Trace returns the hooks that the subject must call.
+func (p *Player) Trace() *shaper.Trace {
+	ended := func(hook string) func(context.Context, shaper.Event) {
+		return func(ctx context.Context, e shaper.Event) { p.answer(ctx).Ended = p.event(hook, e) }
+	}
+	return &shaper.Trace{
+		Enqueued:  func(ctx context.Context, e shaper.Event) { p.answer(ctx).Entered = p.event(HookEnqueued, e) },
+		Departed:  ended(HookDeparted),
+		Refused:   ended(HookRefused),
+		Abandoned: ended(HookAbandoned),
+	}
+}
+
+// Step waits for the instant of operation i and does it.
+func (p *Player) Step(i int) {
+	o := &p.script.Ops[i]
+	time.Sleep(time.Until(p.start.Add(o.At)))
+	if !o.Race {
+		synctest.Wait()
+	}
+	p.current = i
+	p.do(i, o)
+	synctest.Wait()
+}
+
+// End closes the subject if any call still waits, and returns the answers. The
+// problem is that a call never returned.
+func (p *Player) End() (answers []Answer, problem string) {
+	if p.calls.Load() > 0 {
+		_ = p.Subject.Close()
+		synctest.Wait()
+	}
+	for i := range p.answers {
+		if !p.answers[i].Returned && problem == "" {
+			problem = fmt.Sprintf("operation %d %s never returned", i, p.script.Ops[i].literal())
+		}
+		if p.ends[i] != nil {
+			p.ends[i]()
+		}
+	}
+	return p.answers, problem
+}
+
+// do starts operation i.
+func (p *Player) do(i int, o *Op) {
+	a := &p.answers[i]
+	switch o.Kind {
+	case OpWait:
+		ctx := p.context(i, o)
+		p.call(func() { p.finish(a, p.Subject.WaitN(ctx, o.N)) })
+	case OpAcquire:
+		ctx := p.context(i, o)
+		p.call(func() {
+			release, err := p.Subject.Acquire(ctx, o.N)
+			if release == nil {
+				err = errors.New("Acquire returned no release")
+			}
+			p.finish(a, err)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.releases[i] = release
+		})
+	case OpRelease:
+		p.release(o.Target)
+		p.finish(a, nil)
+	case OpHold:
+		p.Subject.Hold(o.Hold)
+		p.finish(a, nil)
+	case OpShutdown:
+		ctx := p.context(i, o)
+		p.call(func() { p.finish(a, p.Subject.Shutdown(ctx)) })
+	case OpAllow:
+		left := p.Subject.AllowN(o.N)
+		p.allowed(a, o.N, left)
+	case OpForecast:
+		predicted, err := p.Subject.Forecast(o.N)
+		p.finish(a, err)
+		a.Wait = predicted
+	case OpLook:
+		a.Look = p.look(p.Subject.Stats(), o.Race)
+		p.finish(a, nil)
+	case OpSet:
+		err := p.Subject.SetLimits(o.Limits)
+		p.finish(a, err)
+		if err != nil {
+			a.Result = Invalid
+		} else if p.Subject.Limits() != o.Limits {
+			a.Result = "other limits"
+		}
+	case OpCancel:
+		if o.Target >= 0 {
+			p.ends[o.Target]()
+		}
+		p.finish(a, nil)
+	case OpClose:
+		p.finish(a, p.Subject.Close())
+	}
+}
+
+// release ends the request of operation i, if its call has returned. The release
+// function of a call that failed is called too, and must do nothing.
+func (p *Player) release(i int) {
+	if i < 0 {
+		return
+	}
+	p.mu.Lock()
+	release := p.releases[i]
+	p.mu.Unlock()
+	if release != nil {
+		release()
+	}
+}
+
+func (p *Player) call(f func()) {
+	p.calls.Add(1)
+	go func() {
+		defer p.calls.Add(-1)
+		f()
+	}()
+}
+
+// finish notes that a call returned err.
+func (p *Player) finish(a *Answer, err error) {
+	a.Returned, a.At = true, time.Since(p.start)
+	a.Result = result(err)
+	if a.Ended.Err != "" && a.Ended.Err != a.Result {
+		a.Result += ", but the hook was told otherwise"
+	}
+	a.Retry, a.Missed = retry(err)
+}
+
+// allowed notes what AllowN returned. The reason and RetryAfter of a refusal are
+// what its hook was told.
+func (p *Player) allowed(a *Answer, n int, leaves bool) {
+	a.Returned, a.At = true, time.Since(p.start)
+	switch {
+	case n < 0 && !leaves:
+		a.Result = Negative
+	case n > 0 && !leaves && p.Subject.Limits().InFlight > 0 && a.Ended.Hook == "":
+		a.Result = Misused
+	case n == 0 && leaves, leaves && a.Ended.Hook == HookDeparted:
+		a.Result = Left
+	case !leaves && a.Ended.Hook == HookRefused:
+		a.Result, a.Retry = a.Ended.Err, a.Ended.Retry
+	default:
+		a.Result = fmt.Sprintf("%v, but the hook was told otherwise", leaves)
+	}
+}
+
+// answer returns where to note what a hook is told with a context. The context
+// of AllowN does not say which operation it is of, but AllowN has returned before
+// the next operation begins.
+func (p *Player) answer(ctx context.Context) *Answer {
+	if c, is := ctx.(*scriptContext); is {
+		return &p.answers[c.index]
+	}
+	return &p.answers[p.current]
+}
+
+func (p *Player) event(hook string, e shaper.Event) Event {
+	var told string
+	if e.Err != nil {
+		told = result(e.Err)
+	}
+	if e.Name != Name {
+		told += " by " + e.Name
+	}
+	again, _ := retry(e.Err)
+	return Event{hook, e.At.Sub(p.start), e.Waited, e.Cost, e.Waiting, told, again}
+}
+
+func (p *Player) look(st shaper.Stats, race bool) Look {
+	l := Look{Waiting: st.Waiting, InFlight: st.InFlight, Level: st.Level, Oldest: st.OldestWait, Last: -1, Held: -1}
+	if !st.HeldUntil.IsZero() {
+		l.Held = st.HeldUntil.Sub(p.start)
+	}
+	if !race { // Else calls may be between their slot and their return.
+		if !st.LastCall.IsZero() {
+			l.Last = st.LastCall.Sub(p.start)
+		}
+		l.Totals = Totals{
+			st.Departed, st.Abandoned, st.QueueFull, st.TooLate, st.TooCostly, st.Refused, st.Closed, st.TotalWait,
+		}
+	}
+	if st.Missed != 0 {
+		l.Waiting = -1 // Nothing is late in virtual time.
+	}
+	return l
+}
+
+// retry returns what a refusal says beside its reason.
+func retry(err error) (again time.Duration, missed bool) {
+	var refusal *shaper.RejectError
+	if errors.As(err, &refusal) {
+		return refusal.RetryAfter, errors.Is(err, context.DeadlineExceeded)
+	}
+	return 0, false
+}
+
+// result returns the result that an error stands for.
+func result(err error) string {
+	if err == nil {
+		return Left
+	}
+	if err == shaper.ErrNegativeCost {
+		return Negative
+	}
+	if strings.Contains(err.Error(), "use Acquire") {
+		return Misused
+	}
+	var refusal *shaper.RejectError
+	if !errors.As(err, &refusal) {
+		return err.Error()
+	}
+	var reasons []string
+	for _, reason := range []struct {
+		err    error
+		result string
+	}{
+		{shaper.ErrClosed, Closed},
+		{shaper.ErrTooCostly, TooCostly},
+		{shaper.ErrQueueFull, QueueFull},
+		{shaper.ErrTooLate, TooLate},
+	} {
+		if errors.Is(err, reason.err) {
+			reasons = append(reasons, reason.result)
+		}
+	}
+	return strings.Join(reasons, " and ")
+}
+
+// context makes the context of the call that operation i is.
+func (p *Player) context(i int, o *Op) context.Context {
+	c := &scriptContext{index: i}
+	c.Context, p.ends[i] = context.WithCancel(context.Background())
+	if o.Deadline != 0 {
+		at := p.start.Add(o.Deadline)
+		if o.Deaf {
+			c.announced = at
+		} else {
+			c.Context, p.ends[i] = context.WithDeadline(context.Background(), at)
+		}
+	}
+	if o.Late != 0 {
+		c.late = p.start.Add(o.Late)
+	}
+	return c
+}
+
+// A scriptContext is a context that knows its operation. It may announce a
+// deadline by which it never ends. From the instant late on its Err returns an
+// error although Done stays open, so that the call notices too late for certain.
+type scriptContext struct {
+	context.Context
+	index           int
+	announced, late time.Time
+}
+
+var errGone = errors.New(Gone)
+
+func (c *scriptContext) Deadline() (time.Time, bool) {
+	if !c.announced.IsZero() {
+		return c.announced, true
+	}
+	return c.Context.Deadline()
+}
+
+func (c *scriptContext) Err() error {
+	if !c.late.IsZero() && !time.Now().Before(c.late) {
+		return errGone
+	}
+	return c.Context.Err()
+}

@@ -1,0 +1,292 @@
+package model
+
+import (
+	"math"
+	"math/big"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A simulator is one bucket as shaper's doc.go states it, with exact fractions
+// for its instants and a slice for its line. Its fields say all there is to know
+// of the bucket at the instant now.
+//
+// Its time is virtual and starts at 0. A departure is due at an exact fraction
+// of a nanosecond and is seen at the first whole nanosecond that is not earlier;
+// the level goes by the fraction, which is why 7/s does not drift.
+//
+// Where the guarantees leave two outcomes open (two things fall on one instant),
+// the field open says why, and no later answer may be compared.
+type simulator struct {
+	limits   shaper.Limits
+	interval *big.Rat      // nanoseconds per cost unit; 0 at rate.Inf
+	empty    *big.Rat      // the instant at which the level reaches 0
+	since    *big.Rat      // the instant since which the head is the head, and there is a seat for it
+	hold     *big.Rat      // the instant until which nobody leaves
+	upstream []*waiter     // requests that have left and not ended, if there is a cap
+	left     int           // how many have left, but for those whose slot was given back
+	stay     time.Duration // how long seats are held, on average; see noteStay
+	line     []*waiter
+	stopping []*waiter // calls of Shutdown that have not returned
+	now      time.Duration
+	closed   bool
+
+	answers []Answer
+	totals  Totals
+	last    time.Duration // entry of the last counted call; -1: none yet
+	open    string        // why the outcome is open; "": it is not
+
+	lateAt, endAt time.Duration // of the last late cancel and timed end; -1: none yet
+
+	mistake Mistake
+	frozen  *big.Rat // see NoRetime
+	ghosts  int      // see PlaceFreedLate
+	blind   bool     // see CapIgnored
+}
+
+// A waiter is a call that has not returned: its operation, and when it came.
+type waiter struct {
+	*Op
+	index int // of the operation and its answer
+	came  time.Duration
+
+	number     int // of its departure
+	left       time.Duration
+	longBefore bool // seats were held for long when it left
+}
+
+// gone reports whether the context has ended in a way that only its Err tells.
+func (w *waiter) gone(now time.Duration) bool { return w.Late != 0 && w.Late <= now }
+
+func newSimulator(l shaper.Limits) *simulator {
+	return &simulator{
+		limits:   l,
+		interval: intervalOf(l.Rate),
+		empty:    new(big.Rat),
+		since:    new(big.Rat),
+		hold:     new(big.Rat),
+		last:     -1,
+		lateAt:   -1,
+		endAt:    -1,
+	}
+}
+
+// take returns the time that n units take to drain.
+func (m *simulator) take(n int) *big.Rat {
+	return new(big.Rat).Mul(new(big.Rat).SetInt64(int64(n)), m.interval)
+}
+
+func (m *simulator) burst() int { return max(m.limits.Burst, 1) }
+
+// allowed returns the instant from which the level lets cost n leave, for a
+// bucket that is empty at the instant given.
+func (m *simulator) allowed(empty *big.Rat, n int) *big.Rat {
+	return new(big.Rat).Sub(empty, m.take(max(0, m.burst()-n)))
+}
+
+// due returns the instant at which the head leaves.
+func (m *simulator) due() *big.Rat {
+	if m.frozen != nil {
+		return m.frozen
+	}
+	return later(m.hold, later(m.since, m.allowed(m.empty, m.line[0].N)))
+}
+
+// capped reports whether a request that leaves takes a seat until it ends.
+func (m *simulator) capped() bool { return m.limits.InFlight > 0 }
+
+// hasRoom reports whether there is a seat for one more.
+func (m *simulator) hasRoom() bool {
+	return !m.capped() || m.blind || len(m.upstream) < m.limits.InFlight
+}
+
+// leaves reports whether the head leaves by an instant.
+func (m *simulator) leaves(by time.Duration) bool {
+	return len(m.line) > 0 && m.hasRoom() && m.due().Cmp(instant(by)) <= 0
+}
+
+// free gives back the seat of a request that is no longer upstream. If all seats
+// were taken, the head could not have left before.
+func (m *simulator) free(w *waiter) {
+	if !m.hasRoom() && m.mistake != BlockedIsLate {
+		m.since = later(m.since, instant(m.now))
+	}
+	m.upstream = slices.DeleteFunc(slices.Clone(m.upstream), func(other *waiter) bool { return other == w })
+}
+
+// level returns the level of the bucket.
+func (m *simulator) level() *big.Rat {
+	rest := new(big.Rat).Sub(m.empty, instant(m.now))
+	if rest.Sign() <= 0 || m.interval.Sign() == 0 {
+		return new(big.Rat)
+	}
+	return rest.Quo(rest, m.interval)
+}
+
+// advance lets everything happen that is due up to instant t.
+func (m *simulator) advance(t time.Duration) {
+	for {
+		next := t + 1
+		if m.leaves(t) {
+			// A request that has been the head since an earlier instant may
+			// be due in the past only by a mistake.
+			next = max(m.now, saturated(seen(m.due())))
+		}
+		for _, w := range slices.Concat(m.line, m.stopping) {
+			if w.Deadline != 0 && !w.Deaf {
+				next = min(next, w.Deadline)
+			}
+		}
+		if next > t {
+			m.now = max(m.now, t)
+			return
+		}
+		m.now = next
+		m.settle()
+		m.expire()
+	}
+}
+
+// settle lets all requests leave that are due now. A call that then finds its
+// context done hands its slot on, if no other request has left after it.
+func (m *simulator) settle() {
+	for again := true; again; {
+		again = false
+		var last *waiter
+		var late []*waiter
+		var before *big.Rat // the instant empty, as if last had not left
+		for m.leaves(m.now) {
+			before = m.empty
+			last = m.depart()
+			switch {
+			case last.gone(m.now):
+				late = append(late, last)
+			case last.Deadline == m.now && !last.Deaf && last.came < m.now:
+				m.leaveOpen("a deadline falls on the departure")
+				fallthrough
+			default:
+				m.departed(last)
+			}
+		}
+		m.blind = false
+		for _, w := range late {
+			m.lateAt = m.now
+			m.abandoned(w, Gone)
+			if m.capped() && m.mistake != SeatLost {
+				m.free(w)
+				m.blind, again = m.mistake == CapIgnored, true
+			}
+			if w == last && m.mistake != LateStillLeft {
+				m.empty, again = before, true
+				m.left--
+				if m.mistake == HandedTwice {
+					m.empty = new(big.Rat).Sub(before, m.take(last.N))
+				}
+			}
+		}
+		if len(late) > 1 && (m.interval.Sign() > 0 || m.capped()) {
+			m.leaveOpen("two late cancels in one wake-up")
+		}
+	}
+	if len(m.line) == 0 {
+		for _, w := range m.stopping {
+			if w.Deadline == m.now && w.came < m.now {
+				m.leaveOpen("the end of a Shutdown falls on that of the line")
+			}
+			m.finish(w, Left)
+		}
+		m.stopping = nil
+	}
+}
+
+// depart lets the head leave.
+func (m *simulator) depart() *waiter {
+	w, at := m.line[0], m.due()
+	m.left++
+	m.line, m.frozen, m.ghosts = m.line[1:], nil, 0
+	if m.mistake == DroppedRemainder {
+		at = new(big.Rat).SetInt(seen(at))
+	}
+	from := at
+	if m.mistake == IdleTick {
+		from = new(big.Rat).Sub(at, m.interval)
+	}
+	m.emptyAt(new(big.Rat).Add(later(m.empty, from), m.take(w.N)))
+	m.since = at
+	if m.capped() {
+		w.number, w.left, w.longBefore = m.left, m.now, m.stay >= 50*time.Microsecond
+		m.upstream = append(slices.Clone(m.upstream), w)
+	}
+	return w
+}
+
+// emptyAt sets the instant at which the level reaches 0. A time.Duration ends
+// after 292 years, so what lies beyond is not compared.
+func (m *simulator) emptyAt(at *big.Rat) {
+	m.empty = at
+	if at.Cmp(instant(290*year)) > 0 {
+		m.leaveOpen("the level reaches beyond what a Duration can tell")
+	}
+}
+
+func (m *simulator) departed(w *waiter) {
+	m.totals.Departed++
+	if m.totals.Wait += m.now - w.came; m.totals.Wait < 0 {
+		m.totals.Wait = math.MaxInt64
+	}
+	m.finish(w, Left)
+	m.told(w, HookDeparted, "")
+}
+
+// expire ends the calls whose contexts end by a deadline that is now.
+func (m *simulator) expire() {
+	ends := 0
+	for _, w := range slices.Clone(m.line) {
+		if w.Deadline == m.now && !w.Deaf && slices.Contains(m.line, w) {
+			ends++
+			m.abandon(w, Exceeded)
+		}
+	}
+	m.stopping = slices.DeleteFunc(m.stopping, func(w *waiter) bool {
+		if w.Deadline != m.now {
+			return false
+		}
+		ends++
+		m.finish(w, Exceeded)
+		return true
+	})
+	if ends > 0 {
+		m.endAt = m.now
+	}
+	if ends > 1 || ends > 0 && m.lateAt == m.now {
+		m.leaveOpen("two contexts end at one instant")
+	}
+}
+
+// abandon takes a waiter whose context has ended out of the line.
+func (m *simulator) abandon(w *waiter, why string) {
+	i := slices.Index(m.line, w)
+	m.line = slices.Delete(slices.Clone(m.line), i, i+1)
+	if i == 0 {
+		m.since, m.frozen = instant(m.now), nil
+	}
+	if m.mistake == PlaceFreedLate && len(m.line) > 0 {
+		m.ghosts++
+	}
+	if m.mistake == RefundWithLine && len(m.line) > 0 {
+		m.empty = new(big.Rat).Sub(m.empty, m.take(w.N))
+	}
+	if w.gone(m.now) {
+		why = Gone
+	}
+	m.abandoned(w, why)
+	m.settle()
+}
+
+func (m *simulator) abandoned(w *waiter, why string) {
+	m.totals.Abandoned++
+	m.finish(w, why)
+	m.told(w, HookAbandoned, why)
+}

@@ -1,0 +1,358 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds what storms are made of. A storm is everything at once from many
+// goroutines on real threads, and is meant for -race. No storm asserts how long
+// anything takes, except for the pace, which must hold on any machine. A call that
+// never returns shows as a time-out of go test, and goleak reports a goroutine that
+// is left behind.
+
+// A hookKind is one of the hooks of a Trace.
+type hookKind int
+
+const (
+	wasEnqueued hookKind = iota
+	wasDeparted
+	wasRefused
+	wasAbandoned
+	hookKinds // how many there are
+)
+
+// A call is the context of one call, and what hooks were told of that call. Its
+// counts are plain integers: a hook that ran on another goroutine than the call's
+// would be a data race.
+type call struct {
+	context.Context
+	cancel context.CancelFunc
+	cost   int
+	ending ending
+	over   bool // Err returns an error, though Done stays open
+
+	told [hookKinds]int
+	at   time.Time // of the departure
+}
+
+func (c *call) Err() error {
+	if c.over {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}
+
+// someCall returns a call whose context ends by a deadline, or is cancelled, or
+// does not end before the call.
+func someCall() *call {
+	c := &call{cost: 1 + rand.N(3)}
+	kind := rand.N(4)
+	if kind == 0 {
+		c.Context, c.cancel = context.WithTimeout(context.Background(), rand.N(time.Millisecond))
+		return c
+	}
+	var end context.CancelFunc
+	c.Context, end = context.WithCancel(context.Background())
+	c.cancel = end
+	if kind == 1 {
+		timer := time.AfterFunc(rand.N(200*time.Microsecond), end)
+		c.cancel = func() {
+			timer.Stop()
+			end()
+		}
+	}
+	return c
+}
+
+// A ledger has three accounts of what became of calls, which must agree: what
+// their callers saw, what hooks were told, and Stats.
+type ledger struct {
+	most int                                          // requests that may be upstream at once; 0: any number
+	asks bool                                         // a call may give up while it waits for the limits of its key, too
+	also func(c *call, told hookKind, e shaper.Event) // is called by each hook; of AllowN without a call
+	told [hookKinds]atomic.Uint64                     // by hooks
+
+	upstream atomic.Int64
+
+	mu         sync.Mutex
+	saw        [hookKinds]uint64 // by callers
+	departures []departure       // of calls
+	wrong      map[string]int    // what was wrong, and how often
+}
+
+func (l *ledger) fault(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.faultLocked(format, args...)
+}
+
+func (l *ledger) faultLocked(format string, args ...any) {
+	if l.wrong == nil {
+		l.wrong = map[string]int{}
+	}
+	l.wrong[fmt.Sprintf(format, args...)]++
+}
+
+// trace returns the hooks that keep the account.
+func (l *ledger) trace() shaper.Option {
+	hook := func(told hookKind) func(context.Context, shaper.Event) {
+		fails := told == wasRefused || told == wasAbandoned
+		return func(ctx context.Context, e shaper.Event) {
+			l.told[told].Add(1)
+			if (e.Err != nil) != fails || e.Waited < 0 || e.Waiting < 0 {
+				l.fault("hook %d was told %+v", told, e)
+			}
+			c, _ := ctx.(*call)
+			if c != nil {
+				c.told[told]++
+				if told == wasDeparted {
+					c.at = e.At
+				}
+			}
+			if l.also != nil {
+				l.also(c, told, e)
+			}
+		}
+	}
+	return shaper.WithTrace(&shaper.Trace{
+		Enqueued:  hook(wasEnqueued),
+		Departed:  hook(wasDeparted),
+		Refused:   hook(wasRefused),
+		Abandoned: hook(wasAbandoned),
+	})
+}
+
+// note enters what a call returned into the account of callers, and checks that
+// hooks were told of exactly that. It reports whether the call was refused
+// because the shaper is closed.
+func (l *ledger) note(c *call, err error) (closed bool) {
+	defer c.cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var want [hookKinds]int
+	want[wasEnqueued] = min(c.told[wasEnqueued], 1)
+	count := func(o hookKind) { l.saw[o]++; want[o] = 1 }
+	var refusal *shaper.RejectError
+	switch {
+	case err == nil:
+		count(wasDeparted)
+		l.departures = append(l.departures, departure{c.at, c.cost})
+		if c.over {
+			l.faultLocked("left, though its context had ended")
+		}
+	case errors.As(err, &refusal):
+		count(wasRefused)
+		closed = refusal.Reason == shaper.ErrClosed
+	case err != c.Err():
+		l.faultLocked("returned %v", err)
+	case c.told[wasEnqueued] > 0 || l.asks && c.told[wasAbandoned] > 0:
+		count(wasAbandoned)
+	default: // The context had ended before the call, which is counted nowhere.
+	}
+	if c.told != want {
+		l.faultLocked("returned %v, and hooks were told %v, must be %v", err, c.told, want)
+	}
+	return closed
+}
+
+// noteAllow enters what AllowN returned.
+func (l *ledger) noteAllow(left bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if left {
+		l.saw[wasDeparted]++
+	} else {
+		l.saw[wasRefused]++
+	}
+}
+
+// stay is the time upstream.
+func (l *ledger) stay() {
+	if crowd := l.upstream.Add(1); l.most > 0 && crowd > int64(l.most) {
+		l.fault("more are upstream than may be")
+	}
+	for range rand.N(3) {
+		runtime.Gosched()
+	}
+	l.upstream.Add(-1)
+}
+
+// releaseOften calls a release more than once, and at once.
+func releaseOften(release func()) {
+	var all sync.WaitGroup
+	for range rand.N(3) {
+		all.Go(release)
+	}
+	release()
+	all.Wait()
+}
+
+// visit enters by Acquire and stays upstream.
+func (l *ledger) visit(to acquiring, c *call) error {
+	release, err := to.Acquire(c, c.cost)
+	if err == nil {
+		l.stay()
+	}
+	releaseOften(release)
+	return err
+}
+
+type acquiring interface {
+	Acquire(ctx context.Context, n int) (release func(), err error)
+}
+
+// requireAgreement compares the accounts when all calls have returned.
+func (l *ledger) requireAgreement(t *testing.T, st shaper.Stats) {
+	t.Helper()
+	require.Empty(t, l.wrong)
+	require.Zero(t, st.Waiting)
+	require.Zero(t, st.InFlight, "all seats have been released")
+	var told [hookKinds]uint64
+	for o := range l.told {
+		told[o] = l.told[o].Load()
+	}
+	l.saw[wasEnqueued] = told[wasEnqueued] // A caller cannot see it.
+	require.Equal(t, l.saw, told, "what callers saw, and what hooks were told")
+	counts := [hookKinds]uint64{told[wasEnqueued], st.Departed, st.Refused, st.Abandoned}
+	require.Equal(t, l.saw, counts, "what callers saw, and Stats")
+	require.Equal(t, st.Refused, st.QueueFull+st.TooLate+st.TooCostly+st.Closed)
+}
+
+// totalsOf returns the totals of a Group as those of a Shaper.
+func totalsOf(g shaper.GroupStats) shaper.Stats {
+	return shaper.Stats{
+		Waiting: g.Waiting, Departed: g.Departed, Abandoned: g.Abandoned, Missed: g.Missed, Refused: g.Refused,
+		QueueFull: g.QueueFull, TooLate: g.TooLate, TooCostly: g.TooCostly, Closed: g.Closed,
+	}
+}
+
+// looks returns a function that looks at Stats again and again, of which no total
+// may ever fall.
+func (l *ledger) looks(stats func() shaper.Stats) func() {
+	var before shaper.Stats
+	return func() {
+		now := stats()
+		if now.Departed < before.Departed || now.Refused < before.Refused ||
+			now.Abandoned < before.Abandoned || now.Missed < before.Missed ||
+			now.Refused != now.QueueFull+now.TooLate+now.TooCostly+now.Closed ||
+			now.Waiting < 0 || now.Level < 0 || now.OldestWait < 0 ||
+			now.InFlight < 0 || l.most > 0 && now.InFlight > l.most {
+			l.fault("Stats are %+v, after %+v", now, before)
+		}
+		before = now
+	}
+}
+
+// A storm is callers and meddlers at one subject, and their ledger.
+type storm struct {
+	ledger
+	over              atomic.Bool // for meddlers
+	callers, meddlers sync.WaitGroup
+}
+
+// calls starts goroutines, each of which makes one call after the other until one
+// reports that the shaper is closed. After each call it lets other goroutines run.
+func (st *storm) calls(goroutines int, one func() (closed bool)) {
+	for range goroutines {
+		st.callers.Go(func() {
+			for closed := false; !closed; runtime.Gosched() {
+				closed = one()
+			}
+		})
+	}
+}
+
+// meddle does something again and again until the storm is over.
+func (st *storm) meddle(do func()) {
+	st.meddlers.Go(func() {
+		for !st.over.Load() {
+			do()
+			runtime.Gosched()
+		}
+	})
+}
+
+// A meddled is a Shaper, or one key of a Group, as far as meddlers need it.
+type meddled interface {
+	Forecast(n int) (time.Duration, error)
+	Hold(d time.Duration)
+	Stats() shaper.Stats
+}
+
+// meddleWith holds the line and asks for forecasts.
+func (st *storm) meddleWith(choose func() meddled) {
+	st.meddle(func() {
+		to := choose()
+		to.Hold(rand.N(50 * time.Microsecond))
+		if rand.N(4) == 0 {
+			to.Hold(0)
+		}
+	})
+	st.meddle(func() {
+		to := choose()
+		var refusal *shaper.RejectError
+		wait, err := to.Forecast(1 + rand.N(3))
+		if wait < 0 || err != nil && wait != 0 || err != nil && !errors.As(err, &refusal) && !errors.Is(err, errNoUser) {
+			st.fault("Forecast returned %v, %v", wait, err)
+		}
+		_ = to.Stats()
+	})
+}
+
+// blowOver returns when all callers and meddlers have ended. The callers end when
+// the shaper is closed.
+func (st *storm) blowOver() {
+	st.callers.Wait()
+	st.over.Store(true)
+	st.meddlers.Wait()
+}
+
+// A closer is what an end can be put to: a Shaper or a Group.
+type closer interface {
+	Close() error
+	Shutdown(ctx context.Context) error
+}
+
+// ends are the ways to end a closer.
+var ends = map[string]func(closer) error{
+	"Close": closer.Close,
+	"Close from all sides": func(c closer) error {
+		return atOnce(c.Close, c.Close, c.Close, c.Close)
+	},
+	"Shutdown": func(c closer) error { return c.Shutdown(context.Background()) },
+	"Shutdown out of patience, then Close": func(c closer) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Microsecond)
+		defer cancel()
+		if err := c.Shutdown(ctx); err != nil && err != context.DeadlineExceeded {
+			return err
+		}
+		return c.Close()
+	},
+	"Shutdown overtaken by Close": func(c closer) error {
+		shutdown := func() error { return c.Shutdown(context.Background()) }
+		return atOnce(shutdown, shutdown, c.Close)
+	},
+}
+
+// atOnce calls all functions at once, and joins their errors.
+func atOnce(all ...func() error) error {
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, f := range all {
+		wg.Go(func() { errs[i] = f() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,285 @@
+package shaper_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// What tests of HTTP on real connections share: servers on loopback, clients, and
+// how to wait for what must come.
+
+// enough is how long tests of real time wait for what must come, on a machine that
+// has other work too.
+const enough = 10 * time.Second
+
+// waitFor waits until a condition holds. (require.Eventually would ask for it on
+// a goroutine of its own.)
+func waitFor(t testing.TB, condition func() bool, what string) {
+	t.Helper()
+	for end := time.Now().Add(enough); !condition(); time.Sleep(ms) {
+		require.True(t, time.Now().Before(end), "never: %s", what)
+	}
+}
+
+// next receives from a channel on which something must come.
+func next[T any](t testing.TB, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(enough):
+		require.FailNow(t, "nothing came")
+	}
+	return v
+}
+
+// A serverOption changes a server before it starts.
+type serverOption func(*httptest.Server)
+
+// serve serves a handler on loopback until the test ends. Its fields Config and
+// Listener may be changed by options; Client returns a client for it.
+func serve(t testing.TB, h http.Handler, options ...serverOption) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	for _, set := range options {
+		set(server)
+	}
+	if server.TLS != nil {
+		server.StartTLS()
+	} else {
+		server.Start()
+	}
+	server.Client().Timeout = enough
+	t.Cleanup(func() {
+		server.Client().CloseIdleConnections()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server
+}
+
+func overTLS(s *httptest.Server)   { s.TLS = new(tls.Config) }
+func overHTTP2(s *httptest.Server) { s.TLS, s.EnableHTTP2 = new(tls.Config), true }
+
+// with makes an option of what changes an http.Server.
+func with(set ...func(*http.Server)) serverOption {
+	return func(s *httptest.Server) {
+		for _, f := range set {
+			f(s.Config)
+		}
+	}
+}
+
+// openServer serves a handler on loopback until the test ends, and returns the
+// address.
+func openServer(t testing.TB, h http.Handler, configure ...func(*http.Server)) string {
+	t.Helper()
+	return serve(t, h, with(configure...)).Listener.Addr().String()
+}
+
+func hooked(s *http.Server)   { s.ConnContext = shaper.ConnContext }
+func unhooked(s *http.Server) {}
+
+var hooks = []struct {
+	name string
+	set  func(*http.Server)
+}{{"with ConnContext", hooked}, {"without", unhooked}}
+
+// A connectionKind is one of the ways in which a request can come.
+type connectionKind struct {
+	name      string
+	wrap      func(http.Handler) http.Handler
+	configure func(*http.Server)
+	tls, h2   bool
+}
+
+func asIs(h http.Handler) http.Handler { return h }
+
+var connectionKinds = []connectionKind{
+	{name: "HTTP/1", wrap: asIs, configure: hooked},
+	{name: "HTTP/1 without ConnContext", wrap: asIs, configure: unhooked},
+	{name: "HTTP/1 with the controller hidden", wrap: hide, configure: hooked},
+	{name: "HTTP/1 over TLS", wrap: asIs, configure: hooked, tls: true},
+	{name: "HTTP/1 over TLS with the controller hidden", wrap: hide, configure: hooked, tls: true},
+	{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true},
+	{name: "HTTP/2 without ConnContext", wrap: asIs, configure: unhooked, tls: true, h2: true},
+}
+
+var http2Kind = connectionKind{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true}
+
+// open serves a handler until the test ends, and returns a client for it.
+func (k connectionKind) open(t *testing.T, h http.Handler, configure ...func(*http.Server)) (*http.Client, string) {
+	t.Helper()
+	options := []serverOption{with(configure...), with(k.configure)}
+	switch {
+	case k.h2:
+		options = append(options, overHTTP2)
+	case k.tls:
+		options = append(options, overTLS)
+	}
+	server := serve(t, k.wrap(h), options...)
+	return server.Client(), server.URL
+}
+
+// hidden is a ResponseWriter that keeps http.ResponseController from its work,
+// as wrappers without an Unwrap do.
+type hidden struct{ http.ResponseWriter }
+
+func hide(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(hidden{w}, r) })
+}
+
+// countConnections counts those that a server has got.
+func countConnections(n *atomic.Int64) func(*http.Server) {
+	return func(s *http.Server) {
+		s.ConnState = func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				n.Add(1)
+			}
+		}
+	}
+}
+
+// stuckShaper is one whose line moves only when its limits change.
+func stuckShaper(t *testing.T, depth int) *shaper.Shaper {
+	t.Helper()
+	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: depth})
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func inLine(s *shaper.Shaper, n int) func() bool {
+	return func() bool { return s.Stats().Waiting == n }
+}
+
+func newClient(t testing.TB) *http.Client {
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: enough}
+}
+
+// dial opens a connection that lasts until the test ends.
+func dial(t testing.TB, addr string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, conn.SetDeadline(time.Now().Add(enough)))
+	return conn
+}
+
+// readAnswer reads an answer whole.
+func readAnswer(r *bufio.Reader) (*http.Response, error) {
+	answer, err := http.ReadResponse(r, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	answer.Body = io.NopCloser(bytes.NewReader(body))
+	return answer, err
+}
+
+// send sends a request in the background and returns what will become of it.
+func send(ctx context.Context, t *testing.T, client *http.Client, url string, body io.Reader) <-chan string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, "POST", url, body)
+	require.NoError(t, err)
+	return do(client, r)
+}
+
+func do(client *http.Client, r *http.Request) <-chan string {
+	became := make(chan string, 1)
+	go func() {
+		answer, err := client.Do(r)
+		if err != nil {
+			became <- err.Error()
+			return
+		}
+		became <- inWords(answer)
+	}()
+	return became
+}
+
+// receive returns what became of a request that has nothing to wait for.
+func receive(t *testing.T, became <-chan string) string {
+	t.Helper()
+	select {
+	case s := <-became:
+		return s
+	case <-time.After(enough):
+		t.Fatal("nothing became of the request")
+		return ""
+	}
+}
+
+// postTo returns the status and the body of the answer, or what went wrong.
+func postTo(client *http.Client, url string, body io.Reader) string {
+	answer, err := client.Post(url, "text/plain", body)
+	if err != nil {
+		return err.Error()
+	}
+	return inWords(answer)
+}
+
+func inWords(answer *http.Response) string {
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%s: %s", statusLine(answer), body)
+}
+
+// echoBody answers with the body of the request, or tells why it could not.
+var echoBody = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, err)
+		return
+	}
+	_, _ = w.Write(body)
+})
+
+// upgrade asks the site at an address for its echo (see duplexSite) on a connection
+// of its own, and returns a function that says a word and waits for it to come back.
+func upgrade(t *testing.T, addr string) (echoes func(word string)) {
+	t.Helper()
+	conn := dial(t, addr)
+	_, err := io.WriteString(conn, "GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+	require.NoError(t, err)
+	reader := bufio.NewReader(conn)
+	answer, err := http.ReadResponse(reader, nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusSwitchingProtocols, answer.StatusCode)
+	require.Equal(t, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", answer.Header.Get("Sec-WebSocket-Accept")) // as in RFC 6455
+	return func(word string) {
+		t.Helper()
+		_, err := io.WriteString(conn, word)
+		require.NoError(t, err)
+		back := make([]byte, len(word))
+		_, err = io.ReadFull(reader, back)
+		require.NoError(t, err)
+		require.Equal(t, word, string(back))
+	}
+}
