@@ -161,8 +161,7 @@ func TestReadmeShowsFirstWhatWorksWithACapToo(t *testing.T) {
 			first = append(first, found[1])
 		}
 	}
-	require.GreaterOrEqual(t, len(first), 4)
-	require.ElementsMatch(t, []string{"Do", "Acquire", "Middleware", "Transport"}, first[:4])
+	require.ElementsMatch(t, []string{"Do", "Middleware", "Transport"}, first)
 }
 
 // Little's law: at a cap of rate × service time the bucket and the cap allow the

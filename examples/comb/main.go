@@ -1,29 +1,46 @@
-// Comb sends a burst of five through a shaper and prints when each one leaves.
+// Command comb is the program of the README's section "Install and use": five
+// requests at the same moment, of which three wait in line and one is refused.
 package main
 
 import (
 	"context"
 	"fmt"
+	"log"
+	"sync"
 	"time"
 
 	"example.com/leakybucket/shaper"
 )
 
 func main() {
-	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 3}) // 50 a second, 3 may wait
+	ctx := context.Background()
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 3}) // 50 requests per second; up to 3 wait in line
 	if err != nil {
-		panic(err)
+		log.Fatal(err)
 	}
-	call := func(context.Context) error { return nil } // of the fragile upstream
-	start, done := time.Now(), make(chan string)
-	for i := range 5 {
-		go func() {
-			err := s.Do(context.Background(), 1, call)
-			done <- fmt.Sprint(time.Since(start).Round(time.Millisecond), " request ", i, ": ", err)
-		}()
-		time.Sleep(time.Millisecond) // They come in the order of their numbers.
+	call := func(name string) error {
+		return s.Do(ctx, 1, func(ctx context.Context) error { return callUpstream(ctx, name) })
 	}
-	for range 5 {
-		fmt.Println(<-done)
+
+	start := time.Now()
+	show := func(name string, text any) {
+		fmt.Printf("%3d ms  %s: %v\n", time.Since(start).Milliseconds(), name, text)
 	}
+	callUpstream = func(_ context.Context, name string) error {
+		show(name, "called")
+		return nil
+	}
+	var all sync.WaitGroup
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		all.Go(func() {
+			if err := call(name); err != nil {
+				show(name, err)
+			}
+		})
+		time.Sleep(100 * time.Microsecond) // so that they come in the order of their names
+	}
+	all.Wait()
 }
+
+// callUpstream stands for a call of the fragile upstream.
+var callUpstream func(ctx context.Context, name string) error
