@@ -12,7 +12,7 @@ import (
 
 // upstreamFor notes that one has ended which left as number-th.
 func (m *model) upstreamFor(w *waiter) {
-	timed := w.number <= 16 || w.number%32 == 0 || w.longBefore
+	timed := w.number <= 16 || w.number%64 == 0 || w.longBefore
 	if !timed {
 		return
 	}
