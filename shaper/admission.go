@@ -18,17 +18,9 @@ func (r rejection) value() RejectError {
 	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
 }
 
-// judgeLocked returns for how long a request would wait at least, or why it is refused.
-// The wait is 0 only if it may leave at once.
-func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (wait time.Duration, why rejection) {
-	if r.kind == reentry {
-		return d.judgeReentryLocked(f, now, r)
-	}
-	return d.judgeNewcomerLocked(f, now, r)
-}
-
-// judgeNewcomerLocked is judgeLocked for all but a reentry. The order of the checks is
-// part of the contract.
+// judgeNewcomerLocked returns for how long a request, which is no reentry, would wait at
+// least, or why it is refused. The wait is 0 only if it may leave at once. The order of
+// the checks is part of the contract.
 func (d *dispatcher) judgeNewcomerLocked(f *flow, now int64, r *request) (wait time.Duration, why rejection) {
 	if d.phase != open {
 		return 0, rejection{reason: refusedClosed, retryAfter: f.emptyIn(now)}
@@ -55,7 +47,7 @@ func (d *dispatcher) judgeNewcomerLocked(f *flow, now int64, r *request) (wait t
 	return wait, why
 }
 
-// judgeReentryLocked is judgeLocked for a reentry: only those like it are ahead of it,
+// judgeReentryLocked is judgeNewcomerLocked for a reentry: only those like it are ahead of it,
 // and only its deadline or Close refuses it.
 func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (wait time.Duration, why rejection) {
 	if d.phase == closed {
@@ -136,11 +128,4 @@ func (f *flow) emptyIn(now int64) time.Duration {
 		return 0
 	}
 	return f.leavesIn(now, f.line.len)
-}
-
-// conformsLocked reports whether judgeLocked would let a newcomer leave now. Most may, and
-// are spared the rest.
-func (d *dispatcher) conformsLocked(f *flow, now int64, r *request) bool {
-	return d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.tooCostly(r.cost) &&
-		f.bucket.wait(now, 0, r.cost) == 0
 }

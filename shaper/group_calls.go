@@ -88,7 +88,7 @@ func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
 	dec = g.decideLocked(&c.flow, now, r)
 	g.unlockAndArm()
 	g.noteLimited(key, r, dec)
-	if dec.event != departedEvent || g.hasHooks {
+	if g.hasHooks || dec.event >= enqueuedEvent {
 		g.announce(&c.flow, now, r, dec)
 	}
 	return c, dec
@@ -105,7 +105,9 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 		return nil, g.failed(key, r, err)
 	}
 	g.noteLimited(key, r, dec)
-	g.announce(&c.flow, now, r, dec)
+	if g.hasHooks || dec.event >= enqueuedEvent {
+		g.announce(&c.flow, now, r, dec)
+	}
 	return c, dec
 }
 

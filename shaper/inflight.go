@@ -61,7 +61,9 @@ func (d *dispatcher) releaseSeat(f *flow, held seat) {
 	if !held.release() {
 		return
 	}
-	f.noteSeatTime(held, now)
+	if held.isTimed() {
+		f.noteSeatTime(held, now)
+	}
 	f.freeSeat(now)
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)
@@ -78,7 +80,9 @@ func (d *dispatcher) releaseUnawaited(f *flow, held seat) bool {
 	d.mu.Lock()
 	unawaited := f.waiting() == 0
 	if unawaited && held.release() {
-		f.noteSeatTime(held, now)
+		if held.isTimed() {
+			f.noteSeatTime(held, now)
+		}
 		f.line.seatsTaken--
 		if d.keyed {
 			d.updateDepartureLocked(f)
@@ -112,10 +116,10 @@ const (
 	// firstTimed and timedEvery say which seats of a flow are timed while the mean
 	// is below longSeatTime: the first ones, so that there soon is a mean, and then
 	// one in timedEvery. To time a seat takes a third of what a release takes, so
-	// this adds 1 %. From longSeatTime on all are timed: compared with that time,
+	// this adds half a percent. From longSeatTime on all are timed: compared with that time,
 	// reading the clock is nothing.
 	firstTimed   = 16
-	timedEvery   = 32
+	timedEvery   = 64
 	longSeatTime = int64(50 * time.Microsecond)
 
 	// seatTimeWeight divides the difference that the latest seat makes to the
@@ -152,12 +156,9 @@ func (held seat) isTimed() bool { return held.taken != nil && held.since != unti
 // late, in nanoseconds; 0 if none has been measured.
 func (f *flow) seatTime() int64 { return f.bucket.coldOrNone().seatTime }
 
-// noteSeatTime counts the time for which a seat that is released now was taken, if it
-// is timed. A mean of 0 counts as none.
+// noteSeatTime counts the time for which a timed seat that is released now was taken. A
+// mean of 0 counts as none.
 func (f *flow) noteSeatTime(held seat, now int64) {
-	if !held.isTimed() {
-		return
-	}
 	mean := &f.bucket.coldOrNew().seatTime
 	taken := max(0, now-held.since)
 	if *mean == 0 {

@@ -113,7 +113,7 @@ func TestSeatsThatLastAreTimedAfterManyThatDidNot(t *testing.T) {
 			}
 		}
 		stays(1000, 0)
-		stays(32+40, 100*ms)
+		stays(64+40, 100*ms)
 		release, err := g.Acquire(context.Background(), 1)
 		require.NoError(t, err)
 		defer release()

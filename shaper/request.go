@@ -53,8 +53,8 @@ type entryEvent uint8
 const (
 	noEvent       entryEvent = iota // it is no call of the kind that is counted
 	departedEvent                   // it has left
-	enqueuedEvent                   // it waits
 	refusedEvent                    // it is refused
+	enqueuedEvent                   // it waits; announced without a hook, too, as is what follows
 	verdictEvent                    // a dry run lets it through
 )
 
@@ -96,10 +96,17 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 		return d.shadowLocked(f, now, r)
 	case f.capped() && !r.releases && (r.kind != allow || d.phase == open): // Closed, it refuses all.
 		return decision{err: errUseAcquire}
-	case r.kind == newcomer && d.conformsLocked(f, now, r):
-		return d.passLocked(f, now, r)
+	case r.kind == newcomer && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() &&
+		!f.tooCostly(r.cost) && f.bucket.wait(now, 0, r.cost) == 0:
+		return d.passLocked(f, now, r) // As most do, which are spared the rest.
 	}
-	wait, refusal := d.judgeLocked(f, now, r)
+	var wait time.Duration
+	var refusal rejection
+	if r.kind == reentry {
+		wait, refusal = d.judgeReentryLocked(f, now, r)
+	} else {
+		wait, refusal = d.judgeNewcomerLocked(f, now, r)
+	}
 	switch {
 	case refusal.reason != notRefused:
 		return d.refuseLocked(f, now, r, refusal)
@@ -166,7 +173,7 @@ func (d *dispatcher) announce(f *flow, now int64, r *request, dec decision) {
 	switch {
 	case dec.event == enqueuedEvent:
 		r.done = d.announceEntry(f, r, dec)
-	case dec.event == verdictEvent || d.hasHooks && dec.event != noEvent:
+	case dec.event != noEvent:
 		d.announceEnd(f, now, r, dec)
 	}
 }

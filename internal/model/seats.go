@@ -12,7 +12,7 @@ import (
 
 // noteStay counts the stay of a request that ends.
 func (m *simulator) noteStay(w *waiter) {
-	timed := w.number <= 16 || w.number%32 == 0 || w.longBefore
+	timed := w.number <= 16 || w.number%64 == 0 || w.longBefore
 	if !timed {
 		return
 	}
