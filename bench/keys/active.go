@@ -45,10 +45,6 @@ var activeChild = run.NewMeasurement("keys-active", active)
 // each interval, as no lateness here is beyond what may be made up. The keys come
 // evenly, and so do their slots.
 func active(in activeInput) (activeFound, error) {
-	c, err := rivals.KeyedNamed(in.Limiter)
-	if err != nil {
-		return activeFound{}, err
-	}
 	var (
 		found  activeFound
 		wanted = float64(in.Keys) / in.Each.Seconds() * in.Window.Seconds()
@@ -69,10 +65,7 @@ func active(in activeInput) (activeFound, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	k, err := c.Open(ctx, in.Keys, rivals.Bucket{Every: in.Each, Burst: 1})
-	if err != nil {
-		return found, err
-	}
+	k := rivals.KeyedNamed(in.Limiter).Open(ctx, in.Keys, rivals.Bucket{Every: in.Each, Burst: 1})
 	defer k.Stop()
 	call := k.Each[0]()
 	began := time.Now()

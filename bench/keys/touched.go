@@ -69,9 +69,7 @@ func touched(in touchedInput) (touchedFound, error) {
 	}
 	if in.Limiter == rivals.Ours {
 		l := rivals.Bucket{Every: in.Drains, Burst: 1}.Limits()
-		if group, err = shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)); err != nil {
-			return found, err
-		}
+		group = rivals.Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)))
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		call = func(key string) bool { return group.Wait(ctx, key) == nil }

@@ -48,11 +48,7 @@ var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound
 		return memoryFound{}, err
 	}
 	if in.Limiter != bareGoroutine {
-		r, err := rivals.Named(in.Limiter)
-		if err != nil {
-			return memoryFound{}, err
-		}
-		wait = r.Open(slowLimit, in.Waiting, nil).Wait
+		wait = rivals.Named(in.Limiter).Open(slowLimit, in.Waiting, nil).Wait
 	}
 	ctx := context.Background()
 	if in.OwnContext && in.Limiter != bareGoroutine {

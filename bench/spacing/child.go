@@ -39,16 +39,10 @@ var child = run.NewMeasurement("spacing", measureSpacing)
 // measureSpacing leaves goroutines behind, some of which sleep for long. They end
 // with the process.
 func measureSpacing(in input) (result, error) {
-	r, err := rivals.Named(in.Limiter)
-	if err != nil {
-		return result{}, err
-	}
+	r := rivals.Named(in.Limiter)
 	// A load finds out what a millisecond of work is, so it is made before anything
 	// else runs.
-	work, err := loadNamed(in.Load)
-	if err != nil {
-		return result{}, err
-	}
+	work := loadNamed(in.Load)
 	loop := newClosedLoop(in)
 	var handedOut slots
 	var slot func(time.Time)
