@@ -229,7 +229,7 @@ func TestReport(t *testing.T) {
 	require.Contains(t, cost.Rows, []string{"sethvargo", "Take", "-", "50", "50", "1.00"})
 	require.Contains(t, contention.Rows, []string{"shaper", "Allow", "100", "200", "6400", "100", "200", "6400"})
 	require.Equal(t, []string{"shaper", "99", "150", "0.0"}, left.Rows[2])
-	require.Equal(t, "1,000,000 keys, each touched once in 1m0s, on one core", touched.Title)
+	require.Equal(t, "1,000,000 keys, each touched once in 60 s, on one core", touched.Title)
 	require.Contains(t, touched.Rows[0], "170,000")
 	require.Equal(t, "7 keys active at once", active.Title)
 

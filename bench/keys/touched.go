@@ -136,7 +136,7 @@ func touchedCases(o run.Options) []run.Case[touchedInput] {
 func touchedTable(results []touchedResult) report.Table {
 	in := results[0].Input
 	t := report.Table{
-		Title: fmt.Sprintf("%s, each touched once in %v, on one core", report.Counted(in.Keys, "key"), in.Each),
+		Title: fmt.Sprintf("%s, each touched once in %g s, on one core", report.Counted(in.Keys, "key"), in.Each.Seconds()),
 		Note: fmt.Sprintf("%s evenly over that time, each with a new string for its key; GOMAXPROCS 1, one run. "+
 			"Each leaves at once, and its bucket drains in %v. Late: from when a key was to come until its call had returned, "+
 			"most of which is the Go timer that the caller sleeps by. "+
