@@ -59,10 +59,7 @@ func active(in activeInput) (activeFound, error) {
 	for i := range late {
 		late[i] = -1 // The memory is there from now on.
 	}
-	before, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	before := measure.ResidentBytes()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	k := rivals.KeyedNamed(in.Limiter).Open(ctx, in.Keys, rivals.Bucket{Every: in.Each, Burst: 1})
@@ -95,19 +92,10 @@ func active(in activeInput) (activeFound, error) {
 		}()
 	}
 	time.Sleep(from - time.Since(began))
-	cpu, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
+	cpu := measure.CPUTime()
 	time.Sleep(to - time.Since(began))
-	cpuSince, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
-	after, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	cpu = measure.CPUTime() - cpu
+	after := measure.ResidentBytes()
 	cancel()
 	callers.Wait()
 	n := used.Load()
@@ -120,7 +108,7 @@ func active(in activeInput) (activeFound, error) {
 	late = late[:n]
 	found.RateReached = float64(n) / wanted
 	found.LateP50, found.LateP99, found.LateMax = measure.Quantile(late, 0.5), measure.Quantile(late, 0.99), measure.Quantile(late, 1)
-	found.CPU = (cpuSince - cpu) / float64(n)
+	found.CPU = cpu / float64(n)
 	found.Bytes = (after - before) / float64(in.Keys)
 	return found, nil
 }

@@ -141,11 +141,9 @@ func callCases(o run.Options) (cases []run.Case[callsInput]) {
 	return cases
 }
 
-// callLines are a line for the memory, and one for each call and number of
-// goroutines.
-func callLines(results []callsResult) (lines []report.Line) {
+// timingLines are one for each call and number of goroutines.
+func timingLines(results []callsResult) (lines []report.Line) {
 	for _, r := range results {
-		lines = append(lines, report.Lines(r.Name, r.Found)...)
 		for i, call := range rivals.KeyedNamed(r.Input.Limiter).Calls {
 			for g, n := range r.Input.Goroutines {
 				var timings []measure.Timing

@@ -63,10 +63,7 @@ func touched(in touchedInput) (touchedFound, error) {
 	for i := range late {
 		late[i], took[i] = -1, -1 // The memory is there from now on.
 	}
-	before, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	before := measure.ResidentBytes()
 	if in.Limiter == rivals.Ours {
 		l := rivals.Bucket{Every: in.Drains, Burst: 1}.Limits()
 		group = rivals.Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)))
@@ -74,10 +71,7 @@ func touched(in touchedInput) (touchedFound, error) {
 		defer cancel()
 		call = func(key string) bool { return group.Wait(ctx, key) == nil }
 	}
-	used, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
+	used := measure.CPUTime()
 	began := time.Now()
 	for i := range touches {
 		due := time.Duration(i) * between
@@ -93,14 +87,8 @@ func touched(in touchedInput) (touchedFound, error) {
 		late[i], took[i] = float64(end-due), float64(end-start)
 	}
 	lasted := time.Since(began)
-	usedSince, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
-	after, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	used = measure.CPUTime() - used
+	after := measure.ResidentBytes()
 	if group != nil {
 		st := group.Stats()
 		found.Buckets, found.Overflowed = st.Keys, int(st.Overflowed)
@@ -108,7 +96,7 @@ func touched(in touchedInput) (touchedFound, error) {
 	}
 	found.Seconds = lasted.Seconds()
 	found.RateReached = (time.Duration(touches) * between).Seconds() / lasted.Seconds()
-	found.CPU = 100 * (usedSince - used) / float64(lasted)
+	found.CPU = 100 * used / float64(lasted)
 	found.LateP50, found.LateP99 = measure.Quantile(late, 0.5), measure.Quantile(late, 0.99)
 	found.CallP50, found.CallP99, found.CallMax = measure.Quantile(took, 0.5), measure.Quantile(took, 0.99), slices.Max(took)
 	found.Resident = after - before

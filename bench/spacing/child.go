@@ -67,15 +67,9 @@ func measureSpacing(in input) (result, error) {
 	defer load.stop()
 
 	time.Sleep(in.Warm)
-	before, err := readMeter(loop)
-	if err != nil {
-		return result{}, err
-	}
+	before := readMeter(loop)
 	time.Sleep(in.Window)
-	after, err := readMeter(loop)
-	if err != nil {
-		return result{}, err
-	}
+	after := readMeter(loop)
 	if work.goroutines > 0 && load.pieces() == 0 {
 		return result{}, fmt.Errorf("the load %q has done nothing", in.Load)
 	}
@@ -107,9 +101,9 @@ type meter struct {
 	mallocs uint64
 }
 
-func readMeter(l *closedLoop) (meter, error) {
+func readMeter(l *closedLoop) meter {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	cpu, err := measure.CPUTime()
-	return meter{at: time.Since(l.began), cpu: cpu, mallocs: memory.Mallocs}, err
+	cpu := measure.CPUTime()
+	return meter{at: time.Since(l.began), cpu: cpu, mallocs: memory.Mallocs}
 }
