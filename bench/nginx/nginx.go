@@ -27,7 +27,7 @@ var Experiment = run.Experiment{
 		program, err := findNginx(os.Getenv("PATH"))
 		if err != nil {
 			o.Progress.Logf("skipped: %v\n", err)
-			return report.Report{Tables: []report.Table{{Title: "nginx", Note: "Not measured: " + err.Error() + "."}}}, nil
+			return report.Report{Tables: []report.Table{{Title: "nginx: not measured", Note: err.Error() + "."}}}, nil
 		}
 		return compare(ctx, o, program, bursts(o), ceilings(o))
 	},
