@@ -94,11 +94,10 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 		for _, t := range r.Tables {
 			o.Progress.Printf("\n%s", t.Markdown())
 		}
+		r.Name, r.What = e.Name, e.What
 		found.Reports = append(found.Reports, r)
 	}
-	if goals := found.Goals(); len(goals.Rows) > 0 {
-		o.Progress.Printf("\n%s", goals.Markdown())
-	}
+	o.Progress.Printf("%s", found.Goals())
 	if c.out == "" || len(found.Reports) == 0 {
 		return status
 	}

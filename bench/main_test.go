@@ -52,7 +52,7 @@ func TestRunPrintsTablesAndGoalsAndWritesFiles(t *testing.T) {
 	status, stdout, stderr := running(t.Context(), "-only", "pace", "-out", folder)
 	require.Equal(t, exitOK, status)
 	require.Contains(t, stdout, "\n### Pace\n\n| who  | rate |\n| ---- | ---: |\n| ours |   12 |\n")
-	require.Contains(t, stdout, "\n### Goals\n\n| goal     | wanted | found | reached |\n| -------- | ------ | ----: | ------- |\n| evenness | ≥ 8×   |    9× | yes     |\n")
+	require.Contains(t, stdout, "\n## Goals\n\n| goal     | wanted | found | reached |\n| -------- | ------ | ----: | ------- |\n| evenness | ≥ 8×   |    9× | yes     |\n")
 	require.Contains(t, stdout, "results.md, results.bench.txt, rate.svg.\n")
 	require.Equal(t, "pace (1 of 1): begins\npace (1 of 1): 1 of 1\n", stderr)
 

@@ -39,11 +39,7 @@ type input struct {
 type result = run.Result[input, []measure.Timing]
 
 var child = run.NewMeasurement("admission", func(in input) ([]measure.Timing, error) {
-	c, err := in.call()
-	if err != nil {
-		return nil, err
-	}
-	each, stop, err := c.open()
+	each, stop, err := in.call().open()
 	if err != nil {
 		return nil, err
 	}
@@ -59,13 +55,14 @@ var child = run.NewMeasurement("admission", func(in input) ([]measure.Timing, er
 	return found, nil
 })
 
-func (in input) call() (call, error) {
+// call returns the call that is named. It panics if there is none.
+func (in input) call() call {
 	for _, c := range calls() {
 		if c.limiter == in.Limiter && c.call == in.Call && c.refuses == in.Refused {
-			return c, nil
+			return c
 		}
 	}
-	return call{}, fmt.Errorf("%s has no call %s", in.Limiter, in.Call)
+	panic(in.Limiter + " has no call " + in.Call)
 }
 
 func cases(o run.Options) []run.Case[input] {
@@ -144,7 +141,7 @@ func tables(results []result) []report.Table {
 			continue
 		}
 		tells := "no"
-		if c, err := r.Input.call(); err == nil && c.tells {
+		if r.Input.call().tells {
 			tells = "yes"
 		}
 		refused.Rows = append(refused.Rows, append(row, tells))
@@ -177,8 +174,8 @@ func goals(results []result) []report.Goal {
 	for g, n := range goroutines {
 		best, fastest := "none", measure.Unknown
 		for _, r := range results {
-			c, err := r.Input.call()
-			if err == nil && c.tells && c.limiter != rivals.Ours && !(r.Median[g].Ns >= fastest) {
+			c := r.Input.call()
+			if c.tells && c.limiter != rivals.Ours && !(r.Median[g].Ns >= fastest) {
 				best, fastest = c.limiter, r.Median[g].Ns
 			}
 		}

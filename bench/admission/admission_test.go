@@ -25,9 +25,7 @@ func TestEveryCallComesOutAsItShould(t *testing.T) {
 		require.False(t, names[c.Name], "two benchmarks have the name %s", c.Name)
 		names[c.Name] = true
 		t.Run(c.Name, func(t *testing.T) {
-			call, err := c.Input.call()
-			require.NoError(t, err)
-			each, stop, err := call.open()
+			each, stop, err := c.Input.call().open()
 			require.NoError(t, err)
 			defer stop()
 			for _, n := range goroutines {

@@ -10,7 +10,6 @@ import (
 	"github.com/go-chi/httprate"
 	"github.com/sethvargo/go-limiter/memorystore"
 	"github.com/throttled/throttled/v2"
-	"github.com/throttled/throttled/v2/store/memstore"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
@@ -41,10 +40,7 @@ func contexts() (live, soon context.Context, cancel func()) {
 // callers in the line.
 func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, soon context.Context) bool) opener {
 	return func() (func() func() bool, func(), error) {
-		s, err := shaper.New(l)
-		if err != nil {
-			return nil, nil, err
-		}
+		s := rivals.Must(shaper.New(l))
 		s.Allow()
 		line, err := measure.Gather(waiting, func(int) { _ = s.Wait(context.Background()) })
 		if err != nil {
@@ -92,17 +88,9 @@ func meetFailsafe(interval time.Duration, call func(l failsafeLimiter, live cont
 
 func meetThrottled(quota throttled.RateQuota, asItShould func(limited bool, r throttled.RateLimitResult) bool) opener {
 	return func() (func() func() bool, func(), error) {
-		store, err := memstore.NewCtx(0) // One key needs no bound on keys, which costs an allocation.
-		if err != nil {
-			return nil, nil, err
-		}
-		l, err := throttled.NewGCRARateLimiterCtx(store, quota)
-		if err != nil {
-			return nil, nil, err
-		}
-		l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
+		l := rivals.NewThrottled(0, quota) // One key needs no bound on keys, which costs an allocation.
 		live, _, cancel := contexts()
-		_, _, err = l.RateLimitCtx(live, "key", 1)
+		_, _, err := l.RateLimitCtx(live, "key", 1)
 		return shared(func() bool {
 			limited, r, err := l.RateLimitCtx(live, "key", 1)
 			return err == nil && asItShould(limited, r)
@@ -112,18 +100,13 @@ func meetThrottled(quota throttled.RateQuota, asItShould func(limited bool, r th
 
 func meetSethvargo(perDay uint64, asItShould func(reset uint64, ok bool) bool) opener {
 	return func() (func() func() bool, func(), error) {
-		store, err := memorystore.New(&memorystore.Config{Tokens: perDay, Interval: 24 * time.Hour})
-		if err != nil {
-			return nil, nil, err
-		}
+		store := rivals.Must(memorystore.New(&memorystore.Config{Tokens: perDay, Interval: 24 * time.Hour}))
 		live, _, cancel := contexts()
-		if _, _, _, _, err := store.Take(live, "key"); err != nil {
-			return nil, nil, err
-		}
+		_, _, _, _, err := store.Take(live, "key")
 		return shared(func() bool {
 			_, _, reset, ok, err := store.Take(live, "key")
 			return err == nil && asItShould(reset, ok)
-		}), func() { cancel(); _ = store.Close(context.Background()) }, nil
+		}), func() { cancel(); _ = store.Close(context.Background()) }, err
 	}
 }
 

@@ -66,10 +66,7 @@ type result = run.Result[input, []float64]
 // child measures all streams of one limiter at the same time, as each of them
 // asks for little. Every stream has a limiter of its own.
 var child = run.NewMeasurement("goodput", func(in input) ([]float64, error) {
-	r, err := rivals.Named(in.Limiter)
-	if err != nil {
-		return nil, err
-	}
+	r := rivals.Named(in.Limiter)
 	var all sync.WaitGroup
 	served := make([]float64, len(streams))
 	for i, s := range streams {

@@ -34,9 +34,7 @@ func TestGoodputInVirtualTime(t *testing.T) {
 	} {
 		t.Run(c.limiter+" by "+c.by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				limiter, err := rivals.Named(c.limiter)
-				require.NoError(t, err)
-				served, callers := goodput(limiter, stream{c.by, 125}, 2*time.Second, 10*time.Second)
+				served, callers := goodput(rivals.Named(c.limiter), stream{c.by, 125}, 2*time.Second, 10*time.Second)
 				callers.Wait()
 				require.InDelta(t, c.served, served, 0.2, "one departure at either end of the window")
 			})
@@ -57,14 +55,13 @@ func TestTheReportHasAFigureForEachStream(t *testing.T) {
 	require.Empty(t, reportOf(nil, run.Options{}).Tables)
 }
 
+// [rivals.Named] panics if there is none.
 func TestEveryLimiterCanBeMeasured(t *testing.T) {
 	for _, c := range cases(run.Options{}) {
-		_, err := rivals.Named(c.Input.Limiter)
-		require.NoError(t, err)
+		rivals.Named(c.Input.Limiter)
 	}
 	for _, c := range holeCases(run.Options{}) {
-		_, err := rivals.Named(c.Input)
-		require.NoError(t, err)
+		rivals.Named(c.Input)
 	}
 	served, err := child.Take(t.Context(), input{"shaper", 10 * time.Millisecond, 100 * time.Millisecond})
 	require.NoError(t, err)

@@ -39,11 +39,7 @@ type holeFound struct {
 type holeResult = run.Result[string, holeFound]
 
 var holeChild = run.NewMeasurement("hole", func(limiter string) (holeFound, error) {
-	r, err := rivals.Named(limiter)
-	if err != nil {
-		return holeFound{}, err
-	}
-	took, err := hole(r)
+	took, err := hole(rivals.Named(limiter))
 	return holeFound{float64(took)}, err
 })
 

@@ -31,9 +31,7 @@ func TestHoleInVirtualTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c, err := rivals.Named(name)
-				require.NoError(t, err)
-				took, err := hole(c)
+				took, err := hole(rivals.Named(name))
 				require.NoError(t, err)
 				require.Equal(t, want, took.Round(time.Millisecond))
 			})

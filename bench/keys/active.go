@@ -45,10 +45,6 @@ var activeChild = run.NewMeasurement("keys-active", active)
 // each interval, as no lateness here is beyond what may be made up. The keys come
 // evenly, and so do their slots.
 func active(in activeInput) (activeFound, error) {
-	c, err := rivals.KeyedNamed(in.Limiter)
-	if err != nil {
-		return activeFound{}, err
-	}
 	var (
 		found  activeFound
 		wanted = float64(in.Keys) / in.Each.Seconds() * in.Window.Seconds()
@@ -63,16 +59,10 @@ func active(in activeInput) (activeFound, error) {
 	for i := range late {
 		late[i] = -1 // The memory is there from now on.
 	}
-	before, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	before := measure.ResidentBytes()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	k, err := c.Open(ctx, in.Keys, rivals.Bucket{Every: in.Each, Burst: 1})
-	if err != nil {
-		return found, err
-	}
+	k := rivals.KeyedNamed(in.Limiter).Open(ctx, in.Keys, rivals.Bucket{Every: in.Each, Burst: 1})
 	defer k.Stop()
 	call := k.Each[0]()
 	began := time.Now()
@@ -102,19 +92,10 @@ func active(in activeInput) (activeFound, error) {
 		}()
 	}
 	time.Sleep(from - time.Since(began))
-	cpu, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
+	cpu := measure.CPUTime()
 	time.Sleep(to - time.Since(began))
-	cpuSince, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
-	after, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	cpu = measure.CPUTime() - cpu
+	after := measure.ResidentBytes()
 	cancel()
 	callers.Wait()
 	n := used.Load()
@@ -127,7 +108,7 @@ func active(in activeInput) (activeFound, error) {
 	late = late[:n]
 	found.RateReached = float64(n) / wanted
 	found.LateP50, found.LateP99, found.LateMax = measure.Quantile(late, 0.5), measure.Quantile(late, 0.99), measure.Quantile(late, 1)
-	found.CPU = (cpuSince - cpu) / float64(n)
+	found.CPU = cpu / float64(n)
 	found.Bytes = (after - before) / float64(in.Keys)
 	return found, nil
 }

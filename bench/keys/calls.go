@@ -40,10 +40,7 @@ var callsChild = run.NewMeasurement("keys", calls)
 // calls lets all keys come once, looks how much memory they take, and then
 // measures the calls, with the keys in an order that is the same for all.
 func calls(in callsInput) (callsFound, error) {
-	c, err := rivals.KeyedNamed(in.Limiter)
-	if err != nil {
-		return callsFound{}, err
-	}
+	c := rivals.KeyedNamed(in.Limiter)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var (
@@ -52,24 +49,22 @@ func calls(in callsInput) (callsFound, error) {
 		round = 1_000 // of keys, where they don't matter
 	)
 	if in.Keys == 0 {
-		k, err = c.Alone(ctx, keptBucket(0))
+		k = c.Alone(ctx, keptBucket(0))
 	} else {
 		round = in.Keys
 		before := measure.LiveHeap()
-		if k, err = c.Open(ctx, in.Keys, keptBucket(in.Keys)); err == nil {
-			err = comeOnce(k, 0, 1)
+		k = c.Open(ctx, in.Keys, keptBucket(in.Keys))
+		if err := comeOnce(k, 0, 1); err != nil {
+			return callsFound{}, err
 		}
 		first := measure.LiveHeap()
-		if err == nil {
-			err = comeOnce(k, 1, in.Keys)
+		if err := comeOnce(k, 1, in.Keys); err != nil {
+			return callsFound{}, err
 		}
 		found.FirstKiB = float64(first-before) / (1 << 10)
 		if in.Keys > 1 {
 			found.Bytes = float64(measure.LiveHeap()-first) / float64(in.Keys-1)
 		}
-	}
-	if err != nil {
-		return callsFound{}, err
 	}
 	defer k.Stop()
 	keys := shuffledKeys(round)
@@ -146,16 +141,10 @@ func callCases(o run.Options) (cases []run.Case[callsInput]) {
 	return cases
 }
 
-// callLines are a line for the memory, and one for each call and number of
-// goroutines.
-func callLines(results []callsResult) (lines []report.Line) {
+// timingLines are one for each call and number of goroutines.
+func timingLines(results []callsResult) (lines []report.Line) {
 	for _, r := range results {
-		lines = append(lines, report.Lines(r.Name, r.Found)...)
-		c, err := rivals.KeyedNamed(r.Input.Limiter)
-		if err != nil {
-			continue
-		}
-		for i, call := range c.Calls {
+		for i, call := range rivals.KeyedNamed(r.Input.Limiter).Calls {
 			for g, n := range r.Input.Goroutines {
 				var timings []measure.Timing
 				for _, round := range r.Found {
@@ -172,8 +161,7 @@ func callLines(results []callsResult) (lines []report.Line) {
 // goroutines; all is [measure.Unknown] if it was not measured.
 func timingOf(results []callsResult, limiter, call string, keys, g int) measure.Timing {
 	m, measured := callsOf(results, limiter, keys)
-	c, err := rivals.KeyedNamed(limiter)
-	if at := slices.Index(c.Calls, call); measured && err == nil && at >= 0 && g < len(m.Timings[at]) {
+	if at := slices.Index(rivals.KeyedNamed(limiter).Calls, call); measured && at >= 0 && g < len(m.Timings[at]) {
 		return m.Timings[at][g]
 	}
 	return measure.Timing{Ns: measure.Unknown, Allocs: measure.Unknown}

@@ -48,23 +48,14 @@ type results struct {
 func (found results) report(o run.Options) (r report.Report) {
 	r.Goals = append([]report.Goal{memoryGoal(found.calls), leftGoal(found.left)}, costGoals(found.calls)...)
 	r.Goals = append(r.Goals, touchedGoal(found.touched), activeGoal(found.active))
+	run.Report(&r, found.calls, memoryTable, costTable, contentionTable)
+	r.Lines = append(r.Lines, timingLines(found.calls)...)
 	if len(found.calls) > 0 {
-		r.Tables = append(r.Tables, memoryTable(found.calls), costTable(found.calls), contentionTable(found.calls))
-		r.Lines = append(r.Lines, callLines(found.calls)...)
 		r.Pictures = append(r.Pictures, picture(found.calls, o.Machine))
 	}
-	if len(found.left) > 0 {
-		r.Tables = append(r.Tables, leftTable(found.left))
-		r.Lines = append(r.Lines, run.Lines(found.left)...)
-	}
-	if len(found.touched) > 0 {
-		r.Tables = append(r.Tables, touchedTable(found.touched))
-		r.Lines = append(r.Lines, run.Lines(found.touched)...)
-	}
-	if len(found.active) > 0 {
-		r.Tables = append(r.Tables, activeTable(found.active))
-		r.Lines = append(r.Lines, run.Lines(found.active)...)
-	}
+	run.Report(&r, found.left, leftTable)
+	run.Report(&r, found.touched, touchedTable)
+	run.Report(&r, found.active, activeTable)
 	return r
 }
 

@@ -36,15 +36,8 @@ var leftChild = run.NewMeasurement("keys-left", left)
 // left lets all keys come once and waits. Before it looks, one more key comes, for
 // those that tidy up when they are called.
 func left(in leftInput) (leftFound, error) {
-	c, err := rivals.KeyedNamed(in.Limiter)
-	if err != nil {
-		return leftFound{}, err
-	}
 	before := measure.LiveHeap()
-	k, err := c.Open(context.Background(), in.Keys, rivals.Bucket{Every: in.Drains, Burst: 1})
-	if err != nil {
-		return leftFound{}, err
-	}
+	k := rivals.KeyedNamed(in.Limiter).Open(context.Background(), in.Keys, rivals.Bucket{Every: in.Drains, Burst: 1})
 	defer k.Stop()
 	if err := comeOnce(k, 0, in.Keys); err != nil {
 		return leftFound{}, err

@@ -63,23 +63,15 @@ func touched(in touchedInput) (touchedFound, error) {
 	for i := range late {
 		late[i], took[i] = -1, -1 // The memory is there from now on.
 	}
-	before, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	before := measure.ResidentBytes()
 	if in.Limiter == rivals.Ours {
 		l := rivals.Bucket{Every: in.Drains, Burst: 1}.Limits()
-		if group, err = shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)); err != nil {
-			return found, err
-		}
+		group = rivals.Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)))
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		call = func(key string) bool { return group.Wait(ctx, key) == nil }
 	}
-	used, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
+	used := measure.CPUTime()
 	began := time.Now()
 	for i := range touches {
 		due := time.Duration(i) * between
@@ -95,14 +87,8 @@ func touched(in touchedInput) (touchedFound, error) {
 		late[i], took[i] = float64(end-due), float64(end-start)
 	}
 	lasted := time.Since(began)
-	usedSince, err := measure.CPUTime()
-	if err != nil {
-		return found, err
-	}
-	after, err := measure.ResidentBytes()
-	if err != nil {
-		return found, err
-	}
+	used = measure.CPUTime() - used
+	after := measure.ResidentBytes()
 	if group != nil {
 		st := group.Stats()
 		found.Buckets, found.Overflowed = st.Keys, int(st.Overflowed)
@@ -110,7 +96,7 @@ func touched(in touchedInput) (touchedFound, error) {
 	}
 	found.Seconds = lasted.Seconds()
 	found.RateReached = (time.Duration(touches) * between).Seconds() / lasted.Seconds()
-	found.CPU = 100 * (usedSince - used) / float64(lasted)
+	found.CPU = 100 * used / float64(lasted)
 	found.LateP50, found.LateP99 = measure.Quantile(late, 0.5), measure.Quantile(late, 0.99)
 	found.CallP50, found.CallP99, found.CallMax = measure.Quantile(took, 0.5), measure.Quantile(took, 0.99), slices.Max(took)
 	found.Resident = after - before
@@ -138,7 +124,7 @@ func touchedCases(o run.Options) []run.Case[touchedInput] {
 func touchedTable(results []touchedResult) report.Table {
 	in := results[0].Input
 	t := report.Table{
-		Title: fmt.Sprintf("%s, each touched once in %v, on one core", report.Counted(in.Keys, "key"), in.Each),
+		Title: fmt.Sprintf("%s, each touched once in %g s, on one core", report.Counted(in.Keys, "key"), in.Each.Seconds()),
 		Note: fmt.Sprintf("%s evenly over that time, each with a new string for its key; GOMAXPROCS 1, one run. "+
 			"Each leaves at once, and its bucket drains in %v. Late: from when a key was to come until its call had returned, "+
 			"most of which is the Go timer that the caller sleeps by. "+

@@ -27,7 +27,7 @@ var Experiment = run.Experiment{
 		program, err := findNginx(os.Getenv("PATH"))
 		if err != nil {
 			o.Progress.Logf("skipped: %v\n", err)
-			return report.Report{Tables: []report.Table{{Title: "nginx", Note: "Not measured: " + err.Error() + "."}}}, nil
+			return report.Report{Tables: []report.Table{{Title: "nginx: not measured", Note: err.Error() + "."}}}, nil
 		}
 		return compare(ctx, o, program, bursts(o), ceilings(o))
 	},
@@ -140,14 +140,9 @@ func of(proxy string, err error) error {
 }
 
 func reportOf(version string, spacings []run.Result[burst, spacing], ceilings []run.Result[ceilingInput, ceiling]) (r report.Report) {
-	if len(spacings) > 0 {
-		r.Tables = append(r.Tables, spacingTable(version, spacings))
-	}
-	if len(ceilings) > 0 {
-		r.Tables = append(r.Tables, ceilingTable(ceilings))
-	}
 	r.Goals = goals(spacings)
-	r.Lines = append(run.Lines(spacings), run.Lines(ceilings)...)
+	run.Report(&r, spacings, func(results []run.Result[burst, spacing]) report.Table { return spacingTable(version, results) })
+	run.Report(&r, ceilings, ceilingTable)
 	return r
 }
 

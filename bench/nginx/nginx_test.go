@@ -24,7 +24,7 @@ func TestWhereNginxIsMissingTheReportSaysHowToGetIt(t *testing.T) {
 	r, err := Experiment.Measure(t.Context(), run.Options{Quick: true})
 	require.NoError(t, err, "the other experiments are worth their time")
 	require.Len(t, r.Tables, 1)
-	require.Equal(t, "Not measured: nginx is missing; to get it, on Debian: apt-get install nginx-light.", r.Tables[0].Note)
+	require.Equal(t, "nginx is missing; to get it, on Debian: apt-get install nginx-light.", r.Tables[0].Note)
 	require.Empty(t, r.Goals)
 }
 

@@ -26,11 +26,7 @@ type cancelFound struct {
 }
 
 var cancelChild = run.NewMeasurement("cancel", func(in cancelInput) (cancelFound, error) {
-	r, err := rivals.Named(in.Limiter)
-	if err != nil {
-		return cancelFound{}, err
-	}
-	latencies, err := cancelLatencies(r, in.Waiting, in.Cancels)
+	latencies, err := cancelLatencies(rivals.Named(in.Limiter), in.Waiting, in.Cancels)
 	return cancelFound{measure.Quantile(latencies, 0.5), measure.Quantile(latencies, 0.99)}, err
 })
 

@@ -44,11 +44,7 @@ type ceilingFound struct {
 type ceilingResult = run.Result[ceilingInput, ceilingFound]
 
 var ceilingChild = run.NewMeasurement("ceiling", func(in ceilingInput) (ceilingFound, error) {
-	r, err := rivals.Named(in.Limiter)
-	if err != nil {
-		return ceilingFound{}, err
-	}
-	return ceiling(r, in)
+	return ceiling(rivals.Named(in.Limiter), in)
 })
 
 // ceilingLooks is how often ceiling looks how many callers are parked.

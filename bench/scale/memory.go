@@ -43,18 +43,12 @@ type memoryResult = run.Result[memoryInput, memoryFound]
 var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound, error) {
 	never := make(chan struct{})
 	wait := rivals.Wait(func(context.Context) error { <-never; return nil })
-	before, err := measure.ResidentBytes()
-	if err != nil {
-		return memoryFound{}, err
-	}
+	before := measure.ResidentBytes()
 	if in.Limiter != bareGoroutine {
-		r, err := rivals.Named(in.Limiter)
-		if err != nil {
-			return memoryFound{}, err
-		}
-		wait = r.Open(slowLimit, in.Waiting, nil).Wait
+		wait = rivals.Named(in.Limiter).Open(slowLimit, in.Waiting, nil).Wait
 	}
 	ctx := context.Background()
+	var err error
 	if in.OwnContext && in.Limiter != bareGoroutine {
 		_, err = measure.Gather(in.Waiting, func(int) {
 			own, cancel := context.WithCancel(ctx)
@@ -72,8 +66,8 @@ var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound
 	if parked := measure.Goroutines("waiting"); parked < uint64(in.Waiting-in.Waiting/100) {
 		return memoryFound{}, fmt.Errorf("only %d goroutines wait, of %d", parked, in.Waiting)
 	}
-	after, err := measure.ResidentBytes()
-	return memoryFound{Bytes: (after - before) / float64(in.Waiting), Beyond: measure.Unknown}, err
+	bytes := measure.ResidentBytes() - before
+	return memoryFound{Bytes: bytes / float64(in.Waiting), Beyond: measure.Unknown}, nil
 })
 
 // memoryNeeded returns an error if -full needs more memory than there is.
@@ -138,18 +132,15 @@ func measureMemory(ctx context.Context, o run.Options) ([]memoryResult, error) {
 	return results, err
 }
 
+const memoryTitle = "Memory: bytes per waiter"
+
 // memoryTable has one row for each limiter, and columns for each kind of line.
 func memoryTable(results []memoryResult) report.Table {
-	t := report.Table{Title: "Memory: bytes per waiter"}
-	if len(results) == 0 {
-		t.Note = "Not known on this system."
-		return t
-	}
+	t := report.Table{Title: memoryTitle, Columns: []string{"limiter"}}
 	t.Note = fmt.Sprintf("Resident memory of a process, after what is not in use has been given back; medians of %d (a million: one). "+
 		"Beyond: without what a bare goroutine takes that is parked on a channel. "+
 		"With a context of its own a waiter has, and watches, one that can be cancelled; it is counted. "+
 		"uber's cannot be cancelled and watch none.", len(results[0].Found))
-	t.Columns = []string{"limiter"}
 	var kinds []memoryInput
 	for _, r := range results {
 		kind := memoryInput{Waiting: r.Input.Waiting, OwnContext: r.Input.OwnContext}

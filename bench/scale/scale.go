@@ -8,6 +8,7 @@ import (
 	"errors"
 	"time"
 
+	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -34,20 +35,13 @@ var Experiment = run.Experiment{
 		closed, err3 := run.InTurns(ctx, o, closeChild.Take, closeCases(o))
 		ceiling, err4 := run.InTurns(ctx, o, ceilingChild.Take, ceilingCases(o))
 		r := report.Report{Goals: []report.Goal{memoryGoal(memory), ceilingGoal(ceiling)}}
-		r.Tables = append(r.Tables, memoryTable(memory))
-		if len(cancel) > 0 {
-			r.Tables = append(r.Tables, cancelTable(cancel))
+		if !measure.MemoryIsTold() {
+			r.Tables = append(r.Tables, report.Table{Title: memoryTitle, Note: "Not known on this system."})
 		}
-		if len(closed) > 0 {
-			r.Tables = append(r.Tables, closeTable(closed))
-		}
-		if len(ceiling) > 0 {
-			r.Tables = append(r.Tables, ceilingTable(ceiling))
-		}
-		r.Lines = append(r.Lines, run.Lines(memory)...)
-		r.Lines = append(r.Lines, run.Lines(cancel)...)
-		r.Lines = append(r.Lines, run.Lines(closed)...)
-		r.Lines = append(r.Lines, run.Lines(ceiling)...)
+		run.Report(&r, memory, memoryTable)
+		run.Report(&r, cancel, cancelTable)
+		run.Report(&r, closed, closeTable)
+		run.Report(&r, ceiling, ceilingTable)
 		return r, errors.Join(err1, err2, err3, err4)
 	},
 }

@@ -39,16 +39,10 @@ var child = run.NewMeasurement("spacing", measureSpacing)
 // measureSpacing leaves goroutines behind, some of which sleep for long. They end
 // with the process.
 func measureSpacing(in input) (result, error) {
-	r, err := rivals.Named(in.Limiter)
-	if err != nil {
-		return result{}, err
-	}
+	r := rivals.Named(in.Limiter)
 	// A load finds out what a millisecond of work is, so it is made before anything
 	// else runs.
-	work, err := loadNamed(in.Load)
-	if err != nil {
-		return result{}, err
-	}
+	work := loadNamed(in.Load)
 	loop := newClosedLoop(in)
 	var handedOut slots
 	var slot func(time.Time)
@@ -73,15 +67,9 @@ func measureSpacing(in input) (result, error) {
 	defer load.stop()
 
 	time.Sleep(in.Warm)
-	before, err := readMeter(loop)
-	if err != nil {
-		return result{}, err
-	}
+	before := readMeter(loop)
 	time.Sleep(in.Window)
-	after, err := readMeter(loop)
-	if err != nil {
-		return result{}, err
-	}
+	after := readMeter(loop)
 	if work.goroutines > 0 && load.pieces() == 0 {
 		return result{}, fmt.Errorf("the load %q has done nothing", in.Load)
 	}
@@ -113,9 +101,9 @@ type meter struct {
 	mallocs uint64
 }
 
-func readMeter(l *closedLoop) (meter, error) {
+func readMeter(l *closedLoop) meter {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	cpu, err := measure.CPUTime()
-	return meter{at: time.Since(l.began), cpu: cpu, mallocs: memory.Mallocs}, err
+	cpu := measure.CPUTime()
+	return meter{at: time.Since(l.began), cpu: cpu, mallocs: memory.Mallocs}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,16 +34,14 @@ func loads() []load {
 }
 
 // loadNamed returns the load of that name; idle is one without goroutines.
-func loadNamed(name string) (load, error) {
-	if name == idle {
-		return load{name: idle}, nil
+// It panics if there is none.
+func loadNamed(name string) load {
+	all := append(loads(), load{name: idle})
+	at := slices.IndexFunc(all, func(l load) bool { return l.name == name })
+	if at < 0 {
+		panic("no load is named " + name)
 	}
-	for _, l := range loads() {
-		if l.name == name {
-			return l, nil
-		}
-	}
-	return load{}, fmt.Errorf("no load is named %q", name)
+	return all[at]
 }
 
 // A running load has to be stopped.

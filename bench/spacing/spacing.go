@@ -134,7 +134,7 @@ const idleNote = "Closed loop: each caller waits again as soon as it has left. I
 	"Error: |spacing - interval|. Bunched: spacings below half an interval. " +
 	"Overtaken: departures after one that had begun to wait later; the order is taken just before the call, " +
 	"so that two callers within some nanoseconds may be mistaken for each other. " +
-	"CPU and allocations are those of the whole process. Medians of so many rounds."
+	"CPU and allocations are those of the whole process. Medians of as many rounds as the last column says."
 
 func idleTable(waiters int, results []run.Result[input, result]) report.Table {
 	t := report.Table{

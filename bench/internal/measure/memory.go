@@ -45,13 +45,14 @@ func MemoryIsTold() bool {
 }
 
 // ResidentBytes returns the resident memory of this process, after what is not
-// in use has been given back. It is [Unknown] where [MemoryIsTold] is false.
-func ResidentBytes() (float64, error) {
-	if !MemoryIsTold() {
-		return Unknown, nil
-	}
+// in use has been given back. It is [Unknown] where the system does not tell.
+func ResidentBytes() float64 {
 	debug.FreeOSMemory()
-	return procBytes(statusFile, "VmRSS")
+	bytes, err := procBytes(statusFile, "VmRSS")
+	if err != nil {
+		return Unknown
+	}
+	return bytes
 }
 
 // EnoughMemory returns an error if this system does not have so many bytes to

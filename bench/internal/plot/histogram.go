@@ -50,7 +50,7 @@ func (p Spacings) Draw(ours string) report.Picture {
 	oursFirst(rows, ours, func(r SpacingsRow) string { return r.Name })
 	var s svg
 	y := s.heading(fmt.Sprintf("How even are the departures? Spacing at %s per second", report.Grouped(int(p.Rate))),
-		fmt.Sprintf("Each spacing between two departures, as a multiple of the interval of %s. A perfect shaper is a needle at 1; what stands left of ½ left in a bunch.", Time(1e9/p.Rate)))
+		fmt.Sprintf("Each spacing between two departures, as a multiple of the interval of %s. A perfect shaper is a needle at 1; bars to the left of ½ are bunches.", Time(1e9/p.Rate)))
 	left := pictureMargin + nameColumnWidth(names)
 	right := pictureWidth - pictureMargin - 2*histogramFigures - 12
 	median, bunched := right+12+histogramFigures, pictureWidth-pictureMargin

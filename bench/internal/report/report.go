@@ -11,10 +11,11 @@ import (
 
 // A Report is what an experiment has found.
 type Report struct {
-	Tables   []Table
-	Goals    []Goal
-	Lines    []Line
-	Pictures []Picture
+	Name, What string // of the experiment
+	Tables     []Table
+	Goals      []Goal
+	Lines      []Line
+	Pictures   []Picture
 }
 
 // A Picture is written as SVG under its name.

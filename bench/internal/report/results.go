@@ -23,9 +23,9 @@ type Results struct {
 	Reports []Report
 }
 
-// Goals returns those of all experiments, as a table.
-func (r Results) Goals() Table {
-	t := Table{Title: "Goals", Columns: []string{"goal", "wanted", "found", "reached"}}
+// Goals returns those of all experiments under a heading, and "" if there are none.
+func (r Results) Goals() string {
+	t := Table{Columns: []string{"goal", "wanted", "found", "reached"}}
 	for _, one := range r.Reports {
 		for _, g := range one.Goals {
 			reached := "yes"
@@ -35,7 +35,10 @@ func (r Results) Goals() Table {
 			t.Rows = append(t.Rows, []string{g.What, g.Want, g.Got, reached})
 		}
 	}
-	return t
+	if len(t.Rows) == 0 {
+		return ""
+	}
+	return "\n## Goals\n\n" + t.Markdown()
 }
 
 // Write puts the tables, the benchmark lines and the pictures into a folder. It
@@ -70,15 +73,12 @@ func (r Results) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Results of `%s`\n\n%s: %s.\n\n", r.Command, r.Date.Format(time.DateOnly), r.Machine)
 	fmt.Fprintf(&b, "All figures are in [%s](%s) too, each round by itself; `benchstat old new` compares two such files.\n", LinesFile, LinesFile)
-	var tables []Table
-	if goals := r.Goals(); len(goals.Rows) > 0 {
-		tables = append(tables, goals)
-	}
+	b.WriteString(r.Goals())
 	for _, one := range r.Reports {
-		tables = append(tables, one.Tables...)
-	}
-	for _, t := range tables {
-		b.WriteString("\n" + t.Markdown())
+		fmt.Fprintf(&b, "\n## %s: %s\n", one.Name, one.What)
+		for _, t := range one.Tables {
+			b.WriteString("\n" + t.Markdown())
+		}
 	}
 	return b.String()
 }

@@ -26,6 +26,7 @@ func sampleResults() Results {
 		Machine: Machine{System: "linux/amd64", Processor: "Abacus", CPUs: 2, Go: "go1.26.8", GOMAXPROCS: 2},
 		Reports: []Report{
 			{
+				Name: "pace", What: "how fast",
 				Tables: []Table{{Title: "Spacing", Columns: []string{"who"}, Rows: [][]string{{"ours"}}}},
 				Goals:  []Goal{{What: "even", Want: "≥ 8×", Got: "9×", Reached: true}},
 				Lines: Lines("Pace/limiter=shaper/rate=10", []pace{
@@ -35,6 +36,7 @@ func sampleResults() Results {
 				Pictures: []Picture{{Name: "rate", SVG: []byte("less")}},
 			},
 			{
+				Name: "keys", What: "what they cost",
 				Goals:    []Goal{{What: "small", Want: "≤ 200", Got: "201"}},
 				Pictures: []Picture{{Name: "rate", SVG: []byte("more")}, {Name: "keys", SVG: []byte("bars")}},
 			},
@@ -67,13 +69,15 @@ func TestMarkdownBeginsWithTheGoals(t *testing.T) {
 	require.Equal(t, "# Results of `go run ./bench -quick`\n\n"+
 		"2025-11-21: linux/amd64, Abacus (2 CPUs), go1.26.8, GOMAXPROCS 2.\n\n"+
 		"All figures are in [results.bench.txt](results.bench.txt) too, each round by itself; `benchstat old new` compares two such files.\n\n"+
-		"### Goals\n\n"+
+		"## Goals\n\n"+
 		"| goal  | wanted | found | reached |\n"+
 		"| ----- | ------ | ----: | ------- |\n"+
 		"| even  | ≥ 8×   |    9× | yes     |\n"+
 		"| small | ≤ 200  |   201 | NO      |\n\n"+
+		"## pace: how fast\n\n"+
 		"### Spacing\n\n"+
-		"| who  |\n| ---- |\n| ours |\n", sampleResults().markdown())
+		"| who  |\n| ---- |\n| ours |\n\n"+
+		"## keys: what they cost\n", sampleResults().markdown())
 }
 
 func TestTheLastPictureOfANameCounts(t *testing.T) {

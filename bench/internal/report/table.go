@@ -1,12 +1,13 @@
 package report
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
-// A Table is printed with its columns aligned. Without columns it is only a
-// title with a note.
+// A Table is printed with its columns aligned. Its title and its note may be missing;
+// without columns it is only those.
 type Table struct {
 	Title   string
 	Note    string // how it was measured, and what to beware of
@@ -16,72 +17,52 @@ type Table struct {
 
 // Markdown returns the table for a document, and for a terminal.
 func (t Table) Markdown() string {
-	widths := t.widths()
-	rule := make([]string, len(widths))
-	for i, width := range widths {
-		rule[i] = strings.Repeat("-", max(3, width))
-		if t.right(i) {
-			rule[i] = rule[i][1:] + ":"
-		}
-	}
-	rows := t.rows()
-	rows = append([][]string{rows[0], rule}, rows[1:]...)
 	var b strings.Builder
-	b.WriteString("### " + t.Title + "\n\n")
+	if t.Title != "" {
+		b.WriteString("### " + t.Title + "\n\n")
+	}
 	if t.Note != "" {
 		b.WriteString(strings.Join(Wrap(t.Note, 100), "\n") + "\n\n")
 	}
 	if len(t.Columns) == 0 {
-		rows = nil
+		return b.String()
 	}
-	for _, row := range rows {
-		b.WriteString("|")
-		for i, cell := range row {
-			b.WriteString(" " + t.aligned(i, strings.ReplaceAll(cell, "|", `\|`), widths[i]) + " |")
+	lines := make([]strings.Builder, 2+len(t.Rows)) // The second is the rule.
+	for i, heading := range t.Columns {
+		cells, width := []string{heading}, max(3, utf8.RuneCountInString(heading))
+		for _, row := range t.Rows {
+			cells = append(cells, strings.ReplaceAll(row[i], "|", `\|`))
+			width = max(width, utf8.RuneCountInString(row[i]))
 		}
-		b.WriteString("\n")
+		right := areFigures(cells[1:])
+		rule := strings.Repeat("-", width)
+		if right {
+			rule = rule[1:] + ":"
+		}
+		for j, cell := range slices.Insert(cells, 1, rule) {
+			room := strings.Repeat(" ", max(0, width-utf8.RuneCountInString(cell)))
+			if right {
+				lines[j].WriteString("| " + room + cell + " ")
+			} else {
+				lines[j].WriteString("| " + cell + room + " ")
+			}
+		}
+	}
+	for i := range lines {
+		b.WriteString(lines[i].String() + "|\n")
 	}
 	return b.String()
 }
 
-// rows returns those of the table after its heading; each has all the columns.
-func (t Table) rows() [][]string {
-	rows := [][]string{t.Columns}
-	for _, row := range t.Rows {
-		full := make([]string, len(t.Columns))
-		copy(full, row)
-		rows = append(rows, full)
-	}
-	return rows
-}
-
-func (t Table) widths() []int {
-	widths := make([]int, len(t.Columns))
-	for _, row := range t.rows() {
-		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	return widths
-}
-
-func (t Table) aligned(column int, cell string, width int) string {
-	room := strings.Repeat(" ", max(0, width-utf8.RuneCountInString(cell)))
-	if t.right(column) {
-		return room + cell
-	}
-	return cell + room
-}
-
-// right reports whether a column holds figures: one at least of its cells begins
-// as a number does, and none is several words or begins as a word.
-func (t Table) right(column int) bool {
+// areFigures reports whether the cells of a column are figures: one at least begins as
+// a number does, and none is several words or begins as a word.
+func areFigures(cells []string) bool {
 	figures := false
-	for _, row := range t.Rows {
-		if column >= len(row) || row[column] == "" {
+	for _, cell := range cells {
+		cell = strings.TrimPrefix(cell, "< ")
+		if cell == "" {
 			continue
 		}
-		cell := strings.TrimPrefix(row[column], "< ")
 		switch first := cell[0]; {
 		case strings.Contains(cell, " "):
 			return false

@@ -16,7 +16,7 @@ var sampleTable = Table{
 	Columns: []string{"who", "µs", "allocations", "what"},
 	Rows: [][]string{
 		{"ours", "9.5", "0", "even | calm"},
-		{"x-time", "1,029", "< 0.001"},
+		{"x-time", "1,029", "< 0.001", ""},
 		{"µ", "-", "12", "2 words"},
 	},
 }

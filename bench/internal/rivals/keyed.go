@@ -2,8 +2,8 @@ package rivals
 
 import (
 	"context"
-	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,9 +21,9 @@ type KeyedRival struct {
 	Name  string
 	Calls []string // by which it is asked
 	// Open makes one for so many keys. Its calls end with ctx, if they wait.
-	Open func(ctx context.Context, keys int, b Bucket) (Keyed, error)
+	Open func(ctx context.Context, keys int, b Bucket) Keyed
 	// Alone makes what it has for one key, which takes none. nil: there is none.
-	Alone func(ctx context.Context, b Bucket) (Keyed, error)
+	Alone func(ctx context.Context, b Bucket) Keyed
 }
 
 // Keyed is a KeyedRival at work. Each has a function for each of its calls, which
@@ -73,29 +73,28 @@ var AllKeyed = []KeyedRival{
 	},
 	{
 		Name: OursDrained, Calls: []string{"Wait", "Allow"},
-		Open: func(ctx context.Context, keys int, _ Bucket) (Keyed, error) {
+		Open: func(ctx context.Context, keys int, _ Bucket) Keyed {
 			return openGroup(ctx, keys, DrainedBucket)
 		},
-		Alone: func(ctx context.Context, _ Bucket) (Keyed, error) { return openShaperAlone(ctx, DrainedBucket) },
+		Alone: func(ctx context.Context, _ Bucket) Keyed { return openShaperAlone(ctx, DrainedBucket) },
 	},
 	{Name: "x-time", Calls: []string{"Wait", "Allow"}, Open: openLimiterMap, Alone: openXTimeAlone},
 	{Name: "sethvargo", Calls: []string{"Take"}, Open: openMemoryStore},
 	{Name: "throttled", Calls: []string{"RateLimitCtx"}, Open: openMemStore},
-	{Name: "throttled-unbounded", Calls: []string{"RateLimitCtx"}, Open: func(ctx context.Context, _ int, b Bucket) (Keyed, error) {
+	{Name: "throttled-unbounded", Calls: []string{"RateLimitCtx"}, Open: func(ctx context.Context, _ int, b Bucket) Keyed {
 		return openMemStore(ctx, 0, b)
 	}},
 	{Name: "httprate", Calls: []string{"OnLimit"}, Open: openWindowCounter},
 	{Name: BareMap, Calls: []string{"look-up"}, Open: openMap},
 }
 
-// KeyedNamed returns the rival of that name.
-func KeyedNamed(name string) (KeyedRival, error) {
-	for _, c := range AllKeyed {
-		if c.Name == name {
-			return c, nil
-		}
+// KeyedNamed returns the rival of that name. It panics if there is none.
+func KeyedNamed(name string) KeyedRival {
+	at := slices.IndexFunc(AllKeyed, func(c KeyedRival) bool { return c.Name == name })
+	if at < 0 {
+		panic("no rival with keys is named " + name)
 	}
-	return KeyedRival{}, fmt.Errorf("no rival with keys is named %q", name)
+	return AllKeyed[at]
 }
 
 // keyedCall is for rivals of which all goroutines make the same call.
@@ -103,33 +102,27 @@ func keyedCall(call func(key string) bool) func() func(string) bool {
 	return func() func(string) bool { return call }
 }
 
-func openGroup(ctx context.Context, keys int, b Bucket) (Keyed, error) {
+func openGroup(ctx context.Context, keys int, b Bucket) Keyed {
 	l := b.Limits()
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(keys))
-	if err != nil {
-		return Keyed{}, err
-	}
+	g := Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(keys)))
 	return Keyed{
 		Each: []func() func(string) bool{
 			keyedCall(func(key string) bool { return g.Wait(ctx, key) == nil }),
 			keyedCall(g.Allow),
 		},
 		Stop: func() { _ = g.Close() }, // Close always returns nil.
-	}, nil
+	}
 }
 
-func openShaperAlone(ctx context.Context, b Bucket) (Keyed, error) {
-	s, err := shaper.New(b.Limits())
-	if err != nil {
-		return Keyed{}, err
-	}
+func openShaperAlone(ctx context.Context, b Bucket) Keyed {
+	s := Must(shaper.New(b.Limits()))
 	return Keyed{
 		Each: []func() func(string) bool{
 			keyedCall(func(string) bool { return s.Wait(ctx) == nil }),
 			keyedCall(func(string) bool { return s.Allow() }),
 		},
 		Stop: func() { _ = s.Close() },
-	}, nil
+	}
 }
 
 // A limiterMap is what programs have that keep one of x/time's limiters for each
@@ -153,7 +146,7 @@ func (m *limiterMap) of(key string) *rate.Limiter {
 	return l
 }
 
-func openLimiterMap(ctx context.Context, _ int, b Bucket) (Keyed, error) {
+func openLimiterMap(ctx context.Context, _ int, b Bucket) Keyed {
 	m := &limiterMap{bucket: b, limiters: make(map[string]*rate.Limiter)}
 	return Keyed{
 		Each: []func() func(string) bool{
@@ -161,10 +154,10 @@ func openLimiterMap(ctx context.Context, _ int, b Bucket) (Keyed, error) {
 			keyedCall(func(key string) bool { return m.of(key).Allow() }),
 		},
 		Stop: func() {},
-	}, nil
+	}
 }
 
-func openXTimeAlone(ctx context.Context, b Bucket) (Keyed, error) {
+func openXTimeAlone(ctx context.Context, b Bucket) Keyed {
 	l := rate.NewLimiter(b.perSecond(), b.Burst)
 	return Keyed{
 		Each: []func() func(string) bool{
@@ -172,64 +165,58 @@ func openXTimeAlone(ctx context.Context, b Bucket) (Keyed, error) {
 			keyedCall(func(string) bool { return l.Allow() }),
 		},
 		Stop: func() {},
-	}, nil
+	}
 }
 
 // openMemoryStore has keys swept as soon as its comment allows, which is the time
 // in which a bucket is full again, but not more than once a second.
-func openMemoryStore(ctx context.Context, _ int, b Bucket) (Keyed, error) {
+func openMemoryStore(ctx context.Context, _ int, b Bucket) Keyed {
 	full := max(b.whole(), time.Second)
-	store, err := memorystore.New(&memorystore.Config{
+	store := Must(memorystore.New(&memorystore.Config{
 		Tokens: uint64(b.Burst), Interval: b.whole(), SweepInterval: full, SweepMinTTL: full,
-	})
-	if err != nil {
-		return Keyed{}, err
-	}
+	}))
 	return Keyed{
 		Each: []func() func(string) bool{keyedCall(func(key string) bool {
 			_, _, _, ok, err := store.Take(ctx, key)
 			return err == nil && ok
 		})},
 		Stop: func() { _ = store.Close(context.Background()) }, // It returns nil.
-	}, nil
+	}
+}
+
+// NewThrottled makes throttled's limiter with its own store.
+func NewThrottled(keys int, quota throttled.RateQuota) *throttled.GCRARateLimiterCtx {
+	l := Must(throttled.NewGCRARateLimiterCtx(Must(memstore.NewCtx(keys)), quota))
+	l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
+	return l
 }
 
 // openMemStore bounds the keys, as its README does; 0 is no bound.
-func openMemStore(ctx context.Context, keys int, b Bucket) (Keyed, error) {
-	store, err := memstore.NewCtx(keys)
-	if err != nil {
-		return Keyed{}, err
-	}
-	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
-		MaxRate: throttled.PerDuration(1, b.Every), MaxBurst: b.Burst - 1,
-	})
-	if err != nil {
-		return Keyed{}, err
-	}
-	l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
+func openMemStore(ctx context.Context, keys int, b Bucket) Keyed {
+	l := NewThrottled(keys, throttled.RateQuota{MaxRate: throttled.PerDuration(1, b.Every), MaxBurst: b.Burst - 1})
 	return Keyed{
 		Each: []func() func(string) bool{keyedCall(func(key string) bool {
 			limited, _, err := l.RateLimitCtx(ctx, key, 1)
 			return err == nil && !limited
 		})},
 		Stop: func() {},
-	}, nil
+	}
 }
 
 // openWindowCounter has a request and a response for each goroutine, as there is
 // only an entrance for HTTP.
-func openWindowCounter(_ context.Context, _ int, b Bucket) (Keyed, error) {
+func openWindowCounter(_ context.Context, _ int, b Bucket) Keyed {
 	l := httprate.NewRateLimiter(b.Burst, b.whole())
 	each := func() func(string) bool {
 		response := HeaderOnly{}
 		request := &http.Request{Header: http.Header{}}
 		return func(key string) bool { return !l.OnLimit(response, request, key) }
 	}
-	return Keyed{Each: []func() func(string) bool{each}, Stop: func() {}}, nil
+	return Keyed{Each: []func() func(string) bool{each}, Stop: func() {}}
 }
 
 // openMap is for one goroutine until all keys have come.
-func openMap(context.Context, int, Bucket) (Keyed, error) {
+func openMap(context.Context, int, Bucket) Keyed {
 	seen := make(map[string]int64)
 	return Keyed{
 		Each: []func() func(string) bool{keyedCall(func(key string) bool {
@@ -239,7 +226,7 @@ func openMap(context.Context, int, Bucket) (Keyed, error) {
 			return true
 		})},
 		Stop: func() {},
-	}, nil
+	}
 }
 
 // HeaderOnly is a response of which nothing but the header is kept.

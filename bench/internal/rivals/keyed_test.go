@@ -20,8 +20,7 @@ func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 			if call == "Wait" {
 				continue // It would wait.
 			}
-			k, err := c.Open(t.Context(), 10, Bucket{Every: time.Hour, Burst: 2})
-			require.NoError(t, err)
+			k := c.Open(t.Context(), 10, Bucket{Every: time.Hour, Burst: 2})
 			may := k.Each[i]()
 			for _, key := range []string{"a", "b"} {
 				require.True(t, may(key), "%s: the first of %s", c.Name, key)
@@ -36,10 +35,7 @@ func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 func TestThoseThatWaitKeepTheIntervalOfEachKey(t *testing.T) {
 	for _, name := range []string{Ours, "x-time"} {
 		synctest.Test(t, func(t *testing.T) {
-			c, err := KeyedNamed(name)
-			require.NoError(t, err)
-			k, err := c.Open(t.Context(), 10, Bucket{Every: 5 * time.Second, Burst: 1})
-			require.NoError(t, err)
+			k := KeyedNamed(name).Open(t.Context(), 10, Bucket{Every: 5 * time.Second, Burst: 1})
 			wait, began := k.Each[0](), time.Now()
 			require.True(t, wait("a"))
 			require.True(t, wait("b"))
@@ -72,6 +68,5 @@ func TestKeyedRivalsHaveNamesOfTheirOwn(t *testing.T) {
 		require.False(t, seen[c.Name], c.Name)
 		seen[c.Name] = true
 	}
-	_, err := KeyedNamed("nobody")
-	require.EqualError(t, err, `no rival with keys is named "nobody"`)
+	require.Panics(t, func() { KeyedNamed("nobody") })
 }

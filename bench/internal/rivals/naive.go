@@ -8,8 +8,8 @@ import (
 )
 
 // naiveQueue is the shaper that one writes first: a channel with room for the
-// waiters, and a goroutine that lets the head go at each tick of a [time.Ticker]. startNaiveQueue makes one; stop ends it. It is safe for
-// concurrent use.
+// waiters, and a goroutine that lets the head go at each tick of a [time.Ticker].
+// startNaiveQueue makes one; stop ends it. It is safe for concurrent use.
 type naiveQueue struct {
 	line   chan chan struct{} // of waiters, each a channel that is closed when it may leave
 	ticker *time.Ticker

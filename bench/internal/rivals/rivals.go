@@ -4,7 +4,6 @@ package rivals
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -52,14 +51,23 @@ var all = []Rival{
 	{Name: "naive", Open: openNaive},
 }
 
-// Named returns the rival of that name.
-func Named(name string) (Rival, error) {
-	for _, r := range all {
-		if r.Name == name {
-			return r, nil
-		}
+// Named returns the rival of that name. It panics if there is none: all names are
+// the experiments' own.
+func Named(name string) Rival {
+	at := slices.IndexFunc(all, func(r Rival) bool { return r.Name == name })
+	if at < 0 {
+		panic("no rival is named " + name)
 	}
-	return Rival{}, fmt.Errorf("no rival is named %q", name)
+	return all[at]
+}
+
+// Must returns a limiter that was made without an error. It panics otherwise: all
+// settings are the experiments' own.
+func Must[T any](limiter T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return limiter
 }
 
 func ours(name string, slack time.Duration, opts ...shaper.Option) Rival {
@@ -69,10 +77,7 @@ func ours(name string, slack time.Duration, opts ...shaper.Option) Rival {
 			trace := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { slot(e.At) }})
 			opts = append(slices.Clone(opts), trace)
 		}
-		s, err := shaper.New(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, opts...)
-		if err != nil {
-			panic(err) // The limits are the benchmark's own.
-		}
+		s := Must(shaper.New(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, opts...))
 		return Line{
 			Wait:   s.Wait,
 			Stop:   func() { _ = s.Close() }, // It returns nil.

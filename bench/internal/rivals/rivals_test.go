@@ -142,10 +142,7 @@ func TestRivalsHaveNamesOfTheirOwn(t *testing.T) {
 	for _, c := range all {
 		require.False(t, seen[c.Name], c.Name)
 		seen[c.Name] = true
-		found, err := Named(c.Name)
-		require.NoError(t, err)
-		require.Equal(t, c.Name, found.Name)
+		require.Equal(t, c.Name, Named(c.Name).Name)
 	}
-	_, err := Named("nobody")
-	require.EqualError(t, err, `no rival is named "nobody"`)
+	require.Panics(t, func() { Named("nobody") })
 }

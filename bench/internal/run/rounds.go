@@ -122,6 +122,18 @@ func MedianWhere[In, Out any](results []Result[In, Out], wanted func(In) bool) (
 	return median, false
 }
 
+// Report puts tables and the benchmark lines of results into a report. Without results
+// it does nothing: the tables may look at the first.
+func Report[In, Out any](r *report.Report, results []Result[In, Out], tables ...func([]Result[In, Out]) report.Table) {
+	if len(results) == 0 {
+		return
+	}
+	for _, table := range tables {
+		r.Tables = append(r.Tables, table(results))
+	}
+	r.Lines = append(r.Lines, Lines(results)...)
+}
+
 // Lines returns the benchmark lines of all results.
 func Lines[In, Out any](results []Result[In, Out]) (lines []report.Line) {
 	for _, r := range results {
