@@ -1,9 +1,6 @@
 package shaper
 
-import (
-	"context"
-	"slices"
-)
+import "context"
 
 type dryRunOption struct{}
 
@@ -59,17 +56,6 @@ func (d *dispatcher) letThrough(ctx context.Context, ev Event) {
 	runHook(d.trace.Departed, ctx, ev)
 }
 
-func (d *dispatcher) rehearses() bool { return d.dryRun }
-
-// neverWaits says whether a Limiter is a dry run, or made of such only.
-func neverWaits(l Limiter) bool {
-	switch l := l.(type) {
-	case *Shaper: // And no other that has one inside: its WaitN may be its own.
-		return l.dryRun
-	case interface{ neverWaits() bool }:
-		return l.neverWaits()
-	case chain:
-		return !slices.ContainsFunc(l.links, func(l Limiter) bool { return !neverWaits(l) })
-	}
-	return false
-}
+// mayDryRun reports whether this is a dry run. It is a method so that a type which embeds
+// a [*Shaper] or a [*Group] has it too.
+func (d *dispatcher) mayDryRun() bool { return d.dryRun }

@@ -105,11 +105,3 @@ func leaveVerdict(ctx context.Context, v Verdict) {
 		all.harshest, all.any = v, true
 	}
 }
-
-// A rehearser is a Limiter that may be a dry run. *Shaper is one.
-type rehearser interface{ rehearses() bool }
-
-func rehearses(l Limiter) bool {
-	r, ok := l.(rehearser)
-	return ok && r.rehearses()
-}
