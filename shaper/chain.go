@@ -27,8 +27,8 @@ import (
 //
 // A Chain of no Limiters admits every request whose context has not ended. If one of the
 // Limiters is nil, every call returns an error that says which, and Hold does nothing. A
-// nil pointer, for example a nil *Shaper, is not a nil Limiter, because a type may work
-// with one: its methods are called and may panic. Chain itself panics for a nil *Shaper.
+// nil pointer is not a nil Limiter, because the methods of some types work with one: they
+// are called, and may panic. For a nil [*Shaper] Chain itself panics.
 func Chain(ls ...Limiter) Limiter {
 	c := chain{links: make([]inner, len(ls))}
 	for i, l := range ls {

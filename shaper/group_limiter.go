@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A key's bucket can be used wherever a Shaper can.
+// The bucket of a key can do all that Middleware, Transport and Chain want to know.
 var _ inner = keyLimiter[string]{}
 
 // Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a
@@ -34,8 +34,8 @@ func (k keyLimiter[K]) Forecast(n int) (time.Duration, error) { return k.group.F
 
 func (k keyLimiter[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
 
-// Stats returns the Stats of the key's bucket, or of a new one if it has none. If the
-// limits function returns an error, only the name is set.
+// Stats returns the state of the key's bucket, or of a new one if the key has none. If
+// the limits function returns an error, only the name is set.
 func (k keyLimiter[K]) Stats() (st Stats) {
 	g := k.group
 	err := g.withFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
@@ -74,8 +74,8 @@ func (k keyLimiter[K]) mayDryRun() bool { return k.group.dryRun }
 
 func (k keyLimiter[K]) asksDoneToWait() bool { return true }
 
-// keyless is the Limiter of a dry run for a request whose key function failed: it admits
-// the request and reports the error in the Verdict.
+// A keyless is the Limiter of a dry run for a request whose key function returned an
+// error: it lets the request through, with the error in the Verdict.
 type keyless[K comparable] struct {
 	group *Group[K]
 	err   error

@@ -86,8 +86,8 @@ func (s shaperLimiter) stats() (st Stats, ok bool) { return s.Stats(), true }
 
 func (s shaperLimiter) asksDoneToWait() bool { return true }
 
-// A foreign is a [Limiter] of another package, also one that embeds a [*Shaper]. What it
-// can do shows in its methods.
+// A foreign is the inner of a [Limiter] of another package, which may embed a [*Shaper].
+// The Limiter's methods show what it can do.
 type foreign struct {
 	Limiter
 	acquirer acquirer // the Limiter, if it caps what is in flight; else nil
@@ -162,11 +162,11 @@ func (f foreign) stats() (st Stats, ok bool) {
 	return st, ok
 }
 
-// mayDryRun is true only for a type that embeds a [*Shaper] or a [*Group] in a dry run.
+// mayDryRun returns true only for a type that embeds a [*Shaper] or a [*Group] in a dry run.
 func (f foreign) mayDryRun() bool {
 	l, ok := f.Limiter.(interface{ mayDryRun() bool })
 	return ok && l.mayDryRun()
 }
 
-// asksDoneToWait returns false, because nobody knows.
+// asksDoneToWait returns false, because this cannot be known.
 func (f foreign) asksDoneToWait() bool { return false }
