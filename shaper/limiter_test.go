@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
@@ -90,4 +91,25 @@ func TestATransportAllocatesLittlePerRequest(t *testing.T) {
 			require.Zero(t, failed)
 		})
 	}
+}
+
+// A dry run lets nobody wait and refuses nobody, so it must not delay or refuse what a
+// Chain with it foresees.
+func TestForecastOfAChainLeavesOutDryRuns(t *testing.T) {
+	play(t, "1 per 10s depth 9", func(g *stage) {
+		dry, err := shaper.New(limitsOf(g.t, "1 per 1h depth 1"), shaper.WithDryRun())
+		require.NoError(t, err)
+		group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limitsOf(g.t, "1 per 1h"), nil }, shaper.WithDryRun())
+		require.NoError(t, err)
+		defer group.Close()
+		key := group.Limiter("a")
+		require.True(t, g.Allow())
+		require.NoError(t, dry.Wait(t.Context()))
+		require.NoError(t, key.WaitN(t.Context(), 1))
+		for name, l := range map[string]shaper.Limiter{"Shaper": dry, "key of a Group": key, "Chain": shaper.Chain(dry)} {
+			wait, err := shaper.Chain(l, g.Shaper).(forecaster).Forecast(1)
+			require.NoError(t, err, name)
+			require.Equal(t, 10*time.Second, wait, name)
+		}
+	})
 }
