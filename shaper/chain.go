@@ -27,26 +27,27 @@ import (
 //
 // A Chain of no Limiters admits every request whose context has not ended. If one of the
 // Limiters is nil, every call returns an error that says which, and Hold does nothing. A
-// nil pointer, for example a nil *Shaper, is not a nil Limiter, because a type may work
-// with one: its methods are called and may panic. Chain itself panics for a nil *Shaper.
+// nil pointer is not a nil Limiter, because the methods of some types work with one: they
+// are called, and may panic. For a nil [*Shaper] Chain itself panics.
 func Chain(ls ...Limiter) Limiter {
-	c := chain{links: slices.Clone(ls), acquirers: make([]acquirer, len(ls))}
+	c := chain{links: make([]inner, len(ls))}
 	for i, l := range ls {
 		if l == nil {
-			return brokenChain{fmt.Errorf("shaper: Chain: Limiter %d is nil", i)}
+			return chain{broken: fmt.Errorf("shaper: Chain: Limiter %d is nil", i)}
 		}
-		c.acquirers[i] = acquirerOf(l)
+		c.links[i] = innerOf(l)
 	}
 	return c
 }
 
+// A chain is what [Chain] returns.
 type chain struct {
-	links     []Limiter
-	acquirers []acquirer // for each link: itself if it has a cap, else nil
+	links  []inner
+	broken error // not nil: one of the Limiters is nil, and every call returns this
 }
 
 func (c chain) WaitN(ctx context.Context, n int) error {
-	if err := called(ctx, n); err != nil || n == 0 {
+	if err := c.checkCall(ctx, n); err != nil || n == 0 {
 		return err
 	}
 	for i, l := range c.links {
@@ -54,7 +55,7 @@ func (c chain) WaitN(ctx context.Context, n int) error {
 			return err
 		}
 		if i < len(c.links)-1 {
-			if err := ctx.Err(); err != nil { // Not every Limiter looks after its wait.
+			if err := ctx.Err(); err != nil { // Not every Limiter asks it after the wait.
 				return err
 			}
 		}
@@ -62,17 +63,26 @@ func (c chain) WaitN(ctx context.Context, n int) error {
 	return nil
 }
 
+// checkCall checks a call before any Limiter is asked, because not all of them check
+// the cost and the context, or in the order of a [Shaper].
+func (c chain) checkCall(ctx context.Context, n int) error {
+	if c.broken != nil {
+		return c.broken
+	}
+	return checkCostAndContext(int64(n), ctx)
+}
+
 // Acquire returns a release that is never nil.
 func (c chain) Acquire(ctx context.Context, n int) (release func(), err error) {
-	if release, err = c.placed(ctx, n); release == nil {
+	if release, err = c.enter(ctx, n, newcomer); release == nil {
 		release = nothing
 	}
 	return release, err
 }
 
-// placed is Acquire, except that release is nil if there is nothing to release.
-func (c chain) placed(ctx context.Context, n int) (release func(), err error) {
-	if err := called(ctx, n); err != nil || n == 0 {
+// enter is Acquire, except that release is nil if there is nothing to release.
+func (c chain) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
+	if err := c.checkCall(ctx, n); err != nil || n == 0 {
 		return nil, err
 	}
 	var releases []func()
@@ -87,8 +97,8 @@ func (c chain) placed(ctx context.Context, n int) (release func(), err error) {
 			all()
 		}
 	}()
-	for i, l := range c.links {
-		release, err := enter(ctx, l, c.acquirers[i], n)
+	for _, l := range c.links {
+		release, err := l.enter(ctx, n, newcomer)
 		if err != nil {
 			return nil, err
 		}
@@ -103,26 +113,16 @@ func (c chain) placed(ctx context.Context, n int) (release func(), err error) {
 	return sync.OnceFunc(all), nil // A foreign release may not bear a second call.
 }
 
-// called checks the cost and the context before any Limiter is asked, because not all
-// of them do. The order of the checks is that of a Shaper.
-func called(ctx context.Context, n int) error {
-	if n < 0 {
-		return ErrNegativeCost
-	}
-	return ctx.Err()
-}
-
 // Forecast returns the longest of the waits, or the first refusal.
 func (c chain) Forecast(n int) (wait time.Duration, err error) {
-	if n < 0 {
+	switch {
+	case c.broken != nil:
+		return 0, c.broken
+	case n < 0:
 		return 0, ErrNegativeCost
 	}
 	for _, l := range c.links {
-		f, ok := l.(forecaster)
-		if !ok || neverWaits(l) {
-			continue
-		}
-		one, err := f.Forecast(n)
+		one, err := l.forecast(n)
 		if err != nil {
 			return 0, err
 		}
@@ -131,29 +131,26 @@ func (c chain) Forecast(n int) (wait time.Duration, err error) {
 	return wait, nil
 }
 
+func (c chain) forecast(n int) (wait time.Duration, err error) { return c.Forecast(n) }
+
 // Hold holds the lines of all Limiters that have a Hold.
-func (c chain) Hold(d time.Duration) {
+func (c chain) Hold(d time.Duration) { c.hold(d) }
+
+// hold is Hold, and reports whether any of the lines is held.
+func (c chain) hold(d time.Duration) (held bool) {
 	for _, l := range c.links {
-		if h, ok := l.(holder); ok {
-			h.Hold(d)
+		if l.hold(d) {
+			held = true
 		}
 	}
+	return held
 }
 
-func (c chain) rehearses() bool { return slices.ContainsFunc(c.links, rehearses) }
+// stats returns false, because the state of several buckets is not that of one.
+func (c chain) stats() (st Stats, ok bool) { return Stats{}, false }
 
-// A brokenChain is a Chain with a nil Limiter in it: every call returns err. It has all
-// methods of a Chain, so that a caller that looks for one of them learns what is wrong.
-type brokenChain struct{ err error }
+func (c chain) mayDryRun() bool { return slices.ContainsFunc(c.links, inner.mayDryRun) }
 
-func (b brokenChain) WaitN(context.Context, int) error { return b.err }
-
-// Acquire returns a release that is never nil.
-func (b brokenChain) Acquire(context.Context, int) (release func(), err error) {
-	return nothing, b.err
+func (c chain) asksDoneToWait() bool {
+	return !slices.ContainsFunc(c.links, func(l inner) bool { return !l.asksDoneToWait() })
 }
-
-func (b brokenChain) Forecast(int) (wait time.Duration, err error) { return 0, b.err }
-
-// Hold does nothing, because it has no error to return.
-func (brokenChain) Hold(time.Duration) {}

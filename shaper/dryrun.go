@@ -1,39 +1,41 @@
 package shaper
 
-import (
-	"context"
-	"slices"
-)
+import "context"
 
 type dryRunOption struct{}
 
 func (dryRunOption) apply(to *options) { to.dry = true }
 
-// WithDryRun lets every request through at once, and keeps account of what would
-// have become of it, so that a number can be tried on live traffic before it bites.
+// WithDryRun lets every request through at once, and records what would have become of
+// it, so that limits can be tried on live traffic before they are enforced.
 //
-// A shadow of the line is kept exactly, as if all that would have waited did, to
-// the end: WaitN, Acquire, Do and Allow return at once and without an error, but
-// for a context that has ended and a negative cost. What would have been goes to
-// Event.Verdict (of the hook Departed, the only one that is called), to Stats, whose
-// totals and gauges are those of the shadow, and to whoever asks for it by
-// ContextWithVerdict, as Middleware does. Forecast tells what the shadow says.
+// WaitN, Acquire, Do and Allow return at once, without an error unless the context has
+// ended or the cost is negative. Beside that a shadow of the line is kept exactly, as if
+// each request that would have waited did so to the end. What the shadow says of a
+// request is its [Verdict], which goes
 //
-// Limits.InFlight is not part of the shadow, as nobody knows when a request would
-// have ended that left later; and a retry of a Transport enters it as a newcomer. A
-// dry run has no goroutine; Shutdown does not wait for the shadow.
+//   - to Event.Verdict of the hook Departed, the only hook that runs;
+//   - to [Stats], whose totals and gauges are those of the shadow;
+//   - to a context made by [ContextWithVerdict], which [Middleware] makes by itself.
 //
-// The shadow of a line takes 170 bytes for each who would wait, and fills up to Depth,
-// as nobody in it gives up; the next call lets all leave it that would have left
-// meanwhile. The function that says the Limits of a Group's keys is called in a dry
-// run too, and takes its time.
+// Forecast returns what the shadow says.
 //
-// To let it stand beside a limit that holds, put both into a Chain, the dry run first:
-// behind the other it would see only what that has let go.
+// [Limits.InFlight] is not part of the shadow, because nobody knows when a request would
+// have ended that would have left later. A retry of a [Transport] enters the shadow as a
+// newcomer. A dry run has no goroutine, and Shutdown does not wait for the shadow.
+//
+// The shadow takes 170 bytes for each request that would wait, and can grow to Depth,
+// because no request in it gives up. Requests whose time has come are removed from it at
+// the next call. In a dry run of a [Group], too, the limits function is called, and takes
+// its time.
+//
+// To try new limits beside those in force, put both into a [Chain], the dry run first:
+// behind the other one it would see only the requests that the other admits.
 func WithDryRun() Option { return common{dryRunOption{}} }
 
-// shadowLocked lets a request through, and notes in the shadow of the line what would
-// have become of it. A reentry enters the shadow as a newcomer.
+// shadowLocked decides what would have become of a request, notes it in the shadow of the
+// line and as the request's verdict, and lets the request through. A reentry enters the
+// shadow as a newcomer.
 func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 	r.verdict = new(Verdict)
 	wait, refusal := d.judgeNewcomerLocked(f, now, r)
@@ -52,24 +54,13 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 	return decision{waiting: int32(f.waiting()), event: verdictEvent}
 }
 
-// letThrough leaves the verdict on a request of a dry run where its caller asked for it,
-// and runs the hook. The lock is not held.
+// letThrough leaves the verdict of a dry run in the context of its request, if there is
+// room for one, and runs the hook. The lock is not held.
 func (d *dispatcher) letThrough(ctx context.Context, ev Event) {
 	leaveVerdict(ctx, *ev.Verdict)
 	runHook(d.trace.Departed, ctx, ev)
 }
 
-func (d *dispatcher) rehearses() bool { return d.dryRun }
-
-// neverWaits says whether a Limiter is a dry run, or made of such only.
-func neverWaits(l Limiter) bool {
-	switch l := l.(type) {
-	case *Shaper: // And no other that has one inside: its WaitN may be its own.
-		return l.dryRun
-	case interface{ neverWaits() bool }:
-		return l.neverWaits()
-	case chain:
-		return !slices.ContainsFunc(l.links, func(l Limiter) bool { return !neverWaits(l) })
-	}
-	return false
-}
+// mayDryRun reports whether this is a dry run. It is a method so that a type which embeds
+// a [*Shaper] or a [*Group] has it too.
+func (d *dispatcher) mayDryRun() bool { return d.dryRun }

@@ -6,13 +6,8 @@ import (
 	"time"
 )
 
-// A key's bucket can be used wherever a Shaper can.
-var _ interface {
-	acquirer
-	holder
-	placer
-	rehearser
-} = keyLimiter[string]{}
+// The bucket of a key can do all that Middleware, Transport and Chain want to know.
+var _ inner = keyLimiter[string]{}
 
 // Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a
 // [Middleware]. It also has the methods Acquire, Forecast, Hold and Stats of a
@@ -39,8 +34,8 @@ func (k keyLimiter[K]) Forecast(n int) (time.Duration, error) { return k.group.F
 
 func (k keyLimiter[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
 
-// Stats returns the Stats of the key's bucket, or of a new one if it has none. If the
-// limits function returns an error, only the name is set.
+// Stats returns the state of the key's bucket, or of a new one if the key has none. If
+// the limits function returns an error, only the name is set.
 func (k keyLimiter[K]) Stats() (st Stats) {
 	g := k.group
 	err := g.withFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
@@ -50,39 +45,50 @@ func (k keyLimiter[K]) Stats() (st Stats) {
 	return st
 }
 
-// peek is Stats for a key that has a bucket of its own; ok reports whether it has.
-func (k keyLimiter[K]) peek() (st Stats, ok bool) {
+// stats is Stats for a key that has a bucket of its own; ok reports whether it has. It
+// does not call the limits function.
+func (k keyLimiter[K]) stats() (st Stats, ok bool) {
 	g := k.group
 	ok = g.withOwnFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
 	return st, ok
 }
 
-// placed is Acquire, but returns nil for a release that does nothing.
-func (k keyLimiter[K]) placed(ctx context.Context, n int) (release func(), err error) {
+// enter is Acquire, but returns nil for a release that does nothing.
+func (k keyLimiter[K]) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
 	return k.group.placed(ctx, k.key, n)
 }
 
-func (k keyLimiter[K]) rehearses() bool { return k.group.dryRun }
+func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
+	if k.group.dryRun {
+		return 0, nil
+	}
+	return k.Forecast(n)
+}
 
-func (k keyLimiter[K]) neverWaits() bool { return k.group.dryRun }
+func (k keyLimiter[K]) hold(d time.Duration) bool {
+	k.Hold(d)
+	return !k.group.dryRun
+}
 
-// keyless is the Limiter of a dry run for a request whose key function failed: it admits
-// the request and reports the error in the Verdict.
+func (k keyLimiter[K]) mayDryRun() bool { return k.group.dryRun }
+
+func (k keyLimiter[K]) asksDoneToWait() bool { return true }
+
+// A keyless is the Limiter of a dry run for a request whose key function returned an
+// error: it lets the request through, with the error in the Verdict.
 type keyless[K comparable] struct {
 	group *Group[K]
 	err   error
 }
 
 func (k keyless[K]) WaitN(ctx context.Context, n int) error {
-	if err := called(ctx, n); err != nil {
+	if err := checkCostAndContext(int64(n), ctx); err != nil {
 		return err
 	}
 	g := k.group
 	g.letThrough(ctx, Event{Name: g.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
 	return nil
 }
-
-func (k keyless[K]) neverWaits() bool { return true }
 
 // Middleware returns net/http middleware, as the function [Middleware] does, in which
 // each request waits for the bucket of its key. If key returns an error, or the limits
@@ -99,13 +105,12 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 		k, err := key(r)
 		switch {
 		case err != nil && g.dryRun:
-			h.limiter = keyless[K]{g, &keyError{err}}
+			h.limiter = innerOf(keyless[K]{g, &keyError{err}})
 			return h, nil
 		case err != nil:
 			return h, &keyError{err}
 		}
-		bucket := keyLimiter[K]{g, k}
-		h.limiter, h.acquirer = bucket, bucket
+		h.limiter = keyLimiter[K]{g, k}
 		return h, nil
 	}
 	return h.wrap

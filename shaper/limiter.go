@@ -2,108 +2,171 @@ package shaper
 
 import (
 	"context"
-	"slices"
 	"time"
 )
 
-// An acquirer is a Limiter that wants to know when a request has ended. *Shaper
-// is one. A nil release is taken for one that does nothing.
+// A Limiter blocks until the caller may spend n units. [*Shaper] is one, and so
+// is x/time's *rate.Limiter.
+type Limiter interface {
+	WaitN(ctx context.Context, n int) error
+}
+
+// An inner is a [Limiter] with all that Middleware, Transport and Chain want to know of
+// one beyond WaitN. [innerOf] makes one of any Limiter.
+type inner interface {
+	Limiter
+
+	// enter lets a request of cost n > 0 wait. The caller must call release once when
+	// the request has ended. release is nil if there is nothing to give back, and with
+	// an error. Only a *Shaper heeds kind; to all others each request is a newcomer.
+	enter(ctx context.Context, n int, kind entryKind) (release func(), err error)
+
+	// forecast returns what WaitN would meet. The wait is 0 if that is unknown, and in
+	// a dry run, which lets nobody wait.
+	forecast(n int) (wait time.Duration, err error)
+
+	// hold calls Hold, if there is one, and reports whether requests wait for the end
+	// of the hold.
+	hold(d time.Duration) bool
+
+	// stats returns the state of the one bucket behind the Limiter; ok reports whether
+	// there is one.
+	stats() (st Stats, ok bool)
+
+	// mayDryRun reports whether a dry run may leave a Verdict on a request.
+	mayDryRun() bool
+
+	// asksDoneToWait reports whether enter asks for the Done channel of a context only
+	// when the request has to wait.
+	asksDoneToWait() bool
+}
+
+// innerOf returns what is known of a Limiter. Nothing else in the package asks which
+// type or which methods a Limiter has.
+func innerOf(l Limiter) inner {
+	switch l := l.(type) {
+	case *Shaper:
+		l.mustBeMade()
+		return shaperLimiter{l}
+	case inner: // keyLimiter or chain, which nobody can embed.
+		return l
+	}
+	f := foreign{Limiter: l}
+	if a, ok := l.(acquirer); ok && mayBeCapped(l) {
+		f.acquirer = a
+	}
+	return f
+}
+
+// A shaperLimiter is a [*Shaper] as an inner. *Shaper itself is none, because a type that
+// embeds one would be an inner too, by methods that pass over its own WaitN.
+type shaperLimiter struct{ *Shaper }
+
+func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
+	held, err := s.wait(ctx, n, kind)
+	if held.taken == nil {
+		return nil, err
+	}
+	return func() { s.releaseSeat(&s.flow, held) }, nil
+}
+
+func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {
+	if s.dryRun {
+		return 0, nil
+	}
+	return s.Forecast(n)
+}
+
+func (s shaperLimiter) hold(d time.Duration) bool {
+	s.Hold(d)
+	return !s.dryRun
+}
+
+func (s shaperLimiter) stats() (st Stats, ok bool) { return s.Stats(), true }
+
+func (s shaperLimiter) asksDoneToWait() bool { return true }
+
+// A foreign is the inner of a [Limiter] of another package, which may embed a [*Shaper].
+// The Limiter's methods show what it can do.
+type foreign struct {
+	Limiter
+	acquirer acquirer // the Limiter, if it caps what is in flight; else nil
+}
+
+// An acquirer is a [Limiter] that wants to know when a request has ended. It may return
+// a nil release, which means that it does not want to know.
 type acquirer interface {
 	Acquire(ctx context.Context, n int) (release func(), err error)
 }
 
-// A holder is a Limiter that can hold its line. *Shaper is one.
-type holder interface{ Hold(d time.Duration) }
-
-// canHold says whether Hold of a Limiter does anything.
-func canHold(l Limiter) bool {
-	if neverWaits(l) { // A shadow holds nobody.
-		return false
-	}
-	if c, ok := l.(chain); ok {
-		return slices.ContainsFunc(c.links, canHold)
-	}
-	_, ok := l.(holder)
-	return ok
+// mayBeCapped reports whether a Limiter that has Acquire may cap what is in flight. A
+// type that embeds a [*Shaper] without a cap, to override WaitN, inherits Acquire too. Its
+// inherited Limits show that there is no cap, so its WaitN is used. That cannot change
+// later. A type without a method Limits is taken to have a cap.
+func mayBeCapped(l Limiter) bool {
+	limited, ok := l.(interface{ Limits() Limits })
+	return !ok || limited.Limits().InFlight > 0
 }
 
-// A placer is an acquirer that knows whether there is anything to give back: if not,
-// release is nil. It has asked the context after its wait.
-type placer interface {
-	placed(ctx context.Context, n int) (release func(), err error)
-}
-
-// A forecaster is a Limiter that can tell what WaitN would meet. *Shaper is one.
-type forecaster interface {
-	Forecast(n int) (time.Duration, error)
-}
-
-// asksDoneToWait reports whether l asks for the Done channel of a context only
-// when the request has to wait. Of a Limiter that is not ours nobody knows.
-func asksDoneToWait(l Limiter) bool {
-	switch l := l.(type) {
-	case *Shaper:
-		return true
-	case chain:
-		return !slices.ContainsFunc(l.links, func(l Limiter) bool { return !asksDoneToWait(l) })
-	case placer:
-		return true
+// enter asks the context after the wait, because the Limiter may not have done so. What
+// the Limiter spent by then is spent, but what it was spent for can be spared.
+func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
+	if f.acquirer == nil {
+		if err = f.WaitN(ctx, n); err != nil {
+			return nil, err
+		}
+		return nil, ctx.Err()
 	}
-	return false
-}
-
-// acquirerOf returns l if it caps what is in flight, else nil. Whoever embeds a
-// *Shaper without a cap, to do something of his own in WaitN, has its Acquire
-// too; but also its Limits, which say so. That can't change later. Of one who has
-// no Limits Acquire alone says it.
-func acquirerOf(l Limiter) acquirer {
-	a, ok := l.(acquirer)
-	if !ok {
-		return nil
-	}
-	if limited, ok := l.(interface{ Limits() Limits }); ok && limited.Limits().InFlight == 0 {
-		return nil
-	}
-	return a
-}
-
-// enter lets a request of cost n > 0 wait for l, of which places is the
-// acquirerOf. release gives the request's place back, and must be called once at
-// most, as not all are like a Shaper's; it is nil if there is nothing to give back,
-// and with an error.
-func enter(ctx context.Context, l Limiter, places acquirer, n int) (release func(), err error) {
-	var given func()
-	switch p := places.(type) {
-	case nil:
-		err = l.WaitN(ctx, n)
-	case placer: // One of ours, which has asked the context after the wait.
-		return p.placed(ctx, n)
-	default:
-		given, err = p.Acquire(ctx, n)
-	}
+	given, err := f.acquirer.Acquire(ctx, n)
 	if err != nil {
 		return nil, err
 	}
-	if _, ours := l.(*Shaper); ours {
-		return given, nil
+	if given == nil {
+		return nil, ctx.Err()
 	}
-	// A Shaper has asked, too. Others have spent the slot by now, but what it was
-	// for can be spared.
-	kept := false
+	handedOn := false
 	defer func() {
-		if given != nil && !kept {
+		if !handedOn { // The context has ended, or panics.
 			given()
 		}
 	}()
 	if err = ctx.Err(); err != nil {
 		return nil, err
 	}
-	kept = true
+	handedOn = true
 	return given, nil
 }
 
-// A Limiter blocks until the caller may spend n units. *Shaper is one, and so
-// is x/time's *rate.Limiter.
-type Limiter interface {
-	WaitN(ctx context.Context, n int) error
+func (f foreign) forecast(n int) (wait time.Duration, err error) {
+	if l, ok := f.Limiter.(interface {
+		Forecast(n int) (time.Duration, error)
+	}); ok {
+		return l.Forecast(n)
+	}
+	return 0, nil
 }
+
+func (f foreign) hold(d time.Duration) bool {
+	l, ok := f.Limiter.(interface{ Hold(d time.Duration) })
+	if ok {
+		l.Hold(d)
+	}
+	return ok
+}
+
+func (f foreign) stats() (st Stats, ok bool) {
+	l, ok := f.Limiter.(interface{ Stats() Stats })
+	if ok {
+		st = l.Stats()
+	}
+	return st, ok
+}
+
+// mayDryRun returns true only for a type that embeds a [*Shaper] or a [*Group] in a dry run.
+func (f foreign) mayDryRun() bool {
+	l, ok := f.Limiter.(interface{ mayDryRun() bool })
+	return ok && l.mayDryRun()
+}
+
+// asksDoneToWait returns false, because this cannot be known.
+func (f foreign) asksDoneToWait() bool { return false }

@@ -62,7 +62,8 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 	if l == nil {
 		panic("shaper: Middleware needs a Limiter; to let every request pass, leave it out")
 	}
-	h := handler{limiter: l, acquirer: acquirerOf(l), mayDryRun: rehearses(l), middlewareOptions: newMiddlewareOptions(opts)}
+	limiter := innerOf(l)
+	h := handler{limiter: limiter, mayDryRun: limiter.mayDryRun(), middlewareOptions: newMiddlewareOptions(opts)}
 	return h.wrap
 }
 
@@ -89,9 +90,8 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 
 // A handler is the http.Handler that Middleware puts in front of another.
 type handler struct {
-	limiter   Limiter
-	acquirer  acquirer // the limiter, if it caps what is in flight; else nil
-	mayDryRun bool     // the limiter may be a dry run
+	limiter   inner
+	mayDryRun bool // the limiter may be a dry run
 	next      http.Handler
 	middlewareOptions
 
@@ -197,10 +197,10 @@ func copyBack(outer, r *http.Request) {
 // caller has to call release, unless it is nil: then there is nothing to give back.
 func (h *handler) wait(conn *serverconn.Conn, w http.ResponseWriter, r *http.Request, n int) (release func(), err error) {
 	conn.Suspend()
-	ctx, stop := conn.PeerContext(asksDoneToWait(h.limiter))
+	ctx, stop := conn.PeerContext(h.limiter.asksDoneToWait())
 	defer stop()
 	start := time.Now()
-	release, err = enter(ctx, h.limiter, h.acquirer, n)
+	release, err = h.limiter.enter(ctx, n, newcomer)
 	waited := time.Since(start)
 	stop()
 	// What follows runs methods of outer handlers' ResponseWriters, which may

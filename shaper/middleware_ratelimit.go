@@ -49,17 +49,9 @@ func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }
 
 // addRateLimitFields adds both fields for a request that l admitted, or refused with
 // err, for which the response is a.
-func addRateLimitFields(h http.Header, l Limiter, err error, a response) {
-	var st Stats
-	switch l := l.(type) {
-	case interface{ peek() (Stats, bool) }: // The limits function of a Group is not called for this.
-		var ok bool
-		if st, ok = l.peek(); !ok {
-			return
-		}
-	case interface{ Stats() Stats }:
-		st = l.Stats()
-	default:
+func addRateLimitFields(h http.Header, l inner, err error, a response) {
+	st, ok := l.stats()
+	if !ok {
 		return
 	}
 	perSecond := st.Limits.Rate

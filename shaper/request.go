@@ -64,10 +64,7 @@ var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or D
 // checkCall checks the cost and the context of a request before the lock is taken, and
 // notes the context's deadline.
 func (d *dispatcher) checkCall(r *request) error {
-	if r.cost < 0 {
-		return ErrNegativeCost
-	}
-	if err := r.ctx.Err(); err != nil {
+	if err := checkCostAndContext(r.cost, r.ctx); err != nil {
 		return err
 	}
 	r.deadline = exact.Forever
@@ -75,6 +72,14 @@ func (d *dispatcher) checkCall(r *request) error {
 		r.deadline = d.instantOf(deadline)
 	}
 	return nil
+}
+
+// checkCostAndContext returns what is wrong with a call, whatever it meets.
+func checkCostAndContext(n int64, ctx context.Context) error {
+	if n < 0 {
+		return ErrNegativeCost
+	}
+	return ctx.Err()
 }
 
 // untilDeadline returns the time from now to the request's deadline; forever if it has

@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -123,9 +122,9 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	sent = true // From here on Base must close the body.
-	response, hold, err := t.send(r, release)
-	if err == nil && response != nil && t.Retry && n > 0 && isRefusal(response, hold) {
-		return t.sendAgain(r, n, response, hold)
+	response, asked, err := t.send(r, release)
+	if err == nil && response != nil && t.Retry && n > 0 && isRefusal(response, asked) {
+		return t.sendAgain(r, n, response, asked)
 	}
 	return response, err
 }
@@ -163,36 +162,22 @@ func (t Transport) costOf(r *http.Request) (n int, err error) {
 	return n, nil
 }
 
-// enterNew lets a request of cost n wait for the Limiter, as a newcomer.
+// enterNew lets a request of cost n wait for the Limiter, as a newcomer. release must be
+// called when the request is no longer in flight; it is nil if there is no cap, and with
+// an error.
 func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) {
 	if n == 0 {
 		return nil, nil
 	}
 	ctx, stop := waitContextOf(r)
 	defer stop()
-	return t.enter(ctx, n, newcomer)
-}
-
-// enter lets a request of cost n > 0 wait for the Limiter. release must be called
-// when the request is no longer in flight; it is nil if there is no cap, and with an
-// error. Only the line of a Shaper can be entered at the head, with kind reentry.
-func (t Transport) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	s, ok := t.Limiter.(*Shaper)
-	if !ok {
-		return enter(ctx, t.Limiter, acquirerOf(t.Limiter), n)
-	}
-	s.mustBeMade()
-	held, err := s.wait(ctx, n, kind)
-	if held.taken == nil {
-		return nil, err
-	}
-	return func() { s.releaseSeat(&s.flow, held) }, nil
+	return innerOf(t.Limiter).enter(ctx, n, newcomer)
 }
 
 // send sends a request that has been admitted, and holds the line if the response asks
 // for that. It calls release exactly once, or leaves that to the response's body, even
 // if Base panics. The hold comes before the release, which lets the next request leave.
-func (t Transport) send(r *http.Request, release func()) (response *http.Response, hold time.Duration, err error) {
+func (t Transport) send(r *http.Request, release func()) (response *http.Response, asked pause, err error) {
 	withBody := false
 	if release != nil {
 		defer func() {
@@ -203,15 +188,13 @@ func (t Transport) send(r *http.Request, release func()) (response *http.Respons
 	}
 	response, err = t.base().RoundTrip(r)
 	if err != nil || response == nil {
-		return response, 0, err
+		return response, pause{}, err
 	}
-	if hold = min(t.holdFrom(response), t.maxHold()); hold > 0 {
-		if h, ok := t.Limiter.(holder); ok {
-			h.Hold(hold)
-		}
+	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
+		asked.held = innerOf(t.Limiter).hold(asked.span)
 	}
 	withBody = release != nil && releaseWithBody(response, r.Method, release)
-	return response, hold, nil
+	return response, asked, nil
 }
 
 func (t Transport) maxHold() time.Duration {

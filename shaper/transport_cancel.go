@@ -28,15 +28,17 @@ func waitContextOf(r *http.Request) (ctx context.Context, stop func()) {
 	if r.Cancel == nil {
 		return r.Context(), nothing
 	}
-	derived, stop := context.WithCancel(r.Context())
+	// To set stop here and not a variable of its own would put it on the heap, also for
+	// requests without a Cancel.
+	derived, cancel := context.WithCancel(r.Context())
 	go func() { // Until stop is called.
 		select {
 		case <-r.Cancel:
-			stop()
+			cancel()
 		case <-derived.Done():
 		}
 	}()
-	return &waitContext{derived, r.Context(), r.Cancel}, stop
+	return &waitContext{derived, r.Context(), r.Cancel}, cancel
 }
 
 // Err looks at Cancel itself, because the goroutine that waits for it may be late: a

@@ -7,6 +7,12 @@ import (
 	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
+// A pause is the time for which a response asks the client to hold back.
+type pause struct {
+	span time.Duration // at most MaxHold; 0: the response does not ask
+	held bool          // the Limiter is held for that time, and requests wait for its end
+}
+
 // holdFrom returns for how long a response asks the client to hold back, at most 365
 // days; 0 if it does not ask, or only in a malformed field. Retry-After takes
 // precedence, as the draft of the RateLimit fields demands.

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// isRefusal reports whether a response that asks for that hold says that the request
+// isRefusal reports whether a response that asks for that pause says that the request
 // was not processed.
-func isRefusal(response *http.Response, hold time.Duration) bool {
+func isRefusal(response *http.Response, asked pause) bool {
 	return response.StatusCode == http.StatusTooManyRequests ||
-		response.StatusCode == http.StatusServiceUnavailable && hold > 0
+		response.StatusCode == http.StatusServiceUnavailable && asked.span > 0
 }
 
 // sendAgain sends a request of cost n once more, after a refusal that asks to hold back
@@ -21,8 +21,8 @@ func isRefusal(response *http.Response, hold time.Duration) bool {
 //
 // GetBody, the bodies and the Limiter are foreign code, which may panic. Then both
 // bodies are closed, and as the refusal's is, the request is no longer in flight.
-func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, hold time.Duration) (*http.Response, error) {
-	until := time.Now().Add(hold)
+func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, asked pause) (*http.Response, error) {
+	until := time.Now().Add(asked.span)
 	ctx, stop := waitContextOf(r)
 	defer stop()
 	if deadline, timed := ctx.Deadline(); timed && !until.Before(deadline) {
@@ -51,7 +51,7 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, hol
 	if !ok {
 		return refusal, nil
 	}
-	release, err := t.reenter(ctx, n, until)
+	release, err := t.reenter(ctx, n, until, asked.held)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
@@ -145,10 +145,10 @@ func (f failedReader) Read([]byte) (int, error) {
 }
 
 // reenter lets a refused request of cost n wait for the Limiter again: at the head of
-// a Shaper's line, which is held until then. If the Limiter cannot be held, the request
-// itself first waits until then.
-func (t Transport) reenter(ctx context.Context, n int, until time.Time) (release func(), err error) {
-	if !canHold(t.Limiter) {
+// a Shaper's line. If the Limiter is not held until then, the request itself first waits
+// until then.
+func (t Transport) reenter(ctx context.Context, n int, until time.Time, held bool) (release func(), err error) {
+	if !held {
 		if hold := time.Until(until); hold > 0 {
 			held := time.NewTimer(hold)
 			defer held.Stop()
@@ -159,5 +159,5 @@ func (t Transport) reenter(ctx context.Context, n int, until time.Time) (release
 			}
 		}
 	}
-	return t.enter(ctx, n, reentry)
+	return innerOf(t.Limiter).enter(ctx, n, reentry)
 }

@@ -8,17 +8,19 @@ import (
 	"time"
 )
 
-// A Verdict is what a dry run (WithDryRun) says of a request that it let through:
-// what would have become of it.
+// A Verdict says what would have become of a request that a dry run ([WithDryRun]) let
+// through.
 type Verdict struct {
-	// Wait is how long it would have waited; 0: it would have left at once.
+	// Wait is how long the request would have waited. 0 means that it would have left at
+	// once, or been refused.
 	Wait time.Duration
-	// Err is with what it would have been refused: a *RejectError, or in a Group
-	// the error of its key or of its Limits. nil: it would not have been refused.
+	// Err is the error with which the request would have been refused: a [*RejectError],
+	// or in a Group the error of its key or of its Limits. nil means that it would have
+	// been admitted.
 	Err error
 }
 
-// String is the verdict as the header field of WithVerdictHeader has it: "leave",
+// String returns the value of the header field of [WithVerdictHeader]: "leave",
 // "wait;seconds=1.300", or "refuse;reason=queue-full". The reasons are queue-full,
 // too-late, too-costly, closed, no-key, and no-limits.
 func (v Verdict) String() string {
@@ -31,12 +33,13 @@ func (v Verdict) String() string {
 	return "leave"
 }
 
+// reason returns why the request would have been refused, in one word.
 func (v Verdict) reason() string {
 	if _, ok := errors.AsType[*keyError](v.Err); ok {
 		return "no-key"
 	}
 	switch {
-	case isOwnFault(v.Err): // Whatever is in it.
+	case isOwnFault(v.Err): // Whatever error the limits function has wrapped.
 	case errors.Is(v.Err, ErrQueueFull):
 		return "queue-full"
 	case errors.Is(v.Err, ErrTooLate):
@@ -49,7 +52,7 @@ func (v Verdict) reason() string {
 	return "no-limits"
 }
 
-// harsher says whether the request would have been worse off by v than by w.
+// harsher reports whether v would have been worse for the request than w.
 func (v Verdict) harsher(w Verdict) bool {
 	if (v.Err != nil) != (w.Err != nil) {
 		return v.Err != nil
@@ -57,17 +60,17 @@ func (v Verdict) harsher(w Verdict) bool {
 	return v.Wait > w.Wait
 }
 
-// ContextWithVerdict returns a context in which a dry run leaves its verdict on a
-// call that gets the context; VerdictOf reads it afterwards. Middleware sees to it
-// itself, for the handler behind it; an outer handler that wants to know hands such
-// a context in.
+// ContextWithVerdict returns a context in which a dry run leaves its [Verdict] on a call
+// that is made with it. [VerdictOf] reads the verdict afterwards. [Middleware] makes such
+// a context for the handler behind it. A handler in front of the middleware that wants
+// to read the verdict must make the context itself.
 func ContextWithVerdict(ctx context.Context) context.Context {
 	return context.WithValue(ctx, verdictKey{}, new(verdicts))
 }
 
-// VerdictOf is what a dry run has said of the request with that context: of
-// several, as in a Chain or of one Middleware behind another, the harshest. ok is
-// false if none has.
+// VerdictOf returns what a dry run has said of the request with that context. If several
+// have, as in a [Chain] or with one [Middleware] behind another, it returns the harshest
+// Verdict: a refusal, else the longest wait. ok reports whether any has.
 func VerdictOf(ctx context.Context) (v Verdict, ok bool) {
 	all, ok := ctx.Value(verdictKey{}).(*verdicts)
 	if !ok {
@@ -78,7 +81,7 @@ func VerdictOf(ctx context.Context) (v Verdict, ok bool) {
 	return all.harshest, all.any
 }
 
-// wantsVerdict says whether a dry run's verdict can be left in a context.
+// wantsVerdict reports whether a dry run can leave its verdict in a context.
 func wantsVerdict(ctx context.Context) bool {
 	_, ok := ctx.Value(verdictKey{}).(*verdicts)
 	return ok
@@ -86,14 +89,16 @@ func wantsVerdict(ctx context.Context) bool {
 
 type verdictKey struct{}
 
-// verdicts are what dry runs say of one request.
+// verdicts holds the harshest of the verdicts of dry runs on one request.
 type verdicts struct {
-	mu       sync.Mutex
+	mu sync.Mutex
+
+	// The lock guards these.
 	harshest Verdict
-	any      bool
+	any      bool // there is a verdict
 }
 
-// leaveVerdict notes a verdict where the caller of a request wants it.
+// leaveVerdict leaves a verdict in the context of a request, if there is room for one.
 func leaveVerdict(ctx context.Context, v Verdict) {
 	all, ok := ctx.Value(verdictKey{}).(*verdicts)
 	if !ok {
@@ -104,12 +109,4 @@ func leaveVerdict(ctx context.Context, v Verdict) {
 	if !all.any || v.harsher(all.harshest) {
 		all.harshest, all.any = v, true
 	}
-}
-
-// A rehearser is a Limiter that may be a dry run. *Shaper is one.
-type rehearser interface{ rehearses() bool }
-
-func rehearses(l Limiter) bool {
-	r, ok := l.(rehearser)
-	return ok && r.rehearses()
 }
