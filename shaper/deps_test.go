@@ -63,9 +63,13 @@ const importPolicy = `
 	# code with it. It is for tests alone: no other line allows it.
 	internal/model: std shaper golang.org/x/time/rate
 
+	# The queue that one writes first is what tests and bench/ compare the shaper with,
+	# and must get nothing from it.
+	internal/naive: std
+
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper internal/model github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+	test: std unsafe syscall shaper internal/model internal/naive github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
 `
 
 // rootRequires are the modules that the root module may require directly.
@@ -132,11 +136,15 @@ func TestNothingImportsACommand(t *testing.T) {
 }
 
 // The model is the oracle of tests. Code that ran with it would be slow, and the
-// model could no longer be changed without thought for its users.
-func TestOnlyTestsImportTheModel(t *testing.T) {
+// model could no longer be changed without thought for its users. The naive queue is
+// for tests too, and for the benchmarks of bench/.
+func TestOnlyTestsImportTheModelAndTheNaiveQueue(t *testing.T) {
 	for _, dir := range moduleDirs(t) {
 		for _, p := range listPackages(t, dir) {
 			require.NotContainsf(t, p.Imports, rootModule+"/internal/model", "%s is not a test", p.ImportPath)
+			if !strings.HasPrefix(p.ImportPath, rootModule+"/bench/") {
+				require.NotContainsf(t, p.Imports, rootModule+"/internal/naive", "%s is neither a test nor a benchmark", p.ImportPath)
+			}
 		}
 	}
 }

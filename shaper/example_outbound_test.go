@@ -13,21 +13,18 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// fragileAPI serves at most so many requests at once, and refuses what comes
-// within 5 ms of another. It counts the refusals.
-func fragileAPI(atOnce int64, refused *atomic.Int64) http.Handler {
-	var mu sync.Mutex
-	var last time.Time
-	var busy atomic.Int64
+// fragileAPI serves at most so many requests at once, and so many a second: the
+// n-th must not come sooner than n-1 intervals after the API was opened. It counts
+// what it refuses.
+func fragileAPI(perSecond, atOnce int64, refused *atomic.Int64) http.Handler {
+	opened, interval := time.Now(), time.Second/time.Duration(perSecond)
+	var came, busy atomic.Int64
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		mu.Lock()
-		burst := time.Since(last) < 5*time.Millisecond
-		last = time.Now()
-		mu.Unlock()
+		early := time.Since(opened) < time.Duration(came.Add(1)-1)*interval
 		defer busy.Add(-1)
-		if busy.Add(1) > atOnce || burst {
+		if busy.Add(1) > atOnce || early {
 			refused.Add(1)
-			w.Header().Set("Retry-After", "60")
+			w.Header().Set("Retry-After", "1")
 			w.WriteHeader(http.StatusTooManyRequests)
 			return
 		}
@@ -39,7 +36,7 @@ func fragileAPI(atOnce int64, refused *atomic.Int64) http.Handler {
 // Many goroutines call an API that bears 20 requests a second, and 4 at once.
 func ExampleTransport() {
 	var refused atomic.Int64
-	api := httptest.NewServer(fragileAPI(4, &refused))
+	api := httptest.NewServer(fragileAPI(20, 4, &refused))
 	defer api.Close()
 
 	s, err := shaper.New(shaper.Limits{Rate: 20, Depth: 100, InFlight: 4})

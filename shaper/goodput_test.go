@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/naive"
 	"example.com/leakybucket/shaper"
 )
 
@@ -65,10 +66,10 @@ func shaperOfDepth(depth int) contestant {
 
 func naiveOfDepth(name string, depth int, mended bool) contestant {
 	return contestant{name, func() (func(context.Context) error, func()) {
-		q := newNaiveQueue(goodputRate, depth)
-		q.mended = mended
-		q.start()
-		return q.Wait, q.stop
+		q := naive.New(goodputRate, depth)
+		q.Mended = mended
+		q.Start()
+		return q.Wait, q.Stop
 	}}
 }
 

@@ -16,16 +16,6 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// newBlindEntrance is one whose connections can't be asked: its server has no
-// ConnContext.
-func newBlindEntrance(t *testing.T, depth int) *entrance {
-	t.Helper()
-	e := newEntrance(t, depth)
-	e.Config.ConnContext = nil
-	e.handler = echo
-	return e
-}
-
 func TestASmallBodyIsReadAheadSoThatADepartureIsSeen(t *testing.T) {
 	for _, way := range []struct {
 		name string

@@ -1,15 +1,12 @@
 package shaper_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -305,24 +302,13 @@ func TestHalfClosedClientReadsNoSuccess(t *testing.T) {
 		close(waiting)
 		return s.WaitN(ctx, n)
 	})
-	server := httptest.NewServer(shaper.Middleware(l)(http.NotFoundHandler()))
-	defer server.Close()
+	addr := openServer(t, shaper.Middleware(l)(http.NotFoundHandler()))
 	require.True(t, s.Allow()) // The next slot is an hour off.
 
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	require.NoError(t, err)
-	defer conn.Close()
-	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-	require.NoError(t, err)
-	<-waiting
-	require.NoError(t, conn.(*net.TCPConn).CloseWrite())
-
-	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	require.NoError(t, err)
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
+	v := visitOn(t, dial(t, addr), get("/"))
+	next(t, waiting)
+	v.closeHalf()
+	answer, body := v.answer()
 	require.Equal(t, 499, answer.StatusCode)
 	require.True(t, answer.Close)
 	require.Empty(t, body)

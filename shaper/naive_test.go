@@ -8,123 +8,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/naive"
 	"example.com/leakybucket/shaper"
 )
 
-// naiveQueue is the shaper that one writes first: a channel with room for depth
-// waiters and a goroutine that lets the head go at each tick of a time.Ticker.
-// It stays here as the reference that the real one is compared with, and the
-// tests below show what it gets wrong.
-type naiveQueue struct {
-	// mended is what one writes second: the goroutine reads each tick, whether
-	// anything waits or not, and spends none on requests that have given up.
-	mended bool
-	// stall runs on the goroutine after each tick. It stands for wake-ups that
-	// come late, which virtual time does not have. nil means none.
-	stall func()
-
-	line   chan *naiveWaiter
-	ticker *time.Ticker
-	quit   chan struct{}
-	run    sync.WaitGroup
-}
-
-type naiveWaiter struct {
-	ctx   context.Context
-	leave chan struct{}
-}
-
-func newNaiveQueue(r rate.Limit, depth int) *naiveQueue {
-	return &naiveQueue{
-		line:   make(chan *naiveWaiter, depth),
-		ticker: time.NewTicker(time.Duration(float64(time.Second) / float64(r))),
-		quit:   make(chan struct{}),
-	}
-}
-
-// start is apart from newNaiveQueue so that the fields can be set in between.
-func (q *naiveQueue) start() {
-	if q.mended {
-		q.run.Go(q.releaseMended)
-	} else {
-		q.run.Go(q.release)
-	}
-}
-
-func (q *naiveQueue) stop() {
-	close(q.quit)
-	q.run.Wait()
-	q.ticker.Stop()
-}
-
-// release takes the head of the line, waits for a tick and lets it leave.
-func (q *naiveQueue) release() {
-	for {
-		var head *naiveWaiter
-		select {
-		case head = <-q.line:
-		case <-q.quit:
-			return
-		}
-		if !q.tick() {
-			return
-		}
-		close(head.leave)
-	}
-}
-
-// releaseMended waits for a tick and lets the first request leave that is still
-// there.
-func (q *naiveQueue) releaseMended() {
-	for q.tick() {
-		if head := q.firstAlive(); head != nil {
-			close(head.leave)
-		}
-	}
-}
-
-// tick waits for the next tick. It returns false if the queue is to stop.
-func (q *naiveQueue) tick() bool {
-	select {
-	case <-q.ticker.C:
-	case <-q.quit:
-		return false
-	}
-	if q.stall != nil {
-		q.stall()
-	}
-	return true
-}
-
-func (q *naiveQueue) firstAlive() *naiveWaiter {
-	for {
-		select {
-		case head := <-q.line:
-			if head.ctx.Err() == nil {
-				return head
-			}
-		default:
-			return nil
-		}
-	}
-}
-
-func (q *naiveQueue) Wait(ctx context.Context) error {
-	w := &naiveWaiter{ctx: ctx, leave: make(chan struct{})}
-	select {
-	case q.line <- w:
-	default:
-		return shaper.ErrQueueFull
-	}
-	select {
-	case <-w.leave:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+// These tests show what the shaper that one writes first gets wrong (package naive).
 
 // A paceline is calls of one Wait in a bubble, each let in after the one before
 // it has come to rest, so that their order in the line is that of their making.
@@ -191,10 +80,10 @@ func TestNaiveSpendsTicksOnThoseWhoHaveLeft(t *testing.T) {
 	}
 
 	inBothNaives(t, func(t *testing.T, mended bool) {
-		q := newNaiveQueue(1000, calls)
-		q.mended = mended
-		q.start()
-		defer q.stop()
+		q := naive.New(1000, calls)
+		q.Mended = mended
+		q.Start()
+		defer q.Stop()
 		p := newPaceline(q.Wait)
 		nineInTenGiveUp(p)
 		p.calls.Wait()
@@ -236,10 +125,10 @@ func TestNaiveKeepsThePlacesOfThoseWhoHaveLeft(t *testing.T) {
 	}
 
 	inBothNaives(t, func(t *testing.T, mended bool) {
-		q := newNaiveQueue(10, depth)
-		q.mended = mended
-		q.start()
-		defer q.stop()
+		q := naive.New(10, depth)
+		q.Mended = mended
+		q.Start()
+		defer q.Stop()
 		p := newPaceline(q.Wait)
 		allButTwoGiveUpAndOneComes(p)
 		require.Equal(t, 2, p.refused, "the newcomer too, with two in a line of ten")
@@ -274,10 +163,10 @@ func TestNaiveKeepsATickFromIdleTime(t *testing.T) {
 	}
 
 	inBothNaives(t, func(t *testing.T, mended bool) {
-		q := newNaiveQueue(10, 2)
-		q.mended = mended
-		q.start()
-		defer q.stop()
+		q := naive.New(10, 2)
+		q.Mended = mended
+		q.Start()
+		defer q.Stop()
 		p := newPaceline(q.Wait)
 		if mended {
 			twoCome(p, 305*time.Millisecond)
@@ -304,11 +193,11 @@ func TestNaiveKeepsATickFromIdleTime(t *testing.T) {
 // lateness on real threads, because nothing is late in virtual time.
 func TestNaiveLosesTheTicksOfLateWakeUps(t *testing.T) {
 	inBothNaives(t, func(t *testing.T, mended bool) {
-		q := newNaiveQueue(10_000, 100)
-		q.mended = mended
-		q.stall = func() { time.Sleep(950 * time.Microsecond) }
-		q.start()
-		defer q.stop()
+		q := naive.New(10_000, 100)
+		q.Mended = mended
+		q.Stall = func() { time.Sleep(950 * time.Microsecond) }
+		q.Start()
+		defer q.Stop()
 		p := newPaceline(q.Wait)
 		for range 100 {
 			p.enter()

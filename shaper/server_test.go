@@ -51,12 +51,36 @@ func next[T any](t testing.TB, c <-chan T) (v T) {
 // A serverOption changes a server before it starts.
 type serverOption func(*httptest.Server)
 
-// serve serves a handler on loopback until the test ends. Its fields Config and
-// Listener may be changed by options; Client returns a client for it.
+// serve serves a handler on loopback until the test ends. The Client of the server is
+// one for it.
 func serve(t testing.TB, h http.Handler, options ...serverOption) *httptest.Server {
+	t.Helper()
+	server := newServer(t, h)
+	start(server, options...)
+	return server
+}
+
+// newServer returns a server to be started, whose fields Config and Listener may be
+// changed before. It ends with the test.
+func newServer(t testing.TB, h http.Handler, options ...serverOption) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	for _, set := range options {
+		set(server)
+	}
+	t.Cleanup(func() {
+		if client := server.Client(); client != nil {
+			client.CloseIdleConnections()
+		}
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server
+}
+
+// start starts a server of newServer.
+func start(server *httptest.Server, options ...serverOption) {
 	for _, set := range options {
 		set(server)
 	}
@@ -66,12 +90,6 @@ func serve(t testing.TB, h http.Handler, options ...serverOption) *httptest.Serv
 		server.Start()
 	}
 	server.Client().Timeout = enough
-	t.Cleanup(func() {
-		server.Client().CloseIdleConnections()
-		server.CloseClientConnections()
-		server.Close()
-	})
-	return server
 }
 
 func overTLS(s *httptest.Server)   { s.TLS = new(tls.Config) }

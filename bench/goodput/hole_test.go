@@ -10,15 +10,16 @@ import (
 
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/naive"
 )
 
 // A waiter that stays and is refused has not left, however soon it returns.
 func TestAHoleWithARefusalIsAnError(t *testing.T) {
 	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
-		return rivals.Line{Wait: func(context.Context) error { return rivals.ErrNaiveFull }, Stop: func() {}}
+		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
 	}}
 	_, err := hole(refusing)
-	require.ErrorIs(t, err, rivals.ErrNaiveFull)
+	require.ErrorIs(t, err, naive.ErrFull)
 }
 
 // In virtual time all come at the same instant, one leaves at once, and the 900

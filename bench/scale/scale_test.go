@@ -12,6 +12,7 @@ import (
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/naive"
 )
 
 func TestMain(m *testing.M) {
@@ -115,12 +116,12 @@ func TestCeilingKnowsTheLineOfThoseThatTell(t *testing.T) {
 
 func TestALimiterThatDoesNotWaitIsNotMeasured(t *testing.T) {
 	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
-		return rivals.Line{Wait: func(context.Context) error { return rivals.ErrNaiveFull }, Stop: func() {}}
+		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
 	}}
 	_, err := cancelLatencies(refusing, 100, 20)
 	require.EqualError(t, err, "100 of 100 did not wait")
 	_, err = ceiling(refusing, ceilingInput{"", 2, 1000, 10 * time.Millisecond})
-	require.ErrorIs(t, err, rivals.ErrNaiveFull)
+	require.ErrorIs(t, err, naive.ErrFull)
 }
 
 func TestCancelAndCloseAreMeasuredInAChild(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/naive"
 )
 
 func TestMain(m *testing.M) {
@@ -93,7 +94,7 @@ func TestReportsHaveARowForEachResult(t *testing.T) {
 func TestALoopTellsOfRefusalsAndOfTooManyDepartures(t *testing.T) {
 	in := input{Rate: 10, Window: time.Second}
 	loop := newClosedLoop(in)
-	loop.run(t.Context(), func(context.Context) error { return rivals.ErrNaiveFull })
+	loop.run(t.Context(), func(context.Context) error { return naive.ErrFull })
 	_, err := loop.departures()
 	require.EqualError(t, err, "a caller was refused: the naive queue is full")
 

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"os"
-	"regexp"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -149,17 +147,6 @@ func TestOutboundTriesAgainIfTheMachineWasLate(t *testing.T) {
 	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, because two reached it within 25 ms that had left the shaper at least 95 ms apart, in both tries: this machine is too busy; try a slower -limits"}, faults)
 	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, because two reached it within 25 ms"},
 		judgeOutbound(info, 25*time.Millisecond, direct, burst))
-}
-
-// What README prints is what the program does.
-func TestReadmeShowsTheTableOfOutbound(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	require.NoError(t, err)
-	for line := range strings.Lines(outboundTable(plain(), poolResult{}, poolResult{})) {
-		label := strings.TrimRight(line, " -0123456789\n")
-		row := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(label) + `( .*\d.*\d.*)?$`)
-		require.True(t, row.Match(readme), "README has no row %q", label)
-	}
 }
 
 func TestOutboundTableTellsOfWhatIsNotUsual(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/naive"
 	"example.com/leakybucket/shaper"
 )
 
@@ -118,6 +119,7 @@ func openFailsafe(perSecond float64, _ int, _ func(time.Time)) Line {
 }
 
 func openNaive(perSecond float64, waiting int, _ func(time.Time)) Line {
-	q := startNaiveQueue(perSecond, waiting)
-	return Line{Wait: q.Wait, Stop: q.stop}
+	q := naive.New(perSecond, waiting)
+	q.Start()
+	return Line{Wait: q.Wait, Stop: q.Stop}
 }

@@ -123,20 +123,6 @@ func TestTracedRivalsTellOfEachSlot(t *testing.T) {
 	require.Equal(t, 3, traced)
 }
 
-func TestNaiveRefusesWhenFull(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := startNaiveQueue(1, 1)
-		defer q.stop()
-		var waiting sync.WaitGroup
-		for range 2 { // One holds the place, and one is waited for at the head.
-			waiting.Go(func() { require.NoError(t, q.Wait(t.Context())) })
-			synctest.Wait()
-		}
-		require.ErrorIs(t, q.Wait(t.Context()), ErrNaiveFull)
-		waiting.Wait()
-	})
-}
-
 func TestRivalsHaveNamesOfTheirOwn(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, c := range all {

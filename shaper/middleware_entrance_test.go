@@ -45,13 +45,18 @@ func newEntrance(t *testing.T, depth int) *entrance {
 		ran:   make(chan string, 10_000), // More than any test sends.
 		ends:  make(chan string, 10_000),
 	}
-	e.Server = httptest.NewUnstartedServer(nil)
-	e.Config.ConnContext = shaper.ConnContext
-	t.Cleanup(func() {
-		require.NoError(t, e.Shaper.Close())
-		e.CloseClientConnections()
-		e.Server.Close()
-	})
+	e.Server = newServer(t, nil, with(hooked))
+	t.Cleanup(func() { require.NoError(t, e.Shaper.Close()) }) // Before the server ends, which waits for its handlers.
+	return e
+}
+
+// newBlindEntrance is one whose connections can't be asked: its server has no
+// ConnContext.
+func newBlindEntrance(t *testing.T, depth int) *entrance {
+	t.Helper()
+	e := newEntrance(t, depth)
+	e.Config.ConnContext = nil
+	e.handler = echo
 	return e
 }
 
@@ -69,8 +74,9 @@ func limitsOf(t *testing.T, text string) shaper.Limits {
 	return l
 }
 
-// open starts the server. With secure it speaks TLS.
-func (e *entrance) open(secure ...bool) *entrance {
+// open starts the server.
+func (e *entrance) open(options ...serverOption) *entrance {
+	e.t.Helper()
 	inner := shaper.Middleware(e.limiter)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e.ran <- r.URL.Path
 		if e.handler != nil {
@@ -83,11 +89,7 @@ func (e *entrance) open(secure ...bool) *entrance {
 		defer func() { e.ends <- fmt.Sprint(r.URL.Path, " ", log.status) }()
 		outer.ServeHTTP(log, r)
 	})
-	if len(secure) > 0 {
-		e.StartTLS()
-	} else {
-		e.Start()
-	}
+	start(e.Server, options...)
 	return e
 }
 

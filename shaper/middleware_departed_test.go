@@ -237,7 +237,7 @@ func TestAClientWhoDepartsLateIsSeen(t *testing.T) {
 func TestADepartedClientIsSeenThroughTLS(t *testing.T) {
 	withHook(t)
 	t.Parallel()
-	e := newEntrance(t, 1).open(true)
+	e := newEntrance(t, 1).open(overTLS)
 	conn, err := tls.Dial("tcp", e.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
 	require.NoError(t, err)
 	gone := visitOn(t, conn, chunked("/gone"))
@@ -280,9 +280,8 @@ func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEntrance(t, 1)
-			e.EnableHTTP2 = true
 			e.Config.ReadTimeout = time.Minute
-			e.open(true)
+			e.open(overHTTP2)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			r, err := http.NewRequestWithContext(ctx, "POST", e.URL+"/gone", c.body)

@@ -3,10 +3,12 @@ package shaper_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -37,6 +39,69 @@ func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler
 
 // An uploader sends a body and returns the answer.
 type uploader func(addr string, body []byte) (*http.Response, error)
+
+// After it has answered half a body net/http closes its sending half, and the
+// connection half a second later. Then the writes of the client fail, and Go's client
+// returns that error unless it has read the answer by then, for which half a second
+// is too short on a busy machine. So a patientListener's connections close only after
+// the end of the client, if it came by dial and net/http has closed their sending
+// half. They read nothing meanwhile.
+type patientListener struct {
+	net.Listener
+	clients sync.Map // of the clients' addresses, each with a channel that is closed with the connection
+}
+
+// serve is an option of the server, and dial is for its clients.
+func (l *patientListener) serve(s *httptest.Server) { l.Listener, s.Listener = s.Listener, l }
+
+func (l *patientListener) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	closed := make(chan struct{})
+	l.clients.Store(conn.LocalAddr().String(), closed)
+	return &watchedConn{conn.(*net.TCPConn), sync.OnceFunc(func() { close(closed) })}, nil
+}
+
+func (l *patientListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &patientConn{TCPConn: conn.(*net.TCPConn), clients: &l.clients}, nil
+}
+
+type patientConn struct {
+	*net.TCPConn
+	clients    *sync.Map
+	halfClosed atomic.Bool
+}
+
+func (c *patientConn) CloseWrite() error {
+	c.halfClosed.Store(true)
+	return c.TCPConn.CloseWrite()
+}
+
+func (c *patientConn) Close() error {
+	if closed, ok := c.clients.LoadAndDelete(c.RemoteAddr().String()); ok && c.halfClosed.Load() {
+		select {
+		case <-closed.(chan struct{}):
+		case <-time.After(enough):
+		}
+	}
+	return c.TCPConn.Close()
+}
+
+type watchedConn struct {
+	*net.TCPConn
+	closed func()
+}
+
+func (c *watchedConn) Close() error {
+	defer c.closed()
+	return c.TCPConn.Close()
+}
 
 // writeAll is the simplest of clients: it writes all, and then reads. When the
 // server stops reading the write fails, but the answer can still be read.
@@ -82,11 +147,14 @@ func TestEveryRefusalReachesAClientThatIsStillSending(t *testing.T) {
 		uploads = 1000
 	}
 	for _, hook := range hooks {
-		addr := openServer(t, refusingHandler(t), hook.set)
+		l := new(patientListener)
+		addr := serve(t, refusingHandler(t), with(hook.set), l.serve).Listener.Addr().String()
+		goClient := newClient(t)
+		goClient.Transport.(*http.Transport).DialContext = l.dial
 		for _, client := range []struct {
 			name   string
 			upload uploader
-		}{{"Go's client", withClient(newClient(t))}, {"writes all, then reads", writeAll}} {
+		}{{"Go's client", withClient(goClient)}, {"writes all, then reads", writeAll}} {
 			for _, body := range bodySizes {
 				t.Run(strings.Join([]string{hook.name, client.name, body.name}, "/"), func(t *testing.T) {
 					t.Parallel()

@@ -1,0 +1,215 @@
+// Bubbles prints the tests that run in bubbles of testing/synctest, as a regular
+// expression for go test:
+//
+//	go test -run "$(go run ./internal/bubbles ./shaper)" -count=1000 ./shaper
+//
+// The time of a bubble does not depend on the machine, so these tests must pass each
+// time, however often they run and whatever else does. The list is computed from the
+// code, so that it can't be out of date: a test is in it if it uses [synctest.Test],
+// or a function, method or variable of this workspace that does.
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+func main() {
+	tests, err := find(os.Args[1:]...)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bubbles:", err)
+		os.Exit(1)
+	}
+	fmt.Printf("^(%s)$\n", strings.Join(tests, "|"))
+}
+
+// find returns the names of the tests, fuzz targets and examples of some packages
+// that start a bubble. It returns an error if none is found, or if a function in a
+// _test file starts one and is used by nothing that go test runs: then a way from a
+// test to a bubble is not seen, as through an interface.
+func find(patterns ...string) ([]string, error) {
+	packages, err := list(patterns)
+	if err != nil {
+		return nil, err
+	}
+	c := code{positions: token.NewFileSet(), uses: map[string][]string{}}
+	if err := c.load(packages); err != nil {
+		return nil, err
+	}
+	var found []string
+	reached := map[string]bool{}
+	for entry, name := range c.entries {
+		if from := c.reach(entry); from[bubble] {
+			maps.Copy(reached, from)
+			if !strings.HasPrefix(name, "Benchmark") { // -run does not run them.
+				found = append(found, name)
+			}
+		}
+	}
+	for from, uses := range c.uses {
+		if strings.Contains(from, "_test.go:") && slices.Contains(uses, bubble) && !reached[from] {
+			return nil, fmt.Errorf("%s starts a bubble, and no test uses it", from)
+		}
+	}
+	if len(found) == 0 {
+		return nil, errors.New("no test starts a bubble")
+	}
+	slices.Sort(found)
+	return slices.Compact(found), nil
+}
+
+// A goPackage is what go list says of a package, or of its variant for a test.
+type goPackage struct {
+	ImportPath, Dir, Export string
+	GoFiles                 []string
+	ImportMap               map[string]string
+	Module                  *struct{ Main bool }
+}
+
+// list returns the packages and all that they import, which come first.
+func list(patterns []string) (packages []goPackage, err error) {
+	list := exec.Command("go", append([]string{"list", "-deps", "-test", "-export", "-json=ImportPath,Dir,Export,GoFiles,ImportMap,Module", "--"}, patterns...)...)
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
+		var p goPackage
+		if err := d.Decode(&p); err != nil {
+			return nil, err
+		}
+		packages = append(packages, p)
+	}
+	return packages, nil
+}
+
+// bubble is the name of what starts one.
+const bubble = "testing/synctest.Test"
+
+// code is which declarations use which. A declaration is named by its position, as a
+// package and its variants for tests declare the same.
+type code struct {
+	positions *token.FileSet
+	uses      map[string][]string
+	entries   map[string]string // the names of those that go test runs
+}
+
+// load reads the packages of the workspace. Of all others it takes the types that the
+// compiler has exported.
+func (c *code) load(packages []goPackage) error {
+	c.entries = map[string]string{}
+	exports, ours := map[string]string{}, map[string]*types.Package{}
+	for _, p := range packages {
+		exports[p.ImportPath] = p.Export
+	}
+	others := importer.ForCompiler(c.positions, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+	for _, p := range packages {
+		if p.Module == nil || !p.Module.Main || strings.HasSuffix(p.ImportPath, ".test") {
+			continue
+		}
+		var files []*ast.File
+		for _, name := range p.GoFiles {
+			file, err := parser.ParseFile(c.positions, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			files = append(files, file)
+		}
+		info := types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
+		config := types.Config{Importer: importFunc(func(path string) (*types.Package, error) {
+			path = cmp.Or(p.ImportMap[path], path)
+			if ours[path] != nil {
+				return ours[path], nil
+			}
+			return others.Import(path)
+		})}
+		checked, err := config.Check(p.ImportPath, c.positions, files, &info)
+		if err != nil {
+			return err
+		}
+		ours[p.ImportPath] = checked
+		for _, file := range files {
+			c.read(file, &info)
+		}
+	}
+	return nil
+}
+
+type importFunc func(path string) (*types.Package, error)
+
+func (f importFunc) Import(path string) (*types.Package, error) { return f(path) }
+
+// testName matches what go test looks for in _test files.
+var testName = regexp.MustCompile(`^(?:Test|Fuzz|Example|Benchmark)(?:[^a-z]|$)`)
+
+// read notes what each declaration of a file uses.
+func (c *code) read(file *ast.File, info *types.Info) {
+	isTest := strings.HasSuffix(c.positions.Position(file.Pos()).Filename, "_test.go")
+	for _, d := range file.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			c.note(d.Name, d, info)
+			if isTest && d.Recv == nil && testName.MatchString(d.Name.Name) {
+				c.entries[c.name(info.Defs[d.Name])] = d.Name.Name
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				if v, ok := spec.(*ast.ValueSpec); ok {
+					for _, name := range v.Names {
+						c.note(name, v, info)
+					}
+				}
+			}
+		}
+	}
+}
+
+// note notes what a declaration uses.
+func (c *code) note(declared *ast.Ident, declaration ast.Node, info *types.Info) {
+	from := c.name(info.Defs[declared])
+	ast.Inspect(declaration, func(n ast.Node) bool {
+		if used, ok := n.(*ast.Ident); ok && info.Uses[used] != nil {
+			c.uses[from] = append(c.uses[from], c.name(info.Uses[used]))
+		}
+		return true
+	})
+}
+
+func (c *code) name(declared types.Object) string {
+	if f, ok := declared.(*types.Func); ok && f.FullName() == bubble {
+		return bubble
+	}
+	return c.positions.Position(declared.Pos()).String()
+}
+
+// reach returns what a declaration uses, and what that uses, and so on.
+func (c *code) reach(from string) map[string]bool {
+	reached, left := map[string]bool{from: true}, []string{from}
+	for len(left) > 0 {
+		next := left[0]
+		left = left[1:]
+		for _, used := range c.uses[next] {
+			if !reached[used] {
+				reached[used] = true
+				left = append(left, used)
+			}
+		}
+	}
+	return reached
+}
