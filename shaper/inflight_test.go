@@ -213,9 +213,9 @@ func TestAtInfTheCapStillHolds(t *testing.T) {
 
 // Many at once use the same few places over and over, and each gives its own
 // back twice: none is lost, and none is made.
-func TestPlacesAreUsedOverAndOver(t *testing.T) {
+func TestSeatsAreUsedOverAndOver(t *testing.T) {
 	play(t, "inf depth 99 inflight 5", func(g *stage) {
-		var most atomic.Int64
+		begin := make(chan struct{}) // holds the first ones upstream until the others wait
 		for range 50 {
 			go func() {
 				for range 20 {
@@ -224,7 +224,10 @@ func TestPlacesAreUsedOverAndOver(t *testing.T) {
 						t.Errorf("Acquire: %v", err)
 						return
 					}
-					most.Store(max(most.Load(), int64(g.Stats().InFlight)))
+					if upstream := g.Stats().InFlight; upstream > 5 {
+						t.Errorf("%d are upstream", upstream)
+					}
+					<-begin
 					runtime.Gosched()
 					release()
 					release()
@@ -232,7 +235,10 @@ func TestPlacesAreUsedOverAndOver(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		require.EqualValues(t, 5, most.Load())
+		require.Equal(t, 5, g.Stats().InFlight)
+		require.Equal(t, 45, g.Stats().Waiting)
+		close(begin)
+		synctest.Wait()
 		require.Zero(t, g.Stats().InFlight)
 		require.EqualValues(t, 1000, g.Stats().Departed)
 	})
