@@ -29,10 +29,14 @@ func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(c *keyedFlo
 			do(c, now)
 		}
 		g.unlockAndArm()
-		if c != nil || err != nil {
+		switch {
+		case c != nil || err != nil:
 			return err
+		case l.known:
+			l.plan = g.planFor(l.limits)
+		default:
+			g.lookUpLimits(ctx, key, &l)
 		}
-		g.lookUpLimits(ctx, key, &l)
 	}
 }
 
@@ -42,6 +46,7 @@ type limitsLookup struct {
 	calls   bool        // it calls the function itself
 	known   bool        // limits are those of the key, or gone or err is set
 	limits  Limits
+	plan    *plan // of limits; nil: not needed so far
 	reloads int   // that there had been before the function was called
 	gone    error // of its context, which ended meanwhile
 	err     error // of the function
@@ -61,13 +66,17 @@ func (g *Group[K]) foundLocked(key K, now int64) *keyedFlow[K] {
 }
 
 // foundOrNewLocked returns the bucket of a key, made if there is none and the lookup has
-// found the Limits. With neither a bucket nor an error, lookUpLimits comes next.
+// found the Limits. With neither a bucket nor an error, planFor comes next if the Limits are
+// known, and lookUpLimits otherwise.
 func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFlow[K], error) {
 	// Limits that were said before a Reload may be those that it was called to replace.
 	stale := l.err == nil && l.reloads != g.reloads
+	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && g.lacksPlanLocked(key, l.limits) {
+		return nil, nil // Requests that wait for this one to call the function go on waiting.
+	}
 	if l.calls && l.known {
 		if stale {
-			l.known, l.gone, l.reloads = false, nil, g.reloads
+			l.known, l.gone, l.plan, l.reloads = false, nil, nil, g.reloads
 			return nil, nil
 		}
 		l.calls = false
@@ -87,6 +96,7 @@ func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFl
 		return c, nil
 	}
 	if l.known && !stale {
+		g.offerPlanLocked(l.plan)
 		return g.insertLocked(key, l.limits, now)
 	}
 	*l = limitsLookup{reloads: g.reloads, call: g.limitsCalls[key]}

@@ -25,12 +25,16 @@ func (g *Group[K]) Reload() {
 	g.unlockAndArm()
 	for _, key := range g.keys() {
 		l, err := g.callLimits(key)
-		g.reload(key, l, err)
+		var p *plan
+		if err == nil {
+			p = g.planFor(l)
+		}
+		g.reload(key, p, err)
 	}
 }
 
 // reload puts the Limits of a key in force, if the key still has a bucket.
-func (g *Group[K]) reload(key K, l Limits, err error) {
+func (g *Group[K]) reload(key K, p *plan, err error) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
 	if err != nil {
@@ -46,11 +50,12 @@ func (g *Group[K]) reload(key K, l Limits, err error) {
 		g.forgetLocked(c)
 		return
 	}
-	if c.flow.checkChange(l) != nil {
+	if c.flow.checkChange(p.limits) != nil {
 		g.limitErrors++
 		return
 	}
-	to := g.planLocked(l)
+	g.offerPlanLocked(p)
+	to := g.planLocked(p.limits)
 	g.releasePlanLocked(c.flow.bucket.plan)
 	c.flow.bucket.idleUntil(now)
 	g.changeLocked(&c.flow, to, now)

@@ -73,14 +73,45 @@ func (g *Group[K]) newFlowLocked(l Limits, now int64) *keyedFlow[K] {
 	return c
 }
 
-// planLocked returns the plan of Limits and counts one more user of it.
-func (g *Group[K]) planLocked(l Limits) *plan {
+// lacksPlanLocked reports whether a bucket would be made for a key with these Limits, and
+// the Group has no plan of them.
+func (g *Group[K]) lacksPlanLocked(key K, l Limits) bool {
+	if g.plans[l] != nil {
+		return false
+	}
+	// No bucket has these Limits, so there is none that the key could share.
+	return !g.sharesLocked(key, nil) || g.overflow.len < maxShared
+}
+
+// planFor returns the plan of Limits, which it makes if the Group has none. Making one takes
+// much longer than a call. So that nobody who can influence the Limits of a key delays all
+// the others, the lock is not held.
+func (g *Group[K]) planFor(l Limits) *plan {
+	g.mu.Lock()
 	p := g.plans[l]
+	g.mu.Unlock()
 	if p == nil {
 		p = planOf(l)
-		g.plans[l] = p
-		g.peakPlans = max(g.peakPlans, len(g.plans))
 	}
+	return p
+}
+
+// offerPlanLocked adds a plan that planFor has returned, if the Group has none of its
+// Limits. Until a bucket uses the plan it is the unused one. A nil p is none.
+func (g *Group[K]) offerPlanLocked(p *plan) {
+	if p == nil || g.plans[p.limits] != nil {
+		return
+	}
+	g.plans[p.limits] = p
+	g.peakPlans = max(g.peakPlans, len(g.plans))
+	p.users++
+	g.releasePlanLocked(p)
+}
+
+// planLocked returns the plan of Limits, which has been offered if no bucket has it, and
+// counts one more user of it.
+func (g *Group[K]) planLocked(l Limits) *plan {
+	p := g.plans[l]
 	p.users++
 	return p
 }
@@ -113,9 +144,10 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 	if g.withOwnFlow(key, see) {
 		return nil
 	}
+	p := g.planFor(limits)
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	f := &flow{bucket: newBucket(limits), entered: -1}
+	f := &flow{bucket: bucket{plan: p}, entered: -1}
 	used := g.usedLocked(key, limits)
 	switch {
 	case g.needsNoBucketLocked(limits, used, now):
