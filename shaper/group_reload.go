@@ -7,8 +7,8 @@ package shaper
 // InFlight from or to 0 while its bucket is in use; [GroupStats].LimitErrors counts
 // these keys.
 //
-// For a key that shares a bucket or needs none, the function is called at each call
-// anyway. A key that shares goes to another shared bucket when its Limits change, which
+// A key that is at rate.Inf without a cap is forgotten, and the function is called at its
+// next call. For a key that shares a bucket it is called at each call anyway. A key that shares goes to another shared bucket when its Limits change, which
 // may be a new one. Requests that wait or are in flight in the old one stay there, and
 // do not count in the new one.
 //
@@ -24,6 +24,9 @@ func (g *Group[K]) Reload() {
 	g.reloads++
 	g.unlockAndArm()
 	for _, key := range g.keys() {
+		if g.forgetUnlimited(key) {
+			continue
+		}
 		l, err := g.callLimits(key)
 		var p *plan
 		if err == nil {
@@ -31,6 +34,19 @@ func (g *Group[K]) Reload() {
 		}
 		g.reload(key, p, err)
 	}
+}
+
+// forgetUnlimited deletes the bucket of a key that needs none, and reports whether there was
+// one. The lock is not held.
+func (g *Group[K]) forgetUnlimited(key K) bool {
+	g.lockAndAdvance()
+	defer g.unlockAndArm()
+	c := g.table[key]
+	if c == nil || !c.unlimited {
+		return false
+	}
+	g.deleteLocked(c)
+	return true
 }
 
 // reload puts the Limits of a key in force, if the key still has a bucket.
@@ -46,8 +62,7 @@ func (g *Group[K]) reload(key K, p *plan, err error) {
 		return
 	}
 	if c.flow.drained(now) {
-		g.wheel.remove(c) // The next call with the key will call the limits function.
-		g.forgetLocked(c)
+		g.deleteLocked(c) // The next call with the key will call the limits function.
 		return
 	}
 	if c.flow.checkChange(p.limits) != nil {

@@ -79,12 +79,21 @@ func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
 	return small, n
 }
 
+// deleteLocked deletes a bucket that is in the wheel.
+func (g *Group[K]) deleteLocked(c *keyedFlow[K]) {
+	g.wheel.remove(c)
+	g.forgetLocked(c)
+}
+
 // forgetLocked deletes a bucket that has been taken out of the wheel.
 func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
 	if c.home == ownBucket {
 		delete(g.table, c.key)
 	} else {
 		g.overflow.remove(c)
+	}
+	if c.unlimited {
+		g.unlimitedKeys--
 	}
 	g.releasePlanLocked(c.flow.bucket.plan)
 }
@@ -98,7 +107,7 @@ func (g *Group[K]) dropAllLocked() {
 			close(q.done)
 		}
 	}
-	g.table, g.peakKeys = make(map[K]*keyedFlow[K]), 0
+	g.table, g.peakKeys, g.unlimitedKeys = make(map[K]*keyedFlow[K]), 0, 0
 	g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
 	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
 	g.overflow.rings, g.overflow.len = nil, 0

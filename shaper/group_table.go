@@ -3,18 +3,29 @@ package shaper
 import "golang.org/x/time/rate"
 
 // insertLocked returns the bucket for a key that has none, and whose Limits are known: a new
-// one, one that it shares, or, if it needs none, unlimited. The Group is not closed.
+// one, or one that it shares. The Group is not closed.
+//
+// A key that needs no bucket gets one too, which remembers its Limits until the next sweep.
+// Such a bucket is always drained, so it does not count against maxKeys. If there are
+// maxKeys of them, or the key is a NaN, the key gets unlimited.
 func (g *Group[K]) insertLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	if g.needsNoBucketLocked(l, g.usedLocked(key, l), now) {
+	switch {
+	case !g.needsNoBucketLocked(l, g.usedLocked(key, l), now):
+		return g.insertBucketLocked(key, l, now)
+	case key != key || g.unlimitedKeys >= g.maxKeys:
 		g.unlimitedBy = l
 		return &g.unlimited, nil
 	}
-	return g.insertBucketLocked(key, l, now)
+	kf := g.insertOwnLocked(key, l, nil, now)
+	kf.unlimited = true
+	g.unlimitedKeys++
+	return kf, nil
 }
 
 // needsNoBucketLocked reports whether a key with these Limits that has no bucket of its
-// own needs none, because there is nothing to remember of its calls: it is at rate.Inf
-// without a cap, and used, the bucket that it has been sharing, if any, is not held.
+// own needs none, because there is nothing to remember of its calls but the Limits: it is
+// at rate.Inf without a cap, and used, the bucket that it has been sharing, if any, is not
+// held.
 func (g *Group[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K], now int64) bool {
 	return l.Rate == rate.Inf && l.InFlight == 0 && (used == nil || used.flow.drained(now))
 }
@@ -35,6 +46,12 @@ func (g *Group[K]) insertBucketLocked(key K, l Limits, now int64) (*keyedFlow[K]
 	if g.sharesLocked(key, used) {
 		return g.insertSharedLocked(key, l, now)
 	}
+	return g.insertOwnLocked(key, l, used, now), nil
+}
+
+// insertOwnLocked makes a bucket for a key. It goes on from where used is, the bucket that
+// the key has been sharing; nil: none.
+func (g *Group[K]) insertOwnLocked(key K, l Limits, used *keyedFlow[K], now int64) *keyedFlow[K] {
 	c := g.newFlowLocked(l, now)
 	c.key = key
 	if used != nil {
@@ -43,7 +60,23 @@ func (g *Group[K]) insertBucketLocked(key K, l Limits, now int64) (*keyedFlow[K]
 	g.table[key] = c
 	g.peakKeys = max(g.peakKeys, len(g.table))
 	c.flow.bucket.idleUntil(now)
-	return c, nil
+	return c
+}
+
+// bucketToHoldLocked returns the bucket to hold for a key that has found c. From now on
+// there is something to remember of an unlimited key, so it gets a bucket like any other
+// key: one that counts against maxKeys, or a shared one.
+func (g *Group[K]) bucketToHoldLocked(key K, c *keyedFlow[K], now int64) (*keyedFlow[K], error) {
+	l := c.flow.bucket.limits
+	switch {
+	case c == &g.unlimited:
+		l = g.unlimitedBy
+	case c.unlimited:
+		g.deleteLocked(c)
+	default:
+		return c, nil
+	}
+	return g.insertBucketLocked(key, l, now)
 }
 
 // insertSharedLocked returns the bucket for a key that is to share one, and makes it if
@@ -193,7 +226,7 @@ func (g *Group[K]) withOwnFlow(key K, see func(f *flow, now int64)) bool {
 // have more in flight than its cap allows. (The level and a hold are carried over, but
 // of a seat nobody knows which of the keys has it.)
 func (g *Group[K]) sharesLocked(key K, used *keyedFlow[K]) bool {
-	return key != key || len(g.table) >= g.maxKeys || used != nil && used.flow.seatsInUse()
+	return key != key || len(g.table)-g.unlimitedKeys >= g.maxKeys || used != nil && used.flow.seatsInUse()
 }
 
 // noPlace returns the refusal of a key for which there is no shared bucket. One may
@@ -207,6 +240,7 @@ type keyedFlow[K comparable] struct {
 
 	prev, next *keyedFlow[K] // in the wheel; nil: it has been deleted
 	spoke      uint8         // of the wheel
+	unlimited  bool          // it counts in unlimitedKeys; see insertLocked
 	home       int16         // of a shared bucket: its point on the ring; ownBucket: it is that of a key
 	reach      int16         // of a shared bucket: it serves the keys whose homes are up to so many points before its own
 }
