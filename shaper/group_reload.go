@@ -7,10 +7,10 @@ package shaper
 // InFlight from or to 0 while its bucket is in use; [GroupStats].LimitErrors counts
 // these keys.
 //
-// A key that is at rate.Inf without a cap is forgotten, and the function is called at its
-// next call. For a key that shares a bucket it is called at each call anyway. A key that shares goes to another shared bucket when its Limits change, which
-// may be a new one. Requests that wait or are in flight in the old one stay there, and
-// do not count in the new one.
+// For a key at rate.Inf without a cap the function is called at the key's next call. For a
+// key that shares a bucket it is called at each call anyway. When its Limits change, the
+// key goes to another shared bucket, which may be a new one. Requests that wait or are in
+// flight in the old one stay there, and do not count in the new one.
 //
 // A key that is new while Reload runs gets Limits for which the function was called
 // after Reload began. Reload returns when it has done all keys. It copies them first,
@@ -41,11 +41,11 @@ func (g *Group[K]) Reload() {
 func (g *Group[K]) forgetUnlimited(key K) bool {
 	g.lockAndAdvance()
 	defer g.unlockAndArm()
-	c := g.table[key]
-	if c == nil || !c.unlimited {
+	kf := g.table[key]
+	if kf == nil || !kf.unlimited {
 		return false
 	}
-	g.deleteLocked(c)
+	g.deleteLocked(kf)
 	return true
 }
 
@@ -57,22 +57,22 @@ func (g *Group[K]) reload(key K, p *plan, err error) {
 		g.limitErrors++
 		return
 	}
-	c := g.table[key]
-	if c == nil {
+	kf := g.table[key]
+	if kf == nil {
 		return
 	}
-	if c.flow.drained(now) {
-		g.deleteLocked(c) // The next call with the key will call the limits function.
+	if kf.flow.drained(now) {
+		g.deleteLocked(kf) // The next call with the key will call the limits function.
 		return
 	}
-	if c.flow.checkChange(p.limits) != nil {
+	if kf.flow.checkChange(p.limits) != nil {
 		g.limitErrors++
 		return
 	}
 	g.offerPlanLocked(p)
 	to := g.planLocked(p.limits)
-	g.releasePlanLocked(c.flow.bucket.plan)
-	c.flow.bucket.idleUntil(now)
-	g.changeLocked(&c.flow, to, now)
-	g.rescheduleLocked(c)
+	g.releasePlanLocked(kf.flow.bucket.plan)
+	kf.flow.bucket.idleUntil(now)
+	g.changeLocked(&kf.flow, to, now)
+	g.rescheduleLocked(kf)
 }

@@ -97,10 +97,10 @@ func (g *Group[K]) keys() []K {
 func (g *Group[K]) statsOf(key K) (st Stats, ok bool) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	c := g.table[key]
-	if c == nil || c.flow.drained(now) {
+	kf := g.table[key]
+	if kf == nil || kf.flow.drained(now) {
 		return st, false
 	}
-	c.flow.bucket.idleUntil(now)
-	return g.statsLocked(&c.flow, now), true
+	kf.flow.bucket.idleUntil(now)
+	return g.statsLocked(&kf.flow, now), true
 }
