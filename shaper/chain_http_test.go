@@ -35,19 +35,19 @@ func TestMiddlewareOfAChain(t *testing.T) {
 }
 
 // A hijacked connection is nobody's request any more, so all caps let the next in.
-func TestAHijackFreesAllPlacesOfAChain(t *testing.T) {
+func TestAHijackFreesAllSeatsOfAChain(t *testing.T) {
 	first, second := limitedInFlight(t, 1, 0), limitedInFlight(t, 1, 0)
 	c := shaper.Chain(first, second)
 	ran := 0
 	h := shaper.Middleware(c)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ran++
-		require.Equal(t, []int{1, 1}, placesOf(first, second))
+		require.Equal(t, []int{1, 1}, seatsOf(first, second))
 		if r.URL.Path != "/hijacks" {
 			return
 		}
 		_, _, err := w.(http.Hijacker).Hijack()
 		require.NoError(t, err)
-		require.Equal(t, []int{0, 0}, placesOf(first, second))
+		require.Equal(t, []int{0, 0}, seatsOf(first, second))
 		require.Equal(t, "200", statusLine(answerOf(shaper.Middleware(c)(http.HandlerFunc(
 			func(http.ResponseWriter, *http.Request) { ran++ })), t.Context(), "")))
 	}))
@@ -57,7 +57,7 @@ func TestAHijackFreesAllPlacesOfAChain(t *testing.T) {
 	}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, httptest.NewRequest("GET", "/hijacks", nil))
 	require.Equal(t, 2, ran)
 	require.Equal(t, "200", statusLine(answerOf(h, t.Context(), "")))
-	require.Equal(t, []int{0, 0}, placesOf(first, second))
+	require.Equal(t, []int{0, 0}, seatsOf(first, second))
 }
 
 func TestTransportOfAChain(t *testing.T) {

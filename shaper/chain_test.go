@@ -16,7 +16,7 @@ import (
 )
 
 // This file tests which requests leave a Chain, and what that costs. Its
-// places are in chain_place_test.go, Middleware and Transport in chain_http_test.go.
+// seats are in chain_seat_test.go, Middleware and Transport in chain_http_test.go.
 
 // arriveFor is arrive for another Limiter than the stage's own.
 func (g *stage) arriveFor(l shaper.Limiter, name string, n int) {

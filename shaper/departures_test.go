@@ -10,7 +10,7 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// The heap alone: whatever becomes of lines, their buckets and their places, the
+// The heap alone: whatever becomes of lines, their buckets and their seats, the
 // first is one whose head leaves first, as the least of a plain slice.
 
 func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {

@@ -16,10 +16,10 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds how a place ends that no caller gives back by hand: Do, and
+// This file holds how a seat ends that no caller gives back by hand: Do, and
 // panics.
 
-func TestDoHoldsAPlaceWhileItsFunctionRuns(t *testing.T) {
+func TestDoHoldsASeatWhileItsFunctionRuns(t *testing.T) {
 	play(t, "10/s depth 9 inflight 1", func(g *stage) {
 		type key struct{}
 		ctx := context.WithValue(context.Background(), key{}, "its value")
@@ -65,8 +65,8 @@ func TestDoWorksWithoutACap(t *testing.T) {
 	})
 }
 
-// However a function ends, its place is free once.
-func TestAPlaceIsFreeWhenTheFunctionHasPanicked(t *testing.T) {
+// However a function ends, its seat is free once.
+func TestASeatIsFreeWhenTheFunctionHasPanicked(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("f") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
 			play(t, "inf depth 9 inflight 2", func(g *stage) {
@@ -91,8 +91,8 @@ func TestAPlaceIsFreeWhenTheFunctionHasPanicked(t *testing.T) {
 }
 
 // A caller whose hook panics, or ends its goroutine, gets no release. Nobody
-// else could give the place back.
-func TestAPanicOfTheDepartedHookGivesThePlaceBack(t *testing.T) {
+// else could give the seat back.
+func TestAPanicOfTheDepartedHookGivesTheSeatBack(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("hook") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
 			trace := &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
@@ -123,7 +123,7 @@ func TestAPanicOfTheDepartedHookGivesThePlaceBack(t *testing.T) {
 }
 
 // The question whether the context has ended is put to the caller's code too.
-func TestAPanicOfTheContextGivesThePlaceBack(t *testing.T) {
+func TestAPanicOfTheContextGivesTheSeatBack(t *testing.T) {
 	play(t, "inf depth 9 inflight 1", func(g *stage) {
 		g.acquireAll("a")
 		go func() {
@@ -140,7 +140,7 @@ func TestAPanicOfTheContextGivesThePlaceBack(t *testing.T) {
 	})
 }
 
-func TestTheZeroShaperHasNoPlaces(t *testing.T) {
+func TestTheZeroShaperHasNoSeats(t *testing.T) {
 	for name, use := range map[string]func(s *shaper.Shaper){
 		"Acquire": func(s *shaper.Shaper) { _, _ = s.Acquire(context.Background(), 0) },
 		"Do":      func(s *shaper.Shaper) { _ = s.Do(context.Background(), 0, nil) },

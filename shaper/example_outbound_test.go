@@ -53,7 +53,7 @@ func ExampleTransport() {
 			if err != nil {
 				return // Refused by the shaper (*shaper.RejectError), or the network failed.
 			}
-			defer answer.Body.Close() // This gives the place back.
+			defer answer.Body.Close() // This gives the seat back.
 			if _, err := io.Copy(io.Discard, answer.Body); err == nil && answer.StatusCode == http.StatusOK {
 				served.Add(1)
 			}
@@ -99,7 +99,7 @@ func ExampleShaper_Do() {
 }
 
 // Acquire is for calls whose end is elsewhere than their beginning. Release as
-// often as you like: a place is given back once.
+// often as you like: a seat is given back once.
 func ExampleShaper_Acquire() {
 	s, err := shaper.New(shaper.Limits{Rate: 500, InFlight: 1})
 	if err != nil {

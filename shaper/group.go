@@ -16,13 +16,13 @@ import (
 // Make one with [NewGroup]; the zero Group is not usable, and its methods panic. The
 // first call with a key makes the key's bucket, from the [Limits] that the function
 // given to NewGroup returns for it. The bucket is deleted within a second of being
-// drained, and its place is free from then on. A bucket is drained when its level is
+// drained, and another key may have one instead. A bucket is drained when its level is
 // 0, nobody waits, none of its requests is in flight, and it is not held. A new bucket
 // would be just the same, so nothing is lost, and a key that nobody uses takes no
 // memory. One goroutine serves the lines of all keys; it runs while somebody waits.
 //
-// A key at rate.Inf without a cap needs no bucket, because there is nothing to remember
-// of its calls: it takes no place, unless it is held.
+// A key at rate.Inf without a cap does not count among those that have a bucket, unless it
+// is held: the Group remembers only its Limits, for at most half a second.
 //
 // # When there are too many keys
 //
@@ -46,9 +46,14 @@ import (
 // # Limits of a key
 //
 // The function that returns the Limits of a key is called once for each new bucket, and
-// once for each call of a key that shares a bucket or needs none. A client that calls
-// more slowly than its rate finds its bucket deleted, a second after it was drained,
-// so the function is called again each time: cache what is slow to look up.
+// once for each call of a key that shares a bucket. A client that calls more slowly than
+// its rate finds its bucket deleted, within a second of being drained, so the function is
+// called again each time: cache what is slow to look up.
+//
+// For a key at rate.Inf without a cap it is called at most about twice a second, however
+// often the key is used. But if there are more such keys within half a second than
+// [WithMaxKeys], it is called at each call of those that came last, and at each call of a
+// NaN.
 //
 // It is called on the goroutine of the call that needs the Limits, outside any lock. If
 // it is slow, only calls with the same key wait for it. It must be safe for concurrent
@@ -62,7 +67,7 @@ type Group[K comparable] struct {
 	limits     func(K) (Limits, error)
 	maxKeys    int
 	closedFlow keyedFlow[K] // refuses all calls when the Group is closed; has no key
-	unlimited  keyedFlow[K] // lets the calls leave that need no bucket; has no key
+	unlimited  keyedFlow[K] // lets all calls leave; for keys that need no bucket and find no room for one; has no key
 
 	// reloading has room for one element: a Reload that runs puts it there, and the
 	// next Reload waits for it to be taken out. A Mutex would stop the time in a
@@ -71,19 +76,20 @@ type Group[K comparable] struct {
 	limited   limitedKeys[K]
 
 	// The lock of the dispatcher guards these.
-	table       map[K]*keyedFlow[K]
-	peakKeys    int // most keys that table has had since it was made
-	limitsCalls map[K]*limitsCall
-	peakCalls   int // most calls that limitsCalls has had since it was made
-	plans       map[Limits]*plan
-	peakPlans   int   // most plans that plans has had since it was made
-	unused      *plan // the latest of plans that lost its last user; it may have one again
-	overflow    overflow[K]
-	unlimitedBy Limits // of the latest call that was given unlimited
-	wheel       wheel[K]
-	reloads     int
-	overflowed  uint64
-	limitErrors uint64
+	table         map[K]*keyedFlow[K]
+	peakKeys      int // most keys that table has had since it was made
+	unlimitedKeys int // keys in table that need no bucket
+	limitsCalls   map[K]*limitsCall
+	peakCalls     int // most calls that limitsCalls has had since it was made
+	plans         map[Limits]*plan
+	peakPlans     int   // most plans that plans has had since it was made
+	unused        *plan // the latest of plans that lost its last user; it may have one again
+	overflow      overflow[K]
+	unlimitedBy   Limits // of the latest call that was given unlimited
+	wheel         wheel[K]
+	reloads       int
+	overflowed    uint64
+	limitErrors   uint64
 }
 
 // NewGroup makes a [Group] whose keys have the [Limits] that the function returns for

@@ -206,13 +206,9 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 	}
 	mustBeComparable(key)
 	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) {
-		if c == &g.unlimited { // Now there is something to remember.
-			var err error
-			if c, err = g.insertBucketLocked(key, g.unlimitedBy, now); err != nil {
-				return
-			}
+		if c, err := g.bucketToHoldLocked(key, c, now); err == nil {
+			g.holdLocked(&c.flow, now, d)
 		}
-		g.holdLocked(&c.flow, now, d)
 	})
 }
 

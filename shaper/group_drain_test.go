@@ -119,7 +119,7 @@ func TestAHeldBucketIsDeletedAfterTheHold(t *testing.T) {
 	})
 }
 
-func TestABucketWithAPlaceTakenIsNotDeleted(t *testing.T) {
+func TestABucketWithASeatTakenIsNotDeleted(t *testing.T) {
 	playKeys(t, "inf depth 9 inflight 2", func(g *groupStage) {
 		g.acquireAll("a1", "a2", "a3", "a4")
 		g.at(time.Hour)

@@ -8,66 +8,75 @@ import (
 // A limitsCall is one call of the limits function for a new key. Further requests with
 // that key wait for its result, as in x/sync/singleflight.
 type limitsCall struct {
-	done    chan struct{} // closed when it is finished; made by who waits for that
+	done    chan struct{} // closed when the call has ended; nil until a request waits for that
 	limits  Limits
 	err     error
-	reloads int // that there had been when it was finished
+	reloads int // number of Reloads begun before the call ended
 }
 
-// errNoResult is of a limitsCall in which the function has panicked, or that was pending
-// when the Group was closed: whoever waits for it tries again.
-var errNoResult = errors.New("shaper: no answer")
+// errNoResult is the error of a limitsCall in which the function panicked, or that was
+// pending when the Group was closed: requests that wait for the call try again.
+var errNoResult = errors.New("shaper: no result")
 
-// withFlowOrNew calls do under the lock with the bucket of a key, which is made if there is
-// none. With an error there is none, and do is not called.
-func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(c *keyedFlow[K], now int64)) error {
+// withFlowOrNew calls do, under the lock, with the bucket of a key, and makes the bucket if
+// there is none. If it returns an error, do has not been called.
+func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(kf *keyedFlow[K], now int64)) error {
 	var l limitsLookup
 	for {
 		now := g.lockAndAdvance()
-		c, err := g.foundOrNewLocked(key, now, &l)
-		if c != nil {
-			do(c, now)
+		kf, err := g.foundOrNewLocked(key, now, &l)
+		if kf != nil {
+			do(kf, now)
 		}
 		g.unlockAndArm()
-		if c != nil || err != nil {
+		switch {
+		case kf != nil || err != nil:
 			return err
+		case l.known:
+			l.plan = g.planFor(l.limits)
+		default:
+			g.lookUpLimits(ctx, key, &l)
 		}
-		g.lookUpLimits(ctx, key, &l)
 	}
 }
 
-// A limitsLookup is how far a call has come that needs the Limits of a key.
+// A limitsLookup is the state of a request that needs the [Limits] of a key.
 type limitsLookup struct {
-	call    *limitsCall // made by another request: it waits for that; nil: there is none
+	call    *limitsCall // the call, made by another request, for which it waits; nil: none
 	calls   bool        // it calls the function itself
-	known   bool        // limits are those of the key, or gone or err is set
+	known   bool        // the lookup has ended: limits, gone or err is set
 	limits  Limits
-	reloads int   // that there had been before the function was called
-	gone    error // of its context, which ended meanwhile
-	err     error // of the function
+	plan    *plan // the plan of limits; nil: not needed so far
+	reloads int   // number of Reloads begun before the function was called
+	gone    error // the error of the request's context, which ended during the lookup
+	err     error // the error that the function returned
 }
 
-// foundLocked returns the bucket that a key has; that of the closed Group, if it is closed;
-// or nil.
+// foundLocked returns the bucket that a key has of its own. If there is none it returns
+// closedFlow on a closed Group, and otherwise nil.
 func (g *Group[K]) foundLocked(key K, now int64) *keyedFlow[K] {
-	c := g.table[key]
+	kf := g.table[key]
 	switch {
-	case c != nil:
-		c.flow.bucket.idleUntil(now)
+	case kf != nil:
+		kf.flow.bucket.idleUntil(now)
 	case g.phase != open:
-		c = &g.closedFlow
+		kf = &g.closedFlow
 	}
-	return c
+	return kf
 }
 
-// foundOrNewLocked returns the bucket of a key, made if there is none and the lookup has
-// found the Limits. With neither a bucket nor an error, lookUpLimits comes next.
+// foundOrNewLocked returns the bucket of a key. If there is none, it makes one as soon as
+// the lookup has the Limits and their plan. If it returns neither a bucket nor an error,
+// the caller is to call planFor next if the Limits are known, and otherwise lookUpLimits.
 func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFlow[K], error) {
-	// Limits that were said before a Reload may be those that it was called to replace.
+	// Limits that were returned before a Reload may be those that it was called to replace.
 	stale := l.err == nil && l.reloads != g.reloads
+	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && g.lacksPlanLocked(key, l.limits) {
+		return nil, nil // The limitsCall of this request, if there is one, goes on until the plan is made.
+	}
 	if l.calls && l.known {
 		if stale {
-			l.known, l.gone, l.reloads = false, nil, g.reloads
+			l.known, l.gone, l.plan, l.reloads = false, nil, nil, g.reloads
 			return nil, nil
 		}
 		l.calls = false
@@ -83,10 +92,11 @@ func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFl
 		g.totals.abandoned++
 		return nil, l.gone
 	}
-	if c := g.foundLocked(key, now); c != nil {
-		return c, nil
+	if kf := g.foundLocked(key, now); kf != nil {
+		return kf, nil
 	}
 	if l.known && !stale {
+		g.offerPlanLocked(l.plan)
 		return g.insertLocked(key, l.limits, now)
 	}
 	*l = limitsLookup{reloads: g.reloads, call: g.limitsCalls[key]}
@@ -111,7 +121,7 @@ func (g *Group[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
 		return
 	}
 	defer func() {
-		if !l.known { // The function has panicked, or the context has.
+		if !l.known { // The function has panicked, or a method of the context.
 			g.mu.Lock()
 			g.finishCallLocked(key, Limits{}, errNoResult)
 			g.mu.Unlock()
@@ -139,7 +149,7 @@ func (l *limitsLookup) join(ctx context.Context) {
 	}
 }
 
-// finishCallLocked lets those go on that wait for a call.
+// finishCallLocked ends the limitsCall of a key, and wakes the requests that wait for it.
 func (g *Group[K]) finishCallLocked(key K, l Limits, err error) {
 	call := g.limitsCalls[key]
 	if call == nil { // The Group has been closed, or the key is a NaN.
@@ -151,7 +161,7 @@ func (g *Group[K]) finishCallLocked(key K, l Limits, err error) {
 		close(call.done)
 	}
 	if len(g.limitsCalls) == 0 && g.peakCalls >= 1024 {
-		// A map keeps the room of all that it ever held.
+		// A map keeps the memory for all entries that it ever had.
 		g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
 	}
 }

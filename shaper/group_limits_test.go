@@ -4,8 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"math"
+	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -295,4 +301,50 @@ func TestAKeyThatCannotBeComparedPanics(t *testing.T) {
 			require.EqualValues(t, i+1, g.Stats().Departed)
 		}
 	})
+}
+
+// Making a plan of a rate such as 1/3 takes twenty times as long as a call. A Group that
+// did it under its lock would let whoever can influence the Limits of keys delay all keys.
+// planFor makes it before it returns to a caller that then takes the lock.
+func TestNoPlanOfLimitsIsMadeUnderTheLockOfAGroup(t *testing.T) {
+	files, err := filepath.Glob("group*.go")
+	require.NoError(t, err)
+	var makers []string
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		require.NoError(t, err)
+		for _, decl := range file.Decls {
+			ast.Inspect(decl, func(n ast.Node) bool {
+				called, is := n.(*ast.Ident)
+				if is && slices.Contains([]string{"planOf", "newBucket", "IntervalOf", "Validate"}, called.Name) {
+					makers = append(makers, decl.(*ast.FuncDecl).Name.Name+" calls "+called.Name)
+				}
+				return true
+			})
+		}
+	}
+	require.Equal(t, []string{
+		"NewGroup calls newBucket", "NewGroup calls newBucket",
+		"callLimits calls Validate", "planFor calls planOf",
+	}, makers)
+
+	var g *shaper.Group[int]
+	calls := 0
+	g, err = shaper.NewGroup(func(key int) (shaper.Limits, error) {
+		calls++
+		_ = g.Stats() // This would wait for ever if the lock were held.
+		return shaper.Limits{Rate: 1. / 3, Burst: 1 + key}, nil
+	})
+	require.NoError(t, err)
+	defer g.Close()
+	for i, call := range []func(){
+		func() { g.Allow(0) }, g.Reload, func() { _, _ = g.Forecast(1, 1) }, func() { g.Hold(2, time.Second) },
+		func() { g.Limiter(3).(interface{ Stats() shaper.Stats }).Stats() },
+	} {
+		call()
+		require.Equal(t, i+1, calls)
+	}
 }

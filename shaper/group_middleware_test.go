@@ -119,7 +119,7 @@ func TestRateLimitFieldsAreThoseOfTheKey(t *testing.T) {
 	}, shaper.WithName("api"))
 }
 
-// Each key has places of its own, which its handlers give back, or those who hijack.
+// Each key has seats of its own, which its handlers give back, or those who hijack.
 func TestCapsPerKey(t *testing.T) {
 	playKeys(t, "inf depth 1 inflight 1", func(g *groupStage) {
 		ends := map[string]chan struct{}{"/a1": make(chan struct{}), "/a2": make(chan struct{}), "/b1": make(chan struct{})}
@@ -139,7 +139,7 @@ func TestCapsPerKey(t *testing.T) {
 		g.saw("1s a2 200", "1s b1 200")
 
 		h := g.Middleware(firstLetter)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			require.False(t, fits(g, "a"), "it has the only place")
+			require.False(t, fits(g, "a"), "it has the only seat")
 			_, _, err := w.(http.Hijacker).Hijack()
 			require.NoError(t, err)
 			require.True(t, fits(g, "a"))

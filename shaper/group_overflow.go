@@ -8,8 +8,8 @@ import (
 const (
 	// maxShared is how many buckets are shared by keys that find the table full.
 	maxShared = 1024
-	// reservedShared is how many of them are for Limits that have none yet, so that
-	// whoever floods the keys of one rule leaves room for those of the others.
+	// reservedShared is how many of them are kept for Limits that have none yet, so that
+	// a flood of keys with the same Limits leaves room for keys with other Limits.
 	reservedShared = 64
 	// homes is how many points there are on a ring.
 	homes = maxShared - reservedShared
@@ -19,8 +19,8 @@ const (
 // own for them. Each value of Limits has a ring of its own: homes points, some of
 // which have a bucket. A hash gives each key its home on the ring, and the key uses
 // the first bucket at its home or after it (consistent hashing). The hash is seeded
-// anew in each process, so that nobody can choose keys that meet those of somebody
-// else.
+// anew in each process, so that nobody can choose keys that share a bucket with those
+// of somebody else.
 //
 // A key makes a bucket at its home while there are fewer than maxShared −
 // reservedShared buckets in all rings, or fewer than maxShared and none in its own.
@@ -50,21 +50,21 @@ func (o *overflow[K]) homeOf(key K) int16 {
 
 // next returns the first bucket of p's ring at a home or after it, and how many points
 // after it that is. It returns nil if the ring is empty.
-func (o *overflow[K]) next(home int16, p *plan) (c *keyedFlow[K], distance int16) {
+func (o *overflow[K]) next(home int16, p *plan) (kf *keyedFlow[K], distance int16) {
 	ring := o.rings[p]
 	if len(ring) == 0 {
 		return nil, 0
 	}
 	i, _ := searchRing(ring, home)
-	c = ring[i%len(ring)] // After the last point comes the first.
-	return c, (c.home - home + homes) % homes
+	kf = ring[i%len(ring)] // After the last point comes the first.
+	return kf, (kf.home - home + homes) % homes
 }
 
 // used returns the bucket with plan p that keys with a home have been sharing. It returns
 // nil if there is none.
 func (o *overflow[K]) used(home int16, p *plan) *keyedFlow[K] {
-	if c, distance := o.next(home, p); c != nil && distance <= c.reach {
-		return c
+	if kf, distance := o.next(home, p); kf != nil && distance <= kf.reach {
+		return kf
 	}
 	return nil
 }
@@ -72,48 +72,48 @@ func (o *overflow[K]) used(home int16, p *plan) *keyedFlow[K] {
 // find returns the bucket with plan p that a key with a home is to share, and how far it
 // is from there. It returns nil if one is to be made at the home; but if full is true,
 // there is no room for that. A nil p stands for a plan that no bucket has.
-func (o *overflow[K]) find(home int16, p *plan) (c *keyedFlow[K], distance int16, full bool) {
-	c, distance = o.next(home, p)
+func (o *overflow[K]) find(home int16, p *plan) (kf *keyedFlow[K], distance int16, full bool) {
+	kf, distance = o.next(home, p)
 	switch {
-	case c != nil && distance <= c.reach:
-		return c, distance, false
+	case kf != nil && distance <= kf.reach:
+		return kf, distance, false
 	case o.len < homes:
 		return nil, 0, false
-	case c != nil:
-		return c, distance, false
+	case kf != nil:
+		return kf, distance, false
 	}
 	return nil, 0, o.len >= maxShared
 }
 
 // add puts a new bucket at its home.
-func (o *overflow[K]) add(c *keyedFlow[K]) {
+func (o *overflow[K]) add(kf *keyedFlow[K]) {
 	if o.rings == nil {
 		o.rings = make(map[*plan][]*keyedFlow[K])
 	}
-	p := c.flow.bucket.plan
-	i, _ := searchRing(o.rings[p], c.home)
-	o.rings[p] = slices.Insert(o.rings[p], i, c)
+	p := kf.flow.bucket.plan
+	i, _ := searchRing(o.rings[p], kf.home)
+	o.rings[p] = slices.Insert(o.rings[p], i, kf)
 	o.len++
 }
 
 // remove deletes a bucket.
-func (o *overflow[K]) remove(c *keyedFlow[K]) {
-	p := c.flow.bucket.plan
-	i, _ := searchRing(o.rings[p], c.home)
+func (o *overflow[K]) remove(kf *keyedFlow[K]) {
+	p := kf.flow.bucket.plan
+	i, _ := searchRing(o.rings[p], kf.home)
 	o.rings[p] = slices.Delete(o.rings[p], i, i+1)
 	o.len--
 	switch {
 	case o.len == 0:
-		o.rings = nil // A map keeps the memory for all that it ever held.
+		o.rings = nil // A map keeps the memory for all entries that it ever had.
 	case len(o.rings[p]) == 0:
 		delete(o.rings, p)
 	}
 }
 
-// seatsInUse reports whether there is a cap, and requests are in flight or wait to be.
+// seatsInUse reports whether there is a cap, and requests are in flight or in line.
 func (f *flow) seatsInUse() bool { return f.capped() && (f.seatsTaken() > 0 || f.waiting() > 0) }
 
 // searchRing returns the index in a ring of the first bucket at a home or after it.
 func searchRing[K comparable](ring []*keyedFlow[K], home int16) (i int, found bool) {
-	return slices.BinarySearchFunc(ring, home, func(c *keyedFlow[K], home int16) int { return int(c.home) - int(home) })
+	return slices.BinarySearchFunc(ring, home, func(kf *keyedFlow[K], home int16) int { return int(kf.home) - int(home) })
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper/internal/exact"
 )
@@ -280,6 +281,8 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 		for i := range maxShared + 1 {
 			of = append(of, Limits{Rate: 1. / 3600, Burst: 1 + i})
 		}
+		unlimited := len(of)
+		of = append(of, Limits{Rate: rate.Inf, Depth: 9})
 		g := crowded(t, of)
 		defer g.Close()
 		for key := range maxShared {
@@ -310,6 +313,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 			c, _ := use(t, g, 7+i*len(of))
 			require.Same(t, g.overflow.rings[mine][0], c)
 		}
+		require.True(t, g.Allow(unlimited), "a key without a limit needs none of these buckets")
 	})
 }
 

@@ -59,7 +59,7 @@ func TestAFullTableGivesNoFreshAllowance(t *testing.T) {
 }
 
 // A key in overflow waits, is refused and gives up as any other, in one line with
-// those whom it shares with, and has its place in flight.
+// those whom it shares with, and has its seat in flight.
 func TestAnOverflowBucketHasALine(t *testing.T) {
 	playKeys(t, "1/s depth 2", func(g *groupStage) {
 		g.arriveAll("z", "a1", "a2", "a3", "a4")

@@ -7,10 +7,10 @@ package shaper
 // InFlight from or to 0 while its bucket is in use; [GroupStats].LimitErrors counts
 // these keys.
 //
-// For a key that shares a bucket or needs none, the function is called at each call
-// anyway. A key that shares goes to another shared bucket when its Limits change, which
-// may be a new one. Requests that wait or are in flight in the old one stay there, and
-// do not count in the new one.
+// For a key at rate.Inf without a cap the function is called at the key's next call. For a
+// key that shares a bucket it is called at each call anyway. When its Limits change, the
+// key goes to another shared bucket, which may be a new one. Requests that wait or are in
+// flight in the old one stay there, and do not count in the new one.
 //
 // A key that is new while Reload runs gets Limits for which the function was called
 // after Reload began. Reload returns when it has done all keys. It copies them first,
@@ -24,35 +24,55 @@ func (g *Group[K]) Reload() {
 	g.reloads++
 	g.unlockAndArm()
 	for _, key := range g.keys() {
+		if g.forgetUnlimited(key) {
+			continue
+		}
 		l, err := g.callLimits(key)
-		g.reload(key, l, err)
+		var p *plan
+		if err == nil {
+			p = g.planFor(l)
+		}
+		g.reload(key, p, err)
 	}
 }
 
+// forgetUnlimited deletes the bucket of a key that needs none, and reports whether there was
+// one. The lock is not held.
+func (g *Group[K]) forgetUnlimited(key K) bool {
+	g.lockAndAdvance()
+	defer g.unlockAndArm()
+	kf := g.table[key]
+	if kf == nil || !kf.unlimited {
+		return false
+	}
+	g.deleteLocked(kf)
+	return true
+}
+
 // reload puts the Limits of a key in force, if the key still has a bucket.
-func (g *Group[K]) reload(key K, l Limits, err error) {
+func (g *Group[K]) reload(key K, p *plan, err error) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
 	if err != nil {
 		g.limitErrors++
 		return
 	}
-	c := g.table[key]
-	if c == nil {
+	kf := g.table[key]
+	if kf == nil {
 		return
 	}
-	if c.flow.drained(now) {
-		g.wheel.remove(c) // The next call with the key will call the limits function.
-		g.forgetLocked(c)
+	if kf.flow.drained(now) {
+		g.deleteLocked(kf) // The next call with the key will call the limits function.
 		return
 	}
-	if c.flow.checkChange(l) != nil {
+	if kf.flow.checkChange(p.limits) != nil {
 		g.limitErrors++
 		return
 	}
-	to := g.planLocked(l)
-	g.releasePlanLocked(c.flow.bucket.plan)
-	c.flow.bucket.idleUntil(now)
-	g.changeLocked(&c.flow, to, now)
-	g.rescheduleLocked(c)
+	g.offerPlanLocked(p)
+	to := g.planLocked(p.limits)
+	g.releasePlanLocked(kf.flow.bucket.plan)
+	kf.flow.bucket.idleUntil(now)
+	g.changeLocked(&kf.flow, to, now)
+	g.rescheduleLocked(kf)
 }

@@ -102,7 +102,7 @@ func inFlightOf(g *groupStage, key string) int {
 }
 
 // A bucket that has drained and not gone yet is really new if it gets a cap, or loses
-// it: a call that has left it before, and has not returned, has no place to give back.
+// it: a call that has left it before, and has not returned, has no seat to give back.
 func TestADrainedBucketThatGetsACapIsANewOne(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		playKeys(t, "1000/s depth 9", func(g *groupStage) {

@@ -101,7 +101,7 @@ func TestShutdownOfAGroupThatIsGivenUpGoesOn(t *testing.T) {
 	})
 }
 
-func TestPlacesComeBackAfterClose(t *testing.T) {
+func TestSeatsComeBackAfterClose(t *testing.T) {
 	playKeys(t, "inf depth 9 inflight 1", func(g *groupStage) {
 		g.acquireAll("a1", "a2", "b1")
 		require.NoError(t, g.Close())

@@ -11,7 +11,7 @@ import (
 type GroupStats struct {
 	Name string // as given by WithName
 
-	Keys     int    // keys that have a bucket of their own; one that is drained counts for up to a second more
+	Keys     int    // keys that count against WithMaxKeys: that have a bucket of their own, or had one until it was drained, up to a second ago
 	Waiting  int    // requests in all lines
 	DryRun   bool   // WithDryRun: the line is a shadow, and the totals are what would have been
 	Precise  bool   // as in Stats
@@ -44,7 +44,7 @@ func (g *Group[K]) Stats() GroupStats {
 	by.setRefusals(&t.refused)
 	return GroupStats{
 		Name:        g.name,
-		Keys:        len(g.table),
+		Keys:        len(g.table) - g.unlimitedKeys,
 		Waiting:     g.waiting,
 		DryRun:      g.dryRun,
 		Precise:     g.ticker.precise,
@@ -97,10 +97,10 @@ func (g *Group[K]) keys() []K {
 func (g *Group[K]) statsOf(key K) (st Stats, ok bool) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	c := g.table[key]
-	if c == nil || c.flow.drained(now) {
+	kf := g.table[key]
+	if kf == nil || kf.flow.drained(now) {
 		return st, false
 	}
-	c.flow.bucket.idleUntil(now)
-	return g.statsLocked(&c.flow, now), true
+	kf.flow.bucket.idleUntil(now)
+	return g.statsLocked(&kf.flow, now), true
 }

@@ -9,8 +9,8 @@ import (
 
 // watchLocked puts a bucket into the wheel, so that the sweep looks at it when it is
 // drained.
-func (g *Group[K]) watchLocked(c *keyedFlow[K], now, drained int64) {
-	at := g.wheel.add(c, now, drained)
+func (g *Group[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
+	at := g.wheel.add(kf, now, drained)
 	if at < g.sweepTimer.next {
 		g.sweepTimer.next = at
 		g.rearm = true
@@ -19,20 +19,20 @@ func (g *Group[K]) watchLocked(c *keyedFlow[K], now, drained int64) {
 
 // rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
 // put there for. A deleted bucket is left alone.
-func (g *Group[K]) rescheduleLocked(c *keyedFlow[K]) {
-	if c.next == nil || g.phase == closed {
+func (g *Group[K]) rescheduleLocked(kf *keyedFlow[K]) {
+	if kf.next == nil || g.phase == closed {
 		return
 	}
-	g.wheel.remove(c)
-	g.watchLocked(c, g.clock, c.flow.drains(g.clock))
+	g.wheel.remove(kf)
+	g.watchLocked(kf, g.clock, kf.flow.drains(g.clock))
 }
 
 // rescheduleAfter is rescheduleLocked after a call that may have given back what it
 // took. The lock is not held.
-func (g *Group[K]) rescheduleAfter(c *keyedFlow[K]) {
+func (g *Group[K]) rescheduleAfter(kf *keyedFlow[K]) {
 	g.lockAndAdvance()
 	defer g.unlockAndArm()
-	g.rescheduleLocked(c)
+	g.rescheduleLocked(kf)
 }
 
 // sweep is called by the timer. It deletes the buckets that are drained.
@@ -50,16 +50,16 @@ func (g *Group[K]) sweep() {
 // that are.
 func (g *Group[K]) sweepDrainedLocked(now int64) {
 	for range sweptAtOnce {
-		c := g.wheel.take(now)
-		if c == nil {
+		kf := g.wheel.take(now)
+		if kf == nil {
 			break
 		}
-		drained := c.flow.drains(now)
+		drained := kf.flow.drains(now)
 		if drained > now {
-			g.wheel.add(c, now, drained)
+			g.wheel.add(kf, now, drained)
 			continue
 		}
-		g.forgetLocked(c)
+		g.forgetLocked(kf)
 	}
 	g.table, g.peakKeys = shrunk(g.table, g.peakKeys)
 	g.plans, g.peakPlans = shrunk(g.plans, g.peakPlans)
@@ -79,14 +79,23 @@ func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
 	return small, n
 }
 
+// deleteLocked deletes a bucket that is in the wheel.
+func (g *Group[K]) deleteLocked(kf *keyedFlow[K]) {
+	g.wheel.remove(kf)
+	g.forgetLocked(kf)
+}
+
 // forgetLocked deletes a bucket that has been taken out of the wheel.
-func (g *Group[K]) forgetLocked(c *keyedFlow[K]) {
-	if c.home == ownBucket {
-		delete(g.table, c.key)
+func (g *Group[K]) forgetLocked(kf *keyedFlow[K]) {
+	if kf.home == ownBucket {
+		delete(g.table, kf.key)
 	} else {
-		g.overflow.remove(c)
+		g.overflow.remove(kf)
 	}
-	g.releasePlanLocked(c.flow.bucket.plan)
+	if kf.unlimited {
+		g.unlimitedKeys--
+	}
+	g.releasePlanLocked(kf.flow.bucket.plan)
 }
 
 // dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and
@@ -98,7 +107,7 @@ func (g *Group[K]) dropAllLocked() {
 			close(q.done)
 		}
 	}
-	g.table, g.peakKeys = make(map[K]*keyedFlow[K]), 0
+	g.table, g.peakKeys, g.unlimitedKeys = make(map[K]*keyedFlow[K]), 0, 0
 	g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
 	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
 	g.overflow.rings, g.overflow.len = nil, 0

@@ -15,10 +15,12 @@ import (
 )
 
 // This file holds what a Group does with keys at rate.Inf without a cap. There is
-// nothing to remember of their calls, so they need no bucket.
+// nothing to remember of their calls but their Limits, so that they leave the table to
+// others.
 
-func TestUnlimitedKeysTakeNoPlacesOfOthers(t *testing.T) {
+func TestUnlimitedKeysLeaveTheTableToOthers(t *testing.T) {
 	playKeys(t, "inf depth 9", func(g *groupStage) {
+		g.at(5 * ms) // Not at the instant of a sweep.
 		use := func(key string) {
 			require.NoError(t, g.Wait(context.Background(), key))
 			require.True(t, g.AllowN(key, math.MaxInt))
@@ -34,7 +36,7 @@ func TestUnlimitedKeysTakeNoPlacesOfOthers(t *testing.T) {
 			use(fmt.Sprint("unlimited ", i))
 		}
 		require.Equal(t, shaper.GroupStats{Departed: 400}, g.Group.Stats())
-		require.Len(t, g.wasAsked(), 500, "once for each call")
+		require.Len(t, g.wasAsked(), 10+90*5, "once for each of the first ten, and once for each call of the others")
 		require.Empty(t, g.levels())
 		g.alone()
 
@@ -52,6 +54,79 @@ func TestUnlimitedKeysTakeNoPlacesOfOthers(t *testing.T) {
 		require.Zero(t, st.Overflowed)
 		require.EqualValues(t, 810, st.Departed)
 	}, shaper.WithMaxKeys(10))
+}
+
+// A limits function that looks into a database is not called for each call of a busy key
+// without a limit, such as a tenant of the house.
+func TestABusyUnlimitedKeyIsLookedUpTwiceASecond(t *testing.T) {
+	playKeys(t, "inf", func(g *groupStage) {
+		g.at(5 * ms)
+		for i := range 1000 { // None is at the instant of a sweep.
+			require.NoError(t, g.Wait(context.Background(), "a"))
+			require.True(t, g.Allow("a"))
+			wait, err := g.Forecast("a", 1)
+			require.NoError(t, err)
+			require.Zero(t, wait)
+			g.at(time.Duration(i+1)*10*ms + 5*ms)
+		}
+		require.Len(t, g.wasAsked(), 20, "in ten seconds")
+		g.at(time.Minute + 5*ms)
+		g.arriveAll("a1", "a2")
+		require.Equal(t, []string{"a"}, g.wasAsked(), "no timer asks for a key that rests")
+
+		g.Reload()
+		require.Empty(t, g.wasAsked(), "Reload forgets it, so that the next call asks")
+		g.arriveAll("a3", "a4")
+		require.Equal(t, []string{"a"}, g.wasAsked())
+		require.Equal(t, shaper.GroupStats{Departed: 2004}, g.Group.Stats())
+		require.NoError(t, g.Close())
+		require.False(t, g.Allow("a"))
+		require.Empty(t, g.wasAsked())
+	})
+}
+
+// What is remembered of unlimited keys is bounded, and a NaN could not be found again.
+func TestAFloodOfUnlimitedKeysIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		g, err := shaper.NewGroup(func(float64) (shaper.Limits, error) {
+			calls++
+			return limitsOf(t, "inf"), nil
+		}, shaper.WithMaxKeys(3))
+		require.NoError(t, err)
+		defer g.Close()
+		time.Sleep(ms)
+		for _, key := range []float64{1, 2, 3, 4, math.NaN(), 1, 2, 3, 4, math.NaN()} {
+			require.True(t, g.Allow(key))
+		}
+		require.Equal(t, 7, calls)
+		time.Sleep(time.Second)
+		require.True(t, g.Allow(4))
+		require.True(t, g.Allow(4))
+		require.Equal(t, 8, calls, "there is room again")
+	})
+}
+
+// A held key counts against WithMaxKeys even if it was remembered before, as whoever can
+// have keys held could otherwise have any number of buckets.
+func TestAnUnlimitedKeyCountsWhileItIsHeld(t *testing.T) {
+	playKeys(t, "inf depth 9", func(g *groupStage) {
+		g.at(5 * ms)
+		g.arriveAll("a", "b", "c")
+		require.Zero(t, g.Group.Stats().Keys)
+		g.Hold("a", time.Minute)
+		require.Equal(t, 1, g.Group.Stats().Keys)
+		g.Hold("b", time.Minute)
+		require.Equal(t, 2, g.Group.Stats().Keys)
+		g.Hold("c", time.Minute)
+		require.Equal(t, 2, g.Group.Stats().Keys, "c shares a bucket, as the table is full")
+		g.arriveAll("a", "b", "c", "d")
+		require.EqualValues(t, 2, g.Group.Stats().Overflowed)
+		g.at(2 * time.Minute)
+		g.saw("5ms a left", "5ms b left", "5ms c left", "5ms d left", "1m0.005s a left", "1m0.005s b left", "1m0.005s c left")
+		require.Zero(t, g.Group.Stats().Keys)
+		g.alone()
+	}, shaper.WithMaxKeys(2))
 }
 
 func TestAnUnlimitedKeyCanBeHeld(t *testing.T) {

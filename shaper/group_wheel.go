@@ -7,10 +7,10 @@ import (
 )
 
 const (
-	// spokeTime is the resolution of a wheel: a drained bucket is deleted at most that
-	// much later.
-	spokeTime = 500 * time.Millisecond
-	spoke     = int64(spokeTime)
+	// sweepInterval is the resolution of a wheel: a drained bucket is deleted at most
+	// that much later.
+	sweepInterval = 500 * time.Millisecond
+	spoke         = int64(sweepInterval)
 	// spokes is how many spokes a wheel has; together they are half a minute. A
 	// bucket that will be drained later is looked at then, and put further on.
 	spokes = 64
@@ -32,7 +32,7 @@ type wheel[K comparable] struct {
 
 // add puts in a bucket that will be drained at an instant (forever: that is unknown),
 // and returns the instant at which its turn comes.
-func (v *wheel[K]) add(c *keyedFlow[K], now, drained int64) (at int64) {
+func (v *wheel[K]) add(kf *keyedFlow[K], now, drained int64) (at int64) {
 	if v.len == 0 {
 		v.at = max(v.at, now/spoke)
 	}
@@ -43,31 +43,31 @@ func (v *wheel[K]) add(c *keyedFlow[K], now, drained int64) (at int64) {
 	if drained > v.at*spoke {
 		i = min((drained-1)/spoke+1, v.at+spokes-1)
 	}
-	c.spoke = uint8(i % spokes)
-	head := &v.heads[c.spoke]
+	kf.spoke = uint8(i % spokes)
+	head := &v.heads[kf.spoke]
 	if *head == nil {
-		*head, c.prev, c.next = c, c, c
+		*head, kf.prev, kf.next = kf, kf, kf
 	} else {
-		c.prev, c.next = (*head).prev, *head
-		c.prev.next, c.next.prev = c, c
+		kf.prev, kf.next = (*head).prev, *head
+		kf.prev.next, kf.next.prev = kf, kf
 	}
 	v.len++
 	return i * spoke
 }
 
 // remove takes a bucket out.
-func (v *wheel[K]) remove(c *keyedFlow[K]) {
-	head := &v.heads[c.spoke]
+func (v *wheel[K]) remove(kf *keyedFlow[K]) {
+	head := &v.heads[kf.spoke]
 	switch {
-	case c.next == c:
+	case kf.next == kf:
 		*head = nil
-	case *head == c:
-		*head = c.next
+	case *head == kf:
+		*head = kf.next
 		fallthrough
 	default:
-		c.prev.next, c.next.prev = c.next, c.prev
+		kf.prev.next, kf.next.prev = kf.next, kf.prev
 	}
-	c.prev, c.next = nil, nil
+	kf.prev, kf.next = nil, nil
 	v.len--
 }
 
@@ -75,9 +75,9 @@ func (v *wheel[K]) remove(c *keyedFlow[K]) {
 // none.
 func (v *wheel[K]) take(now int64) *keyedFlow[K] {
 	for ; v.len > 0 && v.at*spoke <= now; v.at++ {
-		if c := v.heads[v.at%spokes]; c != nil {
-			v.remove(c)
-			return c
+		if kf := v.heads[v.at%spokes]; kf != nil {
+			v.remove(kf)
+			return kf
 		}
 	}
 	return nil

@@ -254,9 +254,9 @@ func TestHoldAndCapBothHaveToAllow(t *testing.T) {
 		g.acquireAll("a", "b", "c")
 		g.Hold(time.Second)
 		g.at(500 * ms)
-		g.release("a") // There is a place, but the line is held.
+		g.release("a") // There is a seat, but the line is held.
 		g.at(2 * time.Second)
-		g.saw("0s a left", "1s b left") // The hold is over, but there is no place.
+		g.saw("0s a left", "1s b left") // The hold is over, but there is no seat.
 		g.release("b")
 		g.saw("2s c left")
 		g.Hold(time.Second)

@@ -135,7 +135,7 @@ func TestPredictionWithACapIsALowerBound(t *testing.T) {
 			return wait
 		}
 		g.acquireAll("a")
-		require.Equal(t, ms, forecast(), "not at once, as there is no place")
+		require.Equal(t, ms, forecast(), "not at once, as there is no seat")
 		g.acquireAll("b")
 		require.Equal(t, 100*ms, forecast(), "the third, if b left at once")
 		g.at(time.Second)
@@ -238,9 +238,9 @@ func TestARequestThatGivesUpWhileAllSeatsAreTakenLeavesTheLine(t *testing.T) {
 	})
 }
 
-// A departure that is abandoned gives its slot and its place on, to one who may
+// A departure that is abandoned gives its slot and its seat on, to one who may
 // then leave, and to no more than one.
-func TestAnAbandonedDepartureGivesItsPlaceOn(t *testing.T) {
+func TestAnAbandonedDepartureGivesItsSeatOn(t *testing.T) {
 	play(t, "10/s burst 9 depth 9 inflight 1", func(g *stage) {
 		late := newLateCancel()
 		g.acquireAll("a")
@@ -267,13 +267,13 @@ func TestAnAbandonedDepartureGivesItsPlaceOn(t *testing.T) {
 		g.saw("0s a left", "1s gone cancelled")
 		require.Zero(t, g.Stats().InFlight)
 		g.acquireAll("c")
-		g.saw("1s c left") // Slot and place have gone back to where they came from.
+		g.saw("1s c left") // Slot and seat have gone back to where they came from.
 	})
 }
 
 // The first of two that leave together is abandoned: its slot is gone, as the
-// second left after it, but its place is not.
-func TestAPlaceComesBackWhereTheSlotCannot(t *testing.T) {
+// second left after it, but its seat is not.
+func TestASeatComesBackWhereTheSlotCannot(t *testing.T) {
 	play(t, "1/s depth 9 inflight 3", func(g *stage) {
 		late := newLateCancel()
 		g.acquireAll("a")
@@ -287,7 +287,7 @@ func TestAPlaceComesBackWhereTheSlotCannot(t *testing.T) {
 	})
 }
 
-// One that gives up as its slot comes has its place until it is asked, and that
+// One that gives up as its slot comes has its seat until it is asked, and that
 // may take long: the head behind it could not leave meanwhile, and is not late.
 func TestARequestThatWaitedForAnAbandonedSeatIsNotLate(t *testing.T) {
 	play(t, "10/s depth 9 inflight 1", func(g *stage) {
@@ -309,9 +309,9 @@ func TestARequestThatWaitedForAnAbandonedSeatIsNotLate(t *testing.T) {
 	})
 }
 
-// A place that comes back does not move the schedule of a line that was not
+// A seat that comes back does not move the schedule of a line that was not
 // waiting for one: 7/s is exact to the nanosecond, late cancels or not.
-func TestPlacesThatComeBackDoNotShiftTheSchedule(t *testing.T) {
+func TestSeatsThatComeBackDoNotShiftTheSchedule(t *testing.T) {
 	play(t, "7/s depth 99 inflight 99", func(g *stage) {
 		for range 15 {
 			late := newLateCancel()
@@ -324,7 +324,7 @@ func TestPlacesThatComeBackDoNotShiftTheSchedule(t *testing.T) {
 	})
 }
 
-// Who could not leave for want of a place is not late: nothing is missed, and
+// Who could not leave for want of a seat is not late: nothing is missed, and
 // nothing is made up.
 func TestTimeBlockedIsNotLateness(t *testing.T) {
 	play(t, "10/s depth 9 inflight 1", func(g *stage) {
@@ -348,7 +348,7 @@ func TestTimeBlockedIsNotLateness(t *testing.T) {
 	})
 }
 
-func TestCloseRefusesThoseWhoWaitForAPlace(t *testing.T) {
+func TestCloseRefusesThoseWhoWaitForASeat(t *testing.T) {
 	play(t, "10/s depth 9 inflight 1", func(g *stage) {
 		g.acquireAll("a", "b", "c")
 		g.at(time.Second)
@@ -360,9 +360,9 @@ func TestCloseRefusesThoseWhoWaitForAPlace(t *testing.T) {
 	})
 }
 
-// Shutdown waits for the line, which waits for places, but not for those who
+// Shutdown waits for the line, which waits for seats, but not for those who
 // are upstream.
-func TestShutdownWaitsForThoseWhoWaitForAPlace(t *testing.T) {
+func TestShutdownWaitsForThoseWhoWaitForASeat(t *testing.T) {
 	play(t, "10/s depth 9 inflight 1", func(g *stage) {
 		g.acquireAll("a", "b")
 		go g.shutDown()

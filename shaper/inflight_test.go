@@ -16,7 +16,7 @@ import (
 )
 
 // This file holds what Limits.InFlight promises of those who leave and of the
-// places that they take. What it means for those who wait is in
+// seats that they take. What it means for those who wait is in
 // inflight_line_test.go, Do and panics are in do_test.go.
 
 func TestARequestLeavesWhenBucketAndCapAllow(t *testing.T) {
@@ -37,9 +37,9 @@ func TestARequestLeavesWhenBucketAndCapAllow(t *testing.T) {
 	})
 }
 
-// The line keeps its order while it waits for a place, and nobody slips past
+// The line keeps its order while it waits for a seat, and nobody slips past
 // it in the moment in which one becomes free.
-func TestNobodyOvertakesALineThatWaitsForAPlace(t *testing.T) {
+func TestNobodyOvertakesALineThatWaitsForASeat(t *testing.T) {
 	play(t, "10/s burst 5 depth 9 inflight 1", func(g *stage) {
 		g.acquireAll("a")
 		g.acquire("dear", 5)
@@ -48,7 +48,7 @@ func TestNobodyOvertakesALineThatWaitsForAPlace(t *testing.T) {
 		g.acquireAll("new")
 		g.release("a")
 		g.saw("0s a left", "1s dear left")
-		g.release("dear") // There is a place, but the bucket is full.
+		g.release("dear") // There is a seat, but the bucket is full.
 		g.acquireAll("newest")
 		g.at(1100 * ms)
 		g.saw("1.1s cheap left")
@@ -59,8 +59,8 @@ func TestNobodyOvertakesALineThatWaitsForAPlace(t *testing.T) {
 	})
 }
 
-// Who comes while the line is empty, but all places are taken, waits for one.
-func TestAPlaceIsOneRequestWhateverItsCost(t *testing.T) {
+// Who comes while the line is empty, but all seats are taken, waits for one.
+func TestASeatIsOneRequestWhateverItsCost(t *testing.T) {
 	play(t, "10/s burst 9 depth 9 inflight 2", func(g *stage) {
 		g.acquire("five", 5)
 		g.acquire("nothing", 0)
@@ -69,19 +69,19 @@ func TestAPlaceIsOneRequestWhateverItsCost(t *testing.T) {
 		g.acquire("three", 3)
 		g.saw("0s five left", "0s nothing left", "0s one left")
 		g.release("nothing")
-		require.Equal(t, 2, g.Stats().InFlight, "a cost of 0 takes no place")
+		require.Equal(t, 2, g.Stats().InFlight, "a cost of 0 takes no seat")
 		g.release("five")
 		g.saw("0s three left")
 	})
 }
 
-func TestReleaseTwiceFreesOnePlace(t *testing.T) {
+func TestReleaseTwiceFreesOneSeat(t *testing.T) {
 	play(t, "inf depth 9 inflight 2", func(g *stage) {
 		g.acquireAll("a", "b", "c", "d")
 		g.release("a", "a")
 		g.saw("0s a left", "0s b left", "0s c left")
 		require.Equal(t, 2, g.Stats().InFlight)
-		// c has the place that a had. It is c's to give back.
+		// c has the seat that a had. It is c's to give back.
 		g.release("a")
 		g.saw()
 		g.release("c")
@@ -112,7 +112,7 @@ func TestWithoutACapReleaseDoesNothing(t *testing.T) {
 
 // Every call of Acquire returns a release that can be deferred unseen, and the
 // errors of WaitN.
-func TestAcquireThatFailsTakesNoPlace(t *testing.T) {
+func TestAcquireThatFailsTakesNoSeat(t *testing.T) {
 	play(t, "10/s depth 1 inflight 2", func(g *stage) {
 		g.acquireAll("a", "b", "full")
 		g.acquire("negative", -1)
@@ -129,7 +129,7 @@ func TestAcquireThatFailsTakesNoPlace(t *testing.T) {
 		g.release("late")
 		require.Equal(t, 1, g.Stats().InFlight)
 		g.release("a")
-		require.Zero(t, g.Stats().InFlight, "places come back after Close too")
+		require.Zero(t, g.Stats().InFlight, "seats come back after Close too")
 	})
 }
 
@@ -188,8 +188,8 @@ func TestSetLimitsChangesTheCapForThoseWhoWait(t *testing.T) {
 	})
 }
 
-// Without depth who finds no place is refused like who finds no slot.
-func TestWithoutDepthNobodyWaitsForAPlace(t *testing.T) {
+// Without depth who finds no seat is refused like who finds no slot.
+func TestWithoutDepthNobodyWaitsForASeat(t *testing.T) {
 	play(t, "10/s burst 3 inflight 1", func(g *stage) {
 		g.acquireAll("a", "b")
 		g.release("a")
@@ -198,7 +198,7 @@ func TestWithoutDepthNobodyWaitsForAPlace(t *testing.T) {
 	})
 }
 
-// Nobody leaves at rate.Inf without a place.
+// Nobody leaves at rate.Inf without a seat.
 func TestAtInfTheCapStillHolds(t *testing.T) {
 	play(t, "inf depth 2 inflight 1", func(g *stage) {
 		g.acquireAll("a", "b", "c", "d")
@@ -211,7 +211,7 @@ func TestAtInfTheCapStillHolds(t *testing.T) {
 	})
 }
 
-// Many at once use the same few places over and over, and each gives its own
+// Many at once use the same few seats over and over, and each gives its own
 // back twice: none is lost, and none is made.
 func TestSeatsAreUsedOverAndOver(t *testing.T) {
 	play(t, "inf depth 99 inflight 5", func(g *stage) {

@@ -29,7 +29,7 @@ func (s *semaphore) Acquire(context.Context, int) (release func(), err error) {
 	return func() { s.released.Add(1) }, nil
 }
 
-func TestAnotherLimitersPlaceIsReleasedOnceToo(t *testing.T) {
+func TestAnotherLimitersSeatIsReleasedOnceToo(t *testing.T) {
 	l := &semaphore{limiterFunc: failing(errors.New("not to be called"))}
 	r := httptest.NewRequest("GET", "/", nil)
 

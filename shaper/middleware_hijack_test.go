@@ -39,7 +39,7 @@ func controlled(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(w).Hijack()
 }
 
-func TestAHijackFreesThePlaceOnceAndForAll(t *testing.T) {
+func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
 	for _, way := range hijacks {
 		t.Run(way.name, func(t *testing.T) {
 			s := limitedInFlight(t, 1, 1)
@@ -63,10 +63,10 @@ func TestAHijackFreesThePlaceOnceAndForAll(t *testing.T) {
 			client := newClient(t)
 			send(t.Context(), t, client, "http://"+addr+"/hijack", nil)
 			require.NoError(t, next(t, hijacked))
-			require.Equal(t, 0, s.Stats().InFlight, "its handler goes on without a place")
+			require.Equal(t, 0, s.Stats().InFlight, "its handler goes on without a seat")
 
 			second := send(t.Context(), t, client, "http://"+addr+"/second", nil)
-			waitFor(t, inFlight(s, 1), "the second has the place")
+			waitFor(t, inFlight(s, 1), "the second has the seat")
 			third := send(t.Context(), t, client, "http://"+addr+"/third", nil)
 			waitFor(t, inLine(s, 1), "the third waits for it")
 			close(stay["/hijack"])
@@ -78,24 +78,24 @@ func TestAHijackFreesThePlaceOnceAndForAll(t *testing.T) {
 			require.Equal(t, "200: ", receive(t, second))
 			close(stay["/third"])
 			require.Equal(t, "200: ", receive(t, third))
-			waitFor(t, inFlight(s, 0), "all places are free")
+			waitFor(t, inFlight(s, 0), "all seats are free")
 		})
 	}
 }
 
-// A websocket through a proxy that has a place for one only.
-func TestAnUpgradedConnectionHasNoPlace(t *testing.T) {
+// A websocket through a proxy that has a seat for one only.
+func TestAnUpgradedConnectionHasNoSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	addr := openServer(t, shaper.Middleware(s)(proxyTo(t, openServer(t, duplexSite(nil)))), hooked)
 	echoes := upgrade(t, addr)
 	for _, word := range []string{"ping", "pong"} {
 		echoes(word)
 		require.Equal(t, "200: hello", postTo(newClient(t), "http://"+addr, nil))
-		waitFor(t, inFlight(s, 0), "the place is free again")
+		waitFor(t, inFlight(s, 0), "the seat is free again")
 	}
 }
 
-func TestAHijackThatFailsKeepsThePlace(t *testing.T) {
+func TestAHijackThatFailsKeepsTheSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	failure := errors.New("not now")
 	shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -141,7 +141,7 @@ func TestWithACapMaxBytesReaderClosesNothing(t *testing.T) {
 }
 
 // To look for a Hijack is to run other people's code.
-func TestAPanicOfUnwrapFreesThePlace(t *testing.T) {
+func TestAPanicOfUnwrapFreesTheSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	require.PanicsWithValue(t, "no unwrapping", func() {
 		shaper.Middleware(s)(http.NotFoundHandler()).

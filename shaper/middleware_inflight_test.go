@@ -13,7 +13,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// With a cap a request has a place from its departure to the end of its handler,
+// With a cap a request has a seat from its departure to the end of its handler,
 // and not a moment longer: in every way in which a handler can end.
 
 // limitedInFlight is a Shaper that is limited by its cap alone.
@@ -36,7 +36,7 @@ func onBothProtocols(t *testing.T, test func(t *testing.T, k connectionKind)) {
 	}
 }
 
-func TestAStreamKeepsItsPlaceUntilTheHandlerReturns(t *testing.T) {
+func TestAStreamKeepsItsSeatUntilTheHandlerReturns(t *testing.T) {
 	onBothProtocols(t, func(t *testing.T, k connectionKind) {
 		s := limitedInFlight(t, 1, 1)
 		words := make(chan string)
@@ -60,11 +60,11 @@ func TestAStreamKeepsItsPlaceUntilTheHandlerReturns(t *testing.T) {
 		require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
 		close(words)
 		require.Equal(t, "200: hello", receive(t, became))
-		waitFor(t, inFlight(s, 0), "all places are free")
+		waitFor(t, inFlight(s, 0), "all seats are free")
 	})
 }
 
-func TestAPanicFreesThePlace(t *testing.T) {
+func TestAPanicFreesTheSeat(t *testing.T) {
 	onBothProtocols(t, func(t *testing.T, k connectionKind) {
 		s := limitedInFlight(t, 1, 1)
 		ready := make(chan struct{})
@@ -81,7 +81,7 @@ func TestAPanicFreesThePlace(t *testing.T) {
 		close(ready)
 		require.Equal(t, "200: ", receive(t, became))
 		require.NotContains(t, receive(t, panics), "200")
-		waitFor(t, inFlight(s, 0), "all places are free")
+		waitFor(t, inFlight(s, 0), "all seats are free")
 	})
 }
 
@@ -93,11 +93,11 @@ func TestAFullCapIsAnsweredWith429(t *testing.T) {
 	require.Equal(t, "429, retry 1", statusLine(answerOf(h, t.Context(), "")))
 	release()
 	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")))
-	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")), "the place was given back")
+	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")), "the seat was given back")
 }
 
 // Without ConnContext and with a body, so that only the Limiter's context tells.
-func TestAClientThatLeavesFreesNoPlaceButItsOwnInTheLine(t *testing.T) {
+func TestAClientThatLeavesTheLineFreesNoSeat(t *testing.T) {
 	onBothProtocols(t, func(t *testing.T, k connectionKind) {
 		s := limitedInFlight(t, 1, 2)
 		stay := make(chan struct{})
@@ -117,13 +117,13 @@ func TestAClientThatLeavesFreesNoPlaceButItsOwnInTheLine(t *testing.T) {
 		require.Equal(t, 1, s.Stats().InFlight)
 		close(stay)
 		require.Equal(t, "200: ", receive(t, stays))
-		waitFor(t, inFlight(s, 0), "all places are free")
+		waitFor(t, inFlight(s, 0), "all seats are free")
 	})
 }
 
 // What is called between the departure and the handler are other people's
 // methods.
-func TestAPanicBeforeTheHandlerFreesThePlace(t *testing.T) {
+func TestAPanicBeforeTheHandlerFreesTheSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	h := shaper.Middleware(s, shaper.WithServerTiming())(http.NotFoundHandler())
 	require.PanicsWithValue(t, "no header", func() {

@@ -41,7 +41,7 @@ func TestRateLimitFieldsTellTheStateAfterTheDecision(t *testing.T) {
 			require.Equal(g.t, state, answer.Header.Get("RateLimit"))
 		}
 		expect("a", 200, `"api";r=3;t=2`)
-		expect("b", 200, `"api";r=2;t=4`) // Burst is used up, both places are free.
+		expect("b", 200, `"api";r=2;t=4`) // Burst is used up, both seats are free.
 		g.at(500 * ms)
 		v.visit("c")
 		v.visit("d")
@@ -92,9 +92,9 @@ func TestRateLimitFieldsInNumbers(t *testing.T) {
 			"q=7;w=7", "r=3;t=0"},
 		{"the line is held", shaper.Stats{HeldUntil: time.Now(), Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4}}, nil,
 			"q=7;w=7", "r=4;t=0"},
-		{"one place is left", shaper.Stats{InFlight: 1, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4, InFlight: 2}}, nil,
+		{"one seat is left", shaper.Stats{InFlight: 1, Limits: shaper.Limits{Rate: 1, Burst: 3, Depth: 4, InFlight: 2}}, nil,
 			"q=7;w=7", "r=5;t=0"},
-		{"no place is left, since the cap was lowered", shaper.Stats{InFlight: 3, Limits: shaper.Limits{Rate: 1, Burst: 3, InFlight: 2}}, nil,
+		{"no seat is left, since the cap was lowered", shaper.Stats{InFlight: 3, Limits: shaper.Limits{Rate: 1, Burst: 3, InFlight: 2}}, nil,
 			"q=3;w=3", "r=0;t=0"},
 		{"t is Retry-After", shaper.Stats{Level: 9, Limits: shaper.Limits{Rate: 1}}, late,
 			"q=1;w=1", "r=0;t=3"},

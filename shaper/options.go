@@ -65,6 +65,7 @@ const DefaultMaxKeys = 100_000
 
 // WithMaxKeys bounds how many keys of a [Group] have a bucket of their own at once; n
 // must be at least 1. A key that comes when there are so many shares a bucket with
-// others (see Group). The place of a drained bucket is free within a second. The
-// default is [DefaultMaxKeys].
+// others (see [Group]). A bucket counts for up to a second after it is drained. Keys at
+// rate.Inf without a cap are counted separately: the Group remembers the [Limits] of at
+// most n of them. The default is [DefaultMaxKeys].
 func WithMaxKeys(n int) GroupOption { return maxKeysOption(n) }

@@ -113,7 +113,7 @@ func TestAReentryLeavesAtOnceIfItMay(t *testing.T) {
 }
 
 // The hold that follows a refusal is for it too, and so is the cap.
-func TestAReentryWaitsForTheHoldAndForAPlace(t *testing.T) {
+func TestAReentryWaitsForTheHoldAndForASeat(t *testing.T) {
 	ctx := context.Background()
 	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {
 		r.enters(ctx, "a", 1, newcomer)
@@ -132,7 +132,7 @@ func TestAReentryWaitsForTheHoldAndForAPlace(t *testing.T) {
 			}
 			r.sleepUntil(time.Second)
 			r.enters(ctx, "again", 1, reentry)
-			require.Empty(t, r.left, "there is no place")
+			require.Empty(t, r.left, "there is no seat")
 			r.releaseSeat(&r.flow, first)
 			r.sleepUntil(2 * time.Second)
 			require.Equal(t, []string{"1s again"}, r.left)
@@ -194,7 +194,7 @@ func TestAReentryCountsThoseLikeIt(t *testing.T) {
 	}
 }
 
-// Nobody knows when a place becomes free, so the ticker has nothing to wait for.
+// Nobody knows when a seat becomes free, so the ticker has nothing to wait for.
 // In a bubble a timer that is set all the same would hide that everybody hangs.
 func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 	playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
@@ -210,7 +210,7 @@ func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 	})
 }
 
-// A place that comes back is the head's before release returns, and the end of a
+// A seat that comes back is the head's before release returns, and the end of a
 // hold its slot: the ticker, who may be late, is not waited for.
 func TestASeatThatIsReleasedIsHandedOn(t *testing.T) {
 	ctx := context.Background()

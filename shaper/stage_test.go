@@ -94,7 +94,7 @@ func (g *stage) arriveAll(names ...string) {
 }
 
 // acquire is a call of Acquire(ctx, n) in a goroutine of its own, which cancel
-// can end; release gives back the place that it has got.
+// can end; release gives back the seat that it has got.
 func (g *stage) acquire(name string, n int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	g.cancels[name] = cancel

@@ -60,7 +60,7 @@ func TestLastCallIsTheEntryOfTheLastCountedCall(t *testing.T) {
 	})
 }
 
-// With a cap Stats says how many have left and not given their place back,
+// With a cap Stats says how many have left and not given their seat back,
 // returned or not.
 func TestStatsCountThoseUpstream(t *testing.T) {
 	play(t, "10/s burst 9 depth 9 inflight 2", func(g *stage) {

@@ -15,7 +15,7 @@ import (
 
 // A cap of any other Limiter works by its Acquire, and its release is called
 // once, though it may not bear more.
-func TestAnotherLimitersPlaceIsGivenBackOnce(t *testing.T) {
+func TestAnotherLimitersSeatIsGivenBackOnce(t *testing.T) {
 	for _, tt := range bodyEnds {
 		t.Run(tt.name, func(t *testing.T) {
 			l := &capped{}
@@ -38,7 +38,7 @@ func TestAnotherLimitersPlaceIsGivenBackOnce(t *testing.T) {
 	}
 }
 
-// capped is a Limiter with places.
+// capped is a Limiter with seats.
 type capped struct {
 	released int
 	err      error
@@ -49,9 +49,9 @@ func (c *capped) Acquire(context.Context, int) (func(), error) {
 	return func() { c.released++ }, c.err
 }
 
-// A Limiter that hands places out by Acquire need not look at the context, and
+// A Limiter that hands seats out by Acquire need not look at the context, and
 // what it gave to one that has gone is given back.
-func TestAnotherLimitersPlaceIsGivenBackIfTheContextHasEnded(t *testing.T) {
+func TestAnotherLimitersSeatIsGivenBackIfTheContextHasEnded(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		ctx  func() context.Context

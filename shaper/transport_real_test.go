@@ -22,7 +22,7 @@ import (
 // The tests of this file ask what net/http makes of a Transport, and the Transport
 // of net/http's answers, over real connections.
 
-// through puts a Transport in front of that of a client, with places for so many.
+// through puts a Transport in front of that of a client, with seats for so many.
 func through(t *testing.T, client *http.Client, inFlight int) *shaper.Shaper {
 	t.Helper()
 	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: 10, InFlight: inFlight})
@@ -72,7 +72,7 @@ func TestAnswersEndWithTheirBodies(t *testing.T) {
 	}
 }
 
-// Of each hop of a redirect the client closes the body, so with a single place
+// Of each hop of a redirect the client closes the body, so with a single seat
 // the next hop finds it free; and each hop is paced.
 func TestRedirectsAreRequestsOfTheirOwn(t *testing.T) {
 	site := http.NewServeMux()
@@ -91,8 +91,8 @@ func TestRedirectsAreRequestsOfTheirOwn(t *testing.T) {
 }
 
 // An upgraded connection is the body of its answer: it can be written to, closed
-// by halves, and has a place until it ends.
-func TestAnUpgradedConnectionKeepsItsPlace(t *testing.T) {
+// by halves, and has a seat until it ends.
+func TestAnUpgradedConnectionKeepsItsSeat(t *testing.T) {
 	address := "http://" + openServer(t, duplexSite(nil))
 	for _, end := range []string{"closed", "closed by halves"} {
 		t.Run(end, func(t *testing.T) {
@@ -161,9 +161,9 @@ func TestAProxySendsThroughATransport(t *testing.T) {
 	_, err = io.ReadFull(v, head)
 	require.NoError(t, err)
 	require.Equal(t, "HTTP/1.1 101 ", string(head))
-	waitFor(t, inFlight(s, 1), "the connection has its place")
+	waitFor(t, inFlight(s, 1), "the connection has its seat")
 	require.NoError(t, conn.Close())
-	waitFor(t, inFlight(s, 0), "the place is free")
+	waitFor(t, inFlight(s, 0), "the seat is free")
 	require.Equal(t, "200: hello", postTo(newClient(t), "http://"+addr, nil))
 }
 
@@ -179,8 +179,8 @@ var endless = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 })
 
 // Reading fails when the context ends or the client's time is up, and then the
-// place is free, even before the body is closed.
-func TestAPlaceIsFreeWhenReadingIsCancelled(t *testing.T) {
+// seat is free, even before the body is closed.
+func TestASeatIsFreeWhenReadingIsCancelled(t *testing.T) {
 	for _, k := range connectionKinds {
 		t.Run(k.name, func(t *testing.T) {
 			client, address := k.open(t, endless)
@@ -206,8 +206,8 @@ func TestAPlaceIsFreeWhenReadingIsCancelled(t *testing.T) {
 	}
 }
 
-// An upstream that breaks off gives its place back too.
-func TestAPlaceIsFreeWhenTheConnectionBreaks(t *testing.T) {
+// An upstream that breaks off gives its seat back too.
+func TestASeatIsFreeWhenTheConnectionBreaks(t *testing.T) {
 	address := "http://" + openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/late" {
 			w.Header().Set("Content-Length", "100")
@@ -249,10 +249,10 @@ func TestRetryOverARealConnection(t *testing.T) {
 }
 
 // Everything at once on real threads, for -race: at no time are there more
-// requests at the Base than places, and in the end every place is free.
+// requests at the Base than seats, and in the end every seat is free.
 func TestTransportIsSafeForConcurrentUse(t *testing.T) {
-	const places = 4
-	s, err := shaper.New(shaper.Limits{Rate: 20_000, Burst: 10, Depth: 30, InFlight: places})
+	const seats = 4
+	s, err := shaper.New(shaper.Limits{Rate: 20_000, Burst: 10, Depth: 30, InFlight: seats})
 	require.NoError(t, err)
 	base := &busyBase{}
 	transport := &shaper.Transport{Limiter: s, Base: base, Retry: true, MaxHold: 100 * us}
@@ -280,7 +280,7 @@ func TestTransportIsSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	calls.Wait()
-	require.LessOrEqual(t, base.most.Load(), int64(places))
+	require.LessOrEqual(t, base.most.Load(), int64(seats))
 	require.Zero(t, base.now.Load())
 	st := s.Stats()
 	require.Equal(t, 0, st.InFlight)

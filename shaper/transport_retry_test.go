@@ -153,7 +153,7 @@ func TestRetrySendsTheBodyAgain(t *testing.T) {
 
 // A request that waits for its retry is not in flight: with a cap of 1 no request could
 // ever leave otherwise.
-func TestRetryGivesThePlaceBackFirst(t *testing.T) {
+func TestRetryGivesTheSeatBackFirst(t *testing.T) {
 	playTransport(t, "1/s depth 5 inflight 1", func(u *upstream) {
 		u.Retry = true
 		u.script["a"] = []string{refusedFor30}

@@ -43,7 +43,7 @@ func (b *trickle) Close() error {
 }
 
 // A refusal that does not come to its end does not keep its request from being
-// sent again, nor its place: it is cut off after 5 s. Until then it counts as any.
+// sent again, nor its seat: it is cut off after 5 s. Until then it counts as any.
 func TestASlowRefusalIsCutOff(t *testing.T) {
 	for _, tt := range []struct {
 		length int

@@ -249,7 +249,7 @@ type idleBase struct {
 func (b *idleBase) CloseIdleConnections() { b.closed++ }
 
 // What Base returns against its contract goes through as it is, and keeps no
-// place.
+// seat.
 func TestTransportHandsOnWhatBaseReturns(t *testing.T) {
 	playTransport(t, "1/s depth 5 inflight 1", func(u *upstream) {
 		both := &http.Response{StatusCode: 429, Body: io.NopCloser(strings.NewReader("")), Header: http.Header{"Retry-After": {"5"}}}

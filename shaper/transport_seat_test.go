@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// With a cap a request keeps its place until its answer has ended, whatever the
+// With a cap a request keeps its seat until its answer has ended, whatever the
 // rate would allow.
-func TestAPlaceIsFreeWhenTheBodyHasEnded(t *testing.T) {
+func TestASeatIsFreeWhenTheBodyHasEnded(t *testing.T) {
 	playTransport(t, "inf depth 9 inflight 1", func(u *upstream) {
 		u.fetch("a", "b", "c", "d")
 		u.at(time.Second)
@@ -28,7 +28,7 @@ func TestAPlaceIsFreeWhenTheBodyHasEnded(t *testing.T) {
 		_, err = body.Read(make([]byte, 1))
 		require.Equal(t, io.EOF, err)
 		u.saw("2s b sent", "2s b 200")
-		require.NoError(t, body.Close()) // The place is b's by now.
+		require.NoError(t, body.Close()) // The seat is b's by now.
 		_, err = body.Read(make([]byte, 1))
 		require.Error(t, err)
 		u.saw()
@@ -48,7 +48,7 @@ func TestAPlaceIsFreeWhenTheBodyHasEnded(t *testing.T) {
 }
 
 // bodyEnds are what a Base may answer, what its caller does with it, and whether
-// the place is free before and after.
+// the seat is free before and after.
 var bodyEnds = []struct {
 	name   string
 	method string
@@ -104,12 +104,12 @@ func (panicCloser) Close() error { panic("closing") }
 func closes(body io.ReadCloser) { _ = body.Close() }
 func reads(body io.ReadCloser)  { _, _ = io.Copy(io.Discard, body) }
 
-func TestAPlaceIsGivenBackOnceHoweverTheAnswerEnds(t *testing.T) {
+func TestASeatIsGivenBackOnceHoweverTheAnswerEnds(t *testing.T) {
 	for _, tt := range bodyEnds {
 		t.Run(tt.name, func(t *testing.T) {
 			playTransport(t, "inf inflight 2", func(u *upstream) {
 				u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) { return tt.base() })
-				other, err := u.Acquire(context.Background(), 1) // It would lose its place if one were given back twice.
+				other, err := u.Acquire(context.Background(), 1) // It would lose its seat if one were given back twice.
 				require.NoError(t, err)
 				r, err := http.NewRequest(tt.method, "http://upstream/", nil)
 				require.NoError(t, err)
@@ -133,9 +133,9 @@ func TestAPlaceIsGivenBackOnceHoweverTheAnswerEnds(t *testing.T) {
 	}
 }
 
-// Closing ends the request, so the place is not the next one's before that is
+// Closing ends the request, so the seat is not the next one's before that is
 // done.
-func TestAPlaceIsKeptWhileTheBodyIsBeingClosed(t *testing.T) {
+func TestASeatIsKeptWhileTheBodyIsBeingClosed(t *testing.T) {
 	playTransport(t, "inf inflight 1", func(u *upstream) {
 		u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: 200, Body: slowCloser{}}, nil
@@ -154,8 +154,8 @@ type slowCloser struct{ errorReader }
 
 func (slowCloser) Close() error { time.Sleep(time.Second); return nil }
 
-// A panic of Base does not take the place with it.
-func TestAPlaceIsGivenBackIfBasePanics(t *testing.T) {
+// A panic of Base does not take the seat with it.
+func TestASeatIsGivenBackIfBasePanics(t *testing.T) {
 	playTransport(t, "inf inflight 1", func(u *upstream) {
 		u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) { panic("base") })
 		require.PanicsWithValue(t, "base", func() { _, _ = u.RoundTrip(u.request(context.Background(), "a", nil)) })
@@ -163,7 +163,7 @@ func TestAPlaceIsGivenBackIfBasePanics(t *testing.T) {
 	})
 }
 
-// The body of an answer is as the Base made it where there is no place to keep.
+// The body of an answer is as the Base made it where there is no seat to keep.
 func TestWithoutACapTheBodyIsLeftAlone(t *testing.T) {
 	playTransport(t, "inf", func(u *upstream) {
 		answer := &http.Response{StatusCode: 200, Body: panicCloser{}}
@@ -174,9 +174,9 @@ func TestWithoutACapTheBodyIsLeftAlone(t *testing.T) {
 	})
 }
 
-// The place of one that is refused and told to wait is not the next one's before
+// The seat of one that is refused and told to wait is not the next one's before
 // everyone is held, even if there is no body to wait for.
-func TestTheHoldComesBeforeThePlaceIsFree(t *testing.T) {
+func TestTheHoldComesBeforeTheSeatIsFree(t *testing.T) {
 	playTransport(t, "inf depth 5 inflight 1", func(u *upstream) {
 		u.took = time.Second
 		u.script["a"] = []string{"429 -\nRetry-After: 30\nContent-Length: 0"}

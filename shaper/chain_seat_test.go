@@ -27,15 +27,15 @@ func (g *stage) acquireFor(l shaper.Limiter, name string) {
 	synctest.Wait()
 }
 
-// placesOf is how many have a place of each.
-func placesOf(shapers ...*shaper.Shaper) (places []int) {
+// seatsOf is how many have a seat of each.
+func seatsOf(shapers ...*shaper.Shaper) (seats []int) {
 	for _, s := range shapers {
-		places = append(places, s.Stats().InFlight)
+		seats = append(seats, s.Stats().InFlight)
 	}
-	return places
+	return seats
 }
 
-func TestThePlacesOfAChainAreGivenBackTogetherOnce(t *testing.T) {
+func TestTheSeatsOfAChainAreGivenBackTogetherOnce(t *testing.T) {
 	play(t, "inf depth 9 inflight 2", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "inf depth 9 inflight 2"))
 		free := mustMake(g.t, limitsOf(g.t, "inf")) // Without a cap there is nothing to give back.
@@ -45,18 +45,18 @@ func TestThePlacesOfAChainAreGivenBackTogetherOnce(t *testing.T) {
 			g.acquireFor(c, name)
 		}
 		g.saw("0s a left", "0s b left")
-		require.Equal(t, []int{2, 2}, placesOf(tenant, g.Shaper))
+		require.Equal(t, []int{2, 2}, seatsOf(tenant, g.Shaper))
 		g.release("a", "a")
 		g.saw("0s c left")
-		require.Equal(t, []int{2, 2}, placesOf(tenant, g.Shaper))
+		require.Equal(t, []int{2, 2}, seatsOf(tenant, g.Shaper))
 		require.EqualValues(t, 1, other.released.Load())
 		g.release("a", "b", "c", "b")
-		require.Equal(t, []int{0, 0}, placesOf(tenant, g.Shaper))
+		require.Equal(t, []int{0, 0}, seatsOf(tenant, g.Shaper))
 		require.EqualValues(t, 3, other.released.Load())
 	})
 }
 
-func TestAPlaceIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
+func TestASeatIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
 	failure := errors.New("engine is down")
 	for _, row := range []struct {
 		name string
@@ -70,7 +70,7 @@ func TestAPlaceIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
 		{"context ended unseen", func(cancel func()) shaper.Limiter {
 			return limiterFunc(func(context.Context, int) error { cancel(); return nil })
 		}, "cancelled"},
-		{"context ended unseen, with a place", func(cancel func()) shaper.Limiter {
+		{"context ended unseen, with a seat", func(cancel func()) shaper.Limiter {
 			return &semaphore{acquire: cancel}
 		}, "cancelled"},
 	} {
@@ -92,7 +92,7 @@ func TestAPlaceIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
 					g.note(outcome(err))
 				}()
 				g.saw("0s " + row.want)
-				require.Equal(t, []int{0}, placesOf(g.Shaper))
+				require.Equal(t, []int{0}, seatsOf(g.Shaper))
 				require.EqualValues(t, 1, other.released.Load())
 				if s, ok := last.(*semaphore); ok {
 					require.EqualValues(t, 1, s.released.Load())
@@ -103,7 +103,7 @@ func TestAPlaceIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
 }
 
 // Time in a later line counts as in flight for an earlier cap, until its context ends.
-func TestAPlaceIsHeldWhileALaterOneKeepsTheRequestWaiting(t *testing.T) {
+func TestASeatIsHeldWhileALaterOneKeepsTheRequestWaiting(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "inf depth 9 inflight 2"))
 		c := shaper.Chain(tenant, g.Shaper)
@@ -114,11 +114,11 @@ func TestAPlaceIsHeldWhileALaterOneKeepsTheRequestWaiting(t *testing.T) {
 		g.at(300 * ms)
 		g.cancel("b")
 		require.Zero(t, tenant.Stats().Waiting)
-		require.Equal(t, []int{2}, placesOf(tenant))
+		require.Equal(t, []int{2}, seatsOf(tenant))
 		g.at(time.Minute)
 		g.saw("0s a left", "300ms b cancelled", "1s c left")
 		g.release("a", "b", "c")
-		require.Equal(t, []int{0}, placesOf(tenant))
+		require.Equal(t, []int{0}, seatsOf(tenant))
 	})
 }
 
@@ -129,13 +129,13 @@ func (brittle) Acquire(context.Context, int) (release func(), err error) {
 	return func() { panic("brittle") }, nil
 }
 
-func TestAReleaseThatPanicsKeepsNoOtherPlace(t *testing.T) {
+func TestAReleaseThatPanicsKeepsNoOtherSeat(t *testing.T) {
 	play(t, "inf inflight 1", func(g *stage) {
 		last := mustMake(g.t, limitsOf(g.t, "inf inflight 1"))
 		release, err := acquirerOf(shaper.Chain(g.Shaper, brittle{}, last))(context.Background(), 1)
 		require.NoError(t, err)
 		require.PanicsWithValue(t, "brittle", release)
-		require.Equal(t, []int{0, 0}, placesOf(g.Shaper, last))
+		require.Equal(t, []int{0, 0}, seatsOf(g.Shaper, last))
 	})
 }
 
