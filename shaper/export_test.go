@@ -1,6 +1,9 @@
 package shaper
 
-import "context"
+import (
+	"context"
+	"hash/maphash"
+)
 
 // EnterAsReentry is Acquire for a request that was let go before, as Transport
 // lets it enter again. release is nil if the request has no seat.
@@ -18,4 +21,19 @@ func LineIsEmpty(s *Shaper) bool {
 	defer s.mu.Unlock()
 	line := s.flow.line
 	return line.head == nil && line.tail == nil && line.lastReentry == nil && line.cost.total() == 0
+}
+
+// SpreadHomes seeds the hash of a new Group until no two of the keys have one home.
+// With a random seed two keys share a bucket in one of 960 runs.
+func SpreadHomes[K comparable](g *Group[K], keys ...K) {
+	for {
+		homes := map[int16]bool{}
+		for _, key := range keys {
+			homes[g.overflow.homeOf(key)] = true
+		}
+		if len(homes) == len(keys) {
+			return
+		}
+		g.overflow.seed = maphash.MakeSeed()
+	}
 }

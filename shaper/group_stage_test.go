@@ -29,7 +29,8 @@ type groupStage struct {
 	asked []string // the keys of which the limits were asked for, in that order
 }
 
-// playKeys runs a timeline in a bubble of its own.
+// playKeys runs a timeline in a bubble of its own. Keys of one letter never share a
+// bucket because of their hash.
 func playKeys(t *testing.T, limits string, timeline func(g *groupStage), opts ...shaper.GroupOption) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -44,6 +45,7 @@ func playKeys(t *testing.T, limits string, timeline func(g *groupStage), opts ..
 		var err error
 		g.Group, err = shaper.NewGroup(g.limitsOf, opts...)
 		require.NoError(t, err)
+		shaper.SpreadHomes(g.Group, strings.Split("abcdefghijklmnopqrstuvwxyz", "")...)
 		timeline(g)
 	})
 }

@@ -166,6 +166,7 @@ func TestAnUnlimitedKeyCanBeHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := shaper.NewGroup(func(float64) (shaper.Limits, error) { return limitsOf(t, "inf"), nil })
 		require.NoError(t, err)
+		shaper.SpreadHomes(g, math.NaN(), 1)
 		require.True(t, g.Allow(math.NaN()))
 		g.Hold(math.NaN(), time.Second)
 		require.False(t, g.Allow(math.NaN()))

@@ -177,7 +177,7 @@ func (p *Player) do(i int, o *Op) {
 		p.call(func() {
 			release, err := p.Subject.Acquire(ctx, o.N)
 			if release == nil {
-				err = errors.New("Acquire returned no release")
+				err = errors.New("model: Acquire returned no release")
 			}
 			p.finish(a, err)
 			p.mu.Lock()
