@@ -34,7 +34,7 @@ type dispatcher struct {
 	drained     chan struct{} // made by who waits for the end of a drain
 	ticker      ticker
 	waiters     waiterPool
-	spareSeats  []bool // to be claimed
+	spareSeats  []seatState // to be taken
 	totals      totals
 	spareErrors []RejectError // made, and not handed out yet
 

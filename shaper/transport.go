@@ -183,7 +183,7 @@ func (t Transport) enter(ctx context.Context, n int, kind entryKind) (release fu
 	}
 	s.mustBeMade()
 	held, err := s.wait(ctx, n, kind)
-	if held.taken == nil {
+	if held == (seat{}) {
 		return nil, err
 	}
 	return func() { s.releaseSeat(&s.flow, held) }, nil
