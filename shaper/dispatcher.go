@@ -8,42 +8,42 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// flows are the one flow of a Shaper, or the many of a Group, with what they
-// share: a lock, a clock, and a ticker that lets the heads of their lines leave.
+// A dispatcher is what flows share: a lock, a clock, and a ticker that lets the heads of
+// their lines leave. A [Shaper] has one flow, a [Group] one for each key.
 //
-// While the lock is held no code of a caller's runs, and nothing waits for
-// another goroutine.
+// While the lock is held, no code of a caller runs and nothing waits for another
+// goroutine.
 type dispatcher struct {
-	// The fields above mu do not change once the flows are in use. Those below it
-	// are guarded by it; unexported methods need it held unless they say otherwise.
+	// The fields above mu do not change once the dispatcher is in use. mu guards those
+	// below it. Methods that need it held end in Locked.
 	name     string
 	trace    Trace
-	epoch    time.Time // when they were made; their instants count from here
+	epoch    time.Time // when the dispatcher was made; instants count from here
 	run      func()    // tick, made once, so that starting it allocates nothing
 	hasHooks bool      // there are hooks in trace
-	keyed    bool      // a Group's: flows come and go
-	dryRun   bool      // WithDryRun: nobody waits, and the lines are shadows
+	keyed    bool      // it belongs to a Group, whose flows come and go
+	dryRun   bool      // WithDryRun is set: no request waits, and the lines are shadows
 
 	mu          sync.Mutex
 	clock       int64 // the latest instant seen
 	due         departures
 	waiting     int   // in all lines
-	dirty       *flow // its line or its slots have changed, since due was told
-	rearm       bool  // so have they, or the phase, since the ticker was told
+	dirty       *flow // its head or its seats have changed; due is not updated yet
+	rearm       bool  // the ticker must be armed anew before the lock is released
 	phase       phase
-	drained     chan struct{} // made by who waits for the end of a drain
+	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
 	ticker      ticker
 	waiters     waiterPool
-	spareSeats  []bool // to be claimed
+	spareSeats  []seatState // to be taken
 	totals      totals
 	spareErrors []RejectError // made, and not handed out yet
 
 	sweepTimer sweepTimer
-	// drop deletes the flows of a Group, at the end.
+	// drop deletes the flows of a Group when it is closed.
 	drop func()
 }
 
-// prepare prepares flows for their use.
+// prepare makes the dispatcher ready for use.
 func (d *dispatcher) prepare(o options) {
 	d.name, d.trace, d.dryRun = o.name, o.trace, o.dry
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
@@ -56,33 +56,33 @@ func (d *dispatcher) prepare(o options) {
 // maxClock keeps instants far from overflow. No process lives for 280 years.
 const maxClock = math.MaxInt64 - int64(10*horizon)
 
-// lock locks the flows and brings them up to now: departures that are due come
-// before whatever the caller wants at the same instant. Every entry point that
-// looks at a line or a level begins with it, which also makes up for a ticker
-// that is late.
+// lockAndAdvance takes the lock and brings all flows up to now: departures that are due
+// come before whatever the caller wants at the same instant. Every entry point that looks
+// at a line or a level begins with it, which also makes up for a ticker that is late.
 func (d *dispatcher) lockAndAdvance() (now int64) { return d.lockWaking(headFirst) }
 
-// lockLane is lock for who is about to look at a flow or to change it.
+// lockFlow is lockAndAdvance for a caller that is about to read or change a flow.
 func (d *dispatcher) lockFlow(f *flow) (now int64) {
 	now = d.lockWaking(headFirst)
 	f.bucket.idleUntil(now)
 	return now
 }
 
-// lockAnd is lock for a goroutine that does as it says after the unlocking. The
-// clock is read before the lock is taken, so that nobody waits for that.
+// lockWaking is lockAndAdvance with the order in which waiters are woken. The clock is
+// read before the lock is taken, so that no other call waits for that.
 func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
 	now = int64(time.Since(d.epoch))
 	d.mu.Lock()
-	// A clock that stands still or goes back stands still.
+	// The clock never goes backwards.
 	d.clock = min(max(d.clock, now), maxClock)
-	if d.waiting > 0 && (d.dryRun || d.clock >= d.ticker.armed) { // Which is not after the next slot.
+	if d.waiting > 0 && (d.dryRun || d.clock >= d.ticker.armed) { // The ticker is armed for the next slot or earlier.
 		d.advanceLocked(d.clock, order)
 	}
 	return d.clock
 }
 
-// afterwards is what a goroutine does that has handed slots out.
+// A wakeOrder is the order in which a goroutine wakes the waiters whose slots it has
+// handed out.
 type wakeOrder bool
 
 const (
@@ -90,13 +90,14 @@ const (
 	headLast  wakeOrder = true
 )
 
-// advance hands out the slots that have come, in the order of the instants and
-// in that of each line.
+// advanceLocked hands out the slots that have come, in the order of their instants and in
+// the order of each line.
 //
-// Of several goroutines that one makes ready, the runtime runs the last as soon
-// as that one parks, and the others after it in their order. So if it is about
-// to park the first is told last. If it goes on, idle threads take the others
-// meanwhile, and then their order is the right one (BenchmarkWakeOrder).
+// When a goroutine makes several others ready and then parks, the runtime runs the last
+// of them first, and the rest in their order. So a goroutine that is about to park wakes
+// the first waiter last (headLast). If the goroutine goes on, idle threads take the
+// waiters meanwhile, and then the order of the line is the right one (headFirst;
+// BenchmarkWakeOrder).
 func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 	if d.dirty != nil {
 		d.updateDepartureLocked(d.dirty)
@@ -108,7 +109,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		w := ln.head
 		at := now
 		if d.dryRun {
-			at = ln.slot // Nobody was to be woken, so nothing is late.
+			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
 		missed := b.coldOrNone().missed
@@ -137,7 +138,8 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 	}
 }
 
-// file puts the line of a flow where it belongs among the departures.
+// updateDepartureLocked moves the line of a flow to its place among the departures. In a
+// Group it drops a line that is not needed any more.
 func (d *dispatcher) updateDepartureLocked(f *flow) {
 	ln := f.line
 	if ln == nil {
@@ -149,7 +151,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 	}
 }
 
-// lineOf is the line of a flow, made if it has none.
+// lineOfLocked returns the line of a flow, and makes one if it has none.
 func (d *dispatcher) lineOfLocked(f *flow) *line {
 	if f.line == nil {
 		f.line = &line{flow: f, index: -1}
@@ -157,10 +159,11 @@ func (d *dispatcher) lineOfLocked(f *flow) *line {
 	return f.line
 }
 
-// touch notes that the line of a flow, or its slots, have changed.
+// markDirtyLocked notes that the head of a flow or its seats have changed.
 func (d *dispatcher) markDirtyLocked(f *flow) { d.dirty, d.rearm = f, true }
 
-// unlock tells those who need to know that something has changed, and unlocks.
+// unlockAndArm updates the departures and arms the ticker if something has changed, and
+// releases the lock.
 func (d *dispatcher) unlockAndArm() {
 	if d.rearm {
 		if d.dirty != nil {
@@ -175,20 +178,20 @@ func (d *dispatcher) unlockAndArm() {
 	d.mu.Unlock()
 }
 
-// since is a time as an instant of the dispatcher's clock. The lock need not be held.
+// instantOf returns a time as an instant of the dispatcher's clock. The lock need not be held.
 func (d *dispatcher) instantOf(t time.Time) int64 {
-	if t != t.Round(0) { // It has a reading of the monotonic clock, as we have.
+	if t != t.Round(0) { // It has a reading of the monotonic clock, as epoch has.
 		return int64(t.Sub(d.epoch))
 	}
-	// The wall clock may have been set meanwhile: only how far off t is counts.
+	// The wall clock may have been set meanwhile, so only the distance of t from now counts.
 	now := time.Now()
 	return exact.Sum(int64(t.Sub(now)), int64(now.Sub(d.epoch)))
 }
 
-// at is an instant of the dispatcher's clock as a time.
+// timeOf returns an instant of the dispatcher's clock as a time.
 func (d *dispatcher) timeOf(ns int64) time.Time { return d.epoch.Add(time.Duration(ns)) }
 
-// change puts other limits in force for a flow.
+// changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	f.bucket.change(to, now)
 	if f.line != nil {

@@ -6,33 +6,32 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// A flow is a line in front of a bucket: all that a Shaper has of its own, and
-// all that there is of a key in a Group. Lanes that belong together share a
-// lock, a clock and a ticker, which are in flows. Methods of a flow need the lock
-// held, unless they say otherwise.
+// A flow is a bucket with its line and its counts. A [Shaper] has one flow, a [Group] one
+// for each key. The flows of a Group share a dispatcher. Methods of a flow need the
+// dispatcher's lock held, unless they say otherwise.
 //
-// A Group has many of which nobody has ever waited for, so a flow is small, and
-// what few need is elsewhere: line and rare.
+// In most flows of a Group no request ever waits, so a flow is small. What only few of
+// them need is in line and cold.
 type flow struct {
 	bucket bucket
-	line   *line // nil: nobody waits, nor has a place
+	line   *line // nil: no request waits or has a seat
 
-	// What it has counted, beside what is in rare. (The flows together have
-	// totals of their own, which outlive it.)
+	// Counts; the rarer ones are in cold. (The dispatcher of a Group has totals, which
+	// outlive its flows.)
 	departed uint64
-	wait     int64 // of those that departed, in nanoseconds
-	entered  int64 // the latest entry of a call that was counted; -1: none was
+	wait     int64 // the sum of the waits of those that departed, in nanoseconds
+	entered  int64 // when the latest call that was counted came; -1: there was none
 }
 
-// A line is the queue of a flow, with what a flow needs while somebody waits or
-// has a place.
+// A line is the queue of a flow, and what else a flow needs while a request waits or has
+// a seat.
 type line struct {
 	queue
 	flow       *flow
-	since      exact.Nanos // since when the head may leave, but for its slot
-	seatsTaken int         // places, if there is a cap: by those who have left and not ended
-	slot       int64       // when its head is to leave; forever: when a place becomes free
-	index      int         // in departures; -1: it is not in there, as nobody waits
+	since      exact.Nanos // since when nothing but its slot keeps the head
+	seatsTaken int         // with a cap, the requests that have left and not ended
+	slot       int64       // when the head is to leave; forever: when a seat becomes free
+	index      int         // in departures; -1: it is not in there, as no request waits
 }
 
 // noLine is the line of a flow that has none. It is only read.
@@ -74,8 +73,8 @@ func (f *flow) notBefore(at int64) {
 	}
 }
 
-// succeed makes a new flow go on from where its key has been sharing another: behind
-// those who wait there.
+// inheritFrom makes the new flow of a key continue from the flow that the key has shared:
+// behind the requests that wait there.
 func (f *flow) inheritFrom(shared *flow) {
 	b := &shared.bucket
 	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(shared.ahead()))
@@ -84,24 +83,25 @@ func (f *flow) inheritFrom(shared *flow) {
 	}
 }
 
-// drains is when the flow will be drained, if those in line stay and nobody else
-// comes: forever if nobody knows, as the end of a request is not known.
+// drains returns the instant at which the flow will be drained, if the requests in line
+// stay and no other comes; forever while a seat is taken, as nobody knows when requests
+// end.
 func (f *flow) drains(now int64) int64 {
 	switch {
 	case f.seatsTaken() > 0:
 		return exact.Forever
 	case f.waiting() > 0:
-		// Behind them all, whatever the burst.
+		// When a request could leave that is behind them all and needs an empty bucket.
 		return exact.Sum(now, int64(max(f.bucket.wait(now, f.ahead(), f.bucket.burst), 1)))
 	}
 	return f.drainedAt()
 }
 
-// drained says whether the flow is as if it had never been used.
+// drained reports whether the flow is as if it had never been used.
 func (f *flow) drained(now int64) bool { return f.drainedAt() <= now }
 
-// drainedAt is the instant from which on the flow will be as if it had never
-// been used, if it is left alone; forever if somebody waits or has a place.
+// drainedAt returns the instant from which on the flow will be as if it had never been
+// used, if no more requests come; forever if a request waits or has a seat.
 func (f *flow) drainedAt() int64 {
 	if f.waiting() > 0 || f.seatsTaken() > 0 {
 		return exact.Forever
@@ -109,7 +109,7 @@ func (f *flow) drainedAt() int64 {
 	return exact.Later(f.bucket.empty, f.bucket.coldOrNone().hold).Ceil()
 }
 
-// stats is what the flow knows of itself.
+// stats returns the part of Stats that the flow itself knows.
 func (f *flow) stats(now int64) Stats {
 	b := &f.bucket
 	st := Stats{

@@ -28,10 +28,10 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 
 // placed is Acquire with nil for a release that does nothing.
 func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
-	r := request{ctx: ctx, cost: int64(n), releases: true}
-	c, err := g.wait(key, &r)
+	r := &request{ctx: ctx, cost: int64(n), releases: true}
+	c, err := g.wait(key, r)
 	held := r.seat
-	if held.taken == nil {
+	if held == (seat{}) {
 		return nil, err
 	}
 	return func() { g.releaseSeat(&c.flow, held) }, nil
@@ -39,12 +39,12 @@ func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), er
 
 // Do is [Shaper.Do] on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
-	r := request{ctx: ctx, cost: int64(n), releases: true}
-	c, err := g.wait(key, &r)
+	r := &request{ctx: ctx, cost: int64(n), releases: true}
+	c, err := g.wait(key, r)
 	if err != nil {
 		return err
 	}
-	if r.seat.taken != nil {
+	if r.seat != (seat{}) {
 		defer g.releaseSeat(&c.flow, r.seat)
 	}
 	return f(ctx)

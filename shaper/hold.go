@@ -6,14 +6,14 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// Hold lets nobody leave for a time d from now, up to 365 days, as when the
-// upstream has said so. The line stays as it is, in its order; it can be joined
-// and left, and Forecast, RetryAfter and MaxWait count the hold. Of several holds
-// the one that ends last counts. Hold(0) ends them all; a negative d is none and
-// changes nothing.
+// Hold lets no request leave for a time d from now, up to 365 days, for example because
+// the upstream has asked for a pause. The line keeps its order. Requests can still enter
+// it and give up, and [Shaper.Forecast], [RejectError.RetryAfter] and [Limits.MaxWait]
+// take the hold into account. Of several holds the one that ends last counts. Hold(0)
+// ends them all; a negative d changes nothing.
 //
-// The bucket leaks meanwhile: when the hold is over requests leave as from a
-// bucket that nobody has used since, the first at once.
+// The bucket leaks during a hold. So when the hold ends, the first request leaves at
+// once, and the others as from a bucket that has not been used since the hold began.
 func (s *Shaper) Hold(d time.Duration) {
 	s.mustBeMade()
 	if d < 0 {
@@ -24,7 +24,7 @@ func (s *Shaper) Hold(d time.Duration) {
 	s.holdLocked(&s.flow, now, d)
 }
 
-// hold is Hold for a flow.
+// holdLocked is Hold for a flow.
 func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 	d.markDirtyLocked(f)
 	if span > 0 {
@@ -33,7 +33,7 @@ func (d *dispatcher) holdLocked(f *flow, now int64, span time.Duration) {
 		return
 	}
 	if hold := f.bucket.coldOrNone().hold; hold.Whole() > now {
-		// A head that the hold has kept could not leave before now.
+		// The hold has kept the head until now, so the head is not late.
 		f.notBefore(now)
 		f.bucket.cold.hold = exact.Nanos{}
 	}

@@ -24,7 +24,7 @@ import (
 func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
 	s.mustBeMade()
 	held, err := s.wait(ctx, n, newcomer)
-	if held.taken == nil {
+	if held == (seat{}) {
 		return nothing, err
 	}
 	return func() { s.releaseSeat(&s.flow, held) }, nil
@@ -53,7 +53,7 @@ func (f *flow) hasSeat() bool { return !f.capped() || f.seatsTaken() < f.bucket.
 
 // releaseSeat releases a seat, if it has not been released before. The lock is not held.
 func (d *dispatcher) releaseSeat(f *flow, held seat) {
-	if held.taken == nil || d.releaseUnawaited(f, held) {
+	if held == (seat{}) || d.releaseUnawaited(f, held) {
 		return
 	}
 	now := d.lockFlow(f)
@@ -61,8 +61,8 @@ func (d *dispatcher) releaseSeat(f *flow, held seat) {
 	if !held.release() {
 		return
 	}
-	if held.isTimed() {
-		f.noteSeatTime(held, now)
+	if held.since != untimed {
+		f.noteSeatTime(now - held.since)
 	}
 	f.freeSeat(now)
 	d.markDirtyLocked(f)
@@ -74,16 +74,16 @@ func (d *dispatcher) releaseSeat(f *flow, held seat) {
 // release takes, so it is read only if the seat is timed.
 func (d *dispatcher) releaseUnawaited(f *flow, held seat) bool {
 	now := int64(0)
-	if held.isTimed() {
+	if held.since != untimed {
 		now = int64(time.Since(d.epoch))
 	}
 	d.mu.Lock()
 	unawaited := f.waiting() == 0
 	if unawaited && held.release() {
-		if held.isTimed() {
-			f.noteSeatTime(held, now)
-		}
 		f.line.seatsTaken--
+		if held.since != untimed {
+			f.noteSeatTime(now - held.since)
+		}
 		if d.keyed {
 			d.updateDepartureLocked(f)
 		}
@@ -104,10 +104,15 @@ func (f *flow) freeSeat(now int64) {
 
 // A seat records whether a request that has left a flow with a cap still counts
 // against [Limits.InFlight]. Releasing a seat twice releases it once. The zero seat
-// means no seat. The lock guards *taken.
-type seat struct {
-	taken *bool
+// means no seat. It is one pointer, because it travels with every call of Acquire and
+// Do, and lives in the release function that Acquire allocates.
+type seat struct{ *seatState }
+
+// seatState is what a seat points to. The lock guards taken. since does not change while
+// the seat is taken, so its holder may read it without the lock.
+type seatState struct {
 	since int64 // when it was taken; untimed: its time is not measured
+	taken bool
 }
 
 const (
@@ -115,9 +120,9 @@ const (
 
 	// firstTimed and timedEvery say which seats of a flow are timed while the mean
 	// is below longSeatTime: the first ones, so that there soon is a mean, and then
-	// one in timedEvery. To time a seat takes a third of what a release takes, so
-	// this adds half a percent. From longSeatTime on all are timed: compared with that time,
-	// reading the clock is nothing.
+	// one in timedEvery. To time every seat would add a third to what a release
+	// takes; this adds 3 % to a call of Acquire and its release. From longSeatTime on all
+	// are timed: compared with that time, reading the clock is nothing.
 	firstTimed   = 16
 	timedEvery   = 64
 	longSeatTime = int64(50 * time.Microsecond)
@@ -133,34 +138,37 @@ const (
 	shortestSeatWait = time.Millisecond
 )
 
-// takeSeatLocked takes a seat for the departure with that number, at an instant. The
-// booleans are made 64 at a time, as one by one they would cost as much as all the
-// rest of a release.
+// takeSeatLocked takes a seat for the departure with that number, at an instant. They
+// are made 32 at a time, as one by one they would cost as much as all the rest of a
+// release.
 func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint64, at int64) seat {
 	if len(d.spareSeats) == 0 {
-		d.spareSeats = make([]bool, 64)
+		d.spareSeats = make([]seatState, 32)
 	}
-	held := seat{&d.spareSeats[0], untimed}
+	held := seat{&d.spareSeats[0]}
 	d.spareSeats = d.spareSeats[1:]
-	*held.taken = true
-	if departureNo <= firstTimed || departureNo%timedEvery == 0 || f.seatTime() >= longSeatTime {
-		held.since = at
+	if !f.timesSeatOf(departureNo) {
+		at = untimed
 	}
+	held.since, held.taken = at, true
 	return held
 }
 
-// isTimed reports whether the time for which the seat is taken is to be measured.
-func (held seat) isTimed() bool { return held.taken != nil && held.since != untimed }
+// timesSeatOf reports whether the time for which the seat of the departure with that number
+// is taken is to be measured.
+func (f *flow) timesSeatOf(departureNo uint64) bool {
+	return departureNo%timedEvery == 0 || departureNo <= firstTimed || f.seatTime() >= longSeatTime
+}
 
 // seatTime returns the moving average of the time for which seats have been taken of
 // late, in nanoseconds; 0 if none has been measured.
 func (f *flow) seatTime() int64 { return f.bucket.coldOrNone().seatTime }
 
-// noteSeatTime counts the time for which a timed seat that is released now was taken. A
-// mean of 0 counts as none.
-func (f *flow) noteSeatTime(held seat, now int64) {
+// noteSeatTime counts the time for which a seat that is released was taken. A mean of 0
+// counts as none.
+func (f *flow) noteSeatTime(taken int64) {
 	mean := &f.bucket.coldOrNew().seatTime
-	taken := max(0, now-held.since)
+	taken = max(0, taken)
 	if *mean == 0 {
 		*mean = taken
 		return
@@ -187,6 +195,6 @@ func (f *flow) seatIn(k int) time.Duration {
 
 // release reports whether the seat was still taken, and notes that it is not.
 func (held seat) release() (was bool) {
-	was, *held.taken = *held.taken, false
+	was, held.taken = held.taken, false
 	return was
 }

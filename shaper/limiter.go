@@ -64,7 +64,7 @@ type shaperLimiter struct{ *Shaper }
 
 func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	held, err := s.wait(ctx, n, kind)
-	if held.taken == nil {
+	if held == (seat{}) {
 		return nil, err
 	}
 	return func() { s.releaseSeat(&s.flow, held) }, nil

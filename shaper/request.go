@@ -101,9 +101,14 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 		return d.shadowLocked(f, now, r)
 	case f.capped() && !r.releases && (r.kind != allow || d.phase == open): // Closed, it refuses all.
 		return decision{err: errUseAcquire}
-	case r.kind == newcomer && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() &&
-		!f.tooCostly(r.cost) && f.bucket.wait(now, 0, r.cost) == 0:
-		return d.passLocked(f, now, r) // As most do, which are spared the rest.
+	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.tooCostly(r.cost):
+		// Only the level can keep it. Most requests leave here, and are spared the rest.
+		switch wait := f.bucket.wait(now, 0, r.cost); {
+		case wait == 0:
+			return d.passLocked(f, now, r)
+		case r.kind == allow: // The Depth is as 0, so there is nothing to compute.
+			return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: wait})
+		}
 	}
 	var wait time.Duration
 	var refusal rejection

@@ -5,7 +5,7 @@ import (
 	"context"
 )
 
-// phase is how far a shaper is on its way to the end.
+// A phase is a stage of a dispatcher's life. It never goes back.
 type phase uint8
 
 const (
@@ -14,26 +14,27 @@ const (
 	closed
 )
 
-// Close refuses everyone who waits, with ErrClosed, and returns when the
-// ticker goroutine has gone. It always returns nil, and may be called many
-// times, at once, and from anywhere, hooks included.
+// Close refuses all requests that wait, with [ErrClosed], and returns when the ticker
+// goroutine has ended. It always returns nil. It may be called several times, from
+// several goroutines at once, and from hooks.
 func (s *Shaper) Close() error {
 	s.mustBeMade()
 	s.close()
 	return nil
 }
 
-// Shutdown admits nobody any more, lets those in line leave at their rate, and
-// then closes the shaper and returns nil. If ctx ends first it returns
-// ctx.Err() while the line goes on leaving: another Shutdown waits for the
-// rest, and only Close stops it. With an empty line it returns nil even if ctx
-// is done, and so does one that is overtaken by Close.
+// Shutdown admits no more requests, lets the line leave at its rate, and then closes the
+// Shaper and returns nil. If ctx ends first, Shutdown returns ctx.Err() while the line
+// goes on leaving: another Shutdown waits for the rest, and only [Shaper.Close] stops it.
+// With an empty line Shutdown returns nil even if ctx is done. It also returns nil if
+// Close is called while it waits.
 //
-// It waits for the end of a Hold, and for places that those in line need, so give it
-// a context that ends; it does not wait for the end of requests that have left.
+// Shutdown waits for the end of a [Shaper.Hold], and for the seats that requests in the
+// line need, so give it a context that ends. It does not wait for the end of requests
+// that have left.
 //
-// http.Server.Shutdown neither wakes nor cancels requests in the line, so shut
-// the shaper down first.
+// [net/http.Server.Shutdown] neither wakes nor cancels requests in the line, so shut the
+// Shaper down first.
 func (s *Shaper) Shutdown(ctx context.Context) error {
 	s.mustBeMade()
 	return s.shutdown(ctx)
@@ -66,7 +67,7 @@ func (d *dispatcher) close() {
 	}
 }
 
-// shutdown is Shutdown. In a dry run there is nobody to wait for.
+// shutdown is Shutdown. In a dry run no request waits, so there is nothing to wait for.
 func (d *dispatcher) shutdown(ctx context.Context) error {
 	d.lockAndAdvance()
 	d.phase = max(d.phase, draining)
@@ -82,7 +83,7 @@ func (d *dispatcher) shutdown(ctx context.Context) error {
 		case <-drained:
 		case <-ctx.Done():
 			select {
-			case <-drained: // Both at once: what was asked for has been done.
+			case <-drained: // Both have happened: the line is empty, which counts.
 			default:
 				return errorOf(ctx)
 			}
@@ -92,11 +93,11 @@ func (d *dispatcher) shutdown(ctx context.Context) error {
 	return nil
 }
 
-// errorOf is the error of a context that has said to be done. One that breaks
-// its contract and gives none has ended all the same.
+// errorOf returns the error of a context whose Done channel is closed. A context that
+// breaks its contract, and has no error then, has ended all the same.
 func errorOf(ctx context.Context) error { return cmp.Or(ctx.Err(), context.Canceled) }
 
-// settle ends a drain when the last in line has gone.
+// endDrainLocked ends a drain when no request is in line any more.
 func (d *dispatcher) endDrainLocked() {
 	if d.phase != draining || d.waiting > 0 {
 		return

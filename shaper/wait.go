@@ -7,12 +7,12 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// block waits until a request in the line of a flow has its slot, is refused by Close, or
-// has a context that is done, and returns what its call returns. It gives
-// the request its seat.
+// block waits until a request in the line of a flow has been given its slot, has been
+// refused by Close, or has a context that is done. It returns what the call of the request
+// returns, and sets the request's seat.
 func (d *dispatcher) block(f *flow, r *request, w *waiter) error {
-	// A goroutine begins with 2 KiB of stack, and one that needs a little more
-	// has 4: while it waits, there is but this frame and what the runtime needs.
+	// A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. So
+	// while it waits, it has only this frame and what the runtime needs.
 	if r.done == nil { // It never ends. A receive needs less than a select.
 		<-w.ready
 		return d.finish(f, r, w, true)
@@ -26,7 +26,8 @@ func (d *dispatcher) block(f *flow, r *request, w *waiter) error {
 	return d.finish(f, r, w, woken)
 }
 
-// announceEntry runs the hook of a request that has entered a line, and returns the Done channel of its context. The lock is not held.
+// announceEntry runs the hook of a request that has entered a line, and returns the Done
+// channel of its context. The lock is not held.
 func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-chan struct{}) {
 	w, settled := dec.waiter, false
 	defer d.abandonUnless(&settled, f, w)
@@ -45,10 +46,10 @@ func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-ch
 func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 	settled := false
 	defer d.abandonUnless(&settled, f, w)
-	// Asked once, outside the lock, and it has the last word: a slot that came
-	// before this moment is handed on, so that none is spent on a request
-	// whose caller has gone. What ends the context after it, the caller may
-	// take for an end after Wait had returned.
+	// The context is asked once, outside the lock, and its answer is final. If it has
+	// ended, a slot that came before is handed on, so that no slot is spent on a request
+	// whose caller has gone. If it ends later, that looks to the caller as if it had
+	// ended after Wait returned.
 	err := r.ctx.Err()
 	if err == nil && !woken {
 		err = context.Canceled // A context that breaks its contract has ended all the same.
