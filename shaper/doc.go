@@ -1,28 +1,29 @@
-// Package shaper smooths bursts of requests to a fragile upstream. A Shaper is
-// a leaky bucket used as a queue: requests enter at any moment, wait in a
-// bounded first-in first-out line, and leave at a fixed rate. When the line is
-// full a newcomer is refused at once. A request whose caller gave up leaves the
-// line at once, and everyone behind it moves up.
+// Package shaper smooths bursts of requests to a fragile upstream. A [Shaper] is a leaky
+// bucket used as a queue: requests enter at any moment, wait in a bounded first-in
+// first-out line, and leave at a fixed rate. When the line is full a newcomer is refused
+// at once. A request whose caller gave up leaves the line at once, and all behind it
+// move up.
 //
 //	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}) // 50/s, 100 may wait
 //	...
 //	err = s.Do(ctx, 1, callTheUpstream) // refused: *shaper.RejectError; given up: ctx.Err()
 //
-// Without Depth nothing waits: the second request within an interval is
-// refused. In front of an http.Handler use Middleware, which answers those who
-// are refused with 429 and an honest Retry-After; for calls to an API a
-// Transport, which holds the whole line when the API says 429.
+// Without [Limits.Depth] no request waits: the second request within an interval is
+// refused. In front of an [net/http.Handler] use [Middleware], which answers refused
+// requests with 429 and an exact Retry-After. For calls to an API use a [Transport],
+// which holds the whole line when the API answers 429.
 //
-// Where it matters how many requests are upstream at once, too, Limits.InFlight
-// caps them: then a request leaves when the bucket and the cap allow, and says by
-// the release of Acquire, or as Do returns, that it has ended. While the
-// cap keeps requests waiting, RetryAfter and Forecast are estimates. Time for which a cap or a Hold kept the line is not
-// late.
+// To bound how many requests are upstream at the same time as well, set
+// [Limits.InFlight]. A request then leaves only when both the bucket and the cap allow
+// it, and it counts as in flight until its release function is called or [Shaper.Do]
+// returns. While all seats are taken, [RejectError.RetryAfter] and [Shaper.Forecast] are
+// estimates. Time during which a [Shaper.Hold] or the cap kept the line waiting does not
+// count as lateness.
 //
-// A bucket for each key, as for each client, is a Group: all that is said here of a
-// Shaper is so of each of its buckets, which come and go as their keys are used.
-// Several buckets for one request are a Chain. To see whom a limit would hit before
-// it does, let it run WithDryRun.
+// A [Group] keeps one bucket per key, for example one per client. Everything said here
+// about a Shaper holds for each of its buckets, which are created and deleted as their
+// keys are used. A [Chain] applies several limiters to one request. [WithDryRun] shows
+// which requests a limit would delay or refuse, before it is enforced.
 //
 // # The one rule
 //
@@ -41,9 +42,10 @@
 //	Burst b, Depth d   b at once, then a line; nginx burst with delay
 //	cost n > Burst     waits for an empty bucket, then holds it for n/Rate
 //
-// Two exceptions: with Depth 0 a cost above Burst is refused, even by an empty
-// bucket; and nothing reaches more than 365 days ahead. At rate.Inf nobody
-// waits but for a hold or a place, whatever the cost, and the level is 0.
+// There are two exceptions. With Depth 0 a cost above Burst is refused, even by an empty
+// bucket. And no wait, burst or cost may extend more than 365 days ahead. At rate.Inf the
+// level is always 0, and a request of any cost leaves at once, except while the line is
+// held or all seats are taken.
 //
 // # Guarantees
 //
@@ -59,12 +61,14 @@
 //     due profits from slack: an idle bucket earns nothing beyond Burst. In
 //     virtual time nothing is late.
 //  2. Order. Requests leave in the order in which they were admitted. Nobody
-//     overtakes, neither a cheap request a dear one nor a newcomer a line. What
-//     a Transport sends again (Retry) was admitted before: it stands at the
-//     head, before all newcomers, those like it in the order of their return.
+//     overtakes, neither a cheap request a dear one nor a newcomer a line. A
+//     request that a [Transport] retries was admitted before, so it enters at the
+//     head of the line: ahead of all newcomers, and behind retries that came back
+//     earlier.
 //  3. Bound. At most Depth requests wait. The next is refused at once, without
-//     blocking, whatever the state of the ticker. What a Transport sends again
-//     waits beyond Depth, and enters during Shutdown: it was admitted before.
+//     blocking, whatever the state of the ticker. A request that a Transport
+//     retries was admitted before, so it waits even beyond Depth, and enters the
+//     line even during Shutdown.
 //  4. Abandonment. When a waiter's context ends, its place is free and its slot
 //     belongs to the next waiter before its call returns. No departure is spent
 //     on a request that has left, save the one case of guarantee 5.
@@ -79,11 +83,11 @@
 //     refused at entry. One that would wait just MaxWait is admitted; one whose
 //     deadline has passed while its Err is still nil is refused, and counted. A
 //     later change of the rate does not refuse it: it then waits until its
-//     context ends. With a cap nobody knows when requests end: a request is
-//     refused by the prediction as it would be if a seat became free at once,
-//     so none that might leave in time, and what RetryAfter and Forecast tell
-//     is an estimate from how long requests have been in flight of late. What a
-//     Transport sends again is bound by its deadline, but not by MaxWait.
+//     context ends. With a cap nobody knows when requests end. So the
+//     prediction assumes that a seat becomes free at once, and no request is
+//     refused that might leave in time. RetryAfter and Forecast are estimates
+//     then, from how long requests have been in flight of late. A request that a
+//     Transport retries is bound by its deadline, but not by MaxWait.
 //  7. Change. SetLimits takes effect at once on those who wait: they are
 //     re-timed, in order; level and line are kept; a smaller Depth refuses
 //     newcomers and drops nobody.
@@ -103,29 +107,29 @@
 //     the same instant. The end of a context counts from the moment its call
 //     sees it; where it falls on the instant of the departure either may win,
 //     but only one does.
-//  11. No licence by absence. A NaN, a rate of 0 or an unparsable number is an
-//     error, a clock that steps back stands still; a missing key is a key like any
-//     other, and keys that find the table full share buckets. None means
-//     "unlimited".
+//  11. No licence by absence. Nothing that is missing or malformed means
+//     "unlimited". NaN, a rate of 0 and text that can't be parsed are errors; a
+//     clock that goes backwards is treated as standing still; a missing key is a
+//     key like any other; keys that do not fit the table share buckets.
 //
 // ARCHITECTURE.md names the test that holds each.
 //
 // # Precision
 //
-// On Linux (amd64, arm64, 386, arm), at intervals up to 20 ms, the line leaves by
-// a timer of the kernel's: in an idle process within tens of microseconds of its
-// slots, up to an interval of 1 ms mostly within a few. It takes a file while
-// somebody waits, and a moment longer. On other systems, at longer intervals, and
-// if no file can be had, it is one of Go's timers, which on Linux are up to a
-// millisecond late. Stats says which, and why. Neither loses the rate: what was
-// late is made up, within Slack. Above 20,000 per second, without
-// WithCoarseTimer, the ticker hardly sleeps between slots; it lets others run
-// until the next, and takes as much of a processor as they leave it.
+// On Linux (amd64, arm64, 386, arm), at intervals up to 20 ms, a kernel timer wakes the
+// ticker. In an idle process requests then leave within tens of microseconds of their
+// slots, and at intervals up to 1 ms mostly within a few. The timer needs a file while a
+// request waits, and a moment longer. On other systems, at longer intervals, and if no
+// file can be had, the ticker uses a Go timer, which on Linux is up to a millisecond
+// late. [Stats] says which timer is used, and why. Neither loses the rate: lateness is
+// made up, within [Limits.Slack]. Above 20,000 per second, without [WithCoarseTimer], the
+// ticker hardly sleeps between slots. It lets other goroutines run until the next slot,
+// and takes as much of a processor as they leave.
 //
 // # Testing with it
 //
-// A Shaper knows only the time of package time, so in a testing/synctest bubble
-// it runs on the bubble's clock, exactly to the nanosecond. Make it inside the
-// bubble: one made outside finds itself in the past there, where its clock
-// stands still, and nobody leaves.
+// A Shaper reads the clock only through package time, so in a [testing/synctest] bubble it
+// runs on the bubble's clock, exactly to the nanosecond. Make the Shaper inside the
+// bubble. For one made outside, the bubble's clock lies in the past, so the Shaper's clock
+// stands still and no request leaves.
 package shaper

@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// The reasons for which a request is refused. WaitN wraps the first four in a
-// [*RejectError], through which errors.Is finds them.
+// The reasons for which a request is refused. [Shaper.WaitN] wraps the first four in a
+// [*RejectError], through which [errors.Is] finds them.
 var (
-	// ErrQueueFull means that Depth requests wait already, or that Depth is 0 and
-	// the level is too high.
+	// ErrQueueFull means that [Limits.Depth] requests wait already, or that Depth is 0
+	// and the level is too high.
 	ErrQueueFull = errors.New("shaper: queue is full")
 
-	// ErrTooLate means that the predicted wait is longer than MaxWait, or reaches
-	// the deadline of the context. In the second case the *RejectError is also
-	// context.DeadlineExceeded.
+	// ErrTooLate means that the predicted wait is longer than [Limits.MaxWait], or
+	// reaches the deadline of the context. In the second case [errors.Is] also reports
+	// that the [*RejectError] is [context.DeadlineExceeded].
 	ErrTooLate = errors.New("shaper: would leave too late")
 
 	// ErrTooCostly means that the request can never fit: its cost is above Burst
 	// while Depth is 0, or it would hold the bucket for more than 365 days.
 	ErrTooCostly = errors.New("shaper: costs more than can ever fit")
 
-	// ErrClosed means that Close or Shutdown has been called.
+	// ErrClosed means that [Shaper.Close] or [Shaper.Shutdown] has been called.
 	ErrClosed = errors.New("shaper: closed")
 
 	// ErrNegativeCost is returned as it is, not in a *RejectError: a negative cost
@@ -76,13 +76,13 @@ func isOwnFault(err error) bool {
 // A RejectError is returned for a request that is refused. It says why, and when the
 // same request would be admitted.
 type RejectError struct {
-	// Reason is ErrQueueFull, ErrTooLate, ErrTooCostly or ErrClosed.
+	// Reason is [ErrQueueFull], [ErrTooLate], [ErrTooCostly] or [ErrClosed].
 	Reason error
 
 	// RetryAfter is the time after which the same call, with the same time
-	// left to its deadline, would be admitted if those in line stay and nobody
-	// else comes. It is 0 if trying again does not help (ErrTooCostly). With
-	// ErrClosed it is the time until the line is empty. While all of
+	// left to its deadline, would be admitted if those in line stay and no
+	// other request comes. It is 0 if trying again does not help ([ErrTooCostly]). With
+	// [ErrClosed] it is the time until the line is empty. While all of
 	// [Limits.InFlight] are taken it is an estimate, as nobody knows when requests
 	// end: at least the mean time for which they have been in flight of late,
 	// divided by InFlight, and at least 1 ms.

@@ -8,15 +8,15 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// Acquire is WaitN for requests of which it matters when they end: it blocks
-// until a request of cost n may leave and, if Limits.InFlight caps them, until
-// fewer than that have left and not ended. The caller says that its request has
-// ended by release, which is never nil, does nothing the second time, and may be
-// called from anywhere. A place that is given back is the head's of the line at
-// once, if the bucket allows. Without a cap release does nothing.
+// Acquire is [Shaper.WaitN] for a request whose end matters. It blocks until a request of
+// cost n may leave and, if [Limits.InFlight] is set, until fewer than InFlight requests
+// are in flight. A request is in flight until its caller calls release. That function is
+// never nil, does nothing when it is called again, and may be called from any goroutine.
+// If the bucket allows, the head of the line gets the released seat at once. Without
+// InFlight release does nothing.
 //
-// The errors are those of WaitN; then release does nothing. A cost of 0 takes no
-// place. Nobody knows when requests end, so with a cap [RejectError.RetryAfter] and
+// The errors are those of WaitN; with an error release does nothing. A cost of 0 takes no
+// seat. Nobody knows when requests end, so with a cap [RejectError.RetryAfter] and
 // [Shaper.Forecast] are estimates: at least the mean time for which requests have
 // been in flight of late, divided by InFlight. What is too late is decided without
 // that estimate, as if a seat became free at once, so that no request is refused
@@ -32,8 +32,8 @@ func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error)
 
 func nothing() {}
 
-// Do runs f when a request of cost n may leave, and gives its place back when f
-// has returned or panicked. It returns the error of Acquire, or that of f.
+// Do runs f when a request of cost n may leave, and releases the seat of the request when
+// f has returned or panicked. It returns the error of [Shaper.Acquire], or that of f.
 func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) error {
 	s.mustBeMade()
 	held, err := s.wait(ctx, n, newcomer)
@@ -138,9 +138,8 @@ const (
 	shortestSeatWait = time.Millisecond
 )
 
-// takeSeatLocked takes a seat for the departure with that number, at an instant. They
-// are made 32 at a time, as one by one they would cost as much as all the rest of a
-// release.
+// takeSeatLocked takes a seat for the departure with that number, at an instant. Seats are
+// made 32 at a time, because one by one they would cost as much as the rest of a release.
 func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint64, at int64) seat {
 	if len(d.spareSeats) == 0 {
 		d.spareSeats = make([]seatState, 32)

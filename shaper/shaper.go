@@ -8,33 +8,33 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// A Shaper is a leaky bucket used as a queue: requests wait in a bounded line,
-// leave one by one at a fixed rate in the order in which they came, and are
-// refused at once when the line is full.
+// A Shaper is a leaky bucket used as a queue: requests wait in a bounded line, leave one
+// by one at a fixed rate in the order in which they came, and are refused at once when
+// the line is full.
 //
-// Make one with New; the zero Shaper is not usable, and its methods panic.
+// Make one with [New]; the zero Shaper is not usable, and its methods panic.
 //
-// Most callers want Do, which runs a function when its request may leave, or
-// Acquire where the end of the request is elsewhere; for HTTP, Middleware and
-// Transport call them. They work with Limits.InFlight and without. Wait blocks
-// until a request may leave of whose end nobody needs to know. Allow never
-// waits. Forecast tells what they would meet and takes nothing.
+// Most callers want [Shaper.Do], which runs a function when its request may leave, or
+// [Shaper.Acquire], if the request ends elsewhere. For HTTP, [Middleware] and [Transport]
+// call them. Both work with [Limits.InFlight] and without. [Shaper.Wait] is for requests
+// whose end does not matter. [Shaper.Allow] never waits. [Shaper.Forecast] returns what a
+// request would meet, and takes nothing.
 //
-// A request that can't be admitted gets a *RejectError at once. One whose
-// context ends while it waits gets exactly ctx.Err(), and its place and its
-// slot are the next waiter's before the call has returned.
+// A request that can't be admitted gets a [*RejectError] at once. If the context of a
+// request ends while it waits, its call returns exactly ctx.Err(), and before that the
+// next waiter has its place and its slot.
 //
-// A Shaper is safe for concurrent use, and costs nothing while nobody waits: a
-// forgotten one needs no Close.
+// A Shaper is safe for concurrent use. A second after its line has emptied it has no
+// goroutine and no timer, so a Shaper that is no longer used need not be closed.
 type Shaper struct {
-	dispatcher // One of them.
-	flow       flow
+	dispatcher
+	flow flow
 
 	capped bool // Limits.InFlight is above 0, which never changes
 }
 
 // New makes a Shaper with limits l, which must be valid: the error is that of
-// l.Validate.
+// [Limits.Validate].
 func New(l Limits, opts ...Option) (*Shaper, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -58,13 +58,13 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // WaitN blocks until a request of cost n may leave, and returns nil. A cost of
 // 0 returns nil at once and counts nothing.
 //
-// It returns a *RejectError, without having waited, if the line is full, if
-// the predicted wait exceeds MaxWait or reaches the context's deadline, if n
-// can never fit, or after Close or Shutdown; Close refuses those who wait too.
-// If the context is done, before the call or by the time at which it would
-// return, it returns ctx.Err(). A negative n gives ErrNegativeCost.
+// It returns a [*RejectError], without having waited, if the line is full, if the
+// predicted wait exceeds [Limits.MaxWait] or reaches the context's deadline, if n can
+// never fit, or after [Shaper.Close] or [Shaper.Shutdown]. Close also refuses requests
+// that wait. If the context is done before the call, or when the call is about to return,
+// WaitN returns ctx.Err(). A negative n gives [ErrNegativeCost].
 //
-// With Limits.InFlight set it returns an error that says to use Acquire.
+// With [Limits.InFlight] set it returns an error that says to use Acquire.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()
 	if s.capped && !s.dryRun {
@@ -112,9 +112,9 @@ func (s *Shaper) enter(r *request) decision {
 // Allow is shorthand for AllowN(1).
 func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
-// AllowN lets a request of cost n leave now, or not at all: it never waits and
-// never overtakes the line. It counts as one call. AllowN(0) is true and a
-// negative n gives false; neither is counted. With [Limits].InFlight set AllowN is
+// AllowN lets a request of cost n leave now, or refuses it, and reports whether it has
+// left. The request never waits and never overtakes the line. It counts as one call.
+// AllowN(0) is true and a negative n gives false; neither is counted. With [Limits].InFlight set AllowN is
 // false and not counted, because nobody would say when the request ends. On a closed
 // Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is.
 func (s *Shaper) AllowN(n int) bool {
@@ -133,11 +133,11 @@ func (s *Shaper) AllowN(n int) bool {
 	return dec.passed()
 }
 
-// Forecast tells what WaitN(ctx, n) would meet now, if ctx had no deadline:
-// how long it would wait, if everyone ahead stays and nothing changes, or the
-// error with which it would be refused. It takes nothing and counts nothing.
+// Forecast returns what WaitN(ctx, n) would meet now, if ctx had no deadline: how long it
+// would wait, if all requests ahead stay and nothing changes, or the error with which it
+// would be refused. It takes nothing and counts nothing.
 //
-// With [Limits.InFlight] it tells what Acquire(ctx, n) would meet. While all seats
+// With [Limits.InFlight] it returns what Acquire(ctx, n) would meet. While all seats
 // are taken the wait is an estimate, as nobody knows when requests end: at least the
 // mean time for which they have been in flight of late, divided by InFlight, and at
 // least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with the wait
@@ -173,11 +173,11 @@ func (s *Shaper) Limits() Limits {
 	return s.flow.bucket.limits
 }
 
-// SetLimits puts l in force at once, for those who wait too: they are re-timed
-// in their order, from the level as it is. A smaller Depth refuses newcomers
-// and drops nobody. An invalid l changes nothing and is the error of
-// l.Validate; so does one that changes InFlight from or to 0. SetLimits works on
-// a closed Shaper.
+// SetLimits puts l in force at once, also for requests that wait: they are re-timed in
+// their order, from the present level. A smaller Depth refuses newcomers and drops no
+// request that waits. If l is invalid, SetLimits changes nothing and returns the error of
+// [Limits.Validate]. It also returns an error, and changes nothing, if l would change
+// InFlight from or to 0. SetLimits works on a closed Shaper.
 func (s *Shaper) SetLimits(l Limits) error {
 	s.mustBeMade()
 	if err := l.Validate(); err != nil {
