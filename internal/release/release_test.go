@@ -28,7 +28,7 @@ func smallTree(t *testing.T) map[string]string {
 	version := strings.Fields(timeSums)[1]
 	return map[string]string{
 		"LICENSE":   "As you like.\n",
-		"README.md": "```\ngo get go.example/small/bucket\n```\n\n<!-- bucket/example_test.go -->\n```go\nfmt.Println(bucket.Slow)\n```\n",
+		"README.md": "```\ngo get go.example/small/bucket\ngo install go.example/small/cmd/hello@latest\n```\n\n<!-- bucket/example_test.go -->\n```go\nfmt.Println(bucket.Slow)\n```\n",
 		"docs/rules.md": "<!-- rules/example_test.go -->\n```go\npackage main\n\nimport \"go.example/small/rules\"\n\n" +
 			"func main() { println(rules.Schema) }\n```\n",
 		"go.mod":             "module go.example/small\n\ngo 1.26.0\n\nrequire golang.org/x/time " + version + "\n",
@@ -248,4 +248,57 @@ func TestReleaseCheck(t *testing.T) {
 			require.Contains(t, last[len(last)-1], ".ci/release-check: "+test.says, "%s", out)
 		})
 	}
+}
+
+// A path that the go command cannot fetch must not be in every file before that is noticed.
+func TestRenameModuleRefusesAPathThatNobodyCanFetch(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the script is for bash")
+	}
+	script, err := os.ReadFile("../../.ci/rename-module")
+	require.NoError(t, err)
+	mod := "module go.example/old\n"
+	for _, test := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{nil, 2, "usage: .ci/rename-module NEWPATH\n"},
+		{[]string{"leakybucket"}, 1, ".ci/rename-module: leakybucket does not begin with the name of a host, so nobody could fetch it\n"},
+		{[]string{"go.example/with blank"}, 1, ".ci/rename-module: go.example/with blank is no module path\n"},
+		{[]string{"go.example/a;b"}, 1, ".ci/rename-module: go.example/a;b is no module path\n"},
+	} {
+		dir := write(t, map[string]string{".ci/rename-module": string(script), "go.mod": mod}, nil)
+		cmd := exec.Command("bash", append([]string{filepath.Join(dir, ".ci", "rename-module")}, test.args...)...)
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit)
+		require.Equal(t, test.status, exit.ExitCode())
+		require.True(t, strings.HasSuffix(string(out), test.says), "%s", out)
+		after, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		require.NoError(t, err)
+		require.Equal(t, mod, string(after))
+	}
+}
+
+// A path that only begins or ends like that of the module is another one.
+func TestRenameModuleLeavesOtherPathsAlone(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the script is for bash")
+	}
+	script, err := os.ReadFile("../../.ci/rename-module")
+	require.NoError(t, err)
+	dir := write(t, map[string]string{
+		".ci/rename-module": string(script),
+		"go.mod":            "module go.example/old\n",
+		"a.md":              "go.example/old. https://go.example/old/x `go.example/old@v1` go.example/old2 go.example/old-er my-go.example/old\n",
+	}, nil)
+	out, err := exec.Command("bash", filepath.Join(dir, ".ci", "rename-module"), "host.example/new").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	text, err := os.ReadFile(filepath.Join(dir, "a.md"))
+	require.NoError(t, err)
+	require.Equal(t, "host.example/new. https://host.example/new/x `host.example/new@v1` go.example/old2 go.example/old-er my-go.example/old\n", string(text))
+	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	require.NoError(t, err)
+	require.Equal(t, "module host.example/new\n", string(mod))
 }
