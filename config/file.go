@@ -27,6 +27,7 @@ type File struct {
 	names   []string // as given to Open
 	paths   []string // the same, absolute: the working directory may change
 	watcher watcher
+	poll    time.Duration // between two looks at the files without a notice
 	done    chan struct{} // closed by Close
 	gone    chan struct{} // closed when the goroutine has ended
 	rules   atomic.Pointer[Rules]
@@ -68,13 +69,14 @@ type Status struct {
 // file systems (NFS, files mounted into containers) changes are not announced; the same
 // happens where the system cannot watch any more folders.
 func Open(files ...string) (*File, error) {
-	return open(newWatcher(), files)
+	return open(newWatcher(), pollEvery, files)
 }
 
-func open(w watcher, files []string) (*File, error) {
+func open(w watcher, poll time.Duration, files []string) (*File, error) {
 	f := &File{
 		names:   slices.Clone(files),
 		watcher: w,
+		poll:    poll,
 		done:    make(chan struct{}),
 		gone:    make(chan struct{}),
 	}

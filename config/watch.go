@@ -12,7 +12,7 @@ const (
 func (f *File) watch() {
 	defer close(f.gone)
 	defer f.watcher.close()
-	poll := time.NewTicker(pollEvery)
+	poll := time.NewTicker(f.poll)
 	defer poll.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -35,9 +35,7 @@ func newWatcher() watcher {
 	if err != nil {
 		return blindWatcher{}
 	}
-	s := &systemWatcher{w: w, notice: make(chan struct{}, 1), watched: map[string]fs.FileInfo{}}
-	s.pumping.Go(s.pump)
-	return s
+	return newSystemWatcher(w)
 }
 
 // A systemWatcher watches folders, because the watch of a file ends when the file is
@@ -49,6 +47,12 @@ type systemWatcher struct {
 	names   atomic.Pointer[[]string] // events of these paths count
 
 	watched map[string]fs.FileInfo // folders; guarded by the rule that one goroutine calls follow
+}
+
+func newSystemWatcher(w *fsnotify.Watcher) *systemWatcher {
+	s := &systemWatcher{w: w, notice: make(chan struct{}, 1), watched: map[string]fs.FileInfo{}}
+	s.pumping.Go(s.pump)
+	return s
 }
 
 func (s *systemWatcher) notices() <-chan struct{} { return s.notice }
@@ -85,13 +89,7 @@ func (s *systemWatcher) pump() {
 }
 
 func (s *systemWatcher) follow(paths []string) {
-	var names, folders []string
-	for _, path := range paths {
-		for _, name := range steps(path) {
-			names = append(names, name, filepath.Dir(name))
-			folders = append(folders, filepath.Dir(name))
-		}
-	}
+	names, folders := around(paths)
 	s.names.Store(&names)
 
 	// fsnotify drops a folder that is deleted or moved. One whose parent is moved it
@@ -114,6 +112,18 @@ func (s *systemWatcher) follow(paths []string) {
 			s.watched[folder] = info
 		}
 	}
+}
+
+// around returns the folders to watch for changes of files, and the paths whose events
+// count.
+func around(paths []string) (names, folders []string) {
+	for _, path := range paths {
+		for _, name := range steps(path) {
+			names = append(names, name, filepath.Dir(name))
+			folders = append(folders, filepath.Dir(name))
+		}
+	}
+	return names, folders
 }
 
 // blindWatcher is a watcher that notices nothing.
