@@ -27,8 +27,16 @@ func checkKey(key string) string {
 	if reasons == nil {
 		return ""
 	}
-	return strings.Join(reasons, ", and ") + ": write " + quoted(shortened(strings.Join(parts, "/")))
+	message := strings.Join(reasons, ", and ") + ": write " + quoted(shortened(strings.Join(parts, "/")))
+	if len(reasons) == 1 && reasons[0] == emptyPart {
+		// It may be a path such as /login, which is meant as one part.
+		message += " or " + quoted(shortened(strings.ReplaceAll(key, "/", "%2F")))
+	}
+	return message
 }
+
+// emptyPart is what is wrong with a key that has one.
+const emptyPart = `an empty part is written "-", and a "/" within a part is written "%2F"`
 
 // checkPart returns the part as Join writes it, and what is wrong if that is something
 // else.
@@ -40,7 +48,7 @@ func checkPart(part string) (written, reason string) {
 	}
 	switch {
 	case part == "":
-		return shaper.Join(""), `an empty part is written "-" (leave a "/" out that begins or ends the key)`
+		return shaper.Join(""), emptyPart
 	case part == shaper.Join(""):
 		return part, ""
 	case isBounded(plain) && unbounded(plain) == part:

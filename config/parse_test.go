@@ -89,9 +89,9 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"default: 1/s\n---\n'", `f:3:1: "'": not YAML: found unexpected end of stream (while scanning a quoted scalar, line 3)`},
 		// Keys.
 		{"limits: {'': 1/s}", `f:1:10: "'': 1/s}": a key has at least one part: an empty part is written "-", and the rule for keys that match nothing else is "default", beside "limits"`},
-		{"limits: {a//b: 1/s}", `f:1:10: a//b: an empty part is written "-" (leave a "/" out that begins or ends the key): write a/-/b`},
-		{"limits: {/login: 1/s}", `f:1:10: /login: an empty part is written "-" (leave a "/" out that begins or ends the key): write -/login`},
-		{"limits: {login/: 1/s}", `f:1:10: login/: an empty part is written "-" (leave a "/" out that begins or ends the key): write login/-`},
+		{"limits: {a//b: 1/s}", `f:1:10: a//b: an empty part is written "-", and a "/" within a part is written "%2F": write a/-/b or a%2F%2Fb`},
+		{"limits: {/login: 1/s}", `f:1:10: /login: an empty part is written "-", and a "/" within a part is written "%2F": write -/login or %2Flogin`},
+		{"limits: {login/: 1/s}", `f:1:10: login/: an empty part is written "-", and a "/" within a part is written "%2F": write login/- or login%2F`},
 		{"limits: {100%: 1/s}", `f:1:10: 100%: a "%" is written "%25": write 100%25`},
 		{"limits: {a%2fb: 1/s}", `f:1:10: a%2fb: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped: write a%2Fb`},
 		{"limits: {a%2Db: 1/s}", `f:1:10: a%2Db: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped: write a-b`},
@@ -117,7 +117,7 @@ func TestAllMistakesAreReportedAtOnce(t *testing.T) {
 	require.Equal(t, []string{
 		`f:1:1: defualt: did you mean default?`,
 		`f:3:11: 50/x: expected a unit: ns us ms s sec min h hour d day`,
-		`f:4:3: b//c: an empty part is written "-" (leave a "/" out that begins or ends the key): write b/-/c`,
+		`f:4:3: b//c: an empty part is written "-", and a "/" within a part is written "%2F": write b/-/c or b%2F%2Fc`,
 		`f:4:10: nothing: expected a rate such as 50/s, 1 per 2s or inf`,
 		`f:5:6: "{depth: -1, burts: 3}": these limits have no rate`,
 		`f:5:14: -1: expected a whole number such as 100`,
