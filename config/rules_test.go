@@ -156,6 +156,28 @@ func TestALookUpAllocatesNothing(t *testing.T) {
 	}
 }
 
+// A client can send megabytes. The least of several times is taken, because the machine
+// may be busy; reading all of these keys takes at least ten times as long as allowed.
+func TestALongKeyCostsNoMoreThanAnother(t *testing.T) {
+	rules := manyRules(t, 1000)
+	for name, key := range map[string]string{
+		"one part":            strings.Repeat("x", 1<<24),
+		"one part below":      "r17/" + strings.Repeat("x", 1<<24),
+		"many parts":          strings.Repeat("x/", 1<<23),
+		"many parts below":    "r17/" + strings.Repeat("r17/", 1<<22),
+		"many empty parts":    strings.Repeat("/", 1<<24),
+		"long part, and more": strings.Repeat("x", 1<<24) + "/r17",
+	} {
+		least := time.Hour
+		for range 10 {
+			start := time.Now()
+			_, _ = rules.Limits(key)
+			least = min(least, time.Since(start))
+		}
+		require.Less(t, least, 100*time.Microsecond, name)
+	}
+}
+
 // Join's keys are found under Join's rules, whatever a client sends.
 func TestEveryKeyOfJoinCanBeARule(t *testing.T) {
 	for _, parts := range [][]string{

@@ -171,6 +171,10 @@ func TestABrokenFileLeavesTheRulesInForce(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
 			require.Equal(t, st, f.Status())
+			notice()
+			time.Sleep(100 * ms)
+			synctest.Wait()
+			require.Equal(t, st, f.Status(), "nor does another notice")
 
 			// But Reload has failed.
 			require.EqualError(t, f.Reload(), c.want)
