@@ -83,12 +83,12 @@ func sortErrors(errs Errors) {
 // single word of a megabyte.
 const maxText = 60
 
-// shortened returns the text, or its beginning if it is long.
-func shortened(text string) string {
-	if len(text) <= maxText {
+// shortened returns the text, or at most that many bytes of its beginning.
+func shortened(text string, most int) string {
+	if len(text) <= most {
 		return text
 	}
-	end := maxText
+	end := most
 	for !utf8.RuneStart(text[end]) {
 		end-- // do not cut a character in two
 	}

@@ -27,13 +27,17 @@ func checkKey(key string) string {
 	if reasons == nil {
 		return ""
 	}
-	message := strings.Join(reasons, ", and ") + ": write " + quoted(shortened(strings.Join(parts, "/")))
+	message := strings.Join(reasons, ", and ") + ": write " + quoted(shortened(strings.Join(parts, "/"), maxSuggestion))
 	if len(reasons) == 1 && reasons[0] == emptyPart {
 		// It may be a path such as /login, which is meant as one part.
-		message += " or " + quoted(shortened(strings.ReplaceAll(key, "/", "%2F")))
+		message += " or " + quoted(shortened(strings.ReplaceAll(key, "/", "%2F"), maxSuggestion))
 	}
 	return message
 }
+
+// maxSuggestion is how much of a right key is shown, in bytes: all of it, unless it is
+// longer than what Join makes of one part and a name before it.
+const maxSuggestion = 400
 
 // emptyPart is what is wrong with a key that has one.
 const emptyPart = `an empty part is written "-", and a "/" within a part is written "%2F"`

@@ -17,13 +17,13 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Two rates take turns in the file, 100 times per second, while 200 callers wait. What
+// Two rates take turns in the file, 100 times per second, while thousands wait. What
 // leaves must be the integral of the rates to within Burst, at each change and in the
 // end, and each call must end by leaving.
 func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 	t.Parallel()
 	const (
-		callers = 200
+		callers = 3000 // The line must not be empty when the machine stands still for seconds.
 		burst   = 5
 		every   = 10 * time.Millisecond
 	)
@@ -34,7 +34,7 @@ func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 	rates := [2]rate.Limit{200, 600}
 	// Without a depth that is large enough calls would be refused; with the slack all
 	// lateness of a busy machine is made up, so that it cannot be taken for a mistake.
-	texts := [2]string{"limits: {api: 200/s burst 5 depth 1000 slack 1h}", "limits: {api: 600/s burst 5 depth 1000 slack 1h}"}
+	texts := [2]string{"limits: {api: 200/s burst 5 depth 3000 slack 1h}", "limits: {api: 600/s burst 5 depth 3000 slack 1h}"}
 	path := filepath.Join(t.TempDir(), "f.yaml")
 	replace := func(text string) {
 		write(t, "", path+".new", text)
@@ -111,7 +111,11 @@ func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 	require.Equal(t, 1, group.Stats().Keys) // It hands out all slots that are due.
 	after := time.Now()
 	bounds = append(bounds, bound{after, least + step(rates[inForce], before.Sub(known)), greatest + step(rates[inForce], after.Sub(known))})
+
+	// The line leaves at once.
 	stop.Store(true)
+	replace("limits: {api: inf depth 3000}")
+	require.NoError(t, file.Reload())
 	callersDone.Wait()
 
 	require.Equal(t, calls.Load(), left.Load(), "each call ended by leaving")
@@ -119,12 +123,12 @@ func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 	st := group.Stats()
 	require.Zero(t, st.Missed)
 	require.Zero(t, st.LimitErrors)
-	require.Equal(t, config.Status{Loaded: file.Status().Loaded, Reloads: uint64(changes)}, file.Status())
+	require.Equal(t, config.Status{Loaded: file.Status().Loaded, Reloads: uint64(changes) + 1}, file.Status())
 
 	slices.SortFunc(departures, time.Time.Compare)
 	start := step(rates[0], lineAt.Sub(begin)) // what the first callers may have been late for
 	var narrowest, widest float64
-	for _, b := range bounds {
+	for _, b := range bounds[:changes+1] { // The last change is the one to inf.
 		n, _ := slices.BinarySearchFunc(departures, b.at, func(d, at time.Time) int {
 			if d.After(at) {
 				return 1

@@ -58,7 +58,7 @@ type parser struct {
 
 // report adds a mistake.
 func (p *parser) report(line, column int, text, message string) {
-	p.errs = append(p.errs, &Error{File: p.name, Line: line, Column: column, Text: shortened(text), Message: message})
+	p.errs = append(p.errs, &Error{File: p.name, Line: line, Column: column, Text: shortened(text, maxText), Message: message})
 }
 
 // reportAt adds a mistake that is the whole node.

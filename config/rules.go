@@ -87,7 +87,7 @@ func (r *Rules) find(key string) *Rule {
 		best = int(r.fallback)
 	}
 	for from, more := int32(0), key != ""; more; {
-		// Of a part that is too long to match no more is read than tells so.
+		// A part that is longer than those of all rules is not read to its end.
 		end := strings.IndexByte(key[:min(len(key), r.longest+1)], '/')
 		part := key
 		if more = end >= 0; more {

@@ -29,8 +29,14 @@ limits:
 }
 
 func TestTooManyRulesForOneFileAreNotWritten(t *testing.T) {
-	_, err := manyRules(t, 60_000).MarshalText()
-	require.ErrorContains(t, err, "60001 rules in 1316123 bytes are too much for one file")
+	// Written out, each of these characters takes three times as much.
+	var text strings.Builder
+	text.WriteString("limits:\n")
+	for i := range 2200 {
+		text.WriteString("  " + base62(i) + strings.Repeat("\u2060", 80) + ": 1/s\n")
+	}
+	_, err := parse(t, text.String()).MarshalText()
+	require.ErrorContains(t, err, "config: 2200 rules in 1")
 }
 
 // without returns the rules without the place where they stand.
