@@ -72,6 +72,18 @@ const importPolicy = `
 	test: std unsafe syscall shaper internal/model internal/naive github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
 `
 
+// nestedPolicy says the same of the nested modules that are libraries, with a line for
+// each module. Every one may import the root module's shaper and its own packages.
+const nestedPolicy = `
+	# Rules in a file: what reads YAML with lines and columns, and what notices that a
+	# file has changed.
+	config: std shaper golang.org/x/time/rate go.yaml.in/yaml/v4 github.com/fsnotify/fsnotify
+
+	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
+	# zip file of a module.
+	internal/release: std golang.org/x/mod/modfile golang.org/x/mod/module golang.org/x/mod/sumdb/dirhash golang.org/x/mod/zip
+`
+
 // rootRequires are the modules that the root module may require directly.
 // All of its users have them in their go.sum, so there will be no fourth: another
 // dependency gets a nested module.
@@ -89,11 +101,16 @@ const (
 	minToolchain = "go1.26.6" // the oldest release that we build with, for its security fixes
 )
 
-// command matches the packages of a command, up to the command's name.
-var command = regexp.MustCompile(`^` + rootModule + `/cmd/[^/]+`)
+var (
+	// command matches the packages of a command, up to the command's name.
+	command = regexp.MustCompile(`^` + rootModule + `/cmd/[^/]+`)
+
+	// exampleModule matches the path of a module of examples.
+	exampleModule = regexp.MustCompile(`^` + rootModule + `/examples/`)
+)
 
 func TestRootModuleImportsOnlyWhatThePolicyAllows(t *testing.T) {
-	policy := parsePolicy(t)
+	policy := parsePolicy(t, importPolicy)
 	met := map[string]bool{"test": true, "*": true}
 	for _, p := range listPackages(t, root) {
 		name := "*"
@@ -112,6 +129,33 @@ func TestRootModuleImportsOnlyWhatThePolicyAllows(t *testing.T) {
 	}
 	for name := range policy {
 		require.Truef(t, met[name], "the policy has a line for %s, which does not exist", name)
+	}
+}
+
+func TestNestedLibrariesImportOnlyWhatThePolicyAllows(t *testing.T) {
+	policy := parsePolicy(t, nestedPolicy)
+	met := map[string]bool{}
+	for _, dir := range moduleDirs(t)[1:] {
+		module := modulePath(dir)
+		if command.MatchString(module) || notImported.MatchString(filepath.ToSlash(dir)) {
+			continue
+		}
+		words, ok := policy[relative(module)]
+		require.Truef(t, ok, "the policy has no line for the module %s", module)
+		met[relative(module)] = true
+		inTests := slices.Concat(words, parsePolicy(t, importPolicy)["test"])
+		for _, p := range listPackages(t, dir) {
+			isOwn := func(imp string) bool { return strings.HasPrefix(imp+"/", module+"/") }
+			for _, imp := range p.Imports {
+				require.Truef(t, isOwn(imp) || allowed(words, imp), "%s imports %s; the policy allows %q", p.ImportPath, imp, words)
+			}
+			for _, imp := range p.testImports() {
+				require.Truef(t, isOwn(imp) || allowed(inTests, imp), "a test of %s imports %s; the policy allows %q", p.ImportPath, imp, inTests)
+			}
+		}
+	}
+	for name := range policy {
+		require.Truef(t, met[name], "the policy has a line for the module %s, which does not exist", name)
 	}
 }
 
@@ -150,12 +194,12 @@ func TestOnlyTestsImportTheModelAndTheNaiveQueue(t *testing.T) {
 }
 
 // A nested module joins the shaper to the one dependency it is there for. If
-// one imported another, whoever wants gRPC would get Redis. Commands are the
-// only places that know several.
+// one imported another, whoever wants gRPC would get Redis. Commands and examples,
+// which nothing imports, are the only places that know several.
 func TestNestedModulesDoNotImportEachOther(t *testing.T) {
 	nested := moduleDirs(t)[1:]
 	for _, dir := range nested {
-		if command.MatchString(modulePath(dir)) {
+		if command.MatchString(modulePath(dir)) || exampleModule.MatchString(modulePath(dir)) {
 			continue
 		}
 		for _, p := range listPackages(t, dir) {
@@ -282,9 +326,9 @@ func goCommand(t *testing.T, dir string, args ...string) []byte {
 	return out
 }
 
-func parsePolicy(t *testing.T) map[string][]string {
+func parsePolicy(t *testing.T, text string) map[string][]string {
 	policy, reasoned := map[string][]string{}, false
-	for line := range strings.Lines(importPolicy) {
+	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
 			reasoned = line != ""
 			continue

@@ -1,0 +1,50 @@
+// Package config keeps the limits of a [shaper.Group] in a file: for each key or group
+// of keys a rule, special cases below general ones, changed while traffic flows.
+//
+//	default: 20/s depth 50                    # keys that match nothing else
+//	limits:
+//	  api: 50/s depth 100                     # api, api/premium/42, but not api2
+//	  api/192.0.2.3: "500, 100/sec"           # a special case below a general rule
+//	  login: {rate: 5/min, burst: 5}          # the same as a mapping
+//	  api/premium:
+//	    rate: 200/s
+//	    depth: 400
+//	    wait: 2s
+//	    candidate: 100/s depth 200            # a number to try in a dry run
+//
+// A program opens the file, and makes a Group that asks it:
+//
+//	limits, err := config.Open("shaper.yaml")
+//	…
+//	group, err := shaper.NewGroup(limits.Limits)
+//	…
+//	limits.OnChange(func(*config.Rules) { group.Reload() })
+//
+// # Rules
+//
+// A key is matched by the rule whose own key is its longest prefix that ends at a "/" or
+// at its end: api/premium/42 by api/premium, else by api, else by the default. If there
+// is none, the call fails with [ErrNoRule]; it is not let through.
+//
+// Keys are written as [shaper.Join] makes them: "%2F" for a "/" within a part, "%25" for
+// a "%", "-" for an empty part and "%2D" for a part that is just "-". A key that Join
+// never makes is an error that says how to write it.
+//
+// Limits are written as the text that [shaper.ParseLimits] reads, or as a mapping with
+// the fields rate, burst, depth, wait, slack and inflight, of which only the rate must
+// be there. As a mapping they may have a candidate, which is limits in either form
+// without a further candidate. [File.Candidate] returns it for a second Group with
+// [shaper.WithDryRun], which holds nobody up and tells what the candidate would have
+// done.
+//
+// Several files are layers. A rule of a later one replaces that of an earlier one
+// whole, with its candidate; ~ takes it away. The same holds for the default.
+//
+// # What is refused
+//
+// A file is read strictly, because whoever changes it seldom sees what it does at once.
+// Unknown fields, keys that stand twice, keys without a value, several documents,
+// anchors, aliases and tags are mistakes, and so is a file that is empty, larger than
+// 1 MiB or has more than 100,000 rules. Nothing is replaced by values of the
+// environment. [Errors] has all mistakes at once, each with file, line and column.
+package config

@@ -1,0 +1,160 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A File is one or several files of rules that are read again whenever they change.
+//
+// [Open] makes one. [File.Limits] and [File.Candidate] are the functions that
+// [shaper.NewGroup] wants, [File.OnChange] is for [shaper.Group.Reload], and
+// [File.Reload] for SIGHUP. When a changed file has mistakes, or cannot be read, the
+// rules in force stay, and [File.Status] says what is wrong.
+//
+// A File is safe for concurrent use. It has goroutines and open files until
+// [File.Close]. Do not open one in a testing/synctest bubble: its goroutine waits for
+// the operating system, so the bubble's clock would stand still. Use [Parse] there.
+type File struct {
+	names   []string // as given to Open
+	paths   []string // the same, absolute: the working directory may change
+	watcher watcher
+	poll    time.Duration // between two looks at the files without a notice
+	done    chan struct{} // closed by Close
+	gone    chan struct{} // closed when the goroutine has ended
+	rules   atomic.Pointer[Rules]
+
+	// loading is held from the reading of the files until everybody has been told of
+	// the change. So changes take effect, and are told, one after the other.
+	loading sync.Mutex
+	inForce contents // what the rules are from
+	tried   contents // what was last read to be put in force
+
+	// mu is held for moments only, never while the caller's code runs.
+	mu     sync.Mutex
+	closed bool
+	status Status
+	tell   []*func(*Rules)
+}
+
+// Status is what became of a [File]'s changes.
+type Status struct {
+	Loaded   time.Time // when the rules in force were put in force
+	Reloads  uint64    // changes that took effect, without the first reading by Open
+	Failures uint64    // changes that did not, and failed calls of Reload
+	Err      error     // of the last failure, mostly Errors; nil after a success
+	FailedAt time.Time // when the last failure was; it is kept after a success
+}
+
+// Open reads the files, each a layer over those before it, and watches them until
+// [File.Close]. A rule of a later file replaces that of an earlier one whole; ~ as a
+// rule takes it away.
+//
+// All files must be there and right: an empty, missing or unreadable one is an error,
+// and so is calling Open without files. The error holds the mistakes of all files
+// ([Errors]).
+//
+// Changes are noticed by watching the folders of the files, and the folders of all
+// symbolic links on the way to them. A change is read when the files have been quiet for
+// 100 ms, as an editor may write a file in several steps. Files that are never quiet are
+// read once per second. Every 5 s the files are also read and compared, because on some
+// file systems (NFS, files mounted into containers) changes are not announced; the same
+// happens where the system cannot watch any more folders.
+func Open(files ...string) (*File, error) {
+	return open(newWatcher(), pollEvery, files)
+}
+
+func open(w watcher, poll time.Duration, files []string) (*File, error) {
+	f := &File{
+		names:   slices.Clone(files),
+		watcher: w,
+		poll:    poll,
+		done:    make(chan struct{}),
+		gone:    make(chan struct{}),
+	}
+	if err := f.start(); err != nil {
+		w.close()
+		return nil, err
+	}
+	go f.watch()
+	return f, nil
+}
+
+// start reads the files for the first time.
+func (f *File) start() error {
+	if len(f.names) == 0 {
+		return errors.New("config: Open: there are no files, must be at least one")
+	}
+	for _, name := range f.names {
+		path, err := filepath.Abs(name)
+		if err != nil {
+			return fmt.Errorf("config: Open: %w", err)
+		}
+		f.paths = append(f.paths, path)
+	}
+	f.watcher.follow(f.paths)
+	read := f.read()
+	rules, err := read.parse(f.names)
+	if err != nil {
+		return err
+	}
+	f.inForce, f.tried = read.contents, read.contents
+	f.rules.Store(rules)
+	f.status.Loaded = time.Now()
+	return nil
+}
+
+// Rules returns the rules in force now. They never change: a changed file makes new
+// ones.
+func (f *File) Rules() *Rules { return f.rules.Load() }
+
+// Limits is [Rules.Limits] of the rules in force now. It takes no lock and allocates
+// nothing. It is the function that [shaper.NewGroup] wants.
+func (f *File) Limits(key string) (shaper.Limits, error) { return f.Rules().Limits(key) }
+
+// Candidate is [Rules.Candidate] of the rules in force now, for a Group with
+// [shaper.WithDryRun].
+func (f *File) Candidate(key string) (shaper.Limits, error) { return f.Rules().Candidate(key) }
+
+// Status returns what became of changes so far.
+func (f *File) Status() Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.status
+}
+
+// Close ends the watching, and returns when all goroutines have ended, which may be
+// waiting for a function given to [File.OnChange]. The rules in force stay in force. It
+// can be called several times and always returns nil. It must not be called by such a
+// function.
+func (f *File) Close() error {
+	f.mu.Lock()
+	first := !f.closed
+	f.closed = true
+	f.mu.Unlock()
+	if first {
+		close(f.done)
+	}
+	<-f.gone
+	f.loading.Lock() // A Reload may be under way.
+	defer f.loading.Unlock()
+	return nil
+}
+
+// isClosed reports whether Close has been called.
+func (f *File) isClosed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.closed
+}
+
+// errClosed is the error of Reload after Close.
+var errClosed = fmt.Errorf("config: the File is closed: %w", fs.ErrClosed)

@@ -1,0 +1,290 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+)
+
+const (
+	maxBytes = 1 << 20 // of a file
+	maxRules = 100_000 // in a file
+)
+
+// Parse returns the rules that text says, as the only layer; name stands for the file
+// in errors and in [Rule].File. Parse reads no file and watches nothing, so tests can
+// use it in testing/synctest bubbles, in which [Open] would stop the clock. The
+// package comment describes the format. If the text has mistakes, the error is [Errors]
+// and holds all of them.
+func Parse(name string, text []byte) (*Rules, error) {
+	l, errs := parseLayer(name, text)
+	if errs != nil {
+		return nil, errs
+	}
+	return merged([]layer{l}), nil
+}
+
+// parseLayer returns what a file says, or all its mistakes.
+func parseLayer(name string, text []byte) (layer, Errors) {
+	p := parser{name: name}
+	if len(text) > maxBytes {
+		p.report(0, 0, "", fmt.Sprintf("the file is larger than %d bytes", maxBytes))
+		return layer{}, p.errs
+	}
+	text = bytes.TrimPrefix(text, []byte("\uFEFF")) // which some editors begin a file with
+	p.lines = strings.Split(string(text), "\n")
+	if root := p.document(text); root != nil {
+		p.refuseReferences(root)
+		p.top(root)
+	}
+	sortErrors(p.errs)
+	return p.layer, p.errs
+}
+
+// A parser turns the YAML nodes of one file into a layer, and collects all mistakes on
+// the way.
+type parser struct {
+	name  string
+	lines []string
+	layer layer
+	errs  Errors
+}
+
+// report adds a mistake.
+func (p *parser) report(line, column int, text, message string) {
+	p.errs = append(p.errs, &Error{File: p.name, Line: line, Column: column, Text: shortened(text, maxText), Message: message})
+}
+
+// reportAt adds a mistake that is the whole node.
+func (p *parser) reportAt(n *yaml.Node, message string) {
+	p.report(n.Line, n.Column, p.textOf(n), message)
+}
+
+// textOf returns what stands in the file where the node begins.
+func (p *parser) textOf(n *yaml.Node) string {
+	if n.Kind == yaml.ScalarNode && n.Value != "" {
+		return n.Value
+	}
+	return strings.TrimSpace(p.rest(n))
+}
+
+// rest returns the line of a node from its column on. It is empty if there is no such
+// line, as the YAML reader knows more line breaks than "\n".
+func (p *parser) rest(n *yaml.Node) string {
+	if n.Line < 1 || n.Line > len(p.lines) {
+		return ""
+	}
+	line := []rune(p.lines[n.Line-1])
+	return string(line[min(max(n.Column-1, 0), len(line)):])
+}
+
+// document returns the root of the only document in the text, or nil after a mistake.
+func (p *parser) document(text []byte) *yaml.Node {
+	if !utf8.Valid(text) {
+		p.reportEncoding()
+		return nil
+	}
+	loader, err := yaml.NewLoader(bytes.NewReader(text))
+	if err != nil {
+		p.report(0, 0, "", err.Error())
+		return nil
+	}
+	var first, second yaml.Node
+	if err := loader.Load(&first); err == nil {
+		err = loader.Load(&second)
+		if err == nil {
+			p.report(second.Line, second.Column, "---", "a second document begins, a file has one")
+			return nil
+		}
+		if err != io.EOF {
+			p.reportSyntax(err)
+			return nil
+		}
+	} else if err != io.EOF {
+		p.reportSyntax(err)
+		return nil
+	}
+	if len(first.Content) == 0 || isNull(first.Content[0]) {
+		p.report(0, 0, "", `the file says nothing, must have "default" or "limits"`)
+		return nil
+	}
+	return first.Content[0]
+}
+
+// reportEncoding reports the first byte that is not UTF-8.
+func (p *parser) reportEncoding() {
+	for i, line := range p.lines {
+		column := 1
+		for at, r := range line {
+			if _, size := utf8.DecodeRuneInString(line[at:]); r == utf8.RuneError && size <= 1 {
+				p.report(i+1, column, "", fmt.Sprintf("byte %#x is not UTF-8", line[at]))
+				return
+			}
+			column++
+		}
+	}
+}
+
+// reportSyntax reports what the YAML reader says.
+func (p *parser) reportSyntax(err error) {
+	e, ok := errors.AsType[*yaml.LoadError](err)
+	if !ok {
+		p.report(0, 0, "", err.Error())
+		return
+	}
+	n := yaml.Node{Line: e.Mark.Line, Column: e.Mark.Column}
+	if p.rest(&n) == "" && e.ContextMsg != "" {
+		// The end of the file says less than the beginning of what is not complete.
+		n.Line, n.Column = e.ContextMark.Line, e.ContextMark.Column
+	}
+	message := "not YAML: " + e.Message
+	if e.ContextMsg != "" {
+		message += " (" + e.ContextMsg + fmt.Sprintf(", line %d)", e.ContextMark.Line)
+	}
+	p.report(n.Line, n.Column, strings.TrimSpace(p.rest(&n)), message)
+}
+
+// refuseReferences reports all that makes a node stand for something that is written
+// elsewhere. A few hundred bytes of aliases can stand for gigabytes, and none of this is
+// needed to write rules.
+func (p *parser) refuseReferences(n *yaml.Node) {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		p.report(n.Line, n.Column, "*"+n.Value, "aliases are not allowed: write the limits out")
+	case n.Anchor != "":
+		p.report(n.Line, n.Column, "&"+n.Anchor, "anchors are not allowed: write the limits out")
+	case n.Style&yaml.TaggedStyle != 0:
+		p.report(n.Line, n.Column, n.Tag, "tags are not allowed")
+	}
+	for _, child := range n.Content {
+		p.refuseReferences(child)
+	}
+}
+
+// top reads the root: "default" and "limits".
+func (p *parser) top(root *yaml.Node) {
+	names := []string{"default", "limits"}
+	if root.Kind != yaml.MappingNode {
+		if root.Kind != yaml.AliasNode {
+			p.reportAt(root, `expected "default" and "limits"`)
+		}
+		return
+	}
+	if len(root.Content) == 0 {
+		p.reportAt(root, `the file says nothing, must have "default" or "limits"`)
+	}
+	p.fields(root, names, func(name string, key, value *yaml.Node) {
+		if name == "default" {
+			p.rule("", key, value)
+			return
+		}
+		p.rules(value, key)
+	})
+}
+
+// rules reads what stands below "limits".
+func (p *parser) rules(n, name *yaml.Node) {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		return
+	case n.Kind != yaml.MappingNode:
+		p.report(name.Line, name.Column, name.Value, "expected rules below it, as in api: 50/s depth 100 (or {} for none)")
+		return
+	case len(n.Content)/2 > maxRules:
+		p.reportAt(n.Content[2*maxRules], fmt.Sprintf("a file may have %d rules, this is one more", maxRules))
+		return
+	}
+	seen := make(map[string]int, len(n.Content)/2) // line of each key
+	for i := 0; i < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if !p.isName(key) {
+			continue
+		}
+		if wrong := checkKey(key.Value); wrong != "" {
+			p.reportAt(key, wrong)
+			// What it should have been is not known, so it is no duplicate.
+		} else if !p.isFirst(seen, key) {
+			continue
+		}
+		p.rule(key.Value, key, value)
+	}
+}
+
+// fields calls do for each field of a mapping whose name is one of names.
+func (p *parser) fields(n *yaml.Node, names []string, do func(name string, key, value *yaml.Node)) {
+	seen := map[string]int{}
+	for i := 0; i < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if !p.isName(key) || !p.isFirst(seen, key) {
+			continue
+		}
+		if name := nearest(key.Value, names); name == key.Value {
+			do(name, key, value)
+		} else if name != "" {
+			p.reportAt(key, "did you mean "+name+"?")
+		} else {
+			p.reportAt(key, "unknown, expected "+either(names))
+		}
+	}
+}
+
+// isName reports whether a node can be the key of a mapping here, and reports it if
+// not. A plain word such as 404 or yes is its text, not a number or a truth value.
+func (p *parser) isName(key *yaml.Node) bool {
+	switch {
+	case key.Kind == yaml.AliasNode:
+		return false
+	case key.Kind != yaml.ScalarNode:
+		p.reportAt(key, "expected a key, which is a single text")
+		return false
+	case isNull(key), key.Tag == "!!merge":
+		p.reportAt(key, `expected a key; this has a meaning of its own in YAML unless it stands in quotes`)
+		return false
+	}
+	return true
+}
+
+// isFirst reports whether the key has not been met before, and reports it if it has.
+func (p *parser) isFirst(seen map[string]int, key *yaml.Node) bool {
+	if line, twice := seen[key.Value]; twice {
+		p.reportAt(key, "stands on line "+strconv.Itoa(line)+" already")
+		return false
+	}
+	seen[key.Value] = key.Line
+	return true
+}
+
+// rule reads the rule for keys that begin with prefix.
+func (p *parser) rule(prefix string, key, value *yaml.Node) {
+	if isNull(value) {
+		if value.Value == "" {
+			// A file that is cut off here must not take a rule away.
+			p.reportAt(key, "has no limits: write some, such as 50/s depth 100, or ~ to take the rule away")
+			return
+		}
+		p.layer.gone = append(p.layer.gone, prefix)
+		return
+	}
+	rule := Rule{Key: prefix, File: p.name, Line: key.Line}
+	var ok bool
+	if rule.Limits, rule.Candidate, ok = p.limits(value, true); ok {
+		p.layer.rules = append(p.layer.rules, rule)
+	}
+}
+
+// isNull reports whether a node is ~, null, or nothing at all.
+func isNull(n *yaml.Node) bool {
+	return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
+}
+
+// either returns the words as a list: "a, b or c".
+func either(words []string) string {
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}

@@ -1,0 +1,159 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+
+	"example.com/leakybucket/shaper"
+)
+
+// fieldNames are the fields of limits written as a mapping. Of a candidate it is all
+// but the last.
+var fieldNames = []string{"rate", "burst", "depth", "wait", "slack", "inflight", "candidate"}
+
+// limits reads limits in either form: as the text that [shaper.ParseLimits] reads, or
+// as a mapping. ok is false if they have mistakes.
+func (p *parser) limits(n *yaml.Node, mayHaveCandidate bool) (l shaper.Limits, candidate *shaper.Limits, ok bool) {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		l, ok = p.text(n, "", n.Value)
+		return l, nil, ok
+	case yaml.MappingNode:
+	case yaml.AliasNode:
+		return l, nil, false
+	default:
+		p.reportAt(n, "expected limits, such as 50/s depth 100 or {rate: 50/s, depth: 100}")
+		return l, nil, false
+	}
+
+	names, before := fieldNames, len(p.errs)
+	if !mayHaveCandidate {
+		names = fieldNames[:len(fieldNames)-1]
+	}
+	at := map[string]*yaml.Node{}
+	p.fields(n, names, func(name string, key, value *yaml.Node) {
+		at[name] = value
+		if isNull(value) {
+			p.reportAt(key, "has no value: write one, or leave it out")
+			return
+		}
+		if value.Kind != yaml.ScalarNode && name != "candidate" {
+			if value.Kind != yaml.AliasNode {
+				p.reportAt(value, "expected the "+name+", which is a single value")
+			}
+			return
+		}
+		switch name {
+		case "rate":
+			l.Rate = p.rate(value).Rate
+		case "burst":
+			l.Burst = p.integer(value)
+		case "depth":
+			l.Depth = p.integer(value)
+		case "wait":
+			l.MaxWait = p.duration(value)
+		case "slack":
+			l.Slack = p.duration(value)
+		case "inflight":
+			l.InFlight = p.integer(value)
+		case "candidate":
+			c, _, _ := p.limits(value, false)
+			candidate = &c
+		}
+	})
+	if at["rate"] == nil {
+		p.reportAt(n, "these limits have no rate")
+	}
+	if len(p.errs) > before {
+		return l, nil, false
+	}
+	if err := l.Validate(); err != nil {
+		// Each number is right by itself, so it is the burst that goes with the rate.
+		offender := at["burst"]
+		if offender == nil {
+			offender = at["rate"]
+		}
+		p.reportAt(offender, strings.TrimPrefix(err.Error(), "shaper: "))
+		return l, nil, false
+	}
+	return l, candidate, true
+}
+
+// text reads prefix and value together as the text form of limits, and reports a
+// mistake at its place in the value of n.
+func (p *parser) text(n *yaml.Node, prefix, value string) (shaper.Limits, bool) {
+	l, err := shaper.ParseLimits(prefix + value)
+	if err == nil {
+		return l, true
+	}
+	offset, reason := placeOf(err)
+	p.report(n.Line, p.columnIn(n, offset-len(prefix)), p.textOf(n), reason)
+	return l, false
+}
+
+// placeOf returns what is wrong by an error of [shaper.ParseLimits], and the offset at
+// which, without the text, which that error quotes first.
+func placeOf(err error) (offset int, reason string) {
+	const column = ", column "
+	message := err.Error()
+	if i := strings.LastIndex(message, column); i >= 0 {
+		number, after, _ := strings.Cut(message[i+len(column):], ": ")
+		if from1, err := strconv.Atoi(number); err == nil {
+			return from1 - 1, after
+		}
+	}
+	return 0, message
+}
+
+// columnIn returns the column of the byte at offset in the value of n, or that of n
+// itself where the file does not hold the value as it is, because of escapes or lines
+// that are folded.
+func (p *parser) columnIn(n *yaml.Node, offset int) int {
+	rest, quotes := p.rest(n), 0
+	if n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0 && rest != "" {
+		rest, quotes = rest[1:], 1
+	}
+	if offset < 0 || offset > len(n.Value) || !strings.HasPrefix(rest, n.Value) {
+		return n.Column
+	}
+	return n.Column + quotes + utf8.RuneCountInString(n.Value[:offset])
+}
+
+// rate reads a rate alone, in the words of the text form.
+func (p *parser) rate(n *yaml.Node) shaper.Limits {
+	words := strings.Fields(n.Value)
+	if len(words) != 1 && (len(words) != 3 || words[1] != "per") {
+		p.reportAt(n, "expected only a rate, such as 50/s, 1 per 2s or inf")
+		return shaper.Limits{}
+	}
+	l, _ := p.text(n, "", n.Value)
+	return l
+}
+
+// duration reads a duration, in the words of the text form.
+func (p *parser) duration(n *yaml.Node) time.Duration {
+	if n.Value == "" || strings.ContainsAny(n.Value, " \t") {
+		p.reportAt(n, "expected a duration such as 2s or 1.5h")
+		return 0
+	}
+	l, _ := p.text(n, "inf wait ", n.Value)
+	return l.MaxWait
+}
+
+// integer reads a whole number. It takes digits only: readers of YAML do not agree on
+// what 010, 1_000 and "5" are.
+func (p *parser) integer(n *yaml.Node) int {
+	number, err := strconv.ParseUint(n.Value, 10, strconv.IntSize-1) // it accepts no sign
+	switch {
+	case err != nil || n.ShortTag() != "!!int":
+		p.reportAt(n, "expected a whole number such as 100")
+	case n.Value[0] == '0' && n.Value != "0":
+		p.reportAt(n, fmt.Sprintf("a 0 in front makes it octal for some: write %d", number))
+	}
+	return int(number)
+}

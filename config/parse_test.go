@@ -1,0 +1,227 @@
+package config_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/config"
+	"example.com/leakybucket/shaper"
+)
+
+// mistakes returns what Parse finds in the text, one line each.
+func mistakes(t *testing.T, text string) []string {
+	t.Helper()
+	rules, err := config.Parse("f", []byte(text))
+	require.Error(t, err, "%.200q", text)
+	require.Nil(t, rules)
+	errs, ok := errors.AsType[config.Errors](err)
+	require.True(t, ok)
+	require.NotEmpty(t, errs)
+	return strings.Split(errs.Error(), "\n")
+}
+
+func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		// Names.
+		{"default: {rate: 1/s, burts: 5}", `f:1:22: burts: did you mean burst?`},
+		{"default: {rate: 1/s, Burst: 5}", `f:1:22: Burst: did you mean burst?`},
+		{"default: {rate: 1/s, in_flight: 5}", `f:1:22: in_flight: did you mean inflight?`},
+		{"default: {rate: 1/s, colour: 5}", `f:1:22: colour: unknown, expected rate, burst, depth, wait, slack, inflight or candidate`},
+		{"default: {rate: 1/s, candidate: {rate: 1/s, candidate: 1/s}}", `f:1:45: candidate: unknown, expected rate, burst, depth, wait, slack or inflight`},
+		{"limit: {api: 1/s}", `f:1:1: limit: did you mean limits?`},
+		{"api: 1/s", `f:1:1: api: unknown, expected default or limits`},
+		{"default: 1/s\ndefault: 2/s", `f:2:1: default: stands on line 1 already`},
+		{"default: {rate: 1/s, rate: 2/s}", `f:1:22: rate: stands on line 1 already`},
+		{"limits:\n  a: 1/s\n  b: 1/s\n  a: 2/s", `f:4:3: a: stands on line 2 already`},
+		{"limits:\n  a: 1/s\n  'a': ~", `f:3:3: a: stands on line 2 already`},
+		{"limits:\n  ~: 1/s", `f:2:3: "~": expected a key; this has a meaning of its own in YAML unless it stands in quotes`},
+		{"limits:\n  <<: {a: 1/s}", `f:2:3: "<<": expected a key; this has a meaning of its own in YAML unless it stands in quotes`},
+		{"limits:\n  ? [a]\n  : 1/s", `f:2:5: "[a]": expected a key, which is a single text`},
+		// Limits as text. Columns are those of the mistake.
+		{"default: 50/x", `f:1:13: 50/x: expected a unit: ns us ms s sec min h hour d day`},
+		{"default: 50", `f:1:12: 50: expected / and a unit, or per and a duration`},
+		{"default: \"50/s dept 3\"", `f:1:16: "50/s dept 3": expected burst, depth, wait, slack or inflight`},
+		{"default: \"50/s \\x64ept 3\"", `f:1:10: "50/s dept 3": expected burst, depth, wait, slack or inflight`},
+		{"default: 0/s", `f:1:10: 0/s: Limits.Rate is 0, must be above 0`},
+		{"default: 1 per 300d burst 3", `f:1:27: "1 per 300d burst 3": Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
+		{"default: ''", `f:1:11: "''": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: " + strings.Repeat("é", 50), `f:1:10: "` + strings.Repeat("é", 30) + `…": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: ${RATE}/s", `f:1:10: "${RATE}/s": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: [1/s]", `f:1:10: "[1/s]": expected limits, such as 50/s depth 100 or {rate: 50/s, depth: 100}`},
+		// Limits as a mapping.
+		{"default: {depth: 3}", `f:1:10: "{depth: 3}": these limits have no rate`},
+		{"default: {}", `f:1:10: "{}": these limits have no rate`},
+		{"default: {rate: 50/s depth 3}", `f:1:17: "50/s depth 3": expected only a rate, such as 50/s, 1 per 2s or inf`},
+		{"default: {rate: '10, 1/s'}", `f:1:17: "10, 1/s": expected only a rate, such as 50/s, 1 per 2s or inf`},
+		{"default: {rate: .inf}", `f:1:17: .inf: expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: {rate: 1 per 2x}", `f:1:24: "1 per 2x": expected a unit: ns us ms s sec min h hour d day`},
+		{"default: {rate: [1/s]}", `f:1:17: "[1/s]}": expected the rate, which is a single value`},
+		{"default: {rate: 1/s, wait: 2}", `f:1:29: 2: expected a unit: ns us ms s sec min h hour d day`},
+		{"default: {rate: 1/s, wait: 2s depth 3}", `f:1:28: "2s depth 3": expected a duration such as 2s or 1.5h`},
+		{"default: {rate: 1/s, slack: }", `f:1:22: slack: has no value: write one, or leave it out`},
+		{"default: {rate: 1/s, burst: -1}", `f:1:29: -1: expected a whole number such as 100`},
+		{"default: {rate: 1/s, burst: '5'}", `f:1:29: 5: expected a whole number such as 100`},
+		{"default: {rate: 1/s, burst: 0x10}", `f:1:29: 0x10: expected a whole number such as 100`},
+		{"default: {rate: 1/s, burst: 1_000}", `f:1:29: 1_000: expected a whole number such as 100`},
+		{"default: {rate: 1/s, depth: 1.5}", `f:1:29: 1.5: expected a whole number such as 100`},
+		{"default: {rate: 1/s, depth: 010}", `f:1:29: 010: a 0 in front makes it octal for some: write 10`},
+		{"default: {rate: 1/s, inflight: ~}", `f:1:22: inflight: has no value: write one, or leave it out`},
+		{"default: {burst: 3, rate: 1 per 300d}", `f:1:18: 3: Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
+		{"default: {rate: 1/s, candidate: 0/s}", `f:1:33: 0/s: Limits.Rate is 0, must be above 0`},
+		{"default: {rate: 1/s, candidate: ~}", `f:1:22: candidate: has no value: write one, or leave it out`},
+		// What is cut off must not mean that a rule is taken away, or that there are none.
+		{"limits:\n  api:", `f:2:3: api: has no limits: write some, such as 50/s depth 100, or ~ to take the rule away`},
+		{"default:", `f:1:1: default: has no limits: write some, such as 50/s depth 100, or ~ to take the rule away`},
+		{"limits:", `f:1:1: limits: expected rules below it, as in api: 50/s depth 100 (or {} for none)`},
+		{"limits: [a]", `f:1:1: limits: expected rules below it, as in api: 50/s depth 100 (or {} for none)`},
+		{"", `f: the file says nothing, must have "default" or "limits"`},
+		{" \n\n", `f: the file says nothing, must have "default" or "limits"`},
+		{"# nothing\n", `f: the file says nothing, must have "default" or "limits"`},
+		{"---\n", `f: the file says nothing, must have "default" or "limits"`},
+		{"~", `f: the file says nothing, must have "default" or "limits"`},
+		{"{}", `f:1:1: "{}": the file says nothing, must have "default" or "limits"`},
+		{"[]", `f:1:1: "[]": expected "default" and "limits"`},
+		{"default: 1/s\n---\ndefault: 2/s", `f:2:1: ---: a second document begins, a file has one`},
+		{"default: 1/s\n---\n'", `f:3:1: "'": not YAML: found unexpected end of stream (while scanning a quoted scalar, line 3)`},
+		// Keys.
+		{"limits: {'': 1/s}", `f:1:10: "'': 1/s}": a key has at least one part: an empty part is written "-", and the rule for keys that match nothing else is "default", beside "limits"`},
+		{"limits: {a//b: 1/s}", `f:1:10: a//b: an empty part is written "-", and a "/" within a part is written "%2F": write a/-/b or a%2F%2Fb`},
+		{"limits: {/login: 1/s}", `f:1:10: /login: an empty part is written "-", and a "/" within a part is written "%2F": write -/login or %2Flogin`},
+		{"limits: {login/: 1/s}", `f:1:10: login/: an empty part is written "-", and a "/" within a part is written "%2F": write login/- or login%2F`},
+		{"limits: {100%: 1/s}", `f:1:10: 100%: a "%" is written "%25": write 100%25`},
+		{"limits: {a%2fb: 1/s}", `f:1:10: a%2fb: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped: write a%2Fb`},
+		{"limits: {a%2Db: 1/s}", `f:1:10: a%2Db: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped: write a-b`},
+		{"limits: {a%41/%ff: 1/s}", `f:1:10: a%41/%ff: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped, and a "%" is written "%25": write aA/%25ff`},
+		{"limits:\n ? " + strings.Repeat("k", 300) + "\n : 1/s", "f:2:4: \"" + strings.Repeat("k", 60) + "…\": of a part longer than 256 bytes a key has the beginning and a hash: write \"" + shaper.Join(strings.Repeat("k", 300)) + "\""},
+		// References.
+		{"default: &a 1/s", `f:1:10: "&a": anchors are not allowed: write the limits out`},
+		{"limits: {a: &x 1/s, b: *x}", "f:1:13: \"&x\": anchors are not allowed: write the limits out\nf:1:24: \"*x\": aliases are not allowed: write the limits out"},
+		{"limits: {a: !!str 1/s}", `f:1:13: "!!str": tags are not allowed`},
+		{"limits: {a: !limits 1/s}", `f:1:13: "!limits": tags are not allowed`},
+		// Not YAML, not text.
+		{"default: 1/s\nlimits: {a: 1/s", `f:2:9: "{a: 1/s": not YAML: did not find expected ',' or '}' (while parsing a flow mapping, line 2)`},
+		{"default: 1/s\n\tlimits: 2", "f:2:1: \"limits: 2\": not YAML: found a tab character that violates indentation (while scanning a plain scalar, line 1)"},
+		{"default: 1/s\nlimits: {é\xff: 1/s}", `f:2:11: byte 0xff is not UTF-8`},
+	} {
+		t.Run(fmt.Sprintf("%.60q", c.text), func(t *testing.T) {
+			require.Equal(t, strings.Split(c.want, "\n"), mistakes(t, c.text))
+		})
+	}
+}
+
+func TestAllMistakesAreReportedAtOnce(t *testing.T) {
+	require.Equal(t, []string{
+		`f:1:1: defualt: did you mean default?`,
+		`f:3:11: 50/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:4:3: b//c: an empty part is written "-", and a "/" within a part is written "%2F": write b/-/c or b%2F%2Fc`,
+		`f:4:10: nothing: expected a rate such as 50/s, 1 per 2s or inf`,
+		`f:5:6: "{depth: -1, burts: 3}": these limits have no rate`,
+		`f:5:14: -1: expected a whole number such as 100`,
+		`f:5:18: burts: did you mean burst?`,
+		`f:7:13: 1/w: expected a unit: ns us ms s sec min h hour d day`,
+		`f:8:23: 0/s: Limits.Rate is 0, must be above 0`,
+	}, mistakes(t, `defualt: 5/s
+limits:
+  a:   50/x
+  b//c:  nothing
+  d: {depth: -1, burts: 3}
+  e:
+    rate: 1/w
+    candidate: {rate: 0/s}
+  f: 5/s
+`))
+}
+
+func TestMistakesAsJSON(t *testing.T) {
+	_, err := config.Parse("dir/f.yaml", []byte("limits:\n  ä: {rate: 1/s, burts: \"5\"}\n  b: ~x\n"))
+	errs, ok := errors.AsType[config.Errors](err)
+	require.True(t, ok)
+	text, err := json.Marshal(errs)
+	require.NoError(t, err)
+	require.JSONEq(t, `[
+		{"file": "dir/f.yaml", "line": 2, "column": 18, "text": "burts", "message": "did you mean burst?"},
+		{"file": "dir/f.yaml", "line": 3, "column": 6, "text": "~x", "message": "expected a rate such as 50/s, 1 per 2s or inf"}
+	]`, string(text))
+	one, ok := errors.AsType[*config.Error](error(errs))
+	require.True(t, ok)
+	require.Equal(t, "burts", one.Text)
+}
+
+func TestEditorsMarksAndLineEndsDoNoHarm(t *testing.T) {
+	rules := parse(t, "\ufeffdefault: 1/s\r\nlimits:\r\n  api: 2/s\r\n")
+	rule, ok := rules.Explain("api")
+	require.True(t, ok)
+	require.Equal(t, 3, rule.Line)
+	require.Equal(t, []string{
+		`f:1:12: 1/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:3:11: 2/x: expected a unit: ns us ms s sec min h hour d day`,
+	}, mistakes(t, "\ufeffdefault: 1/x\r\nlimits:\r\n  api: \"2/x\"\r\n"))
+}
+
+func TestPlainKeysAreTheirText(t *testing.T) {
+	rules := parse(t, "limits: {404: 1/s, yes: 2/s, 1e3: 3/s, 2024-01-01: 4/s, 0x10: 5/s, '~': 6/s, \"null\": 7/s, '<<': 8/s}")
+	for key, want := range map[string]float64{"404": 1, "yes": 2, "1e3": 3, "2024-01-01": 4, "0x10": 5, "~": 6, "null": 7, "<<": 8} {
+		l, err := rules.Limits(key)
+		require.NoError(t, err)
+		require.EqualValues(t, want, l.Rate, key)
+	}
+}
+
+func TestAFileIsBounded(t *testing.T) {
+	t.Parallel() // The race detector makes it slow.
+	filled := "default: 1/s\n#" + strings.Repeat("x", 1<<20-14)
+	require.Len(t, filled, 1<<20)
+	parse(t, filled)
+	require.Equal(t, []string{"f: the file is larger than 1048576 bytes"}, mistakes(t, filled+"x"))
+
+	list := func(n int, after string) string {
+		var text strings.Builder
+		for i := range n {
+			text.WriteString(base62(i) + after)
+		}
+		return text.String()
+	}
+	// YAML reads a key without a value so, and the rules are counted first.
+	require.Equal(t, []string{"f:1:" + fmt.Sprint(len("limits: {")+len(list(100_000, ","))+1) + ": " + base62(100_000) + ": a file may have 100000 rules, this is one more"},
+		mistakes(t, "limits: {"+list(100_002, ",")+"}"))
+	parse(t, "limits: {"+list(100_000, ": ~,")+"}")
+}
+
+// None of these may take long or much memory, whatever it says.
+func TestAHostileFileIsRefusedQuickly(t *testing.T) {
+	aliases := "a: &a [x,x,x,x,x,x,x,x,x]\n"
+	for c := 'b'; c <= 'z'; c++ {
+		aliases += fmt.Sprintf("%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
+	}
+	for name, text := range map[string]string{
+		"aliases":       aliases,
+		"own alias":     "limits: &a {a: *a}",
+		"flow depth":    strings.Repeat("[", 1<<20),
+		"mapping depth": strings.Repeat("{a: ", 1<<18),
+		"block depth":   strings.Repeat("- ", 1<<19),
+		"list":          "limits: [" + strings.Repeat("a,", 1<<15) + "a]",
+		"one word":      strings.Repeat("x", 1<<20),
+		"one key":       "limits: {? " + strings.Repeat("a/", 1<<16) + "b : 1/s}",
+		"percents":      "limits: {? " + strings.Repeat("%", 1<<20-20) + " : 1/s}",
+		"one name":      "{? " + strings.Repeat("é", 1<<19-20) + " : 1/s}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules, err := config.Parse("f", []byte(text))
+			if name == "one key" { // It is one rule with 65,536 parts.
+				require.NoError(t, err)
+				_, err = rules.Limits(strings.Repeat("a/", 1<<20))
+				require.ErrorIs(t, err, config.ErrNoRule)
+				return
+			}
+			require.Error(t, err)
+			for _, line := range strings.Split(err.Error(), "\n") {
+				require.Less(t, len(line), 1000)
+			}
+		})
+	}
+}

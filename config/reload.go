@@ -1,0 +1,202 @@
+package config
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+)
+
+// OnChange has do called with the new rules after each change that took effect. Give it
+// the Reload of each Group that takes its limits from f, so that the keys that have a
+// bucket get the new limits too:
+//
+//	stop := f.OnChange(func(*config.Rules) { group.Reload() })
+//
+// When do is called, the rules are in force already. Calls come one at a time, in the
+// order of the changes, and the functions of one change in the order in which they were
+// given to OnChange. They run on a goroutine of f, or on that of [File.Reload], and no
+// lock is held that other methods need. But do must not call Reload or [File.Close],
+// which wait for it.
+//
+// A function is not told of changes that took effect before OnChange was called.
+// [File.Rules] returns the result of those. After stop, which can be called from
+// anywhere and several times, no further call of do begins. One that is under way goes
+// on: stop does not wait for it.
+func (f *File) OnChange(do func(*Rules)) (stop func()) {
+	if do == nil {
+		panic("config: File.OnChange: the function is nil")
+	}
+	entry := &do
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tell = append(f.tell, entry)
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		// A new slice, because a change that is being told goes through the old one.
+		f.tell = slices.DeleteFunc(slices.Clone(f.tell), func(e *func(*Rules)) bool { return e == entry })
+	}
+}
+
+// Reload reads the files now, whatever the watching has noticed. If it returns nil, what
+// they said is in force, and all functions given to [File.OnChange] have returned. If
+// the files are as they were, nothing changes and those functions are not called.
+// Otherwise the error holds all mistakes ([Errors]), and the rules in force stay. After
+// [File.Close] it is an error that is [fs.ErrClosed].
+func (f *File) Reload() error {
+	f.loading.Lock()
+	defer f.loading.Unlock()
+	if f.isClosed() {
+		return errClosed
+	}
+	f.watcher.follow(f.paths)
+	return f.putInForce(f.read())
+}
+
+// reloadIfNew puts in force what the files say, unless that has been tried already. If
+// expected is not nil and the files hold something else, they are still being written:
+// reloadIfNew then does nothing, and settled is false. now is what the files hold.
+func (f *File) reloadIfNew(expected *contents) (now contents, settled bool) {
+	f.loading.Lock()
+	defer f.loading.Unlock()
+	f.watcher.follow(f.paths)
+	read := f.read()
+	if expected != nil && read.contents != *expected {
+		return read.contents, false
+	}
+	if read.contents != f.tried {
+		_ = f.putInForce(read) // Status has the error.
+	}
+	return read.contents, true
+}
+
+// look returns what the files hold, and reports whether it has not been tried yet.
+func (f *File) look() (now contents, isNew bool) {
+	f.loading.Lock()
+	defer f.loading.Unlock()
+	f.watcher.follow(f.paths)
+	now = f.read().contents
+	return now, now != f.tried
+}
+
+// putInForce puts what was read in force, in one step, and tells everybody. The caller
+// holds loading.
+func (f *File) putInForce(read reading) error {
+	f.tried = read.contents
+	if read.contents == f.inForce {
+		// Perhaps a mistake has been undone.
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.status.Err = nil
+		return nil
+	}
+	rules, err := read.parse(f.names)
+
+	f.mu.Lock()
+	if f.status.Err = err; err != nil {
+		f.status.Failures++
+		f.status.FailedAt = time.Now()
+		f.mu.Unlock()
+		return err
+	}
+	f.inForce = read.contents
+	f.rules.Store(rules)
+	f.status.Reloads++
+	f.status.Loaded = time.Now()
+	tell := f.tell
+	f.mu.Unlock()
+
+	for _, entry := range tell {
+		if f.isTold(entry) {
+			(*entry)(rules)
+		}
+	}
+	return nil
+}
+
+// isTold reports whether the function has not been stopped.
+func (f *File) isTold(entry *func(*Rules)) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Contains(f.tell, entry)
+}
+
+// contents stand for what the files held at one moment, or for why they could not be
+// read. Equal contents are equal files.
+type contents [sha256.Size]byte
+
+// A reading is what was read of the files.
+type reading struct {
+	texts    [][]byte
+	errs     []error // of each file; nil if it was read
+	contents contents
+}
+
+// read reads all files. It does not fail: an error is a part of the result.
+func (f *File) read() (r reading) {
+	hash := sha256.New()
+	for _, path := range f.paths {
+		text, err := readFile(path)
+		r.texts, r.errs = append(r.texts, text), append(r.errs, err)
+		// The hashes of the files are hashed, so that no text can be taken for the end
+		// of one file and the beginning of the next.
+		one := sha256.Sum256(text)
+		if err != nil {
+			one = sha256.Sum256([]byte(err.Error()))
+		}
+		fmt.Fprintf(hash, "%x %t\n", one, err == nil)
+	}
+	r.contents = contents(hash.Sum(nil))
+	return r
+}
+
+// readFile returns the text of a file, or its beginning if it is too large.
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		// Opening a pipe would wait until somebody writes to it.
+		return nil, fmt.Errorf("it is not a regular file (%v)", info.Mode().Type())
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return io.ReadAll(io.LimitReader(file, maxBytes+1))
+}
+
+// parse returns the rules of all layers, or the mistakes of all. Mistakes name the files
+// as names does.
+func (r reading) parse(names []string) (*Rules, error) {
+	var layers []layer
+	var mistakes Errors
+	for i, name := range names {
+		if err := r.errs[i]; err != nil {
+			mistakes = append(mistakes, &Error{File: name, Message: "cannot be read: " + reasonOf(err), err: err})
+			continue
+		}
+		l, errs := parseLayer(name, r.texts[i])
+		layers, mistakes = append(layers, l), append(mistakes, errs...)
+	}
+	if mistakes != nil {
+		return nil, mistakes
+	}
+	return merged(layers), nil
+}
+
+// reasonOf returns an error of the operating system without the path, which the caller
+// shows as the user wrote it.
+func reasonOf(err error) string {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err.Error()
+	}
+	return err.Error()
+}

@@ -1,0 +1,197 @@
+package config
+
+import (
+	"iter"
+	"slices"
+	"strings"
+
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A Rule is what a file says about the keys that begin with Key.
+type Rule struct {
+	Key       string // as written; "" is the default
+	Limits    shaper.Limits
+	Candidate *shaper.Limits // nil: none
+	File      string         // as given to Parse or Open
+	Line      int            // of the key, from 1
+}
+
+// Rules are the rules of one file, or of several in layers. [Parse] makes them, and
+// [File.Rules] returns those in force.
+//
+// [Rules.Limits] and [Rules.Candidate] answer what a [shaper.Group] asks, and
+// [Rules.Explain] says which rule the answer is from. Where no rule matches the key
+// and there is no default, they answer ErrNoRule and false: the calls of that key then
+// fail, they are not let through.
+//
+// Rules never change. All methods may be called at the same time.
+type Rules struct {
+	rules    []Rule // in the order of their keys, each key once; the default is first
+	fallback int32  // index of the default, or none
+
+	// The keys as a tree, in which each part of a key is one edge. A look-up walks
+	// down the tree along the parts of the key, so it takes as many steps as the key
+	// and the deepest matching rule have in common, however many rules there are and
+	// however long the key is.
+	edges   map[edge]node
+	longest int // longest part of a rule's key, in bytes: a longer part matches nothing
+}
+
+// none is the index of no rule.
+const none = -1
+
+type edge struct {
+	from int32 // number of the node; the root is 0
+	part string
+}
+
+type node struct {
+	number int32
+	rule   int32 // index of the rule whose key ends here, or none
+}
+
+// newRules returns Rules that hold the given rules, of which no two have the same key.
+func newRules(rules []Rule) *Rules {
+	slices.SortFunc(rules, func(a, b Rule) int { return strings.Compare(a.Key, b.Key) })
+	r := &Rules{rules: rules, fallback: none, edges: make(map[edge]node, len(rules))}
+	for i, rule := range rules {
+		if rule.Key == "" {
+			r.fallback = int32(i)
+			continue
+		}
+		from := int32(0)
+		parts := strings.Split(rule.Key, "/")
+		for j, part := range parts {
+			r.longest = max(r.longest, len(part))
+			to, ok := r.edges[edge{from, part}]
+			if !ok {
+				to = node{number: int32(len(r.edges) + 1), rule: none}
+			}
+			if j == len(parts)-1 {
+				to.rule = int32(i)
+			}
+			r.edges[edge{from, part}] = to
+			from = to.number
+		}
+	}
+	return r
+}
+
+// find returns the rule for key, or nil.
+func (r *Rules) find(key string) *Rule {
+	best := none
+	if len(r.rules) > 0 {
+		best = int(r.fallback)
+	}
+	for from, more := int32(0), key != ""; more; {
+		// A part that is longer than those of all rules is not read to its end.
+		end := strings.IndexByte(key[:min(len(key), r.longest+1)], '/')
+		part := key
+		if more = end >= 0; more {
+			part, key = key[:end], key[end+1:]
+		} else if len(key) > r.longest {
+			break
+		}
+		to, ok := r.edges[edge{from, part}]
+		if !ok {
+			break
+		}
+		if to.rule != none {
+			best = int(to.rule)
+		}
+		from = to.number
+	}
+	if best == none {
+		return nil
+	}
+	return &r.rules[best]
+}
+
+// Limits returns the limits of the rule for key: the rule whose key is the longest
+// prefix of it that ends at a "/" or at its end, or the default. It is ErrNoRule if
+// there is neither. It allocates nothing and takes no lock.
+func (r *Rules) Limits(key string) (shaper.Limits, error) {
+	rule := r.find(key)
+	if rule == nil {
+		return shaper.Limits{}, ErrNoRule
+	}
+	return rule.Limits, nil
+}
+
+// Candidate returns the candidate of the rule for key, which is the rule that
+// [Rules.Limits] goes by. If that rule has none, Rate is [rate.Inf] and everything else
+// is 0, so that a dry run says "leave" to all its requests. It is ErrNoRule if there is
+// no rule for key. It allocates nothing and takes no lock.
+func (r *Rules) Candidate(key string) (shaper.Limits, error) {
+	rule := r.find(key)
+	switch {
+	case rule == nil:
+		return shaper.Limits{}, ErrNoRule
+	case rule.Candidate == nil:
+		return shaper.Limits{Rate: rate.Inf}, nil
+	}
+	return *rule.Candidate, nil
+}
+
+// Explain returns the rule that [Rules.Limits] goes by for key, with the file and the
+// line it stands on. ok is false if there is none.
+func (r *Rules) Explain(key string) (rule Rule, ok bool) {
+	found := r.find(key)
+	if found == nil {
+		return Rule{}, false
+	}
+	return found.clone(), true
+}
+
+// All returns the rules in the order of their keys, byte by byte. The default, whose
+// key is empty, is the first.
+func (r *Rules) All() iter.Seq[Rule] {
+	return func(yield func(Rule) bool) {
+		for i := range r.rules {
+			if !yield(r.rules[i].clone()) {
+				return
+			}
+		}
+	}
+}
+
+// clone returns a Rule that the caller may write to.
+func (r *Rule) clone() Rule {
+	copied := *r
+	if r.Candidate != nil {
+		candidate := *r.Candidate
+		copied.Candidate = &candidate
+	}
+	return copied
+}
+
+// A layer is what one file says: rules, and rules of earlier layers that it takes away.
+type layer struct {
+	rules []Rule
+	gone  []string // keys
+}
+
+// merged returns the rules of several layers. A rule of a later layer replaces that of
+// an earlier one whole.
+func merged(layers []layer) *Rules {
+	if len(layers) == 1 {
+		return newRules(layers[0].rules)
+	}
+	byKey := map[string]Rule{}
+	for _, l := range layers {
+		for _, key := range l.gone {
+			delete(byKey, key)
+		}
+		for _, rule := range l.rules {
+			byKey[rule.Key] = rule
+		}
+	}
+	rules := make([]Rule, 0, len(byKey))
+	for _, rule := range byKey {
+		rules = append(rules, rule)
+	}
+	return newRules(rules)
+}

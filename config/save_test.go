@@ -1,0 +1,223 @@
+package config_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/config"
+)
+
+// patience is how long a test of real time waits before it fails. It is no measure.
+const patience = 20 * time.Second
+
+// soon waits until the rate in force is r.
+func soon(t *testing.T, f *config.File, r rate.Limit) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		l, err := f.Limits("x")
+		return err == nil && l.Rate == r
+	}, patience, 5*time.Millisecond, "%v is not in force; %+v", r, f.Status())
+}
+
+// What editors, deploy scripts and orchestrators do to a file. Each is done several
+// times, as a watch may end with the first. The poll is off.
+func TestEveryWayToSaveAFileIsNoticed(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		// prepare makes the first file, whose path it returns.
+		prepare func(t *testing.T, dir, text string) string
+		save    func(t *testing.T, path, text string)
+	}{
+		{"in place", plain, func(t *testing.T, path, text string) {
+			write(t, "", path, text)
+		}},
+		{"in place, half now and half later", plain, func(t *testing.T, path, text string) {
+			write(t, "", path, text[:len(text)/2])
+			time.Sleep(50 * time.Millisecond)
+			file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+			require.NoError(t, err)
+			_, err = file.WriteString(text[len(text)/2:])
+			require.NoError(t, err)
+			require.NoError(t, file.Close())
+		}},
+		{"rename over", plain, func(t *testing.T, path, text string) {
+			write(t, "", path+".new", text)
+			require.NoError(t, os.Rename(path+".new", path))
+		}},
+		{"rename over from another folder", plain, func(t *testing.T, path, text string) {
+			from := write(t, filepath.Dir(filepath.Dir(path)), "elsewhere", text)
+			require.NoError(t, os.Rename(from, path))
+		}},
+		{"move away and create", plain, func(t *testing.T, path, text string) {
+			require.NoError(t, os.Rename(path, path+"~"))
+			write(t, "", path, text)
+		}},
+		{"delete and recreate", plain, func(t *testing.T, path, text string) {
+			require.NoError(t, os.Remove(path))
+			time.Sleep(300 * time.Millisecond)
+			write(t, "", path, text)
+		}},
+		{"hard link over", plain, func(t *testing.T, path, text string) {
+			other := write(t, "", path+".new", text)
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Link(other, path))
+			require.NoError(t, os.Remove(other))
+		}},
+		{"the folder vanishes and comes back", plain, func(t *testing.T, path, text string) {
+			require.NoError(t, os.RemoveAll(filepath.Dir(path)))
+			time.Sleep(300 * time.Millisecond)
+			require.NoError(t, os.Mkdir(filepath.Dir(path), 0o755))
+			write(t, "", path, text)
+		}},
+		{"the folder is replaced", plain, func(t *testing.T, path, text string) {
+			dir := filepath.Dir(path)
+			require.NoError(t, os.Mkdir(dir+".new", 0o755))
+			write(t, dir+".new", filepath.Base(path), text)
+			require.NoError(t, os.Rename(dir, dir+".old"))
+			require.NoError(t, os.Rename(dir+".new", dir))
+			require.NoError(t, os.RemoveAll(dir+".old"))
+		}},
+		{"ConfigMap", configMap, func(t *testing.T, path, text string) {
+			old, err := os.Readlink(filepath.Join(filepath.Dir(path), "..data"))
+			require.NoError(t, err)
+			newVersion(t, filepath.Dir(path), text)
+			require.NoError(t, os.RemoveAll(filepath.Join(filepath.Dir(path), old)))
+		}},
+		{"behind a link, in place", linked, func(t *testing.T, path, text string) {
+			target, err := os.Readlink(path)
+			require.NoError(t, err)
+			write(t, "", target, text)
+		}},
+		{"behind a link, rename over", linked, func(t *testing.T, path, text string) {
+			target, err := os.Readlink(path)
+			require.NoError(t, err)
+			write(t, "", target+".new", text)
+			require.NoError(t, os.Rename(target+".new", target))
+		}},
+		{"another link", linked, func(t *testing.T, path, text string) {
+			target, err := os.Readlink(path)
+			require.NoError(t, err)
+			require.NoError(t, os.Symlink(write(t, "", target+"+", text), path+".new"))
+			require.NoError(t, os.Rename(path+".new", path))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // They mostly wait.
+			dir := filepath.Join(t.TempDir(), "conf")
+			require.NoError(t, os.Mkdir(dir, 0o755))
+			path := c.prepare(t, dir, "default: 1/s depth 0 # the first")
+			f, err := config.OpenUnpolled(path)
+			require.NoError(t, err)
+			defer f.Close()
+			for i := 2; i < 6; i++ {
+				c.save(t, path, fmt.Sprintf("default: %d/s depth 0 # %d", i, i))
+				soon(t, f, rate.Limit(i))
+				require.NoError(t, f.Status().Err)
+			}
+		})
+	}
+}
+
+func plain(t *testing.T, dir, text string) string { return write(t, dir, "f.yaml", text) }
+
+// linked returns a link to a file in another folder.
+func linked(t *testing.T, dir, text string) string {
+	path := filepath.Join(dir, "f.yaml")
+	require.NoError(t, os.Symlink(write(t, t.TempDir(), "target.yaml", text), path))
+	return path
+}
+
+// configMap lays files out as Kubernetes mounts a ConfigMap: the file is a link into
+// ..data, and that a link to a folder of this version.
+func configMap(t *testing.T, dir, text string) string {
+	newVersion(t, dir, text)
+	path := filepath.Join(dir, "f.yaml")
+	require.NoError(t, os.Symlink("..data/f.yaml", path))
+	return path
+}
+
+// newVersion replaces ..data as Kubernetes does.
+func newVersion(t *testing.T, dir, text string) {
+	version, err := os.MkdirTemp(dir, "..2026_")
+	require.NoError(t, err)
+	write(t, version, "f.yaml", text)
+	require.NoError(t, os.Symlink(filepath.Base(version), filepath.Join(dir, "..data_tmp")))
+	require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+}
+
+// A folder further up is moved away with all that is in it: the folder of the file does
+// not notice. The poll does, and from then on the new folder is watched.
+func TestAFolderWhoseParentIsReplacedIsWatchedAgain(t *testing.T) {
+	top := filepath.Join(t.TempDir(), "top")
+	require.NoError(t, os.MkdirAll(filepath.Join(top, "conf"), 0o755))
+	path := write(t, top, "conf/f.yaml", "1")
+	notices, look, stop := config.Watch(path)
+	defer stop()
+	require.NoError(t, os.Rename(top, top+".old"))
+	require.NoError(t, os.MkdirAll(filepath.Join(top, "conf"), 0o755))
+	write(t, "", path, "2")
+	look()
+	write(t, "", path, "3")
+	select {
+	case <-notices:
+	case <-time.After(patience):
+		t.Fatal("the change was not noticed")
+	}
+}
+
+// A folder may hold a log that grows all the time: it must not be taken for a file that
+// is never quiet.
+func TestOtherFilesInTheFolderAreNoChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := plain(t, t.TempDir(), "1")
+		dir := filepath.Dir(path)
+		events, errs := make(chan fsnotify.Event), make(chan error)
+		notices, stop := config.WatchEvents(path, events, errs)
+		told := func() bool {
+			synctest.Wait()
+			defer func() {
+				for len(notices) > 0 {
+					<-notices
+				}
+			}()
+			return len(notices) > 0
+		}
+		for _, other := range []string{"app.log", "f.yaml.swp", "f.yam", "f.yaml/x"} {
+			events <- fsnotify.Event{Name: filepath.Join(dir, other), Op: fsnotify.Write}
+			require.False(t, told(), other)
+		}
+		for range 3 { // Several become one.
+			events <- fsnotify.Event{Name: path, Op: fsnotify.Write}
+		}
+		require.True(t, told())
+		require.False(t, told())
+		events <- fsnotify.Event{Name: dir, Op: fsnotify.Remove}
+		require.True(t, told(), "the folder itself")
+		errs <- fsnotify.ErrEventOverflow
+		require.True(t, told(), "events may have been lost")
+		close(events)
+		stop()
+	})
+}
+
+func TestAFileThatVanishesIsAnErrorUntilItIsBack(t *testing.T) {
+	path := plain(t, t.TempDir(), "default: 1/s")
+	f, err := config.OpenUnpolled(path)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, os.Remove(path))
+	require.Eventually(t, func() bool { return f.Status().Err != nil }, patience, 5*time.Millisecond)
+	require.ErrorIs(t, f.Status().Err, os.ErrNotExist)
+	require.EqualValues(t, 1, rateOf(t, f))
+	write(t, "", path, "default: 1/s")
+	require.Eventually(t, func() bool { return f.Status().Err == nil }, patience, 5*time.Millisecond)
+	require.Zero(t, f.Status().Reloads)
+}

@@ -1,0 +1,341 @@
+package config_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/config"
+)
+
+// rateOf returns the rate that the rules in force have for any key.
+func rateOf(t *testing.T, f *config.File) rate.Limit {
+	t.Helper()
+	l, err := f.Limits("x")
+	require.NoError(t, err)
+	return l.Rate
+}
+
+// inBubble opens a file that holds the text, in a bubble, in which the clock stands
+// still while files are read and written. notice says that something has changed.
+func inBubble(t *testing.T, text string, do func(t *testing.T, f *config.File, path string, notice func())) {
+	synctest.Test(t, func(t *testing.T) {
+		path := write(t, t.TempDir(), "f.yaml", text)
+		notices := make(chan struct{}, 1)
+		f, err := config.OpenNoticing(notices, path)
+		require.NoError(t, err)
+		defer f.Close()
+		do(t, f, path, func() { notices <- struct{}{}; synctest.Wait() })
+	})
+}
+
+// at sleeps until an instant, and lets everything that happens at it happen.
+func at(start time.Time, d time.Duration) {
+	time.Sleep(time.Until(start.Add(d)))
+	synctest.Wait()
+}
+
+const ms = time.Millisecond
+
+func TestAChangeIsReadWhenTheFileHasBeenQuiet(t *testing.T) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+		start := time.Now()
+		require.Equal(t, config.Status{Loaded: start}, f.Status())
+		// An editor writes half now and half in 50 ms. The first half is valid.
+		write(t, "", path, "default: 2/s")
+		notice()
+		at(start, 50*ms)
+		write(t, "", path, "default: 2/s burst 30")
+		notice()
+		at(start, 150*ms-1)
+		require.EqualValues(t, 1, rateOf(t, f))
+		at(start, 150*ms)
+		rule, ok := f.Rules().Explain("x")
+		require.True(t, ok)
+		require.Equal(t, 30, rule.Limits.Burst)
+		require.Equal(t, config.Status{Loaded: start.Add(150 * ms), Reloads: 1}, f.Status())
+
+		// The same again is no change.
+		notice()
+		at(start, 2*time.Second)
+		require.EqualValues(t, 1, f.Status().Reloads)
+	})
+}
+
+func TestAFileThatIsNeverQuietIsReadOncePerSecond(t *testing.T) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+		start := time.Now()
+		var changes []time.Duration
+		f.OnChange(func(*config.Rules) { changes = append(changes, time.Since(start)) })
+		texts := []string{"default: 2/s", "default: 3/s", "default: 4/s"}
+		for i := range 250 { // each 10 ms, the last at 2.49 s
+			at(start, time.Duration(i)*10*ms)
+			write(t, "", path, texts[i%len(texts)])
+			notice()
+		}
+		at(start, 4*time.Second)
+		require.Len(t, changes, 3, "%v", changes)
+		require.Equal(t, time.Second, changes[0])
+		// The next notice after the reading begins the next second.
+		require.InDelta(t, 2005*ms, changes[1], float64(5*ms))
+		require.Equal(t, 2590*ms, changes[2], "100 ms after the last")
+	})
+}
+
+func TestThePollSeesWhatNobodyNotices(t *testing.T) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+		start := time.Now()
+		at(start, 6*time.Second)
+		write(t, "", path, "default: 2/s")
+		at(start, 10*time.Second+100*ms-1)
+		require.EqualValues(t, 1, rateOf(t, f))
+		at(start, 10*time.Second+100*ms)
+		require.EqualValues(t, 2, rateOf(t, f))
+	})
+}
+
+// A poll may come in the middle of a write.
+func TestThePollDoesNotTakeHalfAFile(t *testing.T) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+		start := time.Now()
+		at(start, 5*time.Second-1)
+		write(t, "", path, "default: 2/s")
+		at(start, 5*time.Second+50*ms)
+		write(t, "", path, "default: 2/s burst 30")
+		at(start, 5*time.Second+100*ms)
+		require.EqualValues(t, 1, rateOf(t, f), "it is not what the poll saw")
+		at(start, 5*time.Second+200*ms-1)
+		require.EqualValues(t, 1, rateOf(t, f))
+		at(start, 5*time.Second+200*ms)
+		rule, _ := f.Rules().Explain("x")
+		require.Equal(t, 30, rule.Limits.Burst)
+		require.EqualValues(t, 1, f.Status().Reloads)
+	})
+}
+
+// A file that only the poll sees and that changes all the time is read in the end.
+func TestThePollDoesNotWaitForEver(t *testing.T) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+		start := time.Now()
+		for i := range 120 {
+			at(start, 5*time.Second-1+time.Duration(i)*10*ms)
+			write(t, "", path, "default: "+string(rune('2'+i%7))+"/s")
+		}
+		at(start, 6*time.Second)
+		require.Equal(t, start.Add(6*time.Second), f.Status().Loaded)
+	})
+}
+
+func TestABrokenFileLeavesTheRulesInForce(t *testing.T) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+		start := time.Now()
+		var told int
+		f.OnChange(func(*config.Rules) { told++ })
+		failures := uint64(0)
+		for _, c := range []struct {
+			change func()
+			want   string
+		}{
+			{func() { write(t, "", path, "default: 2/s\nlimits: {a: 1/x}") }, path + ":2:15: 1/x: expected a unit: ns us ms s sec min h hour d day"},
+			{func() { write(t, "", path, "") }, path + `: the file says nothing, must have "default" or "limits"`},
+			{func() { require.NoError(t, os.Remove(path)) }, path + ": cannot be read: no such file or directory"},
+			{func() { require.NoError(t, os.Mkdir(path, 0o755)) }, path + ": cannot be read: it is not a regular file (d---------)"},
+			{func() {
+				require.NoError(t, os.Remove(path))
+				write(t, "", path, "default: [")
+			}, path + ":2:1: not YAML: did not find expected node content (while parsing a flow node, line 2)"},
+		} {
+			c.change()
+			notice()
+			time.Sleep(100 * ms)
+			synctest.Wait()
+			failures++
+			st := f.Status()
+			require.EqualError(t, st.Err, c.want)
+			require.Equal(t, failures, st.Failures)
+			require.Equal(t, time.Now(), st.FailedAt)
+			require.Equal(t, start, st.Loaded)
+			require.EqualValues(t, 1, rateOf(t, f))
+			_, ok := errors.AsType[config.Errors](st.Err)
+			require.True(t, ok)
+
+			// The poll does not count the same failure again.
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+			require.Equal(t, st, f.Status())
+			notice()
+			time.Sleep(100 * ms)
+			synctest.Wait()
+			require.Equal(t, st, f.Status(), "nor does another notice")
+
+			// But Reload has failed.
+			require.EqualError(t, f.Reload(), c.want)
+			failures++
+			require.Equal(t, failures, f.Status().Failures)
+		}
+		failedAt := f.Status().FailedAt
+
+		// What was in force is undone to.
+		write(t, "", path, "default: 1/s")
+		notice()
+		time.Sleep(100 * ms)
+		synctest.Wait()
+		require.Equal(t, config.Status{Loaded: start, Failures: failures, FailedAt: failedAt}, f.Status())
+		require.Zero(t, told)
+
+		write(t, "", path, "default: 2/s")
+		require.NoError(t, f.Reload())
+		require.Equal(t, config.Status{Loaded: time.Now(), Reloads: 1, Failures: failures, FailedAt: failedAt}, f.Status())
+		require.Equal(t, 1, told)
+	})
+}
+
+func TestOneBrokenLayerLeavesAllAsTheyWere(t *testing.T) {
+	dir := t.TempDir()
+	all, here := write(t, dir, "all.yaml", "default: 1/s"), write(t, dir, "here.yaml", "limits: {a: 2/s}")
+	f, err := config.OpenNoticing(nil, all, here)
+	require.NoError(t, err)
+	defer f.Close()
+	write(t, dir, "all.yaml", "default: 3/s")
+	write(t, dir, "here.yaml", "limits: {a: 4/s, b: }")
+	require.EqualError(t, f.Reload(), here+":1:18: b: has no limits: write some, such as 50/s depth 100, or ~ to take the rule away")
+	require.EqualValues(t, 1, rateOf(t, f))
+	require.NoError(t, os.Remove(all))
+	err = f.Reload()
+	require.ErrorContains(t, err, all+": cannot be read: no such file or directory\n"+here+":1:18: b: ", "the mistakes of all layers")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.EqualValues(t, 1, rateOf(t, f))
+}
+
+func TestOpenWantsAllFilesRight(t *testing.T) {
+	dir := t.TempDir()
+	good, empty, broken := write(t, dir, "good.yaml", "default: 1/s"), write(t, dir, "empty.yaml", ""), write(t, dir, "broken.yaml", "default: 1/x")
+	for _, c := range []struct {
+		files []string
+		want  string
+	}{
+		{nil, "config: Open: there are no files, must be at least one"},
+		{[]string{good, filepath.Join(dir, "missing")}, filepath.Join(dir, "missing") + ": cannot be read: no such file or directory"},
+		{[]string{good, empty, broken, dir}, empty + `: the file says nothing, must have "default" or "limits"` + "\n" +
+			broken + ":1:12: 1/x: expected a unit: ns us ms s sec min h hour d day\n" + dir + ": cannot be read: it is not a regular file (d---------)"},
+	} {
+		f, err := config.Open(c.files...)
+		require.Nil(t, f)
+		require.EqualError(t, err, c.want)
+	}
+}
+
+func TestOnChange(t *testing.T) {
+	dir := t.TempDir()
+	path := write(t, dir, "f.yaml", "default: 1/s")
+	f, err := config.OpenNoticing(nil, path)
+	require.NoError(t, err)
+	defer f.Close()
+
+	var told []string
+	var stopSecond, stopThird func()
+	f.OnChange(func(rules *config.Rules) {
+		require.Same(t, rules, f.Rules(), "they are in force")
+		_ = f.Status() // No lock is held.
+		told = append(told, "first")
+		stopThird()
+		f.OnChange(func(*config.Rules) { told = append(told, "late") })()
+	})
+	stopSecond = f.OnChange(func(*config.Rules) {
+		told = append(told, "second")
+		stopSecond()
+	})
+	stopThird = f.OnChange(func(*config.Rules) { told = append(told, "third") })
+	require.Panics(t, func() { f.OnChange(nil) })
+
+	require.NoError(t, f.Reload())
+	require.Empty(t, told, "nothing has changed")
+	write(t, dir, "f.yaml", "default: 2/s")
+	require.NoError(t, f.Reload())
+	require.Equal(t, []string{"first", "second"}, told)
+	write(t, dir, "f.yaml", "default: 3/s")
+	require.NoError(t, f.Reload())
+	require.Equal(t, []string{"first", "second", "first"}, told)
+}
+
+func TestAfterClose(t *testing.T) {
+	dir := t.TempDir()
+	path := write(t, dir, "f.yaml", "default: 1/s")
+	f, err := config.Open(path)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.NoError(t, f.Close())
+	write(t, dir, "f.yaml", "default: 2/s")
+	require.ErrorIs(t, f.Reload(), fs.ErrClosed)
+	require.EqualValues(t, 1, rateOf(t, f))
+	require.Zero(t, f.Status().Failures)
+}
+
+func TestALookUpInAFileAllocatesNothing(t *testing.T) {
+	f, err := config.OpenNoticing(nil, write(t, t.TempDir(), "f.yaml", example))
+	require.NoError(t, err)
+	defer f.Close()
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		_, _ = f.Limits("api/premium/42")
+		_, _ = f.Candidate("api/premium/42")
+		_, _ = f.Limits("nothing")
+	}))
+}
+
+// The working directory may change after Open.
+func TestARelativeNameStaysWhatItWas(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	write(t, dir, "f.yaml", "default: 1/s")
+	f, err := config.OpenNoticing(nil, "f.yaml")
+	require.NoError(t, err)
+	defer f.Close()
+	t.Chdir(t.TempDir())
+	write(t, dir, "f.yaml", "default: 2/s")
+	require.NoError(t, f.Reload())
+	rule, _ := f.Rules().Explain("x")
+	require.Equal(t, "f.yaml", rule.File, "as it was given")
+	require.EqualValues(t, 2, rule.Limits.Rate)
+}
+
+func TestStepsToAFile(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir()) // which has links in it on some systems
+	require.NoError(t, err)
+	in := func(name string) string { return filepath.Join(dir, filepath.FromSlash(name)) }
+	for _, folder := range []string{"plain", "versions/1", "mount"} {
+		require.NoError(t, os.MkdirAll(in(folder), 0o755))
+	}
+	write(t, dir, "plain/f.yaml", "x")
+	write(t, dir, "versions/1/f.yaml", "x")
+	for name, target := range map[string]string{
+		"mount/..data": "../versions/1", "mount/f.yaml": "..data/f.yaml", "absolute": in("mount/f.yaml"),
+		"loop": "loop", "dangling": "nowhere/f.yaml", "folder": "mount",
+	} {
+		require.NoError(t, os.Symlink(target, in(name)))
+	}
+	for path, want := range map[string][]string{
+		"plain/f.yaml":             {"plain/f.yaml"},
+		"plain/./../plain//f.yaml": {"plain/f.yaml"},
+		"mount/f.yaml":             {"mount/f.yaml", "mount/..data", "versions/1/f.yaml"},
+		"folder/f.yaml":            {"folder", "mount/f.yaml", "mount/..data", "versions/1/f.yaml"},
+		"absolute":                 {"absolute", "mount/f.yaml", "mount/..data", "versions/1/f.yaml"},
+		"missing/there/f":          {"missing"},
+		"plain/missing":            {"plain/missing"},
+		"dangling":                 {"dangling", "nowhere"},
+	} {
+		var got []string
+		for _, step := range config.Steps(dir + "/" + path) {
+			got = append(got, strings.TrimPrefix(filepath.ToSlash(step), filepath.ToSlash(dir)+"/"))
+		}
+		require.Equal(t, want, got, path)
+	}
+	require.Len(t, config.Steps(in("loop")), 41)
+}
