@@ -56,8 +56,12 @@ const importPolicy = `
 
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for. (syscall for the names
-	# of signals.)
-	*: std syscall shaper
+	# of signals; limitwords, because what limits mean is said in one place.)
+	*: std syscall shaper internal/limitwords
+
+	# What limits mean is said in one place, for the demo and for whoever checks a file
+	# of limits. It is arithmetic: it runs no Shaper and reads no file.
+	internal/limitwords: std shaper
 
 	# The model is played against shaper's public API and judges it, so it shares no
 	# code with it. It is for tests alone: no other line allows it.
@@ -69,7 +73,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper internal/model internal/naive github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+	test: std unsafe syscall shaper internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for
