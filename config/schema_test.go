@@ -189,16 +189,6 @@ func TestWhatIsBeyondTheSchema(t *testing.T) {
 }
 
 func TestTheSchemaAgreesWithParse(t *testing.T) {
-	many := func(n int) string {
-		return "limits:\n" + strings.Repeat(" x%d: ~\n", n)
-	}
-	numbered := func(n int) string {
-		numbers := make([]any, n)
-		for i := range numbers {
-			numbers[i] = i
-		}
-		return fmt.Sprintf(many(n), numbers...)
-	}
 	for text, want := range map[string]bool{
 		example: true,
 		"# yaml-language-server: $schema=schema.json\n" + example: true,
@@ -222,10 +212,26 @@ func TestTheSchemaAgreesWithParse(t *testing.T) {
 		"limits: {" + strings.Repeat("k", 257) + ": 1/s}":                                    false,
 		"limits: {? '" + strings.Repeat("%25", 256) + "/a' : 1/s}":                           true,
 		"limits: {" + strings.Repeat("k", 192) + "~" + strings.Repeat("0a", 32) + "/b: 1/s}": true,
-		numbered(2000): true,
+		"default: 1/s burst 1 burst 1":                                                       false,
+		"default: 1/s depth 1 wait 1s depth 1":                                               false,
+		"default: 1/s wait 1s wait 1s":                                                       false,
+		"default: 1/s slack 1s slack 1s":                                                     false,
+		"default: 1/s inflight 1 inflight 1":                                                 false,
+		"default: 1/s burst 1 depth 1 wait 1s slack 1s inflight 1":                           true,
 	} {
 		require.Equal(t, want, requireSchemaAgrees(t, []byte(text)), "%.100q", text)
+		value, err := valueOf([]byte(text))
+		require.NoError(t, err)
+		require.Equal(t, want, schema().Validate(value) == nil, "%.100q", text)
 	}
+}
+
+func TestTheSchemaBoundsTheNumberOfRules(t *testing.T) {
+	rules := map[string]any{}
+	for i := range 100_001 {
+		rules[fmt.Sprintf("%x", i)] = nil
+	}
+	require.ErrorContains(t, schema().Validate(map[string]any{"limits": rules}), "maxProperties: got 100,001, want 100,000")
 }
 
 // A generated file is mostly right, and has a mistake here and there.
