@@ -15,14 +15,14 @@
 // a file is an error without "--".
 //
 // The status is 0 if the files are right, 1 if they have mistakes (all of them are
-// printed) or a KEY has no rule, and 2 if the command is used wrongly. Warnings do not
+// printed) or a key has no rule, and 2 if the command is used wrongly. Warnings do not
 // change it, unless -strict makes it 1.
 //
 // # Rules that are never reached
 //
 // Which keys a program uses is not in the files. A LIST of them (one per line, "-" for
 // standard input), say from [shaper.Group.Top] or a log, lets shapecheck find the rules
-// that none of them reaches.
+// that none of them reaches, and the keys that find no rule.
 //
 // # JSON
 //
@@ -85,10 +85,11 @@ Flags:
   -json        print one JSON object, for editors and CI
   -strict      make the status 1 if there are warnings
   -keys LIST   a file of the keys that are in use, one per line, "-" for
-               standard input: warns of rules that none of them reaches
+               standard input: warns of rules that none of them reaches,
+               and reports keys without a rule
   -h           print this text
 
-Status: 0 the files are right, 1 they have mistakes or a KEY has no rule,
+Status: 0 the files are right, 1 they have mistakes or a key has no rule,
 2 wrong usage
 
 Examples:

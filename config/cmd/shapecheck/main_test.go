@@ -237,12 +237,22 @@ shaper.yaml:6: warning: login: never reached: there is no such key
 `, problems)
 }
 
+func TestKeysInUseWithoutARuleFail(t *testing.T) {
+	path := file(t, "f.yaml", "limits: {api: 5/s depth 3}")
+	status, _, problems := shapecheck(t, "x\napi/1\nx\n", "-keys", "-", path)
+	require.Equal(t, exitFailed, status)
+	require.Equal(t, path+": x: no rule matches this key, which is in use, and there is no default\n", problems)
+	status, _, problems = shapecheck(t, "x\napi/1\ny\nx\nz", "-keys", "-", path)
+	require.Equal(t, exitFailed, status)
+	require.Equal(t, path+": x: no rule matches this key and 2 others, which are in use, and there is no default\n", problems)
+}
+
 func TestTheDefaultIsNeverReachedIfAllKeysHaveRules(t *testing.T) {
 	list := file(t, "keys", strings.Repeat("api/1\n", 3)+strings.Repeat("x", 1<<17)+"\nlogin")
 	_, _, problems := shapecheck(t, "", "-keys", list, file(t, "f.yaml", "default: 1/s depth 2\nlimits: {api: 1/s depth 2, login: 1/s depth 2, "+strings.Repeat("x", 200)+": 1/s depth 2}"))
 	require.NotContains(t, problems, "(default)")
 	_, _, problems = shapecheck(t, "api\nlogin", "-keys", "-", file(t, "f.yaml", "default: 1/s depth 2\nlimits: {api: 1/s depth 2, login: 1/s depth 2}"))
-	require.Contains(t, problems, ":1: warning: (default): never reached: every key below it has a rule of its own\n")
+	require.Contains(t, problems, ":1: warning: (default): never reached: every key has a rule of its own\n")
 }
 
 func TestKeysThatDoNoHarmToATerminal(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -107,9 +108,30 @@ func check(a arguments, stdin io.Reader) (r report) {
 	}
 	if len(used) > 0 {
 		r.Warnings = append(r.Warnings, neverReached(rules, used)...)
+		if first, others := withoutRule(rules, used); first != "" {
+			message := "no rule matches this key, which is in use, and there is no default"
+			if others > 0 {
+				message = fmt.Sprintf("no rule matches this key and %d others, which are in use, and there is no default", others)
+			}
+			r.Errors = append(r.Errors, &config.Error{File: a.files[0], Text: first, Message: message})
+		}
 	}
 	sortWarnings(r.Warnings, a.files)
 	return r
+}
+
+// withoutRule returns the first of the keys that find no rule, "" if there is none, and
+// how many other such keys there are.
+func withoutRule(rules *config.Rules, keys []string) (first string, others int) {
+	seen := map[string]bool{}
+	for _, key := range keys {
+		if _, ok := rules.Explain(key); ok || seen[key] {
+			continue
+		}
+		seen[key] = true
+		first = cmp.Or(first, key)
+	}
+	return first, max(0, len(seen)-1)
 }
 
 // readList returns the lines of a file, or of standard input for "-", without the empty

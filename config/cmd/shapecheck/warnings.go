@@ -111,7 +111,6 @@ func neverReached(rules *config.Rules, used []string) (all []warning) {
 		if rule, ok := rules.Explain(key); ok {
 			found[rule.Key] = true
 		}
-		below[""] = true
 		for end := range len(key) {
 			if key[end] == '/' {
 				below[key[:end]] = true
@@ -120,13 +119,16 @@ func neverReached(rules *config.Rules, used []string) (all []warning) {
 		below[key] = true
 	}
 	for rule := range rules.All() {
+		why := "there is no such key"
 		switch {
 		case found[rule.Key]:
+			continue
+		case rule.Key == "":
+			why = "every key has a rule of its own"
 		case below[rule.Key]:
-			all = append(all, warning{rule.File, rule.Line, rule.Key, "never-reached", "never reached: every key below it has a rule of its own"})
-		default:
-			all = append(all, warning{rule.File, rule.Line, rule.Key, "never-reached", "never reached: there is no such key"})
+			why = "every key below it has a rule of its own"
 		}
+		all = append(all, warning{rule.File, rule.Line, rule.Key, "never-reached", "never reached: " + why})
 	}
 	return all
 }
