@@ -18,7 +18,7 @@ func Of(l shaper.Limits) []string {
 	say := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
 	switch {
 	case l.InFlight == 1:
-		say("only one is in flight at the same time")
+		say("only one is in flight at a time")
 	case l.InFlight > 1:
 		say("at most %d are in flight at the same time", l.InFlight)
 	}
@@ -65,13 +65,18 @@ func line(l shaper.Limits, b Burst) string {
 	if l.Depth == 0 {
 		return "none may wait"
 	}
-	places, none, last, others := fmt.Sprintf("%d may wait", l.Depth), "none", ", the last", "others"
+	places, none, last, others, them := fmt.Sprintf("%d may wait", l.Depth), "none", ", the last", "others", "them"
 	if l.Depth == 1 {
-		places, none, last, others = "one may wait", "not", ",", "another"
+		places, none, last, others, them = "one may wait", "not", ",", "another", "it"
 	}
 	switch {
 	case b.Waiting < l.Depth:
-		return places + ", " + none + " longer than " + bound(l) + ": " + number(b.Waiting) + " of a simultaneous burst"
+		bound := none + " longer than"
+		if l.InFlight > 0 {
+			// For others to end a request may wait longer.
+			bound = "if the rate lets " + them + " leave within"
+		}
+		return fmt.Sprintf("%s, %s %s: %s of a simultaneous burst", places, bound, Seconds(longestWait(l).Seconds()), number(b.Waiting))
 	case b.LastWait == 0:
 		return places + " for " + others + " to end"
 	case l.InFlight > 0:
@@ -80,15 +85,6 @@ func line(l shaper.Limits, b Burst) string {
 	default:
 		return places + last + " for " + Seconds(b.LastWait.Seconds())
 	}
-}
-
-// bound returns the longest wait with which a request is admitted.
-func bound(l shaper.Limits) string {
-	wait := Seconds(longestWait(l).Seconds())
-	if l.InFlight > 0 {
-		return wait + " for its turn by the rate" // For another request to end it may wait longer.
-	}
-	return wait
 }
 
 // number returns a number, and "none" for 0.

@@ -49,11 +49,13 @@ func TestLimitsInWords(t *testing.T) {
 		"1000000/s depth 1":              "one request leaves every 1 µs; one may wait, for 1 µs; request 3 of a simultaneous burst is refused",
 		"50/s depth 9 inflight 4":        "at most 4 are in flight at the same time; one request leaves every 20 ms; 9 may wait, the last for at least 180 ms; request 11 of a simultaneous burst is refused",
 		"50/s depth 9 wait 1ms inflight 4": "at most 4 are in flight at the same time; one request leaves every 20 ms; " +
-			"9 may wait, none longer than 1 ms for its turn by the rate: none of a simultaneous burst; request 2 of a simultaneous burst is refused",
+			"9 may wait, if the rate lets them leave within 1 ms: none of a simultaneous burst; request 2 of a simultaneous burst is refused",
+		"50/s depth 1 wait 1ms inflight 4": "at most 4 are in flight at the same time; one request leaves every 20 ms; " +
+			"one may wait, if the rate lets it leave within 1 ms: none of a simultaneous burst; request 2 of a simultaneous burst is refused",
 		"50/s burst 8 inflight 4":         "at most 4 are in flight at the same time; 4 requests leave at once, 4 more as these end, then one every 20 ms; none may wait; request 5 of a simultaneous burst is refused",
 		"50/s burst 8 depth 9 inflight 4": "at most 4 are in flight at the same time; 4 requests leave at once, 4 more as these end, then one every 20 ms; 9 may wait, the last for at least 100 ms; request 14 of a simultaneous burst is refused",
 		"50/s burst 8 depth 4 inflight 4": "at most 4 are in flight at the same time; 4 requests leave at once, 4 more as these end, then one every 20 ms; 4 may wait for others to end; request 9 of a simultaneous burst is refused",
-		"50/s burst 8 depth 1 inflight 1": "only one is in flight at the same time; one request leaves at once, 7 more as it ends, then one every 20 ms; one may wait for another to end; request 3 of a simultaneous burst is refused",
+		"50/s burst 8 depth 1 inflight 1": "only one is in flight at a time; one request leaves at once, 7 more as it ends, then one every 20 ms; one may wait for another to end; request 3 of a simultaneous burst is refused",
 		"inf depth 3 inflight 4":          "at most 4 are in flight at the same time; 3 may wait for others to end; request 8 of a simultaneous burst is refused",
 		"inf inflight 4":                  "at most 4 are in flight at the same time; none may wait; request 5 of a simultaneous burst is refused",
 		"inf depth 3":                     "every request leaves at once; none waits and none is refused",

@@ -27,8 +27,8 @@
 // # JSON
 //
 // With -json one object goes to standard output, whatever the status but 2. Its arrays
-// are never null, names are only added to it, and of a mistake in the files only
-// "errors" tells:
+// are never null, and its names stay as they are; others may be added. If the files have
+// mistakes, only "errors" has elements.
 //
 //	errors    file, line, column, text, message: as in [config.Error]
 //	warnings  file, line, key (of the rule), code, message
