@@ -59,6 +59,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
+		requireSchemaAgrees(t, text)
 		rules, err := config.Parse("f", text)
 		if err != nil {
 			require.Nil(t, rules)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )
 
@@ -89,13 +90,13 @@ func introduceBurst(t *terminal, info limitsInfo, s capacity) {
 	printLimits(t, info.limits)
 	t.say("  upstream   %s, %s for each request: up to %s/s; answers 503 when\n"+
 		"             all workers are busy\n",
-		countOf(int(s.workers), "worker"), formatSeconds(s.serviceTime.Seconds()), formatDecimal(s.perSecond()))
+		countOf(int(s.workers), "worker"), limitwords.Seconds(s.serviceTime.Seconds()), formatDecimal(s.perSecond()))
 }
 
 // printLimits prints the limits, and below them what they mean, line by line.
 func printLimits(t *terminal, l shaper.Limits) {
 	const indent = "\n             "
-	t.say("  limits     %s:%s%s", l, indent, strings.Join(limitsInWords(l), indent))
+	t.say("  limits     %s:%s%s", l, indent, strings.Join(limitwords.Of(l), indent))
 }
 
 // announce returns what to print about a burst before it is sent through the
@@ -113,7 +114,7 @@ func announce(info limitsInfo, sends []time.Duration, impatient int) string {
 	served := min(float64(len(sends)), float64(info.fits())+info.rate*span)
 	wait := (served - float64(info.atOnce)) * (1 - float64(impatient)/float64(len(sends)))
 	if seconds := max(span, wait*info.interval); seconds >= 1 {
-		text += fmt.Sprintf("; takes about %s", formatSeconds(float64(int(seconds*10+0.5))/10))
+		text += fmt.Sprintf("; takes about %s", limitwords.Seconds(float64(int(seconds*10+0.5))/10))
 	}
 	return text
 }

@@ -5,6 +5,8 @@ import (
 	"math"
 	"strings"
 	"time"
+
+	"example.com/leakybucket/internal/limitwords"
 )
 
 const (
@@ -99,7 +101,7 @@ func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
 		}
 	}
 	b.WriteString(axis(g))
-	fmt.Fprintf(&b, "  %s\n", t.coloured(faint, fmt.Sprintf("one column is %s; the number is how many requests the highest bar counts", formatSeconds(g.every))))
+	fmt.Fprintf(&b, "  %s\n", t.coloured(faint, fmt.Sprintf("one column is %s; the number is how many requests the highest bar counts", limitwords.Seconds(g.every))))
 	return b.String()
 }
 
@@ -108,7 +110,7 @@ func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
 func countAndSpan(did string, at []time.Time) string {
 	text := fmt.Sprintf("%d %s", len(at), did)
 	if len(at) > 1 {
-		text += " within " + formatSeconds(at[len(at)-1].Sub(at[0]).Seconds())
+		text += " within " + limitwords.Seconds(at[len(at)-1].Sub(at[0]).Seconds())
 	}
 	return text
 }
@@ -142,7 +144,7 @@ func bars(counts []int, peak int) []string {
 func axis(g grid) string {
 	width := 2*g.columns - 1
 	step := roundStep(float64(g.columns) * g.every / 6)
-	unit := unitFor(float64(g.columns) * g.every)
+	unit := limitwords.UnitFor(float64(g.columns) * g.every)
 	line := []rune(strings.Repeat("─", width))
 	labels := []rune(strings.Repeat(" ", width+8))
 	for i := 0; ; i++ {
@@ -152,7 +154,7 @@ func axis(g grid) string {
 			break
 		}
 		line[at] = '┴'
-		copy(labels[at:], []rune(fmt.Sprintf("%.6g %s", seconds/unit.length, unit.name)))
+		copy(labels[at:], []rune(fmt.Sprintf("%.6g %s", seconds/unit.Length, unit.Name)))
 	}
 	return fmt.Sprintf("%s%s\n%s%s\n", margin, string(line), margin, strings.TrimRight(string(labels), " "))
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"example.com/leakybucket/internal/limitwords"
 )
 
 // The dimensions of the drawing, in pixels.
@@ -62,7 +64,7 @@ func burstSVG(info limitsInfo, shaped trial) string {
 	fmt.Fprintf(&b, `<path class="d" stroke-width="2.4" d="%s"/>`+"\n", ticks(shaped.reached, x, ticksBase, ticksHeight))
 	lines := []struct{ class, text string }{
 		{"t", "A ragged burst goes in: " + countAndSpan("requests", shaped.arrived)},
-		{"a", fmt.Sprintf("%d are admitted, and wait up to %s", shaped.served+shaped.disconnected, formatSeconds(shaped.longestWait.Seconds()))},
+		{"a", fmt.Sprintf("%d are admitted, and wait up to %s", shaped.served+shaped.disconnected, limitwords.Seconds(shaped.longestWait.Seconds()))},
 		{"v", fmt.Sprintf("%d of these disconnect while they wait, and %s", shaped.disconnected, costInSlots(wastedSlots(info, shaped)))},
 		{"r", fmt.Sprintf("%d do not fit, and are refused at once", shaped.refused)},
 	}
@@ -76,7 +78,7 @@ func burstSVG(info limitsInfo, shaped trial) string {
 	}
 	out := "A comb comes out"
 	if !info.unlimited {
-		out += ": one every " + formatSeconds(info.interval)
+		out += ": one every " + limitwords.Seconds(info.interval)
 	}
 	fmt.Fprintf(&b, `<text class="d" x="%d" y="%.0f">%s</text>`+"\n</svg>\n", svgLeft, ticksBase-ticksHeight-10, out)
 	return b.String()
@@ -90,7 +92,7 @@ func describeRun(info limitsInfo, shaped trial) string {
 	}
 	return fmt.Sprintf("With limits %s, a ragged burst of %s; %d are refused at once%s and %d reach the upstream evenly within %s",
 		info.limits, countAndSpan("requests arrives", shaped.arrived), shaped.refused, disconnected, len(shaped.reached),
-		formatSeconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0]).Seconds()))
+		limitwords.Seconds(shaped.reached[len(shaped.reached)-1].Sub(shaped.reached[0]).Seconds()))
 }
 
 // dotStacks draws the arrivals as stacks of dots, in the order in which they
@@ -151,11 +153,11 @@ func writeSVGAxis(b *strings.Builder, length float64) {
 		fmt.Fprintf(b, `<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, foot+0.5, svgRight+4)
 	}
 	b.WriteString("\n")
-	step, u := roundStep(length/6), unitFor(length)
+	step, u := roundStep(length/6), limitwords.UnitFor(length)
 	for i := 0; float64(i)*step <= length; i++ {
 		seconds := float64(i) * step
 		at := svgLeft + seconds/length*(svgRight-svgLeft)
 		fmt.Fprintf(b, `<path class="l" d="M%.1f %.0fv5"/><text class="m" x="%.1f" y="%.0f" text-anchor="middle">%.6g %s</text>`+"\n",
-			at, ticksBase+1, math.Round(at), ticksBase+20, seconds/u.length, u.name)
+			at, ticksBase+1, math.Round(at), ticksBase+20, seconds/u.Length, u.Name)
 	}
 }

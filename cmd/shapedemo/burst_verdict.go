@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"example.com/leakybucket/internal/limitwords"
 )
 
 // judgeBurst returns what is wrong with a demonstration. Nothing is wrong if the
@@ -146,7 +148,7 @@ func burstTable(t *terminal, info limitsInfo, direct, shaped trial) string {
 	shapedSmallest, shapedMedian := gapTexts(shaped.reached)
 	row("smallest gap at the upstream", smallest, shapedSmallest)
 	row("median gap at the upstream", median, shapedMedian)
-	row("longest wait", "-", formatSeconds(shaped.longestWait.Seconds()))
+	row("longest wait", "-", limitwords.Seconds(shaped.longestWait.Seconds()))
 
 	heading, rest, _ := strings.Cut(b.String(), "\n")
 	return t.coloured(bold, heading) + "\n" + rest

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"example.com/leakybucket/internal/limitwords"
 )
 
 // A loopback is a real HTTP server on a free port of 127.0.0.1. Only this
@@ -99,5 +101,5 @@ func gapTexts(at []time.Time) (smallest, median string) {
 	if !ok {
 		return "-", "-"
 	}
-	return formatSeconds(s.Seconds()), formatSeconds(m.Seconds())
+	return limitwords.Seconds(s.Seconds()), limitwords.Seconds(m.Seconds())
 }

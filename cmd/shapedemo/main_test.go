@@ -84,7 +84,7 @@ func TestOnceShowsTheBurstAndSucceeds(t *testing.T) {
 	require.Equal(t, exitOK, p.ends(t), "%s%s", &p.stdout, &p.stderr)
 	require.Empty(t, p.stderr.String())
 	shown := p.stdout.String()
-	require.Contains(t, shown, "up to 20 may wait, the last one for 333 ms")
+	require.Contains(t, shown, "20 may wait, the last for 333 ms")
 	require.Contains(t, shown, "request 22 of a simultaneous burst is refused")
 	require.Contains(t, shown, "direct: 120 reach the upstream")
 	require.Contains(t, shown, "shaped: 120 arrive at the proxy")

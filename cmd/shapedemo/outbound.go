@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )
 
@@ -31,16 +32,16 @@ func showOutbound(stop *interrupts, t *terminal, c config) (status int, err erro
 	t.say("%s\n", t.coloured(bold, "Many callers, one fragile API."))
 	printLimits(t, c.limits)
 	t.say("  API        answers 429 to all requests for %s after two requests\n"+
-		"             come within %s", formatSeconds(penalty.Seconds()), formatSeconds(interval.Seconds()))
+		"             come within %s", limitwords.Seconds(penalty.Seconds()), limitwords.Seconds(interval.Seconds()))
 	t.say("  callers    %d; each calls again as soon as it has its response,\n"+
 		"             after a 429 when its Retry-After is over\n", c.callers)
 
-	t.say("%d callers call the API directly; this takes %s ...", c.callers, formatSeconds(outboundTime.Seconds()))
+	t.say("%d callers call the API directly; this takes %s ...", c.callers, limitwords.Seconds(outboundTime.Seconds()))
 	direct, err := callDirect(stop.graceful, c, interval)
 	if err != nil {
 		return exitFailed, err
 	}
-	t.say("%d callers call it through one shaper.Transport; this takes %s ...\n", c.callers, formatSeconds(outboundTime.Seconds()))
+	t.say("%d callers call it through one shaper.Transport; this takes %s ...\n", c.callers, limitwords.Seconds(outboundTime.Seconds()))
 	shaped, err := repeatIfMachineWasLate(t, interval, func() (poolResult, error) {
 		return callShaped(stop.graceful, t, c, interval)
 	})
@@ -68,7 +69,7 @@ func repeatIfMachineWasLate(t *terminal, interval time.Duration, call func() (po
 		return r, err
 	}
 	t.say("  The API refused %d: this machine was late, so calls that had left the shaper\n"+
-		"  at least %s apart reached the API within %s. Trying a second time ...\n", r.refused, formatSeconds(r.smallestDepartureGap().Seconds()), formatSeconds(interval.Seconds()))
+		"  at least %s apart reached the API within %s. Trying a second time ...\n", r.refused, limitwords.Seconds(r.smallestDepartureGap().Seconds()), limitwords.Seconds(interval.Seconds()))
 	return call()
 }
 
@@ -155,7 +156,7 @@ func runUntilInterrupted(ctx context.Context, t *terminal, c config, interval ti
 	}
 	saw := pool.run(ctx)
 	stopStatus()
-	t.say("Stopped after %s: %d served, %d refused by the API.", formatSeconds(saw.duration.Seconds()), saw.served, saw.refused)
+	t.say("Stopped after %s: %d served, %d refused by the API.", limitwords.Seconds(saw.duration.Seconds()), saw.served, saw.refused)
 	return exitOK, nil
 }
 
@@ -194,7 +195,7 @@ func quantileText(times []time.Duration, q float64) string {
 	if len(times) == 0 {
 		return "-"
 	}
-	return formatSeconds(times[min(int(q*float64(len(times))), len(times)-1)].Seconds())
+	return limitwords.Seconds(times[min(int(q*float64(len(times))), len(times)-1)].Seconds())
 }
 
 // judgeOutbound returns what is wrong with a demonstration. Nothing is wrong if
@@ -208,11 +209,11 @@ func judgeOutbound(info limitsInfo, interval time.Duration, direct, shaped poolR
 	switch refusals := wereRefused(shaped.refused); {
 	case shaped.bunchedByMachine(interval):
 		fault("%s by the API behind the shaper, because two reached it within %s that had left the shaper at least %s apart, in both tries: this machine is too busy; try a slower -limits",
-			refusals, formatSeconds(interval.Seconds()), formatSeconds(shaped.smallestDepartureGap().Seconds()))
+			refusals, limitwords.Seconds(interval.Seconds()), limitwords.Seconds(shaped.smallestDepartureGap().Seconds()))
 	case shaped.refused > 0 && (info.unlimited || info.atOnce > 1):
-		fault("%s by the API behind the shaper, because two reached it within %s: %q lets requests leave together", refusals, formatSeconds(interval.Seconds()), info.limits)
+		fault("%s by the API behind the shaper, because two reached it within %s: %q lets requests leave together", refusals, limitwords.Seconds(interval.Seconds()), info.limits)
 	case shaped.refused > 0:
-		fault("%s by the API behind the shaper, because two reached it within %s", refusals, formatSeconds(interval.Seconds()))
+		fault("%s by the API behind the shaper, because two reached it within %s", refusals, limitwords.Seconds(interval.Seconds()))
 	}
 	if n := direct.failed + shaped.failed; n > 0 {
 		fault("%s failed, or got a response that this program does not expect", countOf(n, "call"))
@@ -224,7 +225,7 @@ func judgeOutbound(info limitsInfo, interval time.Duration, direct, shaped poolR
 		return faults
 	}
 	if maximum := int(float64(info.atOnce) + info.rate*(shaped.duration+info.slack()).Seconds()); shaped.served > maximum {
-		fault("%d calls were served in %s, but only %d may leave in that time", shaped.served, formatSeconds(shaped.duration.Seconds()), maximum)
+		fault("%d calls were served in %s, but only %d may leave in that time", shaped.served, limitwords.Seconds(shaped.duration.Seconds()), maximum)
 	}
 	return faults
 }

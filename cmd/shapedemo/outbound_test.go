@@ -21,7 +21,7 @@ func TestOutboundOnceShowsWhatEachSawAndSucceeds(t *testing.T) {
 	shown := p.stdout.String()
 	require.Contains(t, shown, "  limits     10/s depth 20 slack 10ms:\n"+
 		"             one request leaves every 100 ms\n"+
-		"             up to 20 may wait, the last one for 2 s\n"+
+		"             20 may wait, the last for 2 s\n"+
 		"             request 22 of a simultaneous burst is refused\n")
 	require.Contains(t, shown, "within 25 ms")
 	require.Contains(t, shown, "20 callers call the API directly")

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/url"
 	"time"
+
+	"example.com/leakybucket/internal/limitwords"
 )
 
 // A frontListener is where the demo serves. It is opened before anything else
@@ -151,5 +153,5 @@ func drainMessage(waiting int, info limitsInfo) string {
 	if info.limits.InFlight > 0 {
 		bound = "at least" // How long the upstream takes is unknown.
 	}
-	return fmt.Sprintf("Draining %s (%s %s; Ctrl-C again to stop at once).", countOf(waiting, "waiting request"), bound, formatSeconds(longest))
+	return fmt.Sprintf("Draining %s (%s %s; Ctrl-C again to stop at once).", countOf(waiting, "waiting request"), bound, limitwords.Seconds(longest))
 }

@@ -1,0 +1,190 @@
+// Command shapecheck checks files of limits as package config reads them, and says what
+// they mean.
+//
+//	shapecheck [-json] [-strict] [-keys LIST] FILE… [KEY…]
+//	shapecheck [-json] [-strict] [-keys LIST] FILE… -- KEY…
+//
+// The files are layers: a rule of a later one replaces that of an earlier one. For each
+// rule, or for each KEY the rule that it finds, it prints the limits, where they stand,
+// and what they mean in words. Of what is legal but surely not meant it warns.
+//
+// Without "--" the names decide what is a FILE, never what is on the disk: the first
+// argument is one, and so are those after it that end in .yaml, .yml or .json, up to
+// the first that does not: that is a KEY, and so are all after it. Flags may stand
+// anywhere before "--". Behind "--" there are only keys. A KEY that is also the name of
+// a file is an error without "--".
+//
+// The status is 0 if the files are right, 1 if they have mistakes (all of them are
+// printed) or a key has no rule, and 2 if the command is used wrongly. Warnings do not
+// change it, unless -strict makes it 1.
+//
+// # Rules that are never reached
+//
+// Which keys a program uses is not in the files. A LIST of them (one per line, "-" for
+// standard input), say from [shaper.Group.Top] or a log, lets shapecheck find the rules
+// that none of them reaches, and the keys that find no rule.
+//
+// # JSON
+//
+// With -json one object goes to standard output, whatever the status but 2. Its arrays
+// are never null, and its names stay as they are; others may be added. If the files have
+// mistakes, only "errors" has elements.
+//
+//	errors    file, line, column, text, message: as in [config.Error]
+//	warnings  file, line, key (of the rule), code, message
+//	rules     key ("" is the default), file, line, limits (as text), words,
+//	          candidate (limits, words; null: none)
+//	keys      key, rule (as above; null: none), if there are KEYs; then rules is empty
+//
+// A line is 0 where no line is meant. The codes are those of this list:
+//
+//	refuses-second    no depth and burst 1
+//	wait-too-short    the wait is shorter than the time between two departures
+//	wait-without-depth, slack-without-depth
+//	                  no request waits, so there is nothing to bound or to make up
+//	slack-long        slack longer than the wait
+//	no-effect         burst or slack at rate inf, inflight in a candidate
+//	same-candidate    a candidate that is what is in force
+//	address           an address, or a network, as no key has it
+//	takes-nothing     ~ where no earlier layer has a rule
+//	never-reached     a rule that no key of the LIST finds
+//	not-a-key         a KEY that [shaper.Join] does not make
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// The exit statuses of the program.
+const (
+	exitOK     = 0
+	exitFailed = 1 // the files have mistakes, or could not be read
+	exitUsage  = 2
+)
+
+const usage = `shapecheck: checks files of limits, and says what they mean
+
+  shapecheck [flags] FILE… [KEY…]
+  shapecheck [flags] FILE… -- KEY…
+
+Several files are layers: a rule of a later one replaces that of an earlier one.
+With KEYs only the rules that these find are shown.
+
+The first argument is a FILE, and so are those after it that end in .yaml, .yml
+or .json. The first other one is a KEY, and so are all after it. "--" between
+them says so whatever the names.
+
+Flags:
+  -json        print one JSON object, for editors and CI
+  -strict      make the status 1 if there are warnings
+  -keys LIST   a file of the keys that are in use, one per line, "-" for
+               standard input: warns of rules that none of them reaches,
+               and reports keys without a rule
+  -h           print this text
+
+Status: 0 the files are right, 1 they have mistakes or a key has no rule,
+2 wrong usage
+
+Examples:
+  shapecheck shaper.yaml
+  shapecheck shaper.yaml local.yaml                 what is in force here
+  shapecheck shaper.yaml api/premium/42             which rule a key finds
+  shapecheck /etc/limits -- api/premium/42 login
+`
+
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+
+// run is the whole program and returns its exit status.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a, err := parseArguments(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(stdout, usage)
+		return exitOK
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "shapecheck: %v (-h shows examples)\n", err)
+		return exitUsage
+	}
+	r := check(a, stdin)
+	if a.json {
+		err = printJSON(stdout, r)
+	} else {
+		err = printText(stdout, stderr, r)
+	}
+	switch {
+	case err != nil:
+		fmt.Fprintf(stderr, "shapecheck: %v\n", err)
+		return exitFailed
+	case len(r.Errors) > 0 || a.strict && len(r.Warnings) > 0:
+		return exitFailed
+	}
+	return exitOK
+}
+
+// arguments are what the command line says.
+type arguments struct {
+	json, strict bool
+	list         string // file of the keys in use; "": none
+	files, keys  []string
+}
+
+// parseArguments parses the command line. The error is [flag.ErrHelp] if the user asked
+// for the usage.
+func parseArguments(args []string) (a arguments, err error) {
+	flags := flag.NewFlagSet("shapecheck", flag.ContinueOnError)
+	flags.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
+	flags.BoolVar(&a.json, "json", false, "")
+	flags.BoolVar(&a.strict, "strict", false, "")
+	flags.StringVar(&a.list, "keys", "", "")
+
+	var afterDashes []string
+	dashes := slices.Index(args, "--")
+	if dashes >= 0 {
+		args, afterDashes = args[:dashes], args[dashes+1:]
+	}
+	var named []string
+	for len(args) > 0 {
+		if err := flags.Parse(args); err != nil {
+			return arguments{}, err
+		}
+		// Package flag stops at the first argument that is no flag, and flags may follow.
+		if args = flags.Args(); len(args) > 0 {
+			named, args = append(named, args[0]), args[1:]
+		}
+	}
+	if slices.Contains(slices.Concat(named, afterDashes), "") {
+		return arguments{}, errors.New(`"" is neither a file nor a key`)
+	}
+	if len(named) == 0 {
+		return arguments{}, errors.New("no FILE is given")
+	}
+	if dashes >= 0 {
+		a.files, a.keys = named, afterDashes
+		return a, nil
+	}
+	end := 1
+	for end < len(named) && isFileName(named[end]) {
+		end++
+	}
+	a.files, a.keys = named[:end], named[end:]
+	for _, key := range a.keys {
+		// What an argument means must not depend on what is in the folder; but that it
+		// is not what it seems can be said.
+		if info, err := os.Stat(key); err == nil && !info.IsDir() || isFileName(key) {
+			return arguments{}, fmt.Errorf("is %q a FILE or a KEY? Write -- before the first key", key)
+		}
+	}
+	return a, nil
+}
+
+// isFileName reports whether an argument that is not the first is a FILE by its name.
+func isFileName(name string) bool {
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, strings.ToLower(filepath.Ext(name)))
+}

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+
+	"go.yaml.in/yaml/v4"
+
+	"example.com/leakybucket/config"
+	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/shaper"
+)
+
+// A warning is about something legal that is surely not meant.
+type warning struct {
+	File    string `json:"file"`
+	Line    int    `json:"line"` // 0: of no line in particular
+	Key     string `json:"key"`  // of the rule; "" is the default
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// String returns a warning as compilers print theirs.
+func (w warning) String() string {
+	where := ""
+	if w.File != "" {
+		where = fmt.Sprintf("%s:%d: ", w.File, w.Line)
+	}
+	return where + "warning: " + keyText(w.Key) + ": " + w.Message
+}
+
+// sortWarnings puts warnings in the order of the files and of the lines in them.
+// Warnings about KEYs come last.
+func sortWarnings(all []warning, files []string) {
+	layer := func(w warning) int {
+		if i := slices.Index(files, w.File); i >= 0 {
+			return i
+		}
+		return len(files)
+	}
+	slices.SortStableFunc(all, func(a, b warning) int {
+		return cmp.Or(cmp.Compare(layer(a), layer(b)), cmp.Compare(a.Line, b.Line))
+	})
+}
+
+// warningsOf returns the warnings about one rule.
+func warningsOf(r config.Rule) (all []warning) {
+	warn := func(code, format string, args ...any) {
+		all = append(all, warning{r.File, r.Line, r.Key, code, fmt.Sprintf(format, args...)})
+	}
+	warnOfLimits(r.Limits, "", warn)
+	if c := r.Candidate; c != nil {
+		warnOfLimits(*c, "candidate: ", warn)
+		if c.InFlight > 0 {
+			warn("no-effect", "candidate: inflight has no effect, because a dry run does not know when requests would end")
+		}
+		if effective(*c) == effective(r.Limits) {
+			warn("same-candidate", "the candidate is what is in force already")
+		}
+	}
+	if problem := addressProblem(r.Key); problem != "" {
+		warn("address", "%s", problem)
+	}
+	return all
+}
+
+// warnOfLimits warns of limits, with a prefix that says which.
+func warnOfLimits(l shaper.Limits, prefix string, warn func(code, format string, args ...any)) {
+	burst := limitwords.BurstOf(l)
+	unlimited := float64(l.Rate) == math.MaxFloat64 // which is what rate.Inf is
+	interval := limitwords.Seconds(1 / float64(l.Rate))
+	if l.Depth == 0 && !unlimited && l.Burst <= 1 {
+		warn("refuses-second", "%sno depth and burst 1: of two requests within %s one is refused", prefix, interval)
+	}
+	if l.Depth > 0 && l.MaxWait > 0 && burst.Waiting == 0 {
+		warn("wait-too-short", "%sthe wait is shorter than the %s between two departures: hardly any request may wait", prefix, interval)
+	}
+	if l.Depth == 0 && l.MaxWait > 0 {
+		warn("wait-without-depth", "%swait without depth: no request waits whose wait could be bounded", prefix)
+	}
+	if l.Depth == 0 && l.Slack > 0 {
+		warn("slack-without-depth", "%sslack without depth: no request waits that could be late", prefix)
+	}
+	if l.Depth > 0 && l.MaxWait > 0 && l.Slack > l.MaxWait {
+		warn("slack-long", "%sslack longer than the wait: after a stall that long, all that wait leave at once", prefix)
+	}
+	if unlimited && l.Burst > 0 {
+		warn("no-effect", "%sburst has no effect at rate inf", prefix)
+	}
+	if unlimited && l.Depth > 0 && l.Slack > 0 {
+		warn("no-effect", "%sslack has no effect at rate inf", prefix)
+	}
+}
+
+// effective returns limits with their defaults written out.
+func effective(l shaper.Limits) shaper.Limits {
+	l.Burst = max(l.Burst, 1)
+	l.Slack = cmp.Or(l.Slack, shaper.DefaultSlack)
+	return l
+}
+
+// neverReached returns a warning for each rule that none of the keys in use finds.
+func neverReached(rules *config.Rules, used []string) (all []warning) {
+	found, below := map[string]bool{}, map[string]bool{}
+	for _, key := range used {
+		if rule, ok := rules.Explain(key); ok {
+			found[rule.Key] = true
+		}
+		for end := range len(key) {
+			if key[end] == '/' {
+				below[key[:end]] = true
+			}
+		}
+		below[key] = true
+	}
+	for rule := range rules.All() {
+		why := "there is no such key"
+		switch {
+		case found[rule.Key]:
+			continue
+		case rule.Key == "":
+			why = "every key has a rule of its own"
+		case below[rule.Key]:
+			why = "every key below it has a rule of its own"
+		}
+		all = append(all, warning{rule.File, rule.Line, rule.Key, "never-reached", "never reached: " + why})
+	}
+	return all
+}
+
+// keyWarnings returns a warning if a KEY is none that [shaper.Join] makes. It asks the
+// reader of files, which refuses such keys.
+func keyWarnings(key string) []warning {
+	quoted, err := json.Marshal(key) // YAML reads what JSON writes.
+	if err != nil {
+		return nil
+	}
+	_, err = config.Parse("", slices.Concat([]byte("limits:\n  ? "), quoted, []byte("\n  : inf\n")))
+	mistake, ok := errors.AsType[*config.Error](err)
+	if !ok {
+		return nil
+	}
+	return []warning{{Key: key, Code: "not-a-key", Message: "shaper.Join makes no such key: " + mistake.Message}}
+}
+
+// takenInVain returns a warning for each ~ that takes away a rule which no earlier file
+// has. The files are right.
+func takenInVain(files []string) (all []warning) {
+	there := map[string]bool{}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return all // It was there a moment ago, and was checked then.
+		}
+		rules, err := config.Parse(name, text)
+		if err != nil {
+			return all
+		}
+		for _, taken := range nullRules(text) {
+			if !there[taken.key] {
+				all = append(all, warning{name, taken.line, taken.key, "takes-nothing", "~ takes nothing away: no earlier file has such a rule"})
+			}
+			delete(there, taken.key)
+		}
+		for rule := range rules.All() {
+			there[rule.Key] = true
+		}
+	}
+	return all
+}
+
+// A nullRule is a rule that is ~.
+type nullRule struct {
+	key  string
+	line int
+}
+
+// nullRules returns the rules of a file, which must be right, that are ~.
+func nullRules(text []byte) (found []nullRule) {
+	var document yaml.Node
+	if yaml.Unmarshal(text, &document) != nil || len(document.Content) == 0 {
+		return nil
+	}
+	note := func(key string, at, value *yaml.Node) {
+		if value.Kind == yaml.ScalarNode && value.ShortTag() == "!!null" {
+			found = append(found, nullRule{key, at.Line})
+		}
+	}
+	top := document.Content[0].Content
+	for i := 0; i+1 < len(top); i += 2 {
+		if top[i].Value == "default" {
+			note("", top[i], top[i+1])
+			continue
+		}
+		rules := top[i+1].Content
+		for j := 0; j+1 < len(rules); j += 2 {
+			note(rules[j].Value, rules[j], rules[j+1])
+		}
+	}
+	return found
+}
