@@ -9,7 +9,7 @@
 //	err = s.Do(ctx, 1, callTheUpstream) // refused: *shaper.RejectError; given up: ctx.Err()
 //
 // Without [Limits.Depth] no request waits: the second request within an interval is
-// refused. In front of an [net/http.Handler] use [Middleware], which answers refused
+// refused. In front of a [net/http.Handler] use [Middleware], which answers refused
 // requests with 429 and an exact Retry-After. For calls to an API use a [Transport],
 // which holds the whole line when the API answers 429.
 //
@@ -49,19 +49,19 @@
 //
 // # Guarantees
 //
-//  1. Pace. Counted on the instants of departure, no window of length W holds
-//     more than Burst + Rate × (W + Slack) cost units (for costs above Burst,
-//     the largest cost in place of Burst; across a change of limits, the larger
-//     Burst and the integral of the rates). The schedule is absolute and exact:
-//     7 per second are 604,800 in 24 hours, give or take one. Slack is all that
-//     a late wake-up may make up. Lateness up to it does not add up; what
-//     exceeds it is gone, the schedule going on from now − Slack, and counted
-//     in Stats.Missed: while somebody waits, cost departed + Missed is Rate ×
-//     time, to within Burst + Rate × Slack. Only somebody who was in line when
-//     due profits from slack: an idle bucket earns nothing beyond Burst. In
+//  1. Pace. Departures are counted at their slots. No window of length W holds more
+//     than Burst + Rate × (W + Slack) cost units. (If a cost is above Burst, the
+//     largest cost takes the place of Burst. Across a change of limits, the larger
+//     Burst and the integral of the rates count.) The schedule is absolute and exact:
+//     7 per second are 604,800 in 24 hours, give or take one. Slack is the lateness
+//     that a late wake-up may make up. Lateness up to Slack does not add up. Lateness
+//     beyond it is lost: the schedule goes on from now − Slack, and the lost cost is
+//     counted in [Stats].Missed. While requests wait, cost departed + Missed is Rate ×
+//     time, to within Burst + Rate × Slack. Only a request that was in line when its
+//     slot came profits from Slack: an idle bucket earns nothing beyond Burst. In
 //     virtual time nothing is late.
-//  2. Order. Requests leave in the order in which they were admitted. Nobody
-//     overtakes, neither a cheap request a dear one nor a newcomer a line. A
+//  2. Order. Requests leave in the order in which they were admitted. A cheap request
+//     does not overtake a dear one, and a newcomer does not overtake the line. A
 //     request that a [Transport] retries was admitted before, so it enters at the
 //     head of the line: ahead of all newcomers, and behind retries that came back
 //     earlier.
@@ -69,48 +69,49 @@
 //     blocking, whatever the state of the ticker. A request that a Transport
 //     retries was admitted before, so it waits even beyond Depth, and enters the
 //     line even during Shutdown.
-//  4. Abandonment. When a waiter's context ends, its place is free and its slot
-//     belongs to the next waiter before its call returns. No departure is spent
-//     on a request that has left, save the one case of guarantee 5.
+//  4. Abandonment. When the context of a waiting request ends, its place is free and
+//     its slot belongs to the next request before its call returns. No departure is
+//     spent on a request whose caller has gone, except in the one case that
+//     guarantee 5 names.
 //  5. Exactly one outcome. Every call ends in exactly one of: left, refused,
-//     abandoned, closed. A context that is done before the call, or seen done
-//     before the call returns, wins: a waiting call that has been given its slot
-//     asks ctx.Err() once before it returns nil, and if the context is done the
-//     slot goes to the next waiter, or back to the bucket. Only where a later
-//     request has left in between is the slot gone. No slot is used twice.
-//  6. Prediction. With everyone ahead staying, a request that would leave at or
-//     after its context's deadline, or would wait longer than MaxWait, is
-//     refused at entry. One that would wait just MaxWait is admitted; one whose
-//     deadline has passed while its Err is still nil is refused, and counted. A
-//     later change of the rate does not refuse it: it then waits until its
-//     context ends. With a cap nobody knows when requests end. So the
+//     abandoned, closed. A context wins that is done before the call, or is seen to
+//     be done before the call returns: a waiting call that has been given its slot
+//     asks ctx.Err() once before it returns nil. If the context is done, the slot
+//     goes to the next request, or back to the bucket. Only if a later request has
+//     left in between is the slot lost. No slot is used twice.
+//  6. Prediction. The prediction assumes that all requests ahead stay. A request that
+//     would leave at or after its context's deadline, or would wait longer than
+//     MaxWait, is refused at entry. A wait of exactly MaxWait is admitted. A request
+//     whose deadline has passed while its context's Err is still nil is refused, and
+//     counted. A later change of the rate refuses no request that was admitted: it
+//     waits until its context ends. With a cap nobody knows when requests end. So the
 //     prediction assumes that a seat becomes free at once, and no request is
 //     refused that might leave in time. RetryAfter and Forecast are estimates
 //     then, from how long requests have been in flight of late. A request that a
 //     Transport retries is bound by its deadline, but not by MaxWait.
-//  7. Change. SetLimits takes effect at once on those who wait: they are
-//     re-timed, in order; level and line are kept; a smaller Depth refuses
-//     newcomers and drops nobody.
-//  8. Rest. At most a second after its line emptied a shaper has no goroutine,
-//     timer or file; at the end of a testing/synctest bubble it has none.
-//     Forgetting a shaper leaks nothing. A Group keeps a timer, but no goroutine,
+//  7. Change. SetLimits takes effect at once on the requests in line: they are
+//     re-timed, in their order. Level and line are kept. A smaller Depth refuses
+//     newcomers and removes no request from the line.
+//  8. Rest. At most a second after its line emptied a Shaper has no goroutine,
+//     timer or file; at the end of a [testing/synctest] bubble it has none.
+//     Forgetting a Shaper leaks nothing. A Group keeps a timer, but no goroutine,
 //     until the last of its buckets is drained, and at most a second longer.
-//  9. End. Close refuses everyone waiting and returns when the ticker goroutine
-//     has gone. Shutdown admits no more, lets the line leave at its rate, then
-//     closes; if its context ends first it returns that error while the line
-//     goes on leaving, and only Close stops it. With an empty line it returns
-//     nil even if its context is done, and so does one overtaken by Close. Both
-//     can be called many times, at once, from anywhere, hooks included. On a
-//     closed shaper SetLimits, Limits and Stats still work.
+//  9. End. Close refuses all waiting requests and returns when the ticker goroutine
+//     has ended. Shutdown admits no more requests, lets the line leave at its rate,
+//     and then closes. If its context ends first, Shutdown returns that error while
+//     the line goes on leaving; only Close stops it then. With an empty line Shutdown
+//     returns nil even if its context is done, and so does one that Close overtakes.
+//     Both can be called many times, at once, and from anywhere, hooks included. On
+//     a closed Shaper SetLimits, Limits and Stats still work.
 //  10. One instant. Every entry point first brings the bucket up to now:
-//     departures that are due come before the arrival, change, end or look of
-//     the same instant. The end of a context counts from the moment its call
-//     sees it; where it falls on the instant of the departure either may win,
+//     departures that are due come before an arrival, a change, an end or a look at
+//     the same instant. The end of a context counts from the moment at which its
+//     call sees it. If that falls on the instant of the departure either may win,
 //     but only one does.
 //  11. No licence by absence. Nothing that is missing or malformed means
-//     "unlimited". NaN, a rate of 0 and text that can't be parsed are errors; a
-//     clock that goes backwards is treated as standing still; a missing key is a
-//     key like any other; keys that do not fit the table share buckets.
+//     "unlimited". NaN, a rate of 0 and text that can't be parsed are errors. A
+//     clock that goes backwards is treated as standing still. A missing key is a
+//     key like any other. Keys that do not fit the table share buckets.
 //
 // ARCHITECTURE.md names the test that holds each.
 //
@@ -119,7 +120,7 @@
 // On Linux (amd64, arm64, 386, arm), at intervals up to 20 ms, a kernel timer wakes the
 // ticker. In an idle process requests then leave within tens of microseconds of their
 // slots, and at intervals up to 1 ms mostly within a few. The timer needs a file while a
-// request waits, and a moment longer. On other systems, at longer intervals, and if no
+// request waits, and for a tenth of a second longer. On other systems, at longer intervals, and if no
 // file can be had, the ticker uses a Go timer, which on Linux is up to a millisecond
 // late. [Stats] says which timer is used, and why. Neither loses the rate: lateness is
 // made up, within [Limits.Slack]. Above 20,000 per second, without [WithCoarseTimer], the
