@@ -34,10 +34,10 @@ type cold struct {
 	seatTime int64 // moving average of the time for which seats are taken, in ns; 0: none has been measured
 
 	// roundedUpBy is how far empty lies above the exact instant, which after a
-	// change of the rate need not be a multiple of the interval's 1/den of a
-	// nanosecond. nil means 0. No departure depends on it, because it is less than
-	// 1/den, and all instants that the bucket compares and all spans that it adds
-	// are multiples of that. It is kept for the next change of the rate. If the
+	// change of the rate need not be a multiple of 1/den of a nanosecond, where den
+	// is that of the interval. nil means 0. No departure depends on roundedUpBy: it is
+	// less than 1/den, and all instants that the bucket compares and all spans that it
+	// adds are multiples of 1/den. It is kept for the next change of the rate. If the
 	// exact instant is centuries away, empty is the latest instant there is, and
 	// roundedUpBy is negative.
 	roundedUpBy *big.Rat
@@ -45,7 +45,7 @@ type cold struct {
 
 func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
 
-// coldOrNew returns the cold fields, to be changed, which it makes if there are none.
+// coldOrNew returns the cold fields, to be changed. It makes them if there are none.
 func (b *bucket) coldOrNew() *cold {
 	if b.cold == nil {
 		b.cold = new(cold)
@@ -84,7 +84,7 @@ func (b *bucket) dueAfter(empty exact.Nanos, n int64) exact.Nanos {
 }
 
 // slot returns the instant at which the head of the line, of cost n, is to leave.
-// since is when it became the head and a seat was free for it.
+// since is the instant from which it has been the head and a seat has been free.
 func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
 	return exact.Later(exact.Later(b.due(n), since), b.coldOrNone().hold)
 }
@@ -92,11 +92,10 @@ func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
 // wait returns how long a request of cost n would wait from now on. ahead is the cost
 // of the requests in the line, all of which are taken to stay; 0 if the line is empty.
 //
-// The line need not be walked: the bucket is never empty before the slot of a request
-// that waits, so each departure raises the level by its cost and no more, and each
-// request is due later than the one ahead of it. (While the line is held, or all
-// seats are taken, the bucket may run empty. Then the first slot is at the end of
-// that time.)
+// The line need not be walked. The level does not reach 0 before the slot of a request
+// that waits, so each departure moves empty by its cost exactly, and each request is
+// due later than the one ahead of it. (While the line is held, or all seats are taken,
+// the level may reach 0. Then the first slot is at the end of that time.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
 	hold := b.coldOrNone().hold
 	empty := exact.Later(b.empty, hold)
@@ -111,19 +110,19 @@ func (b *bucket) wait(now, ahead, n int64) time.Duration {
 func (b *bucket) pass(now, n int64) { b.leave(exact.At(now), n) }
 
 // release lets the head of the line, of cost n, leave if its slot has come. It returns
-// the slot, and whether the head has left.
+// the slot, and reports whether the head has left.
 //
 // The departure counts as of its slot, even if the ticker was late. So a departure
 // that is late by no more than the slack delays none of those behind it. Lateness
 // beyond the slack is lost: for that time the bucket counts as not having leaked.
-// Otherwise the level would fall below what a punctual departure would have found,
-// and the loss would be made up after all.
+// Otherwise the level would be lower than at a punctual departure, and later requests
+// would make up the loss after all.
 func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, left bool) {
 	slot = b.slot(since, n)
 	if slot.Ceil() > now {
 		return slot, false
 	}
-	b.idleUntil(b.coldOrNone().hold.Whole()) // No request has left before that.
+	b.idleUntil(b.coldOrNone().hold.Whole()) // No request has left before the end of the hold.
 	if earliest := exact.At(now - b.slack); earliest.After(slot) {
 		lost := b.interval.Minus(earliest, slot)
 		b.coldOrNew().missed += b.interval.Units(lost)
@@ -148,13 +147,13 @@ func (b *bucket) leave(at exact.Nanos, n int64) {
 }
 
 // giveBack undoes a departure of cost n, if no other has followed: the level is as if
-// the request had not left. If others have followed, they left on a schedule that
-// counts this departure in. If its cost were given to a successor, that would leave
-// too soon after its predecessor; so the slot is lost.
+// the request had not left. If others have followed, the slot is lost. They left on a
+// schedule that includes this departure, and a request that got its cost now would
+// leave too soon after the one before.
 //
-// Taking n off the level is all that there is to undo. If the bucket was empty when
-// the request left, empty is now the instant of that departure instead of an earlier
-// one, which is the same level from then on.
+// To undo a departure is to take n off the level. If the level was 0 when the request
+// left, empty is now the instant of that departure instead of an earlier one, which is
+// the same level from then on.
 func (b *bucket) giveBack(departureNo uint64, n int64) {
 	if b.departures != departureNo {
 		return
@@ -167,10 +166,10 @@ func (b *bucket) giveBack(departureNo uint64, n int64) {
 	b.setEmpty(b.interval.Add(b.empty, b.coldOrNone().roundedUpBy, -n))
 }
 
-// idleUntil moves empty up to now if the level is 0, and drops the rounding remainder:
-// empty is rounded up, so the exact instant may lie just before now, and that
-// difference must not be credited to the next departure. It is called when no request
-// in line has a slot that has come, and for the end of a hold.
+// idleUntil moves empty up to now if the level is 0, and drops roundedUpBy: the exact
+// instant may lie just before now, and that difference must not be credited to the next
+// departure. now is an instant at which no request in line has a slot that has come, or
+// the end of a hold.
 func (b *bucket) idleUntil(now int64) {
 	if at := exact.At(now); !b.empty.After(at) {
 		b.setEmpty(at, nil)
@@ -189,9 +188,9 @@ func (b *bucket) level(now int64) float64 {
 	return b.interval.UnitsSince(now, b.empty, b.coldOrNone().roundedUpBy)
 }
 
-// change puts other limits in force from now on. The level is kept, exactly: empty
-// moves so that the level now is the same at the new rate. At rate.Inf the level is
-// always 0, so a change to it and back empties the bucket.
+// change puts other limits in force from now on. It keeps the level exactly: empty
+// moves so that the level now is the same at the new rate. At [rate.Inf] the level is
+// always 0, so a change to rate.Inf and back empties the bucket.
 func (b *bucket) change(to *plan, now int64) {
 	old, next, at := b.interval, to.interval, exact.At(now)
 	switch {

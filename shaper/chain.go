@@ -12,23 +12,24 @@ import (
 // example the tenant's bucket, then the site's. A request that all of them admit costs
 // each of them.
 //
-// If a later Limiter refuses a request, or its context ends there, what it has cost the
-// earlier ones is spent; so put the Limiter first that refuses most. The error is that
-// of the Limiter that refused. After its RetryAfter a later one may refuse the request.
-// The time that a request waits in a later line counts as in flight for an earlier cap.
+// If a later Limiter refuses a request, or the context ends there, the earlier ones do not
+// get back what the request has cost them. So put the Limiter first that refuses most.
+// The error is that of the Limiter that refused. A request that comes again after that
+// error's RetryAfter may be refused by a later Limiter. While a request waits in a later
+// line, it counts as in flight for an earlier cap.
 //
 // A Chain has the methods Acquire (the caps of all, released together), Forecast (the
 // longest of the waits, or the first refusal) and Hold (of all that have one), so
 // [Middleware] and [Transport] use it as they use a [Shaper], and a dry run in it leaves
-// its [Verdict]. Two things are missing: there are no RateLimit fields, as there is no
-// one bucket whose state they could tell, and a request that a Transport sends again
+// its [Verdict]. Two things are missing: there are no RateLimit fields, because there is
+// no one bucket whose state they could show, and a request that a Transport sends again
 // enters as a newcomer. Forecast and Hold leave out a Limiter that lacks them, such as
-// x/time's, and Forecast leaves out dry runs, which let nobody wait.
+// x/time's. Forecast also leaves out dry runs, in which no request waits.
 //
 // A Chain of no Limiters admits every request whose context has not ended. If one of the
 // Limiters is nil, every call returns an error that says which, and Hold does nothing. A
-// nil pointer is not a nil Limiter, because the methods of some types work with one: they
-// are called, and may panic. For a nil [*Shaper] Chain itself panics.
+// Limiter that holds a nil pointer is not nil, because the methods of some types work on
+// a nil pointer: they are called, and may panic. For a nil [*Shaper] Chain itself panics.
 func Chain(ls ...Limiter) Limiter {
 	c := chain{links: make([]inner, len(ls))}
 	for i, l := range ls {
@@ -55,7 +56,7 @@ func (c chain) WaitN(ctx context.Context, n int) error {
 			return err
 		}
 		if i < len(c.links)-1 {
-			if err := ctx.Err(); err != nil { // Not every Limiter asks it after the wait.
+			if err := ctx.Err(); err != nil { // Not every Limiter asks the context after the wait.
 				return err
 			}
 		}
@@ -63,8 +64,8 @@ func (c chain) WaitN(ctx context.Context, n int) error {
 	return nil
 }
 
-// checkCall checks a call before any Limiter is asked, because not all of them check
-// the cost and the context, or in the order of a [Shaper].
+// checkCall checks a call before any Limiter is asked. Some Limiters do not check the
+// cost and the context, and some do so in another order than a [Shaper].
 func (c chain) checkCall(ctx context.Context, n int) error {
 	if c.broken != nil {
 		return c.broken
@@ -80,7 +81,7 @@ func (c chain) Acquire(ctx context.Context, n int) (release func(), err error) {
 	return release, err
 }
 
-// enter is Acquire, except that release is nil if there is nothing to release.
+// enter is Acquire, except that it returns a nil release if there is nothing to release.
 func (c chain) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
 	if err := c.checkCall(ctx, n); err != nil || n == 0 {
 		return nil, err
@@ -136,7 +137,7 @@ func (c chain) forecast(n int) (wait time.Duration, err error) { return c.Foreca
 // Hold holds the lines of all Limiters that have a Hold.
 func (c chain) Hold(d time.Duration) { c.hold(d) }
 
-// hold is Hold, and reports whether any of the lines is held.
+// hold does what Hold does, and reports whether any of the lines is held.
 func (c chain) hold(d time.Duration) (held bool) {
 	for _, l := range c.links {
 		if l.hold(d) {
@@ -146,7 +147,7 @@ func (c chain) hold(d time.Duration) (held bool) {
 	return held
 }
 
-// stats returns false, because the state of several buckets is not that of one.
+// stats reports that there is no one bucket whose state it could return.
 func (c chain) stats() (st Stats, ok bool) { return Stats{}, false }
 
 func (c chain) mayDryRun() bool { return slices.ContainsFunc(c.links, inner.mayDryRun) }

@@ -5,8 +5,8 @@ package shaper
 // dispatcher guards it.
 type departures []*line
 
-// update moves a line to where it belongs after its head, its bucket or its seats have
-// changed. An empty line is removed from the heap.
+// update moves a line to its place in the heap after its head, its bucket or its seats
+// have changed. It removes an empty line.
 func (d *departures) update(ln *line) {
 	switch {
 	case ln.head == nil:

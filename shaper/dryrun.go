@@ -10,32 +10,31 @@ func (dryRunOption) apply(to *options) { to.dry = true }
 // it, so that limits can be tried on live traffic before they are enforced.
 //
 // WaitN, Acquire, Do and Allow return at once, without an error unless the context has
-// ended or the cost is negative. Beside that a shadow of the line is kept exactly, as if
-// each request that would have waited did so to the end. What the shadow says of a
-// request is its [Verdict], which goes
+// ended or the cost is negative. Meanwhile a shadow of the line is kept, exactly as the
+// line would be if each request that had to wait did so to the end. The shadow decides
+// the [Verdict] on a request, which goes
 //
-//   - to Event.Verdict of the hook Departed, the only hook that runs;
+//   - to [Event.Verdict] of the hook [Trace.Departed], the only hook that runs;
 //   - to [Stats], whose totals and gauges are those of the shadow;
 //   - to a context made by [ContextWithVerdict], which [Middleware] makes by itself.
 //
-// Forecast returns what the shadow says.
+// Forecast predicts from the shadow.
 //
-// [Limits.InFlight] is not part of the shadow, because nobody knows when a request would
-// have ended that would have left later. A retry of a [Transport] enters the shadow as a
-// newcomer. A dry run has no goroutine, and Shutdown does not wait for the shadow.
+// [Limits.InFlight] is not part of the shadow: if a request had left later, it is unknown
+// when it would have ended. A retry of a [Transport] enters the shadow as a newcomer. A
+// dry run has no goroutine, and Shutdown does not wait for the shadow.
 //
 // The shadow takes 170 bytes for each request that would wait, and can grow to Depth,
 // because no request in it gives up. Requests whose time has come are removed from it at
-// the next call. In a dry run of a [Group], too, the limits function is called, and takes
-// its time.
+// the next call. A dry run of a [Group] calls the limits function, and waits for it.
 //
 // To try new limits beside those in force, put both into a [Chain], the dry run first:
-// behind the other one it would see only the requests that the other admits.
+// in second place it would see only the requests that the other limits admit.
 func WithDryRun() Option { return common{dryRunOption{}} }
 
-// shadowLocked decides what would have become of a request, notes it in the shadow of the
-// line and as the request's verdict, and lets the request through. A reentry enters the
-// shadow as a newcomer.
+// shadowLocked decides what would have become of a request. It notes that in the shadow
+// of the line and as the request's verdict, and lets the request through. A reentry
+// enters the shadow as a newcomer.
 func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 	r.verdict = new(Verdict)
 	wait, refusal := d.judgeNewcomerLocked(f, now, r)
@@ -61,6 +60,6 @@ func (d *dispatcher) letThrough(ctx context.Context, ev Event) {
 	runHook(d.trace.Departed, ctx, ev)
 }
 
-// mayDryRun reports whether this is a dry run. It is a method so that a type which embeds
+// mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds
 // a [*Shaper] or a [*Group] has it too.
 func (d *dispatcher) mayDryRun() bool { return d.dryRun }

@@ -15,13 +15,13 @@ import (
 //
 // [ByClientIP], [ByHeader] and [ByRoute] are ready for use. [By] combines several, and
 // [Join] makes the key in a function of your own. All of them are safe for concurrent
-// use, and none fails because of anything that a client sends: what is missing gives
-// the empty key, which is a key like any other, so that a client can't avoid a limit by
-// leaving something out.
+// use, and nothing that a client sends makes them fail. What a request lacks gives the
+// empty key, which is a key like any other, so a client can't avoid a limit by leaving
+// something out.
 //
 // A key is worth what its source is worth. A client that may write a part of it freely
-// gets a fresh bucket for each new value, which is no limit at all; a client that can
-// write the value of another spends from that one's bucket.
+// gets a fresh bucket for each new value, which is no limit at all. A client that can
+// write the value of another client spends from that client's bucket.
 type KeyFunc func(*http.Request) (string, error)
 
 // By returns a [KeyFunc] that joins the keys of several by [Join]. The first error is
@@ -30,11 +30,11 @@ type KeyFunc func(*http.Request) (string, error)
 //	shaper.By(shaper.ByRoute(mux), shaper.ByClientIP()) // POST %2Flogin/192.0.2.1
 //
 // Put what picks the rule first, and what the client can choose after it: the part
-// before the first "/" is then the rule's name. Each part multiplies the number of
-// keys, so that a client has a bucket of its own for every route. A limit that all
-// requests of a client share needs a second limiter, by [ByClientIP] alone.
+// before the first "/" is then the rule's name. In the example a client has a bucket of
+// its own for every route. A limit that all requests of a client share needs a second
+// limiter, by [ByClientIP] alone.
 //
-// Without keys, every request has the empty key. If one of them is nil, every call
+// Without arguments, every request has the empty key. If an argument is nil, every call
 // returns an error.
 func By(keys ...KeyFunc) KeyFunc {
 	keys = slices.Clone(keys)
@@ -59,12 +59,12 @@ func By(keys ...KeyFunc) KeyFunc {
 
 // ByHeader returns a [KeyFunc] whose key is the value of a header field, such as an API
 // key or the name of a tenant. A missing or empty field gives the empty key. So does a
-// field that comes in several lines: if a handler used one of two values and the key
-// the other, a client could make that one up anew each time. For "Host" the key is the
-// host that the request is for.
+// field that comes in several lines: if the handler used one of two values and the key
+// were made of the other, a client could send a new value there each time. For "Host"
+// the key is the host that the request is for.
 //
-// The client writes its header: by itself this limits only clients that do not mind.
-// Use it where something in front has checked or set the value, and elsewhere beside a
+// The client writes its header, so by itself this limits only honest clients. Use it
+// where a proxy or an outer handler has checked or set the value, and elsewhere beside a
 // limit by [ByClientIP]. Keys are shown in statistics: replace a secret value by the
 // name of its owner first.
 //
@@ -76,7 +76,7 @@ func ByHeader(name string) KeyFunc {
 		return func(*http.Request) (string, error) { return "", err }
 	}
 	if http.CanonicalHeaderKey(name) == "Host" {
-		// net/http takes this field out of the header.
+		// net/http removes this field from the header.
 		return func(r *http.Request) (string, error) { return bounded(r.Host), nil }
 	}
 	return func(r *http.Request) (string, error) {
@@ -112,9 +112,9 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 // empty part becomes "-", and the part "-" becomes "%2D". Without parts the key is
 // empty. url.PathUnescape undoes the escaping of a part.
 //
-// Keys are kept in memory, and a client can send a megabyte. So of a part longer than
-// 256 bytes only the first 192 are kept, followed by "~" and the SHA-256 of the whole
-// part in hexadecimal. The key still differs from all others.
+// Keys are kept in memory, and a client can send a megabyte. So a part longer than 256
+// bytes is replaced by its first 192, "~", and the SHA-256 of the whole part in
+// hexadecimal. The key still differs from all others.
 //
 // Look up a rule by a Join too: the rule of the route "POST /login" is found under
 // Join("POST /login"), which is what stands before the first "/" of a key.
@@ -140,10 +140,10 @@ var escaper = strings.NewReplacer("%", "%25", "/", "%2F")
 
 const (
 	maxPart  = 256 // longest part of a key, in bytes, that is kept as it is
-	keptPart = 192 // bytes kept of a longer one: 257 with the hash, longer than any part kept whole
+	keptPart = 192 // bytes kept of a longer part; "~" and the hash make it 257, longer than any part kept whole
 )
 
-// bounded returns the part itself, or if it is long its beginning and its hash.
+// bounded returns a part, or if it is too long its beginning and its hash.
 func bounded(part string) string {
 	if len(part) <= maxPart {
 		return part

@@ -11,22 +11,22 @@ type Limiter interface {
 	WaitN(ctx context.Context, n int) error
 }
 
-// An inner is a [Limiter] with all that Middleware, Transport and Chain want to know of
-// one beyond WaitN. [innerOf] makes one of any Limiter.
+// An inner is a [Limiter] with the other methods that [Middleware], [Transport] and
+// [Chain] need. innerOf makes an inner of any Limiter.
 type inner interface {
 	Limiter
 
 	// enter lets a request of cost n > 0 wait. The caller must call release once when
 	// the request has ended. release is nil if there is nothing to give back, and with
-	// an error. Only a *Shaper heeds kind; to all others each request is a newcomer.
+	// an error. Only a *Shaper heeds kind; for all others each request is a newcomer.
 	enter(ctx context.Context, n int, kind entryKind) (release func(), err error)
 
-	// forecast returns what WaitN would meet. The wait is 0 if that is unknown, and in
-	// a dry run, which lets nobody wait.
+	// forecast returns how long WaitN would wait, or its refusal. The wait is 0 if it is
+	// unknown, and for a Shaper or Group in a dry run, where no request waits.
 	forecast(n int) (wait time.Duration, err error)
 
-	// hold calls Hold, if there is one, and reports whether requests wait for the end
-	// of the hold.
+	// hold calls Hold, if there is one, and reports whether requests now wait for the
+	// end of the hold.
 	hold(d time.Duration) bool
 
 	// stats returns the state of the one bucket behind the Limiter; ok reports whether
@@ -41,14 +41,14 @@ type inner interface {
 	asksDoneToWait() bool
 }
 
-// innerOf returns what is known of a Limiter. Nothing else in the package asks which
+// innerOf returns the inner of a Limiter. No other function of the package asks which
 // type or which methods a Limiter has.
 func innerOf(l Limiter) inner {
 	switch l := l.(type) {
 	case *Shaper:
 		l.mustBeMade()
 		return shaperLimiter{l}
-	case inner: // keyLimiter or chain, which nobody can embed.
+	case inner: // A keyLimiter or a chain. No other type can embed them, as they are not exported.
 		return l
 	}
 	f := foreign{Limiter: l}
@@ -58,8 +58,9 @@ func innerOf(l Limiter) inner {
 	return f
 }
 
-// A shaperLimiter is a [*Shaper] as an inner. *Shaper itself is none, because a type that
-// embeds one would be an inner too, by methods that pass over its own WaitN.
+// A shaperLimiter is the inner of a [*Shaper]. If *Shaper itself were an inner, a type
+// that embeds a *Shaper would be one too, and the methods of the *Shaper would pass over
+// the type's own WaitN.
 type shaperLimiter struct{ *Shaper }
 
 func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
@@ -86,30 +87,30 @@ func (s shaperLimiter) stats() (st Stats, ok bool) { return s.Stats(), true }
 
 func (s shaperLimiter) asksDoneToWait() bool { return true }
 
-// A foreign is the inner of a [Limiter] of another package, which may embed a [*Shaper].
-// The Limiter's methods show what it can do.
+// A foreign is the inner of any other [Limiter], which may embed a [*Shaper]. The
+// Limiter's methods show what it can do.
 type foreign struct {
 	Limiter
 	acquirer acquirer // the Limiter, if it caps what is in flight; else nil
 }
 
-// An acquirer is a [Limiter] that wants to know when a request has ended. It may return
-// a nil release, which means that it does not want to know.
+// An acquirer is a [Limiter] that needs to know when a request has ended. It may return
+// a nil release for a request whose end it does not need to know.
 type acquirer interface {
 	Acquire(ctx context.Context, n int) (release func(), err error)
 }
 
 // mayBeCapped reports whether a Limiter that has Acquire may cap what is in flight. A
 // type that embeds a [*Shaper] without a cap, to override WaitN, inherits Acquire too. Its
-// inherited Limits show that there is no cap, so its WaitN is used. That cannot change
-// later. A type without a method Limits is taken to have a cap.
+// inherited Limits show that there is no cap, so its WaitN is used. A Shaper without a
+// cap never gets one later. A type without a method Limits is taken to have a cap.
 func mayBeCapped(l Limiter) bool {
 	limited, ok := l.(interface{ Limits() Limits })
 	return !ok || limited.Limits().InFlight > 0
 }
 
 // enter asks the context after the wait, because the Limiter may not have done so. What
-// the Limiter spent by then is spent, but what it was spent for can be spared.
+// the Limiter has spent by then is lost, but at least the request is not sent or served.
 func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
 	if f.acquirer == nil {
 		if err = f.WaitN(ctx, n); err != nil {
@@ -126,7 +127,7 @@ func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(),
 	}
 	handedOn := false
 	defer func() {
-		if !handedOn { // The context has ended, or panics.
+		if !handedOn { // The context has ended, or its Err has panicked.
 			given()
 		}
 	}()
@@ -162,11 +163,11 @@ func (f foreign) stats() (st Stats, ok bool) {
 	return st, ok
 }
 
-// mayDryRun returns true only for a type that embeds a [*Shaper] or a [*Group] in a dry run.
+// mayDryRun reports whether the Limiter embeds a [*Shaper] or a [*Group] in a dry run.
 func (f foreign) mayDryRun() bool {
 	l, ok := f.Limiter.(interface{ mayDryRun() bool })
 	return ok && l.mayDryRun()
 }
 
-// asksDoneToWait returns false, because this cannot be known.
+// asksDoneToWait reports false, because it is unknown when a foreign Limiter asks.
 func (f foreign) asksDoneToWait() bool { return false }

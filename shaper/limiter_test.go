@@ -12,8 +12,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A type that embeds a Shaper has its methods too, by which a Chain could pass over the
-// WaitN of its own. With a cap it cannot be asked, as only Acquire keeps that.
+// A type that embeds a Shaper has the Shaper's methods too, by which a Chain could pass
+// over the type's own WaitN. With a cap that WaitN is not used, because only Acquire keeps
+// the cap.
 func TestAChainAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
 	for limits, want := range map[string]int{"inf": 1, "inf inflight 1": 0} {
 		t.Run(limits, func(t *testing.T) {
@@ -29,7 +30,7 @@ func TestAChainAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
 	}
 }
 
-// What embeds a dry run lets everybody through and leaves its verdict.
+// A type that embeds a dry run lets every request through and leaves its verdict.
 func TestMiddlewareTellsTheVerdictOfAShaperInside(t *testing.T) {
 	s, err := shaper.New(limitsOf(t, "1 per 1h"), shaper.WithDryRun())
 	require.NoError(t, err)
@@ -40,8 +41,8 @@ func TestMiddlewareTellsTheVerdictOfAShaperInside(t *testing.T) {
 	require.Equal(t, 2, asked)
 }
 
-// Nobody is in flight in a dry run, so nothing must stand between the handler and its
-// ResponseWriter.
+// In a dry run no request is in flight, so the handler must get its ResponseWriter
+// unwrapped.
 func TestTheCapOfADryRunWrapsNothing(t *testing.T) {
 	s, err := shaper.New(limitsOf(t, "inf inflight 1"), shaper.WithDryRun())
 	require.NoError(t, err)
@@ -58,8 +59,8 @@ func TestTheCapOfADryRunWrapsNothing(t *testing.T) {
 }
 
 // A Transport finds out at each request what its Limiter can do, because the field may be
-// set to another one. For a Shaper that allocates nothing, and never more than one
-// object beside what the Limiter itself allocates.
+// set to another one. For a Shaper that allocates nothing, and for any other Limiter at
+// most one object beside what the Limiter itself allocates.
 func TestATransportAllocatesLittlePerRequest(t *testing.T) {
 	free, capped := mustMake(t, limitsOf(t, "inf")), mustMake(t, limitsOf(t, "inf inflight 1"))
 	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Inf}, nil })
@@ -93,8 +94,8 @@ func TestATransportAllocatesLittlePerRequest(t *testing.T) {
 	}
 }
 
-// A dry run lets nobody wait and refuses nobody, so it must not delay or refuse what a
-// Chain with it foresees.
+// In a dry run no request waits and none is refused, so the Forecast of a Chain must leave
+// it out.
 func TestForecastOfAChainLeavesOutDryRuns(t *testing.T) {
 	play(t, "1 per 10s depth 9", func(g *stage) {
 		dry, err := shaper.New(limitsOf(g.t, "1 per 1h depth 1"), shaper.WithDryRun())

@@ -10,9 +10,9 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// DefaultSlack is the lateness that may be made up if [Limits.Slack] is 0. The Go
-// runtime preempts a goroutine that does not yield after 10 to 20 ms, so with much
-// less slack a process whose cores are all busy could not keep its rate.
+// DefaultSlack is the lateness that may be made up if [Limits.Slack] is 0. A goroutine
+// that does not yield is preempted by the Go runtime only after 10 to 20 ms. With much
+// less slack, a process whose cores are all busy could therefore not keep its rate.
 const DefaultSlack = 20 * time.Millisecond
 
 // horizon bounds every time that the schedule looks ahead: the interval between two
@@ -44,21 +44,21 @@ type Limits struct {
 	Depth int
 
 	// MaxWait is the longest predicted wait with which a request is admitted. 0
-	// means 365 days. With InFlight, what counts here is the wait as it would be if
-	// a seat became free at once: a request is never refused by an estimate, and an
-	// admitted one may wait longer. MaxWait does not apply to retries of a [Transport].
+	// means 365 days. With InFlight, the prediction assumes that a seat becomes free
+	// at once: no request is refused because of an estimate, and an admitted request
+	// may wait longer. MaxWait does not apply to retries of a [Transport].
 	MaxWait time.Duration
 
-	// Slack is how much lateness may be made up after a late wake-up, by requests
-	// that leave closer together (guarantee 1). 0 means [DefaultSlack].
+	// Slack is how much of the lateness of a wake-up may be made up, by requests that
+	// leave closer together (guarantee 1). 0 means [DefaultSlack].
 	Slack time.Duration
 
-	// InFlight is how many requests, whatever their cost, may be in flight: they have
-	// left, and have not ended yet. Rate bounds how often requests leave, InFlight
-	// how many are upstream at once. 0 means no cap. With a cap, requests enter only
-	// by [Shaper.Acquire], [Shaper.Do], [Middleware] or [Transport], which know when
-	// a request ends. [Shaper.SetLimits] may change InFlight to another number, but
-	// not from or to 0. While the cap keeps requests waiting, [Shaper.Forecast] and
+	// InFlight is how many requests, whatever their cost, may be in flight, which means
+	// that they have left and have not ended yet. Rate bounds how often requests leave,
+	// InFlight how many are upstream at once. 0 means no cap. With a cap, requests enter
+	// only by [Shaper.Acquire], [Shaper.Do], [Middleware] or [Transport], which know when
+	// a request ends. [Shaper.SetLimits] may change InFlight to another number, but not
+	// from or to 0. While the cap keeps requests waiting, [Shaper.Forecast] and
 	// [RejectError.RetryAfter] are estimates.
 	InFlight int
 }

@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// maxText is the length of the longest text that is read, in bytes: exact
-	// arithmetic takes longer with more digits, and a text may come from anywhere.
+	// maxText is the length of the longest text that is read, in bytes. Exact
+	// arithmetic takes longer with more digits, and a text may come from an attacker.
 	maxText  = 1024
 	maxQuote = 60            // an error quotes at most so many bytes of the text
 	blanks   = " \t"         // these separate words
 	numeric  = ".0123456789" // the characters of a number
 )
 
-// units are the units of time. String takes the first that fits.
+// units are the units of time. String uses the first of which a duration is a whole
+// multiple.
 var units = []struct {
 	name   string
 	length time.Duration
@@ -143,8 +144,8 @@ func (l *Limits) UnmarshalText(text []byte) error {
 }
 
 // rateText returns the text form of a rate. A whole number per second is written as
-// such: 50/s. Otherwise it is the form with the fewest digits that ParseLimits reads
-// as exactly r: 20/min.
+// such: 50/s. For any other rate, rateText returns the form with the fewest digits that
+// ParseLimits reads as exactly r: 20/min.
 func rateText(r rate.Limit) string {
 	if r == rate.Inf {
 		return "inf"
@@ -163,7 +164,8 @@ func rateText(r rate.Limit) string {
 		fmt.Sprintf("%v per %s", interval.Denom(), durationText(time.Duration(interval.Num().Int64()))),
 		fmt.Sprintf("%.0f/d", float64(r)*60*60*24),
 	} {
-		// If it was rounded, or is too long for an int64, it is read as another rate.
+		// A form that was rounded, or whose duration is too long for an int64, is read
+		// as another rate.
 		if digits(form) < digits(best) {
 			if l, err := ParseLimits(form); err == nil && l.Rate == r {
 				best = form
@@ -185,7 +187,7 @@ func digits(text string) (n int) {
 // 1500ms.
 func durationText(d time.Duration) string {
 	i := 0
-	for d%units[i].length != 0 { // The last is 1ns.
+	for d%units[i].length != 0 { // The last unit, 1ns, divides every duration.
 		i++
 	}
 	return strconv.FormatInt(int64(d/units[i].length), 10) + units[i].name

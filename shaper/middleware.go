@@ -32,32 +32,35 @@ import (
 // The handler gets the ResponseWriter as it is, with two exceptions, both in
 // HTTP/1: it is wrapped where InFlight is set, so that a hijack is noticed, and
 // where the body has been read ahead, so that a hijacker gets what was read. The
-// wrapper has everything that http.ResponseController looks for, and is a Flusher,
-// Hijacker, Pusher or io.ReaderFrom if the ResponseWriter is one. One thing gets
-// lost: an [http.MaxBytesReader] of the handler cannot tell net/http to close the
-// connection of a body that is too long. Answer those with "Connection: close".
+// wrapper has everything that [http.ResponseController] looks for, and is an
+// [http.Flusher], [http.Hijacker], [http.Pusher] or [io.ReaderFrom] if the
+// ResponseWriter is one. One thing gets lost: if the body is longer than an
+// [http.MaxBytesReader] of the handler allows, net/http does not close the
+// connection. Answer such a request with "Connection: close".
 //
 // A request that may leave at once is served, whether its client seems to be there
 // or not: net/http cancels the request of a client that has closed only the
 // sending half of its connection (nc -N, Node's socket.end(request)), although that
-// client still reads the answer. After a wait it counts as gone, like one that has
-// closed its connection. If l is not of this package, only time tells whether a
-// request has waited, and 20 ms count as no wait. The deadline of an outer handler,
-// such as http.TimeoutHandler, counts at once.
+// client still reads the answer. After a wait such a client counts as gone, like one
+// that has closed its connection. If l is not of this package, only time tells
+// whether a request has waited, and 20 ms count as no wait. The deadline of an outer
+// handler, such as [http.TimeoutHandler], counts at once.
 //
-// If the client has gone while its request waited, no handler runs, and with a
-// Shaper no slot is spent: it is the next waiter's. The request ends with status
-// 499 without a body, which access logs see, and with "Connection: close", so that
-// a client which closed only its sending half does not take net/http's empty 200
-// for success. For requests with a body this needs [ConnContext]. Without it, a body
-// of known length up to 64 KiB is read ahead while its request waits, so that
-// net/http watches the connection. The departure of a client is then not noticed
-// if its body is larger, has no length, asks "Expect: 100-continue", or has been
-// wrapped by an outer handler, as by http.MaxBytesReader.
+// If the client has gone while its request waited, no handler runs, and a Shaper
+// gives the slot to the next waiter. The request ends with status 499 without a
+// body, which access logs see, and with "Connection: close": without that, a client
+// that closed only its sending half would take net/http's empty 200 for success.
+//
+// To notice that the client of a request with a body has gone, Middleware needs
+// [ConnContext]. Without it, a body of known length up to 64 KiB is read ahead while
+// its request waits, so that net/http watches the connection. It is then not noticed
+// that a client has gone if its body is larger, has no length, asks
+// "Expect: 100-continue", or has been wrapped by an outer handler, as
+// http.MaxBytesReader does.
 //
 // The time in the line is not taken off the server's timeouts: they are restarted
-// after the wait. A refusal reaches a client that is still sending: the rest of
-// its body is awaited for 100 ms at most.
+// after the wait. A refusal reaches a client that is still sending: the middleware
+// waits for the rest of the body, for 100 ms at most.
 func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Handler {
 	if l == nil {
 		panic("shaper: Middleware needs a Limiter; to let every request pass, leave it out")
@@ -96,11 +99,11 @@ type handler struct {
 	middlewareOptions
 
 	// limiterFor is nil unless each request has a limiter of its own. It returns
-	// the handler with that one, or an error.
+	// a copy of h with the limiter of r, or an error.
 	limiterFor func(h handler, r *http.Request) (handler, error)
 }
 
-// wrap returns the handler in front of another.
+// wrap returns h in front of another handler.
 func (h handler) wrap(next http.Handler) http.Handler {
 	h.next = next
 	return &h
@@ -123,15 +126,15 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if h.mayDryRun && !wantsVerdict(r.Context()) {
 		outer := r
-		// This makes a map that both requests share, in which routers other than
-		// net/http's set their path values.
+		// This makes a map that both requests share. Routers other than net/http's
+		// set their path values in it.
 		outer.SetPathValue("", "")
 		r = r.WithContext(ContextWithVerdict(r.Context()))
 		defer copyBack(outer, r)
 	}
 	conn := serverconn.Of(w, r)
-	// A Limiter does not get a negative cost: it makes some of them, x/time's among
-	// them, fuller instead of emptier.
+	// A Limiter is not asked for a negative cost: some Limiters, x/time's among
+	// them, would let more through after it.
 	var end func()
 	err := ErrNegativeCost
 	if n > 0 {
@@ -139,8 +142,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		end, err = h.wait(conn, w, r, n)
 	}
 	if body := conn.Body(); body != nil {
-		// It stays there, as an outer handler may read the rest of it afterwards.
-		// net/http itself looks at the body that it has made.
+		// The request keeps this body, because an outer handler may read the rest of
+		// it afterwards. net/http itself looks at the body that it has made.
 		r.Body = body
 		w = hijack.Through(w, body.Hijack)
 	}
@@ -150,7 +153,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if end != nil {
-		// This comes first, as what follows runs methods of outer handlers'
+		// end is deferred first, because what follows runs methods of outer handlers'
 		// ResponseWriters, which may panic.
 		defer func() { end() }()
 		w, end = hijack.Until(w, end)
@@ -162,8 +165,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.next.ServeHTTP(w, r)
 }
 
-// setVerdict sets the header field with what a dry run says of the request, if there
-// is to be one.
+// setVerdict sets the header field of [WithVerdictHeader], if a dry run has left a
+// [Verdict] on the request.
 func (h *handler) setVerdict(header http.Header, ctx context.Context) {
 	if !h.mayDryRun || h.verdictField == "" {
 		return
@@ -173,9 +176,9 @@ func (h *handler) setVerdict(header http.Header, ctx context.Context) {
 	}
 }
 
-// copyBack copies to the request that came what net/http's mux and parsers have
-// written into the copy that was handed on: outer handlers read its pattern, path
-// values and forms, and net/http removes the files of its MultipartForm.
+// copyBack copies what net/http's mux and parsers have written into r, the copy that
+// was handed on, to outer, the request that came. Outer handlers read its pattern,
+// path values and forms, and net/http removes the files of its MultipartForm.
 func copyBack(outer, r *http.Request) {
 	outer.Form, outer.PostForm, outer.MultipartForm = r.Form, r.PostForm, r.MultipartForm
 	if outer.Pattern == r.Pattern {
@@ -193,8 +196,8 @@ func copyBack(outer, r *http.Request) {
 	}
 }
 
-// wait lets a request of cost n > 0 wait for the Limiter. If there is no error the
-// caller has to call release, unless it is nil: then there is nothing to give back.
+// wait lets a request of cost n > 0 wait for the Limiter. After a nil error the caller
+// must call release when the request has ended, unless release is nil.
 func (h *handler) wait(conn *serverconn.Conn, w http.ResponseWriter, r *http.Request, n int) (release func(), err error) {
 	conn.Suspend()
 	ctx, stop := conn.PeerContext(h.limiter.asksDoneToWait())
@@ -203,8 +206,8 @@ func (h *handler) wait(conn *serverconn.Conn, w http.ResponseWriter, r *http.Req
 	release, err = h.limiter.enter(ctx, n, newcomer)
 	waited := time.Since(start)
 	stop()
-	// What follows runs methods of outer handlers' ResponseWriters, which may
-	// panic.
+	// What follows runs methods of outer handlers' ResponseWriters. If one panics,
+	// the request is released here.
 	handedOn := false
 	defer func() {
 		if release != nil && !handedOn {
@@ -234,8 +237,8 @@ func (h *handler) refuse(conn *serverconn.Conn, w http.ResponseWriter, r *http.R
 	}
 	if _, refusal := errors.AsType[*RejectError](err); !refusal && !isOwnFault(err) && errors.Is(err, context.Canceled) {
 		// Something in the Limiter was cancelled, but not this request. An error
-		// handler takes context.Canceled for a client that has gone and needs no
-		// answer, but this client waits for one.
+		// handler would take context.Canceled for a client that has gone and needs
+		// no answer, but this client waits for one.
 		err = fmt.Errorf("shaper: limiter gave up on a request that is still there: %v", err)
 	}
 	conn.Refuse(w.Header())
@@ -244,8 +247,8 @@ func (h *handler) refuse(conn *serverconn.Conn, w http.ResponseWriter, r *http.R
 		a = a.later(h.retrySpread)
 	}
 	if h.rateLimitFields && a.status != http.StatusInternalServerError {
-		// A 500 is a mistake of the server: no bucket was asked, and a client that
-		// obeys the fields must not slow down for it.
+		// A 500 is a mistake of the server: no bucket was asked, so a client that
+		// obeys the fields must not slow down.
 		addRateLimitFields(w.Header(), h.limiter, err, a)
 	}
 	h.log.refused(r.Context(), err)
@@ -261,10 +264,10 @@ type errGone struct{ waited time.Duration }
 
 func (errGone) Error() string { return "shaper: the client has gone" }
 
-// clientGone reports whether the request has ended because its client left. A
-// refusal that was decided before stays one, as does a mistake in the cost. The
-// deadline of an outer handler ends the context too, but its client is there for an
-// answer.
+// clientGone reports whether the request has ended because its client has gone. If the
+// request was refused before that, the refusal counts, and so does a mistake in the
+// cost. The deadline of an outer handler ends the context too, but the client then
+// still waits for an answer.
 func clientGone(ctx context.Context, err error) bool {
 	if _, refused := errors.AsType[*RejectError](err); refused || errors.Is(err, ErrNegativeCost) {
 		return false

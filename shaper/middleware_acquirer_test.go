@@ -14,8 +14,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// semaphore is a Limiter of somebody else's, that does not look at the context
-// and counts the releases, each of which counts.
+// semaphore is a foreign Limiter. It does not look at the context, and counts its
+// releases, each of which takes effect.
 type semaphore struct {
 	limiterFunc
 	acquire  func() // is called by Acquire, if there is one
@@ -64,7 +64,7 @@ func TestAnotherLimitersSeatIsReleasedOnceToo(t *testing.T) {
 	})
 }
 
-// A release may be missing where there is nothing to give back.
+// Acquire may return a nil release if there is nothing to give back.
 func TestMiddlewareBearsANilRelease(t *testing.T) {
 	ran := false
 	shaper.Middleware(noRelease{failing(nil)})(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -78,12 +78,12 @@ func TestMiddlewareBearsANilRelease(t *testing.T) {
 	require.True(t, ran)
 }
 
-// noRelease is a Limiter that wants to know of no end.
+// noRelease is a Limiter that does not need to know when a request ends.
 type noRelease struct{ limiterFunc }
 
 func (noRelease) Acquire(context.Context, int) (release func(), err error) { return nil, nil }
 
-// ownWait has a Shaper inside, and something of its own in WaitN.
+// ownWait embeds a Shaper, and has a WaitN of its own.
 type ownWait struct {
 	*shaper.Shaper
 	asked *int

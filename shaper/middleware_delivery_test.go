@@ -40,12 +40,12 @@ func refusingHandler(t testing.TB, opts ...shaper.MiddlewareOption) http.Handler
 // An uploader sends a body and returns the answer.
 type uploader func(addr string, body []byte) (*http.Response, error)
 
-// After it has answered half a body net/http closes its sending half, and the
+// After it has answered half a body, net/http closes its sending half, and the
 // connection half a second later. Then the writes of the client fail, and Go's client
-// returns that error unless it has read the answer by then, for which half a second
-// is too short on a busy machine. So a patientListener's connections close only after
-// the end of the client, if it came by dial and net/http has closed their sending
-// half. They read nothing meanwhile.
+// returns that error unless it has read the answer by then. On a busy machine half a
+// second is too short for that. So a connection of a patientListener closes only after
+// its client has closed, if the client came by dial and net/http has closed the sending
+// half. It reads nothing meanwhile.
 type patientListener struct {
 	net.Listener
 	clients sync.Map // of the clients' addresses, each with a channel that is closed with the connection
@@ -133,8 +133,8 @@ func withClient(client *http.Client) uploader {
 	}
 }
 
-// bodySizes lie on both sides of what net/http drains (256 KiB), and of what is
-// worth it (64 KiB).
+// bodySizes lie on both sides of what net/http drains (256 KiB), and of what the
+// middleware finds worth draining (64 KiB).
 var bodySizes = []struct {
 	name string
 	size int
@@ -185,7 +185,7 @@ func TestEveryRefusalReachesAClientThatIsStillSending(t *testing.T) {
 }
 
 // With net/http alone, a client that sends a part of a body and then nothing gets no
-// answer, and can hold its connection for as long as it likes.
+// answer, and can keep its connection open for as long as it likes.
 func TestRefusalOfAWithheldBodyIsSentAndTheConnectionFreed(t *testing.T) {
 	teapot := shaper.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, _ error) {
 		w.WriteHeader(http.StatusTeapot)

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Clients go in every way while requests of every kind wait, all in one line.
-// They leave it, no handler runs, and the slot is the next waiter's.
+// Clients go away in every way while requests of every kind wait in one line. The
+// requests leave the line, no handler runs, and each slot goes to the next waiter.
 func TestADepartedClientLeavesTheLine(t *testing.T) {
 	withHook(t)
 	const head = " %s HTTP/1.1\r\nHost: a\r\n"
@@ -79,8 +79,8 @@ func TestADepartedClientLeavesTheLine(t *testing.T) {
 	require.Zero(t, e.Stats().Refused)
 }
 
-// net/http stops watching a connection on which a byte of a next request has
-// come. So whether the client is there shows when its slot comes.
+// net/http stops watching a connection on which a byte of the next request has come. So
+// the middleware notices that the client has gone only when its slot comes.
 func TestAClientWhoIsNotWatchedIsAskedForWhenItsSlotComes(t *testing.T) {
 	for _, more := range []struct{ name, text string }{
 		{"a stray byte", "G"}, {"a pipelined request", get("/later")},
@@ -162,7 +162,7 @@ func TestALineFullOfVanishedUploadsAdmitsANewcomerHalfASecondLater(t *testing.T)
 	newcomer.reads(200)
 }
 
-// An upload that waits is asked for its client, and let in.
+// The connection of an upload that waits is asked, and then the upload is admitted.
 func TestAnUploadWhoseClientStaysIsLetIn(t *testing.T) {
 	for _, c := range []struct{ name, head, body string }{
 		{"body sent", post("/", "hello"), ""},
@@ -175,7 +175,7 @@ func TestAnUploadWhoseClientStaysIsLetIn(t *testing.T) {
 			e.open()
 			v := e.visit(c.head)
 			e.waiting(1)
-			time.Sleep(300 * time.Millisecond) // It is asked meanwhile.
+			time.Sleep(300 * time.Millisecond) // The connection is asked meanwhile.
 			e.admit("100/s depth 1")
 			v.send(c.body)
 			require.Equal(t, "HELLO", v.reads(200))
@@ -222,7 +222,7 @@ func TestAConnectionIsGoodForManyWaits(t *testing.T) {
 	}
 }
 
-// A client is asked for again and again.
+// A connection is asked again and again.
 func TestAClientWhoDepartsLateIsSeen(t *testing.T) {
 	withHook(t)
 	t.Parallel()
@@ -263,9 +263,9 @@ func TestADepartedClientIsSeenOnAUnixSocket(t *testing.T) {
 	require.Equal(t, "/gone 499", e.ended())
 }
 
-// In HTTP/2 a client leaves by resetting its stream, and the connection stays.
-// With a ReadTimeout nobody may ask the body whether it has been read: the
-// question would wait for the first byte.
+// In HTTP/2 a client goes by resetting its stream, and the connection stays. With a
+// ReadTimeout the middleware must not find out by a read whether the body has been read:
+// even a read of nothing would wait for the first byte.
 func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 	withheld, end := io.Pipe()
 	for _, c := range []struct {
@@ -313,8 +313,8 @@ func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 	}
 }
 
-// A wrapper that tells what it wraps is looked through, one that does not is
-// served all the same.
+// The middleware looks through a wrapper of a connection that has NetConn, and serves the
+// requests of one that does not.
 func TestAConnectionThatCannotBeAskedIsServed(t *testing.T) {
 	t.Parallel()
 	e := newEntrance(t, 1)

@@ -18,8 +18,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// An entrance is a real server with a shaper in front of its handler. Nobody is
-// let in, as the next slot is an hour off, until admit says so.
+// An entrance is a real server with a shaper in front of its handler. The next slot is an
+// hour off, so no request is admitted before a call of admit.
 //
 // Its parts may be changed until it is opened.
 type entrance struct {
@@ -50,8 +50,8 @@ func newEntrance(t *testing.T, depth int) *entrance {
 	return e
 }
 
-// newBlindEntrance is one whose connections can't be asked: its server has no
-// ConnContext.
+// newBlindEntrance returns an entrance whose connections can't be asked: its server has
+// no ConnContext.
 func newBlindEntrance(t *testing.T, depth int) *entrance {
 	t.Helper()
 	e := newEntrance(t, depth)
@@ -106,13 +106,14 @@ func (w *statusWriter) WriteHeader(status int) {
 
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// admit changes the limits, so that those in line get in.
+// admit changes the limits, so that the requests in line are admitted.
 func (e *entrance) admit(limits string) {
 	e.t.Helper()
 	require.NoError(e.t, e.SetLimits(limitsOf(e.t, limits)))
 }
 
-// reaches waits until what is true of the shaper. Real servers take their time.
+// reaches waits until the condition what is true of the shaper. Real servers take their
+// time.
 func (e *entrance) reaches(what string, is func(st shaper.Stats) bool) {
 	e.t.Helper()
 	waitFor(e.t, func() bool { return is(e.Stats()) }, what)
@@ -134,8 +135,7 @@ func (e *entrance) ended() string {
 	return next(e.t, e.ends)
 }
 
-// A visitor is a client on a connection of its own, of which every byte is the
-// test's.
+// A visitor is a client on a connection of its own. The test decides every byte.
 type visitor struct {
 	net.Conn
 	t    *testing.T
@@ -166,7 +166,7 @@ func (v *visitor) send(text string) {
 	require.NoError(v.t, err)
 }
 
-// get is a request without a body, post one with that much of its body of five
+// get returns a request without a body, and post one with that much of its body of five
 // bytes.
 func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: a\r\n\r\n" }
 
@@ -174,13 +174,13 @@ func post(path, body string) string {
 	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n" + body
 }
 
-// chunked is one with some of a body of unknown length, which is never read
+// chunked returns a request with some of a body of unknown length, which is never read
 // ahead.
 func chunked(path string) string {
 	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe"
 }
 
-// The ways to leave.
+// The ways in which a client goes.
 func (v *visitor) leave() { _ = v.Close() }
 
 func (v *visitor) reset() {

@@ -17,8 +17,8 @@ import (
 
 // A client that closes its sending half after its request, as nc -N and Node's
 // socket.end(request) do, still reads the answer. net/http takes the end of the
-// stream for the end of the client and cancels the request. Nothing was waited
-// for, so the middleware must not pass this on as a client that has gone.
+// stream for the end of the client and cancels the request. If the request has not
+// waited, the middleware must not treat its client as gone.
 
 // halfClosing sends what is given on a connection of its own, closes the sending
 // half, and returns how many answers of each status came.
@@ -100,8 +100,8 @@ func TestAHalfClosedClientIsServedWhenNobodyWaits(t *testing.T) {
 	}
 }
 
-// After a wait the end of the stream counts: net/http can not tell the two clients
-// apart either.
+// After a wait the end of the stream counts, because net/http cannot tell such a client
+// from one that has gone.
 func TestAHalfClosedClientIsGoneAfterAWait(t *testing.T) {
 	for _, hook := range hooks {
 		for _, request := range []string{get("/"), post("/", "hello")} {

@@ -83,7 +83,7 @@ func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
 	}
 }
 
-// A websocket through a proxy that has a seat for one only.
+// A websocket through a proxy with a single seat.
 func TestAnUpgradedConnectionHasNoSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	addr := openServer(t, shaper.Middleware(s)(proxyTo(t, openServer(t, duplexSite(nil)))), hooked)
@@ -111,7 +111,7 @@ func TestAHijackThatFailsKeepsTheSeat(t *testing.T) {
 	require.Equal(t, 0, s.Stats().InFlight)
 }
 
-// The one thing that gets lost, and what the comment of Middleware says to do.
+// The one thing that gets lost, with the remedy in the comment of Middleware.
 func TestWithACapMaxBytesReaderClosesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -140,7 +140,7 @@ func TestWithACapMaxBytesReaderClosesNothing(t *testing.T) {
 	}
 }
 
-// To look for a Hijack is to run other people's code.
+// Looking for a Hijack runs foreign code, which may panic.
 func TestAPanicOfUnwrapFreesTheSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	require.PanicsWithValue(t, "no unwrapping", func() {
@@ -154,7 +154,7 @@ type unwrappable struct{ *httptest.ResponseRecorder }
 
 func (unwrappable) Unwrap() http.ResponseWriter { panic("no unwrapping") }
 
-// hijackerFunc is a Hijacker whose connection is of no account.
+// hijackerFunc is a Hijacker whose connection does not matter.
 type hijackerFunc func() error
 
 func (f hijackerFunc) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, f() }

@@ -81,10 +81,10 @@ func TestRefusedUploadLeavesTheConnectionToTheOthers(t *testing.T) {
 	require.EqualValues(t, 1, connections.Load())
 }
 
-// recommended is what README says to set. The connection's window holds what clients
-// may send unasked on all streams at once, so requests that wait leave it open for
-// those that run. That is 64 KiB on each stream: a client that has not read the
-// settings yet would overrun a smaller window.
+// recommended are the settings that the documents recommend. The connection's window
+// has room for what clients may send on all streams before a handler reads, so that
+// requests that wait leave some of it to those that run. The window of a stream is
+// 64 KiB: a client that has not read the settings yet would overrun a smaller one.
 func recommended(s *http.Server) {
 	s.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams:          128,

@@ -13,8 +13,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// With a cap a request has a seat from its departure to the end of its handler,
-// and not a moment longer: in every way in which a handler can end.
+// With a cap a request has a seat from its departure to the end of its handler and no
+// longer, in whatever way the handler ends.
 
 // limitedInFlight is a Shaper that is limited by its cap alone.
 func limitedInFlight(t *testing.T, inFlight, depth int) *shaper.Shaper {
@@ -121,8 +121,7 @@ func TestAClientThatLeavesTheLineFreesNoSeat(t *testing.T) {
 	})
 }
 
-// What is called between the departure and the handler are other people's
-// methods.
+// Between the departure and the handler, foreign methods are called, which may panic.
 func TestAPanicBeforeTheHandlerFreesTheSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	h := shaper.Middleware(s, shaper.WithServerTiming())(http.NotFoundHandler())

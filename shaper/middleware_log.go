@@ -12,7 +12,7 @@ import (
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
-// A refusalLog is the log of a Middleware. A nil one logs nothing.
+// A refusalLog is the log of a [Middleware]. A nil refusalLog logs nothing.
 type refusalLog struct {
 	log        *slog.Logger
 	sometimes  rate.Sometimes
@@ -26,8 +26,8 @@ func newRefusalLog(log *slog.Logger) *refusalLog {
 	return &refusalLog{log: log, sometimes: rate.Sometimes{Interval: time.Second}}
 }
 
-// refused logs a refusal. In an overload there are many, and one line a second
-// says as much as all of them.
+// refused logs a refusal, at most one a second: an overload brings many refusals, and
+// one line a second says as much as a line for each.
 func (l *refusalLog) refused(ctx context.Context, err error) {
 	if l == nil {
 		return
@@ -38,8 +38,8 @@ func (l *refusalLog) refused(ctx context.Context, err error) {
 	if count == 0 {
 		return
 	}
-	// The line is written here and not in Do, which lets in one call at a time: there
-	// a slow log would delay all refusals.
+	// The line is written after Do has returned, because Do runs one call at a time:
+	// within it, a slow log would delay all refusals.
 	attrs := []slog.Attr{
 		slog.Int("status", responseTo(err).status),
 		slog.String("error", reasonOf(err)),
@@ -51,9 +51,9 @@ func (l *refusalLog) refused(ctx context.Context, err error) {
 	l.log.LogAttrs(ctx, slog.LevelWarn, "shaper: refused", attrs...)
 }
 
-// reasonOf returns the text of an error without what may have come from the request:
-// the error of a body names the client's address, and what wraps a refusal may name a
-// key.
+// reasonOf returns the text of an error, without what may have come from the request:
+// the error of a body names the client's address, and an error that wraps a refusal
+// may name a key.
 func reasonOf(err error) string {
 	if rejected, ok := errors.AsType[*RejectError](err); ok {
 		return rejected.Reason.Error()
@@ -64,7 +64,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// gone logs that a client has left while its request waited.
+// gone logs that a client has gone while its request waited.
 func (l *refusalLog) gone(ctx context.Context, waited time.Duration) {
 	if l != nil {
 		l.log.LogAttrs(ctx, slog.LevelDebug, "shaper: client gone", slog.Duration("waited", waited))

@@ -22,7 +22,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// newLog writes lines without their time: in a bubble the notes have it.
+// newLog returns a log that writes lines without their time, because the notes of a stage
+// have it.
 func newLog(w io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level,
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
@@ -51,14 +52,14 @@ func TestAStormOfRefusalsIsOneLineASecond(t *testing.T) {
 			g.at(time.Duration(i) * 5 * ms)
 			require.Equal(g.t, 429, answerOf(h, context.Background(), "").StatusCode)
 		}
-		g.at(time.Minute) // Those since the last line are told when there is a next,
+		g.at(time.Minute) // Refusals since the last line are counted in the next line,
 		answerOf(h, context.Background(), "")
 		g.saw("0s "+refusedLine+"refused=1 retry_after=1h0m0s",
 			"1s "+refusedLine+"refused=200 retry_after=59m59s",
 			"2s "+refusedLine+"refused=200 retry_after=59m58s",
 			"3s "+refusedLine+"refused=200 retry_after=59m57s",
 			"4s "+refusedLine+"refused=200 retry_after=59m56s",
-			"1m0s "+refusedLine+"refused=200 retry_after=59m0s") // so that all are in some line.
+			"1m0s "+refusedLine+"refused=200 retry_after=59m0s") // so that each is in some line.
 	})
 }
 
@@ -91,8 +92,8 @@ func TestJournalNamesTheErrorOfAnotherLimiter(t *testing.T) {
 	require.Equal(t, `level=WARN msg="shaper: refused" status=503 error="engine is down" refused=1`+"\n", lines.String())
 }
 
-// Whoever sends something must not find it in a log, where it may be taken for
-// a line, or kept for longer than it should be.
+// What a client sends must not get into a log, where it may be taken for a line, or kept
+// for longer than it should be.
 func TestJournalSaysNothingOfTheRequest(t *testing.T) {
 	const canary = "canary"
 	reject := &shaper.RejectError{Reason: shaper.ErrTooLate, RetryAfter: time.Second}
@@ -199,7 +200,7 @@ func spreadOf(t *testing.T, l shaper.Limiter, opts ...shaper.MiddlewareOption) m
 	return seen
 }
 
-// Of 500 draws from 5 each is met, but for one time in 10⁴⁷.
+// In 500 draws each of 5 values comes up, except in one case of 10⁴⁷.
 func TestRetrySpreadReachesBothEndsAndNothingBeyond(t *testing.T) {
 	rejected := &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: 2*time.Second + 1}
 	l := stillLife{shaper.Stats{Limits: shaper.Limits{Rate: rate.Every(time.Hour)}, Level: 1}, rejected}

@@ -38,9 +38,9 @@ func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
 // WithCost sets the function that returns what a request costs. By default, or with
 // nil, a request costs 1.
 //
-// A request of cost 0 passes untouched, which is for health checks. Set an upper
-// bound to a cost that comes from the request: cost / Rate is how long everybody
-// behind it waits. A negative cost is a mistake and answered with status 500.
+// A request of cost 0 passes untouched; give this cost to health checks. If the cost
+// comes from the request, bound it: all requests behind it wait for cost / Rate. A
+// negative cost is a mistake, which is answered with status 500.
 func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption(cost) }
 
 type errorHandlerOption func(http.ResponseWriter, *http.Request, error)
@@ -50,11 +50,11 @@ func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError 
 // WithErrorHandler sets the function that answers requests which were not
 // admitted. By default, or with nil, it is [WriteError].
 //
-// The function gets the Limiter's error, in which errors.As finds the [RejectError]
-// of a Shaper; or [ErrNegativeCost]; or an error of the middleware's own, for which
-// WriteError knows the status. It is not called for a client that has gone. Before
-// it is called the middleware has set the deadlines of the connection, and those
-// header fields that it sets itself ([WithRateLimitHeaders], "Connection: close").
+// The function gets the Limiter's error, in which [errors.As] finds the [RejectError]
+// of a [Shaper]; or [ErrNegativeCost]; or an error of the middleware's own, for which
+// WriteError knows the status. It is not called for a client that has gone. When it
+// is called, the middleware has already set the deadlines of the connection and its
+// own header fields ([WithRateLimitHeaders], "Connection: close").
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
 	return errorHandlerOption(handle)
 }
@@ -68,16 +68,16 @@ func (o retrySpreadOption) applyMiddleware(to *middlewareOptions) {
 // WithRetrySpread adds a random time from 0 to d, in whole seconds, to the
 // Retry-After of each refusal, so that clients which were refused together do not
 // come back together. The RateLimit field has the same time. The [RejectError] stays
-// exact, and the function of [WithErrorHandler] has to do its own spreading. The
-// default is 0; less than a second adds nothing.
+// exact: a function of [WithErrorHandler] must spread the times itself. The default is
+// 0; less than a second adds nothing.
 func WithRetrySpread(d time.Duration) MiddlewareOption { return retrySpreadOption(d) }
 
 type serverTimingOption struct{}
 
 func (serverTimingOption) applyMiddleware(to *middlewareOptions) { to.serverTiming = true }
 
-// WithServerTiming adds how long the request waited, in milliseconds, to each
-// answer, in a header field that browsers' developer tools show (W3C Server Timing):
+// WithServerTiming adds a header field with the time that the request waited, in
+// milliseconds, to each answer. Browsers' developer tools show it (W3C Server Timing):
 //
 //	Server-Timing: shaper;dur=12.345
 func WithServerTiming() MiddlewareOption { return serverTimingOption{} }
@@ -86,9 +86,9 @@ type loggerOption struct{ log *slog.Logger }
 
 func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.log = newRefusalLog(o.log) }
 
-// WithLogger logs refusals, at level Warn and at most one a second with the
-// number of those since the one before, and clients that have gone, at level
-// Debug. Nothing of the request is logged, except what the errors of other
+// WithLogger logs refusals, at level Warn, and clients that have gone, at level Debug.
+// There is at most one line about refusals a second, with the number of refusals since
+// the line before. Nothing of the request is logged, except what the errors of other
 // Limiters, of the key function or of the limits function contain. By default, or
 // with a nil logger, nothing is logged.
 func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
@@ -97,8 +97,8 @@ type verdictFieldOption string
 
 func (o verdictFieldOption) applyMiddleware(to *middlewareOptions) { to.verdictField = string(o) }
 
-// WithVerdictHeader adds a header field of that name to each answer, with what a dry
-// run says of the request (see [Verdict.String]), the harshest of several. Without a
-// dry run there is no field. The handler behind the middleware finds the Verdict by
-// [VerdictOf] in any case. By default, or with "", there is no field.
+// WithVerdictHeader adds a header field of that name to each answer. Its value is the
+// [Verdict] of a dry run, as [Verdict.String] writes it; of several dry runs, the
+// harshest Verdict. Without a dry run there is no field, nor by default, nor with "".
+// The handler behind the middleware finds the Verdict by [VerdictOf] in any case.
 func WithVerdictHeader(name string) MiddlewareOption { return verdictFieldOption(name) }

@@ -44,8 +44,8 @@ func TestErrorHandlerDecidesWhatIsAnswered(t *testing.T) {
 	}
 }
 
-// An error handler may skip context.Canceled, as nobody reads the answer. So it
-// must not get it for a client who is there.
+// An error handler may ignore context.Canceled, because no client reads the answer. So it
+// must not get that error for a client that still waits.
 func TestErrorHandlerNeverTakesAWaitingClientForGone(t *testing.T) {
 	var got error
 	h := shaper.Middleware(failing(fmt.Errorf("engine: %w", context.Canceled)), shaper.WithErrorHandler(

@@ -19,8 +19,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Handlers outside the middleware do things to a request and its body. What is
-// asked of the body then, and what is done to the connection, must still fit.
+// Handlers outside the middleware change a request and its body. What the middleware then
+// asks of the body, and does to the connection, must still be right.
 
 // putBacks look at the beginning of a body and put it back.
 var putBacks = map[string]func(r *http.Request){
@@ -39,7 +39,8 @@ func touched(f func(*http.Request)) func(http.Handler) http.Handler {
 	}
 }
 
-// An unread body that was put back is unread: its refusal needs a deadline.
+// A body that was put back without being read to its end is unread: its refusal needs a
+// deadline.
 func TestARefusalOfASniffedBodyIsSent(t *testing.T) {
 	for n, f := range putBacks {
 		t.Run(n, func(t *testing.T) {
@@ -79,7 +80,7 @@ func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
 	require.Equal(t, "HELLO", v.reads(200))
 }
 
-// longHandler takes its time, and says if it is cancelled meanwhile.
+// longHandler takes its time, and reports if its request is cancelled meanwhile.
 func longHandler(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-r.Context().Done():
@@ -88,7 +89,7 @@ func longHandler(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A read deadline would lie under net/http's own read of the connection.
+// A read deadline would apply to net/http's own read of the connection.
 func TestAChunkedBodyThatWasReadLeavesTheHandlerInPeace(t *testing.T) {
 	e := newEntrance(t, 3)
 	e.outer = touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) })
@@ -111,7 +112,7 @@ func TestARequestWithoutABodyOfItsOwn(t *testing.T) {
 	e.visit(post("/", "hello")).reads(200)
 }
 
-// net/http removes them by the request that it has made.
+// net/http removes the files of a form by the request that it has made.
 func TestFilesOfAFormAreRemoved(t *testing.T) {
 	for _, hook := range []bool{true, false} {
 		t.Run(fmt.Sprint(hook), func(t *testing.T) {
@@ -178,7 +179,7 @@ func TestA408OutlivesTheWriteTimeout(t *testing.T) {
 	e.visit(post("/", "he")).reads(408)
 }
 
-// Neither do plain handlers get cancelled for a body that they do not read.
+// Plain handlers are not cancelled either for a body that they do not read.
 func TestReadingAheadCancelsNoHandlerThatDoesNotCare(t *testing.T) {
 	for _, plain := range []bool{true, false} {
 		t.Run(fmt.Sprint(plain), func(t *testing.T) {
@@ -215,8 +216,8 @@ func TestACancelledRequestOfAClientThatStaysFreesTheConnection(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 }
 
-// A long body that came whole is cheaper to drop with its connection than to
-// keep in step with; a short one is not.
+// It is cheaper to close the connection of a long body, even one that came whole, than to
+// read the body. For a short body it is not.
 func TestARefusalEndsTheConnectionOfALongBodyOnly(t *testing.T) {
 	for length, closes := range map[int]bool{64 << 10: false, 100 << 10: true} {
 		e := newEntrance(t, 0)
@@ -303,7 +304,7 @@ func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
 	}
 }
 
-// What differs is the body, so it is the same request.
+// Only the body differs, so the handler gets the same request.
 func TestTheRequestThatIsHandedOnIsTheOneThatCame(t *testing.T) {
 	e := newBlindEntrance(t, 1)
 	came, handed := make(chan *http.Request, 1), make(chan *http.Request, 1)

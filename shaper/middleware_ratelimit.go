@@ -16,35 +16,35 @@ type rateLimitFieldsOption struct{}
 func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLimitFields = true }
 
 // WithRateLimitHeaders adds the header fields of
-// draft-ietf-httpapi-ratelimit-headers-11 to all answers, of requests that were
-// admitted and of those that were refused. It is off by default: strangers learn
-// from it how much load is enough.
+// draft-ietf-httpapi-ratelimit-headers-11 to all answers: to requests that were
+// admitted and to those that were refused. It is off by default, because the fields
+// show an attacker how much load uses up the limit.
 //
 //	RateLimit-Policy: "name";q=Burst+Depth;w=q/Rate
 //	RateLimit: "name";r=free;t=seconds
 //
 // Here q is how many requests an empty bucket admits at once: Burst of them leave
-// and Depth wait. w is the time in which as many drain. r is how many it would
-// admit now: the units up to Burst, floor(Burst − level), plus the places that are
-// free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0. While
-// the line is held no units are free, and with [Limits.InFlight], which q does not
-// include, no more than the requests that may still be in flight. Units and places
-// are added as if each request cost 1. In a refusal t is the Retry-After of
-// [WriteError] if there is one; otherwise t is the time until the level is 0. Times
-// are whole seconds, rounded up. The numbers come from Stats just after the decision.
+// and Depth wait. w is the time in which q of them drain. r is how many requests the
+// bucket would admit now: the free units, floor(Burst − level), plus the places that
+// are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0.
+// While the line is held no units are free. With [Limits.InFlight], which q does not
+// include, at most as many units are free as seats. Units and places are added as if
+// each request cost 1. In a refusal t is the Retry-After of [WriteError] if there is
+// one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
+// up. The numbers come from Stats just after the decision.
 //
 // A client that obeys the fields slows down before it is refused, and more than it
-// has to: times are whole seconds, so at 10/s with a Burst of 2 the second request
+// has to. Times are whole seconds, so at 10/s with a Burst of 2 the second request
 // is answered with r=0;t=1, and a client that then waits for t lets most of its
-// slots pass. A [Transport] therefore holds back after refusals only, by default.
-// So set the option for clients that spread their requests over t or show the
-// numbers to people; others are served better by the line and by Retry-After.
+// slots pass. By default a [Transport] therefore holds back only after refusals. Set
+// the option for clients that spread their requests over t, or that show the numbers
+// to people. Others are served better by the line and by Retry-After.
 //
 // The name is that of [WithName], or "default"; characters other than printable
-// ASCII become '?'. There are no fields at rate.Inf, for requests of cost 0, with
+// ASCII become '?'. There are no fields at [rate.Inf], for requests of cost 0, with
 // status 500 (the server's mistake), for a Limiter without a method Stats() Stats,
-// and in a [Group] for a key that shares a bucket. The fields are added to those that
-// are there: if several middlewares stand around a handler, each adds its own.
+// and in a [Group] for a key that shares a bucket. If several middlewares stand around
+// a handler, each adds its own fields to those that are there.
 func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }
 
 // addRateLimitFields adds both fields for a request that l admitted, or refused with
@@ -74,7 +74,7 @@ func addRateLimitFields(h http.Header, l inner, err error, a response) {
 	}
 	reset := drainSeconds(st.Level, perSecond)
 	if a.retryAfter > 0 {
-		reset = a.retryAfter // Whichever field a client obeys, it must not come too early.
+		reset = a.retryAfter // A client must not come too early, whichever field it obeys.
 	}
 	httpfield.RateLimit{
 		Name:      st.Name,
@@ -85,9 +85,9 @@ func addRateLimitFields(h http.Header, l inner, err error, a response) {
 	}.AddTo(h)
 }
 
-// drainSeconds is how long so many units take to leak, in whole seconds,
-// rounded up. A rate is read as exactly as the schedule reads it, to one part
-// in 2⁵⁰, so that 21 units at 0.7/s are 30 seconds and not 31.
+// drainSeconds returns how long so many units take to leak, in whole seconds,
+// rounded up. As in the schedule, the rate counts to one part in 2⁵⁰: 21 units at
+// 0.7/s take 30 seconds and not 31.
 func drainSeconds(units float64, perSecond rate.Limit) int64 {
 	seconds := math.Ceil(units / float64(perSecond) * (1 - 0x1p-50))
 	return int64(min(seconds, httpfield.MaxInteger))

@@ -92,8 +92,8 @@ func (l pipeListener) Close() error { l.close(); return nil }
 
 func (l pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 
-// What came of a slow body in time is handed on with the rest, and the rest has
-// all of the server's ReadTimeout again.
+// What has come of a slow body during the wait is handed on with the rest, and the rest
+// has all of the server's ReadTimeout again.
 func TestASlowBodyIsHandedOnWithItsRestUnread(t *testing.T) {
 	t.Parallel()
 	e := newBlindEntrance(t, 1)
@@ -115,8 +115,8 @@ func TestASlowBodyIsHandedOnWithItsRestUnread(t *testing.T) {
 	require.Equal(t, "LLO", v.reads(200))
 }
 
-// One that never comes costs its handler no more than the ReadTimeout, whether it
-// met a line or not.
+// A body that never comes costs its handler no more than the ReadTimeout, whether the
+// request waited or not.
 func TestABodyThatNeverComesHasADeadline(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		t.Run(fmt.Sprintf("waits %t", waits), func(t *testing.T) {
@@ -140,8 +140,8 @@ func TestABodyThatNeverComesHasADeadline(t *testing.T) {
 	}
 }
 
-// A handler may answer before it reads the body. It begins at once, not when the
-// body has come.
+// A handler may answer before it reads the body. So the handler begins at once, not when
+// the body has come.
 func TestNoHandlerIsDelayedByReadingAheadWhereNobodyWaits(t *testing.T) {
 	for name, middleware := range openLimiters(t) {
 		t.Run(name, func(t *testing.T) {
@@ -228,8 +228,8 @@ func TestAHandlerMayOutlastTheReadTimeoutOfABodyReadAhead(t *testing.T) {
 	}
 }
 
-// Such bodies are not read before the line is entered: a minute would pass
-// until they had been waited for.
+// Such bodies are not read before the request enters the line: it would take a minute
+// until they came.
 func TestBodiesThatAreNotReadAhead(t *testing.T) {
 	plain := func(h http.Handler) http.Handler { return h }
 	change := func(f func(w *http.ResponseWriter, r *http.Request)) func(http.Handler) http.Handler {
@@ -277,8 +277,8 @@ func TestBodiesThatAreNotReadAhead(t *testing.T) {
 	}
 }
 
-// The body of a client who asks whether he may send it is not asked for in the
-// line.
+// A client that asks "Expect: 100-continue" is not asked for its body while its request
+// waits in line.
 func TestAnExpectedBodyIsAskedForByTheHandler(t *testing.T) {
 	for _, hook := range []bool{false, true} {
 		t.Run(map[bool]string{true: "with the hook", false: "without"}[hook], func(t *testing.T) {

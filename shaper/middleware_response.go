@@ -24,16 +24,17 @@ const statusClientGone = 499
 //   - 503 with Retry-After if the Shaper is closed, if the deadline of an outer
 //     handler has passed, and for errors of other Limiters.
 //   - 408 if the body could not be read although the client is there.
-//   - 500 if the cost is negative.
+//   - 500 if the cost is negative, or if the key function or the limits function of a
+//     [Group] returned an error.
 //   - 499 without a body, and the end of the connection, if err is
-//     context.Canceled: the client has gone.
+//     [context.Canceled]: the client has gone.
 //
 // Retry-After is that of the [RejectError] in whole seconds, rounded up, at least 1;
-// for other errors it is 1. The body is a short problem+json (RFC 9457) that echoes
-// nothing of the request and nothing of err. Caches are told not to store it.
+// for other errors it is 1. The body is a short problem+json (RFC 9457) that repeats
+// nothing of the request or of err. "Cache-Control: no-store" keeps it out of caches.
 //
-// It is the default of [WithErrorHandler]. It may also be called from such a handler,
-// or after a WaitN of your own.
+// WriteError is the default of [WithErrorHandler]. It may also be called from such a
+// handler, or after a WaitN of your own.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	responseTo(err).write(w, r)
 }
@@ -54,7 +55,7 @@ func (a response) write(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(a.status)
 	// The texts are our own, in ASCII, so %q quotes them as JSON does. An error of
-	// the write means that the client has gone, so it is of no use to anybody.
+	// the write means that the client has gone: there is nothing left to do.
 	fmt.Fprintf(w, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(a.status), a.status, a.detail)
 }
 
@@ -62,8 +63,8 @@ func (a response) write(w http.ResponseWriter, r *http.Request) {
 func writeGone(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	dropStale(h)
-	// In HTTP/2 the field would end the connection with all its other requests,
-	// and a reset stream can't be mistaken for an empty 200.
+	// In HTTP/2 the field would end the connection with all its other requests.
+	// There it is not needed, because a client that has gone has reset its stream.
 	if r.ProtoMajor < 2 {
 		h.Set("Connection", "close")
 	}
@@ -79,15 +80,15 @@ func dropStale(h http.Header) {
 	}
 }
 
-// A response is what a request gets that was not admitted.
+// A response is the answer to a request that was not admitted.
 type response struct {
 	status     int
 	retryAfter int64 // in seconds; 0: trying again does not help
 	detail     string
 }
 
-// responseTo is the table of responses. It looks for refusals first: the error of a
-// request that would have missed its context's deadline is
+// responseTo returns the response to an error. It looks for refusals first, because a
+// refusal of a request that would have missed its context's deadline is
 // [context.DeadlineExceeded] too.
 func responseTo(err error) response {
 	retryAfter := int64(1)
@@ -118,8 +119,8 @@ func responseTo(err error) response {
 	}
 }
 
-// later returns the response with a random time from 0 to spread added to its
-// Retry-After, which is in whole seconds, each of them equally likely.
+// later returns the response with a random number of whole seconds, from 0 to spread
+// and each equally likely, added to its Retry-After.
 func (a response) later(spread time.Duration) response {
 	if a.retryAfter > 0 {
 		a.retryAfter += rand.Int64N(int64(spread/time.Second) + 1)

@@ -103,7 +103,7 @@ func TestWriteErrorAloneEndsARequestWhoseClientHasGone(t *testing.T) {
 		connection string
 	}{
 		{1, "close"},
-		{2, ""}, // It would end all the other requests of the connection.
+		{2, ""}, // The field would end all the other requests of the connection.
 	} {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.ProtoMajor = row.major

@@ -16,7 +16,7 @@ type limiterFunc func(ctx context.Context, n int) error
 
 func (f limiterFunc) WaitN(ctx context.Context, n int) error { return f(ctx, n) }
 
-// failing is a Limiter that admits nobody.
+// failing is a Limiter that admits no request.
 func failing(err error) limiterFunc {
 	return func(context.Context, int) error { return err }
 }
@@ -36,7 +36,7 @@ func newSite(g *stage, l shaper.Limiter, opts ...shaper.MiddlewareOption) *site 
 	return &site{g, shaper.Middleware(l, opts...)(runs)}
 }
 
-// costInQuery lets the tests state a cost in the address: /a?cost=3.
+// costInQuery lets the tests state the cost in the URL: /a?cost=3.
 func costInQuery(r *http.Request) int {
 	if n, err := strconv.Atoi(r.URL.Query().Get("cost")); err == nil {
 		return n
@@ -60,7 +60,7 @@ func (v *site) visitWith(ctx context.Context, path string) {
 	synctest.Wait()
 }
 
-// answerOf is what a handler answers to a GET of the path.
+// answerOf returns what a handler answers to a GET of the path.
 func answerOf(h http.Handler, ctx context.Context, path string) *http.Response {
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", "/"+path, nil))

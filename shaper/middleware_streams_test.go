@@ -21,9 +21,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// These are tests of answers that last, with which the shaper has nothing to do once
-// they have begun, and of the end of a server, at which requests in line must still
-// be answered.
+// The tests of this file are about two things. Answers may last for long, and the shaper
+// must not touch them once they have begun. And when a server ends, requests in line must
+// still be answered.
 
 // duplexSite answers /ws with an echo over an upgraded connection, /events with
 // an event for each word of the channel, and anything else at once.
@@ -162,8 +162,8 @@ func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 	require.Error(t, err)
 }
 
-// If the server is shut down first, it waits in vain for a line that does not move:
-// the order matters.
+// The order matters: if the server is shut down first, it waits in vain for a line that
+// does not move.
 func TestServerShutdownAloneNeitherWakesNorCancelsTheLine(t *testing.T) {
 	s := stuckShaper(t, 1)
 	server := serve(t, shaper.Middleware(s)(echoBody), with(hooked))

@@ -37,8 +37,8 @@ func TestMiddlewareDelaysInsteadOfRejecting(t *testing.T) {
 	})
 }
 
-// One row for each of the answers that a Shaper can bring about; where the
-// table says nothing of a handler, none has run.
+// There is one row for each of the answers that a Shaper can lead to. Where a row has no
+// note of a handler, none has run.
 func TestMiddlewareAnswersByTheTable(t *testing.T) {
 	ended := func(err error) context.Context {
 		if err == context.Canceled {
@@ -188,8 +188,8 @@ func TestRunningHandlersHoldUpNobody(t *testing.T) {
 	})
 }
 
-// A lone client who waits for exactly Retry-After is admitted, whatever state
-// the shaper was in when it refused him.
+// A lone client that waits for exactly Retry-After is admitted, whatever state the shaper
+// was in when it refused the request.
 func TestRetryAfterIsHonest(t *testing.T) {
 	const states = 400
 	refusals := 0
@@ -234,7 +234,7 @@ func TestRetryAfterIsHonest(t *testing.T) {
 	require.Greater(t, refusals, states/4, "too few states refuse for this to say much")
 }
 
-// Errors that a Shaper does not return itself, or not that way.
+// Errors that a Shaper does not return itself, or not in this form.
 func TestMiddlewareAnswersErrorsOfAnyLimiter(t *testing.T) {
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -284,7 +284,7 @@ func TestMiddlewareWithRateLimiterOfXTime(t *testing.T) {
 		g.saw("0s a runs", "0s a 200",
 			"0s late 503, retry 1", // "would exceed context deadline"
 			"0s dear 503, retry 1", // "exceeds limiter's burst"
-			"0s negative 500",      // It would have filled the limiter up.
+			"0s negative 500",      // The limiter would let more through after it.
 			"0s gone 499, close",
 			"1s b runs", "1s b 200",
 			"2s c runs", "2s c 200")

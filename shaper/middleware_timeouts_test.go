@@ -20,12 +20,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// The server's time-outs are for slow clients. A request that waited in line for
-// longer than that is not slow.
+// The server's timeouts are for slow clients. A client whose request waited in line for
+// longer than a timeout is not slow.
 
-// The handshakes of all connections of a test count against serverTimeout, as they
-// begin at once: under the race detector, on a machine with other things to do,
-// half a second was too little for them.
+// The handshakes of all connections of a test begin at once, and each must end within
+// serverTimeout. Under the race detector on a busy machine, half a second was too short.
 const (
 	serverTimeout = 1200 * ms
 	longWait      = 1600 * ms
@@ -218,7 +217,7 @@ func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 	holdAtOnce(t, claims)
 }
 
-// After the wait the time-outs start anew, and are no longer than before.
+// After the wait the timeouts start anew, and are as long as before.
 func TestServersTimeoutsHoldAfterTheWait(t *testing.T) {
 	t.Parallel()
 	var claims []claim

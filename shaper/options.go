@@ -1,7 +1,7 @@
 package shaper
 
-// An Option changes how a [Shaper] behaves. Unlike its [Limits], options cannot change
-// later. Every Option is a [GroupOption] too.
+// An Option changes how a [Shaper] behaves. Options cannot change later, as [Limits] can.
+// Every Option is a [GroupOption] too.
 type Option interface {
 	GroupOption
 	appliesToShapers()
@@ -47,12 +47,12 @@ type coarseTimerOption struct{}
 
 func (coarseTimerOption) apply(to *options) { to.coarse = true }
 
-// WithCoarseTimer makes the ticker wake at most once a millisecond, which takes less
-// CPU time above 1,000/s: at 10,000/s, a seventh. Above 1,000/s requests then leave in
-// batches, up to a millisecond late; up to 1,000/s nothing changes. The rate is kept if
-// [Limits.Slack] is at least a millisecond. A single caller in a loop never forms a
-// line, and leaves at most 1,000 times a second. Where Go's timers are in use (see
-// [Stats.Precise]) the option changes nothing, because they are as coarse.
+// WithCoarseTimer makes the ticker wake at most once a millisecond. Above 1,000/s that
+// takes less CPU time (at 10,000/s, a seventh), and requests leave in batches, up to a
+// millisecond late. Up to 1,000/s nothing changes. The rate is kept if [Limits.Slack] is
+// at least a millisecond. But a single caller in a loop never has a second request in
+// line, so its requests leave at most 1,000 times a second. Where Go's timers are in use
+// (see [Stats.Precise]) the option changes nothing, because they are as coarse.
 func WithCoarseTimer() Option { return common{coarseTimerOption{}} }
 
 type maxKeysOption int
@@ -64,8 +64,7 @@ func (o maxKeysOption) apply(to *options) { to.maxKeys = int(o) }
 const DefaultMaxKeys = 100_000
 
 // WithMaxKeys bounds how many keys of a [Group] have a bucket of their own at once; n
-// must be at least 1. A key that comes when there are so many shares a bucket with
-// others (see [Group]). A bucket counts for up to a second after it is drained. Keys at
-// rate.Inf without a cap are counted separately: the Group remembers the [Limits] of at
-// most n of them. The default is [DefaultMaxKeys].
+// must be at least 1. A key that comes when n keys have one shares a bucket with other
+// keys (see [Group]). A drained bucket is removed within a second. The default is
+// [DefaultMaxKeys].
 func WithMaxKeys(n int) GroupOption { return maxKeysOption(n) }

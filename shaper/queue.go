@@ -6,19 +6,19 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// A waiter is a request in the line: the channel that its goroutine waits on, and what
-// the line needs to know about it. The lock of the dispatcher guards all fields but
-// the channel.
+// A waiter is a request in the line: the channel on which its goroutine waits, and what
+// the line needs to know about the request. The lock of the dispatcher guards all fields
+// but the channel.
 type waiter struct {
 	prev, next *waiter
 
-	// ready receives one value when state changes from queued, which happens once
-	// per wait. It has room for one, so that a send never blocks, and the goroutine
-	// always receives it, so that the next wait finds the channel empty.
+	// ready gets one value when the state changes from queued, which happens once per
+	// wait. There is room for one value, so that a send never blocks. The goroutine
+	// always receives it, so the next wait finds the channel empty.
 	ready chan struct{}
 	cost  int64
 
-	admitted    int64  // the instant at which it entered the line
+	admitted    int64  // the instant at which the request entered the line
 	slot        int64  // the instant at which it was given its slot
 	departureNo uint64 // the bucket's departures when it left, itself included
 	waiting     int32  // how many were in the line just after it left
@@ -47,7 +47,7 @@ const (
 // before a request is pushed.
 type queue struct {
 	head, tail  *waiter
-	lastReentry *waiter // the last waiter that pushReentry has put in; nil if none is left
+	lastReentry *waiter // the last of the waiters in line that pushReentry has put in, or nil
 	len         int
 
 	cost        costs // of all waiters
@@ -134,8 +134,8 @@ func (q *queue) ahead(k int) (w *waiter, cost int64) {
 	return w, cost - w.cost
 }
 
-// costs is a sum of costs, in 128 bits: at rate.Inf, where any cost is allowed, it
-// may be more than 64 hold.
+// costs is a sum of costs, in 128 bits: at [rate.Inf], where any cost is allowed, 64
+// bits may be too few.
 type costs struct{ low, high uint64 }
 
 // add adds n.
@@ -161,16 +161,16 @@ func (c *costs) total() int64 {
 }
 
 // A waiterPool keeps waiters for further requests of the same [Shaper] or [Group]. A
-// [sync.Pool] for the whole process could hand a channel that was made in one
-// testing/synctest bubble to another bubble, which is a fatal error.
+// [sync.Pool] for the whole process could pass a channel from one testing/synctest
+// bubble to another, and its use there is a fatal error.
 type waiterPool struct {
 	head *waiter // linked by next
 	len  int
 }
 
-// maxSpares is the largest number of waiters in a pool, some 200 KB, so that little
-// memory is kept after a burst. A line that is always longer allocates nothing either,
-// because only the waiters between two waits are in the pool.
+// maxSpares is the largest number of waiters in a pool. These take some 200 KB, so
+// little memory is kept after a burst. A line that is always longer allocates nothing
+// either, because only the waiters between two waits are in the pool.
 const maxSpares = 1024
 
 // take returns a waiter, new or from the pool, for a request of cost n that enters a
@@ -187,7 +187,8 @@ func (s *waiterPool) take(n, now int64) *waiter {
 	return w
 }
 
-// keep puts a waiter into the pool. It must be out of the line, and its channel empty.
+// keep puts a waiter into the pool. The waiter must be out of the line, and its channel
+// must be empty.
 func (s *waiterPool) keep(w *waiter) {
 	if s.len < maxSpares {
 		w.next, s.head = s.head, w

@@ -10,8 +10,8 @@ import (
 // ticker is the state of the goroutine that hands out the slots of a [Shaper], or of
 // all keys of a [Group]. The goroutine runs only while requests wait: the call that
 // forms a line starts it, and it ends when no line is left, or a little later if it
-// has a file open. (Each call could sleep until its own slot instead, but when one
-// gives up, its slot has to be handed to another.)
+// has a file open. (Each call could sleep until its own slot instead, but when a
+// request gives up, its slot has to be handed to another.)
 //
 // The lock of the dispatcher guards all fields but lead.
 type ticker struct {
@@ -20,23 +20,23 @@ type ticker struct {
 	running bool
 	gone    chan struct{} // closed when the goroutine ends; nil if nothing waits for that
 	woke    int64         // the instant for which it woke last
-	armed   int64         // the instant for which it wakes next, at the latest the head's slot
+	armed   int64         // the instant for which it wakes next, no later than the next slot
 	rests   bool          // all lines are empty
-	emptied int64         // the instant at which that was first seen
+	emptied int64         // the instant at which all lines were first seen empty
 
 	alarm       alarm.Alarm  // timer or a file; in use while the goroutine runs
-	timer       *alarm.Timer // made once, and used by one goroutine after the other
+	timer       *alarm.Timer // made once, and used by each ticker goroutine in turn
 	precise     bool         // alarm is a file
 	retryFileAt int64        // when to try to open a file again, after a failure
-	failure     string       // why the last try failed; "" if it did not
+	failure     string       // why there is no file although one is wanted, or ""
 
 	lead alarm.Lead
 }
 
 const (
 	// preciseUpTo is the longest interval between departures for which the ticker
-	// opens a file. The millisecond by which a timer may be late is no more than a
-	// twentieth of a longer one.
+	// opens a file. Of a longer interval, the millisecond by which a timer may be late
+	// is less than a twentieth.
 	preciseUpTo = 20 * time.Millisecond
 	// lingering is how long an empty line keeps its file, because opening one takes
 	// 10 µs. Guarantee 8 allows a second; goleak, which tests use to look for
@@ -44,12 +44,12 @@ const (
 	lingering = 100 * time.Millisecond
 	// retrying is how long the ticker waits before it tries to open a file again.
 	retrying = time.Second
-	// shortestSleep is long enough that the ticker does sleep: the goroutines that it
-	// has woken must get its processor.
+	// shortestSleep is long enough that the ticker does sleep, so that the goroutines
+	// that it has woken get its processor.
 	shortestSleep = 5 * time.Microsecond
 	// longestAwake is how long a ticker yields from slot to slot before it sleeps for
-	// a moment, so that the runtime polls the network. While a goroutine can run and
-	// no other P is idle, the runtime does that every 10 ms only.
+	// a moment, so that the runtime polls the network. Without that sleep, and while
+	// no other P is idle, the runtime would poll only every 10 ms.
 	longestAwake = time.Millisecond
 	// coarseness is the least time between two wake-ups with [WithCoarseTimer].
 	coarseness = time.Millisecond
@@ -132,7 +132,7 @@ func (d *dispatcher) wakeAtLocked() int64 {
 	return t.emptied
 }
 
-// end frees the alarm. It returns the channel that the ticker goroutine has to close
+// end frees the alarm. It returns the channel that the ticker goroutine must close
 // after it has unlocked, or nil.
 func (t *ticker) end() (gone chan struct{}) {
 	t.alarm.Stop()
@@ -158,7 +158,7 @@ func (d *dispatcher) armLocked() {
 		if t.timer == nil {
 			t.timer = alarm.NewTimer(d.epoch)
 		}
-		t.running, t.armed, t.alarm = true, 0, t.timer // It chooses its alarm itself, at once.
+		t.running, t.armed, t.alarm = true, 0, t.timer // The goroutine begins by choosing its alarm.
 		go d.run()
 	}
 }
@@ -172,9 +172,9 @@ func (t *ticker) look(now int64) {
 }
 
 // chooseAlarmLocked opens a file for the ticker if a millisecond matters, and closes it
-// if not. With no request in line nothing changes. If there are several lines, the
-// time between departures of any of them matters; the others are taken to have the
-// same rate as the line that is next.
+// if not. With no request in line nothing changes. If there are several lines, what
+// matters is the time between departures of all of them together; all lines are taken to
+// have the rate of the one whose head leaves next.
 func (d *dispatcher) chooseAlarmLocked(now int64) {
 	t := &d.ticker
 	if !d.serves() {
@@ -184,7 +184,7 @@ func (d *dispatcher) chooseAlarmLocked(now int64) {
 	switch {
 	case !wants:
 		t.failure = ""
-		if t.precise && !d.keyed { // Lines of different rates would make it open and close again and again.
+		if t.precise && !d.keyed { // In a Group, lines of different rates would open and close it again and again.
 			t.useTimer()
 		}
 	case !t.precise && now >= t.retryFileAt:
@@ -214,7 +214,7 @@ func (t *ticker) useTimer() {
 	t.alarm, t.precise = t.timer, false
 }
 
-// doWithout replaces a file that has failed by the timer. It takes the lock.
+// doWithout replaces a file that has failed by the timer. The lock is not held.
 func (d *dispatcher) doWithout(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

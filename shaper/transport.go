@@ -23,7 +23,7 @@ import (
 // is part of that context. It also stops waiting when its deprecated field Cancel is
 // closed; the error is then of the kind that [http.Transport] returns, which is not
 // [context.Canceled]. If a request is not admitted, its body is closed, nothing is
-// sent, and the error is that of the Limiter: errors.Is and errors.As find
+// sent, and the error is that of the Limiter: [errors.Is] and [errors.As] find
 // [ErrQueueFull], [*RejectError] and context.Canceled in it, also through the
 // *url.Error of an http.Client. Each redirect that a client follows is a request of
 // its own, and so is each attempt of a library that retries above the Transport.
@@ -31,9 +31,9 @@ import (
 // With [Limits.InFlight] set, a request is in flight until its response body has been
 // read to the end, has failed, or has been closed; if there is no body or no
 // response, until RoundTrip returns. So close every body: a request whose body is
-// forgotten stays in flight, as its connection stays in use. Any Limiter with an
-// Acquire like that of [Shaper.Acquire] is taken to have such a cap, unless it has a
-// method Limits that returns an InFlight of 0.
+// forgotten stays in flight, and its connection stays in use. Any Limiter with a method
+// Acquire like [Shaper.Acquire] is taken to have such a cap, unless it has a method
+// Limits that returns an InFlight of 0.
 //
 // A refusal, which is a response with status 429 or 503, asks the client to hold back
 //
@@ -44,33 +44,32 @@ import (
 //     that nothing remains, as in "default";r=0;t=30. Of several items the longest t
 //     counts.
 //
-// For that time, or for MaxHold if it is longer, the Transport calls the Hold method
-// of the Limiter, if it has one. A time that is malformed, 0, or in the past counts as
-// none. A refusal without a time, be it 429 or 503, holds nothing: any duration would
-// be a guess, and the rate still bounds what is sent. The older fields
-// RateLimit-Remaining and RateLimit-Reset are not read, because the second is a time
-// span from some servers and an instant from others. A response that was served holds
-// nothing, unless HoldWhenExhausted is set.
+// The Transport calls the Hold method of the Limiter, if it has one, for that time, but
+// at most for MaxHold. A time that is malformed, 0, or in the past counts as none. A
+// refusal without a time, be it 429 or 503, holds nothing: any duration would be a
+// guess, and the rate still bounds what is sent. The older fields RateLimit-Remaining
+// and RateLimit-Reset are not read, because some servers write a time span into the
+// second and others an instant. A response with any other status holds nothing, unless
+// HoldWhenExhausted is set.
 type Transport struct {
 	// Limiter is what requests wait for. It must not be nil.
 	Limiter Limiter
 
-	// Base sends the requests. nil means http.DefaultTransport.
+	// Base sends the requests. nil means [http.DefaultTransport].
 	Base http.RoundTripper
 
 	// Cost returns what a request costs. nil means 1. A request of cost 0 is sent at
-	// once, without asking the Limiter, and never a second time, whatever Retry says;
-	// a negative cost is ErrNegativeCost.
+	// once, without asking the Limiter, and never a second time, whatever Retry says.
+	// A request of negative cost fails with [ErrNegativeCost].
 	Cost func(*http.Request) int
 
 	// MaxHold is the longest hold that is taken from a response. 0 means one minute;
 	// if it is negative, every request fails with an error that says so.
 	MaxHold time.Duration
 
-	// HoldWhenExhausted lets a response that was served hold the line too, whatever
-	// its status, if its RateLimit field says that nothing remains. Set it for an
-	// upstream that does worse than refuse a request that comes too early: one that
-	// charges for it, or blocks the account.
+	// HoldWhenExhausted lets a response of any status hold the line, if its RateLimit
+	// field says that nothing remains. Set it for an upstream that does not merely
+	// refuse a request that comes too early, but charges for it or blocks the account.
 	//
 	// It is off by default because r=0 is the normal state of a client that uses its
 	// rate to the full, and the field counts in whole seconds: a [Middleware] of 10/s
@@ -84,20 +83,20 @@ type Transport struct {
 	// half-way; it is returned.)
 	//
 	// The request must have no body or a GetBody that returns a second one, and its
-	// cost must be above 0. It is no longer in flight while it waits. It enters the
-	// line of a Shaper at the head: ahead of all newcomers, and behind retries that
-	// came back earlier. Depth and MaxWait apply to newcomers and do not refuse it, and
-	// neither does a Shutdown while the line still leaves. Any other Limiter, even one
-	// that embeds a *Shaper, is asked as by a newcomer; if it has no Hold, only this
-	// request waits for the time that the refusal asks for.
+	// cost must be above 0. While it waits for its retry it is not in flight. It enters
+	// the line of a [Shaper] at the head: ahead of all newcomers, and behind retries
+	// that came back earlier. Depth and MaxWait apply only to newcomers, and during a
+	// Shutdown it is refused only once the line is empty. For any other Limiter, even
+	// one that embeds a *Shaper, the retry is a newcomer; if that Limiter has no Hold,
+	// only this request waits for the time that the refusal asks for.
 	//
 	// The second response is returned whatever it says, and holds the line as the
-	// first did. The first one is returned if the request cannot be sent again:
-	// because the hold would last beyond its deadline, the Shaper is closed, or the
-	// first response is longer than 64 KiB. A first response whose body takes longer
-	// than 5 seconds to arrive is cut off there, so that a slow refusal does not
-	// prevent the retry; if it must be returned after all, reading it ends with an
-	// error at that point. If the context ends meanwhile, its error is returned.
+	// first did. The first response is returned if the request cannot be sent again,
+	// for example because the hold would last beyond its deadline, the Shaper is
+	// closed, or the first response is longer than 64 KiB. The body of a first response
+	// is read for at most 5 seconds and then cut off, so that a slow refusal does not
+	// prevent the retry; if that response must be returned after all, reading it ends
+	// with an error at that point. If the context ends meanwhile, its error is returned.
 	Retry bool
 }
 
@@ -129,8 +128,8 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// CloseIdleConnections calls the method of this name of Base, if it has one. An
-// [http.Client] calls it from its own.
+// CloseIdleConnections calls the method of the same name of Base, if there is one.
+// [http.Client.CloseIdleConnections] calls it.
 func (t Transport) CloseIdleConnections() {
 	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -144,7 +143,8 @@ func (t Transport) base() http.RoundTripper {
 	return t.Base
 }
 
-// costOf returns what a request costs, or what is wrong with the Transport.
+// costOf returns what a request costs, or an error if the cost is negative or the
+// Transport is set up wrongly.
 func (t Transport) costOf(r *http.Request) (n int, err error) {
 	switch {
 	case t.Limiter == nil:
@@ -175,8 +175,9 @@ func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) 
 }
 
 // send sends a request that has been admitted, and holds the line if the response asks
-// for that. It calls release exactly once, or leaves that to the response's body, even
-// if Base panics. The hold comes before the release, which lets the next request leave.
+// for that. It calls release exactly once, even if Base panics, or leaves that to the
+// response's body. The hold comes before the release, because the release lets the next
+// request leave.
 func (t Transport) send(r *http.Request, release func()) (response *http.Response, asked pause, err error) {
 	withBody := false
 	if release != nil {
@@ -218,9 +219,9 @@ func releaseWithBody(response *http.Response, method string, release func()) boo
 	return true
 }
 
-// hasBody reports whether anything can be read of a response. A length of 0 means that
-// nothing can only in HTTP/2: for HTTP/1 net/http says so by NoBody, and 0 is the
-// length of an upgraded connection.
+// hasBody reports whether a response has a body that can be read. A ContentLength of 0
+// means an empty body only in HTTP/2. In HTTP/1 net/http marks that by
+// [http.NoBody], and an upgraded connection has the length 0 too.
 func hasBody(response *http.Response, method string) bool {
 	switch {
 	case response.Body == nil, response.Body == http.NoBody, method == http.MethodHead,
@@ -230,7 +231,7 @@ func hasBody(response *http.Response, method string) bool {
 	return response.ProtoMajor != 2 || response.ContentLength != 0
 }
 
-// A releasingBody is the body of a response whose request is in flight until the body
+// A releasingBody is the body of a response. The request is in flight until the body
 // ends.
 type releasingBody struct {
 	io.ReadCloser
@@ -260,7 +261,8 @@ type releasingConn struct {
 	io.Writer
 }
 
-// CloseWrite closes the sending half, as the body of net/http does; proxies call it.
+// CloseWrite closes the sending half of the connection. Proxies call it on the body of
+// net/http.
 func (c releasingConn) CloseWrite() error {
 	if w, ok := c.ReadCloser.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()

@@ -13,8 +13,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A cap of any other Limiter works by its Acquire, and its release is called
-// once, though it may not bear more.
+// The cap of a foreign Limiter works by its Acquire, whose release is called exactly once:
+// it may not bear a second call.
 func TestAnotherLimitersSeatIsGivenBackOnce(t *testing.T) {
 	for _, tt := range bodyEnds {
 		t.Run(tt.name, func(t *testing.T) {
@@ -49,8 +49,8 @@ func (c *capped) Acquire(context.Context, int) (func(), error) {
 	return func() { c.released++ }, c.err
 }
 
-// A Limiter that hands seats out by Acquire need not look at the context, and
-// what it gave to one that has gone is given back.
+// A Limiter that gives seats by Acquire need not look at the context. If the context has
+// ended, the Transport gives the seat back.
 func TestAnotherLimitersSeatIsGivenBackIfTheContextHasEnded(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -91,7 +91,7 @@ type panicContext struct{ context.Context }
 
 func (panicContext) Err() error { panic("context") }
 
-// Nor need it give anything that could be called.
+// Such a Limiter may also return a nil release.
 func TestTransportBearsANilRelease(t *testing.T) {
 	transport := shaper.Transport{Limiter: noRelease{}, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
 		return textAnswer(200), nil
@@ -126,8 +126,8 @@ func TestTransportAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
 	}
 }
 
-// It is asked anew when a request is to be sent again, as it knows of no head.
-// The hold is that of the Shaper inside.
+// When a request is sent again, such a Limiter is asked as for a newcomer, because it has
+// no way to enter at the head. The hold is that of the Shaper inside.
 func TestAShaperInsideIsAskedAnewForARetry(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.Retry = true

@@ -67,7 +67,7 @@ func (u *upstream) canceling(name string, body io.Reader) (r *http.Request, canc
 const canceled = "shaper: request canceled while waiting for the Limiter"
 
 // A caller that closes Cancel no longer wants the response. A request that went on
-// waiting would keep its place in the line and be sent for nobody.
+// waiting would keep its place in the line, and be sent although no caller waits.
 func TestAClosedCancelEndsTheWait(t *testing.T) {
 	for name, limiter := range map[string]func(u *upstream) shaper.Limiter{
 		"Shaper": func(u *upstream) shaper.Limiter { return u.Shaper },
@@ -89,7 +89,7 @@ func TestAClosedCancelEndsTheWait(t *testing.T) {
 				synctest.Wait()
 				require.Equal(t, 1, body.closed)
 				u.at(time.Minute)
-				// x/time gives the slot back if nobody has come since.
+				// x/time gives the slot back if no other request has come since.
 				next := map[bool][]string{
 					false: {"1s c sent", "1s c 200: body", "2s d sent", "2s d 200: body"},
 					true:  {"2s c sent", "2s c 200: body", "3s d sent", "3s d 200: body"},

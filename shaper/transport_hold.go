@@ -10,12 +10,12 @@ import (
 // A pause is the time for which a response asks the client to hold back.
 type pause struct {
 	span time.Duration // at most MaxHold; 0: the response does not ask
-	held bool          // the Limiter is held for that time, and requests wait for its end
+	held bool          // the Limiter is held for that time, so that all its requests wait
 }
 
 // holdFrom returns for how long a response asks the client to hold back, at most 365
-// days; 0 if it does not ask, or only in a malformed field. Retry-After takes
-// precedence, as the draft of the RateLimit fields demands.
+// days. It returns 0 if the response does not ask, or asks in a malformed field.
+// Retry-After takes precedence, as the draft of the RateLimit fields demands.
 func (t Transport) holdFrom(response *http.Response) time.Duration {
 	refused := response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable
 	if refused {

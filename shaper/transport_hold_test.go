@@ -12,13 +12,13 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// holds is a Limiter that admits everybody and keeps the holds it is asked for.
+// holds is a Limiter that admits every request and records the holds it is asked for.
 type holds []time.Duration
 
 func (h *holds) WaitN(context.Context, int) error { return nil }
 func (h *holds) Hold(d time.Duration)             { *h = append(*h, d) }
 
-// holdFor is the hold that a Transport takes from an answer, or 0 for none.
+// holdFor returns the hold that a Transport takes from an answer, or 0 for none.
 func holdFor(t *testing.T, answer *http.Response, maxHold time.Duration, whenExhausted bool) time.Duration {
 	var asked holds
 	transport := shaper.Transport{Limiter: &asked, MaxHold: maxHold, HoldWhenExhausted: whenExhausted, Base: roundTripFunc(
@@ -36,9 +36,9 @@ func holdFor(t *testing.T, answer *http.Response, maxHold time.Duration, whenExh
 	return asked[0]
 }
 
-// A refusal holds the line for as long as it asks to, by the one field or the other,
-// and what was served does so only if that is wanted. Of how the fields are read,
-// package httpfield has the tests.
+// A refusal holds the line for as long as it asks, by the one field or the other. An
+// answer that was served does so only with HoldWhenExhausted. How the fields are read is
+// tested in package httpfield.
 func TestResponsesThatHoldTheLine(t *testing.T) {
 	const day = 24 * time.Hour
 	const exhausted = `RateLimit: "a";r=0;t=30`
@@ -54,24 +54,24 @@ func TestResponsesThatHoldTheLine(t *testing.T) {
 		{"429 -\nRateLimit: \"a\";r=0;t=999999999999999", 365 * day, 365 * day},
 		{"429 -\n" + exhausted, 30 * time.Second, 30 * time.Second},
 		{"503 -\n" + exhausted, 30 * time.Second, 30 * time.Second},
-		// If both are there, Retry-After counts, and if that is malformed the other.
+		// If both are there, Retry-After counts; if it is malformed, RateLimit does.
 		{"429 -\nRetry-After: 5\n" + exhausted, 5 * time.Second, 5 * time.Second},
 		{"429 -\nRetry-After: soon\n" + exhausted, 30 * time.Second, 30 * time.Second},
 		{"429 -\nRetry-After: 0\n" + exhausted, 30 * time.Second, 30 * time.Second},
 
-		// Nobody says for how long.
+		// No field says for how long.
 		{"429 -", 0, 0},
 		{"503 -", 0, 0},
 		{"429 -\nRetry-After: soon", 0, 0},
 		{"503 -\nRateLimit: \"a\";r=0", 0, 0},
 		{"429 -\nRateLimit: \"a\";r=1;t=30", 0, 0},
 
-		// What was served, or failed for another reason.
+		// An answer that was served, or that failed for another reason.
 		{"200 OK", 0, 0},
 		{"200 OK\n" + exhausted, 0, 30 * time.Second},
 		{"404 -\n" + exhausted, 0, 30 * time.Second},
 		{"500 -\n" + exhausted, 0, 30 * time.Second},
-		// There Retry-After means something else.
+		// With these statuses Retry-After means something else.
 		{"200 OK\nRetry-After: 5", 0, 0},
 		{"301 -\nRetry-After: 5", 0, 0},
 		{"500 -\nRetry-After: 5", 0, 0},
@@ -137,10 +137,10 @@ func TestAnAnswerToARequestOfNoCostHoldsTheLine(t *testing.T) {
 	})
 }
 
-// Two shapers of the same numbers in a row, the second of which tells its state:
-// each response says that nothing remains for a second, as the field knows no
-// shorter time, though the next slot comes in 100 ms. If that held the line, the
-// 21 requests would take 10 s.
+// Two shapers with the same limits stand in a row, and the second adds RateLimit fields.
+// Each response says that nothing remains for a second, because the field has no shorter
+// time, although the next slot comes in 100 ms. If that held the line, the 21 requests
+// would take 10 s.
 func TestTwoOfOursDoNotSlowEachOther(t *testing.T) {
 	playTransport(t, "10/s burst 2 depth 5", func(u *upstream) {
 		server := mustMake(u.t, limitsOf(u.t, "10/s burst 2"))
@@ -160,8 +160,8 @@ func TestTwoOfOursDoNotSlowEachOther(t *testing.T) {
 	})
 }
 
-// Of an upstream that refuses nothing but counts what comes too early, so that
-// HoldWhenExhausted is set, each answer holds the line.
+// With HoldWhenExhausted, which is for an upstream that refuses nothing but counts what
+// comes too early, each answer holds the line.
 func TestAServedAnswerHoldsTheLineIfWanted(t *testing.T) {
 	const exhausted = "200 OK\nRateLimit: \"a\";r=0;t=1"
 	playTransport(t, "10/s depth 5", func(u *upstream) {
@@ -177,8 +177,8 @@ func TestAServedAnswerHoldsTheLineIfWanted(t *testing.T) {
 	})
 }
 
-// The later end of two holds counts, and the line has left by the bucket's rule
-// when it is over.
+// Of two holds the one that ends later counts. After it the line leaves by the bucket's
+// rule.
 func TestTheLaterOfTwoHoldsCounts(t *testing.T) {
 	playTransport(t, "1/s burst 3 depth 5", func(u *upstream) {
 		u.script["a"] = []string{"429 -\nRetry-After: 10"}

@@ -35,8 +35,8 @@ func (b bursting) Close() error {
 	return nil
 }
 
-// Before a request is sent again foreign code runs. If it panics, the request is no
-// longer in flight, both bodies are closed, and the caller can recover.
+// Before a request is sent again, foreign code runs. If that code panics, the request is
+// no longer in flight, both bodies are closed, and the caller can recover.
 func TestAPanicBeforeTheRetryLeavesNothingBehind(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

@@ -22,7 +22,7 @@ import (
 // The tests of this file ask what net/http makes of a Transport, and the Transport
 // of net/http's answers, over real connections.
 
-// through puts a Transport in front of that of a client, with seats for so many.
+// through puts a Transport in front of that of a client, with so many seats.
 func through(t *testing.T, client *http.Client, inFlight int) *shaper.Shaper {
 	t.Helper()
 	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: 10, InFlight: inFlight})
@@ -38,8 +38,8 @@ var sizes = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, strings.Repeat("x", size))
 })
 
-// An answer that says by its header that it has no body has ended, in all that
-// net/http speaks; one that has a body ends with it.
+// If the header of an answer shows that there is no body, the request ends with the
+// header, in each protocol of net/http. Otherwise it ends with the body.
 func TestAnswersEndWithTheirBodies(t *testing.T) {
 	for _, k := range connectionKinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -72,8 +72,8 @@ func TestAnswersEndWithTheirBodies(t *testing.T) {
 	}
 }
 
-// Of each hop of a redirect the client closes the body, so with a single seat
-// the next hop finds it free; and each hop is paced.
+// The client closes the body of each hop of a redirect, so the next hop finds the single
+// seat free. Each hop is paced.
 func TestRedirectsAreRequestsOfTheirOwn(t *testing.T) {
 	site := http.NewServeMux()
 	site.Handle("/a", http.RedirectHandler("/b", http.StatusFound))
@@ -90,8 +90,8 @@ func TestRedirectsAreRequestsOfTheirOwn(t *testing.T) {
 	require.Equal(t, 0, s.Stats().InFlight)
 }
 
-// An upgraded connection is the body of its answer: it can be written to, closed
-// by halves, and has a seat until it ends.
+// An upgraded connection is the body of its answer: it can be written to, its halves can
+// be closed, and it keeps a seat until it ends.
 func TestAnUpgradedConnectionKeepsItsSeat(t *testing.T) {
 	address := "http://" + openServer(t, duplexSite(nil))
 	for _, end := range []string{"closed", "closed by halves"} {
@@ -124,7 +124,7 @@ func TestAnUpgradedConnectionKeepsItsSeat(t *testing.T) {
 			require.Equal(t, 0, s.Stats().InFlight)
 		})
 	}
-	// What can't be closed by halves says so, as net/http's own does.
+	// If the halves can't be closed, CloseWrite returns an error, as net/http's own does.
 	playTransport(t, "inf inflight 1", func(u *upstream) {
 		u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: 101, Body: writableBody{}}, nil
@@ -178,8 +178,8 @@ var endless = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	}
 })
 
-// Reading fails when the context ends or the client's time is up, and then the
-// seat is free, even before the body is closed.
+// Reading fails when the context or the client's Timeout ends. Then the seat is free, even
+// before the body is closed.
 func TestASeatIsFreeWhenReadingIsCancelled(t *testing.T) {
 	for _, k := range connectionKinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -206,7 +206,7 @@ func TestASeatIsFreeWhenReadingIsCancelled(t *testing.T) {
 	}
 }
 
-// An upstream that breaks off gives its seat back too.
+// If the upstream breaks its answer off, the seat is given back too.
 func TestASeatIsFreeWhenTheConnectionBreaks(t *testing.T) {
 	address := "http://" + openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/late" {
@@ -248,8 +248,8 @@ func TestRetryOverARealConnection(t *testing.T) {
 	require.Equal(t, "200: "+body, postTo(client, address, strings.NewReader(body)))
 }
 
-// Everything at once on real threads, for -race: at no time are there more
-// requests at the Base than seats, and in the end every seat is free.
+// Everything at once on real threads, for -race: at no time are there more requests at
+// the Base than seats, and in the end every seat is free.
 func TestTransportIsSafeForConcurrentUse(t *testing.T) {
 	const seats = 4
 	s, err := shaper.New(shaper.Limits{Rate: 20_000, Burst: 10, Depth: 30, InFlight: seats})

@@ -157,8 +157,8 @@ func TestRetryAfterARefusalThatBreaksOff(t *testing.T) {
 	})
 }
 
-// The error of a limiter that gives up on the second way is not the request's:
-// there is an answer.
+// If the limiter gives up before the retry, the caller gets the first answer and not the
+// limiter's error.
 func TestRetryWhoseLimiterFails(t *testing.T) {
 	times := 0
 	l := limiterFunc(func(context.Context, int) error {

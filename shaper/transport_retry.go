@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// isRefusal reports whether a response that asks for that pause says that the request
-// was not processed.
+// isRefusal reports whether a response says that the request was not processed. asked
+// is the pause that the response asks for.
 func isRefusal(response *http.Response, asked pause) bool {
 	return response.StatusCode == http.StatusTooManyRequests ||
 		response.StatusCode == http.StatusServiceUnavailable && asked.span > 0
@@ -20,21 +20,21 @@ func isRefusal(response *http.Response, asked pause) bool {
 // from now on. If the request cannot be sent, it returns the refusal.
 //
 // GetBody, the bodies and the Limiter are foreign code, which may panic. Then both
-// bodies are closed, and as the refusal's is, the request is no longer in flight.
+// bodies are closed. Closing the refusal's body also ends the time in flight.
 func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, asked pause) (*http.Response, error) {
 	until := time.Now().Add(asked.span)
 	ctx, stop := waitContextOf(r)
 	defer stop()
 	if deadline, timed := ctx.Deadline(); timed && !until.Before(deadline) {
-		return refusal, nil // A Shaper would refuse it, and the refusal is still whole.
+		return refusal, nil // A Shaper would refuse the retry, and the refusal has not been read yet.
 	}
-	taken := false // The refusal's body is read or returned: it is not ours to close.
+	taken := false // The refusal's body has been read or is returned, so it must not be closed here.
 	defer func() {
 		if !taken {
 			closeBody(refusal.Body)
 		}
 	}()
-	// The body comes before the wait, so that no slot is spent if there is none.
+	// The body is asked for before the wait, so that no slot is spent if there is none.
 	body, ok := bodyAgain(r)
 	if !ok {
 		taken = true
@@ -66,8 +66,8 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, ask
 	return response, err
 }
 
-// bodyAgain returns the body of a request that has been sent already, and reports
-// whether there can be a second one.
+// bodyAgain returns a second body for a request that has been sent already; ok reports
+// whether there is one.
 func bodyAgain(r *http.Request) (body io.ReadCloser, ok bool) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return r.Body, true
@@ -79,29 +79,29 @@ func bodyAgain(r *http.Request) (body io.ReadCloser, ok bool) {
 	return body, err == nil
 }
 
-// How much of a refusal is kept in memory while its request waits, and how long its
-// body may take to arrive. A refusal is short and arrives at once; of anything else
-// the length and the time are unknown.
 const (
-	maxDetached  = 64 << 10
+	// maxDetached is how much of a refusal is kept in memory while its request waits.
+	maxDetached = 64 << 10
+	// maxDetaching is how long the body of a refusal may take to arrive. Most arrive at
+	// once.
 	maxDetaching = 5 * time.Second
 )
 
 var errCutOff = fmt.Errorf("shaper: the refusal was cut off, as its body took longer than %v to come", maxDetaching)
 
-// detach reads the body of a response into memory, so that the connection is free and
-// the request is not in flight while the response may still be wanted. It reports
+// detach reads the body of a response into memory. Then the connection is free and the
+// request is not in flight, while the response can still be returned. detach reports
 // whether the body was short enough; the response can be read in any case.
 //
 // A body that does not arrive in time is closed, which ends its reading. Leaving it
-// open would keep the response whole but prevent the retry, and the upstream that
-// refuses requests, because it is in trouble, is also the one that is slow.
+// open would keep the response whole but prevent the retry, and an upstream that is in
+// trouble both refuses requests and is slow.
 func detach(response *http.Response) bool {
 	body := response.Body
 	if body == nil {
 		return true
 	}
-	cut := make(chan any) // Unbuffered: whenever the timer has fired, detach receives.
+	cut := make(chan any) // It needs no buffer: if the timer fires, detach receives.
 	timer := time.AfterFunc(maxDetaching, func() {
 		defer func() { cut <- recover() }()
 		closeBody(body)
@@ -117,7 +117,7 @@ func detach(response *http.Response) bool {
 	switch {
 	case !timer.Stop():
 		if p := <-cut; p != nil {
-			panic(p) // On the caller's goroutine, where it can be recovered.
+			panic(p) // Here, on the caller's goroutine, the panic can be recovered.
 		}
 		err = errCutOff
 	case len(start) > maxDetached:
@@ -133,8 +133,8 @@ func detach(response *http.Response) bool {
 	return true
 }
 
-// A failedReader is the end of a body: the error with which reading it failed, or
-// io.EOF if err is nil.
+// A failedReader is the end of a body. It returns the error with which reading the body
+// failed, or [io.EOF] if err is nil.
 type failedReader struct{ err error }
 
 func (f failedReader) Read([]byte) (int, error) {
@@ -145,8 +145,8 @@ func (f failedReader) Read([]byte) (int, error) {
 }
 
 // reenter lets a refused request of cost n wait for the Limiter again: at the head of
-// a Shaper's line. If the Limiter is not held until then, the request itself first waits
-// until then.
+// a Shaper's line. If held is false, the request itself first waits until the instant
+// until.
 func (t Transport) reenter(ctx context.Context, n int, until time.Time, held bool) (release func(), err error) {
 	if !held {
 		if hold := time.Until(until); hold > 0 {

@@ -16,8 +16,8 @@ import (
 
 const refusedFor30 = "429 Too Many Requests\nRetry-After: 30"
 
-// What was refused is sent once more when the hold is over, before everybody who
-// waits, newcomers and the line as it was.
+// A request that was refused is sent once more when the hold is over, ahead of all
+// newcomers and of the line as it was.
 func TestRetryEntersAtTheHead(t *testing.T) {
 	playTransport(t, "1/s depth 3", func(u *upstream) {
 		u.Retry = true
@@ -29,8 +29,8 @@ func TestRetryEntersAtTheHead(t *testing.T) {
 	})
 }
 
-// Several that were refused keep the order of their refusals; one of them that
-// gives up in the line disturbs nobody.
+// Requests that were refused keep the order of their refusals. If one of them gives up in
+// the line, the others are not affected.
 func TestRefusedRequestsKeepTheirOrder(t *testing.T) {
 	playTransport(t, "1/s depth 9", func(u *upstream) {
 		u.Retry = true
@@ -51,7 +51,7 @@ func TestRefusedRequestsKeepTheirOrder(t *testing.T) {
 	})
 }
 
-// The second answer is the last, whatever it says, and holds as any does.
+// The second answer is the last, whatever it says, and holds the line as the first did.
 func TestRetryIsOnce(t *testing.T) {
 	for _, second := range []string{refusedFor30, "503 -\nRetry-After: 30", "200 OK\nRateLimit: \"a\";r=0;t=30"} {
 		t.Run(second, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestRetryIsOnce(t *testing.T) {
 	})
 }
 
-// Only a refusal is sent again: what says that it was not processed.
+// A request is sent again only after a refusal, which says that it was not processed.
 func TestOnlyARefusalIsSentAgain(t *testing.T) {
 	for answer, want := range map[string]string{
 		"429 -":                             "1s a sent", // Paced by the rate alone.
@@ -114,7 +114,7 @@ func TestWithoutRetryNothingIsSentTwice(t *testing.T) {
 	})
 }
 
-// The body is sent again where it can be had again, and each is closed.
+// A body is sent again if GetBody returns a second one, and each is closed.
 func TestRetrySendsTheBodyAgain(t *testing.T) {
 	tests := []struct {
 		name    string
@@ -170,8 +170,8 @@ func TestRetryGivesTheSeatBackFirst(t *testing.T) {
 	})
 }
 
-// Where there is no Hold the request alone waits as long as it was asked to, and
-// then for the limiter as any other.
+// If the Limiter has no Hold, only this request waits for the time that the refusal asks
+// for, and then for the limiter as any other.
 func TestRetryWithALimiterThatCanNotHold(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.Retry = true
@@ -184,7 +184,7 @@ func TestRetryWithALimiterThatCanNotHold(t *testing.T) {
 	})
 }
 
-// A request of no cost was never in line, and would be back at once.
+// A request of cost 0 does not wait in line, so its retry would be sent at once.
 func TestARequestOfNoCostIsNotSentAgain(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.Retry = true
@@ -196,8 +196,8 @@ func TestARequestOfNoCostIsNotSentAgain(t *testing.T) {
 	})
 }
 
-// During a Shutdown whoever has left already does not come back into the line,
-// unless it is still leaving.
+// During a Shutdown a request that has left enters the line again only while the line
+// still leaves.
 func TestRetryDuringAShutdown(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.Retry = true

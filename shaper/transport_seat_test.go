@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// With a cap a request keeps its seat until its answer has ended, whatever the
-// rate would allow.
+// With a cap a request keeps its seat until its answer has ended, whatever the rate would
+// allow.
 func TestASeatIsFreeWhenTheBodyHasEnded(t *testing.T) {
 	playTransport(t, "inf depth 9 inflight 1", func(u *upstream) {
 		u.fetch("a", "b", "c", "d")
@@ -21,7 +21,7 @@ func TestASeatIsFreeWhenTheBodyHasEnded(t *testing.T) {
 		u.saw("0s a sent", "0s a 200")
 
 		body := u.body("a")
-		_, err := io.ReadFull(body, make([]byte, 4)) // All there is, but it has not said so.
+		_, err := io.ReadFull(body, make([]byte, 4)) // This is the whole body, but its end has not been read.
 		require.NoError(t, err)
 		u.at(2 * time.Second)
 		u.saw()
@@ -47,8 +47,8 @@ func TestASeatIsFreeWhenTheBodyHasEnded(t *testing.T) {
 	})
 }
 
-// bodyEnds are what a Base may answer, what its caller does with it, and whether
-// the seat is free before and after.
+// bodyEnds are what a Base may answer, what the caller does with that, and whether the
+// seat is free before and after.
 var bodyEnds = []struct {
 	name   string
 	method string
@@ -133,8 +133,7 @@ func TestASeatIsGivenBackOnceHoweverTheAnswerEnds(t *testing.T) {
 	}
 }
 
-// Closing ends the request, so the seat is not the next one's before that is
-// done.
+// The request ends with Close, so the seat is free only when Close has returned.
 func TestASeatIsKeptWhileTheBodyIsBeingClosed(t *testing.T) {
 	playTransport(t, "inf inflight 1", func(u *upstream) {
 		u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) {
@@ -154,7 +153,7 @@ type slowCloser struct{ errorReader }
 
 func (slowCloser) Close() error { time.Sleep(time.Second); return nil }
 
-// A panic of Base does not take the seat with it.
+// A panic of Base gives the seat back.
 func TestASeatIsGivenBackIfBasePanics(t *testing.T) {
 	playTransport(t, "inf inflight 1", func(u *upstream) {
 		u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) { panic("base") })
@@ -163,7 +162,7 @@ func TestASeatIsGivenBackIfBasePanics(t *testing.T) {
 	})
 }
 
-// The body of an answer is as the Base made it where there is no seat to keep.
+// Without a seat to give back, the body of an answer is as the Base made it.
 func TestWithoutACapTheBodyIsLeftAlone(t *testing.T) {
 	playTransport(t, "inf", func(u *upstream) {
 		answer := &http.Response{StatusCode: 200, Body: panicCloser{}}
@@ -174,8 +173,8 @@ func TestWithoutACapTheBodyIsLeftAlone(t *testing.T) {
 	})
 }
 
-// The seat of one that is refused and told to wait is not the next one's before
-// everyone is held, even if there is no body to wait for.
+// When a request is refused and asked to hold back, its seat becomes free only after the
+// line is held, even if the refusal has no body.
 func TestTheHoldComesBeforeTheSeatIsFree(t *testing.T) {
 	playTransport(t, "inf depth 5 inflight 1", func(u *upstream) {
 		u.took = time.Second

@@ -36,14 +36,14 @@ func (b *trickle) Read(p []byte) (int, error) {
 	}
 }
 
-// Close panics the second time, as only one of two may do it.
+// Close panics the second time, because a body must be closed only once.
 func (b *trickle) Close() error {
 	close(b.closed)
 	return nil
 }
 
-// A refusal that does not come to its end does not keep its request from being
-// sent again, nor its seat: it is cut off after 5 s. Until then it counts as any.
+// A refusal whose body does not end is cut off after 5 s. Then its request is sent again,
+// and its seat is free.
 func TestASlowRefusalIsCutOff(t *testing.T) {
 	for _, tt := range []struct {
 		length int
@@ -88,7 +88,7 @@ func (u *upstream) refuseOnce(body io.ReadCloser, retryAfter string) {
 	})
 }
 
-// What had come of it can be read, and that it was not all is told.
+// What has come of a refusal that was cut off can be read, and then reading it fails.
 func TestARefusalThatWasCutOffSaysSo(t *testing.T) {
 	playTransport(t, "1/s depth 3 inflight 1", func(u *upstream) {
 		u.Retry = true
@@ -104,7 +104,7 @@ func TestARefusalThatWasCutOffSaysSo(t *testing.T) {
 	})
 }
 
-// Where the request has no time to be sent again, its refusal is not cut off.
+// If the request has no time to be sent again, its refusal is not cut off.
 func TestASlowRefusalIsReturnedWholeIfTheTimeWouldNotSuffice(t *testing.T) {
 	playTransport(t, "1/s depth 3 inflight 1", func(u *upstream) {
 		u.Retry = true

@@ -46,7 +46,7 @@ func (u *strict) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, "ok")
 }
 
-// count is how many it has served, and how many refused.
+// count returns how many requests the upstream has served, and how many refused.
 func (u *strict) count() (served, refused int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -78,8 +78,8 @@ func besiege(client *http.Client, address string, d time.Duration) {
 	all.Wait()
 }
 
-// In virtual time an upstream may be as strict as it likes: at the very rate that
-// it allows nobody is refused, and not one slot is left unused.
+// In virtual time an upstream may be as strict as it likes: at exactly the rate that it
+// allows, no request is refused and no slot is left unused.
 func TestAStrictUpstreamRefusesNobody(t *testing.T) {
 	const minute, interval = 60 * time.Second, 20 * time.Millisecond
 	for _, shaped := range []bool{true, false} {
@@ -115,9 +115,9 @@ func TestAStrictUpstreamRefusesNobody(t *testing.T) {
 // upstream allows half the interval between two arrivals, as the way there takes
 // one request longer than the next; the slack is small for the same reason.
 //
-// Where other work keeps the processors busy, a request that has left in time may
-// get none for longer than that, and arrive with the one after it. No limiter can
-// know: such a run says something of the machine, and is repeated.
+// If other work keeps the processors busy, a request that has left in time may get none
+// for longer than that, and arrive together with the next one. No limiter can prevent
+// it: the fault is the machine's, and the run is repeated.
 func TestAStrictServerRefusesNobody(t *testing.T) {
 	d := 2 * time.Second
 	if long {
@@ -140,8 +140,8 @@ func TestAStrictServerRefusesNobody(t *testing.T) {
 
 const strictInterval = 200 * time.Millisecond
 
-// strictRun besieges a strict server through a Transport, and says how many it
-// refused. If any, they had left as they should.
+// strictRun besieges a strict server through a Transport, and returns how many requests
+// it refused. If there are any, strictRun checks that they had left as they should.
 func strictRun(t *testing.T, d time.Duration) (refused int) {
 	const slack = 2 * time.Millisecond
 	var mu sync.Mutex
@@ -172,7 +172,7 @@ func strictRun(t *testing.T, d time.Duration) (refused int) {
 	return refused
 }
 
-// manyClient keeps a connection for each of those who besiege a server.
+// manyClient returns a client that keeps a connection for each goroutine of besiege.
 func manyClient(t *testing.T) *http.Client {
 	transport := &http.Transport{MaxIdleConnsPerHost: 100}
 	t.Cleanup(transport.CloseIdleConnections)

@@ -17,7 +17,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Without a limiter's leave nothing is sent, and with it at once.
+// A request is sent as soon as the limiter admits it, and not before.
 func TestTransportSendsAtTheRate(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.call("a", "b", "c")
@@ -39,7 +39,7 @@ func TestTransportWorksAsAValueAndAsAPointer(t *testing.T) {
 	})
 }
 
-// The cost is 1, or what Cost says, of which 0 does not even ask the limiter.
+// The cost is 1, or what Cost returns. For a cost of 0 the limiter is not asked.
 func TestTransportAsksForTheCost(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.call("a")
@@ -109,7 +109,7 @@ func TestTransportClosesTheBodyOfWhatIsNotSent(t *testing.T) {
 	}
 }
 
-// What is set up wrongly is said, and by the name of the field.
+// If a Transport is set up wrongly, the error names the field.
 func TestTransportNamesTheFieldThatIsWrong(t *testing.T) {
 	r, err := http.NewRequest("GET", "http://upstream/", nil)
 	require.NoError(t, err)
@@ -122,8 +122,8 @@ func TestTransportNamesTheFieldThatIsWrong(t *testing.T) {
 	})
 }
 
-// The errors are ours through the *url.Error of a client, and a context's own
-// error stays what it is.
+// Our errors are found through the *url.Error of a client, and a context's own error is
+// returned unchanged.
 func TestTransportErrorsAreFoundThroughAClient(t *testing.T) {
 	playTransport(t, "1/h depth 1", func(u *upstream) {
 		u.arriveAll("a", "b")
@@ -143,7 +143,7 @@ func TestTransportErrorsAreFoundThroughAClient(t *testing.T) {
 		u.saw("0s a left", "0s b cancelled", "1s d cancelled")
 		require.Equal(t, 0, u.Stats().Waiting)
 
-		// The time of a client is a deadline, which a Shaper sees beforehand.
+		// The Timeout of a client is a deadline, and a Shaper foresees that it will pass.
 		client.Timeout = time.Minute
 		_, err = client.Get("http://upstream/e")
 		require.ErrorIs(t, err, shaper.ErrTooLate)
@@ -151,8 +151,8 @@ func TestTransportErrorsAreFoundThroughAClient(t *testing.T) {
 	})
 }
 
-// The request is the caller's: nothing of it changes, whatever comes of it, but
-// that its body is read and closed.
+// A RoundTripper must not change the caller's request, except that it reads and closes the
+// body.
 func TestTransportLeavesTheRequestAsItIs(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.Retry = true
@@ -192,8 +192,8 @@ func TestACallThatIsCancelledInTheLineIsNotSent(t *testing.T) {
 	})
 }
 
-// A Shutdown in the middle lets those leave who wait, and refuses newcomers; a
-// Close refuses all. What has been sent comes back.
+// A Shutdown lets the requests in line leave, and refuses newcomers. A Close refuses all.
+// Answers to requests that have been sent are still returned.
 func TestTransportWhenTheShaperEnds(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		u.took = 10 * time.Second
@@ -248,8 +248,7 @@ type idleBase struct {
 
 func (b *idleBase) CloseIdleConnections() { b.closed++ }
 
-// What Base returns against its contract goes through as it is, and keeps no
-// seat.
+// What Base returns against its contract is returned unchanged, and keeps no seat.
 func TestTransportHandsOnWhatBaseReturns(t *testing.T) {
 	playTransport(t, "1/s depth 5 inflight 1", func(u *upstream) {
 		both := &http.Response{StatusCode: 429, Body: io.NopCloser(strings.NewReader("")), Header: http.Header{"Retry-After": {"5"}}}

@@ -16,14 +16,15 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// An upstream is what a Transport sends to on a stage: a RoundTripper that notes
-// each request and gives the next answer of the script. Calls note what they got.
+// An upstream is the Base of a Transport on a stage. It notes each request and returns
+// the next answer of the script. Calls note what they got.
 type upstream struct {
 	*stage
 	shaper.Transport
 
-	// script has the answers by path, each a status and header fields as they
-	// stand in HTTP; "error" is none at all. Without one it is a plain 200.
+	// script has the answers by path, each a status and header fields in the form of
+	// HTTP. "error" stands for an error instead of an answer. Without a script the
+	// answer is a plain 200.
 	script map[string][]string
 	took   time.Duration // for each
 
@@ -95,7 +96,7 @@ func (u *upstream) fetch(names ...string) {
 	}
 }
 
-// body is that of an answer that was fetched.
+// body returns the body of an answer that was fetched.
 func (u *upstream) body(name string) io.ReadCloser {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -15,13 +15,13 @@ type Verdict struct {
 	// once, or been refused.
 	Wait time.Duration
 	// Err is the error with which the request would have been refused: a [*RejectError],
-	// or in a Group the error of its key or of its Limits. nil means that it would have
-	// been admitted.
+	// or in a [Group] the error of its key function or of its limits function. nil means
+	// that the request would have been admitted.
 	Err error
 }
 
-// String returns the value of the header field of [WithVerdictHeader]: "leave",
-// "wait;seconds=1.300", or "refuse;reason=queue-full". The reasons are queue-full,
+// String returns the value of the header field of [WithVerdictHeader]: "leave", or for
+// example "wait;seconds=1.300" or "refuse;reason=queue-full". The reasons are queue-full,
 // too-late, too-costly, closed, no-key, and no-limits.
 func (v Verdict) String() string {
 	switch {
@@ -39,7 +39,7 @@ func (v Verdict) reason() string {
 		return "no-key"
 	}
 	switch {
-	case isOwnFault(v.Err): // Whatever error the limits function has wrapped.
+	case isOwnFault(v.Err): // Even if the limits function's error wraps one of those below.
 	case errors.Is(v.Err, ErrQueueFull):
 		return "queue-full"
 	case errors.Is(v.Err, ErrTooLate):
@@ -60,17 +60,17 @@ func (v Verdict) harsher(w Verdict) bool {
 	return v.Wait > w.Wait
 }
 
-// ContextWithVerdict returns a context in which a dry run leaves its [Verdict] on a call
-// that is made with it. [VerdictOf] reads the verdict afterwards. [Middleware] makes such
-// a context for the handler behind it. A handler in front of the middleware that wants
-// to read the verdict must make the context itself.
+// ContextWithVerdict returns a context with room for a [Verdict]: a dry run ([WithDryRun])
+// leaves its Verdict there on a call that is made with the context, and [VerdictOf] reads
+// it afterwards. [Middleware] makes such a context for the handler behind it. A handler in
+// front of the middleware that wants to read the Verdict must make the context itself.
 func ContextWithVerdict(ctx context.Context) context.Context {
 	return context.WithValue(ctx, verdictKey{}, new(verdicts))
 }
 
-// VerdictOf returns what a dry run has said of the request with that context. If several
-// have, as in a [Chain] or with one [Middleware] behind another, it returns the harshest
-// Verdict: a refusal, else the longest wait. ok reports whether any has.
+// VerdictOf returns the [Verdict] that a dry run has left in a context. If several dry
+// runs have left one, as in a [Chain] or with one [Middleware] behind another, it returns
+// the harshest: a refusal, else the longest wait. ok reports whether there is a Verdict.
 func VerdictOf(ctx context.Context) (v Verdict, ok bool) {
 	all, ok := ctx.Value(verdictKey{}).(*verdicts)
 	if !ok {
@@ -81,7 +81,7 @@ func VerdictOf(ctx context.Context) (v Verdict, ok bool) {
 	return all.harshest, all.any
 }
 
-// wantsVerdict reports whether a dry run can leave its verdict in a context.
+// wantsVerdict reports whether a context has room for a verdict.
 func wantsVerdict(ctx context.Context) bool {
 	_, ok := ctx.Value(verdictKey{}).(*verdicts)
 	return ok

@@ -22,9 +22,9 @@ const (
 )
 
 // An impatientClient is a client of the burst that closes its connection before
-// its turn if it has to wait. A real client does not know its place in the line,
-// so the shaper's hooks tell it: otherwise it might close the connection of a
-// request that does not have to wait.
+// its turn if it has to wait. The shaper's hooks tell it that it waits and at which
+// place in the line, which a real client does not know: otherwise it might close the
+// connection of a request that does not have to wait.
 //
 // Its methods may be called from any goroutine. A nil impatientClient is a
 // patient client, whose methods do nothing.

@@ -71,7 +71,7 @@ type requestLogs struct {
 	recording  bool
 	all        []*requestLog
 	impatient  map[string]*impatientClient // by the client's address
-	inProgress sync.WaitGroup              // those of all that have not ended
+	inProgress sync.WaitGroup              // the recorded requests that have not ended
 }
 
 func (b *requestLogs) startRecording() {

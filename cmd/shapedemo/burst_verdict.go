@@ -62,9 +62,9 @@ func judgeBurst(info limitsInfo, s capacity, direct, shaped trial) (faults []str
 const toleratedSlots = 1
 
 // bounds returns the smallest and the largest number of requests that can have
-// been admitted. At least those that fit at once were admitted; at most, in
-// addition, one for each request that left or disconnected between the first
-// arrival and the last admission.
+// been admitted. At least those that fit at once were admitted. In addition, each
+// request that left or disconnected between the first arrival and the last admission
+// made room for at most one more.
 func bounds(info limitsInfo, shaped trial) (minimum, maximum int) {
 	minimum = min(shaped.sent, info.fits())
 	var last time.Time

@@ -36,8 +36,8 @@ func startLoopback(h http.Handler) (loopback, error) {
 	}
 	go func() {
 		defer close(b.done)
-		// Serve returns when the server is closed. Should its listener fail
-		// before that, the calls fail, and the results show it.
+		// Serve returns when the server is closed. If its listener fails before that,
+		// the calls fail, and the results show it.
 		_ = b.server.Serve(l)
 	}()
 	return b, nil

@@ -1,5 +1,5 @@
-// Package clients shows the shaper under what programs call APIs with: a library
-// that retries, and two kinds of worker pools. Its functions are here to be
+// Package clients shows the shaper together with what programs use to call APIs: a
+// library that retries, and two kinds of worker pools. Its functions are here to be
 // copied.
 package clients
 
@@ -20,7 +20,7 @@ func get(ctx context.Context, client *http.Client, address string) (string, erro
 	if err != nil {
 		return "", err
 	}
-	defer answer.Body.Close() // Its place upstream is kept until then.
+	defer answer.Body.Close() // The request keeps its seat until then.
 	content, err := io.ReadAll(answer.Body)
 	if err == nil && answer.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s", address, answer.Status)

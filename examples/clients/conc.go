@@ -9,12 +9,12 @@ import (
 )
 
 // DoAll calls an API of any kind once for each input, by a pool of workers of
-// conc, and returns what it gave, in the order of the inputs. The shaper says when
-// a call may begin, and with Limits.InFlight how many run at once; a call that
-// panics gives its place back, and the pool passes the panic on.
+// conc, and returns the outputs in the order of the inputs. The shaper decides when
+// a call may begin, and with [shaper.Limits.InFlight] how many calls run at once. A
+// call that panics gives its seat back, and the pool passes the panic on.
 func DoAll[In, Out any](ctx context.Context, s *shaper.Shaper, inputs []In, call func(context.Context, In) (Out, error)) ([]Out, error) {
 	outputs := make([]Out, len(inputs))
-	// As many workers as may wait: then nobody finds the line full.
+	// With no more workers than may wait, no call finds the line full.
 	workers := pool.New().WithMaxGoroutines(max(1, s.Limits().Depth)).WithContext(ctx).WithCancelOnError().WithFirstError()
 	for i, input := range inputs {
 		workers.Go(func(ctx context.Context) error {

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Calls begin at the rate, or when the one before has ended, if that takes longer.
+// Calls begin at the rate, or, if that takes longer, when the call before has ended.
 func TestDoAll(t *testing.T) {
 	for _, tt := range []struct {
 		took time.Duration
@@ -39,7 +39,7 @@ func TestDoAll(t *testing.T) {
 	}
 }
 
-// The first error ends the rest; a panic comes through. Neither keeps a place.
+// The first error ends the other calls, and a panic is passed on. Neither keeps a seat.
 func TestDoAllEndsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, broken := newShaper(t, 2), errors.New("broken")

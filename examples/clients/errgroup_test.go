@@ -10,8 +10,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Far more addresses than the line has room for are fetched, at the rate and one
-// at a time, and nobody is refused.
+// Far more addresses than the line has room for are fetched, at the rate and one at a
+// time, and no request is refused by the shaper.
 func TestFetchAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, s := newAPI(), newShaper(t, 3)
@@ -27,7 +27,7 @@ func TestFetchAll(t *testing.T) {
 	})
 }
 
-// The first failure takes everybody else out of the line.
+// The first failure takes all other requests out of the line.
 func TestFetchAllEndsWithTheFirstError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, s := newAPI(), newShaper(t, 3)

@@ -14,10 +14,10 @@ import (
 // Retrying returns a client of go-retryablehttp whose attempts leave by a shaper,
 // each as a request of its own.
 //
-// How long to wait after a refusal by the upstream is left to the shaper, which
-// holds everybody for that time: an attempt that slept on its own would then have
-// to enter the line at its end. And what the shaper itself refuses is not tried
-// again here, as the line is no shorter a second later.
+// The wait after a refusal by the upstream is left to the shaper, which holds all
+// requests for that time: an attempt that slept on its own would afterwards have to
+// enter the line at its end. A request that the shaper itself refuses is not tried
+// again here, because the line may be no shorter a second later.
 func Retrying(s *shaper.Shaper, base http.RoundTripper) *retryablehttp.Client {
 	c := retryablehttp.NewClient()
 	c.Logger = nil

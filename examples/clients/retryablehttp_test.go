@@ -10,7 +10,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// One refusal holds all, and the second attempt keeps its place in the order.
+// One refusal holds all requests, and the second attempt keeps its place in the order.
 func TestRetryingWaitsInTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -33,7 +33,7 @@ func TestRetryingWaitsInTheLine(t *testing.T) {
 	})
 }
 
-// Where nothing is held it waits as it always does.
+// If nothing is held, the client waits as go-retryablehttp does by default.
 func TestRetryingKeepsItsOwnBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
@@ -45,7 +45,7 @@ func TestRetryingKeepsItsOwnBackoff(t *testing.T) {
 	})
 }
 
-// A full line is told to the caller at once.
+// A full line is reported to the caller at once.
 func TestRetryingDoesNotRetryOurOwnRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShaper(t, 0)

@@ -37,7 +37,7 @@ func main() {
 				show(name, err)
 			}
 		})
-		time.Sleep(100 * time.Microsecond) // so that they come in the order of their names
+		time.Sleep(100 * time.Microsecond) // so that the requests come in the order of their names
 	}
 	all.Wait()
 }

@@ -13,7 +13,8 @@ import (
 //
 //	router.Use(Gin(shaper.Middleware(s)))
 //
-// Whatever the middleware does not hand on ends there: it has been answered.
+// If the middleware does not pass a request on, it has answered the request, and gin's
+// later handlers are skipped.
 func Gin(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		handedOn := false

@@ -24,11 +24,10 @@ const (
 	enough        = 20 * time.Second
 )
 
-// holds checks what a framework could spoil: that a refused request does not
-// reach the handler, that a body goes through a wait that is longer than the
-// server's time-outs, and that a refusal reaches a client who withholds his.
-// The last two need the connection, which a framework's ResponseWriter must not
-// hide.
+// holds checks what a framework could break: that a refused request does not reach the
+// handler, that a body survives a wait that is longer than the server's timeouts, and
+// that a refusal reaches a client that withholds its body. The last two need the
+// connection, which a framework's ResponseWriter must not hide.
 func (site router) holds(t *testing.T) {
 	s, err := shaper.New(shaper.Limits{Rate: rate.Every(2 * serverTimeout), Depth: 1})
 	require.NoError(t, err)
@@ -58,7 +57,7 @@ func (site router) holds(t *testing.T) {
 		defer answer.Body.Close()
 		content, err := io.ReadAll(answer.Body)
 		if err != nil {
-			return err.Error() // Not on the test's goroutine.
+			return err.Error() // This is not the test's goroutine, so it must not call require.
 		}
 		return answer.Status + " " + string(content)
 	}

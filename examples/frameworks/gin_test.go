@@ -23,8 +23,8 @@ func TestGin(t *testing.T) {
 	}).holds(t)
 }
 
-// In front of gin a middleware with a cap hands on a ResponseWriter of its own,
-// which is to have what gin asserts that it has.
+// In front of gin, a middleware with a cap passes on a ResponseWriter of its own. It must
+// have the methods that gin asserts.
 func TestGinStreamsBehindACap(t *testing.T) {
 	gin.SetMode(gin.TestMode)
 	s, err := shaper.New(shaper.Limits{Rate: 1000, InFlight: 1})

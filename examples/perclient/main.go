@@ -1,6 +1,5 @@
-// Command perclient is the program of the README's section "A bucket per client":
-// a server with a limit for each route and client, and one client who tries too
-// often to log in.
+// Command perclient is the program of docs/keys.md: a server with a limit for each
+// route and client, and one client that tries too often to log in.
 package main
 
 import (

@@ -4,9 +4,10 @@
 //	go test -run "$(go run ./internal/bubbles ./shaper)" -count=1000 ./shaper
 //
 // The time of a bubble does not depend on the machine, so these tests must pass each
-// time, however often they run and whatever else does. The list is computed from the
-// code, so that it can't be out of date: a test is in it if it uses [synctest.Test],
-// or a function, method or variable of this workspace that does.
+// time, however often they run and however busy the machine is. The list is computed
+// from the code, so it is never out of date: a test is in it if it uses
+// [testing/synctest.Test], or a function, method or variable of this workspace that
+// does.
 package main
 
 import (
@@ -38,10 +39,10 @@ func main() {
 	fmt.Printf("^(%s)$\n", strings.Join(tests, "|"))
 }
 
-// find returns the names of the tests, fuzz targets and examples of some packages
-// that start a bubble. It returns an error if none is found, or if a function in a
-// _test file starts one and is used by nothing that go test runs: then a way from a
-// test to a bubble is not seen, as through an interface.
+// find returns the names of the tests, fuzz targets and examples of some packages that
+// start a bubble. It returns an error if there is none. It also returns an error if a
+// function in a _test file starts a bubble but no test is found to use it: a test may
+// then use it in a way that is not seen, for example through an interface.
 func find(patterns ...string) ([]string, error) {
 	packages, err := list(patterns)
 	if err != nil {
@@ -81,7 +82,8 @@ type goPackage struct {
 	Module                  *struct{ Main bool }
 }
 
-// list returns the packages and all that they import, which come first.
+// list returns the packages and all packages that they import. Each comes after those
+// that it imports.
 func list(patterns []string) (packages []goPackage, err error) {
 	list := exec.Command("go", append([]string{"list", "-deps", "-test", "-export", "-json=ImportPath,Dir,Export,GoFiles,ImportMap,Module", "--"}, patterns...)...)
 	list.Stderr = os.Stderr
@@ -99,19 +101,19 @@ func list(patterns []string) (packages []goPackage, err error) {
 	return packages, nil
 }
 
-// bubble is the name of what starts one.
+// bubble is the name of the function that starts a bubble.
 const bubble = "testing/synctest.Test"
 
-// code is which declarations use which. A declaration is named by its position, as a
-// package and its variants for tests declare the same.
+// code records which declarations use which. A declaration is named by its position,
+// because a package and its variants for tests declare the same names.
 type code struct {
 	positions *token.FileSet
 	uses      map[string][]string
 	entries   map[string]string // the names of those that go test runs
 }
 
-// load reads the packages of the workspace. Of all others it takes the types that the
-// compiler has exported.
+// load reads the packages of the workspace. For all other packages it uses the types
+// that the compiler has exported.
 func (c *code) load(packages []goPackage) error {
 	c.entries = map[string]string{}
 	exports, ours := map[string]string{}, map[string]*types.Package{}
@@ -198,7 +200,8 @@ func (c *code) name(declared types.Object) string {
 	return c.positions.Position(declared.Pos()).String()
 }
 
-// reach returns what a declaration uses, and what that uses, and so on.
+// reach returns the declarations that a declaration uses, directly or through others,
+// and itself.
 func (c *code) reach(from string) map[string]bool {
 	reached, left := map[string]bool{from: true}, []string{from}
 	for len(left) > 0 {

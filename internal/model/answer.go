@@ -18,8 +18,8 @@ type Answer struct {
 	Entered, Ended Event
 	Look           Look
 
-	// Estimated is of the model alone: Retry and Wait are estimates of when a seat
-	// becomes free.
+	// Estimated is set only by the model: it means that Retry and Wait are estimates
+	// of when a seat becomes free.
 	Estimated bool
 }
 
@@ -101,10 +101,10 @@ func (a Answer) String() string {
 	return text
 }
 
-// Difference returns where got, the answers of an engine to s, first differs
-// from want, those of the model; "" if nowhere. Levels are compared as floats.
-// RetryAfters beyond 100 years are sums that saturate, which no guarantee states
-// to the nanosecond, so they count as equal.
+// Difference returns where got, the answers of an engine to s, first differs from
+// want, those of the model; "" if they are equal. Levels are compared as floats, with a
+// tolerance. RetryAfters beyond 100 years count as equal: they are sums that saturate,
+// which no guarantee states to the nanosecond.
 func Difference(s Script, got, want []Answer) string {
 	for i := range want {
 		g, w := got[i], want[i]

@@ -37,8 +37,8 @@ func (s *source) below(n int64) int64 {
 
 func (s *source) oneIn(n int64) bool { return s.below(n) == 0 }
 
-// rates are those that scripts use: awkward fractions, both ends of what is
-// valid, and floats that stand for no short fraction.
+// rates are those that scripts use: awkward fractions, both ends of the valid range,
+// and floats that no short fraction comes near to.
 var rates = []rate.Limit{
 	1, 7, 50, 3.0 / 60, 1.0 / 3, 1e6, 1e9, 999_999_937, math.Pi, 1000.0 / 7, 20.0 / 60,
 	rate.Every(3 * time.Second), rate.Every(year), 1.0 / 86400, rate.Inf, rate.Inf,
@@ -50,7 +50,7 @@ type composer struct {
 	*source
 	model  *simulator
 	script Script
-	crowd  time.Duration // by how much arrivals are closer than departures
+	crowd  time.Duration // how many times closer arrivals are than departures
 	capped bool          // Limits.InFlight is set, from first to last
 }
 
@@ -187,7 +187,7 @@ func (c *composer) cost() int {
 
 func (c *composer) op() Op {
 	o := Op{At: c.instant(), Race: c.oneIn(2)}
-	ahead := *c.model // what it is like then, to aim at
+	ahead := *c.model // the model at that instant, to aim at
 	ahead.answers, ahead.stopping = slices.Clone(ahead.answers), slices.Clone(ahead.stopping)
 	ahead.advance(o.At)
 	if c.capped && c.oneIn(3) {
@@ -239,8 +239,8 @@ func (c *composer) op() Op {
 	return o
 }
 
-// entrance returns the call by which a request comes: with a cap mostly the one
-// that a capped bucket allows.
+// entrance returns the call by which a request comes: with a cap mostly Acquire, which
+// a capped bucket needs, and without one mostly WaitN.
 func (c *composer) entrance() OpKind {
 	if c.capped != c.oneIn(8) {
 		return OpAcquire

@@ -10,7 +10,7 @@
 // holds, changes of the limits, Shutdown and Close, what the hooks of
 // [shaper.Trace] are told, and what Stats says. Its instants are exact fractions
 // of a nanosecond, and its line is a slice. It uses nothing of package shaper but
-// the type Limits, so that it cannot repeat a mistake of the code that it judges.
+// the type Limits, so it cannot repeat a mistake of the code that it judges.
 // It does not model lateness ([shaper.Limits.Slack]), because in a bubble of
 // testing/synctest nothing is late.
 //
@@ -20,15 +20,15 @@
 // instant: calls, ends of their contexts, changes of the limits. [Script.Predict]
 // returns one [Answer] for each operation: all that a caller can see of it, each
 // instant to the nanosecond. [Random] and [FromBytes] compose scripts that aim at
-// the instants and the calls at which mistakes are made. Where the guarantees
-// leave two outcomes open, as when two contexts end at one instant, a script is
-// cut short, so every answer can be compared for equality.
+// the instants and the calls at which engines make mistakes. Where the guarantees
+// leave two outcomes open, as when two contexts end at one instant, they cut the
+// script short, so every answer can be compared for equality.
 //
 // # How an engine is played against it
 //
-// An engine is whatever has the methods of a [Subject]: a *[shaper.Shaper], one
-// key of a [shaper.Group], or a bucket whose state is kept elsewhere. Its test
-// says how to make one, and the rest is here:
+// An engine is whatever has the methods of a [Subject]: a [*shaper.Shaper], one
+// key of a [shaper.Group], or a bucket whose state is kept elsewhere. The engine's
+// test supplies a function that opens one, and this package does the rest:
 //
 //	open := func(l shaper.Limits, options ...shaper.Option) (model.Subject, error) {
 //		return shaper.New(l, options...)
@@ -39,12 +39,12 @@
 //		t.Fatalf("%v\n%s", script, difference)
 //	}
 //
-// The options make the engine tell its hooks to the player, so open must pass
-// them on. An engine must run inside a bubble of testing/synctest: a server
-// that it talks to must be replaced by one in memory. [Player] plays scripts on
-// several buckets at once, as the tests of Group do.
+// The options contain the player's hooks, so open must pass them on. An engine must
+// run inside a bubble of testing/synctest: a server that it talks to must be replaced
+// by one in memory. [Player] plays scripts on several buckets at once, as the tests of
+// Group do.
 //
-// That the comparison can fail is tested too: a model with one of [Mistakes]
-// must be told from the engine within 100,000 operations
-// (TestModelTellsMistakes in package shaper).
+// A test also shows that the comparison can fail: a model that makes one of [Mistakes]
+// must differ from the engine within 100,000 operations (TestModelTellsMistakes in
+// package shaper).
 package model

@@ -1,7 +1,7 @@
 package model
 
-// A Mistake is one that a model can make on purpose, to see that the comparison
-// with an engine would notice it.
+// A Mistake is what a model can do wrong on purpose, so that a test can check that the
+// comparison with an engine notices it.
 type Mistake int
 
 const (
@@ -13,12 +13,12 @@ const (
 	DepthOffByOne            // Depth + 1 may wait
 	Overtaking               // a newcomer slips past a line whose head costs more
 	DroppedRemainder         // the schedule goes on from the whole nanosecond
-	LateStillLeft            // a late cancel keeps its slot, which nobody uses
+	LateStillLeft            // a late cancel keeps its slot, which is lost
 	CloseFirst               // Close refuses the request that is due at its instant
 	HandedTwice              // the slot of a late cancel goes to the next waiter and to the bucket
-	FreedTwice               // a seat that is released twice is somebody else's the second time
-	CapIgnored               // when a late cancel hands its seat on, all leave that the bucket lets go
-	SeatLost                 // a late cancel keeps its seat, which nobody releases
+	FreedTwice               // the second release of a seat frees the seat of another request
+	CapIgnored               // when a late cancel hands its seat on, all requests leave that the level allows
+	SeatLost                 // a late cancel keeps its seat, which is never released
 	BlockedIsLate            // a request that waited for a seat leaves as if at the instant at which the bucket allowed it
 	HoldShortens             // of two holds the last one counts
 	HoldUnbounded            // MaxWait does not count the hold

@@ -30,8 +30,8 @@ type Subject interface {
 	Close() error
 }
 
-// An Open makes a subject with its first limits. It must pass the options on, as
-// they are how the player learns what hooks are told.
+// An Open makes a subject with its first limits. It must pass the options on, because
+// they contain the player's hooks.
 type Open func(l shaper.Limits, options ...shaper.Option) (Subject, error)
 
 // Name is the name that a subject must have, by [shaper.WithName], so that its
@@ -40,8 +40,8 @@ const Name = "script"
 
 // Play plays a script in a bubble of its own, on a subject that it opens and
 // closes there, and returns the subject's answers. If problem is not empty, the
-// subject could not be opened or a call never returned. Play takes a *testing.T
-// because synctest.Test does.
+// subject could not be opened or a call never returned. Play takes a [*testing.T]
+// because [synctest.Test] does.
 func Play(t *testing.T, s Script, open Open) (answers []Answer, problem string) {
 	t.Helper()
 	defer func() {
@@ -77,8 +77,9 @@ func Compare(t *testing.T, s Script, want []Answer, open Open) (difference strin
 	return Difference(s, got, want)
 }
 
-// Shrink leaves out of a script every operation that a difference, as Compare
-// returned it, does not need.
+// Shrink takes a script and the difference that Compare returned for it. It returns the
+// script without every operation that can be left out while a difference remains, and
+// that difference.
 func Shrink(t *testing.T, s Script, difference string, open Open) (Script, string) {
 	t.Helper()
 	for i := len(s.Ops) - 1; i >= 0; i-- {
@@ -94,9 +95,9 @@ func Shrink(t *testing.T, s Script, difference string, open Open) (Script, strin
 	return s, difference
 }
 
-// A Player does the operations of a script on a subject, one after the other.
-// [Play] is all that a script on one subject needs; players by themselves are
-// for several subjects at once. A Player must be used inside a bubble.
+// A Player does the operations of a script on a subject, one after the other. For a
+// script on one subject [Play] is enough; players are for several subjects at once. A
+// Player must be used inside a bubble.
 type Player struct {
 	Subject Subject // to be set before the first Step
 
@@ -147,8 +148,8 @@ func (p *Player) Step(i int) {
 	synctest.Wait()
 }
 
-// End closes the subject if any call still waits, and returns the answers. The
-// problem is that a call never returned.
+// End closes the subject if any call still waits, and returns the answers. problem is
+// not empty if a call never returned.
 func (p *Player) End() (answers []Answer, problem string) {
 	if p.calls.Load() > 0 {
 		_ = p.Subject.Close()
@@ -271,9 +272,9 @@ func (p *Player) allowed(a *Answer, n int, leaves bool) {
 	}
 }
 
-// answer returns where to note what a hook is told with a context. The context
-// of AllowN does not say which operation it is of, but AllowN has returned before
-// the next operation begins.
+// answer returns the answer in which to note what a hook is told with a context. The
+// context of AllowN does not show its operation, but AllowN returns before the next
+// operation begins.
 func (p *Player) answer(ctx context.Context) *Answer {
 	if c, is := ctx.(*scriptContext); is {
 		return &p.answers[c.index]
@@ -371,9 +372,9 @@ func (p *Player) context(i int, o *Op) context.Context {
 	return c
 }
 
-// A scriptContext is a context that knows its operation. It may announce a
-// deadline by which it never ends. From the instant late on its Err returns an
-// error although Done stays open, so that the call notices too late for certain.
+// A scriptContext is a context that knows its operation. It may announce a deadline at
+// which it does not end. From the instant late on, its Err returns an error although
+// Done stays open, so that a call notices the end only after its wait.
 type scriptContext struct {
 	context.Context
 	index           int

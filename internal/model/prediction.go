@@ -7,10 +7,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// waits returns the times after which each request of the line leaves, if all
-// stay and no other comes, and last that of a newcomer of cost n. They are what
-// the bucket and holds allow: as if seats became free at once, but only just after
-// now. What is told of a wait for a seat is seatWait.
+// waits returns how long each request of the line waits from now on, if all stay and
+// no other comes, and as the last element how long a newcomer of cost n waits. Only the
+// bucket and holds count: a seat that is missing now is taken to be free a nanosecond
+// later. How long the wait for a seat is expected to be is seatWait.
 func (m *simulator) waits(n int) []time.Duration {
 	var waits []time.Duration
 	empty, since := m.empty, later(later(m.since, m.hold), instant(m.now))
@@ -37,7 +37,7 @@ func (m *simulator) waits(n int) []time.Duration {
 }
 
 // until returns the time from now to the instant at which r is seen, or the
-// longest duration if that is too long for one.
+// longest duration if that time is longer.
 func (m *simulator) until(r *big.Rat) time.Duration {
 	d := seen(r)
 	return saturated(d.Sub(d, big.NewInt(int64(m.now))))

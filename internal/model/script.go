@@ -23,14 +23,14 @@ type Script struct {
 type Op struct {
 	At   time.Duration
 	Kind OpKind
-	// With Race the operation starts beside all that is due at its instant.
-	// Without it, all that is due at its instant has happened before.
+	// Race means that the operation starts at the same time as all that is due at
+	// its instant. Without Race, all that is due at its instant happens before it.
 	Race bool
 
 	N        int           // of a call that may wait, OpAllow, OpForecast: the cost
 	Deadline time.Duration // of a call that may wait, OpShutdown: of the context; 0: none
-	Deaf     bool          // of a call that may wait: the context states its deadline but never ends by it
-	Late     time.Duration // of a call that may wait: from then on the context's Err returns an error, and Done stays open; 0: never
+	Deaf     bool          // of a call that may wait: the context states its deadline, but does not end at it
+	Late     time.Duration // of a call that may wait: from this instant on the context's Err returns an error, and Done stays open; 0: never
 	Target   int           // of OpCancel, OpRelease: index of the call that ends; -1: none
 	Limits   shaper.Limits // of OpSet
 	Hold     time.Duration // of OpHold
@@ -121,9 +121,9 @@ func (s Script) Without(i int) Script {
 	return rest
 }
 
-// Predict returns what a model that makes a mistake, or [NoMistake], says that
-// each operation shows. If open is not empty it is the reason for which the
-// guarantees allow other answers as well, so that they must not be compared.
+// Predict returns the answer of each operation by a model that makes a mistake, or
+// [NoMistake]. If open is not empty, it is the reason why the guarantees allow other
+// answers as well, and the answers must not be compared.
 func (s Script) Predict(with Mistake) (answers []Answer, open string) {
 	m := newSimulator(s.Limits)
 	m.mistake = with

@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// What is predicted for a request that waits for a seat is an estimate from how
-// long earlier requests held theirs. The guarantees leave open which stays are
-// timed and how much each weighs. Shaper's inflight.go decides that, and it is
-// written here anew.
+// The wait for a seat is estimated from how long earlier requests held their seats. The
+// guarantees leave open which stays are timed and how much each weighs. Package shaper's
+// inflight.go decides that, and this file implements the same rule independently.
 
 // noteStay counts the stay of a request that ends.
 func (m *simulator) noteStay(w *waiter) {
@@ -24,8 +23,8 @@ func (m *simulator) noteStay(w *waiter) {
 	m.stay += (stay - m.stay) / 8 // Division drops the fraction of a nanosecond.
 }
 
-// seatWait returns the estimate for the k-th request that waits for a seat: how
-// long it takes until enough requests have ended. It is 0 if a seat is free.
+// seatWait returns an estimate of how long the k-th request that waits for a seat has
+// to wait until enough others have ended. It is 0 if a seat is free.
 func (m *simulator) seatWait(k int) time.Duration {
 	if m.hasRoom() {
 		return 0

@@ -17,16 +17,16 @@ import (
 // of a nanosecond and is seen at the first whole nanosecond that is not earlier;
 // the level goes by the fraction, which is why 7/s does not drift.
 //
-// Where the guarantees leave two outcomes open (two things fall on one instant),
-// the field open says why, and no later answer may be compared.
+// Where the guarantees leave two outcomes open, because two things happen at one
+// instant, the field open says why, and no later answer may be compared.
 type simulator struct {
 	limits   shaper.Limits
 	interval *big.Rat      // nanoseconds per cost unit; 0 at rate.Inf
 	empty    *big.Rat      // the instant at which the level reaches 0
-	since    *big.Rat      // the instant since which the head is the head, and there is a seat for it
-	hold     *big.Rat      // the instant until which nobody leaves
+	since    *big.Rat      // the instant from which the head has been the head, and has had a free seat
+	hold     *big.Rat      // the instant until which no request leaves
 	upstream []*waiter     // requests that have left and not ended, if there is a cap
-	left     int           // how many have left, but for those whose slot was given back
+	left     int           // how many have left, without those whose slot was given back
 	stay     time.Duration // how long seats are held, on average; see noteStay
 	line     []*waiter
 	stopping []*waiter // calls of Shutdown that have not returned
@@ -57,7 +57,7 @@ type waiter struct {
 	longBefore bool // seats were held for long when it left
 }
 
-// gone reports whether the context has ended in a way that only its Err tells.
+// gone reports whether the context has ended in a way that only its Err shows.
 func (w *waiter) gone(now time.Duration) bool { return w.Late != 0 && w.Late <= now }
 
 func newSimulator(l shaper.Limits) *simulator {
@@ -80,8 +80,8 @@ func (m *simulator) take(n int) *big.Rat {
 
 func (m *simulator) burst() int { return max(m.limits.Burst, 1) }
 
-// allowed returns the instant from which the level lets cost n leave, for a
-// bucket that is empty at the instant given.
+// allowed returns the instant from which the level lets a request of cost n leave, for
+// a bucket whose level reaches 0 at the instant empty.
 func (m *simulator) allowed(empty *big.Rat, n int) *big.Rat {
 	return new(big.Rat).Sub(empty, m.take(max(0, m.burst()-n)))
 }
@@ -102,7 +102,7 @@ func (m *simulator) hasRoom() bool {
 	return !m.capped() || m.blind || len(m.upstream) < m.limits.InFlight
 }
 
-// leaves reports whether the head leaves by an instant.
+// leaves reports whether the head leaves at an instant or before.
 func (m *simulator) leaves(by time.Duration) bool {
 	return len(m.line) > 0 && m.hasRoom() && m.due().Cmp(instant(by)) <= 0
 }
@@ -125,7 +125,7 @@ func (m *simulator) level() *big.Rat {
 	return rest.Quo(rest, m.interval)
 }
 
-// advance lets everything happen that is due up to instant t.
+// advance lets everything happen that is due up to the instant t.
 func (m *simulator) advance(t time.Duration) {
 	for {
 		next := t + 1
@@ -149,8 +149,8 @@ func (m *simulator) advance(t time.Duration) {
 	}
 }
 
-// settle lets all requests leave that are due now. A call that then finds its
-// context done hands its slot on, if no other request has left after it.
+// settle lets all requests leave that are due now. If a call then finds that its context
+// has ended, and no other request has left after it, its slot goes to the next.
 func (m *simulator) settle() {
 	for again := true; again; {
 		again = false
@@ -222,8 +222,8 @@ func (m *simulator) depart() *waiter {
 	return w
 }
 
-// emptyAt sets the instant at which the level reaches 0. A time.Duration ends
-// after 292 years, so what lies beyond is not compared.
+// emptyAt sets the instant at which the level reaches 0. A [time.Duration] holds up to
+// 292 years, so a script whose level reaches beyond 290 years is not compared further.
 func (m *simulator) emptyAt(at *big.Rat) {
 	m.empty = at
 	if at.Cmp(instant(290*year)) > 0 {

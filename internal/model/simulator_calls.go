@@ -184,7 +184,7 @@ func (m *simulator) held(w *waiter) {
 		m.hold = until
 	case w.Hold > 0:
 		m.hold = later(m.hold, until)
-	case m.hold.Cmp(until) > 0: // What it kept could not leave before.
+	case m.hold.Cmp(until) > 0: // The head, which was held, could not leave before.
 		m.hold, m.since = new(big.Rat), until
 	}
 	m.settle()

@@ -1,6 +1,6 @@
-// Package naive holds the shaper that one writes first, as the reference that tests
-// and benchmarks compare the real one with. The tests of package shaper show what it
-// gets wrong.
+// Package naive is the shaper that a programmer writes first: a channel and a ticker.
+// Tests and benchmarks compare the real one with it. The tests of package shaper show
+// what it does wrong.
 package naive
 
 import (
@@ -14,8 +14,8 @@ import (
 // go at each tick of a [time.Ticker]. [New] makes one, [Queue.Start] starts its
 // goroutine, and [Queue.Stop] ends it. Wait is safe for concurrent use.
 type Queue struct {
-	// Mended is what one writes second: the goroutine reads each tick, whether
-	// anything waits or not, and spends none on requests that have given up.
+	// Mended is the second try: the goroutine reads each tick, whether a request waits
+	// or not, and spends no tick on a request that has given up.
 	Mended bool
 	// Stall runs on the goroutine after each tick. It stands for wake-ups that
 	// come late, which virtual time does not have. nil means none.
@@ -27,7 +27,7 @@ type Queue struct {
 	run    sync.WaitGroup
 }
 
-// ErrFull is what a full queue returns.
+// ErrFull is the error of [Queue.Wait] if the queue is full.
 var ErrFull = errors.New("the naive queue is full")
 
 type waiter struct {
@@ -35,8 +35,8 @@ type waiter struct {
 	leave chan struct{} // closed when it may leave
 }
 
-// New returns a queue for so many departures a second, with room for depth waiters.
-// Its fields may be set before it is started.
+// New returns a queue with so many departures a second and room for depth waiters. Its
+// fields may be set before [Queue.Start].
 func New(perSecond float64, depth int) *Queue {
 	return &Queue{
 		line:   make(chan *waiter, depth),
@@ -54,14 +54,14 @@ func (q *Queue) Start() {
 	}
 }
 
-// Stop lets no more requests leave.
+// Stop ends the goroutine, after which no request leaves.
 func (q *Queue) Stop() {
 	close(q.quit)
 	q.run.Wait()
 	q.ticker.Stop()
 }
 
-// Wait blocks until its caller may leave. It returns [ErrFull] at once if the line is
+// Wait blocks until the request may leave. It returns [ErrFull] at once if the line is
 // full, and ctx.Err() if the context ends first.
 func (q *Queue) Wait(ctx context.Context) error {
 	w := &waiter{ctx: ctx, leave: make(chan struct{})}
@@ -94,8 +94,8 @@ func (q *Queue) release() {
 	}
 }
 
-// releaseMended waits for a tick and lets the first request leave that is still
-// there.
+// releaseMended waits for a tick and lets the first request leave that has not given
+// up.
 func (q *Queue) releaseMended() {
 	for q.tick() {
 		if head := q.firstAlive(); head != nil {
@@ -104,7 +104,7 @@ func (q *Queue) releaseMended() {
 	}
 }
 
-// tick waits for the next tick. It returns false if the queue is to stop.
+// tick waits for the next tick, and reports whether it came before Stop was called.
 func (q *Queue) tick() bool {
 	select {
 	case <-q.ticker.C:

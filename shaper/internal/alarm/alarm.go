@@ -1,7 +1,7 @@
-// Package alarm wakes one goroutine, the ticker, at an instant. A [File] does so by
-// a timer of the Linux kernel, within tens of microseconds; a [Timer] by one of Go's,
-// on every system. A [Lead] says how much sooner the ticker should be woken so that it
-// is running when the instant comes.
+// Package alarm wakes one goroutine, the ticker, at an instant. A [File] uses a timer
+// of the Linux kernel and is late by tens of microseconds; a [Timer] uses one of Go's
+// timers and works on every system. A [Lead] says how much sooner the ticker should be
+// woken so that it is running when the instant comes.
 //
 // Instants are nanoseconds since an epoch, which is a [time.Time] with a reading of
 // the monotonic clock.
@@ -15,15 +15,15 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// An Alarm wakes one goroutine at an instant. Set and Stop are called under a lock of
-// the caller's, Wait without it. Set may move the instant, earlier or later, while the
-// goroutine is in Wait or before it gets there.
+// An Alarm wakes one goroutine at an instant. The caller holds a lock of its own when it
+// calls Set or Stop, and not when it calls Wait. Set may move the instant, earlier or
+// later, while the goroutine is in Wait or before it gets there.
 type Alarm interface {
 	// Set makes Wait return at the instant at: immediately if that has passed, and
 	// never if it is [exact.Forever].
 	Set(at int64)
 	// Wait returns when the instant has come. It may return sooner, so the caller
-	// looks at its clock. After an error the alarm can only be stopped.
+	// must look at a clock. After an error the alarm can only be stopped.
 	Wait() error
 	// Stop frees the alarm. No goroutine may be in Wait.
 	Stop()
@@ -39,16 +39,17 @@ var ErrOtherClock = errors.New("no timerfd for a clock that is not the kernel's"
 type Timer struct {
 	epoch time.Time
 	timer *time.Timer
-	// passed makes Wait return because an instant had passed when it was set. It has
-	// room for one: however often that happens before Wait is called, Wait needs to
-	// return once. A value left over from before makes Wait return once too often.
+	// passed gets a value when Set is called with an instant that has passed, and
+	// makes Wait return. It has room for one value: however often that happens before
+	// Wait is called, Wait needs to return only once. A value left over from before
+	// makes Wait return too soon, which it may.
 	//
-	// (A timer set to 0 would do the same, except at the end of a bubble: when the
-	// bubble's main function has returned, its timers no longer go off.)
+	// (A timer set to 0 would do the same, except at the end of a testing/synctest
+	// bubble: once the bubble's main function has returned, timers no longer go off.)
 	passed chan struct{}
 }
 
-// NewTimer returns a Timer, which is not set.
+// NewTimer returns a Timer that is not set. Its instants count from epoch.
 func NewTimer(epoch time.Time) *Timer {
 	a := &Timer{epoch: epoch, timer: time.NewTimer(exact.Forever), passed: make(chan struct{}, 1)}
 	a.timer.Stop()

@@ -21,8 +21,8 @@ import (
 // runtime's own timers are rounded up to a millisecond. But in a process whose
 // threads are all busy, the runtime looks at the poller only every 10 ms, while it
 // looks at its own timers whenever a goroutine parks. The read deadline is such a
-// timer. So each of the two is late in one kind of process, and whichever is first
-// is in time in both (go run ./bench -only spacing,busy).
+// timer. So the timerfd is late in a busy process and the deadline in an idle one, and
+// the first of the two is in time in both (go run ./bench -only spacing,busy).
 type File struct {
 	*os.File
 	conn   syscall.RawConn
@@ -56,8 +56,9 @@ const (
 
 type timerSpec struct{ interval, value syscall.Timespec }
 
-// OpenFile returns a [File] whose instants count from epoch. It fails in a bubble
-// ([ErrOtherClock]), if [MaxFiles] are open, and if the kernel refuses.
+// OpenFile returns a [File] whose instants count from epoch. It returns an error in a
+// testing/synctest bubble ([ErrOtherClock]), if [MaxFiles] are open, and if the kernel
+// refuses.
 func OpenFile(epoch time.Time) (Alarm, error) {
 	offset, err := kernelClockAt(epoch)
 	if err != nil {
@@ -109,8 +110,8 @@ func (a *File) open() error {
 
 // Set implements [Alarm].
 func (a *File) Set(at int64) {
-	// The instant 0 would switch the timer off, so 1 is the earliest. An error here,
-	// for example because the descriptor has been closed, is an error of Wait too.
+	// The instant 0 would switch the timer off, so 1 is the earliest. After an error
+	// here, for example because the descriptor has been closed, Wait returns one too.
 	_ = a.setTimer(min(max(exact.Sum(a.offset, at), 1), latest))
 	_ = a.File.SetReadDeadline(a.epoch.Add(time.Duration(at)))
 }
@@ -141,15 +142,15 @@ func (a *File) Stop() {
 	files.Add(-1)
 }
 
-// kernelClockAt returns what the kernel's clock showed at epoch, or ErrOtherClock if
+// kernelClockAt returns what the kernel's clock showed at epoch, or [ErrOtherClock] if
 // Go's clock is another one.
 //
-// It reads Go's clock, then the kernel's until that has moved, then Go's again. If
-// both are the same clock, Go's has moved by at least as much. The clock of a
+// It reads Go's clock, then the kernel's until the kernel's has moved, then Go's again.
+// If both are the same clock, Go's has moved by at least as much. The clock of a
 // testing/synctest bubble has not moved at all.
 func kernelClockAt(epoch time.Time) (int64, error) {
 	best, offset := int64(exact.Forever), int64(0)
-	for range 3 { // The quickest try counts: in another the goroutine may have been preempted.
+	for range 3 { // The quickest try counts, because in a slower one the goroutine may have been preempted.
 		before := int64(time.Since(epoch))
 		first, err := kernelClock()
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 // some tens of microseconds, and not always the same time. A ticker that wakes a
 // little too soon, and yields until the slot comes, is in time to within a
 // microsecond, for hardly more CPU time (ARCHITECTURE.md). Only the ticker goroutine
-// uses it.
+// uses the Lead.
 //
 // The runtime's yields are quick only while the process has nothing else to do: a
 // goroutine that yields joins the end of the global run queue, and while all threads
@@ -28,8 +28,9 @@ const (
 	// LongestLead bounds the time that is spent yielding for one slot.
 	LongestLead = 50 * time.Microsecond
 	// A wake-up that is late by lateWake, or a yield that takes lateYield, may be
-	// bad luck or the sign of a busy process. The first one leads to the shortest
-	// pause; each one that soon follows doubles it.
+	// bad luck or the sign of a busy process. The first such event leads to the
+	// shortest pause. If the next one comes within the length of a pause after its
+	// end, the pause is doubled, up to the longest.
 	lateWake      = time.Millisecond
 	lateYield     = 100 * time.Microsecond
 	shortestPause = 5 * time.Millisecond
@@ -45,8 +46,9 @@ func (l *Lead) Before(slot, now int64) int64 {
 }
 
 // Woke learns from a wake-up at the instant now, which was late by that many
-// nanoseconds. The lead settles where eight of nine wake-ups are no later than it: it
-// rises by eight steps after one that was later, and falls by one after any other.
+// nanoseconds. The lead settles where eight of nine wake-ups are no later than the lead:
+// it rises by eight steps after a wake-up that was later, and falls by one step after a
+// wake-up that was not.
 func (l *Lead) Woke(now, late int64) {
 	const step = int64(125 * time.Nanosecond)
 	switch {

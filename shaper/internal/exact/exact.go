@@ -2,8 +2,8 @@
 // of nanoseconds and a fraction of one more; an [Interval] is the time that one
 // cost unit takes at a rate, as a fraction of whole numbers. A schedule made of
 // both never drifts: the millionth departure is at the nanosecond at which the
-// rate puts it. The everyday operations use integers and are inlined; those of
-// package math/big are left for a change of the rate.
+// rate puts it. The everyday operations use integers and are inlined. Package math/big
+// is needed only to read a rate, after a change of the rate, and beyond 292 years.
 package exact
 
 import (
@@ -17,7 +17,7 @@ import (
 
 // Nanos is a number of nanoseconds: whole ones, and part/den of one more, where
 // den is the denominator of the [Interval] that it is used with. It serves as a
-// span of time and as an instant, counted from an epoch of the caller's.
+// span of time and as an instant, which counts from an epoch of the caller's.
 // Additions that do not fit saturate. The zero Nanos is 0.
 type Nanos struct {
 	whole int64
@@ -41,8 +41,8 @@ func (a Nanos) After(b Nanos) bool {
 	return a.whole > b.whole || a.whole == b.whole && a.part > b.part
 }
 
-// Ceil returns a rounded up to a nanosecond. A clock that counts nanoseconds
-// shows this at the earliest when a has come.
+// Ceil returns a rounded up to a nanosecond. That is what a clock that counts
+// nanoseconds shows first after the instant a has come.
 func (a Nanos) Ceil() int64 {
 	if a.part > 0 {
 		return Sum(a.whole, 1)
@@ -92,7 +92,7 @@ func IntervalOf(r rate.Limit) Interval {
 	}
 	exact := new(big.Rat).SetFloat64(float64(r))
 	if exact == nil || exact.Sign() <= 0 {
-		return Interval{den: 1} // The caller should have refused this rate.
+		return Interval{den: 1} // The caller should not have passed this rate.
 	}
 	tolerance := new(big.Rat).Mul(exact, big.NewRat(1, 1<<50))
 	simple := simplest(new(big.Rat).Sub(exact, tolerance), new(big.Rat).Add(exact, tolerance))

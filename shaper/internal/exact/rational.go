@@ -2,11 +2,11 @@ package exact
 
 import "math/big"
 
-// A Nanos is a multiple of 1/den of a nanosecond. After a change of the rate, or
-// beyond 292 years, the exact instant need not be one. The Nanos is then the next
-// multiple above it, and how far above, the excess, is kept beside it as a
-// *big.Rat, where nil means 0. Where the exact instant is too far away for a Nanos,
-// that is the latest one there is, and the excess is negative.
+// A [Nanos] is a multiple of 1/den of a nanosecond. After a change of the rate, or
+// beyond 292 years, the exact instant need not be such a multiple. The Nanos is then the
+// next multiple above the exact instant. The excess says how far above: it is kept beside
+// the Nanos as a *big.Rat, where nil means 0. If the exact instant is too far away for a
+// Nanos, the Nanos is the latest one there is, and the excess is negative.
 
 // maxExcess bounds the memory of an excess, in bits of its denominator. A larger
 // denominator can only come from rates that change again and again; the excess is
@@ -21,9 +21,9 @@ func (i Interval) Add(at Nanos, excess *big.Rat, n int64) (Nanos, *big.Rat) {
 	return i.round(exact.Add(exact, span.Mul(span, new(big.Rat).SetInt64(n))))
 }
 
-// Rescale returns the instant which, seen from now, is as many intervals of to away
-// as the instant at, which lies excess above the exact one, is intervals of i; and
-// the new excess. Neither interval may be 0.
+// Rescale returns the instant that is as many intervals of to after now as the exact
+// instant is intervals of i after now, and the new excess. at lies excess above the exact
+// instant. Neither interval may be 0.
 func (i Interval) Rescale(at Nanos, excess *big.Rat, now int64, to Interval) (Nanos, *big.Rat) {
 	begin := new(big.Rat).SetInt64(now)
 	exact := i.exact(at, excess)
@@ -33,8 +33,8 @@ func (i Interval) Rescale(at Nanos, excess *big.Rat, now int64, to Interval) (Na
 	return to.round(exact.Add(exact, begin))
 }
 
-// UnitsSince returns how many cost units take the span from now until the instant
-// at, which lies excess above the exact one. The interval must not be 0.
+// UnitsSince returns how many cost units take the span from now until the exact instant.
+// at lies excess above the exact instant. The interval must not be 0.
 func (i Interval) UnitsSince(now int64, at Nanos, excess *big.Rat) float64 {
 	exact := i.exact(at, excess)
 	exact.Sub(exact, new(big.Rat).SetInt64(now))
@@ -51,7 +51,7 @@ func (i Interval) exact(at Nanos, excess *big.Rat) *big.Rat {
 	return exact
 }
 
-// round returns the instant for an exact one, and how far above it lies.
+// round returns the Nanos for an exact instant, and the excess.
 func (i Interval) round(exact *big.Rat) (at Nanos, excess *big.Rat) {
 	at = i.roundUp(exact)
 	excess = i.rat(at)

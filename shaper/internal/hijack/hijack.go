@@ -1,5 +1,5 @@
-// Package hijack lets a handler see that another one hijacks the connection, without
-// taking away anything else that a ResponseWriter can do.
+// Package hijack wraps a ResponseWriter, so that an outer handler notices when an inner
+// one hijacks the connection. The wrapper can do whatever else the ResponseWriter can.
 package hijack
 
 import (
@@ -14,8 +14,8 @@ import (
 type Func = func() (net.Conn, *bufio.ReadWriter, error)
 
 // Until returns the ResponseWriter to pass to a handler in place of w, and a function
-// to call when the handler has returned. Together they call release exactly once: when
-// the handler hijacks the connection, else when that function is called.
+// to call when the handler has returned. release is called exactly once: when the
+// handler hijacks the connection, or else when that function is called.
 //
 // A ResponseWriter that cannot be hijacked, as in HTTP/2, is returned unchanged.
 func Until(w http.ResponseWriter, release func()) (http.ResponseWriter, func()) {
@@ -26,15 +26,15 @@ func Until(w http.ResponseWriter, release func()) (http.ResponseWriter, func()) 
 	end := func() { once.Do(release) }
 	return newHijacker(w, func(original Func) (net.Conn, *bufio.ReadWriter, error) {
 		conn, buffered, err := original()
-		if err == nil { // If it fails the request has not ended.
+		if err == nil { // If the Hijack fails, the request has not ended.
 			end()
 		}
 		return conn, buffered, err
 	}).wrapped(), end
 }
 
-// Through returns a ResponseWriter that can do what w can do, and whose Hijack is by,
-// which gets the Hijack of w.
+// Through returns a ResponseWriter that can do what w can do, and whose Hijack calls by
+// with the Hijack of w.
 //
 // A ResponseWriter that cannot be hijacked, as in HTTP/2, is returned unchanged.
 func Through(w http.ResponseWriter, by func(original Func) (net.Conn, *bufio.ReadWriter, error)) http.ResponseWriter {
@@ -75,8 +75,8 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // wrapped returns the ResponseWriter for the handler. Handlers find out by type
 // assertions what a ResponseWriter can do, so the wrapper implements those of four
-// interfaces that the original implements. Others are only asked for by net/http,
-// such as the unexported method that http.MaxBytesReader looks for.
+// interfaces that the original implements. Only net/http asks for other methods, such as
+// the unexported one that [http.MaxBytesReader] looks for.
 func (h *hijacker) wrapped() http.ResponseWriter {
 	const flushes, hijacks, reads, pushes = 1, 2, 4, 8
 	type (
@@ -104,7 +104,7 @@ func (h *hijacker) wrapped() http.ResponseWriter {
 	if canPush {
 		can |= pushes
 	}
-	// Go makes no types at run time, so there is one for each set.
+	// Go makes no types at run time, so there is one type for each set of interfaces.
 	switch can {
 	case flushes:
 		return struct {
@@ -221,8 +221,8 @@ func (w wrapper) CloseNotify() <-chan bool {
 	return nil
 }
 
-// Unwrap leads [http.ResponseController] to the original, past the hijacker: it must
-// meet this one before a Hijack that the original does not have but unwraps to.
+// Unwrap leads [http.ResponseController] to the original by way of an inner. So the
+// controller finds the hijacker before a Hijack to which the original only unwraps.
 func (w wrapper) Unwrap() http.ResponseWriter { return inner{w.ResponseWriter, w.hijacker} }
 
 // An inner stands between a wrapper and the original.

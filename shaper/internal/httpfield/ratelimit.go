@@ -9,8 +9,9 @@ import (
 
 // Exhausted returns for how long a RateLimit field says that nothing remains
 // (draft-ietf-httpapi-ratelimit-headers-11): the longest t of the items whose r is
-// 0, and at most longest. It is 0 if there is no such item, or if any part of the
-// field is malformed: then all of it is to be ignored (RFC 9651, section 4.2).
+// 0, and at most longest. It returns 0 if there is no such item, or if any part of the
+// field is malformed, because then the whole field must be ignored (RFC 9651, section
+// 4.2).
 func Exhausted(h http.Header, longest time.Duration) (hold time.Duration) {
 	// Several lines of a list are one with commas between them.
 	s := scanner{rest: strings.TrimLeft(strings.Join(h.Values("RateLimit"), ","), " ")}
@@ -37,18 +38,18 @@ func Exhausted(h http.Header, longest time.Duration) (hold time.Duration) {
 // digits.
 const MaxInteger = 999_999_999_999_999
 
-// A RateLimit is what one item of a RateLimit field and of a RateLimit-Policy field
-// say. The numbers must not be negative; those above [MaxInteger] are written as
-// MaxInteger.
+// A RateLimit holds the values of one item of a RateLimit field and one of a
+// RateLimit-Policy field. The numbers must not be negative; those above [MaxInteger] are
+// written as MaxInteger.
 type RateLimit struct {
-	// Name is the name of the policy. An empty one is written as "default", and
-	// what is not printable ASCII as '?'.
+	// Name is the name of the policy. An empty name is written as "default", and a
+	// character that is not printable ASCII as '?'.
 	Name string
 
-	Quota     int64 // q: units that are free after a pause
-	Window    int64 // w: seconds in which as many are used up
+	Quota     int64 // q: units that are free after a long pause
+	Window    int64 // w: seconds in which as many become free again
 	Remaining int64 // r: units that are free now
-	Reset     int64 // t: seconds until more are
+	Reset     int64 // t: seconds until more are free
 }
 
 // AddTo adds both fields to those that are there already.

@@ -2,8 +2,8 @@
 // tells its clients when to come back: Retry-After, and RateLimit with
 // RateLimit-Policy.
 //
-// It knows nothing of a Shaper: whoever reads a field says how far it may reach
-// ahead, and whoever writes one says the numbers.
+// It knows nothing of a Shaper. The caller that reads a field says what the longest time
+// is, and the caller that writes one supplies the numbers.
 package httpfield
 
 import (
@@ -17,11 +17,11 @@ import (
 // the client to wait: a number of seconds, or the time until a date. It is at most
 // longest, and 0 if there is no such field, it is malformed, or its time has passed.
 //
-// A date was made by the same clock as the response's Date field, and only a span
-// between two readings of one clock means anything: by the clock of this machine,
-// which may be minutes off, the date could be long past or hours ahead. The time
-// that the response took to arrive, and the fraction of a second that a date does
-// not show, can only make the wait longer, never shorter.
+// A date is compared with the response's Date field, if there is one, because both were
+// made by the same clock. By the clock of this machine, which may be minutes off, the
+// date could be long past or hours ahead. The wait does not become shorter by the time
+// that the response took to arrive, nor by the fraction of a second that a date does not
+// show: it can only be too long.
 func RetryAfter(h http.Header, longest time.Duration) time.Duration {
 	text := strings.Trim(h.Get("Retry-After"), " \t")
 	if n, ok := delaySeconds(text); ok {
@@ -38,8 +38,8 @@ func RetryAfter(h http.Header, longest time.Duration) time.Duration {
 	return min(max(0, date.Sub(from)), longest)
 }
 
-// delaySeconds reads a number of seconds, which is digits and nothing else. What is
-// too long for a Duration becomes the greatest number of seconds.
+// delaySeconds reads a number of seconds, which is digits and nothing else. A number that
+// is too large for a Duration becomes maxSeconds. ok reports whether text is a number.
 func delaySeconds(text string) (n int64, ok bool) {
 	for i := range len(text) {
 		if !isDigit(text[i]) {
@@ -50,7 +50,7 @@ func delaySeconds(text string) (n int64, ok bool) {
 	return n, text != ""
 }
 
-// maxSeconds is more than any Duration has.
+// maxSeconds is more seconds than any Duration has.
 const maxSeconds = math.MaxInt64/int64(time.Second) + 1
 
 // span returns n seconds, n ≥ 0, as a Duration of at most longest.
@@ -61,8 +61,8 @@ func span(n int64, longest time.Duration) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// Seconds returns d as Retry-After has it: in whole seconds, rounded up so that no
-// client comes back too early, and at least 1.
+// Seconds returns the number for a Retry-After field: d in whole seconds, rounded up so
+// that no client comes back too early, and at least 1.
 func Seconds(d time.Duration) int64 {
 	seconds := int64(d / time.Second)
 	if d%time.Second > 0 {

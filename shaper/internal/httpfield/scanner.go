@@ -7,19 +7,19 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner reads a RateLimit field from left to right, by the grammar of
-// structured fields (RFC 9651), and strictly, so that what only looks like such a
-// field holds nobody. What has been read is taken off rest.
+// A scanner reads a RateLimit field from left to right, by the grammar of structured
+// fields (RFC 9651). It is strict, so that a malformed field holds no request. What has
+// been read is taken off rest.
 type scanner struct{ rest string }
 
 // A rateLimitItem is one item of a RateLimit field.
-type rateLimitItem struct{ remaining, reset int64 } // -1: not there, or no integer
+type rateLimitItem struct{ remaining, reset int64 } // -1: missing, or not an integer ≥ 0
 
 // item reads one item: the name of a policy and its parameters, of which only r and
-// t matter. Of a parameter that is there twice the last counts.
+// t matter. If a parameter is there twice, the last one counts.
 //
-// The name is a string. In older drafts the field was a dictionary whose keys had no
-// values, so that the name was a bare word, which reads the same.
+// The name is a string. In older drafts the name was a bare word, because the field was
+// a dictionary whose keys had no values. Both are read alike.
 func (s *scanner) item() (item rateLimitItem, ok bool) {
 	item = rateLimitItem{-1, -1}
 	if s.next() == '"' {
@@ -47,7 +47,7 @@ func (s *scanner) item() (item rateLimitItem, ok bool) {
 	return item, ok
 }
 
-// bareItem reads the value of a parameter. n is -1 if it is no integer ≥ 0.
+// bareItem reads the value of a parameter. n is -1 if the value is not an integer ≥ 0.
 func (s *scanner) bareItem() (n int64, ok bool) {
 	switch c := s.next(); {
 	case isDigit(c) || c == '-':
@@ -67,7 +67,8 @@ func (s *scanner) bareItem() (n int64, ok bool) {
 	}
 }
 
-// number reads an integer of up to 15 digits, or a decimal of up to 12 and 3.
+// number reads an integer of up to 15 digits, or a decimal with up to 12 digits before
+// the point and up to 3 after it.
 func (s *scanner) number() (n int64, ok bool) {
 	negative := s.eat('-')
 	digits := s.run(isDigit)
@@ -103,15 +104,16 @@ func (s *scanner) quoted() bool {
 	return false
 }
 
-// byteSequence reads base64 between colons, as the partition key pk is. The padding
-// may be missing and its bits may be set: a parser is not to refuse either.
+// byteSequence reads base64 between colons, which is the form of the parameter pk, the
+// partition key. The padding may be missing and its bits may be set: RFC 9651 asks
+// parsers to accept both.
 func (s *scanner) byteSequence() bool {
 	s.eat(':')
 	text, rest, ok := strings.Cut(s.rest, ":")
 	s.rest = rest
 	_, padded := base64.StdEncoding.DecodeString(text)
 	_, unpadded := base64.RawStdEncoding.DecodeString(text)
-	return ok && (padded == nil || unpadded == nil) && !strings.ContainsAny(text, "\r\n") // Which base64 skips.
+	return ok && (padded == nil || unpadded == nil) && !strings.ContainsAny(text, "\r\n") // Package base64 skips these two.
 }
 
 // boolean reads ?0 or ?1.
@@ -145,7 +147,7 @@ func (s *scanner) displayString() bool {
 			if len(s.rest) < 2 || !isLowerHex(s.rest[0]) || !isLowerHex(s.rest[1]) {
 				return false
 			}
-			b, _ := strconv.ParseUint(s.rest[:2], 16, 8) // It is two such digits.
+			b, _ := strconv.ParseUint(s.rest[:2], 16, 8) // Two hexadecimal digits cannot fail.
 			s.rest = s.rest[2:]
 			c = byte(b)
 		case !isPrintable(c):
@@ -177,8 +179,8 @@ func (s *scanner) key() (key string, ok bool) {
 	}), true
 }
 
-// next returns the next character without reading it; at the end it is 0, which a
-// field cannot have.
+// next returns the next character without reading it. At the end it returns 0, which no
+// field contains.
 func (s *scanner) next() byte {
 	if s.rest == "" {
 		return 0
@@ -202,7 +204,7 @@ func (s *scanner) eat(c byte) bool {
 	return true
 }
 
-// run reads characters as long as they are of a kind.
+// run reads and returns the characters up to the first for which is reports false.
 func (s *scanner) run(is func(c byte) bool) (read string) {
 	i := 0
 	for i < len(s.rest) && is(s.rest[i]) {
@@ -212,7 +214,7 @@ func (s *scanner) run(is func(c byte) bool) (read string) {
 	return read
 }
 
-// skip reads characters that mean nothing where they stand.
+// skip reads the characters of cutset that come next, such as blanks.
 func (s *scanner) skip(cutset string) { s.rest = strings.TrimLeft(s.rest, cutset) }
 
 func isDigit(c byte) bool     { return '0' <= c && c <= '9' }

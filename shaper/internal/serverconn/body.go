@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// aheadLength is the longest body that is read ahead: what a waiting request may
-// cost beyond its goroutine.
+// aheadLength is the longest body that is read ahead. It bounds the memory of a
+// waiting request.
 const aheadLength = 64 << 10
 
 // A Body is a request body that a goroutine of its own reads while the request waits:
 // once the body has been read to its end, net/http watches the connection. The
-// handler gets the Body in place of the original. It hands on what has come, and
-// the rest as it comes.
+// handler gets the Body in place of the original, and reads from it what has come
+// already and then the rest as it comes.
 //
-// A read with a deadline would do without the goroutine, but when a deadline passes
-// in a read net/http cancels the request.
+// A read with a deadline would need no goroutine, but net/http cancels the request
+// when a deadline passes during a read.
 type Body struct {
 	body     io.Reader
 	setLimit func(time.Time) error // sets the deadline for reads of body
@@ -35,8 +35,8 @@ type Body struct {
 	read     int   // how much of data the handler has read
 	hijacked bool
 	// firstReadTimeout is how long the handler's first read that has to wait may
-	// take. If a deadline were set before, it would pass in our own read, and so
-	// cancel a handler that does not read the body.
+	// take. The deadline is set only then: if it were set before, it could pass
+	// during the goroutine's read, and cancel a handler that does not read the body.
 	firstReadTimeout time.Duration
 }
 
@@ -49,9 +49,9 @@ func (c *Conn) Body() *Body {
 	return c.body
 }
 
-// fetchable reports whether the body may be read ahead: it must be small and of
-// known length, and net/http's own. The code of any other would run beside the
-// handler, and that of http.MaxBytesReader writes to the header.
+// fetchable reports whether the body may be read ahead: it must be small, of known
+// length, and net/http's own. The code of any other body would run at the same time
+// as the handler, and that of [http.MaxBytesReader] writes to the header.
 func (c *Conn) fetchable() bool {
 	if c.body != nil {
 		return false
@@ -63,12 +63,12 @@ func (c *Conn) fetchable() bool {
 // readAhead begins to read a body that is fetchable. It returns nil if there is no
 // way to stop reading.
 func (c *Conn) readAhead() *Body {
-	// A net.Pipe of which the other end is closed has no deadlines, but no read of it
-	// blocks.
+	// A net.Pipe whose other end is closed has no deadlines, but none is needed, as no
+	// read of it blocks.
 	if err := c.setConnReadDeadline(time.Time{}); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		return nil
 	}
-	// Memory is taken for what has come, not for what has only been announced.
+	// data grows with what has come: an announced length takes no more than 4 KiB.
 	b := &Body{body: c.request.Body, setLimit: c.setConnReadDeadline, ended: make(chan struct{})}
 	b.more.L = &b.mu
 	go b.fetch(make([]byte, min(c.request.ContentLength, 4<<10)))
@@ -86,29 +86,29 @@ func (b *Body) fetch(part []byte) {
 	}
 }
 
-// note stores what a read has brought.
+// note stores the result of a read.
 func (b *Body) note(part []byte, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.data, b.err = append(b.data, part...), err
 	if err == io.EOF {
-		// net/http has removed the deadline when its read came to the end, but
-		// setDeadline may have been called since.
+		// net/http removed the deadline when its read came to the end, but
+		// setDeadline may have been called since then.
 		_ = b.setLimit(time.Time{})
 	}
 	b.more.Broadcast()
 }
 
-// BodyError returns an error that is [ErrBody] if the context of the request has been
-// cancelled because reading ahead has failed, while the client is there for a
-// response. It is nil if the client has gone.
+// BodyError returns an error that is [ErrBody] if reading ahead has failed, and so
+// cancelled the context of the request, while the client still waits for a response.
+// It returns nil if the client has gone.
 func (c *Conn) BodyError() error {
 	b := c.body
 	if b == nil {
 		return nil
 	}
-	// net/http cancels the request whatever the error of a read is, and the error
-	// is noted just after.
+	// net/http cancels the request after any error of a read. The goroutine notes the
+	// error just after that.
 	select {
 	case <-b.ended:
 	case <-time.After(drainTime):
@@ -124,7 +124,8 @@ func (c *Conn) BodyError() error {
 	return fmt.Errorf("%w: %w", ErrBody, b.err)
 }
 
-// ErrBody is the error of a body that could not be read although its client is there.
+// ErrBody is the error of a body that could not be read although its client still
+// waits for a response.
 var ErrBody = errors.New("shaper: body of the request could not be read")
 
 // coming reports whether more of the body may come.
@@ -135,8 +136,8 @@ func (b *Body) coming() bool {
 }
 
 // setDeadline sets the deadline for the rest of the body. After the end of the body
-// it does nothing: the deadline would lie under net/http's own read, which watches
-// the connection, and would cancel the request.
+// it does nothing: net/http then reads from the connection to watch it, and a deadline
+// that passes during that read cancels the request.
 func (b *Body) setDeadline(t time.Time) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -154,23 +155,23 @@ func (b *Body) restartTimeout(d time.Duration) {
 	b.firstReadTimeout = d
 }
 
-// stop ends the goroutine, within drainTime. That must be done before the request
-// ends, as net/http reads the body itself then.
+// stop ends the goroutine, within drainTime. It must be called before the request ends,
+// because net/http itself then reads the body.
 func (b *Body) stop() {
 	_ = b.setDeadline(time.Now().Add(drainTime))
 	<-b.ended
 }
 
-// Hijack calls hijack, which is that of the ResponseWriter, for a handler that may not
-// have read all of the body. What was read ahead comes first from the reader that is
-// returned, as it would from net/http alone.
+// Hijack calls hijack, the Hijack of the ResponseWriter, for a handler that may not have
+// read all of the body. The reader that it returns begins with what was read ahead, as
+// net/http alone would give it.
 //
-// If the end of the body has not come, the read that is under way is broken off. That
+// If the end of the body has not come, Hijack ends the read that is under way. That
 // cancels the context of the request, as any failed read does in net/http.
 func (b *Body) Hijack(hijack func() (net.Conn, *bufio.ReadWriter, error)) (net.Conn, *bufio.ReadWriter, error) {
 	_ = b.setDeadline(time.Unix(1, 0))
 	<-b.ended
-	conn, buffered, err := hijack() // It removes all deadlines.
+	conn, buffered, err := hijack() // This removes all deadlines.
 	if err != nil {
 		_ = b.setDeadline(time.Time{})
 		return conn, buffered, err
@@ -215,5 +216,5 @@ func (b *Body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close does nothing, as net/http closes the original itself.
+// Close does nothing, because net/http closes the original body.
 func (b *Body) Close() error { return nil }

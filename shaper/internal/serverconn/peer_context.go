@@ -7,62 +7,64 @@ import (
 )
 
 const (
-	// watchEvery is how often the connection of a request that waits with an
-	// unread body is asked whether its client is still there.
+	// watchEvery is the time between two looks at the connection of a request that
+	// waits with an unread body.
 	watchEvery = 250 * time.Millisecond
 
-	// brief is the longest wait that counts as none: after it the server's
-	// timeouts are not restarted, and the connection is not asked.
+	// brief is the longest wait that counts as none: after such a wait ReadTimeout
+	// is not restarted, and the connection is not asked.
 	brief = time.Millisecond
 
-	// briefSteps times briefStep takes its place for a limiter of which only the
-	// time tells whether the request waits. On a starved machine the request's
-	// goroutine may be kept from running for longer than that although it does not
-	// wait, but then the timers of the steps come late as well. A single look at
+	// briefSteps times briefStep takes the place of brief for a limiter of which
+	// only the time shows whether the request waits. On a starved machine the
+	// goroutine of a request that does not wait may be kept from running for longer
+	// than that, but then the timers of the steps are late as well. A single look at
 	// the clock would take such a request for one that waits.
 	briefSteps = 4
 	briefStep  = 5 * time.Millisecond
 )
 
 // A peerContext is the context of a request that may have to wait. It ends with the
-// request's own context, or when the connection says that the client has gone. But
+// request's own context, or when the connection shows that the client has gone. But
 // neither counts before the request has waited: net/http cancels a request as soon
 // as its client closes the sending half of the connection, and many clients do so
 // right after the request and still read the response.
 //
-// A deadline says nothing about the client, so its end counts at once.
+// A deadline says nothing about the client, so it counts at once when it passes.
 //
 // Err asks the connection. So a limiter that looks at the context after the wait, as
 // a Shaper does, spends no slot on a client that has gone.
 type peerContext struct {
 	context.Context // of the request
 	of              *Conn
-	byDone          bool // who asks for Done waits
+	byDone          bool // a request waits once its limiter asks for Done
 
 	mu      sync.Mutex
-	from    time.Time     // byDone: when the request will have waited; zero: it does not wait
-	steps   int           // else: how many are left until it has
+	from    time.Time     // if byDone: from when on the request has waited; zero: it does not wait
+	steps   int           // if not byDone: how many steps are left until the request has waited
 	done    chan struct{} // nil: not asked for yet
 	err     error         // why done is closed; nil: it is not
-	begun   bool          // what goes on during a wait has begun
+	begun   bool          // beginLocked has run
 	stopped bool          // the call has returned
-	timers  []*time.Timer // all, for stop
-	next    *time.Timer   // the one for step and watch
+	timers  []*time.Timer // all timers, for stop
+	next    *time.Timer   // the timer of step and watch
 }
 
 // PeerContext returns the context to call a limiter with, and the function to call
-// when that call has returned. The context ends as that of the request does, or
-// when the client has gone, but the client is looked for only once the request has
-// waited. If onlyWaitersAskDone is true, every request whose limiter asks for the
-// Done channel waits from then on, and no other does. If it is false, a request
-// waits from 20 ms after the beginning.
+// when that call has returned. The context ends with that of the request, or when the
+// client has gone. But what ends because of the client counts only once the request
+// has waited.
 //
-// While a request waits a small body is read ahead, if the connection cannot be
-// asked: see [Conn.Body].
+// If onlyWaitersAskDone is true, a request waits from when its limiter asks for the
+// Done channel, and has waited a millisecond later. If it is false, every request
+// counts as waiting, and has waited, 20 ms after the beginning.
+//
+// While a request waits, a small body is read ahead if the connection cannot be asked:
+// see [Conn.Body].
 func (c *Conn) PeerContext(onlyWaitersAskDone bool) (ctx context.Context, stop func()) {
 	ctx = c.request.Context()
 	if c.server == nil && c.conn == nil {
-		return ctx, func() {} // No client ends this context: the request is not from a server.
+		return ctx, func() {} // The request is not from a server, so no client ends this context.
 	}
 	p := &peerContext{Context: ctx, of: c, byDone: onlyWaitersAskDone}
 	if !onlyWaitersAskDone {
@@ -138,14 +140,15 @@ func (p *peerContext) step() {
 	p.beginLocked()
 }
 
-// beginLocked begins what goes on while a request waits.
+// beginLocked begins to watch the connection, or to read the body ahead, of a request
+// that waits.
 func (p *peerContext) beginLocked() {
 	if p.begun || p.stopped {
 		return
 	}
 	p.begun = true
-	// Without an unread body net/http watches the connection, but it stops when
-	// a byte of a next request has come (golang/go#37145). So Err asks anyway.
+	// Once the body has been read, net/http watches the connection, until a byte of
+	// the next request comes (golang/go#37145). So Err asks the connection in any case.
 	switch {
 	case p.of.canAsk():
 		if p.of.unread() {
@@ -156,7 +159,7 @@ func (p *peerContext) beginLocked() {
 	}
 }
 
-// after is time.AfterFunc until the call is over.
+// after is [time.AfterFunc], but stop stops the timer.
 func (p *peerContext) after(d time.Duration, f func()) *time.Timer {
 	t := time.AfterFunc(d, f)
 	p.timers = append(p.timers, t)
@@ -184,7 +187,7 @@ func (p *peerContext) requestEnded() {
 		if p.byDone {
 			p.after(time.Until(p.from), p.requestEnded)
 		}
-		return // Else the last step sees it.
+		return // If not byDone, the last step finds that the context has ended.
 	}
 	p.endLocked(err)
 }
@@ -200,8 +203,8 @@ func (p *peerContext) endLocked(err error) {
 	close(p.done)
 }
 
-// stop ends the watching. The context itself goes on until that of the request ends,
-// as some limiters keep it until then.
+// stop ends the watching. The context still ends with that of the request, because some
+// limiters keep it until then.
 func (p *peerContext) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

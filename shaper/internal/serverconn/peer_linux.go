@@ -26,8 +26,9 @@ func peerGone(c net.Conn) bool {
 	return gone || err != nil // Control fails on a connection that we closed.
 }
 
-// descriptor returns the connection with a file descriptor beneath wrappers that
-// have a method NetConn, such as *tls.Conn, or nil.
+// descriptor returns the connection that has a file descriptor: c itself, or the one
+// beneath wrappers with a method NetConn, such as *tls.Conn. It returns nil if there is
+// none.
 func descriptor(c net.Conn) syscall.Conn {
 	for c != nil {
 		if sc, ok := c.(syscall.Conn); ok {
@@ -42,9 +43,9 @@ func descriptor(c net.Conn) syscall.Conn {
 	return nil
 }
 
-// hungUp reports what ppoll(2) says with a timeout of zero. (poll(2) does not exist
-// on arm64.) With that timeout the call cannot block, so the scheduler need not be
-// told of it.
+// hungUp reports whether ppoll(2) finds that the other end of a descriptor has hung up.
+// (poll(2) does not exist on arm64.) With a timeout of zero the call cannot block, so a
+// raw system call, of which the scheduler does not know, is enough.
 func hungUp(fd int32) bool {
 	const (
 		pollErr   = 0x0008

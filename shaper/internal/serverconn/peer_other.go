@@ -4,8 +4,8 @@ package serverconn
 
 import "net"
 
-// canAsk reports false: this system has no call that looks for the end of the
-// stream and does not read.
+// canAsk reports false, because this system has no call that finds the end of the
+// stream without reading.
 func canAsk(net.Conn) bool { return false }
 
 func peerGone(net.Conn) bool { return false }

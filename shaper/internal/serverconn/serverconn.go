@@ -1,7 +1,7 @@
-// Package serverconn knows what net/http's server does with the connection of a
-// request, for a handler that lets requests wait before it runs another: whether
-// the client is still there, when reads and writes time out, and what becomes of
-// a body that nobody has read.
+// Package serverconn deals with the connection of a request in net/http's server, for
+// a handler that lets requests wait before it runs another handler. It finds out
+// whether the client is still there, restarts the timeouts of reads and writes, and
+// reads or drops a body that no handler has read.
 package serverconn
 
 import (
@@ -23,8 +23,8 @@ func NewContext(ctx context.Context, c net.Conn) context.Context {
 
 type connKey struct{}
 
-// A Conn is what is known of the connection of one request, and what can be done
-// to it. The goroutine of the request owns it.
+// A Conn is the connection of one request. The goroutine of the request owns it. [Of]
+// makes one.
 type Conn struct {
 	request    *http.Request
 	controller *http.ResponseController
@@ -34,7 +34,7 @@ type Conn struct {
 	outer      bool         // an outer Conn of the same request reads the body ahead
 }
 
-// Of returns the Conn of the request r, which is answered by w.
+// Of returns the Conn of the request r, whose ResponseWriter is w.
 func Of(w http.ResponseWriter, r *http.Request) *Conn {
 	c := &Conn{request: r, controller: http.NewResponseController(w)}
 	c.server, _ = r.Context().Value(http.ServerContextKey).(*http.Server)
@@ -65,15 +65,15 @@ func (c *Conn) unread() bool {
 	if r.ContentLength < 0 || kind == foreignBody {
 		return true // A read of nothing could block, or ask the client for the body.
 	}
-	// An outer handler may have read the body, or closed it. Here a read of nothing
-	// never blocks, and its error tells.
+	// An outer handler may have read the body, or closed it. A read of nothing never
+	// blocks here, and then returns an error.
 	_, err := r.Body.Read(nil)
 	return err == nil
 }
 
 // chunksRead reports whether a chunked body of net/http has been read to its end,
-// or closed. A read could block, so chunksRead looks at fields that are not
-// exported. If they get other names one day, the body counts as unread.
+// or closed. A read could block, so chunksRead looks at unexported fields. If a Go
+// release renames them, the body counts as unread.
 func chunksRead(body io.Reader) bool {
 	for _, name := range [...]string{"sawEOF", "closed"} {
 		f := reflect.ValueOf(body).Elem().FieldByName(name)
@@ -88,21 +88,21 @@ func chunksRead(body io.Reader) bool {
 type bodyKind int
 
 const (
-	// foreignBody is an outer handler's, which may do anything, or one of
-	// net/http of which a read of nothing fetches or awaits something: that of
-	// HTTP/2, or of "Expect: 100-continue".
+	// foreignBody is the body of an outer handler, which may do anything, or one of
+	// net/http for which even a read of nothing may wait or ask the client to send:
+	// that of HTTP/2, or of "Expect: 100-continue".
 	foreignBody bodyKind = iota
 	limitedBody          // of http.MaxBytesReader
 	plainBody            // as an HTTP/1 server makes it
-	// bufferedBody is one that an outer handler has read, to log or verify it,
+	// bufferedBody is a body that an outer handler has read, to log or verify it,
 	// and put back.
 	bufferedBody
 )
 
-// kindOf looks at the name of the type, as net/http exports none. A body that is
-// not known is foreign: it is not read ahead, and counts as unread. If an outer
-// handler has read it all the same, and put it back in a way that is not known
-// here, the request ends when ReadTimeout passes.
+// kindOf returns the kind of a body by the name of its type, because net/http does not
+// export these types. A body of an unknown type is foreign: it is not read ahead, and
+// counts as unread. If an outer handler has read such a body and put it back in a way
+// that is not known here, the request ends when ReadTimeout passes.
 func kindOf(body io.Reader) bodyKind {
 	t := reflect.TypeOf(body)
 	if t == bufferedType {
@@ -124,11 +124,11 @@ func kindOf(body io.Reader) bodyKind {
 	return foreignBody
 }
 
-// bufferedType is what io.NopCloser makes of a reader that can write itself to a
-// writer, as readers of memory can.
+// bufferedType is the type that [io.NopCloser] returns for an [io.WriterTo], which
+// readers of memory are.
 var bufferedType = reflect.TypeOf(io.NopCloser(bytes.NewReader(nil)))
 
-// canAsk reports whether the connection can be asked for its client.
+// canAsk reports whether the connection can be asked if its client is still there.
 func (c *Conn) canAsk() bool { return c.conn != nil && canAsk(c.conn) }
 
 // setReadDeadline sets the deadline for reading the request.
@@ -139,8 +139,8 @@ func (c *Conn) setReadDeadline(t time.Time) error {
 	return c.setConnReadDeadline(t)
 }
 
-// setConnReadDeadline sets the deadline for reads of the connection. Where a
-// wrapped ResponseWriter hides it, the connection itself is used.
+// setConnReadDeadline sets the deadline for reads of the connection. If a wrapped
+// ResponseWriter hides it, the connection's own method is used.
 func (c *Conn) setConnReadDeadline(t time.Time) error {
 	err := c.controller.SetReadDeadline(t)
 	if err != nil && c.conn != nil {
@@ -149,7 +149,7 @@ func (c *Conn) setConnReadDeadline(t time.Time) error {
 	return err
 }
 
-// setWriteDeadline sets the deadline for writing the response in the same way.
+// setWriteDeadline sets the deadline for writing the response, in the same way.
 func (c *Conn) setWriteDeadline(t time.Time) error {
 	err := c.controller.SetWriteDeadline(t)
 	if err != nil && c.conn != nil {
@@ -158,9 +158,9 @@ func (c *Conn) setWriteDeadline(t time.Time) error {
 	return err
 }
 
-// Suspend removes the server's timeouts from an HTTP/2 request that is about to
-// wait, as its stream is reset in the moment in which one passes. In HTTP/1 a
-// timeout matters to a later read or write only, and [Conn.Resume] is early enough.
+// Suspend removes the server's timeouts from an HTTP/2 request that is about to wait,
+// because net/http resets its stream as soon as one passes. In HTTP/1 a timeout matters
+// only to a later read or write, and [Conn.Resume] is early enough.
 func (c *Conn) Suspend() {
 	if !c.suspends() {
 		return
@@ -175,14 +175,14 @@ func (c *Conn) Suspend() {
 
 func (c *Conn) suspends() bool { return c.server != nil && c.request.ProtoMajor >= 2 }
 
-// Resume restarts the server's timeouts after a wait, so that the time of the wait
-// is not taken off them.
+// Resume restarts the server's timeouts after a wait, so that the wait does not use
+// them up.
 //
-// The read deadline is set only if there is a body to read: without one it would
-// lie under net/http's background read, and cancel the request while its handler
-// runs. An error means that the ResponseWriter hides the deadlines, and that the
-// connection is not known or is shared by many requests (HTTP/2). Then nothing can
-// be done.
+// The read deadline is set only if there is a body to read: without one it would apply
+// to net/http's background read, and cancel the request while its handler runs. Errors
+// of setting a deadline are ignored. They mean that the ResponseWriter hides the
+// deadlines, and that the connection is not known or is shared by many requests
+// (HTTP/2): then nothing can be done.
 func (c *Conn) Resume(waited time.Duration) {
 	if c.server == nil {
 		return
@@ -205,17 +205,17 @@ func (c *Conn) readTimeout() time.Duration { return max(c.server.ReadTimeout, 0)
 
 const (
 	// drainTime is how long a refusal waits for the rest of a request's body.
-	// net/http sends no response before it has read up to 256 KiB of it, which
-	// a client may withhold for ever. With a deadline in the past some responses
-	// get lost: a reset overtakes them.
+	// net/http sends no response before it has read up to 256 KiB of the body, which
+	// a client may withhold for ever. If the deadline were in the past, a reset could
+	// overtake the response, which would be lost.
 	drainTime = 100 * time.Millisecond
-	// drainLength is the longest body that is worth reading, as that keeps the
+	// drainLength is the longest body that is worth reading in order to keep the
 	// connection for the next request.
 	drainLength = 64 << 10
 )
 
-// Refuse prepares for a response that comes without the handler having run: it
-// must reach a client that is still sending. It may add to the header.
+// Refuse prepares for a response without the handler, which must reach a client that is
+// still sending. It may add a field to the header.
 func (c *Conn) Refuse(h http.Header) {
 	if c.body != nil {
 		c.body.stop()
@@ -223,8 +223,8 @@ func (c *Conn) Refuse(h http.Header) {
 	if c.request.ProtoMajor >= 2 || !c.unread() {
 		return
 	}
-	// Where no deadline can be set, only the end of the connection keeps
-	// net/http from waiting for the body.
+	// If no deadline can be set, only "Connection: close" keeps net/http from waiting
+	// for the body.
 	err := c.setReadDeadline(time.Now().Add(drainTime))
 	n := c.request.ContentLength
 	if err != nil || n < 0 || n > drainLength {

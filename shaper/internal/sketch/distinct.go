@@ -14,13 +14,13 @@ import (
 // The estimate is the improved raw estimator of Ertl ("New cardinality estimation
 // algorithms for HyperLogLog sketches", arXiv:1702.01284, 2017). It needs no tables
 // against bias and no change of method between small and large numbers. Its standard
-// error is 1.04/√m for m registers, here 0.81 %, and less for small numbers: up to 100
-// it is exact as long as no two hashes meet in a register, which two of 18 do in one
-// case of a hundred.
+// error is 1.04/√m for m registers, here 0.81 %, and less for small numbers. Up to 100
+// the estimate is exact as long as no two hashes choose one register. Of 18 hashes, two
+// do so in one case of a hundred.
 //
 // The hashes must have 64 good bits, such as those of maphash.Comparable, with a seed
-// that is unknown to whoever chooses the keys. The zero Distinct is ready for use. It
-// holds no memory before the first hash; from then on it holds 16 KiB and allocates
+// that the clients that choose the keys do not know. The zero Distinct is ready for use.
+// It holds no memory before the first hash; from then on it holds 16 KiB and allocates
 // nothing.
 //
 // A Distinct is not safe for concurrent use: its owner guards it with a lock.
@@ -37,8 +37,8 @@ const (
 type registers struct {
 	rank [registerCount]uint8 // 0: it has met no hash
 
-	// with counts the registers by their rank, from 1, so that an estimate need not
-	// go through all of them. It changes when a register does, which becomes rare.
+	// with counts the registers of each rank, from 1, so that an estimate need not go
+	// through all registers. It changes only when a register does, which becomes rare.
 	with [maxRank + 1]uint16
 }
 
@@ -48,7 +48,7 @@ func (d *Distinct) Add(hash uint64) {
 		d.registers = new(registers)
 	}
 	register := &d.rank[hash>>rankBits]
-	// The 1 shifted in behind the last bit ends the search at maxRank.
+	// The 1 behind the last bit of the hash ends the search at maxRank.
 	rank := uint8(bits.LeadingZeros64(hash<<indexBits|1<<(indexBits-1)) + 1)
 	if rank <= *register {
 		return
@@ -60,8 +60,8 @@ func (d *Distinct) Add(hash uint64) {
 	*register = rank
 }
 
-// Estimate returns about how many different hashes have been added, as a whole number.
-// For no hash it is 0, for one hash 1.
+// Estimate returns an estimate of how many different hashes have been added, as a whole
+// number. For no hash it is 0, for one hash 1.
 func (d *Distinct) Estimate() uint64 {
 	if d.registers == nil {
 		return 0
@@ -82,8 +82,8 @@ func (d *Distinct) Estimate() uint64 {
 	return uint64(estimate)
 }
 
-// sigma is x + Σ x^(2^k)·2^(k−1), k ≥ 1, for 0 ≤ x < 1: the part of the
-// registers that no hash has met.
+// sigma returns x + Σ x^(2^k)·2^(k−1), k ≥ 1, for 0 ≤ x < 1. x is the share of the
+// registers that no hash has chosen.
 func sigma(x float64) float64 {
 	sum, weight := x, 1.0
 	for {
@@ -97,9 +97,9 @@ func sigma(x float64) float64 {
 	}
 }
 
-// tau is (1 − x − Σ (1 − x^(2^−k))²·2^(−k))/3, k ≥ 1, for 0 ≤ x ≤ 1: the part of
-// the registers that have the highest rank. The sum
-// does not converge at 0, where the limit is 0.
+// tau returns (1 − x − Σ (1 − x^(2^−k))²·2^(−k))/3, k ≥ 1, for 0 ≤ x ≤ 1, where 1 − x is
+// the share of the registers that have the highest rank. At 0 it is 0, at which the loop
+// would arrive only after a thousand rounds.
 func tau(x float64) float64 {
 	if x == 0 {
 		return 0

@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// A Count is how often a [TopK] has met one key. With m counters and N events of all
+// A Count says how often a [TopK] has met one key. With m counters, and N events of all
 // keys together:
 //
-//   - Count is never below the true number, and above it by at most Error, so
-//     that Count − Error events are certain.
+//   - Count is never below the true number, and above it by at most Error. So at
+//     least Count − Error events were of this key.
 //   - Error is at most N/m, and 0 for all keys until there have been more than m
 //     different ones.
 //   - A key with more than N/m events has one of the counters.
@@ -30,7 +30,7 @@ type Count[K comparable] struct {
 //
 // Make one with [NewTopK]. It holds no memory before the first event, grows with the
 // number of different keys up to m, and then allocates nothing. Keys are found by a
-// seeded hash, so that nobody who chooses keys can make them collide.
+// seeded hash, so that a client that chooses keys cannot make them collide.
 //
 // A TopK is not safe for concurrent use: its owner guards it with a lock.
 type TopK[K comparable] struct {
@@ -41,8 +41,8 @@ type TopK[K comparable] struct {
 	counters []counter[K]
 
 	// chains are the counters by the low bits of their hash: a hash table with
-	// chaining. A map would not do, as it can't delete a key that does not equal
-	// itself, such as NaN, and may allocate while keys come and go.
+	// chaining. A map cannot delete a key that does not equal itself, such as NaN, and
+	// may allocate while keys come and go.
 	chains []link
 
 	// least is a binary heap of the counters, with the least count on top. It is
@@ -58,8 +58,8 @@ type counter[K comparable] struct {
 	key       K
 	hash      uint64
 	count     uint64
-	overcount uint64 // the part of count that was taken over, its error
-	since     uint64 // the event that brought the key here
+	overcount uint64 // the part of count that was taken over: its error
+	since     uint64 // the number of the event with which the key got the counter
 
 	next link  // in its chain
 	at   int32 // in least
@@ -117,8 +117,8 @@ func (t *TopK[K]) Top(n int) []Count[K] {
 	return top
 }
 
-// Snapshot returns a copy, of which only Top may be called. For m = 1,024 the copy takes
-// some 20 µs and Top 120 µs: so the owner needs to hold its lock for the copy only.
+// Snapshot returns a copy, of which only Top may be called. The owner then needs its lock
+// only for the copy: for m = 1,024 the copy takes some 20 µs, and Top 120 µs.
 func (t *TopK[K]) Snapshot() TopK[K] {
 	return TopK[K]{events: t.events, capacity: t.capacity, counters: slices.Clone(t.counters)}
 }
@@ -158,8 +158,8 @@ func (t *TopK[K]) unlink(i int32) {
 	*l = t.counters[i].next
 }
 
-// append adds a counter. There are at least as many chains as counters. With
-// the last counter comes the heap.
+// append adds a counter. It keeps at least as many chains as counters, and makes the heap
+// with the last counter.
 func (t *TopK[K]) append(c counter[K]) {
 	if len(t.counters) == cap(t.counters) {
 		grown := make([]counter[K], len(t.counters), min(max(8, 2*len(t.counters)), t.capacity))
