@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -54,6 +55,9 @@ type parser struct {
 	lines []string
 	layer layer
 	errs  Errors
+
+	// Where rest looked last: in lines[line-1], at the byte offset of that column.
+	line, column, offset int
 }
 
 // report adds a mistake.
@@ -71,7 +75,7 @@ func (p *parser) textOf(n *yaml.Node) string {
 	if n.Kind == yaml.ScalarNode && n.Value != "" {
 		return n.Value
 	}
-	return strings.TrimSpace(p.rest(n))
+	return strings.TrimSpace(shortened(p.rest(n), 2*maxText))
 }
 
 // rest returns the line of a node from its column on. It is empty if there is no such
@@ -80,8 +84,17 @@ func (p *parser) rest(n *yaml.Node) string {
 	if n.Line < 1 || n.Line > len(p.lines) {
 		return ""
 	}
-	line := []rune(p.lines[n.Line-1])
-	return string(line[min(max(n.Column-1, 0), len(line)):])
+	line := p.lines[n.Line-1]
+	// Mistakes come mostly in the order in which they stand in the file, so going on
+	// from the last one keeps a long line with many of them from taking quadratic time.
+	if n.Line != p.line || n.Column < p.column {
+		p.line, p.column, p.offset = n.Line, 1, 0
+	}
+	for ; p.column < n.Column && p.offset < len(line); p.column++ {
+		_, size := utf8.DecodeRuneInString(line[p.offset:])
+		p.offset += size
+	}
+	return line[p.offset:]
 }
 
 // document returns the root of the only document in the text, or nil after a mistake.
@@ -224,9 +237,9 @@ func (p *parser) fields(n *yaml.Node, names []string, do func(name string, key, 
 		if !p.isName(key) || !p.isFirst(seen, key) {
 			continue
 		}
-		if name := nearest(key.Value, names); name == key.Value {
-			do(name, key, value)
-		} else if name != "" {
+		if slices.Contains(names, key.Value) {
+			do(key.Value, key, value)
+		} else if name := nearest(key.Value, names); name != "" {
 			p.reportAt(key, "did you mean "+name+"?")
 		} else {
 			p.reportAt(key, "unknown, expected "+either(names))

@@ -192,6 +192,27 @@ func TestAFileIsBounded(t *testing.T) {
 	parse(t, "limits: {"+list(100_000, ": ~,")+"}")
 }
 
+// An empty name is unknown like any other, wherever it stands.
+func TestAnEmptyNameIsUnknown(t *testing.T) {
+	for _, text := range []string{
+		`{"": {api: 50/s}}`,
+		`{limits: {api: 1/s}, "": {api: 100/s}}`,
+		`default: {rate: 5/s, "": garbage}`,
+	} {
+		_, err := config.Parse("f", []byte(text))
+		require.ErrorContains(t, err, "unknown", text)
+	}
+}
+
+// manyOf returns a text as often as that, each with its number.
+func manyOf(n int, format string) string {
+	var all strings.Builder
+	for i := range n {
+		fmt.Fprintf(&all, format, i)
+	}
+	return all.String()
+}
+
 // None of these may take long or much memory, whatever it says.
 func TestAHostileFileIsRefusedQuickly(t *testing.T) {
 	aliases := "a: &a [x,x,x,x,x,x,x,x,x]\n"
@@ -208,6 +229,8 @@ func TestAHostileFileIsRefusedQuickly(t *testing.T) {
 		"one word":      strings.Repeat("x", 1<<20),
 		"one key":       "limits: {? " + strings.Repeat("a/", 1<<16) + "b : 1/s}",
 		"percents":      "limits: {? " + strings.Repeat("%", 1<<20-20) + " : 1/s}",
+		"mistakes":      "limits: {" + manyOf(45000, "a%d: x, ") + "}",
+		"no rules":      "limits: {" + manyOf(45000, "a%d: {}, ") + "}",
 		"one name":      "{? " + strings.Repeat("é", 1<<19-20) + " : 1/s}",
 	} {
 		t.Run(name, func(t *testing.T) {

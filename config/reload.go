@@ -21,12 +21,12 @@ import (
 // order of the changes, and the functions of one change in the order in which they were
 // given to OnChange. They run on a goroutine of f, or on that of [File.Reload], and no
 // lock is held that other methods need. But do must not call Reload or [File.Close],
-// which wait for it.
+// nor wait for a goroutine that does: both wait for do.
 //
 // A function is not told of changes that took effect before OnChange was called.
 // [File.Rules] returns the result of those. After stop, which can be called from
-// anywhere and several times, no further call of do begins. One that is under way goes
-// on: stop does not wait for it.
+// anywhere and several times, no change that comes later is told. A call of do that is
+// about to begin or under way goes on: stop does not wait for it.
 func (f *File) OnChange(do func(*Rules)) (stop func()) {
 	if do == nil {
 		panic("config: File.OnChange: the function is nil")

@@ -72,7 +72,7 @@ func (s *systemWatcher) pump() {
 			if !ok {
 				return
 			}
-			if names := s.names.Load(); names != nil && !slices.Contains(*names, event.Name) {
+			if names := s.names.Load(); names != nil && !slices.Contains(*names, filepath.Clean(event.Name)) { // In the root folder it begins with "//".
 				continue // of another file in that folder
 			}
 		case _, ok := <-s.w.Errors:
