@@ -112,8 +112,9 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 }
 
 // mustBeComparable panics for a key that cannot be compared, such as an interface with a
-// slice in it, as a map would: but while the lock is free.
-func mustBeComparable[K comparable](key K) { _ = key == key }
+// slice in it, as a map would: but while the lock is free. (key == key would not do: it may
+// stop at a NaN before it comes to the slice.)
+func mustBeComparable[K comparable](key K) { _ = map[K]struct{}(nil)[key] }
 
 // noteLimited notes that a key has met its limits, if it has.
 func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
@@ -190,26 +191,31 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 
 // Hold is Shaper.Hold on the bucket of a key. If the Limits of the key can't be had
 // there is nothing to hold.
-func (g *Group[K]) Hold(key K, d time.Duration) {
+func (g *Group[K]) Hold(key K, d time.Duration) { g.hold(key, d) }
+
+// hold is Hold, and reports whether the bucket is held for that time.
+func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 	g.mustBeMade()
 	if d < 0 {
-		return
+		return false
 	}
 	if d == 0 {
 		if g.endHold(func() *keyedFlow[K] { return g.table[key] }) {
-			return
+			return false
 		}
 		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
 			g.endHold(func() *keyedFlow[K] { return g.usedLocked(key, l) })
 		}
-		return
+		return false
 	}
 	mustBeComparable(key)
 	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) {
 		if c, err := g.bucketToHoldLocked(key, c, now); err == nil {
 			g.holdLocked(&c.flow, now, d)
+			held = true
 		}
 	})
+	return held
 }
 
 // endHold is Hold(0) for a bucket, if there is one. It says whether that was all: if

@@ -65,9 +65,9 @@ func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 	return k.Forecast(n)
 }
 
+// hold reports false if the Limits of the key can't be had: then there is no line to hold.
 func (k keyLimiter[K]) hold(d time.Duration) bool {
-	k.Hold(d)
-	return !k.group.dryRun
+	return k.group.hold(k.key, d) && !k.group.dryRun
 }
 
 func (k keyLimiter[K]) mayDryRun() bool { return k.group.dryRun }

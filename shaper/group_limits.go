@@ -3,6 +3,8 @@ package shaper
 import (
 	"context"
 	"errors"
+
+	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // A limitsCall is one call of the limits function for a new key. Further requests with
@@ -135,10 +137,12 @@ func (g *Group[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
 
 // join waits for the call of another request.
 func (l *limitsLookup) join(ctx context.Context) {
+	done, stop := serverconn.DoneBeforeLine(ctx)
+	defer stop()
 	select {
 	case <-l.call.done:
 		l.gone = ctx.Err()
-	case <-ctx.Done():
+	case <-done:
 		l.gone = errorOf(ctx)
 	}
 	switch {

@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -97,6 +99,37 @@ func TestAHalfClosedClientIsServedWhenNobodyWaits(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// A request that waits for the limits of its key, because another one has just asked for
+// them, does not wait in a line.
+func TestAHalfClosedClientIsServedThatWaitsForTheLimitsOfItsKey(t *testing.T) {
+	const clients = 5
+	for _, hook := range hooks {
+		t.Run(hook.name, func(t *testing.T) {
+			t.Parallel()
+			var asked atomic.Int32
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+				asked.Add(1)
+				time.Sleep(300 * time.Millisecond)
+				return shaper.Limits{Rate: 1, Burst: clients}, nil
+			})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = g.Close() })
+			addr := openServer(t, g.Middleware(shaper.ByClientIP())(http.HandlerFunc(echo)), hook.set)
+			var all sync.WaitGroup
+			for range clients {
+				all.Go(func() {
+					got := halfClosing(t, addr, post("/", "hello"))
+					if got[http.StatusOK] != 1 {
+						t.Errorf("answers were %v", got)
+					}
+				})
+			}
+			all.Wait()
+			require.EqualValues(t, 1, asked.Load())
+		})
 	}
 }
 

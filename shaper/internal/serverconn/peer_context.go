@@ -91,6 +91,25 @@ func (p *peerContext) Done() <-chan struct{} {
 	return p.done
 }
 
+// DoneBeforeLine returns a channel that is closed when ctx ends, for a caller that has
+// something else to wait for before it enters a line. If ctx is one of [Conn.PeerContext]
+// the request does not count as waiting by that, so an end because of the client does not
+// close the channel. A deadline does. Call stop when the
+// channel is no longer needed.
+func DoneBeforeLine(ctx context.Context) (done <-chan struct{}, stop func()) {
+	p, ok := ctx.(*peerContext)
+	if !ok {
+		return ctx.Done(), func() {}
+	}
+	ended := make(chan struct{})
+	cancel := context.AfterFunc(p.Context, func() {
+		if p.Context.Err() != context.Canceled {
+			close(ended)
+		}
+	})
+	return ended, func() { cancel() }
+}
+
 // Err returns the error of the request's context, or [context.Canceled] if the
 // client has gone.
 func (p *peerContext) Err() error {
