@@ -29,7 +29,7 @@ func checkAgainstModel(info limitsInfo, requests []*requestLog) (faults []string
 			line = slices.DeleteFunc(line, func(r *requestLog) bool { return r == s.request })
 		case enters:
 			line = append(line, s.request)
-			if n := len(line) - disconnectedHeads(line, s.at); n > info.limits.Depth {
+			if n := len(line) - abandonedHeads(line); n > info.limits.Depth {
 				faults = append(faults, fmt.Sprintf("%d waited in a line of %d", n, info.limits.Depth))
 			}
 		case passes:
@@ -37,7 +37,7 @@ func checkAgainstModel(info limitsInfo, requests []*requestLog) (faults []string
 			level++
 		case refused:
 			leak(s.at)
-			if !refusalIsRight(info, s.request.reason, len(line), disconnectedHeads(line, s.at), level) {
+			if !refusalIsRight(info, s.request.reason, len(line), abandonedHeads(line), level) {
 				faults = append(faults, fmt.Sprintf("a request was refused (%v) with %d in a line of %d", s.request.reason, len(line), info.limits.Depth))
 			}
 		}
@@ -45,12 +45,13 @@ func checkAgainstModel(info limitsInfo, requests []*requestLog) (faults []string
 	return faults
 }
 
-// disconnectedHeads counts the requests at the head of the line whose clients
-// have disconnected. The shaper may already have let them leave; the instants do
-// not show that until their goroutines have woken up and passed their slots on.
-func disconnectedHeads(line []*requestLog, now time.Time) int {
+// abandonedHeads counts the requests at the head of the line that are abandoned in
+// the end. The shaper may already have given them their slots: a client may
+// disconnect after that and before the goroutine of its request has woken up, and
+// then the log shows neither the slot nor when it came.
+func abandonedHeads(line []*requestLog) int {
 	for i, r := range line {
-		if r.disconnected.IsZero() || r.disconnected.After(now) {
+		if r.abandoned.IsZero() {
 			return i
 		}
 	}

@@ -83,6 +83,7 @@ func TestReplayFindsWhoWasWronglyRefusedOrAdmitted(t *testing.T) {
 		"the gone one still waits":      {"100/s depth 2", "peevf     a         l", 0},
 		"the gone one was passed over":  {"100/s depth 2", "peeve     a         l         l", 0},
 		"one only was passed over":      {"100/s depth 2", "peevee    a         l         l         l", 1},
+		"gone only after its slot":      {"100/s depth 2", "pee       e v a         l         l", 0},
 		"only a head is passed over":    {"100/s depth 2", "peeVe     a         l         l", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
