@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"math/big"
+	"math/bits"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/exact"
@@ -20,7 +21,8 @@ type bucket struct {
 	*cold // nil means that all its fields are 0; see coldOrNone
 
 	empty      exact.Nanos // the instant at which the level reaches 0
-	departures uint64      // how many requests have left
+	departures uint32      // how many requests have left, modulo 2³²
+	left       uint32      // when the latest of them left; see lastLeft
 }
 
 // cold holds the fields that most buckets of a [Group] never need.
@@ -107,7 +109,21 @@ func (b *bucket) wait(now, ahead, n int64) time.Duration {
 }
 
 // pass lets a request of cost n, which found the line empty, leave now.
-func (b *bucket) pass(now, n int64) { b.leave(exact.At(now), n) }
+func (b *bucket) pass(now, n int64) {
+	b.leave(exact.At(now), n)
+	b.noteLeft(now)
+}
+
+// noteLeft notes that a request has left at an instant. So that all buckets of a [Group] have
+// room for it, it is kept in units of at most a 2¹⁹th of the interval, modulo 2³².
+func (b *bucket) noteLeft(at int64) { b.left = uint32(at >> b.leftUnit) }
+
+// lastLeft returns when the latest request left, if that was less than 4,096 intervals before
+// now; rounded down, but never by more than a 2¹⁹th of the interval.
+func (b *bucket) lastLeft(now int64) int64 {
+	ago := uint32(now>>b.leftUnit) - b.left
+	return (now>>b.leftUnit - int64(ago)) << b.leftUnit
+}
 
 // release lets the head of the line, of cost n, leave if its slot has come. It returns
 // the slot, and reports whether the head has left.
@@ -154,7 +170,7 @@ func (b *bucket) leave(at exact.Nanos, n int64) {
 // To undo a departure is to take n off the level. If the level was 0 when the request
 // left, empty is now the instant of that departure instead of an earlier one, which is
 // the same level from then on.
-func (b *bucket) giveBack(departureNo uint64, n int64) {
+func (b *bucket) giveBack(departureNo uint32, n int64) {
 	if b.departures != departureNo {
 		return
 	}
@@ -214,8 +230,13 @@ type plan struct {
 	burst    int64
 	slack    int64 // lateness that may be made up, in nanoseconds
 	users    int   // in a Group, the number of buckets that have this plan
+	leftUnit uint8 // the unit of bucket.left is 1<<leftUnit nanoseconds
 }
 
 func planOf(l Limits) *plan {
-	return &plan{limits: l, interval: exact.IntervalOf(l.Rate), burst: l.burst(), slack: l.slack()}
+	interval := exact.IntervalOf(l.Rate)
+	return &plan{
+		limits: l, interval: interval, burst: l.burst(), slack: l.slack(),
+		leftUnit: uint8(max(0, bits.Len64(uint64(interval.Whole()))-20)),
+	}
 }

@@ -15,12 +15,12 @@ func (d *departures) update(ln *line) {
 		}
 		return
 	case ln.index < 0:
-		ln.index = len(*d)
+		ln.index = int32(len(*d)) // It fits: 2³¹ lines would take 240 GB.
 		*d = append(*d, ln)
 	}
 	ln.slot = ln.flow.headMayLeave()
-	if !d.up(ln.index) {
-		d.down(ln.index)
+	if !d.up(int(ln.index)) {
+		d.down(int(ln.index))
 	}
 }
 
@@ -28,9 +28,9 @@ func (d *departures) update(ln *line) {
 func (d *departures) remove(ln *line) {
 	h := *d
 	last := len(h) - 1
-	i := ln.index
+	i := int(ln.index)
 	h[i] = h[last]
-	h[i].index = i
+	h[i].index = int32(i)
 	h[last] = nil
 	*d = h[:last]
 	ln.index = -1
@@ -73,5 +73,5 @@ func (d departures) down(i int) {
 // swap exchanges the lines at two indexes.
 func (d departures) swap(i, j int) {
 	d[i], d[j] = d[j], d[i]
-	d[i].index, d[j].index = i, j
+	d[i].index, d[j].index = int32(i), int32(j)
 }

@@ -37,6 +37,9 @@ type dispatcher struct {
 	spareSeats  []seatState // to be taken
 	totals      totals
 	spareErrors []RejectError // made, and not handed out yet
+	measures    *measures     // nil: no request has waited yet
+	refusalRing *refusalRing  // nil: no request has been refused yet
+	recorded    bool          // there is a Recording
 
 	sweepTimer sweepTimer
 	// drop deletes the flows of a Group when it is closed.
@@ -112,9 +115,12 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
+		d.measureSpacingLocked(ln, at, w.cost)
 		missed := b.coldOrNone().missed
 		ln.since, _ = b.release(ln.since, at, w.cost)
 		d.totals.missed += b.coldOrNone().missed - missed
+		b.noteLeft(at)
+		ln.left, ln.leftKnown = at, true
 		ln.remove(w, departed)
 		d.waiting--
 		if ln.flow.capped() && !d.dryRun {
@@ -126,6 +132,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		switch {
 		case d.dryRun:
 			d.countDepartureLocked(ln.flow, w.admitted, at-w.admitted)
+			d.measureWaitLocked(at - w.admitted)
 			d.waiters.keep(w)
 		case order == headLast && first == nil:
 			first = w
@@ -193,7 +200,9 @@ func (d *dispatcher) timeOf(ns int64) time.Time { return d.epoch.Add(time.Durati
 
 // changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
+	left := f.bucket.lastLeft(now)
 	f.bucket.change(to, now)
+	f.bucket.noteLeft(left)
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
 		f.line.since = exact.At(now)

@@ -43,6 +43,7 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 		err := refusal.value()
 		r.verdict.Err = &err
 		d.countRefusalLocked(f, now, refusal.reason)
+		d.logRefusalLocked(now, r.cost, refusal)
 	case wait == 0:
 		f.bucket.pass(now, r.cost)
 		d.countDepartureLocked(f, now, 0)

@@ -31,7 +31,9 @@ type line struct {
 	since      exact.Nanos // since when nothing but its slot keeps the head
 	seatsTaken int         // with a cap, the requests that have left and not ended
 	slot       int64       // when the head is to leave; forever: when a seat becomes free
-	index      int         // in departures; -1: it is not in there, as no request waits
+	left       int64       // when the request ahead of the head left, if leftKnown
+	index      int32       // in departures; -1: it is not in there, as no request waits
+	leftKnown  bool        // Histograms count the spacing of the next departure
 }
 
 // noLine is the line of a flow that has none. It is only read.

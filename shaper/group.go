@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"sync/atomic"
 
 	"golang.org/x/time/rate"
 )
@@ -75,6 +76,8 @@ type Group[K comparable] struct {
 	reloading chan struct{}
 	limited   limitedKeys[K]
 
+	overridden atomic.Bool // there are overrides
+
 	// The lock of the dispatcher guards these.
 	table         map[K]*keyedFlow[K]
 	peakKeys      int // most keys that table has had since it was made
@@ -90,6 +93,10 @@ type Group[K comparable] struct {
 	reloads       int
 	overflowed    uint64
 	limitErrors   uint64
+	refusedKeys   *[keptRefusals]K // of refusalRing; nil: none has been refused
+	recordingsOf  map[K][]*Recording
+	overrides     map[K]Limits // by SetLimits
+	changes       int          // of overrides
 }
 
 // NewGroup makes a [Group] whose keys have the [Limits] that the function returns for

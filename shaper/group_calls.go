@@ -60,6 +60,7 @@ func (g *Group[K]) wait(key K, r *request) (*keyedFlow[K], error) {
 	err := g.block(&c.flow, r, dec.waiter)
 	if err != nil {
 		g.rescheduleAfter(c)
+		g.logClosed(key, r, err)
 	}
 	return c, err
 }
@@ -86,6 +87,9 @@ func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
 		return g.enterNew(key, r)
 	}
 	dec = g.decideLocked(&c.flow, now, r)
+	if dec.event == refusedEvent || g.recorded || g.dryRun {
+		g.noteLocked(key, now, r, dec)
+	}
 	g.unlockAndArm()
 	g.noteLimited(key, r, dec)
 	if g.hasHooks || dec.event >= enqueuedEvent {
@@ -100,6 +104,7 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 	err := g.withFlowOrNew(r.ctx, key, func(found *keyedFlow[K], at int64) {
 		c, now = found, at
 		dec = g.decideLocked(&c.flow, now, r)
+		g.noteLocked(key, now, r, dec)
 	})
 	if err != nil {
 		return nil, g.failed(key, r, err)
@@ -109,6 +114,17 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 		g.announce(&c.flow, now, r, dec)
 	}
 	return c, dec
+}
+
+// noteLocked notes the key of a request that has been refused, and the request, if its key
+// is recorded.
+func (g *Group[K]) noteLocked(key K, now int64, r *request, dec decision) {
+	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
+		g.logRefusedKeyLocked(key)
+	}
+	if g.recorded {
+		g.recordLocked(g.recordingsOf[key], now, r, dec)
+	}
 }
 
 // mustBeComparable panics for a key that cannot be compared, such as an interface with a
@@ -143,6 +159,7 @@ func (g *Group[K]) failed(key K, r *request, err error) decision {
 	if refusal {
 		g.limited.refused(key)
 	}
+	g.noteFailed(key, r, err)
 	_, unlimited := err.(*limitsError)
 	switch {
 	case g.dryRun && (refusal || unlimited):

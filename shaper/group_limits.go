@@ -178,8 +178,17 @@ func (g *Group[K]) inForce(l Limits) bool {
 	return g.plans[l] != nil
 }
 
-// callLimits calls the limits function for a key. The lock is not held.
+// callLimits returns the Limits of a key: those that SetLimits gave it, or those that the
+// limits function returns. The lock is not held.
 func (g *Group[K]) callLimits(key K) (Limits, error) {
+	if l, ok := g.overrideOf(key); ok {
+		return l, nil
+	}
+	return g.callLimitsFunction(key)
+}
+
+// callLimitsFunction calls the limits function for a key. The lock is not held.
+func (g *Group[K]) callLimitsFunction(key K) (Limits, error) {
 	l, err := g.limits(key)
 	if err == nil && !g.inForce(l) {
 		err = l.Validate()

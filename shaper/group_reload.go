@@ -27,12 +27,8 @@ func (g *Group[K]) Reload() {
 		if g.forgetUnlimited(key) {
 			continue
 		}
-		l, err := g.callLimits(key)
-		var p *plan
-		if err == nil {
-			p = g.planFor(l)
+		for !g.reload(key) {
 		}
-		g.reload(key, p, err)
 	}
 }
 
@@ -49,30 +45,25 @@ func (g *Group[K]) forgetUnlimited(key K) bool {
 	return true
 }
 
-// reload puts the Limits of a key in force, if the key still has a bucket.
-func (g *Group[K]) reload(key K, p *plan, err error) {
+// reload looks up the Limits of a key and puts them in force, if the key still has a bucket.
+// It reports whether it has done so: else there have been changes by SetLimits or
+// ResetLimits meanwhile, and the Limits may be stale.
+func (g *Group[K]) reload(key K) (done bool) {
+	g.mu.Lock()
+	changes := g.changes
+	g.mu.Unlock()
+	l, err := g.callLimits(key)
+	var p *plan
+	if err == nil {
+		p = g.planFor(l)
+	}
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	if err != nil {
+	if g.changes != changes {
+		return false
+	}
+	if err != nil || g.putInForceLocked(key, p, now) != nil {
 		g.limitErrors++
-		return
 	}
-	kf := g.table[key]
-	if kf == nil {
-		return
-	}
-	if kf.flow.drained(now) {
-		g.deleteLocked(kf) // The next call with the key will call the limits function.
-		return
-	}
-	if kf.flow.checkChange(p.limits) != nil {
-		g.limitErrors++
-		return
-	}
-	g.offerPlanLocked(p)
-	to := g.planLocked(p.limits)
-	g.releasePlanLocked(kf.flow.bucket.plan)
-	kf.flow.bucket.idleUntil(now)
-	g.changeLocked(&kf.flow, to, now)
-	g.rescheduleLocked(kf)
+	return true
 }

@@ -140,7 +140,7 @@ const (
 
 // takeSeatLocked takes a seat for the departure with that number, at an instant. Seats are
 // made 32 at a time, because one by one they would cost as much as the rest of a release.
-func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint64, at int64) seat {
+func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint32, at int64) seat {
 	if len(d.spareSeats) == 0 {
 		d.spareSeats = make([]seatState, 32)
 	}
@@ -155,7 +155,7 @@ func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint64, at int64) seat 
 
 // timesSeatOf reports whether the time for which the seat of the departure with that number
 // is taken is to be measured.
-func (f *flow) timesSeatOf(departureNo uint64) bool {
+func (f *flow) timesSeatOf(departureNo uint32) bool {
 	return departureNo%timedEvery == 0 || departureNo <= firstTimed || f.seatTime() >= longSeatTime
 }
 

@@ -20,7 +20,7 @@ type waiter struct {
 
 	admitted    int64  // the instant at which the request entered the line
 	slot        int64  // the instant at which it was given its slot
-	departureNo uint64 // the bucket's departures when it left, itself included
+	departureNo uint32 // the bucket's departures when it left, itself included
 	waiting     int32  // how many were in the line just after it left
 	state       state
 	reentry     bool // pushReentry has put it in

@@ -23,6 +23,7 @@ type request struct {
 	done    <-chan struct{} // of ctx, if it waits
 	seat    seat            // if it has left, and there is a cap
 	verdict *Verdict        // of a dry run, which lets it through
+	arrival *arrival        // if it waits and is recorded
 }
 
 // entryKind says how a request enters a flow.
@@ -141,6 +142,7 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 // refuseLocked refuses a request. It makes no error that nobody would see.
 func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection) decision {
 	d.countRefusalLocked(f, now, why.reason)
+	d.logRefusalLocked(now, r.cost, why)
 	var err error
 	if r.kind != allow || d.trace.Refused != nil {
 		err = d.newErrorLocked(why)
@@ -171,6 +173,9 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	}
 	if ln.head == w {
 		ln.since = exact.At(now)
+		if ln.len == 1 {
+			ln.left, ln.leftKnown = f.bucket.lastLeft(now), f.bucket.empty.After(ln.since)
+		}
 	}
 	d.waiting++
 	d.markDirtyLocked(f)

@@ -31,6 +31,8 @@ type Shaper struct {
 	flow flow
 
 	capped bool // Limits.InFlight is above 0, which never changes
+
+	recordings []*Recording // the lock of the dispatcher guards them
 }
 
 // New makes a Shaper with limits l, which must be valid: the error is that of
@@ -102,6 +104,9 @@ func (s *Shaper) enter(r *request) decision {
 	}
 	now := s.lockFlow(&s.flow)
 	dec := s.decideLocked(&s.flow, now, r)
+	if s.recorded {
+		s.recordLocked(s.recordings, now, r, dec)
+	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		s.announce(&s.flow, now, r, dec)
@@ -126,6 +131,9 @@ func (s *Shaper) AllowN(n int) bool {
 	// What follows is the second half of enter: a call of that would cost a tenth of all.
 	now := s.lockFlow(&s.flow)
 	dec := s.decideLocked(&s.flow, now, r)
+	if s.recorded {
+		s.recordLocked(s.recordings, now, r, dec)
+	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		s.announce(&s.flow, now, r, dec)

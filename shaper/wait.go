@@ -30,7 +30,7 @@ func (d *dispatcher) block(f *flow, r *request, w *waiter) error {
 // channel of its context. The lock is not held.
 func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-chan struct{}) {
 	w, settled := dec.waiter, false
-	defer d.abandonUnless(&settled, f, w)
+	defer d.abandonUnless(&settled, f, r, w)
 	runHook(d.trace.Enqueued, r.ctx, Event{Name: d.name, Key: r.key, Cost: int(w.cost), Waiting: int(dec.waiting), At: d.timeOf(w.admitted)})
 	done = r.ctx.Done()
 	settled = true
@@ -45,7 +45,7 @@ func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-ch
 //go:noinline
 func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 	settled := false
-	defer d.abandonUnless(&settled, f, w)
+	defer d.abandonUnless(&settled, f, r, w)
 	// The context is asked once, outside the lock, and its answer is final. If it has
 	// ended, a slot that came before is handed on, so that no slot is spent on a request
 	// whose caller has gone. If it ends later, that looks to the caller as if it had
@@ -56,12 +56,12 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 	}
 	settled = true
 	if err != nil {
-		ev := d.abandon(f, w, err)
+		ev := d.abandon(f, r, w, err)
 		ev.Key = r.key
 		runHook(d.trace.Abandoned, r.ctx, ev)
 		return err
 	}
-	ev, held := d.takeOutcome(f, w)
+	ev, held := d.takeOutcome(f, r, w)
 	ev.Key = r.key
 	if ev.Err != nil {
 		runHook(d.trace.Refused, r.ctx, ev)
@@ -75,9 +75,9 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 // abandonUnless abandons a waiter unless it is settled. It is deferred by functions that
 // run code of the caller's, as hooks and contexts are: if that panics, the waiter must not
 // stay in line with nobody to receive its slot.
-func (d *dispatcher) abandonUnless(settled *bool, f *flow, w *waiter) {
+func (d *dispatcher) abandonUnless(settled *bool, f *flow, r *request, w *waiter) {
 	if !*settled {
-		d.abandon(f, w, context.Canceled)
+		d.abandon(f, r, w, context.Canceled)
 	}
 }
 
@@ -99,7 +99,7 @@ func (d *dispatcher) tellDeparted(f *flow, r *request, ev Event) {
 
 // takeOutcome counts a waiter that has received its slot, or been refused by Close, and
 // returns it to the pool. The lock is not held.
-func (d *dispatcher) takeOutcome(f *flow, w *waiter) (ev Event, held seat) {
+func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (ev Event, held seat) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	ev = d.eventOf(w, w.slot, int(w.waiting))
@@ -108,10 +108,15 @@ func (d *dispatcher) takeOutcome(f *flow, w *waiter) (ev Event, held seat) {
 			held = d.takeSeatLocked(f, w.departureNo, w.slot)
 		}
 		d.countDepartureLocked(f, w.admitted, w.slot-w.admitted)
+		d.measureWaitLocked(w.slot - w.admitted)
 	} else {
 		ev.Err = &RejectError{Reason: ErrClosed}
 		d.countRefusalLocked(f, w.admitted, refusedClosed)
+		if !d.keyed { // A Group knows the key, and logs it itself.
+			d.logRefusalLocked(w.slot, w.cost, rejection{reason: refusedClosed})
+		}
 	}
+	r.settleLocked(w.slot-w.admitted, ev.Err)
 	d.waiters.keep(w)
 	return ev, held
 }
@@ -120,7 +125,7 @@ func (d *dispatcher) takeOutcome(f *flow, w *waiter) (ev Event, held seat) {
 // already, the slot goes to the next waiter or back to the bucket. err is what its call
 // returns.
 // The lock is not held.
-func (d *dispatcher) abandon(f *flow, w *waiter, err error) Event {
+func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) Event {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
 	switch w.state {
@@ -136,7 +141,9 @@ func (d *dispatcher) abandon(f *flow, w *waiter, err error) Event {
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
-		f.bucket.giveBack(w.departureNo, w.cost)
+		if f.bucket.giveBack(w.departureNo, w.cost); f.line != nil {
+			f.line.leftKnown = false
+		}
 		if f.capped() {
 			f.freeSeat(now)
 		}
@@ -148,6 +155,7 @@ func (d *dispatcher) abandon(f *flow, w *waiter, err error) Event {
 	d.countAbandonmentLocked(f, w.admitted)
 	ev := d.eventOf(w, now, f.waiting())
 	ev.Err = err
+	r.settleLocked(now-w.admitted, err)
 	d.waiters.keep(w)
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)

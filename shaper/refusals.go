@@ -1,0 +1,122 @@
+package shaper
+
+import "time"
+
+// A Refusal is a request that was refused.
+type Refusal struct {
+	At         time.Time
+	Reason     error         // ErrQueueFull, ErrTooLate, ErrTooCostly or ErrClosed
+	RetryAfter time.Duration // as in the RejectError
+	Cost       int
+	Key        any // the request's key in a Group; nil in a Shaper
+}
+
+// keptRefusals is how many refusals are remembered. It is a power of 2.
+const keptRefusals = 64
+
+// Refusals returns the latest 64 refusals, the oldest first. A dry run has those of the
+// requests that would have been refused.
+func (s *Shaper) Refusals() []Refusal {
+	s.mustBeMade()
+	return s.latestRefusals(nil)
+}
+
+// Refusals is [Shaper.Refusals] for all keys together.
+func (g *Group[K]) Refusals() []Refusal {
+	g.mustBeMade()
+	var keys [keptRefusals]K
+	found := g.latestRefusals(func() {
+		if g.refusedKeys != nil {
+			keys = *g.refusedKeys
+		}
+	})
+	for i := range found {
+		found[i].Key = keys[found[i].Key.(uint64)%keptRefusals]
+	}
+	return found
+}
+
+// A refusalRing holds the latest refusals. A dispatcher gets one with its first refusal.
+type refusalRing struct {
+	latest [keptRefusals]refusalRecord
+	count  uint64 // of all refusals; the next one goes to this index, modulo keptRefusals
+}
+
+type refusalRecord struct {
+	at         int64
+	retryAfter time.Duration
+	cost       int64
+	reason     reason
+}
+
+// logRefusalLocked remembers a refusal.
+func (d *dispatcher) logRefusalLocked(at, cost int64, why rejection) {
+	log := d.refusalRing
+	if log == nil {
+		log = new(refusalRing)
+		d.refusalRing = log
+	}
+	log.count++
+	r := log.last()
+	r.at, r.retryAfter, r.cost, r.reason = at, why.retryAfter, cost, why.reason
+}
+
+// last returns the latest refusal. There has been one.
+func (log *refusalRing) last() *refusalRecord { return &log.latest[(log.count-1)%keptRefusals] }
+
+// logRefusedKeyLocked notes the key of the latest refusal.
+func (g *Group[K]) logRefusedKeyLocked(key K) {
+	if g.refusedKeys == nil {
+		g.refusedKeys = new([keptRefusals]K)
+	}
+	g.refusedKeys[(g.refusalRing.count-1)%keptRefusals] = key
+}
+
+// latestRefusals is Refusals. also is called under the lock, unless it is nil; then the Key
+// of each Refusal is its number, for a Group to replace it.
+func (d *dispatcher) latestRefusals(also func()) []Refusal {
+	var log refusalRing
+	d.lockAndAdvance()
+	if d.refusalRing != nil {
+		log = *d.refusalRing
+	}
+	if also != nil {
+		also()
+	}
+	d.unlockAndArm()
+	first := log.count - min(log.count, keptRefusals)
+	found := make([]Refusal, 0, log.count-first)
+	for i := first; i < log.count; i++ {
+		r := log.latest[i%keptRefusals]
+		refusal := Refusal{At: d.timeOf(r.at), Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, Cost: int(r.cost)}
+		if also != nil {
+			refusal.Key = i
+		}
+		found = append(found, refusal)
+	}
+	return found
+}
+
+// logClosed remembers the refusal of a request that waited, as Close refused it. Any other
+// error is none. The lock is not held.
+func (g *Group[K]) logClosed(key K, r *request, err error) {
+	if rejected, ok := err.(*RejectError); ok {
+		now := g.lockAndAdvance()
+		g.logRefusalLocked(now, r.cost, rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter})
+		g.logRefusedKeyLocked(key)
+		g.unlockAndArm()
+	}
+}
+
+// noteFailed remembers a call that got no bucket, with its error. The lock is not held.
+func (g *Group[K]) noteFailed(key K, r *request, err error) {
+	now := g.lockAndAdvance()
+	defer g.unlockAndArm()
+	if rejected, ok := err.(*RejectError); ok {
+		g.logRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
+		g.logRefusedKeyLocked(key)
+	}
+	if g.recorded {
+		g.recordLocked(g.recordingsOf[key], now, r, decision{err: err, event: refusedEvent})
+	}
+}
