@@ -202,6 +202,7 @@ func TestARetryThroughADryRunWaitsAsItWasAskedTo(t *testing.T) {
 	for name, limiter := range map[string]func(dry *shaper.Shaper) shaper.Limiter{
 		"alone":      func(dry *shaper.Shaper) shaper.Limiter { return dry },
 		"in a chain": func(dry *shaper.Shaper) shaper.Limiter { return shaper.Chain(dry, rate.NewLimiter(rate.Inf, 1)) },
+		"embedded":   func(dry *shaper.Shaper) shaper.Limiter { return ownWait{dry, new(int)} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

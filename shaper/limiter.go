@@ -141,18 +141,19 @@ func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(),
 func (f foreign) forecast(n int) (wait time.Duration, err error) {
 	if l, ok := f.Limiter.(interface {
 		Forecast(n int) (time.Duration, error)
-	}); ok {
+	}); ok && !f.mayDryRun() {
 		return l.Forecast(n)
 	}
 	return 0, nil
 }
 
+// hold calls Hold in a dry run too, as the Verdicts are to take the hold into account.
 func (f foreign) hold(d time.Duration) bool {
 	l, ok := f.Limiter.(interface{ Hold(d time.Duration) })
 	if ok {
 		l.Hold(d)
 	}
-	return ok
+	return ok && !f.mayDryRun()
 }
 
 func (f foreign) stats() (st Stats, ok bool) {

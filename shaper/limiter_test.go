@@ -107,7 +107,9 @@ func TestForecastOfAChainLeavesOutDryRuns(t *testing.T) {
 		require.True(t, g.Allow())
 		require.NoError(t, dry.Wait(t.Context()))
 		require.NoError(t, key.WaitN(t.Context(), 1))
-		for name, l := range map[string]shaper.Limiter{"Shaper": dry, "key of a Group": key, "Chain": shaper.Chain(dry)} {
+		for name, l := range map[string]shaper.Limiter{
+			"Shaper": dry, "key of a Group": key, "Chain": shaper.Chain(dry), "Shaper inside": ownWait{dry, new(int)},
+		} {
 			wait, err := shaper.Chain(l, g.Shaper).(forecaster).Forecast(1)
 			require.NoError(t, err, name)
 			require.Equal(t, 10*time.Second, wait, name)
