@@ -120,8 +120,8 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	g.sweepTimer.sweep, g.drop = g.sweep, g.dropAllLocked
 	g.overflow.seed = maphash.MakeSeed()
 	g.limited = newLimitedKeys[K](g.overflow.seed)
-	g.closedFlow.flow = flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}
-	g.unlimited.flow = flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}
+	g.closedFlow = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
+	g.unlimited = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
 	g.dropAllLocked()
 	return g, nil
 }

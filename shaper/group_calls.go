@@ -103,6 +103,9 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 	var now int64
 	err := g.withFlowOrNew(r.ctx, key, func(found *keyedFlow[K], at int64) {
 		c, now = found, at
+		if c.home != ownBucket {
+			g.overflowed++
+		}
 		dec = g.decideLocked(&c.flow, now, r)
 		g.noteLocked(key, now, r, dec)
 	})
@@ -157,6 +160,10 @@ func (g *Group[K]) failed(key K, r *request, err error) decision {
 	ev := Event{Name: g.name, Key: r.key, Cost: int(r.cost), At: time.Now(), Err: err}
 	_, refusal := err.(*RejectError)
 	if refusal {
+		g.mu.Lock()
+		g.overflowed++
+		g.totals.refused.count(refusedFull)
+		g.mu.Unlock()
 		g.limited.refused(key)
 	}
 	g.noteFailed(key, r, err)

@@ -137,6 +137,10 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		require.Equal(t, late+len(of), told[len(told)-1].Key)
 		require.Equal(t, time.Now(), told[len(told)-1].At)
 
+		g.Hold(late, time.Minute) // There is no room for a bucket to hold either.
+		g.Hold(0, time.Nanosecond)
+		require.Equal(t, after, g.Stats(), "a hold is no request, so none is refused and none shares")
+
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Zero(t, cells())

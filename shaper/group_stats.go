@@ -29,7 +29,7 @@ type GroupStats struct {
 	TotalWait time.Duration // from admission to slot, summed over Departed
 	Missed    float64       // cost units lost to lateness beyond Slack
 
-	Overflowed  uint64 // calls of keys that shared a bucket, mostly as they found the table full
+	Overflowed  uint64 // calls that shared a bucket or found none to share, mostly as the table was full; a Hold is no such call
 	RefusedKeys uint64 // about how many different keys have been refused
 	LimitErrors uint64 // how often the limits function returned an error or invalid Limits, or Reload could not use them
 }

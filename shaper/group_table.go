@@ -85,11 +85,9 @@ func (g *Group[K]) bucketToHoldLocked(key K, kf *keyedFlow[K], now int64) (*keye
 // insertSharedLocked returns the bucket for a key that is to share one, and makes it if
 // there is none.
 func (g *Group[K]) insertSharedLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	g.overflowed++
 	home := g.overflow.homeOf(key)
 	kf, distance, full := g.overflow.find(home, g.plans[l])
 	if full {
-		g.totals.refused.count(refusedFull)
 		return nil, noSharedBucket()
 	}
 	if kf == nil {
@@ -246,7 +244,7 @@ type keyedFlow[K comparable] struct {
 	prev, next *keyedFlow[K] // in the wheel; nil: it has been deleted
 	spoke      uint8         // of the wheel
 	unlimited  bool          // it counts in unlimitedKeys; see insertLocked
-	home       int16         // of a shared bucket: its point on the ring; ownBucket: it is that of a key
+	home       int16         // of a shared bucket: its point on the ring; ownBucket: it is not shared
 	reach      int16         // of a shared bucket: it serves the keys whose homes are up to so many points before its own
 }
 
