@@ -178,8 +178,11 @@ func (h *handler) setVerdict(header http.Header, ctx context.Context) {
 
 // copyBack copies what net/http's mux and parsers have written into r, the copy that
 // was handed on, to outer, the request that came. Outer handlers read its pattern,
-// path values and forms, and net/http removes the files of its MultipartForm.
+// path values and forms, and net/http removes the files of its MultipartForm. They may
+// also read the rest of its body, which is no longer in the body that came if that was
+// read ahead.
 func copyBack(outer, r *http.Request) {
+	outer.Body = r.Body
 	outer.Form, outer.PostForm, outer.MultipartForm = r.Form, r.PostForm, r.MultipartForm
 	if outer.Pattern == r.Pattern {
 		return

@@ -317,3 +317,43 @@ func TestTheRequestThatIsHandedOnIsTheOneThatCame(t *testing.T) {
 	require.Equal(t, "HELLO", v.reads(200))
 	require.Same(t, next(t, came), next(t, handed))
 }
+
+// A handler that does not read its body to the end leaves the rest to the handlers
+// around the middleware, as it does without a middleware.
+func TestOuterHandlersGetTheRestOfTheBody(t *testing.T) {
+	dry := mustRehearse(t, "1 per 1h")
+	for name, l := range map[string]func(e *entrance) shaper.Limiter{
+		"read ahead":             func(e *entrance) shaper.Limiter { return e.Shaper },
+		"dry run":                func(*entrance) shaper.Limiter { return dry },
+		"dry run and read ahead": func(e *entrance) shaper.Limiter { return shaper.Chain(dry, e.Shaper) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newBlindEntrance(t, 1)
+			e.limiter = l(e)
+			e.handler = func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.ReadFull(r.Body, make([]byte, 2))
+				r.Body = struct {
+					io.Reader
+					io.Closer
+				}{io.MultiReader(r.Body, strings.NewReader(" of the handler")), r.Body}
+			}
+			rests := make(chan string, 1)
+			e.outer = func(h http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					h.ServeHTTP(w, r)
+					rest, err := io.ReadAll(r.Body)
+					rests <- fmt.Sprint(string(rest), err)
+				})
+			}
+			e.open()
+			v := e.visit(post("/", "hello"))
+			if name != "dry run" {
+				e.waiting(1)
+				e.admit("100/s depth 1")
+			}
+			v.reads(200)
+			require.Equal(t, "llo of the handler<nil>", next(t, rests))
+		})
+	}
+}
