@@ -93,14 +93,11 @@ func (f *flow) tooCostly(n int64) bool {
 // seats are taken nothing moves, so then the result is an estimate, no shorter than that
 // for the next seat.
 func (f *flow) retryAfter(now int64, bound time.Duration, r *request) time.Duration {
-	wait, depth, after := f.expected(bound), f.depthFor(r), time.Duration(0)
+	wait, depth := f.expected(bound), f.depthFor(r)
 	if depth == 0 {
 		return wait
 	}
-	if !f.hasSeat() {
-		after = f.seatIn(1)
-	}
-	after = max(after, bound-time.Duration(f.bucket.limits.maxWait()), bound-r.untilDeadline(now)+1)
+	after := max(f.seatIn(1), bound-time.Duration(f.bucket.limits.maxWait()), bound-r.untilDeadline(now)+1)
 	if k := f.waiting() - depth + 1; k > 0 {
 		after = max(after, f.leavesIn(now, k))
 	}
@@ -116,9 +113,6 @@ func (f *flow) leavesIn(now int64, k int) time.Duration {
 // expected returns for how long a newcomer is expected to wait which has to wait for
 // at least bound: as much longer as it is expected to wait for a seat.
 func (f *flow) expected(bound time.Duration) time.Duration {
-	if f.hasSeat() {
-		return bound
-	}
 	return max(bound, f.seatIn(f.waiting()+1))
 }
 

@@ -17,10 +17,10 @@ import (
 //
 // The errors are those of WaitN; with an error release does nothing. A cost of 0 takes no
 // seat. Nobody knows when requests end, so with a cap [RejectError.RetryAfter] and
-// [Shaper.Forecast] are estimates: at least the mean time for which requests have
-// been in flight of late, divided by InFlight. What is too late is decided without
-// that estimate, as if a seat became free at once, so that no request is refused
-// which might leave in time.
+// [Shaper.Forecast] are estimates: for each request that has to end first, at least the
+// mean time for which requests have been in flight of late, divided by InFlight. What is
+// too late is decided without that estimate, as if a seat became free at once, so that no
+// request is refused which might leave in time.
 func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
 	s.mustBeMade()
 	held, err := s.wait(ctx, n, newcomer)
@@ -175,15 +175,15 @@ func (f *flow) noteSeatTime(taken int64) {
 	*mean += (taken - *mean) / seatTimeWeight
 }
 
-// seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0
-// if one is free now. Nobody knows when requests end. On average InFlight of them end
-// within the mean time for which seats are taken.
+// seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
+// there are seats now for it and all ahead of it. Nobody knows when requests end. On
+// average InFlight of them end within the mean time for which seats are taken.
 func (f *flow) seatIn(k int) time.Duration {
-	if f.hasSeat() {
+	seats := f.bucket.limits.InFlight
+	releases := k + f.seatsTaken() - seats // More may be taken than there are, after SetLimits.
+	if !f.capped() || releases <= 0 {
 		return 0
 	}
-	seats := f.bucket.limits.InFlight
-	releases := k + f.seatsTaken() - seats // More are taken than there are, after SetLimits.
 	high, low := bits.Mul64(uint64(releases), uint64(f.seatTime()))
 	if high >= uint64(seats) {
 		return time.Duration(exact.Forever)

@@ -100,6 +100,35 @@ func TestTheWaitForASeatIsEstimatedFromThoseBefore(t *testing.T) {
 	})
 }
 
+// That a seat is free says nothing of those who stand further back in the line: the
+// requests ahead of them take it.
+func TestAFreeSeatIsNotCountedForAWholeLine(t *testing.T) {
+	play(t, "1/s depth 2 inflight 2", func(g *stage) {
+		g.acquireAll("a")
+		g.at(10 * time.Second)
+		g.release("a")
+		g.acquireAll("b", "c")
+		forecast := func() time.Duration {
+			wait, err := g.Forecast(1)
+			require.NoError(t, err)
+			return wait
+		}
+		require.Equal(t, 5*time.Second, forecast(), "c takes the second seat, and one of two ends within 10 s")
+		g.acquireAll("d", "e")
+		require.NoError(t, g.SetLimits(limitsOf(t, "1/s depth 3 inflight 2")))
+		require.Equal(t, 10*time.Second, forecast(), "two have to end")
+		go g.shutDown()
+		synctest.Wait()
+		g.acquireAll("f")
+		g.release("b")
+		g.at(11 * time.Second)
+		g.release("c")
+		g.at(time.Minute)
+		g.saw("0s a left", "10s b left", "10s e full, retry 1s", "10s f closed, retry 5s", "11s c left", "12s d left", "12s shut down: <nil>")
+		g.release("d")
+	})
+}
+
 // A few requests that end at once say nothing of those to come, and are timed
 // rarely; those that last are all timed.
 func TestSeatsThatLastAreTimedAfterManyThatDidNot(t *testing.T) {

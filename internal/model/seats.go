@@ -24,12 +24,12 @@ func (m *simulator) noteStay(w *waiter) {
 }
 
 // seatWait returns an estimate of how long the k-th request that waits for a seat has
-// to wait until enough others have ended. It is 0 if a seat is free.
+// to wait until enough others have ended. It is 0 if there are seats for the first k.
 func (m *simulator) seatWait(k int) time.Duration {
-	if m.hasRoom() {
+	must := int64(len(m.upstream) - m.limits.InFlight + k)
+	if !m.capped() || m.blind || must <= 0 {
 		return 0
 	}
-	must := int64(len(m.upstream) - m.limits.InFlight + k)
 	wait := big.NewInt(must)
 	wait.Mul(wait, big.NewInt(int64(m.stay)))
 	wait.Div(wait, big.NewInt(int64(m.limits.InFlight)))

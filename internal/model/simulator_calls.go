@@ -263,7 +263,7 @@ func (m *simulator) stats(race bool) Look {
 // finish notes the return of a call.
 func (m *simulator) finish(w *waiter, result string) {
 	a := &m.answers[w.index]
-	a.Returned, a.At, a.Result, a.Estimated = true, m.now, result, !m.hasRoom()
+	a.Returned, a.At, a.Result, a.Estimated = true, m.now, result, m.seatWait(len(m.line)+1) > 0
 }
 
 // told notes what the last hook of a call is told.
