@@ -78,6 +78,10 @@ func longestWait(l shaper.Limits) time.Duration {
 // intervalOf returns the nanoseconds between two departures, exactly. As
 // [shaper.Limits.Rate] has it, a rate is read as the simplest fraction within one part
 // in 2⁵⁰ of it: a float64 is never a third.
+//
+// Package shaper computes the same in shaper/internal/exact, which Go lets only packages
+// below shaper/ import. Package internal/model does so too, but it is for tests only, and
+// must remain independent of what it is compared with.
 func intervalOf(l shaper.Limits) *big.Rat {
 	float := new(big.Rat).SetFloat64(float64(l.Rate))
 	slip := new(big.Rat).Mul(float, big.NewRat(1, 1<<50))
