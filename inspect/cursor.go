@@ -27,7 +27,7 @@ func newSelection(l *listing) *selection {
 
 // offer takes a row if it comes behind the cursor and may be among the first.
 func (s *selection) offer(r *row) {
-	p := placed{position{s.l.order(r, s.l.epoch), r.source.name, r.key}, r}
+	p := placed{position{s.l.rank(r, s.l.epoch), r.source.name, r.key}, r}
 	if s.l.after != nil && s.l.compare(p.position, *s.l.after) <= 0 {
 		return
 	}

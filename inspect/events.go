@@ -246,25 +246,33 @@ func (i *Inspector) announce(c change) {
 	i.tellLocked("change", c)
 }
 
-// liveDetail is what a stream is told of its target once a second.
+// liveDetail is what a stream is told of its target once a second. The histograms are of
+// the last minute.
 type liveDetail struct {
-	Bucket *bucket `json:"bucket"` // nil for a whole group, and while there is no such bucket
+	Bucket        *bucket        `json:"bucket"` // nil for a whole group, and while the bucket is not in use
+	NextDeparture *time.Time     `json:"next_departure"`
+	Histograms    histogramsView `json:"histograms"`
 }
 
-func (i *Inspector) liveDetail(of target) (liveDetail, bool) {
-	w := i.source(of.source)
+func (i *Inspector) liveDetail(t target) (liveDetail, bool) {
+	w := i.source(t.source)
 	if w == nil {
 		return liveDetail{}, false
 	}
-	ref, ok := w.source.find(of.key)
-	if !ok || of.whole && w.source.kind() == "group" {
-		return liveDetail{}, true
+	d := liveDetail{Histograms: w.window.view(of(w))}
+	if t.whole && w.source.kind() == "group" {
+		return d, true
 	}
-	st, ok := ref.stats()
+	ref, ok := w.source.find(t.key)
 	if !ok {
-		return liveDetail{}, true
+		return d, true
 	}
-	r := w.row(of.key, st)
-	b := r.view()
-	return liveDetail{&b}, true
+	if r, ok := w.look(t.key, ref); ok {
+		b := r.view()
+		d.Bucket = &b
+		if r.waiting > 0 {
+			d.NextDeparture = newLine(r.at, r.waiting, ref.line(1)).next()
+		}
+	}
+	return d, true
 }

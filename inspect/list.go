@@ -31,7 +31,7 @@ type listing struct {
 	refusing   *bool
 	dryRun     *bool
 	sort       string
-	order      order
+	rank       ranking
 	descending bool
 	limit      int
 	after      *position // of the last row of the page before; nil: from the beginning
@@ -67,11 +67,11 @@ func readListing(q query) (l listing, err error) {
 	}
 	l.sort = cmp.Or(q.text("sort"), "key")
 	name, descending := strings.CutPrefix(l.sort, "-")
-	by, ok := orders[name]
+	by, ok := rankings[name]
 	if !ok {
-		return l, wrong("sort", l.sort, "must be one of %s, or one of them after a minus sign", strings.Join(orderNames(), ", "))
+		return l, wrong("sort", l.sort, "must be one of %s, or one of them after a minus sign", strings.Join(rankingNames(), ", "))
 	}
-	l.order, l.descending = by, descending
+	l.rank, l.descending = by, descending
 	if cursor := q.text("cursor"); cursor != "" {
 		if err = l.setCursor(cursor); err != nil {
 			return l, err
@@ -180,9 +180,9 @@ func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
 	return answer, nil
 }
 
-func orderNames() []string {
-	names := make([]string, 0, len(orders))
-	for name := range orders {
+func rankingNames() []string {
+	names := make([]string, 0, len(rankings))
+	for name := range rankings {
 		names = append(names, name)
 	}
 	slices.Sort(names)

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// An order returns the value of a row by which rows are sorted; rows with the same value
+// A ranking returns the value of a row by which rows are sorted; rows with the same value
 // are sorted by source and key. The value stays as it is while nothing happens to the
 // bucket, or going by time alone would move buckets from one page to another. That is
 // why waits are instants, and why a level, which leaks, is that of the instant epoch: of
 // when the first page was made.
-type order func(r *row, epoch time.Time) float64
+type ranking func(r *row, epoch time.Time) float64
 
-var orders = map[string]order{
+var rankings = map[string]ranking{
 	"key":         func(*row, time.Time) float64 { return 0 },
 	"waiting":     func(r *row, _ time.Time) float64 { return float64(r.waiting) },
 	"level":       func(r *row, epoch time.Time) float64 { return r.levelAt(epoch) },

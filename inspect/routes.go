@@ -20,6 +20,7 @@ type route struct {
 var routes = []route{
 	{http.MethodGet, "/api/buckets", false, listParameters, (*Inspector).serveBuckets},
 	{http.MethodGet, "/api/buckets", true, nil, (*Inspector).serveBucket},
+	{http.MethodGet, "/api/line", true, []string{"max"}, (*Inspector).serveLine},
 	{http.MethodGet, "/api/top", false, []string{"source", "n"}, (*Inspector).serveTop},
 	{http.MethodGet, "/api/events", false, []string{"source", "key"}, (*Inspector).serveEvents},
 }

@@ -38,6 +38,7 @@ func (s *seen) note(st shaper.Stats, now time.Time) {
 
 // limitsView is what a row tells of its Limits. Rows with the same Limits share one.
 type limitsView struct {
+	limits   shaper.Limits
 	text     string
 	rate     *float64
 	interval *float64
@@ -49,7 +50,7 @@ type limitsView struct {
 }
 
 func newLimitsView(l shaper.Limits) *limitsView {
-	v := &limitsView{text: l.String(), rate: finite(l.Rate), burst: max(l.Burst, 1), depth: l.Depth, inFlight: l.InFlight}
+	v := &limitsView{limits: l, text: l.String(), rate: finite(l.Rate), burst: max(l.Burst, 1), depth: l.Depth, inFlight: l.InFlight}
 	if v.rate != nil {
 		interval := 1 / *v.rate
 		v.interval = &interval

@@ -53,7 +53,8 @@ func (i *Inspector) sampleAll(n int) {
 		closed := samples[k].read.closed
 		changed = changed || closed != w.wasClosed
 		w.wasClosed = closed
-		if n%(4*detailEvery) == 0 {
+		if n%detailEvery == 0 {
+			w.window.add(w.source.histograms())
 			w.rest(now)
 		}
 	}

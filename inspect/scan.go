@@ -17,6 +17,7 @@ type watched struct {
 	source source
 	whole  *track // of all of it together; guarded by Inspector.mu
 
+	window    window
 	wasClosed bool // used by the sampler alone
 
 	mu       sync.Mutex
@@ -121,12 +122,29 @@ func (w *watched) rest(now time.Time) {
 	}
 }
 
-// row returns the row of a bucket with those Stats, which have just been taken.
-func (w *watched) row(key string, st shaper.Stats) row {
-	var s seen
+// look returns the row of a bucket as it is now; ok reports whether it is in use.
+func (w *watched) look(key string, ref bucketRef) (r row, ok bool) {
+	st, ok := ref.stats()
+	if !ok {
+		return row{}, false
+	}
 	now := time.Now()
-	s.note(st, now)
-	r := newRow(key, st, newLimitsView(st.Limits), s.grew, now)
+	r = newRow(key, st, newLimitsView(st.Limits), refusedAt(st, ref), now)
 	r.source = w
-	return r
+	return r, true
+}
+
+// refusedAt returns when the bucket has last refused; the zero time if it never has. If
+// its refusals are forgotten for those of other keys, it was at the latest call at most.
+func refusedAt(st shaper.Stats, ref bucketRef) time.Time {
+	if st.Refused == 0 {
+		return time.Time{}
+	}
+	switch own, all := ref.refusals(); {
+	case len(own) > 0:
+		return own[len(own)-1].At
+	case !all:
+		return st.LastCall
+	}
+	return time.Time{}
 }

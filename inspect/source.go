@@ -29,6 +29,9 @@ type source interface {
 
 	// top returns the keys that met their limits most.
 	top(n int) []keyCount
+
+	// histograms returns those of all buckets together.
+	histograms() shaper.Histograms
 }
 
 // A bucketRef is one bucket of a source. It remains right while the bucket of its key
@@ -36,6 +39,13 @@ type source interface {
 type bucketRef interface {
 	// stats returns the Stats of the bucket; ok reports whether it is in use.
 	stats() (st shaper.Stats, ok bool)
+
+	// line returns the first waiters of its line.
+	line(max int) []shaper.Waiter
+
+	// refusals returns those of the latest refusals of its source that are its own, the
+	// oldest first. all reports whether no earlier one has been forgotten.
+	refusals() (own []shaper.Refusal, all bool)
 
 	// explain returns where its limits come from, or nil. It calls the function of
 	// WithExplain.
@@ -48,6 +58,9 @@ type rule struct {
 	File string `json:"file"`
 	Line int    `json:"line"`
 }
+
+// keptRefusals is how many refusals a source remembers.
+const keptRefusals = 64
 
 type keyCount struct {
 	key          string
@@ -120,6 +133,15 @@ func (s *openShaper) scan(rows []row) []row {
 func (s *openShaper) find(key string) (bucketRef, bool) { return s, key == "" }
 
 func (s *openShaper) stats() (shaper.Stats, bool) { return s.s.Stats(), true }
+
+func (s *openShaper) line(max int) []shaper.Waiter { return s.s.Line(max) }
+
+func (s *openShaper) refusals() (own []shaper.Refusal, all bool) {
+	own = s.s.Refusals()
+	return own, len(own) < keptRefusals
+}
+
+func (s *openShaper) histograms() shaper.Histograms { return s.s.Histograms() }
 
 func (s *openShaper) explain() *rule { return nil }
 

@@ -76,7 +76,7 @@ func (s *openGroup[K]) kind() string { return "group" }
 func (s *openGroup[K]) read() reading {
 	st := s.g.Stats()
 	r := reading{
-		keys: st.Keys, waiting: st.Waiting, dryRun: st.DryRun, closed: st.Closed > 0,
+		keys: st.Keys, waiting: st.Waiting, dryRun: st.DryRun, closed: s.isClosed(),
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
 	}
 	s.mu.Lock()
@@ -182,6 +182,14 @@ func (s *openGroup[K]) ref(key K) bucketRef {
 	return &groupBucket[K]{s, key, of.OwnStats}
 }
 
+func (s *openGroup[K]) isClosed() bool {
+	var key K
+	of, _ := s.g.Limiter(key).(interface{ IsClosed() bool })
+	return of.IsClosed()
+}
+
+func (s *openGroup[K]) histograms() shaper.Histograms { return s.g.Histograms() }
+
 // A groupBucket is the bucket of one key of a Group.
 type groupBucket[K comparable] struct {
 	group *openGroup[K]
@@ -190,6 +198,18 @@ type groupBucket[K comparable] struct {
 }
 
 func (b *groupBucket[K]) stats() (shaper.Stats, bool) { return b.own() }
+
+func (b *groupBucket[K]) line(max int) []shaper.Waiter { return b.group.g.Line(b.key, max) }
+
+func (b *groupBucket[K]) refusals() (own []shaper.Refusal, all bool) {
+	latest := b.group.g.Refusals()
+	for _, r := range latest {
+		if r.Key == any(b.key) {
+			own = append(own, r)
+		}
+	}
+	return own, len(latest) < keptRefusals
+}
 
 func (b *groupBucket[K]) explain() *rule {
 	if b.group.groupSource.explain == nil {

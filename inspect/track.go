@@ -7,7 +7,7 @@ import (
 const (
 	step        = 250 * time.Millisecond // between two points of a history
 	maxPoints   = 240                    // a minute of them
-	window      = 4                      // steps over which rates are taken: a second
+	rateSteps   = 4                      // steps over which rates are taken: a second
 	keepUnseen  = time.Minute            // how long the history of a bucket is kept when nobody looks at it
 	maxTracked  = 512                    // buckets with a history
 	detailEvery = 4                      // steps
@@ -40,7 +40,7 @@ type target struct {
 // Inspector guards it.
 type track struct {
 	read    func() (reading, bool) // of the target, now; called outside the lock
-	counts  [window + 1]counts     // a ring of the latest
+	counts  [rateSteps + 1]counts  // a ring of the latest
 	taken   int                    // how many samples have been taken
 	points  []point                // oldest first
 	viewers int
@@ -68,7 +68,7 @@ func (t *track) add(r reading, ok bool, now time.Time) point {
 		latest = last.then(r, now)
 	}
 	t.counts[t.taken%len(t.counts)] = latest
-	first := t.counts[max(t.taken-window, 0)%len(t.counts)]
+	first := t.counts[max(t.taken-rateSteps, 0)%len(t.counts)]
 	t.taken++
 
 	p := point{AtMS: now.UnixMilli(), Waiting: r.waiting, Level: r.level, InFlight: r.inFlight,
