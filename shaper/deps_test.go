@@ -59,6 +59,10 @@ const importPolicy = `
 	# of signals; limitwords, because what limits mean is said in one place.)
 	*: std syscall shaper internal/limitwords
 
+	# What shows shapers to people needs nothing beside them, so that whoever wants the page
+	# gets no other module with it. (x/time for the type of a rate.)
+	inspect: std shaper internal/limitwords golang.org/x/time/rate
+
 	# What limits mean is said in one place, for the demo and for whoever checks a file
 	# of limits. It is arithmetic: it runs no Shaper and reads no file.
 	internal/limitwords: std shaper

@@ -53,6 +53,17 @@ func (k keyLimiter[K]) stats() (st Stats, ok bool) {
 	return st, ok
 }
 
+// OwnStats is Stats for a key that has a bucket of its own; ok reports whether it has.
+// It does not call the limits function, so package inspect can look at any key.
+func (k keyLimiter[K]) OwnStats() (st Stats, ok bool) { return k.stats() }
+
+// IsClosed reports whether the Group admits no more requests, for package inspect.
+func (k keyLimiter[K]) IsClosed() bool {
+	k.group.mu.Lock()
+	defer k.group.mu.Unlock()
+	return k.group.phase != open
+}
+
 // enter is Acquire, but returns nil for a release that does nothing.
 func (k keyLimiter[K]) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
 	return k.group.placed(ctx, k.key, n)

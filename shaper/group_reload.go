@@ -13,9 +13,8 @@ package shaper
 // flight in the old one stay there, and do not count in the new one.
 //
 // A key that is new while Reload runs gets Limits for which the function was called
-// after Reload began. Reload returns when it has done all keys. It copies them first,
-// under the lock, which takes 20 ms for a million. The limits function must not call
-// Reload.
+// after Reload began. Reload returns when it has done all keys. It copies them first, a
+// thousand at a time under the lock. The limits function must not call Reload.
 func (g *Group[K]) Reload() {
 	g.mustBeMade()
 	g.reloading <- struct{}{}

@@ -1,0 +1,278 @@
+package inspect
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxChanges is how many changes a new reader is told.
+const maxChanges = 20
+
+// A report is something that operators must see. An empty message takes away the one
+// before.
+type report struct {
+	At      time.Time `json:"at"`
+	Message string    `json:"message"`
+}
+
+// A change is what somebody has changed through the control part.
+type change struct {
+	At     time.Time  `json:"at"`
+	Who    string     `json:"who"`
+	What   string     `json:"what"`
+	Source string     `json:"source"`
+	Key    string     `json:"key"`
+	ID     string     `json:"id"`
+	Until  *time.Time `json:"until"`
+}
+
+// selected says what a stream shows. Key and ID are nil if it is a whole source.
+type selected struct {
+	Source string  `json:"source"`
+	Key    *string `json:"key"`
+	ID     *string `json:"id"`
+}
+
+// hello is the first event of a stream.
+type hello struct {
+	At       time.Time    `json:"at"`
+	Title    string       `json:"title"`
+	Sources  []sourceView `json:"sources"`
+	Selected *selected    `json:"selected"`
+	Control  bool         `json:"control"`
+	Reports  []report     `json:"reports"`
+	Changes  []change     `json:"changes"`
+}
+
+// history is the second event of a stream.
+type history struct {
+	StepS  float64 `json:"step_s"`
+	Points []point `json:"points"`
+}
+
+func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query) error {
+	of, err := i.targetOf(q)
+	if err != nil {
+		return err
+	}
+	hello := hello{At: time.Now().UTC(), Title: i.title, Sources: i.sourceViews(), Control: i.mayControl()}
+	if of != nil {
+		hello.Selected = &selected{Source: of.source}
+		if !of.whole {
+			key, id := strings.ToValidUTF8(of.key, "\uFFFD"), idOf(of.key)
+			hello.Selected.Key, hello.Selected.ID = &key, &id
+		}
+	}
+	s := &stream{wake: make(chan struct{}, 1), control: http.NewResponseController(w)}
+	points, err := i.join(s, of, &hello)
+	if err != nil {
+		return err
+	}
+	defer i.leave(s)
+
+	header := w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("X-Accel-Buffering", "no")
+	w.WriteHeader(http.StatusOK)
+	first := append(encodeEvent("hello", hello), encodeEvent("history", history{step.Seconds(), points})...)
+	if of != nil {
+		if d, ok := i.liveDetail(*of); ok {
+			first = append(first, encodeEvent("detail", d)...)
+		}
+	}
+	if r.Method == http.MethodHead || s.write(w, first) != nil {
+		return nil
+	}
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	for {
+		var text []byte
+		select {
+		case <-s.wake:
+			text = s.pending()
+		case <-beat.C:
+			text = []byte(": still here\n\n")
+		case <-r.Context().Done():
+			return nil
+		case <-i.closing:
+			_ = s.write(w, append(s.pending(), encodeEvent("bye", struct{}{})...))
+			return nil
+		}
+		if s.write(w, text) != nil {
+			return nil
+		}
+	}
+}
+
+// targetOf returns what a query selects: nil if there is no source at all. Without a
+// source it is the first.
+func (i *Inspector) targetOf(q query) (*target, error) {
+	name := q.text("source")
+	if name == "" {
+		sources := i.all()
+		if len(sources) == 0 {
+			return nil, nil
+		}
+		name = sources[0].name
+	}
+	w, err := i.sourceNamed(name)
+	if err != nil {
+		return nil, err
+	}
+	of := &target{source: name, key: q.text("key"), whole: !q.has("key")}
+	if w.source.kind() == "shaper" && of.key == "" {
+		of.whole = true // One bucket is all that there is.
+	}
+	if !of.whole {
+		if _, _, err := i.bucketNamed(name, of.key); err != nil {
+			return nil, err
+		}
+	}
+	return of, nil
+}
+
+// join adds a stream to those that are told of events. It completes the hello and
+// returns the history in the same step, so that nothing is missing and nothing is told
+// twice.
+func (i *Inspector) join(s *stream, of *target, h *hello) ([]point, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed {
+		return nil, &failure{Status: http.StatusServiceUnavailable, Message: "the inspector is closed"}
+	}
+	if len(i.streams) >= maxStreams {
+		return nil, &failure{Status: http.StatusServiceUnavailable, Message: "too many streams are open"}
+	}
+	points := []point{}
+	if of != nil {
+		s.target = *of
+		s.track = i.trackLocked(*of)
+		s.track.viewers++
+		points = slices.Clone(s.track.points)
+	}
+	h.Reports, h.Changes = slices.Clone(i.reports), slices.Clone(i.changes)
+	if h.Reports == nil {
+		h.Reports = []report{}
+	}
+	if h.Changes == nil {
+		h.Changes = []change{}
+	}
+	i.streams[s] = true
+	i.running.Add(1)
+	return points, nil
+}
+
+// leave undoes join.
+func (i *Inspector) leave(s *stream) {
+	s.end()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.streams, s)
+	if s.track != nil {
+		s.track.viewers--
+		s.track.seenAt = time.Now()
+	}
+	i.running.Done()
+}
+
+// trackLocked returns the history of a target, which begins now if it has none.
+func (i *Inspector) trackLocked(of target) *track {
+	w := i.sources[slices.IndexFunc(i.sources, func(w *watched) bool { return w.name == of.source })]
+	if of.whole {
+		return w.whole
+	}
+	t := i.tracked[of]
+	if t != nil {
+		return t
+	}
+	if len(i.tracked) >= maxTracked {
+		i.dropOldestLocked()
+	}
+	t = newTrack(func() (reading, bool) {
+		ref, ok := w.source.find(of.key)
+		if !ok {
+			return reading{}, false
+		}
+		st, ok := ref.stats()
+		return readingOf(st, time.Now()), ok
+	})
+	i.tracked[of] = t
+	return t
+}
+
+// dropOldestLocked forgets the track that has been without a viewer for longest. There
+// is one, as there are fewer streams than tracks.
+func (i *Inspector) dropOldestLocked() {
+	var oldest target
+	found := false
+	for of, t := range i.tracked {
+		if t.viewers == 0 && (!found || t.seenAt.Before(i.tracked[oldest].seenAt)) {
+			oldest, found = of, true
+		}
+	}
+	delete(i.tracked, oldest)
+}
+
+// tellLocked sends an event to all streams.
+func (i *Inspector) tellLocked(name string, value any) {
+	event := encodeEvent(name, value)
+	for s := range i.streams {
+		s.notify(event)
+	}
+}
+
+// tellSourcesLocked tells all streams what sources there are.
+func (i *Inspector) tellSourcesLocked() {
+	if len(i.streams) == 0 {
+		return
+	}
+	views := []sourceView{}
+	for _, w := range i.sources {
+		views = append(views, w.view())
+	}
+	i.tellLocked("sources", views)
+}
+
+// announce tells all streams, and those to come, of a change.
+func (i *Inspector) announce(c change) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.changes) == maxChanges {
+		i.changes = slices.Delete(i.changes, 0, 1)
+	}
+	i.changes = append(i.changes, c)
+	i.tellLocked("change", c)
+}
+
+// liveDetail is what a stream is told of its target once a second. The histograms are of
+// the last minute.
+type liveDetail struct {
+	Bucket        *bucket        `json:"bucket"` // nil for a whole group, and while the bucket is not in use
+	NextDeparture *time.Time     `json:"next_departure"`
+	Histograms    histogramsView `json:"histograms"`
+}
+
+func (i *Inspector) liveDetail(t target) (liveDetail, bool) {
+	w := i.source(t.source)
+	if w == nil {
+		return liveDetail{}, false
+	}
+	d := liveDetail{Histograms: w.window.view(of(w))}
+	if t.whole && w.source.kind() == "group" {
+		return d, true
+	}
+	ref, ok := w.source.find(t.key)
+	if !ok {
+		return d, true
+	}
+	if r, ok := w.look(t.key, ref); ok {
+		b := r.view()
+		d.Bucket = &b
+		if r.waiting > 0 {
+			d.NextDeparture = newLine(r.at, r.waiting, ref.line(1)).next()
+		}
+	}
+	return d, true
+}

@@ -1,0 +1,137 @@
+package inspect
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+// An Inspector shows its sources to people and programs, over HTTP.
+//
+// Make one with [New], give it sources with [Inspector.Add], and serve it from the root
+// of a listener of its own, as keys in its paths may hold anything. [Inspector.Close]
+// ends its streams and its goroutine. What it cannot do is said by [Inspector.Err], in
+// its log and in its answers; serving goes on.
+//
+// An Inspector is safe for concurrent use.
+type Inspector struct {
+	options
+	started time.Time
+	err     error // what is wrong with the options
+
+	mu      sync.Mutex
+	sources []*watched // in the order in which they were added
+	reports []report   // what operators must see; at most one now
+	changes []change   // the latest changes, oldest first; at most maxChanges
+	streams map[*stream]bool
+	tracked map[target]*track
+	closed  bool
+
+	closing chan struct{}  // closed by Close
+	running sync.WaitGroup // the sampler and the streams
+}
+
+// New makes an Inspector. It never fails: options that do not go together make an
+// Inspector that refuses what it must, and [Inspector.Err] says why.
+func New(opts ...Option) *Inspector {
+	i := &Inspector{
+		options: options{title: "Shapers", logger: slog.Default()},
+		started: time.Now(),
+		streams: map[*stream]bool{},
+		tracked: map[target]*track{},
+		closing: make(chan struct{}),
+	}
+	for _, opt := range opts {
+		if opt != nil {
+			opt.apply(&i.options)
+		}
+	}
+	if i.err = i.options.validate(); i.err != nil {
+		i.logger.Error(i.err.Error())
+	}
+	return i
+}
+
+// Err returns what is wrong with the options that New was given, or nil.
+func (i *Inspector) Err() error { return i.err }
+
+// Add shows source under a name, from now on. It panics if there is a source of that
+// name, if the name is empty, or if source is nil: these are mistakes of the program.
+func (i *Inspector) Add(name string, source Source) {
+	if name == "" || source == nil {
+		panic("inspect: Inspector.Add needs a name and a source")
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if slices.ContainsFunc(i.sources, func(w *watched) bool { return w.name == name }) {
+		panic(fmt.Sprintf("inspect: there is a source named %q already", name))
+	}
+	if i.closed {
+		return
+	}
+	w := newWatched(name, source)
+	i.sources = append(slices.Clone(i.sources), w)
+	if len(i.sources) == 1 {
+		i.running.Go(i.sample)
+	}
+	i.tellSourcesLocked()
+}
+
+// Report shows err to operators, on the page and in the event stream: for example that
+// a file of limits could not be read. It replaces what was reported before; nil takes
+// that away.
+func (i *Inspector) Report(err error) {
+	r := report{At: time.Now().UTC()}
+	if err != nil {
+		r.Message = err.Error()
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.reports = nil
+	if err != nil {
+		i.reports = []report{r}
+	}
+	i.tellLocked("report", r)
+}
+
+// Close ends all streams and the goroutine that takes samples, and returns when they
+// have ended. It always returns nil. The API is answered with status 503 afterwards.
+func (i *Inspector) Close() error {
+	i.mu.Lock()
+	if !i.closed {
+		i.closed = true
+		close(i.closing)
+		for s := range i.streams {
+			s.hurry()
+		}
+	}
+	i.mu.Unlock()
+	i.running.Wait()
+	return nil
+}
+
+// ServeHTTP answers a request for the page, its files, or the API.
+func (i *Inspector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	i.Guard(http.HandlerFunc(i.route)).ServeHTTP(w, r)
+}
+
+// all returns the sources, in the order in which they were added. The slice is never
+// changed.
+func (i *Inspector) all() []*watched {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.sources
+}
+
+// source returns the source of a name, or nil.
+func (i *Inspector) source(name string) *watched {
+	for _, w := range i.all() {
+		if w.name == name {
+			return w
+		}
+	}
+	return nil
+}

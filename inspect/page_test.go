@@ -1,0 +1,45 @@
+package inspect_test
+
+import (
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// get returns the answer to a GET request, and its body.
+func get(t *testing.T, url string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.Get(url)
+	require.NoError(t, err)
+	defer func() { _ = r.Body.Close() }()
+	body, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	return r, string(body)
+}
+
+func TestThePageHasItsTableWithoutAScript(t *testing.T) {
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001}, nil })
+	require.NoError(t, err)
+	for range 2 {
+		g.Allow("<i>/..")
+		g.Allow("other")
+	}
+	i := inspect.New(inspect.WithTitle("A & B"))
+	i.Add("one", inspect.OfGroup(g))
+	url := serve(t, i)
+	r, body := get(t, url+"/?prefix=%3C")
+	require.Equal(t, http.StatusOK, r.StatusCode)
+	require.Equal(t, "text/html; charset=utf-8", r.Header.Get("Content-Type"))
+	require.Contains(t, body, "<title>A &amp; B</title>")
+	require.Contains(t, body, `<a href="/?key=%3Ci%3E%2F..&amp;source=one">&lt;i&gt;/..</a>`)
+	require.NotContains(t, body, "other")
+
+	r, body = get(t, url+"/?sort=colour")
+	require.Equal(t, http.StatusBadRequest, r.StatusCode)
+	require.Contains(t, body, "sort is &#34;colour&#34;, must be one of")
+}

@@ -1,0 +1,150 @@
+package inspect
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// scanEvery is how often a source is scanned at most.
+const scanEvery = time.Second
+
+// A watched is a source under its name.
+type watched struct {
+	name   string
+	source source
+	whole  *track // of all of it together; guarded by Inspector.mu
+
+	window    window
+	wasClosed bool // used by the sampler alone
+
+	mu       sync.Mutex
+	latest   *snapshot
+	next     time.Time     // when latest is too old
+	scanning chan struct{} // closed when the scan that runs has ended; nil if none runs
+	spare    []row         // memory of a snapshot that nobody reads any more
+}
+
+// A snapshot is what a scan has found. Its rows do not change until it is released.
+type snapshot struct {
+	of      *watched
+	at      time.Time
+	rows    []row
+	readers int // guarded by watched.mu
+}
+
+func newWatched(name string, s Source) *watched {
+	w := &watched{name: name, source: s.open()}
+	w.whole = newTrack(func() (reading, bool) { return w.source.read(), true })
+	return w
+}
+
+// scan returns the buckets of the source as they were at most a second ago. All who ask
+// meanwhile get the same snapshot. The caller must release it.
+func (w *watched) scan(ctx context.Context) (*snapshot, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.latest == nil || !time.Now().Before(w.next) {
+		if err := w.renewLocked(ctx); err != nil {
+			return nil, err
+		}
+	}
+	w.latest.readers++
+	return w.latest, nil
+}
+
+// renewLocked puts a new snapshot in place of the latest, or waits for the scan that is
+// doing so.
+func (w *watched) renewLocked(ctx context.Context) error {
+	if done := w.scanning; done != nil {
+		w.mu.Unlock()
+		defer w.mu.Lock()
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	done := make(chan struct{})
+	w.scanning = done
+	rows := w.spare
+	w.spare = nil
+	w.mu.Unlock()
+
+	begun := time.Now()
+	rows = w.source.scan(rows[:0])
+	for k := range rows {
+		rows[k].source = w
+	}
+	took := time.Since(begun)
+
+	w.mu.Lock()
+	old := w.latest
+	w.latest = &snapshot{of: w, at: begun, rows: rows}
+	w.next = begun.Add(max(scanEvery, 2*took)) // so that scanning takes half of a core at most
+	w.scanning = nil
+	close(done)
+	if old != nil {
+		w.reuseLocked(old)
+	}
+	return nil
+}
+
+// release says that the caller no longer reads the snapshot.
+func (s *snapshot) release() {
+	w := s.of
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s.readers--
+	w.reuseLocked(s)
+}
+
+// reuseLocked keeps the memory of a snapshot for a later one, if nobody reads it.
+func (w *watched) reuseLocked(s *snapshot) {
+	if s == w.latest || s.readers > 0 || s.rows == nil || cap(w.spare) >= cap(s.rows) {
+		return
+	}
+	clear(s.rows)
+	w.spare, s.rows = s.rows[:0], nil
+}
+
+// rest forgets the latest snapshot and all spare memory, if nobody has asked for a
+// while.
+func (w *watched) rest(now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.latest != nil && w.latest.readers == 0 && w.scanning == nil && now.Sub(w.next) > time.Minute {
+		w.latest = nil
+		w.spare = nil
+	}
+}
+
+// look returns the row of a bucket as it is now; ok reports whether it is in use.
+func (w *watched) look(key string, ref bucketRef) (r row, ok bool) {
+	st, ok := ref.stats()
+	if !ok {
+		return row{}, false
+	}
+	now := time.Now()
+	r = newRow(key, st, newLimitsView(st.Limits), refusedAt(st, ref), now)
+	r.source = w
+	return r, true
+}
+
+// refusedAt returns when the bucket has last refused; the zero time if it never has. If
+// its refusals are forgotten for those of other keys, it was at the latest call at most.
+func refusedAt(st shaper.Stats, ref bucketRef) time.Time {
+	if st.Refused == 0 {
+		return time.Time{}
+	}
+	switch own, all := ref.refusals(); {
+	case len(own) > 0:
+		return own[len(own)-1].At
+	case !all:
+		return st.LastCall
+	}
+	return time.Time{}
+}

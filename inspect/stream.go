@@ -1,0 +1,108 @@
+package inspect
+
+import (
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	maxStreams = 256              // streams at once; the next gets 503
+	heartbeat  = 15 * time.Second // between comments, so that a dead connection is noticed
+	writeLimit = 10 * time.Second // for one write: a reader that takes nothing is cut off
+	closeLimit = time.Second      // the same, once Close has been called
+	maxNotices = 64               // events other than frames that may be pending; far more than happen in a writeLimit
+)
+
+// A stream is the connection of one reader of events. What is to be written is left in
+// it by the sampler and others, who never wait for it: of frames and details only the
+// latest is kept.
+type stream struct {
+	target target
+	track  *track
+	wake   chan struct{} // has room for one: that something is pending; what is pending is found when it is received
+
+	mu      sync.Mutex
+	frame   []byte
+	detail  []byte
+	notices [][]byte
+	control *http.ResponseController
+	closing bool
+}
+
+// offer leaves a frame, and a detail unless it is nil.
+func (s *stream) offer(frame, detail []byte) {
+	s.mu.Lock()
+	s.frame = frame
+	if detail != nil {
+		s.detail = detail
+	}
+	s.mu.Unlock()
+	s.poke()
+}
+
+// notify leaves an event of another kind.
+func (s *stream) notify(event []byte) {
+	s.mu.Lock()
+	if len(s.notices) == maxNotices {
+		s.notices = append(s.notices[:0], s.notices[1:]...)
+	}
+	s.notices = append(s.notices, event)
+	s.mu.Unlock()
+	s.poke()
+}
+
+func (s *stream) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // It will find everything.
+	}
+}
+
+// hurry lets a write that hangs fail soon.
+func (s *stream) hurry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closing = true
+	if s.control != nil {
+		_ = s.control.SetWriteDeadline(time.Now().Add(closeLimit))
+	}
+}
+
+// pending returns what is to be written now.
+func (s *stream) pending() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var text []byte
+	for _, event := range s.notices {
+		text = append(text, event...)
+	}
+	text = append(append(text, s.frame...), s.detail...)
+	s.frame, s.detail, s.notices = nil, nil, nil
+	return text
+}
+
+// write sends text at once, and gives up when the reader takes nothing for too long.
+func (s *stream) write(w http.ResponseWriter, text []byte) error {
+	s.mu.Lock()
+	limit := writeLimit
+	if s.closing {
+		limit = closeLimit
+	}
+	// The deadline that a server's WriteTimeout has set counts from the request, and would
+	// end every stream. A writer that knows no deadlines, as in a test, does without.
+	_ = s.control.SetWriteDeadline(time.Now().Add(limit))
+	s.mu.Unlock()
+	if _, err := w.Write(text); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+// end takes the stream's hand off the connection.
+func (s *stream) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.control.SetWriteDeadline(time.Time{})
+	s.control = nil
+}
