@@ -97,7 +97,8 @@ func (f *flow) retryAfter(now int64, bound time.Duration, r *request) time.Durat
 	if depth == 0 {
 		return wait
 	}
-	after := max(f.seatIn(1), bound-time.Duration(f.bucket.limits.maxWait()), bound-r.untilDeadline(now)+1)
+	timeLeft := max(r.untilDeadline(now), 1) // It may be 0, but to come later than at bound would not help.
+	after := max(f.seatIn(1), bound-time.Duration(f.bucket.limits.maxWait()), bound-timeLeft+1)
 	if k := f.waiting() - depth + 1; k > 0 {
 		after = max(after, f.leavesIn(now, k))
 	}

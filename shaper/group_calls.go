@@ -217,7 +217,7 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 // there is nothing to hold.
 func (g *Group[K]) Hold(key K, d time.Duration) { g.hold(key, d) }
 
-// hold is Hold, and reports whether the bucket is held for that time.
+// hold is Hold, and reports whether no request of the key leaves for that time.
 func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 	g.mustBeMade()
 	if d < 0 {
@@ -234,6 +234,12 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 	}
 	mustBeComparable(key)
 	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) {
+		if c == &g.closedFlow {
+			// There is no bucket to hold. But the key's next request is refused at once,
+			// so no Transport need wait before it sends one.
+			held = true
+			return
+		}
 		if c, err := g.bucketToHoldLocked(key, c, now); err == nil {
 			g.holdLocked(&c.flow, now, d)
 			held = true

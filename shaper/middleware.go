@@ -214,7 +214,8 @@ func (h *handler) wait(conn *serverconn.Conn, w http.ResponseWriter, r *http.Req
 	start := time.Now()
 	release, err = h.limiter.enter(ctx, n, newcomer)
 	waited := time.Since(start)
-	stop()
+	gone := err != nil && clientGone(ctx, err)
+	stop() // From here on the context also ends if the request has not waited.
 	// What follows runs methods of outer handlers' ResponseWriters. If one panics,
 	// the request is released here.
 	handedOn := false
@@ -223,7 +224,7 @@ func (h *handler) wait(conn *serverconn.Conn, w http.ResponseWriter, r *http.Req
 			release()
 		}
 	}()
-	if err != nil && clientGone(ctx, err) {
+	if gone {
 		if err = conn.BodyError(); err == nil {
 			err = errGone{waited}
 		}

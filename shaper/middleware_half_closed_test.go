@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -98,6 +99,33 @@ func TestAHalfClosedClientIsServedWhenNobodyWaits(t *testing.T) {
 					require.Equal(t, map[int]int{http.StatusOK: clients * request.each}, got)
 				})
 			}
+		}
+	}
+}
+
+// A refusal that comes at once is answered, too, even if net/http has cancelled the request
+// before.
+func TestAHalfClosedClientIsToldThatItIsRefusedAtOnce(t *testing.T) {
+	for name, refusal := range map[string]struct {
+		by     shaper.Limiter
+		status int
+	}{
+		"by a Shaper":   {mustMake(t, limitsOf(t, "1 per 1h")), 429},
+		"by a function": {failing(errors.New("no")), 503},
+	} {
+		for _, hook := range hooks {
+			t.Run(name+"/"+hook.name, func(t *testing.T) {
+				t.Parallel()
+				if s, ok := refusal.by.(*shaper.Shaper); ok {
+					s.Allow()
+				}
+				refuse := shaper.Middleware(refusal.by)(http.NotFoundHandler())
+				addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					<-r.Context().Done()
+					refuse.ServeHTTP(w, r)
+				}), hook.set)
+				require.Equal(t, map[int]int{refusal.status: 1}, halfClosing(t, addr, get("/")))
+			})
 		}
 	}
 }

@@ -20,7 +20,7 @@ type ticker struct {
 	running bool
 	gone    chan struct{} // closed when the goroutine ends; nil if nothing waits for that
 	woke    int64         // the instant for which it woke last
-	armed   int64         // the instant for which it wakes next, no later than the next slot
+	armed   int64         // when it is to do something next, no later than the next slot; if coarse, it may wake later
 	rests   bool          // all lines are empty
 	emptied int64         // the instant at which all lines were first seen empty
 

@@ -122,6 +122,12 @@ func (p *peerContext) Err() error {
 	if p.err != nil {
 		return p.err
 	}
+	if p.stopped {
+		if err != nil {
+			p.endLocked(err)
+		}
+		return err
+	}
 	if !p.hasWaitedLocked() {
 		return nil
 	}
@@ -222,13 +228,17 @@ func (p *peerContext) endLocked(err error) {
 	close(p.done)
 }
 
-// stop ends the watching. The context still ends with that of the request, because some
-// limiters keep it until then.
+// stop ends the watching. From now on the context is ended as soon as that of the request
+// is, whether the request has waited or not: some limiters keep the context of a call
+// until then.
 func (p *peerContext) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
 	for _, t := range p.timers {
 		t.Stop()
+	}
+	if err := p.Context.Err(); err != nil {
+		p.endLocked(err)
 	}
 }

@@ -108,6 +108,41 @@ func TestTheContextOutlivesTheCall(t *testing.T) {
 	}
 }
 
+// A request that leaves at once does not count as gone if its context ended before. But
+// what keeps the context after the call must not wait for an end that has come already.
+func TestTheContextEndsWithTheCallIfTheRequestHasEndedBefore(t *testing.T) {
+	for _, onlyWaitersAskDone := range []bool{true, false} {
+		for _, asks := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, stop := ofServer(ended()).PeerContext(onlyWaitersAskDone)
+				if asks {
+					ctx.Done()
+					synctest.Wait()
+				}
+				require.NoError(t, ctx.Err())
+				stop()
+				require.Equal(t, context.Canceled, ctx.Err())
+				require.Zero(t, endsAfter(ctx))
+			})
+		}
+	}
+}
+
+// A limiter that has not asked for Done during the call may do so afterwards.
+func TestTheContextCanBeAskedAfterTheCall(t *testing.T) {
+	for _, onlyWaitersAskDone := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			request, cancel := context.WithCancel(context.Background())
+			ctx, stop := ofServer(request).PeerContext(onlyWaitersAskDone)
+			stop()
+			require.NoError(t, ctx.Err())
+			cancel()
+			require.Equal(t, context.Canceled, ctx.Err())
+			require.Zero(t, endsAfter(ctx))
+		})
+	}
+}
+
 // The context of a request that is from no server is the caller's own: whatever ends it,
 // it is not a client that has closed its sending half.
 func TestARequestFromNoServerKeepsItsContext(t *testing.T) {
