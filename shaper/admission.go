@@ -122,5 +122,5 @@ func (f *flow) emptyIn(now int64) time.Duration {
 	if f.waiting() == 0 {
 		return 0
 	}
-	return f.leavesIn(now, f.line.len)
+	return f.leavesIn(now, f.waiting())
 }

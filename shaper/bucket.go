@@ -116,7 +116,7 @@ func (b *bucket) pass(now, n int64) {
 
 // noteLeft notes that a request has left at an instant. So that all buckets of a [Group] have
 // room for it, it is kept in units of at most a 2¹⁹th of the interval, modulo 2³².
-func (b *bucket) noteLeft(at int64) { b.left = uint32(at >> b.leftUnit) }
+func (b *bucket) noteLeft(at int64) { b.left = uint32(at >> (b.leftUnit & 63)) }
 
 // lastLeft returns when the latest request left, if that was less than 4,096 intervals before
 // now; rounded down, but never by more than a 2¹⁹th of the interval.
@@ -229,7 +229,7 @@ type plan struct {
 	interval exact.Interval
 	burst    int64
 	slack    int64 // lateness that may be made up, in nanoseconds
-	users    int   // in a Group, the number of buckets that have this plan
+	users    int32 // in a Group, the number of buckets that have this plan
 	leftUnit uint8 // the unit of bucket.left is 1<<leftUnit nanoseconds
 }
 

@@ -43,7 +43,7 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 			case 5:
 				f.bucket.coldOrNew().hold = exact.At(r.Int64N(20) * msec)
 			case 6:
-				ln.seatsTaken = r.IntN(2)
+				ln.seatsTaken = int32(r.IntN(2))
 			case 7:
 				for ln.head != nil {
 					ln.remove(ln.head, refused)
@@ -61,7 +61,7 @@ func requireHeap(t *testing.T, heap departures, lanes []*flow) {
 	waiting, least := 0, int64(exact.Forever)
 	for _, f := range lanes {
 		if f.line.head == nil {
-			require.Equal(t, -1, f.line.index, "nobody waits there")
+			require.EqualValues(t, -1, f.line.index, "nobody waits there")
 			continue
 		}
 		waiting++

@@ -31,6 +31,7 @@ type dispatcher struct {
 	dirty       *flow // its head or its seats have changed; due is not updated yet
 	rearm       bool  // the ticker must be armed anew before the lock is released
 	phase       phase
+	recorded    bool          // there is a Recording
 	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
 	ticker      ticker
 	waiters     waiterPool
@@ -39,7 +40,6 @@ type dispatcher struct {
 	spareErrors []RejectError // made, and not handed out yet
 	measures    *measures     // nil: no request has waited yet
 	refusalRing *refusalRing  // nil: no request has been refused yet
-	recorded    bool          // there is a Recording
 
 	sweepTimer sweepTimer
 	// drop deletes the flows of a Group when it is closed.
@@ -120,7 +120,6 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		ln.since, _ = b.release(ln.since, at, w.cost)
 		d.totals.missed += b.coldOrNone().missed - missed
 		b.noteLeft(at)
-		ln.left, ln.leftKnown = at, true
 		ln.remove(w, departed)
 		d.waiting--
 		if ln.flow.capped() && !d.dryRun {
@@ -161,7 +160,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 // lineOfLocked returns the line of a flow, and makes one if it has none.
 func (d *dispatcher) lineOfLocked(f *flow) *line {
 	if f.line == nil {
-		f.line = &line{flow: f, index: -1}
+		f.line = &line{flow: f, index: -1, left: unknown}
 	}
 	return f.line
 }
@@ -206,6 +205,7 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
 		f.line.since = exact.At(now)
+		f.line.left = unknown // The next spacing would be one of two rates.
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)

@@ -29,12 +29,14 @@ type line struct {
 	queue
 	flow       *flow
 	since      exact.Nanos // since when nothing but its slot keeps the head
-	seatsTaken int         // with a cap, the requests that have left and not ended
 	slot       int64       // when the head is to leave; forever: when a seat becomes free
-	left       int64       // when the request ahead of the head left, if leftKnown
+	left       int64       // when the latest request left; unknown: no spacing is to be counted from it
+	seatsTaken int32       // with a cap, the requests that have left and not ended
 	index      int32       // in departures; -1: it is not in there, as no request waits
-	leftKnown  bool        // Histograms count the spacing of the next departure
 }
+
+// unknown is no instant.
+const unknown = -1
 
 // noLine is the line of a flow that has none. It is only read.
 var noLine line
@@ -48,13 +50,13 @@ func (f *flow) lineOrNone() *line {
 }
 
 // waiting returns how many are in line.
-func (f *flow) waiting() int { return f.lineOrNone().len }
+func (f *flow) waiting() int { return int(f.lineOrNone().len) }
 
 // ahead returns the cost of all in line, saturating.
 func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
 
 // seatsTaken returns how many requests have a seat; 0 without a cap.
-func (f *flow) seatsTaken() int { return f.lineOrNone().seatsTaken }
+func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 
 // headMayLeave returns the instant from which on the head of the line may leave; forever
 // if nobody can tell: whoever ends that then calls markDirtyLocked. Every reason that keeps

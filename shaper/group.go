@@ -96,7 +96,6 @@ type Group[K comparable] struct {
 	refusedKeys   *[keptRefusals]K // of refusalRing; nil: none has been refused
 	recordingsOf  map[K][]*Recording
 	overrides     map[K]Limits // by SetLimits
-	changes       int          // of overrides
 }
 
 // NewGroup makes a [Group] whose keys have the [Limits] that the function returns for

@@ -87,7 +87,7 @@ func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
 		return g.enterNew(key, r)
 	}
 	dec = g.decideLocked(&c.flow, now, r)
-	if dec.event == refusedEvent || g.recorded || g.dryRun {
+	if dec.event >= refusedEvent || g.recorded {
 		g.noteLocked(key, now, r, dec)
 	}
 	g.unlockAndArm()

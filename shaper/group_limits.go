@@ -14,6 +14,8 @@ type limitsCall struct {
 	limits  Limits
 	err     error
 	reloads int // number of Reloads begun before the call ended
+
+	overridden bool // SetLimits has given the limits
 }
 
 // errNoResult is the error of a limitsCall in which the function panicked, or that was
@@ -52,6 +54,8 @@ type limitsLookup struct {
 	reloads int   // number of Reloads begun before the function was called
 	gone    error // the error of the request's context, which ended during the lookup
 	err     error // the error that the function returned
+
+	overridden bool // SetLimits has given the limits
 }
 
 // foundLocked returns the bucket that a key has of its own. If there is none it returns
@@ -72,13 +76,14 @@ func (g *Group[K]) foundLocked(key K, now int64) *keyedFlow[K] {
 // the caller is to call planFor next if the Limits are known, and otherwise lookUpLimits.
 func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFlow[K], error) {
 	// Limits that were returned before a Reload may be those that it was called to replace.
-	stale := l.err == nil && l.reloads != g.reloads
+	stale := l.err == nil && (l.reloads != g.reloads || l.known && l.gone == nil && g.overrideChangedLocked(key, l.limits, l.overridden))
 	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && g.lacksPlanLocked(key, l.limits) {
 		return nil, nil // The limitsCall of this request, if there is one, goes on until the plan is made.
 	}
 	if l.calls && l.known {
 		if stale {
 			l.known, l.gone, l.plan, l.reloads = false, nil, nil, g.reloads
+			l.overridden = false
 			return nil, nil
 		}
 		l.calls = false
@@ -129,7 +134,10 @@ func (g *Group[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
 			g.mu.Unlock()
 		}
 	}()
-	if l.limits, l.err = g.callLimits(key); l.err == nil {
+	if l.limits, l.overridden = g.overrideOf(key); !l.overridden {
+		l.limits, l.err = g.callLimitsFunction(key)
+	}
+	if l.err == nil {
 		l.gone = ctx.Err() // The function may have taken long.
 	}
 	l.known = true
@@ -149,7 +157,7 @@ func (l *limitsLookup) join(ctx context.Context) {
 	case l.gone != nil:
 		l.known = true
 	case l.call.err != errNoResult:
-		l.limits, l.err, l.reloads, l.known = l.call.limits, l.call.err, l.call.reloads, true
+		l.limits, l.overridden, l.err, l.reloads, l.known = l.call.limits, l.call.overridden, l.call.err, l.call.reloads, true
 	}
 }
 
@@ -161,6 +169,8 @@ func (g *Group[K]) finishCallLocked(key K, l Limits, err error) {
 	}
 	delete(g.limitsCalls, key)
 	call.limits, call.err, call.reloads = l, err, g.reloads
+	given, overridden := g.overrides[key]
+	call.overridden = overridden && given == l
 	if call.done != nil {
 		close(call.done)
 	}

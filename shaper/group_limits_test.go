@@ -329,7 +329,7 @@ func TestNoPlanOfLimitsIsMadeUnderTheLockOfAGroup(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"NewGroup calls newBucket", "NewGroup calls newBucket",
-		"callLimits calls Validate", "planFor calls planOf",
+		"callLimitsFunction calls Validate", "SetLimits calls Validate", "planFor calls planOf",
 	}, makers)
 
 	var g *shaper.Group[int]

@@ -45,8 +45,6 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	}
 	g.overrides[key] = l
 	g.overridden.Store(true)
-	g.changes++
-	g.reloads++ // Limits that are being looked up for the key are stale.
 	return nil
 }
 
@@ -59,48 +57,61 @@ func (g *Group[K]) ResetLimits(key K) error {
 	g.mustBeMade()
 	mustBeComparable(key)
 	for {
-		now := g.lockAndAdvance()
-		_, overridden := g.overrides[key]
-		inUse := g.ownInUseLocked(key, now)
-		if overridden && !inUse {
-			g.deleteOwnLocked(key)
-			g.resetLocked(key)
-		}
-		changes := g.changes
-		g.unlockAndArm()
-		if !overridden || !inUse {
+		l, overridden := g.overrideOf(key)
+		if !overridden || g.resetUnused(key) {
 			return nil
 		}
-		l, err := g.callLimitsFunction(key)
+		to, err := g.callLimitsFunction(key)
 		if err != nil {
 			return err
 		}
-		if done, err := g.reset(key, g.planFor(l), changes); done {
+		if done, err := g.resetFrom(key, l, g.planFor(to)); done {
 			return err
 		}
 	}
 }
 
-// reset puts the Limits that the limits function has returned for a key in force in place
-// of its own. done is false if there have been changes of limits meanwhile.
-func (g *Group[K]) reset(key K, p *plan, changes int) (done bool, err error) {
+// resetUnused is ResetLimits for a key that has no bucket in use. It returns false if the key
+// has one. The lock is not held.
+func (g *Group[K]) resetUnused(key K) bool {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	if g.changes != changes {
+	if g.ownInUseLocked(key, now) {
+		return false
+	}
+	g.deleteOwnLocked(key)
+	g.forgetOverrideLocked(key)
+	return true
+}
+
+// resetFrom puts the Limits that the limits function has returned for a key in force. done
+// is false if those that it has by SetLimits are not from any more. The lock is not held.
+func (g *Group[K]) resetFrom(key K, from Limits, to *plan) (done bool, err error) {
+	now := g.lockAndAdvance()
+	defer g.unlockAndArm()
+	if l, overridden := g.overrides[key]; !overridden || l != from {
 		return false, nil
 	}
-	if err = g.putInForceLocked(key, p, now); err == nil {
-		g.resetLocked(key)
+	if err = g.putInForceLocked(key, to, now); err == nil {
+		g.forgetOverrideLocked(key)
 	}
 	return true, err
 }
 
-// resetLocked forgets the limits that SetLimits gave a key.
-func (g *Group[K]) resetLocked(key K) {
+// forgetOverrideLocked forgets the Limits that SetLimits gave a key.
+func (g *Group[K]) forgetOverrideLocked(key K) {
 	delete(g.overrides, key)
-	g.changes++
-	g.reloads++
 	g.overridden.Store(len(g.overrides) > 0)
+}
+
+// overrideChangedLocked reports whether Limits that were looked up for a key are stale,
+// because of SetLimits or ResetLimits. overridden says that SetLimits had given them.
+func (g *Group[K]) overrideChangedLocked(key K, l Limits, overridden bool) bool {
+	if !overridden && len(g.overrides) == 0 {
+		return false
+	}
+	now, ok := g.overrides[key]
+	return ok != overridden || ok && now != l
 }
 
 // ownInUseLocked reports whether a key has a bucket of its own whose limits matter: one that

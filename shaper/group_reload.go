@@ -45,20 +45,21 @@ func (g *Group[K]) forgetUnlimited(key K) bool {
 }
 
 // reload looks up the Limits of a key and puts them in force, if the key still has a bucket.
-// It reports whether it has done so: else there have been changes by SetLimits or
-// ResetLimits meanwhile, and the Limits may be stale.
+// It reports whether it has done so: else SetLimits or ResetLimits has changed the Limits of
+// the key meanwhile.
 func (g *Group[K]) reload(key K) (done bool) {
-	g.mu.Lock()
-	changes := g.changes
-	g.mu.Unlock()
-	l, err := g.callLimits(key)
+	l, overridden := g.overrideOf(key)
+	var err error
+	if !overridden {
+		l, err = g.callLimitsFunction(key)
+	}
 	var p *plan
 	if err == nil {
 		p = g.planFor(l)
 	}
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	if g.changes != changes {
+	if g.overrideChangedLocked(key, l, overridden) {
 		return false
 	}
 	if err != nil || g.putInForceLocked(key, p, now) != nil {

@@ -48,7 +48,11 @@ const (
 type queue struct {
 	head, tail  *waiter
 	lastReentry *waiter // the last of the waiters in line that pushReentry has put in, or nil
-	len         int
+	len         int32   // it fits: 2³¹ waiting goroutines would take 4 TiB
+
+	// raised is the level to which the latest departure raised the bucket, if that is beyond
+	// Burst; saturating. It is used with line.left, and is here because here is room for it.
+	raised int32
 
 	cost        costs // of all waiters
 	reentryCost costs // of those that pushReentry has put in
@@ -111,7 +115,7 @@ func (q *queue) remove(w *waiter, s state) {
 	if w.reentry {
 		q.reentryCost.take(w.cost)
 	}
-	w.waiting = int32(q.len) // It fits: 2³¹ waiting goroutines would take 4 TiB.
+	w.waiting = q.len
 }
 
 // ahead returns the k-th waiter from the head, counting from 1, and the sum of the
@@ -119,7 +123,8 @@ func (q *queue) remove(w *waiter, s state) {
 // saturated, nothing can be subtracted from it, and the walk begins at the head.
 func (q *queue) ahead(k int) (w *waiter, cost int64) {
 	total := q.cost.total()
-	if k <= q.len/2 || total == exact.Forever {
+	n := int(q.len)
+	if k <= n/2 || total == exact.Forever {
 		for w = q.head; k > 1; k-- {
 			cost = exact.Sum(cost, w.cost)
 			w = w.next
@@ -127,7 +132,7 @@ func (q *queue) ahead(k int) (w *waiter, cost int64) {
 		return w, cost
 	}
 	cost = total
-	for w = q.tail; k < q.len; k++ {
+	for w = q.tail; k < n; k++ {
 		cost -= w.cost
 		w = w.prev
 	}

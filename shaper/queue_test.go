@@ -117,7 +117,7 @@ func requireEntered(t *testing.T, slow slowQueue, w *waiter, n, now int64) {
 // requireSame compares all that a queue can be asked, and how it hangs together.
 func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
 	t.Helper()
-	require.Equal(t, len(slow.line), fast.len)
+	require.Equal(t, len(slow.line), int(fast.len))
 	at, before := fast.head, (*waiter)(nil)
 	for i, w := range slow.line {
 		// The same one, not its like: testify would compare what they hold.

@@ -122,7 +122,9 @@ func (r *Recording) Arrivals() []Arrival {
 	copies := make([]arrival, 0, n)
 	for i, more := 0, n > 0; more; {
 		d.mu.Lock()
-		i = max(i, r.count-r.max) // Those before have been overwritten meanwhile.
+		if first := r.count - r.max; i < first { // So many have come meanwhile that there would be a gap.
+			i, copies = first, copies[:0]
+		}
 		for range copiedAtOnce {
 			if more = i < r.count && len(copies) < n; !more {
 				break

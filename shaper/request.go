@@ -125,7 +125,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 		return d.passLocked(f, now, r)
 	}
 	w := d.enqueueLocked(f, now, r)
-	return decision{waiter: w, waiting: int32(f.line.len), event: enqueuedEvent}
+	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
 // passLocked lets a request that may leave at once do so.
@@ -174,7 +174,7 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	if ln.head == w {
 		ln.since = exact.At(now)
 		if ln.len == 1 {
-			ln.left, ln.leftKnown = f.bucket.lastLeft(now), f.bucket.empty.After(ln.since)
+			ln.beginAfter(now)
 		}
 	}
 	d.waiting++

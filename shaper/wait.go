@@ -142,7 +142,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) Event {
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
 		if f.bucket.giveBack(w.departureNo, w.cost); f.line != nil {
-			f.line.leftKnown = false
+			f.line.left = unknown
 		}
 		if f.capped() {
 			f.freeSeat(now)

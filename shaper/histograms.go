@@ -22,9 +22,9 @@ type Histograms struct {
 	// A perfect comb has nothing but 1. Above it are late departures, and waits for a seat
 	// or for the end of a hold; below it are those that make up lateness. Departures of
 	// requests that found no line are not counted: they may come as close together as Burst
-	// allows. A line that begins while the level is 0, because of a hold or of the cap, has
-	// no departure before its first one. Nothing is counted at [rate.Inf]. A slot that came
-	// just before its request was given up is a departure here.
+	// allows. Nor is the first departure out of a line that began while the level was 0,
+	// because of a hold or the cap, nor the first one after a change of the Limits, nor any at
+	// [rate.Inf]. A slot that came just before its request was given up is a departure here.
 	Spacing Histogram
 }
 
@@ -80,18 +80,32 @@ func (d *dispatcher) measureWaitLocked(waited int64) {
 	}
 }
 
-// measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
-// n, is about to make at an instant.
-func (d *dispatcher) measureSpacingLocked(ln *line, at, n int64) {
+// beginAfter notes, when a line begins, which departure the first one out of it follows. If
+// the level is 0, that may be long ago, and whatever keeps the request is not the schedule.
+func (ln *line) beginAfter(now int64) {
 	b := &ln.flow.bucket
-	if !ln.leftKnown || b.interval.IsZero() {
+	ln.left = unknown
+	if !b.empty.After(exact.At(now)) {
 		return
 	}
-	// How far the level was raised by the departure before: beyond Burst, if a request that
-	// cost more made it. It is a whole number, unless the departure was late.
-	raised := math.Round(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.left))))
-	units := max(float64(b.burst), raised) - float64(max(0, b.burst-n))
-	spacing := b.interval.Units(exact.At(at-ln.left)) / units
+	ln.left = b.lastLeft(now)
+	ln.setRaised(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.left))))
+}
+
+// setRaised sets raised. A level of many units need not be exact.
+func (ln *line) setRaised(level float64) { ln.raised = int32(min(math.Round(level), math.MaxInt32)) }
+
+// measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
+// n, makes at an instant.
+func (d *dispatcher) measureSpacingLocked(ln *line, at, n int64) {
+	b := &ln.flow.bucket
+	left, raised := ln.left, float64(max(b.burst, int64(ln.raised)))
+	ln.left = at
+	ln.setRaised(float64(n))
+	if left == unknown || b.interval.IsZero() {
+		return
+	}
+	spacing := b.interval.Units(exact.At(at-left)) / (raised - float64(max(0, b.burst-n)))
 	m := d.measuresLocked()
 	if spacing <= 0 {
 		m.atOnce++

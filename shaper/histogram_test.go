@@ -1,0 +1,213 @@
+package shaper_test
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// spread returns the bounds and counts of a Histogram.
+func spread(h shaper.Histogram) map[float64]uint64 {
+	counts := map[float64]uint64{}
+	for bound, n := range h.Buckets() {
+		counts[bound] = n
+	}
+	return counts
+}
+
+// atOne is the upper bound of the bucket around 1.
+var atOne = math.Exp2(1. / 16)
+
+// A line leaves as a comb, so that all spacings are 1: also of requests that differ in
+// cost, below Burst and beyond, and from a departure before the line began.
+func TestSpacingOfACombIsOne(t *testing.T) {
+	for name, tt := range map[string]struct {
+		limits shaper.Limits
+		costs  []int
+		line   uint64 // how many of them wait
+	}{
+		"cost 1":               {shaper.Limits{Rate: 100, Depth: 9}, []int{1, 1, 1}, 2},
+		"a rate beside the ns": {shaper.Limits{Rate: 3, Depth: 9}, []int{1, 1, 1, 1}, 3},
+		"costs beyond Burst":   {shaper.Limits{Rate: 100, Depth: 9}, []int{3, 1, 5, 2, 7}, 4},
+		"costs within Burst":   {shaper.Limits{Rate: 100, Burst: 10, Depth: 9}, []int{10, 3, 1, 5, 2, 7}, 5},
+		"costs on both sides":  {shaper.Limits{Rate: 100, Burst: 4, Depth: 9}, []int{9, 3, 6, 4, 5, 1, 1}, 6},
+		"after a burst":        {shaper.Limits{Rate: 100, Burst: 3, Depth: 9}, []int{1, 1, 1, 1, 1}, 2},
+		"a high rate":          {shaper.Limits{Rate: 1e6, Depth: 9}, []int{1, 1, 1}, 2},
+		"a low rate":           {shaper.Limits{Rate: 1. / 86400, Depth: 9}, []int{1, 1, 1}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(12345 * time.Microsecond)
+				s := mustMake(t, tt.limits)
+				dry, err := shaper.New(tt.limits, shaper.WithDryRun())
+				require.NoError(t, err)
+				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return tt.limits, nil })
+				require.NoError(t, err)
+				time.Sleep(678 * time.Microsecond)
+				for _, wait := range []func(context.Context, int) error{s.WaitN, dry.WaitN, g.Limiter("key").WaitN} {
+					enters(wait, tt.costs...)
+				}
+				time.Sleep(30 * 24 * time.Hour)
+				for name, h := range map[string]shaper.Histograms{"Shaper": s.Histograms(), "dry run": dry.Histograms(), "Group": g.Histograms()} {
+					require.Equal(t, map[float64]uint64{atOne: tt.line}, spread(h.Spacing), name)
+					require.InDelta(t, float64(tt.line), h.Spacing.Sum(), 1e-4, name)
+					require.Equal(t, uint64(len(tt.costs)), h.Wait.Count(), name)
+					require.Equal(t, uint64(len(tt.costs))-tt.line, spread(h.Wait)[0], name)
+				}
+				require.InDelta(t, s.Stats().TotalWait.Seconds(), s.Histograms().Wait.Sum(), 1e-9)
+			})
+		})
+	}
+}
+
+// What keeps a line beside the schedule shows as a longer spacing, as long as there is a
+// departure from which to count.
+func TestSpacingTellsWhatIsNoComb(t *testing.T) {
+	spacings := func(t *testing.T, l shaper.Limits, timeline func(s *shaper.Shaper)) []float64 {
+		var got []float64
+		synctest.Test(t, func(t *testing.T) {
+			s := mustMake(t, l)
+			timeline(s)
+			time.Sleep(time.Hour)
+			h := s.Histograms().Spacing
+			for bound, n := range h.Buckets() {
+				got = append(got, slices.Repeat([]float64{math.Round(bound/atOne*10) / 10}, int(n))...)
+			}
+		})
+		return got
+	}
+	plain := shaper.Limits{Rate: 100, Depth: 9}
+	require.Equal(t, []float64{1, 10.4}, spacings(t, plain, func(s *shaper.Shaper) {
+		enters(s.WaitN, 1, 1, 1)
+		s.Hold(100 * msec)
+	}), "the second leaves at 100 ms, and the third at 110: the bucket has leaked meanwhile")
+	require.Equal(t, []float64{1}, spacings(t, plain, func(s *shaper.Shaper) {
+		s.Hold(100 * msec)
+		enters(s.WaitN, 1, 1)
+	}), "nothing left before the hold")
+	require.Equal(t, []float64{1, 10.4}, spacings(t, plain, func(s *shaper.Shaper) {
+		enters(s.WaitN, 2, 3, 1)
+		s.Hold(200 * msec)
+		time.Sleep(150 * msec)
+		s.Stats() // Brings the level up to now.
+	}), "the second leaves at 200 ms instead of 20")
+	require.Empty(t, spacings(t, shaper.Limits{Rate: rate.Inf, Depth: 9}, func(s *shaper.Shaper) {
+		s.Hold(100 * msec)
+		enters(s.WaitN, 1, 1)
+	}), "at rate.Inf there is no interval")
+	require.Equal(t, []float64{1, 1}, spacings(t, plain, func(s *shaper.Shaper) {
+		enters(s.WaitN, 1, 1, 1, 1)
+		time.Sleep(5 * msec)
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: 10, Depth: 9}))
+	}), "a spacing of two rates is not counted, and those after it are of the new one")
+	require.Empty(t, spacings(t, shaper.Limits{Rate: 100, Burst: 5}, func(s *shaper.Shaper) {
+		for range 9 {
+			s.Allow()
+			time.Sleep(msec)
+		}
+	}), "requests that find no line are not counted")
+}
+
+// A single caller in a loop finds no line, and leaves one behind that a Group forgets.
+func TestSpacingOfASingleCallerInALoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limits := shaper.Limits{Rate: 100, Depth: 1}
+		s := mustMake(t, limits)
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
+		require.NoError(t, err)
+		for _, wait := range []func(context.Context) error{s.Wait, func(ctx context.Context) error { return g.Wait(ctx, "key") }} {
+			for range 10 {
+				require.NoError(t, wait(t.Context()))
+			}
+		}
+		require.Equal(t, map[float64]uint64{atOne: 9}, spread(s.Histograms().Spacing))
+		require.Equal(t, map[float64]uint64{atOne: 9}, spread(g.Histograms().Spacing))
+	})
+}
+
+// No quantile is further off than it says.
+func TestQuantilesKeepTheirBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(1, 2))
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Burst: 3, Depth: 1 << 20}, shaper.WithDryRun())
+		require.NoError(t, err)
+		recording := s.Record(5000)
+		for range 2000 {
+			require.NoError(t, s.WaitN(t.Context(), 1+r.IntN(4)))
+			time.Sleep(time.Duration(r.ExpFloat64() * float64(2500*time.Microsecond)))
+		}
+		time.Sleep(time.Hour)
+		require.Zero(t, s.Stats().Waiting)
+		var waits []float64
+		for _, a := range recording.Arrivals() {
+			waits = append(waits, a.Waited.Seconds())
+		}
+		slices.Sort(waits)
+		h := s.Histograms().Wait
+		require.Equal(t, uint64(len(waits)), h.Count())
+		for _, q := range []float64{0, 0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1} {
+			value, within := h.Quantile(q)
+			want := waits[max(int(math.Ceil(q*float64(len(waits)))), 1)-1]
+			require.InDelta(t, want, value, within, "q=%v", q)
+			require.LessOrEqual(t, within, 0.0443*value+1e-12, "q=%v", q)
+		}
+	})
+}
+
+func TestAnEmptyHistogramHasNoQuantiles(t *testing.T) {
+	requireNaN := func(h shaper.Histogram, q float64) {
+		t.Helper()
+		value, within := h.Quantile(q)
+		require.True(t, math.IsNaN(value) && math.IsNaN(within), q)
+	}
+	s := mustMake(t, shaper.Limits{Rate: 1})
+	requireNaN(shaper.Histogram{}, 0.5)
+	requireNaN(s.Histograms().Wait, 0.5)
+	require.Empty(t, spread(s.Histograms().Wait))
+	require.True(t, s.Allow())
+	h := s.Histograms().Wait
+	for _, q := range []float64{-0.1, 1.1, math.NaN()} {
+		requireNaN(h, q)
+	}
+	value, within := h.Quantile(1)
+	require.Zero(t, value)
+	require.Zero(t, within)
+}
+
+// Sub gives the histogram of a window, and a Histogram does not change after it was taken.
+func TestHistogramOfAWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustMake(t, shaper.Limits{Rate: 100, Depth: 9})
+		empty := s.Histograms()
+		enters(s.WaitN, 1, 1)
+		time.Sleep(time.Second)
+		first := s.Histograms()
+		enters(s.WaitN, 1, 3, 1)
+		time.Sleep(time.Second)
+		both := s.Histograms()
+		second := both.Wait.Sub(first.Wait)
+		require.Equal(t, uint64(3), second.Count())
+		require.InDelta(t, 0.05, second.Sum(), 1e-9)
+		require.Len(t, spread(second), 3)
+		require.Equal(t, uint64(1), spread(second)[0])
+		require.Equal(t, uint64(2), both.Spacing.Sub(first.Spacing).Count())
+		require.Equal(t, uint64(2), first.Wait.Count())
+		require.Equal(t, spread(first.Wait), spread(first.Wait.Sub(empty.Wait)))
+		require.Equal(t, spread(both.Wait), spread(both.Wait.Sub(shaper.Histogram{})))
+		require.Zero(t, both.Wait.Sub(both.Wait).Count())
+		require.Zero(t, both.Wait.Sub(both.Wait).Sum())
+		require.Zero(t, first.Wait.Sub(both.Wait).Count(), "not earlier")
+		for range second.Buckets() {
+			break // An iterator may be left.
+		}
+	})
+}
