@@ -1,6 +1,7 @@
 package inspect_test
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"log/slog"
@@ -285,4 +286,31 @@ func TestACapIsKeptByLimitsThatNameNone(t *testing.T) {
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s inflight 4","for":"10m"}`)
 		require.Equal(t, limits(t, "5/s inflight 4"), s.Limits())
 	})
+}
+
+func TestAReaderOfEventsIsToldOfAChangeAtOnce(t *testing.T) {
+	c := newConsole(inspect.Of(newShaper(t, "50/s")))
+	server := httptest.NewServer(c)
+	defer server.Close()
+	defer c.Close()
+	r, err := http.Get(server.URL + "/api/events")
+	require.NoError(t, err)
+	defer func() { _ = r.Body.Close() }()
+	lines := bufio.NewScanner(r.Body)
+	next := func(event string) (told change) {
+		for lines.Scan() {
+			if lines.Text() == "event: "+event && lines.Scan() {
+				require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(lines.Text(), "data: ")), &told))
+				return told
+			}
+		}
+		require.Fail(t, "the stream has ended", "before the event %q", event)
+		return told
+	}
+	next("hello")
+	done := c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"1h"}`)
+	require.Equal(t, done, next("change"))
+	go c.Close()
+	require.Equal(t, "limits 5/s depth 0 have ended; back to 50/s depth 0 (the inspector is closed)", next("change").What)
+	next("bye")
 }

@@ -32,6 +32,7 @@ type Inspector struct {
 
 	doorkeeper *doorkeeper
 	controller *controller
+	recordings *recordings
 
 	closing chan struct{}  // closed by Close
 	running sync.WaitGroup // the sampler and the streams
@@ -48,6 +49,7 @@ func New(opts ...Option) *Inspector {
 		closing: make(chan struct{}),
 
 		doorkeeper: newDoorkeeper(),
+		recordings: &recordings{buckets: map[target]*recorded{}},
 	}
 	for _, opt := range opts {
 		if opt != nil {
@@ -109,6 +111,7 @@ func (i *Inspector) Report(err error) {
 func (i *Inspector) Close() error {
 	// First, so that the streams still tell of it.
 	i.controller.close()
+	i.recordings.close()
 	i.mu.Lock()
 	if !i.closed {
 		i.closed = true

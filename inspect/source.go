@@ -38,6 +38,7 @@ type source interface {
 // comes and goes.
 type bucketRef interface {
 	changer
+	recorder
 
 	// stats returns the Stats of the bucket; ok reports whether it is in use.
 	stats() (st shaper.Stats, ok bool)
