@@ -205,7 +205,8 @@ func TestCloseEndsAllChanges(t *testing.T) {
 		s := newShaper(t, "50/s depth 9")
 		c := newConsole(inspect.Of(s))
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s depth 9","for":"10m"}`)
-		c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
+		done := c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
+		require.Equal(t, done.Until, c.post(t, "/api/hold", `{"source":"one","for":"2m"}`).Until, "the one that ends last counts")
 		start, left := time.Now(), make(chan time.Duration, 1)
 		go func() {
 			if s.Wait(t.Context()) == nil {

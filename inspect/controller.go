@@ -50,6 +50,9 @@ type activeChange struct {
 	failing bool // to end; that has been told
 
 	given, before shaper.Limits // of a change of limits: those of the change, and those it replaced
+
+	until time.Time // of a hold: when the line is to be released
+	own   bool      // of a hold: until is the end of a hold by the controller, and not of one by others
 }
 
 func newController(logger *slog.Logger, announce func(change)) *controller {
@@ -114,11 +117,13 @@ func (c *controller) hold(want command, span time.Duration) (change, error) {
 		return change{}, &failure{Status: http.StatusConflict, Message: "the line of this bucket can't be held: its limits can't be had, or it is closed"}
 	}
 	until := st.HeldUntil
-	a := &activeChange{who: want.who}
+	a := &activeChange{who: want.who, until: until}
+	earlier := c.active[key]
+	a.own = !until.After(now.Add(span)) || earlier != nil && earlier.own && earlier.until.Equal(until)
 	a.end = func(closing bool) (string, error) {
 		st, _ := want.ref.stats()
 		switch {
-		case closing && st.HeldUntil.Equal(until) && !until.After(now.Add(span)):
+		case closing && a.own && st.HeldUntil.Equal(until):
 			want.ref.hold(0)
 		case st.HeldUntil.After(time.Now()):
 			return "the hold has ended; others hold the line until " + st.HeldUntil.UTC().Format(time.RFC3339Nano), nil
