@@ -203,7 +203,7 @@ func TestTokensCannotBeTriedQuickly(t *testing.T) {
 		require.Equal(t, http.StatusOK, try("192.0.2.2:4000"), "others may still change things")
 		time.Sleep(200*time.Millisecond - 1)
 		require.Equal(t, http.StatusTooManyRequests, try("192.0.2.1:4001", wrong))
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		require.Equal(t, http.StatusUnauthorized, try("192.0.2.1:4001", wrong))
 		require.Equal(t, http.StatusTooManyRequests, try("192.0.2.1:4001", wrong))
 
