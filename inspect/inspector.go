@@ -30,6 +30,10 @@ type Inspector struct {
 	tracked map[target]*track
 	closed  bool
 
+	doorkeeper *doorkeeper
+	controller *controller
+	recordings *recordings
+
 	closing chan struct{}  // closed by Close
 	running sync.WaitGroup // the sampler and the streams
 }
@@ -43,6 +47,9 @@ func New(opts ...Option) *Inspector {
 		streams: map[*stream]bool{},
 		tracked: map[target]*track{},
 		closing: make(chan struct{}),
+
+		doorkeeper: newDoorkeeper(),
+		recordings: &recordings{buckets: map[target]*recorded{}},
 	}
 	for _, opt := range opts {
 		if opt != nil {
@@ -52,6 +59,7 @@ func New(opts ...Option) *Inspector {
 	if i.err = i.options.validate(); i.err != nil {
 		i.logger.Error(i.err.Error())
 	}
+	i.controller = newController(i.logger, i.announce)
 	return i
 }
 
@@ -97,9 +105,13 @@ func (i *Inspector) Report(err error) {
 	i.tellLocked("report", r)
 }
 
-// Close ends all streams and the goroutine that takes samples, and returns when they
-// have ended. It always returns nil. The API is answered with status 503 afterwards.
+// Close ends all changes that were made through the API, so that what was in force before
+// is in force again, all streams, and the goroutine that takes samples. It returns when
+// they have ended, and always returns nil. The API is answered with status 503 afterwards.
 func (i *Inspector) Close() error {
+	// First, so that the streams still tell of it.
+	i.controller.close()
+	i.recordings.close()
 	i.mu.Lock()
 	if !i.closed {
 		i.closed = true

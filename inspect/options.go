@@ -1,6 +1,9 @@
 package inspect
 
 import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 )
@@ -13,12 +16,14 @@ type option func(*options)
 func (f option) apply(o *options) { f(o) }
 
 type options struct {
-	title   string
-	script  string
-	logger  *slog.Logger
-	hosts   []string // in lower case
-	token   string
-	control bool // WithControl was given
+	title  string
+	script string
+	logger *slog.Logger
+	hosts  []string // in lower case
+
+	control     bool // WithControl was given
+	tokenHash   [sha256.Size]byte
+	tokenLength int
 }
 
 // WithHosts names hosts by which clients may call the [Inspector], beside the loopback
@@ -33,9 +38,14 @@ func WithHosts(hosts ...string) Option {
 }
 
 // WithControl lets whoever knows the token change limits for a time, and hold and
-// release lines. The token is sent as "Authorization: Bearer …" and must not be empty.
+// release lines. The token is sent as "Authorization: Bearer TOKEN". It must have at least
+// 16 bytes and should be random, as by crypto/rand.Text; with a shorter one, or none,
+// nothing can be changed, and [Inspector.Err] says why. Without WithControl the Inspector is
+// read-only.
 func WithControl(token string) Option {
-	return option(func(o *options) { o.token, o.control = token, true })
+	return option(func(o *options) {
+		o.control, o.tokenHash, o.tokenLength = true, sha256.Sum256([]byte(token)), len(token)
+	})
 }
 
 // WithLogger sets the logger for changes and mistakes. The default is [slog.Default].
@@ -60,7 +70,17 @@ func WithScript(path string) Option {
 }
 
 // validate returns what is wrong with the options, or nil.
-func (o *options) validate() error { return nil }
+func (o *options) validate() error {
+	switch {
+	case !o.control || o.tokenLength >= shortestToken:
+		return nil
+	case o.tokenLength == 0 && len(o.hosts) > 0:
+		return errors.New("inspect: WithControl has no token, but WithHosts lets other machines call: nothing can be changed")
+	case o.tokenLength == 0:
+		return errors.New("inspect: WithControl has no token: nothing can be changed")
+	}
+	return fmt.Errorf("inspect: the token of WithControl is too short, it must have at least %d bytes: nothing can be changed", shortestToken)
+}
 
 // mayControl reports whether the control part is there at all.
-func (o *options) mayControl() bool { return o.control && o.token != "" }
+func (o *options) mayControl() bool { return o.control && o.validate() == nil }

@@ -22,6 +22,10 @@ var routes = []route{
 	{http.MethodGet, "/api/buckets", true, nil, (*Inspector).serveBucket},
 	{http.MethodGet, "/api/line", true, []string{"max"}, (*Inspector).serveLine},
 	{http.MethodGet, "/api/top", false, []string{"source", "n"}, (*Inspector).serveTop},
+	{http.MethodGet, "/api/what-if", false, []string{"source", "key", "limits"}, (*Inspector).serveWhatIf},
+	{http.MethodPost, "/api/limits", false, nil, (*Inspector).serveLimits},
+	{http.MethodPost, "/api/hold", false, nil, (*Inspector).serveHold},
+	{http.MethodPost, "/api/release", false, nil, (*Inspector).serveRelease},
 	{http.MethodGet, "/api/events", false, []string{"source", "key"}, (*Inspector).serveEvents},
 }
 

@@ -37,6 +37,9 @@ type source interface {
 // A bucketRef is one bucket of a source. It remains right while the bucket of its key
 // comes and goes.
 type bucketRef interface {
+	changer
+	recorder
+
 	// stats returns the Stats of the bucket; ok reports whether it is in use.
 	stats() (st shaper.Stats, ok bool)
 

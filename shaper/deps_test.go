@@ -67,6 +67,9 @@ const importPolicy = `
 	# of limits. It is arithmetic: it runs no Shaper and reads no file.
 	internal/limitwords: std shaper
 
+	# What arrivals would have met under other limits is arithmetic: it runs no Shaper.
+	inspect/internal/replay: std shaper golang.org/x/time/rate
+
 	# The model is played against shaper's public API and judges it, so it shares no
 	# code with it. It is for tests alone: no other line allows it.
 	internal/model: std shaper golang.org/x/time/rate

@@ -1,0 +1,33 @@
+package inspect
+
+import (
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A changer is the part of a [bucketRef] that changes its bucket.
+type changer interface {
+	// setLimits puts limits in force.
+	setLimits(l shaper.Limits) error
+
+	// putBack undoes setLimits. before are the limits that were in force.
+	putBack(before shaper.Limits) error
+
+	// hold holds the line of the bucket; 0 ends all holds.
+	hold(d time.Duration)
+}
+
+func (s *openShaper) setLimits(l shaper.Limits) error { return s.s.SetLimits(l) }
+
+func (s *openShaper) putBack(before shaper.Limits) error { return s.s.SetLimits(before) }
+
+func (s *openShaper) hold(d time.Duration) { s.s.Hold(d) }
+
+func (b *groupBucket[K]) setLimits(l shaper.Limits) error { return b.group.g.SetLimits(b.key, l) }
+
+// putBack lets the limits function say the limits of the key again, which may have
+// changed meanwhile.
+func (b *groupBucket[K]) putBack(shaper.Limits) error { return b.group.g.ResetLimits(b.key) }
+
+func (b *groupBucket[K]) hold(d time.Duration) { b.group.g.Hold(b.key, d) }

@@ -1,0 +1,149 @@
+package inspect_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// contextThatHasEnded returns a context for a stream that is to end after its beginning.
+func contextThatHasEnded() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx, cancel
+}
+
+func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		usual := limits(t, "1 per 1h burst 9")
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return usual, nil })
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		of := func(key string) (found shaper.Limits) {
+			for k, st := range g.All() {
+				if k == key {
+					found = st.Limits
+				}
+			}
+			return found
+		}
+		require.True(t, g.Allow("a/b"))
+		require.True(t, g.Allow("other"))
+		done := c.post(t, "/api/limits", `{"source":"one","key":"a/b","limits":"1 per 2h burst 9","for":"10m"}`)
+		require.Equal(t, "a/b", done.Key)
+		require.Equal(t, "a%2Fb", done.ID)
+		require.Equal(t, limits(t, "1 per 2h burst 9"), of("a/b"))
+		require.Equal(t, usual, of("other"))
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, usual, of("a/b"))
+
+		// A key that has no bucket yet gets the limits with its first call. Its id can say
+		// what no JSON text can.
+		c.post(t, "/api/limits", `{"source":"one","id":"%ff","limits":"1 per 2h burst 9","for":"10m"}`)
+		require.True(t, g.Allow("\xff"))
+		require.Equal(t, limits(t, "1 per 2h burst 9"), of("\xff"))
+		require.NoError(t, c.Close())
+		require.Equal(t, usual, of("\xff"))
+	})
+}
+
+// The limits function of a Group reads a database, say. While it fails, the limits of a
+// change can't be replaced, but they must not stay for good.
+func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		usual := limits(t, "1 per 1h burst 9")
+		var broken atomic.Int32
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			switch broken.Load() {
+			case 1:
+				return usual, errors.New("no database")
+			case 2:
+				panic("no database at all")
+			}
+			return usual, nil
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		require.True(t, g.Allow("k"))
+		c.post(t, "/api/limits", `{"source":"one","key":"k","limits":"1 per 2h burst 9","for":"10m"}`)
+		broken.Store(1)
+		time.Sleep(10*time.Minute + 7*time.Second)
+		synctest.Wait()
+		broken.Store(2)
+		time.Sleep(5 * time.Second)
+		broken.Store(0)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		for _, st := range g.All() {
+			require.Equal(t, usual, st.Limits)
+		}
+		changes := whats(c.changes(t))
+		require.Len(t, changes, 3, "%q", changes)
+		require.Contains(t, changes[1], "no database; that is tried every 5s")
+		require.Equal(t, "limits 1 per 2h burst 9 depth 0 have ended; back to 1/h burst 9 depth 0", changes[2])
+	})
+}
+
+func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
+	s := newShaper(t, "1 per 1h")
+	g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001, Burst: 20}, nil })
+	require.NoError(t, err)
+	defer g.Close()
+	for key := range 3 {
+		require.True(t, g.Allow(key))
+	}
+	c := newConsole(inspect.Of(s))
+	c.Add("many", inspect.OfGroup(g))
+	require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/buckets", "").Code) // Now it knows the keys.
+	var calls, callers sync.WaitGroup
+	calls.Add(30)
+	for k := range 4 {
+		callers.Go(func() {
+			for n := range 60 {
+				bodies := []string{
+					fmt.Sprintf(`{"source":"one","limits":"%d/s","for":"1h"}`, n+1),
+					fmt.Sprintf(`{"source":"many","key":"%d","limits":"%d/h","for":"1h"}`, k%3, n+1),
+				}
+				path := []string{"/api/limits", "/api/hold", "/api/release"}[n%3]
+				if path != "/api/limits" {
+					bodies = []string{`{"source":"one","for":"1h"}`, fmt.Sprintf(`{"source":"many","key":"%d","for":"1h"}`, k%3)}
+				}
+				if path == "/api/release" {
+					bodies = []string{`{"source":"one"}`, fmt.Sprintf(`{"source":"many","key":"%d"}`, k%3)}
+				}
+				code := c.call(http.MethodPost, path, bodies[n/3%2]).Code
+				if code != http.StatusOK && code != http.StatusServiceUnavailable {
+					t.Errorf("%s is answered with status %d", path, code)
+				}
+				if k == 0 && n < 30 {
+					calls.Done()
+				}
+			}
+		})
+	}
+	calls.Wait()
+	require.NoError(t, c.Close())
+	callers.Wait()
+	require.Equal(t, limits(t, "1 per 1h"), s.Limits())
+	require.Zero(t, s.Stats().HeldUntil)
+	for key, st := range g.All() {
+		require.Equal(t, shaper.Limits{Rate: 0.001, Burst: 20}, st.Limits, "key %d", key)
+		require.Zero(t, st.HeldUntil, "key %d", key)
+	}
+}

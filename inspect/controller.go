@@ -1,0 +1,256 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// maxActive is how many changes may be in force at once. The next one is refused.
+const maxActive = 1000
+
+// retryEnd is after what time it is tried again to end a change.
+const retryEnd = 5 * time.Second
+
+// A controller makes changes that end by themselves. It tells of each change and of its
+// end.
+type controller struct {
+	logger   *slog.Logger
+	announce func(change)
+
+	mu      sync.Mutex // held during a change, so changes and the news of them have one order
+	active  map[changeKey]*activeChange
+	closed  bool
+	running sync.WaitGroup // timers that have not been stopped, and what they run
+}
+
+// A changeKey says what is changed: of one bucket, its limits or whether it is held.
+type changeKey struct {
+	of   target
+	hold bool
+}
+
+// An activeChange is a change that has not ended.
+type activeChange struct {
+	who   string
+	timer *time.Timer
+
+	// end ends it, unless others have changed the same meanwhile, and says what has
+	// become of it. With an error it has not ended.
+	end func(closing bool) (what string, err error)
+
+	failing bool // to end; that has been told
+
+	given, before shaper.Limits // of a change of limits: those of the change, and those it replaced
+
+	until time.Time // of a hold: when the line is to be released
+	own   bool      // of a hold: until is the end of a hold by the controller, and not of one by others
+}
+
+func newController(logger *slog.Logger, announce func(change)) *controller {
+	return &controller{logger: logger, announce: announce, active: map[changeKey]*activeChange{}}
+}
+
+// setLimits puts limits in force for a time. An earlier change of the same bucket is
+// replaced: what is put back in the end is what was in force before that one.
+func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration) (change, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := changeKey{of: want.of}
+	if err := c.admitLocked(key); err != nil {
+		return change{}, err
+	}
+	st, inUse := want.ref.stats()
+	if l.InFlight == 0 {
+		l.InFlight = st.Limits.InFlight // A cap can't be taken away while requests are in flight.
+	}
+	before := st.Limits
+	if earlier := c.active[key]; earlier != nil && (!inUse || st.Limits == earlier.given) {
+		before = earlier.before
+	}
+	if err := want.ref.setLimits(l); err != nil {
+		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"], err.Error()}
+	}
+	a := &activeChange{who: want.who, given: l, before: before}
+	a.end = func(bool) (string, error) {
+		if st, inUse := want.ref.stats(); inUse && st.Limits != l {
+			return fmt.Sprintf("limits %v have ended; %v, which others have set meanwhile, stay in force", l, st.Limits), nil
+		}
+		if err := want.ref.putBack(before); err != nil {
+			return "", fmt.Errorf("limits %v stay in force, because those before can't be put back: %w", l, err)
+		}
+		if st, inUse := want.ref.stats(); inUse {
+			return fmt.Sprintf("limits %v have ended; back to %v", l, st.Limits), nil
+		}
+		return fmt.Sprintf("limits %v have ended", l), nil
+	}
+	until := time.Now().Add(span)
+	c.startLocked(key, a, until)
+	what := fmt.Sprintf("limits set to %v", l)
+	if inUse {
+		what += fmt.Sprintf(", in place of %v", st.Limits)
+	}
+	return c.tell(want.of, want.who, what, until), nil
+}
+
+// hold holds a line for a time. Of several holds, also by others, the one that ends last
+// counts, so a shorter one does not shorten it.
+func (c *controller) hold(want command, span time.Duration) (change, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := changeKey{of: want.of, hold: true}
+	if err := c.admitLocked(key); err != nil {
+		return change{}, err
+	}
+	want.ref.hold(span)
+	now := time.Now()
+	st, _ := want.ref.stats()
+	if !st.HeldUntil.After(now) {
+		return change{}, &failure{Status: http.StatusConflict, Message: "the line of this bucket can't be held: its limits can't be had, or it is closed"}
+	}
+	until := st.HeldUntil
+	a := &activeChange{who: want.who, until: until}
+	earlier := c.active[key]
+	a.own = !until.After(now.Add(span)) || earlier != nil && earlier.own && earlier.until.Equal(until)
+	a.end = func(closing bool) (string, error) {
+		st, _ := want.ref.stats()
+		switch {
+		case closing && a.own && st.HeldUntil.Equal(until):
+			want.ref.hold(0)
+		case st.HeldUntil.After(time.Now()):
+			return "the hold has ended; others hold the line until " + st.HeldUntil.UTC().Format(time.RFC3339Nano), nil
+		}
+		return "the hold has ended", nil
+	}
+	c.startLocked(key, a, until)
+	return c.tell(want.of, want.who, "held", until), nil
+}
+
+// release ends all holds of a line, also those of others.
+func (c *controller) release(want command) (change, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := changeKey{of: want.of, hold: true}
+	if c.closed {
+		return change{}, errClosed
+	}
+	st, _ := want.ref.stats()
+	held := st.HeldUntil.After(time.Now())
+	want.ref.hold(0)
+	c.stopLocked(key)
+	what := "released"
+	if !held {
+		what = "released, but it was not held"
+	}
+	return c.tell(want.of, want.who, what, time.Time{}), nil
+}
+
+var errClosed = &failure{Status: http.StatusServiceUnavailable, Message: "the inspector is closed"}
+
+// admitLocked returns nil if there may be a change.
+func (c *controller) admitLocked(key changeKey) error {
+	switch {
+	case c.closed:
+		return errClosed
+	case c.active[key] == nil && len(c.active) >= maxActive:
+		return &failure{Status: http.StatusConflict, Message: fmt.Sprintf("%d changes are in force already, which is the most", maxActive)}
+	}
+	return nil
+}
+
+// startLocked puts a change in the place of an earlier one, and lets it end at an instant.
+func (c *controller) startLocked(key changeKey, a *activeChange, until time.Time) {
+	c.stopLocked(key)
+	c.active[key] = a
+	c.running.Add(1)
+	a.timer = time.AfterFunc(time.Until(until), func() {
+		defer c.running.Done()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.active[key] == a { // Else it has been replaced at this very instant.
+			c.endLocked(key, a, false)
+		}
+	})
+}
+
+// stopLocked forgets a change without ending it.
+func (c *controller) stopLocked(key changeKey) {
+	if a := c.active[key]; a != nil {
+		delete(c.active, key)
+		if a.timer.Stop() {
+			c.running.Done()
+		}
+	}
+}
+
+// endLocked ends a change. If that fails, it is tried again and again, until the
+// controller is closed.
+func (c *controller) endLocked(key changeKey, a *activeChange, closing bool) {
+	c.stopLocked(key)
+	what, err := a.tryToEnd(closing)
+	switch {
+	case err != nil && !closing:
+		if !a.failing {
+			what = fmt.Sprintf("%v; that is tried every %v", err, retryEnd)
+		}
+		a.failing = true
+		c.startLocked(key, a, time.Now().Add(retryEnd))
+	case err != nil:
+		what = err.Error()
+	}
+	if closing {
+		what += " (the inspector is closed)"
+	}
+	if what != "" {
+		c.tell(key.of, a.who, what, time.Time{})
+	}
+}
+
+// tryToEnd is a.end, which may call the limits function of a Group. If that panics, the
+// process must not end, as the function is not called for one of its requests here.
+func (a *activeChange) tryToEnd(closing bool) (what string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			what, err = "", fmt.Errorf("the end of a change panicked: %v", p)
+		}
+	}()
+	return a.end(closing)
+}
+
+// tell says in the log and in the event stream what has changed. A zero until means that
+// it does not end.
+func (c *controller) tell(of target, who, what string, until time.Time) change {
+	told := change{At: time.Now().UTC(), Who: who, What: what, Source: of.source, Key: strings.ToValidUTF8(of.key, "\uFFFD"), ID: idOf(of.key)}
+	args := []any{"who", who, "what", what, "source", of.source, "key", shorten(of.key)}
+	if !until.IsZero() {
+		until = until.UTC()
+		told.Until = &until
+		args = append(args, "until", until)
+	}
+	c.logger.Info("inspect: a bucket was changed", args...)
+	c.announce(told)
+	return told
+}
+
+// close ends all changes, and returns when nothing of the controller runs any more.
+func (c *controller) close() {
+	c.mu.Lock()
+	c.closed = true
+	for _, key := range slices.SortedFunc(maps.Keys(c.active), changeKey.compare) {
+		c.endLocked(key, c.active[key], true)
+	}
+	c.mu.Unlock()
+	c.running.Wait()
+}
+
+func (k changeKey) compare(other changeKey) int {
+	return cmp.Or(cmp.Compare(k.of.source, other.of.source), cmp.Compare(k.of.key, other.of.key))
+}

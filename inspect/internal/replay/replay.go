@@ -1,0 +1,109 @@
+// Package replay tells what requests that have arrived at a bucket would have met under
+// other limits. It runs no Shaper: it is a function of the arrivals, in virtual time.
+//
+// The replay obeys the one rule by which requests leave, with every instant exact:
+//
+//	A request of cost n leaves as soon as it is at the head of the line and
+//	the level is at most max(0, Burst − n). Leaving raises the level by n.
+//
+// What happens at one instant happens in this order: departures, callers that give up,
+// arrivals. A replay knows nothing of holds, of changes of the limits, and of wake-ups
+// that are late. A cap on requests in flight is left out, because nobody knows when a
+// request would have ended that left at another instant.
+//
+// internal/model simulates the same and more, for tests. It walks the whole line at each
+// arrival, and imports package testing, so a program can't use it; the tests of this
+// package compare the two.
+package replay
+
+import (
+	"cmp"
+	"math"
+	"math/big"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Never is the instant that does not come.
+const Never time.Duration = math.MaxInt64
+
+// A Request is one arrival. Instants count from the start of the replay.
+type Request struct {
+	At       time.Duration
+	Cost     int           // at least 1
+	Allow    bool          // it leaves at once or is refused, as by [shaper.Shaper.AllowN]
+	Deadline time.Duration // the instant at which its context ends by itself; Never: it has no deadline
+	Patience time.Duration // its caller gives up after so much waiting; Never: it stays to the end
+}
+
+// A Start is a bucket at the start of a replay. The zero Start is an empty bucket.
+type Start struct {
+	Level float64
+	Line  []Request // those that wait already, head first
+}
+
+// A Result is what becomes of a request.
+type Result int
+
+// The zero Result is of a request that is in line when the replay ends.
+const (
+	Waiting Result = iota
+	Departed
+	QueueFull
+	TooLate
+	TooCostly
+	Abandoned
+)
+
+// A Fate is the Result of a request, and how long it waited for it.
+type Fate struct {
+	Result Result
+	Waited time.Duration // 0 of those that did not wait; until the end of the replay for those that still do
+}
+
+// Run returns the fate of each of the requests, which must be in the order of their
+// instants, under valid limits. It ends at an instant, which it includes.
+func Run(l shaper.Limits, start Start, requests []Request, end time.Duration) []Fate {
+	s := newSimulator(l, start, requests)
+	for i := range requests {
+		if requests[i].At > end {
+			break
+		}
+		s.advance(requests[i].At)
+		s.arrive(i)
+	}
+	s.advance(end)
+	for e := s.line.Front(); e != nil; e = e.Next() {
+		if i := e.Value.(int); i >= 0 {
+			s.fates[i].Waited = end - requests[i].At
+		}
+	}
+	return s.fates
+}
+
+// A patience is when the caller of a request gives up.
+type patience struct {
+	until time.Duration
+	index int
+}
+
+// before orders callers by when they give up, and those of one instant by when they came.
+func (p patience) before(q patience) int {
+	return cmp.Or(cmp.Compare(p.until, q.until), cmp.Compare(p.index, q.index))
+}
+
+// patienceOf returns when the callers of the requests give up, in that order.
+func patienceOf(requests []Request) (all []patience) {
+	for i, r := range requests {
+		if r.Patience < Never-r.At {
+			all = append(all, patience{r.At + r.Patience, i})
+		}
+	}
+	slices.SortFunc(all, patience.before)
+	return all
+}
+
+// bigOf returns a whole number as a big one.
+func bigOf[T ~int | ~int64](n T) *big.Int { return big.NewInt(int64(n)) }

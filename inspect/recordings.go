@@ -1,0 +1,137 @@
+package inspect
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/inspect/internal/replay"
+	"example.com/leakybucket/shaper"
+)
+
+const (
+	maxArrivals   = 10_000          // that a recording keeps: 167 a second for a minute, in a megabyte
+	maxRecordings = 16              // at once
+	keepRecording = 5 * time.Minute // after it was last asked for
+)
+
+// recordings are those of the buckets that somebody has asked about of late. Nothing is
+// recorded of any other.
+type recordings struct {
+	mu      sync.Mutex
+	buckets map[target]*recorded
+	closed  bool
+	running sync.WaitGroup // timers that have not been stopped, and what they run
+
+	replaying sync.Mutex // one replay at a time, however many ask
+}
+
+// recorded is the recording of a bucket, and what the bucket was like when it began.
+type recorded struct {
+	recording *shaper.Recording
+	since     time.Time
+	start     replay.Start
+	asked     time.Time // when it was last asked for
+	timer     *time.Timer
+}
+
+// A recorder is the part of a [bucketRef] that tells of its requests.
+type recorder interface {
+	// record begins to record the latest of them, at most max.
+	record(max int) *shaper.Recording
+}
+
+// of returns the recording of a bucket, which begins now if there is none.
+func (r *recordings) of(w http.ResponseWriter, of target, ref bucketRef) (*recorded, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	rec := r.buckets[of]
+	switch {
+	case r.closed:
+		return nil, errClosed
+	case rec != nil:
+		rec.asked = now
+		return rec, nil
+	case len(r.buckets) >= maxRecordings:
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(r.nextEndLocked().Sub(now).Seconds()))))
+		return nil, &failure{Status: http.StatusTooManyRequests,
+			Message: fmt.Sprintf("%d buckets are recorded already, which is the most; a recording ends %v after it was last asked for", maxRecordings, keepRecording)}
+	}
+	rec = beginRecording(ref)
+	r.buckets[of] = rec
+	r.running.Add(1)
+	rec.timer = time.AfterFunc(keepRecording, func() { r.endIfUnused(of, rec) })
+	return rec, nil
+}
+
+// beginRecording begins a recording, and notes the level and the line at its beginning.
+func beginRecording(ref bucketRef) *recorded {
+	rec := &recorded{since: time.Now(), recording: ref.record(maxArrivals)}
+	rec.asked = rec.since
+	st, _ := ref.stats()
+	rec.start.Level = st.Level
+	line := ref.line(maxArrivals)
+	// Requests that came meanwhile may be in the line and in the recording.
+	arrivals := rec.recording.Arrivals()
+	for _, w := range line {
+		if len(arrivals) > 0 && !w.Since.Before(arrivals[0].At) {
+			break
+		}
+		rec.start.Line = append(rec.start.Line, replay.Request{At: w.Since.Sub(rec.since), Cost: w.Cost, Deadline: replay.Never, Patience: replay.Never})
+	}
+	return rec
+}
+
+// endIfUnused ends a recording, or looks again when it may have to end.
+func (r *recordings) endIfUnused(of target, rec *recorded) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rest := time.Until(rec.asked.Add(keepRecording)); rest > 0 && !r.closed {
+		rec.timer.Reset(rest)
+		return
+	}
+	delete(r.buckets, of)
+	rec.recording.Stop()
+	r.running.Done()
+}
+
+// nextEndLocked returns when the first of the recordings ends, if nobody asks for it.
+func (r *recordings) nextEndLocked() (first time.Time) {
+	for _, rec := range r.buckets {
+		if end := rec.asked.Add(keepRecording); first.IsZero() || end.Before(first) {
+			first = end
+		}
+	}
+	return first
+}
+
+// replay tells what the arrivals of a recording would have met under limits.
+func (r *recordings) replay(rec *recorded, l shaper.Limits, st shaper.Stats) whatIf {
+	r.replaying.Lock()
+	defer r.replaying.Unlock()
+	arrivals := rec.recording.Arrivals()
+	return newWhatIf(rec, arrivals, time.Now(), l, st)
+}
+
+// close ends all recordings.
+func (r *recordings) close() {
+	r.mu.Lock()
+	r.closed = true
+	for of, rec := range r.buckets {
+		if rec.timer.Stop() {
+			delete(r.buckets, of)
+			rec.recording.Stop()
+			r.running.Done()
+		}
+	}
+	r.mu.Unlock()
+	r.running.Wait()
+}
+
+func (s *openShaper) record(max int) *shaper.Recording { return s.s.Record(max) }
+
+func (b *groupBucket[K]) record(max int) *shaper.Recording { return b.group.g.Record(b.key, max) }

@@ -1,0 +1,250 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/inspect/internal/replay"
+	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/shaper"
+)
+
+// whatIfWindow is for how long back arrivals count.
+const whatIfWindow = time.Minute
+
+// whatIf is what the latest arrivals of a bucket have met, and what they would have met
+// under other limits.
+type whatIf struct {
+	At       time.Time `json:"at"`
+	Limits   string    `json:"limits"`
+	InWords  []string  `json:"in_words"`
+	Since    time.Time `json:"since"` // arrivals from then on count
+	SpanS    float64   `json:"span_s"`
+	Arrivals int       `json:"arrivals"`
+	Complete bool      `json:"complete"` // these are all arrivals of the last minute
+	Now      outcome   `json:"now"`
+	Then     outcome   `json:"then"`
+	Notes    []string  `json:"notes"`
+}
+
+// An outcome is what became of the arrivals. Each of them counts in one of departed,
+// refused, abandoned and waiting; one that was refused counts in one of the reasons too.
+type outcome struct {
+	Departed  int `json:"departed"`
+	Refused   int `json:"refused"`
+	QueueFull int `json:"queue_full"`
+	TooLate   int `json:"too_late"`
+	TooCostly int `json:"too_costly"`
+	Closed    int `json:"closed"`
+	Abandoned int `json:"abandoned"`
+	Waiting   int `json:"waiting"`
+
+	// Of those that departed; nil if none did.
+	WaitP50 *float64 `json:"wait_p50_s"`
+	WaitP95 *float64 `json:"wait_p95_s"`
+	WaitMax *float64 `json:"wait_max_s"`
+}
+
+// serveWhatIf replays the latest arrivals of a bucket under other limits.
+func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query) error {
+	for _, name := range []string{"source", "limits"} {
+		if q.text(name) == "" {
+			return &failure{http.StatusBadRequest, name, "", name + " is missing"}
+		}
+	}
+	l, err := shaper.ParseLimits(q.text("limits"))
+	if err != nil {
+		return &failure{http.StatusBadRequest, "limits", q.text("limits"), err.Error()}
+	}
+	source, err := i.sourceNamed(q.text("source"))
+	if err != nil {
+		return err
+	}
+	if !q.has("key") && source.source.kind() == "group" {
+		return &failure{http.StatusBadRequest, "key", "", "key is missing: the source is a group, and one of its buckets is replayed"}
+	}
+	_, ref, err := i.bucketNamed(q.text("source"), q.text("key"))
+	if err != nil {
+		return err
+	}
+	rec, err := i.recordings.of(w, target{source: q.text("source"), key: q.text("key")}, ref)
+	if err != nil {
+		return err
+	}
+	st, _ := ref.stats()
+	writeJSON(w, http.StatusOK, i.recordings.replay(rec, l, st))
+	return nil
+}
+
+// newWhatIf replays arrivals of a recording, which are what it holds at the instant now.
+func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper.Limits, st shaper.Stats) whatIf {
+	start, base := rec.start, rec.since
+	full := len(arrivals) >= maxArrivals
+	if full {
+		start, base = replay.Start{}, arrivals[0].At
+	}
+	answer := whatIf{At: now.UTC(), Limits: l.String(), InWords: limitwords.Of(l), Notes: []string{}}
+	since := base
+	if from := now.Add(-whatIfWindow); !from.Before(base) {
+		since, answer.Complete = from, true
+	}
+	answer.Since, answer.SpanS = since.UTC(), now.Sub(since).Seconds()
+
+	var requests []replay.Request
+	var replayed []met // what each of the requests met
+	var really, then tally
+	failed := 0
+	for _, a := range arrivals {
+		m := metBy(a)
+		counts := !a.At.Before(since)
+		switch {
+		case m.failed:
+			if counts {
+				failed++
+			}
+			continue
+		case m.closed && a.Waited == 0:
+			if counts { // It is refused, whatever the limits are.
+				really.add(m)
+				then.add(m)
+			}
+			continue
+		case counts:
+			really.add(m)
+		}
+		requests = append(requests, requestOf(a, m, base))
+		replayed = append(replayed, m)
+	}
+	for k, fate := range replay.Run(l, start, requests, now.Sub(base)) {
+		if requests[k].At >= since.Sub(base) {
+			then.add(replayed[k].insteadOf(fate))
+		}
+	}
+	answer.Arrivals = really.total()
+	answer.Now, answer.Then = really.outcome(), then.outcome()
+	answer.note(full, "only the latest %d arrivals are kept; they are replayed from an empty bucket on", maxArrivals)
+	answer.note(failed > 0, "left out are calls whose limits could not be had: %d", failed)
+	answer.note(l.InFlight > 0 || st.Limits.InFlight > 0,
+		"the replay has no cap on requests in flight, because nobody knows when a request would have ended that left at another instant")
+	answer.note(st.HeldUntil.After(now), "the line is held; the replay holds no line")
+	answer.note(st.DryRun, "the bucket is in dry run: now is what its limits would have done")
+	return answer
+}
+
+// met is what an arrival has met.
+type met struct {
+	replay.Fate
+	closed bool // it was refused because the bucket was closed
+	failed bool // it never came to a bucket, as its limits could not be had
+}
+
+// metBy returns what an arrival has met.
+func metBy(a shaper.Arrival) met {
+	m := met{Fate: replay.Fate{Waited: a.Waited}}
+	switch {
+	case !a.Done:
+		m.Result = replay.Waiting
+	case a.Err == nil:
+		m.Result = replay.Departed
+	case errors.Is(a.Err, shaper.ErrQueueFull):
+		m.Result = replay.QueueFull
+	case errors.Is(a.Err, shaper.ErrTooLate):
+		m.Result = replay.TooLate
+	case errors.Is(a.Err, shaper.ErrTooCostly):
+		m.Result = replay.TooCostly
+	case errors.Is(a.Err, shaper.ErrClosed):
+		m.closed = true
+	case a.Waited > 0, errors.Is(a.Err, context.Canceled), errors.Is(a.Err, context.DeadlineExceeded):
+		m.Result = replay.Abandoned
+	default:
+		m.failed = true
+	}
+	return m
+}
+
+// insteadOf returns what an arrival would have met that has met m, and in the replay a
+// fate. A wait that was ended by Close is replayed as one that was given up.
+func (m met) insteadOf(fate replay.Fate) met {
+	if fate.Result == replay.Abandoned && m.closed {
+		return m
+	}
+	return met{Fate: fate}
+}
+
+// requestOf returns an arrival for the replay, whose instants count from base. A caller
+// that gave up after some time does so in the replay, if it still waits by then. One that
+// was refused, or that left, is taken to wait to the end.
+func requestOf(a shaper.Arrival, m met, base time.Time) replay.Request {
+	r := replay.Request{At: max(0, a.At.Sub(base)), Cost: a.Cost, Allow: a.Allow, Deadline: replay.Never, Patience: replay.Never}
+	if !a.Deadline.IsZero() {
+		r.Deadline = a.Deadline.Sub(base)
+	}
+	if m.Result == replay.Abandoned || m.closed {
+		r.Patience = m.Waited
+	}
+	return r
+}
+
+func (a *whatIf) note(applies bool, format string, args ...any) {
+	if applies {
+		a.Notes = append(a.Notes, fmt.Sprintf(format, args...))
+	}
+}
+
+// A tally counts what arrivals have met.
+type tally struct {
+	counts outcome
+	waits  []time.Duration
+}
+
+func (t *tally) add(m met) {
+	reason := &t.counts.Closed
+	switch {
+	case m.closed:
+	case m.Result == replay.Waiting:
+		t.counts.Waiting++
+		return
+	case m.Result == replay.Departed:
+		t.counts.Departed++
+		t.waits = append(t.waits, m.Waited)
+		return
+	case m.Result == replay.Abandoned:
+		t.counts.Abandoned++
+		return
+	case m.Result == replay.QueueFull:
+		reason = &t.counts.QueueFull
+	case m.Result == replay.TooLate:
+		reason = &t.counts.TooLate
+	case m.Result == replay.TooCostly:
+		reason = &t.counts.TooCostly
+	}
+	*reason++
+	t.counts.Refused++
+}
+
+func (t *tally) total() int {
+	return t.counts.Departed + t.counts.Refused + t.counts.Abandoned + t.counts.Waiting
+}
+
+// outcome returns the counts, with the waits.
+func (t *tally) outcome() outcome {
+	slices.Sort(t.waits)
+	t.counts.WaitP50, t.counts.WaitP95, t.counts.WaitMax = t.quantile(0.5), t.quantile(0.95), t.quantile(1)
+	return t.counts
+}
+
+// quantile returns the shortest wait that a share q of those that departed did not
+// exceed, in seconds.
+func (t *tally) quantile(q float64) *float64 {
+	if len(t.waits) == 0 {
+		return nil
+	}
+	rank := int(math.Ceil(q * float64(len(t.waits))))
+	wait := t.waits[max(rank, 1)-1].Seconds()
+	return &wait
+}

@@ -1,0 +1,392 @@
+package inspect_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// A whatIf is the answer of /api/what-if.
+type whatIf struct {
+	Limits    string
+	InWords   []string `json:"in_words"`
+	Since     time.Time
+	SpanS     float64 `json:"span_s"`
+	Arrivals  int
+	Complete  bool
+	Now, Then outcome
+	Notes     []string
+}
+
+// An outcome is as the API tells it. Its waits are NoWait if nothing departed.
+type outcome struct {
+	Departed, Refused          int
+	QueueFull                  int `json:"queue_full"`
+	TooLate                    int `json:"too_late"`
+	TooCostly                  int `json:"too_costly"`
+	Closed, Abandoned, Waiting int
+	WaitP50                    wait `json:"wait_p50_s"`
+	WaitP95                    wait `json:"wait_p95_s"`
+	WaitMax                    wait `json:"wait_max_s"`
+}
+
+// A wait is in seconds; below 0: null.
+type wait float64
+
+func (w *wait) UnmarshalJSON(text []byte) error {
+	var seconds *float64
+	err := json.Unmarshal(text, &seconds)
+	if *w = -1; seconds != nil {
+		*w = wait(*seconds)
+	}
+	return err
+}
+
+// whatIf asks what the arrivals at the bucket of a key would have met under limits.
+func (c console) whatIf(t *testing.T, key, limits string) (answer whatIf) {
+	t.Helper()
+	q := url.Values{"source": {"one"}, "limits": {limits}, "key": {key}}
+	w := c.call(http.MethodGet, "/api/what-if?"+q.Encode(), "")
+	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+	require.NotNil(t, answer.Notes)
+	for _, o := range []outcome{answer.Now, answer.Then} {
+		require.Equal(t, answer.Arrivals, o.Departed+o.Refused+o.Abandoned+o.Waiting, "each arrival counts once: %+v", o)
+		require.Equal(t, o.Refused, o.QueueFull+o.TooLate+o.TooCostly+o.Closed)
+	}
+	return answer
+}
+
+func TestWhatIfTellsABurstUnderOtherLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "50/s depth 4")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		start := time.Now().UTC()
+		first := c.whatIf(t, "", "25/s depth 9")
+		none := outcome{WaitP50: -1, WaitP95: -1, WaitMax: -1}
+		require.Equal(t, whatIf{
+			Limits: "25/s depth 9", InWords: first.InWords, Since: start, Now: none, Then: none, Notes: []string{},
+		}, first, "the recording begins with the first call")
+		require.NotEmpty(t, first.InWords)
+
+		for range 8 {
+			go s.Wait(t.Context())
+		}
+		time.Sleep(200 * time.Millisecond)
+		synctest.Wait()
+		got := c.whatIf(t, "", "25/s depth 9")
+		require.Equal(t, 8, got.Arrivals)
+		require.Equal(t, start, got.Since)
+		require.Equal(t, 0.2, got.SpanS)
+		require.False(t, got.Complete, "it has not recorded for a minute")
+		require.Equal(t, outcome{Departed: 5, Refused: 3, QueueFull: 3, WaitP50: 0.04, WaitP95: 0.08, WaitMax: 0.08}, got.Now)
+		require.Equal(t, outcome{Departed: 6, Waiting: 2, WaitP50: 0.08, WaitP95: 0.2, WaitMax: 0.2}, got.Then)
+
+		time.Sleep(time.Minute - 200*time.Millisecond - 1)
+		require.False(t, c.whatIf(t, "", "25/s depth 9").Complete)
+		time.Sleep(time.Nanosecond)
+		got = c.whatIf(t, "", "25/s depth 9")
+		require.True(t, got.Complete)
+		require.Equal(t, 60.0, got.SpanS)
+		require.Equal(t, 8, got.Arrivals)
+		require.Equal(t, 8, got.Then.Departed)
+		time.Sleep(time.Nanosecond)
+		require.Zero(t, c.whatIf(t, "", "25/s depth 9").Arrivals, "they came more than a minute ago")
+	})
+}
+
+// A load is what comes to a bucket.
+type load []struct {
+	after    time.Duration // the one before
+	cost     int
+	allow    bool
+	deadline time.Duration // after it has come; 0: none
+	patience time.Duration // its caller gives up; 0: it does not
+}
+
+func randomLoad(chance *rand.Rand, impatient bool) (l load) {
+	l = make(load, 150)
+	for i := range l {
+		r := &l[i]
+		r.cost = 1
+		if chance.IntN(3) == 0 {
+			r.after = time.Duration(chance.Int64N(int64(80 * time.Millisecond)))
+		}
+		switch chance.IntN(8) {
+		case 0:
+			r.cost += chance.IntN(6)
+		case 1:
+			r.allow = true
+		case 2:
+			r.deadline = time.Duration(1 + chance.Int64N(int64(time.Second)))
+		case 3, 4:
+			if impatient {
+				r.patience = time.Duration(1 + chance.Int64N(int64(time.Second)))
+			}
+		}
+	}
+	return l
+}
+
+// play lets the load come to a bucket. It returns while some of it may wait.
+func (l load) play(ctx context.Context, s *shaper.Shaper, calls *sync.WaitGroup) {
+	for _, r := range l {
+		time.Sleep(r.after)
+		if r.allow {
+			s.AllowN(r.cost)
+			continue
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		if r.deadline > 0 {
+			ctx, cancel = context.WithTimeout(ctx, r.deadline)
+		}
+		if r.patience > 0 {
+			time.AfterFunc(r.patience, cancel)
+		}
+		calls.Go(func() {
+			defer cancel()
+			_ = s.WaitN(ctx, r.cost)
+		})
+		synctest.Wait()
+	}
+}
+
+// playAndAsk plays a load in a bubble, and asks what it would have met under limits. If
+// seed is above 0, that many requests wait before anybody asks.
+func playAndAsk(t *testing.T, under, limits string, l load, seed int) (answer whatIf) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, under)
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		var calls sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		defer calls.Wait()
+		defer cancel()
+		for range seed {
+			calls.Go(func() { _ = s.Wait(ctx) })
+		}
+		time.Sleep(time.Duration(seed) * time.Millisecond)
+		synctest.Wait()
+		c.whatIf(t, "", limits)
+		l.play(ctx, s, &calls)
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		answer = c.whatIf(t, "", limits)
+		require.Equal(t, len(l), answer.Arrivals)
+	})
+	return answer
+}
+
+// A replay under the limits that are in force must tell what has really happened, also
+// when the recording began while requests waited.
+func TestTheReplayOfTheSameLimitsIsWhatHasHappened(t *testing.T) {
+	chance := rand.New(rand.NewPCG(14, 4))
+	var met outcome
+	for n := range 60 {
+		limits := []string{"30/s depth 5", "7/s burst 3 depth 20", "20/s burst 4", "3/s depth 40 wait 2s", "100 per 3s depth 200"}[n%5]
+		got := playAndAsk(t, limits, limits, randomLoad(chance, true), n%4*7)
+		require.Equal(t, got.Now, got.Then, "%s, load %d", limits, n)
+		met.Departed += got.Now.Departed
+		met.QueueFull += got.Now.QueueFull
+		met.TooLate += got.Now.TooLate
+		met.TooCostly += got.Now.TooCostly
+		met.Abandoned += got.Now.Abandoned
+		met.Waiting += got.Now.Waiting
+	}
+	for _, n := range []int{met.Departed, met.QueueFull, met.TooLate, met.TooCostly, met.Abandoned, met.Waiting} {
+		require.Greater(t, n, 50, "%+v", met)
+	}
+}
+
+// What a replay under other limits tells must be what a shaper with those limits does.
+func TestTheReplayOfOtherLimitsIsWhatTheyDo(t *testing.T) {
+	chance := rand.New(rand.NewPCG(14, 5))
+	all := []string{"30/s depth 5", "7/s burst 3 depth 20", "20/s burst 4", "3/s depth 40 wait 2s", "1000/s", "inf"}
+	for n := range 60 {
+		under, limits := all[chance.IntN(len(all))], all[chance.IntN(len(all))]
+		l := randomLoad(chance, false)
+		told := playAndAsk(t, under, limits, l, 0)
+		done := playAndAsk(t, limits, under, l, 0)
+		require.Equal(t, done.Now, told.Then, "%s under %s, load %d", limits, under, n)
+		require.Equal(t, told.Now, done.Then, "%s under %s, load %d", under, limits, n)
+	}
+}
+
+func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "50/s")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		start := time.Now().UTC()
+		c.whatIf(t, "", "1/s")
+		time.Sleep(4 * time.Minute)
+		require.True(t, c.whatIf(t, "", "1/s").Complete)
+		time.Sleep(5*time.Minute - 1)
+		require.Equal(t, 60.0, c.whatIf(t, "", "1/s").SpanS, "it was asked for less than five minutes ago")
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		again := c.whatIf(t, "", "1/s")
+		require.Equal(t, start.Add(14*time.Minute-1), again.Since, "it begins anew")
+	})
+}
+
+func TestTheNumberOfRecordingsIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		for k := range 16 {
+			c.whatIf(t, fmt.Sprint("key/", k), "1/s")
+			time.Sleep(time.Second)
+		}
+		ask := func() (int, string) {
+			w := c.call(http.MethodGet, "/api/what-if?source=one&key=another&limits=1/s", "")
+			return w.Code, w.Header().Get("Retry-After")
+		}
+		code, after := ask()
+		require.Equal(t, http.StatusTooManyRequests, code)
+		require.Equal(t, "284", after)
+		c.whatIf(t, "key/0", "1/s") // An old one may still be asked for, and then ends later.
+		_, after = ask()
+		require.Equal(t, "285", after)
+		time.Sleep(285 * time.Second)
+		synctest.Wait()
+		code, _ = ask()
+		require.Equal(t, http.StatusOK, code)
+		g.Allow("key/0")
+		require.Equal(t, 1, c.whatIf(t, "key/0", "1/s").Arrivals)
+		require.NoError(t, c.Close())
+		require.Equal(t, http.StatusServiceUnavailable, c.call(http.MethodGet, "/api/what-if?source=one&key=k&limits=1/s", "").Code)
+	})
+}
+
+func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "1000/s depth 5 inflight 2")
+		c := newConsole(inspect.Of(s))
+		c.whatIf(t, "", "1/s")
+		s.Hold(time.Hour)
+		notes := c.whatIf(t, "", "1/s").Notes
+		require.Len(t, notes, 2)
+		require.Contains(t, notes[0], "no cap on requests in flight")
+		require.Contains(t, notes[1], "the line is held")
+		require.NoError(t, c.Close())
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(limits(t, "1/s"), shaper.WithDryRun())
+		require.NoError(t, err)
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		c.whatIf(t, "", "1/s")
+		for range 3 {
+			require.NoError(t, s.Wait(t.Context()))
+		}
+		got := c.whatIf(t, "", "1/s depth 1")
+		require.Equal(t, []string{"the bucket is in dry run: now is what its limits would have done"}, got.Notes)
+		require.Equal(t, 2, got.Now.QueueFull)
+		require.Equal(t, 1, got.Then.QueueFull)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, errors.New("no database") })
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		c.whatIf(t, "k", "1/s")
+		require.False(t, g.Allow("k"))
+		require.Error(t, g.Wait(t.Context(), "k"))
+		got := c.whatIf(t, "k", "1/s")
+		require.Zero(t, got.Arrivals)
+		require.Equal(t, []string{"left out are calls whose limits could not be had: 2"}, got.Notes)
+	})
+}
+
+func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "1/s")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		c.whatIf(t, "", "1/s")
+		time.Sleep(2 * time.Minute)
+		for range 6000 {
+			s.Allow()
+		}
+		require.True(t, c.whatIf(t, "", "1/s").Complete)
+		time.Sleep(10 * time.Second)
+		since := time.Now().UTC()
+		for range 6000 {
+			time.Sleep(time.Millisecond)
+			s.Allow()
+		}
+		got := c.whatIf(t, "", "2/s")
+		require.False(t, got.Complete)
+		require.Equal(t, 10_000, got.Arrivals)
+		require.Equal(t, since.Add(-10*time.Second), got.Since)
+		require.Equal(t, []string{"only the latest 10000 arrivals are kept; they are replayed from an empty bucket on"}, got.Notes)
+	})
+}
+
+func TestCallsOfAClosedBucketAreRefusedUnderAnyLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "1/s depth 9")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		c.whatIf(t, "", "1/s")
+		for range 4 {
+			go s.Wait(t.Context())
+		}
+		time.Sleep(1500 * time.Millisecond)
+		require.NoError(t, s.Close())
+		require.False(t, s.Allow())
+		synctest.Wait()
+		got := c.whatIf(t, "", "2/s depth 9")
+		require.Equal(t, outcome{Departed: 2, Refused: 3, Closed: 3, WaitP50: 0, WaitP95: 1, WaitMax: 1}, got.Now)
+		require.Equal(t, outcome{Departed: 4, Refused: 1, Closed: 1, WaitP50: 0.5, WaitP95: 1.5, WaitMax: 1.5}, got.Then)
+	})
+}
+
+func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
+	require.NoError(t, err)
+	defer g.Close()
+	c := newConsole(inspect.Of(newShaper(t, "50/s")))
+	c.Add("many", inspect.OfGroup(g))
+	defer c.Close()
+	for _, r := range []struct {
+		status                     int
+		query, parameter, contains string
+	}{
+		{400, "limits=1/s", "source", "missing"},
+		{400, "source=one", "limits", "missing"},
+		{400, "source=one&limits=", "limits", "missing"},
+		{400, "source=one&limits=fast", "limits", "column 1"},
+		{400, "source=one&limits=0/s", "limits", "must be above 0"},
+		{404, "source=two&limits=1/s", "source", "not the name of a source"},
+		{404, "source=one&key=k&limits=1/s", "key", "no bucket"},
+		{400, "source=many&limits=1/s", "key", "missing"},
+		{400, "source=one&limits=1/s&key=&key=", "key", "more than once"},
+		{400, "source=one&limit=1/s", "limit", "not a parameter"},
+	} {
+		parameter, message := refused(t, r.status, c.call(http.MethodGet, "/api/what-if?"+r.query, ""))
+		require.Equal(t, r.parameter, parameter, "%s: %s", r.query, message)
+		require.Contains(t, message, r.contains, r.query)
+	}
+	refused(t, http.StatusMethodNotAllowed, c.call(http.MethodPost, "/api/what-if?source=one&limits=1/s", ""))
+}
