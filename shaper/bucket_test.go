@@ -13,14 +13,13 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// In virtual time nothing is late, so what lateness does is tested here, from
-// inside the package, on the bucket itself. The exact arithmetic is too, at its
-// edges.
+// In virtual time nothing is late. So this file tests what lateness does from inside the
+// package, on the bucket itself. It also tests the limits of the exact arithmetic.
 
 const msec = int64(time.Millisecond)
 
-// A lineless is a bucket in front of which a line stands of which nothing matters
-// but since when its head may leave.
+// A lineless is a bucket with as much of a line as these tests need: the instant since
+// which its head may leave.
 type lineless struct {
 	bucket
 	since exact.Nanos
@@ -36,8 +35,8 @@ func (b *lineless) release(now, n int64) (left bool) {
 	return left
 }
 
-// release releases a line of so many requests of cost 1 at an instant, and returns
-// how many have left.
+// release lets a line of that many requests of cost 1 leave at an instant, as far as they
+// may, and returns how many have left.
 func release(b *lineless, line int, now int64) (left int) {
 	for left < line && b.release(now, 1) {
 		left++
@@ -48,8 +47,8 @@ func release(b *lineless, line int, now int64) (left int) {
 func TestLatenessWithinSlackDoesNotAddUp(t *testing.T) {
 	b := newLineless(Limits{Rate: 100, Slack: 20 * time.Millisecond})
 	b.pass(0, 1)
-	// Woken at 15, 25 and 38 ms instead of 10, 20 and 30, the fourth still
-	// leaves at 40.
+	// The wake-ups are at 15, 25 and 38 ms instead of at 10, 20 and 30. The fourth
+	// request still leaves at 40 ms.
 	require.Equal(t, 1, release(&b, 9, 15*msec))
 	require.Equal(t, 1, release(&b, 9, 25*msec))
 	require.Equal(t, 1, release(&b, 9, 38*msec))
@@ -61,7 +60,7 @@ func TestLatenessWithinSlackDoesNotAddUp(t *testing.T) {
 func TestLatenessBeyondSlackIsGoneAndCounted(t *testing.T) {
 	b := newLineless(Limits{Rate: 100, Slack: 20 * time.Millisecond})
 	b.pass(0, 1)
-	// Due at 10 ms, noticed at 100: the schedule goes on from 80.
+	// The slot was due at 10 ms and is noticed at 100: the schedule goes on from 80 ms.
 	require.Equal(t, 3, release(&b, 9, 100*msec))
 	require.InDelta(t, 7, b.missed, 1e-9)
 	require.Equal(t, 0, release(&b, 9, 110*msec-1))
@@ -69,18 +68,18 @@ func TestLatenessBeyondSlackIsGoneAndCounted(t *testing.T) {
 	require.InDelta(t, 7, b.missed, 1e-9)
 }
 
-// A level that is not 0 when its departure is due must not leak for the time
-// that is lost, or the loss would be made up in a burst.
+// A level above 0 must not leak during the time that is lost, or the loss would be made up
+// in a burst.
 func TestLatenessBeyondSlackEarnsNoBurst(t *testing.T) {
 	b := newLineless(Limits{Rate: 100, Burst: 10, Slack: 20 * time.Millisecond})
 	b.pass(0, 10)
-	for i := int64(1); i <= 5; i++ { // Each stall is 200 ms, of which 180 are lost.
+	for i := int64(1); i <= 5; i++ { // each stall takes 200 ms, of which 180 are lost
 		require.Equal(t, 3, release(&b, 99, i*200*msec+10*msec), "stall %d", i)
 	}
 }
 
-// Whatever the wake-ups, the costs that leave and those that are missed are
-// Rate × time, and no window holds more than guarantee 1 allows.
+// Whenever the wake-ups come, the costs that have left and those that were missed add up
+// to Rate × time, and no window holds more than guarantee 1 allows.
 func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
@@ -89,7 +88,7 @@ func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
 		b.pass(0, int64(l.Burst))
 		interval := float64(time.Second) / float64(l.Rate)
 		var now, cost int64
-		level, last := float64(l.Burst), int64(0) // of a bucket that holds Burst + Rate × Slack
+		level, last := float64(l.Burst), int64(0) // of a second bucket, which holds Burst + Rate × Slack
 		room := float64(l.Burst) + float64(l.Rate)*l.Slack.Seconds()
 		for range 300 {
 			now += r.Int64N(int64(3*interval)+2*int64(l.Slack)) + 1
@@ -105,8 +104,8 @@ func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
 	}
 }
 
-// A level that takes longer to drain than there are instants is kept too, and
-// can be given back.
+// A level that takes longer to drain than the clock can count is kept exactly, and can be
+// given back.
 func TestALevelOfCenturiesIsKept(t *testing.T) {
 	b := newLineless(Limits{Rate: 7})
 	b.pass(0, 1)
@@ -122,7 +121,7 @@ func TestALevelOfCenturiesIsKept(t *testing.T) {
 	require.Zero(t, b.level(0))
 }
 
-// step moves the clock of a shaper, as if it had been made d sooner.
+// step moves the clock of a shaper ahead by d, as if the shaper had been made d earlier.
 func (s *Shaper) step(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +148,8 @@ func TestAClockThatStepsGivesNoLicence(t *testing.T) {
 	}
 }
 
-// With its clock at the end of time a shaper neither panics nor lets go.
+// When its clock has reached the largest instant, a shaper neither panics nor lets
+// requests leave.
 func TestTheEndOfTime(t *testing.T) {
 	s, err := New(Limits{Rate: 1, Depth: 9})
 	require.NoError(t, err)
@@ -162,7 +162,8 @@ func TestTheEndOfTime(t *testing.T) {
 	}
 }
 
-// A bubble that ends looks for goroutines. Timers are looked for here.
+// A bubble that ends finds goroutines that were left behind, but not timers. This test
+// looks for timers.
 func TestNoTimerIsLeftWhenTheLineEmptiesEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := New(Limits{Rate: 1.0 / 3600, Depth: 9})

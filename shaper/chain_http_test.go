@@ -21,10 +21,10 @@ func TestMiddlewareOfAChain(t *testing.T) {
 		}
 		g.at(time.Minute)
 		g.saw("0s a runs", "0s a 200",
-			"0s c 429, retry 1",  // The site's line is full,
-			"0s d 429, retry 10", // and of the tenant's Burst c has had the last.
+			"0s c 429, retry 1",  // the site's line is full
+			"0s d 429, retry 10", // c has used up the tenant's Burst
 			"1s b runs", "1s b 200")
-		// There is no one bucket to tell of.
+		// There is no one bucket whose state the fields could show.
 		policy, state := fieldsOf(v, "e")
 		require.Empty(t, policy)
 		require.Empty(t, state)
@@ -34,7 +34,7 @@ func TestMiddlewareOfAChain(t *testing.T) {
 	})
 }
 
-// A hijacked connection is nobody's request any more, so all caps let the next in.
+// A request ends when its connection is hijacked, so all caps let the next one in.
 func TestAHijackFreesAllSeatsOfAChain(t *testing.T) {
 	first, second := limitedInFlight(t, 1, 0), limitedInFlight(t, 1, 0)
 	c := shaper.Chain(first, second)
@@ -73,7 +73,7 @@ func TestTransportOfAChain(t *testing.T) {
 	})
 }
 
-// A request that is sent again enters as a newcomer, behind those who wait.
+// A request that is sent again enters as a newcomer, behind those that wait.
 func TestARetryThroughAChainEntersAsANewcomer(t *testing.T) {
 	playTransport(t, "1/s depth 9", func(u *upstream) {
 		u.Limiter = shaper.Chain(u.Shaper)
@@ -86,8 +86,8 @@ func TestARetryThroughAChainEntersAsANewcomer(t *testing.T) {
 	})
 }
 
-// A Chain none of which can be held is as x/time's limiter alone: the request that
-// was asked to hold back does so by itself.
+// If no Limiter of a Chain can be held, the Chain is treated like x/time's limiter
+// alone: only the request that was asked to hold back waits.
 func TestARetryThroughAChainThatCannotHoldWaitsByItself(t *testing.T) {
 	playTransport(t, "inf", func(u *upstream) {
 		u.Limiter = shaper.Chain(rate.NewLimiter(1, 1), shaper.Chain(rate.NewLimiter(1, 1)))
@@ -99,8 +99,8 @@ func TestARetryThroughAChainThatCannotHoldWaitsByItself(t *testing.T) {
 	})
 }
 
-// Of a line that is full a small body is not awaited, whichever it is; and the
-// limits of a key are not asked for beforehand.
+// If any of the lines is full, the refusal does not wait for a small body, and the
+// limits of a key are not asked for before the request enters.
 func TestABodyIsReadAheadForAChain(t *testing.T) {
 	t.Parallel()
 	asked := make(chan string, 9)

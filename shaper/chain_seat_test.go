@@ -13,7 +13,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// acquireFor is acquire for another Limiter than the stage's own.
+// acquireFor is acquire for a Limiter other than the stage's own.
 func (g *stage) acquireFor(l shaper.Limiter, name string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	g.cancels[name] = cancel
@@ -27,7 +27,7 @@ func (g *stage) acquireFor(l shaper.Limiter, name string) {
 	synctest.Wait()
 }
 
-// seatsOf is how many have a seat of each.
+// seatsOf returns how many requests have a seat of each Shaper.
 func seatsOf(shapers ...*shaper.Shaper) (seats []int) {
 	for _, s := range shapers {
 		seats = append(seats, s.Stats().InFlight)
@@ -38,7 +38,7 @@ func seatsOf(shapers ...*shaper.Shaper) (seats []int) {
 func TestTheSeatsOfAChainAreGivenBackTogetherOnce(t *testing.T) {
 	play(t, "inf depth 9 inflight 2", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "inf depth 9 inflight 2"))
-		free := mustMake(g.t, limitsOf(g.t, "inf")) // Without a cap there is nothing to give back.
+		free := mustMake(g.t, limitsOf(g.t, "inf")) // without a cap, so it gives no seats
 		other := &semaphore{limiterFunc: failing(errors.New("not to be called"))}
 		c := shaper.Chain(tenant, free, other, shaper.Chain(g.Shaper), noRelease{}, rate.NewLimiter(rate.Inf, 1))
 		for _, name := range []string{"a", "b", "c"} {
@@ -88,7 +88,7 @@ func TestASeatIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
 						}
 					}()
 					release, err := acquirerOf(c)(ctx, 1)
-					release() // There is one in any case, and it does nothing.
+					release() // It is never nil, and does nothing here.
 					g.note(outcome(err))
 				}()
 				g.saw("0s " + row.want)
@@ -102,7 +102,8 @@ func TestASeatIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
 	}
 }
 
-// Time in a later line counts as in flight for an earlier cap, until its context ends.
+// A request that waits in a later line is in flight for an earlier cap, until its context
+// ends.
 func TestASeatIsHeldWhileALaterOneKeepsTheRequestWaiting(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "inf depth 9 inflight 2"))
@@ -139,15 +140,16 @@ func TestAReleaseThatPanicsKeepsNoOtherSeat(t *testing.T) {
 	})
 }
 
-// A cap wants to know when a request ends, which WaitN does not say.
+// A cap needs to know when a request ends, and WaitN does not tell it.
 func TestWaitNOfAChainWithACapSaysToUseAcquire(t *testing.T) {
 	s := mustMake(t, limitsOf(t, "inf inflight 1"))
 	require.ErrorContains(t, shaper.Chain(failing(nil), s).WaitN(t.Context(), 1), "Acquire")
 	require.Zero(t, s.Stats().InFlight)
 }
 
-// After its slot a call asks its context once, and only then counts as having left. To
-// ask again would be to spend the slot on a request that is not sent.
+// After its slot a call asks its context once, and only then counts as having left. If
+// the context were asked again and had ended, the slot would be spent on a request that
+// is not sent.
 func TestAContextIsNotAskedAgainWhenTheSlotIsSpent(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil })
@@ -158,10 +160,10 @@ func TestAContextIsNotAskedAgainWhenTheSlotIsSpent(t *testing.T) {
 			asked int // at entry, and after the wait
 		}{
 			{g.Shaper, 2}, {group.Limiter("a"), 2},
-			{shaper.Chain(g.Shaper), 3}, {shaper.Chain(group.Limiter("a")), 3}, // And at its own entry.
+			{shaper.Chain(g.Shaper), 3}, {shaper.Chain(group.Limiter("a")), 3}, // the third time when the Limiter itself is entered
 		} {
 			time.Sleep(2 * time.Second)
-			require.True(t, g.Allow()) // So that the next waits.
+			require.True(t, g.Allow()) // so that the next request waits
 			require.True(t, group.Allow("a"))
 			ctx := newLateCancel()
 			u := upstream{stage: g, Transport: shaper.Transport{Limiter: row.l}}

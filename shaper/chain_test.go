@@ -15,10 +15,10 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file tests which requests leave a Chain, and what that costs. Its
-// seats are in chain_seat_test.go, Middleware and Transport in chain_http_test.go.
+// This file tests which requests leave a Chain, and what they cost. chain_seat_test.go
+// tests its seats, and chain_http_test.go tests it with Middleware and Transport.
 
-// arriveFor is arrive for another Limiter than the stage's own.
+// arriveFor is arrive for a Limiter other than the stage's own.
 func (g *stage) arriveFor(l shaper.Limiter, name string, n int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	g.cancels[name] = cancel
@@ -37,7 +37,7 @@ func TestAChainAsksInOrderAndStopsAtARefusal(t *testing.T) {
 	}
 	links := []shaper.Limiter{link(1, nil), link(2, nil), link(3, refusal), link(4, nil)}
 	c := shaper.Chain(links...)
-	links[0] = nil // It has a copy.
+	links[0] = nil // The Chain has a copy of the slice.
 	require.Equal(t, refusal, c.WaitN(t.Context(), 7))
 	require.Equal(t, []int{17, 27, 37}, asked)
 
@@ -48,7 +48,7 @@ func TestAChainAsksInOrderAndStopsAtARefusal(t *testing.T) {
 	require.Equal(t, []int{17, 27, 37}, asked)
 }
 
-// acquirerOf is the method Acquire of a Limiter that has one.
+// acquirerOf returns the method Acquire of a Limiter that has one.
 func acquirerOf(l shaper.Limiter) func(context.Context, int) (func(), error) {
 	return l.(interface {
 		Acquire(context.Context, int) (func(), error)
@@ -63,7 +63,7 @@ func TestARequestThatHasLeftTheFirstLimiterWaitsForTheNext(t *testing.T) {
 			g.arriveFor(c, name, 1)
 		}
 		g.at(time.Minute)
-		// They come to the second every 500 ms: d and e are in its line when f does.
+		// Requests come to the second Limiter every 500 ms. When f comes, d and e are in line there.
 		g.saw("0s a left", "1s b left", "2s c left", "3s d left", "4s e left", "2.5s f full, retry 500ms")
 		require.EqualValues(t, 6, tenant.Stats().Departed)
 		require.EqualValues(t, 5, g.Stats().Departed)
@@ -77,7 +77,7 @@ func TestWhatAnEarlierOneLetGoIsSpent(t *testing.T) {
 		require.True(t, g.Allow())
 		g.at(10 * time.Second)
 		g.arriveFor(c, "a", 1)
-		g.saw("10s a full, retry 50s") // That of the one which refused.
+		g.saw("10s a full, retry 50s") // the RetryAfter of the Limiter that refused
 		require.EqualValues(t, 1, tenant.Stats().Departed)
 		g.arriveFor(c, "b", 1)
 		g.arriveFor(c, "c", 1)
@@ -124,8 +124,8 @@ func TestALaterOneIsNotAskedWhenTheContextHasEnded(t *testing.T) {
 	}
 }
 
-// The checks are those of a Shaper, in its order, before anybody is asked: a negative
-// cost would make x/time's limiter fuller, and a cost of 0 can wait there.
+// A Chain makes the checks of a Shaper, in the same order, before it asks any Limiter: a
+// negative cost would let more through x/time's limiter, and a cost of 0 can wait there.
 func TestAChainLooksAtACallBeforeItAsks(t *testing.T) {
 	unasked := limiterFunc(func(context.Context, int) error {
 		t.Error("asked")
@@ -163,8 +163,8 @@ type forecaster interface {
 	Forecast(n int) (time.Duration, error)
 }
 
-// A caller that looks for a method of a Chain and does not find it panics or takes
-// another way, and never learns that a Limiter is nil.
+// If a Chain with a nil Limiter lacked a method, a caller that looks for the method would
+// panic or do without it, and would never learn that a Limiter is nil.
 func TestANilInAChainIsAnErrorOfEveryCall(t *testing.T) {
 	for name, c := range map[string]shaper.Limiter{
 		"Chain":            shaper.Chain(failing(nil), nil, failing(nil)),
@@ -192,8 +192,9 @@ func TestANilInAChainIsAnErrorOfEveryCall(t *testing.T) {
 	}
 }
 
-// A nil pointer is not a nil Limiter: of some types its methods work. Of a Shaper
-// they panic, and say why, when the Chain is made; of others when they are called.
+// A nil pointer in a Limiter is not a nil Limiter, because the methods of some types work
+// on it. For a nil *Shaper Chain itself panics and says why; other types may panic when
+// they are called.
 func TestANilPointerInAChainPanics(t *testing.T) {
 	require.PanicsWithValue(t, "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New", func() {
 		shaper.Chain((*shaper.Shaper)(nil))
@@ -203,7 +204,7 @@ func TestANilPointerInAChainPanics(t *testing.T) {
 	require.NoError(t, shaper.Chain((*idle)(nil)).WaitN(t.Context(), 1))
 }
 
-// An idle is a Limiter that works as nil.
+// An idle is a Limiter whose methods work on a nil pointer.
 type idle struct{}
 
 func (*idle) WaitN(context.Context, int) error { return nil }
@@ -228,7 +229,7 @@ func TestForecastOfAChain(t *testing.T) {
 		expect(0, 1, "full, retry 10s")
 		g.arriveFor(tenant, "c", 1)
 		g.arriveFor(tenant, "d", 1)
-		expect(0, 1, "full, retry 3s") // The first refusal.
+		expect(0, 1, "full, retry 3s") // the first refusal
 		expect(0, 0, "left")
 		expect(0, -1, shaper.ErrNegativeCost.Error())
 		st := tenant.Stats()
@@ -239,7 +240,7 @@ func TestForecastOfAChain(t *testing.T) {
 	})
 }
 
-// All that can be held are, also in a Chain within a Chain.
+// A Hold holds every Limiter that can be held, also in a Chain within a Chain.
 func TestHoldOfAChain(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "1/s depth 9"))
@@ -279,7 +280,8 @@ func TestTenantThenSite(t *testing.T) {
 	})
 }
 
-// Many call one Chain at once; what leaves it has left each.
+// Many goroutines call one Chain at once. Each request that leaves the Chain has left each
+// of its Limiters.
 func TestAChainIsSafeForConcurrentUse(t *testing.T) {
 	play(t, "1000/s depth 99", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "2000/s depth 99"))

@@ -10,8 +10,8 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// The heap alone: whatever becomes of lines, their buckets and their seats, the
-// first is one whose head leaves first, as the least of a plain slice.
+// This file tests the heap by itself: however lines, their buckets and their seats change,
+// its first line must be one whose head leaves first, as a search of a plain slice finds it.
 
 func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 2))
@@ -55,7 +55,7 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 	}
 }
 
-// requireHeap looks at all that a heap is asked, and at how it hangs together.
+// requireHeap checks all that a heap is asked, the order of its elements and their indexes.
 func requireHeap(t *testing.T, heap departures, lanes []*flow) {
 	t.Helper()
 	waiting, least := 0, int64(exact.Forever)

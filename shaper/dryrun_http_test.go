@@ -20,7 +20,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// verdictTeller answers with the verdict that its handler sees.
+// verdictTeller is a handler that answers with the verdict that it sees.
 var verdictTeller = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	v, ok := shaper.VerdictOf(r.Context())
 	if ok {
@@ -28,8 +28,8 @@ var verdictTeller = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request
 	}
 })
 
-// verdictFrom is the status of a GET, the verdict in its header field, and that
-// which its handler saw.
+// verdictFrom returns the status of a GET, the verdict in the header field of its answer,
+// and the verdict that the handler saw.
 func verdictFrom(h http.Handler, ctx context.Context) string {
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", "/", nil))
@@ -65,7 +65,7 @@ func TestMiddlewareTellsTheVerdict(t *testing.T) {
 	require.Equal(t, "200", verdictFrom(without, t.Context()))
 }
 
-// A new function that tells keys or limits is on trial too.
+// A dry run also tries a new key function or limits function, so its errors refuse nothing.
 func TestADryRunLetsRequestsWithoutAKeyThrough(t *testing.T) {
 	failure := errors.New("set up wrongly")
 	var events []shaper.Event
@@ -85,8 +85,8 @@ func TestADryRunLetsRequestsWithoutAKeyThrough(t *testing.T) {
 	}, shaper.WithDryRun(), trace)
 }
 
-// The candidate's verdict is told on the refusal of the live limit too, if it came
-// first.
+// If a candidate comes before the live limit, the live limit's refusals carry the
+// candidate's verdict too.
 func TestVerdictsBesideALiveLimit(t *testing.T) {
 	play(t, "1/s burst 2", func(g *stage) {
 		candidate := mustRehearse(g.t, "1/s")
@@ -100,8 +100,8 @@ func TestVerdictsBesideALiveLimit(t *testing.T) {
 	})
 }
 
-// One middleware behind another, and a handler outside both that keeps a log: all
-// see one verdict, the harshest.
+// With one middleware behind another, each of them and a handler around both see one
+// verdict, the harshest.
 func TestVerdictsOfNestedMiddlewares(t *testing.T) {
 	for _, swapped := range []bool{false, true} {
 		outer, inner := mustRehearse(t, "1 per 1h"), mustRehearse(t, "inf")
@@ -118,7 +118,7 @@ func TestVerdictsOfNestedMiddlewares(t *testing.T) {
 	}
 }
 
-// Nobody is kept, so no body is read before its handler runs.
+// In a dry run no request waits, so no body is read before the handler runs.
 func TestADryRunReadsNothingAhead(t *testing.T) {
 	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }, shaper.WithDryRun())
 	require.NoError(t, err)
@@ -152,8 +152,8 @@ func TestACandidateDoesNotHinderReadingAhead(t *testing.T) {
 	e.abandoned(1)
 }
 
-// The request is handed on with another context, and what outer handlers and net/http
-// look for in theirs is there all the same.
+// The handler gets a copy of the request with another context. What outer handlers and
+// net/http look for in the original must be there all the same.
 func TestADryRunHandsBackWhatIsLookedForOutside(t *testing.T) {
 	for _, hook := range []bool{true, false} {
 		t.Run(fmt.Sprint(hook), func(t *testing.T) {
@@ -195,8 +195,8 @@ func TestADryRunHandsBackWhatIsLookedForOutside(t *testing.T) {
 	}
 }
 
-// A dry run holds nobody, so a request that is sent again waits by itself for as long
-// as it was asked to.
+// In a dry run no request waits for the end of a hold, so a request that is sent again
+// must itself wait for as long as it was asked to.
 func TestARetryThroughADryRunWaitsAsItWasAskedTo(t *testing.T) {
 	limits := shaper.Limits{Rate: 100, Depth: 9}
 	for name, limiter := range map[string]func(dry *shaper.Shaper) shaper.Limiter{

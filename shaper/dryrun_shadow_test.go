@@ -16,9 +16,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// The shadow of a dry run is the real line, to the nanosecond: whatever comes to a
-// real Shaper or Group comes to a dry one at the same instant, and what the dry one
-// says of each request is what becomes of it in the real one.
+// These tests hold the shadow of a dry run to a real line, to the nanosecond. Whatever
+// comes to a real Shaper or Group comes to a dry run at the same instant, and the dry
+// run's verdict on each request must be what becomes of it in the real one.
 
 // A fate is what became of one request, or would have.
 type fate struct {
@@ -26,7 +26,7 @@ type fate struct {
 	Err  error
 }
 
-// A rehearsal is a real limiter and a dry one of the same limits.
+// A rehearsal is a real limiter and a dry run with the same limits.
 type rehearsal struct {
 	t      *testing.T
 	random *rand.Rand
@@ -36,7 +36,7 @@ type rehearsal struct {
 	dry  []fate
 }
 
-// comes sends one request to both.
+// comes sends one request to both limiters.
 func (r *rehearsal) comes(real, dry shaper.Limiter, n int, patience time.Duration) {
 	i := len(r.dry)
 	r.real = append(r.real, fate{})
@@ -58,7 +58,7 @@ func (r *rehearsal) comes(real, dry shaper.Limiter, n int, patience time.Duratio
 	r.dry = append(r.dry, fate(v))
 }
 
-// inTime is a context with that deadline; 0: none.
+// inTime returns a context with a deadline, or without one if it is 0.
 func inTime(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
 	if patience == 0 {
 		return context.WithCancel(ctx)
@@ -66,7 +66,7 @@ func inTime(ctx context.Context, patience time.Duration) (context.Context, conte
 	return context.WithTimeout(ctx, patience)
 }
 
-// limits are such that much is refused, for each reason.
+// limits returns random limits with which many requests are refused, for each reason.
 func (r *rehearsal) limits() shaper.Limits {
 	rates := []rate.Limit{7, 1, 0.3, 20. / 60, rate.Every(3 * time.Second), rate.Inf}
 	return shaper.Limits{
@@ -77,7 +77,7 @@ func (r *rehearsal) limits() shaper.Limits {
 	}
 }
 
-// cost is sometimes too much, whatever the limits.
+// cost returns a random cost, which is sometimes too high for any limits.
 func (r *rehearsal) cost() int {
 	if r.random.IntN(20) == 0 {
 		return 1e9
@@ -85,13 +85,13 @@ func (r *rehearsal) cost() int {
 	return 1 + r.random.IntN(5)
 }
 
-// passes lets time pass, often none.
+// passes lets a random time pass, which is often 0.
 func (r *rehearsal) passes() {
 	time.Sleep(time.Duration(r.random.IntN(2)) * time.Duration(r.random.Int64N(int64(2*time.Second))))
 	synctest.Wait()
 }
 
-// asReal is what a dry run's Stats would be without it.
+// asReal returns what the Stats of a dry run would be if it were none.
 func asReal(st shaper.Stats) shaper.Stats {
 	st.DryRun = false
 	return st
@@ -141,7 +141,7 @@ func TestTheShadowIsExact(t *testing.T) {
 			synctest.Wait()
 			require.Equal(r.t, real.Stats(), asReal(dry.Stats()), "%v", l)
 		}
-		time.Sleep(time.Hour) // Until all have left.
+		time.Sleep(time.Hour) // until all have left
 		synctest.Wait()
 		require.Equal(r.t, r.real, r.dry, "%v", l)
 		require.Equal(r.t, real.Stats(), asReal(dry.Stats()))
@@ -159,7 +159,7 @@ func TestTheShadowIsExact(t *testing.T) {
 	}
 }
 
-// mustMakeBoth makes a real Shaper and a dry one.
+// mustMakeBoth makes a real Shaper and a dry run with the same limits.
 func mustMakeBoth(t *testing.T, l shaper.Limits) (real, dry *shaper.Shaper) {
 	t.Helper()
 	real, err := shaper.New(l)
@@ -169,8 +169,9 @@ func mustMakeBoth(t *testing.T, l shaper.Limits) (real, dry *shaper.Shaper) {
 	return real, dry
 }
 
-// Of a line that is held, or whose limits change, a verdict is what is foreseen at
-// entry, as without a dry run; the account that the shadow keeps goes on to be exact.
+// After a verdict the line may be held or its limits may change. The verdict then remains
+// what was predicted at entry, as a prediction does without a dry run, and the counts and
+// the state of the shadow must still be exact.
 func TestTheShadowIsReTimed(t *testing.T) {
 	rehearsals(t, func(r *rehearsal) {
 		real, dry := mustMakeBoth(r.t, r.limits())
@@ -182,7 +183,7 @@ func TestTheShadowIsReTimed(t *testing.T) {
 				require.NoError(r.t, real.SetLimits(l))
 				require.NoError(r.t, dry.SetLimits(l))
 			case 1:
-				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends it.
+				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends the hold
 				real.Hold(d)
 				dry.Hold(d)
 			default:
@@ -241,7 +242,7 @@ func TestTheShadowsOfAGroupAreExact(t *testing.T) {
 				real.Reload()
 				dry.Reload()
 			case kind == 2 && reloads:
-				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends it.
+				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends the hold
 				real.Hold(key, d)
 				dry.Hold(key, d)
 			default:

@@ -14,11 +14,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds that a dry run keeps nobody waiting and refuses nobody, and what it
-// says of him. That the shadow is exact is in dryrun_shadow_test.go, what becomes of
-// HTTP in dryrun_http_test.go.
+// This file tests that in a dry run no request waits and none is refused, and what the
+// verdicts are. dryrun_shadow_test.go tests that the shadow is exact, and
+// dryrun_http_test.go tests dry runs of HTTP requests.
 
-// judged is what a dry run says of one call, in a word.
+// judged returns the verdict of a dry run on one call, in a word.
 func judged(t *testing.T, call func(ctx context.Context) error) string {
 	t.Helper()
 	ctx := shaper.ContextWithVerdict(context.Background())
@@ -33,7 +33,7 @@ func judged(t *testing.T, call func(ctx context.Context) error) string {
 	return "waits " + v.Wait.String()
 }
 
-// limiterCalls are the ways of a Limiter to ask it.
+// limiterCalls are the methods with which a request can enter.
 var limiterCalls = map[string]func(l shaper.Limiter, ctx context.Context, n int) error{
 	"WaitN": func(l shaper.Limiter, ctx context.Context, n int) error { return l.WaitN(ctx, n) },
 	"Acquire": func(l shaper.Limiter, ctx context.Context, n int) error {
@@ -43,7 +43,7 @@ var limiterCalls = map[string]func(l shaper.Limiter, ctx context.Context, n int)
 	},
 }
 
-// dryRuns plays a timeline with a Shaper and with a key of a Group, both dry runs.
+// dryRuns plays a timeline with a dry run of a Shaper, and with one of a key of a Group.
 func dryRuns(t *testing.T, limits string, timeline func(t *testing.T, call func(ctx context.Context, n int) error, end func() error)) {
 	for name, ask := range limiterCalls {
 		t.Run("Shaper "+name, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestAllowAndDoOfADryRun(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-// AllowN is judged as with a depth of 0, as it is without a dry run.
+// A dry run judges AllowN as if the Depth was 0, as a Shaper does that is no dry run.
 func TestAllowOfADryRunDoesNotEnterTheShadow(t *testing.T) {
 	play(t, "1/s depth 5", func(g *stage) {
 		require.True(t, g.Allow())
@@ -137,7 +137,8 @@ func TestAllowOfADryRunDoesNotEnterTheShadow(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-// Limits that can't be had refuse a call of a Group. Of a dry run they are a verdict.
+// If the limits function returns an error, a Group refuses the call. In a dry run the
+// error becomes the verdict.
 func TestADryRunOutlivesLimitsThatCannotBeHad(t *testing.T) {
 	failure := errors.New("no such user")
 	playKeys(t, "1/s", func(g *groupStage) {
@@ -158,7 +159,7 @@ func TestADryRunOutlivesLimitsThatCannotBeHad(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-// A hook is told of each call once, when it passes.
+// The hook runs once for each call, when the call passes.
 func TestHooksOfADryRunGetTheVerdict(t *testing.T) {
 	var mu sync.Mutex
 	var events []shaper.Event
@@ -202,7 +203,8 @@ func TestHooksOfADryRunGetTheVerdict(t *testing.T) {
 	}, shaper.WithDryRun(), shaper.WithName("new"), trace)
 }
 
-// A dry run that nobody looks at has no goroutine, and shadows up to Depth.
+// A dry run has no goroutine, and its shadow grows to Depth at most, even if nobody looks
+// at its state.
 func TestADryRunTakesNoGoroutineAndLittleMemory(t *testing.T) {
 	before := runtime.NumGoroutine()
 	s, err := shaper.New(limitsOf(t, "1 per 1h depth 50"), shaper.WithDryRun())
@@ -232,7 +234,7 @@ func TestADryRunTakesNoGoroutineAndLittleMemory(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// Nobody waits, so there is nothing to shut down but the shadow.
+// In a dry run no request waits, so Shutdown need not wait for the shadow.
 func TestTheEndOfADryRun(t *testing.T) {
 	type ending interface {
 		Shutdown(context.Context) error

@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// proxies are trusted in these tests.
+// proxies are the addresses of proxies that these tests trust.
 var proxies = prefixes("10.0.0.0/8", "fd00::/8", "fe80::/10")
 
 func prefixes(texts ...string) (all []netip.Prefix) {
@@ -26,7 +26,7 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 	return all
 }
 
-// fromPeer is a request of a peer with lines of X-Forwarded-For.
+// fromPeer returns a request of a peer, with lines of X-Forwarded-For.
 func fromPeer(peer string, lines ...string) *http.Request {
 	r := httptest.NewRequest("GET", "/", nil)
 	r.RemoteAddr = peer
@@ -44,7 +44,7 @@ var clientAddresses = []struct {
 	lines []string
 	want  string
 }{
-	// The peer.
+	// The key is the address of the peer.
 	{somebody, nil, "203.0.113.9"},
 	{"203.0.113.9", nil, "203.0.113.9"},
 	{"[2001:db8:1:2:3:4:5:6]:1234", nil, "2001:db8:1:2::/64"},
@@ -55,19 +55,19 @@ var clientAddresses = []struct {
 	{"[fe80::1%eth0]:1234", nil, "fe80::/64"},
 	{"[fe80::2%eth1]:1234", nil, "fe80::/64"},
 
-	// No address: one key for all, whatever else they say.
+	// If the peer has no address, all requests have one key, whatever their fields say.
 	{"", nil, ""},
 	{"@", []string{"192.0.2.1"}, ""},
 	{"/run/site.sock", []string{"192.0.2.1"}, ""},
 	{"203.0.113.9:http", nil, ""},
 	{"example.com:80", nil, ""},
 
-	// Nobody believes somebody.
+	// The peer is not a trusted proxy, so its field is not read.
 	{somebody, []string{"192.0.2.1"}, "203.0.113.9"},
 	{somebody, []string{"10.0.0.2"}, "203.0.113.9"},
 	{"[2001:db8::1]:1234", []string{"192.0.2.1"}, "2001:db8::/64"},
 
-	// From right to left, over all lines.
+	// The elements are read from right to left, over all lines.
 	{ourProxy, nil, "10.0.0.1"},
 	{ourProxy, []string{"192.0.2.1"}, "192.0.2.1"},
 	{ourProxy, []string{"198.51.100.7, 192.0.2.1"}, "192.0.2.1"},
@@ -80,7 +80,7 @@ var clientAddresses = []struct {
 	{"[::ffff:10.0.0.1]:1234", []string{"192.0.2.1, ::ffff:10.0.0.2"}, "192.0.2.1"},
 	{ourProxy, []string{"192.0.2.1, fe80::1%eth0"}, "192.0.2.1"},
 
-	// As addresses are written.
+	// An address may be written in several forms.
 	{ourProxy, []string{"2001:db8:1:2:3:4:5:6"}, "2001:db8:1:2::/64"},
 	{ourProxy, []string{"[2001:db8:1:2:3:4:5:6]"}, "2001:db8:1:2::/64"},
 	{ourProxy, []string{"[2001:db8:1:2:3:4:5:6]:1234"}, "2001:db8:1:2::/64"},
@@ -90,12 +90,12 @@ var clientAddresses = []struct {
 	{ourProxy, []string{"[::ffff:c000:201]:1234"}, "192.0.2.1"},
 	{ourProxy, []string{"198.51.100.7, 192.0.2.1:1234, 10.0.0.2:80"}, "192.0.2.1"},
 
-	// All are trusted: the one furthest away.
+	// If all addresses are trusted, the one furthest away counts.
 	{ourProxy, []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
 	{ourProxy, []string{"10.0.0.4", "10.0.0.3, 10.0.0.2"}, "10.0.0.4"},
 	{ourProxy, []string{"fd00:1::1, 10.0.0.2"}, "fd00:1::/64"},
 
-	// Garbage: the peer, not the last that was good.
+	// If an element is malformed, the peer counts, not the last good element.
 	{ourProxy, []string{""}, "10.0.0.1"},
 	{ourProxy, []string{" "}, "10.0.0.1"},
 	{ourProxy, []string{"unknown"}, "10.0.0.1"},
@@ -118,9 +118,9 @@ var clientAddresses = []struct {
 	{ourProxy, []string{"192.0.2.1\u00a0"}, "10.0.0.1"},
 	{ourProxy, []string{"192.0.2.1/32"}, "10.0.0.1"},
 	{"[fd00:1::1]:1234", []string{"unknown"}, "fd00:1::/64"},
-	{ourProxy, []string{"unknown, 192.0.2.1"}, "192.0.2.1"}, // is the client's, and left of it
+	{ourProxy, []string{"unknown, 192.0.2.1"}, "192.0.2.1"}, // the malformed element is the client's, to the left of a good one
 
-	// The 32nd is looked at, the 33rd is not.
+	// The 32nd element is read, and the 33rd is not.
 	{ourProxy, []string{"192.0.2.1" + strings.Repeat(",10.0.0.2", 31)}, "192.0.2.1"},
 	{ourProxy, []string{"192.0.2.1" + strings.Repeat(",10.0.0.2", 32)}, "10.0.0.1"},
 	{ourProxy, append([]string{"192.0.2.1"}, slices.Repeat([]string{"10.0.0.2"}, 32)...), "10.0.0.1"},
@@ -138,7 +138,7 @@ func TestWithoutTrustedProxiesTheFieldIsNotRead(t *testing.T) {
 	require.Equal(t, "::/64", keyOf(t, shaper.ByClientIP(), fromPeer("[::1]:1234", "192.0.2.1")))
 }
 
-// What others have been fooled by.
+// Other libraries have taken a client's address from these fields, which any client can set.
 func TestNoOtherFieldIsRead(t *testing.T) {
 	r := fromPeer(ourProxy)
 	for _, name := range []string{"X-Real-Ip", "True-Client-Ip", "Forwarded", "X-Forwarded", "Cf-Connecting-Ip", "Client-Ip", "X-Forwarded_for"} {
@@ -164,7 +164,7 @@ func TestTrustedPrefixesMayBeMappedOrNotMasked(t *testing.T) {
 		{"10.9.9.9/8", ourProxy, "192.0.2.1"},
 		{"10.0.0.1/32", "[::ffff:10.0.0.1]:1234", "192.0.2.1"},
 		{"0.0.0.0/0", "[2001:db8::1]:1234", "2001:db8::/64"},
-		{"::/0", somebody, "203.0.113.9"}, // says nothing of IPv4
+		{"::/0", somebody, "203.0.113.9"}, // does not contain IPv4 addresses
 		{"::/0", "[::ffff:203.0.113.9]:1234", "203.0.113.9"},
 		{"::/0", "[2001:db8::1%eth0]:1234", "192.0.2.1"},
 	} {
@@ -214,11 +214,11 @@ func TestClientIPOutOfRangeIsAnErrorForEverybody(t *testing.T) {
 	require.ErrorContains(t, err, "Trusted[0]")
 }
 
-// written are the ways in which an address may be written: [IPv6], with a port or
-// without, IPv4 with a port, and plainly.
+// written matches the forms in which an address may be written: [IPv6] with a port or
+// without, IPv4 with a port, and any address without brackets and port.
 var written = regexp.MustCompile(`(?s)^[ \t]*(?:\[(.*)\](?::(\d+))?|([\d.]+):(\d+)|(.*?))[ \t]*$`)
 
-// slowAddress reads an element by that expression.
+// slowAddress parses an element by that expression.
 func slowAddress(element string) (a netip.Addr, ok bool) {
 	m := written.FindStringSubmatch(element)
 	a, err := netip.ParseAddr(m[1] + m[3] + m[5])
@@ -230,8 +230,8 @@ func slowAddress(element string) (a netip.Addr, ok bool) {
 	return a.WithZone("").Unmap(), ok
 }
 
-// slowClient finds the client in the whole list, turned around. It says too
-// whether the search ends within the list, so that nothing before it matters.
+// slowClient reverses the whole list and searches it for the client. It also reports
+// whether the search ended within the list, so that no earlier element matters.
 func slowClient(peer netip.Addr, lines []string) (client netip.Addr, found bool) {
 	list := strings.Split(strings.Join(lines, ","), ",")
 	slices.Reverse(list)
@@ -248,8 +248,8 @@ func slowClient(peer netip.Addr, lines []string) (client netip.Addr, found bool)
 	return client, false
 }
 
-// Whatever clients send stands left of what the first proxy says of them, in the
-// same line or in lines before it.
+// What a client sends stands to the left of what the first proxy adds, in the same line or
+// in earlier ones.
 func FuzzPrependingToXForwardedForChangesNothing(f *testing.F) {
 	for _, test := range clientAddresses {
 		f.Add("1.2.3.4", strings.Join(test.lines, "\n"))
@@ -264,7 +264,7 @@ func FuzzPrependingToXForwardedForChangesNothing(f *testing.F) {
 		client, found := slowClient(peer.Addr(), lines)
 		require.Equal(t, client.String(), keyOf(t, key, fromPeer(ourProxy, lines...)), "%q", lines)
 		if !found {
-			// All who had a hand in it are trusted: let somebody else have sent it.
+			// All addresses are trusted, so put one in front that is not.
 			client = netip.MustParseAddr("2001:db8::1")
 			lines[0] = "2001:db8::1," + lines[0]
 			if strings.Count(strings.Join(lines, ","), ",") >= 32 {

@@ -28,7 +28,7 @@ var routes = []string{
 	"/a%2Fb/",
 }
 
-// routed is a mux that notes which route's handler has run: "" if none has.
+// A routed is a mux that notes which route's handler has run; "" if none has.
 type routed struct {
 	*http.ServeMux
 	ran string
@@ -49,7 +49,7 @@ func (s *routed) run(r *http.Request) string {
 	return s.ran
 }
 
-// readRequest reads what a client sends, as a server does.
+// readRequest parses what a client sends, as a server does.
 func readRequest(text string) (*http.Request, error) {
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(text, "\n", "\r\n") + "\r\n\r\n")))
 	if err == nil {
@@ -78,13 +78,13 @@ func TestByRoute(t *testing.T) {
 		{"GET /nothing", "admin.example.com", "admin.example.com/", true},
 		{"GET /a%2Fb/c", "", "/a%2Fb/", true},
 
-		// The mux answers.
+		// The mux itself answers.
 		{"GET /nothing", "", "", false},
 		{"GET /login", "", "", false},
 		{"GET /POST%20/login", "", "", false},
 		{"GET /-", "", "", false},
 
-		// It redirects, to a route.
+		// The mux redirects to a route.
 		{"GET /static", "", "/static/", false},
 		{"GET /old", "", "/old/{$}", false},
 		{"GET /any/login", "", "/any/{name}/", false},
@@ -92,8 +92,9 @@ func TestByRoute(t *testing.T) {
 		{"POST /static/../login", "", "POST /login", false},
 		{"POST /x/../login?a=b", "", "POST /login", false},
 
-		// CONNECT is neither redirected to a clean path, nor to that of another
-		// host; but to a path with a slash, of which the mux tells the path.
+		// The mux redirects CONNECT neither to a clean path nor to another host, but
+		// does redirect it to a path with a slash, which it then returns in place of a
+		// pattern.
 		{"CONNECT /tunnel/x", "", "CONNECT /tunnel/{to}", true},
 		{"CONNECT /tunnel/x/", "", "/tunnel/{to}/", true},
 		{"CONNECT /static/../login", "", "/static/", true},
@@ -115,7 +116,7 @@ func TestByRoute(t *testing.T) {
 	}
 }
 
-// A redirect that is a route's own handler is a route like any other.
+// A route whose own handler redirects is a route like any other.
 func TestByRouteKnowsItsOwnRedirects(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.Handle("/moved", http.RedirectHandler("/here", http.StatusMovedPermanently))
@@ -136,9 +137,9 @@ func TestByRouteNeedsAMux(t *testing.T) {
 	require.Empty(t, key)
 }
 
-// The rule is looked up under the first part of the key. Whatever a client sends,
-// it is the rule of the route whose handler runs; and if none does, that of some
-// route or of none, and nothing else.
+// A program looks up a rule under the first part of the key. Whatever a client sends,
+// this must be the rule of the route whose handler runs. If no handler runs, it may be
+// that of any route or of none.
 func FuzzNothingThatAClientSendsPicksAnotherRule(f *testing.F) {
 	for _, line := range []string{
 		"POST /login", "GET /orders/POST%20%2Flogin", "GET /static/../login", "GET /any/login",
@@ -161,7 +162,7 @@ func FuzzNothingThatAClientSendsPicksAnotherRule(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line, host, user, forwarded string) {
 		r, err := readRequest(line + " HTTP/1.1\nHost: " + host + "\nX-User: " + user + "\nX-Forwarded-For: " + forwarded)
 		if err != nil {
-			return // No server would take it.
+			return // A server would not accept this request.
 		}
 		k := keyOf(t, key, r)
 		require.Equal(t, 3, strings.Count(k, "/"), "%q", k)

@@ -41,7 +41,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// shortened is what the documents say of a part that is too long.
+// shortened returns what the documentation promises for a part that is too long.
 func shortened(part string) string {
 	if len(part) <= 256 {
 		return part
@@ -49,7 +49,7 @@ func shortened(part string) string {
 	return fmt.Sprintf("%s~%x", part[:192], sha256.Sum256([]byte(part)))
 }
 
-// A client can send a megabyte. The key stays small, and still its own.
+// A client can send a megabyte. Its key stays small, and differs from all others.
 func TestLongPartsOfAKeyAreCutAndStayDistinct(t *testing.T) {
 	long := strings.Repeat("a", 256)
 	require.Equal(t, long, shaper.Join(long), "256 bytes are kept")
@@ -68,8 +68,8 @@ func TestLongPartsOfAKeyAreCutAndStayDistinct(t *testing.T) {
 	require.Len(t, byHeader, len(parts))
 }
 
-// From a key its parts can be told again. So no two lists of parts, whoever
-// chose them, make the same key.
+// The parts of a key can be read back from it. So no two different lists of parts make the
+// same key, even if an attacker chooses them.
 func FuzzJoin(f *testing.F) {
 	for _, test := range joins {
 		f.Add(strings.Join(test.parts, "\n"))
@@ -88,7 +88,7 @@ func FuzzJoin(f *testing.F) {
 			}
 			require.Equal(t, shortened(parts[i]), part)
 		}
-		other := strings.Split(strings.Join(parts, "/"), "/") // as without escaping
+		other := strings.Split(strings.Join(parts, "/"), "/") // what a reader that knows no escaping would find
 		require.Equal(t, slices.Equal(parts, other), key == shaper.Join(other...))
 	})
 }
@@ -99,7 +99,7 @@ func TestByJoinsWhatItsKeysSay(t *testing.T) {
 	}
 	keys := []shaper.KeyFunc{word("a/b"), word(""), word("-"), shaper.ByHeader("X-User")}
 	by := shaper.By(keys...)
-	keys[0] = nil // is nothing to by any more
+	keys[0] = nil // By has copied the slice
 	require.Equal(t, "a%2Fb/-/%2D/eve%2F..", keyOf(t, by, withHeader("X-User", "eve/..")))
 	require.Equal(t, "a%2Fb/-/%2D/-", keyOf(t, by, withHeader("X-Other", "eve")))
 	require.Equal(t, "", keyOf(t, shaper.By(), withHeader("X-User", "eve")))
@@ -145,8 +145,8 @@ func TestByHeader(t *testing.T) {
 	}
 }
 
-// Eve has one name that counts, and adds others before and after it. Whichever
-// the handler goes by, all that she sends so is of one key.
+// A client adds lines of the same field before and after the one that identifies it.
+// Whichever line the handler reads, all these requests have one key.
 func TestAFieldInSeveralLinesIsNoWayToFreshKeys(t *testing.T) {
 	r := httptest.NewRequest("GET", "/", nil)
 	for _, lines := range [][]string{{"eve", "x1"}, {"x2", "eve"}, {"eve", "eve"}, {"", "x3"}, {"x4", "eve", "x5"}} {
@@ -164,7 +164,7 @@ func TestByHeaderNeedsTheNameOfAField(t *testing.T) {
 	require.Equal(t, "v", keyOf(t, shaper.ByHeader("az09!#$%&'*+-.^_`|~"), withHeader("az09!#$%&'*+-.^_`|~", "v")))
 }
 
-// withHeader is a request with one field, in one line.
+// withHeader returns a request with one field, in one line.
 func withHeader(name, value string) *http.Request {
 	r := httptest.NewRequest("GET", "/", nil)
 	r.Header.Set(name, value)

@@ -134,7 +134,7 @@ func TestLimitsStringIsReadBackExactly(t *testing.T) {
 		count = 50_000
 	}
 	random := rand.New(rand.NewPCG(3, 50))
-	whole := func(most int64) int64 { // all orders of magnitude alike
+	whole := func(most int64) int64 { // each order of magnitude is equally likely
 		return int64(math.Exp(random.Float64() * math.Log(float64(most))))
 	}
 	rates := []func() float64{

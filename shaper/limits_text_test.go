@@ -41,7 +41,7 @@ var wellFormed = []struct {
 	{"10, \t 1 per 2min", shaper.Limits{Rate: 1.0 / 120, Burst: 10}},
 	{"0, inf", shaper.Limits{Rate: rate.Inf}},
 
-	// Units of rates, then of durations.
+	// These are the units of rates, then those of durations.
 	{"1/ns", shaper.Limits{Rate: 1e9}},
 	{"1/us", shaper.Limits{Rate: 1e6}},
 	{"1/ms", shaper.Limits{Rate: 1e3}},
@@ -58,14 +58,14 @@ var wellFormed = []struct {
 	{"1/s wait 1h slack 1hour", shaper.Limits{Rate: 1, MaxWait: time.Hour, Slack: time.Hour}},
 	{"1/s wait 1d slack 1day", shaper.Limits{Rate: 1, MaxWait: day, Slack: day}},
 
-	// Numbers.
+	// These are forms of numbers.
 	{"0.1/s", shaper.Limits{Rate: 0.1}},
 	{"010.50/s", shaper.Limits{Rate: 10.5}},
 	{"2.5 per 1.5s", shaper.Limits{Rate: 2.5 / 1.5}},
 	{"0.000000001/ns", shaper.Limits{Rate: 1}},
 	{"1 per 365d", shaper.Limits{Rate: 1.0 / (365 * 86400)}},
 	{"1000000000/s", shaper.Limits{Rate: 1e9}},
-	{"9007199254740993 per 9007199254740993ns", shaper.Limits{Rate: 1e9}}, // no float is 2⁵³ + 1
+	{"9007199254740993 per 9007199254740993ns", shaper.Limits{Rate: 1e9}}, // no float64 is 2⁵³ + 1
 	{"1." + strings.Repeat("0", 1020) + "/s", shaper.Limits{Rate: 1}},     // 1,024 bytes
 	{"1/s burst 0 depth 0 wait 0s slack 0d", shaper.Limits{Rate: 1}},
 	{"1/s burst 1", shaper.Limits{Rate: 1, Burst: 1}},
@@ -89,7 +89,7 @@ var malformed = []struct {
 	column int
 	reason string
 }{
-	// The rate.
+	// The mistake is in the rate.
 	{"", 1, "expected a rate"},
 	{"x", 1, "expected a rate"},
 	{"/s", 1, "expected a rate"},
@@ -129,7 +129,7 @@ var malformed = []struct {
 	{"1 per 1h30min", 8, "expected a unit"},
 	{"1 per 0.5ns", 7, "whole nanoseconds"},
 
-	// What follows the rate.
+	// The mistake is in what follows the rate.
 	{"5/s depht 3", 5, "expected burst, depth, wait, slack or inflight"},
 	{"5/s Depth 3", 5, "expected burst, depth, wait, slack or inflight"},
 	{"5/s 3", 5, "expected burst, depth, wait, slack or inflight"},
@@ -174,7 +174,7 @@ var malformed = []struct {
 	{"10, 1/s inflight 3", 9, "expected nothing after"},
 	{"10, 10, 1/s", 5, "expected a rate"},
 
-	// Blanks and length.
+	// The mistake is a blank, or the length.
 	{" ", 1, "expected no blank"},
 	{" 5/s", 1, "expected no blank"},
 	{"\t5/s", 1, "expected no blank"},
@@ -184,7 +184,7 @@ var malformed = []struct {
 	{"1." + strings.Repeat("0", 1021) + "/s", 1025, "expected at most 1024 bytes"},
 	{strings.Repeat("5", 1<<20) + "/s", 1025, "expected at most 1024 bytes"},
 
-	// Well written, but Validate refuses it.
+	// The text is well formed, but Validate refuses the limits.
 	{"0/s", 1, "Limits.Rate is 0,"},
 	{"10, 0.0/s", 5, "Limits.Rate is 0,"},
 	{"1 per 0s", 7, "Limits.Rate"},
@@ -210,7 +210,7 @@ func TestParseLimitsPointsAtTheMistake(t *testing.T) {
 	}
 }
 
-// The largest float is rate.Inf. A number so large must not mean "no limit".
+// The largest float64 is rate.Inf. So large a number in a text must not mean "no limit".
 func TestNoNumberIsUnlimited(t *testing.T) {
 	largest := strconv.FormatFloat(math.MaxFloat64, 'f', -1, 64)
 	for _, text := range []string{largest + "/s", largest + " per 1s", largest + "/s depth 3"} {
@@ -227,14 +227,14 @@ func TestParseErrorQuotesWholeCharacters(t *testing.T) {
 		{strings.Repeat("x", 58) + "éx", `"` + strings.Repeat("x", 58) + `é"…,`},
 		{strings.Repeat("x", 57) + "😀", `"` + strings.Repeat("x", 57) + `"…,`},
 		{strings.Repeat("x", 58) + "\n\"x", `"` + strings.Repeat("x", 58) + `\n\""…,`},
-		{strings.Repeat("\x80", 100), `"` + strings.Repeat(`\x80`, 56) + `"…,`}, // no characters to keep whole
+		{strings.Repeat("\x80", 100), `"` + strings.Repeat(`\x80`, 56) + `"…,`}, // not UTF-8, so there is no character to keep whole
 	} {
 		_, err := shaper.ParseLimits(test.text)
 		require.ErrorContains(t, err, "shaper: limits "+test.quote+" column 1: expected a rate")
 	}
 }
 
-// splitParseError checks that err quotes text as it must, and returns the rest.
+// splitParseError requires that err quotes the text, and returns the rest of its message.
 func splitParseError(t *testing.T, text string, err error) (column int, reason string) {
 	t.Helper()
 	rest, ok := strings.CutPrefix(err.Error(), "shaper: limits ")
@@ -265,8 +265,8 @@ func splitParseError(t *testing.T, text string, err error) (column int, reason s
 	return column, reason
 }
 
-// grammar is the text form as one expression: slow and obvious, and blind only
-// to what is given twice and to values that do not fit.
+// grammar is the text form as one regular expression, slow and obvious. It does not find
+// words that are given twice and values that do not fit.
 var grammar = func() *regexp.Regexp {
 	const (
 		number   = `[0-9]+(\.[0-9]+)?`
@@ -279,7 +279,7 @@ var grammar = func() *regexp.Regexp {
 	return regexp.MustCompile(`^([0-9]+,` + blank + rate + `|` + rate + rest + `)$`)
 }()
 
-// unfit is what an error says of a text in which grammar sees nothing wrong.
+// unfit matches the error of a text in which grammar finds no mistake.
 var unfit = regexp.MustCompile(`^Limits\.(Rate|Burst) is |^expected (` +
 	`(burst|depth|wait|slack|inflight) only once|a duration above 0|a whole number up to|whole nanoseconds|at most 1024 bytes)`)
 
@@ -288,7 +288,7 @@ func FuzzParseLimits(f *testing.F) {
 		f.Add(test.text)
 	}
 	for _, test := range malformed {
-		if len(test.text) < 2000 { // more is slow to mutate
+		if len(test.text) < 2000 { // longer texts are slow to mutate
 			f.Add(test.text)
 		}
 	}

@@ -10,11 +10,11 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// The line alone, in the hands of nobody but this file: whoever enters, leaves or
-// gives up, at either door and from anywhere, it is what a plain slice would be.
+// This file tests the line by itself: whatever waiters enter, leave or give up, and
+// wherever in the line they are, it must hold what a plain slice would hold.
 
-// A slowQueue is a queue as one would write it down: those in line, the first
-// retries of whom have been put in front of the newcomers.
+// A slowQueue is the obvious implementation of a queue: a slice of the waiters in line.
+// The first of them, as many as retries says, entered as retries.
 type slowQueue struct {
 	line    []*waiter
 	costs   []int64 // of those in line, which a waiter can't change by mistake
@@ -32,7 +32,7 @@ func (q *slowQueue) delete(at int) {
 	}
 }
 
-// first is the cost of the first k in line, saturating.
+// first returns the cost of the first k in line, saturating.
 func (q *slowQueue) first(k int) (cost int64) {
 	for _, n := range q.costs[:k] {
 		cost = exact.Sum(cost, n)
@@ -59,7 +59,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 		var fast queue
 		var spare waiterPool
 		var slow slowQueue
-		longest := 1 + r.IntN(16) // So that it is empty now and then.
+		longest := 1 + r.IntN(16) // short enough that the line is empty now and then
 		for now := range int64(200) {
 			n := cost(r)
 			switch arrives := len(slow.line) < longest && r.IntN(2) == 0; {
@@ -82,7 +82,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 				fast.remove(w, how)
 				require.Equal(t, how, w.state)
 				require.EqualValues(t, len(slow.line), w.waiting)
-				if r.IntN(4) > 0 { // Else it is still with its goroutine.
+				if r.IntN(4) > 0 { // else the goroutine of its call still has it
 					spare.keep(w)
 				}
 			}
@@ -91,7 +91,7 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 				saturated++
 			}
 		}
-		for len(slow.line) > 0 { // From the head, as Close does.
+		for len(slow.line) > 0 { // from the head on, as Close removes them
 			fast.remove(fast.head, refused)
 			slow.delete(0)
 			requireSame(t, &slow, &fast)
@@ -103,8 +103,8 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 	require.Equal(t, seed == 2, saturated > 0)
 }
 
-// requireEntered looks at a waiter that has just entered: as new, and not one of
-// those in line already.
+// requireEntered requires that a waiter that has just entered has the state of a new one,
+// and is none of those in line already.
 func requireEntered(t *testing.T, slow slowQueue, w *waiter, n, now int64) {
 	t.Helper()
 	require.False(t, slices.Contains(slow.line, w), "it is in line already")
@@ -114,13 +114,13 @@ func requireEntered(t *testing.T, slow slowQueue, w *waiter, n, now int64) {
 	require.Empty(t, w.ready)
 }
 
-// requireSame compares all that a queue can be asked, and how it hangs together.
+// requireSame compares all that a queue can be asked, and checks its links.
 func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
 	t.Helper()
 	require.Equal(t, len(slow.line), int(fast.len))
 	at, before := fast.head, (*waiter)(nil)
 	for i, w := range slow.line {
-		// The same one, not its like: testify would compare what they hold.
+		// == compares the pointers; testify would compare what they point to.
 		require.True(t, at == w, "from the head, %d of %d", i+1, len(slow.line))
 		require.True(t, w.prev == before, "towards the head, %d of %d", i+1, len(slow.line))
 		at, before = w.next, w

@@ -18,9 +18,9 @@ import (
 	"example.com/leakybucket/shaper/internal/alarm"
 )
 
-// These tests look at the ticker from inside, on the real clock.
+// These tests look at the ticker from inside the package, on the real clock.
 
-// precision is what Stats says of the alarm.
+// precision is the part of Stats that tells which alarm is used.
 type precision struct {
 	precise  bool
 	fallback string
@@ -31,7 +31,7 @@ func precisionOf(s *Shaper) precision {
 	return precision{st.Precise, st.Fallback}
 }
 
-// held makes a shaper at 1,000/s with one waiter, who would leave in an hour.
+// held makes a shaper at 1,000/s with one waiter, which is to leave in an hour.
 func held(t *testing.T) *Shaper {
 	t.Helper()
 	s, err := New(Limits{Rate: 1000, Depth: 10})
@@ -42,8 +42,8 @@ func held(t *testing.T) *Shaper {
 	return s
 }
 
-// comes waits until something is so. (require.Eventually would look at it from
-// a goroutine of its own, which these tests would count.)
+// comes waits until a condition holds. (require.Eventually would check it on a goroutine
+// of its own, which these tests would count.)
 func comes(t *testing.T, so func() bool, says ...any) {
 	t.Helper()
 	for began := time.Now(); !so(); time.Sleep(time.Millisecond) {
@@ -51,7 +51,7 @@ func comes(t *testing.T, so func() bool, says ...any) {
 	}
 }
 
-// becomes waits until Stats says so.
+// becomes waits until Stats shows that precision.
 func becomes(t *testing.T, want precision, s *Shaper) {
 	t.Helper()
 	comes(t, func() bool { return precisionOf(s) == want }, "%+v is wanted", want)
@@ -61,8 +61,8 @@ func TestALineTakesAFileWhereAMillisecondMatters(t *testing.T) {
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
 
-	// 20 ms are the longest interval with one; a change of the limits takes it
-	// away and brings it back.
+	// 20 ms is the longest interval for which a file is opened. A change of the limits
+	// closes it and opens it again.
 	for _, c := range []struct {
 		limits  string
 		precise bool
@@ -81,9 +81,9 @@ func TestALineTakesAFileWhereAMillisecondMatters(t *testing.T) {
 	require.Equal(t, precision{}, precisionOf(s))
 }
 
-// Two wake-ups with a coarse timer are a millisecond apart. At this rate a ticker
-// with a lead would yield from slot to slot; a coarse one does not, in its second
-// line either, for which it knows its lead from the start.
+// Two wake-ups with a coarse timer are a millisecond apart. At this rate a ticker that
+// wakes early would yield from slot to slot. A coarse one must not, even if it has learnt
+// from earlier lines how early to wake.
 func TestACoarseTimerSleepsAtHighRates(t *testing.T) {
 	s, err := New(Limits{Rate: 100_000, Depth: 100}, WithCoarseTimer())
 	require.NoError(t, err)
@@ -126,8 +126,8 @@ func TestInABubbleALineTakesNoFile(t *testing.T) {
 	})
 }
 
-// The files of a process belong to its connections. Shapers beyond the 64th
-// with a line do without.
+// Most file descriptors of a process are needed for its connections. So only 64 shapers
+// with a line have a file, and all others do without.
 func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
 	comes(t, func() bool { return alarm.Files() == 0 }, "those of the tests before are given back")
 	var all []*Shaper
@@ -141,8 +141,8 @@ func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
 	becomes(t, without, late)
 	requireItPaces(t, without)
 
-	// When one is given back, it is the next one's who asks; who has been told
-	// no asks again after a second.
+	// When a file is closed, the next shaper that tries gets one. A shaper that got none
+	// tries again after a second.
 	require.NoError(t, all[0].Close())
 	again := held(t)
 	becomes(t, precision{precise: true}, again)
@@ -154,8 +154,8 @@ func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
 	becomes(t, precision{precise: true}, late)
 }
 
-// requireItPaces lets a line of 50 leave at 1,000/s and requires that nobody
-// leaves before its slot.
+// requireItPaces lets a line of 50 leave at 1,000/s, and requires that no request leaves
+// before its slot.
 func requireItPaces(t *testing.T, want precision) {
 	t.Helper()
 	const n = 50
@@ -181,9 +181,9 @@ func requireItPaces(t *testing.T, want precision) {
 	for range n {
 		at = append(at, (<-left).Sub(began))
 	}
-	slices.Sort(at) // The hooks of several calls run in any order.
+	slices.Sort(at) // the hooks of several calls run in any order
 	for i, at := range at {
-		// The level was 1, or a millionth less.
+		// The level was 1, or less by up to a millionth.
 		require.Greater(t, at, time.Duration(i+1)*time.Millisecond-10*time.Microsecond)
 	}
 }
@@ -194,14 +194,14 @@ func TestWithNoDescriptorLeftALineLeavesByGosTimer(t *testing.T) {
 	next, err := os.Open(os.DevNull)
 	require.NoError(t, err)
 	none := was
-	none.Cur = uint64(next.Fd()) // The lowest that is free is above all that may be had.
+	none.Cur = uint64(next.Fd()) // the lowest free descriptor is now above the limit
 	require.NoError(t, next.Close())
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
 	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was)) }()
 	requireItPaces(t, precision{fallback: "timerfd_create: too many open files"})
 }
 
-// A program may close a descriptor that is not its own.
+// A program may close a descriptor that is not its own, so that the file breaks.
 func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
 	before := alarm.Files()
 	s := held(t)
@@ -216,7 +216,7 @@ func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
 	require.Equal(t, before, alarm.Files())
 }
 
-// It may close it without our knowing, too.
+// A program may also close the descriptor in a way that the ticker does not notice.
 func TestADescriptorThatIsClosedUnderUsIsReplacedByGosTimer(t *testing.T) {
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
@@ -224,20 +224,20 @@ func TestADescriptorThatIsClosedUnderUsIsReplacedByGosTimer(t *testing.T) {
 	conn, err := s.ticker.alarm.(*alarm.File).SyscallConn()
 	require.NoError(t, err)
 	require.NoError(t, conn.Control(func(fd uintptr) { require.NoError(t, syscall.Close(int(fd))) }))
-	s.ticker.look(s.clock) // Or it would sleep for an hour, and not notice.
+	s.ticker.look(s.clock) // otherwise it would sleep for an hour and not notice
 	s.mu.Unlock()
 	becomes(t, precision{fallback: "read: bad file descriptor"}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
 	comes(t, func() bool { return s.Stats().Departed == 2 })
 }
 
-// Neither alarm is left armed when the ticker goes from one to the other.
+// When the ticker changes from one alarm to the other, none is left armed.
 func TestAChangeOfTheAlarmLeavesNoTimerBehind(t *testing.T) {
 	s, err := New(Limits{Rate: 1. / 3600, Depth: 10})
 	require.NoError(t, err)
 	require.True(t, s.Allow())
 	go func() { _ = s.Wait(context.Background()) }()
-	comes(t, func() bool { // It sleeps until a slot in an hour.
+	comes(t, func() bool { // the ticker sleeps until a slot an hour ahead
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.ticker.armed > int64(time.Minute)
@@ -256,13 +256,13 @@ func descriptors(t *testing.T) int {
 }
 
 func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
-	first := held(t) // The runtime's own files are made for the first of ours.
+	first := held(t) // the first file makes the runtime open some of its own
 	becomes(t, precision{precise: true}, first)
 	require.NoError(t, first.Close())
 	files, goroutines := descriptors(t), runtime.NumGoroutine()
 
-	// One shaper that has a line a thousand times, and is then forgotten; and a
-	// thousand that have one each, and are closed.
+	// One shaper has a line a thousand times and is then forgotten. Then a thousand
+	// shapers have a line each and are closed.
 	s, err := New(Limits{Rate: 2000, Depth: 10})
 	require.NoError(t, err)
 	for range 1000 {
@@ -275,7 +275,7 @@ func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
 		require.True(t, s.AllowN(5))
 		require.NoError(t, s.Wait(context.Background()))
 		require.NoError(t, s.Close())
-		if s.Stats().TotalWait > 0 { // Else this goroutine lost the processor for 500 µs.
+		if s.Stats().TotalWait > 0 { // otherwise this goroutine did not run for 500 µs
 			lines++
 			require.False(t, s.ticker.timer.Disarm(), "its timer would have gone off")
 		}
@@ -287,8 +287,8 @@ func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
 	require.Zero(t, alarm.Files())
 }
 
-// An empty line keeps its file for a moment, whatever is asked of the shaper
-// meanwhile, and gives it back at once when it is closed.
+// A shaper keeps its file for a moment after its line has emptied, whatever methods are
+// called meanwhile, and closes it at once when the shaper is closed.
 func TestAnEmptyLineGivesItsFileBack(t *testing.T) {
 	comes(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
 	s := held(t)

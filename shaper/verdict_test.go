@@ -32,7 +32,7 @@ func TestVerdictInWords(t *testing.T) {
 	}
 }
 
-// What is wrong with the limits of a key is no refusal by them, whatever is in it.
+// An error of the limits function is not a refusal, even if it wraps one.
 func TestAVerdictOfLimitsThatCannotBeHad(t *testing.T) {
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, shaper.ErrQueueFull }, shaper.WithDryRun())
 	require.NoError(t, err)
@@ -71,9 +71,9 @@ func TestOnlyADryRunLeavesAVerdict(t *testing.T) {
 	require.False(t, ok)
 }
 
-// Of several the harshest counts, whichever came first.
+// Of several verdicts the harshest counts, whatever their order.
 func TestTheHarshestOfSeveralVerdictsCounts(t *testing.T) {
-	play(t, "1/s depth 9", func(g *stage) { // a dry run that lets wait
+	play(t, "1/s depth 9", func(g *stage) { // g.Shaper is a dry run in which the next request would wait
 		leaves := mustRehearse(g.t, "inf")
 		longer := mustRehearse(g.t, "1 per 10s depth 9")
 		refuses := mustRehearse(g.t, "1/s")
@@ -99,7 +99,7 @@ func TestTheHarshestOfSeveralVerdictsCounts(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-// mustRehearse makes a dry run.
+// mustRehearse makes a dry run of a Shaper.
 func mustRehearse(t *testing.T, limits string) *shaper.Shaper {
 	t.Helper()
 	s, err := shaper.New(limitsOf(t, limits), shaper.WithDryRun())
@@ -122,9 +122,9 @@ func TestVerdictsAreSafeForConcurrentUse(t *testing.T) {
 	require.ErrorIs(t, v.Err, shaper.ErrQueueFull)
 }
 
-// A candidate beside the limit that holds lets the same requests through at the same
-// instants as if it were not there, however small its number; and it judges those
-// that the other has let go.
+// With a candidate beside the live limit, the same requests leave at the same instants as
+// without it, however low the candidate's rate. The candidate judges the requests that
+// come to it.
 func TestACandidateBesideALiveLimit(t *testing.T) {
 	play(t, "2/s depth 3", func(g *stage) {
 		candidate := mustRehearse(g.t, "1/s depth 1")

@@ -108,7 +108,7 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, at := serving(t, "-burst", "0", "-limits", "5/s depth 4")
 			statuses := clientsOf(6, at)
-			require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // So the line is full.
+			require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // The refusal shows that the line is full.
 			p.signals <- sig
 			p.stdout.awaits(t, `Draining [1-4] waiting requests? \(at most \d+ ms; Ctrl-C again to stop at once\)`)
 
@@ -144,7 +144,7 @@ func tallyOne(t *testing.T, at string) int {
 func TestSecondInterruptEndsAtOnce(t *testing.T) {
 	p, at := serving(t, "-burst", "0", "-limits", "1 per 60s depth 60")
 	statuses := clientsOf(62, at)
-	require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // So the line is full.
+	require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // The refusal shows that the line is full.
 	p.signals <- os.Interrupt
 	p.stdout.awaits(t, `Draining 60 waiting requests`)
 	p.signals <- os.Interrupt

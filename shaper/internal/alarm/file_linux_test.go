@@ -12,10 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// These tests look at the alarms on the real clock: what they compare are instants
-// of which one must not come before the other.
+// These tests use the real clock. They compare only instants of which one must not come
+// before the other.
 
-// eachAlarm runs a test with the two alarms there are.
+// eachAlarm runs a test with both kinds of alarm.
 func eachAlarm(t *testing.T, test func(t *testing.T, a Alarm, now func() int64)) {
 	t.Helper()
 	epoch := time.Now()
@@ -48,8 +48,8 @@ func TestAnAlarmGoesOffWhenItIsSetToAndNotBefore(t *testing.T) {
 	})
 }
 
-// Whoever sets it last says when it goes off, whether the ticker is waiting
-// already or about to.
+// The last call of Set decides when an alarm goes off, whether the ticker waits already or
+// is about to.
 func TestAnAlarmCanBeMoved(t *testing.T) {
 	eachAlarm(t, func(t *testing.T, a Alarm, now func() int64) {
 		a.Set(now() + int64(time.Millisecond))
@@ -58,7 +58,7 @@ func TestAnAlarmCanBeMoved(t *testing.T) {
 		require.NoError(t, a.Wait())
 		require.GreaterOrEqual(t, now(), at, "moved to a later instant before the wait")
 
-		// Only the second of these ends the wait: the test would last an hour.
+		// Without the second of these the wait would last an hour.
 		for range 100 {
 			a.Set(now() + int64(time.Hour))
 			var moved sync.WaitGroup
@@ -80,7 +80,7 @@ func TestTheClockOfABubbleIsNotTheKernels(t *testing.T) {
 		for range 3 {
 			_, err := kernelClockAt(time.Now())
 			require.ErrorIs(t, err, ErrOtherClock)
-			time.Sleep(time.Since(time.Unix(0, 0))) // Another year, another clock.
+			time.Sleep(time.Since(time.Unix(0, 0))) // to another year, which is not that of the kernel's clock either
 		}
 	})
 }

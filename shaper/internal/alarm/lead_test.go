@@ -21,9 +21,9 @@ func TestTheLeadFollowsTheWakeUps(t *testing.T) {
 		}
 		return l.Before(soon, 0)
 	}
-	// All alike: it is above that by a step at most.
+	// All wake-ups are equally late: the lead is at most a step above that.
 	require.InDelta(t, 30*us, settle(func(int) int64 { return 30 * us }), float64(1*us))
-	// One in twenty is later: it stays. One in five: it follows.
+	// If one wake-up in twenty is later, the lead stays. If one in five is, it follows.
 	require.InDelta(t, 20*us, settle(func(i int) int64 {
 		if i%20 == 0 {
 			return 45 * us
@@ -46,7 +46,8 @@ func TestTheLeadFollowsTheWakeUps(t *testing.T) {
 	require.Zero(t, l.Before(int64(leadUpTo)+1, 0), "after a longer sleep there is none")
 }
 
-// A hiccup costs a short pause; a process that stays busy, ever longer ones.
+// One late wake-up suspends waking early for a short time. A process that remains busy
+// suspends it for longer and longer.
 func TestALateWakeUpSuspendsTheLead(t *testing.T) {
 	l := Lead{span: 30 * us}
 	now := int64(time.Hour)
@@ -70,8 +71,7 @@ func TestALateWakeUpSuspendsTheLead(t *testing.T) {
 	require.Equal(t, 30*us, l.span, "what a busy process does is nothing to learn from")
 }
 
-// Yield ends when the slot has come or, at the latest, after a yield that was
-// late; it does not know which it will be.
+// Yield returns when the slot has come, or after a yield that came back late.
 func TestYieldingEnds(t *testing.T) {
 	epoch := time.Now()
 	for range 1000 {
@@ -83,5 +83,5 @@ func TestYieldingEnds(t *testing.T) {
 		}
 	}
 	var l Lead
-	l.Yield(0, epoch) // A slot that has passed costs one yield.
+	l.Yield(0, epoch) // for a slot that has passed there is one yield
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The rates that are tested are those that package shaper allows.
+// These bound the rates that are tested, to those that package shaper allows.
 const (
 	longest = 365 * 24 * time.Hour
 	highest = 1_000_000_000
@@ -38,8 +38,8 @@ func TestRatesAreReadAsSimpleFractions(t *testing.T) {
 	}
 }
 
-// The parts of an interval stay far from the 64 bits that they have, and the
-// fraction is as near as is promised.
+// The parts of an interval must remain far below 64 bits, and the fraction must be as near
+// to the rate as is promised.
 func TestEveryRateHasAnExactInterval(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 5000 {
@@ -69,7 +69,7 @@ func TestIntervalArithmeticIsExact(t *testing.T) {
 	}
 }
 
-// requireExact requires of n and m intervals what package math/big says of them.
+// requireExact compares sums and differences of n and m intervals with package math/big.
 func requireExact(t *testing.T, i Interval, n, m int64) {
 	t.Helper()
 	a, b := i.Times(n), i.Times(m)
@@ -100,8 +100,8 @@ func times(i Interval, n int64) *big.Rat {
 	return span.Mul(span, new(big.Rat).SetInt64(n))
 }
 
-// An instant and its excess are the exact instant together, wherever it lies: on
-// no multiple of 1/den, before 0, or centuries away.
+// An instant and its excess together are the exact instant, wherever it lies: between
+// multiples of 1/den, before 0, or centuries away.
 func TestAnInstantAndItsExcessAreExact(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	for range 2000 {
@@ -111,8 +111,8 @@ func TestAnInstantAndItsExcessAreExact(t *testing.T) {
 	}
 }
 
-// requireRescaled requires that what is left at an instant of n intervals that began
-// at another lasts as many intervals of another length, and that the way back is exact.
+// requireRescaled lets n intervals begin at one instant, and changes their length at a later
+// one. It requires that as many intervals remain as before, and that the way back is exact.
 func requireRescaled(t *testing.T, from, to Interval, n, began, now int64) {
 	t.Helper()
 	start, seen := new(big.Rat).SetInt64(began), new(big.Rat).SetInt64(now)
@@ -140,7 +140,7 @@ func requireRescaled(t *testing.T, from, to Interval, n, began, now int64) {
 	require.Nil(t, excess)
 }
 
-// A span that lies before the epoch has no Nanos: its excess says all of it.
+// A Nanos cannot represent an instant before the epoch, so the excess holds all of it.
 func TestAnInstantBeforeTheEpochIsKept(t *testing.T) {
 	i := IntervalOf(7)
 	at, excess := i.Add(At(0), nil, -3)
@@ -159,7 +159,7 @@ func TestSumsSaturate(t *testing.T) {
 	require.Equal(t, int64(Forever), Nanos{whole: Forever, part: 1}.Ceil())
 }
 
-// The memory of an instant whose interval never stops changing is bounded.
+// The memory of an instant is bounded, even if its interval changes again and again.
 func TestEndlessChangesStayCheap(t *testing.T) {
 	i := IntervalOf(1.0 / 3)
 	at, excess := i.Times(1000), (*big.Rat)(nil)
@@ -185,7 +185,7 @@ func TestEndlessChangesStayCheap(t *testing.T) {
 func FuzzArithmetic(f *testing.F) {
 	f.Add(7.0, 1.0/3, int64(1000), int64(3))
 	f.Add(999_999_999.5, 1/longest.Seconds(), int64(math.MaxInt64), int64(0))
-	f.Add(47.799999999999955, 1.1999998828000002e+08, int64(1)<<40, int64(1)<<62) // just beyond 239/5
+	f.Add(47.799999999999955, 1.1999998828000002e+08, int64(1)<<40, int64(1)<<62) // just above 239/5
 	f.Add(0.1, 1e9, int64(1)<<40, int64(1)<<62)
 	f.Fuzz(func(t *testing.T, first, second float64, n, m int64) {
 		for _, r := range []float64{first, second} {

@@ -17,10 +17,11 @@ import (
 	"example.com/leakybucket/shaper/internal/hijack"
 )
 
-// ResponseWriters of outer handlers come with any set of abilities, and handlers
-// behave by what they find. The wrapper that sees a Hijack must change none.
+// The ResponseWriter of an outer handler may implement any set of interfaces, and handlers
+// behave according to which it implements. The wrapper that notices a Hijack must implement
+// the same set.
 
-// abilities are what handlers ask of a ResponseWriter by type assertions.
+// abilities are the interfaces that handlers look for in a ResponseWriter.
 func abilities(w http.ResponseWriter) (found []string) {
 	if _, ok := w.(http.Flusher); ok {
 		found = append(found, "flush")
@@ -37,7 +38,7 @@ func abilities(w http.ResponseWriter) (found []string) {
 	return found
 }
 
-// able notes which of its methods are called.
+// An able notes which of its methods are called.
 type able struct {
 	http.ResponseWriter
 	called *[]string
@@ -69,13 +70,13 @@ func (a pushAbility) Push(string, *http.PushOptions) error {
 	return nil
 }
 
-// unwrapped is the middle of a ResponseWriter that can't be hijacked itself, but
-// unwraps to one that can.
+// An unwrapped is a ResponseWriter that can't be hijacked itself, but unwraps to one that
+// can.
 type unwrapped struct{ able }
 
 func (u unwrapped) Unwrap() http.ResponseWriter { return hijackAbility(u) }
 
-// sets are ResponseWriters of all sets of abilities.
+// sets has a ResponseWriter for each set of abilities.
 func sets(a able) []http.ResponseWriter {
 	u, f, h, r, p := unwrapped{a}, flushAbility{a}, hijackAbility{a}, readAbility{a}, pushAbility{a}
 	return []http.ResponseWriter{
@@ -191,8 +192,8 @@ func TestAWrappedWriterHasWhatTheOriginalHasAndNoMore(t *testing.T) {
 	require.Len(t, met, 16, "all sets of four abilities")
 }
 
-// serve runs a handler on a ResponseWriter whose hijack is looked for, and returns how
-// often it has ended.
+// serve runs a handler on a ResponseWriter whose Hijack is noticed, and returns how often
+// the request has ended.
 func serve(t *testing.T, w http.ResponseWriter, h func(http.ResponseWriter)) (ended int) {
 	t.Helper()
 	w, end := hijack.Until(w, func() { ended++ })
@@ -201,12 +202,12 @@ func serve(t *testing.T, w http.ResponseWriter, h func(http.ResponseWriter)) (en
 	return ended
 }
 
-// hijackerFunc is a Hijacker whose connection is of no account.
+// A hijackerFunc is a Hijacker that returns no connection.
 type hijackerFunc func() error
 
 func (f hijackerFunc) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, f() }
 
-// failingFlusher fails in the way that only http.ResponseController sees.
+// A failingFlusher returns an error that only http.ResponseController sees.
 type failingFlusher struct {
 	http.ResponseWriter
 	http.Hijacker
@@ -239,12 +240,12 @@ type onlyFlushError struct{}
 
 func (onlyFlushError) FlushError() error { return errFlush }
 
-// logged is a ResponseWriter that only unwraps to the one that can do more.
+// A logged is a ResponseWriter that has only an Unwrap, to one that can do more.
 type logged struct{ http.ResponseWriter }
 
 func (l logged) Unwrap() http.ResponseWriter { return l.ResponseWriter }
 
-// There is nothing to notice: the request ends when the handler does.
+// If a connection can't be hijacked, its request ends when the handler does.
 func TestAWriterThatCantBeHijackedIsHandedOnAsItIs(t *testing.T) {
 	rec := httptest.NewRecorder()
 	for _, given := range []http.ResponseWriter{rec, &logged{rec}} {
@@ -258,7 +259,7 @@ func TestAWriterThatCantBeHijackedIsHandedOnAsItIs(t *testing.T) {
 	}
 }
 
-// The ResponseWriters of net/http, and what handlers do with them.
+// The cases are the ResponseWriters of net/http, and what handlers do with them.
 func TestAWriterCanDoWhatItCould(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("HTTP/2 %t", h2), func(t *testing.T) {
@@ -269,7 +270,7 @@ func TestAWriterCanDoWhatItCould(t *testing.T) {
 				defer end()
 				after = abilities(w)
 				controller := http.NewResponseController(w)
-				// The second is the server's business in HTTP/2.
+				// HTTP/2 leaves the second to the server.
 				for name, err := range map[string]error{
 					"read deadline":  controller.SetReadDeadline(time.Now().Add(time.Minute)),
 					"write deadline": controller.SetWriteDeadline(time.Now().Add(time.Minute)),
@@ -299,7 +300,7 @@ func TestAWriterCanDoWhatItCould(t *testing.T) {
 	}
 }
 
-// A request ends once: by its hijack, else with its handler.
+// A request ends once: when its connection is hijacked, or else when its handler returns.
 func TestARequestEndsOnce(t *testing.T) {
 	type writer struct {
 		http.ResponseWriter
@@ -309,8 +310,8 @@ func TestARequestEndsOnce(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		err    error // of the Hijack
-		times  int   // that the handler hijacks
-		within int   // how often it has ended before the handler returns
+		times  int   // how often the handler calls Hijack
+		within int   // how often the request has ended before the handler returns
 	}{{"no hijack", nil, 0, 0}, {"one", nil, 1, 1}, {"two", nil, 2, 1}, {"one that fails", failure, 1, 0}} {
 		t.Run(c.name, func(t *testing.T) {
 			ended := 0

@@ -24,16 +24,16 @@ func TestExhaustedIsTheLongestResetOfWhatHasNothingLeft(t *testing.T) {
 		{`RateLimit: "a";r=0;t=3` + "\n" + `RateLimit: "b";r=0;t=9`, 9 * time.Second},
 		{`RateLimit: "a";r=5;t=30, "b";r=0;t=9`, 9 * time.Second},
 		{`RateLimit: "a";t=9;r=0;pk=:cHsdsRa894==:`, 9 * time.Second},
-		{`RateLimit: default;r=0;t=9`, 9 * time.Second}, // As older drafts have it.
+		{`RateLimit: default;r=0;t=9`, 9 * time.Second}, // as in older drafts
 		{`RateLimit: "a";r=0;t=1`, time.Second},
-		{`RateLimit: "a";r=1;r=0;t=1;t=9`, 9 * time.Second}, // The last counts.
+		{`RateLimit: "a";r=1;r=0;t=1;t=9`, 9 * time.Second}, // the last value of a parameter counts
 		{`RateLimit: "a";r=0;r=1;t=9`, 0},
 		{`RateLimit: "a";r=0;t=9;r`, 0},
 		{`RateLimit: "a";r=0;t=9;R=1`, 0},
 		{`RateLimit: "a";r=0;t=9;rr=1;tt=0;x=0`, 9 * time.Second},
 		{`RateLimit: "a";r=0;t=999999999999999`, longest},
 
-		// Something remains, or the field does not say until when, or it is over.
+		// The field does not say that nothing remains, or has no t above 0.
 		{`RateLimit: "a";r=1;t=30`, 0},
 		{`RateLimit: "a";r=0`, 0},
 		{`RateLimit: "a";t=30`, 0},
@@ -53,7 +53,7 @@ func TestExhaustedIsTheLongestResetOfWhatHasNothingLeft(t *testing.T) {
 		{`RateLimit: "a";r=0;t=:5555:`, 0},
 		{`RateLimit: "a";r=0;t=b`, 0},
 
-		// What is a list, but not one of names.
+		// The field is a list, but its items are no names.
 		{`RateLimit: 5;r=0;t=30`, 0},
 		{`RateLimit: ?1;r=0;t=30`, 0},
 		{`RateLimit: :QQ==:;r=0;t=30`, 0},
@@ -61,7 +61,7 @@ func TestExhaustedIsTheLongestResetOfWhatHasNothingLeft(t *testing.T) {
 		{`RateLimit: %"a";r=0;t=30`, 0},
 		{`RateLimit: ("a");r=0;t=30`, 0},
 		{`RateLimit: "b";r=0;t=30, ("a")`, 0},
-		// The forms of older drafts.
+		// These are forms of older drafts.
 		{`RateLimit: r=0;t=30`, 0},
 		{`RateLimit: limit=10, remaining=0, reset=30`, 0},
 		{"RateLimit-Limit: 10\nRateLimit-Remaining: 0\nRateLimit-Reset: 30", 0},
@@ -74,7 +74,7 @@ func TestExhaustedIsTheLongestResetOfWhatHasNothingLeft(t *testing.T) {
 }
 
 func TestRateLimitIsWritten(t *testing.T) {
-	const most = "999999999999999" // 15 digits, as RFC 9651 has it.
+	const most = "999999999999999" // 15 digits are the limit of RFC 9651
 	for _, tt := range []struct {
 		give          httpfield.RateLimit
 		policy, state string
@@ -96,7 +96,7 @@ func TestRateLimitIsWritten(t *testing.T) {
 	}
 }
 
-// Whatever the name, what is written is a valid field to the reader.
+// Whatever the name, the field that is written can be read.
 func TestWhatIsWrittenCanBeRead(t *testing.T) {
 	for b := range 256 {
 		h := http.Header{}
@@ -106,7 +106,7 @@ func TestWhatIsWrittenCanBeRead(t *testing.T) {
 	}
 }
 
-// A RateLimit field as its grammar has it: the slow and obvious reader.
+// These expressions are the grammar of a RateLimit field, as a slow and obvious parser.
 var (
 	sfString    = `"(?:[ !#-\[\]-~]|\\["\\])*"`
 	sfToken     = "[A-Za-z*][-!#$%&'*+.^_`|~0-9A-Za-z:/]*"

@@ -18,7 +18,7 @@ const (
 	longest = time.Duration(math.MaxInt64)
 )
 
-// headerOf makes a header of lines as they stand in HTTP.
+// headerOf parses the lines of a header.
 func headerOf(lines string) http.Header {
 	h := http.Header{}
 	for line := range strings.Lines(lines) {
@@ -43,7 +43,7 @@ func TestRetryAfterIsRead(t *testing.T) {
 		{"Retry-After: 99999999999999999999999999", longest},
 		{"Retry-After: 5\nRetry-After: 9", 5 * time.Second},
 
-		// Garbage, nothing, and the past.
+		// These are malformed, empty, or in the past.
 		{"", 0},
 		{"Retry-After:", 0},
 		{"Retry-After: 0", 0},
@@ -56,7 +56,7 @@ func TestRetryAfterIsRead(t *testing.T) {
 		{"Retry-After: 5 5", 0},
 		{"Retry-After: 5, 6", 0},
 		{"Retry-After: 0x5", 0},
-		{"Retry-After: 5:", 0}, // The character after 9, and that before 0.
+		{"Retry-After: 5:", 0}, // ':' follows '9', and '/' precedes '0'
 		{"Retry-After: 5/", 0},
 		{"Retry-After: ٥", 0},
 		{"Retry-After: soon", 0},
@@ -64,12 +64,12 @@ func TestRetryAfterIsRead(t *testing.T) {
 		{"Retry-After: Fri, 31 Dec 1999 23:59:59 GMT", 0},
 		{"Retry-After: Sat, 01 Jan 2000 00:00:07", 0},
 
-		// Dates in each of the three forms that a recipient has to know.
+		// A recipient must accept three forms of dates.
 		{"Retry-After: Sat, 01 Jan 2000 00:00:07 GMT", 7 * time.Second},
 		{"Retry-After: Saturday, 01-Jan-00 00:00:07 GMT", 7 * time.Second},
 		{"Retry-After: Sat Jan  1 00:00:07 2000", 7 * time.Second},
 		{"Retry-After: Wed, 01 Jan 9999 00:00:00 GMT", longest},
-		// The server's own clock counts, if the response tells it.
+		// The server's clock counts if the response has a Date.
 		{"Date: Sat, 01 Jan 2022 00:00:00 GMT\nRetry-After: Sat, 01 Jan 2022 00:00:07 GMT", 7 * time.Second},
 		{"Date: Sat, 01 Jan 2022 00:00:00 GMT\nRetry-After: Sat, 01 Jan 2000 00:00:07 GMT", 0},
 		{"Date: today\nRetry-After: Sat, 01 Jan 2000 00:00:07 GMT", 7 * time.Second},
@@ -83,7 +83,7 @@ func TestRetryAfterIsRead(t *testing.T) {
 	}
 }
 
-// No server may stop its clients for longer than they allow.
+// A server must not be able to stop its clients for longer than they allow.
 func TestNoFieldReachesFurtherThanItsReaderAllows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, tt := range []struct{ longest, want time.Duration }{
@@ -101,7 +101,7 @@ func TestNoFieldReachesFurtherThanItsReaderAllows(t *testing.T) {
 	})
 }
 
-// Less than a second is a second, or clients would come back too early.
+// Parts of a second count as a second, because clients would otherwise come back too early.
 func TestSecondsAreRoundedUp(t *testing.T) {
 	for d, want := range map[time.Duration]int64{
 		math.MinInt64:     1,

@@ -12,20 +12,21 @@ import (
 	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
-// The facts of this file are those that the working group's public test vectors for
-// structured fields state (httpwg/structured-field-tests on GitHub), as far as a
-// RateLimit field can show them: as values and names of its parameters, as names of
-// its items, and as its list. What is malformed is told by the field being ignored.
+// The cases of this file are those of the working group's public test vectors for
+// structured fields (httpwg/structured-field-tests on GitHub), as far as a RateLimit field
+// can show them: in the values and names of its parameters, in the names of its items, and
+// in its list. A malformed field must be ignored.
 
-// readsAs asserts that Exhausted reads lines as a field in which nothing remains for
-// so many seconds, 0 for a field that is ignored.
+// readsAs asserts that Exhausted reads lines as a field that says that nothing remains for
+// that many seconds; 0 means a field that is ignored.
 func readsAs(t *testing.T, seconds int, lines ...string) {
 	t.Helper()
 	got := httpfield.Exhausted(http.Header{"Ratelimit": lines}, longest)
 	require.Equalf(t, time.Duration(seconds)*time.Second, got, "%q", lines)
 }
 
-// isValue asserts whether text is a bare item, at the end of a field and within it.
+// isValue asserts whether text is accepted as a bare item, at the end of a field and within
+// it.
 func isValue(t *testing.T, valid bool, text string) {
 	t.Helper()
 	want := 0
@@ -80,7 +81,7 @@ func TestBareItemsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			for _, text := range kind.valid {
 				isValue(t, true, text)
-				if kind.name != "integers" { // It is no number of units or seconds.
+				if kind.name != "integers" { // only an integer can be a number of units or seconds
 					readsAs(t, 0, `"a";t=5;r=`+text)
 					readsAs(t, 0, `"a";r=0;t=`+text)
 				}
@@ -92,7 +93,7 @@ func TestBareItemsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 	}
 }
 
-// A number is what it says, however it is written.
+// An integer has the same value in each of the ways to write it.
 func TestIntegersHaveTheirValues(t *testing.T) {
 	for digits := 1; digits <= 15; digits++ {
 		ones, zeros := strings.Repeat("1", digits), strings.Repeat("0", digits)
@@ -117,19 +118,19 @@ const (
 	digits = "0123456789"
 )
 
-// Each of the 256 bytes where a grammar has a class of characters.
+// Where the grammar has a class of characters, all 256 bytes are tried.
 func TestCharactersAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 	quoted := " !#$%&'()*+,-./:;<=>?@[]^_`{|}~" + lower + upper + digits
 	for _, class := range []struct {
 		name, allowed string
-		field         string // %s is the character.
+		field         string // %s stands for the character
 	}{
 		{"in a string", quoted, `"a";r=0;t=5;x=" %s "`},
 		{"in a name", quoted, `" %s ";r=0;t=5`},
 		{"in a display string", strings.ReplaceAll(quoted, "%", "") + `\`, `"a";r=0;t=5;x=%%" %s "`},
 		{"escaped in a string", `"\`, `"a";r=0;t=5;x="\%s"`},
 		{"escaped in a name", `"\`, `"\%s";r=0;t=5`},
-		// "," and ";" end the token, and what follows is another item or parameter.
+		// "," and ";" end the token, and another item or parameter follows.
 		{"in a token", ":/!#$%&'*+-.^_`|~,;" + lower + upper + digits, `"a";r=0;t=5;x=a%sa`},
 		{"in a name that is a token", ":/!#$%&'*+-.^_`|~,;" + lower + upper + digits, `a%sa;r=0;t=5`},
 		{"first of a token", "*" + lower + upper, `"a";r=0;t=5;x=%sa`},
@@ -165,7 +166,7 @@ func TestCharactersAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 	}
 }
 
-// Parameters and lists, and the white space that may be in them.
+// The cases are parameters, lists, and the white space that may be in them.
 func TestListsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 	for _, tt := range []struct {
 		seconds int
@@ -179,8 +180,8 @@ func TestListsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 		{9, []string{`"a";r=0;t=5`, `"b";r=0;t=9`}},
 		{9, []string{`"a";r=0;t=5, b`, `c;x="d";r=0;t=9;y`}},
 		{5, []string{`abc_123;r=0;t=5; cdef_456, ghi;q=9;r="+w"`}},
-		{5, []string{`"a";r=0;t=9;t=5`}},          // The last of two counts.
-		{9, []string{`"a";r=0;t=5, "a";r=0;t=9`}}, // In a list they are two.
+		{5, []string{`"a";r=0;t=9;t=5`}},          // of two parameters of one name the last counts
+		{9, []string{`"a";r=0;t=5, "a";r=0;t=9`}}, // two items of a list both count
 		{0, nil},
 		{0, []string{""}},
 		{0, []string{"  "}},
@@ -206,7 +207,7 @@ func TestListsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 	}
 }
 
-// There is no bound on how many or how long, but for numbers.
+// Only numbers have a bound on their length. Items, parameters and names have none.
 func TestLongFieldsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 	var members, params strings.Builder
 	for i := range 1024 {

@@ -11,13 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The rules of net/http on which this package stands, asserted on net/http itself,
-// so that a Go release which changes one is noticed. Few of them are documented.
+// These tests assert the rules of net/http that this package relies on, so that a Go
+// release which changes one is noticed. Few of the rules are documented.
 
-// aWhile is how long we look whether something does not happen.
+// aWhile is how long a test waits to see that something does not happen.
 const aWhile = 120 * time.Millisecond
 
-// endsWithin reports whether the context ends.
+// endsWithin reports whether a context ends within a time.
 func endsWithin(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -114,7 +114,7 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 		then          func(body io.Reader)
 		cancels       bool
 	}{
-		// net/http reads itself, to watch the connection.
+		// The read is net/http's own, by which it watches the connection.
 		{"no body", get("/"), func(io.Reader) {}, true},
 		{"in the handler's read", post("/", "he"), func(b io.Reader) { _, _ = io.ReadAll(b) }, true},
 		{"nobody reads", post("/", "he"), func(io.Reader) {}, false},
@@ -173,8 +173,8 @@ func TestNetHTTPReadsOnAfterADeadlineThatPassedWhileNobodyRead(t *testing.T) {
 	}
 }
 
-// Whether a body has been read shows in a read of nothing, and what it is made
-// of in the name of its type.
+// A read of no bytes shows whether a body has been read to its end, and the name of its
+// type shows what made it.
 func TestNetHTTPTellsOfABodyWithoutReadingIt(t *testing.T) {
 	t.Parallel()
 	type look struct {

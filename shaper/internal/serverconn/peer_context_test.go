@@ -38,7 +38,7 @@ func TestARequestWhoseLimiterNeverAsksForDoneIsNotGone(t *testing.T) {
 		ctx, stop := ofServer(ended()).PeerContext(true)
 		defer stop()
 		require.NoError(t, ctx.Err())
-		time.Sleep(time.Hour) // It was not for a slot.
+		time.Sleep(time.Hour) // This is not a wait for a slot.
 		require.NoError(t, ctx.Err())
 	})
 }
@@ -62,7 +62,7 @@ func TestTheEndOfTheRequestsContextCountsAfterAWait(t *testing.T) {
 			time.AfterFunc(time.Minute, cancel)
 			require.Equal(t, time.Minute, endsAfter(ctx))
 		})
-		// A limiter that sleeps looks at the context afterwards, or never.
+		// A limiter that sleeps asks the context afterwards, or never.
 		synctest.Test(t, func(t *testing.T) {
 			ctx, stop := ofServer(ended()).PeerContext(c.onlyWaitersAskDone)
 			defer stop()
@@ -90,7 +90,7 @@ func TestADeadlineCountsAtOnce(t *testing.T) {
 	}
 }
 
-// Some limiters keep the context of a call until what it has let go has ended.
+// Some limiters keep the context of a call until the request that it admitted has ended.
 func TestTheContextOutlivesTheCall(t *testing.T) {
 	for _, onlyWaitersAskDone := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// enough is how long tests of real servers wait for what must come, on a machine
+// enough is how long tests of real servers wait for what must come. It allows for a machine
 // that has other work too.
 const enough = 10 * time.Second
 
@@ -66,7 +66,8 @@ type visitor struct {
 	from *bufio.Reader
 }
 
-// get is a request without a body, post one with some of its body of five bytes.
+// get returns a request without a body, and post one with that much of its body of five
+// bytes.
 func get(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: a\r\n\r\n" }
 
 func post(path, body string) string {
@@ -79,7 +80,7 @@ func (v *visitor) send(text string) {
 	require.NoError(v.t, err)
 }
 
-// The ways to leave.
+// These are the ways in which a client goes.
 func (v *visitor) leave() { _ = v.Close() }
 
 func (v *visitor) reset() {

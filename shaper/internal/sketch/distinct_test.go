@@ -23,7 +23,7 @@ func splitmix(seed, n uint64) uint64 {
 	return z ^ z>>31
 }
 
-// relativeErrors are those of 40 seeds, for n different hashes.
+// relativeErrors returns the relative errors for n different hashes, with 40 seeds.
 func relativeErrors(n int) (errors []float64) {
 	for seed := range uint64(40) {
 		var d Distinct
@@ -36,9 +36,9 @@ func relativeErrors(n int) (errors []float64) {
 	return errors
 }
 
-// Each estimate is within three standard errors, or 1, and so is the mean of
-// all, which shows a bias that each alone would hide. That of the method of 2007
-// is largest at 2.5 m = 41,000, where it changes from one formula to another.
+// Each estimate is within three standard errors, or 1. The mean of all is compared too,
+// because it shows a bias that a single estimate hides. The bias of the method of 2007 is
+// largest at 2.5 m = 41,000, where the method changes from one formula to another.
 func TestDistinctKeepsItsError(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 10, 30, 100, 1000, 5000, 10_000, 25_000, 41_000, 60_000, 100_000, 1_000_000} {
 		if testing.Short() && n > 100_000 {
@@ -53,7 +53,7 @@ func TestDistinctKeepsItsError(t *testing.T) {
 		}
 		t.Logf("%8d hashes: mean %+.4f, standard error %.4f", n, mean, math.Sqrt(square))
 		require.LessOrEqual(t, math.Abs(mean), 3*distinctError/math.Sqrt(float64(len(errors))), "%d hashes: a bias", n)
-		require.LessOrEqual(t, math.Sqrt(square), 1.35*distinctError, "%d hashes", n) // three of its own deviations above
+		require.LessOrEqual(t, math.Sqrt(square), 1.35*distinctError, "%d hashes", n) // 1.35 is three standard deviations of this figure above 1
 	}
 }
 
@@ -64,18 +64,18 @@ func TestFewDistinctAreExact(t *testing.T) {
 		d.Add(splitmix(7, seed))
 		require.Equal(t, uint64(1), d.Estimate())
 	}
-	for rank := range uint(rankBits + 1) { // One, however rare.
+	for rank := range uint(rankBits + 1) { // a single hash, however rare its rank
 		var d Distinct
 		d.Add(1 << rankBits >> (rank + 1))
 		require.Equal(t, uint64(1), d.Estimate(), "rank %d", rank+1)
 	}
-	// As long as no two meet in a register, the number is exact, whatever the ranks.
+	// As long as no two hashes share a register, the number is exact, whatever the ranks.
 	var d Distinct
 	for i := range uint64(100) {
 		d.Add(i<<rankBits | splitmix(1, i)>>indexBits)
 		require.Equal(t, i+1, d.Estimate())
 	}
-	// Then the estimate allows for those that should have met by now, as linear
+	// After that the estimate allows for hashes that are likely to share one, as linear
 	// counting does.
 	for i := range uint64(400) {
 		d.Add((100+i)<<rankBits | splitmix(1, i)>>indexBits)
@@ -84,8 +84,8 @@ func TestFewDistinctAreExact(t *testing.T) {
 	}
 }
 
-// So many hashes can't be added one by one. What they leave behind can: the rank of each register is at most k
-// with probability (1 − 2^−k)^(n/m).
+// So many hashes can't be added one by one. But the state that they leave can be made: the
+// rank of each register is at most k with probability (1 − 2^−k)^(n/m).
 func TestDistinctHoldsUpToTheLargestNumbers(t *testing.T) {
 	for _, n := range []float64{1e9, 1e12, 1e15, 1e17, 1e18, 1e19} {
 		random := rand.New(rand.NewPCG(3, uint64(n)))
@@ -132,7 +132,7 @@ func TestWhatIsNotDistinctChangesNothing(t *testing.T) {
 	require.Equal(t, before, *d.registers)
 }
 
-// The counts by rank are those of the registers.
+// The counts by rank must agree with the registers.
 func TestDistinctCountsItsRegisters(t *testing.T) {
 	var d Distinct
 	for i := range uint64(100_000) {
@@ -166,8 +166,8 @@ func TestDistinctIsOfFixedSize(t *testing.T) {
 	}))
 }
 
-// The hash that a group uses is good enough, whatever its seed. So that this
-// can't fail by chance, the error may be ten times the standard error.
+// The hash that a Group uses must be good enough, whatever its seed. The error may be ten
+// times the standard error, so that the test does not fail by chance.
 func TestDistinctOfSimilarKeys(t *testing.T) {
 	const n = 100_000
 	var d Distinct

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// keyStreams are endless streams of keys: what is usual, and what is worst for
-// a list of m.
+// keyStreams are endless streams of keys: usual ones, and those that are worst for a list
+// of m keys.
 func keyStreams(m int) map[string]func() int {
 	random := rand.New(rand.NewPCG(7, uint64(m)))
 	zipf := rand.NewZipf(random, 1.1, 1, 1<<20)
@@ -27,7 +27,7 @@ func keyStreams(m int) map[string]func() int {
 			return random.IntN(m)
 		},
 		"zipf": func() int { return int(zipf.Uint64()) },
-		// Each key comes just often enough to outgrow the one before it.
+		// Each key comes just often enough to exceed the count of the one before.
 		"longer and longer runs": func() int { return int(math.Sqrt(float64(next()))) },
 		"a new key between each two of a few": func() int {
 			if n := next(); n%2 == 0 {
@@ -35,8 +35,8 @@ func keyStreams(m int) map[string]func() int {
 			}
 			return turn
 		},
-		// Those with a counter come less often the larger it is, so that many are
-		// equal.
+		// A key comes less often the larger its counter is, so that many counters
+		// are equal.
 		"levelling": func() int {
 			if random.IntN(m) == 0 {
 				return next()
@@ -46,7 +46,7 @@ func keyStreams(m int) map[string]func() int {
 	}
 }
 
-// The bounds that Count promises, against a map that counts exactly.
+// The bounds that Count promises are compared with a map that counts exactly.
 func TestTopKKeepsItsBounds(t *testing.T) {
 	for _, m := range []int{1, 2, 3, 10, 64, 1024} {
 		for name, next := range keyStreams(m) {
@@ -92,7 +92,7 @@ func checkTopK(t *testing.T, top []Count[int], exact map[int]uint64, m int, even
 	}
 }
 
-// Spoofing keys does not hide the one that is refused most.
+// A client that makes up keys cannot hide the key that is refused most.
 func TestAHeavyKeySurvivesAMillionOthers(t *testing.T) {
 	const m, others = 1024, 1_000_000
 	h := NewTopK[string](m)
@@ -111,8 +111,8 @@ func TestAHeavyKeySurvivesAMillionOthers(t *testing.T) {
 	require.LessOrEqual(t, top[1].Count, (others+occurred)/m+1)
 }
 
-// One that comes late takes over a large count, but is soon told from those that
-// merely inherited theirs.
+// A heavy key that comes late takes over the count of another key. It must soon be
+// distinguished from keys whose count was only taken over.
 func TestALateHeavyKeyIsFound(t *testing.T) {
 	const m = 1024
 	h := NewTopK[int](m)
@@ -165,8 +165,8 @@ func TestSnapshotStaysAsItWas(t *testing.T) {
 	require.NotEqual(t, want, h.Top(8))
 }
 
-// The same events give the same list, whatever the seed of the hash: so tests
-// of those who use it can be exact.
+// The same events give the same list, whatever the seed of the hash, so that tests of code
+// that uses a list can be exact.
 func TestTopKDoesNotDependOnItsSeed(t *testing.T) {
 	run := func() []Count[int] {
 		h, next := NewTopK[int](64), keyStreams(64)["zipf"]
@@ -181,7 +181,7 @@ func TestTopKDoesNotDependOnItsSeed(t *testing.T) {
 	}
 }
 
-// A NaN can be found by no map, and deleted from none.
+// No map can find or delete a NaN.
 func TestNaNKeysLeaveTheOthersAlone(t *testing.T) {
 	const m = 16
 	h := NewTopK[float64](m)
@@ -205,7 +205,7 @@ func TestNaNKeysLeaveTheOthersAlone(t *testing.T) {
 	checkChains(t, &h)
 }
 
-// Two keys of one hash are two keys.
+// Two keys with the same hash are counted separately.
 func TestTopKTellsKeysOfOneHashApart(t *testing.T) {
 	h := NewTopK[int](2)
 	h.Add(1)
@@ -215,7 +215,7 @@ func TestTopKTellsKeysOfOneHashApart(t *testing.T) {
 	h.Add(2)
 	h.Add(2)
 	require.Equal(t, []Count[int]{{2, 2, 0}, {1, 1, 0}}, h.Top(2))
-	h.Add(3) // takes over from the one that is behind in the chain
+	h.Add(3) // takes over from the key that is further back in the chain
 	h.Add(2)
 	require.Equal(t, []Count[int]{{2, 3, 0}, {3, 2, 1}}, h.Top(2))
 }
@@ -234,9 +234,9 @@ func TestTopKTakesKeysOfAnyComparableType(t *testing.T) {
 	require.Equal(t, []Count[pair]{{pair{}, 4, 3}}, slices.DeleteFunc(h.Top(2), func(k Count[pair]) bool { return k.Key.user != "" }))
 }
 
-// Memory comes with the keys and ends with the counters.
+// The memory grows with the keys until all counters are used.
 func TestTopKIsOfFixedSize(t *testing.T) {
-	const m = 1000 // no power of two
+	const m = 1000 // not a power of two
 	h := NewTopK[int](m)
 	size := func() [3]int { return [3]int{cap(h.counters), len(h.chains), cap(h.least)} }
 	require.Zero(t, size(), "none before the first event")
@@ -258,8 +258,8 @@ func TestTopKIsOfFixedSize(t *testing.T) {
 	checkChains(t, &h)
 }
 
-// checkChains sees that each counter is in the chain of its hash, once, and that
-// no counter in the heap is below a greater one.
+// checkChains requires that each counter is in the chain of its hash, once, and that no
+// parent in the heap has a greater count than its children.
 func checkChains[K comparable](t *testing.T, h *TopK[K]) {
 	t.Helper()
 	seen := 0
