@@ -122,6 +122,13 @@ func (st *keyStorm) blow() {
 	st.meddle(func() { st.g.Reload() })
 	st.meddleWith(func() meddled { return st.g.Limiter(stormKeys[rand.N(len(stormKeys))]).(meddled) })
 	st.meddle(st.looks(func() shaper.Stats { return totalsOf(st.g.Stats()) }))
+	w := watch{fault: st.fault}
+	st.meddle(func() {
+		key := stormKeys[rand.N(len(stormKeys))]
+		w.look(st.g, func(most int) []shaper.Waiter { return st.g.Line(key, most) }, func(most int) *shaper.Recording { return st.g.Record(key, most) })
+		_ = st.g.SetLimits(key, stormLimits[rand.N(len(stormLimits))])
+		_ = st.g.ResetLimits(stormKeys[rand.N(len(stormKeys))])
+	})
 	overflowed := uint64(0)
 	st.meddle(func() {
 		now := st.g.Stats()

@@ -143,6 +143,8 @@ func (st *shaperStorm) blow() {
 	})
 	st.meddleWith(func() meddled { return st.s })
 	st.meddle(st.looks(st.s.Stats))
+	w := watch{fault: st.fault}
+	st.meddle(func() { w.look(st.s, st.s.Line, st.s.Record) })
 }
 
 // A request that is sent again enters at the head of the line. Newcomers, such

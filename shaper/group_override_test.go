@@ -1,0 +1,205 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// The limits that one key is given are in force at once, also for those that wait, and so
+// are those of the limits function when they come back.
+func TestLimitsOfOneKeyReTimeItsLine(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.arriveAll("a1", "a2", "a3", "a4", "b1", "b2")
+		g.at(500 * ms)
+		require.NoError(t, g.Group.SetLimits("a", shaper.Limits{Rate: 2, Depth: 3}))
+		require.Equal(t, map[string]float64{"a": 0.5, "b": 0.5}, g.levels(), "the level is kept")
+		g.arriveAll("a5")
+		g.at(1500 * ms)
+		require.NoError(t, g.ResetLimits("a"))
+		require.NoError(t, g.ResetLimits("a"), "again")
+		require.NoError(t, g.ResetLimits("b"), "it has none")
+		g.at(time.Minute)
+		g.saw("0s a1 left", "0s b1 left", "500ms a5 full, retry 250ms",
+			"750ms a2 left", "1s b2 left", "1.25s a3 left", "2s a4 left")
+	})
+}
+
+// The limits of one key count until they are reset: while its bucket is gone, over a Reload,
+// before it has ever had one, and while it shares one.
+func TestLimitsOfOneKeyStayUntilReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := map[string]int{}
+		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+			asked[key]++
+			return shaper.Limits{Rate: 1}, nil
+		}, shaper.WithMaxKeys(1))
+		require.NoError(t, err)
+		three := shaper.Limits{Rate: 1, Burst: 3}
+		require.NoError(t, g.SetLimits("a", three))
+		require.Zero(t, g.Stats().Keys)
+		full := func(key string, burst int) {
+			t.Helper()
+			for range burst {
+				require.True(t, g.Allow(key))
+			}
+			require.False(t, g.Allow(key))
+		}
+		full("a", 3)
+		g.Reload()
+		wait, err := g.Forecast("a", 3)
+		require.ErrorIs(t, err, shaper.ErrQueueFull)
+		require.Zero(t, wait)
+		require.False(t, g.Allow("a"))
+		time.Sleep(10 * time.Second)
+		require.Zero(t, g.Stats().Keys, "its bucket is gone")
+		full("a", 3)
+		require.Zero(t, asked["a"])
+		time.Sleep(10 * time.Second)
+		full("b", 1) // Takes the only place.
+		full("a", 3) // Shares a bucket.
+		require.Zero(t, asked["a"])
+		require.NoError(t, g.ResetLimits("a"))
+		full("a", 1)
+		require.Positive(t, asked["a"])
+		time.Sleep(10 * time.Second)
+		require.NoError(t, g.SetLimits("a", shaper.Limits{Rate: rate.Inf}))
+		for range 9 {
+			require.True(t, g.Allow("a"))
+		}
+		require.NoError(t, g.SetLimits("a", three), "a key without a bucket to remember")
+		full("a", 3)
+		require.NoError(t, g.Close())
+		require.NoError(t, g.SetLimits("a", three))
+		require.NoError(t, g.ResetLimits("a"))
+		require.False(t, g.Allow("a"))
+	})
+}
+
+// Limits that cannot be are refused with the errors of Shaper.SetLimits, and change nothing.
+func TestImpossibleLimitsOfOneKeyChangeNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := errors.New("no limits")
+		var fails error
+		g, err := shaper.NewGroup(func(float64) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 5}, fails })
+		require.NoError(t, err)
+		bad := shaper.Limits{Rate: -1}
+		require.Equal(t, bad.Validate(), g.SetLimits(1, bad))
+		require.ErrorContains(t, g.SetLimits(math.NaN(), shaper.Limits{Rate: 1}), "does not equal itself")
+		require.NoError(t, g.ResetLimits(math.NaN()))
+
+		require.True(t, g.Allow(1))
+		capped := shaper.Limits{Rate: 1, InFlight: 2}
+		require.ErrorContains(t, g.SetLimits(1, capped), "InFlight is 0 and can't become 2")
+		require.False(t, g.Allow(1), "as before")
+		require.NoError(t, g.SetLimits(2, capped), "it is not in use")
+		release, err := g.Acquire(t.Context(), 2, 1)
+		require.NoError(t, err)
+		require.ErrorContains(t, g.ResetLimits(2), "InFlight is 2 and can't become 0")
+		_, err = g.Forecast(2, 1)
+		require.ErrorIs(t, err, shaper.ErrQueueFull, "still without Depth")
+		fails = failure
+		require.ErrorIs(t, g.ResetLimits(2), failure)
+		require.NoError(t, g.SetLimits(2, shaper.Limits{Rate: 1, InFlight: 3}))
+		release()
+		time.Sleep(5 * time.Second)
+		require.NoError(t, g.ResetLimits(2), "its bucket is gone, so the limits function is not asked")
+	})
+}
+
+// Whoever can set limits of keys cannot fill the memory with them.
+func TestLimitsOfSingleKeysAreBounded(t *testing.T) {
+	g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
+	require.NoError(t, err)
+	l := shaper.Limits{Rate: 1, Burst: 2}
+	for key := range 1000 {
+		require.NoError(t, g.SetLimits(key, l))
+	}
+	require.ErrorContains(t, g.SetLimits(1000, l), "1000 keys")
+	require.NoError(t, g.SetLimits(7, shaper.Limits{Rate: 2}), "a key that has them already")
+	require.NoError(t, g.ResetLimits(7))
+	require.NoError(t, g.SetLimits(1000, l))
+}
+
+// Limits that the limits function is still returning when a key is given others must not
+// replace those: neither for the first call of the key, nor for one that waited for the same
+// result, nor in a Reload.
+func TestASlowLimitsFunctionDoesNotUndoSetLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var slow atomic.Bool
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			if slow.Load() {
+				time.Sleep(time.Second)
+			}
+			return shaper.Limits{Rate: 1, Depth: 5}, nil
+		})
+		require.NoError(t, err)
+		two := shaper.Limits{Rate: 0.1, Burst: 2}
+		limits := func(key string) shaper.Limits {
+			for k, st := range g.All() {
+				if k == key {
+					return st.Limits
+				}
+			}
+			return shaper.Limits{}
+		}
+		slow.Store(true)
+		enters(g.Limiter("a").WaitN, 1, 1, 1)
+		require.NoError(t, g.SetLimits("a", two))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, two, limits("a"))
+
+		go g.Reload()
+		synctest.Wait()
+		require.NoError(t, g.SetLimits("a", shaper.Limits{Rate: 0.1, Burst: 3}))
+		go g.Reload() // Waits for the first.
+		time.Sleep(100 * msec)
+		require.Equal(t, 3, limits("a").Burst)
+
+		reset := make(chan error)
+		go func() { reset <- g.ResetLimits("a") }()
+		synctest.Wait()
+		require.NoError(t, g.SetLimits("a", two), "while ResetLimits asks the limits function")
+		require.NoError(t, <-reset, "it begins anew, and resets these too")
+		require.Equal(t, 5, limits("a").Depth)
+	})
+}
+
+// Limits of single keys that are set and reset again and again do not keep a new key from
+// getting its own.
+func TestLimitsOfOtherKeysDelayNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			asked++
+			time.Sleep(time.Second)
+			return shaper.Limits{Rate: 1}, nil
+		})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				_ = g.SetLimits(fmt.Sprint(n%9), shaper.Limits{Rate: 2, Burst: 1 + n%7})
+				_ = g.ResetLimits(fmt.Sprint(n % 5))
+				time.Sleep(10 * msec)
+			}
+		}()
+		begun := time.Now()
+		require.NoError(t, g.Wait(t.Context(), "new"))
+		require.Equal(t, time.Second, time.Since(begun))
+		require.Equal(t, 1, asked)
+		cancel()
+		time.Sleep(time.Second) // It ends.
+	})
+}
