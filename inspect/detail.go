@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -109,8 +110,15 @@ func (i *Inspector) bucketNamed(name, key string) (*watched, bucketRef, error) {
 		return nil, nil, err
 	}
 	ref, ok := w.source.find(key)
-	if !ok {
-		return nil, nil, noBucket(name, key)
+	if !ok { // It may have come since the latest scan.
+		s, err := w.scan(context.Background())
+		if err != nil {
+			return nil, nil, err
+		}
+		s.release()
+		if ref, ok = w.source.find(key); !ok {
+			return nil, nil, noBucket(name, key)
+		}
 	}
 	return w, ref, nil
 }

@@ -19,14 +19,17 @@ func (f *failure) Error() string { return f.Message }
 
 // wrong returns a failure with status 400 that names a parameter and quotes its value.
 func wrong(parameter, value, format string, args ...any) *failure {
-	return &failure{http.StatusBadRequest, parameter, value,
-		fmt.Sprintf("%s is %q, %s", parameter, shorten(value), fmt.Sprintf(format, args...))}
+	return quoting(http.StatusBadRequest, parameter, value, format, args...)
 }
 
-// unknown returns a failure with status 404.
+// unknown returns a failure with status 404 that does so.
 func unknown(parameter, value, format string, args ...any) *failure {
-	return &failure{http.StatusNotFound, parameter, value,
-		fmt.Sprintf("%s is %q, %s", parameter, shorten(value), fmt.Sprintf(format, args...))}
+	return quoting(http.StatusNotFound, parameter, value, format, args...)
+}
+
+func quoting(status int, parameter, value, format string, args ...any) *failure {
+	parameter, value = shorten(parameter), shorten(value)
+	return &failure{status, parameter, value, fmt.Sprintf("%s is %q, %s", parameter, value, fmt.Sprintf(format, args...))}
 }
 
 // maxQuote is how many bytes of a wrong value an error quotes.

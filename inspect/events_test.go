@@ -3,7 +3,6 @@ package inspect_test
 import (
 	"bufio"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -12,14 +11,6 @@ import (
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/shaper"
 )
-
-// serve returns the URL of a server that shows sources.
-func serve(t *testing.T, i *inspect.Inspector) string {
-	server := httptest.NewServer(i)
-	t.Cleanup(server.Close)
-	t.Cleanup(func() { require.NoError(t, i.Close()) })
-	return server.URL
-}
 
 func TestAReaderIsGreetedAndToldGoodBye(t *testing.T) {
 	s, err := shaper.New(shaper.Limits{Rate: 10})

@@ -112,12 +112,18 @@ type sourceView struct {
 	Departed  uint64 `json:"departed"`
 	Refused   uint64 `json:"refused"`
 	Abandoned uint64 `json:"abandoned"`
+
+	// As in shaper.GroupStats; 0 for a Shaper.
+	Overflowed  uint64 `json:"overflowed"`
+	RefusedKeys uint64 `json:"refused_keys"`
+	LimitErrors uint64 `json:"limit_errors"`
 }
 
 func (w *watched) view() sourceView {
 	r := w.source.read()
 	return sourceView{Name: w.name, Kind: w.source.kind(), DryRun: r.dryRun, Keys: r.keys, Closed: r.closed,
-		Waiting: r.waiting, Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned}
+		Waiting: r.waiting, Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
+		Overflowed: r.overflowed, RefusedKeys: r.refusedKeys, LimitErrors: r.limitErrors}
 }
 
 func (i *Inspector) sourceViews() []sourceView {

@@ -39,7 +39,7 @@ func orderOf(t time.Time) float64 {
 // leaked since. It is rounded, so that it comes out the same from any later instant.
 func (r *row) levelAt(epoch time.Time) float64 {
 	level := r.level
-	if r.waiting == 0 && level > 0 && r.limits.rate != nil {
+	if level > 0 && r.limits.rate != nil {
 		level += *r.limits.rate * r.at.Sub(epoch).Seconds()
 	}
 	return math.Round(level*1e6) / 1e6

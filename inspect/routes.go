@@ -90,7 +90,7 @@ func (p route) match(path string) (source, key string, ok bool, err error) {
 	}
 	name, id, _ := strings.Cut(rest, "/")
 	if strings.Contains(id, "/") {
-		return "", "", true, &failure{http.StatusBadRequest, "id", id, "a \"/\" of a key must be sent as %2F"}
+		return "", "", true, &failure{http.StatusBadRequest, "id", id, "id is more than one segment; a \"/\" of a key must be sent as %2F"}
 	}
 	if source, err = keyOf(name); err == nil {
 		key, err = keyOf(id)

@@ -8,8 +8,10 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// scanEvery is how often a source is scanned at most.
-const scanEvery = time.Second
+const (
+	scanEvery = time.Second // between two scans of a source, at least
+	restAfter = time.Minute // without a scan, its memory is given back
+)
 
 // A watched is a source under its name.
 type watched struct {
@@ -79,6 +81,7 @@ func (w *watched) renewLocked(ctx context.Context) error {
 	for k := range rows {
 		rows[k].source = w
 	}
+	clear(rows[len(rows):cap(rows)]) // what an earlier scan has left there
 	took := time.Since(begun)
 
 	w.mu.Lock()
@@ -107,18 +110,16 @@ func (w *watched) reuseLocked(s *snapshot) {
 	if s == w.latest || s.readers > 0 || s.rows == nil || cap(w.spare) >= cap(s.rows) {
 		return
 	}
-	clear(s.rows)
 	w.spare, s.rows = s.rows[:0], nil
 }
 
-// rest forgets the latest snapshot and all spare memory, if nobody has asked for a
-// while.
+// rest forgets what scans have found, and their memory, if nobody has asked for a while.
 func (w *watched) rest(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.latest != nil && w.latest.readers == 0 && w.scanning == nil && now.Sub(w.next) > time.Minute {
-		w.latest = nil
-		w.spare = nil
+	if w.latest != nil && w.latest.readers == 0 && w.scanning == nil && now.Sub(w.next) > restAfter {
+		w.latest, w.spare = nil, nil
+		w.source.forget()
 	}
 }
 

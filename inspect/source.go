@@ -23,8 +23,12 @@ type source interface {
 	// scan appends all buckets to rows. It may call methods of keys, to make text of them.
 	scan(rows []row) []row
 
-	// find returns the bucket of a key, which need not be in use. It reports false if
-	// there can be no such bucket.
+	// forget forgets what scans remember of buckets. It is not called while one runs.
+	forget()
+
+	// find returns the bucket of a key, which need not be in use. It reports false if no
+	// key has that text. Of keys that are not strings only those are known that the latest
+	// scan has met.
 	find(key string) (bucketRef, bool)
 
 	// top returns the keys that met their limits most.
@@ -81,6 +85,8 @@ type reading struct {
 	depth                        *int
 	held, dryRun, closed         bool
 	departed, refused, abandoned uint64
+
+	overflowed, refusedKeys, limitErrors uint64 // of a Group
 }
 
 // readingOf returns the reading of one bucket.
@@ -132,6 +138,8 @@ func (s *openShaper) scan(rows []row) []row {
 	s.seen.note(st, now)
 	return append(rows, newRow("", st, s.limits.of(st.Limits), s.seen.grew, now))
 }
+
+func (s *openShaper) forget() {}
 
 func (s *openShaper) find(key string) (bucketRef, bool) { return s, key == "" }
 

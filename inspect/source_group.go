@@ -51,7 +51,7 @@ type openGroup[K comparable] struct {
 	groupSource[K]
 	isText bool // K is a string, so a key and its text are each other's conversion
 
-	// These are used by scan alone.
+	// These are used by scan and forget alone, which do not run at the same time.
 	limits limitsTable
 	known  map[K]*seen // of the keys that the latest scan has met
 	round  uint64      // counts scans
@@ -78,6 +78,7 @@ func (s *openGroup[K]) read() reading {
 	r := reading{
 		keys: st.Keys, waiting: st.Waiting, dryRun: st.DryRun, closed: s.isClosed(),
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
+		overflowed: st.Overflowed, refusedKeys: st.RefusedKeys, limitErrors: st.LimitErrors,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +107,7 @@ func (s *openGroup[K]) scan(rows []row) []row {
 	}
 	for key, k := range s.known {
 		if k.round != s.round {
-			s.forget(key, k.text)
+			s.forgetKey(key, k.text)
 		}
 	}
 	s.mu.Lock()
@@ -137,14 +138,21 @@ func (s *openGroup[K]) textFor(key K) string {
 	}
 }
 
-// forget takes away what is known of a key whose bucket has gone.
-func (s *openGroup[K]) forget(key K, text string) {
+// forgetKey takes away what is known of a key whose bucket has gone.
+func (s *openGroup[K]) forgetKey(key K, text string) {
 	delete(s.known, key)
 	if !s.isText {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.keys, text)
 	}
+}
+
+func (s *openGroup[K]) forget() {
+	s.limits, s.known = limitsTable{}, map[K]*seen{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keys = map[string]K{}
 }
 
 func (s *openGroup[K]) find(text string) (bucketRef, bool) {

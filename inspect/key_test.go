@@ -1,0 +1,152 @@
+package inspect_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// hostile are keys that somebody might send to break what shows them.
+var hostile = []string{
+	"", " ", ".", "..", "...", "/", "//", "../..", "a/../b", "/etc/passwd", "%", "%2F", "%2e%2e", "%zz", "=", "=.", "=..",
+	"?a=b&c=d", "#x", "a+b", "a b", "a;b", ":", "@", "\\", "\x00", "\n", "\r\nSet-Cookie: a=b", "\t\x7f", "\u2028\u2029",
+	"</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", `"'><svg onload=alert(1)>`, "javascript:alert(1)",
+	"{{.}}", "${x}", "\xff\xfe", "a\x80b", "\ufeff", "é", "e\u0301", "\U0001f600", "\u202eevil", strings.Repeat("long ", 10_000),
+}
+
+func TestHostileKeysAreTextEverywhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1 per 10d depth 2")
+		for _, key := range hostile {
+			lineUp(t, g, key, 4)
+		}
+		i := inspect.New()
+		defer i.Close()
+		i.Add("a/../source %", inspect.OfGroup(g))
+
+		l := listOf(t, i, "limit=1000")
+		require.Len(t, l.Buckets, len(hostile))
+		ids := map[string]bool{}
+		for _, b := range l.Buckets {
+			ids[b.ID] = true
+			require.NotContains(t, []string{".", ".."}, b.ID)
+			require.NotContains(t, b.ID, "/")
+			require.True(t, utf8.ValidString(b.Key))
+		}
+		require.Len(t, ids, len(hostile))
+		body := ask(i, "/api/buckets?limit=1000").Body.String()
+		require.NotContains(t, body, "<")
+		require.NotContains(t, body, "\u2028")
+
+		for _, key := range hostile {
+			var found []bucket
+			for _, b := range l.Buckets {
+				if b.Key == strings.ToValidUTF8(key, "\ufffd") {
+					found = append(found, b)
+				}
+			}
+			require.Lenf(t, found, 1, "%q", key)
+			for _, path := range []string{"buckets", "line"} {
+				w := ask(i, "/api/"+path+"/"+url.PathEscape("a/../source %")+"/"+found[0].ID)
+				require.Equalf(t, http.StatusOK, w.Code, "%q: %s", key, w.Body)
+				require.NotContains(t, w.Body.String(), "<")
+				var answer struct {
+					Bucket  bucket
+					Waiting int
+				}
+				require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+				require.Equal(t, 2, max(answer.Waiting, answer.Bucket.Waiting))
+				if path == "buckets" {
+					require.Equal(t, found[0], answer.Bucket)
+				}
+			}
+			listed := listOf(t, i, url.Values{"prefix": {key}}.Encode())
+			require.Containsf(t, listed.keys(), found[0].Key, "prefix %q", key)
+			require.Equal(t, 1, strings.Count(ask(i, "/?"+url.Values{"prefix": {key}, "sort": {"key"}, "limit": {"1"}}.Encode()).Body.String(), "<tr data-id"))
+		}
+	})
+}
+
+// A browser takes the segments "." and ".." out of a path, even if they are encoded.
+// Every id must come through as Go's own reading of references does it.
+func TestAnIDSurvivesThatAPathIsCleaned(t *testing.T) {
+	g := groupOf(t, "1/d")
+	for _, key := range hostile {
+		g.Allow(key)
+	}
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(g))
+	base, err := url.Parse("http://localhost/")
+	require.NoError(t, err)
+	for _, b := range listOf(t, i, "limit=1000").Buckets {
+		u, err := base.Parse("api/buckets/one/" + b.ID)
+		require.NoError(t, err)
+		require.Equal(t, "/api/buckets/one/"+b.ID, u.EscapedPath())
+	}
+}
+
+type point struct{ X, Y int }
+
+// Keys that are not strings are shown as text, and found by that text, even without a
+// list before.
+func TestKeysThatAreNotStrings(t *testing.T) {
+	limits := func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil }
+	g, err := shaper.NewGroup(limits)
+	require.NoError(t, err)
+	keys := []any{1, "1", int64(1), point{1, 2}, "{1 2}", nil, "<nil>", true, 0.5}
+	for _, key := range keys {
+		require.True(t, g.Allow(key))
+	}
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(g, inspect.WithExplain(func(key any) (string, string, int) {
+		return fmt.Sprintf("%T", key), "limits.yaml", 7
+	})))
+	require.Equal(t, http.StatusOK, ask(i, "/api/buckets/one/true").Code)
+	require.Equal(t, http.StatusNotFound, ask(i, "/api/buckets/one/false").Code)
+
+	l := listOf(t, i, "")
+	require.Len(t, l.Buckets, len(keys))
+	types := map[string]int{}
+	for _, b := range l.Buckets {
+		w := ask(i, "/api/buckets/one/"+b.ID)
+		require.Equal(t, http.StatusOK, w.Code, b.Key)
+		var answer struct {
+			Bucket bucket
+			Rule   struct {
+				Rule, File string
+				Line       int
+			}
+		}
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+		require.Equal(t, b.Key, answer.Bucket.Key)
+		types[answer.Rule.Rule]++
+		require.Equal(t, "limits.yaml", answer.Rule.File)
+		require.Equal(t, 7, answer.Rule.Line)
+	}
+	require.Equal(t, map[string]int{"int": 1, "int64": 1, "string": 3, "inspect_test.point": 1, "<nil>": 1, "bool": 1, "float64": 1}, types)
+}
+
+type name string
+
+func TestAKindOfStringIsAString(t *testing.T) {
+	g, err := shaper.NewGroup(func(name) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
+	require.NoError(t, err)
+	require.True(t, g.Allow("a\xff"))
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(g))
+	require.Equal(t, http.StatusOK, ask(i, "/api/buckets/one/a%FF").Code)
+	require.Equal(t, http.StatusNotFound, ask(i, "/api/buckets/one/a%FE").Code)
+}

@@ -1,0 +1,188 @@
+package inspect_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// scene makes an Inspector that shows a Shaper, a Group and a Group in dry run:
+//
+//	key             waiting  level  fill   departed  refused  called
+//	(the Shaper)    0        1     <1/2    1         0        a minute and a half ago
+//	send/a          5        1      6/6    1         2        now
+//	send/b          2        1      3/6    1         0        now
+//	read/c          0        1      1/6    1         0        a minute and a half ago
+//	(dry) send/d    0        1      1/1    1         3        now
+func scene(t *testing.T) *inspect.Inspector {
+	s, err := shaper.New(shaper.Limits{Rate: 1e-6, Burst: 2})
+	require.NoError(t, err)
+	g := groupOf(t, "1 per 10d depth 5")
+	dry := groupOf(t, "1 per 10d", shaper.WithDryRun())
+
+	require.True(t, s.Allow())
+	require.True(t, g.Allow("read/c"))
+	time.Sleep(90 * time.Second)
+	lineUp(t, g, "send/a", 8)
+	lineUp(t, g, "send/b", 3)
+	for range 4 {
+		require.True(t, dry.Allow("send/d"))
+	}
+	i := inspect.New()
+	i.Add("one", inspect.Of(s))
+	i.Add("many", inspect.OfGroup(g))
+	i.Add("dry", inspect.OfGroup(dry))
+	t.Cleanup(func() { require.NoError(t, i.Close()) })
+	return i
+}
+
+func TestFilters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := scene(t)
+		for _, test := range []struct {
+			query string
+			want  string
+		}{
+			{"", "send/d read/c send/a send/b "}, // by source, then by key
+			{"source=many", "read/c send/a send/b"},
+			{"source=&prefix=&waiting_gt=&level_gt=&fill_gt=&idle_gt=&refused_gt=&refusing=&dry_run=&sort=&limit=&cursor=", "send/d read/c send/a send/b "},
+			{"prefix=send", "send/d send/a send/b"},
+			{"prefix=send/&source=many", "send/a send/b"},
+			{"waiting_gt=0", "send/a send/b"},
+			{"waiting_gt=2", "send/a"},
+			{"waiting_gt=5", "-"},
+			{"level_gt=0.99", "send/d read/c send/a send/b "},
+			{"level_gt=1", "-"},
+			{"fill_gt=0.5", "send/d send/a"},
+			{"fill_gt=0.49", "send/d send/a send/b "},
+			{"fill_gt=0.1", "send/d read/c send/a send/b "},
+			{"idle_gt=1m", "read/c "},
+			{"idle_gt=90s", "-"},
+			{"idle_gt=89.9s", "read/c "},
+			{"refused_gt=0", "send/d send/a"},
+			{"refused_gt=2", "send/d"},
+			{"refusing=true", "send/d send/a"},
+			{"refusing=false", "read/c send/b "},
+			{"dry_run=true", "send/d"},
+			{"dry_run=false", "read/c send/a send/b "},
+			{"prefix=send&waiting_gt=0&fill_gt=0.9", "send/a"},
+		} {
+			want := strings.Split(test.want, " ")
+			if test.want == "-" {
+				want = []string{}
+			}
+			l := listOf(t, i, test.query)
+			require.Equal(t, want, l.keys(), test.query)
+			require.Equal(t, len(want), l.Matched, test.query)
+			require.Nil(t, l.Next)
+		}
+	})
+}
+
+func TestOrders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := scene(t)
+		for _, test := range []struct{ sort, want string }{
+			{"key", "send/d read/c send/a send/b "},
+			{"-key", " send/b send/a read/c send/d"},
+			{"waiting", "send/d read/c  send/b send/a"},
+			{"-waiting", "send/a send/b send/d read/c "},
+			{"-fill", "send/d send/a send/b  read/c"},
+			{"refused", "read/c send/b  send/a send/d"},
+			{"-refused", "send/d send/a read/c send/b "},
+			{"idle", "send/d send/a send/b read/c "},
+			{"-idle", "read/c  send/d send/a send/b"},
+			{"last_call", "read/c  send/d send/a send/b"},
+			{"-oldest_wait", "send/a send/b send/d read/c "},
+			{"departed", "send/a send/b send/d read/c "},
+			{"abandoned", "send/d read/c send/a send/b "},
+		} {
+			if test.sort == "departed" {
+				continue // In a dry run all leave.
+			}
+			require.Equal(t, strings.Split(test.want, " "), listOf(t, i, "sort="+test.sort).keys(), test.sort)
+		}
+	})
+}
+
+func TestAWrongParameterIsNamed(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(groupOf(t, "1/s")))
+	long := strings.Repeat("x", 1000)
+	for _, test := range []struct {
+		target, parameter, value, message string
+		status                            int
+	}{
+		{"/api/buckets?limit=0", "limit", "0", "must be a whole number from 1 to 1000", 400},
+		{"/api/buckets?limit=1001", "limit", "1001", "must be a whole number from 1 to 1000", 400},
+		{"/api/buckets?limit=1e3", "limit", "1e3", "must be a whole number", 400},
+		{"/api/buckets?waiting_gt=-1", "waiting_gt", "-1", "must be a whole number of at least 0", 400},
+		{"/api/buckets?refused_gt=1.5", "refused_gt", "1.5", "must be a whole number", 400},
+		{"/api/buckets?level_gt=NaN", "level_gt", "NaN", "must be a number of at least 0", 400},
+		{"/api/buckets?fill_gt=inf", "fill_gt", "inf", "must be a number", 400},
+		{"/api/buckets?fill_gt=50%25", "fill_gt", "50%", "must be a number", 400},
+		{"/api/buckets?idle_gt=1", "idle_gt", "1", "must be a duration", 400},
+		{"/api/buckets?idle_gt=-1m", "idle_gt", "-1m", "must be a duration", 400},
+		{"/api/buckets?dry_run=1", "dry_run", "1", "must be true or false", 400},
+		{"/api/buckets?refusing=yes", "refusing", "yes", "must be true or false", 400},
+		{"/api/buckets?sort=colour", "sort", "colour", "must be one of abandoned, departed, fill, idle, key,", 400},
+		{"/api/buckets?sort=--key", "sort", "--key", "must be one of", 400},
+		{"/api/buckets?cursor=x", "cursor", "x", "not a cursor that was given here", 400},
+		{"/api/buckets?colour=red", "colour", "red", "not a parameter here", 400},
+		{"/api/buckets?Limit=5", "Limit", "5", "not a parameter here", 400},
+		{"/api/buckets?limit=1&limit=2", "limit", "2", "more than once", 400},
+		{"/api/buckets?limit=%zz", "", "limit=%zz", "can't be read", 400},
+		{"/api/buckets?limit=1;sort=key", "", "limit=1;sort=key", "can't be read", 400},
+		{"/api/buckets?limit=" + long, "limit", long[:100] + "…", "must be a whole number", 400},
+		{"/api/buckets?" + long + "=1", long[:100] + "…", "1", "not a parameter", 400},
+		{"/api/buckets?source=two", "source", "two", "not the name of a source", 404},
+		{"/api/buckets/two/x", "source", "two", "not the name of a source", 404},
+		{"/api/buckets/one/x", "key", "x", `has no bucket in "one" now`, 404},
+		{"/api/buckets/one/x?limit=1", "limit", "1", "not a parameter here", 400},
+		{"/api/buckets/one/x/y", "id", "x/y", "must be sent as %2F", 400},
+		{"/api/line/one/x", "key", "x", `has no bucket in "one" now`, 404},
+		{"/api/line/one/x?max=1001", "max", "1001", "from 0 to 1000", 400},
+		{"/api/top?n=0", "n", "0", "from 1 to 1024", 400},
+		{"/api/top?source=two", "source", "two", "not the name of a source", 404},
+		{"/api/events?source=two", "source", "two", "not the name of a source", 404},
+		{"/api/events?sauce=one", "sauce", "one", "not a parameter here", 400},
+		{"/api/nothing", "path", "/api/nothing", "not served here", 404},
+		{"/web/nothing.js", "path", "/web/nothing.js", "not served here", 404},
+		{"/web/../inspector.go", "path", "/web/../inspector.go", "not served here", 404},
+		{"/web/index.html", "path", "/web/index.html", "not served here", 404},
+		{"/web/", "path", "/web/", "not served here", 404},
+	} {
+		w := ask(i, test.target)
+		require.Equal(t, test.status, w.Code, test.target)
+		require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+		var answer struct {
+			Error struct{ Parameter, Value, Message string }
+		}
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+		require.Equal(t, test.parameter, answer.Error.Parameter, test.target)
+		require.Equal(t, test.value, answer.Error.Value, test.target)
+		require.Contains(t, answer.Error.Message, test.message)
+		require.Contains(t, answer.Error.Message, test.parameter)
+	}
+}
+
+func TestAnotherMethodIsNotAllowed(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	for _, target := range []string{"/", "/web/x", "/api/buckets", "/api/buckets/a/b", "/api/line/a/b", "/api/top", "/api/events"} {
+		for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodOptions, "BREW"} {
+			w := recorded(i, request(method, target))
+			require.Equal(t, http.StatusMethodNotAllowed, w.Code, target)
+			require.Equal(t, "GET, HEAD", w.Header().Get("Allow"))
+		}
+	}
+}
