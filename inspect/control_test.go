@@ -31,7 +31,7 @@ type console struct {
 // newConsole returns a console for a source named "one". It must be closed.
 func newConsole(source inspect.Source, opts ...inspect.Option) console {
 	log := &logText{}
-	opts = append([]inspect.Option{inspect.WithControl(token), inspect.WithLogger(slog.New(slog.NewTextHandler(log, nil)))}, opts...)
+	opts = append([]inspect.Option{inspect.WithControl(token + "\n"), inspect.WithLogger(slog.New(slog.NewTextHandler(log, nil)))}, opts...)
 	c := console{inspect.New(opts...), log}
 	c.Add("one", source)
 	return c

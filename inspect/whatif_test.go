@@ -388,5 +388,7 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 		require.Equal(t, r.parameter, parameter, "%s: %s", r.query, message)
 		require.Contains(t, message, r.contains, r.query)
 	}
+	w := c.call(http.MethodGet, "/api/what-if?source=one&limits=1/s", "", header("Sec-Fetch-Site", "cross-site"))
+	refused(t, http.StatusForbidden, w)
 	refused(t, http.StatusMethodNotAllowed, c.call(http.MethodPost, "/api/what-if?source=one&limits=1/s", ""))
 }
