@@ -66,7 +66,7 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 			require.Contains(t, i.log.String(), c.err)
 			require.NotContains(t, i.log.String(), "fifteen letters")
 		}
-		for _, path := range []string{"/api/limits", "/api/hold", "/api/release"} {
+		for _, path := range []string{"/api/limits", "/api/reset", "/api/hold", "/api/release"} {
 			_, message := refused(t, http.StatusForbidden, i.call(http.MethodPost, path, valid, header("Authorization", "Bearer fifteen letters")))
 			require.Contains(t, message, c.says)
 		}
@@ -224,7 +224,7 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 	guide, err := os.ReadFile("../docs/inspect.md")
 	require.NoError(t, err)
 	shown := regexp.MustCompile(`--json '(.*)' http://127\.0\.0\.1:6060(/api/\w+)\n`).FindAllStringSubmatch(string(guide), -1)
-	require.Len(t, shown, 4)
+	require.Len(t, shown, 5)
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 	require.NoError(t, err)
 	defer g.Close()

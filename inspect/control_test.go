@@ -177,6 +177,32 @@ func TestALaterChangeReplacesTheEndOfTheEarlierOne(t *testing.T) {
 	})
 }
 
+func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "50/s")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
+		time.Sleep(time.Minute)
+		c.post(t, "/api/hold", `{"source":"one","for":"30m"}`)
+		done := c.post(t, "/api/reset", `{"source":"one","who":"Bob"}`)
+		require.Equal(t, "limits 5/s depth 0 have ended; back to 50/s depth 0", done.What)
+		require.Equal(t, `"Bob" at 127.0.0.1:4000`, done.Who)
+		require.Nil(t, done.Until)
+		require.Equal(t, limits(t, "50/s"), s.Limits())
+		require.Equal(t, time.Now().Add(30*time.Minute), s.Stats().HeldUntil, "the hold stays")
+		_, message := refused(t, http.StatusConflict, c.call(http.MethodPost, "/api/reset", `{"source":"one"}`))
+		require.Contains(t, message, "have not been changed here")
+
+		// Its end does not come a second time.
+		require.NoError(t, s.SetLimits(limits(t, "5/s")))
+		time.Sleep(9 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, limits(t, "5/s"), s.Limits())
+		require.Len(t, c.changes(t), 3)
+	})
+}
+
 // Somebody else's limits are newer than what was in force before the change.
 func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -65,18 +65,11 @@ func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query)
 	if err != nil {
 		return &failure{http.StatusBadRequest, "limits", q.text("limits"), err.Error()}
 	}
-	source, err := i.sourceNamed(q.text("source"))
+	of, ref, err := i.bucketOf(q.values)
 	if err != nil {
 		return err
 	}
-	if !q.has("key") && source.source.kind() == "group" {
-		return &failure{http.StatusBadRequest, "key", "", "key is missing: the source is a group, and one of its buckets is replayed"}
-	}
-	_, ref, err := i.bucketNamed(q.text("source"), q.text("key"))
-	if err != nil {
-		return err
-	}
-	rec, err := i.recordings.of(w, target{source: q.text("source"), key: q.text("key")}, ref)
+	rec, err := i.recordings.of(w, of, ref)
 	if err != nil {
 		return err
 	}
