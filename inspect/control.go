@@ -60,6 +60,16 @@ func (i *Inspector) serveRelease(w http.ResponseWriter, r *http.Request, _ query
 	return answerChange(w, done, err)
 }
 
+// serveReset ends a change of limits now.
+func (i *Inspector) serveReset(w http.ResponseWriter, r *http.Request, _ query) error {
+	want, err := i.readCommand(w, r)
+	if err != nil {
+		return err
+	}
+	done, err := i.controller.reset(want)
+	return answerChange(w, done, err)
+}
+
 func answerChange(w http.ResponseWriter, c change, err error) error {
 	if err != nil {
 		return err
@@ -94,27 +104,32 @@ func (i *Inspector) readCommand(w http.ResponseWriter, r *http.Request, named ..
 	if who := fields["who"]; len(who) > maxWho {
 		return command{}, wrong("who", who, "must be at most %d bytes", maxWho)
 	}
-	want := command{of: target{source: fields["source"]}, who: whoIs(r, fields["who"]), fields: fields}
+	want := command{who: whoIs(r, fields["who"]), fields: fields}
+	want.of, want.ref, err = i.bucketOf(fields)
+	return want, err
+}
+
+// bucketOf returns the bucket that fields name: by its source and, in a group, by its key
+// or its id.
+func (i *Inspector) bucketOf(fields map[string]string) (of target, ref bucketRef, err error) {
+	source, err := i.sourceNamed(fields["source"])
+	if err != nil {
+		return target{}, nil, err
+	}
 	key, ofKey := fields["key"]
 	id, ofID := fields["id"]
 	switch {
 	case ofKey && ofID:
-		return command{}, &failure{http.StatusBadRequest, "id", id, "id is given beside key; one of them is enough"}
+		return target{}, nil, &failure{http.StatusBadRequest, "id", id, "id is given beside key; one of them is enough"}
 	case ofID:
 		if key, err = keyOf(id); err != nil {
-			return command{}, &failure{http.StatusBadRequest, "id", id, err.Error()}
+			return target{}, nil, &failure{http.StatusBadRequest, "id", id, err.Error()}
 		}
+	case !ofKey && source.source.kind() == "group":
+		return target{}, nil, &failure{http.StatusBadRequest, "key", "", "key, or id, is missing: the source is a group, and one of its buckets is meant"}
 	}
-	source, err := i.sourceNamed(want.of.source)
-	if err != nil {
-		return command{}, err
-	}
-	if !ofKey && !ofID && source.source.kind() == "group" {
-		return command{}, &failure{http.StatusBadRequest, "key", "", "key or id is missing: the source is a group, and only one of its buckets can be changed"}
-	}
-	want.of.key = key
-	_, want.ref, err = i.bucketNamed(want.of.source, key)
-	return want, err
+	_, ref, err = i.bucketNamed(source.name, key)
+	return target{source: source.name, key: key}, ref, err
 }
 
 // span returns for how long the change is to last.

@@ -85,6 +85,8 @@ func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {
 		broken.Store(1)
 		time.Sleep(10*time.Minute + 7*time.Second)
 		synctest.Wait()
+		_, message := refused(t, http.StatusConflict, c.call(http.MethodPost, "/api/reset", `{"source":"one","key":"k"}`))
+		require.Contains(t, message, "no database")
 		broken.Store(2)
 		time.Sleep(5 * time.Second)
 		broken.Store(0)

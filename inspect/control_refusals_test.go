@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,6 +51,7 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 		{nil, "", "made without WithControl"},
 		{[]inspect.Option{inspect.WithHosts("shapers.internal")}, "", "made without WithControl"},
 		{[]inspect.Option{inspect.WithControl("")}, "WithControl has no token", "WithControl has no token"},
+		{[]inspect.Option{inspect.WithControl("  \n")}, "WithControl has no token", "WithControl has no token"},
 		{[]inspect.Option{inspect.WithControl("fifteen letters")}, "at least 16 bytes", "at least 16 bytes"},
 		{[]inspect.Option{inspect.WithHosts("shapers.internal"), inspect.WithControl("")}, "WithHosts lets other machines call", "WithHosts lets other machines call"},
 	} {
@@ -63,7 +66,7 @@ func TestNothingCanBeChangedWithoutAProperToken(t *testing.T) {
 			require.Contains(t, i.log.String(), c.err)
 			require.NotContains(t, i.log.String(), "fifteen letters")
 		}
-		for _, path := range []string{"/api/limits", "/api/hold", "/api/release"} {
+		for _, path := range []string{"/api/limits", "/api/reset", "/api/hold", "/api/release"} {
 			_, message := refused(t, http.StatusForbidden, i.call(http.MethodPost, path, valid, header("Authorization", "Bearer fifteen letters")))
 			require.Contains(t, message, c.says)
 		}
@@ -214,4 +217,23 @@ func TestTokensCannotBeTriedQuickly(t *testing.T) {
 		require.Equal(t, http.StatusTooManyRequests, try("[2001:db8::9999]:4000", wrong))
 		require.Equal(t, http.StatusUnauthorized, try("[2001:db8:0:1::1]:4000", wrong))
 	})
+}
+
+// Each request that docs/inspect.md shows does what it says.
+func TestTheDocumentedChangesAreAccepted(t *testing.T) {
+	guide, err := os.ReadFile("../docs/inspect.md")
+	require.NoError(t, err)
+	shown := regexp.MustCompile(`--json '(.*)' http://127\.0\.0\.1:6060(/api/\w+)\n`).FindAllStringSubmatch(string(guide), -1)
+	require.Len(t, shown, 5)
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
+	require.NoError(t, err)
+	defer g.Close()
+	c := newConsole(inspect.Of(newShaper(t, "50/s depth 100")))
+	c.Add("upstream", inspect.Of(newShaper(t, "50/s depth 100")))
+	c.Add("clients", inspect.OfGroup(g))
+	defer c.Close()
+	for _, m := range shown {
+		c.post(t, m[2], m[1])
+	}
+	require.Contains(t, string(guide), strings.Join(whats(c.changes(t))[:1], ""))
 }

@@ -31,7 +31,7 @@ type console struct {
 // newConsole returns a console for a source named "one". It must be closed.
 func newConsole(source inspect.Source, opts ...inspect.Option) console {
 	log := &logText{}
-	opts = append([]inspect.Option{inspect.WithControl(token), inspect.WithLogger(slog.New(slog.NewTextHandler(log, nil)))}, opts...)
+	opts = append([]inspect.Option{inspect.WithControl(token + "\n"), inspect.WithLogger(slog.New(slog.NewTextHandler(log, nil)))}, opts...)
 	c := console{inspect.New(opts...), log}
 	c.Add("one", source)
 	return c
@@ -174,6 +174,32 @@ func TestALaterChangeReplacesTheEndOfTheEarlierOne(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.Equal(t, limits(t, "50/s"), s.Limits())
+	})
+}
+
+func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "50/s")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
+		time.Sleep(time.Minute)
+		c.post(t, "/api/hold", `{"source":"one","for":"30m"}`)
+		done := c.post(t, "/api/reset", `{"source":"one","who":"Bob"}`)
+		require.Equal(t, "limits 5/s depth 0 have ended; back to 50/s depth 0", done.What)
+		require.Equal(t, `"Bob" at 127.0.0.1:4000`, done.Who)
+		require.Nil(t, done.Until)
+		require.Equal(t, limits(t, "50/s"), s.Limits())
+		require.Equal(t, time.Now().Add(30*time.Minute), s.Stats().HeldUntil, "the hold stays")
+		_, message := refused(t, http.StatusConflict, c.call(http.MethodPost, "/api/reset", `{"source":"one"}`))
+		require.Contains(t, message, "have not been changed here")
+
+		// Its end does not come a second time.
+		require.NoError(t, s.SetLimits(limits(t, "5/s")))
+		time.Sleep(9 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, limits(t, "5/s"), s.Limits())
+		require.Len(t, c.changes(t), 3)
 	})
 }
 

@@ -100,7 +100,8 @@ func bearer(r *http.Request) (token string, given bool) {
 		return "", false
 	}
 	scheme, token, _ := strings.Cut(fields[0], " ")
-	return strings.TrimLeft(token, " "), strings.EqualFold(scheme, "Bearer") && token != ""
+	token = strings.TrimSpace(token)
+	return token, strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
 // peerOf returns where a request comes from: an address of IPv4, or a network of IPv6, as

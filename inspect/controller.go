@@ -101,6 +101,26 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 	return c.tell(want.of, want.who, what, until), nil
 }
 
+// reset ends a change of limits now.
+func (c *controller) reset(want command) (change, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := changeKey{of: want.of}
+	a := c.active[key]
+	switch {
+	case c.closed:
+		return change{}, errClosed
+	case a == nil:
+		return change{}, &failure{Status: http.StatusConflict, Message: "the limits of this bucket have not been changed here, or the change has ended"}
+	}
+	what, err := a.tryToEnd(false)
+	if err != nil {
+		return change{}, &failure{Status: http.StatusConflict, Message: err.Error()}
+	}
+	c.stopLocked(key)
+	return c.tell(want.of, want.who, what, time.Time{}), nil
+}
+
 // hold holds a line for a time. Of several holds, also by others, the one that ends last
 // counts, so a shorter one does not shorten it.
 func (c *controller) hold(want command, span time.Duration) (change, error) {

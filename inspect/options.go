@@ -40,9 +40,10 @@ func WithHosts(hosts ...string) Option {
 // WithControl lets whoever knows the token change limits for a time, and hold and
 // release lines. The token is sent as "Authorization: Bearer TOKEN". It must have at least
 // 16 bytes and should be random, as by crypto/rand.Text; with a shorter one, or none,
-// nothing can be changed, and [Inspector.Err] says why. Without WithControl the Inspector is
-// read-only.
+// nothing can be changed, and [Inspector.Err] says why. White space around it, such as the
+// end of the line in a file, does not count. Without WithControl the Inspector is read-only.
 func WithControl(token string) Option {
+	token = strings.TrimSpace(token)
 	return option(func(o *options) {
 		o.control, o.tokenHash, o.tokenLength = true, sha256.Sum256([]byte(token)), len(token)
 	})

@@ -52,6 +52,10 @@ type outcome struct {
 
 // serveWhatIf replays the latest arrivals of a bucket under other limits.
 func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query) error {
+	if from := r.Header.Get("Sec-Fetch-Site"); from != "" && from != "same-origin" && from != "none" {
+		// A page of another origin can't read the answer, but it could keep us busy.
+		return &failure{Status: http.StatusForbidden, Message: "a page of another origin may not ask for a replay"}
+	}
 	for _, name := range []string{"source", "limits"} {
 		if q.text(name) == "" {
 			return &failure{http.StatusBadRequest, name, "", name + " is missing"}
@@ -61,18 +65,11 @@ func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query)
 	if err != nil {
 		return &failure{http.StatusBadRequest, "limits", q.text("limits"), err.Error()}
 	}
-	source, err := i.sourceNamed(q.text("source"))
+	of, ref, err := i.bucketOf(q.values)
 	if err != nil {
 		return err
 	}
-	if !q.has("key") && source.source.kind() == "group" {
-		return &failure{http.StatusBadRequest, "key", "", "key is missing: the source is a group, and one of its buckets is replayed"}
-	}
-	_, ref, err := i.bucketNamed(q.text("source"), q.text("key"))
-	if err != nil {
-		return err
-	}
-	rec, err := i.recordings.of(w, target{source: q.text("source"), key: q.text("key")}, ref)
+	rec, err := i.recordings.of(w, of, ref)
 	if err != nil {
 		return err
 	}

@@ -309,7 +309,7 @@ func TestWhatIfSaysWhatItDoesNotKnow(t *testing.T) {
 		defer g.Close()
 		c := newConsole(inspect.OfGroup(g))
 		defer c.Close()
-		c.whatIf(t, "k", "1/s")
+		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/what-if?source=one&id=k&limits=1/s", "").Code)
 		require.False(t, g.Allow("k"))
 		require.Error(t, g.Wait(t.Context(), "k"))
 		got := c.whatIf(t, "k", "1/s")
@@ -380,6 +380,8 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 		{400, "source=one&limits=0/s", "limits", "must be above 0"},
 		{404, "source=two&limits=1/s", "source", "not the name of a source"},
 		{404, "source=one&key=k&limits=1/s", "key", "no bucket"},
+		{400, "source=many&key=k&id=k&limits=1/s", "id", "beside key"},
+		{400, "source=many&id=%25&limits=1/s", "id", "invalid URL escape"},
 		{400, "source=many&limits=1/s", "key", "missing"},
 		{400, "source=one&limits=1/s&key=&key=", "key", "more than once"},
 		{400, "source=one&limit=1/s", "limit", "not a parameter"},
@@ -388,5 +390,7 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 		require.Equal(t, r.parameter, parameter, "%s: %s", r.query, message)
 		require.Contains(t, message, r.contains, r.query)
 	}
+	w := c.call(http.MethodGet, "/api/what-if?source=one&limits=1/s", "", header("Sec-Fetch-Site", "cross-site"))
+	refused(t, http.StatusForbidden, w)
 	refused(t, http.StatusMethodNotAllowed, c.call(http.MethodPost, "/api/what-if?source=one&limits=1/s", ""))
 }

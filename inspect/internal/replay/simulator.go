@@ -166,12 +166,12 @@ func (s *simulator) giveUp(p patience) {
 
 // settle lets all leave whose slots have come by an instant.
 func (s *simulator) settle(by time.Duration) {
+	until := s.instant(by)
 	for s.line.Len() > 0 {
 		i := s.line.Front().Value.(int)
 		r := s.request(i)
 		slot := later(s.allowed(r.Cost), s.since)
-		at := s.ceil(slot)
-		if at.Cmp(bigOf(by)) > 0 {
+		if slot.Cmp(until) > 0 {
 			return
 		}
 		s.line.Remove(s.line.Front())
@@ -179,7 +179,7 @@ func (s *simulator) settle(by time.Duration) {
 		s.empty = sum(later(s.empty, slot), s.take(r.Cost))
 		if i >= 0 {
 			s.places[i] = nil
-			s.fates[i] = Fate{Departed, time.Duration(at.Int64()) - r.At}
+			s.fates[i] = Fate{Departed, time.Duration(s.ceil(slot).Int64()) - r.At}
 		}
 	}
 }
