@@ -121,7 +121,7 @@ function showDetail(data) {
   if (!histograms) return;
   const scope = histograms.of === "source" && selected.id ? ` of all keys of ${selected.source}` : "";
   spacing.show(histograms.spacing ?? [], scope);
-  waits.show(histograms.wait ?? [], { p50: data.wait_p50_s, p95: data.wait_p95_s, p99: data.wait_p99_s }, scope);
+  waits.show(histograms.wait ?? [], { p50: histograms.wait_p50_s, p95: histograms.wait_p95_s, p99: histograms.wait_p99_s }, scope);
 }
 
 /** Shows which source or bucket the charts are of, and opens its detail. */

@@ -52,7 +52,7 @@ export class Detail {
   }
 
   show(answer) {
-    const { bucket, in_words: words, rule, next_departure: next, line = { line: [], waiting: bucket.waiting }, refusals = [] } = answer;
+    const { bucket, in_words: words, rule, next_departure: next, line, refusals } = answer;
     byId("detail").hidden = false;
     byId("detail").classList.remove("gone");
     setText(byId("limits-text"), bucket.limits);
@@ -63,10 +63,8 @@ export class Detail {
     setText(byId("held"), held);
     setText(byId("line-summary"), summary(bucket, next, line));
     rows(byId("waiters"), line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
-    const latest = refusals.slice(-shown).reverse();
-    rows(byId("refusals"), latest.map((r) => [clock(r.at), r.reason, r.retry_after_s > 0 ? duration(r.retry_after_s) : "–", count(r.cost)]));
-    setText(byId("refusals-summary"), latest.length === 0 ? "None." : "");
-    byId("refusals").hidden = latest.length === 0;
+    rows(byId("refusals"), together(refusals).slice(0, shown).map((r) => [r.at, count(r.n), reasons[r.reason] ?? r.reason, r.retry > 0 ? duration(r.retry) : "–"]));
+    setText(byId("refusals-summary"), refusals.length === 0 ? "None of late." : "");
     counts(byId("counts"), bucket);
     this.onBucket(answer);
   }
@@ -78,6 +76,22 @@ function summary(bucket, next, line) {
   const soon = next ? (Date.parse(next) - Date.parse(line.at)) / 1000 : null;
   const leaves = soon == null ? "" : soon <= 0 ? "; the next leaves now" : `; the next leaves in ${duration(soon)}`;
   return `${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}${leaves}.`;
+}
+
+const reasons = { queue_full: "line full", too_late: "too late", too_costly: "cost above burst", closed: "closed" };
+
+/** Refusals of one second and one reason together, the latest first: a burst has many. */
+function together(refusals) {
+  const groups = new Map();
+  for (const refusal of refusals.toSorted((a, b) => Date.parse(b.at) - Date.parse(a.at))) {
+    const at = clock(refusal.at);
+    const name = `${at} ${refusal.reason}`;
+    const group = groups.get(name) ?? { at, reason: refusal.reason, n: 0, retry: 0 };
+    group.n++;
+    group.retry = Math.max(group.retry, refusal.retry_after_s);
+    groups.set(name, group);
+  }
+  return [...groups.values()];
 }
 
 /** The counts of a bucket since it is there, of which those that are always 0 are left out. */

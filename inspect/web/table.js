@@ -205,8 +205,8 @@ function fillRow(row, bucket, sources) {
   const isShaper = sources.some((source) => source.name === bucket.source && source.kind === "shaper");
   setText(link, isShaper ? bucket.source : keyText(bucket.key));
   setAttribute(link, "href", href({ source: bucket.source, id: fromServer(bucket.id) }));
-  setText(part(row, "badges"), [bucket.refusing ? "refusing" : "", bucket.held_until ? "held" : "", bucket.dry_run ? "dry run" : ""].filter(Boolean).join(" · "));
-  setText(part(row, "source"), isShaper ? "" : bucket.source);
+  setText(part(row, "badges"), [bucket.dry_run ? "dry run" : "", bucket.held_until ? "held" : "", bucket.refusing ? "refusing" : ""].filter(Boolean).join(", "));
+  setText(part(row, "source"), bucket.source);
   setAttribute(row.querySelector("rect"), "width", bucket.fill.toFixed(2));
   setText(part(row, "percent"), percent(bucket.fill));
   row.classList.toggle("refusing", bucket.refusing);

@@ -2,7 +2,7 @@
 // limits. Asking begins the recording, so the first answers hold little.
 
 import { byId, make, setText } from "./dom.js";
-import { clock, count, duration } from "./format.js";
+import { clock, count, duration, several } from "./format.js";
 import { get } from "./api.js";
 import { keyOf } from "./url.js";
 
@@ -58,19 +58,21 @@ export class WhatIf {
     byId("what-if-answer").hidden = answer == null || answer.arrivals === 0;
     if (answer == null) {
       setText(byId("what-if-summary"), "");
+      byId("what-if-notes").replaceChildren();
       return;
     }
     if (answer.arrivals === 0) {
       setText(byId("what-if-summary"), `Recording since ${clock(answer.since)}. The answer appears here with the next arrivals.`);
       return;
     }
-    const part = answer.complete ? "" : " The recording is full: earlier ones are left out.";
-    setText(byId("what-if-summary"), `${answer.limits}: ${answer.in_words.join("; ")}. Of ${count(answer.arrivals)} arrivals since ${clock(answer.since)}:${part}`);
+    setText(byId("what-if-summary"), `${answer.limits}: ${answer.in_words.join("; ")}. What became of ${several(answer.arrivals, "arrival")} since ${clock(answer.since)}:`);
+    byId("what-if-notes").replaceChildren(...(answer.notes ?? []).map((text) => make("li", { text })));
     const { now, then } = answer;
     const lines = [["departed", "departed", count], ["refused", "refused", count]];
-    for (const [name, text] of [["queue_full", "– line full"], ["too_late", "– too late"], ["too_costly", "– too costly"]]) {
+    for (const [name, text] of [["queue_full", "– line full"], ["too_late", "– too late"], ["too_costly", "– cost above burst"], ["closed", "– closed"]]) {
       if (now[name] || then[name]) lines.push([name, text, count]);
     }
+    if (now.waiting || then.waiting) lines.push(["waiting", "still waiting", count]);
     lines.push(["abandoned", "gave up", count], ["wait_p50_s", "half waited at most", duration], ["wait_p95_s", "95 % waited at most", duration], ["wait_max_s", "longest wait", duration]);
     byId("what-if-answer").tBodies[0].replaceChildren(...lines.map(([name, text, format]) => make("tr", {},
       make("th", { scope: "row", text }), make("td", { text: format(now[name]) }),
@@ -80,6 +82,6 @@ export class WhatIf {
 
 /** Whether another figure is better or worse, which the style sheet shows. */
 function verdict(name, now, then) {
-  if (now === then || now == null || then == null || name === "abandoned") return null;
+  if (now === then || now == null || then == null || ["abandoned", "waiting"].includes(name)) return null;
   return (name === "departed" ? then > now : then < now) ? "better" : "worse";
 }
