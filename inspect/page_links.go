@@ -5,12 +5,14 @@ import (
 	"context"
 	"maps"
 	"net/url"
+	"slices"
 	"strings"
 )
 
 // pageParameters are those of the page: beside the ones of the list they say what is
-// selected, and how the script shows it.
-var pageParameters = append([]string{"key", "filter", "paused"}, listParameters...)
+// selected, and how the script shows it. "source" and "key" select a bucket, which does
+// not narrow the table; "in" is the source to which the table is narrowed.
+var pageParameters = append([]string{"key", "in", "filter", "paused"}, listParameters...)
 
 // pageSort is the order of the page if its URL names none.
 const pageSort = "-waiting"
@@ -19,48 +21,46 @@ const pageSort = "-waiting"
 type quickLink struct {
 	Name, Label string
 	Pressed     bool
-	URL         string // turns the filter on, or off if it is on
+	Value       string // of the parameter "filter" that turns it on, or off if it is on
 }
 
-// quickFilters are the quick filters, with the parameters of the list that each stands
-// for.
-var quickFilters = []struct {
+// A quickFilter is one with the parameters of the list that it stands for.
+type quickFilter struct {
 	name, label string
 	parameters  map[string]string
-}{
+}
+
+var quickFilters = []quickFilter{
 	{"waiting", "has a line", map[string]string{"waiting_gt": "0"}},
 	{"half", "over half full", map[string]string{"fill_gt": "0.5"}},
 	{"refusing", "refusing now", map[string]string{"refusing": "true"}},
 	{"dry_run", "would refuse in dry run", map[string]string{"dry_run": "true", "refused_gt": "0"}},
+	{"idle", "idle for an hour", map[string]string{"idle_gt": "1h"}},
 }
 
 // A columnLink is a column by which the table can be sorted.
 type columnLink struct {
 	Name, Label string
 	Aria        string // ascending, descending or none
-	URL         string // sorts by the column, or the other way round if it is sorted by it
+	Value       string // of the parameter "sort" that sorts by it, or the other way round if the table is sorted by it
 }
 
 var columns = []struct{ name, label string }{
-	{"key", "Key"}, {"waiting", "Waiting"}, {"oldest_wait", "Oldest wait"}, {"level", "Level"}, {"fill", "Fill"},
-	{"departed", "Departed"}, {"refused", "Refused"}, {"abandoned", "Gave up"}, {"idle", "Idle"},
+	{"key", "Key"}, {"fill", "Fill"}, {"waiting", "Waiting"}, {"oldest_wait", "Longest wait"}, {"level", "Level"},
+	{"refused", "Refused"}, {"departed", "Departed"}, {"abandoned", "Gave up"}, {"idle", "Idle"},
 }
 
 // listOfPage returns the first table of the page.
 func (i *Inspector) listOfPage(ctx context.Context, q query) (*list, error) {
 	asked := query{values: maps.Clone(q.values)}
 	asked.values["sort"] = cmp.Or(q.text("sort"), pageSort)
-	if name := q.text("filter"); name != "" {
-		found := false
-		for _, f := range quickFilters {
-			if f.name == name {
-				maps.Copy(asked.values, f.parameters)
-				found = true
-			}
+	asked.values["source"] = q.text("in")
+	for _, name := range q.filters() {
+		k := slices.IndexFunc(quickFilters, func(f quickFilter) bool { return f.name == name })
+		if k < 0 {
+			return nil, wrong("filter", name, "must be waiting, half, refusing, dry_run or idle, or several with commas between them")
 		}
-		if !found {
-			return nil, wrong("filter", name, "must be waiting, half, refusing or dry_run")
-		}
+		maps.Copy(asked.values, quickFilters[k].parameters)
 	}
 	l, err := readListing(asked)
 	if err != nil {
@@ -69,13 +69,21 @@ func (i *Inspector) listOfPage(ctx context.Context, q query) (*list, error) {
 	return i.list(ctx, l)
 }
 
+// filters returns the names of the quick filters that are on.
+func (q query) filters() []string {
+	return strings.FieldsFunc(q.text("filter"), func(c rune) bool { return c == ',' })
+}
+
 func (q query) quickLinks() []quickLink {
+	on := q.filters()
 	var links []quickLink
 	for _, f := range quickFilters {
-		link := quickLink{Name: f.name, Label: f.label, Pressed: q.text("filter") == f.name, URL: q.with("filter", f.name)}
-		if link.Pressed {
-			link.URL = q.with("filter", "")
+		link := quickLink{Name: f.name, Label: f.label, Pressed: slices.Contains(on, f.name)}
+		after := slices.DeleteFunc(slices.Clone(on), func(name string) bool { return name == f.name })
+		if !link.Pressed {
+			after = append(after, f.name)
 		}
+		link.Value = strings.Join(after, ",")
 		links = append(links, link)
 	}
 	return links
@@ -96,7 +104,7 @@ func (q query) columnLinks() []columnLink {
 		case name == c.name:
 			link.Aria, sort = "ascending", "-"+c.name
 		}
-		link.URL = q.with("sort", sort)
+		link.Value = sort
 		links = append(links, link)
 	}
 	return links

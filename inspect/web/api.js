@@ -1,0 +1,36 @@
+// Requests to the inspector. An answer that is an error is thrown with its message.
+
+export class ApiError extends Error {
+  constructor(status, { parameter, message } = {}) {
+    super(message || `the server answered ${status}`);
+    this.status = status;
+    this.parameter = parameter;
+  }
+}
+
+/** GET, JSON. Values that are null or empty are left out of the query. */
+export async function get(path, query = {}, signal) {
+  const pairs = Object.entries(query).filter(([, value]) => value != null && value !== "");
+  const search = pairs.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
+  return answer(await fetch(search ? `${path}?${search}` : path, { signal, headers: { Accept: "application/json" } }));
+}
+
+/** POST, JSON, with a bearer token. */
+export async function post(path, body, token) {
+  return answer(await fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` },
+    body: JSON.stringify(body),
+  }));
+}
+
+async function answer(response) {
+  let body = null;
+  try {
+    body = await response.json();
+  } catch {
+    // Not JSON: the status says enough.
+  }
+  if (!response.ok) throw new ApiError(response.status, body?.error);
+  return body;
+}

@@ -1,0 +1,206 @@
+// The page: it connects the view (the address), the event stream, and the parts that
+// show them.
+
+import { Changes, Control } from "./control.js";
+import { Charts } from "./charts.js";
+import { Detail } from "./detail.js";
+import { History } from "./history.js";
+import { SpacingHistogram, WaitHistogram } from "./histogram.js";
+import { Picture } from "./picture.js";
+import { Reports } from "./reports.js";
+import { Stream } from "./stream.js";
+import { Table } from "./table.js";
+import { Tiles } from "./tiles.js";
+import { WhatIf } from "./whatif.js";
+import { byId, keyText, make, setAttribute, setText } from "./dom.js";
+import { fromServer, go, href, keyOf, onChange, view } from "./url.js";
+import { onThemeChange } from "./theme.js";
+import { rate } from "./format.js";
+import { story } from "./story.js";
+
+const recent = new History();
+const reports = new Reports(() => stream.retry());
+const charts = new Charts(recent);
+const tiles = new Tiles(recent);
+const picture = new Picture();
+const spacing = new SpacingHistogram(byId("spacing"));
+const waits = new WaitHistogram(byId("waits"));
+const table = new Table(reports);
+const detail = new Detail((answer) => {
+  control.show(answer.control);
+});
+const whatIf = new WhatIf();
+const control = new Control();
+const changes = new Changes();
+const stream = new Stream(receive, (state, retryAt, message) => reports.connection(state, retryAt, message));
+
+let sources = [];
+let selected = { source: view.source, id: view.id };
+let bucket = null; // of the latest detail event
+let frames = 0;
+
+function receive(event, data) {
+  switch (event) {
+    case "hello":
+      sources = data.sources;
+      selected = { source: data.selected?.source ?? null, id: view.source == null ? idOf(data.selected) : view.id };
+      reports.server(data.reports ?? []);
+      reports.sources(sources);
+      changes.set(data.changes ?? []);
+      control.show(data.control);
+      showSelected();
+      break;
+    case "history":
+      recent.set(data.points ?? []);
+      showFrame();
+      showSlowly();
+      break;
+    case "frame":
+      recent.push(data);
+      frames++;
+      showFrame();
+      if (frames % 4 === 0) showSlowly();
+      break;
+    case "detail":
+      showDetail(data);
+      if (!running()) stop(); // one look was asked for
+      break;
+    case "change":
+      changes.add(data);
+      break;
+    case "report":
+      reports.server([data]);
+      break;
+    case "sources":
+      sources = data;
+      reports.sources(sources);
+      showSelected();
+  }
+}
+
+/** The id of what the server selected by itself: of a shaper the empty one, of a group none. */
+function idOf(bucketSelected) {
+  if (!bucketSelected) return null;
+  if (bucketSelected.id != null) return fromServer(bucketSelected.id);
+  return isShaper(bucketSelected.source) ? "" : null;
+}
+
+function isShaper(name) {
+  return sources.some((source) => source.name === name && source.kind === "shaper");
+}
+
+function showFrame() {
+  const { last } = recent;
+  if (last) reports.latest = last.at_ms;
+  byId("now").classList.toggle("waiting-for-data", !last);
+  charts.draw();
+  tiles.show(bucket);
+  picture.show(last, bucket);
+  showStory(false);
+}
+
+function showSlowly() {
+  tiles.drawCurves();
+  showStory(true);
+  const dry = recent.last?.dry_run ?? false;
+  byId("dry-run").hidden = !dry;
+  document.body.classList.toggle("dry", dry);
+  if (frames % 20 === 0) charts.describe();
+}
+
+/** Shows the story: at once if it is another one, and its figures once a second. */
+function showStory(figures) {
+  const text = sources.length === 0 ? "No source has been added yet: the program adds its shapers and groups to the inspector." : story(recent.last, bucket);
+  const beginning = (words) => words.slice(0, 12);
+  if (figures || beginning(text) !== beginning(byId("story").textContent)) setText(byId("story"), text);
+}
+
+function showDetail(data) {
+  bucket = data.bucket ?? null;
+  const { histograms } = data;
+  if (!histograms) return;
+  const scope = histograms.of === "source" && selected.id ? ` of all keys of ${selected.source}` : "";
+  spacing.show(histograms.spacing ?? [], scope);
+  waits.show(histograms.wait ?? [], { p50: histograms.wait_p50_s, p95: histograms.wait_p95_s, p99: histograms.wait_p99_s }, scope);
+}
+
+/** Shows which source or bucket the charts are of, and opens its detail. */
+function showSelected() {
+  const { source, id } = selected;
+  const nav = byId("sources");
+  nav.hidden = sources.length < 2;
+  nav.replaceChildren(...sources.map((each) => make("a", {
+    href: href({ source: each.name, id: null }), text: each.name, "aria-current": each.name === source ? "true" : null,
+    onclick: (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      go({ source: each.name, id: null });
+    },
+  })));
+  table.select(source, id);
+  const name = id ? keyText(keyOf(id)) : source ?? "No source yet";
+  setText(byId("selected"), name);
+  setText(byId("selected-of"), id ? `a bucket of ${source}` : source == null ? "" : isShaper(source) ? "one bucket" : "all its buckets together");
+  document.title = source == null ? pageTitle : `${name} · ${pageTitle}`;
+  const isBucket = source != null && (id != null || isShaper(source));
+  if (isBucket) detail.open(source, id ?? "");
+  else if (!isBucket) detail.close();
+  if (isBucket) {
+    whatIf.open(source, id ?? "");
+    control.open(source, id ?? "");
+  }
+}
+
+const pageTitle = document.title;
+const running = () => !view.paused && !document.hidden;
+
+/** Begins or ends everything that costs the server something. */
+function run() {
+  setAttribute(byId("pause"), "aria-pressed", view.paused);
+  if (running()) {
+    document.body.classList.remove("still");
+    stream.open(view.source, view.id);
+    table.start();
+    whatIf.resume();
+    return;
+  }
+  stop();
+}
+
+function stop() {
+  document.body.classList.add("still");
+  stream.close();
+  table.stop();
+  detail.stop();
+  whatIf.stop();
+  reports.connection(view.paused ? "paused" : "hidden");
+}
+
+/** Shows what the view is of now. While paused that is one look. */
+function look() {
+  stream.open(view.source, view.id);
+  table.read();
+}
+
+onChange((now, before) => {
+  const moved = now.source !== before.source || now.id !== before.id;
+  if (moved) {
+    selected = { source: now.source, id: now.id };
+    bucket = null;
+    recent.set([]);
+    showSelected();
+    const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+    byId("selected").focus({ preventScroll: true });
+    byId("now").scrollIntoView({ block: "start", behavior: smooth ? "smooth" : "auto" });
+  }
+  table.showControls();
+  if (now.paused !== before.paused) run();
+  else if (moved) look();
+  else table.read();
+});
+
+byId("pause").addEventListener("click", () => go({ paused: !view.paused }, { replace: true }));
+document.addEventListener("visibilitychange", run);
+onThemeChange(() => charts.repaint());
+run();
+if (view.paused && !document.hidden) look();

@@ -1,0 +1,159 @@
+// The two charts of the last 60 seconds, one above the other with one time axis:
+// requests per second, and the line.
+
+import { byId, part, setAttribute, setText } from "./dom.js";
+import { colors } from "./theme.js";
+import { number, rate } from "./format.js";
+
+const axisWidth = 52;
+const dotted = [2, 4];
+
+/** A round number not below x, for the upper end of an axis. */
+function roundUp(x) {
+  if (!(x > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(x));
+  return power * [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((step) => step * power >= x * 0.999999);
+}
+
+/** The upper end of an axis: it shows the bound unless that would flatten what is measured. */
+function upperEnd(measured, bound) {
+  const shown = bound != null && (measured === 0 || bound <= 8 * measured) ? Math.max(measured, bound) : measured;
+  return roundUp(Math.max(1, shown) * 1.08);
+}
+
+/** The values without those zeros that lie between zeros, which would only underline the axis. */
+function sparse(values) {
+  return values.map((value, i) => (value || values[i - 1] || values[i + 1] ? value : null));
+}
+
+export class Charts {
+  constructor(history) {
+    this.history = history;
+    this.dryRun = false;
+    this.rate = this.plot("chart-rate", [
+      { field: "arrivals", color: "arrivals", fill: true, width: 1.25 },
+      { field: "refusals", color: "refusals", dash: [6, 4], width: 1.75, sparse: true },
+      { field: "departures", color: "departures", width: 2.5 },
+      { field: "rate", color: "departures", dash: dotted, width: 1.5, stepped: true },
+    ], { bound: "rate", measured: ["arrivals", "refusals", "departures"], boundText: (x) => `drain rate ${rate(x)}`, times: false });
+    this.line = this.plot("chart-line", [
+      { field: "waiting", color: "line", fill: true, width: 2 },
+      { field: "depth", color: "line", dash: dotted, width: 1.5, stepped: true },
+    ], { bound: "depth", measured: ["waiting"], boundText: (x) => (x === 0 ? "none may wait" : `full at ${number(x)}`), times: true });
+  }
+
+  plot(id, series, { bound, measured, boundText, times }) {
+    const place = byId(id);
+    const height = () => place.clientHeight;
+    const upper = () => upperEnd(this.history.max(...measured), this.history.max(bound) || this.history.last?.[bound]);
+    const grid = { stroke: () => colors().grid, width: 1 };
+    const text = { stroke: () => colors().muted, font: "12px system-ui, sans-serif" };
+    const plot = new globalThis.uPlot({
+      width: place.clientWidth || 600,
+      height: height() || 200,
+      padding: [14, 14, times ? 0 : 6, 0],
+      legend: { show: false },
+      cursor: { sync: { key: "time" }, y: false, drag: { x: false, y: false }, points: { show: false } },
+      scales: { x: { time: false, range: () => [-60, 0] }, y: { range: () => [0, upper()] } },
+      axes: [
+        {
+          ...text, grid, ticks: { show: false }, size: times ? 26 : 4, gap: 6,
+          splits: () => [-60, -50, -40, -30, -20, -10, 0],
+          values: (_, splits) => splits.map((s) => (!times || (place.clientWidth < 480 && s % 20 !== 0) ? "" : s === 0 ? "now" : `−${-s} s`)),
+        },
+        { ...text, grid, ticks: { show: false }, size: axisWidth, gap: 8, space: 36, values: (_, splits) => splits.map((y) => (Number.isInteger(y) || upper() < 3 ? number(y) : "")) },
+      ],
+      series: [{}, ...series.map((s) => ({
+        stroke: () => colors()[s.color],
+        fill: s.fill ? () => colors()[`${s.color}-fill`] : undefined,
+        width: s.width,
+        dash: s.dash,
+        points: { show: false },
+        paths: s.stepped ? globalThis.uPlot.paths.stepped({ align: 1 }) : undefined,
+      }))],
+      hooks: {
+        drawAxes: [(u) => this.shadeHolds(u)],
+        draw: [(u) => this.nameBound(u, this.history.last?.[bound], boundText, upper())],
+        setCursor: [(u) => this.readOut(u.cursor.idx)],
+      },
+    }, [[], ...series.map(() => [])], place);
+    new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: height() })).observe(place);
+    return { plot, series };
+  }
+
+  /** Draws what the history holds. */
+  draw() {
+    const ages = this.history.ages();
+    for (const { plot, series } of [this.rate, this.line]) {
+      plot.setData([ages, ...series.map((s) => s.sparse ? sparse(this.history.values(s.field)) : this.history.values(s.field))]);
+    }
+    this.readOut(this.rate.plot.cursor.idx);
+  }
+
+  /** Draws again, in other colors. */
+  repaint() {
+    this.rate.plot.redraw();
+    this.line.plot.redraw();
+  }
+
+  shadeHolds(u) {
+    const points = this.history.points;
+    const ages = this.history.ages();
+    u.ctx.save();
+    u.ctx.fillStyle = colors().held;
+    for (let i = 1; i < points.length; i++) {
+      if (!points[i].held) continue;
+      const from = u.valToPos(Math.max(ages[i - 1], -60), "x", true);
+      u.ctx.fillRect(from, u.bbox.top, u.valToPos(ages[i], "x", true) - from, u.bbox.height);
+    }
+    u.ctx.restore();
+  }
+
+  /** Writes what the dotted line is above its right end, on a ground that keeps it readable. */
+  nameBound(u, value, name, upper) {
+    if (value == null) return;
+    const beyond = value > upper;
+    const text = beyond ? `${name(value)} ↑` : name(value);
+    const scale = devicePixelRatio;
+    const { ctx } = u;
+    ctx.save();
+    ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
+    ctx.textAlign = "right";
+    ctx.textBaseline = "middle";
+    const width = ctx.measureText(text).width;
+    const right = u.bbox.left + u.bbox.width - 4 * scale;
+    const y = Math.max(u.bbox.top + 2 * scale, beyond ? 0 : u.valToPos(value, "y", true) - 10 * scale);
+    ctx.fillStyle = colors().halo;
+    ctx.fillRect(right - width - 4 * scale, y - 8 * scale, width + 8 * scale, 16 * scale);
+    ctx.fillStyle = colors()[u === this.line?.plot ? "line" : "departures"];
+    ctx.fillText(text, right, y);
+    ctx.restore();
+  }
+
+  /** Shows in the legends the values under the pointer, or the latest. */
+  readOut(index) {
+    const point = index == null ? this.history.last : this.history.points[index];
+    for (const item of document.querySelectorAll(".legend [data-series]")) {
+      const value = point?.[item.dataset.series];
+      const text = value == null ? "–" : item.dataset.series === "depth" || item.dataset.series === "waiting" ? number(value) : rate(value);
+      setText(part(item, "value"), text);
+    }
+    const age = point && this.history.last ? (this.history.last.at_ms - point.at_ms) / 1000 : 0;
+    setText(byId("readout"), age > 0 ? `${age.toFixed(1)} s ago` : "now");
+  }
+
+  /** Says in words what the charts show. It is called every few seconds, not with every frame. */
+  describe() {
+    const { last } = this.history;
+    if (!last) return;
+    const refused = last.dry_run ? "that would be refused" : "refused";
+    const bound = last.rate == null ? "" : `; the drain rate is ${rate(last.rate)}`;
+    setAttribute(byId("chart-rate"), "aria-label",
+      `Requests per second in the last 60 seconds. Arrivals: up to ${rate(this.history.max("arrivals"))}, now ${rate(last.arrivals)}. ` +
+      `Departures: up to ${rate(this.history.max("departures"))}, now ${rate(last.departures)}${bound}. ` +
+      `Requests ${refused}: up to ${rate(this.history.max("refusals"))}, now ${rate(last.refusals)}.`);
+    const depth = last.depth == null ? "" : ` The line is full at ${number(last.depth)}.`;
+    setAttribute(byId("chart-line"), "aria-label",
+      `Requests in line in the last 60 seconds: up to ${number(this.history.max("waiting"))}, now ${number(last.waiting)}.${depth}`);
+  }
+}

@@ -1,0 +1,127 @@
+// The bucket that is open: its limits in words and whence they come, the line, the last
+// refusals, what it has counted.
+
+import { byId, make, setText } from "./dom.js";
+import { clock, count, duration, idle } from "./format.js";
+import { get } from "./api.js";
+import { toPath } from "./url.js";
+
+const every = 2000; // ms between two readings
+const shown = 6; // of those in line, and of the refusals
+
+export class Detail {
+  constructor(onBucket) {
+    this.onBucket = onBucket;
+  }
+
+  /** Shows a bucket, and keeps it up to date until stop. */
+  open(source, id) {
+    this.stop();
+    this.path = `/api/buckets/${encodeURIComponent(source)}/${toPath(id)}`;
+    this.read();
+  }
+
+  stop() {
+    clearTimeout(this.timer);
+    this.request?.abort();
+    this.path = null;
+  }
+
+  close() {
+    this.stop();
+    byId("detail").hidden = true;
+  }
+
+  async read() {
+    clearTimeout(this.timer);
+    const request = new AbortController();
+    this.request = request;
+    try {
+      this.show(await get(this.path, {}, request.signal));
+    } catch (error) {
+      if (request.signal.aborted) return;
+      if (error.status) this.fail(error);
+    }
+    this.timer = setTimeout(() => this.read(), every);
+  }
+
+  fail(error) {
+    byId("detail").hidden = false;
+    byId("detail").classList.add("gone");
+    setText(byId("gone"), error.status === 404 ? "This bucket does not exist just now. It appears with the next request of its key." : error.message);
+  }
+
+  show(answer) {
+    const { bucket, in_words: words, rule, next_departure: next, line, refusals } = answer;
+    byId("detail").hidden = false;
+    byId("detail").classList.remove("gone");
+    setText(byId("limits-text"), bucket.limits);
+    fill(byId("limits-words"), words.map((text) => make("li", { text })));
+    setText(byId("rule"), rule ? `Rule ${rule.rule}, ${rule.file}:${rule.line}` : "");
+    byId("rule").hidden = !rule;
+    const held = bucket.held_until ? `Held until ${clock(bucket.held_until)}.` : "";
+    setText(byId("held"), held);
+    setText(byId("line-summary"), summary(bucket, next, line));
+    rows(byId("waiters"), line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
+    rows(byId("refusals"), together(refusals).slice(0, shown).map((r) => [r.at, count(r.n), reasons[r.reason] ?? r.reason, r.retry > 0 ? duration(r.retry) : "–"]));
+    setText(byId("refusals-summary"), refusals.length === 0 ? "None of late." : "");
+    counts(byId("counts"), bucket);
+    this.onBucket(answer);
+  }
+}
+
+function summary(bucket, next, line) {
+  if (bucket.dry_run) return "Dry run: nobody is held up, so nobody is in line.";
+  if (line.waiting === 0) return "Nobody waits.";
+  const soon = next ? (Date.parse(next) - Date.parse(line.at)) / 1000 : null;
+  const leaves = soon == null ? "" : soon <= 0 ? "; the next leaves now" : `; the next leaves in ${duration(soon)}`;
+  return `${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}${leaves}.`;
+}
+
+const reasons = { queue_full: "line full", too_late: "too late", too_costly: "cost above burst", closed: "closed" };
+
+/** Refusals of one second and one reason together, the latest first: a burst has many. */
+function together(refusals) {
+  const groups = new Map();
+  for (const refusal of refusals.toSorted((a, b) => Date.parse(b.at) - Date.parse(a.at))) {
+    const at = clock(refusal.at);
+    const name = `${at} ${refusal.reason}`;
+    const group = groups.get(name) ?? { at, reason: refusal.reason, n: 0, retry: 0 };
+    group.n++;
+    group.retry = Math.max(group.retry, refusal.retry_after_s);
+    groups.set(name, group);
+  }
+  return [...groups.values()];
+}
+
+/** The counts of a bucket since it is there, of which those that are always 0 are left out. */
+function counts(list, bucket) {
+  const would = bucket.dry_run ? "would have been refused" : "refused";
+  const mean = bucket.departed > 0 && bucket.total_wait_s != null ? duration(bucket.total_wait_s / bucket.departed) : "–";
+  const all = [
+    ["departed", count(bucket.departed), true], [would, count(bucket.refused), true],
+    ["– line full", count(bucket.queue_full), bucket.queue_full], ["– too late", count(bucket.too_late), bucket.too_late],
+    ["– cost above burst", count(bucket.too_costly), bucket.too_costly], ["– closed", count(bucket.closed), bucket.closed],
+    ["gave up", count(bucket.abandoned), true], ["in flight", inFlight(bucket), bucket.in_flight_max],
+    ["mean wait", mean, true], ["idle", idle(bucket.idle_s), true],
+  ].filter(([, , shown]) => shown);
+  fill(list, all.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
+}
+
+function inFlight(bucket) {
+  return `${count(bucket.in_flight)} of ${count(bucket.in_flight_max)}`;
+}
+
+/** Fills the body of a table. */
+function rows(table, texts) {
+  fill(table.tBodies[0], texts.map((row) => make("tr", {}, ...row.map((text) => make("td", { text })))));
+  table.hidden = texts.length === 0;
+}
+
+/** Replaces what an element holds, unless it holds the same. */
+function fill(parent, children) {
+  const text = children.map((child) => child.textContent).join("\n");
+  if (parent.dataset.text === text) return;
+  parent.dataset.text = text;
+  parent.replaceChildren(...children);
+}

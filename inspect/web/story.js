@@ -1,0 +1,30 @@
+// One sentence that says what the bucket does just now, for those who see it for the
+// first time.
+
+import { clock, duration, rate, several } from "./format.js";
+
+/** What the bucket does at a point. */
+export function story(point, bucket) {
+  if (!point) return "";
+  const would = point.dry_run;
+  const wait = would ? "would wait" : point.waiting === 1 ? "waits" : "wait";
+  if (point.held) {
+    const until = bucket?.held_until ? ` until ${clock(bucket.held_until)}` : "";
+    return `Held${until}: nobody leaves. ${several(point.waiting, "request")} ${wait}.`;
+  }
+  if (point.rate == null) {
+    if (point.depth != null) return "No drain rate: every request leaves at once.";
+    return "All buckets together, each with a drain rate of its own. Open one in the table to see its line fill and drain.";
+  }
+  const pace = `one every ${duration(1 / point.rate)}`;
+  if (point.waiting === 0) {
+    if (point.refusals > 0) return `More arrive than may leave: some ${would ? "would be" : "are"} refused.`;
+    if (point.arrivals === 0) return `Nothing arrives, and nothing waits. Requests may leave at ${rate(point.rate)}, ${pace}.`;
+    return `Nobody waits: requests leave as they come, because fewer arrive than may leave (${rate(point.rate)}, ${pace}).`;
+  }
+  if (point.refusals > 0 && point.depth != null && point.waiting >= point.depth * 0.9) {
+    return `The line is full: who comes now ${would ? "would be" : "is"} refused. The others leave in turn, ${pace}.`;
+  }
+  if (point.arrivals > point.rate * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests leave in turn, ${pace}.`;
+  return `The line drains: requests leave in turn, ${pace}; the last ${would ? "would leave" : "leaves"} in ${duration(point.waiting / point.rate)}.`;
+}

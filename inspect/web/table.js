@@ -1,0 +1,219 @@
+// The table of buckets. The server filters and sorts; the rows of one page are in the
+// document, and are changed in place.
+
+import { byId, keyText, make, part, setAttribute, setText } from "./dom.js";
+import { count, duration, idle, number, percent } from "./format.js";
+import { get } from "./api.js";
+import { fromServer, go, href, view } from "./url.js";
+
+const pageSize = 50;
+const every = 2000; // ms between two readings
+
+const filters = {
+  waiting: { waiting_gt: 0 },
+  half: { fill_gt: 0.5 },
+  refusing: { refusing: "true" },
+  dry_run: { dry_run: "true", refused_gt: 0 },
+  idle: { idle_gt: "1h" },
+};
+
+export class Table {
+  constructor(reports) {
+    this.reports = reports;
+    this.body = byId("buckets").tBodies[0];
+    this.rows = new Map(); // source and id: row
+    this.sources = [];
+    for (const row of this.body.rows) this.rows.set(`${row.dataset.source} ${row.dataset.id}`, row);
+    this.listen();
+    this.showControls();
+  }
+
+  listen() {
+    const form = byId("filters");
+    form.addEventListener("submit", (event) => event.preventDefault());
+    byId("sorts").addEventListener("submit", (event) => event.preventDefault());
+    let typing;
+    byId("prefix").addEventListener("input", (event) => {
+      clearTimeout(typing);
+      typing = setTimeout(() => go({ prefix: event.target.value, cursor: "" }, { replace: true }), 200);
+    });
+    for (const button of form.querySelectorAll("[data-filter]")) {
+      button.addEventListener("click", () => {
+        const chosen = view.filter.split(",").filter(Boolean);
+        const name = button.dataset.filter;
+        const next = chosen.includes(name) ? chosen.filter((other) => other !== name) : [...chosen, name];
+        go({ filter: next.join(","), cursor: "" });
+      });
+    }
+    byId("buckets").tHead.addEventListener("click", (event) => {
+      const button = event.target.closest("button[data-sort]");
+      if (!button) return;
+      event.preventDefault();
+      const { sort } = button.dataset;
+      // What is large is looked for first; names begin at A.
+      const first = sort === "key" ? sort : `-${sort}`;
+      const second = sort === "key" ? `-${sort}` : sort;
+      go({ sort: view.sort === first ? second : first, cursor: "" });
+    });
+    this.body.addEventListener("click", (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
+      const row = event.target.closest("tr[data-id]");
+      if (!row || getSelection()?.toString()) return;
+      event.preventDefault();
+      go({ source: row.dataset.source, id: fromServer(row.dataset.id) });
+    });
+    for (const id of ["more", "first"]) {
+      byId(id).addEventListener("click", (event) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+        event.preventDefault();
+        go({ cursor: id === "more" ? this.next : "" });
+        part(byId("list"), "scroll").scrollIntoView({ block: "nearest" });
+      });
+    }
+    byId("within")?.addEventListener("change", (event) => go({ within: event.target.value, cursor: "" }));
+  }
+
+  /** Reads the table now and then again and again, until stop. */
+  start() {
+    this.running = true;
+    this.read();
+  }
+
+  stop() {
+    this.running = false;
+    clearTimeout(this.timer);
+    this.request?.abort();
+  }
+
+  async read() {
+    clearTimeout(this.timer);
+    this.request?.abort();
+    const request = new AbortController();
+    this.request = request;
+    const query = { source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
+    for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
+    try {
+      const answer = await get("/api/buckets", query, request.signal);
+      this.reports.table(null);
+      this.show(answer);
+    } catch (error) {
+      if (request.signal.aborted) return;
+      if (error.status) this.reports.table(error); // else the connection is lost, which the stream says
+    }
+    if (this.running && this.request === request) this.timer = setTimeout(() => this.read(), every);
+  }
+
+  /** Shows the filters and the order of the view. */
+  showControls() {
+    const prefix = byId("prefix");
+    if (document.activeElement !== prefix) prefix.value = view.prefix;
+    const chosen = view.filter.split(",");
+    for (const button of byId("filters").querySelectorAll("[data-filter]")) setAttribute(button, "aria-pressed", chosen.includes(button.dataset.filter));
+    const sort = view.sort.replace(/^-/, "");
+    for (const head of byId("buckets").tHead.querySelectorAll("th")) {
+      const button = head.querySelector("button");
+      if (!button) continue;
+      const sorted = button.dataset.sort === sort;
+      setAttribute(head, "aria-sort", sorted ? (view.sort.startsWith("-") ? "descending" : "ascending") : "none");
+    }
+    if (byId("within")) byId("within").value = view.within;
+    this.markSelected();
+  }
+
+  show({ sources, matched, buckets, next }) {
+    this.sources = sources;
+    this.next = next;
+    const several = sources.length > 1;
+    byId("buckets").classList.toggle("one-source", !several);
+    let place = this.body.firstElementChild;
+    const seen = new Set();
+    for (const bucket of buckets) {
+      const name = `${bucket.source} ${bucket.id}`;
+      seen.add(name);
+      let row = this.rows.get(name);
+      if (!row) {
+        row = newRow(bucket);
+        this.rows.set(name, row);
+      }
+      fillRow(row, bucket, sources);
+      if (row === place) place = place.nextElementSibling;
+      else this.body.insertBefore(row, place);
+    }
+    for (const [name, row] of this.rows) {
+      if (seen.has(name)) continue;
+      row.remove();
+      this.rows.delete(name);
+    }
+    for (const row of [...this.body.querySelectorAll("tr:not([data-id])")]) row.remove();
+    this.markSelected();
+    this.summarize(sources, matched, buckets.length, next);
+  }
+
+  summarize(sources, matched, shown, next) {
+    const total = sources.reduce((sum, source) => sum + (source.keys ?? 1), 0);
+    const narrowed = view.prefix || view.filter || view.within;
+    let text = narrowed ? `${count(matched)} of ${count(total)} match` : `${count(matched)} ${matched === 1 ? "bucket" : "buckets"}`;
+    if (shown < matched) text += `, ${count(shown)} shown`;
+    setText(byId("matched"), text);
+    const empty = byId("nothing");
+    empty.hidden = shown > 0;
+    if (shown === 0) {
+      setText(empty, sources.length === 0 ? "No source has been added yet." : narrowed ? "No bucket matches. Take away a filter to see more." : "No bucket yet: a bucket appears with the first request of its key.");
+    }
+    const more = byId("more");
+    more.hidden = next == null;
+    if (next != null) more.href = href({ cursor: next });
+    const first = byId("first");
+    first.hidden = !view.cursor;
+    first.href = href({ cursor: "" });
+  }
+
+  /** Marks the row of the bucket that is shown above. */
+  select(source, id) {
+    this.selected = { source, id: id ?? "" };
+    this.markSelected();
+  }
+
+  markSelected() {
+    for (const row of this.rows.values()) {
+      const selected = row.dataset.source === this.selected?.source && fromServer(row.dataset.id) === this.selected.id;
+      setAttribute(row.querySelector("a"), "aria-current", selected ? "true" : null);
+    }
+  }
+}
+
+function newRow(bucket) {
+  const cell = (name, ...children) => make("td", { class: name }, ...children);
+  return make("tr", { "data-id": bucket.id, "data-source": bucket.source },
+    make("th", { scope: "row", class: "key" }, make("a"), make("span", { class: "badges" })),
+    cell("source"), cell("fill", newMeter(), make("span", { class: "percent" })), cell("waiting"), cell("oldest_wait"), cell("level"),
+    cell("refused"), cell("departed"), cell("abandoned"), cell("idle"), cell("limits"));
+}
+
+/** A bar whose length is an attribute, which the server can write too: style attributes are not allowed. */
+function newMeter() {
+  const meter = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  meter.append(document.createElementNS("http://www.w3.org/2000/svg", "rect"));
+  const attributes = { class: "meter", viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" };
+  for (const [name, value] of Object.entries(attributes)) meter.setAttribute(name, value);
+  meter.firstChild.setAttribute("height", "1");
+  return meter;
+}
+
+function fillRow(row, bucket, sources) {
+  const link = row.querySelector("a");
+  const isShaper = sources.some((source) => source.name === bucket.source && source.kind === "shaper");
+  setText(link, isShaper ? bucket.source : keyText(bucket.key));
+  setAttribute(link, "href", href({ source: bucket.source, id: fromServer(bucket.id) }));
+  setText(part(row, "badges"), [bucket.dry_run ? "dry run" : "", bucket.held_until ? "held" : "", bucket.refusing ? "refusing" : ""].filter(Boolean).join(", "));
+  setText(part(row, "source"), bucket.source);
+  setAttribute(row.querySelector("rect"), "width", bucket.fill.toFixed(2));
+  setText(part(row, "percent"), percent(bucket.fill));
+  row.classList.toggle("refusing", bucket.refusing);
+  const figures = {
+    waiting: count(bucket.waiting), level: number(bucket.level), oldest_wait: bucket.waiting > 0 ? duration(bucket.oldest_wait_s) : "–",
+    refused: count(bucket.refused), departed: count(bucket.departed),
+    abandoned: count(bucket.abandoned), idle: idle(bucket.idle_s), limits: bucket.limits,
+  };
+  for (const [name, text] of Object.entries(figures)) setText(part(row, name), text);
+}

@@ -1,0 +1,64 @@
+// The tiles: the present figures, each with its last minute as a small curve.
+
+import { byId, part, setAttribute, setText } from "./dom.js";
+import { number, rate } from "./format.js";
+
+const width = 100;
+const height = 24;
+
+export class Tiles {
+  constructor(history) {
+    this.history = history;
+    this.tiles = [...byId("tiles").querySelectorAll("[data-tile]")];
+  }
+
+  /** Shows the latest point, with what is known of its bucket. */
+  show(bucket) {
+    const point = this.history.last;
+    for (const tile of this.tiles) {
+      setText(part(tile, "number"), point ? number(point[tile.dataset.tile]) : "–");
+      setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket) : "");
+    }
+    byId("tiles").classList.toggle("refusing", (point?.refusals ?? 0) > 0);
+  }
+
+  /**
+   * Draws the curves. Once a second is enough for
+   * them, and one value for each: the greatest.
+   */
+  drawCurves() {
+    const ages = this.history.ages();
+    for (const tile of this.tiles) {
+      const values = this.history.values(tile.dataset.tile);
+      const top = Math.max(1e-9, ...values);
+      const points = [];
+      for (let i = values.length % 4; i < values.length; i += 4) {
+        const most = Math.max(...values.slice(i, i + 4));
+        points.push(`${((ages[i] + 60) / 60 * width).toFixed(1)},${(height - 1 - most / top * (height - 3)).toFixed(1)}`);
+      }
+      setAttribute(tile.querySelector("polyline"), "points", points.join(" "));
+    }
+  }
+}
+
+function note(tile, point, bucket) {
+  const whole = point.rate == null && point.depth == null;
+  switch (tile) {
+    case "arrivals":
+      return point.rate == null ? "" : share(point.arrivals, point.rate);
+    case "departures":
+      return point.rate == null ? "" : `of at most ${rate(point.rate)}`;
+    case "refusals":
+      return point.dry_run ? "it is a dry run" : "turned away at once";
+    case "waiting":
+      return whole ? "in all lines" : point.depth === 0 ? "none may wait" : `of ${number(point.depth)} places`;
+    case "level":
+      return point.level == null ? "each bucket has its own" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
+    default:
+      return point.in_flight == null ? "not counted" : bucket?.in_flight_max ? `of at most ${number(bucket.in_flight_max)}` : "left, not yet ended";
+  }
+}
+
+function share(x, drainRate) {
+  return x <= drainRate * 1.05 ? "within the drain rate" : `${number(x / drainRate)} × the drain rate`;
+}
