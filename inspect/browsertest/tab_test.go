@@ -33,7 +33,7 @@ const patience = 30 * time.Second
 // to the console, exceptions, requests that fail or that go elsewhere, dialogs. The test
 // fails by any of it that it has not said it expects.
 type tab struct {
-	t    *testing.T
+	t    testing.TB
 	ctx  context.Context
 	host string // with the port: the only one that the page may talk to
 
@@ -46,7 +46,7 @@ type tab struct {
 
 // newTab opens an empty page that may talk to the server at the address, and closes it
 // when the test ends.
-func newTab(t *testing.T, address string) *tab {
+func newTab(t testing.TB, address string) *tab {
 	t.Helper()
 	u, err := url.Parse(address)
 	require.NoError(t, err)
@@ -187,6 +187,13 @@ func (p *tab) open(address string) {
 func (p *tab) click(selector string) {
 	p.t.Helper()
 	p.do(chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
+}
+
+// set types a text into a field, in place of what it holds.
+func (p *tab) set(selector, text string) {
+	p.t.Helper()
+	field := chromedp.CSS(selector)
+	p.do(chromedp.Focus(field, chromedp.NodeVisible), chromedp.Evaluate[chromedp.Void](`document.activeElement.select()`), chromedp.SendKeys(field, text))
 }
 
 // eval returns the value of a JavaScript expression.
