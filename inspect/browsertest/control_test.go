@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -26,28 +27,28 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	}
 	p.set("#limits [name=limits]", "7/s depth 70")
 	p.set("#limits [name=duration]", "10m")
-	p.click("#limits [type=submit]")
+	p.click("#limits button:not([type=button])")
 	result("without a token", "token")
 	require.Empty(t, s.postsSoFar())
 
 	p.expect("status 401|401 \\(Unauthorized\\)")
 	p.set("#token", "guessed")
-	p.click("#limits [type=submit]")
+	p.click("#limits button:not([type=button])")
 	result("with a wrong one", "token")
 	require.Equal(t, before, u.Limits())
 	require.Equal(t, []post{{"/api/limits", s.origin(), s.listen, http.StatusUnauthorized}}, s.postsSoFar())
 
 	p.set("#token", token)
-	p.click("#limits [type=submit]")
+	p.click("#limits button:not([type=button])")
 	result("with the right one", "7/s depth 70 until")
 	require.Equal(t, "7/s depth 70", u.Limits().String())
 	await(p, "everybody is told", text("#changes"), func(shown string) bool { return strings.Contains(shown, "upstream") })
-	p.click("#release")
-	result("release", "eleased")
-	require.Equal(t, before, u.Limits())
+	p.set("#limits [name=duration]", "1s")
+	p.click("#limits button:not([type=button])")
+	require.Eventually(t, func() bool { return u.Limits() == before }, patience, 10*time.Millisecond, "they come back by themselves")
 
 	p.set("#hold [name=duration]", "10m")
-	p.click("#hold [type=submit]")
+	p.click("#hold button:not([type=button])")
 	result("hold", "Held until")
 	require.False(t, u.Stats().HeldUntil.IsZero())
 	p.click("#release")

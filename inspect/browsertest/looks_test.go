@@ -12,7 +12,7 @@ import (
 // busy is a scene with something to see everywhere: a line that drains, refusals, many
 // keys, one bucket in dry run, and the control part.
 func busy(t *testing.T) *scene {
-	s := newScene(t, inspect.WithControl("secret"))
+	s := newScene(t, inspect.WithControl(token))
 	u := s.shaper("upstream", "20/s depth 100")
 	crowd(s)
 	shadow := s.group("shadow", "1/h depth 3", shaper.WithDryRun())

@@ -3,6 +3,7 @@ package browsertest_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -42,6 +43,7 @@ type post struct {
 func newScene(t testing.TB, opts ...inspect.Option) *scene {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
+	opts = append(opts, inspect.WithLogger(slog.New(slog.DiscardHandler)))
 	s := &scene{t: t, ctx: ctx, inspector: inspect.New(opts...), listen: "127.0.0.1:0"}
 	require.NoError(t, s.inspector.Err())
 	s.start()
