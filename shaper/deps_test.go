@@ -93,6 +93,11 @@ const nestedPolicy = `
 	# The schema of the file is compared with the reader, by what editors do with it.
 	config tests: github.com/santhosh-tekuri/jsonschema/v6
 
+	# What drives a browser, to look at the page of inspect as its users do. There is
+	# nothing but tests.
+	inspect/browsertest: std
+	inspect/browsertest tests: inspect github.com/chromedp/chromedp github.com/chromedp/chromedp/kb github.com/chromedp/cdproto/cdp github.com/chromedp/cdproto/emulation github.com/chromedp/cdproto/inspector github.com/chromedp/cdproto/log github.com/chromedp/cdproto/network github.com/chromedp/cdproto/page github.com/chromedp/cdproto/runtime
+
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.
 	internal/release: std golang.org/x/mod/modfile golang.org/x/mod/module golang.org/x/mod/sumdb/dirhash golang.org/x/mod/zip

@@ -33,7 +33,7 @@ type goMod struct {
 
 // notPublished matches the folders of modules that are there to be run or read where
 // the tree is.
-var notPublished = regexp.MustCompile(`(?:^|/)(?:bench|examples|internal)(?:/|$)`)
+var notPublished = regexp.MustCompile(`(?:^|/)(?:bench|browsertest|examples|internal)(?:/|$)`)
 
 // findModules reads the tree in dir.
 func findModules(dir, version string) (*tree, error) {

@@ -1,0 +1,156 @@
+package browsertest_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+)
+
+const token = "correct-horse-battery-staple"
+
+func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, inspect.WithControl(token))
+	u := s.shaper("upstream", "20/s depth 40")
+	before := u.Limits()
+	p := s.openPage(t, linkTo("source", "upstream"))
+	result := func(what, said string) {
+		t.Helper()
+		await(p, what, text("#control-result"), func(shown string) bool { return strings.Contains(shown, said) })
+	}
+	p.set("#limits [name=limits]", "7/s depth 70")
+	p.set("#limits [name=duration]", "10m")
+	p.click("#limits button:not([type=button])")
+	result("without a token", "token")
+	require.Empty(t, s.postsSoFar())
+
+	p.expect("status 401|401 \\(Unauthorized\\)")
+	p.set("#token", "guessed")
+	p.click("#limits button:not([type=button])")
+	result("with a wrong one", "token")
+	require.Equal(t, before, u.Limits())
+	require.Equal(t, []post{{"/api/limits", s.origin(), s.listen, http.StatusUnauthorized}}, s.postsSoFar())
+
+	p.set("#token", token)
+	p.click("#limits button:not([type=button])")
+	result("with the right one", "7/s depth 70 until")
+	require.Equal(t, "7/s depth 70", u.Limits().String())
+	await(p, "everybody is told", text("#changes"), func(shown string) bool { return strings.Contains(shown, "upstream") })
+	p.set("#limits [name=duration]", "1s")
+	p.click("#limits button:not([type=button])")
+	require.Eventually(t, func() bool { return u.Limits() == before }, patience, 10*time.Millisecond, "they come back by themselves")
+
+	p.set("#hold [name=duration]", "10m")
+	p.click("#hold button:not([type=button])")
+	result("hold", "Held until")
+	require.False(t, u.Stats().HeldUntil.IsZero())
+	p.click("#release")
+	result("release", "eleased")
+	require.Zero(t, u.Stats().HeldUntil)
+	require.NotContains(t, eval[string](p, `document.documentElement.outerHTML + location + JSON.stringify({...localStorage, ...sessionStorage}) + document.cookie`), token)
+}
+
+// origin is that of the scene's own page.
+func (s *scene) origin() string { return strings.TrimSuffix(s.address(""), "/") }
+
+func TestWithoutControlNothingCanBeChanged(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "20/s depth 40")
+	before := u.Limits()
+	p := s.openPage(t, linkTo("source", "upstream"))
+	p.awaitTrue("there are no forms for it", `!document.querySelector("#control")?.checkVisibility()`)
+	p.expect("40[345]")
+	status := eval[int](p, fmt.Sprintf(`fetch("/api/limits", {method: "POST", headers: {"Content-Type": "application/json", "Authorization": "Bearer "},
+		body: %s}).then(r => r.status)`, js(`{"source":"upstream","key":"","limits":"7/s","for":"10m"}`)))
+	require.Contains(t, []int{http.StatusForbidden, http.StatusNotFound, http.StatusUnauthorized}, status)
+	require.Equal(t, before, u.Limits())
+}
+
+// A page of another site tries all that a browser lets it: it may send requests there,
+// but they change nothing, and it can read no answer.
+func TestAnotherOriginChangesAndReadsNothing(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, inspect.WithControl(token))
+	u := s.shaper("upstream", "20/s depth 40")
+	s.group("clients", "1/h").Allow("secret-key")
+	before := u.Limits()
+	foreign := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		io.WriteString(w, `<!doctype html><link rel="icon" href="data:,"><title>elsewhere</title>
+			<form method="post" enctype="text/plain"><input name='{"source":"upstream","key":"","for":"10m","ignored":"' value='"}'></form>`)
+	}))
+	p := newTab(t, foreign)
+	p.expect("") // the browser complains of each attempt
+	p.open(foreign)
+
+	const hold = `{"source":"upstream","key":"","for":"10m"}`
+	for _, attempt := range []string{
+		`fetch(at + "api/hold", {method: "POST", mode: "no-cors", body})`,
+		`fetch(at + "api/hold", {method: "POST", mode: "no-cors", body, headers: {"Content-Type": "text/plain"}, credentials: "include"})`,
+		`fetch(at + "api/hold", {method: "POST", body, headers: {"Content-Type": "application/json", Authorization: "Bearer " + token}})`,
+		`fetch(at + "api/buckets").then(r => r.text())`,
+		`fetch(at + "api/buckets", {mode: "no-cors"}).then(r => r.text())`,
+		`new Promise((resolve, reject) => { const s = new EventSource(at + "api/events"); s.onopen = resolve; s.onerror = () => { s.close(); reject() } })`,
+		`new Promise((resolve, reject) => { const f = document.createElement("iframe"); f.src = at; f.onload = () => f.contentDocument ? resolve("seen") : reject(); document.body.append(f) })`,
+	} {
+		outcome := eval[string](p, fmt.Sprintf(`((at, body, token) => Promise.race([%s, new Promise((_, late) => setTimeout(late, 5000))]).then(x => "read: " + x, () => "refused"))(%s, %s, %s)`,
+			attempt, js(s.address("")), js(hold), js(token)))
+		if strings.HasPrefix(outcome, "read: [object Response]") {
+			outcome = eval[string](p, fmt.Sprintf(`((at, body, token) => %s.then(r => r.type + " " + r.status))(%s, %s, %s)`, attempt, js(s.address("")), js(hold), js(token)))
+			require.Equal(t, "opaque 0", outcome, attempt)
+			continue
+		}
+		require.Equal(t, "refused", outcome, attempt)
+	}
+	eval[any](p, fmt.Sprintf(`(f => { f.action = %s; f.submit() })(document.forms[0])`, js(s.address("api/hold"))))
+	await(p, "the form arrives", `location.href`, func(at string) bool { return at == s.address("api/hold") })
+
+	posts := s.postsSoFar()
+	require.GreaterOrEqual(t, len(posts), 2, "the attempts have come to the server")
+	for _, attempt := range posts {
+		require.Contains(t, []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusUnsupportedMediaType}, attempt.status, attempt)
+		require.Equal(t, foreign, attempt.origin)
+	}
+	require.Equal(t, before, u.Limits())
+	require.Zero(t, u.Stats().HeldUntil)
+}
+
+// An attacker's name may come to stand for this machine, and then his page has the same
+// origin as ours. The name is all that tells them apart.
+func TestAReboundNameIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, inspect.WithControl(token))
+	u := s.shaper("upstream", "20/s depth 40")
+	s.group("clients", "1/h").Allow("secret-key")
+	rebound := strings.Replace(s.address(""), "127.0.0.1", foreignName, 1)
+	p := newTab(t, rebound)
+	p.expect("421|403")
+	p.open(rebound)
+	require.NotContains(t, eval[string](p, text("body")), "secret-key")
+	for _, attempt := range []string{
+		`fetch("/api/buckets")`,
+		`fetch("/api/events")`,
+		`fetch("/web/app.js")`,
+		fmt.Sprintf(`fetch("/api/hold", {method: "POST", headers: {"Content-Type": "application/json", Authorization: "Bearer %s"}, body: '{"source":"upstream","key":"","for":"10m"}'})`, token),
+	} {
+		require.Contains(t, []int{http.StatusMisdirectedRequest, http.StatusForbidden}, eval[int](p, attempt+".then(r => r.status)"), attempt)
+	}
+	posts := s.postsSoFar()
+	require.NotEmpty(t, posts, "the attempt has come to the server")
+	for _, attempt := range posts { // the browser repeats one that is misdirected
+		require.Equal(t, strings.TrimSuffix(rebound, "/"), attempt.origin)
+		require.Contains(t, []int{http.StatusMisdirectedRequest, http.StatusForbidden}, attempt.status)
+	}
+	require.Zero(t, u.Stats().HeldUntil)
+
+	known := s.openPage(t, "") // by its address the same server answers
+	await(known, "the key", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "secret-key") })
+}

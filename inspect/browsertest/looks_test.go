@@ -1,0 +1,104 @@
+package browsertest_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// busy is a scene with something to see everywhere: a line that drains, refusals, many
+// keys, one bucket in dry run, and the control part.
+func busy(t *testing.T) *scene {
+	s := newScene(t, inspect.WithControl(token))
+	u := s.shaper("upstream", "20/s depth 100")
+	crowd(s)
+	shadow := s.group("shadow", "1/h depth 3", shaper.WithDryRun())
+	s.burst(u, 120)
+	s.burst(shadow.Limiter("would:be"), 8)
+	return s
+}
+
+// views are what people look at, by name.
+var views = map[string]string{
+	"the line":       linkTo("source", "upstream"),
+	"a bucket":       linkTo("source", "clients", "key", "message_send:07", "prefix", "message", "filter", "waiting"),
+	"a dry run":      linkTo("source", "shadow", "key", "would:be"),
+	"a gone bucket":  linkTo("source", "clients", "key", "nobody", "prefix", "nobody"),
+	"a whole source": linkTo("source", "clients"),
+}
+
+// look opens a view and waits until all of it is there.
+func (s *scene) look(p *tab, name string) {
+	p.t.Helper()
+	p.open(s.address(views[name]))
+	p.live()
+	switch name {
+	case "a whole source":
+	case "a gone bucket":
+		p.expect("404")
+		await(p, "it says so", text("#gone"), func(shown string) bool { return shown != "" })
+	default:
+		await(p, "the bucket is explained", text("#limits-text"), func(shown string) bool { return shown != "" })
+	}
+}
+
+func TestAxeFindsNothing(t *testing.T) {
+	t.Parallel()
+	s := busy(t)
+	for _, each := range []struct{ view, scheme string }{
+		{"the line", "light"}, {"a bucket", "light"}, {"a bucket", "dark"}, {"a dry run", "dark"}, {"a gone bucket", "light"},
+	} {
+		p := newTab(t, s.address(""))
+		p.prefers("prefers-color-scheme", each.scheme)
+		s.look(p, each.view)
+		p.shoot(each.view + " " + each.scheme)
+		require.Empty(t, p.violations(), "%s, %s", each.view, each.scheme)
+	}
+}
+
+func TestLightAndDarkFollowTheSystem(t *testing.T) {
+	t.Parallel()
+	s := busy(t)
+	p := newTab(t, s.address(""))
+	p.prefers("prefers-color-scheme", "dark")
+	s.look(p, "the line")
+	const brightness = `(c => 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2])(
+		[document.body, document.documentElement].map(e => getComputedStyle(e).backgroundColor).find(c => c !== "rgba(0, 0, 0, 0)").match(/[\d.]+/g).map(Number))`
+	require.Less(t, eval[float64](p, brightness), 60.0)
+	p.prefers("prefers-color-scheme", "light")
+	await(p, "it follows at once", brightness, func(b float64) bool { return b > 200 })
+}
+
+func TestAPhoneScrollsInOneDirection(t *testing.T) {
+	t.Parallel()
+	s := busy(t)
+	p := newTab(t, s.address(""))
+	p.phone()
+	for name := range views {
+		s.look(p, name)
+		p.shoot(name)
+		wide := eval[[]string](p, `document.documentElement.scrollWidth <= innerWidth && innerWidth <= 390 ? [] :
+			[innerWidth + " px", ...[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > 390).map(e => e.outerHTML.slice(0, 100))]`)
+		require.Empty(t, wide, name)
+	}
+	require.Empty(t, p.violations())
+}
+
+func TestReducedMotionIsHeeded(t *testing.T) {
+	t.Parallel()
+	s := busy(t)
+	p := newTab(t, s.address(""))
+	p.prefers("prefers-reduced-motion", "reduce")
+	p.open(s.address(""))
+	p.live()
+	const moving = `[...document.querySelectorAll("*")].filter(e => {
+		const s = getComputedStyle(e);
+		const longest = list => Math.max(...list.split(",").map(x => parseFloat(x) * (x.trim().endsWith("ms") ? 1 : 1000)));
+		return longest(s.transitionDuration) > 10 || s.animationName !== "none" && longest(s.animationDuration) > 10;
+	}).map(e => e.outerHTML.slice(0, 100))`
+	require.Empty(t, eval[[]string](p, moving))
+	require.Equal(t, "auto", eval[string](p, "getComputedStyle(document.documentElement).scrollBehavior"))
+}

@@ -1,0 +1,36 @@
+// Package browsertest_test looks at the page of package inspect with a real browser:
+// Chromium, headless, driven by chromedp. It is a module of its own, so that nobody who
+// imports the shaper has chromedp in his go.sum.
+//
+// The tests run in real time, as a browser has no other. So they never wait for a fixed
+// time: they ask again until the page shows what it must show, and give up late.
+package browsertest_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(suite{m}) }
+
+// A suite ends the browser after the last test, before goroutines are counted.
+type suite struct{ *testing.M }
+
+func (s suite) Run() int {
+	dir, err := os.MkdirTemp("", "browsertest")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	os.Setenv("TMPDIR", dir) // for the profile of the browser, and all that it writes
+	code := s.M.Run()
+	if err := stopBrowser(dir); err != nil {
+		fmt.Fprintln(os.Stderr, "after the tests:", err)
+		code = max(code, 1)
+	}
+	os.RemoveAll(dir)
+	return code
+}

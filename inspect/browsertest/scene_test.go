@@ -1,0 +1,230 @@
+package browsertest_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// A scene is an Inspector that watches shapers and groups, and the server that shows it
+// at an address of this machine.
+type scene struct {
+	t         testing.TB
+	inspector *inspect.Inspector
+	ctx       context.Context // of all requests that the scene sends
+	requests  sync.WaitGroup
+	listen    string // address and port, the same after a restart
+
+	mu      sync.Mutex
+	server  *http.Server
+	streams int // of events, that are being answered
+	sent    int // bytes of events
+	posts   []post
+}
+
+// A post is a request of the control part that has come to the server, and its answer.
+type post struct {
+	path, origin, host string
+	status             int
+}
+
+func newScene(t testing.TB, opts ...inspect.Option) *scene {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	opts = append(opts, inspect.WithLogger(slog.New(slog.DiscardHandler)))
+	s := &scene{t: t, ctx: ctx, inspector: inspect.New(opts...), listen: "127.0.0.1:0"}
+	require.NoError(t, s.inspector.Err())
+	s.start()
+	t.Cleanup(func() {
+		cancel()
+		s.requests.Wait()
+		require.NoError(t, s.inspector.Close())
+		s.stop()
+	})
+	return s
+}
+
+// address is that of the page, with whatever is given behind it.
+func (s *scene) address(query string) string { return "http://" + s.listen + "/" + query }
+
+// start serves the Inspector, at the address of before if it was stopped.
+func (s *scene) start() {
+	var l net.Listener
+	require.Eventually(s.t, func() (ok bool) { // the port may take its time to become free
+		var err error
+		l, err = net.Listen("tcp", s.listen)
+		return err == nil
+	}, patience, 20*time.Millisecond)
+	s.listen = l.Addr().String()
+	server := &http.Server{Handler: s}
+	s.mu.Lock()
+	s.server = server
+	s.mu.Unlock()
+	go server.Serve(l)
+}
+
+// stop breaks all connections and lets no other in.
+func (s *scene) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.server.Close()
+}
+
+// ServeHTTP is the Inspector's, with an account of what passes through.
+func (s *scene) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	stream := r.URL.Path == "/api/events"
+	watched := &response{ResponseWriter: w, status: http.StatusOK}
+	if stream {
+		watched.wrote = func(n int) { s.count(func() { s.sent += n }) }
+	}
+	s.count(func() {
+		if stream {
+			s.streams++
+		}
+	})
+	defer s.count(func() {
+		if stream {
+			s.streams--
+		}
+		if r.Method == http.MethodPost {
+			s.posts = append(s.posts, post{r.URL.Path, r.Header.Get("Origin"), r.Host, watched.status})
+		}
+	})
+	s.inspector.ServeHTTP(watched, r)
+}
+
+func (s *scene) count(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *scene) openStreams() (n int) {
+	s.count(func() { n = s.streams })
+	return n
+}
+
+func (s *scene) postsSoFar() (all []post) {
+	s.count(func() { all = append(all, s.posts...) })
+	return all
+}
+
+// A response remembers its status and tells how much is written.
+type response struct {
+	http.ResponseWriter
+	status int
+	wrote  func(bytes int) // nil: nobody asks
+}
+
+func (r *response) WriteHeader(status int) {
+	r.status = status
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *response) Write(b []byte) (int, error) {
+	if r.wrote != nil {
+		r.wrote(len(b))
+	}
+	return r.ResponseWriter.Write(b)
+}
+
+func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// shaper adds a Shaper as a source.
+func (s *scene) shaper(name, limits string, opts ...shaper.Option) *shaper.Shaper {
+	s.t.Helper()
+	l, err := shaper.ParseLimits(limits)
+	require.NoError(s.t, err)
+	made, err := shaper.New(l, opts...)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { made.Close() })
+	s.inspector.Add(name, inspect.Of(made))
+	return made
+}
+
+// group adds a Group with the same limits for all keys as a source.
+func (s *scene) group(name, limits string, opts ...shaper.GroupOption) *shaper.Group[string] {
+	s.t.Helper()
+	l, err := shaper.ParseLimits(limits)
+	require.NoError(s.t, err)
+	made, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { made.Close() })
+	s.inspector.Add(name, inspect.OfGroup(made, inspect.WithExplain(func(key string) (string, string, int) {
+		return "rule of " + firstWord(key), "limits.yaml", 7
+	})))
+	return made
+}
+
+func firstWord(key string) string {
+	word, _, _ := strings.Cut(key, ":")
+	return word
+}
+
+// burst sends n requests at once to one bucket; they wait, are refused, or are given up when
+// the scene ends.
+func (s *scene) burst(bucket shaper.Limiter, n int) {
+	for range n {
+		s.requests.Go(func() { _ = bucket.WaitN(s.ctx, 1) })
+	}
+}
+
+// queue sends requests to a key until n wait in its line, which must be held.
+func (s *scene) queue(g *shaper.Group[string], key string, n int) {
+	s.t.Helper()
+	s.burst(g.Limiter(key), n)
+	require.Eventually(s.t, func() bool { return statsOf(g)[key].Waiting == n }, patience, 5*time.Millisecond)
+}
+
+// statsOf returns the stats of all keys of a group.
+func statsOf(g *shaper.Group[string]) map[string]shaper.Stats {
+	all := map[string]shaper.Stats{}
+	for key, st := range g.All() {
+		all[key] = st
+	}
+	return all
+}
+
+// linkTo is the query of a page: names and values, in the order given.
+func linkTo(pairs ...string) string {
+	var query []string
+	for i := 0; i < len(pairs); i += 2 {
+		query = append(query, pairs[i]+"="+strings.ReplaceAll(url.QueryEscape(pairs[i+1]), "+", "%20"))
+	}
+	return "?" + strings.Join(query, "&")
+}
+
+// openPage opens the page of a scene in a tab, and waits until it is live.
+func (s *scene) openPage(t testing.TB, query string) *tab {
+	t.Helper()
+	p := newTab(t, s.address(""))
+	p.open(s.address(query))
+	p.live()
+	return p
+}
+
+// live waits until the page says that it gets events.
+func (p *tab) live() {
+	p.t.Helper()
+	await(p, "the page is live", text("#status"), func(status string) bool { return strings.Contains(strings.ToLower(status), "live") })
+}
+
+// text is an expression for what a reader finds in an element; "" if there is none.
+func text(selector string) string {
+	return fmt.Sprintf("document.querySelector(%s)?.innerText ?? ''", js(selector))
+}
+
+// rows is an expression for the ids of the buckets in the table, in their order.
+const rows = `[...document.querySelectorAll("#buckets tbody tr[data-id]")].map(row => row.dataset.id)`

@@ -1,0 +1,274 @@
+package browsertest_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/inspector"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+)
+
+// patience is how long a test waits for what must come at last. It is long, as the machine
+// may be busy, and is used up only by a failure.
+const patience = 30 * time.Second
+
+// A tab is one page in the browser, of which everything that goes wrong is kept: messages
+// to the console, exceptions, requests that fail or that go elsewhere, dialogs. The test
+// fails by any of it that it has not said it expects.
+type tab struct {
+	t    testing.TB
+	ctx  context.Context
+	host string // with the port: the only one that the page may talk to
+
+	mu       sync.Mutex
+	problems []string
+	expected []*regexp.Regexp
+	requests []string          // methods and URLs
+	urls     map[string]string // by id of the request
+}
+
+// newTab opens an empty page that may talk to the server at the address, and closes it
+// when the test ends.
+func newTab(t testing.TB, address string) *tab {
+	t.Helper()
+	u, err := url.Parse(address)
+	require.NoError(t, err)
+	ctx, cancel := chromedp.NewContext(requireBrowser(t), chromedp.WithNewBrowserContext())
+	p := &tab{t: t, ctx: ctx, host: u.Host, urls: map[string]string{}}
+	require.NoError(t, chromedp.Do(ctx))
+	require.NoError(t, chromedp.Listen(ctx, p.note))
+	t.Cleanup(func() {
+		defer cancel()
+		for _, problem := range p.unexpected() {
+			t.Error(problem)
+		}
+		if t.Failed() {
+			p.shoot("failed")
+		}
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		require.NoError(t, chromedp.Cancel(ctx))
+	})
+	return p
+}
+
+// note is called with the events of the page in their order.
+func (p *tab) note(event any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	problem := func(format string, args ...any) { p.problems = append(p.problems, fmt.Sprintf(format, args...)) }
+	switch e := event.(type) {
+	case *runtime.EventConsoleAPICalled:
+		if kind := string(e.Type); kind == "error" || kind == "warning" || kind == "assert" {
+			problem("console.%s: %s", kind, arguments(e.Args))
+		}
+	case *runtime.EventExceptionThrown:
+		text := e.ExceptionDetails.Text
+		if e.ExceptionDetails.Exception != nil {
+			text += " " + e.ExceptionDetails.Exception.Description
+		}
+		problem("exception: %s", text)
+	case *log.EventEntryAdded:
+		if level := string(e.Entry.Level); level == "error" || level == "warning" {
+			problem("log %s: %s: %s %s", level, e.Entry.Source, e.Entry.Text, e.Entry.URL)
+		}
+	case *network.EventRequestWillBeSent:
+		p.urls[string(e.RequestID)] = e.Request.URL
+		p.requests = append(p.requests, e.Request.Method+" "+e.Request.URL)
+		u, err := url.Parse(e.Request.URL)
+		if err != nil || u.Scheme != "data" && (u.Scheme != "http" || u.Host != p.host) {
+			problem("request to another host: %s %s", e.Request.Method, e.Request.URL)
+		}
+	case *network.EventWebSocketCreated:
+		problem("request to another host: websocket %s", e.URL)
+	case *network.EventResponseReceived:
+		if e.Response.Status >= 400 {
+			problem("status %d: %s", e.Response.Status, e.Response.URL)
+		}
+	case *network.EventLoadingFailed:
+		if !e.Canceled { // a page that is left, and a stream that is closed, cancel
+			problem("failed: %s: %s", e.ErrorText, p.urls[string(e.RequestID)])
+		}
+	case *page.EventJavascriptDialogOpening:
+		problem("dialog: %s", e.Message)
+		go func() { // not from here: it waits for an answer that is read after this
+			_, _ = chromedp.Call(p.ctx, page.HandleJavaScriptDialog, page.HandleJavaScriptDialogParams{})
+		}()
+	case *inspector.EventTargetCrashed:
+		problem("the page has crashed")
+	}
+}
+
+func arguments(args []*runtime.RemoteObject) string {
+	var texts []string
+	for _, a := range args {
+		texts = append(texts, a.Description+string(a.Value))
+	}
+	return strings.Join(texts, " ")
+}
+
+// expect says that problems which match the pattern are part of the test.
+func (p *tab) expect(pattern string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.expected = append(p.expected, regexp.MustCompile(pattern))
+}
+
+// unexpected returns the problems so far that the test has not said it expects.
+func (p *tab) unexpected() (problems []string) {
+	// Events come in their order: those before this answer have been noted.
+	_, _ = run(p, chromedp.Evaluate[int]("0"))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, problem := range p.problems {
+		if !slices.ContainsFunc(p.expected, func(e *regexp.Regexp) bool { return e.MatchString(problem) }) {
+			problems = append(problems, problem)
+		}
+	}
+	return problems
+}
+
+// sent returns how many requests so far match the pattern; a request reads "GET http://…".
+func (p *tab) sent(pattern string) (n int) {
+	expression := regexp.MustCompile(pattern)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.requests {
+		if expression.MatchString(r) {
+			n++
+		}
+	}
+	return n
+}
+
+// run runs an action that returns a value, and gives it up late.
+func run[T any](p *tab, action chromedp.Action[T]) (T, error) {
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	return chromedp.Run(ctx, action)
+}
+
+func (p *tab) do(steps ...chromedp.Action[chromedp.Void]) {
+	p.t.Helper()
+	_, err := run(p, chromedp.Steps(steps...))
+	require.NoError(p.t, err)
+}
+
+// call is an action that sends a command of the protocol whose answer does not matter.
+func call[P, R any](command cdp.Command[P, R], params P) chromedp.Action[chromedp.Void] {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, command, params)
+		return err
+	})
+}
+
+func (p *tab) open(address string) {
+	p.t.Helper()
+	p.do(chromedp.Navigate(address))
+}
+
+func (p *tab) click(selector string) {
+	p.t.Helper()
+	p.do(chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
+}
+
+// set types a text into a field, in place of what it holds.
+func (p *tab) set(selector, text string) {
+	p.t.Helper()
+	field := chromedp.CSS(selector)
+	p.do(chromedp.Focus(field, chromedp.NodeVisible), chromedp.Evaluate[chromedp.Void](`document.activeElement.select()`), chromedp.SendKeys(field, text))
+}
+
+// eval returns the value of a JavaScript expression.
+func eval[T any](p *tab, expression string) T {
+	p.t.Helper()
+	value, err := run(p, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+	require.NoErrorf(p.t, err, "%s", expression)
+	return value
+}
+
+// await evaluates the expression again and again until its value is as wanted, and returns it.
+// An error counts as not yet: the page may be about to be replaced by another.
+func await[T any](p *tab, what, expression string, wanted func(T) bool) T {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	for {
+		value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+		if err == nil && wanted(value) {
+			return value
+		}
+		select {
+		case <-ctx.Done():
+			p.t.Fatalf("%s: not within %v; last: %v %v", what, patience, value, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// awaitTrue waits until the JavaScript condition holds.
+func (p *tab) awaitTrue(what, condition string) {
+	p.t.Helper()
+	await(p, what, "Boolean("+condition+")", func(ok bool) bool { return ok })
+}
+
+// js returns v as JavaScript.
+func js(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// prefers sets media features, such as prefers-color-scheme, by name and value.
+func (p *tab) prefers(features ...string) {
+	p.t.Helper()
+	var params emulation.SetEmulatedMediaParams
+	for pair := range slices.Chunk(features, 2) {
+		params.Features = append(params.Features, &emulation.MediaFeature{Name: pair[0], Value: pair[1]})
+	}
+	p.do(call(emulation.SetEmulatedMedia, params))
+}
+
+// phone makes the tab as wide as a phone, with fingers for a mouse.
+func (p *tab) phone() {
+	p.t.Helper()
+	p.do(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile, chromedp.EmulateTouch, chromedp.EmulateScale(2)))
+}
+
+// withoutScript turns the page's JavaScript off; that of the test still runs.
+func (p *tab) withoutScript() {
+	p.t.Helper()
+	p.do(call(emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}))
+}
+
+// shoot writes a picture of the whole page into the test's folder of artifacts, which
+// stays if go test has the flag -artifacts.
+func (p *tab) shoot(name string) {
+	picture, err := run(p, chromedp.FullScreenshot(100))
+	if err != nil {
+		p.t.Logf("no picture: %v", err)
+		return
+	}
+	file := filepath.Join(p.t.ArtifactDir(), name+".png")
+	require.NoError(p.t, os.WriteFile(file, picture, 0o644))
+	p.t.Logf("picture: %s", file)
+}

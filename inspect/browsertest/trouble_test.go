@@ -1,0 +1,95 @@
+package browsertest_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+func TestALostConnectionIsShownAndComesBack(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "5/s depth 100")
+	p := s.openPage(t, "")
+	p.expect("net::ERR_")
+	s.stop()
+	await(p, "the page says so", text("#status"), func(status string) bool {
+		return status != "" && !strings.Contains(strings.ToLower(status), "live")
+	})
+	s.burst(u, 50)
+	s.start()
+	p.live()
+	await(p, "what comes after it is shown", text("#tiles [data-tile=waiting]"), func(tile string) bool { return strings.ContainsAny(tile, "123456789") })
+}
+
+func TestAReportIsShownUntilItIsTakenBack(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "50/s depth 100")
+	p := s.openPage(t, "")
+	const message = `limits.yaml:12:3: rate "fast<b>er</b>" is not a rate`
+	s.inspector.Report(errors.New(message))
+	await(p, "it is shown", text("#reports"), func(shown string) bool { return strings.Contains(shown, message) })
+	later := s.openPage(t, "")
+	await(later, "and to those who come later", text("#reports"), func(shown string) bool { return strings.Contains(shown, message) })
+	s.inspector.Report(nil)
+	await(p, "and no longer", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "limits.yaml") })
+}
+
+func TestAClosedSourceIsShown(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "50/s depth 100")
+	s.shaper("other", "50/s depth 100")
+	p := s.openPage(t, linkTo("source", "upstream"))
+	body := text("body")
+	require.NotContains(t, strings.ToLower(eval[string](p, body)), "closed")
+	require.NoError(t, u.Close())
+	await(p, "the page says so", body, func(shown string) bool { return strings.Contains(strings.ToLower(shown), "closed") })
+}
+
+func TestWithoutScriptTheTableAndItsFiltersAreThere(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	g := crowd(s)
+	p := newTab(t, s.address(""))
+	p.withoutScript()
+	p.open(s.address(linkTo("sort", "key")))
+	at := func(what string, want []string) {
+		t.Helper()
+		p.awaitRows(what, want)
+	}
+	at("at once", sorted(statsOf(g), "key", everything))
+	p.do(chromedp.SendKeys(chromedp.CSS("#prefix"), "message_send"), chromedp.Submit(chromedp.CSS("#prefix")))
+	messages := func(key string, _ shaper.Stats) bool { return strings.HasPrefix(key, "message_send") }
+	at("with a prefix", sorted(statsOf(g), "key", messages))
+	p.click("#filters [data-filter=waiting]")
+	lines := func(key string, st shaper.Stats) bool { return messages(key, st) && st.Waiting > 0 }
+	at("and a line", sorted(statsOf(g), "key", lines))
+	p.click("#buckets [data-sort=waiting]")
+	await(p, "sorted", rows, func(ids []string) bool {
+		keys := keysOf(p, ids)
+		return slices.Equal(keys, sorted(statsOf(g), "waiting", lines)) || slices.Equal(keys, sorted(statsOf(g), "-waiting", lines))
+	})
+	p.awaitTrue("what needs script is not shown", `!document.querySelector("#tiles").checkVisibility() && !document.querySelector("#pause").checkVisibility()`)
+}
+
+func TestAClosedTabLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "50/s depth 100")
+	t.Run("tabs", func(t *testing.T) {
+		for range 3 {
+			s.openPage(t, "")
+		}
+		require.Equal(t, 3, s.openStreams())
+	})
+	require.Eventually(t, func() bool { return s.openStreams() == 0 }, patience, 10*time.Millisecond)
+}

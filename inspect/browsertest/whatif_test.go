@@ -1,0 +1,38 @@
+package browsertest_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWhatIfComparesTheSameArrivals(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "200/s depth 100")
+	before := u.Limits()
+	p := s.openPage(t, linkTo("source", "upstream"))
+	s.requests.Go(func() {
+		for beat := time.NewTicker(20 * time.Millisecond); s.ctx.Err() == nil; <-beat.C {
+			s.burst(u, 1)
+		}
+	})
+	p.set("#what-if [name=limits]", "1/s depth 2")
+	p.click("#what-if button")
+	const cells = `Object.fromEntries([...document.querySelectorAll("#what-if-answer tbody tr")].map(row => [row.cells[0].innerText, [...row.cells].slice(1).map(cell => parseInt(cell.innerText))]))`
+	await(p, "most of them would be refused", cells, func(answer map[string][]int) bool {
+		refused := answer["refused"]
+		return len(refused) == 2 && refused[0] == 0 && refused[1] > 20
+	})
+	require.Equal(t, before, u.Limits(), "nothing is changed")
+
+	const nonsense = `<img src=x onerror="window.owned = 1">`
+	p.expect("400")
+	p.set("#what-if [name=limits]", nonsense)
+	p.click("#what-if button")
+	await(p, "a mistake is named", text("#what-if-error"), func(shown string) bool { return strings.Contains(shown, "column") })
+	p.awaitTrue("and marked", `document.querySelector("#what-if [name=limits]").ariaInvalid === "true"`)
+	require.Empty(t, eval[[]string](p, foreign))
+}
