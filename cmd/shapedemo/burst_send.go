@@ -142,26 +142,32 @@ type tally struct {
 	longestWait                                        time.Duration // of the requests that were served
 }
 
-// countResults counts results by kind. A request without a response, or with an
-// unexpected one that is not a server error either, counts as other.
+// countResults counts results by kind.
 func countResults(results []result) tally {
-	t := tally{sent: len(results)}
-	for _, a := range results {
-		switch {
-		case a.disconnected:
-			t.disconnected++
-		case a.status == http.StatusOK:
-			t.served++
-			t.longestWait = max(t.longestWait, a.wait)
-		case a.status == http.StatusTooManyRequests:
-			t.refused++
-		case a.status >= http.StatusInternalServerError:
-			t.failed++
-		default:
-			t.other++
-		}
+	var t tally
+	for _, r := range results {
+		t.add(r)
 	}
 	return t
+}
+
+// add counts one more result. A request without a response, or with an unexpected
+// one that is not a server error either, counts as other.
+func (t *tally) add(r result) {
+	t.sent++
+	switch {
+	case r.disconnected:
+		t.disconnected++
+	case r.status == http.StatusOK:
+		t.served++
+		t.longestWait = max(t.longestWait, r.wait)
+	case r.status == http.StatusTooManyRequests:
+		t.refused++
+	case r.status >= http.StatusInternalServerError:
+		t.failed++
+	default:
+		t.other++
+	}
 }
 
 // burstURL returns the URL at a server that the burst requests.
