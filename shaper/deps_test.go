@@ -54,6 +54,9 @@ const importPolicy = `
 	# them needs nothing else.
 	shaper/internal/sketch: std
 
+	# The demo shows itself in a browser: whoever runs it first sees the line at work.
+	cmd/shapedemo: std syscall shaper inspect internal/limitwords
+
 	# What users copy from and what they run needs nothing beside the idea, or the
 	# root module would bring them more than they asked for. (syscall for the names
 	# of signals; limitwords, because what limits mean is said in one place.)

@@ -74,10 +74,11 @@ func (c *impatientClient) send(ctx context.Context, target string) result {
 	c.mu.Unlock()
 	c.log.expectImpatient(conn.LocalAddr().String(), c)
 	defer c.stopWaiting()
-	if err := r.Write(conn); err != nil {
-		return result{}
+	var got result
+	if r.Write(conn) == nil {
+		got = readResult(http.ReadResponse(bufio.NewReader(conn), r))
 	}
-	got := readResult(http.ReadResponse(bufio.NewReader(conn), r))
+	// A client may be out of patience before it has sent the end of its request.
 	if !c.disconnectedAt().IsZero() {
 		return result{disconnected: true}
 	}

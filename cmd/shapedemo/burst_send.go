@@ -47,6 +47,7 @@ func burstSpan(n int, s capacity) time.Duration {
 type result struct {
 	status       int           // of the response; 0 if there was none
 	wait         time.Duration // for its departure, by the Server-Timing header; 0 without one
+	retryAfter   time.Duration // how long a refusal asks the client to wait; 0 for all else
 	disconnected bool          // the client disconnected before it got a response
 }
 
@@ -54,33 +55,44 @@ type result struct {
 // returns when all have their responses or have disconnected, or when ctx has
 // ended, with its error. The impatient clients are keyed by index in sends.
 func sendBurst(ctx context.Context, target string, sends []time.Duration, impatient map[int]*impatientClient) ([]result, error) {
-	transport := &http.Transport{MaxIdleConnsPerHost: len(sends), DisableCompression: true}
-	defer transport.CloseIdleConnections()
-	client := &http.Client{
-		Transport: transport,
+	client := newClient(len(sends))
+	defer client.CloseIdleConnections()
+	results := make([]result, len(sends))
+	sendAt(ctx, sends, func(i int) {
+		if c := impatient[i]; c != nil {
+			results[i] = c.send(ctx, target)
+		} else {
+			results[i] = sendOne(ctx, client, target)
+		}
+	})
+	return results, ctx.Err()
+}
+
+// newClient returns an HTTP client that keeps that many connections for further
+// requests. Whoever has done with it closes them with CloseIdleConnections.
+func newClient(connections int) *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{MaxIdleConnsPerHost: connections, DisableCompression: true, IdleConnTimeout: time.Minute},
 		// A redirect is a response like any other.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	results := make([]result, len(sends))
+}
+
+// sendAt calls send(i) on a goroutine of its own when the time sends[i], counted
+// from now, has come, and returns when all calls have. After the end of ctx it
+// begins no call.
+func sendAt(ctx context.Context, sends []time.Duration, send func(i int)) {
 	start := time.Now()
 	var all sync.WaitGroup
 	for i, after := range sends {
 		all.Go(func() {
-			timer := time.NewTimer(time.Until(start.Add(after)))
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-				if c := impatient[i]; c != nil {
-					results[i] = c.send(ctx, target)
-				} else {
-					results[i] = sendOne(ctx, client, target)
-				}
-			case <-ctx.Done():
+			sleep(ctx, time.Until(start.Add(after)))
+			if ctx.Err() == nil {
+				send(i)
 			}
 		})
 	}
 	all.Wait()
-	return results, ctx.Err()
 }
 
 // sendOne sends one request and reads its response to the end.
@@ -101,7 +113,11 @@ func readResult(got *http.Response, err error) result {
 	if _, err := io.Copy(io.Discard, got.Body); err != nil {
 		return result{}
 	}
-	return result{status: got.StatusCode, wait: waitFromHeader(got.Header)}
+	r := result{status: got.StatusCode, wait: waitFromHeader(got.Header)}
+	if r.status == http.StatusTooManyRequests {
+		r.retryAfter = retryAfter(got.Header)
+	}
+	return r
 }
 
 // serverTiming is the header in which the middleware reports how long a request
@@ -126,26 +142,32 @@ type tally struct {
 	longestWait                                        time.Duration // of the requests that were served
 }
 
-// countResults counts results by kind. A request without a response, or with an
-// unexpected one that is not a server error either, counts as other.
+// countResults counts results by kind.
 func countResults(results []result) tally {
-	t := tally{sent: len(results)}
-	for _, a := range results {
-		switch {
-		case a.disconnected:
-			t.disconnected++
-		case a.status == http.StatusOK:
-			t.served++
-			t.longestWait = max(t.longestWait, a.wait)
-		case a.status == http.StatusTooManyRequests:
-			t.refused++
-		case a.status >= http.StatusInternalServerError:
-			t.failed++
-		default:
-			t.other++
-		}
+	var t tally
+	for _, r := range results {
+		t.add(r)
 	}
 	return t
+}
+
+// add counts one more result. A request without a response, or with an unexpected
+// one that is not a server error either, counts as other.
+func (t *tally) add(r result) {
+	t.sent++
+	switch {
+	case r.disconnected:
+		t.disconnected++
+	case r.status == http.StatusOK:
+		t.served++
+		t.longestWait = max(t.longestWait, r.wait)
+	case r.status == http.StatusTooManyRequests:
+		t.refused++
+	case r.status >= http.StatusInternalServerError:
+		t.failed++
+	default:
+		t.other++
+	}
 }
 
 // burstURL returns the URL at a server that the burst requests.

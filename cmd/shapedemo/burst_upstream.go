@@ -42,14 +42,30 @@ func capacityFor(info limitsInfo, burst int) capacity {
 }
 
 // A fragileUpstream is a real HTTP server on loopback with few workers, a fixed
-// service time and no backlog: it answers 503 while all workers are busy. It
-// records when each request reached it.
+// service time and no backlog: it answers 503 while all workers are busy, and
+// asks for a pause with that if it has been slowed. It records when each request
+// reached it.
 type fragileUpstream struct {
 	loopback
 	size    capacity
 	reached instants
 
-	busy atomic.Int64
+	busy    atomic.Int64
+	slowed  atomic.Bool   // each request takes slowdown times as long
+	refused atomic.Uint64 // requests that found no worker
+}
+
+// slowdown is how many times the usual service time a request takes while the
+// upstream is slow. At the full rate behind a shaper all workers are then busy,
+// because [capacityFor] gives an upstream four times the workers that it needs.
+const slowdown = 10
+
+// serviceTime returns how long a request takes now.
+func (f *fragileUpstream) serviceTime() time.Duration {
+	if f.slowed.Load() {
+		return slowdown * f.size.serviceTime
+	}
+	return f.size.serviceTime
 }
 
 // startFragileUpstream starts an upstream on a free port. The caller must close it.
@@ -64,13 +80,17 @@ func startFragileUpstream(s capacity) (*fragileUpstream, error) {
 func (f *fragileUpstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.reached.note(time.Now())
 	if !f.takeWorker() {
+		f.refused.Add(1)
+		if f.slowed.Load() {
+			w.Header().Set("Retry-After", "1")
+		}
 		http.Error(w, "the upstream has no worker left", http.StatusServiceUnavailable)
 		return
 	}
 	defer f.busy.Add(-1)
 	// A worker is busy for the whole service time, even if the client has
 	// disconnected: that is what makes the upstream fragile.
-	time.Sleep(f.size.serviceTime)
+	time.Sleep(f.serviceTime())
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, "served by the fragile upstream\n")
 }

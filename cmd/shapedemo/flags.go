@@ -16,6 +16,7 @@ import (
 
 const (
 	defaultAddr   = "127.0.0.1:8080"
+	defaultPage   = "127.0.0.1:0"
 	defaultLimits = "50/s depth 100"
 	defaultBurst  = 150
 
@@ -40,6 +41,9 @@ at that moment are still served.
 Flags:
   -addr HOST:PORT   where to serve (default ` + defaultAddr + `; if that is in
                     use, a free port; -once uses free ports only)
+  -inspect ADDR     where to serve the page that shows the line, with buttons
+                    that send bursts and more: a loopback address (default
+                    ` + defaultPage + `, which is a free port; "" for no page)
   -limits TEXT      rate, burst, depth, longest wait (default "` + defaultLimits + `")
   -burst N          requests in the burst (default 150; 0 sends none)
   -vanish N%        make that share of the burst's clients impatient: if they
@@ -79,7 +83,8 @@ Examples:
 // A config is what the flags set.
 type config struct {
 	addr      string
-	addrGiven bool // -addr was given: then no other port is tried
+	addrGiven bool   // -addr was given: then no other port is tried
+	inspect   string // address of the page; "": none
 	limits    shaper.Limits
 	burst     int
 	vanish    int      // percent of the burst's clients that are impatient
@@ -101,6 +106,7 @@ func parseFlags(args []string) (config, error) {
 	f := flag.NewFlagSet("shapedemo", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
 	f.StringVar(&c.addr, "addr", defaultAddr, "")
+	f.StringVar(&c.inspect, "inspect", defaultPage, "")
 	f.TextVar(&c.limits, "limits", standard, "")
 	f.Func("burst", "", c.setBurst)
 	f.Func("vanish", "", c.setVanish)
@@ -134,6 +140,8 @@ func parseFlags(args []string) (config, error) {
 		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, and -burst "0" sends none`, c.vanish)
 	case c.limits.InFlight > 0 && c.upstream == nil && c.burst > 0:
 		return config{}, fmt.Errorf(`-limits %q: inflight may slow the burst below the rate that the program checks; use it with -burst "0", -upstream or -outbound`, c.limits)
+	case c.once && given["inspect"] && c.inspect != "":
+		return config{}, fmt.Errorf("-inspect %q needs a demo that serves, and -once exits after the burst", c.inspect)
 	case given["callers"]:
 		return config{}, fmt.Errorf(`-callers "%d" needs -outbound`, c.callers)
 	}
@@ -143,7 +151,7 @@ func parseFlags(args []string) (config, error) {
 // forOutbound returns the config for -outbound, which not all flags can be
 // combined with.
 func (c config) forOutbound(given map[string]bool) (config, error) {
-	for _, name := range []string{"addr", "burst", "vanish", "upstream", "svg"} {
+	for _, name := range []string{"addr", "inspect", "burst", "vanish", "upstream", "svg"} {
 		if given[name] {
 			return config{}, fmt.Errorf("-%s cannot be combined with -outbound, which calls an API of its own and does not serve", name)
 		}

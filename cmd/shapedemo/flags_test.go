@@ -61,6 +61,12 @@ func TestWhatCannotBeFollowedIsToldInOneLine(t *testing.T) {
 		"outbound, svg":     {[]string{"-outbound", "-svg", "x.svg"}, []string{"-outbound", "-svg"}},
 		"outbound, other":   {[]string{"-outbound", "-upstream", "http://x"}, []string{"-outbound", "-upstream"}},
 		"cap on a burst":    {[]string{"-limits", "50/s depth 9 inflight 2"}, []string{"-limits", `"50/s depth 9 inflight 2"`, "-upstream"}},
+		"inspect, once":     {[]string{"-once", "-inspect", "127.0.0.1:0"}, []string{`-inspect "127.0.0.1:0"`, "-once"}},
+		"inspect, outbound": {[]string{"-outbound", "-inspect", ""}, []string{"-outbound", "-inspect"}},
+		"inspect, no port":  {[]string{"-inspect", "localhost"}, []string{"-inspect", `"localhost"`}},
+		"inspect for all":   {[]string{"-inspect", ":9000"}, []string{"-inspect", `":9000"`, "this machine only", "127.0.0.1:9000"}},
+		"inspect elsewhere": {[]string{"-inspect", "192.0.2.1:9000"}, []string{"-inspect", `"192.0.2.1:9000"`, "this machine only"}},
+		"inspect taken":     {[]string{"-inspect", taken.Addr().String()}, []string{"-inspect", taken.Addr().String(), "in use"}},
 		"addr without port": {[]string{"-addr", "localhost"}, []string{"-addr", `"localhost"`}},
 		"addr taken":        {[]string{"-addr", taken.Addr().String()}, []string{"-addr", taken.Addr().String(), "in use"}},
 	} {
@@ -83,6 +89,7 @@ func TestDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "127.0.0.1:8080", c.addr)
 	require.False(t, c.addrGiven)
+	require.Equal(t, "127.0.0.1:0", c.inspect)
 	require.Equal(t, "50/s depth 100", c.limits.String())
 	require.Equal(t, 150, c.burst)
 	require.Zero(t, c.vanish)

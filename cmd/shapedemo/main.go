@@ -5,7 +5,8 @@
 // requests than it has workers, and a reverse proxy with the shaper's
 // middleware in front of it. It sends the same burst to both and draws when
 // the requests reached the upstream. Then the proxy keeps serving until
-// Ctrl-C. The requests that are waiting at that moment are still served.
+// Ctrl-C. The requests that are waiting at that moment are still served. Meanwhile
+// a page shows the line in a browser, with buttons that send more bursts.
 //
 // With -outbound it shows the other direction: many callers of an API that does
 // not tolerate bursts, without and with a shaper.Transport.
@@ -84,20 +85,21 @@ func runDemo(stop *interrupts, t *terminal, c config, front *frontListener) (sta
 		return showOutbound(stop, t, c)
 	}
 	target := c.upstream
+	var own *fragileUpstream
 	if target == nil {
 		f, err := startFragileUpstream(capacityFor(newLimitsInfo(c.limits), c.burst))
 		if err != nil {
 			return exitFailed, err
 		}
 		defer f.close()
-		target = f.url
+		own, target = f, f.url
 		if c.burst > 0 {
 			if status, err = showBurst(stop.graceful, t, c, f); err != nil || c.once {
 				return status, err
 			}
 		}
 	}
-	return serve(stop, t, c, front, target)
+	return serve(stop, t, c, front, target, own)
 }
 
 // printError prints err on one line, and returns the exit status.

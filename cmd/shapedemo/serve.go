@@ -15,6 +15,7 @@ import (
 // happens, so that a port in use is reported first.
 type frontListener struct {
 	listener net.Listener // nil with -once and -outbound, which serve nothing
+	page     net.Listener // for the page that shows the proxy; nil: there is none
 	moved    bool         // to a free port, as the default port was in use
 }
 
@@ -24,39 +25,74 @@ func listenFront(c config) (*frontListener, error) {
 	if c.once || c.outbound {
 		return &frontListener{}, nil
 	}
+	page, err := listenPage(c)
+	if err != nil {
+		return nil, err
+	}
 	l, err := net.Listen("tcp", c.addr)
 	if err == nil {
-		return &frontListener{listener: l}, nil
+		return &frontListener{listener: l, page: page}, nil
 	}
 	if !c.addrGiven {
 		if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
-			return &frontListener{listener: l, moved: true}, nil
+			return &frontListener{listener: l, page: page, moved: true}, nil
 		}
 	}
+	(&frontListener{page: page}).close()
 	return nil, fmt.Errorf("-addr %q: %w", c.addr, err)
 }
 
-// close closes the listener, if a server has not done so already.
+// close closes the listeners that no server has closed already.
 func (d *frontListener) close() {
-	if d.listener != nil {
-		_ = d.listener.Close()
+	for _, l := range []net.Listener{d.listener, d.page} {
+		if l != nil {
+			_ = l.Close()
+		}
 	}
 }
 
 // serve puts a shaper in front of target, serves until the first signal, and
-// then drains the line. It returns the exit status.
-func serve(stop *interrupts, t *terminal, c config, front *frontListener, target *url.URL) (int, error) {
-	p, err := startProxy(front.listener, c.limits, target)
+// then drains the line. It serves the page about it meanwhile, if there is a listener
+// for that. The upstream is what serves target, or nil if that is a server of the
+// user's. It returns the exit status.
+func serve(stop *interrupts, t *terminal, c config, front *frontListener, target *url.URL, upstream *fragileUpstream) (int, error) {
+	if front.page == nil {
+		p, err := startProxy(front.listener, c.limits, target)
+		if err != nil {
+			return exitFailed, err
+		}
+		return serveProxy(stop, t, c, front, p, nil)
+	}
+	d, err := newDryRuns(c.limits)
 	if err != nil {
 		return exitFailed, err
 	}
+	defer d.close()
+	p, err := startProxy(front.listener, c.limits, target, d.middleware()...)
+	if err != nil {
+		return exitFailed, err
+	}
+	page := startPage(front.page, p, d, upstream)
+	defer page.close()
+	return serveProxy(stop, t, c, front, p, page)
+}
+
+// serveProxy serves until the first signal, and then drains the line. The page may be
+// nil. It closes the proxy, and not the page: that shows how the line drains.
+func serveProxy(stop *interrupts, t *terminal, c config, front *frontListener, p *proxy, page *watchPage) (int, error) {
 	printHowToTry(t, c, front, p.url)
+	if page != nil {
+		t.say("Watch it:  %s\n", t.coloured(bold, page.url))
+	}
 	stopStatus := watchShaper(t, p.shaper, &p.upstreamErrors)
 	defer stopStatus()
 	select {
 	case <-p.done:
 		return exitFailed, p.close()
 	case <-stop.graceful.Done():
+	}
+	if page != nil {
+		page.endClients()
 	}
 	return drain(stop.immediate, t, p)
 }

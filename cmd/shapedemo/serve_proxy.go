@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -28,15 +29,17 @@ type proxy struct {
 	server         *http.Server
 	transport      *http.Transport
 	draining       atomic.Bool
+	takesPauses    atomic.Bool   // a 503 of the upstream that asks for a pause holds the line
 	upstreamErrors atomic.Uint64 // requests that left, but got no response from the upstream
 
 	done     chan struct{} // closed when the server has ended
 	serveErr error         // with what; to be read after that
 }
 
-// startProxy puts a shaper in front of target and serves on l. The caller must
-// close it.
-func startProxy(l net.Listener, limits shaper.Limits, target *url.URL) (*proxy, error) {
+// startProxy puts a shaper in front of target and serves on l. Requests pass the
+// outer middleware before they come to the shaper, the first one first. The caller
+// must close the proxy.
+func startProxy(l net.Listener, limits shaper.Limits, target *url.URL, outer ...func(http.Handler) http.Handler) (*proxy, error) {
 	s, err := shaper.New(limits, shaper.WithName("shapedemo"), shaper.WithTrace(traceRequests()))
 	if err != nil {
 		return nil, err
@@ -47,7 +50,7 @@ func startProxy(l net.Listener, limits shaper.Limits, target *url.URL) (*proxy, 
 	p.transport.MaxIdleConnsPerHost = 256
 	p.transport.DisableCompression = true // Compression is between the client and the upstream.
 	p.server = &http.Server{
-		Handler:           p.handler(target),
+		Handler:           p.handler(target, outer),
 		ConnContext:       shaper.ConnContext, // To notice clients that disconnect during an upload.
 		ReadHeaderTimeout: 5 * time.Second,
 		// These two may be shorter than the wait, which does not count.
@@ -66,8 +69,9 @@ func startProxy(l net.Listener, limits shaper.Limits, target *url.URL) (*proxy, 
 }
 
 // handler returns the handler of the proxy. From the outside in, it records the
-// arrival, waits in the shaper, and forwards the request to target.
-func (p *proxy) handler(target *url.URL) http.Handler {
+// arrival, passes the outer middleware, waits in the shaper, and forwards the
+// request to target.
+func (p *proxy) handler(target *url.URL, outer []func(http.Handler) http.Handler) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			// The query unchanged: the upstream may accept one that net/url rejects.
@@ -75,17 +79,13 @@ func (p *proxy) handler(target *url.URL) http.Handler {
 			r.SetURL(target)
 			r.SetXForwarded()
 		},
-		Transport:    p.transport,
-		ErrorHandler: p.upstreamFailed,
-		ErrorLog:     log.New(io.Discard, "", 0),
+		Transport:      p.transport,
+		ModifyResponse: p.takePause,
+		ErrorHandler:   p.upstreamFailed,
+		ErrorLog:       log.New(io.Discard, "", 0),
 	}
 	shaped := shaper.Middleware(p.shaper,
-		shaper.WithCost(func(r *http.Request) int {
-			if isHealthCheck(r) {
-				return 0
-			}
-			return 1
-		}),
+		shaper.WithCost(costOf),
 		shaper.WithServerTiming(),
 	)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if isHealthCheck(r) {
@@ -94,11 +94,23 @@ func (p *proxy) handler(target *url.URL) http.Handler {
 		}
 		forward.ServeHTTP(w, r)
 	}))
+	for _, middleware := range slices.Backward(outer) {
+		shaped = middleware(shaped)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entry := &requestLog{arrived: time.Now()}
 		defer p.requests.add(entry, r.RemoteAddr)()
 		shaped.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestLogKey{}, entry)))
 	})
+}
+
+// costOf returns what a request costs: nothing if it asks for the health of the
+// demo, so that it need not wait.
+func costOf(r *http.Request) int {
+	if isHealthCheck(r) {
+		return 0
+	}
+	return 1
 }
 
 // isHealthCheck reports whether a request asks for the health of the demo.
@@ -113,6 +125,16 @@ func (p *proxy) health(w http.ResponseWriter) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, "ok\n")
+}
+
+// takePause holds the line for as long as a busy upstream asks for, as a
+// [shaper.Transport] does, if takesPauses is set. It is not by default: a server
+// behind -upstream may ask for minutes.
+func (p *proxy) takePause(r *http.Response) error {
+	if p.takesPauses.Load() && r.StatusCode == http.StatusServiceUnavailable && r.Header.Get("Retry-After") != "" {
+		p.shaper.Hold(retryAfter(r.Header))
+	}
+	return nil
 }
 
 // upstreamFailed responds when the upstream did not. If the client has

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// herdTime is when the clients of a herd that have not been served go away for
+// good: with slow limits the last would come back for hours.
+const herdTime = time.Minute
+
+var (
+	errCrowded  = errors.New("so many clients do not fit beside those of earlier buttons, which are still there")
+	errOneHerd  = errors.New("a herd is still there: wait until it is served, or stop it")
+	errStopping = errors.New("the demo is stopping")
+)
+
+// A crowd is all simulated clients that the page has let loose on the proxy. Its
+// methods may be called from any goroutine.
+type crowd struct {
+	send   func(context.Context, string) result // sends a request to that path of the proxy
+	client *http.Client
+
+	mu      sync.Mutex
+	now     *outing
+	ended   bool // no client may come any more
+	clients int  // there now, or about to come
+	herding bool
+	latest  *errand        // what a visitor asked for last; nil at first
+	errands int            // that visitors have asked for
+	all     sync.WaitGroup // of the errands
+}
+
+// An outing is the time between two stops of the crowd.
+type outing struct {
+	coming context.Context // clients may send requests
+	there  context.Context // clients wait for their responses; it ends after coming
+	end    context.CancelFunc
+	cut    context.CancelFunc
+}
+
+func newOuting() *outing {
+	o := &outing{}
+	o.there, o.cut = context.WithCancel(context.Background())
+	o.coming, o.end = context.WithCancel(o.there)
+	return o
+}
+
+// newCrowd returns the crowd in front of the proxy at that URL. The caller must
+// close it.
+func newCrowd(proxy string) *crowd {
+	client := newClient(256)
+	return &crowd{
+		client: client,
+		send:   func(ctx context.Context, path string) result { return sendOne(ctx, client, proxy+path) },
+		now:    newOuting(),
+	}
+}
+
+// burst lets that many clients send one request each, over a span, and returns
+// without waiting for them. If each has some patience, a client disconnects after
+// its part of it.
+func (c *crowd) burst(e *errand, over time.Duration, patience func(i int) time.Duration) error {
+	sends := sendTimes(e.clients, over)
+	return c.start(e, func(o *outing) {
+		sendAt(o.coming, sends, func(i int) {
+			e.note(c.sendPatiently(o, patience, i))
+		})
+	})
+}
+
+// sendPatiently sends one request. With patience, the client may disconnect.
+func (c *crowd) sendPatiently(o *outing, patience func(i int) time.Duration, i int) result {
+	ctx := o.there
+	if patience != nil {
+		if d := patience(i); d > 0 {
+			var gone context.CancelFunc
+			ctx, gone = context.WithTimeout(ctx, d)
+			defer gone()
+		}
+	}
+	r := c.send(ctx, pathOf(pickClient()))
+	r.disconnected = r.status == 0 && ctx.Err() != nil
+	return r
+}
+
+// herd lets all clients come at one instant. Those that are refused come back when
+// their Retry-After is over, which is whole seconds: together, again and again.
+func (c *crowd) herd(e *errand) error {
+	e.herd = true
+	return c.start(e, func(o *outing) {
+		coming, end := context.WithTimeout(o.coming, herdTime)
+		defer end()
+		sendAt(coming, make([]time.Duration, e.clients), func(i int) {
+			path := pathOf(pickClient())
+			for {
+				r := c.send(o.there, path)
+				r.disconnected = r.status == 0 && o.there.Err() != nil
+				e.note(r)
+				if r.status != http.StatusTooManyRequests {
+					return
+				}
+				if sleep(coming, r.retryAfter); coming.Err() != nil {
+					return
+				}
+			}
+		})
+	})
+}
+
+// start begins an errand, if its clients fit, and returns without waiting for its
+// end.
+func (c *crowd) start(e *errand, run func(*outing)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.ended:
+		return errStopping
+	case e.herd && c.herding:
+		return errOneHerd
+	case c.clients+e.clients > maxBurst:
+		return errCrowded
+	}
+	c.clients += e.clients
+	c.herding = c.herding || e.herd
+	if e.name != "" {
+		c.errands++
+		e.id, c.latest = c.errands, e
+	}
+	o := c.now
+	c.all.Go(func() {
+		run(o)
+		e.end()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.clients -= e.clients
+		c.herding = c.herding && !e.herd
+	})
+	return nil
+}
+
+// stop sends all clients away at once: those that wait disconnect.
+func (c *crowd) stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now.cut()
+	if !c.ended {
+		c.now = newOuting()
+	}
+}
+
+// end lets no more clients come. Those that are there stay until they have their
+// responses.
+func (c *crowd) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	c.now.end()
+}
+
+// close sends all clients away and waits until they have gone.
+func (c *crowd) close() {
+	c.end()
+	c.stop()
+	c.all.Wait()
+	if c.client != nil {
+		c.client.CloseIdleConnections()
+	}
+}
+
+// latestErrand returns the errand that a visitor asked for last, or nil.
+func (c *crowd) latestErrand() *errand {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.latest
+}
+
+// An errand is what one button sends clients for, and what they got.
+type errand struct {
+	name    string // as the page calls it; "": no visitor asked for it
+	clients int
+	herd    bool
+	id      int // counts what visitors have asked for, from 1
+
+	mu      sync.Mutex
+	results tally
+	ended   bool
+}
+
+func (e *errand) note(r result) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.results.add(r)
+}
+
+func (e *errand) end() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended = true
+}
+
+// report returns what the clients got so far, and reports whether all have gone.
+func (e *errand) report() (results tally, ended bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.results, e.ended
+}
