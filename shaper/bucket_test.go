@@ -148,9 +148,9 @@ func TestAClockThatStepsGivesNoLicence(t *testing.T) {
 	}
 }
 
-// When its clock has reached the largest instant, a shaper neither panics nor lets
-// requests leave.
-func TestTheEndOfTime(t *testing.T) {
+// When its clock has reached the largest instant, a shaper neither panics nor lets more
+// than its Burst leave.
+func TestTheLastInstantOfTheClockIsNoLicence(t *testing.T) {
 	s, err := New(Limits{Rate: 1, Depth: 9})
 	require.NoError(t, err)
 	for range 3 {

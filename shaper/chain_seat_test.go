@@ -56,7 +56,7 @@ func TestTheSeatsOfAChainAreGivenBackTogetherOnce(t *testing.T) {
 	})
 }
 
-func TestASeatIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
+func TestASeatIsGivenBackWhenALaterLimiterDoesNotAdmit(t *testing.T) {
 	failure := errors.New("engine is down")
 	for _, row := range []struct {
 		name string
@@ -104,7 +104,7 @@ func TestASeatIsGivenBackWhenALaterOneDoesNotLetGo(t *testing.T) {
 
 // A request that waits in a later line is in flight for an earlier cap, until its context
 // ends.
-func TestASeatIsHeldWhileALaterOneKeepsTheRequestWaiting(t *testing.T) {
+func TestASeatIsHeldWhileTheRequestWaitsInALaterLine(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "inf depth 9 inflight 2"))
 		c := shaper.Chain(tenant, g.Shaper)

@@ -70,7 +70,7 @@ func TestARequestThatHasLeftTheFirstLimiterWaitsForTheNext(t *testing.T) {
 	})
 }
 
-func TestWhatAnEarlierOneLetGoIsSpent(t *testing.T) {
+func TestARefusalByALaterLimiterReturnsNothingToEarlierOnes(t *testing.T) {
 	play(t, "1 per 60s", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "1 per 1h burst 3"))
 		c := shaper.Chain(tenant, g.Shaper)
@@ -107,7 +107,7 @@ func TestAContextEndsInALaterLine(t *testing.T) {
 }
 
 // A foreign Limiter need not look at the context after its wait.
-func TestALaterOneIsNotAskedWhenTheContextHasEnded(t *testing.T) {
+func TestALaterLimiterIsNotAskedWhenTheContextHasEnded(t *testing.T) {
 	for name, call := range map[string]func(l shaper.Limiter, ctx context.Context) error{
 		"WaitN":   func(l shaper.Limiter, ctx context.Context) error { return l.WaitN(ctx, 1) },
 		"Acquire": func(l shaper.Limiter, ctx context.Context) error { _, err := acquirerOf(l)(ctx, 1); return err },

@@ -97,7 +97,7 @@ func TestRateLimitIsWritten(t *testing.T) {
 }
 
 // Whatever the name, the field that is written can be read.
-func TestWhatIsWrittenCanBeRead(t *testing.T) {
+func TestAFieldThatIsWrittenCanBeRead(t *testing.T) {
 	for b := range 256 {
 		h := http.Header{}
 		httpfield.RateLimit{Name: "x" + string([]byte{byte(b)}) + "y", Reset: 7}.AddTo(h)

@@ -120,7 +120,7 @@ func TestDistinctHoldsUpToTheLargestNumbers(t *testing.T) {
 	require.Equal(t, uint64(math.MaxUint64), d.Estimate(), "nothing is left to tell from")
 }
 
-func TestWhatIsNotDistinctChangesNothing(t *testing.T) {
+func TestAHashThatWasSeenBeforeChangesNothing(t *testing.T) {
 	var d Distinct
 	for i := range uint64(10_000) {
 		d.Add(splitmix(5, i))
