@@ -109,10 +109,7 @@ func (b *bucket) wait(now, ahead, n int64) time.Duration {
 }
 
 // pass lets a request of cost n, which found the line empty, leave now.
-func (b *bucket) pass(now, n int64) {
-	b.leave(exact.At(now), n)
-	b.noteLeft(now)
-}
+func (b *bucket) pass(now, n int64) { b.leave(exact.At(now), n) }
 
 // noteLeft notes that a request has left at an instant. So that all buckets of a [Group] have
 // room for it, it is kept in units of at most a 2¹⁹th of the interval, modulo 2³².

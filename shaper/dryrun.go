@@ -46,7 +46,8 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 		d.logRefusalLocked(now, r.cost, refusal)
 	case wait == 0:
 		f.bucket.pass(now, r.cost)
-		d.countDepartureLocked(f, now, 0)
+		f.bucket.noteLeft(now)
+		d.countPassLocked(f, now)
 	default:
 		r.verdict.Wait = wait
 		d.enqueueLocked(f, now, r)

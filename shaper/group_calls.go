@@ -87,7 +87,7 @@ func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
 		return g.enterNew(key, r)
 	}
 	dec = g.decideLocked(&c.flow, now, r)
-	if dec.event >= refusedEvent || g.recorded {
+	if dec.event >= refusedEvent || g.recorded { // Of those that leave at once there is nothing to note.
 		g.noteLocked(key, now, r, dec)
 	}
 	g.unlockAndArm()

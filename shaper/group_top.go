@@ -67,9 +67,9 @@ func (n *limitedKeys[K]) waited(key K) {
 func (n *limitedKeys[K]) refused(key K) {
 	hash := maphash.Comparable(n.seed, key)
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.mostLimited.Add(key)
 	n.distinct.Add(hash)
+	n.mu.Unlock()
 }
 
 // top returns the keys that were noted most.

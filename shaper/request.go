@@ -131,11 +131,12 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 // passLocked lets a request that may leave at once do so.
 func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
+	f.bucket.noteLeft(now)
 	if f.capped() {
 		d.lineOfLocked(f).seatsTaken++
 		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
 	}
-	d.countDepartureLocked(f, now, 0)
+	d.countPassLocked(f, now)
 	return decision{waiting: int32(f.waiting()), event: departedEvent}
 }
 

@@ -83,7 +83,16 @@ type totals struct {
 	missed              float64 // cost units lost to lateness beyond slack
 }
 
-// countDepartureLocked counts a request that has left f. It entered at the instant
+// countPassLocked counts a request that has left f as it came, now.
+func (d *dispatcher) countPassLocked(f *flow, now int64) {
+	f.entered = now // No call has come later.
+	f.departed++
+	if d.keyed {
+		d.totals.departed++
+	}
+}
+
+// countDepartureLocked counts a request that has left the line of f. It entered at the instant
 // entered and waited for that many nanoseconds.
 func (d *dispatcher) countDepartureLocked(f *flow, entered, waited int64) {
 	f.entered = max(f.entered, entered)
