@@ -150,7 +150,7 @@ func (i *Inspector) join(s *stream, of *target, h *hello) ([]point, error) {
 		s.target = *of
 		s.track = i.trackLocked(*of)
 		s.track.viewers++
-		points = slices.Clone(s.track.points)
+		points = append(points, s.track.points...)
 	}
 	h.Reports, h.Changes = slices.Clone(i.reports), slices.Clone(i.changes)
 	if h.Reports == nil {

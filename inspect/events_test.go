@@ -2,9 +2,13 @@ package inspect_test
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"net/http"
-	"strings"
+	"net/http/httptest"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,29 +16,346 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-func TestAReaderIsGreetedAndToldGoodBye(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: 10})
+func shaperOf(t *testing.T, limits string, opts ...shaper.Option) *shaper.Shaper {
+	l, err := shaper.ParseLimits(limits)
 	require.NoError(t, err)
-	require.True(t, s.Allow())
-	i := inspect.New()
-	i.Add("one", inspect.Of(s))
-	url := serve(t, i)
-	r, err := http.Get(url + "/api/events?source=one")
+	s, err := shaper.New(l, opts...)
 	require.NoError(t, err)
-	defer r.Body.Close()
-	require.Equal(t, "text/event-stream", r.Header.Get("Content-Type"))
-	var names []string
-	lines := bufio.NewScanner(r.Body)
-	for lines.Scan() {
-		name, ok := strings.CutPrefix(lines.Text(), "event: ")
-		if !ok {
-			continue
-		}
-		names = append(names, name)
-		if len(names) == 4 {
-			go i.Close()
-		}
+	return s
+}
+
+// burst lets n calls come at once, whatever becomes of them.
+func burst(s *shaper.Shaper, n int) {
+	for range n {
+		go func() { _ = s.Wait(context.Background()) }()
 	}
-	require.Equal(t, []string{"hello", "history", "detail", "frame"}, names[:4])
-	require.Equal(t, "bye", names[len(names)-1])
+	synctest.Wait()
+}
+
+// What a burst looks like: 10 of 13 arrive in the line or leave, 3 are refused, and then
+// four leave in a second.
+func TestAStreamShowsABurstDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		s := shaperOf(t, "4/s depth 9")
+		i := inspect.New(inspect.WithTitle("demo"))
+		defer i.Close()
+		i.Add("one", inspect.Of(s))
+		time.Sleep(100 * time.Millisecond) // Samples are taken at whole quarters of a second.
+		burst(s, 13)
+		time.Sleep(500 * time.Millisecond)
+
+		r := read(t, i, "/api/events?source=one")
+		var hello struct {
+			Title    string
+			Sources  []struct{ Name string }
+			Selected struct {
+				Source  string
+				Key, ID *string
+			}
+			Control bool
+		}
+		r.until("hello", &hello)
+		require.Equal(t, "text/event-stream", r.header.Get("Content-Type"))
+		require.Equal(t, "no", r.header.Get("X-Accel-Buffering"))
+		require.Equal(t, "demo", hello.Title)
+		require.Equal(t, "one", hello.Sources[0].Name)
+		require.Equal(t, "one", hello.Selected.Source)
+		require.Nil(t, hello.Selected.Key)
+		require.False(t, hello.Control)
+		var history struct {
+			Step   float64 `json:"step_s"`
+			Points []frame
+		}
+		r.until("history", &history)
+		require.Equal(t, 0.25, history.Step)
+		var detail struct {
+			Bucket        bucket
+			NextDeparture time.Time `json:"next_departure"`
+		}
+		r.until("detail", &detail)
+		require.Equal(t, 7, detail.Bucket.Waiting)
+		require.True(t, detail.NextDeparture.Equal(began.Add(850*time.Millisecond)))
+
+		frames := history.Points
+		for len(frames) < 16 {
+			var f frame
+			r.until("frame", &f)
+			frames = append(frames, f)
+		}
+		// One leaves each quarter of a second from 0.1 s on, and rates are those of the last
+		// second, or of the time since Add.
+		for k, want := range []struct {
+			arrivals, departures, refusals float64
+			waiting                        int
+		}{
+			{0, 0, 0, 0},
+			{13 / 0.25, 1 / 0.25, 3 / 0.25, 9},
+			{13 / 0.5, 2 / 0.5, 3 / 0.5, 8},
+			{13 / 0.75, 3 / 0.75, 3 / 0.75, 7},
+			{13, 4, 3, 6},
+			{0, 4, 0, 5},
+			{0, 4, 0, 4},
+			{0, 4, 0, 3},
+			{0, 4, 0, 2},
+			{0, 4, 0, 1},
+			{0, 4, 0, 0},
+			{0, 3, 0, 0},
+			{0, 2, 0, 0},
+			{0, 1, 0, 0},
+			{0, 0, 0, 0},
+		} {
+			f := frames[k]
+			require.Equal(t, time.Duration(k)*250*time.Millisecond, f.since(began))
+			require.InDelta(t, want.arrivals, f.Arrivals, 1e-9, k)
+			require.InDelta(t, want.departures, f.Departures, 1e-9, k)
+			require.InDelta(t, want.refusals, f.Refusals, 1e-9, k)
+			require.Equal(t, want.waiting, f.Waiting, k)
+			require.Equal(t, 4.0, *f.Rate)
+			require.Equal(t, 9, *f.Depth)
+		}
+	})
+}
+
+func TestTheHistoryIsOfTheLastMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		time.Sleep(200*time.Second + time.Millisecond)
+		var history struct{ Points []frame }
+		read(t, i, "/api/events").until("history", &history)
+		require.Len(t, history.Points, 240)
+		require.Equal(t, 200*time.Second, history.Points[239].since(began))
+		require.Equal(t, 140*time.Second+250*time.Millisecond, history.Points[0].since(began))
+	})
+}
+
+// The history of a bucket goes on while nobody looks, for a minute.
+func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1/min depth 5")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("many", inspect.OfGroup(g))
+		points := func() int {
+			r := read(t, i, "/api/events?source=many&key=a")
+			var history struct{ Points []frame }
+			r.until("history", &history)
+			r.cancel()
+			_ = r.conn.Close()
+			<-r.ended
+			return len(history.Points)
+		}
+		time.Sleep(time.Millisecond) // Samples are taken at whole quarters of a second.
+		require.Zero(t, points())
+		time.Sleep(59 * time.Second)
+		require.Equal(t, 59*4, points())
+		time.Sleep(61 * time.Second)
+		require.Zero(t, points())
+	})
+}
+
+// A bucket is deleted when it has drained. Whoever looks at it sees it empty meanwhile,
+// and sees no departures of long ago when it is made again.
+func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1/s burst 2 depth 5")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("many", inspect.OfGroup(g))
+		for range 5 {
+			g.Allow("a")
+		}
+		r := read(t, i, "/api/events?source=many&key=a")
+		var d struct{ Bucket *bucket }
+		r.until("detail", &d)
+		require.Equal(t, uint64(3), d.Bucket.Refused)
+		require.True(t, d.Bucket.Refusing)
+		var f frame
+		for range 20 {
+			r.until("frame", &f)
+		}
+		require.Zero(t, f.Departures)
+		require.Zero(t, *f.Level)
+		require.Equal(t, 1.0, *f.Rate)
+		d.Bucket = nil
+		r.until("detail", &d)
+		require.Nil(t, d.Bucket)
+		g.Allow("a")
+		r.until("frame", &f)
+		require.Equal(t, 1.0, f.Departures)
+		require.Zero(t, f.Refusals)
+	})
+}
+
+// A reader that takes nothing for a while gets the latest frame then, and not those that
+// it has missed.
+func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		r := read(t, i, "/api/events")
+		var f frame
+		r.until("frame", &f)
+		last := f.At
+		time.Sleep(9*time.Second + time.Millisecond)
+		var got []int64
+		for range 3 {
+			r.until("frame", &f)
+			got = append(got, f.At-last)
+		}
+		// The first was being written all the while.
+		require.Equal(t, []int64{250, 9000, 9250}, got)
+	})
+}
+
+func TestAReaderThatTakesNothingIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		r := read(t, i, "/api/events")
+		var f frame
+		r.until("frame", &f)
+		began := time.Now()
+		<-r.ended
+		require.Equal(t, 10*time.Second+250*time.Millisecond, time.Since(began))
+	})
+}
+
+func TestAClosedTabLeavesNothingBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		for range 300 { // more than there may be at once
+			r := read(t, i, "/api/events")
+			require.Equal(t, "hello", r.next().name)
+			r.cancel()
+			_ = r.conn.Close()
+			<-r.ended
+		}
+	})
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		var readers []*reader
+		for range 256 {
+			r := read(t, i, "/api/events")
+			require.Equal(t, "hello", r.next().name)
+			readers = append(readers, r)
+		}
+		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/events").Code)
+		readers[7].cancel()
+		<-readers[7].ended
+		require.Equal(t, "hello", read(t, i, "/api/events").next().name)
+	})
+}
+
+func TestCloseEndsAllStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		polite, stuck := read(t, i, "/api/events"), read(t, i, "/api/events")
+		require.Equal(t, "hello", polite.next().name)
+		require.Equal(t, "hello", stuck.next().name)
+		time.Sleep(time.Second)
+		ended := make(chan time.Time)
+		go func() {
+			_ = i.Close()
+			ended <- time.Now()
+		}()
+		began := time.Now()
+		for {
+			e, err := polite.tryNext()
+			require.NoError(t, err)
+			if e.name == "bye" {
+				break
+			}
+		}
+		<-polite.ended
+		require.Equal(t, began, time.Now())
+		require.Equal(t, began.Add(time.Second), <-ended) // The other has that long to take something.
+		<-stuck.ended
+		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/events").Code)
+		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/buckets").Code)
+		require.NoError(t, i.Close())
+		i.Add("late", inspect.Of(shaperOf(t, "4/s"))) // It shows nothing, and begins nothing.
+	})
+}
+
+func TestReportsAndNewSourcesAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		one := shaperOf(t, "4/s")
+		i.Add("one", inspect.Of(one))
+		r := read(t, i, "/api/events")
+		var report struct{ Message string }
+		require.Equal(t, "hello", r.next().name)
+
+		i.Report(errors.New("limits.yaml:3:5: what is that?"))
+		r.until("report", &report)
+		require.Equal(t, "limits.yaml:3:5: what is that?", report.Message)
+		var hello struct{ Reports []struct{ Message string } }
+		later := read(t, i, "/api/events")
+		later.until("hello", &hello)
+		require.Len(t, hello.Reports, 1)
+		require.Contains(t, ask(i, "/").Body.String(), "limits.yaml:3:5: what is that?")
+		i.Report(nil)
+		r.until("report", &report)
+		require.Empty(t, report.Message)
+		later = read(t, i, "/api/events")
+		later.until("hello", &hello)
+		require.Empty(t, hello.Reports)
+
+		var sources []struct {
+			Name   string
+			Closed bool
+		}
+		many := groupOf(t, "4/s")
+		i.Add("many", inspect.OfGroup(many))
+		r.until("sources", &sources)
+		require.Len(t, sources, 2)
+		require.NoError(t, one.Close())
+		require.NoError(t, many.Close())
+		r.until("sources", &sources)
+		require.True(t, sources[0].Closed)
+		require.True(t, sources[1].Closed)
+	})
+}
+
+func TestTwoSourcesOfOneNameAreAMistake(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+	require.PanicsWithValue(t, `inspect: there is a source named "one" already`, func() { i.Add("one", inspect.Of(shaperOf(t, "4/s"))) })
+	require.Panics(t, func() { i.Add("", inspect.Of(shaperOf(t, "4/s"))) })
+	require.Panics(t, func() { i.Add("two", nil) })
+}
+
+// Over a real connection, a server's WriteTimeout does not end a stream.
+func TestAStreamOutlivesTheTimeoutOfTheServer(t *testing.T) {
+	i := inspect.New()
+	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+	server := httptest.NewUnstartedServer(i)
+	defer server.Close()
+	defer i.Close()
+	server.Config.WriteTimeout = 300 * time.Millisecond
+	server.Start()
+	response, err := http.Get(server.URL + "/api/events")
+	require.NoError(t, err)
+	defer response.Body.Close()
+	r := &reader{t: t, events: bufio.NewScanner(response.Body)}
+	for range 4 {
+		var f frame
+		r.until("frame", &f)
+	}
 }

@@ -22,7 +22,7 @@ import (
 //	send/b          2        1      3/6    1         0        now
 //	read/c          0        1      1/6    1         0        a minute and a half ago
 //	(dry) send/d    0        1      1/1    1         3        now
-func scene(t *testing.T) *inspect.Inspector {
+func scene(t *testing.T, opts ...inspect.Option) *inspect.Inspector {
 	s, err := shaper.New(shaper.Limits{Rate: 1e-6, Burst: 2})
 	require.NoError(t, err)
 	g := groupOf(t, "1 per 10d depth 5")
@@ -36,7 +36,7 @@ func scene(t *testing.T) *inspect.Inspector {
 	for range 4 {
 		require.True(t, dry.Allow("send/d"))
 	}
-	i := inspect.New()
+	i := inspect.New(opts...)
 	i.Add("one", inspect.Of(s))
 	i.Add("many", inspect.OfGroup(g))
 	i.Add("dry", inspect.OfGroup(dry))

@@ -27,6 +27,7 @@ var routes = []route{
 	{http.MethodPost, "/api/reset", false, nil, (*Inspector).serveReset},
 	{http.MethodPost, "/api/hold", false, nil, (*Inspector).serveHold},
 	{http.MethodPost, "/api/release", false, nil, (*Inspector).serveRelease},
+	{http.MethodGet, "/api/openapi.json", false, nil, (*Inspector).serveOpenAPI},
 	{http.MethodGet, "/api/events", false, []string{"source", "key"}, (*Inspector).serveEvents},
 }
 

@@ -1,0 +1,19 @@
+package inspect
+
+// A Served is a route in the words of the OpenAPI document.
+type Served struct {
+	Method, Path string
+	Parameters   []string
+}
+
+// Routes returns all routes of the API.
+func Routes() (served []Served) {
+	for _, p := range routes {
+		path := p.path
+		if p.bucket {
+			path += "/{source}/{id}"
+		}
+		served = append(served, Served{p.method, path, p.parameters})
+	}
+	return served
+}

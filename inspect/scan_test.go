@@ -1,0 +1,172 @@
+package inspect_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// A slowKey takes a second to make text of itself.
+type slowKey int
+
+var slowTexts atomic.Int32 // how often texts of slowKeys were made
+
+func (k slowKey) String() string {
+	slowTexts.Add(1)
+	time.Sleep(time.Second)
+	return strconv.Itoa(int(k))
+}
+
+// Ten pages look at the same scan, which is made once a second at most. Callers of the
+// Group do not wait for it.
+func TestAllWhoLookShareAScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(slowKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
+		require.NoError(t, err)
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.OfGroup(g))
+		for k := range slowKey(3) {
+			require.True(t, g.Allow(k))
+		}
+		slowTexts.Store(0)
+		began := time.Now()
+		var pages sync.WaitGroup
+		for range 10 {
+			pages.Go(func() { require.Len(t, listOf(t, i, "").Buckets, 3) })
+		}
+		synctest.Wait()
+		require.True(t, g.Allow(7))
+		require.Equal(t, began, time.Now())
+		pages.Wait()
+		require.Equal(t, began.Add(3*time.Second), time.Now())
+		require.Equal(t, int32(3), slowTexts.Load())
+
+		// The scan took 3 s, so the next is made 6 s after it began at the earliest.
+		require.Len(t, listOf(t, i, "").Buckets, 3)
+		time.Sleep(3 * time.Second)
+		require.Len(t, listOf(t, i, "").Buckets, 4)
+		require.Equal(t, int32(4), slowTexts.Load())
+	})
+}
+
+func TestAScanIsASecondOldAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1/d")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.OfGroup(g))
+		require.Empty(t, listOf(t, i, "").Buckets)
+		g.Allow("a")
+		time.Sleep(time.Second - 1)
+		require.Empty(t, listOf(t, i, "").Buckets)
+		time.Sleep(1)
+		require.Len(t, listOf(t, i, "").Buckets, 1)
+		// One bucket is told as it is now.
+		g.Allow("b")
+		require.Equal(t, http.StatusOK, ask(i, "/api/buckets/one/b").Code)
+	})
+}
+
+// A bucket is refusing for 10 seconds after its latest refusal.
+func TestRefusingEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1/d")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.OfGroup(g))
+		refusing := func() bool {
+			l := listOf(t, i, "")
+			require.Contains(t, ask(i, "/api/buckets/one/a").Body.String(), fmt.Sprintf(`"refusing":%v`, l.Buckets[0].Refusing))
+			return l.Buckets[0].Refusing
+		}
+		g.Allow("a")
+		require.False(t, refusing())
+		time.Sleep(time.Second)
+		g.Allow("a")
+		require.True(t, refusing())
+		time.Sleep(9 * time.Second)
+		require.True(t, refusing())
+		time.Sleep(time.Second)
+		require.False(t, refusing())
+		g.Allow("a")
+		time.Sleep(time.Second)
+		require.True(t, refusing())
+		time.Sleep(time.Minute + 2*time.Second) // What scans remember is forgotten.
+		require.False(t, refusing())
+	})
+}
+
+// A function of the program that panics costs its answer no more than the rule.
+func TestAPanicOfExplainEndsNothing(t *testing.T) {
+	g := groupOf(t, "1/d")
+	g.Allow("a")
+	i := inspect.New(inspect.WithLogger(slog.New(slog.DiscardHandler)))
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { panic("oh") })))
+	w := ask(i, "/api/buckets/one/a")
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Contains(t, w.Body.String(), `"rule":null`)
+}
+
+// Everything at once, for the race detector: a Group whose keys come, wait and go, and
+// pages and streams that look on and vanish, until Close.
+func TestLookingOnWhileAGroupChanges(t *testing.T) {
+	g := groupOf(t, "100/s burst 2 depth 3")
+	s := shaperOf(t, "1000/s depth 10")
+	i := inspect.New()
+	i.Add("many", inspect.OfGroup(g, inspect.WithExplain(func(key string) (string, string, int) { return key, "f", 1 })))
+	url := serve(t, i)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for k := range 4 {
+		all.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				key := strconv.Itoa(n * (k + 1) % 50)
+				short, done := context.WithTimeout(ctx, 3*time.Millisecond)
+				_ = g.Wait(short, key)
+				_ = s.Wait(short)
+				done()
+			}
+		})
+	}
+	looks := []string{"/", "/api/buckets?sort=-level&limit=5", "/api/buckets?refusing=true", "/api/buckets/many/7", "/api/line/many/7",
+		"/api/top", "/api/events?source=many", "/api/events?source=many&key=7", "/?source=many&key=7"}
+	var answered atomic.Int32
+	for _, path := range looks {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				short, done := context.WithTimeout(ctx, 300*time.Millisecond)
+				r, err := http.NewRequestWithContext(short, http.MethodGet, url+path, nil)
+				require.NoError(t, err)
+				if response, err := http.DefaultClient.Do(r); err == nil {
+					answered.Add(1)
+					_, _ = io.Copy(io.Discard, response.Body)
+					_ = response.Body.Close()
+				}
+				done()
+			}
+		})
+	}
+	all.Go(func() { i.Add("one", inspect.Of(s)) })
+	time.Sleep(700 * time.Millisecond)
+	require.NoError(t, g.Close())
+	all.Wait()
+	require.NoError(t, i.Close())
+	require.Greater(t, answered.Load(), int32(len(looks)))
+	http.DefaultClient.CloseIdleConnections()
+}
