@@ -34,10 +34,10 @@ const buttons = {
   impatient: button("Clients that give up", "As a burst; and every second client goes away while it waits", () => send("impatient")),
   steady: button("Steady traffic", "Four fifths of the rate that the proxy had at first, all the time", () => toggle("steady")),
   slow: button("Slow upstream", "Each request takes the upstream ten times as long; when it is busy it asks for a pause, which holds the line", () => toggle("slow")),
-  scene: button("Scene", "A burst every few seconds and a few clients in between, while a page is open", () => toggle("scene")),
+  scene: button("Play a scene", "A burst every few seconds and a few clients in between, while a page is open", () => toggle("scene")),
   stop: button("Stop", "All simulated clients go away", () => act("stop", {})),
 };
-const upstream = make("p", { className: "hint" });
+const upstream = make("p", { className: "hint", id: "demo-upstream" });
 const slider = make("input", { type: "range", id: "demo-rate", min: 0, max: 200, step: 1, oninput: slide, onchange: slide });
 const rate = make("output", { htmlFor: "demo-rate" });
 const last = make("p", { className: "hint" });
@@ -49,10 +49,10 @@ const sending = make("div", { role: "group", className: "row", "aria-label": "Se
   make("label", { htmlFor: "demo-clients", textContent: "Clients" }), clients, buttons.burst, buttons.herd, buttons.impatient);
 const lasting = make("div", { role: "group", className: "row", "aria-label": "What lasts" },
   buttons.scene, buttons.steady, buttons.slow, buttons.stop);
-const speed = make("div", { className: "setting" },
-  make("div", { className: "row" }, make("label", { htmlFor: "demo-rate", textContent: "Rate of the proxy" }), slider, rate), last);
-const trial = make("form", { className: "setting", noValidate: true, onsubmit: tryLimits },
-  make("div", { className: "row" }, make("label", { htmlFor: "demo-candidate", textContent: "Dry run of" }), limits, make("button", { textContent: "Try" })), verdict);
+const speed = make("div", { className: "row setting" },
+  make("label", { htmlFor: "demo-rate", textContent: "Rate of the proxy" }), slider, rate, last);
+const trial = make("form", { className: "row setting", noValidate: true, onsubmit: tryLimits },
+  make("label", { htmlFor: "demo-candidate", textContent: "Dry run of" }), limits, make("button", { textContent: "Try" }), verdict);
 
 /** Asks the demo to do something, and shows the state that it answers. */
 async function act(name, body) {
@@ -140,21 +140,21 @@ function show(now) {
   const first = state === null;
   state = now;
   if (first) build();
-  last.textContent = state.waiting === 0 ? "Nobody waits." : `${state.waiting} in line; the last of them leaves in ${seconds(state.last_in_s)}.`;
+  last.textContent = state.waiting === 0 ? "Nobody waits." : `${state.waiting} in line, the last leaves in ${seconds(state.last_in_s)}.`;
   if (state.fastest > 0 && sliding === 0) {
     slider.value = placeOf(state.rate);
     showRate(state.rate);
   }
   const { seen, refused } = state.candidate;
-  verdict.textContent = seen === 0 ? "These limits have seen no request yet." : `These limits would have refused ${refused} of ${seen} requests.`;
+  verdict.textContent = seen === 0 ? "No request has come since." : `It would have refused ${refused} of ${seen}.`;
   if (state.clients) showClients();
 }
 
 function showClients() {
   const now = state.clients;
   for (const name of ["scene", "steady", "slow"]) buttons[name].setAttribute("aria-pressed", String(now[name]));
-  const failed = now.failed > 0 ? ` It has answered ${now.failed} with 503, as all were busy.` : "";
-  upstream.textContent = `Upstream: ${now.busy} of ${now.workers} workers busy, ${seconds(now.service_s)} a request.${failed}`;
+  const failed = now.failed > 0 ? `, ${now.failed} found all busy` : "";
+  upstream.textContent = `Upstream: ${now.busy} of ${now.workers} workers busy, ${seconds(now.service_s)} a request${failed}.`;
   const errand = state.errand;
   if (!errand) {
     if (now.scene) tell(`A scene plays: a burst of ${now.scene_burst} every ${seconds(now.scene_period_s)}, and a few clients in between. It ends when you send clients.`);
@@ -193,12 +193,13 @@ function build() {
   const settings = make("div", { className: "settings" });
   if (state.fastest > 0) settings.append(speed);
   settings.append(trial);
+  const told = make("div", { className: "settings" }, result);
   if (state.clients) {
     clients.value = state.clients.suggested;
-    panel.append(make("div", { className: "actions" }, sending, lasting), result, settings, upstream);
-  } else {
-    panel.append(settings, result);
+    panel.append(make("div", { className: "actions" }, sending, lasting));
+    told.append(upstream);
   }
+  panel.append(told, settings);
   panel.classList.add("card", "demo");
 }
 

@@ -15,7 +15,7 @@ const (
 
 	sceneLead   = 500 * time.Millisecond // from the first sign of a page to the first burst
 	scenePeriod = 8 * time.Second        // from one burst to the next, unless the line needs longer
-	sceneSpan   = time.Second            // over which the clients of a burst come
+	sceneSpan   = 400 * time.Millisecond // over which the clients of a burst come
 	sceneBeat   = 50 * time.Millisecond  // at which single clients are sent
 
 	maxSceneBurst   = 300
@@ -131,7 +131,7 @@ func (s *scene) next(now time.Time) (burst bool, traffic float64, watched bool) 
 		return false, 0, false
 	}
 	if s.playing {
-		traffic = 0.4 * s.rate
+		traffic = 0.5 * s.rate
 		if burst = !now.Before(s.nextBurst); burst {
 			s.nextBurst = s.nextBurst.Add(s.period)
 		}

@@ -31,11 +31,11 @@ func TestTheScenePlaysWhileAPageIsOpen(t *testing.T) {
 		time.Sleep(unwatchedAfter)
 		synctest.Wait()
 		came := proxy.at()
-		// The last sign came after 9 s, so the scene ends after 12 s. Meanwhile there is a
-		// client every 50 ms, and two bursts of 152, of which three in ten come at once.
+		// The last sign came after 9 s, so the scene ends after 12 s. Meanwhile there are
+		// 25 clients a second, and two bursts of 152, of which three in ten come at once.
 		require.Equal(t, 46, came[begin+sceneLead])
 		require.Equal(t, 46, came[begin+sceneLead+scenePeriod])
-		require.Equal(t, 2*152+12*20, proxy.total())
+		require.Equal(t, 2*152+12*25, proxy.total())
 
 		time.Sleep(time.Hour)
 		require.Equal(t, came, proxy.at(), "nobody watches any more")
