@@ -10,9 +10,10 @@ import (
 
 // A selection keeps the first rows of an order, of all that it is offered.
 type selection struct {
-	l    *listing
-	kept []placed // a heap with the last of them at its head
-	more bool     // there are others behind them
+	l       *listing
+	kept    []placed // a heap with the last of them at its head
+	more    bool     // there are others behind them
+	matched int      // how many rows are wanted, on all pages
 }
 
 // placed is a row with its place in the order.
@@ -25,8 +26,12 @@ func newSelection(l *listing) *selection {
 	return &selection{l: l, kept: make([]placed, 0, min(l.limit, defaultLimit)+1)}
 }
 
-// offer takes a row if it comes behind the cursor and may be among the first.
+// offer takes a row if it is wanted, comes behind the cursor and may be among the first.
 func (s *selection) offer(r *row) {
+	if !s.l.matches(r) {
+		return
+	}
+	s.matched++
 	p := placed{position{s.l.rank(r, s.l.epoch), r.source.name, r.key}, r}
 	if s.l.after != nil && s.l.compare(p.position, *s.l.after) <= 0 {
 		return

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ type Inspector struct {
 	controller *controller
 	recordings *recordings
 
+	sifting chan struct{}  // has room for as many lists as are made at once; see sift
 	closing chan struct{}  // closed by Close
 	running sync.WaitGroup // the sampler and the streams
 }
@@ -46,6 +48,7 @@ func New(opts ...Option) *Inspector {
 		started: time.Now(),
 		streams: map[*stream]bool{},
 		tracked: map[target]*track{},
+		sifting: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
 		closing: make(chan struct{}),
 
 		doorkeeper: newDoorkeeper(),

@@ -5,6 +5,7 @@ import (
 	"context"
 	"math"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -158,23 +159,23 @@ func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
 		sources = []*watched{w}
 	}
 	answer := &list{At: time.Now().UTC(), Sources: i.sourceViews(), Buckets: []bucket{}}
-	first := newSelection(&l)
+	var snapshots []*snapshot
 	for _, w := range sources {
 		s, err := w.scan(ctx)
 		if err != nil {
 			return nil, err
 		}
 		defer s.release()
+		snapshots = append(snapshots, s)
 		if s.at.Before(answer.At) {
 			answer.At = s.at.UTC()
 		}
-		for k := range s.rows {
-			if r := &s.rows[k]; l.matches(r) {
-				answer.Matched++
-				first.offer(r)
-			}
-		}
 	}
+	first := newSelection(&l)
+	if err := i.sift(ctx, snapshots, first); err != nil {
+		return nil, err
+	}
+	answer.Matched = first.matched
 	page := first.sorted()
 	for _, p := range page {
 		answer.Buckets = append(answer.Buckets, p.row.view())
@@ -184,6 +185,29 @@ func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
 		answer.Next = &next
 	}
 	return answer, nil
+}
+
+// rowsPerTurn is after how many rows other goroutines go first. It takes less than a
+// millisecond, and the runtime lets a goroutine run for ten.
+const rowsPerTurn = 4096
+
+// sift offers the rows that are wanted. However many pages look on, that is done for so
+// many at once as keeps half of the processors free for what the program is there for.
+func (i *Inspector) sift(ctx context.Context, snapshots []*snapshot, first *selection) error {
+	select {
+	case i.sifting <- struct{}{}:
+		defer func() { <-i.sifting }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for _, s := range snapshots {
+		for k := range s.rows {
+			if first.offer(&s.rows[k]); k%rowsPerTurn == rowsPerTurn-1 {
+				runtime.Gosched()
+			}
+		}
+	}
+	return nil
 }
 
 func rankingNames() []string {

@@ -3,6 +3,7 @@ package inspect
 import (
 	"fmt"
 	"reflect"
+	"runtime"
 	"sync"
 	"time"
 
@@ -68,6 +69,11 @@ type sums struct {
 	inFlight int
 }
 
+// keysPerTurn is after how many keys a scan lets other goroutines go first. Each takes the
+// lock of the Group for itself, and a goroutine that takes it over and over again keeps
+// others from it for a millisecond at a time.
+const keysPerTurn = 64
+
 // maxSumsAge is the age at which sums no longer say how things are.
 const maxSumsAge = 2 * time.Second
 
@@ -94,6 +100,9 @@ func (s *openGroup[K]) scan(rows []row) []row {
 	total := sums{at: time.Now()}
 	for key, st := range s.g.All() {
 		now := time.Now()
+		if len(rows)%keysPerTurn == 0 {
+			runtime.Gosched()
+		}
 		k := s.known[key]
 		if k == nil {
 			k = &seen{text: s.textFor(key)}
