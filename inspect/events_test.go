@@ -45,7 +45,7 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 		burst(s, 13)
 		time.Sleep(500 * time.Millisecond)
 
-		r := read(t, i, "/api/events?source=one")
+		r := listen(t, i, "/api/events?source=one")
 		var hello struct {
 			Title    string
 			Sources  []struct{ Name string }
@@ -125,7 +125,7 @@ func TestTheHistoryIsOfTheLastMinute(t *testing.T) {
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
 		time.Sleep(200*time.Second + time.Millisecond)
 		var history struct{ Points []frame }
-		read(t, i, "/api/events").until("history", &history)
+		listen(t, i, "/api/events").until("history", &history)
 		require.Len(t, history.Points, 240)
 		require.Equal(t, 200*time.Second, history.Points[239].since(began))
 		require.Equal(t, 140*time.Second+250*time.Millisecond, history.Points[0].since(began))
@@ -140,7 +140,7 @@ func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 		defer i.Close()
 		i.Add("many", inspect.OfGroup(g))
 		points := func() int {
-			r := read(t, i, "/api/events?source=many&key=a")
+			r := listen(t, i, "/api/events?source=many&key=a")
 			var history struct{ Points []frame }
 			r.until("history", &history)
 			r.cancel()
@@ -168,7 +168,7 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 		for range 5 {
 			g.Allow("a")
 		}
-		r := read(t, i, "/api/events?source=many&key=a")
+		r := listen(t, i, "/api/events?source=many&key=a")
 		var d struct{ Bucket *bucket }
 		r.until("detail", &d)
 		require.Equal(t, uint64(3), d.Bucket.Refused)
@@ -197,7 +197,7 @@ func TestASlowReaderGetsTheLatestFrame(t *testing.T) {
 		i := inspect.New()
 		defer i.Close()
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		r := read(t, i, "/api/events")
+		r := listen(t, i, "/api/events")
 		var f frame
 		r.until("frame", &f)
 		last := f.At
@@ -217,7 +217,7 @@ func TestAReaderThatTakesNothingIsCutOff(t *testing.T) {
 		i := inspect.New()
 		defer i.Close()
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		r := read(t, i, "/api/events")
+		r := listen(t, i, "/api/events")
 		var f frame
 		r.until("frame", &f)
 		began := time.Now()
@@ -232,7 +232,7 @@ func TestAClosedTabLeavesNothingBehind(t *testing.T) {
 		defer i.Close()
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
 		for range 300 { // more than there may be at once
-			r := read(t, i, "/api/events")
+			r := listen(t, i, "/api/events")
 			require.Equal(t, "hello", r.next().name)
 			r.cancel()
 			_ = r.conn.Close()
@@ -248,14 +248,14 @@ func TestStreamsAreBounded(t *testing.T) {
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
 		var readers []*reader
 		for range 256 {
-			r := read(t, i, "/api/events")
+			r := listen(t, i, "/api/events")
 			require.Equal(t, "hello", r.next().name)
 			readers = append(readers, r)
 		}
 		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/events").Code)
 		readers[7].cancel()
 		<-readers[7].ended
-		require.Equal(t, "hello", read(t, i, "/api/events").next().name)
+		require.Equal(t, "hello", listen(t, i, "/api/events").next().name)
 	})
 }
 
@@ -263,7 +263,7 @@ func TestCloseEndsAllStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i := inspect.New()
 		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		polite, stuck := read(t, i, "/api/events"), read(t, i, "/api/events")
+		polite, stuck := listen(t, i, "/api/events"), listen(t, i, "/api/events")
 		require.Equal(t, "hello", polite.next().name)
 		require.Equal(t, "hello", stuck.next().name)
 		time.Sleep(time.Second)
@@ -297,7 +297,7 @@ func TestReportsAndNewSourcesAreTold(t *testing.T) {
 		defer i.Close()
 		one := shaperOf(t, "4/s")
 		i.Add("one", inspect.Of(one))
-		r := read(t, i, "/api/events")
+		r := listen(t, i, "/api/events")
 		var report struct{ Message string }
 		require.Equal(t, "hello", r.next().name)
 
@@ -305,14 +305,14 @@ func TestReportsAndNewSourcesAreTold(t *testing.T) {
 		r.until("report", &report)
 		require.Equal(t, "limits.yaml:3:5: what is that?", report.Message)
 		var hello struct{ Reports []struct{ Message string } }
-		later := read(t, i, "/api/events")
+		later := listen(t, i, "/api/events")
 		later.until("hello", &hello)
 		require.Len(t, hello.Reports, 1)
 		require.Contains(t, ask(i, "/").Body.String(), "limits.yaml:3:5: what is that?")
 		i.Report(nil)
 		r.until("report", &report)
 		require.Empty(t, report.Message)
-		later = read(t, i, "/api/events")
+		later = listen(t, i, "/api/events")
 		later.until("hello", &hello)
 		require.Empty(t, hello.Reports)
 

@@ -234,6 +234,7 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 			{"/api/hold", `{"source":"one","for":"10m"}`, 200},
 			{"/api/release", `{"source":"one"}`, 200},
 			{"/api/limits", `{"source":"many","key":"send/a","limits":"1/s depth 9","for":"1m","who":"me"}`, 200},
+			{"/api/reset", `{"source":"many","key":"send/a"}`, 200},
 			{"/api/limits", `{"source":"many","key":"send/a","limits":"x","for":"1m"}`, 400},
 			{"/api/hold", `{"source":"nobody","for":"1m"}`, 404},
 		} {
@@ -267,7 +268,7 @@ func checkEvents(t *testing.T, doc openAPI, i *inspect.Inspector, held *shaper.S
 	events := doc.Paths["/api/events"]["get"].Events
 	seen := map[string]bool{}
 	for _, query := range []string{"", "?source=held", "?source=many", "?source=many&key=send/a", "?source=many&key=none", "?source=dry&key=send/d"} {
-		r := read(t, i, "/api/events"+query)
+		r := listen(t, i, "/api/events"+query)
 		for range 8 {
 			e := r.next()
 			if e.name == "detail" {

@@ -39,8 +39,8 @@ func (w streamWriter) Header() http.Header    { return w.r.header }
 func (w streamWriter) WriteHeader(status int) { w.r.status = status }
 func (w streamWriter) FlushError() error      { return nil }
 
-// read begins to read a stream.
-func read(t *testing.T, i *inspect.Inspector, target string) *reader {
+// listen begins to read a stream.
+func listen(t *testing.T, i *inspect.Inspector, target string) *reader {
 	ctx, cancel := context.WithCancel(t.Context())
 	client, server := net.Pipe()
 	r := &reader{t: t, events: bufio.NewScanner(client), conn: client, cancel: cancel, ended: make(chan struct{}), header: http.Header{}}
