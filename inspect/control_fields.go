@@ -40,12 +40,9 @@ func readFields(w http.ResponseWriter, r *http.Request, known []string) (map[str
 	}
 	fields := map[string]string{}
 	for d.More() {
-		name, value, err := readField(d)
+		name, value, err := readField(d, known)
 		if err != nil {
 			return nil, err
-		}
-		if !slices.Contains(known, name) {
-			return nil, &failure{http.StatusBadRequest, shorten(name), "", fmt.Sprintf("%q is not a field here", shorten(name))}
 		}
 		if _, twice := fields[name]; twice {
 			return nil, &failure{http.StatusBadRequest, name, value, name + " is given twice"}
@@ -62,18 +59,21 @@ func readFields(w http.ResponseWriter, r *http.Request, known []string) (map[str
 }
 
 // readField reads one field of an object.
-func readField(d *json.Decoder) (name, value string, err error) {
+func readField(d *json.Decoder, known []string) (name, value string, err error) {
 	token, err := d.Token()
 	if err != nil {
 		return "", "", badBody("it is not JSON: %v", err)
 	}
 	name, _ = token.(string)
+	if !slices.Contains(known, name) {
+		return "", "", &failure{http.StatusBadRequest, shorten(name), "", fmt.Sprintf("%q is not a field here", shorten(name))}
+	}
 	if token, err = d.Token(); err != nil {
 		return "", "", badBody("it is not JSON: %v", err)
 	}
 	value, isText := token.(string)
 	if !isText {
-		return "", "", &failure{http.StatusBadRequest, shorten(name), "", fmt.Sprintf("%q must be a string", shorten(name))}
+		return "", "", &failure{http.StatusBadRequest, name, "", name + " must be a string"}
 	}
 	return name, value, nil
 }

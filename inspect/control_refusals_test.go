@@ -237,3 +237,51 @@ func TestTheDocumentedChangesAreAccepted(t *testing.T) {
 	}
 	require.Contains(t, string(guide), strings.Join(whats(c.changes(t))[:1], ""))
 }
+
+// The document says which fields a body has, and which of them it must have.
+func TestTheDocumentedFieldsAreThoseThatAreTaken(t *testing.T) {
+	c := newConsole(inspect.Of(newShaper(t, "50/s")))
+	defer c.Close()
+	var doc struct {
+		Paths map[string]struct {
+			Post *struct {
+				RequestBody struct {
+					Content map[string]struct {
+						Schema struct {
+							Required   []string
+							Properties map[string]any
+						}
+					}
+				}
+			}
+		}
+	}
+	require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/openapi.json", "").Body.Bytes(), &doc))
+	paths := 0
+	for path, operations := range doc.Paths {
+		if operations.Post == nil {
+			continue
+		}
+		paths++
+		of := operations.Post.RequestBody.Content["application/json"].Schema
+		for _, name := range []string{"source", "key", "id", "limits", "for", "who", "until"} {
+			parameter, message := refused(t, http.StatusBadRequest, c.call(http.MethodPost, path, fmt.Sprintf(`{%q:1}`, name)))
+			require.Equal(t, name, parameter)
+			_, documented := of.Properties[name]
+			require.Contains(t, message, map[bool]string{true: "must be a string", false: "is not a field here"}[documented], "%s of %s", name, path)
+		}
+		for _, missing := range of.Required {
+			fields := map[string]string{}
+			for _, name := range of.Required {
+				if name != missing {
+					fields[name] = "x"
+				}
+			}
+			body, err := json.Marshal(fields)
+			require.NoError(t, err)
+			parameter, _ := refused(t, http.StatusBadRequest, c.call(http.MethodPost, path, string(body)))
+			require.Equal(t, missing, parameter, path)
+		}
+	}
+	require.Equal(t, 4, paths)
+}
