@@ -12,7 +12,7 @@ export class ApiError extends Error {
 export async function get(path, query = {}, signal) {
   const pairs = Object.entries(query).filter(([, value]) => value != null && value !== "");
   const search = pairs.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
-  return answer(await fetch(search ? `${path}?${search}` : path, { signal, headers: { Accept: "application/json" } }));
+  return answer(await fetch(search ? `${path}${path.includes("?") ? "&" : "?"}${search}` : path, { signal, headers: { Accept: "application/json" } }));
 }
 
 /** POST, JSON, with a bearer token. */

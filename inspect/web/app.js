@@ -32,18 +32,35 @@ const detail = new Detail((answer) => {
 const whatIf = new WhatIf();
 const control = new Control();
 const changes = new Changes();
-const stream = new Stream(receive, (state, retryAt, message) => reports.connection(state, retryAt, message));
+const stream = new Stream(receive, connected);
 
 let sources = [];
 let selected = { source: view.source, id: view.id };
 let bucket = null; // of the latest detail event
 let frames = 0;
 
+/** Follows the connection: while it is lost, nothing else is asked of the server either. */
+function connected(state, retryAt, message) {
+  reports.connection(state, retryAt, message);
+  document.body.classList.toggle("still", state !== "live");
+  if (state === "lost" || state === "bye") pausePolls();
+  if (state === "live" && running() && !table.running) {
+    table.start();
+    whatIf.resume();
+  }
+}
+
+function pausePolls() {
+  table.stop();
+  detail.stop();
+  whatIf.stop();
+}
+
 function receive(event, data) {
   switch (event) {
     case "hello":
       sources = data.sources;
-      selected = { source: data.selected?.source ?? null, id: view.source == null ? idOf(data.selected) : view.id };
+      selected = { source: data.selected?.source || null, id: view.source == null ? idOf(data.selected) : view.id };
       reports.server(data.reports ?? []);
       reports.sources(sources);
       changes.set(data.changes ?? []);
@@ -63,7 +80,10 @@ function receive(event, data) {
       break;
     case "detail":
       showDetail(data);
-      if (!running()) stop(); // one look was asked for
+      if (!running()) { // one look was asked for
+        stream.close();
+        connected("paused");
+      }
       break;
     case "change":
       changes.add(data);
@@ -89,6 +109,11 @@ function isShaper(name) {
   return sources.some((source) => source.name === name && source.kind === "shaper");
 }
 
+/** Whether one bucket is selected, not all of a group. */
+function isBucket() {
+  return selected.source != null && (selected.id != null || isShaper(selected.source));
+}
+
 function showFrame() {
   const { last } = recent;
   if (last) reports.latest = last.at_ms;
@@ -110,16 +135,17 @@ function showSlowly() {
 
 /** Shows the story: at once if it is another one, and its figures once a second. */
 function showStory(figures) {
-  const text = sources.length === 0 ? "No source has been added yet: the program adds its shapers and groups to the inspector." : story(recent.last, bucket);
+  const text = sources.length === 0 ? "The program adds its shapers and groups to the inspector." : story(recent.last, bucket, isBucket());
   const beginning = (words) => words.slice(0, 12);
   if (figures || beginning(text) !== beginning(byId("story").textContent)) setText(byId("story"), text);
 }
 
 function showDetail(data) {
   bucket = data.bucket ?? null;
+  if (isBucket()) detail.refresh(bucket != null);
   const { histograms } = data;
   if (!histograms) return;
-  const scope = histograms.of === "source" && selected.id ? ` of all keys of ${selected.source}` : "";
+  const scope = histograms.of === "source" && selected.id != null ? ` of all keys of ${selected.source}` : "";
   spacing.show(histograms.spacing ?? [], scope);
   waits.show(histograms.wait ?? [], { p50: histograms.wait_p50_s, p95: histograms.wait_p95_s, p99: histograms.wait_p99_s }, scope);
 }
@@ -137,18 +163,15 @@ function showSelected() {
       go({ source: each.name, id: null });
     },
   })));
-  table.select(source, id);
-  const name = id ? keyText(keyOf(id)) : source ?? "No source yet";
+  table.select(source, id ?? (isShaper(source) ? "" : null));
+  const isKey = id != null && !isShaper(source);
+  const name = isKey ? keyText(keyOf(id)) : source ?? "No source yet";
   setText(byId("selected"), name);
-  setText(byId("selected-of"), id ? `a bucket of ${source}` : source == null ? "" : isShaper(source) ? "one bucket" : "all its buckets together");
+  byId("now").classList.toggle("no-source", source == null);
+  setText(byId("selected-of"), isKey ? `a bucket of ${source}` : source == null ? "" : isShaper(source) ? "one bucket" : "all its buckets together");
   document.title = source == null ? pageTitle : `${name} · ${pageTitle}`;
-  const isBucket = source != null && (id != null || isShaper(source));
-  if (isBucket) detail.open(source, id ?? "");
-  else if (!isBucket) detail.close();
-  if (isBucket) {
-    whatIf.open(source, id ?? "");
-    control.open(source, id ?? "");
-  }
+  if (!isBucket()) return detail.close();
+  for (const part of [detail, whatIf, control]) part.open(source, id ?? "");
 }
 
 const pageTitle = document.title;
@@ -158,7 +181,6 @@ const running = () => !view.paused && !document.hidden;
 function run() {
   setAttribute(byId("pause"), "aria-pressed", view.paused);
   if (running()) {
-    document.body.classList.remove("still");
     stream.open(view.source, view.id);
     table.start();
     whatIf.resume();
@@ -168,12 +190,9 @@ function run() {
 }
 
 function stop() {
-  document.body.classList.add("still");
   stream.close();
-  table.stop();
-  detail.stop();
-  whatIf.stop();
-  reports.connection(view.paused ? "paused" : "hidden");
+  pausePolls();
+  connected(view.paused ? "paused" : "hidden");
 }
 
 /** Shows what the view is of now. While paused that is one look. */

@@ -61,7 +61,7 @@ export class Charts {
           splits: () => [-60, -50, -40, -30, -20, -10, 0],
           values: (_, splits) => splits.map((s) => (!times || (place.clientWidth < 480 && s % 20 !== 0) ? "" : s === 0 ? "now" : `−${-s} s`)),
         },
-        { ...text, grid, ticks: { show: false }, size: axisWidth, gap: 8, space: 36, values: (_, splits) => splits.map((y) => (Number.isInteger(y) || upper() < 3 ? number(y) : "")) },
+        { ...text, grid, ticks: { show: false }, size: axisWidth, gap: 8, space: 36, values: (_, splits) => splits.map((y) => (Number.isInteger(y) || (!times && upper() < 3) ? number(y) : "")) },
       ],
       series: [{}, ...series.map((s) => ({
         stroke: () => colors()[s.color],
@@ -99,14 +99,23 @@ export class Charts {
   shadeHolds(u) {
     const points = this.history.points;
     const ages = this.history.ages();
-    u.ctx.save();
-    u.ctx.fillStyle = colors().held;
+    const { ctx } = u;
+    const scale = devicePixelRatio;
+    ctx.save();
+    ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
+    ctx.textBaseline = "top";
     for (let i = 1; i < points.length; i++) {
       if (!points[i].held) continue;
-      const from = u.valToPos(Math.max(ages[i - 1], -60), "x", true);
-      u.ctx.fillRect(from, u.bbox.top, u.valToPos(ages[i], "x", true) - from, u.bbox.height);
+      const first = i - 1;
+      while (points[i + 1]?.held) i++;
+      const from = u.valToPos(Math.max(ages[first], -60), "x", true);
+      const width = u.valToPos(ages[i], "x", true) - from;
+      ctx.fillStyle = colors().held;
+      ctx.fillRect(from, u.bbox.top, width, u.bbox.height);
+      ctx.fillStyle = colors().muted;
+      if (width > 36 * scale) ctx.fillText("held", from + 4 * scale, u.bbox.top + 3 * scale);
     }
-    u.ctx.restore();
+    ctx.restore();
   }
 
   /** Writes what the dotted line is above its right end, on a ground that keeps it readable. */
@@ -137,6 +146,7 @@ export class Charts {
       const value = point?.[item.dataset.series];
       const text = value == null ? "–" : item.dataset.series === "depth" || item.dataset.series === "waiting" ? number(value) : rate(value);
       setText(part(item, "value"), text);
+      item.hidden = value == null && point != null; // all of a group have no drain rate and no bound
     }
     const age = point && this.history.last ? (this.history.last.at_ms - point.at_ms) / 1000 : 0;
     setText(byId("readout"), age > 0 ? `${age.toFixed(1)} s ago` : "now");

@@ -6,7 +6,8 @@ import { clock, count, duration, idle } from "./format.js";
 import { get } from "./api.js";
 import { toPath } from "./url.js";
 
-const every = 2000; // ms between two readings
+const every = 1900; // ms at least between two readings; they are made once a second or less
+const gone = "This bucket does not exist just now: it is empty. It appears with the next request of its key.";
 const shown = 6; // of those in line, and of the refusals
 
 export class Detail {
@@ -14,41 +15,46 @@ export class Detail {
     this.onBucket = onBucket;
   }
 
-  /** Shows a bucket, and keeps it up to date until stop. */
+  /** Sets which bucket refresh reads. */
   open(source, id) {
+    const path = `/api/buckets/${encodeURIComponent(source)}/${toPath(id)}`;
+    if (path === this.path) return;
     this.stop();
-    this.path = `/api/buckets/${encodeURIComponent(source)}/${toPath(id)}`;
-    this.read();
+    this.path = path;
+    this.latest = 0;
   }
 
   stop() {
-    clearTimeout(this.timer);
     this.request?.abort();
-    this.path = null;
+    this.request = null;
   }
 
   close() {
     this.stop();
+    this.path = null;
     byId("detail").hidden = true;
   }
 
-  async read() {
-    clearTimeout(this.timer);
+  /** Reads the bucket anew unless that was done just now. The stream says whether there is one. */
+  async refresh(exists) {
+    if (!exists) return this.fail(gone);
+    if (!this.path || this.request || performance.now() - this.latest < every) return;
     const request = new AbortController();
     this.request = request;
     try {
       this.show(await get(this.path, {}, request.signal));
+      this.latest = performance.now();
     } catch (error) {
-      if (request.signal.aborted) return;
-      if (error.status) this.fail(error);
+      if (!request.signal.aborted && error.status) this.fail(error.status === 404 ? gone : error.message);
+    } finally {
+      if (this.request === request) this.request = null;
     }
-    this.timer = setTimeout(() => this.read(), every);
   }
 
-  fail(error) {
+  fail(message) {
     byId("detail").hidden = false;
     byId("detail").classList.add("gone");
-    setText(byId("gone"), error.status === 404 ? "This bucket does not exist just now. It appears with the next request of its key." : error.message);
+    setText(byId("gone"), message);
   }
 
   show(answer) {
@@ -71,7 +77,7 @@ export class Detail {
 }
 
 function summary(bucket, next, line) {
-  if (bucket.dry_run) return "Dry run: nobody is held up, so nobody is in line.";
+  if (bucket.dry_run) return line.waiting === 0 ? "Nobody would wait." : `${count(line.waiting)} would wait.`;
   if (line.waiting === 0) return "Nobody waits.";
   const soon = next ? (Date.parse(next) - Date.parse(line.at)) / 1000 : null;
   const leaves = soon == null ? "" : soon <= 0 ? "; the next leaves now" : `; the next leaves in ${duration(soon)}`;

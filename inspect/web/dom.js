@@ -34,6 +34,6 @@ export const part = (parent, name) => parent.querySelector(`.${name}`);
 /** A key as it is shown: what cannot be seen is made visible. */
 export function keyText(key) {
   if (key === "") return "(empty key)";
-  const shown = key.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u{FFF9}-\u{FFFB}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+  const shown = key.replace(/\uFFFD+/g, "\uFFFD").replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u{FFF9}-\u{FFFB}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
   return shown.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
 }

@@ -52,8 +52,8 @@ class Histogram {
     const counts = this.bars.map((_, i) => between(values, this.edges[i], this.edges[i + 1]));
     const top = Math.max(1, ...counts);
     this.bars.forEach((bar, i) => {
-      const height = counts[i] === 0 ? 0 : Math.max(1.5, counts[i] / top * 100);
-      bar.style.height = `${height.toFixed(1)}%`;
+      const height = counts[i] === 0 ? 0 : Math.max(0.015, counts[i] / top);
+      bar.style.transform = `scaleY(${height.toFixed(3)})`;
       bar.classList.toggle("main", isMain(this.edges[i], this.edges[i + 1]));
     });
   }

@@ -3,8 +3,8 @@
 
 import { clock, duration, rate, several } from "./format.js";
 
-/** What the bucket does at a point. */
-export function story(point, bucket) {
+/** What the bucket, or all of a group, does at a point. */
+export function story(point, bucket, isBucket) {
   if (!point) return "";
   const would = point.dry_run;
   const wait = would ? "would wait" : point.waiting === 1 ? "waits" : "wait";
@@ -13,7 +13,8 @@ export function story(point, bucket) {
     return `Held${until}: nobody leaves. ${several(point.waiting, "request")} ${wait}.`;
   }
   if (point.rate == null) {
-    if (point.depth != null) return "No drain rate: every request leaves at once.";
+    if (isBucket && !bucket) return "This bucket is empty and does not exist just now. It appears with the next request of its key.";
+    if (isBucket) return "No drain rate: every request leaves at once.";
     return "All buckets together, each with a drain rate of its own. Open one in the table to see its line fill and drain.";
   }
   const pace = `one every ${duration(1 / point.rate)}`;

@@ -90,7 +90,7 @@ export class Table {
     this.request?.abort();
     const request = new AbortController();
     this.request = request;
-    const query = { source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
+    const query = { ...view.more, source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
     for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
     try {
       const answer = await get("/api/buckets", query, request.signal);
@@ -117,6 +117,11 @@ export class Table {
       setAttribute(head, "aria-sort", sorted ? (view.sort.startsWith("-") ? "descending" : "ascending") : "none");
     }
     if (byId("within")) byId("within").value = view.within;
+    const more = Object.entries(view.more).map(([name, value]) => make("button", {
+      type: "button", "aria-pressed": "true", title: "Take this filter away", text: `${name} ${value}`,
+      onclick: () => go({ more: Object.fromEntries(Object.entries(view.more).filter(([other]) => other !== name)), cursor: "" }),
+    }));
+    byId("more-filters").replaceChildren(...more);
     this.markSelected();
   }
 
@@ -151,7 +156,7 @@ export class Table {
 
   summarize(sources, matched, shown, next) {
     const total = sources.reduce((sum, source) => sum + (source.keys ?? 1), 0);
-    const narrowed = view.prefix || view.filter || view.within;
+    const narrowed = view.prefix || view.filter || view.within || Object.keys(view.more).length > 0;
     let text = narrowed ? `${count(matched)} of ${count(total)} match` : `${count(matched)} ${matched === 1 ? "bucket" : "buckets"}`;
     if (shown < matched) text += `, ${count(shown)} shown`;
     setText(byId("matched"), text);
@@ -168,9 +173,9 @@ export class Table {
     first.href = href({ cursor: "" });
   }
 
-  /** Marks the row of the bucket that is shown above. */
+  /** Marks the row of the bucket that is shown above; id is null for a whole group, which has no row. */
   select(source, id) {
-    this.selected = { source, id: id ?? "" };
+    this.selected = { source, id };
     this.markSelected();
   }
 

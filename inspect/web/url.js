@@ -4,7 +4,9 @@
 // A key is held as its id, the key percent-encoded, because a key may hold bytes that
 // are not text. A key typed into the address by hand works too.
 
-const defaults = { source: null, id: null, prefix: "", filter: "", sort: "-waiting", within: "", cursor: "", paused: false };
+const defaults = { source: null, id: null, prefix: "", filter: "", sort: "-waiting", within: "", cursor: "", paused: false, more: {} };
+const moreFilters = ["waiting_gt", "level_gt", "fill_gt", "idle_gt", "refused_gt", "refusing", "dry_run"]; // of the API, without a control of the page
+
 const listeners = [];
 
 export let view = parse(location.search);
@@ -33,6 +35,7 @@ export function href(changes = {}) {
   if (v.within) add("in", encodeURIComponent(v.within));
   if (v.prefix) add("prefix", encodeURIComponent(v.prefix));
   if (v.filter) add("filter", encodeURIComponent(v.filter).replaceAll("%2C", ","));
+  for (const [name, value] of Object.entries(v.more)) add(name, encodeURIComponent(value));
   if (v.sort !== defaults.sort) add("sort", encodeURIComponent(v.sort));
   if (v.cursor) add("cursor", encodeURIComponent(v.cursor));
   if (v.paused) add("paused", "1");
@@ -82,6 +85,7 @@ function parse(search) {
     within: query.get("in") ?? "",
     cursor: query.get("cursor") ?? "",
     paused: query.get("paused") === "1",
+    more: Object.fromEntries(moreFilters.filter((name) => query.get(name)).map((name) => [name, query.get(name)])),
   };
 }
 

@@ -4,7 +4,6 @@
 import { byId, make, setText } from "./dom.js";
 import { clock, count, duration, several } from "./format.js";
 import { get } from "./api.js";
-import { keyOf } from "./url.js";
 
 const every = 2000; // ms between two readings
 
@@ -41,7 +40,7 @@ export class WhatIf {
     const request = new AbortController();
     this.request = request;
     try {
-      const answer = await get("/api/what-if", { source: this.source, key: keyOf(this.id), limits: this.limits }, request.signal);
+      const answer = await get(`/api/what-if?key=${this.id}`, { source: this.source, limits: this.limits }, request.signal);
       this.show(answer);
       this.timer = setTimeout(() => this.read(), every);
     } catch (error) {
