@@ -104,7 +104,7 @@ function tryLimits(event) {
     limits.setAttribute("aria-invalid", "true");
     await act("candidate", { limits: limits.value });
     limits.removeAttribute("aria-invalid");
-    tell("");
+    tell(`The dry run goes on with ${state.candidate.limits}.`);
   });
 }
 
@@ -193,13 +193,14 @@ function build() {
   const settings = make("div", { className: "settings" });
   if (state.fastest > 0) settings.append(speed);
   settings.append(trial);
-  const told = make("div", { className: "settings" }, result);
+  const row = make("div", { className: "settings" }, result);
   if (state.clients) {
     clients.value = state.clients.suggested;
-    panel.append(make("div", { className: "actions" }, sending, lasting));
-    told.append(upstream);
+    row.append(upstream);
+    panel.append(make("div", { className: "actions" }, sending, lasting), row, settings);
+  } else {
+    panel.append(settings, row);
   }
-  panel.append(told, settings);
   panel.classList.add("card", "demo");
 }
 
