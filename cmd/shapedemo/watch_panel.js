@@ -104,7 +104,7 @@ function tryLimits(event) {
     limits.setAttribute("aria-invalid", "true");
     await act("candidate", { limits: limits.value });
     limits.removeAttribute("aria-invalid");
-    tell("");
+    tell(`The dry run goes on with ${state.candidate.limits}.`);
   });
 }
 
@@ -176,7 +176,7 @@ function beginning(errand) {
 
 function outcome(errand) {
   const counts = [`${errand.served} served`, `${errand.refused} refused`];
-  if (errand.gave_up > 0) counts.push(`${errand.gave_up} gave up while they waited`);
+  if (errand.gave_up > 0) counts.push(`${errand.gave_up} gave up`);
   if (errand.failed > 0) counts.push(`${errand.failed} without a proper answer`);
   const title = { burst: "Burst", herd: "Herd", impatient: "Clients that give up" }[errand.name];
   const requests = errand.sent > errand.clients ? ` in ${errand.sent} requests` : "";
@@ -193,13 +193,14 @@ function build() {
   const settings = make("div", { className: "settings" });
   if (state.fastest > 0) settings.append(speed);
   settings.append(trial);
-  const told = make("div", { className: "settings" }, result);
+  const row = make("div", { className: "settings" }, result);
   if (state.clients) {
     clients.value = state.clients.suggested;
-    panel.append(make("div", { className: "actions" }, sending, lasting));
-    told.append(upstream);
+    row.append(upstream);
+    panel.append(make("div", { className: "actions" }, sending, lasting), row, settings);
+  } else {
+    panel.append(settings, row);
   }
-  panel.append(told, settings);
   panel.classList.add("card", "demo");
 }
 

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -79,6 +78,7 @@ func openStream(t *testing.T, page string) *bufio.Reader {
 }
 
 func TestThePageIsServedWithTheDemosButtons(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t)
 	got, body := ask(t, page+"/")
 	require.Equal(t, http.StatusOK, got.StatusCode)
@@ -100,6 +100,7 @@ func TestThePageIsServedWithTheDemosButtons(t *testing.T) {
 }
 
 func TestNoPageIsServedWhereNoneIsWanted(t *testing.T) {
+	t.Parallel()
 	p, _ := serving(t, "-burst", "0", "-inspect", "")
 	p.signals <- os.Interrupt
 	require.Equal(t, exitOK, p.ends(t))
@@ -113,6 +114,7 @@ func TestNoPageIsServedWhereNoneIsWanted(t *testing.T) {
 }
 
 func TestThePageIsForThisMachineOnly(t *testing.T) {
+	t.Parallel()
 	for _, addr := range []string{":0", "0.0.0.0:0", "[::]:0", "192.0.2.1:0"} {
 		_, err := listenPage(config{inspect: addr})
 		require.ErrorContains(t, err, "this machine only", addr)
@@ -129,6 +131,7 @@ func TestThePageIsForThisMachineOnly(t *testing.T) {
 // Another site that the visitor has open can send requests to this machine, and can make
 // its own name stand for it.
 func TestNoOtherSitePressesAButton(t *testing.T) {
+	t.Parallel()
 	p, proxy, page := watched(t)
 	for _, fields := range [][]string{
 		{"Sec-Fetch-Site", "cross-site"},
@@ -151,6 +154,7 @@ func TestNoOtherSitePressesAButton(t *testing.T) {
 
 // The burst goes to the proxy by HTTP: one leaves at once and 20 wait, as the limits say.
 func TestABurstOfThePageGoesThroughTheProxy(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t, "-limits", "20/s depth 20")
 	status, state := postTo(t, page, "burst", `{"n":60}`)
 	require.Equal(t, http.StatusOK, status)
@@ -165,6 +169,7 @@ func TestABurstOfThePageGoesThroughTheProxy(t *testing.T) {
 }
 
 func TestAHerdIsServedInTheEnd(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t, "-limits", "40/s depth 20")
 	status, _ := postTo(t, page, "herd", `{"n":60}`)
 	require.Equal(t, http.StatusOK, status)
@@ -181,6 +186,7 @@ func TestAHerdIsServedInTheEnd(t *testing.T) {
 // Every second client goes away after 400 ms to 1.6 s, and the last of 31 waits for 3 s,
 // or for less when others have gone.
 func TestClientsOfThePageThatGiveUpAreAbandoned(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t, "-limits", "10/s depth 40")
 	status, _ := postTo(t, page, "impatient", `{"n":31}`)
 	require.Equal(t, http.StatusOK, status)
@@ -189,13 +195,19 @@ func TestClientsOfThePageThatGiveUpAreAbandoned(t *testing.T) {
 	require.NotZero(t, got.GaveUp)
 	require.LessOrEqual(t, got.GaveUp, 15)
 	require.Equal(t, 31-got.GaveUp, got.Served)
+	// A client whose turn has come may still give up before the upstream has answered.
 	_, body := ask(t, page+"/api/buckets?source=proxy")
-	require.Regexp(t, fmt.Sprintf(`"abandoned":\s*%d\b`, got.GaveUp), body)
+	var list struct{ Buckets []struct{ Abandoned int } }
+	require.NoError(t, json.Unmarshal([]byte(body), &list))
+	require.Len(t, list.Buckets, 1)
+	require.NotZero(t, list.Buckets[0].Abandoned)
+	require.LessOrEqual(t, list.Buckets[0].Abandoned, got.GaveUp)
 	p.signals <- os.Interrupt
 	require.Equal(t, exitOK, p.ends(t))
 }
 
 func TestStopSendsTheClientsOfThePageAway(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t, "-limits", "1 per 10s depth 40")
 	_, _ = postTo(t, page, "burst", `{"n":31}`)
 	awaitState(t, page, func(s demoState) bool { return s.Waiting == 30 && s.Errand.Served == 1 })
@@ -210,6 +222,7 @@ func TestStopSendsTheClientsOfThePageAway(t *testing.T) {
 // A slow upstream has no worker left for the full rate. It asks for a pause, and the line
 // is held: almost all are served all the same, more slowly.
 func TestASlowUpstreamHoldsTheLine(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t, "-limits", "40/s depth 60")
 	status, state := postTo(t, page, "slow", `{"on":true}`)
 	require.Equal(t, http.StatusOK, status)
@@ -228,14 +241,14 @@ func TestASlowUpstreamHoldsTheLine(t *testing.T) {
 
 // With a page open, Ctrl-C must not wait for the stream to end: it would never.
 func TestInterruptEndsThePageToo(t *testing.T) {
-	p, proxy, page := watched(t, "-limits", "5/s depth 4")
+	t.Parallel()
+	p, proxy, page := watched(t, "-limits", "1/s depth 4")
 	events := openStream(t, page)
-	statuses := clientsOf(6, proxy)
-	require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // So the line is full.
-	_, _ = postTo(t, page, "watch", `{}`)
+	statuses := clientsOf(4, proxy)
+	awaitState(t, page, func(s demoState) bool { return s.Waiting == 3 })
 	asked := time.Now()
 	p.signals <- os.Interrupt
-	p.stdout.awaits(t, `Draining [1-4] waiting requests?`)
+	p.stdout.awaits(t, `Draining [1-3] waiting requests?`)
 	got, _ := ask(t, page+"/api/buckets")
 	require.Equal(t, http.StatusOK, got.StatusCode, "the page shows how the line drains")
 	status, _ := postTo(t, page, "burst", `{"n":1}`)
@@ -246,12 +259,13 @@ func TestInterruptEndsThePageToo(t *testing.T) {
 	rest, err := io.ReadAll(events)
 	require.NoError(t, err, "the stream ends, and is not cut off")
 	require.Contains(t, string(rest), "event: bye\n")
-	require.Regexp(t, `Drained: [1-4] served, 0 gave up\.\n$`, p.stdout.String())
+	require.Regexp(t, `Drained: [1-3] served, 0 gave up\.\n$`, p.stdout.String())
 	require.Empty(t, p.stderr.String())
 }
 
 // The herd's clients in the line are served, and the others do not come back.
 func TestInterruptInTheMiddleOfAHerd(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t, "-limits", "20/s depth 20")
 	_, _ = postTo(t, page, "herd", `{"n":200}`)
 	awaitState(t, page, func(s demoState) bool { return s.Errand.Refused >= 100 })
@@ -261,6 +275,7 @@ func TestInterruptInTheMiddleOfAHerd(t *testing.T) {
 }
 
 func TestSecondInterruptEndsAHerdAtOnce(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t, "-limits", "1 per 10s depth 50")
 	_, _ = postTo(t, page, "herd", `{"n":200}`)
 	awaitState(t, page, func(s demoState) bool { return s.Waiting == 50 })
@@ -273,6 +288,7 @@ func TestSecondInterruptEndsAHerdAtOnce(t *testing.T) {
 
 // Whoever measures the proxy must meet no clients of ours.
 func TestNoClientsComeWhileNoPageIsOpen(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t)
 	time.Sleep(sceneLead + 300*time.Millisecond)
 	_, state := postTo(t, page, "candidate", `{"limits":"25/s depth 50"}`)
@@ -286,6 +302,7 @@ func TestNoClientsComeWhileNoPageIsOpen(t *testing.T) {
 }
 
 func TestAnOpenPageBeginsTheScene(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t)
 	require.Eventually(t, func() bool {
 		_, state := postTo(t, page, "watch", `{}`)
@@ -297,6 +314,7 @@ func TestAnOpenPageBeginsTheScene(t *testing.T) {
 }
 
 func TestTheSliderOfThePageReachesTheProxy(t *testing.T) {
+	t.Parallel()
 	p, _, page := watched(t)
 	status, state := postTo(t, page, "rate", `{"rate":20}`)
 	require.Equal(t, http.StatusOK, status)
