@@ -51,11 +51,19 @@ type refusalRecord struct {
 
 // logRefusalLocked remembers a refusal.
 func (d *dispatcher) logRefusalLocked(at, cost int64, why rejection) {
-	log := d.refusalRing
-	if log == nil {
-		log = new(refusalRing)
-		d.refusalRing = log
+	d.refusalRingLocked().add(at, cost, why)
+}
+
+// refusalRingLocked returns the refusalRing of a dispatcher, and makes it if there is none.
+func (d *dispatcher) refusalRingLocked() *refusalRing {
+	if d.refusalRing == nil {
+		d.refusalRing = new(refusalRing)
 	}
+	return d.refusalRing
+}
+
+// add adds a refusal.
+func (log *refusalRing) add(at, cost int64, why rejection) {
 	log.count++
 	r := log.last()
 	r.at, r.retryAfter, r.cost, r.reason = at, why.retryAfter, cost, why.reason

@@ -142,13 +142,30 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 
 // refuseLocked refuses a request. It makes no error that nobody would see.
 func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection) decision {
-	d.countRefusalLocked(f, now, why.reason)
-	d.logRefusalLocked(now, r.cost, why)
+	if f.bucket.cold == nil || d.refusalRing == nil {
+		d.prepareRefusalLocked(f)
+	}
+	// This is countRefusalLocked and logRefusalLocked, for a request that came now.
+	f.entered = now
+	f.bucket.cold.refused.count(why.reason)
+	if d.keyed {
+		d.totals.refused.count(why.reason)
+	}
+	d.refusalRing.add(now, r.cost, why)
 	var err error
 	if r.kind != allow || d.trace.Refused != nil {
 		err = d.newErrorLocked(why)
 	}
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
+}
+
+// prepareRefusalLocked makes room for what is kept of refusals. It is not inlined into
+// refuseLocked, which takes less time without its calls.
+//
+//go:noinline
+func (d *dispatcher) prepareRefusalLocked(f *flow) {
+	f.bucket.coldOrNew()
+	d.refusalRingLocked()
 }
 
 // newErrorLocked returns the error of a refusal. They are made 16 in one allocation, as

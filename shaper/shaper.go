@@ -102,7 +102,8 @@ func (s *Shaper) enter(r *request) decision {
 	if err := s.checkCall(r); err != nil || r.cost == 0 {
 		return decision{err: err}
 	}
-	now := s.lockFlow(&s.flow)
+	now := s.lockAndAdvance() // With the next line this is lockFlow, less a call.
+	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
 	if s.recorded {
 		s.recordLocked(s.recordings, now, r, dec)
@@ -129,7 +130,8 @@ func (s *Shaper) AllowN(n int) bool {
 	}
 	r := &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow}
 	// What follows is the second half of enter: a call of that would cost a tenth of all.
-	now := s.lockFlow(&s.flow)
+	now := s.lockAndAdvance()
+	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
 	if s.recorded {
 		s.recordLocked(s.recordings, now, r, dec)

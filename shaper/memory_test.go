@@ -1,0 +1,43 @@
+package shaper
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What a shaper tells of its past takes no room in a bucket, a line, or a waiter, of which
+// there may be a million. The allocator rounds sizes up: a bucket of 113 bytes takes 128.
+// (These are the sizes on 64-bit machines.)
+func TestWhatIsToldTakesNoMemoryOfEachBucket(t *testing.T) {
+	if unsafe.Sizeof(uintptr(0)) != 8 {
+		t.Skip("the sizes are those of 64-bit machines")
+	}
+	require.LessOrEqual(t, unsafe.Sizeof(keyedFlow[string]{}), uintptr(112), "a bucket of a Group")
+	require.LessOrEqual(t, unsafe.Sizeof(cold{}), uintptr(80), "what a bucket that has refused needs")
+	require.LessOrEqual(t, unsafe.Sizeof(line{}), uintptr(112), "the line of a bucket")
+	require.LessOrEqual(t, unsafe.Sizeof(waiter{}), uintptr(64), "a request in line")
+	require.LessOrEqual(t, unsafe.Sizeof(plan{}), uintptr(96), "Limits that some bucket has")
+	require.LessOrEqual(t, unsafe.Sizeof(Shaper{}), uintptr(576), "a Shaper")
+	require.LessOrEqual(t, unsafe.Sizeof(measures{}), uintptr(4096), "the counts of Histograms")
+	require.LessOrEqual(t, unsafe.Sizeof(refusalRing{}), uintptr(2304), "the latest refusals")
+}
+
+// A Group of which nobody has ever waited or been refused has no counts of that.
+func TestNothingIsKeptForRequestsThatLeaveAtOnce(t *testing.T) {
+	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1, Burst: 2}, nil })
+	require.NoError(t, err)
+	for key := range 100 {
+		require.True(t, g.Allow(key))
+	}
+	require.Nil(t, g.measures)
+	require.Nil(t, g.refusalRing)
+	require.Nil(t, g.refusedKeys)
+	require.Equal(t, uint64(100), g.Histograms().Wait.Count())
+	require.Nil(t, g.measures, "looking at them makes none")
+	require.True(t, g.AllowN(0, 1))
+	require.False(t, g.AllowN(0, 1))
+	require.NotNil(t, g.refusedKeys)
+	require.Nil(t, g.measures)
+}
