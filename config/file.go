@@ -124,6 +124,10 @@ func (f *File) Limits(key string) (shaper.Limits, error) { return f.Rules().Limi
 // [shaper.WithDryRun].
 func (f *File) Candidate(key string) (shaper.Limits, error) { return f.Rules().Candidate(key) }
 
+// Where is [Rules.Where] of the rules in force now: inspect.WithExplain(f.Where) shows with
+// each bucket where its limits come from.
+func (f *File) Where(key string) (rule, file string, line int) { return f.Rules().Where(key) }
+
 // Status returns what became of changes so far.
 func (f *File) Status() Status {
 	f.mu.Lock()

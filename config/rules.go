@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"iter"
 	"slices"
 	"strings"
@@ -144,6 +145,17 @@ func (r *Rules) Explain(key string) (rule Rule, ok bool) {
 		return Rule{}, false
 	}
 	return found.clone(), true
+}
+
+// Where returns the key of the rule that [Rules.Limits] goes by for key, which is
+// "default" for the default, with the file and the line it stands on. Without a rule all
+// of it is empty. It is what WithExplain of package inspect wants.
+func (r *Rules) Where(key string) (rule, file string, line int) {
+	found := r.find(key)
+	if found == nil {
+		return "", "", 0
+	}
+	return cmp.Or(found.Key, "default"), found.File, found.Line
 }
 
 // All returns the rules in the order of their keys, byte by byte. The default, whose
