@@ -323,6 +323,7 @@ func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 		s := newShaper(t, "1/s")
 		c := newConsole(inspect.Of(s))
 		defer c.Close()
+		require.True(t, s.Allow())
 		c.whatIf(t, "", "1/s")
 		time.Sleep(2 * time.Minute)
 		for range 6000 {
@@ -338,6 +339,7 @@ func TestMoreArrivalsThanAreKeptAreNotComplete(t *testing.T) {
 		got := c.whatIf(t, "", "2/s")
 		require.False(t, got.Complete)
 		require.Equal(t, 10_000, got.Arrivals)
+		require.Equal(t, 1+12, got.Then.Departed, "the first, and those of the last six seconds; the level is not that of two minutes before")
 		require.Equal(t, since.Add(-10*time.Second), got.Since)
 		require.Equal(t, []string{"only the latest 10000 arrivals are kept; they are replayed from an empty bucket on"}, got.Notes)
 	})

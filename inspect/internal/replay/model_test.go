@@ -29,7 +29,7 @@ var results = map[string]replay.Result{
 func TestTheReplaySaysWhatTheModelSays(t *testing.T) {
 	chance := rand.New(rand.NewPCG(14, 3))
 	compared, met := 0, map[replay.Result]int{}
-	for range 1000 {
+	for range 150 {
 		l, requests := randomLoad(chance)
 		end := requests[len(requests)-1].At + time.Duration(chance.Int64N(int64(time.Second)))
 		want, open := predict(l, requests, end)
@@ -43,9 +43,9 @@ func TestTheReplaySaysWhatTheModelSays(t *testing.T) {
 			met[f.Result]++
 		}
 	}
-	require.Greater(t, compared, 700)
+	require.Greater(t, compared, 100)
 	for _, result := range results {
-		require.Greater(t, met[result], 300, "requests with result %d, of %v", result, met)
+		require.Greater(t, met[result], 40, "requests with result %d, of %v", result, met)
 	}
 }
 
