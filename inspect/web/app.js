@@ -167,6 +167,7 @@ function showSelected() {
   const isKey = id != null && !isShaper(source);
   const name = isKey ? keyText(keyOf(id)) : source ?? "No source yet";
   setText(byId("selected"), name);
+  byId("selected").classList.toggle("long", name.length > 60);
   byId("now").classList.toggle("no-source", source == null);
   setText(byId("selected-of"), isKey ? `a bucket of ${source}` : source == null ? "" : isShaper(source) ? "one bucket" : "all its buckets together");
   document.title = source == null ? pageTitle : `${name} · ${pageTitle}`;
@@ -215,7 +216,7 @@ onChange((now, before) => {
   table.showControls();
   if (now.paused !== before.paused) run();
   else if (moved) look();
-  else table.read();
+  else table.read({ announced: true });
 });
 
 byId("pause").addEventListener("click", () => go({ paused: !view.paused }, { replace: true }));

@@ -31,9 +31,12 @@ export function setAttribute(element, name, value) {
 /** The element of class name inside a parent. */
 export const part = (parent, name) => parent.querySelector(`.${name}`);
 
+const longest = 400; // characters of a key that are shown: a key may be as long as a request
+
 /** A key as it is shown: what cannot be seen is made visible. */
 export function keyText(key) {
   if (key === "") return "(empty key)";
   const shown = key.replace(/\uFFFD+/g, "\uFFFD").replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u{FFF9}-\u{FFFB}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
-  return shown.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
+  const whole = shown.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
+  return whole.length > longest ? `${whole.slice(0, longest)}…` : whole;
 }

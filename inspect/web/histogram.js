@@ -86,7 +86,7 @@ function bounds(from, to, perDoubling) {
 /** Departures' spacing, in intervals: 1 is the drain rate, exactly. */
 export class SpacingHistogram extends Histogram {
   constructor(place) {
-    super(part(place, "histogram"), bounds(-3, 3, 8), [[0, "closer"], [0.25, "¼"], [0.5, "½"], [1, "1×"], [2, "2×"], [4, "4×"], [Infinity, "further"]]);
+    super(part(place, "histogram"), bounds(-3, 3, 8), [[0, "sooner"], [0.25, "¼"], [0.5, "½"], [1, "1×"], [2, "2×"], [4, "4×"], [Infinity, "later"]]);
     this.figure = place;
   }
 
@@ -95,12 +95,12 @@ export class SpacingHistogram extends Histogram {
     const total = sum(values);
     this.draw(values, (from, to) => from < 1 && to > 1);
     this.figure.classList.toggle("empty", total === 0);
-    let text = "No two departures in the last 60 s.";
+    let text = "Nobody left a line in the last 60 s.";
     if (total > 0) {
       const even = between(values, 0.99, 1.01); // the one bucket that has 1 in its middle reaches 4.4 % to both sides
       const closer = between(values, 0, 0.99);
-      text = `${percent(even / total)} of ${count(total)} departures${scope} came one interval after the one before (±4.4 %); ` +
-        `${percent(closer / total)} closer, ${percent(Math.max(0, total - even - closer) / total)} further apart.`;
+      text = `${percent(even / total)} of ${count(total)} departures out of a line${scope} came one interval after the one before (±4.4 %), ` +
+        `${percent(closer / total)} sooner, ${percent(Math.max(0, total - even - closer) / total)} later.`;
     }
     setText(part(this.figure, "words"), text);
     setAttribute(this.place, "aria-label", `Histogram of the spacing of departures. ${text}`);
@@ -132,7 +132,7 @@ export class WaitHistogram extends Histogram {
 }
 
 function wait(seconds) {
-  return seconds < 1e-3 ? "< 1 ms" : duration(Number(seconds.toPrecision(2)));
+  return seconds === 0 ? "0" : seconds < 1e-3 ? "< 1 ms" : duration(Number(seconds.toPrecision(2)));
 }
 
 function atMost(seconds) {

@@ -21,7 +21,7 @@ export function story(point, bucket, isBucket) {
   if (point.waiting === 0) {
     if (point.refusals > 0) return `More arrive than may leave: some ${would ? "would be" : "are"} refused.`;
     if (point.arrivals === 0) return `Nothing arrives, and nothing waits. Requests may leave at ${rate(point.rate)}, ${pace}.`;
-    return `Nobody waits: requests leave as they come, because fewer arrive than may leave (${rate(point.rate)}, ${pace}).`;
+    return `${would ? "Nobody would wait" : "Nobody waits: requests leave as they come"}, because fewer arrive than may leave (${rate(point.rate)}, ${pace}).`;
   }
   if (point.refusals > 0 && point.depth != null && point.waiting >= point.depth * 0.9) {
     return `The line is full: who comes now ${would ? "would be" : "is"} refused. The others leave in turn, ${pace}.`;

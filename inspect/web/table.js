@@ -85,7 +85,8 @@ export class Table {
     this.request?.abort();
   }
 
-  async read() {
+  /** Reads the table. What is asked for by the reader of the page is also announced. */
+  async read({ announced = false } = {}) {
     clearTimeout(this.timer);
     this.request?.abort();
     const request = new AbortController();
@@ -95,10 +96,12 @@ export class Table {
     try {
       const answer = await get("/api/buckets", query, request.signal);
       this.reports.table(null);
+      setAttribute(byId("matched"), "aria-live", announced ? "polite" : "off");
       this.show(answer);
     } catch (error) {
       if (request.signal.aborted) return;
       if (error.status) this.reports.table(error); // else the connection is lost, which the stream says
+      if (error.status >= 400 && error.status < 500) return; // asking the same again gives the same
     }
     if (this.running && this.request === request) this.timer = setTimeout(() => this.read(), every);
   }
@@ -209,6 +212,7 @@ function fillRow(row, bucket, sources) {
   const link = row.querySelector("a");
   const isShaper = sources.some((source) => source.name === bucket.source && source.kind === "shaper");
   setText(link, isShaper ? bucket.source : keyText(bucket.key));
+  setAttribute(link, "title", link.textContent.length > 20 ? link.textContent : null);
   setAttribute(link, "href", href({ source: bucket.source, id: fromServer(bucket.id) }));
   setText(part(row, "badges"), [bucket.dry_run ? "dry run" : "", bucket.held_until ? "held" : "", bucket.refusing ? "refusing" : ""].filter(Boolean).join(", "));
   setText(part(row, "source"), bucket.source);
