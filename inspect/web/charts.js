@@ -144,7 +144,7 @@ export class Charts {
     const point = index == null ? this.history.last : this.history.points[index];
     for (const item of document.querySelectorAll(".legend [data-series]")) {
       const value = point?.[item.dataset.series];
-      const text = value == null ? "–" : item.dataset.series === "depth" || item.dataset.series === "waiting" ? number(value) : rate(value);
+      const text = value == null ? "–" : item.dataset.series === "depth" || item.dataset.series === "waiting" ? number(value) : rate(value >= 9.95 && item.dataset.series !== "rate" ? Math.round(value) : value);
       setText(part(item, "value"), text);
       item.hidden = value == null && point != null; // all of a group have no drain rate and no bound
     }

@@ -16,7 +16,7 @@ export class Tiles {
   show(bucket) {
     const point = this.history.last;
     for (const tile of this.tiles) {
-      setText(part(tile, "number"), point ? number(point[tile.dataset.tile]) : "–");
+      setText(part(tile, "number"), point ? figure(point[tile.dataset.tile]) : "–");
       setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket) : "");
     }
     byId("tiles").classList.toggle("refusing", (point?.refusals ?? 0) > 0);
@@ -41,13 +41,18 @@ export class Tiles {
   }
 }
 
+/** A figure that changes four times a second: from 10 on, what stands behind the point would only flicker. */
+function figure(x) {
+  return x == null ? "–" : number(x >= 9.95 ? Math.round(x) : Number(x.toFixed(1)));
+}
+
 function note(tile, point, bucket) {
   const whole = point.rate == null && point.depth == null;
   switch (tile) {
     case "arrivals":
       return point.rate == null ? "" : share(point.arrivals, point.rate);
     case "departures":
-      return point.rate == null ? "" : `of at most ${rate(point.rate)}`;
+      return point.rate == null ? "" : `drain rate ${rate(point.rate)}`;
     case "refusals":
       return point.dry_run ? "it is a dry run" : "turned away at once";
     case "waiting":
