@@ -3,10 +3,12 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"net/url"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // pageParameters are those of the page: beside the ones of the list they say what is
@@ -113,6 +115,29 @@ func (q query) columnLinks() []columnLink {
 // Open returns the URL of the page that shows the bucket.
 func (b bucket) Open() string {
 	return "/?" + url.Values{"source": {b.Source}, "key": {b.raw}}.Encode()
+}
+
+// Name returns what the page calls the bucket: its key, with signs for what cannot be
+// seen, or would change what is seen around it. The script's keyText does the same.
+func (b bucket) Name() string {
+	switch {
+	case b.only:
+		return b.Source
+	case b.raw == "":
+		return "(empty key)"
+	}
+	var shown strings.Builder
+	for _, c := range b.Key {
+		if unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
+			fmt.Fprintf(&shown, `\u{%x}`, c)
+		} else {
+			shown.WriteRune(c)
+		}
+	}
+	name := strings.TrimLeft(shown.String(), " ")
+	before := shown.Len() - len(name)
+	core := strings.TrimRight(name, " ")
+	return strings.Repeat("␣", before) + core + strings.Repeat("␣", len(name)-len(core))
 }
 
 // with returns the URL of the page with one parameter changed; empty takes it away. The

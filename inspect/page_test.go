@@ -22,6 +22,31 @@ func get(t *testing.T, url string) (*http.Response, string) {
 	return r, string(body)
 }
 
+// The script says the same of them, in a browser.
+func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001}, nil })
+	require.NoError(t, err)
+	u, err := shaper.New(shaper.Limits{Rate: 1})
+	require.NoError(t, err)
+	i := inspect.New()
+	i.Add("group", inspect.OfGroup(g))
+	i.Add("shaper", inspect.Of(u))
+	names := map[string]string{
+		"":                       "(empty key)",
+		" a  b ":                 "␣a  b␣",
+		"\x00\u202ered\u2028end": `\u{0}\u{202e}red\u{2028}end`,
+		"not\xfftext":            "not\uFFFDtext",
+	}
+	for key := range names {
+		require.True(t, g.Allow(key))
+	}
+	_, body := get(t, serve(t, i)+"/?sort=key")
+	for _, name := range names {
+		require.Contains(t, body, ">"+name+"</a>")
+	}
+	require.Contains(t, body, ">shaper</a>")
+}
+
 func TestThePageHasItsTableWithoutAScript(t *testing.T) {
 	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001}, nil })
 	require.NoError(t, err)

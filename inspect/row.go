@@ -175,7 +175,8 @@ type bucket struct {
 	Missed      float64    `json:"missed"`
 	Refusing    bool       `json:"refusing"`
 
-	raw string // the key as it is
+	raw  string // the key as it is
+	only bool   // the one bucket of a shaper, which has no key
 }
 
 // view returns the row in the form of the API.
@@ -190,7 +191,7 @@ func (r *row) view() bucket {
 		Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
 		QueueFull: r.queueFull, TooLate: r.tooLate, TooCostly: r.tooCostly, Closed: r.closed,
 		TotalWaitS: r.totalWait.Seconds(), Missed: number(r.missed), Refusing: r.refusing(),
-		raw: r.key,
+		raw: r.key, only: r.source.source.kind() == "shaper",
 	}
 	if idle := r.idle(); idle >= 0 {
 		seconds := idle.Seconds()
