@@ -28,13 +28,13 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	p.set("#limits [name=limits]", "7/s depth 70")
 	p.set("#limits [name=duration]", "10m")
 	p.click("#limits button:not([type=button])")
-	result("without a token", "token")
+	result("without a token", "missing")
 	require.Empty(t, s.postsSoFar())
 
 	p.expect("status 401|401 \\(Unauthorized\\)")
 	p.set("#token", "guessed")
 	p.click("#limits button:not([type=button])")
-	result("with a wrong one", "token")
+	result("with a wrong one", "wrong")
 	require.Equal(t, before, u.Limits())
 	require.Equal(t, []post{{"/api/limits", s.origin(), s.listen, http.StatusUnauthorized}}, s.postsSoFar())
 

@@ -100,9 +100,11 @@ func TestHostileKeysAreTextInTheFirstPaint(t *testing.T) {
 	for n, shown := range eval[[]string](p, links+".map(link => link.textContent)") {
 		require.Equal(t, visible(want[n]), shown)
 	}
-	for _, link := range eval[[]string](p, links+".map(link => link.href)") {
-		p.open(link)
-		p.harmless()
+	for n, link := range eval[[]string](p, links+".map(link => link.href)") {
+		if strings.ContainsAny(want[n], "<\"'{\x00") {
+			p.open(link)
+			p.harmless()
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 func busy(t *testing.T) *scene {
 	s := newScene(t, inspect.WithControl(token))
 	u := s.shaper("upstream", "20/s depth 100")
-	crowd(s)
+	crowd(s, 8)
 	shadow := s.group("shadow", "1/h depth 3", shaper.WithDryRun())
 	s.burst(u, 120)
 	s.burst(shadow.Limiter("would:be"), 8)

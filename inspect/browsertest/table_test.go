@@ -17,13 +17,13 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// crowd makes a group of twenty keys that differ in everything by which a table is
-// sorted. At one per hour it stays as it is while the test looks.
-func crowd(s *scene) *shaper.Group[string] {
+// crowd makes a group of n keys that differ in everything by which a table is sorted. At
+// one per hour it stays as it is while the test looks.
+func crowd(s *scene, n int) *shaper.Group[string] {
 	g := s.group("clients", "1/h burst 4 depth 8")
 	late, cancel := context.WithDeadline(s.ctx, time.Now().Add(time.Minute))
 	s.t.Cleanup(cancel)
-	for i := range 20 {
+	for i := range n {
 		key := fmt.Sprintf("message_send:%02d", i)
 		if i%5 == 3 {
 			key = fmt.Sprintf("login:%02d", i)
@@ -130,7 +130,7 @@ func linkOf(key string) string { return fmt.Sprintf("#buckets tr[data-id=%q] a",
 func TestEachColumnSortsAsTheGroupSays(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s)
+	g := crowd(s, 20)
 	p := s.openPage(t, linkTo("sort", "key"))
 	p.awaitRows("at first", sorted(statsOf(g), "key", everything))
 
@@ -168,7 +168,7 @@ func TestEachColumnSortsAsTheGroupSays(t *testing.T) {
 func TestFiltersShowWhatMatchesAndNothingElse(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s)
+	g := crowd(s, 20)
 	shadow := s.group("shadow", "1/h depth 1", shaper.WithDryRun())
 	for range 3 {
 		require.True(t, shadow.Allow("would:be"))
@@ -236,7 +236,7 @@ func TestPagesShowEveryKeyOnce(t *testing.T) {
 func TestARowOpensItsBucket(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s)
+	g := crowd(s, 20)
 	p := s.openPage(t, linkTo("sort", "key", "prefix", "message_send"))
 	const key = "message_send:07"
 	p.awaitTrue("its row is there", `document.querySelector(`+js(linkOf(key))+`)`)

@@ -58,7 +58,7 @@ func TestAClosedSourceIsShown(t *testing.T) {
 func TestWithoutScriptTheTableAndItsFiltersAreThere(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s)
+	g := crowd(s, 20)
 	p := newTab(t, s.address(""))
 	p.withoutScript()
 	p.open(s.address(linkTo("sort", "key")))

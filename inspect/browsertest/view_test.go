@@ -17,7 +17,7 @@ func TestALinkRestoresTheView(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.shaper("upstream", "50/s depth 100")
-	g := crowd(s)
+	g := crowd(s, 20)
 	want := sorted(statsOf(g), "-key", func(key string, st shaper.Stats) bool {
 		return strings.HasPrefix(key, "message_send") && st.Waiting > 0
 	})
@@ -33,7 +33,7 @@ func TestALinkRestoresTheView(t *testing.T) {
 func TestBackAndForwardGoThroughWhatWasLookedAt(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s)
+	g := crowd(s, 20)
 	all := sorted(statsOf(g), "key", everything)
 	waiting := sorted(statsOf(g), "key", func(_ string, st shaper.Stats) bool { return st.Waiting > 0 })
 	p := s.openPage(t, linkTo("sort", "key"))
@@ -81,7 +81,7 @@ func TestAPausedPageAsksForNothing(t *testing.T) {
 func TestTheKeyboardReachesABucket(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	g := crowd(s)
+	g := crowd(s, 20)
 	p := s.openPage(t, linkTo("sort", "key"))
 	first := sorted(statsOf(g), "key", everything)[0]
 	var reached []string
