@@ -179,7 +179,7 @@ function beginning(errand) {
 function outcome(errand) {
   const counts = [`${errand.served} served`, `${errand.refused} refused`];
   if (errand.gave_up > 0) counts.push(`${errand.gave_up} gave up`);
-  if (errand.failed > 0) counts.push(`${errand.failed} without a proper answer`);
+  if (errand.failed > 0) counts.push(`${errand.failed} failed`);
   const title = { burst: "Burst", herd: "Herd", impatient: "Clients that give up" }[errand.name];
   const requests = errand.sent > errand.clients ? ` in ${errand.sent} requests` : "";
   return `${title}: of ${errand.clients} clients${requests}, ${counts.join(", ")}.`;

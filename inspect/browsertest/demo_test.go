@@ -103,7 +103,7 @@ func TestTheDemoShowsALineToWhoeverOpensItsPage(t *testing.T) {
 	p.live()
 	p.told(`^A scene plays: a burst of 152 every 8 s`)
 	await(p, "the line fills", figure("waiting"), func(n float64) bool { return n > 50 })
-	p.described("arrivals were a peak", "#chart-rate", `Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 100 })
+	p.described("arrivals were a peak", "#chart-rate", `Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 70 })
 	p.described("departures a band", "#chart-rate", `Departures: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 40 && n[0] <= 60 })
 	p.shoot("scene")
 	require.Empty(t, p.violations())
@@ -125,7 +125,7 @@ func TestTheButtonsOfTheDemo(t *testing.T) {
 	const pressed = `document.querySelector("button[data-demo=scene]").ariaPressed`
 	await(p, "the scene has ended", pressed, func(pressed string) bool { return pressed == "false" })
 	p.press("herd")
-	p.told(`^Herd: of 60 clients in \d+ requests, 60 served, \d+ refused\.$`)
+	p.told(`^Herd: of 60 clients( in \d+ requests)?, 60 served, \d+ refused\.$`)
 	p.press("impatient")
 	p.told(`^Clients that give up: of 60 clients, \d+ served`)
 
