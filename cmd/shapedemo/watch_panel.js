@@ -8,6 +8,7 @@ const patience = 5000; // ms until the next question after one without an answer
 const settle = 120; // ms for which the slider must rest before the rate is set
 
 const panel = document.getElementById("panel");
+const status = document.getElementById("status"); // of the page's connection
 let state = null;
 let told = ""; // the errand whose end has been told
 let sliding = 0; // timer of the slider; 0: it rests
@@ -23,19 +24,21 @@ function make(name, properties = {}, ...children) {
   return element;
 }
 
-function button(text, title, press) {
-  return make("button", { type: "button", textContent: text, title, onclick: press });
+function button(name, text, title, press) {
+  return make("button", { type: "button", textContent: text, title, onclick: press, "data-demo": name });
 }
 
 const clients = make("input", { type: "number", id: "demo-clients", min: 1, max: 10000, step: 1, required: true, inputMode: "numeric", className: "short" });
+const sender = (name, text, title) => button(name, text, title, () => send(name));
+const toggler = (name, text, title) => button(name, text, title, () => toggle(name));
 const buttons = {
-  burst: button("Burst", "All clients send a request at one instant", () => send("burst")),
-  herd: button("Herd", "As a burst; and those that are refused come back together when their Retry-After is over", () => send("herd")),
-  impatient: button("Clients that give up", "As a burst; and every second client goes away while it waits", () => send("impatient")),
-  steady: button("Steady traffic", "Four fifths of the rate that the proxy had at first, all the time", () => toggle("steady")),
-  slow: button("Slow upstream", "Each request takes the upstream ten times as long; when it is busy it asks for a pause, which holds the line", () => toggle("slow")),
-  scene: button("Play a scene", "A burst every few seconds and a few clients in between, while a page is open", () => toggle("scene")),
-  stop: button("Stop", "All simulated clients go away", () => act("stop", {})),
+  burst: sender("burst", "Burst", "All clients send a request at one instant"),
+  herd: sender("herd", "Herd", "As a burst; and those that are refused come back together when their Retry-After is over"),
+  impatient: sender("impatient", "Clients that give up", "As a burst; and every second client goes away if it has to wait long"),
+  scene: toggler("scene", "Play a scene", "A burst every few seconds and a few clients in between, while a page is open"),
+  steady: toggler("steady", "Steady traffic", "Four fifths of the rate that the proxy had at first, all the time"),
+  slow: toggler("slow", "Slow upstream", "Each request takes the upstream ten times as long; when it is busy it asks for a pause, which holds the line"),
+  stop: button("stop", "Stop", "All simulated clients go away", () => attempt(() => act("stop", {}))),
 };
 const upstream = make("p", { className: "hint", id: "demo-upstream" });
 const slider = make("input", { type: "range", id: "demo-rate", min: 0, max: 200, step: 1, oninput: slide, onchange: slide });
@@ -90,7 +93,6 @@ function tell(text, failed = false) {
 
 function send(name) {
   if (!clients.reportValidity()) return;
-  tell("");
   attempt(() => act(name, { n: clients.valueAsNumber }));
 }
 
@@ -177,7 +179,7 @@ function beginning(errand) {
 function outcome(errand) {
   const counts = [`${errand.served} served`, `${errand.refused} refused`];
   if (errand.gave_up > 0) counts.push(`${errand.gave_up} gave up`);
-  if (errand.failed > 0) counts.push(`${errand.failed} without a proper answer`);
+  if (errand.failed > 0) counts.push(`${errand.failed} failed`);
   const title = { burst: "Burst", herd: "Herd", impatient: "Clients that give up" }[errand.name];
   const requests = errand.sent > errand.clients ? ` in ${errand.sent} requests` : "";
   return `${title}: of ${errand.clients} clients${requests}, ${counts.join(", ")}.`;
@@ -204,10 +206,11 @@ function build() {
   panel.classList.add("card", "demo");
 }
 
+/** Shows the state, again and again, unless nobody sees it or the page has lost its server. */
 async function watch() {
   clearTimeout(watch.timer);
   let pause = beat;
-  if (!document.hidden) {
+  if (!document.hidden && !["lost", "bye", "refused"].includes(status?.dataset.state)) {
     try {
       await act("watch", {});
     } catch {

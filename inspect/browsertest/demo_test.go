@@ -1,0 +1,190 @@
+package browsertest_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+)
+
+// demoFolder holds the program that adds a script of its own to the page.
+const demoFolder = "../../cmd/shapedemo"
+
+// A demo is shapedemo, built from the tree and started.
+type demo struct {
+	t    testing.TB
+	cmd  *exec.Cmd
+	page string // address of its page
+
+	mu     sync.Mutex
+	output bytes.Buffer
+}
+
+func (d *demo) Write(p []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.output.Write(p)
+}
+
+func (d *demo) said() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.output.String()
+}
+
+// startDemo starts shapedemo without a burst, and waits for the link to its page.
+func startDemo(t testing.TB, args ...string) *demo {
+	t.Helper()
+	requireChromium(t)
+	sources, err := filepath.Glob(demoFolder + "/*")
+	require.NoError(t, err)
+	for _, file := range sources { // So that the go command's test cache notices a change.
+		_, err := os.ReadFile(file)
+		require.NoError(t, err)
+	}
+	program := filepath.Join(t.TempDir(), "shapedemo")
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = demoFolder
+	said, err := build.CombinedOutput()
+	require.NoError(t, err, string(said))
+
+	d := &demo{t: t, cmd: exec.Command(program, append([]string{"-addr", "127.0.0.1:0", "-burst", "0"}, args...)...)}
+	d.cmd.Stdout, d.cmd.Stderr = d, d
+	require.NoError(t, d.cmd.Start())
+	t.Cleanup(func() {
+		if d.cmd.ProcessState == nil { // The test has failed.
+			_ = d.cmd.Process.Kill()
+			_ = d.cmd.Wait()
+		}
+	})
+	link := regexp.MustCompile(`Watch it:  (http://\S+)`)
+	require.Eventually(t, func() bool { return link.MatchString(d.said()) }, patience, 10*time.Millisecond)
+	d.page = link.FindStringSubmatch(d.said())[1]
+	return d
+}
+
+// press presses a button of the demo's own.
+func (p *tab) press(name string) {
+	p.t.Helper()
+	p.click("button[data-demo=" + name + "]")
+}
+
+// told waits until the demo has told a result that matches the pattern.
+func (p *tab) told(pattern string) {
+	p.t.Helper()
+	await(p, "the demo tells "+pattern, text("#demo-result"), regexp.MustCompile(pattern).MatchString)
+}
+
+// slide moves the slider of the rate to a place, as a hand does: many events come, and then
+// one that ends them.
+func (p *tab) slide(place string) {
+	p.t.Helper()
+	eval[chromedp.Void](p, `((slider) => {
+		slider.value = `+place+`;
+		for (let i = 0; i < 5; i++) slider.dispatchEvent(new Event("input", {bubbles: true}));
+		slider.dispatchEvent(new Event("change", {bubbles: true}));
+	})(document.querySelector("#demo-rate"))`)
+}
+
+// Whoever opens the page of the demo sees a line without pressing anything.
+func TestTheDemoShowsALineToWhoeverOpensItsPage(t *testing.T) {
+	t.Parallel()
+	d := startDemo(t)
+	p := newTab(t, d.page)
+	p.open(d.page)
+	p.live()
+	p.told(`^A scene plays: a burst of 152 every 8 s`)
+	await(p, "the line fills", figure("waiting"), func(n float64) bool { return n > 50 })
+	p.described("arrivals were a peak", "#chart-rate", `Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 70 })
+	p.described("departures a band", "#chart-rate", `Departures: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 40 && n[0] <= 60 })
+	p.shoot("scene")
+	require.Empty(t, p.violations())
+	d.interrupted(p)
+}
+
+func TestTheButtonsOfTheDemo(t *testing.T) {
+	t.Parallel()
+	d := startDemo(t, "-limits", "40/s depth 20")
+	p := newTab(t, d.page)
+	p.prefers("prefers-color-scheme", "dark")
+	p.open(d.page)
+	p.live()
+	p.told(`^A scene plays`)
+
+	p.set("#demo-clients", "60")
+	p.press("burst")
+	p.told(`^Burst: of 60 clients, \d+ served, \d+ refused\.$`)
+	const pressed = `document.querySelector("button[data-demo=scene]").ariaPressed`
+	await(p, "the scene has ended", pressed, func(pressed string) bool { return pressed == "false" })
+	p.press("herd")
+	p.told(`^Herd: of 60 clients( in \d+ requests)?, 60 served, \d+ refused\.$`)
+	p.press("impatient")
+	p.told(`^Clients that give up: of 60 clients, \d+ served`)
+
+	// The line is re-timed before one's eyes.
+	p.slide("0")
+	await(p, "the rate is a tenth", text("#limits-text"), func(limits string) bool { return limits == "4/s depth 20" })
+	p.press("burst")
+	await(p, "the line is slow", text(".demo"), regexp.MustCompile(`\b\d+ in line, the last leaves in [2-5](\.\d)? s\.`).MatchString)
+	p.slide("200")
+	await(p, "the rate is four times what it was", text("#limits-text"), func(limits string) bool { return limits == "160/s depth 20" })
+	p.told(`^Burst: of 60 clients`)
+
+	p.expect(`status 400|log error: network: .* 400 `)
+	p.set("#demo-candidate", `<img src=x onerror="window.owned = 1">`)
+	p.click("#demo-candidate + button")
+	p.told(`^Not done: .*column 1`)
+	p.awaitTrue("the field is marked", `document.querySelector("#demo-candidate").ariaInvalid === "true"`)
+	require.Empty(t, eval[[]string](p, foreign))
+	p.set("#demo-candidate", "10/s depth 3")
+	p.click("#demo-candidate + button")
+	p.told(`^The dry run goes on with 10/s depth 3\.$`)
+	p.press("burst")
+	await(p, "it would have refused some", text(".demo"), regexp.MustCompile(`It would have refused [1-9]\d* of \d+\.`).MatchString)
+
+	p.press("slow")
+	p.press("steady")
+	await(p, "a worker is busy for long", text("#demo-upstream"), func(shown string) bool { return strings.Contains(shown, " 1 s a request") })
+	p.press("stop")
+	await(p, "nothing goes on", `[...document.querySelectorAll("button[data-demo][aria-pressed=true]")].map(b => b.dataset.demo).join()`, func(on string) bool { return on == "slow" })
+	p.shoot("buttons")
+	require.Empty(t, p.violations())
+	d.interrupted(p)
+}
+
+func TestTheDemoFitsAPhone(t *testing.T) {
+	t.Parallel()
+	d := startDemo(t)
+	p := newTab(t, d.page)
+	p.phone()
+	p.open(d.page)
+	p.live()
+	p.told(`^A scene plays`)
+	p.shoot("phone")
+	require.LessOrEqual(t, eval[float64](p, "document.documentElement.scrollWidth"), 390.0)
+	require.Empty(t, p.violations())
+	d.interrupted(p)
+}
+
+// interrupted ends the demo by Ctrl-C while its page is open: it must not wait for the page.
+func (d *demo) interrupted(p *tab) {
+	d.t.Helper()
+	p.expect("net::ERR_")
+	require.NoError(d.t, d.cmd.Process.Signal(os.Interrupt))
+	ended := make(chan error, 1)
+	go func() { ended <- d.cmd.Wait() }()
+	select {
+	case err := <-ended:
+		require.NoError(d.t, err, d.said())
+	case <-time.After(patience):
+		require.FailNow(d.t, "the demo does not end", d.said())
+	}
+}
