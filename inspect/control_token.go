@@ -15,13 +15,13 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// shortestToken is the length of the shortest token that is taken, in bytes. A random one
-// of that length can't be guessed.
-const shortestToken = 16
+// unguessable is from how many bytes on the log does not warn of a token. A random one of
+// that length can't be guessed.
+const unguessable = 16
 
 // guessLimits says how many wrong tokens an address may send. Beyond that its requests are
 // refused unread, so that even a token that is a word can't be found by trying.
-var guessLimits = shaper.Limits{Rate: 5, Burst: 5}
+var guessLimits = shaper.Limits{Rate: 5, Burst: 20}
 
 // maxGuessers is how many addresses have a bucket of their own.
 const maxGuessers = 1000

@@ -62,6 +62,9 @@ func New(opts ...Option) *Inspector {
 	if i.err = i.options.validate(); i.err != nil {
 		i.logger.Error(i.err.Error())
 	}
+	if i.mayControl() && i.tokenLength < unguessable {
+		i.logger.Warn("inspect: the token of WithControl is short, and so may be guessed", "bytes", i.tokenLength, "wanted", unguessable)
+	}
 	i.controller = newController(i.logger, i.announce)
 	return i
 }

@@ -3,7 +3,6 @@ package inspect
 import (
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"log/slog"
 	"strings"
 )
@@ -38,9 +37,9 @@ func WithHosts(hosts ...string) Option {
 }
 
 // WithControl lets whoever knows the token change limits for a time, and hold and
-// release lines. The token is sent as "Authorization: Bearer TOKEN". It must have at least
-// 16 bytes and should be random, as by crypto/rand.Text; with a shorter one, or none,
-// nothing can be changed, and [Inspector.Err] says why. White space around it, such as the
+// release lines. The token is sent as "Authorization: Bearer TOKEN". It should be
+// random, as by crypto/rand.Text; one of less than 16 bytes is taken, and the log warns of
+// it. With an empty one nothing can be changed, and [Inspector.Err] says why. White space around it, such as the
 // end of the line in a file, does not count. Without WithControl the Inspector is read-only.
 func WithControl(token string) Option {
 	token = strings.TrimSpace(token)
@@ -73,14 +72,12 @@ func WithScript(path string) Option {
 // validate returns what is wrong with the options, or nil.
 func (o *options) validate() error {
 	switch {
-	case !o.control || o.tokenLength >= shortestToken:
+	case !o.control || o.tokenLength > 0:
 		return nil
-	case o.tokenLength == 0 && len(o.hosts) > 0:
+	case len(o.hosts) > 0:
 		return errors.New("inspect: WithControl has no token, but WithHosts lets other machines call: nothing can be changed")
-	case o.tokenLength == 0:
-		return errors.New("inspect: WithControl has no token: nothing can be changed")
 	}
-	return fmt.Errorf("inspect: the token of WithControl is too short, it must have at least %d bytes: nothing can be changed", shortestToken)
+	return errors.New("inspect: WithControl has no token: nothing can be changed")
 }
 
 // mayControl reports whether the control part is there at all.
