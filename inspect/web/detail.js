@@ -22,6 +22,9 @@ export class Detail {
     this.stop();
     this.path = path;
     this.latest = 0;
+    // What is there is of another bucket.
+    setText(byId("limits-text"), "");
+    byId("detail").classList.add("loading");
   }
 
   stop() {
@@ -60,7 +63,7 @@ export class Detail {
   show(answer) {
     const { bucket, in_words: words, rule, next_departure: next, line, refusals } = answer;
     byId("detail").hidden = false;
-    byId("detail").classList.remove("gone");
+    byId("detail").classList.remove("gone", "loading");
     setText(byId("limits-text"), bucket.limits);
     fill(byId("limits-words"), words.map((text) => make("li", { text })));
     setText(byId("rule"), rule ? `Rule ${rule.rule}, ${rule.file}:${rule.line}` : "");
