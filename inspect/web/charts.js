@@ -104,6 +104,7 @@ export class Charts {
     ctx.save();
     ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
+    ctx.textAlign = "left";
     for (let i = 1; i < points.length; i++) {
       if (!points[i].held) continue;
       const first = i - 1;

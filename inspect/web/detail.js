@@ -56,14 +56,18 @@ export class Detail {
 
   fail(message) {
     byId("detail").hidden = false;
-    byId("detail").classList.add("gone");
+    byId("detail").classList.add(message === gone ? "gone" : "unread");
     setText(byId("gone"), message);
+    if (message !== gone) return;
+    // The last figures stay, but nobody is in line any more.
+    setText(byId("line-summary"), "Nobody waits: the bucket is empty.");
+    rows(byId("waiters"), []);
   }
 
   show(answer) {
     const { bucket, in_words: words, rule, next_departure: next, line, refusals } = answer;
     byId("detail").hidden = false;
-    byId("detail").classList.remove("gone", "loading");
+    byId("detail").classList.remove("gone", "unread", "loading");
     setText(byId("limits-text"), bucket.limits);
     fill(byId("limits-words"), words.map((text) => make("li", { text })));
     setText(byId("rule"), rule ? `Rule ${rule.rule}, ${rule.file}:${rule.line}` : "");

@@ -46,7 +46,7 @@ const units = [[2 * 86400, 86400, "days"], [2 * 3600, 3600, "h"], [120, 60, "min
 export function duration(seconds) {
   if (seconds == null || Number.isNaN(seconds)) return "–";
   if (!(seconds > 0)) return "0 s";
-  const [, length, name] = units.find(([from]) => seconds * (1 + 1e-6) >= from);
+  const [, length, name] = units.find(([from]) => seconds * (1 + 5e-4) >= from);
   return `${digits(seconds / length)} ${name}`;
 }
 
