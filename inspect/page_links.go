@@ -117,8 +117,12 @@ func (b bucket) Open() string {
 	return "/?" + url.Values{"source": {b.Source}, "key": {b.raw}}.Encode()
 }
 
-// Name returns what the page calls the bucket: its key, with signs for what cannot be
-// seen, or would change what is seen around it. The script's keyText does the same.
+// longestName is how many letters of a key the page shows.
+const longestName = 400
+
+// Name returns what the page calls the bucket: its key, cut if it is long, with signs for
+// what cannot be seen, or would change what is seen around it. The script's keyText does
+// the same.
 func (b bucket) Name() string {
 	switch {
 	case b.only:
@@ -137,7 +141,11 @@ func (b bucket) Name() string {
 	name := strings.TrimLeft(shown.String(), " ")
 	before := shown.Len() - len(name)
 	core := strings.TrimRight(name, " ")
-	return strings.Repeat("␣", before) + core + strings.Repeat("␣", len(name)-len(core))
+	name = strings.Repeat("␣", before) + core + strings.Repeat("␣", len(name)-len(core))
+	if letters := []rune(name); len(letters) > longestName {
+		return string(letters[:longestName]) + "…"
+	}
+	return name
 }
 
 // with returns the URL of the page with one parameter changed; empty takes it away. The

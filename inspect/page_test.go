@@ -3,6 +3,7 @@ package inspect_test
 import (
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -36,6 +37,7 @@ func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
 		" a  b ":                 "␣a  b␣",
 		"\x00\u202ered\u2028end": `\u{0}\u{202e}red\u{2028}end`,
 		"not\xfftext":            "not\uFFFDtext",
+		strings.Repeat("ä", 401): strings.Repeat("ä", 400) + "…",
 	}
 	for key := range names {
 		require.True(t, g.Allow(key))

@@ -125,5 +125,9 @@ func visible(key string) string {
 	text := strings.TrimLeft(shown.String(), " ")
 	text = strings.Repeat("␣", shown.Len()-len(text)) + text
 	inner := strings.TrimRight(text, " ")
-	return inner + strings.Repeat("␣", len(text)-len(inner))
+	whole := inner + strings.Repeat("␣", len(text)-len(inner))
+	if letters := []rune(whole); len(letters) > 400 {
+		return string(letters[:400]) + "…"
+	}
+	return whole
 }

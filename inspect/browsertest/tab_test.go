@@ -36,6 +36,7 @@ type tab struct {
 	t    testing.TB
 	ctx  context.Context
 	host string // with the port: the only one that the page may talk to
+	dir  string // for pictures
 
 	mu       sync.Mutex
 	problems []string
@@ -51,7 +52,7 @@ func newTab(t testing.TB, address string) *tab {
 	u, err := url.Parse(address)
 	require.NoError(t, err)
 	ctx, cancel := chromedp.NewContext(requireBrowser(t), chromedp.WithNewBrowserContext())
-	p := &tab{t: t, ctx: ctx, host: u.Host, urls: map[string]string{}}
+	p := &tab{t: t, ctx: ctx, host: u.Host, dir: t.ArtifactDir(), urls: map[string]string{}}
 	require.NoError(t, chromedp.Do(ctx))
 	require.NoError(t, chromedp.Listen(ctx, p.note))
 	t.Cleanup(func() {
@@ -268,7 +269,7 @@ func (p *tab) shoot(name string) {
 		p.t.Logf("no picture: %v", err)
 		return
 	}
-	file := filepath.Join(p.t.ArtifactDir(), name+".png")
+	file := filepath.Join(p.dir, name+".png")
 	require.NoError(p.t, os.WriteFile(file, picture, 0o644))
 	p.t.Logf("picture: %s", file)
 }

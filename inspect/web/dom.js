@@ -38,5 +38,6 @@ export function keyText(key) {
   if (key === "") return "(empty key)";
   const shown = key.replace(/\uFFFD+/g, "\uFFFD").replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u{FFF9}-\u{FFFB}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
   const whole = shown.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
-  return whole.length > longest ? `${whole.slice(0, longest)}…` : whole;
+  const letters = [...whole];
+  return letters.length > longest ? `${letters.slice(0, longest).join("")}…` : whole;
 }
