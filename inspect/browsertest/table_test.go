@@ -173,18 +173,20 @@ func TestFiltersShowWhatMatchesAndNothingElse(t *testing.T) {
 	for range 3 {
 		require.True(t, shadow.Allow("would:be"))
 	}
-	s.requests.Go(func() { // refusing now, and not some time ago
-		for s.ctx.Err() == nil {
-			g.Allow("login:03")
-			time.Sleep(100 * time.Millisecond)
-		}
-	})
 	of := func(matches func(string, shaper.Stats) bool) []string { return sorted(statsOf(g), "key", matches) }
 	all := func(more ...string) []string { return append(of(everything), more...) }
+	refusing := of(func(_ string, st shaper.Stats) bool { return st.Refused > 0 })
+	s.requests.Go(func() { // they go on refusing, however long the test takes
+		for beat := time.NewTicker(100 * time.Millisecond); s.ctx.Err() == nil; <-beat.C {
+			for _, key := range refusing {
+				g.Allow(key)
+			}
+		}
+	})
 	filters := map[string]func() []string{
 		"waiting":  func() []string { return of(func(_ string, st shaper.Stats) bool { return st.Waiting > 0 }) },
 		"half":     func() []string { return of(func(_ string, st shaper.Stats) bool { return fill(st) > 0.5 }) },
-		"refusing": func() []string { return []string{"login:03"} },
+		"refusing": func() []string { return refusing },
 		"dry_run":  func() []string { return []string{"would:be"} },
 	}
 	p := s.openPage(t, linkTo("sort", "key"))
