@@ -4,7 +4,6 @@
 import { byId, keyText, make, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { post } from "./api.js";
-import { keyOf } from "./url.js";
 
 export class Control {
   constructor() {
@@ -35,7 +34,7 @@ export class Control {
       return;
     }
     try {
-      const answer = await post(`/api/${path}`, { source: this.source, key: keyOf(this.id), ...body }, token);
+      const answer = await post(`/api/${path}`, { source: this.source, id: this.id, ...body }, token);
       this.say(said(answer?.until), false);
     } catch (error) {
       this.say(error.status ? error.message : "The server cannot be reached.", true);
