@@ -131,6 +131,7 @@ export class Table {
   show({ sources, matched, buckets, next }) {
     this.sources = sources;
     this.next = next;
+    this.reports.sources(sources);
     const several = sources.length > 1;
     byId("buckets").classList.toggle("one-source", !several);
     let place = this.body.firstElementChild;
