@@ -1,7 +1,7 @@
 // One sentence that says what the bucket does just now, for those who see it for the
 // first time.
 
-import { clock, duration, rate, several } from "./format.js";
+import { clock, count, duration, rate, several } from "./format.js";
 
 /** What the bucket, or all of a group, does at a point. closed: its source takes no more requests. */
 export function story(point, bucket, isBucket, closed) {
@@ -9,7 +9,7 @@ export function story(point, bucket, isBucket, closed) {
   const would = point.dry_run;
   const wait = would ? "would wait" : point.waiting === 1 ? "waits" : "wait";
   const pace = point.rate == null ? "" : `, one every ${duration(1 / point.rate)}`;
-  if (closed) {
+  if (closed && !(point.held && point.waiting > 0)) {
     if (point.waiting === 0) return "Closed: no more requests are taken, and nobody waits any more.";
     return `Closed: no more requests are taken. ${several(point.waiting, "request")} still ${wait}, and will leave in turn${pace}.`;
   }
@@ -27,10 +27,13 @@ export function story(point, bucket, isBucket, closed) {
     if (point.arrivals === 0) return `Nothing arrives, and nothing waits. Requests may leave at ${rate(point.rate)}${pace}.`;
     return `${would ? "Nobody would wait" : "Nobody waits: requests leave as they come"}, because fewer arrive than may leave (${rate(point.rate)}${pace}).`;
   }
-  if (noPlace(point, bucket)) return `All ${several(bucket.in_flight_max, "place")} in flight ${bucket.in_flight_max === 1 ? "is" : "are"} taken: whoever is next leaves when one of those in flight ends.`;
-  if (point.refusals > 0 && point.depth != null && point.waiting >= point.depth * 0.9) {
-    return `The line is full: who comes now ${would ? "would be" : "is"} refused. The others leave in turn${pace}.`;
+  const full = point.refusals > 0 && point.depth != null && point.waiting >= point.depth * 0.9;
+  const fullLine = `The line is full: who comes now ${would ? "would be" : "is"} refused.`;
+  if (noPlace(point, bucket)) {
+    const taken = bucket.in_flight_max === 1 ? "The place in flight is taken" : `All ${count(bucket.in_flight_max)} places in flight are taken`;
+    return `${taken}: the next request leaves when one in flight ends.${full ? ` ${fullLine}` : ""}`;
   }
+  if (full) return `${fullLine} The others leave in turn${pace}.`;
   if (point.arrivals > point.rate * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests leave in turn${pace}.`;
   return `The line drains: requests leave in turn${pace}; the last ${would ? "would leave" : "leaves"} in ${duration(point.waiting / point.rate)}.`;
 }
