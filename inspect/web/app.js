@@ -31,7 +31,7 @@ const detail = new Detail((answer) => {
 });
 const whatIf = new WhatIf();
 const control = new Control();
-const changes = new Changes();
+const changes = new Changes((list) => control.learn(list), isShaper);
 const stream = new Stream(receive, connected);
 
 let sources = [];
