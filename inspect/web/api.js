@@ -8,9 +8,9 @@ export class ApiError extends Error {
   }
 }
 
-/** GET, JSON. Values that are null or empty are left out of the query. */
+/** GET, JSON. Values that are null are left out of the query; an empty one may be the id of the empty key. */
 export async function get(path, query = {}, signal) {
-  const pairs = Object.entries(query).filter(([, value]) => value != null && value !== "");
+  const pairs = Object.entries(query).filter(([, value]) => value != null);
   const search = pairs.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
   return answer(await fetch(search ? `${path}${path.includes("?") ? "&" : "?"}${search}` : path, { signal, headers: { Accept: "application/json" } }));
 }

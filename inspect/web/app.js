@@ -31,7 +31,7 @@ const detail = new Detail((answer) => {
 });
 const whatIf = new WhatIf();
 const control = new Control();
-const changes = new Changes();
+const changes = new Changes((list) => control.learn(list), isShaper);
 const stream = new Stream(receive, connected);
 
 let sources = [];
@@ -109,6 +109,10 @@ function isShaper(name) {
   return sources.some((source) => source.name === name && source.kind === "shaper");
 }
 
+function isClosed(name) {
+  return sources.some((source) => source.name === name && source.closed);
+}
+
 /** Whether one bucket is selected, not all of a group. */
 function isBucket() {
   return selected.source != null && (selected.id != null || isShaper(selected.source));
@@ -135,7 +139,7 @@ function showSlowly() {
 
 /** Shows the story: at once if it is another one, and its figures once a second. */
 function showStory(figures) {
-  const text = sources.length === 0 ? "The program adds its shapers and groups to the inspector." : story(recent.last, bucket, isBucket());
+  const text = sources.length === 0 ? "The program adds its shapers and groups to the inspector." : story(recent.last, bucket, isBucket(), isClosed(selected.source));
   const beginning = (words) => words.slice(0, 12);
   if (figures || beginning(text) !== beginning(byId("story").textContent)) setText(byId("story"), text);
 }

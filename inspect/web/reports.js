@@ -9,6 +9,7 @@ export class Reports {
   constructor(retry) {
     this.retry = retry;
     this.items = new Map(); // kind: element
+    this.known = new Map(); // sources by name, as they were told last
     this.latest = null; // ms, of the latest figures
     // What the server wrote into the page is told again: reports by the stream, and what is
     // wrong with the address by the table.
@@ -52,11 +53,13 @@ export class Reports {
     this.set("server", make("div", {}, ...some.map(({ at, message }) => make("p", {}, make("strong", { text: `Reported at ${clock(at)}: ` }), make("span", { class: "message", text: message })))));
   }
 
+  /** Shows which sources are closed, and whether those in line still leave. */
   sources(list) {
-    const closed = list.filter((source) => source.closed);
+    for (const source of list) this.known.set(source.name, source);
+    const closed = [...this.known.values()].filter((source) => source.closed);
     if (closed.length === 0) return this.clear("closed");
-    const names = closed.map((source) => `“${source.name}”`).join(", ");
-    this.set("closed", make("p", {}, make("strong", { text: closed.length === 1 ? "Source closed: " : "Sources closed: " }), `${names}. It takes no more requests; the figures are its last.`));
+    this.set("closed", make("div", {}, ...closed.map(({ name, waiting }) => make("p", {}, make("strong", { text: `Source closed: “${name}”. ` }),
+      waiting > 0 ? "It takes no more requests; those in line still leave." : "It takes no more requests, and nobody waits: the figures are its last."))));
   }
 
   /** Shows that the table could not be read; null takes it away. */

@@ -1,31 +1,52 @@
 // One sentence that says what the bucket does just now, for those who see it for the
 // first time.
 
-import { clock, duration, rate, several } from "./format.js";
+import { clock, count, duration, rate, several } from "./format.js";
 
-/** What the bucket, or all of a group, does at a point. */
-export function story(point, bucket, isBucket) {
+/** What the bucket, or all of a group, does at a point. closed: its source takes no more requests. */
+export function story(point, bucket, isBucket, closed) {
   if (!point) return "";
   const would = point.dry_run;
   const wait = would ? "would wait" : point.waiting === 1 ? "waits" : "wait";
+  const pace = point.rate == null ? "" : `, one every ${duration(1 / point.rate)}`;
+  if (closed && !(point.held && point.waiting > 0)) {
+    if (point.waiting === 0) return "Closed: no more requests are taken, and nobody waits any more.";
+    return `Closed: no more requests are taken. ${several(point.waiting, "request")} still ${wait}, and will leave in turn${pace}.`;
+  }
   if (point.held) {
     const until = bucket?.held_until ? ` until ${clock(bucket.held_until)}` : "";
     return `Held${until}: nobody leaves. ${several(point.waiting, "request")} ${wait}.`;
   }
   if (point.rate == null) {
     if (isBucket && !bucket) return "This bucket is empty and does not exist just now. It appears with the next request of its key.";
-    if (isBucket) return "No drain rate: every request leaves at once.";
+    if (isBucket) return withoutRate(point, bucket);
     return "All buckets together, each with a drain rate of its own. Open one in the table to see its line fill and drain.";
   }
-  const pace = `one every ${duration(1 / point.rate)}`;
   if (point.waiting === 0) {
     if (point.refusals > 0) return `More arrive than may leave: some ${would ? "would be" : "are"} refused.`;
-    if (point.arrivals === 0) return `Nothing arrives, and nothing waits. Requests may leave at ${rate(point.rate)}, ${pace}.`;
-    return `${would ? "Nobody would wait" : "Nobody waits: requests leave as they come"}, because fewer arrive than may leave (${rate(point.rate)}, ${pace}).`;
+    if (point.arrivals === 0) return `Nothing arrives, and nothing waits. Requests may leave at ${rate(point.rate)}${pace}.`;
+    return `${would ? "Nobody would wait" : "Nobody waits: requests leave as they come"}, because fewer arrive than may leave (${rate(point.rate)}${pace}).`;
   }
-  if (point.refusals > 0 && point.depth != null && point.waiting >= point.depth * 0.9) {
-    return `The line is full: who comes now ${would ? "would be" : "is"} refused. The others leave in turn, ${pace}.`;
+  const full = point.refusals > 0 && point.depth != null && point.waiting >= point.depth * 0.9;
+  const fullLine = `The line is full: who comes now ${would ? "would be" : "is"} refused.`;
+  if (noPlace(point, bucket)) {
+    const taken = bucket.in_flight_max === 1 ? "The place in flight is taken" : `All ${count(bucket.in_flight_max)} places in flight are taken`;
+    return `${taken}: the next request leaves when one in flight ends.${full ? ` ${fullLine}` : ""}`;
   }
-  if (point.arrivals > point.rate * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests leave in turn, ${pace}.`;
-  return `The line drains: requests leave in turn, ${pace}; the last ${would ? "would leave" : "leaves"} in ${duration(point.waiting / point.rate)}.`;
+  if (full) return `${fullLine} The others leave in turn${pace}.`;
+  if (point.arrivals > point.rate * 1.05) return `A burst: more arrive than may leave, so the line grows. Requests leave in turn${pace}.`;
+  return `The line drains: requests leave in turn${pace}; the last ${would ? "would leave" : "leaves"} in ${duration(point.waiting / point.rate)}.`;
+}
+
+/** What a bucket does that has no drain rate: only a cap on those in flight can make requests wait. */
+function withoutRate(point, bucket) {
+  if (!bucket.in_flight_max) return "No drain rate: every request leaves at once.";
+  const cap = `No drain rate, but at most ${several(bucket.in_flight_max, "request")} in flight`;
+  if (point.waiting === 0) return `${cap}: requests leave at once while a place in flight is free.`;
+  return `${cap}: ${several(point.waiting, "request")} ${point.waiting === 1 ? "waits" : "wait"} for a place, and the next leaves when one in flight ends.`;
+}
+
+/** Whether requests wait for a place in flight, and not for their turn. */
+function noPlace(point, bucket) {
+  return bucket?.in_flight_max > 0 && point.in_flight >= bucket.in_flight_max;
 }

@@ -8,6 +8,7 @@ import { fromServer, go, href, view } from "./url.js";
 
 const pageSize = 50;
 const every = 2000; // ms between two readings
+const rest = 5000; // ms after its last move for which a pointer over the table keeps the order
 
 const filters = {
   waiting: { waiting_gt: 0 },
@@ -23,6 +24,8 @@ export class Table {
     this.body = byId("buckets").tBodies[0];
     this.rows = new Map(); // source and id: row
     this.sources = [];
+    this.pointed = -Infinity; // when the pointer moved over the table, as of performance.now
+    this.kept = null; // an answer whose order waits until nobody is at a row
     for (const row of this.body.rows) this.rows.set(`${row.dataset.source} ${row.dataset.id}`, row);
     this.listen();
     this.showControls();
@@ -62,6 +65,16 @@ export class Table {
       event.preventDefault();
       go({ source: row.dataset.source, id: fromServer(row.dataset.id) });
     });
+    const moved = (event) => (this.pointed = event.timeStamp);
+    const left = () => {
+      this.pointed = -Infinity;
+      if (this.kept && !this.inUse()) this.show(this.kept);
+    };
+    this.body.addEventListener("pointermove", moved);
+    this.body.addEventListener("pointerleave", left);
+    this.body.addEventListener("focusout", (event) => {
+      if (!this.body.contains(event.relatedTarget)) left();
+    });
     for (const id of ["more", "first"]) {
       byId(id).addEventListener("click", (event) => {
         if (event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -97,7 +110,9 @@ export class Table {
       const answer = await get("/api/buckets", query, request.signal);
       this.reports.table(null);
       setAttribute(byId("matched"), "aria-live", announced ? "polite" : "off");
-      this.show(answer);
+      const asked = JSON.stringify(query);
+      this.show(answer, { inPlace: asked === this.asked && this.inUse() });
+      this.asked = asked;
     } catch (error) {
       if (request.signal.aborted) return;
       if (error.status) this.reports.table(error); // else the connection is lost, which the stream says
@@ -128,9 +143,18 @@ export class Table {
     this.markSelected();
   }
 
-  show({ sources, matched, buckets, next }) {
+  /** Whether somebody points at a row or has focused it: it must not move away from the click. */
+  inUse() {
+    return performance.now() - this.pointed < rest || (document.hasFocus() && this.body.contains(document.activeElement));
+  }
+
+  /** Shows an answer. With inPlace the rows stay where they are, and only their figures change. */
+  show(answer, { inPlace = false } = {}) {
+    const { sources, matched, buckets, next } = answer;
+    this.kept = inPlace ? answer : null;
     this.sources = sources;
     this.next = next;
+    this.reports.sources(sources);
     const several = sources.length > 1;
     byId("buckets").classList.toggle("one-source", !several);
     let place = this.body.firstElementChild;
@@ -139,16 +163,21 @@ export class Table {
       const name = `${bucket.source} ${bucket.id}`;
       seen.add(name);
       let row = this.rows.get(name);
+      if (!row && inPlace) continue;
       if (!row) {
         row = newRow(bucket);
         this.rows.set(name, row);
       }
       fillRow(row, bucket, sources);
+      row.classList.remove("past");
+      if (inPlace) continue;
       if (row === place) place = place.nextElementSibling;
       else this.body.insertBefore(row, place);
     }
     for (const [name, row] of this.rows) {
       if (seen.has(name)) continue;
+      row.classList.toggle("past", inPlace); // its figures are no longer those of now
+      if (inPlace) continue;
       row.remove();
       this.rows.delete(name);
     }

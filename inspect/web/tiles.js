@@ -16,7 +16,8 @@ export class Tiles {
   show(bucket) {
     const point = this.history.last;
     for (const tile of this.tiles) {
-      setText(part(tile, "number"), point ? figure(point[tile.dataset.tile]) : "–");
+      const counted = point && !(tile.dataset.tile === "in_flight" && withoutCap(bucket));
+      setText(part(tile, "number"), counted ? figure(point[tile.dataset.tile]) : "–");
       setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket) : "");
     }
     byId("tiles").classList.toggle("refusing", (point?.refusals ?? 0) > 0);
@@ -60,8 +61,14 @@ function note(tile, point, bucket) {
     case "level":
       return point.level == null ? "each bucket has its own" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
     default:
-      return point.in_flight == null ? "not counted" : bucket?.in_flight_max ? `of at most ${number(bucket.in_flight_max)}` : "left, not yet ended";
+      if (withoutCap(bucket)) return "no cap, so not counted";
+      return point.in_flight == null ? "not counted" : bucket ? `of at most ${number(bucket.in_flight_max)}` : whole ? "of buckets with a cap" : "";
   }
+}
+
+/** Whether a bucket lets any number of requests be in flight, which are not counted then. */
+function withoutCap(bucket) {
+  return bucket != null && !bucket.in_flight_max;
 }
 
 function share(x, drainRate) {
