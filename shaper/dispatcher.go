@@ -35,7 +35,7 @@ type dispatcher struct {
 	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
 	ticker      ticker
 	waiters     waiterPool
-	spareSeats  []seatState // to be taken
+	spareSeats  []bool // seat.released of seats to be taken
 	totals      totals
 	spareErrors []RejectError // made, and not handed out yet
 	measures    *measures     // nil: no request has waited yet

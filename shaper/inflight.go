@@ -27,10 +27,20 @@ func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error)
 	if held == (seat{}) {
 		return nothing, err
 	}
-	return func() { s.releaseSeat(&s.flow, held) }, nil
+	return s.releaseOf(held), nil
 }
 
 func nothing() {}
+
+// releaseOf returns the function that releases a seat. For a seat that is not timed, as
+// nearly all short ones are, it takes 24 bytes instead of 32.
+func (s *Shaper) releaseOf(held seat) (release func()) {
+	if held.since != untimed {
+		return func() { s.releaseSeat(&s.flow, held) }
+	}
+	released := held.released
+	return func() { s.releaseSeat(&s.flow, seat{released, untimed}) }
+}
 
 // Do runs f when a request of cost n may leave, and releases the seat of the request when
 // f has returned or panicked. It returns the error of [Shaper.Acquire], or that of f.
@@ -104,15 +114,12 @@ func (f *flow) freeSeat(now int64) {
 
 // A seat records whether a request that has left a flow with a cap still counts
 // against [Limits.InFlight]. Releasing a seat twice releases it once. The zero seat
-// means no seat. It is one pointer, because it travels with every call of Acquire and
-// Do, and lives in the release function that Acquire allocates.
-type seat struct{ *seatState }
-
-// seatState is what a seat points to. The lock guards taken. since does not change while
-// the seat is taken, so its holder may read it without the lock.
-type seatState struct {
-	since int64 // when it was taken; untimed: its time is not measured
-	taken bool
+// means no seat. A seat lives on the stack of Do, or in the release function that Acquire
+// allocates. Only released changes, so only that is allocated apart, as one byte: with 16
+// bytes per seat a call of Acquire and its release took 4 to 14 % longer.
+type seat struct {
+	released *bool // guarded by the lock
+	since    int64 // when it was taken; untimed: its time is not measured
 }
 
 const (
@@ -138,18 +145,19 @@ const (
 	shortestSeatWait = time.Millisecond
 )
 
-// takeSeatLocked takes a seat for the departure with that number, at an instant. Seats are
-// made 32 at a time, because one by one they would cost as much as the rest of a release.
+// takeSeatLocked takes a seat for the departure with that number, at an instant. The bytes
+// of seats are made 64 at a time, because one by one they would cost as much as the rest of
+// a release.
 func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint32, at int64) seat {
 	if len(d.spareSeats) == 0 {
-		d.spareSeats = make([]seatState, 32)
+		d.spareSeats = make([]bool, 64)
 	}
-	held := seat{&d.spareSeats[0]}
-	d.spareSeats = d.spareSeats[1:]
-	if !f.timesSeatOf(departureNo) {
-		at = untimed
+	last := len(d.spareSeats) - 1
+	held := seat{released: &d.spareSeats[last], since: untimed}
+	d.spareSeats = d.spareSeats[:last]
+	if f.timesSeatOf(departureNo) {
+		held.since = at
 	}
-	held.since, held.taken = at, true
 	return held
 }
 
@@ -194,6 +202,6 @@ func (f *flow) seatIn(k int) time.Duration {
 
 // release reports whether the seat was still taken, and notes that it is not.
 func (held seat) release() (was bool) {
-	was, held.taken = held.taken, false
+	was, *held.released = !*held.released, true
 	return was
 }

@@ -68,7 +68,7 @@ func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (releas
 	if held == (seat{}) {
 		return nil, err
 	}
-	return func() { s.releaseSeat(&s.flow, held) }, nil
+	return s.releaseOf(held), nil
 }
 
 func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {

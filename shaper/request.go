@@ -137,7 +137,7 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
 	}
 	d.countPassLocked(f, now)
-	return decision{waiting: int32(f.waiting()), event: departedEvent}
+	return decision{event: departedEvent} // Nobody is in line: it would wait behind them.
 }
 
 // refuseLocked refuses a request. It makes no error that nobody would see.
