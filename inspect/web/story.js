@@ -46,7 +46,7 @@ function withoutRate(point, bucket) {
   return `${cap}: ${several(point.waiting, "request")} ${point.waiting === 1 ? "waits" : "wait"} for a place, and the next leaves when one in flight ends.`;
 }
 
-/** Whether requests wait for a place in flight, and not for their turn. */
+/** Whether requests wait for a place in flight, and not for their turn. A dry run leaves the cap out. */
 function noPlace(point, bucket) {
-  return bucket?.in_flight_max > 0 && point.in_flight >= bucket.in_flight_max;
+  return !point.dry_run && bucket?.in_flight_max > 0 && point.in_flight >= bucket.in_flight_max;
 }
