@@ -21,7 +21,7 @@ export class Detail {
     if (path === this.path) return;
     this.stop();
     this.path = path;
-    this.latest = 0;
+    this.latest = -Infinity;
     // What is there is of another bucket.
     setText(byId("limits-text"), "");
     byId("detail").classList.add("loading");
@@ -30,6 +30,12 @@ export class Detail {
   stop() {
     this.request?.abort();
     this.request = null;
+  }
+
+  /** Lets the next refresh read the bucket, however short ago the last one was: it has been changed. */
+  soon() {
+    this.stop();
+    this.latest = -Infinity;
   }
 
   close() {
