@@ -11,6 +11,7 @@ const panel = document.getElementById("panel");
 const status = document.getElementById("status"); // of the page's connection
 let state = null;
 let told = ""; // the errand whose end has been told
+let failedBefore = 0; // requests that found no worker before the page was opened, such as those that the demo sends without the shaper
 let sliding = 0; // timer of the slider; 0: it rests
 
 /** Makes an element with properties, attributes (aria-…) and children. */
@@ -141,7 +142,10 @@ function showRate(perSecond) {
 function show(now) {
   const first = state === null;
   state = now;
-  if (first) build();
+  if (first) {
+    failedBefore = state.clients?.failed ?? 0;
+    build();
+  }
   last.textContent = state.waiting === 0 ? "Nobody waits." : `${state.waiting} in line, the last leaves in ${seconds(state.last_in_s)}.`;
   if (state.fastest > 0 && sliding === 0) {
     slider.value = placeOf(state.rate);
@@ -155,7 +159,7 @@ function show(now) {
 function showClients() {
   const now = state.clients;
   for (const name of ["scene", "steady", "slow"]) buttons[name].setAttribute("aria-pressed", String(now[name]));
-  const failed = now.failed > 0 ? `, ${now.failed} found all busy` : "";
+  const failed = now.failed > failedBefore ? `; ${now.failed - failedBefore} found all busy since you opened this page` : "";
   upstream.textContent = `Upstream: ${now.busy} of ${now.workers} workers busy, ${seconds(now.service_s)} a request${failed}.`;
   const errand = state.errand;
   if (!errand) {

@@ -87,6 +87,7 @@ function receive(event, data) {
       break;
     case "change":
       changes.add(data);
+      detail.soon();
       break;
     case "report":
       reports.server([data]);

@@ -21,7 +21,7 @@ export class Detail {
     if (path === this.path) return;
     this.stop();
     this.path = path;
-    this.latest = 0;
+    this.latest = -Infinity;
     // What is there is of another bucket.
     setText(byId("limits-text"), "");
     byId("detail").classList.add("loading");
@@ -30,6 +30,12 @@ export class Detail {
   stop() {
     this.request?.abort();
     this.request = null;
+  }
+
+  /** Lets the next refresh read the bucket, however short ago the last one was: it has been changed. */
+  soon() {
+    this.stop();
+    this.latest = -Infinity;
   }
 
   close() {
@@ -75,7 +81,7 @@ export class Detail {
     const held = bucket.held_until ? `Held until ${clock(bucket.held_until)}.` : "";
     setText(byId("held"), held);
     setText(byId("line-summary"), summary(bucket, next, line));
-    rows(byId("waiters"), line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
+    rows(byId("waiters"), line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
     rows(byId("refusals"), together(refusals).slice(0, shown).map((r) => [r.at, count(r.n), reasons[r.reason] ?? r.reason, r.retry > 0 ? duration(r.retry) : "–"]));
     setText(byId("refusals-summary"), refusals.length === 0 ? "None of late." : "");
     counts(byId("counts"), bucket);
@@ -83,12 +89,18 @@ export class Detail {
   }
 }
 
+/** Whether nobody can tell when the line moves: that is when a request in flight ends. A dry run leaves that out. */
+function noPlace(bucket) {
+  return !bucket.dry_run && bucket.in_flight_max > 0 && bucket.in_flight >= bucket.in_flight_max;
+}
+
 function summary(bucket, next, line) {
-  if (bucket.dry_run) return line.waiting === 0 ? "Nobody would wait." : `${count(line.waiting)} would wait.`;
+  if (bucket.dry_run) return line.waiting === 0 ? "Nobody would wait." : `At ${clock(line.at)}, ${count(line.waiting)} would wait.`;
   if (line.waiting === 0) return "Nobody waits.";
+  if (noPlace(bucket)) return `At ${clock(line.at)}, ${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}; the next leaves when one in flight ends.`;
   const soon = next ? (Date.parse(next) - Date.parse(line.at)) / 1000 : null;
   const leaves = soon == null ? "" : soon <= 0 ? "; the next leaves now" : `; the next leaves in ${duration(soon)}`;
-  return `${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}${leaves}.`;
+  return `At ${clock(line.at)}, ${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}${leaves}.`;
 }
 
 const reasons = { queue_full: "line full", too_late: "too late", too_costly: "cost above burst", closed: "closed" };
@@ -116,7 +128,7 @@ function counts(list, bucket) {
     ["– line full", count(bucket.queue_full), bucket.queue_full], ["– too late", count(bucket.too_late), bucket.too_late],
     ["– cost above burst", count(bucket.too_costly), bucket.too_costly], ["– closed", count(bucket.closed), bucket.closed],
     ["gave up", count(bucket.abandoned), true], ["in flight", inFlight(bucket), bucket.in_flight_max],
-    ["mean wait", mean, true], ["idle", idle(bucket.idle_s), true],
+    ["mean wait", mean, true], ["since the last call", idle(bucket.idle_s), true],
   ].filter(([, , shown]) => shown);
   fill(list, all.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
 }

@@ -123,8 +123,8 @@ export class WaitHistogram extends Histogram {
     const some = total > 0 && p99 != null;
     const nobody = some && p99 === 0;
     this.mark(some && !nobody ? [[p50, "p50"], [p95, "p95"], [p99, "p99"]].map(([value, name]) => [value, `${name} ${wait(value)}`]) : []);
-    const text = nobody ? `Hardly any of ${count(total)} departures${scope} waited: 99 % left at once.` : some
-      ? `Half of ${count(total)} departures${scope} waited ${atMost(p50)}; 95 % ${atMost(p95)}, 99 % ${atMost(p99)}.`
+    const text = nobody ? `Hardly any of ${count(total)} departures${scope} waited: 99\u00A0% left at once.` : some
+      ? `Half of ${count(total)} departures${scope} waited ${atMost(p50)}; 95\u00A0% ${atMost(p95)}, 99\u00A0% ${atMost(p99)}.`
       : "Nobody left in the last 60 s.";
     setText(part(this.figure, "words"), text);
     setAttribute(this.place, "aria-label", `Histogram of waits. ${text}`);

@@ -41,12 +41,12 @@ export function story(point, bucket, isBucket, closed) {
 /** What a bucket does that has no drain rate: only a cap on those in flight can make requests wait. */
 function withoutRate(point, bucket) {
   if (!bucket.in_flight_max) return "No drain rate: every request leaves at once.";
-  const cap = `No drain rate, but at most ${several(bucket.in_flight_max, "request")} in flight`;
+  const cap = `No drain rate, but at most ${several(bucket.in_flight_max, "request")} may be in flight`;
   if (point.waiting === 0) return `${cap}: requests leave at once while a place in flight is free.`;
-  return `${cap}: ${several(point.waiting, "request")} ${point.waiting === 1 ? "waits" : "wait"} for a place, and the next leaves when one in flight ends.`;
+  return `${cap}: ${count(point.waiting)} ${point.waiting === 1 ? "waits" : "wait"} for a place, and the next leaves when one in flight ends.`;
 }
 
-/** Whether requests wait for a place in flight, and not for their turn. */
+/** Whether requests wait for a place in flight, and not for their turn. A dry run leaves the cap out. */
 function noPlace(point, bucket) {
-  return bucket?.in_flight_max > 0 && point.in_flight >= bucket.in_flight_max;
+  return !point.dry_run && bucket?.in_flight_max > 0 && point.in_flight >= bucket.in_flight_max;
 }

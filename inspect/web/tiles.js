@@ -61,8 +61,8 @@ function note(tile, point, bucket) {
     case "level":
       return point.level == null ? "each bucket has its own" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
     default:
-      if (withoutCap(bucket)) return "no cap, so not counted";
-      return point.in_flight == null ? "not counted" : bucket ? `of at most ${number(bucket.in_flight_max)}` : whole ? "of buckets with a cap" : "";
+      if (withoutCap(bucket)) return "no cap";
+      return point.in_flight == null ? "not counted" : bucket ? `of at most ${number(bucket.in_flight_max)}` : whole ? "in buckets with a cap" : "";
   }
 }
 
