@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,7 +38,7 @@ func TestRefusalsAreTheLatest(t *testing.T) {
 		require.False(t, s.Allow())
 		want = append(want, shaper.Refusal{At: t0.Add(msec), Reason: shaper.ErrQueueFull, RetryAfter: 19 * msec, Cost: 1})
 		require.Equal(t, want, s.Refusals())
-		refused(1<<60, s.WaitN(t.Context(), 1<<60))
+		refused(math.MaxInt, s.WaitN(t.Context(), math.MaxInt))
 		require.NoError(t, s.Close())
 		synctest.Wait()
 		want = append(want, shaper.Refusal{At: time.Now(), Reason: shaper.ErrClosed, Cost: 1})
