@@ -8,6 +8,10 @@ import (
 
 // A changer is the part of a [bucketRef] that changes its bucket.
 type changer interface {
+	// limitsNow returns the limits of the bucket or, if it is not in use, those that it
+	// would get. It may call the limits function of a Group.
+	limitsNow() (shaper.Limits, error)
+
 	// setLimits puts limits in force.
 	setLimits(l shaper.Limits) error
 
@@ -18,11 +22,18 @@ type changer interface {
 	hold(d time.Duration)
 }
 
+func (s *openShaper) limitsNow() (shaper.Limits, error) { return s.s.Limits(), nil }
+
 func (s *openShaper) setLimits(l shaper.Limits) error { return s.s.SetLimits(l) }
 
 func (s *openShaper) putBack(before shaper.Limits) error { return s.s.SetLimits(before) }
 
 func (s *openShaper) hold(d time.Duration) { s.s.Hold(d) }
+
+func (b *groupBucket[K]) limitsNow() (shaper.Limits, error) {
+	of, _ := b.group.g.Limiter(b.key).(interface{ LimitsNow() (shaper.Limits, error) })
+	return of.LimitsNow()
+}
 
 func (b *groupBucket[K]) setLimits(l shaper.Limits) error { return b.group.g.SetLimits(b.key, l) }
 

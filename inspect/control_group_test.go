@@ -61,6 +61,71 @@ func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 	})
 }
 
+// Limits with a cap can't be put back while a bucket without one is in use, or the other
+// way round. A key that has no bucket when it is changed may have one when the change ends.
+func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {
+	for _, c := range []struct{ usual, wanted, given string }{
+		{"1 per 1h burst 9 inflight 2", "1 per 2h burst 9", "1 per 2h burst 9 inflight 2"},
+		{"1 per 1h burst 9 inflight 2", "1 per 2h burst 9 inflight 3", "1 per 2h burst 9 inflight 3"},
+		{"1 per 1h burst 9", "1 per 2h burst 9 inflight 3", ""},
+		{"1 per 1h burst 9", "1 per 2h burst 9", "1 per 2h burst 9"},
+	} {
+		t.Run(c.usual+" to "+c.wanted, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits(t, c.usual), nil })
+				require.NoError(t, err)
+				defer g.Close()
+				console := newConsole(inspect.OfGroup(g))
+				defer console.Close()
+				body := fmt.Sprintf(`{"source":"one","key":"k","limits":%q,"for":"10m"}`, c.wanted)
+				if c.given == "" {
+					parameter, message := refused(t, http.StatusBadRequest, console.call(http.MethodPost, "/api/limits", body))
+					require.Equal(t, "limits", parameter)
+					require.Contains(t, message, "Limits.InFlight is 0 and can't become 3")
+					return
+				}
+				// A second change replaces the first, also while the key is not in use.
+				console.post(t, "/api/limits", `{"source":"one","key":"k","limits":"1 per 9h burst 9","for":"1m"}`)
+				console.post(t, "/api/limits", body)
+				release, err := g.Acquire(t.Context(), "k", 1)
+				require.NoError(t, err)
+				defer release()
+				of := func() shaper.Limits {
+					for _, st := range g.All() {
+						return st.Limits
+					}
+					return shaper.Limits{}
+				}
+				require.Equal(t, limits(t, c.given), of())
+				time.Sleep(10 * time.Minute)
+				synctest.Wait()
+				require.Equal(t, limits(t, c.usual), of(), "%q", whats(console.changes(t)))
+			})
+		})
+	}
+}
+
+func TestNothingIsChangedWhileTheLimitsOfAKeyCannotBeHad(t *testing.T) {
+	var panics atomic.Bool
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+		if panics.Load() {
+			panic("no database at all")
+		}
+		return shaper.Limits{}, errors.New("no database")
+	})
+	require.NoError(t, err)
+	defer g.Close()
+	c := newConsole(inspect.OfGroup(g))
+	defer c.Close()
+	for _, says := range []string{"no database", "no database at all"} {
+		_, message := refused(t, http.StatusConflict, c.call(http.MethodPost, "/api/limits", `{"source":"one","key":"k","limits":"1/h","for":"10m"}`))
+		require.Contains(t, message, says)
+		panics.Store(!panics.Load())
+	}
+	require.False(t, g.Allow("k"))
+	require.Empty(t, c.changes(t))
+}
+
 // The limits function of a Group reads a database, say. While it fails, the limits of a
 // change can't be replaced, but they must not stay for good.
 func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {

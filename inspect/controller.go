@@ -68,12 +68,19 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 	if err := c.admitLocked(key); err != nil {
 		return change{}, err
 	}
-	st, inUse := want.ref.stats()
-	if l.InFlight == 0 {
-		l.InFlight = st.Limits.InFlight // A cap can't be taken away while requests are in flight.
+	now, err := limitsNow(want.ref)
+	switch {
+	case err != nil:
+		return change{}, &failure{Status: http.StatusConflict, Message: "the limits of this bucket can't be had: " + err.Error()}
+	case l.InFlight == 0:
+		l.InFlight = now.InFlight // A cap can't be taken away while requests are in flight.
+	case now.InFlight == 0:
+		// The same holds for a bucket that is not in use now: it may be when the change ends.
+		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"],
+			fmt.Sprintf("Limits.InFlight is 0 and can't become %d for a time: without a cap requests don't say when they end", l.InFlight)}
 	}
-	before := st.Limits
-	if earlier := c.active[key]; earlier != nil && (!inUse || st.Limits == earlier.given) {
+	before := now
+	if earlier := c.active[key]; earlier != nil && now == earlier.given {
 		before = earlier.before
 	}
 	if err := want.ref.setLimits(l); err != nil {
@@ -94,11 +101,17 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 	}
 	until := time.Now().Add(span)
 	c.startLocked(key, a, until)
-	what := fmt.Sprintf("limits set to %v", l)
-	if inUse {
-		what += fmt.Sprintf(", in place of %v", st.Limits)
-	}
-	return c.tell(want.of, want.who, what, until), nil
+	return c.tell(want.of, want.who, fmt.Sprintf("limits set to %v, in place of %v", l, now), until), nil
+}
+
+// limitsNow is ref.limitsNow, with an error in place of a panic of the limits function.
+func limitsNow(ref bucketRef) (l shaper.Limits, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the limits function panicked: %v", p)
+		}
+	}()
+	return ref.limitsNow()
 }
 
 // reset ends a change of limits now.

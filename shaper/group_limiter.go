@@ -57,6 +57,15 @@ func (k keyLimiter[K]) stats() (st Stats, ok bool) {
 // It does not call the limits function, so package inspect can look at any key.
 func (k keyLimiter[K]) OwnStats() (st Stats, ok bool) { return k.stats() }
 
+// LimitsNow returns the Limits of the key's bucket if that is in use, and otherwise those
+// that its next call gets, for package inspect. It may call the limits function.
+func (k keyLimiter[K]) LimitsNow() (Limits, error) {
+	if st, inUse := k.group.statsOf(k.key); inUse {
+		return st.Limits, nil
+	}
+	return k.group.callLimits(k.key)
+}
+
 // IsClosed reports whether the Group admits no more requests, for package inspect.
 func (k keyLimiter[K]) IsClosed() bool {
 	k.group.mu.Lock()
