@@ -61,6 +61,61 @@ func TestTheLimitsOfOneKeyAreChangedForATime(t *testing.T) {
 	})
 }
 
+// What Group.SetLimits has said of a key is the program's own, before a change through the
+// API and during it, also while the key has no bucket.
+func TestTheLimitsThatAProgramHasGivenAKeyAreNotLost(t *testing.T) {
+	usual, own, others := limits(t, "1 per 1h burst 9"), limits(t, "2 per 1h burst 9"), limits(t, "3 per 1h burst 9")
+	const change = `{"source":"one","key":"k","limits":"7 per 1h burst 9","for":"10m"}`
+	set := func(l shaper.Limits) func(*shaper.Group[string]) error {
+		return func(g *shaper.Group[string]) error { return g.SetLimits("k", l) }
+	}
+	reset := func(g *shaper.Group[string]) error { return g.ResetLimits("k") }
+	nothing := func(*shaper.Group[string]) error { return nil }
+	for _, c := range []struct {
+		name           string
+		before, during func(*shaper.Group[string]) error
+		then           shaper.Limits
+	}{
+		{"no others", nothing, nothing, usual},
+		{"set before", set(own), nothing, own},
+		{"set during", nothing, set(others), others},
+		{"set before and during", set(own), set(others), others},
+		{"reset during", set(own), reset, usual},
+	} {
+		for _, inUse := range []bool{true, false} {
+			for _, end := range []string{"by itself", "reset", "Close"} {
+				t.Run(fmt.Sprintf("%s, in use: %v, end: %s", c.name, inUse, end), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return usual, nil })
+						require.NoError(t, err)
+						defer g.Close()
+						console := newConsole(inspect.OfGroup(g))
+						defer console.Close()
+						require.NoError(t, c.before(g))
+						require.True(t, !inUse || g.Allow("k"))
+						console.post(t, "/api/limits", change)
+						console.post(t, "/api/limits", change)
+						require.NoError(t, c.during(g))
+						switch end {
+						case "by itself":
+							time.Sleep(10 * time.Minute)
+							synctest.Wait()
+						case "reset":
+							console.post(t, "/api/reset", `{"source":"one","key":"k"}`)
+						default:
+							require.NoError(t, console.Close())
+						}
+						require.True(t, g.Allow("k"))
+						for _, st := range g.All() {
+							require.Equal(t, c.then, st.Limits, "%s", console.log)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
 // Limits with a cap can't be put back while a bucket without one is in use, or the other
 // way round. A key that has no bucket when it is changed may have one when the change ends.
 func TestAChangeOfAKeyThatIsNotInUseCanEndWhileItIs(t *testing.T) {

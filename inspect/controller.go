@@ -49,7 +49,7 @@ type activeChange struct {
 
 	failing bool // to end; that has been told
 
-	given, before shaper.Limits // of a change of limits: those of the change, and those it replaced
+	given, before setting // of a change of limits: its own, and the one that it replaced
 
 	until time.Time // of a hold: when the line is to be released
 	own   bool      // of a hold: until is the end of a hold by the controller, and not of one by others
@@ -79,17 +79,21 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"],
 			fmt.Sprintf("Limits.InFlight is 0 and can't become %d for a time: without a cap requests don't say when they end", l.InFlight)}
 	}
-	before := now
-	if earlier := c.active[key]; earlier != nil && now == earlier.given {
+	before := want.ref.setting()
+	if earlier := c.active[key]; earlier != nil && before == earlier.given {
 		before = earlier.before
 	}
 	if err := want.ref.setLimits(l); err != nil {
 		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"], err.Error()}
 	}
-	a := &activeChange{who: want.who, given: l, before: before}
+	given := setting{l, true}
+	a := &activeChange{who: want.who, given: given, before: before}
 	a.end = func(bool) (string, error) {
-		if st, inUse := want.ref.stats(); inUse && st.Limits != l {
-			return fmt.Sprintf("limits %v have ended; %v, which others have set meanwhile, stay in force", l, st.Limits), nil
+		switch others := want.ref.setting(); {
+		case !others.given:
+			return fmt.Sprintf("limits %v have ended; others have reset them meanwhile", l), nil
+		case others != given:
+			return fmt.Sprintf("limits %v have ended; %v, which others have set meanwhile, stay in force", l, others.limits), nil
 		}
 		if err := want.ref.putBack(before); err != nil {
 			return "", fmt.Errorf("limits %v stay in force, because those before can't be put back: %w", l, err)

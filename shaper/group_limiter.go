@@ -66,6 +66,10 @@ func (k keyLimiter[K]) LimitsNow() (Limits, error) {
 	return k.group.callLimits(k.key)
 }
 
+// Override returns the Limits that SetLimits gave the key, for package inspect; ok reports
+// whether there are such.
+func (k keyLimiter[K]) Override() (l Limits, ok bool) { return k.group.overrideOf(k.key) }
+
 // IsClosed reports whether the Group admits no more requests, for package inspect.
 func (k keyLimiter[K]) IsClosed() bool {
 	k.group.mu.Lock()
