@@ -222,6 +222,70 @@ func TestAChangeThatCannotEndIsEndedLater(t *testing.T) {
 	})
 }
 
+// A limits function that waits for its database, or a log that can't be written to, must
+// keep neither other changes nor the end of the process waiting.
+func TestAFunctionThatBlocksHoldsUpNoOtherChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		usual := limits(t, "1 per 1h burst 9")
+		var blocks atomic.Bool
+		goOn := make(chan struct{})
+		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+			if key != "other" && blocks.Load() {
+				<-goOn
+			}
+			return usual, nil
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		of := func(key string) (found shaper.Limits) {
+			for k, st := range g.All() {
+				if k == key {
+					found = st.Limits
+				}
+			}
+			return found
+		}
+		body := func(key string) string {
+			return fmt.Sprintf(`{"source":"one","key":%q,"limits":"1 per 2h burst 9","for":"10m"}`, key)
+		}
+		require.True(t, g.Allow("k") && g.Allow("ending") && g.Allow("other"))
+		c.post(t, "/api/limits", body("k"))
+		c.post(t, "/api/limits", body("ending"))
+		blocks.Store(true)
+		codes := make(chan int, 3)
+		for path, body := range map[string]string{
+			"/api/reset":  `{"source":"one","key":"ending"}`,
+			"/api/hold":   `{"source":"one","key":"new","for":"10m"}`,
+			"/api/limits": body("unused"),
+		} {
+			go func() { codes <- c.call(http.MethodPost, path, body).Code }()
+		}
+		synctest.Wait()
+		c.post(t, "/api/limits", body("other"))
+		require.Equal(t, limits(t, "1 per 2h burst 9"), of("other"))
+		c.post(t, "/api/hold", `{"source":"one","key":"ending","for":"10m"}`)
+
+		start := time.Now()
+		require.NoError(t, c.Close())
+		require.Equal(t, 5*time.Second, time.Since(start))
+		require.Equal(t, usual, of("other"))
+		require.Equal(t, limits(t, "1 per 2h burst 9"), of("k"), "its limits function blocks")
+		require.Empty(t, codes)
+
+		close(goOn)
+		synctest.Wait()
+		require.Len(t, codes, 3)
+		require.NoError(t, c.Close())
+		require.Equal(t, start.Add(5*time.Second), time.Now())
+		require.True(t, g.Allow("unused"))
+		for key, st := range g.All() {
+			require.Equal(t, usual, st.Limits, "%s", key)
+			require.Zero(t, st.HeldUntil, "%s", key)
+		}
+	})
+}
+
 func TestConcurrentChangesEndWithWhatWasInForce(t *testing.T) {
 	s := newShaper(t, "1 per 1h")
 	g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 0.001, Burst: 20}, nil })

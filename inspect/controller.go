@@ -1,12 +1,10 @@
 package inspect
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,17 +15,26 @@ import (
 // maxActive is how many changes may be in force at once. The next one is refused.
 const maxActive = 1000
 
+// closeWait is how long close waits for functions of the program that block: the limits
+// function of a Group, and the handler of the log.
+const closeWait = 5 * time.Second
+
 // retryEnd is after what time it is tried again to end a change.
 const retryEnd = 5 * time.Second
 
 // A controller makes changes that end by themselves. It tells of each change and of its
 // end.
+//
+// Changes of one bucket come one after the other, and so does the news of them. Others do
+// not wait for them, as a change may call functions of the program, which may block.
 type controller struct {
 	logger   *slog.Logger
 	announce func(change)
 
-	mu      sync.Mutex // held during a change, so changes and the news of them have one order
+	mu      sync.Mutex // not held while functions of the program are called
 	active  map[changeKey]*activeChange
+	busy    map[changeKey]bool // what is being changed, or is coming to its end
+	freed   *sync.Cond         // of mu: a key of busy has gone
 	closed  bool
 	running sync.WaitGroup // timers that have not been stopped, and what they run
 }
@@ -56,16 +63,19 @@ type activeChange struct {
 }
 
 func newController(logger *slog.Logger, announce func(change)) *controller {
-	return &controller{logger: logger, announce: announce, active: map[changeKey]*activeChange{}}
+	c := &controller{logger: logger, announce: announce, active: map[changeKey]*activeChange{}, busy: map[changeKey]bool{}}
+	c.freed = sync.NewCond(&c.mu)
+	return c
 }
 
 // setLimits puts limits in force for a time. An earlier change of the same bucket is
 // replaced: what is put back in the end is what was in force before that one.
 func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration) (change, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	key := changeKey{of: want.of}
-	if err := c.admitLocked(key); err != nil {
+	c.take(key)
+	defer c.leave(key)
+	earlier, err := c.admit(key)
+	if err != nil {
 		return change{}, err
 	}
 	now, err := limitsNow(want.ref)
@@ -80,7 +90,7 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 			fmt.Sprintf("Limits.InFlight is 0 and can't become %d for a time: without a cap requests don't say when they end", l.InFlight)}
 	}
 	before := want.ref.setting()
-	if earlier := c.active[key]; earlier != nil && before == earlier.given {
+	if earlier != nil && before == earlier.given {
 		before = earlier.before
 	}
 	if err := want.ref.setLimits(l); err != nil {
@@ -104,7 +114,7 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 		return fmt.Sprintf("limits %v have ended", l), nil
 	}
 	until := time.Now().Add(span)
-	c.startLocked(key, a, until)
+	c.start(key, a, until)
 	return c.tell(want.of, want.who, fmt.Sprintf("limits set to %v, in place of %v", l, now), until), nil
 }
 
@@ -120,12 +130,12 @@ func limitsNow(ref bucketRef) (l shaper.Limits, err error) {
 
 // reset ends a change of limits now.
 func (c *controller) reset(want command) (change, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	key := changeKey{of: want.of}
-	a := c.active[key]
+	c.take(key)
+	defer c.leave(key)
+	a, closed := c.state(key)
 	switch {
-	case c.closed:
+	case closed:
 		return change{}, errClosed
 	case a == nil:
 		return change{}, &failure{Status: http.StatusConflict, Message: "the limits of this bucket have not been changed here, or the change has ended"}
@@ -134,17 +144,18 @@ func (c *controller) reset(want command) (change, error) {
 	if err != nil {
 		return change{}, &failure{Status: http.StatusConflict, Message: err.Error()}
 	}
-	c.stopLocked(key)
+	c.stop(key)
 	return c.tell(want.of, want.who, what, time.Time{}), nil
 }
 
 // hold holds a line for a time. Of several holds, also by others, the one that ends last
 // counts, so a shorter one does not shorten it.
 func (c *controller) hold(want command, span time.Duration) (change, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	key := changeKey{of: want.of, hold: true}
-	if err := c.admitLocked(key); err != nil {
+	c.take(key)
+	defer c.leave(key)
+	earlier, err := c.admit(key)
+	if err != nil {
 		return change{}, err
 	}
 	want.ref.hold(span)
@@ -155,7 +166,6 @@ func (c *controller) hold(want command, span time.Duration) (change, error) {
 	}
 	until := st.HeldUntil
 	a := &activeChange{who: want.who, until: until}
-	earlier := c.active[key]
 	a.own = !until.After(now.Add(span)) || earlier != nil && earlier.own && earlier.until.Equal(until)
 	a.end = func(closing bool) (string, error) {
 		st, _ := want.ref.stats()
@@ -167,22 +177,22 @@ func (c *controller) hold(want command, span time.Duration) (change, error) {
 		}
 		return "the hold has ended", nil
 	}
-	c.startLocked(key, a, until)
+	c.start(key, a, until)
 	return c.tell(want.of, want.who, "held", until), nil
 }
 
 // release ends all holds of a line, also those of others.
 func (c *controller) release(want command) (change, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	key := changeKey{of: want.of, hold: true}
-	if c.closed {
+	c.take(key)
+	defer c.leave(key)
+	if _, closed := c.state(key); closed {
 		return change{}, errClosed
 	}
 	st, _ := want.ref.stats()
 	held := st.HeldUntil.After(time.Now())
 	want.ref.hold(0)
-	c.stopLocked(key)
+	c.stop(key)
 	what := "released"
 	if !held {
 		what = "released, but it was not held"
@@ -192,34 +202,67 @@ func (c *controller) release(want command) (change, error) {
 
 var errClosed = &failure{Status: http.StatusServiceUnavailable, Message: "the inspector is closed"}
 
-// admitLocked returns nil if there may be a change.
-func (c *controller) admitLocked(key changeKey) error {
-	switch {
-	case c.closed:
-		return errClosed
-	case c.active[key] == nil && len(c.active) >= maxActive:
-		return &failure{Status: http.StatusConflict, Message: fmt.Sprintf("%d changes are in force already, which is the most", maxActive)}
+// take waits until nobody else changes the same, and keeps others from it until leave.
+func (c *controller) take(key changeKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.busy[key] {
+		c.freed.Wait()
 	}
-	return nil
+	c.busy[key] = true
 }
 
-// startLocked puts a change in the place of an earlier one, and lets it end at an instant.
-func (c *controller) startLocked(key changeKey, a *activeChange, until time.Time) {
-	c.stopLocked(key)
+// leave undoes take.
+func (c *controller) leave(key changeKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, key)
+	c.freed.Broadcast()
+}
+
+// state returns the change that is in force, or nil, and whether the controller is closed.
+func (c *controller) state(key changeKey) (a *activeChange, closed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.active[key], c.closed
+}
+
+// admit returns the earlier change, or nil, if there may be a change. The key is taken.
+func (c *controller) admit(key changeKey) (earlier *activeChange, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	earlier = c.active[key]
+	switch {
+	case c.closed:
+		return nil, errClosed
+	case earlier == nil && len(c.active)+len(c.busy) > maxActive: // This one is busy.
+		return nil, &failure{Status: http.StatusConflict, Message: fmt.Sprintf("%d changes are in force already, which is the most", maxActive)}
+	}
+	return earlier, nil
+}
+
+// start puts a change in the place of an earlier one, and lets it end at an instant. The
+// key is taken.
+func (c *controller) start(key changeKey, a *activeChange, until time.Time) {
+	c.stop(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.active[key] = a
 	c.running.Add(1)
 	a.timer = time.AfterFunc(time.Until(until), func() {
 		defer c.running.Done()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.active[key] == a { // Else it has been replaced at this very instant.
-			c.endLocked(key, a, false)
+		c.take(key)
+		defer c.leave(key)
+		if now, _ := c.state(key); now == a { // Else it has been replaced at this very instant.
+			c.end(key, a, false)
 		}
 	})
 }
 
-// stopLocked forgets a change without ending it.
-func (c *controller) stopLocked(key changeKey) {
+// stop forgets a change without ending it. The key is taken.
+func (c *controller) stop(key changeKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if a := c.active[key]; a != nil {
 		delete(c.active, key)
 		if a.timer.Stop() {
@@ -228,10 +271,9 @@ func (c *controller) stopLocked(key changeKey) {
 	}
 }
 
-// endLocked ends a change. If that fails, it is tried again and again, until the
-// controller is closed.
-func (c *controller) endLocked(key changeKey, a *activeChange, closing bool) {
-	c.stopLocked(key)
+// end ends a change. If that fails, it is tried again and again, until the controller is
+// closed. The key is taken.
+func (c *controller) end(key changeKey, a *activeChange, closing bool) {
 	what, err := a.tryToEnd(closing)
 	switch {
 	case err != nil && !closing:
@@ -239,9 +281,12 @@ func (c *controller) endLocked(key changeKey, a *activeChange, closing bool) {
 			what = fmt.Sprintf("%v; that is tried every %v", err, retryEnd)
 		}
 		a.failing = true
-		c.startLocked(key, a, time.Now().Add(retryEnd))
+		c.start(key, a, time.Now().Add(retryEnd))
 	case err != nil:
 		what = err.Error()
+		fallthrough
+	default:
+		c.stop(key)
 	}
 	if closing {
 		what += " (the inspector is closed)"
@@ -277,17 +322,37 @@ func (c *controller) tell(of target, who, what string, until time.Time) change {
 	return told
 }
 
-// close ends all changes, and returns when nothing of the controller runs any more.
+// close ends all changes, and returns when nothing of the controller runs any more. If
+// functions of the program block, it returns after closeWait; then the changes that wait
+// for them end later.
 func (c *controller) close() {
 	c.mu.Lock()
 	c.closed = true
-	for _, key := range slices.SortedFunc(maps.Keys(c.active), changeKey.compare) {
-		c.endLocked(key, c.active[key], true)
+	keys := maps.Clone(c.busy) // Some of them may become active yet.
+	for key := range c.active {
+		keys[key] = true
 	}
 	c.mu.Unlock()
-	c.running.Wait()
-}
-
-func (k changeKey) compare(other changeKey) int {
-	return cmp.Or(cmp.Compare(k.of.source, other.of.source), cmp.Compare(k.of.key, other.of.key))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var ends sync.WaitGroup
+		for key := range keys {
+			ends.Go(func() {
+				c.take(key)
+				defer c.leave(key)
+				if a, _ := c.state(key); a != nil {
+					c.end(key, a, true)
+				}
+			})
+		}
+		ends.Wait()
+		c.running.Wait()
+	}()
+	patience := time.NewTimer(closeWait)
+	defer patience.Stop()
+	select {
+	case <-done:
+	case <-patience.C:
+	}
 }

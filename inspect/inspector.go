@@ -113,7 +113,9 @@ func (i *Inspector) Report(err error) {
 
 // Close ends all changes that were made through the API, so that what was in force before
 // is in force again, all streams, and the goroutine that takes samples. It returns when
-// they have ended, and always returns nil. The API is answered with status 503 afterwards.
+// they have ended, and always returns nil. If the limits function of a Group blocks, or the
+// log, Close waits five seconds for it; changes that need it end when it returns. The API is
+// answered with status 503 afterwards.
 func (i *Inspector) Close() error {
 	// First, so that the streams still tell of it.
 	i.controller.close()
