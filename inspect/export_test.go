@@ -17,3 +17,9 @@ func Routes() (served []Served) {
 	}
 	return served
 }
+
+// BeginReplay keeps all replays of an Inspector waiting until end is called.
+func BeginReplay(i *Inspector) (end func()) {
+	i.recordings.replaying <- struct{}{}
+	return func() { <-i.recordings.replaying }
+}

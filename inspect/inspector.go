@@ -52,7 +52,7 @@ func New(opts ...Option) *Inspector {
 		closing: make(chan struct{}),
 
 		doorkeeper: newDoorkeeper(),
-		recordings: &recordings{buckets: map[target]*recorded{}},
+		recordings: &recordings{buckets: map[target]*recorded{}, replaying: make(chan struct{}, 1)},
 	}
 	for _, opt := range opts {
 		if opt != nil {

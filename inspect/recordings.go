@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"net/http"
@@ -26,7 +27,7 @@ type recordings struct {
 	closed  bool
 	running sync.WaitGroup // timers that have not been stopped, and what they run
 
-	replaying sync.Mutex // one replay at a time, however many ask
+	replaying chan struct{} // has room for one replay at a time, however many ask
 }
 
 // recorded is the recording of a bucket, and what the bucket was like when it began.
@@ -110,11 +111,15 @@ func (r *recordings) nextEndLocked() (first time.Time) {
 }
 
 // replay tells what the arrivals of a recording would have met under limits.
-func (r *recordings) replay(rec *recorded, l shaper.Limits, st shaper.Stats) whatIf {
-	r.replaying.Lock()
-	defer r.replaying.Unlock()
+func (r *recordings) replay(ctx context.Context, rec *recorded, l shaper.Limits, st shaper.Stats) (whatIf, error) {
+	select {
+	case r.replaying <- struct{}{}:
+		defer func() { <-r.replaying }()
+	case <-ctx.Done():
+		return whatIf{}, ctx.Err()
+	}
 	arrivals := rec.recording.Arrivals()
-	return newWhatIf(rec, arrivals, time.Now(), l, st)
+	return newWhatIf(rec, arrivals, time.Now(), l, st), nil
 }
 
 // close ends all recordings.

@@ -74,7 +74,11 @@ func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query)
 		return err
 	}
 	st, _ := ref.stats()
-	writeJSON(w, http.StatusOK, i.recordings.replay(rec, l, st))
+	answer, err := i.recordings.replay(r.Context(), rec, l, st)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, answer)
 	return nil
 }
 

@@ -227,6 +227,31 @@ func TestTheReplayOfOtherLimitsIsWhatTheyDo(t *testing.T) {
 	}
 }
 
+// Else those who ask and go, again and again, would keep the replays of others waiting.
+func TestAReplayIsNotWaitedForByACallerThatHasGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConsole(inspect.Of(newShaper(t, "50/s")))
+		defer c.Close()
+		end := inspect.BeginReplay(c.Inspector)
+		ctx, cancel := context.WithCancel(t.Context())
+		var gone, stays sync.WaitGroup
+		gone.Go(func() {
+			c.call(http.MethodGet, "/api/what-if?source=one&limits=5/s", "", func(r *http.Request) { *r = *r.WithContext(ctx) })
+		})
+		stays.Go(func() {
+			w := c.call(http.MethodGet, "/api/what-if?source=one&limits=5/s", "")
+			if w.Code != http.StatusOK {
+				t.Errorf("the caller that stays is answered with status %d", w.Code)
+			}
+		})
+		synctest.Wait()
+		cancel()
+		gone.Wait()
+		end()
+		stays.Wait()
+	})
+}
+
 func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShaper(t, "50/s")
