@@ -203,3 +203,37 @@ func TestLimitsOfOtherKeysDelayNobody(t *testing.T) {
 		time.Sleep(time.Second) // It ends.
 	})
 }
+
+// A Reload that runs while ResetLimits asks the limits function finds that the key still has
+// limits of its own, and passes it over. What the function returned before that Reload must not
+// be put in force after it: nothing would ever replace it.
+func TestResetLimitsDoesNotUndoAReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var burst, asked atomic.Int64
+		burst.Store(1000)
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			asked.Add(1)
+			b := burst.Load()
+			time.Sleep(time.Second)
+			return shaper.Limits{Rate: 1, Burst: int(b)}, nil
+		})
+		require.NoError(t, err)
+		require.NoError(t, g.SetLimits("a", shaper.Limits{Rate: 1, Burst: 77}))
+		require.True(t, g.AllowN("a", 70))
+		begun := time.Now()
+		var took time.Duration
+		var reset error
+		go func() { reset = g.ResetLimits("a"); took = time.Since(begun) }()
+		time.Sleep(500 * msec)
+		burst.Store(10)
+		g.Reload()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.NoError(t, reset)
+		require.Equal(t, 2*time.Second, took, "the limits function was called again")
+		require.Equal(t, int64(2), asked.Load())
+		for _, st := range g.All() {
+			require.Equal(t, shaper.Limits{Rate: 1, Burst: 10}, st.Limits)
+		}
+	})
+}
