@@ -237,3 +237,34 @@ func TestResetLimitsDoesNotUndoAReload(t *testing.T) {
 		}
 	})
 }
+
+// SetLimits is what an operator turns to when the limits function hangs or fails. So neither
+// a call of it that is pending nor its error must keep a key from the limits that it has been
+// given.
+func TestSetLimitsHelpsWhileTheLimitsFunctionHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			time.Sleep(30 * time.Second)
+			return shaper.Limits{}, errors.New("the database is down")
+		})
+		require.NoError(t, err)
+		before := make(chan error, 2)
+		for range 2 { // One calls the function, and one waits for its result.
+			go func() { before <- g.Wait(context.Background(), "a") }()
+			synctest.Wait()
+		}
+		require.NoError(t, g.SetLimits("a", shaper.Limits{Rate: 5, Burst: 3}))
+		begun := time.Now()
+		require.NoError(t, g.Wait(t.Context(), "a"), "a new call")
+		require.True(t, g.Allow("a"))
+		require.Zero(t, time.Since(begun))
+		require.NoError(t, <-before, "those that came before are not told the error either")
+		require.NoError(t, <-before)
+		require.Equal(t, 30*time.Second, time.Since(begun))
+		require.Zero(t, g.Stats().LimitErrors)
+		require.Equal(t, uint64(4), g.Stats().Departed)
+
+		require.ErrorContains(t, g.Wait(t.Context(), "b"), "the database is down")
+		require.Equal(t, uint64(1), g.Stats().LimitErrors)
+	})
+}
