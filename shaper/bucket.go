@@ -228,6 +228,7 @@ type plan struct {
 	slack    int64 // lateness that may be made up, in nanoseconds
 	users    int32 // in a Group, the number of buckets that have this plan
 	leftUnit uint8 // the unit of bucket.left is 1<<leftUnit nanoseconds
+	dryRun   bool  // no request takes a seat, whatever InFlight is
 }
 
 func planOf(l Limits) *plan {

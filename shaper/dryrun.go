@@ -55,6 +55,13 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 	return decision{waiting: int32(f.waiting()), event: verdictEvent}
 }
 
+// planOf returns a new plan of Limits for the flows of a dispatcher.
+func (d *dispatcher) planOf(l Limits) *plan {
+	p := planOf(l)
+	p.dryRun = d.dryRun
+	return p
+}
+
 // letThrough leaves the verdict of a dry run in the context of its request, if there is
 // room for one, and runs the hook. The lock is not held.
 func (d *dispatcher) letThrough(ctx context.Context, ev Event) {

@@ -272,3 +272,38 @@ func TestTheEndOfADryRun(t *testing.T) {
 		})
 	}
 }
+
+// The cap is not part of the shadow. A guess of when a seat becomes free must not make a dry
+// run predict another wait, or tell another RetryAfter, than without the cap.
+func TestTheCapDoesNotChangeWhatADryRunPredicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		predicted := func(inFlight int) (waits []time.Duration) {
+			limits := shaper.Limits{Rate: 20000, Depth: 3, InFlight: inFlight}
+			s, err := shaper.New(limits, shaper.WithDryRun())
+			require.NoError(t, err)
+			limits.Rate = 10000
+			require.NoError(t, s.SetLimits(limits))
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, shaper.WithDryRun())
+			require.NoError(t, err)
+			for range 5 { // One leaves at once, three would wait, and one would be refused.
+				wait, _ := s.Forecast(1)
+				ofKey, _ := g.Forecast("key", 1)
+				require.Equal(t, wait, ofKey)
+				_, err := s.Acquire(t.Context(), 1)
+				require.NoError(t, err)
+				_, err = g.Acquire(t.Context(), "key", 1)
+				require.NoError(t, err)
+				waits = append(waits, wait)
+			}
+			for _, w := range s.Line(9) {
+				waits = append(waits, time.Until(w.Leaves))
+			}
+			require.Equal(t, s.Line(9), g.Line("key", 9))
+			return append(waits, s.Refusals()[0].RetryAfter, g.Refusals()[0].RetryAfter)
+		}
+		step := 100 * time.Microsecond
+		want := []time.Duration{0, step, 2 * step, 3 * step, 0, step, 2 * step, 3 * step, step, step}
+		require.Equal(t, want, predicted(0))
+		require.Equal(t, want, predicted(1))
+	})
+}

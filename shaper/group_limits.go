@@ -75,15 +75,16 @@ func (g *Group[K]) foundLocked(key K, now int64) *keyedFlow[K] {
 // the lookup has the Limits and their plan. If it returns neither a bucket nor an error,
 // the caller is to call planFor next if the Limits are known, and otherwise lookUpLimits.
 func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFlow[K], error) {
-	// Limits that were returned before a Reload may be those that it was called to replace.
-	stale := l.err == nil && (l.reloads != g.reloads || l.known && l.gone == nil && g.overrideChangedLocked(key, l.limits, l.overridden))
+	// Limits that were returned before a Reload may be those that it was called to replace. An
+	// error of the limits function does not matter to a key that has Limits by SetLimits now.
+	stale := l.err == nil && l.reloads != g.reloads || l.known && l.gone == nil && g.overrideChangedLocked(key, l.limits, l.overridden)
 	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && g.lacksPlanLocked(key, l.limits) {
 		return nil, nil // The limitsCall of this request, if there is one, goes on until the plan is made.
 	}
 	if l.calls && l.known {
 		if stale {
 			l.known, l.gone, l.plan, l.reloads = false, nil, nil, g.reloads
-			l.overridden = false
+			l.overridden, l.err = false, nil
 			return nil, nil
 		}
 		l.calls = false
@@ -93,7 +94,7 @@ func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFl
 		}
 	}
 	switch {
-	case l.err != nil:
+	case l.err != nil && !stale:
 		return nil, l.err
 	case l.gone != nil:
 		g.totals.abandoned++
@@ -106,7 +107,12 @@ func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFl
 		g.offerPlanLocked(l.plan)
 		return g.insertLocked(key, l.limits, now)
 	}
-	*l = limitsLookup{reloads: g.reloads, call: g.limitsCalls[key]}
+	*l = limitsLookup{reloads: g.reloads}
+	if l.limits, l.overridden = g.overrides[key]; l.overridden {
+		l.known = true // A call of the limits function that is pending for the key need not be waited for.
+		return nil, nil
+	}
+	l.call = g.limitsCalls[key]
 	switch {
 	case l.call == nil:
 		l.calls = true

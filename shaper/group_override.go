@@ -61,11 +61,14 @@ func (g *Group[K]) ResetLimits(key K) error {
 		if !overridden || g.resetUnused(key) {
 			return nil
 		}
+		g.mu.Lock()
+		reloads := g.reloads
+		g.mu.Unlock()
 		to, err := g.callLimitsFunction(key)
 		if err != nil {
 			return err
 		}
-		if done, err := g.resetFrom(key, l, g.planFor(to)); done {
+		if done, err := g.resetFrom(key, l, g.planFor(to), reloads); done {
 			return err
 		}
 	}
@@ -85,11 +88,13 @@ func (g *Group[K]) resetUnused(key K) bool {
 }
 
 // resetFrom puts the Limits that the limits function has returned for a key in force. done
-// is false if those that it has by SetLimits are not from any more. The lock is not held.
-func (g *Group[K]) resetFrom(key K, from Limits, to *plan) (done bool, err error) {
+// is false if those that it has by SetLimits are not from any more, or if a Reload has begun
+// since there were so many reloads: what was returned before may be what the Reload replaces.
+// The lock is not held.
+func (g *Group[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done bool, err error) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
-	if l, overridden := g.overrides[key]; !overridden || l != from {
+	if l, overridden := g.overrides[key]; !overridden || l != from || g.reloads != reloads {
 		return false, nil
 	}
 	if err = g.putInForceLocked(key, to, now); err == nil {

@@ -203,3 +203,68 @@ func TestLimitsOfOtherKeysDelayNobody(t *testing.T) {
 		time.Sleep(time.Second) // It ends.
 	})
 }
+
+// A Reload that runs while ResetLimits asks the limits function finds that the key still has
+// limits of its own, and passes it over. What the function returned before that Reload must not
+// be put in force after it: nothing would ever replace it.
+func TestResetLimitsDoesNotUndoAReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var burst, asked atomic.Int64
+		burst.Store(1000)
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			asked.Add(1)
+			b := burst.Load()
+			time.Sleep(time.Second)
+			return shaper.Limits{Rate: 1, Burst: int(b)}, nil
+		})
+		require.NoError(t, err)
+		require.NoError(t, g.SetLimits("a", shaper.Limits{Rate: 1, Burst: 77}))
+		require.True(t, g.AllowN("a", 70))
+		begun := time.Now()
+		var took time.Duration
+		var reset error
+		go func() { reset = g.ResetLimits("a"); took = time.Since(begun) }()
+		time.Sleep(500 * msec)
+		burst.Store(10)
+		g.Reload()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.NoError(t, reset)
+		require.Equal(t, 2*time.Second, took, "the limits function was called again")
+		require.Equal(t, int64(2), asked.Load())
+		for _, st := range g.All() {
+			require.Equal(t, shaper.Limits{Rate: 1, Burst: 10}, st.Limits)
+		}
+	})
+}
+
+// SetLimits is what an operator turns to when the limits function hangs or fails. So neither
+// a call of it that is pending nor its error must keep a key from the limits that it has been
+// given.
+func TestSetLimitsHelpsWhileTheLimitsFunctionHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			time.Sleep(30 * time.Second)
+			return shaper.Limits{}, errors.New("the database is down")
+		})
+		require.NoError(t, err)
+		before := make(chan error, 2)
+		for range 2 { // One calls the function, and one waits for its result.
+			go func() { before <- g.Wait(context.Background(), "a") }()
+			synctest.Wait()
+		}
+		require.NoError(t, g.SetLimits("a", shaper.Limits{Rate: 5, Burst: 3}))
+		begun := time.Now()
+		require.NoError(t, g.Wait(t.Context(), "a"), "a new call")
+		require.True(t, g.Allow("a"))
+		require.Zero(t, time.Since(begun))
+		require.NoError(t, <-before, "those that came before are not told the error either")
+		require.NoError(t, <-before)
+		require.Equal(t, 30*time.Second, time.Since(begun))
+		require.Zero(t, g.Stats().LimitErrors)
+		require.Equal(t, uint64(4), g.Stats().Departed)
+
+		require.ErrorContains(t, g.Wait(t.Context(), "b"), "the database is down")
+		require.Equal(t, uint64(1), g.Stats().LimitErrors)
+	})
+}

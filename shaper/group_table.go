@@ -125,7 +125,7 @@ func (g *Group[K]) planFor(l Limits) *plan {
 	p := g.plans[l]
 	g.mu.Unlock()
 	if p == nil {
-		p = planOf(l)
+		p = g.planOf(l)
 	}
 	return p
 }

@@ -184,12 +184,13 @@ func (f *flow) noteSeatTime(taken int64) {
 }
 
 // seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
-// there are seats now for it and all ahead of it. Nobody knows when requests end. On
-// average InFlight of them end within the mean time for which seats are taken.
+// there are seats now for it and all ahead of it, and in a dry run. Nobody knows when
+// requests end. On average InFlight of them end within the mean time for which seats are
+// taken.
 func (f *flow) seatIn(k int) time.Duration {
 	seats := f.bucket.limits.InFlight
 	releases := k + f.seatsTaken() - seats // More may be taken than there are, after SetLimits.
-	if !f.capped() || releases <= 0 {
+	if !f.capped() || f.bucket.dryRun || releases <= 0 {
 		return 0
 	}
 	high, low := bits.Mul64(uint64(releases), uint64(f.seatTime()))

@@ -77,6 +77,7 @@ func (d *dispatcher) lineOf(most int, find func() *flow) []Waiter {
 		now := d.lockAndAdvance()
 		f, n := find(), 0
 		if f != nil {
+			f.bucket.idleUntil(now) // As lockFlow does: while all seats are taken the bucket may have emptied.
 			n = min(most, f.waiting())
 		}
 		if n <= cap(line) {

@@ -127,6 +127,53 @@ func TestLineWithACapAndARetry(t *testing.T) {
 	})
 }
 
+// While all seats are taken the bucket empties. What it has not leaked since then must not be
+// credited to those who wait, or all of them would be shown to leave at once.
+func TestLineWithACapDoesNotShowAStampede(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limits := shaper.Limits{Rate: 1, Depth: 10, InFlight: 1}
+		s := mustMake(t, limits)
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil })
+		require.NoError(t, err)
+		t0 := time.Now()
+		var ends []func()
+		left := make(chan time.Duration, 6)
+		for _, acquire := range []func(context.Context, int) (func(), error){
+			s.Acquire,
+			func(ctx context.Context, n int) (func(), error) { return g.Acquire(ctx, "key", n) },
+		} {
+			release, err := acquire(t.Context(), 1)
+			require.NoError(t, err)
+			ends = append(ends, release)
+			enters(func(ctx context.Context, n int) error {
+				release, err := acquire(ctx, n)
+				left <- time.Since(t0)
+				release()
+				return err
+			}, 1, 1, 1)
+		}
+		time.Sleep(50 * time.Second)
+		want := []time.Duration{50*time.Second + msec, 51 * time.Second, 52 * time.Second}
+		shown := func(line []shaper.Waiter) (leave []time.Duration) {
+			for _, w := range line {
+				leave = append(leave, w.Leaves.Sub(t0))
+			}
+			return leave
+		}
+		require.Equal(t, want, shown(s.Line(9)), "before anything else has looked")
+		require.Equal(t, want, shown(g.Line("key", 9)))
+		_, err = s.Forecast(1)
+		require.NoError(t, err)
+		require.Equal(t, want, shown(s.Line(9)))
+		ends[0]()
+		ends[1]()
+		time.Sleep(time.Minute)
+		for _, at := range []time.Duration{50, 50, 51, 51, 52, 52} { // A millisecond was the guess for the seat.
+			require.Equal(t, at*time.Second, <-left)
+		}
+	})
+}
+
 // Looking makes no bucket. Keys that share one show its line.
 func TestLineOfAKeyMakesNoBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -51,6 +51,7 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s.capped = l.InFlight > 0
 	s.lineOfLocked(&s.flow)
 	s.prepare(o)
+	s.flow.bucket.dryRun = o.dry
 	return s, nil
 }
 
@@ -193,7 +194,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	to := planOf(l)
+	to := s.planOf(l)
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
 	if err := s.flow.checkChange(l); err != nil {
