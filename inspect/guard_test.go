@@ -102,6 +102,42 @@ func TestHostsThatAreGivenAreServedToOthers(t *testing.T) {
 	}
 }
 
+// The name may come from a variable that is not set. Then everybody who reaches the
+// listener would be answered.
+func TestAnEmptyHostLetsNobodyElseIn(t *testing.T) {
+	i := inspect.New(inspect.WithHosts("", " "))
+	defer i.Close()
+	for _, host := range []string{"localhost", "", " "} {
+		r := request(http.MethodGet, "/api/buckets")
+		r.Host, r.RemoteAddr = host, "203.0.113.9:5"
+		require.GreaterOrEqual(t, recorded(i, r).Code, 400, host)
+	}
+	require.Equal(t, http.StatusOK, ask(i, "/api/buckets").Code)
+}
+
+func TestAHostOfIPv6IsKnownWithAndWithoutBracketsAndPort(t *testing.T) {
+	for _, given := range []string{"2001:DB8::1", "[2001:db8::1]"} {
+		i := inspect.New(inspect.WithHosts(given))
+		defer i.Close()
+		for host, status := range map[string]int{
+			"[2001:db8::1]":      200,
+			"[2001:db8::1]:6060": 200,
+			"[2001:db8::2]:6060": 421,
+		} {
+			r := request(http.MethodGet, "/api/buckets")
+			r.Host, r.RemoteAddr = host, "[2001:db8::9]:5"
+			require.Equal(t, status, recorded(i, r).Code, "%s %s", given, host)
+		}
+	}
+	i := inspect.New(inspect.WithHosts("[2001:db8::1]:6060"))
+	defer i.Close()
+	for host, status := range map[string]int{"[2001:db8::1]:6060": 200, "[2001:db8::1]:6061": 421} {
+		r := request(http.MethodGet, "/api/buckets")
+		r.Host, r.RemoteAddr = host, "[2001:db8::9]:5"
+		require.Equal(t, status, recorded(i, r).Code, host)
+	}
+}
+
 func TestEveryAnswerIsGuarded(t *testing.T) {
 	i := inspect.New()
 	defer i.Close()
