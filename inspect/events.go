@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -72,6 +73,12 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 	}
 	defer i.leave(s)
 
+	if _, served := r.Context().Value(http.ServerContextKey).(*http.Server); served {
+		if err := s.limitWrite(); errors.Is(err, http.ErrNotSupported) {
+			return &failure{Status: http.StatusNotImplemented,
+				Message: "a stream needs a ResponseWriter with write deadlines; a handler around the Inspector has one without them, and without Unwrap"}
+		}
+	}
 	header := w.Header()
 	header.Set("Content-Type", "text/event-stream")
 	header.Set("X-Accel-Buffering", "no")

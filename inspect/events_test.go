@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -289,6 +290,36 @@ func TestCloseEndsAllStreams(t *testing.T) {
 		require.NoError(t, i.Close())
 		i.Add("late", inspect.Of(shaperOf(t, "4/s"))) // It shows nothing, and begins nothing.
 	})
+}
+
+// A plain wrapper, as of a middleware that logs, hides the write deadlines of a connection.
+// With it a reader that takes nothing would be waited for without end, and so would Close.
+func TestCloseDoesNotHangBehindAWriterWithoutDeadlines(t *testing.T) {
+	i := inspect.New()
+	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		i.ServeHTTP(struct {
+			http.ResponseWriter
+			http.Flusher
+		}{w, w.(http.Flusher)}, r)
+	}))
+	defer server.Close()
+	defer server.CloseClientConnections()
+	response, err := http.Get(server.URL + "/api/events")
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, http.StatusNotImplemented, response.StatusCode)
+	text, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "write deadlines")
+	closed := make(chan error)
+	go func() { closed <- i.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+	case <-time.After(5 * time.Second):
+		t.Fatal("Close hangs")
+	}
 }
 
 func TestReportsAndNewSourcesAreTold(t *testing.T) {
