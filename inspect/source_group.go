@@ -134,10 +134,13 @@ func (s *openGroup[K]) textFor(key K) string {
 	}
 	text := fmt.Sprint(key)
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, taken := s.keys[text]; taken {
+	_, taken := s.keys[text]
+	s.mu.Unlock()
+	if taken { // It stays so: scan alone adds keys and takes them away.
 		text = fmt.Sprintf("%#v", key)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for n, unnumbered := 2, text; ; n++ {
 		if _, taken := s.keys[text]; !taken {
 			s.keys[text] = key
