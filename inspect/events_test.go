@@ -191,6 +191,33 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 	})
 }
 
+// What scans have met is forgotten a minute after the last list. Keys that are not strings
+// are known by that alone.
+func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := shaper.ParseLimits("1 per 1h depth 5")
+		require.NoError(t, err)
+		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return l, nil })
+		require.NoError(t, err)
+		i := inspect.New()
+		defer i.Close()
+		i.Add("many", inspect.OfGroup(g))
+		require.True(t, g.Allow(7))
+		r := listen(t, i, "/api/events?source=many&key=7")
+		for range 100 {
+			var d struct{ Bucket *bucket }
+			r.until("detail", &d)
+			require.NotNil(t, d.Bucket)
+			require.Equal(t, "7", d.Bucket.Key)
+		}
+		var f frame
+		r.until("frame", &f)
+		require.Greater(t, *f.Level, 0.9)
+		require.True(t, g.Allow(8))
+		require.Equal(t, http.StatusOK, ask(i, "/api/buckets/many/8").Code)
+	})
+}
+
 // A reader that takes nothing for a while gets the latest frame then, and not those that
 // it has missed.
 func TestASlowReaderGetsTheLatestFrame(t *testing.T) {

@@ -92,7 +92,7 @@ func (i *Inspector) details() map[*track][]byte {
 	i.mu.Unlock()
 	details := make(map[*track][]byte, len(targets))
 	for of, t := range targets {
-		if d, ok := i.liveDetail(of); ok {
+		if d, ok := i.liveDetail(of, t.bucket); ok {
 			details[t] = encodeEvent("detail", d)
 		}
 	}

@@ -41,6 +41,9 @@ type snapshot struct {
 func newWatched(name string, s Source) *watched {
 	w := &watched{name: name, source: s.open()}
 	w.whole = newTrack(func() (reading, bool) { return w.source.read(), true })
+	if w.source.kind() == "shaper" {
+		w.whole.bucket, _ = w.source.find("")
+	}
 	return w
 }
 

@@ -40,6 +40,7 @@ type target struct {
 // Inspector guards it.
 type track struct {
 	read    func() (reading, bool) // of the target, now; called outside the lock
+	bucket  bucketRef              // of one bucket, else nil: it remains right when the text of its key is forgotten
 	counts  [rateSteps + 1]counts  // a ring of the latest
 	taken   int                    // how many samples have been taken
 	points  []point                // oldest first
