@@ -69,7 +69,7 @@ func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query)
 	if err != nil {
 		return err
 	}
-	rec, err := i.recordings.of(w, of, ref)
+	rec, err := i.recordings.of(of, ref)
 	if err != nil {
 		return err
 	}
