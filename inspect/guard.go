@@ -79,6 +79,13 @@ func bare(host string) string {
 	return host
 }
 
+// isForeign reports whether a browser says that a page of another origin has sent a
+// request. What is not a browser does not say where a request comes from.
+func isForeign(r *http.Request) bool {
+	from := r.Header.Get("Sec-Fetch-Site")
+	return from != "" && from != "same-origin" && from != "none"
+}
+
 // isLocal reports whether a request comes from this machine.
 func isLocal(r *http.Request) bool {
 	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {

@@ -138,6 +138,31 @@ func TestAHostOfIPv6IsKnownWithAndWithoutBracketsAndPort(t *testing.T) {
 	}
 }
 
+// A page of another origin can send requests whose answers it can't read, such as enough
+// for /api/events to take all streams.
+func TestAForeignPageIsToldNothingByTheAPI(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.Of(shaperOf(t, "1/s")))
+	paths := []string{"/api/events", "/api/buckets", "/api/buckets/one/", "/api/line/one/", "/api/top", "/api/what-if?source=one&limits=1/s", "/api/openapi.json"}
+	for site, status := range map[string]int{"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200, "": 200} {
+		for _, path := range append(paths, "/", "/web/app.js") {
+			r := request(http.MethodGet, path)
+			if path == "/api/events" {
+				r = request(http.MethodHead, path)
+			}
+			if site != "" {
+				r.Header.Set("Sec-Fetch-Site", site)
+			}
+			want := status
+			if path == "/" || path == "/web/app.js" { // A link may lead to the page.
+				want = http.StatusOK
+			}
+			require.Equal(t, want, recorded(i, r).Code, "%s %s", site, path)
+		}
+	}
+}
+
 func TestEveryAnswerIsGuarded(t *testing.T) {
 	i := inspect.New()
 	defer i.Close()
