@@ -128,6 +128,9 @@ func (i *Inspector) targetOf(q query) (*target, bucketRef, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := keeps(q.text("key")); err != nil {
+		return nil, nil, err
+	}
 	of := &target{source: name, key: q.text("key"), whole: !q.has("key")}
 	if w.source.kind() == "shaper" && of.key == "" {
 		of.whole = true // One bucket is all that there is.

@@ -1,6 +1,7 @@
 package inspect_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -94,6 +95,24 @@ func TestAnIDSurvivesThatAPathIsCleaned(t *testing.T) {
 		u, err := base.Parse("api/buckets/one/" + b.ID)
 		require.NoError(t, err)
 		require.Equal(t, "/api/buckets/one/"+b.ID, u.EscapedPath())
+	}
+}
+
+// The key of a history or a recording is kept for minutes, and anybody may send one.
+func TestAHugeKeyIsNotKept(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(groupOf(t, "1/d")))
+	for _, path := range []string{"/api/events?source=one", "/api/what-if?source=one&limits=1/s"} {
+		for length, status := range map[int]int{8 << 10: http.StatusOK, 8<<10 + 1: http.StatusBadRequest} {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			w := recorded(i, request(http.MethodGet, path+"&key="+strings.Repeat("k", length)).WithContext(ctx))
+			require.Equal(t, status, w.Code, path)
+			if status != http.StatusOK {
+				require.Contains(t, w.Body.String(), `"parameter":"key"`)
+			}
+		}
 	}
 }
 

@@ -36,6 +36,18 @@ func readQuery(r *http.Request, known []string) (query, error) {
 	return q, nil
 }
 
+// maxKeptKey is how long a key may be, in bytes, of which the Inspector keeps a history or
+// a recording. Each is kept for a time, and so is its key, whether or not it has a bucket.
+const maxKeptKey = 8 << 10
+
+// keeps returns nil if a key is short enough to be kept.
+func keeps(key string) error {
+	if len(key) > maxKeptKey {
+		return wrong("key", key, "but here it must be at most %d bytes", maxKeptKey)
+	}
+	return nil
+}
+
 // text returns a parameter; "" if it is not given.
 func (q query) text(name string) string { return q.values[name] }
 

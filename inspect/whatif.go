@@ -65,6 +65,9 @@ func (i *Inspector) serveWhatIf(w http.ResponseWriter, _ *http.Request, q query)
 	if err != nil {
 		return err
 	}
+	if err := keeps(of.key); err != nil {
+		return err
+	}
 	rec, err := i.recordings.of(of, ref)
 	if err != nil {
 		return err
