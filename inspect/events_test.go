@@ -158,6 +158,36 @@ func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 	})
 }
 
+// Whoever looks at one bucket also sees what the whole source does.
+func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1/min depth 9")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("many", inspect.OfGroup(g))
+		time.Sleep(2*time.Second + time.Millisecond)
+		type totals struct{ Arrivals, Departures, Refusals, Waiting float64 }
+		type both struct {
+			Waiting int
+			Totals  *totals
+		}
+		ofKey, ofAll := listen(t, i, "/api/events?source=many&key=a"), listen(t, i, "/api/events?source=many")
+		var f both
+		ofKey.until("frame", &f)
+		require.Equal(t, &totals{}, f.Totals)
+		ofAll.until("frame", &f)
+		lineUp(t, g, "a", 3)
+		lineUp(t, g, "b", 6)
+		ofKey.until("frame", &f)
+		require.Equal(t, 2, f.Waiting)
+		require.Equal(t, &totals{Arrivals: 9, Departures: 2, Waiting: 7}, f.Totals)
+		f = both{}
+		ofAll.until("frame", &f)
+		require.Equal(t, 7, f.Waiting)
+		require.Nil(t, f.Totals)
+	})
+}
+
 // A bucket is deleted when it has drained. Whoever looks at it sees it empty meanwhile,
 // and sees no departures of long ago when it is made again.
 func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {

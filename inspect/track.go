@@ -27,6 +27,15 @@ type point struct {
 	Depth      *int     `json:"depth"`
 	Held       bool     `json:"held"`
 	DryRun     bool     `json:"dry_run"`
+	Totals     *totals  `json:"totals,omitempty"` // of the source; in frames of one bucket of a group only
+}
+
+// totals are figures of a whole source, beside those of one of its buckets.
+type totals struct {
+	Arrivals   float64 `json:"arrivals"` // these three are per second, over the last second
+	Departures float64 `json:"departures"`
+	Refusals   float64 `json:"refusals"`
+	Waiting    int     `json:"waiting"`
 }
 
 // A target is what a stream shows: a source, or one of its buckets.
