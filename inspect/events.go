@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -53,7 +54,7 @@ type history struct {
 }
 
 func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query) error {
-	of, err := i.targetOf(q)
+	of, ref, err := i.targetOf(q)
 	if err != nil {
 		return err
 	}
@@ -66,19 +67,25 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 		}
 	}
 	s := &stream{wake: make(chan struct{}, 1), control: http.NewResponseController(w)}
-	points, err := i.join(s, of, &hello)
+	points, err := i.join(s, of, ref, &hello)
 	if err != nil {
 		return err
 	}
 	defer i.leave(s)
 
+	if _, served := r.Context().Value(http.ServerContextKey).(*http.Server); served {
+		if err := s.limitWrite(); errors.Is(err, http.ErrNotSupported) {
+			return &failure{Status: http.StatusNotImplemented,
+				Message: "a stream needs a ResponseWriter with write deadlines; a handler around the Inspector has one without them, and without Unwrap"}
+		}
+	}
 	header := w.Header()
 	header.Set("Content-Type", "text/event-stream")
 	header.Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
 	first := append(encodeEvent("hello", hello), encodeEvent("history", history{step.Seconds(), points})...)
 	if of != nil {
-		if d, ok := i.liveDetail(*of); ok {
+		if d, ok := i.liveDetail(*of, s.track.bucket); ok {
 			first = append(first, encodeEvent("detail", d)...)
 		}
 	}
@@ -107,36 +114,38 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 }
 
 // targetOf returns what a query selects: nil if there is no source at all. Without a
-// source it is the first.
-func (i *Inspector) targetOf(q query) (*target, error) {
+// source it is the first. The bucketRef is nil for a whole group.
+func (i *Inspector) targetOf(q query) (*target, bucketRef, error) {
 	name := q.text("source")
 	if name == "" {
 		sources := i.all()
 		if len(sources) == 0 {
-			return nil, nil
+			return nil, nil, nil
 		}
 		name = sources[0].name
 	}
 	w, err := i.sourceNamed(name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if err := keeps(q.text("key")); err != nil {
+		return nil, nil, err
 	}
 	of := &target{source: name, key: q.text("key"), whole: !q.has("key")}
 	if w.source.kind() == "shaper" && of.key == "" {
 		of.whole = true // One bucket is all that there is.
 	}
-	if !of.whole {
-		if _, _, err := i.bucketNamed(name, of.key); err != nil {
-			return nil, err
-		}
+	if of.whole && w.source.kind() == "group" {
+		return of, nil, nil
 	}
-	return of, nil
+	_, ref, err := i.bucketNamed(name, of.key)
+	return of, ref, err
 }
 
 // join adds a stream to those that are told of events. It completes the hello and
 // returns the history in the same step, so that nothing is missing and nothing is told
 // twice.
-func (i *Inspector) join(s *stream, of *target, h *hello) ([]point, error) {
+func (i *Inspector) join(s *stream, of *target, ref bucketRef, h *hello) ([]point, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.closed {
@@ -148,7 +157,7 @@ func (i *Inspector) join(s *stream, of *target, h *hello) ([]point, error) {
 	points := []point{}
 	if of != nil {
 		s.target = *of
-		s.track = i.trackLocked(*of)
+		s.track = i.trackLocked(*of, ref)
 		s.track.viewers++
 		points = append(points, s.track.points...)
 	}
@@ -178,7 +187,7 @@ func (i *Inspector) leave(s *stream) {
 }
 
 // trackLocked returns the history of a target, which begins now if it has none.
-func (i *Inspector) trackLocked(of target) *track {
+func (i *Inspector) trackLocked(of target, ref bucketRef) *track {
 	w := i.sources[slices.IndexFunc(i.sources, func(w *watched) bool { return w.name == of.source })]
 	if of.whole {
 		return w.whole
@@ -191,13 +200,10 @@ func (i *Inspector) trackLocked(of target) *track {
 		i.dropOldestLocked()
 	}
 	t = newTrack(func() (reading, bool) {
-		ref, ok := w.source.find(of.key)
-		if !ok {
-			return reading{}, false
-		}
 		st, ok := ref.stats()
 		return readingOf(st, time.Now()), ok
 	})
+	t.bucket = ref
 	i.tracked[of] = t
 	return t
 }
@@ -254,17 +260,13 @@ type liveDetail struct {
 	Histograms    histogramsView `json:"histograms"`
 }
 
-func (i *Inspector) liveDetail(t target) (liveDetail, bool) {
+func (i *Inspector) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 	w := i.source(t.source)
 	if w == nil {
 		return liveDetail{}, false
 	}
 	d := liveDetail{Histograms: w.window.view(of(w))}
-	if t.whole && w.source.kind() == "group" {
-		return d, true
-	}
-	ref, ok := w.source.find(t.key)
-	if !ok {
+	if ref == nil {
 		return d, true
 	}
 	if r, ok := w.look(t.key, ref); ok {

@@ -1,11 +1,8 @@
 package inspect_test
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -157,6 +154,36 @@ func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 	})
 }
 
+// Whoever looks at one bucket also sees what the whole source does.
+func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1/min depth 9")
+		i := inspect.New()
+		defer i.Close()
+		i.Add("many", inspect.OfGroup(g))
+		time.Sleep(2*time.Second + time.Millisecond)
+		type totals struct{ Arrivals, Departures, Refusals, Waiting float64 }
+		type both struct {
+			Waiting int
+			Totals  *totals
+		}
+		ofKey, ofAll := listen(t, i, "/api/events?source=many&key=a"), listen(t, i, "/api/events?source=many")
+		var f both
+		ofKey.until("frame", &f)
+		require.Equal(t, &totals{}, f.Totals)
+		ofAll.until("frame", &f)
+		lineUp(t, g, "a", 3)
+		lineUp(t, g, "b", 6)
+		ofKey.until("frame", &f)
+		require.Equal(t, 2, f.Waiting)
+		require.Equal(t, &totals{Arrivals: 9, Departures: 2, Waiting: 7}, f.Totals)
+		f = both{}
+		ofAll.until("frame", &f)
+		require.Equal(t, 7, f.Waiting)
+		require.Nil(t, f.Totals)
+	})
+}
+
 // A bucket is deleted when it has drained. Whoever looks at it sees it empty meanwhile,
 // and sees no departures of long ago when it is made again.
 func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
@@ -187,6 +214,33 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 		r.until("frame", &f)
 		require.Equal(t, 1.0, f.Departures)
 		require.Zero(t, f.Refusals)
+	})
+}
+
+// What scans have met is forgotten a minute after the last list. Keys that are not strings
+// are known by that alone.
+func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := shaper.ParseLimits("1 per 1h depth 5")
+		require.NoError(t, err)
+		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return l, nil })
+		require.NoError(t, err)
+		i := inspect.New()
+		defer i.Close()
+		i.Add("many", inspect.OfGroup(g))
+		require.True(t, g.Allow(7))
+		r := listen(t, i, "/api/events?source=many&key=7")
+		for range 100 {
+			var d struct{ Bucket *bucket }
+			r.until("detail", &d)
+			require.NotNil(t, d.Bucket)
+			require.Equal(t, "7", d.Bucket.Key)
+		}
+		var f frame
+		r.until("frame", &f)
+		require.Greater(t, *f.Level, 0.9)
+		require.True(t, g.Allow(8))
+		require.Equal(t, http.StatusOK, ask(i, "/api/buckets/many/8").Code)
 	})
 }
 
@@ -239,123 +293,4 @@ func TestAClosedTabLeavesNothingBehind(t *testing.T) {
 			<-r.ended
 		}
 	})
-}
-
-func TestStreamsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		var readers []*reader
-		for range 256 {
-			r := listen(t, i, "/api/events")
-			require.Equal(t, "hello", r.next().name)
-			readers = append(readers, r)
-		}
-		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/events").Code)
-		readers[7].cancel()
-		<-readers[7].ended
-		require.Equal(t, "hello", listen(t, i, "/api/events").next().name)
-	})
-}
-
-func TestCloseEndsAllStreams(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-		polite, stuck := listen(t, i, "/api/events"), listen(t, i, "/api/events")
-		require.Equal(t, "hello", polite.next().name)
-		require.Equal(t, "hello", stuck.next().name)
-		time.Sleep(time.Second)
-		ended := make(chan time.Time)
-		go func() {
-			_ = i.Close()
-			ended <- time.Now()
-		}()
-		began := time.Now()
-		for {
-			e, err := polite.tryNext()
-			require.NoError(t, err)
-			if e.name == "bye" {
-				break
-			}
-		}
-		<-polite.ended
-		require.Equal(t, began, time.Now())
-		require.Equal(t, began.Add(time.Second), <-ended) // The other has that long to take something.
-		<-stuck.ended
-		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/events").Code)
-		require.Equal(t, http.StatusServiceUnavailable, ask(i, "/api/buckets").Code)
-		require.NoError(t, i.Close())
-		i.Add("late", inspect.Of(shaperOf(t, "4/s"))) // It shows nothing, and begins nothing.
-	})
-}
-
-func TestReportsAndNewSourcesAreTold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		i := inspect.New()
-		defer i.Close()
-		one := shaperOf(t, "4/s")
-		i.Add("one", inspect.Of(one))
-		r := listen(t, i, "/api/events")
-		var report struct{ Message string }
-		require.Equal(t, "hello", r.next().name)
-
-		i.Report(errors.New("limits.yaml:3:5: what is that?"))
-		r.until("report", &report)
-		require.Equal(t, "limits.yaml:3:5: what is that?", report.Message)
-		var hello struct{ Reports []struct{ Message string } }
-		later := listen(t, i, "/api/events")
-		later.until("hello", &hello)
-		require.Len(t, hello.Reports, 1)
-		require.Contains(t, ask(i, "/").Body.String(), "limits.yaml:3:5: what is that?")
-		i.Report(nil)
-		r.until("report", &report)
-		require.Empty(t, report.Message)
-		later = listen(t, i, "/api/events")
-		later.until("hello", &hello)
-		require.Empty(t, hello.Reports)
-
-		var sources []struct {
-			Name   string
-			Closed bool
-		}
-		many := groupOf(t, "4/s")
-		i.Add("many", inspect.OfGroup(many))
-		r.until("sources", &sources)
-		require.Len(t, sources, 2)
-		require.NoError(t, one.Close())
-		require.NoError(t, many.Close())
-		r.until("sources", &sources)
-		require.True(t, sources[0].Closed)
-		require.True(t, sources[1].Closed)
-	})
-}
-
-func TestTwoSourcesOfOneNameAreAMistake(t *testing.T) {
-	i := inspect.New()
-	defer i.Close()
-	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-	require.PanicsWithValue(t, `inspect: there is a source named "one" already`, func() { i.Add("one", inspect.Of(shaperOf(t, "4/s"))) })
-	require.Panics(t, func() { i.Add("", inspect.Of(shaperOf(t, "4/s"))) })
-	require.Panics(t, func() { i.Add("two", nil) })
-}
-
-// Over a real connection, a server's WriteTimeout does not end a stream.
-func TestAStreamOutlivesTheTimeoutOfTheServer(t *testing.T) {
-	i := inspect.New()
-	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
-	server := httptest.NewUnstartedServer(i)
-	defer server.Close()
-	defer i.Close()
-	server.Config.WriteTimeout = 300 * time.Millisecond
-	server.Start()
-	response, err := http.Get(server.URL + "/api/events")
-	require.NoError(t, err)
-	defer response.Body.Close()
-	r := &reader{t: t, events: bufio.NewScanner(response.Body)}
-	for range 4 {
-		var f frame
-		r.until("frame", &f)
-	}
 }

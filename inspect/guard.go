@@ -57,15 +57,33 @@ func (i *Inspector) knowsHost(field string) bool {
 	if err != nil {
 		host = field
 	}
+	host = bare(host)
 	if slices.Contains(i.hosts, field) || slices.Contains(i.hosts, host) {
 		return true
 	}
-	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 	if host == "localhost" {
 		return true
 	}
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// bare returns a host without the brackets around an address of IPv6. One with a port
+// keeps them.
+func bare(host string) string {
+	if inner, ok := strings.CutPrefix(host, "["); ok {
+		if inner, ok = strings.CutSuffix(inner, "]"); ok {
+			return inner
+		}
+	}
+	return host
+}
+
+// isForeign reports whether a browser says that a page of another origin has sent a
+// request. What is not a browser does not say where a request comes from.
+func isForeign(r *http.Request) bool {
+	from := r.Header.Get("Sec-Fetch-Site")
+	return from != "" && from != "same-origin" && from != "none"
 }
 
 // isLocal reports whether a request comes from this machine.

@@ -102,6 +102,67 @@ func TestHostsThatAreGivenAreServedToOthers(t *testing.T) {
 	}
 }
 
+// The name may come from a variable that is not set. Then everybody who reaches the
+// listener would be answered.
+func TestAnEmptyHostLetsNobodyElseIn(t *testing.T) {
+	i := inspect.New(inspect.WithHosts("", " "))
+	defer i.Close()
+	for _, host := range []string{"localhost", "", " "} {
+		r := request(http.MethodGet, "/api/buckets")
+		r.Host, r.RemoteAddr = host, "203.0.113.9:5"
+		require.GreaterOrEqual(t, recorded(i, r).Code, 400, host)
+	}
+	require.Equal(t, http.StatusOK, ask(i, "/api/buckets").Code)
+}
+
+func TestAHostOfIPv6IsKnownWithAndWithoutBracketsAndPort(t *testing.T) {
+	for _, given := range []string{"2001:DB8::1", "[2001:db8::1]"} {
+		i := inspect.New(inspect.WithHosts(given))
+		defer i.Close()
+		for host, status := range map[string]int{
+			"[2001:db8::1]":      200,
+			"[2001:db8::1]:6060": 200,
+			"[2001:db8::2]:6060": 421,
+		} {
+			r := request(http.MethodGet, "/api/buckets")
+			r.Host, r.RemoteAddr = host, "[2001:db8::9]:5"
+			require.Equal(t, status, recorded(i, r).Code, "%s %s", given, host)
+		}
+	}
+	i := inspect.New(inspect.WithHosts("[2001:db8::1]:6060"))
+	defer i.Close()
+	for host, status := range map[string]int{"[2001:db8::1]:6060": 200, "[2001:db8::1]:6061": 421} {
+		r := request(http.MethodGet, "/api/buckets")
+		r.Host, r.RemoteAddr = host, "[2001:db8::9]:5"
+		require.Equal(t, status, recorded(i, r).Code, host)
+	}
+}
+
+// A page of another origin can send requests whose answers it can't read, such as enough
+// for /api/events to take all streams.
+func TestAForeignPageIsToldNothingByTheAPI(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.Of(shaperOf(t, "1/s")))
+	paths := []string{"/api/events", "/api/buckets", "/api/buckets/one/", "/api/line/one/", "/api/top", "/api/what-if?source=one&limits=1/s", "/api/openapi.json"}
+	for site, status := range map[string]int{"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200, "": 200} {
+		for _, path := range append(paths, "/", "/web/app.js") {
+			r := request(http.MethodGet, path)
+			if path == "/api/events" {
+				r = request(http.MethodHead, path)
+			}
+			if site != "" {
+				r.Header.Set("Sec-Fetch-Site", site)
+			}
+			want := status
+			if path == "/" || path == "/web/app.js" { // A link may lead to the page.
+				want = http.StatusOK
+			}
+			require.Equal(t, want, recorded(i, r).Code, "%s %s", site, path)
+		}
+	}
+}
+
 func TestEveryAnswerIsGuarded(t *testing.T) {
 	i := inspect.New()
 	defer i.Close()

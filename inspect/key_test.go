@@ -1,6 +1,7 @@
 package inspect_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -96,6 +98,24 @@ func TestAnIDSurvivesThatAPathIsCleaned(t *testing.T) {
 	}
 }
 
+// The key of a history or a recording is kept for minutes, and anybody may send one.
+func TestAHugeKeyIsNotKept(t *testing.T) {
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(groupOf(t, "1/d")))
+	for _, path := range []string{"/api/events?source=one", "/api/what-if?source=one&limits=1/s"} {
+		for length, status := range map[int]int{8 << 10: http.StatusOK, 8<<10 + 1: http.StatusBadRequest} {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			w := recorded(i, request(http.MethodGet, path+"&key="+strings.Repeat("k", length)).WithContext(ctx))
+			require.Equal(t, status, w.Code, path)
+			if status != http.StatusOK {
+				require.Contains(t, w.Body.String(), `"parameter":"key"`)
+			}
+		}
+	}
+}
+
 type point struct{ X, Y int }
 
 // Keys that are not strings are shown as text, and found by that text, even without a
@@ -136,6 +156,56 @@ func TestKeysThatAreNotStrings(t *testing.T) {
 		require.Equal(t, 7, answer.Rule.Line)
 	}
 	require.Equal(t, map[string]int{"int": 1, "int64": 1, "string": 3, "inspect_test.point": 1, "<nil>": 1, "bool": 1, "float64": 1}, types)
+}
+
+// A text that was of one key must not become that of another, or what is meant for one
+// bucket changes the other.
+func TestKeysThatPrintAlikeAreNeverTakenForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4, Burst: 9}, nil })
+		require.NoError(t, err)
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.OfGroup(g))
+		require.True(t, g.Allow(1))
+		require.Equal(t, http.StatusOK, ask(i, "/api/buckets/one/1").Code)
+		for range 3 {
+			require.True(t, g.Allow("1"))
+		}
+		time.Sleep(time.Second)
+		for range 5 {
+			departed := map[string]uint64{}
+			for _, b := range listOf(t, i, "").Buckets {
+				departed[b.Key] = b.Departed
+			}
+			require.Equal(t, map[string]uint64{"int 1": 1, `string "1"`: 3}, departed)
+			var answer struct{ Bucket bucket }
+			require.NoError(t, json.Unmarshal(ask(i, "/api/buckets/one/int%201").Body.Bytes(), &answer))
+			require.Equal(t, uint64(1), answer.Bucket.Departed)
+			require.Equal(t, http.StatusNotFound, ask(i, "/api/buckets/one/1").Code)
+			time.Sleep(2 * time.Minute) // What scans have met is forgotten meanwhile.
+		}
+	})
+}
+
+// A likeKey prints like all others, also in Go syntax.
+type likeKey int
+
+func (likeKey) String() string   { return "same" }
+func (likeKey) GoString() string { return "same" }
+
+func TestKeysThatNothingTellsApartAreListedOnly(t *testing.T) {
+	g, err := shaper.NewGroup(func(likeKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
+	require.NoError(t, err)
+	for k := range likeKey(3) {
+		require.True(t, g.Allow(k))
+	}
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(g))
+	const text = "inspect_test.likeKey same"
+	require.Equal(t, []string{text, text, text}, listOf(t, i, "").keys())
+	require.Equal(t, http.StatusNotFound, ask(i, "/api/buckets/one/"+url.PathEscape(text)).Code)
 }
 
 type name string

@@ -18,7 +18,7 @@ type options struct {
 	title  string
 	script string
 	logger *slog.Logger
-	hosts  []string // in lower case
+	hosts  []string // in lower case, without the brackets of an address of IPv6
 
 	control     bool // WithControl was given
 	tokenHash   [sha256.Size]byte
@@ -27,11 +27,14 @@ type options struct {
 
 // WithHosts names hosts by which clients may call the [Inspector], beside the loopback
 // names: "shapers.internal", or with a port "10.1.2.3:6060". With it, clients of other
-// machines are answered, so let only those reach the listener who may see the keys.
+// machines are answered, so let only those reach the listener who may see the keys. An
+// empty name, as of a variable that is not set, names no host and is left out.
 func WithHosts(hosts ...string) Option {
 	return option(func(o *options) {
 		for _, host := range hosts {
-			o.hosts = append(o.hosts, strings.ToLower(host))
+			if host = bare(strings.ToLower(strings.TrimSpace(host))); host != "" {
+				o.hosts = append(o.hosts, host)
+			}
 		}
 	})
 }

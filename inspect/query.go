@@ -1,11 +1,13 @@
 package inspect
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -20,20 +22,51 @@ type query struct {
 // that a misspelt one is noticed.
 func readQuery(r *http.Request, known []string) (query, error) {
 	q := query{values: map[string]string{}}
-	values, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return q, &failure{http.StatusBadRequest, "", r.URL.RawQuery, "the query can't be read: " + err.Error()}
-	}
-	for name, given := range values {
-		switch {
-		case !slices.Contains(known, name):
-			return q, wrong(name, given[0], "which is not a parameter here")
-		case len(given) > 1:
-			return q, wrong(name, given[1], "but it is given more than once")
+	for pair := range strings.SplitSeq(r.URL.RawQuery, "&") {
+		if pair == "" {
+			continue
 		}
-		q.values[name] = given[0]
+		name, value, err := readPair(pair)
+		_, given := q.values[name]
+		switch {
+		case err != nil:
+			return q, wrong(name, value, "which can't be read: %v", err)
+		case !slices.Contains(known, name):
+			return q, wrong(name, value, "which is not a parameter here")
+		case given:
+			return q, wrong(name, value, "but it is given more than once")
+		}
+		q.values[name] = value
 	}
 	return q, nil
+}
+
+// readPair reads one parameter. What can't be read is returned as it stands.
+func readPair(pair string) (name, value string, err error) {
+	rawName, rawValue, _ := strings.Cut(pair, "=")
+	name, err = url.QueryUnescape(rawName)
+	if err != nil {
+		return rawName, rawValue, err
+	}
+	if strings.Contains(pair, ";") { // Some take it for "&".
+		return name, rawValue, errors.New("a semicolon must be sent as %3B")
+	}
+	if value, err = url.QueryUnescape(rawValue); err != nil {
+		return name, rawValue, err
+	}
+	return name, value, nil
+}
+
+// maxKeptKey is how long a key may be, in bytes, of which the Inspector keeps a history or
+// a recording. Each is kept for a time, and so is its key, whether or not it has a bucket.
+const maxKeptKey = 8 << 10
+
+// keeps returns nil if a key is short enough to be kept.
+func keeps(key string) error {
+	if len(key) > maxKeptKey {
+		return wrong("key", key, "but here it must be at most %d bytes", maxKeptKey)
+	}
+	return nil
 }
 
 // text returns a parameter; "" if it is not given.

@@ -2,10 +2,6 @@ package inspect
 
 import (
 	"context"
-	"fmt"
-	"math"
-	"net/http"
-	"strconv"
 	"sync"
 	"time"
 
@@ -46,7 +42,7 @@ type recorder interface {
 }
 
 // of returns the recording of a bucket, which begins now if there is none.
-func (r *recordings) of(w http.ResponseWriter, of target, ref bucketRef) (*recorded, error) {
+func (r *recordings) of(of target, ref bucketRef) (*recorded, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -58,9 +54,7 @@ func (r *recordings) of(w http.ResponseWriter, of target, ref bucketRef) (*recor
 		rec.asked = now
 		return rec, nil
 	case len(r.buckets) >= maxRecordings:
-		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(r.nextEndLocked().Sub(now).Seconds()))))
-		return nil, &failure{Status: http.StatusTooManyRequests,
-			Message: fmt.Sprintf("%d buckets are recorded already, which is the most; a recording ends %v after it was last asked for", maxRecordings, keepRecording)}
+		r.endOldestLocked()
 	}
 	rec = beginRecording(ref)
 	r.buckets[of] = rec
@@ -91,6 +85,10 @@ func beginRecording(ref bucketRef) *recorded {
 func (r *recordings) endIfUnused(of target, rec *recorded) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.buckets[of] != rec { // It was ended at this very instant.
+		r.running.Done()
+		return
+	}
 	if rest := time.Until(rec.asked.Add(keepRecording)); rest > 0 && !r.closed {
 		rec.timer.Reset(rest)
 		return
@@ -100,14 +98,22 @@ func (r *recordings) endIfUnused(of target, rec *recorded) {
 	r.running.Done()
 }
 
-// nextEndLocked returns when the first of the recordings ends, if nobody asks for it.
-func (r *recordings) nextEndLocked() (first time.Time) {
-	for _, rec := range r.buckets {
-		if end := rec.asked.Add(keepRecording); first.IsZero() || end.Before(first) {
-			first = end
+// endOldestLocked ends the recording that was not asked for longest. Were a new one
+// refused instead, anybody who may read could take what-if away from all others by asking
+// about keys of no interest.
+func (r *recordings) endOldestLocked() {
+	var oldest target
+	var rec *recorded
+	for of, other := range r.buckets {
+		if rec == nil || other.asked.Before(rec.asked) {
+			oldest, rec = of, other
 		}
 	}
-	return first
+	delete(r.buckets, oldest)
+	rec.recording.Stop()
+	if rec.timer.Stop() {
+		r.running.Done()
+	}
 }
 
 // replay tells what the arrivals of a recording would have met under limits.

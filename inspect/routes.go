@@ -67,6 +67,10 @@ func (i *Inspector) serveAPI(w http.ResponseWriter, r *http.Request, path string
 		if i.isClosed() {
 			return &failure{Status: http.StatusServiceUnavailable, Message: "the inspector is closed"}
 		}
+		if route.method == http.MethodGet && isForeign(r) {
+			// Its page can't read the answer, but it could keep us busy, and take the streams.
+			return &failure{Status: http.StatusForbidden, Message: "a page of another origin may not ask the API"}
+		}
 		q, err := readQuery(r, route.parameters)
 		if err != nil {
 			return err

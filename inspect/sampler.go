@@ -23,6 +23,7 @@ func (i *Inspector) sample() {
 // A sampled is what one sample has found of one track.
 type sampled struct {
 	track *track
+	of    string // its source
 	read  reading
 	ok    bool
 }
@@ -34,14 +35,14 @@ func (i *Inspector) sampleAll(n int) {
 	samples := make([]sampled, 0, len(i.sources)+len(i.tracked))
 	sources := i.sources
 	for _, w := range sources {
-		samples = append(samples, sampled{track: w.whole})
+		samples = append(samples, sampled{track: w.whole, of: w.name})
 	}
 	for of, t := range i.tracked {
 		if t.viewers == 0 && now.Sub(t.seenAt) > keepUnseen {
 			delete(i.tracked, of)
 			continue
 		}
-		samples = append(samples, sampled{track: t})
+		samples = append(samples, sampled{track: t, of: of.source})
 	}
 	i.mu.Unlock()
 
@@ -69,8 +70,14 @@ func (i *Inspector) sampleAll(n int) {
 		i.tellSourcesLocked()
 	}
 	frames := make(map[*track][]byte, len(samples))
-	for _, s := range samples {
+	whole := make(map[string]*totals, len(sources)) // by the name of the source
+	for k, s := range samples {
 		p := s.track.add(s.read, s.ok, now)
+		if k < len(sources) { // These come first.
+			whole[s.of] = &totals{p.Arrivals, p.Departures, p.Refusals, p.Waiting}
+		} else {
+			p.Totals = whole[s.of]
+		}
 		if s.track.viewers > 0 {
 			frames[s.track] = encodeEvent("frame", p)
 		}
@@ -92,7 +99,7 @@ func (i *Inspector) details() map[*track][]byte {
 	i.mu.Unlock()
 	details := make(map[*track][]byte, len(targets))
 	for of, t := range targets {
-		if d, ok := i.liveDetail(of); ok {
+		if d, ok := i.liveDetail(of, t.bucket); ok {
 			details[t] = encodeEvent("detail", d)
 		}
 	}

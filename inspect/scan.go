@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -40,6 +41,9 @@ type snapshot struct {
 func newWatched(name string, s Source) *watched {
 	w := &watched{name: name, source: s.open()}
 	w.whole = newTrack(func() (reading, bool) { return w.source.read(), true })
+	if w.source.kind() == "shaper" {
+		w.whole.bucket, _ = w.source.find("")
+	}
 	return w
 }
 
@@ -52,6 +56,9 @@ func (w *watched) scan(ctx context.Context) (*snapshot, error) {
 		if err := w.renewLocked(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if w.latest == nil {
+		return nil, errors.New("the buckets could not be read: a method of a key did not return")
 	}
 	w.latest.readers++
 	return w.latest, nil
@@ -74,26 +81,32 @@ func (w *watched) renewLocked(ctx context.Context) error {
 	w.scanning = done
 	rows := w.spare
 	w.spare = nil
-	w.mu.Unlock()
+	defer func() { // also if a method of a key panics, else all who ask later would wait
+		w.scanning = nil
+		close(done)
+	}()
 
 	begun := time.Now()
-	rows = w.source.scan(rows[:0])
-	for k := range rows {
-		rows[k].source = w
-	}
-	clear(rows[len(rows):cap(rows)]) // what an earlier scan has left there
-	took := time.Since(begun)
-
-	w.mu.Lock()
+	rows = w.scanUnlocked(rows[:0])
 	old := w.latest
 	w.latest = &snapshot{of: w, at: begun, rows: rows}
-	w.next = begun.Add(max(scanEvery, 2*took)) // so that scanning takes half of a core at most
-	w.scanning = nil
-	close(done)
+	w.next = begun.Add(max(scanEvery, 2*time.Since(begun))) // so that scanning takes half of a core at most
 	if old != nil {
 		w.reuseLocked(old)
 	}
 	return nil
+}
+
+// scanUnlocked scans the source into rows, and lets go of the lock meanwhile.
+func (w *watched) scanUnlocked(rows []row) []row {
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	rows = w.source.scan(rows)
+	for k := range rows {
+		rows[k].source = w
+	}
+	clear(rows[len(rows):cap(rows)]) // what an earlier scan has left there
+	return rows
 }
 
 // release says that the caller no longer reads the snapshot.

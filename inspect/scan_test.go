@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -120,6 +121,83 @@ func TestAPanicOfExplainEndsNothing(t *testing.T) {
 	w := ask(i, "/api/buckets/one/a")
 	require.Equal(t, http.StatusOK, w.Code)
 	require.Contains(t, w.Body.String(), `"rule":null`)
+}
+
+// A stuckKey prints like all others, and hangs when it is asked for its Go syntax.
+type stuckKey int
+
+var stuck, unstick = make(chan struct{}), make(chan struct{})
+
+func (stuckKey) String() string { return "same" }
+
+func (stuckKey) GoString() string {
+	select {
+	case stuck <- struct{}{}:
+	case <-unstick:
+	}
+	<-unstick
+	return "go"
+}
+
+// Frames, details and Close must not wait for a method of a key.
+func TestAKeyWhoseMethodHangsHoldsUpListsOnly(t *testing.T) {
+	g, err := shaper.NewGroup(func(stuckKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
+	require.NoError(t, err)
+	require.True(t, g.Allow(1))
+	require.True(t, g.Allow(2))
+	i := inspect.New()
+	i.Add("one", inspect.OfGroup(g))
+	listed, rest := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(listed)
+		ask(i, "/api/buckets")
+	}()
+	<-stuck
+	go func() {
+		defer close(rest)
+		ctx, cancel := context.WithTimeout(context.Background(), 600*time.Millisecond)
+		defer cancel()
+		w := recorded(i, request(http.MethodGet, "/api/events?source=one").WithContext(ctx))
+		require.Contains(t, w.Body.String(), "event: frame")
+		require.NoError(t, i.Close())
+	}()
+	select {
+	case <-rest:
+	case <-time.After(10 * time.Second):
+		t.Error("what does not need the text waits for it too")
+	}
+	close(unstick)
+	<-listed
+	<-rest
+}
+
+// A quittingKey ends the goroutine that makes text of it, while it is told to.
+type quittingKey int
+
+var quitting atomic.Bool
+
+func (k quittingKey) String() string {
+	if quitting.Load() {
+		runtime.Goexit()
+	}
+	return strconv.Itoa(int(k))
+}
+
+func TestAScanThatDoesNotReturnHoldsUpNoLaterOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(quittingKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
+		require.NoError(t, err)
+		require.True(t, g.Allow(1))
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.OfGroup(g))
+		quitting.Store(true)
+		var asking sync.WaitGroup
+		asking.Go(func() { ask(i, "/api/buckets") })
+		asking.Wait()
+		quitting.Store(false)
+		require.Len(t, listOf(t, i, "").Buckets, 1)
+	})
 }
 
 // Everything at once, for the race detector: a Group whose keys come, wait and go, and

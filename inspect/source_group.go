@@ -26,7 +26,7 @@ func WithExplain[K comparable](explain func(key K) (rule, file string, line int)
 }
 
 // OfGroup makes a [Source] of a Group. A key that is not a string is shown as fmt.Sprint
-// writes it.
+// writes it, and with its type in Go syntax if another key is written alike.
 func OfGroup[K comparable](g *shaper.Group[K], opts ...SourceOption[K]) Source {
 	s := groupSource[K]{g: g}
 	for _, opt := range opts {
@@ -43,7 +43,7 @@ type groupSource[K comparable] struct {
 }
 
 func (s groupSource[K]) open() source {
-	return &openGroup[K]{groupSource: s, limits: limitsTable{}, known: map[K]*seen{}, keys: map[string]K{},
+	return &openGroup[K]{groupSource: s, limits: limitsTable{}, known: map[K]*seen{}, keys: map[string]K{}, shared: map[string]bool{},
 		isText: reflect.TypeFor[K]().Kind() == reflect.String}
 }
 
@@ -57,9 +57,10 @@ type openGroup[K comparable] struct {
 	known  map[K]*seen // of the keys that the latest scan has met
 	round  uint64      // counts scans
 
-	mu   sync.Mutex
-	keys map[string]K // what the texts of known stand for, unless isText
-	sums sums
+	mu     sync.Mutex
+	keys   map[string]K    // what the texts of known stand for, unless isText
+	shared map[string]bool // texts that more than one key has had: they stand for none, also later on
+	sums   sums
 }
 
 // sums are the gauges of all buckets together, which only a scan can tell.
@@ -73,6 +74,9 @@ type sums struct {
 // lock of the Group for itself, and a goroutine that takes it over and over again keeps
 // others from it for a millisecond at a time.
 const keysPerTurn = 64
+
+// maxShared bounds the memory of texts that are shared.
+const maxShared = 10_000
 
 // maxSumsAge is the age at which sums no longer say how things are.
 const maxSumsAge = 2 * time.Second
@@ -97,6 +101,8 @@ func (s *openGroup[K]) read() reading {
 
 func (s *openGroup[K]) scan(rows []row) []row {
 	s.round++
+	first := len(rows)
+	renamed := map[string]string{}
 	total := sums{at: time.Now()}
 	for key, st := range s.g.All() {
 		now := time.Now()
@@ -105,7 +111,7 @@ func (s *openGroup[K]) scan(rows []row) []row {
 		}
 		k := s.known[key]
 		if k == nil {
-			k = &seen{text: s.textFor(key)}
+			k = &seen{text: s.textFor(key, renamed)}
 			s.known[key] = k
 		}
 		k.round = s.round
@@ -113,6 +119,14 @@ func (s *openGroup[K]) scan(rows []row) []row {
 		rows = append(rows, newRow(k.text, st, s.limits.of(st.Limits), k.grew, now))
 		total.level += st.Level
 		total.inFlight += st.InFlight
+	}
+	for k := range rows[first:] {
+		if len(renamed) == 0 {
+			break
+		}
+		if text, ok := renamed[rows[first+k].key]; ok {
+			rows[first+k].key = text
+		}
 	}
 	for key, k := range s.known {
 		if k.round != s.round {
@@ -126,33 +140,71 @@ func (s *openGroup[K]) scan(rows []row) []row {
 }
 
 // textFor returns the text of a key that has just been met for the first time. Different
-// keys may print alike, such as the elements 1 and "1" of a Group[any]; then the later
-// one is told apart by its Go syntax, or by a number.
-func (s *openGroup[K]) textFor(key K) string {
+// keys may print alike, such as the elements 1 and "1" of a Group[any]: then each is told
+// by its type and its Go syntax, whichever came first, and what they share stands for
+// none of them. Of keys for which that is the same too, none can be found by its text. It
+// enters into renamed what the text of an earlier key has become.
+func (s *openGroup[K]) textFor(key K, renamed map[string]string) string {
 	if s.isText {
 		return reflect.ValueOf(key).String()
 	}
 	text := fmt.Sprint(key)
+	if s.take(text, key) {
+		return text
+	}
+	if earlier, ok := s.share(text); ok {
+		if k := s.known[earlier]; k != nil {
+			k.text = s.exactText(earlier)
+			renamed[text] = k.text
+		}
+	}
+	return s.exactText(key)
+}
+
+// exactText returns the text of a key whose printed form is shared. Scan alone calls it
+// and what it calls, so nothing changes between its steps.
+func (s *openGroup[K]) exactText(key K) string {
+	text := fmt.Sprintf("%T %#v", key, key)
+	if !s.take(text, key) {
+		s.share(text)
+	}
+	return text
+}
+
+// take lets a text stand for a key, and reports whether it does.
+func (s *openGroup[K]) take(text string, key K) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, taken := s.keys[text]; taken {
-		text = fmt.Sprintf("%#v", key)
+	other, taken := s.keys[text]
+	if s.shared[text] || taken && other != key {
+		return false
 	}
-	for n, unnumbered := 2, text; ; n++ {
-		if _, taken := s.keys[text]; !taken {
-			s.keys[text] = key
-			return text
-		}
-		text = fmt.Sprintf("%s #%d", unnumbered, n)
+	s.keys[text] = key
+	return true
+}
+
+// share lets a text stand for no key from now on, and returns the one for which it stood.
+func (s *openGroup[K]) share(text string) (earlier K, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	earlier, ok = s.keys[text]
+	delete(s.keys, text)
+	if len(s.shared) >= maxShared {
+		clear(s.shared)
 	}
+	s.shared[text] = true
+	return earlier, ok
 }
 
 // forgetKey takes away what is known of a key whose bucket has gone.
 func (s *openGroup[K]) forgetKey(key K, text string) {
 	delete(s.known, key)
-	if !s.isText {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+	if s.isText {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys[text] == key {
 		delete(s.keys, text)
 	}
 }
@@ -191,7 +243,14 @@ func (s *openGroup[K]) textOf(key K) string {
 	if s.isText {
 		return reflect.ValueOf(key).String()
 	}
-	return fmt.Sprint(key)
+	text := fmt.Sprint(key)
+	s.mu.Lock()
+	shared := s.shared[text]
+	s.mu.Unlock()
+	if shared {
+		return fmt.Sprintf("%T %#v", key, key)
+	}
+	return text
 }
 
 func (s *openGroup[K]) ref(key K) bucketRef {

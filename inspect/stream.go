@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -84,19 +85,28 @@ func (s *stream) pending() []byte {
 
 // write sends text at once, and gives up when the reader takes nothing for too long.
 func (s *stream) write(w http.ResponseWriter, text []byte) error {
+	if err := s.limitWrite(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	if _, err := w.Write(text); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+// limitWrite sets when the next write is given up. It returns an error that is
+// [http.ErrNotSupported] if the writer knows no deadlines. Behind a server a reader that
+// takes nothing would then hold up Close for ever; in memory nothing holds up a write.
+func (s *stream) limitWrite() error {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	limit := writeLimit
 	if s.closing {
 		limit = closeLimit
 	}
 	// The deadline that a server's WriteTimeout has set counts from the request, and would
-	// end every stream. A writer that knows no deadlines, as in a test, does without.
-	_ = s.control.SetWriteDeadline(time.Now().Add(limit))
-	s.mu.Unlock()
-	if _, err := w.Write(text); err != nil {
-		return err
-	}
-	return s.control.Flush()
+	// end every stream.
+	return s.control.SetWriteDeadline(time.Now().Add(limit))
 }
 
 // end takes the stream's hand off the connection.

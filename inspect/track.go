@@ -27,6 +27,15 @@ type point struct {
 	Depth      *int     `json:"depth"`
 	Held       bool     `json:"held"`
 	DryRun     bool     `json:"dry_run"`
+	Totals     *totals  `json:"totals,omitempty"` // of the source; in frames of one bucket of a group only
+}
+
+// totals are figures of a whole source, beside those of one of its buckets.
+type totals struct {
+	Arrivals   float64 `json:"arrivals"` // these three are per second, over the last second
+	Departures float64 `json:"departures"`
+	Refusals   float64 `json:"refusals"`
+	Waiting    int     `json:"waiting"`
 }
 
 // A target is what a stream shows: a source, or one of its buckets.
@@ -40,6 +49,7 @@ type target struct {
 // Inspector guards it.
 type track struct {
 	read    func() (reading, bool) // of the target, now; called outside the lock
+	bucket  bucketRef              // of one bucket, else nil: it remains right when the text of its key is forgotten
 	counts  [rateSteps + 1]counts  // a ring of the latest
 	taken   int                    // how many samples have been taken
 	points  []point                // oldest first

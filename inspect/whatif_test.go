@@ -270,7 +270,8 @@ func TestARecordingEndsWhenNobodyAsks(t *testing.T) {
 	})
 }
 
-func TestTheNumberOfRecordingsIsBounded(t *testing.T) {
+// Whoever may read can ask about any keys, and must not take what-if away from the others.
+func TestTheRecordingOfLeastInterestGivesItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 		require.NoError(t, err)
@@ -281,22 +282,21 @@ func TestTheNumberOfRecordingsIsBounded(t *testing.T) {
 			c.whatIf(t, fmt.Sprint("key/", k), "1/s")
 			time.Sleep(time.Second)
 		}
-		ask := func() (int, string) {
-			w := c.call(http.MethodGet, "/api/what-if?source=one&key=another&limits=1/s", "")
-			return w.Code, w.Header().Get("Retry-After")
+		c.whatIf(t, "key/0", "1/s") // An old one that is asked for again stays.
+		for k := range 15 {
+			time.Sleep(time.Second)
+			c.whatIf(t, fmt.Sprint("another/", k), "1/s")
 		}
-		code, after := ask()
-		require.Equal(t, http.StatusTooManyRequests, code)
-		require.Equal(t, "284", after)
-		c.whatIf(t, "key/0", "1/s") // An old one may still be asked for, and then ends later.
-		_, after = ask()
-		require.Equal(t, "285", after)
-		time.Sleep(285 * time.Second)
-		synctest.Wait()
-		code, _ = ask()
-		require.Equal(t, http.StatusOK, code)
-		g.Allow("key/0")
+		require.True(t, g.Allow("key/0"))
+		require.True(t, g.Allow("key/1"))
 		require.Equal(t, 1, c.whatIf(t, "key/0", "1/s").Arrivals)
+		require.Zero(t, c.whatIf(t, "key/1", "1/s").Arrivals, "it begins anew")
+		require.True(t, g.Allow("another/14"))
+		require.Equal(t, 1, c.whatIf(t, "another/14", "1/s").Arrivals)
+		time.Sleep(5*time.Minute - 1)
+		require.True(t, c.whatIf(t, "key/0", "1/s").Complete)
+		time.Sleep(time.Minute)
+		require.False(t, c.whatIf(t, "another/14", "1/s").Complete, "it has ended, as nobody asked for it")
 		require.NoError(t, c.Close())
 		require.Equal(t, http.StatusServiceUnavailable, c.call(http.MethodGet, "/api/what-if?source=one&key=k&limits=1/s", "").Code)
 	})

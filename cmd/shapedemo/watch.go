@@ -64,7 +64,7 @@ func startPage(l net.Listener, p *proxy, d *dryRuns, upstream *fragileUpstream) 
 		inspector: i,
 		done:      make(chan struct{}),
 	}
-	demo := i.Guard(http.NewCrossOriginProtection().Handler(w.control.handler()))
+	demo := i.Guard(protected(w.control.handler()))
 	w.server = &http.Server{
 		// No ServeMux decides between the two: it would clean the paths of the Inspector,
 		// in which there are keys.

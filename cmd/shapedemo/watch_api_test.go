@@ -71,7 +71,10 @@ func TestAButtonThatCannotBeFollowedNamesTheField(t *testing.T) {
 		{"burst", `{"n":10001}`, 400, "n", "from 1 to 10000"},
 		{"burst", `{"n":1.5}`, 400, "n", "int"},
 		{"burst", `{"n":"many"}`, 400, "n", "int"},
-		{"burst", `{"n":1,"m":2}`, 400, "", `"m"`},
+		{"burst", `{"n":1,"m":2}`, 400, "m", "not a field"},
+		{"scene", `{"on":true}]`, 400, "", "after the object"},
+		{"scene", `{"on":true}}`, 400, "", "after the object"},
+		{"scene", `{"on":true} x`, 400, "", "after the object"},
 		{"burst", `{"n":1}{"n":1}`, 400, "", "after the object"},
 		{"burst", `n=1`, 400, "", "JSON"},
 		{"burst", ``, 400, "", "JSON"},
@@ -114,6 +117,21 @@ func TestAFormPressesNoButton(t *testing.T) {
 	w = httptest.NewRecorder()
 	c.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/demo/burst", nil))
 	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
+	require.Nil(t, c.crowd.latestErrand())
+}
+
+// The page reads the reason from the answer, which must be JSON as all others are.
+func TestAForeignPageIsToldInJSONThatItPressesNothing(t *testing.T) {
+	c := controlOf(t, defaultLimits, nil)
+	r := httptest.NewRequest(http.MethodPost, "/demo/burst", strings.NewReader(`{"n":1}`))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Sec-Fetch-Site", "cross-site")
+	w := httptest.NewRecorder()
+	protected(c.handler()).ServeHTTP(w, r)
+	require.Equal(t, http.StatusForbidden, w.Code)
+	var got struct{ Error problem }
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got), w.Body)
+	require.Contains(t, got.Error.Message, "another origin")
 	require.Nil(t, c.crowd.latestErrand())
 }
 

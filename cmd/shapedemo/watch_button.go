@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"mime"
 	"net/http"
+	"strconv"
+	"strings"
 )
 
 // maxBody is how long the body of a request to the demo's API may be, in bytes.
@@ -52,13 +55,31 @@ func readObject(w http.ResponseWriter, r *http.Request, into any) error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return badField(wrong.Field, wrong.Value, "must be of another type: %s", wrong.Type)
 	}
-	if err == nil && d.More() {
-		err = errors.New("there is something after the object")
+	if err == nil {
+		if _, end := d.Token(); end != io.EOF {
+			err = errors.New("there is something after the object")
+		}
 	}
 	if err != nil {
+		// The error has no type of its own.
+		if quoted, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+			if field, bad := strconv.Unquote(quoted); bad == nil {
+				return badField(field, "", "is not a field here")
+			}
+		}
 		return badField("", "", "the body is not the JSON object that is expected: %v", err)
 	}
 	return nil
+}
+
+// protected lets pages of other origins press no button of h, and says so in the form of
+// all other answers.
+func protected(h http.Handler) http.Handler {
+	origin := http.NewCrossOriginProtection()
+	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeProblem(w, &problem{Message: "a page of another origin may not press buttons here", status: http.StatusForbidden})
+	}))
+	return origin.Handler(h)
 }
 
 func writeProblem(w http.ResponseWriter, err error) {

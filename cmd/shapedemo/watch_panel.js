@@ -65,8 +65,8 @@ async function act(name, body) {
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
   });
-  const answer = await response.json();
-  if (!response.ok) throw new Refusal(answer.error);
+  const answer = await response.json().catch(() => ({})); // What stands in between may answer in another form.
+  if (!response.ok) throw new Refusal(answer.error ?? { message: `the server answered ${response.status}` });
   show(answer);
   return answer;
 }

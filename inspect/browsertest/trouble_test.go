@@ -55,6 +55,20 @@ func TestAClosedSourceIsShown(t *testing.T) {
 	await(p, "the page says so", body, func(shown string) bool { return strings.Contains(strings.ToLower(shown), "closed") })
 }
 
+// A link to the buckets of a source may be opened before the program has added it.
+func TestTheTableComesWhenItsSourceIsAdded(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "50/s depth 100")
+	p := newTab(t, s.address(""))
+	p.expect("404") // the page, and then the table, before the source is there
+	p.open(s.address(linkTo("in", "later")))
+	await(p, "the table can't be read", text("#reports"), func(shown string) bool { return strings.Contains(shown, "could not be read") })
+	s.group("later", "1/h").Allow("late-key")
+	await(p, "its bucket is shown", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "late-key") })
+	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "could not be read") })
+}
+
 func TestWithoutScriptTheTableAndItsFiltersAreThere(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)

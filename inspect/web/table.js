@@ -104,6 +104,7 @@ export class Table {
     this.request?.abort();
     const request = new AbortController();
     this.request = request;
+    this.wrong = false;
     const query = { ...view.more, source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
     for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
     try {
@@ -116,7 +117,10 @@ export class Table {
     } catch (error) {
       if (request.signal.aborted) return;
       if (error.status) this.reports.table(error); // else the connection is lost, which the stream says
-      if (error.status >= 400 && error.status < 500) return; // asking the same again gives the same
+      if (error.status >= 400 && error.status < 500) { // asking the same again gives the same, unless other sources come
+        this.wrong = true;
+        return;
+      }
     }
     if (this.running && this.request === request) this.timer = setTimeout(() => this.read(), every);
   }
