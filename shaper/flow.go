@@ -81,6 +81,7 @@ func (f *flow) notBefore(at int64) {
 // behind the requests that wait there.
 func (f *flow) inheritFrom(shared *flow) {
 	b := &shared.bucket
+	f.bucket.left = b.left // Both have the same plan.
 	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(shared.ahead()))
 	if hold := b.coldOrNone().hold; hold.Whole() > 0 {
 		f.bucket.coldOrNew().hold = hold

@@ -12,8 +12,8 @@ import (
 //
 // The bounds are those of the DDSketch (Masson, Rim and Lee, VLDB 2019, section 2.1) with
 // a relative error of 4.4 %, and have the growth of an exponential histogram of OpenTelemetry
-// with scale 3, shifted by half a bucket. They never change, so that histograms of several
-// Shapers can be added up, and [Histogram.Sub] gives what came between two of them.
+// with scale 3, shifted by half a bucket. They never change, so that the
+// [Histogram.Buckets] of several Shapers can be added up, bound by bound, and [Histogram.Sub] gives what came between two of them.
 //
 // A Histogram is a value: it does not change after it was taken, and copies may be made. The
 // zero Histogram is empty.

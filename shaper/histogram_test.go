@@ -117,6 +117,117 @@ func TestSpacingTellsWhatIsNoComb(t *testing.T) {
 	}), "requests that find no line are not counted")
 }
 
+// Whatever the departure before a line was like, one that leaves exactly on schedule must not
+// be shown as uneven.
+func TestSpacingOfTheFirstOutOfALineDoesNotLookUneven(t *testing.T) {
+	wait := func(t *testing.T, s *shaper.Shaper, n int, waits time.Duration) {
+		t.Helper()
+		begun := time.Now()
+		require.NoError(t, s.WaitN(t.Context(), n))
+		require.Equal(t, waits, time.Since(begun))
+	}
+	abandoned := func(t *testing.T, s *shaper.Shaper, n int) (giveUp func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { _ = s.WaitN(ctx, n) }()
+		synctest.Wait()
+		return cancel
+	}
+	for name, tt := range map[string]struct {
+		limits   shaper.Limits
+		timeline func(t *testing.T, s *shaper.Shaper)
+		counted  uint64
+	}{
+		"a level below Burst": {shaper.Limits{Rate: 1, Burst: 2, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 1, 0)
+			time.Sleep(500 * msec)
+			wait(t, s, 1, 0)
+			time.Sleep(100 * msec)
+			wait(t, s, 1, 400*msec)
+		}, 1},
+		"costs within Burst": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 3, 0)
+			wait(t, s, 4, 2*time.Second)
+		}, 1},
+		"a cost beyond 32 bits": {shaper.Limits{Rate: 1e9, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 6e9, 0)
+			wait(t, s, 1, 6*time.Second)
+		}, 1},
+		"a Burst beyond 24 bits": {shaper.Limits{Rate: 1e6, Burst: 1e9, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 1e9, 0)
+			wait(t, s, 1, time.Microsecond)
+			enters(s.WaitN, 3, 1, 2)
+		}, 4},
+		"a departure long ago": {shaper.Limits{Rate: 1000, Burst: 10000, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 10000, 0)
+			time.Sleep(5 * time.Second)
+			wait(t, s, 8000, 3*time.Second)
+		}, 1},
+		"a change while nobody waits": {shaper.Limits{Rate: 1, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 1, 0)
+			time.Sleep(500 * msec)
+			require.NoError(t, s.SetLimits(shaper.Limits{Rate: 10, Depth: 9}))
+			wait(t, s, 1, 50*msec)
+		}, 1},
+		"whom a costlier one kept": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 4, 0)
+			giveUp := abandoned(t, s, 5)
+			enters(s.WaitN, 1, 1, 1, 1)
+			time.Sleep(500 * msec)
+			giveUp() // The first leaves at once, the second at level 4, and the others one by one.
+		}, 2},
+		"whom a costlier one has kept": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			giveUp := abandoned(t, s, 5)
+			enters(s.WaitN, 1)
+			time.Sleep(2 * time.Second)
+			giveUp()
+		}, 0},
+		"a retry that is due": {shaper.Limits{Rate: 1, Burst: 5, Depth: 9}, func(t *testing.T, s *shaper.Shaper) {
+			wait(t, s, 5, 0)
+			enters(s.WaitN, 5, 1)
+			time.Sleep(2 * time.Second)
+			_, err := shaper.EnterAsReentry(s, t.Context(), 1)
+			require.NoError(t, err)
+		}, 1}, // That of the last one.
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(12345 * time.Microsecond)
+				s := mustMake(t, tt.limits)
+				time.Sleep(678 * time.Microsecond)
+				tt.timeline(t, s)
+				time.Sleep(time.Hour)
+				if tt.counted == 0 {
+					require.Empty(t, spread(s.Histograms().Spacing))
+					return
+				}
+				require.Equal(t, map[float64]uint64{atOne: tt.counted}, spread(s.Histograms().Spacing))
+			})
+		})
+	}
+}
+
+// A key that gets a bucket of its own goes on from the latest departure of the one that it has
+// shared. Counted from when the Group was made, a long pause would look like a comb.
+func TestSpacingGoesOnFromASharedBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limits := func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil }
+		g, err := shaper.NewGroup(limits, shaper.WithMaxKeys(1))
+		require.NoError(t, err)
+		time.Sleep(1000 * time.Second)
+		require.True(t, g.Allow("a"), "takes the only place")
+		enters(g.Limiter("b").WaitN, 1, 1, 1, 1) // They share a bucket, and leave until 1003 s.
+		time.Sleep(2500 * msec)
+		enters(g.Limiter("b").WaitN, 1) // At 1004 s, from a bucket of its own.
+		require.Len(t, g.Line("b", 9), 1)
+		g.Hold("b", 10*time.Second) // At 1012.5 s instead; the latest left at 1002 s.
+		time.Sleep(time.Minute)
+		h := g.Histograms().Spacing
+		require.Equal(t, uint64(4), h.Count())
+		require.InDelta(t, 3+10.5/2, h.Sum(), 1e-4)
+	})
+}
+
 // A single caller in a loop finds no line, and leaves one behind that a Group forgets.
 func TestSpacingOfASingleCallerInALoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -17,14 +17,19 @@ type Histograms struct {
 	// before it from the same bucket, as a multiple of what the schedule puts between the
 	// two. For requests of cost 1 that is the interval, 1/[Limits.Rate]. In general it is
 	// the time in which max(Burst, m) − max(0, Burst − n) cost units leak, where m and n
-	// are the costs of the earlier and the later request.
+	// are the costs of the earlier and the later request. The departure before the first one
+	// out of a line may have left the level below Burst, so there the level just after it
+	// takes the place of max(Burst, m).
 	//
 	// A perfect comb has nothing but 1. Above it are late departures, and waits for a seat
-	// or for the end of a hold; below it are those that make up lateness. Departures of
+	// or for the end of a hold; below it are those that make up lateness, except the first out
+	// of a line, whose schedule begins with the departure before it, late or not. Departures of
 	// requests that found no line are not counted: they may come as close together as Burst
 	// allows. Nor is the first departure out of a line that began while the level was 0,
-	// because of a hold or the cap, nor the first one after a change of the Limits, nor any at
-	// [rate.Inf]. A slot that came just before its request was given up is a departure here.
+	// because of a hold or the cap, nor that of a request which was due and kept only by a
+	// costlier one ahead of it, nor the one after that, nor the first one after the Limits have changed while requests
+	// waited, nor any at [rate.Inf]. A slot that came just before its request was given up is
+	// a departure here.
 	Spacing Histogram
 }
 
@@ -84,28 +89,43 @@ func (d *dispatcher) measureWaitLocked(waited int64) {
 // the level is 0, that may be long ago, and whatever keeps the request is not the schedule.
 func (ln *line) beginAfter(now int64) {
 	b := &ln.flow.bucket
-	ln.left = unknown
+	ln.left, ln.above = unknown, 0
 	if !b.empty.After(exact.At(now)) {
 		return
 	}
 	ln.left = b.lastLeft(now)
-	ln.setRaised(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.left))))
+	// From the same left, so that on schedule the spacing is 1 even if left is too late by a
+	// multiple of 2³² units.
+	ln.above = float32(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.left))) - float64(b.burst))
 }
 
-// setRaised sets raised. A level of many units need not be exact.
-func (ln *line) setRaised(level float64) { ln.raised = int32(min(math.Round(level), math.MaxInt32)) }
+// noteNewHead notes if the head of the line, which has just become it, is due already. Then
+// only whoever was the head before it has kept it, not the schedule. So no spacing is counted
+// for it, nor for the next one, as the level stays below Burst.
+func (ln *line) noteNewHead(now int64) {
+	if ln.head != nil && !ln.flow.bucket.due(ln.head.cost).After(exact.At(now)) {
+		ln.above = float32(math.NaN())
+	}
+}
+
+// shortestSpacing is the least that the schedule may put between two departures for their
+// spacing to be counted, in intervals. Below it what lastLeft rounds off would show.
+const shortestSpacing = 1. / 4096
 
 // measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
 // n, makes at an instant.
 func (d *dispatcher) measureSpacingLocked(ln *line, at, n int64) {
 	b := &ln.flow.bucket
-	left, raised := ln.left, float64(max(b.burst, int64(ln.raised)))
-	ln.left = at
-	ln.setRaised(float64(n))
-	if left == unknown || b.interval.IsZero() {
+	left, scheduled := ln.left, float64(ln.above)+float64(min(b.burst, n))
+	ln.left, ln.above = at, float32(max(0, n-b.burst))
+	if math.IsNaN(scheduled) {
+		ln.left = unknown
 		return
 	}
-	spacing := b.interval.Units(exact.At(at-left)) / (raised - float64(max(0, b.burst-n)))
+	if left == unknown || b.interval.IsZero() || scheduled < shortestSpacing {
+		return
+	}
+	spacing := b.interval.Units(exact.At(at-left)) / scheduled
 	m := d.measuresLocked()
 	if spacing <= 0 {
 		m.atOnce++

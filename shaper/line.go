@@ -13,7 +13,7 @@ type Waiter struct {
 	Since time.Time
 	// Leaves is when the request is predicted to leave, if all requests ahead of it stay
 	// and nothing changes, as [Shaper.Forecast] predicts for newcomers. With
-	// [Limits.InFlight] it is an estimate while all seats are taken.
+	// [Limits.InFlight] it is an estimate for all that stand behind the free seats.
 	Leaves time.Time
 }
 
@@ -28,7 +28,8 @@ func (s *Shaper) Line(max int) []Waiter {
 
 // Line is [Shaper.Line] on the bucket of a key. It makes no bucket: a key that has none
 // has no line. For a key that shares a bucket it is the line of all keys that share it;
-// to find that bucket, the limits function is called.
+// to find that bucket, the limits function is called. Once a key has a bucket of its own, its
+// requests that still wait in the one it has shared are not shown.
 func (g *Group[K]) Line(key K, max int) []Waiter {
 	g.mustBeMade()
 	mustBeComparable(key)

@@ -50,9 +50,11 @@ type queue struct {
 	lastReentry *waiter // the last of the waiters in line that pushReentry has put in, or nil
 	len         int32   // it fits: 2³¹ waiting goroutines would take 4 TiB
 
-	// raised is the level to which the latest departure raised the bucket, if that is beyond
-	// Burst; saturating. It is used with line.left, and is here because here is room for it.
-	raised int32
+	// above is by how much the level was above Burst just after line.left; negative if below,
+	// NaN if noteNewHead says that no spacing is to be counted.
+	// It is used with that, and is here because here is room for it. (The level itself would be
+	// too inexact: for a great Burst, a float32 does not tell one cost unit from the next.)
+	above float32
 
 	cost        costs // of all waiters
 	reentryCost costs // of those that pushReentry has put in

@@ -27,7 +27,7 @@ type Arrival struct {
 	Deadline time.Time     // of its context; zero: it had none
 	Allow    bool          // it was a call of AllowN, which never waits
 	Waited   time.Duration // from At to the slot, or to the instant of Err; with Done
-	Err      error         // what the call returned; nil: it has left, or still waits
+	Err      error         // why it has not left: what the call returned, or for AllowN the reason; nil: it has, or still waits
 	Done     bool          // false: it still waits
 }
 
@@ -39,8 +39,14 @@ type arrival struct {
 	allow, done        bool
 }
 
-// copiedAtOnce is how many arrivals Arrivals copies while it holds the lock.
-const copiedAtOnce = 256
+const (
+	// copiedAtOnce is how many arrivals Arrivals copies while it holds the lock.
+	copiedAtOnce = 256
+
+	// maxRestarts is how often Arrivals begins anew because so many requests come meanwhile
+	// that there would be a gap. After that it copies all at once.
+	maxRestarts = 3
+)
 
 // Record begins a Recording of the latest max requests; a max below 1 counts as 1. A call
 // that is not counted in [Stats], such as one of cost 0, is not recorded. In a dry run
@@ -117,20 +123,19 @@ func (r *Recording) Stop() {
 func (r *Recording) Arrivals() []Arrival {
 	d := r.d
 	d.lockAndAdvance()
-	n := min(r.count, r.max)
+	first, end := max(0, r.count-r.max), r.count
 	d.unlockAndArm()
-	copies := make([]arrival, 0, n)
-	for i, more := 0, n > 0; more; {
+	copies := make([]arrival, 0, end-first)
+	for restarts, atOnce := 0, copiedAtOnce; first+len(copies) < end; {
 		d.mu.Lock()
-		if first := r.count - r.max; i < first { // So many have come meanwhile that there would be a gap.
-			i, copies = first, copies[:0]
-		}
-		for range copiedAtOnce {
-			if more = i < r.count && len(copies) < n; !more {
-				break
+		if oldest := r.count - r.max; first+len(copies) < oldest { // There would be a gap.
+			first, end, copies = oldest, r.count, copies[:0]
+			if restarts++; restarts > maxRestarts {
+				atOnce = r.max
 			}
-			copies = append(copies, *r.latest[i%r.max])
-			i++
+		}
+		for range min(atOnce, end-first-len(copies)) {
+			copies = append(copies, *r.latest[(first+len(copies))%r.max])
 		}
 		d.mu.Unlock()
 	}

@@ -14,8 +14,10 @@ type Refusal struct {
 // keptRefusals is how many refusals are remembered. It is a power of 2.
 const keptRefusals = 64
 
-// Refusals returns the latest 64 refusals, the oldest first. A dry run has those of the
-// requests that would have been refused.
+// Refusals returns the latest 64 refusals, in the order in which they were noted. Those of
+// requests that waited when Close was called are noted when their calls return, so a newcomer's
+// may come before them. A dry run has those of the requests that would have been refused when
+// they came; what Close ends in its shadow is counted in [Stats], and not shown here.
 func (s *Shaper) Refusals() []Refusal {
 	s.mustBeMade()
 	return s.latestRefusals(nil)

@@ -193,6 +193,8 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 		ln.since = exact.At(now)
 		if ln.len == 1 {
 			ln.beginAfter(now)
+		} else {
+			ln.noteNewHead(now)
 		}
 	}
 	d.waiting++

@@ -148,8 +148,8 @@ func (s *Shaper) AllowN(n int) bool {
 // would wait, if all requests ahead stay and nothing changes, or the error with which it
 // would be refused. It takes nothing and counts nothing.
 //
-// With [Limits.InFlight] it returns what Acquire(ctx, n) would meet. While all seats
-// are taken the wait is an estimate, as nobody knows when requests end: at least the
+// With [Limits.InFlight] it returns what Acquire(ctx, n) would meet. Unless seats are free
+// for it and all ahead, the wait is an estimate, as nobody knows when requests end: at least the
 // mean time for which they have been in flight of late, divided by InFlight, and at
 // least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with the wait
 // as it would be if a seat became free at once.

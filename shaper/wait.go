@@ -137,6 +137,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) Event {
 			// The next one may be due already, if it costs less. It could not
 			// leave before now.
 			f.line.since = exact.At(now)
+			f.line.noteNewHead(now)
 		}
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
