@@ -120,10 +120,10 @@ func TestSpacingTellsWhatIsNoComb(t *testing.T) {
 // Whatever the departure before a line was like, one that leaves exactly on schedule must not
 // be shown as uneven.
 func TestSpacingOfTheFirstOutOfALineDoesNotLookUneven(t *testing.T) {
-	wait := func(t *testing.T, s *shaper.Shaper, n int, waits time.Duration) {
+	wait := func(t *testing.T, s *shaper.Shaper, n int64, waits time.Duration) {
 		t.Helper()
 		begun := time.Now()
-		require.NoError(t, s.WaitN(t.Context(), n))
+		require.NoError(t, s.WaitN(t.Context(), int(n)))
 		require.Equal(t, waits, time.Since(begun))
 	}
 	abandoned := func(t *testing.T, s *shaper.Shaper, n int) (giveUp func()) {
