@@ -185,9 +185,12 @@ func (p *tab) open(address string) {
 	p.do(chromedp.Navigate(address))
 }
 
+// click clicks an element. It does not do so by the mouse: when the page moves an element just
+// then, a click at the place where it was misses it.
 func (p *tab) click(selector string) {
 	p.t.Helper()
-	p.do(chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
+	p.do(chromedp.WaitVisible(chromedp.CSS(selector)))
+	eval[bool](p, fmt.Sprintf("(element => { element.focus(); element.click(); return true })(document.querySelector(%q))", selector))
 }
 
 // set types a text into a field, in place of what it holds.
