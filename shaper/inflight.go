@@ -116,7 +116,7 @@ func (f *flow) freeSeat(now int64) {
 // against [Limits.InFlight]. Releasing a seat twice releases it once. The zero seat
 // means no seat. A seat lives on the stack of Do, or in the release function that Acquire
 // allocates. Only released changes, so only that is allocated apart, as one byte: with 16
-// bytes per seat a call of Acquire and its release took 4 to 14 % longer.
+// bytes per seat a call of Acquire and its release allocated 40 bytes in place of 25.
 type seat struct {
 	released *bool // guarded by the lock
 	since    int64 // when it was taken; untimed: its time is not measured
