@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The reasons for which a request is refused. [Shaper.WaitN] wraps the first four in a
+// The reasons for which a request is refused. [Shaper.WaitN] wraps the first five in a
 // [*RejectError], through which [errors.Is] finds them.
 var (
 	// ErrQueueFull means that [Limits.Depth] requests wait already, or that Depth is 0
@@ -25,6 +25,11 @@ var (
 
 	// ErrClosed means that [Shaper.Close] or [Shaper.Shutdown] has been called.
 	ErrClosed = errors.New("shaper: closed")
+
+	// ErrUnavailable means that the [Bucket] which holds the level can't be asked, and that
+	// [WithFallback] lets nobody leave meanwhile. [RejectError.RetryAfter] is the time until
+	// it is asked again.
+	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 
 	// ErrNegativeCost is returned as it is, not in a *RejectError: a negative cost
 	// is a mistake of the caller and not a refusal, so no counter counts it.
@@ -76,7 +81,8 @@ func isOwnFault(err error) bool {
 // A RejectError is returned for a request that is refused. It says why, and when the
 // same request would be admitted.
 type RejectError struct {
-	// Reason is [ErrQueueFull], [ErrTooLate], [ErrTooCostly] or [ErrClosed].
+	// Reason is [ErrQueueFull], [ErrTooLate], [ErrTooCostly], [ErrClosed] or
+	// [ErrUnavailable].
 	Reason error
 
 	// RetryAfter is the time after which the same call, with the same time

@@ -113,6 +113,14 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	if o.maxKeys < 1 {
 		return nil, fmt.Errorf("shaper: WithMaxKeys is %d, must be at least 1", o.maxKeys)
 	}
+	if err := o.validateShared("NewGroup"); err != nil {
+		return nil, err
+	}
+	if o.shared.asked {
+		if _, ok := o.shared.keyOf.(func(K) string); !ok {
+			return nil, fmt.Errorf("shaper: NewGroup: WithBuckets has a %T, must have a %T (WithBucket is for a Shaper)", o.shared.keyOf, (func(K) string)(nil))
+		}
+	}
 	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
 	g.prepare(o)
 	g.keyed = true

@@ -16,6 +16,7 @@ type options struct {
 	coarse  bool
 	dry     bool
 	maxKeys int
+	shared  sharedOptions
 }
 
 // common makes an [Option] of a [GroupOption].

@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -46,6 +47,12 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 		if opt != nil {
 			opt.apply(&o)
 		}
+	}
+	if err := o.validateShared("New"); err != nil {
+		return nil, err
+	}
+	if o.shared.asked && o.shared.key == "" {
+		return nil, errors.New("shaper: New: the key of WithBucket is empty")
 	}
 	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
 	s.capped = l.InFlight > 0

@@ -25,7 +25,7 @@ type Stats struct {
 	Fallback   string        // why no kernel timer could be had when one was last wanted; empty if one was had, or none wanted, as in a synctest bubble
 
 	Departed  uint64 // requests that left
-	Refused   uint64 // requests refused; the sum of the next four
+	Refused   uint64 // requests refused; the sum of the next five
 	Abandoned uint64 // requests whose context ended before their call returned
 
 	QueueFull uint64 // Refused with ErrQueueFull
@@ -33,8 +33,12 @@ type Stats struct {
 	TooCostly uint64 // Refused with ErrTooCostly
 	Closed    uint64 // Refused with ErrClosed
 
+	Unavailable uint64 // Refused with ErrUnavailable
+
 	TotalWait time.Duration // the sum of the waits of Departed, from admission to slot
 	Missed    float64       // cost units lost to lateness beyond Limits.Slack
+
+	Bucket BucketStats // of the shared bucket; zero without WithBucket
 }
 
 // refusals counts refusals by reason. There is no counter for notRefused, which keeps

@@ -22,6 +22,9 @@ type Trace struct {
 	Refused func(ctx context.Context, e Event)
 	// Abandoned reports a request whose context ended before its call returned.
 	Abandoned func(ctx context.Context, e Event)
+	// Bucket reports that the state of a shared [Bucket] has changed. It runs on a
+	// goroutine of the shaper's, with [context.Background].
+	Bucket func(ctx context.Context, e BucketEvent)
 }
 
 // An Event is what a hook reports.

@@ -1,0 +1,160 @@
+package shaper
+
+import (
+	"context"
+	"time"
+)
+
+// A Bucket holds levels that several processes share: for each key the one instant at
+// which its level reaches 0, on the Bucket's own clock. Packages redisbucket and pgbucket
+// are Buckets on servers; package buckettest has one in memory, and the tests that every
+// Bucket must pass.
+//
+// The state of a key is that instant, which is called Empty here; the [BucketRate] in
+// force; and the time of the Bucket's clock at which both were written. A key that has no
+// state, or one that can't be read, is at level 0. A Bucket may forget a key a while after
+// its level has reached 0.
+//
+// A Bucket must be safe for concurrent use. Neither method may be repeated by the Bucket
+// when it does not know whether the first attempt was carried out: what that has taken
+// would be taken twice.
+type Bucket interface {
+	// Take raises the level of a key by t.Cost if a request of cost t.First could leave by
+	// now + t.Ahead, in one atomic step; else it takes nothing. [Take] says what that step
+	// is. An error means that it is not known whether anything was taken.
+	Take(ctx context.Context, t Take) (Taken, error)
+
+	// GiveBack takes off what was taken last, if nothing has been taken since: if the
+	// Empty of t.Key is exactly end, and the rate in force has the version of t.Rate, Empty
+	// becomes earlier by t.Rise(). Otherwise GiveBack does nothing, and that is no error.
+	// Of t only Key, Cost and Rate count.
+	GiveBack(ctx context.Context, t Take, end Instant) error
+}
+
+// An Instant is a moment on the clock of a [Bucket], counted from 1970 as in Unix time, or a
+// span of that clock: Micros whole microseconds and Part parts of one more. How many parts
+// a microsecond has depends on the rate ([BucketRate.Parts]), so that nothing is ever
+// rounded: the millionth departure at 3/s is where the rate puts it. The zero Instant
+// stands for none.
+type Instant struct{ Micros, Part int64 }
+
+// A Take asks a [Bucket] to raise the level of a key, so that the process that asks may
+// let requests leave. [Take.Apply] is the atomic step that it asks for.
+type Take struct {
+	Key   string        // of the level; not empty
+	Cost  int64         // how many cost units are taken; at least 1
+	First int64         // the cost of the first request that is to leave; at least 1
+	Ahead time.Duration // how far from now that request may leave; whole microseconds, from 0 to [MaxAhead]
+	Rate  BucketRate
+
+	// High is the latest instant up to which this process knows the level to have been
+	// raised at Rate, and Seen the latest reading of the Bucket's clock that it knows, in
+	// microseconds. They heal a state that was lost. 0 means that nothing is known.
+	High Instant
+	Seen int64
+
+	// Guard is for how long a level without a state does not fall to 0, as processes may
+	// hold slots of which the lost state knew; whole microseconds.
+	Guard time.Duration
+}
+
+// MaxAhead is the greatest [Take.Ahead]: nobody holds a slot that is farther away.
+const MaxAhead = 2 * time.Second
+
+// Taken is the answer of a [Bucket]. With it a process works out when each of its requests
+// leaves, by the same rule as without a Bucket: a request of cost n leaves when the level
+// is at most max(0, Burst − n), and raises it by n.
+type Taken struct {
+	OK    bool        // the level has been raised
+	Now   int64       // the Bucket's clock in this step, in microseconds since 1970, rounded down
+	Empty Instant     // when the level reaches 0, without what has been taken in this step; not before Now
+	Cold  bool        // there was no state
+	Other *BucketRate // the rate in force, if it is not that of the Take; then nothing was taken, and Empty counts in its Parts
+}
+
+// A BucketLevel is the state of one key of a [Bucket]: the instant at which the level
+// reaches 0, the rate in force, and the reading of the Bucket's clock, in microseconds,
+// at which both were written. The zero BucketLevel stands for a key without a state; a
+// Bucket takes a state that is damaged for none.
+type BucketLevel struct {
+	Empty Instant
+	Rate  BucketRate
+	At    int64
+}
+
+// Apply is the atomic step of [Bucket.Take]. l is the state of the key, and now the
+// Bucket's clock, in microseconds rounded down, read after the key was locked. Apply
+// returns the state to be written, which is l if there is nothing to write, and the answer.
+// A Bucket whose server can't call Apply does the same in the server's language; package
+// buckettest compares the two.
+//
+// The steps are these. Nothing is ever rounded, but for a change of the rate.
+//
+//  1. Without a state the answer is Cold, Empty is now + t.Guard, and t.Rate is in force.
+//  2. If the state was written at a time w after now, the clock has gone back, and Empty
+//     becomes Empty − (w − now).
+//  3. If the version in force is greater than that of t.Rate, or equal while the rates
+//     differ, nothing is taken, and the answer has the rate in force as Other. If that of
+//     t.Rate is greater, t.Rate comes into force, and Empty becomes that of
+//     [BucketRate.Rescale].
+//  4. If t.High is after Empty, and now is not before t.Seen, Empty becomes t.High: the
+//     state has been lost, or an old copy of it has been restored. Where now is before
+//     t.Seen, the clock has gone back since.
+//  5. If Empty is before now it becomes now: time in which nobody leaves is not saved up.
+//  6. If Empty − t.Room() is at most now + t.Ahead, the request of cost First could leave:
+//     the answer is OK, and Empty becomes Empty + t.Rise(). Else nothing is taken.
+//
+// The state is written if something has been taken, if t.Rate has come into force anew, or
+// if the clock has gone back. A Bucket keeps it at least until Empty, and for a minute
+// longer.
+func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
+	answer := Taken{Now: now, Cold: l == BucketLevel{}}
+	next := BucketLevel{Empty: Instant{Micros: now + t.Guard.Microseconds()}, Rate: t.Rate, At: now}
+	changed := false
+	if !answer.Cold {
+		next.Empty = l.Empty
+		if l.At > now {
+			next.Empty.Micros, changed = l.Empty.Micros-(l.At-now), true
+		}
+		switch {
+		case l.Rate == t.Rate:
+		case l.Rate.Version < t.Rate.Version:
+			next.Empty, changed = t.Rate.Rescale(l.Rate, next.Empty, now), true
+		default:
+			answer.Empty, answer.Other = laterInstant(next.Empty, Instant{Micros: now}), &l.Rate
+			return l, answer
+		}
+	}
+	if now >= t.Seen {
+		next.Empty = laterInstant(next.Empty, t.High)
+	}
+	next.Empty = laterInstant(next.Empty, Instant{Micros: now})
+	answer.Empty = next.Empty
+	latest := Instant{Micros: now + t.Ahead.Microseconds()}
+	if first := t.Rate.minus(next.Empty, t.Room()); laterInstant(first, latest) != latest {
+		if changed {
+			return next, answer
+		}
+		return l, answer
+	}
+	answer.OK = true
+	next.Empty = t.Rate.plus(next.Empty, t.Rise())
+	return next, answer
+}
+
+// ApplyGiveBack is the atomic step of [Bucket.GiveBack]: it returns the state to be
+// written, which is l if there is nothing to do.
+func (t Take) ApplyGiveBack(l BucketLevel, end Instant) BucketLevel {
+	if l.Rate == t.Rate && l.Empty == end {
+		l.Empty = t.Rate.minus(end, t.Rise())
+	}
+	return l
+}
+
+// Rise returns the time by which t makes the level reach 0 later: Cost times the time of a
+// unit.
+func (t Take) Rise() Instant { return t.Rate.times(t.Cost) }
+
+// Room returns how long before the level reaches 0 a request of cost First may leave:
+// max(0, Burst − First) times the time of a unit.
+func (t Take) Room() Instant { return t.Rate.times(max(0, t.Rate.Burst-t.First)) }

@@ -1,0 +1,148 @@
+package shaper
+
+import (
+	"fmt"
+	"time"
+)
+
+// sharedOptions are the options of a [Shaper] or [Group] whose levels are in a [Bucket].
+type sharedOptions struct {
+	asked    bool // WithBucket or WithBuckets is among the options
+	bucket   Bucket
+	key      string // of a Shaper
+	keyOf    any    // of a Group: func(K) string
+	fallback Fallback
+	version  int64
+	guard    time.Duration
+}
+
+type bucketOption struct {
+	bucket Bucket
+	key    string
+}
+
+func (o bucketOption) apply(to *options) {
+	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, o.key, nil
+}
+
+// WithBucket makes a [Shaper] share its level with all processes whose Shapers have the
+// same Bucket and key. [Limits.Rate] and [Limits.Burst] are then those of all of them
+// together. [Limits.Depth], [Limits.MaxWait] and [Limits.InFlight] are each process's own:
+// each has a line of its own, which is strictly first in first out, and nobody promises an
+// order among lines. [Limits.Slack] is for how long a slot may be used after its instant.
+// docs/shared.md says what is guaranteed, and what is not.
+//
+// A request that finds an idle bucket waits for one round trip; in a busy bucket slots are
+// taken ahead. With a Depth of 0, and for [Shaper.AllowN], each call is one round trip. What
+// predicts a wait ([Shaper.Forecast], [RejectError.RetryAfter], MaxWait, deadlines) is an
+// estimate: it takes the share of slots that this process has had of late.
+//
+// WithBucket can't be combined with [WithDryRun], and is for a Shaper: a [Group] has
+// [WithBuckets]. Both are errors of New and NewGroup, as are a nil Bucket and an empty key.
+func WithBucket(b Bucket, key string) Option { return common{bucketOption{b, key}} }
+
+type bucketsOption struct {
+	bucket Bucket
+	keyOf  any
+}
+
+func (o bucketsOption) apply(to *options) {
+	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, "", o.keyOf
+}
+
+// WithBuckets makes a [Group] share the level of each of its keys with all processes: key
+// returns the Bucket's key for a key of the Group, and must not return "". Everything else
+// is as with [WithBucket]. K must be the key type of the Group; if it is not, [NewGroup]
+// returns an error.
+//
+// Keys that come when [WithMaxKeys] keys have a bucket of their own share buckets, as in
+// every Group. Those are shared by the same number of keys in each process, but not by the
+// same keys; so such a key may get its rate in each process until there is room for it.
+func WithBuckets[K comparable](b Bucket, key func(K) string) GroupOption {
+	return bucketsOption{b, key}
+}
+
+// A Fallback says what a process does while it can't ask its [Bucket].
+type Fallback int
+
+const (
+	// FallbackClosed lets nobody leave. Those in line wait on, until their own deadlines;
+	// newcomers are refused with [ErrUnavailable].
+	FallbackClosed Fallback = 0
+
+	// FallbackOpen lets each process use the whole rate. So n processes that are cut off
+	// let through n times the rate together.
+	FallbackOpen Fallback = 1
+
+	// badFallback is that of FallbackLocal with fewer than 1 instances.
+	badFallback Fallback = -1
+)
+
+// FallbackLocal lets each process use an equal part of the rate and of the burst (at least
+// 1): Rate / instances, beginning after the last slot that it has had from the Bucket.
+// instances is how many processes there are, at least 1. If some of them can still ask the
+// Bucket, they go on with the whole rate: with m of n cut off, all together let through
+// 1 + m/n times the rate.
+func FallbackLocal(instances int) Fallback {
+	if instances < 1 {
+		return badFallback
+	}
+	return Fallback(instances)
+}
+
+func (f Fallback) apply(to *options) { to.shared.fallback = f }
+
+// WithFallback says what happens while the [Bucket] of [WithBucket] or [WithBuckets] can't
+// be asked; the default is [FallbackClosed]. It never means that there is no limit.
+//
+// The Bucket counts as unavailable after three failures in a row. Then it is asked again
+// after 50 ms, and if that fails, after up to twice the time, at most every 2 s, each with a
+// random part, so that processes do not ask together. The first answer ends the fallback.
+func WithFallback(f Fallback) Option { return common{f} }
+
+type rateVersionOption int64
+
+func (o rateVersionOption) apply(to *options) { to.shared.version = int64(o) }
+
+// WithRateVersion sets the version of the rates of this process, from 1 to 2⁵³. Where
+// processes share a bucket at different rates, as during a deployment, the rate with the
+// greatest version is in force for all of them, and until all use it they are together
+// never above the greatest of their rates. Without this option the version is the time, in
+// microseconds, at which New or NewGroup was called, or SetLimits or Reload later: the
+// rate that was set last is in force. Where an old program may be started again while a
+// new one runs, give each release a version of its own. Each SetLimits and Reload is then
+// a version of its own too: one more than the latest.
+func WithRateVersion(v int64) Option { return common{rateVersionOption(v)} }
+
+type coldGuardOption time.Duration
+
+func (o coldGuardOption) apply(to *options) { to.shared.guard = time.Duration(o) }
+
+// WithColdGuard makes nobody leave for a time d, up to a minute, when the [Bucket] has no state
+// for a key. That is so for a new key, for one that has not been used for a minute or
+// more, and after the Bucket has lost what it had. In the last case, processes may still
+// hold slots that the state knew of, up to two batches each; with a guard as long as these
+// take, no slot is given twice. Without it, which is the default, each of the other
+// processes may use up to two batches of slots beside the new ones.
+func WithColdGuard(d time.Duration) Option { return common{coldGuardOption(d)} }
+
+// validateShared returns what is wrong with the options of shared levels. constructor is New
+// or NewGroup.
+func (o *options) validateShared(constructor string) error {
+	s := o.shared
+	switch {
+	case !s.asked:
+		return nil
+	case s.bucket == nil:
+		return fmt.Errorf("shaper: %s: the Bucket is nil", constructor)
+	case o.dry:
+		return fmt.Errorf("shaper: %s: WithDryRun can't be combined with a Bucket, as a shadow must not take what others need", constructor)
+	case s.fallback < 0:
+		return fmt.Errorf("shaper: %s: WithFallback(FallbackLocal(n)): n must be at least 1", constructor)
+	case s.version < 0 || s.version > 1<<53:
+		return fmt.Errorf("shaper: %s: WithRateVersion is %d, must be from 1 to 2⁵³", constructor, s.version)
+	case s.guard < 0 || s.guard > time.Minute:
+		return fmt.Errorf("shaper: %s: WithColdGuard is %v, must be from 0 to 1m", constructor, s.guard)
+	}
+	return nil
+}

@@ -1,0 +1,142 @@
+package shaper
+
+import (
+	"math"
+	"math/big"
+	"math/bits"
+
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// maxParts bounds [BucketRate.Parts], so that sums of two parts, and of a part and a whole
+// number of microseconds, are exact in a float64.
+const maxParts = 1_000_000_000_000
+
+// A BucketRate is the rate and the burst at which a level is shared.
+//
+// Version orders the rates of processes which do not agree, as during a deployment: the
+// rate with the greatest version is in force for all.
+type BucketRate struct {
+	Version int64 // at most 2⁵³
+
+	// Micros and Part are the time that one cost unit takes. Part is less than Parts,
+	// which is from 1 to 10¹². A sum of two parts is therefore exact in a float64, which
+	// is the only number that scripts of Redis know.
+	Micros, Part, Parts int64
+
+	Burst int64 // at least 1
+}
+
+// bucketRateOf returns the rate of Limits, which is finite. A rate whose interval has a
+// denominator above 10⁹ in nanoseconds, as only few that people write have, is rounded down:
+// its interval is rounded up to a billionth of a nanosecond.
+func bucketRateOf(l Limits, version int64) BucketRate {
+	ns := exact.IntervalOf(l.Rate).Rat()
+	parts := new(big.Int).Mul(ns.Denom(), big.NewInt(1000))
+	if parts.Cmp(big.NewInt(maxParts)) > 0 {
+		parts.SetInt64(maxParts)
+	}
+	scaled := new(big.Int).Mul(ns.Num(), parts)
+	scaled, rest := scaled.QuoRem(scaled, new(big.Int).Mul(ns.Denom(), big.NewInt(1000)), new(big.Int))
+	if rest.Sign() > 0 {
+		scaled.Add(scaled, big.NewInt(1))
+	}
+	micros, part := scaled.QuoRem(scaled, parts, new(big.Int))
+	return BucketRate{Version: version, Micros: micros.Int64(), Part: part.Int64(), Parts: parts.Int64(), Burst: l.burst()}
+}
+
+// perSecond returns the rate.
+func (r BucketRate) perSecond() rate.Limit {
+	micros := float64(r.Micros) + float64(r.Part)/float64(r.Parts)
+	return rate.Limit(1e6 / micros)
+}
+
+// times returns the time of n cost units; centuries if it is longer.
+func (r BucketRate) times(n int64) Instant {
+	high, low := bits.Mul64(uint64(n), uint64(r.Part))
+	if high >= uint64(r.Parts) {
+		return Instant{Micros: math.MaxInt64 / 4}
+	}
+	carry, part := bits.Div64(high, low, uint64(r.Parts))
+	high, low = bits.Mul64(uint64(n), uint64(r.Micros))
+	if high > 0 || low > math.MaxInt64/8 || carry > math.MaxInt64/8 {
+		return Instant{Micros: math.MaxInt64 / 4}
+	}
+	return Instant{Micros: int64(low + carry), Part: int64(part)}
+}
+
+// plus returns a + b.
+func (r BucketRate) plus(a, b Instant) Instant {
+	sum := Instant{a.Micros + b.Micros, a.Part + b.Part}
+	if sum.Part >= r.Parts {
+		sum.Micros, sum.Part = sum.Micros+1, sum.Part-r.Parts
+	}
+	return sum
+}
+
+// minus returns a − b.
+func (r BucketRate) minus(a, b Instant) Instant {
+	diff := Instant{a.Micros - b.Micros, a.Part - b.Part}
+	if diff.Part < 0 {
+		diff.Micros, diff.Part = diff.Micros-1, diff.Part+r.Parts
+	}
+	return diff
+}
+
+// laterInstant returns the later of two instants.
+func laterInstant(a, b Instant) Instant {
+	if b.Micros > a.Micros || b.Micros == a.Micros && b.Part > a.Part {
+		return b
+	}
+	return a
+}
+
+// Rescale returns the instant at which the level reaches 0 after r has come into force in
+// place of old, at which it would have been empty. The level stays what it is in cost
+// units:
+//
+//	now + (empty − now) · (time of a unit at r) / (time of a unit at old)
+//
+// But processes may hold slots of the old rate. So that they and the new ones together are
+// never more than the greater rate lets leave, the next request of cost 1 does not leave
+// before it could have at the old rate, if that is within [MaxAhead]: where
+//
+//	next = min(empty − (old burst − 1) · (time of a unit at old), now + MaxAhead)
+//
+// is after now, the result is at least next + (Burst − 1) · (time of a unit at r).
+//
+// The result is a whole number of microseconds; it may be up to 2 µs later than exact, and
+// is never earlier.
+func (r BucketRate) Rescale(old BucketRate, empty Instant, now int64) Instant {
+	span := old.rat(old.minus(empty, Instant{Micros: now}))
+	if span.Sign() <= 0 {
+		return Instant{Micros: now}
+	}
+	unit := r.rat(Instant{r.Micros, r.Part})
+	scaled := new(big.Rat).Mul(span, unit)
+	scaled.Quo(scaled, old.rat(Instant{old.Micros, old.Part}))
+
+	next := new(big.Rat).Sub(span, old.rat(old.times(old.Burst-1)))
+	if most := new(big.Rat).SetInt64(MaxAhead.Microseconds()); next.Cmp(most) > 0 {
+		next = most
+	}
+	if next.Sign() > 0 {
+		next.Add(next, r.rat(r.times(r.Burst-1)))
+		if next.Cmp(scaled) > 0 {
+			scaled = next
+		}
+	}
+	micros, rest := new(big.Int).QuoRem(scaled.Num(), scaled.Denom(), new(big.Int))
+	if rest.Sign() > 0 {
+		micros.Add(micros, big.NewInt(1))
+	}
+	return Instant{Micros: now + micros.Int64()}
+}
+
+// rat returns a span in microseconds.
+func (r BucketRate) rat(a Instant) *big.Rat {
+	parts := new(big.Rat).SetFrac64(a.Part, r.Parts)
+	return parts.Add(parts, new(big.Rat).SetInt64(a.Micros))
+}

@@ -1,0 +1,38 @@
+package shaper
+
+import "time"
+
+// BucketStats tells about the [Bucket] that a level is shared by.
+type BucketStats struct {
+	State BucketState // "" without a Bucket
+	Err   error       // the latest failure; nil if the latest call succeeded
+
+	RTT   time.Duration // the shortest round trip of late; 0 if there was none
+	Share float64       // the part of the slots that this process has had of late, from 0 to 1; 0 if that is not known
+
+	Held       int64  // cost units that are leased and not used yet
+	RoundTrips uint64 // calls of Take, and of GiveBack
+	Failures   uint64 // calls that failed
+	Leased     uint64 // cost units taken
+	Dropped    uint64 // cost units whose slots have passed unused
+	GivenBack  uint64 // cost units given back
+}
+
+// BucketState says how requests leave that share a level.
+type BucketState string
+
+const (
+	BucketShared BucketState = "shared" // at the slots of the Bucket
+	BucketDown   BucketState = "down"   // not at all: it can't be asked (FallbackClosed)
+	BucketLocal  BucketState = "local"  // at a part of the rate: it can't be asked (FallbackLocal)
+	BucketOpen   BucketState = "open"   // at the whole rate in each process: it can't be asked (FallbackOpen)
+)
+
+// A BucketEvent reports that a [Bucket] can't be asked any more, or can be again.
+type BucketEvent struct {
+	Name  string      // the name of the Shaper or Group
+	Shard string      // which of the Bucket's servers, if it tells; see [WithFallback]
+	State BucketState // from now on
+	At    time.Time
+	Err   error // the failure; nil if it can be asked again
+}
