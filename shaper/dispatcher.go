@@ -22,7 +22,7 @@ type dispatcher struct {
 	run      func()    // tick, made once, so that starting it allocates nothing
 	hasHooks bool      // there are hooks in trace
 	keyed    bool      // it belongs to a Group, whose flows come and go
-	dryRun   bool      // WithDryRun is set: no request waits, and the lines are shadows
+	mode     mode
 
 	mu          sync.Mutex
 	clock       int64 // the latest instant seen
@@ -46,9 +46,22 @@ type dispatcher struct {
 	drop func()
 }
 
+// A mode is the set of options that make requests be decided upon, or leave, otherwise than
+// by the levels of the dispatcher's own buckets alone. It is one word, so that a dispatcher
+// without such an option asks once for all of them.
+type mode uint8
+
+const (
+	plain  mode = 0
+	dryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
+)
+
+// isDryRun reports whether WithDryRun is set.
+func (d *dispatcher) isDryRun() bool { return d.mode&dryRun != 0 }
+
 // prepare makes the dispatcher ready for use.
 func (d *dispatcher) prepare(o options) {
-	d.name, d.trace, d.dryRun = o.name, o.trace, o.dry
+	d.name, d.trace, d.mode = o.name, o.trace, o.mode
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	d.epoch = time.Now()
 	d.run = d.tick
@@ -78,7 +91,7 @@ func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
 	d.mu.Lock()
 	// The clock never goes backwards.
 	d.clock = min(max(d.clock, now), maxClock)
-	if d.waiting > 0 && (d.dryRun || d.clock >= d.ticker.armed) { // The ticker is armed for the next slot or earlier.
+	if d.waiting > 0 && (d.isDryRun() || d.clock >= d.ticker.armed) { // The ticker is armed for the next slot or earlier.
 		d.advanceLocked(d.clock, order)
 	}
 	return d.clock
@@ -111,7 +124,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		ln := d.due[0]
 		w := ln.head
 		at := now
-		if d.dryRun {
+		if d.isDryRun() {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
@@ -122,14 +135,14 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		b.noteLeft(at)
 		ln.remove(w, departed)
 		d.waiting--
-		if ln.flow.capped() && !d.dryRun {
+		if ln.flow.capped() && !d.isDryRun() {
 			ln.seatsTaken++
 		}
 		w.slot, w.departureNo = at, b.departures
 		d.rearm = true
 		d.updateDepartureLocked(ln.flow)
 		switch {
-		case d.dryRun:
+		case d.isDryRun():
 			d.countDepartureLocked(ln.flow, w.admitted, at-w.admitted)
 			d.measureWaitLocked(at - w.admitted)
 			d.waiters.keep(w)

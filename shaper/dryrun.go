@@ -4,7 +4,7 @@ import "context"
 
 type dryRunOption struct{}
 
-func (dryRunOption) apply(to *options) { to.dry = true }
+func (dryRunOption) apply(to *options) { to.mode |= dryRun }
 
 // WithDryRun lets every request through at once, and records what would have become of
 // it, so that limits can be tried on live traffic before they are enforced.
@@ -58,7 +58,7 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 // planOf returns a new plan of Limits for the flows of a dispatcher.
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
-	p.dryRun = d.dryRun
+	p.dryRun = d.isDryRun()
 	return p
 }
 
@@ -71,4 +71,4 @@ func (d *dispatcher) letThrough(ctx context.Context, ev Event) {
 
 // mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds
 // a [*Shaper] or a [*Group] has it too.
-func (d *dispatcher) mayDryRun() bool { return d.dryRun }
+func (d *dispatcher) mayDryRun() bool { return d.isDryRun() }

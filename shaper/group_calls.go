@@ -169,7 +169,7 @@ func (g *Group[K]) failed(key K, r *request, err error) decision {
 	g.noteFailed(key, r, err)
 	_, unlimited := err.(*limitsError)
 	switch {
-	case g.dryRun && (refusal || unlimited):
+	case g.isDryRun() && (refusal || unlimited):
 		ev.Err, ev.Verdict = nil, &Verdict{Err: err}
 		g.letThrough(r.ctx, ev)
 		return decision{event: verdictEvent}

@@ -83,7 +83,7 @@ func (k keyLimiter[K]) enter(ctx context.Context, n int, _ entryKind) (release f
 }
 
 func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
-	if k.group.dryRun {
+	if k.group.isDryRun() {
 		return 0, nil
 	}
 	return k.Forecast(n)
@@ -91,10 +91,10 @@ func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 
 // hold reports false if the Limits of the key can't be had: then there is no line to hold.
 func (k keyLimiter[K]) hold(d time.Duration) bool {
-	return k.group.hold(k.key, d) && !k.group.dryRun
+	return k.group.hold(k.key, d) && !k.group.isDryRun()
 }
 
-func (k keyLimiter[K]) mayDryRun() bool { return k.group.dryRun }
+func (k keyLimiter[K]) mayDryRun() bool { return k.group.isDryRun() }
 
 func (k keyLimiter[K]) asksDoneToWait() bool { return true }
 
@@ -124,11 +124,11 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 	if key == nil {
 		panic("shaper: Group.Middleware needs a function that tells the key of a request")
 	}
-	h := handler{mayDryRun: g.dryRun, middlewareOptions: newMiddlewareOptions(opts)}
+	h := handler{mayDryRun: g.isDryRun(), middlewareOptions: newMiddlewareOptions(opts)}
 	h.limiterFor = func(h handler, r *http.Request) (handler, error) {
 		k, err := key(r)
 		switch {
-		case err != nil && g.dryRun:
+		case err != nil && g.isDryRun():
 			h.limiter = innerOf(keyless[K]{g, &keyError{err}})
 			return h, nil
 		case err != nil:

@@ -46,7 +46,7 @@ func (g *Group[K]) Stats() GroupStats {
 		Name:        g.name,
 		Keys:        len(g.table) - g.unlimitedKeys,
 		Waiting:     g.waiting,
-		DryRun:      g.dryRun,
+		DryRun:      g.isDryRun(),
 		Precise:     g.ticker.precise,
 		Fallback:    g.ticker.failure,
 		Departed:    t.departed,

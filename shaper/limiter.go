@@ -72,7 +72,7 @@ func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (releas
 }
 
 func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {
-	if s.dryRun {
+	if s.isDryRun() {
 		return 0, nil
 	}
 	return s.Forecast(n)
@@ -80,7 +80,7 @@ func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {
 
 func (s shaperLimiter) hold(d time.Duration) bool {
 	s.Hold(d)
-	return !s.dryRun
+	return !s.isDryRun()
 }
 
 func (s shaperLimiter) stats() (st Stats, ok bool) { return s.Stats(), true }

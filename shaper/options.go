@@ -14,7 +14,7 @@ type options struct {
 	name    string
 	trace   Trace
 	coarse  bool
-	dry     bool
+	mode    mode
 	maxKeys int
 	shared  sharedOptions
 }

@@ -94,12 +94,12 @@ func (r *request) untilDeadline(now int64) time.Duration {
 
 // decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
 // it leaves at once, is refused, or enters the line. This is the one place that asks
-// whether the flow is a dry run and whether it has a cap. Whoever calls it unlocks,
+// for the dispatcher's mode and whether the flow has a cap. Whoever calls it unlocks,
 // and then calls announce.
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
-	case d.dryRun:
-		return d.shadowLocked(f, now, r)
+	case d.mode != plain:
+		return d.decideByModeLocked(f, now, r)
 	case f.capped() && !r.releases && (r.kind != allow || d.phase == open): // Closed, it refuses all.
 		return decision{err: errUseAcquire}
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.tooCostly(r.cost):
@@ -126,6 +126,12 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	}
 	w := d.enqueueLocked(f, now, r)
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
+}
+
+// decideByModeLocked is decideLocked for a dispatcher that is not plain. The modes are told
+// apart here, off the path of those that are.
+func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision {
+	return d.shadowLocked(f, now, r)
 }
 
 // passLocked lets a request that may leave at once do so.
@@ -184,7 +190,7 @@ func (d *dispatcher) newErrorLocked(why rejection) *RejectError {
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := d.lineOfLocked(f)
 	w := d.waiters.take(r.cost, now)
-	if r.kind == reentry && !d.dryRun {
+	if r.kind == reentry && !d.isDryRun() {
 		ln.pushReentry(w)
 	} else {
 		ln.push(w)

@@ -58,7 +58,7 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s.capped = l.InFlight > 0
 	s.lineOfLocked(&s.flow)
 	s.prepare(o)
-	s.flow.bucket.dryRun = o.dry
+	s.flow.bucket.dryRun = s.isDryRun()
 	return s, nil
 }
 
@@ -77,7 +77,7 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // With [Limits.InFlight] set it returns an error that says to use Acquire.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()
-	if s.capped && !s.dryRun {
+	if s.capped && !s.isDryRun() {
 		return errUseAcquire
 	}
 	r := &request{ctx: ctx, cost: int64(n)} // Of a variable that is no pointer the compiler would make a copy.

@@ -48,7 +48,7 @@ func (d *dispatcher) close() {
 		for w := ln.head; w != nil; w = ln.head {
 			ln.remove(w, refused)
 			d.waiting--
-			if d.dryRun {
+			if d.isDryRun() {
 				d.countRefusalLocked(ln.flow, w.admitted, refusedClosed)
 				d.waiters.keep(w)
 				continue
@@ -76,7 +76,7 @@ func (d *dispatcher) shutdown(ctx context.Context) error {
 		d.drained = make(chan struct{})
 	}
 	drained := d.drained
-	empty := d.waiting == 0 || d.dryRun
+	empty := d.waiting == 0 || d.isDryRun()
 	d.unlockAndArm()
 	if !empty {
 		select {

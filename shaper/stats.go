@@ -67,7 +67,7 @@ func (s *Shaper) Stats() Stats {
 // statsLocked returns the Stats of a flow.
 func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st := f.stats(now)
-	st.Name, st.DryRun = d.name, d.dryRun
+	st.Name, st.DryRun = d.name, d.isDryRun()
 	st.Precise, st.Fallback = d.ticker.precise, d.ticker.failure
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)

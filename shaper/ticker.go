@@ -113,7 +113,7 @@ func (d *dispatcher) tick() {
 }
 
 // serves reports whether there are waiters to wake. In a dry run there are none.
-func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.dryRun }
+func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.isDryRun() }
 
 // wakeAtLocked returns when the ticker has to wake: at the slot of the next head, or,
 // if all lines are empty, when the ticker is to end.
