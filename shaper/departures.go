@@ -5,8 +5,8 @@ package shaper
 // dispatcher guards it.
 type departures []*line
 
-// update moves a line to its place in the heap after its head, its bucket or its seats
-// have changed. It removes an empty line.
+// update moves a line to its place in the heap after its slot has changed. It removes an
+// empty line.
 func (d *departures) update(ln *line) {
 	switch {
 	case ln.head == nil:
@@ -18,7 +18,6 @@ func (d *departures) update(ln *line) {
 		ln.index = int32(len(*d)) // It fits: 2³¹ lines would take 240 GB.
 		*d = append(*d, ln)
 	}
-	ln.slot = ln.flow.headMayLeave()
 	if !d.up(int(ln.index)) {
 		d.down(int(ln.index))
 	}

@@ -49,6 +49,9 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 					ln.remove(ln.head, refused)
 				}
 			}
+			if ln.head != nil {
+				ln.slot = new(dispatcher).headMayLeaveLocked(f)
+			}
 			heap.update(ln)
 			requireHeap(t, heap, lanes)
 		}
@@ -65,9 +68,9 @@ func requireHeap(t *testing.T, heap departures, lanes []*flow) {
 			continue
 		}
 		waiting++
-		least = min(least, f.headMayLeave())
+		least = min(least, new(dispatcher).headMayLeaveLocked(f))
 		require.True(t, heap[f.line.index] == f.line)
-		require.Equal(t, f.headMayLeave(), f.line.slot)
+		require.Equal(t, new(dispatcher).headMayLeaveLocked(f), f.line.slot)
 	}
 	require.Len(t, heap, waiting)
 	if waiting > 0 {

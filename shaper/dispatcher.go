@@ -40,6 +40,7 @@ type dispatcher struct {
 	spareErrors []RejectError // made, and not handed out yet
 	measures    *measures     // nil: no request has waited yet
 	refusalRing *refusalRing  // nil: no request has been refused yet
+	shared      *sharedLevels // nil: the levels are the flows' own
 
 	sweepTimer sweepTimer
 	// drop deletes the flows of a Group when it is closed.
@@ -54,6 +55,7 @@ type mode uint8
 const (
 	plain  mode = 0
 	dryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
+	shared                        // WithBucket or WithBuckets is set: levels are leased; see lease
 )
 
 // isDryRun reports whether WithDryRun is set.
@@ -64,6 +66,7 @@ func (d *dispatcher) prepare(o options) {
 	d.name, d.trace, d.mode = o.name, o.trace, o.mode
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	d.epoch = time.Now()
+	d.shared = newSharedLevels(o.shared)
 	d.run = d.tick
 	d.ticker.coarse = o.coarse
 	d.sweepTimer = sweepTimer{at: exact.Forever, next: exact.Forever}
@@ -128,10 +131,15 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
-		d.measureSpacingLocked(ln, at, w.cost)
-		missed := b.coldOrNone().missed
-		ln.since, _ = b.release(ln.since, at, w.cost)
-		d.totals.missed += b.coldOrNone().missed - missed
+		if ls := d.leaseOf(ln.flow); ls == nil {
+			d.measureSpacingLocked(ln, at, w.cost)
+			missed := b.coldOrNone().missed
+			ln.since, _ = b.release(ln.since, at, w.cost)
+			d.totals.missed += b.coldOrNone().missed - missed
+		} else if !ls.leaves(w, at) {
+			d.updateDepartureLocked(ln.flow)
+			continue
+		}
 		b.noteLeft(at)
 		ln.remove(w, departed)
 		d.waiting--
@@ -164,7 +172,13 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 	if ln == nil {
 		return
 	}
+	if ln.head != nil {
+		ln.slot = d.headMayLeaveLocked(f)
+	}
 	d.due.update(ln)
+	if ls := d.leaseOf(f); ls != nil {
+		ls.kickLocked(d.clock)
+	}
 	if d.keyed && ln.head == nil && ln.seatsTaken == 0 {
 		f.line = nil
 	}
@@ -212,6 +226,12 @@ func (d *dispatcher) timeOf(ns int64) time.Time { return d.epoch.Add(time.Durati
 
 // changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
+	if d.mode&shared != 0 && d.shared.leases[f] != nil {
+		d.shared.leases[f].changeLocked(to)
+		d.markDirtyLocked(f)
+		d.advanceLocked(now, headFirst)
+		return
+	}
 	left := f.bucket.lastLeft(now)
 	f.bucket.change(to, now)
 	f.bucket.noteLeft(left)

@@ -45,15 +45,19 @@ const (
 	refusedLate
 	refusedCostly
 	refusedClosed
-	reasons // how many there are
+	reasons // how many there are for all kinds of buckets
+
+	refusedUnavailable reason = iota - 1 // of a shared bucket, which counts it itself
 )
 
 // reasonErrors has the Reason of a RejectError for each reason.
-var reasonErrors = [reasons]error{
+var reasonErrors = [reasons + 1]error{
 	refusedFull:   ErrQueueFull,
 	refusedLate:   ErrTooLate,
 	refusedCostly: ErrTooCostly,
 	refusedClosed: ErrClosed,
+
+	refusedUnavailable: ErrUnavailable,
 }
 
 // A limitsError is the failure of the function that returns the Limits of a key.

@@ -58,13 +58,17 @@ func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
 // seatsTaken returns how many requests have a seat; 0 without a cap.
 func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 
-// headMayLeave returns the instant from which on the head of the line may leave; forever
-// if nobody can tell: whoever ends that then calls markDirtyLocked. Every reason that keeps
-// a head from leaving is asked for here: the cap (inflight.go), and by bucket.slot its slot
-// and a hold (hold.go).
-func (f *flow) headMayLeave() int64 {
+// headMayLeaveLocked returns the instant from which on the head of the line of a flow may
+// leave; forever if nobody can tell: whoever ends that then calls markDirtyLocked. Every
+// reason that keeps a head from leaving is asked for here: the cap (inflight.go), by
+// bucket.slot its slot and a hold (hold.go), and for a shared level the lease
+// (shared_lease.go).
+func (d *dispatcher) headMayLeaveLocked(f *flow) int64 {
 	if !f.hasSeat() {
 		return exact.Forever
+	}
+	if ls := d.leaseOf(f); ls != nil {
+		return ls.headMayLeave(d.clock)
 	}
 	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
 }

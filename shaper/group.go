@@ -66,6 +66,7 @@ import (
 type Group[K comparable] struct {
 	dispatcher
 	limits     func(K) (Limits, error)
+	bucketKey  func(K) string // of WithBuckets; nil without
 	maxKeys    int
 	closedFlow keyedFlow[K] // refuses all calls when the Group is closed; has no key
 	unlimited  keyedFlow[K] // lets all calls leave; for keys that need no bucket and find no room for one; has no key
@@ -117,12 +118,13 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 		return nil, err
 	}
 	if o.shared.asked {
-		if _, ok := o.shared.keyOf.(func(K) string); !ok {
+		if f, ok := o.shared.keyOf.(func(K) string); !ok || f == nil {
 			return nil, fmt.Errorf("shaper: NewGroup: WithBuckets has a %T, must have a %T (WithBucket is for a Shaper)", o.shared.keyOf, (func(K) string)(nil))
 		}
 	}
 	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
 	g.prepare(o)
+	g.bucketKey, _ = o.shared.keyOf.(func(K) string)
 	g.keyed = true
 	g.sweepTimer.sweep, g.drop = g.sweep, g.dropAllLocked
 	g.overflow.seed = maphash.MakeSeed()

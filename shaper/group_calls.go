@@ -93,7 +93,7 @@ func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
 	g.unlockAndArm()
 	g.noteLimited(key, r, dec)
 	if g.hasHooks || dec.event >= enqueuedEvent {
-		g.announce(&c.flow, now, r, dec)
+		dec = g.announceOf(key, c, now, r, dec)
 	}
 	return c, dec
 }
@@ -114,9 +114,19 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 	}
 	g.noteLimited(key, r, dec)
 	if g.hasHooks || dec.event >= enqueuedEvent {
-		g.announce(&c.flow, now, r, dec)
+		dec = g.announceOf(key, c, now, r, dec)
 	}
 	return c, dec
+}
+
+// announceOf is announce, after the Bucket has been asked if that is to decide.
+func (g *Group[K]) announceOf(key K, c *keyedFlow[K], now int64, r *request, dec decision) decision {
+	if dec.event == askEvent {
+		dec, now = g.ask(&c.flow, r, func(now int64, dec decision) { g.noteLocked(key, now, r, dec) })
+		g.noteLimited(key, r, dec)
+	}
+	g.announce(&c.flow, now, r, dec)
+	return dec
 }
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key
@@ -233,6 +243,10 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 		return false
 	}
 	mustBeComparable(key)
+	bucketKey, err := g.bucketKeyOf(key)
+	if err != nil {
+		return false
+	}
 	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) {
 		if c == &g.closedFlow {
 			// There is no bucket to hold. But the key's next request is refused at once,
@@ -241,6 +255,7 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 			return
 		}
 		if c, err := g.bucketToHoldLocked(key, c, now); err == nil {
+			g.leaseLocked(c, bucketKey)
 			g.holdLocked(&c.flow, now, d)
 			held = true
 		}

@@ -26,10 +26,15 @@ var errNoResult = errors.New("shaper: no result")
 // there is none. If it returns an error, do has not been called.
 func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(kf *keyedFlow[K], now int64)) error {
 	var l limitsLookup
+	bucketKey, err := g.bucketKeyOf(key)
+	if err != nil {
+		return err
+	}
 	for {
 		now := g.lockAndAdvance()
 		kf, err := g.foundOrNewLocked(key, now, &l)
 		if kf != nil {
+			g.leaseLocked(kf, bucketKey)
 			do(kf, now)
 		}
 		g.unlockAndArm()

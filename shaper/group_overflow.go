@@ -96,9 +96,8 @@ func (o *overflow[K]) add(kf *keyedFlow[K]) {
 	o.len++
 }
 
-// remove deletes a bucket.
-func (o *overflow[K]) remove(kf *keyedFlow[K]) {
-	p := kf.flow.bucket.plan
+// remove deletes a bucket that was added with plan p.
+func (o *overflow[K]) remove(kf *keyedFlow[K], p *plan) {
 	i, _ := searchRing(o.rings[p], kf.home)
 	o.rings[p] = slices.Delete(o.rings[p], i, i+1)
 	o.len--

@@ -224,12 +224,12 @@ func TestAKeySharesTheNextBucketOfItsRing(t *testing.T) {
 		c, distance := o.next(home, p)
 		require.Equal(t, want, [2]int16{c.home, distance}, "from %d", home)
 	}
-	o.remove(flows[0])
-	o.remove(flows[959])
+	o.remove(flows[0], p)
+	o.remove(flows[959], p)
 	c, distance := o.next(600, p)
 	require.Equal(t, [2]int16{7, 367}, [2]int16{c.home, distance})
-	o.remove(flows[500])
-	o.remove(flows[7])
+	o.remove(flows[500], p)
+	o.remove(flows[7], p)
 	c, _ = o.next(600, p)
 	require.Nil(t, c)
 }

@@ -34,6 +34,7 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	p := g.planFor(l)
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
+	g.newVersionLocked()
 	if _, again := g.overrides[key]; !again && len(g.overrides) >= maxOverrides {
 		return fmt.Errorf("shaper: %d keys have limits of their own by Group.SetLimits, which is the most; ResetLimits ends one", maxOverrides)
 	}
@@ -146,7 +147,7 @@ func (g *Group[K]) putInForceLocked(key K, p *plan, now int64) error {
 	}
 	g.offerPlanLocked(p)
 	to := g.planLocked(p.limits)
-	g.releasePlanLocked(kf.flow.bucket.plan)
+	g.releasePlanLocked(g.planOfLocked(kf))
 	kf.flow.bucket.idleUntil(now)
 	g.changeLocked(&kf.flow, to, now)
 	g.rescheduleLocked(kf)

@@ -21,6 +21,7 @@ func (g *Group[K]) Reload() {
 	defer func() { <-g.reloading }()
 	g.lockAndAdvance()
 	g.reloads++
+	g.newVersionLocked()
 	g.unlockAndArm()
 	for _, key := range g.keys() {
 		if g.forgetUnlimited(key) {

@@ -18,7 +18,7 @@ type GroupStats struct {
 	Fallback string // as in Stats
 
 	Departed  uint64 // requests that left
-	Refused   uint64 // requests refused; the sum of the next four
+	Refused   uint64 // requests refused; the sum of the next five
 	Abandoned uint64 // requests whose context ended before their call returned
 
 	QueueFull uint64 // Refused with ErrQueueFull
@@ -26,12 +26,16 @@ type GroupStats struct {
 	TooCostly uint64 // Refused with ErrTooCostly
 	Closed    uint64 // Refused with ErrClosed
 
+	Unavailable uint64 // Refused with ErrUnavailable
+
 	TotalWait time.Duration // from admission to slot, summed over Departed
 	Missed    float64       // cost units lost to lateness beyond Slack
 
 	Overflowed  uint64 // calls that shared a bucket or found none to share, mostly as the table was full; a Hold is no such call
 	RefusedKeys uint64 // about how many different keys have been refused
 	LimitErrors uint64 // how often the limits function returned an error or invalid Limits, or Reload could not use them
+
+	Bucket BucketStats // of the shared bucket; zero without WithBuckets
 }
 
 // Stats returns the state of the Group now. It works on a closed Group too.
@@ -42,7 +46,7 @@ func (g *Group[K]) Stats() GroupStats {
 	t := &g.totals
 	var by Stats
 	by.setRefusals(&t.refused)
-	return GroupStats{
+	st := GroupStats{
 		Name:        g.name,
 		Keys:        len(g.table) - g.unlimitedKeys,
 		Waiting:     g.waiting,
@@ -62,6 +66,11 @@ func (g *Group[K]) Stats() GroupStats {
 		RefusedKeys: g.limited.refusedKeys(),
 		LimitErrors: g.limitErrors,
 	}
+	if g.shared != nil {
+		st.Bucket, st.Unavailable = g.shared.stats(), g.shared.unavailable
+		st.Refused += st.Unavailable
+	}
+	return st
 }
 
 // All returns an iterator over the keys that have a bucket of their own which is not

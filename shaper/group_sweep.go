@@ -24,7 +24,7 @@ func (g *Group[K]) rescheduleLocked(kf *keyedFlow[K]) {
 		return
 	}
 	g.wheel.remove(kf)
-	g.watchLocked(kf, g.clock, kf.flow.drains(g.clock))
+	g.watchLocked(kf, g.clock, g.drainsLocked(kf, g.clock))
 }
 
 // rescheduleAfter is rescheduleLocked after a call that may have given back what it
@@ -54,7 +54,7 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 		if kf == nil {
 			break
 		}
-		drained := kf.flow.drains(now)
+		drained := g.drainsLocked(kf, now)
 		if drained > now {
 			g.wheel.add(kf, now, drained)
 			continue
@@ -90,12 +90,13 @@ func (g *Group[K]) forgetLocked(kf *keyedFlow[K]) {
 	if kf.home == ownBucket {
 		delete(g.table, kf.key)
 	} else {
-		g.overflow.remove(kf)
+		g.overflow.remove(kf, g.planOfLocked(kf))
 	}
 	if kf.unlimited {
 		g.unlimitedKeys--
 	}
-	g.releasePlanLocked(kf.flow.bucket.plan)
+	g.releasePlanLocked(g.planOfLocked(kf))
+	g.forgetLeaseLocked(kf)
 }
 
 // dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and

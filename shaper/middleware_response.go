@@ -21,8 +21,9 @@ const statusClientGone = 499
 //
 //   - 429 with Retry-After if the line is full or the request would leave too
 //     late; without it if the request can never fit, which the body then says.
-//   - 503 with Retry-After if the Shaper is closed, if the deadline of an outer
-//     handler has passed, and for errors of other Limiters.
+//   - 503 with Retry-After if the Shaper is closed, if its shared [Bucket] can't be
+//     asked, if the deadline of an outer handler has passed, and for errors of other
+//     Limiters.
 //   - 408 if the body could not be read although the client is there.
 //   - 500 if the cost is negative, or if the key function or the limits function of a
 //     [Group] returned an error.
@@ -104,6 +105,8 @@ func responseTo(err error) response {
 		return response{http.StatusTooManyRequests, retryAfter, "The request would have to wait too long."}
 	case errors.Is(err, ErrTooCostly):
 		return response{http.StatusTooManyRequests, 0, "The request costs more than can ever fit. Trying again does not help."}
+	case errors.Is(err, ErrUnavailable):
+		return response{http.StatusServiceUnavailable, retryAfter, "The server can't tell now whether the request may be served."}
 	case errors.Is(err, ErrClosed):
 		return response{http.StatusServiceUnavailable, retryAfter, "The server takes no more requests."}
 	case errors.Is(err, serverconn.ErrBody):

@@ -161,7 +161,7 @@ func (r *Recording) add(a *arrival) {
 
 // recordLocked adds a request to recordings, with what has been decided.
 func (d *dispatcher) recordLocked(into []*Recording, now int64, r *request, dec decision) {
-	if len(into) == 0 || dec.event == noEvent {
+	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
 		return
 	}
 	a := &arrival{at: now, deadline: r.deadline, cost: r.cost, allow: r.kind == allow, err: dec.err, done: dec.waiter == nil}

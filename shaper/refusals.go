@@ -5,7 +5,7 @@ import "time"
 // A Refusal is a request that was refused.
 type Refusal struct {
 	At         time.Time
-	Reason     error         // ErrQueueFull, ErrTooLate, ErrTooCostly or ErrClosed
+	Reason     error         // ErrQueueFull, ErrTooLate, ErrTooCostly, ErrClosed or ErrUnavailable
 	RetryAfter time.Duration // as in the RejectError
 	Cost       int
 	Key        any // the request's key in a Group; nil in a Shaper

@@ -52,11 +52,13 @@ type decision struct {
 type entryEvent uint8
 
 const (
-	noEvent       entryEvent = iota // it is no call of the kind that is counted
-	departedEvent                   // it has left
-	refusedEvent                    // it is refused
-	enqueuedEvent                   // it waits; announced without a hook, too, as is what follows
-	verdictEvent                    // a dry run lets it through
+	noEvent        entryEvent = iota // it is no call of the kind that is counted
+	departedEvent                    // it has left
+	refusedEvent                     // it is refused
+	enqueuedEvent                    // it waits; announced without a hook, too, as is what follows
+	verdictEvent                     // a dry run lets it through
+	abandonedEvent                   // its context ended while the Bucket was asked
+	askEvent                         // the Bucket is to be asked what becomes of it; see ask
 )
 
 // errUseAcquire is for calls that would not say when they end.
@@ -111,6 +113,11 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 			return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: wait})
 		}
 	}
+	return d.judgeLocked(f, now, r)
+}
+
+// judgeLocked is decideLocked for a request that can't leave just so.
+func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) decision {
 	var wait time.Duration
 	var refusal rejection
 	if r.kind == reentry {
@@ -131,7 +138,18 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 // decideByModeLocked is decideLocked for a dispatcher that is not plain. The modes are told
 // apart here, off the path of those that are.
 func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision {
-	return d.shadowLocked(f, now, r)
+	if d.isDryRun() {
+		return d.shadowLocked(f, now, r)
+	}
+	if f.capped() && !r.releases && (r.kind != allow || d.phase == open) {
+		return decision{err: errUseAcquire}
+	}
+	if ls := d.leaseOf(f); ls != nil {
+		if dec, handled := d.decideSharedLocked(ls, now, r); handled {
+			return dec
+		}
+	}
+	return d.judgeLocked(f, now, r)
 }
 
 // passLocked lets a request that may leave at once do so.
@@ -229,6 +247,8 @@ func (d *dispatcher) announceEnd(f *flow, now int64, r *request, dec decision) {
 		runHook(d.trace.Refused, r.ctx, ev)
 	case verdictEvent:
 		d.letThrough(r.ctx, ev)
+	case abandonedEvent:
+		runHook(d.trace.Abandoned, r.ctx, ev)
 	}
 }
 

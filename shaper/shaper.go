@@ -59,6 +59,9 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s.lineOfLocked(&s.flow)
 	s.prepare(o)
 	s.flow.bucket.dryRun = s.isDryRun()
+	if s.shared != nil {
+		s.newLeaseLocked(&s.flow, o.shared.key)
+	}
 	return s, nil
 }
 
@@ -118,8 +121,21 @@ func (s *Shaper) enter(r *request) decision {
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
-		s.announce(&s.flow, now, r, dec)
+		dec = s.announceOf(now, r, dec)
 	}
+	return dec
+}
+
+// announceOf is announce, after the Bucket has been asked if that is to decide.
+func (s *Shaper) announceOf(now int64, r *request, dec decision) decision {
+	if dec.event == askEvent {
+		dec, now = s.ask(&s.flow, r, func(now int64, dec decision) {
+			if s.recorded {
+				s.recordLocked(s.recordings, now, r, dec)
+			}
+		})
+	}
+	s.announce(&s.flow, now, r, dec)
 	return dec
 }
 
@@ -146,7 +162,7 @@ func (s *Shaper) AllowN(n int) bool {
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
-		s.announce(&s.flow, now, r, dec)
+		dec = s.announceOf(now, r, dec)
 	}
 	return dec.passed()
 }
@@ -206,6 +222,9 @@ func (s *Shaper) SetLimits(l Limits) error {
 	defer s.unlockAndArm()
 	if err := s.flow.checkChange(l); err != nil {
 		return err
+	}
+	if s.shared != nil {
+		s.shared.nextVersion()
 	}
 	s.changeLocked(&s.flow, to, now)
 	return nil

@@ -22,6 +22,7 @@ type bucketOption struct {
 }
 
 func (o bucketOption) apply(to *options) {
+	to.mode |= shared
 	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, o.key, nil
 }
 
@@ -47,6 +48,7 @@ type bucketsOption struct {
 }
 
 func (o bucketsOption) apply(to *options) {
+	to.mode |= shared
 	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, "", o.keyOf
 }
 

@@ -2,13 +2,17 @@ package shaper
 
 import "time"
 
-// BucketStats tells about the [Bucket] that a level is shared by.
+// BucketStats tells about the [Bucket] that a level is in. Of a [Group] it has only the State,
+// Err and the totals: those of all keys together, with the state of a server that can't be
+// asked if there is one.
 type BucketStats struct {
 	State BucketState // "" without a Bucket
 	Err   error       // the latest failure; nil if the latest call succeeded
 
 	RTT   time.Duration // the shortest round trip of late; 0 if there was none
 	Share float64       // the part of the slots that this process has had of late, from 0 to 1; 0 if that is not known
+
+	Lateness time.Duration // for how long after its instant a slot may be used
 
 	Held       int64  // cost units that are leased and not used yet
 	RoundTrips uint64 // calls of Take, and of GiveBack
@@ -35,4 +39,33 @@ type BucketEvent struct {
 	State BucketState // from now on
 	At    time.Time
 	Err   error // the failure; nil if it can be asked again
+}
+
+// stats returns the BucketStats of one lease.
+func (ls *lease) stats() BucketStats {
+	st := ls.counts.stats()
+	st.State, st.Err = ls.d.shared.stateOf(ls.shard), ls.failed
+	st.RTT, st.Held, st.Lateness = time.Duration(ls.rtt), ls.has(), time.Duration(ls.lateness())
+	if ls.counts.leased > 0 {
+		st.Share = 1 / ls.pace
+	}
+	return st
+}
+
+// stats returns the totals.
+func (c bucketCounts) stats() BucketStats {
+	return BucketStats{RoundTrips: c.roundTrips, Failures: c.failures, Leased: c.leased, Dropped: c.dropped, GivenBack: c.givenBack}
+}
+
+// stats returns the BucketStats of all keys together. State and Err are those of a shard that
+// can't be asked, if there is one.
+func (s *sharedLevels) stats() BucketStats {
+	st := s.counts.stats()
+	st.State = BucketShared
+	for _, sh := range s.shards {
+		if sh.open {
+			st.State, st.Err = s.stateOf(sh), sh.err
+		}
+	}
+	return st
 }

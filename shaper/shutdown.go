@@ -65,6 +65,9 @@ func (d *dispatcher) close() {
 	if ended != nil {
 		<-ended
 	}
+	if d.shared != nil {
+		d.closeShared()
+	}
 }
 
 // shutdown is Shutdown. In a dry run no request waits, so there is nothing to wait for.

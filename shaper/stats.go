@@ -75,6 +75,10 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
+	if ls := d.leaseOf(f); ls != nil {
+		st.Bucket, st.Unavailable = ls.stats(), ls.unavailable
+		st.Refused += ls.unavailable
+	}
 	return st
 }
 

@@ -142,6 +142,9 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) Event {
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
+		if ls := d.leaseOf(f); ls != nil {
+			ls.unuse(w.departureNo, w.cost)
+		}
 		if f.bucket.giveBack(w.departureNo, w.cost); f.line != nil {
 			f.line.left = unknown
 		}

@@ -30,6 +30,10 @@ const Forever = math.MaxInt64
 // At returns the instant, or the span, of ns whole nanoseconds.
 func At(ns int64) Nanos { return Nanos{whole: ns} }
 
+// Of returns the instant, or the span, of so many whole nanoseconds and part/den of one
+// more, where den is the denominator of the [Interval] that it is used with.
+func Of(whole int64, part uint64) Nanos { return Nanos{whole, part} }
+
 // Whole returns a rounded down to a nanosecond.
 func (a Nanos) Whole() int64 { return a.whole }
 
@@ -104,6 +108,10 @@ func IntervalOf(r rate.Limit) Interval {
 	whole, rest := new(big.Int).QuoRem(ns.Num(), ns.Denom(), new(big.Int))
 	return Interval{whole: whole.Int64(), num: rest.Uint64(), den: ns.Denom().Uint64()}
 }
+
+// IntervalOfFraction returns the interval of so many whole nanoseconds and num/den of one
+// more. It keeps the denominator as it is.
+func IntervalOfFraction(whole int64, num, den uint64) Interval { return Interval{whole, num, den} }
 
 // with returns i with the fraction num/den, in lowest terms. Their greatest
 // common divisor is found by Euclid's algorithm (Elements VII, 2).

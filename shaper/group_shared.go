@@ -1,0 +1,70 @@
+package shaper
+
+import (
+	"errors"
+	"fmt"
+)
+
+// errEmptyBucketKey is for a key function of WithBuckets that breaks its contract.
+var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned an empty key")
+
+// bucketKeyOf returns the Bucket's key of a key; "" without a Bucket. The lock is not held.
+func (g *Group[K]) bucketKeyOf(key K) (string, error) {
+	if g.bucketKey == nil {
+		return "", nil
+	}
+	k := g.bucketKey(key)
+	if k == "" {
+		return "", &limitsError{errEmptyBucketKey}
+	}
+	return k, nil
+}
+
+// leaseLocked makes the lease of a bucket that has none, if levels are shared. A bucket that
+// several keys share here is shared with the one of the same number in other processes.
+func (g *Group[K]) leaseLocked(kf *keyedFlow[K], bucketKey string) {
+	if g.shared == nil || g.shared.leases[&kf.flow] != nil || kf == &g.closedFlow || kf == &g.unlimited {
+		return
+	}
+	if kf.home != ownBucket {
+		l := kf.flow.bucket.limits
+		bucketKey = fmt.Sprintf("overflow/%g/%d/%d", float64(l.Rate), l.burst(), kf.home)
+	}
+	g.newLeaseLocked(&kf.flow, bucketKey)
+}
+
+// planOfLocked returns the plan of the Limits that a bucket was given, which is the one whose
+// users are counted.
+func (g *Group[K]) planOfLocked(kf *keyedFlow[K]) *plan {
+	if g.shared != nil {
+		if ls := g.shared.leases[&kf.flow]; ls != nil {
+			return ls.given
+		}
+	}
+	return kf.flow.bucket.plan
+}
+
+// forgetLeaseLocked forgets the lease of a bucket that is deleted.
+func (g *Group[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
+	if g.shared != nil {
+		delete(g.shared.leases, &kf.flow)
+	}
+}
+
+// drainsLocked is flow.drains, for a bucket which may have a lease: that must be idle first.
+func (g *Group[K]) drainsLocked(kf *keyedFlow[K], now int64) int64 {
+	at := kf.flow.drains(now)
+	if g.shared != nil {
+		if ls := g.shared.leases[&kf.flow]; ls != nil && ls.busy() {
+			return max(at, now+int64(sweepInterval))
+		}
+	}
+	return at
+}
+
+// newVersionLocked makes rates that are put in force from now on newer than those before.
+func (g *Group[K]) newVersionLocked() {
+	if g.shared != nil {
+		g.shared.nextVersion()
+	}
+}

@@ -1,0 +1,70 @@
+package shaper
+
+import (
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// A clockMap knows how far the clock of a [Bucket] is ahead of the dispatcher's: their
+// difference lies in an interval, as nobody knows when between the question and the
+// answer the Bucket read its clock. Each answer makes the interval narrower (Marzullo's
+// algorithm with one source: the intersection of all that has been seen), and time makes it
+// wider, as clocks drift. The wall clocks of the processes are not used.
+//
+// All numbers are nanoseconds.
+type clockMap struct {
+	known    bool
+	low      int64 // the least difference, Bucket's clock − dispatcher's, at the instant at
+	high     int64 // the greatest
+	at       int64
+	lastSeen int64 // the latest reading of the Bucket's clock, in microseconds
+}
+
+// maxDrift is by how much one clock may run faster than the other: 200 ppm, which is
+// twice what NTP takes as the most for a machine that works (RFC 5905, PHI is 15 ppm and
+// frequency tolerance 500 ppm for broken ones; kernels slew by at most 500 ppm only while
+// they make up for an offset).
+const maxDrift = 200e-6
+
+// drift returns by how much the clocks may have moved apart after a time.
+func drift(after int64) int64 { return int64(float64(max(after, 0))*maxDrift) + 1 }
+
+// note adds an answer: the Bucket's clock showed now, in microseconds rounded down, at some
+// time between the two instants. It reports whether that fits to what was known. If not, the
+// clock has been set, or it is another server's, and what is known begins anew.
+func (c *clockMap) note(sent, received, now int64) (fits bool) {
+	low, high := now*1000-received, now*1000+1000-sent
+	fits = true
+	if c.known {
+		oldLow, oldHigh := c.boundsAt(received)
+		fits = max(low, oldLow) <= min(high, oldHigh)
+		if fits {
+			low, high = max(low, oldLow), min(high, oldHigh)
+		}
+	}
+	if !fits {
+		c.lastSeen = 0
+	}
+	c.known, c.low, c.high, c.at, c.lastSeen = true, low, high, received, max(c.lastSeen, now)
+	return fits
+}
+
+// boundsAt returns the least and the greatest difference at an instant.
+func (c *clockMap) boundsAt(now int64) (low, high int64) {
+	d := drift(now - c.at)
+	return c.low - d, c.high + d
+}
+
+// latest returns the latest that the Bucket's clock can show at an instant.
+func (c *clockMap) latest(now int64) int64 {
+	_, high := c.boundsAt(now)
+	return now + high
+}
+
+// nanosOf returns an Instant of a rate as nanoseconds on the Bucket's clock.
+func (r BucketRate) nanosOf(t Instant) exact.Nanos {
+	perNano := r.Parts / 1000
+	return exact.Of(exact.Sum(t.Micros*1000, t.Part/perNano), uint64(t.Part%perNano))
+}
+
+// instantOf returns nanoseconds on the Bucket's clock as an Instant of a rate, rounded up to a microsecond.
+func instantOf(ns int64) Instant { return Instant{Micros: (ns + 999) / 1000} }

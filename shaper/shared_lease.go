@@ -1,0 +1,281 @@
+package shaper
+
+import (
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// A lease is what a flow has of a level in a [Bucket]: a stretch of the level that this
+// process has raised, and in which its requests leave, each by the one rule of bucket. The
+// lock of the dispatcher guards it.
+//
+// What is leased are cost units. The level of the Bucket was raised by each of them from an
+// instant on, which is its place; the places of a stretch are one interval apart. A request of
+// cost n uses the next n. It may leave from max(0, Burst − n) intervals before the place
+// of the first of them on, which is its slot. A unit that has not been used when the
+// lateness has passed since its place is dropped. So in any window of length W no more than
+// (W + lateness)/interval + Burst units are used, by all processes together.
+type lease struct {
+	d     *dispatcher
+	f     *flow
+	key   string // of the Bucket
+	given *plan  // of the flow: its Limits as they were given or adopted
+	shard *shard
+
+	rate    BucketRate // in force, as far as this process knows
+	plan    *plan      // interval and burst of rate
+	clock   clockMap
+	adopted *plan   // given with the rate of another process; nil: none has a newer one
+	high    Instant // up to which the level has been raised in this clock epoch, as far as this process knows; zero: unknown
+	end     Instant // of the latest stretch, on the Bucket's clock
+
+	now   stretch // from which requests leave
+	next  stretch // fetched ahead; empty: none
+	batch int64   // units of the latest stretch when it was leased
+	used  uint32  // flow's departures just after the latest departure out of now; see unuse
+
+	pump   pump
+	busyAt int64 // until then the Bucket is known to refuse, so it is not asked; 0: it is not
+	failed error // the latest failure; nil after a success
+	rtt    int64 // shortest round trip of late; 0: unknown
+
+	asking   int  // calls that ask the Bucket for themselves; see ask
+	fallback bool // requests leave by the flow's own bucket, at the rate of the Fallback
+
+	pace      float64 // of the level's movement beside that of this process, as a multiple of its own: 1 / its share
+	lastBegan Instant // the Empty at which the latest stretch began
+	lastCost  int64   // its cost; 0: the line has been empty since
+	lastUsed  int64   // instant of the latest call or departure
+	lastPlace int64   // the instant at which the latest stretch ends, on the dispatcher's clock
+
+	unavailable uint64 // requests refused as the Bucket could not be asked
+	counts      bucketCounts
+}
+
+// A stretch is leased units that have not been used. Of an empty one, left is 0.
+type stretch struct {
+	empty  exact.Nanos // place of the first unit, on the dispatcher's clock
+	left   int64
+	tail   int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
+	offset int64 // by which the place was moved from the Bucket's clock to the dispatcher's, in ns
+}
+
+// bucketCounts are the totals of BucketStats.
+type bucketCounts struct{ roundTrips, failures, leased, dropped, givenBack uint64 }
+
+// newLeaseLocked makes the lease of a flow, whose bucket has the plan of its Limits.
+func (d *dispatcher) newLeaseLocked(f *flow, key string) *lease {
+	ls := &lease{d: d, f: f, key: key, given: f.bucket.plan, pace: 1, shard: d.shared.shardOf(key), lastUsed: d.clock}
+	ls.setRate(bucketRateOf(ls.given.limits, d.shared.version))
+	d.shared.leases[f] = ls
+	return ls
+}
+
+// leaseOf returns the lease of a flow; nil if it has none, as its level is not shared or its
+// rate is rate.Inf.
+func (d *dispatcher) leaseOf(f *flow) *lease {
+	if d.mode&shared == 0 {
+		return nil
+	}
+	if ls := d.shared.leases[f]; ls != nil && !ls.given.interval.IsZero() {
+		return ls
+	}
+	return nil
+}
+
+// setRate puts a rate in force for what is leased from now on.
+func (ls *lease) setRate(r BucketRate) {
+	ls.rate = r
+	perNano := r.Parts / 1000
+	p := *ls.given
+	p.interval = exact.IntervalOfFraction(r.Micros*1000+r.Part/perNano, uint64(r.Part%perNano), uint64(perNano))
+	p.burst = r.Burst
+	ls.plan = &p
+}
+
+// lateness is for how long after its place a unit may be used: Limits.Slack if that is set,
+// else the longest of the interval, 10 ms and what two round trips need.
+func (ls *lease) lateness() int64 {
+	if slack := ls.given.limits.Slack; slack > 0 {
+		return int64(slack)
+	}
+	return max(ls.plan.interval.Whole(), int64(leastLateness), 2*ls.rtt+int64(time.Millisecond))
+}
+
+// leastLateness is the lateness for high rates and short round trips. With less, the
+// scheduler alone makes slots be lost: with 10 ms up to 2 % of them, on a machine of two cores
+// that other programs share.
+const leastLateness = 10 * time.Millisecond
+
+// has returns how many units are leased.
+func (ls *lease) has() int64 { return ls.now.left + ls.next.left }
+
+// due returns when a request of cost n may leave that uses the next units.
+func (ls *lease) due(n int64) exact.Nanos {
+	if n >= ls.plan.burst {
+		return ls.now.empty
+	}
+	return ls.plan.interval.Minus(ls.now.empty, ls.plan.interval.Times(ls.plan.burst-n))
+}
+
+// covers reports whether a request of cost n can use units that are leased. Units of both
+// stretches may be needed. Then those of the first move to just before the second: they
+// are used later than at their places, but none beyond its lateness.
+func (ls *lease) covers(n int64, now int64) bool {
+	ls.dropLate(now)
+	if ls.now.left < n && ls.next.left > 0 {
+		if ls.now.left > 0 {
+			moved := ls.plan.interval.Minus(ls.next.empty, ls.plan.interval.Times(ls.now.left))
+			by := ls.plan.interval.Minus(moved, ls.now.empty)
+			if by.Exceeds(time.Duration(ls.lateness())) {
+				ls.drop(ls.now.left)
+			} else {
+				if moved == ls.now.empty {
+					ls.next.tail += ls.now.left
+				}
+				ls.next.empty = moved
+				ls.next.left += ls.now.left
+			}
+		}
+		ls.now, ls.next = ls.next, stretch{}
+	}
+	return ls.now.left >= n
+}
+
+// dropLate drops the units whose lateness has passed.
+func (ls *lease) dropLate(now int64) {
+	for ls.now.left > 0 {
+		// The Bucket's clock shows at most this, seen from where the places were moved to.
+		latest := ls.clock.latest(now) - ls.now.offset
+		late := exact.Sum(latest, -ls.lateness()) - ls.now.empty.Ceil()
+		if late <= 0 {
+			return
+		}
+		n := ls.now.left
+		if span := ls.plan.interval.Units(exact.At(late)); span < float64(n) {
+			n = max(1, int64(span))
+		}
+		ls.drop(n)
+		ls.now.empty = ls.plan.interval.Plus(ls.now.empty, ls.plan.interval.Times(n))
+		ls.now.left -= n
+		ls.now.tail = min(ls.now.tail, ls.now.left)
+		if ls.now.left == 0 {
+			ls.now, ls.next = ls.next, stretch{}
+		}
+	}
+}
+
+// drop counts units that are lost.
+func (ls *lease) drop(n int64) {
+	ls.counts.dropped += uint64(n)
+	ls.d.shared.counts.dropped += uint64(n)
+}
+
+// dropAll drops all that is leased, as nobody knows any more where its places are.
+func (ls *lease) dropAll() {
+	ls.drop(ls.has())
+	ls.now, ls.next, ls.lastCost = stretch{}, stretch{}, 0
+}
+
+// use takes the next n units, which are leased, for a request that leaves now. Its
+// departure is to be counted by the flow's bucket, for the estimate, and then by noteUse.
+func (ls *lease) use(n int64) {
+	ls.now.empty = ls.plan.interval.Plus(ls.now.empty, ls.plan.interval.Times(n))
+	ls.now.left -= n
+	ls.now.tail = min(ls.now.tail, ls.now.left)
+}
+
+// noteUse notes that the latest departure of the flow has used units.
+func (ls *lease) noteUse(at int64) {
+	ls.used, ls.lastUsed = ls.f.bucket.departures, at
+	if ls.now.left == 0 && ls.next.left > 0 {
+		ls.now, ls.next = ls.next, stretch{}
+		ls.used-- // The units can't go back into the stretch that they came from.
+	}
+}
+
+// unuse makes n units available again that were used for the departure with that number, if
+// nothing has left since.
+func (ls *lease) unuse(departureNo uint32, n int64) {
+	if ls.used != departureNo || ls.f.bucket.departures != departureNo {
+		return
+	}
+	ls.now.empty = ls.plan.interval.Minus(ls.now.empty, ls.plan.interval.Times(n))
+	ls.now.left += n
+	ls.used--
+}
+
+// busy reports whether the lease is in use, so that its flow must stay.
+func (ls *lease) busy() bool { return ls.pump.running || ls.asking > 0 || ls.has() > 0 }
+
+// headMayLeave returns the instant from which on the head of the line may leave; forever if
+// units have to be leased for it first.
+func (ls *lease) headMayLeave(now int64) int64 {
+	f := ls.f
+	if ls.fallback && ls.has() == 0 {
+		return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
+	}
+	n := f.line.head.cost
+	if !ls.covers(n, now) {
+		return exact.Forever
+	}
+	return exact.Later(exact.Later(ls.due(n), f.line.since), f.bucket.coldOrNone().hold).Ceil()
+}
+
+// leaves lets the head of the line leave now, if units for it are still leased.
+func (ls *lease) leaves(w *waiter, now int64) bool {
+	switch {
+	case ls.fallback && ls.has() == 0:
+		ls.f.line.since, _ = ls.f.bucket.release(ls.f.line.since, now, w.cost)
+		ls.lastUsed = now
+	case !ls.covers(w.cost, now) || ls.due(w.cost).Ceil() > now:
+		return false
+	default:
+		ls.use(w.cost)
+		ls.f.bucket.leave(exact.At(now), w.cost)
+		ls.noteUse(now)
+		ls.f.line.since = exact.At(now)
+	}
+	return true
+}
+
+// changeLocked puts other Limits in force, in place of those that the flow was given before. If
+// they have another rate or burst, that becomes the rate of all processes, as the newest.
+func (ls *lease) changeLocked(to *plan) {
+	now, b := ls.d.clock, &ls.f.bucket
+	before, level := ls.given.limits, b.level(ls.d.clock)
+	ls.given = to
+	if to.interval.IsZero() {
+		ls.dropAll()
+		ls.fallback = false
+		b.plan = to
+		b.setEmpty(exact.At(now), nil)
+		return
+	}
+	if to.limits.Rate != before.Rate || to.limits.burst() != before.burst() {
+		ls.dropAll()
+		ls.high, ls.end, ls.busyAt, ls.adopted = Instant{}, Instant{}, 0, nil
+		ls.setRate(bucketRateOf(to.limits, max(ls.d.shared.version, ls.rate.Version+1)))
+	} else {
+		if ls.adopted != nil {
+			ls.adopt(ls.rate)
+		}
+		ls.setRate(ls.rate)
+	}
+	// The level stays what it is, in cost units.
+	fell := ls.fallback
+	ls.fallback = false
+	ls.estimateFrom(ls.paceInterval(), now)
+	if fell {
+		ls.checkFallbackLocked(now)
+	}
+	b.setEmpty(exact.At(exact.Sum(now, int64(level*float64(b.interval.Whole())))), nil)
+}
+
+// adopt makes the Limits those that were given, with the rate of another process.
+func (ls *lease) adopt(r BucketRate) {
+	p := *ls.given
+	p.limits.Rate, p.limits.Burst, p.burst = r.perSecond(), int(r.Burst), r.Burst
+	ls.adopted = &p
+}

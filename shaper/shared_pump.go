@@ -1,0 +1,387 @@
+package shaper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// A pump is the goroutine that asks the Bucket for a lease: one call at a time. It runs only
+// while there is something to ask, or to wait for.
+type pump struct {
+	running bool
+	until   int64         // it sleeps until then; 0: it does not sleep
+	wake    chan struct{} // has room for one value; wakes it
+}
+
+// A step is what a pump does next.
+type step uint8
+
+const (
+	stepEnd step = iota
+	stepSleep
+	stepTake
+	stepGiveBack
+)
+
+// nextStep returns what the pump is to do, and for stepSleep, until when. It is asked again
+// after each change of the line, of its seats or of the lease.
+func (ls *lease) nextStep(now int64) (s step, until int64) {
+	f, d := ls.f, ls.d
+	if f.waiting() == 0 || d.phase == closed {
+		ls.lastCost = 0
+		if ls.dropLate(now); ls.has() > 0 && !ls.shard.open {
+			return stepGiveBack, 0
+		}
+		return stepEnd, 0
+	}
+	if !ls.wants(now) {
+		return stepEnd, 0
+	}
+	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-2*ls.rtt)
+	if mayAsk, ok := ls.shard.mayAsk(now); !ok {
+		at = max(at, mayAsk)
+	}
+	if at > now {
+		return stepSleep, at
+	}
+	return stepTake, 0
+}
+
+// wants reports whether units are to be leased: for the head, or ahead for those behind it, as
+// soon as half of the stretch has been used. So no more than two batches are ever leased.
+func (ls *lease) wants(now int64) bool {
+	f := ls.f
+	if !f.hasSeat() {
+		return false
+	}
+	covered := ls.covers(f.line.head.cost, now)
+	switch {
+	case f.ahead() <= ls.has() || ls.next.left > 0:
+		return false
+	case f.capped() && covered && int64(f.bucket.limits.InFlight-f.seatsTaken()) <= ls.has():
+		return false // At most so many can leave, as each costs 1 at least.
+	}
+	return !covered || ls.now.left <= ls.batch/2
+}
+
+// kickLocked makes the pump do what is to be done, if there is something.
+func (ls *lease) kickLocked(now int64) {
+	s, until := ls.nextStep(now)
+	p := &ls.pump
+	switch {
+	case s == stepEnd:
+	case !p.running:
+		p.running = true
+		if p.wake == nil {
+			p.wake = make(chan struct{}, 1)
+		}
+		ls.d.shared.pumps++
+		go ls.run()
+	case p.until > 0 && (s != stepSleep || until < p.until):
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run is the body of the pump.
+func (ls *lease) run() {
+	d := ls.d
+	for {
+		now := d.lockAndAdvance()
+		ls.checkFallbackLocked(now)
+		s, until := ls.nextStep(now)
+		switch s {
+		case stepTake:
+			t := ls.takeLocked(now)
+			d.unlockAndArm()
+			ls.take(t)
+		case stepGiveBack:
+			t, end := ls.giveBackLocked()
+			d.unlockAndArm()
+			ls.giveBack(t, end)
+		case stepSleep:
+			ls.pump.until = until
+			d.unlockAndArm()
+			ls.sleep(time.Duration(until - now))
+		default:
+			ls.pump.running = false
+			if d.shared.pumps--; d.shared.pumps == 0 && d.shared.idle != nil {
+				close(d.shared.idle)
+				d.shared.idle = nil
+			}
+			d.unlockAndArm()
+			return
+		}
+	}
+}
+
+// sleep waits for a time, or until the pump is woken. The lock is not held.
+func (ls *lease) sleep(span time.Duration) {
+	timer := time.NewTimer(span)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ls.pump.wake:
+	}
+	ls.d.mu.Lock()
+	ls.pump.until = 0
+	ls.d.mu.Unlock()
+}
+
+// takeLocked returns the question for the next stretch: for the first in line that are not
+// covered yet.
+func (ls *lease) takeLocked(now int64) Take {
+	f := ls.f
+	w, rest, queued := f.line.head, ls.has(), f.waiting()
+	for rest >= w.cost && w.next != nil {
+		rest -= w.cost
+		w = w.next
+		queued--
+	}
+	cost := max(w.cost-rest, 1)
+	t := ls.question(cost)
+	t.Ahead = MaxAhead
+	unit := max(ls.plan.interval.Units(exact.At(int64(time.Second))), 0) // per second
+	most := ls.batchFor(queued, unit)
+	if f.capped() {
+		most = min(most, max(1, int64(f.bucket.limits.InFlight-f.seatsTaken())-ls.has()))
+	}
+	longest := int64(longestBatch.Seconds() * unit)
+	for n := int64(1); n < most && w.next != nil && t.Cost+w.next.cost <= longest; n++ {
+		w = w.next
+		t.Cost += w.cost
+	}
+	if ls.fallback {
+		t.High = laterInstant(t.High, ls.levelAsHigh(now))
+	}
+	ls.shard.asks(now)
+	return t
+}
+
+const (
+	// longestBatch bounds what one process has of the level at a time, unless a single
+	// request costs more, or round trips are longer.
+	longestBatch = 50 * time.Millisecond
+	// shortBatch is how much is leased at once at high rates, even if few wait, so that
+	// there are few round trips per departure: at 1,000/s an eighth.
+	shortBatch = 8 * time.Millisecond
+)
+
+// batchFor returns how many requests to lease units for, of so many that wait, at a number of
+// units per second: an eighth of them, so that processes take turns; as many as this
+// process is given within two round trips; or as many as leave within shortBatch.
+func (ls *lease) batchFor(queued int, perSecond float64) int64 {
+	trips := 2 * float64(ls.rtt) / 1e9 * perSecond / ls.pace
+	k := max(float64(queued)/8, trips, shortBatch.Seconds()*perSecond)
+	k = min(math.Ceil(k), float64(queued), max(longestBatch.Seconds(), 3*float64(ls.rtt)/1e9)*perSecond)
+	return int64(max(k, 1))
+}
+
+// question returns a Take for a request of cost n, as of now.
+func (ls *lease) question(n int64) Take {
+	return Take{Key: ls.key, Cost: n, First: n, Rate: ls.rate, High: ls.high, Seen: ls.clock.lastSeen, Guard: ls.guard()}
+}
+
+// guard returns the Guard of a Take. With a Burst a request may leave before the level has
+// fallen to 0, so that is added.
+func (ls *lease) guard() time.Duration {
+	g := ls.d.shared.guard
+	if g == 0 {
+		return 0
+	}
+	room := ls.rate.times(ls.rate.Burst - 1)
+	return g + time.Duration(min(room.Micros+1, int64(horizon/time.Microsecond)))*time.Microsecond
+}
+
+// take calls the Bucket, and notes the answer. The lock is not held.
+func (ls *lease) take(t Take) {
+	d := ls.d
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	taken, sent, received, err := d.askBucket(ctx, t)
+	now := d.lockAndAdvance()
+	defer d.unlockAndArm()
+	if ls.noteAnswerLocked(t, taken, sent, received, err) && taken.Other == nil {
+		if taken.OK {
+			ls.addLocked(t, taken)
+		} else {
+			ls.waitsUntilLocked(t, taken, now)
+		}
+	}
+	ls.checkFallbackLocked(now)
+	d.markDirtyLocked(ls.f)
+	d.advanceLocked(now, headFirst)
+}
+
+// askBucket calls Take, and returns between which instants of the dispatcher's clock that was.
+func (d *dispatcher) askBucket(ctx context.Context, t Take) (taken Taken, sent, received int64, err error) {
+	sent = int64(time.Since(d.epoch))
+	taken, err = d.shared.bucket.Take(ctx, t)
+	return taken, sent, int64(time.Since(d.epoch)), err
+}
+
+// errNoSense is for a Bucket that breaks its contract.
+var errNoSense = errors.New("shaper: the answer of the shared bucket makes no sense")
+
+// noteAnswerLocked notes what an answer says about the Bucket: its clock, its rate, and whether it
+// can be asked. It reports whether the answer may be used.
+func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err error) bool {
+	d := ls.d
+	ls.counts.roundTrips++
+	d.shared.counts.roundTrips++
+	if err == nil {
+		err = checkAnswer(t, taken)
+	}
+	if err != nil {
+		ls.noteFailureLocked(received, err)
+		return false
+	}
+	rtt := max(received-sent, 1)
+	if ls.rtt == 0 || rtt < ls.rtt {
+		ls.rtt = rtt
+	} else {
+		ls.rtt += (rtt - ls.rtt) / 32 // so that it follows when the way becomes longer
+	}
+	if !ls.clock.note(sent, received, taken.Now) {
+		// The clock has been set, or another server answers: nobody knows any more where
+		// the places are that this process has.
+		ls.dropAll()
+		ls.high, ls.end = Instant{}, Instant{}
+	}
+	if slack := ls.given.limits.Slack; slack > 0 && rtt >= int64(slack) {
+		ls.noteFailureLocked(received, tooSlowError{slack, time.Duration(rtt).Round(time.Microsecond)})
+	} else {
+		ls.failed = nil
+		d.succeededLocked(ls.shard, received)
+	}
+	if taken.Other != nil {
+		ls.adoptLocked(*taken.Other)
+	}
+	return t.Rate == ls.rate || taken.Other != nil
+}
+
+// checkAnswer returns what is wrong with an answer.
+func checkAnswer(t Take, taken Taken) error {
+	r := taken.Other
+	switch {
+	case taken.Now <= 0, taken.Empty.Micros < taken.Now:
+		return fmt.Errorf("%w: the level reaches 0 at %d, before now, %d", errNoSense, taken.Empty.Micros, taken.Now)
+	case r == nil:
+		return nil
+	case taken.OK, *r == t.Rate, r.Version < t.Rate.Version, r.Parts < 1000, r.Parts > maxParts, r.Parts%1000 != 0, r.Part < 0, r.Part >= r.Parts,
+		r.Micros < 0, r.Micros > horizon.Microseconds(), r.Micros == 0 && r.Part == 0, r.Burst < 1:
+		return fmt.Errorf("%w: the rate in force is %+v", errNoSense, *r)
+	}
+	return nil
+}
+
+// noteFailureLocked notes that the Bucket could not be asked.
+func (ls *lease) noteFailureLocked(now int64, err error) {
+	ls.counts.failures++
+	ls.d.shared.counts.failures++
+	ls.failed = err
+	ls.d.failedLocked(ls.shard, now, err)
+}
+
+// adoptLocked puts the rate in force that another process has set.
+func (ls *lease) adoptLocked(r BucketRate) {
+	same := r.Micros == ls.rate.Micros && r.Part == ls.rate.Part && r.Parts == ls.rate.Parts && r.Burst == ls.rate.Burst
+	ls.dropAll()
+	ls.high, ls.end, ls.busyAt = Instant{}, Instant{}, 0
+	if !same {
+		ls.adopt(r)
+	}
+	ls.setRate(r)
+	ls.pace = 1
+	ls.estimateFrom(ls.plan.interval, ls.f.bucket.empty.Ceil())
+}
+
+// addLocked adds a stretch that has been leased.
+func (ls *lease) addLocked(t Take, taken Taken) {
+	before := ls.has()
+	low, _ := ls.clock.boundsAt(ls.clock.at)
+	place := ls.rate.nanosOf(taken.Empty)
+	rise := ls.plan.interval.Times(t.Cost)
+	// Until its last slot the Bucket's clock may lose a little more.
+	offset := low - drift(max(0, place.Whole()+rise.Whole()-(ls.clock.at+low)))
+	got := stretch{empty: ls.plan.interval.Minus(place, exact.At(offset)), left: t.Cost, tail: t.Cost, offset: offset}
+	ls.counts.leased += uint64(t.Cost)
+	ls.d.shared.counts.leased += uint64(t.Cost)
+	ls.end = ls.rate.plus(taken.Empty, t.Rise())
+	ls.high = laterInstant(ls.high, ls.end)
+	ls.batch, ls.busyAt = t.Cost, 0
+	ls.lastPlace = exact.Sum(got.empty.Whole(), rise.Whole())
+	ls.notePace(t, taken)
+	if before == 0 {
+		ls.now, ls.next = got, stretch{}
+	} else {
+		ls.next = got
+	}
+	interval := ls.paceInterval()
+	ls.estimateFrom(interval, exact.Sum(got.empty.Whole(), -interval.Times(before).Whole()))
+}
+
+// waitsUntilLocked notes that the level is too high for a lease now.
+func (ls *lease) waitsUntilLocked(t Take, taken Taken, now int64) {
+	_, high := ls.clock.boundsAt(now)
+	empty := ls.rate.nanosOf(taken.Empty)
+	first := ls.plan.interval.Minus(empty, ls.rate.nanosOf(t.Room()))
+	// When the Bucket's clock has certainly come so far that it can be leased.
+	low, _ := ls.clock.boundsAt(now)
+	ls.busyAt = max(first.Ceil()-int64(t.Ahead)-low, now+int64(shortestSeatWait))
+	ls.lastCost = 0
+	ls.estimateFrom(ls.paceInterval(), empty.Ceil()-high)
+}
+
+// notePace measures which part of the level's movement is this process's: two of its
+// successive leases lie as far apart as all others and the first of the two together.
+func (ls *lease) notePace(t Take, taken Taken) {
+	if ls.lastCost > 0 {
+		moved := ls.rate.minus(taken.Empty, ls.lastBegan)
+		units := ls.plan.interval.Units(ls.rate.nanosOf(moved)) / float64(ls.lastCost)
+		ls.pace += (min(max(units, 1), 1e6) - ls.pace) / paceWeight
+	}
+	ls.lastBegan, ls.lastCost = taken.Empty, t.Cost
+}
+
+// paceWeight divides the difference that the latest lease makes to the average, as
+// seatTimeWeight does.
+const paceWeight = 8
+
+// giveBackLocked takes what is leased and can be given back from the lease, which is the tail of
+// the level as this process knows it, and returns the question. What can't be given back is
+// dropped.
+func (ls *lease) giveBackLocked() (t Take, end Instant) {
+	ls.covers(math.MaxInt64, ls.d.clock) // joins the two stretches
+	n := min(ls.now.left, ls.now.tail)
+	ls.drop(ls.now.left - n)
+	t = ls.question(max(n, 1))
+	end = ls.end
+	ls.high = ls.rate.minus(end, t.Rise())
+	ls.counts.givenBack += uint64(t.Cost)
+	ls.d.shared.counts.givenBack += uint64(t.Cost)
+	ls.now, ls.next, ls.lastCost = stretch{}, stretch{}, 0
+	return t, end
+}
+
+// giveBack calls the Bucket. The lock is not held.
+func (ls *lease) giveBack(t Take, end Instant) {
+	d := ls.d
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	err := d.shared.bucket.GiveBack(ctx, t, end)
+	now := d.lockAndAdvance()
+	defer d.unlockAndArm()
+	ls.counts.roundTrips++
+	d.shared.counts.roundTrips++
+	if err != nil {
+		ls.noteFailureLocked(now, err)
+	}
+}
