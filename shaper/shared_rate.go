@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"math"
 	"math/big"
 	"math/bits"
 
@@ -14,19 +13,31 @@ import (
 // number of microseconds, are exact in a float64.
 const maxParts = 1_000_000_000_000
 
+// longestMicros bounds the spans that an instant moves by, in microseconds: 71 years, as
+// no [Limits] allow more than one for a burst or for a cost. The sum of the present and of two
+// such spans is exact in a float64 too.
+const longestMicros = 1 << 51
+
 // A BucketRate is the rate and the burst at which a level is shared.
 //
 // Version orders the rates of processes which do not agree, as during a deployment: the
 // rate with the greatest version is in force for all.
 type BucketRate struct {
-	Version int64 // at most 2⁵³
+	Version int64 // from 0 to 2⁵³
 
-	// Micros and Part are the time that one cost unit takes. Part is less than Parts,
-	// which is from 1 to 10¹². A sum of two parts is therefore exact in a float64, which
+	// Micros and Part are the time that one cost unit takes, which is above 0. Part is
+	// less than Parts, which is from 1 to 10¹². A sum of two parts is therefore exact in a float64, which
 	// is the only number that scripts of Redis know.
 	Micros, Part, Parts int64
 
 	Burst int64 // at least 1
+}
+
+// valid reports whether all numbers are within their ranges.
+func (r BucketRate) valid() bool {
+	return 0 <= r.Version && r.Version <= 1<<53 && r.Burst >= 1 &&
+		1 <= r.Parts && r.Parts <= maxParts && 0 <= r.Part && r.Part < r.Parts &&
+		0 <= r.Micros && r.Micros <= longestMicros && r.Micros+r.Part > 0
 }
 
 // bucketRateOf returns the rate of Limits, which is finite. A rate whose interval has a
@@ -53,16 +64,13 @@ func (r BucketRate) perSecond() rate.Limit {
 	return rate.Limit(1e6 / micros)
 }
 
-// times returns the time of n cost units; centuries if it is longer.
+// times returns the time of n cost units, but at most longestMicros.
 func (r BucketRate) times(n int64) Instant {
 	high, low := bits.Mul64(uint64(n), uint64(r.Part))
-	if high >= uint64(r.Parts) {
-		return Instant{Micros: math.MaxInt64 / 4}
-	}
-	carry, part := bits.Div64(high, low, uint64(r.Parts))
+	carry, part := bits.Div64(high, low, uint64(r.Parts)) // n·Part/Parts < n, as Part < Parts: the quotient fits.
 	high, low = bits.Mul64(uint64(n), uint64(r.Micros))
-	if high > 0 || low > math.MaxInt64/8 || carry > math.MaxInt64/8 {
-		return Instant{Micros: math.MaxInt64 / 4}
+	if high > 0 || low >= longestMicros || carry >= longestMicros-low {
+		return Instant{Micros: longestMicros}
 	}
 	return Instant{Micros: int64(low + carry), Part: int64(part)}
 }
@@ -108,7 +116,7 @@ func laterInstant(a, b Instant) Instant {
 // is after now, the result is at least next + (Burst − 1) · (time of a unit at r).
 //
 // The result is a whole number of microseconds; it may be up to 2 µs later than exact, and
-// is never earlier.
+// is never earlier. But it is at most 71 years (2⁵¹ µs) after now.
 func (r BucketRate) Rescale(old BucketRate, empty Instant, now int64) Instant {
 	span := old.rat(old.minus(empty, Instant{Micros: now}))
 	if span.Sign() <= 0 {
@@ -131,6 +139,9 @@ func (r BucketRate) Rescale(old BucketRate, empty Instant, now int64) Instant {
 	micros, rest := new(big.Int).QuoRem(scaled.Num(), scaled.Denom(), new(big.Int))
 	if rest.Sign() > 0 {
 		micros.Add(micros, big.NewInt(1))
+	}
+	if !micros.IsInt64() || micros.Int64() > longestMicros {
+		return Instant{Micros: now + longestMicros}
 	}
 	return Instant{Micros: now + micros.Int64()}
 }
