@@ -108,12 +108,17 @@ func laterInstant(a, b Instant) Instant {
 //	now + (empty − now) · (time of a unit at r) / (time of a unit at old)
 //
 // But processes may hold slots of the old rate. So that they and the new ones together are
-// never more than the greater rate lets leave, the next request of cost 1 does not leave
-// before it could have at the old rate, if that is within [MaxAhead]: where
+// never more than the greater rate and burst let leave, those slots come first, and leave
+// their level behind. The next request of cost 1 would have left at the old rate at the
+// instant
 //
 //	next = min(empty − (old burst − 1) · (time of a unit at old), now + MaxAhead)
 //
-// is after now, the result is at least next + (Burst − 1) · (time of a unit at r).
+// and nobody holds a slot as late as that. If next is after now, the result is at least the
+// level as of then, and no request of cost 1 leaves before it:
+//
+//	next + (empty − next) · (time of a unit at r) / (time of a unit at old)
+//	next + (Burst − 1) · (time of a unit at r)
 //
 // The result is a whole number of microseconds; it may be up to 2 µs later than exact, and
 // is never earlier. But it is at most 71 years (2⁵¹ µs) after now.
@@ -122,19 +127,17 @@ func (r BucketRate) Rescale(old BucketRate, empty Instant, now int64) Instant {
 	if span.Sign() <= 0 {
 		return Instant{Micros: now}
 	}
-	unit := r.rat(Instant{r.Micros, r.Part})
-	scaled := new(big.Rat).Mul(span, unit)
-	scaled.Quo(scaled, old.rat(Instant{old.Micros, old.Part}))
+	ratio := new(big.Rat).Quo(r.rat(Instant{r.Micros, r.Part}), old.rat(Instant{old.Micros, old.Part}))
+	scaled := new(big.Rat).Mul(span, ratio)
 
 	next := new(big.Rat).Sub(span, old.rat(old.times(old.Burst-1)))
 	if most := new(big.Rat).SetInt64(MaxAhead.Microseconds()); next.Cmp(most) > 0 {
 		next = most
 	}
 	if next.Sign() > 0 {
-		next.Add(next, r.rat(r.times(r.Burst-1)))
-		if next.Cmp(scaled) > 0 {
-			scaled = next
-		}
+		rest := new(big.Rat).Sub(span, next)
+		scaled = longer(scaled, rest.Mul(rest, ratio).Add(rest, next))
+		scaled = longer(scaled, next.Add(next, r.rat(r.times(r.Burst-1))))
 	}
 	micros, rest := new(big.Int).QuoRem(scaled.Num(), scaled.Denom(), new(big.Int))
 	if rest.Sign() > 0 {
@@ -150,4 +153,12 @@ func (r BucketRate) Rescale(old BucketRate, empty Instant, now int64) Instant {
 func (r BucketRate) rat(a Instant) *big.Rat {
 	parts := new(big.Rat).SetFrac64(a.Part, r.Parts)
 	return parts.Add(parts, new(big.Rat).SetInt64(a.Micros))
+}
+
+// longer returns the longer of two spans.
+func longer(a, b *big.Rat) *big.Rat {
+	if a.Cmp(b) < 0 {
+		return b
+	}
+	return a
 }
