@@ -54,6 +54,9 @@ const importPolicy = `
 	# them needs nothing else.
 	shaper/internal/sketch: std
 
+	# What proves a Bucket is for users' tests, so it brings no test library with it.
+	shaper/buckettest: std shaper
+
 	# The demo shows itself in a browser: whoever runs it first sees the line at work.
 	cmd/shapedemo: std syscall shaper inspect internal/limitwords
 
@@ -83,7 +86,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for

@@ -25,9 +25,9 @@ type Bucket interface {
 	Take(ctx context.Context, t Take) (Taken, error)
 
 	// GiveBack takes off what was taken last, if nothing has been taken since: if the
-	// Empty of t.Key is exactly end, and the rate in force has the version of t.Rate, Empty
-	// becomes earlier by t.Rise(). Otherwise GiveBack does nothing, and that is no error.
-	// Of t only Key, Cost and Rate count.
+	// Empty of t.Key is exactly end, and t.Rate is in force, Empty becomes earlier by
+	// t.Rise(). Otherwise GiveBack does nothing, and that is no error. Of t only Key, Cost
+	// and Rate count.
 	GiveBack(ctx context.Context, t Take, end Instant) error
 }
 
@@ -74,12 +74,20 @@ type Taken struct {
 
 // A BucketLevel is the state of one key of a [Bucket]: the instant at which the level
 // reaches 0, the rate in force, and the reading of the Bucket's clock, in microseconds,
-// at which both were written. The zero BucketLevel stands for a key without a state; a
-// Bucket takes a state that is damaged for none.
+// at which both were written. The zero BucketLevel stands for a key without a state. A
+// Bucket takes a state that is damaged for none: one that is not of this form, or has a
+// number outside of its range.
 type BucketLevel struct {
-	Empty Instant
+	Empty Instant // Micros is from 0 to 2⁵³, and Part less than Rate.Parts
 	Rate  BucketRate
-	At    int64
+	At    int64 // from 1 to 2⁵³
+}
+
+// valid reports whether all numbers are within their ranges.
+func (l BucketLevel) valid() bool {
+	const most = 1 << 53
+	return l.Rate.valid() && 0 <= l.Empty.Part && l.Empty.Part < l.Rate.Parts &&
+		0 <= l.Empty.Micros && l.Empty.Micros <= most && 0 < l.At && l.At <= most
 }
 
 // Apply is the atomic step of [Bucket.Take]. l is the state of the key, and now the
@@ -90,12 +98,14 @@ type BucketLevel struct {
 //
 // The steps are these. Nothing is ever rounded, but for a change of the rate.
 //
-//  1. Without a state the answer is Cold, Empty is now + t.Guard, and t.Rate is in force.
+//  1. Without a state the answer is Cold, Empty is now + t.Guard, and t.Rate comes into
+//     force. That is written even if nothing is taken: otherwise the guard would begin
+//     again with each Take, and would not end.
 //  2. If the state was written at a time w after now, the clock has gone back, and Empty
 //     becomes Empty − (w − now).
 //  3. If the version in force is greater than that of t.Rate, or equal while the rates
-//     differ, nothing is taken, and the answer has the rate in force as Other. If that of
-//     t.Rate is greater, t.Rate comes into force, and Empty becomes that of
+//     differ, nothing is taken or written, and the answer has the rate in force as Other.
+//     If that of t.Rate is greater, t.Rate comes into force, and Empty becomes that of
 //     [BucketRate.Rescale].
 //  4. If t.High is after Empty, and now is not before t.Seen, Empty becomes t.High: the
 //     state has been lost, or an old copy of it has been restored. Where now is before
@@ -104,13 +114,13 @@ type BucketLevel struct {
 //  6. If Empty − t.Room() is at most now + t.Ahead, the request of cost First could leave:
 //     the answer is OK, and Empty becomes Empty + t.Rise(). Else nothing is taken.
 //
-// The state is written if something has been taken, if t.Rate has come into force anew, or
-// if the clock has gone back. A Bucket keeps it at least until Empty, and for a minute
-// longer.
+// The state is written if something has been taken, if t.Rate has come into force (step 1
+// or 3), or if the clock has gone back. A Bucket keeps it at least until Empty, and for a
+// minute longer.
 func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
-	answer := Taken{Now: now, Cold: l == BucketLevel{}}
+	answer := Taken{Now: now, Cold: !l.valid()}
 	next := BucketLevel{Empty: Instant{Micros: now + t.Guard.Microseconds()}, Rate: t.Rate, At: now}
-	changed := false
+	changed := answer.Cold
 	if !answer.Cold {
 		next.Empty = l.Empty
 		if l.At > now {

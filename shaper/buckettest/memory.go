@@ -1,0 +1,244 @@
+package buckettest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Memory is a [shaper.Bucket] in memory, with faults for tests. [NewMemory] makes one.
+//
+// A call goes through the stages of a call to a server: the request travels, the atomic
+// step takes place in one instant, the answer travels. [Memory.SetDelay] sets how long the
+// two ways take; [Memory.Fail] loses requests and answers. If the context ends on the way,
+// the call returns the error of the context; but a request that is under way arrives all
+// the same, and takes what it asks for. A call whose context has ended before does nothing.
+//
+// The clock is that of [time.Now] until [Memory.Step] or [Memory.Drift] moves it. A key is
+// forgotten one minute after its level has reached 0, which is as soon as a Bucket may. A
+// call with a [shaper.Take] that breaks the rules of its fields panics.
+//
+// A Memory may be used by several goroutines at once, and starts none.
+type Memory struct {
+	mu       sync.Mutex
+	clock    clock
+	levels   map[string]shaper.BucketLevel
+	request  time.Duration
+	reply    time.Duration
+	fail     func(call int, op string) Fault
+	calls    int
+	log      []*Entry
+	underway []underway // in the order of their arrival
+}
+
+// An underway is a request that has not arrived yet, though its caller has gone.
+type underway struct {
+	at   time.Time
+	step func(now int64)
+}
+
+// NewMemory returns a Memory without levels, whose clock is right. A Memory for a bubble is
+// made within it.
+func NewMemory() *Memory {
+	return &Memory{clock: newClock(), levels: map[string]shaper.BucketLevel{}}
+}
+
+// keep is how long a level is kept after it has reached 0, in microseconds.
+const keep = int64(time.Minute / time.Microsecond)
+
+// Take implements [shaper.Bucket].
+func (m *Memory) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	if problem := problemOf(t); problem != "" {
+		panic(fmt.Sprintf("buckettest: Memory.Take(%+v): %s", t, problem))
+	}
+	e := &Entry{Op: "Take", Take: t}
+	err := m.call(ctx, e, func(now int64) {
+		e.Before = m.levelLocked(t.Key, now)
+		e.After, e.Taken = t.Apply(e.Before, now)
+		m.storeLocked(t.Key, e)
+	})
+	if err != nil {
+		return shaper.Taken{}, err
+	}
+	return e.Taken, nil
+}
+
+// GiveBack implements [shaper.Bucket].
+func (m *Memory) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+	e := &Entry{Op: "GiveBack", Take: t, End: end}
+	return m.call(ctx, e, func(now int64) {
+		e.Before = m.levelLocked(t.Key, now)
+		e.After = t.ApplyGiveBack(e.Before, end)
+		m.storeLocked(t.Key, e)
+	})
+}
+
+// call takes a call through its stages. step is run under the lock, with the reading of the
+// clock.
+func (m *Memory) call(ctx context.Context, e *Entry, step func(now int64)) error {
+	m.lock()
+	m.calls++
+	e.Call, e.Sent = m.calls, time.Now()
+	m.log = append(m.log, e)
+	fail, request, reply := m.fail, m.request, m.reply
+	m.mu.Unlock()
+
+	fault := NoFault
+	if fail != nil {
+		fault = fail(e.Call, e.Op)
+	}
+	arrive := func(now int64) { step(now); e.Done, e.Arrived = true, now }
+	err := m.travel(ctx, fault, request, reply, arrive)
+
+	m.lock()
+	defer m.mu.Unlock()
+	e.Fault, e.Returned, e.Err = fault, time.Now(), err
+	return err
+}
+
+// travel takes a call that meets a fault through its stages, and returns the error that its
+// caller gets.
+func (m *Memory) travel(ctx context.Context, fault Fault, request, reply time.Duration, arrive func(now int64)) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case fault == FailBefore:
+		return ErrFault
+	case fault == LoseRequest:
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	arrival := time.Now().Add(request)
+	if !wait(ctx, request) {
+		m.lock()
+		defer m.mu.Unlock()
+		m.arriveLaterLocked(arrival, arrive)
+		return ctx.Err()
+	}
+	m.lock()
+	arrive(m.clock.at(time.Now()))
+	m.mu.Unlock()
+	switch {
+	case fault == LoseReply:
+		<-ctx.Done()
+		return ctx.Err()
+	case !wait(ctx, reply):
+		return ctx.Err()
+	case fault == FailAfter:
+		return ErrFault
+	}
+	return nil
+}
+
+// wait waits for d, and reports whether it has passed before ctx ended. At one instant it
+// has passed first, so that what happens in a bubble does not depend on chance.
+func wait(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	end := time.Now().Add(d)
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return !time.Now().Before(end)
+	}
+}
+
+// lock locks m, and lets the requests arrive whose time has come. No goroutine needs to
+// wait for that time, as nobody sees what they have taken without the lock.
+func (m *Memory) lock() {
+	m.mu.Lock()
+	now := time.Now()
+	for len(m.underway) > 0 && !m.underway[0].at.After(now) {
+		first := m.underway[0]
+		m.underway = m.underway[1:]
+		first.step(m.clock.at(first.at))
+	}
+}
+
+// arriveLaterLocked puts a request whose caller has gone among those under way.
+func (m *Memory) arriveLaterLocked(at time.Time, step func(now int64)) {
+	i := len(m.underway)
+	for i > 0 && m.underway[i-1].at.After(at) {
+		i--
+	}
+	m.underway = append(m.underway, underway{})
+	copy(m.underway[i+1:], m.underway[i:])
+	m.underway[i] = underway{at, step}
+}
+
+// levelLocked returns the level of a key at a reading of the clock.
+func (m *Memory) levelLocked(key string, now int64) shaper.BucketLevel {
+	l := m.levels[key]
+	if l.Empty.Micros < now-keep {
+		delete(m.levels, key)
+		return shaper.BucketLevel{}
+	}
+	return l
+}
+
+// storeLocked writes the level of a key that a call has changed.
+func (m *Memory) storeLocked(key string, e *Entry) {
+	if e.After != e.Before {
+		m.levels[key] = e.After
+	}
+}
+
+// Level returns the level of a key; the zero BucketLevel if there is none.
+func (m *Memory) Level(key string) shaper.BucketLevel {
+	m.lock()
+	defer m.mu.Unlock()
+	return m.levelLocked(key, m.clock.at(time.Now()))
+}
+
+// Set sets the level of a key, as if the Bucket had it. l may be damaged.
+func (m *Memory) Set(key string, l shaper.BucketLevel) {
+	m.lock()
+	defer m.mu.Unlock()
+	m.levels[key] = l
+}
+
+// Forget loses the level of a key.
+func (m *Memory) Forget(key string) error {
+	m.lock()
+	defer m.mu.Unlock()
+	delete(m.levels, key)
+	return nil
+}
+
+// Wipe loses the levels of all keys, as a server does that is restarted.
+func (m *Memory) Wipe() {
+	m.lock()
+	defer m.mu.Unlock()
+	clear(m.levels)
+}
+
+// problemOf returns what is wrong with a Take, or "".
+func problemOf(t shaper.Take) string {
+	r := t.Rate
+	switch {
+	case t.Key == "":
+		return "Key is empty"
+	case t.Cost < 1 || t.First < 1:
+		return "Cost and First must be at least 1"
+	case t.Ahead < 0 || t.Ahead > shaper.MaxAhead || t.Ahead%time.Microsecond != 0:
+		return "Ahead must be from 0 to MaxAhead, in whole microseconds"
+	case t.Guard < 0 || t.Guard%time.Microsecond != 0:
+		return "Guard must be at least 0, in whole microseconds"
+	case r.Version < 0 || r.Version > 1<<53:
+		return "Rate.Version must be from 0 to 2⁵³"
+	case r.Parts < 1 || r.Parts > 1_000_000_000_000 || r.Part < 0 || r.Part >= r.Parts:
+		return "Rate.Parts must be from 1 to 10¹², and Rate.Part from 0 to less than Parts"
+	case r.Micros < 0 || r.Micros == 0 && r.Part == 0 || r.Burst < 1:
+		return "the time of a unit must be above 0, and Burst at least 1"
+	case t.High.Part < 0 || t.High.Part >= r.Parts:
+		return "High.Part must be from 0 to less than Rate.Parts"
+	}
+	return ""
+}

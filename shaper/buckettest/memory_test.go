@@ -1,0 +1,190 @@
+package buckettest_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// tenPerSecond has an interval of 100 ms.
+var tenPerSecond = shaper.BucketRate{Version: 1, Micros: 100_000, Parts: 1, Burst: 1}
+
+func take(cost int64, ahead time.Duration) shaper.Take {
+	return shaper.Take{Key: "k", Cost: cost, First: 1, Ahead: ahead, Rate: tenPerSecond}
+}
+
+func micros(d time.Duration) int64 { return d.Microseconds() }
+
+func TestTheClockOfAMemoryIsThatOfTheBubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		taken, err := m.Take(t.Context(), take(3, 0))
+		require.NoError(t, err)
+		now := time.Now().UnixMicro()
+		require.Equal(t, shaper.Taken{OK: true, Now: now, Empty: shaper.Instant{Micros: now}, Cold: true}, taken)
+		require.Equal(t, shaper.BucketLevel{Empty: shaper.Instant{Micros: now + micros(300*time.Millisecond)}, Rate: tenPerSecond, At: now}, m.Level("k"))
+
+		m.Step(-time.Second)
+		require.Equal(t, now-micros(time.Second), m.Now())
+		m.Drift(1000)
+		time.Sleep(10 * time.Second)
+		require.Equal(t, now+micros(9*time.Second+10*time.Millisecond), m.Now())
+		m.Drift(-1000)
+		time.Sleep(10 * time.Second)
+		require.Equal(t, now+micros(19*time.Second), m.Now())
+	})
+}
+
+func TestACallTravelsThereAndBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(20*time.Millisecond, 5*time.Millisecond)
+		start := time.Now()
+		taken, err := m.Take(t.Context(), take(1, 0))
+		require.NoError(t, err)
+		require.Equal(t, start.Add(20*time.Millisecond).UnixMicro(), taken.Now)
+		require.Equal(t, 25*time.Millisecond, time.Since(start))
+	})
+}
+
+// A caller that gives up does not know whether its request arrived. If a Memory dropped such
+// requests, no test would see what becomes of slots that nobody knows of.
+func TestARequestArrivesThoughItsCallerHasGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		start := time.Now().UnixMicro()
+		for _, delay := range []time.Duration{30 * time.Millisecond, 20 * time.Millisecond} {
+			m.SetDelay(delay, 0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			_, err := m.Take(ctx, take(1, time.Second))
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		time.Sleep(17 * time.Millisecond)
+		require.Zero(t, m.Level("k"), "19 ms after the beginning no request has arrived")
+		time.Sleep(2 * time.Millisecond)
+		require.Equal(t, start+21_000+100_000, m.Level("k").Empty.Micros, "the request sent last has overtaken the other")
+		m.Step(time.Second) // The other arrives later, and its step reads the clock of then.
+		time.Sleep(time.Second)
+		require.Equal(t, start+1_030_000, m.Level("k").At)
+
+		log := m.Log()
+		require.Len(t, log, 2)
+		require.True(t, log[0].Done)
+		require.Equal(t, start+1_030_000, log[0].Arrived)
+		require.ErrorIs(t, log[0].Err, context.DeadlineExceeded)
+		require.Equal(t, m.Level("k"), log[0].After)
+		m.ClearLog()
+		require.Empty(t, m.Log())
+	})
+}
+
+func TestACallWhoseContextHasEndedDoesNothing(t *testing.T) {
+	m := buckettest.NewMemory()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := m.Take(ctx, take(1, 0))
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, m.GiveBack(ctx, take(1, 0), shaper.Instant{}), context.Canceled)
+	require.Zero(t, m.Level("k"))
+}
+
+func TestFaultsOfAMemory(t *testing.T) {
+	for _, c := range []struct {
+		fault buckettest.Fault
+		err   error
+		after time.Duration // from the call to its return, with 20 ms there and 20 ms back
+		taken bool
+	}{
+		{buckettest.NoFault, nil, 40 * time.Millisecond, true},
+		{buckettest.LoseRequest, context.DeadlineExceeded, 250 * time.Millisecond, false},
+		{buckettest.LoseReply, context.DeadlineExceeded, 250 * time.Millisecond, true},
+		{buckettest.FailBefore, buckettest.ErrFault, 0, false},
+		{buckettest.FailAfter, buckettest.ErrFault, 40 * time.Millisecond, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.SetDelay(20*time.Millisecond, 20*time.Millisecond)
+			m.Fail(func(call int, op string) buckettest.Fault {
+				require.Equal(t, 1, call)
+				require.Equal(t, "Take", op)
+				m.Now() // The Memory is not locked.
+				return c.fault
+			})
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+			defer cancel()
+			taken, err := m.Take(ctx, take(1, 0))
+			require.ErrorIs(t, err, c.err)
+			require.Equal(t, c.err == nil, taken.OK)
+			require.Equal(t, c.after, time.Since(start))
+			require.Equal(t, c.taken, m.Level("k") != shaper.BucketLevel{})
+			log := m.Log()
+			require.Equal(t, c.fault, log[0].Fault)
+			require.Equal(t, c.taken, log[0].Done)
+			require.Equal(t, c.taken, log[0].Taken.OK)
+			require.Equal(t, start.Add(c.after), log[0].Returned)
+		})
+	}
+}
+
+func TestAMemoryForgetsWhatABucketMayForget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		_, err := m.Take(t.Context(), take(10, 0))
+		require.NoError(t, err)
+		time.Sleep(61 * time.Second)
+		require.NotZero(t, m.Level("k"))
+		time.Sleep(time.Microsecond)
+		require.Zero(t, m.Level("k"))
+
+		m.Set("k", shaper.BucketLevel{Empty: shaper.Instant{Micros: m.Now()}, Rate: tenPerSecond, At: m.Now()})
+		require.NotZero(t, m.Level("k"))
+		m.Wipe()
+		require.Zero(t, m.Level("k"))
+	})
+}
+
+func TestGiveBackOfAMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		now := time.Now().UnixMicro()
+		require.NoError(t, m.GiveBack(t.Context(), take(2, 0), shaper.Instant{Micros: now}))
+		require.Zero(t, m.Level("k"), "there was nothing to give back")
+		_, err := m.Take(t.Context(), take(3, 0))
+		require.NoError(t, err)
+		require.NoError(t, m.GiveBack(t.Context(), take(2, 0), shaper.Instant{Micros: now + 300_000}))
+		require.Equal(t, now+100_000, m.Level("k").Empty.Micros)
+		require.Equal(t, "GiveBack", m.Log()[2].Op)
+	})
+}
+
+func TestAMemoryTakesNoTakeThatIsWrong(t *testing.T) {
+	m := buckettest.NewMemory()
+	for _, spoil := range []func(*shaper.Take){
+		func(t *shaper.Take) { t.Key = "" },
+		func(t *shaper.Take) { t.Cost = 0 },
+		func(t *shaper.Take) { t.First = 0 },
+		func(t *shaper.Take) { t.Ahead = -1 },
+		func(t *shaper.Take) { t.Ahead = time.Nanosecond },
+		func(t *shaper.Take) { t.Ahead = shaper.MaxAhead + time.Microsecond },
+		func(t *shaper.Take) { t.Guard = time.Nanosecond },
+		func(t *shaper.Take) { t.Rate.Parts = 0 },
+		func(t *shaper.Take) { t.Rate.Part = 1 },
+		func(t *shaper.Take) { t.Rate.Micros = 0 },
+		func(t *shaper.Take) { t.Rate.Burst = 0 },
+		func(t *shaper.Take) { t.Rate.Version = -1 },
+		func(t *shaper.Take) { t.High.Part = 1 },
+	} {
+		wrong := take(1, 0)
+		spoil(&wrong)
+		require.Panics(t, func() { _, _ = m.Take(t.Context(), wrong) }, "%+v", wrong)
+	}
+	require.Empty(t, m.Log())
+}

@@ -1,0 +1,4 @@
+package shaper
+
+// For the tests of what an engine does.
+var BucketRateOf = bucketRateOf
