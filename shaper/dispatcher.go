@@ -23,12 +23,13 @@ type dispatcher struct {
 	hasHooks bool      // there are hooks in trace
 	keyed    bool      // it belongs to a Group, whose flows come and go
 	mode     mode
+	capped   bool // of a Shaper: Limits.InFlight is above 0
 
 	mu          sync.Mutex
 	clock       int64 // the latest instant seen
 	due         departures
-	waiting     int   // in all lines
 	dirty       *flow // its head or its seats have changed; due is not updated yet
+	waiting     int32 // in all lines
 	rearm       bool  // the ticker must be armed anew before the lock is released
 	phase       phase
 	recorded    bool          // there is a Recording

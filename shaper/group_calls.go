@@ -93,7 +93,10 @@ func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
 	g.unlockAndArm()
 	g.noteLimited(key, r, dec)
 	if g.hasHooks || dec.event >= enqueuedEvent {
-		dec = g.announceOf(key, c, now, r, dec)
+		if dec.event == askEvent {
+			return c, g.settle(key, c, r)
+		}
+		g.announce(&c.flow, now, r, dec)
 	}
 	return c, dec
 }
@@ -114,17 +117,22 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 	}
 	g.noteLimited(key, r, dec)
 	if g.hasHooks || dec.event >= enqueuedEvent {
-		dec = g.announceOf(key, c, now, r, dec)
+		if dec.event == askEvent {
+			return c, g.settle(key, c, r)
+		}
+		g.announce(&c.flow, now, r, dec)
 	}
 	return c, dec
 }
 
-// announceOf is announce, after the Bucket has been asked if that is to decide.
-func (g *Group[K]) announceOf(key K, c *keyedFlow[K], now int64, r *request, dec decision) decision {
-	if dec.event == askEvent {
-		dec, now = g.ask(&c.flow, r, func(now int64, dec decision) { g.noteLocked(key, now, r, dec) })
-		g.noteLimited(key, r, dec)
-	}
+// settle asks the Bucket what becomes of a request, and runs the hook of that.
+//
+// It is not inlined, so that its frame is there only if a Bucket is asked.
+//
+//go:noinline
+func (g *Group[K]) settle(key K, c *keyedFlow[K], r *request) decision {
+	dec, now := g.ask(&c.flow, r, func(now int64, dec decision) { g.noteLocked(key, now, r, dec) })
+	g.noteLimited(key, r, dec)
 	g.announce(&c.flow, now, r, dec)
 	return dec
 }
@@ -255,7 +263,9 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 			return
 		}
 		if c, err := g.bucketToHoldLocked(key, c, now); err == nil {
-			g.leaseLocked(c, bucketKey)
+			if g.shared != nil {
+				g.leaseLocked(c, bucketKey)
+			}
 			g.holdLocked(&c.flow, now, d)
 			held = true
 		}

@@ -34,7 +34,9 @@ func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(kf *keyedFl
 		now := g.lockAndAdvance()
 		kf, err := g.foundOrNewLocked(key, now, &l)
 		if kf != nil {
-			g.leaseLocked(kf, bucketKey)
+			if g.shared != nil {
+				g.leaseLocked(kf, bucketKey)
+			}
 			do(kf, now)
 		}
 		g.unlockAndArm()

@@ -22,8 +22,12 @@ func (g *Group[K]) bucketKeyOf(key K) (string, error) {
 
 // leaseLocked makes the lease of a bucket that has none, if levels are shared. A bucket that
 // several keys share here is shared with the one of the same number in other processes.
+//
+// It is not inlined, so that its callers need no stack for it.
+//
+//go:noinline
 func (g *Group[K]) leaseLocked(kf *keyedFlow[K], bucketKey string) {
-	if g.shared == nil || g.shared.leases[&kf.flow] != nil || kf == &g.closedFlow || kf == &g.unlimited {
+	if g.shared.leases[&kf.flow] != nil || kf == &g.closedFlow || kf == &g.unlimited {
 		return
 	}
 	if kf.home != ownBucket {

@@ -49,7 +49,7 @@ func (g *Group[K]) Stats() GroupStats {
 	st := GroupStats{
 		Name:        g.name,
 		Keys:        len(g.table) - g.unlimitedKeys,
-		Waiting:     g.waiting,
+		Waiting:     int(g.waiting),
 		DryRun:      g.isDryRun(),
 		Precise:     g.ticker.precise,
 		Fallback:    g.ticker.failure,

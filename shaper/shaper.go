@@ -31,8 +31,6 @@ type Shaper struct {
 	dispatcher
 	flow flow
 
-	capped bool // Limits.InFlight is above 0, which never changes
-
 	recordings []*Recording // the lock of the dispatcher guards them
 }
 
@@ -121,20 +119,25 @@ func (s *Shaper) enter(r *request) decision {
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
-		dec = s.announceOf(now, r, dec)
+		if dec.event == askEvent {
+			return s.settle(r)
+		}
+		s.announce(&s.flow, now, r, dec)
 	}
 	return dec
 }
 
-// announceOf is announce, after the Bucket has been asked if that is to decide.
-func (s *Shaper) announceOf(now int64, r *request, dec decision) decision {
-	if dec.event == askEvent {
-		dec, now = s.ask(&s.flow, r, func(now int64, dec decision) {
-			if s.recorded {
-				s.recordLocked(s.recordings, now, r, dec)
-			}
-		})
-	}
+// settle asks the Bucket what becomes of a request, and runs the hook of that.
+//
+// It is not inlined, so that its frame is there only if a Bucket is asked.
+//
+//go:noinline
+func (s *Shaper) settle(r *request) decision {
+	dec, now := s.ask(&s.flow, r, func(now int64, dec decision) {
+		if s.recorded {
+			s.recordLocked(s.recordings, now, r, dec)
+		}
+	})
 	s.announce(&s.flow, now, r, dec)
 	return dec
 }
@@ -162,7 +165,10 @@ func (s *Shaper) AllowN(n int) bool {
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
-		dec = s.announceOf(now, r, dec)
+		if dec.event == askEvent {
+			return s.settle(r).passed()
+		}
+		s.announce(&s.flow, now, r, dec)
 	}
 	return dec.passed()
 }
