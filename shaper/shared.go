@@ -104,13 +104,14 @@ type BucketLevel struct {
 //  6. If Empty − t.Room() is at most now + t.Ahead, the request of cost First could leave:
 //     the answer is OK, and Empty becomes Empty + t.Rise(). Else nothing is taken.
 //
-// The state is written if something has been taken, if t.Rate has come into force anew, or
-// if the clock has gone back. A Bucket keeps it at least until Empty, and for a minute
+// The state is written if something has been taken, if t.Rate has come into force anew, if
+// the clock has gone back, or if there was none and t.Guard has begun: without that it
+// would begin again with each Take. A Bucket keeps it at least until Empty, and for a minute
 // longer.
 func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
 	answer := Taken{Now: now, Cold: l == BucketLevel{}}
 	next := BucketLevel{Empty: Instant{Micros: now + t.Guard.Microseconds()}, Rate: t.Rate, At: now}
-	changed := false
+	changed := answer.Cold && t.Guard > 0
 	if !answer.Cold {
 		next.Empty = l.Empty
 		if l.At > now {
