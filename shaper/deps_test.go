@@ -105,6 +105,11 @@ const nestedPolicy = `
 	inspect/browsertest: std
 	inspect/browsertest tests: inspect github.com/chromedp/chromedp github.com/chromedp/chromedp/kb github.com/chromedp/cdproto/cdp github.com/chromedp/cdproto/emulation github.com/chromedp/cdproto/inspector github.com/chromedp/cdproto/log github.com/chromedp/cdproto/network github.com/chromedp/cdproto/page github.com/chromedp/cdproto/runtime
 
+	# Shared buckets on Redis: its client, and for the tests a server without a clock of its
+	# own.
+	redisbucket: std shaper github.com/redis/go-redis/v9
+	redisbucket tests: shaper/buckettest github.com/alicebob/miniredis/v2
+
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.
 	internal/release: std golang.org/x/mod/modfile golang.org/x/mod/module golang.org/x/mod/sumdb/dirhash golang.org/x/mod/zip
