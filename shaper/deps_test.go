@@ -84,9 +84,13 @@ const importPolicy = `
 	# and must get nothing from it.
 	internal/naive: std
 
+	# What starts servers for tests must build wherever they do, nested modules included.
+	# (syscall for the names of signals.)
+	internal/servers: std syscall
+
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for
@@ -103,6 +107,11 @@ const nestedPolicy = `
 	# nothing but tests.
 	inspect/browsertest: std
 	inspect/browsertest tests: inspect github.com/chromedp/chromedp github.com/chromedp/chromedp/kb github.com/chromedp/cdproto/cdp github.com/chromedp/cdproto/emulation github.com/chromedp/cdproto/inspector github.com/chromedp/cdproto/log github.com/chromedp/cdproto/network github.com/chromedp/cdproto/page github.com/chromedp/cdproto/runtime
+
+	# Shared buckets on Redis: its client, and for the tests a server without a clock of its
+	# own.
+	redisbucket: std shaper github.com/redis/go-redis/v9
+	redisbucket tests: shaper/buckettest github.com/alicebob/miniredis/v2
 
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.

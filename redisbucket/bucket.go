@@ -1,0 +1,175 @@
+package redisbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A Bucket is a [shaper.Bucket] on a server of Redis or Valkey, on one that sentinels
+// watch, or on a cluster. [New] makes one; [NewRing] spreads keys over several servers that
+// do not know of each other. A Bucket is safe for concurrent use.
+//
+// Its errors are those of the server and the client, as they are or wrapped, and none is
+// hidden: a replica that refuses to write and a cluster that is down count as failures too.
+type Bucket struct {
+	client  redis.UniversalClient
+	cluster *redis.ClusterClient // client, if it is one of a cluster
+	obeys   bool                 // calls of client return when their contexts end
+	prefix  string
+	invalid error // why no call can succeed
+}
+
+var _ shaper.Bucket = (*Bucket)(nil)
+
+// New returns a Bucket on the servers of a client: a [redis.Client], one that
+// [redis.NewFailoverClient] has made for servers with sentinels, or a
+// [redis.ClusterClient]. The Bucket neither changes nor closes it, so it may serve other
+// purposes too.
+//
+// No call is repeated, whatever the client's MaxRetries. Where ContextTimeoutEnabled is
+// false, which is the default, a call that gets no answer returns when its context ends,
+// but keeps its connection until ReadTimeout; so better set it.
+//
+// A [redis.Ring] is no such client: while a server is down it asks another for the same
+// keys, so that two processes may use two levels. With it each call is an error.
+func New(client redis.UniversalClient, opts ...Option) *Bucket {
+	b := &Bucket{client: client, prefix: "shaper:"}
+	for _, o := range opts {
+		o(b)
+	}
+	switch c := client.(type) {
+	case nil:
+		b.invalid = errors.New("redisbucket: the client is nil")
+	case *redis.Client:
+		b.obeys = c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		b.cluster, b.obeys = c, c.Options().ContextTimeoutEnabled
+	case *redis.Ring:
+		b.invalid = errors.New("redisbucket: the client is a redis.Ring, which asks another server for a key while its own is down; use NewRing")
+	}
+	return b
+}
+
+// Take implements [shaper.Bucket].
+func (b *Bucket) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	if err := b.check(t); err != nil {
+		return shaper.Taken{}, err
+	}
+	rise, room, high := exact(t.Rise()), exact(t.Room()), exact(t.High)
+	answer, err := b.run(ctx, takeScript, t.Key, []any{
+		rateText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, room.Micros, room.Part,
+		t.Ahead.Microseconds(), t.Guard.Microseconds(), high.Micros, high.Part, t.Seen,
+	})
+	if err != nil {
+		return shaper.Taken{}, b.failed(ctx, err)
+	}
+	text, _ := answer.(string)
+	taken, ok := parseTaken(text)
+	if !ok {
+		return shaper.Taken{}, fmt.Errorf("redisbucket: the answer of the script is %v", answer)
+	}
+	return taken, nil
+}
+
+// GiveBack implements [shaper.Bucket].
+func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+	if err := b.check(t); err != nil {
+		return err
+	}
+	rise := exact(t.Rise())
+	_, err := b.run(ctx, giveBackScript, t.Key, []any{
+		rateText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, end.Micros, end.Part,
+	})
+	return b.failed(ctx, err)
+}
+
+// failed returns the error of a call, as callers see it.
+func (b *Bucket) failed(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	default:
+		err = fmt.Errorf("redisbucket: %w", err)
+	}
+	if b.cluster != nil {
+		// Another server may have taken over the key's slot. The client would find that
+		// out up to ten seconds later. It asks in the background, at most five times a
+		// second, and does not use the context.
+		b.cluster.ReloadState(ctx)
+	}
+	return err
+}
+
+// limit is where a double, which is the only number of scripts, ceases to hold every
+// integer.
+const limit = 1 << 53
+
+// exact returns a span that a script can calculate with. One of centuries is cut, which
+// changes nothing: no level is so high.
+func exact(i shaper.Instant) shaper.Instant {
+	if i.Micros >= limit {
+		return shaper.Instant{Micros: limit - 1}
+	}
+	return i
+}
+
+// check returns why a Take can't be asked for. Those of package shaper all can.
+func (b *Bucket) check(t shaper.Take) error {
+	r := t.Rate
+	switch {
+	case b.invalid != nil:
+		return b.invalid
+	case t.Key == "":
+		return errors.New("redisbucket: the key is empty")
+	case t.Cost < 1:
+		return fmt.Errorf("redisbucket: the cost is %d, must be at least 1", t.Cost)
+	case r.Parts < 1 || r.Parts > 1e12 || r.Part < 0 || r.Part >= r.Parts || r.Micros < 0 || r.Micros >= limit ||
+		r.Micros+r.Part == 0 || r.Burst < 1 || r.Burst > limit || r.Version < -limit || r.Version > limit:
+		return fmt.Errorf("redisbucket: the rate %+v is none", r)
+	}
+	return nil
+}
+
+// rateText returns a rate as it is stored. What a request of cost 1 finds as room is part
+// of it, because a script could not multiply so exactly.
+func rateText(r shaper.BucketRate) string {
+	room := exact(shaper.Take{First: 1, Rate: r}.Room())
+	text := make([]byte, 0, 64)
+	for _, n := range [...]int64{r.Version, r.Micros, r.Part, r.Parts, r.Burst, room.Micros, room.Part} {
+		text = append(strconv.AppendInt(text, n, 10), ' ')
+	}
+	return string(text[:len(text)-1])
+}
+
+// parseTaken returns what the text of a script's answer means: "ok cold now micros part",
+// followed by the rate in force if it is another.
+func parseTaken(text string) (shaper.Taken, bool) {
+	var numbers [12]int64
+	count := 0
+	for word := range strings.SplitSeq(text, " ") {
+		n, err := strconv.ParseInt(word, 10, 64)
+		if err != nil || count == len(numbers) {
+			return shaper.Taken{}, false
+		}
+		numbers[count] = n
+		count++
+	}
+	t := shaper.Taken{
+		OK: numbers[0] == 1, Cold: numbers[1] == 1, Now: numbers[2],
+		Empty: shaper.Instant{Micros: numbers[3], Part: numbers[4]},
+	}
+	if count == len(numbers) {
+		r := numbers[5:]
+		t.Other = &shaper.BucketRate{Version: r[0], Micros: r[1], Part: r[2], Parts: r[3], Burst: r[4]}
+	}
+	return t, count == 5 || count == len(numbers)
+}

@@ -1,0 +1,52 @@
+// Package redisbucket keeps the levels of shared buckets in Redis or Valkey:
+//
+//	bucket := redisbucket.New(client) // a redis.UniversalClient: one server, sentinels, a cluster
+//	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api"))
+//
+// [New] is for one place that has all keys, [NewRing] for several servers that do not know
+// of each other.
+//
+// Each step is one script and one round trip. It is carried out at once or not at all, on
+// the server's clock; the clocks of the processes do not count. Numbers are exact: what
+// [shaper.Take.Apply] would answer is what the script answers, to the last part of a
+// microsecond, except after a change of the rate, where the level may reach 0 up to 2 µs
+// later (more if that is in eight years or more). No level can reach 0 after the year
+// 2255, so a Take that would make it fails.
+//
+// # What is stored
+//
+// For each key there is one string of up to 200 bytes, whose name is the key after a
+// prefix ([WithPrefix]). It expires a minute after its level has reached 0. A value that is
+// not such a string counts as none and is replaced.
+//
+// In a cluster, a part of the key in braces decides the hash slot as usual.
+//
+// # The server
+//
+// Redis must be version 5 or later. These settings matter:
+//
+//   - maxmemory-policy should be noeviction: a key that is evicted is a level that is lost.
+//   - Persistence is not needed. Levels are of use for about as long as a restart takes, so
+//     a file that is written anew each second (appendfsync everysec), or none, does.
+//   - Replication is asynchronous. After a fail-over the level may be an old one. Processes
+//     then put it right with what they know (High of [shaper.Take]).
+//   - The clock of the server should be slewed by NTP rather than stepped.
+//
+// A user of an access control list needs:
+//
+//	+evalsha +eval +get +set +setrange +del +time ~shaper:*
+//
+// and what go-redis itself uses: +hello +ping +client|setinfo, and in a cluster +cluster|slots
+// +command.
+//
+// # When an answer is lost
+//
+// A script whose answer does not come may have been carried out, so it must not be sent
+// again: what it has taken would be taken twice. go-redis repeats commands up to three
+// times by default, after a time-out and after a connection that is cut. The commands of
+// this package forbid that by themselves; nothing in the client's options can allow it,
+// and MaxRetries need not be changed for their sake. Redirections in a cluster (MOVED, ASK)
+// are followed, up to MaxRedirects, and dialing is repeated up to DialerRetries, as long as
+// the context lasts: in both cases nothing has been carried out yet. A hook of the client
+// that calls next twice does repeat commands, and must not be used.
+package redisbucket

@@ -1,0 +1,46 @@
+package redisbucket_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"example.com/leakybucket/shaper"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is far longer than anything takes on a busy machine.
+const patience = 30 * time.Second
+
+// within returns a context that ends only if something hangs.
+func within(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// connect returns a client of one server, as most programs make it.
+func connect(t testing.TB, addr string) *redis.Client {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	return client
+}
+
+// hour is a rate of one per hour: a second request does not leave while a test runs.
+var hour = shaper.BucketRate{Version: 1, Micros: time.Hour.Microseconds(), Parts: 1, Burst: 1}
+
+// one takes one unit of a key at the rate hour.
+func one(key string) shaper.Take { return shaper.Take{Key: key, Cost: 1, First: 1, Rate: hour} }
+
+// taken asks for one unit and returns whether it was to be had.
+func taken(t testing.TB, b shaper.Bucket, key string) bool {
+	t.Helper()
+	answer, err := b.Take(within(t), one(key))
+	require.NoError(t, err)
+	return answer.OK
+}
