@@ -84,9 +84,13 @@ const importPolicy = `
 	# and must get nothing from it.
 	internal/naive: std
 
+	# What starts servers for tests must build wherever they do, nested modules included.
+	# (syscall for the names of signals.)
+	internal/servers: std syscall
+
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
+	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords internal/servers github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for

@@ -1,0 +1,113 @@
+package servers
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// A process is a program that runs until the test ends.
+type process struct {
+	name    string
+	command *exec.Cmd
+	log     string // the file that has what the process prints
+
+	ended chan struct{} // closed when the process has ended
+	guard *exec.Cmd     // ends the process if this one is killed
+	alive io.Closer     // tells the guard that this process lives
+}
+
+// start starts a program whose output goes to the file log, and kills it when the test
+// ends.
+func start(t testing.TB, log string, command *exec.Cmd) *process {
+	t.Helper()
+	p := &process{name: filepath.Base(command.Path), command: command, log: log, ended: make(chan struct{})}
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close() // The process has its own.
+	command.Stdout, command.Stderr = file, file
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = command.Wait() // A status that is not 0 is no error: most are killed.
+		close(p.ended)
+	}()
+	t.Cleanup(p.kill)
+	if err := p.watch(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// watch starts a guard that kills the process when this one ends without having done so,
+// as after a panic or a time-out of the test. It reads from a pipe which ends with this
+// process.
+func (p *process) watch() error {
+	p.guard = exec.Command("sh", "-c", `read -r _ || kill -9 "$1"`, "sh", strconv.Itoa(p.command.Process.Pid))
+	pipe, err := p.guard.StdinPipe()
+	if err != nil {
+		return err
+	}
+	p.alive = pipe
+	return p.guard.Start()
+}
+
+// running reports whether the process runs, or has been paused.
+func (p *process) running() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the process at once, if it still runs, and returns when it has ended.
+func (p *process) kill() {
+	if p.guard != nil && p.guard.Process != nil { // The guard first: the number may soon be another's.
+		_ = p.guard.Process.Kill() // It may have ended.
+		_ = p.guard.Wait()
+		_ = p.alive.Close()
+		p.guard = nil
+	}
+	_ = p.command.Process.Kill() // It may have ended.
+	<-p.ended
+}
+
+// stop asks the process with a signal to end, and returns when it has. It is killed if that
+// takes too long.
+func (p *process) stop(t testing.TB, signal os.Signal) {
+	t.Helper()
+	defer p.kill()
+	p.signal(t, signal)
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		t.Errorf("%s has not ended %v after %v: %s", p.name, patience, signal, p.output())
+	}
+}
+
+// signal sends a signal to the process. One that has ended needs none.
+func (p *process) signal(t testing.TB, signal os.Signal) {
+	t.Helper()
+	if err := p.command.Process.Signal(signal); err != nil && p.running() {
+		t.Fatalf("%s: %v: %v", p.name, signal, err)
+	}
+}
+
+// output returns the end of what the process has printed.
+func (p *process) output() string {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return fmt.Sprint(err)
+	}
+	return string(text[max(0, len(text)-2000):])
+}

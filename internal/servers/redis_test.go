@@ -1,0 +1,140 @@
+package servers_test
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+)
+
+func TestAServerOfRedisEndsAndComesBackAtItsAddress(t *testing.T) {
+	r := servers.StartRedis(t, "--maxmemory", "10mb")
+	require.Equal(t, []any{"maxmemory", "10485760"}, r.MustDo("CONFIG", "GET", "maxmemory"))
+	require.Equal(t, "OK", r.MustDo("SET", "key", "value"))
+	require.Equal(t, "value", r.MustDo("GET", "key"))
+
+	for _, end := range []func(){r.Stop, r.Kill} {
+		end()
+		_, err := net.DialTimeout("tcp", r.Addr, time.Second)
+		require.Error(t, err, "it has ended")
+		r.Restart()
+		require.Nil(t, r.MustDo("GET", "key"), "nothing was saved")
+	}
+}
+
+func TestAPausedServerAnswersWhenItGoesOn(t *testing.T) {
+	r := servers.StartRedis(t)
+	r.Pause()
+	conn, err := net.Dial("tcp", r.Addr)
+	require.NoError(t, err, "the system accepts for it")
+	defer conn.Close()
+	_, err = conn.Write([]byte("PING\r\n"))
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	answer := make([]byte, len("+PONG\r\n"))
+	_, err = conn.Read(answer)
+	require.ErrorContains(t, err, "timeout")
+
+	r.Resume()
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	_, err = conn.Read(answer)
+	require.NoError(t, err)
+	require.Equal(t, "+PONG\r\n", string(answer))
+}
+
+func TestAClusterServesAllSlotsFromThreeServers(t *testing.T) {
+	c := servers.StartRedisCluster(t)
+	require.Len(t, c.Addrs, 3)
+	answered := 0
+	for i := range 30 {
+		for _, node := range c.Nodes {
+			if _, err := node.Do("SET", "key"+strconv.Itoa(i), "value"); err == nil {
+				answered++
+			} else {
+				require.ErrorContains(t, err, "MOVED")
+			}
+		}
+	}
+	require.Equal(t, 30, answered, "each key has exactly one server")
+}
+
+func TestSentinelsMakeTheReplicaMaster(t *testing.T) {
+	s := servers.StartSentinel(t)
+	dead := s.KillMaster()
+	require.Same(t, s.Servers[0], dead)
+	require.Eventually(t, func() bool {
+		_, err := s.Servers[1].Do("SET", "key", "value") // A replica is read-only.
+		return err == nil
+	}, 30*time.Second, 50*time.Millisecond)
+}
+
+func TestFreePortsDiffer(t *testing.T) {
+	seen := map[int]bool{}
+	for range 100 {
+		port := servers.FreePort(t)
+		require.False(t, seen[port], "port %d has been given before", port)
+		seen[port] = true
+	}
+}
+
+func TestAMissingProgramSkipsTheTestOrFailsIt(t *testing.T) {
+	for _, test := range []struct {
+		requireAll      string
+		skipped, failed bool
+	}{{"", true, false}, {"1", false, true}} {
+		t.Setenv("SHAPER_REQUIRE_ALL", test.requireAll)
+		r := &recorder{TB: t}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			servers.Need(r, "how to get it", "no-such-program")
+			t.Error("Need has returned")
+		}()
+		<-done
+		require.Equal(t, test.skipped, r.skipped, "SHAPER_REQUIRE_ALL=%q", test.requireAll)
+		require.Equal(t, test.failed, r.failed, "SHAPER_REQUIRE_ALL=%q", test.requireAll)
+		require.Contains(t, r.said, "how to get it")
+	}
+	require.NotEmpty(t, servers.Need(t, "every system has it", "no-such-program", "go"))
+}
+
+// A test that panics or is killed runs no cleanup.
+func TestServersEndWithATestThatIsKilled(t *testing.T) {
+	if file := os.Getenv("SERVERS_TEST_ADDRESS"); file != "" {
+		require.NoError(t, os.WriteFile(file, []byte(servers.StartRedis(t).Addr), 0o666))
+		require.NoError(t, os.Rename(file, file+".done"))
+		select {} // It is killed.
+	}
+	servers.Need(t, "apt-get install redis-server", "redis-server", "valkey-server")
+	file := filepath.Join(t.TempDir(), "address")
+	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	child.Env = append(os.Environ(), "SERVERS_TEST_ADDRESS="+file, "TMPDIR="+t.TempDir())
+	require.NoError(t, child.Start())
+	t.Cleanup(func() { _ = child.Process.Kill() }) // It has ended, if the test has come so far.
+	var addr string
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(file + ".done")
+		addr = string(text)
+		return err == nil
+	}, 30*time.Second, 10*time.Millisecond)
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err, "the server runs")
+	require.NoError(t, conn.Close())
+
+	require.NoError(t, child.Process.Kill())
+	require.Error(t, child.Wait())
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err != nil
+	}, 30*time.Second, 10*time.Millisecond, "the server has ended too")
+}

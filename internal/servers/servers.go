@@ -1,0 +1,142 @@
+// Package servers starts the servers that tests need: Redis, PostgreSQL and what stands
+// before them. They are programs of this machine, run on free ports of 127.0.0.1 and in
+// temporary folders, and end with the test. A server that serves several tests is
+// started by the test whose subtests they are.
+package servers
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// patience is for how long a server may take to be ready, or to end. It is long because
+// the machine may be busy; a test that fails is all that waits for so long.
+const patience = 30 * time.Second
+
+// Need returns the path of the first of the programs that is installed. If there is none,
+// the test is skipped and says how to get it, which is getIt ("apt-get install
+// redis-server"). If SHAPER_REQUIRE_ALL is 1, as in .ci/run, the test fails instead.
+func Need(t testing.TB, getIt string, programs ...string) string {
+	t.Helper()
+	path := find(programs)
+	switch {
+	case path != "":
+	case os.Getenv("SHAPER_REQUIRE_ALL") == "1":
+		t.Fatalf("none of %q is installed: %s", programs, getIt)
+	default:
+		t.Skipf("none of %q is installed: %s", programs, getIt)
+	}
+	return path
+}
+
+// find returns the path of the first program that is installed, or "". Debian keeps the
+// programs of PostgreSQL, and those for administrators, where PATH may not lead.
+func find(programs []string) string {
+	for _, program := range programs {
+		if path, err := exec.LookPath(program); err == nil {
+			return path
+		}
+		versions, _ := filepath.Glob("/usr/lib/postgresql/*/bin") // The pattern is well formed.
+		slices.Reverse(versions)
+		for _, dir := range append(versions, "/usr/sbin", "/usr/local/sbin") {
+			if path, err := exec.LookPath(filepath.Join(dir, program)); err == nil {
+				return path
+			}
+		}
+	}
+	return ""
+}
+
+// Ports are taken from below those that the system hands out to clients (from 32768 on
+// Linux), as a client could get one between the search and the start of the server.
+const firstPort, ports = 10_000, 10_000
+
+var portsGiven = struct {
+	mu sync.Mutex
+	is map[int]bool
+}{is: map[int]bool{}}
+
+// FreePort returns a port of 127.0.0.1, from 10000 to 19999, on which nobody listens, as
+// nobody does 10000 ports further. Each call returns another. A program that is not of
+// this test may take it before it is used.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	portsGiven.mu.Lock()
+	defer portsGiven.mu.Unlock()
+	for range ports {
+		port := firstPort + rand.IntN(ports)
+		// The nodes of a cluster of Redis talk to each other at the second port.
+		if !portsGiven.is[port] && isFree(port) && isFree(port+ports) {
+			portsGiven.is[port] = true
+			return port
+		}
+	}
+	t.Fatalf("there is no free port from %d to %d", firstPort, firstPort+ports-1)
+	return 0
+}
+
+func isFree(port int) bool {
+	l, err := net.Listen("tcp", address(port))
+	if err != nil {
+		return false
+	}
+	return l.Close() == nil
+}
+
+// address returns the address of a server of this machine.
+func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// tempDir returns a new folder that is removed when the test ends. Other than that of
+// [testing.T.TempDir], other users may enter it: some servers refuse to run as root.
+func tempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "servers-")
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// eventually calls is until it returns nil, and fails the test with its last error if
+// that takes too long, or at once if the process has ended.
+func eventually(t testing.TB, p *process, is func() error) {
+	t.Helper()
+	if err := p.until(is); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until calls is until it returns nil. It returns an error if that takes too long, or the
+// process has ended.
+func (p *process) until(is func() error) error {
+	began := time.Now()
+	for {
+		err := is()
+		switch {
+		case err == nil:
+			return nil
+		case !p.running():
+			return fmt.Errorf("%s has ended: %s", p.name, p.output())
+		case time.Since(began) > patience:
+			return fmt.Errorf("%s is not ready after %v: %w\n%s", p.name, patience, err, p.output())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
