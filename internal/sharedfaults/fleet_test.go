@@ -1,0 +1,162 @@
+package sharedfaults_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A fleet is several workers that share a bucket.
+type fleet struct {
+	t       *testing.T
+	workers []*member
+	began   time.Time
+}
+
+// A member is a worker as its test sees it.
+type member struct {
+	t       *testing.T
+	plan    plan
+	command *exec.Cmd
+	orders  io.WriteCloser
+	answers *json.Decoder
+	stderr  strings.Builder
+	dead    bool
+}
+
+// four returns a plan for each of four workers that do the same.
+func four(p plan) []plan { return []plan{p, p, p, p} }
+
+// startFleet starts a worker for each plan, waits until each has made its Shaper, and then
+// lets requests come. The workers end with the test.
+func startFleet(t *testing.T, plans []plan) *fleet {
+	t.Helper()
+	f := &fleet{t: t}
+	dir := t.TempDir()
+	for i, p := range plans {
+		p.Log = filepath.Join(dir, fmt.Sprint(i))
+		f.workers = append(f.workers, startMember(t, p))
+	}
+	for _, m := range f.workers {
+		m.answer()
+	}
+	f.began = time.Now()
+	f.each(order{Do: begin})
+	return f
+}
+
+func startMember(t *testing.T, p plan) *member {
+	text, err := json.Marshal(p)
+	require.NoError(t, err)
+	own, err := os.Executable()
+	require.NoError(t, err)
+	m := &member{t: t, plan: p, command: exec.Command(own)}
+	m.command.Env = append(os.Environ(), planVariable+"="+string(text))
+	m.command.Stderr = &m.stderr
+	m.orders, err = m.command.StdinPipe()
+	require.NoError(t, err)
+	out, err := m.command.StdoutPipe()
+	require.NoError(t, err)
+	m.answers = json.NewDecoder(out)
+	require.NoError(t, m.command.Start())
+	t.Cleanup(m.kill)
+	return m
+}
+
+// tells gives an order to the worker.
+func (m *member) tells(o order) {
+	m.t.Helper()
+	require.NoError(m.t, json.NewEncoder(m.orders).Encode(o))
+}
+
+// answer returns the answer to the order given last.
+func (m *member) answer() report {
+	m.t.Helper()
+	var r report
+	if err := m.answers.Decode(&r); err != nil {
+		m.kill()
+		m.t.Fatalf("a worker gives no answer: %v\n%s", err, &m.stderr)
+	}
+	require.Empty(m.t, r.Err)
+	require.Empty(m.t, r.Other)
+	return r
+}
+
+// does gives an order to the worker, and returns its answer.
+func (m *member) does(o order) report {
+	m.t.Helper()
+	m.tells(o)
+	return m.answer()
+}
+
+// pause stops the worker in the middle of whatever it does; resume lets it go on.
+func (m *member) pause()  { require.NoError(m.t, m.command.Process.Signal(pause)) }
+func (m *member) resume() { require.NoError(m.t, m.command.Process.Signal(resume)) }
+
+// kill ends the worker at once, and returns when it has ended.
+func (m *member) kill() {
+	if m.dead {
+		return
+	}
+	m.dead = true
+	_ = m.command.Process.Kill() // It may have ended.
+	_ = m.command.Wait()         // It was killed.
+}
+
+// each gives an order to all workers that live, and returns their answers. All carry it out
+// at the same time.
+func (f *fleet) each(o order) (reports []report) {
+	f.t.Helper()
+	for _, m := range f.workers {
+		if !m.dead {
+			m.tells(o)
+		}
+	}
+	for _, m := range f.workers {
+		if !m.dead {
+			reports = append(reports, m.answer())
+		}
+	}
+	return reports
+}
+
+// runsFor lets the fleet run.
+func (f *fleet) runsFor(d time.Duration) { time.Sleep(d) }
+
+// ends lets no more requests come, waits until those that wait have left, ends the workers,
+// and returns the last word of each that lived, and the log of all.
+func (f *fleet) ends() ([]report, log) {
+	f.t.Helper()
+	ended := time.Now()
+	reports := f.each(order{Do: quiet})
+	reports = f.each(order{Do: shutdown})
+	for _, m := range f.workers {
+		m.kill()
+	}
+	l := f.log()
+	f.t.Log(l.summary(f.plan(), f.began, ended, reports))
+	return reports, l
+}
+
+// plan returns the plan of the first worker, which those of most tests share.
+func (f *fleet) plan() plan { return f.workers[0].plan }
+
+// log returns what all workers have written down, in the order of time.
+func (f *fleet) log() log {
+	f.t.Helper()
+	var logs []log
+	for i, m := range f.workers {
+		text, err := os.ReadFile(m.plan.Log)
+		require.NoError(f.t, err)
+		logs = append(logs, parseLog(f.t, i, string(text)))
+	}
+	return merge(logs...)
+}

@@ -1,0 +1,16 @@
+module example.com/leakybucket/internal/sharedfaults
+
+go 1.26.0
+
+toolchain go1.26.6
+
+require (
+	example.com/leakybucket v0.0.0
+	github.com/stretchr/testify v1.12.1
+	go.uber.org/goleak v1.3.0
+	golang.org/x/time v0.16.0
+)
+
+require go.yaml.in/yaml/v3 v3.0.5 // indirect
+
+replace example.com/leakybucket => ../../

@@ -1,0 +1,49 @@
+// Package sharedfaults_test shares buckets among several real processes, on real servers,
+// and breaks something. It is a module of its own because it is the only place that knows
+// several engines.
+//
+// A test starts a fleet of workers. A worker is this test binary, started again with a plan
+// in its environment: it makes a Shaper with a shared bucket, sends requests through it as
+// the plan says, and writes down each departure with the instant at which the shaper let
+// it leave. The clock of those instants is the same for all processes. When the fleet has
+// ended, the log of all departures is merged and judged by guarantee G1 of docs/shared.md:
+// every window of length W has at most ⌊(W + D) / T⌋ + Burst departures. That holds on a
+// machine that is busy as well, as a late process drops its slots. How near the rate the
+// fleet comes is only asserted in the long form (SHAPER_LONG=1), which wants a quiet machine.
+//
+// Two kinds of faults need no processes: those of the clock of an engine, which can't be
+// moved on a real server, are served by package buckettest over a small protocol
+// ([startRemote]); and what is about one instant is in a synctest bubble.
+package sharedfaults_test
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(planVariable); text != "" {
+		work(text)
+		return
+	}
+	// Most of a test's time is waiting: fleets are far from the machine's limits.
+	flag.Parse()
+	if !isSet("test.parallel") {
+		if err := flag.Set("test.parallel", "4"); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func isSet(name string) (set bool) {
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })
+	return set
+}
+
+// long reports whether the long form is wanted: more load, and what only holds on a
+// machine that has nothing else to do (CI sets SHAPER_LONG=1).
+var long = os.Getenv("SHAPER_LONG") == "1"
