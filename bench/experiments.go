@@ -12,13 +12,14 @@ import (
 	"example.com/leakybucket/bench/keys"
 	"example.com/leakybucket/bench/nginx"
 	"example.com/leakybucket/bench/scale"
+	"example.com/leakybucket/bench/shared"
 	"example.com/leakybucket/bench/spacing"
 )
 
 // experiments returns everything that is measured, in the order in which it is.
 func experiments() []run.Experiment {
 	return slices.Concat(spacing.Experiments(), []run.Experiment{
-		admission.Experiment, goodput.Experiment, goodput.Hole, scale.Experiment, keys.Experiment, nginx.Experiment,
+		admission.Experiment, goodput.Experiment, goodput.Hole, scale.Experiment, keys.Experiment, shared.Experiment, nginx.Experiment,
 	})
 }
 

@@ -144,7 +144,7 @@ func TestHelpAndListMeasureNothing(t *testing.T) {
 
 func TestEverythingIsMeasuredWithinItsTime(t *testing.T) {
 	all := experiments()
-	require.Equal(t, "spacing, busy, admission, goodput, hole, scale, keys, nginx", names(all))
+	require.Equal(t, "spacing, busy, admission, goodput, hole, scale, keys, shared, nginx", names(all))
 	for _, e := range all {
 		require.NotNil(t, e.Estimate, e.Name)
 		require.NotZero(t, e.What, e.Name)
@@ -161,7 +161,7 @@ const floors = `
 	internal/measure internal/rivals
 	internal/report
 	internal/plot internal/run
-	spacing admission goodput scale keys nginx
+	spacing admission goodput scale keys shared nginx
 `
 
 func TestImportsPointDownwards(t *testing.T) {

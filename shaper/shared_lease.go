@@ -95,18 +95,13 @@ func (ls *lease) setRate(r BucketRate) {
 }
 
 // lateness is for how long after its place a unit may be used: Limits.Slack if that is set,
-// else the longest of the interval, 10 ms and what two round trips need.
+// else the longest of the interval, DefaultSlack and what two round trips need.
 func (ls *lease) lateness() int64 {
 	if slack := ls.given.limits.Slack; slack > 0 {
 		return int64(slack)
 	}
-	return max(ls.plan.interval.Whole(), int64(leastLateness), 2*ls.rtt+int64(time.Millisecond))
+	return max(ls.plan.interval.Whole(), int64(DefaultSlack), 2*ls.rtt+int64(time.Millisecond))
 }
-
-// leastLateness is the lateness for high rates and short round trips. With less, the
-// scheduler alone makes slots be lost: with 10 ms up to 2 % of them, on a machine of two cores
-// that other programs share.
-const leastLateness = 10 * time.Millisecond
 
 // has returns how many units are leased.
 func (ls *lease) has() int64 { return ls.now.left + ls.next.left }

@@ -1,6 +1,7 @@
 package plot
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -24,6 +25,8 @@ const (
 // 90 % leaves nothing to be seen of a tail, on a logarithmic one a single
 // spacing in ten thousand looks like a habit.
 type Spacings struct {
+	Name    string // of the file; "": made of the rate
+	Title   string // "": made of the rate
 	Rate    float64
 	Reach   float64 // where the axis ends, in intervals
 	Rows    []SpacingsRow
@@ -49,7 +52,7 @@ func (p Spacings) Draw(ours string) report.Picture {
 	}
 	oursFirst(rows, ours, func(r SpacingsRow) string { return r.Name })
 	var s svg
-	y := s.heading(fmt.Sprintf("How even are the departures? Spacing at %s per second", report.Grouped(int(p.Rate))),
+	y := s.heading(cmp.Or(p.Title, fmt.Sprintf("How even are the departures? Spacing at %s per second", report.Grouped(int(p.Rate)))),
 		fmt.Sprintf("Each spacing between two departures, as a multiple of the interval of %s. A perfect shaper is a needle at 1; bars to the left of ½ are bunches.", Time(1e9/p.Rate)))
 	left := pictureMargin + nameColumnWidth(names)
 	right := pictureWidth - pictureMargin - 2*histogramFigures - 12
@@ -81,7 +84,7 @@ func (p Spacings) Draw(ours string) report.Picture {
 	}
 	s.text((left+right)/2, foot+36, "spacing ÷ interval", textStyle{colour: softColour, anchor: "middle"})
 	s.caption(foot+62, "Height: the square root of the share of spacings in a bar 1/20 of an interval wide (100 % of them stand 10 times as high as 1 %); the last bar holds all beyond. "+p.Caption)
-	return s.picture(fmt.Sprintf("spacing-%.0f", p.Rate),
+	return s.picture(cmp.Or(p.Name, fmt.Sprintf("spacing-%.0f", p.Rate)),
 		fmt.Sprintf("Spacing of departures at %s per second. %s.", report.Grouped(int(p.Rate)), strings.Join(described, "; ")))
 }
 

@@ -1,0 +1,106 @@
+package shared
+
+import (
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/run"
+)
+
+func TestMain(m *testing.M) {
+	run.Child()
+	os.Exit(m.Run())
+}
+
+func needRedis(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath(redisServer); err == nil {
+		return
+	}
+	if os.Getenv("SHAPER_REQUIRE_ALL") == "1" {
+		t.Fatalf("%s is missing (Debian: apt-get install redis-server)", redisServer)
+	}
+	t.Skipf("%s is missing (Debian: apt-get install redis-server)", redisServer)
+}
+
+// Every limiter is measured on a real server, and lets about as many leave as it should.
+func TestEveryLimiterSharesItsRate(t *testing.T) {
+	needRedis(t)
+	for _, name := range []string{ours, "redis_rate", "throttled"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found, err := child.Take(t.Context(), input{Limiter: name, Rate: 100, Warm: 200 * time.Millisecond, Window: time.Second})
+			require.NoError(t, err)
+			require.Greater(t, found.RateReached, 0.2, "the machine may be busy")
+			require.Less(t, found.RateReached, 1.2)
+			require.Positive(t, found.RoundTrips)
+			require.Positive(t, found.CPU)
+		})
+	}
+	_, err := child.Take(t.Context(), input{Limiter: "none", Rate: 100})
+	require.ErrorContains(t, err, `no limiter is named "none"`)
+}
+
+// Four processes, of which one is given twice what another is given, over one second.
+func TestWhatProcessesDidIsMerged(t *testing.T) {
+	begin := time.Unix(1_700_000_000, 0)
+	every := func(from, step time.Duration, n int) (o workerOutput) {
+		for i := range n {
+			at := begin.Add(from + time.Duration(i)*step).UnixNano()
+			o.At, o.Entered = append(o.At, at), append(o.Entered, at-1)
+		}
+		o.RoundTrips, o.CPU = int64(n)/2, 1000*float64(n)
+		return o
+	}
+	outputs := []workerOutput{
+		every(0, 20*time.Millisecond, 100), every(5*time.Millisecond, 40*time.Millisecond, 50),
+		every(10*time.Millisecond, 40*time.Millisecond, 50), every(15*time.Millisecond, 20*time.Millisecond, 100),
+	}
+	r := resultOf(input{Rate: 150, Warm: time.Second - time.Millisecond, Window: time.Second}, begin, outputs, 600_000)
+	require.InDelta(t, 1, r.RateReached, 0.02)
+	require.InDelta(t, 100./3, r.ShareOff, 2, "50 and 25 of 150 instead of 37.5")
+	require.InDelta(t, 0.5, r.RoundTrips, 1e-9)
+	require.InDelta(t, 1000, r.CPU, 1e-9)
+	require.InDelta(t, 2000, r.RedisCPU, 1e-9)
+	require.Zero(t, r.Overtaken)
+
+	outputs[0].Entered[60] = begin.UnixNano() // It had begun to wait before all others, and left after some.
+	r = resultOf(input{Rate: 150, Warm: time.Second - time.Millisecond, Window: time.Second}, begin, outputs, 0)
+	require.InDelta(t, 100./150, r.Overtaken, 0.05)
+}
+
+// The network delays both ways, and keeps the order.
+func TestTheNetworkTakesItsTime(t *testing.T) {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer server.Close()
+	go func() {
+		conn, err := server.Accept()
+		if err == nil {
+			_, _ = io.Copy(conn, conn)
+		}
+	}()
+	n, err := openNetwork(server.Addr().String(), 30*time.Millisecond, 10*time.Millisecond)
+	require.NoError(t, err)
+	defer n.close()
+	conn, err := net.Dial("tcp", n.address)
+	require.NoError(t, err)
+	defer conn.Close()
+	began := time.Now()
+	for i := range byte(5) {
+		_, err = conn.Write([]byte{i})
+		require.NoError(t, err)
+		time.Sleep(time.Millisecond)
+	}
+	got := make([]byte, 5)
+	_, err = io.ReadFull(conn, got)
+	require.NoError(t, err)
+	require.Equal(t, []byte{0, 1, 2, 3, 4}, got)
+	require.GreaterOrEqual(t, time.Since(began), 20*time.Millisecond)
+}
