@@ -5,14 +5,11 @@ package shaper_test
 // cache notices a change anywhere, not only in this package.
 
 import (
-	"cmp"
 	"encoding/json"
 	"go/parser"
 	"go/token"
 	"go/version"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -324,43 +321,6 @@ func TestNoFileNamesAPathOfAMachine(t *testing.T) {
 	}
 }
 
-type goPackage struct {
-	ImportPath                         string
-	Imports, TestImports, XTestImports []string
-}
-
-func (p goPackage) testImports() []string { return slices.Concat(p.TestImports, p.XTestImports) }
-
-// owns reports whether imp is of the same command, or p itself or below it.
-func (p goPackage) owns(imp string) bool {
-	return strings.HasPrefix(imp+"/", cmp.Or(command.FindString(p.ImportPath), p.ImportPath)+"/")
-}
-
-// listPackages returns the packages of the module in dir, once for each system
-// that may have files of its own.
-func listPackages(t *testing.T, dir string) (packages []goPackage) {
-	for _, goos := range []string{"linux", "darwin", "windows"} {
-		t.Setenv("GOOS", goos)
-		d := json.NewDecoder(strings.NewReader(string(goCommand(t, dir, "list", "-json", "./..."))))
-		for d.More() {
-			var p goPackage
-			require.NoError(t, d.Decode(&p))
-			packages = append(packages, p)
-		}
-	}
-	return packages
-}
-
-func goCommand(t *testing.T, dir string, args ...string) []byte {
-	cmd := exec.Command("go", args...)
-	cmd.Dir = dir
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	require.NoErrorf(t, err, "go %s in %s: %s", strings.Join(args, " "), dir, &stderr)
-	return out
-}
-
 func parsePolicy(t *testing.T, text string) map[string][]string {
 	policy, reasoned := map[string][]string{}, false
 	for line := range strings.Lines(text) {
@@ -382,43 +342,3 @@ func allowed(words []string, imp string) bool {
 }
 
 func relative(imp string) string { return strings.TrimPrefix(imp, rootModule+"/") }
-
-// moduleDirs returns the folders of all modules of the tree, the root's first.
-func moduleDirs(t *testing.T) (dirs []string) {
-	for _, file := range treeFiles(t) {
-		if filepath.Base(file) == "go.mod" {
-			dirs = append(dirs, filepath.Dir(file))
-		}
-	}
-	slices.Sort(dirs)
-	require.Equal(t, root, dirs[0])
-	return dirs
-}
-
-func modFile(t *testing.T, dir string) string {
-	text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-	require.NoError(t, err)
-	return string(text)
-}
-
-// modulePath is the path that the module in dir must have.
-func modulePath(dir string) string {
-	return rootModule + filepath.ToSlash(strings.TrimPrefix(dir, root))
-}
-
-// treeFiles returns all files of the tree but those that git, editors and the
-// like keep in folders whose names begin with a dot.
-func treeFiles(t *testing.T) (files []string) {
-	require.NoError(t, filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && file != root && strings.HasPrefix(d.Name(), ".") && d.Name() != ".ci":
-			return filepath.SkipDir
-		case d.Type().IsRegular():
-			files = append(files, file)
-		}
-		return nil
-	}))
-	return files
-}
