@@ -5,6 +5,7 @@ package shaper_test
 // cache notices a change anywhere, not only in this package.
 
 import (
+	"bytes"
 	"encoding/json"
 	"go/parser"
 	"go/token"
@@ -304,6 +305,7 @@ func TestEveryFolderHasOnePackageComment(t *testing.T) {
 
 // A path of somebody's machine works nowhere else, and tells of its owner.
 func TestNoFileNamesAPathOfAMachine(t *testing.T) {
+	t.Parallel()
 	homes := regexp.MustCompile(`(?:^|[^\w.\-])(?:/(?:home|root|Users)/|[A-Z]:\\Users\\)\w+`)
 	here, err := filepath.Abs(root)
 	require.NoError(t, err)
@@ -313,7 +315,9 @@ func TestNoFileNamesAPathOfAMachine(t *testing.T) {
 		if slices.Contains(text, 0) {
 			continue // a picture or the like
 		}
-		require.Emptyf(t, homes.FindString(string(text)), "%s names a home folder", file)
+		if bytes.Contains(text, []byte("/home/")) || bytes.Contains(text, []byte("/root/")) || bytes.Contains(text, []byte("Users")) { // The expression takes long.
+			require.Emptyf(t, homes.FindString(string(text)), "%s names a home folder", file)
+		}
 		// A tree in a folder of one word, such as "/src", says nothing.
 		if strings.Count(here, string(filepath.Separator)) > 1 {
 			require.NotContainsf(t, string(text), here, "%s names the folder that this tree is in", file)
