@@ -215,6 +215,7 @@ func manyOf(n int, format string) string {
 
 // None of these may take long or much memory, whatever it says.
 func TestAHostileFileIsRefusedQuickly(t *testing.T) {
+	t.Parallel()
 	aliases := "a: &a [x,x,x,x,x,x,x,x,x]\n"
 	for c := 'b'; c <= 'z'; c++ {
 		aliases += fmt.Sprintf("%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)

@@ -227,6 +227,7 @@ func TestTheSchemaAgreesWithParse(t *testing.T) {
 }
 
 func TestTheSchemaBoundsTheNumberOfRules(t *testing.T) {
+	t.Parallel()
 	rules := map[string]any{}
 	for i := range 100_001 {
 		rules[fmt.Sprintf("%x", i)] = nil
@@ -236,6 +237,7 @@ func TestTheSchemaBoundsTheNumberOfRules(t *testing.T) {
 
 // A generated file is mostly right, and has a mistake here and there.
 func TestTheSchemaAgreesWithParseOnGeneratedFiles(t *testing.T) {
+	t.Parallel()
 	files := 3000
 	if long {
 		files = 300_000

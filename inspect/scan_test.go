@@ -126,7 +126,9 @@ func TestAPanicOfExplainEndsNothing(t *testing.T) {
 // A stuckKey prints like all others, and hangs when it is asked for its Go syntax.
 type stuckKey int
 
-var stuck, unstick = make(chan struct{}), make(chan struct{})
+// Each run of the test makes them anew, or the next one would find unstick closed, and
+// wait forever for a key to be stuck.
+var stuck, unstick chan struct{}
 
 func (stuckKey) String() string { return "same" }
 
@@ -141,6 +143,7 @@ func (stuckKey) GoString() string {
 
 // Frames, details and Close must not wait for a method of a key.
 func TestAKeyWhoseMethodHangsHoldsUpListsOnly(t *testing.T) {
+	stuck, unstick = make(chan struct{}), make(chan struct{})
 	g, err := shaper.NewGroup(func(stuckKey) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
 	require.NoError(t, err)
 	require.True(t, g.Allow(1))

@@ -27,6 +27,7 @@ import (
 // type, method and field. A new package is found without an entry here: it only
 // needs that file.
 func TestPublicAPIChangesOnlyOnPurpose(t *testing.T) {
+	t.Parallel()
 	const rewrite = "SHAPER_UPDATE_API"
 	compared := 0
 	for _, dir := range moduleDirs(t) {

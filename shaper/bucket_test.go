@@ -81,6 +81,7 @@ func TestLatenessBeyondSlackEarnsNoBurst(t *testing.T) {
 // Whenever the wake-ups come, the costs that have left and those that were missed add up
 // to Rate × time, and no window holds more than guarantee 1 allows.
 func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
 		l := Limits{Rate: []rate.Limit{7, 100, 1e4, 1.0 / 3}[r.IntN(4)], Burst: 1 + r.IntN(6), Slack: time.Duration(1 + r.Int64N(int64(50*time.Millisecond)))}
@@ -96,7 +97,9 @@ func TestLatenessKeepsThePaceAndTheAccount(t *testing.T) {
 				cost += n
 				level = max(0, level-float64(now-last)/interval) + float64(n)
 				last = now
-				require.LessOrEqual(t, level, room+1e-6)
+				if level > room+1e-6 { // Asking require each time takes most of the time.
+					require.LessOrEqual(t, level, room+1e-6)
+				}
 			}
 			earned := float64(now) / interval
 			require.InDelta(t, earned, float64(cost)+b.missed, room+float64(l.Burst)+1e-6)

@@ -14,6 +14,7 @@ import (
 // its first line must be one whose head leaves first, as a search of a plain slice finds it.
 
 func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 2))
 	plans := []*plan{
 		planOf(Limits{Rate: 1, Depth: 9}), planOf(Limits{Rate: 7, Burst: 3, Depth: 9}),

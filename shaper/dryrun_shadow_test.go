@@ -98,7 +98,7 @@ func asReal(st shaper.Stats) shaper.Stats {
 }
 
 func rehearsals(t *testing.T, rehearse func(r *rehearsal)) {
-	count := 300
+	count := 150
 	if long {
 		count = 600
 	}
@@ -116,6 +116,7 @@ func rehearsals(t *testing.T, rehearse func(r *rehearsal)) {
 }
 
 func TestTheShadowIsExact(t *testing.T) {
+	t.Parallel()
 	words := map[string]int{}
 	rehearsals(t, func(r *rehearsal) {
 		l := r.limits()
@@ -173,6 +174,7 @@ func mustMakeBoth(t *testing.T, l shaper.Limits) (real, dry *shaper.Shaper) {
 // what was predicted at entry, as a prediction does without a dry run, and the counts and
 // the state of the shadow must still be exact.
 func TestTheShadowIsReTimed(t *testing.T) {
+	t.Parallel()
 	rehearsals(t, func(r *rehearsal) {
 		real, dry := mustMakeBoth(r.t, r.limits())
 		for range 40 {
@@ -202,6 +204,7 @@ func TestTheShadowIsReTimed(t *testing.T) {
 }
 
 func TestTheShadowsOfAGroupAreExact(t *testing.T) {
+	t.Parallel()
 	rehearsals(t, func(r *rehearsal) {
 		byKey := map[string]shaper.Limits{}
 		limits := func(key string) (shaper.Limits, error) { return byKey[key], nil }

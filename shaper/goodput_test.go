@@ -107,6 +107,7 @@ func goodput(c contestant, offered int, p patience) float64 {
 // One line is as deep as callers are patient, the other twenty times as deep: callers
 // that give up must not waste a slot in either.
 func TestGoodputHoldsWhereCallersGiveUp(t *testing.T) {
+	t.Parallel()
 	for _, depth := range []int{50, 1000} {
 		for _, p := range patiences {
 			for _, offered := range offers {

@@ -29,6 +29,7 @@ func (g *groupStage) isThereUntil(drained time.Duration) {
 }
 
 func TestADrainedBucketIsDeleted(t *testing.T) {
+	t.Parallel()
 	for drains, limits := range map[time.Duration]string{
 		ns:                      "1000000000/s",
 		100 * ms:                "10/s",

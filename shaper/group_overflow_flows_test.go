@@ -41,6 +41,7 @@ func use(t *testing.T, g *Group[int], key int) (c *keyedFlow[int], allowed bool)
 // Nobody finds a new bucket while the one that he has used is not drained, whatever
 // has gone meanwhile of those in its way.
 func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(6) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(7, seed))

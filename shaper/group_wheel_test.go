@@ -18,6 +18,7 @@ import (
 type slowWheel map[*keyedFlow[int]]struct{ earliest, latest int64 }
 
 func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 1))
 	for round := range 60 {
 		var fast wheel[int]

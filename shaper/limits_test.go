@@ -129,7 +129,8 @@ func TestInvalidLimitsCanBePrinted(t *testing.T) {
 }
 
 func TestLimitsStringIsReadBackExactly(t *testing.T) {
-	count := 3_000
+	t.Parallel()
+	count := 2_000
 	if long {
 		count = 50_000
 	}

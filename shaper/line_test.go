@@ -55,6 +55,7 @@ func TestLineShowsWhoLeavesWhen(t *testing.T) {
 
 // What Line predicts comes true if nothing happens, whatever the costs.
 func TestLinePredictsEachDeparture(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))

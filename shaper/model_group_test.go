@@ -24,7 +24,8 @@ import (
 // drain, are deleted and made again, which no caller may notice, except that a new
 // bucket does not know how long seats were held before.
 func TestModelOfKeys(t *testing.T) {
-	budget := 20_000
+	t.Parallel()
+	budget := 10_000
 	if long {
 		budget = 40_000
 	}

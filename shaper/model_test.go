@@ -20,7 +20,8 @@ func newSubject(l shaper.Limits, options ...shaper.Option) (model.Subject, error
 // result, instant, order, RetryAfter, Forecast, Stats and what the hooks are
 // told. SHAPER_LONG=1 asks for a million operations.
 func TestModel(t *testing.T) {
-	budget := 50_000
+	t.Parallel()
+	budget := 25_000
 	if long {
 		budget = 1_000_000
 	}
@@ -56,6 +57,7 @@ func requireAgreement(t *testing.T, script model.Script, want []model.Answer, of
 // within 100,000 operations, on scripts on which the model without it agrees with
 // the shaper.
 func TestModelTellsMistakes(t *testing.T) {
+	t.Parallel()
 	require.Len(t, model.Mistakes(), 16)
 	for _, mistake := range model.Mistakes() {
 		t.Run(mistake.String(), func(t *testing.T) {

@@ -41,6 +41,7 @@ func (q *slowQueue) first(k int) (cost int64) {
 }
 
 func TestTheQueueIsWhatASliceWouldBe(t *testing.T) {
+	t.Parallel()
 	t.Run("small costs", func(t *testing.T) {
 		compareQueues(t, 1, func(r *rand.Rand) int64 { return 1 + r.Int64N(9) })
 	})

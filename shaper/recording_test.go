@@ -129,6 +129,7 @@ func TestRecordingOfAKeyOutlivesItsBucket(t *testing.T) {
 // Whatever happens to a Shaper, all that tells of it agrees with its Stats: random scripts of
 // calls, changes, holds and an end are played on a Shaper that is recorded.
 func TestWhatIsToldAgreesWithTheCounts(t *testing.T) {
+	t.Parallel()
 	departed, refused, abandoned := uint64(0), uint64(0), uint64(0)
 	for seed := uint64(1); seed <= 150; seed++ {
 		script, want := model.Random(rand.New(rand.NewPCG(seed, 3)))

@@ -108,6 +108,7 @@ func TestSpoofedAddressesChangeNobodysWait(t *testing.T) {
 
 // A second flood, of other addresses, finds the shared buckets as the first left them.
 func TestMoreSpoofedAddressesGainNothing(t *testing.T) {
+	t.Parallel()
 	playKeys(t, "1 per 1h", func(g *groupStage) {
 		admitted := func(from, to int) (n int) {
 			for i := from; i < to; i++ {

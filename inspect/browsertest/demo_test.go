@@ -2,6 +2,7 @@ package browsertest_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,6 +41,17 @@ func (d *demo) said() string {
 	return d.output.String()
 }
 
+// builtDemo returns the program, which is built once for all tests.
+var builtDemo = sync.OnceValues(func() (string, error) {
+	program := filepath.Join(os.Getenv("TMPDIR"), "shapedemo") // The suite deletes this folder.
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = demoFolder
+	if said, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, said)
+	}
+	return program, nil
+})
+
 // startDemo starts shapedemo without a burst, and waits for the link to its page.
 func startDemo(t testing.TB, args ...string) *demo {
 	t.Helper()
@@ -50,11 +62,8 @@ func startDemo(t testing.TB, args ...string) *demo {
 		_, err := os.ReadFile(file)
 		require.NoError(t, err)
 	}
-	program := filepath.Join(t.TempDir(), "shapedemo")
-	build := exec.Command("go", "build", "-o", program, ".")
-	build.Dir = demoFolder
-	said, err := build.CombinedOutput()
-	require.NoError(t, err, string(said))
+	program, err := builtDemo()
+	require.NoError(t, err)
 
 	d := &demo{t: t, cmd: exec.Command(program, append([]string{"-addr", "127.0.0.1:0", "-burst", "0"}, args...)...)}
 	d.cmd.Stdout, d.cmd.Stderr = d, d

@@ -7,6 +7,7 @@
 package browsertest_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -22,6 +23,12 @@ type suite struct{ *testing.M }
 func (s suite) Run() int {
 	dir, err := os.MkdirTemp("", "browsertest")
 	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// The tests wait for the browser more than they work, so more of them may run at once
+	// than there are processors. A flag -parallel comes later, and counts.
+	if err := flag.Set("test.parallel", "4"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -11,6 +11,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -76,29 +77,70 @@ func find(patterns ...string) ([]string, error) {
 
 // A goPackage is what go list says of a package, or of its variant for a test.
 type goPackage struct {
-	ImportPath, Dir, Export string
-	GoFiles                 []string
-	ImportMap               map[string]string
-	Module                  *struct{ Main bool }
+	ImportPath, Dir  string
+	GoFiles, Imports []string
+	ImportMap        map[string]string
+	Module           *struct{ Main bool }
 }
 
-// list returns the packages and all packages that they import. Each comes after those
-// that it imports.
+// isOurs reports whether p is of a module of the workspace, and not the program that
+// go test makes of it.
+func (p goPackage) isOurs() bool {
+	return p.Module != nil && p.Module.Main && !strings.HasSuffix(p.ImportPath, ".test")
+}
+
+// list returns our packages among those that match the patterns and all that they
+// import. Each comes after those that it imports.
 func list(patterns []string) (packages []goPackage, err error) {
-	list := exec.Command("go", append([]string{"list", "-deps", "-test", "-export", "-json=ImportPath,Dir,Export,GoFiles,ImportMap,Module", "--"}, patterns...)...)
+	err = goList(append([]string{"-deps", "-test", "-json=ImportPath,Dir,GoFiles,Imports,ImportMap,Module", "--"}, patterns...), func(d *json.Decoder) error {
+		var p goPackage
+		err := d.Decode(&p)
+		if p.isOurs() {
+			packages = append(packages, p)
+		}
+		return err
+	})
+	return packages, err
+}
+
+// exports returns the files of the types that the compiler exports of what our packages
+// import from others. Ours are not among them, as to compile all of them and their
+// variants takes a minute after each change.
+func exports(packages []goPackage) (files map[string]string, err error) {
+	ours, others := map[string]bool{}, map[string]bool{}
+	for _, p := range packages {
+		ours[p.ImportPath] = true
+		for _, path := range p.Imports {
+			if path != "unsafe" { // It has no file.
+				others[path] = true
+			}
+		}
+	}
+	maps.DeleteFunc(others, func(path string, _ bool) bool { return ours[path] })
+	files = map[string]string{}
+	err = goList(append([]string{"-export", "-json=ImportPath,Export", "--"}, slices.Sorted(maps.Keys(others))...), func(d *json.Decoder) error {
+		var p struct{ ImportPath, Export string }
+		err := d.Decode(&p)
+		files[p.ImportPath] = p.Export
+		return err
+	})
+	return files, err
+}
+
+// goList runs go list, and calls read until it has read all that go list prints.
+func goList(args []string, read func(*json.Decoder) error) error {
+	list := exec.Command("go", append([]string{"list"}, args...)...)
 	list.Stderr = os.Stderr
 	out, err := list.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+		return fmt.Errorf("go list: %w", err)
 	}
-	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
-		var p goPackage
-		if err := d.Decode(&p); err != nil {
-			return nil, err
+	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
+		if err := read(d); err != nil {
+			return err
 		}
-		packages = append(packages, p)
 	}
-	return packages, nil
+	return nil
 }
 
 // bubble is the name of the function that starts a bubble.
@@ -116,15 +158,13 @@ type code struct {
 // that the compiler has exported.
 func (c *code) load(packages []goPackage) error {
 	c.entries = map[string]string{}
-	exports, ours := map[string]string{}, map[string]*types.Package{}
-	for _, p := range packages {
-		exports[p.ImportPath] = p.Export
+	exported, err := exports(packages)
+	if err != nil {
+		return err
 	}
-	others := importer.ForCompiler(c.positions, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+	ours := map[string]*types.Package{}
+	others := importer.ForCompiler(c.positions, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exported[path]) })
 	for _, p := range packages {
-		if p.Module == nil || !p.Module.Main || strings.HasSuffix(p.ImportPath, ".test") {
-			continue
-		}
 		var files []*ast.File
 		for _, name := range p.GoFiles {
 			file, err := parser.ParseFile(c.positions, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)

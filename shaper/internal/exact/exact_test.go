@@ -41,6 +41,7 @@ func TestRatesAreReadAsSimpleFractions(t *testing.T) {
 // The parts of an interval must remain far below 64 bits, and the fraction must be as near
 // to the rate as is promised.
 func TestEveryRateHasAnExactInterval(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 5000 {
 		low, high := math.Log(1/longest.Seconds()), math.Log(highest)
@@ -62,6 +63,7 @@ func requireNear(t *testing.T, perSecond float64) {
 }
 
 func TestIntervalArithmeticIsExact(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 8))
 	for range 5000 {
 		i := IntervalOf(rate.Limit(math.Exp(r.Float64()*38 - 17)))
@@ -103,6 +105,7 @@ func times(i Interval, n int64) *big.Rat {
 // An instant and its excess together are the exact instant, wherever it lies: between
 // multiples of 1/den, before 0, or centuries away.
 func TestAnInstantAndItsExcessAreExact(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(9, 10))
 	for range 2000 {
 		from := IntervalOf(rate.Limit(math.Exp(r.Float64()*38 - 17)))
@@ -161,6 +164,7 @@ func TestSumsSaturate(t *testing.T) {
 
 // The memory of an instant is bounded, even if its interval changes again and again.
 func TestEndlessChangesStayCheap(t *testing.T) {
+	t.Parallel()
 	i := IntervalOf(1.0 / 3)
 	at, excess := i.Times(1000), (*big.Rat)(nil)
 	greatest, whole := 0, 0
