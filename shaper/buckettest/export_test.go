@@ -1,0 +1,44 @@
+package buckettest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Told runs the checks of [Run], each on a Bucket of its own, and returns what they say of
+// it, by the names of the checks.
+func Told(ctx context.Context, newBucket func() shaper.Bucket) map[string]string {
+	told := map[string]string{}
+	for _, c := range checks {
+		r := &recorder{ctx: ctx}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.run(newTester(r, newBucket()))
+		}()
+		<-done
+		if r.fatal != "" {
+			told[c.name] = r.fatal
+		}
+	}
+	return told
+}
+
+// A recorder is a reporter that keeps what it is told.
+type recorder struct {
+	ctx   context.Context
+	fatal string
+}
+
+func (r *recorder) Helper()                  {}
+func (r *recorder) Context() context.Context { return r.ctx }
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.fatal = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+func (r *recorder) Skipf(string, ...any) { runtime.Goexit() }

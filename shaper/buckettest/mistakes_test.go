@@ -1,0 +1,57 @@
+package buckettest_test
+
+import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// A suite that passes whatever an engine does proves nothing. So each mistake that an engine
+// of the tests can have is told from a right one, by a check that was made for it or by
+// another.
+func TestRunTellsMistakes(t *testing.T) {
+	t.Run("none", func(t *testing.T) {
+		require.Empty(t, told(t, func() shaper.Bucket { return newEngine("") }))
+	})
+	for _, mistake := range mistakes(t) {
+		t.Run(mistake, func(t *testing.T) {
+			said := told(t, func() shaper.Bucket { return newEngine(mistake) })
+			require.NotEmpty(t, said)
+			t.Log(slices.Sorted(maps.Keys(said)))
+		})
+	}
+}
+
+// told returns what the checks say of a Bucket. In a bubble they do not wait.
+func told(t *testing.T, newBucket func() shaper.Bucket) (said map[string]string) {
+	synctest.Test(t, func(t *testing.T) { said = buckettest.Told(t.Context(), newBucket) })
+	return said
+}
+
+// mistakes returns the mistakes that engine_test.go has.
+func mistakes(t *testing.T) (found []string) {
+	source, err := os.ReadFile("engine_test.go")
+	require.NoError(t, err)
+	seen := map[string]bool{}
+	for _, m := range regexp.MustCompile(`e\.is\("([^"]+)"\)`).FindAllStringSubmatch(string(source), -1) {
+		if !seen[m[1]] {
+			seen[m[1]] = true
+			found = append(found, m[1])
+		}
+	}
+	require.Greater(t, len(found), 40)
+	return found
+}
+
+// What only the optional methods can show is left out where they are missing, and nothing else.
+func TestRunNeedsNoOptionalMethods(t *testing.T) {
+	require.Empty(t, told(t, func() shaper.Bucket { return struct{ shaper.Bucket }{newEngine("")} }))
+}

@@ -1,0 +1,190 @@
+package buckettest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"testing"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Run tests that a [shaper.Bucket] does what its comment says. It calls newBucket for each
+// sub-test; all Buckets may be the same one, or have the same server, as each sub-test uses
+// keys of its own. The sub-tests take some thousand calls and a second of waiting together;
+// with SHAPER_LONG=1 in the environment ten times as many calls.
+//
+// Each answer must be exactly that of [shaper.Take.Apply] at the clock reading that the
+// answer tells; only after a change of the rate it may be late by 2 µs. What a call has
+// written shows in the answer of the next.
+//
+// A Bucket for tests may have one or more of the methods of [Corrupter], [Forgetter],
+// [Setter] and [Stepper], usually in a struct around the real Bucket. They make it possible
+// to test what becomes of damage, of loss, and of a clock that steps. Without them the
+// sub-tests that need them are skipped.
+func Run(t *testing.T, newBucket func(t *testing.T) shaper.Bucket) {
+	for _, c := range checks {
+		t.Run(c.name, func(t *testing.T) {
+			c.run(newTester(t, newBucket(t)))
+		})
+	}
+}
+
+// A Corrupter can damage states.
+type Corrupter interface {
+	// Corrupt puts value in the place of the state of a key, in the form in which the
+	// Bucket keeps it. An error means that the Bucket can't hold such a value.
+	Corrupt(key, value string) error
+}
+
+// A Forgetter can lose states.
+type Forgetter interface {
+	// Forget loses the state of a key, as if the key had never been used.
+	Forget(key string) error
+}
+
+// A Setter can be given states.
+type Setter interface {
+	// Set makes l the state of a key. l may be damaged; if the Bucket can't hold it, Set
+	// stores something else that is damaged. A Set that fails must end the test, with the
+	// *testing.T that the Bucket was made for.
+	Set(key string, l shaper.BucketLevel)
+}
+
+// A Stepper has a clock that can be moved.
+type Stepper interface {
+	// Step moves the Bucket's clock forward by d, or back if d is negative.
+	Step(d time.Duration)
+}
+
+// A check is one of the sub-tests of [Run].
+type check struct {
+	name string
+	run  func(c *tester)
+}
+
+// A reporter is what a check needs of a *testing.T. Tests of the checks themselves have
+// another one.
+type reporter interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	Skipf(format string, args ...any)
+	Context() context.Context
+}
+
+// A tester runs a check on one Bucket. It knows what the state of each key must be.
+type tester struct {
+	reporter
+	bucket shaper.Bucket
+	prefix string
+	levels map[string]shaper.BucketLevel
+	random *rand.Rand
+}
+
+func newTester(r reporter, b shaper.Bucket) *tester {
+	return &tester{
+		reporter: r, bucket: b, levels: map[string]shaper.BucketLevel{}, random: rand.New(rand.NewPCG(1, 2)),
+		// A server may still have the keys of an earlier run.
+		prefix: fmt.Sprintf("buckettest:%016x:", rand.Uint64()),
+	}
+}
+
+// times returns n, or ten times as many in a long run.
+func times(n int) int {
+	if os.Getenv("SHAPER_LONG") == "1" {
+		return 10 * n
+	}
+	return n
+}
+
+// patience is how long a call may take. It is long, as machines of tests are busy.
+const patience = 20 * time.Second
+
+// context returns a context for one call.
+func (c *tester) context() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(c.Context(), patience)
+}
+
+// must ends the test if it is not so.
+func (c *tester) must(so bool, format string, args ...any) {
+	c.Helper()
+	if !so {
+		c.Fatalf(format, args...)
+	}
+}
+
+// of returns a Take of one unit, of a key of this test.
+func (c *tester) of(key string, r shaper.BucketRate) shaper.Take {
+	return shaper.Take{Key: c.prefix + key, Cost: 1, First: 1, Rate: r}
+}
+
+// take calls Take, and compares the answer with the state that the key must have.
+func (c *tester) take(t shaper.Take) shaper.Taken {
+	c.Helper()
+	ctx, cancel := c.context()
+	defer cancel()
+	got, err := c.bucket.Take(ctx, t)
+	c.must(err == nil, "Take(%+v): %v", t, err)
+	c.follow(t, got)
+	return got
+}
+
+// follow compares the answer of a Take with the state that the key must have, and notes the
+// state after it.
+func (c *tester) follow(t shaper.Take, got shaper.Taken) {
+	c.Helper()
+	before := c.levels[t.Key]
+	next, want := t.Apply(before, got.Now)
+	isNew := !want.Cold && before.Rate.Version < t.Rate.Version
+	if late := got.Empty.Micros - want.Empty.Micros; isNew && got.Empty.Part == 0 && want.Empty.Part == 0 && 0 < late && late <= 2 {
+		// Whatever has been taken, the state that was written follows from the answer.
+		next, want = t.Apply(shaper.BucketLevel{Empty: got.Empty, Rate: t.Rate, At: got.Now}, got.Now)
+	}
+	c.must(reflect.DeepEqual(got, want), "the answer to\n%+v\nat the state\n%+v\nis\n%s\nmust be\n%s", t, before, answerText(got), answerText(want))
+	c.levels[t.Key] = next
+}
+
+func answerText(t shaper.Taken) string {
+	other := "nil"
+	if t.Other != nil {
+		other = fmt.Sprintf("%+v", *t.Other)
+	}
+	return fmt.Sprintf("{OK:%t Now:%d Empty:%+v Cold:%t Other:%s}", t.OK, t.Now, t.Empty, t.Cold, other)
+}
+
+// takes is take for a Take that must be allowed, and returns the state after it.
+func (c *tester) takes(t shaper.Take) shaper.BucketLevel {
+	c.Helper()
+	got := c.take(t)
+	c.must(got.OK, "Take(%+v) is refused: %s", t, answerText(got))
+	return c.levels[t.Key]
+}
+
+// refused is take for a Take that must be refused.
+func (c *tester) refused(t shaper.Take) shaper.Taken {
+	c.Helper()
+	got := c.take(t)
+	c.must(!got.OK, "Take(%+v) is allowed: %s", t, answerText(got))
+	return got
+}
+
+// giveBack calls GiveBack. What it has done shows in the answer to the next Take.
+func (c *tester) giveBack(t shaper.Take, end shaper.Instant) {
+	c.Helper()
+	ctx, cancel := c.context()
+	defer cancel()
+	err := c.bucket.GiveBack(ctx, t, end)
+	c.must(err == nil, "GiveBack(%+v, %+v): %v", t, end, err)
+	c.levels[t.Key] = t.ApplyGiveBack(c.levels[t.Key], end)
+}
+
+// unit returns a rate of version 1 at which a unit takes micros + part/parts microseconds.
+func unit(micros, part, parts, burst int64) shaper.BucketRate {
+	return shaper.BucketRate{Version: 1, Micros: micros, Part: part, Parts: parts, Burst: burst}
+}
+
+// slow is a rate at which nothing leaks while a test runs.
+var slow = unit(3_600_000_000, 0, 1, 1)

@@ -1,0 +1,294 @@
+package buckettest
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+func checkGiveBack(c *tester) {
+	r := unit(400_000_000, 1, 3, 1)
+	t := c.of("k", r)
+	give := func(cost int64, end shaper.Instant) {
+		c.Helper()
+		g := t
+		g.Cost, g.First = cost, 1
+		c.giveBack(g, end)
+		c.refused(t)
+	}
+	t.Cost = 10
+	end := c.takes(t).Empty
+	later, part := end, end
+	later.Micros++
+	part.Part = (part.Part + 1) % 3
+	for _, not := range []shaper.Instant{{}, {Micros: end.Micros - 1, Part: end.Part}, later, part} {
+		give(2, not)
+	}
+	give(2, end)
+	give(2, end) // It is not the end any more.
+	give(5, c.levels[t.Key].Empty)
+	give(1, c.levels[t.Key].Empty)
+
+	// With all given back, another may leave; what was taken is gone from both.
+	give2 := t
+	give2.Cost = 2
+	c.giveBack(give2, c.levels[t.Key].Empty)
+	c.takes(t)
+	c.refused(t)
+
+	// The end of one who has taken before.
+	t = c.of("two", unit(400_000_000, 1, 3, 5))
+	first := c.takes(t).Empty
+	second := c.takes(t).Empty
+	give1 := t
+	c.giveBack(give1, first)
+	c.takes(t)
+	c.giveBack(give1, second)
+	c.takes(t)
+	c.giveBack(give1, c.levels[t.Key].Empty)
+	c.takes(t)
+
+	// Another rate is in force.
+	t = c.of("rates", r)
+	t.Cost = 3
+	end = c.takes(t).Empty
+	for _, version := range []int64{0, 2} {
+		g := t
+		g.Rate.Version = version
+		c.giveBack(g, end)
+		c.refused(t)
+	}
+	g := t
+	g.Rate.Burst++ // of the same version
+	c.giveBack(g, end)
+	c.refused(t)
+	t.Rate.Version = 2
+	c.refused(t)
+	g.Rate = r
+	c.giveBack(g, c.levels[t.Key].Empty)
+	c.refused(t)
+
+	// A key without a state has none after it.
+	t = c.of("none", r)
+	c.giveBack(t, shaper.Instant{})
+	got := c.take(t)
+	c.must(got.Cold && got.OK, "GiveBack has made a state: %s", answerText(got))
+}
+
+// oddKeys are keys that a careless Bucket mixes up or refuses. A key comes from requests of
+// strangers, so it may be any string of bytes.
+var oddKeys = []string{
+	"k", "K", "k ", " k", "k\t", "k\n", "k\r\n", "k:", "k::", "k:k", "k/k", "kk", "k%20", "k+", "k*", "k?", "k[a]", `k\`, `k\\`,
+	"{k}", "{k", "k}", "{}k", "{", "}", `"k"`, `'k'`, "k'; DROP TABLE k; --", "$1", "%s", "%d%n", "NULL", "nil", "0", "00", "-0", "1e3",
+	"ключ", "鍵", "é", "e\u0301", "🔑", "\u202ek", "İ", "ß", "ss", "k\x00", "k\x00k", "\x00", "\xff", "\xff\xfe", "k\xc3",
+	strings.Repeat("k", 255), strings.Repeat("k", 256), strings.Repeat("k", 1024), strings.Repeat("k", 1023) + "l",
+	strings.Repeat("鍵 ", 256),
+}
+
+func checkKeys(c *tester) {
+	r := slow
+	r.Burst = 1000
+	for i, key := range oddKeys {
+		t := c.of(key, r)
+		t.Cost = int64(1 + i)
+		got := c.take(t)
+		c.must(got.Cold && got.OK, "the key %q is not new: %s", key, answerText(got))
+	}
+	for _, key := range oddKeys {
+		c.takes(c.of(key, r)) // The level is that of the key's own cost.
+	}
+	for _, key := range oddKeys {
+		t := c.of(key, r)
+		c.giveBack(t, c.levels[t.Key].Empty)
+		c.takes(t)
+	}
+}
+
+const callers = 16
+
+// together lets callers make Takes at the same time, and returns their answers. Each makes n.
+func (c *tester) together(n int, next func(caller, i int) shaper.Take) (takes []shaper.Take, answers []shaper.Taken) {
+	c.Helper()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	start := make(chan struct{})
+	for caller := range callers {
+		wg.Go(func() {
+			<-start
+			for i := range n {
+				t := next(caller, i)
+				ctx, cancel := c.context()
+				got, err := c.bucket.Take(ctx, t)
+				cancel()
+				mu.Lock()
+				takes, answers = append(takes, t), append(answers, got)
+				failed = cmp.Or(failed, err)
+				mu.Unlock()
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	c.must(failed == nil, "Take by %d callers: %v", callers, failed)
+	return takes, answers
+}
+
+// A stretch is what a Take has taken of a level.
+type stretch struct{ from, to shaper.Instant }
+
+// stretches returns what was taken, in order.
+func stretches(takes []shaper.Take, answers []shaper.Taken) (taken []stretch) {
+	for i, t := range takes {
+		if answers[i].OK {
+			after, _ := t.Apply(shaper.BucketLevel{Empty: answers[i].Empty, Rate: t.Rate, At: answers[i].Now}, answers[i].Now)
+			taken = append(taken, stretch{answers[i].Empty, after.Empty})
+		}
+	}
+	slices.SortFunc(taken, func(a, b stretch) int { return compare(a.from, b.from) })
+	return taken
+}
+
+func compare(a, b shaper.Instant) int {
+	return cmp.Or(cmp.Compare(a.Micros, b.Micros), cmp.Compare(a.Part, b.Part))
+}
+
+func checkConcurrency(c *tester) {
+	// The level is never 0, so what each has taken begins where that of another ends.
+	busy := unit(333_333, 1, 3, 1_000_000)
+	takes, answers := c.together(times(50), func(caller, i int) shaper.Take {
+		t := c.of("busy", busy)
+		t.Cost = int64(1 + (caller+i)%4)
+		if i%5 == 4 {
+			t.First = busy.Burst // It would have to wait.
+		}
+		return t
+	})
+	taken := stretches(takes, answers)
+	cold := 0
+	for i, t := range takes {
+		if answers[i].Cold {
+			cold++
+		}
+		c.must(!answers[i].OK || t.First == 1 || answers[i].Cold, "a request of cost %d has left: %s", t.First, answerText(answers[i]))
+		c.must(answers[i].OK || t.First > 1, "a request was refused though there is room: %s", answerText(answers[i]))
+	}
+	c.must(cold == 1, "%d of %d calls found no state, must be the first only", cold, len(takes))
+	for i := 1; i < len(taken); i++ {
+		c.must(taken[i].from == taken[i-1].to, "what two callers have taken does not follow: one ends at %+v, the next begins at %+v", taken[i-1].to, taken[i].from)
+	}
+	last := taken[len(taken)-1].to
+	got := c.askOnly(c.of("busy", busy))
+	c.must(got.Empty == last, "after the last has taken up to %+v the level reaches 0 at %+v", last, got.Empty)
+
+	// The level falls to 0 now and then, and no two take the same.
+	fast := unit(250, 1, 3, 3)
+	takes, answers = c.together(times(50), func(int, int) shaper.Take {
+		t := c.of("fast", fast)
+		t.Cost = 2
+		return t
+	})
+	taken = stretches(takes, answers)
+	for i := 1; i < len(taken); i++ {
+		c.must(compare(taken[i].from, taken[i-1].to) >= 0, "two callers have taken the same: one up to %+v, another from %+v", taken[i-1].to, taken[i].from)
+	}
+	// Time has gone on, and each of them has seen the same clock.
+	for i, t := range answers {
+		c.must(t.Empty.Micros >= t.Now, "the level has fallen below 0: %s", answerText(answers[i]))
+	}
+}
+
+// askOnly makes a Take that is refused, as its cost is far above the burst, and does not compare.
+func (c *tester) askOnly(t shaper.Take) shaper.Taken {
+	c.Helper()
+	t.First = 1 << 40
+	ctx, cancel := c.context()
+	defer cancel()
+	got, err := c.bucket.Take(ctx, t)
+	c.must(err == nil && !got.OK, "Take(%+v): %s, %v", t, answerText(got), err)
+	return got
+}
+
+// unknown makes a Take whose answer may not come, and reports whether it has come. Then it
+// compares it.
+func (c *tester) unknown(ctx context.Context, t shaper.Take) bool {
+	c.Helper()
+	start := time.Now()
+	got, err := c.bucket.Take(ctx, t)
+	took := time.Since(start)
+	c.must(took < patience/4, "Take took %v though its context has ended", took)
+	if err == nil {
+		c.must(got.OK, "Take(%+v) is refused: %s", t, answerText(got))
+		return true
+	}
+	c.must(got == shaper.Taken{}, "Take has an error and an answer: %s, %v", answerText(got), err)
+	return false
+}
+
+// atMost ends the test unless the level of t's key has risen, beyond what is known, by what
+// from 0 to calls calls take which got no answer.
+func (c *tester) atMost(t shaper.Take, known shaper.Instant, calls int) {
+	c.Helper()
+	got := c.askOnly(t)
+	for i := range calls + 1 {
+		if got.Empty == known {
+			return
+		}
+		if i < calls {
+			after, _ := t.Apply(shaper.BucketLevel{Empty: known, Rate: t.Rate, At: got.Now}, got.Now)
+			known = after.Empty
+		}
+	}
+	c.Fatalf("%d calls without an answer, of which each may have been carried out once: the level reaches 0 at %+v, must be at %+v or earlier, by whole calls", calls, got.Empty, known)
+}
+
+func checkEndedContext(c *tester) {
+	r := unit(400_000_000, 1, 3, 1000)
+	for name, ended := range map[string]func() (context.Context, context.CancelFunc){
+		"cancelled": func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(c.Context())
+			cancel()
+			return ctx, cancel
+		},
+		"expired": func() (context.Context, context.CancelFunc) {
+			return context.WithDeadline(c.Context(), time.Now().Add(-time.Second))
+		},
+	} {
+		t := c.of(name, r)
+		known := c.takes(t).Empty
+		ctx, cancel := ended()
+		for range 3 {
+			c.must(!c.unknown(ctx, t), "Take with a context that is %s has no error", name)
+			c.must(c.bucket.GiveBack(ctx, t, shaper.Instant{Micros: 1}) != nil, "GiveBack with a context that is %s has no error", name)
+		}
+		cancel()
+		c.atMost(t, known, 3)
+	}
+}
+
+func checkContextEnds(c *tester) {
+	r := unit(400_000_000, 1, 3, 1_000_000)
+	t := c.of("k", r)
+	c.takes(t)
+	known, without := c.levels[t.Key].Empty, 0
+	for i := range times(60) {
+		ctx, cancel := context.WithTimeout(c.Context(), time.Duration(c.random.Int64N(1<<10+int64(i)<<9))*time.Microsecond/4)
+		if c.unknown(ctx, t) {
+			after, _ := t.Apply(shaper.BucketLevel{Empty: known, Rate: r, At: 1}, known.Micros)
+			known = after.Empty
+		} else {
+			without++
+		}
+		cancel()
+	}
+	time.Sleep(20 * time.Millisecond) // Let those arrive that are under way.
+	c.atMost(t, known, without)
+}
