@@ -40,6 +40,7 @@ type dispatcher struct {
 	spareErrors []RejectError // made, and not handed out yet
 	measures    *measures     // nil: no request has waited yet
 	refusalRing *refusalRing  // nil: no request has been refused yet
+	blocks      *blocks       // nil: WithBlock is not set
 
 	sweepTimer sweepTimer
 	// drop deletes the flows of a Group when it is closed.
@@ -54,6 +55,7 @@ type mode uint8
 const (
 	plain  mode = 0
 	dryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
+	block                         // WithBlock is set
 )
 
 // isDryRun reports whether WithDryRun is set.
@@ -63,6 +65,11 @@ func (d *dispatcher) isDryRun() bool { return d.mode&dryRun != 0 }
 func (d *dispatcher) prepare(o options) {
 	d.name, d.trace, d.mode = o.name, o.trace, o.mode
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
+	if o.block > 0 {
+		d.mode |= block
+		d.blocks = &blocks{span: o.block}
+		d.blocks.forgetAll()
+	}
 	d.epoch = time.Now()
 	d.run = d.tick
 	d.ticker.coarse = o.coarse
@@ -215,6 +222,9 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	left := f.bucket.lastLeft(now)
 	f.bucket.change(to, now)
 	f.bucket.noteLeft(left)
+	if to.interval.IsZero() {
+		d.blocks.lift(f)
+	}
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
 		f.line.since = exact.At(now)

@@ -121,6 +121,9 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 			return nil, fmt.Errorf("shaper: NewGroup: WithBuckets has a %T, must have a %T (WithBucket is for a Shaper)", o.shared.keyOf, (func(K) string)(nil))
 		}
 	}
+	if err := o.validateBlock("NewGroup"); err != nil {
+		return nil, err
+	}
 	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
 	g.prepare(o)
 	g.keyed = true

@@ -17,6 +17,17 @@ func (g *Group[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
 	}
 }
 
+// endsLocked returns the instant from which on a bucket will be as a new one, if the requests
+// in line stay and no other comes: when it is drained and not blocked any more.
+func (g *Group[K]) endsLocked(f *flow, now int64) int64 {
+	return max(f.drains(now), g.blocks.end(f))
+}
+
+// idleLocked reports whether a bucket is as a new one.
+func (g *Group[K]) idleLocked(f *flow, now int64) bool {
+	return f.drained(now) && g.blocks.end(f) <= now
+}
+
 // rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
 // put there for. A deleted bucket is left alone.
 func (g *Group[K]) rescheduleLocked(kf *keyedFlow[K]) {
@@ -24,7 +35,7 @@ func (g *Group[K]) rescheduleLocked(kf *keyedFlow[K]) {
 		return
 	}
 	g.wheel.remove(kf)
-	g.watchLocked(kf, g.clock, kf.flow.drains(g.clock))
+	g.watchLocked(kf, g.clock, g.endsLocked(&kf.flow, g.clock))
 }
 
 // rescheduleAfter is rescheduleLocked after a call that may have given back what it
@@ -54,7 +65,7 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 		if kf == nil {
 			break
 		}
-		drained := kf.flow.drains(now)
+		drained := g.endsLocked(&kf.flow, now)
 		if drained > now {
 			g.wheel.add(kf, now, drained)
 			continue
@@ -63,6 +74,7 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 	}
 	g.table, g.peakKeys = shrunk(g.table, g.peakKeys)
 	g.plans, g.peakPlans = shrunk(g.plans, g.peakPlans)
+	g.blocks.shrink()
 	g.sweepTimer.next = g.wheel.next()
 }
 
@@ -95,6 +107,7 @@ func (g *Group[K]) forgetLocked(kf *keyedFlow[K]) {
 	if kf.unlimited {
 		g.unlimitedKeys--
 	}
+	g.blocks.forget(&kf.flow)
 	g.releasePlanLocked(kf.flow.bucket.plan)
 }
 
@@ -112,6 +125,7 @@ func (g *Group[K]) dropAllLocked() {
 	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
 	g.overflow.rings, g.overflow.len = nil, 0
 	g.wheel = wheel[K]{}
+	g.blocks.forgetAll()
 	g.sweepTimer.next = exact.Forever
 }
 

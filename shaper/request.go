@@ -100,7 +100,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
 	case d.mode != plain:
 		return d.decideByModeLocked(f, now, r)
-	case f.capped() && !r.releases && (r.kind != allow || d.phase == open): // Closed, it refuses all.
+	case f.needsRelease(r, d.phase):
 		return decision{err: errUseAcquire}
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.tooCostly(r.cost):
 		// Only the level can keep it. Most requests leave here, and are spared the rest.
@@ -131,7 +131,16 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 // decideByModeLocked is decideLocked for a dispatcher that is not plain. The modes are told
 // apart here, off the path of those that are.
 func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision {
-	return d.shadowLocked(f, now, r)
+	if d.isDryRun() {
+		return d.shadowLocked(f, now, r)
+	}
+	return d.decideBlockLocked(f, now, r)
+}
+
+// needsRelease reports whether there is a cap and the caller of a request would not say when
+// it ends. An allow on a dispatcher that is no longer open is refused anyway.
+func (f *flow) needsRelease(r *request, p phase) bool {
+	return f.capped() && !r.releases && (r.kind != allow || p == open)
 }
 
 // passLocked lets a request that may leave at once do so.
