@@ -74,6 +74,16 @@ func (b *blocks) begin(f *flow, now int64) {
 	}
 }
 
+// extend blocks a flow until an instant at least, unless it is exempt. A nil b does nothing.
+func (b *blocks) extend(f *flow, until int64) {
+	if b == nil {
+		return
+	}
+	if end := b.until[f]; end != never && end < until {
+		b.set(f, until)
+	}
+}
+
 func (b *blocks) set(f *flow, until int64) {
 	b.until[f] = until
 	b.peak = max(b.peak, len(b.until))
@@ -99,13 +109,6 @@ func (b *blocks) forget(f *flow) {
 func (b *blocks) lift(f *flow) {
 	if b != nil && b.until[f] != never {
 		delete(b.until, f)
-	}
-}
-
-// forgetAll forgets all flows.
-func (b *blocks) forgetAll() {
-	if b != nil {
-		b.until, b.peak = make(map[*flow]int64), 0
 	}
 }
 

@@ -114,6 +114,5 @@ func TestTheBlockOfAKeyIsSeen(t *testing.T) {
 		require.Zero(t, wait)
 		require.Equal(t, time.Minute, g.Refusals()[0].RetryAfter)
 		require.NoError(t, g.Close())
-		require.Zero(t, shaper.BlocksOf(g.Group))
 	}, shaper.WithBlock(time.Minute))
 }

@@ -67,8 +67,7 @@ func (d *dispatcher) prepare(o options) {
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	if o.block > 0 {
 		d.mode |= block
-		d.blocks = &blocks{span: o.block}
-		d.blocks.forgetAll()
+		d.blocks = &blocks{span: o.block, until: make(map[*flow]int64)}
 	}
 	d.epoch = time.Now()
 	d.run = d.tick

@@ -80,8 +80,9 @@ type Group[K comparable] struct {
 
 	// The lock of the dispatcher guards these.
 	table         map[K]*keyedFlow[K]
-	peakKeys      int // most keys that table has had since it was made
-	unlimitedKeys int // keys in table that need no bucket
+	lastTable     map[K]*keyedFlow[K] // for Snapshot: the table when the Group was closed; nil before
+	peakKeys      int                 // most keys that table has had since it was made
+	unlimitedKeys int                 // keys in table that need no bucket
 	limitsCalls   map[K]*limitsCall
 	peakCalls     int // most calls that limitsCalls has had since it was made
 	plans         map[Limits]*plan
@@ -127,7 +128,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
 	g.prepare(o)
 	g.keyed = true
-	g.sweepTimer.sweep, g.drop = g.sweep, g.dropAllLocked
+	g.sweepTimer.sweep, g.drop = g.sweep, g.dropClosedLocked
 	g.overflow.seed = maphash.MakeSeed()
 	g.limited = newLimitedKeys[K](g.overflow.seed)
 	g.closedFlow = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
@@ -142,7 +143,8 @@ func (g *Group[K]) Shutdown(ctx context.Context) error {
 	return g.shutdown(ctx)
 }
 
-// Close is [Shaper.Close] for the lines of all keys. It deletes all buckets.
+// Close is [Shaper.Close] for the lines of all keys. It deletes all buckets; only
+// [Group.Snapshot] still knows them.
 func (g *Group[K]) Close() error {
 	g.mustBeMade()
 	g.close()

@@ -111,6 +111,13 @@ func (g *Group[K]) forgetLocked(kf *keyedFlow[K]) {
 	g.releasePlanLocked(kf.flow.bucket.plan)
 }
 
+// dropClosedLocked is dropAllLocked for a Group that has been closed. It keeps the buckets for
+// Snapshot.
+func (g *Group[K]) dropClosedLocked() {
+	g.lastTable = g.table
+	g.dropAllLocked()
+}
+
 // dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and
 // find the Group closed.
 func (g *Group[K]) dropAllLocked() {
@@ -125,7 +132,6 @@ func (g *Group[K]) dropAllLocked() {
 	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
 	g.overflow.rings, g.overflow.len = nil, 0
 	g.wheel = wheel[K]{}
-	g.blocks.forgetAll()
 	g.sweepTimer.next = exact.Forever
 }
 
