@@ -41,7 +41,7 @@ type dispatcher struct {
 	spareErrors []RejectError // made, and not handed out yet
 	measures    *measures     // nil: no request has waited yet
 	refusalRing *refusalRing  // nil: no request has been refused yet
-	shared      *sharedLevels // nil: the levels are the flows' own
+	*modeStates
 
 	sweepTimer sweepTimer
 	// drop deletes the flows of a Group when it is closed.
@@ -57,7 +57,17 @@ const (
 	plain  mode = 0
 	dryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
 	shared                        // WithBucket or WithBuckets is set: levels are leased; see lease
+	block                         // WithBlock is set
 )
+
+// modeStates has what only dispatchers with some mode need.
+type modeStates struct {
+	shared *sharedLevels // nil: the levels are the flows' own
+	blocks *blocks       // nil: WithBlock is not set
+}
+
+// plainStates is that of all dispatchers without such a mode. It is only read.
+var plainStates modeStates
 
 // isDryRun reports whether WithDryRun is set.
 func (d *dispatcher) isDryRun() bool { return d.mode&dryRun != 0 }
@@ -66,8 +76,15 @@ func (d *dispatcher) isDryRun() bool { return d.mode&dryRun != 0 }
 func (d *dispatcher) prepare(o options) {
 	d.name, d.trace, d.mode = o.name, o.trace, o.mode
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
+	d.modeStates = &plainStates
 	d.epoch = time.Now()
-	d.shared = newSharedLevels(o.shared)
+	if o.shared.asked || o.block > 0 {
+		d.modeStates = &modeStates{shared: newSharedLevels(o.shared)}
+	}
+	if o.block > 0 {
+		d.mode |= block
+		d.blocks = &blocks{span: o.block, until: make(map[*flow]int64)}
+	}
 	d.run = d.tick
 	d.ticker.coarse = o.coarse
 	d.sweepTimer = sweepTimer{at: exact.Forever, next: exact.Forever}
@@ -236,6 +253,9 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	left := f.bucket.lastLeft(now)
 	f.bucket.change(to, now)
 	f.bucket.noteLeft(left)
+	if to.interval.IsZero() {
+		d.blocks.lift(f)
+	}
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
 		f.line.since = exact.At(now)

@@ -37,11 +37,12 @@ func WithDryRun() Option { return common{dryRunOption{}} }
 // enters the shadow as a newcomer.
 func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 	r.verdict = new(Verdict)
-	wait, refusal := d.judgeNewcomerLocked(f, now, r)
+	wait, refusal := d.judgeLocked(f, now, r)
 	switch {
 	case refusal.reason != notRefused:
 		err := refusal.value()
 		r.verdict.Err = &err
+		d.blockAfterLocked(f, now, refusal)
 		d.countRefusalLocked(f, now, refusal.reason)
 		d.logRefusalLocked(now, r.cost, refusal)
 	case wait == 0:

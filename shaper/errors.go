@@ -11,7 +11,8 @@ import (
 // [*RejectError], through which [errors.Is] finds them.
 var (
 	// ErrQueueFull means that [Limits.Depth] requests wait already, or that Depth is 0
-	// and the level is too high.
+	// and the level is too high, or the bucket is blocked after such a refusal
+	// ([WithBlock]).
 	ErrQueueFull = errors.New("shaper: queue is full")
 
 	// ErrTooLate means that the predicted wait is longer than [Limits.MaxWait], or

@@ -37,3 +37,10 @@ func SpreadHomes[K comparable](g *Group[K], keys ...K) {
 		g.overflow.seed = maphash.MakeSeed()
 	}
 }
+
+// BlocksOf returns how many blocks a Group remembers.
+func BlocksOf[K comparable](g *Group[K]) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.blocks.until)
+}

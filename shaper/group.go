@@ -81,8 +81,9 @@ type Group[K comparable] struct {
 
 	// The lock of the dispatcher guards these.
 	table         map[K]*keyedFlow[K]
-	peakKeys      int // most keys that table has had since it was made
-	unlimitedKeys int // keys in table that need no bucket
+	lastTable     map[K]*keyedFlow[K] // for Snapshot: the table when the Group was closed; nil before
+	peakKeys      int                 // most keys that table has had since it was made
+	unlimitedKeys int                 // keys in table that need no bucket
 	limitsCalls   map[K]*limitsCall
 	peakCalls     int // most calls that limitsCalls has had since it was made
 	plans         map[Limits]*plan
@@ -122,11 +123,14 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 			return nil, fmt.Errorf("shaper: NewGroup: WithBuckets has a %T, must have a %T (WithBucket is for a Shaper)", o.shared.keyOf, (func(K) string)(nil))
 		}
 	}
+	if err := o.validateBlock("NewGroup"); err != nil {
+		return nil, err
+	}
 	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
 	g.prepare(o)
 	g.bucketKey, _ = o.shared.keyOf.(func(K) string)
 	g.keyed = true
-	g.sweepTimer.sweep, g.drop = g.sweep, g.dropAllLocked
+	g.sweepTimer.sweep, g.drop = g.sweep, g.dropClosedLocked
 	g.overflow.seed = maphash.MakeSeed()
 	g.limited = newLimitedKeys[K](g.overflow.seed)
 	g.closedFlow = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
@@ -141,7 +145,8 @@ func (g *Group[K]) Shutdown(ctx context.Context) error {
 	return g.shutdown(ctx)
 }
 
-// Close is [Shaper.Close] for the lines of all keys. It deletes all buckets.
+// Close is [Shaper.Close] for the lines of all keys. It deletes all buckets; only
+// [Group.Snapshot] still knows them.
 func (g *Group[K]) Close() error {
 	g.mustBeMade()
 	g.close()

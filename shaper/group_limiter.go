@@ -71,11 +71,7 @@ func (k keyLimiter[K]) LimitsNow() (Limits, error) {
 func (k keyLimiter[K]) Override() (l Limits, ok bool) { return k.group.overrideOf(k.key) }
 
 // IsClosed reports whether the Group admits no more requests, for package inspect.
-func (k keyLimiter[K]) IsClosed() bool {
-	k.group.mu.Lock()
-	defer k.group.mu.Unlock()
-	return k.group.phase != open
-}
+func (k keyLimiter[K]) IsClosed() bool { return k.group.isClosed() }
 
 // enter is Acquire, but returns nil for a release that does nothing.
 func (k keyLimiter[K]) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {

@@ -124,7 +124,7 @@ func (g *Group[K]) overrideChangedLocked(key K, l Limits, overridden bool) bool 
 // is not drained.
 func (g *Group[K]) ownInUseLocked(key K, now int64) bool {
 	kf := g.table[key]
-	return kf != nil && !kf.unlimited && !kf.flow.drained(now)
+	return kf != nil && !kf.unlimited && !g.idleLocked(&kf.flow, now)
 }
 
 // deleteOwnLocked deletes the bucket of a key, if there is one.

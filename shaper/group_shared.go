@@ -55,15 +55,13 @@ func (g *Group[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
 	}
 }
 
-// drainsLocked is flow.drains, for a bucket which may have a lease: that must be idle first.
-func (g *Group[K]) drainsLocked(kf *keyedFlow[K], now int64) int64 {
-	at := kf.flow.drains(now)
-	if g.shared != nil {
-		if ls := g.shared.leases[&kf.flow]; ls != nil && ls.busy() {
-			return max(at, now+int64(sweepInterval))
-		}
+// leaseBusyLocked reports whether a flow has a lease that is in use.
+func (g *Group[K]) leaseBusyLocked(f *flow) bool {
+	if g.shared == nil {
+		return false
 	}
-	return at
+	ls := g.shared.leases[f]
+	return ls != nil && ls.busy()
 }
 
 // newVersionLocked makes rates that are put in force from now on newer than those before.

@@ -121,7 +121,7 @@ func (g *Group[K]) statsOf(key K) (st Stats, ok bool) {
 	now := g.lockAndAdvance()
 	defer g.unlockAndArm()
 	kf := g.table[key]
-	if kf == nil || kf.flow.drained(now) {
+	if kf == nil || g.idleLocked(&kf.flow, now) {
 		return st, false
 	}
 	kf.flow.bucket.idleUntil(now)

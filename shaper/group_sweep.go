@@ -17,6 +17,22 @@ func (g *Group[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
 	}
 }
 
+// endsLocked returns the instant from which on a bucket will be as a new one, if the requests
+// in line stay and no other comes: when it is drained and not blocked any more. While its
+// lease is in use, nobody knows.
+func (g *Group[K]) endsLocked(f *flow, now int64) int64 {
+	at := max(f.drains(now), g.blocks.end(f))
+	if g.leaseBusyLocked(f) {
+		at = max(at, now+int64(sweepInterval))
+	}
+	return at
+}
+
+// idleLocked reports whether a bucket is as a new one.
+func (g *Group[K]) idleLocked(f *flow, now int64) bool {
+	return f.drained(now) && g.blocks.end(f) <= now && !g.leaseBusyLocked(f)
+}
+
 // rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
 // put there for. A deleted bucket is left alone.
 func (g *Group[K]) rescheduleLocked(kf *keyedFlow[K]) {
@@ -24,7 +40,7 @@ func (g *Group[K]) rescheduleLocked(kf *keyedFlow[K]) {
 		return
 	}
 	g.wheel.remove(kf)
-	g.watchLocked(kf, g.clock, g.drainsLocked(kf, g.clock))
+	g.watchLocked(kf, g.clock, g.endsLocked(&kf.flow, g.clock))
 }
 
 // rescheduleAfter is rescheduleLocked after a call that may have given back what it
@@ -54,7 +70,7 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 		if kf == nil {
 			break
 		}
-		drained := g.drainsLocked(kf, now)
+		drained := g.endsLocked(&kf.flow, now)
 		if drained > now {
 			g.wheel.add(kf, now, drained)
 			continue
@@ -63,6 +79,7 @@ func (g *Group[K]) sweepDrainedLocked(now int64) {
 	}
 	g.table, g.peakKeys = shrunk(g.table, g.peakKeys)
 	g.plans, g.peakPlans = shrunk(g.plans, g.peakPlans)
+	g.blocks.shrink()
 	g.sweepTimer.next = g.wheel.next()
 }
 
@@ -95,8 +112,16 @@ func (g *Group[K]) forgetLocked(kf *keyedFlow[K]) {
 	if kf.unlimited {
 		g.unlimitedKeys--
 	}
+	g.blocks.forget(&kf.flow)
 	g.releasePlanLocked(g.planOfLocked(kf))
 	g.forgetLeaseLocked(kf)
+}
+
+// dropClosedLocked is dropAllLocked for a Group that has been closed. It keeps the buckets for
+// Snapshot.
+func (g *Group[K]) dropClosedLocked() {
+	g.lastTable = g.table
+	g.dropAllLocked()
 }
 
 // dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and

@@ -27,7 +27,7 @@ func (g *Group[K]) insertLocked(key K, l Limits, now int64) (*keyedFlow[K], erro
 // at rate.Inf without a cap, and the bucket that it has been sharing, if any, is not held.
 // That is used; nil: none.
 func (g *Group[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K], now int64) bool {
-	return limitsNothing(l) && (used == nil || used.flow.drained(now))
+	return limitsNothing(l) && (used == nil || g.idleLocked(&used.flow, now))
 }
 
 // limitsNothing reports whether every request may leave at once, unless there is a hold.
@@ -94,6 +94,7 @@ func (g *Group[K]) insertSharedLocked(key K, l Limits, now int64) (*keyedFlow[K]
 		kf = g.newFlowLocked(l, now)
 		kf.home = home
 		g.overflow.add(kf)
+		g.blocks.exempt(&kf.flow)
 	}
 	kf.reach = max(kf.reach, distance)
 	kf.flow.bucket.idleUntil(now)

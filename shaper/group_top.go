@@ -80,6 +80,22 @@ func (n *limitedKeys[K]) top(count int) []sketch.Count[K] {
 	return most.Top(count)
 }
 
+// all returns all keys that were noted, how many notes there were of all keys, and how many
+// there may have been at most of a key that is not among those returned.
+func (n *limitedKeys[K]) all() (counts []sketch.Count[K], events, least uint64) {
+	n.mu.Lock()
+	most := n.mostLimited.Snapshot()
+	n.mu.Unlock()
+	return most.Top(topCounters), most.Events(), most.Least()
+}
+
+// merge adds what all has returned in another process.
+func (n *limitedKeys[K]) merge(counts []sketch.Count[K], events, least uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mostLimited.Merge(counts, events, least)
+}
+
 // refusedKeys returns about how many different keys were refused.
 func (n *limitedKeys[K]) refusedKeys() uint64 {
 	n.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -27,7 +28,8 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 // and Depth wait. w is the time in which q of them drain. r is how many requests the
 // bucket would admit now: the free units, floor(Burst − level), plus the places that
 // are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0.
-// While the line is held no units are free. With [Limits.InFlight], which q does not
+// While the line is held no units are free, and while the bucket is blocked ([WithBlock])
+// r is 0. With [Limits.InFlight], which q does not
 // include, at most as many units are free as seats. Units and places are added as if
 // each request cost 1. In a refusal t is the Retry-After of [WriteError] if there is
 // one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
@@ -73,6 +75,9 @@ func addRateLimitFields(h http.Header, l inner, err error, a response) {
 		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))
 	}
 	reset := drainSeconds(st.Level, perSecond)
+	if !st.BlockedUntil.IsZero() {
+		free, reset = 0, max(reset, int64(math.Ceil(time.Until(st.BlockedUntil).Seconds())))
+	}
 	if a.retryAfter > 0 {
 		reset = a.retryAfter // A client must not come too early, whichever field it obeys.
 	}

@@ -210,3 +210,27 @@ func TestEachMiddlewareTellsItsOwnRateLimit(t *testing.T) {
 	require.Equal(t, []string{`"outer";q=1;w=1`, `"inner";q=1;w=1`}, policy)
 	require.Equal(t, []string{`"outer";r=1;t=0`, `"inner";r=1;t=1`}, state)
 }
+
+// While the bucket is blocked nothing is free, on whatever answer, and t says when it ends.
+func TestRateLimitFieldsOfABlockedBucket(t *testing.T) {
+	play(t, "1/s burst 2 depth 1", func(g *stage) {
+		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		expect := func(status int, state string) {
+			g.t.Helper()
+			answer := answerOf(v, context.Background(), "a")
+			require.Equal(g.t, status, answer.StatusCode)
+			require.Equal(g.t, state, answer.Header.Get("RateLimit"))
+		}
+		expect(200, `"default";r=2;t=1`)
+		expect(200, `"default";r=1;t=2`)
+		go func() {
+			_, state := fieldsOf(v, "c")
+			g.note("c " + state[0])
+		}()
+		synctest.Wait()
+		expect(429, `"default";r=0;t=60`)
+		g.at(10*time.Second + ms)
+		g.saw("0s a runs", "0s a runs", "1s c runs", `1s c "default";r=0;t=59`)
+		expect(429, `"default";r=0;t=50`)
+	}, shaper.WithBlock(time.Minute))
+}

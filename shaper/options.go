@@ -1,5 +1,7 @@
 package shaper
 
+import "time"
+
 // An Option changes how a [Shaper] behaves. Options cannot change later, as [Limits] can.
 // Every Option is a [GroupOption] too.
 type Option interface {
@@ -15,6 +17,7 @@ type options struct {
 	trace   Trace
 	coarse  bool
 	mode    mode
+	block   time.Duration
 	maxKeys int
 	shared  sharedOptions
 }

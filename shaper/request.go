@@ -102,7 +102,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
 	case d.mode != plain:
 		return d.decideByModeLocked(f, now, r)
-	case f.capped() && !r.releases && (r.kind != allow || d.phase == open): // Closed, it refuses all.
+	case f.needsRelease(r, d.phase):
 		return decision{err: errUseAcquire}
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.tooCostly(r.cost):
 		// Only the level can keep it. Most requests leave here, and are spared the rest.
@@ -113,11 +113,6 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 			return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: wait})
 		}
 	}
-	return d.judgeLocked(f, now, r)
-}
-
-// judgeLocked is decideLocked for a request that can't leave just so.
-func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) decision {
 	var wait time.Duration
 	var refusal rejection
 	if r.kind == reentry {
@@ -141,15 +136,18 @@ func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision
 	if d.isDryRun() {
 		return d.shadowLocked(f, now, r)
 	}
-	if f.capped() && !r.releases && (r.kind != allow || d.phase == open) {
-		return decision{err: errUseAcquire}
-	}
-	if ls := d.leaseOf(f); ls != nil {
+	if ls := d.leaseOf(f); ls != nil && !f.needsRelease(r, d.phase) {
 		if dec, handled := d.decideSharedLocked(ls, now, r); handled {
 			return dec
 		}
 	}
-	return d.judgeLocked(f, now, r)
+	return d.decideBlockLocked(f, now, r)
+}
+
+// needsRelease reports whether there is a cap and the caller of a request would not say when
+// it ends. An allow on a dispatcher that is no longer open is refused anyway.
+func (f *flow) needsRelease(r *request, p phase) bool {
+	return f.capped() && !r.releases && (r.kind != allow || p == open)
 }
 
 // passLocked lets a request that may leave at once do so.

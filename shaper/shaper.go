@@ -52,6 +52,9 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	if o.shared.asked && o.shared.key == "" {
 		return nil, errors.New("shaper: New: the key of WithBucket is empty")
 	}
+	if err := o.validateBlock("New"); err != nil {
+		return nil, err
+	}
 	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
 	s.capped = l.InFlight > 0
 	s.lineOfLocked(&s.flow)
@@ -197,7 +200,7 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	wait, refusal := d.judgeNewcomerLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
+	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
 	if refusal.reason != notRefused {
 		err := refusal.value()
 		return 0, &err

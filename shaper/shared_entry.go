@@ -19,7 +19,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 		return dec, false // The order of what refuses is the same.
 	case ls.tooCostly(r.cost):
 		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
-	case r.kind != reentry && r.deadline > now && f.waiting() == 0 && f.hasSeat() && ls.covers(r.cost, now) &&
+	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() && ls.covers(r.cost, now) &&
 		exact.Later(ls.due(r.cost), f.bucket.coldOrNone().hold).Ceil() <= now:
 		ls.use(r.cost)
 		dec = d.passLocked(f, now, r)
@@ -29,10 +29,10 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 		return dec, false
 	case r.kind != reentry && d.refusesUnavailable(ls, now):
 		return d.refuseUnavailableLocked(ls, now, r), true
-	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now):
+	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now):
 		// Asking would not help: the request may not overtake, or not leave.
 		wait, _ := d.judgeReentryLocked(f, now, r)
-		return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: max(wait, f.expected(wait), shortestSeatWait)}), true
+		return d.refuseFullLocked(f, now, r, max(wait, f.expected(wait), shortestSeatWait)), true
 	case asks:
 		if f.capped() {
 			d.lineOfLocked(f).seatsTaken++ // It is given back if the Bucket refuses.
@@ -45,13 +45,24 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	if r.kind == reentry {
 		_, refusal = d.judgeReentryLocked(f, now, r)
 	} else {
-		_, refusal = d.judgeNewcomerLocked(f, now, r)
+		_, refusal = d.judgeLocked(f, now, r)
 	}
 	if refusal.reason != notRefused {
+		d.blockAfterLocked(f, now, refusal)
 		return d.refuseLocked(f, now, r, refusal), true
 	}
 	w := d.enqueueLocked(f, now, r)
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}, true
+}
+
+// refuseFullLocked refuses a request as the level is too high, for a time after at least.
+func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time.Duration) decision {
+	why := rejection{reason: refusedFull, retryAfter: after}
+	if d.blocks != nil && d.blocks.end(f) != never {
+		d.blockAfterLocked(f, now, why)
+		why.retryAfter = max(after, time.Duration(d.blocks.end(f)-now))
+	}
+	return d.refuseLocked(f, now, r, why)
 }
 
 // tooCostly is flow.tooCostly, at the rate of the Bucket.
@@ -146,11 +157,11 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 		return d.passLocked(f, now, r), true
 	case usable && a.taken.Other == nil:
 		first := t.Rate.nanosOf(t.Rate.minus(a.taken.Empty, t.Room())).Ceil() - a.taken.Now*1000
-		return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: time.Duration(max(first, 1))}), true
+		return d.refuseFullLocked(f, now, r, time.Duration(max(first, 1))), true
 	}
 	ls.checkFallbackLocked(now)
 	if ls.fallback {
-		return d.judgeLocked(f, now, r), true
+		return d.decideBlockLocked(f, now, r), true
 	}
 	return d.refuseUnavailableLocked(ls, now, r), true
 }

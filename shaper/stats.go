@@ -14,15 +14,16 @@ type Stats struct {
 	Name   string // set by WithName
 	Limits Limits // as they were given: a Burst of 0 stays 0
 
-	Waiting    int           // requests in the line
-	Level      float64       // the level of the bucket, in cost units
-	OldestWait time.Duration // how long the head of the line has waited; a retry of a Transport starts at 0
-	InFlight   int           // requests that have left and not ended; 0 without a cap
-	DryRun     bool          // WithDryRun is set: the numbers are those of the shadow
-	HeldUntil  time.Time     // no request leaves before; zero if the line is not held
-	LastCall   time.Time     // when the latest call that has been counted came; zero if there was none
-	Precise    bool          // the ticker waits on a kernel timer (tens of microseconds), not on a Go timer
-	Fallback   string        // why no kernel timer could be had when one was last wanted; empty if one was had, or none wanted, as in a synctest bubble
+	Waiting      int           // requests in the line
+	Level        float64       // the level of the bucket, in cost units
+	OldestWait   time.Duration // how long the head of the line has waited; a retry of a Transport starts at 0
+	InFlight     int           // requests that have left and not ended; 0 without a cap
+	DryRun       bool          // WithDryRun is set: the numbers are those of the shadow
+	HeldUntil    time.Time     // no request leaves before; zero if the line is not held
+	BlockedUntil time.Time     // newcomers are refused until then, because of WithBlock; zero if the bucket is not blocked
+	LastCall     time.Time     // when the latest call that has been counted came; zero if there was none
+	Precise      bool          // the ticker waits on a kernel timer (tens of microseconds), not on a Go timer
+	Fallback     string        // why no kernel timer could be had when one was last wanted; empty if one was had, or none wanted, as in a synctest bubble
 
 	Departed  uint64 // requests that left
 	Refused   uint64 // requests refused; the sum of the next five
@@ -71,6 +72,9 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st.Precise, st.Fallback = d.ticker.precise, d.ticker.failure
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
+	}
+	if until := d.blocks.end(f); now < until {
+		st.BlockedUntil = d.timeOf(until)
 	}
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)

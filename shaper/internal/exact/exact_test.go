@@ -203,3 +203,18 @@ func FuzzArithmetic(f *testing.F) {
 		requireRescaled(t, IntervalOf(rate.Limit(first)), IntervalOf(rate.Limit(second)), n, m, m/2+n/4)
 	})
 }
+
+// A number of units after an instant, and back, is the same number, whatever fraction it is.
+func TestUnitsAfterAnInstantAreExact(t *testing.T) {
+	r := rand.New(rand.NewPCG(13, 14))
+	for range 2000 {
+		i := IntervalOf(rate.Limit(math.Exp(r.Float64()*38 - 17)))
+		now, units := r.Int64N(1<<r.IntN(62)), big.NewRat(r.Int64N(1<<40), 1+r.Int64N(1<<30))
+		at, excess := i.InstantAfter(now, units)
+		require.Zero(t, units.Cmp(i.UnitsAfter(now, at, excess)))
+		later, more := i.InstantAfter(now, new(big.Rat).Add(units, big.NewRat(1, 1<<50)))
+		require.Equal(t, -1, i.Compare(at, excess, later, more))
+		require.Equal(t, 1, i.Compare(later, more, at, excess))
+		require.Zero(t, i.Compare(at, excess, at, excess))
+	}
+}

@@ -36,10 +36,28 @@ func (i Interval) Rescale(at Nanos, excess *big.Rat, now int64, to Interval) (Na
 // UnitsSince returns how many cost units take the span from now until the exact instant.
 // at lies excess above the exact instant. The interval must not be 0.
 func (i Interval) UnitsSince(now int64, at Nanos, excess *big.Rat) float64 {
+	units, _ := i.UnitsAfter(now, at, excess).Float64()
+	return units
+}
+
+// UnitsAfter returns how many intervals after now the exact instant is. at lies excess above
+// the exact instant. The interval must not be 0.
+func (i Interval) UnitsAfter(now int64, at Nanos, excess *big.Rat) *big.Rat {
 	exact := i.exact(at, excess)
 	exact.Sub(exact, new(big.Rat).SetInt64(now))
-	units, _ := exact.Quo(exact, i.Rat()).Float64()
-	return units
+	return exact.Quo(exact, i.Rat())
+}
+
+// InstantAfter returns the instant that is so many intervals after now, and its excess.
+func (i Interval) InstantAfter(now int64, units *big.Rat) (at Nanos, excess *big.Rat) {
+	exact := i.Rat()
+	exact.Mul(exact, units)
+	return i.round(exact.Add(exact, new(big.Rat).SetInt64(now)))
+}
+
+// Compare returns -1, 0 or 1 as the exact instant of a is before, at or after that of b.
+func (i Interval) Compare(a Nanos, aExcess *big.Rat, b Nanos, bExcess *big.Rat) int {
+	return i.exact(a, aExcess).Cmp(i.exact(b, bExcess))
 }
 
 // exact returns the exact instant that at lies excess above, in nanoseconds.

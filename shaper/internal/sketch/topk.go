@@ -77,7 +77,7 @@ func NewTopK[K comparable](m int) TopK[K] {
 // a new one each time.
 func (t *TopK[K]) Add(key K) {
 	t.events++
-	hash := maphash.Comparable(t.seed, key)
+	hash := t.hash(key)
 	if i := t.find(key, hash); i >= 0 {
 		t.counters[i].count++
 		t.siftDown(i)
@@ -96,6 +96,9 @@ func (t *TopK[K]) Add(key K) {
 	t.link(i)
 	t.siftDown(i)
 }
+
+// hash returns the hash of a key.
+func (t *TopK[K]) hash(key K) uint64 { return maphash.Comparable(t.seed, key) }
 
 // Top returns the n keys with the largest counts, largest first, or all that have a
 // counter if they are fewer. Among equal counts, the key that got its counter first

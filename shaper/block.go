@@ -1,0 +1,169 @@
+package shaper
+
+import (
+	"fmt"
+	"time"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+type blockOption time.Duration
+
+func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
+
+// WithBlock makes a bucket that has refused a request with [ErrQueueFull] refuse all
+// newcomers for a time d, up to 365 days. It is for callers that should stay away once they
+// have gone too far, as after too many login attempts. The refusals are ErrQueueFull too, and
+// [RejectError.RetryAfter] says when they end: it is what is left of d, or the usual
+// RetryAfter if that is longer.
+//
+// A refusal during the block does not extend it. No other reason for a refusal begins a
+// block, and requests that the limits can never admit ([ErrTooCostly]) are still refused as
+// such. Note that [Shaper.AllowN] gives ErrQueueFull to every request that can't leave at
+// once, whatever the Depth is.
+//
+// Requests that are in line when the block begins stay in it and leave at their slots. A
+// retry of a [Transport] was admitted before, so the block does not refuse it. In a dry run
+// ([WithDryRun]) the [Verdict] takes the block into account, and no request is refused.
+//
+// [Shaper.Forecast], [Stats.BlockedUntil] and the fields of [WithRateLimitHeaders] agree with
+// the block. A change of the limits keeps it, except one to [rate.Inf], which ends it, as it
+// empties the bucket.
+//
+// In a [Group] each key is blocked by itself. The bucket of a blocked key is kept until the
+// block ends, even if it is drained, and counts against [WithMaxKeys]: so allow for as many
+// keys as may be blocked at once. Keys that come when the table is full share buckets, and
+// these are never blocked. Otherwise whoever can make up keys could block all newcomers. What
+// they have together is the rate of the bucket that they share, and no more.
+//
+// The default is 0: no block. A negative d, or one above 365 days, is an error of [New] and
+// [NewGroup].
+func WithBlock(d time.Duration) Option { return common{blockOption(d)} }
+
+// validateBlock returns what is wrong with WithBlock. constructor is New or NewGroup.
+func (o *options) validateBlock(constructor string) error {
+	if o.block < 0 || o.block > horizon {
+		return fmt.Errorf("shaper: %s: WithBlock is %v, must be from 0 to 365 days", constructor, o.block)
+	}
+	return nil
+}
+
+// blocks remembers which flows of a dispatcher refuse newcomers, and until when. It is
+// apart from the flows, so that they are no larger without WithBlock. A nil *blocks is for
+// a dispatcher without WithBlock. The lock of the dispatcher guards it.
+type blocks struct {
+	span  time.Duration
+	until map[*flow]int64 // or never; entries that have ended may be left
+	peak  int             // most entries that until has had since it was made
+}
+
+// never is in the place of the end of a block for a flow that is exempt from blocks.
+const never = -1
+
+// exempt makes a flow one that is never blocked.
+func (b *blocks) exempt(f *flow) {
+	if b != nil {
+		b.set(f, never)
+	}
+}
+
+// begin blocks a flow, unless it is blocked already, or exempt.
+func (b *blocks) begin(f *flow, now int64) {
+	if end := b.until[f]; end != never && end <= now {
+		b.set(f, exact.Sum(now, int64(b.span)))
+	}
+}
+
+// extend blocks a flow until an instant at least, unless it is exempt. A nil b does nothing.
+func (b *blocks) extend(f *flow, until int64) {
+	if b == nil {
+		return
+	}
+	if end := b.until[f]; end != never && end < until {
+		b.set(f, until)
+	}
+}
+
+func (b *blocks) set(f *flow, until int64) {
+	b.until[f] = until
+	b.peak = max(b.peak, len(b.until))
+}
+
+// end returns the instant at which the block of a flow ends or has ended; never if the flow
+// is exempt, and 0 if there was none.
+func (b *blocks) end(f *flow) int64 {
+	if b == nil {
+		return 0
+	}
+	return b.until[f]
+}
+
+// forget forgets a flow that is deleted.
+func (b *blocks) forget(f *flow) {
+	if b != nil {
+		delete(b.until, f)
+	}
+}
+
+// lift ends the block of a flow.
+func (b *blocks) lift(f *flow) {
+	if b != nil && b.until[f] != never {
+		delete(b.until, f)
+	}
+}
+
+// shrink gives back the memory of entries that are no longer there.
+func (b *blocks) shrink() {
+	if b != nil {
+		b.until, b.peak = shrunk(b.until, b.peak)
+	}
+}
+
+// judgeLocked is judgeNewcomerLocked, and takes into account that the flow may be blocked, or
+// will be by the refusal of this request. It begins no block.
+func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (wait time.Duration, why rejection) {
+	wait, why = d.judgeNewcomerLocked(f, now, r)
+	switch {
+	case d.blocks == nil || why.reason == refusedClosed || why.reason == refusedCostly:
+	case d.blocks.end(f) > now:
+		// At the end of the block the request would meet the line as it will be then. What
+		// keeps it out now only gets better, so it is admitted at the later of the two instants.
+		left := time.Duration(d.blocks.end(f) - now)
+		why = rejection{reason: refusedFull, retryAfter: max(left, why.retryAfter)}
+	case why.reason == refusedFull && d.blocks.end(f) != never:
+		why.retryAfter = max(d.blocks.span, why.retryAfter)
+	}
+	return wait, why
+}
+
+// decideBlockLocked is decideLocked for a dispatcher with WithBlock. A reentry was admitted
+// before, so it neither heeds a block nor begins one.
+func (d *dispatcher) decideBlockLocked(f *flow, now int64, r *request) decision {
+	if f.needsRelease(r, d.phase) {
+		return decision{err: errUseAcquire}
+	}
+	var wait time.Duration
+	var refusal rejection
+	if r.kind == reentry {
+		wait, refusal = d.judgeReentryLocked(f, now, r)
+	} else {
+		wait, refusal = d.judgeLocked(f, now, r)
+	}
+	switch {
+	case refusal.reason != notRefused:
+		d.blockAfterLocked(f, now, refusal)
+		return d.refuseLocked(f, now, r, refusal)
+	case wait == 0:
+		return d.passLocked(f, now, r)
+	}
+	w := d.enqueueLocked(f, now, r)
+	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
+}
+
+// blockAfterLocked begins the block of a flow, if there is WithBlock and a refusal that
+// begins one.
+func (d *dispatcher) blockAfterLocked(f *flow, now int64, refusal rejection) {
+	if d.blocks != nil && refusal.reason == refusedFull {
+		d.blocks.begin(f, now)
+	}
+}

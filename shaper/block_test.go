@@ -1,0 +1,298 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file tests WithBlock on one bucket; block_group_test.go tests it for keys.
+
+func TestARefusedBucketStaysRefused(t *testing.T) {
+	play(t, "1/s burst 2", func(g *stage) {
+		g.arriveAll("a", "b", "c") // c finds the bucket full.
+		require.Equal(t, g.start.Add(time.Minute), g.Stats().BlockedUntil)
+		g.at(30 * time.Second) // The bucket has long been empty,
+		g.arriveAll("d")       // but d is refused, and extends nothing.
+		require.False(t, g.Allow())
+		g.at(time.Minute - ns)
+		g.arriveAll("e")
+		g.at(time.Minute)
+		require.Zero(t, g.Stats().BlockedUntil)
+		g.arriveAll("f", "g", "h")
+		g.saw("0s a left", "0s b left", "0s c full, retry 1m0s", "30s d full, retry 30s",
+			"59.999999999s e full, retry 1ns", "1m0s f left", "1m0s g left", "1m0s h full, retry 1m0s")
+		require.EqualValues(t, 5, g.Stats().QueueFull)
+	}, shaper.WithBlock(time.Minute))
+}
+
+// The line goes on leaving at its slots while newcomers are refused.
+func TestABlockDoesNotTouchTheLine(t *testing.T) {
+	play(t, "1/s depth 2", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(1500 * ms)
+		g.arriveAll("e") // There is a place, but the bucket is blocked.
+		g.at(10 * time.Second)
+		g.arriveAll("f")
+		g.saw("0s a left", "0s d full, retry 10s", "1s b left", "1.5s e full, retry 8.5s", "2s c left", "10s f left")
+	}, shaper.WithBlock(10*time.Second))
+}
+
+// The usual RetryAfter counts where it is longer than what is left of the block.
+func TestRetryAfterIsTheLaterOfBlockAndPlace(t *testing.T) {
+	play(t, "1 per 10s depth 1", func(g *stage) {
+		g.arriveAll("a", "b", "c") // The place is free at 10 s.
+		g.at(4 * time.Second)
+		g.arriveAll("d")
+		g.at(6 * time.Second)
+		g.arriveAll("e")
+		g.at(10 * time.Second)
+		g.arriveAll("f")
+		g.saw("0s a left", "0s c full, retry 10s", "4s d full, retry 6s",
+			"6s e full, retry 5s", // The first block has ended, and the line is full still: e begins another.
+			"10s b left", "10s f full, retry 1s")
+	}, shaper.WithBlock(5*time.Second))
+	play(t, "1 per 10s burst 5", func(g *stage) {
+		g.arrive("a", 5)
+		g.arrive("b", 1) // Fits at 10 s.
+		g.arrive("c", 4) // Fits at 40 s.
+		g.at(time.Second)
+		g.arrive("d", 1)
+		g.arrive("e", 4)
+		g.saw("0s a left", "0s b full, retry 15s", "0s c full, retry 40s", "1s d full, retry 14s", "1s e full, retry 39s")
+	}, shaper.WithBlock(15*time.Second))
+}
+
+// Only a full line or bucket begins a block.
+func TestNoOtherRefusalBlocks(t *testing.T) {
+	play(t, "1/s burst 2 depth 5 wait 1s", func(g *stage) {
+		g.arriveAll("a", "b", "c", "late")
+		g.arriveWithin(500*ms, "too late", 1)
+		g.arrive("costly", 1e9)
+		g.cancel("c")
+		require.Zero(t, g.Stats().BlockedUntil)
+		g.arriveAll("d")
+		g.at(time.Second)
+		g.saw("0s a left", "0s b left", "0s late late, retry 1s", "0s too late late, retry 1.500000001s",
+			"0s costly costly, retry 0s", "0s c cancelled", "1s d left")
+	}, shaper.WithBlock(time.Hour))
+	play(t, "1/s depth 1", func(g *stage) {
+		g.arriveAll("a", "b")
+		require.NoError(t, g.Close())
+		g.arriveAll("c")
+		require.Zero(t, g.Stats().BlockedUntil)
+		g.saw("0s a left", "0s b closed, retry 0s", "0s c closed, retry 0s")
+	}, shaper.WithBlock(time.Hour))
+}
+
+// What can never fit, and what is closed, is refused as such during a block as well.
+func TestABlockHidesNoOtherReason(t *testing.T) {
+	play(t, "1/s burst 2 wait 1s", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		g.arrive("costly", 3)
+		require.NoError(t, g.Close())
+		g.arriveAll("closed")
+		g.saw("0s a left", "0s b left", "0s c full, retry 1m0s", "0s costly costly, retry 0s", "0s closed closed, retry 0s")
+	}, shaper.WithBlock(time.Minute))
+	play(t, "1/s burst 2 depth 1 wait 1s", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.arriveWithin(500*ms, "e", 1) // It would be too late as well: the block comes first.
+		g.at(time.Second)
+		g.saw("0s a left", "0s b left", "0s d full, retry 1m0s", "0s e full, retry 1m0s", "1s c left")
+	}, shaper.WithBlock(time.Minute))
+}
+
+// AllowN is judged as with Depth 0, so its refusal is that of a full bucket.
+func TestARefusedAllowBlocks(t *testing.T) {
+	play(t, "1/s depth 5", func(g *stage) {
+		require.True(t, g.Allow())
+		require.False(t, g.Allow())
+		g.arriveAll("a")
+		g.at(10 * time.Second)
+		require.True(t, g.Allow())
+		g.saw("0s a full, retry 10s")
+	}, shaper.WithBlock(10*time.Second))
+}
+
+// Forecast tells what WaitN would meet, and blocks nothing.
+func TestForecastKnowsTheBlock(t *testing.T) {
+	play(t, "1/s", func(g *stage) {
+		forecast := func() string {
+			wait, err := g.Forecast(1)
+			if err != nil {
+				return outcome(err)
+			}
+			return wait.String()
+		}
+		require.Equal(t, "0s", forecast())
+		g.arriveAll("a")
+		require.Equal(t, "full, retry 10s", forecast())
+		g.at(time.Second)
+		require.Equal(t, "0s", forecast(), "it has blocked nothing")
+		g.arriveAll("b", "c")
+		g.at(3 * time.Second)
+		require.Equal(t, "full, retry 8s", forecast())
+		g.at(11 * time.Second)
+		require.Equal(t, "0s", forecast())
+		g.saw("0s a left", "1s b left", "1s c full, retry 10s")
+	}, shaper.WithBlock(10*time.Second))
+}
+
+// A retry was admitted before.
+func TestABlockAdmitsReentries(t *testing.T) {
+	play(t, "1/s depth 1", func(g *stage) {
+		g.arriveAll("a", "b", "c")
+		go func() {
+			_, err := shaper.EnterAsReentry(g.Shaper, context.Background(), 1)
+			g.note("retry " + outcome(err))
+		}()
+		g.at(time.Minute - ns)
+		g.arriveAll("d")
+		g.saw("0s a left", "0s c full, retry 1m0s", "1s retry left", "2s b left", "59.999999999s d full, retry 1ns")
+	}, shaper.WithBlock(time.Minute))
+}
+
+// A cap on what is in flight works as without WithBlock.
+func TestABlockAndACap(t *testing.T) {
+	play(t, "inf depth 1 inflight 1", func(g *stage) {
+		g.acquireAll("a", "b", "c") // c finds the line full.
+		require.ErrorContains(t, g.Wait(context.Background()), "use Acquire or Do")
+		require.False(t, g.Allow())
+		g.at(time.Second)
+		g.release("a")
+		g.acquireAll("d")
+		g.at(10 * time.Second)
+		g.acquireAll("e")
+		g.release("b", "e")
+		g.saw("0s a left", "0s c full, retry 10s", "1s b left", "1s d full, retry 9s", "10s e left")
+		require.EqualValues(t, 2, g.Stats().QueueFull, "an Allow with a cap is not counted")
+	}, shaper.WithBlock(10*time.Second))
+}
+
+func TestOnlyAChangeToInfEndsABlock(t *testing.T) {
+	play(t, "1/s", func(g *stage) {
+		g.arriveAll("a", "b")
+		g.set("1000/s burst 100 depth 9")
+		g.arriveAll("c")
+		g.set("inf")
+		require.Zero(t, g.Stats().BlockedUntil)
+		g.arriveAll("d")
+		g.set("1/s")
+		g.arriveAll("e", "f")
+		g.saw("0s a left", "0s b full, retry 1m0s", "0s c full, retry 1m0s", "0s d left", "0s e left", "0s f full, retry 1m0s")
+	}, shaper.WithBlock(time.Minute))
+}
+
+// In a dry run the verdict tells of the block, and everything passes.
+func TestADryRunBlocksNobody(t *testing.T) {
+	play(t, "1/s", func(g *stage) {
+		call := func(ctx context.Context) error { return g.Wait(ctx) }
+		require.Equal(t, "waits 0s", judged(t, call))
+		require.Equal(t, "full, retry 1m0s", judged(t, call))
+		require.Equal(t, g.start.Add(time.Minute), g.Stats().BlockedUntil)
+		g.at(59 * time.Second)
+		require.Equal(t, "full, retry 1s", judged(t, call))
+		require.True(t, g.Allow())
+		g.at(time.Minute)
+		require.Equal(t, "waits 0s", judged(t, call))
+		require.EqualValues(t, 3, g.Stats().QueueFull)
+	}, shaper.WithDryRun(), shaper.WithBlock(time.Minute))
+}
+
+func TestABlockIsFrom0To365Days(t *testing.T) {
+	limits := func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }
+	for _, d := range []time.Duration{-1, 365*24*time.Hour + 1} {
+		_, err := shaper.New(shaper.Limits{Rate: 1}, shaper.WithBlock(d))
+		require.EqualError(t, err, fmt.Sprintf("shaper: New: WithBlock is %v, must be from 0 to 365 days", d))
+		_, err = shaper.NewGroup(limits, shaper.WithBlock(d))
+		require.EqualError(t, err, fmt.Sprintf("shaper: NewGroup: WithBlock is %v, must be from 0 to 365 days", d))
+	}
+	play(t, "1/s", func(g *stage) {
+		g.arriveAll("a", "b")
+		require.Equal(t, g.start.Add(365*24*time.Hour), g.Stats().BlockedUntil)
+	}, shaper.WithBlock(365*24*time.Hour))
+	play(t, "1/s", func(g *stage) { // The last of several counts.
+		g.arriveAll("a", "b")
+		require.Zero(t, g.Stats().BlockedUntil)
+		g.saw("0s a left", "0s b full, retry 1s")
+	}, shaper.WithBlock(-1), shaper.WithBlock(time.Hour), shaper.WithBlock(0))
+}
+
+// A shaper with WithBlock is a gate in front of one without: that is the obvious way to
+// write it, and random calls must not tell one from the other.
+func TestABlockIsAGateInFrontOfAShaper(t *testing.T) {
+	shut := 0
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 15))
+		l := shaper.Limits{Rate: 10, Burst: 1 + r.IntN(3), Depth: r.IntN(4), MaxWait: time.Duration(r.IntN(5)) * 100 * ms}
+		span := time.Duration(1+r.IntN(2000)) * ms
+		playLimits(t, l, func(g *stage) {
+			plain, err := shaper.New(l)
+			require.NoError(t, err)
+			gate := &gate{stage: &stage{Shaper: plain, t: t, start: g.start, cancels: map[string]context.CancelFunc{}}, span: span}
+			for i := range 300 {
+				time.Sleep(time.Duration(r.IntN(150)) * ms)
+				if r.IntN(20) == 0 {
+					time.Sleep(time.Until(gate.until)) // To the very instant at which it opens.
+				}
+				name, n, within := fmt.Sprint(i), 1+r.IntN(3), time.Duration(r.IntN(600))*ms
+				switch {
+				case time.Now().Before(gate.until):
+					shut++
+					g.arrive(name, n)
+				case r.IntN(2) == 0:
+					g.arrive(name, n)
+					within = time.Hour
+				default:
+					g.arriveWithin(within, name, n)
+				}
+				gate.arriveWithin(within, name, n)
+			}
+			g.at(time.Hour)
+			gate.saw(g.log...)
+		}, shaper.WithBlock(span))
+	}
+	require.Greater(t, shut, 1000, "the gate was shut")
+}
+
+// A gate closes when the shaper behind it refuses a request as its line or bucket is full.
+type gate struct {
+	*stage
+	span  time.Duration
+	until time.Time
+}
+
+func (g *gate) arriveWithin(d time.Duration, name string, n int) {
+	if left := time.Until(g.until); left > 0 {
+		_, err := g.Forecast(n)
+		rejected, ok := errors.AsType[*shaper.RejectError](err)
+		switch {
+		case errors.Is(err, shaper.ErrTooCostly):
+			g.note(name + " " + outcome(err))
+			return
+		case ok:
+			left = max(left, rejected.RetryAfter)
+		}
+		g.note(fmt.Sprintf("%s full, retry %v", name, left))
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	g.cancels[name] = cancel
+	go func() {
+		err := g.WaitN(ctx, n)
+		if rejected, ok := errors.AsType[*shaper.RejectError](err); ok && rejected.Reason == shaper.ErrQueueFull {
+			g.until = time.Now().Add(g.span)
+			rejected.RetryAfter = max(rejected.RetryAfter, g.span)
+		}
+		g.note(name + " " + outcome(err))
+	}()
+	synctest.Wait()
+}

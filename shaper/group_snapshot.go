@@ -1,0 +1,259 @@
+package shaper
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/shaper/internal/sketch"
+)
+
+// Snapshot is [Shaper.Snapshot] for all keys that have a bucket of their own which a new one
+// would not equal, and for what [Group.Top] counts. After Shutdown or Close it returns the
+// buckets as they were then. The buckets are copied a key at a time under the lock, so it does
+// not hold up other calls, and each key is as it was at its turn.
+//
+// Keys that share a bucket, as the table is full, are not in the snapshot, because a shared
+// bucket does not know its keys. After a restart such a key begins with an empty bucket. Nor
+// are the limits of [Group.SetLimits].
+//
+// A key is written by [encoding/json], so a string is a string (one that is not valid UTF-8,
+// which JSON can't hold, is {"base64": …}). Keys that encoding/json can't write, or that it
+// would not read back as the same key, such as structs with fields that are not exported, are
+// left out. Then Snapshot returns an error that names one of them, beside the snapshot of all
+// others, which is whole.
+func (g *Group[K]) Snapshot() ([]byte, error) {
+	g.mustBeMade()
+	var copies []bucketCopy
+	var keys []K
+	for _, key := range g.keysToSave() {
+		if copied, ok := g.copyOf(key); ok {
+			keys, copies = append(keys, key), append(copies, copied)
+		}
+	}
+	top, events, least := g.limited.all()
+
+	at := time.Now()
+	now := g.instantOf(at)
+	names := newKeyNames[K]()
+	saved := savedGroup{savedHead: headOf(snapshotOfGroup, at), Buckets: []savedBucket{}}
+	for i := range copies {
+		bucket, worth := copies[i].saved(now)
+		if !worth {
+			continue
+		}
+		var ok bool
+		if bucket.Key, ok = names.encode(keys[i]); ok {
+			saved.Buckets = append(saved.Buckets, bucket)
+		}
+	}
+	saved.Top = savedTop{Calls: events, Least: least, Keys: []savedCount{}}
+	for _, c := range top {
+		if c.Key != c.Key {
+			continue // Such as NaN: it is a new key at each call.
+		}
+		if key, ok := names.encode(c.Key); ok {
+			saved.Top.Keys = append(saved.Top.Keys, savedCount{key, c.Count, c.Error})
+		}
+	}
+	data, err := json.Marshal(saved)
+	return data, errors.Join(err, names.failure())
+}
+
+// Restore is [Shaper.Restore] for the keys in a snapshot that [Group.Snapshot] has returned.
+// What [Group.Top] counts is added to what it has counted since NewGroup, so restore a
+// snapshot only once.
+//
+// For each key the limits function is called, as it is for a new key. A key whose limits
+// can't be had is left out, and counted in [GroupStats].LimitErrors. A key for which the table
+// has no room shares a bucket, whose level becomes at least that of the key; if there is none
+// to share, the key is left out. If keys are left out, Restore goes on with the others, and
+// then returns an error that says how many, in which errors.Is sees those of the first ones.
+//
+// If data is no snapshot of a Group with such keys, is damaged, or has a version that this
+// package does not know, or if the Group is closed, Restore returns an error and changes
+// nothing. Otherwise it may be called while the Group is in use. It takes the lock for one
+// key at a time.
+func (g *Group[K]) Restore(data []byte) error {
+	g.mustBeMade()
+	var saved savedGroup
+	if err := decodeSnapshot(data, snapshotOfGroup, &saved); err != nil {
+		return err
+	}
+	keys, levels, err := readBuckets[K](saved.Buckets)
+	if err != nil {
+		return damaged(err)
+	}
+	counts, err := readTop[K](&saved.Top)
+	if err != nil {
+		return damaged(err)
+	}
+	if g.isClosed() {
+		return ErrClosed
+	}
+	g.limited.merge(counts, saved.Top.Calls, saved.Top.Least)
+	at := time.Now()
+	var left leftOut
+	for i, key := range keys {
+		levels[i].since(saved.Taken, at, &g.dispatcher)
+		switch err := g.restoreKey(key, &levels[i]); {
+		case err == ErrClosed:
+			return ErrClosed
+		case err != nil:
+			left.note(key, err)
+		}
+	}
+	return left.failure(len(keys))
+}
+
+// restoreKey puts back the level of one key. The lock is not held.
+func (g *Group[K]) restoreKey(key K, r *restoredLevel) error {
+	mustBeComparable(key)
+	var failed error
+	err := g.withFlowOrNew(context.Background(), key, func(kf *keyedFlow[K], now int64) {
+		if kf == &g.closedFlow {
+			failed = ErrClosed
+			return
+		}
+		if r.held > r.age {
+			if kf, failed = g.bucketToHoldLocked(key, kf, now); failed != nil {
+				return
+			}
+		}
+		if kf == &g.unlimited || kf.unlimited {
+			return // Its level is always 0.
+		}
+		g.restoreLocked(&kf.flow, now, r)
+		if kf.home == ownBucket && g.idleLocked(&kf.flow, now) {
+			g.deleteLocked(kf) // It has drained meanwhile, and leaves its room to others.
+		}
+	})
+	return cmp.Or(failed, err)
+}
+
+// isClosed reports whether the Group admits no more requests. The lock is not held.
+func (g *Group[K]) isClosed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.phase != open
+}
+
+// keysToSave returns the keys that have a bucket of their own, or had one when the Group was
+// closed. The lock is not held.
+func (g *Group[K]) keysToSave() []K {
+	g.mu.Lock()
+	last := g.lastTable // It does not change any more.
+	g.mu.Unlock()
+	if last == nil {
+		return g.keys()
+	}
+	keys := make([]K, 0, len(last))
+	for key := range last {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// copyOf returns a copy of the bucket of a key; ok reports whether there is one. The lock is
+// not held.
+func (g *Group[K]) copyOf(key K) (copied bucketCopy, ok bool) {
+	g.lockAndAdvance()
+	defer g.unlockAndArm()
+	kf := g.table[key]
+	if kf == nil && g.lastTable != nil {
+		kf = g.lastTable[key]
+	}
+	if kf == nil {
+		return copied, false
+	}
+	return g.dispatcher.copyLocked(&kf.flow), true
+}
+
+// savedGroup is the snapshot of a [Group].
+type savedGroup struct {
+	savedHead
+	Buckets []savedBucket `json:"buckets"`
+	Top     savedTop      `json:"top"`
+}
+
+// savedTop is what [Group.Top] has counted.
+type savedTop struct {
+	Calls uint64       `json:"calls"` // of all keys together
+	Least uint64       `json:"least"` // the most calls that a key may have which is not among Keys
+	Keys  []savedCount `json:"keys"`
+}
+
+// savedCount is a [KeyCount].
+type savedCount struct {
+	Key   json.RawMessage `json:"key"`
+	Count uint64          `json:"count"`
+	Error uint64          `json:"error,omitempty"`
+}
+
+// readBuckets returns the keys and the levels of buckets, or what is wrong with one.
+func readBuckets[K comparable](buckets []savedBucket) (keys []K, levels []restoredLevel, err error) {
+	keys, levels = make([]K, len(buckets)), make([]restoredLevel, len(buckets))
+	intervals, names := make(levelReader), newKeyNames[K]()
+	for i := range buckets {
+		if keys[i], err = names.decode(buckets[i].Key); err != nil {
+			return nil, nil, err
+		}
+		if levels[i], err = intervals.read(&buckets[i]); err != nil {
+			return nil, nil, err
+		}
+	}
+	return keys, levels, nil
+}
+
+// maxSavedCalls bounds the numbers of a savedTop, so that sums of them do not overflow.
+const maxSavedCalls = 1 << 60
+
+// readTop returns the counts of a savedTop, or what is wrong with it.
+func readTop[K comparable](top *savedTop) ([]sketch.Count[K], error) {
+	if top.Calls > maxSavedCalls || top.Least > top.Calls {
+		return nil, fmt.Errorf("top has %d calls, and %d of a key that it does not name", top.Calls, top.Least)
+	}
+	names := newKeyNames[K]()
+	counts := make([]sketch.Count[K], len(top.Keys))
+	seen := make(map[K]bool, len(top.Keys))
+	left := top.Calls
+	for i, c := range top.Keys {
+		key, err := names.decode(c.Key)
+		switch {
+		case err != nil:
+			return nil, err
+		case seen[key] || c.Count > left || c.Error > c.Count:
+			return nil, fmt.Errorf("top can't have the key %.60s %d times, %d of them uncertain", c.Key, c.Count, c.Error)
+		}
+		seen[key] = true
+		left -= c.Count
+		counts[i] = sketch.Count[K]{Key: key, Count: c.Count, Error: c.Error}
+	}
+	return counts, nil
+}
+
+// leftOut collects the errors of keys that can't be restored.
+type leftOut struct {
+	count int
+	first []error
+}
+
+// note notes a key that is left out.
+func (l *leftOut) note(key any, err error) {
+	if l.count++; l.count <= 10 {
+		l.first = append(l.first, fmt.Errorf("key %.60q: %w", fmt.Sprint(key), err))
+	}
+}
+
+// failure returns the error for the keys that were left out, of so many; nil if there are none.
+func (l *leftOut) failure(of int) error {
+	if l.count == 0 {
+		return nil
+	}
+	more := fmt.Errorf("shaper: Restore: %d of %d keys could not be restored", l.count, of)
+	return errors.Join(slices.Insert(l.first, 0, more)...)
+}
