@@ -67,7 +67,7 @@ func work(text string) {
 	if w.log, err = os.OpenFile(w.plan.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666); err != nil {
 		panic(err)
 	}
-	bucket, err := openBucket(w.plan)
+	bucket, closeBucket, err := openBucket(w.plan)
 	if err != nil {
 		panic(err)
 	}
@@ -84,6 +84,7 @@ func work(text string) {
 		err = w.obey(o)
 	}
 	w.shaper.Close()
+	closeBucket()
 }
 
 // sameInstant returns an instant of this process, and what the clock of the machine, which
