@@ -1,6 +1,7 @@
 package sharedfaults_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strconv"
@@ -8,10 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
 )
@@ -32,6 +36,20 @@ func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
 		return &remoteBucket{addr: p.Addrs[0]}, func() {}, nil
 	}
 	return nil, nil, fmt.Errorf("no such engine: %q", p.Engine)
+}
+
+func openPostgres(p plan) (shaper.Bucket, func(), error) {
+	config, err := pgxpool.ParseConfig(p.Addrs[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	config.MaxConns = 4
+	config.ConnConfig.ConnectTimeout = time.Second
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pgbucket.New(pool), pool.Close, nil
 }
 
 // open returns the shared bucket of a plan for a test of one process.
@@ -55,6 +73,32 @@ func startEngine(t *testing.T, e engine) string {
 func startRedis(t *testing.T, options ...string) *servers.Redis {
 	t.Helper()
 	return servers.StartRedis(t, options...)
+}
+
+// startPostgres starts a server which has the table of pgbucket.
+func startPostgres(t *testing.T) *servers.Postgres {
+	t.Helper()
+	db := servers.StartPostgres(t, "-c", "max_connections=200")
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	require.NoError(t, pgbucket.Migrate(t.Context(), conn))
+	return db
+}
+
+// proxyPostgres starts a proxy for a server, and returns the URL at which it is found by way
+// of the proxy.
+func proxyPostgres(t *testing.T, db *servers.Postgres) (string, *servers.Proxy) {
+	t.Helper()
+	proxy := servers.StartProxy(t, db.Addr)
+	return strings.Replace(db.URL, db.Addr, proxy.Addr, 1), proxy
+}
+
+// execute runs a statement.
+func execute(t *testing.T, db *servers.Postgres, statement string) {
+	t.Helper()
+	_, err := db.Query(statement)
+	require.NoError(t, err)
 }
 
 // info returns a number or text that a server of Redis tells about itself.

@@ -50,7 +50,8 @@ func TestAMillionSlotsDoNotDrift(t *testing.T) {
 }
 
 // The same through Shapers: two that share a bucket leave a million times, or a hundred
-// thousand, each at its slot to the microsecond in which the clock of the engine is read.
+// thousand, each at its slot. The clocks may drift by 200 ppm from when a slot is leased
+// until it is used, so each leaves up to that much later.
 func TestManyDeparturesDoNotDrift(t *testing.T) {
 	for _, perSecond := range []rate.Limit{3, 30_000} {
 		t.Run(fmt.Sprint(perSecond), func(t *testing.T) {
@@ -83,10 +84,11 @@ func TestManyDeparturesDoNotDrift(t *testing.T) {
 					<-done
 				}
 				require.Len(t, left, waits)
+				allowed := 20*time.Microsecond + time.Duration(200e-6*float64(4*time.Duration(float64(time.Second)/float64(perSecond))+2*longestBatch))
 				for i, at := range left {
 					slot := time.Duration(float64(i) * float64(time.Second) / float64(perSecond))
 					late := at.Sub(left[0]) - slot
-					require.InDelta(t, 0, late, float64(20*time.Microsecond), "departure %d", i)
+					require.InDelta(t, 0, late, float64(allowed), "departure %d", i)
 				}
 			})
 		})
