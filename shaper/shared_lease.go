@@ -40,6 +40,9 @@ type lease struct {
 	failed error // the latest failure; nil after a success
 	rtt    int64 // shortest round trip of late; 0: unknown
 
+	shortest int64 // of the round trips that trips counts; 0: none yet
+	trips    uint8 // see noteTrip
+
 	asking   int  // calls that ask the Bucket for themselves; see ask
 	fallback bool // requests leave by the flow's own bucket, at the rate of the Fallback
 
@@ -239,7 +242,8 @@ func (ls *lease) leaves(w *waiter, now int64) bool {
 // they have another rate or burst, that becomes the rate of all processes, as the newest.
 func (ls *lease) changeLocked(to *plan) {
 	now, b := ls.d.clock, &ls.f.bucket
-	before, level := ls.given.limits, b.level(ls.d.clock)
+	// Those of another process, if it has changed them since.
+	before, level := ls.inForce().limits, b.level(ls.d.clock)
 	ls.given = to
 	if to.interval.IsZero() {
 		ls.dropAll()

@@ -74,19 +74,18 @@ func (ls *lease) kickLocked(now int64) {
 	s, until := ls.nextStep(now)
 	p := &ls.pump
 	switch {
-	case s == stepEnd:
-	case !p.running:
+	case p.until > 0 && (s != stepSleep || until < p.until): // also to end: Close waits for that
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	case !p.running && s != stepEnd:
 		p.running = true
 		if p.wake == nil {
 			p.wake = make(chan struct{}, 1)
 		}
 		ls.d.shared.pumps++
 		go ls.run()
-	case p.until > 0 && (s != stepSleep || until < p.until):
-		select {
-		case p.wake <- struct{}{}:
-		default:
-		}
 	}
 }
 
@@ -243,20 +242,17 @@ func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err
 		ls.noteFailureLocked(received, err)
 		return false
 	}
-	rtt := max(received-sent, 1)
-	if ls.rtt == 0 || rtt < ls.rtt {
-		ls.rtt = rtt
-	} else {
-		ls.rtt += (rtt - ls.rtt) / 32 // so that it follows when the way becomes longer
-	}
+	ls.noteTrip(max(received-sent, 1))
 	if !ls.clock.note(sent, received, taken.Now) {
 		// The clock has been set, or another server answers: nobody knows any more where
 		// the places are that this process has.
 		ls.dropAll()
 		ls.high, ls.end = Instant{}, Instant{}
 	}
-	if slack := ls.given.limits.Slack; slack > 0 && rtt >= int64(slack) {
-		ls.noteFailureLocked(received, tooSlowError{slack, time.Duration(rtt).Round(time.Microsecond)})
+	// One answer that was late, in a process or on a server that was busy, does not mean that no
+	// slot can be used in time. Nor do the first, which may have waited for a connection.
+	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) && ls.trips >= tripsToJudge {
+		ls.noteFailureLocked(received, tooSlowError{slack, time.Duration(ls.rtt).Round(time.Microsecond)})
 	} else {
 		ls.failed = nil
 		d.succeededLocked(ls.shard, received)
@@ -265,6 +261,30 @@ func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err
 		ls.adoptLocked(*taken.Other)
 	}
 	return t.Rate == ls.rate || taken.Other != nil
+}
+
+const (
+	// tripsKept is after how many round trips one that was shorter is forgotten, so that rtt
+	// follows when the way becomes longer.
+	tripsKept = 32
+
+	// tripsToJudge is after how many round trips a Bucket may be found to be too far.
+	tripsToJudge = 3
+)
+
+// noteTrip notes how long a round trip took. The shortest of the latest counts, and not a mean:
+// a single answer that comes after a second must not lengthen the lateness, which is
+// promised.
+func (ls *lease) noteTrip(rtt int64) {
+	if ls.rtt == 0 || rtt < ls.rtt {
+		ls.rtt = rtt
+	}
+	if ls.shortest == 0 || rtt < ls.shortest {
+		ls.shortest = rtt
+	}
+	if ls.trips++; ls.trips == tripsKept+tripsToJudge {
+		ls.rtt, ls.shortest, ls.trips = ls.shortest, 0, tripsToJudge
+	}
 }
 
 // checkAnswer returns what is wrong with an answer.

@@ -1,16 +1,123 @@
 package sharedfaults_test
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
 )
 
-// openBucket returns the shared bucket of a plan.
-func openBucket(p plan) (shaper.Bucket, error) {
+// openBucket returns the shared bucket of a plan, and what closes it.
+func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
 	switch p.Engine {
+	case redisEngine, clusterEngine, sentinelEngine:
+		o := &redis.UniversalOptions{
+			Addrs: p.Addrs, IsClusterMode: p.Engine == clusterEngine, MasterName: p.Master,
+			ContextTimeoutEnabled: true, DialTimeout: time.Second, DialerRetries: 1, MaxRetries: -1,
+		}
+		client := redis.NewUniversalClient(o)
+		return redisbucket.New(client), func() { client.Close() }, nil
+	case postgresEngine:
+		return openPostgres(p)
 	case remoteEngine:
-		return &remoteBucket{addr: p.Addrs[0]}, nil
+		return &remoteBucket{addr: p.Addrs[0]}, func() {}, nil
 	}
-	return nil, fmt.Errorf("no such engine: %q", p.Engine)
+	return nil, nil, fmt.Errorf("no such engine: %q", p.Engine)
 }
+
+func openPostgres(p plan) (shaper.Bucket, func(), error) {
+	config, err := pgxpool.ParseConfig(p.Addrs[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	config.MaxConns = 4
+	config.ConnConfig.ConnectTimeout = time.Second
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pgbucket.New(pool), pool.Close, nil
+}
+
+// open returns the shared bucket of a plan for a test of one process.
+func open(t *testing.T, p plan) shaper.Bucket {
+	t.Helper()
+	b, closeBucket, err := openBucket(p)
+	require.NoError(t, err)
+	t.Cleanup(closeBucket)
+	return b
+}
+
+// startEngine starts a server and returns its address, or URL.
+func startEngine(t *testing.T, e engine) string {
+	t.Helper()
+	if e == postgresEngine {
+		return startPostgres(t).URL
+	}
+	return startRedis(t).Addr
+}
+
+func startRedis(t *testing.T, options ...string) *servers.Redis {
+	t.Helper()
+	return servers.StartRedis(t, options...)
+}
+
+// startPostgres starts a server which has the table of pgbucket.
+func startPostgres(t *testing.T) *servers.Postgres {
+	t.Helper()
+	db := servers.StartPostgres(t, "-c", "max_connections=200")
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	require.NoError(t, pgbucket.Migrate(t.Context(), conn))
+	return db
+}
+
+// proxyPostgres starts a proxy for a server, and returns the URL at which it is found by way
+// of the proxy.
+func proxyPostgres(t *testing.T, db *servers.Postgres) (string, *servers.Proxy) {
+	t.Helper()
+	proxy := servers.StartProxy(t, db.Addr)
+	return strings.Replace(db.URL, db.Addr, proxy.Addr, 1), proxy
+}
+
+// execute runs a statement.
+func execute(t *testing.T, db *servers.Postgres, statement string) {
+	t.Helper()
+	_, err := db.Query(statement)
+	require.NoError(t, err)
+}
+
+// info returns a number or text that a server of Redis tells about itself.
+func info(t *testing.T, r *servers.Redis, section, name string) string {
+	t.Helper()
+	for line := range strings.Lines(r.MustDo("INFO", section).(string)) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// hostPort returns the parts of an address.
+func hostPort(t *testing.T, addr string) (host, port string) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	return host, port
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

@@ -160,3 +160,34 @@ func (f *fleet) log() log {
 	}
 	return merge(logs...)
 }
+
+// accounts requires that every cost unit that a worker has leased has been used, dropped or
+// given back, of those workers that lived to the end and have only left by the bucket.
+func (f *fleet) accounts(reports []report) {
+	f.t.Helper()
+	for _, r := range reports {
+		b := r.Stats.Bucket
+		require.Equal(f.t, b.Leased, r.Stats.Departed+b.Dropped+b.GivenBack+uint64(b.Held), "%+v", b)
+		require.Zero(f.t, b.Held)
+	}
+}
+
+// tripsPerDeparture returns how many round trips all workers made for each departure.
+func tripsPerDeparture(reports []report) float64 {
+	var trips, left uint64
+	for _, r := range reports {
+		trips, left = trips+r.Stats.Bucket.RoundTrips, left+r.Stats.Departed
+	}
+	return float64(trips) / float64(left)
+}
+
+// adds starts one more worker, and lets requests come to it.
+func (f *fleet) adds(p plan) *member {
+	f.t.Helper()
+	p.Log = filepath.Join(filepath.Dir(f.plan().Log), fmt.Sprint(len(f.workers)))
+	m := startMember(f.t, p)
+	f.workers = append(f.workers, m)
+	m.answer()
+	m.does(order{Do: begin})
+	return m
+}

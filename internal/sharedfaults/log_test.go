@@ -147,10 +147,14 @@ func (l log) shares(workers int) []float64 {
 // summary says in one line how the fleet did.
 func (l log) summary(p plan, began, ended time.Time, reports []report) string {
 	var trips, leased, dropped, back, failures uint64
+	errors := map[string]int{}
 	for _, r := range reports {
 		b := r.Stats.Bucket
 		trips, leased, dropped = trips+b.RoundTrips, leased+b.Leased, dropped+b.Dropped
 		back, failures = back+b.GivenBack, failures+b.Failures
+		for text, n := range r.Errors {
+			errors[text] += n
+		}
 	}
 	count := map[outcome]int{}
 	var shares []string
@@ -165,10 +169,10 @@ func (l log) summary(p plan, began, ended time.Time, reports []report) string {
 		shares = append(shares, fmt.Sprintf("%.1f", share*100))
 	}
 	return fmt.Sprintf("%.1f %% of the rate, shares %s, gap %v, %d too many (D=%v); %d departed, %d abandoned, %d unavailable, %d refused; "+
-		"%.3f round trips for each, %d leased, %d dropped, %d given back, %d failures",
+		"%.3f round trips for each, %d leased, %d dropped, %d given back, %d failures %v",
 		100*l.rate(began, ended)/p.Rate, strings.Join(shares, "/"), l.gap(began, ended), p.pace().Surplus(l.departures()), p.lateness(),
 		count[departed], count[abandoned], count[unavailable], count[refused],
-		float64(trips)/float64(max(1, count[departed])), leased, dropped, back, failures)
+		float64(trips)/float64(max(1, count[departed])), leased, dropped, back, failures, errors)
 }
 
 // lateness returns D, for how long a slot may be used. Plans whose engine is far have a

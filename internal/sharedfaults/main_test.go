@@ -17,14 +17,17 @@
 package sharedfaults_test
 
 import (
+	"context"
 	"flag"
 	"os"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {
+	redis.SetLogger(silent{}) // It prints each connection that fails.
 	if text := os.Getenv(planVariable); text != "" {
 		work(text)
 		return
@@ -38,6 +41,10 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m)
 }
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
 
 func isSet(name string) (set bool) {
 	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })

@@ -16,6 +16,7 @@ const planVariable = "SHAREDFAULTS_PLAN"
 type plan struct {
 	Engine engine
 	Addrs  []string // of the engine; the URL of PostgreSQL
+	Master string   // what the sentinels call it
 	Key    string
 
 	Rate    float64
@@ -49,6 +50,25 @@ const (
 
 // unit returns T, the time of one cost unit.
 func (p plan) unit() time.Duration { return time.Duration(float64(time.Second) / p.Rate) }
+
+// held returns L, the most cost units that one worker may have leased: two batches. A batch
+// is never for more requests than wait, nor longer than longestBatch.
+func (p plan) held() int64 {
+	batch := max(1, int64(longestBatch.Seconds()*p.Rate))
+	if p.Waiters > 0 {
+		batch = min(batch, int64(p.Waiters))
+	}
+	return 2 * batch
+}
+
+// longestBatch is how much of the level the shaper leases at once at most, unless round
+// trips are long.
+const longestBatch = 50 * time.Millisecond
+
+// time returns the time of n cost units.
+func (p plan) time(n int64) time.Duration {
+	return time.Duration(float64(n) / p.Rate * float64(time.Second))
+}
 
 // limits returns the limits of the worker's Shaper.
 func (p plan) limits() shaper.Limits {

@@ -38,8 +38,9 @@ const (
 type report struct {
 	Err    string // of the order; "" if there was none
 	Stats  shaper.Stats
-	Broken string // Stats.Bucket.Err, which JSON can't carry
-	Other  string // a call returned an error that no call should; "" if none did
+	Broken string         // Stats.Bucket.Err, which JSON can't carry
+	Other  string         // a call returned an error that no call should; "" if none did
+	Errors map[string]int // of the Bucket, and how often each was returned
 }
 
 // A worker is one of the processes that share a bucket.
@@ -53,6 +54,7 @@ type worker struct {
 	quiet    atomic.Bool
 	arrivals sync.WaitGroup
 	other    atomic.Pointer[string]
+	bucket   *observed
 }
 
 // work is the main function of a worker. It ends when its standard input does, so that no
@@ -67,11 +69,12 @@ func work(text string) {
 	if w.log, err = os.OpenFile(w.plan.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666); err != nil {
 		panic(err)
 	}
-	bucket, err := openBucket(w.plan)
+	bucket, closeBucket, err := openBucket(w.plan)
 	if err != nil {
 		panic(err)
 	}
-	if w.shaper, err = shaper.New(w.plan.limits(), w.plan.options(bucket, w.trace())...); err != nil {
+	w.bucket = &observed{Bucket: bucket, errors: map[string]int{}}
+	if w.shaper, err = shaper.New(w.plan.limits(), w.plan.options(w.bucket, w.trace())...); err != nil {
 		panic(err)
 	}
 	answers := json.NewEncoder(os.Stdout)
@@ -84,6 +87,7 @@ func work(text string) {
 		err = w.obey(o)
 	}
 	w.shaper.Close()
+	closeBucket()
 }
 
 // sameInstant returns an instant of this process, and what the clock of the machine, which
@@ -123,7 +127,7 @@ func (w *worker) trace() *shaper.Trace {
 }
 
 func (w *worker) report(err error) report {
-	r := report{Stats: w.shaper.Stats()}
+	r := report{Stats: w.shaper.Stats(), Errors: w.bucket.returned()}
 	if err != nil {
 		r.Err = err.Error()
 	}

@@ -1,0 +1,195 @@
+package sharedfaults_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+)
+
+// startLossy starts an engine for a test that loses its state. It returns a plan for the
+// engine, and what each way to lose the state does.
+func startLossy(t *testing.T, e engine) (plan, map[string]func()) {
+	p := plan{Engine: e, Key: "lossy", Rate: 1000, Waiters: 16, Slack: d}
+	switch e {
+	case redisEngine:
+		r := startRedis(t)
+		p.Addrs = []string{r.Addr}
+		return p, map[string]func(){
+			"FLUSHALL": func() { r.MustDo("FLUSHALL") },
+			"DEL": func() {
+				keys := r.MustDo("KEYS", "*").([]any)
+				require.Len(t, keys, 1)
+				r.MustDo("DEL", keys[0].(string))
+			},
+		}
+	default:
+		db := startPostgres(t)
+		p.Addrs = []string{db.URL}
+		return p, map[string]func(){
+			"TRUNCATE": func() { execute(t, db, "TRUNCATE leaky_buckets") },
+			"DELETE":   func() { execute(t, db, "DELETE FROM leaky_buckets") },
+		}
+	}
+}
+
+// The other processes hold slots of which the new state knows nothing, but for those up to
+// the latest of the process that asks first.
+func TestALostStateGivesTwiceOnlyWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		engine
+		way   string
+		guard bool
+	}{
+		{redisEngine, "FLUSHALL", false},
+		{redisEngine, "FLUSHALL", true},
+		{redisEngine, "DEL", false},
+		{postgresEngine, "TRUNCATE", false},
+		{postgresEngine, "DELETE", true},
+	} {
+		name := string(row.engine) + " " + row.way
+		if row.guard {
+			name += " with a guard"
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, ways := startLossy(t, row.engine)
+			extra := 3 * p.held()
+			if row.guard {
+				extra, p.Guard = 0, p.time(4*p.held())
+			}
+			f := startFleet(t, four(p))
+			f.runsFor(600 * time.Millisecond)
+			at := time.Now()
+			ways[row.way]()
+			f.runsFor(600 * time.Millisecond)
+			to := time.Now()
+			reports, l := f.ends()
+			l.keepsPaceBut(t, p, extra)
+			f.accounts(reports)
+			require.Less(t, l.gap(at, to), p.time(4*p.held())+p.Guard+d+noise)
+		})
+	}
+}
+
+// The script of a Bucket is not in its state: it is loaded again, and nobody notices.
+func TestLostScriptsCostNothing(t *testing.T) {
+	t.Parallel()
+	r := startRedis(t)
+	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "scripts", Rate: 1000, Waiters: 16, Slack: d}))
+	for range 10 {
+		f.runsFor(100 * time.Millisecond)
+		r.MustDo("SCRIPT", "FLUSH")
+	}
+	reports, l := f.ends()
+	l.keepsPace(t, f.plan())
+	f.accounts(reports)
+	for _, r := range reports {
+		require.Zero(t, r.Stats.Bucket.Failures)
+	}
+}
+
+// While the server is away slots pass unused. Nothing that is older than what processes hold
+// has any value, so it does not matter whether the server has saved it.
+func TestARestartedServerIsNoLicence(t *testing.T) {
+	t.Parallel()
+	away := 250 * time.Millisecond
+	for name, row := range map[string]struct {
+		options []string
+		restart func(r *servers.Redis)
+	}{
+		"killed without persistence":  {nil, func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
+		"stopped without persistence": {nil, func(r *servers.Redis) { r.Stop(); time.Sleep(away); r.Restart() }},
+		"killed with persistence": {[]string{"--appendonly", "yes", "--appendfsync", "everysec"},
+			func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := startRedis(t, row.options...)
+			f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "restarted", Rate: 1000, Waiters: 16, Slack: d}))
+			require.Less(t, 4*f.plan().time(f.plan().held())+d, away, "the server is away for longer than slots are held")
+			f.runsFor(500 * time.Millisecond)
+			row.restart(r)
+			back := time.Now()
+			f.runsFor(1500 * time.Millisecond)
+			to := time.Now()
+			_, l := f.ends()
+			l.keepsPace(t, f.plan())
+			require.Greater(t, l.rate(back.Add(noise), to), f.plan().Rate/2)
+		})
+	}
+	t.Run("PostgreSQL stopped at once", func(t *testing.T) {
+		t.Parallel()
+		db := startPostgres(t)
+		f := startFleet(t, four(plan{Engine: postgresEngine, Addrs: []string{db.URL}, Key: "restarted", Rate: 1000, Waiters: 16, Slack: d}))
+		f.runsFor(500 * time.Millisecond)
+		db.Stop(servers.PostgresImmediate)
+		time.Sleep(away)
+		db.Start()
+		back := time.Now()
+		f.runsFor(2 * time.Second)
+		to := time.Now()
+		_, l := f.ends()
+		l.keepsPace(t, f.plan())
+		require.Greater(t, l.rate(back.Add(time.Second), to), f.plan().Rate/2)
+	})
+}
+
+// After a fail-over another server answers at once, which knows less than the first: nothing,
+// or what there was a while ago.
+func TestAFailOverGivesTwiceOnlyWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		lags  bool
+		guard bool
+	}{
+		"to an empty server":              {},
+		"to an empty server with a guard": {guard: true},
+		"to a replica that lags":          {lags: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first, second := startRedis(t), startRedis(t)
+			proxy := servers.StartProxy(t, first.Addr)
+			p := plan{Engine: redisEngine, Addrs: []string{proxy.Addr}, Key: "failover", Rate: 1000, Waiters: 16, Slack: d}
+			extra := 3 * p.held()
+			if row.guard {
+				extra, p.Guard = 0, p.time(4*p.held())
+			}
+			if row.lags {
+				replicate(t, first, second)
+			}
+			f := startFleet(t, four(p))
+			f.runsFor(500 * time.Millisecond)
+			if row.lags {
+				second.MustDo("REPLICAOF", "NO", "ONE")
+				require.Len(t, second.MustDo("KEYS", "*"), 1)
+				f.runsFor(100 * time.Millisecond)
+			}
+			proxy.SetTarget(second.Addr)
+			proxy.CutAll()
+			at := time.Now()
+			f.runsFor(time.Second)
+			to := time.Now()
+			reports, l := f.ends()
+			l.keepsPaceBut(t, p, extra)
+			require.Greater(t, l.rate(at.Add(noise), to), p.Rate/2)
+			f.accounts(reports)
+			require.NotZero(t, scriptsRun(t, second), "the other server answers")
+		})
+	}
+}
+
+// replicate makes a server the replica of another, and returns when it is.
+func replicate(t *testing.T, first, second *servers.Redis) {
+	t.Helper()
+	first.MustDo("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+	host, port := hostPort(t, first.Addr)
+	second.MustDo("REPLICAOF", host, port)
+	require.Eventually(t, func() bool {
+		return info(t, second, "replication", "master_link_status") == "up"
+	}, 20*time.Second, 10*time.Millisecond)
+}

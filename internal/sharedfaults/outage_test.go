@@ -1,0 +1,180 @@
+package sharedfaults_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/shaper"
+)
+
+// The breaker opens after three calls have failed, each of which waits for a quarter of a
+// second.
+const breaks = 750 * time.Millisecond
+
+// startOutage starts an engine behind a proxy, and returns functions that make it silent
+// and let it speak again.
+func startOutage(t *testing.T, e engine, way string) (addr string, begin, end func()) {
+	switch {
+	case e == redisEngine && way == "paused":
+		r := startRedis(t)
+		return r.Addr, r.Pause, r.Resume
+	case e == redisEngine:
+		p := servers.StartProxy(t, startRedis(t).Addr)
+		return p.Addr, func() { p.BlackHole(true) }, func() { p.BlackHole(false) }
+	default:
+		url, p := proxyPostgres(t, startPostgres(t))
+		return url, func() { p.BlackHole(true) }, func() { p.BlackHole(false) }
+	}
+}
+
+// Those in line wait on, newcomers learn at once that they need not wait, and nobody leaves
+// until the server answers again. Then all leave at the rate.
+func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		engine
+		way string
+	}{{redisEngine, "paused"}, {redisEngine, "in a black hole"}, {postgresEngine, "in a black hole"}} {
+		t.Run(string(row.engine)+" "+row.way, func(t *testing.T) {
+			t.Parallel()
+			addr, begin, end := startOutage(t, row.engine, row.way)
+			f := startFleet(t, four(plan{Engine: row.engine, Addrs: []string{addr}, Key: "down", Rate: 400, Arrivals: 60, Slack: d}))
+			p := f.plan()
+			f.runsFor(600 * time.Millisecond)
+			begin()
+			from := time.Now()
+			f.runsFor(breaks + 1500*time.Millisecond)
+			for _, r := range f.each(order{Do: tell}) {
+				require.Equal(t, shaper.BucketDown, r.Stats.Bucket.State)
+				require.NotEmpty(t, r.Broken)
+			}
+			end()
+			to := time.Now()
+			f.runsFor(2500 * time.Millisecond) // The next probe may be 2 s away.
+			reports, l := f.ends()
+			l.keepsPace(t, p)
+
+			silent := from.Add(p.time(4*p.held()) + d)
+			require.Empty(t, l.only(departed).between(silent, to), "nobody leaves")
+			require.NotEmpty(t, l.only(unavailable).between(from, to))
+			for _, e := range l.only(unavailable) {
+				require.Zero(t, e.waited, "it is refused when it comes")
+			}
+			inLine := l.only(departed).where(func(e entry) bool { return e.came().After(silent) && e.came().Before(to) })
+			require.NotEmpty(t, inLine, "who came before the breaker opened waits, and leaves later")
+			require.Empty(t, l.only(refused))
+			for _, r := range reports {
+				require.Equal(t, shaper.BucketShared, r.Stats.Bucket.State)
+				require.Zero(t, r.Stats.Waiting)
+			}
+		})
+	}
+}
+
+// While no process can ask, each lets an equal part of the rate leave, from when its last slot
+// can't be used any more.
+func TestWithoutItsServerAFleetKeepsTheRateByParts(t *testing.T) {
+	t.Parallel()
+	addr, begin, end := startOutage(t, redisEngine, "paused")
+	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{addr}, Key: "local", Rate: 400, Waiters: 16, Slack: d,
+		Fallback: shaper.FallbackLocal(4)}))
+	p := f.plan()
+	f.runsFor(500 * time.Millisecond)
+	begin()
+	from := time.Now()
+	f.runsFor(breaks + 1500*time.Millisecond)
+	for _, r := range f.each(order{Do: tell}) {
+		require.Equal(t, shaper.BucketLocal, r.Stats.Bucket.State)
+	}
+	to := time.Now()
+	end()
+	f.runsFor(2500 * time.Millisecond)
+	reports, l := f.ends()
+
+	parts := p
+	parts.Burst = 4 // Each process has a burst of at least 1.
+	l.between(f.began, to).keepsPace(t, parts)
+	own := p
+	own.Rate /= 4
+	for i := range 4 {
+		l.of(i).between(from.Add(breaks), to).keepsPace(t, own)
+	}
+	require.Greater(t, l.rate(from.Add(breaks+noise), to), p.Rate/4, "the fallback lets requests leave")
+	// Those who can ask again have the whole rate, while others still have their parts.
+	both := parts
+	both.Rate *= 1 + 3./4
+	l.keepsPace(t, both)
+	for _, r := range reports {
+		require.Equal(t, shaper.BucketShared, r.Stats.Bucket.State)
+	}
+	l.between(to.Add(2250*time.Millisecond), time.Now()).keepsPace(t, p)
+}
+
+func TestWithoutItsServerAFleetCanHaveTheWholeRateEach(t *testing.T) {
+	t.Parallel()
+	addr, begin, end := startOutage(t, redisEngine, "paused")
+	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{addr}, Key: "open", Rate: 400, Waiters: 16, Slack: d,
+		Fallback: shaper.FallbackOpen}))
+	p := f.plan()
+	f.runsFor(500 * time.Millisecond)
+	begin()
+	from := time.Now()
+	f.runsFor(breaks + time.Second)
+	for _, r := range f.each(order{Do: tell}) {
+		require.Equal(t, shaper.BucketOpen, r.Stats.Bucket.State)
+	}
+	to := time.Now()
+	end()
+	f.runsFor(2500 * time.Millisecond)
+	_, l := f.ends()
+	for i := range 4 {
+		l.of(i).keepsPace(t, p)
+	}
+	require.Greater(t, l.rate(from.Add(breaks+noise), to), 2*p.Rate)
+	l.between(to.Add(2250*time.Millisecond), time.Now()).keepsPace(t, p)
+}
+
+// One process is cut off. What it has sent into the black hole arrives when that ends.
+func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
+	t.Parallel()
+	for name, fallback := range map[string]shaper.Fallback{"closed": shaper.FallbackClosed, "local": shaper.FallbackLocal(4)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := startRedis(t)
+			proxy := servers.StartProxy(t, r.Addr)
+			plans := four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "partition", Rate: 1000, Waiters: 16, Slack: d, Fallback: fallback})
+			plans[0].Addrs = []string{proxy.Addr}
+			f := startFleet(t, plans)
+			p := f.plan()
+			f.runsFor(500 * time.Millisecond)
+			proxy.BlackHole(true)
+			from := time.Now()
+			f.runsFor(breaks + time.Second)
+			proxy.BlackHole(false)
+			to := time.Now()
+			f.runsFor(2500 * time.Millisecond)
+			reports, l := f.ends()
+
+			l.but(0).keepsPace(t, p)
+			require.Greater(t, l.but(0).rate(from.Add(noise), to), p.Rate/2, "the others take over")
+			alone := l.of(0).only(departed).between(from.Add(p.time(4*p.held())+d), to)
+			if fallback == shaper.FallbackClosed {
+				l.keepsPace(t, p)
+				require.Empty(t, alone)
+			} else {
+				part, both := p, p
+				part.Rate /= 4
+				alone.keepsPace(t, part)
+				both.Rate *= 1 + 1./4
+				both.Burst = 2
+				l.keepsPace(t, both)
+				l.between(to.Add(2250*time.Millisecond), time.Now()).keepsPace(t, p)
+			}
+			require.Equal(t, shaper.BucketShared, reports[0].Stats.Bucket.State)
+			require.NotEmpty(t, l.of(0).only(departed).between(to, time.Now()), "it takes part again")
+		})
+	}
+}

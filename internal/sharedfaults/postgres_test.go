@@ -1,0 +1,134 @@
+package sharedfaults_test
+
+import (
+	"fmt"
+	"math/big"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/shaper"
+)
+
+// Sixteen sessions take from one row at once, and the sum is what all have taken: no update
+// is lost to one that has read the row before.
+func TestNoUpdateIsLostAmongManySessions(t *testing.T) {
+	t.Parallel()
+	db := startPostgres(t)
+	pool, err := pgxpool.New(t.Context(), db.URL+"&pool_max_conns=20")
+	require.NoError(t, err)
+	defer pool.Close()
+	b := pgbucket.New(pool)
+	third := shaper.BucketRate{Version: 1, Micros: 1_000_000, Part: 1, Parts: 3000, Burst: 1_000_000}
+	take := func(cost int64) shaper.Taken {
+		taken, err := b.Take(t.Context(), shaper.Take{Key: "sessions", Cost: cost, First: 1, Rate: third})
+		if err != nil || !taken.OK {
+			t.Errorf("%+v, %v", taken, err)
+		}
+		return taken
+	}
+	first := take(1000).Empty
+	var sum atomic.Int64
+	var sessions sync.WaitGroup
+	for i := range 16 {
+		sessions.Go(func() {
+			for j := range 100 {
+				cost := int64(1 + (i*7+j)%5)
+				take(cost)
+				sum.Add(cost)
+			}
+		})
+	}
+	sessions.Wait()
+	last := take(1).Empty
+	instant := func(i shaper.Instant) *big.Rat {
+		return new(big.Rat).SetFrac64(i.Micros*third.Parts+i.Part, third.Parts)
+	}
+	want := new(big.Rat).SetFrac64((1000+sum.Load())*(third.Micros*third.Parts+third.Part), third.Parts)
+	require.Equal(t, want.Add(want, instant(first)), instant(last))
+}
+
+// Connections that the server ends, and rows that others hold, cost the calls that meet
+// them, and nothing more.
+func TestAServerInTroubleIsNoLicence(t *testing.T) {
+	t.Parallel()
+	for name, trouble := range map[string]func(t *testing.T, db *servers.Postgres){
+		"its sessions end": func(t *testing.T, db *servers.Postgres) {
+			for range 3 {
+				execute(t, db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
+				time.Sleep(100 * time.Millisecond)
+			}
+		},
+		"the row is locked for longer than a call takes": func(t *testing.T, db *servers.Postgres) {
+			conn, err := pgx.Connect(t.Context(), db.URL)
+			require.NoError(t, err)
+			defer conn.Close(t.Context())
+			tx, err := conn.Begin(t.Context())
+			require.NoError(t, err)
+			tag, err := tx.Exec(t.Context(), "SELECT * FROM leaky_buckets FOR UPDATE")
+			require.NoError(t, err)
+			require.EqualValues(t, 1, tag.RowsAffected())
+			time.Sleep(400 * time.Millisecond)
+			require.NoError(t, tx.Rollback(t.Context()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := startPostgres(t)
+			f := startFleet(t, four(plan{Engine: postgresEngine, Addrs: []string{db.URL}, Key: "trouble", Rate: 1000, Waiters: 16, Slack: d}))
+			f.runsFor(500 * time.Millisecond)
+			trouble(t, db)
+			back := time.Now()
+			f.runsFor(1500 * time.Millisecond)
+			to := time.Now()
+			reports, l := f.ends()
+			l.keepsPace(t, f.plan())
+			f.accounts(reports)
+			require.Greater(t, l.rate(back.Add(noise), to), f.plan().Rate/2)
+			failures := uint64(0)
+			for _, r := range reports {
+				failures += r.Stats.Bucket.Failures
+			}
+			require.NotZero(t, failures)
+		})
+	}
+}
+
+// After a fail-over a standby may answer for a while, which only reads. That counts as an
+// outage, and what it knows is not used.
+func TestAServerThatOnlyReadsCountsAsDown(t *testing.T) {
+	t.Parallel()
+	db := startPostgres(t)
+	standby := db.StartStandby()
+	url, proxy := proxyPostgres(t, db)
+	f := startFleet(t, four(plan{Engine: postgresEngine, Addrs: []string{url}, Key: "standby", Rate: 400, Arrivals: 60, Slack: d}))
+	p := f.plan()
+	f.runsFor(500 * time.Millisecond)
+	proxy.SetTarget(standby.Addr)
+	proxy.CutAll()
+	from := time.Now()
+	f.runsFor(1200 * time.Millisecond)
+	for _, r := range f.each(order{Do: tell}) {
+		require.Equal(t, shaper.BucketDown, r.Stats.Bucket.State)
+		require.Contains(t, r.Broken, "25006", "read_only_sql_transaction")
+	}
+	proxy.SetTarget(db.Addr)
+	proxy.CutAll()
+	to := time.Now()
+	f.runsFor(2500 * time.Millisecond)
+	reports, l := f.ends()
+	l.keepsPace(t, p)
+	require.Empty(t, l.only(departed).between(from.Add(p.time(4*p.held())+d+noise/2), to))
+	require.NotEmpty(t, l.only(unavailable))
+	for i, r := range reports {
+		require.Equal(t, shaper.BucketShared, r.Stats.Bucket.State)
+		require.NotEmpty(t, l.of(i).only(departed).between(to, time.Now()), fmt.Sprint(i))
+	}
+}

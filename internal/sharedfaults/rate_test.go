@@ -1,0 +1,69 @@
+package sharedfaults_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// noise is how much later than on a quiet machine something may happen, where a test has to
+// say when. No bound of G1 needs it.
+const noise = 500 * time.Millisecond
+
+// d is the lateness of most fleets. With 10 ms, the default for short round trips, a busy
+// machine drops so many slots that little is left to judge.
+const d = 25 * time.Millisecond
+
+func TestProcessesTogetherNeverExceedTheRate(t *testing.T) {
+	t.Parallel()
+	r, db := startRedis(t), startPostgres(t)
+	for _, row := range []struct {
+		engine
+		addr    string
+		rate    float64
+		burst   int
+		waiters int
+		slack   time.Duration
+	}{
+		{redisEngine, r.Addr, 3, 1, 4, 0},
+		{redisEngine, r.Addr, 100, 1, 8, 0},
+		{redisEngine, r.Addr, 1000, 1, 32, d},
+		{redisEngine, r.Addr, 1000, 50, 32, d},
+		{redisEngine, r.Addr, 10_000, 1, 200, d},
+		{postgresEngine, db.URL, 100, 1, 8, 0},
+		{postgresEngine, db.URL, 1000, 1, 32, d},
+		{postgresEngine, db.URL, 10_000, 1, 200, d},
+	} {
+		t.Run(fmt.Sprintf("%v of %d per s burst %d", row.engine, int(row.rate), row.burst), func(t *testing.T) {
+			t.Parallel()
+			f := startFleet(t, four(plan{Engine: row.engine, Addrs: []string{row.addr}, Key: t.Name(),
+				Rate: row.rate, Burst: row.burst, Waiters: row.waiters, Slack: row.slack}))
+			length := 2 * time.Second
+			if long {
+				length = 10 * time.Second
+			}
+			f.runsFor(length)
+			to := time.Now()
+			reports, l := f.ends()
+			l.keepsPace(t, f.plan())
+			f.accounts(reports)
+
+			from := f.began.Add(noise)
+			require.Greater(t, l.rate(from, to), row.rate/2, "the rate on a busy machine")
+			if !long {
+				return
+			}
+			require.Greater(t, l.rate(from, to), 0.99*row.rate)
+			if row.rate >= 100 {
+				for _, share := range l.between(from, to).shares(4) {
+					require.InDelta(t, 0.25, share, 0.05*0.25)
+				}
+			}
+			if row.rate >= 1000 {
+				require.Less(t, tripsPerDeparture(reports), 0.15)
+			}
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package shaper_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// Three answers that were late, because a machine was busy for a moment, are no reason to
+// refuse newcomers. A bucket that is always farther than slots may be late is one.
+func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond}, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer s.Close()
+		m.SetDelay(time.Millisecond, time.Millisecond)
+		require.NoError(t, s.Wait(t.Context()))
+		m.SetDelay(28*time.Millisecond, 2*time.Millisecond)
+		for range 5 {
+			require.NoError(t, s.Wait(t.Context()))
+		}
+		require.Zero(t, s.Stats().Bucket.Failures)
+		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+
+		m.SetDelay(30*time.Millisecond, 30*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+		err = s.Wait(t.Context())
+		require.ErrorIs(t, err, shaper.ErrUnavailable)
+		require.ErrorContains(t, err, "Limits.Slack is 25ms")
+	})
+}
+
+// The first calls of a process wait for connections, and each key of a Group has a first call.
+func TestNewConnectionsDoNotCountAsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		limits := func(string) (shaper.Limits, error) {
+			return shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond}, nil
+		}
+		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, func(key string) string { return key }))
+		require.NoError(t, err)
+		defer g.Close()
+		m.SetDelay(28*time.Millisecond, 2*time.Millisecond)
+		for key := range 10 {
+			require.NoError(t, g.Wait(t.Context(), strconv.Itoa(key)))
+		}
+		m.SetDelay(time.Millisecond, time.Millisecond)
+		for key := range 10 {
+			require.NoError(t, g.Wait(t.Context(), strconv.Itoa(key)))
+		}
+	})
+}
+
+// The lateness is promised, and it is two round trips if that is long. So one answer that takes
+// a second must not make slots usable for much longer, but a way that has become longer must.
+func TestOneSlowAnswerDoesNotLengthenTheLateness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10}, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer s.Close()
+		wait := func(times int, delay time.Duration) {
+			m.SetDelay(delay/2, delay/2)
+			for range times {
+				require.NoError(t, s.Wait(t.Context()))
+			}
+		}
+		wait(3, time.Millisecond)
+		require.Equal(t, shaper.DefaultSlack, s.Stats().Bucket.Lateness)
+		m.SetDelay(239*time.Millisecond, time.Millisecond)
+		require.NoError(t, s.Wait(t.Context()))
+		require.Equal(t, time.Millisecond, s.Stats().Bucket.RTT)
+		require.Equal(t, shaper.DefaultSlack, s.Stats().Bucket.Lateness)
+
+		wait(64, 30*time.Millisecond)
+		require.Equal(t, 30*time.Millisecond, s.Stats().Bucket.RTT)
+		require.Equal(t, 61*time.Millisecond, s.Stats().Bucket.Lateness)
+	})
+}
