@@ -87,6 +87,14 @@ func newConn(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
+// newDatabase makes a database of its own for a test of names, and returns its URL.
+func newDatabase(t testing.TB) (url string) {
+	t.Helper()
+	name := fmt.Sprintf("names_%d", tables.Add(1))
+	exec(t, newConn(t, startServer(t).URL), "", "CREATE DATABASE "+name)
+	return strings.Replace(server.URL, "/postgres?", "/"+name+"?", 1)
+}
+
 // exec runs SQL in which TBL stands for a table.
 func exec(t testing.TB, db pgbucket.DB, table, sql string, args ...any) {
 	t.Helper()

@@ -79,7 +79,8 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 		strings.NewReplacer(`"leaky_buckets_step"`, `"leaky_buckets"_step`, `"leaky_buckets_take"`, `"leaky_buckets"_take`).Replace(pgbucket.Schema()),
 		"nothing but the quotes around the names differs")
 
-	pool := newPool(t, startServer(t).URL)
+	url := newDatabase(t)
+	pool := newPool(t, url)
 	shape := func(schema string) string {
 		return value[string](t, pool, "", `SELECT string_agg(line, E'\n' ORDER BY line) FROM (
 			SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, pg_get_expr(adbin, adrelid), reloptions) AS line
@@ -90,8 +91,8 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 		) lines`, schema)
 	}
 	exec(t, pool, "", "CREATE SCHEMA by_hand; CREATE SCHEMA by_migrate", pgx.QueryExecModeSimpleProtocol)
-	exec(t, newConn(t, server.URL+"&search_path=by_hand"), "", string(file), pgx.QueryExecModeSimpleProtocol)
-	require.NoError(t, pgbucket.Migrate(t.Context(), newConn(t, server.URL+"&search_path=by_migrate")))
+	exec(t, newConn(t, url+"&search_path=by_hand"), "", string(file), pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, pgbucket.Migrate(t.Context(), newConn(t, url+"&search_path=by_migrate")))
 	made := shape("by_migrate")
 	require.Contains(t, made, "PRIMARY KEY (key)")
 	require.Contains(t, made, "fillfactor=50")

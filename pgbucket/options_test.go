@@ -11,7 +11,7 @@ import (
 )
 
 func TestATableMayHaveAnyNameThatNeedsNoQuotesWithinQuotes(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
+	pool := newPool(t, newDatabase(t))
 	exec(t, pool, "", `CREATE SCHEMA "Limits"`)
 	for _, name := range []string{
 		"Limits.Buckets", "Limits.leaky_buckets", "leaky_buckets", "public.LEAKY_BUCKETS", "select", "_1",

@@ -113,6 +113,7 @@ const nestedPolicy = `
 
 	# Shared buckets on PostgreSQL: its driver.
 	pgbucket: std shaper github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgconn github.com/jackc/pgx/v5/pgxpool
+	pgbucket tests: shaper/buckettest
 
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.
