@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,7 +22,7 @@ import (
 func TestMain(m *testing.M) {
 	// The tests of the whole program mostly wait, so more of them may run at once than
 	// there are processors. A flag -parallel comes later, and counts.
-	if err := flag.Set("test.parallel", "6"); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(max(6, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
