@@ -111,6 +111,9 @@ const nestedPolicy = `
 	redisbucket: std shaper github.com/redis/go-redis/v9
 	redisbucket tests: shaper/buckettest github.com/alicebob/miniredis/v2
 
+	# Shared buckets on PostgreSQL: its driver.
+	pgbucket: std shaper github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgconn github.com/jackc/pgx/v5/pgxpool
+
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.
 	internal/release: std golang.org/x/mod/modfile golang.org/x/mod/module golang.org/x/mod/sumdb/dirhash golang.org/x/mod/zip

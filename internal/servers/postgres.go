@@ -1,0 +1,210 @@
+package servers
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const getPostgres = "apt-get install postgresql"
+
+// A Postgres is one server of PostgreSQL. Its methods are for one goroutine at a time.
+type Postgres struct {
+	URL  string // of the database postgres, for its superuser; there is no password
+	Addr string // "127.0.0.1:port"
+
+	t       testing.TB
+	dir     string // has the folder data
+	options []string
+	process *process
+}
+
+// StartPostgres makes a new cluster of databases in a temporary folder, starts its server on
+// a free port, and stops it when the test ends. Nothing is written to the disk for certain
+// (fsync is off). The options are those of the server's command line: "-c",
+// "max_connections=200". As PostgreSQL refuses to run as root, for root it runs as the user
+// postgres, or nobody.
+func StartPostgres(t testing.TB, options ...string) *Postgres {
+	t.Helper()
+	p := &Postgres{t: t, dir: tempDir(t), options: options}
+	p.run("initdb", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync", "-D", p.data())
+	p.startAnywhere()
+	return p
+}
+
+// StartStandby starts a server that follows p, as it is now, and answers nothing but
+// queries that only read.
+func (p *Postgres) StartStandby() *Postgres {
+	p.t.Helper()
+	s := &Postgres{t: p.t, dir: tempDir(p.t), options: p.options}
+	s.run("pg_basebackup", "--dbname", p.URL, "--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D", s.data())
+	s.startAnywhere()
+	return s
+}
+
+func (p *Postgres) data() string { return filepath.Join(p.dir, "data") }
+
+// run runs a program that makes the folder data.
+func (p *Postgres) run(program string, args ...string) {
+	p.t.Helper()
+	program = Need(p.t, getPostgres, program)
+	err := os.Mkdir(p.data(), 0o700)
+	if err == nil {
+		err = giveToServer(p.data())
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	command := exec.Command(program, args...)
+	command.Dir = p.data()
+	notAsRoot(command)
+	if out, err := command.CombinedOutput(); err != nil {
+		p.t.Fatalf("%s: %v\n%s", program, err, out)
+	}
+}
+
+// startAnywhere starts the server on a free port, which another program may have taken
+// meanwhile.
+func (p *Postgres) startAnywhere() {
+	p.t.Helper()
+	for attempt := 1; ; attempt++ {
+		port := FreePort(p.t)
+		p.Addr = address(port)
+		p.URL = "postgres://postgres@" + p.Addr + "/postgres?sslmode=disable"
+		err := p.start(port)
+		if err == nil {
+			return
+		}
+		if attempt == 3 || !strings.Contains(err.Error(), "in use") {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// start starts the server and waits until it takes connections.
+func (p *Postgres) start(port int) error {
+	p.t.Helper()
+	command := exec.Command(Need(p.t, getPostgres, "postgres"), append([]string{
+		"-D", p.data(), "-p", strconv.Itoa(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
+		"-c", "fsync=off",
+	}, p.options...)...)
+	command.Dir = p.data()
+	notAsRoot(command)
+	p.process = start(p.t, filepath.Join(p.dir, "log"), command)
+	// If only its first process were killed, the others would end some time later.
+	p.t.Cleanup(func() { p.Stop(PostgresImmediate) })
+	return p.process.until(p.isReady)
+}
+
+// isReady looks into the file in which the server tells how it is. The file of a server that
+// was killed stays behind.
+func (p *Postgres) isReady() error {
+	text, err := os.ReadFile(filepath.Join(p.data(), "postmaster.pid"))
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(text), "\n")
+	if len(lines) < 8 || lines[0] != strconv.Itoa(p.process.command.Process.Pid) || strings.TrimSpace(lines[7]) != "ready" {
+		return fmt.Errorf("it says %q", text)
+	}
+	return nil
+}
+
+// A PostgresStop is how a server of PostgreSQL is stopped.
+type PostgresStop string
+
+const (
+	PostgresFast      PostgresStop = "fast"      // transactions are rolled back
+	PostgresImmediate PostgresStop = "immediate" // as after a crash: it has to recover when it is started
+)
+
+// Stop stops the server, and returns when it has ended.
+func (p *Postgres) Stop(how PostgresStop) {
+	p.t.Helper()
+	signal := syscall.SIGINT
+	if how == PostgresImmediate {
+		signal = syscall.SIGQUIT
+	}
+	if p.process.running() {
+		p.process.stop(p.t, signal)
+	}
+}
+
+// Start starts a server again that was stopped, at the same address.
+func (p *Postgres) Start() {
+	p.t.Helper()
+	_, port := hostPort(p.Addr)
+	n, err := strconv.Atoi(port)
+	if err == nil {
+		err = p.start(n)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// Query runs SQL with psql, and returns its rows as lines, and their columns with a "|"
+// between.
+func (p *Postgres) Query(sql string) (string, error) {
+	p.t.Helper()
+	out, err := exec.Command(Need(p.t, getPostgres, "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, p.URL).Output()
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = fmt.Errorf("psql: %w: %s", err, e.Stderr)
+	}
+	return strings.TrimSuffix(string(out), "\n"), err
+}
+
+// StartPgBouncer starts PgBouncer in front of p, with few connections to it, each of which
+// serves another client after every transaction. It returns the URL at which clients find
+// it.
+func StartPgBouncer(t testing.TB, p *Postgres) string {
+	t.Helper()
+	program := Need(t, "apt-get install pgbouncer", "pgbouncer")
+	dir := tempDir(t)
+	host, port := hostPort(p.Addr)
+	for attempt := 1; ; attempt++ {
+		own := FreePort(t)
+		file := filepath.Join(dir, "pgbouncer.ini")
+		config := fmt.Sprintf(`[databases]
+* = host=%s port=%s user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 4
+max_client_conn = 500
+`, host, port, own)
+		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		command := exec.Command(program, file)
+		command.Dir = dir
+		notAsRoot(command)
+		process := start(t, filepath.Join(dir, "log"), command)
+		err := process.until(func() error { return canConnect(address(own)) })
+		if err == nil {
+			return "postgres://postgres@" + address(own) + "/postgres?sslmode=disable"
+		}
+		if attempt == 3 || !strings.Contains(err.Error(), "in use") {
+			t.Fatal(err)
+		}
+	}
+}
+
+// canConnect returns nil if somebody listens at an address.
+func canConnect(addr string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}

@@ -1,0 +1,198 @@
+package pgbucket
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A DB runs statements: a [*pgxpool.Pool], a [*pgx.Conn] or a [pgx.Tx]. A Bucket uses the
+// last two for one call at a time; nobody else may use them meanwhile. Any other DB must be
+// safe for concurrent use, and must run no statement twice.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// A Bucket is a [shaper.Bucket] in a table of PostgreSQL. New returns one, and [Migrate]
+// makes the table; use the Bucket with [shaper.WithBucket] or [shaper.WithBuckets], and
+// call Sweep now and then if it has many keys. Where the server can't be asked, or refuses,
+// each method returns its error; none of them tries again. A Bucket is safe for concurrent
+// use.
+type Bucket struct {
+	db   DB
+	turn chan struct{} // has room for the one who uses db; nil if all may
+
+	take, giveBack, sweep string // statements
+	err                   error  // what is wrong with the options
+}
+
+var _ shaper.Bucket = (*Bucket)(nil)
+
+var errNoDB = errors.New("pgbucket: the DB is nil")
+
+// New returns a Bucket whose levels are in a table that db leads to. Nothing is asked of
+// the server yet. If an option is wrong, or db is nil, all methods return an error that
+// says so.
+func New(db DB, opts ...Option) *Bucket {
+	o, err := newOptions(opts)
+	b := &Bucket{
+		db:       db,
+		take:     o.inTable(takeSQL),
+		giveBack: o.inTable(giveBackSQL),
+		sweep:    o.inTable(sweepSQL),
+		err:      err,
+	}
+	switch db.(type) {
+	case nil:
+		b.err = cmp.Or(err, errNoDB)
+	case *pgx.Conn, *pgxpool.Conn, pgx.Tx:
+		b.turn = make(chan struct{}, 1)
+	}
+	return b
+}
+
+// Every statement is sent with its parameters in one round trip, and leaves no prepared
+// statement behind: behind PgBouncer, the next one may reach another connection of the
+// server. What it would cost to plan the Take anew each time is why it is a function:
+// connections of the server keep the plans of functions.
+const mode = pgx.QueryExecModeExec
+
+const takeSQL = `
+SELECT ok, asked, before, before_part, cold, version, unit, unit_part, parts, burst
+FROM leaky_buckets_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
+
+// Take implements [shaper.Bucket].
+func (b *Bucket) Take(ctx context.Context, t shaper.Take) (taken shaper.Taken, err error) {
+	if err := b.enterWith(ctx, t); err != nil {
+		return shaper.Taken{}, err
+	}
+	defer b.leave()
+	rise, room := t.Rise(), t.Room()
+	var rate shaper.BucketRate
+	err = b.db.QueryRow(ctx, b.take, mode, column(t.Key),
+		rise.Micros, rise.Part, room.Micros, room.Part, t.Ahead.Microseconds(),
+		t.Rate.Version, t.Rate.Micros, t.Rate.Part, t.Rate.Parts, t.Rate.Burst,
+		t.High.Micros, t.High.Part, t.Seen, t.Guard.Microseconds(), commitsAlone(b.db),
+	).Scan(
+		&taken.OK, &taken.Now, &taken.Empty.Micros, &taken.Empty.Part, &taken.Cold,
+		&rate.Version, &rate.Micros, &rate.Part, &rate.Parts, &rate.Burst,
+	)
+	if err != nil {
+		return shaper.Taken{}, failed(ctx, err)
+	}
+	if rate != t.Rate {
+		taken.Other = &rate
+	}
+	return taken, nil
+}
+
+// The row is found by its key alone, and all else is asked of the row that is locked.
+const giveBackSQL = `
+UPDATE leaky_buckets SET
+	empty = empty - $2 - CASE WHEN empty_part < $3 THEN 1 ELSE 0 END,
+	empty_part = empty_part - $3 + CASE WHEN empty_part < $3 THEN parts ELSE 0 END
+WHERE key = $1 AND (empty, empty_part) = ($4, $5)
+	AND (version, unit, unit_part, parts, burst) = ($6, $7, $8, $9, $10)
+RETURNING CASE WHEN $11 THEN set_config('synchronous_commit', 'off', true) END`
+
+// GiveBack implements [shaper.Bucket].
+func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+	if err := b.enterWith(ctx, t); err != nil {
+		return err
+	}
+	defer b.leave()
+	rise := t.Rise()
+	_, err := b.db.Exec(ctx, b.giveBack, mode, column(t.Key), rise.Micros, rise.Part, end.Micros, end.Part,
+		t.Rate.Version, t.Rate.Micros, t.Rate.Part, t.Rate.Parts, t.Rate.Burst, commitsAlone(b.db))
+	if err != nil {
+		return failed(ctx, err)
+	}
+	return nil
+}
+
+// enterWith is enter for a Take, which must be one that can be asked for. Those of package
+// shaper can.
+func (b *Bucket) enterWith(ctx context.Context, t shaper.Take) error {
+	r := t.Rate
+	switch {
+	case t.Key == "":
+		return errors.New("pgbucket: the key is empty")
+	case t.Cost < 1:
+		return fmt.Errorf("pgbucket: the cost is %d, must be at least 1", t.Cost)
+	case r.Parts < 1 || r.Parts > 1e12 || r.Part < 0 || r.Part >= r.Parts || r.Micros < 0 || r.Micros > 1<<51 ||
+		r.Micros+r.Part == 0 || r.Burst < 1 || r.Version < 0 || r.Version > 1<<53:
+		return fmt.Errorf("pgbucket: the rate %+v is none", r)
+	}
+	return b.enter(ctx)
+}
+
+// enter waits until db may be used. If it returns nil, leave must be called.
+func (b *Bucket) enter(ctx context.Context) error {
+	if b.err != nil || b.turn == nil {
+		return b.err
+	}
+	select {
+	case b.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (b *Bucket) leave() {
+	if b.turn != nil {
+		<-b.turn
+	}
+}
+
+// commitsAlone reports whether each statement is a transaction of its own. Then its end need
+// not wait until the disk has it, as the next Take heals what a crash loses. A
+// transaction of the caller's ends as the caller wants it.
+func commitsAlone(db DB) bool {
+	switch db := db.(type) {
+	case *pgxpool.Pool:
+		return true
+	case *pgx.Conn:
+		return db.PgConn().TxStatus() == 'I' // idle
+	case *pgxpool.Conn:
+		return db.Conn().PgConn().TxStatus() == 'I'
+	}
+	return false
+}
+
+// longestKey is the length from which a column has a hash in place of the rest of the key:
+// an entry of an index can't have more than about 2,700 bytes.
+const longestKey = 512
+
+// column returns a key as it is in the table. Keys are bytes there, because not every string
+// is a text for PostgreSQL; where a key has what a client has sent, an error would be the
+// client's to cause.
+func column(key string) []byte {
+	if len(key) <= longestKey {
+		return []byte(key)
+	}
+	sum := sha256.Sum256([]byte(key))
+	return append([]byte(key[:longestKey]), sum[:]...)
+}
+
+// failed returns the error of a method for one of the DB.
+func failed(ctx context.Context, err error) error {
+	switch e, ok := errors.AsType[*pgconn.PgError](err); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case ok && (e.Code == undefinedTable || e.Code == undefinedFunction):
+		return fmt.Errorf("pgbucket: %w; has Migrate been called?", err)
+	}
+	return fmt.Errorf("pgbucket: %w", err)
+}
+
+const undefinedTable, undefinedFunction = "42P01", "42883"

@@ -1,0 +1,217 @@
+package pgbucket_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/shaper"
+)
+
+func TestALevelIsSharedByAllThatHaveItsTable(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, _ := newTable(t, pool)
+	a, b := pgbucket.New(pool, table), pgbucket.New(newConn(t, server.URL), table)
+	take := shaper.Take{Key: "key", Cost: 3, First: 1, Rate: every(10_000_000)}
+
+	first, err := a.Take(t.Context(), take)
+	require.NoError(t, err)
+	require.True(t, first.OK)
+	require.True(t, first.Cold)
+	require.Equal(t, shaper.Instant{Micros: first.Now}, first.Empty)
+	require.WithinDuration(t, time.Now(), time.UnixMicro(first.Now), 30*time.Second)
+
+	second, err := b.Take(t.Context(), take)
+	require.NoError(t, err)
+	require.False(t, second.OK, "the level is at 3")
+	require.False(t, second.Cold)
+	require.Equal(t, shaper.Instant{Micros: first.Now + 30_000_000}, second.Empty)
+	require.Greater(t, second.Now, first.Now)
+
+	other := take
+	other.Key = "another"
+	third, err := b.Take(t.Context(), other)
+	require.NoError(t, err)
+	require.True(t, third.OK && third.Cold, "each key has a level of its own")
+
+	require.NoError(t, b.GiveBack(t.Context(), take, second.Empty))
+	third, err = b.Take(t.Context(), take)
+	require.NoError(t, err)
+	require.True(t, third.OK, "all was given back")
+
+	require.NoError(t, a.GiveBack(t.Context(), shaper.Take{Key: "never used", Cost: 1, Rate: take.Rate}, second.Empty), "nothing to do")
+}
+
+// Where keys are what clients send, an error would be theirs to cause, and three in a row
+// make the Bucket count as unavailable.
+func TestNoKeyIsAnError(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, _ := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	long := strings.Repeat("k", 512)
+	random := make([]byte, 100_000) // can't be compressed
+	for i, n := 0, uint32(1); i < len(random); i++ {
+		n = n*1664525 + 1013904223
+		random[i] = byte(n >> 24)
+	}
+	keys := []string{"\x00", "\xff\xfe", "user:\x00", "user:", "'; DROP TABLE x; --", `\x00`, long, long + "a", long + "b", string(random), string(random[:len(random)-1])}
+	for _, key := range keys {
+		taken, err := bucket.Take(t.Context(), one(key, every(1_000_000)))
+		require.NoErrorf(t, err, "%.20q", key)
+		require.Truef(t, taken.Cold, "%.20q is no other key", key)
+	}
+	for _, key := range keys {
+		taken, err := bucket.Take(t.Context(), one(key, every(1_000_000)))
+		require.NoErrorf(t, err, "%.20q", key)
+		require.Falsef(t, taken.Cold, "%.20q is found again", key)
+		require.NoError(t, bucket.GiveBack(t.Context(), one(key, every(1_000_000)), shaper.Instant{Micros: taken.Empty.Micros + 1_000_000}))
+		again, err := bucket.Take(t.Context(), one(key, every(1_000_000)))
+		require.NoErrorf(t, err, "%.20q", key)
+		require.Equalf(t, taken.Empty, again.Empty, "%.20q was given back", key)
+	}
+}
+
+// A pgx.Conn and a pgx.Tx fail if they are used by two at once, or even mix up what they
+// send.
+func TestAConnectionIsUsedForOneCallAtATime(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, _ := newTable(t, pool)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	pooled, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer pooled.Release()
+	for name, db := range map[string]pgbucket.DB{"conn": newConn(t, server.URL), "pooled": pooled, "tx": tx} {
+		t.Run(name, func(t *testing.T) {
+			bucket := pgbucket.New(db, table)
+			errs := make(chan error, 8)
+			for range cap(errs) {
+				go func() {
+					var err error
+					for range 20 {
+						if _, e := bucket.Take(t.Context(), one(name, every(1))); e != nil {
+							err = e
+						}
+					}
+					errs <- err
+				}()
+			}
+			for range cap(errs) {
+				require.NoError(t, <-errs)
+			}
+		})
+	}
+}
+
+func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
+	conn := newConn(t, startServer(t).URL)
+	table, name := newTable(t, conn)
+	holder := newConn(t, server.URL)
+	bucket := pgbucket.New(conn, table)
+	_, err := bucket.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	tx, err := holder.Begin(t.Context())
+	require.NoError(t, err)
+	exec(t, tx, name, "SELECT FROM TBL WHERE key = 'key' FOR UPDATE")
+
+	var busy sync.WaitGroup
+	busy.Go(func() {
+		if _, err := bucket.Take(context.Background(), one("key", every(1))); err != nil {
+			t.Error(err)
+		}
+	})
+	require.Eventually(t, func() bool {
+		return value[bool](t, tx, "", "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1)", "%"+name+"%")
+	}, 30*time.Second, time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = bucket.Take(ctx, one("key", every(1)))
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, bucket.GiveBack(ctx, one("key", every(1)), shaper.Instant{}), context.Canceled)
+	_, err = bucket.Sweep(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, tx.Rollback(t.Context()))
+	busy.Wait()
+}
+
+// What a transaction has taken is given back if it is rolled back, and is seen by others
+// when it is committed.
+func TestATransactionTakesWhenItCommits(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	take := shaper.Take{Key: "key", Cost: 1, First: 1, Rate: every(1_000_000)}
+	_, err := pgbucket.New(pool, table).Take(t.Context(), shaper.Take{Key: "key", Cost: 1, First: 1, Rate: every(1)})
+	require.NoError(t, err)
+	take.Rate.Version++
+	for _, commit := range []bool{false, true} {
+		before := levelOf(t, pool, name, "key")
+		tx, err := pool.Begin(t.Context())
+		require.NoError(t, err)
+		taken, err := pgbucket.New(tx, table).Take(t.Context(), take)
+		require.NoError(t, err)
+		require.True(t, taken.OK)
+		require.Equal(t, before, levelOf(t, pool, name, "key"))
+		if commit {
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Equal(t, taken.Empty.Micros+1_000_000, levelOf(t, pool, name, "key").Empty.Micros)
+		} else {
+			require.NoError(t, tx.Rollback(t.Context()))
+			require.Equal(t, before, levelOf(t, pool, name, "key"))
+		}
+	}
+}
+
+// To wait for the disk at each Take is to hold the row for as long. But a transaction that
+// is not the Bucket's must be on the disk when its owner is told so.
+func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	// What a deferred trigger sees is what the end of the transaction goes by.
+	exec(t, pool, name, "CREATE TABLE TBL_log (n serial, commit text)")
+	exec(t, pool, name, `CREATE FUNCTION TBL_note() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN INSERT INTO TBL_log (commit) VALUES (TG_OP || ' ' || current_setting('synchronous_commit')); RETURN NULL; END $$`)
+	exec(t, pool, name, `CREATE CONSTRAINT TRIGGER note AFTER UPDATE OR DELETE ON TBL DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION TBL_note()`)
+	rate := every(1)
+	all := func(db pgbucket.DB) {
+		bucket := pgbucket.New(db, table)
+		taken, err := bucket.Take(t.Context(), one("key", rate))
+		require.NoError(t, err)
+		require.NoError(t, bucket.GiveBack(t.Context(), one("key", rate), shaper.Instant{Micros: taken.Empty.Micros + 1}))
+		exec(t, db, name, "UPDATE TBL SET empty = 1")
+		_, err = bucket.Sweep(t.Context())
+		require.NoError(t, err)
+	}
+	log := func() []string {
+		entries := value[[]string](t, pool, name, "SELECT array_agg(commit ORDER BY n) FROM TBL_log")
+		exec(t, pool, name, "TRUNCATE TBL_log")
+		return entries
+	}
+	alone := []string{"UPDATE off", "UPDATE off", "UPDATE on", "DELETE off"} // The third is this test's.
+	all(pool)
+	require.Equal(t, alone, log())
+
+	conn := newConn(t, server.URL)
+	all(conn)
+	require.Equal(t, alone, log())
+	pooled, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer pooled.Release()
+	all(pooled)
+	require.Equal(t, alone, log())
+
+	within := []string{"UPDATE on", "UPDATE on", "UPDATE on", "DELETE on"}
+	require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { all(tx); return nil }))
+	require.Equal(t, within, log())
+	require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error { all(conn); return nil }), "the connection knows that it is in one")
+	require.Equal(t, within, log())
+	type unknown struct{ pgbucket.DB }
+	require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { all(unknown{tx}); return nil }))
+	require.Equal(t, within, log())
+}

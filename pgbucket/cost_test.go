@@ -1,0 +1,72 @@
+package pgbucket_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/shaper"
+)
+
+// An update that touches an index leaves an old entry behind in it, and the table and the
+// index grow until they are vacuumed.
+func TestTakesUpdateNoIndex(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	const keys, each = 40, 50
+	for range each {
+		for key := range keys {
+			_, err := bucket.Take(t.Context(), one(fmt.Sprint("user:", key), every(1)))
+			require.NoError(t, err)
+		}
+	}
+	pool.Close() // A session tells of its updates when it ends.
+	conn := newConn(t, server.URL)
+	var updates, hot int
+	require.Eventually(t, func() bool {
+		require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", name).Scan(&updates, &hot))
+		return updates >= keys*each
+	}, 30*time.Second, 20*time.Millisecond)
+	t.Logf("%d of %d updates were HOT", hot, updates)
+	require.GreaterOrEqual(t, hot, updates*99/100)
+	require.LessOrEqual(t, value[int](t, conn, name, "SELECT pg_relation_size('TBL') / 8192"), 8)
+}
+
+func BenchmarkTake(b *testing.B) {
+	startServer(b)
+	bouncer := servers.StartPgBouncer(b, server)
+	for _, bench := range []struct{ name, url string }{{"direct", server.URL}, {"pgbouncer", bouncer}} {
+		for _, sessions := range []int{1, 16} {
+			b.Run(fmt.Sprintf("%s/sessions=%d", bench.name, sessions), func(b *testing.B) {
+				pool := newPool(b, bench.url)
+				table, _ := newTable(b, pool)
+				bucket := pgbucket.New(pool, table)
+				b.ReportAllocs()
+				b.SetParallelism(sessions)
+				take := one("key", every(1))
+				if sessions == 1 {
+					for b.Loop() {
+						mustTake(b, bucket, take)
+					}
+					return
+				}
+				b.RunParallel(func(pb *testing.PB) {
+					for pb.Next() {
+						mustTake(b, bucket, take)
+					}
+				})
+			})
+		}
+	}
+}
+
+func mustTake(b *testing.B, bucket *pgbucket.Bucket, take shaper.Take) {
+	if _, err := bucket.Take(b.Context(), take); err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,79 @@
+// Package pgbucket keeps the levels of shared buckets in a table of PostgreSQL, by way of
+// pgx:
+//
+//	pool, err := pgxpool.New(ctx, "postgres://…?target_session_attrs=read-write")
+//	err = pgbucket.Migrate(ctx, pool) // once, or whenever a process starts
+//	bucket := pgbucket.New(pool)
+//	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api"))
+//
+// Each step is one statement and one round trip. It is carried out wholly or not at all,
+// on the server's clock; the clocks of the processes do not count. Numbers are exact: the
+// statement answers what [shaper.Take.Apply] would, to the last part of a microsecond.
+//
+// # What is stored
+//
+// [Migrate] makes a table, leaky_buckets unless [WithTable] names another, and two
+// functions. Its SQL is schema.sql in this folder; [Schema] returns it, for those who have
+// a tool for such changes. A role that is not the owner needs no more than
+//
+//	GRANT SELECT, INSERT, UPDATE, DELETE ON leaky_buckets TO role
+//
+// where DELETE is for [Bucket.Sweep]. There is a row of about 200 bytes for each key. It
+// stays until a Sweep finds that its level has been 0 for a minute; so with a key for each
+// user call Sweep once an hour or so. A row whose numbers make no sense counts as none.
+//
+// Keys are bytes, as not every string is a text for PostgreSQL; to read them,
+//
+//	SELECT encode(key, 'escape'), to_timestamp(empty / 1e6) AS empty FROM leaky_buckets
+//
+// A key of more than 512 bytes has a hash in place of what follows these.
+//
+// # The server
+//
+// The package is tested with PostgreSQL 15, and uses nothing newer than 12. The defaults
+// will do. These settings matter:
+//
+//   - synchronous_commit need not be changed: a Take turns it off for itself, because a
+//     level is of use for about as long as a restart takes. On a disk that has to be waited
+//     for, that is several times faster. Nothing else of the session is changed, and a
+//     transaction of yours ends as you want it. Only for a DB of a type of your own, of
+//     which the package can't know whether it is in a transaction, set synchronous_commit
+//     to off for its role or connections.
+//   - The table may be made UNLOGGED (ALTER TABLE leaky_buckets SET UNLOGGED). Then Takes
+//     write no log, but a crash, and a fail-over to a standby, empties it. Processes that
+//     still run put right what they know of (High of [shaper.Take]).
+//   - default_transaction_isolation must be read committed, as it is by default. Otherwise
+//     sessions that take from one key at once get errors, though nothing is taken wrongly.
+//   - lock_timeout, at some 200 ms, ends a Take that waits for a row which a transaction of
+//     somebody else's holds. A Take whose context ends is canceled on the server too, but
+//     that takes a connection more.
+//   - A transaction that is open for long anywhere in the database (a dump, a forgotten
+//     session) keeps VACUUM from removing old versions of rows. For each 10,000 Takes of
+//     one key meanwhile, a Take of it gets slower by some 0.2 ms, until it ends.
+//   - The clock of the server should be slewed by NTP rather than stepped.
+//
+// A server that only reads is an error; target_session_attrs=read-write lets pgx find the
+// one that writes, after a fail-over too.
+//
+// # Connections
+//
+// A Take needs a connection for about as long as a round trip, and there is one Take at a
+// time for each key and process. So a few connections serve many keys; but a pool whose
+// connections are all at work for long makes Takes wait, and they fail as if the server
+// were down. A pool of its own keeps buckets from that. pgxpool pings a connection that was
+// idle for a second before it uses it, which is one more round trip; ShouldPing of its
+// Config can forbid that.
+//
+// PgBouncer may stand between, in transaction mode too: the package prepares no statements
+// and leaves nothing behind in a session, whatever the mode of the pool.
+//
+// With a [pgx.Tx] what is taken is taken when the transaction is committed. Until then it
+// holds the rows, and all other processes wait for them. That is for tests that roll back,
+// and for transactions that end at once.
+//
+// # When an answer is lost
+//
+// A Take whose answer does not come may have been carried out, so it must not be sent again:
+// what it has taken would be taken twice. Neither the package nor pgx sends a statement
+// twice. A DB that does so must not be used.
+package pgbucket

@@ -1,0 +1,216 @@
+package pgbucket_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/shaper"
+)
+
+// lockRow locks the row of a key, and returns what lets it go.
+func lockRow(t *testing.T, table, key string) (unlock func()) {
+	t.Helper()
+	conn := newConn(t, server.URL)
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	var n int
+	require.NoError(t, tx.QueryRow(t.Context(), "SELECT 1 FROM "+table+" WHERE key = $1 FOR UPDATE", []byte(key)).Scan(&n))
+	return func() { require.NoError(t, tx.Rollback(context.Background())) }
+}
+
+// waiting waits until a session waits for a lock of the table, and returns its process.
+func waiting(t *testing.T, db pgbucket.DB, table string) (pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		err := db.QueryRow(t.Context(), "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+table+"%").Scan(&pid)
+		return err == nil
+	}, 30*time.Second, 5*time.Millisecond)
+	return pid
+}
+
+func code(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return e.Code
+	}
+	return ""
+}
+
+func TestAServerThatOnlyReadsIsAnError(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, _ := newTable(t, pool)
+	_, err := pgbucket.New(pool, table).Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	standby := newPool(t, server.StartStandby().URL)
+	bucket := pgbucket.New(standby, table)
+	_, err = bucket.Take(t.Context(), one("key", every(1)))
+	require.Equal(t, "25006", code(err), "%v", err)
+	require.Equal(t, "25006", code(bucket.GiveBack(t.Context(), one("key", every(1)), shaper.Instant{})))
+	_, err = bucket.Sweep(t.Context())
+	require.Equal(t, "25006", code(err), "%v", err)
+}
+
+func TestALockTimeoutIsAnErrorAndTakesNothing(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	_, err := pgbucket.New(pool, table).Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	before := levelOf(t, pool, name, "key")
+	unlock := lockRow(t, name, "key")
+
+	impatient := pgbucket.New(newPool(t, server.URL, "lock_timeout=50ms"), table)
+	_, err = impatient.Take(t.Context(), one("key", every(1)))
+	require.Equal(t, "55P03", code(err), "%v", err)
+	require.Equal(t, "55P03", code(impatient.GiveBack(t.Context(), one("key", every(1)), before.Empty)))
+	_, err = impatient.Take(t.Context(), one("other", every(1)))
+	require.NoError(t, err, "other keys are not locked")
+	unlock()
+	require.Equal(t, before, levelOf(t, pool, name, "key"))
+	_, err = impatient.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+}
+
+// The context of a call is the patience of its caller. The server is told, so that it does
+// not take later what nobody waits for.
+func TestACallThatTimesOutIsCanceledOnTheServer(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	_, err := bucket.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	before := levelOf(t, pool, name, "key")
+	unlock := lockRow(t, name, "key")
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = bucket.Take(ctx, one("key", every(1)))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Eventually(t, func() bool {
+		return value[int](t, pool, "", "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+name+"%") == 0
+	}, 30*time.Second, 5*time.Millisecond)
+	unlock()
+	require.Equal(t, before, levelOf(t, pool, name, "key"))
+}
+
+// If the call were sent again, the level would be raised by what nobody got.
+func TestACallWhoseConnectionEndsIsNotRepeated(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	_, err := bucket.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	before := levelOf(t, pool, name, "key")
+	unlock := lockRow(t, name, "key")
+	failure := make(chan error)
+	go func() {
+		_, err := bucket.Take(context.Background(), one("key", every(1)))
+		failure <- err
+	}()
+	pid := waiting(t, pool, name)
+	require.True(t, value[bool](t, pool, "", "SELECT pg_terminate_backend($1)", pid))
+	require.Equal(t, "57P01", code(<-failure))
+	unlock()
+	require.Equal(t, before, levelOf(t, pool, name, "key"))
+}
+
+// All connections end again and again, and the number of those that have succeeded tells
+// that none was carried out twice.
+func TestEndingAllConnectionsTakesNothingTwice(t *testing.T) {
+	pool := newPool(t, startServer(t).URL+"&application_name=victim")
+	table, name := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	rate := every(1_000_000)
+	rate.Burst = 1 << 20
+	first, err := bucket.Take(t.Context(), one("key", rate))
+	require.NoError(t, err)
+	var mu sync.Mutex
+	succeeded, failed := int64(1), int64(0)
+	var sessions sync.WaitGroup
+	stop := make(chan struct{})
+	for range 8 {
+		sessions.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				_, err := bucket.Take(t.Context(), one("key", rate))
+				mu.Lock()
+				if err == nil {
+					succeeded++
+				} else {
+					failed++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	killer := newConn(t, server.URL)
+	for range 10 {
+		before := value[int64](t, killer, name, "SELECT empty FROM TBL")
+		require.Eventually(t, func() bool { return value[int64](t, killer, name, "SELECT empty FROM TBL") > before }, 30*time.Second, time.Millisecond)
+		exec(t, killer, "", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
+	}
+	close(stop)
+	sessions.Wait()
+	taken := (levelOf(t, killer, name, "key").Empty.Micros - first.Empty.Micros) / 1_000_000
+	t.Logf("%d succeeded, %d failed, the level was raised %d times", succeeded, failed, taken)
+	require.Positive(t, failed)
+	require.GreaterOrEqual(t, taken, succeeded)
+	require.LessOrEqual(t, taken, succeeded+failed, "of those that failed, each was carried out at most once")
+}
+
+// After a crash the server has what was on its disk, which may be an old state: a process
+// goes on from what it knows.
+func TestACrashOfTheServerIsHealed(t *testing.T) {
+	own := servers.StartPostgres(t)
+	pool := newPool(t, own.URL)
+	table, _ := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	rate := every(1_000_000)
+	rate.Burst = 1 << 20
+	var high shaper.Instant
+	var seen int64
+	for range 50 {
+		taken, err := bucket.Take(t.Context(), one("key", rate))
+		require.NoError(t, err)
+		high, seen = shaper.Instant{Micros: taken.Empty.Micros + 1_000_000}, taken.Now
+	}
+	own.Stop(servers.PostgresImmediate)
+	_, err := bucket.Take(t.Context(), one("key", rate))
+	require.Error(t, err)
+	own.Start()
+	take := one("key", rate)
+	take.High, take.Seen = high, seen
+	require.Eventually(t, func() bool { // The pool's connections are of the old server.
+		taken, err := bucket.Take(t.Context(), take)
+		return err == nil && taken.OK && taken.Empty == high
+	}, 30*time.Second, 5*time.Millisecond)
+}
+
+// Only READ COMMITTED sees a row as it is when it is locked. Elsewhere the server says so.
+func TestAStricterIsolationLevelIsAnErrorAndTakesNothing(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	_, err := bucket.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	value[int](t, tx, "", "SELECT 1")
+	_, err = bucket.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	before := levelOf(t, pool, name, "key")
+	_, err = pgbucket.New(tx, table).Take(t.Context(), one("key", every(1)))
+	require.Equal(t, "40001", code(err), "%v", err)
+	require.Equal(t, before, levelOf(t, pool, name, "key"))
+}

@@ -1,0 +1,100 @@
+package pgbucket_test
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/pgbucket"
+)
+
+// Where many processes start at once, each calls Migrate.
+func TestMigrateMayRunAtOnceAndAgain(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	for range 5 {
+		option := pgbucket.WithTable("together")
+		var all sync.WaitGroup
+		for range 16 {
+			all.Go(func() {
+				if err := pgbucket.Migrate(t.Context(), pool, option); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		bucket := pgbucket.New(pool, option)
+		_, err := bucket.Take(t.Context(), one("key", every(1)))
+		require.NoError(t, err)
+		require.NoError(t, pgbucket.Migrate(t.Context(), pool, option))
+		taken, err := bucket.Take(t.Context(), one("key", every(1)))
+		require.NoError(t, err)
+		require.False(t, taken.Cold, "what was there is there")
+
+		exec(t, pool, "", "DROP FUNCTION together_take")
+		require.NoError(t, pgbucket.Migrate(t.Context(), pool, option), "what is missing is made")
+		taken, err = bucket.Take(t.Context(), one("key", every(1)))
+		require.NoError(t, err)
+		require.False(t, taken.Cold)
+		exec(t, pool, "", "DROP TABLE together CASCADE")
+	}
+}
+
+// The role of a service often may use tables and not make any.
+func TestMigrateNeedsNoRightsWhereAllIsThere(t *testing.T) {
+	owner := newPool(t, startServer(t).URL)
+	table, name := newTable(t, owner)
+	exec(t, owner, name, "CREATE ROLE TBL_user LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON TBL TO TBL_user", pgx.QueryExecModeSimpleProtocol)
+	user := newPool(t, strings.Replace(server.URL, "postgres@", name+"_user@", 1))
+	require.NoError(t, pgbucket.Migrate(t.Context(), user, table))
+	bucket := pgbucket.New(user, table)
+	taken, err := bucket.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	require.NoError(t, bucket.GiveBack(t.Context(), one("key", every(1)), taken.Empty))
+	_, err = bucket.Sweep(t.Context())
+	require.NoError(t, err)
+
+	err = pgbucket.Migrate(t.Context(), user, pgbucket.WithTable("unborn"))
+	require.ErrorContains(t, err, "pgbucket: Migrate: ")
+	require.ErrorContains(t, err, "permission denied")
+}
+
+func TestWithoutMigrateTheErrorSaysSo(t *testing.T) {
+	bucket := pgbucket.New(newPool(t, startServer(t).URL), pgbucket.WithTable("nowhere"))
+	_, err := bucket.Take(t.Context(), one("key", every(1)))
+	require.ErrorContains(t, err, "has Migrate been called?")
+	require.ErrorContains(t, bucket.GiveBack(t.Context(), one("key", every(1)), one("key", every(1)).High), "has Migrate been called?")
+	_, err = bucket.Sweep(t.Context())
+	require.ErrorContains(t, err, "has Migrate been called?")
+}
+
+// Whoever applies schema.sql with another tool gets what Migrate makes.
+func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
+	file, err := os.ReadFile("schema.sql")
+	require.NoError(t, err)
+	require.Equal(t, strings.ReplaceAll(string(file), "leaky_buckets", `"leaky_buckets"`),
+		strings.NewReplacer(`"leaky_buckets_step"`, `"leaky_buckets"_step`, `"leaky_buckets_take"`, `"leaky_buckets"_take`).Replace(pgbucket.Schema()),
+		"nothing but the quotes around the names differs")
+
+	url := newDatabase(t)
+	pool := newPool(t, url)
+	shape := func(schema string) string {
+		return value[string](t, pool, "", `SELECT string_agg(line, E'\n' ORDER BY line) FROM (
+			SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, pg_get_expr(adbin, adrelid), reloptions) AS line
+			FROM pg_attribute JOIN pg_class c ON c.oid = attrelid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+			WHERE relname = 'leaky_buckets' AND relnamespace = $1::regnamespace AND attnum > 0
+			UNION ALL SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = $1::regnamespace
+			UNION ALL SELECT replace(pg_get_functiondef(oid), $1 || '.', '') FROM pg_proc WHERE pronamespace = $1::regnamespace
+		) lines`, schema)
+	}
+	exec(t, pool, "", "CREATE SCHEMA by_hand; CREATE SCHEMA by_migrate", pgx.QueryExecModeSimpleProtocol)
+	exec(t, newConn(t, url+"&search_path=by_hand"), "", string(file), pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, pgbucket.Migrate(t.Context(), newConn(t, url+"&search_path=by_migrate")))
+	made := shape("by_migrate")
+	require.Contains(t, made, "PRIMARY KEY (key)")
+	require.Contains(t, made, "fillfactor=50")
+	require.Equal(t, shape("by_hand"), strings.NewReplacer(`"leaky_buckets"`, "leaky_buckets", `"leaky_buckets_step"`, "leaky_buckets_step").Replace(made))
+}
