@@ -74,19 +74,18 @@ func (ls *lease) kickLocked(now int64) {
 	s, until := ls.nextStep(now)
 	p := &ls.pump
 	switch {
-	case s == stepEnd:
-	case !p.running:
+	case p.until > 0 && (s != stepSleep || until < p.until): // also to end: Close waits for that
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	case !p.running && s != stepEnd:
 		p.running = true
 		if p.wake == nil {
 			p.wake = make(chan struct{}, 1)
 		}
 		ls.d.shared.pumps++
 		go ls.run()
-	case p.until > 0 && (s != stepSleep || until < p.until):
-		select {
-		case p.wake <- struct{}{}:
-		default:
-		}
 	}
 }
 
