@@ -254,8 +254,10 @@ func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err
 		ls.dropAll()
 		ls.high, ls.end = Instant{}, Instant{}
 	}
-	if slack := ls.given.limits.Slack; slack > 0 && rtt >= int64(slack) {
-		ls.noteFailureLocked(received, tooSlowError{slack, time.Duration(rtt).Round(time.Microsecond)})
+	// One answer that was late, in a process or on a server that was busy, does not mean that no
+	// slot can be used in time.
+	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) {
+		ls.noteFailureLocked(received, tooSlowError{slack, time.Duration(ls.rtt).Round(time.Microsecond)})
 	} else {
 		ls.failed = nil
 		d.succeededLocked(ls.shard, received)
