@@ -239,7 +239,8 @@ func (ls *lease) leaves(w *waiter, now int64) bool {
 // they have another rate or burst, that becomes the rate of all processes, as the newest.
 func (ls *lease) changeLocked(to *plan) {
 	now, b := ls.d.clock, &ls.f.bucket
-	before, level := ls.given.limits, b.level(ls.d.clock)
+	// Those of another process, if it has changed them since.
+	before, level := ls.inForce().limits, b.level(ls.d.clock)
 	ls.given = to
 	if to.interval.IsZero() {
 		ls.dropAll()
