@@ -40,6 +40,9 @@ type lease struct {
 	failed error // the latest failure; nil after a success
 	rtt    int64 // shortest round trip of late; 0: unknown
 
+	shortest int64 // round trip of the latest trips; 0: none yet
+	trips    uint8
+
 	asking   int  // calls that ask the Bucket for themselves; see ask
 	fallback bool // requests leave by the flow's own bucket, at the rate of the Fallback
 

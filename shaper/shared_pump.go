@@ -242,12 +242,7 @@ func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err
 		ls.noteFailureLocked(received, err)
 		return false
 	}
-	rtt := max(received-sent, 1)
-	if ls.rtt == 0 || rtt < ls.rtt {
-		ls.rtt = rtt
-	} else {
-		ls.rtt += (rtt - ls.rtt) / 32 // so that it follows when the way becomes longer
-	}
+	ls.noteTrip(max(received-sent, 1))
 	if !ls.clock.note(sent, received, taken.Now) {
 		// The clock has been set, or another server answers: nobody knows any more where
 		// the places are that this process has.
@@ -266,6 +261,25 @@ func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err
 		ls.adoptLocked(*taken.Other)
 	}
 	return t.Rate == ls.rate || taken.Other != nil
+}
+
+// tripsKept is after how many round trips one that was shorter is forgotten, so that rtt follows
+// when the way becomes longer.
+const tripsKept = 32
+
+// noteTrip notes how long a round trip took. The shortest of the latest counts, and not a mean:
+// a single answer that comes after a second must not lengthen the lateness, which is
+// promised.
+func (ls *lease) noteTrip(rtt int64) {
+	if ls.rtt == 0 || rtt < ls.rtt {
+		ls.rtt = rtt
+	}
+	if ls.shortest == 0 || rtt < ls.shortest {
+		ls.shortest = rtt
+	}
+	if ls.trips++; ls.trips == tripsKept {
+		ls.rtt, ls.shortest, ls.trips = ls.shortest, 0, 0
+	}
 }
 
 // checkAnswer returns what is wrong with an answer.

@@ -38,3 +38,30 @@ func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
 		require.ErrorContains(t, err, "Limits.Slack is 25ms")
 	})
 }
+
+// The lateness is promised, and it is two round trips if that is long. So one answer that takes
+// a second must not make slots usable for much longer, but a way that has become longer must.
+func TestOneSlowAnswerDoesNotLengthenTheLateness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10}, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer s.Close()
+		wait := func(times int, delay time.Duration) {
+			m.SetDelay(delay/2, delay/2)
+			for range times {
+				require.NoError(t, s.Wait(t.Context()))
+			}
+		}
+		wait(3, time.Millisecond)
+		require.Equal(t, shaper.DefaultSlack, s.Stats().Bucket.Lateness)
+		m.SetDelay(239*time.Millisecond, time.Millisecond)
+		require.NoError(t, s.Wait(t.Context()))
+		require.Equal(t, time.Millisecond, s.Stats().Bucket.RTT)
+		require.Equal(t, shaper.DefaultSlack, s.Stats().Bucket.Lateness)
+
+		wait(64, 30*time.Millisecond)
+		require.Equal(t, 30*time.Millisecond, s.Stats().Bucket.RTT)
+		require.Equal(t, 61*time.Millisecond, s.Stats().Bucket.Lateness)
+	})
+}
