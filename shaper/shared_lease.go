@@ -40,8 +40,8 @@ type lease struct {
 	failed error // the latest failure; nil after a success
 	rtt    int64 // shortest round trip of late; 0: unknown
 
-	shortest int64 // round trip of the latest trips; 0: none yet
-	trips    uint8
+	shortest int64 // of the round trips that trips counts; 0: none yet
+	trips    uint8 // see noteTrip
 
 	asking   int  // calls that ask the Bucket for themselves; see ask
 	fallback bool // requests leave by the flow's own bucket, at the rate of the Fallback

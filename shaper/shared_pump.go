@@ -250,8 +250,8 @@ func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err
 		ls.high, ls.end = Instant{}, Instant{}
 	}
 	// One answer that was late, in a process or on a server that was busy, does not mean that no
-	// slot can be used in time.
-	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) {
+	// slot can be used in time. Nor do the first, which may have waited for a connection.
+	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) && ls.trips >= tripsToJudge {
 		ls.noteFailureLocked(received, tooSlowError{slack, time.Duration(ls.rtt).Round(time.Microsecond)})
 	} else {
 		ls.failed = nil
@@ -263,9 +263,14 @@ func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err
 	return t.Rate == ls.rate || taken.Other != nil
 }
 
-// tripsKept is after how many round trips one that was shorter is forgotten, so that rtt follows
-// when the way becomes longer.
-const tripsKept = 32
+const (
+	// tripsKept is after how many round trips one that was shorter is forgotten, so that rtt
+	// follows when the way becomes longer.
+	tripsKept = 32
+
+	// tripsToJudge is after how many round trips a Bucket may be found to be too far.
+	tripsToJudge = 3
+)
 
 // noteTrip notes how long a round trip took. The shortest of the latest counts, and not a mean:
 // a single answer that comes after a second must not lengthen the lateness, which is
@@ -277,8 +282,8 @@ func (ls *lease) noteTrip(rtt int64) {
 	if ls.shortest == 0 || rtt < ls.shortest {
 		ls.shortest = rtt
 	}
-	if ls.trips++; ls.trips == tripsKept {
-		ls.rtt, ls.shortest, ls.trips = ls.shortest, 0, 0
+	if ls.trips++; ls.trips == tripsKept+tripsToJudge {
+		ls.rtt, ls.shortest, ls.trips = ls.shortest, 0, tripsToJudge
 	}
 }
 

@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,6 +37,27 @@ func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
 		err = s.Wait(t.Context())
 		require.ErrorIs(t, err, shaper.ErrUnavailable)
 		require.ErrorContains(t, err, "Limits.Slack is 25ms")
+	})
+}
+
+// The first calls of a process wait for connections, and each key of a Group has a first call.
+func TestNewConnectionsDoNotCountAsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		limits := func(string) (shaper.Limits, error) {
+			return shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond}, nil
+		}
+		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, func(key string) string { return key }))
+		require.NoError(t, err)
+		defer g.Close()
+		m.SetDelay(28*time.Millisecond, 2*time.Millisecond)
+		for key := range 10 {
+			require.NoError(t, g.Wait(t.Context(), strconv.Itoa(key)))
+		}
+		m.SetDelay(time.Millisecond, time.Millisecond)
+		for key := range 10 {
+			require.NoError(t, g.Wait(t.Context(), strconv.Itoa(key)))
+		}
 	})
 }
 
