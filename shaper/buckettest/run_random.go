@@ -16,7 +16,6 @@ func checkRandom(c *tester) {
 	upTo := func(most int64) int64 { return c.random.Int64N(most+1) >> c.random.IntN(64) } // any magnitude
 	inForce := map[string]shaper.BucketRate{}
 	high := map[string]shaper.BucketLevel{} // what a process knows
-	last := map[string]int64{}              // the cost of the latest Take
 	for range times(2000) {
 		key := fmt.Sprint("k", c.random.IntN(3))
 		r, ok := inForce[key]
@@ -58,15 +57,14 @@ func checkRandom(c *tester) {
 			if c.random.IntN(4) == 0 {
 				end.Micros += c.random.Int64N(3) - 1
 			}
-			if most := last[t.Key]; most > 0 {
-				// No more than was taken: a level that is 0 may be forgotten.
-				t.Cost = 1 + c.random.Int64N(most)
-				c.giveBack(t, end)
-				last[t.Key] = 0
+			t.Cost = 1 + upTo(10)
+			l := c.levels[t.Key]
+			if after := t.ApplyGiveBack(l, end); after == l || after.Empty.Micros > l.At-10_000_000 {
+				c.giveBack(t, end) // A level that was 0 long ago may be forgotten.
 			}
 		default:
 			if got := c.take(t); got.OK {
-				high[t.Key], last[t.Key] = c.levels[t.Key], t.Cost
+				high[t.Key] = c.levels[t.Key]
 			}
 			if l := c.levels[t.Key]; c.random.IntN(4) == 0 && l.Rate.Version >= r.Version {
 				inForce[key] = l.Rate
