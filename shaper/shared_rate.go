@@ -120,8 +120,9 @@ func laterInstant(a, b Instant) Instant {
 //	next + (empty − next) · (time of a unit at r) / (time of a unit at old)
 //	next + (Burst − 1) · (time of a unit at r)
 //
-// The result is a whole number of microseconds; it may be up to 2 µs later than exact, and
-// is never earlier. But it is at most 71 years (2⁵¹ µs) after now.
+// The result is a whole number of microseconds; it may be up to 2 µs later than exact, or by
+// a part in 10¹⁴ where the level lasts for years, and is never earlier. But it is at most 71
+// years (2⁵¹ µs) after now.
 func (r BucketRate) Rescale(old BucketRate, empty Instant, now int64) Instant {
 	span := old.rat(old.minus(empty, Instant{Micros: now}))
 	if span.Sign() <= 0 {

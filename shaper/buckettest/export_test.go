@@ -8,10 +8,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Told runs the checks of [Run], each on a Bucket of its own, and returns what they say of
-// it, by the names of the checks.
-func Told(ctx context.Context, newBucket func() shaper.Bucket) map[string]string {
-	told := map[string]string{}
+// Told runs the checks of [Run], each on a Bucket of its own, until one of them fails. It
+// returns what that one says; "" if none does.
+func Told(ctx context.Context, newBucket func() shaper.Bucket) string {
 	for _, c := range checks {
 		r := &recorder{ctx: ctx}
 		done := make(chan struct{})
@@ -21,10 +20,10 @@ func Told(ctx context.Context, newBucket func() shaper.Bucket) map[string]string
 		}()
 		<-done
 		if r.fatal != "" {
-			told[c.name] = r.fatal
+			return c.name + ": " + r.fatal
 		}
 	}
-	return told
+	return ""
 }
 
 // A recorder is a reporter that keeps what it is told.

@@ -112,7 +112,7 @@ func checkParts(c *tester) {
 		t.Cost = 1_000_000 // far from 0, as time passes at 30,000/s
 		c.takes(t)
 		start, sum := c.levels[t.Key].Empty, int64(0)
-		for i := range times(1000) {
+		for i := range times(600) {
 			t.Cost = int64(1 + i%3)
 			c.takes(t)
 			sum += t.Cost
