@@ -8,6 +8,7 @@ const (
 	NoSharedMistake       SharedMistake = iota
 	HighNotSent                         // a process doesn't say how far it knows the level to have been raised
 	OldEpochKept                        // slots are kept though the engine's clock has stepped
+	EpochForgets                        // a new epoch begins before the end of the slot used last
 	LatenessUnchecked                   // a slot is used however late it is
 	EarlyByUncertainty                  // the engine's clock is taken to be as far on as it may be when a slot is due
 	LateByUncertainty                   // the engine's clock is taken to be as far back as it may be when a slot has passed
@@ -27,6 +28,7 @@ const (
 var sharedMistakes = [...]string{
 	HighNotSent:           "High is not sent",
 	OldEpochKept:          "an old epoch is kept",
+	EpochForgets:          "a new epoch forgets the slot used last",
 	LatenessUnchecked:     "lateness is unchecked",
 	EarlyByUncertainty:    "early by the clock map's width",
 	LateByUncertainty:     "late by the clock map's width",
@@ -53,6 +55,8 @@ func (m SharedMistake) Faults() Faults {
 		return FaultStateLost
 	case OldEpochKept:
 		return FaultClockForward | FaultClockBack
+	case EpochForgets:
+		return FaultClockForward
 	case LatenessUnchecked, EarlyByUncertainty, LateByUncertainty:
 		return FaultPause
 	case TimedOutReplayed:

@@ -47,9 +47,14 @@ type sharedRequest struct {
 }
 
 // A stretch is what is left of a lease: the level from pos to end, on the engine's clock.
+//
+// It keeps the map of when it was leased. If the engine's clock goes back by less than the
+// map is wide, nobody notices, and what the map says later is no longer true of the
+// clock on which these slots were leased: they would seem to be less late than they are.
 type stretch struct {
 	pos, end tick
 	rate     shaper.BucketRate
+	theta    clockMap
 }
 
 // unit returns the time of a cost unit.
@@ -92,15 +97,16 @@ func (p *sharedProcess) look() {
 // returns the local instant at which it will have.
 func (p *sharedProcess) serve(local time.Duration) (wait time.Duration, left bool) {
 	n, theta, mistake := p.line[0].cost, p.theta.at(local), p.run.mistake
-	atLeast, atMost := theta.low, theta.high
+	atLeast := theta.low
 	if mistake == EarlyByUncertainty {
 		atLeast = theta.high
 	}
-	if mistake == LateByUncertainty {
-		atMost = theta.low
-	}
 	for len(p.leases) > 0 {
 		s := &p.leases[0]
+		atMost := max(theta.high, s.theta.at(local).high)
+		if mistake == LateByUncertainty {
+			atMost = theta.low
+		}
 		s.pos = max(s.pos, min(p.floor, s.end))
 		if late := tick(local+atMost)*perNano - tick(p.run.Lateness)*perNano - s.pos; late > 0 && mistake != LatenessUnchecked {
 			s.pos += late
@@ -219,7 +225,7 @@ func (p *sharedProcess) answered(c *sharedCall, taken shaper.Taken) {
 		p.adopt(*taken.Other, taken.Empty)
 	case taken.OK:
 		begin := ticksOf(taken.Empty, c.take.Rate)
-		s := stretch{pos: begin, end: begin + tick(c.take.Cost)*unit(c.take.Rate), rate: c.take.Rate}
+		s := stretch{pos: begin, end: begin + tick(c.take.Cost)*unit(c.take.Rate), rate: c.take.Rate, theta: p.theta}
 		p.leases = append(p.leases, s)
 		p.raise(s.end, c.take.Rate)
 	default:
@@ -249,7 +255,7 @@ func (p *sharedProcess) read(taken shaper.Taken, sent, received time.Duration) {
 	}
 	// What has left at slots of the old epoch has left: the next slot is not before the end
 	// of the last of them, wherever the engine's clock is.
-	if floor := max(p.latest, p.floor); floor > 0 && p.run.KeepFloor {
+	if floor := max(p.latest, p.floor); floor > 0 && p.run.mistake != EpochForgets {
 		p.floor = floor - tick(before.low)*perNano + tick(p.theta.high)*perNano
 	} else {
 		p.floor = 0
@@ -291,45 +297,6 @@ func (p *sharedProcess) timedOut(c *sharedCall) {
 		p.fall(local)
 	}
 	p.look()
-}
-
-// fall begins the fallback, after the last slot that is leased, and D.
-func (p *sharedProcess) fall(local time.Duration) {
-	p.fallen, p.localMin = true, local
-	if p.run.mistake != FallbackAtOnce {
-		last := p.latest
-		for _, s := range p.leases {
-			last = max(last, s.end)
-		}
-		p.localMin = max(local, nanosUp(last)-p.theta.at(local).low) + p.run.Lateness
-	}
-	p.local = tick(p.localMin)*perNano + tick(p.localBurst()-1)*p.localUnit()
-	p.wakeAt(p.localMin)
-}
-
-func (p *sharedProcess) localUnit() tick { return unit(p.rate) * tick(p.run.Instances) }
-
-func (p *sharedProcess) localBurst() int64 { return max(1, p.rate.Burst/p.run.Instances) }
-
-// serveLocally lets the head leave in the fallback.
-func (p *sharedProcess) serveLocally(local time.Duration, n int64) (wait time.Duration, left bool) {
-	due := max(p.localMin, nanosUp(p.local-tick(max(0, p.localBurst()-n))*p.localUnit()))
-	if local < due {
-		return due, false
-	}
-	p.local = max(p.local, tick(local)*perNano) + tick(n)*p.localUnit()
-	p.leave(&p.run.Local)
-	return 0, true
-}
-
-// recover ends the fallback: no slot of the engine is used before the level of the fallback
-// reaches 0.
-func (p *sharedProcess) recover(local time.Duration) {
-	p.fallen = false
-	if p.local > tick(local)*perNano {
-		p.floor = max(p.floor, p.local+tick(p.theta.at(local).high)*perNano)
-		p.run.mayWaste(p.run.most(), "the fallback ended")
-	}
 }
 
 // cancel takes a request out of the line, and gives back what nobody needs any more.

@@ -53,7 +53,6 @@ type SharedPlan struct {
 	Trip      time.Duration // the longest time that a request or an answer takes on its way
 	Timeout   time.Duration
 	Instances int64 // of the fallback; 0: it is closed
-	KeepFloor bool  // see sharedProcess.read
 	Steps     int
 	Faults    Faults
 	Saturated bool // each process always has somebody in line

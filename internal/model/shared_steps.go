@@ -12,7 +12,7 @@ func RandomSharedPlan(chance *rand.Rand, steps int) SharedPlan {
 	pick := func(n int) int { return chance.IntN(n) }
 	upTo := func(d time.Duration) time.Duration { return time.Duration(chance.Int64N(int64(d)) + 1) }
 	p := SharedPlan{
-		Processes: 1 + pick(5), Rate: randomRate(chance, 1), MaxCost: 1, Steps: steps, KeepFloor: true,
+		Processes: 1 + pick(5), Rate: randomRate(chance, 1), MaxCost: 1, Steps: steps,
 		Trip: 4 * upTo([]time.Duration{25 * time.Microsecond, 250 * time.Microsecond, 2500 * time.Microsecond}[pick(3)]),
 	}
 	if pick(4) == 0 {

@@ -35,8 +35,8 @@ func TestSharedMistakesAreTold(t *testing.T) {
 			chance := rand.New(rand.NewPCG(15, 2))
 			for seed := uint64(1); seed <= 500; seed++ {
 				plan := provoking(mistake, model.RandomSharedPlan(chance, 200))
-				require.NoError(t, model.NewSharedRun(plan, seed, model.NoSharedMistake).Run(), "seed %d: %+v", seed, plan)
 				if model.NewSharedRun(plan, seed, mistake).Run() != nil {
+					require.NoError(t, model.NewSharedRun(plan, seed, model.NoSharedMistake).Run(), "seed %d: %+v", seed, plan)
 					return
 				}
 			}
@@ -62,7 +62,7 @@ func provoking(mistake model.SharedMistake, plan model.SharedPlan) model.SharedP
 // With nothing wrong, no slot is left unused for which somebody waits.
 func TestSharedSlotsAreUsed(t *testing.T) {
 	chance := rand.New(rand.NewPCG(3, 4))
-	for seed := uint64(1); seed <= 40; seed++ {
+	for seed := uint64(1); seed <= 25; seed++ {
 		plan := model.RandomSharedPlan(chance, 400)
 		plan.Faults, plan.MaxCost, plan.Guard, plan.Saturated = 0, 1, 0, true
 		plan.Batch = max(plan.Batch, model.NewSharedRun(plan, 0, model.NoSharedMistake).Pace().Slots(4*plan.Trip)/int64(plan.Processes)+1)

@@ -38,3 +38,29 @@ func TestRaisedRateKeepsItsDistanceFromTheFarthestSlot(t *testing.T) {
 	require.NoError(t, model.SharedPace{Interval: big.NewRat(int64(10*ms), 1), Burst: 1}.Check(log))
 	require.Equal(t, second.Empty.Micros+10_000, third.Empty.Micros)
 }
+
+// What a lost state costs: beside the slots that the other processes hold, all that has left
+// within a burst may leave again. Here nobody holds any, as all have been used.
+func TestLostStateCostsABurst(t *testing.T) {
+	const now = int64(1_000_000_000)
+	r := shaper.BucketRate{Version: 1, Micros: 10_000, Parts: 1, Burst: 5}
+	take := shaper.Take{Key: "k", Cost: 5, First: 1, Rate: r}
+	departures := func(process int, taken shaper.Taken) (log []model.Departure) {
+		require.True(t, taken.OK)
+		require.Equal(t, shaper.Instant{Micros: now}, taken.Empty)
+		for i := range 5 {
+			log = append(log, model.Departure{Process: process, Number: i, Cost: 1})
+		}
+		return log
+	}
+	_, one := take.Apply(shaper.BucketLevel{}, now)
+	_, two := take.Apply(shaper.BucketLevel{}, now)
+	log := append(departures(1, one), departures(2, two)...)
+	require.Equal(t, r.Burst, pace(5, 0).Worst(log).Excess())
+
+	// The process that used them says so.
+	take.High, take.Seen = shaper.Instant{Micros: now + 50_000}, now
+	_, again := take.Apply(shaper.BucketLevel{}, now)
+	require.False(t, again.OK)
+	require.Equal(t, take.High, again.Empty)
+}
