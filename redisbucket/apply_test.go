@@ -19,8 +19,7 @@ import (
 )
 
 func TestTheScriptsDoWhatApplyDoes(t *testing.T) {
-	t.Run("Redis", func(t *testing.T) { compare(t, connect(t, servers.StartRedis(t).Addr), nil) })
-	t.Run("Valkey", func(t *testing.T) { compare(t, connect(t, servers.StartValkey(t).Addr), nil) })
+	onEach(t, func(t *testing.T, server *servers.Redis) { compare(t, connect(t, server.Addr), nil) })
 	t.Run("miniredis", func(t *testing.T) {
 		server := miniredis.RunT(t)
 		compare(t, connect(t, server.Addr()), server.SetTime)
@@ -194,8 +193,10 @@ func set(ctx context.Context, client *redis.Client, key string, l shaper.BucketL
 }
 
 // Real Redis prints a number of 16 digits with 14 if a script lets it; miniredis prints all.
-func TestNoDigitIsLostOnARealServer(t *testing.T) {
-	ctx, client := within(t), connect(t, servers.StartRedis(t).Addr)
+func TestNoDigitIsLostOnARealServer(t *testing.T) { onEach(t, noDigitIsLostOnARealServer) }
+
+func noDigitIsLostOnARealServer(t *testing.T, server *servers.Redis) {
+	ctx, client := within(t), connect(t, server.Addr)
 	lost, err := client.Eval(ctx, "return tostring(1795220905000001)", nil).Result()
 	require.NoError(t, err)
 	require.Equal(t, "1.795220905e+15", lost, "which this test is about")
@@ -223,8 +224,10 @@ func TestNoDigitIsLostOnARealServer(t *testing.T) {
 
 // A state that somebody has written by hand, or another program, must neither stop the
 // rate nor make each call an error.
-func TestADamagedStateIsNone(t *testing.T) {
-	ctx, client := within(t), connect(t, servers.StartRedis(t).Addr)
+func TestADamagedStateIsNone(t *testing.T) { onEach(t, aDamagedStateIsNone) }
+
+func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
+	ctx, client := within(t), connect(t, server.Addr)
 	bucket := redisbucket.New(client)
 	now := time.Now().UnixMicro()
 	good := redisbucket.Encode(shaper.BucketLevel{Empty: shaper.Instant{Micros: now + 1e9}, Rate: hour, At: now})
@@ -288,7 +291,11 @@ func TestADamagedStateIsNone(t *testing.T) {
 // Keys of users who have gone must not fill the memory, and those of users who have not
 // must not be forgotten.
 func TestAKeyExpiresAMinuteAfterItsLevelHasReachedZero(t *testing.T) {
-	ctx, client := within(t), connect(t, servers.StartRedis(t).Addr)
+	onEach(t, aKeyExpiresAMinuteAfterItsLevelHasReachedZero)
+}
+
+func aKeyExpiresAMinuteAfterItsLevelHasReachedZero(t *testing.T, server *servers.Redis) {
+	ctx, client := within(t), connect(t, server.Addr)
 	bucket := redisbucket.New(client, redisbucket.WithPrefix("mine:"))
 	take := one("key")
 	take.Rate.Burst = 1000
@@ -362,8 +369,9 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 }
 
 // A context that has ended is returned as it is, so that callers can tell it.
-func TestACallEndsWithItsContext(t *testing.T) {
-	server := servers.StartRedis(t)
+func TestACallEndsWithItsContext(t *testing.T) { onEach(t, aCallEndsWithItsContext) }
+
+func aCallEndsWithItsContext(t *testing.T, server *servers.Redis) {
 	for _, enabled := range []bool{false, true} {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: enabled, ReadTimeout: time.Second})
 		bucket := redisbucket.New(client)
@@ -393,8 +401,10 @@ func TestTheAnswerOfAnotherScriptIsAnError(t *testing.T) {
 }
 
 // The server may lose its scripts at any time; a lost one is sent again, and counts once.
-func TestScriptFlushIsInvisible(t *testing.T) {
-	ctx, client := within(t), connect(t, servers.StartRedis(t).Addr)
+func TestScriptFlushIsInvisible(t *testing.T) { onEach(t, scriptFlushIsInvisible) }
+
+func scriptFlushIsInvisible(t *testing.T, server *servers.Redis) {
+	ctx, client := within(t), connect(t, server.Addr)
 	bucket := redisbucket.New(client)
 	take := one("key")
 	take.Rate.Burst = 1000

@@ -36,8 +36,8 @@
 //
 //	+evalsha +eval +get +set +setrange +del +time ~shaper:*
 //
-// and what go-redis itself uses: +hello +ping +client|setinfo, and in a cluster +cluster|slots
-// +command.
+// and what go-redis itself uses: +hello, from Redis 7.2 on +client|setinfo (unless the client's
+// DisableIdentity is set), and in a cluster +cluster|slots +command.
 //
 // # When an answer is lost
 //
