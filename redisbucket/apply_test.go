@@ -79,7 +79,7 @@ func compare(t *testing.T, client *redis.Client, setTime func(time.Time)) {
 			count(kinds, take, l, got)
 		}
 		state, err := client.Get(ctx, "shaper:"+key).Result()
-		if levels[key] == (shaper.BucketLevel{}) {
+		if levels[key].At == 0 {
 			require.ErrorIs(t, err, redis.Nil, "step %d", step)
 			continue
 		}
@@ -92,23 +92,23 @@ func compare(t *testing.T, client *redis.Client, setTime func(time.Time)) {
 }
 
 // someRates returns rates whose numbers are small, great and odd, with few versions, so
-// that they are often the same. No level is of eight years at any of them.
+// that they are often the same.
 func someRates() (rates []shaper.BucketRate) {
 	for _, r := range []shaper.BucketRate{
 		{Micros: 10_000, Parts: 1, Burst: 1},
 		{Micros: 333_333, Part: 1, Parts: 3, Burst: 5},
 		{Micros: 33, Part: 1, Parts: 3, Burst: 1000},
-		{Micros: 1, Part: 500, Parts: 1000, Burst: 1_000_000},
+		{Part: 1, Parts: 1000, Burst: 1_000_000},
 		{Micros: 1, Part: 999_999_999_999, Parts: 1_000_000_000_000, Burst: 3},
 		{Micros: 123_456, Part: 789_012_345_679, Parts: 999_999_999_989, Burst: 2},
-		{Micros: time.Minute.Microseconds(), Parts: 1, Burst: 40},
+		{Micros: time.Hour.Microseconds(), Parts: 1, Burst: 40},
 	} {
 		for version := range int64(3) {
 			r.Version = version + 1
 			rates = append(rates, r)
 		}
 	}
-	return append(rates, shaper.BucketRate{Version: 1 << 53, Micros: 7, Part: 3, Parts: 7, Burst: 1 << 20})
+	return append(rates, shaper.BucketRate{Version: 1 << 53, Micros: 7, Part: 3, Parts: 7, Burst: 1 << 31})
 }
 
 // randomLevel returns a state that was written about now, also a bit later, at which the
@@ -243,6 +243,10 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 		"9999999999999999 0 9999999999999999" + rate,
 		at + "000 0 " + at + rate,
 		"9007199254740000 1 " + at + rate,                                     // there is one part
+		"9007199254740000 0 0" + rate,                                         // written never
+		"9007199254740994 0 9007199254740994" + rate,                          // above 2^53
+		"9007199254740000 0 " + at + " -9 1 0 1 1 0 0",                        // a negative version
+		"9007199254740000 0 " + at + " 9 2251799813685249 0 1 1 0 0",          // too slow
 		"9007199254740000 0 " + at + " 1 3600000000 0 1 1 1 0",                // the room of another rate
 		"9007199254740000 0 " + at + " 9 3600000000 0 0 1 0 0",                // no parts
 		"9007199254740000 0 " + at + " 9 0 0 1 1 0 0",                         // no time
@@ -351,7 +355,6 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 		{bucket, func(t *shaper.Take) { t.Cost = 0 }, "the cost is 0"},
 		{bucket, func(t *shaper.Take) { t.Rate = shaper.BucketRate{} }, "the rate {Version:0 "},
 		{bucket, func(t *shaper.Take) { t.Rate.Version = 1<<53 + 1 }, "Version:9007199254740993"},
-		{bucket, func(t *shaper.Take) { t.Cost = 1 << 40; t.Rate.Burst = 1 << 40 }, ""},
 	} {
 		take := one("other")
 		if test.change == nil {
@@ -360,9 +363,6 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 			test.change(&take)
 		}
 		_, err := test.bucket.Take(ctx, take)
-		if test.says == "" {
-			test.says = "after the year 2255"
-		}
 		require.ErrorContains(t, err, test.says)
 	}
 	require.True(t, taken(t, bucket, "other"), "a Take that fails takes nothing")

@@ -45,10 +45,11 @@ func ExampleNew() {
 
 // A Ring has a name for each server, which must be the same in all processes.
 func ExampleNewRing() {
-	ring := redisbucket.NewRing(map[string]redis.UniversalClient{
-		"red":  redis.NewClient(&redis.Options{Addr: "10.0.0.1:6379"}),
-		"blue": redis.NewClient(&redis.Options{Addr: "10.0.0.2:6379"}),
-	})
+	red := redis.NewClient(&redis.Options{Addr: "10.0.0.1:6379"})
+	defer red.Close()
+	blue := redis.NewClient(&redis.Options{Addr: "10.0.0.2:6379"})
+	defer blue.Close()
+	ring := redisbucket.NewRing(map[string]redis.UniversalClient{"red": red, "blue": blue})
 	for _, key := range []string{"user:0", "user:1", "user:8"} {
 		fmt.Println(key, ring.Shard(key))
 	}
