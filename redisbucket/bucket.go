@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -92,11 +93,15 @@ func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 
 // failed returns the error of a call, as callers see it.
 func (b *Bucket) failed(ctx context.Context, err error) error {
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
+	}
+	deadline, ok := ctx.Deadline()
+	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()
+	case ok && !time.Now().Before(deadline):
+		err = context.DeadlineExceeded // A connection notices it a bit sooner than the context.
 	default:
 		err = fmt.Errorf("redisbucket: %w", err)
 	}

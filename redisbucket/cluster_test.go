@@ -21,7 +21,7 @@ func TestACluster(t *testing.T) {
 		wires = append(wires, newWire(t, addr))
 	}
 	client := redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: cluster.Addrs, Dialer: through(wires...), ReadTimeout: 200 * time.Millisecond,
+		Addrs: cluster.Addrs, Dialer: through(wires...), ReadTimeout: time.Second,
 	})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	bucket := redisbucket.New(client)

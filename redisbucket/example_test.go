@@ -2,18 +2,21 @@ package redisbucket_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
 )
 
-// Two processes ask for one unit each at one per hour. The first leaves; the second learns
-// when it could. Programs do not call Take: they give the Bucket to shaper.WithBucket.
+// Two processes, which are two Shapers here, share a rate of one per hour. The first lets a
+// request leave; the second refuses, as it has no line of its own (Depth is 0).
 func ExampleNew() {
 	server, err := miniredis.Run() // stands for a server of Redis
 	if err != nil {
@@ -27,20 +30,23 @@ func ExampleNew() {
 			ContextTimeoutEnabled: true, // a call that gets no answer gives up its connection too
 		})
 		defer client.Close()
-		bucket := redisbucket.New(client)
-		answer, err := bucket.Take(context.Background(), shaper.Take{
-			Key: "payments-api", Cost: 1, First: 1,
-			Rate: shaper.BucketRate{Version: 1, Micros: 3_600_000_000, Parts: 1, Burst: 1},
-		})
+		limits := shaper.Limits{Rate: rate.Every(time.Hour)}
+		s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), "payments-api"))
 		if err != nil {
 			log.Fatal(err)
 		}
-		wait := float64(answer.Empty.Micros-answer.Now) / 60e6
-		fmt.Printf("the %s may leave now: %v; the level reaches 0 in %.0f minutes\n", process, answer.OK, wait)
+		defer s.Close()
+		err = s.Wait(context.Background())
+		var refused *shaper.RejectError
+		if errors.As(err, &refused) {
+			fmt.Printf("%s: refused, retry after %v\n", process, refused.RetryAfter.Round(time.Minute))
+		} else {
+			fmt.Printf("%s: %v\n", process, err)
+		}
 	}
 	// Output:
-	// the first may leave now: true; the level reaches 0 in 0 minutes
-	// the second may leave now: false; the level reaches 0 in 60 minutes
+	// first: <nil>
+	// second: refused, retry after 1h0m0s
 }
 
 // A Ring has a name for each server, which must be the same in all processes.

@@ -17,12 +17,12 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 	master, replica := sentinel.Servers[0], sentinel.Servers[1]
 	w := newWire(t, master.Addr)
 	client := redis.NewFailoverClient(&redis.FailoverOptions{
-		MasterName: sentinel.Master, SentinelAddrs: sentinel.Addrs, Dialer: through(w), ReadTimeout: 200 * time.Millisecond,
+		MasterName: sentinel.Master, SentinelAddrs: sentinel.Addrs, Dialer: through(w), MaxRetries: 2, ReadTimeout: 300 * time.Millisecond,
 	})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	bucket := redisbucket.New(client)
 
-	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, client, w) })
+	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, client, redisbucket.New(connect(t, master.Addr)), w) })
 
 	require.True(t, taken(t, bucket, "key"))
 	require.Eventually(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, patience, time.Millisecond)
