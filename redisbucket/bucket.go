@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -62,10 +63,10 @@ func (b *Bucket) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) 
 	if err := b.check(t); err != nil {
 		return shaper.Taken{}, err
 	}
-	rise, room, high := exact(t.Rise()), exact(t.Room()), exact(t.High)
+	rise, room := t.Rise(), t.Room()
 	answer, err := b.run(ctx, takeScript, t.Key, []any{
 		rateText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, room.Micros, room.Part,
-		t.Ahead.Microseconds(), t.Guard.Microseconds(), high.Micros, high.Part, t.Seen,
+		t.Ahead.Microseconds(), t.Guard.Microseconds(), t.High.Micros, t.High.Part, t.Seen,
 	})
 	if err != nil {
 		return shaper.Taken{}, b.failed(ctx, err)
@@ -83,7 +84,7 @@ func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 	if err := b.check(t); err != nil {
 		return err
 	}
-	rise := exact(t.Rise())
+	rise := t.Rise()
 	_, err := b.run(ctx, giveBackScript, t.Key, []any{
 		rateText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, end.Micros, end.Part,
 	})
@@ -92,11 +93,15 @@ func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 
 // failed returns the error of a call, as callers see it.
 func (b *Bucket) failed(ctx context.Context, err error) error {
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
+	}
+	deadline, ok := ctx.Deadline()
+	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()
+	case ok && !time.Now().Before(deadline):
+		err = context.DeadlineExceeded // A connection notices it a bit sooner than the context.
 	default:
 		err = fmt.Errorf("redisbucket: %w", err)
 	}
@@ -109,19 +114,6 @@ func (b *Bucket) failed(ctx context.Context, err error) error {
 	return err
 }
 
-// limit is where a double, which is the only number of scripts, ceases to hold every
-// integer.
-const limit = 1 << 53
-
-// exact returns a span that a script can calculate with. One of centuries is cut, which
-// changes nothing: no level is so high.
-func exact(i shaper.Instant) shaper.Instant {
-	if i.Micros >= limit {
-		return shaper.Instant{Micros: limit - 1}
-	}
-	return i
-}
-
 // check returns why a Take can't be asked for. Those of package shaper all can.
 func (b *Bucket) check(t shaper.Take) error {
 	r := t.Rate
@@ -132,8 +124,8 @@ func (b *Bucket) check(t shaper.Take) error {
 		return errors.New("redisbucket: the key is empty")
 	case t.Cost < 1:
 		return fmt.Errorf("redisbucket: the cost is %d, must be at least 1", t.Cost)
-	case r.Parts < 1 || r.Parts > 1e12 || r.Part < 0 || r.Part >= r.Parts || r.Micros < 0 || r.Micros >= limit ||
-		r.Micros+r.Part == 0 || r.Burst < 1 || r.Burst > limit || r.Version < -limit || r.Version > limit:
+	case r.Parts < 1 || r.Parts > 1e12 || r.Part < 0 || r.Part >= r.Parts || r.Micros < 0 || r.Micros > 1<<51 ||
+		r.Micros+r.Part == 0 || r.Burst < 1 || r.Version < 0 || r.Version > 1<<53:
 		return fmt.Errorf("redisbucket: the rate %+v is none", r)
 	}
 	return nil
@@ -142,7 +134,7 @@ func (b *Bucket) check(t shaper.Take) error {
 // rateText returns a rate as it is stored. What a request of cost 1 finds as room is part
 // of it, because a script could not multiply so exactly.
 func rateText(r shaper.BucketRate) string {
-	room := exact(shaper.Take{First: 1, Rate: r}.Room())
+	room := shaper.Take{First: 1, Rate: r}.Room()
 	text := make([]byte, 0, 64)
 	for _, n := range [...]int64{r.Version, r.Micros, r.Part, r.Parts, r.Burst, room.Micros, room.Part} {
 		text = append(strconv.AppendInt(text, n, 10), ' ')

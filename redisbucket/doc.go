@@ -10,8 +10,7 @@
 // the server's clock; the clocks of the processes do not count. Numbers are exact: what
 // [shaper.Take.Apply] would answer is what the script answers, to the last part of a
 // microsecond, except after a change of the rate, where the level may reach 0 up to 2 µs
-// later (more if that is in eight years or more). No level can reach 0 after the year
-// 2255, so a Take that would make it fails.
+// later.
 //
 // # What is stored
 //
@@ -36,8 +35,8 @@
 //
 //	+evalsha +eval +get +set +setrange +del +time ~shaper:*
 //
-// and what go-redis itself uses: +hello +ping +client|setinfo, and in a cluster +cluster|slots
-// +command.
+// and what go-redis itself uses: +hello, from Redis 7.2 on +client|setinfo (unless the client's
+// DisableIdentity is set), and in a cluster +cluster|slots +command.
 //
 // # When an answer is lost
 //

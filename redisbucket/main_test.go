@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 )
 
@@ -24,9 +25,15 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// connect returns a client of one server, as most programs make it.
+// onEach runs a test with a server of Redis, and with one of Valkey where that is installed.
+func onEach(t *testing.T, test func(t *testing.T, server *servers.Redis)) {
+	t.Run("Redis", func(t *testing.T) { test(t, servers.StartRedis(t)) })
+	t.Run("Valkey", func(t *testing.T) { test(t, servers.StartValkey(t)) })
+}
+
+// connect returns a client of one server.
 func connect(t testing.TB, addr string) *redis.Client {
-	client := redis.NewClient(&redis.Options{Addr: addr})
+	client := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client
 }

@@ -1,0 +1,86 @@
+package redisbucket_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/redisbucket"
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+func TestRedisIsABucket(t *testing.T) {
+	onEach(t, func(t *testing.T, server *servers.Redis) {
+		client := connect(t, server.Addr)
+		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return damageable{redisbucket.New(client), client, t} })
+	})
+	t.Run("cluster", func(t *testing.T) {
+		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: servers.StartRedisCluster(t).Addrs, ContextTimeoutEnabled: true})
+		defer func() { require.NoError(t, client.Close()) }()
+		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return damageable{redisbucket.New(client), client, t} })
+	})
+	t.Run("ring", func(t *testing.T) {
+		ring := redisbucket.NewRing(map[string]redis.UniversalClient{
+			"a": connect(t, servers.StartRedis(t).Addr), "b": connect(t, servers.StartRedis(t).Addr),
+		})
+		buckettest.Run(t, func(*testing.T) shaper.Bucket { return ring })
+	})
+	t.Run("a server whose clock steps", func(t *testing.T) {
+		server := miniredis.RunT(t)
+		client := connect(t, server.Addr())
+		buckettest.Run(t, func(t *testing.T) shaper.Bucket {
+			return steppable{damageable{redisbucket.New(client), client, t}, &clock{server: server}}
+		})
+	})
+}
+
+// A damageable is a Bucket whose states the suite can lose and damage.
+type damageable struct {
+	*redisbucket.Bucket
+	client redis.UniversalClient
+	t      *testing.T
+}
+
+func (d damageable) Corrupt(key, value string) error {
+	return d.client.Set(context.Background(), "shaper:"+key, value, time.Hour).Err()
+}
+
+func (d damageable) Forget(key string) error {
+	return d.client.Del(context.Background(), "shaper:"+key).Err()
+}
+
+func (d damageable) Set(key string, l shaper.BucketLevel) {
+	require.NoError(d.t, d.Corrupt(key, redisbucket.Encode(l)))
+}
+
+// A steppable is one whose server has the clock of this machine, but for the steps.
+type steppable struct {
+	damageable
+	clock *clock
+}
+
+type clock struct {
+	mu     sync.Mutex
+	server *miniredis.Miniredis
+	offset time.Duration
+}
+
+func (s steppable) Step(d time.Duration) {
+	s.clock.mu.Lock()
+	defer s.clock.mu.Unlock()
+	s.clock.offset += d
+}
+
+func (s steppable) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	s.clock.mu.Lock()
+	defer s.clock.mu.Unlock()
+	s.clock.server.SetTime(time.Now().Add(s.clock.offset))
+	return s.damageable.Take(ctx, t)
+}

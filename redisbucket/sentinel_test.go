@@ -1,0 +1,55 @@
+package redisbucket_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/redisbucket"
+	"example.com/leakybucket/shaper"
+)
+
+func TestSentinelsHandOverToTheReplica(t *testing.T) {
+	sentinel := servers.StartSentinel(t)
+	master, replica := sentinel.Servers[0], sentinel.Servers[1]
+	w := newWire(t, master.Addr)
+	client := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName: sentinel.Master, SentinelAddrs: sentinel.Addrs, Dialer: through(w), MaxRetries: 2, ReadTimeout: 300 * time.Millisecond,
+	})
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	bucket := redisbucket.New(client)
+
+	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, client, redisbucket.New(connect(t, master.Addr)), w) })
+
+	require.True(t, taken(t, bucket, "key"))
+	require.Eventually(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, patience, time.Millisecond)
+
+	t.Run("a replica does not answer", func(t *testing.T) {
+		ctx := within(t)
+		direct := redisbucket.New(connect(t, replica.Addr))
+		for _, key := range []string{"key", "new key"} { // It would refuse the one and let the other leave.
+			_, err := direct.Take(ctx, one(key))
+			require.ErrorContains(t, err, "READONLY", key)
+		}
+		older := one("key")
+		older.Rate.Version--
+		_, err := direct.Take(ctx, older)
+		require.ErrorContains(t, err, "READONLY")
+	})
+
+	t.Run("the replica becomes the master and has the level", func(t *testing.T) {
+		require.Same(t, master, sentinel.KillMaster())
+		_, err := bucket.Take(within(t), one("key"))
+		require.Error(t, err)
+		var answer shaper.Taken
+		require.Eventually(t, func() (ok bool) {
+			answer, err = bucket.Take(within(t), one("key"))
+			return err == nil
+		}, patience, 20*time.Millisecond)
+		require.False(t, answer.OK, "its level is known: %+v", answer)
+		require.False(t, answer.Cold)
+	})
+}
