@@ -19,14 +19,15 @@ type clockMap struct {
 	lastSeen int64 // the latest reading of the Bucket's clock, in microseconds
 }
 
-// maxDrift is by how much one clock may run faster than the other: 200 ppm, which is
+// perDrift is the time after which one clock may be ahead of the other by one unit of time
+// more: 200 ppm, which is
 // twice what NTP takes as the most for a machine that works (RFC 5905, PHI is 15 ppm and
 // frequency tolerance 500 ppm for broken ones; kernels slew by at most 500 ppm only while
 // they make up for an offset).
-const maxDrift = 200e-6
+const perDrift = 5000
 
-// drift returns by how much the clocks may have moved apart after a time.
-func drift(after int64) int64 { return int64(float64(max(after, 0))*maxDrift) + 1 }
+// drift returns by how much the clocks may have moved apart after a time, rounded up.
+func drift(after int64) int64 { return (max(after, 0) + perDrift - 1) / perDrift }
 
 // note adds an answer: the Bucket's clock showed now, in microseconds rounded down, at some
 // time between the two instants. It reports whether that fits to what was known. If not, the
@@ -58,6 +59,18 @@ func (c *clockMap) boundsAt(now int64) (low, high int64) {
 func (c *clockMap) latest(now int64) int64 {
 	_, high := c.boundsAt(now)
 	return now + high
+}
+
+// reaches returns the instant of the dispatcher's clock at which the Bucket's has certainly
+// come to a reading, in nanoseconds.
+func (c *clockMap) reaches(reading int64) int64 {
+	after := exact.Sum(reading, -c.at-c.low)
+	if after <= 0 {
+		return c.at + after // The latest answer has shown that it had come.
+	}
+	// Meanwhile the Bucket's clock may lose what drift says: after·perDrift/(perDrift−1)
+	// later, rounded up, it has gained at least after.
+	return exact.Sum(c.at, exact.Sum(after, (after+perDrift-2)/(perDrift-1)))
 }
 
 // nanosOf returns an Instant of a rate as nanoseconds on the Bucket's clock.

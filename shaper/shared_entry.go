@@ -3,15 +3,12 @@ package shaper
 import (
 	"context"
 	"time"
-
-	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // decideSharedLocked is decideLocked for a request whose level is in a [Bucket]. handled is
 // false if the request is to be decided upon by the flow's own bucket: in a fallback.
 func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec decision, handled bool) {
 	f := ls.f
-	ls.lastUsed = now
 	ls.checkFallbackLocked(now)
 	asks := r.kind == allow || r.kind == newcomer && f.bucket.limits.Depth == 0
 	switch {
@@ -20,10 +17,10 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	case ls.tooCostly(r.cost):
 		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
 	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() && ls.covers(r.cost, now) &&
-		exact.Later(ls.due(r.cost), f.bucket.coldOrNone().hold).Ceil() <= now:
+		max(ls.due(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
 		ls.use(r.cost)
 		dec = d.passLocked(f, now, r)
-		ls.noteUse(now)
+		ls.noteUse()
 		return dec, true
 	case ls.fallback && ls.has() == 0:
 		return dec, false
@@ -154,7 +151,9 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 		ls.counts.leased += uint64(r.cost)
 		d.shared.counts.leased += uint64(r.cost)
 		ls.high = laterInstant(ls.high, t.Rate.plus(a.taken.Empty, t.Rise()))
-		return d.passLocked(f, now, r), true
+		dec = d.passLocked(f, now, r)
+		ls.since = f.bucket.departures // It has used no units of the lease.
+		return dec, true
 	case usable && a.taken.Other == nil:
 		first := t.Rate.nanosOf(t.Rate.minus(a.taken.Empty, t.Room())).Ceil() - a.taken.Now*1000
 		return d.refuseFullLocked(f, now, r, time.Duration(max(first, 1))), true

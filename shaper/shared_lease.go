@@ -33,7 +33,7 @@ type lease struct {
 	now   stretch // from which requests leave
 	next  stretch // fetched ahead; empty: none
 	batch int64   // units of the latest stretch when it was leased
-	used  uint32  // flow's departures just after the latest departure out of now; see unuse
+	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuse
 
 	pump   pump
 	busyAt int64 // until then the Bucket is known to refuse, so it is not asked; 0: it is not
@@ -49,7 +49,6 @@ type lease struct {
 	pace      float64 // of the level's movement beside that of this process, as a multiple of its own: 1 / its share
 	lastBegan Instant // the Empty at which the latest stretch began
 	lastCost  int64   // its cost; 0: the line has been empty since
-	lastUsed  int64   // instant of the latest call or departure
 	lastPlace int64   // the instant at which the latest stretch ends, on the dispatcher's clock
 
 	unavailable uint64 // requests refused as the Bucket could not be asked
@@ -58,10 +57,11 @@ type lease struct {
 
 // A stretch is leased units that have not been used. Of an empty one, left is 0.
 type stretch struct {
-	empty  exact.Nanos // place of the first unit, on the dispatcher's clock
-	left   int64
-	tail   int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
-	offset int64 // by which the place was moved from the Bucket's clock to the dispatcher's, in ns
+	empty exact.Nanos // place of the first unit, on the Bucket's clock, which the lease's clockMap maps
+	left  int64
+	tail  int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
+	moved int64 // how many of the first of them have been moved; see covers
+	by    int64 // for how long at most after their true places they are now, in ns
 }
 
 // bucketCounts are the totals of BucketStats.
@@ -69,7 +69,7 @@ type bucketCounts struct{ roundTrips, failures, leased, dropped, givenBack uint6
 
 // newLeaseLocked makes the lease of a flow, whose bucket has the plan of its Limits.
 func (d *dispatcher) newLeaseLocked(f *flow, key string) *lease {
-	ls := &lease{d: d, f: f, key: key, given: f.bucket.plan, pace: 1, shard: d.shared.shardOf(key), lastUsed: d.clock}
+	ls := &lease{d: d, f: f, key: key, given: f.bucket.plan, pace: 1, shard: d.shared.shardOf(key)}
 	ls.setRate(bucketRateOf(ls.given.limits, d.shared.version))
 	d.shared.leases[f] = ls
 	return ls
@@ -109,34 +109,43 @@ func (ls *lease) lateness() int64 {
 // has returns how many units are leased.
 func (ls *lease) has() int64 { return ls.now.left + ls.next.left }
 
-// due returns when a request of cost n may leave that uses the next units.
-func (ls *lease) due(n int64) exact.Nanos {
-	if n >= ls.plan.burst {
-		return ls.now.empty
+// due returns the instant, on the dispatcher's clock, from which on a request of cost n may
+// leave that uses the next units: when the Bucket's clock has certainly come to its slot.
+func (ls *lease) due(n int64) int64 {
+	slot := ls.now.empty
+	if n < ls.plan.burst {
+		slot = ls.plan.interval.Minus(slot, ls.plan.interval.Times(ls.plan.burst-n))
 	}
-	return ls.plan.interval.Minus(ls.now.empty, ls.plan.interval.Times(ls.plan.burst-n))
+	return ls.clock.reaches(slot.Ceil())
 }
 
 // covers reports whether a request of cost n can use units that are leased. Units of both
-// stretches may be needed. Then those of the first move to just before the second: they
-// are used later than at their places, but none beyond its lateness.
+// stretches may be needed. Then those of the first move to just before the second: their slot
+// is later than at their true places, but none is used beyond the lateness after that.
 func (ls *lease) covers(n int64, now int64) bool {
 	ls.dropLate(now)
 	if ls.now.left < n && ls.next.left > 0 {
 		if ls.now.left > 0 {
 			moved := ls.plan.interval.Minus(ls.next.empty, ls.plan.interval.Times(ls.now.left))
-			by := ls.plan.interval.Minus(moved, ls.now.empty)
-			if by.Exceeds(time.Duration(ls.lateness())) {
+			by := ls.plan.interval.Minus(moved, ls.now.empty).Ceil()
+			if ls.now.moved > 0 {
+				by += ls.now.by
+			}
+			switch {
+			case by > ls.lateness():
 				ls.drop(ls.now.left)
-			} else {
-				if moved == ls.now.empty {
-					ls.next.tail += ls.now.left
-				}
+			case moved == ls.now.empty:
+				ls.next.tail += ls.now.tail
+				ls.next.moved, ls.next.by = ls.now.moved, ls.now.by
+				ls.next.empty = moved
+				ls.next.left += ls.now.left
+			default:
+				ls.next.moved, ls.next.by = ls.now.left, by
 				ls.next.empty = moved
 				ls.next.left += ls.now.left
 			}
 		}
-		ls.now, ls.next = ls.next, stretch{}
+		ls.beginNext()
 	}
 	return ls.now.left >= n
 }
@@ -144,24 +153,32 @@ func (ls *lease) covers(n int64, now int64) bool {
 // dropLate drops the units whose lateness has passed.
 func (ls *lease) dropLate(now int64) {
 	for ls.now.left > 0 {
-		// The Bucket's clock shows at most this, seen from where the places were moved to.
-		latest := ls.clock.latest(now) - ls.now.offset
-		late := exact.Sum(latest, -ls.lateness()) - ls.now.empty.Ceil()
+		late := exact.Sum(ls.clock.latest(now), -ls.lateness()) - ls.now.empty.Whole()
+		n := ls.now.left
+		if ls.now.moved > 0 {
+			n = min(n, ls.now.moved)
+			late += ls.now.by
+		}
 		if late <= 0 {
 			return
 		}
-		n := ls.now.left
 		if span := ls.plan.interval.Units(exact.At(late)); span < float64(n) {
 			n = max(1, int64(span))
 		}
 		ls.drop(n)
-		ls.now.empty = ls.plan.interval.Plus(ls.now.empty, ls.plan.interval.Times(n))
-		ls.now.left -= n
-		ls.now.tail = min(ls.now.tail, ls.now.left)
+		ls.use(n)
+		ls.since = ls.f.bucket.departures
 		if ls.now.left == 0 {
-			ls.now, ls.next = ls.next, stretch{}
+			ls.beginNext()
 		}
 	}
+}
+
+// beginNext goes on with the stretch that was fetched ahead. The units of the departures so far
+// can't go back into it.
+func (ls *lease) beginNext() {
+	ls.now, ls.next = ls.next, stretch{}
+	ls.since = ls.f.bucket.departures
 }
 
 // drop counts units that are lost.
@@ -173,7 +190,8 @@ func (ls *lease) drop(n int64) {
 // dropAll drops all that is leased, as nobody knows any more where its places are.
 func (ls *lease) dropAll() {
 	ls.drop(ls.has())
-	ls.now, ls.next, ls.lastCost = stretch{}, stretch{}, 0
+	ls.next, ls.lastCost = stretch{}, 0
+	ls.beginNext()
 }
 
 // use takes the next n units, which are leased, for a request that leaves now. Its
@@ -182,26 +200,30 @@ func (ls *lease) use(n int64) {
 	ls.now.empty = ls.plan.interval.Plus(ls.now.empty, ls.plan.interval.Times(n))
 	ls.now.left -= n
 	ls.now.tail = min(ls.now.tail, ls.now.left)
+	ls.now.moved = max(0, ls.now.moved-n)
 }
 
 // noteUse notes that the latest departure of the flow has used units.
-func (ls *lease) noteUse(at int64) {
-	ls.used, ls.lastUsed = ls.f.bucket.departures, at
+func (ls *lease) noteUse() {
 	if ls.now.left == 0 && ls.next.left > 0 {
-		ls.now, ls.next = ls.next, stretch{}
-		ls.used-- // The units can't go back into the stretch that they came from.
+		ls.beginNext()
 	}
 }
 
 // unuse makes n units available again that were used for the departure with that number, if
-// nothing has left since.
+// nothing has left since, and the stretch that they come from has not changed since.
 func (ls *lease) unuse(departureNo uint32, n int64) {
-	if ls.used != departureNo || ls.f.bucket.departures != departureNo {
+	if ls.f.bucket.departures != departureNo || int32(departureNo-ls.since) <= 0 {
 		return
+	}
+	if ls.now.tail == ls.now.left {
+		ls.now.tail += n
+	}
+	if ls.now.by > 0 {
+		ls.now.moved += n
 	}
 	ls.now.empty = ls.plan.interval.Minus(ls.now.empty, ls.plan.interval.Times(n))
 	ls.now.left += n
-	ls.used--
 }
 
 // busy reports whether the lease is in use, so that its flow must stay.
@@ -218,7 +240,7 @@ func (ls *lease) headMayLeave(now int64) int64 {
 	if !ls.covers(n, now) {
 		return exact.Forever
 	}
-	return exact.Later(exact.Later(ls.due(n), f.line.since), f.bucket.coldOrNone().hold).Ceil()
+	return max(ls.due(n), exact.Later(f.line.since, f.bucket.coldOrNone().hold).Ceil())
 }
 
 // leaves lets the head of the line leave now, if units for it are still leased.
@@ -226,13 +248,13 @@ func (ls *lease) leaves(w *waiter, now int64) bool {
 	switch {
 	case ls.fallback && ls.has() == 0:
 		ls.f.line.since, _ = ls.f.bucket.release(ls.f.line.since, now, w.cost)
-		ls.lastUsed = now
-	case !ls.covers(w.cost, now) || ls.due(w.cost).Ceil() > now:
+		ls.since = ls.f.bucket.departures // It has used no units.
+	case !ls.covers(w.cost, now) || ls.due(w.cost) > now:
 		return false
 	default:
 		ls.use(w.cost)
 		ls.f.bucket.leave(exact.At(now), w.cost)
-		ls.noteUse(now)
+		ls.noteUse()
 		ls.f.line.since = exact.At(now)
 	}
 	return true

@@ -326,38 +326,29 @@ func (ls *lease) adoptLocked(r BucketRate) {
 // addLocked adds a stretch that has been leased.
 func (ls *lease) addLocked(t Take, taken Taken) {
 	before := ls.has()
-	low, _ := ls.clock.boundsAt(ls.clock.at)
-	place := ls.rate.nanosOf(taken.Empty)
-	rise := ls.plan.interval.Times(t.Cost)
-	// Until its last slot the Bucket's clock may lose a little more.
-	offset := low - drift(max(0, place.Whole()+rise.Whole()-(ls.clock.at+low)))
-	got := stretch{empty: ls.plan.interval.Minus(place, exact.At(offset)), left: t.Cost, tail: t.Cost, offset: offset}
+	got := stretch{empty: ls.rate.nanosOf(taken.Empty), left: t.Cost, tail: t.Cost}
 	ls.counts.leased += uint64(t.Cost)
 	ls.d.shared.counts.leased += uint64(t.Cost)
 	ls.end = ls.rate.plus(taken.Empty, t.Rise())
 	ls.high = laterInstant(ls.high, ls.end)
 	ls.batch, ls.busyAt = t.Cost, 0
-	ls.lastPlace = exact.Sum(got.empty.Whole(), rise.Whole())
+	ls.lastPlace = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
 	ls.notePace(t, taken)
-	if before == 0 {
-		ls.now, ls.next = got, stretch{}
-	} else {
-		ls.next = got
+	if ls.next = got; before == 0 {
+		ls.beginNext()
 	}
 	interval := ls.paceInterval()
-	ls.estimateFrom(interval, exact.Sum(got.empty.Whole(), -interval.Times(before).Whole()))
+	ls.estimateFrom(interval, exact.Sum(ls.clock.reaches(got.empty.Ceil()), -interval.Times(before).Whole()))
 }
 
 // waitsUntilLocked notes that the level is too high for a lease now.
 func (ls *lease) waitsUntilLocked(t Take, taken Taken, now int64) {
-	_, high := ls.clock.boundsAt(now)
 	empty := ls.rate.nanosOf(taken.Empty)
 	first := ls.plan.interval.Minus(empty, ls.rate.nanosOf(t.Room()))
 	// When the Bucket's clock has certainly come so far that it can be leased.
-	low, _ := ls.clock.boundsAt(now)
-	ls.busyAt = max(first.Ceil()-int64(t.Ahead)-low, now+int64(shortestSeatWait))
+	ls.busyAt = max(ls.clock.reaches(first.Ceil()-int64(t.Ahead)), now+int64(shortestSeatWait))
 	ls.lastCost = 0
-	ls.estimateFrom(ls.paceInterval(), empty.Ceil()-high)
+	ls.estimateFrom(ls.paceInterval(), ls.clock.reaches(empty.Ceil()))
 }
 
 // notePace measures which part of the level's movement is this process's: two of its
@@ -382,12 +373,15 @@ func (ls *lease) giveBackLocked() (t Take, end Instant) {
 	ls.covers(math.MaxInt64, ls.d.clock) // joins the two stretches
 	n := min(ls.now.left, ls.now.tail)
 	ls.drop(ls.now.left - n)
-	t = ls.question(max(n, 1))
+	t = ls.question(n)
 	end = ls.end
-	ls.high = ls.rate.minus(end, t.Rise())
-	ls.counts.givenBack += uint64(t.Cost)
-	ls.d.shared.counts.givenBack += uint64(t.Cost)
-	ls.now, ls.next, ls.lastCost = stretch{}, stretch{}, 0
+	if ls.high == end {
+		ls.high = ls.rate.minus(end, t.Rise())
+	}
+	ls.counts.givenBack += uint64(n)
+	ls.d.shared.counts.givenBack += uint64(n)
+	ls.lastCost = 0
+	ls.beginNext()
 	return t, end
 }
 
