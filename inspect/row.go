@@ -104,6 +104,7 @@ type row struct {
 	inFlight   int
 	oldestWait time.Duration
 	heldUntil  time.Time
+	blocked    time.Time // until then
 	dryRun     bool
 	lastCall   time.Time
 
@@ -117,7 +118,7 @@ func newRow(key string, st shaper.Stats, limits *limitsView, grew, now time.Time
 	return row{
 		key: key, limits: limits, grew: grew, at: now,
 		waiting: st.Waiting, level: st.Level, inFlight: st.InFlight, oldestWait: st.OldestWait,
-		heldUntil: st.HeldUntil, dryRun: st.DryRun, lastCall: st.LastCall,
+		heldUntil: st.HeldUntil, blocked: st.BlockedUntil, dryRun: st.DryRun, lastCall: st.LastCall,
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
 		queueFull: st.QueueFull, tooLate: st.TooLate, tooCostly: st.TooCostly, closed: st.Closed,
 		totalWait: st.TotalWait, missed: st.Missed,
@@ -145,35 +146,36 @@ func (r *row) refusing() bool { return !r.grew.IsZero() && r.at.Sub(r.grew) < re
 
 // A bucket is a row in the form of the API.
 type bucket struct {
-	Source      string     `json:"source"`
-	Key         string     `json:"key"`
-	ID          string     `json:"id"`
-	Limits      string     `json:"limits"`
-	Rate        *float64   `json:"rate"`
-	IntervalS   *float64   `json:"interval_s"`
-	Burst       int        `json:"burst"`
-	Depth       int        `json:"depth"`
-	MaxWaitS    *float64   `json:"max_wait_s"`
-	InFlightMax int        `json:"in_flight_max"`
-	Waiting     int        `json:"waiting"`
-	Level       float64    `json:"level"`
-	Fill        float64    `json:"fill"`
-	InFlight    int        `json:"in_flight"`
-	OldestWaitS float64    `json:"oldest_wait_s"`
-	HeldUntil   *time.Time `json:"held_until"`
-	DryRun      bool       `json:"dry_run"`
-	LastCall    *time.Time `json:"last_call"`
-	IdleS       *float64   `json:"idle_s"`
-	Departed    uint64     `json:"departed"`
-	Refused     uint64     `json:"refused"`
-	Abandoned   uint64     `json:"abandoned"`
-	QueueFull   uint64     `json:"queue_full"`
-	TooLate     uint64     `json:"too_late"`
-	TooCostly   uint64     `json:"too_costly"`
-	Closed      uint64     `json:"closed"`
-	TotalWaitS  float64    `json:"total_wait_s"`
-	Missed      float64    `json:"missed"`
-	Refusing    bool       `json:"refusing"`
+	Source       string     `json:"source"`
+	Key          string     `json:"key"`
+	ID           string     `json:"id"`
+	Limits       string     `json:"limits"`
+	Rate         *float64   `json:"rate"`
+	IntervalS    *float64   `json:"interval_s"`
+	Burst        int        `json:"burst"`
+	Depth        int        `json:"depth"`
+	MaxWaitS     *float64   `json:"max_wait_s"`
+	InFlightMax  int        `json:"in_flight_max"`
+	Waiting      int        `json:"waiting"`
+	Level        float64    `json:"level"`
+	Fill         float64    `json:"fill"`
+	InFlight     int        `json:"in_flight"`
+	OldestWaitS  float64    `json:"oldest_wait_s"`
+	HeldUntil    *time.Time `json:"held_until"`
+	BlockedUntil *time.Time `json:"blocked_until"`
+	DryRun       bool       `json:"dry_run"`
+	LastCall     *time.Time `json:"last_call"`
+	IdleS        *float64   `json:"idle_s"`
+	Departed     uint64     `json:"departed"`
+	Refused      uint64     `json:"refused"`
+	Abandoned    uint64     `json:"abandoned"`
+	QueueFull    uint64     `json:"queue_full"`
+	TooLate      uint64     `json:"too_late"`
+	TooCostly    uint64     `json:"too_costly"`
+	Closed       uint64     `json:"closed"`
+	TotalWaitS   float64    `json:"total_wait_s"`
+	Missed       float64    `json:"missed"`
+	Refusing     bool       `json:"refusing"`
 
 	raw  string // the key as it is
 	only bool   // the one bucket of a shaper, which has no key
@@ -186,7 +188,7 @@ func (r *row) view() bucket {
 		Limits: r.limits.text, Rate: r.limits.rate, IntervalS: r.limits.interval,
 		Burst: r.limits.burst, Depth: r.limits.depth, MaxWaitS: r.limits.maxWait, InFlightMax: r.limits.inFlight,
 		Waiting: r.waiting, Level: number(r.level), Fill: number(r.fill()), InFlight: r.inFlight,
-		OldestWaitS: r.oldestWait.Seconds(), HeldUntil: instant(r.heldUntil), DryRun: r.dryRun,
+		OldestWaitS: r.oldestWait.Seconds(), HeldUntil: instant(r.heldUntil), BlockedUntil: instant(r.blocked), DryRun: r.dryRun,
 		LastCall: instant(r.lastCall),
 		Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
 		QueueFull: r.queueFull, TooLate: r.tooLate, TooCostly: r.tooCostly, Closed: r.closed,

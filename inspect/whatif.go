@@ -132,6 +132,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	answer.note(l.InFlight > 0 || st.Limits.InFlight > 0,
 		"the replay has no cap on requests in flight, because nobody knows when a request would have ended that left at another instant")
 	answer.note(st.HeldUntil.After(now), "the line is held; the replay holds no line")
+	answer.note(st.BlockedUntil.After(now), "the bucket is blocked; the replay blocks nobody")
 	answer.note(st.DryRun, "the bucket is in dry run: now is what its limits would have done")
 	return answer
 }

@@ -79,7 +79,8 @@ export class Detail {
     setText(byId("rule"), rule ? `Rule ${rule.rule}, ${rule.file}:${rule.line}` : "");
     byId("rule").hidden = !rule;
     const held = bucket.held_until ? `Held until ${clock(bucket.held_until)}.` : "";
-    setText(byId("held"), held);
+    const blocked = bucket.blocked_until ? `Blocked until ${clock(bucket.blocked_until)}: newcomers are refused.` : "";
+    setText(byId("held"), [held, blocked].filter(Boolean).join(" "));
     setText(byId("line-summary"), summary(bucket, next, line));
     rows(byId("waiters"), line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
     rows(byId("refusals"), together(refusals).slice(0, shown).map((r) => [r.at, count(r.n), reasons[r.reason] ?? r.reason, r.retry > 0 ? duration(r.retry) : "–"]));
