@@ -59,7 +59,7 @@ func (g *Group[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
 func (g *Group[K]) drainsLocked(kf *keyedFlow[K], now int64) int64 {
 	at := kf.flow.drains(now)
 	if g.shared != nil {
-		if ls := g.shared.leases[&kf.flow]; ls != nil && ls.busy() {
+		if ls := g.shared.leases[&kf.flow]; ls != nil && ls.busy(now) {
 			return max(at, now+int64(sweepInterval))
 		}
 	}
