@@ -61,7 +61,7 @@ func (g *Group[K]) leaseBusyLocked(f *flow) bool {
 		return false
 	}
 	ls := g.shared.leases[f]
-	return ls != nil && ls.busy()
+	return ls != nil && ls.busy(g.clock)
 }
 
 // newVersionLocked makes rates that are put in force from now on newer than those before.

@@ -12,9 +12,9 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	ls.checkFallbackLocked(now)
 	asks := r.kind == allow || r.kind == newcomer && f.bucket.limits.Depth == 0
 	switch {
-	case d.phase != open:
+	case d.phase == closed, d.phase == draining && r.kind != reentry:
 		return dec, false // The order of what refuses is the same.
-	case ls.tooCostly(r.cost):
+	case r.kind != reentry && ls.tooCostly(r.cost):
 		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
 	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() && ls.covers(r.cost, now) &&
 		max(ls.due(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
@@ -23,18 +23,20 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 		ls.noteUse()
 		return dec, true
 	case ls.fallback && ls.has() == 0:
+		ls.probeLocked(now)
 		return dec, false
 	case r.kind != reentry && d.refusesUnavailable(ls, now):
 		return d.refuseUnavailableLocked(ls, now, r), true
-	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now):
+	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || ls.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
-		wait, _ := d.judgeReentryLocked(f, now, r)
-		return d.refuseFullLocked(f, now, r, max(wait, f.expected(wait), shortestSeatWait)), true
+		wait := f.bucket.wait(now, f.ahead(), r.cost)
+		return d.refuseFullLocked(f, now, r, max(f.expected(wait), shortestSeatWait)), true
 	case asks:
 		if f.capped() {
 			d.lineOfLocked(f).seatsTaken++ // It is given back if the Bucket refuses.
 		}
 		ls.asking++
+		ls.shard.asks(now)
 		return decision{event: askEvent}, true
 	}
 	// The wait is an estimate, even one of 0: nobody leaves without units of the Bucket.
@@ -97,23 +99,44 @@ func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) d
 func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision, now int64) {
 	ctx, cancel := context.WithTimeout(r.ctx, callTimeout)
 	defer cancel()
+	ended := false
+	defer func() {
+		if !ended { // The Bucket has panicked, or the context.
+			d.mu.Lock()
+			d.endAskLocked(d.shared.leases[f])
+			d.unlockAndArm()
+		}
+	}()
 	for {
 		now := d.lockFlow(f)
-		ls := d.shared.leases[f]
+		ls := d.shared.leases[f] // It stays while a call asks.
 		t := ls.question(r.cost)
 		ls.shard.asks(now)
 		d.unlockAndArm()
-		var a answer
-		a.taken, a.sent, a.received, a.err = d.askBucket(ctx, t)
+		a := d.askBucket(ctx, t)
+		a.gone = r.ctx.Err() // It is the caller's code, so the lock is not held.
 		now = d.lockFlow(f)
-		dec, done := d.answeredLocked(ls, r, t, a)
-		if done {
+		dec, ended = d.answeredLocked(ls, r, t, a)
+		if ended {
 			note(now, dec)
 		}
 		d.unlockAndArm()
-		if done {
+		if ended {
 			return dec, now
 		}
+	}
+}
+
+// endAskLocked ends the question of a call to the Bucket, and releases the seat that was taken
+// for it.
+func (d *dispatcher) endAskLocked(ls *lease) {
+	f := ls.f
+	if ls.asking--; ls.asking == 0 && d.phase == closed && d.keyed {
+		delete(d.shared.leases, f)
+	}
+	if f.capped() {
+		f.freeSeat(d.clock)
+		d.markDirtyLocked(f)
 	}
 }
 
@@ -122,41 +145,58 @@ type answer struct {
 	taken          Taken
 	sent, received int64
 	err            error
+	gone           error // of the context of the request that has asked for itself
+}
+
+// isLate reports whether what was taken for a request can't be used any more: the answer took
+// too long.
+func (ls *lease) isLate(t Take, taken Taken, now int64) bool {
+	return ls.clock.latest(now)-ls.lateness() > t.Rate.nanosOf(taken.Empty).Whole()
 }
 
 // answeredLocked decides upon a request with the answer to its question. done is false if it is
-// to be asked again, as another rate is in force.
+// to be asked again, as another rate is in force, or the answer came too late to be used.
 func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (dec decision, done bool) {
 	f, now := ls.f, d.clock
-	gone := a.err != nil && r.ctx.Err() != nil
-	usable := false
-	if gone {
+	gone, answered := a.gone, false
+	if gone != nil && a.err != nil {
 		ls.shard.probing = false // That says nothing about the Bucket.
 	} else {
-		usable = ls.noteAnswerLocked(t, a.taken, a.sent, a.received, a.err)
+		answered = ls.noteAnswerLocked(t, a)
 	}
-	if usable && a.taken.Other != nil && r.ctx.Err() == nil {
+	left := answered && a.taken.OK // It leaves, even if another rate has come into force meanwhile.
+	if left {
+		ls.countLeased(r.cost)
+	}
+	if left && (gone != nil || d.phase == closed || ls.isLate(t, a.taken, now)) {
+		ls.drop(r.cost)
+		left = false
+	}
+	if answered && !left && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != ls.rate) {
 		return dec, false
 	}
-	ls.asking--
-	if f.capped() {
-		f.line.seatsTaken-- // passLocked takes it again.
-		d.markDirtyLocked(f)
-	}
+	d.endAskLocked(ls) // passLocked takes a seat again.
 	switch {
-	case gone:
+	case gone != nil:
 		d.countAbandonmentLocked(f, now)
-		return decision{err: r.ctx.Err(), event: abandonedEvent, waiting: int32(f.waiting())}, true
-	case usable && a.taken.OK:
-		ls.counts.leased += uint64(r.cost)
-		d.shared.counts.leased += uint64(r.cost)
-		ls.high = laterInstant(ls.high, t.Rate.plus(a.taken.Empty, t.Rise()))
+		return decision{err: gone, event: abandonedEvent, waiting: int32(f.waiting())}, true
+	case d.phase == closed:
+		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed}), true
+	case left:
+		if t.Rate == ls.rate {
+			ls.high = laterInstant(ls.high, t.Rate.plus(a.taken.Empty, t.Rise()))
+		}
 		dec = d.passLocked(f, now, r)
 		ls.since = f.bucket.departures // It has used no units of the lease.
 		return dec, true
-	case usable && a.taken.Other == nil:
-		first := t.Rate.nanosOf(t.Rate.minus(a.taken.Empty, t.Room())).Ceil() - a.taken.Now*1000
-		return d.refuseFullLocked(f, now, r, time.Duration(max(first, 1))), true
+	case answered:
+		// The Bucket counts in whole microseconds, so it says yes from the next one on.
+		first := t.Rate.minus(a.taken.Empty, t.Room())
+		if first.Part > 0 {
+			first.Micros++
+		}
+		after := time.Duration(first.Micros-a.taken.Now) * time.Microsecond
+		return d.refuseFullLocked(f, now, r, max(after, time.Microsecond)), true
 	}
 	ls.checkFallbackLocked(now)
 	if ls.fallback {

@@ -47,6 +47,15 @@ func (ls *lease) paceInterval() exact.Interval {
 	return exact.IntervalOfFraction(int64(min(1e9/ns*math.Exp2(steps/8), float64(horizon))), 0, 1)
 }
 
+// probeLocked makes the pump ask a shard that could not be asked, if it is time to. In the
+// fallback requests may leave without a line, so that the pump does not run.
+func (ls *lease) probeLocked(now int64) {
+	if _, ok := ls.shard.mayAsk(now); ok && !ls.probes {
+		ls.probes = true
+		ls.kickLocked(now)
+	}
+}
+
 // checkFallbackLocked begins or ends the fallback, as the shard demands it.
 func (ls *lease) checkFallbackLocked(now int64) {
 	switch n := int64(ls.d.shared.fallback); {

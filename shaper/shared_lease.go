@@ -36,12 +36,11 @@ type lease struct {
 	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuse
 
 	pump   pump
-	busyAt int64 // until then the Bucket is known to refuse, so it is not asked; 0: it is not
-	failed error // the latest failure; nil after a success
-	rtt    int64 // shortest round trip of late; 0: unknown
-
-	shortest int64 // of the round trips that trips counts; 0: none yet
-	trips    uint8 // see noteTrip
+	busyAt int64    // until then the Bucket is known to refuse, so it is not asked; 0: it is not
+	failed error    // the latest failure; nil after a success
+	probes bool     // a call has come in the fallback since the shard was asked last
+	rtts   [8]int64 // the latest round trips
+	rtt    int64    // the shortest of them; 0: unknown
 
 	asking   int  // calls that ask the Bucket for themselves; see ask
 	fallback bool // requests leave by the flow's own bucket, at the rate of the Fallback
@@ -181,6 +180,12 @@ func (ls *lease) beginNext() {
 	ls.since = ls.f.bucket.departures
 }
 
+// countLeased counts units that have been taken.
+func (ls *lease) countLeased(n int64) {
+	ls.counts.leased += uint64(n)
+	ls.d.shared.counts.leased += uint64(n)
+}
+
 // drop counts units that are lost.
 func (ls *lease) drop(n int64) {
 	ls.counts.dropped += uint64(n)
@@ -227,7 +232,10 @@ func (ls *lease) unuse(departureNo uint32, n int64) {
 }
 
 // busy reports whether the lease is in use, so that its flow must stay.
-func (ls *lease) busy() bool { return ls.pump.running || ls.asking > 0 || ls.has() > 0 }
+func (ls *lease) busy(now int64) bool {
+	ls.dropLate(now) // While the Bucket can't be asked nothing is given back.
+	return ls.pump.running || ls.asking > 0 || ls.has() > 0
+}
 
 // headMayLeave returns the instant from which on the head of the line may leave; forever if
 // units have to be leased for it first.

@@ -22,6 +22,8 @@ type sharedLevels struct {
 	pumps       int           // that run
 	idle        chan struct{} // closed when the last pump ends; made by who waits for that
 	counts      bucketCounts  // of all leases, also of those that are gone
+	events      []BucketEvent // to be told, in their order
+	telling     bool          // a goroutine tells them
 	unavailable uint64
 }
 
@@ -69,6 +71,7 @@ type shard struct {
 	name     string
 	failures int  // in a row
 	open     bool // it counts as unavailable
+	openedAt int64
 	probing  bool // and is being asked again
 	probeAt  int64
 	backoff  time.Duration
@@ -105,18 +108,22 @@ func (sh *shard) asks(now int64) {
 }
 
 // failedLocked notes a failure of a shard.
-func (d *dispatcher) failedLocked(sh *shard, now int64, err error) {
+func (d *dispatcher) failedLocked(sh *shard, a answer, err error) {
+	now := a.received
 	sh.failures++
-	sh.err, sh.probing = err, false
+	sh.err = err
 	switch {
+	case sh.open && a.sent < sh.openedAt:
+		return // It is no probe, and says nothing new.
 	case sh.open:
 		sh.backoff = min(2*sh.backoff, lastBackoff)
 	case sh.failures >= failuresToOpen:
-		sh.open, sh.backoff = true, firstBackoff
+		sh.open, sh.backoff, sh.openedAt = true, firstBackoff, now
 		d.announceShardLocked(sh, now)
 	default:
 		return
 	}
+	sh.probing = false
 	sh.probeAt = now + int64(sh.backoff)*3/4 + rand.Int64N(int64(sh.backoff)/2)
 }
 
@@ -135,12 +142,34 @@ func (d *dispatcher) succeededLocked(sh *shard, now int64) {
 	}
 }
 
-// announceShardLocked runs the hook that is told of the state of a shard, in a goroutine of
-// its own, as the lock is held and a hook may call Close, which waits for pumps.
+// announceShardLocked makes the hook run that is told of the state of a shard, in a goroutine
+// of its own, as the lock is held and a hook may call Close, which waits for pumps. One
+// goroutine tells all events, so that they are told in their order.
 func (d *dispatcher) announceShardLocked(sh *shard, now int64) {
-	if hook := d.trace.Bucket; hook != nil {
-		ev := BucketEvent{Name: d.name, Shard: sh.name, State: d.shared.stateOf(sh), At: d.timeOf(now), Err: sh.err}
-		go hook(context.Background(), ev)
+	if d.trace.Bucket == nil {
+		return
+	}
+	ev := BucketEvent{Name: d.name, Shard: sh.name, State: d.shared.stateOf(sh), At: d.timeOf(now), Err: sh.err}
+	d.shared.events = append(d.shared.events, ev)
+	if !d.shared.telling {
+		d.shared.telling = true
+		go d.tellBucketEvents()
+	}
+}
+
+// tellBucketEvents runs the hook for each event until there is none.
+func (d *dispatcher) tellBucketEvents() {
+	for {
+		d.mu.Lock()
+		events := d.shared.events
+		d.shared.events, d.shared.telling = nil, len(events) > 0
+		d.mu.Unlock()
+		if len(events) == 0 {
+			return
+		}
+		for _, ev := range events {
+			d.trace.Bucket(context.Background(), ev)
+		}
 	}
 }
 
@@ -197,9 +226,12 @@ func (d *dispatcher) closeShared() {
 	}
 	d.unlockAndArm()
 	d.waitForPumps()
-	if d.keyed { // Its flows are gone.
-		d.mu.Lock()
-		clear(d.shared.leases)
-		d.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for f, ls := range d.shared.leases {
+		ls.dropAll()                   // What could not be given back is lost.
+		if d.keyed && ls.asking == 0 { // Its flow is gone.
+			delete(d.shared.leases, f)
+		}
 	}
 }

@@ -7,13 +7,14 @@ import (
 
 // sharedOptions are the options of a [Shaper] or [Group] whose levels are in a [Bucket].
 type sharedOptions struct {
-	asked    bool // WithBucket or WithBuckets is among the options
-	bucket   Bucket
-	key      string // of a Shaper
-	keyOf    any    // of a Group: func(K) string
-	fallback Fallback
-	version  int64
-	guard    time.Duration
+	asked     bool // WithBucket or WithBuckets is among the options
+	bucket    Bucket
+	key       string // of a Shaper
+	keyOf     any    // of a Group: func(K) string
+	fallback  Fallback
+	version   int64
+	versioned bool // WithRateVersion is among the options
+	guard     time.Duration
 }
 
 type bucketOption struct {
@@ -75,9 +76,6 @@ const (
 	// FallbackOpen lets each process use the whole rate. So n processes that are cut off
 	// let through n times the rate together.
 	FallbackOpen Fallback = 1
-
-	// badFallback is that of FallbackLocal with fewer than 1 instances.
-	badFallback Fallback = -1
 )
 
 // FallbackLocal lets each process use an equal part of the rate and of the burst (at least
@@ -87,7 +85,7 @@ const (
 // 1 + m/n times the rate.
 func FallbackLocal(instances int) Fallback {
 	if instances < 1 {
-		return badFallback
+		return Fallback(instances - 1) // Below 0, so that it is told from FallbackClosed.
 	}
 	return Fallback(instances)
 }
@@ -104,7 +102,9 @@ func WithFallback(f Fallback) Option { return common{f} }
 
 type rateVersionOption int64
 
-func (o rateVersionOption) apply(to *options) { to.shared.version = int64(o) }
+func (o rateVersionOption) apply(to *options) {
+	to.shared.version, to.shared.versioned = int64(o), true
+}
 
 // WithRateVersion sets the version of the rates of this process, from 1 to 2⁵³. Where
 // processes share a bucket at different rates, as during a deployment, the rate with the
@@ -140,8 +140,8 @@ func (o *options) validateShared(constructor string) error {
 	case o.mode&dryRun != 0:
 		return fmt.Errorf("shaper: %s: WithDryRun can't be combined with a Bucket, as a shadow must not take what others need", constructor)
 	case s.fallback < 0:
-		return fmt.Errorf("shaper: %s: WithFallback(FallbackLocal(n)): n must be at least 1", constructor)
-	case s.version < 0 || s.version > 1<<53:
+		return fmt.Errorf("shaper: %s: WithFallback is FallbackLocal(%d), must be of at least 1", constructor, s.fallback+1)
+	case s.versioned && (s.version < 1 || s.version > 1<<53):
 		return fmt.Errorf("shaper: %s: WithRateVersion is %d, must be from 1 to 2⁵³", constructor, s.version)
 	case s.guard < 0 || s.guard > time.Minute:
 		return fmt.Errorf("shaper: %s: WithColdGuard is %v, must be from 0 to 1m", constructor, s.guard)

@@ -44,13 +44,15 @@ func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(
 	synctest.Test(t, func(t *testing.T) {
 		p := &processes{Memory: buckettest.NewMemory(), t: t, start: time.Now(), limits: l}
 		p.SetDelay(rtt/2, rtt-rtt/2)
+		defer func() {
+			for _, s := range p.all {
+				require.NoError(t, s.Close())
+			}
+		}()
 		for range n {
 			p.add(p.Memory, opts...)
 		}
 		timeline(p)
-		for _, s := range p.all {
-			require.NoError(t, s.Close())
-		}
 	})
 }
 

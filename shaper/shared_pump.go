@@ -32,7 +32,13 @@ const (
 // after each change of the line, of its seats or of the lease.
 func (ls *lease) nextStep(now int64) (s step, until int64) {
 	f, d := ls.f, ls.d
-	if f.waiting() == 0 || d.phase == closed {
+	if ls.probes {
+		if _, ok := ls.shard.mayAsk(now); ok && ls.fallback && d.phase == open {
+			return stepTake, 0
+		}
+		ls.probes = false
+	}
+	if f.waiting() == 0 || d.phase == closed || ls.given.interval.IsZero() {
 		ls.lastCost = 0
 		if ls.dropLate(now); ls.has() > 0 && !ls.shard.open {
 			return stepGiveBack, 0
@@ -42,7 +48,7 @@ func (ls *lease) nextStep(now int64) (s step, until int64) {
 	if !ls.wants(now) {
 		return stepEnd, 0
 	}
-	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-2*ls.rtt)
+	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-ls.rtt)
 	if mayAsk, ok := ls.shard.mayAsk(now); !ok {
 		at = max(at, mayAsk)
 	}
@@ -138,21 +144,29 @@ func (ls *lease) sleep(span time.Duration) {
 // covered yet.
 func (ls *lease) takeLocked(now int64) Take {
 	f := ls.f
+	ls.probes = false
+	ls.shard.asks(now)
+	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
+		t := ls.question(1)
+		t.High = laterInstant(t.High, ls.levelAsHigh(now))
+		return t
+	}
 	w, rest, queued := f.line.head, ls.has(), f.waiting()
 	for rest >= w.cost && w.next != nil {
 		rest -= w.cost
 		w = w.next
 		queued--
 	}
-	cost := max(w.cost-rest, 1)
-	t := ls.question(cost)
+	// If what is left does not suffice for a request, then units for all of its cost are
+	// leased: those that are left may be too far from the new ones to be used with them.
+	t := ls.question(w.cost)
 	t.Ahead = MaxAhead
 	unit := max(ls.plan.interval.Units(exact.At(int64(time.Second))), 0) // per second
 	most := ls.batchFor(queued, unit)
 	if f.capped() {
 		most = min(most, max(1, int64(f.bucket.limits.InFlight-f.seatsTaken())-ls.has()))
 	}
-	longest := int64(longestBatch.Seconds() * unit)
+	longest := int64(ls.longestBatch() * unit)
 	for n := int64(1); n < most && w.next != nil && t.Cost+w.next.cost <= longest; n++ {
 		w = w.next
 		t.Cost += w.cost
@@ -160,7 +174,6 @@ func (ls *lease) takeLocked(now int64) Take {
 	if ls.fallback {
 		t.High = laterInstant(t.High, ls.levelAsHigh(now))
 	}
-	ls.shard.asks(now)
 	return t
 }
 
@@ -179,8 +192,13 @@ const (
 func (ls *lease) batchFor(queued int, perSecond float64) int64 {
 	trips := 2 * float64(ls.rtt) / 1e9 * perSecond / ls.pace
 	k := max(float64(queued)/8, trips, shortBatch.Seconds()*perSecond)
-	k = min(math.Ceil(k), float64(queued), max(longestBatch.Seconds(), 3*float64(ls.rtt)/1e9)*perSecond)
+	k = min(math.Ceil(k), float64(queued), ls.longestBatch()*perSecond)
 	return int64(max(k, 1))
+}
+
+// longestBatch returns how much a batch may be, in seconds of the rate.
+func (ls *lease) longestBatch() float64 {
+	return max(longestBatch.Seconds(), 3*float64(ls.rtt)/1e9)
 }
 
 // question returns a Take for a request of cost n, as of now.
@@ -204,14 +222,18 @@ func (ls *lease) take(t Take) {
 	d := ls.d
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	taken, sent, received, err := d.askBucket(ctx, t)
+	a := d.askBucket(ctx, t)
 	now := d.lockAndAdvance()
 	defer d.unlockAndArm()
-	if ls.noteAnswerLocked(t, taken, sent, received, err) && taken.Other == nil {
-		if taken.OK {
-			ls.addLocked(t, taken)
-		} else {
-			ls.waitsUntilLocked(t, taken, now)
+	if ls.noteAnswerLocked(t, a) {
+		switch {
+		case a.taken.OK && t.Rate != ls.rate: // Another rate has come into force meanwhile.
+			ls.countLeased(t.Cost)
+			ls.drop(t.Cost)
+		case a.taken.OK:
+			ls.addLocked(t, a.taken)
+		case a.taken.Other == nil && t.Rate == ls.rate && ls.f.waiting() > 0:
+			ls.waitsUntilLocked(t, a.taken, now)
 		}
 	}
 	ls.checkFallbackLocked(now)
@@ -220,72 +242,83 @@ func (ls *lease) take(t Take) {
 }
 
 // askBucket calls Take, and returns between which instants of the dispatcher's clock that was.
-func (d *dispatcher) askBucket(ctx context.Context, t Take) (taken Taken, sent, received int64, err error) {
-	sent = int64(time.Since(d.epoch))
-	taken, err = d.shared.bucket.Take(ctx, t)
-	return taken, sent, int64(time.Since(d.epoch)), err
+func (d *dispatcher) askBucket(ctx context.Context, t Take) (a answer) {
+	a.sent = int64(time.Since(d.epoch))
+	a.taken, a.err = d.shared.bucket.Take(ctx, t)
+	a.received = int64(time.Since(d.epoch))
+	if a.err == nil {
+		a.err = checkAnswer(t, a.taken)
+	}
+	return a
 }
 
 // errNoSense is for a Bucket that breaks its contract.
 var errNoSense = errors.New("shaper: the answer of the shared bucket makes no sense")
 
 // noteAnswerLocked notes what an answer says about the Bucket: its clock, its rate, and whether it
-// can be asked. It reports whether the answer may be used.
-func (ls *lease) noteAnswerLocked(t Take, taken Taken, sent, received int64, err error) bool {
+// can be asked. It reports whether there is one.
+func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 	d := ls.d
 	ls.counts.roundTrips++
 	d.shared.counts.roundTrips++
-	if err == nil {
-		err = checkAnswer(t, taken)
-	}
-	if err != nil {
-		ls.noteFailureLocked(received, err)
+	if a.err != nil {
+		ls.noteFailureLocked(a, a.err)
 		return false
 	}
-	ls.noteTrip(max(received-sent, 1))
-	if !ls.clock.note(sent, received, taken.Now) {
+	rtt := max(a.received-a.sent, 1)
+	ls.noteRoundTrip(rtt)
+	if !ls.clock.note(a.sent, a.received, a.taken.Now) {
 		// The clock has been set, or another server answers: nobody knows any more where
 		// the places are that this process has.
 		ls.dropAll()
 		ls.high, ls.end = Instant{}, Instant{}
 	}
+	d.succeededLocked(d.shared.shardOf(ls.key), a.received)
 	// One answer that was late, in a process or on a server that was busy, does not mean that no
 	// slot can be used in time. Nor do the first, which may have waited for a connection.
-	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) && ls.trips >= tripsToJudge {
-		ls.noteFailureLocked(received, tooSlowError{slack, time.Duration(ls.rtt).Round(time.Microsecond)})
+	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) && ls.rtts[tripsToJudge-1] > 0 {
+		ls.tooSlowLocked(a, tooSlowError{slack, time.Duration(ls.rtt).Round(time.Microsecond)})
 	} else {
 		ls.failed = nil
-		d.succeededLocked(ls.shard, received)
+		ls.inTimeLocked(a.received)
 	}
-	if taken.Other != nil {
-		ls.adoptLocked(*taken.Other)
+	if r := a.taken.Other; r != nil && (r.Version > ls.rate.Version || t.Rate == ls.rate) {
+		ls.adoptLocked(*r)
 	}
-	return t.Rate == ls.rate || taken.Other != nil
+	return true
 }
 
-const (
-	// tripsKept is after how many round trips one that was shorter is forgotten, so that rtt
-	// follows when the way becomes longer.
-	tripsKept = 32
-
-	// tripsToJudge is after how many round trips a Bucket may be found to be too far.
-	tripsToJudge = 3
-)
-
-// noteTrip notes how long a round trip took. The shortest of the latest counts, and not a mean:
-// a single answer that comes after a second must not lengthen the lateness, which is
-// promised.
-func (ls *lease) noteTrip(rtt int64) {
-	if ls.rtt == 0 || rtt < ls.rtt {
-		ls.rtt = rtt
-	}
-	if ls.shortest == 0 || rtt < ls.shortest {
-		ls.shortest = rtt
-	}
-	if ls.trips++; ls.trips == tripsKept+tripsToJudge {
-		ls.rtt, ls.shortest, ls.trips = ls.shortest, 0, tripsToJudge
+// noteRoundTrip notes how long a call took: rtt is the shortest of the latest few.
+func (ls *lease) noteRoundTrip(rtt int64) {
+	copy(ls.rtts[1:], ls.rtts[:])
+	ls.rtts[0], ls.rtt = rtt, rtt
+	for _, r := range ls.rtts {
+		if r > 0 {
+			ls.rtt = min(ls.rtt, r)
+		}
 	}
 }
+
+// tooSlowLocked notes that slots can't be used in time. That is so for these Limits only, so
+// from now on the lease has a circuit breaker of its own, until an answer is in time.
+func (ls *lease) tooSlowLocked(a answer, err error) {
+	if common := ls.d.shared.shardOf(ls.key); ls.shard == common {
+		ls.shard = &shard{name: common.name}
+	}
+	ls.noteFailureLocked(a, err)
+}
+
+// inTimeLocked notes that slots can be used in time, and gives up the circuit breaker of the
+// lease's own, if it has one.
+func (ls *lease) inTimeLocked(now int64) {
+	if common := ls.d.shared.shardOf(ls.key); ls.shard != common {
+		ls.d.succeededLocked(ls.shard, now)
+		ls.shard = common
+	}
+}
+
+// tripsToJudge is after how many round trips a Bucket may be found to be too far.
+const tripsToJudge = 3
 
 // checkAnswer returns what is wrong with an answer.
 func checkAnswer(t Take, taken Taken) error {
@@ -303,11 +336,11 @@ func checkAnswer(t Take, taken Taken) error {
 }
 
 // noteFailureLocked notes that the Bucket could not be asked.
-func (ls *lease) noteFailureLocked(now int64, err error) {
+func (ls *lease) noteFailureLocked(a answer, err error) {
 	ls.counts.failures++
 	ls.d.shared.counts.failures++
 	ls.failed = err
-	ls.d.failedLocked(ls.shard, now, err)
+	ls.d.failedLocked(ls.shard, a, err)
 }
 
 // adoptLocked puts the rate in force that another process has set.
@@ -327,8 +360,7 @@ func (ls *lease) adoptLocked(r BucketRate) {
 func (ls *lease) addLocked(t Take, taken Taken) {
 	before := ls.has()
 	got := stretch{empty: ls.rate.nanosOf(taken.Empty), left: t.Cost, tail: t.Cost}
-	ls.counts.leased += uint64(t.Cost)
-	ls.d.shared.counts.leased += uint64(t.Cost)
+	ls.countLeased(t.Cost)
 	ls.end = ls.rate.plus(taken.Empty, t.Rise())
 	ls.high = laterInstant(ls.high, ls.end)
 	ls.batch, ls.busyAt = t.Cost, 0
@@ -390,12 +422,13 @@ func (ls *lease) giveBack(t Take, end Instant) {
 	d := ls.d
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	err := d.shared.bucket.GiveBack(ctx, t, end)
-	now := d.lockAndAdvance()
+	a := answer{sent: int64(time.Since(d.epoch))}
+	a.err = d.shared.bucket.GiveBack(ctx, t, end)
+	a.received = d.lockAndAdvance()
 	defer d.unlockAndArm()
 	ls.counts.roundTrips++
 	d.shared.counts.roundTrips++
-	if err != nil {
-		ls.noteFailureLocked(now, err)
+	if a.err != nil {
+		ls.noteFailureLocked(a, a.err)
 	}
 }

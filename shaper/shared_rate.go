@@ -60,8 +60,9 @@ func bucketRateOf(l Limits, version int64) BucketRate {
 
 // perSecond returns the rate.
 func (r BucketRate) perSecond() rate.Limit {
-	micros := float64(r.Micros) + float64(r.Part)/float64(r.Parts)
-	return rate.Limit(1e6 / micros)
+	interval := r.rat(Instant{r.Micros, r.Part})
+	perSecond, _ := interval.Quo(big.NewRat(1e6, 1), interval).Float64()
+	return rate.Limit(perSecond)
 }
 
 // times returns the time of n cost units, but at most longestMicros.

@@ -1,0 +1,289 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/model"
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// faultOf is what becomes of calls while a Memory can't be asked.
+func faultOf(f buckettest.Fault) func(int, string) buckettest.Fault {
+	return func(int, string) buckettest.Fault { return f }
+}
+
+// Closed: those in line wait on, newcomers are refused with ErrUnavailable, and when the Bucket
+// answers again those in line leave at its rate, without a burst.
+func TestOutageKeepsTheLineAndRefusesNewcomers(t *testing.T) {
+	for _, fault := range []buckettest.Fault{buckettest.FailBefore, buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailAfter} {
+		share(t, 2, "100/s depth 99", 2*ms, func(p *processes) {
+			stop := p.saturate(10)
+			p.at(time.Second)
+			p.Fail(faultOf(fault))
+			p.at(3 * time.Second)
+			st := p.all[0].Stats()
+			require.Equal(t, shaper.BucketDown, st.Bucket.State)
+			require.Error(t, st.Bucket.Err)
+			require.Positive(t, st.Waiting)
+			err := p.all[0].Wait(context.Background())
+			require.ErrorIs(t, err, shaper.ErrUnavailable)
+			require.Positive(t, refusal(t, err).RetryAfter)
+			require.LessOrEqual(t, refusal(t, err).RetryAfter, 3*time.Second)
+			require.Equal(t, shaper.ErrUnavailable, p.all[0].Refusals()[0].Reason)
+			require.False(t, p.all[0].AllowN(1))
+			_, during := p.between(1500*ms, 3*time.Second)
+			require.Zero(t, during)
+			p.Fail(nil)
+			p.at(3*time.Second + 3*time.Second) // The longest backoff is 2 s, and a quarter more.
+			require.Equal(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			p.at(7 * time.Second)
+			_, after := p.between(6*time.Second, 7*time.Second)
+			require.Equal(t, 100, after)
+			stop()
+			p.check()
+		})
+	}
+}
+
+// Three failures in a row make the Bucket count as unavailable; two do not.
+func TestThreeFailuresInARowBeginTheOutage(t *testing.T) {
+	share(t, 1, "100/s", 2*ms, func(p *processes) {
+		p.Fail(faultOf(buckettest.FailBefore))
+		s := p.all[0]
+		for range 2 {
+			require.ErrorIs(t, s.Wait(p.t.Context()), shaper.ErrUnavailable)
+			require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+		}
+		p.Fail(nil)
+		require.NoError(t, s.Wait(p.t.Context()))
+		p.Fail(faultOf(buckettest.FailBefore))
+		for range 3 {
+			require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+			require.ErrorIs(t, s.Wait(p.t.Context()), shaper.ErrUnavailable)
+		}
+		require.Equal(t, shaper.BucketDown, s.Stats().Bucket.State)
+		require.Equal(t, uint64(5), s.Stats().Unavailable)
+		require.Equal(t, uint64(5), s.Stats().Refused)
+		calls := len(p.Log())
+		err := s.Wait(p.t.Context())
+		require.Len(t, p.Log(), calls, "it is not asked")
+		time.Sleep(refusal(t, err).RetryAfter)
+		p.Fail(nil)
+		time.Sleep(10 * ms)
+		require.NoError(t, s.Wait(p.t.Context()), "RetryAfter is when it is asked again")
+	})
+}
+
+// While an outage lasts there is one probe at a time, ever more rarely, and processes do not
+// probe together.
+func TestProbesAreFewAndJittered(t *testing.T) {
+	share(t, 4, "100/s depth 99", 2*ms, func(p *processes) {
+		stop := p.saturate(10)
+		p.at(100 * ms)
+		p.Fail(faultOf(buckettest.FailBefore))
+		p.at(200 * ms)
+		p.ClearLog()
+		p.at(10200 * ms)
+		takes, _ := p.takes()
+		require.Less(t, len(takes), 4*12, "in 10 s, with a backoff of up to 2 s")
+		require.Greater(t, len(takes), 4*4)
+		var instants []time.Duration
+		for _, e := range takes {
+			instants = append(instants, e.Sent.Sub(p.start))
+		}
+		slices.Sort(instants)
+		require.Len(t, slices.Compact(instants), len(takes), "no two at one instant")
+		stop()
+	})
+}
+
+// Many keys whose questions are under way when the server fails are one failure, not many: else
+// the first probe would be seconds away.
+func TestManyKeysThatFailTogetherDoNotPutOffTheProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(ms, ms)
+		m.Fail(faultOf(buckettest.LoseRequest))
+		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Depth: 9}, nil },
+			shaper.WithBuckets(m, func(k int) string { return string(rune('a' + k)) }))
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for k := range 26 {
+			wg.Go(func() { require.NoError(t, g.Wait(t.Context(), k)) })
+		}
+		time.Sleep(260 * ms) // All have timed out.
+		m.Fail(nil)
+		start := time.Now()
+		wg.Wait()
+		require.Less(t, time.Since(start), 300*ms, "250 ms, if it was asked just before the others failed")
+		require.NoError(t, g.Close())
+	})
+}
+
+// Local: each process leaves at its part of the rate, after its last slot and the lateness; and
+// the slots of the Bucket are used again only after those. Together they never exceed the rate.
+func TestLocalFallbackStaysWithinTheRate(t *testing.T) {
+	for _, limits := range []string{"100/s depth 99", "100/s burst 8 depth 99", "1000/s depth 999"} {
+		share(t, 4, limits, 2*ms, func(p *processes) {
+			stop := p.saturate(40)
+			p.at(time.Second)
+			p.Fail(faultOf(buckettest.FailBefore))
+			p.at(3 * time.Second)
+			require.Equal(t, shaper.BucketLocal, p.all[0].Stats().Bucket.State, limits)
+			p.at(6 * time.Second)
+			each, all := p.between(4*time.Second, 6*time.Second)
+			whole := 2 * float64(p.limits.Rate)
+			require.InDelta(t, whole, all, 8, limits)
+			for _, n := range each {
+				require.InDelta(t, whole/4, n, 2, limits)
+			}
+			p.Fail(nil)
+			p.at(9 * time.Second)
+			require.Equal(t, shaper.BucketShared, p.all[0].Stats().Bucket.State)
+			_, all = p.between(9*time.Second-500*ms, 9*time.Second)
+			require.InDelta(t, float64(p.limits.Rate)/2, all, 2, limits)
+			stop()
+			// Each process has a lateness of its own in its part of the rate: it may begin
+			// its burst at the same time as others.
+			p.lateness = 3 * max(10*ms, time.Duration(float64(time.Second)/float64(p.limits.Rate)))
+			// Those that are cut off for longer have their part beside the whole rate of the others.
+			apart := model.Extra{From: 6 * time.Second, To: 8500 * ms, Cost: int64(float64(p.limits.Rate) * 2.5 * 3 / 4)}
+			p.check(apart)
+		}, shaper.WithFallback(shaper.FallbackLocal(4)))
+	}
+}
+
+// Where nobody waits the Bucket must be asked all the same, or the fallback would never end.
+func TestFallbackWithoutALineEnds(t *testing.T) {
+	for _, limits := range []string{"100/s", "100/s depth 9"} {
+		for _, f := range []shaper.Fallback{shaper.FallbackOpen, shaper.FallbackLocal(2)} {
+			share(t, 1, limits, 2*ms, func(p *processes) {
+				s := p.all[0]
+				p.Fail(faultOf(buckettest.FailBefore))
+				for range 40 {
+					time.Sleep(50 * ms)
+					_ = p.wait(p.t.Context(), 0, 1)
+				}
+				require.Contains(t, []shaper.BucketState{shaper.BucketOpen, shaper.BucketLocal}, s.Stats().Bucket.State)
+				require.Greater(t, s.Stats().Departed, uint64(30))
+				p.Fail(nil)
+				for range 60 {
+					time.Sleep(50 * ms)
+					_ = p.wait(p.t.Context(), 0, 1)
+				}
+				require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State, limits)
+				synctest.Wait()
+				require.Zero(t, s.Stats().Bucket.Held, "what the probe has taken is given back")
+				p.check()
+			}, shaper.WithFallback(f))
+		}
+	}
+}
+
+// Open: each process has the whole rate, and no more.
+func TestOpenFallbackIsNoLicence(t *testing.T) {
+	share(t, 2, "100/s burst 5 depth 99", 2*ms, func(p *processes) {
+		p.Fail(faultOf(buckettest.LoseRequest))
+		stop := p.saturate(20)
+		p.at(5 * time.Second)
+		each, _ := p.between(2*time.Second, 5*time.Second)
+		require.Equal(t, []int{300, 300}, each)
+		for i := range p.all {
+			log := p.departures()
+			log = slices.DeleteFunc(log, func(d model.Departure) bool { return d.Process != i })
+			require.NoError(t, p.pace().Check(log))
+		}
+		stop()
+	}, shaper.WithFallback(shaper.FallbackOpen))
+}
+
+// sharded is a Bucket on two servers: keys that begin with "down" are on one that can't be asked.
+type sharded struct{ *buckettest.Memory }
+
+func (b sharded) Shard(key string) string { return key[:4] }
+
+func (b sharded) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	if strings.HasPrefix(t.Key, "down") {
+		return shaper.Taken{}, errors.New("connection refused")
+	}
+	return b.Memory.Take(ctx, t)
+}
+
+func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := sharded{buckettest.NewMemory()}
+		m.SetDelay(ms, ms)
+		var mu sync.Mutex
+		var events []shaper.BucketEvent
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 100, Depth: 9}, nil },
+			shaper.WithBuckets(m, func(k string) string { return k }),
+			shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shaper.BucketEvent) {
+				mu.Lock()
+				defer mu.Unlock()
+				events = append(events, e)
+			}}))
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+		defer cancel()
+		require.Error(t, g.Wait(ctx, "down1"))
+		require.ErrorIs(t, g.Wait(t.Context(), "down2"), shaper.ErrUnavailable)
+		for range 20 {
+			require.NoError(t, g.Wait(t.Context(), "up 1"))
+		}
+		st := g.Stats()
+		require.Equal(t, shaper.BucketDown, st.Bucket.State)
+		require.EqualError(t, st.Bucket.Err, "connection refused")
+		require.Equal(t, uint64(1), st.Unavailable)
+		require.Equal(t, uint64(1), st.Refused)
+		synctest.Wait()
+		require.Len(t, events, 1)
+		require.Equal(t, "down", events[0].Shard)
+		require.NoError(t, g.Close())
+	})
+}
+
+// Events are told in their order, though each is told outside of the lock; and a hook may close
+// the Shaper.
+func TestBucketEventsAreToldInOrder(t *testing.T) {
+	share(t, 0, "1000/s", 0, func(p *processes) {
+		var mu sync.Mutex
+		var states []shaper.BucketState
+		var s *shaper.Shaper
+		s, err := shaper.New(p.limits, shaper.WithBucket(p.Memory, "k"), shaper.WithTrace(&shaper.Trace{
+			Bucket: func(_ context.Context, e shaper.BucketEvent) {
+				time.Sleep(time.Duration(len(states)%3) * 200 * ms) // Slower than the next event.
+				mu.Lock()
+				defer mu.Unlock()
+				states = append(states, e.State)
+				if len(states) == 20 {
+					require.NoError(t, s.Close())
+				}
+			}}))
+		require.NoError(t, err)
+		for range 10 {
+			p.Fail(faultOf(buckettest.FailBefore))
+			for range 3 {
+				require.Error(t, s.Wait(p.t.Context()))
+			}
+			time.Sleep(70 * ms)
+			p.Fail(nil)
+			require.NoError(t, s.Wait(p.t.Context()))
+		}
+		time.Sleep(10 * time.Second)
+		require.Len(t, states, 20)
+		for i, state := range states {
+			require.Equal(t, []shaper.BucketState{shaper.BucketDown, shaper.BucketShared}[i%2], state)
+		}
+		require.ErrorIs(t, s.Wait(p.t.Context()), shaper.ErrClosed)
+	})
+}
