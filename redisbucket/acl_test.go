@@ -19,7 +19,7 @@ func TestAUserWithTheDocumentedRightsCanUseABucket(t *testing.T) {
 func aUserWithTheDocumentedRightsCanUseABucket(t *testing.T, server *servers.Redis) {
 	ctx := within(t)
 	server.MustDo("ACL", "SETUSER", "limited", "on", ">secret", "resetkeys", "-@all",
-		"+evalsha", "+eval", "+get", "+set", "+setrange", "+del", "+time", "~shaper:*",
+		"+evalsha", "+eval", "+get", "+set", "+setrange", "+time", "~shaper:*",
 		"+hello")
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, Username: "limited", Password: "secret", DisableIdentity: true})
 	defer func() { require.NoError(t, client.Close()) }()

@@ -33,7 +33,7 @@
 //
 // A user of an access control list needs:
 //
-//	+evalsha +eval +get +set +setrange +del +time ~shaper:*
+//	+evalsha +eval +get +set +setrange +time ~shaper:*
 //
 // and what go-redis itself uses: +hello, from Redis 7.2 on +client|setinfo (unless the client's
 // DisableIdentity is set), and in a cluster +cluster|slots +command.
