@@ -76,6 +76,7 @@ func TestWeightsTakeTheirTime(t *testing.T) {
 // other rates; the instant of each is what the rate says, rounded up to a
 // nanosecond and never summed from rounded ones.
 func TestScheduleNeitherDriftsNorRunsEarly(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		rate rate.Limit

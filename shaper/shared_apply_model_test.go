@@ -85,6 +85,7 @@ func roundedUp(x *big.Rat) *big.Rat {
 // Random calls of several processes for one level, with clocks that step, states that are
 // lost, and rates that change.
 func TestApplyIsWhatItsCommentSays(t *testing.T) {
+	t.Parallel()
 	rounds := 300
 	if long {
 		rounds = 20_000

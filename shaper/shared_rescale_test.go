@@ -107,6 +107,7 @@ func later(a, b *big.Rat) *big.Rat {
 // During a deployment processes with an old and with a new rate share a level. Whatever
 // both rates are, nobody may see more than the greater one lets leave.
 func TestTwoRatesTogetherAreNeverAboveTheGreater(t *testing.T) {
+	t.Parallel()
 	rounds := 500
 	if long {
 		rounds = 20_000
