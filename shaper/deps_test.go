@@ -115,6 +115,11 @@ const nestedPolicy = `
 	pgbucket: std shaper github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgconn github.com/jackc/pgx/v5/pgxpool
 	pgbucket tests: shaper/buckettest
 
+	# What may go wrong between processes and the servers that they share, with both. There
+	# is nothing but tests.
+	internal/sharedfaults: std
+	internal/sharedfaults tests: std syscall shaper/buckettest internal/model internal/servers redisbucket pgbucket github.com/alicebob/miniredis/v2 github.com/redis/go-redis/v9 github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgxpool golang.org/x/time/rate
+
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.
 	internal/release: std golang.org/x/mod/modfile golang.org/x/mod/module golang.org/x/mod/sumdb/dirhash golang.org/x/mod/zip
