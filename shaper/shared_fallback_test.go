@@ -28,6 +28,7 @@ func TestOutageKeepsTheLineAndRefusesNewcomers(t *testing.T) {
 	for _, fault := range []buckettest.Fault{buckettest.FailBefore, buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailAfter} {
 		share(t, 2, "100/s depth 99", 2*ms, func(p *processes) {
 			stop := p.saturate(10)
+			defer stop()
 			p.at(time.Second)
 			p.Fail(faultOf(fault))
 			p.at(3 * time.Second)
@@ -89,6 +90,7 @@ func TestThreeFailuresInARowBeginTheOutage(t *testing.T) {
 func TestProbesAreFewAndJittered(t *testing.T) {
 	share(t, 4, "100/s depth 99", 2*ms, func(p *processes) {
 		stop := p.saturate(10)
+		defer stop()
 		p.at(100 * ms)
 		p.Fail(faultOf(buckettest.FailBefore))
 		p.at(200 * ms)
@@ -136,6 +138,7 @@ func TestLocalFallbackStaysWithinTheRate(t *testing.T) {
 	for _, limits := range []string{"100/s depth 99", "100/s burst 8 depth 99", "1000/s depth 999"} {
 		share(t, 4, limits, 2*ms, func(p *processes) {
 			stop := p.saturate(40)
+			defer stop()
 			p.at(time.Second)
 			p.Fail(faultOf(buckettest.FailBefore))
 			p.at(3 * time.Second)
@@ -195,6 +198,7 @@ func TestOpenFallbackIsNoLicence(t *testing.T) {
 	share(t, 2, "100/s burst 5 depth 99", 2*ms, func(p *processes) {
 		p.Fail(faultOf(buckettest.LoseRequest))
 		stop := p.saturate(20)
+		defer stop()
 		p.at(5 * time.Second)
 		each, _ := p.between(2*time.Second, 5*time.Second)
 		require.Equal(t, []int{300, 300}, each)

@@ -35,15 +35,17 @@ type lease struct {
 	batch int64   // units of the latest stretch when it was leased
 	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuse
 
-	pump   pump
-	busyAt int64    // until then the Bucket is known to refuse, so it is not asked; 0: it is not
-	failed error    // the latest failure; nil after a success
-	probes bool     // a call has come in the fallback since the shard was asked last
-	rtts   [8]int64 // the latest round trips
-	rtt    int64    // the shortest of them; 0: unknown
+	pump     pump
+	busyAt   int64    // until then the Bucket is known to refuse, so it is not asked; 0: it is not
+	failed   error    // the latest failure; nil after a success
+	probes   bool     // a call has come in the fallback since the shard was asked last
+	rtts     [8]int64 // the latest round trips
+	rtt      int64    // the shortest of them; 0: unknown
+	meanTrip int64    // their moving average
 
-	asking   int  // calls that ask the Bucket for themselves; see ask
-	fallback bool // requests leave by the flow's own bucket, at the rate of the Fallback
+	contended bool // after the latest stretch, no more could be leased for now; see courtesy
+	asking    int  // calls that ask the Bucket for themselves; see ask
+	fallback  bool // requests leave by the flow's own bucket, at the rate of the Fallback
 
 	pace      float64 // of the level's movement beside that of this process, as a multiple of its own: 1 / its share
 	lastBegan Instant // the Empty at which the latest stretch began

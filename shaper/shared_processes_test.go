@@ -28,13 +28,9 @@ type processes struct {
 	all    []*shaper.Shaper
 
 	mu       sync.Mutex
-	log      []model.Departure
-	entered  []int         // per process, how many have entered the line
-	lateness time.Duration // the greatest that a process has had
+	log      []model.Departure // whose Number is the instant of admission
+	lateness time.Duration     // the greatest that a process has had
 }
-
-// numberOf is the key of a request's number in its process, as the value of its context.
-type numberOf struct{}
 
 // share runs a timeline in a bubble, with n processes whose way to the bucket takes half of rtt.
 func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(p *processes), opts ...shaper.Option) {
@@ -59,28 +55,21 @@ func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(
 // add adds a process, and returns it.
 func (p *processes) add(b shaper.Bucket, opts ...shaper.Option) *shaper.Shaper {
 	i := len(p.all)
-	trace := &shaper.Trace{Departed: func(ctx context.Context, e shaper.Event) {
-		number, _ := ctx.Value(numberOf{}).(int)
+	trace := &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.log = append(p.log, model.Departure{At: e.At.Sub(p.start), Process: i, Number: number, Cost: int64(e.Cost)})
+		at := e.At.Sub(p.start)
+		p.log = append(p.log, model.Departure{At: at, Process: i, Number: int(at - e.Waited), Cost: int64(e.Cost)})
 	}}
 	opts = append([]shaper.Option{shaper.WithBucket(b, "k"), shaper.WithTrace(trace)}, opts...)
 	s, err := shaper.New(p.limits, opts...)
 	require.NoError(p.t, err)
 	p.all = append(p.all, s)
-	p.entered = append(p.entered, 0)
 	return s
 }
 
-// wait is WaitN on one of the processes, in the order of the calls.
-func (p *processes) wait(ctx context.Context, i, n int) error {
-	p.mu.Lock()
-	p.entered[i]++
-	ctx = context.WithValue(ctx, numberOf{}, p.entered[i])
-	p.mu.Unlock()
-	return p.all[i].WaitN(ctx, n)
-}
+// wait is WaitN on one of the processes.
+func (p *processes) wait(ctx context.Context, i, n int) error { return p.all[i].WaitN(ctx, n) }
 
 // arrive makes requests of these costs enter the line of a process, one after the other.
 func (p *processes) arrive(i int, costs ...int) {
@@ -99,8 +88,8 @@ func (p *processes) saturate(callers int) (stop func()) {
 		for range callers {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					// Those that the process refuses, as the bucket can't be asked, come again.
-					if err := p.wait(ctx, i, 1); err != nil {
+					// Those that are refused, as the bucket can't be asked, come again.
+					if err := p.wait(ctx, i, 1); err != nil && ctx.Err() == nil {
 						time.Sleep(ms)
 					}
 				}
@@ -165,7 +154,17 @@ func (p *processes) check(extras ...model.Extra) {
 	for _, s := range p.all {
 		p.lateness = max(p.lateness, s.Stats().Bucket.Lateness)
 	}
-	require.NoError(p.t, p.pace().Check(p.departures(), extras...))
+	require.NoError(p.t, p.pace().Check(numbered(p.departures()), extras...))
+}
+
+// numbered returns the log with each request's number in the order in which its process took it
+// into the line. Those that came at one instant may have left in any order.
+func numbered(log []model.Departure) []model.Departure {
+	slices.SortStableFunc(log, func(a, b model.Departure) int { return cmp.Compare(a.Number, b.Number) })
+	for i := range log {
+		log[i].Number = i
+	}
+	return log
 }
 
 // takes returns the calls of Take that were made, and those of GiveBack.

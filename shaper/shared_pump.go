@@ -2,8 +2,6 @@ package shaper
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math"
 	"time"
 
@@ -49,6 +47,9 @@ func (ls *lease) nextStep(now int64) (s step, until int64) {
 		return stepEnd, 0
 	}
 	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-ls.rtt)
+	if ls.contended && ls.has() == 0 {
+		at = max(at, ls.lastPlace-ls.plan.interval.Whole()+ls.longestCourtesy())
+	}
 	if mayAsk, ok := ls.shard.mayAsk(now); !ok {
 		at = max(at, mayAsk)
 	}
@@ -177,30 +178,6 @@ func (ls *lease) takeLocked(now int64) Take {
 	return t
 }
 
-const (
-	// longestBatch bounds what one process has of the level at a time, unless a single
-	// request costs more, or round trips are longer.
-	longestBatch = 50 * time.Millisecond
-	// shortBatch is how much is leased at once at high rates, even if few wait, so that
-	// there are few round trips per departure: at 1,000/s an eighth.
-	shortBatch = 8 * time.Millisecond
-)
-
-// batchFor returns how many requests to lease units for, of so many that wait, at a number of
-// units per second: an eighth of them, so that processes take turns; as many as this
-// process is given within two round trips; or as many as leave within shortBatch.
-func (ls *lease) batchFor(queued int, perSecond float64) int64 {
-	trips := 2 * float64(ls.rtt) / 1e9 * perSecond / ls.pace
-	k := max(float64(queued)/8, trips, shortBatch.Seconds()*perSecond)
-	k = min(math.Ceil(k), float64(queued), ls.longestBatch()*perSecond)
-	return int64(max(k, 1))
-}
-
-// longestBatch returns how much a batch may be, in seconds of the rate.
-func (ls *lease) longestBatch() float64 {
-	return max(longestBatch.Seconds(), 3*float64(ls.rtt)/1e9)
-}
-
 // question returns a Take for a request of cost n, as of now.
 func (ls *lease) question(n int64) Take {
 	return Take{Key: ls.key, Cost: n, First: n, Rate: ls.rate, High: ls.high, Seen: ls.clock.lastSeen, Guard: ls.guard()}
@@ -252,110 +229,6 @@ func (d *dispatcher) askBucket(ctx context.Context, t Take) (a answer) {
 	return a
 }
 
-// errNoSense is for a Bucket that breaks its contract.
-var errNoSense = errors.New("shaper: the answer of the shared bucket makes no sense")
-
-// noteAnswerLocked notes what an answer says about the Bucket: its clock, its rate, and whether it
-// can be asked. It reports whether there is one.
-func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
-	d := ls.d
-	ls.counts.roundTrips++
-	d.shared.counts.roundTrips++
-	if a.err != nil {
-		ls.noteFailureLocked(a, a.err)
-		return false
-	}
-	rtt := max(a.received-a.sent, 1)
-	ls.noteRoundTrip(rtt)
-	if !ls.clock.note(a.sent, a.received, a.taken.Now) {
-		// The clock has been set, or another server answers: nobody knows any more where
-		// the places are that this process has.
-		ls.dropAll()
-		ls.high, ls.end = Instant{}, Instant{}
-	}
-	d.succeededLocked(d.shared.shardOf(ls.key), a.received)
-	// One answer that was late, in a process or on a server that was busy, does not mean that no
-	// slot can be used in time. Nor do the first, which may have waited for a connection.
-	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) && ls.rtts[tripsToJudge-1] > 0 {
-		ls.tooSlowLocked(a, tooSlowError{slack, time.Duration(ls.rtt).Round(time.Microsecond)})
-	} else {
-		ls.failed = nil
-		ls.inTimeLocked(a.received)
-	}
-	if r := a.taken.Other; r != nil && (r.Version > ls.rate.Version || t.Rate == ls.rate) {
-		ls.adoptLocked(*r)
-	}
-	return true
-}
-
-// noteRoundTrip notes how long a call took: rtt is the shortest of the latest few.
-func (ls *lease) noteRoundTrip(rtt int64) {
-	copy(ls.rtts[1:], ls.rtts[:])
-	ls.rtts[0], ls.rtt = rtt, rtt
-	for _, r := range ls.rtts {
-		if r > 0 {
-			ls.rtt = min(ls.rtt, r)
-		}
-	}
-}
-
-// tooSlowLocked notes that slots can't be used in time. That is so for these Limits only, so
-// from now on the lease has a circuit breaker of its own, until an answer is in time.
-func (ls *lease) tooSlowLocked(a answer, err error) {
-	if common := ls.d.shared.shardOf(ls.key); ls.shard == common {
-		ls.shard = &shard{name: common.name}
-	}
-	ls.noteFailureLocked(a, err)
-}
-
-// inTimeLocked notes that slots can be used in time, and gives up the circuit breaker of the
-// lease's own, if it has one.
-func (ls *lease) inTimeLocked(now int64) {
-	if common := ls.d.shared.shardOf(ls.key); ls.shard != common {
-		ls.d.succeededLocked(ls.shard, now)
-		ls.shard = common
-	}
-}
-
-// tripsToJudge is after how many round trips a Bucket may be found to be too far.
-const tripsToJudge = 3
-
-// checkAnswer returns what is wrong with an answer.
-func checkAnswer(t Take, taken Taken) error {
-	r := taken.Other
-	switch {
-	case taken.Now <= 0, taken.Empty.Micros < taken.Now:
-		return fmt.Errorf("%w: the level reaches 0 at %d, before now, %d", errNoSense, taken.Empty.Micros, taken.Now)
-	case r == nil:
-		return nil
-	case taken.OK, *r == t.Rate, r.Version < t.Rate.Version, r.Parts < 1000, r.Parts > maxParts, r.Parts%1000 != 0, r.Part < 0, r.Part >= r.Parts,
-		r.Micros < 0, r.Micros > horizon.Microseconds(), r.Micros == 0 && r.Part == 0, r.Burst < 1:
-		return fmt.Errorf("%w: the rate in force is %+v", errNoSense, *r)
-	}
-	return nil
-}
-
-// noteFailureLocked notes that the Bucket could not be asked.
-func (ls *lease) noteFailureLocked(a answer, err error) {
-	ls.counts.failures++
-	ls.d.shared.counts.failures++
-	ls.failed = err
-	ls.d.failedLocked(ls.shard, a, err)
-}
-
-// adoptLocked puts the rate in force that another process has set.
-func (ls *lease) adoptLocked(r BucketRate) {
-	same := r.Micros == ls.rate.Micros && r.Part == ls.rate.Part && r.Parts == ls.rate.Parts && r.Burst == ls.rate.Burst
-	ls.dropAll()
-	ls.high, ls.end, ls.busyAt = Instant{}, Instant{}, 0
-	if !same {
-		ls.adopt(r)
-	}
-	ls.setRate(r)
-	ls.pace = 1
-	ls.estimateFrom(ls.plan.interval, ls.f.bucket.empty.Ceil())
-}
-
 // addLocked adds a stretch that has been leased.
 func (ls *lease) addLocked(t Take, taken Taken) {
 	before := ls.has()
@@ -364,6 +237,7 @@ func (ls *lease) addLocked(t Take, taken Taken) {
 	ls.end = ls.rate.plus(taken.Empty, t.Rise())
 	ls.high = laterInstant(ls.high, ls.end)
 	ls.batch, ls.busyAt = t.Cost, 0
+	ls.contended = ls.end.Micros-taken.Now >= MaxAhead.Microseconds()
 	ls.lastPlace = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
 	ls.notePace(t, taken)
 	if ls.next = got; before == 0 {
@@ -378,25 +252,10 @@ func (ls *lease) waitsUntilLocked(t Take, taken Taken, now int64) {
 	empty := ls.rate.nanosOf(taken.Empty)
 	first := ls.plan.interval.Minus(empty, ls.rate.nanosOf(t.Room()))
 	// When the Bucket's clock has certainly come so far that it can be leased.
-	ls.busyAt = max(ls.clock.reaches(first.Ceil()-int64(t.Ahead)), now+int64(shortestSeatWait))
+	ls.busyAt = max(ls.clock.reaches(first.Ceil()-int64(t.Ahead)), now+int64(shortestSeatWait)) + ls.courtesy(taken.Empty)
 	ls.lastCost = 0
 	ls.estimateFrom(ls.paceInterval(), ls.clock.reaches(empty.Ceil()))
 }
-
-// notePace measures which part of the level's movement is this process's: two of its
-// successive leases lie as far apart as all others and the first of the two together.
-func (ls *lease) notePace(t Take, taken Taken) {
-	if ls.lastCost > 0 {
-		moved := ls.rate.minus(taken.Empty, ls.lastBegan)
-		units := ls.plan.interval.Units(ls.rate.nanosOf(moved)) / float64(ls.lastCost)
-		ls.pace += (min(max(units, 1), 1e6) - ls.pace) / paceWeight
-	}
-	ls.lastBegan, ls.lastCost = taken.Empty, t.Cost
-}
-
-// paceWeight divides the difference that the latest lease makes to the average, as
-// seatTimeWeight does.
-const paceWeight = 8
 
 // giveBackLocked takes what is leased and can be given back from the lease, which is the tail of
 // the level as this process knows it, and returns the question. What can't be given back is

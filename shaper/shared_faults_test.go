@@ -1,0 +1,189 @@
+package shaper_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/model"
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// held returns the greatest that a process has had leased, L.
+func (p *processes) mostHeld() int64 {
+	most := int64(0)
+	for _, e := range p.Log() {
+		most = max(most, 2*e.Take.Cost)
+	}
+	return most
+}
+
+// The Bucket's clock is set: forward, each of the other processes may use what it has leased
+// beside the new slots; back, nobody may. Nobody stalls for longer than the step, or two
+// horizons. Between the two, the pace is kept.
+func TestClockThatIsSetIsNoLicence(t *testing.T) {
+	for _, rtt := range []time.Duration{200 * us, 20 * ms} {
+		for _, step := range []time.Duration{5 * time.Second, -5 * time.Second, 20 * ms, -20 * ms, -100 * ms, 100 * ms} {
+			for _, limits := range []string{"100/s depth 999", "1000/s depth 999", "100/s burst 20 depth 999"} {
+				why := fmt.Sprintf("%v at %v, %s", step, rtt, limits)
+				share(t, 4, limits, rtt, func(p *processes) {
+					stop := p.saturate(60)
+					defer stop()
+					p.at(2 * time.Second)
+					p.Step(step)
+					p.at(10 * time.Second)
+					extra := model.Extra{From: 2 * time.Second, To: 2*time.Second + 2*shaper.MaxAhead, Cost: 3 * p.mostHeld(), Why: why}
+					if step < 0 {
+						// A process learns of the step at its next answer, so by then its places
+						// and those of the others may differ by the step.
+						extra.Cost = p.pace().Slots(min(-step, 50*ms))
+					}
+					stop()
+					gap := model.LongestGap(p.departures(), 2*time.Second, 10*time.Second)
+					require.LessOrEqual(t, gap, min(step.Abs(), 2*shaper.MaxAhead)+100*ms, why)
+					_, all := p.between(5*time.Second, 10*time.Second)
+					require.InDelta(t, 5*float64(p.limits.Rate), all, 0.01*5*float64(p.limits.Rate)+2, why)
+					p.check(extra)
+				})
+			}
+		}
+	}
+}
+
+// Clocks that drift apart by what real ones do cost nothing: neither slots nor the pace.
+func TestClocksThatDriftKeepThePace(t *testing.T) {
+	for _, ppm := range []float64{150, -150} {
+		for _, limits := range []string{"1000/s depth 999", "1/s depth 99", "1/min depth 9"} {
+			share(t, 2, limits, 2*ms, func(p *processes) {
+				p.Drift(ppm)
+				stop := p.saturate(9)
+				defer stop()
+				span := time.Duration(float64(2000*time.Second) / float64(p.limits.Rate) / 4)
+				p.at(span)
+				require.Zero(t, p.all[0].Stats().Bucket.Dropped, "%s at %v ppm", limits, ppm)
+				_, all := p.between(0, span)
+				require.InDelta(t, span.Seconds()*float64(p.limits.Rate)*(1+ppm/1e6), all, 2)
+				stop()
+				// On the processes' clocks the rate is that of the Bucket's.
+				pace := p.pace()
+				p.lateness += time.Duration(float64(span) * 150e-6)
+				pace.Lateness = p.lateness
+				require.NoError(t, pace.Check(numbered(p.departures())))
+			})
+		}
+	}
+}
+
+// A call that fails is never repeated: what it may have taken is lost, which is at most its
+// batch, and the others go on.
+func TestCallsThatFailAreNotRepeated(t *testing.T) {
+	for _, fault := range []buckettest.Fault{buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailBefore, buckettest.FailAfter} {
+		share(t, 4, "1000/s depth 999", 2*ms, func(p *processes) {
+			stop := p.saturate(100)
+			defer stop()
+			p.at(time.Second)
+			n := 0
+			p.Fail(func(call int, op string) buckettest.Fault {
+				if call%40 == 0 && op == "Take" {
+					n++
+					return fault
+				}
+				return buckettest.NoFault
+			})
+			p.at(9 * time.Second)
+			p.Fail(nil)
+			p.at(10 * time.Second)
+			stop()
+			taken, lost, answered := uint64(0), uint64(0), uint64(0)
+			for _, e := range p.Log() {
+				if e.Op == "Take" && e.Done && e.Taken.OK {
+					taken += uint64(e.Take.Cost)
+					if e.Err != nil {
+						lost += uint64(e.Take.Cost)
+					}
+				}
+			}
+			var leased, departed uint64
+			for _, s := range p.all {
+				st := s.Stats()
+				leased += st.Bucket.Leased
+				departed += st.Departed
+				answered += st.Bucket.RoundTrips
+			}
+			require.Equal(t, taken-lost, leased)
+			_, all := p.between(time.Second, 10*time.Second)
+			require.Greater(t, float64(all), 9000-float64(lost)-float64(n)*250, "%v", fault)
+			if fault == buckettest.FailBefore {
+				require.InDelta(t, 9000, all, 10)
+			}
+			p.check()
+		})
+	}
+}
+
+// Answers that take 200 ms are of use, as slots are leased ahead.
+func TestSlowAnswersAreOfUse(t *testing.T) {
+	share(t, 2, "100/s depth 999", 2*ms, func(p *processes) {
+		stop := p.saturate(50)
+		defer stop()
+		p.at(time.Second)
+		p.SetDelay(100*ms, 100*ms)
+		p.at(10 * time.Second)
+		_, all := p.between(4*time.Second, 10*time.Second)
+		require.InDelta(t, 600, all, 6)
+		stop()
+		p.check()
+	})
+}
+
+// The state is lost while all are busy. What each has leased overlaps with the new slots, for all but
+// the first that asks, whose High is in it; with a cold guard nothing does.
+func TestStateThatIsLostIsNoLicence(t *testing.T) {
+	for _, guard := range []time.Duration{0, 500 * ms} {
+		for _, limits := range []string{"100/s depth 999", "1000/s depth 999", "1000/s burst 30 depth 999"} {
+			share(t, 4, limits, 2*ms, func(p *processes) {
+				stop := p.saturate(100)
+				defer stop()
+				p.at(2 * time.Second)
+				p.Wipe()
+				p.at(4 * time.Second)
+				stop()
+				extra := model.Extra{From: 2 * time.Second, To: 3 * time.Second, Cost: 3 * p.mostHeld()}
+				if guard > 0 {
+					extra.Cost = 0
+				}
+				p.check(extra)
+				gap := model.LongestGap(p.departures(), 2*time.Second, 4*time.Second)
+				require.LessOrEqual(t, gap, guard+time.Duration(p.limits.Burst)*ms+time.Duration(4*float64(time.Second)/float64(p.limits.Rate)*float64(p.mostHeld())))
+				_, all := p.between(3*time.Second, 4*time.Second)
+				require.InDelta(t, float64(p.limits.Rate), all, 2)
+			}, shaper.WithColdGuard(guard))
+		}
+	}
+}
+
+// A Slack that is not above the round trip is told as it is, and nobody spins. When the way
+// becomes shorter again, those in line leave.
+func TestSlackBelowTheRoundTripIsToldClearly(t *testing.T) {
+	share(t, 1, "100/s depth 99 slack 5ms", 20*ms, func(p *processes) {
+		s := p.all[0]
+		done := make(chan error, 1)
+		go func() { done <- p.wait(context.Background(), 0, 1) }()
+		p.at(time.Second)
+		err := s.Wait(context.Background())
+		require.ErrorIs(t, err, shaper.ErrUnavailable)
+		require.ErrorContains(t, err, "Limits.Slack is 5ms, which is not above the round trip of 20ms to the shared bucket")
+		require.ErrorContains(t, s.Stats().Bucket.Err, "Limits.Slack is 5ms")
+		require.Less(t, len(p.Log()), 12)
+		p.SetDelay(ms, ms)
+		p.at(6 * time.Second)
+		require.NoError(t, <-done)
+		require.NoError(t, s.Wait(context.Background()))
+		require.NoError(t, s.Stats().Bucket.Err)
+		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+	})
+}

@@ -1,0 +1,183 @@
+package shaper_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// farAway is a Bucket whose way takes longer by a random time, up to jitter in each direction.
+// It counts the calls that are under way at once.
+type farAway struct {
+	*buckettest.Memory
+	base, jitter time.Duration
+
+	mu             sync.Mutex
+	random         *rand.Rand
+	underway, most int
+}
+
+func newFarAway(m *buckettest.Memory, seed uint64, base, jitter time.Duration) *farAway {
+	return &farAway{Memory: m, base: base, jitter: jitter, random: rand.New(rand.NewPCG(seed, 0))}
+}
+
+// way returns how long one way takes: half of base, up or down by half of jitter.
+func (b *farAway) way() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d := b.base / 2
+	if b.jitter > 0 {
+		d += time.Duration(b.random.Int64N(int64(b.jitter))) - b.jitter/2
+	}
+	return d
+}
+
+func (b *farAway) add(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.underway += n
+	b.most = max(b.most, b.underway)
+}
+
+func (b *farAway) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	b.add(1)
+	defer b.add(-1)
+	time.Sleep(b.way())
+	taken, err := b.Memory.Take(ctx, t)
+	time.Sleep(b.way())
+	return taken, err
+}
+
+// Four processes reach the rate together, in equal shares, with few round trips, whatever the
+// way to the Bucket takes.
+func TestProcessesReachTheRateInEqualShares(t *testing.T) {
+	for _, c := range []struct {
+		rate         rate.Limit
+		burst        int
+		base, jitter time.Duration
+		callers      int
+	}{
+		{3, 0, 200 * us, 0, 100},
+		{100, 0, 200 * us, 0, 100}, {100, 0, 20 * ms, 10 * ms, 100}, {100, 10, 2 * ms, 0, 20}, {100, 0, 2 * ms, 0, 2},
+		{1000, 0, 200 * us, 0, 100}, {1000, 0, 2 * ms, 0, 100}, {1000, 0, 20 * ms, 0, 100}, {1000, 0, 20 * ms, 10 * ms, 100}, {1000, 50, 20 * ms, 10 * ms, 100},
+		{10000, 0, 200 * us, 0, 800}, {10000, 0, 2 * ms, 0, 800}, {10000, 0, 20 * ms, 0, 800}, {10000, 0, 20 * ms, 10 * ms, 800},
+	} {
+		t.Run(fmt.Sprintf("%v per s, burst %d, %v ± %v, %d callers", c.rate, c.burst, c.base, c.jitter, c.callers), func(t *testing.T) {
+			share(t, 0, fmt.Sprintf("%v/s burst %d depth 9999", float64(c.rate), max(c.burst, 1)), 0, func(p *processes) {
+				var ways []*farAway
+				for i := range 4 {
+					ways = append(ways, newFarAway(p.Memory, uint64(i), c.base, c.jitter))
+					p.add(ways[i])
+				}
+				stop := p.saturate(c.callers)
+				defer stop()
+				p.at(time.Second)
+				p.ClearLog()
+				span := max(4*time.Second, time.Duration(float64(10_000*time.Second)/float64(c.rate)))
+				p.at(time.Second + span)
+				takes, _ := p.takes()
+				each, all := p.between(time.Second, time.Second+span)
+				dropped := uint64(0)
+				for i, s := range p.all {
+					dropped += s.Stats().Bucket.Dropped
+					require.Equal(t, 1, ways[i].most, "one call at a time")
+				}
+				whole := float64(c.rate) * span.Seconds()
+				t.Logf("%.2f %% of the rate, %v, %.3f round trips per departure, dropped %d", 100*float64(all)/whole, each, float64(len(takes))/float64(all), dropped)
+				require.InDelta(t, whole, all, max(2, 0.01*whole))
+				batch := takes[len(takes)/2].Take.Cost
+				for _, n := range each {
+					require.InDelta(t, float64(all)/4, n, max(0.02*float64(all)/4, 1.2*float64(batch)), "%v", each)
+				}
+				if c.rate == 1000 {
+					require.LessOrEqual(t, float64(len(takes)), 0.15*float64(all))
+				}
+				stop()
+				p.check()
+			})
+		})
+	}
+}
+
+// A process alone reaches the rate too, even where a round trip takes longer than a batch may be
+// otherwise; and at most two batches are held.
+func TestLoneProcessReachesTheRate(t *testing.T) {
+	for _, rtt := range []time.Duration{200 * us, 20 * ms, 60 * ms, 150 * ms} {
+		share(t, 1, "1000/s depth 9999", rtt, func(p *processes) {
+			stop := p.saturate(1000)
+			defer stop()
+			p.at(2 * time.Second)
+			most := int64(0)
+			for i := range 2000 {
+				p.at(2*time.Second + time.Duration(i)*ms)
+				most = max(most, p.all[0].Stats().Bucket.Held)
+			}
+			p.at(4 * time.Second)
+			_, all := p.between(2*time.Second, 4*time.Second)
+			require.InDelta(t, 2000, all, 5, rtt)
+			batch := int64(0)
+			for _, e := range p.Log() {
+				batch = max(batch, e.Take.Cost)
+			}
+			require.LessOrEqual(t, most, 2*batch)
+			require.LessOrEqual(t, time.Duration(batch)*ms, max(50*ms, 4*rtt))
+			stop()
+			p.check()
+		})
+	}
+}
+
+// At slow rates only one slot at a time can be leased. A process whose way to the Bucket is longer
+// must get its turn all the same.
+func TestFarProcessGetsItsTurnAtSlowRates(t *testing.T) {
+	for _, limits := range []string{"1/s depth 99", "6/min depth 99"} {
+		share(t, 0, limits, 0, func(p *processes) {
+			for i, way := range []time.Duration{200 * us, 2 * ms, 10 * ms, 30 * ms} {
+				p.add(newFarAway(p.Memory, uint64(i), way, 0))
+			}
+			stop := p.saturate(5)
+			defer stop()
+			span := time.Duration(200 / float64(p.limits.Rate) * float64(time.Second))
+			p.at(span)
+			each, all := p.between(0, span)
+			t.Logf("%s: %v", limits, each)
+			require.InDelta(t, 200, all, 2)
+			for _, n := range each {
+				require.InDelta(t, 50, n, 5, "%s: %v", limits, each)
+			}
+			stop()
+			p.check()
+		})
+	}
+}
+
+// Skewed arrivals: a light process waits for its turn, not for the lines of the others.
+func TestLightProcessIsNotStarved(t *testing.T) {
+	share(t, 4, "1000/s depth 9999", 2*ms, func(p *processes) {
+		light := p.all[3]
+		p.all = p.all[:3]
+		stop := p.saturate(500)
+		defer stop()
+		p.all = append(p.all, light)
+		p.at(time.Second)
+		for range 50 {
+			began := time.Now()
+			require.NoError(t, p.wait(p.t.Context(), 3, 1))
+			require.Less(t, time.Since(began), 250*ms)
+			time.Sleep(13 * ms)
+		}
+		stop()
+		synctest.Wait()
+		p.check()
+	})
+}
