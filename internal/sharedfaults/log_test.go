@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/model"
+	"example.com/leakybucket/shaper"
 )
 
 // An outcome is how a request ended.
@@ -178,5 +179,5 @@ func (l log) summary(p plan, began, ended time.Time, reports []report) string {
 // lateness returns D, for how long a slot may be used. Plans whose engine is far have a
 // Slack.
 func (p plan) lateness() time.Duration {
-	return cmp.Or(p.Slack, max(p.unit(), 10*time.Millisecond))
+	return cmp.Or(p.Slack, max(p.unit(), shaper.DefaultSlack))
 }

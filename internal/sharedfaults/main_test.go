@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	// Most of a test's time is waiting: fleets are far from the machine's limits.
 	flag.Parse()
 	if !isSet("test.parallel") {
-		if err := flag.Set("test.parallel", "4"); err != nil {
+		if err := flag.Set("test.parallel", "6"); err != nil {
 			panic(err)
 		}
 	}

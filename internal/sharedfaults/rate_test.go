@@ -12,8 +12,8 @@ import (
 // say when. No bound of G1 needs it.
 const noise = 500 * time.Millisecond
 
-// d is the lateness of most fleets. With 10 ms, the default for short round trips, a busy
-// machine drops so many slots that little is left to judge.
+// d is the lateness of most fleets. It is a little more than the default, so that it is that
+// which is tested.
 const d = 25 * time.Millisecond
 
 func TestProcessesTogetherNeverExceedTheRate(t *testing.T) {
