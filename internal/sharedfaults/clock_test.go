@@ -32,8 +32,10 @@ func TestAClockThatIsSetNeitherStallsNorBursts(t *testing.T) {
 			}
 			l.keepsPaceBut(t, p, extra)
 			f.accounts(reports)
-			require.Less(t, l.gap(at, to), min(step.Abs(), 200*time.Millisecond)+noise)
-			require.Greater(t, l.rate(at.Add(noise), to), p.Rate/2)
+			require.Greater(t, l.rate(at.Add(noise), to), p.Rate*busy)
+			if long {
+				require.Less(t, l.gap(at, to), min(step.Abs(), 200*time.Millisecond)+d)
+			}
 		})
 	}
 }

@@ -26,7 +26,7 @@ func TestReshardingDoesNotLoseTheLevel(t *testing.T) {
 	reports, l := f.ends()
 	l.keepsPace(t, f.plan())
 	f.accounts(reports)
-	require.Greater(t, l.rate(f.began.Add(noise), end), f.plan().Rate/2)
+	require.Greater(t, l.rate(f.began.Add(noise), end), f.plan().Rate*busy)
 	for _, r := range reports {
 		require.Empty(t, r.Errors, "a server that redirects is no failure")
 	}
@@ -77,5 +77,5 @@ func TestAFailOverOfSentinelsIsNoLicence(t *testing.T) {
 	to := time.Now()
 	_, l := f.ends()
 	l.keepsPace(t, f.plan())
-	require.Greater(t, l.rate(back.Add(2*time.Second), to), f.plan().Rate/2)
+	require.Greater(t, l.rate(back.Add(2*time.Second), to), f.plan().Rate*busy)
 }

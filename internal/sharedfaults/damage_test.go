@@ -69,7 +69,7 @@ func TestADamagedStateOfRedisStopsNobody(t *testing.T) {
 			reports, l := f.ends()
 			l.keepsPaceBut(t, p, 3*p.held())
 			f.accounts(reports)
-			require.Greater(t, l.rate(at.Add(noise/2), to), p.Rate/4)
+			require.Greater(t, l.rate(at.Add(noise/2), to), p.Rate*busy)
 		})
 	}
 }

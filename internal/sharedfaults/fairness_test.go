@@ -29,8 +29,8 @@ func TestABusyProcessDoesNotStarveTheOthers(t *testing.T) {
 	f.accounts(reports)
 
 	require.NotEmpty(t, l.of(0).only(refused), "its line is full")
-	require.Greater(t, l.of(0).rate(f.began.Add(noise), to), p.Rate/4, "who has more to do gets what the others leave")
-	allowed := noise
+	require.Greater(t, l.of(0).rate(f.began.Add(noise), to), p.Rate*busy, "who has more to do gets what the others leave")
+	allowed := 3 * noise
 	if long {
 		allowed = 20 * time.Millisecond
 	}

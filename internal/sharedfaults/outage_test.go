@@ -102,7 +102,7 @@ func TestWithoutItsServerAFleetKeepsTheRateByParts(t *testing.T) {
 	for i := range 4 {
 		l.of(i).between(from.Add(breaks), to).keepsPace(t, own)
 	}
-	require.Greater(t, l.rate(from.Add(breaks+noise), to), p.Rate/4, "the fallback lets requests leave")
+	require.Greater(t, l.rate(from.Add(breaks+noise), to), p.Rate*busy, "the fallback lets requests leave")
 	// Those who can ask again have the whole rate, while others still have their parts.
 	both := parts
 	both.Rate *= 1 + 3./4
@@ -159,7 +159,7 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 			reports, l := f.ends()
 
 			l.but(0).keepsPace(t, p)
-			require.Greater(t, l.but(0).rate(from.Add(noise), to), p.Rate/2, "the others take over")
+			require.Greater(t, l.but(0).rate(from.Add(noise), to), p.Rate*busy, "the others take over")
 			alone := l.of(0).only(departed).between(from.Add(p.time(4*p.held())+d), to)
 			if fallback == shaper.FallbackClosed {
 				l.keepsPace(t, p)

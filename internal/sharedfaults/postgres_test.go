@@ -91,7 +91,7 @@ func TestAServerInTroubleIsNoLicence(t *testing.T) {
 			reports, l := f.ends()
 			l.keepsPace(t, f.plan())
 			f.accounts(reports)
-			require.Greater(t, l.rate(back.Add(noise), to), f.plan().Rate/2)
+			require.Greater(t, l.rate(back.Add(noise), to), f.plan().Rate*busy)
 			failures := uint64(0)
 			for _, r := range reports {
 				failures += r.Stats.Bucket.Failures

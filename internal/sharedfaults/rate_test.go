@@ -8,9 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// noise is how much later than on a quiet machine something may happen, where a test has to
-// say when. No bound of G1 needs it.
-const noise = 500 * time.Millisecond
+// A busy machine may stop all processes for more than half a second. Where a test has to say
+// when something happens that takes no time on a quiet machine, it allows for noise, and it
+// wants no more of the rate than the part busy. No bound of G1 needs either; gaps and the
+// whole rate are asserted in the long form.
+const (
+	noise = 500 * time.Millisecond
+	busy  = 0.2
+)
 
 // d is the lateness of most fleets. It is a little more than the default, so that it is that
 // which is tested.
@@ -51,7 +56,7 @@ func TestProcessesTogetherNeverExceedTheRate(t *testing.T) {
 			f.accounts(reports)
 
 			from := f.began.Add(noise)
-			require.Greater(t, l.rate(from, to), row.rate/2, "the rate on a busy machine")
+			require.Greater(t, l.rate(from, to), row.rate*busy)
 			if !long {
 				return
 			}
