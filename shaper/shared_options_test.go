@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,12 +123,15 @@ func TestHoldAndCapOfASharedShaper(t *testing.T) {
 		m.SetDelay(ms, ms)
 		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 99, InFlight: 2}, shaper.WithBucket(m, "k"))
 		require.NoError(t, err)
+		var mu sync.Mutex
 		most := 0
 		done := make(chan struct{})
 		for range 20 {
 			go func() {
 				require.NoError(t, s.Do(t.Context(), 1, func(ctx context.Context) error {
+					mu.Lock()
 					most = max(most, s.Stats().InFlight)
+					mu.Unlock()
 					time.Sleep(50 * ms)
 					return nil
 				}))

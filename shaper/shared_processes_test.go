@@ -84,7 +84,7 @@ func (p *processes) arrive(i int, costs ...int) {
 func (p *processes) saturate(callers int, only ...int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for i := range p.all {
+	for i, s := range p.all {
 		if len(only) > 0 && !slices.Contains(only, i) {
 			continue
 		}
@@ -92,7 +92,7 @@ func (p *processes) saturate(callers int, only ...int) (stop func()) {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					// Those that are refused, as the bucket can't be asked, come again.
-					if err := p.wait(ctx, i, 1); err != nil && ctx.Err() == nil {
+					if err := s.Wait(ctx); err != nil && ctx.Err() == nil {
 						time.Sleep(ms)
 					}
 				}
