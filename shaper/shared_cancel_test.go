@@ -31,7 +31,7 @@ func TestSlotsOfThoseWhoGiveUpAreHandedOn(t *testing.T) {
 		cancel() // Slots are leased for some of them.
 		wg.Wait()
 		at := p.instants()
-		for i := 1; i < len(at); i++ {
+		for i := 2; i < len(at); i++ { // The first may have come before the others, and alone.
 			require.InDelta(t, ms, at[i]-at[i-1], float64(50*us), "departure %d at %v", i, at[i])
 		}
 		st := p.all[0].Stats()

@@ -205,7 +205,8 @@ func TestOpenFallbackIsNoLicence(t *testing.T) {
 		for i := range p.all {
 			log := p.departures()
 			log = slices.DeleteFunc(log, func(d model.Departure) bool { return d.Process != i })
-			require.NoError(t, p.pace().Check(log))
+			worst := p.pace().Worst(log)
+			require.LessOrEqual(t, worst.Excess(), int64(0), "%v", worst)
 		}
 		stop()
 	}, shaper.WithFallback(shaper.FallbackOpen))
@@ -265,11 +266,12 @@ func TestBucketEventsAreToldInOrder(t *testing.T) {
 		var s *shaper.Shaper
 		s, err := shaper.New(p.limits, shaper.WithBucket(p.Memory, "k"), shaper.WithTrace(&shaper.Trace{
 			Bucket: func(_ context.Context, e shaper.BucketEvent) {
-				time.Sleep(time.Duration(len(states)%3) * 200 * ms) // Slower than the next event.
 				mu.Lock()
-				defer mu.Unlock()
 				states = append(states, e.State)
-				if len(states) == 20 {
+				n := len(states)
+				mu.Unlock()
+				time.Sleep(time.Duration(n%3) * 200 * ms) // Slower than the next event.
+				if n == 20 {
 					require.NoError(t, s.Close())
 				}
 			}}))
@@ -284,6 +286,8 @@ func TestBucketEventsAreToldInOrder(t *testing.T) {
 			require.NoError(t, s.Wait(p.t.Context()))
 		}
 		time.Sleep(10 * time.Second)
+		mu.Lock()
+		defer mu.Unlock()
 		require.Len(t, states, 20)
 		for i, state := range states {
 			require.Equal(t, []shaper.BucketState{shaper.BucketDown, shaper.BucketShared}[i%2], state)

@@ -98,6 +98,7 @@ func TestCallsThatFailAreNotRepeated(t *testing.T) {
 			p.Fail(nil)
 			p.at(10 * time.Second)
 			stop()
+			p.at(11 * time.Second) // What was under way has come back.
 			taken, lost, answered := uint64(0), uint64(0), uint64(0)
 			for _, e := range p.Log() {
 				if e.Op == "Take" && e.Done && e.Taken.OK {

@@ -32,6 +32,7 @@ type lease struct {
 
 	now   stretch // from which requests leave
 	next  stretch // fetched ahead; empty: none
+	ended stretch // before now, if its last unit was used by the latest departure
 	batch int64   // units of the latest stretch when it was leased
 	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuse
 
@@ -58,11 +59,12 @@ type lease struct {
 
 // A stretch is leased units that have not been used. Of an empty one, left is 0.
 type stretch struct {
-	empty exact.Nanos // place of the first unit, on the Bucket's clock, which the lease's clockMap maps
-	left  int64
-	tail  int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
-	moved int64 // how many of the first of them have been moved; see covers
-	by    int64 // for how long at most after their true places they are now, in ns
+	empty  exact.Nanos // place of the first unit, on the Bucket's clock, which the lease's clockMap maps
+	left   int64
+	tail   int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
+	moved  int64 // how many of the first of them have been moved; see covers
+	usedUp bool  // its last unit has been used by a request; see unuse
+	by     int64 // for how long at most after their true places they are now, in ns
 }
 
 // bucketCounts are the totals of BucketStats.
@@ -178,8 +180,17 @@ func (ls *lease) dropLate(now int64) {
 // beginNext goes on with the stretch that was fetched ahead. The units of the departures so far
 // can't go back into it.
 func (ls *lease) beginNext() {
-	ls.now, ls.next = ls.next, stretch{}
+	ls.ended, ls.now, ls.next = stretch{}, ls.next, stretch{}
 	ls.since = ls.f.bucket.departures
+}
+
+// endNow is beginNext after the latest departure has used the last unit of a stretch: that can
+// still go back.
+func (ls *lease) endNow() {
+	ended := ls.now
+	ended.usedUp = true
+	ls.beginNext()
+	ls.ended = ended
 }
 
 // countLeased counts units that have been taken.
@@ -213,14 +224,21 @@ func (ls *lease) use(n int64) {
 // noteUse notes that the latest departure of the flow has used units.
 func (ls *lease) noteUse() {
 	if ls.now.left == 0 && ls.next.left > 0 {
-		ls.beginNext()
+		ls.endNow()
 	}
 }
 
 // unuse makes n units available again that were used for the departure with that number, if
 // nothing has left since, and the stretch that they come from has not changed since.
 func (ls *lease) unuse(departureNo uint32, n int64) {
-	if ls.f.bucket.departures != departureNo || int32(departureNo-ls.since) <= 0 {
+	switch {
+	case ls.f.bucket.departures != departureNo:
+		ls.drop(n)
+		return
+	case departureNo == ls.since && ls.ended.usedUp && ls.next.left == 0:
+		ls.now, ls.next, ls.ended = ls.ended, ls.now, stretch{}
+	case int32(departureNo-ls.since) <= 0:
+		ls.drop(n)
 		return
 	}
 	if ls.now.tail == ls.now.left {

@@ -79,17 +79,20 @@ func (p *processes) arrive(i int, costs ...int) {
 	}
 }
 
-// saturate keeps so many requests of cost 1 in the line of each process until stop is called.
-func (p *processes) saturate(callers int) (stop func()) {
+// saturate keeps so many requests of cost 1 in the line of each process, or only of these, until
+// stop is called.
+func (p *processes) saturate(callers int, only ...int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for _, s := range p.all {
-		i := slices.Index(p.all, s)
+	for i, s := range p.all {
+		if len(only) > 0 && !slices.Contains(only, i) {
+			continue
+		}
 		for range callers {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					// Those that are refused, as the bucket can't be asked, come again.
-					if err := p.wait(ctx, i, 1); err != nil && ctx.Err() == nil {
+					if err := s.Wait(ctx); err != nil && ctx.Err() == nil {
 						time.Sleep(ms)
 					}
 				}

@@ -48,7 +48,9 @@ func (ls *lease) nextStep(now int64) (s step, until int64) {
 	}
 	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-ls.rtt)
 	if ls.contended && ls.has() == 0 {
-		at = max(at, ls.lastPlace-ls.plan.interval.Whole()+ls.longestCourtesy())
+		// Others first, but it asks half an interval before the next slot at the latest.
+		next := exact.Sum(ls.lastPlace, -ls.plan.interval.Times(ls.plan.burst-1).Whole())
+		at = max(at, min(f.line.since.Whole()+ls.longestCourtesy(), next-ls.plan.interval.Whole()/2))
 	}
 	if mayAsk, ok := ls.shard.mayAsk(now); !ok {
 		at = max(at, mayAsk)
@@ -237,11 +239,15 @@ func (ls *lease) addLocked(t Take, taken Taken) {
 	ls.end = ls.rate.plus(taken.Empty, t.Rise())
 	ls.high = laterInstant(ls.high, ls.end)
 	ls.batch, ls.busyAt = t.Cost, 0
-	ls.contended = ls.end.Micros-taken.Now >= MaxAhead.Microseconds()
+	ls.contended = ls.end.Micros-ls.rate.times(ls.rate.Burst-1).Micros-taken.Now >= MaxAhead.Microseconds()
 	ls.lastPlace = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
 	ls.notePace(t, taken)
 	if ls.next = got; before == 0 {
-		ls.beginNext()
+		if used := ls.f.bucket.departures != ls.since; used && ls.now != (stretch{}) {
+			ls.endNow()
+		} else {
+			ls.beginNext()
+		}
 	}
 	interval := ls.paceInterval()
 	ls.estimateFrom(interval, exact.Sum(ls.clock.reaches(got.empty.Ceil()), -interval.Times(before).Whole()))

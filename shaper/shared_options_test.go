@@ -1,0 +1,179 @@
+package shaper_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// A mistake in an option names it and quotes what it was given.
+func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
+	m := buckettest.NewMemory()
+	keyed := shaper.WithBuckets(m, func(k string) string { return k })
+	limits := shaper.Limits{Rate: 1}
+	for want, opts := range map[string][]shaper.Option{
+		"the Bucket is nil":                            {shaper.WithBucket(nil, "k")},
+		"the key of WithBucket is empty":               {shaper.WithBucket(m, "")},
+		"WithFallback is FallbackLocal(0), must be":    {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(0))},
+		"WithFallback is FallbackLocal(-7), must be":   {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(-7))},
+		"WithRateVersion is 0, must be":                {shaper.WithBucket(m, "k"), shaper.WithRateVersion(0)},
+		"WithRateVersion is -3, must be":               {shaper.WithBucket(m, "k"), shaper.WithRateVersion(-3)},
+		"WithRateVersion is 9007199254740993, must be": {shaper.WithBucket(m, "k"), shaper.WithRateVersion(1<<53 + 1)},
+		"WithColdGuard is -1s, must be":                {shaper.WithBucket(m, "k"), shaper.WithColdGuard(-time.Second)},
+		"WithColdGuard is 1m0.000000001s, must be":     {shaper.WithBucket(m, "k"), shaper.WithColdGuard(time.Minute + 1)},
+		"WithDryRun can't be combined with a Bucket":   {shaper.WithBucket(m, "k"), shaper.WithDryRun()},
+	} {
+		_, err := shaper.New(limits, opts...)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "shaper: New: ")
+	}
+	limitsOf := func(string) (shaper.Limits, error) { return limits, nil }
+	_, err := shaper.NewGroup(limitsOf, shaper.WithBuckets(m, func(k int) string { return "" }))
+	require.ErrorContains(t, err, "WithBuckets has a func(int) string, must have a func(string) string")
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBucket(m, "k"))
+	require.ErrorContains(t, err, "WithBucket is for a Shaper")
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](nil, func(k string) string { return k }))
+	require.ErrorContains(t, err, "the Bucket is nil")
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](m, nil))
+	require.ErrorContains(t, err, "WithBuckets")
+	_, err = shaper.NewGroup(limitsOf, keyed, shaper.WithFallback(shaper.FallbackLocal(-1)))
+	require.ErrorContains(t, err, "shaper: NewGroup: WithFallback is FallbackLocal(-1)")
+	g, err := shaper.NewGroup(limitsOf, nil, keyed, nil)
+	require.NoError(t, err, "a nil option is none")
+	require.NoError(t, g.Close())
+}
+
+// A key function that returns "" is a mistake of the program: nobody leaves, and the error says
+// so. One that panics takes nothing with it.
+func TestKeyFunctionThatBreaksItsContract(t *testing.T) {
+	m := buckettest.NewMemory()
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1000, Depth: 9}, nil },
+		shaper.WithBuckets(m, func(k string) string {
+			if k == "panic" {
+				panic("no key")
+			}
+			return k
+		}))
+	require.NoError(t, err)
+	err = g.Wait(t.Context(), "")
+	require.ErrorContains(t, err, "the key function of WithBuckets has returned an empty key")
+	require.False(t, g.Allow(""))
+	g.Hold("", time.Second)
+	require.PanicsWithValue(t, "no key", func() { _ = g.Wait(t.Context(), "panic") })
+	require.PanicsWithValue(t, "no key", func() { g.Allow("panic") })
+	require.NoError(t, g.Wait(t.Context(), "good"))
+	require.NoError(t, g.Close())
+}
+
+// Over HTTP an outage is a 503 with Retry-After, not a 429: the caller has done nothing wrong. And
+// a Transport returns the error.
+func TestOutageOverHTTP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.Fail(faultOf(buckettest.FailBefore))
+		s, err := shaper.New(shaper.Limits{Rate: 10}, shaper.WithBucket(m, "k"))
+		require.NoError(t, err)
+		defer s.Close()
+		h := shaper.Middleware(s)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("served") }))
+		for range 5 {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+			require.Equal(t, http.StatusServiceUnavailable, w.Code)
+			require.Equal(t, "1", w.Header().Get("Retry-After"))
+			require.Contains(t, w.Header().Get("Content-Type"), "application/problem+json")
+		}
+		client := &http.Client{Transport: shaper.Transport{Limiter: s}}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://upstream.invalid/", nil)
+		require.NoError(t, err)
+		_, err = client.Do(req)
+		require.ErrorIs(t, err, shaper.ErrUnavailable)
+		require.Equal(t, uint64(6), s.Stats().Unavailable)
+	})
+}
+
+// A Hold and a cap keep requests of a shared Shaper as they do without a Bucket, and slots are
+// not leased long before they can be used.
+func TestHoldAndCapOfASharedShaper(t *testing.T) {
+	share(t, 1, "100/s depth 99", 2*ms, func(p *processes) {
+		s := p.all[0]
+		s.Hold(500 * ms)
+		p.arrive(0, 1, 1, 1)
+		p.at(490 * ms)
+		require.Empty(t, p.Log())
+		require.False(t, s.Allow())
+		p.at(time.Second)
+		at := p.instants()
+		require.Len(t, at, 3)
+		require.InDelta(t, 500*ms, at[0], float64(2*ms))
+		require.GreaterOrEqual(t, at[0], 500*ms)
+		require.Zero(t, s.Stats().Bucket.Dropped)
+		p.check()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(ms, ms)
+		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 99, InFlight: 2}, shaper.WithBucket(m, "k"))
+		require.NoError(t, err)
+		var mu sync.Mutex
+		most := 0
+		done := make(chan struct{})
+		for range 20 {
+			go func() {
+				require.NoError(t, s.Do(t.Context(), 1, func(ctx context.Context) error {
+					mu.Lock()
+					most = max(most, s.Stats().InFlight)
+					mu.Unlock()
+					time.Sleep(50 * ms)
+					return nil
+				}))
+				done <- struct{}{}
+			}()
+		}
+		began := time.Now()
+		for range 20 {
+			<-done
+		}
+		require.Equal(t, 2, most)
+		require.InDelta(t, 500*ms, time.Since(began), float64(60*ms))
+		require.NoError(t, s.Close())
+		st := s.Stats().Bucket
+		require.Equal(t, uint64(20), st.Leased-st.Dropped-st.GivenBack)
+		require.LessOrEqual(t, st.Dropped, uint64(4))
+	})
+}
+
+// What predicts a wait takes this process's share of late.
+func TestPredictionsUseTheShare(t *testing.T) {
+	share(t, 4, "100/s depth 100", 2*ms, func(p *processes) {
+		stop := p.saturate(60)
+		defer stop()
+		p.at(10 * time.Second)
+		s := p.all[0]
+		require.InDelta(t, 0.25, s.Stats().Bucket.Share, 0.02)
+		wait, err := s.Forecast(1)
+		require.NoError(t, err)
+		require.InDelta(t, 60*40*ms, wait, float64(300*ms))
+		began := time.Now()
+		require.NoError(t, s.Wait(p.t.Context()))
+		require.InDelta(t, time.Since(began), wait, float64(300*ms))
+		ctx, cancel := context.WithTimeout(p.t.Context(), time.Second)
+		defer cancel()
+		err = s.Wait(ctx)
+		require.ErrorIs(t, err, shaper.ErrTooLate)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: 100, Depth: 60}))
+		time.Sleep(100 * ms)
+		err = s.Wait(p.t.Context())
+		require.ErrorIs(t, err, shaper.ErrQueueFull)
+		require.LessOrEqual(t, refusal(t, err).RetryAfter, 200*ms, "that is how long the slots of four batches take")
+	})
+}

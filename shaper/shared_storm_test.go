@@ -1,0 +1,94 @@
+package shaper_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// Everything at once, for the race detector and for what must hold whatever happens: every call
+// ends, and is counted once.
+func TestStormOverASharedBucketWithFaults(t *testing.T) {
+	for seed := range uint64(6) {
+		fallback := []shaper.Fallback{shaper.FallbackClosed, shaper.FallbackLocal(3), shaper.FallbackOpen}[seed%3]
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.SetDelay(ms, ms)
+			var mu sync.Mutex
+			random := rand.New(rand.NewPCG(seed, 1))
+			chance := func(n int) int {
+				mu.Lock()
+				defer mu.Unlock()
+				return random.IntN(n)
+			}
+			m.Fail(func(int, string) buckettest.Fault {
+				if chance(4) > 0 {
+					return buckettest.NoFault
+				}
+				return buckettest.Fault(chance(5))
+			})
+			var all []*shaper.Shaper
+			for range 3 {
+				s, err := shaper.New(shaper.Limits{Rate: 500, Burst: 5, Depth: 40}, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback),
+					shaper.WithTrace(&shaper.Trace{Bucket: func(context.Context, shaper.BucketEvent) {}}))
+				require.NoError(t, err)
+				all = append(all, s)
+			}
+			var calls [3]uint64
+			var wg sync.WaitGroup
+			for i, s := range all {
+				for range 12 {
+					wg.Go(func() {
+						for range 60 {
+							time.Sleep(time.Duration(chance(30)) * ms)
+							if chance(3) == 0 {
+								s.AllowN(1 + chance(5))
+							} else {
+								ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+chance(400))*ms)
+								if chance(2) == 0 {
+									ctx = context.WithoutCancel(ctx)
+								}
+								_ = s.WaitN(ctx, 1+chance(8))
+								cancel()
+							}
+							mu.Lock()
+							calls[i]++
+							mu.Unlock()
+							switch chance(200) {
+							case 0:
+								s.Hold(time.Duration(chance(20)) * ms)
+							case 1:
+								require.NoError(t, s.SetLimits(shaper.Limits{Rate: 300, Burst: 1 + chance(9), Depth: 10 + chance(40)}))
+							case 2:
+								m.Step(time.Duration(chance(2000)-1000) * ms)
+							case 3:
+								m.Wipe()
+							}
+							_ = s.Stats()
+						}
+					})
+				}
+			}
+			wg.Wait()
+			for i, s := range all {
+				st := s.Stats()
+				require.Equal(t, calls[i], st.Departed+st.Refused+st.Abandoned, "seed %d: %+v", seed, st)
+				require.Zero(t, st.Waiting)
+				m.Fail(nil)
+				require.NoError(t, s.Close())
+				st = s.Stats()
+				require.Zero(t, st.Bucket.Held)
+				require.GreaterOrEqual(t, st.Bucket.Leased, st.Bucket.Dropped+st.Bucket.GivenBack)
+			}
+			synctest.Wait()
+		})
+	}
+}
