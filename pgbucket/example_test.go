@@ -1,0 +1,26 @@
+package pgbucket_test
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"example.com/leakybucket/pgbucket"
+	"example.com/leakybucket/shaper"
+)
+
+// newPayments is what docs/shared.md shows: one rate for all processes that use the database.
+func newPayments(ctx context.Context, pool *pgxpool.Pool) (*shaper.Shaper, *pgbucket.Bucket, error) {
+	if err := pgbucket.Migrate(ctx, pool); err != nil { // makes the table, unless it is there
+		return nil, nil, err
+	}
+	bucket := pgbucket.New(pool)
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}, shaper.WithBucket(bucket, "payments-api"))
+	return s, bucket, err
+}
+
+// sweepNow is what docs/shared.md shows for the rows of keys that nobody uses any more.
+func sweepNow(ctx context.Context, bucket *pgbucket.Bucket) (int64, error) {
+	deleted, err := bucket.Sweep(ctx) // once an hour, from one of the processes
+	return deleted, err
+}

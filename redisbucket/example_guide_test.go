@@ -1,0 +1,81 @@
+package redisbucket_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"log/slog"
+	"net/http"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"example.com/leakybucket/redisbucket"
+	"example.com/leakybucket/shaper"
+)
+
+// What README.md and docs/shared.md show: one rate for all processes, one for each user over
+// all of them, and a meter.
+func Example_sharedBuckets() {
+	server, err := miniredis.Run() // stands for a server of Redis
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	addr, ctx, site := server.Addr(), context.Background(), http.NotFoundHandler()
+	callUpstream := func(context.Context) error { return nil }
+
+	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+	bucket := redisbucket.New(client)
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100}, shaper.WithBucket(bucket, "payments-api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = s.Do(ctx, 1, callUpstream) // all processes together: 50 per second
+	fmt.Println(err)
+
+	perUser, err := shaper.NewGroup(func(user string) (shaper.Limits, error) {
+		return shaper.Limits{Rate: 10, Burst: 5, Depth: 20}, nil
+	}, shaper.WithBuckets(bucket, func(user string) string { return "user:" + user }))
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := perUser.Middleware(shaper.ByHeader("X-User"))(site)
+	fmt.Println(handler != nil)
+
+	logins, err := shaper.New(shaper.Limits{Rate: 1, Burst: 5}, shaper.WithBucket(bucket, "logins"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(logins.AllowN(5), logins.AllowN(1)) // one round trip each
+
+	for _, end := range []func() error{s.Close, perUser.Close, logins.Close, client.Close} {
+		if err := end(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// <nil>
+	// true
+	// true false
+}
+
+// What docs/shared.md shows for the time in which the server can't be asked. No server is
+// asked here.
+func Example_withoutTheServer() {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
+	defer client.Close()
+	bucket, limits := redisbucket.New(client), shaper.Limits{Rate: 50, Depth: 100}
+
+	s, err := shaper.New(limits, shaper.WithBucket(bucket, "payments-api"),
+		shaper.WithFallback(shaper.FallbackLocal(4)), // of four processes each has a quarter of the rate
+		shaper.WithTrace(&shaper.Trace{Bucket: func(ctx context.Context, e shaper.BucketEvent) {
+			slog.WarnContext(ctx, "shared bucket", "shaper", e.Name, "state", e.State, "err", e.Err)
+		}}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	fmt.Println(s.Stats().Bucket.State)
+	// Output: shared
+}
