@@ -25,6 +25,11 @@
 // keys are used. A [Chain] applies several limiters to one request. [WithDryRun] shows
 // which requests a limit would delay or refuse, before it is enforced.
 //
+// Several processes share the level of a bucket, and so its rate and burst, with
+// [WithBucket] and [WithBuckets], while each has a line of its own. The level is in a
+// [Bucket], such as those of the modules redisbucket and pgbucket; docs/shared.md says what
+// the processes guarantee together.
+//
 // # The one rule
 //
 // A bucket has a level, in cost units, which is never below 0. It leaks at Rate
