@@ -111,7 +111,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			require.Equal(t, row.status, run(ctx, []string{"-for", "1500ms"}, &out, &errs), errs.String())
 			require.Equal(t, row.errors, errs.String())
 			if row.status == 0 {
-				require.Regexp(t, `(?s)  0 s .*process c is killed.*\ndepartures .*, c 0 %\n.* per departure\n$`, out.String())
+				require.Regexp(t, `(?s)  0 s .*process c is killed.*\ndepartures .*after the kill .*, c 0 %\n.* per departure\n$`, out.String())
 			}
 
 			left, err := os.ReadDir(folder)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -112,7 +111,7 @@ func (p *picture) watch(ctx context.Context, f *fleet) error {
 		}
 		if p.begins.IsZero() {
 			if time.Since(started) > patience {
-				return errors.New("nothing leaves")
+				return fmt.Errorf("no departure within %v: does the server still run?", patience)
 			}
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 )
 
 func TestProcessesShareOneRateAndOthersGoOnWhenOneIsKilled(t *testing.T) {
+	t.Parallel()
 	c := config{rate: 50, processes: 3, callers: 4, length: 2 * time.Second, redis: servers.StartRedis(t).Addr}
 	var out bytes.Buffer
 	r, err := show(t.Context(), c, &out)

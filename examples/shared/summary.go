@@ -27,15 +27,16 @@ func (r result) summary() string {
 		fmt.Fprintf(&b, "%-12s %s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("departures", "%d in %v: %.1f per second, of %v", len(r.log), r.length, float64(len(r.log))/r.length.Seconds(), r.rate)
-	line("shares", "before the kill %s; after it %s", r.shares(0, r.killed), r.shares(r.killed, r.length))
-	line("longest gap", "before the kill %s; from then on %s; slots are %s apart",
-		millis(r.longestGap(0, r.killed)), millis(r.longestGap(r.killed, r.length)), millis(time.Duration(interval)))
-	line("excess", "in no window more than %.2f above 1 + rate × time; guaranteed is at most %.2f", r.excess(), float64(r.lateness)/interval)
+	line("shares", "before the kill %s", r.shares(0, r.killed))
+	line("", "after the kill  %s", r.shares(r.killed, r.length))
+	line("longest gap", "before the kill %v; from then on %v; slots are %v apart",
+		rounded(r.longestGap(0, r.killed)), rounded(r.longestGap(r.killed, r.length)), rounded(time.Duration(interval)))
+	line("excess", "at most %.2f above 1 + rate × time, in any window; the guarantee is %.2f", r.excess(), float64(r.lateness)/interval)
 	line("round trips", "%.2f per departure", float64(r.roundTrips)/float64(max(1, len(r.log))))
 	return b.String()
 }
 
-func millis(d time.Duration) string { return fmt.Sprintf("%.3g ms", float64(d)/1e6) }
+func rounded(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
 
 // shares returns the text of the part that each process had of the departures from one
 // instant to another.

@@ -18,9 +18,10 @@ func TestSummary(t *testing.T) {
 		},
 	}
 	require.Equal(t, `departures   18 in 1s: 18.0 per second, of 20
-shares       before the kill a 40 %, b 30 %, c 30 %; after it a 38 %, b 62 %, c 0 %
-longest gap  before the kill 50 ms; from then on 150 ms; slots are 50 ms apart
-excess       in no window more than 1.00 above 1 + rate × time; guaranteed is at most 1.20
+shares       before the kill a 40 %, b 30 %, c 30 %
+             after the kill  a 38 %, b 62 %, c 0 %
+longest gap  before the kill 50ms; from then on 150ms; slots are 50ms apart
+excess       at most 1.00 above 1 + rate × time, in any window; the guarantee is 1.20
 round trips  0.50 per departure
 `, r.summary())
 }
