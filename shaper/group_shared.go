@@ -32,7 +32,7 @@ func (g *Group[K]) leaseLocked(kf *keyedFlow[K], bucketKey string) {
 	}
 	if kf.home != ownBucket {
 		l := kf.flow.bucket.limits
-		bucketKey = fmt.Sprintf("overflow/%g/%d/%d", float64(l.Rate), l.burst(), kf.home)
+		bucketKey = fmt.Sprintf("overflow/%s/%g/%d/%d", g.name, float64(l.Rate), l.burst(), kf.home)
 	}
 	g.newLeaseLocked(&kf.flow, bucketKey)
 }

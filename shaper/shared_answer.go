@@ -21,11 +21,12 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 	}
 	rtt := max(a.received-a.sent, 1)
 	ls.noteRoundTrip(rtt)
+	usedUpTo := ls.clock.reaches(ls.usedUpTo.Ceil()) // on the dispatcher's clock, before what is known of the Bucket's begins anew
 	if !ls.clock.note(a.sent, a.received, a.taken.Now) {
 		// The clock has been set, or another server answers: nobody knows any more where
 		// the places are that this process has.
 		ls.dropAll()
-		ls.high, ls.end = Instant{}, Instant{}
+		ls.high, ls.end, ls.floor = Instant{}, Instant{}, usedUpTo
 	}
 	d.succeededLocked(d.shared.shardOf(ls.key), a.received)
 	// One answer that was late, in a process or on a server that was busy, does not mean that no

@@ -30,6 +30,9 @@ type lease struct {
 	high    Instant // up to which the level has been raised in this clock epoch, as far as this process knows; zero: unknown
 	end     Instant // of the latest stretch, on the Bucket's clock
 
+	usedUpTo exact.Nanos // where the place of the latest unit that was used ends, on the Bucket's clock
+	floor    int64       // places of the next stretch begin no earlier, on the dispatcher's clock; 0: wherever they are; see keepDistance
+
 	now   stretch // from which requests leave
 	next  stretch // fetched ahead; empty: none
 	ended stretch // before now, if its last unit was used by the latest departure
@@ -223,6 +226,7 @@ func (ls *lease) use(n int64) {
 
 // noteUse notes that the latest departure of the flow has used units.
 func (ls *lease) noteUse() {
+	ls.usedUpTo = ls.now.empty
 	if ls.now.left == 0 && ls.next.left > 0 {
 		ls.endNow()
 	}

@@ -59,8 +59,9 @@ func (o bucketsOption) apply(to *options) {
 // returns an error.
 //
 // Keys that come when [WithMaxKeys] keys have a bucket of their own share buckets, as in
-// every Group. Those are shared by the same number of keys in each process, but not by the
-// same keys; so such a key may get its rate in each process until there is room for it.
+// every Group. Those are shared with the Groups of the same name ([WithName]) in other
+// processes, but not by the same keys; so such a key may get its rate in each process until
+// there is room for it.
 func WithBuckets[K comparable](b Bucket, key func(K) string) GroupOption {
 	return bucketsOption{b, key}
 }

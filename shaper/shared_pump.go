@@ -163,7 +163,6 @@ func (ls *lease) takeLocked(now int64) Take {
 	// If what is left does not suffice for a request, then units for all of its cost are
 	// leased: those that are left may be too far from the new ones to be used with them.
 	t := ls.question(w.cost)
-	t.Ahead = MaxAhead
 	unit := max(ls.plan.interval.Units(exact.At(int64(time.Second))), 0) // per second
 	most := ls.batchFor(queued, unit)
 	if f.capped() {
@@ -174,6 +173,10 @@ func (ls *lease) takeLocked(now int64) Take {
 		w = w.next
 		t.Cost += w.cost
 	}
+	// The last request of the batch must not be farther away than MaxAhead either: that is
+	// what a change of the rate relies on.
+	behind := time.Duration(ls.rate.times(t.Cost-t.First).Micros+1) * time.Microsecond
+	t.Ahead = max(0, MaxAhead-behind)
 	if ls.fallback {
 		t.High = laterInstant(t.High, ls.levelAsHigh(now))
 	}
@@ -249,8 +252,20 @@ func (ls *lease) addLocked(t Take, taken Taken) {
 			ls.beginNext()
 		}
 	}
+	ls.keepDistance()
 	interval := ls.paceInterval()
 	ls.estimateFrom(interval, exact.Sum(ls.clock.reaches(got.empty.Ceil()), -interval.Times(before).Whole()))
+}
+
+// keepDistance drops units of the first stretch after the Bucket's clock was set whose places
+// are not behind what this process has used before, on its own clock.
+func (ls *lease) keepDistance() {
+	for ls.now.left > 0 && ls.clock.reaches(ls.now.empty.Ceil()) < ls.floor {
+		ls.drop(1)
+		ls.use(1)
+		ls.since = ls.f.bucket.departures
+	}
+	ls.floor = 0
 }
 
 // waitsUntilLocked notes that the level is too high for a lease now.

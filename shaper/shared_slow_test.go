@@ -50,9 +50,14 @@ func TestNewConnectionsDoNotCountAsAnOutage(t *testing.T) {
 		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, func(key string) string { return key }))
 		require.NoError(t, err)
 		defer g.Close()
-		m.SetDelay(28*time.Millisecond, 2*time.Millisecond)
 		for key := range 10 {
-			require.NoError(t, g.Wait(t.Context(), strconv.Itoa(key)))
+			m.SetDelay(58*time.Millisecond, 2*time.Millisecond)
+			done := make(chan error, 1)
+			go func() { done <- g.Wait(t.Context(), strconv.Itoa(key)) }()
+			time.Sleep(30 * time.Millisecond)
+			m.SetDelay(time.Millisecond, time.Millisecond)
+			require.NoError(t, <-done)
+			require.Zero(t, g.Stats().Bucket.Failures)
 		}
 		m.SetDelay(time.Millisecond, time.Millisecond)
 		for key := range 10 {

@@ -35,7 +35,7 @@ func TestEveryLimiterSharesItsRate(t *testing.T) {
 	for _, name := range []string{ours, "redis_rate", "throttled"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			found, err := child.Take(t.Context(), input{Limiter: name, Rate: 100, Warm: 200 * time.Millisecond, Window: time.Second})
+			found, err := child.Take(t.Context(), input{Limiter: name, Waiters: 8, Rate: 100, Warm: 200 * time.Millisecond, Window: time.Second})
 			require.NoError(t, err)
 			require.Greater(t, found.RateReached, 0.2, "the machine may be busy")
 			require.Less(t, found.RateReached, 1.2)
@@ -43,7 +43,7 @@ func TestEveryLimiterSharesItsRate(t *testing.T) {
 			require.Positive(t, found.CPU)
 		})
 	}
-	_, err := child.Take(t.Context(), input{Limiter: "none", Rate: 100})
+	_, err := child.Take(t.Context(), input{Limiter: "none", Waiters: 1, Rate: 100})
 	require.ErrorContains(t, err, `no limiter is named "none"`)
 }
 

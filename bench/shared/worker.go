@@ -50,7 +50,7 @@ func work(in io.Reader, out io.Writer) error {
 	}
 	var trips counter
 	client := redis.NewClient(&redis.Options{
-		Addr: todo.Address, MaxRetries: -1, PoolSize: waiters, ContextTimeoutEnabled: true,
+		Addr: todo.Address, MaxRetries: -1, PoolSize: todo.Input.Waiters, ContextTimeoutEnabled: true,
 	})
 	defer client.Close()
 	client.AddHook(&trips)
@@ -76,7 +76,7 @@ type limiter struct {
 func open(in input, client *redis.Client) (limiter, error) {
 	switch in.Limiter {
 	case ours:
-		s, err := shaper.New(shaper.Limits{Rate: rate.Limit(in.Rate), Depth: 2 * waiters}, shaper.WithBucket(redisbucket.New(client), "bench"))
+		s, err := shaper.New(shaper.Limits{Rate: rate.Limit(in.Rate), Depth: 2 * in.Waiters}, shaper.WithBucket(redisbucket.New(client), "bench"))
 		if err != nil {
 			return limiter{}, err
 		}
@@ -142,8 +142,8 @@ func (l limiter) loop(todo workerInput) (found workerOutput, err error) {
 	time.Sleep(time.Until(todo.Begin))
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	outputs, errs := make([]workerOutput, waiters), make([]error, waiters)
-	for i := range waiters {
+	outputs, errs := make([]workerOutput, todo.Input.Waiters), make([]error, todo.Input.Waiters)
+	for i := range todo.Input.Waiters {
 		all.Go(func() {
 			o := &outputs[i]
 			for ctx.Err() == nil {
