@@ -16,10 +16,12 @@ import (
 type dispatcher struct {
 	// The fields above mu do not change once the dispatcher is in use. mu guards those
 	// below it. Methods that need it held end in Locked.
-	name     string
-	trace    Trace
+	trace Trace
+	run   func() // tick, made once, so that starting it allocates nothing
+	name  string
+
+	// What every call reads, from here to dirty, is in one cache line of 64 bytes.
 	epoch    time.Time // when the dispatcher was made; instants count from here
-	run      func()    // tick, made once, so that starting it allocates nothing
 	hasHooks bool      // there are hooks in trace
 	keyed    bool      // it belongs to a Group, whose flows come and go
 	mode     mode
@@ -27,12 +29,12 @@ type dispatcher struct {
 
 	mu          sync.Mutex
 	clock       int64 // the latest instant seen
-	due         departures
-	dirty       *flow // its head or its seats have changed; due is not updated yet
 	waiting     int32 // in all lines
 	rearm       bool  // the ticker must be armed anew before the lock is released
 	phase       phase
-	recorded    bool          // there is a Recording
+	recorded    bool  // there is a Recording
+	dirty       *flow // its head or its seats have changed; due is not updated yet
+	due         departures
 	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
 	ticker      ticker
 	waiters     waiterPool
