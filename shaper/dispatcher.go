@@ -190,6 +190,9 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 func (d *dispatcher) updateDepartureLocked(f *flow) {
 	ln := f.line
 	if ln == nil {
+		if ls := d.leaseOf(f); ls != nil {
+			ls.kickLocked(d.clock) // What a request has given back may be given back further.
+		}
 		return
 	}
 	if ln.head != nil {
@@ -248,6 +251,9 @@ func (d *dispatcher) timeOf(ns int64) time.Time { return d.epoch.Add(time.Durati
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 	if d.mode&shared != 0 && d.shared.leases[f] != nil {
 		d.shared.leases[f].changeLocked(to)
+		if to.interval.IsZero() {
+			d.blocks.lift(f)
+		}
 		d.markDirtyLocked(f)
 		d.advanceLocked(now, headFirst)
 		return

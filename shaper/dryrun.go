@@ -60,6 +60,9 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
 	p.dryRun = d.isDryRun()
+	if d.mode&shared != 0 {
+		d.shared.rates.of(p) // That takes long, so it is done before the lock is needed for it.
+	}
 	return p
 }
 

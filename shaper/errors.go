@@ -28,8 +28,9 @@ var (
 	ErrClosed = errors.New("shaper: closed")
 
 	// ErrUnavailable means that the [Bucket] which holds the level can't be asked, and that
-	// [WithFallback] lets nobody leave meanwhile. [RejectError.RetryAfter] is the time until
-	// it is asked again.
+	// [WithFallback] lets nobody leave meanwhile; or that a call which asked for itself
+	// ([Limits.Depth] 0, or [Shaper.AllowN]) got no answer before the fallback has begun.
+	// [RejectError.RetryAfter] is the time until the Bucket is asked again.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 
 	// ErrNegativeCost is returned as it is, not in a *RejectError: a negative cost

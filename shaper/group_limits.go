@@ -28,6 +28,9 @@ func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(kf *keyedFl
 	var l limitsLookup
 	bucketKey, err := g.bucketKeyOf(key)
 	if err != nil {
+		g.mu.Lock()
+		g.limitErrors++
+		g.mu.Unlock()
 		return err
 	}
 	for {

@@ -8,16 +8,16 @@ import (
 // errEmptyBucketKey is for a key function of WithBuckets that breaks its contract.
 var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned an empty key")
 
-// bucketKeyOf returns the Bucket's key of a key; "" without a Bucket. The lock is not held.
-func (g *Group[K]) bucketKeyOf(key K) (string, error) {
+// bucketKeyOf returns the Bucket's key of a key; none without a Bucket. The lock is not held.
+func (g *Group[K]) bucketKeyOf(key K) (bucketKey, error) {
 	if g.bucketKey == nil {
-		return "", nil
+		return bucketKey{}, nil
 	}
 	k := g.bucketKey(key)
 	if k == "" {
-		return "", &limitsError{errEmptyBucketKey}
+		return bucketKey{}, &limitsError{errEmptyBucketKey}
 	}
-	return k, nil
+	return g.shared.bucketKeyOf(k), nil
 }
 
 // leaseLocked makes the lease of a bucket that has none, if levels are shared. A bucket that
@@ -26,15 +26,16 @@ func (g *Group[K]) bucketKeyOf(key K) (string, error) {
 // It is not inlined, so that its callers need no stack for it.
 //
 //go:noinline
-func (g *Group[K]) leaseLocked(kf *keyedFlow[K], bucketKey string) {
+func (g *Group[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
 	if g.shared.leases[&kf.flow] != nil || kf == &g.closedFlow || kf == &g.unlimited {
 		return
 	}
 	if kf.home != ownBucket {
 		l := kf.flow.bucket.limits
-		bucketKey = fmt.Sprintf("overflow/%s/%g/%d/%d", g.name, float64(l.Rate), l.burst(), kf.home)
+		// The Bucket can't be asked for its shard here, so such keys have a circuit breaker of their own.
+		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", g.name, float64(l.Rate), l.burst(), kf.home)}
 	}
-	g.newLeaseLocked(&kf.flow, bucketKey)
+	g.newLeaseLocked(&kf.flow, key)
 }
 
 // planOfLocked returns the plan of the Limits that a bucket was given, which is the one whose

@@ -113,7 +113,10 @@ func (g *Group[K]) Restore(data []byte) error {
 // restoreKey puts back the level of one key. The lock is not held.
 func (g *Group[K]) restoreKey(key K, r *restoredLevel) error {
 	mustBeComparable(key)
-	var failed error
+	bucketKey, failed := g.bucketKeyOf(key)
+	if failed != nil {
+		return failed
+	}
 	err := g.withFlowOrNew(context.Background(), key, func(kf *keyedFlow[K], now int64) {
 		if kf == &g.closedFlow {
 			failed = ErrClosed
@@ -122,6 +125,9 @@ func (g *Group[K]) restoreKey(key K, r *restoredLevel) error {
 		if r.held > r.age {
 			if kf, failed = g.bucketToHoldLocked(key, kf, now); failed != nil {
 				return
+			}
+			if g.shared != nil {
+				g.leaseLocked(kf, bucketKey)
 			}
 		}
 		if kf == &g.unlimited || kf.unlimited {

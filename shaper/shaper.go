@@ -61,7 +61,8 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s.prepare(o)
 	s.flow.bucket.dryRun = s.isDryRun()
 	if s.shared != nil {
-		s.newLeaseLocked(&s.flow, o.shared.key)
+		s.flow.bucket.plan = s.planOf(l)
+		s.newLeaseLocked(&s.flow, s.shared.bucketKeyOf(o.shared.key))
 	}
 	return s, nil
 }
@@ -200,6 +201,9 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
+	if ls := d.leaseOf(f); ls != nil && d.phase == open && !ls.tooCostly(int64(n)) && d.refusesUnavailable(ls, now) {
+		return 0, ls.unavailableError(now)
+	}
 	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
 	if refusal.reason != notRefused {
 		err := refusal.value()

@@ -15,6 +15,13 @@ import (
 // state, or one that can't be read, is at level 0. A Bucket may forget a key a while after
 // its level has reached 0.
 //
+// A Bucket on several servers may also have a method
+//
+//	Shard(key string) string
+//
+// which names the server of a key, or whatever fails as one: while one of them can't be asked,
+// the keys of the others are not affected ([BucketEvent.Shard]).
+//
 // A Bucket must be safe for concurrent use. Neither method may be repeated by the Bucket
 // when it does not know whether the first attempt was carried out: what that has taken
 // would be taken twice.

@@ -28,7 +28,7 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 		ls.dropAll()
 		ls.high, ls.end, ls.floor = Instant{}, Instant{}, usedUpTo
 	}
-	d.succeededLocked(d.shared.shardOf(ls.key), a.received)
+	d.succeededLocked(ls.common, a.received)
 	// One answer that was late, in a process or on a server that was busy, does not mean that no
 	// slot can be used in time. Nor do the first, which may have waited for a connection.
 	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) && ls.rtts[tripsToJudge-1] > 0 {
@@ -62,8 +62,8 @@ func (ls *lease) noteRoundTrip(rtt int64) {
 // tooSlowLocked notes that slots can't be used in time. That is so for these Limits only, so
 // from now on the lease has a circuit breaker of its own, until an answer is in time.
 func (ls *lease) tooSlowLocked(a answer, err error) {
-	if common := ls.d.shared.shardOf(ls.key); ls.shard == common {
-		ls.shard = &shard{name: common.name}
+	if ls.shard == ls.common {
+		ls.shard = &shard{name: ls.common.name}
 	}
 	ls.noteFailureLocked(a, err)
 }
@@ -71,9 +71,9 @@ func (ls *lease) tooSlowLocked(a answer, err error) {
 // inTimeLocked notes that slots can be used in time, and gives up the circuit breaker of the
 // lease's own, if it has one.
 func (ls *lease) inTimeLocked(now int64) {
-	if common := ls.d.shared.shardOf(ls.key); ls.shard != common {
+	if ls.shard != ls.common {
 		ls.d.succeededLocked(ls.shard, now)
-		ls.shard = common
+		ls.shard = ls.common
 	}
 }
 
@@ -105,13 +105,28 @@ func (ls *lease) noteFailureLocked(a answer, err error) {
 
 // adoptLocked puts the rate in force that another process has set.
 func (ls *lease) adoptLocked(r BucketRate) {
-	same := r.Micros == ls.rate.Micros && r.Part == ls.rate.Part && r.Parts == ls.rate.Parts && r.Burst == ls.rate.Burst
+	if ls.given.interval.IsZero() {
+		return
+	}
+	numbers, own := r, ls.rate
+	numbers.Version, own.Version = 0, 0
+	if numbers == own {
+		// Only the version is newer, as of a process that was started later. It is remembered,
+		// so that not each key has to learn it.
+		if len(ls.d.shared.newest) >= mostNewest {
+			clear(ls.d.shared.newest)
+		}
+		ls.d.shared.newest[numbers] = r.Version
+		ls.rate.Version = r.Version
+		return
+	}
 	ls.dropAll()
 	ls.high, ls.end, ls.busyAt = Instant{}, Instant{}, 0
-	if !same {
-		ls.adopt(r)
-	}
+	ls.adopt(r)
 	ls.setRate(r)
 	ls.pace = 1
 	ls.estimateFrom(ls.plan.interval, ls.f.bucket.empty.Ceil())
 }
+
+// mostNewest bounds the memory of newer versions of the same rates.
+const mostNewest = 1024

@@ -20,10 +20,9 @@ type clockMap struct {
 }
 
 // perDrift is the time after which one clock may be ahead of the other by one unit of time
-// more: 200 ppm, which is
-// twice what NTP takes as the most for a machine that works (RFC 5905, PHI is 15 ppm and
-// frequency tolerance 500 ppm for broken ones; kernels slew by at most 500 ppm only while
-// they make up for an offset).
+// more: 200 ppm. A quartz clock is off by up to 100 ppm, and both clocks may be, each to its
+// side. A clock that is slewed faster, as some time daemons do to make up for an offset, looks
+// as if it had been set: what is leased is dropped, and no rate is exceeded.
 const perDrift = 5000
 
 // drift returns by how much the clocks may have moved apart after a time, rounded up.

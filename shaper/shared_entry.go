@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -85,13 +86,18 @@ func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) d
 	ls.unavailable++
 	d.shared.unavailable++
 	f.entered = now
-	after := time.Duration(max(ls.shard.probeAt-now, int64(shortestSeatWait)))
-	d.logRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: after})
-	err := &RejectError{Reason: ErrUnavailable, RetryAfter: after}
+	err := ls.unavailableError(now)
+	d.logRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
+	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
+}
+
+// unavailableError returns the error of a request that is refused as the Bucket can't be asked.
+func (ls *lease) unavailableError(now int64) *RejectError {
+	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(ls.shard.probeAt-now, int64(shortestSeatWait)))}
 	if slow, ok := ls.shard.err.(tooSlowError); ok {
 		err.Reason = unavailableError{slow}
 	}
-	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
+	return err
 }
 
 // ask is the meter: it asks the Bucket whether a request may leave now, and calls note with
@@ -159,9 +165,10 @@ func (ls *lease) isLate(t Take, taken Taken, now int64) bool {
 func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (dec decision, done bool) {
 	f, now := ls.f, d.clock
 	gone, answered := a.gone, false
-	if gone != nil && a.err != nil {
-		ls.shard.probing = false // That says nothing about the Bucket.
-	} else {
+	// That a caller has gone says nothing about the Bucket; unless its deadline has passed while
+	// the Bucket took much longer than it usually does.
+	silent := errors.Is(gone, context.DeadlineExceeded) && a.received-a.sent >= max(int64(callTimeout)/5, 4*ls.meanTrip)
+	if gone == nil || a.err == nil || silent {
 		answered = ls.noteAnswerLocked(t, a)
 	}
 	left := answered && a.taken.OK // It leaves, even if another rate has come into force meanwhile.
@@ -172,10 +179,20 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 		ls.drop(r.cost)
 		left = false
 	}
+	if gone == nil && d.phase != closed && ls.given.interval.IsZero() { // There is no rate any more.
+		if left {
+			ls.drop(r.cost)
+		}
+		d.endAskLocked(ls)
+		return d.decideBlockLocked(f, now, r), true
+	}
 	if answered && !left && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != ls.rate) {
 		return dec, false
 	}
 	d.endAskLocked(ls) // passLocked takes a seat again.
+	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.has() == 0 {
+		ls.estimateFrom(ls.paceInterval(), ls.clock.reaches(t.Rate.nanosOf(a.taken.Empty).Ceil())) // passLocked adds the cost.
+	}
 	switch {
 	case gone != nil:
 		d.countAbandonmentLocked(f, now)

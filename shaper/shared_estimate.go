@@ -15,7 +15,7 @@ import (
 // estimateFrom makes the flow's bucket an estimate: its level reaches 0 at an instant, and
 // each cost unit takes the interval.
 func (ls *lease) estimateFrom(interval exact.Interval, empty int64) {
-	if ls.fallback {
+	if ls.fallback || ls.given.interval.IsZero() {
 		return
 	}
 	b := &ls.f.bucket
@@ -59,7 +59,7 @@ func (ls *lease) probeLocked(now int64) {
 // checkFallbackLocked begins or ends the fallback, as the shard demands it.
 func (ls *lease) checkFallbackLocked(now int64) {
 	switch n := int64(ls.d.shared.fallback); {
-	case ls.shard.open == ls.fallback || n == 0:
+	case ls.shard.open == ls.fallback || n == 0 || ls.given.interval.IsZero():
 	case ls.shard.open:
 		ls.fallback = true
 		p := *ls.inForce()
@@ -69,7 +69,7 @@ func (ls *lease) checkFallbackLocked(now int64) {
 			p.interval = whole
 		}
 		p.burst = max(1, ls.rate.Burst/n)
-		start := max(now, ls.lastPlace) + ls.lateness()
+		start := max(ls.shard.openedAt, ls.lastPlace) + ls.lateness() // Whatever others have leased has passed by then.
 		ls.f.bucket.plan = &p
 		ls.f.bucket.setEmpty(p.interval.Plus(exact.At(start), p.interval.Times(p.burst-1)), nil)
 		ls.f.notBefore(now) // Nobody is late because nothing left.

@@ -17,11 +17,12 @@ import (
 // lateness has passed since its place is dropped. So in any window of length W no more than
 // (W + lateness)/interval + Burst units are used, by all processes together.
 type lease struct {
-	d     *dispatcher
-	f     *flow
-	key   string // of the Bucket
-	given *plan  // of the flow: its Limits as they were given or adopted
-	shard *shard
+	d      *dispatcher
+	f      *flow
+	key    string // of the Bucket
+	given  *plan  // of the flow: its Limits as they were given or adopted
+	common *shard // of the key
+	shard  *shard // common, or one of the lease's own; see tooSlowLocked
 
 	rate    BucketRate // in force, as far as this process knows
 	plan    *plan      // interval and burst of rate
@@ -74,9 +75,12 @@ type stretch struct {
 type bucketCounts struct{ roundTrips, failures, leased, dropped, givenBack uint64 }
 
 // newLeaseLocked makes the lease of a flow, whose bucket has the plan of its Limits.
-func (d *dispatcher) newLeaseLocked(f *flow, key string) *lease {
-	ls := &lease{d: d, f: f, key: key, given: f.bucket.plan, pace: 1, shard: d.shared.shardOf(key)}
-	ls.setRate(bucketRateOf(ls.given.limits, d.shared.version))
+func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *lease {
+	common := d.shared.shardNamed(key.shard)
+	ls := &lease{d: d, f: f, key: key.key, given: f.bucket.plan, pace: 1, shard: common, common: common}
+	r := d.shared.rates.of(ls.given)
+	r.Version = max(d.shared.version, d.shared.newest[r])
+	ls.setRate(r)
 	d.shared.leases[f] = ls
 	return ls
 }
@@ -91,6 +95,14 @@ func (d *dispatcher) leaseOf(f *flow) *lease {
 		return ls
 	}
 	return nil
+}
+
+// leaseEvenAtInf returns the lease of a flow, also while its rate is rate.Inf.
+func (d *dispatcher) leaseEvenAtInf(f *flow) *lease {
+	if d.mode&shared == 0 {
+		return nil
+	}
+	return d.shared.leases[f]
 }
 
 // setRate puts a rate in force for what is leased from now on.
@@ -236,6 +248,8 @@ func (ls *lease) noteUse() {
 // nothing has left since, and the stretch that they come from has not changed since.
 func (ls *lease) unuse(departureNo uint32, n int64) {
 	switch {
+	case ls.fallback:
+		return // It has used none.
 	case ls.f.bucket.departures != departureNo:
 		ls.drop(n)
 		return
@@ -279,7 +293,11 @@ func (ls *lease) headMayLeave(now int64) int64 {
 func (ls *lease) leaves(w *waiter, now int64) bool {
 	switch {
 	case ls.fallback && ls.has() == 0:
-		ls.f.line.since, _ = ls.f.bucket.release(ls.f.line.since, now, w.cost)
+		slot, left := ls.f.bucket.release(ls.f.line.since, now, w.cost)
+		if !left {
+			return false // Its slot was that of units which have been dropped since.
+		}
+		ls.f.line.since = slot
 		ls.since = ls.f.bucket.departures // It has used no units.
 	case !ls.covers(w.cost, now) || ls.due(w.cost) > now:
 		return false
@@ -309,7 +327,9 @@ func (ls *lease) changeLocked(to *plan) {
 	if to.limits.Rate != before.Rate || to.limits.burst() != before.burst() {
 		ls.dropAll()
 		ls.high, ls.end, ls.busyAt, ls.adopted = Instant{}, Instant{}, 0, nil
-		ls.setRate(bucketRateOf(to.limits, max(ls.d.shared.version, ls.rate.Version+1)))
+		r := ls.d.shared.rates.of(to)
+		r.Version = max(ls.d.shared.version, ls.rate.Version+1)
+		ls.setRate(r)
 	} else {
 		if ls.adopted != nil {
 			ls.adopt(ls.rate)

@@ -17,6 +17,8 @@ type sharedLevels struct {
 
 	version     int64 // of the rates that are put in force now
 	ownVersions bool  // WithRateVersion has set the first one
+	rates       rates
+	newest      map[BucketRate]int64 // the newest versions of rates, with version 0, that others have set
 	leases      map[*flow]*lease
 	shards      map[string]*shard
 	pumps       int           // that run
@@ -46,7 +48,7 @@ func newSharedLevels(o sharedOptions) *sharedLevels {
 	}
 	s := &sharedLevels{
 		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), version: o.version, ownVersions: o.version > 0,
-		leases: make(map[*flow]*lease), shards: make(map[string]*shard),
+		newest: make(map[BucketRate]int64), leases: make(map[*flow]*lease), shards: make(map[string]*shard),
 	}
 	if sharded, ok := o.bucket.(interface{ Shard(key string) string }); ok {
 		s.shardKey = sharded.Shard
@@ -72,18 +74,26 @@ type shard struct {
 	failures int  // in a row
 	open     bool // it counts as unavailable
 	openedAt int64
-	probing  bool // and is being asked again
 	probeAt  int64
 	backoff  time.Duration
 	err      error // the latest failure
 }
 
-// shardOf returns the shard of a key.
-func (s *sharedLevels) shardOf(key string) *shard {
-	name := ""
+// bucketKeyOf returns a key with the name of its shard. It calls the Bucket, so the lock is not
+// held.
+func (s *sharedLevels) bucketKeyOf(key string) bucketKey {
+	k := bucketKey{key: key}
 	if s.shardKey != nil {
-		name = s.shardKey(key)
+		k.shard = s.shardKey(key)
 	}
+	return k
+}
+
+// A bucketKey is a key of the Bucket, and the name of its shard.
+type bucketKey struct{ key, shard string }
+
+// shardNamed returns a shard.
+func (s *sharedLevels) shardNamed(name string) *shard {
 	sh := s.shards[name]
 	if sh == nil {
 		sh = &shard{name: name}
@@ -94,7 +104,7 @@ func (s *sharedLevels) shardOf(key string) *shard {
 
 // mayAsk reports whether the shard may be asked now; if not, it returns when it may be.
 func (sh *shard) mayAsk(now int64) (until int64, ok bool) {
-	if !sh.open || now >= sh.probeAt && !sh.probing {
+	if !sh.open || now >= sh.probeAt { // A probe has moved that on; see asks.
 		return now, true
 	}
 	return max(sh.probeAt, now+int64(time.Millisecond)), false
@@ -103,7 +113,7 @@ func (sh *shard) mayAsk(now int64) (until int64, ok bool) {
 // asks notes that the shard is asked. If it is open, this is the one probe.
 func (sh *shard) asks(now int64) {
 	if sh.open {
-		sh.probing, sh.probeAt = true, now+int64(callTimeout+sh.backoff)
+		sh.probeAt = now + int64(callTimeout+sh.backoff)
 	}
 }
 
@@ -123,13 +133,12 @@ func (d *dispatcher) failedLocked(sh *shard, a answer, err error) {
 	default:
 		return
 	}
-	sh.probing = false
 	sh.probeAt = now + int64(sh.backoff)*3/4 + rand.Int64N(int64(sh.backoff)/2)
 }
 
 // succeededLocked notes a success of a shard, and ends the fallback of those in line.
 func (d *dispatcher) succeededLocked(sh *shard, now int64) {
-	sh.failures, sh.err, sh.probing = 0, nil, false
+	sh.failures, sh.err = 0, nil
 	if !sh.open {
 		return
 	}

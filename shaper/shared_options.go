@@ -39,6 +39,10 @@ func (o bucketOption) apply(to *options) {
 // predicts a wait ([Shaper.Forecast], [RejectError.RetryAfter], MaxWait, deadlines) is an
 // estimate: it takes the share of slots that this process has had of late.
 //
+// A call of the Bucket may take 250 ms; then it has failed. [Shaper.Hold] and [WithBlock] are
+// each process's own. [Shaper.Snapshot] has the level as this process knows it; the Bucket
+// keeps the one that counts.
+//
 // WithBucket can't be combined with [WithDryRun], and is for a Shaper: a [Group] has
 // [WithBuckets]. Both are errors of New and NewGroup, as are a nil Bucket and an empty key.
 func WithBucket(b Bucket, key string) Option { return common{bucketOption{b, key}} }
@@ -59,9 +63,9 @@ func (o bucketsOption) apply(to *options) {
 // returns an error.
 //
 // Keys that come when [WithMaxKeys] keys have a bucket of their own share buckets, as in
-// every Group. Those are shared with the Groups of the same name ([WithName]) in other
-// processes, but not by the same keys; so such a key may get its rate in each process until
-// there is room for it.
+// every Group. Those are shared with the Groups of the same name in other processes, so give
+// different Groups on one Bucket different names ([WithName]). But they are not shared by the
+// same keys there; so such a key may get its rate in each process until there is room for it.
 func WithBuckets[K comparable](b Bucket, key func(K) string) GroupOption {
 	return bucketsOption{b, key}
 }

@@ -209,7 +209,7 @@ func (ls *lease) take(t Take) {
 	defer d.unlockAndArm()
 	if ls.noteAnswerLocked(t, a) {
 		switch {
-		case a.taken.OK && t.Rate != ls.rate: // Another rate has come into force meanwhile.
+		case a.taken.OK && (t.Rate != ls.rate || ls.given.interval.IsZero()): // Another rate has come into force meanwhile.
 			ls.countLeased(t.Cost)
 			ls.drop(t.Cost)
 		case a.taken.OK:

@@ -3,6 +3,7 @@ package shaper
 import (
 	"math/big"
 	"math/bits"
+	"sync"
 
 	"golang.org/x/time/rate"
 
@@ -56,6 +57,40 @@ func bucketRateOf(l Limits, version int64) BucketRate {
 	}
 	micros, part := scaled.QuoRem(scaled, parts, new(big.Int))
 	return BucketRate{Version: version, Micros: micros.Int64(), Part: part.Int64(), Parts: parts.Int64(), Burst: l.burst()}
+}
+
+// rates remembers BucketRates, as making one takes tens of microseconds. It needs no lock of the
+// dispatcher.
+type rates struct {
+	mu   sync.Mutex
+	made map[rateAndBurst]BucketRate // of version 0
+}
+
+type rateAndBurst struct {
+	rate  rate.Limit
+	burst int64
+}
+
+// mostRates bounds the memory of rates.
+const mostRates = 1024
+
+// of returns the BucketRate of a plan, of version 0. At rate.Inf there is none.
+func (m *rates) of(p *plan) BucketRate {
+	if p.interval.IsZero() {
+		return BucketRate{Parts: 1000, Burst: p.burst}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := rateAndBurst{p.limits.Rate, p.burst}
+	r, ok := m.made[key]
+	if !ok {
+		if m.made == nil || len(m.made) >= mostRates {
+			m.made = make(map[rateAndBurst]BucketRate)
+		}
+		r = bucketRateOf(p.limits, 0)
+		m.made[key] = r
+	}
+	return r
 }
 
 // perSecond returns the rate.

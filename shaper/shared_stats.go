@@ -35,7 +35,7 @@ const (
 // A BucketEvent reports that a [Bucket] can't be asked any more, or can be again.
 type BucketEvent struct {
 	Name  string      // the name of the Shaper or Group
-	Shard string      // which of the Bucket's servers, if it tells; see [WithFallback]
+	Shard string      // which of the Bucket's servers, if it tells; see [Bucket]
 	State BucketState // from now on
 	At    time.Time
 	Err   error // the failure; nil if it can be asked again

@@ -79,7 +79,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
-	if ls := d.leaseOf(f); ls != nil {
+	if ls := d.leaseEvenAtInf(f); ls != nil {
 		st.Bucket, st.Unavailable = ls.stats(), ls.unavailable
 		st.Refused += ls.unavailable
 	}

@@ -23,7 +23,7 @@ type Trace struct {
 	// Abandoned reports a request whose context ended before its call returned.
 	Abandoned func(ctx context.Context, e Event)
 	// Bucket reports that the state of a shared [Bucket] has changed. It runs on a
-	// goroutine of the shaper's, with [context.Background].
+	// goroutine of the shaper's, with [context.Background]. [Shaper.Close] does not wait for it.
 	Bucket func(ctx context.Context, e BucketEvent)
 }
 

@@ -1,0 +1,177 @@
+package shaper_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// An answer that was under way when the rate became rate.Inf must not limit it again. Nor must a
+// fallback that begins later.
+func TestNoAnswerLimitsARateThatHasBecomeInf(t *testing.T) {
+	for name, fault := range map[string]buckettest.Fault{"answered": buckettest.NoFault, "failed": buckettest.FailBefore} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := buckettest.NewMemory()
+				m.SetDelay(50*ms, 50*ms)
+				m.Fail(faultOf(fault))
+				s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 100}, shaper.WithBucket(m, "key"), shaper.WithFallback(shaper.FallbackOpen))
+				require.NoError(t, err)
+				defer s.Close()
+				for range 3 {
+					go func() { _ = s.Wait(t.Context()) }()
+				}
+				time.Sleep(30 * ms)
+				require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf, Depth: 100}))
+				for range 100 {
+					time.Sleep(30 * ms)
+					began := time.Now()
+					for range 5 {
+						require.NoError(t, s.Wait(t.Context()))
+					}
+					require.Zero(t, time.Since(began))
+				}
+			})
+		})
+	}
+}
+
+func TestTheMeterAtInfAsksNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		s, err := shaper.New(shaper.Limits{Rate: 1}, shaper.WithBucket(m, "key"), shaper.WithBlock(time.Hour))
+		require.NoError(t, err)
+		defer s.Close()
+		require.True(t, s.Allow())
+		require.False(t, s.Allow())
+		require.False(t, s.Stats().BlockedUntil.IsZero())
+		m.SetDelay(50*ms, 50*ms)
+		left := make(chan bool, 1)
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+		require.True(t, s.Allow(), "a change to rate.Inf ends a block")
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: 1}))
+		go func() { left <- s.Allow() }()
+		time.Sleep(30 * ms)
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+		require.True(t, <-left)
+	})
+}
+
+// Totals only grow, whatever the rate is.
+func TestRefusalsAreNotForgottenAtInf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.Fail(faultOf(buckettest.FailBefore))
+		s, err := shaper.New(shaper.Limits{Rate: 10}, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer s.Close()
+		for range 5 {
+			require.False(t, s.Allow())
+		}
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+		require.EqualValues(t, 5, s.Stats().Refused)
+		require.EqualValues(t, 5, s.Stats().Unavailable)
+	})
+}
+
+// A server that is silent is found to be so, even if no caller waits for as long as a call may
+// take.
+func TestImpatientCallersFindASilentBucketToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(time.Millisecond, time.Millisecond)
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Burst: 10}, shaper.WithBucket(m, "key"), shaper.WithFallback(shaper.FallbackOpen))
+		require.NoError(t, err)
+		defer s.Close()
+		require.NoError(t, s.Wait(t.Context()))
+		m.Fail(faultOf(buckettest.LoseRequest))
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), 200*ms)
+			require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
+			cancel()
+		}
+		require.Equal(t, shaper.BucketOpen, s.Stats().Bucket.State)
+		time.Sleep(time.Second)
+		require.NoError(t, s.Wait(t.Context()))
+	})
+}
+
+// A key that calls rarely, so that its bucket is forgotten meanwhile, has its rate in a fallback.
+func TestARareKeyLeavesInAFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.Fail(faultOf(buckettest.FailBefore))
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 5, Burst: 3}, nil },
+			shaper.WithBuckets(m, func(key string) string { return key }), shaper.WithFallback(shaper.FallbackOpen))
+		require.NoError(t, err)
+		defer g.Close()
+		for range 3 {
+			g.Allow("other")
+		}
+		for range 3 {
+			time.Sleep(2500 * ms)
+			require.True(t, g.Allow("rare"))
+		}
+	})
+}
+
+// All processes but the one that was started last would pay two round trips for each new key.
+func TestANewerVersionOfTheSameRateIsLearntOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		group := func() *shaper.Group[string] {
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 12.345}, nil },
+				shaper.WithBuckets(m, func(key string) string { return key }))
+			require.NoError(t, err)
+			return g
+		}
+		older := group()
+		defer older.Close()
+		time.Sleep(time.Second)
+		newer := group()
+		defer newer.Close()
+		for _, key := range []string{"a", "b", "c"} {
+			require.True(t, newer.Allow(key))
+		}
+		time.Sleep(time.Second)
+		for i, key := range []string{"a", "b", "c"} {
+			require.True(t, older.Allow(key))
+			require.EqualValues(t, i+2, older.Stats().Bucket.RoundTrips, "one more for the first")
+		}
+	})
+}
+
+// What the Bucket has told a meter, and that it can't be asked, is foreseen.
+func TestForecastsKnowWhatTheBucketSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		limits := shaper.Limits{Rate: 0.01, Burst: 5}
+		a, err := shaper.New(limits, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer a.Close()
+		b, err := shaper.New(limits, shaper.WithBucket(m, "key"), shaper.WithRateVersion(1))
+		require.NoError(t, err)
+		defer b.Close()
+		for range 5 {
+			require.True(t, a.Allow())
+		}
+		require.False(t, b.Allow())
+		_, err = b.Forecast(1)
+		require.ErrorIs(t, err, shaper.ErrQueueFull)
+		require.InDelta(t, 5, b.Stats().Level, 0.01)
+
+		m.Fail(faultOf(buckettest.FailBefore))
+		for range 3 {
+			require.False(t, b.Allow())
+		}
+		_, err = b.Forecast(1)
+		require.ErrorIs(t, err, shaper.ErrUnavailable)
+	})
+}
