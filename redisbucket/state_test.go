@@ -46,6 +46,8 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 		"9007199254740000 0 " + at + " 9 1 0 1000000000001 1 0 0",             // too many parts
 		"9007199254740000 0 " + at + " 99999999999999999999 1 0 1 1 0 0",      // too great a version
 		"9007199254740000 0 " + at + " 9 1 0 1 99999999999999999999999 0 0",   // too great a burst
+		"9007199254740000 0 " + at + " 9 1 0 1 9223372036854775808 0 0",       // a burst that is no int64
+		"9007199254740000 0 " + at + " 9 1 0 1 9999999999999999999 0 0",       // nor is this
 		"9007199254740000 0 " + at + " 9 1 0 1 1 0",                           // a number is missing
 		"9007199254740000 0 " + at + " -- 1 0 1 1 0 0", "\x00\xff\x00", "nil", // no numbers
 	} {

@@ -47,7 +47,7 @@ local function read(text)
   local f, own = fields(held), fields(rate)
   if not f or f.version > limit or f.parts < 1 or f.parts > 1e12 or p >= f.parts
     or f.unit > limit / 4 or f.unit_part >= f.parts or f.unit + f.unit_part == 0
-    or #f.burst > 19 or tonumber(f.burst) < 1 or f.room > limit / 4 or f.room_part >= f.parts then return nil end
+    or #f.burst > 19 or (#f.burst == 19 and f.burst > '9223372036854775807') or tonumber(f.burst) < 1 or f.room > limit / 4 or f.room_part >= f.parts then return nil end
   -- The room follows from the rest, so it can't be all that differs.
   if f.version == own.version and f.unit == own.unit and f.unit_part == own.unit_part
     and f.parts == own.parts and f.burst == own.burst then return nil end
