@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -23,9 +24,10 @@ func Schema(opts ...Option) string {
 	return o.inTable(schema)
 }
 
-// Migrate makes the table of a Bucket and its functions, unless they are there. Each process
-// may call it whenever it starts, and several at once; only the one that makes them needs the
-// right to do so. All is done in one transaction, which is db's if that is a [pgx.Tx].
+// Migrate makes the table of a Bucket and its functions, unless they are there, and replaces
+// functions that an older version of this package has made. Those of a newer version stay.
+// Each process may call it whenever it starts, and several at once; only the one that makes
+// or replaces something needs the right to do so. All is done in one transaction, which is db's if that is a [pgx.Tx].
 func Migrate(ctx context.Context, db DB, opts ...Option) error {
 	o, err := newOptions(opts)
 	if err == nil && db == nil {
@@ -42,17 +44,26 @@ func Migrate(ctx context.Context, db DB, opts ...Option) error {
 
 // migration returns one statement that runs the Schema if that is needed. Sessions that run
 // it at once wait for each other, because CREATE … IF NOT EXISTS fails where two create the
-// same thing. The number of the lock is arbitrary. What exists is looked for first, because
-// CREATE needs the right to do so even if it then has nothing to do.
+// same thing; whoever has waited looks again. The number of the lock is arbitrary. What
+// exists is looked for first, because CREATE needs the right to do so even if it then has
+// nothing to do.
 func (o options) migration() string {
+	found := `coalesce(substring(obj_description(to_regproc(` + quoted("leaky_buckets_take") + `), 'pg_proc') FROM '^pgbucket v([0-9]+)$')::int, 0)`
+	needed := `to_regclass(` + quoted("leaky_buckets") + `) IS NULL OR ` + found + ` < ` + version +
+		` OR ` + found + ` = ` + version + ` AND to_regproc(` + quoted("leaky_buckets_step") + `) IS NULL`
 	return `DO ` + quoted(o.inTable(`
 BEGIN
-	IF to_regclass(`+quoted("leaky_buckets")+`) IS NULL OR to_regproc(`+quoted("leaky_buckets_step")+`) IS NULL OR to_regproc(`+quoted("leaky_buckets_take")+`) IS NULL THEN
+	IF `+needed+` THEN
 		PERFORM pg_advisory_xact_lock(7346925168);
-		`+schema+`
+		IF `+needed+` THEN
+			`+schema+`
+		END IF;
 	END IF;
 END`))
 }
+
+// version is that of the functions in the schema.
+var version = regexp.MustCompile(`IS 'pgbucket v([0-9]+)';`).FindStringSubmatch(schema)[1]
 
 // quoted returns a constant of SQL for a text without backslashes.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

@@ -43,6 +43,44 @@ func TestMigrateMayRunAtOnceAndAgain(t *testing.T) {
 	}
 }
 
+// A process of a new release brings its functions, and one of an old release that starts later
+// leaves them as they are.
+func TestMigrateBringsNewFunctionsAndKeepsNewerOnes(t *testing.T) {
+	pool := newPool(t, startServer(t).URL)
+	table, name := newTable(t, pool)
+	bucket := pgbucket.New(pool, table)
+	_, err := bucket.Take(t.Context(), one("key", every(1)))
+	require.NoError(t, err)
+	source := func() string {
+		return value[string](t, pool, name, "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('TBL_step')")
+	}
+	own := source()
+	for _, row := range []struct {
+		version string
+		stays   bool
+	}{
+		{"NULL", false}, {"'somebody''s own words'", false}, {"'pgbucket v0'", false},
+		{"'pgbucket v1'", true}, {"'pgbucket v2'", true}, {"'pgbucket v10'", true},
+	} {
+		exec(t, pool, name, "DO $$ BEGIN EXECUTE replace(pg_get_functiondef(to_regproc('TBL_step')), 'b.ok := false;', 'b.ok := false; -- another'); END $$")
+		exec(t, pool, name, "COMMENT ON FUNCTION TBL_take IS "+row.version)
+		require.NotEqual(t, own, source())
+		require.NoError(t, pgbucket.Migrate(t.Context(), pool, table))
+		require.Equal(t, row.stays, own != source(), row.version)
+		taken, err := bucket.Take(t.Context(), one("key", every(1)))
+		require.NoError(t, err)
+		require.False(t, taken.Cold, "levels stay")
+		exec(t, pool, name, "COMMENT ON FUNCTION TBL_take IS NULL")
+		require.NoError(t, pgbucket.Migrate(t.Context(), pool, table))
+		require.Equal(t, own, source())
+	}
+
+	exec(t, pool, name, "COMMENT ON FUNCTION TBL_take IS 'pgbucket v2'; ALTER FUNCTION TBL_step RENAME TO TBL_other", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, pgbucket.Migrate(t.Context(), pool, table), "a newer version may have other functions")
+	require.Equal(t, own, value[string](t, pool, name, "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('TBL_other')"))
+	require.True(t, value[bool](t, pool, name, "SELECT to_regproc('TBL_step') IS NULL"))
+}
+
 // The role of a service often may use tables and not make any.
 func TestMigrateNeedsNoRightsWhereAllIsThere(t *testing.T) {
 	owner := newPool(t, startServer(t).URL)
@@ -88,6 +126,7 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 			WHERE relname = 'leaky_buckets' AND relnamespace = $1::regnamespace AND attnum > 0
 			UNION ALL SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = $1::regnamespace
 			UNION ALL SELECT replace(pg_get_functiondef(oid), $1 || '.', '') FROM pg_proc WHERE pronamespace = $1::regnamespace
+			UNION ALL SELECT proname || ' ' || obj_description(oid, 'pg_proc') FROM pg_proc WHERE pronamespace = $1::regnamespace
 		) lines`, schema)
 	}
 	exec(t, pool, "", "CREATE SCHEMA by_hand; CREATE SCHEMA by_migrate", pgx.QueryExecModeSimpleProtocol)
@@ -96,5 +135,6 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 	made := shape("by_migrate")
 	require.Contains(t, made, "PRIMARY KEY (key)")
 	require.Contains(t, made, "fillfactor=50")
+	require.Contains(t, made, "leaky_buckets_take pgbucket v1")
 	require.Equal(t, shape("by_hand"), strings.NewReplacer(`"leaky_buckets"`, "leaky_buckets", `"leaky_buckets_step"`, "leaky_buckets_step").Replace(made))
 }

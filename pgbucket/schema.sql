@@ -148,3 +148,7 @@ BEGIN
 	END LOOP;
 	RETURN answer;
 END $take$;
+
+-- Migrate replaces functions whose version is lower than this one, or missing, and no others.
+-- A change of a function comes with the next number.
+COMMENT ON FUNCTION leaky_buckets_take IS 'pgbucket v1';
