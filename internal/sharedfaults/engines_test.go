@@ -24,9 +24,10 @@ import (
 func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
 	switch p.Engine {
 	case redisEngine, clusterEngine, sentinelEngine:
+		// MaxRetries is what users have by default: the client would repeat what may be repeated.
 		o := &redis.UniversalOptions{
 			Addrs: p.Addrs, IsClusterMode: p.Engine == clusterEngine, MasterName: p.Master,
-			ContextTimeoutEnabled: true, DialTimeout: time.Second, DialerRetries: 1, MaxRetries: -1,
+			ContextTimeoutEnabled: true, DialTimeout: time.Second, DialerRetries: 1,
 		}
 		client := redis.NewUniversalClient(o)
 		return redisbucket.New(client), func() { client.Close() }, nil

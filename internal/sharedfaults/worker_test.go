@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +43,14 @@ type report struct {
 	Broken string         // Stats.Bucket.Err, which JSON can't carry
 	Other  string         // a call returned an error that no call should; "" if none did
 	Errors map[string]int // of the Bucket, and how often each was returned
+}
+
+// unexpected returns the errors of the Bucket but for those of calls that had no answer in
+// time, as on a busy machine any call may be too slow.
+func (r report) unexpected() map[string]int {
+	rest := maps.Clone(r.Errors)
+	maps.DeleteFunc(rest, func(text string, _ int) bool { return strings.HasSuffix(text, context.DeadlineExceeded.Error()) })
+	return rest
 }
 
 // A worker is one of the processes that share a bucket.
