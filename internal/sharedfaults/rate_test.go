@@ -21,6 +21,8 @@ const (
 // which is tested.
 const d = 25 * time.Millisecond
 
+// The batch k can't be set: it follows from how many wait and from the rate. With one waiter
+// in each process k is 1, and every slot is leased by itself.
 func TestProcessesTogetherNeverExceedTheRate(t *testing.T) {
 	t.Parallel()
 	r, db := startRedis(t), startPostgres(t)
@@ -34,6 +36,7 @@ func TestProcessesTogetherNeverExceedTheRate(t *testing.T) {
 	}{
 		{redisEngine, r.Addr, 3, 1, 4, 0},
 		{redisEngine, r.Addr, 100, 1, 8, 0},
+		{redisEngine, r.Addr, 100, 1, 1, 0}, // k = 1
 		{redisEngine, r.Addr, 1000, 1, 32, d},
 		{redisEngine, r.Addr, 1000, 50, 32, d},
 		{redisEngine, r.Addr, 10_000, 1, 200, d},
@@ -41,7 +44,7 @@ func TestProcessesTogetherNeverExceedTheRate(t *testing.T) {
 		{postgresEngine, db.URL, 1000, 1, 32, d},
 		{postgresEngine, db.URL, 10_000, 1, 200, d},
 	} {
-		t.Run(fmt.Sprintf("%v of %d per s burst %d", row.engine, int(row.rate), row.burst), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%v of %d per s burst %d by %d in each", row.engine, int(row.rate), row.burst, row.waiters), func(t *testing.T) {
 			t.Parallel()
 			f := startFleet(t, four(plan{Engine: row.engine, Addrs: []string{row.addr}, Key: t.Name(),
 				Rate: row.rate, Burst: row.burst, Waiters: row.waiters, Slack: row.slack}))
