@@ -52,5 +52,5 @@ func isSet(name string) (set bool) {
 }
 
 // long reports whether the long form is wanted: more load, and what only holds on a
-// machine that has nothing else to do (CI sets SHAPER_LONG=1).
+// machine that has nothing else to do. CI does not run it; CONTRIBUTING.md has the command.
 var long = os.Getenv("SHAPER_LONG") == "1"
