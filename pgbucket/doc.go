@@ -34,14 +34,16 @@
 // will do. These settings matter:
 //
 //   - synchronous_commit need not be changed: a Take turns it off for itself, because a
-//     level is of use for about as long as a restart takes. On a disk that has to be waited
+//     crash then loses only the Takes of less than the last second. On a disk that has to be waited
 //     for, that is several times faster. Nothing else of the session is changed, and a
 //     transaction of yours ends as you want it. Only for a DB of a type of your own, of
 //     which the package can't know whether it is in a transaction, set synchronous_commit
 //     to off for its role or connections.
 //   - The table may be made UNLOGGED (ALTER TABLE leaky_buckets SET UNLOGGED). Then Takes
 //     write no log, but a crash, and a fail-over to a standby, empties it. Processes that
-//     still run put right what they know of (High of [shaper.Take]).
+//     still run put right what they know of (High of [shaper.Take]). A level lasts
+//     Burst/Rate: with a burst above 1, if that is longer than a restart takes, as for
+//     logins, the table must not be UNLOGGED.
 //   - default_transaction_isolation must be read committed, as it is by default. Otherwise
 //     sessions that take from one key at once get errors, though nothing is taken wrongly.
 //   - lock_timeout, at some 200 ms, ends a Take that waits for a row which a transaction of

@@ -22,11 +22,13 @@
 //
 // # The server
 //
-// Redis must be version 5 or later. These settings matter:
+// The package is tested with Redis 7.0, and uses nothing newer than 5. The same tests run on
+// Valkey where it is installed; Debian 12 has none. These settings matter:
 //
 //   - maxmemory-policy should be noeviction: a key that is evicted is a level that is lost.
-//   - Persistence is not needed. Levels are of use for about as long as a restart takes, so
-//     a file that is written anew each second (appendfsync everysec), or none, does.
+//   - With Burst 1 persistence is not needed. A level lasts Burst/Rate: if that is longer than
+//     a restart takes, as for logins, keep it (appendonly yes). A file that the disk has each
+//     second (appendfsync everysec, the default) will do.
 //   - Replication is asynchronous. After a fail-over the level may be an old one. Processes
 //     then put it right with what they know (High of [shaper.Take]).
 //   - The clock of the server should be slewed by NTP rather than stepped.

@@ -5,8 +5,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/shaper"
 )
 
 // startLossy starts an engine for a test that loses its state. It returns a plan for the
@@ -91,28 +94,32 @@ func TestLostScriptsCostNothing(t *testing.T) {
 	l.keepsPace(t, f.plan())
 	f.accounts(reports)
 	for _, r := range reports {
-		require.Empty(t, r.Errors, "it is sent again, which is no failure")
+		require.Empty(t, r.unexpected(), "it is sent again, which is no failure")
 	}
 }
 
-// While the server is away slots pass unused. Nothing that is older than what processes hold
-// has any value, so it does not matter whether the server has saved it.
+// While the server is away slots pass unused. With a burst of 1 nothing that is older than
+// what processes hold has any value, so it does not matter whether the server has saved it.
+// A level of a greater burst lasts longer. If it was not saved, whoever asks first tells how
+// much of it there was; what others have taken beyond is forgotten.
 func TestARestartedServerIsNoLicence(t *testing.T) {
 	t.Parallel()
 	away := 250 * time.Millisecond
 	for name, row := range map[string]struct {
 		options []string
+		burst   int
 		restart func(r *servers.Redis)
 	}{
-		"killed without persistence":  {nil, func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
-		"stopped without persistence": {nil, func(r *servers.Redis) { r.Stop(); time.Sleep(away); r.Restart() }},
-		"killed with persistence": {[]string{"--appendonly", "yes", "--appendfsync", "everysec"},
-			func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
+		"killed without persistence":           {nil, 1, func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
+		"stopped without persistence":          {nil, 1, func(r *servers.Redis) { r.Stop(); time.Sleep(away); r.Restart() }},
+		"killed with persistence":              {saved, 1, func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
+		"burst 500 killed with persistence":    {saved, 500, func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
+		"burst 500 killed without persistence": {nil, 500, func(r *servers.Redis) { r.Kill(); time.Sleep(away); r.Restart() }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := startRedis(t, row.options...)
-			f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "restarted", Rate: 1000, Waiters: 16, Slack: d}))
+			f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "restarted", Rate: 1000, Burst: row.burst, Waiters: 16, Slack: d}))
 			require.Less(t, 4*f.plan().time(f.plan().held())+d, away, "the server is away for longer than slots are held")
 			f.runsFor(500 * time.Millisecond)
 			row.restart(r)
@@ -120,7 +127,11 @@ func TestARestartedServerIsNoLicence(t *testing.T) {
 			f.runsFor(1500 * time.Millisecond)
 			to := time.Now()
 			_, l := f.ends()
-			l.keepsPace(t, f.plan())
+			extra := int64(0)
+			if row.options == nil {
+				extra = min(int64(row.burst)-1, 3*f.plan().held())
+			}
+			l.keepsPaceBut(t, f.plan(), extra)
 			require.Greater(t, l.rate(back.Add(noise), to), f.plan().Rate*busy)
 		})
 	}
@@ -139,6 +150,46 @@ func TestARestartedServerIsNoLicence(t *testing.T) {
 		l.keepsPace(t, f.plan())
 		require.Greater(t, l.rate(back.Add(time.Second), to), f.plan().Rate*busy)
 	})
+}
+
+// saved are the options of a server whose state outlasts it.
+var saved = []string{"--appendonly", "yes", "--appendfsync", "everysec"}
+
+// A level lasts Burst/Rate, which for logins is longer than a restart of the server and of all
+// processes takes. A server that has saved it refuses as before. One that has not gives the
+// burst once more, which is at most Burst - 1 beyond the bound.
+func TestABurstIsGivenTwiceOnlyIfItsLevelIsNotSaved(t *testing.T) {
+	t.Parallel()
+	p := plan{Rate: 1. / 60, Burst: 5}
+	for name, row := range map[string]struct {
+		options []string
+		again   int
+		extra   int64
+	}{
+		"saved":     {saved, 0, 0},
+		"not saved": {nil, 5, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := startRedis(t, row.options...)
+			var left []model.Departure
+			logins := func(process int) (allowed int) {
+				s := newShared(t, open(t, plan{Engine: redisEngine, Addrs: []string{r.Addr}}), shaper.Limits{Rate: rate.Limit(p.Rate), Burst: p.Burst})
+				for range 10 {
+					if s.Allow() {
+						allowed++
+						left = append(left, model.Departure{At: time.Duration(len(left)), Process: process, Number: allowed, Cost: 1})
+					}
+				}
+				return allowed
+			}
+			require.Equal(t, 5, logins(0))
+			r.Kill()
+			r.Restart()
+			require.Equal(t, row.again, logins(1))
+			require.Equal(t, row.extra, p.pace().Surplus(left))
+		})
+	}
 }
 
 // After a fail-over another server answers at once, which knows less than the first: nothing,
