@@ -149,7 +149,8 @@ func table(results []run.Result[input, result]) report.Table {
 	return t
 }
 
-// goals judges what ours is to reach on loopback.
+// goals judges what ours is to reach on loopback, and that it reaches the rate where the network
+// is slow.
 func goals(results []run.Result[input, result]) (all []report.Goal) {
 	for _, rate := range []float64{100, 1_000, 10_000} {
 		found, measured := run.MedianWhere(results, func(in input) bool { return in.Limiter == ours && in.Rate == rate && in.RTT == 0 })
@@ -163,6 +164,15 @@ func goals(results []run.Result[input, result]) (all []report.Goal) {
 		if rate == 1_000 {
 			all = append(all, report.Goal{What: "round trips per departure" + at, Want: "at most 0.15", Got: fmt.Sprintf("%.3f", found.RoundTrips), Reached: found.RoundTrips <= 0.15})
 		}
+	}
+	for _, r := range results {
+		if r.Input.Limiter != ours || r.Input.RTT == 0 {
+			continue
+		}
+		all = append(all, report.Goal{
+			What: fmt.Sprintf("shared rate reached at %s, network %s", report.PerSecond(r.Input.Rate), r.Input.rtt()),
+			Want: "at least 99 %", Got: fmt.Sprintf("%.2f %%", 100*r.Median.RateReached), Reached: r.Median.RateReached >= 0.99,
+		})
 	}
 	return all
 }
