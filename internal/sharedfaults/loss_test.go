@@ -219,6 +219,7 @@ func TestAFailOverGivesTwiceOnlyWhatIsHeld(t *testing.T) {
 			f := startFleet(t, four(p))
 			f.runsFor(500 * time.Millisecond)
 			if row.lags {
+				require.Eventually(t, func() bool { return second.MustDo("DBSIZE") == "1" }, 20*time.Second, time.Millisecond)
 				second.MustDo("REPLICAOF", "NO", "ONE")
 				require.Len(t, second.MustDo("KEYS", "*"), 1)
 				f.runsFor(100 * time.Millisecond)
