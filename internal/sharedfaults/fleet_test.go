@@ -136,8 +136,8 @@ func (f *fleet) runsFor(d time.Duration) { time.Sleep(d) }
 func (f *fleet) ends() ([]report, log) {
 	f.t.Helper()
 	ended := time.Now()
-	reports := f.each(order{Do: quiet})
-	reports = f.each(order{Do: shutdown})
+	f.each(order{Do: quiet})
+	reports := f.each(order{Do: shutdown})
 	for _, m := range f.workers {
 		m.kill()
 	}
