@@ -146,7 +146,7 @@ func TestSeatOfARefusedMeterCallIsGivenBack(t *testing.T) {
 // An answer that comes later than a slot may be used lets nobody through: many that are late
 // would leave together.
 func TestLateAnswersDoNotLeaveInABunch(t *testing.T) {
-	share(t, 1, "100/s", 2*ms, func(p *processes) {
+	share(t, 1, "100/s slack 20ms", 2*ms, func(p *processes) {
 		require.NoError(t, p.wait(p.t.Context(), 0, 1))
 		p.at(100 * ms)
 		for i := range 10 {
