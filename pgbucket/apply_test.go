@@ -61,6 +61,12 @@ type play struct {
 }
 
 func (p *play) rate() shaper.BucketRate {
+	if p.IntN(30) == 0 && len(p.rates) > 0 {
+		r := p.rates[len(p.rates)-1] // of a process that was started later
+		p.version++
+		r.Version = p.version
+		p.rates = append(p.rates, r)
+	}
 	if p.IntN(30) == 0 || len(p.rates) == 0 {
 		p.version += p.Int64N(3) // 0: other numbers under the same version
 		parts := []int64{1, 3, 7, 1000, 1_000_000_000_000}[p.IntN(5)]
@@ -150,7 +156,9 @@ func TestTakeIsApply(t *testing.T) {
 		}
 		for what, is := range map[string]bool{
 			"ok": taken.OK, "refused": !taken.OK && taken.Other == nil, "cold": taken.Cold, "other": taken.Other != nil,
-			"rescaled": level.At > 0 && !taken.Cold && taken.Other == nil && level.Rate != take.Rate, "back": level.At > p.now && !taken.Cold,
+			"rescaled":      level.At > 0 && !taken.Cold && taken.Other == nil && !sameNumbers(level.Rate, take.Rate),
+			"newer version": !taken.Cold && sameNumbers(level.Rate, take.Rate) && level.Rate.Version < take.Rate.Version,
+			"older version": !taken.Cold && sameNumbers(level.Rate, take.Rate) && level.Rate.Version > take.Rate.Version, "back": level.At > p.now && !taken.Cold,
 			"healed": !taken.Cold && taken.Empty == take.High, "just": taken.OK && taken.Empty.Micros == p.now+take.Ahead.Microseconds()+take.Room().Micros,
 		} {
 			if is {
@@ -175,10 +183,15 @@ func TestTakeIsApply(t *testing.T) {
 			level = want
 		}
 	}
-	for _, what := range []string{"ok", "refused", "cold", "other", "rescaled", "back", "healed", "just", "given back"} {
+	for _, what := range []string{"ok", "refused", "cold", "other", "rescaled", "newer version", "older version", "back", "healed", "just", "given back"} {
 		require.GreaterOrEqualf(t, seen[what], 5, "the game must have met what it is about: %v", seen)
 	}
 	t.Log(seen)
+}
+
+func sameNumbers(a, b shaper.BucketRate) bool {
+	a.Version = b.Version
+	return a == b
 }
 
 // same reports whether two answers are equal.

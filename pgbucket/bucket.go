@@ -89,7 +89,8 @@ func (b *Bucket) Take(ctx context.Context, t shaper.Take) (taken shaper.Taken, e
 	if err != nil {
 		return shaper.Taken{}, failed(ctx, err)
 	}
-	if rate != t.Rate {
+	own := t.Rate
+	if own.Version = rate.Version; rate != own {
 		taken.Other = &rate
 	}
 	return taken, nil
@@ -101,8 +102,8 @@ UPDATE leaky_buckets SET
 	empty = empty - $2 - CASE WHEN empty_part < $3 THEN 1 ELSE 0 END,
 	empty_part = empty_part - $3 + CASE WHEN empty_part < $3 THEN parts ELSE 0 END
 WHERE key = $1 AND (empty, empty_part) = ($4, $5)
-	AND (version, unit, unit_part, parts, burst) = ($6, $7, $8, $9, $10)
-RETURNING CASE WHEN $11 THEN set_config('synchronous_commit', 'off', true) END`
+	AND (unit, unit_part, parts, burst) = ($6, $7, $8, $9)
+RETURNING CASE WHEN $10 THEN set_config('synchronous_commit', 'off', true) END`
 
 // GiveBack implements [shaper.Bucket].
 func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
@@ -112,7 +113,7 @@ func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 	defer b.leave()
 	rise := t.Rise()
 	_, err := b.db.Exec(ctx, b.giveBack, mode, column(t.Key), rise.Micros, rise.Part, end.Micros, end.Part,
-		t.Rate.Version, t.Rate.Micros, t.Rate.Part, t.Rate.Parts, t.Rate.Burst, commitsAlone(b.db))
+		t.Rate.Micros, t.Rate.Part, t.Rate.Parts, t.Rate.Burst, commitsAlone(b.db))
 	if err != nil {
 		return failed(ctx, err)
 	}

@@ -66,9 +66,12 @@ BEGIN
 
 	IF b.cold THEN
 		level := ARRAY[clock + guard, 0];
+		b.version := new_version;
 	ELSE
 		level := ARRAY[b.empty - greatest(0, b.written - clock), b.empty_part];
-		IF b.version < new_version THEN
+		IF (b.unit, b.unit_part, b.parts, b.burst) = (new_unit, new_unit_part, new_parts, new_burst) THEN
+			changed := changed OR b.version < new_version;
+		ELSIF b.version < new_version THEN
 			-- shaper.BucketRate.Rescale, rounded up to whole microseconds.
 			changed := true;
 			fraction := b.parts::numeric * new_parts;
@@ -86,7 +89,7 @@ BEGIN
 				END IF;
 				level := ARRAY[clock + least(empty_in, longest)::bigint, 0];
 			END IF;
-		ELSIF (b.version, b.unit, b.unit_part, b.parts, b.burst) <> (new_version, new_unit, new_unit_part, new_parts, new_burst) THEN
+		ELSE
 			level := greatest(level, now);
 			b.before := level[1];
 			b.before_part := level[2];
@@ -109,7 +112,7 @@ BEGIN
 	b.empty := level[1];
 	b.empty_part := level[2];
 	b.written := clock;
-	b.version := new_version;
+	b.version := greatest(b.version, new_version);
 	b.unit := new_unit;
 	b.unit_part := new_unit_part;
 	b.parts := new_parts;

@@ -85,7 +85,7 @@ func compare(t *testing.T, client *redis.Client, setTime func(time.Time)) {
 		require.NoError(t, err)
 		require.Equal(t, redisbucket.Encode(levels[key]), state, "step %d: after %+v at %+v", step, take, l)
 	}
-	for _, kind := range []string{"taken", "refused", "cold", "another rate", "rescaled", "clock back", "healed", "given back"} {
+	for _, kind := range []string{"taken", "refused", "cold", "another rate", "rescaled", "newer version", "older version", "clock back", "healed", "given back"} {
 		require.Greaterf(t, kinds[kind], steps/1000, "too few of %q: %v", kind, kinds)
 	}
 }
@@ -127,6 +127,9 @@ func randomTake(random *rand.Rand, key string, rates []shaper.BucketRate, l shap
 	take := shaper.Take{Key: key, Cost: 1 + random.Int64N(9), First: 1 + random.Int64N(3), Rate: rates[random.IntN(len(rates))]}
 	if random.IntN(4) > 0 && l.Rate.Parts > 0 {
 		take.Rate = l.Rate
+		if random.IntN(4) == 0 {
+			take.Rate.Version = random.Int64N(4)
+		}
 	}
 	if random.IntN(2) == 0 {
 		take.Ahead = time.Duration(random.Int64N(2_000_001)) * time.Microsecond
@@ -144,7 +147,7 @@ func randomTake(random *rand.Rand, key string, rates []shaper.BucketRate, l shap
 // wanted returns the state after a Take that was answered so, and whether the definition
 // allows the answer. A change of the rate may make Empty up to 2 µs later.
 func wanted(take shaper.Take, l shaper.BucketLevel, got shaper.Taken) (shaper.BucketLevel, bool) {
-	if l == (shaper.BucketLevel{}) || l.Rate.Version >= take.Rate.Version {
+	if l == (shaper.BucketLevel{}) || !rescales(take, l) {
 		next, want := take.Apply(l, got.Now)
 		return next, equal(want, got)
 	}
@@ -164,6 +167,16 @@ func wanted(take shaper.Take, l shaper.BucketLevel, got shaper.Taken) (shaper.Bu
 	return l, false
 }
 
+// rescales reports whether a Take changes the rate of a level, and not only its version.
+func rescales(take shaper.Take, l shaper.BucketLevel) bool {
+	return l.Rate.Version < take.Rate.Version && !sameNumbers(take.Rate, l.Rate)
+}
+
+func sameNumbers(a, b shaper.BucketRate) bool {
+	a.Version = b.Version
+	return a == b
+}
+
 func equal(a, b shaper.Taken) bool {
 	if a.Other != nil && b.Other != nil && *a.Other == *b.Other {
 		a.Other = b.Other
@@ -174,8 +187,10 @@ func equal(a, b shaper.Taken) bool {
 func count(kinds map[string]int, take shaper.Take, l shaper.BucketLevel, got shaper.Taken) {
 	for kind, is := range map[string]bool{
 		"taken": got.OK, "refused": !got.OK && got.Other == nil, "cold": got.Cold, "another rate": got.Other != nil,
-		"rescaled":   !got.Cold && l.Rate.Version < take.Rate.Version && got.Empty.Micros > got.Now,
-		"clock back": l.At > got.Now, "healed": take.High != shaper.Instant{} && got.Empty == take.High,
+		"rescaled":      !got.Cold && rescales(take, l) && got.Empty.Micros > got.Now,
+		"newer version": !got.Cold && sameNumbers(take.Rate, l.Rate) && l.Rate.Version < take.Rate.Version,
+		"older version": got.OK && !got.Cold && sameNumbers(take.Rate, l.Rate) && l.Rate.Version > take.Rate.Version,
+		"clock back":    l.At > got.Now, "healed": take.High != shaper.Instant{} && got.Empty == take.High,
 	} {
 		if is {
 			kinds[kind]++

@@ -65,7 +65,7 @@ func (b *Bucket) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) 
 	}
 	rise, room := t.Rise(), t.Room()
 	answer, err := b.run(ctx, takeScript, t.Key, []any{
-		rateText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, room.Micros, room.Part,
+		t.Rate.Version, numbersText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, room.Micros, room.Part,
 		t.Ahead.Microseconds(), t.Guard.Microseconds(), t.High.Micros, t.High.Part, t.Seen,
 	})
 	if err != nil {
@@ -86,7 +86,7 @@ func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 	}
 	rise := t.Rise()
 	_, err := b.run(ctx, giveBackScript, t.Key, []any{
-		rateText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, end.Micros, end.Part,
+		numbersText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, end.Micros, end.Part,
 	})
 	return b.failed(ctx, err)
 }
@@ -131,12 +131,12 @@ func (b *Bucket) check(t shaper.Take) error {
 	return nil
 }
 
-// rateText returns a rate as it is stored. What a request of cost 1 finds as room is part
-// of it, because a script could not multiply so exactly.
-func rateText(r shaper.BucketRate) string {
+// numbersText returns a rate without its version, as it is stored. What a request of cost 1
+// finds as room is part of it, because a script could not multiply so exactly.
+func numbersText(r shaper.BucketRate) string {
 	room := shaper.Take{First: 1, Rate: r}.Room()
 	text := make([]byte, 0, 64)
-	for _, n := range [...]int64{r.Version, r.Micros, r.Part, r.Parts, r.Burst, room.Micros, room.Part} {
+	for _, n := range [...]int64{r.Micros, r.Part, r.Parts, r.Burst, room.Micros, room.Part} {
 		text = append(strconv.AppendInt(text, n, 10), ' ')
 	}
 	return string(text[:len(text)-1])

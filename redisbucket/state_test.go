@@ -26,30 +26,33 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 	require.False(t, taken(t, bucket, "good"), "this one is not damaged")
 
 	at := strconv.FormatInt(now, 10)
-	rate := " 1 3600000000 0 1 1 0 0"
+	rate := " 1 3600000000 0 1 1 0 0" // with its version
 	for _, state := range []string{
 		"", " ", "garbage", "-1", "1e15", at, good + " ", " " + good, good + "\n", good + " 1", "x" + good[1:],
 		"-1 0 " + at + rate, "nan 0 " + at + rate, "inf 0 " + at + rate, "0x7fffffffffff 0 " + at + rate,
 		"99999999999999999999 0 " + at + rate, // the far future
 		"9999999999999999 0 9999999999999999" + rate,
 		at + "000 0 " + at + rate,
-		"9007199254740000 1 " + at + rate,                                     // there is one part
-		"9007199254740000 0 0" + rate,                                         // written never
-		"9007199254740994 0 9007199254740994" + rate,                          // above 2^53
-		"9007199254740000 0 " + at + " -9 1 0 1 1 0 0",                        // a negative version
-		"9007199254740000 0 " + at + " 9 2251799813685249 0 1 1 0 0",          // too slow
-		"9007199254740000 0 " + at + " 1 3600000000 0 1 1 1 0",                // the room of another rate
-		"9007199254740000 0 " + at + " 9 3600000000 0 0 1 0 0",                // no parts
-		"9007199254740000 0 " + at + " 9 0 0 1 1 0 0",                         // no time
-		"9007199254740000 0 " + at + " 9 1 5 5 1 0 0",                         // as many as there are
-		"9007199254740000 0 " + at + " 9 1 0 1 0 0 0",                         // no burst
-		"9007199254740000 0 " + at + " 9 1 0 1000000000001 1 0 0",             // too many parts
-		"9007199254740000 0 " + at + " 99999999999999999999 1 0 1 1 0 0",      // too great a version
-		"9007199254740000 0 " + at + " 9 1 0 1 99999999999999999999999 0 0",   // too great a burst
-		"9007199254740000 0 " + at + " 9 1 0 1 9223372036854775808 0 0",       // a burst that is no int64
-		"9007199254740000 0 " + at + " 9 1 0 1 9999999999999999999 0 0",       // nor is this
-		"9007199254740000 0 " + at + " 9 1 0 1 1 0",                           // a number is missing
-		"9007199254740000 0 " + at + " -- 1 0 1 1 0 0", "\x00\xff\x00", "nil", // no numbers
+		"9007199254740000 1 " + at + rate,                                         // there is one part
+		"9007199254740000 0 0" + rate,                                             // written never
+		"9007199254740994 0 9007199254740994" + rate,                              // above 2^53
+		"9007199254740000 0 " + at + " -9 1 0 1 1 0 0",                            // a negative version
+		"9007199254740000 0 " + at + " 9 2251799813685249 0 1 1 0 0",              // too slow
+		"9007199254740000 0 " + at + " 1 3600000000 0 1 1 1 0",                    // the room of another rate
+		"9007199254740000 0 " + at + " 9 3600000000 0 1 1 1 0",                    // and with another version
+		"9007199254740000 0 " + at + " 99999999999999999999 3600000000 0 1 1 0 0", // too great a version of this rate
+		"9007199254740000 0 " + at + " -1 3600000000 0 1 1 0 0",                   // a negative one
+		"9007199254740000 0 " + at + " 9 3600000000 0 0 1 0 0",                    // no parts
+		"9007199254740000 0 " + at + " 9 0 0 1 1 0 0",                             // no time
+		"9007199254740000 0 " + at + " 9 1 5 5 1 0 0",                             // as many as there are
+		"9007199254740000 0 " + at + " 9 1 0 1 0 0 0",                             // no burst
+		"9007199254740000 0 " + at + " 9 1 0 1000000000001 1 0 0",                 // too many parts
+		"9007199254740000 0 " + at + " 99999999999999999999 1 0 1 1 0 0",          // too great a version
+		"9007199254740000 0 " + at + " 9 1 0 1 99999999999999999999999 0 0",       // too great a burst
+		"9007199254740000 0 " + at + " 9 1 0 1 9223372036854775808 0 0",           // a burst that is no int64
+		"9007199254740000 0 " + at + " 9 1 0 1 9999999999999999999 0 0",           // nor is this
+		"9007199254740000 0 " + at + " 9 1 0 1 1 0",                               // a number is missing
+		"9007199254740000 0 " + at + " -- 1 0 1 1 0 0", "\x00\xff\x00", "nil",     // no numbers
 	} {
 		require.NoError(t, client.Set(ctx, "shaper:key", state, 0).Err())
 		require.NoError(t, bucket.GiveBack(ctx, one("key"), shaper.Instant{Micros: 1}))

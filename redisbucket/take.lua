@@ -4,13 +4,13 @@
 -- above 2^51 microseconds, and now is below.
 --
 -- KEYS[1] has "micros part at rate": Empty, when it was written, and the rate in force,
--- which is "version micros part parts burst" and the room of a request of cost 1, "micros
--- part".
-local rate, parts = ARGV[1], tonumber(ARGV[2])
-local rise, rise_part = tonumber(ARGV[3]), tonumber(ARGV[4])
-local room, room_part = tonumber(ARGV[5]), tonumber(ARGV[6])
-local ahead, guard = tonumber(ARGV[7]), tonumber(ARGV[8])
-local high, high_part, seen = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+-- which is its version and its numbers: "micros part parts burst" and the room of a request
+-- of cost 1, "micros part".
+local version, numbers, parts = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local rise, rise_part = tonumber(ARGV[4]), tonumber(ARGV[5])
+local room, room_part = tonumber(ARGV[6]), tonumber(ARGV[7])
+local ahead, guard = tonumber(ARGV[8]), tonumber(ARGV[9])
+local high, high_part, seen = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local limit = 9007199254740992 -- 2^53
 
 local time = redis.call('TIME')
@@ -23,35 +23,34 @@ if type(state) == 'table' then
   state = false
 end
 
--- fields returns the numbers of a rate, or nil if it is not one.
+-- fields returns the numbers of a rate one by one, or nil if it is not one.
 local function fields(text)
-  local v, m, p, n, burst, rm, rp = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
-  if not v then return nil end
+  local m, p, n, burst, rm, rp = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  if not m then return nil end
   return {
-    version = tonumber(v), unit = tonumber(m), unit_part = tonumber(p), parts = tonumber(n), burst = burst,
+    unit = tonumber(m), unit_part = tonumber(p), parts = tonumber(n), burst = burst,
     room = tonumber(rm), room_part = tonumber(rp), text = text,
   }
 end
 
--- read returns Empty, when it was written, and the rate in force if it is another. It
--- returns nil for a state that is damaged.
+-- read returns Empty, when it was written, the version of the rate in force, and the numbers
+-- of that rate if they are others. It returns nil for a state that is damaged.
 local function read(text)
-  local m, p, at, held = string.match(text, '^(%d+) (%d+) (%d+) (.+)$')
+  local m, p, at, v, held = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (.+)$')
   if not m then return nil end
-  m, p, at = tonumber(m), tonumber(p), tonumber(at)
-  if m > limit or at > limit or at < 1 then return nil end
-  if held == rate then
+  m, p, at, v = tonumber(m), tonumber(p), tonumber(at), tonumber(v)
+  if m > limit or at > limit or at < 1 or v > limit then return nil end
+  if held == numbers then
     if p >= parts then return nil end
-    return m, p, at, nil
+    return m, p, at, v, nil
   end
-  local f, own = fields(held), fields(rate)
-  if not f or f.version > limit or f.parts < 1 or f.parts > 1e12 or p >= f.parts
+  local f, own = fields(held), fields(numbers)
+  if not f or f.parts < 1 or f.parts > 1e12 or p >= f.parts
     or f.unit > limit / 4 or f.unit_part >= f.parts or f.unit + f.unit_part == 0
     or #f.burst > 19 or (#f.burst == 19 and f.burst > '9223372036854775807') or tonumber(f.burst) < 1 or f.room > limit / 4 or f.room_part >= f.parts then return nil end
   -- The room follows from the rest, so it can't be all that differs.
-  if f.version == own.version and f.unit == own.unit and f.unit_part == own.unit_part
-    and f.parts == own.parts and f.burst == own.burst then return nil end
-  return m, p, at, f
+  if f.unit == own.unit and f.unit_part == own.unit_part and f.parts == own.parts and f.burst == own.burst then return nil end
+  return m, p, at, v, f
 end
 
 -- later returns the later of two instants of the same parts.
@@ -129,7 +128,7 @@ end
 
 local function write(m, p)
   local ttl = math.ceil((m - now) / 1000) + 60000
-  redis.call('SET', KEYS[1], string.format('%.0f %.0f %.0f ', m, p, now) .. rate, 'PX', string.format('%.0f', ttl))
+  redis.call('SET', KEYS[1], string.format('%.0f %.0f %.0f %.0f ', m, p, now, version) .. numbers, 'PX', string.format('%.0f', ttl))
 end
 
 -- unchanged changes nothing, but fails where a write would fail: a replica must not answer
@@ -140,7 +139,7 @@ local function answer(ok, cold, m, p, other)
   return string.format('%d %d %.0f %.0f %.0f', ok, cold, now, m, p) .. other
 end
 
-local m, p, at, old = read(state or '')
+local m, p, at, held, old = read(state or '')
 local cold, changed = 0, false
 if not m then -- 1.
   m, p, cold, changed = now + guard, 0, 1, true
@@ -148,13 +147,15 @@ elseif at > now then -- 2.
   m, changed = m - (at - now), true
 end
 if old then -- 3.
-  local new = fields(rate)
-  if old.version >= new.version then
+  if held >= version then
     unchanged()
     m, p = later(m, p, now, 0)
-    return answer(0, 0, m, p, ' ' .. old.text)
+    return answer(0, 0, m, p, string.format(' %.0f ', held) .. old.text)
   end
-  m, p, changed = rescale(m, p, old, new), 0, true
+  m, p, changed = rescale(m, p, old, fields(numbers)), 0, true
+elseif cold == 0 then
+  changed = changed or held < version
+  version = math.max(held, version)
 end
 if now >= seen then m, p = later(m, p, high, high_part) end -- 4.
 m, p = later(m, p, now, 0) -- 5.

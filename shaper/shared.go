@@ -32,9 +32,9 @@ type Bucket interface {
 	Take(ctx context.Context, t Take) (Taken, error)
 
 	// GiveBack takes off what was taken last, if nothing has been taken since: if the
-	// Empty of t.Key is exactly end, and t.Rate is in force, Empty becomes earlier by
-	// t.Rise(). Otherwise GiveBack does nothing, and that is no error. Of t only Key, Cost
-	// and Rate count.
+	// Empty of t.Key is exactly end, and t.Rate is in force, of whatever version, Empty
+	// becomes earlier by t.Rise(). Otherwise GiveBack does nothing, and that is no error.
+	// Of t only Key, Cost and Rate count.
 	GiveBack(ctx context.Context, t Take, end Instant) error
 }
 
@@ -72,11 +72,15 @@ const MaxAhead = 2 * time.Second
 // leaves, by the same rule as without a Bucket: a request of cost n leaves when the level
 // is at most max(0, Burst − n), and raises it by n.
 type Taken struct {
-	OK    bool        // the level has been raised
-	Now   int64       // the Bucket's clock in this step, in microseconds since 1970, rounded down
-	Empty Instant     // when the level reaches 0, without what has been taken in this step; not before Now
-	Cold  bool        // there was no state
-	Other *BucketRate // the rate in force, if it is not that of the Take; then nothing was taken, and Empty counts in its Parts
+	OK    bool    // the level has been raised
+	Now   int64   // the Bucket's clock in this step, in microseconds since 1970, rounded down
+	Empty Instant // when the level reaches 0, without what has been taken in this step; not before Now
+	Cold  bool    // there was no state
+
+	// Other is the rate in force if it conflicts with that of the Take: then nothing was
+	// taken, and Empty counts in the Parts of Other. Rates that differ in nothing but their
+	// versions do not conflict.
+	Other *BucketRate
 }
 
 // A BucketLevel is the state of one key of a [Bucket]: the instant at which the level
@@ -110,10 +114,11 @@ func (l BucketLevel) valid() bool {
 //     again with each Take, and would not end.
 //  2. If the state was written at a time w after now, the clock has gone back, and Empty
 //     becomes Empty − (w − now).
-//  3. If the version in force is greater than that of t.Rate, or equal while the rates
-//     differ, nothing is taken or written, and the answer has the rate in force as Other.
-//     If that of t.Rate is greater, t.Rate comes into force, and Empty becomes that of
-//     [BucketRate.Rescale].
+//  3. If the rate in force and t.Rate differ in their versions at most, the greater version
+//     comes into force, and nothing else changes. Otherwise the greater version decides. If
+//     it is that of t.Rate, t.Rate comes into force, and Empty becomes that of
+//     [BucketRate.Rescale]. If it is not, or if both are equal, nothing is taken or written,
+//     and the answer has the rate in force as Other.
 //  4. If t.High is after Empty, and now is not before t.Seen, Empty becomes t.High: the
 //     state has been lost, or an old copy of it has been restored. Where now is before
 //     t.Seen, the clock has gone back since.
@@ -121,9 +126,9 @@ func (l BucketLevel) valid() bool {
 //  6. If Empty − t.Room() is at most now + t.Ahead, the request of cost First could leave:
 //     the answer is OK, and Empty becomes Empty + t.Rise(). Else nothing is taken.
 //
-// The state is written if something has been taken, if t.Rate has come into force (step 1
-// or 3), or if the clock has gone back. A Bucket keeps it at least until Empty, and for a
-// minute longer.
+// The state is written if something has been taken, if t.Rate or its version has come into
+// force (step 1 or 3), or if the clock has gone back. A Bucket keeps it at least until
+// Empty, and for a minute longer.
 func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
 	answer := Taken{Now: now, Cold: !l.valid()}
 	next := BucketLevel{Empty: Instant{Micros: now + t.Guard.Microseconds()}, Rate: t.Rate, At: now}
@@ -134,7 +139,9 @@ func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
 			next.Empty.Micros, changed = l.Empty.Micros-(l.At-now), true
 		}
 		switch {
-		case l.Rate == t.Rate:
+		case l.Rate.agrees(t.Rate):
+			next.Rate.Version = max(l.Rate.Version, t.Rate.Version)
+			changed = changed || l.Rate.Version < t.Rate.Version
 		case l.Rate.Version < t.Rate.Version:
 			next.Empty, changed = t.Rate.Rescale(l.Rate, next.Empty, now), true
 		default:
@@ -162,7 +169,7 @@ func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
 // ApplyGiveBack is the atomic step of [Bucket.GiveBack]: it returns the state to be
 // written, which is l if there is nothing to do.
 func (t Take) ApplyGiveBack(l BucketLevel, end Instant) BucketLevel {
-	if l.Rate == t.Rate && l.Empty == end {
+	if l.Rate.agrees(t.Rate) && l.Empty == end {
 		l.Empty = t.Rate.minus(end, t.Rise())
 	}
 	return l

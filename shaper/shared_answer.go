@@ -37,7 +37,8 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 		ls.failed = nil
 		ls.inTimeLocked(a.received)
 	}
-	if r := a.taken.Other; r != nil && (r.Version > ls.rate.Version || t.Rate == ls.rate) {
+	// The rate may have been changed since the question.
+	if r := a.taken.Other; r != nil && !r.agrees(ls.rate) && (r.Version > ls.rate.Version || t.Rate == ls.rate) {
 		ls.adoptLocked(*r)
 	}
 	return true
@@ -88,7 +89,7 @@ func checkAnswer(t Take, taken Taken) error {
 		return fmt.Errorf("%w: the level reaches 0 at %d, before now, %d", errNoSense, taken.Empty.Micros, taken.Now)
 	case r == nil:
 		return nil
-	case taken.OK, *r == t.Rate, r.Version < t.Rate.Version, r.Parts < 1000, r.Parts > maxParts, r.Parts%1000 != 0, r.Part < 0, r.Part >= r.Parts,
+	case taken.OK, r.agrees(t.Rate), r.Version < t.Rate.Version, r.Parts < 1000, r.Parts > maxParts, r.Parts%1000 != 0, r.Part < 0, r.Part >= r.Parts,
 		r.Micros < 0, r.Micros > horizon.Microseconds(), r.Micros == 0 && r.Part == 0, r.Burst < 1:
 		return fmt.Errorf("%w: the rate in force is %+v", errNoSense, *r)
 	}
@@ -108,18 +109,6 @@ func (ls *lease) adoptLocked(r BucketRate) {
 	if ls.given.interval.IsZero() {
 		return
 	}
-	numbers, own := r, ls.rate
-	numbers.Version, own.Version = 0, 0
-	if numbers == own {
-		// Only the version is newer, as of a process that was started later. It is remembered,
-		// so that not each key has to learn it.
-		if len(ls.d.shared.newest) >= mostNewest {
-			clear(ls.d.shared.newest)
-		}
-		ls.d.shared.newest[numbers] = r.Version
-		ls.rate.Version = r.Version
-		return
-	}
 	ls.dropAll()
 	ls.high, ls.end, ls.busyAt = Instant{}, Instant{}, 0
 	ls.adopt(r)
@@ -127,6 +116,3 @@ func (ls *lease) adoptLocked(r BucketRate) {
 	ls.pace = 1
 	ls.estimateFrom(ls.plan.interval, ls.f.bucket.empty.Ceil())
 }
-
-// mostNewest bounds the memory of newer versions of the same rates.
-const mostNewest = 1024

@@ -22,7 +22,7 @@ func checkApply(t *testing.T, take shaper.Take, l shaper.BucketLevel, now int64)
 	}
 
 	var empty *big.Rat
-	cold, write := damaged(l), false
+	cold, write, rate := damaged(l), false, take.Rate
 	switch {
 	case cold: // step 1
 		empty, write = new(big.Rat).SetInt64(now+take.Guard.Microseconds()), true
@@ -31,7 +31,12 @@ func checkApply(t *testing.T, take shaper.Take, l shaper.BucketLevel, now int64)
 		if l.At > now { // step 2
 			empty, write = empty.Sub(empty, new(big.Rat).SetInt64(l.At-now)), true
 		}
-		if l.Rate != take.Rate { // step 3
+		own := l.Rate
+		own.Version = take.Rate.Version
+		if own == take.Rate { // step 3
+			rate.Version = max(l.Rate.Version, take.Rate.Version)
+			write = write || rate.Version > l.Rate.Version
+		} else {
 			if l.Rate.Version >= take.Rate.Version {
 				require.Equal(t, l, next)
 				require.Equal(t, &l.Rate, taken.Other)
@@ -61,7 +66,7 @@ func checkApply(t *testing.T, take shaper.Take, l shaper.BucketLevel, now int64)
 		empty = new(big.Rat).Add(empty, units(take.Cost))
 	}
 	require.Zerof(t, empty.Cmp(in(take.Rate, next.Empty)), "%+v of %+v at %d: %+v", take, l, now, next)
-	require.Equal(t, []any{take.Rate, now}, []any{next.Rate, next.At})
+	require.Equal(t, []any{rate, now}, []any{next.Rate, next.At})
 	return next
 }
 
@@ -103,7 +108,11 @@ func TestApplyIsWhatItsCommentSays(t *testing.T) {
 			if random.IntN(20) == 0 {
 				version += random.Int64N(3) - 1
 				r := bucketRates[random.IntN(len(bucketRates))]
-				r.Version, r.Burst = max(0, version), 1+random.Int64N(1<<20)>>random.IntN(21)
+				r.Burst = 1 + random.Int64N(1<<20)>>random.IntN(21)
+				if random.IntN(2) == 0 {
+					r = rates[len(rates)-1] // of a process that was started at another time
+				}
+				r.Version = max(0, version)
 				rates = append(rates, r)
 			}
 			take := shaper.Take{

@@ -1,6 +1,7 @@
 package shaper_test
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ var (
 	combRate  = shaper.BucketRate{Version: 5, Micros: 100_000, Parts: 1, Burst: 1}
 	burstRate = shaper.BucketRate{Version: 5, Micros: 100_000, Parts: 1, Burst: 3}
 	thirdRate = shaper.BucketRate{Version: 5, Micros: 333_333, Part: 1, Parts: 3, Burst: 1}
+	newThird  = shaper.BucketRate{Version: 6, Micros: 333_333, Part: 1, Parts: 3, Burst: 1}
 	olderRate = shaper.BucketRate{Version: 4, Micros: 100_000, Parts: 1, Burst: 1}
 	newerRate = shaper.BucketRate{Version: 6, Micros: 10_000, Parts: 1, Burst: 1}
 	otherRate = shaper.BucketRate{Version: 5, Micros: 100_001, Parts: 1, Burst: 1}
@@ -79,11 +81,27 @@ func TestTakeApply(t *testing.T) {
 			levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}, Other: &combRate},
 		},
 		{
+			"3: a newer version of the rate is in force, and stays in force", levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: olderRate, Ahead: time.Second},
+			levelOf(combRate, afterMs(130), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(30)}},
+		},
+		{
+			"3: a newer version of the rate comes into force, and nothing is rounded", shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70), Part: 1}, Rate: thirdRate, At: afterMs(-1)}, shaper.Take{Rate: newThird, Ahead: time.Second},
+			shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70) + 333_333, Part: 2}, Rate: newThird, At: t0}, shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(70), Part: 1}},
+		},
+		{
+			"3: that is written though nothing is taken", levelOf(olderRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: combRate},
+			levelOf(combRate, afterMs(30), t0), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}},
+		},
+		{
+			"3: but an older version is not", levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: olderRate},
+			levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}},
+		},
+		{
 			"3: the newer rate comes into force", levelOf(olderRate, afterMs(300), afterMs(-1)), shaper.Take{Rate: newerRate, Ahead: 300 * time.Millisecond},
 			levelOf(newerRate, afterMs(310), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(300)}},
 		},
 		{
-			"3: that is written though nothing is taken", levelOf(olderRate, afterMs(300), afterMs(-1)), shaper.Take{Rate: newerRate},
+			"3: a newer rate is written though nothing is taken", levelOf(olderRate, afterMs(300), afterMs(-1)), shaper.Take{Rate: newerRate},
 			levelOf(newerRate, afterMs(300), t0), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(300)}},
 		},
 		{
@@ -164,34 +182,41 @@ func TestAGuardThatIsLongerThanAheadEnds(t *testing.T) {
 func TestADamagedLevelIsNone(t *testing.T) {
 	good := shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(500), Part: 2}, Rate: thirdRate, At: afterMs(-1)}
 	take := shaper.Take{Key: "k", Cost: 2, First: 1, Rate: thirdRate}
-	for name, spoil := range map[string]func(*shaper.BucketLevel){
-		"Empty is negative":        func(l *shaper.BucketLevel) { l.Empty.Micros = -1 },
-		"Empty is too far":         func(l *shaper.BucketLevel) { l.Empty.Micros = 1<<53 + 1 },
-		"Empty.Part is negative":   func(l *shaper.BucketLevel) { l.Empty.Part = -1 },
-		"Empty.Part is too great":  func(l *shaper.BucketLevel) { l.Empty.Part = 3 },
-		"At is 0":                  func(l *shaper.BucketLevel) { l.At = 0 },
-		"At is too far":            func(l *shaper.BucketLevel) { l.At = 1<<53 + 1 },
-		"Version is negative":      func(l *shaper.BucketLevel) { l.Rate.Version = -1 },
-		"Version is too great":     func(l *shaper.BucketLevel) { l.Rate.Version = 1<<53 + 1 },
-		"Micros is negative":       func(l *shaper.BucketLevel) { l.Rate.Micros = -1 },
-		"Micros is too great":      func(l *shaper.BucketLevel) { l.Rate.Micros = 1<<51 + 1 },
-		"a unit takes no time":     func(l *shaper.BucketLevel) { l.Rate.Micros, l.Rate.Part = 0, 0 },
-		"Rate.Part is negative":    func(l *shaper.BucketLevel) { l.Rate.Part = -1 },
-		"Rate.Part is too great":   func(l *shaper.BucketLevel) { l.Rate.Part = 3 },
-		"Parts is 0":               func(l *shaper.BucketLevel) { l.Rate.Parts, l.Rate.Part, l.Empty.Part = 0, 0, 0 },
-		"Parts is too great":       func(l *shaper.BucketLevel) { l.Rate.Parts = 1e12 + 1 },
-		"Burst is 0":               func(l *shaper.BucketLevel) { l.Rate.Burst = 0 },
-		"there is only an instant": func(l *shaper.BucketLevel) { *l = shaper.BucketLevel{Empty: good.Empty} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			bad := good
-			spoil(&bad)
-			next, taken := take.Apply(bad, t0)
-			require.Equal(t, shaper.Taken{OK: true, Now: t0, Empty: shaper.Instant{Micros: t0}, Cold: true}, taken)
-			require.Equal(t, shaper.BucketLevel{Empty: shaper.Instant{Micros: t0 + 666_666, Part: 2}, Rate: thirdRate, At: t0}, next)
-			require.Equal(t, bad, shaper.Take{Cost: 1, Rate: thirdRate}.ApplyGiveBack(bad, shaper.Instant{Micros: bad.Empty.Micros - 1}))
-		})
+	isNone := func(l shaper.BucketLevel) bool {
+		next, taken := take.Apply(l, t0)
+		if !taken.Cold {
+			return false
+		}
+		require.Equal(t, shaper.Taken{OK: true, Now: t0, Empty: shaper.Instant{Micros: t0}, Cold: true}, taken, "%+v", l)
+		require.Equal(t, shaper.BucketLevel{Empty: shaper.Instant{Micros: t0 + 666_666, Part: 2}, Rate: thirdRate, At: t0}, next, "%+v", l)
+		return true
 	}
+	for _, number := range []struct {
+		name        string
+		of          func(*shaper.BucketLevel) *int64
+		least, most int64
+	}{
+		{"Empty.Micros", func(l *shaper.BucketLevel) *int64 { return &l.Empty.Micros }, 0, 1 << 53},
+		{"Empty.Part", func(l *shaper.BucketLevel) *int64 { return &l.Empty.Part }, 0, thirdRate.Parts - 1},
+		{"At", func(l *shaper.BucketLevel) *int64 { return &l.At }, 1, 1 << 53},
+		{"Rate.Version", func(l *shaper.BucketLevel) *int64 { return &l.Rate.Version }, 0, 1 << 53},
+		{"Rate.Micros", func(l *shaper.BucketLevel) *int64 { return &l.Rate.Micros }, 0, 1 << 51},
+		{"Rate.Part", func(l *shaper.BucketLevel) *int64 { return &l.Rate.Part }, 0, thirdRate.Parts - 1},
+		{"Rate.Parts", func(l *shaper.BucketLevel) *int64 { return &l.Rate.Parts }, good.Empty.Part + 1, 1e12},
+		{"Rate.Burst", func(l *shaper.BucketLevel) *int64 { return &l.Rate.Burst }, 1, math.MaxInt64},
+	} {
+		for n, none := range map[int64]bool{
+			number.least - 1: true, number.least: false, number.most: false, number.most + 1: true, math.MinInt64: true,
+		} {
+			l := good
+			*number.of(&l) = n
+			require.Equal(t, none, isNone(l), "%s is %d", number.name, n)
+		}
+	}
+	noTime := good
+	noTime.Rate.Micros, noTime.Rate.Part = 0, 0
+	require.True(t, isNone(noTime), "a unit takes no time")
+	require.True(t, isNone(shaper.BucketLevel{Empty: good.Empty}), "there is only an instant")
 }
 
 func TestApplyGiveBack(t *testing.T) {
@@ -207,8 +232,11 @@ func TestApplyGiveBack(t *testing.T) {
 	for _, not := range []shaper.Instant{{}, {Micros: end.Micros}, {Micros: end.Micros, Part: 2}, {Micros: end.Micros + 1, Part: 1}} {
 		require.Equal(t, l, give.ApplyGiveBack(l, not), "others have taken since")
 	}
-	for _, r := range []shaper.BucketRate{{Version: 6, Micros: 333_333, Part: 1, Parts: 3, Burst: 1}, {Version: 5, Micros: 333_333, Part: 1, Parts: 3, Burst: 2}} {
-		give.Rate = r
+	for _, version := range []int64{4, 5, 6} {
+		give.Rate, give.Cost = thirdRate, 1
+		give.Rate.Version = version
+		require.Equal(t, given, give.ApplyGiveBack(l, end), "the version does not count, and stays what it is")
+		give.Rate.Burst = 2
 		require.Equal(t, l, give.ApplyGiveBack(l, end), "another rate is in force")
 	}
 	require.Zero(t, give.ApplyGiveBack(shaper.BucketLevel{}, shaper.Instant{}))

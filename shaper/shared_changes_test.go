@@ -122,30 +122,60 @@ func TestARareKeyLeavesInAFallback(t *testing.T) {
 	})
 }
 
+// groupOn returns a Group whose levels are in a Bucket, with a rate for each key.
+func groupOn(t *testing.T, b shaper.Bucket, rates map[string]rate.Limit, opts ...shaper.GroupOption) *shaper.Group[string] {
+	t.Helper()
+	g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) { return shaper.Limits{Rate: rates[key]}, nil },
+		append(opts, shaper.WithBuckets(b, func(key string) string { return key }))...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = g.Close() })
+	return g
+}
+
 // All processes but the one that was started last would pay two round trips for each new key.
-func TestANewerVersionOfTheSameRateIsLearntOnce(t *testing.T) {
+func TestANewerVersionOfTheSameRateCostsNoRoundTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
-		group := func() *shaper.Group[string] {
-			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 12.345}, nil },
-				shaper.WithBuckets(m, func(key string) string { return key }))
-			require.NoError(t, err)
-			return g
-		}
-		older := group()
-		defer older.Close()
+		rates := map[string]rate.Limit{"a": 12.345, "b": 12.345, "c": 9}
+		older := groupOn(t, m, rates)
 		time.Sleep(time.Second)
-		newer := group()
-		defer newer.Close()
-		for _, key := range []string{"a", "b", "c"} {
-			require.True(t, newer.Allow(key))
-		}
-		time.Sleep(time.Second)
-		for i, key := range []string{"a", "b", "c"} {
-			require.True(t, older.Allow(key))
-			require.EqualValues(t, i+2, older.Stats().Bucket.RoundTrips, "one more for the first")
+		newer := groupOn(t, m, rates)
+		for i, g := range []*shaper.Group[string]{newer, older, newer, older} {
+			time.Sleep(time.Second)
+			for n, key := range []string{"a", "b", "c"} {
+				require.True(t, g.Allow(key))
+				require.EqualValues(t, 3*(i/2)+n+1, g.Stats().Bucket.RoundTrips)
+			}
 		}
 	})
+}
+
+// A deployment that changes the rate of one key and not of the other: what an old process hears
+// of the new ones at the key that has not changed must not make its old rate of the other newer.
+func TestTheOldRateOfAKeyDoesNotWinBecauseAnotherKeyKeepsItsRate(t *testing.T) {
+	for name, opts := range map[string][2][]shaper.GroupOption{
+		"versions by time": {},
+		"WithRateVersion":  {{shaper.WithRateVersion(1)}, {shaper.WithRateVersion(5)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := buckettest.NewMemory()
+				older := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 10}, opts[0]...)
+				time.Sleep(time.Second)
+				newer := groupOn(t, m, map[string]rate.Limit{"stays": 10, "changes": 5}, opts[1]...)
+				require.True(t, newer.Allow("stays"))
+				time.Sleep(time.Second)
+				require.True(t, older.Allow("stays"))
+				require.True(t, older.Allow("changes"))
+				time.Sleep(time.Second)
+				for _, g := range []*shaper.Group[string]{newer, older} {
+					require.True(t, g.Allow("changes"))
+					require.EqualValues(t, 200_000, m.Level("changes").Rate.Micros, "5/s is in force")
+					time.Sleep(time.Second)
+				}
+			})
+		})
+	}
 }
 
 // What the Bucket has told a meter, and that it can't be asked, is foreseen.

@@ -20,7 +20,7 @@ type lease struct {
 	d      *dispatcher
 	f      *flow
 	key    string // of the Bucket
-	given  *plan  // of the flow: its Limits as they were given or adopted
+	given  *plan  // of the flow: its Limits as this process was given them; see inForce
 	common *shard // of the key
 	shard  *shard // common, or one of the lease's own; see tooSlowLocked
 
@@ -79,7 +79,7 @@ func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *lease {
 	common := d.shared.shardNamed(key.shard)
 	ls := &lease{d: d, f: f, key: key.key, given: f.bucket.plan, pace: 1, shard: common, common: common}
 	r := d.shared.rates.of(ls.given)
-	r.Version = max(d.shared.version, d.shared.newest[r])
+	r.Version = d.shared.version
 	ls.setRate(r)
 	d.shared.leases[f] = ls
 	return ls

@@ -18,7 +18,6 @@ type sharedLevels struct {
 	version     int64 // of the rates that are put in force now
 	ownVersions bool  // WithRateVersion has set the first one
 	rates       rates
-	newest      map[BucketRate]int64 // the newest versions of rates, with version 0, that others have set
 	leases      map[*flow]*lease
 	shards      map[string]*shard
 	pumps       int           // that run
@@ -48,7 +47,7 @@ func newSharedLevels(o sharedOptions) *sharedLevels {
 	}
 	s := &sharedLevels{
 		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), version: o.version, ownVersions: o.version > 0,
-		newest: make(map[BucketRate]int64), leases: make(map[*flow]*lease), shards: make(map[string]*shard),
+		leases: make(map[*flow]*lease), shards: make(map[string]*shard),
 	}
 	if sharded, ok := o.bucket.(interface{ Shard(key string) string }); ok {
 		s.shardKey = sharded.Shard

@@ -22,7 +22,8 @@ const longestMicros = 1 << 51
 // A BucketRate is the rate and the burst at which a level is shared.
 //
 // Version orders the rates of processes which do not agree, as during a deployment: the
-// rate with the greatest version is in force for all.
+// rate with the greatest version is in force for all. Rates that differ in nothing but their
+// versions are the same rate.
 type BucketRate struct {
 	Version int64 // from 0 to 2⁵³
 
@@ -39,6 +40,12 @@ func (r BucketRate) valid() bool {
 	return 0 <= r.Version && r.Version <= 1<<53 && r.Burst >= 1 &&
 		1 <= r.Parts && r.Parts <= maxParts && 0 <= r.Part && r.Part < r.Parts &&
 		0 <= r.Micros && r.Micros <= longestMicros && r.Micros+r.Part > 0
+}
+
+// agrees reports whether two rates differ in their versions at most.
+func (r BucketRate) agrees(other BucketRate) bool {
+	r.Version = other.Version
+	return r == other
 }
 
 // bucketRateOf returns the rate of Limits, which is finite. A rate whose interval has a

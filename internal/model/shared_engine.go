@@ -37,12 +37,12 @@ func (e *sharedEngine) take(t shaper.Take, now int64) shaper.Taken {
 // given back.
 func (e *sharedEngine) giveBack(t shaper.Take, end shaper.Instant) bool {
 	back := fromFraction(sub(fraction(end, t.Rate), times(t.Cost, t.Rate)), t.Rate)
-	if e.mistake == GiveBackUnconditional && e.state.Rate == t.Rate {
+	if e.mistake == GiveBackUnconditional && agree(e.state.Rate, t.Rate) {
 		e.state.Empty = fromFraction(sub(fraction(e.state.Empty, t.Rate), times(t.Cost, t.Rate)), t.Rate)
 		return true
 	}
 	before, want := e.state, e.state
-	if before.Rate == t.Rate && before.Empty == end {
+	if agree(before.Rate, t.Rate) && before.Empty == end {
 		want.Empty = back
 	}
 	e.state = t.ApplyGiveBack(before, end)
@@ -69,6 +69,7 @@ func (t *exactTake) do(l shaper.BucketLevel) {
 	now := new(big.Rat).SetInt64(t.now)
 	t.taken = shaper.Taken{Now: t.now, Cold: l == shaper.BucketLevel{}}
 	t.next = l
+	rate := t.Rate // after the step
 
 	changed := t.taken.Cold
 	switch {
@@ -88,13 +89,16 @@ func (t *exactTake) do(l shaper.BucketLevel) {
 				t.empty = sub(t.empty, new(big.Rat).SetInt64(l.At-t.now))
 			}
 		}
-		if l.Rate.Version > t.Rate.Version || l.Rate.Version == t.Rate.Version && l.Rate != t.Rate {
+		switch {
+		case agree(l.Rate, t.Rate):
+			rate.Version = max(l.Rate.Version, t.Rate.Version)
+			changed = changed || l.Rate.Version < t.Rate.Version
+		case l.Rate.Version >= t.Rate.Version:
 			t.empty = later(t.empty, now)
 			t.taken.Other = &l.Rate
 			t.taken.Empty = fromFraction(t.empty, l.Rate)
 			return
-		}
-		if l.Rate != t.Rate {
+		default:
 			t.rescale(l.Rate, now)
 			changed, t.rescaled = true, true
 		}
@@ -116,7 +120,7 @@ func (t *exactTake) do(l shaper.BucketLevel) {
 	}
 	t.taken.Empty = fromFraction(t.empty, t.Rate)
 	if t.taken.OK || changed {
-		t.next = shaper.BucketLevel{Empty: fromFraction(left, t.Rate), Rate: t.Rate, At: t.now}
+		t.next = shaper.BucketLevel{Empty: fromFraction(left, t.Rate), Rate: rate, At: t.now}
 	}
 }
 
@@ -172,6 +176,12 @@ func (t *exactTake) compare(next shaper.BucketLevel, taken shaper.Taken) string 
 		return fmt.Sprintf("the state should become %+v", t.next)
 	}
 	return ""
+}
+
+// agree reports whether two rates differ in their versions at most.
+func agree(a, b shaper.BucketRate) bool {
+	a.Version = b.Version
+	return a == b
 }
 
 // fraction returns an instant in microseconds.

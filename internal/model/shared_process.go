@@ -114,7 +114,7 @@ func (p *sharedProcess) serve(local time.Duration) (wait time.Duration, left boo
 		if s.end-s.pos < tick(n)*unit(s.rate) {
 			rest := *s
 			p.leases = p.leases[1:]
-			if len(p.leases) > 0 && p.leases[0].pos == rest.end && p.leases[0].rate == rest.rate && rest.pos < rest.end {
+			if len(p.leases) > 0 && p.leases[0].pos == rest.end && agree(p.leases[0].rate, rest.rate) && rest.pos < rest.end {
 				p.leases[0].pos = rest.pos
 			}
 			continue
@@ -265,7 +265,7 @@ func (p *sharedProcess) read(taken shaper.Taken, sent, received time.Duration) {
 
 // raise notes that the level has been raised to an instant.
 func (p *sharedProcess) raise(to tick, r shaper.BucketRate) {
-	if p.rate == r {
+	if agree(p.rate, r) {
 		p.high = instantOf(max(to, p.floor, ticksOf(p.high, r)), r)
 	}
 }
@@ -322,7 +322,7 @@ func (p *sharedProcess) giveBack(cost int64) {
 	}
 	s := &p.leases[len(p.leases)-1]
 	cost = min(cost, int64((s.end-min(s.end, max(s.pos, p.floor)))/unit(s.rate)))
-	if cost == 0 || s.rate != p.rate {
+	if cost == 0 || !agree(s.rate, p.rate) {
 		return
 	}
 	end := instantOf(s.end, s.rate)

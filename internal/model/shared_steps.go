@@ -104,11 +104,16 @@ func (r *SharedRun) cancel(p *sharedProcess) {
 	}
 }
 
-// changeRate gives a process the newest rate, which is now and then made anew.
+// changeRate gives a process the newest rate, which is now and then made anew, or only its
+// version.
 func (r *SharedRun) changeRate(p *sharedProcess) {
 	newest := r.rates[len(r.rates)-1]
 	if r.chance.IntN(4) == 0 && len(r.rates) < 4 {
-		newest = randomRate(r.chance, newest.Version+1)
+		version := newest.Version + 1
+		if r.chance.IntN(3) > 0 {
+			newest = randomRate(r.chance, version)
+		}
+		newest.Version = version
 		r.rates = append(r.rates, newest)
 	}
 	if p.rate.Version < newest.Version && p.works() {

@@ -176,7 +176,16 @@ func (e *engine) apply(t shaper.Take, l shaper.BucketLevel, ok bool, now int64) 
 			next.Empty.Micros -= l.At - now
 			write = !e.is("the clock that went back is not written")
 		}
-		if l.Rate == r || e.is("only versions are compared") && l.Rate.Version == r.Version {
+		if e.agree(l.Rate, r) || e.is("only versions are compared") && l.Rate.Version == r.Version {
+			if l.Rate.Version < r.Version {
+				write = write || !e.is("a newer version of the rate is not written with a refusal")
+				if e.is("a newer version of the rate is a change of the rate") {
+					next.Empty = e.rescale(r, l.Rate, next.Empty, now)
+				}
+			}
+			if !e.is("the greater version is forgotten") {
+				next.Rate.Version = max(l.Rate.Version, r.Version)
+			}
 			break
 		}
 		if r.Version > l.Rate.Version || e.is("the rate of the latest call is in force") || e.is("of one version the latest call's is in force") && r.Version == l.Rate.Version {
@@ -261,6 +270,14 @@ func (e *engine) apply(t shaper.Take, l shaper.BucketLevel, ok bool, now int64) 
 	return next, true, answer
 }
 
+// agree reports whether two rates differ in their versions at most.
+func (e *engine) agree(a, b shaper.BucketRate) bool {
+	if !e.is("versions of one rate conflict") {
+		a.Version = b.Version
+	}
+	return a == b
+}
+
 func (e *engine) rescale(r, old shaper.BucketRate, empty shaper.Instant, now int64) shaper.Instant {
 	right := r.Rescale(old, empty, now)
 	unit := func(r shaper.BucketRate) float64 { return float64(r.Micros) + float64(r.Part)/float64(r.Parts) }
@@ -303,7 +320,13 @@ func (e *engine) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 	if err != nil && !e.is("a text that can't be read is an error") {
 		return err
 	}
-	sameRate := l.Rate == t.Rate || e.is("GiveBack does not compare rates") || e.is("GiveBack compares versions") && l.Rate.Version == t.Rate.Version
+	sameRate := e.agree(l.Rate, t.Rate) || e.is("GiveBack does not compare rates")
+	switch {
+	case e.is("GiveBack compares versions only"):
+		sameRate = l.Rate.Version == t.Rate.Version
+	case e.is("GiveBack compares versions too"):
+		sameRate = l.Rate == t.Rate
+	}
 	sameEnd := l.Empty == end || e.is("GiveBack does not compare ends") || e.is("GiveBack compares microseconds") && l.Empty.Micros == end.Micros
 	switch {
 	case e.is("GiveBack does nothing"):

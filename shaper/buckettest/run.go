@@ -138,7 +138,7 @@ func (c *tester) follow(t shaper.Take, got shaper.Taken) {
 	c.Helper()
 	before := c.levels[t.Key]
 	next, want := t.Apply(before, got.Now)
-	isNew := !want.Cold && before.Rate.Version < t.Rate.Version
+	isNew := !want.Cold && before.Rate.Version < t.Rate.Version && !sameNumbers(before.Rate, t.Rate)
 	allowed := 2 + (want.Empty.Micros-got.Now)/100_000_000_000_000 // Floats have 16 digits.
 	if late := got.Empty.Micros - want.Empty.Micros; isNew && got.Empty.Part == 0 && want.Empty.Part == 0 && 0 < late && late <= allowed {
 		// Whatever has been taken, the state that was written follows from the answer.
@@ -146,6 +146,12 @@ func (c *tester) follow(t shaper.Take, got shaper.Taken) {
 	}
 	c.must(reflect.DeepEqual(got, want), "the answer to\n%+v\nat the state\n%+v\nis\n%s\nmust be\n%s", t, before, answerText(got), answerText(want))
 	c.levels[t.Key] = next
+}
+
+// sameNumbers reports whether two rates differ in their versions at most.
+func sameNumbers(a, b shaper.BucketRate) bool {
+	a.Version = b.Version
+	return a == b
 }
 
 func answerText(t shaper.Taken) string {

@@ -53,25 +53,38 @@ func checkGiveBack(c *tester) {
 	c.giveBack(give1, c.levels[t.Key].Empty)
 	c.takes(t)
 
+	// Another version of the rate is in force.
+	t = c.of("versions", r)
+	t.Cost = 5
+	c.takes(t)
+	for _, version := range []int64{0, 2} {
+		g := t
+		g.Cost, g.Rate.Version = 2, version
+		c.giveBack(g, c.levels[t.Key].Empty)
+		c.refused(t)
+		other := t
+		other.Rate.Burst++
+		got := c.refused(other)
+		c.must(got.Other != nil && got.Other.Version == r.Version, "GiveBack has changed the version: %s", answerText(got))
+	}
+
 	// Another rate is in force.
 	t = c.of("rates", r)
 	t.Cost = 3
 	end = c.takes(t).Empty
-	for _, version := range []int64{0, 2} {
-		g := t
-		g.Rate.Version = version
+	g := t
+	for _, version := range []int64{0, 1, 2} {
+		g.Rate.Version, g.Rate.Burst = version, 2
 		c.giveBack(g, end)
 		c.refused(t)
 	}
-	g := t
-	g.Rate.Burst++ // of the same version
-	c.giveBack(g, end)
+	t.Rate.Version, t.Rate.Burst = 2, 3
 	c.refused(t)
-	t.Rate.Version = 2
-	c.refused(t)
-	g.Rate = r
-	c.giveBack(g, c.levels[t.Key].Empty)
-	c.refused(t)
+	for _, version := range []int64{1, 2} {
+		g.Rate.Version = version
+		c.giveBack(g, c.levels[t.Key].Empty)
+		c.refused(t)
+	}
 
 	// A key without a state has none after it.
 	t = c.of("none", r)

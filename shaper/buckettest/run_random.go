@@ -26,11 +26,14 @@ func checkRandom(c *tester) {
 			r.Burst = 1 + upTo(1<<20)
 			inForce[key] = r
 		}
+		if c.random.IntN(20) == 0 { // of a process that was started at another time
+			r.Version = max(0, r.Version+c.random.Int64N(5)-2)
+		}
 		t := c.of(key, r)
 		t.Cost, t.First = 1+upTo(1<<10), 1+upTo(1<<10)
 		t.Ahead = time.Duration(upTo(2_000_000)) * time.Microsecond
 		t.Guard = time.Duration(upTo(5000)) * time.Microsecond
-		if known := high[t.Key]; known.Rate == r && c.random.IntN(4) == 0 {
+		if known := high[t.Key]; sameNumbers(known.Rate, r) && c.random.IntN(4) == 0 {
 			t.High, t.Seen = known.Empty, known.At+c.random.Int64N(3)-1
 			if c.random.IntN(4) == 0 {
 				t.Seen += 3_600_000_000

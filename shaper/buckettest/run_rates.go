@@ -9,9 +9,10 @@ import (
 )
 
 func checkVersions(c *tester) {
+	// Odd versions have one rate, and even ones another.
 	at := func(version int64) shaper.BucketRate {
 		r := slow
-		r.Version = version
+		r.Version, r.Micros = version, r.Micros+version%2
 		return r
 	}
 	t := c.of("k", at(5))
@@ -23,7 +24,7 @@ func checkVersions(c *tester) {
 		got := c.refused(t)
 		c.must(got.Other != nil, "another rate is in force, and the answer does not say so: %s", answerText(got))
 	}
-	for _, version := range []int64{0, 1, 4} { // older
+	for _, version := range []int64{0, 2, 4} { // older
 		other(at(version), shaper.MaxAhead)
 	}
 	for _, change := range []func(*shaper.BucketRate){ // of the same version, but different
@@ -38,7 +39,7 @@ func checkVersions(c *tester) {
 		c.refused(t)
 	}
 	// The newest comes into force even if nothing is taken.
-	for _, version := range []int64{6, 1<<53 - 1, 1 << 53} {
+	for _, version := range []int64{6, 7, 1 << 52, 1<<53 - 1, 1 << 53} {
 		t := c.of("k", at(version))
 		c.refused(t)
 		other(at(version-1), 0)
@@ -50,9 +51,39 @@ func checkVersions(c *tester) {
 	r.Version = 3
 	c.takes(c.of("idle", r))
 	time.Sleep(5 * time.Millisecond)
-	r.Version = 2
+	r.Version, r.Burst = 2, 2
 	got := c.refused(c.of("idle", r))
 	c.must(got.Other != nil && got.Empty.Micros == got.Now, "where the level is 0, Empty must be Now: %s", answerText(got))
+}
+
+// Processes that were started at different times have different versions of one rate.
+func checkVersionsOfOneRate(c *tester) {
+	third := unit(400_000_000, 1, 3, 1000)
+	// inForce asks at another rate of the same version.
+	inForce := func(key string, version int64) {
+		c.Helper()
+		t := c.of(key, slow)
+		t.Rate.Version = version
+		got := c.refused(t)
+		c.must(got.Other != nil && got.Other.Version == version, "version %d is in force, and the answer is %s", version, answerText(got))
+	}
+	greatest := int64(0)
+	for _, version := range []int64{5, 3, 8, 0, 8, 1<<53 - 1, 1 << 53, 1} {
+		t := c.of("k", third)
+		t.Rate.Version = version
+		c.takes(t)
+		greatest = max(greatest, version)
+		inForce("k", greatest)
+	}
+	// The greater version comes into force even if nothing is taken.
+	t := c.of("refused", third)
+	for version := range int64(5) {
+		t.Rate.Version = version
+		t.First = third.Burst
+		c.take(t)
+		c.refused(t)
+		inForce("refused", version)
+	}
 }
 
 func checkRescale(c *tester) {

@@ -13,6 +13,7 @@ var checks = []check{
 	{"step 2: the clock has gone back", checkClockBack},
 	{"step 2: the clock steps", checkClockSteps},
 	{"step 3: the newest rate is in force", checkVersions},
+	{"step 3: versions of one rate do not conflict", checkVersionsOfOneRate},
 	{"step 3: a change of the rate keeps the level", checkRescale},
 	{"step 4: what a process knows heals the state", checkHigh},
 	{"step 5: idle time is not saved up", checkIdle},
