@@ -30,7 +30,7 @@ var (
 	// ErrUnavailable means that the [Bucket] which holds the level can't be asked, and that
 	// [WithFallback] lets nobody leave meanwhile; or that a call which asked for itself
 	// ([Limits.Depth] 0, or [Shaper.AllowN]) got no answer before the fallback has begun.
-	// [RejectError.RetryAfter] is the time until the Bucket is asked again.
+	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 
 	// ErrNegativeCost is returned as it is, not in a *RejectError: a negative cost
@@ -94,10 +94,15 @@ type RejectError struct {
 	// RetryAfter is the time after which the same call, with the same time
 	// left to its deadline, would be admitted if those in line stay and no
 	// other request comes. It is 0 if trying again does not help ([ErrTooCostly]). With
-	// [ErrClosed] it is the time until the line is empty. While all of
-	// [Limits.InFlight] are taken it is an estimate, as nobody knows when requests
-	// end: at least the mean time for which they have been in flight of late,
-	// divided by InFlight, and at least 1 ms.
+	// [ErrClosed] it is the time until the line is empty, and with [ErrUnavailable]
+	// the time until the Bucket may be asked again, which may fail again.
+	//
+	// While all of [Limits.InFlight] are taken it is an estimate, as nobody knows when
+	// requests end: at least the mean time for which they have been in flight of late,
+	// divided by InFlight, and at least 1 ms. With a [Bucket] it is an estimate too, as
+	// if this process went on getting the share of the slots that it has had of late.
+	// But where the Bucket itself has refused the call (Depth 0, or [Shaper.AllowN]),
+	// it is the time until the Bucket admits it if no other process takes anything.
 	RetryAfter time.Duration
 
 	deadline bool // The request would have missed its context's deadline.

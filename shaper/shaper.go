@@ -79,6 +79,11 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // that wait. If the context is done before the call, or when the call is about to return,
 // WaitN returns ctx.Err(). A negative n gives [ErrNegativeCost].
 //
+// With a level in a [Bucket] the predicted wait is an estimate, so a request that was
+// admitted may leave later than MaxWait. While the Bucket can't be asked, a call may be
+// refused with [ErrUnavailable] ([WithFallback]); requests that wait already wait on. With
+// a Depth of 0 the call waits until the Bucket has answered, for 250 ms at most.
+//
 // With [Limits.InFlight] set it returns an error that says to use Acquire.
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()

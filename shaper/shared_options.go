@@ -101,8 +101,9 @@ func (f Fallback) apply(to *options) { to.shared.fallback = f }
 // be asked; the default is [FallbackClosed]. It never means that there is no limit.
 //
 // The Bucket counts as unavailable after three failures in a row. Then it is asked again
-// after 50 ms, and if that fails, after up to twice the time, at most every 2 s, each with a
-// random part, so that processes do not ask together. The first answer ends the fallback.
+// after about 50 ms, and if that fails, each time after about twice the time, up to about
+// 2 s. Each of these times is up to a quarter shorter or longer, at random, so that
+// processes do not ask together. The first answer ends the fallback.
 func WithFallback(f Fallback) Option { return common{f} }
 
 type rateVersionOption int64
@@ -119,6 +120,9 @@ func (o rateVersionOption) apply(to *options) {
 // rate that was set last is in force. Where an old program may be started again while a
 // new one runs, give each release a version of its own. Each SetLimits and Reload is then
 // a version of its own too: one more than the latest.
+//
+// Rates that differ in nothing but their versions are one rate, and no process has to learn
+// the greater version.
 func WithRateVersion(v int64) Option { return common{rateVersionOption(v)} }
 
 type coldGuardOption time.Duration
@@ -130,7 +134,9 @@ func (o coldGuardOption) apply(to *options) { to.shared.guard = time.Duration(o)
 // more, and after the Bucket has lost what it had. In the last case, processes may still
 // hold slots that the state knew of, up to two batches each; with a guard as long as these
 // take, no slot is given twice. Without it, which is the default, each of the other
-// processes may use up to two batches of slots beside the new ones.
+// processes may use up to two batches of slots beside the new ones. The guard does not help
+// if the Bucket gets an older state back, as that is a state, nor if the rate is changed at
+// about the same time, as slots of both rates may then be in use.
 func WithColdGuard(d time.Duration) Option { return common{coldGuardOption(d)} }
 
 // validateShared returns what is wrong with the options of shared levels. constructor is New
