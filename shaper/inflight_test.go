@@ -17,7 +17,7 @@ import (
 
 // This file holds what Limits.InFlight promises of those who leave and of the
 // seats that they take. What it means for those who wait is in
-// inflight_line_test.go, Do and panics are in do_test.go.
+// inflight_line_test.go and inflight_estimate_test.go, Do and panics are in do_test.go.
 
 func TestARequestLeavesWhenBucketAndCapAllow(t *testing.T) {
 	play(t, "10/s depth 9 inflight 2", func(g *stage) {
