@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
@@ -16,15 +17,33 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// lockRow locks the row of a key, and returns what lets it go.
-func lockRow(t *testing.T, table, key string) (unlock func()) {
+// A lockedRow is a row that somebody has locked, of the key "key" in a table of its own.
+type lockedRow struct {
+	pool  *pgxpool.Pool
+	table pgbucket.Option
+	name  string // of the table
+	level shaper.BucketLevel
+	lock  pgx.Tx
+}
+
+func lockRow(t *testing.T) *lockedRow {
 	t.Helper()
-	conn := newConn(t, server.URL)
-	tx, err := conn.Begin(t.Context())
+	r := &lockedRow{pool: newPool(t, startServer(t).URL)}
+	r.table, r.name = newTable(t, r.pool)
+	_, err := pgbucket.New(r.pool, r.table).Take(t.Context(), one("key", every(1)))
 	require.NoError(t, err)
-	var n int
-	require.NoError(t, tx.QueryRow(t.Context(), "SELECT 1 FROM "+table+" WHERE key = $1 FOR UPDATE", []byte(key)).Scan(&n))
-	return func() { require.NoError(t, tx.Rollback(context.Background())) }
+	r.level = levelOf(t, r.pool, r.name, "key")
+	r.lock, err = newConn(t, server.URL).Begin(t.Context())
+	require.NoError(t, err)
+	exec(t, r.lock, r.name, "SELECT 1 FROM TBL FOR UPDATE")
+	return r
+}
+
+// unlock ends the lock, and requires that the calls which have waited for it take nothing.
+func (r *lockedRow) unlock(t *testing.T) {
+	t.Helper()
+	require.NoError(t, r.lock.Rollback(t.Context()))
+	require.Equal(t, r.level, levelOf(t, r.pool, r.name, "key"))
 }
 
 // waiting waits until a session waits for a lock of the table, and returns its process.
@@ -59,21 +78,14 @@ func TestAServerThatOnlyReadsIsAnError(t *testing.T) {
 }
 
 func TestALockTimeoutIsAnErrorAndTakesNothing(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	_, err := pgbucket.New(pool, table).Take(t.Context(), one("key", every(1)))
-	require.NoError(t, err)
-	before := levelOf(t, pool, name, "key")
-	unlock := lockRow(t, name, "key")
-
-	impatient := pgbucket.New(newPool(t, server.URL, "lock_timeout=50ms"), table)
-	_, err = impatient.Take(t.Context(), one("key", every(1)))
+	locked := lockRow(t)
+	impatient := pgbucket.New(newPool(t, server.URL, "lock_timeout=50ms"), locked.table)
+	_, err := impatient.Take(t.Context(), one("key", every(1)))
 	require.Equal(t, "55P03", code(err), "%v", err)
-	require.Equal(t, "55P03", code(impatient.GiveBack(t.Context(), one("key", every(1)), before.Empty)))
+	require.Equal(t, "55P03", code(impatient.GiveBack(t.Context(), one("key", every(1)), locked.level.Empty)))
 	_, err = impatient.Take(t.Context(), one("other", every(1)))
 	require.NoError(t, err, "other keys are not locked")
-	unlock()
-	require.Equal(t, before, levelOf(t, pool, name, "key"))
+	locked.unlock(t)
 	_, err = impatient.Take(t.Context(), one("key", every(1)))
 	require.NoError(t, err)
 }
@@ -81,43 +93,29 @@ func TestALockTimeoutIsAnErrorAndTakesNothing(t *testing.T) {
 // The context of a call is the patience of its caller. The server is told, so that it does
 // not take later what nobody waits for.
 func TestACallThatTimesOutIsCanceledOnTheServer(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
-	_, err := bucket.Take(t.Context(), one("key", every(1)))
-	require.NoError(t, err)
-	before := levelOf(t, pool, name, "key")
-	unlock := lockRow(t, name, "key")
+	locked := lockRow(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err = bucket.Take(ctx, one("key", every(1)))
+	_, err := pgbucket.New(locked.pool, locked.table).Take(ctx, one("key", every(1)))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Eventually(t, func() bool {
-		return value[int](t, pool, "", "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+name+"%") == 0
+		return value[int](t, locked.pool, "", "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+locked.name+"%") == 0
 	}, 30*time.Second, 5*time.Millisecond)
-	unlock()
-	require.Equal(t, before, levelOf(t, pool, name, "key"))
+	locked.unlock(t)
 }
 
 // If the call were sent again, the level would be raised by what nobody got.
 func TestACallWhoseConnectionEndsIsNotRepeated(t *testing.T) {
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
-	_, err := bucket.Take(t.Context(), one("key", every(1)))
-	require.NoError(t, err)
-	before := levelOf(t, pool, name, "key")
-	unlock := lockRow(t, name, "key")
+	locked := lockRow(t)
 	failure := make(chan error)
 	go func() {
-		_, err := bucket.Take(context.Background(), one("key", every(1)))
+		_, err := pgbucket.New(locked.pool, locked.table).Take(context.Background(), one("key", every(1)))
 		failure <- err
 	}()
-	pid := waiting(t, pool, name)
-	require.True(t, value[bool](t, pool, "", "SELECT pg_terminate_backend($1)", pid))
+	pid := waiting(t, locked.pool, locked.name)
+	require.True(t, value[bool](t, locked.pool, "", "SELECT pg_terminate_backend($1)", pid))
 	require.Equal(t, "57P01", code(<-failure))
-	unlock()
-	require.Equal(t, before, levelOf(t, pool, name, "key"))
+	locked.unlock(t)
 }
 
 // All connections end again and again, and the number of those that have succeeded tells

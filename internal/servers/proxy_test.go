@@ -62,6 +62,14 @@ func dial(t *testing.T, p *servers.Proxy) *caller {
 	return &caller{c, bufio.NewReader(c), t}
 }
 
+// requireServes requires that a new connection works.
+func requireServes(t *testing.T, p *servers.Proxy) {
+	t.Helper()
+	c := dial(t, p)
+	c.send("hello")
+	c.gets("a hello")
+}
+
 func (c *caller) send(line string) {
 	_, err := fmt.Fprintln(c, line)
 	require.NoError(c.t, err)
@@ -154,9 +162,7 @@ func TestCutConnectionsAreResetAndNewOnesWork(t *testing.T) {
 	old.gets("a before")
 	p.CutAll()
 	old.getsReset()
-	c := dial(t, p)
-	c.send("after")
-	c.gets("a after")
+	requireServes(t, p)
 }
 
 func TestALostReplyIsCarriedOutAndNeverAnswered(t *testing.T) {
@@ -169,9 +175,7 @@ func TestALostReplyIsCarriedOutAndNeverAnswered(t *testing.T) {
 	c.getsNothing()
 	c.send("later on the same connection")
 	c.getsNothing()
-	other := dial(t, p)
-	other.send("hello")
-	other.gets("a hello")
+	requireServes(t, p)
 }
 
 func TestACutReplyIsCarriedOutAndResetsTheConnection(t *testing.T) {
@@ -182,9 +186,7 @@ func TestACutReplyIsCarriedOutAndResetsTheConnection(t *testing.T) {
 	c.send("cut")
 	c.getsReset()
 	require.EqualValues(t, 1, server.lines.Load())
-	other := dial(t, p)
-	other.send("hello")
-	other.gets("a hello")
+	requireServes(t, p)
 }
 
 func TestNewConnectionsGoToTheNewTarget(t *testing.T) {

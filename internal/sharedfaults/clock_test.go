@@ -46,9 +46,8 @@ func TestAClockThatIsSetNeitherStallsNorBursts(t *testing.T) {
 	}
 }
 
-// Clocks that run apart by 150 ppm, which is more than the worst that works, are 90 ms apart
-// after ten minutes: several times the lateness. Processes that did not follow would be nine
-// slots too late or too early by then.
+// Clocks that run apart by 150 ppm are 90 ms apart after ten minutes: several times the
+// lateness. Processes that did not follow would be nine slots too late or too early by then.
 func TestAClockThatDriftsIsFollowed(t *testing.T) {
 	for _, ppm := range []float64{150, -150} {
 		t.Run(fmt.Sprint(ppm), func(t *testing.T) {

@@ -71,20 +71,7 @@ func TestAFarServerDoesNotCostTheRate(t *testing.T) {
 			proxy := servers.StartProxy(t, startRedis(t).Addr)
 			proxy.SetDelay(20*time.Millisecond, jitter)
 			f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{proxy.Addr}, Key: "far", Rate: 1000, Waiters: 64, Slack: 60 * time.Millisecond}))
-			length := 2 * time.Second
-			if long {
-				length = 8 * time.Second
-			}
-			f.runsFor(length)
-			to := time.Now()
-			reports, l := f.ends()
-			l.keepsPace(t, f.plan())
-			f.accounts(reports)
-			rate := l.rate(f.began.Add(noise), to)
-			require.Greater(t, rate, f.plan().Rate*busy)
-			if long {
-				require.Greater(t, rate, 0.99*f.plan().Rate)
-			}
+			f.runsAtItsRate(8 * time.Second)
 		})
 	}
 }
@@ -98,8 +85,7 @@ func TestASlackBelowTheRoundTripIsRefused(t *testing.T) {
 	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{proxy.Addr}, Key: "strict", Rate: 1000, Arrivals: 200, Slack: 5 * time.Millisecond,
 		Patience: 400 * time.Millisecond}))
 	f.runsFor(time.Second)
-	for _, r := range f.each(order{Do: tell}) {
-		require.Equal(t, shaper.BucketDown, r.Stats.Bucket.State)
+	for _, r := range f.requireState(shaper.BucketDown) {
 		require.Contains(t, r.Broken, "Limits.Slack is 5ms")
 		require.Less(t, r.Stats.Bucket.RoundTrips, uint64(30), "it does not go on asking")
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // A process that has been stopped holds slots that have passed. When it goes on it drops
-// them, and the others have used all others meanwhile.
+// them. Meanwhile the other processes have used all slots but those.
 func TestAPausedProcessDoesNotBurst(t *testing.T) {
 	t.Parallel()
 	r := startRedis(t)

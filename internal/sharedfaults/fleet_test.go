@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
 )
 
 // A fleet is several workers that share a bucket.
@@ -128,6 +130,17 @@ func (f *fleet) each(o order) (reports []report) {
 	return reports
 }
 
+// requireState requires that each worker that lives finds its bucket in a state, and returns
+// what they tell.
+func (f *fleet) requireState(s shaper.BucketState) []report {
+	f.t.Helper()
+	reports := f.each(order{Do: tell})
+	for _, r := range reports {
+		require.Equal(f.t, s, r.Stats.Bucket.State)
+	}
+	return reports
+}
+
 // runsFor lets the fleet run.
 func (f *fleet) runsFor(d time.Duration) { time.Sleep(d) }
 
@@ -144,6 +157,25 @@ func (f *fleet) ends() ([]report, log) {
 	l := f.log()
 	f.t.Log(l.summary(f.plan(), f.began, ended, reports))
 	return reports, l
+}
+
+// runsAtItsRate lets the fleet run for 2 s, or for a longer time in a long run, and ends it. It
+// requires that the fleet keeps the pace and reaches its rate, and returns the last words of the
+// workers, and the log of that time.
+func (f *fleet) runsAtItsRate(longer time.Duration) ([]report, log) {
+	f.t.Helper()
+	length, least := 2*time.Second, busy
+	if long {
+		length, least = longer, 0.99
+	}
+	f.runsFor(length)
+	to := time.Now()
+	reports, l := f.ends()
+	l.keepsPace(f.t, f.plan())
+	f.accounts(reports)
+	from := f.began.Add(noise)
+	require.Greater(f.t, l.rate(from, to), f.plan().Rate*least)
+	return reports, l.between(from, to)
 }
 
 // plan returns the plan of the first worker, which those of most tests share.

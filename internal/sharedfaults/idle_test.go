@@ -31,8 +31,8 @@ func TestAnIdleKeyIsForgottenAndCostsOneRoundTripAnew(t *testing.T) {
 	}
 }
 
-// The same on a real server, whose time can't be moved: what it will forget by itself takes
-// no memory that matters, and does so soon.
+// The same on a real server, whose time can't be moved: each key is small, and expires about a
+// minute after its level has reached 0. A key that has expired is as one that is new.
 func TestRealServersForgetIdleKeys(t *testing.T) {
 	t.Parallel()
 	r := startRedis(t)

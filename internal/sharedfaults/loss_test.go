@@ -38,8 +38,8 @@ func startLossy(t *testing.T, e engine) (plan, map[string]func()) {
 	}
 }
 
-// The other processes hold slots of which the new state knows nothing, but for those up to
-// the latest of the process that asks first.
+// The first process to ask after a loss makes a new state, which begins after the latest slot
+// that this process has leased. Slots beyond that which others hold are given twice.
 func TestALostStateGivesTwiceOnlyWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -98,10 +98,10 @@ func TestLostScriptsCostNothing(t *testing.T) {
 	}
 }
 
-// While the server is away slots pass unused. With a burst of 1 nothing that is older than
-// what processes hold has any value, so it does not matter whether the server has saved it.
-// A level of a greater burst lasts longer. If it was not saved, whoever asks first tells how
-// much of it there was; what others have taken beyond is forgotten.
+// While the server is away slots pass unused. With a burst of 1 the level has reached 0 when all
+// slots have passed that processes hold, so it does not matter whether the server has saved it.
+// A level of a greater burst lasts longer. If it was not saved, the first process to ask tells
+// how high it knows the level to have been; what others have taken beyond that is forgotten.
 func TestARestartedServerIsNoLicence(t *testing.T) {
 	t.Parallel()
 	away := 250 * time.Millisecond

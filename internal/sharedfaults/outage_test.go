@@ -47,8 +47,7 @@ func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
 			begin()
 			from := time.Now()
 			f.runsFor(breaks + 1500*time.Millisecond)
-			for _, r := range f.each(order{Do: tell}) {
-				require.Equal(t, shaper.BucketDown, r.Stats.Bucket.State)
+			for _, r := range f.requireState(shaper.BucketDown) {
 				require.NotEmpty(t, r.Broken)
 			}
 			end()
@@ -86,9 +85,7 @@ func TestWithoutItsServerAFleetKeepsTheRateByParts(t *testing.T) {
 	begin()
 	from := time.Now()
 	f.runsFor(breaks + 1500*time.Millisecond)
-	for _, r := range f.each(order{Do: tell}) {
-		require.Equal(t, shaper.BucketLocal, r.Stats.Bucket.State)
-	}
+	f.requireState(shaper.BucketLocal)
 	to := time.Now()
 	end()
 	f.runsFor(2500 * time.Millisecond)
@@ -123,9 +120,7 @@ func TestWithoutItsServerAFleetCanHaveTheWholeRateEach(t *testing.T) {
 	begin()
 	from := time.Now()
 	f.runsFor(breaks + time.Second)
-	for _, r := range f.each(order{Do: tell}) {
-		require.Equal(t, shaper.BucketOpen, r.Stats.Bucket.State)
-	}
+	f.requireState(shaper.BucketOpen)
 	to := time.Now()
 	end()
 	f.runsFor(2500 * time.Millisecond)

@@ -115,8 +115,7 @@ func TestAServerThatOnlyReadsCountsAsDown(t *testing.T) {
 	proxy.CutAll()
 	from := time.Now()
 	f.runsFor(1200 * time.Millisecond)
-	for _, r := range f.each(order{Do: tell}) {
-		require.Equal(t, shaper.BucketDown, r.Stats.Bucket.State)
+	for _, r := range f.requireState(shaper.BucketDown) {
 		require.Contains(t, r.Broken, "25006", "read_only_sql_transaction")
 	}
 	proxy.SetTarget(db.Addr)

@@ -18,7 +18,7 @@ import (
 )
 
 // The millionth slot at 3/s and at 30,000/s is where the rate puts it: a server that counts in
-// numbers with a point, or loses the last digits of a text, is far off by then.
+// floating point, or loses the last digits of a text, is far off by then.
 func TestAMillionSlotsDoNotDrift(t *testing.T) {
 	t.Parallel()
 	for _, e := range []engine{redisEngine, postgresEngine} {

@@ -197,7 +197,7 @@ func (w *worker) request() {
 	ctx := context.Background()
 	if patience := w.patience(); patience > 0 {
 		var cancel context.CancelFunc
-		// Not a deadline, which would be an error of the entry if it can't be met.
+		// Not a deadline: a request that can't meet one is refused when it comes.
 		ctx, cancel = context.WithCancel(ctx)
 		defer cancel()
 		defer time.AfterFunc(patience, cancel).Stop()
