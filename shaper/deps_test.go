@@ -115,6 +115,13 @@ const nestedPolicy = `
 	pgbucket: std shaper github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgconn github.com/jackc/pgx/v5/pgxpool
 	pgbucket tests: shaper/buckettest
 
+	# Metrics for Prometheus: its client, whose client_model is needed for histograms that are
+	# native and classic at once, with the protobuf runtime that makes values of its fields.
+	promshaper: std shaper golang.org/x/time/rate github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go google.golang.org/protobuf/proto
+
+	# What a scrape answers is read as Prometheus does.
+	promshaper tests: shaper/buckettest github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_golang/prometheus/testutil github.com/prometheus/common/expfmt google.golang.org/protobuf/encoding/protojson
+
 	# What may go wrong between processes and the servers that they share, with both. There
 	# is nothing but tests.
 	internal/sharedfaults: std

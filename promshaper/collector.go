@@ -1,0 +1,116 @@
+package promshaper
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A Collector is a [prometheus.Collector] over Shapers and Groups.
+//
+// Make one with [New], register it, and give it sources with [Collector.Add], before or
+// after that. All metrics have a label "rule", which is the name of the source, so that one
+// Collector is enough for a program. Two in one registry collide, unless
+// [prometheus.WrapRegistererWith] tells them apart by another label. One Collector may be in
+// several registries.
+//
+// Nothing is measured between two scrapes. A scrape asks each source once for its
+// Histograms and once for its Stats, so that what it tells of a source is the state of one
+// instant.
+//
+// A Collector is safe for concurrent use.
+type Collector struct {
+	waitBuckets []int // upper bounds of the classic buckets of shaper_wait_seconds
+
+	mu      sync.Mutex
+	sources []*named // the slice is replaced, never changed
+}
+
+// A named is a Source under its name.
+type named struct {
+	rule   string
+	source Source
+}
+
+// An Option changes what a [Collector] tells.
+type Option interface{ apply(*Collector) }
+
+type option func(*Collector)
+
+func (o option) apply(c *Collector) { o(c) }
+
+// New makes a Collector without sources. It panics if an Option is wrong, as the functions
+// of package prometheus do, and says how.
+func New(opts ...Option) *Collector {
+	c := &Collector{waitBuckets: defaultWaitBuckets}
+	for _, opt := range opts {
+		if opt != nil {
+			opt.apply(c)
+		}
+	}
+	return c
+}
+
+// Add tells of a source from now on. rule is the value of the label of that name: which
+// limits these are, such as "login" or "upstream", and never a key, because Prometheus keeps
+// a time series for each value that it has ever seen.
+//
+// The function that it returns takes the source away again. It may be called several times.
+//
+// Add returns an error if there is no source, if rule is empty or not valid UTF-8, or if
+// another source has that name.
+func (c *Collector) Add(rule string, source Source) (remove func(), err error) {
+	switch {
+	case source == nil:
+		return nil, fmt.Errorf("promshaper: the source of rule %q is nil", rule)
+	case rule == "":
+		return nil, errors.New("promshaper: the name of a rule is empty")
+	case !utf8.ValidString(rule):
+		return nil, fmt.Errorf("promshaper: the name of rule %q is not valid UTF-8", rule)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if slices.ContainsFunc(c.sources, func(n *named) bool { return n.rule == rule }) {
+		return nil, fmt.Errorf("promshaper: there is a source of rule %q already", rule)
+	}
+	added := &named{rule, source}
+	c.sources = append(slices.Clone(c.sources), added)
+	return func() { c.remove(added) }, nil
+}
+
+func (c *Collector) remove(gone *named) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sources = slices.DeleteFunc(slices.Clone(c.sources), func(n *named) bool { return n == gone })
+}
+
+// Describe sends the descriptions of all metrics that a Collector may tell. It is for the
+// registry.
+func (c *Collector) Describe(descs chan<- *prometheus.Desc) {
+	for _, f := range families {
+		descs <- f.desc
+	}
+	descs <- waitDesc
+	descs <- spacingDesc
+}
+
+// Collect sends the metrics of all sources as they are now. It is for the registry.
+func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
+	c.mu.Lock()
+	sources := c.sources
+	c.mu.Unlock()
+	for _, n := range sources {
+		r := n.source.read()
+		for _, f := range families {
+			f.sample(r, func(v float64, labels ...string) {
+				metrics <- prometheus.MustNewConstMetric(f.desc, f.kind, v, append([]string{n.rule}, labels...)...)
+			})
+		}
+		metrics <- newHistogram(waitDesc, r.histograms.Wait, c.waitBuckets, n.rule)
+		metrics <- newHistogram(spacingDesc, r.histograms.Spacing, spacingBuckets, n.rule)
+	}
+}

@@ -1,0 +1,126 @@
+// Package promshaper tells Prometheus about Shapers and Groups:
+//
+//	c := promshaper.New()
+//	prometheus.MustRegister(c)
+//	c.Add("upstream", promshaper.Of(s))
+//	c.Add("clients", promshaper.OfGroup(g))
+//	http.Handle("/metrics", promhttp.Handler())
+//
+// A [Collector] asks its sources only when it is scraped, for what they count anyway. So a
+// request costs nothing more than without it.
+//
+// # Metrics
+//
+// All have the label rule, which is the name given to [Collector.Add]. None has a key: a
+// Group is told as a whole, as Prometheus would keep a time series for each key for ever.
+// Units are cost units; a request whose cost is not set has one.
+//
+// Counters of Shapers and Groups. They never go back: those of a Group outlive the buckets of
+// its keys, and a closed Shaper keeps its own.
+//
+//	shaper_requests_total{result}   departed, refused, abandoned
+//	shaper_refusals_total{reason}   queue_full, too_late, too_costly, closed, unavailable
+//	shaper_missed_units_total       lost to wake-ups later than Limits.Slack
+//
+// Histograms of both:
+//
+//	shaper_wait_seconds             waits of the requests that departed
+//	shaper_spacing_intervals        time between departures out of a line, 1 is on schedule
+//
+// Gauges of both:
+//
+//	shaper_waiting_requests         in line now
+//	shaper_dry_run                  1: nobody is held up, the numbers are what would have been
+//	shaper_timer_fallback           1: no kernel timer could be had
+//
+// Of a Shaper alone, whose one bucket they describe:
+//
+//	shaper_oldest_wait_seconds      of the head of the line
+//	shaper_level_units              of the bucket
+//	shaper_in_flight_requests       if there is a cap
+//	shaper_hold_seconds             until the line goes on, 0: it is not held
+//	shaper_block_seconds            until newcomers are admitted, 0: they are
+//	shaper_limit_units_per_second   Limits.Rate
+//	shaper_limit_burst_units        Limits.Burst
+//	shaper_limit_waiting_requests   Limits.Depth
+//	shaper_limit_wait_seconds       Limits.MaxWait, if it is set
+//	shaper_limit_in_flight_requests Limits.InFlight, if it is set
+//
+// Of a Group alone:
+//
+//	shaper_keys                     that have a bucket of their own
+//	shaper_refused_keys             about how many different ones so far
+//	shaper_overflowed_calls_total   for whose key there was no bucket left
+//	shaper_limit_errors_total       no limits could be had for a key
+//
+// Of those whose level is in a [shaper.Bucket]; the last four of a Shaper alone:
+//
+//	shaper_bucket_state{state}      1 for one of shared, down, local, open
+//	shaper_bucket_round_trips_total
+//	shaper_bucket_failures_total
+//	shaper_bucket_leased_units_total
+//	shaper_bucket_dropped_units_total
+//	shaper_bucket_returned_units_total
+//	shaper_bucket_held_units
+//	shaper_bucket_round_trip_seconds
+//	shaper_bucket_share_ratio
+//	shaper_bucket_lateness_seconds
+//
+// What a [shaper.Bucket] has is spaced and missed on its clock, so shaper_spacing_intervals and
+// shaper_missed_units_total stay 0 there.
+//
+// # Histograms
+//
+// Both histograms are native and classic at once, and Prometheus takes the form that it is
+// configured for.
+//
+// The native one has schema 4. All bounds of [shaper.Histogram] are bounds of that schema,
+// but only every second bound of the schema is one of ours. Between two of ours the values are
+// halved. So counts up to a bound of ours are exact, and a quantile is right to within
+// the width of our bucket, which is 9 %. If Prometheus merges buckets to a coarser schema,
+// because of native_histogram_bucket_limit, the halves go to different buckets and the error
+// is up to half a bucket of ours more. Waits below a microsecond count as one, spacings below
+// 1/256 and above 256 as these.
+//
+// The classic buckets have bounds of ours, so their counts are exact too, and their bounds are
+// crooked numbers: le="1.0442737824274138" and not le="1", which is in the middle of a bucket.
+// The one with le="0" has the requests that left at once. [WithWaitBuckets] sets others.
+//
+// # Rules
+//
+// These have proved useful:
+//
+//	groups:
+//	  - name: shaper
+//	    rules:
+//	      - record: rule:shaper_wait_seconds:p99_5m
+//	        expr: histogram_quantile(0.99, sum by (rule, le) (rate(shaper_wait_seconds_bucket[5m])))
+//	        # with native histograms:
+//	        # histogram_quantile(0.99, sum by (rule) (rate(shaper_wait_seconds[5m])))
+//	      - record: rule:shaper_refusals:ratio_5m
+//	        expr: >-
+//	          sum by (rule) (rate(shaper_requests_total{result="refused"}[5m]))
+//	          / sum by (rule) (rate(shaper_requests_total[5m]))
+//	      - alert: ShaperRefuses
+//	        expr: rule:shaper_refusals:ratio_5m > 0.01
+//	        for: 10m
+//	      - alert: ShaperLineIsNearlyFull # a Shaper with a Depth
+//	        expr: shaper_waiting_requests > 0.8 * shaper_limit_waiting_requests
+//	        for: 5m
+//	      - alert: ShaperCallersGiveUp # the line is longer than their patience
+//	        expr: >-
+//	          sum by (rule) (rate(shaper_requests_total{result="abandoned"}[5m]))
+//	          > 0.1 * sum by (rule) (rate(shaper_requests_total[5m]))
+//	        for: 10m
+//	      - alert: ShaperLosesRate # the process is starved of CPU time
+//	        expr: rate(shaper_missed_units_total[5m]) > 0
+//	        for: 10m
+//	      - alert: ShaperBucketIsAway # each process is on its own
+//	        expr: shaper_bucket_state{state="shared"} == 0
+//	        for: 1m
+//	      - alert: ShaperHasTooManyKeys # see WithMaxKeys
+//	        expr: rate(shaper_overflowed_calls_total[5m]) > 0
+//	        for: 10m
+//	      - alert: ShaperHasNoLimits # the function of a Group that returns them fails
+//	        expr: increase(shaper_limit_errors_total[5m]) > 0
+package promshaper

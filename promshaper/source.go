@@ -1,0 +1,51 @@
+package promshaper
+
+import (
+	"time"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A Source is what a [Collector] can tell of. [Of] makes one of a Shaper, [OfGroup] of a
+// Group.
+type Source interface{ read() *reading }
+
+// A reading is the state of a source.
+type reading struct {
+	at         time.Time
+	histograms shaper.Histograms
+
+	// Stats are those of a Shaper. Of a Group only those fields are set that its own Stats
+	// have too.
+	shaper.Stats
+	group *shaper.GroupStats // nil for a Shaper
+}
+
+// Of makes a [Source] of a Shaper. A closed one goes on telling its totals.
+func Of(s *shaper.Shaper) Source { return ofShaper{s} }
+
+type ofShaper struct{ s *shaper.Shaper }
+
+// read asks for the Histograms first, so that no request is in them that is not in the
+// Stats.
+func (s ofShaper) read() *reading {
+	h := s.s.Histograms()
+	return &reading{at: time.Now(), histograms: h, Stats: s.s.Stats()}
+}
+
+// OfGroup makes a [Source] of a Group: of all its keys together, as a time series for each key
+// would be more than Prometheus can keep. Package inspect shows single keys.
+func OfGroup[K comparable](g *shaper.Group[K]) Source { return ofGroup[K]{g} }
+
+type ofGroup[K comparable] struct{ g *shaper.Group[K] }
+
+func (g ofGroup[K]) read() *reading {
+	h := g.g.Histograms()
+	st := g.g.Stats()
+	return &reading{at: time.Now(), histograms: h, group: &st, Stats: shaper.Stats{
+		Waiting: st.Waiting, DryRun: st.DryRun, Fallback: st.Fallback,
+		Departed: st.Departed, Refused: st.Refused, Abandoned: st.Abandoned,
+		QueueFull: st.QueueFull, TooLate: st.TooLate, TooCostly: st.TooCostly, Closed: st.Closed, Unavailable: st.Unavailable,
+		Missed: st.Missed, Bucket: st.Bucket,
+	}}
+}
