@@ -122,6 +122,12 @@ const nestedPolicy = `
 	# What a scrape answers is read as Prometheus does.
 	promshaper tests: shaper/buckettest github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_golang/prometheus/testutil github.com/prometheus/common/expfmt google.golang.org/protobuf/encoding/protojson
 
+	# Metrics and span events for OpenTelemetry: its API, as the SDK is the program's choice.
+	otelshaper: std shaper go.opentelemetry.io/otel go.opentelemetry.io/otel/attribute go.opentelemetry.io/otel/metric go.opentelemetry.io/otel/trace
+
+	# The SDK reads back what was told.
+	otelshaper tests: shaper/buckettest go.opentelemetry.io/otel/metric/noop go.opentelemetry.io/otel/sdk/metric go.opentelemetry.io/otel/sdk/metric/metricdata go.opentelemetry.io/otel/sdk/trace go.opentelemetry.io/otel/sdk/trace/tracetest
+
 	# What may go wrong between processes and the servers that they share, with both. There
 	# is nothing but tests.
 	internal/sharedfaults: std

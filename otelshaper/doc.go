@@ -1,0 +1,74 @@
+// Package otelshaper tells OpenTelemetry about Shapers and Groups, and the spans of requests
+// about their waits:
+//
+//	i, err := otelshaper.New()
+//	…
+//	s, err := shaper.New(limits, shaper.WithTrace(i.Trace("upstream")))
+//	…
+//	observed, err := i.Observe("upstream", otelshaper.Of(s))
+//	…
+//	defer observed.Unregister()
+//
+// # Metrics
+//
+// The semantic conventions of OpenTelemetry have a stable set of metrics for rate limiting,
+// aspnetcore.rate_limiting.*. Ours have the same kinds of instruments, units and meanings, but
+// begin with "shaper.": the names of that set say that a program is one of ASP.NET Core, and two of
+// the four results that it knows ("endpoint_limiter" and "global_limiter") are its middleware's.
+// A dashboard for that set shows a shaper when the names are replaced.
+//
+//	aspnetcore.rate_limiting.requests              shaper.requests               counter          {request}
+//	aspnetcore.rate_limiting.queued_requests       shaper.queued_requests        up-down counter  {request}
+//	aspnetcore.rate_limiting.request.time_in_queue shaper.request.time_in_queue  histogram        s
+//	aspnetcore.rate_limiting.active_request_leases shaper.active_request_leases  up-down counter  {request}
+//	attribute aspnetcore.rate_limiting.policy      shaper.rule                   the name that is given
+//	attribute aspnetcore.rate_limiting.result      shaper.result                 see below
+//
+// Of request_lease.duration there is no counterpart, as a shaper does not tell how long a
+// request was in flight; http.server.request.duration usually says it. There are leases only for a
+// Shaper with a cap ([shaper.Limits].InFlight).
+//
+// The results are "acquired" (it left), "request_canceled" (its context ended), and the reasons
+// of refusals: "queue_full", "too_late", "too_costly", "closed", "unavailable".
+//
+// The histogram has only requests that were in line, as there: one that leaves at once has not
+// queued. Its bounds are those of the conventions, and five more up to 500 s, because a shaper is there
+// for waits of more than 10 s too.
+//
+// These have no counterpart there:
+//
+//	shaper.oldest_wait         gauge            s           a Shaper
+//	shaper.missed_units        counter          {unit}      lost to late wake-ups
+//	shaper.keys                up-down counter  {key}       a Group
+//	shaper.overflowed_calls    counter          {call}      a Group
+//	shaper.limit_errors        counter          {error}     a Group
+//	shaper.bucket.state        up-down counter  {bucket}    1 for one value of the attribute
+//	                                                        shaper.bucket.state: shared, down, local, open
+//	shaper.bucket.round_trips  counter          {call}      shared buckets
+//	shaper.bucket.failures     counter          {call}      shared buckets
+//
+// No metric has a key as an attribute.
+//
+// # Spans
+//
+// [Instruments.Trace] adds events to the span of a request's context, if it is recording. None
+// is added for a request that leaves at once.
+//
+//	shaper.queued            shaper.ahead: how many were in line before it; shaper.cost
+//	shaper.acquired          shaper.time_in_queue: for how many seconds it waited
+//	shaper.refused           shaper.result; shaper.time_in_queue, above 0 if Close ended its wait;
+//	                         shaper.retry_after in seconds, if trying again helps
+//	shaper.request_canceled  shaper.time_in_queue
+//
+// All have shaper.rule. A request that waits has two events, so that a trace also shows one
+// that still waits. A retry of a [shaper.Transport] goes to the head of the line, so that fewer are
+// before it than shaper.ahead says. In a dry run only what would have become of a request is
+// noted, with shaper.dry_run, and no wait is measured.
+//
+// # Cost
+//
+// What is observed costs nothing between two collections. Hooks take tens of nanoseconds from a
+// call that leaves at once, and allocate nothing; the hooks of a Group need each key as an interface, which is
+// one allocation for keys such as strings. A request that waits is recorded in the histogram, which takes less than
+// a microsecond.
+package otelshaper

@@ -1,0 +1,36 @@
+package otelshaper
+
+import "example.com/leakybucket/shaper"
+
+// A Source is what [Instruments.Observe] can tell of. [Of] makes one of a Shaper, [OfGroup] of a
+// Group.
+type Source interface{ read() *reading }
+
+// A reading is the state of a source at one instant.
+type reading struct {
+	// Stats are those of a Shaper. Of a Group only those fields are set that its own Stats
+	// have too.
+	shaper.Stats
+	group *shaper.GroupStats // nil for a Shaper
+}
+
+// Of makes a [Source] of a Shaper. A closed one goes on telling its totals.
+func Of(s *shaper.Shaper) Source { return ofShaper{s} }
+
+type ofShaper struct{ s *shaper.Shaper }
+
+func (s ofShaper) read() *reading { return &reading{Stats: s.s.Stats()} }
+
+// OfGroup makes a [Source] of a Group, of all its keys together.
+func OfGroup[K comparable](g *shaper.Group[K]) Source { return ofGroup[K]{g} }
+
+type ofGroup[K comparable] struct{ g *shaper.Group[K] }
+
+func (g ofGroup[K]) read() *reading {
+	st := g.g.Stats()
+	return &reading{group: &st, Stats: shaper.Stats{
+		Waiting: st.Waiting, Departed: st.Departed, Abandoned: st.Abandoned,
+		QueueFull: st.QueueFull, TooLate: st.TooLate, TooCostly: st.TooCostly, Closed: st.Closed, Unavailable: st.Unavailable,
+		Missed: st.Missed, Bucket: st.Bucket,
+	}}
+}

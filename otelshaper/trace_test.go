@@ -1,0 +1,205 @@
+package otelshaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"example.com/leakybucket/shaper"
+)
+
+// call waits with a span of the name that is given.
+func call(ctx context.Context, tracer trace.Tracer, name string, l shaper.Limiter) {
+	ctx, span := tracer.Start(ctx, name)
+	defer span.End()
+	l.WaitN(ctx, 1)
+}
+
+// events returns the events of all spans that have ended, by the name of the span: the time
+// since start, the event's name and its attributes, one event in each line.
+func events(recorder *tracetest.SpanRecorder, start time.Time) map[string]string {
+	texts := map[string]string{}
+	for _, span := range recorder.Ended() {
+		text := ""
+		for _, e := range span.Events() {
+			text += fmt.Sprintf("%v %s", e.Time.Sub(start), e.Name)
+			for _, a := range e.Attributes {
+				text += fmt.Sprintf(" %s=%s", a.Key, a.Value.Emit())
+			}
+			text += "\n"
+		}
+		texts[span.Name()] = text
+	}
+	return texts
+}
+
+// Each span says how many were ahead, how long its request waited, or why it was refused, and
+// when. The histogram has the same waits, and no others.
+func TestASpanTellsOfItsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		tracer, recorder := newTracer(t)
+		s := newShaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")))
+		start := time.Now()
+		impatient, giveUp := context.WithTimeout(context.Background(), time.Hour)
+		for _, name := range []string{"first", "second", "third", "impatient", "refused"} {
+			ctx := t.Context()
+			if name == "impatient" {
+				ctx = impatient
+			}
+			go call(ctx, tracer, name, s)
+			synctest.Wait()
+		}
+		time.Sleep(700 * time.Millisecond)
+		giveUp()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		go call(t.Context(), tracer, "late", s)
+		synctest.Wait()
+		go call(t.Context(), tracer, "closed", s)
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, s.Close())
+		synctest.Wait()
+
+		require.Equal(t, map[string]string{
+			"first": "",
+			"second": "0s shaper.queued shaper.rule=api shaper.ahead=0 shaper.cost=1\n" +
+				"500ms shaper.acquired shaper.rule=api shaper.time_in_queue=0.5\n",
+			"third": "0s shaper.queued shaper.rule=api shaper.ahead=1 shaper.cost=1\n" +
+				"1s shaper.acquired shaper.rule=api shaper.time_in_queue=1\n",
+			"impatient": "0s shaper.queued shaper.rule=api shaper.ahead=2 shaper.cost=1\n" +
+				"700ms shaper.request_canceled shaper.rule=api shaper.time_in_queue=0.7\n",
+			"refused": "0s shaper.refused shaper.rule=api shaper.time_in_queue=0 shaper.result=queue_full shaper.retry_after=0.5\n",
+			"late":    "",
+			"closed": "1.7s shaper.queued shaper.rule=api shaper.ahead=0 shaper.cost=1\n" +
+				"1.8s shaper.refused shaper.rule=api shaper.time_in_queue=0.1 shaper.result=closed\n",
+		}, events(recorder, start))
+
+		waits := b.waits(t)
+		require.Len(t, waits, 3)
+		require.EqualValues(t, 2, waits["acquired,api"].Count, "second and third; others did not wait")
+		require.Equal(t, 1.5, waits["acquired,api"].Sum)
+		require.EqualValues(t, 1, waits["request_canceled,api"].Count)
+		require.Equal(t, 0.7, waits["request_canceled,api"].Sum)
+		require.EqualValues(t, 1, waits["closed,api"].Count)
+		require.Equal(t, 0.1, waits["closed,api"].Sum)
+		require.Equal(t, []float64{0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 25, 50, 100, 250, 500}, waits["acquired,api"].Bounds)
+		require.Equal(t, "s", b.metrics(t)["shaper.request.time_in_queue"].Unit)
+	})
+}
+
+// Of a dry run a span says what would have been. Nobody was in line, so no wait is recorded.
+func TestASpanTellsWhatADryRunWouldHaveDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		tracer, recorder := newTracer(t)
+		s := newShaper(t, "2/s depth 1", shaper.WithTrace(b.Trace("trial")), shaper.WithDryRun())
+		start := time.Now()
+		for _, name := range []string{"first", "second", "third"} {
+			call(t.Context(), tracer, name, s)
+		}
+		require.Equal(t, map[string]string{
+			"first":  "",
+			"second": "0s shaper.acquired shaper.rule=trial shaper.time_in_queue=0.5 shaper.dry_run=true\n",
+			"third":  "0s shaper.refused shaper.rule=trial shaper.dry_run=true shaper.result=queue_full shaper.retry_after=0.5\n",
+		}, events(recorder, start))
+		require.Empty(t, b.waits(t))
+	})
+}
+
+func TestEachReasonHasItsWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		for want, err := range map[string]error{
+			"queue_full": &shaper.RejectError{Reason: shaper.ErrQueueFull}, "too_late": &shaper.RejectError{Reason: shaper.ErrTooLate},
+			"too_costly": &shaper.RejectError{Reason: shaper.ErrTooCostly}, "closed": &shaper.RejectError{Reason: shaper.ErrClosed},
+			"unavailable": &shaper.RejectError{Reason: shaper.ErrUnavailable}, "request_canceled": context.DeadlineExceeded,
+			"no_limits": fmt.Errorf("limits: %w", &shaper.RejectError{Reason: shaper.ErrQueueFull}),
+		} {
+			tracer, recorder := newTracer(t)
+			ctx, span := tracer.Start(t.Context(), "call")
+			b.Trace("").Refused(ctx, shaper.Event{Err: err})
+			span.End()
+			require.Equal(t, map[string]string{"call": "0s shaper.refused shaper.time_in_queue=0 shaper.result=" + want + "\n"},
+				events(recorder, time.Now()), "%v", err)
+		}
+	})
+}
+
+// A program's own hooks run too, after ours, and those that are not there are no trouble.
+func TestHooksOfTheProgramRunAsWell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		var told []string
+		tell := func(what string) func(context.Context, shaper.Event) {
+			return func(_ context.Context, e shaper.Event) { told = append(told, what) }
+		}
+		own := &shaper.Trace{
+			Enqueued: tell("enqueued"), Departed: tell("departed"), Refused: tell("refused"), Abandoned: tell("abandoned"),
+			Bucket: func(context.Context, shaper.BucketEvent) { told = append(told, "bucket") },
+		}
+		joined := b.Trace("x", nil, own, &shaper.Trace{Departed: tell("departed again")})
+		s := newShaper(t, "1/s depth 1", shaper.WithTrace(joined))
+		require.NoError(t, s.Wait(t.Context()))
+		require.NoError(t, s.Wait(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		require.ErrorIs(t, s.Wait(ctx), context.Canceled)
+		require.NoError(t, s.Close())
+		require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrClosed)
+		joined.Bucket(t.Context(), shaper.BucketEvent{Err: errors.New("away")})
+		require.Equal(t, []string{"departed", "departed again", "enqueued", "departed", "departed again", "enqueued", "abandoned", "refused", "bucket"}, told)
+		require.Len(t, b.waits(t), 2, "ours have run as well")
+		require.Nil(t, b.Trace("x").Bucket)
+	})
+}
+
+// A call that leaves at once must cost what it costs without hooks, whatever its context.
+func TestACallThatLeavesAtOnceAllocatesNothing(t *testing.T) {
+	b := newBackend(t)
+	s := newShaper(t, "inf", shaper.WithTrace(b.Trace("api")))
+	for name, ctx := range map[string]context.Context{
+		"no span":              context.Background(),
+		"span is not recorded": trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}})),
+	} {
+		require.Zero(t, testing.AllocsPerRun(1000, func() { s.Wait(ctx) }), name)
+	}
+	refusing := newShaper(t, "1/h", shaper.WithTrace(b.Trace("api")))
+	require.True(t, refusing.Allow())
+	plain := newShaper(t, "1/h")
+	require.True(t, plain.Allow())
+	require.LessOrEqual(t,
+		testing.AllocsPerRun(1600, func() { refusing.Wait(context.Background()) }),
+		testing.AllocsPerRun(1600, func() { plain.Wait(context.Background()) }), "a refusal costs no more either")
+}
+
+func BenchmarkLeaveAtOnce(b *testing.B) {
+	i := newBackend(b)
+	for name, opts := range map[string][]shaper.Option{"bare": nil, "traced": {shaper.WithTrace(i.Trace("api"))}} {
+		b.Run("shaper/"+name, func(b *testing.B) {
+			s := newShaper(b, "inf", opts...)
+			b.ReportAllocs()
+			for b.Loop() {
+				s.Wait(context.Background())
+			}
+		})
+		b.Run("group/"+name, func(b *testing.B) {
+			var groupOpts []shaper.GroupOption
+			for _, opt := range opts {
+				groupOpts = append(groupOpts, opt)
+			}
+			g := newGroup(b, "inf", groupOpts...)
+			b.ReportAllocs()
+			for b.Loop() {
+				g.Wait(context.Background(), "key")
+			}
+		})
+	}
+}
