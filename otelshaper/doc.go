@@ -12,10 +12,10 @@
 // # Metrics
 //
 // The semantic conventions of OpenTelemetry have a stable set of metrics for rate limiting,
-// aspnetcore.rate_limiting.*. Ours have the same kinds of instruments, units and meanings, but
-// begin with "shaper.": the names of that set say that a program is one of ASP.NET Core, and two of
-// the four results that it knows ("endpoint_limiter" and "global_limiter") are its middleware's.
-// A dashboard for that set shows a shaper when the names are replaced.
+// aspnetcore.rate_limiting.*. The metrics here have the same kinds of instruments, units and
+// meanings, but their names begin with "shaper.". The names of that set would say that the program
+// is one of ASP.NET Core, and two of its four results ("endpoint_limiter" and "global_limiter") are
+// parts of its middleware. A dashboard for that set shows a shaper once the names are replaced.
 //
 //	aspnetcore.rate_limiting.requests              shaper.requests               counter          {request}
 //	aspnetcore.rate_limiting.queued_requests       shaper.queued_requests        up-down counter  {request}
@@ -31,9 +31,9 @@
 // The results are "acquired" (it left), "request_canceled" (its context ended), and the reasons
 // of refusals: "queue_full", "too_late", "too_costly", "closed", "unavailable".
 //
-// The histogram has only requests that were in line, as there: one that leaves at once has not
-// queued. Its bounds are those of the conventions, and five more up to 500 s, because a shaper is there
-// for waits of more than 10 s too.
+// The histogram has only requests that were in line, as in ASP.NET Core: one that leaves at once
+// has not queued. Its bounds are those of the conventions up to 10 s, and five more up to 500 s,
+// because lines are often longer than 10 s.
 //
 // These have no counterpart there:
 //
@@ -60,15 +60,14 @@
 //	                         shaper.retry_after in seconds, if trying again helps
 //	shaper.request_canceled  shaper.time_in_queue
 //
-// All have shaper.rule. A request that waits has two events, so that a trace also shows one
-// that still waits. A retry of a [shaper.Transport] goes to the head of the line, so that fewer are
-// before it than shaper.ahead says. In a dry run only what would have become of a request is
-// noted, with shaper.dry_run, and no wait is measured.
+// All have shaper.rule. A request that waits has two events, one when it enters the line and one
+// when it leaves, so that their distance shows in the trace. A retry of a [shaper.Transport]
+// goes to the head of the line, so fewer requests are before it than shaper.ahead says. A dry run
+// notes what would have become of a request, with shaper.dry_run set, and measures no wait.
 //
 // # Cost
 //
-// What is observed costs nothing between two collections. Hooks take tens of nanoseconds from a
-// call that leaves at once, and allocate nothing; the hooks of a Group need each key as an interface, which is
-// one allocation for keys such as strings. A request that waits is recorded in the histogram, which takes less than
-// a microsecond.
+// What is observed costs nothing between two collections. The hooks add some tens of nanoseconds
+// to a call that leaves at once, and allocate nothing. Those of a Group need its key as an
+// interface, which is one allocation for keys such as strings.
 package otelshaper

@@ -3,6 +3,11 @@ package otelshaper_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,6 +107,27 @@ func TestObserveTellsOfASharedBucket(t *testing.T) {
 		require.EqualValues(t, 2, values["shaper.requests{unavailable,api}"])
 		require.Positive(t, values["shaper.bucket.failures{api}"])
 		require.GreaterOrEqual(t, values["shaper.bucket.round_trips{api}"], values["shaper.bucket.failures{api}"])
+	})
+}
+
+// doc.go lists each metric once.
+func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		s := newShaper(t, "1/s depth 1 inflight 2", shaper.WithTrace(b.Trace("api")))
+		observe(t, b, "api", otelshaper.Of(s))
+		observe(t, b, "clients", otelshaper.OfGroup(newGroup(t, "1/s", shaper.WithBuckets(buckettest.NewMemory(), strings.Clone))))
+		for range 2 {
+			_, err := s.Acquire(t.Context(), 1)
+			require.NoError(t, err)
+		}
+		text, err := os.ReadFile("doc.go")
+		require.NoError(t, err)
+		var listed []string
+		for _, m := range regexp.MustCompile(`(?m)^//\t.*?(shaper\.[a-z._]+) +(?:counter|up-down counter|gauge|histogram) `).FindAllStringSubmatch(string(text), -1) {
+			listed = append(listed, m[1])
+		}
+		require.ElementsMatch(t, slices.Collect(maps.Keys(b.metrics(t))), listed)
 	})
 }
 

@@ -18,9 +18,9 @@ import (
 // [prometheus.WrapRegistererWith] tells them apart by another label. One Collector may be in
 // several registries.
 //
-// Nothing is measured between two scrapes. A scrape asks each source once for its
-// Histograms and once for its Stats, so that what it tells of a source is the state of one
-// instant.
+// Nothing is done between two scrapes. A scrape asks each source once for its Histograms and then
+// once for its Stats: all counters and gauges of a source are of one instant, and its histograms
+// of the instant just before.
 //
 // A Collector is safe for concurrent use.
 type Collector struct {

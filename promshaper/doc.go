@@ -66,29 +66,31 @@
 //	shaper_bucket_share_ratio
 //	shaper_bucket_lateness_seconds
 //
-// What a [shaper.Bucket] has is spaced and missed on its clock, so shaper_spacing_intervals and
-// shaper_missed_units_total stay 0 there.
+// A level in a [shaper.Bucket] leaks on the clock of the Bucket's server, so there
+// shaper_spacing_intervals stays empty and shaper_missed_units_total 0; units whose slots have
+// passed unused are in shaper_bucket_dropped_units_total.
 //
 // # Histograms
 //
 // Both histograms are native and classic at once, and Prometheus takes the form that it is
 // configured for.
 //
-// The native one has schema 4. All bounds of [shaper.Histogram] are bounds of that schema,
-// but only every second bound of the schema is one of ours. Between two of ours the values are
-// halved. So counts up to a bound of ours are exact, and a quantile is right to within
-// the width of our bucket, which is 9 %. If Prometheus merges buckets to a coarser schema,
-// because of native_histogram_bucket_limit, the halves go to different buckets and the error
-// is up to half a bucket of ours more. Waits below a microsecond count as one, spacings below
-// 1/256 and above 256 as these.
+// The native one has schema 4. A bucket of [shaper.Histogram], which is 9 % wide, is exactly two
+// buckets of that schema, and each of the two gets half of what it has counted. So counts up to a
+// bound of a shaper.Histogram are exact, and a quantile is in the bucket of the true one, at most
+// 9 % away. If Prometheus merges buckets to a coarser schema, because of
+// native_histogram_bucket_limit, the two halves go to different buckets, which moves a
+// quantile by up to 4.4 % more. A wait below a microsecond counts as a microsecond, and a spacing
+// below 1/256 or above 256 as that.
 //
-// The classic buckets have bounds of ours, so their counts are exact too, and their bounds are
-// crooked numbers: le="1.0442737824274138" and not le="1", which is in the middle of a bucket.
-// The one with le="0" has the requests that left at once. [WithWaitBuckets] sets others.
+// The classic buckets end at bounds of a shaper.Histogram, so their counts are exact too. These
+// bounds are not round: there is le="1.0442737824274138" and not le="1", which is in the middle of
+// a bucket. The bucket with le="0" has the requests that left at once. [WithWaitBuckets] sets
+// other bounds.
 //
 // # Rules
 //
-// These have proved useful:
+// Recording rules and alerts to begin with:
 //
 //	groups:
 //	  - name: shaper

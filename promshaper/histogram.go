@@ -44,16 +44,15 @@ func (h histogram) Write(to *dto.Metric) error {
 }
 
 // schema is that of the native histograms. The upper bound of bucket i of schema 4 is 2 to the
-// power of i/16. That of bucket k of a [shaper.Histogram] is 2 to the power of (2k+1)/16. So
-// each bound of ours is one of theirs, and each bucket of ours is two of theirs: 2k and 2k+1.
-// (The buckets of schema 3 are as wide as ours, but each bound of theirs is in the middle of one
-// of ours.)
+// power of i/16, and that of bucket k of a [shaper.Histogram] is 2 to the power of (2k+1)/16. So
+// bucket k is exactly the two buckets 2k and 2k+1. (The buckets of schema 3 are as wide as those
+// of a shaper.Histogram, but each of their bounds is in the middle of one of its buckets, so no
+// count would be exact.)
 const schema = 4
 
-// nativeBuckets returns the buckets of a native histogram by their numbers. How the values of
-// one of our buckets spread over two of theirs is not known, so each gets half of them; of an
-// odd number the upper one gets one more. As both halves of a growing count grow, no bucket
-// ever goes back.
+// nativeBuckets returns the buckets of a native histogram by their numbers. How the values of a
+// bucket of a Histogram spread over its two is not known, so each gets half of them, and the
+// upper one also the odd one. As both halves of a growing count grow, no bucket ever goes back.
 func nativeBuckets(h shaper.Histogram) (zeros uint64, positive map[int]int64) {
 	positive = map[int]int64{}
 	for bound, n := range h.Buckets() {

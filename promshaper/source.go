@@ -26,8 +26,8 @@ func Of(s *shaper.Shaper) Source { return ofShaper{s} }
 
 type ofShaper struct{ s *shaper.Shaper }
 
-// read asks for the Histograms first, so that no request is in them that is not in the
-// Stats.
+// read asks for the Histograms first, so that they never have a request that the Stats do not
+// have yet.
 func (s ofShaper) read() *reading {
 	h := s.s.Histograms()
 	return &reading{at: time.Now(), histograms: h, Stats: s.s.Stats()}
