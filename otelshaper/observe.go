@@ -14,7 +14,7 @@ import (
 // each value. If it is empty there is no such attribute.
 //
 // At each collection the source is asked once for its Stats; nothing happens in between.
-// Unregister of what Observe returns takes the source away again, also in a callback.
+// Unregister of what Observe returns takes the source away again.
 //
 // Observe returns an error if there is no source, if rule is that of another source already,
 // or if the provider refuses the callback.
