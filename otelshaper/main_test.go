@@ -98,7 +98,7 @@ func attributesText(set attribute.Set) (text string) {
 		if i > 0 {
 			text += ","
 		}
-		text += a.Value.Emit()
+		text += a.Value.String()
 	}
 	return text
 }

@@ -31,7 +31,7 @@ func events(recorder *tracetest.SpanRecorder, start time.Time) map[string]string
 		for _, e := range span.Events() {
 			text += fmt.Sprintf("%v %s", e.Time.Sub(start), e.Name)
 			for _, a := range e.Attributes {
-				text += fmt.Sprintf(" %s=%s", a.Key, a.Value.Emit())
+				text += fmt.Sprintf(" %s=%s", a.Key, a.Value.String())
 			}
 			text += "\n"
 		}
