@@ -57,7 +57,7 @@ func (g *Group[K]) wait(key K, r *request) (*keyedFlow[K], error) {
 	if dec.waiter == nil {
 		return c, dec.err
 	}
-	err := g.block(&c.flow, r, dec.waiter)
+	err := g.finish(&c.flow, r, dec.waiter, r.await(dec.waiter))
 	if err != nil {
 		g.rescheduleAfter(c)
 		g.logClosed(key, r, err)
@@ -68,7 +68,7 @@ func (g *Group[K]) wait(key K, r *request) (*keyedFlow[K], error) {
 // enter lets a request leave at once, refuses it, or puts it into the line of its key, and
 // runs the hook of that. c is the bucket that it has found; nil if none.
 //
-// It is not inlined, so that its frame is not there while block waits.
+// It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
 func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {

@@ -95,7 +95,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if dec.waiter == nil {
 		return dec.err
 	}
-	return s.block(&s.flow, r, dec.waiter)
+	return s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
 }
 
 // wait is WaitN for a caller that will release the seat of its request. The seat is zero
@@ -106,14 +106,14 @@ func (s *Shaper) wait(ctx context.Context, n int, kind entryKind) (seat, error) 
 	if dec.waiter == nil {
 		return r.seat, dec.err
 	}
-	err := s.block(&s.flow, r, dec.waiter)
+	err := s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
 	return r.seat, err
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line, and runs the
 // hook of that.
 //
-// It is not inlined, so that its frame is not there while block waits.
+// It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
 func (s *Shaper) enter(r *request) decision {

@@ -7,23 +7,35 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// block waits until a request in the line of a flow has been given its slot, has been
-// refused by Close, or has a context that is done. It returns what the call of the request
-// returns, and sets the request's seat.
-func (d *dispatcher) block(f *flow, r *request, w *waiter) error {
-	// A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. So
-	// while it waits, it has only this frame and what the runtime needs.
-	if r.done == nil { // It never ends. A receive needs less than a select.
+// await waits until the request, which is in a line, has been given its slot, has been refused by Close,
+// or has a context that is done. It reports whether its waiter has been woken. Then finish
+// is to be called.
+//
+// A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. The runtime
+// needs most of it when it allocates what a goroutine needs to wait. So await is inlined: a
+// request whose context never ends waits in the frame of its caller. A receive needs less
+// than a select.
+func (r *request) await(w *waiter) (woken bool) {
+	if r.done == nil {
 		<-w.ready
-		return d.finish(f, r, w, true)
+		return true
 	}
-	woken := false
+	return w.readyBefore(r.done)
+}
+
+// readyBefore waits until the waiter is woken or done is closed, and reports whether it has been
+// woken.
+//
+// It is not inlined, so that await needs no frame.
+//
+//go:noinline
+func (w *waiter) readyBefore(done <-chan struct{}) bool {
 	select {
 	case <-w.ready:
-		woken = true
-	case <-r.done:
+		return true
+	case <-done:
+		return false
 	}
-	return d.finish(f, r, w, woken)
 }
 
 // announceEntry runs the hook of a request that has entered a line, and returns the Done
@@ -37,10 +49,11 @@ func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-ch
 	return done
 }
 
-// finish returns what the call of a waiter that is awake again returns. woken reports
-// that its state has changed; else its context has ended. The lock is not held.
+// finish returns what the call of a waiter that is awake again returns, and sets the seat of
+// the request. woken reports that its state has changed; else its context has ended. The lock
+// is not held.
 //
-// It is not inlined, so that its frame is not there while block waits.
+// It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
 func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
