@@ -1,0 +1,58 @@
+// Package accesslog reads the access logs of web servers, and returns the requests in
+// the order in which they arrived.
+//
+// [Open] takes files in any order, and merges them by time: access.log,
+// access.log.1 and access.log.2.gz, or the logs of several servers. A [Reader] returns
+// one [Record] for each request.
+//
+// # Formats
+//
+// The format of each file is recognised from its first lines, unless [Options.Format]
+// names it. gzip is recognised by its first two bytes, whatever the name of the file.
+//
+//	combined   Apache and nginx, also as "common", and with a virtual host in front
+//	json       one object per line, with the fields that Options.Fields names
+//	caddy      what Caddy writes by default
+//	traefik    both of Traefik's formats
+//
+// # When a request arrived
+//
+// A shaper sees a request when it arrives, but some servers log when it has ended:
+//
+//	Apache     %t is the arrival
+//	nginx      $time_local, $time_iso8601 and $msec are the end
+//	Caddy      ts is the end
+//	Traefik    StartUTC, and the time of its text format, is the arrival
+//	json       taken for the end, as most programs log a request when it is done
+//
+// From an end the duration is subtracted, if the line tells it. If it does not, the end
+// has to do as the arrival: the requests are as many, but each is late by the time that
+// its answer took. The combined format has no duration by itself; [Options.Trailing] can
+// name one, and then [Options.Stamp] must say what the time means.
+//
+// # Whole seconds
+//
+// The text formats tell the time in whole seconds, which is coarse for a shaper. By
+// default such requests arrive as they are logged, all at the start of their second and
+// in the order of the file. A replay then meets bursts that did not happen: it tells of
+// more waiting and more refusals than there were, and a limit found with it is on the safe
+// side. With [Options.Spread] the requests of one second are spread evenly over it. A
+// replay then misses bursts that did happen, and tells of less. The truth lies between:
+// where both give the same answer, it does not depend on what the log does not tell.
+// [Stats.Coarse] counts the requests concerned.
+//
+// # Order, and memory
+//
+// Lines whose times go back by less than [Options.Window] are sorted. Requests are held
+// back for that: those of one window, but never more than 256 MiB of them. If they were
+// more, the earliest are returned although the window has not passed, so that only a
+// smaller step back can be sorted. Where durations are subtracted from the times, a
+// second buffer of the same size sorts the arrivals. What is further back is counted as
+// broken.
+//
+// # Broken lines
+//
+// A line that can't be used never ends the reading. It is counted by [Reason], and the
+// first few of each reason are kept for [Stats]. A line that is longer than 1 MiB is
+// broken too, and is not held in memory.
+package accesslog
