@@ -1,5 +1,14 @@
 package accesslog
 
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
 // A Reason is why a line can't be used.
 type Reason string
 
@@ -8,10 +17,10 @@ const (
 	TooLong    Reason = "longer than 1 MiB"
 	NotFormat  Reason = "not in the format of the file"
 	NoTime     Reason = "no time that can be read"
-	NoRequest  Reason = "no request in it" // as of a client that has connected and sent nothing, or of other events in a JSON log
-	BadStatus  Reason = "status is not a number from 0 to 999"
-	OutOfOrder Reason = "earlier than a line before it, by more than is sorted"
-	TookLong   Reason = "arrived earlier than is sorted, as it took so long"
+	NoRequest  Reason = "no request" // as of a client that has connected and sent nothing, or another event in a JSON log
+	BadStatus  Reason = "a status that is not a number of three digits"
+	OutOfOrder Reason = "too much earlier than a line before it"
+	TookLong   Reason = "took so long that its arrival can't be sorted in"
 )
 
 // A Broken is a line that can't be used.
@@ -19,17 +28,69 @@ type Broken struct {
 	File    string // as it was given to Open
 	Line    int    // counted from 1
 	Reason  Reason
-	Excerpt string // the beginning of the line, at most 120 characters, with control characters escaped
+	Excerpt string // the first 120 characters; what is not printable is escaped
 }
 
 // Stats count what a [Reader] has read so far.
 type Stats struct {
 	Lines    int // without empty ones
 	Records  int // requests, returned or still being sorted
-	Coarse   int // requests among them whose time is in whole seconds
-	Ended    int // requests among them that are dated by their end, as the log has no duration
-	Redacted int // values of header fields that the server has replaced by "REDACTED"; they count as not told
+	Coarse   int // requests among them whose time is told in whole seconds
+	Undated  int // requests among them that are dated by their end, as the log does not tell the duration
+	Redacted int // values of wanted header fields that the server has replaced by "REDACTED"; they count as not told
 
 	Broken   map[Reason]int
 	Examples []Broken // the first of each reason, in the order in which they were read
+}
+
+// count counts a request.
+func (s *Stats) count(e *entry) {
+	s.Records++
+	s.Redacted += e.redacted
+	if e.stamp.coarse {
+		s.Coarse++
+	}
+	if e.isEnd && !e.timed {
+		s.Undated++
+	}
+}
+
+// add counts a broken line, and keeps it if it is one of the first of its reason.
+func (s *Stats) add(b Broken, examples int, line []byte) {
+	s.Broken[b.Reason]++
+	if s.Broken[b.Reason] <= examples {
+		b.Excerpt = excerpt(line)
+		s.Examples = append(s.Examples, b)
+	}
+}
+
+// clone returns a copy that does not change.
+func (s *Stats) clone() Stats {
+	c := *s
+	c.Broken, c.Examples = maps.Clone(s.Broken), slices.Clone(s.Examples)
+	return c
+}
+
+const excerptWidth = 120 // characters
+
+// excerpt returns the beginning of a line as it may be shown on a terminal: a client
+// writes part of the log, so it may try to write to the terminal of whoever reads it.
+func excerpt(line []byte) string {
+	var b strings.Builder
+	for width := 0; len(line) > 0; {
+		r, size := utf8.DecodeRune(line)
+		shown := string(r)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			shown = fmt.Sprintf(`\x%02x`, line[0])
+		case !unicode.IsPrint(r):
+			shown = strings.Trim(fmt.Sprintf("%+q", r), "'")
+		}
+		if width += utf8.RuneCountInString(shown); width > excerptWidth-1 {
+			return b.String() + "…"
+		}
+		b.WriteString(shown)
+		line = line[size:]
+	}
+	return b.String()
 }

@@ -1,17 +1,34 @@
 package accesslog
 
 import (
+	"fmt"
 	"io"
+	"slices"
 	"time"
 )
 
 // Options say how logs are read. The zero value recognises the format of every file.
 type Options struct {
-	Format   Format   // "" is Auto
-	Fields   Fields   // of the format JSON
-	Trailing []string // of the format Combined: see [ParseTrailing]
-	Stamp    Stamp    // what the times are; "" is what the package comment says of the format
-	Header   []string // names of the header fields that are wanted
+	Format Format // "" is Auto
+	Fields Fields // of the format JSON
+	Stamp  Stamp  // what the times are; "" is what the package comment says of the format
+
+	// Trailing says what follows the user agent in lines of the format Combined, one word
+	// for each field:
+	//
+	//	-               nothing that is wanted
+	//	time            the time, more exactly than before, as nginx's $msec
+	//	duration:UNIT   the duration; UNIT is s, ms, us or ns
+	//	host            the host that the request is for
+	//	client          the client's address, instead of the first field; of a list the last
+	//	header:NAME     the header field NAME, instead of the one that the format has
+	//
+	// A field that is written as name=value has the value alone. What comes after the last
+	// of them is not looked at.
+	Trailing []string
+
+	// Header names the header fields that are wanted.
+	Header []string
 
 	// Spread spreads the requests of one second evenly over it, where times are told in
 	// whole seconds.
@@ -52,7 +69,7 @@ const (
 // "request.method". A field that is "" is looked for under the names that are usual for
 // it.
 type Fields struct {
-	Time     string // RFC 3339, or the time since 1970 in seconds, ms, µs or ns, by its size; as text or number
+	Time     string // RFC 3339 or the like, or the time since 1970 in seconds, ms, µs or ns, which its size tells; as text or number
 	Method   string
 	URI      string // the path with or without a query, a URL, or a request line ("GET / HTTP/1.1")
 	Host     string
@@ -60,9 +77,48 @@ type Fields struct {
 	Status   string
 	Duration string // a number, or text like "1.5ms"
 
-	// DurationUnit is what durations count that are plain numbers. 0 means a second.
+	// DurationUnit is what durations count that are plain numbers, at most a second.
+	// 0 means a second.
 	DurationUnit time.Duration
 
 	// Header names the fields that have header fields, by the name of the header field.
 	Header map[string]string
+}
+
+// checked returns the options with what 0 stands for, or an error that names the first
+// one that is wrong.
+func (o Options) checked() (Options, error) {
+	if o.Format == "" {
+		o.Format = Auto
+	}
+	if !slices.Contains([]Format{Auto, Combined, JSON, Caddy, Traefik}, o.Format) {
+		return o, fmt.Errorf("accesslog: Format is %q, must be auto, combined, json, caddy or traefik", o.Format)
+	}
+	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {
+		return o, fmt.Errorf("accesslog: Stamp is %q, must be arrival or end", o.Stamp)
+	}
+	if o.Window == 0 {
+		o.Window = time.Minute
+	}
+	if o.Window < 0 {
+		return o, fmt.Errorf("accesslog: Window is %v, must not be negative", o.Window)
+	}
+	if o.Examples == 0 {
+		o.Examples = 3
+	}
+	if o.Examples < 0 {
+		return o, fmt.Errorf("accesslog: Examples is %d, must not be negative", o.Examples)
+	}
+	if o.Fields.DurationUnit == 0 {
+		o.Fields.DurationUnit = time.Second
+	}
+	if o.Fields.DurationUnit < 0 || o.Fields.DurationUnit > time.Second {
+		return o, fmt.Errorf("accesslog: Fields.DurationUnit is %v, must be from 1ns to 1s", o.Fields.DurationUnit)
+	}
+	for _, name := range o.Header {
+		if name == "" {
+			return o, fmt.Errorf("accesslog: Header has the name %q, must be that of a header field", name)
+		}
+	}
+	return o, nil
 }

@@ -1,0 +1,193 @@
+package accesslog
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// A parser reads the lines of one format. It may change the bytes of a line, and keeps
+// none of them. The reason is "" for a line that has a request. One parser serves one
+// file.
+type parser interface {
+	parse(line []byte, e *entry) Reason
+
+	// subtracts reports whether there may be entries whose stamp is their end and whose
+	// duration is known.
+	subtracts() bool
+}
+
+// combined reads the format of Apache and nginx, and what others share with it:
+//
+//	192.0.2.1 - alice [10/Oct/2000:13:55:36 -0700] "GET / HTTP/1.1" 200 2326 "-" "curl/8"
+//
+// A virtual host may stand before the address. The user agent and the referer may be
+// missing, which is the Common Log Format.
+type combined struct {
+	texts    *texts
+	header   []string // names of the header fields that are wanted
+	trailing []trailing
+	stamp    Stamp
+
+	lastStamp []byte // the last time that was parsed, as most lines have the time of the one before
+	last      instant
+}
+
+// A trailing is what a field after the user agent has.
+type trailing struct {
+	what string // "", "time", "duration", "host", "client" or "header"
+	unit time.Duration
+	name string // of the header field
+}
+
+var units = map[string]time.Duration{
+	"": time.Second, "s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "µs": time.Microsecond, "ns": time.Nanosecond,
+}
+
+func newCombined(o Options, t *texts) (*combined, error) {
+	c := &combined{texts: t, header: o.Header, stamp: o.Stamp}
+	for _, word := range o.Trailing {
+		what, detail, _ := strings.Cut(word, ":")
+		field := trailing{what: what}
+		ok := detail == ""
+		switch what {
+		case "-":
+			field.what = ""
+		case "time", "host", "client":
+		case "duration":
+			field.unit, ok = units[detail]
+			if o.Stamp == "" {
+				return nil, fmt.Errorf("accesslog: Trailing has %q, so Stamp must say what the time is: arrival (Apache) or end (nginx)", word)
+			}
+		case "header":
+			field.name, ok = detail, detail != ""
+		default:
+			ok = false
+		}
+		if !ok {
+			return nil, fmt.Errorf("accesslog: Trailing has %q, must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME", word)
+		}
+		c.trailing = append(c.trailing, field)
+	}
+	return c, nil
+}
+
+func (c *combined) subtracts() bool { return c.stamp == End && len(c.trailing) > 0 }
+
+func (c *combined) parse(line []byte, e *entry) Reason {
+	e.isEnd = c.stamp == End
+	rest, reason := c.parseHead(line, e)
+	if reason != "" || len(c.header) == 0 && len(c.trailing) == 0 {
+		return reason
+	}
+	referer, rest := cutWord(rest)
+	agent, rest := cutWord(rest)
+	e.Header = make([]string, len(c.header))
+	c.setHeader(e, "Referer", referer)
+	c.setHeader(e, "User-Agent", agent)
+	return c.parseTrailing(rest, e)
+}
+
+// parseHead reads the line up to the number of bytes, and returns what follows.
+func (c *combined) parseHead(line []byte, e *entry) (rest []byte, reason Reason) {
+	open := bytes.Index(line, []byte(" ["))
+	if open < 0 {
+		return nil, NotFormat
+	}
+	who, rest := line[:open], line[open+len(" ["):]
+	closing := bytes.IndexByte(rest, ']')
+	if closing < 0 || closing+2 >= len(rest) || rest[closing+1] != ' ' || rest[closing+2] != '"' {
+		return nil, NotFormat
+	}
+	stamp, rest := rest[:closing], rest[closing+2:]
+	request, rest, ok := cutQuoted(rest)
+	if !ok || len(rest) == 0 || rest[0] != ' ' {
+		return nil, NotFormat
+	}
+	status, rest := cutWord(rest[1:])
+	_, rest = cutWord(rest) // the bytes that were sent
+
+	c.setWho(who, e)
+	if !c.setStamp(stamp, e) {
+		return nil, NoTime
+	}
+	if !e.setRequestLine(unescape(request), c.texts) {
+		return nil, NoRequest
+	}
+	if len(status) != 3 && !isDash(status) || !e.setStatus(status) { // One digit is what remains of a line that was cut.
+		return nil, BadStatus
+	}
+	return rest, ""
+}
+
+// setWho takes the client from what stands before the time: the address, or the virtual
+// host and the address, then the user's names by identd and by password. Names may have
+// blanks. The second field is the address if it is one, as no identd gives that.
+func (c *combined) setWho(who []byte, e *entry) {
+	first, rest := cutWord(who)
+	second, _ := cutWord(rest)
+	if len(second) > 1 && (second[0]-'0' <= 9 || bytes.IndexByte(second, ':') >= 0) {
+		if _, err := netip.ParseAddr(string(second)); err == nil {
+			e.Host = c.texts.hosts.of(first)
+			e.setClient(second, c.texts)
+			return
+		}
+	}
+	e.setClient(first, c.texts)
+}
+
+func (c *combined) setStamp(text []byte, e *entry) bool {
+	if bytes.Equal(text, c.lastStamp) {
+		e.stamp = c.last
+		return true
+	}
+	stamp, ok := parseTime(text)
+	if ok {
+		c.lastStamp, c.last = append(c.lastStamp[:0], text...), stamp
+	}
+	e.stamp = stamp
+	return ok
+}
+
+// setHeader sets the value of a header field, if it is wanted.
+func (c *combined) setHeader(e *entry, name string, value []byte) {
+	for i, wanted := range c.header {
+		if strings.EqualFold(wanted, name) {
+			e.Header[i] = e.headerValue(unescape(value), c.texts)
+		}
+	}
+}
+
+// parseTrailing reads the fields after the user agent.
+func (c *combined) parseTrailing(rest []byte, e *entry) Reason {
+	for _, field := range c.trailing {
+		var word []byte
+		word, rest = cutWord(rest)
+		if isDash(word) || len(word) == 0 {
+			continue
+		}
+		value := word
+		if i := bytes.IndexByte(word, '='); i >= 0 && field.what != "header" {
+			value, _ = cutWord(word[i+1:])
+		}
+		switch field.what {
+		case "time":
+			stamp, ok := parseTime(value)
+			if !ok {
+				return NoTime
+			}
+			e.stamp = stamp
+		case "duration":
+			e.setDuration(value, field.unit)
+		case "host":
+			e.Host = c.texts.hosts.of(value)
+		case "client":
+			e.setClient(unescape(value), c.texts)
+		case "header":
+			c.setHeader(e, field.name, value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,186 @@
+package accesslog
+
+import (
+	"bytes"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// An entry is what a line tells: a Record, and what At is made of.
+type entry struct {
+	Record
+
+	stamp    instant
+	isEnd    bool // the stamp is the end of the request
+	timed    bool // the line tells the duration
+	redacted int  // values that the server has replaced
+}
+
+// held is about how much memory an entry needs.
+func (e *entry) held() int {
+	const fixed = 256
+	n := fixed + len(e.Host) + len(e.Path) + len(e.Client)
+	for _, value := range e.Header {
+		n += len(value) + 16
+	}
+	return n
+}
+
+// Texts makes the strings of entries.
+type texts struct {
+	methods, hosts, paths, clients, values *interner
+}
+
+func newTexts() *texts {
+	plain := func(b []byte) string { return string(b) }
+	return &texts{
+		methods: newInterner(plain),
+		hosts:   newInterner(hostname),
+		paths:   newInterner(plain),
+		clients: newInterner(address),
+		values:  newInterner(plain),
+	}
+}
+
+// hostname returns a host without its port, in lower case.
+func hostname(b []byte) string {
+	host := strings.ToLower(string(b))
+	if strings.HasPrefix(host, "[") {
+		host, _, _ = strings.Cut(host[1:], "]")
+		return host
+	}
+	if name, _, found := strings.Cut(host, ":"); found && strings.Count(host, ":") == 1 {
+		return name
+	}
+	return host
+}
+
+// address returns the usual notation of an address without its port. An IPv4 address that
+// is mapped to IPv6 is the IPv4 address. What is no address stays as it is.
+func address(b []byte) string {
+	text := string(b)
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return addr.Unmap().String()
+	}
+	if ported, err := netip.ParseAddrPort(text); err == nil {
+		return ported.Addr().Unmap().String()
+	}
+	if addr, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return addr.Unmap().String()
+	}
+	return text
+}
+
+// setRequestLine takes the method, the path and maybe the host from "GET /path HTTP/1.1",
+// and reports whether that is a request.
+func (e *entry) setRequestLine(line []byte, t *texts) bool {
+	method, rest, ok := bytes.Cut(line, []byte(" "))
+	if !ok {
+		return false
+	}
+	// A path may have blanks if the server does not mind; what comes after the last one is
+	// the protocol, which HTTP/0.9 does not have.
+	if i := bytes.LastIndexByte(rest, ' '); i >= 0 && bytes.HasPrefix(rest[i+1:], []byte("HTTP/")) {
+		rest = rest[:i]
+	}
+	return e.setMethod(method, t) && e.setURI(rest, t)
+}
+
+// setMethod reports whether the bytes are a method.
+func (e *entry) setMethod(method []byte, t *texts) bool {
+	const longest = 32 // of the registered ones UPDATEREDIRECTREF has the most letters, 17
+	if len(method) == 0 || len(method) > longest {
+		return false
+	}
+	for _, c := range method {
+		if (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '_' {
+			return false
+		}
+	}
+	e.Method = t.methods.of(method)
+	return true
+}
+
+// setURI takes the path, and the host if it has one, from what stands in the first line
+// of a request, and reports whether that is possible. The method is set already.
+func (e *entry) setURI(uri []byte, t *texts) bool {
+	if i := bytes.IndexAny(uri, "?#"); i >= 0 {
+		uri = uri[:i]
+	}
+	switch {
+	case len(uri) == 0:
+		return false
+	case uri[0] == '/', len(uri) == 1 && uri[0] == '*':
+		e.Path = t.paths.of(uri)
+		return true
+	}
+	if i := bytes.Index(uri, []byte("://")); i > 0 {
+		rest := uri[i+len("://"):]
+		path := []byte("/")
+		if i := bytes.IndexByte(rest, '/'); i >= 0 {
+			rest, path = rest[:i], rest[i:]
+		}
+		e.Host, e.Path = t.hosts.of(rest), t.paths.of(path)
+		return len(rest) > 0
+	}
+	if e.Method == "CONNECT" {
+		e.Host, e.Path = t.hosts.of(uri), ""
+		return true
+	}
+	return false
+}
+
+// setStatus reports whether the bytes are a status. "-" is none.
+func (e *entry) setStatus(status []byte) bool {
+	if isDash(status) {
+		e.Status = 0
+		return true
+	}
+	if len(status) > 3 || len(status) == 0 {
+		return false
+	}
+	e.Status = 0
+	for _, c := range status {
+		if c < '0' || c > '9' {
+			return false
+		}
+		e.Status = e.Status*10 + int(c-'0')
+	}
+	return true
+}
+
+// setDuration takes the duration from the bytes, if it is one.
+func (e *entry) setDuration(text []byte, unit time.Duration) {
+	e.Duration, e.timed = parseDuration(text, unit)
+	if !e.timed {
+		e.Duration = 0
+	}
+}
+
+// setClient takes the client from the bytes. Of several addresses, as of X-Forwarded-For,
+// it is the last: that one was written by the nearest proxy, and the others by whoever
+// sent them.
+func (e *entry) setClient(client []byte, t *texts) {
+	if i := bytes.LastIndexByte(client, ','); i >= 0 {
+		client = bytes.TrimSpace(client[i+1:])
+	}
+	if !isDash(client) {
+		e.Client = t.clients.of(client)
+	}
+}
+
+// isDash reports whether a field has nothing.
+func isDash(field []byte) bool { return len(field) == 1 && field[0] == '-' }
+
+// headerValue returns a value of a header field. What the server has hidden is not there.
+func (e *entry) headerValue(value []byte, t *texts) string {
+	if isDash(value) {
+		return ""
+	}
+	if string(value) == "REDACTED" {
+		e.redacted++
+		return ""
+	}
+	return t.values.of(value)
+}

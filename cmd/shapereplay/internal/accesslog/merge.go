@@ -1,0 +1,141 @@
+package accesslog
+
+import (
+	"errors"
+	"io"
+	"math"
+	"slices"
+)
+
+// A merger reads several sources side by side, and returns their entries by the stamps.
+//
+// It always reads the source that lags, so it holds the entries of one window, and one
+// more of each source whose time has not come.
+type merger struct {
+	o     *Options
+	stats *Stats
+
+	sources []*source // those that have more lines
+	lagging *source   // the one that is read; nil if that has to be found
+	until   int64     // it is lagging up to this stamp
+
+	held    sorter
+	fresh   entry // the one that was read last
+	low     int64 // no stamp that was returned is later
+	seconds spread
+}
+
+// maxHeld is how many bytes of entries a sorter holds.
+const maxHeld = 256 << 20
+
+// tieBits are the bits of a tie that count lines; those above are the rank of the source.
+const tieBits = 40
+
+func newMerger(o *Options, stats *Stats) *merger {
+	return &merger{o: o, stats: stats, low: math.MinInt64, seconds: spread{}}
+}
+
+// add reads the first entries of the sources, and ranks the sources by them: what is of
+// one instant is returned in the order of the ranks.
+func (m *merger) add(sources []*source) error {
+	var firsts sorter
+	for i, s := range sources {
+		s.newest = math.MinInt64
+		switch err := m.read(s); {
+		case err == nil:
+			firsts.push(s.newest, uint64(i), &m.fresh)
+		case !errors.Is(err, io.EOF):
+			return err
+		}
+	}
+	for rank := uint64(0); len(firsts.tickets) > 0; rank++ {
+		var e entry
+		s := sources[firsts.pop(&e).tie]
+		s.rank = rank
+		m.sources = append(m.sources, s)
+		m.hold(s, &e)
+	}
+	return nil
+}
+
+// next writes the next entry to e. The error is [io.EOF] after the last one.
+func (m *merger) next(e *entry) (ticket, error) {
+	for {
+		first, ok := m.held.first()
+		if len(m.sources) == 0 {
+			if !ok {
+				return ticket{}, io.EOF
+			}
+			return m.release(e), nil
+		}
+		s := m.findLagging()
+		if ok && (s.newest-first >= int64(m.o.Window) || m.held.size > maxHeld) {
+			return m.release(e), nil
+		}
+		switch err := m.read(s); {
+		case err == nil:
+			m.hold(s, &m.fresh)
+		case errors.Is(err, io.EOF):
+			m.sources = slices.DeleteFunc(m.sources, func(other *source) bool { return other == s })
+			m.lagging = nil
+		default:
+			return ticket{}, err
+		}
+	}
+}
+
+func (m *merger) release(e *entry) ticket {
+	t := m.held.pop(e)
+	m.low = t.at
+	return t
+}
+
+// findLagging returns the source whose newest stamp is the earliest.
+func (m *merger) findLagging() *source {
+	if m.lagging != nil && m.lagging.newest <= m.until {
+		return m.lagging
+	}
+	m.lagging, m.until = m.sources[0], math.MaxInt64
+	for _, s := range m.sources[1:] {
+		if s.newest < m.lagging.newest {
+			m.lagging, m.until = s, m.lagging.newest
+		} else {
+			m.until = min(m.until, s.newest)
+		}
+	}
+	return m.lagging
+}
+
+// read reads the next entry of a source.
+func (m *merger) read(s *source) error {
+	err := s.next(&m.fresh, m.stats, m.o.Examples, func(e *entry) Reason {
+		if stamp := e.stamp.ns; stamp < m.low || s.newest != math.MinInt64 && s.newest-stamp >= int64(m.o.Window) {
+			return OutOfOrder
+		}
+		if e.isEnd && e.Duration >= m.o.Window {
+			return TookLong
+		}
+		return ""
+	})
+	if err == nil {
+		s.newest = max(s.newest, m.fresh.stamp.ns)
+	}
+	return err
+}
+
+// hold keeps an entry until its turn comes.
+func (m *merger) hold(s *source, e *entry) {
+	m.stats.count(e)
+	if m.o.Spread && e.stamp.coarse {
+		m.seconds.count(second{s.rank, e.stamp.ns})
+	}
+	m.held.push(e.stamp.ns, s.rank<<tieBits|uint64(s.line), e)
+}
+
+// offset returns how far into the second of its stamp an entry arrives that was returned.
+func (m *merger) offset(t ticket, e *entry) int64 {
+	if !m.o.Spread || !e.stamp.coarse {
+		return 0
+	}
+	return int64(m.seconds.next(second{t.tie >> tieBits, t.at}))
+}
