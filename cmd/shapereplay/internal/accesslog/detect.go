@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // sampled is how many lines at most tell the format of a file.
@@ -26,7 +27,8 @@ func newParser(f Format, o Options, t *texts) (parser, error) {
 }
 
 // choose sets the parser of a source to that of its format. If the format is Auto, it is
-// the one in which most of the first lines have requests; of several the most special.
+// the most special one in which at least half as many of the first lines have requests as
+// in any other: a line of Traefik that was cut is still one of the combined format.
 func (s *source) choose(o Options, t *texts) error {
 	if o.Format != Auto {
 		p, err := newParser(o.Format, o, t)
@@ -41,26 +43,23 @@ func (s *source) choose(o Options, t *texts) error {
 	if err != nil {
 		return err
 	}
-	most := 0
-	for _, f := range candidates {
-		p, err := newParser(f, o, t)
-		if err != nil {
+	parsers, fits, most := make([]parser, len(candidates)), make([]int, len(candidates)), 0
+	for i, f := range candidates {
+		if parsers[i], err = newParser(f, o, t); err != nil {
 			return err
 		}
-		fits := 0
 		for _, line := range sample {
-			if p.parse(bytes.Clone(line), &entry{}) == "" {
-				fits++
+			if parsers[i].parse(bytes.Clone(line), &entry{}) == "" {
+				fits[i]++
 			}
 		}
-		if fits > most || s.parser == nil {
-			s.parser, most = p, fits
-		}
+		most = max(most, fits[i])
 	}
 	if most == 0 && len(sample) > 0 {
-		return fmt.Errorf("accesslog: %s: the format is none of combined, json, caddy and traefik; it begins with %q",
+		return fmt.Errorf("accesslog: %s: the format is none of combined, json, caddy and traefik; it begins with %s",
 			s.name, excerpt(sample[0]))
 	}
+	s.parser = parsers[slices.IndexFunc(fits, func(n int) bool { return 2*n >= most })]
 	return nil
 }
 

@@ -20,19 +20,20 @@ type merger struct {
 	until   int64     // it is lagging up to this stamp
 
 	held    sorter
+	most    int   // bytes of entries that held holds
 	fresh   entry // the one that was read last
 	low     int64 // no stamp that was returned is later
 	seconds spread
 }
 
-// maxHeld is how many bytes of entries a sorter holds.
+// maxHeld is how many bytes of entries a sorter holds, but for the last.
 const maxHeld = 256 << 20
 
 // tieBits are the bits of a tie that count lines; those above are the rank of the source.
 const tieBits = 40
 
 func newMerger(o *Options, stats *Stats) *merger {
-	return &merger{o: o, stats: stats, low: math.MinInt64, seconds: spread{}}
+	return &merger{o: o, stats: stats, most: maxHeld, low: math.MinInt64, seconds: spread{}}
 }
 
 // add reads the first entries of the sources, and ranks the sources by them: what is of
@@ -69,7 +70,7 @@ func (m *merger) next(e *entry) (ticket, error) {
 			return m.release(e), nil
 		}
 		s := m.findLagging()
-		if ok && (s.newest-first >= int64(m.o.Window) || m.held.size > maxHeld) {
+		if ok && (s.newest-first >= int64(m.o.Window) || m.held.size > m.most) {
 			return m.release(e), nil
 		}
 		switch err := m.read(s); {

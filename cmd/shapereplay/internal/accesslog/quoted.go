@@ -27,7 +27,7 @@ func cutQuoted(text []byte) (inside, rest []byte, ok bool) {
 
 // cutWord returns what stands before the next blank, and what follows it. A blank in
 // quotes is part of a word, as in name="two words". A word that is quoted as a whole is
-// returned without its quotes.
+// returned without its quotes, also if it has quotes that are not escaped.
 func cutWord(text []byte) (word, rest []byte) {
 	if inside, rest, ok := cutQuoted(text); ok && (len(rest) == 0 || rest[0] == ' ') {
 		return inside, bytes.TrimPrefix(rest, []byte(" "))
@@ -36,7 +36,7 @@ func cutWord(text []byte) (word, rest []byte) {
 	for i := 0; i < len(text); i++ {
 		switch {
 		case text[i] == ' ':
-			return text[:i], text[i+1:]
+			return unquote(text[:i]), text[i+1:]
 		case text[i] == '"' && !unclosed:
 			inside, _, ok := cutQuoted(text[i:])
 			if unclosed = !ok; ok {
@@ -44,7 +44,14 @@ func cutWord(text []byte) (word, rest []byte) {
 			}
 		}
 	}
-	return text, nil
+	return unquote(text), nil
+}
+
+func unquote(word []byte) []byte {
+	if n := len(word); n > 1 && word[0] == '"' && word[n-1] == '"' {
+		return word[1 : n-1]
+	}
+	return word
 }
 
 // unescape undoes the escaping of the text formats: \xHH, and what Apache has beside it.

@@ -104,7 +104,7 @@ func (r *Reader) next(e *entry) error {
 	}
 	for {
 		first, ok := r.arrived.first()
-		if ok && (r.ended || first <= r.passed || r.arrived.size > maxHeld) {
+		if ok && (r.ended || first <= r.passed || r.arrived.size > r.stamped.most) {
 			r.arrive(e, r.arrived.pop(e).at)
 			return nil
 		}

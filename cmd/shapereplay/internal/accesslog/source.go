@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"sync/atomic"
 )
@@ -61,6 +62,9 @@ func openSource(name string, stdin io.Reader, read *atomic.Int64) (s *source, in
 
 // failed says of an error which file it is of.
 func (s *source) failed(err error) error {
+	if named := (*fs.PathError)(nil); errors.As(err, &named) {
+		return fmt.Errorf("accesslog: %w", err)
+	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		err = fmt.Errorf("ends in the middle: %w", err)
 	}

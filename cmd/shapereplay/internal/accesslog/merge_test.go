@@ -1,0 +1,156 @@
+package accesslog_test
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+)
+
+func TestLinesAreSortedWithinAMinute(t *testing.T) {
+	records, stats := readText(t, accesslog.Options{}, common(0, "/a")+common(60, "/d")+common(1, "/b")+
+		common(60, "/e")+common(59, "/c")+common(61, "/f"))
+	require.Equal(t, []string{"0s /a", "1s /b", "59s /c", "1m0s /d", "1m0s /e", "1m1s /f"}, arrivals(records))
+	require.Empty(t, stats.Broken)
+}
+
+func TestLinesFurtherBackAreBroken(t *testing.T) {
+	records, stats := readText(t, accesslog.Options{}, common(0, "/a")+common(60, "/b")+common(0, "/late")+common(61, "/c"))
+	require.Equal(t, []string{"0s /a", "1m0s /b", "1m1s /c"}, arrivals(records))
+	require.Equal(t, map[accesslog.Reason]int{accesslog.OutOfOrder: 1}, stats.Broken)
+	require.Equal(t, 3, stats.Examples[0].Line)
+
+	records, _ = readText(t, accesslog.Options{Window: time.Minute + 1}, common(0, "/a")+common(60, "/b")+common(0, "/late"))
+	require.Equal(t, []string{"0s /a", "0s /late", "1m0s /b"}, arrivals(records))
+}
+
+func TestRotatedFilesAreMergedInAnyOrder(t *testing.T) {
+	oldest := write(t, "access.log.2.gz", zip(t, common(0, "/a")+common(1, "/b")))
+	older := write(t, "access.log.1", []byte(common(3, "/d")+common(2, "/c")+common(4, "/e")))
+	newest := write(t, "access.log", []byte(common(4, "/f")+common(3600, "/g")))
+	empty := write(t, "access.log.3", nil)
+	want := []string{"0s /a", "1s /b", "2s /c", "3s /d", "4s /e", "4s /f", "1h0m0s /g"}
+	for _, names := range [][]string{{oldest, older, newest, empty}, {empty, newest, older, oldest}, {older, newest, empty, oldest}} {
+		records, stats := readAll(t, accesslog.Options{}, names...)
+		require.Equal(t, want, arrivals(records))
+		require.Empty(t, stats.Broken)
+	}
+}
+
+func TestLogsOfSeveralServersAreMergedLikeOneThatIsSorted(t *testing.T) {
+	chance := rand.New(rand.NewPCG(16, 2))
+	for range 20 {
+		type line struct{ at, file, number int }
+		var names []string
+		var lines []line
+		for file := range 4 {
+			var text strings.Builder
+			// The first line has the earliest time, by which the files are ranked.
+			for at, number := 10*file, 0; at < 300; at, number = at+chance.IntN(3), number+1 {
+				l := line{max(10*file, at-chance.IntN(60)), file, number}
+				lines = append(lines, l)
+				text.WriteString(common(l.at, fmt.Sprintf("/%d/%d", l.file, l.number)))
+			}
+			names = slices.Insert(names, chance.IntN(len(names)+1), write(t, "access.log", []byte(text.String())))
+		}
+		slices.SortFunc(lines, func(a, b line) int {
+			return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.file, b.file), cmp.Compare(a.number, b.number))
+		})
+		var want []string
+		for _, l := range lines {
+			want = append(want, fmt.Sprintf("%v /%d/%d", time.Duration(l.at)*time.Second, l.file, l.number))
+		}
+		records, stats := readAll(t, accesslog.Options{}, names...)
+		require.Empty(t, stats.Broken)
+		require.Equal(t, want, arrivals(records))
+	}
+}
+
+func TestFullBuffersReturnTheEarliestInsteadOfGrowing(t *testing.T) {
+	open := func(text string) *accesslog.Reader {
+		r, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(text)}, "-")
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, r.Close()) })
+		accesslog.SetMaxHeld(r, 10<<10) // about 40 requests
+		return r
+	}
+	next := func(r *accesslog.Reader) string {
+		record, err := r.Next()
+		require.NoError(t, err)
+		return arrivals([]accesslog.Record{record})[0]
+	}
+
+	r := open(strings.Repeat(common(1, "/a"), 100) + common(0, "/late") + common(1, "/b"))
+	for range 100 {
+		require.Equal(t, "1s /a", next(r))
+		require.LessOrEqual(t, accesslog.Held(r), 11<<10)
+	}
+	require.Equal(t, "1s /b", next(r))
+	require.Equal(t, map[accesslog.Reason]int{accesslog.OutOfOrder: 1}, r.Stats().Broken)
+
+	r = open(strings.Repeat(ended(time.Second, 0, "/a"), 100) + ended(time.Second, time.Second/2, "/late"))
+	var all []string
+	for range 101 {
+		all = append(all, next(r))
+		require.LessOrEqual(t, accesslog.Held(r), 22<<10)
+	}
+	require.Empty(t, r.Stats().Broken)
+	late := slices.Index(all, "1s /late")
+	require.Greater(t, late, 0, "it arrives with the request that was returned before it: %v", all)
+}
+
+func TestFilesMayDifferInTheirFormats(t *testing.T) {
+	text := write(t, "nginx.log", []byte(common(1, "/text")))
+	object := write(t, "app.log", []byte(ended(2500*time.Millisecond, 2*time.Second, "/object")))
+	records, _ := readAll(t, accesslog.Options{}, text, object)
+	require.Equal(t, []string{"500ms /object", "1s /text"}, arrivals(records))
+}
+
+func TestADurationIsSubtractedFromTheEnd(t *testing.T) {
+	const second = time.Second
+	text := ended(1*second, 0, "/b") + ended(60*second, second/2, "/d") + ended(60*second, 59*second+second/2, "/a") +
+		ended(61*second, 59*second+second/2, "/c") + ended(62*second, 60*second, "/long")
+	records, stats := readText(t, accesslog.Options{}, text)
+	require.Equal(t, []string{"500ms /a", "1s /b", "1.5s /c", "59.5s /d"}, arrivals(records))
+	require.Equal(t, map[accesslog.Reason]int{accesslog.TookLong: 1}, stats.Broken)
+	require.Zero(t, stats.Undated)
+
+	records, stats = readText(t, accesslog.Options{Stamp: accesslog.Arrival}, text)
+	require.Equal(t, []string{"1s /b", "1m0s /d", "1m0s /a", "1m1s /c", "1m2s /long"}, arrivals(records))
+	require.Empty(t, stats.Broken)
+}
+
+func TestRequestsAreSpreadOverTheirSecond(t *testing.T) {
+	text := common(0, "/a") + common(1, "/c") + common(0, "/b") + common(1, "/d") + common(1, "/e") + common(1, "/f")
+	records, stats := readText(t, accesslog.Options{Spread: true}, text)
+	require.Equal(t, []string{"0s /a", "500ms /b", "1s /c", "1.25s /d", "1.5s /e", "1.75s /f"}, arrivals(records))
+	require.Equal(t, 6, stats.Coarse)
+
+	other := write(t, "access.log", []byte(common(1, "/x")+common(1, "/y")))
+	records, _ = readAll(t, accesslog.Options{Spread: true}, write(t, "access.log", []byte(text)), other)
+	require.Equal(t, []string{"0s /a", "500ms /b", "1s /c", "1s /x", "1.25s /d", "1.5s /e", "1.5s /y", "1.75s /f"}, arrivals(records),
+		"each server's requests are spread by themselves")
+
+	exact := ended(0, 0, "/a") + ended(time.Second/10, 0, "/b") + ended(time.Second/10, 0, "/c")
+	records, stats = readText(t, accesslog.Options{Spread: true}, exact)
+	require.Equal(t, []string{"0s /a", "100ms /b", "100ms /c"}, arrivals(records), "times that are told exactly stay")
+	require.Equal(t, 1, stats.Coarse)
+}
+
+func TestAFileGivenTwiceDoesNotCountTwice(t *testing.T) {
+	file := write(t, "access.log", []byte(common(0, "/a")))
+	link := file + ".link"
+	require.NoError(t, os.Link(file, link))
+	_, err := accesslog.Open(accesslog.Options{}, file, link)
+	require.EqualError(t, err, "accesslog: "+file+" and "+link+" are the same, so its requests would count twice")
+	_, err = accesslog.Open(accesslog.Options{Stdin: strings.NewReader("")}, "-", "-")
+	require.ErrorContains(t, err, "- and - are the same")
+}

@@ -1,0 +1,69 @@
+package accesslog_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+)
+
+func TestWrongOptionsAreNamed(t *testing.T) {
+	for want, o := range map[string]accesslog.Options{
+		`Format is "clf", must be auto, combined, json, caddy or traefik`:                                        {Format: "clf"},
+		`Stamp is "start", must be arrival or end`:                                                               {Stamp: "start"},
+		`Window is -1s, must not be negative`:                                                                    {Window: -time.Second},
+		`Examples is -1, must not be negative`:                                                                   {Examples: -1},
+		`Fields.DurationUnit is 1m0s, must be from 1ns to 1s`:                                                    {Fields: accesslog.Fields{DurationUnit: time.Minute}},
+		`Header has the name "", must be that of a header field`:                                                 {Header: []string{""}},
+		`Trailing has "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
+		`Trailing has "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
+		`Trailing has "header:", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:    {Trailing: []string{"header:"}},
+		`Trailing has "host:port", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:  {Trailing: []string{"host:port"}},
+		`Trailing has "duration:s", so Stamp must say what the time is: arrival (Apache) or end (nginx)`:         {Trailing: []string{"duration:s"}},
+	} {
+		o.Stdin = strings.NewReader(common(0, "/a"))
+		_, err := accesslog.Open(o, "-")
+		require.EqualError(t, err, "accesslog: "+want)
+	}
+}
+
+func TestAFormatThatIsNoneIsAnError(t *testing.T) {
+	for text, begins := range map[string]string{
+		"time,method,path\n1,GET,/\n":            `time,method,path`,
+		"\x1b[31m\x9b\u202e":                     `\x1b[31m\x9b\u202e`,
+		strings.Repeat("ä", 100_000):             strings.Repeat("ä", 119) + "…",
+		`{"time":"2026-11-22T12:00:00Z"}` + "\n": `{"time":"2026-11-22T12:00:00Z"}`,
+	} {
+		_, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(text)}, "-")
+		require.EqualError(t, err, `accesslog: -: the format is none of combined, json, caddy and traefik; it begins with `+begins)
+	}
+}
+
+func TestAFileWithoutLinesHasNoFormat(t *testing.T) {
+	for _, text := range []string{"", "\n", "\r\n\r\n", "\xef\xbb\xbf"} {
+		records, stats := readText(t, accesslog.Options{}, text)
+		require.Empty(t, records)
+		require.Zero(t, stats.Lines)
+	}
+}
+
+func TestAFormatThatIsNamedIsNotDoubted(t *testing.T) {
+	records, stats := readText(t, accesslog.Options{Format: accesslog.Caddy}, common(0, "/a"))
+	require.Empty(t, records)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 1}, stats.Broken)
+}
+
+func TestTheFirstBrokenLinesOfEachReasonAreKept(t *testing.T) {
+	broken := strings.Repeat("\x1b]0;title\x07\n", 5)
+	_, stats := readText(t, accesslog.Options{}, common(0, "/a")+broken+`192.0.2.1 - - [then] "GET / HTTP/1.1" 200 1`+"\n"+broken)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 10, accesslog.NoTime: 1}, stats.Broken)
+	require.Equal(t, []accesslog.Broken{
+		{File: "-", Line: 2, Reason: accesslog.NotFormat, Excerpt: `\x1b]0;title\a`},
+		{File: "-", Line: 3, Reason: accesslog.NotFormat, Excerpt: `\x1b]0;title\a`},
+		{File: "-", Line: 4, Reason: accesslog.NotFormat, Excerpt: `\x1b]0;title\a`},
+		{File: "-", Line: 7, Reason: accesslog.NoTime, Excerpt: `192.0.2.1 - - [then] "GET / HTTP/1.1" 200 1`},
+	}, stats.Examples)
+}
