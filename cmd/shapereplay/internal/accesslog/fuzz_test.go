@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 
 	"github.com/stretchr/testify/require"
 
@@ -91,11 +90,9 @@ func fuzz(f *testing.F, o accesslog.Options, samples ...string) {
 
 func requireSane(t *testing.T, r accesslog.Record) {
 	t.Helper()
-	// The earliest is a request of January 1, 1970, that was long.
-	require.False(t, r.At.Before(time.Unix(0, 0).Add(-time.Minute)), r.At)
+	require.False(t, r.At.Before(time.Unix(0, 0)), r.At)
 	require.Less(t, r.At.Year(), 2263)
-	require.NotEmpty(t, r.Method)
-	require.Equal(t, -1, strings.IndexFunc(r.Method, func(c rune) bool { return c > unicode.MaxASCII || !unicode.IsLetter(c) && !unicode.IsDigit(c) && c != '-' && c != '_' }), r.Method)
+	require.Regexp(t, `^[A-Za-z0-9_-]+$`, r.Method)
 	require.True(t, strings.HasPrefix(r.Path, "/") || r.Path == "*" || r.Method == "CONNECT" && r.Path == "", r.Path)
 	require.NotContains(t, r.Path, "?")
 	require.True(t, 0 <= r.Status && r.Status <= 999, r.Status)
