@@ -139,7 +139,7 @@ func (c *combined) setWho(who []byte, e *entry) {
 }
 
 func (c *combined) setStamp(text []byte, e *entry) bool {
-	if bytes.Equal(text, c.lastStamp) {
+	if len(text) > 0 && bytes.Equal(text, c.lastStamp) {
 		e.stamp = c.last
 		return true
 	}

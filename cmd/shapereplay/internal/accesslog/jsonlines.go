@@ -51,14 +51,16 @@ func (p *path) find(v *fastjson.Value) *fastjson.Value {
 	return v.Get(p.steps...)
 }
 
-// find returns the value of the first of the paths that leads to one other than null.
-func find(v *fastjson.Value, paths []path) (found *fastjson.Value, index int) {
+// find returns the value of the first of the paths that leads to something other than
+// null or an object, nil if there is none.
+func find(v *fastjson.Value, paths []path) *fastjson.Value {
 	for i := range paths {
-		if found := paths[i].find(v); found != nil && found.Type() != fastjson.TypeNull {
-			return found, i
+		found := paths[i].find(v)
+		if found != nil && found.Type() != fastjson.TypeNull && found.Type() != fastjson.TypeObject {
+			return found
 		}
 	}
-	return nil, -1
+	return nil
 }
 
 func newJSONLines(o Options, names fieldNames, t *texts) *jsonLines {
@@ -98,16 +100,16 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 	if !j.setStamp(v, e) {
 		return NoTime
 	}
-	if status, _ := find(v, j.names.status); status != nil && !e.setStatus(j.text(status)) {
+	if status := find(v, j.names.status); status != nil && !e.setStatus(j.text(status)) {
 		return BadStatus
 	}
-	if elapsed, _ := find(v, j.names.duration); elapsed != nil {
+	if elapsed := find(v, j.names.duration); elapsed != nil {
 		e.setDuration(j.text(elapsed), j.names.unit)
 	}
 	if len(j.header) > 0 {
 		e.Header = make([]string, len(j.header))
 		for i, paths := range j.header {
-			if value, _ := find(v, paths); value != nil {
+			if value := find(v, paths); value != nil {
 				e.Header[i] = j.headerValue(value, e)
 			}
 		}
@@ -117,12 +119,12 @@ func (j *jsonLines) parse(line []byte, e *entry) Reason {
 
 // setRequest takes the method, the host, the path and the client.
 func (j *jsonLines) setRequest(v *fastjson.Value, e *entry) Reason {
-	uri, _ := find(v, j.names.uri)
+	uri := find(v, j.names.uri)
 	if uri == nil {
 		return NoRequest
 	}
 	text := j.text(uri)
-	switch method, _ := find(v, j.names.method); {
+	switch method := find(v, j.names.method); {
 	case bytes.IndexByte(text, ' ') > 0 && text[0] != '/':
 		if !e.setRequestLine(text, j.texts) {
 			return NoRequest
@@ -130,12 +132,12 @@ func (j *jsonLines) setRequest(v *fastjson.Value, e *entry) Reason {
 	case method == nil || !e.setMethod(method.GetStringBytes(), j.texts) || !e.setURI(text, j.texts):
 		return NoRequest
 	}
-	if host, _ := find(v, j.names.host); host != nil {
+	if host := find(v, j.names.host); host != nil {
 		if text := host.GetStringBytes(); len(text) > 0 && !isDash(text) {
 			e.Host = j.texts.hosts.of(text)
 		}
 	}
-	if client, _ := find(v, j.names.client); client != nil {
+	if client := find(v, j.names.client); client != nil {
 		if text := client.GetStringBytes(); len(text) > 0 {
 			e.setClient(text, j.texts)
 		}
