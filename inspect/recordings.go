@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"example.com/leakybucket/inspect/internal/replay"
+	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
 

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"example.com/leakybucket/inspect/internal/replay"
+	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/internal/limitwords"
 	"example.com/leakybucket/shaper"
 )

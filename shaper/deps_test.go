@@ -65,14 +65,15 @@ const importPolicy = `
 
 	# What shows shapers to people needs nothing beside them, so that whoever wants the page
 	# gets no other module with it. (x/time for the type of a rate.)
-	inspect: std shaper internal/limitwords golang.org/x/time/rate
+	inspect: std shaper internal/limitwords internal/replay golang.org/x/time/rate
 
 	# What limits mean is said in one place, for the demo and for whoever checks a file
 	# of limits. It is arithmetic: it runs no Shaper and reads no file.
 	internal/limitwords: std shaper
 
-	# What arrivals would have met under other limits is arithmetic: it runs no Shaper.
-	inspect/internal/replay: std shaper golang.org/x/time/rate
+	# What arrivals would have met under other limits is arithmetic, for inspect and for
+	# whoever replays a log: it runs no Shaper.
+	internal/replay: std shaper golang.org/x/time/rate
 
 	# The model is played against shaper's public API and judges it, so it shares no
 	# code with it. It is for tests alone: no other line allows it.

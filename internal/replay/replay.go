@@ -1,5 +1,7 @@
 // Package replay tells what requests that have arrived at a bucket would have met under
 // other limits. It runs no Shaper: it is a function of the arrivals, in virtual time.
+// [Run] replays a recording whose callers may give up. [Bucket.Arrive] replays requests
+// one after another as they come, however many, if none gives up.
 //
 // The replay obeys the one rule by which requests leave, with every instant exact:
 //
@@ -13,13 +15,13 @@
 //
 // internal/model simulates the same and more, for tests. It walks the whole line at each
 // arrival, and imports package testing, so a program can't use it; the tests of this
-// package compare the two.
+// package compare the two. Another test plays the same requests to a real
+// [shaper.Group] in a testing/synctest bubble and to Buckets.
 package replay
 
 import (
 	"cmp"
 	"math"
-	"math/big"
 	"slices"
 	"time"
 
@@ -104,6 +106,3 @@ func patienceOf(requests []Request) (all []patience) {
 	slices.SortFunc(all, patience.before)
 	return all
 }
-
-// bigOf returns a whole number as a big one.
-func bigOf[T ~int | ~int64](n T) *big.Int { return big.NewInt(int64(n)) }

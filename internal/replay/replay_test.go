@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/inspect/internal/replay"
+	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
 

@@ -10,15 +10,33 @@ import (
 // intervalOf returns the time that one cost unit takes at a rate, num/den nanoseconds.
 // The rate is read as the simplest fraction within one part in 2⁵⁰ of it, which is how
 // package shaper reads it. At [rate.Inf] num is 0.
-func intervalOf(r rate.Limit) (num, den *big.Int) {
+//
+// From one in 365 days to 10⁹ per second den is below 2⁵⁰, and num below 2⁸⁰.
+func intervalOf(r rate.Limit) (num int128, den uint64) {
 	if r == rate.Inf {
-		return new(big.Int), big.NewInt(1)
+		return int128{}, 1
 	}
 	exact := new(big.Rat).SetFloat64(float64(r))
 	slip := new(big.Rat).Mul(exact, big.NewRat(1, 1<<50))
 	perSecond := simplest(new(big.Rat).Sub(exact, slip), new(big.Rat).Add(exact, slip))
 	interval := perSecond.Quo(big.NewRat(int64(time.Second), 1), perSecond)
-	return interval.Num(), interval.Denom()
+	return narrow(interval.Num()), interval.Denom().Uint64()
+}
+
+// narrow returns a whole number, which is not negative, as an int128.
+func narrow(n *big.Int) int128 {
+	if n.BitLen() > 127 {
+		return forever
+	}
+	high := new(big.Int).Rsh(n, 64)
+	low := new(big.Int).Sub(n, new(big.Int).Lsh(high, 64))
+	return int128{high.Int64(), low.Uint64()}
+}
+
+// big returns a as a big number.
+func (a int128) big() *big.Int {
+	n := new(big.Int).Lsh(big.NewInt(a.high), 64)
+	return n.Add(n, new(big.Int).SetUint64(a.low))
 }
 
 // simplest returns the fraction with the smallest denominator from low to high, which

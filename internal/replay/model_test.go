@@ -3,6 +3,7 @@ package replay_test
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -11,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/inspect/internal/replay"
 	"example.com/leakybucket/internal/model"
+	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
 
@@ -55,6 +56,9 @@ func randomLoad(chance *rand.Rand) (shaper.Limits, []replay.Request) {
 		Rate:  []rate.Limit{7, 50, 1.0 / 3, 1000.0 / 7, 1e6, rate.Every(3 * time.Second), rate.Inf}[chance.IntN(7)],
 		Burst: chance.IntN(6),
 		Depth: []int{0, 1, 2, 5, 20}[chance.IntN(5)],
+	}
+	if chance.IntN(4) == 0 {
+		l.Rate = rate.Limit(math.Exp(chance.Float64()*20 - 5))
 	}
 	step := time.Millisecond
 	if l.Rate != rate.Inf {
