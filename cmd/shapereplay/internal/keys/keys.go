@@ -1,0 +1,162 @@
+// Package keys makes the keys of the requests of a log: the same as the handler of package
+// caddyshaper makes of the requests themselves, as far as the log has what they are made
+// of.
+package keys
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/config"
+	"example.com/leakybucket/shaper"
+)
+
+// A Maker makes the keys of requests from their parts. [New] makes one. It is for one
+// goroutine.
+type Maker struct {
+	parts  []part
+	values []string // of the parts, while a key is made
+	header []string
+
+	clients memo[string, client]
+	keys    memo[string, string]
+	routes  *routes
+}
+
+// A part returns one part of the key of a request.
+type part func(*accesslog.Record) string
+
+// A client is the other end of a request.
+type client struct {
+	part    string // of keys
+	address string // the same, if it is an address or a prefix
+}
+
+// New returns the Maker of keys with the given parts:
+//
+//	route        the pattern that fits, of those given and those that begin the rules' keys
+//	client_ip    the address of the client; of an IPv6 address its /64
+//	host         the host without its port
+//	header:NAME  the value of a header field
+//	all          stands alone: all requests have one key
+func New(parts, patterns []string, rules *config.Rules) (*Maker, error) {
+	m := &Maker{}
+	if len(parts) == 1 && parts[0] == "all" {
+		return m, m.needsNo(patterns)
+	}
+	for i, name := range parts {
+		p, err := m.part(name)
+		if err != nil {
+			return nil, err
+		}
+		if name == "route" && m.routes == nil {
+			if m.routes, err = newRoutes(patterns, rules, i); err != nil {
+				return nil, err
+			}
+		}
+		m.parts = append(m.parts, p)
+	}
+	m.values = make([]string, len(m.parts))
+	return m, m.needsNo(patterns)
+}
+
+// needsNo returns an error if there are patterns that nothing needs.
+func (m *Maker) needsNo(patterns []string) error {
+	if m.routes == nil && len(patterns) > 0 {
+		return fmt.Errorf("the pattern %q is for the part route, which the key does not have", patterns[0])
+	}
+	return nil
+}
+
+func (m *Maker) part(name string) (part, error) {
+	if field, ok := strings.CutPrefix(name, "header:"); ok {
+		if _, err := shaper.ByHeader(field)(&http.Request{}); err != nil {
+			return nil, fmt.Errorf("%q: must have the name of a header field after the colon", name)
+		}
+		i := len(m.header)
+		m.header = append(m.header, field)
+		return func(r *accesslog.Record) string { return bounded(r.Header[i]) }, nil
+	}
+	switch name {
+	case "route":
+		return func(r *accesslog.Record) string { return m.routes.of(r) }, nil
+	case "client_ip":
+		return func(r *accesslog.Record) string { return m.client(r.Client).part }, nil
+	case "host":
+		return func(r *accesslog.Record) string { return r.Host }, nil
+	case "all":
+		return nil, errors.New(`"all" stands beside other parts, must stand alone`)
+	}
+	if strings.Contains(name, "{") {
+		return nil, fmt.Errorf("%q: a log does not tell the value of a placeholder; the parts are route, client_ip, host, header:NAME and all", name)
+	}
+	return nil, fmt.Errorf("%q: the parts are route, client_ip, host, header:NAME and all", name)
+}
+
+// bounded returns the value of a header field as [shaper.ByHeader] does, which shortens one
+// that is longer than anybody's key.
+func bounded(value string) string {
+	const field, keptWhole = "X-Value", 256
+	if len(value) <= keptWhole {
+		return value
+	}
+	short, err := shaper.ByHeader(field)(&http.Request{Header: http.Header{field: {value}}})
+	if err != nil {
+		return value
+	}
+	return short
+}
+
+// Header returns the names of the header fields that the keys are made of, as
+// [accesslog.Options] wants them.
+func (m *Maker) Header() []string { return m.header }
+
+// Of returns the key of a request, and its client as a firewall wants it, which is the
+// address, or of an IPv6 address the /64. The client is "" if the log has no address.
+func (m *Maker) Of(r *accesslog.Record) (key, address string) {
+	for i, part := range m.parts {
+		m.values[i] = part(r)
+	}
+	address = m.client(r.Client).address
+	if len(m.values) == 1 {
+		return m.keys.get(m.values[0], func() string { return shaper.Join(m.values[0]) }), address
+	}
+	return shaper.Join(m.values...), address
+}
+
+// client returns the client with a name, which is an address in nearly every log.
+func (m *Maker) client(name string) client {
+	return m.clients.get(name, func() client {
+		if _, err := netip.ParseAddr(name); err != nil {
+			return client{part: name}
+		}
+		key, err := shaper.ClientIP{}.Key(&http.Request{RemoteAddr: name})
+		if err != nil {
+			return client{part: name}
+		}
+		return client{key, key}
+	})
+}
+
+// A memo remembers what was made of the things that stand in many lines of a log.
+type memo[K comparable, V any] struct{ kept map[K]V }
+
+// maxKept is how many things a memo remembers. Then it begins anew.
+const maxKept = 1 << 16
+
+func (m *memo[K, V]) get(k K, compute func() V) V {
+	v, ok := m.kept[k]
+	if ok {
+		return v
+	}
+	if m.kept == nil || len(m.kept) >= maxKept {
+		m.kept = make(map[K]V)
+	}
+	v = compute()
+	m.kept[k] = v
+	return v
+}

@@ -1,0 +1,103 @@
+package keys_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/cmd/shapereplay/internal/keys"
+	"example.com/leakybucket/config"
+	"example.com/leakybucket/shaper"
+)
+
+func rules(t *testing.T, text string) *config.Rules {
+	t.Helper()
+	parsed, err := config.Parse("test.yaml", []byte(text))
+	require.NoError(t, err)
+	return parsed
+}
+
+// A rule that is right for the server must be right for the replay, so a key of a log
+// must be the key that the functions of package shaper make of the request.
+func TestKeysAreThoseOfTheRequests(t *testing.T) {
+	mux := http.NewServeMux()
+	for _, pattern := range []string{"POST /login", "/orders/{id}", "/", "shop.example/cart"} {
+		mux.Handle(pattern, http.NotFoundHandler())
+	}
+	file := rules(t, "default: 1/s\nlimits:\n  \"POST %2Flogin\": 1/s\n  \"%2Forders%2F{id}\": 1/s\n  \"%2F/192.0.2.1\": 1/s\n  other: 1/s\n")
+	maker, err := keys.New([]string{"route", "client_ip", "host", "header:X-Api-Key"}, []string{"shop.example/cart", "POST /login"}, file)
+	require.NoError(t, err)
+	require.Equal(t, []string{"X-Api-Key"}, maker.Header())
+	byClient := shaper.ByClientIP()
+	for _, test := range []struct{ method, host, path, client, header string }{
+		{"POST", "shop.example", "/login", "192.0.2.1", "a"},
+		{"GET", "shop.example", "/login", "192.0.2.1", "a/b"},
+		{"PUT", "shop.example", "/login", "2001:db8::1:2:3:4", ""},
+		{"GET", "", "/orders/42", "2001:db8::1", "-"},
+		{"DELETE", "other.example", "/orders/a%2Fb", "::1", strings.Repeat("x", 300)},
+		{"DELETE", "shop.example", "/cart", "198.51.100.7", "%"},
+		{"GET", "shop.example", "//orders//1", "198.51.100.7", ""},
+	} {
+		request, err := http.NewRequestWithContext(t.Context(), test.method, "http://h"+test.path, nil)
+		require.NoError(t, err)
+		request.Host, request.RemoteAddr = test.host, "["+test.client+"]:1234"
+		if !strings.Contains(test.client, ":") {
+			request.RemoteAddr = test.client + ":1234"
+		}
+		request.Header.Set("X-Api-Key", test.header)
+		route, err := shaper.ByRoute(mux)(request)
+		require.NoError(t, err)
+		client, err := byClient(request)
+		require.NoError(t, err)
+		header, err := shaper.ByHeader("X-Api-Key")(request)
+		require.NoError(t, err)
+
+		for range 2 { // also when it is remembered
+			key, address := maker.Of(&accesslog.Record{Method: test.method, Host: test.host, Path: test.path, Client: test.client, Header: []string{test.header}})
+			require.Equal(t, shaper.Join(route, client, test.host, header), key)
+			require.Equal(t, client, address)
+		}
+	}
+}
+
+func TestKeysOfOnePartAndOfNone(t *testing.T) {
+	r := &accesslog.Record{Method: "GET", Path: "/", Client: "pc.example"}
+	maker, err := keys.New([]string{"client_ip"}, nil, rules(t, "default: 1/s"))
+	require.NoError(t, err)
+	// Some logs have names. They can be told apart, but no firewall knows them.
+	key, address := maker.Of(r)
+	require.Equal(t, "pc.example", key)
+	require.Empty(t, address)
+	key, _ = maker.Of(&accesslog.Record{})
+	require.Equal(t, "-", key)
+
+	maker, err = keys.New([]string{"all"}, nil, rules(t, "default: 1/s"))
+	require.NoError(t, err)
+	key, address = maker.Of(&accesslog.Record{Client: "2001:db8::1"})
+	require.Empty(t, key)
+	require.Equal(t, "2001:db8::/64", address)
+}
+
+func TestPartsThatAreWrongAreNamed(t *testing.T) {
+	const parts = "the parts are route, client_ip, host, header:NAME and all"
+	for key, want := range map[string]string{
+		"ip":                 `"ip": ` + parts,
+		"client_ip all":      `"all" stands beside other parts, must stand alone`,
+		"{http.request.uri}": `"{http.request.uri}": a log does not tell the value of a placeholder; ` + parts,
+		"header:":            `"header:": must have the name of a header field after the colon`,
+		"header:a b":         `"header:a": must have the name of a header field after the colon`,
+	} {
+		key = strings.ReplaceAll(key, "header:a b", "header:a\tb")
+		_, err := keys.New(strings.Split(key, " "), nil, rules(t, "default: 1/s"))
+		require.EqualError(t, err, strings.ReplaceAll(want, `"header:a"`, `"header:a\tb"`))
+	}
+	_, err := keys.New([]string{"host"}, []string{"/a"}, rules(t, "default: 1/s"))
+	require.EqualError(t, err, `the pattern "/a" is for the part route, which the key does not have`)
+	_, err = keys.New([]string{"route"}, []string{"api"}, rules(t, "default: 1/s"))
+	require.ErrorContains(t, err, `the pattern "api": `)
+	_, err = keys.New([]string{"route"}, nil, rules(t, "limits:\n  \"%2F{a}%2Fb\": 1/s\n  \"%2Fb%2F{a}\": 1/s\n"))
+	require.ErrorContains(t, err, `test.yaml:2: %2F{a}%2Fb: as the pattern of a route: pattern "/{a}/b" conflicts with pattern "/b/{a}": /{a}/b and`)
+}
