@@ -9,6 +9,8 @@ require (
 	example.com/leakybucket/config v0.0.0
 	github.com/stretchr/testify v1.12.1
 	github.com/valyala/fastjson v1.6.10
+	go.uber.org/goleak v1.3.0
+	golang.org/x/term v0.44.0
 	golang.org/x/time v0.16.0
 )
 
@@ -16,7 +18,7 @@ require (
 	github.com/fsnotify/fsnotify v1.10.1 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	go.yaml.in/yaml/v4 v4.0.0 // indirect
-	golang.org/x/sys v0.13.0 // indirect
+	golang.org/x/sys v0.46.0 // indirect
 )
 
 replace (

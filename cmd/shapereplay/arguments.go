@@ -1,0 +1,203 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/cmd/shapereplay/internal/find"
+)
+
+// arguments are what the command line says.
+type arguments struct {
+	rules    []string
+	key      []string
+	routes   []string
+	from, to time.Time // zero: no bound
+	top      int
+
+	candidates, json bool
+	svg, export      string // files; "": none
+	goalText         string // "": no search
+	goal             find.Goal
+
+	options accesslog.Options
+	logs    []string
+}
+
+// parseArguments parses the command line. The error is [flag.ErrHelp] if the user asked
+// for the usage.
+func parseArguments(args []string) (a arguments, err error) {
+	flags := flag.NewFlagSet("shapereplay", flag.ContinueOnError)
+	flags.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
+	flags.Func("rules", "", func(text string) error { return addFiles(&a.rules, text) })
+	key := flags.String("key", "client_ip", "")
+	flags.Func("routes", "", func(text string) error { return addNames(&a.routes, text) })
+	flags.BoolVar(&a.candidates, "candidate", false, "")
+	flags.Func("from", "", func(text string) error { return setTime(&a.from, text) })
+	flags.Func("to", "", func(text string) error { return setTime(&a.to, text) })
+	flags.Func("find", "", a.setGoal)
+	flags.Func("format", "", a.setFormat)
+	flags.Func("fields", "", func(text string) error { return setFields(&a.options.Fields, text) })
+	trailing := flags.String("trailing", "", "")
+	flags.Func("stamp", "", a.setStamp)
+	flags.BoolVar(&a.options.Spread, "spread", false, "")
+	flags.IntVar(&a.top, "top", 10, "")
+	flags.BoolVar(&a.json, "json", false, "")
+	flags.Func("svg", "", func(text string) error { return setOutput(&a.svg, text) })
+	flags.Func("export", "", func(text string) error { return setOutput(&a.export, text) })
+	for len(args) > 0 {
+		if err := flags.Parse(args); err != nil {
+			return arguments{}, err
+		}
+		// Package flag stops at the first argument that is no flag, and flags may follow.
+		if args = flags.Args(); len(args) > 0 {
+			a.logs, args = append(a.logs, args[0]), args[1:]
+		}
+	}
+	if len(a.logs) == 0 {
+		a.logs = []string{"-"}
+	}
+	a.key, a.options.Trailing = strings.Fields(*key), strings.Fields(*trailing)
+	return a, a.check()
+}
+
+// check returns an error about arguments that do not go together.
+func (a *arguments) check() error {
+	const fields = "-fields is for the format json"
+	switch {
+	case len(a.rules) == 0:
+		return errors.New("-rules is missing: which limits are to be replayed?")
+	case len(a.key) == 0:
+		return errors.New(`-key "": must name parts, or be all`)
+	case slices.Contains(a.logs, ""):
+		return errors.New(`"" is not the name of a log`)
+	case a.top < 0:
+		return fmt.Errorf("-top %d: must not be negative", a.top)
+	case !a.from.IsZero() && !a.to.IsZero() && !a.from.Before(a.to):
+		return fmt.Errorf("-from %s is not before -to %s", a.from.Format(time.RFC3339), a.to.Format(time.RFC3339))
+	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.JSON && a.hasFields():
+		return fmt.Errorf("%s, and -format is %s", fields, a.options.Format)
+	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.Combined && len(a.options.Trailing) > 0:
+		return fmt.Errorf("-trailing is for the format combined, and -format is %s", a.options.Format)
+	}
+	if a.goalText == "" {
+		return nil
+	}
+	for name, given := range map[string]bool{"-candidate": a.candidates, "-svg": a.svg != "", "-export": a.export != ""} {
+		if given {
+			return fmt.Errorf("%s shows a replay, and -find searches: use one of them", name)
+		}
+	}
+	return nil
+}
+
+func (a *arguments) hasFields() bool {
+	f := a.options.Fields
+	return f.Time+f.Method+f.URI+f.Host+f.Client+f.Status+f.Duration != "" || f.DurationUnit > 0 || len(f.Header) > 0
+}
+
+func (a *arguments) setGoal(text string) (err error) {
+	a.goalText = text
+	a.goal, err = find.ParseGoal(text)
+	return err
+}
+
+func (a *arguments) setFormat(text string) error {
+	a.options.Format = accesslog.Format(text)
+	if !slices.Contains([]accesslog.Format{accesslog.Auto, accesslog.Combined, accesslog.JSON, accesslog.Caddy, accesslog.Traefik}, a.options.Format) {
+		return errors.New("must be auto, combined, json, caddy or traefik")
+	}
+	return nil
+}
+
+func (a *arguments) setStamp(text string) error {
+	a.options.Stamp = accesslog.Stamp(text)
+	if a.options.Stamp != accesslog.Arrival && a.options.Stamp != accesslog.End {
+		return errors.New("must be arrival or end")
+	}
+	return nil
+}
+
+func addFiles(to *[]string, text string) error {
+	if err := addNames(to, text); err != nil {
+		return fmt.Errorf("%w of a file", err)
+	}
+	return nil
+}
+
+// addNames adds names that have commas between them.
+func addNames(to *[]string, text string) error {
+	for name := range strings.SplitSeq(text, ",") {
+		if name == "" {
+			return errors.New(`"" is not the name`)
+		}
+		*to = append(*to, name)
+	}
+	return nil
+}
+
+// setTime reads a time. One without a zone is in UTC.
+func setTime(to *time.Time, text string) error {
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02"} {
+		if at, err := time.Parse(layout, text); err == nil {
+			*to = at
+			return nil
+		}
+	}
+	return errors.New(`must be a time such as 2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC`)
+}
+
+// setOutput checks now that the file can be written to its folder, not only after the
+// replay.
+func setOutput(to *string, text string) error {
+	if text == "" {
+		return errors.New("must name a file")
+	}
+	if _, err := os.Stat(filepath.Dir(text)); err != nil {
+		return err
+	}
+	if at, err := os.Stat(text); err == nil && at.IsDir() {
+		return errors.New("is a folder")
+	}
+	*to = text
+	return nil
+}
+
+// setFields reads the fields of JSON logs: time=ts,uri=request.uri,unit=ms.
+func setFields(to *accesslog.Fields, text string) error {
+	units := map[string]time.Duration{"s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "ns": time.Nanosecond}
+	names := map[string]*string{
+		"time": &to.Time, "method": &to.Method, "uri": &to.URI, "host": &to.Host, "client": &to.Client, "status": &to.Status, "duration": &to.Duration,
+	}
+	for pair := range strings.SplitSeq(text, ",") {
+		name, field, ok := strings.Cut(pair, "=")
+		if !ok || field == "" {
+			return fmt.Errorf("%q must be a name and a field, such as time=ts", pair)
+		}
+		header, isHeader := strings.CutPrefix(name, "header:")
+		switch {
+		case isHeader && header != "":
+			if to.Header == nil {
+				to.Header = map[string]string{}
+			}
+			to.Header[header] = field
+		case name == "unit":
+			if to.DurationUnit = units[field]; to.DurationUnit == 0 {
+				return fmt.Errorf("%q: the units are s, ms, us and ns", pair)
+			}
+		case names[name] != nil:
+			*names[name] = field
+		default:
+			return fmt.Errorf("%q: the names are time, method, uri, host, client, status, duration, header:NAME and unit", pair)
+		}
+	}
+	return nil
+}

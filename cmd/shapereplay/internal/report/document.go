@@ -1,0 +1,207 @@
+// Package report prints what a replay or a search has found: as tables, as JSON, as a
+// picture, and as a list of addresses.
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"time"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/find"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
+)
+
+// A Document is all that is printed. Its names in JSON stay as they are; others may be
+// added.
+type Document struct {
+	Requests    int        `json:"requests"` // that a rule matches
+	From        *time.Time `json:"from"`     // the first arrival; null: there is none
+	To          *time.Time `json:"to"`
+	Key         string     `json:"key"`  // the parts of the keys
+	Keys        int        `json:"keys"` // how many there are
+	NoRule      int        `json:"no_rule"`
+	Candidates  bool       `json:"candidates"`
+	Interrupted bool       `json:"interrupted"`
+	Goal        string     `json:"goal"` // "" without a search
+
+	Rules         []Rule  `json:"rules"` // without a search
+	RefusedMost   []Key   `json:"refused_most"`
+	WaitedLongest []Key   `json:"waited_longest"`
+	Found         []Found `json:"found"` // by a search
+
+	Notes []string `json:"notes"`
+	Log   Log      `json:"log"`
+}
+
+// A Seconds is a time in seconds.
+type Seconds float64
+
+func secondsOf(d time.Duration) Seconds { return Seconds(d.Seconds()) }
+
+// A Count is what became of requests.
+type Count struct {
+	Requests  int     `json:"requests"`
+	AtOnce    int     `json:"at_once"`
+	Waited    int     `json:"waited"`
+	Refused   int     `json:"refused"` // all of those that follow
+	QueueFull int     `json:"queue_full"`
+	TooLate   int     `json:"too_late"`
+	TotalWait Seconds `json:"total_wait_s"`
+	WaitMax   Seconds `json:"wait_max_s"`
+}
+
+// A Rule is a rule, and what the requests of its keys have met. The waits are those of the
+// requests that left, also those that left at once.
+type Rule struct {
+	Rule   string `json:"rule"` // "" is the default
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+	Limits string `json:"limits"` // that were replayed; "": a candidate that is not there
+	Keys   int    `json:"keys"`
+	Count
+	WaitP50 Seconds `json:"wait_p50_s"`
+	WaitP95 Seconds `json:"wait_p95_s"`
+	WaitP99 Seconds `json:"wait_p99_s"`
+	LineMax int     `json:"line_max"` // of one key
+
+	series *simulate.Series
+}
+
+// A Key is a key, and what its requests have met.
+type Key struct {
+	Key  string `json:"key"`
+	Rule string `json:"rule"`
+	Count
+}
+
+// A Found is what a search has found for a rule.
+type Found struct {
+	Rule     string  `json:"rule"`
+	File     string  `json:"file"`
+	Line     int     `json:"line"`
+	Keys     int     `json:"keys"`
+	Requests int     `json:"requests"`
+	Now      Outcome `json:"now"`
+	Found    Outcome `json:"found"`
+}
+
+// An Outcome is what requests meet under limits. Of a search that has found nothing, all
+// is empty.
+type Outcome struct {
+	Limits  string  `json:"limits"`
+	Refused int     `json:"refused"`
+	WaitMax Seconds `json:"wait_max_s"`
+	LineMax int     `json:"line_max"`
+}
+
+// Replay returns a document of a replay, with the first keys of those that were refused
+// and of those that waited.
+func Replay(r simulate.Result, candidates bool, keys int) *Document {
+	d := newDocument(r.First, r.Last, r.NoRule)
+	d.Requests, d.Keys, d.Candidates = r.All.Requests, r.Keys, candidates
+	without := 0
+	for _, rule := range r.Rules {
+		shown := Rule{
+			Rule: rule.Key, File: rule.File, Line: rule.Rule.Line, Limits: rule.Simulated.String(), Keys: rule.Keys, Count: countOf(rule.Count),
+			WaitP50: secondsOf(rule.Waits.Quantile(0.50)), WaitP95: secondsOf(rule.Waits.Quantile(0.95)), WaitP99: secondsOf(rule.Waits.Quantile(0.99)),
+			LineMax: rule.Line, series: rule.Series,
+		}
+		if rule.Nothing {
+			shown.Limits = ""
+			without += rule.Requests
+		}
+		d.noteInFlight(rule.Key, rule.Simulated.InFlight)
+		d.Rules = append(d.Rules, shown)
+	}
+	if without > 0 {
+		d.note("%s belong to rules without a candidate: they leave at once here", requests(without))
+	}
+	d.RefusedMost, d.WaitedLongest = keysOf(r.RefusedMost(keys)), keysOf(r.WaitedLongest(keys))
+	return d
+}
+
+func countOf(c simulate.Count) Count {
+	return Count{c.Requests, c.AtOnce, c.Waited, c.Refused(), c.QueueFull, c.TooLate, secondsOf(c.TotalWait), secondsOf(c.Longest)}
+}
+
+func keysOf(all []simulate.Key) []Key {
+	shown := []Key{}
+	for _, k := range all {
+		shown = append(shown, Key{k.Key, k.Rule, countOf(k.Count)})
+	}
+	return shown
+}
+
+// Search returns a document of a search, which may have been interrupted.
+func Search(a *find.Arrivals, goal string, all []find.Found) *Document {
+	first, last := a.Span()
+	d := newDocument(first, last, a.NoRule())
+	d.Goal, d.Keys = goal, a.Keys()
+	for _, r := range a.Rules() {
+		d.Requests += r.Requests
+	}
+	for _, f := range all {
+		shown := Found{
+			Rule: f.Rule.Key, File: f.Rule.File, Line: f.Rule.Line, Keys: f.Rule.Keys(), Requests: f.Rule.Requests,
+			Now:   outcomeOf(f.Rule.Limits.String(), f.Now),
+			Found: outcomeOf(f.Text, f.Outcome),
+		}
+		d.Found = append(d.Found, shown)
+		d.noteInFlight(f.Rule.Key, f.Rule.Limits.InFlight)
+		switch {
+		case !f.OK:
+			d.note("%s: no rate keeps to it: too many requests came at the same instant; a wait, more burst or -spread may help", ruleName(f.Rule.Key))
+		case f.Lowest:
+			d.note("%s: %s is the lowest rate that is tried; its burst alone is enough for each key of this log", ruleName(f.Rule.Key), f.Text)
+		}
+	}
+	return d
+}
+
+func outcomeOf(limits string, o find.Outcome) Outcome {
+	return Outcome{limits, o.Refused, secondsOf(o.Longest), o.Line}
+}
+
+// newDocument returns a document without content. Its arrays are never null in JSON.
+func newDocument(first, last time.Time, noRule int) *Document {
+	d := &Document{NoRule: noRule, Rules: []Rule{}, RefusedMost: []Key{}, WaitedLongest: []Key{}, Found: []Found{}, Notes: []string{}}
+	if !first.IsZero() {
+		first, last = first.UTC(), last.UTC()
+		d.From, d.To = &first, &last
+	}
+	if noRule > 0 {
+		d.note("%s have a key that no rule matches, and there is no default: the calls of a Group fail then", requests(noRule))
+	}
+	return d
+}
+
+func (d *Document) note(format string, args ...any) {
+	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
+}
+
+func (d *Document) noteInFlight(rule string, n int) {
+	if n > 0 {
+		d.note("%s: inflight %d is not simulated, as a log does not tell how long a request takes that leaves at another instant: there may be more waiting", ruleName(rule), n)
+	}
+}
+
+// ruleName returns the key of a rule as it is shown.
+func ruleName(key string) string { return cmp.Or(key, "(default)") }
+
+// requests returns how many requests, in words.
+func requests(n int) string {
+	if n == 1 {
+		return "1 request"
+	}
+	return number(n) + " requests"
+}
+
+// number returns a number with commas: 1,234,567.
+func number(n int) string {
+	digits := strconv.Itoa(n)
+	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits
+}

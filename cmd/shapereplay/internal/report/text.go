@@ -1,0 +1,204 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/internal/limitwords"
+)
+
+// Print writes a document as text.
+func (t *Terminal) Print(d *Document) error {
+	var b strings.Builder
+	b.WriteString(t.styled(bold, t.wrap(d.title())) + "\n")
+	if len(d.Rules) > 0 {
+		b.WriteString("\n" + t.rules(d.Rules))
+	}
+	if len(d.Found) > 0 {
+		b.WriteString("\n" + t.found(d.Found))
+	}
+	if len(d.RefusedMost) > 0 {
+		b.WriteString("\n" + t.styled(bold, "Refused most") + "\n" + t.keys(d.RefusedMost))
+	}
+	if len(d.WaitedLongest) > 0 {
+		b.WriteString("\n" + t.styled(bold, "Waited longest") + "\n" + t.keys(d.WaitedLongest))
+	}
+	if len(d.Notes) > 0 {
+		b.WriteString("\n")
+	}
+	for _, note := range d.Notes {
+		b.WriteString(t.wrap("Note: "+note) + "\n")
+	}
+	b.WriteString(t.broken(d.Log))
+	_, err := io.WriteString(t.Out, b.String())
+	return err
+}
+
+// title says what was read.
+func (d *Document) title() string {
+	if d.From == nil {
+		return "No requests"
+	}
+	title := fmt.Sprintf("%s of %s (%s), %s to %s", requests(d.Requests+d.NoRule), keys(d.Keys), d.Key, shown(*d.From), shown(*d.To))
+	if d.Interrupted {
+		title += ", interrupted"
+	}
+	return title
+}
+
+func keys(n int) string {
+	if n == 1 {
+		return "1 key"
+	}
+	return number(n) + " keys"
+}
+
+func shown(t time.Time) string { return t.Format("2006-01-02 15:04:05Z") }
+
+// rules returns what was met, by rule.
+func (t *Terminal) rules(all []Rule) string {
+	columns := []column{
+		{title: "RULE", least: 9}, {title: "LIMITS", least: 12, order: 9}, {title: "KEYS", right: true, order: 2}, {title: "REQUESTS", right: true},
+		{title: "AT ONCE", right: true, order: 4}, {title: "WAITED", right: true}, {title: "REFUSED", right: true},
+		{title: "QUEUE-FULL", right: true, order: 6}, {title: "TOO-LATE", right: true, order: 7},
+		{title: "P50", right: true, order: 3}, {title: "P95", right: true, order: 5}, {title: "P99", right: true, order: 8},
+		{title: "LONGEST", right: true}, {title: "LINE", right: true, order: 1},
+	}
+	var rows [][]cell
+	for _, r := range all {
+		limits := plain(r.Limits)
+		if r.Limits == "" {
+			limits = cell{"no candidate", faint}
+		}
+		rows = append(rows, []cell{
+			plain(ruleName(r.Rule)), limits, plain(number(r.Keys)), plain(number(r.Requests)), plain(number(r.AtOnce)), plain(number(r.Waited)),
+			refused(r.Refused, r.Requests), plain(number(r.QueueFull)), plain(number(r.TooLate)),
+			r.WaitP50.cell(), r.WaitP95.cell(), r.WaitP99.cell(), r.WaitMax.cell(), plain(number(r.LineMax)),
+		})
+	}
+	return t.table(columns, rows)
+}
+
+// keys returns what was met, by key.
+func (t *Terminal) keys(all []Key) string {
+	columns := []column{
+		{title: "KEY", least: 16}, {title: "RULE", least: 9, order: 3}, {title: "REQUESTS", right: true}, {title: "AT ONCE", right: true, order: 2},
+		{title: "WAITED", right: true}, {title: "REFUSED", right: true}, {title: "MEAN WAIT", right: true, order: 1}, {title: "LONGEST", right: true},
+	}
+	var rows [][]cell
+	for _, k := range all {
+		mean := Seconds(0)
+		if left := k.AtOnce + k.Waited; left > 0 {
+			mean = k.TotalWait / Seconds(left)
+		}
+		rows = append(rows, []cell{
+			plain(quoted(k.Key)), plain(ruleName(k.Rule)), plain(number(k.Requests)), plain(number(k.AtOnce)), plain(number(k.Waited)),
+			refused(k.Refused, k.Requests), mean.cell(), k.WaitMax.cell(),
+		})
+	}
+	return t.table(columns, rows)
+}
+
+// found returns what a search has found, by rule.
+func (t *Terminal) found(all []Found) string {
+	columns := []column{
+		{title: "RULE", least: 9}, {title: "KEYS", right: true, order: 1}, {title: "REQUESTS", right: true, order: 2},
+		{title: "NOW", least: 12, order: 5}, {title: "REFUSED", right: true}, {title: "LONGEST", right: true, order: 3},
+		{title: "FOUND"}, {title: "REFUSED", right: true}, {title: "LONGEST", right: true, order: 4},
+	}
+	var rows [][]cell
+	for _, f := range all {
+		row := []cell{
+			plain(ruleName(f.Rule)), plain(number(f.Keys)), plain(number(f.Requests)),
+			plain(f.Now.Limits), refused(f.Now.Refused, f.Requests), f.Now.WaitMax.cell(),
+			{"none", red}, plain(""), plain(""),
+		}
+		if f.Found.Limits != "" {
+			copy(row[6:], []cell{{f.Found.Limits, bold}, refused(f.Found.Refused, f.Requests), f.Found.WaitMax.cell()})
+		}
+		rows = append(rows, row)
+	}
+	return t.table(columns, rows)
+}
+
+// refused returns how many of some requests were refused, with their share.
+func refused(n, of int) cell {
+	if n == 0 {
+		return plain("0")
+	}
+	return cell{fmt.Sprintf("%s (%s)", number(n), share(n, of)), red}
+}
+
+// share returns a share as a percentage of two digits. It is 0% and 100% only if it is
+// exactly that.
+func share(n, of int) string {
+	percent := 100 * float64(n) / float64(of)
+	switch {
+	case n == of:
+		return "100%"
+	case percent < 0.01:
+		return "<0.01%"
+	case percent >= 99.5:
+		return ">99%"
+	case percent >= 9.95:
+		return fmt.Sprintf("%.0f%%", percent)
+	}
+	return fmt.Sprintf("%.2g%%", percent)
+}
+
+func (s Seconds) cell() cell {
+	if s == 0 {
+		return plain("0")
+	}
+	return plain(limitwords.Seconds(float64(s)))
+}
+
+// broken returns how many lines could not be used, and some of them; "" if there are none.
+func (t *Terminal) broken(l Log) string {
+	if l.Broken == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n%s\n", t.styled(bold, fmt.Sprintf("%s of %s lines could not be used", number(l.Broken), number(l.Lines))))
+	for _, r := range l.Reasons {
+		fmt.Fprintf(&b, "%s: %s\n", number(r.Lines), r.Reason)
+		for _, e := range l.Examples {
+			if e.Reason != r.Reason {
+				continue
+			}
+			line := fmt.Sprintf("  %s:%d: %s", e.File, e.Line, e.Text)
+			if t.Width > 0 {
+				line = cut(line, t.Width)
+			}
+			b.WriteString(t.styled(faint, line) + "\n")
+		}
+	}
+	return b.String()
+}
+
+// wrap breaks a text into lines of the terminal's width.
+func (t *Terminal) wrap(text string) string {
+	width := t.Width
+	if width == 0 {
+		width = 100
+	}
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		n := len([]rune(word))
+		switch {
+		case i == 0:
+		case column+1+n > width:
+			b.WriteString("\n")
+			column = 0
+		default:
+			b.WriteString(" ")
+			column++
+		}
+		b.WriteString(word)
+		column += n
+	}
+	return b.String()
+}

@@ -1,0 +1,120 @@
+// Command shapereplay tells what the requests of an access log would have met under rules
+// of package config: who would have waited, how long, and who would have been refused. With
+// -find it tells which limits would have kept to a goal.
+//
+//	shapereplay -rules FILE[,FILE] [flags] [LOG…]
+//
+// docs/replay.md is the guide for operators; -h prints the flags. Package simulate says
+// what is simulated and what is not, and package accesslog how logs are read.
+//
+// The status is 0 if the logs could be read, 1 if not, 2 if the command is used wrongly,
+// and 130 after Ctrl-C, which shows what was counted so far.
+//
+// # JSON
+//
+// With -json one object goes to standard output: a Document of package report, whose names
+// stay as they are. Its arrays are never null.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+)
+
+// The exit statuses of the program.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+const usage = `shapereplay: which limits are right for the requests of an access log?
+
+  shapereplay -rules FILE[,FILE] [flags] [LOG…]
+
+Replays the requests in virtual time under the rules, and shows who would have
+waited, how long, and who would have been refused. A LOG may be gzipped; without
+one, or as "-", standard input is read.
+
+What is replayed:
+  -rules FILE[,FILE]  the rules, as package config reads them; later files are
+                      layers over earlier ones
+  -key "PART…"        what makes the key of a request: route, client_ip, host,
+                      header:NAME, or all (default client_ip)
+  -routes "P[,P]"     patterns for the part route, beside those in the rules
+  -candidate          replay the candidates of the rules instead
+  -from, -to TIME     only requests from then on, or before then: as in
+                      2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC
+  -find GOAL          find for each rule the smallest rate, and the smallest
+                      depth with it, that would have kept to a goal such as
+                      "wait=200ms refused=0.1%" or "wait=1s burst=20"
+
+How the logs are read:
+  -format FORMAT      auto (default), combined, json, caddy or traefik
+  -fields "N=F[,N=F]" of json: the fields that have time, method, uri, host,
+                      client, status, duration, header:NAME; a dot leads into
+                      an object. unit=ms says what durations count
+  -trailing "WORD…"   of combined: what follows the user agent: -, time,
+                      duration:UNIT, host, client or header:NAME
+  -stamp WHAT         what the times are: arrival or end of the request
+  -spread             where times are whole seconds: spread the requests of one
+                      second over it, instead of taking them as simultaneous
+
+What is shown:
+  -top N              how many keys are shown, and exported (default 10)
+  -json               print one JSON object
+  -svg FILE           draw arrivals, departures and the line over time
+  -export FILE        write the addresses refused most, one per line, for a
+                      firewall: of an IPv6 client its /64
+  -h                  print this text
+
+Status: 0, 1 if something could not be read or written, 2 wrong usage,
+130 after Ctrl-C, which shows what was counted so far
+
+Examples:
+  shapereplay -rules shaper.yaml access.log access.log.1 access.log.2.gz
+  shapereplay -rules shaper.yaml -key "route client_ip" -svg r.svg access.log
+  shapereplay -rules shaper.yaml -find "wait=200ms refused=0.1%" access.log
+  zcat old/*.gz | shapereplay -rules shaper.yaml -from "2026-11-21 08:00" -
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	// A second Ctrl-C ends the program at once.
+	context.AfterFunc(ctx, stop)
+	os.Exit(run(ctx, os.Args[1:], system()))
+}
+
+// run is the whole program and returns its exit status. It ends early with the context.
+func run(ctx context.Context, args []string, s streams) int {
+	a, err := parseArguments(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(s.out, usage)
+		return exitOK
+	case err != nil:
+		fmt.Fprintf(s.err, "shapereplay: %v (-h shows examples)\n", err)
+		return exitUsage
+	}
+	status, err := a.replay(ctx, s)
+	if err != nil {
+		fmt.Fprintf(s.err, "shapereplay: %v\n", err)
+	}
+	return status
+}
+
+// streams are where the program reads and writes.
+type streams struct {
+	in            io.Reader
+	out, err      io.Writer
+	width         int  // of the terminal that out is; 0: it is none
+	colour        bool // out may have colours
+	progress      bool // err is a terminal
+	progressWidth int
+}

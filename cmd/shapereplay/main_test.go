@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// shapereplay runs the program and returns its status and what it prints.
+func shapereplay(t *testing.T, stdin string, args ...string) (status int, printed, problems string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = run(t.Context(), args, streams{in: strings.NewReader(stdin), out: &out, err: &errs})
+	return status, out.String(), errs.String()
+}
+
+// file writes a file and returns its name.
+func file(t *testing.T, name, text string) string {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+	return name
+}
+
+// Of five requests at once one leaves, two wait, and two are refused.
+const (
+	fiveAtOnce = `192.0.2.1 - - [21/Nov/2026:08:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" "-"
+192.0.2.1 - - [21/Nov/2026:08:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" "-"
+192.0.2.1 - - [21/Nov/2026:08:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" "-"
+192.0.2.1 - - [21/Nov/2026:08:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" "-"
+192.0.2.1 - - [21/Nov/2026:08:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" "-"
+`
+	twoMayWait = "default: 2/s depth 2\n"
+)
+
+func TestALogIsReplayed(t *testing.T) {
+	status, printed, problems := shapereplay(t, fiveAtOnce, "-rules", file(t, "shaper.yaml", twoMayWait))
+	require.Empty(t, problems)
+	require.Equal(t, exitOK, status)
+	require.Equal(t, `5 requests of 1 key (client_ip), 2026-11-21 08:00:00Z to 2026-11-21 08:00:00Z
+
+RULE       LIMITS       KEYS  REQUESTS  AT ONCE  WAITED  REFUSED  QUEUE-FULL  TOO-LATE     P50  P95  P99  LONGEST  LINE
+(default)  2/s depth 2     1         5        1       2  2 (40%)           2         0  500 ms  1 s  1 s      1 s     2
+
+Refused most
+KEY        RULE       REQUESTS  AT ONCE  WAITED  REFUSED  MEAN WAIT  LONGEST
+192.0.2.1  (default)         5        1       2  2 (40%)     500 ms      1 s
+
+Waited longest
+KEY        RULE       REQUESTS  AT ONCE  WAITED  REFUSED  MEAN WAIT  LONGEST
+192.0.2.1  (default)         5        1       2  2 (40%)     500 ms      1 s
+
+Note: the log tells whole seconds of 5 requests; those of one second are taken as simultaneous, so
+there may have been less waiting and fewer refusals than this says: compare with -spread
+`, printed)
+}
+
+func TestLimitsAreFound(t *testing.T) {
+	status, printed, problems := shapereplay(t, fiveAtOnce, "-rules", file(t, "shaper.yaml", twoMayWait), "-find", "wait=200ms refused=20%")
+	require.Empty(t, problems)
+	require.Equal(t, exitOK, status)
+	require.Contains(t, printed, `
+RULE       KEYS  REQUESTS  NOW          REFUSED  LONGEST  FOUND                    REFUSED  LONGEST
+(default)     1         5  2/s depth 2  2 (40%)      1 s  15/s depth 3 wait 200ms  1 (20%)   200 ms
+`)
+}
+
+func TestTheWindowCutsTheLog(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	log := fiveAtOnce + strings.ReplaceAll(fiveAtOnce, "08:00:00", "09:00:00") + strings.ReplaceAll(fiveAtOnce, "08:00:00", "10:00:00")
+	_, printed, _ := shapereplay(t, log, "-rules", rules, "-from", "2026-11-21 08:30", "-to", "2026-11-21T11:00:00+01:00")
+	require.Contains(t, printed, "5 requests of 1 key (client_ip), 2026-11-21 09:00:00Z to 2026-11-21 09:00:00Z\n")
+	status, printed, _ := shapereplay(t, log, "-rules", rules, "-from", "2026-12-01")
+	require.Equal(t, exitOK, status)
+	require.Contains(t, printed, "No requests\n\nNote: none of the 15 requests of the log is within -from and -to\n")
+}
+
+func TestBrokenLinesAreShownAtTheEnd(t *testing.T) {
+	_, printed, _ := shapereplay(t, fiveAtOnce+"what is \x1b[31mthis?\n", "-rules", file(t, "shaper.yaml", twoMayWait))
+	require.Contains(t, printed, "\n1 of 6 lines could not be used\n1: not in the format of the file\n  -:6: what is \\x1b[31mthis?\n")
+}
+
+func TestTheExportHasAddressesForAFirewall(t *testing.T) {
+	log := strings.ReplaceAll(fiveAtOnce, "192.0.2.1", "2001:db8::1") + strings.ReplaceAll(fiveAtOnce, "192.0.2.1", "pc.example") + fiveAtOnce + fiveAtOnce
+	to := filepath.Join(t.TempDir(), "block.txt")
+	status, _, problems := shapereplay(t, log, "-rules", file(t, "shaper.yaml", twoMayWait), "-export", to)
+	require.Equal(t, exitOK, status, problems)
+	text, err := os.ReadFile(to)
+	require.NoError(t, err)
+	require.Equal(t, "192.0.2.1\n2001:db8::/64\n", string(text))
+}
+
+func TestEveryMistakeGetsOneClearError(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	log := file(t, "access.log", fiveAtOnce)
+	for _, test := range []struct {
+		args   string
+		status int
+		want   string
+	}{
+		{log, exitUsage, "-rules is missing: which limits are to be replayed? (-h shows examples)"},
+		{"-rules RULES -find wait=200ms,p99=1s LOG", exitUsage, `invalid value "wait=200ms,p99=1s" for flag -find: "wait=200ms,p99=1s": must be a duration such as 200ms or 1.5s (-h shows examples)`},
+		{"-rules RULES -find p99=1s LOG", exitUsage, `invalid value "p99=1s" for flag -find: "p99=1s": the names are wait, refused and burst (-h shows examples)`},
+		{"-rules RULES -find wait=200 LOG", exitUsage, `invalid value "wait=200" for flag -find: "wait=200": the unit is missing: write wait=200ms or wait=200s (-h shows examples)`},
+		{"-rules RULES -find wait=1s -svg x.svg LOG", exitUsage, "-svg shows a replay, and -find searches: use one of them (-h shows examples)"},
+		{"-rules RULES -find wait=1s -candidate LOG", exitUsage, "-candidate shows a replay, and -find searches: use one of them (-h shows examples)"},
+		{"-rules RULES -key ip LOG", exitUsage, `-key "ip": "ip": the parts are route, client_ip, host, header:NAME and all (-h shows examples)`},
+		{"-rules RULES -key= LOG", exitUsage, `-key "": must name parts, or be all (-h shows examples)`},
+		{"-rules RULES -from noon LOG", exitUsage, `invalid value "noon" for flag -from: must be a time such as 2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC (-h shows examples)`},
+		{"-rules RULES -from 2026-11-22 -to 2026-11-21 LOG", exitUsage, "-from 2026-11-22T00:00:00Z is not before -to 2026-11-21T00:00:00Z (-h shows examples)"},
+		{"-rules RULES -format xml LOG", exitUsage, `invalid value "xml" for flag -format: must be auto, combined, json, caddy or traefik (-h shows examples)`},
+		{"-rules RULES -format caddy -fields time=ts LOG", exitUsage, "-fields is for the format json, and -format is caddy (-h shows examples)"},
+		{"-rules RULES -format json -trailing time LOG", exitUsage, "-trailing is for the format combined, and -format is json (-h shows examples)"},
+		{"-rules RULES -fields when=ts LOG", exitUsage, `invalid value "when=ts" for flag -fields: "when=ts": the names are time, method, uri, host, client, status, duration, header:NAME and unit (-h shows examples)`},
+		{"-rules RULES -fields unit=min LOG", exitUsage, `invalid value "unit=min" for flag -fields: "unit=min": the units are s, ms, us and ns (-h shows examples)`},
+		{"-rules RULES -stamp now LOG", exitUsage, `invalid value "now" for flag -stamp: must be arrival or end (-h shows examples)`},
+		{"-rules RULES -top -1 LOG", exitUsage, "-top -1: must not be negative (-h shows examples)"},
+		{"-rules RULES -svg /nowhere/x.svg LOG", exitUsage, `invalid value "/nowhere/x.svg" for flag -svg: stat /nowhere: no such file or directory (-h shows examples)`},
+		{"-rules RULES, LOG", exitUsage, `invalid value "RULES," for flag -rules: "" is not the name of a file (-h shows examples)`},
+		{"-rules RULES -frob LOG", exitUsage, "flag provided but not defined: -frob (-h shows examples)"},
+		{"-rules none.yaml LOG", exitFailed, "none.yaml: cannot be read: no such file or directory"},
+		{"-rules RULES none.log", exitFailed, "open none.log: no such file or directory"},
+		{"-rules RULES LOG LOG", exitFailed, "LOG and LOG are the same, so its requests would count twice"},
+		{"-rules RULES RULES", exitFailed, `RULES: the format is none of combined, json, caddy and traefik; it begins with default: 2/s depth 2; -format json with -fields, or -format combined with -trailing, may describe it`},
+		{"-rules RULES -format caddy LOG", exitFailed, "none of the 5 lines of LOG could be used, as LOG:1 (not in the format of the file): "},
+	} {
+		args := strings.NewReplacer("RULES", rules, "LOG", log).Replace(test.args)
+		want := strings.NewReplacer("RULES", rules, "LOG", log).Replace(test.want)
+		status, printed, problems := shapereplay(t, "", strings.Fields(args)...)
+		require.Equal(t, test.status, status, "%s: %s", test.args, problems)
+		require.Empty(t, printed)
+		require.Truef(t, strings.HasPrefix(problems, "shapereplay: "+want), "%s\nprints %s\nwant   shapereplay: %s", test.args, problems, want)
+	}
+	_, _, problems := shapereplay(t, "", "-rules", rules, "-format", "caddy", log)
+	require.Contains(t, problems, "Try another -format: combined, json, caddy or traefik")
+}
+
+func TestTheUsageIsPrintedOnDemand(t *testing.T) {
+	status, printed, problems := shapereplay(t, "", "-h")
+	require.Equal(t, exitOK, status)
+	require.Empty(t, problems)
+	require.Equal(t, usage, printed)
+	for line := range strings.Lines(usage) {
+		require.LessOrEqual(t, len([]rune(line)), 81, line)
+	}
+}
+
+// Ctrl-C while standard input waits for more must show what has come, not throw it away.
+func TestAnInterruptShowsWhatWasCounted(t *testing.T) {
+	for _, test := range []struct{ goal, want string }{
+		{"", "  2 (40%)"},
+		{"wait=1s", "4/s depth 4 wait 1s"},
+	} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		in, lines := io.Pipe()
+		var out, problems bytes.Buffer
+		args := []string{"-rules", file(t, "shaper.yaml", twoMayWait)}
+		if test.goal != "" {
+			args = append(args, "-find", test.goal)
+		}
+		done := make(chan int)
+		go func() { done <- run(ctx, args, streams{in: in, out: &out, err: &problems}) }()
+		_, err := io.WriteString(lines, fiveAtOnce)
+		require.NoError(t, err)
+		_, err = io.WriteString(lines, "\n") // By now the five lines have been read.
+		require.NoError(t, err)
+		interrupt()
+		require.Equal(t, exitInterrupted, <-done)
+		require.NoError(t, lines.Close())
+		require.Empty(t, problems.String())
+		require.Contains(t, out.String(), "5 requests of 1 key (client_ip), 2026-11-21 08:00:00Z to 2026-11-21 08:00:00Z, interrupted\n")
+		require.Contains(t, out.String(), test.want)
+	}
+}
+
+// Of files so much is left that nobody who has pressed Ctrl-C would wait for it.
+func TestAnInterruptEndsTheReadingOfFiles(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	log := file(t, "access.log", strings.Repeat(fiveAtOnce, 10_000))
+	var out, problems bytes.Buffer
+	status := run(ctx, []string{"-rules", file(t, "shaper.yaml", twoMayWait), "-json", log}, streams{out: &out, err: &problems})
+	require.Equal(t, exitInterrupted, status)
+	require.Empty(t, problems.String())
+	require.Contains(t, out.String(), `"requests": 1023,`)
+	require.Contains(t, out.String(), `"interrupted": true,`)
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/cmd/shapereplay/internal/find"
+	"example.com/leakybucket/cmd/shapereplay/internal/keys"
+	"example.com/leakybucket/cmd/shapereplay/internal/report"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
+	"example.com/leakybucket/config"
+)
+
+// replay does what the arguments say, and returns the exit status.
+func (a *arguments) replay(ctx context.Context, s streams) (status int, err error) {
+	rules, err := readRules(a.rules)
+	if err != nil {
+		return exitFailed, err
+	}
+	maker, err := keys.New(a.key, a.routes, rules)
+	if err != nil {
+		return exitUsage, fmt.Errorf("-key %q: %w (-h shows examples)", strings.Join(a.key, " "), err)
+	}
+	a.options.Header = maker.Header()
+	stdin := newInterruptible(ctx, s.in)
+	a.options.Stdin = stdin
+	logs, err := accesslog.Open(a.options, a.logs...)
+	if err != nil {
+		return a.cannotOpen(ctx, err)
+	}
+	defer func() { _ = logs.Close() }() // It has only been read.
+
+	var d *report.Document
+	var result simulate.Result
+	if a.goalText != "" {
+		d, err = a.search(ctx, s, rules, maker, logs)
+	} else {
+		d, result, err = a.simulate(ctx, s, rules, maker, logs)
+	}
+	if err != nil {
+		return exitFailed, err
+	}
+	stats := logs.Stats()
+	if ctx.Err() == nil && stats.Records == 0 && stats.Lines > 0 {
+		return exitFailed, a.notUnderstood(stats)
+	}
+	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
+		d.Notes = append(d.Notes, fmt.Sprintf("none of the %d requests of the log is within -from and -to", stats.Records))
+	}
+	d.Key = strings.Join(a.key, " ")
+	d.SetLog(stats, a.options.Spread)
+	if err := a.write(s, d, &result); err != nil {
+		return exitFailed, err
+	}
+	if ctx.Err() != nil {
+		return exitInterrupted, nil
+	}
+	return exitOK, nil
+}
+
+// readRules reads the files of rules, once.
+func readRules(files []string) (*config.Rules, error) {
+	f, err := config.Open(files...)
+	if err != nil {
+		return nil, err
+	}
+	return f.Rules(), f.Close()
+}
+
+// cannotOpen returns the status and the error of logs that can't be opened.
+func (a *arguments) cannotOpen(ctx context.Context, err error) (int, error) {
+	if ctx.Err() != nil {
+		return exitInterrupted, nil // before anything was there to be read
+	}
+	text := strings.TrimPrefix(err.Error(), "accesslog: ")
+	if rest, ok := strings.CutPrefix(text, "Trailing has "); ok {
+		return exitUsage, fmt.Errorf("-trailing: %s (-h shows examples)", strings.Replace(rest, "Stamp must say", "-stamp must say", 1))
+	}
+	err = errors.New(text)
+	if a.options.Format == "" || a.options.Format == accesslog.Auto {
+		if strings.Contains(err.Error(), "the format is none of") {
+			err = fmt.Errorf("%w; -format json with -fields, or -format combined with -trailing, may describe it", err)
+		}
+	}
+	return exitFailed, err
+}
+
+// notUnderstood is the error of logs in which there is no request.
+func (a *arguments) notUnderstood(s accesslog.Stats) error {
+	why := ""
+	for _, b := range s.Examples {
+		why = fmt.Sprintf(", as %s:%d (%s): %s", b.File, b.Line, b.Reason, b.Excerpt)
+		break
+	}
+	return fmt.Errorf("none of the %d lines of %s could be used%s\nTry another -format: combined, json, caddy or traefik; -fields and -trailing describe others", s.Lines, strings.Join(a.logs, ", "), why)
+}
+
+// each calls do with each request of the logs, until the context ends.
+func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader, do func(*accesslog.Record)) error {
+	bar := s.startProgress(logs.Progress)
+	defer bar.stop()
+	// Standard input ends with the context, so what was read of it is replayed to its end.
+	onlyStdin := len(a.logs) == 1 && a.logs[0] == "-"
+	const oftenEnough = 1 << 10
+	for n := 1; ; n++ {
+		if n%oftenEnough == 0 && ctx.Err() != nil && !onlyStdin {
+			return nil
+		}
+		r, err := logs.Next()
+		switch {
+		case errors.Is(err, io.EOF) || err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return errors.New(strings.TrimPrefix(err.Error(), "accesslog: "))
+		case !a.to.IsZero() && !r.At.Before(a.to):
+			if !onlyStdin || ctx.Err() == nil {
+				return nil // All that follow are later.
+			}
+		case !r.At.Before(a.from):
+			do(&r)
+		}
+		bar.requests.Store(int64(n))
+	}
+}
+
+// simulate replays the logs under the rules.
+func (a *arguments) simulate(ctx context.Context, s streams, rules *config.Rules, maker *keys.Maker, logs *accesslog.Reader) (*report.Document, simulate.Result, error) {
+	simulation := simulate.New(rules, simulate.Options{Candidates: a.candidates, Series: a.svg != ""})
+	err := a.each(ctx, s, logs, func(r *accesslog.Record) {
+		key, address := maker.Of(r)
+		simulation.Arrive(r.At, key, address)
+	})
+	if err != nil {
+		return nil, simulate.Result{}, err
+	}
+	result := simulation.Result()
+	d := report.Replay(result, a.candidates, a.top)
+	d.Interrupted = ctx.Err() != nil
+	return d, result, nil
+}
+
+// search finds limits that keep to the goal.
+func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, maker *keys.Maker, logs *accesslog.Reader) (*report.Document, error) {
+	arrivals := find.NewArrivals(rules)
+	err := a.each(ctx, s, logs, func(r *accesslog.Record) {
+		key, _ := maker.Of(r)
+		arrivals.Add(r.At, key)
+	})
+	if err != nil {
+		return nil, err
+	}
+	interrupted := ctx.Err() != nil
+	if interrupted {
+		// What was read is searched; the next Ctrl-C ends the program.
+		ctx = context.WithoutCancel(ctx)
+	}
+	all := []find.Found{}
+	for _, rule := range arrivals.Rules() {
+		found, err := a.goal.Search(ctx, rule)
+		if err != nil {
+			break
+		}
+		all = append(all, found)
+	}
+	d := report.Search(arrivals, a.goalText, all)
+	d.Interrupted = interrupted || ctx.Err() != nil
+	return d, nil
+}
+
+// write writes all that was asked for.
+func (a *arguments) write(s streams, d *report.Document, result *simulate.Result) error {
+	if a.svg != "" {
+		if err := os.WriteFile(a.svg, []byte(report.SVG(d)), 0o644); err != nil {
+			return err
+		}
+	}
+	if a.export != "" {
+		if err := os.WriteFile(a.export, []byte(report.Addresses(result.AddressesRefusedMost(a.top))), 0o644); err != nil {
+			return err
+		}
+	}
+	if a.json {
+		return report.WriteJSON(s.out, d)
+	}
+	t := report.Terminal{Out: s.out, Width: s.width, Colour: s.colour}
+	return t.Print(d)
+}
