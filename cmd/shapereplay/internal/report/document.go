@@ -115,7 +115,7 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 		d.Rules = append(d.Rules, shown)
 	}
 	if without > 0 {
-		d.note("%s belong to rules without a candidate: they leave at once here", requests(without))
+		d.note("the rules of %s have no candidate: here these leave at once", requests(without))
 	}
 	d.RefusedMost, d.WaitedLongest = keysOf(r.RefusedMost(keys)), keysOf(r.WaitedLongest(keys))
 	return d
@@ -171,7 +171,7 @@ func newDocument(first, last time.Time, noRule int) *Document {
 		d.From, d.To = &first, &last
 	}
 	if noRule > 0 {
-		d.note("%s have a key that no rule matches, and there is no default: the calls of a Group fail then", requests(noRule))
+		d.note("no rule matches the key of %s, and there is no default: a Group fails such calls", requests(noRule))
 	}
 	return d
 }

@@ -53,7 +53,7 @@ func (d *Document) SetLog(s accesslog.Stats, spread bool) {
 		d.note("the log tells whole seconds of %s; those of one second are taken as simultaneous, so there may have been less waiting and fewer refusals than this says: compare with -spread", requests(s.Coarse))
 	}
 	if s.Undated > 0 {
-		d.note("%s are dated by their end, as the log does not tell how long they took", requests(s.Undated))
+		d.note("the log dates %s by the end, and does not tell how long they took, so they arrive late here", requests(s.Undated))
 	}
 	if s.Redacted > 0 {
 		d.note("the server has written REDACTED instead of the header field of %s: these keys are all one", requests(s.Redacted))

@@ -210,7 +210,9 @@ func writeTimes(b *strings.Builder, from time.Time, span time.Duration, y int) {
 	}
 	for at := from.Truncate(step).Add(step); at.Before(from.Add(span)); at = at.Add(step) {
 		x := svgLeft + float64(at.Sub(from))/float64(span)*(svgRight-svgLeft)
-		fmt.Fprintf(b, `<path class="l" d="M%.1f %dv5"/><text class="m" text-anchor="middle" x="%.1f" y="%d">%s</text>`+"\n", x, y-18, x, y+2, at.Format(layout))
+		text := at.Format(layout)
+		middle := min(x, svgWidth-4-4*float64(len(text))) // so that the last one is not cut
+		fmt.Fprintf(b, `<path class="l" d="M%.1f %dv5"/><text class="m" text-anchor="middle" x="%.1f" y="%d">%s</text>`+"\n", x, y-18, middle, y+2, text)
 	}
 	fmt.Fprintf(b, `<text class="m" x="%d" y="%d">UTC</text>`+"\n", 16, y+2)
 }
