@@ -80,6 +80,46 @@ func TestWhatIsNotSimulatedIsSaid(t *testing.T) {
 	require.Equal(t, notes, replayed(t, log, "-rules", rules, "-find", "wait=1s")["notes"])
 }
 
+// The guide says how logs of other forms are described.
+func TestOtherLogsCanBeDescribed(t *testing.T) {
+	rules := file(t, "shaper.yaml", "default: 10/s depth 5\n")
+	for _, test := range []struct {
+		log  string
+		args []string
+	}{
+		// Both arrive 50 ms apart, in the reverse order of their ends.
+		{
+			`192.0.2.1 - - [21/Nov/2026:08:00:01 +0000] "GET / HTTP/1.1" 200 1 "-" "-" 1795248000.900 0.850` + "\n" +
+				`192.0.2.1 - - [21/Nov/2026:08:00:01 +0000] "GET / HTTP/1.1" 200 1 "-" "-" 1795248001.000 1.000` + "\n",
+			[]string{"-trailing", "time duration:s", "-stamp", "end"},
+		},
+		{
+			`{"ts":"2026-11-21T08:00:00.900Z","request":{"path":"/","verb":"GET"},"ip":"192.0.2.1","ms":850}` + "\n" +
+				`{"ts":"2026-11-21T08:00:01.000Z","request":{"path":"/","verb":"GET"},"ip":"192.0.2.1","ms":1000}` + "\n",
+			[]string{"-format", "json", "-fields", "time=ts,method=request.verb,uri=request.path,client=ip,duration=ms,unit=ms"},
+		},
+	} {
+		d := replayed(t, test.log, append(test.args, "-rules", rules)...)
+		require.Equal(t, "2026-11-21T08:00:00Z", d["from"])
+		require.Equal(t, "2026-11-21T08:00:00.05Z", d["to"])
+		require.Equal(t, 0.05, d["rules"].([]any)[0].(map[string]any)["wait_max_s"])
+		require.Empty(t, d["notes"])
+		require.Equal(t, "192.0.2.1", d["waited_longest"].([]any)[0].(map[string]any)["key"])
+	}
+	status, _, problems := shapereplay(t, fiveAtOnce, "-rules", rules, "-trailing", "duration:s", "-format", "combined")
+	require.Equal(t, exitUsage, status)
+	require.Equal(t, "shapereplay: -trailing: \"duration:s\", so -stamp must say what the time is: arrival (Apache) or end (nginx) (-h shows examples)\n", problems)
+}
+
+// All requests would have one key, and nobody would know why.
+func TestPartsThatTheLogDoesNotTellAreNamed(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	notes := replayed(t, fiveAtOnce, "-rules", rules, "-key", "route client_ip header:X-Api-Key")["notes"]
+	require.Contains(t, notes, "no request fits a pattern of a route: these are the ones in the keys of the rules, and those of -routes")
+	require.Contains(t, notes, "no line of the log has what the part header:X-Api-Key is made of, so it is empty in all keys")
+	require.Len(t, replayed(t, fiveAtOnce, "-rules", rules, "-key", "route", "-routes", "GET /")["notes"], 1)
+}
+
 func TestNoRateIsFoundForSimultaneousRequestsThatMayNotWait(t *testing.T) {
 	rules := file(t, "shaper.yaml", twoMayWait)
 	_, printed, _ := shapereplay(t, fiveAtOnce, "-rules", rules, "-find", "wait=0s")

@@ -52,6 +52,11 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
 		d.Notes = append(d.Notes, fmt.Sprintf("none of the %d requests of the log is within -from and -to", stats.Records))
 	}
+	if d.From != nil {
+		for _, part := range maker.Untold() {
+			d.Notes = append(d.Notes, untold(part))
+		}
+	}
 	d.Key = strings.Join(a.key, " ")
 	d.SetLog(stats, a.options.Spread)
 	if err := a.write(s, d, &result); err != nil {
@@ -61,6 +66,14 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitInterrupted, nil
 	}
 	return exitOK, nil
+}
+
+// untold says that a part was empty in all keys.
+func untold(part string) string {
+	if part == "route" {
+		return "no request fits a pattern of a route: these are the ones in the keys of the rules, and those of -routes"
+	}
+	return fmt.Sprintf("no line of the log has what the part %s is made of, so it is empty in all keys", part)
 }
 
 // readRules reads the files of rules, once.

@@ -19,6 +19,8 @@ import (
 // goroutine.
 type Maker struct {
 	parts  []part
+	names  []string // of the parts
+	told   []bool   // of the parts: any request had a value
 	values []string // of the parts, while a key is made
 	header []string
 
@@ -58,9 +60,9 @@ func New(parts, patterns []string, rules *config.Rules) (*Maker, error) {
 				return nil, err
 			}
 		}
-		m.parts = append(m.parts, p)
+		m.parts, m.names = append(m.parts, p), append(m.names, name)
 	}
-	m.values = make([]string, len(m.parts))
+	m.values, m.told = make([]string, len(m.parts)), make([]bool, len(m.parts))
 	return m, m.needsNo(patterns)
 }
 
@@ -120,12 +122,24 @@ func (m *Maker) Header() []string { return m.header }
 func (m *Maker) Of(r *accesslog.Record) (key, address string) {
 	for i, part := range m.parts {
 		m.values[i] = part(r)
+		m.told[i] = m.told[i] || m.values[i] != ""
 	}
 	address = m.client(r.Client).address
 	if len(m.values) == 1 {
 		return m.keys.get(m.values[0], func() string { return shaper.Join(m.values[0]) }), address
 	}
 	return shaper.Join(m.values...), address
+}
+
+// Untold returns the parts that were empty in all keys so far, as of a header field that the
+// log does not have.
+func (m *Maker) Untold() (names []string) {
+	for i, told := range m.told {
+		if !told {
+			names = append(names, m.names[i])
+		}
+	}
+	return names
 }
 
 // client returns the client with a name, which is an address in nearly every log.

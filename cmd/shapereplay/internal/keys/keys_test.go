@@ -73,6 +73,13 @@ func TestKeysOfOnePartAndOfNone(t *testing.T) {
 	require.Empty(t, address)
 	key, _ = maker.Of(&accesslog.Record{})
 	require.Equal(t, "-", key)
+	require.Empty(t, maker.Untold())
+
+	maker, err = keys.New([]string{"host", "client_ip", "header:X-Api-Key"}, nil, rules(t, "default: 1/s"))
+	require.NoError(t, err)
+	maker.Of(&accesslog.Record{Host: "shop.example", Client: "192.0.2.1", Header: []string{""}})
+	maker.Of(&accesslog.Record{Header: []string{""}})
+	require.Equal(t, []string{"header:X-Api-Key"}, maker.Untold())
 
 	maker, err = keys.New([]string{"all"}, nil, rules(t, "default: 1/s"))
 	require.NoError(t, err)
