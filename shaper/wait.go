@@ -7,9 +7,9 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// await waits until the request, which is in a line, has been given its slot, has been refused by Close,
-// or has a context that is done. It reports whether its waiter has been woken. Then finish
-// is to be called.
+// await waits until the request, which is in a line, has been given its slot, has been
+// refused by Close, or has a context that is done. It reports whether its waiter has been
+// woken. Then finish is to be called.
 //
 // A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. The runtime
 // needs most of it when it allocates what a goroutine needs to wait. So await is inlined: a
