@@ -102,6 +102,14 @@ const nestedPolicy = `
 	# The schema of the file is compared with the reader, by what editors do with it.
 	config tests: github.com/santhosh-tekuri/jsonschema/v6
 
+	# The shaper in Caddy: its core, its HTTP server and the adapter of its Caddyfile, with what
+	# these log by. It brings everything that an operator may name in a Caddyfile, so it knows
+	# the other modules too, except for those that are for Go programs.
+	caddyshaper: std shaper inspect config redisbucket pgbucket golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp go.uber.org/zap github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
+
+	# Its tests run it in front of a real upstream.
+	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy
+
 	# What drives a browser, to look at the page of inspect as its users do. There is
 	# nothing but tests.
 	inspect/browsertest: std
@@ -163,9 +171,9 @@ var (
 	// exampleModule matches the path of a module of examples.
 	exampleModule = regexp.MustCompile(`^` + rootModule + `/examples/`)
 
-	// knowsSeveral matches the paths of other modules that nothing imports, which measure or
-	// test several nested modules together.
-	knowsSeveral = regexp.MustCompile(`^` + rootModule + `/(bench|internal/.*)$`)
+	// knowsSeveral matches the paths of other modules that measure or test several nested
+	// modules together, or bring them into a server for people who write no code.
+	knowsSeveral = regexp.MustCompile(`^` + rootModule + `/(bench|internal/.*|caddyshaper)$`)
 )
 
 func TestRootModuleImportsOnlyWhatThePolicyAllows(t *testing.T) {

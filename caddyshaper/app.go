@@ -1,0 +1,207 @@
+package caddyshaper
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"example.com/leakybucket/config"
+	"example.com/leakybucket/shaper"
+)
+
+func init() { caddy.RegisterModule((*app)(nil)) }
+
+const appName = "shape"
+
+// An app is what one configuration of Caddy has of this package: all its handlers are
+// entered here. Caddy makes a new configuration whole before it gives up the old one, and
+// may still find that the new one does not work. So what changes lines that are in use is
+// done when Caddy says that the configuration has started, and is undone if it ends while an
+// older one goes on.
+type app struct {
+	ctx     caddy.Context
+	entries map[string]*entry // by name
+	servers map[*caddyhttp.Server]bool
+
+	grace time.Duration // of the http app; 0: without end
+	delay time.Duration // before it
+}
+
+// CaddyModule implements [caddy.Module].
+func (*app) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: appName, New: func() caddy.Module { return new(app) }}
+}
+
+// Provision implements [caddy.Provisioner].
+func (a *app) Provision(ctx caddy.Context) error {
+	a.ctx, a.entries, a.servers = ctx, map[string]*entry{}, map[*caddyhttp.Server]bool{}
+	loaded, err := ctx.App("events")
+	if err != nil {
+		return err
+	}
+	events := loaded.(*caddyevents.App)
+	if err := events.On("started", &onEvent{a.started}); err != nil {
+		return err
+	}
+	return events.On("stopping", &onEvent{a.stopping})
+}
+
+// onEvent runs a function at an event of Caddy. Caddy logs it, so it must not be a function
+// itself.
+type onEvent struct{ do func() }
+
+// Handle implements [caddyevents.Handler].
+func (e *onEvent) Handle(context.Context, caddy.Event) error {
+	e.do()
+	return nil
+}
+
+// Start implements [caddy.App]. It does nothing, because other apps may still fail to start.
+func (a *app) Start() error { return nil }
+
+// Stop implements [caddy.App]. It does nothing: the servers end first, then Cleanup is called.
+func (a *app) Stop() error { return nil }
+
+// started puts the configuration in force.
+func (a *app) started() {
+	if loaded, err := a.ctx.AppIfConfigured("http"); err == nil {
+		served := loaded.(*caddyhttp.App)
+		a.grace, a.delay = time.Duration(served.GracePeriod), time.Duration(served.ShutdownDelay)
+	}
+	inForce.push(a)
+	for _, e := range a.entries {
+		e.lines.take(e)
+	}
+}
+
+// stopping is called before the servers end. At a reload the lines go on; when the process
+// ends, they may until the grace period is almost over.
+func (a *app) stopping() {
+	if !caddy.Exiting() || a.grace <= 0 {
+		return
+	}
+	time.AfterFunc(a.delay+a.grace-answerTime(a.grace), closeAll)
+}
+
+// answerTime returns how long before the end of a grace period those who still wait are
+// answered, so that the answers can be sent.
+func answerTime(grace time.Duration) time.Duration {
+	return min(max(grace/10, 100*time.Millisecond), 2*time.Second, grace/2)
+}
+
+// Cleanup implements [caddy.CleanerUpper].
+func (a *app) Cleanup() error {
+	inForce.remove(a)
+	for _, e := range a.entries {
+		e.leave()
+	}
+	return nil
+}
+
+// An entry is what one configuration says of the lines of a name.
+type entry struct {
+	app      *app
+	settings settings
+	server   string       // of the first handler
+	file     *config.File // nil: the limits are in the settings
+	lines    *limiters
+	log      *slog.Logger
+	done     chan struct{} // closed when the configuration ends
+}
+
+// join returns the entry for a handler with such settings.
+func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*entry, error) {
+	where := ""
+	if server != nil {
+		where = server.Name()
+		if !a.servers[server] {
+			a.servers[server] = true
+			server.RegisterConnContext(shaper.ConnContext)
+		}
+	}
+	if e := a.entries[set.name]; e != nil {
+		return e, e.mayShare(&set, where)
+	}
+	e := &entry{app: a, settings: set, server: where, log: log.With("shape", set.name), done: make(chan struct{})}
+	if len(set.rules) > 0 {
+		file, err := config.Open(set.rules...)
+		if err != nil {
+			return nil, fmt.Errorf("rules: %w", err)
+		}
+		e.file = file
+	}
+	var err error
+	if e.lines, err = acquire(e); err != nil {
+		e.closeFile()
+		return nil, err
+	}
+	a.entries[set.name] = e
+	if e.file != nil {
+		e.file.OnChange(func(*config.Rules) { e.lines.rulesChanged(e) })
+		go e.watchFailures()
+	}
+	return e, nil
+}
+
+// mayShare returns nil if another handler with such settings may have the lines of e.
+func (e *entry) mayShare(set *settings, server string) error {
+	where := fmt.Sprintf("two handlers are called %q, one in the server %q and one in %q", set.name, e.server, server)
+	if !set.named && !e.settings.named {
+		return fmt.Errorf("name: %s: give each a name", where)
+	}
+	if differ := e.settings.difference(set); differ != "" {
+		return fmt.Errorf("name: %s, and differ in %s: handlers of one name share their lines, so give one of them another name", where, differ)
+	}
+	return nil
+}
+
+// leave ends the entry, when its configuration ends.
+func (e *entry) leave() {
+	close(e.done)
+	e.lines.drop(e)
+	e.closeFile()
+	e.lines.release(e.app.grace)
+}
+
+// closeFile ends the watching of the rules. The last ones stay in force for those who still
+// wait by them.
+func (e *entry) closeFile() {
+	if e.file != nil {
+		_ = e.file.Close() // It always returns nil.
+	}
+}
+
+// failuresEvery is the time between two looks for changes of the rules that failed.
+const failuresEvery = time.Second
+
+// watchFailures logs when changed rules have mistakes, and so are not in force.
+func (e *entry) watchFailures() {
+	tick := time.NewTicker(failuresEvery)
+	defer tick.Stop()
+	for seen := uint64(0); ; {
+		select {
+		case <-e.done:
+			return
+		case <-tick.C:
+		}
+		if st := e.file.Status(); st.Failures != seen {
+			seen = st.Failures
+			if st.Err != nil {
+				e.log.Error("the rules in force stay, because the changed ones have mistakes", "error", st.Err)
+			}
+		}
+	}
+}
+
+// Interface guards.
+var (
+	_ caddy.App           = (*app)(nil)
+	_ caddy.Provisioner   = (*app)(nil)
+	_ caddy.CleanerUpper  = (*app)(nil)
+	_ caddyevents.Handler = (*onEvent)(nil)
+)

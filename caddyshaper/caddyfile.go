@@ -1,0 +1,260 @@
+package caddyshaper
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"example.com/leakybucket/shaper"
+)
+
+// UnmarshalCaddyfile implements [caddyfile.Unmarshaler]:
+//
+//	shape [<matcher>] [<name>] {
+//		name         <name>
+//		rules        <file>...
+//		limits       <limits>
+//		candidate    <limits>
+//		dry_run
+//		key          route|client_ip|host|header:NAME|{placeholder}... | all
+//		routes       <pattern>...
+//		ipv6_bits    <number>
+//		cost         <number>|{placeholder} [<most>]
+//		site         <limits>
+//		store        <url>...
+//		fallback     closed | open | local <processes>
+//		cold_guard   <duration>
+//		rate_version <number>
+//		state        <file>
+//		max_keys     <number>
+//		block        <duration>
+//		coarse_timer
+//		ratelimit_headers
+//		server_timing
+//		verdict_header <name>
+//		retry_spread <duration>
+//		log_refusals
+//	}
+//
+// Limits are a text as in "50/s burst 10 depth 100 wait 2s slack 10ms inflight 8", with or
+// without quotes. Without a block there is a short form:
+//
+//	shape [<matcher>] [<name>] limits <limits>
+func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the name of the directive
+	args := d.RemainingArgs()
+	if len(args) > 0 && (args[0] != "limits" || len(args) == 1) {
+		s.Name, args = args[0], args[1:]
+	}
+	if len(args) > 0 {
+		if args[0] != "limits" || len(args) == 1 {
+			return d.Errf("%q stands after the name; that must be a block, or limits", strings.Join(args, " "))
+		}
+		s.Limits = strings.Join(args[1:], " ")
+		if _, err := parseLimits("limits", s.Limits); err != nil {
+			return d.WrapErr(err)
+		}
+	}
+	seen := map[string]bool{"name": s.Name != "", "limits": s.Limits != ""}
+	for d.NextBlock(0) {
+		option := d.Val()
+		read := subdirectives[option]
+		switch {
+		case read == nil:
+			return d.Errf("shape has no subdirective %q", option)
+		case seen[option]:
+			return d.Errf("%s: it is said twice", option)
+		}
+		seen[option] = true
+		if err := read(s, d.RemainingArgs()); err != nil {
+			if errors.Is(err, errArguments) {
+				return d.ArgErr()
+			}
+			return d.WrapErr(err)
+		}
+	}
+	return nil
+}
+
+// errArguments is for a subdirective that has more or fewer arguments than it may have.
+var errArguments = errors.New("wrong number of arguments")
+
+// A subdirective reads the arguments of a line.
+type subdirective func(s *Shape, args []string) error
+
+var subdirectives = map[string]subdirective{
+	"name":              text("name", func(s *Shape) *string { return &s.Name }),
+	"rules":             texts(func(s *Shape) *[]string { return &s.Rules }),
+	"limits":            limits("limits", func(s *Shape) *string { return &s.Limits }),
+	"candidate":         limits("candidate", func(s *Shape) *string { return &s.Candidate }),
+	"dry_run":           flag(func(s *Shape) *bool { return &s.DryRun }),
+	"key":               texts(func(s *Shape) *[]string { return &s.Key }),
+	"routes":            texts(func(s *Shape) *[]string { return &s.Routes }),
+	"ipv6_bits":         number("ipv6_bits", func(s *Shape) *int { return &s.IPv6Bits }),
+	"cost":              readCost,
+	"site":              limits("site", func(s *Shape) *string { return &s.Site }),
+	"store":             readStoreLine,
+	"fallback":          readFallback,
+	"cold_guard":        duration("cold_guard", func(s *Shape) *caddy.Duration { return &s.ColdGuard }),
+	"rate_version":      readRateVersion,
+	"state":             text("state", func(s *Shape) *string { return &s.State }),
+	"max_keys":          number("max_keys", func(s *Shape) *int { return &s.MaxKeys }),
+	"block":             duration("block", func(s *Shape) *caddy.Duration { return &s.Block }),
+	"coarse_timer":      flag(func(s *Shape) *bool { return &s.CoarseTimer }),
+	"ratelimit_headers": flag(func(s *Shape) *bool { return &s.RateLimitHeaders }),
+	"server_timing":     flag(func(s *Shape) *bool { return &s.ServerTiming }),
+	"verdict_header":    text("verdict_header", func(s *Shape) *string { return &s.VerdictHeader }),
+	"retry_spread":      duration("retry_spread", func(s *Shape) *caddy.Duration { return &s.RetrySpread }),
+	"log_refusals":      flag(func(s *Shape) *bool { return &s.LogRefusals }),
+}
+
+func text(option string, field func(*Shape) *string) subdirective {
+	return func(s *Shape, args []string) error {
+		if len(args) != 1 {
+			return errArguments
+		}
+		if args[0] == "" {
+			return errors.New(option + `: "", must not be empty`)
+		}
+		*field(s) = args[0]
+		return nil
+	}
+}
+
+func texts(field func(*Shape) *[]string) subdirective {
+	return func(s *Shape, args []string) error {
+		if len(args) == 0 {
+			return errArguments
+		}
+		*field(s) = args
+		return nil
+	}
+}
+
+func flag(field func(*Shape) *bool) subdirective {
+	return func(s *Shape, args []string) error {
+		if len(args) > 0 {
+			return errArguments
+		}
+		*field(s) = true
+		return nil
+	}
+}
+
+func limits(option string, field func(*Shape) *string) subdirective {
+	return func(s *Shape, args []string) error {
+		if len(args) == 0 {
+			return errArguments
+		}
+		*field(s) = strings.Join(args, " ")
+		_, err := parseLimits(option, *field(s))
+		return err
+	}
+}
+
+func number(option string, field func(*Shape) *int) subdirective {
+	return func(s *Shape, args []string) error {
+		if len(args) != 1 {
+			return errArguments
+		}
+		n, err := positive(option, args[0])
+		*field(s) = n
+		return err
+	}
+}
+
+// positive reads a number of at least 1.
+func positive(option, text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, errors.New(option + ": " + strconv.Quote(text) + ", must be a number of at least 1")
+	}
+	return n, nil
+}
+
+func duration(option string, field func(*Shape) *caddy.Duration) subdirective {
+	return func(s *Shape, args []string) error {
+		if len(args) != 1 {
+			return errArguments
+		}
+		d, err := caddy.ParseDuration(args[0])
+		if err != nil || d <= 0 {
+			return errors.New(option + ": " + strconv.Quote(args[0]) + ", must be a duration above 0, such as 1.5s")
+		}
+		*field(s) = caddy.Duration(d)
+		return nil
+	}
+}
+
+// readCost reads a cost, and if it has placeholders perhaps the most that it may be.
+func readCost(s *Shape, args []string) (err error) {
+	if len(args) < 1 || len(args) > 2 {
+		return errArguments
+	}
+	s.Cost = args[0]
+	if len(args) == 2 {
+		if s.MaxCost, err = positive("cost", args[1]); err != nil {
+			return err
+		}
+	}
+	_, err = newCost(s.Cost, s.MaxCost)
+	return err
+}
+
+// readStoreLine reads one URL, or those of several servers.
+func readStoreLine(s *Shape, args []string) error {
+	if len(args) == 0 {
+		return errArguments
+	}
+	s.Store = strings.Join(args, ",")
+	if strings.Contains(s.Store, "{") {
+		return nil // Its placeholders are replaced when the configuration is loaded.
+	}
+	return checkStore(s.Store)
+}
+
+func readFallback(s *Shape, args []string) (err error) {
+	if len(args) < 1 || len(args) > 2 || (args[0] == "local") != (len(args) == 2) {
+		return errArguments
+	}
+	s.Fallback = args[0]
+	if len(args) == 2 {
+		s.Instances, err = positive("fallback", args[1])
+		return err
+	}
+	_, err = parseFallback(s.Fallback, 0)
+	return err
+}
+
+// parseFallback returns the fallback of a name; instances is for local.
+func parseFallback(name string, instances int) (shaper.Fallback, error) {
+	switch name {
+	case "", "closed":
+		return shaper.FallbackClosed, nil
+	case "open":
+		return shaper.FallbackOpen, nil
+	case "local":
+		if instances == 0 {
+			return 0, errors.New("instances: missing; the fallback local needs the number of processes that share the rate")
+		}
+		return shaper.FallbackLocal(instances), nil
+	}
+	return 0, errors.New("fallback: " + strconv.Quote(name) + ", must be closed, open or local")
+}
+
+func readRateVersion(s *Shape, args []string) error {
+	if len(args) != 1 {
+		return errArguments
+	}
+	n, err := strconv.ParseInt(args[0], 10, 64)
+	if err != nil || n < 1 || n > 1<<53 {
+		return errors.New("rate_version: " + strconv.Quote(args[0]) + ", must be a number from 1 to 2⁵³")
+	}
+	s.RateVersion = n
+	return nil
+}
+
+var _ caddyfile.Unmarshaler = (*Shape)(nil)

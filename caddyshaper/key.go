@@ -1,0 +1,101 @@
+package caddyshaper
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"example.com/leakybucket/shaper"
+)
+
+// A keyFunc returns the key of a request.
+type keyFunc func(*http.Request, *caddy.Replacer) string
+
+// newKey returns the function that joins the parts of a key. route is for the part route.
+func newKey(parts []string, ipv6Bits int, route keyFunc) (keyFunc, error) {
+	if ipv6Bits < 0 || ipv6Bits > 128 {
+		return nil, fmt.Errorf("ipv6_bits: %d, must be from 1 to 128, or 0 for 64", ipv6Bits)
+	}
+	switch {
+	case len(parts) == 0:
+		parts = []string{"client_ip"}
+	case len(parts) == 1 && parts[0] == "all":
+		return func(*http.Request, *caddy.Replacer) string { return "" }, nil
+	}
+	funcs := make([]keyFunc, len(parts))
+	for i, part := range parts {
+		var err error
+		if funcs[i], err = newKeyPart(part, ipv6Bits, route); err != nil {
+			return nil, fmt.Errorf("key: %w", err)
+		}
+	}
+	return func(r *http.Request, repl *caddy.Replacer) string {
+		values := make([]string, len(funcs))
+		for i, f := range funcs {
+			values[i] = f(r, repl)
+		}
+		return shaper.Join(values...)
+	}, nil
+}
+
+// newKeyPart returns the function of one part of a key.
+func newKeyPart(part string, ipv6Bits int, route keyFunc) (keyFunc, error) {
+	if name, ok := strings.CutPrefix(part, "header:"); ok {
+		if !isFieldName(name) {
+			return nil, fmt.Errorf("%q, must have the name of a header field after the colon", part)
+		}
+		return withoutError(shaper.ByHeader(name)), nil
+	}
+	switch part {
+	case "route":
+		return route, nil
+	case "client_ip":
+		ip := shaper.ClientIP{IPv6Bits: ipv6Bits}
+		return func(r *http.Request, _ *caddy.Replacer) string { return clientIP(r, ip) }, nil
+	case "host":
+		return func(r *http.Request, _ *caddy.Replacer) string { return hostOf(r) }, nil
+	case "all":
+		return nil, errors.New(`"all" stands beside other parts, must stand alone`)
+	}
+	if !strings.Contains(part, "{") {
+		return nil, fmt.Errorf("%q, must be route, client_ip, host, header:NAME, all or a text with a {placeholder}", part)
+	}
+	return func(_ *http.Request, repl *caddy.Replacer) string { return repl.ReplaceAll(part, "") }, nil
+}
+
+// withoutError returns the function of a key that is known to return no error: only what was
+// given to make it could be wrong.
+func withoutError(key shaper.KeyFunc) keyFunc {
+	return func(r *http.Request, _ *caddy.Replacer) string {
+		value, _ := key(r)
+		return value
+	}
+}
+
+// isFieldName reports whether a name may stand before the colon of a header field.
+func isFieldName(name string) bool {
+	_, err := shaper.ByHeader(name)(new(http.Request))
+	return err == nil
+}
+
+// clientIP returns the address of the client that Caddy has found, by the server's
+// trusted_proxies; of an IPv6 address the prefix.
+func clientIP(r *http.Request, ip shaper.ClientIP) string {
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	key, _ := ip.Key(&http.Request{RemoteAddr: address}) // An error would be in the fields of ip.
+	return key
+}
+
+// hostOf returns the host that a request is for, without the port and in lower case.
+func hostOf(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host = r.Host
+	}
+	return strings.ToLower(host)
+}

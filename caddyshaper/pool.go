@@ -1,0 +1,313 @@
+package caddyshaper
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/config"
+	"example.com/leakybucket/shaper"
+)
+
+// pool has the limiters of all configurations, by poolKey. They outlive a configuration: the
+// next one finds them here before the last one has left.
+var pool = caddy.NewUsagePool()
+
+// A poolKey is the name of lines, and what can't change while they are in use.
+type poolKey struct {
+	name  string
+	fixed fixed
+}
+
+// limiters are the lines of a name. All configurations that have the same name and the same
+// fixed settings share them; the one that was started last says what their limits are.
+type limiters struct {
+	name  string
+	key   poolKey
+	store *store // nil: the levels are this process's own
+
+	live  *shaper.Group[string]
+	trial *shaper.Group[string]         // a dry run of the candidates
+	site  atomic.Pointer[shaper.Shaper] // nil: none
+
+	says atomic.Pointer[entry] // what says the limits
+
+	mu       sync.Mutex
+	entries  []*entry // of the configurations that were started and have not ended
+	started  bool     // some configuration was
+	restored bool     // the levels of a state file have been put back, or are too late
+	levels   *stateFile
+}
+
+// acquire returns the limiters for an entry, with one more user.
+func acquire(e *entry) (*limiters, error) {
+	key := poolKey{e.settings.name, e.settings.fixed}
+	got, _, err := pool.LoadOrNew(key, func() (caddy.Destructor, error) { return newLimiters(key, e) })
+	if err != nil {
+		return nil, err
+	}
+	return got.(*limiters), nil
+}
+
+// newLimiters makes limiters, which begin with the settings of e.
+func newLimiters(key poolKey, e *entry) (*limiters, error) {
+	l := &limiters{name: key.name, key: key}
+	l.says.Store(e)
+	var err error
+	if key.fixed.store != "" {
+		if l.store, err = acquireStore(key.fixed.store, e.log); err != nil {
+			return nil, err
+		}
+	}
+	if err = l.makeLines(e); err == nil {
+		err = l.setStateLocked(e.settings.state)
+	}
+	if err != nil {
+		_ = l.Destruct()
+		return nil, err
+	}
+	l.restored = true
+	known.add(l)
+	return l, nil
+}
+
+// makeLines makes the lines.
+func (l *limiters) makeLines(e *entry) (err error) {
+	f := l.key.fixed
+	opts := []shaper.GroupOption{shaper.WithMaxKeys(f.maxKeys)}
+	for _, o := range l.options(l.name) {
+		opts = append(opts, o)
+	}
+	if l.store != nil {
+		opts = append(opts, shaper.WithBuckets(l.store.bucket, l.bucketKey))
+	}
+	if l.live, err = shaper.NewGroup(l.limitsOf, opts...); err != nil {
+		return err
+	}
+	l.trial, err = shaper.NewGroup(l.candidateOf, shaper.WithName(l.name+"/candidate"), shaper.WithMaxKeys(f.maxKeys), shaper.WithDryRun())
+	if err != nil {
+		return err
+	}
+	return l.setSiteLocked(e.settings.site)
+}
+
+// options returns what the line of each key and that of the site have in common.
+func (l *limiters) options(name string) []shaper.Option {
+	f := l.key.fixed
+	trace := hooks
+	trace.Bucket = l.bucketChanged
+	opts := []shaper.Option{shaper.WithName(name), shaper.WithTrace(&trace)}
+	if f.block > 0 {
+		opts = append(opts, shaper.WithBlock(f.block))
+	}
+	if f.coarse {
+		opts = append(opts, shaper.WithCoarseTimer())
+	}
+	if f.dryRun {
+		opts = append(opts, shaper.WithDryRun())
+	}
+	if l.store != nil {
+		opts = append(opts, shaper.WithFallback(f.fallback), shaper.WithColdGuard(f.coldGuard))
+		if f.version > 0 {
+			opts = append(opts, shaper.WithRateVersion(f.version))
+		}
+	}
+	return opts
+}
+
+// bucketKey returns the key in the store for one of the group. That of the site has no "/".
+func (l *limiters) bucketKey(key string) string { return shaper.Join(l.name) + "/" + key }
+
+// bucketChanged logs that the store can be asked, or can't be.
+func (l *limiters) bucketChanged(_ context.Context, e shaper.BucketEvent) {
+	log := l.says.Load().log
+	if e.Err != nil {
+		log.Warn("the store can't be asked", "state", e.State, "error", l.store.redact(e.Err))
+		return
+	}
+	log.Info("the store is asked", "state", e.State)
+}
+
+// limitsOf returns the limits of a key.
+func (l *limiters) limitsOf(key string) (shaper.Limits, error) {
+	e := l.says.Load()
+	if e.file != nil {
+		return e.file.Limits(key)
+	}
+	return e.settings.limits, nil
+}
+
+// candidateOf returns the candidate of a key.
+func (l *limiters) candidateOf(key string) (shaper.Limits, error) {
+	e := l.says.Load()
+	switch {
+	case e.file != nil:
+		return e.file.Candidate(key)
+	case e.settings.candidate != nil:
+		return *e.settings.candidate, nil
+	}
+	return shaper.Limits{Rate: rate.Inf}, nil
+}
+
+// tries reports whether there is a candidate to try.
+func (l *limiters) tries() bool { return !l.key.fixed.dryRun && l.says.Load().settings.tries() }
+
+// file returns the rules; nil if there are none.
+func (l *limiters) file() *config.File { return l.says.Load().file }
+
+// take puts the settings of an entry in force, when its configuration has started.
+func (l *limiters) take(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.started {
+		known.inherit(l)
+		l.started = true
+	}
+	l.entries = append(l.entries, e)
+	l.applyLocked(e)
+}
+
+// wasStarted reports whether a configuration with the lines has been in force.
+func (l *limiters) wasStarted() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.started
+}
+
+// drop ends the part of an entry, when its configuration ends. If its settings were in force
+// and an older configuration goes on, those of that one are again.
+func (l *limiters) drop(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.entries, e)
+	if i < 0 {
+		return
+	}
+	l.entries = slices.Delete(l.entries, i, i+1)
+	if n := len(l.entries); i == n && n > 0 {
+		l.applyLocked(l.entries[n-1])
+	}
+}
+
+// applyLocked puts the settings of an entry in force, also for those who wait.
+func (l *limiters) applyLocked(e *entry) {
+	if l.says.Swap(e) != e {
+		l.live.Reload()
+		l.trial.Reload()
+	}
+	if err := l.setSiteLocked(e.settings.site); err != nil {
+		e.log.Error("the limits of the site stay as they were", "error", err)
+	}
+	if err := l.setStateLocked(e.settings.state); err != nil {
+		e.log.Error("the state file can't be used", "error", err)
+	}
+}
+
+// rulesChanged puts changed rules of an entry in force.
+func (l *limiters) rulesChanged(e *entry) {
+	if l.says.Load() != e {
+		return // The configuration is not in force, or no more.
+	}
+	l.live.Reload()
+	l.trial.Reload()
+	e.log.Info("changed rules are in force")
+}
+
+// setSiteLocked gives the site other limits; none if they are nil. A line that is no longer
+// used goes on until nobody waits in it.
+func (l *limiters) setSiteLocked(limits *shaper.Limits) error {
+	old := l.site.Load()
+	switch {
+	case limits == nil:
+		l.site.Store(nil)
+		return nil
+	case old != nil && old.SetLimits(*limits) == nil:
+		return nil
+	}
+	// The line is the first, or it is in use and has a cap of requests in flight where the
+	// other has none.
+	opts := l.options(l.name + "/site")
+	if l.store != nil {
+		opts = append(opts, shaper.WithBucket(l.store.bucket, shaper.Join(l.name)))
+	}
+	line, err := shaper.New(*limits, opts...)
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		copyLevel(old, line)
+	}
+	l.site.Store(line)
+	return nil
+}
+
+// waiting returns how many requests wait in the lines.
+func (l *limiters) waiting() int {
+	n := l.live.Stats().Waiting
+	if site := l.site.Load(); site != nil {
+		n += site.Stats().Waiting
+	}
+	return n
+}
+
+// close refuses all who wait, and all who come.
+func (l *limiters) close() {
+	_ = l.live.Close()
+	if site := l.site.Load(); site != nil {
+		_ = site.Close()
+	}
+}
+
+var (
+	// lingerFor is for how long lines are kept, at least, that no configuration has: a
+	// request may be on its way to them, and the next configuration may have them again.
+	lingerFor = 10 * time.Second
+
+	// longestDrain is for how long they are kept, at most, while requests wait in them. Then
+	// the store can no longer be asked.
+	longestDrain = time.Hour
+)
+
+// release ends the use of the limiters by one configuration, whose servers have so long to
+// end. Those who wait in the lines go on.
+func (l *limiters) release(grace time.Duration) {
+	l.save()
+	others, _ := pool.References(l.key)
+	if others > 1 || caddy.Exiting() || !l.wasStarted() {
+		_, _ = pool.Delete(l.key)
+		return
+	}
+	go l.linger(cmp.Or(grace, longestDrain))
+}
+
+// linger ends the use of the limiters when nobody waits in the lines.
+func (l *limiters) linger(most time.Duration) {
+	begun := time.Now()
+	for {
+		time.Sleep(lingerFor)
+		if l.waiting() == 0 || time.Since(begun) >= most {
+			break
+		}
+	}
+	_, _ = pool.Delete(l.key)
+}
+
+// Destruct implements [caddy.Destructor]. The lines are not closed: a request that still
+// comes is served, and they take no memory when they are empty and nobody knows them.
+func (l *limiters) Destruct() error {
+	l.save()
+	known.remove(l)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.setStateLocked("")
+	if l.store != nil {
+		l.store.release()
+	}
+	return nil
+}

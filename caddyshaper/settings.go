@@ -1,0 +1,260 @@
+package caddyshaper
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"example.com/leakybucket/shaper"
+)
+
+// settings are what a configuration says of the lines of a name, checked.
+type settings struct {
+	name  string
+	named bool // the configuration says the name
+	fixed fixed
+
+	rules     []string
+	limits    shaper.Limits  // without rules
+	candidate *shaper.Limits // without rules; nil: none
+	site      *shaper.Limits // nil: none
+	state     string         // absolute path; "": none
+}
+
+// fixed is what lines can't change while they are in use. A configuration that says
+// something else has lines of its own, and the old ones go on until nobody waits in them.
+type fixed struct {
+	maxKeys   int
+	block     time.Duration
+	coarse    bool
+	dryRun    bool
+	store     string // with placeholders replaced
+	fallback  shaper.Fallback
+	coldGuard time.Duration
+	version   int64
+}
+
+const defaultName = "shape"
+
+// settings returns what the handler's fields say, or what is wrong with them.
+func (s *Shape) settings() (set settings, err error) {
+	set = settings{name: s.Name, named: s.Name != ""}
+	if !set.named {
+		set.name = defaultName
+	}
+	err = readAll(s, &set, readLimits, readFixed, readStore, readAnswers, resolve)
+	return set, err
+}
+
+// check returns what is wrong with the fields, whatever the machine that they are for.
+func (s *Shape) check() error {
+	if err := readAll(s, new(settings), readLimits, readFixed, readStore, readAnswers); err != nil {
+		return err
+	}
+	_, err := newCost(s.Cost, s.MaxCost)
+	return err
+}
+
+func readAll(s *Shape, set *settings, all ...func(*Shape, *settings) error) error {
+	for _, read := range all {
+		if err := read(s, set); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readLimits reads all that says how much may pass.
+func readLimits(s *Shape, set *settings) (err error) {
+	switch {
+	case len(s.Rules) == 0 && s.Limits == "":
+		return errors.New(`limits: missing; say how much may pass, as in "limits 50/s depth 100", or name a file by "rules"`)
+	case len(s.Rules) > 0 && s.Limits != "":
+		return fmt.Errorf("limits: %q stands beside rules; only one of them can be", s.Limits)
+	case len(s.Rules) > 0 && s.Candidate != "":
+		return fmt.Errorf("candidate: %q stands beside rules; in a file of rules each rule has its own candidate", s.Candidate)
+	case s.DryRun && s.Candidate != "":
+		return fmt.Errorf("candidate: %q stands beside dry_run; there can be only one verdict", s.Candidate)
+	}
+	if s.Limits != "" {
+		if set.limits, err = parseLimits("limits", s.Limits); err != nil {
+			return err
+		}
+	}
+	if set.candidate, err = parseOptional("candidate", s.Candidate); err != nil {
+		return err
+	}
+	set.site, err = parseOptional("site", s.Site)
+	return err
+}
+
+func parseLimits(field, text string) (shaper.Limits, error) {
+	l, err := shaper.ParseLimits(text)
+	if err != nil {
+		return l, fmt.Errorf("%s: %w", field, err)
+	}
+	return l, nil
+}
+
+// parseOptional returns nil for no text.
+func parseOptional(field, text string) (*shaper.Limits, error) {
+	if text == "" {
+		return nil, nil
+	}
+	l, err := parseLimits(field, text)
+	return &l, err
+}
+
+// readFixed reads what can't change later, except for the store.
+func readFixed(s *Shape, set *settings) error {
+	switch {
+	case s.MaxKeys < 0:
+		return fmt.Errorf("max_keys: %d, must be at least 1, or 0 for %d", s.MaxKeys, shaper.DefaultMaxKeys)
+	case s.Block < 0 || time.Duration(s.Block) > 365*24*time.Hour:
+		return fmt.Errorf("block: %v, must be from 0 to 365 days", time.Duration(s.Block))
+	}
+	set.fixed = fixed{maxKeys: s.MaxKeys, block: time.Duration(s.Block), coarse: s.CoarseTimer, dryRun: s.DryRun}
+	if s.MaxKeys == 0 {
+		set.fixed.maxKeys = shaper.DefaultMaxKeys
+	}
+	return nil
+}
+
+// readStore reads all that is said of the store.
+func readStore(s *Shape, set *settings) (err error) {
+	if s.Store == "" {
+		for field, given := range map[string]bool{"fallback": s.Fallback != "", "instances": s.Instances != 0, "cold_guard": s.ColdGuard != 0, "rate_version": s.RateVersion != 0} {
+			if given {
+				return fmt.Errorf("%s: there is no store that it could be for", field)
+			}
+		}
+		return nil
+	}
+	f := &set.fixed
+	switch {
+	case s.DryRun:
+		return errors.New("store: dry_run can't be combined with a store, because a dry run must not take what others need")
+	case s.ColdGuard < 0 || time.Duration(s.ColdGuard) > time.Minute:
+		return fmt.Errorf("cold_guard: %v, must be from 0 to 1m", time.Duration(s.ColdGuard))
+	case s.RateVersion < 0 || s.RateVersion > 1<<53:
+		return fmt.Errorf("rate_version: %d, must be from 1 to 2⁵³, or 0 for the time", s.RateVersion)
+	case s.Instances < 0 || s.Instances > 0 && s.Fallback != "local":
+		return fmt.Errorf("instances: %d, must be at least 1, and only with the fallback local", s.Instances)
+	}
+	f.coldGuard, f.version = time.Duration(s.ColdGuard), s.RateVersion
+	if f.fallback, err = parseFallback(s.Fallback, s.Instances); err != nil {
+		return err
+	}
+	return nil
+}
+
+// resolve reads what has placeholders, and the names of files.
+func resolve(s *Shape, set *settings) (err error) {
+	repl := caddy.NewReplacer()
+	if s.Store != "" {
+		if set.fixed.store, err = repl.ReplaceOrErr(s.Store, true, true); err != nil {
+			return fmt.Errorf("store: %w", err)
+		}
+		if err := checkStore(set.fixed.store); err != nil {
+			return err
+		}
+	}
+	for _, name := range s.Rules {
+		if name, err = repl.ReplaceOrErr(name, true, true); err != nil {
+			return fmt.Errorf("rules: %w", err)
+		}
+		set.rules = append(set.rules, name)
+	}
+	if s.State == "" {
+		return nil
+	}
+	name, err := repl.ReplaceOrErr(s.State, true, true)
+	if err == nil {
+		set.state, err = filepath.Abs(name)
+	}
+	if err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	dir, err := os.Stat(filepath.Dir(set.state))
+	switch {
+	case err != nil:
+		return fmt.Errorf("state: %w; the folder of the file must exist", err)
+	case !dir.IsDir():
+		return fmt.Errorf("state: %q is not in a folder", set.state)
+	}
+	return nil
+}
+
+// readAnswers checks what is said of answers.
+func readAnswers(s *Shape, _ *settings) error {
+	switch {
+	case s.RetrySpread < 0:
+		return fmt.Errorf("retry_spread: %v, must be at least 0", time.Duration(s.RetrySpread))
+	case s.VerdictHeader != "" && !isFieldName(s.VerdictHeader):
+		return fmt.Errorf("verdict_header: %q, must be the name of a header field", s.VerdictHeader)
+	}
+	return nil
+}
+
+// tries reports whether there may be verdicts of candidates.
+func (set *settings) tries() bool { return set.candidate != nil || len(set.rules) > 0 }
+
+// difference says in which setting two handlers of one name differ; "" if in none.
+func (set *settings) difference(other *settings) string {
+	a, b := set.texts(), other.texts()
+	for i := range a {
+		if a[i].value != b[i].value {
+			return a[i].field + " (" + a[i].value + " and " + b[i].value + ")"
+		}
+	}
+	if set.fixed.store != other.fixed.store { // It may hold a password.
+		return "store"
+	}
+	return ""
+}
+
+type settingText struct{ field, value string }
+
+// texts returns all settings but the store.
+func (set *settings) texts() []settingText {
+	optional := func(l *shaper.Limits) string {
+		if l == nil {
+			return "none"
+		}
+		return strconv.Quote(l.String())
+	}
+	limits := "none"
+	if len(set.rules) == 0 {
+		limits = optional(&set.limits)
+	}
+	f := set.fixed
+	return []settingText{
+		{"rules", fmt.Sprintf("%q", set.rules)},
+		{"limits", limits},
+		{"candidate", optional(set.candidate)},
+		{"site", optional(set.site)},
+		{"state", strconv.Quote(set.state)},
+		{"max_keys", strconv.Itoa(f.maxKeys)},
+		{"block", f.block.String()},
+		{"coarse_timer", strconv.FormatBool(f.coarse)},
+		{"dry_run", strconv.FormatBool(f.dryRun)},
+		{"fallback", fallbackText(f.fallback)},
+		{"cold_guard", f.coldGuard.String()},
+		{"rate_version", strconv.FormatInt(f.version, 10)},
+	}
+}
+
+func fallbackText(f shaper.Fallback) string {
+	switch f {
+	case shaper.FallbackClosed:
+		return "closed"
+	case shaper.FallbackOpen:
+		return "open"
+	}
+	return "local"
+}

@@ -1,0 +1,223 @@
+package caddyshaper
+
+import (
+	"net/http"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"example.com/leakybucket/shaper"
+)
+
+func init() { caddy.RegisterModule((*Shape)(nil)) }
+
+// Shape is the handler http.handlers.shape: it lets requests wait in line, so that they
+// reach the handlers behind it at the rate of the limits, and refuses those for which there
+// is no place.
+//
+// Exactly one of rules and limits is needed; all else may be left out.
+type Shape struct {
+	// Name stands for the lines in metrics, logs, the page and the state file, and in the
+	// store. A reload of the configuration finds the lines by their name. The Caddyfile
+	// gives each handler a name after its site and matcher; in JSON the default is "shape".
+	// Handlers of one name share their lines, so they must have the same settings, except
+	// for those of answers and of keys.
+	Name string `json:"name,omitempty"`
+
+	// Rules are files of rules, each a layer over those before it (package config). They
+	// are read again whenever they change.
+	Rules []string `json:"rules,omitempty"`
+
+	// Limits are the limits of every key, as in "50/s burst 10 depth 100 wait 2s".
+	Limits string `json:"limits,omitempty"`
+
+	// Candidate are limits to try beside Limits: they hold nobody up, and only tell what
+	// they would have done. In Rules, each rule may have a candidate.
+	Candidate string `json:"candidate,omitempty"`
+
+	// DryRun makes the limits themselves, and Site, hold nobody up.
+	DryRun bool `json:"dry_run,omitempty"`
+
+	// Key is what makes the key of a request; each key has a line of its own. The parts are
+	// route, client_ip, host, header:NAME, texts with {placeholders}, or all, which stands
+	// alone and means that all requests have one line. The default is client_ip.
+	Key []string `json:"key,omitempty"`
+
+	// Routes are the patterns that the part route of Key tells apart, as those of
+	// http.ServeMux: "POST /login", "/orders/{id}". Those that begin a rule's key need not
+	// be named here.
+	Routes []string `json:"routes,omitempty"`
+
+	// IPv6Bits is how many bits of an IPv6 address make a client_ip; 0 means 64.
+	IPv6Bits int `json:"ipv6_bits,omitempty"`
+
+	// Cost is what a request costs, as a number or as placeholders. What is no number, or
+	// less than 1, counts as 1; the default is 1.
+	Cost string `json:"cost,omitempty"`
+
+	// MaxCost is the most that a request costs whose Cost has placeholders; 0 means 1000.
+	MaxCost int `json:"max_cost,omitempty"`
+
+	// Site are limits of all requests together. Their line comes behind those of the keys.
+	Site string `json:"site,omitempty"`
+
+	// Store is the URL of the server that keeps the levels for several processes. Without
+	// it they are this process's own.
+	Store string `json:"store,omitempty"`
+
+	// Fallback says what happens while the store can't be asked: closed (the default), open
+	// or local.
+	Fallback string `json:"fallback,omitempty"`
+
+	// Instances is for the fallback local: how many processes share the rate.
+	Instances int `json:"instances,omitempty"`
+
+	// ColdGuard is for how long nobody leaves when the store does not know a key.
+	ColdGuard caddy.Duration `json:"cold_guard,omitempty"`
+
+	// RateVersion is the version of the rates in the store; 0 means the time.
+	RateVersion int64 `json:"rate_version,omitempty"`
+
+	// State is the file that keeps the levels while the process does not run.
+	State string `json:"state,omitempty"`
+
+	// MaxKeys is how many keys may have a line of their own; 0 means 100,000.
+	MaxKeys int `json:"max_keys,omitempty"`
+
+	// Block is for how long a key that was refused is refused again.
+	Block caddy.Duration `json:"block,omitempty"`
+
+	// CoarseTimer saves CPU time at rates above 1,000/s.
+	CoarseTimer bool `json:"coarse_timer,omitempty"`
+
+	// RateLimitHeaders adds the fields RateLimit and RateLimit-Policy to answers.
+	RateLimitHeaders bool `json:"ratelimit_headers,omitempty"`
+
+	// ServerTiming adds a field Server-Timing with the wait to answers.
+	ServerTiming bool `json:"server_timing,omitempty"`
+
+	// VerdictHeader is the name of a field with the verdict of a dry run.
+	VerdictHeader string `json:"verdict_header,omitempty"`
+
+	// RetrySpread is the longest random time that is added to a Retry-After.
+	RetrySpread caddy.Duration `json:"retry_spread,omitempty"`
+
+	// LogRefusals logs refusals, at most one line a second.
+	LogRefusals bool `json:"log_refusals,omitempty"`
+
+	lines   *limiters
+	keyOf   keyFunc
+	costOf  costFunc
+	options []shaper.MiddlewareOption // of the middleware of each line
+	entry   http.Handler              // the first line, and all that follow
+	site    atomic.Pointer[siteHandler]
+}
+
+// CaddyModule implements [caddy.Module].
+func (*Shape) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.shape", New: func() caddy.Module { return new(Shape) }}
+}
+
+// Provision implements [caddy.Provisioner]. It finds the lines of the handler's name, or
+// makes them. Lines that serve requests already do not change before the whole
+// configuration has been started.
+func (s *Shape) Provision(ctx caddy.Context) error {
+	set, err := s.settings()
+	if err != nil {
+		return err
+	}
+	loaded, err := ctx.App(appName)
+	if err != nil {
+		return err
+	}
+	if s.costOf, err = newCost(s.Cost, s.MaxCost); err != nil {
+		return err
+	}
+	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	e, err := loaded.(*app).join(set, server, ctx.Slogger())
+	if err != nil {
+		return err
+	}
+	s.lines = e.lines
+	route, err := s.newRoute(e)
+	if err != nil {
+		return err
+	}
+	if s.keyOf, err = newKey(s.Key, s.IPv6Bits, route); err != nil {
+		return err
+	}
+	s.options = s.middlewareOptions(ctx)
+	s.entry = s.chain()
+	return nil
+}
+
+// middlewareOptions returns what the middleware of each line has in common.
+func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
+	opts := []shaper.MiddlewareOption{
+		shaper.WithCost(func(r *http.Request) int { return callOf(r).cost }),
+		shaper.WithErrorHandler(s.refuse),
+		shaper.WithVerdictHeader(s.VerdictHeader),
+	}
+	if s.RateLimitHeaders {
+		opts = append(opts, shaper.WithRateLimitHeaders())
+	}
+	if s.ServerTiming {
+		opts = append(opts, shaper.WithServerTiming())
+	}
+	if s.LogRefusals {
+		opts = append(opts, shaper.WithLogger(ctx.Slogger().With("shape", s.lines.name)))
+	}
+	return opts
+}
+
+// chain returns the lines that a request goes through: that of the candidate, which holds
+// nobody up, that of its key, and that of the site.
+func (s *Shape) chain() http.Handler {
+	key := func(r *http.Request) (string, error) { return callOf(r).key, nil }
+	live := s.lines.live.Middleware(key, s.options...)(http.HandlerFunc(s.enterSite))
+	trial := s.lines.trial.Middleware(key, s.options[:3]...)(live)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.lines.tries() {
+			trial.ServeHTTP(w, r)
+			return
+		}
+		live.ServeHTTP(w, r)
+	})
+}
+
+// A siteHandler is the line of a site with the handlers behind it.
+type siteHandler struct {
+	line *shaper.Shaper
+	http.Handler
+}
+
+// enterSite lets a request that has left the line of its key enter that of the site, if
+// there is one.
+func (s *Shape) enterSite(w http.ResponseWriter, r *http.Request) {
+	line := s.lines.site.Load()
+	if line == nil {
+		admit(w, r)
+		return
+	}
+	h := s.site.Load()
+	if h == nil || h.line != line {
+		h = &siteHandler{line, shaper.Middleware(line, s.options...)(http.HandlerFunc(admit))}
+		s.site.Store(h)
+	}
+	h.ServeHTTP(w, r)
+}
+
+// ServeHTTP implements [caddyhttp.MiddlewareHandler].
+func (s *Shape) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	c := s.newCall(r, next)
+	s.entry.ServeHTTP(w, r)
+	c.end()
+	return c.err
+}
+
+// Interface guards.
+var (
+	_ caddy.Provisioner           = (*Shape)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Shape)(nil)
+)

@@ -1,0 +1,175 @@
+package caddyshaper
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// stateFiles has the state files in use, by their paths.
+var stateFiles = caddy.NewUsagePool()
+
+const (
+	saveEvery = time.Minute
+
+	// keepFor is for how long a file keeps the levels of a name that is no longer used.
+	keepFor = 7 * 24 * time.Hour
+
+	stateVersion = 1
+)
+
+// A stateFile keeps the levels of all limiters that name it, while the process does not run.
+type stateFile struct {
+	path string
+	log  *slog.Logger
+	done chan struct{} // closed by Destruct
+
+	mu     sync.Mutex
+	users  map[*limiters]bool
+	levels map[string]levels // by name, as they were read or saved last
+}
+
+// levels are the levels of limiters at one moment.
+type levels struct {
+	At   time.Time       `json:"at"`
+	Keys json.RawMessage `json:"keys"`           // of [shaper.Group.Snapshot]
+	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
+}
+
+// savedState is what a file holds.
+type savedState struct {
+	Version int               `json:"version"`
+	Shapers map[string]levels `json:"shapers"`
+}
+
+// acquireState returns the file of a path, with one more user.
+func acquireState(path string, log *slog.Logger) (*stateFile, error) {
+	got, _, err := stateFiles.LoadOrNew(path, func() (caddy.Destructor, error) { return openState(path, log) })
+	if err != nil {
+		return nil, err
+	}
+	return got.(*stateFile), nil
+}
+
+// openState reads a file. One that makes no sense is set aside.
+func openState(path string, log *slog.Logger) (*stateFile, error) {
+	f := &stateFile{path: path, log: log, done: make(chan struct{}), users: map[*limiters]bool{}, levels: map[string]levels{}}
+	text, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("state: %w", err)
+	default:
+		if f.levels, err = parseState(text); err != nil {
+			aside := path + ".broken"
+			log.Error("the state file makes no sense; all levels begin at 0, and the file is set aside",
+				"error", err, "aside", aside, "rename_error", os.Rename(path, aside))
+			f.levels = map[string]levels{}
+		}
+	}
+	go f.saveNowAndThen()
+	return f, nil
+}
+
+func parseState(text []byte) (map[string]levels, error) {
+	var saved savedState
+	if err := json.Unmarshal(text, &saved); err != nil {
+		return nil, err
+	}
+	if saved.Version != stateVersion || saved.Shapers == nil {
+		return nil, fmt.Errorf("it has version %d, must have %d", saved.Version, stateVersion)
+	}
+	return saved.Shapers, nil
+}
+
+// saveNowAndThen saves the levels of all users.
+func (f *stateFile) saveNowAndThen() {
+	tick := time.NewTicker(saveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.done:
+			return
+		case <-tick.C:
+		}
+		f.mu.Lock()
+		users := maps.Clone(f.users)
+		f.mu.Unlock()
+		now := map[string]levels{}
+		for l := range users {
+			if known.isLatest(l) {
+				now[l.name] = l.snapshot()
+			}
+		}
+		f.save(now)
+	}
+}
+
+// save writes the levels of some names, and those that are known of others.
+func (f *stateFile) save(now map[string]levels) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(f.levels, now)
+	maps.DeleteFunc(f.levels, func(_ string, l levels) bool { return time.Since(l.At) > keepFor })
+	if err := f.writeLocked(); err != nil {
+		f.log.Error("the levels could not be saved", "error", err)
+	}
+}
+
+// writeLocked replaces the file in one step, so that it is whole at any moment.
+func (f *stateFile) writeLocked() (err error) {
+	text, err := json.Marshal(savedState{stateVersion, f.levels})
+	if err != nil {
+		return err
+	}
+	part, err := os.CreateTemp(filepath.Dir(f.path), "."+filepath.Base(f.path)+"-*") // It has mode 0600.
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(part.Name())
+		}
+	}()
+	_, err = part.Write(text)
+	if err == nil {
+		err = part.Sync()
+	}
+	if err = errors.Join(err, part.Close()); err != nil {
+		return err
+	}
+	return os.Rename(part.Name(), f.path)
+}
+
+// Destruct implements [caddy.Destructor].
+func (f *stateFile) Destruct() error {
+	close(f.done)
+	return nil
+}
+
+// use notes that limiters are saved here, and returns their levels; ok reports whether there
+// are any.
+func (f *stateFile) use(l *limiters) (saved levels, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.users[l] = true
+	saved, ok = f.levels[l.name]
+	return saved, ok
+}
+
+// release ends the use of the file by limiters.
+func (f *stateFile) release(l *limiters) {
+	f.mu.Lock()
+	delete(f.users, l)
+	f.mu.Unlock()
+	_, _ = stateFiles.Delete(f.path)
+}

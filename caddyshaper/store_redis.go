@@ -1,0 +1,95 @@
+package caddyshaper
+
+import (
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"example.com/leakybucket/redisbucket"
+)
+
+// redisServer is one server of Redis or Valkey.
+func redisServer(u *url.URL) (opener, error) {
+	options, err := redis.ParseURL(u.String())
+	if err != nil {
+		return nil, err
+	}
+	options.ContextTimeoutEnabled = true
+	return oneClient(func() redis.UniversalClient { return redis.NewClient(options) }), nil
+}
+
+// redisCluster is a cluster; further nodes than the host are named by addr, as often as
+// needed.
+func redisCluster(u *url.URL) (opener, error) {
+	options, err := redis.ParseClusterURL(plainScheme(u))
+	if err != nil {
+		return nil, err
+	}
+	options.ContextTimeoutEnabled = true
+	return oneClient(func() redis.UniversalClient { return redis.NewClusterClient(options) }), nil
+}
+
+// redisSentinel is a server that sentinels watch, of which the host is one; master_name is
+// the name that they know it by.
+func redisSentinel(u *url.URL) (opener, error) {
+	options, err := redis.ParseFailoverURL(plainScheme(u))
+	if err != nil {
+		return nil, err
+	}
+	if options.MasterName == "" {
+		return nil, fmt.Errorf("%q has no ?master_name=", u.Redacted())
+	}
+	options.ContextTimeoutEnabled = true
+	return oneClient(func() redis.UniversalClient { return redis.NewFailoverClient(options) }), nil
+}
+
+// plainScheme returns a URL with the scheme redis or rediss.
+func plainScheme(u *url.URL) string {
+	plain := *u
+	plain.Scheme, _, _ = strings.Cut(u.Scheme, "+")
+	return plain.String()
+}
+
+func oneClient(dial func() redis.UniversalClient) opener {
+	return func(*slog.Logger) *store {
+		client := dial()
+		return &store{bucket: redisbucket.New(client), end: func() { _ = client.Close() }}
+	}
+}
+
+// redisRing spreads keys over several servers that do not know of each other.
+func redisRing(texts []string) (opener, error) {
+	options := map[string]*redis.Options{}
+	for _, text := range texts {
+		u, err := parseURL(strings.TrimSpace(text))
+		if err != nil {
+			return nil, err
+		}
+		if u.Scheme != "redis" && u.Scheme != "rediss" {
+			return nil, fmt.Errorf("%q, must begin with redis:// or rediss://, as there are several", u.Redacted())
+		}
+		one, err := redis.ParseURL(u.String())
+		if err != nil {
+			return nil, err
+		}
+		if options[one.Addr] != nil {
+			return nil, fmt.Errorf("%q is named twice", one.Addr)
+		}
+		one.ContextTimeoutEnabled = true
+		options[one.Addr] = one
+	}
+	return func(*slog.Logger) *store {
+		clients := make(map[string]redis.UniversalClient, len(options))
+		for name, one := range options {
+			clients[name] = redis.NewClient(one)
+		}
+		return &store{bucket: redisbucket.NewRing(clients), end: func() {
+			for _, client := range clients {
+				_ = client.Close()
+			}
+		}}
+	}, nil
+}
