@@ -16,7 +16,8 @@ import (
 
 // newRoute returns the function for the part route of a key: the pattern that matches a
 // request. Patterns are those of routes, and those that rules have in the same place of
-// their keys. So the number of routes is bounded, whatever clients ask for.
+// their keys. So the number of routes is bounded, whatever clients ask for. The rules are those
+// of an entry; it may be nil, and have none.
 func (s *Shape) newRoute(e *entry) (keyFunc, error) {
 	place := slices.Index(s.Key, "route")
 	if place < 0 {
@@ -26,7 +27,8 @@ func (s *Shape) newRoute(e *entry) (keyFunc, error) {
 		return nil, nil
 	}
 	var rules *config.Rules
-	if e.file != nil {
+	watched := e != nil && e.file != nil
+	if watched {
 		rules = e.file.Rules()
 	}
 	first, err := newRoutes(s.Routes, rules, place)
@@ -35,7 +37,7 @@ func (s *Shape) newRoute(e *entry) (keyFunc, error) {
 	}
 	var routes atomic.Pointer[shaper.KeyFunc]
 	routes.Store(&first)
-	if e.file != nil {
+	if watched {
 		e.file.OnChange(func(rules *config.Rules) {
 			changed, err := newRoutes(s.Routes, rules, place)
 			if err != nil {

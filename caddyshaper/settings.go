@@ -56,7 +56,14 @@ func (s *Shape) check() error {
 	if err := readAll(s, new(settings), readLimits, readFixed, readStore, readAnswers); err != nil {
 		return err
 	}
-	_, err := newCost(s.Cost, s.MaxCost)
+	if _, err := newCost(s.Cost, s.MaxCost); err != nil {
+		return err
+	}
+	route, err := s.newRoute(nil)
+	if err != nil {
+		return err
+	}
+	_, err = newKey(s.Key, s.IPv6Bits, route)
 	return err
 }
 

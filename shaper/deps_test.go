@@ -108,7 +108,7 @@ const nestedPolicy = `
 	caddyshaper: std shaper inspect config redisbucket pgbucket golang.org/x/time/rate github.com/caddyserver/caddy/v2 github.com/caddyserver/caddy/v2/caddyconfig/caddyfile github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile github.com/caddyserver/caddy/v2/modules/caddyevents github.com/caddyserver/caddy/v2/modules/caddyhttp go.uber.org/zap github.com/redis/go-redis/v9 github.com/jackc/pgx/v5/pgxpool
 
 	# Its tests run it in front of a real upstream.
-	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy
+	caddyshaper tests: github.com/caddyserver/caddy/v2/caddyconfig github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy github.com/caddyserver/caddy/v2/modules/logging
 
 	# What drives a browser, to look at the page of inspect as its users do. There is
 	# nothing but tests.

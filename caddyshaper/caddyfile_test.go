@@ -1,0 +1,89 @@
+package caddyshaper_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Each Caddyfile of testdata has the JSON that it means beside it. SHAPER_UPDATE_GOLDEN=1
+// writes that anew.
+func TestCaddyfilesMeanWhatTheyMeant(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.caddyfile")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			config, err := adapt(string(text))
+			require.NoError(t, err)
+			var now bytes.Buffer
+			require.NoError(t, json.Indent(&now, config, "", "\t"))
+			now.WriteByte('\n')
+			golden := strings.TrimSuffix(file, "caddyfile") + "json"
+			if os.Getenv("SHAPER_UPDATE_GOLDEN") == "1" {
+				require.NoError(t, os.WriteFile(golden, now.Bytes(), 0o644))
+			}
+			was, err := os.ReadFile(golden)
+			require.NoError(t, err)
+			require.Equal(t, string(was), now.String())
+		})
+	}
+}
+
+func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
+	for _, c := range []struct{ lines, want string }{
+		{"shape {\n limits 5/fortnight\n}", `limits: `},
+		{"shape {\n limits 5/fortnight\n}", `at Caddyfile:3`},
+		{"shape {\n limits 5/fortnight\n}", `fortnight`},
+		{"shape {\n limits 5/s\n site many\n}", `site: `},
+		{"shape {\n limits 5/s\n site many\n}", `at Caddyfile:4`},
+		{"shape {\n}", `limits: missing`},
+		{"shape {\n limits 5/s\n limits 6/s\n}", `limits: it is said twice, at Caddyfile:4`},
+		{"shape {\n limit 5/s\n}", `shape has no subdirective "limit", at Caddyfile:3`},
+		{"shape {\n limits 5/s\n dry_run yes\n}", `Caddyfile:4`},
+		{"shape {\n limits 5/s\n rules a.yaml\n}", `limits: "5/s" stands beside rules`},
+		{"shape {\n rules a.yaml\n candidate 5/s\n}", `candidate: "5/s" stands beside rules`},
+		{"shape {\n limits 5/s\n dry_run\n candidate 5/s\n}", `there can be only one verdict`},
+		{"shape {\n limits 5/s\n key route ip\n}", `key: "ip", must be route, client_ip,`},
+		{"shape {\n limits 5/s\n key header:\n}", `key: "header:", must have the name of a header field`},
+		{"shape {\n limits 5/s\n key all host\n}", `"all" stands beside other parts`},
+		{"shape {\n limits 5/s\n routes /a\n}", `routes: ["/a"], but no part of the key is route`},
+		{"shape {\n limits 5/s\n key route\n routes a\n}", `routes: "a" is no pattern of a route`},
+		{"shape {\n limits 5/s\n ipv6_bits 129\n}", `ipv6_bits: 129`},
+		{"shape {\n limits 5/s\n cost 0\n}", `cost: "0", must be a number of at least 1`},
+		{"shape {\n limits 5/s\n cost 2 5\n}", `max_cost: 5, but the cost "2" has no placeholder`},
+		{"shape {\n limits 5/s\n fallback open\n}", `fallback: there is no store`},
+		{"shape {\n limits 5/s\n store redis://h\n fallback maybe\n}", `fallback: "maybe", must be closed, open or local`},
+		{"shape {\n limits 5/s\n store redis://h\n fallback local\n}", `Caddyfile:5`},
+		{"shape {\n limits 5/s\n store redis://h\n dry_run\n}", `store: dry_run can't be combined with a store`},
+		{"shape {\n limits 5/s\n store mysql://h\n}", `store: "mysql://h", must begin with redis://`},
+		{"shape {\n limits 5/s\n max_keys none\n}", `max_keys: "none", must be a number of at least 1`},
+		{"shape {\n limits 5/s\n block -1s\n}", `block: "-1s", must be a duration above 0`},
+		{"shape {\n limits 5/s\n block 9000h\n}", `block: 9000h0m0s, must be from 0 to 365 days`},
+		{"shape {\n limits 5/s\n verdict_header \"a b\"\n}", `verdict_header: "a b", must be the name`},
+		{"shape orders now {\n limits 5/s\n}", `"now" stands after the name`},
+		{"shape limits 5/s\nshape limits 6/s", `name: the handlers at Caddyfile:2 and Caddyfile:3 would both be called ":80"`},
+		{"shape a limits 5/s\nshape /x a limits 6/s", `name: the handlers at Caddyfile:2 and Caddyfile:3 are both called "a", and differ`},
+	} {
+		_, err := adapt(":80 {\n" + c.lines + "\n}\n")
+		require.ErrorContains(t, err, c.want, "of %s", c.lines)
+	}
+}
+
+func TestAPasswordIsNotTold(t *testing.T) {
+	for _, url := range []string{
+		"redis://user:s3cr%20t@h:port", "redis://:s3cr%20t@h/a/b", "mysql://user:s3cr%20t@h", "postgres://user:s3cr%20t@h:port/db",
+		"redis://:s3cr%20t@h?no_such_option=1", "redis+sentinel://:s3cr%20t@h", "redis://a,redis://:s3cr%20t@h:port",
+	} {
+		_, err := adapt(":80 {\nshape {\n limits 5/s\n store " + url + "\n}\n}\n")
+		require.ErrorContains(t, err, "store: ", "of %s", url)
+		require.NotContains(t, err.Error(), "s3cr", "of %s", url)
+	}
+}

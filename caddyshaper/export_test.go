@@ -1,0 +1,47 @@
+package caddyshaper
+
+import "time"
+
+// SetLinger sets for how long lines that nobody has are kept, until the test has ended.
+func SetLinger(t interface{ Cleanup(func()) }, d time.Duration) {
+	was := lingerFor
+	lingerFor = d
+	t.Cleanup(func() { lingerFor = was })
+}
+
+// Names returns the names of the lines that are running, and of all lines that are known.
+func Names() (inUse, all []string) {
+	for _, l := range running() {
+		inUse = append(inUse, l.name)
+	}
+	for _, l := range known.list() {
+		all = append(all, l.name)
+	}
+	return inUse, all
+}
+
+// Waiting returns how many requests wait in the lines of a name.
+func Waiting(name string) (n int) {
+	for _, l := range known.list() {
+		if l.name == name {
+			n += l.waiting()
+		}
+	}
+	return n
+}
+
+// Limits returns the limits that a key has now.
+func Limits(name, key string) string {
+	l := known.latest(name, nil)
+	if l == nil {
+		return "no lines"
+	}
+	limits, err := l.limitsOf(key)
+	if err != nil {
+		return err.Error()
+	}
+	return limits.String()
+}
+
+// Ready reports what ready does.
+func Ready() bool { return ready() }

@@ -1,0 +1,255 @@
+package caddyshaper_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/caddyshaper"
+)
+
+const proxied = "\n	reverse_proxy UPSTREAM"
+
+func TestRequestsLeaveInOrderAndAtTheRate(t *testing.T) {
+	s := serve(t, "shape orders limits 10/s depth 5"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	start := time.Now()
+	for i, a := range s.inLine("orders", "/1", "/2", "/3", "/4", "/5")() {
+		require.Equal(t, 200, a.status, "request %d: %v", i+1, a.err)
+	}
+	// The first of them waited for the rest of an interval at most, each other for a whole one.
+	require.GreaterOrEqual(t, time.Since(start), 400*time.Millisecond)
+	require.Equal(t, []string{"/0", "/1", "/2", "/3", "/4", "/5"}, s.upstream.paths())
+}
+
+func TestARefusalGoesThroughTheErrorRoutesWithItsFields(t *testing.T) {
+	s := serve(t, `shape login limits 1/min
+	handle_errors {
+		respond "{err.status_code} {http.shape.error} {http.shape.name} {http.shape.key}" {err.status_code}
+	}`+proxied)
+	require.Equal(t, 200, s.get("/").status)
+	a := s.get("/")
+	require.Equal(t, 429, a.status)
+	require.Equal(t, "60", a.header.Get("Retry-After"))
+	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+	require.Equal(t, "429 queue-full login -", a.body) // A Unix socket has no address.
+	require.Len(t, s.upstream.arrivals(), 1)
+}
+
+func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
+	s := serve(t, `shape {
+		limits 1/min
+		ratelimit_headers
+		retry_spread 1h
+	}`+proxied)
+	require.Equal(t, 200, s.get("/").status)
+	a := s.get("/")
+	require.Equal(t, 429, a.status)
+	after := a.header.Get("Retry-After")
+	require.NotEmpty(t, after)
+	// Whichever field a client obeys, it comes at the same time.
+	require.Regexp(t, `^"http://shop.example";r=0;t=`+after+`$`, a.header.Get("RateLimit"))
+}
+
+func TestTheAccessLogTellsOfTheWait(t *testing.T) {
+	s := serve(t, `shape calls {
+		limits 5/s depth 5
+		candidate 1/min
+		key header:Tenant
+		verdict_header Trial
+	}`+proxied)
+	require.Equal(t, 200, s.get("/", "Tenant", "acme").status)
+	a := s.get("/", "Tenant", "acme")
+	require.Equal(t, 200, a.status)
+	require.Equal(t, "refuse;reason=queue-full", a.header.Get("Trial"))
+	var line struct {
+		Name    string  `json:"shape_name"`
+		Key     string  `json:"shape_key"`
+		Verdict string  `json:"shape_verdict"`
+		Wait    float64 `json:"shape_wait"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(s.logged(2)[1]), &line))
+	require.Equal(t, "calls", line.Name)
+	require.Equal(t, "acme", line.Key)
+	require.Equal(t, "refuse;reason=queue-full", line.Verdict)
+	require.Positive(t, line.Wait)
+}
+
+func TestPlaceholdersAreThereForTheHandlersBehind(t *testing.T) {
+	s := serve(t, `shape calls {
+		limits 5/s depth 5
+		key {query.user} host
+	}
+	header Seen "{http.shape.name}|{http.shape.key}|{http.shape.verdict}|{http.shape.error}"
+	respond "{http.shape.wait}"`)
+	_ = s
+	a := s.get("/?user=ann")
+	require.Equal(t, "0", a.body)
+	a = s.get("/?user=ann")
+	require.NotEqual(t, "0", a.body)
+	require.NotEmpty(t, a.body)
+}
+
+func TestTheLineOfTheSiteIsBehindThoseOfTheKeys(t *testing.T) {
+	s := serve(t, `shape all {
+		limits 100/s burst 100
+		key {query.user}
+		site 10/s depth 3
+		ratelimit_headers
+	}`+proxied)
+	first := s.get("/?user=0")
+	require.Equal(t, 200, first.status)
+	require.Len(t, first.header.Values("RateLimit"), 2, first.header)
+	start := time.Now()
+	for _, a := range s.inLine("all", "/?user=1", "/?user=2", "/?user=3")() {
+		require.Equal(t, 200, a.status)
+	}
+	require.GreaterOrEqual(t, time.Since(start), 200*time.Millisecond)
+}
+
+func TestADryRunHoldsNobodyUp(t *testing.T) {
+	s := serve(t, `shape {
+		limits 1/min
+		dry_run
+		verdict_header Verdict
+	}`+proxied)
+	require.Equal(t, "leave", s.get("/").header.Get("Verdict"))
+	a := s.get("/")
+	require.Equal(t, 200, a.status)
+	require.Equal(t, "refuse;reason=queue-full", a.header.Get("Verdict"))
+}
+
+func TestCostsComeFromPlaceholdersWithinBounds(t *testing.T) {
+	s := serve(t, `shape {
+		limits 1/min burst 10
+		key {query.user}
+		cost {header.Cost} 10
+	}`+proxied)
+	for _, c := range []struct {
+		cost string
+		then int // how many more requests of cost 1 are admitted
+	}{
+		{"4", 6}, {"10", 0}, {"99999999999999999999", 0}, {"0", 9}, {"-3", 9}, {"", 9}, {"dear", 9},
+	} {
+		path := "/?user=" + c.cost
+		require.Equal(t, 200, s.get(path, "Cost", c.cost).status)
+		for range c.then {
+			require.Equal(t, 200, s.get(path).status, "after cost %q", c.cost)
+		}
+		require.Equal(t, 429, s.get(path).status, "after cost %q", c.cost)
+	}
+}
+
+func TestARouteIsThePatternAndNotThePath(t *testing.T) {
+	s := serve(t, `shape {
+		limits 1/min
+		key route
+		routes "POST /login" /orders/{id}
+	}
+	respond {http.shape.key}`)
+	for _, c := range []struct {
+		method, path, key string
+		status            int
+	}{
+		{"POST", "/login", "POST %2Flogin", 200},
+		{"POST", "/login", "", 429},
+		{"GET", "/orders/1", "%2Forders%2F{id}", 200},
+		{"GET", "/orders/2", "", 429}, // Another order is no other route.
+		{"GET", "/x", "-", 200},
+		{"GET", "/y", "", 429},
+	} {
+		a := s.send(c.method, c.path, nil)
+		require.Equal(t, c.status, a.status, "%s %s", c.method, c.path)
+		require.Equal(t, c.key, a.body)
+	}
+}
+
+func TestTwoHandlersOfOneSiteHaveLinesOfTheirOwn(t *testing.T) {
+	s := serve(t, "shape limits 100/s burst 100\n	shape /login limits 1/min"+proxied)
+	names, _ := caddyshaper.Names()
+	require.Equal(t, []string{"http://shop.example", "http://shop.example/login"}, names)
+	require.Equal(t, 200, s.get("/login").status)
+	require.Equal(t, 429, s.get("/login").status)
+	require.Equal(t, 200, s.get("/").status)
+}
+
+func TestAClientThatLeavesGivesUpItsPlace(t *testing.T) {
+	s := serve(t, "shape line limits 1/min depth 1"+proxied)
+	require.Equal(t, 200, s.get("/").status)
+	hangUp := s.sendOn("GET / HTTP/1.1\r\nHost: shop.example\r\n\r\n", "line")
+	hangUp()
+	var lines []string
+	require.Eventually(t, func() bool {
+		lines = s.logged(1)
+		return len(lines) > 1
+	}, enough, 10*time.Millisecond)
+	require.Contains(t, lines[1], `"status":499`)
+	require.Contains(t, lines[1], `"shape_error":"gone"`)
+	require.Contains(t, lines[1], `"level":"info"`)
+}
+
+func TestAnUploadWhoseClientLeavesGivesUpItsPlace(t *testing.T) {
+	s := serve(t, "shape line limits 1/min depth 1"+proxied)
+	require.Equal(t, 200, s.get("/").status)
+	hangUp := s.sendOn("POST / HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100000\r\n\r\nbeginning", "line")
+	hangUp()
+	require.Contains(t, s.logged(2)[1], `"status":499`)
+	require.Len(t, s.upstream.arrivals(), 1)
+}
+
+func TestStreamsAreFlushedAndKeepTheirSeat(t *testing.T) {
+	s := serve(t, "shape streams limits 100/s burst 10 depth 1 inflight 1"+proxied)
+	more := make(chan bool)
+	s.upstream.serves(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range 2 {
+			_, _ = w.Write([]byte("data: x\n\n"))
+			_ = http.NewResponseController(w).Flush()
+			<-more
+		}
+	})
+	r, err := http.NewRequest(http.MethodGet, "http://shop.example/", nil)
+	require.NoError(t, err)
+	resp, err := s.client.Do(r)
+	require.NoError(t, err)
+	part := make([]byte, 9)
+	_, err = resp.Body.Read(part)
+	require.NoError(t, err)
+	require.Equal(t, "data: x\n\n", string(part)) // It came while the handler still runs.
+	answers := s.inLine("streams", "/second")
+	s.upstream.serves(nil)
+	close(more)
+	require.Equal(t, 200, answers()[0].status)
+	require.NoError(t, resp.Body.Close())
+}
+
+func TestAnUpgradedConnectionGivesItsSeatBack(t *testing.T) {
+	s := serve(t, "shape sockets limits 100/s burst 10 inflight 1"+proxied)
+	s.upstream.serves(echoUpgraded)
+	send, receive := s.upgrade()
+	send("hello\n")
+	require.Equal(t, "HELLO\n", receive())
+	s.upstream.serves(nil)
+	require.Equal(t, 200, s.get("/").status)
+	send("still\n")
+	require.Equal(t, "STILL\n", receive())
+}
+
+func TestEarlyHintsComeThrough(t *testing.T) {
+	s := serve(t, "shape limits 100/s"+proxied)
+	s.upstream.serves(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(200)
+	})
+	conn := s.dial()
+	_, err := conn.Write([]byte("GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"))
+	require.NoError(t, err)
+	text := readAll(t, conn)
+	require.True(t, strings.HasPrefix(text, "HTTP/1.1 103 "), text)
+	require.Contains(t, text, "HTTP/1.1 200 ")
+}

@@ -1,0 +1,193 @@
+package caddyshaper_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/shaper"
+)
+
+func TestThoseInLineStayInLineOverAReload(t *testing.T) {
+	s := serve(t, "shape line limits 2/s depth 2"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	answers := s.inLine("line", "/1", "/2")
+	s.reload("shape line limits 2/s depth 2\n	header X new" + proxied)
+	require.Equal(t, 2, caddyshaper.Waiting("line"))
+	require.Equal(t, 429, s.get("/3").status, "the line is full")
+	for _, a := range answers() {
+		require.Equal(t, 200, a.status)
+	}
+	require.Equal(t, []string{"/0", "/1", "/2"}, s.upstream.paths())
+}
+
+func TestAReloadRetimesThoseInLine(t *testing.T) {
+	s := serve(t, "shape line limits 1/min depth 5"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	answers := s.inLine("line", "/1", "/2", "/3")
+	s.reload("shape line limits 100/s depth 5" + proxied)
+	for _, a := range answers() {
+		require.NoError(t, a.err)
+		require.Equal(t, 200, a.status)
+	}
+	require.Equal(t, []string{"/0", "/1", "/2", "/3"}, s.upstream.paths())
+}
+
+func TestAHundredReloadsUnderLoadLoseNobody(t *testing.T) {
+	const low, high, reloads, clients = 100, 200, 100, 8
+	directives := func(perSecond int) string {
+		return fmt.Sprintf("shape line limits %d/s depth 50%s", perSecond, proxied)
+	}
+	s := serve(t, directives(low))
+	stop := make(chan bool)
+	var all sync.WaitGroup
+	var served atomic.Int64
+	failed := make(chan answer, clients)
+	for range clients {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if a := s.get("/"); a.err != nil || a.status != 200 {
+					failed <- a
+					return
+				}
+				served.Add(1)
+			}
+		})
+	}
+	// may is what may have left so far: the burst, what Slack lets a late line make up, and the
+	// rate in force; while a reload goes on, the higher of the two.
+	may := 1 + high*shaper.DefaultSlack.Seconds()
+	rate, last := float64(low), time.Now()
+	passed := func(perSecond float64) {
+		may += perSecond * time.Since(last).Seconds()
+		last = time.Now()
+	}
+	for i := range reloads {
+		time.Sleep(10 * time.Millisecond)
+		passed(rate)
+		rate = []float64{high, low}[i%2]
+		s.reload(directives(int(rate)))
+		passed(high)
+	}
+	close(stop)
+	all.Wait()
+	passed(rate)
+	select {
+	case a := <-failed:
+		t.Fatalf("a request got status %d, error %v", a.status, a.err)
+	default:
+	}
+	came := len(s.upstream.arrivals())
+	require.Equal(t, int(served.Load()), came)
+	lines := s.logged(came)
+	require.Len(t, lines, came, "a request has come to the handlers that got no answer")
+	for _, line := range lines {
+		require.Contains(t, line, `"status":200`)
+	}
+	require.LessOrEqual(t, came, int(may))
+	require.Greater(t, came, reloads, "there was no load")
+}
+
+func TestABadConfigurationLeavesTheRunningOneAsItIs(t *testing.T) {
+	s := serve(t, "shape line limits 1/min depth 5"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	answers := s.inLine("line", "/1", "/2")
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	require.NoError(t, os.WriteFile(rules, []byte("default: 5/s\nlimits:\n  api: 5/fortnight\n"), 0o600))
+	for _, bad := range []string{
+		"shape line limits 100/s depth 5\n	shape other {\n rules " + rules + "\n}" + proxied, // fails in Provision, after the line was found
+		"shape line limits 100/s depth 5\n	bind 203.0.113.1" + proxied,                       // can't be listened on: fails in Start
+	} {
+		require.Error(t, s.load(bad))
+		require.Equal(t, "1/min depth 5", caddyshaper.Limits("line", "-"))
+		require.Equal(t, 2, caddyshaper.Waiting("line"))
+	}
+	names, _ := caddyshaper.Names()
+	require.Equal(t, []string{"line"}, names)
+	s.reload("shape line limits 100/s depth 5" + proxied)
+	for _, a := range answers() {
+		require.Equal(t, 200, a.status)
+	}
+}
+
+func TestBrokenRulesAreToldWithFileAndLine(t *testing.T) {
+	s := newSite(t)
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	require.NoError(t, os.WriteFile(rules, []byte("default: 5/s\nlimits:\n  api: 5/fortnight\n"), 0o600))
+	err := s.load("shape {\n rules " + rules + "\n}" + proxied)
+	require.ErrorContains(t, err, "shape: rules: "+rules+":3:10: 5/fortnight: ")
+}
+
+func TestLinesThatCanNotChangeAreReplacedWithTheirLevels(t *testing.T) {
+	s := serve(t, "shape line {\n limits 1/min burst 2 depth 5\n}"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	require.Equal(t, 200, s.get("/1").status)
+	answers := s.inLine("line", "/2")
+	s.reload("shape line {\n limits 1/min burst 2\n max_keys 7\n}" + proxied)
+	require.Equal(t, 429, s.get("/3").status, "the new line has the level of the old one")
+	require.Equal(t, 1, caddyshaper.Waiting("line"), "and those in the old one stay there")
+	_, all := caddyshaper.Names()
+	require.Equal(t, []string{"line", "line"}, all)
+	s.giveUp()
+	for _, a := range answers() {
+		require.Error(t, a.err)
+	}
+}
+
+func TestALineThatIsTakenOutGoesOnForThoseInIt(t *testing.T) {
+	s := serve(t, "shape line limits 2/s depth 5"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	answers := s.inLine("line", "/1", "/2")
+	s.reload("reverse_proxy UPSTREAM")
+	for _, a := range answers() {
+		require.Equal(t, 200, a.status)
+	}
+}
+
+func TestRulesAreReadAgainWhenTheyChange(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(text string) { require.NoError(t, os.WriteFile(rules, []byte(text), 0o600)) }
+	write("limits:\n  api: 1/min depth 5\n")
+	s := serve(t, "shape line {\n rules "+rules+"\n key {query.plan}\n}"+proxied)
+	require.Equal(t, 500, s.get("/?plan=other").status, "there is no rule")
+	require.Equal(t, 200, s.get("/0?plan=api").status)
+	answers := s.inLine("line", "/1?plan=api", "/2?plan=api")
+	write("limits:\n  api: 100/s depth 5\n")
+	for _, a := range answers() {
+		require.Equal(t, 200, a.status)
+	}
+	write("limits:\n  api: no limits\n")
+	require.Eventually(t, func() bool {
+		text, _ := os.ReadFile(s.log + ".app")
+		return containsAll(string(text), "the rules in force stay", rules+":2:8")
+	}, enough, 20*time.Millisecond)
+	require.Equal(t, "100/s depth 5", caddyshaper.Limits("line", "api"))
+}
+
+func TestALineOfTheSiteCanComeAndGoAndChange(t *testing.T) {
+	with := func(site string) string {
+		return "shape line {\n limits 100/s burst 100\n" + site + "\n}" + proxied
+	}
+	s := serve(t, with(""))
+	require.Equal(t, 200, s.get("/").status)
+	s.reload(with("site 1/min burst 2"))
+	require.Equal(t, 200, s.get("/").status)
+	require.Equal(t, 200, s.get("/").status)
+	require.Equal(t, 429, s.get("/").status)
+	s.reload(with("site 1/min burst 2 inflight 1"))
+	require.Equal(t, 429, s.get("/").status, "the level stays when a cap comes")
+	s.reload(with(""))
+	require.Equal(t, 200, s.get("/").status)
+}

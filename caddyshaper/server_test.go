@@ -1,0 +1,262 @@
+package caddyshaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	_ "github.com/caddyserver/caddy/v2/modules/logging"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/caddyshaper"
+)
+
+// enough is how long a test waits for what must happen, on a machine that may be busy.
+const (
+	enough = 30 * time.Second
+	tick   = 10 * time.Millisecond // between two looks at it
+)
+
+// adapt returns the JSON of a Caddyfile.
+func adapt(text string) ([]byte, error) {
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), map[string]any{"filename": "Caddyfile"})
+	return config, err
+}
+
+// A site is a Caddy in this process, with a site on a Unix socket. Caddy keeps such a socket
+// open over a reload, so that a connection can't be lost by the system between two sockets.
+type site struct {
+	t        testing.TB
+	socket   string
+	log      string // file of the access log
+	grace    string // period
+	client   *http.Client
+	ctx      context.Context // of all requests
+	giveUp   func()          // ends them
+	upstream *upstream
+}
+
+// serve makes a site whose directives are given, and ends it with the test. In them, UPSTREAM
+// stands for the address of an upstream.
+func serve(t testing.TB, directives string) *site {
+	t.Helper()
+	s := newSite(t)
+	s.reload(directives)
+	return s
+}
+
+func newSite(t testing.TB) *site {
+	caddyshaper.SetLinger(t, 50*time.Millisecond)
+	dir := t.TempDir()
+	s := &site{t: t, grace: "20s", socket: filepath.Join(dir, "s"), log: filepath.Join(dir, "log.json"), upstream: newUpstream(t)}
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.socket)
+	}}
+	s.client = &http.Client{Transport: transport}
+	s.ctx, s.giveUp = context.WithCancel(context.Background())
+	t.Cleanup(func() {
+		if text, err := os.ReadFile(s.log + ".app"); t.Failed() && err == nil {
+			t.Logf("the log:\n%s", text)
+		}
+		s.giveUp()
+		transport.CloseIdleConnections()
+		require.NoError(t, caddy.Stop())
+		require.Eventually(t, func() bool {
+			_, all := caddyshaper.Names()
+			return len(all) == 0
+		}, enough, 10*time.Millisecond, "lines are left when all configurations have ended")
+	})
+	return s
+}
+
+// caddyfile returns the whole file.
+func (s *site) caddyfile(directives string) string {
+	return fmt.Sprintf(`{
+	admin off
+	persist_config off
+	auto_https off
+	grace_period %s
+	log {
+		output file %s.app
+		level INFO
+	}
+}
+http://shop.example {
+	bind unix/%s
+	log {
+		output file %s
+		format json
+	}
+	%s
+}
+`, s.grace, s.log, s.socket, s.log, strings.ReplaceAll(directives, "UPSTREAM", s.upstream.addr))
+}
+
+// load loads a configuration, as caddy reload does.
+func (s *site) load(directives string) error {
+	config, err := adapt(s.caddyfile(directives))
+	if err != nil {
+		return err
+	}
+	return caddy.Load(config, true)
+}
+
+func (s *site) reload(directives string) {
+	s.t.Helper()
+	require.NoError(s.t, s.load(directives))
+}
+
+// An answer is what a client gets.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+	err    error
+}
+
+func (s *site) get(path string, header ...string) answer {
+	return s.send(http.MethodGet, path, nil, header...)
+}
+
+// send sends a request; header has names and values of fields in turn.
+func (s *site) send(method, path string, body io.Reader, header ...string) answer {
+	r, err := http.NewRequestWithContext(s.ctx, method, "http://shop.example"+path, body)
+	if err != nil {
+		return answer{err: err}
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	return do(s.client, r)
+}
+
+// do sends a request. It repeats one whose connection ends without an answer, as clients may:
+// at a reload, net/http closes a new connection whose first request it has just read, and no
+// handler sees that request. TestAHundredReloadsUnderLoadLoseNobody holds that handlers see
+// none twice.
+func do(client *http.Client, r *http.Request) answer {
+	resp, err := client.Do(r)
+	for range 5 {
+		if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) || r.Body != nil {
+			break
+		}
+		resp, err = client.Do(r)
+	}
+	if err != nil {
+		return answer{err: err}
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, resp.Header, string(text), err}
+}
+
+// inLine sends requests that wait in the line of a name, in this order. It returns the function
+// that waits for their answers.
+func (s *site) inLine(name string, paths ...string) (wait func() []answer) {
+	s.t.Helper()
+	answers := make([]answer, len(paths))
+	var all sync.WaitGroup
+	for i, path := range paths {
+		before := caddyshaper.Waiting(name)
+		all.Go(func() { answers[i] = s.get(path) })
+		require.Eventually(s.t, func() bool { return caddyshaper.Waiting(name) > before }, enough, time.Millisecond,
+			"%s does not wait", path)
+	}
+	return func() []answer {
+		all.Wait()
+		return answers
+	}
+}
+
+// logged returns the lines of the access log, once there are so many.
+func (s *site) logged(n int) []string {
+	s.t.Helper()
+	return linesOf(s.t, s.log, n)
+}
+
+func linesOf(t testing.TB, file string, n int) (lines []string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		text, _ := os.ReadFile(file)
+		lines = strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+		return len(lines) >= n && lines[0] != ""
+	}, enough, 10*time.Millisecond)
+	return lines
+}
+
+// An upstream notes when requests come.
+type upstream struct {
+	addr string
+
+	mu   sync.Mutex
+	came []arrival
+	do   http.HandlerFunc // nil: it says the path
+}
+
+type arrival struct {
+	at   time.Time
+	path string
+}
+
+func newUpstream(t testing.TB) *upstream {
+	u := &upstream{}
+	server := httptest.NewServer(u)
+	t.Cleanup(server.Close)
+	u.addr = server.Listener.Addr().String()
+	return u
+}
+
+func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	u.mu.Lock()
+	u.came = append(u.came, arrival{time.Now(), r.URL.Path})
+	do := u.do
+	u.mu.Unlock()
+	if do != nil {
+		do(w, r)
+		return
+	}
+	_, _ = io.WriteString(w, "served "+r.URL.Path)
+}
+
+func (u *upstream) serves(do http.HandlerFunc) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.do = do
+}
+
+// arrivals returns what has come so far.
+func (u *upstream) arrivals() []arrival {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return append([]arrival(nil), u.came...)
+}
+
+func (u *upstream) paths() (paths []string) {
+	for _, a := range u.arrivals() {
+		paths = append(paths, a.path)
+	}
+	return paths
+}
+
+func containsAll(text string, parts ...string) bool {
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			return false
+		}
+	}
+	return true
+}

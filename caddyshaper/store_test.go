@@ -1,0 +1,47 @@
+package caddyshaper_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+)
+
+func TestLevelsAreSharedByRedis(t *testing.T) {
+	redis := servers.StartRedis(t)
+	t.Setenv("SHAPER_TEST_PASSWORD", "s3cret")
+	redis.MustDo("CONFIG", "SET", "requirepass", "s3cret")
+	sharedLevels(t, "redis://:{env.SHAPER_TEST_PASSWORD}@"+redis.Addr)
+}
+
+func TestLevelsAreSharedByPostgres(t *testing.T) {
+	server := servers.StartPostgres(t)
+	sharedLevels(t, server.URL)
+}
+
+// sharedLevels has two processes with the same store.
+func sharedLevels(t *testing.T, store string) {
+	directives := fmt.Sprintf("shape line {\n limits 1/min\n key {query.user}\n site 1/min burst 2\n store %q\n}%s", store, proxied)
+	one := serve(t, directives)
+	require.Eventually(t, func() bool { return one.get("/?user=ann").status == 200 }, enough, tick)
+	other := newSite(t)
+	other.start(directives)
+	require.Equal(t, 429, other.get("/?user=ann").status, "the other process has let her pass")
+	require.Equal(t, 200, other.get("/?user=bob").status)
+	require.Equal(t, 429, one.get("/?user=cid").status, "the site has let two pass")
+}
+
+func TestWithoutItsStoreALineGoesByTheFallback(t *testing.T) {
+	redis := servers.StartRedis(t)
+	redis.Kill()
+	for fallback, status := range map[string]int{"closed": 503, "open": 200, "local 2": 200} {
+		s := serve(t, fmt.Sprintf("shape line {\n limits 100/s burst 100\n store redis://%s\n fallback %s\n}%s", redis.Addr, fallback, proxied))
+		require.Eventually(t, func() bool { return s.get("/").status == status }, enough, tick, "fallback %s", fallback)
+		if status == 503 {
+			require.NotEmpty(t, s.get("/").header.Get("Retry-After"))
+		}
+		s.stop()
+	}
+}
