@@ -11,7 +11,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"example.com/leakybucket/config"
-	"example.com/leakybucket/shaper"
 )
 
 func init() { caddy.RegisterModule((*app)(nil)) }
@@ -121,7 +120,7 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 		where = server.Name()
 		if !a.servers[server] {
 			a.servers[server] = true
-			server.RegisterConnContext(shaper.ConnContext)
+			server.RegisterConnContext(connContext)
 		}
 	}
 	if e := a.entries[set.name]; e != nil {

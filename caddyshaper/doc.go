@@ -1,3 +1,126 @@
-// Package caddyshaper is a module for Caddy: the handler http.handlers.shape, which lets
-// requests wait in line.
+// Package caddyshaper is a module for Caddy: the handler http.handlers.shape, with the
+// directive shape for Caddyfiles. It lets requests wait in line, so that they reach what is
+// behind Caddy at a steady rate, and refuses at once those for which there is no place.
+//
+//	shop.example {
+//		shape {
+//			rules /etc/shaper.yaml          # how much may pass, by key; read again when it changes
+//			key   route client_ip           # what has a line of its own
+//			site  200/s depth 500           # one line for all, behind those of the keys
+//			store redis://127.0.0.1:6379    # levels shared with other processes
+//			state /var/lib/shaperd/levels.json
+//			ratelimit_headers
+//		}
+//		shape /login limits 5/min burst 5
+//		reverse_proxy 10.0.0.5:3000
+//	}
+//
+// [Shape] has the fields of the JSON, and [Shape.UnmarshalCaddyfile] all subdirectives.
+//
+// The directive stands before invoke, handle and route in Caddy's order, so that it also
+// holds for what is in these. "order shape before reverse_proxy" puts it behind them: then
+// only what is in no handle or route block goes through it. A block needs lines of its own, as
+// everywhere in a Caddyfile; what has nothing but limits may be written in one line.
+//
+// # Limits
+//
+// Limits are a text (shaper.ParseLimits): "50/s burst 10 depth 100 wait 2s inflight 8" lets
+// 10 requests pass at once and 50 a second after that, while up to 100 wait in line for 2
+// seconds at most, and not more than 8 are being answered. Without a depth nobody waits.
+//
+// Either limits says them for all keys, or rules names files of package config, each a layer
+// over those before it, in which the rule for a key is looked up. Changed files are read by
+// themselves. If they have mistakes, the rules in force stay, and the log says what is wrong;
+// at the start, and when Caddy loads a configuration, a mistake in them is an error with file
+// and line.
+//
+// candidate names limits to try: they hold nobody up, and only say what they would have done.
+// In rules each rule may have one. dry_run does the same with the limits themselves.
+//
+// # Keys
+//
+// Each key has a line of its own. key names its parts, which shaper.Join joins:
+//
+//   - client_ip: the address that Caddy takes for the client's, by trusted_proxies; of an
+//     IPv6 address the first 64 bits (ipv6_bits). This is the default. Behind a proxy set
+//     trusted_proxies_strict too: without it Caddy takes the first address of
+//     X-Forwarded-For, which the client may have written.
+//   - route: the pattern that the request matches, as "POST /login" or "/orders/{id}", of
+//     those that begin the keys of rules and those that routes names. A request that matches
+//     none has the part "-". It is not the path, because a client could ask for ever new ones.
+//   - host: the host of the request, in lower case and without its port.
+//   - header:NAME: the value of a header field. A client may write what it likes there.
+//   - {placeholder}: any text with placeholders of Caddy.
+//   - all, alone: all requests have one line.
+//
+// Put what picks the rule first. At most max_keys keys have a line of their own; those that
+// come then share lines (see shaper.Group), so that nobody gains by making up keys.
+//
+// cost says what a request costs, by a number or placeholders. What is no number counts as 1,
+// and so does less than 1: whatever a client sends there, it is not free. The most is 1000,
+// or a second number. To let requests pass, such as health checks, use a matcher.
+//
+// # What is told
+//
+// A refusal is an error of Caddy, so that handle_errors answers it: 429 where there is no
+// place or the wait would be too long, 503 where the store can't be asked or the process ends,
+// 500 where no rule matches. Retry-After and Cache-Control are set by then. A client that has
+// left while it waited is logged with status 499.
+//
+// The handlers behind, error routes and the access log have:
+//
+//	{http.shape.name}     shape_name     the name of the handler
+//	{http.shape.key}      shape_key      the key of the request
+//	{http.shape.wait}     shape_wait     the time in line, in seconds; of several handlers the sum
+//	{http.shape.verdict}  shape_verdict  what a candidate or dry run says: "leave", "wait;seconds=1.300", "refuse;reason=queue-full"
+//	{http.shape.error}    shape_error    why it was not admitted: queue-full, too-late, too-costly,
+//	                                     unavailable, closed, deadline, gone, failed
+//
+// Where a request goes through several handlers, name, key, verdict and error are those of
+// the last one. ratelimit_headers, server_timing and verdict_header add fields to answers, and
+// log_refusals logs refusals, one line a second at most.
+//
+// # Names, and what a reload does
+//
+// A handler's lines are known by its name. In a Caddyfile that is the first address of the
+// site and the matcher, unless the directive says one; two that would have the same name must
+// be told apart by names. Handlers of one name share their lines, as when a snippet is
+// imported by two sites, and so must say the same of them.
+//
+// A reload of Caddy loses nobody. The lines outlive it: those who wait stay where they are,
+// levels stay, and changed limits count at once, also for those who wait. This is so for
+// limits, rules, candidate, site, state and all that is said of keys and answers. If the rate
+// of a key goes from or to limits with inflight, the key keeps what it has until its line is
+// empty.
+//
+// What is said of store, fallback, cold_guard, rate_version, max_keys, block, coarse_timer and
+// dry_run, and the name, can't change for lines in use. After a reload that changes them,
+// requests go to new lines, which have the levels of the old ones if the name is the same.
+// Those who wait in the old ones leave at the old rate, beside the new ones.
+//
+// A configuration that fails changes nothing: its limits come into force only when all of it
+// has started.
+//
+// One thing is Caddy's and net/http's: a server that ends, as the old one does at each reload,
+// closes a new connection whose first request it reads at that moment. No handler has seen
+// such a request, and clients repeat it.
+//
+// When the process ends, lines drain at their rates while Caddy's grace_period lasts. Who
+// still waits shortly before its end (a tenth of it, from 100 ms to 2 s) gets 503 with
+// Retry-After. Without a grace_period Caddy waits until all lines are empty.
+//
+// # Stores and state
+//
+// store keeps the levels where several processes share them: redis:// or rediss:// for one
+// server, several of these for servers that each have a part of the keys,
+// redis+cluster://host?addr=host2, redis+sentinel://host?master_name=name, or postgres://,
+// where the table is made if it is not there. Handlers with the same URL share connections.
+// Passwords belong into placeholders such as {env.REDIS_PASSWORD}; no error or log tells them.
+// fallback says what happens while the store can't be asked: closed lets nobody leave, open
+// lets each process use the whole rate, and local 3 a third of it. docs/shared.md has the
+// rest.
+//
+// state names a file that keeps the levels while the process does not run: it is written every
+// minute and at the end, and read at the start. Several handlers may name one file. Its folder
+// must exist. A file that makes no sense is set aside with the ending .broken.
 package caddyshaper

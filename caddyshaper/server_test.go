@@ -43,7 +43,9 @@ type site struct {
 	t        testing.TB
 	socket   string
 	log      string // file of the access log
+	scheme   string // http, or https
 	grace    string // period
+	global   string // further global options
 	client   *http.Client
 	ctx      context.Context // of all requests
 	giveUp   func()          // ends them
@@ -62,7 +64,7 @@ func serve(t testing.TB, directives string) *site {
 func newSite(t testing.TB) *site {
 	caddyshaper.SetLinger(t, 50*time.Millisecond)
 	dir := t.TempDir()
-	s := &site{t: t, grace: "20s", socket: filepath.Join(dir, "s"), log: filepath.Join(dir, "log.json"), upstream: newUpstream(t)}
+	s := &site{t: t, scheme: "http", grace: "20s", socket: filepath.Join(dir, "s"), log: filepath.Join(dir, "log.json"), upstream: newUpstream(t)}
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.socket)
 	}}
@@ -90,12 +92,13 @@ func (s *site) caddyfile(directives string) string {
 	persist_config off
 	auto_https off
 	grace_period %s
+	%s
 	log {
 		output file %s.app
 		level INFO
 	}
 }
-http://shop.example {
+%s://shop.example {
 	bind unix/%s
 	log {
 		output file %s
@@ -103,7 +106,7 @@ http://shop.example {
 	}
 	%s
 }
-`, s.grace, s.log, s.socket, s.log, strings.ReplaceAll(directives, "UPSTREAM", s.upstream.addr))
+`, s.grace, s.global, s.log, s.scheme, s.socket, s.log, strings.ReplaceAll(directives, "UPSTREAM", s.upstream.addr))
 }
 
 // load loads a configuration, as caddy reload does.
@@ -134,7 +137,7 @@ func (s *site) get(path string, header ...string) answer {
 
 // send sends a request; header has names and values of fields in turn.
 func (s *site) send(method, path string, body io.Reader, header ...string) answer {
-	r, err := http.NewRequestWithContext(s.ctx, method, "http://shop.example"+path, body)
+	r, err := http.NewRequestWithContext(s.ctx, method, s.scheme+"://shop.example"+path, body)
 	if err != nil {
 		return answer{err: err}
 	}

@@ -1,0 +1,117 @@
+package caddyshaper_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/caddyshaper"
+)
+
+// useTLS makes the site one of https, with HTTP/2. It returns what its directives need.
+func (s *site) useTLS() string {
+	s.t.Helper()
+	borrowed := httptest.NewTLSServer(http.NotFoundHandler()) // It has a certificate for tests.
+	borrowed.Close()
+	pair := borrowed.TLS.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	require.NoError(s.t, err)
+	dir := s.t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for file, block := range map[string]*pem.Block{
+		certFile: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]},
+		keyFile:  {Type: "PRIVATE KEY", Bytes: key},
+	} {
+		require.NoError(s.t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
+	}
+	transport := s.client.Transport.(*http.Transport)
+	transport.ForceAttemptHTTP2 = true
+	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	s.scheme = "https"
+	return "tls " + certFile + " " + keyFile + "\n	"
+}
+
+func TestTheTimeInLineIsNotTakenOffTimeouts(t *testing.T) {
+	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		t.Run(proto, func(t *testing.T) {
+			s := newSite(t)
+			s.global = "servers {\n timeouts {\n read_body 600ms\n write 600ms\n }\n }"
+			directives := ""
+			if proto == "HTTP/2.0" {
+				directives = s.useTLS()
+			}
+			s.reload(directives + "shape line limits 1/s depth 3" + proxied)
+			s.upstream.serves(func(w http.ResponseWriter, r *http.Request) {
+				body := readAll(t, r.Body)
+				_, _ = w.Write([]byte(r.Header.Get("Via") + strings.ToUpper(body)))
+			})
+			require.Equal(t, 200, s.get("/").status)
+			body := strings.Repeat("a", 200_000) // more than is read ahead
+			start := time.Now()
+			answers := make(chan answer, 2)
+			for range 2 {
+				go func() { answers <- s.send(http.MethodPost, "/", strings.NewReader(body)) }()
+			}
+			for range 2 {
+				a := <-answers
+				require.NoError(t, a.err)
+				require.Equal(t, 200, a.status)
+				require.Contains(t, a.header.Get("Via"), "Caddy")
+				require.Len(t, a.body[len(a.body)-len(body):], len(body))
+			}
+			require.GreaterOrEqual(t, time.Since(start), time.Second, "the timeouts did not pass while they waited")
+			require.Contains(t, s.logged(3)[2], `"proto":"`+proto+`"`)
+		})
+	}
+}
+
+func TestADepartedUploadIsNoticedInCaddysWrappers(t *testing.T) {
+	s := newSite(t)
+	s.global = "servers {\n protocols h1\n }"
+	s.reload("shape line limits 1/min depth 1" + proxied)
+	require.Equal(t, 200, s.get("/").status)
+	s.sendOn("POST / HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100000\r\n\r\nbeginning", "line")()
+	require.Equal(t, 0, caddyshaper.Waiting("line"))
+}
+
+func TestAddressesAreThoseThatCaddyFinds(t *testing.T) {
+	s := newSite(t)
+	s.global = "servers {\n trusted_proxies_unix\n trusted_proxies_strict\n }"
+	s.reload("shape limits 100/s burst 10\n	respond {http.shape.key}")
+	for forwarded, key := range map[string]string{
+		"198.51.100.7, 192.0.2.1": "192.0.2.1", // What the client has written comes first.
+		"2001:db8:0:1:2:3:4:5":    "2001:db8:0:1::%2F64",
+		"::ffff:192.0.2.1":        "192.0.2.1",
+		"":                        "-",
+	} {
+		require.Equal(t, key, s.get("/", "X-Forwarded-For", forwarded).body, "of %q", forwarded)
+	}
+}
+
+func TestHostsAreWithoutPortAndCase(t *testing.T) {
+	s := serve(t, "shape {\n limits 100/s burst 10\n key host\n}\n	respond {http.shape.key}")
+	conn := s.dial()
+	_, err := conn.Write([]byte("GET / HTTP/1.1\r\nHost: SHOP.example:80\r\nConnection: close\r\n\r\n"))
+	require.NoError(t, err)
+	require.True(t, strings.HasSuffix(readAll(t, conn), "\r\nshop.example"))
+}
+
+func TestOneNameInTwoSitesIsOneLine(t *testing.T) {
+	s := newSite(t)
+	s.reload("shape shared {\n limits 1/min\n key all\n}\n	respond a\n}\nhttp://other.example {\n	bind unix/" + s.socket + "2\n	shape shared {\n limits 1/min\n key all\n}\n	respond b")
+	require.Equal(t, 200, s.get("/").status)
+	s.socket += "2"
+	s.client.CloseIdleConnections()
+	r, err := http.NewRequestWithContext(s.ctx, http.MethodGet, "http://other.example/", nil)
+	require.NoError(t, err)
+	require.Equal(t, 429, do(s.client, r).status)
+}
