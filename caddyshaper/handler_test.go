@@ -2,6 +2,7 @@ package caddyshaper_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,10 +16,12 @@ import (
 const proxied = "\n	reverse_proxy UPSTREAM"
 
 func TestRequestsLeaveInOrderAndAtTheRate(t *testing.T) {
-	s := serve(t, "shape orders limits 10/s depth 5"+proxied)
+	s := serve(t, "shape orders limits 1/min depth 5"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
+	answers := s.inLine("orders", "/1", "/2", "/3", "/4", "/5")
 	start := time.Now()
-	for i, a := range s.inLine("orders", "/1", "/2", "/3", "/4", "/5")() {
+	s.reload("shape orders limits 10/s depth 5" + proxied)
+	for i, a := range answers() {
 		require.Equal(t, 200, a.status, "request %d: %v", i+1, a.err)
 	}
 	// The first of them waited for the rest of an interval at most, each other for a whole one.
@@ -105,8 +108,12 @@ func TestTheLineOfTheSiteIsBehindThoseOfTheKeys(t *testing.T) {
 	require.Equal(t, 200, first.status)
 	require.Len(t, first.header.Values("RateLimit"), 2, first.header)
 	start := time.Now()
-	for _, a := range s.inLine("all", "/?user=1", "/?user=2", "/?user=3")() {
-		require.Equal(t, 200, a.status)
+	answers := make(chan answer, 3)
+	for i := range 3 {
+		go func() { answers <- s.get(fmt.Sprint("/?user=", i)) }()
+	}
+	for range 3 {
+		require.Equal(t, 200, (<-answers).status)
 	}
 	require.GreaterOrEqual(t, time.Since(start), 200*time.Millisecond)
 }

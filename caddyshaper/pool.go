@@ -277,12 +277,12 @@ var (
 // release ends the use of the limiters by one configuration, whose servers have so long to
 // end. Those who wait in the lines go on.
 func (l *limiters) release(grace time.Duration) {
-	l.save()
-	others, _ := pool.References(l.key)
-	if others > 1 || caddy.Exiting() || !l.wasStarted() {
+	users, _ := pool.References(l.key)
+	if users > 1 || caddy.Exiting() || !l.wasStarted() {
 		_, _ = pool.Delete(l.key)
 		return
 	}
+	l.save()
 	go l.linger(cmp.Or(grace, longestDrain))
 }
 

@@ -1,6 +1,7 @@
 package caddyshaper_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
@@ -16,12 +18,13 @@ import (
 )
 
 func TestThoseInLineStayInLineOverAReload(t *testing.T) {
-	s := serve(t, "shape line limits 2/s depth 2"+proxied)
+	s := serve(t, "shape line limits 1/min depth 2"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
 	answers := s.inLine("line", "/1", "/2")
-	s.reload("shape line limits 2/s depth 2\n	header X new" + proxied)
+	s.reload("shape line limits 1/min depth 2\n	header X new" + proxied)
 	require.Equal(t, 2, caddyshaper.Waiting("line"))
 	require.Equal(t, 429, s.get("/3").status, "the line is full")
+	s.reload("shape line limits 100/s depth 2" + proxied)
 	for _, a := range answers() {
 		require.Equal(t, 200, a.status)
 	}
@@ -147,7 +150,7 @@ func TestLinesThatCanNotChangeAreReplacedWithTheirLevels(t *testing.T) {
 }
 
 func TestALineThatIsTakenOutGoesOnForThoseInIt(t *testing.T) {
-	s := serve(t, "shape line limits 2/s depth 5"+proxied)
+	s := serve(t, "shape line limits 1 per 3s depth 5"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
 	answers := s.inLine("line", "/1", "/2")
 	s.reload("reverse_proxy UPSTREAM")
@@ -190,4 +193,24 @@ func TestALineOfTheSiteCanComeAndGoAndChange(t *testing.T) {
 	require.Equal(t, 429, s.get("/").status, "the level stays when a cap comes")
 	s.reload(with(""))
 	require.Equal(t, 200, s.get("/").status)
+}
+
+func TestAConfigurationThatFailsAtTheLastMomentIsUndone(t *testing.T) {
+	s := serve(t, "shape line {\n limits 1/min depth 5\n site 1/min burst 2\n}"+proxied)
+	require.Equal(t, 200, s.get("/0").status)
+	config, err := adapt(s.caddyfile("shape line {\n limits 100/s depth 5\n}" + proxied))
+	require.NoError(t, err)
+	var fields map[string]any
+	require.NoError(t, json.Unmarshal(config, &fields))
+	// Caddy looks for the issuers when everything has been started.
+	fields["admin"] = map[string]any{"disabled": true, "identity": map[string]any{"issuers": []any{map[string]any{"module": "none"}}}}
+	config, err = json.Marshal(fields)
+	require.NoError(t, err)
+	require.ErrorContains(t, caddy.Load(config, true), "identity issuer")
+	require.Equal(t, "1/min depth 5", caddyshaper.Limits("line", "-"))
+	names, _ := caddyshaper.Names()
+	require.Equal(t, []string{"line"}, names)
+	answers := s.inLine("line", "/1")
+	s.giveUp()
+	require.Error(t, answers()[0].err)
 }

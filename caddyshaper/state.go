@@ -25,6 +25,8 @@ const (
 	keepFor = 7 * 24 * time.Hour
 
 	stateVersion = 1
+
+	broken = ".broken" // ends the name of a file that was set aside
 )
 
 // A stateFile keeps the levels of all limiters that name it, while the process does not run.
@@ -34,6 +36,7 @@ type stateFile struct {
 	done chan struct{} // closed by Destruct
 
 	mu     sync.Mutex
+	broken bool // what the file held made no sense, and has not been set aside yet
 	users  map[*limiters]bool
 	levels map[string]levels // by name, as they were read or saved last
 }
@@ -60,7 +63,7 @@ func acquireState(path string, log *slog.Logger) (*stateFile, error) {
 	return got.(*stateFile), nil
 }
 
-// openState reads a file. One that makes no sense is set aside.
+// openState reads a file.
 func openState(path string, log *slog.Logger) (*stateFile, error) {
 	f := &stateFile{path: path, log: log, done: make(chan struct{}), users: map[*limiters]bool{}, levels: map[string]levels{}}
 	text, err := os.ReadFile(path)
@@ -70,10 +73,9 @@ func openState(path string, log *slog.Logger) (*stateFile, error) {
 		return nil, fmt.Errorf("state: %w", err)
 	default:
 		if f.levels, err = parseState(text); err != nil {
-			aside := path + ".broken"
-			log.Error("the state file makes no sense; all levels begin at 0, and the file is set aside",
-				"error", err, "aside", aside, "rename_error", os.Rename(path, aside))
-			f.levels = map[string]levels{}
+			log.Error("the state file makes no sense; all levels begin at 0, and it is set aside when they are saved",
+				"error", err, "aside", f.path+broken)
+			f.levels, f.broken = map[string]levels{}, true
 		}
 	}
 	go f.saveNowAndThen()
@@ -116,8 +118,17 @@ func (f *stateFile) saveNowAndThen() {
 
 // save writes the levels of some names, and those that are known of others.
 func (f *stateFile) save(now map[string]levels) {
+	if len(now) == 0 {
+		return // No configuration with the file has been started yet.
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.broken {
+		if err := os.Rename(f.path, f.path+broken); err != nil {
+			f.log.Error("the broken state file could not be set aside, and is replaced", "error", err)
+		}
+		f.broken = false
+	}
 	maps.Copy(f.levels, now)
 	maps.DeleteFunc(f.levels, func(_ string, l levels) bool { return time.Since(l.At) > keepFor })
 	if err := f.writeLocked(); err != nil {

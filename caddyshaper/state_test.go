@@ -59,6 +59,9 @@ func TestABrokenStateFileIsSetAside(t *testing.T) {
 		now, err := os.ReadFile(file)
 		require.NoError(t, err)
 		require.Contains(t, string(now), `"line":{`)
+		if aside, err := os.ReadFile(file + ".broken"); err == nil {
+			require.Equal(t, text, string(aside))
+		}
 		log, err := os.ReadFile(s.log + ".app")
 		require.NoError(t, err)
 		require.Regexp(t, "set aside|could not be restored", string(log))

@@ -86,7 +86,7 @@ func (p *process) ends() {
 
 func TestWhenTheProcessEndsLinesDrainWithinTheGracePeriod(t *testing.T) {
 	s := newSite(t)
-	p := s.start("shape line limits 4/s depth 4" + proxied)
+	p := s.start("shape line limits 1 per 2s depth 4" + proxied)
 	require.Equal(t, 200, s.get("/0").status)
 	answers := make(chan answer, 3)
 	for i := range 3 {
