@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -259,4 +260,20 @@ func TestEarlyHintsComeThrough(t *testing.T) {
 	text := readAll(t, conn)
 	require.True(t, strings.HasPrefix(text, "HTTP/1.1 103 "), text)
 	require.Contains(t, text, "HTTP/1.1 200 ")
+}
+
+func TestBlockTimingAndLogAreReached(t *testing.T) {
+	s := serve(t, `shape line {
+		limits 1/min
+		block 1h
+		server_timing
+		log_refusals
+	}`+proxied)
+	require.Regexp(t, `^shaper;dur=\d`, s.get("/").header.Get("Server-Timing"))
+	require.Equal(t, 429, s.get("/").status)
+	require.Regexp(t, "^3[56]..$", s.get("/").header.Get("Retry-After"), "a key that was refused stays out")
+	require.Eventually(t, func() bool {
+		text, _ := os.ReadFile(s.log + ".app")
+		return containsAll(string(text), "shaper: refused", `"shape":"line"`)
+	}, enough, tick)
 }

@@ -150,10 +150,19 @@ func TestLinesThatCanNotChangeAreReplacedWithTheirLevels(t *testing.T) {
 }
 
 func TestALineThatIsTakenOutGoesOnForThoseInIt(t *testing.T) {
-	s := serve(t, "shape line limits 1 per 3s depth 5"+proxied)
+	s := serve(t, "shape line limits 1/min depth 5"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
 	answers := s.inLine("line", "/1", "/2")
 	s.reload("reverse_proxy UPSTREAM")
+	names, all := caddyshaper.Names()
+	require.Empty(t, names)
+	require.Equal(t, []string{"line"}, all)
+	require.Equal(t, 2, caddyshaper.Waiting("line"))
+	require.Equal(t, 200, s.get("/free").status)
+	// A configuration that has the name again finds them.
+	s.reload("shape line limits 100/s depth 5" + proxied)
+	_, all = caddyshaper.Names()
+	require.Equal(t, []string{"line"}, all)
 	for _, a := range answers() {
 		require.Equal(t, 200, a.status)
 	}
