@@ -89,9 +89,8 @@
 //
 // A reload of Caddy loses nobody. The lines outlive it: those who wait stay where they are,
 // levels stay, and changed limits count at once, also for those who wait. This is so for
-// limits, rules, candidate, site, state and all that is said of keys and answers. If the rate
-// of a key goes from or to limits with inflight, the key keeps what it has until its line is
-// empty.
+// limits, rules, candidate, site, state and all that is said of keys and answers. If the limits
+// of a key get or lose an inflight, the key keeps what it has until its line is empty.
 //
 // What is said of store, fallback, cold_guard, rate_version, max_keys, block, coarse_timer and
 // dry_run, and the name, can't change for lines in use. After a reload that changes them,
