@@ -254,7 +254,7 @@ func (c *controller) start(key changeKey, a *activeChange, until time.Time) {
 		c.take(key)
 		defer c.leave(key)
 		if now, _ := c.state(key); now == a { // Else it has been replaced at this very instant.
-			c.end(key, a, false)
+			c.end(key, a, "")
 		}
 	})
 }
@@ -271,9 +271,10 @@ func (c *controller) stop(key changeKey) {
 	}
 }
 
-// end ends a change. If that fails, it is tried again and again, until the controller is
-// closed. The key is taken.
-func (c *controller) end(key changeKey, a *activeChange, closing bool) {
+// end ends a change. If that fails, it is tried again and again, unless there is a reason
+// for which the change must end now: why, which is told. The key is taken.
+func (c *controller) end(key changeKey, a *activeChange, why string) {
+	closing := why != ""
 	what, err := a.tryToEnd(closing)
 	switch {
 	case err != nil && !closing:
@@ -289,7 +290,7 @@ func (c *controller) end(key changeKey, a *activeChange, closing bool) {
 		c.stop(key)
 	}
 	if closing {
-		what += " (the inspector is closed)"
+		what += " (" + why + ")"
 	}
 	if what != "" {
 		c.tell(key.of, a.who, what, time.Time{})
@@ -333,23 +334,48 @@ func (c *controller) close() {
 		keys[key] = true
 	}
 	c.mu.Unlock()
+	atMost(closeWait, func() {
+		c.endAll(keys, "the inspector is closed")
+		c.running.Wait()
+	})
+}
+
+// endOf ends all changes of a source that is removed. Like close it does not wait for ever.
+func (c *controller) endOf(source string) {
+	c.mu.Lock()
+	keys := map[changeKey]bool{}
+	for key := range c.active {
+		if key.of.source == source {
+			keys[key] = true
+		}
+	}
+	c.mu.Unlock()
+	atMost(closeWait, func() { c.endAll(keys, "the source was removed") })
+}
+
+// endAll ends changes, each without waiting for the others.
+func (c *controller) endAll(keys map[changeKey]bool, why string) {
+	var ends sync.WaitGroup
+	for key := range keys {
+		ends.Go(func() {
+			c.take(key)
+			defer c.leave(key)
+			if a, _ := c.state(key); a != nil {
+				c.end(key, a, why)
+			}
+		})
+	}
+	ends.Wait()
+}
+
+// atMost runs f, and returns when f has returned or the time is over.
+func atMost(d time.Duration, f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		var ends sync.WaitGroup
-		for key := range keys {
-			ends.Go(func() {
-				c.take(key)
-				defer c.leave(key)
-				if a, _ := c.state(key); a != nil {
-					c.end(key, a, true)
-				}
-			})
-		}
-		ends.Wait()
-		c.running.Wait()
+		f()
 	}()
-	patience := time.NewTimer(closeWait)
+	patience := time.NewTimer(d)
 	defer patience.Stop()
 	select {
 	case <-done:

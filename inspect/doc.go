@@ -10,7 +10,8 @@
 //	go http.Serve(l, i)
 //
 // An [Inspector] is an [http.Handler] for a listener of its own: it answers at the paths
-// "/", "/web/…" and "/api/…". Unless [WithHosts] names others, it answers only clients of
+// "/", "/web/…" and "/api/…". Its page names them relative to its own address, so with
+// [http.StripPrefix] it can also be served below a path that ends in "/". Unless [WithHosts] names others, it answers only clients of
 // the same machine that call it by a loopback name, so that neither another machine nor
 // a page that a browser has open elsewhere can read it. Unless [WithControl] is given,
 // nothing can be changed through it.

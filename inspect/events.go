@@ -79,6 +79,9 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 				Message: "a stream needs a ResponseWriter with write deadlines; a handler around the Inspector has one without them, and without Unwrap"}
 		}
 	}
+	// The deadline that a server's ReadTimeout has set would end the request in the middle
+	// of the stream: net/http reads ahead, to notice that a client has gone.
+	_ = s.control.SetReadDeadline(time.Time{})
 	header := w.Header()
 	header.Set("Content-Type", "text/event-stream")
 	header.Set("X-Accel-Buffering", "no")
@@ -104,7 +107,10 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 		case <-r.Context().Done():
 			return nil
 		case <-i.closing:
-			_ = s.write(w, append(s.pending(), encodeEvent("bye", struct{}{})...))
+			s.bye(w)
+			return nil
+		case <-s.removed:
+			s.bye(w)
 			return nil
 		}
 		if s.write(w, text) != nil {
@@ -157,7 +163,11 @@ func (i *Inspector) join(s *stream, of *target, ref bucketRef, h *hello) ([]poin
 	points := []point{}
 	if of != nil {
 		s.target = *of
-		s.track = i.trackLocked(*of, ref)
+		w := i.sourceLocked(of.source)
+		if w == nil { // It was removed just now.
+			return nil, unknownSource(of.source)
+		}
+		s.track, s.removed = i.trackLocked(w, *of, ref), w.removed
 		s.track.viewers++
 		points = append(points, s.track.points...)
 	}
@@ -186,9 +196,8 @@ func (i *Inspector) leave(s *stream) {
 	i.running.Done()
 }
 
-// trackLocked returns the history of a target, which begins now if it has none.
-func (i *Inspector) trackLocked(of target, ref bucketRef) *track {
-	w := i.sources[slices.IndexFunc(i.sources, func(w *watched) bool { return w.name == of.source })]
+// trackLocked returns the history of a target of w, which begins now if it has none.
+func (i *Inspector) trackLocked(w *watched, of target, ref bucketRef) *track {
 	if of.whole {
 		return w.whole
 	}

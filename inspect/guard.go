@@ -40,11 +40,11 @@ func (i *Inspector) admits(r *http.Request) error {
 		// A page of another site can make its own name stand for 127.0.0.1 and then read
 		// the answers as its own (DNS rebinding). The browser still sends that name.
 		return &failure{Status: http.StatusMisdirectedRequest, Parameter: "Host", Value: r.Host,
-			Message: fmt.Sprintf("the host %q is not served here; use a loopback name, or allow it by WithHosts", shorten(r.Host))}
+			Message: fmt.Sprintf("the host %q is not served here; use a loopback name, or name it among the hosts of the page (WithHosts)", shorten(r.Host))}
 	}
 	if len(i.hosts) == 0 && !isLocal(r) {
 		return &failure{Status: http.StatusForbidden,
-			Message: "only clients of this machine are answered, unless WithHosts names hosts"}
+			Message: "only clients of this machine are answered, unless hosts are named (WithHosts)"}
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package inspect
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"runtime"
 	"slices"
@@ -29,6 +30,7 @@ type Inspector struct {
 	changes []change   // the latest changes, oldest first; at most maxChanges
 	streams map[*stream]bool
 	tracked map[target]*track
+	sampled bool // the sampler runs
 	closed  bool
 
 	doorkeeper *doorkeeper
@@ -80,7 +82,7 @@ func (i *Inspector) Add(name string, source Source) {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if slices.ContainsFunc(i.sources, func(w *watched) bool { return w.name == name }) {
+	if i.sourceLocked(name) != nil {
 		panic(fmt.Sprintf("inspect: there is a source named %q already", name))
 	}
 	if i.closed {
@@ -88,9 +90,32 @@ func (i *Inspector) Add(name string, source Source) {
 	}
 	w := newWatched(name, source)
 	i.sources = append(slices.Clone(i.sources), w)
-	if len(i.sources) == 1 {
+	if !i.sampled {
+		i.sampled = true
 		i.running.Go(i.sample)
 	}
+	i.tellSourcesLocked()
+}
+
+// Remove shows the source of a name no longer. Changes of its buckets that were made
+// through the API end as with [Inspector.Close], and streams that show it end. Another
+// source may be added under the name afterwards. If there is no source of that name,
+// Remove does nothing.
+func (i *Inspector) Remove(name string) {
+	if i.source(name) == nil {
+		return
+	}
+	i.controller.endOf(name) // First, so that the streams still tell of it.
+	i.recordings.endOf(name)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	k := slices.IndexFunc(i.sources, func(w *watched) bool { return w.name == name })
+	if k < 0 { // It was removed meanwhile.
+		return
+	}
+	close(i.sources[k].removed)
+	i.sources = slices.Delete(slices.Clone(i.sources), k, k+1)
+	maps.DeleteFunc(i.tracked, func(of target, _ *track) bool { return of.source == name })
 	i.tellSourcesLocked()
 }
 
@@ -148,7 +173,13 @@ func (i *Inspector) all() []*watched {
 
 // source returns the source of a name, or nil.
 func (i *Inspector) source(name string) *watched {
-	for _, w := range i.all() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.sourceLocked(name)
+}
+
+func (i *Inspector) sourceLocked(name string) *watched {
+	for _, w := range i.sources {
 		if w.name == name {
 			return w
 		}

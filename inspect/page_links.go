@@ -114,7 +114,7 @@ func (q query) columnLinks() []columnLink {
 
 // Open returns the URL of the page that shows the bucket.
 func (b bucket) Open() string {
-	return "/?" + url.Values{"source": {b.Source}, "key": {b.raw}}.Encode()
+	return "./?" + url.Values{"source": {b.Source}, "key": {b.raw}}.Encode()
 }
 
 // longestName is how many letters of a key the page shows.
@@ -162,5 +162,5 @@ func (q query) with(name, value string) string {
 	if value != "" {
 		values.Set(name, value)
 	}
-	return "/?" + values.Encode()
+	return "./?" + values.Encode()
 }

@@ -63,7 +63,7 @@ func TestThePageHasItsTableWithoutAScript(t *testing.T) {
 	require.Equal(t, http.StatusOK, r.StatusCode)
 	require.Equal(t, "text/html; charset=utf-8", r.Header.Get("Content-Type"))
 	require.Contains(t, body, "<title>A &amp; B</title>")
-	require.Contains(t, body, `<a href="/?key=%3Ci%3E%2F..&amp;source=one">&lt;i&gt;/..</a>`)
+	require.Contains(t, body, `<a href="./?key=%3Ci%3E%2F..&amp;source=one">&lt;i&gt;/..</a>`)
 	require.NotContains(t, body, "elsewhere")
 
 	r, body = get(t, url+"/?sort=colour")

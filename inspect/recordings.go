@@ -128,6 +128,22 @@ func (r *recordings) replay(ctx context.Context, rec *recorded, l shaper.Limits,
 	return newWhatIf(rec, arrivals, time.Now(), l, st), nil
 }
 
+// endOf ends all recordings of a source that is removed.
+func (r *recordings) endOf(source string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for of, rec := range r.buckets {
+		// A timer that has fired sees that its recording has gone.
+		if of.source == source {
+			delete(r.buckets, of)
+			rec.recording.Stop()
+			if rec.timer.Stop() {
+				r.running.Done()
+			}
+		}
+	}
+}
+
 // close ends all recordings.
 func (r *recordings) close() {
 	r.mu.Lock()

@@ -136,5 +136,9 @@ func (i *Inspector) sourceNamed(name string) (*watched, error) {
 	if w := i.source(name); w != nil {
 		return w, nil
 	}
-	return nil, unknown("source", name, "which is not the name of a source")
+	return nil, unknownSource(name)
+}
+
+func unknownSource(name string) *failure {
+	return unknown("source", name, "which is not the name of a source")
 }

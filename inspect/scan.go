@@ -20,6 +20,8 @@ type watched struct {
 	source source
 	whole  *track // of all of it together; guarded by Inspector.mu
 
+	removed chan struct{} // closed by Inspector.Remove
+
 	window    window
 	wasClosed bool // used by the sampler alone
 
@@ -39,7 +41,7 @@ type snapshot struct {
 }
 
 func newWatched(name string, s Source) *watched {
-	w := &watched{name: name, source: s.open()}
+	w := &watched{name: name, source: s.open(), removed: make(chan struct{})}
 	w.whole = newTrack(func() (reading, bool) { return w.source.read(), true })
 	if w.source.kind() == "shaper" {
 		w.whole.bucket, _ = w.source.find("")

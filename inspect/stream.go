@@ -21,7 +21,10 @@ const (
 type stream struct {
 	target target
 	track  *track
-	wake   chan struct{} // has room for one: that something is pending; what is pending is found when it is received
+
+	removed <-chan struct{} // closed when the source of target is removed; nil without a target
+
+	wake chan struct{} // has room for one: that something is pending; what is pending is found when it is received
 
 	mu      sync.Mutex
 	frame   []byte
@@ -92,6 +95,11 @@ func (s *stream) write(w http.ResponseWriter, text []byte) error {
 		return err
 	}
 	return s.control.Flush()
+}
+
+// bye ends the stream in good order.
+func (s *stream) bye(w http.ResponseWriter) {
+	_ = s.write(w, append(s.pending(), encodeEvent("bye", struct{}{})...))
 }
 
 // limitWrite sets when the next write is given up. It returns an error that is

@@ -145,14 +145,14 @@ func TestTwoSourcesOfOneNameAreAMistake(t *testing.T) {
 	require.Panics(t, func() { i.Add("two", nil) })
 }
 
-// Over a real connection, a server's WriteTimeout does not end a stream.
-func TestAStreamOutlivesTheTimeoutOfTheServer(t *testing.T) {
+// Over a real connection, a server's ReadTimeout and WriteTimeout do not end a stream.
+func TestAStreamOutlivesTheTimeoutsOfTheServer(t *testing.T) {
 	i := inspect.New()
 	i.Add("one", inspect.Of(shaperOf(t, "4/s")))
 	server := httptest.NewUnstartedServer(i)
 	defer server.Close()
 	defer i.Close()
-	server.Config.WriteTimeout = 300 * time.Millisecond
+	server.Config.ReadTimeout, server.Config.WriteTimeout = 300*time.Millisecond, 300*time.Millisecond
 	server.Start()
 	response, err := http.Get(server.URL + "/api/events")
 	require.NoError(t, err)

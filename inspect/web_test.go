@@ -80,3 +80,11 @@ func TestNoScriptMakesMarkupOrCodeOfText(t *testing.T) {
 		require.Empty(t, forbidden.FindString(text), name)
 	})
 }
+
+// Below a path of another server, what is named from the root of the host is that server's.
+func TestThePageAsksForNothingFromTheRoot(t *testing.T) {
+	fromRoot := regexp.MustCompile("(?:[\"'`(]|=)/(?:api|web)/|(?:href|src|action)=\"/")
+	own(t, func(name, text string) {
+		require.Empty(t, fromRoot.FindString(text), name)
+	})
+}

@@ -20,7 +20,7 @@ export class Stream {
     const query = [];
     if (source != null) query.push(`source=${encodeURIComponent(source)}`);
     if (source != null && id != null) query.push(`key=${id}`);
-    this.address = `/api/events${query.length ? "?" : ""}${query.join("&")}`;
+    this.address = `api/events${query.length ? "?" : ""}${query.join("&")}`;
     this.connect();
   }
 

@@ -108,7 +108,7 @@ export class Table {
     const query = { ...view.more, source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
     for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
     try {
-      const answer = await get("/api/buckets", query, request.signal);
+      const answer = await get("api/buckets", query, request.signal);
       this.reports.table(null);
       setAttribute(byId("matched"), "aria-live", announced ? "polite" : "off");
       const asked = JSON.stringify(query);

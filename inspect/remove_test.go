@@ -1,0 +1,120 @@
+package inspect_test
+
+import (
+	"net/http"
+	"net/url"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+)
+
+func TestARemovedSourceIsShownNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		one, two := groupOf(t, "4/s"), groupOf(t, "4/s")
+		one.Allow("a")
+		two.Allow("b")
+		i.Add("one", inspect.OfGroup(one))
+		i.Add("two", inspect.OfGroup(two))
+		gone, stays := listen(t, i, "/api/events?source=one&key=a"), listen(t, i, "/api/events?source=two")
+		require.Equal(t, "hello", gone.next().name)
+		require.Equal(t, "hello", stays.next().name)
+		require.Equal(t, []string{"a", "b"}, listOf(t, i, "sort=key").keys())
+
+		i.Remove("one")
+		var sources []struct{ Name string }
+		stays.until("sources", &sources)
+		require.Equal(t, []struct{ Name string }{{"two"}}, sources)
+		for gone.next().name != "bye" {
+		}
+		<-gone.ended
+		for _, target := range []string{"/api/buckets?source=one", "/api/buckets/one/a", "/api/events?source=one", "/api/line/one/a"} {
+			require.Equal(t, http.StatusNotFound, ask(i, target).Code, target)
+		}
+		require.Equal(t, []string{"b"}, listOf(t, i, "sort=key").keys())
+		i.Remove("one") // There is none.
+
+		other := groupOf(t, "4/s")
+		other.Allow("c")
+		i.Add("one", inspect.OfGroup(other))
+		require.Equal(t, []string{"c"}, listOf(t, i, "source=one").keys())
+		again := listen(t, i, "/api/events?source=one&key=c")
+		var frame struct{ Level *float64 }
+		again.until("frame", &frame)
+		require.NotNil(t, frame.Level)
+	})
+}
+
+// Were the first Add after the last Remove to start a second sampler, every history would
+// have each of its points twice.
+func TestASourceInThePlaceOfTheOnlyOneIsSampledOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		synctest.Wait()
+		i.Remove("one")
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		time.Sleep(10*time.Second + time.Millisecond)
+		var history struct{ Points []struct{} }
+		listen(t, i, "/api/events").until("history", &history)
+		require.Len(t, history.Points, 40)
+	})
+}
+
+// A program may go on with a shaper that is shown no longer: a change for ten minutes would
+// stay in force for ever.
+func TestChangesOfARemovedSourceEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "50/s depth 100")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		other := shaperOf(t, "50/s depth 100")
+		c.Add("other", inspect.Of(other))
+		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
+		c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
+		c.post(t, "/api/limits", `{"source":"other","limits":"5/s","for":"10m"}`)
+		c.Remove("one")
+		require.Equal(t, limits(t, "50/s depth 100"), s.Limits())
+		require.Zero(t, s.Stats().HeldUntil)
+		require.Equal(t, limits(t, "5/s"), other.Limits())
+		require.Contains(t, c.log.String(), `what="limits 5/s depth 0 have ended; back to 50/s depth 100 (the source was removed)"`)
+	})
+}
+
+func TestRecordingsOfARemovedSourceEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		require.Equal(t, http.StatusOK, ask(i, "/api/what-if?source=one&limits=2/s").Code)
+		i.Remove("one")
+		synctest.Wait()
+		time.Sleep(6 * time.Minute) // The timer of the recording must not find what is not there.
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		require.Equal(t, http.StatusOK, ask(i, "/api/what-if?source=one&limits=2/s").Code)
+	})
+}
+
+// A page that is mounted below a path, as by http.StripPrefix, would otherwise ask for its
+// scripts and its data at the root of the host.
+func TestLinksOfThePageAreRelative(t *testing.T) {
+	g := groupOf(t, "4/s")
+	for n := range 100 {
+		g.Allow(strconv.Itoa(n))
+	}
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(g))
+	for _, target := range []string{"/", "/?limit=10&source=one&key=7", "/?limit=10&cursor=" + url.QueryEscape(*listOf(t, i, "limit=10").Next)} {
+		page := ask(i, target)
+		require.Equal(t, http.StatusOK, page.Code, page.Body)
+		require.NotRegexp(t, `(href|src|action)="/`, page.Body.String())
+	}
+}
