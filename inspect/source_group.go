@@ -18,9 +18,9 @@ type sourceOption[K comparable] func(*groupSource[K])
 func (f sourceOption[K]) apply(s *groupSource[K]) { f(s) }
 
 // WithExplain sets a function that returns where the limits of a key come from: the name
-// of a rule, and the file and line where it stands (0: not known). It is called only
-// when somebody looks at one bucket, outside all locks, and must be safe for concurrent
-// use.
+// of a rule, and the file and line where it stands (0: not known). Where neither name nor
+// file is known, nothing is shown. It is called only when somebody looks at one bucket,
+// outside all locks, and must be safe for concurrent use.
 func WithExplain[K comparable](explain func(key K) (rule, file string, line int)) SourceOption[K] {
 	return sourceOption[K](func(s *groupSource[K]) { s.explain = explain })
 }
@@ -292,5 +292,8 @@ func (b *groupBucket[K]) explain() *rule {
 		return nil
 	}
 	name, file, line := b.group.groupSource.explain(b.key)
+	if name == "" && file == "" {
+		return nil
+	}
 	return &rule{name, file, line}
 }
