@@ -39,6 +39,9 @@ func (*app) CaddyModule() caddy.ModuleInfo {
 // Provision implements [caddy.Provisioner].
 func (a *app) Provision(ctx caddy.Context) error {
 	a.ctx, a.entries, a.servers = ctx, map[string]*entry{}, map[*caddyhttp.Server]bool{}
+	if err := registerMetrics(ctx); err != nil {
+		return err
+	}
 	loaded, err := ctx.App("events")
 	if err != nil {
 		return err
@@ -76,6 +79,7 @@ func (a *app) started() {
 	for _, e := range a.entries {
 		e.lines.take(e)
 	}
+	linesChanged()
 }
 
 // stopping is called before the servers end. At a reload the lines go on; when the process
@@ -99,6 +103,7 @@ func (a *app) Cleanup() error {
 	for _, e := range a.entries {
 		e.leave()
 	}
+	linesChanged()
 	return nil
 }
 
@@ -178,17 +183,21 @@ func (e *entry) closeFile() {
 // failuresEvery is the time between two looks for changes of the rules that failed.
 const failuresEvery = time.Second
 
-// watchFailures logs when changed rules have mistakes, and so are not in force.
+// watchFailures logs when changed rules have mistakes, and so are not in force, and lets all
+// pages show it.
 func (e *entry) watchFailures() {
 	tick := time.NewTicker(failuresEvery)
 	defer tick.Stop()
+	defer problems.set(e, nil)
 	for seen := uint64(0); ; {
 		select {
 		case <-e.done:
 			return
 		case <-tick.C:
 		}
-		if st := e.file.Status(); st.Failures != seen {
+		st := e.file.Status()
+		problems.set(e, st.Err)
+		if st.Failures != seen {
 			seen = st.Failures
 			if st.Err != nil {
 				e.log.Error("the rules in force stay, because the changed ones have mistakes", "error", st.Err)

@@ -8,12 +8,14 @@ require (
 	example.com/leakybucket v0.0.0
 	example.com/leakybucket/config v0.0.0
 	example.com/leakybucket/pgbucket v0.0.0
+	example.com/leakybucket/promshaper v0.0.0
 	example.com/leakybucket/redisbucket v0.0.0
 	github.com/caddyserver/caddy/v2 v2.11.9
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/zap v1.28.0
+	go.uber.org/zap/exp v0.3.0
 	golang.org/x/time v0.16.0
 )
 
@@ -89,9 +91,9 @@ require (
 	github.com/pbnjay/memory v0.0.0-20210728143218-7b4eea64cf58 // indirect
 	github.com/pires/go-proxyproto v0.15.0 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
-	github.com/prometheus/client_golang v1.24.1 // indirect
+	github.com/prometheus/client_golang v1.25.0 // indirect
 	github.com/prometheus/client_model v0.6.3 // indirect
-	github.com/prometheus/common v0.71.0 // indirect
+	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/otlptranslator v1.0.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/quic-go/qpack v0.6.0 // indirect
@@ -143,7 +145,6 @@ require (
 	go.uber.org/atomic v1.12.0 // indirect
 	go.uber.org/automaxprocs v1.6.0 // indirect
 	go.uber.org/multierr v1.11.0 // indirect
-	go.uber.org/zap/exp v0.3.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	go.yaml.in/yaml/v4 v4.0.0 // indirect
 	golang.org/x/crypto v0.57.0 // indirect
@@ -168,5 +169,6 @@ replace (
 	example.com/leakybucket => ../
 	example.com/leakybucket/config => ../config
 	example.com/leakybucket/pgbucket => ../pgbucket
+	example.com/leakybucket/promshaper => ../promshaper
 	example.com/leakybucket/redisbucket => ../redisbucket
 )

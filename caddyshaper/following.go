@@ -1,0 +1,121 @@
+package caddyshaper
+
+import (
+	"slices"
+	"sync"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/promshaper"
+	"example.com/leakybucket/shaper"
+)
+
+// A shownLine is what pages and metrics show of the lines of one name: those of the keys,
+// those of the candidates, or that of the site.
+type shownLine struct {
+	name  string
+	lines *limiters
+	group *shaper.Group[string] // nil if it is one line for all keys
+	line  *shaper.Shaper        // nil if it is a group
+}
+
+// shownLines returns all lines that are in use. Their names are those that package shaper
+// knows them by.
+func shownLines() (all []shownLine) {
+	for _, l := range running() {
+		all = append(all, shownLine{name: l.name, lines: l, group: l.live})
+	}
+	for _, l := range running() {
+		if l.tries() {
+			all = append(all, shownLine{name: l.name + "/candidate", lines: l, group: l.trial})
+		}
+		if site := l.site.Load(); site != nil {
+			all = append(all, shownLine{name: l.name + "/site", lines: l, line: site})
+		}
+	}
+	names := map[string]bool{}
+	return slices.DeleteFunc(all, func(l shownLine) bool {
+		twice := names[l.name] // "shop/site" may be that of shop, or somebody's name for a handler.
+		names[l.name] = true
+		return twice
+	})
+}
+
+// inspected returns the line as pages show it.
+func (l shownLine) inspected() inspect.Source {
+	if l.group == nil {
+		return inspect.Of(l.line)
+	}
+	return inspect.OfGroup(l.group, inspect.WithExplain(l.where))
+}
+
+// where returns where the limits of a key come from, if that is a file of rules.
+func (l shownLine) where(key string) (rule, file string, line int) {
+	if rules := l.lines.file(); rules != nil {
+		return rules.Where(key)
+	}
+	return "", "", 0
+}
+
+// measured returns the line as metrics tell it.
+func (l shownLine) measured() promshaper.Source {
+	if l.group == nil {
+		return promshaper.Of(l.line)
+	}
+	return promshaper.OfGroup(l.group)
+}
+
+// A follower shows all lines that are in use somewhere.
+type follower struct {
+	show  func(shownLine) (hide func())
+	shown map[shownLine]func() // what hides each of those that are shown
+}
+
+var (
+	followersMu sync.Mutex
+	followers   = map[*follower]bool{}
+)
+
+// follow shows all lines that are in use, from now on and until stop is called. What is
+// shown then is not hidden.
+func follow(show func(shownLine) (hide func())) (stop func()) {
+	f := &follower{show: show, shown: map[shownLine]func(){}}
+	followersMu.Lock()
+	defer followersMu.Unlock()
+	followers[f] = true
+	f.update(shownLines())
+	return func() {
+		followersMu.Lock()
+		defer followersMu.Unlock()
+		delete(followers, f)
+	}
+}
+
+// linesChanged lets all followers show what is in use now. It must be called whenever that
+// has changed.
+func linesChanged() {
+	followersMu.Lock()
+	defer followersMu.Unlock()
+	now := shownLines()
+	for f := range followers {
+		f.update(now)
+	}
+}
+
+func (f *follower) update(now []shownLine) {
+	stay := map[shownLine]bool{}
+	for _, l := range now {
+		stay[l] = true
+	}
+	// First those that go, as another line may come under the same name.
+	for l, hide := range f.shown {
+		if !stay[l] {
+			delete(f.shown, l)
+			hide()
+		}
+	}
+	for _, l := range now {
+		if f.shown[l] == nil {
+			f.shown[l] = f.show(l)
+		}
+	}
+}

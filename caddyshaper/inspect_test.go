@@ -1,0 +1,126 @@
+package caddyshaper_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestMistakesInOtherDirectivesAreTold(t *testing.T) {
+	for _, c := range []struct{ lines, want string }{
+		{"shape_inspect {\n tokne x\n}", `shape_inspect has no subdirective "tokne"; there are title, hosts and control, at Caddyfile:3`},
+		{"shape_inspect {\n title\n}", `Caddyfile:3`},
+		{"shape_inspect {\n title a b\n}", `Caddyfile:3`},
+		{"shape_inspect {\n title a\n title b\n}", `title: it is said twice, at Caddyfile:4`},
+		{"shape_inspect {\n control a\n control b\n}", `control: it is said twice, at Caddyfile:4`},
+		{"shape_inspect {\n hosts\n}", `Caddyfile:3`},
+		{"shape_inspect /a b", `Caddyfile:2`},
+		{"shape_ready /a b", `Caddyfile:2`},
+		{"shape_ready {\n delay 5s\n}", `shape_ready has no subdirective "delay", nor any other, at Caddyfile:3`},
+	} {
+		_, err := adapt(":80 {\n" + c.lines + "\n}\n")
+		require.ErrorContains(t, err, c.want, "of %s", c.lines)
+	}
+}
+
+// A page whose token is missing by a mistake, as of a variable that is not set, must not come
+// without one, nor with an empty one.
+func TestATokenThatIsNotThereIsAMistake(t *testing.T) {
+	t.Setenv("SHAPER_EMPTY", "  ")
+	s := newSite(t)
+	for token, want := range map[string]string{
+		"{env.SHAPER_NOT_SET}": `control: the token "{env.SHAPER_NOT_SET}": `,
+		"{nonsense}":           `control: the token "{nonsense}": `,
+		"{env.SHAPER_EMPTY}":   `control: the token "{env.SHAPER_EMPTY}" is empty`,
+	} {
+		require.ErrorContains(t, s.load("shape_inspect /shaper* {\n control "+token+"\n}"), want)
+	}
+}
+
+// A line that kept those waiting who look at it, or the load balancer that asks for the server,
+// would be seen by nobody, and lose the server its requests.
+func TestThePageAndReadinessDoNotWaitInLine(t *testing.T) {
+	s := serve(t, `shape_inspect /shaper* {
+		hosts shop.example
+	}
+	shape_ready /ready
+	shape shop limits 1/h
+	respond "served"`)
+	require.Equal(t, http.StatusOK, s.get("/").status)
+	require.Equal(t, http.StatusTooManyRequests, s.get("/").status)
+	for range 3 {
+		require.Equal(t, http.StatusOK, s.get("/shaper/").status)
+		require.Equal(t, `{"ready":true}`+"\n", s.get("/ready").body)
+	}
+}
+
+// sources returns the names of what the page at /shaper shows.
+func (s *site) sources() (names []string) {
+	s.t.Helper()
+	var list struct{ Sources []struct{ Name string } }
+	require.NoError(s.t, json.Unmarshal([]byte(s.get("/shaper/api/buckets").body), &list))
+	for _, source := range list.Sources {
+		names = append(names, source.Name)
+	}
+	return names
+}
+
+const shownAtShaper = "shape_inspect /shaper* {\n hosts shop.example\n control open-sesame-open-sesame\n}\n"
+
+// A name may be one that is taken already: nothing may be shown twice, nor the page end the
+// process.
+func TestLinesWithTheNameOfASiteAreShownOnce(t *testing.T) {
+	s := serve(t, shownAtShaper+"shape shop {\n limits 5/s\n site 6/s\n}\nshape /other shop/site limits 7/s\nrespond served")
+	require.ElementsMatch(t, []string{"shop", "shop/site"}, s.sources())
+	s.reload(shownAtShaper + "shape shop {\n limits 5/s\n site 6/s\n}\nrespond served")
+	require.ElementsMatch(t, []string{"shop", "shop/site"}, s.sources())
+}
+
+func TestAConfigurationThatFailsIsNotShown(t *testing.T) {
+	s := serve(t, shownAtShaper+"shape shop limits 5/s\nrespond served")
+	require.Error(t, s.load(shownAtShaper+"shape shop {\n limits 5/s\n site 6/s\n}\nshape /x other limits 5/s\nshape_inspect /y {\n control {nonsense}\n}"))
+	require.Equal(t, []string{"shop"}, s.sources())
+}
+
+// The page outlives a configuration, but the file of the log may not.
+func TestThePageWritesToTheLogOfTheConfigurationInForce(t *testing.T) {
+	s := serve(t, shownAtShaper+"shape shop limits 5/s\nrespond served")
+	first := s.log
+	s.log = strings.TrimSuffix(s.log, "log.json") + "second.json"
+	s.reload(shownAtShaper + "shape shop limits 6/s\nrespond served")
+	s.get("/")
+	a := s.send(http.MethodPost, "/shaper/api/hold", strings.NewReader(`{"source":"shop","key":"-","for":"1s"}`),
+		"Content-Type", "application/json", "Authorization", "Bearer open-sesame-open-sesame")
+	require.Equal(t, http.StatusOK, a.status, a.body)
+	const told = "a bucket was changed"
+	text, err := os.ReadFile(s.log + ".app")
+	require.NoError(t, err)
+	require.Contains(t, string(text), told)
+	text, err = os.ReadFile(first + ".app")
+	require.NoError(t, err)
+	require.NotContains(t, string(text), told)
+}
+
+func TestThePageSaysWhatIsWrongWithTheRules(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(text string) { require.NoError(t, os.WriteFile(rules, []byte(text), 0o600)) }
+	write("default: 5/s\n")
+	s := serve(t, shownAtShaper+"shape shop {\n rules "+rules+"\n}\nrespond served")
+	shows := func(text string) bool { return strings.Contains(s.get("/shaper/").body, text) }
+	require.False(t, shows("rules.yaml"))
+	write("default: 5/fortnight\n")
+	require.Eventually(t, func() bool { return shows("rules.yaml:1:12") }, enough, tick)
+	require.True(t, shows("shop: the rules in force stay"))
+	write("default: 6/s\n")
+	require.Eventually(t, func() bool { return !shows("rules.yaml") }, enough, tick)
+
+	write("default: 5/fortnight\n")
+	require.Eventually(t, func() bool { return shows("rules.yaml:1:12") }, enough, tick)
+	s.reload(shownAtShaper + "shape shop limits 5/s\nrespond served")
+	require.Eventually(t, func() bool { return !shows("rules.yaml") }, enough, tick, "nobody reads that file any more")
+}
