@@ -1,0 +1,126 @@
+package main_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTheVersionSaysWhatThisIs(t *testing.T) {
+	for _, args := range [][]string{{"version"}, {"--version"}} {
+		status, text := do(t, args...)
+		require.Zero(t, status)
+		require.Regexp(t, `^shaperd \(devel\).*, Caddy v2\.\d+\.\d+ `, text)
+	}
+	status, text := do(t, "help")
+	require.Zero(t, status)
+	require.Contains(t, text, "leaky-bucket traffic shaper")
+	require.Contains(t, text, "shaperd [command]")
+}
+
+func TestValidateNamesFileAndLine(t *testing.T) {
+	for name, c := range map[string]struct{ caddyfile, want string }{
+		"no such option": {":80 {\n\tshape {\n\t\tlimits 5/s\n\t\tdepht 4\n\t}\n}\n", `Caddyfile:4`},
+		"wrong limits":   {":80 {\n\tshape {\n\t\tlimits 5/parsec\n\t}\n}\n", `Caddyfile:3`},
+		"no rules file":  {":80 {\n\tshape {\n\t\trules /nowhere/shaper.yaml\n\t}\n}\n", `/nowhere/shaper.yaml`},
+		"inspect":        {":80 {\n\tshape_inspect {\n\t\ttokne x\n\t}\n}\n", `Caddyfile:3`},
+		"ready":          {":80 {\n\tshape_ready {\n\t\tdelay 5s\n\t}\n}\n", `Caddyfile:3`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := writeFile(t, "Caddyfile", c.caddyfile)
+			want := strings.Replace(c.want, "Caddyfile", file, 1)
+			status, text := do(t, "validate", "--config", file)
+			require.Equal(t, 1, status)
+			require.Contains(t, text, want)
+		})
+	}
+}
+
+// Caddy's validate provisions a configuration and starts none of it.
+func TestValidateTouchesNoServer(t *testing.T) {
+	file := writeFile(t, "Caddyfile", "http://"+freeAddress(t)+" {\n\tshape {\n\t\tlimits 5/s\n\t}\n}\n")
+	status, text := do(t, "validate", "--config", file)
+	require.Zero(t, status, text)
+	require.Contains(t, text, "Valid configuration")
+}
+
+func TestAdaptPrintsJSON(t *testing.T) {
+	file := writeFile(t, "Caddyfile", "http://:8480 {\n\tshape shop {\n\t\tlimits 5/s\n\t}\n\tshape_inspect /shaper/* {\n\t\thosts a b\n\t}\n\tbasic_auth /shaper/* {\n\t\tAnn $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n\t}\n\tshape_ready /ready\n\treverse_proxy 127.0.0.1:1\n}\n")
+	p := start(t, "adapt", "--config", file)
+	require.Zero(t, p.wait(), p.log)
+	var config struct {
+		Apps struct {
+			HTTP struct {
+				Servers map[string]struct {
+					Routes []struct {
+						Handle []struct {
+							Handler, Name, Limits string
+							Hosts                 []string
+						}
+					}
+				}
+			}
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(p.out.String()), &config), p.out)
+	var handlers []string
+	for _, server := range config.Apps.HTTP.Servers {
+		for _, route := range server.Routes {
+			for _, h := range route.Handle {
+				handlers = append(handlers, h.Handler)
+				switch h.Handler {
+				case "shape":
+					require.Equal(t, "5/s", h.Limits)
+					require.Equal(t, "shop", h.Name)
+				case "shape_inspect":
+					require.Equal(t, []string{"a", "b"}, h.Hosts)
+				}
+			}
+		}
+	}
+	// Whoever asks whether the server is ready says no password, and whoever looks at the line
+	// does not wait in it.
+	require.Equal(t, []string{"shape_ready", "authentication", "shape_inspect", "shape", "reverse_proxy"}, handlers)
+}
+
+// With a mistake in the new file, whoever reloads must lose nothing.
+func TestAReloadWithAMistakeLeavesTheRunningConfiguration(t *testing.T) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("here")) }))
+	defer upstream.Close()
+	admin, front := freeAddress(t), freeAddress(t)
+	caddyfile := func(limits string) string {
+		return "{\n\tadmin " + admin + "\n}\nhttp://" + front +
+			" {\n\tshape shop {\n\t\tlimits " + limits + "\n\t}\n\treverse_proxy " + upstream.Listener.Addr().String() + "\n}\n"
+	}
+	limits := func() string {
+		var detail struct{ Bucket struct{ Limits string } }
+		require.NoError(t, json.Unmarshal([]byte(mustGet(t, "http://"+admin+"/shape/api/buckets/shop/127.0.0.1").body), &detail))
+		return detail.Bucket.Limits
+	}
+	file := writeFile(t, "Caddyfile", caddyfile("1/h burst 50"))
+	p := start(t, "run", "--config", file)
+	p.until(func() bool {
+		a, err := get("http://" + front)
+		return err == nil && a.body == "here"
+	})
+	require.Contains(t, limits(), "burst 50")
+
+	for _, wrong := range []string{"5/parsec", "5/s depth x"} {
+		require.NoError(t, os.WriteFile(file, []byte(caddyfile(wrong)), 0o600))
+		status, text := do(t, "reload", "--config", file)
+		require.Equal(t, 1, status)
+		require.Contains(t, text, file+":6")
+		require.Contains(t, limits(), "burst 50")
+		require.Equal(t, "here", mustGet(t, "http://"+front).body)
+	}
+	require.NoError(t, os.WriteFile(file, []byte(caddyfile("1/h burst 60")), 0o600))
+	status, text := do(t, "reload", "--config", file)
+	require.Zero(t, status, text)
+	require.Contains(t, limits(), "burst 60")
+	require.Equal(t, "here", mustGet(t, "http://"+front).body)
+}

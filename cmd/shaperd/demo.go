@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/caddyserver/certmagic"
+)
+
+// demoCommand is what shaperd does without arguments.
+const demoCommand = "demo"
+
+// demoCaddyfile is what the demonstration serves. Whoever copies it has all that it needs
+// but the upstream.
+//
+//go:embed demo.caddyfile
+var demoCaddyfile []byte
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  demoCommand,
+		Usage: "[--caddyfile]",
+		Short: "Serves a demonstration: a fragile upstream, the shaper in front of it, and the page",
+		Long: `
+Serves a demonstration on the loopback interface until Ctrl-C: an upstream that breaks down
+under bursts, the shaper in front of it, and the page that shows the line. It says where to
+look, and what to try. Nothing of a Caddy that runs already is touched, nor any of its files.
+
+With --caddyfile it prints the Caddyfile of the demonstration, as a beginning of your own.`,
+		Flags: func() *flag.FlagSet {
+			fs := flag.NewFlagSet(demoCommand, flag.ExitOnError)
+			fs.Bool("caddyfile", false, "Print the Caddyfile of the demonstration, and end")
+			return fs
+		}(),
+		Func: demo,
+	})
+}
+
+// demo serves the demonstration. Like Caddy's run it does not return once it serves: a
+// signal ends the process, when those in line have been served.
+func demo(flags caddycmd.Flags) (int, error) {
+	if flags.Bool("caddyfile") {
+		_, err := os.Stdout.Write(demoCaddyfile)
+		return caddy.ExitCodeSuccess, err
+	}
+	caddy.TrapSignals()
+	if err := useOwnFolder(); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	front, page, upstream := freePort(8480), freePort(8481), freePort(8482)
+	if err := startUpstream("127.0.0.1:" + upstream); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	for name, value := range map[string]string{"SHAPERD_FRONT": front, "SHAPERD_PAGE": page, "SHAPERD_UPSTREAM": upstream} {
+		if err := os.Setenv(name, value); err != nil {
+			return caddy.ExitCodeFailedStartup, err
+		}
+	}
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(demoCaddyfile, map[string]any{"filename": "demo.caddyfile"})
+	if err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	if err := caddy.Load(config, true); err != nil {
+		return caddy.ExitCodeFailedStartup, err
+	}
+	fmt.Printf(welcome, front, page, upstream)
+	select {}
+}
+
+// welcome is printed when the demonstration serves: with the ports of its front, its page and
+// the upstream.
+const welcome = `shaperd: a demonstration, until Ctrl-C.
+
+  front      http://127.0.0.1:%[1]s   lets 20 requests a second through, evenly; 100 may wait
+  page       http://127.0.0.1:%[2]s   shows the line
+  upstream   http://127.0.0.1:%[3]s   breaks down for two seconds when more than 8 requests come at once
+
+Open the page, and send a hundred requests at once:
+
+  curl -sZ --parallel-immediate --parallel-max 100 -o /dev/null -w '%%{http_code}\n' 'http://127.0.0.1:%[1]s/?[1-100]' 2>/dev/null | sort | uniq -c
+
+The same without the shaper:
+
+  curl -sZ --parallel-immediate --parallel-max 100 -o /dev/null -w '%%{http_code}\n' 'http://127.0.0.1:%[3]s/?[1-100]' 2>/dev/null | sort | uniq -c
+
+Your own:
+
+  shaperd demo --caddyfile > Caddyfile
+  shaperd run
+`
+
+// useOwnFolder lets Caddy keep its files in a folder that goes when the process ends, so
+// that the demonstration leaves those of the user's own Caddy alone.
+func useOwnFolder() error {
+	dir, err := os.MkdirTemp("", "shaperd-demo-")
+	if err != nil {
+		return err
+	}
+	caddy.OnExit(func(context.Context) { _ = os.RemoveAll(dir) })
+	for _, name := range []string{"XDG_DATA_HOME", "XDG_CONFIG_HOME"} {
+		if err := os.Setenv(name, dir); err != nil {
+			return err
+		}
+	}
+	caddy.ConfigAutosavePath = filepath.Join(dir, "autosave.json")
+	caddy.DefaultStorage = &certmagic.FileStorage{Path: caddy.AppDataDir()}
+	return nil
+}
+
+// freePort returns the port that is wanted, or a free one if it is taken.
+func freePort(want int) string {
+	for _, port := range []int{want, 0} {
+		if l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}); err == nil {
+			defer l.Close()
+			return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+		}
+	}
+	return strconv.Itoa(want) // Whoever listens there says what is wrong.
+}

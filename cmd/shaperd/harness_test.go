@@ -1,0 +1,245 @@
+package main_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// patience is after what time a test gives up what should have happened long before.
+const patience = 30 * time.Second
+
+// program is the path of shaperd, which TestMain builds.
+var program string
+
+func TestMain(m *testing.M) { os.Exit(buildAndRun(m)) }
+
+func buildAndRun(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "shaperd-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	program = filepath.Join(dir, "shaperd")
+	if text, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, text)
+		return 1
+	}
+	return m.Run()
+}
+
+// A process is a shaperd that runs, with a home of its own.
+type process struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	home string // HOME, and the folder in which it was started
+	tmp  string // TMPDIR
+	out  *output
+	log  *output
+
+	ended chan struct{} // closed when it has ended
+}
+
+// start starts shaperd. It is killed at the end of the test, if it runs then.
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, cmd: exec.Command(program, args...), home: t.TempDir(), tmp: t.TempDir(), out: &output{}, log: &output{}, ended: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = p.home, p.out, p.log
+	p.cmd.Env = append(os.Environ(), "HOME="+p.home, "TMPDIR="+p.tmp, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=")
+	require.NoError(t, p.cmd.Start())
+	go func() {
+		defer close(p.ended)
+		_ = p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		if t.Failed() {
+			t.Logf("shaperd %s\n%s%s", strings.Join(args, " "), p.out, p.log)
+		}
+	})
+	return p
+}
+
+// serve starts shaperd with a Caddyfile, and returns when it serves.
+func serve(t *testing.T, caddyfile string) *process {
+	t.Helper()
+	p := start(t, "run", "--config", writeFile(t, "Caddyfile", caddyfile))
+	p.until(func() bool { return strings.Contains(p.log.String(), "serving initial configuration") })
+	return p
+}
+
+// do runs shaperd to its end, and returns its status and all that it has printed.
+func do(t *testing.T, args ...string) (status int, text string) {
+	t.Helper()
+	p := start(t, args...)
+	return p.wait(), p.out.String() + p.log.String()
+}
+
+// until waits for something to become true while the process runs.
+func (p *process) until(is func() bool) {
+	p.t.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+		select {
+		case <-p.ended:
+			require.FailNow(p.t, "shaperd has ended")
+		default:
+		}
+		require.True(p.t, time.Now().Before(deadline), "it takes too long")
+	}
+}
+
+// interrupt sends a signal.
+func (p *process) interrupt(s syscall.Signal) {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Process.Signal(s))
+}
+
+// wait returns the status with which the process ends.
+func (p *process) wait() int {
+	p.t.Helper()
+	select {
+	case <-p.ended:
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(patience):
+		require.FailNow(p.t, "shaperd does not end")
+		return -1
+	}
+}
+
+// An output is what a process prints.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// writeFile writes a file into a folder of its own, and returns its path.
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+// freeAddress returns a loopback address with a free port.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// port returns the port of an address, with the colon.
+func port(t *testing.T, address string) string {
+	t.Helper()
+	_, p, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+	return ":" + p
+}
+
+// An answer is what a server has said.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// client follows no redirects, and has a connection for each request.
+var client = &http.Client{
+	Transport:     &http.Transport{DisableKeepAlives: true},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// get returns the answer to a request, whose header fields follow the URL in pairs.
+func get(url string, fields ...string) (answer, error) {
+	return send(http.MethodGet, url, "", fields...)
+}
+
+func send(method, url, body string, fields ...string) (answer, error) {
+	r, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		return answer{}, err
+	}
+	for i := 0; i < len(fields); i += 2 {
+		if r.Header.Set(fields[i], fields[i+1]); fields[i] == "Host" {
+			r.Host = fields[i+1]
+		}
+	}
+	w, err := client.Do(r)
+	if err != nil {
+		return answer{}, err
+	}
+	defer w.Body.Close()
+	text, err := io.ReadAll(w.Body)
+	return answer{w.StatusCode, w.Header, string(text)}, err
+}
+
+// mustGet is get for requests that are answered.
+func mustGet(t *testing.T, url string, fields ...string) answer {
+	t.Helper()
+	a, err := get(url, fields...)
+	require.NoError(t, err)
+	return a
+}
+
+// waiting returns how many wait in line by what the API says at a URL, of one bucket or of the
+// whole process.
+func waiting(t *testing.T, url string) int {
+	t.Helper()
+	var told struct {
+		Waiting int
+		Bucket  struct{ Waiting int }
+	}
+	require.NoError(t, json.Unmarshal([]byte(mustGet(t, url).body), &told))
+	return told.Waiting + told.Bucket.Waiting
+}
+
+// getAll sends n requests at once, and returns a function that waits for the answers and
+// returns how many there were of each status; 0 stands for none.
+func getAll(n int, url string, fields ...string) (statuses func() map[int]int) {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	counts := map[int]int{}
+	for range n {
+		all.Go(func() {
+			a, err := get(url, fields...)
+			if err != nil {
+				a.status = 0
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			counts[a.status]++
+		})
+	}
+	return func() map[int]int {
+		all.Wait()
+		return counts
+	}
+}
