@@ -148,6 +148,11 @@ const nestedPolicy = `
 	internal/sharedfaults: std
 	internal/sharedfaults tests: std syscall shaper/buckettest internal/model internal/servers redisbucket pgbucket github.com/alicebob/miniredis/v2 github.com/redis/go-redis/v9 github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgxpool golang.org/x/time/rate
 
+	# The board of Grafana is made by a program, which needs nothing. The tests of the folder
+	# deploy hold it to what Prometheus is told, and run the program that the folder is about.
+	internal/deploy: std
+	internal/deploy tests: std syscall shaper/buckettest internal/servers promshaper github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go go.yaml.in/yaml/v4
+
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.
 	internal/release: std golang.org/x/mod/modfile golang.org/x/mod/module golang.org/x/mod/sumdb/dirhash golang.org/x/mod/zip

@@ -1,0 +1,188 @@
+package deploy_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+)
+
+// patience is for what should have happened long before.
+const patience = 30 * time.Second
+
+// A shaperd is a process that runs with the Caddyfile of compose.yaml.
+type shaperd struct {
+	*exec.Cmd
+	front, page, metrics string // URLs
+	data                 string // its folder
+	log                  *output
+	ended                chan error
+}
+
+// An output is what a process prints.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// settle gives a command its environment: addresses of this machine, where compose.yaml has
+// those of services.
+func settle(t *testing.T, cmd *exec.Cmd, redis *servers.Redis, upstream string) *shaperd {
+	port := func() int { return servers.FreePort(t) }
+	front, page, metrics := port(), port(), port()
+	cmd.Env = append(cmd.Env,
+		fmt.Sprintf("SHAPERD_PORT=%d", front), fmt.Sprintf("SHAPERD_PAGE_PORT=%d", page), fmt.Sprintf("SHAPERD_METRICS_PORT=%d", metrics),
+		fmt.Sprintf("CADDY_ADMIN=127.0.0.1:%d", port()),
+		"SHAPERD_STORE=redis://"+redis.Addr, "SHAPERD_UPSTREAM="+strings.TrimPrefix(upstream, "http://"),
+		"SHAPERD_DELAY=10ms", "SHAPERD_GRACE=20s")
+	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
+	return &shaperd{Cmd: cmd, front: url(front), page: url(page), metrics: url(metrics), log: &output{}, ended: make(chan error, 1)}
+}
+
+// run starts the process, and returns when it serves.
+func (s *shaperd) run(t *testing.T) {
+	s.Stdout, s.Stderr = s.log, s.log
+	require.NoError(t, s.Start())
+	t.Cleanup(func() {
+		_ = s.Process.Kill() // It has ended already, unless the test has failed.
+		if t.Failed() {
+			t.Log(s.log)
+		}
+	})
+	go func() { s.ended <- s.Wait() }()
+	s.until(t, func() bool {
+		status, _ := get(s.front + "/ready")
+		return status == http.StatusOK
+	})
+}
+
+func (s *shaperd) until(t *testing.T, is func() bool) {
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), "it takes too long")
+		require.Empty(t, s.ended, "shaperd has ended")
+	}
+}
+
+// get returns the status and the text of an answer; the status is 0 without one.
+func get(url string) (status int, text string) {
+	answer, err := http.Get(url)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(body)
+}
+
+// together is what two shaperd with one Redis must do, whatever they run in.
+func together(t *testing.T, make func(redis *servers.Redis, upstream string) *shaperd) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	redis := servers.StartRedis(t)
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "served")
+	}))
+	t.Cleanup(upstream.Close)
+	both := []*shaperd{make(redis, upstream.URL), make(redis, upstream.URL)}
+	for _, s := range both {
+		s.run(t)
+	}
+
+	for i := range 10 {
+		status, text := get(both[i%2].front)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, "served", text)
+	}
+	// The rule has five, and gets one more after 12 s: fewer than ten of all twenty are
+	// served only if both take from one bucket.
+	served := 0
+	began := time.Now()
+	for i := range 20 {
+		answer, err := http.Post(both[i%2].front+"/login", "text/plain", nil)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		switch answer.StatusCode {
+		case http.StatusOK:
+			served++
+		default:
+			require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
+			require.NotEmpty(t, answer.Header.Get("Retry-After"))
+		}
+	}
+	require.GreaterOrEqual(t, served, 5)
+	require.LessOrEqual(t, served, 5+int(time.Since(began)/(12*time.Second))+1)
+
+	for _, s := range both {
+		_, metrics := get(s.metrics)
+		require.Contains(t, metrics, `shaper_bucket_state{rule="front",state="shared"} 1`)
+		require.Contains(t, metrics, `shaper_requests_total{result="departed",rule="front/site"}`)
+		status, page := get(s.page)
+		require.Equal(t, http.StatusOK, status)
+		require.Contains(t, page, "<title>")
+		require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+		select {
+		case err := <-s.ended:
+			require.NoError(t, err)
+		case <-time.After(patience):
+			require.FailNow(t, "shaperd does not end")
+		}
+		require.FileExists(t, filepath.Join(s.data, "levels.json"), "for the next start")
+	}
+}
+
+func TestTwoShaperdServeWithTheCaddyfileOfCompose(t *testing.T) {
+	t.Parallel()
+	binary := program(t)
+	config, err := filepath.Abs(folder)
+	require.NoError(t, err)
+	together(t, func(redis *servers.Redis, upstream string) *shaperd {
+		cmd := exec.Command(binary, "run", "--config", filepath.Join(config, "Caddyfile"))
+		data := t.TempDir()
+		cmd.Env = []string{"HOME=" + data, "XDG_DATA_HOME=" + data, "XDG_CONFIG_HOME=" + data, "SHAPERD_CONFIG=" + config}
+		s := settle(t, cmd, redis, upstream)
+		s.data = data
+		return s
+	})
+}
+
+func TestExampleForSystemdIsValid(t *testing.T) {
+	t.Parallel()
+	dir, binary := t.TempDir(), program(t)
+	config, err := filepath.Abs(folder)
+	require.NoError(t, err)
+	caddyfile := strings.NewReplacer("/etc/shaperd", config, "/var/lib/shaperd", dir).Replace(read(t, "systemd", "Caddyfile"))
+	file := filepath.Join(dir, "Caddyfile")
+	require.NoError(t, os.WriteFile(file, []byte(caddyfile), 0o600))
+	validate := exec.Command(binary, "validate", "--config", file)
+	validate.Env = []string{"HOME=" + dir, "XDG_DATA_HOME=" + dir, "XDG_CONFIG_HOME=" + dir}
+	text, err := validate.CombinedOutput()
+	require.NoErrorf(t, err, "%s", text)
+	require.Contains(t, string(text), "Valid configuration")
+}

@@ -1,0 +1,58 @@
+package deploy_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const unit = "shaperd.service"
+
+// systemd says what it does not understand, and goes on. So anything that it says is wrong.
+func TestSystemdUnderstandsTheUnit(t *testing.T) {
+	analyze := command(t, "systemd-analyze", "systemd", "verify")
+	// It also asks whether the programs are there.
+	program := filepath.Join(t.TempDir(), "shaperd")
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o700))
+	text := read(t, "systemd", unit)
+	const installed = "/usr/local/bin/shaperd"
+	require.Equal(t, 2, strings.Count(text, "="+installed+" "), "ExecStart and ExecReload")
+	copied := filepath.Join(t.TempDir(), unit)
+	require.NoError(t, os.WriteFile(copied, []byte(strings.ReplaceAll(text, installed, program)), 0o600))
+	analyze.Args = append(analyze.Args, copied)
+	said, err := analyze.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	require.Empty(t, string(said))
+}
+
+// The threshold is in tenths: what systemd calls an exposure of 2.0.
+func TestUnitIsExposedToLittle(t *testing.T) {
+	analyze := command(t, "systemd-analyze", "systemd", "security", "--offline=true", "--threshold=20", filepath.Join(folder, "systemd", unit))
+	said, err := analyze.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	require.Contains(t, string(said), "Overall exposure level for "+unit)
+}
+
+// Whoever is killed while the line drains loses those in it.
+func TestNobodyIsKilledWhileTheLineDrains(t *testing.T) {
+	duration := func(text, pattern string) time.Duration {
+		found := regexp.MustCompile(`(?m)^\s*` + pattern).FindStringSubmatch(text)
+		require.NotNil(t, found, pattern)
+		d, err := time.ParseDuration(found[1])
+		require.NoError(t, err)
+		return d
+	}
+	drain := func(caddyfile string) time.Duration {
+		const value = ` (?:\{\$\w+:)?(\w+)`
+		return duration(caddyfile, "shutdown_delay"+value) + duration(caddyfile, "grace_period"+value)
+	}
+	stop := duration(read(t, "systemd", unit), `TimeoutStopSec=(\w+)`)
+	require.Greater(t, stop, drain(read(t, "systemd", "Caddyfile")))
+	stop = duration(read(t, "compose.yaml"), `stop_grace_period: (\w+)`)
+	require.Greater(t, stop, drain(read(t, "Caddyfile")))
+}
