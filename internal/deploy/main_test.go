@@ -31,7 +31,7 @@ var (
 			return nil, err
 		}
 		built = filepath.Join(dir, "shaperd")
-		build := exec.Command("go", "build", "-o", built, "./cmd/shaperd")
+		build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", built, "./cmd/shaperd")
 		build.Dir = root
 		return build.CombinedOutput()
 	})
