@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
 

@@ -136,6 +136,7 @@ const nestedPolicy = `
 
 	# The SDK reads back what was told.
 	otelshaper tests: shaper/buckettest go.opentelemetry.io/otel/metric/noop go.opentelemetry.io/otel/sdk/metric go.opentelemetry.io/otel/sdk/metric/metricdata go.opentelemetry.io/otel/sdk/trace go.opentelemetry.io/otel/sdk/trace/tracetest
+
 	# Interceptors of gRPC: its packages that name what an interceptor sees, and the message
 	# that tells a client when to come back.
 	grpcshaper: std shaper google.golang.org/grpc google.golang.org/grpc/codes google.golang.org/grpc/metadata google.golang.org/grpc/peer google.golang.org/grpc/status google.golang.org/genproto/googleapis/rpc/errdetails google.golang.org/protobuf/types/known/durationpb
