@@ -10,7 +10,7 @@ import (
 	"example.com/leakybucket/bench/goodput"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/bench/keys"
-	"example.com/leakybucket/bench/nginx"
+	"example.com/leakybucket/bench/proxies"
 	"example.com/leakybucket/bench/scale"
 	"example.com/leakybucket/bench/shared"
 	"example.com/leakybucket/bench/spacing"
@@ -19,7 +19,7 @@ import (
 // experiments returns everything that is measured, in the order in which it is.
 func experiments() []run.Experiment {
 	return slices.Concat(spacing.Experiments(), []run.Experiment{
-		admission.Experiment, goodput.Experiment, goodput.Hole, scale.Experiment, keys.Experiment, shared.Experiment, nginx.Experiment,
+		admission.Experiment, goodput.Experiment, goodput.Hole, scale.Experiment, keys.Experiment, shared.Experiment, proxies.Experiment,
 	})
 }
 

@@ -24,7 +24,7 @@ prints tables and how the goals of the project fare. It takes about 15 minutes,
 and wants a machine that does nothing else meanwhile.
 
 Flags:
-  -quick           a taste of everything in about a minute: fewer rounds, rates
+  -quick           a taste of everything in some 90 s: fewer rounds, rates
                    and limiters
   -full            measure what takes more memory than most can spare, too
   -only NAME,...   measure these experiments only (-list names them)

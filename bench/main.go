@@ -1,6 +1,7 @@
 // Command bench measures the shaper, and a Group of one for each key, side by side
-// with other Go limiters and with nginx, in interleaved rounds within one run, each
-// measurement in a process of its own. -list names its experiments.
+// with other Go limiters, and Caddy with the shaper beside other proxies, in interleaved
+// rounds within one run, each measurement in a process of its own. -list names its
+// experiments.
 //
 //	go run ./bench -h
 package main
@@ -32,7 +33,7 @@ const (
 func main() {
 	run.Child()
 	// Whatever asks this program to end, even if nothing reads what it prints:
-	// nginx must not stay behind.
+	// proxies must not stay behind.
 	ctx, release := signal.NotifyContext(context.Background(), endings...)
 	status := measureAll(ctx, experiments(), os.Args[1:], os.Stdout, os.Stderr)
 	release()

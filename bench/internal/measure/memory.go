@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -48,11 +49,17 @@ func MemoryIsTold() bool {
 // in use has been given back. It is [Unknown] where the system does not tell.
 func ResidentBytes() float64 {
 	debug.FreeOSMemory()
-	bytes, err := procBytes(statusFile, "VmRSS")
+	bytes, err := ResidentOf(filepath.Dir(statusFile))
 	if err != nil {
 		return Unknown
 	}
 	return bytes
+}
+
+// ResidentOf returns the resident memory of a process, in bytes. The folder of /proc is
+// the process's.
+func ResidentOf(folder string) (float64, error) {
+	return procBytes(filepath.Join(folder, "status"), "VmRSS")
 }
 
 // EnoughMemory returns an error if this system does not have so many bytes to

@@ -1,4 +1,4 @@
-package nginx
+package proxies
 
 import (
 	"bufio"
@@ -13,15 +13,10 @@ import (
 // client and server would use more of the processors than a fast proxy does, and
 // would then be what is measured.
 
-// enteredHeader carries the instant at which a request entered the line of our
-// proxy, in ns, to the upstream.
-const enteredHeader = "X-Entered"
-
 // A head is what is of interest in the head of a request or a response.
 type head struct {
-	first   string // its first line
-	length  int    // of the body; 0 if there is none
-	entered int64  // ns; 0: not known
+	first  string // its first line
+	length int    // of the body; 0 if there is none
 }
 
 // readHead reads a head. The body stays in r.
@@ -44,8 +39,6 @@ func readHead(r *bufio.Reader) (head, error) {
 		switch {
 		case bytes.EqualFold(name, []byte("Content-Length")):
 			h.length, err = strconv.Atoi(string(value))
-		case bytes.EqualFold(name, []byte(enteredHeader)):
-			h.entered, err = strconv.ParseInt(string(value), 10, 64)
 		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
 			err = errors.New("a body without a length is not understood")
 		}

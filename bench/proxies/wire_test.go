@@ -1,4 +1,4 @@
-package nginx
+package proxies
 
 import (
 	"bufio"
@@ -9,10 +9,10 @@ import (
 )
 
 func TestReadHead(t *testing.T) {
-	r := bufio.NewReader(strings.NewReader("HTTP/1.1 429 Too Many Requests\r\nServer: x\r\ncontent-length:  3\r\nX-Entered: 17\r\n\r\nok\nGET / HTTP/1.1\r\n\r\n"))
+	r := bufio.NewReader(strings.NewReader("HTTP/1.1 429 Too Many Requests\r\nServer: x\r\ncontent-length:  3\r\n\r\nok\nGET / HTTP/1.1\r\n\r\n"))
 	h, err := readHead(r)
 	require.NoError(t, err)
-	require.Equal(t, head{first: "HTTP/1.1 429 Too Many Requests", length: 3, entered: 17}, h)
+	require.Equal(t, head{first: "HTTP/1.1 429 Too Many Requests", length: 3}, h)
 	status, err := h.status()
 	require.NoError(t, err)
 	require.Equal(t, 429, status)
@@ -48,7 +48,7 @@ func TestNumberOfARequest(t *testing.T) {
 }
 
 func TestUpstreamNotesNumberedRequests(t *testing.T) {
-	u, err := startUpstream()
+	u, err := startUpstream(0, false)
 	require.NoError(t, err)
 	defer u.close()
 	callers, err := openCallers(t.Context(), u.address, 1)

@@ -1,4 +1,4 @@
-package nginx
+package proxies
 
 import (
 	"context"
@@ -12,6 +12,12 @@ import (
 	"example.com/leakybucket/bench/internal/measure"
 )
 
+// A ceilingInput is a proxy that is asked for as long as the window is.
+type ceilingInput struct {
+	Proxy  string
+	Window time.Duration
+}
+
 // A ceiling is what goes through a proxy whose limit is out of reach.
 type ceiling struct {
 	PerSecond float64 `unit:"requests/s"`
@@ -20,41 +26,39 @@ type ceiling struct {
 
 const ceilingCallers = 64
 
-// measureCeiling sends requests to a proxy as fast as it answers.
-func measureCeiling(ctx context.Context, p proxy, u *upstream, window time.Duration) (ceiling, error) {
-	process, address, err := p.start(ctx, u.address, noLimit, false)
+// measureCeiling sends requests to a proxy, or to the upstream itself, as fast as they
+// are answered.
+func (p *programs) measureCeiling(ctx context.Context, in ceilingInput) (ceiling, error) {
+	if in.Proxy == direct {
+		u, err := startUpstream(0, false)
+		if err != nil {
+			return ceiling{}, err
+		}
+		defer u.close()
+		return flood(ctx, u.address, in.Window, func() (usage, error) { return usage{cpu: measure.Unknown}, nil })
+	}
+	s, err := p.stage(ctx, in.Proxy, noLimit, 1000, false)
 	if err != nil {
 		return ceiling{}, err
 	}
-	perSecond, all, err := flood(ctx, address, window)
-	// The whole life of the proxy is counted, its start included, and so are
-	// all requests, those before the window included.
-	used := process.stop()
-	if err != nil {
-		return ceiling{}, err
-	}
-	return ceiling{PerSecond: perSecond, CPU: float64(used) / float64(all)}, nil
-}
-
-// measureDirect sends them to the upstream itself.
-func measureDirect(ctx context.Context, u *upstream, window time.Duration) (ceiling, error) {
-	perSecond, _, err := flood(ctx, u.address, window)
-	return ceiling{PerSecond: perSecond, CPU: measure.Unknown}, err
+	defer s.close()
+	return flood(ctx, s.address, in.Window, s.usage)
 }
 
 // longestWindow is how long a window may become in which nothing is answered.
 const longestWindow = 20 * time.Second
 
-// flood sends a request from each caller as soon as it has its last response. It
-// returns how many were answered a second within the window, and how many at all.
-func flood(ctx context.Context, address string, window time.Duration) (perSecond float64, all int64, err error) {
+// flood sends a request from each caller as soon as it has its last response, and asks
+// at both ends of the window what the proxy has used.
+func flood(ctx context.Context, address string, window time.Duration, used func() (usage, error)) (ceiling, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	callers, err := openCallers(ctx, address, ceilingCallers)
 	if err != nil {
-		return 0, 0, err
+		return ceiling{}, err
 	}
 	defer callers.close()
+
 	var answered atomic.Int64
 	var over atomic.Bool
 	var asking sync.WaitGroup
@@ -70,6 +74,7 @@ func flood(ctx context.Context, address string, window time.Duration) (perSecond
 		})
 	}
 	sleep(ctx, window/10) // until everything is warm
+	before, err1 := used()
 	from, began := answered.Load(), time.Now()
 	sleep(ctx, window)
 	// On a busy machine a short window may pass without any answer. The rate is
@@ -77,16 +82,17 @@ func flood(ctx context.Context, address string, window time.Duration) (perSecond
 	for answered.Load() == from && ctx.Err() == nil && time.Since(began) < longestWindow {
 		sleep(ctx, window)
 	}
-	n, took := answered.Load()-from, time.Since(began)
+	n, took := float64(answered.Load()-from), time.Since(began)
+	after, err2 := used()
 	over.Store(true)
 	asking.Wait()
 	if err := context.Cause(ctx); err != nil {
-		return 0, 0, err
+		return ceiling{}, err
 	}
 	if n == 0 {
-		return 0, 0, errors.New("no request was answered")
+		return ceiling{}, errors.New("no request was answered")
 	}
-	return float64(n) / took.Seconds(), answered.Load(), nil
+	return ceiling{n / took.Seconds(), (after.cpu - before.cpu) / n}, errors.Join(err1, err2)
 }
 
 func ask(c caller) error {

@@ -1,4 +1,4 @@
-package nginx
+package proxies
 
 import (
 	"bytes"
@@ -80,13 +80,10 @@ func (p *process) ready(ctx context.Context, address string) error {
 	}
 }
 
-// stop ends the process, waits until it has gone, and returns the processor
-// time that it and those that it has started and waited for used in their
-// lives: nginx waits for its workers.
-func (p *process) stop() time.Duration {
+// stop ends the process and waits until it has gone.
+func (p *process) stop() {
 	p.cancel()
 	<-p.done
-	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
 // freeAddress finds an address on loopback on which nothing listens.

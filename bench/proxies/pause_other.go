@@ -1,6 +1,6 @@
 //go:build !linux
 
-package nginx
+package proxies
 
 import "time"
 

@@ -1,4 +1,4 @@
-package nginx
+package proxies
 
 import (
 	"bufio"
@@ -11,11 +11,12 @@ import (
 	"time"
 )
 
-// An upstream answers every request at once, and notes when those with a number
-// arrived.
+// An upstream answers every request, and notes when those with a number arrived.
 type upstream struct {
 	address  string
 	listener net.Listener
+	takes    time.Duration // for each request
+	holds    bool          // it answers none
 	began    time.Time
 	serving  sync.WaitGroup
 
@@ -28,19 +29,20 @@ type upstream struct {
 
 // An arrival is a request as the upstream saw it.
 type arrival struct {
-	number  int   // in the order in which requests were sent, from 1
-	entered int64 // when it entered our proxy's line, in ns; 0: not known
-	at      time.Duration
+	number int           // in the order in which requests were sent, from 1
+	at     time.Duration // since the upstream began
 }
 
 const upstreamResponse = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\nok\n"
 
-func startUpstream() (*upstream, error) {
+func startUpstream(takes time.Duration, holds bool) (*upstream, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("the upstream: %w", err)
 	}
-	u := &upstream{address: listener.Addr().String(), listener: listener, began: time.Now(), open: map[net.Conn]bool{}}
+	u := &upstream{
+		address: listener.Addr().String(), listener: listener, takes: takes, holds: holds, began: time.Now(), open: map[net.Conn]bool{},
+	}
 	u.serving.Go(u.accept)
 	return u, nil
 }
@@ -109,9 +111,13 @@ func (u *upstream) serve(conn net.Conn) {
 		}
 		if number > 0 {
 			u.mu.Lock()
-			u.arrivals = append(u.arrivals, arrival{number: number, entered: h.entered, at: at})
+			u.arrivals = append(u.arrivals, arrival{number: number, at: at})
 			u.mu.Unlock()
 		}
+		if u.holds {
+			continue
+		}
+		pause(u.takes)
 		if _, err := conn.Write(response); err != nil {
 			return
 		}

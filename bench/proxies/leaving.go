@@ -1,0 +1,92 @@
+package proxies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
+)
+
+// A leavingInput is requests that wait in line, of whose callers every second one leaves.
+type leavingInput struct {
+	Proxy string
+	Rate  int           // per second
+	Lead  time.Duration // from the first request to when they leave
+	Line  int           // how many wait by then, about
+}
+
+func (in leavingInput) requests() int {
+	return in.Line + int(float64(in.Rate)*in.Lead.Seconds())
+}
+
+// leaves reports whether the caller of a request leaves, if it still waits.
+func leaves(number int) bool { return number%2 == 0 }
+
+// A leaving is what became of the slots, and of the requests of those that had left.
+type leaving struct {
+	Served float64 `unit:"served-%"`       // of the slots: went to a caller that still waited
+	Asked  float64 `unit:"gone-arrived-%"` // of the requests whose caller had left: came to the upstream nevertheless
+}
+
+// measureLeaving sends the requests through a proxy and closes connections.
+func (p *programs) measureLeaving(ctx context.Context, in leavingInput) (leaving, error) {
+	s, err := p.stage(ctx, in.Proxy, in.Rate, in.requests()+fewMore, false)
+	if err != nil {
+		return leaving{}, err
+	}
+	defer s.close()
+	ctx, cancel := patience(ctx, in.requests(), in.Rate)
+	defer cancel()
+	c, err := gather(ctx, s.address, in.requests(), min(500*time.Microsecond, in.Lead/time.Duration(2*in.requests())))
+	if err != nil {
+		return leaving{}, errors.Join(err, context.Cause(ctx))
+	}
+	defer c.close()
+	sleep(ctx, time.Until(c.began.Add(in.Lead)))
+	for i, one := range c.all {
+		if leaves(i + 1) {
+			_ = one.conn.Close() // Its request was sent.
+		}
+	}
+	left := time.Since(s.began)
+	if err := c.answered(ctx, leaves); err != nil {
+		return leaving{}, err
+	}
+	// A request whose caller has gone may still be on its way to the upstream.
+	sleep(ctx, 3*measure.Interval(float64(in.Rate)))
+	arrivals, err := s.take()
+	if err != nil {
+		return leaving{}, err
+	}
+	return leavingOf(arrivals, left, in.requests(), in.Rate)
+}
+
+// leavingOf looks at what arrived after the callers had left.
+func leavingOf(arrivals []arrival, left time.Duration, requests, rate int) (leaving, error) {
+	gone, came := requests/2, 0 // their requests
+	stayed, last := 0, left
+	for _, a := range arrivals {
+		switch {
+		case leaves(a.number) && a.at <= left:
+			gone--
+		case leaves(a.number):
+			came++
+		case a.at > left:
+			stayed, last = stayed+1, max(last, a.at)
+		}
+	}
+	if stayed == 0 || gone == 0 {
+		return leaving{}, fmt.Errorf("when callers left, %d others waited, and %d had not been served", stayed, gone)
+	}
+	used := 0
+	for _, a := range arrivals {
+		if a.at > left && a.at <= last {
+			used++
+		}
+	}
+	// A slot passes with each interval, even if nothing arrives, and with each arrival.
+	slots := max((last-left).Seconds()*float64(rate), float64(used))
+	return leaving{Served: 100 * float64(stayed) / slots, Asked: 100 * float64(came) / float64(gone)}, nil
+}

@@ -1,0 +1,161 @@
+// Package proxies compares what an upstream sees behind proxies that limit how fast
+// requests reach it: Caddy with this library (cmd/shaperd), a few lines of Go with the
+// middleware, nginx with limit_req, and HAProxy. It measures how evenly and in which order
+// requests arrive, what becomes of the slots of callers that leave, how many requests
+// a proxy can hand on, and what they cost, beside Caddy without a limit. It starts all
+// proxies by itself, on loopback and in a temporary folder, and removes both in the end.
+package proxies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+// Experiment is "proxies". Where a program is missing, the report says so and there is
+// no error, unless SHAPER_REQUIRE_ALL is 1.
+var Experiment = run.Experiment{
+	Name:     "proxies",
+	What:     "what an upstream sees behind Caddy with the shaper, nginx limit_req and HAProxy, and what each costs",
+	Estimate: func(o run.Options) time.Duration { return casesOf(o).estimate(o) },
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		return compare(ctx, o, os.Getenv("PATH"), casesOf(o))
+	},
+}
+
+// cases are all measurements.
+type cases struct {
+	spacings []run.Case[spacingInput]
+	leavings []run.Case[leavingInput]
+	ceilings []run.Case[ceilingInput]
+	waitings []run.Case[waitingInput]
+}
+
+// starting is about how long it takes to start a proxy and to end it.
+const starting = 400 * time.Millisecond
+
+// leadOf returns how long a proxy needs to find its pace. HAProxy lets a second's worth of
+// connections pass before it holds any back, then none for a second.
+func leadOf(r rival) time.Duration {
+	if r.limit == bySessions {
+		return 2 * time.Second
+	}
+	return 200 * time.Millisecond
+}
+
+// casesOf returns what is measured.
+func casesOf(o run.Options) (c cases) {
+	windows := map[int]time.Duration{100: 2 * time.Second, 1000: 1500 * time.Millisecond}
+	waiting, flooding := 10_000, 2*time.Second
+	if o.Quick {
+		windows = map[int]time.Duration{100: time.Second / 2}
+		waiting, flooding = 200, 200*time.Millisecond
+	}
+	for _, rate := range slices.Sorted(maps.Keys(windows)) {
+		for _, r := range rivals {
+			if r.limit != unlimited {
+				in := spacingInput{r.name, rate, leadOf(r), windows[rate]}
+				c.spacings = append(c.spacings, caseOf(o, fmt.Sprintf("ProxySpacing/proxy=%s/rate=%d", r.name, rate), in, in.Lead+in.Window))
+			}
+		}
+	}
+	for _, r := range rivals {
+		if r.limit != unlimited {
+			in := leavingInput{r.name, 400, leadOf(r), 400}
+			c.leavings = append(c.leavings, caseOf(o, "ProxyLeaving/proxy="+r.name, in, in.Lead+time.Second))
+		}
+		if r.limit != bySessions && measure.MemoryIsTold() {
+			in := waitingInput{r.name, waiting}
+			c.waitings = append(c.waitings, caseOf(o, "ProxyWaiting/proxy="+r.name, in, time.Second+time.Duration(waiting)*100*time.Microsecond))
+		}
+		c.ceilings = append(c.ceilings, caseOf(o, "ProxyCeiling/proxy="+r.name, ceilingInput{r.name, flooding}, flooding*11/10))
+	}
+	alone := caseOf(o, "ProxyCeiling/proxy="+direct, ceilingInput{direct, flooding}, flooding*11/10)
+	alone.Rounds = 1 // It only shows how far the load generator reaches.
+	c.ceilings = append(c.ceilings, alone)
+	return c
+}
+
+func caseOf[In any](o run.Options, name string, in In, takes time.Duration) run.Case[In] {
+	return run.Case[In]{Name: name, Input: in, Rounds: o.Times(3, 1), Estimate: starting + takes}
+}
+
+func (c cases) estimate(o run.Options) time.Duration {
+	if o.Quick {
+		return run.AtOnceEstimate(c.spacings) + run.AtOnceEstimate(c.leavings) + run.Estimate(c.ceilings) + run.AtOnceEstimate(c.waitings)
+	}
+	return run.Estimate(c.spacings) + run.Estimate(c.leavings) + run.Estimate(c.ceilings) + run.Estimate(c.waitings)
+}
+
+// results are what was found.
+type results struct {
+	spacings []run.Result[spacingInput, spacing]
+	leavings []run.Result[leavingInput, leaving]
+	ceilings []run.Result[ceilingInput, ceiling]
+	waitings []run.Result[waitingInput, waiting]
+}
+
+// compare measures everything for which the programs are there.
+func compare(ctx context.Context, o run.Options, path string, c cases) (report.Report, error) {
+	dir, err := os.MkdirTemp("", "bench-proxies")
+	if err != nil {
+		return report.Report{}, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // What may be left there is empty folders.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return report.Report{}, err
+	}
+	p := findPrograms(ctx, o, dir, path)
+	for _, missing := range p.missing {
+		o.Progress.Logf("skipped: %v\n", missing)
+	}
+	if err := p.required(); err != nil {
+		return report.Report{}, err
+	}
+
+	var found results
+	var errs [4]error
+	found.spacings, errs[0] = take(ctx, o, p, p.measureSpacing, c.spacings, o.Quick)
+	found.leavings, errs[1] = take(ctx, o, p, p.measureLeaving, c.leavings, o.Quick)
+	found.ceilings, errs[2] = take(ctx, o, p, p.measureCeiling, c.ceilings, false)
+	found.waitings, errs[3] = take(ctx, o, p, p.measureWaiting, c.waitings, o.Quick)
+	return found.report(o, p), errors.Join(errs[:]...)
+}
+
+// An input is that of a measurement of one proxy.
+type input interface{ proxy() string }
+
+func (in spacingInput) proxy() string { return in.Proxy }
+func (in leavingInput) proxy() string { return in.Proxy }
+func (in ceilingInput) proxy() string { return in.Proxy }
+func (in waitingInput) proxy() string { return in.Proxy }
+
+// take measures the cases of those proxies whose programs are there, and names the proxy
+// in errors. At once is for a taste: what waits for the clock leaves the processors to
+// the others, mostly.
+func take[In input, Out any](ctx context.Context, o run.Options, p *programs, measure func(context.Context, In) (Out, error), all []run.Case[In], atOnce bool) ([]run.Result[In, Out], error) {
+	one := func(ctx context.Context, in In) (Out, error) {
+		found, err := measure(ctx, in)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", in.proxy(), err)
+		}
+		return found, err
+	}
+	if atOnce {
+		return run.AtOnce(ctx, o, one, present(p, all))
+	}
+	return run.InTurns(ctx, o, one, present(p, all))
+}
+
+// present returns the cases of those proxies whose programs are there.
+func present[In input](p *programs, all []run.Case[In]) []run.Case[In] {
+	return slices.DeleteFunc(slices.Clone(all), func(c run.Case[In]) bool { return !p.has(c.Input.proxy()) })
+}

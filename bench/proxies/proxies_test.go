@@ -1,0 +1,193 @@
+package proxies
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+// TestMain lets the test program be the proxy, as the program itself is.
+func TestMain(m *testing.M) {
+	run.Child()
+	os.Exit(m.Run())
+}
+
+// needAll skips the test where a program is missing, unless none may be.
+func needAll(t *testing.T) *programs {
+	t.Helper()
+	dir := t.TempDir()
+	for up := dir; up != os.TempDir() && len(up) > 1; up = filepath.Dir(up) { // nginx's workers must get in.
+		require.NoError(t, os.Chmod(up, 0o711))
+	}
+	p := findPrograms(t.Context(), run.Options{}, dir, os.Getenv("PATH"))
+	for _, missing := range p.missing {
+		if os.Getenv("SHAPER_REQUIRE_ALL") != "1" {
+			t.Skip(missing)
+		}
+		t.Fatal(missing)
+	}
+	return p
+}
+
+// handful are measurements of so few requests that only figures which do not depend on
+// the machine can be judged.
+func handful(window time.Duration) (c cases) {
+	for _, r := range rivals {
+		if r.limit != unlimited {
+			c.spacings = append(c.spacings, run.Case[spacingInput]{Name: "ProxySpacing/proxy=" + r.name, Input: spacingInput{r.name, 1000, 0, 20 * time.Millisecond}, Rounds: 1})
+			c.leavings = append(c.leavings, run.Case[leavingInput]{Name: "ProxyLeaving/proxy=" + r.name, Input: leavingInput{r.name, 200, leadOf(r), 100}, Rounds: 1})
+		}
+		if r.limit != bySessions && measure.MemoryIsTold() {
+			c.waitings = append(c.waitings, run.Case[waitingInput]{Name: "ProxyWaiting/proxy=" + r.name, Input: waitingInput{r.name, 50}, Rounds: 1})
+		}
+		c.ceilings = append(c.ceilings, run.Case[ceilingInput]{Name: "ProxyCeiling/proxy=" + r.name, Input: ceilingInput{r.name, window}, Rounds: 1})
+	}
+	return c
+}
+
+func TestTheWholeComparison(t *testing.T) {
+	needAll(t)
+	folder := t.TempDir()
+	t.Setenv("TMPDIR", folder)
+	r, err := compare(t.Context(), run.Options{}, os.Getenv("PATH"), handful(50*time.Millisecond))
+	require.NoError(t, err)
+	left, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	require.Empty(t, left, "its folder is removed")
+
+	require.Len(t, r.Tables, 1)
+	table := r.Tables[0]
+	require.Regexp(t, `shaperd: Caddy \(v\d.* nginx \(nginx/\d.* HAProxy \(HAProxy version \d`, table.Note)
+	require.NotContains(t, table.Note, "Not measured")
+	require.Len(t, table.Rows, len(rivals))
+	for i, rival := range rivals {
+		row := map[string]string{}
+		for j, column := range table.Columns {
+			row[column] = table.Rows[i][j]
+			require.NotEmpty(t, row[column], "%s: %s", rival.name, column)
+			require.NotEqual(t, "not measured", row[column], "%s: %s", rival.name, column)
+		}
+		require.Equal(t, rival.name, row["proxy"])
+		require.Equal(t, rival.limit == unlimited, row["error p50 µs at 1,000/s"] == "no limit", row)
+		require.Equal(t, rival.limit == unlimited, row["served % when half leave"] == "no line", row)
+		require.Equal(t, rival.limit == bySessions, row["KiB per waiting request"] == "they wait in the kernel", row)
+		require.NotEqual(t, "0", row["requests/s"], row)
+	}
+	require.Len(t, r.Goals, 2)
+	require.Len(t, r.Lines, 5+5+6+5)
+	require.Len(t, r.Pictures, 1)
+}
+
+// What becomes of slots does not depend on how fast the machine is.
+func TestWhoseSlotsAreLost(t *testing.T) {
+	p := needAll(t)
+	for name, lost := range map[string]bool{ours: false, middleware: false, haproxyMaxconn: false, nginx: true, haproxySessions: true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found, err := p.measureLeaving(t.Context(), leavingInput{name, 200, leadOf(named(name)), 160})
+			require.NoError(t, err)
+			if lost {
+				require.Less(t, found.Served, 65., "half of the slots are those of callers that have left")
+			} else {
+				require.Zero(t, found.Asked, "who has left does not come to the upstream")
+			}
+		})
+	}
+}
+
+func TestMemoryIsThatOfRequestsThatWait(t *testing.T) {
+	if !measure.MemoryIsTold() {
+		t.Skip("this system does not tell what other processes use")
+	}
+	p := needAll(t)
+	for _, name := range []string{ours, nginx, haproxyMaxconn, caddy} {
+		found, err := p.measureWaiting(t.Context(), waitingInput{name, 300})
+		require.NoError(t, err, name)
+		require.Positive(t, found.AtRest, name)
+		require.Greater(t, found.PerConnection, 500., name)
+		require.Equal(t, 300., found.Connections, name)
+	}
+}
+
+func TestRequestsThatWaitAreAsManyAsFilesAllow(t *testing.T) {
+	require.Equal(t, 10_000, requestsFor(named(nginx), 10_000, 20_000))
+	require.Equal(t, 9800, requestsFor(named(caddy), 10_000, 20_000), "each has a connection to the upstream, too")
+	require.Equal(t, 824, requestsFor(named(ours), 10_000, 1024))
+}
+
+func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
+	p := needAll(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var started []*stage
+	for _, r := range rivals {
+		s, err := p.stage(ctx, r.name, 100, 10, false)
+		require.NoError(t, err)
+		defer s.close()
+		started = append(started, s)
+	}
+	cancel()
+	for _, s := range started {
+		<-s.done
+	}
+
+	// Wherever it is by then: the last measurement would take an hour.
+	folder := t.TempDir()
+	t.Setenv("TMPDIR", folder)
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	time.AfterFunc(time.Second, cancel)
+	_, err := compare(ctx, run.Options{}, os.Getenv("PATH"), cases{ceilings: handful(time.Hour).ceilings})
+	require.ErrorIs(t, err, context.Canceled)
+	left, err := filepath.Glob(filepath.Join(folder, "bench-proxies*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestAProxyThatCannotStartSaysWhy(t *testing.T) {
+	p := needAll(t)
+	s := setting{Listen: "127.0.0.1:1", Upstream: "nowhere at all", Rate: 100, Line: -1}
+	for name, says := range map[string]string{nginx: "nginx.conf", haproxyMaxconn: "haproxy.cfg", ours: "depth"} {
+		_, err := named(name).start(t.Context(), p, s)
+		require.ErrorContains(t, err, says, name)
+	}
+	s.Rate = 0
+	_, err := startMiddleware(t.Context(), p, s)
+	require.ErrorContains(t, err, "0/s")
+}
+
+func TestEstimatesFollowTheOptions(t *testing.T) {
+	require.LessOrEqual(t, Experiment.Estimate(run.Options{Quick: true}), 15*time.Second)
+	require.LessOrEqual(t, Experiment.Estimate(run.Options{Rounds: 3}), 5*time.Minute)
+	require.Len(t, casesOf(run.Options{}).spacings, 2*5)
+	require.Len(t, casesOf(run.Options{Quick: true}).spacings, 5)
+	require.Equal(t, 3, casesOf(run.Options{}).spacings[0].Rounds)
+}
+
+func TestGoalsHoldOursAgainstNginx(t *testing.T) {
+	at := func(proxy string, rate int, p50 float64) run.Result[spacingInput, spacing] {
+		s := spacing{Spacing: measure.Spacing{ErrorP50: p50}}
+		return run.Result[spacingInput, spacing]{Case: run.Case[spacingInput]{Input: spacingInput{Proxy: proxy, Rate: rate}}, Found: []spacing{s}, Median: s}
+	}
+	all := results{spacings: []run.Result[spacingInput, spacing]{
+		at(nginx, 100, 500_000), at(ours, 100, 125_000), at(nginx, 1000, 399_000), at(ours, 1000, 100_000), at(haproxyMaxconn, 1000, 1), at(ours, 7, 1),
+	}}.goals()
+	require.Len(t, all, 2, "at 7/s there is none to compare with")
+	require.Equal(t, "4.00× (125 against 500 µs)", all[0].Got)
+	require.True(t, all[0].Reached)
+	require.False(t, all[1].Reached)
+}
+
+// A cell tells what a proxy can't do from what was not measured.
+func TestACellWithoutAFigureSaysWhy(t *testing.T) {
+	require.Equal(t, []string{"1", "2"}, cells(true, "no", true, "1", "2"))
+	require.Equal(t, []string{"no", "no"}, cells(false, "no", false, "-", "-"))
+	require.Equal(t, []string{"not measured"}, cells(true, "no", false, "-"))
+}

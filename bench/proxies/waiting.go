@@ -1,0 +1,88 @@
+package proxies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A waitingInput is requests that all wait at once.
+type waitingInput struct {
+	Proxy    string
+	Requests int
+}
+
+// A waiting is the memory that the processes of a proxy have resident. What the kernel
+// needs for their connections does not count.
+type waiting struct {
+	AtRest        float64 `unit:"rest-B"`
+	PerConnection float64 `unit:"B/connection"` // beyond that
+	Connections   float64 `unit:"connections"`
+}
+
+// requestsFor returns how many requests can wait at once in a rival, of so many. A proxy
+// without a line needs two open files for each, and so does this process, which is the
+// upstream too.
+func requestsFor(r rival, wanted, files int) int {
+	if r.limit == unlimited {
+		files /= 2
+	}
+	return min(wanted, files-2*fewMore)
+}
+
+// measureWaiting lets requests wait in a proxy.
+func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting, error) {
+	const slow = 1 // per second
+	n := requestsFor(named(in.Proxy), in.Requests, p.files)
+	s, err := p.stage(ctx, in.Proxy, slow, n+fewMore, true)
+	if err != nil {
+		return waiting{}, err
+	}
+	defer s.close()
+	sleep(ctx, settling) // Workers start after the first process listens.
+	before, err := s.usage()
+	if err != nil {
+		return waiting{}, err
+	}
+	c, err := gather(ctx, s.address, n, 0)
+	if err != nil {
+		return waiting{}, errors.Join(err, context.Cause(ctx))
+	}
+	defer c.close()
+	after, err := s.settled(ctx, n)
+	if err != nil {
+		return waiting{}, err
+	}
+	if len(c.responses) > 0 {
+		r := <-c.responses
+		return waiting{}, fmt.Errorf("request %d did not wait: status %d, %w", r.number, r.status, r.err)
+	}
+	return waiting{before.resident, (after.resident - before.resident) / float64(n), float64(n)}, nil
+}
+
+// settled returns what the process uses as soon as it has accepted so many connections
+// and has needed no more memory for a while.
+func (p *process) settled(ctx context.Context, connections int) (usage, error) {
+	const while = 500 * time.Millisecond
+	most, since := 0.0, time.Now()
+	for began := time.Now(); ; sleep(ctx, while/10) {
+		now, err := p.usage()
+		switch {
+		case err != nil:
+			return now, err
+		case ctx.Err() != nil:
+			return now, context.Cause(ctx)
+		case now.files < connections || now.resident > most*1.002:
+			most, since = max(most, now.resident), time.Now()
+		case time.Since(since) > while:
+			return now, nil
+		}
+		if time.Since(began) > patienceForMemory {
+			return now, fmt.Errorf("after %v the proxy has %d files open, of %d connections, and %.0f MiB of memory",
+				patienceForMemory, now.files, connections, now.resident/(1<<20))
+		}
+	}
+}
+
+const patienceForMemory = 20 * time.Second
