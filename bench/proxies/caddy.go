@@ -8,7 +8,7 @@ import (
 )
 
 // caddyConfig is a reverse proxy that keeps as many connections to the upstream open as
-// nginx may.
+// nginx may, and is patient when it opens many at once.
 const caddyConfig = `{
 	admin off
 	persist_config off
@@ -27,6 +27,7 @@ http://:{port} {
 		transport http {
 			keepalive_idle_conns_per_host 1024
 			compression off
+			dial_timeout 1m
 		}
 	}
 }

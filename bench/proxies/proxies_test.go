@@ -111,8 +111,8 @@ func TestMemoryIsThatOfRequestsThatWait(t *testing.T) {
 		found, err := p.measureWaiting(t.Context(), waitingInput{name, 300})
 		require.NoError(t, err, name)
 		require.Positive(t, found.AtRest, name)
-		require.Greater(t, found.PerConnection, 500., name)
-		require.Equal(t, 300., found.Connections, name)
+		require.Greater(t, found.PerRequest, 0.5, name)
+		require.Equal(t, 300., found.Requests, name)
 	}
 }
 

@@ -23,9 +23,7 @@ func (in spacingInput) requests() int {
 }
 
 // every returns the time between two requests: a good deal less than the interval.
-func (in spacingInput) every() time.Duration {
-	return min(500*time.Microsecond, measure.Interval(float64(in.Rate))*3/10)
-}
+func (in spacingInput) every() time.Duration { return measure.Interval(float64(in.Rate)) * 3 / 10 }
 
 // A spacing is how requests arrived at the upstream. They are overtaken against the order
 // of sending.

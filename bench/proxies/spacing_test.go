@@ -46,7 +46,7 @@ func TestOrderIsThatOfArrivalAtTheUpstream(t *testing.T) {
 
 func TestRequestsKeepTheLineFromRunningDry(t *testing.T) {
 	require.Equal(t, 300, spacingInput{ours, 100, time.Second, 2 * time.Second}.requests())
-	require.Equal(t, 500*time.Microsecond, spacingInput{Rate: 100}.every())
+	require.Equal(t, 3*time.Millisecond, spacingInput{Rate: 100}.every())
 	require.Equal(t, 300*time.Microsecond, spacingInput{Rate: 1000}.every())
 }
 

@@ -68,7 +68,7 @@ func (f results) row(r rival) []string {
 	row = append(row, cells(true, "", measured, report.Grouped(int(through.PerSecond)), report.Figure(through.CPU/1000))...)
 	memory, measured := run.MedianWhere(f.waitings, func(in waitingInput) bool { return in.Proxy == r.name })
 	return append(row, cells(r.limit != bySessions, "they wait in the kernel", measured,
-		report.Figure(memory.AtRest/(1<<20)), report.Figure(memory.PerConnection/(1<<10)), report.Grouped(int(memory.Connections)))...)
+		report.Figure(memory.AtRest), report.Figure(memory.PerRequest), report.Grouped(int(memory.Requests)))...)
 }
 
 // cells returns figures if they were measured. If a proxy can't do what they are about,

@@ -16,9 +16,9 @@ type waitingInput struct {
 // A waiting is the memory that the processes of a proxy have resident. What the kernel
 // needs for their connections does not count.
 type waiting struct {
-	AtRest        float64 `unit:"rest-B"`
-	PerConnection float64 `unit:"B/connection"` // beyond that
-	Connections   float64 `unit:"connections"`
+	AtRest     float64 `unit:"rest-MiB"`
+	PerRequest float64 `unit:"KiB/request"` // beyond that
+	Requests   float64 `unit:"requests"`
 }
 
 // requestsFor returns how many requests can wait at once in a rival, of so many. A proxy
@@ -56,9 +56,10 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 	}
 	if len(c.responses) > 0 {
 		r := <-c.responses
-		return waiting{}, fmt.Errorf("request %d did not wait: status %d, %w", r.number, r.status, r.err)
+		return waiting{}, errors.Join(fmt.Errorf("request %d did not wait: status %d", r.number, r.status), r.err)
 	}
-	return waiting{before.resident, (after.resident - before.resident) / float64(n), float64(n)}, nil
+	more := after.resident - before.resident
+	return waiting{before.resident / (1 << 20), more / (1 << 10) / float64(n), float64(n)}, nil
 }
 
 // settled returns what the process uses as soon as it has accepted so many connections
