@@ -72,7 +72,7 @@ func casesOf(o run.Options) (c cases) {
 			in := leavingInput{r.name, 400, leadOf(r), 400}
 			c.leavings = append(c.leavings, caseOf(o, "ProxyLeaving/proxy="+r.name, in, in.Lead+time.Second))
 		}
-		if r.limit != bySessions && measure.MemoryIsTold() {
+		if measure.MemoryIsTold() {
 			in := waitingInput{r.name, waiting}
 			c.waitings = append(c.waitings, caseOf(o, "ProxyWaiting/proxy="+r.name, in, time.Second+time.Duration(waiting)*100*time.Microsecond))
 		}

@@ -67,8 +67,8 @@ func (f results) row(r rival) []string {
 	through, measured := run.MedianWhere(f.ceilings, func(in ceilingInput) bool { return in.Proxy == r.name })
 	row = append(row, cells(true, "", measured, report.Grouped(int(through.PerSecond)), report.Figure(through.CPU/1000))...)
 	memory, measured := run.MedianWhere(f.waitings, func(in waitingInput) bool { return in.Proxy == r.name })
-	return append(row, cells(r.limit != bySessions, "they wait in the kernel", measured,
-		report.Figure(memory.AtRest), report.Figure(memory.PerRequest), report.Grouped(int(memory.Requests)))...)
+	row = append(row, cells(true, "", measured, report.Figure(memory.AtRest))...)
+	return append(row, cells(r.limit != bySessions, "in the kernel", measured, report.Figure(memory.PerRequest), report.Grouped(int(memory.Requests)))...)
 }
 
 // cells returns figures if they were measured. If a proxy can't do what they are about,
@@ -107,7 +107,8 @@ func note(p *programs) string {
 	fmt.Fprintf(&b, "Requests/s: %d connections, each of which asks again when it has its response, with a limit out of reach; "+
 		"no-proxy is the upstream itself, once. CPU: user and system time of all processes of the proxy. ", ceilingCallers)
 	b.WriteString("Memory: what the proxy's processes have resident, at rest and beyond that for each request that waits, without the kernel's share. Caddy without a limit lets them " +
-		"all pass to the upstream, which does not answer: each of its requests has a second connection.")
+		"all pass to the upstream, which does not answer: each of its requests has a second connection. In the kernel: haproxy-sessions leaves as many there as " +
+		"the system allows (on Linux net.core.somaxconn, mostly 4,096), and has no line of its own.")
 	for _, missing := range p.missing {
 		fmt.Fprintf(&b, " Not measured: %v.", missing)
 	}

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
 )
 
-// A waitingInput is requests that all wait at once.
+// A waitingInput is requests that all wait at once, as far as files allow.
 type waitingInput struct {
 	Proxy    string
 	Requests int
@@ -17,16 +19,17 @@ type waitingInput struct {
 // needs for their connections does not count.
 type waiting struct {
 	AtRest     float64 `unit:"rest-MiB"`
-	PerRequest float64 `unit:"KiB/request"` // beyond that
+	PerRequest float64 `unit:"KiB/request"` // beyond that; unknown if none waits in the proxy
 	Requests   float64 `unit:"requests"`
 }
 
-// requestsFor returns how many requests can wait at once in a rival, of so many. A proxy
-// without a line needs two open files for each, and so does this process, which is the
-// upstream too.
+// requestsFor returns how many requests can wait at once in a rival, of so many.
 func requestsFor(r rival, wanted, files int) int {
-	if r.limit == unlimited {
-		files /= 2
+	switch r.limit {
+	case bySessions:
+		return 0 // They wait in the kernel.
+	case unlimited:
+		files /= 2 // Each is at the upstream too, which is this process.
 	}
 	return min(wanted, files-2*fewMore)
 }
@@ -42,8 +45,8 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 	defer s.close()
 	sleep(ctx, settling) // Workers start after the first process listens.
 	before, err := s.usage()
-	if err != nil {
-		return waiting{}, err
+	if err != nil || n == 0 {
+		return waiting{before.resident / (1 << 20), measure.Unknown, 0}, err
 	}
 	c, err := gather(ctx, s.address, n, 0)
 	if err != nil {
