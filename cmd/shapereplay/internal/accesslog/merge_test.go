@@ -47,7 +47,7 @@ func TestRotatedFilesAreMergedInAnyOrder(t *testing.T) {
 
 func TestLogsOfSeveralServersAreMergedLikeOneThatIsSorted(t *testing.T) {
 	chance := rand.New(rand.NewPCG(16, 2))
-	for range 20 {
+	for range 8 {
 		type line struct{ at, file, number int }
 		var names []string
 		var lines []line

@@ -48,8 +48,8 @@ func TestLinesMayEndLikeOnWindows(t *testing.T) {
 }
 
 func TestALineThatIsTooLongIsBrokenAndNotHeld(t *testing.T) {
-	// 64 MiB on one line. Were it held, the heap would grow by as much.
-	endless := io.LimitReader(repeated("x"), 64<<20)
+	// 32 MiB on one line. Were it held, the heap would grow by as much.
+	endless := io.LimitReader(repeated("x"), 32<<20)
 	text := io.MultiReader(strings.NewReader(common(0, "/a")+"start of the line "), endless, strings.NewReader("\n"+common(1, "/b")))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -86,7 +86,7 @@ func (r repeated) Read(p []byte) (int, error) {
 }
 
 func TestProgressCountsTheBytesOfTheFiles(t *testing.T) {
-	text := strings.Repeat(common(0, "/a"), 20000)
+	text := strings.Repeat(common(0, "/a"), 5000)
 	packed := zip(t, text)
 	plain := write(t, "access.log", []byte(text))
 	r, err := accesslog.Open(accesslog.Options{}, plain, write(t, "access.log.1.gz", packed))
