@@ -5,6 +5,7 @@ go 1.26.0
 toolchain go1.26.6
 
 require (
+	example.com/leakybucket v0.0.0
 	example.com/leakybucket/caddyshaper v0.0.0
 	github.com/caddyserver/caddy/v2 v2.11.9
 	github.com/caddyserver/certmagic v0.25.6
@@ -19,7 +20,6 @@ require (
 	cloud.google.com/go/auth/oauth2adapt v0.2.8 // indirect
 	cloud.google.com/go/compute/metadata v0.9.1 // indirect
 	dario.cat/mergo v1.0.2 // indirect
-	example.com/leakybucket v0.0.0 // indirect
 	example.com/leakybucket/config v0.0.0 // indirect
 	example.com/leakybucket/pgbucket v0.0.0 // indirect
 	example.com/leakybucket/promshaper v0.0.0 // indirect

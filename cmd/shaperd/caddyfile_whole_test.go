@@ -1,0 +1,120 @@
+package main_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
+)
+
+// operators is the Caddyfile of an operator, with all that most need. Only what is this
+// machine's own is replaced for the test.
+const operators = `{
+	order shape before reverse_proxy
+}
+shop.example {
+	shape {
+		rules /etc/shaper.yaml           # package config, reloaded by itself as well
+		key   route client_ip            # header:NAME, host, {any.placeholder}
+		site  200/s depth 500            # one bucket for all, behind the ones per key
+		store redis://127.0.0.1:6379     # or postgres://…; none: this process only
+		ratelimit_headers
+		state /var/lib/shaperd/levels.json
+	}
+	shape /login limits 5/min burst 5
+	reverse_proxy 10.0.0.5:3000
+}
+`
+
+func TestTheOperatorsCaddyfileAsAWhole(t *testing.T) {
+	redis, up, front := servers.StartRedis(t), startUpstream(t), freeAddress(t)
+	rules := writeFile(t, "shaper.yaml", "default: 1000/s burst 100\nlimits:\n  GET %2Forders: 1/h burst 2\n")
+	state := filepath.Join(t.TempDir(), "levels.json")
+	caddyfile := strings.NewReplacer(
+		"{\n\torder", "{\n\tadmin off\n\tlocal_certs\n\tskip_install_trust\n\tdefault_bind 127.0.0.1\n\tgrace_period 20s\n"+
+			"\tauto_https disable_redirects\n\thttps_port "+port(t, front)[1:]+"\n\torder",
+		"/etc/shaper.yaml", rules,
+		"127.0.0.1:6379", redis.Addr,
+		"/var/lib/shaperd/levels.json", state,
+		"10.0.0.5:3000", up.address,
+	).Replace(operators)
+	p := serve(t, caddyfile)
+	shop := trusting(t, p, front)
+	p.until(func() bool { // It has a certificate.
+		r, err := shop.Get("https://shop.example/ready")
+		return err == nil && r.Body.Close() == nil
+	})
+	get := func(path string) *http.Response {
+		r, err := shop.Get("https://shop.example" + path)
+		require.NoError(t, err)
+		require.NoError(t, r.Body.Close())
+		return r
+	}
+
+	for range 2 {
+		r := get("/orders")
+		require.Equal(t, admitted, r.StatusCode)
+		require.Equal(t, `"shop.example";q=2;w=7200`, r.Header.Get("RateLimit-Policy"))
+	}
+	require.Equal(t, refused, get("/orders").StatusCode)
+	require.Equal(t, admitted, get("/products").StatusCode, "the rule is for another route")
+	for range 5 {
+		require.Equal(t, admitted, get("/login").StatusCode)
+	}
+	login := get("/login")
+	require.Equal(t, refused, login.StatusCode)
+	require.NotEmpty(t, login.Header.Get("Retry-After"))
+	require.Equal(t, 2, login.ProtoMajor)
+	require.Len(t, up.arrivals(), 9)
+	require.NotEmpty(t, redis.MustDo("KEYS", "*shop.example*"))
+
+	require.NoError(t, os.WriteFile(rules, []byte("default: 1000/s burst 100\nlimits:\n  GET %2Forders: 1/h burst 3\n"), 0o600))
+	p.until(func() bool { return get("/orders").StatusCode == admitted })
+	require.Equal(t, refused, get("/orders").StatusCode)
+
+	p.interrupt(syscall.SIGTERM)
+	require.Zero(t, p.wait())
+	saved, err := os.ReadFile(state)
+	require.NoError(t, err)
+	require.Contains(t, string(saved), "shop.example")
+}
+
+// A brace that is closed on its own line is how people write what is short. Caddy refuses
+// it, and must say where.
+func TestABlockOnOneLineIsRefusedWithItsLine(t *testing.T) {
+	file := writeFile(t, "Caddyfile", strings.Replace(operators, "shape /login limits 5/min burst 5", "shape /login { limits 5/min burst 5 }", 1))
+	status, text := do(t, "adapt", "--config", file)
+	require.Equal(t, 1, status)
+	require.Contains(t, text, file+":13")
+}
+
+// trusting returns a client that finds every host at an address, and believes the
+// certificates that a process has made for itself.
+func trusting(t *testing.T, p *process, address string) *http.Client {
+	t.Helper()
+	roots := x509.NewCertPool()
+	root := filepath.Join(p.home, ".local", "share", "caddy", "pki", "authorities", "local", "root.crt")
+	p.until(func() bool {
+		text, err := os.ReadFile(root)
+		return err == nil && roots.AppendCertsFromPEM(text)
+	})
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, address)
+		},
+		TLSClientConfig:   &tls.Config{RootCAs: roots},
+		ForceAttemptHTTP2: true,
+	}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
