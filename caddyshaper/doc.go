@@ -122,4 +122,12 @@
 // state names a file that keeps the levels while the process does not run: it is written every
 // minute and at the end, and read at the start. Several handlers may name one file. Its folder
 // must exist. A file that makes no sense is set aside with the ending .broken.
+//
+// # Looking on
+//
+// The directive shape_inspect serves the live page and the API of package inspect ([Inspect]),
+// and /shape/ at Caddy's admin endpoint does so for programs ([Admin]). Caddy's metrics have
+// those of package promshaper, whose label rule is the name of the handler, or that name with
+// "/candidate" or "/site" behind it. shape_ready tells load balancers whether to send requests
+// here ([Readiness]).
 package caddyshaper
