@@ -42,6 +42,11 @@ func TestALoadBalancerIsToldBeforeTheLineDrains(t *testing.T) {
 
 			statuses := getAll(50, "http://"+front)
 			p.until(func() bool { return waiting(t, told) >= 40 })
+			// Somebody who looks on must not keep the process from ending in good order.
+			stream, err := client.Get("http://" + admin + "/shape/api/events")
+			require.NoError(t, err)
+			defer stream.Body.Close()
+			require.Equal(t, http.StatusOK, stream.StatusCode)
 			stop(t, p, admin)
 			p.until(func() bool { return mustGet(t, ready).status == http.StatusServiceUnavailable })
 			require.JSONEq(t, `{"ready":false}`, mustGet(t, ready).body)
