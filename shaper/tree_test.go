@@ -43,7 +43,7 @@ func listPackages(t *testing.T, dir string) []goPackage {
 }
 
 // workspacePackages lists the packages of all modules of the workspace at once, as each
-// run of go list takes a moment. That no module is missing there has a test of its own.
+// run of go list takes a moment. That no module is missing in caddy.work has a test of its own.
 var workspacePackages = sync.OnceValues(func() (packages []goPackage, err error) {
 	for _, goos := range []string{"linux", "darwin", "windows"} {
 		cmd := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Module", "work")
@@ -86,6 +86,24 @@ func moduleDirs(t *testing.T) (dirs []string) {
 	slices.Sort(dirs)
 	require.Equal(t, root, dirs[0])
 	return dirs
+}
+
+// workspaceDirs returns the folders of the modules that a workspace file uses, the root's first.
+func workspaceDirs(t *testing.T, file string) (dirs []string) {
+	var work struct{ Use []struct{ DiskPath string } }
+	require.NoError(t, json.Unmarshal(goCommand(t, root, "work", "edit", "-json", file), &work))
+	for _, u := range work.Use {
+		dirs = append(dirs, filepath.Join(root, u.DiskPath))
+	}
+	slices.Sort(dirs)
+	return dirs
+}
+
+// usedDirs returns the folders of the modules of the workspace in which the tests run. It is
+// that of caddy.work in .ci/run, and otherwise that of go.work, which leaves out the modules
+// that need Caddy.
+func usedDirs(t *testing.T) []string {
+	return workspaceDirs(t, strings.TrimSpace(string(goCommand(t, root, "env", "GOWORK"))))
 }
 
 func modFile(t *testing.T, dir string) string {

@@ -102,7 +102,15 @@ const shaperd = "example.com/leakybucket/cmd/shaperd"
 func buildShaperd(ctx context.Context, o run.Options, dir string) (string, error) {
 	o.Progress.Logf("builds shaperd, which takes minutes the first time\n")
 	program := filepath.Join(dir, "shaperd")
-	if said, err := exec.CommandContext(ctx, "go", "build", "-o", program, shaperd).CombinedOutput(); err != nil {
+	said, err := exec.CommandContext(ctx, "go", "env", "GOWORK").CombinedOutput()
+	if err == nil {
+		// The file beside go.work that uses the modules that need Caddy too.
+		workspace := filepath.Join(filepath.Dir(string(bytes.TrimSpace(said))), "caddy.work")
+		build := exec.CommandContext(ctx, "go", "build", "-o", program, shaperd)
+		build.Env = append(os.Environ(), "GOWORK="+workspace)
+		said, err = build.CombinedOutput()
+	}
+	if err != nil {
 		return "", fmt.Errorf("shaperd is missing; it is built with Go from within this project's tree: %w: %s", err, bytes.TrimSpace(said))
 	}
 	return program, nil

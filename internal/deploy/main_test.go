@@ -33,6 +33,11 @@ var (
 		built = filepath.Join(dir, "shaperd")
 		build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", built, "./cmd/shaperd")
 		build.Dir = root
+		workspace, err := filepath.Abs(filepath.Join(root, "caddy.work"))
+		if err != nil {
+			return nil, err
+		}
+		build.Env = append(os.Environ(), "GOWORK="+workspace)
 		return build.CombinedOutput()
 	})
 )

@@ -135,6 +135,9 @@ func build(t *testing.T) string {
 	program := filepath.Join(t.TempDir(), "shaperd")
 	cmd := exec.Command("go", "build", "-o", program, ".")
 	cmd.Dir = filepath.Join("..", "..", "cmd", "shaperd")
+	workspace, err := filepath.Abs(filepath.Join("..", "..", "caddy.work"))
+	require.NoError(t, err)
+	cmd.Env = append(os.Environ(), "GOWORK="+workspace)
 	text, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(text))
 	return program
