@@ -17,7 +17,8 @@ type request struct {
 	cost     int64
 	deadline int64 // of ctx, as an instant of the dispatcher's clock; forever: it has none
 	kind     entryKind
-	releases bool // its caller will say when it has ended, as Acquire and Do do
+	releases bool  // its caller will say when it has ended, as Acquire and Do do
+	ahead    int32 // how many it has found in line, if it waits
 
 	// What a decision gives it.
 	done    <-chan struct{} // of ctx, if it waits

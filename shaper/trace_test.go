@@ -21,8 +21,8 @@ func diary(start func() time.Time, lines *[]string) *shaper.Trace {
 		return func(ctx context.Context, e shaper.Event) {
 			mu.Lock()
 			defer mu.Unlock()
-			*lines = append(*lines, fmt.Sprintf("%v %s: %s %v cost %d waiting %d waited %v: %v",
-				e.At.Sub(start()), e.Name, what, ctx.Value(traceKey{}), e.Cost, e.Waiting, e.Waited, e.Err))
+			*lines = append(*lines, fmt.Sprintf("%v %s: %s %v cost %d waiting %d ahead %d waited %v: %v",
+				e.At.Sub(start()), e.Name, what, ctx.Value(traceKey{}), e.Cost, e.Waiting, e.Ahead, e.Waited, e.Err))
 		}
 	}
 	return &shaper.Trace{Enqueued: hook("enqueued"), Departed: hook("departed"), Refused: hook("refused"), Abandoned: hook("abandoned")}
@@ -54,17 +54,17 @@ func TestHooksTellOfEachCall(t *testing.T) {
 		require.NoError(t, g.Close())
 		g.at(3 * time.Second)
 		require.Equal(t, []string{ // All hooks have run; the bubble rests.
-			"0s api: departed a cost 1 waiting 0 waited 0s: <nil>",
-			"0s api: enqueued b cost 1 waiting 1 waited 0s: <nil>",
-			"0s api: enqueued c cost 2 waiting 2 waited 0s: <nil>",
-			"0s api: refused d cost 1 waiting 2 waited 0s: shaper: queue is full (retry after 1s)",
+			"0s api: departed a cost 1 waiting 0 ahead 0 waited 0s: <nil>",
+			"0s api: enqueued b cost 1 waiting 1 ahead 0 waited 0s: <nil>",
+			"0s api: enqueued c cost 2 waiting 2 ahead 1 waited 0s: <nil>",
+			"0s api: refused d cost 1 waiting 2 ahead 0 waited 0s: shaper: queue is full (retry after 1s)",
 			// AllowN is judged as with a depth of 0: it would have to wait until the line has gone.
-			"0s api: refused <nil> cost 1 waiting 2 waited 0s: shaper: queue is full (retry after 4s)",
-			"500ms api: abandoned c cost 2 waiting 1 waited 500ms: context canceled",
-			"1s api: departed b cost 1 waiting 0 waited 1s: <nil>",
-			"2s api: departed <nil> cost 1 waiting 0 waited 0s: <nil>",
-			"2s api: enqueued e cost 1 waiting 1 waited 0s: <nil>",
-			"2s api: refused e cost 1 waiting 0 waited 0s: shaper: closed",
+			"0s api: refused <nil> cost 1 waiting 2 ahead 0 waited 0s: shaper: queue is full (retry after 4s)",
+			"500ms api: abandoned c cost 2 waiting 1 ahead 1 waited 500ms: context canceled",
+			"1s api: departed b cost 1 waiting 0 ahead 0 waited 1s: <nil>",
+			"2s api: departed <nil> cost 1 waiting 0 ahead 0 waited 0s: <nil>",
+			"2s api: enqueued e cost 1 waiting 1 ahead 0 waited 0s: <nil>",
+			"2s api: refused e cost 1 waiting 0 ahead 0 waited 0s: shaper: closed",
 		}, lines)
 	}, options...)
 }
@@ -122,8 +122,8 @@ func TestAnAbandonmentIsToldBeforeThoseItLetsGo(t *testing.T) {
 		lines = nil
 		g.cancel("dear")
 		require.ElementsMatch(t, []string{
-			"500ms : abandoned <nil> cost 5 waiting 2 waited 500ms: context canceled",
-			"500ms : departed <nil> cost 1 waiting 1 waited 500ms: <nil>",
+			"500ms : abandoned <nil> cost 5 waiting 2 ahead 0 waited 500ms: context canceled",
+			"500ms : departed <nil> cost 1 waiting 1 ahead 1 waited 500ms: <nil>",
 		}, lines)
 		require.NoError(t, g.Close())
 	}, shaper.WithTrace(trace))

@@ -43,7 +43,8 @@ func (w *waiter) readyBefore(done <-chan struct{}) bool {
 func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-chan struct{}) {
 	w, settled := dec.waiter, false
 	defer d.abandonUnless(&settled, f, r, w)
-	runHook(d.trace.Enqueued, r.ctx, Event{Name: d.name, Key: r.key, Cost: int(w.cost), Waiting: int(dec.waiting), At: d.timeOf(w.admitted)})
+	r.ahead = dec.waiting - 1
+	runHook(d.trace.Enqueued, r.ctx, Event{Name: d.name, Key: r.key, Cost: int(w.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead), At: d.timeOf(w.admitted)})
 	done = r.ctx.Done()
 	settled = true
 	return done
@@ -70,12 +71,12 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 	settled = true
 	if err != nil {
 		ev := d.abandon(f, r, w, err)
-		ev.Key = r.key
+		ev.Key, ev.Ahead = r.key, int(r.ahead)
 		runHook(d.trace.Abandoned, r.ctx, ev)
 		return err
 	}
 	ev, held := d.takeOutcome(f, r, w)
-	ev.Key = r.key
+	ev.Key, ev.Ahead = r.key, int(r.ahead)
 	if ev.Err != nil {
 		runHook(d.trace.Refused, r.ctx, ev)
 		return ev.Err
