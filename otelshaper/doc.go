@@ -55,15 +55,17 @@
 // is added for a request that leaves at once.
 //
 //	shaper.queued            shaper.ahead: how many were in line before it; shaper.cost
-//	shaper.acquired          shaper.time_in_queue: for how many seconds it waited
-//	shaper.refused           shaper.result; shaper.time_in_queue, above 0 if Close ended its wait;
-//	                         shaper.retry_after in seconds, if trying again helps
-//	shaper.request_canceled  shaper.time_in_queue
+//	shaper.acquired          shaper.time_in_queue: for how many seconds it waited; shaper.ahead
+//	shaper.request_canceled  shaper.time_in_queue; shaper.ahead
+//	shaper.refused           shaper.result; shaper.retry_after in seconds, if trying again helps;
+//	                         shaper.time_in_queue and shaper.ahead, if Close ended its wait
 //
-// All have shaper.rule. A request that waits has two events, one when it enters the line and one
-// when it leaves, so that their distance shows in the trace. A retry of a [shaper.Transport]
-// goes to the head of the line, so fewer requests are before it than shaper.ahead says. A dry run
-// notes what would have become of a request, with shaper.dry_run set, and measures no wait.
+// All have shaper.rule, if it has a name. A request that waits has two events, one when it enters
+// the line and one when its wait ends, so that their distance shows in the trace. shaper.ahead is
+// the same in both: the number when it entered. A retry of a [shaper.Transport] goes to the head of
+// the line, so fewer requests are before it than shaper.ahead says. A dry run notes what would have
+// become of a request, with shaper.dry_run set, and measures no wait. The result is "no_limits"
+// there for a request of a Group whose key or limits could not be had.
 //
 // # Cost
 //

@@ -61,18 +61,18 @@ type hooks struct {
 
 func (h *hooks) enqueued(ctx context.Context, e shaper.Event) {
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		h.note(span, "shaper.queued", aheadKey.Int(e.Waiting-1), costKey.Int(e.Cost))
+		h.note(span, "shaper.queued", aheadKey.Int(e.Ahead), costKey.Int(e.Cost))
 	}
 }
 
 func (h *hooks) departed(ctx context.Context, e shaper.Event) {
 	switch {
 	case e.Verdict != nil:
-		h.verdict(ctx, *e.Verdict)
+		h.verdict(ctx, e)
 	case e.Waited > 0:
 		h.record(ctx, e.Waited, acquired)
 		if span := trace.SpanFromContext(ctx); span.IsRecording() {
-			h.note(span, "shaper.acquired", timeInQueueKey.Float64(e.Waited.Seconds()))
+			h.note(span, "shaper.acquired", waitOf(e)...)
 		}
 	}
 }
@@ -82,7 +82,11 @@ func (h *hooks) refused(ctx context.Context, e shaper.Event) {
 		h.record(ctx, e.Waited, resultOf(e.Err))
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		h.noteRefusal(span, "shaper.refused", e.Err, timeInQueueKey.Float64(e.Waited.Seconds()))
+		var wait []attribute.KeyValue
+		if e.Waited > 0 {
+			wait = waitOf(e)
+		}
+		h.noteRefusal(span, "shaper.refused", e.Err, wait...)
 	}
 }
 
@@ -91,13 +95,19 @@ func (h *hooks) abandoned(ctx context.Context, e shaper.Event) {
 		h.record(ctx, e.Waited, canceled)
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		h.note(span, "shaper.request_canceled", timeInQueueKey.Float64(e.Waited.Seconds()))
+		h.note(span, "shaper.request_canceled", waitOf(e)...)
 	}
+}
+
+// waitOf returns for how long a request was in line, and how many were in line before it.
+func waitOf(e shaper.Event) []attribute.KeyValue {
+	return []attribute.KeyValue{timeInQueueKey.Float64(e.Waited.Seconds()), aheadKey.Int(e.Ahead)}
 }
 
 // verdict notes what a dry run would have done with a request, unless it would have left at
 // once.
-func (h *hooks) verdict(ctx context.Context, v shaper.Verdict) {
+func (h *hooks) verdict(ctx context.Context, e shaper.Event) {
+	v := *e.Verdict
 	if v.Wait == 0 && v.Err == nil {
 		return
 	}
@@ -106,8 +116,8 @@ func (h *hooks) verdict(ctx context.Context, v shaper.Verdict) {
 	case !span.IsRecording():
 	case v.Err != nil:
 		h.noteRefusal(span, "shaper.refused", v.Err, dryRunKey.Bool(true))
-	default:
-		h.note(span, "shaper.acquired", timeInQueueKey.Float64(v.Wait.Seconds()), dryRunKey.Bool(true))
+	default: // It is the last one in the shadow of the line.
+		h.note(span, "shaper.acquired", timeInQueueKey.Float64(v.Wait.Seconds()), aheadKey.Int(e.Waiting-1), dryRunKey.Bool(true))
 	}
 }
 

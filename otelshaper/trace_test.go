@@ -71,15 +71,15 @@ func TestASpanTellsOfItsWait(t *testing.T) {
 		require.Equal(t, map[string]string{
 			"first": "",
 			"second": "0s shaper.queued shaper.rule=api shaper.ahead=0 shaper.cost=1\n" +
-				"500ms shaper.acquired shaper.rule=api shaper.time_in_queue=0.5\n",
+				"500ms shaper.acquired shaper.rule=api shaper.time_in_queue=0.5 shaper.ahead=0\n",
 			"third": "0s shaper.queued shaper.rule=api shaper.ahead=1 shaper.cost=1\n" +
-				"1s shaper.acquired shaper.rule=api shaper.time_in_queue=1\n",
+				"1s shaper.acquired shaper.rule=api shaper.time_in_queue=1 shaper.ahead=1\n",
 			"impatient": "0s shaper.queued shaper.rule=api shaper.ahead=2 shaper.cost=1\n" +
-				"700ms shaper.request_canceled shaper.rule=api shaper.time_in_queue=0.7\n",
-			"refused": "0s shaper.refused shaper.rule=api shaper.time_in_queue=0 shaper.result=queue_full shaper.retry_after=0.5\n",
+				"700ms shaper.request_canceled shaper.rule=api shaper.time_in_queue=0.7 shaper.ahead=2\n",
+			"refused": "0s shaper.refused shaper.rule=api shaper.result=queue_full shaper.retry_after=0.5\n",
 			"late":    "",
 			"closed": "1.7s shaper.queued shaper.rule=api shaper.ahead=0 shaper.cost=1\n" +
-				"1.8s shaper.refused shaper.rule=api shaper.time_in_queue=0.1 shaper.result=closed\n",
+				"1.8s shaper.refused shaper.rule=api shaper.time_in_queue=0.1 shaper.ahead=0 shaper.result=closed\n",
 		}, events(recorder, start))
 
 		waits := b.waits(t)
@@ -107,7 +107,7 @@ func TestASpanTellsWhatADryRunWouldHaveDone(t *testing.T) {
 		}
 		require.Equal(t, map[string]string{
 			"first":  "",
-			"second": "0s shaper.acquired shaper.rule=trial shaper.time_in_queue=0.5 shaper.dry_run=true\n",
+			"second": "0s shaper.acquired shaper.rule=trial shaper.time_in_queue=0.5 shaper.ahead=0 shaper.dry_run=true\n",
 			"third":  "0s shaper.refused shaper.rule=trial shaper.dry_run=true shaper.result=queue_full shaper.retry_after=0.5\n",
 		}, events(recorder, start))
 		require.Empty(t, b.waits(t))
@@ -127,7 +127,7 @@ func TestEachReasonHasItsWord(t *testing.T) {
 			ctx, span := tracer.Start(t.Context(), "call")
 			b.Trace("").Refused(ctx, shaper.Event{Err: err})
 			span.End()
-			require.Equal(t, map[string]string{"call": "0s shaper.refused shaper.time_in_queue=0 shaper.result=" + want + "\n"},
+			require.Equal(t, map[string]string{"call": "0s shaper.refused shaper.result=" + want + "\n"},
 				events(recorder, time.Now()), "%v", err)
 		}
 	})
