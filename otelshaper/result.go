@@ -1,7 +1,6 @@
 package otelshaper
 
 import (
-	"context"
 	"errors"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -32,7 +31,7 @@ const (
 	closed
 	unavailable
 	canceled
-	otherError // a Group has no limits for the key
+	otherError // a Group has no key or no limits for the request
 	results    // how many there are
 )
 
@@ -49,32 +48,24 @@ var resultWords = [results]string{
 
 func (r result) String() string { return resultWords[r] }
 
-// resultOf returns the result of a call that has returned err. A refusal is never wrapped,
-// unless another shaper's is the reason why a Group has no limits for a key.
+// resultOf returns the result of a request that was refused with err. A refusal is never wrapped.
+// What is wrapped is the reason why a Group has no key or no limits for a request, even if that is
+// another shaper's refusal, or the end of a context.
 func resultOf(err error) result {
-	refused, isRefusal := err.(*shaper.RejectError)
-	switch {
-	case err == nil:
-		return acquired
-	case isRefusal:
-		return resultOfReason(refused.Reason)
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return canceled
+	refused, ok := err.(*shaper.RejectError)
+	if !ok {
+		return otherError
 	}
-	return otherError
-}
-
-func resultOfReason(reason error) result {
-	switch reason {
-	case shaper.ErrQueueFull:
+	switch reason := refused.Reason; {
+	case reason == shaper.ErrQueueFull:
 		return queueFull
-	case shaper.ErrTooLate:
+	case reason == shaper.ErrTooLate:
 		return tooLate
-	case shaper.ErrTooCostly:
+	case reason == shaper.ErrTooCostly:
 		return tooCostly
-	case shaper.ErrClosed:
+	case reason == shaper.ErrClosed:
 		return closed
-	case shaper.ErrUnavailable:
+	case errors.Is(reason, shaper.ErrUnavailable): // It may come with its cause.
 		return unavailable
 	}
 	return otherError

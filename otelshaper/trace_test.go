@@ -120,8 +120,7 @@ func TestEachReasonHasItsWord(t *testing.T) {
 		for want, err := range map[string]error{
 			"queue_full": &shaper.RejectError{Reason: shaper.ErrQueueFull}, "too_late": &shaper.RejectError{Reason: shaper.ErrTooLate},
 			"too_costly": &shaper.RejectError{Reason: shaper.ErrTooCostly}, "closed": &shaper.RejectError{Reason: shaper.ErrClosed},
-			"unavailable": &shaper.RejectError{Reason: shaper.ErrUnavailable}, "request_canceled": context.DeadlineExceeded,
-			"no_limits": fmt.Errorf("limits: %w", &shaper.RejectError{Reason: shaper.ErrQueueFull}),
+			"unavailable": &shaper.RejectError{Reason: shaper.ErrUnavailable}, "no_limits": fmt.Errorf("limits: %w", &shaper.RejectError{Reason: shaper.ErrQueueFull}),
 		} {
 			tracer, recorder := newTracer(t)
 			ctx, span := tracer.Start(t.Context(), "call")
@@ -131,6 +130,30 @@ func TestEachReasonHasItsWord(t *testing.T) {
 				events(recorder, time.Now()), "%v", err)
 		}
 	})
+}
+
+// The function for limits may ask a database, whose time-out is not the end of the request.
+func TestALimitsFunctionThatTimesOutIsNoRequestThatGaveUp(t *testing.T) {
+	b := newBackend(t)
+	tracer, recorder := newTracer(t)
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, context.DeadlineExceeded },
+		shaper.WithTrace(b.Trace("")), shaper.WithDryRun())
+	require.NoError(t, err)
+	defer g.Close()
+	ctx, span := tracer.Start(t.Context(), "call")
+	require.NoError(t, g.Wait(ctx, "key"))
+	span.End()
+	require.Regexp(t, `shaper.refused shaper.dry_run=true shaper.result=no_limits\n$`, events(recorder, time.Now())["call"])
+}
+
+// The error of an outage may say more than [shaper.ErrUnavailable].
+func TestAnOutageHasItsWordWhateverItsCause(t *testing.T) {
+	b := newBackend(t)
+	tracer, recorder := newTracer(t)
+	ctx, span := tracer.Start(t.Context(), "call")
+	b.Trace("").Refused(ctx, shaper.Event{Err: &shaper.RejectError{Reason: fmt.Errorf("%w: too slow", shaper.ErrUnavailable)}})
+	span.End()
+	require.Regexp(t, `shaper.result=unavailable\n$`, events(recorder, time.Now())["call"])
 }
 
 // A program's own hooks run too, after ours, and those that are not there are no trouble.
