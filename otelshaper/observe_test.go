@@ -187,3 +187,11 @@ func TestTheDefaultIsTheGlobalProvider(t *testing.T) {
 	_, err = otelshaper.New(otelshaper.WithMeterProvider(noop.NewMeterProvider()))
 	require.NoError(t, err)
 }
+
+// A panic in the middle of a collection would end the program, long after the mistake was made.
+func TestASourceOfNothingPanicsWhereItIsMade(t *testing.T) {
+	require.Panics(t, func() { otelshaper.Of(nil) })
+	require.Panics(t, func() { otelshaper.Of(new(shaper.Shaper)) })
+	require.Panics(t, func() { otelshaper.OfGroup[string](nil) })
+	require.Panics(t, func() { otelshaper.OfGroup(new(shaper.Group[string])) })
+}

@@ -14,15 +14,23 @@ type reading struct {
 	group *shaper.GroupStats // nil for a Shaper
 }
 
-// Of makes a [Source] of a Shaper. A closed one goes on telling its totals.
-func Of(s *shaper.Shaper) Source { return ofShaper{s} }
+// Of makes a [Source] of a Shaper. A closed one goes on telling its totals. Of panics if s is nil
+// or was not made by [shaper.New], as the Shaper's methods do.
+func Of(s *shaper.Shaper) Source {
+	s.Limits() // A panic is better here than in the middle of a collection.
+	return ofShaper{s}
+}
 
 type ofShaper struct{ s *shaper.Shaper }
 
 func (s ofShaper) read() *reading { return &reading{Stats: s.s.Stats()} }
 
-// OfGroup makes a [Source] of a Group, of all its keys together.
-func OfGroup[K comparable](g *shaper.Group[K]) Source { return ofGroup[K]{g} }
+// OfGroup makes a [Source] of a Group, of all its keys together. It panics if g is nil or was not
+// made by [shaper.NewGroup].
+func OfGroup[K comparable](g *shaper.Group[K]) Source {
+	g.Stats()
+	return ofGroup[K]{g}
+}
 
 type ofGroup[K comparable] struct{ g *shaper.Group[K] }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/promshaper"
+	"example.com/leakybucket/shaper"
 )
 
 func TestAddSaysWhatIsWrong(t *testing.T) {
@@ -78,4 +79,12 @@ func TestKeysAreNeverLabels(t *testing.T) {
 	for name := range after {
 		require.NotContains(t, name, "secret")
 	}
+}
+
+// A panic in the middle of a scrape would end the program, long after the mistake was made.
+func TestASourceOfNothingPanicsWhereItIsMade(t *testing.T) {
+	require.Panics(t, func() { promshaper.Of(nil) })
+	require.Panics(t, func() { promshaper.Of(new(shaper.Shaper)) })
+	require.Panics(t, func() { promshaper.OfGroup[string](nil) })
+	require.Panics(t, func() { promshaper.OfGroup(new(shaper.Group[string])) })
 }

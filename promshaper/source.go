@@ -21,8 +21,12 @@ type reading struct {
 	group *shaper.GroupStats // nil for a Shaper
 }
 
-// Of makes a [Source] of a Shaper. A closed one goes on telling its totals.
-func Of(s *shaper.Shaper) Source { return ofShaper{s} }
+// Of makes a [Source] of a Shaper. A closed one goes on telling its totals. Of panics if s is nil
+// or was not made by [shaper.New], as the Shaper's methods do.
+func Of(s *shaper.Shaper) Source {
+	s.Limits() // A panic is better here than in the middle of a scrape.
+	return ofShaper{s}
+}
 
 type ofShaper struct{ s *shaper.Shaper }
 
@@ -34,8 +38,12 @@ func (s ofShaper) read() *reading {
 }
 
 // OfGroup makes a [Source] of a Group: of all its keys together, as a time series for each key
-// would be more than Prometheus can keep. Package inspect shows single keys.
-func OfGroup[K comparable](g *shaper.Group[K]) Source { return ofGroup[K]{g} }
+// would be more than Prometheus can keep. Package inspect shows single keys. OfGroup panics if g is
+// nil or was not made by [shaper.NewGroup].
+func OfGroup[K comparable](g *shaper.Group[K]) Source {
+	g.Stats()
+	return ofGroup[K]{g}
+}
 
 type ofGroup[K comparable] struct{ g *shaper.Group[K] }
 
