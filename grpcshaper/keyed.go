@@ -29,6 +29,7 @@ func PerKey(g *shaper.Group[string], key KeyFunc) shaper.Limiter {
 	if key == nil {
 		panic("grpcshaper: PerKey needs a function that tells the key of a call")
 	}
+	g.Limiter("") // It panics if NewGroup has not made g. A panic in a call would end the server.
 	return perKey{g, key}
 }
 

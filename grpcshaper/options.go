@@ -86,9 +86,9 @@ func WithEachSent() Option { return func(o *options) { o.eachSent = true } }
 
 // WithRetrySpread adds a random time from 0 to d to the RetryInfo of each refusal of a
 // server, so that clients which were refused together do not come back together. The
-// [shaper.RejectError] stays exact. The default is 0.
+// [shaper.RejectError] stays exact. The default is 0; d is a year (365 days) at most.
 func WithRetrySpread(d time.Duration) Option {
-	return func(o *options) { o.retrySpread = max(0, d) }
+	return func(o *options) { o.retrySpread = min(max(0, d), 365*24*time.Hour) }
 }
 
 // WithMaxHold sets the longest time for which the RetryInfo of a server's refusal holds the

@@ -3,6 +3,7 @@ package grpcshaper
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -55,7 +56,7 @@ func refused(ctx context.Context, err error, spread time.Duration) error {
 	code, message := answerTo(ctx, err)
 	r := &refusal{status: status.New(code, message), err: err}
 	if e, ok := errors.AsType[*shaper.RejectError](err); ok && e.RetryAfter > 0 && code != codes.Internal {
-		r.retryAfter = e.RetryAfter + rand.N(spread+1)
+		r.retryAfter = e.RetryAfter + min(rand.N(spread+1), math.MaxInt64-e.RetryAfter)
 		// It fails only for the code OK.
 		r.status, _ = r.status.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(r.retryAfter)})
 	}
@@ -105,7 +106,7 @@ func pushback(err error) metadata.MD {
 	case !ok:
 		return nil
 	case r.retryAfter > 0:
-		ms := (r.retryAfter + time.Millisecond - 1) / time.Millisecond
+		ms := min((r.retryAfter-1)/time.Millisecond+1, math.MaxInt32) // gRFC A6 has 32 bits, which are 24 days.
 		return metadata.Pairs(trailer, strconv.FormatInt(int64(ms), 10))
 	case errors.Is(err, shaper.ErrTooCostly):
 		return metadata.Pairs(trailer, "-1")

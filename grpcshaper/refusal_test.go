@@ -3,6 +3,7 @@ package grpcshaper_test
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -65,6 +66,8 @@ func TestEachRefusalHasItsCodeAndSaysWhenToComeBack(t *testing.T) {
 	}{
 		{"full", rejects(shaper.ErrQueueFull, 1500*time.Microsecond), codes.ResourceExhausted, 1500 * time.Microsecond, "2", shaper.ErrQueueFull},
 		{"late", rejects(shaper.ErrTooLate, time.Minute), codes.ResourceExhausted, time.Minute, "60000", shaper.ErrTooLate},
+		{"a year", rejects(shaper.ErrTooLate, 365*24*time.Hour), codes.ResourceExhausted, 365 * 24 * time.Hour, "2147483647", shaper.ErrTooLate},
+		{"for ever", rejects(shaper.ErrTooLate, math.MaxInt64), codes.ResourceExhausted, math.MaxInt64, "2147483647", shaper.ErrTooLate},
 		{"costly", rejects(shaper.ErrTooCostly, 0), codes.ResourceExhausted, 0, "-1", shaper.ErrTooCostly},
 		{"closed", rejects(shaper.ErrClosed, time.Second), codes.Unavailable, time.Second, "1000", shaper.ErrClosed},
 		{"closed and empty", rejects(shaper.ErrClosed, 0), codes.Unavailable, 0, "", shaper.ErrClosed},
@@ -217,6 +220,20 @@ func TestClientsRefusedTogetherAreNotAskedToComeBackTogether(t *testing.T) {
 			delays[delay] = true
 		}
 		require.Greater(t, len(delays), 10)
+	})
+}
+
+// A sum that does not fit would be negative, or a panic that ends the server.
+func TestLongTimesAndSpreadsDoNotOverflow(t *testing.T) {
+	bubble(t, func(t *testing.T, since func() time.Duration) {
+		for _, retryAfter := range []time.Duration{1, math.MaxInt64 - 1, math.MaxInt64} {
+			l := limiter(func(context.Context, int) error {
+				return &shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: retryAfter}
+			})
+			err, _, _ := refusedBy(t, l, t.Context(), grpcshaper.WithRetrySpread(math.MaxInt64))
+			requireCode(t, codes.ResourceExhausted, err)
+			require.GreaterOrEqual(t, retryDelay(t, err), retryAfter)
+		}
 	})
 }
 

@@ -205,6 +205,7 @@ func TestInterceptorsWithoutALimiterPanicWhenTheyAreMade(t *testing.T) {
 		"UnaryClientInterceptor":  func() { grpcshaper.UnaryClientInterceptor(nil) },
 		"StreamClientInterceptor": func() { grpcshaper.StreamClientInterceptor(nil) },
 		"PerKey needs a Group":    func() { grpcshaper.PerKey(nil, grpcshaper.ByPeer()) },
+		"zero and can't be used":  func() { grpcshaper.PerKey(new(shaper.Group[string]), grpcshaper.ByPeer()) },
 		"PerKey needs a function": func() { grpcshaper.PerKey(new(shaper.Group[string]), nil) },
 	} {
 		require.PanicsWithValue(t, anyContaining(t, name, make), make)
