@@ -191,3 +191,29 @@ func TestReceivedMessageOfAClientIsInFlightUntilTheNextOrTheEnd(t *testing.T) {
 		require.Zero(t, l.Stats().InFlight)
 	})
 }
+
+// A stream that waited for a seat while it held the only one would wait for ever.
+func TestStreamThatAnswersWhatItReceivesNeedsOneSeat(t *testing.T) {
+	both := []grpcshaper.Option{grpcshaper.WithEachReceived(), grpcshaper.WithEachSent()}
+	bubble(t, func(t *testing.T, since func() time.Duration) {
+		client, server := newShaper(t, "1/s depth 10 inflight 1"), newShaper(t, "inf depth 10 inflight 1")
+		r := connect(t, service{duplex: echo},
+			[]grpc.ServerOption{grpc.StreamInterceptor(grpcshaper.StreamServerInterceptor(server, both...))},
+			[]grpc.DialOption{grpc.WithStreamInterceptor(grpcshaper.StreamClientInterceptor(client, both...))})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		s, err := r.FullDuplexCall(ctx)
+		require.NoError(t, err)
+		for i := range 3 {
+			require.NoError(t, s.Send(sized(1)))
+			_, err = s.Recv()
+			require.NoError(t, err)
+			require.Equal(t, time.Duration(2*i+1)*time.Second, since())
+		}
+		require.NoError(t, s.CloseSend())
+		_, err = s.Recv()
+		require.ErrorIs(t, err, io.EOF)
+		require.Zero(t, client.Stats().InFlight)
+		require.Zero(t, server.Stats().InFlight)
+	})
+}

@@ -99,6 +99,7 @@ func (s *clientStream) RecvMsg(m any) error {
 
 func (s *clientStream) SendMsg(m any) error {
 	if s.eachSent {
+		s.received.giveBack() // Else a stream would wait for the seat that it has itself.
 		release, err := s.enter(s.ctx, m)
 		switch {
 		case err == nil:

@@ -73,7 +73,8 @@ func HealthChecks(fullMethod string) bool {
 // no message is refused. A message that is refused ends its stream.
 //
 // With [shaper.Limits.InFlight] set, a message is in flight until the next one is asked for,
-// or the stream has ended. Unary calls wait as always.
+// or the stream has ended. Together with [WithEachSent] it is also over when the stream sends
+// one, as a stream that waits for a seat must not hold another. Unary calls wait as always.
 func WithEachReceived() Option { return func(o *options) { o.eachReceived = true } }
 
 // WithEachSent lets each message that a stream sends wait before it is sent, and the opening

@@ -90,6 +90,7 @@ func (s *serverStream) SendMsg(m any) error {
 	if ended := s.ended.Load(); ended != nil {
 		return *ended
 	}
+	s.received.giveBack() // Else a stream would wait for the seat that it has itself.
 	release, err := s.enter(m)
 	if err != nil {
 		return err
