@@ -71,9 +71,9 @@ func answerTo(ctx context.Context, err error) (codes.Code, string) {
 	_, rejected := errors.AsType[*shaper.RejectError](err)
 	switch {
 	case ownFault:
-		return codes.Internal, "the limits of the call could not be told"
+		return codes.Internal, "the limits of the call could not be determined"
 	case errors.Is(err, shaper.ErrNegativeCost):
-		return codes.Internal, "the cost of the call could not be told"
+		return codes.Internal, "the cost of the call could not be determined"
 	case rejected && errors.Is(err, context.DeadlineExceeded):
 		return codes.DeadlineExceeded, "the call would have to wait beyond its deadline"
 	case errors.Is(err, shaper.ErrQueueFull):
@@ -83,7 +83,7 @@ func answerTo(ctx context.Context, err error) (codes.Code, string) {
 	case errors.Is(err, shaper.ErrTooCostly):
 		return codes.ResourceExhausted, "the call costs more than can ever fit: trying again does not help"
 	case errors.Is(err, shaper.ErrUnavailable):
-		return codes.Unavailable, "it can't be told now whether the call may be served"
+		return codes.Unavailable, "the shared rate limit cannot be asked now"
 	case errors.Is(err, shaper.ErrClosed):
 		return codes.Unavailable, "no more calls are taken"
 	case ctx.Err() == context.Canceled:
