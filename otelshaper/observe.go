@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Observe tells of a source from now on. rule is the value of the attribute shaper.rule: which
+// Observe reports a source from now on. rule is the value of the attribute shaper.rule: which
 // limits these are, such as "login", and never a key, because a backend keeps a time series for
 // each value. If it is empty there is no such attribute.
 //

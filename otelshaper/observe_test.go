@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"example.com/leakybucket/otelshaper"
@@ -175,13 +177,17 @@ func TestANameIsValidText(t *testing.T) {
 	require.Contains(t, b.values(t), "shaper.oldest_wait{a\uFFFD}")
 }
 
-// Without a provider nothing is told, and nothing fails.
+// The program may set its provider later: without one nothing is reported, and nothing fails.
 func TestTheDefaultIsTheGlobalProvider(t *testing.T) {
 	i, err := otelshaper.New(nil)
 	require.NoError(t, err)
 	r, err := i.Observe("api", otelshaper.Of(newShaper(t, "1/s")))
 	require.NoError(t, err)
+	global := backend{i, sdkmetric.NewManualReader()}
+	otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(global.reader)))
+	require.Contains(t, global.values(t), "shaper.oldest_wait{api}")
 	require.NoError(t, r.Unregister())
+	require.Empty(t, global.values(t))
 	_, err = otelshaper.New(otelshaper.WithMeterProvider(nil))
 	require.EqualError(t, err, "otelshaper: WithMeterProvider got nil")
 	_, err = otelshaper.New(otelshaper.WithMeterProvider(noop.NewMeterProvider()))

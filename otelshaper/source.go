@@ -2,7 +2,7 @@ package otelshaper
 
 import "example.com/leakybucket/shaper"
 
-// A Source is what [Instruments.Observe] can tell of. [Of] makes one of a Shaper, [OfGroup] of a
+// A Source is what [Instruments.Observe] can report. [Of] makes one of a Shaper, [OfGroup] of a
 // Group.
 type Source interface{ read() *reading }
 

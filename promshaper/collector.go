@@ -36,7 +36,7 @@ type named struct {
 	source Source
 }
 
-// An Option changes what a [Collector] tells.
+// An Option changes what a [Collector] reports.
 type Option interface{ apply(*Collector) }
 
 type option func(*Collector)
@@ -55,11 +55,11 @@ func New(opts ...Option) *Collector {
 	return c
 }
 
-// Add tells of a source from now on. rule is the value of the label of that name: which
-// limits these are, such as "login" or "upstream", and never a key, because Prometheus keeps
+// Add makes the Collector report a source from now on. rule is the value of the label of that
+// name: which limits these are, such as "login" or "upstream", and never a key, because Prometheus keeps
 // a time series for each value that it has ever seen.
 //
-// The function that it returns takes the source away again. It may be called several times.
+// The function that Add returns takes the source away again. It may be called several times.
 //
 // Add returns an error if there is no source, if rule is empty or not valid UTF-8, or if
 // another source has that name.
@@ -88,7 +88,7 @@ func (c *Collector) remove(gone *named) {
 	c.sources = slices.DeleteFunc(slices.Clone(c.sources), func(n *named) bool { return n == gone })
 }
 
-// Describe sends the descriptions of all metrics that a Collector may tell. It is for the
+// Describe sends the descriptions of all metrics that a Collector may report. It is for the
 // registry.
 func (c *Collector) Describe(descs chan<- *prometheus.Desc) {
 	for _, f := range families {

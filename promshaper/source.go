@@ -6,7 +6,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Source is what a [Collector] can tell of. [Of] makes one of a Shaper, [OfGroup] of a
+// A Source is what a [Collector] can report. [Of] makes one of a Shaper, [OfGroup] of a
 // Group.
 type Source interface{ read() *reading }
 
