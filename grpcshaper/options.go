@@ -73,8 +73,9 @@ func HealthChecks(fullMethod string) bool {
 // no message is refused. A message that is refused ends its stream.
 //
 // With [shaper.Limits.InFlight] set, a message is in flight until the next one is asked for,
-// or the stream has ended. Together with [WithEachSent] it is also over when the stream sends
-// one, as a stream that waits for a seat must not hold another. Unary calls wait as always.
+// or the stream has ended. Together with [WithEachSent] a received message is in flight only
+// until the stream sends one, because a stream that waits for a seat must not hold another.
+// Unary calls wait as always.
 func WithEachReceived() Option { return func(o *options) { o.eachReceived = true } }
 
 // WithEachSent lets each message that a stream sends wait before it is sent, and the opening
@@ -87,7 +88,8 @@ func WithEachSent() Option { return func(o *options) { o.eachSent = true } }
 
 // WithRetrySpread adds a random time from 0 to d to the RetryInfo of each refusal of a
 // server, so that clients which were refused together do not come back together. The
-// [shaper.RejectError] stays exact. The default is 0; d is a year (365 days) at most.
+// [shaper.RejectError] stays exact. The default is 0. A d above 365 days
+// counts as 365 days.
 func WithRetrySpread(d time.Duration) Option {
 	return func(o *options) { o.retrySpread = min(max(0, d), 365*24*time.Hour) }
 }

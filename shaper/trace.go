@@ -34,9 +34,9 @@ type Event struct {
 	Cost int
 	// Waiting is the number of requests in the line just after the event.
 	Waiting int
-	// Ahead is how many requests were in the line when this one entered it: 0 for one that
-	// never was in line, and in a dry run. Of a request that a [Transport] sends again it is
-	// at least as many as are really ahead of it.
+	// Ahead is how many requests were in the line when this one entered it: 0 if it
+	// never was in line, and in a dry run. A request that a [Transport] sends again enters at
+	// the head, so of these only some are before it.
 	Ahead int
 	// At is the instant of the admission, refusal or abandonment, or that at which a
 	// request that left was given its slot, which is never before the slot was due.
