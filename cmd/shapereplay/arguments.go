@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/find"
+	"example.com/leakybucket/config"
 )
 
 // arguments are what the command line says.
@@ -39,7 +40,7 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
 	flags.Func("rules", "", func(text string) error { return addFiles(&a.rules, text) })
 	key := flags.String("key", "client_ip", "")
-	flags.Func("routes", "", func(text string) error { return addNames(&a.routes, text) })
+	flags.Func("routes", "", a.addRoutes)
 	flags.BoolVar(&a.candidates, "candidate", false, "")
 	flags.Func("from", "", func(text string) error { return setTime(&a.from, text) })
 	flags.Func("to", "", func(text string) error { return setTime(&a.to, text) })
@@ -77,6 +78,8 @@ func (a *arguments) check() error {
 		return errors.New("-rules is missing: which limits are to be replayed?")
 	case len(a.key) == 0:
 		return errors.New(`-key "": must name parts, or be all`)
+	case len(a.routes) > 0 && !slices.Contains(a.key, "route"):
+		return fmt.Errorf("-routes is for the part route, and -key is %q", strings.Join(a.key, " "))
 	case slices.Contains(a.logs, ""):
 		return errors.New(`"" is not the name of a log`)
 	case a.top < 0:
@@ -131,6 +134,15 @@ func addFiles(to *[]string, text string) error {
 		return fmt.Errorf("%w of a file", err)
 	}
 	return nil
+}
+
+// addRoutes adds patterns that have commas between them.
+func (a *arguments) addRoutes(text string) error {
+	if err := addNames(&a.routes, text); err != nil {
+		return fmt.Errorf("%w of a route", err)
+	}
+	_, err := new(config.Rules).Routes(0, a.routes...) // Without rules the mistake is one of the patterns given.
+	return err
 }
 
 // addNames adds names that have commas between them.

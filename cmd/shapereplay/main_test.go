@@ -101,6 +101,7 @@ func TestTheExportHasAddressesForAFirewall(t *testing.T) {
 
 func TestEveryMistakeGetsOneClearError(t *testing.T) {
 	rules := file(t, "shaper.yaml", twoMayWait)
+	routes := file(t, "routes.yaml", "default: 1/s\nlimits:\n  \"%2F{\": 1/s\n")
 	log := file(t, "access.log", fiveAtOnce)
 	for _, test := range []struct {
 		args   string
@@ -113,8 +114,12 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules RULES -find wait=200 LOG", exitUsage, `invalid value "wait=200" for flag -find: "wait=200": the unit is missing: write wait=200ms or wait=200s (-h shows examples)`},
 		{"-rules RULES -find wait=1s -svg x.svg LOG", exitUsage, "-svg shows a replay, and -find searches: use one of them (-h shows examples)"},
 		{"-rules RULES -find wait=1s -candidate LOG", exitUsage, "-candidate shows a replay, and -find searches: use one of them (-h shows examples)"},
-		{"-rules RULES -key ip LOG", exitUsage, `-key "ip": "ip": the parts are route, client_ip, host, header:NAME and all (-h shows examples)`},
+		{"-rules RULES -key ip LOG", exitUsage, `-key: "ip": the parts are route, client_ip, host, header:NAME and all (-h shows examples)`},
 		{"-rules RULES -key= LOG", exitUsage, `-key "": must name parts, or be all (-h shows examples)`},
+		{"-rules RULES -routes /a LOG", exitUsage, `-routes is for the part route, and -key is "client_ip" (-h shows examples)`},
+		{"-rules RULES -key route -routes /a,/{ LOG", exitUsage, `invalid value "/a,/{" for flag -routes: "/{" cannot be a route: parsing "/{": at offset 1: bad wildcard segment (must end with '}') (-h shows examples)`},
+		{"-rules RULES -key route -routes /a,,/b LOG", exitUsage, `invalid value "/a,,/b" for flag -routes: "" is not the name of a route (-h shows examples)`},
+		{"-rules ROUTES -key route LOG", exitFailed, `ROUTES:3: "%2F{": "/{" cannot be a route: parsing "/{": at offset 1: bad wildcard segment (must end with '}')`},
 		{"-rules RULES -from noon LOG", exitUsage, `invalid value "noon" for flag -from: must be a time such as 2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC (-h shows examples)`},
 		{"-rules RULES -from 2026-11-22 -to 2026-11-21 LOG", exitUsage, "-from 2026-11-22T00:00:00Z is not before -to 2026-11-21T00:00:00Z (-h shows examples)"},
 		{"-rules RULES -format xml LOG", exitUsage, `invalid value "xml" for flag -format: must be auto, combined, json, caddy or traefik (-h shows examples)`},
@@ -133,8 +138,8 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules RULES RULES", exitFailed, `RULES: the format is none of combined, json, caddy and traefik; it begins with default: 2/s depth 2; -format json with -fields, or -format combined with -trailing, may describe it`},
 		{"-rules RULES -format caddy LOG", exitFailed, "none of the 5 lines of LOG could be used, as LOG:1 (not in the format of the file): "},
 	} {
-		args := strings.NewReplacer("RULES", rules, "LOG", log).Replace(test.args)
-		want := strings.NewReplacer("RULES", rules, "LOG", log).Replace(test.want)
+		args := strings.NewReplacer("RULES", rules, "ROUTES", routes, "LOG", log).Replace(test.args)
+		want := strings.NewReplacer("RULES", rules, "ROUTES", routes, "LOG", log).Replace(test.want)
 		status, printed, problems := shapereplay(t, "", strings.Fields(args)...)
 		require.Equal(t, test.status, status, "%s: %s", test.args, problems)
 		require.Empty(t, printed)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
@@ -22,9 +23,14 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	if err != nil {
 		return exitFailed, err
 	}
-	maker, err := keys.New(a.key, a.routes, rules)
+	// The keys of the rules have the same parts as those of requests, so the same one is the route.
+	mux, err := rules.Routes(slices.Index(a.key, "route"), a.routes...)
 	if err != nil {
-		return exitUsage, fmt.Errorf("-key %q: %w (-h shows examples)", strings.Join(a.key, " "), err)
+		return exitFailed, err
+	}
+	maker, err := keys.New(a.key, mux)
+	if err != nil {
+		return exitUsage, fmt.Errorf("-key: %w (-h shows examples)", err)
 	}
 	a.options.Header = maker.Header()
 	stdin := newInterruptible(ctx, s.in)

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
-	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
 )
 
@@ -26,7 +25,7 @@ type Maker struct {
 
 	clients memo[string, client]
 	keys    memo[string, string]
-	routes  *routes
+	routes  routes
 }
 
 // A part returns one part of the key of a request.
@@ -40,38 +39,25 @@ type client struct {
 
 // New returns the Maker of keys with the given parts:
 //
-//	route        the pattern that fits, of those given and those that begin the rules' keys
+//	route        the pattern that mux matches
 //	client_ip    the address of the client; of an IPv6 address its /64
 //	host         the host without its port
 //	header:NAME  the value of a header field
 //	all          stands alone: all requests have one key
-func New(parts, patterns []string, rules *config.Rules) (*Maker, error) {
-	m := &Maker{}
+func New(parts []string, mux *http.ServeMux) (*Maker, error) {
+	m := &Maker{routes: routes{byMux: shaper.ByRoute(mux)}}
 	if len(parts) == 1 && parts[0] == "all" {
-		return m, m.needsNo(patterns)
+		return m, nil
 	}
-	for i, name := range parts {
+	for _, name := range parts {
 		p, err := m.part(name)
 		if err != nil {
 			return nil, err
 		}
-		if name == "route" && m.routes == nil {
-			if m.routes, err = newRoutes(patterns, rules, i); err != nil {
-				return nil, err
-			}
-		}
 		m.parts, m.names = append(m.parts, p), append(m.names, name)
 	}
 	m.values, m.told = make([]string, len(m.parts)), make([]bool, len(m.parts))
-	return m, m.needsNo(patterns)
-}
-
-// needsNo returns an error if there are patterns that nothing needs.
-func (m *Maker) needsNo(patterns []string) error {
-	if m.routes == nil && len(patterns) > 0 {
-		return fmt.Errorf("the pattern %q is for the part route, which the key does not have", patterns[0])
-	}
-	return nil
+	return m, nil
 }
 
 func (m *Maker) part(name string) (part, error) {

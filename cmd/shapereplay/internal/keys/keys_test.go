@@ -9,16 +9,8 @@ import (
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/keys"
-	"example.com/leakybucket/config"
 	"example.com/leakybucket/shaper"
 )
-
-func rules(t *testing.T, text string) *config.Rules {
-	t.Helper()
-	parsed, err := config.Parse("test.yaml", []byte(text))
-	require.NoError(t, err)
-	return parsed
-}
 
 // A rule that is right for the server must be right for the replay, so a key of a log
 // must be the key that the functions of package shaper make of the request.
@@ -27,8 +19,7 @@ func TestKeysAreThoseOfTheRequests(t *testing.T) {
 	for _, pattern := range []string{"POST /login", "/orders/{id}", "/", "shop.example/cart"} {
 		mux.Handle(pattern, http.NotFoundHandler())
 	}
-	file := rules(t, "default: 1/s\nlimits:\n  \"POST %2Flogin\": 1/s\n  \"%2Forders%2F{id}\": 1/s\n  \"%2F/192.0.2.1\": 1/s\n  other: 1/s\n")
-	maker, err := keys.New([]string{"route", "client_ip", "host", "header:X-Api-Key"}, []string{"shop.example/cart", "POST /login"}, file)
+	maker, err := keys.New([]string{"route", "client_ip", "host", "header:X-Api-Key"}, mux)
 	require.NoError(t, err)
 	require.Equal(t, []string{"X-Api-Key"}, maker.Header())
 	byClient := shaper.ByClientIP()
@@ -65,7 +56,7 @@ func TestKeysAreThoseOfTheRequests(t *testing.T) {
 
 func TestKeysOfOnePartAndOfNone(t *testing.T) {
 	r := &accesslog.Record{Method: "GET", Path: "/", Client: "pc.example"}
-	maker, err := keys.New([]string{"client_ip"}, nil, rules(t, "default: 1/s"))
+	maker, err := keys.New([]string{"client_ip"}, http.NewServeMux())
 	require.NoError(t, err)
 	// Some logs have names. They can be told apart, but no firewall knows them.
 	key, address := maker.Of(r)
@@ -75,13 +66,13 @@ func TestKeysOfOnePartAndOfNone(t *testing.T) {
 	require.Equal(t, "-", key)
 	require.Empty(t, maker.Untold())
 
-	maker, err = keys.New([]string{"host", "client_ip", "header:X-Api-Key"}, nil, rules(t, "default: 1/s"))
+	maker, err = keys.New([]string{"host", "client_ip", "header:X-Api-Key"}, http.NewServeMux())
 	require.NoError(t, err)
 	maker.Of(&accesslog.Record{Host: "shop.example", Client: "192.0.2.1", Header: []string{""}})
 	maker.Of(&accesslog.Record{Header: []string{""}})
 	require.Equal(t, []string{"header:X-Api-Key"}, maker.Untold())
 
-	maker, err = keys.New([]string{"all"}, nil, rules(t, "default: 1/s"))
+	maker, err = keys.New([]string{"all"}, http.NewServeMux())
 	require.NoError(t, err)
 	key, address = maker.Of(&accesslog.Record{Client: "2001:db8::1"})
 	require.Empty(t, key)
@@ -98,13 +89,7 @@ func TestPartsThatAreWrongAreNamed(t *testing.T) {
 		"header:a b":         `"header:a": must have the name of a header field after the colon`,
 	} {
 		key = strings.ReplaceAll(key, "header:a b", "header:a\tb")
-		_, err := keys.New(strings.Split(key, " "), nil, rules(t, "default: 1/s"))
+		_, err := keys.New(strings.Split(key, " "), http.NewServeMux())
 		require.EqualError(t, err, strings.ReplaceAll(want, `"header:a"`, `"header:a\tb"`))
 	}
-	_, err := keys.New([]string{"host"}, []string{"/a"}, rules(t, "default: 1/s"))
-	require.EqualError(t, err, `the pattern "/a" is for the part route, which the key does not have`)
-	_, err = keys.New([]string{"route"}, []string{"api"}, rules(t, "default: 1/s"))
-	require.ErrorContains(t, err, `the pattern "api": `)
-	_, err = keys.New([]string{"route"}, nil, rules(t, "limits:\n  \"%2F{a}%2Fb\": 1/s\n  \"%2Fb%2F{a}\": 1/s\n"))
-	require.ErrorContains(t, err, `test.yaml:2: %2F{a}%2Fb: as the pattern of a route: pattern "/{a}/b" conflicts with pattern "/b/{a}": /{a}/b and`)
 }
