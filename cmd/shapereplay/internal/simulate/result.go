@@ -18,6 +18,7 @@ type Result struct {
 	Keys        int
 	Rules       []Rule // those that were met, in the order of their keys
 	keys        map[string]*keyState
+	refused     map[string]int // requests by address
 }
 
 // A Rule is a rule, and what its keys have met.
@@ -34,14 +35,14 @@ type Rule struct {
 
 // A Key is a key, and what it has met.
 type Key struct {
-	Key, Address string
-	Rule         string // its key
+	Key  string
+	Rule string // its key
 	Count
 }
 
 // Result returns what became of all requests so far.
 func (s *Simulation) Result() Result {
-	result := Result{First: s.first, Last: s.last, NoRule: s.noRule.Requests, Keys: len(s.keys), keys: s.keys}
+	result := Result{First: s.first, Last: s.last, NoRule: s.noRule.Requests, Keys: len(s.keys), keys: s.keys, refused: s.refused}
 	for _, r := range s.inUse {
 		result.All.plus(r.count)
 		result.Rules = append(result.Rules, Rule{
@@ -79,22 +80,17 @@ func (r *Result) first(n int, wanted func(*keyState) bool, compare func(a, b *ke
 	slices.SortFunc(some, compare)
 	var all []Key
 	for _, k := range some[:min(n, len(some))] {
-		all = append(all, Key{k.name, k.address, k.rule.rule.Key, k.count})
+		all = append(all, Key{k.name, k.rule.rule.Key, k.count})
 	}
 	return all
 }
 
-// AddressesRefusedMost returns the addresses whose keys were refused most, at most n. An
-// address may stand in several keys, as of several routes.
+// AddressesRefusedMost returns the addresses whose requests were refused most, at most n.
+// An address may be that of several keys, as of several routes, and a key may be that of
+// several addresses.
 func (r *Result) AddressesRefusedMost(n int) []string {
-	refused := map[string]int{}
-	for _, k := range r.keys {
-		if k.address != "" && k.count.Refused() > 0 {
-			refused[k.address] += k.count.Refused()
-		}
-	}
-	all := slices.SortedFunc(maps.Keys(refused), func(a, b string) int {
-		return cmp.Or(cmp.Compare(refused[b], refused[a]), cmp.Compare(a, b))
+	all := slices.SortedFunc(maps.Keys(r.refused), func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.refused[b], r.refused[a]), cmp.Compare(a, b))
 	})
 	return all[:min(n, len(all))]
 }

@@ -32,14 +32,16 @@ type Simulation struct {
 	inUse  []*ruleState          // in the order in which they were met
 	keys   map[string]*keyState
 	noRule Count // only Requests
+
+	refused map[string]int // requests by the address of the client
 }
 
 // A keyState is a key, its bucket and what it has met.
 type keyState struct {
-	name, address string
-	rule          *ruleState // nil: none matches
-	bucket        replay.Bucket
-	count         Count
+	name   string
+	rule   *ruleState // nil: none matches
+	bucket replay.Bucket
+	count  Count
 }
 
 // A ruleState is a rule, and what its keys have met.
@@ -56,7 +58,7 @@ type ruleState struct {
 
 // New returns a Simulation to which nobody has come yet.
 func New(rules *config.Rules, o Options) *Simulation {
-	s := &Simulation{rules: rules, options: o, byRule: map[string]*ruleState{}, keys: map[string]*keyState{}}
+	s := &Simulation{rules: rules, options: o, byRule: map[string]*ruleState{}, keys: map[string]*keyState{}, refused: map[string]int{}}
 	if o.Series {
 		s.clock = newClock()
 	}
@@ -75,7 +77,7 @@ func (s *Simulation) Arrive(at time.Time, key, address string) {
 	}
 	k := s.keys[key]
 	if k == nil {
-		k = &keyState{name: key, address: address, rule: s.ruleOf(key)}
+		k = &keyState{name: key, rule: s.ruleOf(key)}
 		s.keys[key] = k
 		if k.rule != nil {
 			k.rule.keys++
@@ -86,11 +88,13 @@ func (s *Simulation) Arrive(at time.Time, key, address string) {
 		s.noRule.Requests++
 		return
 	}
-	k.arrive(s.now)
+	if fate := k.arrive(s.now); fate.Result != replay.Departed && address != "" {
+		s.refused[address]++
+	}
 }
 
-// arrive is the arrival of a request with the key.
-func (k *keyState) arrive(now time.Duration) {
+// arrive is the arrival of a request with the key, and returns its fate.
+func (k *keyState) arrive(now time.Duration) replay.Fate {
 	r := k.rule
 	fate := k.bucket.Arrive(r.plan, now, 1)
 	k.count.add(fate)
@@ -102,6 +106,7 @@ func (k *keyState) arrive(now time.Duration) {
 	if r.series != nil {
 		r.series.add(now, fate)
 	}
+	return fate
 }
 
 // ruleOf returns the rule of a key that has not come before, or nil.

@@ -127,6 +127,18 @@ func TestAddressesAreAddedUpOverKeys(t *testing.T) {
 	require.Equal(t, []string{"192.0.2.1"}, r.AddressesRefusedMost(1))
 }
 
+// With one bucket for all, or one per route, a key has many clients. Whoever came first of
+// them must not be blocked for what the others did.
+func TestOnlyAddressesThatWereRefusedAreExported(t *testing.T) {
+	s := newSimulation(t, "default: 1/s", simulate.Options{})
+	for _, address := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.3"} {
+		s.Arrive(start, "all", address)
+	}
+	r := s.Result()
+	require.Equal(t, 3, r.All.QueueFull)
+	require.Equal(t, []string{"192.0.2.3", "192.0.2.2"}, r.AddressesRefusedMost(9))
+}
+
 func TestQuantilesAreNearlyExact(t *testing.T) {
 	chance := rand.New(rand.NewPCG(16, 6))
 	for range 20 {
