@@ -86,7 +86,9 @@ func (a *arguments) check() error {
 		return fmt.Errorf("-top %d: must not be negative", a.top)
 	case !a.from.IsZero() && !a.to.IsZero() && !a.from.Before(a.to):
 		return fmt.Errorf("-from %s is not before -to %s", a.from.Format(time.RFC3339), a.to.Format(time.RFC3339))
-	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.JSON && a.hasFields():
+	case a.options.Fields.Given() && len(a.options.Trailing) > 0:
+		return errors.New(fields + ", and -trailing is for the format combined: use one of them")
+	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.JSON && a.options.Fields.Given():
 		return fmt.Errorf("%s, and -format is %s", fields, a.options.Format)
 	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.Combined && len(a.options.Trailing) > 0:
 		return fmt.Errorf("-trailing is for the format combined, and -format is %s", a.options.Format)
@@ -100,11 +102,6 @@ func (a *arguments) check() error {
 		}
 	}
 	return nil
-}
-
-func (a *arguments) hasFields() bool {
-	f := a.options.Fields
-	return f.Time+f.Method+f.URI+f.Host+f.Client+f.Status+f.Duration != "" || f.DurationUnit > 0 || len(f.Header) > 0
 }
 
 func (a *arguments) setGoal(text string) (err error) {

@@ -56,7 +56,8 @@ What is replayed:
                       "wait=200ms refused=0.1%" or "wait=1s burst=20"
 
 How the logs are read:
-  -format FORMAT      auto (default), combined, json, caddy or traefik
+  -format FORMAT      auto (default), combined, json, caddy or traefik; -fields
+                      means json, and -trailing means combined
   -fields "N=F[,N=F]" of json: the fields that have time, method, uri, host,
                       client, status, duration, header:NAME; a dot leads into
                       an object. unit=ms says what durations count

@@ -102,6 +102,7 @@ func TestTheExportHasAddressesForAFirewall(t *testing.T) {
 func TestEveryMistakeGetsOneClearError(t *testing.T) {
 	rules := file(t, "shaper.yaml", twoMayWait)
 	routes := file(t, "routes.yaml", "default: 1/s\nlimits:\n  \"%2F{\": 1/s\n")
+	caddy := file(t, "caddy.log", `{"ts":1795248000.5,"request":{"remote_ip":"192.0.2.1","method":"GET","uri":"/a"},"duration":0.1}`+"\n")
 	log := file(t, "access.log", fiveAtOnce)
 	for _, test := range []struct {
 		args   string
@@ -125,6 +126,8 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules RULES -format xml LOG", exitUsage, `invalid value "xml" for flag -format: must be auto, combined, json, caddy or traefik (-h shows examples)`},
 		{"-rules RULES -format caddy -fields time=ts LOG", exitUsage, "-fields is for the format json, and -format is caddy (-h shows examples)"},
 		{"-rules RULES -format json -trailing time LOG", exitUsage, "-trailing is for the format combined, and -format is json (-h shows examples)"},
+		{"-rules RULES -fields time=ts -trailing time LOG", exitUsage, "-fields is for the format json, and -trailing is for the format combined: use one of them (-h shows examples)"},
+		{"-rules RULES -fields time=nope CADDY", exitFailed, "none of the 1 lines of CADDY could be used, as CADDY:1 (no time that can be read): "},
 		{"-rules RULES -fields when=ts LOG", exitUsage, `invalid value "when=ts" for flag -fields: "when=ts": the names are time, method, uri, host, client, status, duration, header:NAME and unit (-h shows examples)`},
 		{"-rules RULES -fields unit=min LOG", exitUsage, `invalid value "unit=min" for flag -fields: "unit=min": the units are s, ms, us and ns (-h shows examples)`},
 		{"-rules RULES -stamp now LOG", exitUsage, `invalid value "now" for flag -stamp: must be arrival or end (-h shows examples)`},
@@ -138,8 +141,8 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules RULES RULES", exitFailed, `RULES: the format is none of combined, json, caddy and traefik; it begins with default: 2/s depth 2; -format json with -fields, or -format combined with -trailing, may describe it`},
 		{"-rules RULES -format caddy LOG", exitFailed, "none of the 5 lines of LOG could be used, as LOG:1 (not in the format of the file): "},
 	} {
-		args := strings.NewReplacer("RULES", rules, "ROUTES", routes, "LOG", log).Replace(test.args)
-		want := strings.NewReplacer("RULES", rules, "ROUTES", routes, "LOG", log).Replace(test.want)
+		args := strings.NewReplacer("RULES", rules, "ROUTES", routes, "CADDY", caddy, "LOG", log).Replace(test.args)
+		want := strings.NewReplacer("RULES", rules, "ROUTES", routes, "CADDY", caddy, "LOG", log).Replace(test.want)
 		status, printed, problems := shapereplay(t, "", strings.Fields(args)...)
 		require.Equal(t, test.status, status, "%s: %s", test.args, problems)
 		require.Empty(t, printed)

@@ -36,9 +36,6 @@ func (s *source) choose(o Options, t *texts) error {
 		return err
 	}
 	candidates := []Format{Caddy, Traefik, JSON, Combined}
-	if o.Fields.named() {
-		candidates = []Format{JSON, Caddy, Traefik, Combined}
-	}
 	sample, err := s.sample()
 	if err != nil {
 		return err
@@ -82,9 +79,4 @@ func (s *source) sample() (all [][]byte, err error) {
 		head = rest
 	}
 	return all, nil
-}
-
-// named reports whether any field is named.
-func (f Fields) named() bool {
-	return f.Time != "" || f.Method != "" || f.URI != "" || f.Host != "" || f.Client != "" || f.Status != "" || f.Duration != ""
 }

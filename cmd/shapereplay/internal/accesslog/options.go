@@ -1,6 +1,7 @@
 package accesslog
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -9,7 +10,7 @@ import (
 
 // Options say how logs are read. The zero value recognises the format of every file.
 type Options struct {
-	Format Format // "" is Auto
+	Format Format // "" is Auto; with Fields it is JSON, and with Trailing Combined
 	Fields Fields // of the format JSON
 	Stamp  Stamp  // what the times are; "" is what the package comment says of the format
 
@@ -85,11 +86,25 @@ type Fields struct {
 	Header map[string]string
 }
 
+// Given reports whether anything is said of fields.
+func (f Fields) Given() bool {
+	return f.Time+f.Method+f.URI+f.Host+f.Client+f.Status+f.Duration != "" || f.DurationUnit != 0 || len(f.Header) > 0
+}
+
 // checked returns the options with what 0 stands for, or an error that names the first
 // one that is wrong.
 func (o Options) checked() (Options, error) {
 	if o.Format == "" {
 		o.Format = Auto
+	}
+	// What describes one format is not to be passed over because another fits the log.
+	switch fields, trailing := o.Fields.Given(), len(o.Trailing) > 0; {
+	case fields && trailing:
+		return o, errors.New("accesslog: Fields are of the format json, and Trailing is of combined: must not both be given")
+	case fields && o.Format == Auto:
+		o.Format = JSON
+	case trailing && o.Format == Auto:
+		o.Format = Combined
 	}
 	if !slices.Contains([]Format{Auto, Combined, JSON, Caddy, Traefik}, o.Format) {
 		return o, fmt.Errorf("accesslog: Format is %q, must be auto, combined, json, caddy or traefik", o.Format)

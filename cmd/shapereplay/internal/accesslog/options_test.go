@@ -17,6 +17,7 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		`Window is -1s, must not be negative`:                                                                    {Window: -time.Second},
 		`Examples is -1, must not be negative`:                                                                   {Examples: -1},
 		`Fields.DurationUnit is 1m0s, must be from 1ns to 1s`:                                                    {Fields: accesslog.Fields{DurationUnit: time.Minute}},
+		`Fields are of the format json, and Trailing is of combined: must not both be given`:                     {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
 		`Header has the name "", must be that of a header field`:                                                 {Header: []string{""}},
 		`Trailing has "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
 		`Trailing has "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
@@ -28,6 +29,21 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		_, err := accesslog.Open(o, "-")
 		require.EqualError(t, err, "accesslog: "+want)
 	}
+}
+
+// Caddy's logs have fields of their own, which would be read instead of those that are
+// given, and nobody would know.
+func TestWhatIsSaidOfAFormatDecidesWhichItIs(t *testing.T) {
+	caddy := `{"ts":1795348800.5,"request":{"remote_ip":"192.0.2.1","method":"GET","uri":"/a"},"duration":0.1,"began":1795348800}` + "\n"
+	records, _ := readText(t, accesslog.Options{}, caddy)
+	require.Equal(t, []string{"400ms /a"}, arrivals(records))
+	fields := accesslog.Fields{Time: "began"}
+	records, _ = readText(t, accesslog.Options{Fields: fields, Stamp: accesslog.Arrival}, caddy)
+	require.Equal(t, []string{"0s /a"}, arrivals(records))
+	_, stats := readText(t, accesslog.Options{Fields: accesslog.Fields{Time: "begun"}}, caddy)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NoTime: 1}, stats.Broken)
+	_, stats = readText(t, accesslog.Options{Trailing: []string{"time"}}, caddy)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 1}, stats.Broken)
 }
 
 func TestAFormatThatIsNoneIsAnError(t *testing.T) {
