@@ -1,6 +1,7 @@
 package limitwords
 
 import (
+	"math"
 	"strconv"
 	"strings"
 )
@@ -41,6 +42,9 @@ func Seconds(seconds float64) string {
 	}
 	u := UnitFor(seconds)
 	n := seconds / u.Length
+	if u.Length < 1 && math.Round(n) == 1000 {
+		return "1 " + UnitFor(1000*u.Length).Name // 999.9 ms
+	}
 	decimals := 2
 	switch {
 	case n >= 100:

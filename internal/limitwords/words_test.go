@@ -206,9 +206,9 @@ func compareWithShaper(t *testing.T, l shaper.Limits, seen map[string]bool) {
 
 func TestSeconds(t *testing.T) {
 	for want, seconds := range map[string]float64{
-		"0 s": 0, "1 ns": 1e-9, "999 ns": 999e-9, "1 µs": 1e-6, "20 ms": 0.02, "333 ms": 1.0 / 3, "1 s": 0.9999999,
+		"0 s": 0, "1 ns": 1e-9, "999 ns": 999e-9, "1 µs": 999.6e-9, "2 µs": 2e-6, "20 ms": 0.02, "333 ms": 1.0 / 3, "999 ms": 0.99949, "1 s": 0.9995,
 		"17.8 ms": 0.01778, "2.26 s": 2.264, "90 s": 90, "2 min": 120, "100 min": 6000,
-		"47 h": 47 * 3600, "2 days": 48 * 3600,
+		"47 h": 47 * 3600, "2 days": 48 * 3600, "1000 days": 86_400_000,
 	} {
 		require.Equal(t, want, limitwords.Seconds(seconds))
 	}
