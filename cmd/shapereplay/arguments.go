@@ -93,12 +93,32 @@ func (a *arguments) check() error {
 	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.Combined && len(a.options.Trailing) > 0:
 		return fmt.Errorf("-trailing is for the format combined, and -format is %s", a.options.Format)
 	}
-	if a.goalText == "" {
-		return nil
+	if err := a.checkOutputs(); err != nil || a.goalText == "" {
+		return err
 	}
 	for name, given := range map[string]bool{"-candidate": a.candidates, "-svg": a.svg != "", "-export": a.export != ""} {
 		if given {
 			return fmt.Errorf("%s shows a replay, and -find searches: use one of them", name)
+		}
+	}
+	return nil
+}
+
+// checkOutputs returns an error if what is written would take the place of something that
+// is wanted.
+func (a *arguments) checkOutputs() error {
+	if a.svg != "" && filepath.Clean(a.svg) == filepath.Clean(a.export) {
+		return errors.New("-svg and -export would write the same file")
+	}
+	for _, output := range []struct{ flag, file string }{{"-svg", a.svg}, {"-export", a.export}} {
+		at, err := os.Stat(output.file)
+		if err != nil {
+			continue // It is not there yet, or not wanted.
+		}
+		for _, name := range slices.Concat(a.rules, a.logs) {
+			if read, err := os.Stat(name); err == nil && os.SameFile(at, read) {
+				return fmt.Errorf("%s %s would write over what is read", output.flag, output.file)
+			}
 		}
 	}
 	return nil

@@ -79,9 +79,11 @@ func TestTheWindowCutsTheLog(t *testing.T) {
 	log := fiveAtOnce + strings.ReplaceAll(fiveAtOnce, "08:00:00", "09:00:00") + strings.ReplaceAll(fiveAtOnce, "08:00:00", "10:00:00")
 	_, printed, _ := shapereplay(t, log, "-rules", rules, "-from", "2026-11-21 08:30", "-to", "2026-11-21T11:00:00+01:00")
 	require.Contains(t, printed, "5 requests of 1 key (client_ip), 2026-11-21 09:00:00Z to 2026-11-21 09:00:00Z\n")
-	status, printed, _ := shapereplay(t, log, "-rules", rules, "-from", "2026-12-01")
-	require.Equal(t, exitOK, status)
-	require.Contains(t, printed, "No requests\n\nNote: none of the 15 requests of the log is within -from and -to\n")
+	for _, window := range [][]string{{"-from", "2026-12-01"}, {"-to", "2026-11-01"}} {
+		status, printed, _ := shapereplay(t, log, append(window, "-rules", rules)...)
+		require.Equal(t, exitOK, status)
+		require.Contains(t, printed, "No requests\n\nNote: no request of the log is within -from and -to\n")
+	}
 }
 
 func TestBrokenLinesAreShownAtTheEnd(t *testing.T) {
@@ -133,6 +135,9 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules RULES -stamp now LOG", exitUsage, `invalid value "now" for flag -stamp: must be arrival or end (-h shows examples)`},
 		{"-rules RULES -top -1 LOG", exitUsage, "-top -1: must not be negative (-h shows examples)"},
 		{"-rules RULES -svg /nowhere/x.svg LOG", exitUsage, `invalid value "/nowhere/x.svg" for flag -svg: stat /nowhere: no such file or directory (-h shows examples)`},
+		{"-rules RULES -export LOG LOG", exitUsage, "-export LOG would write over what is read (-h shows examples)"},
+		{"-rules RULES -svg RULES LOG", exitUsage, "-svg RULES would write over what is read (-h shows examples)"},
+		{"-rules RULES -svg new.svg -export ./new.svg LOG", exitUsage, "-svg and -export would write the same file (-h shows examples)"},
 		{"-rules RULES, LOG", exitUsage, `invalid value "RULES," for flag -rules: "" is not the name of a file (-h shows examples)`},
 		{"-rules RULES -frob LOG", exitUsage, "flag provided but not defined: -frob (-h shows examples)"},
 		{"-rules none.yaml LOG", exitFailed, "none.yaml: cannot be read: no such file or directory"},

@@ -56,7 +56,7 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitFailed, a.notUnderstood(stats)
 	}
 	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
-		d.Notes = append(d.Notes, fmt.Sprintf("none of the %d requests of the log is within -from and -to", stats.Records))
+		d.Notes = append(d.Notes, "no request of the log is within -from and -to")
 	}
 	if d.From != nil {
 		for _, part := range maker.Untold() {
