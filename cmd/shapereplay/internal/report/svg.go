@@ -221,8 +221,9 @@ func writeTimes(b *strings.Builder, from time.Time, span time.Duration, y int) {
 func tickStep(span time.Duration) time.Duration {
 	for _, step := range []time.Duration{
 		time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond,
-		time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute,
-		time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour,
+		time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second,
+		time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute,
+		time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour,
 	} {
 		if span/step <= ticksWanted {
 			return step

@@ -74,7 +74,7 @@ func TestRulesWithFewRequestsAreNotDrawn(t *testing.T) {
 
 func TestTimesAreRound(t *testing.T) {
 	for span, want := range map[time.Duration]time.Duration{
-		time.Millisecond: time.Millisecond, 3 * time.Second: 500 * time.Millisecond, time.Hour: 10 * time.Minute,
+		time.Millisecond: time.Millisecond, 3 * time.Second: 500 * time.Millisecond, 8 * time.Minute: 2 * time.Minute, 8 * time.Hour: 2 * time.Hour, time.Hour: 10 * time.Minute,
 		24 * time.Hour: 6 * time.Hour, 30 * 24 * time.Hour: 6 * 24 * time.Hour,
 	} {
 		require.Equal(t, want, tickStep(span))
