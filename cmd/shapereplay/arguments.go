@@ -23,6 +23,7 @@ type arguments struct {
 	routes   []string
 	from, to time.Time // zero: no bound
 	top      int
+	ipv6Bits int
 
 	candidates, json bool
 	svg, export      string // files; "": none
@@ -41,6 +42,7 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.Func("rules", "", func(text string) error { return addFiles(&a.rules, text) })
 	key := flags.String("key", "client_ip", "")
 	flags.Func("routes", "", a.addRoutes)
+	flags.IntVar(&a.ipv6Bits, "ipv6-bits", 64, "")
 	flags.BoolVar(&a.candidates, "candidate", false, "")
 	flags.Func("from", "", func(text string) error { return setTime(&a.from, text) })
 	flags.Func("to", "", func(text string) error { return setTime(&a.to, text) })
@@ -82,6 +84,8 @@ func (a *arguments) check() error {
 		return fmt.Errorf("-routes is for the part route, and -key is %q", strings.Join(a.key, " "))
 	case slices.Contains(a.logs, ""):
 		return errors.New(`"" is not the name of a log`)
+	case a.ipv6Bits < 1 || a.ipv6Bits > 128:
+		return fmt.Errorf("-ipv6-bits %d: must be from 1 to 128", a.ipv6Bits)
 	case a.top < 0:
 		return fmt.Errorf("-top %d: must not be negative", a.top)
 	case !a.from.IsZero() && !a.to.IsZero() && !a.from.Before(a.to):

@@ -48,6 +48,7 @@ What is replayed:
   -key "PART…"        what makes the key of a request: route, client_ip, host,
                       header:NAME, or all (default client_ip)
   -routes "P[,P]"     patterns for the part route, beside those in the rules
+  -ipv6-bits N        how much of an IPv6 address is one client (default 64)
   -candidate          replay the candidates of the rules instead
   -from, -to TIME     only requests from then on, or before then: as in
                       2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC
@@ -72,7 +73,7 @@ What is shown:
   -json               print one JSON object
   -svg FILE           draw arrivals, departures and the line over time
   -export FILE        write the addresses refused most, one per line, for a
-                      firewall: of an IPv6 client its /64
+                      firewall: of an IPv6 client its prefix
   -h                  print this text
 
 Status: 0, 1 if something could not be read or written, 2 wrong usage,

@@ -99,6 +99,11 @@ func TestTheExportHasAddressesForAFirewall(t *testing.T) {
 	text, err := os.ReadFile(to)
 	require.NoError(t, err)
 	require.Equal(t, "192.0.2.1\n2001:db8::/64\n", string(text))
+	status, _, problems = shapereplay(t, log, "-rules", file(t, "shaper.yaml", twoMayWait), "-ipv6-bits", "48", "-export", to)
+	require.Equal(t, exitOK, status, problems)
+	text, err = os.ReadFile(to)
+	require.NoError(t, err)
+	require.Equal(t, "192.0.2.1\n2001:db8::/48\n", string(text))
 }
 
 func TestEveryMistakeGetsOneClearError(t *testing.T) {
@@ -133,6 +138,8 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules RULES -fields when=ts LOG", exitUsage, `invalid value "when=ts" for flag -fields: "when=ts": the names are time, method, uri, host, client, status, duration, header:NAME and unit (-h shows examples)`},
 		{"-rules RULES -fields unit=min LOG", exitUsage, `invalid value "unit=min" for flag -fields: "unit=min": the units are s, ms, us and ns (-h shows examples)`},
 		{"-rules RULES -stamp now LOG", exitUsage, `invalid value "now" for flag -stamp: must be arrival or end (-h shows examples)`},
+		{"-rules RULES -ipv6-bits 0 LOG", exitUsage, "-ipv6-bits 0: must be from 1 to 128 (-h shows examples)"},
+		{"-rules RULES -ipv6-bits 129 LOG", exitUsage, "-ipv6-bits 129: must be from 1 to 128 (-h shows examples)"},
 		{"-rules RULES -top -1 LOG", exitUsage, "-top -1: must not be negative (-h shows examples)"},
 		{"-rules RULES -svg /nowhere/x.svg LOG", exitUsage, `invalid value "/nowhere/x.svg" for flag -svg: stat /nowhere: no such file or directory (-h shows examples)`},
 		{"-rules RULES -export LOG LOG", exitUsage, "-export LOG would write over what is read (-h shows examples)"},

@@ -28,7 +28,7 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	if err != nil {
 		return exitFailed, err
 	}
-	maker, err := keys.New(a.key, mux)
+	maker, err := keys.New(a.key, mux, a.ipv6Bits)
 	if err != nil {
 		return exitUsage, fmt.Errorf("-key: %w (-h shows examples)", err)
 	}

@@ -26,6 +26,7 @@ type Maker struct {
 	clients memo[string, client]
 	keys    memo[string, string]
 	routes  routes
+	ip      shaper.ClientIP
 }
 
 // A part returns one part of the key of a request.
@@ -40,12 +41,12 @@ type client struct {
 // New returns the Maker of keys with the given parts:
 //
 //	route        the pattern that mux matches
-//	client_ip    the address of the client; of an IPv6 address its /64
+//	client_ip    the address of the client; of an IPv6 address the prefix of so many bits
 //	host         the host without its port
 //	header:NAME  the value of a header field
 //	all          stands alone: all requests have one key
-func New(parts []string, mux *http.ServeMux) (*Maker, error) {
-	m := &Maker{routes: routes{byMux: shaper.ByRoute(mux)}}
+func New(parts []string, mux *http.ServeMux, ipv6Bits int) (*Maker, error) {
+	m := &Maker{routes: routes{byMux: shaper.ByRoute(mux)}, ip: shaper.ClientIP{IPv6Bits: ipv6Bits}}
 	if len(parts) == 1 && parts[0] == "all" {
 		return m, nil
 	}
@@ -104,7 +105,7 @@ func bounded(value string) string {
 func (m *Maker) Header() []string { return m.header }
 
 // Of returns the key of a request, and its client as a firewall wants it, which is the
-// address, or of an IPv6 address the /64. The client is "" if the log has no address.
+// address, or of an IPv6 address the prefix. The client is "" if the log has no address.
 func (m *Maker) Of(r *accesslog.Record) (key, address string) {
 	for i, part := range m.parts {
 		m.values[i] = part(r)
@@ -134,7 +135,7 @@ func (m *Maker) client(name string) client {
 		if _, err := netip.ParseAddr(name); err != nil {
 			return client{part: name}
 		}
-		key, err := shaper.ClientIP{}.Key(&http.Request{RemoteAddr: name})
+		key, err := m.ip.Key(&http.Request{RemoteAddr: name})
 		if err != nil {
 			return client{part: name}
 		}

@@ -19,7 +19,7 @@ func TestKeysAreThoseOfTheRequests(t *testing.T) {
 	for _, pattern := range []string{"POST /login", "/orders/{id}", "/", "shop.example/cart"} {
 		mux.Handle(pattern, http.NotFoundHandler())
 	}
-	maker, err := keys.New([]string{"route", "client_ip", "host", "header:X-Api-Key"}, mux)
+	maker, err := keys.New([]string{"route", "client_ip", "host", "header:X-Api-Key"}, mux, 64)
 	require.NoError(t, err)
 	require.Equal(t, []string{"X-Api-Key"}, maker.Header())
 	byClient := shaper.ByClientIP()
@@ -56,7 +56,7 @@ func TestKeysAreThoseOfTheRequests(t *testing.T) {
 
 func TestKeysOfOnePartAndOfNone(t *testing.T) {
 	r := &accesslog.Record{Method: "GET", Path: "/", Client: "pc.example"}
-	maker, err := keys.New([]string{"client_ip"}, http.NewServeMux())
+	maker, err := keys.New([]string{"client_ip"}, http.NewServeMux(), 64)
 	require.NoError(t, err)
 	// Some logs have names. They can be told apart, but no firewall knows them.
 	key, address := maker.Of(r)
@@ -66,17 +66,31 @@ func TestKeysOfOnePartAndOfNone(t *testing.T) {
 	require.Equal(t, "-", key)
 	require.Empty(t, maker.Untold())
 
-	maker, err = keys.New([]string{"host", "client_ip", "header:X-Api-Key"}, http.NewServeMux())
+	maker, err = keys.New([]string{"host", "client_ip", "header:X-Api-Key"}, http.NewServeMux(), 64)
 	require.NoError(t, err)
 	maker.Of(&accesslog.Record{Host: "shop.example", Client: "192.0.2.1", Header: []string{""}})
 	maker.Of(&accesslog.Record{Header: []string{""}})
 	require.Equal(t, []string{"header:X-Api-Key"}, maker.Untold())
 
-	maker, err = keys.New([]string{"all"}, http.NewServeMux())
+	maker, err = keys.New([]string{"all"}, http.NewServeMux(), 64)
 	require.NoError(t, err)
 	key, address = maker.Of(&accesslog.Record{Client: "2001:db8::1"})
 	require.Empty(t, key)
 	require.Equal(t, "2001:db8::/64", address)
+}
+
+// A provider may give each client a /56, and another one /64s to thousands of clients.
+func TestPrefixesAreAsLongAsIsSaid(t *testing.T) {
+	for bits, want := range map[int]string{56: "2001:db8:0:100::/56", 128: "2001:db8:0:1ff::1"} {
+		maker, err := keys.New([]string{"client_ip"}, http.NewServeMux(), bits)
+		require.NoError(t, err)
+		byClient := shaper.ClientIP{IPv6Bits: bits}
+		client, err := byClient.Key(&http.Request{RemoteAddr: "[2001:db8:0:1ff::1]:1234"})
+		require.NoError(t, err)
+		key, address := maker.Of(&accesslog.Record{Client: "2001:db8:0:1ff::1"})
+		require.Equal(t, want, address)
+		require.Equal(t, shaper.Join(client), key)
+	}
 }
 
 func TestPartsThatAreWrongAreNamed(t *testing.T) {
@@ -89,7 +103,7 @@ func TestPartsThatAreWrongAreNamed(t *testing.T) {
 		"header:a b":         `"header:a": must have the name of a header field after the colon`,
 	} {
 		key = strings.ReplaceAll(key, "header:a b", "header:a\tb")
-		_, err := keys.New(strings.Split(key, " "), http.NewServeMux())
+		_, err := keys.New(strings.Split(key, " "), http.NewServeMux(), 64)
 		require.EqualError(t, err, strings.ReplaceAll(want, `"header:a"`, `"header:a\tb"`))
 	}
 }
