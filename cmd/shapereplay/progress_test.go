@@ -29,6 +29,7 @@ func TestProgressFitsTheTerminal(t *testing.T) {
 		p := s.startProgress(func() (int64, int64) { return 250, 1000 })
 		time.Sleep(250 * time.Millisecond)
 		p.stop()
+		require.Contains(t, shown.String(), "[#######...........\r") // the last column is left free
 		for part := range strings.SplitSeq(shown.String(), "\r") {
 			require.Less(t, len(part), 20)
 		}
@@ -42,8 +43,12 @@ func TestOfAPipeNobodyKnowsTheLength(t *testing.T) {
 }
 
 func TestWithoutATerminalNoProgressIsShown(t *testing.T) {
-	var s streams
-	p := s.startProgress(nil)
-	p.requests.Store(1)
-	p.stop()
+	synctest.Test(t, func(t *testing.T) {
+		var shown strings.Builder
+		s := streams{err: &shown}
+		p := s.startProgress(func() (int64, int64) { return 250, 1000 })
+		time.Sleep(time.Second)
+		p.stop()
+		require.Empty(t, shown.String())
+	})
 }
