@@ -55,7 +55,7 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n key header:\n}", `key: "header:", must have the name of a header field`},
 		{"shape {\n limits 5/s\n key all host\n}", `"all" stands beside other parts`},
 		{"shape {\n limits 5/s\n routes /a\n}", `routes: ["/a"], but no part of the key is route`},
-		{"shape {\n limits 5/s\n key route\n routes a\n}", `routes: "a" is no pattern of a route`},
+		{"shape {\n limits 5/s\n key route\n routes a\n}", `routes: "a" cannot be a route`},
 		{"shape {\n limits 5/s\n ipv6_bits 129\n}", `ipv6_bits: 129`},
 		{"shape {\n limits 5/s\n cost 0\n}", `cost: "0", must be a number of at least 1`},
 		{"shape {\n limits 5/s\n cost 2 5\n}", `max_cost: 5, but the cost "2" has no placeholder`},

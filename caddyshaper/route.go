@@ -3,9 +3,7 @@ package caddyshaper
 import (
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
-	"strings"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -26,7 +24,7 @@ func (s *Shape) newRoute(e *entry) (keyFunc, error) {
 		}
 		return nil, nil
 	}
-	var rules *config.Rules
+	rules := new(config.Rules)
 	watched := e != nil && e.file != nil
 	if watched {
 		rules = e.file.Rules()
@@ -53,43 +51,10 @@ func (s *Shape) newRoute(e *entry) (keyFunc, error) {
 }
 
 // newRoutes returns the function that finds the pattern of a request.
-func newRoutes(routes []string, rules *config.Rules, place int) (key shaper.KeyFunc, err error) {
-	mux := http.NewServeMux()
-	seen := map[string]bool{}
-	for _, pattern := range routes {
-		if err := register(mux, pattern); err != nil {
-			return nil, fmt.Errorf("routes: %w", err)
-		}
-		seen[pattern] = true
-	}
-	if rules == nil {
-		return shaper.ByRoute(mux), nil
-	}
-	for rule := range rules.All() {
-		parts := strings.Split(rule.Key, "/")
-		if len(parts) <= place {
-			continue
-		}
-		// Rules have keys that Join makes, so that the escaping is right.
-		pattern, _ := url.PathUnescape(parts[place])
-		if seen[pattern] || !strings.Contains(pattern, "/") {
-			continue
-		}
-		seen[pattern] = true
-		if err := register(mux, pattern); err != nil {
-			return nil, fmt.Errorf("rules: %s:%d: %w", rule.File, rule.Line, err)
-		}
+func newRoutes(routes []string, rules *config.Rules, place int) (shaper.KeyFunc, error) {
+	mux, err := rules.Routes(place, routes...)
+	if err != nil {
+		return nil, fmt.Errorf("routes: %w", err)
 	}
 	return shaper.ByRoute(mux), nil
-}
-
-// register adds a pattern to a mux, which panics if it is none or conflicts with another.
-func register(mux *http.ServeMux, pattern string) (err error) {
-	defer func() {
-		if reason := recover(); reason != nil {
-			err = fmt.Errorf("%q is no pattern of a route: %v", pattern, reason)
-		}
-	}()
-	mux.Handle(pattern, http.NotFoundHandler())
-	return nil
 }
