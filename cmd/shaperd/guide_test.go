@@ -1,0 +1,101 @@
+package main_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// guide is the page for operators.
+const guide = "../../docs/proxy.md"
+
+// The Caddyfiles of the pages are only adapted: the hosts and files in them do not exist here. The
+// adapter warns of a file that "shaperd fmt" would change.
+func TestTheCaddyfilesOfThePagesAreAdapted(t *testing.T) {
+	t.Setenv("OPS_PASSWORD_HASH", "$2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG")
+	block := regexp.MustCompile("(?s)```caddyfile\n(.*?)```")
+	for page, blocks := range map[string]int{guide: 4, "../../README.md": 1} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		found := block.FindAllStringSubmatch(string(text), -1)
+		require.Len(t, found, blocks, page)
+		for _, b := range found {
+			p := start(t, "adapt", "--config", writeFile(t, "Caddyfile", b[1]))
+			require.Zero(t, p.wait(), "%s\n%s", b[1], p.log)
+			require.Contains(t, p.out.String(), `"handler":"shape"`, b[1])
+			require.NotContains(t, p.log.String(), `"level":"warn"`, b[1])
+			require.NotContains(t, p.log.String(), `"level":"error"`, b[1])
+		}
+	}
+}
+
+func TestTheGuideHasARowForEachSubdirective(t *testing.T) {
+	read, documented := subdirectives(t)
+	require.Greater(t, len(read), 20, "these are not all of them")
+	require.Equal(t, read, documented, "the comment of UnmarshalCaddyfile")
+
+	text, err := os.ReadFile(guide)
+	require.NoError(t, err)
+	_, section, ok := strings.Cut(string(text), "\n## All that a shape may say\n")
+	require.True(t, ok)
+	section, _, _ = strings.Cut(section, "\n## ")
+	var rows []string
+	for _, row := range regexp.MustCompile(`(?m)^\| (.*?) \|`).FindAllStringSubmatch(section, -1) {
+		for _, name := range regexp.MustCompile("`([a-z0-9_]+)[^`]*`").FindAllStringSubmatch(row[1], -1) {
+			// The other words in the first column are values, such as those of fallback.
+			if slices.Contains(read, name[1]) || !strings.HasPrefix(row[1], "`fallback ") {
+				rows = append(rows, name[1])
+			}
+		}
+	}
+	slices.Sort(rows)
+	require.Equal(t, read, slices.Compact(rows))
+}
+
+// subdirectives returns the subdirectives of shape in order: those that caddyshaper reads, and
+// those that the comment of UnmarshalCaddyfile has.
+func subdirectives(t *testing.T) (read, documented []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "../../caddyshaper/caddyfile.go", nil, parser.ParseComments)
+	require.NoError(t, err)
+	for _, decl := range file.Decls {
+		switch d := decl.(type) {
+		case *ast.GenDecl:
+			read = append(read, keysOf(t, d, "subdirectives")...)
+		case *ast.FuncDecl:
+			if d.Name.Name == "UnmarshalCaddyfile" {
+				for _, line := range regexp.MustCompile(`(?m)^\t\t([a-z0-9_]+)`).FindAllStringSubmatch(d.Doc.Text(), -1) {
+					documented = append(documented, line[1])
+				}
+			}
+		}
+	}
+	slices.Sort(read)
+	slices.Sort(documented)
+	return read, documented
+}
+
+// keysOf returns the keys of the map that a declaration gives to a variable.
+func keysOf(t *testing.T, d *ast.GenDecl, variable string) (keys []string) {
+	t.Helper()
+	for _, spec := range d.Specs {
+		values, ok := spec.(*ast.ValueSpec)
+		if !ok || values.Names[0].Name != variable {
+			continue
+		}
+		for _, element := range values.Values[0].(*ast.CompositeLit).Elts {
+			key, err := strconv.Unquote(element.(*ast.KeyValueExpr).Key.(*ast.BasicLit).Value)
+			require.NoError(t, err)
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
