@@ -55,7 +55,8 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n key header:\n}", `key: "header:", must have the name of a header field`},
 		{"shape {\n limits 5/s\n key all host\n}", `"all" stands beside other parts`},
 		{"shape {\n limits 5/s\n routes /a\n}", `routes: ["/a"], but no part of the key is route`},
-		{"shape {\n limits 5/s\n key route\n routes a\n}", `routes: "a" cannot be a route`},
+		{"shape {\n limits 5/s\n key route\n routes a\n}", `routes: "a" cannot be a route: `},
+		{"shape {\n limits 5/s\n key route\n routes /a/{x} /{y}/b\n}", `routes: "/{y}/b" cannot be a route: pattern "/{y}/b" conflicts with pattern "/a/{x}": `},
 		{"shape {\n limits 5/s\n ipv6_bits 129\n}", `ipv6_bits: 129`},
 		{"shape {\n limits 5/s\n cost 0\n}", `cost: "0", must be a number of at least 1`},
 		{"shape {\n limits 5/s\n cost 2 5\n}", `max_cost: 5, but the cost "2" has no placeholder`},
@@ -81,6 +82,7 @@ func TestAPasswordIsNotTold(t *testing.T) {
 	for _, url := range []string{
 		"redis://user:s3cr%20t@h:port", "redis://:s3cr%20t@h/a/b", "mysql://user:s3cr%20t@h", "postgres://user:s3cr%20t@h:port/db",
 		"redis://:s3cr%20t@h?no_such_option=1", "redis+sentinel://:s3cr%20t@h", "redis://a,redis://:s3cr%20t@h:port",
+		"redis://user:s3cr/t@h", "redis://user:1/s3cr@h", "redis://user:s3cr?t@h", "redis://user:s3cr,t@h/a", "redis+sentinel://h?sentinel_password=s3cr%20t", "mysql://h/db?password=s3cr",
 	} {
 		_, err := adapt(":80 {\nshape {\n limits 5/s\n store " + url + "\n}\n}\n")
 		require.ErrorContains(t, err, "store: ", "of %s", url)

@@ -80,7 +80,7 @@ func parseStore(text string) (open opener, err error) {
 	if parse := schemes[u.Scheme]; parse != nil {
 		return parse(u)
 	}
-	return nil, fmt.Errorf("%q, must begin with redis://, rediss:// or postgres://, or with redis+cluster:// or redis+sentinel://", u.Redacted())
+	return nil, fmt.Errorf("%q, must begin with redis://, rediss:// or postgres://, or with redis+cluster:// or redis+sentinel://", shown(u))
 }
 
 // parseURL is [url.Parse], but its error does not have the URL.
@@ -104,26 +104,56 @@ func redact(text string, err error) error {
 	return errors.New(message)
 }
 
+// shown returns a URL without what may not be told: its password, and its query, which may
+// have one too.
+func shown(u *url.URL) string {
+	plain := *u
+	plain.RawQuery = ""
+	return plain.Redacted()
+}
+
 // secrets returns what may not be told of URLs: what stands between the first colon after
-// "://" and the last "@", as it is written and as it is meant.
+// "://" and the last "@", and what the query calls a password, as it is written and as it is
+// meant. A password whose "/", "?" or "#" is not encoded ends there for [url.Parse], so its
+// parts may not be told either.
 func secrets(text string) (all []string) {
-	for one := range strings.SplitSeq(text, ",") {
+	add := func(written string, unescape func(string) (string, error)) {
+		if written == "" {
+			return
+		}
+		all = append(all, written)
+		if meant, err := unescape(written); err == nil && meant != written {
+			all = append(all, meant)
+		}
+	}
+	urls := []string{text}
+	if strings.Count(text, "://") > 1 {
+		urls = strings.Split(text, ",")
+	}
+	for _, one := range urls {
 		_, rest, _ := strings.Cut(one, "://")
-		at := strings.LastIndexByte(rest, '@')
-		if at < 0 {
-			continue
+		beforeQuery, query, _ := strings.Cut(rest, "?")
+		for _, part := range []string{beforeQuery, rest} {
+			if at := strings.LastIndexByte(part, '@'); at >= 0 {
+				_, password, _ := strings.Cut(part[:at], ":")
+				add(password, url.PathUnescape)
+				for piece := range strings.FieldsFuncSeq(password, endsUserinfo) {
+					add(piece, url.PathUnescape)
+				}
+			}
 		}
-		_, password, _ := strings.Cut(rest[:at], ":")
-		if password == "" {
-			continue
-		}
-		all = append(all, password)
-		if plain, err := url.PathUnescape(password); err == nil && plain != password {
-			all = append(all, plain)
+		for field := range strings.SplitSeq(query, "&") {
+			name, password, _ := strings.Cut(field, "=")
+			if strings.Contains(strings.ToLower(name), "password") {
+				add(password, url.QueryUnescape)
+			}
 		}
 	}
 	return all
 }
+
+// endsUserinfo reports whether user and password of a URL end before a character.
+func endsUserinfo(r rune) bool { return strings.ContainsRune("/?#", r) }
 
 // redact returns an error of the store that does not have its password.
 func (s *store) redact(err error) error { return redact(s.url, err) }

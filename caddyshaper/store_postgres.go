@@ -32,7 +32,7 @@ func postgres(u *url.URL) (opener, error) {
 		}
 		bucket := pgbucket.New(db)
 		var work sync.WaitGroup
-		work.Go(func() { keepTable(ctx, db, bucket, log.With("store", u.Redacted())) })
+		work.Go(func() { keepTable(ctx, db, bucket, log.With("store", shown(u))) })
 		return &store{bucket: bucket, end: func() {
 			cancel()
 			work.Wait()

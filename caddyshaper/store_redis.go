@@ -40,7 +40,7 @@ func redisSentinel(u *url.URL) (opener, error) {
 		return nil, err
 	}
 	if options.MasterName == "" {
-		return nil, fmt.Errorf("%q has no ?master_name=", u.Redacted())
+		return nil, fmt.Errorf("%q has no ?master_name=", shown(u))
 	}
 	options.ContextTimeoutEnabled = true
 	return oneClient(func() redis.UniversalClient { return redis.NewFailoverClient(options) }), nil
@@ -69,7 +69,7 @@ func redisRing(texts []string) (opener, error) {
 			return nil, err
 		}
 		if u.Scheme != "redis" && u.Scheme != "rediss" {
-			return nil, fmt.Errorf("%q, must begin with redis:// or rediss://, as there are several", u.Redacted())
+			return nil, fmt.Errorf("%q, must begin with redis:// or rediss://, as there are several", shown(u))
 		}
 		one, err := redis.ParseURL(u.String())
 		if err != nil {
