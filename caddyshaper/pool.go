@@ -168,6 +168,9 @@ func (l *limiters) take(e *entry) {
 	if !l.started {
 		known.inherit(l)
 		l.started = true
+		if l.store != nil {
+			l.store.begin()
+		}
 	}
 	l.entries = append(l.entries, e)
 	l.applyLocked(e)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
+	"sync"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -20,7 +21,18 @@ var stores = caddy.NewUsagePool()
 type store struct {
 	url    string
 	bucket shaper.Bucket
-	end    func() // closes the connections
+	work   func() // what is done beside the calls of the bucket, from the start on; nil: nothing
+	end    func() // ends it, and closes the connections
+
+	begun sync.Once
+}
+
+// begin begins the work of the store, when a configuration that uses it has started. One that
+// is only validated, or is rejected, leaves the server alone.
+func (s *store) begin() {
+	if s.work != nil {
+		s.begun.Do(s.work)
+	}
 }
 
 // An opener connects to a store. It does not wait for the server: while that can't be asked,

@@ -32,8 +32,8 @@ func postgres(u *url.URL) (opener, error) {
 		}
 		bucket := pgbucket.New(db)
 		var work sync.WaitGroup
-		work.Go(func() { keepTable(ctx, db, bucket, log.With("store", shown(u))) })
-		return &store{bucket: bucket, end: func() {
+		keep := func() { keepTable(ctx, db, bucket, log.With("store", shown(u))) }
+		return &store{bucket: bucket, work: func() { work.Go(keep) }, end: func() {
 			cancel()
 			work.Wait()
 			db.Close()

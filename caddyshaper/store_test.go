@@ -1,9 +1,17 @@
 package caddyshaper_test
 
 import (
+	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"os"
 	"testing"
+	"time"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
@@ -44,4 +52,42 @@ func TestWithoutItsStoreALineGoesByTheFallback(t *testing.T) {
 		}
 		s.stop()
 	}
+}
+
+// A refuser is a handler whose configuration fails, after a while in which those in front of it
+// have been provisioned.
+type refuser struct{}
+
+func init() {
+	caddy.RegisterModule(refuser{})
+	httpcaddyfile.RegisterHandlerDirective("test_refuse", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		return refuser{}, nil
+	})
+	httpcaddyfile.RegisterDirectiveOrder("test_refuse", httpcaddyfile.After, "invoke")
+}
+
+func (refuser) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.test_refuse", New: func() caddy.Module { return new(refuser) }}
+}
+
+func (refuser) Provision(caddy.Context) error {
+	time.Sleep(200 * time.Millisecond)
+	return errors.New("test_refuse refuses")
+}
+
+func (refuser) ServeHTTP(http.ResponseWriter, *http.Request, caddyhttp.Handler) error { return nil }
+
+// "shaperd validate" must make no table.
+func TestAConfigurationThatIsNotStartedLeavesItsStoreAlone(t *testing.T) {
+	server, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	defer server.Close()
+	s := newSite(t)
+	for _, store := range []string{"postgres://%s/db?sslmode=disable", "redis://%s"} {
+		store = fmt.Sprintf(store, server.Addr())
+		require.ErrorContains(t, s.load("shape line {\n limits 1/s\n site 1/s\n store "+store+"\n}\n	test_refuse"+proxied), "test_refuse refuses")
+	}
+	require.NoError(t, server.SetDeadline(time.Now().Add(tick)))
+	_, err = server.Accept()
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "somebody has called the server")
 }
