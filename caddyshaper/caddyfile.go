@@ -2,6 +2,7 @@ package caddyshaper
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -208,6 +209,11 @@ func readCost(s *Shape, args []string) (err error) {
 func readStoreLine(s *Shape, args []string) error {
 	if len(args) == 0 {
 		return errArguments
+	}
+	for i, arg := range args {
+		if i > 0 && !strings.Contains(arg, "{") && !strings.Contains(arg, "://") { // It may be a part of a password.
+			return fmt.Errorf("store: word %d of the line is no URL; a blank in a URL is written %%20", i+1)
+		}
 	}
 	s.Store = strings.Join(args, ",")
 	if strings.Contains(s.Store, "{") {

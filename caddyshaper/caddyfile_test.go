@@ -82,7 +82,7 @@ func TestAPasswordIsNotTold(t *testing.T) {
 	for _, url := range []string{
 		"redis://user:s3cr%20t@h:port", "redis://:s3cr%20t@h/a/b", "mysql://user:s3cr%20t@h", "postgres://user:s3cr%20t@h:port/db",
 		"redis://:s3cr%20t@h?no_such_option=1", "redis+sentinel://:s3cr%20t@h", "redis://a,redis://:s3cr%20t@h:port",
-		"redis://user:s3cr/t@h", "redis://user:1/s3cr@h", "redis://user:s3cr?t@h", "redis://user:s3cr,t@h/a", "redis+sentinel://h?sentinel_password=s3cr%20t", "mysql://h/db?password=s3cr",
+		"redis://user:s3cr/t@h", "redis://user:1/s3cr@h", "redis://user:s3cr?t@h", "redis://user:s3cr,t@h/a", "redis://user:pass s3cr@h", "redis+sentinel://h?sentinel_password=s3cr%20t", "mysql://h/db?password=s3cr",
 	} {
 		_, err := adapt(":80 {\nshape {\n limits 5/s\n store " + url + "\n}\n}\n")
 		require.ErrorContains(t, err, "store: ", "of %s", url)
