@@ -110,6 +110,9 @@ func buildShaperd(ctx context.Context, o run.Options, dir string) (string, error
 		build.Env = append(os.Environ(), "GOWORK="+workspace)
 		said, err = build.CombinedOutput()
 	}
+	if ctx.Err() != nil {
+		return "", ctx.Err() // The build was interrupted.
+	}
 	if err != nil {
 		return "", fmt.Errorf("shaperd is missing; it is built with Go from within this project's tree: %w: %s", err, bytes.TrimSpace(said))
 	}
