@@ -77,6 +77,11 @@ func (p *play) rate() shaper.BucketRate {
 	if p.IntN(20) == 0 {
 		return p.rates[p.IntN(len(p.rates))] // that of an old process
 	}
+	if p.IntN(20) == 0 {
+		r := p.rates[len(p.rates)-1] // of an old process that has the same numbers
+		r.Version = max(0, r.Version-1)
+		return r
+	}
 	return p.rates[len(p.rates)-1]
 }
 
