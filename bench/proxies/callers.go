@@ -3,6 +3,7 @@ package proxies
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -118,5 +119,8 @@ func (c *crowd) answered(ctx context.Context, except func(number int) bool) erro
 // patience bounds how long so many requests at a rate may take.
 func patience(ctx context.Context, n, rate int) (context.Context, context.CancelFunc) {
 	limit := time.Duration(n)*time.Second/time.Duration(rate) + 20*time.Second
-	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("not all requests were answered within %v", limit))
+	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w within %v", errUnanswered, limit))
 }
+
+// errUnanswered is for a proxy that leaves requests in line for good.
+var errUnanswered = errors.New("not all requests were answered")
