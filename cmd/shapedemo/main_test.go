@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"io"
@@ -10,13 +9,14 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"example.com/leakybucket/internal/servers"
 )
 
 func TestMain(m *testing.M) {
@@ -28,23 +28,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// An output is written by a program under test while the test reads it.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (s *output) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-func (s *output) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
-}
+// An output is what the program under test prints.
+type output struct{ servers.Output }
 
 // awaits waits for a match of pattern, and returns the first one.
 func (s *output) awaits(t *testing.T, pattern string) string {

@@ -1,7 +1,6 @@
 package main_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/servers"
 )
 
 // patience is after what time a test gives up what should have happened long before.
@@ -48,8 +49,8 @@ type process struct {
 	cmd  *exec.Cmd
 	home string // HOME, and the folder in which it was started
 	tmp  string // TMPDIR
-	out  *output
-	log  *output
+	out  *servers.Output
+	log  *servers.Output
 
 	ended chan struct{} // closed when it has ended
 }
@@ -57,7 +58,7 @@ type process struct {
 // start starts shaperd. It is killed at the end of the test, if it runs then.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, cmd: exec.Command(program, args...), home: t.TempDir(), tmp: t.TempDir(), out: &output{}, log: &output{}, ended: make(chan struct{})}
+	p := &process{t: t, cmd: exec.Command(program, args...), home: t.TempDir(), tmp: t.TempDir(), out: &servers.Output{}, log: &servers.Output{}, ended: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = p.home, p.out, p.log
 	p.cmd.Env = append(os.Environ(), "HOME="+p.home, "TMPDIR="+p.tmp, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=")
 	require.NoError(t, p.cmd.Start())
@@ -121,24 +122,6 @@ func (p *process) wait() int {
 	}
 }
 
-// An output is what a process prints.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // writeFile writes a file into a folder of its own, and returns its path.
 func writeFile(t *testing.T, name, text string) string {
 	t.Helper()
@@ -150,10 +133,7 @@ func writeFile(t *testing.T, name, text string) string {
 // freeAddress returns a loopback address with a free port.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", servers.FreePort(t))
 }
 
 // port returns the port of an address, with the colon.

@@ -1,7 +1,6 @@
 package deploy_test
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -28,26 +26,8 @@ type shaperd struct {
 	*exec.Cmd
 	front, page, metrics string // URLs
 	data                 string // its folder
-	log                  *output
+	log                  *servers.Output
 	ended                chan error
-}
-
-// An output is what a process prints.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // settle gives a command its environment: addresses of this machine, where compose.yaml has
@@ -61,7 +41,7 @@ func settle(t *testing.T, cmd *exec.Cmd, redis *servers.Redis, upstream string) 
 		"SHAPERD_STORE=redis://"+redis.Addr, "SHAPERD_UPSTREAM="+strings.TrimPrefix(upstream, "http://"),
 		"SHAPERD_DELAY=10ms", "SHAPERD_GRACE=20s")
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
-	return &shaperd{Cmd: cmd, front: url(front), page: url(page), metrics: url(metrics), log: &output{}, ended: make(chan error, 1)}
+	return &shaperd{Cmd: cmd, front: url(front), page: url(page), metrics: url(metrics), log: &servers.Output{}, ended: make(chan error, 1)}
 }
 
 // run starts the process, and returns when it serves.
