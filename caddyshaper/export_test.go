@@ -1,6 +1,12 @@
 package caddyshaper
 
-import "time"
+import (
+	"net/http"
+	"time"
+)
+
+// HostOf returns the part host of the key of a request for a host.
+func HostOf(host string) string { return hostOf(&http.Request{Host: host}) }
 
 // SetLinger sets for how long lines that nobody has are kept, until the test has ended.
 func SetLinger(t interface{ Cleanup(func()) }, d time.Duration) {

@@ -88,14 +88,18 @@ func TestPlaceholdersAreThereForTheHandlersBehind(t *testing.T) {
 		limits 5/s depth 5
 		key {query.user} host
 	}
-	header Seen "{http.shape.name}|{http.shape.key}|{http.shape.verdict}|{http.shape.error}"
-	respond "{http.shape.wait}"`)
-	_ = s
-	a := s.get("/?user=ann")
-	require.Equal(t, "0", a.body)
-	a = s.get("/?user=ann")
-	require.NotEqual(t, "0", a.body)
-	require.NotEmpty(t, a.body)
+	respond "{http.shape.name}|{http.shape.key}|{http.shape.verdict}|{http.shape.error}|{http.shape.wait}"`)
+	require.Regexp(t, `^calls\|ann/[^|]+\|\|\|0$`, s.get("/?user=ann").body)
+	require.Regexp(t, `^calls\|ann/[^|]+\|\|\|0\.\d+$`, s.get("/?user=ann").body)
+}
+
+func TestAHostHasOneKeyHoweverItIsWritten(t *testing.T) {
+	for _, host := range []string{"shop.example", "Shop.Example", "shop.example.", "shop.example:443", "shop.example.:443"} {
+		require.Equal(t, "shop.example", caddyshaper.HostOf(host), host)
+	}
+	for _, host := range []string{"[::1]", "[::1]:80"} {
+		require.Equal(t, "::1", caddyshaper.HostOf(host), host)
+	}
 }
 
 func TestTheLineOfTheSiteIsBehindThoseOfTheKeys(t *testing.T) {

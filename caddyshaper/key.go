@@ -91,11 +91,13 @@ func clientIP(r *http.Request, ip shaper.ClientIP) string {
 	return key
 }
 
-// hostOf returns the host that a request is for, without the port and in lower case.
+// hostOf returns the host that a request is for, in lower case and without the port, the
+// brackets of an address and the dot that may end a name: a client must not get a second line
+// by writing the same host in another way.
 func hostOf(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.Host)
 	if err != nil {
 		host = r.Host
 	}
-	return strings.ToLower(host)
+	return strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
 }

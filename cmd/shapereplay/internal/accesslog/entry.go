@@ -43,7 +43,8 @@ func newTexts() *texts {
 	}
 }
 
-// hostname returns a host without its port, in lower case.
+// hostname returns a host in lower case, without its port, the brackets of an address and the
+// dot that may end a name.
 func hostname(b []byte) string {
 	host := strings.ToLower(string(b))
 	if strings.HasPrefix(host, "[") {
@@ -51,9 +52,9 @@ func hostname(b []byte) string {
 		return host
 	}
 	if name, _, found := strings.Cut(host, ":"); found && strings.Count(host, ":") == 1 {
-		return name
+		host = name
 	}
-	return host
+	return strings.TrimSuffix(host, ".")
 }
 
 // address returns the usual notation of an address without its port. An IPv4 address that

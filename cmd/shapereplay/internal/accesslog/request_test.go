@@ -153,3 +153,13 @@ func (g *generated) Read(p []byte) (n int, err error) {
 	}
 	return n, nil
 }
+
+// The hosts of caddyshaper's keys are these too.
+func TestAHostIsOneHoweverItIsWritten(t *testing.T) {
+	for _, host := range []string{"shop.example", "Shop.Example", "shop.example.", "shop.example:443", "shop.example.:443"} {
+		require.Equal(t, "shop.example", accesslog.Hostname([]byte(host)), host)
+	}
+	for _, host := range []string{"[::1]", "[::1]:80", "::1"} {
+		require.Equal(t, "::1", accesslog.Hostname([]byte(host)), host)
+	}
+}
