@@ -49,23 +49,28 @@ func find(patterns ...string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := code{positions: token.NewFileSet(), uses: map[string][]string{}}
+	c := code{
+		positions: token.NewFileSet(), files: map[string]*ast.File{},
+		uses: map[token.Pos][]token.Pos{}, usedBy: map[token.Pos][]token.Pos{}, entries: map[token.Pos]string{},
+	}
 	if err := c.load(packages); err != nil {
 		return nil, err
 	}
 	var found []string
-	reached := map[string]bool{}
+	var entries []token.Pos // those that start a bubble
+	inBubbles := reach(c.usedBy, bubble)
 	for entry, name := range c.entries {
-		if from := c.reach(entry); from[bubble] {
-			maps.Copy(reached, from)
+		if inBubbles[entry] {
+			entries = append(entries, entry)
 			if !strings.HasPrefix(name, "Benchmark") { // -run does not run them.
 				found = append(found, name)
 			}
 		}
 	}
-	for from, uses := range c.uses {
-		if strings.Contains(from, "_test.go:") && slices.Contains(uses, bubble) && !reached[from] {
-			return nil, fmt.Errorf("%s starts a bubble, and no test uses it", from)
+	reached := reach(c.uses, entries...)
+	for _, from := range c.usedBy[bubble] {
+		if at := c.positions.Position(from); strings.HasSuffix(at.Filename, "_test.go") && !reached[from] {
+			return nil, fmt.Errorf("%s starts a bubble, and no test uses it", at)
 		}
 	}
 	if len(found) == 0 {
@@ -143,21 +148,27 @@ func goList(args []string, read func(*json.Decoder) error) error {
 	return nil
 }
 
-// bubble is the name of the function that starts a bubble.
-const bubble = "testing/synctest.Test"
+// bubbleName is the name of the function that starts a bubble. It is not in our files, so
+// bubble stands for its position.
+const (
+	bubbleName = "testing/synctest.Test"
+	bubble     = token.NoPos
+)
 
-// code records which declarations use which. A declaration is named by its position,
-// because a package and its variants for tests declare the same names.
+// code records which declarations use which. A declaration is known by its position,
+// because a package and its variants for tests declare the same names. So each file is
+// parsed once, for all of them.
 type code struct {
 	positions *token.FileSet
-	uses      map[string][]string
-	entries   map[string]string // the names of those that go test runs
+	files     map[string]*ast.File // by path
+	uses      map[token.Pos][]token.Pos
+	usedBy    map[token.Pos][]token.Pos
+	entries   map[token.Pos]string // the names of those that go test runs
 }
 
 // load reads the packages of the workspace. For all other packages it uses the types
 // that the compiler has exported.
 func (c *code) load(packages []goPackage) error {
-	c.entries = map[string]string{}
 	exported, err := exports(packages)
 	if err != nil {
 		return err
@@ -165,16 +176,13 @@ func (c *code) load(packages []goPackage) error {
 	ours := map[string]*types.Package{}
 	others := importer.ForCompiler(c.positions, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exported[path]) })
 	for _, p := range packages {
-		var files []*ast.File
-		for _, name := range p.GoFiles {
-			file, err := parser.ParseFile(c.positions, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				return err
-			}
-			files = append(files, file)
+		files, read, err := c.parse(p)
+		if err != nil {
+			return err
 		}
 		info := types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
-		config := types.Config{Importer: importFunc(func(path string) (*types.Package, error) {
+		// A variant with the files of before only has its types to give.
+		config := types.Config{IgnoreFuncBodies: read, Importer: importFunc(func(path string) (*types.Package, error) {
 			path = cmp.Or(p.ImportMap[path], path)
 			if ours[path] != nil {
 				return ours[path], nil
@@ -186,11 +194,31 @@ func (c *code) load(packages []goPackage) error {
 			return err
 		}
 		ours[p.ImportPath] = checked
+		if read {
+			continue
+		}
 		for _, file := range files {
 			c.read(file, &info)
 		}
 	}
 	return nil
+}
+
+// parse returns the files of a package. It reports whether all of them are files of a
+// package that has been parsed before.
+func (c *code) parse(p goPackage) (files []*ast.File, before bool, err error) {
+	before = true
+	for _, name := range p.GoFiles {
+		path := filepath.Join(p.Dir, name)
+		if c.files[path] == nil {
+			before = false
+			if c.files[path], err = parser.ParseFile(c.positions, path, nil, parser.SkipObjectResolution); err != nil {
+				return nil, false, err
+			}
+		}
+		files = append(files, c.files[path])
+	}
+	return files, before, nil
 }
 
 type importFunc func(path string) (*types.Package, error)
@@ -208,7 +236,7 @@ func (c *code) read(file *ast.File, info *types.Info) {
 		case *ast.FuncDecl:
 			c.note(d.Name, d, info)
 			if isTest && d.Recv == nil && testName.MatchString(d.Name.Name) {
-				c.entries[c.name(info.Defs[d.Name])] = d.Name.Name
+				c.entries[d.Name.Pos()] = d.Name.Name
 			}
 		case *ast.GenDecl:
 			for _, spec := range d.Specs {
@@ -224,34 +252,36 @@ func (c *code) read(file *ast.File, info *types.Info) {
 
 // note notes what a declaration uses.
 func (c *code) note(declared *ast.Ident, declaration ast.Node, info *types.Info) {
-	from := c.name(info.Defs[declared])
+	from := declared.Pos()
 	ast.Inspect(declaration, func(n ast.Node) bool {
-		if used, ok := n.(*ast.Ident); ok && info.Uses[used] != nil {
-			c.uses[from] = append(c.uses[from], c.name(info.Uses[used]))
+		if name, ok := n.(*ast.Ident); ok && info.Uses[name] != nil {
+			if used, ok := position(info.Uses[name]); ok {
+				c.uses[from] = append(c.uses[from], used)
+				c.usedBy[used] = append(c.usedBy[used], from)
+			}
 		}
 		return true
 	})
 }
 
-func (c *code) name(declared types.Object) string {
-	if f, ok := declared.(*types.Func); ok && f.FullName() == bubble {
-		return bubble
+// position returns where something is declared; ok is false if nothing else matters of it:
+// it is of the language, such as len.
+func position(declared types.Object) (at token.Pos, ok bool) {
+	if f, isFunc := declared.(*types.Func); isFunc && f.FullName() == bubbleName {
+		return bubble, true
 	}
-	return c.positions.Position(declared.Pos()).String()
+	return declared.Pos(), declared.Pos().IsValid()
 }
 
-// reach returns the declarations that a declaration uses, directly or through others,
-// and itself.
-func (c *code) reach(from string) map[string]bool {
-	reached, left := map[string]bool{from: true}, []string{from}
-	for len(left) > 0 {
-		next := left[0]
-		left = left[1:]
-		for _, used := range c.uses[next] {
-			if !reached[used] {
-				reached[used] = true
-				left = append(left, used)
-			}
+// reach returns the declarations that some lead to, directly or through others, and these.
+func reach(next map[token.Pos][]token.Pos, from ...token.Pos) map[token.Pos]bool {
+	reached := map[token.Pos]bool{}
+	for left := slices.Clone(from); len(left) > 0; {
+		at := left[len(left)-1]
+		left = left[:len(left)-1]
+		if !reached[at] {
+			reached[at] = true
+			left = append(left, next[at]...)
 		}
 	}
 	return reached
