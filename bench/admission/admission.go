@@ -121,7 +121,7 @@ func tables(results []result) []report.Table {
 	conforming := report.Table{
 		Title: "A call that may leave at once",
 		Note: note + "No call ever waits: the rate is 1e9 per second. " +
-			"failsafe builds a timer for a wait of 0. httprate writes its header fields.",
+			"failsafe builds a timer for a wait of 0. httprate writes its header fields. " + acquire + " has a cap of 100 in flight, which is never reached.",
 		Columns: columns,
 	}
 	refused := report.Table{
@@ -149,41 +149,36 @@ func tables(results []result) []report.Table {
 	return []report.Table{conforming, refused}
 }
 
-// goals holds ours against x/time, and against all that tell when to come back.
+// goals holds ours against x/time and, where a call is refused, against sethvargo too, which
+// refuses fastest of those that tell when to come back.
 func goals(results []result) []report.Goal {
 	find := func(limiter, call string, refused bool) []measure.Timing {
 		found, measured := run.MedianWhere(results, func(in input) bool {
 			return in.Limiter == limiter && in.Call == call && in.Refused == refused
 		})
 		if !measured {
-			for range goroutines {
-				found = append(found, measure.Timing{Ns: measure.Unknown, Allocs: measure.Unknown})
-			}
+			found = slices.Repeat([]measure.Timing{{Ns: measure.Unknown, Allocs: measure.Unknown}}, len(goroutines))
 		}
 		return found
 	}
-	full := find(rivals.Ours, "Wait-full-line", true)
-	deadline := find(rivals.Ours, "Wait-deadline", true)
-	theirs := find("x-time", "Wait-deadline", true)
-	conforming := report.AtMost("conforming Wait against x-time, goroutines: 1", 0.5, find(rivals.Ours, "Wait", false)[0].Ns, find("x-time", "Wait", false)[0].Ns, "ns")
-	all := []report.Goal{conforming}
-	for _, g := range []int{0, len(goroutines) - 1} {
-		what := fmt.Sprintf("refusal by deadline, with RetryAfter, against x-time, goroutines: %d", goroutines[g])
-		all = append(all, report.AtMost(what, 0.4, deadline[g].Ns, theirs[g].Ns, "ns"))
+	wait := find(rivals.Ours, "Wait", false)
+	all := []report.Goal{
+		report.AtMost("conforming Wait against x-time, goroutines: 1", 0.5, wait[0].Ns, find("x-time", "Wait", false)[0].Ns, "ns"),
+		report.AtMost("conforming Acquire with a cap, and its release, against Wait, goroutines: 1", 1.5, find(rivals.Ours, acquire, false)[0].Ns, wait[0].Ns, "ns"),
 	}
-	for g, n := range goroutines {
-		best, fastest := "none", measure.Unknown
-		for _, r := range results {
-			c := r.Input.call()
-			if c.tells && c.limiter != rivals.Ours && !(r.Median[g].Ns >= fastest) {
-				best, fastest = c.limiter, r.Median[g].Ns
-			}
+	xTime, sethvargo := find("x-time", "Wait-deadline", true), find("sethvargo", "Take", true)
+	most := 0.0 // allocations
+	for _, refusal := range []struct{ what, call string }{{"line full", "Wait-full-line"}, {"deadline too soon", "Wait-deadline"}} {
+		ours := find(rivals.Ours, refusal.call, true)
+		for g, n := range goroutines {
+			at := fmt.Sprintf("refusal that tells when to come back (%s), goroutines: %d, against ", refusal.what, n)
+			all = append(all,
+				report.AtMost(at+"x-time's Wait", 0.4, ours[g].Ns, xTime[g].Ns, "ns"),
+				report.AtMost(at+"sethvargo's Take", 1, ours[g].Ns, sethvargo[g].Ns, "ns"))
 		}
-		what := fmt.Sprintf("the slower refusal against the best that tells when to come back (%s), goroutines: %d", best, n)
-		all = append(all, report.AtMost(what, 1, max(full[g].Ns, deadline[g].Ns), fastest, "ns"))
+		most = max(most, allocations(ours))
 	}
 	// What the runtime allocates meanwhile is far below one per hundred calls.
-	most := max(allocations(full), allocations(deadline))
 	return append(all, report.Goal{
 		What:    "allocations per refusal",
 		Want:    "at most 1",

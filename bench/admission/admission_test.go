@@ -3,6 +3,7 @@ package admission
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -74,13 +75,30 @@ func TestGoals(t *testing.T) {
 		}
 		return which
 	}
-	// Conforming; by deadline with 1 and 64; the slower with 1, 2 and 64;
-	// allocations.
-	require.Equal(t, []bool{true, true, true, true, true, true, true}, reached(resultsOf(40, 100, 1)))
-	require.Equal(t, []bool{true, false, false, true, true, true, true}, reached(resultsOf(50, 100, 0)))
-	require.Equal(t, []bool{false, false, false, true, true, true, false}, reached(resultsOf(99, 100, 2)))
-	require.Equal(t, []bool{false, false, false, false, false, false, true}, reached(resultsOf(101, 100, 1)))
-	require.Equal(t, []bool{false, false, false, false, false, false, false}, reached(nil), "nothing is reached that was not measured")
+	// Conforming; Acquire; each refusal with each number of goroutines against
+	// x/time and against sethvargo; allocations.
+	want := func(conforming, acquired, xTime, sethvargo, allocations bool) []bool {
+		refusals := slices.Repeat([]bool{xTime, sethvargo}, 2*len(goroutines))
+		return append(append([]bool{conforming, acquired}, refusals...), allocations)
+	}
+	require.Equal(t, want(true, true, true, true, true), reached(resultsOf(40, 100, 1)))
+	require.Equal(t, want(true, true, false, true, true), reached(resultsOf(50, 100, 0)))
+	require.Equal(t, want(false, true, false, true, false), reached(resultsOf(99, 100, 2)))
+	require.Equal(t, want(false, true, false, false, true), reached(resultsOf(101, 100, 1)))
+	require.Equal(t, want(false, false, false, false, false), reached(nil), "nothing is reached that was not measured")
+
+	results := resultsOf(40, 100, 1)
+	for _, r := range results {
+		switch {
+		case r.Input.Limiter == "shaper" && r.Input.Call == acquire:
+			r.Median[0].Ns = 61
+		case r.Input.Limiter == "shaper" && r.Input.Call == "Wait-full-line":
+			r.Median[1].Ns = 41
+		}
+	}
+	missed := want(true, false, true, true, true)
+	missed[4] = false // with 2 goroutines, against x/time
+	require.Equal(t, missed, reached(results))
 }
 
 func TestTheReportHasEachCallAndWhetherItTellsWhenToComeBack(t *testing.T) {

@@ -33,11 +33,14 @@ const (
 
 	manyCalls = 1 << 30 // for limiters that count calls per window
 	fullLine  = 100     // waiters
+
+	acquire = "Acquire-release"
 )
 
 var (
-	fast = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1}
-	slow = shaper.Limits{Rate: slowPerSecond, Depth: fullLine}
+	fast   = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1}
+	capped = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1, InFlight: 100}
+	slow   = shaper.Limits{Rate: slowPerSecond, Depth: fullLine}
 )
 
 // calls returns everything that is compared, ours first, then in the order in
@@ -49,6 +52,11 @@ func calls() []call {
 		})},
 		{limiter: rivals.Ours, call: "Allow", open: meetShaper(fast, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
 			return s.Allow()
+		})},
+		{limiter: rivals.Ours, call: acquire, open: meetShaper(capped, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
+			release, err := s.Acquire(live, 1)
+			release()
+			return err == nil
 		})},
 		{limiter: "x-time", call: "Wait", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, live, _ context.Context) bool {
 			return l.Wait(live) == nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"time"
 
@@ -22,6 +23,7 @@ type callsInput struct {
 	Keys       int // 0: what the limiter has for callers without a key
 	Goroutines []int
 	Batch      time.Duration // for how long each number of goroutines calls
+	Procs      int           // GOMAXPROCS; 0: as it is
 }
 
 // A callsFound is what the limiter takes of the heap with its first key, in KiB,
@@ -43,6 +45,7 @@ func calls(in callsInput) (callsFound, error) {
 	c := rivals.KeyedNamed(in.Limiter)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	runtime.GOMAXPROCS(in.Procs)
 	var (
 		found = callsFound{FirstKiB: measure.Unknown, Bytes: measure.Unknown}
 		k     rivals.Keyed
@@ -121,24 +124,38 @@ func callCases(o run.Options) (cases []run.Case[callsInput]) {
 	if o.Quick {
 		batch, counts = 5*time.Millisecond, []int{0, 1, 1_000, manyKeys}
 	}
+	add := func(c rivals.KeyedRival, name string, in callsInput) {
+		in.Limiter, in.Batch = c.Name, batch
+		cases = append(cases, run.Case[callsInput]{
+			Name: fmt.Sprintf("Keys/limiter=%s/keys=%d%s", c.Name, in.Keys, name), Input: in, Rounds: o.Times(3, 1),
+			Estimate: time.Duration(len(c.Calls)*len(in.Goroutines))*measure.TimeEstimate(batch) + time.Duration(in.Keys)*1200*time.Nanosecond,
+		})
+	}
 	for _, keys := range counts {
 		many := goroutines[:1]
 		if keys == 1 || keys == manyKeys {
 			many = goroutines
 		}
 		for _, c := range rivals.AllKeyed {
-			if keys == 0 && c.Alone == nil {
-				continue
+			if keys > 0 || c.Alone != nil {
+				add(c, "", callsInput{Keys: keys, Goroutines: many})
 			}
-			cases = append(cases, run.Case[callsInput]{
-				Name:     fmt.Sprintf("Keys/limiter=%s/keys=%d", c.Name, keys),
-				Input:    callsInput{c.Name, keys, many, batch},
-				Rounds:   o.Times(3, 1),
-				Estimate: time.Duration(len(c.Calls)*len(many))*measure.TimeEstimate(batch) + time.Duration(keys)*1200*time.Nanosecond,
-			})
+		}
+	}
+	for _, procs := range fewerProcs() {
+		for _, c := range rivals.AllKeyed {
+			add(c, fmt.Sprintf("/procs=%d", procs), callsInput{Keys: manyKeys, Goroutines: goroutines[len(goroutines)-1:], Procs: procs})
 		}
 	}
 	return cases
+}
+
+// fewerProcs returns the powers of two below GOMAXPROCS.
+func fewerProcs() (procs []int) {
+	for p := 1; p < runtime.GOMAXPROCS(0); p *= 2 {
+		procs = append(procs, p)
+	}
+	return procs
 }
 
 // timingLines are one for each call and number of goroutines.
@@ -160,7 +177,12 @@ func timingLines(results []callsResult) (lines []report.Line) {
 // timingOf returns what a call costs with so many keys and the g-th number of
 // goroutines; all is [measure.Unknown] if it was not measured.
 func timingOf(results []callsResult, limiter, call string, keys, g int) measure.Timing {
-	m, measured := callsOf(results, limiter, keys)
+	return timingWith(results, limiter, call, keys, 0, g)
+}
+
+// timingWith is timingOf with another GOMAXPROCS.
+func timingWith(results []callsResult, limiter, call string, keys, procs, g int) measure.Timing {
+	m, measured := run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys && in.Procs == procs })
 	if at := slices.Index(rivals.KeyedNamed(limiter).Calls, call); measured && at >= 0 && g < len(m.Timings[at]) {
 		return m.Timings[at][g]
 	}
@@ -169,7 +191,7 @@ func timingOf(results []callsResult, limiter, call string, keys, g int) measure.
 
 // callsOf returns what was measured of a limiter with so many keys.
 func callsOf(results []callsResult, limiter string, keys int) (callsFound, bool) {
-	return run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys })
+	return run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys && in.Procs == 0 })
 }
 
 // bytesOf returns what a key takes among so many.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"example.com/leakybucket/bench/internal/report"
@@ -46,9 +47,9 @@ type results struct {
 }
 
 func (found results) report(o run.Options) (r report.Report) {
-	r.Goals = append([]report.Goal{memoryGoal(found.calls), leftGoal(found.left)}, costGoals(found.calls)...)
+	r.Goals = slices.Concat([]report.Goal{memoryGoal(found.calls), leftGoal(found.left)}, costGoals(found.calls), manyGoals(found.calls))
 	r.Goals = append(r.Goals, touchedGoal(found.touched), activeGoal(found.active))
-	run.Report(&r, found.calls, memoryTable, costTable, contentionTable)
+	run.Report(&r, found.calls, memoryTable, costTable, contentionTable, scalingTable)
 	r.Lines = append(r.Lines, timingLines(found.calls)...)
 	if len(found.calls) > 0 {
 		r.Pictures = append(r.Pictures, picture(found.calls, o.Machine))

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // time than a child does.
 func callsOfOne(t *testing.T, limiter string, keys int, goroutines []int) callsFound {
 	t.Helper()
-	found, err := calls(callsInput{limiter, keys, goroutines, time.Millisecond})
+	found, err := calls(callsInput{Limiter: limiter, Keys: keys, Goroutines: goroutines, Batch: time.Millisecond})
 	require.NoErrorf(t, err, "%s with %d keys", limiter, keys)
 	return found
 }
@@ -46,7 +46,7 @@ func TestEveryCallComesOutAsItShould(t *testing.T) {
 			}
 		}
 	}
-	found, err := callsChild.Take(t.Context(), callsInput{rivals.Ours, 100, goroutines, time.Millisecond})
+	found, err := callsChild.Take(t.Context(), callsInput{Limiter: rivals.Ours, Keys: 100, Goroutines: goroutines, Batch: time.Millisecond, Procs: 1})
 	require.NoError(t, err)
 	require.Len(t, found.Timings, 2)
 	require.Positive(t, found.Bytes)
@@ -198,15 +198,18 @@ func TestGoals(t *testing.T) {
 		}
 		return which
 	}
-	// Bytes; left; Wait and Allow with a key; a million; lateness.
-	require.Equal(t, []bool{true, true, true, true, true, true}, reached(resultsWith(100, 200, 0.9, 0.999, 0, 5, 6)))
-	require.Equal(t, []bool{false, false, false, false, false, false}, reached(resultsWith(101, 201, 1, 0.998, 0, 7, 6)))
-	require.Equal(t, []bool{true, true, true, true, false, true}, reached(resultsWith(100, 200, 0.9, 0.999, 1, 5, 6)))
+	// Bytes; left; Wait and Allow with a key; each on many keys with one goroutine
+	// and with 64; a million; lateness.
+	const y, n = true, false
+	require.Equal(t, []bool{y, y, y, y, y, y, y, y, y, y}, reached(resultsWith(45, 185, 0.9, 0.999, 0, 5, 50)))
+	require.Equal(t, []bool{y, y, y, y, n, y, n, y, n, y}, reached(resultsWith(60, 185, 0.9, 0.999, 1, 5, 50)))
+	require.Equal(t, []bool{y, y, y, y, n, n, n, n, y, y}, reached(resultsWith(100, 185, 0.9, 0.999, 0, 5, 50)))
+	require.Equal(t, []bool{n, n, n, n, n, n, n, n, n, n}, reached(resultsWith(101, 186, 1, 0.998, 0, 7, 69)))
 	for _, g := range (results{}).report(run.Options{}).Goals {
 		require.Equal(t, report.NotMeasured, g.Got)
 		require.False(t, g.Reached)
 	}
-	of := resultsWith(100, 200, 0.9, 1, 0, 5, 6)
+	of := resultsWith(100, 185, 0.9, 1, 0, 5, 6)
 	of.left[1].Median.Left = 3 // One number of keys that fails is enough.
 	require.False(t, leftGoal(of.left).Reached)
 	require.Equal(t, "3.00, of 9 keys", leftGoal(of.left).Got)
@@ -214,20 +217,26 @@ func TestGoals(t *testing.T) {
 
 func TestReport(t *testing.T) {
 	r := resultsWith(100, 150, 0.04, 1, 0, 5, 6).report(run.Options{Machine: "Abacus"})
-	require.Len(t, r.Tables, 6)
+	require.Len(t, r.Tables, 7)
 	for _, table := range r.Tables {
 		require.NotEmpty(t, table.Rows, table.Title)
 		for _, row := range table.Rows {
 			require.Len(t, row, len(table.Columns), table.Title)
 		}
 	}
-	memory, cost, contention, left, touched, active := r.Tables[0], r.Tables[1], r.Tables[2], r.Tables[3], r.Tables[4], r.Tables[5]
+	memory, cost, contention, scaling := r.Tables[0], r.Tables[1], r.Tables[2], r.Tables[3]
+	left, touched, active := r.Tables[4], r.Tables[5], r.Tables[6]
 	require.Equal(t, []string{"limiter", "once, KiB", "1,000 keys", "100,000 keys"}, memory.Columns)
 	require.Contains(t, memory.Rows, []string{"shaper", "3.0", "150", "150"})
 	require.Len(t, memory.Rows, len(rivals.AllKeyed)-1)
 	require.Contains(t, cost.Rows, []string{"shaper", "Wait", "50", "100", "100", "1.00"})
 	require.Contains(t, cost.Rows, []string{"sethvargo", "Take", "-", "50", "50", "1.00"})
 	require.Contains(t, contention.Rows, []string{"shaper", "Allow", "100", "200", "6400", "100", "200", "6400"})
+	if procs := fewerProcs(); len(procs) > 0 {
+		// 64 goroutines take 6400 ns for a call with each number of processors.
+		require.Equal(t, []string{"shaper", "Wait", "0.156", "0.156"}, scaling.Rows[0][:4])
+		require.Equal(t, "1.00", scaling.Rows[0][len(procs)+3])
+	}
 	require.Equal(t, []string{"shaper", "99", "150", "0.0"}, left.Rows[2])
 	require.Equal(t, "1,000,000 keys, each touched once in 60 s, on one core", touched.Title)
 	require.Contains(t, touched.Rows[0], "170,000")

@@ -25,6 +25,8 @@ type cancelFound struct {
 	P99 float64 `unit:"p99-ns"`
 }
 
+type cancelResult = run.Result[cancelInput, cancelFound]
+
 var cancelChild = run.NewMeasurement("cancel", func(in cancelInput) (cancelFound, error) {
 	latencies, err := cancelLatencies(rivals.Named(in.Limiter), in.Waiting, in.Cancels)
 	return cancelFound{measure.Quantile(latencies, 0.5), measure.Quantile(latencies, 0.99)}, err
@@ -85,7 +87,7 @@ func cancelCases(o run.Options) (cases []run.Case[cancelInput]) {
 	return cases
 }
 
-func cancelTable(results []run.Result[cancelInput, cancelFound]) report.Table {
+func cancelTable(results []cancelResult) report.Table {
 	t := report.Table{
 		Title: "Cancel: one of a long line gives up",
 		Note: fmt.Sprintf("Microseconds from the call of its cancel function until its wait has returned, in a line of %s; medians of %d.",
@@ -96,4 +98,17 @@ func cancelTable(results []run.Result[cancelInput, cancelFound]) report.Table {
 		t.Rows = append(t.Rows, []string{r.Input.Limiter, report.Fixed(r.Median.P50/1000, 1), report.Fixed(r.Median.P99/1000, 1)})
 	}
 	return t
+}
+
+// cancelGoal holds ours against x/time.
+func cancelGoal(results []cancelResult) report.Goal {
+	p50 := func(limiter string) float64 {
+		m, measured := run.MedianWhere(results, func(in cancelInput) bool { return in.Limiter == limiter })
+		if !measured {
+			return measure.Unknown
+		}
+		return m.P50 / 1000
+	}
+	what := fmt.Sprintf("cancel p50 of one of %s waiters, against x-time", report.Grouped(manyWaiting))
+	return report.AtMost(what, 1, p50(rivals.Ours), p50("x-time"), "µs")
 }

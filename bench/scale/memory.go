@@ -169,15 +169,20 @@ func memoryTable(results []memoryResult) report.Table {
 	return t
 }
 
-// memoryGoal looks at every line without contexts.
+// memoryGoal looks at every line without contexts, and tells beside it what they add.
 func memoryGoal(results []memoryResult) report.Goal {
-	g := report.Goal{What: "bytes per waiter beyond a goroutine", Want: "at most 200", Got: report.NotMeasured}
-	most := 0.0
+	g := report.Goal{What: "bytes per waiter beyond a goroutine", Want: "at most 160", Got: report.NotMeasured}
+	most, own := 0.0, ""
 	for _, r := range results {
-		if r.Input.Limiter == rivals.Ours && !r.Input.OwnContext {
+		switch {
+		case r.Input.Limiter != rivals.Ours:
+		case r.Input.OwnContext:
+			own = ", and " + report.Fixed(r.Median.Beyond, 0) + " with a context of its own"
+		default:
 			most = max(most, r.Median.Beyond)
-			g.Got, g.Reached = report.Fixed(most, 0), most <= 200
+			g.Got, g.Reached = report.Fixed(most, 0), most <= 160
 		}
 	}
+	g.Got += own
 	return g
 }

@@ -34,7 +34,7 @@ var Experiment = run.Experiment{
 		cancel, err2 := run.InTurns(ctx, o, cancelChild.Take, cancelCases(o))
 		closed, err3 := run.InTurns(ctx, o, closeChild.Take, closeCases(o))
 		ceiling, err4 := run.InTurns(ctx, o, ceilingChild.Take, ceilingCases(o))
-		r := report.Report{Goals: []report.Goal{memoryGoal(memory), ceilingGoal(ceiling)}}
+		r := report.Report{Goals: []report.Goal{memoryGoal(memory), cancelGoal(cancel), ceilingGoal(ceiling)}}
 		if !measure.MemoryIsTold() {
 			r.Tables = append(r.Tables, report.Table{Title: memoryTitle, Note: "Not known on this system."})
 		}

@@ -60,6 +60,24 @@ func TestGoalsCompareWithTheBestLibrary(t *testing.T) {
 	}
 }
 
+func TestLessCPUTimeMustNotCostTheSpacing(t *testing.T) {
+	reached := func(us, cpu float64) (cpuReached, spacingReached bool) {
+		ours, theirs := idleResult("shaper", us, 0, cpu), idleResult("x-time", 97, 90, 1)
+		ours.Input.Rate, theirs.Input.Rate = 10_000, 10_000
+		all := goals([]run.Result[input, result]{ours, theirs})
+		return goalNamed(t, all, "CPU per departure at 10,000/s against x-time").Reached,
+			goalNamed(t, all, "spacing error p50 at 10,000/s, at that CPU time").Reached
+	}
+	for _, c := range []struct {
+		us, cpu                    float64
+		cpuReached, spacingReached bool
+	}{{5, 4, true, true}, {5.1, 3, true, false}, {1.2, 4.1, false, true}} {
+		cpuReached, spacingReached := reached(c.us, c.cpu)
+		require.Equal(t, c.cpuReached, cpuReached, c)
+		require.Equal(t, c.spacingReached, spacingReached, c)
+	}
+}
+
 func TestGoalsOfWhatIsMissing(t *testing.T) {
 	all := goals([]run.Result[input, result]{idleResult("shaper", 1, 1, 0), idleResult("x-time", 10, 10, measure.Unknown)})
 	for _, g := range all {
