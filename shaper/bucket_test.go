@@ -176,8 +176,8 @@ func TestNoTimerIsLeftWhenTheLineEmptiesEarly(t *testing.T) {
 		go func() { _ = s.Wait(ctx) }()
 		synctest.Wait()
 		running := func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
+			s.ticker.mu.Lock()
+			defer s.ticker.mu.Unlock()
 			return s.ticker.running
 		}
 		require.True(t, running())

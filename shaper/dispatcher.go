@@ -3,6 +3,7 @@ package shaper
 import (
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/exact"
@@ -16,27 +17,31 @@ import (
 type dispatcher struct {
 	// The fields above mu do not change once the dispatcher is in use. mu guards those
 	// below it. Methods that need it held end in Locked.
-	trace Trace
-	run   func() // tick, made once, so that starting it allocates nothing
-	name  string
+	trace  Trace
+	ticker *ticker // it may serve other dispatchers too
+	name   string
 
-	// What every call reads, from here to dirty, is in one cache line of 64 bytes.
-	epoch    time.Time // when the dispatcher was made; instants count from here
+	// What every call reads, from here to recorded, is in one cache line of 64 bytes.
+	epoch    time.Time // instants count from here; all that share the ticker have the same
 	hasHooks bool      // there are hooks in trace
 	keyed    bool      // it belongs to a Group, whose flows come and go
 	mode     mode
 	capped   bool // of a Shaper: Limits.InFlight is above 0
 
-	mu          sync.Mutex
-	clock       int64 // the latest instant seen
-	waiting     int32 // in all lines
-	rearm       bool  // the ticker must be armed anew before the lock is released
-	phase       phase
-	recorded    bool  // there is a Recording
+	mu       sync.Mutex
+	waiting  int32        // in all lines
+	clock    int64        // the latest instant seen
+	next     atomic.Int64 // when a head is to leave next; forever: no head is. Written under the lock, and read without it by the ticker
+	rearm    bool         // next must be published before the lock is released
+	phase    phase
+	recorded bool    // there is a Recording
+	served   bool    // the ticker counts it among those that have a line; changed under the ticker's lock, too
+	density  float32 // only the ticker goroutine uses it; see noteDensityLocked
+
 	dirty       *flow // its head or its seats have changed; due is not updated yet
 	due         departures
 	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
-	ticker      ticker
+	sibling     *dispatcher   // the next of those that the ticker serves; fixed before use
 	waiters     waiterPool
 	spareSeats  []bool // seat.released of seats to be taken
 	totals      totals
@@ -45,7 +50,7 @@ type dispatcher struct {
 	refusalRing *refusalRing  // nil: no request has been refused yet
 	*modeStates
 
-	sweepTimer sweepTimer
+	sweepTimer *sweepTimer // nil: it belongs to a Shaper
 	// drop deletes the flows of a Group when it is closed.
 	drop func()
 }
@@ -74,12 +79,12 @@ var plainStates modeStates
 // isDryRun reports whether WithDryRun is set.
 func (d *dispatcher) isDryRun() bool { return d.mode&dryRun != 0 }
 
-// prepare makes the dispatcher ready for use.
-func (d *dispatcher) prepare(o options) {
+// prepare makes the dispatcher ready for use, with a ticker that may serve others already.
+func (d *dispatcher) prepare(o options, t *ticker) {
 	d.name, d.trace, d.mode = o.name, o.trace, o.mode
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	d.modeStates = &plainStates
-	d.epoch = time.Now()
+	t.serve(d, o.coarse)
 	if o.shared.asked || o.block > 0 {
 		d.modeStates = &modeStates{shared: newSharedLevels(o.shared)}
 	}
@@ -87,9 +92,6 @@ func (d *dispatcher) prepare(o options) {
 		d.mode |= block
 		d.blocks = &blocks{span: o.block, until: make(map[*flow]int64)}
 	}
-	d.run = d.tick
-	d.ticker.coarse = o.coarse
-	d.sweepTimer = sweepTimer{at: exact.Forever, next: exact.Forever}
 }
 
 // maxClock keeps instants far from overflow. No process lives for 280 years.
@@ -114,7 +116,7 @@ func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
 	d.mu.Lock()
 	// The clock never goes backwards.
 	d.clock = min(max(d.clock, now), maxClock)
-	if d.waiting > 0 && (d.isDryRun() || d.clock >= d.ticker.armed) { // The ticker is armed for the next slot or earlier.
+	if d.clock >= d.next.Load() {
 		d.advanceLocked(d.clock, order)
 	}
 	return d.clock
@@ -157,6 +159,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			ln.since, _ = b.release(ln.since, at, w.cost)
 			d.totals.missed += b.coldOrNone().missed - missed
 		} else if !ls.leaves(w, at) {
+			d.rearm = true
 			d.updateDepartureLocked(ln.flow)
 			continue
 		}
@@ -218,7 +221,7 @@ func (d *dispatcher) lineOfLocked(f *flow) *line {
 // markDirtyLocked notes that the head of a flow or its seats have changed.
 func (d *dispatcher) markDirtyLocked(f *flow) { d.dirty, d.rearm = f, true }
 
-// unlockAndArm updates the departures and arms the ticker if something has changed, and
+// unlockAndArm updates the departures and tells the ticker if something has changed, and
 // releases the lock.
 func (d *dispatcher) unlockAndArm() {
 	if d.rearm {
@@ -228,11 +231,32 @@ func (d *dispatcher) unlockAndArm() {
 		}
 		d.endDrainLocked()
 		d.rearm = false
-		d.armLocked()
-		d.sweepTimer.arm(d.clock)
+		d.publishLocked()
+		if d.sweepTimer != nil {
+			d.sweepTimer.arm(d.clock)
+		}
 	}
 	d.mu.Unlock()
 }
+
+// publishLocked lets the ticker and the calls to come know when the next head is to leave.
+// The ticker is woken only if that is sooner than it was, or if the first line has formed
+// or the last has emptied.
+func (d *dispatcher) publishLocked() {
+	was, next := d.next.Load(), int64(exact.Forever)
+	if d.waiting > 0 {
+		next = d.due[0].slot
+	}
+	if next != was {
+		d.next.Store(next)
+	}
+	if serves := d.serves(); serves != d.served || serves && next < was {
+		d.ticker.arm(d, serves, next)
+	}
+}
+
+// serves reports whether there are waiters to wake. In a dry run there are none.
+func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.isDryRun() }
 
 // instantOf returns a time as an instant of the dispatcher's clock. The lock need not be held.
 func (d *dispatcher) instantOf(t time.Time) int64 {

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A Group keeps one bucket per key: per user, address, route, or whatever a program
@@ -65,6 +67,7 @@ import (
 // A Group is safe for concurrent use.
 type Group[K comparable] struct {
 	dispatcher
+	ownTicker  ticker
 	limits     func(K) (Limits, error)
 	bucketKey  func(K) string // of WithBuckets; nil without
 	maxKeys    int
@@ -127,10 +130,11 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 		return nil, err
 	}
 	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
-	g.prepare(o)
+	g.prepare(o, &g.ownTicker)
 	g.bucketKey, _ = o.shared.keyOf.(func(K) string)
 	g.keyed = true
-	g.sweepTimer.sweep, g.drop = g.sweep, g.dropClosedLocked
+	g.sweepTimer = &sweepTimer{sweep: g.sweep, at: exact.Forever, next: exact.Forever}
+	g.drop = g.dropClosedLocked
 	g.overflow.seed = maphash.MakeSeed()
 	g.limited = newLimitedKeys[K](g.overflow.seed)
 	g.closedFlow = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
@@ -155,7 +159,7 @@ func (g *Group[K]) Close() error {
 
 // mustBeMade panics if NewGroup has not made g.
 func (g *Group[K]) mustBeMade() {
-	if g == nil || g.run == nil {
+	if g == nil || g.ticker == nil {
 		panic("shaper: this Group is nil or zero and can't be used; make one with shaper.NewGroup")
 	}
 }

@@ -51,8 +51,6 @@ func (g *Group[K]) Stats() GroupStats {
 		Keys:        len(g.table) - g.unlimitedKeys,
 		Waiting:     int(g.waiting),
 		DryRun:      g.isDryRun(),
-		Precise:     g.ticker.precise,
-		Fallback:    g.ticker.failure,
 		Departed:    t.departed,
 		Refused:     by.Refused,
 		Abandoned:   t.abandoned,
@@ -66,6 +64,7 @@ func (g *Group[K]) Stats() GroupStats {
 		RefusedKeys: g.limited.refusedKeys(),
 		LimitErrors: g.limitErrors,
 	}
+	st.Precise, st.Fallback = g.ticker.precision()
 	if g.shared != nil {
 		st.Bucket, st.Unavailable = g.shared.stats(), g.shared.unavailable
 		st.Refused += st.Unavailable

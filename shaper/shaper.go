@@ -29,7 +29,8 @@ import (
 // goroutine and no timer, so a Shaper that is no longer used need not be closed.
 type Shaper struct {
 	dispatcher
-	flow flow
+	flow      flow
+	ownTicker ticker
 
 	recordings []*Recording // the lock of the dispatcher guards them
 }
@@ -58,7 +59,7 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
 	s.capped = l.InFlight > 0
 	s.lineOfLocked(&s.flow)
-	s.prepare(o)
+	s.prepare(o, &s.ownTicker)
 	s.flow.bucket.dryRun = s.isDryRun()
 	if s.shared != nil {
 		s.flow.bucket.plan = s.planOf(l)
@@ -260,7 +261,7 @@ func (f *flow) checkChange(to Limits) error {
 
 // mustBeMade panics unless New made s.
 func (s *Shaper) mustBeMade() {
-	if s == nil || s.run == nil {
+	if s == nil || s.ticker == nil {
 		panic("shaper: this Shaper is nil or zero and can't be used; make one with shaper.New")
 	}
 }

@@ -42,6 +42,15 @@ func (s *Shaper) Shutdown(ctx context.Context) error {
 
 // close is Close.
 func (d *dispatcher) close() {
+	d.closeLines()
+	d.ticker.waitForEnd()
+	if d.shared != nil {
+		d.closeShared()
+	}
+}
+
+// closeLines refuses all requests that wait, and those to come.
+func (d *dispatcher) closeLines() {
 	now := d.lockAndAdvance()
 	for len(d.due) > 0 {
 		ln := d.due[0]
@@ -58,23 +67,13 @@ func (d *dispatcher) close() {
 		}
 		d.updateDepartureLocked(ln.flow)
 	}
-	d.phase = max(d.phase, draining)
-	d.rearm = true
-	ended := d.ticker.ended()
+	d.beginDrainLocked(now)
 	d.unlockAndArm()
-	if ended != nil {
-		<-ended
-	}
-	if d.shared != nil {
-		d.closeShared()
-	}
 }
 
 // shutdown is Shutdown. In a dry run no request waits, so there is nothing to wait for.
 func (d *dispatcher) shutdown(ctx context.Context) error {
-	d.lockAndAdvance()
-	d.phase = max(d.phase, draining)
-	d.rearm = true
+	d.beginDrainLocked(d.lockAndAdvance())
 	if d.waiting > 0 && d.drained == nil {
 		d.drained = make(chan struct{})
 	}
@@ -94,6 +93,13 @@ func (d *dispatcher) shutdown(ctx context.Context) error {
 	}
 	d.close()
 	return nil
+}
+
+// beginDrainLocked admits no more requests.
+func (d *dispatcher) beginDrainLocked(now int64) {
+	d.phase = max(d.phase, draining)
+	d.rearm = true
+	d.ticker.hurry(now)
 }
 
 // errorOf returns the error of a context whose Done channel is closed. A context that

@@ -69,7 +69,7 @@ func (s *Shaper) Stats() Stats {
 func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st := f.stats(now)
 	st.Name, st.DryRun = d.name, d.isDryRun()
-	st.Precise, st.Fallback = d.ticker.precise, d.ticker.failure
+	st.Precise, st.Fallback = d.ticker.precision()
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
 	}

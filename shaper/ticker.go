@@ -2,35 +2,48 @@ package shaper
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/alarm"
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// ticker is the state of the goroutine that hands out the slots of a [Shaper], or of
+// A ticker is the state of the goroutine that hands out the slots of a [Shaper], or of
 // all keys of a [Group]. The goroutine runs only while requests wait: the call that
 // forms a line starts it, and it ends when no line is left, or a little later if it
 // has a file open. (Each call could sleep until its own slot instead, but when a
 // request gives up, its slot has to be handed to another.)
 //
-// The lock of the dispatcher guards all fields but lead.
+// A ticker serves one or several dispatchers, each of which publishes when its next head is
+// to leave. The goroutine takes the locks of those whose instant has come, one after the
+// other; then its own lock, under which it reads all instants and sets its alarm to the
+// earliest. A dispatcher publishes an instant before it takes the ticker's lock to move the
+// alarm, so the goroutine never goes to sleep without knowing of it.
+//
+// Whoever holds the lock of a dispatcher may take that of the ticker, and whoever holds that
+// of the ticker takes no other.
 type ticker struct {
-	coarse bool // WithCoarseTimer
+	first *dispatcher // of those it serves; the others follow by sibling; fixed before use
+	run   func()      // tick, made once, so that starting it allocates nothing
+	lead  alarm.Lead  // only the goroutine uses it
 
+	mu      sync.Mutex // guards what follows
 	running bool
-	gone    chan struct{} // closed when the goroutine ends; nil if nothing waits for that
-	woke    int64         // the instant for which it woke last
-	armed   int64         // when it is to do something next, no later than the next slot; if coarse, it may wake later
-	rests   bool          // all lines are empty
-	emptied int64         // the instant at which all lines were first seen empty
+	precise bool  // alarm is a file
+	coarse  bool  // WithCoarseTimer; fixed before use
+	hurries bool  // a dispatcher is not open any more, so the goroutine is to end as soon as no line is left
+	looks   bool  // the goroutine is to look at all dispatchers, whatever they have published
+	serving int16 // how many dispatchers have a line
+	emptied int64 // if none has, the instant at which the last line emptied
+	woke    int64 // the instant for which the goroutine woke last
+	armed   int64 // when it is to do something next, no later than the next slot; if coarse, it may wake later
 
-	alarm       alarm.Alarm  // timer or a file; in use while the goroutine runs
-	timer       *alarm.Timer // made once, and used by each ticker goroutine in turn
-	precise     bool         // alarm is a file
-	retryFileAt int64        // when to try to open a file again, after a failure
-	failure     string       // why there is no file although one is wanted, or ""
-
-	lead alarm.Lead
+	alarm       alarm.Alarm   // timer or a file; in use while the goroutine runs
+	timer       *alarm.Timer  // made once, and used by each goroutine in turn
+	gone        chan struct{} // closed when the goroutine ends; nil if nothing waits for that
+	retryFileAt int64         // when to try to open a file again, after a failure
+	failure     string        // why there is no file although one is wanted, or ""
 }
 
 const (
@@ -55,37 +68,55 @@ const (
 	coarseness = time.Millisecond
 )
 
+// serve lets the ticker serve one more dispatcher, which gets the epoch of the others.
+func (t *ticker) serve(d *dispatcher, coarse bool) {
+	if t.first == nil {
+		d.epoch, t.run, t.coarse = time.Now(), t.tick, coarse
+	} else {
+		d.epoch = t.first.epoch
+	}
+	d.ticker, d.sibling, t.first = t, t.first, d
+	d.next.Store(exact.Forever)
+}
+
+// now returns the present instant.
+func (t *ticker) now() int64 { return int64(time.Since(t.first.epoch)) }
+
 // tick is the body of the ticker goroutine.
-func (d *dispatcher) tick() {
-	t := &d.ticker
+func (t *ticker) tick() {
 	woke := int64(0)  // the instant for which it woke last
 	slept := int64(0) // when its last sleep ended
+	looks, now := true, t.now()
 	for {
-		now := d.lockWaking(headLast)
+		now = t.handOut(looks, now)
+		t.mu.Lock()
+		if looks = t.looks; looks {
+			t.looks = false
+			t.mu.Unlock()
+			continue
+		}
 		t.woke = woke
-		d.endDrainLocked()
-		d.rearm = false
-		d.chooseAlarmLocked(now)
-		t.armed = d.wakeAtLocked()
-		if t.armed <= now && !d.serves() {
-			gone := t.end()
-			d.mu.Unlock()
+		t.chooseAlarmLocked(now)
+		t.armed = t.wakeAtLocked(t.nextLocked())
+		if t.armed <= now && t.serving == 0 {
+			gone := t.endLocked()
+			t.mu.Unlock()
 			if gone != nil {
 				close(gone)
 			}
 			return
 		}
 		waker, slot, lead := t.alarm, t.armed, int64(0)
-		if t.precise && d.serves() {
+		if t.precise && t.serving > 0 {
 			lead = t.lead.Before(slot, now)
 			if t.coarse {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
 		if lead > 0 && slot-now <= int64(alarm.LongestLead) && now-slept <= int64(longestAwake) {
-			d.mu.Unlock() // Sleeping would take more CPU time than yielding.
-			t.lead.Yield(slot, d.epoch)
-			woke = slot
+			t.mu.Unlock() // Sleeping would take more CPU time than yielding.
+			t.lead.Yield(slot, t.first.epoch)
+			now, woke = t.now(), slot
 			continue
 		}
 		wake := slot - lead
@@ -94,11 +125,11 @@ func (d *dispatcher) tick() {
 			wake = max(wake, now+int64(shortestSleep))
 		}
 		waker.Set(wake)
-		d.mu.Unlock()
+		t.mu.Unlock()
 		if err := waker.Wait(); err != nil {
-			d.doWithout(err)
+			t.doWithout(err)
 		}
-		now = int64(time.Since(d.epoch))
+		now = t.now()
 		slept = now
 		if precise {
 			t.lead.Woke(now, now-wake)
@@ -107,94 +138,147 @@ func (d *dispatcher) tick() {
 			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
-			t.lead.Yield(slot, d.epoch)
+			t.lead.Yield(slot, t.first.epoch)
+			now = t.now()
 		}
 	}
 }
 
-// serves reports whether there are waiters to wake. In a dry run there are none.
-func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.isDryRun() }
+// handOut hands out the slots that have come by the instant now, or looks at all
+// dispatchers, and returns the latest instant it has seen.
+func (t *ticker) handOut(looks bool, now int64) int64 {
+	for d := t.first; d != nil; d = d.sibling {
+		if looks || d.next.Load() <= now {
+			now = d.lockWaking(headLast)
+			d.noteDensityLocked()
+			d.unlockAndArm()
+		}
+	}
+	return now
+}
 
-// wakeAtLocked returns when the ticker has to wake: at the slot of the next head, or,
-// if all lines are empty, when the ticker is to end.
-func (d *dispatcher) wakeAtLocked() int64 {
-	t := &d.ticker
-	if d.serves() {
-		t.rests = false
-		return d.due[0].slot
+// nextLocked returns the earliest of the instants that the dispatchers have published.
+func (t *ticker) nextLocked() int64 {
+	next := int64(exact.Forever)
+	for d := t.first; d != nil; d = d.sibling {
+		next = min(next, d.next.Load())
 	}
-	if !t.rests {
-		t.rests, t.emptied = true, d.clock
-	}
-	if t.precise && d.phase == open {
+	return next
+}
+
+// wakeAtLocked returns when the ticker has to wake: at the instant next, at which a head is
+// to leave, or, if all lines are empty, when the goroutine is to end.
+func (t *ticker) wakeAtLocked(next int64) int64 {
+	switch {
+	case t.serving > 0:
+		return next
+	case t.precise && !t.hurries:
 		return t.emptied + int64(lingering)
 	}
 	return t.emptied
 }
 
-// end frees the alarm. It returns the channel that the ticker goroutine must close
+// endLocked frees the alarm. It returns the channel that the ticker goroutine must close
 // after it has unlocked, or nil.
-func (t *ticker) end() (gone chan struct{}) {
+func (t *ticker) endLocked() (gone chan struct{}) {
 	t.alarm.Stop()
 	gone = t.gone
 	t.running, t.precise, t.gone = false, false, nil
 	return gone
 }
 
-// armLocked makes sure that the ticker runs while requests wait, that it wakes no
-// later than at the next slot, and that it ends when none wait any more.
-func (d *dispatcher) armLocked() {
-	t := &d.ticker
+// arm makes sure that the goroutine runs while a dispatcher has a line, that it wakes no
+// later than at the instant next, at which a head of d is to leave, and that it ends when
+// no line is left. The lock of d is held.
+func (t *ticker) arm(d *dispatcher, serves bool, next int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case serves && !d.served:
+		t.serving++
+	case d.served && !serves:
+		t.serving--
+		t.emptied = d.clock
+	}
+	d.served = serves
 	switch {
 	case t.running:
-		if next := d.wakeAtLocked(); next < t.armed {
-			t.armed = next
-			if t.coarse && t.precise && d.serves() {
-				next = max(next, t.woke+int64(coarseness))
+		if at := t.wakeAtLocked(next); at < t.armed {
+			t.armed = at
+			if t.coarse && t.precise && t.serving > 0 {
+				at = max(at, t.woke+int64(coarseness))
 			}
-			t.alarm.Set(next)
+			t.alarm.Set(at)
 		}
-	case d.serves():
+	case t.serving > 0:
 		if t.timer == nil {
 			t.timer = alarm.NewTimer(d.epoch)
 		}
 		t.running, t.armed, t.alarm = true, 0, t.timer // The goroutine begins by choosing its alarm.
-		go d.run()
+		go t.run()
 	}
 }
 
-// look wakes the ticker at once, if it runs.
+// look wakes the goroutine at once, if it runs, and lets it look at all dispatchers.
 func (t *ticker) look(now int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.running {
-		t.armed = now
-		t.alarm.Set(now)
+		t.looks = true
+		t.wakeNowLocked(now)
+	}
+}
+
+// hurry lets the goroutine end as soon as no line is left.
+func (t *ticker) hurry(now int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.hurries = true; t.running && t.serving == 0 {
+		t.wakeNowLocked(now)
+	}
+}
+
+func (t *ticker) wakeNowLocked(now int64) {
+	t.armed = now
+	t.alarm.Set(now)
+}
+
+// noteDensityLocked notes how many of its lines would leave within preciseUpTo if all had
+// the rate of the one whose head leaves next.
+func (d *dispatcher) noteDensityLocked() {
+	if len(d.due) > 0 {
+		apart := d.due[0].flow.bucket.interval.Whole()
+		d.density = float32(float64(len(d.due)) * float64(preciseUpTo) / float64(apart))
 	}
 }
 
 // chooseAlarmLocked opens a file for the ticker if a millisecond matters, and closes it
 // if not. With no request in line nothing changes. If there are several lines, what
-// matters is the time between departures of all of them together; all lines are taken to
-// have the rate of the one whose head leaves next.
-func (d *dispatcher) chooseAlarmLocked(now int64) {
-	t := &d.ticker
-	if !d.serves() {
+// matters is the time between departures of all of them together.
+func (t *ticker) chooseAlarmLocked(now int64) {
+	if t.serving == 0 {
 		return
 	}
-	wants := d.due[0].flow.bucket.interval.Whole() <= int64(preciseUpTo)*int64(len(d.due))
+	density := float32(0)
+	for d := t.first; d != nil; d = d.sibling {
+		if d.served {
+			density += d.density
+		}
+	}
 	switch {
-	case !wants:
+	case density < 1:
 		t.failure = ""
-		if t.precise && !d.keyed { // In a Group, lines of different rates would open and close it again and again.
-			t.useTimer()
+		if t.precise && !t.first.keyed { // In a Group, lines of different rates would open and close it again and again.
+			t.useTimerLocked()
 		}
 	case !t.precise && now >= t.retryFileAt:
-		file, err := alarm.OpenFile(d.epoch)
+		file, err := alarm.OpenFile(t.first.epoch)
 		switch {
 		case err == nil:
 			t.alarm.Stop()
 			t.alarm, t.precise, t.failure = file, true, ""
 		default:
-			t.fail(now, err)
+			t.failLocked(now, err)
 			if errors.Is(err, alarm.ErrOtherClock) { // This is expected in a testing/synctest bubble.
 				t.failure = ""
 			}
@@ -202,34 +286,44 @@ func (d *dispatcher) chooseAlarmLocked(now int64) {
 	}
 }
 
-// fail records why there is no file, and when to try again.
-func (t *ticker) fail(now int64, err error) {
+// failLocked records why there is no file, and when to try again.
+func (t *ticker) failLocked(now int64, err error) {
 	t.failure = err.Error()
 	t.retryFileAt = now + int64(retrying)
 }
 
-// useTimer closes the file and goes on with the timer.
-func (t *ticker) useTimer() {
+// useTimerLocked closes the file and goes on with the timer.
+func (t *ticker) useTimerLocked() {
 	t.alarm.Stop()
 	t.alarm, t.precise = t.timer, false
 }
 
-// doWithout replaces a file that has failed by the timer. The lock is not held.
-func (d *dispatcher) doWithout(err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.ticker.useTimer()
-	d.ticker.fail(d.clock, err)
+// doWithout replaces a file that has failed by the timer.
+func (t *ticker) doWithout(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.useTimerLocked()
+	t.failLocked(t.now(), err)
 }
 
-// ended returns a channel that is closed when the ticker goroutine ends, or nil if it
-// does not run. All lines must be empty and stay empty.
-func (t *ticker) ended() <-chan struct{} {
-	if !t.running {
-		return nil
-	}
-	if t.gone == nil {
+// precision returns whether the ticker waits on a file, and if not, why it has none although
+// one is wanted.
+func (t *ticker) precision() (precise bool, failure string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.precise, t.failure
+}
+
+// waitForEnd returns when the ticker goroutine has ended. All lines must be empty and stay
+// empty, and hurry must have been called.
+func (t *ticker) waitForEnd() {
+	t.mu.Lock()
+	if t.running && t.gone == nil {
 		t.gone = make(chan struct{})
 	}
-	return t.gone
+	gone := t.gone
+	t.mu.Unlock()
+	if gone != nil {
+		<-gone
+	}
 }

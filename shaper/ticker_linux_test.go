@@ -81,6 +81,37 @@ func TestALineTakesAFileWhereAMillisecondMatters(t *testing.T) {
 	require.Equal(t, precision{}, precisionOf(s))
 }
 
+// What decides whether a ticker takes a file is how soon the lines of all that it serves
+// leave one after the other.
+func TestTheLinesOfSeveralDispatchersTakeAFileTogether(t *testing.T) {
+	var tk ticker
+	var all []*Shaper
+	for range 2 {
+		s := onTicker(&tk, Limits{Rate: 30, Depth: 10})
+		require.True(t, s.AllowN(3600*30))
+		all = append(all, s)
+	}
+	waits := func(s *Shaper) {
+		go func() { _ = s.Wait(context.Background()) }()
+		comes(t, func() bool { return s.Stats().Waiting == 1 })
+		tk.look(tk.now())
+		comes(t, func() bool {
+			tk.mu.Lock()
+			defer tk.mu.Unlock()
+			return !tk.looks && tk.armed > int64(time.Minute)
+		})
+	}
+	waits(all[0])
+	require.Equal(t, precision{}, precisionOf(all[0]))
+	waits(all[1])
+	becomes(t, precision{precise: true}, all[0])
+	for _, s := range all {
+		s.closeLines()
+	}
+	tk.waitForEnd()
+	require.Equal(t, precision{}, precisionOf(all[0]))
+}
+
 // Two wake-ups with a coarse timer are a millisecond apart. At this rate a ticker that
 // wakes early would yield from slot to slot. A coarse one must not, even if it has learnt
 // from earlier lines how early to wake.
@@ -100,9 +131,9 @@ func TestACoarseTimerSleepsAtHighRates(t *testing.T) {
 	}
 	looked, before := 0, int64(0)
 	for began := time.Now(); time.Since(began) < 10*time.Second && looked < 20; runtime.Gosched() {
-		s.mu.Lock()
+		s.ticker.mu.Lock()
 		woke := s.ticker.woke
-		s.mu.Unlock()
+		s.ticker.mu.Unlock()
 		switch {
 		case woke == 0: // Nobody has had the processor for so long that another ticker runs.
 			before = 0
@@ -147,10 +178,10 @@ func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
 	again := held(t)
 	becomes(t, precision{precise: true}, again)
 	require.NoError(t, all[1].Close())
-	late.mu.Lock()
+	late.ticker.mu.Lock()
 	late.ticker.retryFileAt = 0
-	late.ticker.look(late.clock)
-	late.mu.Unlock()
+	late.ticker.mu.Unlock()
+	late.ticker.look(late.ticker.now())
 	becomes(t, precision{precise: true}, late)
 }
 
@@ -206,9 +237,9 @@ func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
 	before := alarm.Files()
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
-	s.mu.Lock()
+	s.ticker.mu.Lock()
 	require.NoError(t, s.ticker.alarm.(*alarm.File).Close())
-	s.mu.Unlock()
+	s.ticker.mu.Unlock()
 	becomes(t, precision{fallback: "use of closed file"}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
 	comes(t, func() bool { return s.Stats().Departed == 2 })
@@ -220,12 +251,12 @@ func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
 func TestADescriptorThatIsClosedUnderUsIsReplacedByGosTimer(t *testing.T) {
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
-	s.mu.Lock()
+	s.ticker.mu.Lock()
 	conn, err := s.ticker.alarm.(*alarm.File).SyscallConn()
 	require.NoError(t, err)
 	require.NoError(t, conn.Control(func(fd uintptr) { require.NoError(t, syscall.Close(int(fd))) }))
-	s.ticker.look(s.clock) // otherwise it would sleep for an hour and not notice
-	s.mu.Unlock()
+	s.ticker.mu.Unlock()
+	s.ticker.look(s.ticker.now()) // otherwise it would sleep for an hour and not notice
 	becomes(t, precision{fallback: "read: bad file descriptor"}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
 	comes(t, func() bool { return s.Stats().Departed == 2 })
@@ -238,8 +269,8 @@ func TestAChangeOfTheAlarmLeavesNoTimerBehind(t *testing.T) {
 	require.True(t, s.Allow())
 	go func() { _ = s.Wait(context.Background()) }()
 	comes(t, func() bool { // the ticker sleeps until a slot an hour ahead
-		s.mu.Lock()
-		defer s.mu.Unlock()
+		s.ticker.mu.Lock()
+		defer s.ticker.mu.Unlock()
 		return s.ticker.armed > int64(time.Minute)
 	})
 	require.NoError(t, s.SetLimits(Limits{Rate: 1000, Depth: 10}))

@@ -16,9 +16,9 @@ import (
 // are busy it can stay there for 100 ms. So when a wake-up or a yield has been late,
 // the lead is 0 for a while.
 type Lead struct {
-	span   int64 // in nanoseconds
 	paused int64 // the instant until which the lead is 0
-	pause  int64 // the length of the last pause, in nanoseconds
+	pause  int32 // the length of the last pause, in nanoseconds; at most longestPause, so it fits
+	span   int32 // in nanoseconds; at most LongestLead
 }
 
 const (
@@ -42,7 +42,7 @@ func (l *Lead) Before(slot, now int64) int64 {
 	if now < l.paused || slot-now > int64(leadUpTo) {
 		return 0
 	}
-	return l.span
+	return int64(l.span)
 }
 
 // Woke learns from a wake-up at the instant now, which was late by that many
@@ -50,13 +50,13 @@ func (l *Lead) Before(slot, now int64) int64 {
 // it rises by eight steps after a wake-up that was later, and falls by one step after a
 // wake-up that was not.
 func (l *Lead) Woke(now, late int64) {
-	const step = int64(125 * time.Nanosecond)
+	const step = int32(125 * time.Nanosecond)
 	switch {
 	case late < 0: // The ticker was woken before its time, for something else.
 	case late >= int64(lateWake):
 		l.suspend(now)
-	case late > l.span:
-		l.span = min(l.span+8*step, int64(LongestLead))
+	case late > int64(l.span):
+		l.span = min(l.span+8*step, int32(LongestLead))
 	default:
 		l.span = max(l.span-step, 0)
 	}
@@ -82,10 +82,10 @@ func (l *Lead) Yield(until int64, epoch time.Time) {
 
 // suspend makes the lead 0 for a while.
 func (l *Lead) suspend(now int64) {
-	if now < l.paused+l.pause {
-		l.pause = min(2*l.pause, int64(longestPause))
+	if now < l.paused+int64(l.pause) {
+		l.pause = min(2*l.pause, int32(longestPause))
 	} else {
-		l.pause = int64(shortestPause)
+		l.pause = int32(shortestPause)
 	}
-	l.paused = now + l.pause
+	l.paused = now + int64(l.pause)
 }

@@ -49,7 +49,7 @@ func TestTheLeadFollowsTheWakeUps(t *testing.T) {
 // One late wake-up suspends waking early for a short time. A process that remains busy
 // suspends it for longer and longer.
 func TestALateWakeUpSuspendsTheLead(t *testing.T) {
-	l := Lead{span: 30 * us}
+	l := Lead{span: int32(30 * us)}
 	now := int64(time.Hour)
 	pause := func() time.Duration {
 		l.Woke(now, int64(lateWake))
@@ -68,7 +68,7 @@ func TestALateWakeUpSuspendsTheLead(t *testing.T) {
 	require.Equal(t, longestPause, pause())
 	now += int64(longestPause)
 	require.Equal(t, shortestPause, pause(), "the quiet since then has been as long as the last pause")
-	require.Equal(t, 30*us, l.span, "what a busy process does is nothing to learn from")
+	require.Equal(t, int32(30*us), l.span, "what a busy process does is nothing to learn from")
 }
 
 // Yield returns when the slot has come, or after a yield that came back late.
