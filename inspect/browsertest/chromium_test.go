@@ -35,7 +35,8 @@ func requireChromium(t testing.TB) string {
 }
 
 // findChromium returns the program that CHROME_BIN names, or else the first in PATH of
-// those that are Chromium or Chrome.
+// those that are Chromium or Chrome. The headless shell is Chromium without its windows:
+// it draws pages with the same code, and takes a third of the processor time.
 func findChromium() (string, error) {
 	if bin := os.Getenv("CHROME_BIN"); bin != "" {
 		program, err := exec.LookPath(bin)
@@ -44,12 +45,12 @@ func findChromium() (string, error) {
 		}
 		return program, nil
 	}
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "chrome"} {
+	for _, name := range []string{"chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome"} {
 		if program, err := exec.LookPath(name); err == nil {
 			return program, nil
 		}
 	}
-	return "", errors.New("no Chromium in PATH, and CHROME_BIN is not set (Debian: apt-get install chromium fonts-dejavu-core)")
+	return "", errors.New("no Chromium in PATH, and CHROME_BIN is not set (Debian: apt-get install chromium-headless-shell fonts-dejavu-core)")
 }
 
 // browser is shared by all tests, as it takes a second to start. It is started by the
@@ -147,13 +148,15 @@ func TestChromiumIsFoundByItsVariableAndInThePath(t *testing.T) {
 	t.Setenv("PATH", dir)
 	t.Setenv("CHROME_BIN", "")
 	_, err := findChromium()
-	require.ErrorContains(t, err, "apt-get install chromium")
+	require.ErrorContains(t, err, "apt-get install chromium-headless-shell")
 
-	program := filepath.Join(dir, "google-chrome")
-	require.NoError(t, os.WriteFile(program, []byte("#!"), 0o755))
-	found, err := findChromium()
-	require.NoError(t, err)
-	require.Equal(t, program, found)
+	for _, name := range []string{"google-chrome", "chromium", "chromium-headless-shell"} { // each before those of before
+		program := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(program, []byte("#!"), 0o755))
+		found, err := findChromium()
+		require.NoError(t, err)
+		require.Equal(t, program, found)
+	}
 
 	// What was asked for and is not there must not be replaced in silence.
 	t.Setenv("CHROME_BIN", filepath.Join(dir, "missing"))
