@@ -14,16 +14,16 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-// goroutines are how many call at once, with one key and with manyKeys.
+// goroutines are how many call at once with manyKeys.
 var goroutines = []int{1, 2, 64}
 
 // A callsInput is a limiter with so many keys, each of which has come before.
 type callsInput struct {
 	Limiter    string
-	Keys       int // 0: what the limiter has for callers without a key
+	Keys       int // at least 2; 0: what the limiter has for callers without a key
 	Goroutines []int
 	Batch      time.Duration // for how long each number of goroutines calls
-	Procs      int           // GOMAXPROCS; 0: as it is
+	Procs      int           // GOMAXPROCS
 }
 
 // A callsFound is what the limiter takes of the heap with its first key, in KiB,
@@ -65,9 +65,7 @@ func calls(in callsInput) (callsFound, error) {
 			return callsFound{}, err
 		}
 		found.FirstKiB = float64(first-before) / (1 << 10)
-		if in.Keys > 1 {
-			found.Bytes = float64(measure.LiveHeap()-first) / float64(in.Keys-1)
-		}
+		found.Bytes = float64(measure.LiveHeap()-first) / float64(in.Keys-1)
 	}
 	defer k.Stop()
 	keys := shuffledKeys(round)
@@ -86,11 +84,11 @@ func calls(in callsInput) (callsFound, error) {
 }
 
 // keptBucket returns one that no call finds drained, and that lets all leave at
-// once: each call adds so much that it lasts until the key comes again. Where few
-// keys come often it adds less, as a bucket may not take more than a year to
-// drain.
+// once: each call adds so much that it lasts until the key comes again. What has no
+// keys is called more often, and each call adds less, as a bucket may not take more
+// than a year to drain.
 func keptBucket(keys int) rivals.Bucket {
-	if keys <= 1 {
+	if keys == 0 {
 		return rivals.Bucket{Every: 100 * time.Millisecond, Burst: 300_000_000}
 	}
 	return rivals.Bucket{Every: time.Minute, Burst: 500_000}
@@ -120,12 +118,12 @@ func goingRound(call func(key string) bool, keys []string) func() bool {
 }
 
 func callCases(o run.Options) (cases []run.Case[callsInput]) {
-	batch, counts := 30*time.Millisecond, []int{0, 1, 1_000, 10_000, manyKeys, 1_000_000}
+	batch, counts := 30*time.Millisecond, []int{0, 1_000, 10_000, manyKeys, 1_000_000}
 	if o.Quick {
-		batch, counts = 5*time.Millisecond, []int{0, 1, 1_000, manyKeys}
+		batch, counts = 5*time.Millisecond, []int{0, 1_000, manyKeys}
 	}
-	add := func(c rivals.KeyedRival, name string, in callsInput) {
-		in.Limiter, in.Batch = c.Name, batch
+	add := func(c rivals.KeyedRival, keys int, many []int, procs int, name string) {
+		in := callsInput{c.Name, keys, many, batch, procs}
 		cases = append(cases, run.Case[callsInput]{
 			Name: fmt.Sprintf("Keys/limiter=%s/keys=%d%s", c.Name, in.Keys, name), Input: in, Rounds: o.Times(3, 1),
 			Estimate: time.Duration(len(c.Calls)*len(in.Goroutines))*measure.TimeEstimate(batch) + time.Duration(in.Keys)*1200*time.Nanosecond,
@@ -133,18 +131,18 @@ func callCases(o run.Options) (cases []run.Case[callsInput]) {
 	}
 	for _, keys := range counts {
 		many := goroutines[:1]
-		if keys == 1 || keys == manyKeys {
+		if keys == manyKeys {
 			many = goroutines
 		}
 		for _, c := range rivals.AllKeyed {
 			if keys > 0 || c.Alone != nil {
-				add(c, "", callsInput{Keys: keys, Goroutines: many})
+				add(c, keys, many, runtime.GOMAXPROCS(0), "")
 			}
 		}
 	}
 	for _, procs := range fewerProcs() {
 		for _, c := range rivals.AllKeyed {
-			add(c, fmt.Sprintf("/procs=%d", procs), callsInput{Keys: manyKeys, Goroutines: goroutines[len(goroutines)-1:], Procs: procs})
+			add(c, manyKeys, goroutines[len(goroutines)-1:], procs, fmt.Sprintf("/procs=%d", procs))
 		}
 	}
 	return cases
@@ -174,24 +172,29 @@ func timingLines(results []callsResult) (lines []report.Line) {
 	return lines
 }
 
-// timingOf returns what a call costs with so many keys and the g-th number of
-// goroutines; all is [measure.Unknown] if it was not measured.
-func timingOf(results []callsResult, limiter, call string, keys, g int) measure.Timing {
-	return timingWith(results, limiter, call, keys, 0, g)
+// timingOf returns what a call of so many goroutines costs with so many keys; all is
+// [measure.Unknown] if it was not measured.
+func timingOf(results []callsResult, limiter, call string, keys, goroutines int) measure.Timing {
+	return timingWith(results, runtime.GOMAXPROCS(0), limiter, call, keys, goroutines)
 }
 
 // timingWith is timingOf with another GOMAXPROCS.
-func timingWith(results []callsResult, limiter, call string, keys, procs, g int) measure.Timing {
-	m, measured := run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys && in.Procs == procs })
-	if at := slices.Index(rivals.KeyedNamed(limiter).Calls, call); measured && at >= 0 && g < len(m.Timings[at]) {
-		return m.Timings[at][g]
+func timingWith(results []callsResult, procs int, limiter, call string, keys, goroutines int) measure.Timing {
+	for _, r := range results {
+		if in := r.Input; in.Limiter != limiter || in.Keys != keys || in.Procs != procs {
+			continue
+		}
+		c, g := slices.Index(rivals.KeyedNamed(limiter).Calls, call), slices.Index(r.Input.Goroutines, goroutines)
+		if c >= 0 && g >= 0 {
+			return r.Median.Timings[c][g]
+		}
 	}
 	return measure.Timing{Ns: measure.Unknown, Allocs: measure.Unknown}
 }
 
 // callsOf returns what was measured of a limiter with so many keys.
 func callsOf(results []callsResult, limiter string, keys int) (callsFound, bool) {
-	return run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys && in.Procs == 0 })
+	return run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys })
 }
 
 // bytesOf returns what a key takes among so many.
@@ -202,11 +205,11 @@ func bytesOf(results []callsResult, limiter string, keys int) float64 {
 	return measure.Unknown
 }
 
-// countsOf returns the numbers of keys, from fewest on, that are more than one.
+// countsOf returns the numbers of keys, from fewest on.
 func countsOf(results []callsResult) []int {
 	var counts []int
 	for _, r := range results {
-		if r.Input.Keys > 1 && !slices.Contains(counts, r.Input.Keys) {
+		if r.Input.Keys > 0 && !slices.Contains(counts, r.Input.Keys) {
 			counts = append(counts, r.Input.Keys)
 		}
 	}

@@ -18,20 +18,14 @@ import (
 var Experiment = run.Experiment{
 	Name: "keys",
 	What: "a bucket for each key: memory, the cost of a call, a million keys, lines of many at once",
-	Estimate: func(o run.Options) (sum time.Duration) {
-		for _, cases := range leftGroups(o) {
-			sum += run.AtOnceEstimate(cases)
-		}
-		return sum + run.Estimate(callCases(o)) + run.Estimate(touchedCases(o)) + run.Estimate(activeCases(o))
+	Estimate: func(o run.Options) time.Duration {
+		return run.Estimate(callCases(o)) + run.AtOnceEstimate(leftCases(o)) + run.Estimate(touchedCases(o)) + run.Estimate(activeCases(o))
 	},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		var found results
 		var errs [4]error
 		found.calls, errs[0] = run.InTurns(ctx, o, callsChild.Take, callCases(o))
-		for _, cases := range leftGroups(o) {
-			some, err := run.AtOnce(ctx, o, leftChild.Take, cases)
-			found.left, errs[1] = append(found.left, some...), errors.Join(errs[1], err)
-		}
+		found.left, errs[1] = run.AtOnce(ctx, o, leftChild.Take, leftCases(o))
 		found.touched, errs[2] = run.InTurns(ctx, o, touchedChild.Take, touchedCases(o))
 		found.active, errs[3] = run.InTurns(ctx, o, activeChild.Take, activeCases(o))
 		return found.report(o), errors.Join(errs[:]...)
@@ -49,7 +43,7 @@ type results struct {
 func (found results) report(o run.Options) (r report.Report) {
 	r.Goals = slices.Concat([]report.Goal{memoryGoal(found.calls), leftGoal(found.left)}, costGoals(found.calls), manyGoals(found.calls))
 	r.Goals = append(r.Goals, touchedGoal(found.touched), activeGoal(found.active))
-	run.Report(&r, found.calls, memoryTable, costTable, contentionTable, scalingTable)
+	run.Report(&r, found.calls, memoryTable, costTable, contentionTable)
 	r.Lines = append(r.Lines, timingLines(found.calls)...)
 	if len(found.calls) > 0 {
 		r.Pictures = append(r.Pictures, picture(found.calls, o.Machine))

@@ -55,54 +55,43 @@ func left(in leftInput) (leftFound, error) {
 	return found, nil
 }
 
-// leftGroups are all limiters with many keys, and ours with a million. Those of a
-// group are measured at the same time: they do nothing for most of it, and time is
-// not what is measured.
-func leftGroups(o run.Options) [][]run.Case[leftInput] {
-	caseOf := func(limiter string, keys int, drains time.Duration) run.Case[leftInput] {
-		return run.Case[leftInput]{
-			Name:  fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", limiter, keys),
-			Input: leftInput{limiter, keys, drains}, Rounds: 1, Estimate: drains + leftAfter + time.Second,
-		}
-	}
+// leftCases are measured at the same time: they do nothing for most of it, and time
+// is not what is measured.
+func leftCases(o run.Options) (all []run.Case[leftInput]) {
 	keys, drains := manyKeys, 2*time.Second
 	if o.Quick {
 		keys, drains = manyKeys/4, 500*time.Millisecond
 	}
-	var all []run.Case[leftInput]
 	for _, c := range rivals.AllKeyed {
 		if c.Name != rivals.OursDrained && c.Name != rivals.BareMap {
-			all = append(all, caseOf(c.Name, keys, drains))
+			all = append(all, run.Case[leftInput]{
+				Name:  fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys),
+				Input: leftInput{c.Name, keys, drains}, Rounds: 1, Estimate: drains + leftAfter + time.Second,
+			})
 		}
 	}
-	if o.Quick {
-		return [][]run.Case[leftInput]{all}
-	}
-	// The first must not have drained before the last has come.
-	return [][]run.Case[leftInput]{all, {caseOf(rivals.Ours, 1_000_000, 8*time.Second)}}
+	return all
 }
 
 func leftTable(results []leftResult) report.Table {
 	t := report.Table{
 		Title: "Memory: what is left of keys that nobody uses any more",
-		Note: fmt.Sprintf("Bytes per key of the live heap: while the buckets are not drained, and %v after the last of them is, when one other key has come, "+
-			"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.", leftAfter),
-		Columns: []string{"limiter", "keys", "not drained", "left"},
+		Note: fmt.Sprintf("Bytes per key of the live heap, of %s: while the buckets are not drained, and %v after the last of them is, when one other key has come, "+
+			"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.", report.Counted(results[0].Input.Keys, "key"), leftAfter),
+		Columns: []string{"limiter", "not drained", "left"},
 	}
 	for _, r := range results {
-		t.Rows = append(t.Rows, []string{r.Input.Limiter, report.Grouped(r.Input.Keys), report.Fixed(r.Median.Full, 0), report.Fixed(r.Median.Left, 1)})
+		t.Rows = append(t.Rows, []string{r.Input.Limiter, report.Fixed(r.Median.Full, 0), report.Fixed(r.Median.Left, 1)})
 	}
 	return t
 }
 
-// leftGoal looks at every number of keys. What a process allocates by itself is
-// below a byte for each of so many.
+// leftGoal allows for what a process allocates by itself, which is below a byte for
+// each of so many keys.
 func leftGoal(results []leftResult) report.Goal {
 	g := report.Goal{What: fmt.Sprintf("bytes per key left %v after draining", leftAfter), Want: "0 (less than 1)", Got: report.NotMeasured}
-	for _, r := range results {
-		if r.Input.Limiter == rivals.Ours && (g.Got == report.NotMeasured || g.Reached) {
-			g.Got, g.Reached = fmt.Sprintf("%.2f, of %s", r.Median.Left, report.Counted(r.Input.Keys, "key")), r.Median.Left < 1
-		}
+	if m, measured := run.MedianWhere(results, func(in leftInput) bool { return in.Limiter == rivals.Ours }); measured {
+		g.Got, g.Reached = fmt.Sprintf("%.2f", m.Left), m.Left < 1
 	}
 	return g
 }

@@ -69,7 +69,7 @@ func costTable(results []callsResult) report.Table {
 		for _, call := range c.Calls {
 			row, allocs := []string{c.Name, call}, 0.0
 			for _, keys := range append([]int{0}, counts...) {
-				timing := timingOf(results, c.Name, call, keys, 0)
+				timing := timingOf(results, c.Name, call, keys, 1)
 				row = append(row, report.Fixed(timing.Ns, 0))
 				if measure.Known(timing.Allocs) {
 					allocs = max(allocs, timing.Allocs)
@@ -81,58 +81,33 @@ func costTable(results []callsResult) report.Table {
 	return t
 }
 
-// contentionTable has one row for each call, by the number of goroutines.
+// contentionTable has one row for each call: its time by the number of goroutines, and
+// how often the most of them make it by GOMAXPROCS.
 func contentionTable(results []callsResult) report.Table {
+	most := goroutines[len(goroutines)-1]
 	t := report.Table{
-		Title: "Contention: one key, and many",
+		Title: "Contention: " + report.Counted(manyKeys, "key"),
 		Note: fmt.Sprintf("Wall time over all goroutines, in nanoseconds per call that may leave at once; medians of %d. "+
-			"Many keys are %s, which each goroutine goes through from another one on.", len(results[0].Found), report.Grouped(manyKeys)),
+			"Each goroutine goes through the keys from another one on. Millions of calls per second are those of %d goroutines, by GOMAXPROCS.", len(results[0].Found), most),
 		Columns: []string{"limiter", "call"},
 	}
-	for _, keys := range []string{"one key", "many keys"} {
-		for _, n := range goroutines {
-			t.Columns = append(t.Columns, keys+", "+strconv.Itoa(n)+" at once")
-		}
+	for _, n := range goroutines {
+		t.Columns = append(t.Columns, fmt.Sprintf("ns, %d at once", n))
+	}
+	procs := append(fewerProcs(), runtime.GOMAXPROCS(0))
+	for _, p := range procs {
+		t.Columns = append(t.Columns, fmt.Sprintf("millions/s, GOMAXPROCS %d", p))
 	}
 	for _, c := range rivals.AllKeyed {
 		for _, call := range c.Calls {
 			row := []string{c.Name, call}
-			for _, keys := range []int{1, manyKeys} {
-				for g := range goroutines {
-					row = append(row, report.Fixed(timingOf(results, c.Name, call, keys, g).Ns, 0))
-				}
+			for _, n := range goroutines {
+				row = append(row, report.Fixed(timingOf(results, c.Name, call, manyKeys, n).Ns, 0))
+			}
+			for _, p := range procs {
+				row = append(row, report.Figure(1e3/timingWith(results, p, c.Name, call, manyKeys, most).Ns))
 			}
 			t.Rows = append(t.Rows, row)
-		}
-	}
-	return t
-}
-
-// scalingTable has one row for each call, by GOMAXPROCS.
-func scalingTable(results []callsResult) report.Table {
-	last := len(goroutines) - 1
-	t := report.Table{
-		Title:   fmt.Sprintf("Scaling: calls per second on %s keys from %d goroutines, in millions", report.Grouped(manyKeys), goroutines[last]),
-		Note:    "By GOMAXPROCS. Gain: the most of them against 1.",
-		Columns: []string{"limiter", "call"},
-	}
-	procs := fewerProcs()
-	for _, p := range append(procs, runtime.GOMAXPROCS(0)) {
-		t.Columns = append(t.Columns, strconv.Itoa(p))
-	}
-	t.Columns = append(t.Columns, "gain")
-	for _, c := range rivals.AllKeyed {
-		for _, call := range c.Calls {
-			row, gain := []string{c.Name, call}, measure.Unknown
-			all := timingOf(results, c.Name, call, manyKeys, last).Ns
-			for i, p := range procs {
-				ns := timingWith(results, c.Name, call, manyKeys, p, 0).Ns
-				row = append(row, report.Figure(1e3/ns))
-				if i == 0 {
-					gain = ns / all
-				}
-			}
-			t.Rows = append(t.Rows, append(row, report.Figure(1e3/all), report.Fixed(gain, 2)))
 		}
 	}
 	return t
@@ -158,23 +133,22 @@ func costGoals(results []callsResult) (goals []report.Goal) {
 		keys = counts[0]
 	}
 	for _, call := range []string{"Wait", "Allow"} {
-		with, without := timingOf(results, rivals.Ours, call, keys, 0), timingOf(results, rivals.Ours, call, 0, 0)
+		with, without := timingOf(results, rivals.Ours, call, keys, 1), timingOf(results, rivals.Ours, call, 0, 1)
 		goals = append(goals, report.AtMost("conforming "+call+" with a key, against one without", 2, with.Ns, without.Ns, "ns"))
 	}
 	return goals
 }
 
-// manyGoals hold calls with many keys against those of rivals. When a Group had one lock,
-// a call of one goroutine took 0.81 to 0.85 of the time that a map of x/time's limiters
-// took in the same run: shards are not to make it slower.
+// manyGoals hold calls with many keys against those of rivals: of one goroutine, where
+// locks cost little, and of the most.
 func manyGoals(results []callsResult) (goals []report.Goal) {
-	last := len(goroutines) - 1
+	most := goroutines[len(goroutines)-1]
+	on := " on " + report.Counted(manyKeys, "key") + ", goroutines: "
 	for _, call := range []string{"Wait", "Allow"} {
-		of := func(limiter, call string, g int) float64 { return timingOf(results, limiter, call, manyKeys, g).Ns }
-		on := " on " + report.Counted(manyKeys, "key") + ", goroutines: "
+		of := func(limiter, call string, n int) float64 { return timingOf(results, limiter, call, manyKeys, n).Ns }
 		goals = append(goals,
-			report.AtMost(call+on+"1, against a map of x-time's", 0.9, of(rivals.Ours, call, 0), of("x-time", call, 0), "ns"),
-			report.AtMost(call+on+strconv.Itoa(goroutines[last])+", against sethvargo", 1.2, of(rivals.Ours, call, last), of("sethvargo", "Take", last), "ns"))
+			report.AtMost(call+on+"1, against a map of x-time's", 1, of(rivals.Ours, call, 1), of("x-time", call, 1), "ns"),
+			report.AtMost(call+on+strconv.Itoa(most)+", against sethvargo", 1.2, of(rivals.Ours, call, most), of("sethvargo", "Take", most), "ns"))
 	}
 	return goals
 }
@@ -212,7 +186,7 @@ func picture(results []callsResult, machine string) report.Picture {
 		}
 		row := plot.BarRow{Name: c.Name, Note: c.Calls[0]}
 		for _, keys := range columns {
-			row.Values = append(row.Values, timingOf(results, c.Name, c.Calls[0], keys, 0).Ns)
+			row.Values = append(row.Values, timingOf(results, c.Name, c.Calls[0], keys, 1).Ns)
 		}
 		memory := measure.Unknown
 		if len(counts) > 0 {

@@ -14,16 +14,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// noLimiter stands beside ours where keys are touched: the same calls, which do
-// nothing.
-const noLimiter = "no-limiter"
-
 type touchedInput struct {
-	Limiter string        // rivals.Ours or noLimiter
-	Keys    int           // that come one after the other
-	Each    time.Duration // how often each comes
-	Drains  time.Duration // of a bucket
-	Lasts   time.Duration
+	Keys   int           // that come one after the other
+	Each   time.Duration // how often each comes
+	Drains time.Duration // of a bucket
+	Lasts  time.Duration
 }
 
 // A touchedFound is what it takes on one core to let a great number of keys
@@ -48,7 +43,7 @@ type touchedResult = run.Result[touchedInput, touchedFound]
 
 var touchedChild = run.NewMeasurement("keys-touched", touched)
 
-// touched measures one of both. Keys that are late come at once.
+// touched measures ours alone. Keys that are late come at once.
 func touched(in touchedInput) (touchedFound, error) {
 	runtime.GOMAXPROCS(1)
 	var (
@@ -57,20 +52,15 @@ func touched(in touchedInput) (touchedFound, error) {
 		late    = make([]float64, touches)
 		took    = make([]float64, touches)
 		found   touchedFound
-		call    = func(string) bool { return true }
-		group   *shaper.Group[string]
 	)
 	for i := range late {
 		late[i], took[i] = -1, -1 // The memory is there from now on.
 	}
 	before := measure.ResidentBytes()
-	if in.Limiter == rivals.Ours {
-		l := rivals.Bucket{Every: in.Drains, Burst: 1}.Limits()
-		group = rivals.Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)))
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		call = func(key string) bool { return group.Wait(ctx, key) == nil }
-	}
+	l := rivals.Bucket{Every: in.Drains, Burst: 1}.Limits()
+	group := rivals.Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithMaxKeys(in.Keys)))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	used := measure.CPUTime()
 	began := time.Now()
 	for i := range touches {
@@ -80,7 +70,7 @@ func touched(in touchedInput) (touchedFound, error) {
 		}
 		key := keyName(i % in.Keys) // A new one, as requests bring it.
 		start := time.Since(began)
-		if !call(key) {
+		if group.Wait(ctx, key) != nil {
 			found.Refused++
 		}
 		end := time.Since(began)
@@ -89,11 +79,9 @@ func touched(in touchedInput) (touchedFound, error) {
 	lasted := time.Since(began)
 	used = measure.CPUTime() - used
 	after := measure.ResidentBytes()
-	if group != nil {
-		st := group.Stats()
-		found.Buckets, found.Overflowed = st.Keys, int(st.Overflowed)
-		_ = group.Close() // It returns nil.
-	}
+	st := group.Stats()
+	found.Buckets, found.Overflowed = st.Keys, int(st.Overflowed)
+	_ = group.Close() // It returns nil.
 	found.Seconds = lasted.Seconds()
 	found.RateReached = (time.Duration(touches) * between).Seconds() / lasted.Seconds()
 	found.CPU = 100 * used / float64(lasted)
@@ -106,19 +94,13 @@ func touched(in touchedInput) (touchedFound, error) {
 // touchedCases are a million keys, each once a minute, and a bit more, so that
 // some come a second time.
 func touchedCases(o run.Options) []run.Case[touchedInput] {
-	ours := touchedInput{Limiter: rivals.Ours, Keys: 1_000_000, Each: time.Minute, Drains: 10 * time.Second, Lasts: 63 * time.Second}
-	none := ours
-	none.Limiter, none.Lasts = noLimiter, 5*time.Second
+	in := touchedInput{Keys: 1_000_000, Each: time.Minute, Drains: 10 * time.Second, Lasts: 63 * time.Second}
 	if o.Quick {
-		ours.Drains, ours.Lasts, none.Lasts = time.Second/2, 2*time.Second, time.Second/2
+		in.Drains, in.Lasts = time.Second/2, 2*time.Second
 	}
-	var cases []run.Case[touchedInput]
-	for _, in := range []touchedInput{ours, none} {
-		cases = append(cases, run.Case[touchedInput]{
-			Name: fmt.Sprintf("KeysTouched/limiter=%s/keys=%d", in.Limiter, in.Keys), Input: in, Rounds: 1, Estimate: in.Lasts,
-		})
-	}
-	return cases
+	return []run.Case[touchedInput]{{
+		Name: fmt.Sprintf("KeysTouched/limiter=%s/keys=%d", rivals.Ours, in.Keys), Input: in, Rounds: 1, Estimate: in.Lasts,
+	}}
 }
 
 func touchedTable(results []touchedResult) report.Table {
@@ -130,13 +112,13 @@ func touchedTable(results []touchedResult) report.Table {
 			"most of which is the Go timer that the caller sleeps by. "+
 			"CPU time is that of the process with its caller, in percent of a core. Resident: memory beyond that of the process before, after a collection.",
 			report.PerSecond(float64(in.Keys)/in.Each.Seconds()), in.Drains),
-		Columns: []string{"limiter", "seconds", "rate reached", "CPU %", "late p50 µs", "late p99 µs",
+		Columns: []string{"seconds", "rate reached", "CPU %", "late p50 µs", "late p99 µs",
 			"call p50 µs", "call p99 µs", "call max µs", "buckets at the end", "resident MiB"},
 	}
 	for _, r := range results {
 		m := r.Median
 		t.Rows = append(t.Rows, []string{
-			r.Input.Limiter, report.Fixed(m.Seconds, 0), report.Fixed(m.RateReached, 3), report.Figure(m.CPU),
+			report.Fixed(m.Seconds, 0), report.Fixed(m.RateReached, 3), report.Figure(m.CPU),
 			report.Figure(m.LateP50 / 1000), report.Figure(m.LateP99 / 1000), report.Figure(m.CallP50 / 1000), report.Figure(m.CallP99 / 1000),
 			report.Figure(m.CallMax / 1000), report.Grouped(m.Buckets), report.Fixed(m.Resident/(1<<20), 1),
 		})
@@ -151,10 +133,9 @@ func touchedGoal(results []touchedResult) report.Goal {
 		Want: "all leave at once, from buckets of their own", Got: report.NotMeasured,
 	}
 	for _, r := range results {
-		if m := r.Median; r.Input.Limiter == rivals.Ours {
-			g.Got = fmt.Sprintf("%.1f %% of the rate at %s %% of a core, %d refused, %d shared a bucket", 100*m.RateReached, report.Fixed(m.CPU, 0), m.Refused, m.Overflowed)
-			g.Reached = m.RateReached >= 0.999 && m.Refused == 0 && m.Overflowed == 0
-		}
+		m := r.Median
+		g.Got = fmt.Sprintf("%.1f %% of the rate at %s %% of a core, %d refused, %d shared a bucket", 100*m.RateReached, report.Fixed(m.CPU, 0), m.Refused, m.Overflowed)
+		g.Reached = m.RateReached >= 0.999 && m.Refused == 0 && m.Overflowed == 0
 	}
 	return g
 }
