@@ -26,7 +26,6 @@ and wants a machine that does nothing else meanwhile.
 Flags:
   -quick           a taste of everything in some 90 s: fewer rounds, rates
                    and limiters
-  -full            measure what takes more memory than most can spare, too
   -only NAME,...   measure these experiments only (-list names them)
   -rounds N        how often to measure what is compared (1 to 100; each
                    experiment knows how often by itself, mostly 3 or 5)
@@ -62,7 +61,6 @@ func parseFlags(args []string, all []run.Experiment) (config, error) {
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // The errors come back, and go out as one line.
 	f.BoolVar(&c.options.Quick, "quick", false, "")
-	f.BoolVar(&c.options.Full, "full", false, "")
 	f.BoolVar(&c.list, "list", false, "")
 	f.StringVar(&c.out, "out", defaultOut, "")
 	f.Func("only", "", func(text string) error { return c.choose(text, all) })
@@ -70,11 +68,8 @@ func parseFlags(args []string, all []run.Experiment) (config, error) {
 	if err := f.Parse(args); err != nil {
 		return config{}, err
 	}
-	switch {
-	case f.NArg() > 0:
+	if f.NArg() > 0 {
 		return config{}, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case c.options.Quick && c.options.Full:
-		return config{}, errors.New(`-quick "true" leaves out what -full "true" adds: set one of them`)
 	}
 	return c, nil
 }
@@ -114,9 +109,6 @@ func (c *config) command() string {
 	command := "go run ./bench"
 	if c.options.Quick {
 		command += " -quick"
-	}
-	if c.options.Full {
-		command += " -full"
 	}
 	if c.chosen {
 		command += " -only " + strings.ReplaceAll(names(c.experiments), " ", "")

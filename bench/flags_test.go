@@ -18,7 +18,7 @@ func TestFlags(t *testing.T) {
 	}{
 		{nil, run.Options{}, "pace, broken", "docs/bench", "go run ./bench"},
 		{[]string{"-quick", "-out", ""}, run.Options{Quick: true}, "pace, broken", "", "go run ./bench -quick"},
-		{[]string{"-full", "-rounds", "3"}, run.Options{Full: true, Rounds: 3}, "pace, broken", "docs/bench", "go run ./bench -full -rounds 3"},
+		{[]string{"-rounds", "3"}, run.Options{Rounds: 3}, "pace, broken", "docs/bench", "go run ./bench -rounds 3"},
 		{[]string{"-only", "broken"}, run.Options{}, "broken", "docs/bench", "go run ./bench -only broken"},
 		// The order is that of measuring, and twice is once.
 		{[]string{"-only", "broken, pace,pace"}, run.Options{}, "pace, broken", "docs/bench", "go run ./bench -only pace,broken"},
@@ -44,7 +44,6 @@ func TestFlagsThatCannotBeFollowed(t *testing.T) {
 		{[]string{"-rounds", "101"}, `invalid value "101" for flag -rounds: must be at most 100`},
 		{[]string{"-rounds", "few"}, `invalid value "few" for flag -rounds: must be a whole number`},
 		{[]string{"-quick=maybe"}, `invalid boolean value "maybe" for -quick: parse error`},
-		{[]string{"-quick", "-full"}, `-quick "true" leaves out what -full "true" adds: set one of them`},
 		{[]string{"spacing"}, `unexpected argument "spacing"`},
 		{[]string{"-fast"}, `flag provided but not defined: -fast`},
 	} {

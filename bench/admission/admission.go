@@ -179,10 +179,5 @@ func goals(results []result) []report.Goal {
 		most = max(most, allocations(ours))
 	}
 	// What the runtime allocates meanwhile is far below one per hundred calls.
-	return append(all, report.Goal{
-		What:    "allocations per refusal",
-		Want:    "at most 1",
-		Got:     report.Fixed(most, 2),
-		Reached: most < 1.01,
-	})
+	return append(all, report.Bounded("a refusal", 1.01, most, "allocations"))
 }

@@ -120,11 +120,13 @@ func holeReport(results []holeResult) report.Report {
 			"From the first arrival: 99 is ideal. Medians of %d.", len(results[0].Found)),
 		Columns: []string{"limiter", "ms"},
 	}
-	ms := map[string]float64{rivals.Ours: measure.Unknown, "x-time": measure.Unknown}
 	for _, r := range results {
-		ms[r.Input] = r.Median.Rest / 1e6
-		t.Rows = append(t.Rows, []string{r.Input, report.Fixed(ms[r.Input], 0)})
+		t.Rows = append(t.Rows, []string{r.Input, report.Fixed(r.Median.Rest/1e6, 0)})
 	}
-	goal := report.Lower("900 of 1,000 give up: until the rest has left, against x-time", 8, ms[rivals.Ours], ms["x-time"], "ms")
+	ms := func(limiter string) float64 {
+		m, _ := run.MedianWhere(results, func(in string) bool { return in == limiter })
+		return m.Rest / 1e6
+	}
+	goal := report.Lower("900 of 1,000 give up: until the rest has left, against x-time", 8, ms(rivals.Ours), ms("x-time"), "ms")
 	return report.Report{Tables: []report.Table{t}, Lines: run.Lines(results), Goals: []report.Goal{goal}}
 }

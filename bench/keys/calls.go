@@ -193,16 +193,9 @@ func timingWith(results []callsResult, procs int, limiter, call string, keys, go
 }
 
 // callsOf returns what was measured of a limiter with so many keys.
-func callsOf(results []callsResult, limiter string, keys int) (callsFound, bool) {
-	return run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys })
-}
-
-// bytesOf returns what a key takes among so many.
-func bytesOf(results []callsResult, limiter string, keys int) float64 {
-	if m, measured := callsOf(results, limiter, keys); measured {
-		return m.Bytes
-	}
-	return measure.Unknown
+func callsOf(results []callsResult, limiter string, keys int) callsFound {
+	m, _ := run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys })
+	return m
 }
 
 // countsOf returns the numbers of keys, from fewest on.

@@ -199,7 +199,7 @@ func TestGoals(t *testing.T) {
 	require.Equal(t, []bool{y, y, y, y, y, y, y, y, y, y}, reached(resultsWith(50, 185, 0.9, 0.999, 0, 5, 50)))
 	require.Equal(t, []bool{y, y, y, y, n, y, n, y, n, y}, reached(resultsWith(60, 185, 0.9, 0.999, 1, 5, 50)))
 	require.Equal(t, []bool{y, y, y, y, n, n, n, n, y, y}, reached(resultsWith(100, 185, 0.9, 0.999, 0, 5, 50)))
-	require.Equal(t, []bool{n, n, n, n, n, n, n, n, n, n}, reached(resultsWith(101, 186, 1, 0.998, 0, 7, 69)))
+	require.Equal(t, []bool{n, n, n, n, n, n, n, n, n, n}, reached(resultsWith(101, 186, 1.1, 0.998, 0, 7, 69)))
 	for _, g := range (results{}).report(run.Options{}).Goals {
 		require.Equal(t, report.NotMeasured, g.Got)
 		require.False(t, g.Reached)

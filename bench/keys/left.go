@@ -89,9 +89,6 @@ func leftTable(results []leftResult) report.Table {
 // leftGoal allows for what a process allocates by itself, which is below a byte for
 // each of so many keys.
 func leftGoal(results []leftResult) report.Goal {
-	g := report.Goal{What: fmt.Sprintf("bytes per key left %v after draining", leftAfter), Want: "0 (less than 1)", Got: report.NotMeasured}
-	if m, measured := run.MedianWhere(results, func(in leftInput) bool { return in.Limiter == rivals.Ours }); measured {
-		g.Got, g.Reached = fmt.Sprintf("%.2f", m.Left), m.Left < 1
-	}
-	return g
+	m, _ := run.MedianWhere(results, func(in leftInput) bool { return in.Limiter == rivals.Ours })
+	return report.Bounded(fmt.Sprintf("memory left of a key %v after draining", leftAfter), 1, m.Left, "B")
 }

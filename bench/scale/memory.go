@@ -3,7 +3,6 @@ package scale
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
@@ -12,15 +11,9 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-const (
-	// bareGoroutine stands beside the limiters: one that is parked on a channel,
-	// which is what a waiter costs at the least.
-	bareGoroutine = "goroutine"
-
-	// bytesPerWaiter is more than a waiter of any limiter takes, with its
-	// goroutine and what the garbage collector needs.
-	bytesPerWaiter = 4000
-)
+// bareGoroutine stands beside the limiters: one that is parked on a channel,
+// which is what a waiter costs at the least.
+const bareGoroutine = "goroutine"
 
 var memoryLimiters = []string{bareGoroutine, rivals.Ours, "x-time", "uber", "failsafe", "naive"}
 
@@ -70,45 +63,27 @@ var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound
 	return memoryFound{Bytes: bytes / float64(in.Waiting), Beyond: measure.Unknown}, nil
 })
 
-// memoryNeeded returns an error if -full needs more memory than there is.
-func memoryNeeded(o run.Options) error {
-	if !o.Full || !measure.MemoryIsTold() {
-		return nil
-	}
-	const need = fullWaiting * bytesPerWaiter
-	o.Progress.Logf("-full lets %s wait and needs %.1f GiB of memory\n", report.Grouped(fullWaiting), need/float64(1<<30))
-	return measure.EnoughMemory(need)
-}
-
 // memoryGroups are the lines whose memory is measured. There are none where the
 // system does not tell how much memory is resident.
 func memoryGroups(o run.Options) [][]run.Case[memoryInput] {
 	if !measure.MemoryIsTold() {
 		return nil
 	}
-	group := func(waiting int, ownContext bool, rounds int) (cases []run.Case[memoryInput]) {
-		context := "shared"
-		if ownContext {
-			context = "own"
-		}
+	group := func(ownContext bool, context string) (cases []run.Case[memoryInput]) {
 		for _, name := range memoryLimiters {
 			cases = append(cases, run.Case[memoryInput]{
-				Name:     fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, waiting, context),
-				Input:    memoryInput{name, waiting, ownContext},
-				Rounds:   rounds,
-				Estimate: time.Duration(waiting) * 4 * time.Microsecond,
+				Name:     fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, manyWaiting, context),
+				Input:    memoryInput{name, manyWaiting, ownContext},
+				Rounds:   o.Times(3, 1),
+				Estimate: manyWaiting * 8 * time.Microsecond,
 			})
 		}
 		return cases
 	}
-	groups := [][]run.Case[memoryInput]{group(manyWaiting, false, o.Times(3, 1))}
-	if !o.Quick {
-		groups = append(groups, group(manyWaiting, true, o.Times(3, 1)))
+	if o.Quick {
+		return [][]run.Case[memoryInput]{group(false, "shared")}
 	}
-	if o.Full {
-		groups = append(groups, group(fullWaiting, false, 1)) // It takes long.
-	}
-	return groups
+	return [][]run.Case[memoryInput]{group(false, "shared"), group(true, "own")}
 }
 
 // measureMemory adds to what was measured how much is beyond a bare goroutine.
@@ -134,34 +109,25 @@ func measureMemory(ctx context.Context, o run.Options) ([]memoryResult, error) {
 
 const memoryTitle = "Memory: bytes per waiter"
 
-// memoryTable has one row for each limiter, and columns for each kind of line.
+// memoryTable has one row for each limiter, and columns for each kind of context.
 func memoryTable(results []memoryResult) report.Table {
 	t := report.Table{Title: memoryTitle, Columns: []string{"limiter"}}
-	t.Note = fmt.Sprintf("Resident memory of a process, after what is not in use has been given back; medians of %d (a million: one). "+
+	t.Note = fmt.Sprintf("Resident memory of a process, after what is not in use has been given back; medians of %d. "+
 		"Beyond: without what a bare goroutine takes that is parked on a channel. "+
 		"With a context of its own a waiter has, and watches, one that can be cancelled; it is counted. "+
 		"uber's cannot be cancelled and watch none.", len(results[0].Found))
-	var kinds []memoryInput
-	for _, r := range results {
-		kind := memoryInput{Waiting: r.Input.Waiting, OwnContext: r.Input.OwnContext}
-		if slices.Contains(kinds, kind) {
-			continue
-		}
-		kinds = append(kinds, kind)
-		what := report.Grouped(kind.Waiting)
-		if kind.OwnContext {
+	contexts := []bool{false, true}
+	for _, ownContext := range contexts {
+		what := report.Grouped(manyWaiting)
+		if ownContext {
 			what += ", own context"
 		}
 		t.Columns = append(t.Columns, what, "beyond")
 	}
 	for _, name := range memoryLimiters {
 		row := []string{name}
-		for _, kind := range kinds {
-			kind.Limiter = name
-			m, measured := run.MedianWhere(results, func(in memoryInput) bool { return in == kind })
-			if !measured {
-				m = memoryFound{measure.Unknown, measure.Unknown}
-			}
+		for _, ownContext := range contexts {
+			m := memoryOf(results, name, ownContext)
 			row = append(row, report.Fixed(m.Bytes, 0), report.Fixed(m.Beyond, 0))
 		}
 		t.Rows = append(t.Rows, row)
@@ -169,20 +135,16 @@ func memoryTable(results []memoryResult) report.Table {
 	return t
 }
 
-// memoryGoal looks at every line without contexts, and tells beside it what they add.
+func memoryOf(results []memoryResult, limiter string, ownContext bool) memoryFound {
+	m, _ := run.MedianWhere(results, func(in memoryInput) bool { return in.Limiter == limiter && in.OwnContext == ownContext })
+	return m
+}
+
+// memoryGoal is about waiters without a context of their own, and tells of others beside.
 func memoryGoal(results []memoryResult) report.Goal {
-	g := report.Goal{What: "bytes per waiter beyond a goroutine", Want: "at most 160", Got: report.NotMeasured}
-	most, own := 0.0, ""
-	for _, r := range results {
-		switch {
-		case r.Input.Limiter != rivals.Ours:
-		case r.Input.OwnContext:
-			own = ", and " + report.Fixed(r.Median.Beyond, 0) + " with a context of its own"
-		default:
-			most = max(most, r.Median.Beyond)
-			g.Got, g.Reached = report.Fixed(most, 0), most <= 160
-		}
+	g := report.Bounded("memory per waiter beyond a goroutine", 160, memoryOf(results, rivals.Ours, false).Beyond, "B")
+	if own := memoryOf(results, rivals.Ours, true).Beyond; measure.Known(own) {
+		g.Got += ", and " + report.Fixed(own, 0) + " with a context of its own"
 	}
-	g.Got += own
 	return g
 }

@@ -15,7 +15,6 @@ import (
 
 const (
 	manyWaiting = 100_000
-	fullWaiting = 1_000_000
 
 	// slowLimit is so slow that of a long line only a few leave meanwhile.
 	slowLimit = 1 // per second
@@ -28,7 +27,6 @@ var Experiment = run.Experiment{
 	Estimate: func(o run.Options) time.Duration {
 		return run.Estimate(memoryGroups(o)...) + run.Estimate(cancelCases(o)) + run.Estimate(closeCases(o)) + run.Estimate(ceilingCases(o))
 	},
-	Needs: memoryNeeded,
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		memory, err1 := measureMemory(ctx, o)
 		cancel, err2 := run.InTurns(ctx, o, cancelChild.Take, cancelCases(o))

@@ -32,13 +32,7 @@ func goals(results []run.Result[input, result]) []report.Goal {
 	}
 	for _, g := range []struct{ rate, within float64 }{{10, 0.3}, {100, 0.3}, {1_000, 0.3}, {10_000, 0.3}, {100_000, 1}} {
 		if ours, measured := at(rivals.Ours, g.rate); measured {
-			off := 100 * math.Abs(ours.RateReached-1)
-			all = append(all, report.Goal{
-				What:    "rate reached at " + report.PerSecond(g.rate),
-				Want:    fmt.Sprintf("within %g %%", g.within),
-				Got:     fmt.Sprintf("%.2f %% off", off),
-				Reached: off <= g.within,
-			})
+			all = append(all, report.Bounded("rate reached at "+report.PerSecond(g.rate), g.within, 100*math.Abs(ours.RateReached-1), "% off"))
 		}
 	}
 	if allocations, measured := allocationGoal(at); measured {
@@ -49,8 +43,7 @@ func goals(results []run.Result[input, result]) []report.Goal {
 	}
 	// What saves CPU time must not cost the spacing.
 	if ours, measured := at(rivals.Ours, 10_000); measured {
-		us := ours.ErrorP50 / 1000
-		all = append(all, report.Goal{What: "spacing error p50 at 10,000/s, at that CPU time", Want: "≤ 5 µs", Got: report.Figure(us) + " µs", Reached: us <= 5})
+		all = append(all, report.Bounded("spacing error p50 at 10,000/s, at that CPU time", 5, ours.ErrorP50/1000, "µs"))
 	}
 	for _, rate := range []float64{100, 1_000, 10_000} {
 		all = append(all, cpuGoal(at, "shaper-coarse", "CPU per departure with the coarse timer", rate, 1.3)...)

@@ -62,16 +62,6 @@ func ResidentOf(folder string) (float64, error) {
 	return procBytes(filepath.Join(folder, "status"), "VmRSS")
 }
 
-// EnoughMemory returns an error if this system does not have so many bytes to
-// spare without swapping.
-func EnoughMemory(need float64) error {
-	available, err := procBytes("/proc/meminfo", "MemAvailable")
-	if err == nil && available < need {
-		err = fmt.Errorf("-full needs %.1f GiB of memory, and %.1f GiB are available", need/(1<<30), available/(1<<30))
-	}
-	return err
-}
-
 // LiveHeap returns the bytes that the garbage collector leaves.
 func LiveHeap() int64 {
 	// The second collection takes what pools have kept over the first.

@@ -38,11 +38,3 @@ func TestResidentMemoryGrowsWithWhatIsInUse(t *testing.T) {
 	require.Greater(t, after-before, 0.9*float64(len(kept)))
 	runtime.KeepAlive(kept)
 }
-
-func TestMoreMemoryThanThereIsIsRefused(t *testing.T) {
-	if !MemoryIsTold() {
-		t.Skip("not known on this system")
-	}
-	require.NoError(t, EnoughMemory(1))
-	require.ErrorContains(t, EnoughMemory(1<<60), "-full needs 1073741824.0 GiB of memory")
-}

@@ -38,16 +38,15 @@ func Median(values ...float64) float64 { return Quantile(values, 0.5) }
 // struct, or a slice of structs that has the same length in each round. Of each
 // float64 the result has the median, or the largest if the field's tag is
 // `rounds:"max"`, as a bound must hold in every round. Integers are counts, of
-// which it has the sum. Anything else is that of the first round.
+// which it has the sum. Anything else is that of the first round. Of no rounds, each float64 is
+// [Unknown].
 func Medians[T any](rounds []T) T {
 	values := make([]reflect.Value, len(rounds))
 	for i := range rounds {
 		values[i] = reflect.ValueOf(rounds[i])
 	}
 	var median T
-	if len(rounds) > 0 {
-		sumUp(reflect.ValueOf(&median).Elem(), values, "")
-	}
+	sumUp(reflect.ValueOf(&median).Elem(), values, "")
 	return median
 }
 
@@ -62,7 +61,10 @@ func sumUp(into reflect.Value, rounds []reflect.Value, how string) {
 			sumUp(into.Field(i), fields, into.Type().Field(i).Tag.Get("rounds"))
 		}
 	case reflect.Slice:
-		n := rounds[0].Len()
+		n := 0
+		if len(rounds) > 0 {
+			n = rounds[0].Len()
+		}
 		into.Set(reflect.MakeSlice(into.Type(), n, n))
 		for i := range n {
 			elements := make([]reflect.Value, len(rounds))
@@ -80,7 +82,7 @@ func sumUp(into reflect.Value, rounds []reflect.Value, how string) {
 		case "":
 			into.SetFloat(Median(values...))
 		case "max":
-			into.SetFloat(slices.Max(values))
+			into.SetFloat(Quantile(values, 1))
 		default:
 			panic(fmt.Sprintf("measure: no tag is rounds:%q", how))
 		}
@@ -89,6 +91,8 @@ func sumUp(into reflect.Value, rounds []reflect.Value, how string) {
 			into.SetInt(into.Int() + round.Int())
 		}
 	default:
-		into.Set(rounds[0])
+		if len(rounds) > 0 {
+			into.Set(rounds[0])
+		}
 	}
 }

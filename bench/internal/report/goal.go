@@ -15,6 +15,15 @@ type Goal struct {
 // NotMeasured is what was found of a goal whose figures are missing.
 const NotMeasured = "not measured"
 
+// Bounded is the goal that our figure is at most a bound. Both are in the unit.
+func Bounded(what string, most, ours float64, unit string) Goal {
+	g := Goal{What: what, Want: fmt.Sprintf("at most %g %s", most, unit), Got: NotMeasured}
+	if measure.Known(ours) {
+		g.Got, g.Reached = Figure(ours)+" "+unit, ours <= most
+	}
+	return g
+}
+
 // Lower is the goal that our figure is lower than a rival's by a factor, at
 // least. Both are in the unit.
 func Lower(what string, factor, ours, theirs float64, unit string) Goal {

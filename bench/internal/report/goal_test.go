@@ -19,7 +19,11 @@ func TestGoalsAgainstARival(t *testing.T) {
 	require.False(t, AtMost("CPU", 1.5, 3.1, 2, "s").Reached)
 	require.Equal(t, Goal{"CPU", "≤ 1.5×", "3.00 against 0 s", false}, AtMost("CPU", 1.5, 3, 0, "s"))
 
+	require.Equal(t, Goal{"error", "at most 5 µs", "5.00 µs", true}, Bounded("error", 5, 5, "µs"))
+	require.False(t, Bounded("error", 5, 5.01, "µs").Reached)
+
 	for _, g := range []Goal{
+		Bounded("", 1, measure.Unknown, ""),
 		Lower("", 1, measure.Unknown, 1, ""), Lower("", 1, 1, measure.Unknown, ""),
 		AtMost("", 1, measure.Unknown, 1, ""), AtMost("", 1, 1, measure.Unknown, ""),
 	} {

@@ -23,9 +23,8 @@ type Wait func(ctx context.Context) error
 
 // A Line is where the callers of a rival wait.
 type Line struct {
-	Wait   Wait
-	Stop   func()     // frees it
-	InLine func() int // returns how many wait; nil: nobody outside can know
+	Wait Wait
+	Stop func() // frees it
 }
 
 // A Rival makes callers wait.
@@ -79,11 +78,7 @@ func ours(name string, slack time.Duration, opts ...shaper.Option) Rival {
 			opts = append(slices.Clone(opts), trace)
 		}
 		s := Must(shaper.New(shaper.Limits{Rate: rate.Limit(perSecond), Depth: waiting, Slack: slack}, opts...))
-		return Line{
-			Wait:   s.Wait,
-			Stop:   func() { _ = s.Close() }, // It returns nil.
-			InLine: func() int { return s.Stats().Waiting },
-		}
+		return Line{Wait: s.Wait, Stop: func() { _ = s.Close() }} // It returns nil.
 	}
 	return Rival{Name: name, Open: open, Traced: true}
 }

@@ -28,7 +28,6 @@ type Experiment struct {
 // Options are what an experiment needs to know of the command line.
 type Options struct {
 	Quick  bool // a taste of everything, in a minute and a half
-	Full   bool // what takes more memory than most can spare, too
 	Rounds int  // how often to measure what is compared; 0: as often as the experiment does by itself
 
 	// Progress is told what is being done. It may be nil.

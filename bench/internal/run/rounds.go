@@ -112,14 +112,15 @@ func conclude[In, Out any](cases []Case[In], found [][]Out, errs []error) []Resu
 	return results
 }
 
-// MedianWhere returns the median of the first result whose input is as wanted.
+// MedianWhere returns the median of the first result whose input is as wanted. If
+// there is none, each figure of it is [measure.Unknown].
 func MedianWhere[In, Out any](results []Result[In, Out], wanted func(In) bool) (median Out, measured bool) {
 	for _, r := range results {
 		if wanted(r.Input) {
 			return r.Median, true
 		}
 	}
-	return median, false
+	return measure.Medians[Out](nil), false
 }
 
 // Report puts tables and the benchmark lines of results into a report. Without results
