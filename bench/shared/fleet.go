@@ -1,9 +1,8 @@
 package shared
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -63,31 +62,10 @@ func runWorkers(ctx context.Context, todo workerInput) ([]workerOutput, error) {
 	outputs, errs := make([]workerOutput, processes), make([]error, processes)
 	var all sync.WaitGroup
 	for i := range processes {
-		all.Go(func() { outputs[i], errs[i] = runWorker(ctx, todo) })
+		all.Go(func() { outputs[i], errs[i] = worker.Take(ctx, todo) })
 	}
 	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
-	}
-	return outputs, nil
-}
-
-func runWorker(ctx context.Context, todo workerInput) (found workerOutput, err error) {
-	var input, output, complaint bytes.Buffer
-	if err := gob.NewEncoder(&input).Encode(todo); err != nil {
-		return found, err
-	}
-	worker, err := run.Command(ctx, workerName)
-	if err != nil {
-		return found, err
-	}
-	worker.Stdin, worker.Stdout, worker.Stderr = &input, &output, &complaint
-	if err := worker.Run(); err != nil {
-		return found, fmt.Errorf("%s: %w: %s", workerName, err, bytes.TrimSpace(complaint.Bytes()))
-	}
-	return found, gob.NewDecoder(&output).Decode(&found)
+	return outputs, errors.Join(errs...)
 }
 
 // resultOf merges what the processes did. redisCPU is what the server used meanwhile, in

@@ -2,9 +2,7 @@ package shared
 
 import (
 	"context"
-	"encoding/gob"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -22,10 +20,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// workerName is what a process that shares the rate is registered as.
-const workerName = "shared-worker"
-
-func init() { run.Register(workerName, work) }
+// worker is a process that shares the rate.
+var worker = run.NewMeasurement("shared-worker", work)
 
 // A workerInput says what one process does, and when it begins.
 type workerInput struct {
@@ -43,11 +39,7 @@ type workerOutput struct {
 }
 
 // work is the body of a process.
-func work(in io.Reader, out io.Writer) error {
-	var todo workerInput
-	if err := gob.NewDecoder(in).Decode(&todo); err != nil {
-		return err
-	}
+func work(todo workerInput) (found workerOutput, err error) {
 	var trips counter
 	client := redis.NewClient(&redis.Options{
 		Addr: todo.Address, MaxRetries: -1, PoolSize: todo.Input.Waiters, ContextTimeoutEnabled: true,
@@ -56,14 +48,11 @@ func work(in io.Reader, out io.Writer) error {
 	client.AddHook(&trips)
 	l, err := open(todo.Input, client)
 	if err != nil {
-		return err
+		return found, err
 	}
-	found, err := l.loop(todo)
-	if err != nil {
-		return err
-	}
+	found, err = l.loop(todo)
 	found.RoundTrips, found.CPU = trips.count.Load(), measure.CPUTime()
-	return gob.NewEncoder(out).Encode(found)
+	return found, err
 }
 
 // A limiter lets callers wait.
