@@ -3,11 +3,9 @@ package admission
 import (
 	"context"
 	"errors"
-	"net/http"
 	"time"
 
 	"github.com/failsafe-go/failsafe-go/ratelimiter"
-	"github.com/throttled/throttled/v2"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
@@ -31,8 +29,7 @@ const (
 	slowPerSecond            = 3. / (24 * 60 * 60)
 	slowInterval             = 8 * time.Hour
 
-	manyCalls = 1 << 30 // for limiters that count calls per window
-	fullLine  = 100     // waiters
+	fullLine = 100 // waiters
 
 	acquire = "Acquire-release"
 )
@@ -41,6 +38,9 @@ var (
 	fast   = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1}
 	capped = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1, InFlight: 100}
 	slow   = shaper.Limits{Rate: slowPerSecond, Depth: fullLine}
+
+	fastBucket = rivals.Bucket{Every: time.Nanosecond, Burst: fastBurst}
+	slowBucket = rivals.Bucket{Every: slowInterval, Burst: 1}
 )
 
 // calls returns everything that is compared, ours first, then in the order in
@@ -69,12 +69,9 @@ func calls() []call {
 		{limiter: "failsafe", call: "AcquirePermit", open: meetFailsafe(time.Nanosecond, func(l failsafeLimiter, live context.Context) bool {
 			return l.AcquirePermit(live) == nil
 		})},
-		{limiter: "throttled", call: "RateLimitCtx", open: meetThrottled(
-			throttled.RateQuota{MaxRate: throttled.PerDuration(fastPerSecond, time.Second), MaxBurst: fastBurst},
-			func(limited bool, _ throttled.RateLimitResult) bool { return !limited },
-		)},
-		{limiter: "sethvargo", call: "Take", open: meetSethvargo(manyCalls, func(_ uint64, ok bool) bool { return ok })},
-		{limiter: "httprate", call: "OnLimit", open: meetHTTPRate(manyCalls, func(_ http.Header, limited bool) bool { return !limited })},
+		{limiter: "throttled", call: "RateLimitCtx", open: meetKeyed("throttled-unbounded", fastBucket, true)},
+		{limiter: "sethvargo", call: "Take", open: meetKeyed("sethvargo", fastBucket, true)},
+		{limiter: "httprate", call: "OnLimit", open: meetKeyed("httprate", fastBucket, true)},
 
 		{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, tells: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
 			return saysWhen(s.Wait(live))
@@ -103,16 +100,9 @@ func calls() []call {
 		{limiter: "failsafe", call: "AcquirePermitWithMaxWait", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, live context.Context) bool {
 			return errors.Is(l.AcquirePermitWithMaxWait(live, time.Second), ratelimiter.ErrExceeded)
 		})},
-		{limiter: "throttled", call: "RateLimitCtx", refuses: true, tells: true, open: meetThrottled(
-			throttled.RateQuota{MaxRate: throttled.PerDay(3)},
-			func(limited bool, r throttled.RateLimitResult) bool { return limited && r.RetryAfter > 0 },
-		)},
-		{limiter: "sethvargo", call: "Take", refuses: true, tells: true, open: meetSethvargo(1, func(reset uint64, ok bool) bool {
-			return !ok && reset > 0
-		})},
-		{limiter: "httprate", call: "OnLimit", refuses: true, tells: true, open: meetHTTPRate(1, func(h http.Header, limited bool) bool {
-			return limited && h.Get("Retry-After") != ""
-		})},
+		{limiter: "throttled", call: "RateLimitCtx", refuses: true, tells: true, open: meetKeyed("throttled-unbounded", slowBucket, false)},
+		{limiter: "sethvargo", call: "Take", refuses: true, tells: true, open: meetKeyed("sethvargo", slowBucket, false)},
+		{limiter: "httprate", call: "OnLimit", refuses: true, tells: true, open: meetKeyed("httprate", slowBucket, false)},
 	}
 }
 

@@ -3,13 +3,9 @@ package admission
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/failsafe-go/failsafe-go/ratelimiter"
-	"github.com/go-chi/httprate"
-	"github.com/sethvargo/go-limiter/memorystore"
-	"github.com/throttled/throttled/v2"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
 
@@ -86,41 +82,17 @@ func meetFailsafe(interval time.Duration, call func(l failsafeLimiter, live cont
 	}
 }
 
-func meetThrottled(quota throttled.RateQuota, asItShould func(limited bool, r throttled.RateLimitResult) bool) opener {
+// meetKeyed is for limiters that have no call without a key. The one that is used needs
+// no bound on keys.
+func meetKeyed(name string, b rivals.Bucket, leaves bool) opener {
 	return func() (func() func() bool, func(), error) {
-		l := rivals.NewThrottled(0, quota) // One key needs no bound on keys, which costs an allocation.
 		live, _, cancel := contexts()
-		_, _, err := l.RateLimitCtx(live, "key", 1)
-		return shared(func() bool {
-			limited, r, err := l.RateLimitCtx(live, "key", 1)
-			return err == nil && asItShould(limited, r)
-		}), cancel, err
-	}
-}
-
-func meetSethvargo(perDay uint64, asItShould func(reset uint64, ok bool) bool) opener {
-	return func() (func() func() bool, func(), error) {
-		store := rivals.Must(memorystore.New(&memorystore.Config{Tokens: perDay, Interval: 24 * time.Hour}))
-		live, _, cancel := contexts()
-		_, _, _, _, err := store.Take(live, "key")
-		return shared(func() bool {
-			_, _, reset, ok, err := store.Take(live, "key")
-			return err == nil && asItShould(reset, ok)
-		}), func() { cancel(); _ = store.Close(context.Background()) }, err
-	}
-}
-
-// meetHTTPRate has only an entrance for HTTP. Each goroutine has a request and
-// a response of its own, of which it looks at the header.
-func meetHTTPRate(perDay int, asItShould func(h http.Header, limited bool) bool) opener {
-	return func() (func() func() bool, func(), error) {
-		l := httprate.NewRateLimiter(perDay, 24*time.Hour)
+		k := rivals.KeyedNamed(name).Open(live, 1, b)
+		k.Each[0]()("key")
 		each := func() func() bool {
-			response := rivals.HeaderOnly{}
-			request := &http.Request{Header: http.Header{}}
-			return func() bool { return asItShould(http.Header(response), l.OnLimit(response, request, "key")) }
+			call := k.Each[0]()
+			return func() bool { return call("key") == leaves }
 		}
-		each()()
-		return each, func() {}, nil
+		return each, func() { cancel(); k.Stop() }, nil
 	}
 }

@@ -184,16 +184,11 @@ func openMemoryStore(ctx context.Context, _ int, b Bucket) Keyed {
 	}
 }
 
-// NewThrottled makes throttled's limiter with its own store.
-func NewThrottled(keys int, quota throttled.RateQuota) *throttled.GCRARateLimiterCtx {
+// openMemStore bounds the keys, as throttled's README does; 0 is no bound.
+func openMemStore(ctx context.Context, keys int, b Bucket) Keyed {
+	quota := throttled.RateQuota{MaxRate: throttled.PerDuration(1, b.Every), MaxBurst: b.Burst - 1}
 	l := Must(throttled.NewGCRARateLimiterCtx(Must(memstore.NewCtx(keys)), quota))
 	l.SetMaxCASAttemptsLimit(10_000) // With the 10 that it has, some calls of 64 goroutines come to nothing.
-	return l
-}
-
-// openMemStore bounds the keys, as its README does; 0 is no bound.
-func openMemStore(ctx context.Context, keys int, b Bucket) Keyed {
-	l := NewThrottled(keys, throttled.RateQuota{MaxRate: throttled.PerDuration(1, b.Every), MaxBurst: b.Burst - 1})
 	return Keyed{
 		Each: []func() func(string) bool{keyedCall(func(key string) bool {
 			limited, _, err := l.RateLimitCtx(ctx, key, 1)
