@@ -27,11 +27,7 @@ func (in spacingInput) every() time.Duration { return measure.Interval(float64(i
 
 // A spacing is how requests arrived at the upstream. They are overtaken against the order
 // of sending.
-type spacing struct {
-	measure.Spacing
-	Arrived   int `unit:"arrivals"`
-	Histogram []int
-}
+type spacing = measure.Spread
 
 // measureSpacing sends the requests through a proxy.
 func (p *programs) measureSpacing(ctx context.Context, in spacingInput) (spacing, error) {
@@ -79,5 +75,5 @@ func spacingOf(arrivals []arrival, rate int, lead time.Duration) (spacing, error
 	if seen.Count() == 0 {
 		return spacing{}, fmt.Errorf("all %d requests arrived within %v", len(all), lead)
 	}
-	return spacing{seen.Spacing(), seen.Count(), seen.Histogram()}, nil
+	return seen.Spread(), nil
 }

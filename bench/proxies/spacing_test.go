@@ -23,7 +23,7 @@ func TestSpacingOfArrivals(t *testing.T) {
 	require.InDelta(t, 2e6, s.ErrorP50, 1e-3, "of 0, 0.5, 6 and 3.5 ms")
 	require.Equal(t, 25.0, s.Bunched)
 	require.Zero(t, s.Overtaken)
-	require.Equal(t, 4, s.Arrived)
+	require.Equal(t, 4, s.Departures)
 
 	_, err = spacingOf(arrivalsAt(1), 100, 0)
 	require.Error(t, err)
@@ -32,7 +32,7 @@ func TestSpacingOfArrivals(t *testing.T) {
 func TestNobodyLooksAtTheLead(t *testing.T) {
 	s, err := spacingOf(arrivalsAt(0, 0, 0, 10, 20, 30), 100, 15*time.Millisecond)
 	require.NoError(t, err)
-	require.Equal(t, 2, s.Arrived)
+	require.Equal(t, 2, s.Departures)
 	require.Zero(t, s.ErrorP50)
 	require.Zero(t, s.Bunched)
 	require.InDelta(t, 1, s.RateReached, 1e-9)

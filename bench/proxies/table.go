@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/plot"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
@@ -139,14 +138,12 @@ func (f results) goals() (all []report.Goal) {
 func (f results) picture(machine string) (p report.Picture, drawn bool) {
 	const rate = 1000
 	rows := plot.Spacings{
-		Name: "proxies", Title: "How even is what reaches an upstream behind a proxy?", Rate: rate, Reach: measure.HistogramReach,
+		Name: "proxies", Title: "How even is what reaches an upstream behind a proxy?", Rate: rate,
 		Caption: "haproxy-maxconn is paced by an upstream that takes an interval for each request. " + machine + ".",
 	}
 	for _, r := range f.spacings {
 		if r.Input.Rate == rate {
-			rows.Rows = append(rows.Rows, plot.SpacingsRow{
-				Name: r.Input.Proxy, ErrorNs: r.Median.ErrorP50, Bunched: r.Median.Bunched, Bins: r.Median.Histogram, Departures: r.Median.Arrived,
-			})
+			rows.Rows = append(rows.Rows, plot.SpacingsRow{Name: r.Input.Proxy, Spread: r.Median})
 		}
 	}
 	if len(rows.Rows) == 0 {

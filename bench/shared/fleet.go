@@ -97,8 +97,7 @@ func resultOf(in input, begin time.Time, outputs []workerOutput, redisCPU float6
 	}
 	total = max(total, 1)
 	found := result{
-		Spacing: all.Spacing(), ShareOff: off, RoundTrips: trips / total, CPU: cpu / total, RedisCPU: redisCPU / total,
-		Departures: all.Count(), Histogram: all.Histogram(),
+		Spread: all.Spread(), ShareOff: off, RoundTrips: trips / total, CPU: cpu / total, RedisCPU: redisCPU / total,
 	}
 	found.Overtaken = overtaken / max(sum, 1)
 	return found

@@ -54,13 +54,11 @@ type input struct {
 
 // A result is what the processes did together.
 type result struct {
-	measure.Spacing         // of the merged departures; Overtaken is within each process, as nobody promises an order among them
-	ShareOff        float64 `unit:"share-off-%"`           // the largest difference between the share of a process and an equal one, in percent of that
-	RoundTrips      float64 `unit:"round-trips/departure"` // of all processes
-	CPU             float64 `unit:"cpu-ns/departure"`      // of all processes
-	RedisCPU        float64 `unit:"redis-cpu-ns/departure"`
-	Departures      int     `unit:"departures"`
-	Histogram       []int   // of spacing / interval
+	measure.Spread         // of the merged departures; Overtaken is within each process, as nobody promises an order among them
+	ShareOff       float64 `unit:"share-off-%"`           // the largest difference between the share of a process and an equal one, in percent of that
+	RoundTrips     float64 `unit:"round-trips/departure"` // of all processes
+	CPU            float64 `unit:"cpu-ns/departure"`      // of all processes
+	RedisCPU       float64 `unit:"redis-cpu-ns/departure"`
 }
 
 // groups are what is measured. Where the network is slow, ours alone: what the
@@ -180,14 +178,12 @@ func picture(results []run.Result[input, result], machine string) (p report.Pict
 	const rate = 1_000
 	rows := plot.Spacings{
 		Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?",
-		Rate: rate, Reach: measure.HistogramReach,
+		Rate:    rate,
 		Caption: fmt.Sprintf("%d processes with %d callers each share a bucket on one Redis server. %s.", processes, waiters, machine),
 	}
 	for _, r := range results {
 		if r.Input.Rate == rate && r.Input.RTT == 0 {
-			rows.Rows = append(rows.Rows, plot.SpacingsRow{
-				Name: r.Input.Limiter, ErrorNs: r.Median.ErrorP50, Bunched: r.Median.Bunched, Bins: r.Median.Histogram, Departures: r.Median.Departures,
-			})
+			rows.Rows = append(rows.Rows, plot.SpacingsRow{Name: r.Input.Limiter, Spread: r.Median.Spread})
 		}
 	}
 	if len(rows.Rows) == 0 {

@@ -25,13 +25,11 @@ type input struct {
 // A result is what one limiter did at one rate, with one number of waiters, under
 // one load.
 type result struct {
-	measure.Spacing
-	Burst      float64 `unit:"burst-ns"`                   // as the receivers saw it
-	SlotBurst  float64 `unit:"slot-burst-ns" rounds:"max"` // as handed out, in a busy process
-	CPU        float64 `unit:"cpu-ns/departure"`           // of the whole process, with the load
-	Allocs     float64 `unit:"allocs/departure"`           // of the whole process, with the load
-	Departures int     `unit:"departures"`
-	Histogram  []int   // of spacing / interval
+	measure.Spread
+	Burst     float64 `unit:"burst-ns"`                   // as the receivers saw it
+	SlotBurst float64 `unit:"slot-burst-ns" rounds:"max"` // as handed out, in a busy process
+	CPU       float64 `unit:"cpu-ns/departure"`           // of the whole process, with the load
+	Allocs    float64 `unit:"allocs/departure"`           // of the whole process, with the load
 }
 
 var child = run.NewMeasurement("spacing", measureSpacing)
@@ -84,9 +82,8 @@ func measureSpacing(in input) (result, error) {
 	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.Rate), all)
 	each := float64(max(1, d.Count()))
 	found := result{
-		Spacing: d.Spacing(), Burst: d.Burst(), SlotBurst: measure.Unknown,
+		Spread: d.Spread(), Burst: d.Burst(), SlotBurst: measure.Unknown,
 		CPU: (after.cpu - before.cpu) / each, Allocs: float64(after.mallocs-before.mallocs) / each,
-		Departures: d.Count(), Histogram: d.Histogram(),
 	}
 	if len(slots) > 0 {
 		found.SlotBurst = measure.DeparturesWithin(0, after.at, measure.Interval(in.Rate), slots).Burst()

@@ -31,7 +31,7 @@ func found(in input, r result) run.Result[input, result] {
 // in µs, its CPU time in seconds per 100,000.
 func idleResult(limiter string, p50, bunched, cpu float64) run.Result[input, result] {
 	return found(input{Limiter: limiter, Rate: 1000, Waiters: 100, Load: idle},
-		result{Spacing: measure.Spacing{RateReached: 0.9975, ErrorP50: 1000 * p50, Bunched: bunched}, CPU: 1e4 * cpu})
+		result{Spread: measure.Spread{Spacing: measure.Spacing{RateReached: 0.9975, ErrorP50: 1000 * p50, Bunched: bunched}}, CPU: 1e4 * cpu})
 }
 
 func TestGoalsCompareWithTheBestLibrary(t *testing.T) {
@@ -89,7 +89,7 @@ func TestGoalsOfWhatIsMissing(t *testing.T) {
 func TestBusyGoalsWantEachRate(t *testing.T) {
 	at := func(limiter string, rate float64, waiters int, reached float64) run.Result[input, result] {
 		return found(input{Limiter: limiter, Rate: rate, Waiters: waiters, Load: "loops"},
-			result{Spacing: measure.Spacing{RateReached: reached}, SlotBurst: measure.Unknown})
+			result{Spread: measure.Spread{Spacing: measure.Spacing{RateReached: reached}}, SlotBurst: measure.Unknown})
 	}
 	results := []run.Result[input, result]{
 		at("shaper", 100, 100, 0.96), at("shaper-slack100", 100, 100, 0.97), at("x-time", 100, 100, 1),

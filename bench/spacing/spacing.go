@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"time"
 
-	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/plot"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
@@ -156,15 +155,12 @@ func idleTable(waiters int, results []run.Result[input, result]) report.Table {
 // spacingsPicture draws how the spacings at one rate spread.
 func spacingsPicture(results []run.Result[input, result], rate float64, machine string) report.Picture {
 	p := plot.Spacings{
-		Rate: rate, Reach: measure.HistogramReach,
+		Rate:    rate,
 		Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, machine),
 	}
 	for _, r := range results {
 		if r.Input.Rate == rate && r.Input.Waiters == goalWaiters && r.Input.Load == idle {
-			p.Rows = append(p.Rows, plot.SpacingsRow{
-				Name: r.Input.Limiter, ErrorNs: r.Median.ErrorP50, Bunched: r.Median.Bunched,
-				Bins: r.Median.Histogram, Departures: r.Median.Departures,
-			})
+			p.Rows = append(p.Rows, plot.SpacingsRow{Name: r.Input.Limiter, Spread: r.Median.Spread})
 		}
 	}
 	return p.Draw(rivals.Ours)

@@ -73,7 +73,7 @@ func TestSpacingIsMeasuredInAChild(t *testing.T) {
 }
 
 func TestReportsHaveARowForEachResult(t *testing.T) {
-	r := result{Spacing: measure.Spacing{RateReached: 0.9975, ErrorP50: 4510, ErrorP99: 12_345, Bunched: 1.25}, Burst: 2e6, SlotBurst: measure.Unknown, CPU: 33_000, Allocs: 0.5}
+	r := result{Spread: measure.Spread{Spacing: measure.Spacing{RateReached: 0.9975, ErrorP50: 4510, ErrorP99: 12_345, Bunched: 1.25}}, Burst: 2e6, SlotBurst: measure.Unknown, CPU: 33_000, Allocs: 0.5}
 	one := found(input{Limiter: "shaper", Rate: 1000, Waiters: 100, Load: idle}, r)
 	report := idleReport([]run.Result[input, result]{one}, run.Options{})
 	require.Len(t, report.Tables, 1)

@@ -77,6 +77,16 @@ func (d Departures) Spacing() Spacing {
 	}
 }
 
+// A Spread is a Spacing with what a picture of it needs.
+type Spread struct {
+	Spacing
+	Departures int   `unit:"departures"`
+	Histogram  []int // of spacing / interval
+}
+
+// Spread returns all figures of the departures, and a histogram.
+func (d Departures) Spread() Spread { return Spread{d.Spacing(), d.Count(), d.Histogram()} }
+
 // Interval returns the time between two departures at a rate.
 func Interval(perSecond float64) time.Duration {
 	return time.Duration(float64(time.Second) / perSecond)

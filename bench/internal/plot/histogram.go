@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 )
 
@@ -17,6 +18,9 @@ const (
 	histogramHeight  = 46.0 // of a bin that holds all spacings
 	histogramFigures = 96.0 // the width of a column of figures at the right
 )
+
+// reach is where the axis ends, in intervals.
+const reach = float64(measure.HistogramReach)
 
 // Spacings is a picture of how the spacings of each limiter's departures spread
 // at one rate, one row a limiter over a common axis.
@@ -28,19 +32,15 @@ type Spacings struct {
 	Name    string // of the file; "": made of the rate
 	Title   string // "": made of the rate
 	Rate    float64
-	Reach   float64 // where the axis ends, in intervals
 	Rows    []SpacingsRow
 	Caption string
 }
 
-// A SpacingsRow is one limiter. Its bins are of equal width from 0 to the end of
-// the axis; those of its spacings that are in none are longer.
+// A SpacingsRow is one limiter. Those of its spacings that are in no bin of the
+// histogram are longer.
 type SpacingsRow struct {
-	Name       string
-	ErrorNs    float64 // the median error
-	Bunched    float64 // percent
-	Bins       []int
-	Departures int
+	Name string
+	measure.Spread
 }
 
 // Draw sets off the limiter named ours, and its variants.
@@ -64,18 +64,18 @@ func (p Spacings) Draw(ours string) report.Picture {
 	}
 	top := y + 22
 	foot := top + histogramRow*float64(len(rows))
-	x := func(intervals float64) float64 { return left + intervals/p.Reach*(right-left) }
-	p.drawAxis(&s, x, top, foot)
+	x := func(intervals float64) float64 { return left + intervals/reach*(right-left) }
+	drawAxis(&s, x, top, foot)
 	described := make([]string, 0, len(rows))
 	for i, r := range rows {
 		ground := top + histogramRow*float64(i+1)
 		set, colour := rowStyle(r.Name, ours)
 		s.line(left, ground+0.5, right, ground+0.5, lineColour, "")
-		bunch, even := bars(r.Bins, r.Departures, p.Reach, x, ground)
+		bunch, even := bars(r.Histogram, r.Departures, reach, x, ground)
 		s.fill(bunch, badColour)
 		s.fill(even, colour)
 		s.text(pictureMargin, ground-14, r.Name, set)
-		miss, share := Time(r.ErrorNs), Percent(r.Bunched)
+		miss, share := Time(r.ErrorP50), Percent(r.Bunched)
 		set.anchor = "end"
 		s.text(median, ground-14, miss, set)
 		set.colour = badInk
@@ -89,13 +89,13 @@ func (p Spacings) Draw(ours string) report.Picture {
 }
 
 // drawAxis draws the axis below the rows, and its lines behind them.
-func (p Spacings) drawAxis(s *svg, x func(float64) float64, top, foot float64) {
-	for tick := 0.0; tick <= p.Reach; tick += 0.5 {
+func drawAxis(s *svg, x func(float64) float64, top, foot float64) {
+	for tick := 0.0; tick <= reach; tick += 0.5 {
 		label, dash, colour := strconv.FormatFloat(tick, 'f', -1, 64), "2 3", lineColour
 		switch tick {
 		case 1:
 			dash, colour = "", "#9fb6c6"
-		case p.Reach:
+		case reach:
 			label += " and more"
 		}
 		s.line(x(tick), top, x(tick), foot+5, colour, dash)

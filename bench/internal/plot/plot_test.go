@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 )
 
@@ -22,7 +23,7 @@ import (
 func samples() []report.Picture {
 	const caption = "linux/amd64, 2 × AMD EPYC 9R14, go1.26.8"
 	names := []string{"x/time/rate", "shaper", "shaper-coarse", "uber ratelimit", "uber without slack", "channel + ticker"}
-	spacings := Spacings{Rate: 1000, Reach: 3, Caption: caption}
+	spacings := Spacings{Rate: 1000, Caption: caption}
 	reached := Percentages{Name: "rate", Title: "Is the rate reached?", What: strings.Repeat("What it shows. ", 20), Axis: "set rate", Caption: caption}
 	bars := Bars{Name: "keys", Title: "What does a key cost?", What: "Shorter is better.", Caption: caption, Panels: []BarPanel{
 		{"call without a key", "ns", Time}, {"call, 1,000 keys", "ns", Time}, {"memory of a key", "B", Percent},
@@ -32,7 +33,7 @@ func samples() []report.Picture {
 		for bin, n := range map[int]int{0: 1100, 35: 600, 37: 1500, 39: 2400, 41: 2300, 44: 900, 76: 500, 119: 500} {
 			bins[bin] = n + i
 		}
-		spacings.Rows = append(spacings.Rows, SpacingsRow{name, 98_600 * float64(i+1), 90.3 / float64(i+1), bins, 10_000})
+		spacings.Rows = append(spacings.Rows, spread(name, 98_600*float64(i+1), 90.3/float64(i+1), bins, 10_000))
 		for _, panel := range []string{"idle", "busy: loops", "busy: allocators", "busy: pieces"} {
 			for _, rate := range []float64{10, 100, 1000, 10_000} {
 				reached.Columns = append(reached.Columns, Column{name, panel, rate, ShortRate(rate), 100.4 - 15*float64(i)})
@@ -41,6 +42,10 @@ func samples() []report.Picture {
 		bars.Rows = append(bars.Rows, BarRow{name, "Wait", []float64{math.NaN(), 83 * float64(i+1), 150}})
 	}
 	return []report.Picture{spacings.Draw("shaper"), reached.Draw("shaper"), bars.Draw("shaper")}
+}
+
+func spread(name string, errorP50, bunched float64, histogram []int, departures int) SpacingsRow {
+	return SpacingsRow{name, measure.Spread{Spacing: measure.Spacing{ErrorP50: errorP50, Bunched: bunched}, Departures: departures, Histogram: histogram}}
 }
 
 // svgElement is what the tests look at of an element.
@@ -128,8 +133,8 @@ func TestNothingOfAPictureLiesOutsideOrIsTooSmallToRead(t *testing.T) {
 }
 
 func TestSpacingsHaveTheirFiguresBesideThem(t *testing.T) {
-	p := Spacings{Rate: 1000, Reach: 3, Rows: []SpacingsRow{
-		{Name: "theirs", ErrorNs: 1_112_000, Bunched: 19.4}, {Name: "ours", ErrorNs: 7300, Bunched: 0.31},
+	p := Spacings{Rate: 1000, Rows: []SpacingsRow{
+		spread("theirs", 1_112_000, 19.4, nil, 0), spread("ours", 7300, 0.31, nil, 0),
 	}}.Draw("ours")
 	require.Equal(t, "spacing-1000", p.Name)
 	said := texts(readSVG(t, p))
@@ -218,7 +223,7 @@ func TestPicturesBearWhatIsMissingOrStrange(t *testing.T) {
 	strange := `<&"> ` + "\x00"
 	for i, p := range []report.Picture{
 		Spacings{}.Draw(""),
-		Spacings{Rate: 1000, Reach: 3, Caption: strange, Rows: []SpacingsRow{{strange, inf, nan, nil, 0}, {"b", nan, 5, []int{-1, 0, 3}, 1}}}.Draw(strange),
+		Spacings{Rate: 1000, Caption: strange, Rows: []SpacingsRow{spread(strange, inf, nan, nil, 0), spread("b", nan, 5, []int{-1, 0, 3}, 1)}}.Draw(strange),
 		Percentages{}.Draw(""),
 		Percentages{Title: strange, Columns: []Column{{strange, strange, nan, strange, nan}, {"b", "c", 1, "d", math.Inf(-1)}}}.Draw(strange),
 		Bars{}.Draw(""),
