@@ -1,6 +1,10 @@
 package shaper_test
 
 import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -55,6 +59,45 @@ func BenchmarkGroupRefusal(b *testing.B) {
 				i++
 			}
 			require.LessOrEqual(b, allowed, i/10)
+		})
+	}
+}
+
+// BenchmarkGroupManyKeys is a call of a Group in which 100,000 keys have a bucket, with the
+// keys in random order, from one goroutine and from 64.
+func BenchmarkGroupManyKeys(b *testing.B) {
+	keys := make([]string, 100_000)
+	for i := range keys {
+		keys[i] = "client-" + strconv.Itoa(i)
+	}
+	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	for _, goroutines := range []int{1, 64} {
+		b.Run("goroutines="+strconv.Itoa(goroutines), func(b *testing.B) {
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+				return shaper.Limits{Rate: 1. / 60, Burst: 500_000}, nil
+			})
+			require.NoError(b, err)
+			defer g.Close()
+			for _, key := range keys {
+				require.NoError(b, g.Wait(context.Background(), key))
+			}
+			b.ResetTimer()
+			var callers sync.WaitGroup
+			for i := range goroutines {
+				callers.Go(func() {
+					at := i * len(keys) / goroutines
+					for range b.N / goroutines {
+						if at++; at == len(keys) {
+							at = 0
+						}
+						if g.Wait(context.Background(), keys[at]) != nil {
+							b.Error("refused")
+							return
+						}
+					}
+				})
+			}
+			callers.Wait()
 		})
 	}
 }
