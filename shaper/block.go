@@ -112,10 +112,10 @@ func (b *blocks) lift(f *flow) {
 	}
 }
 
-// shrink gives back the memory of entries that are no longer there.
-func (b *blocks) shrink() {
+// shrink gives back the memory of entries that are no longer there, if there were not just few.
+func (b *blocks) shrink(few int) {
 	if b != nil {
-		b.until, b.peak = shrunk(b.until, b.peak)
+		b.until, b.peak = shrunk(b.until, b.peak, few)
 	}
 }
 

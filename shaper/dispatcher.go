@@ -51,8 +51,9 @@ type dispatcher struct {
 	*modeStates
 
 	sweepTimer *sweepTimer // nil: it belongs to a Shaper
-	// drop deletes the flows of a Group when it is closed.
-	drop func()
+	// emptied is called under the lock when no request is in line any more of a shard of a
+	// Group that is draining: the shards end their drain together. It may be called again.
+	emptied func()
 }
 
 // A mode is the set of options that make requests be decided upon, or leave, otherwise than

@@ -218,6 +218,7 @@ func TestTheShadowsOfAGroupAreExact(t *testing.T) {
 		dry, err := shaper.NewGroup(limits, shaper.WithDryRun())
 		require.NoError(r.t, err)
 		defer dry.Close()
+		shaper.HashAlike(dry, real) // When a drained bucket is deleted depends on the others in its shard.
 		same := func() {
 			r.t.Helper()
 			synctest.Wait()

@@ -29,18 +29,25 @@ func SpreadHomes[K comparable](g *Group[K], keys ...K) {
 	for {
 		homes := map[int16]bool{}
 		for _, key := range keys {
-			homes[g.overflow.homeOf(key)] = true
+			homes[g.homeOf(key)] = true
 		}
 		if len(homes) == len(keys) {
 			return
 		}
-		g.overflow.seed = maphash.MakeSeed()
+		g.seed = maphash.MakeSeed()
 	}
 }
 
+// HashAlike gives a new Group the hash of another one, so that the same keys share shards.
+func HashAlike[K comparable](g, other *Group[K]) { g.seed = other.seed }
+
 // BlocksOf returns how many blocks a Group remembers.
 func BlocksOf[K comparable](g *Group[K]) int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.blocks.until)
+	n := 0
+	for _, s := range g.all {
+		s.mu.Lock()
+		n += len(s.blocks.until)
+		s.mu.Unlock()
+	}
+	return n
 }

@@ -1,15 +1,10 @@
 package shaper
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"sync/atomic"
-
-	"golang.org/x/time/rate"
-
-	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A Group keeps one bucket per key: per user, address, route, or whatever a program
@@ -66,41 +61,31 @@ import (
 //
 // A Group is safe for concurrent use.
 type Group[K comparable] struct {
-	dispatcher
-	ownTicker  ticker
-	limits     func(K) (Limits, error)
-	bucketKey  func(K) string // of WithBuckets; nil without
-	maxKeys    int
-	closedFlow keyedFlow[K] // refuses all calls when the Group is closed; has no key
-	unlimited  keyedFlow[K] // lets all calls leave; for keys that need no bucket and find no room for one; has no key
+	// What every call reads. None of it changes once the Group is in use.
+	shards    []*keyShard[K] // as many as a power of 2
+	seed      maphash.Seed   // of the hash of a key, which says in which shard it is, and what its home is
+	over      *keyShard[K]   // has the buckets that keys share, and no others, unless it is the only shard
+	all       []*keyShard[K] // shards and over
+	limits    func(K) (Limits, error)
+	bucketKey func(K) string // of WithBuckets; nil without
+	maxKeys   int64
 
 	// reloading has room for one element: a Reload that runs puts it there, and the
 	// next Reload waits for it to be taken out. A Mutex would stop the time in a
 	// testing/synctest bubble while the limits function runs.
 	reloading chan struct{}
-	limited   limitedKeys[K]
+	drain     groupDrain
 
-	overridden atomic.Bool // there are overrides
-
-	// The lock of the dispatcher guards these.
-	table         map[K]*keyedFlow[K]
-	lastTable     map[K]*keyedFlow[K] // for Snapshot: the table when the Group was closed; nil before
-	peakKeys      int                 // most keys that table has had since it was made
-	unlimitedKeys int                 // keys in table that need no bucket
-	limitsCalls   map[K]*limitsCall
-	peakCalls     int // most calls that limitsCalls has had since it was made
-	plans         map[Limits]*plan
-	peakPlans     int   // most plans that plans has had since it was made
-	unused        *plan // the latest of plans that lost its last user; it may have one again
+	// What is the same for all shards, and apart from what every call reads: calls that wait,
+	// are refused, or make or delete a bucket write it.
+	_             [cacheLine]byte
+	ticker        ticker
+	ownKeys       atomic.Int64 // keys that count against maxKeys
+	unlimitedKeys atomic.Int64 // keys with a bucket that need none
+	overridden    atomic.Int64 // keys with Limits by SetLimits
+	refusals      atomic.Uint64
 	overflow      overflow[K]
-	unlimitedBy   Limits // of the latest call that was given unlimited
-	wheel         wheel[K]
-	reloads       int
-	overflowed    uint64
-	limitErrors   uint64
-	refusedKeys   *[keptRefusals]K // of refusalRing; nil: none has been refused
-	recordingsOf  map[K][]*Recording
-	overrides     map[K]Limits // by SetLimits
+	limited       limitedKeys[K]
 }
 
 // NewGroup makes a [Group] whose keys have the [Limits] that the function returns for
@@ -129,37 +114,17 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	if err := o.validateBlock("NewGroup"); err != nil {
 		return nil, err
 	}
-	g := &Group[K]{limits: limits, maxKeys: o.maxKeys, reloading: make(chan struct{}, 1)}
-	g.prepare(o, &g.ownTicker)
+	g := &Group[K]{limits: limits, maxKeys: int64(o.maxKeys), seed: maphash.MakeSeed(), reloading: make(chan struct{}, 1)}
 	g.bucketKey, _ = o.shared.keyOf.(func(K) string)
-	g.keyed = true
-	g.sweepTimer = &sweepTimer{sweep: g.sweep, at: exact.Forever, next: exact.Forever}
-	g.drop = g.dropClosedLocked
-	g.overflow.seed = maphash.MakeSeed()
-	g.limited = newLimitedKeys[K](g.overflow.seed)
-	g.closedFlow = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
-	g.unlimited = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
-	g.dropAllLocked()
+	g.limited = newLimitedKeys[K](g.seed)
+	g.drain.ended = make(chan struct{})
+	g.makeShards(o)
 	return g, nil
-}
-
-// Shutdown is [Shaper.Shutdown] for the lines of all keys.
-func (g *Group[K]) Shutdown(ctx context.Context) error {
-	g.mustBeMade()
-	return g.shutdown(ctx)
-}
-
-// Close is [Shaper.Close] for the lines of all keys. It deletes all buckets; only
-// [Group.Snapshot] still knows them.
-func (g *Group[K]) Close() error {
-	g.mustBeMade()
-	g.close()
-	return nil
 }
 
 // mustBeMade panics if NewGroup has not made g.
 func (g *Group[K]) mustBeMade() {
-	if g == nil || g.ticker == nil {
+	if g == nil || g.over == nil {
 		panic("shaper: this Group is nil or zero and can't be used; make one with shaper.NewGroup")
 	}
 }

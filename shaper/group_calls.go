@@ -14,7 +14,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error { return g.WaitN(ctx, 
 // It is Shaper.WaitN on the bucket of the key, and may return the error of the
 // function that says the key's Limits, in which errors.Is sees that function's.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
-	_, err := g.wait(key, &request{ctx: ctx, cost: int64(n)})
+	_, _, err := g.wait(key, &request{ctx: ctx, cost: int64(n)})
 	return err
 }
 
@@ -29,100 +29,102 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 // placed is Acquire with nil for a release that does nothing.
 func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
 	r := &request{ctx: ctx, cost: int64(n), releases: true}
-	c, err := g.wait(key, r)
+	in, c, err := g.wait(key, r)
 	held := r.seat
 	if held == (seat{}) {
 		return nil, err
 	}
-	return func() { g.releaseSeat(&c.flow, held) }, nil
+	return func() { in.releaseSeat(&c.flow, held) }, nil
 }
 
 // Do is [Shaper.Do] on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
 	r := &request{ctx: ctx, cost: int64(n), releases: true}
-	c, err := g.wait(key, r)
+	in, c, err := g.wait(key, r)
 	if err != nil {
 		return err
 	}
 	if r.seat != (seat{}) {
-		defer g.releaseSeat(&c.flow, r.seat)
+		defer in.releaseSeat(&c.flow, r.seat)
 	}
 	return f(ctx)
 }
 
-// wait is WaitN, and returns the bucket that the request has found; nil if none.
-func (g *Group[K]) wait(key K, r *request) (*keyedFlow[K], error) {
+// wait is WaitN, and returns the bucket that the request has found, and the shard that has
+// it; nil if none.
+func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], c *keyedFlow[K], err error) {
 	g.mustBeMade()
-	c, dec := g.enter(key, r)
+	in, c, dec := g.enter(key, r)
 	if dec.waiter == nil {
-		return c, dec.err
+		return in, c, dec.err
 	}
-	err := g.finish(&c.flow, r, dec.waiter, r.await(dec.waiter))
+	err = in.finish(&c.flow, r, dec.waiter, r.await(dec.waiter))
 	if err != nil {
-		g.rescheduleAfter(c)
-		g.logClosed(key, r, err)
+		in.rescheduleAfter(c)
+		in.logClosed(key, r, err)
 	}
-	return c, err
+	return in, c, err
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line of its key, and
-// runs the hook of that. c is the bucket that it has found; nil if none.
+// runs the hook of that. c is the bucket that it has found, and in the shard that has it; nil
+// if none.
 //
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func (g *Group[K]) enter(key K, r *request) (c *keyedFlow[K], dec decision) {
+func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], c *keyedFlow[K], dec decision) {
 	if r.kind != allow {
-		if err := g.checkCall(r); err != nil || r.cost == 0 {
-			return nil, decision{err: err}
+		if err := g.over.checkCall(r); err != nil || r.cost == 0 {
+			return nil, nil, decision{err: err}
 		}
 	}
-	mustBeComparable(key)
-	if g.hasHooks {
+	s := g.shardOf(key)
+	if s.hasHooks {
 		r.key = key
 	}
-	now := g.lockAndAdvance()
-	if c = g.foundLocked(key, now); c == nil {
-		g.unlockAndArm()
-		return g.enterNew(key, r)
+	now := s.lockAndAdvance()
+	if c = s.foundLocked(key, now); c == nil {
+		s.unlockAndArm()
+		return s.enterNew(key, r)
 	}
-	dec = g.decideLocked(&c.flow, now, r)
-	if dec.event >= refusedEvent || g.recorded { // Of those that leave at once there is nothing to note.
-		g.noteLocked(key, now, r, dec)
+	dec = s.decideLocked(&c.flow, now, r)
+	if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
+		s.noteLocked(s, key, now, r, dec)
 	}
-	g.unlockAndArm()
+	s.unlockAndArm()
 	g.noteLimited(key, r, dec)
-	if g.hasHooks || dec.event >= enqueuedEvent {
+	if s.hasHooks || dec.event >= enqueuedEvent {
 		if dec.event == askEvent {
-			return c, g.settle(key, c, r)
+			return s, c, s.settle(key, c, r)
 		}
-		g.announce(&c.flow, now, r, dec)
+		s.announce(&c.flow, now, r, dec)
 	}
-	return c, dec
+	return s, c, dec
 }
 
 // enterNew is enter for a key that has no bucket.
-func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
+func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], c *keyedFlow[K], dec decision) {
 	var now int64
-	err := g.withFlowOrNew(r.ctx, key, func(found *keyedFlow[K], at int64) {
-		c, now = found, at
+	err := s.withFlowOrNew(r.ctx, key, anyBucket, func(holder *keyShard[K], found *keyedFlow[K], at int64) {
+		in, c, now = holder, found, at
 		if c.home != ownBucket {
-			g.overflowed++
+			in.overflowed++
 		}
-		dec = g.decideLocked(&c.flow, now, r)
-		g.noteLocked(key, now, r, dec)
+		dec = in.decideLocked(&c.flow, now, r)
+		s.noteLocked(in, key, now, r, dec)
 	})
 	if err != nil {
-		return nil, g.failed(key, r, err)
+		return nil, nil, s.failed(key, r, err)
 	}
-	g.noteLimited(key, r, dec)
-	if g.hasHooks || dec.event >= enqueuedEvent {
+	s.group.noteLimited(key, r, dec)
+	if s.hasHooks || dec.event >= enqueuedEvent {
 		if dec.event == askEvent {
-			return c, g.settle(key, c, r)
+			return in, c, s.settle(key, c, r)
 		}
-		g.announce(&c.flow, now, r, dec)
+		in.announce(&c.flow, now, r, dec)
 	}
-	return c, dec
+	return in, c, dec
 }
 
 // settle asks the Bucket what becomes of a request, and runs the hook of that.
@@ -130,28 +132,23 @@ func (g *Group[K]) enterNew(key K, r *request) (c *keyedFlow[K], dec decision) {
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
 //go:noinline
-func (g *Group[K]) settle(key K, c *keyedFlow[K], r *request) decision {
-	dec, now := g.ask(&c.flow, r, func(now int64, dec decision) { g.noteLocked(key, now, r, dec) })
-	g.noteLimited(key, r, dec)
-	g.announce(&c.flow, now, r, dec)
+func (s *keyShard[K]) settle(key K, c *keyedFlow[K], r *request) decision {
+	dec, now := s.ask(&c.flow, r, func(now int64, dec decision) { s.noteLocked(s, key, now, r, dec) })
+	s.group.noteLimited(key, r, dec)
+	s.announce(&c.flow, now, r, dec)
 	return dec
 }
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key
-// is recorded.
-func (g *Group[K]) noteLocked(key K, now int64, r *request, dec decision) {
+// is recorded. in is the shard that has the bucket; its lock and that of s are held.
+func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, now int64, r *request, dec decision) {
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
-		g.logRefusedKeyLocked(key)
+		in.logRefusedKeyLocked(key)
 	}
-	if g.recorded {
-		g.recordLocked(g.recordingsOf[key], now, r, dec)
+	if s.recorded {
+		in.recordLocked(s.recordingsOf[key], now, r, dec)
 	}
 }
-
-// mustBeComparable panics for a key that cannot be compared, such as an interface with a
-// slice in it, as a map would: but while the lock is free. (key == key would not do: it may
-// stop at a NaN before it comes to the slice.)
-func mustBeComparable[K comparable](key K) { _ = map[K]struct{}(nil)[key] }
 
 // noteLimited notes that a key has met its limits, if it has.
 func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
@@ -174,27 +171,27 @@ func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
 // with an abandonment, if the context ended while the Limits were looked up; or with the
 // error of the Limits, which is counted in [GroupStats.LimitErrors] only. The lock is not
 // held.
-func (g *Group[K]) failed(key K, r *request, err error) decision {
-	ev := Event{Name: g.name, Key: r.key, Cost: int(r.cost), At: time.Now(), Err: err}
+func (s *keyShard[K]) failed(key K, r *request, err error) decision {
+	ev := Event{Name: s.name, Key: r.key, Cost: int(r.cost), At: time.Now(), Err: err}
 	_, refusal := err.(*RejectError)
 	if refusal {
-		g.mu.Lock()
-		g.overflowed++
-		g.totals.refused.count(refusedFull)
-		g.mu.Unlock()
-		g.limited.refused(key)
+		s.mu.Lock()
+		s.overflowed++
+		s.totals.refused.count(refusedFull)
+		s.mu.Unlock()
+		s.group.limited.refused(key)
 	}
-	g.noteFailed(key, r, err)
+	s.noteFailed(key, r, err)
 	_, unlimited := err.(*limitsError)
 	switch {
-	case g.isDryRun() && (refusal || unlimited):
+	case s.isDryRun() && (refusal || unlimited):
 		ev.Err, ev.Verdict = nil, &Verdict{Err: err}
-		g.letThrough(r.ctx, ev)
+		s.letThrough(r.ctx, ev)
 		return decision{event: verdictEvent}
 	case refusal:
-		runHook(g.trace.Refused, r.ctx, ev)
+		runHook(s.trace.Refused, r.ctx, ev)
 	case !unlimited:
-		runHook(g.trace.Abandoned, r.ctx, ev)
+		runHook(s.trace.Abandoned, r.ctx, ev)
 	}
 	return decision{err: err}
 }
@@ -210,7 +207,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	_, dec := g.enter(key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
+	_, _, dec := g.enter(key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
 	return dec.passed()
 }
 
@@ -224,7 +221,7 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	unknown := g.withFlow(key, func(f *flow, now int64) { wait, err = g.forecastLocked(f, now, n) })
+	unknown := g.shardOf(key).withFlow(key, func(d *dispatcher, f *flow, now int64) { wait, err = d.forecastLocked(f, now, n) })
 	if unknown != nil {
 		return 0, unknown
 	}
@@ -241,49 +238,45 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 	if d < 0 {
 		return false
 	}
+	s := g.shardOf(key)
 	if d == 0 {
-		if g.endHold(func() *keyedFlow[K] { return g.table[key] }) {
-			return false
-		}
-		if l, err := g.callLimits(key); err == nil { // They say which bucket it shares.
-			g.endHold(func() *keyedFlow[K] { return g.usedLocked(key, l) })
-		}
+		s.endHold(key)
 		return false
 	}
-	mustBeComparable(key)
-	bucketKey, err := g.bucketKeyOf(key)
-	if err != nil {
-		return false
-	}
-	_ = g.withFlowOrNew(context.Background(), key, func(c *keyedFlow[K], now int64) {
-		if c == &g.closedFlow {
+	_ = s.withFlowOrNew(context.Background(), key, bucketToHold, func(in *keyShard[K], c *keyedFlow[K], now int64) {
+		held = true
+		if c == &s.closedFlow {
 			// There is no bucket to hold. But the key's next request is refused at once,
 			// so no Transport need wait before it sends one.
-			held = true
 			return
 		}
-		if c, err := g.bucketToHoldLocked(key, c, now); err == nil {
-			if g.shared != nil {
-				g.leaseLocked(c, bucketKey)
-			}
-			g.holdLocked(&c.flow, now, d)
-			held = true
-		}
+		in.holdLocked(&c.flow, now, d)
 	})
 	return held
 }
 
-// endHold is Hold(0) for a bucket, if there is one. It says whether that was all: if
-// there is none, its key may share one, while any is shared.
-func (g *Group[K]) endHold(find func() *keyedFlow[K]) (done bool) {
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
+// endHold is Hold(0).
+func (s *keyShard[K]) endHold(key K) {
+	if s.endHoldOf(func() *keyedFlow[K] { return s.table[key] }) || s.group.overflow.len.Load() == 0 {
+		return
+	}
+	if l, err := s.callLimits(key); err == nil { // They say which bucket it shares.
+		over := s.group.over
+		over.endHoldOf(func() *keyedFlow[K] { return over.usedLocked(key, l) })
+	}
+}
+
+// endHoldOf is Hold(0) for a bucket, and reports whether there is one. find is called under
+// the lock.
+func (s *keyShard[K]) endHoldOf(find func() *keyedFlow[K]) (found bool) {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
 	c := find()
 	if c == nil {
-		return g.overflow.len == 0
+		return false
 	}
 	c.flow.bucket.idleUntil(now)
-	g.holdLocked(&c.flow, now, 0)
-	g.rescheduleLocked(c)
+	s.holdLocked(&c.flow, now, 0)
+	s.rescheduleLocked(c)
 	return true
 }

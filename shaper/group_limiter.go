@@ -38,9 +38,9 @@ func (k keyLimiter[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
 // the limits function returns an error, only the name is set.
 func (k keyLimiter[K]) Stats() (st Stats) {
 	g := k.group
-	err := g.withFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
+	err := g.shardOf(k.key).withFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	if err != nil {
-		return Stats{Name: g.name}
+		return Stats{Name: g.over.name}
 	}
 	return st
 }
@@ -48,8 +48,7 @@ func (k keyLimiter[K]) Stats() (st Stats) {
 // stats is Stats for a key that has a bucket of its own; ok reports whether it has. It
 // does not call the limits function.
 func (k keyLimiter[K]) stats() (st Stats, ok bool) {
-	g := k.group
-	ok = g.withOwnFlow(k.key, func(f *flow, now int64) { st = g.statsLocked(f, now) })
+	ok = k.group.shardOf(k.key).withOwnFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	return st, ok
 }
 
@@ -60,15 +59,18 @@ func (k keyLimiter[K]) OwnStats() (st Stats, ok bool) { return k.stats() }
 // LimitsNow returns the Limits of the key's bucket if that is in use, and otherwise those
 // that its next call gets, for package inspect. It may call the limits function.
 func (k keyLimiter[K]) LimitsNow() (Limits, error) {
-	if st, inUse := k.group.statsOf(k.key); inUse {
+	s := k.group.shardOf(k.key)
+	if st, inUse := s.statsOf(k.key); inUse {
 		return st.Limits, nil
 	}
-	return k.group.callLimits(k.key)
+	return s.callLimits(k.key)
 }
 
 // Override returns the Limits that SetLimits gave the key, for package inspect; ok reports
 // whether there are such.
-func (k keyLimiter[K]) Override() (l Limits, ok bool) { return k.group.overrideOf(k.key) }
+func (k keyLimiter[K]) Override() (l Limits, ok bool) {
+	return k.group.shardOf(k.key).overrideOf(k.key)
+}
 
 // IsClosed reports whether the Group admits no more requests, for package inspect.
 func (k keyLimiter[K]) IsClosed() bool { return k.group.isClosed() }
@@ -79,7 +81,7 @@ func (k keyLimiter[K]) enter(ctx context.Context, n int, _ entryKind) (release f
 }
 
 func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
-	if k.group.isDryRun() {
+	if k.group.mayDryRun() {
 		return 0, nil
 	}
 	return k.Forecast(n)
@@ -87,10 +89,10 @@ func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 
 // hold reports false if the Limits of the key can't be had: then there is no line to hold.
 func (k keyLimiter[K]) hold(d time.Duration) bool {
-	return k.group.hold(k.key, d) && !k.group.isDryRun()
+	return k.group.hold(k.key, d) && !k.group.mayDryRun()
 }
 
-func (k keyLimiter[K]) mayDryRun() bool { return k.group.isDryRun() }
+func (k keyLimiter[K]) mayDryRun() bool { return k.group.mayDryRun() }
 
 func (k keyLimiter[K]) asksDoneToWait() bool { return true }
 
@@ -105,8 +107,8 @@ func (k keyless[K]) WaitN(ctx context.Context, n int) error {
 	if err := checkCostAndContext(int64(n), ctx); err != nil {
 		return err
 	}
-	g := k.group
-	g.letThrough(ctx, Event{Name: g.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
+	d := &k.group.over.dispatcher
+	d.letThrough(ctx, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
 	return nil
 }
 
@@ -120,11 +122,11 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 	if key == nil {
 		panic("shaper: Group.Middleware needs a function that tells the key of a request")
 	}
-	h := handler{mayDryRun: g.isDryRun(), middlewareOptions: newMiddlewareOptions(opts)}
+	h := handler{mayDryRun: g.mayDryRun(), middlewareOptions: newMiddlewareOptions(opts)}
 	h.limiterFor = func(h handler, r *http.Request) (handler, error) {
 		k, err := key(r)
 		switch {
-		case err != nil && g.isDryRun():
+		case err != nil && g.mayDryRun():
 			h.limiter = innerOf(keyless[K]{g, &keyError{err}})
 			return h, nil
 		case err != nil:

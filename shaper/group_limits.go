@@ -22,34 +22,54 @@ type limitsCall struct {
 // pending when the Group was closed: requests that wait for the call try again.
 var errNoResult = errors.New("shaper: no result")
 
-// withFlowOrNew calls do, under the lock, with the bucket of a key, and makes the bucket if
-// there is none. If it returns an error, do has not been called.
-func (g *Group[K]) withFlowOrNew(ctx context.Context, key K, do func(kf *keyedFlow[K], now int64)) error {
-	var l limitsLookup
-	bucketKey, err := g.bucketKeyOf(key)
+// A bucketKind says which bucket of a key is wanted.
+type bucketKind bool
+
+const (
+	anyBucket    bucketKind = false
+	bucketToHold bucketKind = true // one that remembers more than the Limits
+)
+
+// withFlowOrNew calls do with the bucket of a key, and makes the bucket if there is none. in
+// is the shard that has the bucket; its lock and that of s are held. If withFlowOrNew returns
+// an error, do has not been called.
+func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind, do func(in *keyShard[K], kf *keyedFlow[K], now int64)) error {
+	bucketKey, err := s.group.bucketKeyOf(key)
 	if err != nil {
-		g.mu.Lock()
-		g.limitErrors++
-		g.mu.Unlock()
+		s.mu.Lock()
+		s.limitErrors++
+		s.mu.Unlock()
 		return err
 	}
+	l := limitsLookup{kind: kind}
+	over := s.group.over
 	for {
-		now := g.lockAndAdvance()
-		kf, err := g.foundOrNewLocked(key, now, &l)
-		if kf != nil {
-			if g.shared != nil {
-				g.leaseLocked(kf, bucketKey)
-			}
-			do(kf, now)
+		l.hasOver = over == s
+		lockedOver := !l.hasOver && (l.shares || l.known && s.group.mayShare(key))
+		if lockedOver {
+			over.lockAndAdvance()
+			l.hasOver = true
 		}
-		g.unlockAndArm()
+		l.shares = false
+		in, kf, err := s.foundOrNewLocked(key, s.lockAndAdvance(), &l)
+		if kf != nil {
+			if in.shared != nil {
+				in.leaseLocked(kf, bucketKey)
+			}
+			do(in, kf, in.clock)
+		}
+		s.unlockAndArm()
+		if lockedOver {
+			over.unlockAndArm()
+		}
 		switch {
 		case kf != nil || err != nil:
 			return err
+		case l.shares: // And so it does next.
 		case l.known:
-			l.plan = g.planFor(l.limits)
+			l.plan = s.planFor(l.limits)
 		default:
-			g.lookUpLimits(ctx, key, &l)
+			s.lookUpLimits(ctx, key, &l)
 		}
 	}
 }
@@ -59,6 +79,7 @@ type limitsLookup struct {
 	call    *limitsCall // the call, made by another request, for which it waits; nil: none
 	calls   bool        // it calls the function itself
 	known   bool        // the lookup has ended: limits, gone or err is set
+	kind    bucketKind
 	limits  Limits
 	plan    *plan // the plan of limits; nil: not needed so far
 	reloads int   // number of Reloads begun before the function was called
@@ -66,92 +87,98 @@ type limitsLookup struct {
 	err     error // the error that the function returned
 
 	overridden bool // SetLimits has given the limits
+	hasOver    bool // the lock of over is held
+	shares     bool // the lock of over is needed, and was not held: the key shares a bucket, or has shared one
 }
 
 // foundLocked returns the bucket that a key has of its own. If there is none it returns
 // closedFlow on a closed Group, and otherwise nil.
-func (g *Group[K]) foundLocked(key K, now int64) *keyedFlow[K] {
-	kf := g.table[key]
+func (s *keyShard[K]) foundLocked(key K, now int64) *keyedFlow[K] {
+	kf := s.table[key]
 	switch {
 	case kf != nil:
 		kf.flow.bucket.idleUntil(now)
-	case g.phase != open:
-		kf = &g.closedFlow
+	case s.phase != open:
+		kf = &s.closedFlow
 	}
 	return kf
 }
 
-// foundOrNewLocked returns the bucket of a key. If there is none, it makes one as soon as
-// the lookup has the Limits and their plan. If it returns neither a bucket nor an error,
-// the caller is to call planFor next if the Limits are known, and otherwise lookUpLimits.
-func (g *Group[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyedFlow[K], error) {
+// foundOrNewLocked returns the bucket of a key, and the shard that has it. If there is none,
+// it makes one as soon as the lookup has the Limits and their plan. If it returns neither a
+// bucket nor an error, the caller is to call it again: with the lock of over held if l.shares
+// is set, and otherwise after planFor if the Limits are known, and after lookUpLimits if not.
+func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	// Limits that were returned before a Reload may be those that it was called to replace. An
 	// error of the limits function does not matter to a key that has Limits by SetLimits now.
-	stale := l.err == nil && l.reloads != g.reloads || l.known && l.gone == nil && g.overrideChangedLocked(key, l.limits, l.overridden)
-	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && g.lacksPlanLocked(key, l.limits) {
-		return nil, nil // The limitsCall of this request, if there is one, goes on until the plan is made.
+	stale := l.err == nil && l.reloads != s.reloads || l.known && l.gone == nil && s.overrideChangedLocked(key, l.limits, l.overridden)
+	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && s.lacksPlanLocked(key, l) {
+		return nil, nil, nil // The limitsCall of this request, if there is one, goes on until the plan is made.
 	}
 	if l.calls && l.known {
 		if stale {
-			l.known, l.gone, l.plan, l.reloads = false, nil, nil, g.reloads
+			l.known, l.gone, l.plan, l.reloads = false, nil, nil, s.reloads
 			l.overridden, l.err = false, nil
-			return nil, nil
+			return nil, nil, nil
 		}
 		l.calls = false
-		g.finishCallLocked(key, l.limits, l.err)
+		s.finishCallLocked(key, l.limits, l.err)
 		if l.err != nil {
-			g.limitErrors++
+			s.limitErrors++
 		}
 	}
 	switch {
 	case l.err != nil && !stale:
-		return nil, l.err
+		return nil, nil, l.err
 	case l.gone != nil:
-		g.totals.abandoned++
-		return nil, l.gone
+		s.totals.abandoned++
+		return nil, nil, l.gone
 	}
-	if kf := g.foundLocked(key, now); kf != nil {
-		return kf, nil
+	if kf := s.foundLocked(key, now); kf != nil {
+		return s.ofKindLocked(s, key, kf, now, l)
 	}
 	if l.known && !stale {
-		g.offerPlanLocked(l.plan)
-		return g.insertLocked(key, l.limits, now)
+		in, kf, err := s.insertLocked(key, l, now)
+		if kf == nil {
+			return nil, nil, err
+		}
+		return s.ofKindLocked(in, key, kf, now, l)
 	}
-	*l = limitsLookup{reloads: g.reloads}
-	if l.limits, l.overridden = g.overrides[key]; l.overridden {
+	*l = limitsLookup{reloads: s.reloads, kind: l.kind, hasOver: l.hasOver}
+	if l.limits, l.overridden = s.overrides[key]; l.overridden {
 		l.known = true // A call of the limits function that is pending for the key need not be waited for.
-		return nil, nil
+		return nil, nil, nil
 	}
-	l.call = g.limitsCalls[key]
+	l.call = s.limitsCalls[key]
 	switch {
 	case l.call == nil:
 		l.calls = true
 		if key == key { // A NaN would never be found again in a map.
-			g.limitsCalls[key] = new(limitsCall)
-			g.peakCalls = max(g.peakCalls, len(g.limitsCalls))
+			s.limitsCalls[key] = new(limitsCall)
+			s.peakCalls = max(s.peakCalls, len(s.limitsCalls))
 		}
 	case l.call.done == nil:
 		l.call.done = make(chan struct{})
 	}
-	return nil, nil
+	return nil, nil, nil
 }
 
 // lookUpLimits calls the limits function for a key, or waits for the call of another
 // request. The lock is not held.
-func (g *Group[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
+func (s *keyShard[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
 	if !l.calls {
 		l.join(ctx)
 		return
 	}
 	defer func() {
 		if !l.known { // The function has panicked, or a method of the context.
-			g.mu.Lock()
-			g.finishCallLocked(key, Limits{}, errNoResult)
-			g.mu.Unlock()
+			s.mu.Lock()
+			s.finishCallLocked(key, Limits{}, errNoResult)
+			s.mu.Unlock()
 		}
 	}()
-	if l.limits, l.overridden = g.overrideOf(key); !l.overridden {
-		l.limits, l.err = g.callLimitsFunction(key)
+	if l.limits, l.overridden = s.overrideOf(key); !l.overridden {
+		l.limits, l.err = s.callLimitsFunction(key)
 	}
 	if l.err == nil {
 		l.gone = ctx.Err() // The function may have taken long.
@@ -178,45 +205,45 @@ func (l *limitsLookup) join(ctx context.Context) {
 }
 
 // finishCallLocked ends the limitsCall of a key, and wakes the requests that wait for it.
-func (g *Group[K]) finishCallLocked(key K, l Limits, err error) {
-	call := g.limitsCalls[key]
+func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
+	call := s.limitsCalls[key]
 	if call == nil { // The Group has been closed, or the key is a NaN.
 		return
 	}
-	delete(g.limitsCalls, key)
-	call.limits, call.err, call.reloads = l, err, g.reloads
-	given, overridden := g.overrides[key]
+	delete(s.limitsCalls, key)
+	call.limits, call.err, call.reloads = l, err, s.reloads
+	given, overridden := s.overrides[key]
 	call.overridden = overridden && given == l
 	if call.done != nil {
 		close(call.done)
 	}
-	if len(g.limitsCalls) == 0 && g.peakCalls >= 1024 {
+	if len(s.limitsCalls) == 0 && s.peakCalls >= s.fewEntries() {
 		// A map keeps the memory for all entries that it ever had.
-		g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
+		s.limitsCalls, s.peakCalls = make(map[K]*limitsCall), 0
 	}
 }
 
 // inForce reports whether some bucket has these Limits: then they are valid, which need not
 // be checked again for each call. The lock is not held.
-func (g *Group[K]) inForce(l Limits) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.plans[l] != nil
+func (s *keyShard[K]) inForce(l Limits) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.plans[l] != nil
 }
 
 // callLimits returns the Limits of a key: those that SetLimits gave it, or those that the
 // limits function returns. The lock is not held.
-func (g *Group[K]) callLimits(key K) (Limits, error) {
-	if l, ok := g.overrideOf(key); ok {
+func (s *keyShard[K]) callLimits(key K) (Limits, error) {
+	if l, ok := s.overrideOf(key); ok {
 		return l, nil
 	}
-	return g.callLimitsFunction(key)
+	return s.callLimitsFunction(key)
 }
 
 // callLimitsFunction calls the limits function for a key. The lock is not held.
-func (g *Group[K]) callLimitsFunction(key K) (Limits, error) {
-	l, err := g.limits(key)
-	if err == nil && !g.inForce(l) {
+func (s *keyShard[K]) callLimitsFunction(key K) (Limits, error) {
+	l, err := s.group.limits(key)
+	if err == nil && !s.inForce(l) {
 		err = l.Validate()
 	}
 	if err != nil {

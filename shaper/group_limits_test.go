@@ -328,8 +328,8 @@ func TestNoPlanOfLimitsIsMadeUnderTheLockOfAGroup(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{
-		"NewGroup calls newBucket", "NewGroup calls newBucket",
 		"callLimitsFunction calls Validate", "SetLimits calls Validate", "planFor calls planOf",
+		"newShard calls newBucket", "newShard calls newBucket",
 	}, makers)
 
 	var g *shaper.Group[int]

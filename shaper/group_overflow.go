@@ -3,6 +3,7 @@ package shaper
 import (
 	"hash/maphash"
 	"slices"
+	"sync/atomic"
 )
 
 const (
@@ -33,19 +34,21 @@ const (
 //
 // Finding a bucket takes a binary search in one ring, however many buckets and Limits
 // there are.
+//
+// The lock of the shard that has these buckets guards it. But whether there are any may be
+// asked without the lock.
 type overflow[K comparable] struct {
-	seed  maphash.Seed
 	rings map[*plan][]*keyedFlow[K] // each in the order of homes, never empty
-	len   int                       // buckets in all rings
+	len   atomic.Int32              // buckets in all rings
 }
 
 // homeOf returns the home of a key. All keys that do not equal themselves, such as
 // NaN, have one home, because the hash of such a key differs at each call.
-func (o *overflow[K]) homeOf(key K) int16 {
+func (g *Group[K]) homeOf(key K) int16 {
 	if key != key {
 		return 0
 	}
-	return int16(maphash.Comparable(o.seed, key) % homes)
+	return int16(maphash.Comparable(g.seed, key) % homes)
 }
 
 // next returns the first bucket of p's ring at a home or after it, and how many points
@@ -77,12 +80,12 @@ func (o *overflow[K]) find(home int16, p *plan) (kf *keyedFlow[K], distance int1
 	switch {
 	case kf != nil && distance <= kf.reach:
 		return kf, distance, false
-	case o.len < homes:
+	case o.len.Load() < homes:
 		return nil, 0, false
 	case kf != nil:
 		return kf, distance, false
 	}
-	return nil, 0, o.len >= maxShared
+	return nil, 0, o.len.Load() >= maxShared
 }
 
 // add puts a new bucket at its home.
@@ -93,16 +96,15 @@ func (o *overflow[K]) add(kf *keyedFlow[K]) {
 	p := kf.flow.bucket.plan
 	i, _ := searchRing(o.rings[p], kf.home)
 	o.rings[p] = slices.Insert(o.rings[p], i, kf)
-	o.len++
+	o.len.Add(1)
 }
 
 // remove deletes a bucket that was added with plan p.
 func (o *overflow[K]) remove(kf *keyedFlow[K], p *plan) {
 	i, _ := searchRing(o.rings[p], kf.home)
 	o.rings[p] = slices.Delete(o.rings[p], i, i+1)
-	o.len--
 	switch {
-	case o.len == 0:
+	case o.len.Add(-1) == 0:
 		o.rings = nil // A map keeps the memory for all entries that it ever had.
 	case len(o.rings[p]) == 0:
 		delete(o.rings, p)

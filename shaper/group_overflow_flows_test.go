@@ -34,7 +34,7 @@ func crowded(t *testing.T, of []Limits) *Group[int] {
 // use lets a call of cost 1 come, and returns the bucket that it found.
 func use(t *testing.T, g *Group[int], key int) (c *keyedFlow[int], allowed bool) {
 	t.Helper()
-	c, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
+	_, c, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
 	return c, dec.passed()
 }
 
@@ -58,10 +58,9 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 				c, _ := use(t, g, key)
 				before := has[key]
 				has[key] = c
-				g.lockAndAdvance()
-				now := g.clock
+				now := g.over.lockAndAdvance()
 				stays := before != nil && before != c && !before.flow.drained(now)
-				g.unlockAndArm()
+				g.over.unlockAndArm()
 				switch {
 				case stays:
 					require.FailNow(t, "a key got a new bucket while its own was not drained", "key %d", key)
@@ -99,15 +98,17 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		}
 		var told []Event
 		g := crowded(t, of)
-		g.hasHooks, g.trace.Refused = true, func(_ context.Context, e Event) { told = append(told, e) }
+		for _, s := range g.all {
+			s.hasHooks, s.trace.Refused = true, func(_ context.Context, e Event) { told = append(told, e) }
+		}
 		defer g.Close()
 		cells := func() (n int) {
-			g.lockAndAdvance()
-			defer g.unlockAndArm()
+			g.over.lockAndAdvance()
+			defer g.over.unlockAndArm()
 			for _, ring := range g.overflow.rings {
 				n += len(ring)
 			}
-			require.Equal(t, n, g.overflow.len)
+			require.EqualValues(t, n, g.overflow.len.Load())
 			return n
 		}
 		for i := range 20_000 {
@@ -180,7 +181,7 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 		}
 		require.Greater(t, shared, maxShared/2)
 		require.LessOrEqual(t, len(allowed), maxShared)
-		require.Len(t, g.plans, 3, "one for each value of Limits, and that of the table")
+		require.Len(t, g.over.plans, 2, "one for each value of Limits")
 	})
 }
 
@@ -194,17 +195,17 @@ func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 		for key := range 20_000 {
 			use(t, g, key)
 		}
-		g.lockAndAdvance()
+		g.over.lockAndAdvance()
 		for _, ring := range g.overflow.rings {
 			require.Len(t, ring, homes)
 			for _, c := range ring {
 				c.reach = homes - 1
 			}
 		}
-		g.unlockAndArm()
+		g.over.unlockAndArm()
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
-		require.Zero(t, g.overflow.len)
+		require.Zero(t, g.overflow.len.Load())
 		require.Nil(t, g.overflow.rings)
 	})
 }
@@ -243,7 +244,7 @@ func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
 		g := crowded(t, []Limits{capped})
 		defer g.Close()
 		other := 2
-		for g.overflow.homeOf(other) != g.overflow.homeOf(1) {
+		for g.homeOf(other) != g.homeOf(1) {
 			other++
 		}
 		release, err := g.Acquire(context.Background(), 1, 1)
@@ -267,7 +268,7 @@ func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
 		releaseOther()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		require.Zero(t, g.overflow.len, "the shared bucket is drained and gone")
+		require.Zero(t, g.overflow.len.Load(), "the shared bucket is drained and gone")
 		for _, key := range []int{1, other} {
 			release, err := g.Acquire(context.Background(), key, 1)
 			require.NoError(t, err)
@@ -295,24 +296,32 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 			require.NotNil(t, c)
 			require.True(t, allowed)
 		}
-		require.Equal(t, maxShared, g.overflow.len)
-		mine := g.plans[of[7]]
+		require.EqualValues(t, maxShared, g.overflow.len.Load())
+		mine := g.over.plans[of[7]]
 		require.Len(t, g.overflow.rings[mine], 1)
-		g.lockAndAdvance()
+		g.over.lockAndAdvance()
 		for p := range g.overflow.rings {
 			if p != mine {
 				g.overflow.rings[p] = []*keyedFlow[int]{nil} // To look at it is to panic.
 			}
 		}
-		plans := len(g.plans)
-		g.unlockAndArm()
+		g.over.unlockAndArm()
+		plans := func() (n int) {
+			for _, s := range g.all {
+				s.mu.Lock()
+				n += len(s.plans)
+				s.mu.Unlock()
+			}
+			return n
+		}
+		before := plans()
 
 		for range 10 {
 			require.False(t, g.Allow(maxShared))
 			_, err := g.Forecast(maxShared, 1)
 			require.ErrorIs(t, err, ErrQueueFull)
 		}
-		require.Len(t, g.plans, plans, "no plan is made for a call that is refused")
+		require.Equal(t, before, plans(), "no plan is made for a call that is refused")
 		require.LessOrEqual(t, testing.AllocsPerRun(100, func() { g.Allow(maxShared) }), 3.0)
 		for i := range 100 { // Keys of the rule that has a bucket, from many homes.
 			c, _ := use(t, g, 7+i*len(of))
@@ -323,8 +332,8 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 }
 
 func TestKeysThatDoNotEqualThemselvesHaveOneHome(t *testing.T) {
-	var o overflow[float64]
+	var g Group[float64]
 	for range 100 {
-		require.Zero(t, o.homeOf(math.NaN()))
+		require.Zero(t, g.homeOf(math.NaN()))
 	}
 }

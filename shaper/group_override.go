@@ -24,28 +24,35 @@ var errNaNKey = errors.New("shaper: a key that does not equal itself, such as Na
 // as NaN. With an error nothing changes.
 func (g *Group[K]) SetLimits(key K, l Limits) error {
 	g.mustBeMade()
-	mustBeComparable(key)
+	s := g.shardOf(key)
 	if err := l.Validate(); err != nil {
 		return err
 	}
 	if key != key {
 		return errNaNKey
 	}
-	p := g.planFor(l)
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
-	g.newVersionLocked()
-	if _, again := g.overrides[key]; !again && len(g.overrides) >= maxOverrides {
+	return s.override(key, s.planFor(l))
+}
+
+// override is SetLimits.
+func (s *keyShard[K]) override(key K, p *plan) (err error) {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	s.newVersionLocked()
+	_, again := s.overrides[key]
+	if !again && !takeBelow(&s.group.overridden, maxOverrides) {
 		return fmt.Errorf("shaper: %d keys have limits of their own by Group.SetLimits, which is the most; ResetLimits ends one", maxOverrides)
 	}
-	if err := g.putInForceLocked(key, p, now); err != nil {
+	if err := s.putInForceLocked(key, p, now); err != nil {
+		if !again {
+			s.group.overridden.Add(-1)
+		}
 		return err
 	}
-	if g.overrides == nil {
-		g.overrides = make(map[K]Limits)
+	if s.overrides == nil {
+		s.overrides = make(map[K]Limits)
 	}
-	g.overrides[key] = l
-	g.overridden.Store(true)
+	s.overrides[key] = p.limits
 	return nil
 }
 
@@ -56,20 +63,20 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 // error, and nothing changes.
 func (g *Group[K]) ResetLimits(key K) error {
 	g.mustBeMade()
-	mustBeComparable(key)
+	s := g.shardOf(key)
 	for {
-		l, overridden := g.overrideOf(key)
-		if !overridden || g.resetUnused(key) {
+		l, overridden := s.overrideOf(key)
+		if !overridden || s.resetUnused(key) {
 			return nil
 		}
-		g.mu.Lock()
-		reloads := g.reloads
-		g.mu.Unlock()
-		to, err := g.callLimitsFunction(key)
+		s.mu.Lock()
+		reloads := s.reloads
+		s.mu.Unlock()
+		to, err := s.callLimitsFunction(key)
 		if err != nil {
 			return err
 		}
-		if done, err := g.resetFrom(key, l, g.planFor(to), reloads); done {
+		if done, err := s.resetFrom(key, l, s.planFor(to), reloads); done {
 			return err
 		}
 	}
@@ -77,14 +84,14 @@ func (g *Group[K]) ResetLimits(key K) error {
 
 // resetUnused is ResetLimits for a key that has no bucket in use. It returns false if the key
 // has one. The lock is not held.
-func (g *Group[K]) resetUnused(key K) bool {
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
-	if g.ownInUseLocked(key, now) {
+func (s *keyShard[K]) resetUnused(key K) bool {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	if s.ownInUseLocked(key, now) {
 		return false
 	}
-	g.deleteOwnLocked(key)
-	g.forgetOverrideLocked(key)
+	s.deleteOwnLocked(key)
+	s.forgetOverrideLocked(key)
 	return true
 }
 
@@ -92,75 +99,76 @@ func (g *Group[K]) resetUnused(key K) bool {
 // is false if those that it has by SetLimits are not from any more, or if a Reload has begun
 // since there were so many reloads: what was returned before may be what the Reload replaces.
 // The lock is not held.
-func (g *Group[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done bool, err error) {
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
-	if l, overridden := g.overrides[key]; !overridden || l != from || g.reloads != reloads {
+func (s *keyShard[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done bool, err error) {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	if l, overridden := s.overrides[key]; !overridden || l != from || s.reloads != reloads {
 		return false, nil
 	}
-	if err = g.putInForceLocked(key, to, now); err == nil {
-		g.forgetOverrideLocked(key)
+	if err = s.putInForceLocked(key, to, now); err == nil {
+		s.forgetOverrideLocked(key)
 	}
 	return true, err
 }
 
 // forgetOverrideLocked forgets the Limits that SetLimits gave a key.
-func (g *Group[K]) forgetOverrideLocked(key K) {
-	delete(g.overrides, key)
-	g.overridden.Store(len(g.overrides) > 0)
+func (s *keyShard[K]) forgetOverrideLocked(key K) {
+	if _, overridden := s.overrides[key]; overridden {
+		delete(s.overrides, key)
+		s.group.overridden.Add(-1)
+	}
 }
 
 // overrideChangedLocked reports whether Limits that were looked up for a key are stale,
 // because of SetLimits or ResetLimits. overridden says that SetLimits had given them.
-func (g *Group[K]) overrideChangedLocked(key K, l Limits, overridden bool) bool {
-	if !overridden && len(g.overrides) == 0 {
+func (s *keyShard[K]) overrideChangedLocked(key K, l Limits, overridden bool) bool {
+	if !overridden && len(s.overrides) == 0 {
 		return false
 	}
-	now, ok := g.overrides[key]
+	now, ok := s.overrides[key]
 	return ok != overridden || ok && now != l
 }
 
 // ownInUseLocked reports whether a key has a bucket of its own whose limits matter: one that
 // is not drained.
-func (g *Group[K]) ownInUseLocked(key K, now int64) bool {
-	kf := g.table[key]
-	return kf != nil && !kf.unlimited && !g.idleLocked(&kf.flow, now)
+func (s *keyShard[K]) ownInUseLocked(key K, now int64) bool {
+	kf := s.table[key]
+	return kf != nil && !kf.unlimited && !s.idleLocked(&kf.flow, now)
 }
 
 // deleteOwnLocked deletes the bucket of a key, if there is one.
-func (g *Group[K]) deleteOwnLocked(key K) {
-	if kf := g.table[key]; kf != nil {
-		g.deleteLocked(kf)
+func (s *keyShard[K]) deleteOwnLocked(key K) {
+	if kf := s.table[key]; kf != nil {
+		s.deleteLocked(kf)
 	}
 }
 
 // putInForceLocked puts the Limits of a key in force, if the key has a bucket of its own. A
 // bucket that is not in use is deleted: the next call makes one with the new Limits.
-func (g *Group[K]) putInForceLocked(key K, p *plan, now int64) error {
-	if !g.ownInUseLocked(key, now) {
-		g.deleteOwnLocked(key)
+func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
+	if !s.ownInUseLocked(key, now) {
+		s.deleteOwnLocked(key)
 		return nil
 	}
-	kf := g.table[key]
+	kf := s.table[key]
 	if err := kf.flow.checkChange(p.limits); err != nil {
 		return err
 	}
-	g.offerPlanLocked(p)
-	to := g.planLocked(p.limits)
-	g.releasePlanLocked(g.planOfLocked(kf))
+	to := s.usePlanLocked(p)
+	s.releasePlanLocked(s.planOfLocked(kf))
 	kf.flow.bucket.idleUntil(now)
-	g.changeLocked(&kf.flow, to, now)
-	g.rescheduleLocked(kf)
+	s.changeLocked(&kf.flow, to, now)
+	s.rescheduleLocked(kf)
 	return nil
 }
 
 // overrideOf returns the Limits that SetLimits gave a key. The lock is not held.
-func (g *Group[K]) overrideOf(key K) (l Limits, ok bool) {
-	if !g.overridden.Load() {
+func (s *keyShard[K]) overrideOf(key K) (l Limits, ok bool) {
+	if s.group.overridden.Load() == 0 {
 		return l, false
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	l, ok = g.overrides[key]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, ok = s.overrides[key]
 	return l, ok
 }

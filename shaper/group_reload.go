@@ -19,52 +19,60 @@ func (g *Group[K]) Reload() {
 	g.mustBeMade()
 	g.reloading <- struct{}{}
 	defer func() { <-g.reloading }()
-	g.lockAndAdvance()
-	g.reloads++
-	g.newVersionLocked()
-	g.unlockAndArm()
+	for _, s := range g.shards {
+		s.beginReload()
+	}
 	for _, key := range g.keys() {
-		if g.forgetUnlimited(key) {
+		s := g.shardOf(key)
+		if s.forgetUnlimited(key) {
 			continue
 		}
-		for !g.reload(key) {
+		for !s.reload(key) {
 		}
 	}
 }
 
+// beginReload notes that what the limits function has returned so far is stale.
+func (s *keyShard[K]) beginReload() {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	s.reloads++
+	s.newVersionLocked()
+}
+
 // forgetUnlimited deletes the bucket of a key that needs none, and reports whether there was
 // one. The lock is not held.
-func (g *Group[K]) forgetUnlimited(key K) bool {
-	g.lockAndAdvance()
-	defer g.unlockAndArm()
-	kf := g.table[key]
+func (s *keyShard[K]) forgetUnlimited(key K) bool {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	kf := s.table[key]
 	if kf == nil || !kf.unlimited {
 		return false
 	}
-	g.deleteLocked(kf)
+	s.deleteLocked(kf)
 	return true
 }
 
 // reload looks up the Limits of a key and puts them in force, if the key still has a bucket.
 // It reports whether it has done so: else SetLimits or ResetLimits has changed the Limits of
 // the key meanwhile.
-func (g *Group[K]) reload(key K) (done bool) {
-	l, overridden := g.overrideOf(key)
+func (s *keyShard[K]) reload(key K) (done bool) {
+	l, overridden := s.overrideOf(key)
 	var err error
 	if !overridden {
-		l, err = g.callLimitsFunction(key)
+		l, err = s.callLimitsFunction(key)
 	}
 	var p *plan
 	if err == nil {
-		p = g.planFor(l)
+		p = s.planFor(l)
 	}
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
-	if g.overrideChangedLocked(key, l, overridden) {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	if s.overrideChangedLocked(key, l, overridden) {
 		return false
 	}
-	if err != nil || g.putInForceLocked(key, p, now) != nil {
-		g.limitErrors++
+	if err != nil || s.putInForceLocked(key, p, now) != nil {
+		s.limitErrors++
 	}
 	return true
 }

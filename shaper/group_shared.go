@@ -17,7 +17,7 @@ func (g *Group[K]) bucketKeyOf(key K) (bucketKey, error) {
 	if k == "" {
 		return bucketKey{}, &limitsError{errEmptyBucketKey}
 	}
-	return g.shared.bucketKeyOf(k), nil
+	return g.over.shared.bucketKeyOf(k), nil
 }
 
 // leaseLocked makes the lease of a bucket that has none, if levels are shared. A bucket that
@@ -26,23 +26,23 @@ func (g *Group[K]) bucketKeyOf(key K) (bucketKey, error) {
 // It is not inlined, so that its callers need no stack for it.
 //
 //go:noinline
-func (g *Group[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
-	if g.shared.leases[&kf.flow] != nil || kf == &g.closedFlow || kf == &g.unlimited {
+func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
+	if s.shared.leases[&kf.flow] != nil || kf == &s.closedFlow || kf == &s.unlimited {
 		return
 	}
 	if kf.home != ownBucket {
 		l := kf.flow.bucket.limits
 		// The Bucket can't be asked for its shard here, so such keys have a circuit breaker of their own.
-		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", g.name, float64(l.Rate), l.burst(), kf.home)}
+		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", s.name, float64(l.Rate), l.burst(), kf.home)}
 	}
-	g.newLeaseLocked(&kf.flow, key)
+	s.newLeaseLocked(&kf.flow, key)
 }
 
 // planOfLocked returns the plan of the Limits that a bucket was given, which is the one whose
 // users are counted.
-func (g *Group[K]) planOfLocked(kf *keyedFlow[K]) *plan {
-	if g.shared != nil {
-		if ls := g.shared.leases[&kf.flow]; ls != nil {
+func (s *keyShard[K]) planOfLocked(kf *keyedFlow[K]) *plan {
+	if s.shared != nil {
+		if ls := s.shared.leases[&kf.flow]; ls != nil {
 			return ls.given
 		}
 	}
@@ -50,24 +50,24 @@ func (g *Group[K]) planOfLocked(kf *keyedFlow[K]) *plan {
 }
 
 // forgetLeaseLocked forgets the lease of a bucket that is deleted.
-func (g *Group[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
-	if g.shared != nil {
-		delete(g.shared.leases, &kf.flow)
+func (s *keyShard[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
+	if s.shared != nil {
+		delete(s.shared.leases, &kf.flow)
 	}
 }
 
 // leaseBusyLocked reports whether a flow has a lease that is in use.
-func (g *Group[K]) leaseBusyLocked(f *flow) bool {
-	if g.shared == nil {
+func (s *keyShard[K]) leaseBusyLocked(f *flow) bool {
+	if s.shared == nil {
 		return false
 	}
-	ls := g.shared.leases[f]
-	return ls != nil && ls.busy(g.clock)
+	ls := s.shared.leases[f]
+	return ls != nil && ls.busy(s.clock)
 }
 
 // newVersionLocked makes rates that are put in force from now on newer than those before.
-func (g *Group[K]) newVersionLocked() {
-	if g.shared != nil {
-		g.shared.nextVersion()
+func (s *keyShard[K]) newVersionLocked() {
+	if s.shared != nil {
+		s.shared.nextVersion()
 	}
 }

@@ -1,11 +1,11 @@
 package shaper
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -30,15 +30,17 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 	g.mustBeMade()
 	var copies []bucketCopy
 	var keys []K
-	for _, key := range g.keysToSave() {
-		if copied, ok := g.copyOf(key); ok {
-			keys, copies = append(keys, key), append(copies, copied)
+	for _, s := range g.shards {
+		for _, key := range s.keysToSave() {
+			if copied, ok := s.copyOf(key); ok {
+				keys, copies = append(keys, key), append(copies, copied)
+			}
 		}
 	}
 	top, events, least := g.limited.all()
 
 	at := time.Now()
-	now := g.instantOf(at)
+	now := g.over.instantOf(at)
 	names := newKeyNames[K]()
 	saved := savedGroup{savedHead: headOf(snapshotOfGroup, at), Buckets: []savedBucket{}}
 	for i := range copies {
@@ -99,8 +101,8 @@ func (g *Group[K]) Restore(data []byte) error {
 	at := time.Now()
 	var left leftOut
 	for i, key := range keys {
-		levels[i].since(saved.Taken, at, &g.dispatcher)
-		switch err := g.restoreKey(key, &levels[i]); {
+		levels[i].since(saved.Taken, at, &g.over.dispatcher)
+		switch err := g.shardOf(key).restoreKey(key, &levels[i]); {
 		case err == ErrClosed:
 			return ErrClosed
 		case err != nil:
@@ -111,72 +113,61 @@ func (g *Group[K]) Restore(data []byte) error {
 }
 
 // restoreKey puts back the level of one key. The lock is not held.
-func (g *Group[K]) restoreKey(key K, r *restoredLevel) error {
-	mustBeComparable(key)
-	bucketKey, failed := g.bucketKeyOf(key)
-	if failed != nil {
-		return failed
+func (s *keyShard[K]) restoreKey(key K, r *restoredLevel) error {
+	kind := anyBucket
+	if r.held > r.age {
+		kind = bucketToHold
 	}
-	err := g.withFlowOrNew(context.Background(), key, func(kf *keyedFlow[K], now int64) {
-		if kf == &g.closedFlow {
-			failed = ErrClosed
+	closed := false
+	err := s.withFlowOrNew(context.Background(), key, kind, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+		closed = kf == &s.closedFlow
+		if closed || kf == &s.unlimited || kf.unlimited { // The level of an unlimited key is always 0.
 			return
 		}
-		if r.held > r.age {
-			if kf, failed = g.bucketToHoldLocked(key, kf, now); failed != nil {
-				return
-			}
-			if g.shared != nil {
-				g.leaseLocked(kf, bucketKey)
-			}
-		}
-		if kf == &g.unlimited || kf.unlimited {
-			return // Its level is always 0.
-		}
-		g.restoreLocked(&kf.flow, now, r)
-		if kf.home == ownBucket && g.idleLocked(&kf.flow, now) {
-			g.deleteLocked(kf) // It has drained meanwhile, and leaves its room to others.
+		in.restoreLocked(&kf.flow, now, r)
+		if kf.home == ownBucket && in.idleLocked(&kf.flow, now) {
+			in.deleteLocked(kf) // It has drained meanwhile, and leaves its room to others.
 		}
 	})
-	return cmp.Or(failed, err)
+	if closed {
+		return ErrClosed
+	}
+	return err
 }
 
 // isClosed reports whether the Group admits no more requests. The lock is not held.
 func (g *Group[K]) isClosed() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.phase != open
+	s := g.shards[0]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase != open
 }
 
 // keysToSave returns the keys that have a bucket of their own, or had one when the Group was
 // closed. The lock is not held.
-func (g *Group[K]) keysToSave() []K {
-	g.mu.Lock()
-	last := g.lastTable // It does not change any more.
-	g.mu.Unlock()
+func (s *keyShard[K]) keysToSave() []K {
+	s.mu.Lock()
+	last := s.lastTable // It does not change any more.
+	s.mu.Unlock()
 	if last == nil {
-		return g.keys()
+		return s.appendKeys(nil)
 	}
-	keys := make([]K, 0, len(last))
-	for key := range last {
-		keys = append(keys, key)
-	}
-	return keys
+	return slices.Collect(maps.Keys(last))
 }
 
 // copyOf returns a copy of the bucket of a key; ok reports whether there is one. The lock is
 // not held.
-func (g *Group[K]) copyOf(key K) (copied bucketCopy, ok bool) {
-	g.lockAndAdvance()
-	defer g.unlockAndArm()
-	kf := g.table[key]
-	if kf == nil && g.lastTable != nil {
-		kf = g.lastTable[key]
+func (s *keyShard[K]) copyOf(key K) (copied bucketCopy, ok bool) {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	kf := s.table[key]
+	if kf == nil && s.lastTable != nil {
+		kf = s.lastTable[key]
 	}
 	if kf == nil {
 		return copied, false
 	}
-	return g.dispatcher.copyLocked(&kf.flow), true
+	return s.dispatcher.copyLocked(&kf.flow), true
 }
 
 // savedGroup is the snapshot of a [Group].

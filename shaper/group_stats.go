@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"iter"
+	"slices"
 	"time"
 )
 
@@ -41,35 +42,32 @@ type GroupStats struct {
 // Stats returns the state of the Group now. It works on a closed Group too.
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
-	g.lockAndAdvance()
-	defer g.unlockAndArm()
-	t := &g.totals
-	var by Stats
-	by.setRefusals(&t.refused)
-	st := GroupStats{
-		Name:        g.name,
-		Keys:        len(g.table) - g.unlimitedKeys,
-		Waiting:     int(g.waiting),
-		DryRun:      g.isDryRun(),
-		Departed:    t.departed,
-		Refused:     by.Refused,
-		Abandoned:   t.abandoned,
-		QueueFull:   by.QueueFull,
-		TooLate:     by.TooLate,
-		TooCostly:   by.TooCostly,
-		Closed:      by.Closed,
-		TotalWait:   time.Duration(t.wait),
-		Missed:      t.missed,
-		Overflowed:  g.overflowed,
-		RefusedKeys: g.limited.refusedKeys(),
-		LimitErrors: g.limitErrors,
-	}
+	st := GroupStats{Name: g.over.name, Keys: int(g.ownKeys.Load()), DryRun: g.over.isDryRun(), RefusedKeys: g.limited.refusedKeys()}
 	st.Precise, st.Fallback = g.ticker.precision()
-	if g.shared != nil {
-		st.Bucket, st.Unavailable = g.shared.stats(), g.shared.unavailable
-		st.Refused += st.Unavailable
+	var sum totals
+	for _, s := range g.all {
+		s.addStats(&st, &sum)
 	}
+	var by Stats
+	by.setRefusals(&sum.refused)
+	st.Departed, st.Abandoned = sum.departed, sum.abandoned
+	st.TotalWait, st.Missed = time.Duration(sum.wait), sum.missed
+	st.QueueFull, st.TooLate, st.TooCostly, st.Closed = by.QueueFull, by.TooLate, by.TooCostly, by.Closed
+	st.Refused = by.Refused + st.Unavailable
 	return st
+}
+
+// addStats adds the state of a shard to that of the Group, and its totals to sum.
+func (s *keyShard[K]) addStats(st *GroupStats, sum *totals) {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	sum.add(&s.totals)
+	st.Waiting += int(s.waiting)
+	st.Overflowed += s.overflowed
+	st.LimitErrors += s.limitErrors
+	if s.shared != nil {
+		st.Bucket, st.Unavailable = s.shared.stats(), s.shared.unavailable
+	}
 }
 
 // All returns an iterator over the keys that have a bucket of their own which is not
@@ -81,7 +79,7 @@ func (g *Group[K]) All() iter.Seq2[K, Stats] {
 	g.mustBeMade()
 	return func(yield func(K, Stats) bool) {
 		for _, key := range g.keys() {
-			st, ok := g.statsOf(key)
+			st, ok := g.shardOf(key).statsOf(key)
 			if ok && !yield(key, st) {
 				return
 			}
@@ -93,36 +91,44 @@ func (g *Group[K]) All() iter.Seq2[K, Stats] {
 // microseconds, and a million at once would delay every departure meanwhile.
 const keysAtOnce = 1000
 
-// keys returns the keys that are in the table all the while, and perhaps others. Between
-// two slices of keys the table may change, as that of a range statement may in its body,
-// or be replaced: then the old one still has all the keys that were in it.
-func (g *Group[K]) keys() []K {
-	g.mu.Lock()
-	table := g.table
+// keys returns the keys that are in the tables all the while, and perhaps others.
+func (g *Group[K]) keys() (keys []K) {
+	for _, s := range g.shards {
+		keys = s.appendKeys(keys)
+	}
+	return keys
+}
+
+// appendKeys appends the keys of a shard. Between two slices of keys the table may change, as
+// that of a range statement may in its body, or be replaced: then the old one still has all
+// the keys that were in it.
+func (s *keyShard[K]) appendKeys(keys []K) []K {
+	s.mu.Lock()
+	table := s.table
 	count := len(table)
-	g.mu.Unlock()
-	keys := make([]K, 0, count) // which takes long enough for many keys that the lock is not held meanwhile
-	g.lockAndAdvance()
+	s.mu.Unlock()
+	keys = slices.Grow(keys, count) // which takes long enough for many keys that the lock is not held meanwhile
+	s.lockAndAdvance()
 	for key := range table {
 		if len(keys)%keysAtOnce == keysAtOnce-1 {
-			g.unlockAndArm()
-			g.lockAndAdvance()
+			s.unlockAndArm()
+			s.lockAndAdvance()
 		}
 		keys = append(keys, key)
 	}
-	g.unlockAndArm()
+	s.unlockAndArm()
 	return keys
 }
 
 // statsOf returns the Stats of the bucket of a key, and whether it has one that is not
 // drained.
-func (g *Group[K]) statsOf(key K) (st Stats, ok bool) {
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
-	kf := g.table[key]
-	if kf == nil || g.idleLocked(&kf.flow, now) {
+func (s *keyShard[K]) statsOf(key K) (st Stats, ok bool) {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	kf := s.table[key]
+	if kf == nil || s.idleLocked(&kf.flow, now) {
 		return st, false
 	}
 	kf.flow.bucket.idleUntil(now)
-	return g.statsLocked(&kf.flow, now), true
+	return s.statsLocked(&kf.flow, now), true
 }

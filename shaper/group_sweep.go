@@ -9,86 +9,92 @@ import (
 
 // watchLocked puts a bucket into the wheel, so that the sweep looks at it when it is
 // drained.
-func (g *Group[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
-	at := g.wheel.add(kf, now, drained)
-	if at < g.sweepTimer.next {
-		g.sweepTimer.next = at
-		g.rearm = true
+func (s *keyShard[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
+	at := s.wheel.add(kf, now, drained)
+	if at < s.sweepTimer.next {
+		s.sweepTimer.next = at
+		s.rearm = true
 	}
 }
 
 // endsLocked returns the instant from which on a bucket will be as a new one, if the requests
 // in line stay and no other comes: when it is drained and not blocked any more. While its
 // lease is in use, nobody knows.
-func (g *Group[K]) endsLocked(f *flow, now int64) int64 {
-	at := max(f.drains(now), g.blocks.end(f))
-	if g.leaseBusyLocked(f) {
+func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
+	at := max(f.drains(now), s.blocks.end(f))
+	if s.leaseBusyLocked(f) {
 		at = max(at, now+int64(sweepInterval))
 	}
 	return at
 }
 
 // idleLocked reports whether a bucket is as a new one.
-func (g *Group[K]) idleLocked(f *flow, now int64) bool {
-	return f.drained(now) && g.blocks.end(f) <= now && !g.leaseBusyLocked(f)
+func (s *keyShard[K]) idleLocked(f *flow, now int64) bool {
+	return f.drained(now) && s.blocks.end(f) <= now && !s.leaseBusyLocked(f)
 }
 
 // rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
 // put there for. A deleted bucket is left alone.
-func (g *Group[K]) rescheduleLocked(kf *keyedFlow[K]) {
-	if kf.next == nil || g.phase == closed {
+func (s *keyShard[K]) rescheduleLocked(kf *keyedFlow[K]) {
+	if kf.next == nil || s.phase == closed {
 		return
 	}
-	g.wheel.remove(kf)
-	g.watchLocked(kf, g.clock, g.endsLocked(&kf.flow, g.clock))
+	s.wheel.remove(kf)
+	s.watchLocked(kf, s.clock, s.endsLocked(&kf.flow, s.clock))
 }
 
 // rescheduleAfter is rescheduleLocked after a call that may have given back what it
 // took. The lock is not held.
-func (g *Group[K]) rescheduleAfter(kf *keyedFlow[K]) {
-	g.lockAndAdvance()
-	defer g.unlockAndArm()
-	g.rescheduleLocked(kf)
+func (s *keyShard[K]) rescheduleAfter(kf *keyedFlow[K]) {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	s.rescheduleLocked(kf)
 }
 
 // sweep is called by the timer. It deletes the buckets that are drained.
-func (g *Group[K]) sweep() {
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
-	g.sweepTimer.at = exact.Forever // It has fired.
-	g.rearm = true
-	if now >= g.sweepTimer.next {
-		g.sweepDrainedLocked(now)
+func (s *keyShard[K]) sweep() {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	s.sweepTimer.at = exact.Forever // It has fired.
+	s.rearm = true
+	if now >= s.sweepTimer.next {
+		s.sweepDrainedLocked(now)
 	}
 }
 
 // sweepDrainedLocked looks at the buckets that may be drained by now, and deletes those
 // that are.
-func (g *Group[K]) sweepDrainedLocked(now int64) {
+func (s *keyShard[K]) sweepDrainedLocked(now int64) {
 	for range sweptAtOnce {
-		kf := g.wheel.take(now)
+		kf := s.wheel.take(now)
 		if kf == nil {
 			break
 		}
-		drained := g.endsLocked(&kf.flow, now)
+		drained := s.endsLocked(&kf.flow, now)
 		if drained > now {
-			g.wheel.add(kf, now, drained)
+			s.wheel.add(kf, now, drained)
 			continue
 		}
-		g.forgetLocked(kf)
+		s.forgetLocked(kf)
 	}
-	g.table, g.peakKeys = shrunk(g.table, g.peakKeys)
-	g.plans, g.peakPlans = shrunk(g.plans, g.peakPlans)
-	g.blocks.shrink()
-	g.sweepTimer.next = g.wheel.next()
+	few := s.fewEntries()
+	s.table, s.peakKeys = shrunk(s.table, s.peakKeys, few)
+	s.plans, s.peakPlans = shrunk(s.plans, s.peakPlans, few)
+	s.blocks.shrink(few)
+	s.sweepTimer.next = s.wheel.next()
 }
+
+// fewEntries returns how many entries a map of the shard may have had without being worth
+// shrinking: 1,024 in all shards together.
+func (s *keyShard[K]) fewEntries() int { return 1024 / len(s.group.shards) }
 
 // shrunk returns m, and how many entries it has had at most. If few of many are left
 // it returns a copy instead, because a map keeps the memory for all entries that it
-// ever had. Copying so few takes less than half a millisecond.
-func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
+// ever had. Copying so few takes less than half a millisecond. Maps that have never had more
+// than few entries stay as they are.
+func shrunk[K comparable, V any](m map[K]V, peak, few int) (map[K]V, int) {
 	n := len(m)
-	if peak < 1024 || n > min(peak/16, 4096) {
+	if peak < few || n > min(peak/16, 4096) {
 		return m, peak
 	}
 	small := make(map[K]V, n)
@@ -97,48 +103,56 @@ func shrunk[K comparable, V any](m map[K]V, peak int) (map[K]V, int) {
 }
 
 // deleteLocked deletes a bucket that is in the wheel.
-func (g *Group[K]) deleteLocked(kf *keyedFlow[K]) {
-	g.wheel.remove(kf)
-	g.forgetLocked(kf)
+func (s *keyShard[K]) deleteLocked(kf *keyedFlow[K]) {
+	s.wheel.remove(kf)
+	s.forgetLocked(kf)
 }
 
 // forgetLocked deletes a bucket that has been taken out of the wheel.
-func (g *Group[K]) forgetLocked(kf *keyedFlow[K]) {
-	if kf.home == ownBucket {
-		delete(g.table, kf.key)
-	} else {
-		g.overflow.remove(kf, g.planOfLocked(kf))
+func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
+	switch {
+	case kf.home != ownBucket:
+		s.group.overflow.remove(kf, s.planOfLocked(kf))
+	case kf.unlimited:
+		delete(s.table, kf.key)
+		s.unlimitedKeys--
+		s.group.unlimitedKeys.Add(-1)
+	default:
+		delete(s.table, kf.key)
+		s.group.ownKeys.Add(-1)
 	}
-	if kf.unlimited {
-		g.unlimitedKeys--
-	}
-	g.blocks.forget(&kf.flow)
-	g.releasePlanLocked(g.planOfLocked(kf))
-	g.forgetLeaseLocked(kf)
+	s.blocks.forget(&kf.flow)
+	s.releasePlanLocked(s.planOfLocked(kf))
+	s.forgetLeaseLocked(kf)
 }
 
 // dropClosedLocked is dropAllLocked for a Group that has been closed. It keeps the buckets for
 // Snapshot.
-func (g *Group[K]) dropClosedLocked() {
-	g.lastTable = g.table
-	g.dropAllLocked()
+func (s *keyShard[K]) dropClosedLocked() {
+	s.lastTable = s.table
+	s.group.ownKeys.Add(int64(s.unlimitedKeys - len(s.table)))
+	s.group.unlimitedKeys.Add(int64(-s.unlimitedKeys))
+	if s == s.group.over {
+		s.group.overflow.rings = nil
+		s.group.overflow.len.Store(0)
+	}
+	s.dropAllLocked()
 }
 
 // dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and
 // find the Group closed.
-func (g *Group[K]) dropAllLocked() {
-	for _, q := range g.limitsCalls {
+func (s *keyShard[K]) dropAllLocked() {
+	for _, q := range s.limitsCalls {
 		q.err = errNoResult
 		if q.done != nil {
 			close(q.done)
 		}
 	}
-	g.table, g.peakKeys, g.unlimitedKeys = make(map[K]*keyedFlow[K]), 0, 0
-	g.limitsCalls, g.peakCalls = make(map[K]*limitsCall), 0
-	g.plans, g.peakPlans, g.unused = make(map[Limits]*plan), 0, nil
-	g.overflow.rings, g.overflow.len = nil, 0
-	g.wheel = wheel[K]{}
-	g.sweepTimer.next = exact.Forever
+	s.table, s.peakKeys, s.unlimitedKeys = make(map[K]*keyedFlow[K]), 0, 0
+	s.limitsCalls, s.peakCalls = make(map[K]*limitsCall), 0
+	s.plans, s.peakPlans, s.unused = make(map[Limits]*plan), 0, nil
+	s.wheel = wheel[K]{}
+	s.sweepTimer.next = exact.Forever
 }
 
 // A sweepTimer calls sweep when a bucket of a Group may be drained. It is a timer and

@@ -1,193 +1,204 @@
 package shaper
 
-import "golang.org/x/time/rate"
+import (
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+)
 
 // insertLocked returns the bucket for a key that has none, and whose Limits are known: a new
-// one, or one that it shares. The Group is not closed.
+// one, or one that it shares; and the shard that has it. The Group is not closed. If it
+// returns neither a bucket nor an error, something is missing that foundOrNewLocked tells of.
 //
 // A key that needs no bucket gets one too, which remembers its Limits until the next sweep.
 // Such a bucket is always drained, so it does not count against maxKeys. If there are
 // maxKeys of them, or the key is a NaN, the key gets unlimited.
-func (g *Group[K]) insertLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	switch {
-	case !g.needsNoBucketLocked(l, g.usedLocked(key, l), now):
-		return g.insertBucketLocked(key, l, now)
-	case key != key || g.unlimitedKeys >= g.maxKeys:
-		g.unlimitedBy = l
-		return &g.unlimited, nil
+func (s *keyShard[K]) insertLocked(key K, l *limitsLookup, now int64) (*keyShard[K], *keyedFlow[K], error) {
+	if l.lacksOver(s.group.mayShare(key)) {
+		return nil, nil, nil
 	}
-	kf := g.insertOwnLocked(key, l, nil, now)
+	switch {
+	case !s.needsNoBucketLocked(l.limits, s.usedByLocked(key, l.limits, l)):
+		return s.insertBucketLocked(key, l.limits, now, l)
+	case key != key || !takeBelow(&s.group.unlimitedKeys, s.group.maxKeys):
+		s.offerPlanLocked(l.plan)
+		s.unlimitedBy = l.limits
+		return s, &s.unlimited, nil
+	}
+	p := s.planLocked(l.limits, l)
+	if p == nil {
+		s.group.unlimitedKeys.Add(-1)
+		return nil, nil, nil
+	}
+	kf := s.insertOwnLocked(key, p, nil, now)
 	kf.unlimited = true
-	g.unlimitedKeys++
-	return kf, nil
+	s.unlimitedKeys++
+	return s, kf, nil
 }
+
+// lacksOver reports whether the lock of over is needed and not held, and notes that.
+func (l *limitsLookup) lacksOver(needed bool) bool {
+	l.shares = needed && !l.hasOver
+	return l.shares
+}
+
+// mayShare reports whether a key that has no bucket may have been sharing one, or is to
+// share one now. The lock of over says for certain.
+func (g *Group[K]) mayShare(key K) bool { return key != key || g.overflow.len.Load() > 0 || g.full() }
 
 // needsNoBucketLocked reports whether a key with these Limits that has no bucket of its
 // own needs none, because there is nothing to remember of its calls but the Limits: it is
 // at rate.Inf without a cap, and the bucket that it has been sharing, if any, is not held.
-// That is used; nil: none.
-func (g *Group[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K], now int64) bool {
-	return limitsNothing(l) && (used == nil || g.idleLocked(&used.flow, now))
+// That is used, which over has; nil: none.
+func (s *keyShard[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K]) bool {
+	over := s.group.over
+	return limitsNothing(l) && (used == nil || over.idleLocked(&used.flow, over.clock))
 }
 
 // limitsNothing reports whether every request may leave at once, unless there is a hold.
 func limitsNothing(l Limits) bool { return l.Rate == rate.Inf && l.InFlight == 0 }
 
 // usedLocked returns the bucket that a key with these Limits has been sharing, or another
-// key with the same home. It returns nil if there is none.
-func (g *Group[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
-	if g.overflow.len == 0 {
+// key with the same home. It returns nil if there is none. s is over.
+func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
+	if s.group.overflow.len.Load() == 0 {
 		return nil // As nearly always: then neither Limits nor key need be hashed.
 	}
-	return g.overflow.used(g.overflow.homeOf(key), g.plans[l])
+	return s.group.overflow.used(s.group.homeOf(key), s.plans[l])
 }
 
-// insertBucketLocked returns a bucket for a key that has none: a new one of its own, or
-// one that it shares.
-func (g *Group[K]) insertBucketLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	used := g.usedLocked(key, l)
-	if g.sharesLocked(key, used) {
-		return g.insertSharedLocked(key, l, now)
+// usedByLocked is usedLocked of over, for a request that need not have its lock: then there
+// is none.
+func (s *keyShard[K]) usedByLocked(key K, limits Limits, l *limitsLookup) *keyedFlow[K] {
+	if !l.hasOver {
+		return nil
 	}
-	return g.insertOwnLocked(key, l, used, now), nil
+	return s.group.over.usedLocked(key, limits)
 }
 
-// insertOwnLocked makes a bucket for a key. It goes on from where used is, the bucket that
-// the key has been sharing; nil: none.
-func (g *Group[K]) insertOwnLocked(key K, l Limits, used *keyedFlow[K], now int64) *keyedFlow[K] {
-	kf := g.newFlowLocked(l, now)
+// insertBucketLocked is insertLocked for a key with these Limits that needs a bucket.
+func (s *keyShard[K]) insertBucketLocked(key K, limits Limits, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+	used := s.usedByLocked(key, limits, l)
+	if key != key || goesOnSharing(used) || !takeBelow(&s.group.ownKeys, s.group.maxKeys) {
+		if l.lacksOver(true) {
+			return nil, nil, nil // The table has become full just now.
+		}
+		return s.insertSharedLocked(key, limits, l)
+	}
+	p := s.planLocked(limits, l)
+	if p == nil {
+		s.group.ownKeys.Add(-1)
+		return nil, nil, nil
+	}
+	return s, s.insertOwnLocked(key, p, used, now), nil
+}
+
+// takeBelow counts one more, and returns false if there are as many as there may be.
+func takeBelow(count *atomic.Int64, most int64) bool {
+	for {
+		n := count.Load()
+		if n >= most {
+			return false
+		}
+		if count.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// insertOwnLocked makes a bucket for a key, which is counted already. It goes on from where
+// used is, the bucket that the key has been sharing; nil: none.
+func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], now int64) *keyedFlow[K] {
+	kf := s.newFlowLocked(p, now)
 	kf.key = key
 	if used != nil {
 		kf.flow.inheritFrom(&used.flow)
 	}
-	g.table[key] = kf
-	g.peakKeys = max(g.peakKeys, len(g.table))
+	s.table[key] = kf
+	s.peakKeys = max(s.peakKeys, len(s.table))
 	kf.flow.bucket.idleUntil(now)
 	return kf
 }
 
-// bucketToHoldLocked returns the bucket to hold for a key that has found kf. From now on
-// there is something to remember of an unlimited key, so it gets a bucket like any other
-// key: one that counts against maxKeys, or a shared one.
-func (g *Group[K]) bucketToHoldLocked(key K, kf *keyedFlow[K], now int64) (*keyedFlow[K], error) {
-	l := kf.flow.bucket.limits
-	switch {
-	case kf == &g.unlimited:
-		l = g.unlimitedBy
-	case kf.unlimited:
-		g.deleteLocked(kf)
-	default:
-		return kf, nil
+// ofKindLocked returns the bucket of the kind that a request wants, for a key that has found
+// kf in a shard. From now on there is something to remember of an unlimited key that is to be
+// held, so it gets a bucket like any other key: one that counts against maxKeys, or a shared
+// one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
+func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+	if l.kind == anyBucket || kf != &s.unlimited && !kf.unlimited {
+		return in, kf, nil
 	}
-	return g.insertBucketLocked(key, l, now)
+	if l.lacksOver(s.group.mayShare(key)) {
+		return nil, nil, nil
+	}
+	limits := s.unlimitedBy
+	if kf.unlimited {
+		limits = kf.flow.bucket.limits
+		s.deleteLocked(kf)
+	}
+	return s.insertBucketLocked(key, limits, now, l)
 }
 
 // insertSharedLocked returns the bucket for a key that is to share one, and makes it if
-// there is none.
-func (g *Group[K]) insertSharedLocked(key K, l Limits, now int64) (*keyedFlow[K], error) {
-	home := g.overflow.homeOf(key)
-	kf, distance, full := g.overflow.find(home, g.plans[l])
+// there is none. The lock of over is held.
+func (s *keyShard[K]) insertSharedLocked(key K, limits Limits, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+	g, over := s.group, s.group.over
+	home := g.homeOf(key)
+	kf, distance, full := g.overflow.find(home, over.plans[limits])
 	if full {
-		return nil, noSharedBucket()
+		return nil, nil, noSharedBucket()
 	}
 	if kf == nil {
-		kf = g.newFlowLocked(l, now)
+		p := over.planLocked(limits, l)
+		if p == nil && over != s && s.plans[limits] != nil {
+			p = over.copyPlanLocked(s.plans[limits])
+		}
+		if p == nil {
+			return nil, nil, nil
+		}
+		kf = over.newFlowLocked(p, over.clock)
 		kf.home = home
 		g.overflow.add(kf)
-		g.blocks.exempt(&kf.flow)
+		over.blocks.exempt(&kf.flow)
 	}
 	kf.reach = max(kf.reach, distance)
-	kf.flow.bucket.idleUntil(now)
-	return kf, nil
+	kf.flow.bucket.idleUntil(over.clock)
+	return over, kf, nil
 }
 
-// newFlowLocked makes a bucket with these Limits.
-func (g *Group[K]) newFlowLocked(l Limits, now int64) *keyedFlow[K] {
-	kf := &keyedFlow[K]{flow: flow{bucket: bucket{plan: g.planLocked(l)}, entered: -1}, home: ownBucket}
-	g.watchLocked(kf, now, now) // It is drained until it is used.
+// newFlowLocked makes a bucket with a plan, which counts it as a user already.
+func (s *keyShard[K]) newFlowLocked(p *plan, now int64) *keyedFlow[K] {
+	kf := &keyedFlow[K]{flow: flow{bucket: bucket{plan: p}, entered: -1}, home: ownBucket}
+	s.watchLocked(kf, now, now) // It is drained until it is used.
 	return kf
 }
 
-// lacksPlanLocked reports whether a bucket would be made for a key with these Limits, and
-// the Group has no plan of them.
-func (g *Group[K]) lacksPlanLocked(key K, l Limits) bool {
-	if g.plans[l] != nil {
-		return false
-	}
-	// No bucket has these Limits, so there is none that the key could share.
-	return limitsNothing(l) || !g.sharesLocked(key, nil) || g.overflow.len < maxShared
-}
-
-// planFor returns the plan of Limits, which it makes if the Group has none. Making one takes
-// much longer than a call. So that nobody who can influence the Limits of a key delays all
-// the others, the lock is not held.
-func (g *Group[K]) planFor(l Limits) *plan {
-	g.mu.Lock()
-	p := g.plans[l]
-	g.mu.Unlock()
-	if p == nil {
-		p = g.planOf(l)
-	}
-	return p
-}
-
-// offerPlanLocked adds a plan that planFor has returned, if the Group has none of its
-// Limits. Until a bucket uses the plan it is the unused one. A nil p is none.
-func (g *Group[K]) offerPlanLocked(p *plan) {
-	if p == nil || g.plans[p.limits] != nil {
-		return
-	}
-	g.plans[p.limits] = p
-	g.peakPlans = max(g.peakPlans, len(g.plans))
-	p.users++
-	g.releasePlanLocked(p)
-}
-
-// planLocked returns the plan of Limits, which has been offered if no bucket has it, and
-// counts one more user of it.
-func (g *Group[K]) planLocked(l Limits) *plan {
-	p := g.plans[l]
-	p.users++
-	return p
-}
-
-// releasePlanLocked counts one user less of a plan. The last plan that has lost all its
-// users is kept, because the next key is likely to need it.
-func (g *Group[K]) releasePlanLocked(p *plan) {
-	if p.users--; p.users > 0 {
-		return
-	}
-	if old := g.unused; old != nil && old != p && old.users == 0 {
-		delete(g.plans, old.limits)
-	}
-	g.unused = p
-}
-
-// withFlow calls see, under the lock, with the bucket of a key. It makes no bucket: if the
-// key has none, see gets one that is as the key's new bucket would be.
-func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
-	if g.withOwnFlow(key, see) {
+// withFlow calls see, under the lock of a dispatcher, with the bucket of a key. It makes no
+// bucket: if the key has none, see gets one that is as the key's new bucket would be.
+func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64)) error {
+	if s.withOwnFlow(key, see) {
 		return nil
 	}
-	limits, err := g.callLimits(key)
+	limits, err := s.callLimits(key)
 	if err != nil {
-		g.mu.Lock()
-		g.limitErrors++
-		g.mu.Unlock()
+		s.mu.Lock()
+		s.limitErrors++
+		s.mu.Unlock()
 		return err
 	}
-	if g.withOwnFlow(key, see) {
+	if s.withOwnFlow(key, see) {
 		return nil
 	}
-	p := g.planFor(limits)
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
+	p := s.planFor(limits)
+	over := s.group.over
+	now := over.lockAndAdvance()
+	defer over.unlockAndArm()
 	f := &flow{bucket: bucket{plan: p}, entered: -1}
-	used := g.usedLocked(key, limits)
+	used := over.usedLocked(key, limits)
 	switch {
-	case g.needsNoBucketLocked(limits, used, now):
-	case g.sharesLocked(key, used):
-		shared, _, full := g.overflow.find(g.overflow.homeOf(key), g.plans[limits])
+	case s.needsNoBucketLocked(limits, used):
+	case key != key || goesOnSharing(used) || s.group.full():
+		shared, _, full := s.group.overflow.find(s.group.homeOf(key), over.plans[limits])
 		if full {
 			return noSharedBucket()
 		}
@@ -198,37 +209,31 @@ func (g *Group[K]) withFlow(key K, see func(f *flow, now int64)) error {
 		f.inheritFrom(&used.flow)
 	}
 	f.bucket.idleUntil(now)
-	see(f, now)
+	see(&over.dispatcher, f, now)
 	return nil
 }
 
 // withOwnFlow calls see, under the lock, with the bucket of a key, if the key has one of its
 // own, and reports whether it has. On a closed Group every key has: closedFlow.
-func (g *Group[K]) withOwnFlow(key K, see func(f *flow, now int64)) bool {
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
-	kf := g.table[key]
-	switch {
-	case kf != nil:
-	case g.phase != open:
-		kf = &g.closedFlow
-	default:
+func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now int64)) bool {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	kf := s.foundLocked(key, now)
+	if kf == nil {
 		return false
 	}
 	kf.flow.bucket.idleUntil(now)
-	see(&kf.flow, now)
+	see(&s.dispatcher, &kf.flow, now)
 	return true
 }
 
-// sharesLocked reports whether a call of a key that has no bucket of its own shares
-// one. used is the bucket that the key has been sharing, or nil.
-//
-// While requests are in flight there, or wait to be, the key goes on sharing it even if
-// the table has room: a bucket of its own would not know of them, and the key could
-// have more in flight than its cap allows. (The level and a hold are carried over, but
-// which of the keys has a seat is not known.)
-func (g *Group[K]) sharesLocked(key K, used *keyedFlow[K]) bool {
-	return key != key || len(g.table)-g.unlimitedKeys >= g.maxKeys || used != nil && used.flow.seatsInUse()
+// goesOnSharing reports whether a key has to go on sharing the bucket that it has been
+// sharing, or nil, even if the table has room: while requests are in flight there, or wait to
+// be. A bucket of its own would not know of them, and the key could have more in flight than
+// its cap allows. (The level and a hold are carried over, but which of the keys has a seat is
+// not known.)
+func goesOnSharing[K comparable](used *keyedFlow[K]) bool {
+	return used != nil && used.flow.seatsInUse()
 }
 
 // noSharedBucket returns the refusal of a key for which no shared bucket can be made. There

@@ -37,13 +37,26 @@ type Histograms struct {
 // that of the shadow.
 func (s *Shaper) Histograms() Histograms {
 	s.mustBeMade()
-	return s.histograms(func() (departed uint64, wait int64) { return s.flow.departed, s.flow.wait })
+	var m measures
+	s.lockAndAdvance()
+	m.addLocked(&s.dispatcher)
+	departed, wait := s.flow.departed, s.flow.wait
+	s.unlockAndArm()
+	return m.histograms(departed, wait)
 }
 
 // Histograms is [Shaper.Histograms] for all keys together, since the Group was made.
 func (g *Group[K]) Histograms() Histograms {
 	g.mustBeMade()
-	return g.histograms(func() (departed uint64, wait int64) { return g.totals.departed, g.totals.wait })
+	var m measures
+	var sum totals
+	for _, s := range g.all {
+		s.lockAndAdvance()
+		m.addLocked(&s.dispatcher)
+		sum.add(&s.totals)
+		s.unlockAndArm()
+	}
+	return m.histograms(sum.departed, sum.wait)
 }
 
 // The buckets of a Histogram of waits go from a microsecond to 388 days, those of spacings
@@ -135,16 +148,25 @@ func (d *dispatcher) measureSpacingLocked(ln *line, at, n int64) {
 	countIn(m.spacings[:], lowestSpacing, spacing)
 }
 
-// histograms is Histograms. departures returns, under the lock, how many requests have left
-// and for how many nanoseconds they have waited.
-func (d *dispatcher) histograms(departures func() (departed uint64, wait int64)) Histograms {
-	m := new(measures)
-	d.lockAndAdvance()
-	departed, wait := departures()
-	if d.measures != nil {
-		*m = *d.measures
+// addLocked adds what a dispatcher has counted, if anything.
+func (m *measures) addLocked(d *dispatcher) {
+	o := d.measures
+	if o == nil {
+		return
 	}
-	d.unlockAndArm()
+	for i, n := range o.waits {
+		m.waits[i] += n
+	}
+	for i, n := range o.spacings {
+		m.spacings[i] += n
+	}
+	m.atOnce += o.atOnce
+	m.spacingSum += o.spacingSum
+}
+
+// histograms is Histograms for so many requests that have left, and have waited for so many
+// nanoseconds.
+func (m *measures) histograms(departed uint64, wait int64) Histograms {
 	h := Histograms{
 		Wait:    Histogram{counts: trimmed(m.waits[:]), lowest: lowestWait, count: departed, zeros: departed, sum: time.Duration(wait).Seconds()},
 		Spacing: Histogram{counts: trimmed(m.spacings[:]), lowest: lowestSpacing, count: m.atOnce, zeros: m.atOnce, sum: m.spacingSum},

@@ -23,7 +23,8 @@ type Waiter struct {
 // more than is needed. In a dry run it is the line of the shadow.
 func (s *Shaper) Line(max int) []Waiter {
 	s.mustBeMade()
-	return s.lineOf(max, func() *flow { return &s.flow })
+	line, _ := s.lineOf(max, func() *flow { return &s.flow })
+	return line
 }
 
 // Line is [Shaper.Line] on the bucket of a key. It makes no bucket: a key that has none
@@ -32,48 +33,39 @@ func (s *Shaper) Line(max int) []Waiter {
 // requests that still wait in the one it has shared are not shown.
 func (g *Group[K]) Line(key K, max int) []Waiter {
 	g.mustBeMade()
-	mustBeComparable(key)
-	find, ok := g.finder(key)
-	if !ok {
+	s := g.shardOf(key)
+	own := func() *flow {
+		if kf := s.table[key]; kf != nil {
+			return &kf.flow
+		}
 		return nil
 	}
-	return g.lineOf(max, find)
-}
-
-// finder returns a function that finds the flow that a key uses, under the lock, and
-// returns nil if there is none. ok reports whether there may be one. The lock is not held.
-func (g *Group[K]) finder(key K) (find func() *flow, ok bool) {
-	g.mu.Lock()
-	own, shared := g.table[key] != nil, g.overflow.len > 0
-	g.mu.Unlock()
-	var limits Limits
-	if !own {
-		if !shared {
-			return nil, false
-		}
-		var err error
-		if limits, err = g.callLimits(key); err != nil { // They say which bucket it shares.
-			return nil, false
-		}
+	line, found := s.lineOf(max, own)
+	if found || max <= 0 || g.overflow.len.Load() == 0 {
+		return line
 	}
-	return func() *flow {
-		kf := g.table[key]
-		if kf == nil && !own {
-			kf = g.usedLocked(key, limits)
+	limits, err := s.callLimits(key)
+	if err != nil { // They say which bucket it shares.
+		return nil
+	}
+	if line, found = s.lineOf(max, own); found {
+		return line
+	}
+	line, _ = g.over.lineOf(max, func() *flow {
+		if kf := g.over.usedLocked(key, limits); kf != nil {
+			return &kf.flow
 		}
-		if kf == nil {
-			return nil
-		}
-		return &kf.flow
-	}, true
+		return nil
+	})
+	return line
 }
 
-// lineOf is Line for the flow that a function finds under the lock; nil: there is none.
-func (d *dispatcher) lineOf(most int, find func() *flow) []Waiter {
+// lineOf is Line for the flow that a function finds under the lock, and reports whether there
+// is one; if not, the function returns nil.
+func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found bool) {
 	if most <= 0 {
-		return nil
+		return nil, false
 	}
-	var line []Waiter
 	for {
 		now := d.lockAndAdvance()
 		f, n := find(), 0
@@ -87,7 +79,7 @@ func (d *dispatcher) lineOf(most int, find func() *flow) []Waiter {
 				d.readLineLocked(f, now, line)
 			}
 			d.unlockAndArm()
-			return line
+			return line, f != nil
 		}
 		d.unlockAndArm()
 		line = make([]Waiter, 0, min(most, n+n/8)) // Some more may come meanwhile.

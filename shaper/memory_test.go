@@ -31,13 +31,19 @@ func TestNothingIsKeptForRequestsThatLeaveAtOnce(t *testing.T) {
 	for key := range 100 {
 		require.True(t, g.Allow(key))
 	}
-	require.Nil(t, g.measures)
-	require.Nil(t, g.refusalRing)
-	require.Nil(t, g.refusedKeys)
+	nothingIsKept := func() {
+		for _, s := range g.all {
+			require.Nil(t, s.measures)
+			require.Nil(t, s.refusalRing)
+			require.Nil(t, s.refusedKeys)
+		}
+	}
+	nothingIsKept()
 	require.Equal(t, uint64(100), g.Histograms().Wait.Count())
-	require.Nil(t, g.measures, "looking at them makes none")
+	nothingIsKept() // To look at them makes none.
 	require.True(t, g.AllowN(0, 1))
 	require.False(t, g.AllowN(0, 1))
-	require.NotNil(t, g.refusedKeys)
-	require.Nil(t, g.measures)
+	s := g.shardOf(0)
+	require.NotNil(t, s.refusedKeys)
+	require.Nil(t, s.measures)
 }

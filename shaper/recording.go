@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/exact"
@@ -31,12 +32,18 @@ type Arrival struct {
 	Done     bool          // false: it still waits
 }
 
-// An arrival is an Arrival in a Recording.
+// An arrival is an Arrival in a Recording. Its end may be noted under the lock of another
+// shard of a Group than that of the Recording.
 type arrival struct {
 	at, deadline, cost int64
-	waited             int64
-	err                error
-	allow, done        bool
+	allow              bool
+	end                atomic.Pointer[ending] // nil: it still waits
+}
+
+// An ending is what has become of an arrival. It never changes.
+type ending struct {
+	waited int64
+	err    error
 }
 
 const (
@@ -71,26 +78,26 @@ func (s *Shaper) Record(max int) *Recording {
 // that error.
 func (g *Group[K]) Record(key K, max int) *Recording {
 	g.mustBeMade()
-	mustBeComparable(key)
-	r := newRecording(&g.dispatcher, max)
+	s := g.shardOf(key)
+	r := newRecording(&s.dispatcher, max)
 	r.remove = func() {}
 	if key != key {
 		return r
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.recordingsOf == nil {
-		g.recordingsOf = make(map[K][]*Recording)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.recordingsOf == nil {
+		s.recordingsOf = make(map[K][]*Recording)
 	}
-	g.recordingsOf[key] = append(g.recordingsOf[key], r)
-	g.recorded = true
+	s.recordingsOf[key] = append(s.recordingsOf[key], r)
+	s.recorded = true
 	r.remove = func() {
-		if left := without(g.recordingsOf[key], r); len(left) > 0 {
-			g.recordingsOf[key] = left
+		if left := without(s.recordingsOf[key], r); len(left) > 0 {
+			s.recordingsOf[key] = left
 		} else {
-			delete(g.recordingsOf, key)
+			delete(s.recordingsOf, key)
 		}
-		g.recorded = len(g.recordingsOf) > 0
+		s.recorded = len(s.recordingsOf) > 0
 	}
 	return r
 }
@@ -125,28 +132,33 @@ func (r *Recording) Arrivals() []Arrival {
 	d.lockAndAdvance()
 	first, end := max(0, r.count-r.max), r.count
 	d.unlockAndArm()
-	copies := make([]arrival, 0, end-first)
-	for restarts, atOnce := 0, copiedAtOnce; first+len(copies) < end; {
+	arrivals := make([]Arrival, 0, end-first)
+	for restarts, atOnce := 0, copiedAtOnce; first+len(arrivals) < end; {
 		d.mu.Lock()
-		if oldest := r.count - r.max; first+len(copies) < oldest { // There would be a gap.
-			first, end, copies = oldest, r.count, copies[:0]
+		if oldest := r.count - r.max; first+len(arrivals) < oldest { // There would be a gap.
+			first, end, arrivals = oldest, r.count, arrivals[:0]
 			if restarts++; restarts > maxRestarts {
 				atOnce = r.max
 			}
 		}
-		for range min(atOnce, end-first-len(copies)) {
-			copies = append(copies, *r.latest[(first+len(copies))%r.max])
+		for range min(atOnce, end-first-len(arrivals)) {
+			arrivals = append(arrivals, r.latest[(first+len(arrivals))%r.max].value(d))
 		}
 		d.mu.Unlock()
 	}
-	arrivals := make([]Arrival, len(copies))
-	for i, a := range copies {
-		arrivals[i] = Arrival{At: d.timeOf(a.at), Cost: int(a.cost), Allow: a.allow, Waited: time.Duration(a.waited), Err: a.err, Done: a.done}
-		if a.deadline != exact.Forever {
-			arrivals[i].Deadline = d.timeOf(a.deadline)
-		}
-	}
 	return arrivals
+}
+
+// value returns an arrival as it is now. The instants are those of d.
+func (a *arrival) value(d *dispatcher) Arrival {
+	v := Arrival{At: d.timeOf(a.at), Cost: int(a.cost), Allow: a.allow}
+	if a.deadline != exact.Forever {
+		v.Deadline = d.timeOf(a.deadline)
+	}
+	if o := a.end.Load(); o != nil {
+		v.Waited, v.Err, v.Done = time.Duration(o.waited), o.err, true
+	}
+	return v
 }
 
 // add adds an arrival. The lock is held.
@@ -164,14 +176,16 @@ func (d *dispatcher) recordLocked(into []*Recording, now int64, r *request, dec 
 	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
 		return
 	}
-	a := &arrival{at: now, deadline: r.deadline, cost: r.cost, allow: r.kind == allow, err: dec.err, done: dec.waiter == nil}
+	a := &arrival{at: now, deadline: r.deadline, cost: r.cost, allow: r.kind == allow}
 	switch {
 	case r.verdict != nil:
-		a.waited, a.err = int64(r.verdict.Wait), r.verdict.Err
-	case a.allow && dec.event == refusedEvent && a.err == nil:
-		a.err = reasonErrors[d.refusalRing.last().reason] // No RejectError is made for it.
-	case !a.done:
+		a.end.Store(&ending{int64(r.verdict.Wait), r.verdict.Err})
+	case dec.waiter != nil:
 		r.arrival = a
+	case a.allow && dec.event == refusedEvent && dec.err == nil: // No RejectError is made for it.
+		a.end.Store(&ending{err: reasonErrors[d.refusalRing.last().reason]})
+	default:
+		a.end.Store(&ending{err: dec.err})
 	}
 	for _, recording := range into {
 		recording.add(a)
@@ -181,6 +195,6 @@ func (d *dispatcher) recordLocked(into []*Recording, now int64, r *request, dec 
 // settleLocked notes what has become of a request that has waited, if it is recorded.
 func (r *request) settleLocked(waited int64, err error) {
 	if a := r.arrival; a != nil {
-		a.waited, a.err, a.done = waited, err, true
+		a.end.Store(&ending{waited, err})
 	}
 }

@@ -1,6 +1,10 @@
 package shaper
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // A Refusal is a request that was refused.
 type Refusal struct {
@@ -26,16 +30,33 @@ func (s *Shaper) Refusals() []Refusal {
 // Refusals is [Shaper.Refusals] for all keys together.
 func (g *Group[K]) Refusals() []Refusal {
 	g.mustBeMade()
-	var keys [keptRefusals]K
-	found := g.latestRefusals(func() {
-		if g.refusedKeys != nil {
-			keys = *g.refusedKeys
+	var all []Refusal
+	for _, s := range g.all {
+		var keys [keptRefusals]refusedKey[K]
+		found := s.latestRefusals(func() {
+			if s.refusedKeys != nil {
+				keys = *s.refusedKeys
+			}
+		})
+		for i := range found {
+			found[i].Key = keys[found[i].Key.(uint64)%keptRefusals]
 		}
-	})
-	for i := range found {
-		found[i].Key = keys[found[i].Key.(uint64)%keptRefusals]
+		all = append(all, found...)
 	}
-	return found
+	// Those of one shard are in their order already.
+	slices.SortFunc(all, func(a, b Refusal) int { return cmp.Compare(a.Key.(refusedKey[K]).number, b.Key.(refusedKey[K]).number) })
+	all = all[max(0, len(all)-keptRefusals):]
+	for i := range all {
+		all[i].Key = all[i].Key.(refusedKey[K]).key
+	}
+	return all
+}
+
+// A refusedKey is the key of a refusal, and the number of that among the refusals of all
+// shards of a Group.
+type refusedKey[K comparable] struct {
+	key    K
+	number uint64
 }
 
 // A refusalRing holds the latest refusals. A dispatcher gets one with its first refusal.
@@ -75,11 +96,11 @@ func (log *refusalRing) add(at, cost int64, why rejection) {
 func (log *refusalRing) last() *refusalRecord { return &log.latest[(log.count-1)%keptRefusals] }
 
 // logRefusedKeyLocked notes the key of the latest refusal.
-func (g *Group[K]) logRefusedKeyLocked(key K) {
-	if g.refusedKeys == nil {
-		g.refusedKeys = new([keptRefusals]K)
+func (s *keyShard[K]) logRefusedKeyLocked(key K) {
+	if s.refusedKeys == nil {
+		s.refusedKeys = new([keptRefusals]refusedKey[K])
 	}
-	g.refusedKeys[(g.refusalRing.count-1)%keptRefusals] = key
+	s.refusedKeys[(s.refusalRing.count-1)%keptRefusals] = refusedKey[K]{key, s.group.refusals.Add(1)}
 }
 
 // latestRefusals is Refusals. also is called under the lock, unless it is nil; then the Key
@@ -109,24 +130,24 @@ func (d *dispatcher) latestRefusals(also func()) []Refusal {
 
 // logClosed remembers the refusal of a request that waited, as Close refused it. Any other
 // error is none. The lock is not held.
-func (g *Group[K]) logClosed(key K, r *request, err error) {
+func (s *keyShard[K]) logClosed(key K, r *request, err error) {
 	if rejected, ok := err.(*RejectError); ok {
-		now := g.lockAndAdvance()
-		g.logRefusalLocked(now, r.cost, rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter})
-		g.logRefusedKeyLocked(key)
-		g.unlockAndArm()
+		now := s.lockAndAdvance()
+		s.logRefusalLocked(now, r.cost, rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter})
+		s.logRefusedKeyLocked(key)
+		s.unlockAndArm()
 	}
 }
 
 // noteFailed remembers a call that got no bucket, with its error. The lock is not held.
-func (g *Group[K]) noteFailed(key K, r *request, err error) {
-	now := g.lockAndAdvance()
-	defer g.unlockAndArm()
+func (s *keyShard[K]) noteFailed(key K, r *request, err error) {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
 	if rejected, ok := err.(*RejectError); ok {
-		g.logRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
-		g.logRefusedKeyLocked(key)
+		s.logRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
+		s.logRefusedKeyLocked(key)
 	}
-	if g.recorded {
-		g.recordLocked(g.recordingsOf[key], now, r, decision{err: err, event: refusedEvent})
+	if s.recorded {
+		s.recordLocked(s.recordingsOf[key], now, r, decision{err: err, event: refusedEvent})
 	}
 }

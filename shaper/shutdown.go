@@ -52,6 +52,13 @@ func (d *dispatcher) close() {
 // closeLines refuses all requests that wait, and those to come.
 func (d *dispatcher) closeLines() {
 	now := d.lockAndAdvance()
+	defer d.unlockAndArm()
+	d.refuseLinesLocked(now)
+	d.beginDrainLocked(now)
+}
+
+// refuseLinesLocked refuses all requests that wait.
+func (d *dispatcher) refuseLinesLocked(now int64) {
 	for len(d.due) > 0 {
 		ln := d.due[0]
 		for w := ln.head; w != nil; w = ln.head {
@@ -67,8 +74,6 @@ func (d *dispatcher) closeLines() {
 		}
 		d.updateDepartureLocked(ln.flow)
 	}
-	d.beginDrainLocked(now)
-	d.unlockAndArm()
 }
 
 // shutdown is Shutdown. In a dry run no request waits, so there is nothing to wait for.
@@ -111,10 +116,11 @@ func (d *dispatcher) endDrainLocked() {
 	if d.phase != draining || d.waiting > 0 {
 		return
 	}
-	d.phase = closed
-	if d.drop != nil {
-		d.drop()
+	if d.emptied != nil {
+		d.emptied()
+		return
 	}
+	d.phase = closed
 	if d.drained != nil {
 		close(d.drained)
 	}

@@ -95,6 +95,17 @@ type totals struct {
 	missed              float64 // cost units lost to lateness beyond slack
 }
 
+// add adds the counts of others.
+func (t *totals) add(o *totals) {
+	t.departed += o.departed
+	t.abandoned += o.abandoned
+	for i, n := range o.refused {
+		t.refused[i] += n
+	}
+	t.wait = exact.Sum(t.wait, o.wait)
+	t.missed += o.missed
+}
+
 // countPassLocked counts a request that has left f as it came, now.
 func (d *dispatcher) countPassLocked(f *flow, now int64) {
 	f.entered = now // No call has come later.

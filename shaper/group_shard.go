@@ -1,0 +1,117 @@
+package shaper
+
+import (
+	"hash/maphash"
+	"math/bits"
+	"runtime"
+
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// A keyShard has those keys of a [Group] whose hash says so. It has a lock, a table and a
+// timing wheel of its own, and its own counts, so that calls with keys of different shards
+// have next to nothing to do with each other.
+//
+// The buckets that keys share are in a shard apart, [Group].over. Whoever needs the locks of
+// that and of another one takes that of over first: so calls of keys that share never keep
+// the lock of another shard while they wait for the one over which all of them contend, and
+// a flood of them delays nobody who has a bucket. Nobody holds the locks of two other shards.
+type keyShard[K comparable] struct {
+	dispatcher
+	group *Group[K]
+
+	closedFlow keyedFlow[K] // refuses all calls when the Group is closed; has no key
+	unlimited  keyedFlow[K] // lets all calls leave; for keys that need no bucket and find no room for one; has no key
+
+	// The lock of the dispatcher guards these.
+	table         map[K]*keyedFlow[K]
+	lastTable     map[K]*keyedFlow[K] // for Snapshot: the table when the Group was closed; nil before
+	peakKeys      int                 // most keys that table has had since it was made
+	unlimitedKeys int                 // keys in table that need no bucket
+	limitsCalls   map[K]*limitsCall
+	peakCalls     int // most calls that limitsCalls has had since it was made
+	plans         map[Limits]*plan
+	peakPlans     int    // most plans that plans has had since it was made
+	unused        *plan  // the latest of plans that lost its last user; it may have one again
+	unlimitedBy   Limits // of the latest call that was given unlimited
+	wheel         wheel[K]
+	reloads       int
+	overflowed    uint64
+	limitErrors   uint64
+	refusedKeys   *[keptRefusals]refusedKey[K] // of refusalRing; nil: none has been refused
+	recordingsOf  map[K][]*Recording
+	overrides     map[K]Limits // by SetLimits
+	drains        bool         // it counts in groupDrain.shards
+}
+
+const (
+	// shardsPerProc is how many shards there are for each P that may run goroutines. Then a
+	// call that has a shard's lock for half of its time, as with keys that are not in the
+	// cache, meets another one in that shard in one of eight calls at most.
+	shardsPerProc = 4
+	// maxShards bounds what a Group takes that is hardly used: a shard has some 2 KiB.
+	maxShards = 64
+	// cacheLine is the most that a write of one processor takes away from the others.
+	cacheLine = 64
+)
+
+// shardsFor returns how many shards a Group has on so many Ps: a power of 2.
+func shardsFor(procs int) int {
+	return 1 << bits.Len(uint(min(procs*shardsPerProc, maxShards)-1))
+}
+
+// makeShards makes the shards of a Group. With a Bucket there is one: the round trips take
+// the time there, and one place says what is known of the Bucket's servers.
+func (g *Group[K]) makeShards(o options) {
+	n := 1
+	if !o.shared.asked {
+		n = shardsFor(runtime.GOMAXPROCS(0))
+		g.all = make([]*keyShard[K], n+1) // The last one is that of the buckets that keys share.
+	} else {
+		g.all = make([]*keyShard[K], 1)
+	}
+	for i := range g.all {
+		g.all[i] = g.newShard(o)
+	}
+	g.shards, g.over = g.all[:n], g.all[len(g.all)-1]
+}
+
+// newShard makes a shard.
+func (g *Group[K]) newShard(o options) *keyShard[K] {
+	s := &keyShard[K]{group: g}
+	s.prepare(o, &g.ticker)
+	s.keyed = true
+	s.sweepTimer = &sweepTimer{sweep: s.sweep, at: exact.Forever, next: exact.Forever}
+	s.emptied = s.emptiedLocked
+	s.closedFlow = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
+	s.unlimited = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
+	s.dropAllLocked()
+	return s
+}
+
+// shardOf returns the shard that a key is in. It panics for a key that can't be compared,
+// such as an interface with a slice in it, as a map would: but while no lock is held.
+func (g *Group[K]) shardOf(key K) *keyShard[K] {
+	return g.shards[maphash.Comparable(g.seed, key)>>32&uint64(len(g.shards)-1)]
+}
+
+// holder returns the shard whose lock guards a bucket that a key of this one has found.
+func (s *keyShard[K]) holder(kf *keyedFlow[K]) *keyShard[K] {
+	if kf.home != ownBucket {
+		return s.group.over
+	}
+	return s
+}
+
+// takeKey counts one more key that has a bucket of its own, and returns false if there are
+// as many as there may be.
+func (g *Group[K]) takeKey() bool { return takeBelow(&g.ownKeys, g.maxKeys) }
+
+// full reports whether no further key may have a bucket of its own now.
+func (g *Group[K]) full() bool { return g.ownKeys.Load() >= g.maxKeys }
+
+// mayDryRun is that of a dispatcher. It is a method, so that a type that embeds a [*Group]
+// has it too.
+func (g *Group[K]) mayDryRun() bool { return g.over.isDryRun() }
