@@ -10,7 +10,8 @@ import (
 )
 
 // A dispatcher is what flows share: a lock, a clock, and a ticker that lets the heads of
-// their lines leave. A [Shaper] has one flow, a [Group] one for each key.
+// their lines leave. A [Shaper] has one flow, a keyShard of a [Group] one for
+// each of its keys.
 //
 // While the lock is held, no code of a caller runs and nothing waits for another
 // goroutine.

@@ -99,7 +99,7 @@
 //     newcomers and removes no request from the line.
 //  8. Rest. At most a second after its line emptied a Shaper has no goroutine,
 //     timer or file; at the end of a [testing/synctest] bubble it has none.
-//     Forgetting a Shaper leaks nothing. A Group keeps a timer, but no goroutine,
+//     Forgetting a Shaper leaks nothing. A Group keeps timers, but no goroutine,
 //     until the last of its buckets is drained, and at most a second longer.
 //  9. End. Close refuses all waiting requests and returns when the ticker goroutine
 //     has ended. Shutdown admits no more requests, lets the line leave at its rate,

@@ -7,7 +7,7 @@ import (
 )
 
 // A flow is a bucket with its line and its counts. A [Shaper] has one flow, a [Group] one
-// for each key. The flows of a Group share a dispatcher. Methods of a flow need the
+// for each key. The flows of a keyShard share a dispatcher. Methods of a flow need the
 // dispatcher's lock held, unless they say otherwise.
 //
 // In most flows of a Group no request ever waits, so a flow is small. What only few of

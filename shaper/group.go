@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/maphash"
 	"sync/atomic"
+
+	"golang.org/x/time/rate"
 )
 
 // A Group keeps one bucket per key: per user, address, route, or whatever a program
@@ -59,7 +61,8 @@ import (
 // an error or invalid Limits, the call returns that error and takes nothing, and the
 // next call asks again.
 //
-// A Group is safe for concurrent use.
+// A Group is safe for concurrent use. Its keys are under several locks, by a hash, so calls
+// with different keys rarely wait for each other.
 type Group[K comparable] struct {
 	// What every call reads. None of it changes once the Group is in use.
 	shards    []*keyShard[K] // as many as a power of 2
@@ -75,6 +78,7 @@ type Group[K comparable] struct {
 	// testing/synctest bubble while the limits function runs.
 	reloading chan struct{}
 	drain     groupDrain
+	endless   *plan // of rate.Inf
 
 	// What is the same for all shards, and apart from what every call reads: calls that wait,
 	// are refused, or make or delete a bucket write it.
@@ -118,6 +122,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	g.bucketKey, _ = o.shared.keyOf.(func(K) string)
 	g.limited = newLimitedKeys[K](g.seed)
 	g.drain.ended = make(chan struct{})
+	g.endless = planOf(Limits{Rate: rate.Inf})
 	g.makeShards(o)
 	return g, nil
 }

@@ -245,7 +245,7 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 	}
 	_ = s.withFlowOrNew(context.Background(), key, bucketToHold, func(in *keyShard[K], c *keyedFlow[K], now int64) {
 		held = true
-		if c == &s.closedFlow {
+		if c == s.closedFlow {
 			// There is no bucket to hold. But the key's next request is refused at once,
 			// so no Transport need wait before it sends one.
 			return

@@ -99,7 +99,7 @@ func (s *keyShard[K]) foundLocked(key K, now int64) *keyedFlow[K] {
 	case kf != nil:
 		kf.flow.bucket.idleUntil(now)
 	case s.phase != open:
-		kf = &s.closedFlow
+		kf = s.endlessLocked(&s.closedFlow)
 	}
 	return kf
 }

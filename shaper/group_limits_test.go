@@ -328,8 +328,8 @@ func TestNoPlanOfLimitsIsMadeUnderTheLockOfAGroup(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{
+		"NewGroup calls planOf",
 		"callLimitsFunction calls Validate", "SetLimits calls Validate", "planFor calls planOf",
-		"newShard calls newBucket", "newShard calls newBucket",
 	}, makers)
 
 	var g *shaper.Group[int]

@@ -5,8 +5,6 @@ import (
 	"math/bits"
 	"runtime"
 
-	"golang.org/x/time/rate"
-
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
@@ -22,10 +20,9 @@ type keyShard[K comparable] struct {
 	dispatcher
 	group *Group[K]
 
-	closedFlow keyedFlow[K] // refuses all calls when the Group is closed; has no key
-	unlimited  keyedFlow[K] // lets all calls leave; for keys that need no bucket and find no room for one; has no key
-
 	// The lock of the dispatcher guards these.
+	closedFlow    *keyedFlow[K] // refuses all calls when the Group is closed; has no key; nil: none has come
+	unlimited     *keyedFlow[K] // lets all calls leave; for keys that need no bucket and find no room for one; has no key; nil: none has come
 	table         map[K]*keyedFlow[K]
 	lastTable     map[K]*keyedFlow[K] // for Snapshot: the table when the Group was closed; nil before
 	peakKeys      int                 // most keys that table has had since it was made
@@ -47,11 +44,13 @@ type keyShard[K comparable] struct {
 }
 
 const (
-	// shardsPerProc is how many shards there are for each P that may run goroutines. Then a
-	// call that has a shard's lock for half of its time, as with keys that are not in the
-	// cache, meets another one in that shard in one of eight calls at most.
-	shardsPerProc = 4
-	// maxShards bounds what a Group takes that is hardly used: a shard has some 2 KiB.
+	// shardsPerProc is how many shards there are for each P that may run goroutines. A call
+	// has a shard's lock for about half of its time, as keys are mostly not in the cache. So
+	// it meets another one there in one of 32 calls, which then costs it more than the call:
+	// while other goroutines can run, a Mutex does not spin, but parks. With 4 in place of 16,
+	// 64 goroutines take a quarter longer (BenchmarkGroupManyKeys).
+	shardsPerProc = 16
+	// maxShards bounds what a Group takes that is hardly used: a shard has some 1.5 KiB.
 	maxShards = 64
 	// cacheLine is the most that a write of one processor takes away from the others.
 	cacheLine = 64
@@ -85,10 +84,16 @@ func (g *Group[K]) newShard(o options) *keyShard[K] {
 	s.keyed = true
 	s.sweepTimer = &sweepTimer{sweep: s.sweep, at: exact.Forever, next: exact.Forever}
 	s.emptied = s.emptiedLocked
-	s.closedFlow = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
-	s.unlimited = keyedFlow[K]{flow: flow{bucket: newBucket(Limits{Rate: rate.Inf}), entered: -1}, home: ownBucket}
 	s.dropAllLocked()
 	return s
+}
+
+// endlessLocked returns the flow at rate.Inf that is or is to be at a place.
+func (s *keyShard[K]) endlessLocked(at **keyedFlow[K]) *keyedFlow[K] {
+	if *at == nil {
+		*at = &keyedFlow[K]{flow: flow{bucket: bucket{plan: s.group.endless}, entered: -1}, home: ownBucket}
+	}
+	return *at
 }
 
 // shardOf returns the shard that a key is in. It panics for a key that can't be compared,

@@ -27,7 +27,7 @@ func (g *Group[K]) bucketKeyOf(key K) (bucketKey, error) {
 //
 //go:noinline
 func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
-	if s.shared.leases[&kf.flow] != nil || kf == &s.closedFlow || kf == &s.unlimited {
+	if s.shared.leases[&kf.flow] != nil || kf == s.closedFlow || kf == s.unlimited {
 		return
 	}
 	if kf.home != ownBucket {

@@ -120,8 +120,8 @@ func (s *keyShard[K]) restoreKey(key K, r *restoredLevel) error {
 	}
 	closed := false
 	err := s.withFlowOrNew(context.Background(), key, kind, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
-		closed = kf == &s.closedFlow
-		if closed || kf == &s.unlimited || kf.unlimited { // The level of an unlimited key is always 0.
+		closed = kf == s.closedFlow
+		if closed || kf == s.unlimited || kf.unlimited { // The level of an unlimited key is always 0.
 			return
 		}
 		in.restoreLocked(&kf.flow, now, r)

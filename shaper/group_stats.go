@@ -6,9 +6,13 @@ import (
 	"time"
 )
 
-// GroupStats is the state of a [Group] at one instant: gauges first, then totals over
-// all keys, which only grow and outlive the buckets. A call is counted when it returns.
-// A call that got no [Limits] is counted in LimitErrors only.
+// GroupStats is the state of a [Group]: gauges first, then totals over all keys, which only
+// grow and outlive the buckets. A call is counted when it returns. A call that got no
+// [Limits] is counted in LimitErrors only.
+//
+// A Group has its keys in several parts, each with a lock of its own, and looks at one after
+// the other. So of calls that run meanwhile some may be in these numbers and others not yet.
+// While no call runs, the numbers are those of one instant.
 type GroupStats struct {
 	Name string // as given by WithName
 

@@ -23,7 +23,7 @@ func (s *keyShard[K]) insertLocked(key K, l *limitsLookup, now int64) (*keyShard
 	case key != key || !takeBelow(&s.group.unlimitedKeys, s.group.maxKeys):
 		s.offerPlanLocked(l.plan)
 		s.unlimitedBy = l.limits
-		return s, &s.unlimited, nil
+		return s, s.endlessLocked(&s.unlimited), nil
 	}
 	p := s.planLocked(l.limits, l)
 	if p == nil {
@@ -125,7 +125,7 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], now in
 // held, so it gets a bucket like any other key: one that counts against maxKeys, or a shared
 // one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
 func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
-	if l.kind == anyBucket || kf != &s.unlimited && !kf.unlimited {
+	if l.kind == anyBucket || kf != s.unlimited && !kf.unlimited {
 		return in, kf, nil
 	}
 	if l.lacksOver(s.group.mayShare(key)) {

@@ -19,11 +19,11 @@ const (
 	sweptAtOnce = 128
 )
 
-// wheel holds the buckets of a Group by the instants at which they may be drained,
+// wheel holds the buckets of a keyShard by the instants at which they may be drained,
 // rounded up to whole spokes: a timing wheel (Varghese and Lauck, SOSP 1987, scheme
 // 5). A bucket that is used drains later, but need not be moved: when its turn comes it
 // is put further on. Only a bucket that will be drained earlier has to be moved. The
-// lock of the Group guards the wheel.
+// lock of the shard guards the wheel.
 type wheel[K comparable] struct {
 	heads [spokes]*keyedFlow[K] // of doubly linked rings
 	at    int64                 // the number of the spoke that comes next
