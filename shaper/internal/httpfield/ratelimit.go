@@ -54,31 +54,44 @@ type RateLimit struct {
 
 // AddTo adds both fields to those that are there already.
 func (l RateLimit) AddTo(h http.Header) {
-	name := quote(l.Name)
-	h.Add("RateLimit-Policy", name+";q="+integer(l.Quota)+";w="+integer(l.Window))
-	h.Add("RateLimit", name+";r="+integer(l.Remaining)+";t="+integer(l.Reset))
+	var buffer [64]byte // Names are seldom longer than 20 characters.
+	policy := appendParameters(appendQuoted(buffer[:0], l.Name), ";q=", l.Quota, ";w=", l.Window)
+	values := [...]string{string(policy), ""} // one array for both, where Header.Add makes two
+	limit := appendParameters(appendQuoted(buffer[:0], l.Name), ";r=", l.Remaining, ";t=", l.Reset)
+	values[1] = string(limit)
+	add(h, "Ratelimit-Policy", values[0:1:1])
+	add(h, "Ratelimit", values[1:2:2])
 }
 
-// integer writes n ≥ 0 as an integer of structured fields.
-func integer(n int64) string { return strconv.FormatInt(min(n, MaxInteger), 10) }
-
-// quote writes a name as a string of structured fields, which is printable ASCII in
-// quotes.
-func quote(name string) string {
-	if name == "" {
-		return `"default"`
+// add adds one value to a field, whose name must be in the canonical form.
+func add(h http.Header, field string, value []string) {
+	if there := h[field]; len(there) > 0 {
+		value = append(there, value...)
 	}
-	var b strings.Builder
-	b.WriteByte('"')
+	h[field] = value
+}
+
+// appendParameters appends two parameters, whose values are integers of structured fields.
+func appendParameters(b []byte, key1 string, value1 int64, key2 string, value2 int64) []byte {
+	b = strconv.AppendInt(append(b, key1...), min(value1, MaxInteger), 10)
+	return strconv.AppendInt(append(b, key2...), min(value2, MaxInteger), 10)
+}
+
+// appendQuoted appends a name as a string of structured fields, which is printable ASCII
+// in quotes.
+func appendQuoted(b []byte, name string) []byte {
+	if name == "" {
+		name = "default"
+	}
+	b = append(b, '"')
 	for _, c := range name {
 		switch {
 		case c == '"' || c == '\\':
-			b.WriteByte('\\')
+			b = append(b, '\\')
 		case c < 0x20 || c > 0x7e:
 			c = '?'
 		}
-		b.WriteByte(byte(c))
+		b = append(b, byte(c))
 	}
-	b.WriteByte('"')
-	return b.String()
+	return append(b, '"')
 }
