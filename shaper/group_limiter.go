@@ -123,17 +123,15 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 		panic("shaper: Group.Middleware needs a function that tells the key of a request")
 	}
 	h := handler{mayDryRun: g.mayDryRun(), middlewareOptions: newMiddlewareOptions(opts)}
-	h.limiterFor = func(h handler, r *http.Request) (handler, error) {
+	h.limiterFor = func(r *http.Request) (inner, error) {
 		k, err := key(r)
 		switch {
 		case err != nil && g.mayDryRun():
-			h.limiter = innerOf(keyless[K]{g, &keyError{err}})
-			return h, nil
+			return innerOf(keyless[K]{g, &keyError{err}}), nil
 		case err != nil:
-			return h, &keyError{err}
+			return nil, &keyError{err}
 		}
-		h.limiter = keyLimiter[K]{g, k}
-		return h, nil
+		return keyLimiter[K]{g, k}, nil
 	}
 	return h.wrap
 }

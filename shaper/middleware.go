@@ -104,9 +104,9 @@ type handler struct {
 	next      http.Handler
 	middlewareOptions
 
-	// limiterFor is nil unless each request has a limiter of its own. It returns
-	// a copy of h with the limiter of r, or an error.
-	limiterFor func(h handler, r *http.Request) (handler, error)
+	// limiterFor is nil unless each request has a limiter of its own, which it returns
+	// in place of limiter.
+	limiterFor func(r *http.Request) (inner, error)
 }
 
 // wrap returns h in front of another handler.
@@ -116,56 +116,148 @@ func (h handler) wrap(next http.Handler) http.Handler {
 }
 
 // ServeHTTP lets the request wait, and then runs the next handler or answers.
+//
+// While a request waits, the frames of ServeHTTP and serve are on its stack. They are
+// kept small, as a goroutine that needs a little more than 4 KiB of stack gets 8. So what
+// runs after the wait, or for few requests, is in functions that are not inlined.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	n := h.cost(r)
-	if n == 0 {
+	if n := h.cost(r); n == 0 {
 		h.next.ServeHTTP(w, r)
-		return
+	} else if h.limiterFor != nil || h.mayDryRun {
+		h.serveEach(w, r, n)
+	} else {
+		h.serve(h.limiter, w, r, n)
 	}
+}
+
+// serveEach is serve for requests that have Limiters of their own, or on which a dry run
+// may leave a [Verdict].
+//
+//go:noinline
+func (h *handler) serveEach(w http.ResponseWriter, r *http.Request, n int) {
+	limiter := h.limiter
 	if h.limiterFor != nil {
-		one, err := h.limiterFor(*h, r)
-		if err != nil {
-			h.refuse(serverconn.Of(w, r), w, r, err)
+		var err error
+		if limiter, err = h.limiterFor(r); err != nil {
+			h.refuse(serverconn.Of(w, r), limiter, w, r, err)
 			return
 		}
-		h = &one
 	}
 	if h.mayDryRun && !wantsVerdict(r.Context()) {
-		outer := r
-		// This makes a map that both requests share. Routers other than net/http's
-		// set their path values in it.
-		outer.SetPathValue("", "")
-		r = r.WithContext(ContextWithVerdict(r.Context()))
-		defer copyBack(outer, r)
+		h.serveWithVerdict(limiter, w, r, n)
+		return
 	}
+	h.serve(limiter, w, r, n)
+}
+
+// serveWithVerdict is serve for a request on which a dry run may leave a [Verdict].
+//
+//go:noinline
+func (h *handler) serveWithVerdict(limiter inner, w http.ResponseWriter, outer *http.Request, n int) {
+	// This makes a map that both requests share. Routers other than net/http's
+	// set their path values in it.
+	outer.SetPathValue("", "")
+	r := outer.WithContext(ContextWithVerdict(outer.Context()))
+	defer copyBack(outer, r)
+	h.serve(limiter, w, r, n)
+}
+
+// serve lets a request of cost n wait for the Limiter, and then runs the next handler or
+// answers.
+func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n int) {
 	conn := serverconn.Of(w, r)
 	// A Limiter is not asked for a negative cost: some Limiters, x/time's among
 	// them, would let more through after it.
-	var end func()
-	err := ErrNegativeCost
-	if n > 0 {
-		defer conn.End()
-		end, err = h.wait(conn, w, r, n)
+	if n < 0 {
+		h.conclude(conn, limiter, nil, ErrNegativeCost)
+		return
 	}
+	defer conn.End()
+	conn.Suspend()
+	// Reading the clock is a tenth of a refusal, so it is read only if somebody asks how
+	// long the request has waited.
+	timed := h.serverTiming || h.log != nil || conn.MayHaveBody()
+	var start time.Time
+	if timed {
+		start = time.Now()
+	}
+	release, err := limiter.enter(conn.PeerContext(limiter.asksDoneToWait()), n, newcomer)
+	var waited time.Duration
+	if timed {
+		waited = time.Since(start)
+	}
+	h.afterWait(conn, limiter, waited, release, err)
+}
+
+// afterWait ends the wait of a request that the Limiter has let in, or has not. release
+// is to be called when the request has ended, unless it is nil.
+//
+//go:noinline
+func (h *handler) afterWait(conn *serverconn.Conn, limiter inner, waited time.Duration, release func(), err error) {
+	err = h.endWait(conn, waited, release, err)
+	h.conclude(conn, limiter, release, err)
+}
+
+// endWait ends the wait and returns the error that it has come to. If it panics, it
+// releases the request.
+func (h *handler) endWait(conn *serverconn.Conn, waited time.Duration, release func(), err error) error {
+	// What follows runs methods of outer handlers' ResponseWriters, which may panic.
+	handedOn := false
+	defer func() {
+		if release != nil && !handedOn {
+			release()
+		}
+	}()
+	gone := err != nil && clientGone(conn, err)
+	conn.EndWait()
+	if gone {
+		if err = conn.BodyError(); err == nil {
+			err = errGone{waited}
+		}
+	}
+	if h.serverTiming {
+		addServerTiming(conn.Writer().Header(), waited)
+	}
+	conn.Resume(waited)
+	handedOn = true
+	return err
+}
+
+// conclude runs the next handler, or answers if err is not nil. end, unless it is nil, is
+// to be called when the request has ended.
+func (h *handler) conclude(conn *serverconn.Conn, limiter inner, end func(), err error) {
+	w, r := conn.Writer(), conn.Request()
 	if body := conn.Body(); body != nil {
 		// The request keeps this body, because an outer handler may read the rest of
 		// it afterwards. net/http itself looks at the body that it has made.
 		r.Body = body
 		w = hijack.Through(w, body.Hijack)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		h.setVerdict(w.Header(), r.Context())
-		h.refuse(conn, w, r, err)
-		return
+		h.refuse(conn, limiter, w, r, err)
+	case end != nil:
+		h.serveInFlight(limiter, w, r, end)
+	default:
+		h.serveNext(limiter, w, r)
 	}
-	if end != nil {
-		// end is deferred first, because what follows runs methods of outer handlers'
-		// ResponseWriters, which may panic.
-		defer func() { end() }()
-		w, end = hijack.Until(w, end)
-	}
+}
+
+// serveInFlight runs the next handler for a request that is in flight until end is
+// called: when the handler hijacks the connection, or has returned or panicked.
+func (h *handler) serveInFlight(limiter inner, w http.ResponseWriter, r *http.Request, end func()) {
+	// end is deferred first, because what follows runs methods of outer handlers'
+	// ResponseWriters, which may panic.
+	defer func() { end() }()
+	w, end = hijack.Until(w, end)
+	h.serveNext(limiter, w, r)
+}
+
+// serveNext runs the next handler for a request that was admitted.
+func (h *handler) serveNext(limiter inner, w http.ResponseWriter, r *http.Request) {
 	if h.rateLimitFields {
-		addRateLimitFields(w.Header(), h.limiter, nil, response{})
+		addRateLimitFields(w.Header(), limiter, nil, response{})
 	}
 	h.setVerdict(w.Header(), r.Context())
 	h.next.ServeHTTP(w, r)
@@ -205,40 +297,15 @@ func copyBack(outer, r *http.Request) {
 	}
 }
 
-// wait lets a request of cost n > 0 wait for the Limiter. After a nil error the caller
-// must call release when the request has ended, unless release is nil.
-func (h *handler) wait(conn *serverconn.Conn, w http.ResponseWriter, r *http.Request, n int) (release func(), err error) {
-	conn.Suspend()
-	ctx, stop := conn.PeerContext(h.limiter.asksDoneToWait())
-	defer stop()
-	start := time.Now()
-	release, err = h.limiter.enter(ctx, n, newcomer)
-	waited := time.Since(start)
-	gone := err != nil && clientGone(ctx, err)
-	stop() // From here on the context also ends if the request has not waited.
-	// What follows runs methods of outer handlers' ResponseWriters. If one panics,
-	// the request is released here.
-	handedOn := false
-	defer func() {
-		if release != nil && !handedOn {
-			release()
-		}
-	}()
-	if gone {
-		if err = conn.BodyError(); err == nil {
-			err = errGone{waited}
-		}
-	}
-	if h.serverTiming {
-		w.Header().Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
-	}
-	conn.Resume(waited)
-	handedOn = true
-	return release, err
+// addServerTiming adds the field of [WithServerTiming].
+//
+//go:noinline
+func addServerTiming(header http.Header, waited time.Duration) {
+	header.Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
 }
 
 // refuse answers a request that was not admitted.
-func (h *handler) refuse(conn *serverconn.Conn, w http.ResponseWriter, r *http.Request, err error) {
+func (h *handler) refuse(conn *serverconn.Conn, limiter inner, w http.ResponseWriter, r *http.Request, err error) {
 	if gone, ok := err.(errGone); ok {
 		h.log.gone(r.Context(), gone.waited)
 		conn.Refuse(w.Header())
@@ -259,7 +326,7 @@ func (h *handler) refuse(conn *serverconn.Conn, w http.ResponseWriter, r *http.R
 	if h.rateLimitFields && a.status != http.StatusInternalServerError {
 		// A 500 is a mistake of the server: no bucket was asked, so a client that
 		// obeys the fields must not slow down.
-		addRateLimitFields(w.Header(), h.limiter, err, a)
+		addRateLimitFields(w.Header(), limiter, err, a)
 	}
 	h.log.refused(r.Context(), err)
 	if h.onError != nil {
@@ -278,9 +345,9 @@ func (errGone) Error() string { return "shaper: the client has gone" }
 // request was refused before that, the refusal counts, and so does a mistake in the
 // cost. The deadline of an outer handler ends the context too, but the client then
 // still waits for an answer.
-func clientGone(ctx context.Context, err error) bool {
+func clientGone(conn *serverconn.Conn, err error) bool {
 	if _, refused := errors.AsType[*RejectError](err); refused || errors.Is(err, ErrNegativeCost) {
 		return false
 	}
-	return ctx.Err() == context.Canceled
+	return conn.WaitErr() == context.Canceled
 }

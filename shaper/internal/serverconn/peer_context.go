@@ -40,18 +40,18 @@ type peerContext struct {
 	byDone          bool // a request waits once its limiter asks for Done
 
 	mu      sync.Mutex
-	from    time.Time     // if byDone: from when on the request has waited; zero: it does not wait
-	steps   int           // if not byDone: how many steps are left until the request has waited
-	done    chan struct{} // nil: not asked for yet
-	err     error         // why done is closed; nil: it is not
+	steps   int8          // if not byDone: how many steps are left until the request has waited
 	begun   bool          // beginLocked has run
 	stopped bool          // the call has returned
+	from    time.Time     // if byDone: from when on the request has waited; zero: it does not wait
+	done    chan struct{} // nil: not asked for yet
+	err     error         // why done is closed; nil: it is not
 	timers  []*time.Timer // all timers, for stop
 	next    *time.Timer   // the timer of step and watch
 }
 
-// PeerContext returns the context to call a limiter with, and the function to call
-// when that call has returned. The context ends with that of the request, or when the
+// PeerContext returns the context to call a limiter with. Call [Conn.EndWait] when that
+// call has returned. The context ends with that of the request, or when the
 // client has gone. But what ends because of the client counts only once the request
 // has waited.
 //
@@ -61,19 +61,22 @@ type peerContext struct {
 //
 // While a request waits, a small body is read ahead if the connection cannot be asked:
 // see [Conn.Body].
-func (c *Conn) PeerContext(onlyWaitersAskDone bool) (ctx context.Context, stop func()) {
-	ctx = c.request.Context()
+//
+// PeerContext is for one call: a Conn has one such context.
+func (c *Conn) PeerContext(onlyWaitersAskDone bool) context.Context {
+	ctx := c.request.Context()
 	if c.server == nil && c.conn == nil {
-		return ctx, func() {} // The request is not from a server, so no client ends this context.
+		return ctx // The request is not from a server, so no client ends this context.
 	}
-	p := &peerContext{Context: ctx, of: c, byDone: onlyWaitersAskDone}
+	p := &c.peer
+	p.Context, p.of, p.byDone = ctx, c, onlyWaitersAskDone
 	if !onlyWaitersAskDone {
 		p.steps = briefSteps
 		p.mu.Lock() // step must not run before it can see the timer.
 		defer p.mu.Unlock()
 		p.next = p.after(briefStep, p.step)
 	}
-	return p, p.stop
+	return p
 }
 
 // Done returns a channel that is closed when the context ends.
@@ -228,10 +231,14 @@ func (p *peerContext) endLocked(err error) {
 	close(p.done)
 }
 
-// stop ends the watching. From now on the context is ended as soon as that of the request
-// is, whether the request has waited or not: some limiters keep the context of a call
-// until then.
-func (p *peerContext) stop() {
+// EndWait ends the watching. From now on the context of [Conn.PeerContext] is ended as soon
+// as that of the request is, whether the request has waited or not: some limiters keep the
+// context of a call until then. Calling it again does nothing.
+func (c *Conn) EndWait() {
+	p := &c.peer
+	if p.of == nil || p.stopped {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
@@ -241,4 +248,12 @@ func (p *peerContext) stop() {
 	if err := p.Context.Err(); err != nil {
 		p.endLocked(err)
 	}
+}
+
+// WaitErr returns the error of the context of [Conn.PeerContext].
+func (c *Conn) WaitErr() error {
+	if c.peer.of == nil {
+		return c.request.Context().Err()
+	}
+	return c.peer.Err()
 }

@@ -20,6 +20,11 @@ func ofServer(ctx context.Context) *serverconn.Conn {
 	return serverconn.Of(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/", nil))
 }
 
+// call returns the context to call a limiter with, and what to call when that has returned.
+func call(c *serverconn.Conn, onlyWaitersAskDone bool) (ctx context.Context, stop func()) {
+	return c.PeerContext(onlyWaitersAskDone), c.EndWait
+}
+
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -35,7 +40,7 @@ func endsAfter(ctx context.Context) time.Duration {
 
 func TestARequestWhoseLimiterNeverAsksForDoneIsNotGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := ofServer(ended()).PeerContext(true)
+		ctx, stop := call(ofServer(ended()), true)
 		defer stop()
 		require.NoError(t, ctx.Err())
 		time.Sleep(time.Hour) // This is not a wait for a slot.
@@ -49,7 +54,7 @@ func TestTheEndOfTheRequestsContextCountsAfterAWait(t *testing.T) {
 		after              time.Duration
 	}{{true, time.Millisecond}, {false, 20 * time.Millisecond}} {
 		synctest.Test(t, func(t *testing.T) {
-			ctx, stop := ofServer(ended()).PeerContext(c.onlyWaitersAskDone)
+			ctx, stop := call(ofServer(ended()), c.onlyWaitersAskDone)
 			defer stop()
 			require.NoError(t, ctx.Err())
 			require.Equal(t, c.after, endsAfter(ctx))
@@ -57,14 +62,14 @@ func TestTheEndOfTheRequestsContextCountsAfterAWait(t *testing.T) {
 		})
 		synctest.Test(t, func(t *testing.T) {
 			request, cancel := context.WithCancel(context.Background())
-			ctx, stop := ofServer(request).PeerContext(c.onlyWaitersAskDone)
+			ctx, stop := call(ofServer(request), c.onlyWaitersAskDone)
 			defer stop()
 			time.AfterFunc(time.Minute, cancel)
 			require.Equal(t, time.Minute, endsAfter(ctx))
 		})
 		// A limiter that sleeps asks the context afterwards, or never.
 		synctest.Test(t, func(t *testing.T) {
-			ctx, stop := ofServer(ended()).PeerContext(c.onlyWaitersAskDone)
+			ctx, stop := call(ofServer(ended()), c.onlyWaitersAskDone)
 			defer stop()
 			time.Sleep(c.after + time.Millisecond)
 			require.Equal(t, !c.onlyWaitersAskDone, ctx.Err() != nil)
@@ -77,12 +82,12 @@ func TestADeadlineCountsAtOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			expired, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
-			ctx, stop := ofServer(expired).PeerContext(onlyWaitersAskDone)
+			ctx, stop := call(ofServer(expired), onlyWaitersAskDone)
 			defer stop()
 			require.Equal(t, time.Second, endsAfter(ctx))
 			require.Equal(t, context.DeadlineExceeded, ctx.Err())
 
-			ctx, stop = ofServer(expired).PeerContext(onlyWaitersAskDone)
+			ctx, stop = call(ofServer(expired), onlyWaitersAskDone)
 			defer stop()
 			require.Equal(t, context.DeadlineExceeded, ctx.Err())
 			require.Zero(t, endsAfter(ctx))
@@ -95,7 +100,7 @@ func TestTheContextOutlivesTheCall(t *testing.T) {
 	for _, onlyWaitersAskDone := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			request, cancel := context.WithCancel(context.Background())
-			ctx, stop := ofServer(request).PeerContext(onlyWaitersAskDone)
+			ctx, stop := call(ofServer(request), onlyWaitersAskDone)
 			done := ctx.Done()
 			stop()
 			time.Sleep(time.Hour)
@@ -114,7 +119,7 @@ func TestTheContextEndsWithTheCallIfTheRequestHasEndedBefore(t *testing.T) {
 	for _, onlyWaitersAskDone := range []bool{true, false} {
 		for _, asks := range []bool{true, false} {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, stop := ofServer(ended()).PeerContext(onlyWaitersAskDone)
+				ctx, stop := call(ofServer(ended()), onlyWaitersAskDone)
 				if asks {
 					ctx.Done()
 					synctest.Wait()
@@ -133,7 +138,7 @@ func TestTheContextCanBeAskedAfterTheCall(t *testing.T) {
 	for _, onlyWaitersAskDone := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			request, cancel := context.WithCancel(context.Background())
-			ctx, stop := ofServer(request).PeerContext(onlyWaitersAskDone)
+			ctx, stop := call(ofServer(request), onlyWaitersAskDone)
 			stop()
 			require.NoError(t, ctx.Err())
 			cancel()
@@ -147,7 +152,7 @@ func TestTheContextCanBeAskedAfterTheCall(t *testing.T) {
 // it is not a client that has closed its sending half.
 func TestARequestFromNoServerKeepsItsContext(t *testing.T) {
 	r := httptest.NewRequestWithContext(ended(), "GET", "/", nil)
-	ctx, stop := serverconn.Of(httptest.NewRecorder(), r).PeerContext(true)
+	ctx, stop := call(serverconn.Of(httptest.NewRecorder(), r), true)
 	defer stop()
 	require.Equal(t, r.Context(), ctx)
 }

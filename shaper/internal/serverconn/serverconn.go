@@ -24,19 +24,21 @@ func NewContext(ctx context.Context, c net.Conn) context.Context {
 type connKey struct{}
 
 // A Conn is the connection of one request. The goroutine of the request owns it. [Of]
-// makes one.
+// makes one. It is all that the middleware allocates for a request that is admitted at
+// once, so what the request needs is in it.
 type Conn struct {
-	request    *http.Request
-	controller *http.ResponseController
-	server     *http.Server // nil: not known
-	conn       net.Conn     // of HTTP/1, if NewContext was used; else nil
-	body       *Body        // nil: the body is not read ahead
-	outer      bool         // an outer Conn of the same request reads the body ahead
+	writer  http.ResponseWriter
+	request *http.Request
+	server  *http.Server // nil: not known
+	conn    net.Conn     // of HTTP/1, if NewContext was used; else nil
+	body    *Body        // nil: the body is not read ahead
+	outer   bool         // an outer Conn of the same request reads the body ahead
+	peer    peerContext  // see PeerContext
 }
 
 // Of returns the Conn of the request r, whose ResponseWriter is w.
 func Of(w http.ResponseWriter, r *http.Request) *Conn {
-	c := &Conn{request: r, controller: http.NewResponseController(w)}
+	c := &Conn{writer: w, request: r}
 	c.server, _ = r.Context().Value(http.ServerContextKey).(*http.Server)
 	c.body, c.outer = r.Body.(*Body)
 	if r.ProtoMajor < 2 {
@@ -44,6 +46,12 @@ func Of(w http.ResponseWriter, r *http.Request) *Conn {
 	}
 	return c
 }
+
+// Writer returns the ResponseWriter of the request.
+func (c *Conn) Writer() http.ResponseWriter { return c.writer }
+
+// Request returns the request.
+func (c *Conn) Request() *http.Request { return c.request }
 
 // unread reports whether some of the body may not have been read yet. While that
 // is so, net/http does not watch the connection of an HTTP/1 request.
@@ -142,7 +150,7 @@ func (c *Conn) setReadDeadline(t time.Time) error {
 // setConnReadDeadline sets the deadline for reads of the connection. If a wrapped
 // ResponseWriter hides it, the connection's own method is used.
 func (c *Conn) setConnReadDeadline(t time.Time) error {
-	err := c.controller.SetReadDeadline(t)
+	err := http.NewResponseController(c.writer).SetReadDeadline(t)
 	if err != nil && c.conn != nil {
 		err = c.conn.SetReadDeadline(t)
 	}
@@ -151,7 +159,7 @@ func (c *Conn) setConnReadDeadline(t time.Time) error {
 
 // setWriteDeadline sets the deadline for writing the response, in the same way.
 func (c *Conn) setWriteDeadline(t time.Time) error {
-	err := c.controller.SetWriteDeadline(t)
+	err := http.NewResponseController(c.writer).SetWriteDeadline(t)
 	if err != nil && c.conn != nil {
 		err = c.conn.SetWriteDeadline(t)
 	}
@@ -176,7 +184,7 @@ func (c *Conn) Suspend() {
 func (c *Conn) suspends() bool { return c.server != nil && c.request.ProtoMajor >= 2 }
 
 // Resume restarts the server's timeouts after a wait, so that the wait does not use
-// them up.
+// them up. How long it was matters only if the request may have a body.
 //
 // The read deadline is set only if there is a body to read: without one it would apply
 // to net/http's background read, and cancel the request while its handler runs. Errors
@@ -187,18 +195,20 @@ func (c *Conn) Resume(waited time.Duration) {
 	if c.server == nil {
 		return
 	}
-	now := time.Now()
 	if d := c.server.WriteTimeout; d > 0 {
-		_ = c.setWriteDeadline(now.Add(d))
+		_ = c.setWriteDeadline(time.Now().Add(d))
 	}
 	if d := c.readTimeout(); d > 0 && (waited > brief || c.body != nil || c.suspends()) && c.unread() {
 		if c.body != nil {
 			c.body.restartTimeout(d)
 			return
 		}
-		_ = c.setReadDeadline(now.Add(d))
+		_ = c.setReadDeadline(time.Now().Add(d))
 	}
 }
+
+// MayHaveBody reports whether the request may have a body.
+func (c *Conn) MayHaveBody() bool { return c.request.ContentLength != 0 }
 
 // readTimeout returns the server's timeout for the whole of a request, or 0.
 func (c *Conn) readTimeout() time.Duration { return max(c.server.ReadTimeout, 0) }
@@ -235,6 +245,7 @@ func (c *Conn) Refuse(h http.Header) {
 // End ends what may still go on for the request. Call it when the handler has
 // returned or panicked.
 func (c *Conn) End() {
+	c.EndWait()
 	if c.body != nil && !c.outer {
 		c.body.stop()
 	}
