@@ -8,6 +8,7 @@ import (
 
 	"example.com/leakybucket/bench/admission"
 	"example.com/leakybucket/bench/goodput"
+	"example.com/leakybucket/bench/http"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/bench/keys"
 	"example.com/leakybucket/bench/proxies"
@@ -19,7 +20,7 @@ import (
 // experiments returns everything that is measured, in the order in which it is.
 func experiments() []run.Experiment {
 	return slices.Concat(spacing.Experiments(), []run.Experiment{
-		admission.Experiment, goodput.Experiment, goodput.Hole, scale.Experiment, keys.Experiment, shared.Experiment, proxies.Experiment,
+		admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole, scale.Experiment, keys.Experiment, shared.Experiment, proxies.Experiment,
 	})
 }
 

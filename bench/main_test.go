@@ -144,7 +144,7 @@ func TestHelpAndListMeasureNothing(t *testing.T) {
 
 func TestEverythingIsMeasuredWithinItsTime(t *testing.T) {
 	all := experiments()
-	require.Equal(t, "spacing, busy, admission, goodput, hole, scale, keys, shared, proxies", names(all))
+	require.Equal(t, "spacing, busy, admission, http, goodput, hole, scale, keys, shared, proxies", names(all))
 	for _, e := range all {
 		require.NotNil(t, e.Estimate, e.Name)
 		require.NotZero(t, e.What, e.Name)
@@ -161,7 +161,7 @@ const floors = `
 	internal/measure internal/rivals
 	internal/report
 	internal/plot internal/run
-	spacing admission goodput scale keys shared proxies
+	spacing admission http goodput scale keys shared proxies
 `
 
 func TestImportsPointDownwards(t *testing.T) {

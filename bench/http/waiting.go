@@ -1,0 +1,184 @@
+package http
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
+	"example.com/leakybucket/bench/internal/run"
+)
+
+// A waitingInput is connections each of which has one request that waits.
+type waitingInput struct {
+	Middleware  string // or bareHandler, whose handler waits itself
+	ConnContext bool   // the server has ours
+	Body        bool   // the request has one, which nobody has read
+	Connections int
+}
+
+// A waitingFound is what one connection takes of the resident memory of the server, in
+// bytes, and how much of it is beyond what net/http itself took in the same round.
+type waitingFound struct {
+	Bytes  float64 `unit:"B/connection"`
+	Beyond float64 `unit:"beyond-B/connection"`
+}
+
+type waitingResult = run.Result[waitingInput, waitingFound]
+
+// waitingChild is the server. The clients are a process of their own.
+var waitingChild = run.NewMeasurement("http-waiting", func(in waitingInput) (waitingFound, error) {
+	never := make(chan struct{})
+	parked := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never })
+	g, err := openers[in.Middleware](setup{outcome: waits, room: in.Connections, next: parked})
+	if err != nil {
+		return waitingFound{}, err
+	}
+	defer g.stop()
+	return memoryWaiting(g, in)
+})
+
+// memoryWaiting lets requests wait in a middleware.
+func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
+	found := waitingFound{Beyond: measure.Unknown}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return found, err
+	}
+	var came, left atomic.Int64
+	server := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		came.Add(1)
+		h.ServeHTTP(w, r)
+		left.Add(1)
+	}), in.ConnContext)
+	go func() { _ = server.Serve(listener) }() // Should it fail, no request comes.
+	defer server.Close()
+
+	before := measure.ResidentBytes()
+	stop, err := startCallers(callersInput{listener.Addr().String(), in.Body, in.Connections})
+	if err != nil {
+		return found, err
+	}
+	defer func() { _ = stop() }()
+	if err := settle(&came, in.Connections); err != nil {
+		return found, errors.Join(err, stop())
+	}
+	found.Bytes = (measure.ResidentBytes() - before) / float64(in.Connections)
+	if n := left.Load(); n > 0 {
+		return found, fmt.Errorf("%d of %d requests did not wait", n, in.Connections)
+	}
+	return found, nil
+}
+
+// settleWithin bounds how long settle looks on.
+const settleWithin = 30 * time.Second
+
+// settle returns when so many requests have come and nothing runs any more.
+func settle(came *atomic.Int64, requests int) error {
+	start := time.Now()
+	for still := 0; still < 10; still++ {
+		// One that runs is this one.
+		if came.Load() < int64(requests) || measure.Goroutines("runnable") > 0 || measure.Goroutines("running") > 1 {
+			still = 0
+			runtime.Gosched()
+		}
+		if time.Since(start) > settleWithin {
+			return fmt.Errorf("%d of %d requests have come after %v, or something still runs", came.Load(), requests, settleWithin)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// waitingCases are none where the system does not tell how much memory is resident.
+func waitingCases(o run.Options) (cases []run.Case[waitingInput]) {
+	if !measure.MemoryIsTold() {
+		return nil
+	}
+	connections := 10_000
+	if o.Quick {
+		connections = 500
+	}
+	add := func(name string, connContext, body bool) {
+		cases = append(cases, run.Case[waitingInput]{
+			Name: fmt.Sprintf("HTTPWaiting/middleware=%s/conncontext=%s/body=%s/connections=%d",
+				name, yesOrNo(connContext), yesOrNo(body), connections),
+			Input:    waitingInput{name, connContext, body, connections},
+			Rounds:   o.Times(3, 1),
+			Estimate: 100*time.Millisecond + time.Duration(connections)*100*time.Microsecond,
+		})
+	}
+	for _, body := range []bool{false, true} {
+		add(bareHandler, false, body)
+		add(rivals.Ours, false, body)
+		add(rivals.Ours, true, body)
+		add(chi, false, body)
+	}
+	return cases
+}
+
+// measureWaiting adds to what was measured how much is beyond net/http itself.
+func measureWaiting(ctx context.Context, o run.Options) ([]waitingResult, error) {
+	results, err := run.InTurns(ctx, o, waitingChild.Take, waitingCases(o))
+	return beyondNetHTTP(results), err
+}
+
+// beyondNetHTTP subtracts from each round what net/http itself took in it for the same
+// requests.
+func beyondNetHTTP(results []waitingResult) []waitingResult {
+	for _, bare := range results {
+		if bare.Input.Middleware != bareHandler {
+			continue
+		}
+		for i := range results {
+			r := &results[i]
+			if r.Input.Body != bare.Input.Body {
+				continue
+			}
+			for round := range r.Found {
+				r.Found[round].Beyond = r.Found[round].Bytes - bare.Found[round].Bytes
+			}
+			r.Median = measure.Medians(r.Found)
+		}
+	}
+	return results
+}
+
+const waitingTitle = "Memory of HTTP/1 connections whose requests wait"
+
+func waitingTable(results []waitingResult) report.Table {
+	t := report.Table{
+		Title: waitingTitle,
+		Note: fmt.Sprintf("Bytes of resident memory per connection, of %s, in a server whose clients are another process; medians of %d. "+
+			"Beyond: without what net/http itself took, with a handler that is parked on a channel. Body: 1 KiB, which nobody has read. "+
+			"Without ConnContext the shaper reads it ahead.", report.Grouped(results[0].Input.Connections), len(results[0].Found)),
+		Columns: []string{"middleware", "ConnContext", "body", "bytes", "beyond"},
+	}
+	for _, r := range results {
+		t.Rows = append(t.Rows, []string{
+			r.Input.Middleware, yesOrNo(r.Input.ConnContext), yesOrNo(r.Input.Body),
+			report.Fixed(r.Median.Bytes, 0), report.Fixed(r.Median.Beyond, 0),
+		})
+	}
+	return t
+}
+
+// waitingGoal looks at ours with ConnContext, with a body and without.
+func waitingGoal(results []waitingResult) report.Goal {
+	g := report.Goal{What: "bytes per waiting HTTP/1 connection beyond net/http's, with ConnContext", Want: "at most 1,024", Got: report.NotMeasured}
+	most := 0.
+	for _, r := range results {
+		if r.Input.Middleware == rivals.Ours && r.Input.ConnContext {
+			most = max(most, r.Median.Beyond)
+			g.Got, g.Reached = report.Grouped(int(most)), most <= 1024
+		}
+	}
+	return g
+}
