@@ -54,11 +54,15 @@ type RateLimit struct {
 
 // AddTo adds both fields to those that are there already.
 func (l RateLimit) AddTo(h http.Header) {
-	var buffer [64]byte // Names are seldom longer than 20 characters.
-	policy := appendParameters(appendQuoted(buffer[:0], l.Name), ";q=", l.Quota, ";w=", l.Window)
-	values := [...]string{string(policy), ""} // one array for both, where Header.Add makes two
-	limit := appendParameters(appendQuoted(buffer[:0], l.Name), ";r=", l.Remaining, ";t=", l.Reset)
-	values[1] = string(limit)
+	var buffer [128]byte // Names are seldom longer than 30 characters.
+	b := appendQuoted(buffer[:0], l.Name)
+	name := b
+	b = appendParameters(b, ";q=", l.Quota, ";w=", l.Window)
+	policy := len(b)
+	b = appendParameters(append(b, name...), ";r=", l.Remaining, ";t=", l.Reset)
+	// Both values are in one string and one array, where Header.Add makes two of each.
+	both := string(b)
+	values := [...]string{both[:policy], both[policy:]}
 	add(h, "Ratelimit-Policy", values[0:1:1])
 	add(h, "Ratelimit", values[1:2:2])
 }
