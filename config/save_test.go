@@ -30,6 +30,7 @@ func soon(t *testing.T, f *config.File, r rate.Limit) {
 // What editors, deploy scripts and orchestrators do to a file. Each is done several
 // times, as a watch may end with the first. The poll is off.
 func TestEveryWayToSaveAFileIsNoticed(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		// prepare makes the first file, whose path it returns.

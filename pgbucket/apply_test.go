@@ -129,6 +129,7 @@ func (p *play) take(l shaper.BucketLevel) shaper.Take {
 // The statement on the server must be the step that Take.Apply is, to the last part of a
 // microsecond, or processes share one rate and count by two.
 func TestTakeIsApply(t *testing.T) {
+	t.Parallel()
 	clock := newFakeClock(t)
 	table, name := newTable(t, clock.conn)
 	bucket := pgbucket.New(clock.conn, table)

@@ -63,6 +63,7 @@ func takeTogether(t *testing.T, buckets []*pgbucket.Bucket) {
 }
 
 func TestSessionsOnOneRowLoseNoUpdate(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, startServer(t).URL)
 	table, _ := newTable(t, pool)
 	bucket := pgbucket.New(pool, table)
@@ -72,6 +73,7 @@ func TestSessionsOnOneRowLoseNoUpdate(t *testing.T) {
 // In transaction mode each statement may reach another session of the server, so what one
 // leaves behind in its session is not there for the next.
 func TestPgBouncerInTransactionModeWillDo(t *testing.T) {
+	t.Parallel()
 	url := servers.StartPgBouncer(t, startServer(t))
 	var buckets []*pgbucket.Bucket
 	table, name := newTable(t, newConn(t, url))
@@ -99,6 +101,7 @@ func TestPgBouncerInTransactionModeWillDo(t *testing.T) {
 // A process that comes to know that a state was lost goes on from where it was, and so do
 // all, once the one that took last has asked.
 func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, startServer(t).URL)
 	table, name := newTable(t, pool)
 	const sessions, each, truncations = 16, 150, 5

@@ -13,12 +13,15 @@ import (
 )
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	startServer(t)
 	t.Run("pool", func(t *testing.T) {
+		t.Parallel()
 		bucket := newStepped(t)
 		buckettest.Run(t, func(t *testing.T) shaper.Bucket { bucket.t = t; return bucket })
 	})
 	t.Run("PgBouncer", func(t *testing.T) {
+		t.Parallel()
 		bucket := newTampered(t, newPool(t, servers.StartPgBouncer(t, server)))
 		buckettest.Run(t, func(t *testing.T) shaper.Bucket { bucket.t = t; return bucket })
 	})

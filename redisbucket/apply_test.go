@@ -18,8 +18,10 @@ import (
 )
 
 func TestTheScriptsDoWhatApplyDoes(t *testing.T) {
+	t.Parallel()
 	onEach(t, func(t *testing.T, server *servers.Redis) { compare(t, connect(t, server.Addr), nil) })
 	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
 		server := miniredis.RunT(t)
 		compare(t, connect(t, server.Addr()), server.SetTime)
 	})

@@ -15,6 +15,7 @@ import (
 )
 
 func TestACluster(t *testing.T) {
+	t.Parallel()
 	cluster := servers.StartRedisCluster(t)
 	var wires []*wire
 	for _, addr := range cluster.Addrs {

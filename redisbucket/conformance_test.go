@@ -17,22 +17,26 @@ import (
 )
 
 func TestRedisIsABucket(t *testing.T) {
+	t.Parallel()
 	onEach(t, func(t *testing.T, server *servers.Redis) {
 		client := connect(t, server.Addr)
 		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return damageable{redisbucket.New(client), client, t} })
 	})
 	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
 		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: servers.StartRedisCluster(t).Addrs, ContextTimeoutEnabled: true})
 		defer func() { require.NoError(t, client.Close()) }()
 		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return damageable{redisbucket.New(client), client, t} })
 	})
 	t.Run("ring", func(t *testing.T) {
+		t.Parallel()
 		ring := redisbucket.NewRing(map[string]redis.UniversalClient{
 			"a": connect(t, servers.StartRedis(t).Addr), "b": connect(t, servers.StartRedis(t).Addr),
 		})
 		buckettest.Run(t, func(*testing.T) shaper.Bucket { return ring })
 	})
 	t.Run("a server whose clock steps", func(t *testing.T) {
+		t.Parallel()
 		server := miniredis.RunT(t)
 		client := connect(t, server.Addr())
 		buckettest.Run(t, func(t *testing.T) shaper.Bucket {

@@ -15,7 +15,10 @@ import (
 
 // A Take whose answer is lost has taken. If the client sent it again, as go-redis does by
 // default, it would take twice.
-func TestALostAnswerIsNotAskedForAgain(t *testing.T) { onEach(t, aLostAnswerIsNotAskedForAgain) }
+func TestALostAnswerIsNotAskedForAgain(t *testing.T) {
+	t.Parallel()
+	onEach(t, aLostAnswerIsNotAskedForAgain)
+}
 
 func aLostAnswerIsNotAskedForAgain(t *testing.T, server *servers.Redis) {
 	w := newWire(t, server.Addr)

@@ -15,6 +15,7 @@ import (
 )
 
 func TestAServerOfARingThatIsDownFailsItsOwnKeysOnly(t *testing.T) {
+	t.Parallel()
 	clients, running := map[string]redis.UniversalClient{}, map[string]*servers.Redis{}
 	for _, name := range []string{"a", "b", "c"} {
 		running[name] = servers.StartRedis(t)

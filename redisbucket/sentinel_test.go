@@ -13,6 +13,7 @@ import (
 )
 
 func TestSentinelsHandOverToTheReplica(t *testing.T) {
+	t.Parallel()
 	sentinel := servers.StartSentinel(t)
 	master, replica := sentinel.Servers[0], sentinel.Servers[1]
 	w := newWire(t, master.Addr)

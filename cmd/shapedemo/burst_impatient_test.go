@@ -50,6 +50,7 @@ func filled(t *testing.T, limits string, serviceTime time.Duration) *proxy {
 // may come too late for it: then a client with more patience, which is served for
 // longer in turn, tries again.
 func TestAnImpatientClientWhoseTurnComesStays(t *testing.T) {
+	t.Parallel()
 	for patience := 300 * time.Millisecond; ; patience *= 2 {
 		p := filled(t, "20/s depth 2", 2*patience)
 		c := &impatientClient{log: &p.requests, upload: true, patiencePerPlace: patience}

@@ -44,6 +44,7 @@ func TestOutboundFailsIfTheShaperLetsBurstsThrough(t *testing.T) {
 }
 
 func TestOutboundGoesOnUntilCtrlC(t *testing.T) {
+	t.Parallel()
 	for name, sig := range map[string]os.Signal{"Ctrl-C": os.Interrupt, "SIGTERM": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -59,6 +60,7 @@ func TestOutboundGoesOnUntilCtrlC(t *testing.T) {
 }
 
 func TestInterruptEndsOutboundPromptly(t *testing.T) {
+	t.Parallel()
 	for _, during := range []string{"call the API directly", "call it through one"} {
 		t.Run(during, func(t *testing.T) {
 			t.Parallel()

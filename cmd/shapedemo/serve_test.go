@@ -104,6 +104,7 @@ func TestUpstreamThatIsDownIsA502(t *testing.T) {
 }
 
 func TestInterruptDrainsTheLine(t *testing.T) {
+	t.Parallel()
 	for name, sig := range map[string]os.Signal{"Ctrl-C": os.Interrupt, "SIGTERM": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			p, at := serving(t, "-burst", "0", "-limits", "5/s depth 4")

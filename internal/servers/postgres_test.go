@@ -12,6 +12,7 @@ import (
 )
 
 func TestAServerOfPostgresEndsAndComesBackAtItsAddress(t *testing.T) {
+	t.Parallel()
 	p := servers.StartPostgres(t, "-c", "max_connections=20")
 	query := func(sql string) string {
 		answer, err := p.Query(sql)
@@ -38,6 +39,7 @@ func TestAServerOfPostgresEndsAndComesBackAtItsAddress(t *testing.T) {
 }
 
 func TestAStandbyFollowsAndOnlyReads(t *testing.T) {
+	t.Parallel()
 	p := servers.StartPostgres(t)
 	_, err := p.Query("CREATE TABLE a (n int)")
 	require.NoError(t, err)
@@ -53,6 +55,7 @@ func TestAStandbyFollowsAndOnlyReads(t *testing.T) {
 }
 
 func TestPgBouncerSharesAFewConnectionsAmongMany(t *testing.T) {
+	t.Parallel()
 	p := servers.StartPostgres(t)
 	url := servers.StartPgBouncer(t, p)
 	psql := servers.Need(t, "apt-get install postgresql", "psql")

@@ -50,6 +50,7 @@ func TestAPausedServerAnswersWhenItGoesOn(t *testing.T) {
 }
 
 func TestAClusterServesAllSlotsFromThreeServers(t *testing.T) {
+	t.Parallel()
 	c := servers.StartRedisCluster(t)
 	require.Len(t, c.Addrs, 3)
 	answered := 0
@@ -66,6 +67,7 @@ func TestAClusterServesAllSlotsFromThreeServers(t *testing.T) {
 }
 
 func TestSentinelsMakeTheReplicaMaster(t *testing.T) {
+	t.Parallel()
 	s := servers.StartSentinel(t)
 	dead := s.KillMaster()
 	require.Same(t, s.Servers[0], dead)

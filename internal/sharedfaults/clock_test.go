@@ -49,6 +49,7 @@ func TestAClockThatIsSetNeitherStallsNorBursts(t *testing.T) {
 // Clocks that run apart by 150 ppm are 90 ms apart after ten minutes: several times the
 // lateness. Processes that did not follow would be nine slots too late or too early by then.
 func TestAClockThatDriftsIsFollowed(t *testing.T) {
+	t.Parallel()
 	for _, ppm := range []float64{150, -150} {
 		t.Run(fmt.Sprint(ppm), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

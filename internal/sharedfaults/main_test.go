@@ -20,6 +20,7 @@ import (
 	"context"
 	"flag"
 	"os"
+	"strconv"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -32,11 +33,9 @@ func TestMain(m *testing.M) {
 		work(text)
 		return
 	}
-	// Most of a test's time is waiting, but fleets of four processes need a processor each time
-	// they wake, and with the race detector more of it.
 	flag.Parse()
 	if !isSet("test.parallel") {
-		if err := flag.Set("test.parallel", "3"); err != nil {
+		if err := flag.Set("test.parallel", strconv.Itoa(fleets)); err != nil {
 			panic(err)
 		}
 	}
