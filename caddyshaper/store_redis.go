@@ -1,6 +1,7 @@
 package caddyshaper
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -10,6 +11,16 @@ import (
 
 	"example.com/leakybucket/redisbucket"
 )
+
+func init() { redis.SetLogger(redisLog{slog.New(newLatestLog("shape.redis"))}) }
+
+// redisLog writes what go-redis tells, such as of connections that fail, to Caddy's log.
+// go-redis has one logger for the process, which writes to standard error otherwise.
+type redisLog struct{ log *slog.Logger }
+
+func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
+	l.log.WarnContext(ctx, fmt.Sprintf(format, args...))
+}
 
 // redisServer is one server of Redis or Valkey.
 func redisServer(u *url.URL) (opener, error) {

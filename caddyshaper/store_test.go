@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"testing"
 	"time"
 
@@ -52,6 +53,19 @@ func TestWithoutItsStoreALineGoesByTheFallback(t *testing.T) {
 		}
 		s.stop()
 	}
+}
+
+// A line on standard error has no time and no level, and a program that collects Caddy's log
+// does not see it.
+func TestWhatTheClientOfRedisTellsIsInCaddysLog(t *testing.T) {
+	redis := servers.StartRedis(t)
+	redis.Kill()
+	s := serve(t, fmt.Sprintf("shape line {\n limits 100/s burst 100\n store redis://%s\n fallback open\n}%s", redis.Addr, proxied))
+	require.NoError(t, s.get("/").err)
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(s.log + ".app")
+		return err == nil && regexp.MustCompile(`(?m)^.*"level":"warn".*"logger":"shape\.redis".*`+regexp.QuoteMeta(redis.Addr)).Match(text)
+	}, enough, tick)
 }
 
 // A refuser is a handler whose configuration fails, after a while in which those in front of it
