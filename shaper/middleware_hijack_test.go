@@ -164,6 +164,7 @@ func (f hijackerFunc) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil
 // A handler that hijacks the connection with its body unread gets what was read
 // ahead, then what comes later, as from net/http alone, and no deadline.
 func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
+	t.Parallel()
 	for _, way := range hijacks[1:3] {
 		for _, hook := range []bool{true, false} {
 			for _, sent := range []string{"hello", "he", ""} {

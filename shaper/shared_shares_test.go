@@ -68,6 +68,7 @@ func (b *farAway) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error)
 // Four processes reach the rate together, in equal shares, with few round trips, whatever the
 // way to the Bucket takes.
 func TestProcessesReachTheRateInEqualShares(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		rate         rate.Limit
 		burst        int

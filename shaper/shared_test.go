@@ -16,6 +16,7 @@ import (
 
 // Four processes share a bucket: together they reach its rate, in equal shares.
 func TestProcessesShareARate(t *testing.T) {
+	t.Parallel()
 	for _, perSecond := range []float64{3, 100, 1000, 10000} {
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
