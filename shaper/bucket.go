@@ -78,11 +78,11 @@ func (b *bucket) setEmpty(empty exact.Nanos, excess *big.Rat) {
 func (b *bucket) due(n int64) exact.Nanos { return b.dueAfter(b.empty, n) }
 
 // dueAfter returns what due would if the level reached 0 at the instant empty.
-func (b *bucket) dueAfter(empty exact.Nanos, n int64) exact.Nanos {
-	if n >= b.burst {
+func (p *plan) dueAfter(empty exact.Nanos, n int64) exact.Nanos {
+	if n >= p.burst {
 		return empty
 	}
-	return b.interval.Minus(empty, b.interval.Times(b.burst-n))
+	return p.interval.Minus(empty, p.interval.Times(p.burst-n))
 }
 
 // slot returns the instant at which the head of the line, of cost n, is to leave.
@@ -99,11 +99,15 @@ func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
 // due later than the one ahead of it. (While the line is held, or all seats are taken,
 // the level may reach 0. Then the first slot is at the end of that time.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
-	hold := b.coldOrNone().hold
-	empty := exact.Later(b.empty, hold)
-	due := b.dueAfter(empty, n)
+	return b.waitFrom(b.empty, b.coldOrNone().hold, now, ahead, n)
+}
+
+// waitFrom is wait for a bucket whose level reaches 0 at the instant empty, and from which no
+// request leaves before hold.
+func (p *plan) waitFrom(empty, hold exact.Nanos, now, ahead, n int64) time.Duration {
+	due := p.dueAfter(exact.Later(empty, hold), n)
 	if ahead > 0 {
-		due = b.interval.Plus(due, b.interval.Times(ahead))
+		due = p.interval.Plus(due, p.interval.Times(ahead))
 	}
 	return time.Duration(max(0, exact.Sum(exact.Later(due, hold).Ceil(), -now)))
 }

@@ -56,10 +56,16 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 
 // capped reports whether [Limits.InFlight] is set. SetLimits cannot change that, but it
 // does replace the plan, so the lock must be held.
-func (f *flow) capped() bool { return f.bucket.limits.InFlight > 0 }
+func (f *flow) capped() bool { return f.bucket.capped() }
 
 // hasSeat reports whether the cap lets one more request leave.
-func (f *flow) hasSeat() bool { return !f.capped() || f.seatsTaken() < f.bucket.limits.InFlight }
+func (f *flow) hasSeat() bool { return !f.capped() || f.bucket.hasSeat(int32(f.seatsTaken())) }
+
+// capped is flow.capped.
+func (p *plan) capped() bool { return p.limits.InFlight > 0 }
+
+// hasSeat reports whether the cap lets one more request leave if so many seats are taken.
+func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.limits.InFlight }
 
 // releaseSeat releases a seat, if it has not been released before. The lock is not held.
 func (d *dispatcher) releaseSeat(f *flow, held seat) {
@@ -187,13 +193,13 @@ func (f *flow) noteSeatTime(taken int64) {
 // there are seats now for it and all ahead of it, and in a dry run. Nobody knows when
 // requests end. On average InFlight of them end within the mean time for which seats are
 // taken.
-func (f *flow) seatIn(k int) time.Duration {
-	seats := f.bucket.limits.InFlight
-	releases := k + f.seatsTaken() - seats // More may be taken than there are, after SetLimits.
-	if !f.capped() || f.bucket.dryRun || releases <= 0 {
+func (v *view) seatIn(k int) time.Duration {
+	seats := v.limits.InFlight
+	releases := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.
+	if !v.capped() || v.dryRun || releases <= 0 {
 		return 0
 	}
-	high, low := bits.Mul64(uint64(releases), uint64(f.seatTime()))
+	high, low := bits.Mul64(uint64(releases), uint64(v.seatTime))
 	if high >= uint64(seats) {
 		return time.Duration(exact.Forever)
 	}

@@ -88,10 +88,9 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 
 // readLineLocked fills a slice with the first in a line, which has as many at least.
 func (d *dispatcher) readLineLocked(f *flow, now int64, line []Waiter) {
-	ahead, w := int64(0), f.line.head
+	v, ahead, w := f.view(), int64(0), f.line.head
 	for i := range line {
-		// As in leavesIn, which would begin at an end of the line for each.
-		wait := max(f.bucket.wait(now, ahead, w.cost), f.seatIn(i+1), 1)
+		wait := v.leavesIn(now, &placed{i + 1, ahead, w.cost})
 		line[i] = Waiter{Cost: int(w.cost), Since: d.timeOf(w.admitted), Leaves: d.timeOf(exact.Sum(now, int64(wait)))}
 		ahead = exact.Sum(ahead, w.cost)
 		w = w.next

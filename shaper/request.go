@@ -105,7 +105,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 		return d.decideByModeLocked(f, now, r)
 	case f.needsRelease(r, d.phase):
 		return decision{err: errUseAcquire}
-	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.tooCostly(r.cost):
+	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.bucket.tooCostly(r.cost):
 		// Only the level can keep it. Most requests leave here, and are spared the rest.
 		switch wait := f.bucket.wait(now, 0, r.cost); {
 		case wait == 0:

@@ -215,7 +215,8 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Durati
 		err := refusal.value()
 		return 0, &err
 	}
-	return f.expected(wait), nil
+	v := f.view()
+	return v.expected(wait), nil
 }
 
 // Limits returns the limits in force, as they were given.

@@ -30,8 +30,9 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 		return d.refuseUnavailableLocked(ls, now, r), true
 	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || ls.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
-		wait := f.bucket.wait(now, f.ahead(), r.cost)
-		return d.refuseFullLocked(f, now, r, max(f.expected(wait), shortestSeatWait)), true
+		v := f.view()
+		wait := v.expected(v.wait(now, v.ahead, r.cost))
+		return d.refuseFullLocked(f, now, r, max(wait, shortestSeatWait)), true
 	case asks:
 		if f.capped() {
 			d.lineOfLocked(f).seatsTaken++ // It is given back if the Bucket refuses.
@@ -65,7 +66,7 @@ func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time
 	return d.refuseLocked(f, now, r, why)
 }
 
-// tooCostly is flow.tooCostly, at the rate of the Bucket.
+// tooCostly is plan.tooCostly, at the rate of the Bucket.
 func (ls *lease) tooCostly(n int64) bool {
 	return ls.given.limits.Depth == 0 && n > ls.plan.burst || ls.plan.interval.Times(n).Exceeds(horizon)
 }
