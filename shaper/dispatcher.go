@@ -31,6 +31,7 @@ type dispatcher struct {
 
 	mu       sync.Mutex
 	waiting  int32        // in all lines
+	inRow    uint8        // how many calls have been refused in a row, modulo 256; see publishAfter
 	clock    int64        // the latest instant seen
 	next     atomic.Int64 // when a head is to leave next; forever: no head is. Written under the lock, and read without it by the ticker
 	rearm    bool         // next must be published before the lock is released
@@ -40,15 +41,19 @@ type dispatcher struct {
 	density  float32 // only the ticker goroutine uses it; see noteDensityLocked
 
 	dirty       *flow // its head or its seats have changed; due is not updated yet
+
+	// published is what a Shaper refuses by without the lock; nil: nothing.
+	published atomic.Pointer[publication]
+
 	due         departures
 	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
 	sibling     *dispatcher   // the next of those that the ticker serves; fixed before use
 	waiters     waiterPool
 	spareSeats  []bool // seat.released of seats to be taken
 	totals      totals
-	spareErrors []RejectError // made, and not handed out yet
-	measures    *measures     // nil: no request has waited yet
-	refusalRing *refusalRing  // nil: no request has been refused yet
+	measures    *measures    // nil: no request has waited yet
+	refusalRing *refusalRing // nil: no request has been refused yet
+	stripes     *refusalStripes
 	*modeStates
 
 	sweepTimer *sweepTimer // nil: it belongs to a Shaper
@@ -114,8 +119,15 @@ func (d *dispatcher) lockFlow(f *flow) (now int64) {
 // lockWaking is lockAndAdvance with the order in which waiters are woken. The clock is
 // read before the lock is taken, so that no other call waits for that.
 func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
-	now = int64(time.Since(d.epoch))
+	return d.lockAt(int64(time.Since(d.epoch)), order)
+}
+
+// lockAt is lockWaking for a caller that has read the clock.
+func (d *dispatcher) lockAt(now int64, order wakeOrder) int64 {
 	d.mu.Lock()
+	if d.published.Load() != nil {
+		now = d.withdrawLocked()
+	}
 	// The clock never goes backwards.
 	d.clock = min(max(d.clock, now), maxClock)
 	if d.clock >= d.next.Load() {

@@ -22,6 +22,29 @@ func TestWhatIsToldTakesNoMemoryOfEachBucket(t *testing.T) {
 	require.LessOrEqual(t, unsafe.Sizeof(Shaper{}), uintptr(576), "a Shaper")
 	require.LessOrEqual(t, unsafe.Sizeof(measures{}), uintptr(4096), "the counts of Histograms")
 	require.LessOrEqual(t, unsafe.Sizeof(refusalRing{}), uintptr(2304), "the latest refusals")
+	require.LessOrEqual(t, unsafe.Sizeof(refusalStripe{}), uintptr(2688), "those of a processor that refuses without the lock")
+	require.LessOrEqual(t, unsafe.Sizeof(publication{}), uintptr(144), "what it refuses by")
+}
+
+// A Shaper that refuses now and then has nothing that refusals without the lock need.
+func TestFewRefusalsKeepNoStripes(t *testing.T) {
+	s, err := New(Limits{Rate: 1. / 3600})
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	for range publishAfter - 1 {
+		require.False(t, s.Allow())
+	}
+	require.Nil(t, s.stripes)
+	require.False(t, s.Allow())
+	used := 0
+	for i := range s.stripes.all {
+		if s.stripes.all[i].Load() != nil {
+			used++
+		}
+	}
+	require.Zero(t, used, "nobody has been refused by it yet")
+	require.False(t, s.Allow())
+	require.NotNil(t, s.stripes.all[0].Load())
 }
 
 // A Group of which nobody has ever waited or been refused has no counts of that.

@@ -11,9 +11,14 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// newSubject makes a Shaper for a script to be played on.
+// newSubject makes a Shaper for a script to be played on. It refuses without its lock wherever
+// it can, and repeats that under the lock.
 func newSubject(l shaper.Limits, options ...shaper.Option) (model.Subject, error) {
-	return shaper.New(l, options...)
+	s, err := shaper.New(l, options...)
+	if err == nil {
+		shaper.AuditRefusals(s)
+	}
+	return s, err
 }
 
 // TestModel holds the shaper to the model: random scripts must agree in

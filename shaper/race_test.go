@@ -42,6 +42,7 @@ func newContest(t *testing.T, l shaper.Limits) *contest {
 	var err error
 	c.s, err = shaper.New(l, c.trace())
 	require.NoError(t, err)
+	shaper.AuditRefusals(c.s)
 	return c
 }
 

@@ -61,8 +61,8 @@ const (
 func (s *Shaper) Record(max int) *Recording {
 	s.mustBeMade()
 	r := newRecording(&s.dispatcher, max)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lockAndAdvance() // Nothing is refused without the lock any more.
+	defer s.unlockAndArm()
 	s.recordings = append(s.recordings, r)
 	s.recorded = true
 	r.remove = func() {

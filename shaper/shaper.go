@@ -121,9 +121,16 @@ func (s *Shaper) enter(r *request) decision {
 	if err := s.checkCall(r); err != nil || r.cost == 0 {
 		return decision{err: err}
 	}
-	now := s.lockAndAdvance() // With the next line this is lockFlow, less a call.
+	now := int64(time.Since(s.epoch))
+	if p := s.published.Load(); p != nil {
+		if dec := s.refuse(p, now, r); dec.event == refusedEvent {
+			return dec
+		}
+	}
+	now = s.lockAt(now, headFirst) // With the next line this is lockFlow, less a call.
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
+	s.publishAfterLocked(now, dec)
 	if s.recorded {
 		s.recordLocked(s.recordings, now, r, dec)
 	}
@@ -167,9 +174,16 @@ func (s *Shaper) AllowN(n int) bool {
 	}
 	r := &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow}
 	// What follows is the second half of enter: a call of that would cost a tenth of all.
-	now := s.lockAndAdvance()
+	now := int64(time.Since(s.epoch))
+	if p := s.published.Load(); p != nil {
+		if dec := s.refuse(p, now, r); dec.event == refusedEvent {
+			return false
+		}
+	}
+	now = s.lockAt(now, headFirst)
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
+	s.publishAfterLocked(now, dec)
 	if s.recorded {
 		s.recordLocked(s.recordings, now, r, dec)
 	}

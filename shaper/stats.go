@@ -62,7 +62,11 @@ func (s *Shaper) Stats() Stats {
 	s.mustBeMade()
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
-	return s.statsLocked(&s.flow, now)
+	st := s.statsLocked(&s.flow, now)
+	if s.stripes != nil {
+		s.stripes.addTo(&st, s.flow.bucket.cold.refused, &s.dispatcher)
+	}
+	return st
 }
 
 // statsLocked returns the Stats of a flow.

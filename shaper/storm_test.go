@@ -95,6 +95,7 @@ func newShaperStorm(t *testing.T, capped bool) *shaperStorm {
 	var err error
 	st.s, err = shaper.New(st.limits[0], st.trace())
 	require.NoError(t, err)
+	shaper.AuditRefusals(st.s)
 	return st
 }
 
@@ -170,6 +171,7 @@ func TestReentriesInAStorm(t *testing.T) {
 					var err error
 					st.s, err = shaper.New(st.limits[0], st.trace())
 					require.NoError(t, err)
+					shaper.AuditRefusals(st.s)
 					st.calls(16, st.visits)
 					st.meddle(func() {
 						if err := st.s.SetLimits(st.limits[rand.N(len(st.limits))]); err != nil {

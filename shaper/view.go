@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"sync/atomic"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/exact"
@@ -51,4 +52,85 @@ func (q *queue) placed(k int) placed {
 // wait is bucket.wait.
 func (v *view) wait(now, ahead, n int64) time.Duration {
 	return v.waitFrom(v.empty, v.hold, now, ahead, n)
+}
+
+// A publication is a view that refusals are made from without the lock. Whoever takes the lock
+// and may change what is in it withdraws it first. So while it is published, the flow is as it
+// says, and a refusal is the one that the lock would have led to at that instant.
+type publication struct {
+	view
+	at        int64  // when it was published
+	until     int64  // when the next head is to leave, and the line changes by itself
+	after     uint64 // the number of the latest refusal in the refusalRing
+	stripes   *refusalStripes
+	contended atomic.Bool // two refusals have met
+}
+
+// publishAfter is how many refusals come one after the other before a view is published. To
+// publish one and to withdraw it takes as long as a refusal, and is spared those that follow.
+const publishAfter = 8
+
+// publishAfterLocked publishes the view of the flow after a decision, if that is worth it.
+func (s *Shaper) publishAfterLocked(now int64, dec decision) {
+	if dec.event != refusedEvent {
+		s.inRow = 0
+		return
+	}
+	if s.inRow++; s.inRow >= publishAfter || s.stripes.audited() {
+		s.publishLocked(now)
+	}
+}
+
+// publishLocked publishes the view of the flow after a refusal, if several have come one
+// after the other and nothing is in force that needs the lock.
+func (s *Shaper) publishLocked(now int64) {
+	f := &s.flow
+	if s.mode != plain || s.recorded || f.capped() || s.phase != open {
+		return
+	}
+	if s.stripes == nil {
+		s.stripes = newRefusalStripes()
+	}
+	p := &publication{view: f.view(), at: now, until: maxClock, after: s.refusalRing.count - 1, stripes: s.stripes}
+	p.findRoom(f.line)
+	if f.line.head != nil {
+		p.until = min(p.until, f.line.slot)
+	}
+	s.published.Store(p)
+}
+
+// withdrawLocked withdraws what is published, and returns the time: calls may have been
+// refused since that was last read, and the clock never goes backwards.
+func (d *dispatcher) withdrawLocked() (now int64) {
+	d.published.Store(nil)
+	d.inRow = 0
+	return int64(time.Since(d.epoch))
+}
+
+// refuse refuses a request without the lock, if it is to be refused by what is published, and
+// runs the hook of that. now was read before. dec is empty if the lock is needed.
+//
+// It is not inlined, so that calls that may leave are spared its frame.
+//
+//go:noinline
+func (s *Shaper) refuse(p *publication, now int64, r *request) (dec decision) {
+	now = max(now, p.at)
+	if now >= p.until || r.kind == reentry {
+		return dec
+	}
+	_, why := p.judge(now, r)
+	if why.reason == notRefused {
+		return dec
+	}
+	dec = decision{waiting: p.waiting, event: refusedEvent}
+	if err := p.stripes.note(p, now, r.cost, why, r.kind != allow || s.trace.Refused != nil); err != nil {
+		dec.err = err
+	}
+	if p.stripes.audit != nil {
+		p.stripes.audit(p, now, r, why)
+	}
+	if s.hasHooks {
+		s.announce(&s.flow, now, r, dec)
+	}
+	return dec
 }

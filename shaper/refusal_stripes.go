@@ -1,0 +1,127 @@
+package shaper
+
+import (
+	"math/bits"
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// refusalStripes count and remember the refusals that are made without the lock of the
+// dispatcher. One memory that all processors write to would cost more than all the rest of
+// such a refusal. So once two calls have met, each processor mostly has a stripe to itself.
+type refusalStripes struct {
+	all []atomic.Pointer[refusalStripe] // as many as a power of 2; nil: not used yet
+
+	audit func(*publication, int64, *request, rejection) // set by tests; is told of each refusal
+}
+
+// audited reports whether tests want to be told of refusals. It may be called on nil.
+func (s *refusalStripes) audited() bool { return s != nil && s.audit != nil }
+
+// A refusalStripe has the counts of some refusals, and the latest of them.
+type refusalStripe struct {
+	mu sync.Mutex
+
+	// mu guards these.
+	refused refusals
+	entered int64 // when the latest call came
+	refusalRing
+	after [keptRefusals]uint64 // for each in the ring, the number of the one before it in that of the dispatcher
+}
+
+// newRefusalStripes returns twice as many stripes as processors can run goroutines now, or
+// more, so that few processors have one in common.
+func newRefusalStripes() *refusalStripes {
+	n := min(runtime.GOMAXPROCS(0), 64)
+	return &refusalStripes{all: make([]atomic.Pointer[refusalStripe], 2<<bits.Len(uint(n-1)))}
+}
+
+// A stripeHint says which stripe the goroutines of a processor use. [sync.Pool] is what
+// gives each processor its own.
+type stripeHint struct{ stripe uint32 }
+
+var (
+	stripeHints = sync.Pool{New: func() any { return &stripeHint{lastHint.Add(1)} }}
+	lastHint    atomic.Uint32
+)
+
+// note counts and remembers a refusal, and returns its error if that is wanted.
+func (s *refusalStripes) note(p *publication, now int64, cost int64, why rejection, wanted bool) (err *RejectError) {
+	stripe := s.lock(&p.contended)
+	stripe.refused.count(why.reason)
+	stripe.entered = max(stripe.entered, now)
+	stripe.after[stripe.count%keptRefusals] = p.after
+	stripe.add(now, cost, why)
+	if wanted {
+		err = stripe.newError(why)
+	}
+	stripe.mu.Unlock()
+	return err
+}
+
+// lock locks a stripe that nobody else has locked: the first one, as long as no two calls
+// have met there.
+func (s *refusalStripes) lock(contended *atomic.Bool) *refusalStripe {
+	if !contended.Load() {
+		if stripe := s.stripe(0); stripe.mu.TryLock() {
+			return stripe
+		}
+		contended.Store(true)
+	}
+	hint := stripeHints.Get().(*stripeHint)
+	stripe := s.stripe(hint.stripe)
+	for !stripe.mu.TryLock() {
+		hint.stripe++
+		stripe = s.stripe(hint.stripe)
+	}
+	stripeHints.Put(hint)
+	return stripe
+}
+
+// stripe returns the stripe of a hint.
+func (s *refusalStripes) stripe(hint uint32) *refusalStripe {
+	place := &s.all[int(hint)&(len(s.all)-1)]
+	if stripe := place.Load(); stripe != nil {
+		return stripe
+	}
+	place.CompareAndSwap(nil, new(refusalStripe))
+	return place.Load()
+}
+
+// each calls a function with each stripe that is used. It may be called on nil.
+func (s *refusalStripes) each(read func(*refusalStripe)) {
+	if s == nil {
+		return
+	}
+	for i := range s.all {
+		if stripe := s.all[i].Load(); stripe != nil {
+			stripe.mu.Lock()
+			read(stripe)
+			stripe.mu.Unlock()
+		}
+	}
+}
+
+// addTo adds the counts of all stripes to the Stats that the dispatcher knows of. refused are
+// its own counts.
+func (s *refusalStripes) addTo(st *Stats, refused refusals, d *dispatcher) {
+	s.each(func(stripe *refusalStripe) {
+		for i, n := range stripe.refused {
+			refused[i] += n
+		}
+		if last := d.timeOf(stripe.entered); last.After(st.LastCall) {
+			st.LastCall = last
+		}
+	})
+	st.setRefusals(&refused)
+}
+
+// latest returns the latest refusals of each stripe. The Key of each is the number of the one
+// that the dispatcher has noted before it.
+func (s *refusalStripes) latest(d *dispatcher) (found []Refusal) {
+	s.each(func(stripe *refusalStripe) {
+		found = append(found, stripe.refusals(d, func(i uint64) any { return stripe.after[i%keptRefusals] })...)
+	})
+	return found
+}
