@@ -40,7 +40,7 @@ type dispatcher struct {
 	served   bool    // the ticker counts it among those that have a line; changed under the ticker's lock, too
 	density  float32 // only the ticker goroutine uses it; see noteDensityLocked
 
-	dirty       *flow // its head or its seats have changed; due is not updated yet
+	dirty *flow // its head or its seats have changed; due is not updated yet
 
 	// published is what a Shaper refuses by without the lock; nil: nothing.
 	published atomic.Pointer[publication]
@@ -51,9 +51,9 @@ type dispatcher struct {
 	waiters     waiterPool
 	spareSeats  []bool // seat.released of seats to be taken
 	totals      totals
-	measures    *measures    // nil: no request has waited yet
-	refusalRing *refusalRing // nil: no request has been refused yet
-	stripes     *refusalStripes
+	measures    *measures       // nil: no request has waited yet
+	refusalRing *refusalRing    // nil: no request has been refused yet
+	stripes     *refusalStripes // nil: nothing has been published yet
 	*modeStates
 
 	sweepTimer *sweepTimer // nil: it belongs to a Shaper
@@ -122,7 +122,8 @@ func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
 	return d.lockAt(int64(time.Since(d.epoch)), order)
 }
 
-// lockAt is lockWaking for a caller that has read the clock.
+// lockAt is lockWaking for a caller that has read the clock. What is published for refusals
+// without the lock is withdrawn first.
 func (d *dispatcher) lockAt(now int64, order wakeOrder) int64 {
 	d.mu.Lock()
 	if d.published.Load() != nil {

@@ -12,7 +12,7 @@ import (
 func AuditRefusals(s *Shaper) *atomic.Int64 {
 	compared := new(atomic.Int64)
 	s.stripes = newRefusalStripes()
-	s.stripes.audit = func(p *publication, now int64, r *request, why rejection) {
+	s.stripes.audit = func(p *publication, now int64, r request, why rejection) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.published.Load() != p {
@@ -20,7 +20,7 @@ func AuditRefusals(s *Shaper) *atomic.Int64 {
 		}
 		s.flow.bucket.idleUntil(now) // As lockFlow does.
 		due := s.waiting > 0 && s.headMayLeaveLocked(&s.flow) <= now
-		_, want := s.judgeNewcomerLocked(&s.flow, now, r)
+		_, want := s.judgeNewcomerLocked(&s.flow, now, &r)
 		if due || s.recorded || now < s.clock || want != why || int(p.waiting) != s.flow.waiting() {
 			panic(fmt.Sprintf("refused without the lock at %d: %+v; with it, the clock at %d: %+v, a slot is due: %v, recorded: %v",
 				now, why, s.clock, want, due, s.recorded))

@@ -8,12 +8,13 @@ import (
 )
 
 // refusalStripes count and remember the refusals that are made without the lock of the
-// dispatcher. One memory that all processors write to would cost more than all the rest of
-// such a refusal. So once two calls have met, each processor mostly has a stripe to itself.
+// dispatcher. A word that all processors write to would make them wait for each other as the
+// lock does. So once two calls have met, each processor mostly has a stripe to itself. Whoever
+// reads them has the dispatcher's lock, and takes that of one stripe after the other.
 type refusalStripes struct {
 	all []atomic.Pointer[refusalStripe] // as many as a power of 2; nil: not used yet
 
-	audit func(*publication, int64, *request, rejection) // set by tests; is told of each refusal
+	audit func(*publication, int64, request, rejection) // set by tests; is told of each refusal
 }
 
 // audited reports whether tests want to be told of refusals. It may be called on nil.
@@ -61,7 +62,8 @@ func (s *refusalStripes) note(p *publication, now int64, cost int64, why rejecti
 }
 
 // lock locks a stripe that nobody else has locked: the first one, as long as no two calls
-// have met there.
+// have met there. (So calls that follow one another within one tick of a coarse clock are
+// remembered in their order.)
 func (s *refusalStripes) lock(contended *atomic.Bool) *refusalStripe {
 	if !contended.Load() {
 		if stripe := s.stripe(0); stripe.mu.TryLock() {

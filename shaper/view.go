@@ -54,23 +54,28 @@ func (v *view) wait(now, ahead, n int64) time.Duration {
 	return v.waitFrom(v.empty, v.hold, now, ahead, n)
 }
 
-// A publication is a view that refusals are made from without the lock. Whoever takes the lock
-// and may change what is in it withdraws it first. So while it is published, the flow is as it
-// says, and a refusal is the one that the lock would have led to at that instant.
+// A publication is a view by which requests are refused without the lock. It is made under the
+// lock by a refusal, and lockAt withdraws it before whoever takes the lock changes anything. So
+// as long as a call finds it published, the flow is as it says, and the call is refused just as
+// it would be under the lock at that instant. (takeOutcome and releaseUnawaited take the lock
+// otherwise. The one changes nothing that is in a view. The other needs a cap, with which nothing
+// is published.)
 type publication struct {
 	view
 	at        int64  // when it was published
-	until     int64  // when the next head is to leave, and the line changes by itself
+	until     int64  // when the next head is to leave; from then on the lock is needed
 	after     uint64 // the number of the latest refusal in the refusalRing
 	stripes   *refusalStripes
-	contended atomic.Bool // two refusals have met
+	contended atomic.Bool // two refusals have met in the first stripe
 }
 
-// publishAfter is how many refusals come one after the other before a view is published. To
-// publish one and to withdraw it takes as long as a refusal, and is spared those that follow.
+// publishAfter is how many refusals in a row it takes for a view to be published. To make it
+// and to withdraw it takes about as long as one refusal, so it is worth it only if several
+// more follow.
 const publishAfter = 8
 
-// publishAfterLocked publishes the view of the flow after a decision, if that is worth it.
+// publishAfterLocked notes what has become of a request, and publishes the view of the flow if
+// enough have been refused in a row.
 func (s *Shaper) publishAfterLocked(now int64, dec decision) {
 	if dec.event != refusedEvent {
 		s.inRow = 0
@@ -81,8 +86,8 @@ func (s *Shaper) publishAfterLocked(now int64, dec decision) {
 	}
 }
 
-// publishLocked publishes the view of the flow after a refusal, if several have come one
-// after the other and nothing is in force that needs the lock.
+// publishLocked publishes the view of the flow after a refusal, unless something is in force
+// for which refusals need the lock.
 func (s *Shaper) publishLocked(now int64) {
 	f := &s.flow
 	if s.mode != plain || s.recorded || f.capped() || s.phase != open {
@@ -99,18 +104,20 @@ func (s *Shaper) publishLocked(now int64) {
 	s.published.Store(p)
 }
 
-// withdrawLocked withdraws what is published, and returns the time: calls may have been
-// refused since that was last read, and the clock never goes backwards.
+// withdrawLocked withdraws what is published, and reads the clock. The caller has read it
+// before, but other calls may have been refused since then, and the clock must not go back
+// behind them.
 func (d *dispatcher) withdrawLocked() (now int64) {
 	d.published.Store(nil)
 	d.inRow = 0
 	return int64(time.Since(d.epoch))
 }
 
-// refuse refuses a request without the lock, if it is to be refused by what is published, and
-// runs the hook of that. now was read before. dec is empty if the lock is needed.
+// refuse refuses a request without the lock, if it is refused by what is published, and runs
+// the hook of that. Else dec is empty, and the lock is needed. As in lockAt, the clock has been
+// read before: p was still published after now.
 //
-// It is not inlined, so that calls that may leave are spared its frame.
+// It is not inlined, so that calls that may leave need no stack for it.
 //
 //go:noinline
 func (s *Shaper) refuse(p *publication, now int64, r *request) (dec decision) {
@@ -127,7 +134,7 @@ func (s *Shaper) refuse(p *publication, now int64, r *request) (dec decision) {
 		dec.err = err
 	}
 	if p.stripes.audit != nil {
-		p.stripes.audit(p, now, r, why)
+		p.stripes.audit(p, now, *r, why) // A pointer would make every request escape to the heap.
 	}
 	if s.hasHooks {
 		s.announce(&s.flow, now, r, dec)
