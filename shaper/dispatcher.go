@@ -131,6 +131,9 @@ func (d *dispatcher) lockAt(now int64, order wakeOrder) int64 {
 	}
 	// The clock never goes backwards.
 	d.clock = min(max(d.clock, now), maxClock)
+	if d.waiting > 0 && d.waiters.head == nil {
+		d.waiters.keep(new(waiter)) // The call is likely to wait. Here there is more room on the stack for it (see await).
+	}
 	if d.clock >= d.next.Load() {
 		d.advanceLocked(d.clock, order)
 	}
@@ -184,13 +187,14 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		if ln.flow.capped() && !d.isDryRun() {
 			ln.seatsTaken++
 		}
-		w.slot, w.departureNo = at, b.departures
+		admitted := w.at
+		w.at, w.departureNo = at, b.departures
 		d.rearm = true
 		d.updateDepartureLocked(ln.flow)
 		switch {
 		case d.isDryRun():
-			d.countDepartureLocked(ln.flow, w.admitted, at-w.admitted)
-			d.measureWaitLocked(at - w.admitted)
+			d.countDepartureLocked(ln.flow, admitted, at-admitted)
+			d.measureWaitLocked(at - admitted)
 			d.waiters.keep(w)
 		case order == headLast && first == nil:
 			first = w

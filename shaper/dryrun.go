@@ -24,7 +24,7 @@ func (dryRunOption) apply(to *options) { to.mode |= dryRun }
 // when it would have ended. A retry of a [Transport] enters the shadow as a newcomer. A
 // dry run has no goroutine, and Shutdown does not wait for the shadow.
 //
-// The shadow takes 170 bytes for each request that would wait, and can grow to Depth,
+// The shadow takes 70 bytes for each request that would wait, and can grow to Depth,
 // because no request in it gives up. Requests whose time has come are removed from it at
 // the next call. A dry run of a [Group] calls the limits function, and waits for it.
 //

@@ -133,7 +133,7 @@ func (f *flow) stats(now int64) Stats {
 	st.Abandoned, st.Missed = c.abandoned, c.missed
 	st.setRefusals(&c.refused)
 	if head := f.lineOrNone().head; head != nil {
-		st.OldestWait = time.Duration(now - head.admitted)
+		st.OldestWait = time.Duration(now - head.at)
 	}
 	return st
 }

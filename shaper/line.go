@@ -91,7 +91,7 @@ func (d *dispatcher) readLineLocked(f *flow, now int64, line []Waiter) {
 	v, ahead, w := f.view(), int64(0), f.line.head
 	for i := range line {
 		wait := v.leavesIn(now, &placed{i + 1, ahead, w.cost})
-		line[i] = Waiter{Cost: int(w.cost), Since: d.timeOf(w.admitted), Leaves: d.timeOf(exact.Sum(now, int64(wait)))}
+		line[i] = Waiter{Cost: int(w.cost), Since: d.timeOf(w.at), Leaves: d.timeOf(exact.Sum(now, int64(wait)))}
 		ahead = exact.Sum(ahead, w.cost)
 		w = w.next
 	}

@@ -2,32 +2,83 @@ package shaper
 
 import (
 	"math/bits"
+	"sync"
 
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// A waiter is a request in the line: the channel on which its goroutine waits, and what
-// the line needs to know about the request. The lock of the dispatcher guards all fields
-// but the channel.
+// A waiter is a request in the line: what its goroutine waits on, and what the line needs
+// to know about the request. It is as large as a cache line, as reading memory is most of
+// what it takes to let one of a long line leave. The lock of the dispatcher guards all
+// fields, but ready does not change during a wait, and parker only by the goroutine.
 type waiter struct {
 	prev, next *waiter
 
 	// ready gets one value when the state changes from queued, which happens once per
 	// wait. There is room for one value, so that a send never blocks. The goroutine
-	// always receives it, so the next wait finds the channel empty.
-	ready chan struct{}
-	cost  int64
+	// always receives it, so the next wait finds the channel empty. If ready is nil, the
+	// goroutine waits on parker. That is the dispatcher's, on which none waits, until the
+	// waiter has one of its own.
+	ready  chan struct{}
+	parker *parker
 
-	admitted    int64  // the instant at which the request entered the line
-	slot        int64  // the instant at which it was given its slot
+	cost        int64
+	at          int64  // when the request entered the line; from its slot or Close on, when that was
 	departureNo uint32 // the bucket's departures when it left, itself included
 	waiting     int32  // how many were in the line just after it left
 	state       state
 	reentry     bool // pushReentry has put it in
 }
 
-// wake wakes the waiter's goroutine, after its state has changed.
-func (w *waiter) wake() { w.ready <- struct{}{} }
+// wake wakes the waiter's goroutine, after its state has changed. The lock is held.
+func (w *waiter) wake() {
+	if w.ready == nil {
+		w.parker.Signal()
+		return
+	}
+	w.ready <- struct{}{}
+}
+
+// A parker is what the goroutine of a request waits on whose context never ends. It takes 64
+// bytes, and a channel 112. But only a channel can be waited on together with a context.
+//
+// (A [sync.WaitGroup] takes 16 bytes. But the runtime has to search for the goroutines that
+// wait on it, so to wake each of 100,000 takes 2.4 times as long as on a channel.)
+type parker struct {
+	sync.Cond
+	mu *sync.Mutex // of the dispatcher
+}
+
+// ownParker gives a waiter, which has that of the dispatcher, a parker of its own.
+//
+// It is not inlined, so that its frame is not there while the goroutine waits.
+//
+//go:noinline
+func (w *waiter) ownParker() {
+	own := &parker{mu: w.parker.mu}
+	own.L = (*parking)(w)
+	own.mu.Lock()
+	w.parker = own
+	own.mu.Unlock()
+}
+
+// parking is the [sync.Locker] of a waiter's parker.
+type parking waiter
+
+// Unlock is called by Wait as soon as no Signal can be missed any more. If the waiter was woken
+// before, Unlock wakes it.
+func (p *parking) Unlock() {
+	p.parker.mu.Lock()
+	woken := p.state != queued
+	p.parker.mu.Unlock()
+	if woken {
+		p.parker.Signal()
+	}
+}
+
+// Lock is called by Wait when it returns. There is no condition to be looked at again under the
+// lock, as a waiter waits once.
+func (p *parking) Lock() {}
 
 // state is what has become of a waiter. It changes once, under the lock, from queued
 // to one of the others.
@@ -171,11 +222,14 @@ func (c *costs) total() int64 {
 // [sync.Pool] for the whole process could pass a channel from one testing/synctest
 // bubble to another, and its use there is a fatal error.
 type waiterPool struct {
-	head *waiter // linked by next
-	len  int
+	head *waiter // linked by next; waiting is how many there are from each on
+
+	// unparked is the parker of the waiters that have none of their own yet; nil: there was
+	// none.
+	unparked *parker
 }
 
-// maxSpares is the largest number of waiters in a pool. These take some 200 KB, so
+// maxSpares is the largest number of waiters in a pool. These take 180 KB at most, so
 // little memory is kept after a burst. A line that is always longer allocates nothing
 // either, because only the waiters between two waits are in the pool.
 const maxSpares = 1024
@@ -185,20 +239,22 @@ const maxSpares = 1024
 func (s *waiterPool) take(n, now int64) *waiter {
 	w := s.head
 	if w == nil {
-		w = &waiter{ready: make(chan struct{}, 1)}
+		w = new(waiter)
 	} else {
 		s.head, w.next = w.next, nil
-		s.len--
 	}
-	w.state, w.cost, w.admitted, w.reentry = queued, n, now, false
+	w.state, w.cost, w.at, w.reentry = queued, n, now, false
 	return w
 }
 
 // keep puts a waiter into the pool. The waiter must be out of the line, and its channel
 // must be empty.
 func (s *waiterPool) keep(w *waiter) {
-	if s.len < maxSpares {
+	w.waiting = 1
+	if s.head != nil {
+		w.waiting += s.head.waiting
+	}
+	if w.waiting <= maxSpares {
 		w.next, s.head = s.head, w
-		s.len++
 	}
 }

@@ -111,7 +111,7 @@ func requireEntered(t *testing.T, slow slowQueue, w *waiter, n, now int64) {
 	require.False(t, slices.Contains(slow.line, w), "it is in line already")
 	require.Equal(t, queued, w.state)
 	require.Equal(t, n, w.cost)
-	require.Equal(t, now, w.admitted)
+	require.Equal(t, now, w.at)
 	require.Empty(t, w.ready)
 }
 

@@ -21,6 +21,7 @@ type request struct {
 	ahead    int32 // how many it has found in line, if it waits
 
 	// What a decision gives it.
+	entered int64           // when it entered the line, if it waits
 	done    <-chan struct{} // of ctx, if it waits
 	seat    seat            // if it has left, and there is a cap
 	verdict *Verdict        // of a dry run, which lets it through
@@ -194,12 +195,13 @@ func (d *dispatcher) prepareRefusalLocked(f *flow) {
 // enqueueLocked puts a request into the line of a flow.
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := d.lineOfLocked(f)
-	w := d.waiters.take(r.cost, now)
+	w := d.takeWaiterLocked(r, now)
 	if r.kind == reentry && !d.isDryRun() {
 		ln.pushReentry(w)
 	} else {
 		ln.push(w)
 	}
+	r.entered = now
 	if ln.head == w {
 		ln.since = exact.At(now)
 		if ln.len == 1 {
@@ -220,13 +222,16 @@ func (d *dispatcher) announce(f *flow, now int64, r *request, dec decision) {
 	case dec.event == enqueuedEvent:
 		r.done = d.announceEntry(f, r, dec)
 	case dec.event != noEvent:
-		d.announceEnd(f, now, r, dec)
+		d.announceEnd(f, now, r, dec, 0)
 	}
 }
 
-// announceEnd is announce for a request that does not wait.
-func (d *dispatcher) announceEnd(f *flow, now int64, r *request, dec decision) {
-	ev := Event{Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), At: d.timeOf(now), Err: dec.err, Verdict: r.verdict}
+// announceEnd is announce for a request that does not wait, or not any more.
+func (d *dispatcher) announceEnd(f *flow, at int64, r *request, dec decision, waited time.Duration) {
+	ev := Event{
+		Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead),
+		At: d.timeOf(at), Waited: waited, Err: dec.err, Verdict: r.verdict,
+	}
 	switch dec.event {
 	case departedEvent:
 		d.tellDeparted(f, r, ev)

@@ -65,11 +65,11 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 			ln.remove(w, refused)
 			d.waiting--
 			if d.isDryRun() {
-				d.countRefusalLocked(ln.flow, w.admitted, refusedClosed)
+				d.countRefusalLocked(ln.flow, w.at, refusedClosed)
 				d.waiters.keep(w)
 				continue
 			}
-			w.slot = now
+			w.at = now
 			w.wake()
 		}
 		d.updateDepartureLocked(ln.flow)

@@ -12,21 +12,28 @@ import (
 // woken. Then finish is to be called.
 //
 // A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. The runtime
-// needs most of it when it allocates what a goroutine needs to wait. So await is inlined: a
-// request whose context never ends waits in the frame of its caller. A receive needs less
-// than a select.
+// needs most of it when it allocates what a goroutine needs to wait, above all when it has to
+// find new memory for that, which is one time in a hundred. So there are few frames below
+// await, and whatever else is allocated is allocated where there are few.
 func (r *request) await(w *waiter) (woken bool) {
-	if r.done == nil {
+	switch {
+	case r.done != nil:
+		return w.readyBefore(r.done)
+	case w.ready == nil:
+		if w.parker.L == nil {
+			w.ownParker()
+		}
+		w.parker.Wait()
+	default:
 		<-w.ready
-		return true
 	}
-	return w.readyBefore(r.done)
+	return true
 }
 
 // readyBefore waits until the waiter is woken or done is closed, and reports whether it has been
 // woken.
 //
-// It is not inlined, so that await needs no frame.
+// It is not inlined, so that await needs nearly no frame.
 //
 //go:noinline
 func (w *waiter) readyBefore(done <-chan struct{}) bool {
@@ -38,16 +45,45 @@ func (w *waiter) readyBefore(done <-chan struct{}) bool {
 	}
 }
 
+// takeWaiterLocked returns a waiter for a request that enters a line now, with what its
+// goroutine will wait on. In a dry run none waits.
+func (d *dispatcher) takeWaiterLocked(r *request, now int64) *waiter {
+	w := d.waiters.take(r.cost, now)
+	switch {
+	case w.ready != nil || d.isDryRun():
+	case r.ctx != context.Background() && r.ctx != context.TODO():
+		w.ready = make(chan struct{}, 1)
+	case w.parker == nil:
+		if d.waiters.unparked == nil {
+			d.waiters.unparked = &parker{mu: &d.mu}
+		}
+		w.parker = d.waiters.unparked
+	}
+	return w
+}
+
 // announceEntry runs the hook of a request that has entered a line, and returns the Done
 // channel of its context. The lock is not held.
 func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-chan struct{}) {
 	w, settled := dec.waiter, false
 	defer d.abandonUnless(&settled, f, r, w)
 	r.ahead = dec.waiting - 1
-	runHook(d.trace.Enqueued, r.ctx, Event{Name: d.name, Key: r.key, Cost: int(w.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead), At: d.timeOf(w.admitted)})
+	if d.hasHooks {
+		d.tellEnqueued(r, dec)
+	}
 	done = r.ctx.Done()
 	settled = true
 	return done
+}
+
+// tellEnqueued runs the hook of a request that has entered a line.
+//
+// It is not inlined, so that the Event is not on the stack while [context.Context.Done] makes a channel.
+//
+//go:noinline
+func (d *dispatcher) tellEnqueued(r *request, dec decision) {
+	ev := Event{Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead), At: d.timeOf(r.entered)}
+	runHook(d.trace.Enqueued, r.ctx, ev)
 }
 
 // finish returns what the call of a waiter that is awake again returns, and sets the seat of
@@ -69,21 +105,17 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 		err = context.Canceled // A context that breaks its contract has ended all the same.
 	}
 	settled = true
+	var at int64
+	var dec decision
 	if err != nil {
-		ev := d.abandon(f, r, w, err)
-		ev.Key, ev.Ahead = r.key, int(r.ahead)
-		runHook(d.trace.Abandoned, r.ctx, ev)
-		return err
+		at, dec = d.abandon(f, r, w, err)
+	} else {
+		at, dec = d.takeOutcome(f, r, w)
 	}
-	ev, held := d.takeOutcome(f, r, w)
-	ev.Key, ev.Ahead = r.key, int(r.ahead)
-	if ev.Err != nil {
-		runHook(d.trace.Refused, r.ctx, ev)
-		return ev.Err
+	if d.hasHooks {
+		d.announceEnd(f, at, r, dec, time.Duration(at-r.entered))
 	}
-	r.seat = held
-	d.tellDeparted(f, r, ev)
-	return nil
+	return dec.err
 }
 
 // abandonUnless abandons a waiter unless it is settled. It is deferred by functions that
@@ -112,39 +144,44 @@ func (d *dispatcher) tellDeparted(f *flow, r *request, ev Event) {
 }
 
 // takeOutcome counts a waiter that has received its slot, or been refused by Close, and
-// returns it to the pool. The lock is not held.
-func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (ev Event, held seat) {
+// returns it to the pool. It returns which of that was, and when, and sets the seat of the
+// request. The lock is not held.
+func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec decision) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	ev = d.eventOf(w, w.slot, int(w.waiting))
+	at, dec.waiting = w.at, w.waiting
+	waited := at - r.entered
 	if w.state == departed {
+		dec.event = departedEvent
 		if f.capped() {
-			held = d.takeSeatLocked(f, w.departureNo, w.slot)
+			r.seat = d.takeSeatLocked(f, w.departureNo, at)
 		}
-		d.countDepartureLocked(f, w.admitted, w.slot-w.admitted)
-		d.measureWaitLocked(w.slot - w.admitted)
+		d.countDepartureLocked(f, r.entered, waited)
+		d.measureWaitLocked(waited)
 	} else {
-		ev.Err = &RejectError{Reason: ErrClosed}
-		d.countRefusalLocked(f, w.admitted, refusedClosed)
+		dec.event, dec.err = refusedEvent, &RejectError{Reason: ErrClosed}
+		d.countRefusalLocked(f, r.entered, refusedClosed)
 		if !d.keyed { // A Group knows the key, and logs it itself.
-			d.logRefusalLocked(w.slot, w.cost, rejection{reason: refusedClosed})
+			d.logRefusalLocked(at, r.cost, rejection{reason: refusedClosed})
 		}
 	}
-	r.settleLocked(w.slot-w.admitted, ev.Err)
+	r.settleLocked(waited, dec.err)
 	d.waiters.keep(w)
-	return ev, held
+	return at, dec
 }
 
 // abandon takes a waiter whose context has ended out of the line; if it had its slot
 // already, the slot goes to the next waiter or back to the bucket. err is what its call
-// returns.
-// The lock is not held.
-func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) Event {
+// returns. The lock is not held.
+func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int64, dec decision) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
+	head := w.state == queued && f.line.head == w
+	// Which head leaves next does not change by what happens behind it. But units that were
+	// wanted of the Bucket may not be wanted any more.
+	changed := head || w.state != queued || d.mode&shared != 0
 	switch w.state {
 	case queued:
-		head := f.line.head == w
 		f.line.remove(w, abandoned)
 		d.waiting--
 		if head {
@@ -157,9 +194,9 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) Event {
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
 		if ls := d.leaseOf(f); ls != nil {
-			ls.unuse(w.departureNo, w.cost)
+			ls.unuse(w.departureNo, r.cost)
 		}
-		if f.bucket.giveBack(w.departureNo, w.cost); f.line != nil {
+		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
 			f.line.left = unknown
 		}
 		if f.capped() {
@@ -170,19 +207,13 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) Event {
 	case <-w.ready: // The news was sent, and not received, while the context ended.
 	default:
 	}
-	d.countAbandonmentLocked(f, w.admitted)
-	ev := d.eventOf(w, now, f.waiting())
-	ev.Err = err
-	r.settleLocked(now-w.admitted, err)
+	d.countAbandonmentLocked(f, r.entered)
+	r.settleLocked(now-r.entered, err)
 	d.waiters.keep(w)
-	d.markDirtyLocked(f)
-	d.advanceLocked(now, headFirst)
-	return ev
-}
-
-// eventOf returns the Event of the end of a waiter's wait at an instant.
-func (d *dispatcher) eventOf(w *waiter, at int64, waiting int) Event {
-	return Event{
-		Name: d.name, Cost: int(w.cost), Waiting: waiting, At: d.timeOf(at), Waited: time.Duration(at - w.admitted),
+	dec = decision{err: err, waiting: int32(f.waiting()), event: abandonedEvent}
+	if changed {
+		d.markDirtyLocked(f)
+		d.advanceLocked(now, headFirst)
 	}
+	return now, dec
 }
