@@ -138,7 +138,7 @@ func (t *ticker) tick() {
 			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
-			t.lead.Yield(slot, t.first.epoch)
+			t.lead.Await(slot, t.first.epoch)
 			now = t.now()
 		}
 	}

@@ -27,6 +27,9 @@ const (
 	leadUpTo = time.Millisecond
 	// LongestLead bounds the time that is spent yielding for one slot.
 	LongestLead = 50 * time.Microsecond
+	// spinUpTo is how long others wait at most for the processor of a goroutine that
+	// looks at the clock in place of yielding.
+	spinUpTo = 10 * time.Microsecond
 	// A wake-up that is late by lateWake, or a yield that takes lateYield, may be
 	// bad luck or the sign of a busy process. The first such event leads to the
 	// shortest pause. If the next one comes within the length of a pause after its
@@ -46,8 +49,8 @@ func (l *Lead) Before(slot, now int64) int64 {
 }
 
 // Woke learns from a wake-up at the instant now, which was late by that many
-// nanoseconds. The lead settles where eight of nine wake-ups are no later than the lead:
-// it rises by eight steps after a wake-up that was later, and falls by one step after a
+// nanoseconds. The lead settles where three of four wake-ups are no later than the lead:
+// it rises by three steps after a wake-up that was later, and falls by one step after a
 // wake-up that was not.
 func (l *Lead) Woke(now, late int64) {
 	const step = int32(125 * time.Nanosecond)
@@ -56,9 +59,23 @@ func (l *Lead) Woke(now, late int64) {
 	case late >= int64(lateWake):
 		l.suspend(now)
 	case late > int64(l.span):
-		l.span = min(l.span+8*step, int32(LongestLead))
+		l.span = min(l.span+3*step, int32(LongestLead))
 	default:
 		l.span = max(l.span-step, 0)
+	}
+}
+
+// Await returns at the instant until, which is at most [LongestLead] away, for a goroutine
+// that has just slept. It is Yield, but only looks at the clock for the first spinUpTo. Most
+// leads are over by then; and each yield of an idle process wakes another thread, which
+// looks for work and finds none.
+func (l *Lead) Await(until int64, epoch time.Time) {
+	began := int64(time.Since(epoch))
+	for now := began; now < until; now = int64(time.Since(epoch)) {
+		if now-began >= int64(spinUpTo) {
+			l.Yield(until, epoch)
+			return
+		}
 	}
 }
 
