@@ -47,7 +47,8 @@ func TestIdleKeysKeepNoMemory(t *testing.T) {
 				require.Greater(t, heapInUse()-before, int64(1<<20), "bytes")
 				time.Sleep(2 * time.Second)
 				require.Zero(t, g.Stats().Keys)
-				require.Less(t, heapInUse()-before, int64(64<<10), "bytes")
+				// Each of up to 33 shards keeps the plan of the last key, and maps for a few.
+				require.Less(t, heapInUse()-before, int64(128<<10), "bytes")
 				runtime.KeepAlive(g)
 			})
 		})

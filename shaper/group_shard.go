@@ -50,8 +50,8 @@ const (
 	// while other goroutines can run, a Mutex does not spin, but parks. With 4 in place of 16,
 	// 64 goroutines take a quarter longer (BenchmarkGroupManyKeys).
 	shardsPerProc = 16
-	// maxShards bounds what a Group takes that is hardly used: a shard has some 1.5 KiB.
-	maxShards = 64
+	// maxShards bounds what a Group takes that is hardly used: a shard has some 1.4 KiB.
+	maxShards = 32
 	// cacheLine is the most that a write of one processor takes away from the others.
 	cacheLine = 64
 )

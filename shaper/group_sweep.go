@@ -85,8 +85,8 @@ func (s *keyShard[K]) sweepDrainedLocked(now int64) {
 }
 
 // fewEntries returns how many entries a map of the shard may have had without being worth
-// shrinking: 1,024 in all shards together.
-func (s *keyShard[K]) fewEntries() int { return 1024 / len(s.group.shards) }
+// shrinking: 256 in all shards together.
+func (s *keyShard[K]) fewEntries() int { return 256 / len(s.group.shards) }
 
 // shrunk returns m, and how many entries it has had at most. If few of many are left
 // it returns a copy instead, because a map keeps the memory for all entries that it
