@@ -47,9 +47,9 @@ const (
 	// shardsPerProc is how many shards there are for each P that may run goroutines. A call
 	// has a shard's lock for about half of its time, as keys are mostly not in the cache. So
 	// it meets another one there in one of 32 calls, which then costs it more than the call:
-	// while other goroutines can run, a Mutex does not spin, but parks. With 4 in place of 16,
+	// while other goroutines can run, a Mutex does not spin, but parks. With 4 in place of 8,
 	// 64 goroutines take a quarter longer (BenchmarkGroupManyKeys).
-	shardsPerProc = 16
+	shardsPerProc = 8
 	// maxShards bounds what a Group takes that is hardly used: a shard has some 1.4 KiB.
 	maxShards = 32
 	// cacheLine is the most that a write of one processor takes away from the others.
