@@ -7,21 +7,22 @@ import (
 )
 
 // A groupDrain is what the shards of a Group have in common while they drain. A shard in which
-// nobody waits any more keeps its buckets until the others have come to that, too.
+// nobody waits any more keeps its buckets until nobody waits in the others either.
 type groupDrain struct {
-	shards atomic.Int32  // that drain and have requests in line; and calls of Shutdown which begin
-	ended  chan struct{} // closed when all shards are closed
-	once   sync.Once     // closes ended
+	begins  sync.Mutex     // held by a Shutdown while it begins, so that another one does not take it for a line
+	shards  atomic.Int32   // how many shards drain and have requests in line, and one more while a Shutdown begins
+	ended   chan struct{}  // closed when nobody is in line any more
+	once    sync.Once      // closes ended
+	closing sync.WaitGroup // the goroutine that closes the shards after that
 }
+
+// end ends the drain.
+func (d *groupDrain) end() { d.once.Do(func() { close(d.ended) }) }
 
 // Shutdown is [Shaper.Shutdown] for the lines of all keys.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
-	g.drain.shards.Add(1) // So that it does not end before all shards have begun.
-	for _, s := range g.all {
-		s.beginDrain()
-	}
-	if g.drain.shards.Add(-1) > 0 && !g.over.isDryRun() {
+	if g.beginDrain() > 0 && !g.over.isDryRun() {
 		select {
 		case <-g.drain.ended:
 		case <-ctx.Done():
@@ -50,11 +51,23 @@ func (g *Group[K]) close() {
 	for _, s := range g.all {
 		s.close()
 	}
-	g.endDrain()
+	g.drain.end()
+	g.drain.closing.Wait()
 	g.ticker.waitForEnd()
 	if g.over.shared != nil {
 		g.over.closeShared()
 	}
+}
+
+// beginDrain admits no more requests, and returns in how many shards requests wait.
+func (g *Group[K]) beginDrain() (shards int32) {
+	g.drain.begins.Lock()
+	defer g.drain.begins.Unlock()
+	g.drain.shards.Add(1) // So that the drain does not end before all shards have begun.
+	for _, s := range g.all {
+		s.beginDrain()
+	}
+	return g.drain.shards.Add(-1)
 }
 
 // beginDrain admits no more requests.
@@ -67,26 +80,26 @@ func (s *keyShard[K]) beginDrain() {
 	}
 }
 
-// emptiedLocked notes that nobody waits in a shard that drains. If it is the last one, all
-// are closed: in a goroutine, as their locks are needed for that.
+// emptiedLocked notes that nobody waits in a shard that drains. With the last such shard the
+// drain ends, and all shards are closed: in a goroutine, as their locks are needed for that.
 func (s *keyShard[K]) emptiedLocked() {
 	if s.drains {
 		s.drains = false
 		if s.group.drain.shards.Add(-1) == 0 {
-			go s.group.endDrain()
+			s.group.drain.end()
+			s.group.drain.closing.Go(s.group.closeDrained)
 		}
 	}
 }
 
-// endDrain closes the shards in which nobody waits any more: all of them.
-func (g *Group[K]) endDrain() {
+// closeDrained closes all shards. Nobody waits in them any more.
+func (g *Group[K]) closeDrained() {
 	for _, s := range g.all {
 		s.closeDrained()
 	}
-	g.drain.once.Do(func() { close(g.drain.ended) })
 }
 
-// closeDrained ends the drain of a shard.
+// closeDrained closes a shard in which nobody waits any more.
 func (s *keyShard[K]) closeDrained() {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()

@@ -73,6 +73,21 @@ func TestShutdownOfAGroupWithoutLinesIsDoneAtOnce(t *testing.T) {
 	})
 }
 
+// A Shutdown that begins is no line that another one has to wait for.
+func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
+	for range 200 {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limitsOf(t, "1/h"), nil })
+		require.NoError(t, err)
+		errs := make(chan error, 4)
+		for range cap(errs) {
+			go func() { errs <- g.Shutdown(closedContext()) }()
+		}
+		for range cap(errs) {
+			require.NoError(t, <-errs)
+		}
+	}
+}
+
 func TestShutdownOfAGroupThatIsGivenUpGoesOn(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.arriveAll("a1", "a2", "b1", "b2", "b3")
