@@ -91,6 +91,7 @@ func (d *dispatcher) prepare(o options, t *ticker) {
 	d.name, d.trace, d.mode = o.name, o.trace, o.mode
 	d.hasHooks = o.trace.Enqueued != nil || o.trace.Departed != nil || o.trace.Refused != nil || o.trace.Abandoned != nil
 	d.modeStates = &plainStates
+	d.waiters.most = maxSpares
 	t.serve(d, o.coarse)
 	if o.shared.asked || o.block > 0 {
 		d.modeStates = &modeStates{shared: newSharedLevels(o.shared)}

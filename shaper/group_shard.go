@@ -82,6 +82,7 @@ func (g *Group[K]) newShard(o options) *keyShard[K] {
 	s := &keyShard[K]{group: g}
 	s.prepare(o, &g.ticker)
 	s.keyed = true
+	s.waiters.most = int32(maxSpares / len(g.all))
 	s.sweepTimer = &sweepTimer{sweep: s.sweep, at: exact.Forever, next: exact.Forever}
 	s.emptied = s.emptiedLocked
 	s.dropAllLocked()

@@ -1,7 +1,9 @@
 package shaper
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -69,4 +71,33 @@ func TestNothingIsKeptForRequestsThatLeaveAtOnce(t *testing.T) {
 	s := g.shardOf(0)
 	require.NotNil(t, s.refusedKeys)
 	require.Nil(t, s.measures)
+}
+
+// After a burst, the shards of a Group together keep no more waiters than a Shaper does.
+func TestShardsOfAGroupDoNotKeepABurstEach(t *testing.T) {
+	const keys, each = 200, 20
+	synctest.Test(t, func(t *testing.T) {
+		g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1, Depth: each}, nil })
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		for key := range keys {
+			require.True(t, g.Allow(key))
+			for range each {
+				go func() { _ = g.Wait(ctx, key) }()
+			}
+		}
+		synctest.Wait()
+		require.Equal(t, keys*each, g.Stats().Waiting)
+		cancel()
+		synctest.Wait()
+		require.Zero(t, g.Stats().Waiting)
+		kept := 0
+		for _, s := range g.all {
+			if s.waiters.head != nil {
+				kept += int(s.waiters.head.waiting)
+			}
+		}
+		require.LessOrEqual(t, kept, maxSpares)
+		require.Greater(t, kept, maxSpares/2)
+	})
 }

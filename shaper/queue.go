@@ -227,11 +227,14 @@ type waiterPool struct {
 	// unparked is the parker of the waiters that have none of their own yet; nil: there was
 	// none.
 	unparked *parker
+
+	most int32 // how many there may be
 }
 
-// maxSpares is the largest number of waiters in a pool. These take 180 KB at most, so
-// little memory is kept after a burst. A line that is always longer allocates nothing
-// either, because only the waiters between two waits are in the pool.
+// maxSpares is how many waiters the pool of a [Shaper] has at most, and those of the shards of a
+// [Group] together. These take 180 KB at most, so little memory is kept after a burst. A line
+// that is always longer allocates nothing either, because only the waiters between two waits
+// are in the pool.
 const maxSpares = 1024
 
 // take returns a waiter, new or from the pool, for a request of cost n that enters a
@@ -254,7 +257,7 @@ func (s *waiterPool) keep(w *waiter) {
 	if s.head != nil {
 		w.waiting += s.head.waiting
 	}
-	if w.waiting <= maxSpares {
+	if w.waiting <= s.most {
 		w.next, s.head = s.head, w
 	}
 }
