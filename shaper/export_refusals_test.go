@@ -42,3 +42,10 @@ func LockAt(s *Shaper, now int64) int64 {
 
 // PublishAfter is how many refusals in a row it takes.
 const PublishAfter = publishAfter
+
+// HoldLock takes the lock as somebody does who is about to change something, and has come no
+// further. It returns what releases the lock.
+func HoldLock(s *Shaper) (release func()) {
+	s.mu.Lock()
+	return s.mu.Unlock
+}
