@@ -103,18 +103,6 @@ func (g *Group[K]) shardOf(key K) *keyShard[K] {
 	return g.shards[maphash.Comparable(g.seed, key)>>32&uint64(len(g.shards)-1)]
 }
 
-// holder returns the shard whose lock guards a bucket that a key of this one has found.
-func (s *keyShard[K]) holder(kf *keyedFlow[K]) *keyShard[K] {
-	if kf.home != ownBucket {
-		return s.group.over
-	}
-	return s
-}
-
-// takeKey counts one more key that has a bucket of its own, and returns false if there are
-// as many as there may be.
-func (g *Group[K]) takeKey() bool { return takeBelow(&g.ownKeys, g.maxKeys) }
-
 // full reports whether no further key may have a bucket of its own now.
 func (g *Group[K]) full() bool { return g.ownKeys.Load() >= g.maxKeys }
 
