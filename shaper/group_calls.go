@@ -90,7 +90,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], c *keyedFlow[K], d
 	}
 	dec = s.decideLocked(&c.flow, now, r)
 	if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
-		s.noteLocked(s, key, now, r, dec)
+		s.noteLocked(s, key, r, dec)
 	}
 	s.unlockAndArm()
 	g.noteLimited(key, r, dec)
@@ -112,7 +112,7 @@ func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], c *keyedFlow
 			in.overflowed++
 		}
 		dec = in.decideLocked(&c.flow, now, r)
-		s.noteLocked(in, key, now, r, dec)
+		s.noteLocked(in, key, r, dec)
 	})
 	if err != nil {
 		return nil, nil, s.failed(key, r, err)
@@ -133,7 +133,7 @@ func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], c *keyedFlow
 //
 //go:noinline
 func (s *keyShard[K]) settle(key K, c *keyedFlow[K], r *request) decision {
-	dec, now := s.ask(&c.flow, r, func(now int64, dec decision) { s.noteLocked(s, key, now, r, dec) })
+	dec, now := s.ask(&c.flow, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
 	s.group.noteLimited(key, r, dec)
 	s.announce(&c.flow, now, r, dec)
 	return dec
@@ -141,12 +141,12 @@ func (s *keyShard[K]) settle(key K, c *keyedFlow[K], r *request) decision {
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key
 // is recorded. in is the shard that has the bucket; its lock and that of s are held.
-func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, now int64, r *request, dec decision) {
+func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decision) {
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
 		in.logRefusedKeyLocked(key)
 	}
 	if s.recorded {
-		in.recordLocked(s.recordingsOf[key], now, r, dec)
+		in.recordLocked(s.recordingsOf[key], in.clock, r, dec)
 	}
 }
 

@@ -135,14 +135,14 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 		return nil, nil, l.gone
 	}
 	if kf := s.foundLocked(key, now); kf != nil {
-		return s.ofKindLocked(s, key, kf, now, l)
+		return s.ofKindLocked(s, key, kf, l)
 	}
 	if l.known && !stale {
 		in, kf, err := s.insertLocked(key, l, now)
 		if kf == nil {
 			return nil, nil, err
 		}
-		return s.ofKindLocked(in, key, kf, now, l)
+		return s.ofKindLocked(in, key, kf, l)
 	}
 	*l = limitsLookup{reloads: s.reloads, kind: l.kind, hasOver: l.hasOver}
 	if l.limits, l.overridden = s.overrides[key]; l.overridden {

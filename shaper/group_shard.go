@@ -8,14 +8,14 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// A keyShard has those keys of a [Group] whose hash says so. It has a lock, a table and a
-// timing wheel of its own, and its own counts, so that calls with keys of different shards
-// have next to nothing to do with each other.
+// A keyShard has a part of the keys of a [Group]: the hash of a key says in which shard it is.
+// A shard has a lock, a table, a timing wheel and counts of its own, so that calls with keys of
+// different shards have next to nothing to do with each other.
 //
-// The buckets that keys share are in a shard apart, [Group].over. Whoever needs the locks of
-// that and of another one takes that of over first: so calls of keys that share never keep
-// the lock of another shard while they wait for the one over which all of them contend, and
-// a flood of them delays nobody who has a bucket. Nobody holds the locks of two other shards.
+// The buckets that keys share are in a shard of their own, [Group].over. A call that needs the
+// lock of over and that of another shard takes that of over first. All calls of keys that share
+// contend for the lock of over. As they wait for it without holding another one, a flood of
+// them delays no key that has a bucket. No call holds the locks of two shards other than over.
 type keyShard[K comparable] struct {
 	dispatcher
 	group *Group[K]
@@ -45,10 +45,10 @@ type keyShard[K comparable] struct {
 
 const (
 	// shardsPerProc is how many shards there are for each P that may run goroutines. A call
-	// has a shard's lock for about half of its time, as keys are mostly not in the cache. So
-	// it meets another one there in one of 32 calls, which then costs it more than the call:
-	// while other goroutines can run, a Mutex does not spin, but parks. With 4 in place of 8,
-	// 64 goroutines take a quarter longer (BenchmarkGroupManyKeys).
+	// holds a shard's lock for about half of its time, as keys are mostly not in the cache. So
+	// on two Ps, with 16 shards, one call of 32 finds the lock taken. That costs more than the
+	// call itself: while other goroutines can run, a Mutex does not spin, but parks. With 4 in
+	// place of 8, 64 goroutines take a quarter longer (BenchmarkGroupManyKeys).
 	shardsPerProc = 8
 	// maxShards bounds what a Group takes that is hardly used: a shard has some 1.4 KiB.
 	maxShards = 32
@@ -56,7 +56,8 @@ const (
 	cacheLine = 64
 )
 
-// shardsFor returns how many shards a Group has on so many Ps: a power of 2.
+// shardsFor returns how many shards a Group has on so many Ps: a power of 2. That of the
+// buckets that keys share is not among them.
 func shardsFor(procs int) int {
 	return 1 << bits.Len(uint(min(procs*shardsPerProc, maxShards)-1))
 }
@@ -89,12 +90,13 @@ func (g *Group[K]) newShard(o options) *keyShard[K] {
 	return s
 }
 
-// endlessLocked returns the flow at rate.Inf that is or is to be at a place.
-func (s *keyShard[K]) endlessLocked(at **keyedFlow[K]) *keyedFlow[K] {
-	if *at == nil {
-		*at = &keyedFlow[K]{flow: flow{bucket: bucket{plan: s.group.endless}, entered: -1}, home: ownBucket}
+// endlessLocked returns the flow at rate.Inf in a field of the shard, and makes it if there is
+// none.
+func (s *keyShard[K]) endlessLocked(field **keyedFlow[K]) *keyedFlow[K] {
+	if *field == nil {
+		*field = &keyedFlow[K]{flow: flow{bucket: bucket{plan: s.group.endless}, entered: -1}, home: ownBucket}
 	}
-	return *at
+	return *field
 }
 
 // shardOf returns the shard that a key is in. It panics for a key that can't be compared,

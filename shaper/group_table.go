@@ -124,7 +124,7 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], now in
 // kf in a shard. From now on there is something to remember of an unlimited key that is to be
 // held, so it gets a bucket like any other key: one that counts against maxKeys, or a shared
 // one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
-func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	if l.kind == anyBucket || kf != s.unlimited && !kf.unlimited {
 		return in, kf, nil
 	}
@@ -136,7 +136,7 @@ func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], now
 		limits = kf.flow.bucket.limits
 		s.deleteLocked(kf)
 	}
-	return s.insertBucketLocked(key, limits, now, l)
+	return s.insertBucketLocked(key, limits, s.clock, l)
 }
 
 // insertSharedLocked returns the bucket for a key that is to share one, and makes it if
