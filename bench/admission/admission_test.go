@@ -37,6 +37,12 @@ func TestEveryCallComesOutAsItShould(t *testing.T) {
 	}
 }
 
+// It would be compared with calls that do more.
+func TestARefusalThatDoesNotTellWhenToComeBackIsNotMeasured(t *testing.T) {
+	_, _, err := meetKeyed("sethvargo", fastBucket, false)()
+	require.EqualError(t, err, "a refusal of sethvargo does not tell when to come back")
+}
+
 func TestACallIsMeasuredInAChild(t *testing.T) {
 	found, err := child.Take(t.Context(), input{"x-time", "Allow", true, time.Millisecond})
 	require.NoError(t, err)

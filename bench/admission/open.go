@@ -83,16 +83,21 @@ func meetFailsafe(interval time.Duration, call func(l failsafeLimiter, live cont
 }
 
 // meetKeyed is for limiters that have no call without a key. The one that is used needs
-// no bound on keys.
+// no bound on keys. If calls are refused, they have to tell when to come back.
 func meetKeyed(name string, b rivals.Bucket, leaves bool) opener {
 	return func() (func() func() bool, func(), error) {
 		live, _, cancel := contexts()
 		k := rivals.KeyedNamed(name).Open(live, 1, b)
+		stop := func() { cancel(); k.Stop() }
 		k.Each[0]()("key")
+		if !leaves && !k.TellsWhen("key") {
+			stop()
+			return nil, nil, fmt.Errorf("a refusal of %s does not tell when to come back", name)
+		}
 		each := func() func() bool {
 			call := k.Each[0]()
 			return func() bool { return call("key") == leaves }
 		}
-		return each, func() { cancel(); k.Stop() }, nil
+		return each, stop, nil
 	}
 }

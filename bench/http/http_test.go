@@ -148,13 +148,17 @@ func TestTheMemoryOfAWaitIsBeyondThatOfTheSameRequest(t *testing.T) {
 		waitingOf(bareHandler, false, true, 15_000), waitingOf(rivals.Ours, true, true, 16_024),
 	}
 	g := waitingGoal(beyondNetHTTP(results))
-	require.Equal(t, "1,024", g.Got)
+	require.Equal(t, "1,024 B", g.Got)
 	require.True(t, g.Reached)
 	require.Contains(t, waitingTable(results).Rows, []string{"shaper", "no", "no", "20000", "3000"})
 	require.Contains(t, waitingTable(results).Rows, []string{"none", "no", "yes", "15000", "0"})
 
 	results[4].Found[0].Bytes++
 	require.False(t, waitingGoal(beyondNetHTTP(results)).Reached)
+
+	g = waitingGoal(beyondNetHTTP([]waitingResult{waitingOf(rivals.Ours, true, false, 18_000)})) // net/http itself was not measured.
+	require.Equal(t, report.NotMeasured, g.Got)
+	require.False(t, g.Reached)
 }
 
 // The clients are a process of their own, or their memory would count.

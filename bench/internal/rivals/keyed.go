@@ -32,6 +32,9 @@ type KeyedRival struct {
 type Keyed struct {
 	Each []func() (call func(key string) bool)
 	Stop func()
+	// TellsWhen asks once, and reports whether the key is refused and told when to come
+	// back. nil: nobody is told by a call of Each.
+	TellsWhen func(key string) bool
 }
 
 // A Bucket is what each key has: one unit drains in the time Every, and Burst
@@ -181,6 +184,10 @@ func openMemoryStore(ctx context.Context, _ int, b Bucket) Keyed {
 			return err == nil && ok
 		})},
 		Stop: func() { _ = store.Close(context.Background()) }, // It returns nil.
+		TellsWhen: func(key string) bool {
+			_, _, reset, ok, err := store.Take(ctx, key)
+			return err == nil && !ok && time.Unix(0, int64(reset)).After(time.Now())
+		},
 	}
 }
 
@@ -195,6 +202,10 @@ func openMemStore(ctx context.Context, keys int, b Bucket) Keyed {
 			return err == nil && !limited
 		})},
 		Stop: func() {},
+		TellsWhen: func(key string) bool {
+			limited, r, err := l.RateLimitCtx(ctx, key, 1)
+			return err == nil && limited && r.RetryAfter > 0
+		},
 	}
 }
 
@@ -207,7 +218,14 @@ func openWindowCounter(_ context.Context, _ int, b Bucket) Keyed {
 		request := &http.Request{Header: http.Header{}}
 		return func(key string) bool { return !l.OnLimit(response, request, key) }
 	}
-	return Keyed{Each: []func() func(string) bool{each}, Stop: func() {}}
+	return Keyed{
+		Each: []func() func(string) bool{each},
+		Stop: func() {},
+		TellsWhen: func(key string) bool {
+			response := HeaderOnly{}
+			return l.OnLimit(response, &http.Request{Header: http.Header{}}, key) && http.Header(response).Get("Retry-After") != ""
+		},
+	}
 }
 
 // openMap is for one goroutine until all keys have come.

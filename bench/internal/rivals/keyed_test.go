@@ -32,6 +32,22 @@ func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 	}
 }
 
+// Otherwise a refusal would stand in the table as one that tells when to come back.
+func TestOnlyARefusalTellsWhenToComeBack(t *testing.T) {
+	tell := 0
+	for _, c := range AllKeyed {
+		k := c.Open(t.Context(), 10, Bucket{Every: time.Hour, Burst: 2})
+		if k.TellsWhen != nil {
+			tell++
+			require.False(t, k.TellsWhen("a"), "%s: the first leaves", c.Name)
+			require.False(t, k.TellsWhen("a"), "%s: the second leaves", c.Name)
+			require.True(t, k.TellsWhen("a"), "%s: the third is refused", c.Name)
+		}
+		k.Stop()
+	}
+	require.Equal(t, 4, tell)
+}
+
 func TestThoseThatWaitKeepTheIntervalOfEachKey(t *testing.T) {
 	for _, name := range []string{Ours, "x-time"} {
 		synctest.Test(t, func(t *testing.T) {
