@@ -61,8 +61,8 @@ import (
 // an error or invalid Limits, the call returns that error and takes nothing, and the
 // next call asks again.
 //
-// A Group is safe for concurrent use. Its keys are under several locks, by a hash, so calls
-// with different keys rarely wait for each other.
+// A Group is safe for concurrent use. A hash spreads its keys over several locks, so calls with
+// different keys rarely wait for each other.
 type Group[K comparable] struct {
 	// What every call reads. None of it changes once the Group is in use.
 	shards    []*keyShard[K] // as many as a power of 2

@@ -49,8 +49,8 @@ func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup) *plan {
 	return nil
 }
 
-// copyPlanLocked is usePlanLocked for a copy of a plan that another shard may have. The lock
-// of that shard is held, too.
+// copyPlanLocked is usePlanLocked for a copy of a plan that may belong to another shard, whose
+// lock is held, too.
 func (s *keyShard[K]) copyPlanLocked(of *plan) *plan {
 	p := *of
 	p.users = 0

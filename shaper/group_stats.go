@@ -10,8 +10,8 @@ import (
 // grow and outlive the buckets. A call is counted when it returns. A call that got no
 // [Limits] is counted in LimitErrors only.
 //
-// A Group has its keys in several parts, each with a lock of its own, and looks at one after
-// the other. So of calls that run meanwhile some may be in these numbers and others not yet.
+// The keys of a Group are in several parts, each with a lock of its own, and Stats looks at one
+// part after the other. So it may count some of the calls that return meanwhile and not others.
 // While no call runs, the numbers are those of one instant.
 type GroupStats struct {
 	Name string // as given by WithName

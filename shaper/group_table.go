@@ -49,7 +49,7 @@ func (g *Group[K]) mayShare(key K) bool { return key != key || g.overflow.len.Lo
 // needsNoBucketLocked reports whether a key with these Limits that has no bucket of its
 // own needs none, because there is nothing to remember of its calls but the Limits: it is
 // at rate.Inf without a cap, and the bucket that it has been sharing, if any, is not held.
-// That is used, which over has; nil: none.
+// That bucket is used, and in over; nil: none.
 func (s *keyShard[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K]) bool {
 	over := s.group.over
 	return limitsNothing(l) && (used == nil || over.idleLocked(&used.flow, over.clock))
