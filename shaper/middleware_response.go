@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -98,7 +99,9 @@ type problem struct {
 // newProblem returns a problem whose body is made once, as most refusals say the same.
 func newProblem(status int, detail string) *problem {
 	// The texts are our own, in ASCII, so %q quotes them as JSON does.
-	return &problem{status, fmt.Appendf(nil, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(status), status, detail)}
+	body := fmt.Appendf(nil, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(status), status, detail)
+	// A ResponseWriter may append to what it is given. Without room behind it, that is a copy.
+	return &problem{status, slices.Clip(body)}
 }
 
 // All problems that there are.

@@ -97,6 +97,29 @@ func TestWriteErrorDropsWhatBelongedToAnotherBody(t *testing.T) {
 	}
 }
 
+// An appender appends to what it is given, as an outer handler may do that writes lines.
+type appender struct {
+	*httptest.ResponseRecorder
+	suffix string
+	got    []byte
+}
+
+func (a *appender) Write(p []byte) (int, error) {
+	a.got = append(p, a.suffix...)
+	return len(p), nil
+}
+
+// All refusals have the same body. What is appended to one must not be seen in another.
+func TestAnAnswerIsNotSpoiltByWhatIsAppendedToAnother(t *testing.T) {
+	for _, err := range []error{shaper.ErrQueueFull, shaper.ErrTooLate, shaper.ErrTooCostly, shaper.ErrClosed, shaper.ErrNegativeCost} {
+		first := &appender{httptest.NewRecorder(), "1", nil}
+		second := &appender{httptest.NewRecorder(), "2", nil}
+		shaper.WriteError(first, httptest.NewRequest("GET", "/", nil), err)
+		shaper.WriteError(second, httptest.NewRequest("GET", "/", nil), err)
+		require.True(t, strings.HasSuffix(string(first.got), "}\n1"), "%v: %s", err, first.got)
+	}
+}
+
 func TestWriteErrorAloneEndsARequestWhoseClientHasGone(t *testing.T) {
 	for _, row := range []struct {
 		major      int
