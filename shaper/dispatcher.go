@@ -251,7 +251,7 @@ func (d *dispatcher) unlockAndArm() {
 		}
 		d.endDrainLocked()
 		d.rearm = false
-		d.publishLocked()
+		d.publishNextLocked()
 		if d.sweepTimer != nil {
 			d.sweepTimer.arm(d.clock)
 		}
@@ -259,10 +259,10 @@ func (d *dispatcher) unlockAndArm() {
 	d.mu.Unlock()
 }
 
-// publishLocked lets the ticker and the calls to come know when the next head is to leave.
+// publishNextLocked lets the ticker and the calls to come know when the next head is to leave.
 // The ticker is woken only if that is sooner than it was, or if the first line has formed
 // or the last has emptied.
-func (d *dispatcher) publishLocked() {
+func (d *dispatcher) publishNextLocked() {
 	was, next := d.next.Load(), int64(exact.Forever)
 	if d.waiting > 0 {
 		next = d.due[0].slot

@@ -82,13 +82,13 @@ func (s *Shaper) publishAfterLocked(now int64, dec decision) {
 		return
 	}
 	if s.inRow++; s.inRow >= publishAfter || s.stripes.audited() {
-		s.publishLocked(now)
+		s.publishViewLocked(now)
 	}
 }
 
-// publishLocked publishes the view of the flow after a refusal, unless something is in force
+// publishViewLocked publishes the view of the flow after a refusal, unless something is in force
 // for which refusals need the lock.
-func (s *Shaper) publishLocked(now int64) {
+func (s *Shaper) publishViewLocked(now int64) {
 	f := &s.flow
 	if s.mode != plain || s.recorded || f.capped() || s.phase != open {
 		return
