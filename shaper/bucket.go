@@ -99,17 +99,22 @@ func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
 // due later than the one ahead of it. (While the line is held, or all seats are taken,
 // the level may reach 0. Then the first slot is at the end of that time.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
-	return b.waitFrom(b.empty, b.coldOrNone().hold, now, ahead, n)
+	return b.waitFrom(bucketInstants{b.empty, b.coldOrNone().hold}, now, ahead, n)
 }
 
-// waitFrom is wait for a bucket whose level reaches 0 at the instant empty, and from which no
-// request leaves before hold.
-func (p *plan) waitFrom(empty, hold exact.Nanos, now, ahead, n int64) time.Duration {
-	due := p.dueAfter(exact.Later(empty, hold), n)
+// bucketInstants are the two instants on which the slots of a bucket depend, beside its plan.
+type bucketInstants struct {
+	empty exact.Nanos // bucket.empty
+	hold  exact.Nanos // cold.hold
+}
+
+// waitFrom is wait for a bucket that has these instants.
+func (p *plan) waitFrom(from bucketInstants, now, ahead, n int64) time.Duration {
+	due := p.dueAfter(exact.Later(from.empty, from.hold), n)
 	if ahead > 0 {
 		due = p.interval.Plus(due, p.interval.Times(ahead))
 	}
-	return time.Duration(max(0, exact.Sum(exact.Later(due, hold).Ceil(), -now)))
+	return time.Duration(max(0, exact.Sum(exact.Later(due, from.hold).Ceil(), -now)))
 }
 
 // pass lets a request of cost n, which found the line empty, leave now.

@@ -47,18 +47,12 @@ var (
 	lastHint    atomic.Uint32
 )
 
-// note counts and remembers a refusal, and returns its error if that is wanted.
-func (s *refusalStripes) note(p *publication, now int64, cost int64, why rejection, wanted bool) (err *RejectError) {
-	stripe := s.lock(&p.contended)
-	stripe.refused.count(why.reason)
-	stripe.entered = max(stripe.entered, now)
-	stripe.after[stripe.count%keptRefusals] = p.after
-	stripe.add(now, cost, why)
-	if wanted {
-		err = stripe.newError(why)
-	}
-	stripe.mu.Unlock()
-	return err
+// noteLocked counts and remembers a refusal of a request of that cost.
+func (s *refusalStripe) noteLocked(p *publication, now, cost int64, why rejection) {
+	s.refused.count(why.reason)
+	s.entered = max(s.entered, now)
+	s.after[s.count%keptRefusals] = p.after
+	s.add(now, cost, why)
 }
 
 // lock locks a stripe that nobody else has locked: the first one, as long as no two calls

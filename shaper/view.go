@@ -3,20 +3,18 @@ package shaper
 import (
 	"sync/atomic"
 	"time"
-
-	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A view is the state of a flow as far as it decides about newcomers: how long one would
 // wait, and why it is refused.
 type view struct {
 	*plan
-	empty, hold exact.Nanos // as in the bucket
-	ahead       int64       // the cost of all in line, saturating
-	seatTime    int64       // as in cold
-	waiting     int32
-	seatsTaken  int32
-	room        placed // with whose departure there is room for a newcomer; zero: there is some, or none ever, or nobody has asked
+	bucketInstants
+	ahead      int64 // the cost of all in line, saturating
+	seatTime   int64 // as in cold
+	waiting    int32
+	seatsTaken int32
+	room       placed // with whose departure there is room for a newcomer; zero: there is some, or none ever, or nobody has asked
 }
 
 // placed is a request in line.
@@ -30,7 +28,7 @@ func (f *flow) view() view {
 	b, ln := &f.bucket, f.lineOrNone()
 	c := b.coldOrNone()
 	return view{
-		plan: b.plan, empty: b.empty, hold: c.hold, ahead: ln.cost.total(), seatTime: c.seatTime,
+		plan: b.plan, bucketInstants: bucketInstants{b.empty, c.hold}, ahead: ln.cost.total(), seatTime: c.seatTime,
 		waiting: ln.len, seatsTaken: ln.seatsTaken,
 	}
 }
@@ -51,15 +49,17 @@ func (q *queue) placed(k int) placed {
 
 // wait is bucket.wait.
 func (v *view) wait(now, ahead, n int64) time.Duration {
-	return v.waitFrom(v.empty, v.hold, now, ahead, n)
+	return v.waitFrom(v.bucketInstants, now, ahead, n)
 }
 
 // A publication is a view by which requests are refused without the lock. It is made under the
 // lock by a refusal, and lockAt withdraws it before whoever takes the lock changes anything. So
 // as long as a call finds it published, the flow is as it says, and the call is refused just as
-// it would be under the lock at that instant. (takeOutcome and releaseUnawaited take the lock
-// otherwise. The one changes nothing that is in a view. The other needs a cap, with which nothing
-// is published.)
+// it would be under the lock at that instant.
+//
+// Some methods take the lock of a Shaper without lockAt, which would read the clock. takeOutcome
+// changes nothing that is in a view, and those of a parker and of a Recording only read what is.
+// releaseUnawaited needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
 type publication struct {
 	view
 	at        int64  // when it was published
@@ -130,9 +130,12 @@ func (s *Shaper) refuse(p *publication, now int64, r *request) (dec decision) {
 		return dec
 	}
 	dec = decision{waiting: p.waiting, event: refusedEvent}
-	if err := p.stripes.note(p, now, r.cost, why, r.kind != allow || s.trace.Refused != nil); err != nil {
-		dec.err = err
+	stripe := p.stripes.lock(&p.contended)
+	stripe.noteLocked(p, now, r.cost, why)
+	if r.kind != allow || s.trace.Refused != nil {
+		dec.err = stripe.newError(why)
 	}
+	stripe.mu.Unlock()
 	if p.stripes.audit != nil {
 		p.stripes.audit(p, now, *r, why) // A pointer would make every request escape to the heap.
 	}
