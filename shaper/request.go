@@ -21,7 +21,7 @@ type request struct {
 	ahead    int32 // how many it has found in line, if it waits
 
 	// What a decision gives it.
-	entered int64           // when it entered the line, if it waits
+	entered int64           // when it entered the line, if it waits; else when it was decided, if that is announced
 	done    <-chan struct{} // of ctx, if it waits
 	seat    seat            // if it has left, and there is a cap
 	verdict *Verdict        // of a dry run, which lets it through
@@ -222,15 +222,17 @@ func (d *dispatcher) announce(f *flow, now int64, r *request, dec decision) {
 	case dec.event == enqueuedEvent:
 		r.done = d.announceEntry(f, r, dec)
 	case dec.event != noEvent:
-		d.announceEnd(f, now, r, dec, 0)
+		r.entered = now // It has not waited.
+		d.announceEnd(f, now, r, dec)
 	}
 }
 
-// announceEnd is announce for a request that does not wait, or not any more.
-func (d *dispatcher) announceEnd(f *flow, at int64, r *request, dec decision, waited time.Duration) {
+// announceEnd is announce for a request that does not wait, or not any more. It came at
+// r.entered.
+func (d *dispatcher) announceEnd(f *flow, at int64, r *request, dec decision) {
 	ev := Event{
 		Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead),
-		At: d.timeOf(at), Waited: waited, Err: dec.err, Verdict: r.verdict,
+		At: d.timeOf(at), Waited: time.Duration(at - r.entered), Err: dec.err, Verdict: r.verdict,
 	}
 	switch dec.event {
 	case departedEvent:

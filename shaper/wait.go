@@ -2,7 +2,6 @@ package shaper
 
 import (
 	"context"
-	"time"
 
 	"example.com/leakybucket/shaper/internal/exact"
 )
@@ -113,7 +112,7 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 		at, dec = d.takeOutcome(f, r, w)
 	}
 	if d.hasHooks {
-		d.announceEnd(f, at, r, dec, time.Duration(at-r.entered))
+		d.announceEnd(f, at, r, dec)
 	}
 	return dec.err
 }
