@@ -139,7 +139,7 @@ func (h *handler) serveEach(w http.ResponseWriter, r *http.Request, n int) {
 	if h.limiterFor != nil {
 		var err error
 		if limiter, err = h.limiterFor(r); err != nil {
-			h.refuse(serverconn.Of(w, r), limiter, w, r, err)
+			h.refuse(serverconn.Of(w, r), limiter, w, err)
 			return
 		}
 	}
@@ -186,20 +186,13 @@ func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n
 	if timed {
 		waited = time.Since(start)
 	}
-	h.afterWait(conn, limiter, waited, release, err)
-}
-
-// afterWait ends the wait of a request that the Limiter has let in, or has not. release
-// is to be called when the request has ended, unless it is nil.
-//
-//go:noinline
-func (h *handler) afterWait(conn *serverconn.Conn, limiter inner, waited time.Duration, release func(), err error) {
 	err = h.endWait(conn, waited, release, err)
 	h.conclude(conn, limiter, release, err)
 }
 
-// endWait ends the wait and returns the error that it has come to. If it panics, it
-// releases the request.
+// endWait ends the wait of a request that the Limiter has let in, or has not, and returns the
+// error that it has come to. release is to be called when the request has ended, unless it is
+// nil. If endWait panics, it releases the request.
 func (h *handler) endWait(conn *serverconn.Conn, waited time.Duration, release func(), err error) error {
 	// What follows runs methods of outer handlers' ResponseWriters, which may panic.
 	handedOn := false
@@ -236,7 +229,7 @@ func (h *handler) conclude(conn *serverconn.Conn, limiter inner, end func(), err
 	switch {
 	case err != nil:
 		h.setVerdict(w.Header(), r.Context())
-		h.refuse(conn, limiter, w, r, err)
+		h.refuse(conn, limiter, w, err)
 	case end != nil:
 		h.serveInFlight(limiter, w, r, end)
 	default:
@@ -304,8 +297,10 @@ func addServerTiming(header http.Header, waited time.Duration) {
 	header.Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
 }
 
-// refuse answers a request that was not admitted.
-func (h *handler) refuse(conn *serverconn.Conn, limiter inner, w http.ResponseWriter, r *http.Request, err error) {
+// refuse answers a request that was not admitted. w is the ResponseWriter of conn, or has been
+// put in front of that.
+func (h *handler) refuse(conn *serverconn.Conn, limiter inner, w http.ResponseWriter, err error) {
+	r := conn.Request()
 	if gone, ok := err.(errGone); ok {
 		h.log.gone(r.Context(), gone.waited)
 		conn.Refuse(w.Header())

@@ -57,9 +57,10 @@ func (l RateLimit) AddTo(h http.Header) {
 	var buffer [128]byte // Names are seldom longer than 30 characters.
 	b := appendQuoted(buffer[:0], l.Name)
 	name := b
-	b = appendParameters(b, ";q=", l.Quota, ";w=", l.Window)
+	b = appendInteger(appendInteger(b, ";q=", l.Quota), ";w=", l.Window)
 	policy := len(b)
-	b = appendParameters(append(b, name...), ";r=", l.Remaining, ";t=", l.Reset)
+	b = append(b, name...)
+	b = appendInteger(appendInteger(b, ";r=", l.Remaining), ";t=", l.Reset)
 	// Both values are in one string and one array, where Header.Add makes two of each.
 	both := string(b)
 	values := [...]string{both[:policy], both[policy:]}
@@ -75,10 +76,9 @@ func add(h http.Header, field string, value []string) {
 	h[field] = value
 }
 
-// appendParameters appends two parameters, whose values are integers of structured fields.
-func appendParameters(b []byte, key1 string, value1 int64, key2 string, value2 int64) []byte {
-	b = strconv.AppendInt(append(b, key1...), min(value1, MaxInteger), 10)
-	return strconv.AppendInt(append(b, key2...), min(value2, MaxInteger), 10)
+// appendInteger appends a parameter whose value is an integer of structured fields.
+func appendInteger(b []byte, key string, n int64) []byte {
+	return strconv.AppendInt(append(b, key...), min(n, MaxInteger), 10)
 }
 
 // appendQuoted appends a name as a string of structured fields, which is printable ASCII
