@@ -11,9 +11,16 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A call of Acquire that may leave at once makes its release, and nothing else;
-// without a cap, where release does nothing, not even that. Do makes none.
+// A call of Acquire that may leave at once makes its release, and nothing else, and not even that
+// if its caller keeps release to itself; without a cap, where release does nothing, it never
+// does. Do makes none.
 func TestAcquireAllocatesItsReleaseAtMost(t *testing.T) {
+	kept := func(ctx context.Context, s *shaper.Shaper) error {
+		release, err := s.Acquire(ctx, 1)
+		keptRelease = release
+		release()
+		return err
+	}
 	acquire := func(ctx context.Context, s *shaper.Shaper) error {
 		release, err := s.Acquire(ctx, 1)
 		release()
@@ -29,9 +36,11 @@ func TestAcquireAllocatesItsReleaseAtMost(t *testing.T) {
 		want   float64
 	}{
 		{"Acquire", shaper.Limits{Rate: rate.Inf, Depth: 1}, acquire, 0},
-		{"Acquire with a cap", shaper.Limits{Rate: rate.Inf, Depth: 1, InFlight: 1}, acquire, 1},
+		{"Acquire with a cap", shaper.Limits{Rate: rate.Inf, Depth: 1, InFlight: 1}, acquire, 0},
+		{"Acquire, release is kept", shaper.Limits{Rate: rate.Inf, Depth: 1}, kept, 0},
+		{"Acquire with a cap, release is kept", shaper.Limits{Rate: rate.Inf, Depth: 1, InFlight: 1}, kept, 1},
 		{"Acquire that waits", shaper.Limits{Rate: 1000, Depth: 1}, acquire, 0},
-		{"Acquire with a cap that waits", shaper.Limits{Rate: 1000, Depth: 1, InFlight: 1}, acquire, 1},
+		{"Acquire with a cap that waits", shaper.Limits{Rate: 1000, Depth: 1, InFlight: 1}, acquire, 0},
 		{"Do", shaper.Limits{Rate: rate.Inf, Depth: 1}, do, 0},
 		{"Do with a cap", shaper.Limits{Rate: rate.Inf, Depth: 1, InFlight: 1}, do, 0},
 	} {
@@ -46,12 +55,19 @@ func TestAcquireAllocatesItsReleaseAtMost(t *testing.T) {
 						failed++
 					}
 				})
-				require.Equal(t, c.want, got)
+				if testing.CoverMode() == "" {
+					require.Equal(t, c.want, got)
+				} else { // With the counters of that, Acquire is too large for the compiler to inline.
+					require.LessOrEqual(t, got, 1.)
+				}
 				require.Zero(t, failed)
 			})
 		})
 	}
 }
+
+// keptRelease is where nobody can tell what becomes of a release.
+var keptRelease func()
 
 // BenchmarkAcquire is a call that may leave at once, and its end. What a request
 // does in between is not in it.

@@ -49,7 +49,7 @@ type dispatcher struct {
 	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
 	sibling     *dispatcher   // the next of those that the ticker serves; fixed before use
 	waiters     waiterPool
-	spareSeats  []bool // seat.released of seats to be taken
+	spareSeats  []seat // to be taken
 	totals      totals
 	measures    *measures       // nil: no request has waited yet
 	refusalRing *refusalRing    // nil: no request has been refused yet

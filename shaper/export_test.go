@@ -8,11 +8,11 @@ import (
 // EnterAsReentry is Acquire for a request that was let go before, as Transport
 // lets it enter again. release is nil if the request has no seat.
 func EnterAsReentry(s *Shaper, ctx context.Context, n int) (release func(), err error) {
-	held, err := s.wait(ctx, n, reentry)
-	if held == (seat{}) {
+	t, err := s.acquire(ctx, n, reentry)
+	if t.by == nil {
 		return nil, err
 	}
-	return func() { s.releaseSeat(&s.flow, held) }, err
+	return t.end, err
 }
 
 // LineIsEmpty reports whether nothing is linked into the line, nor counted.

@@ -30,8 +30,8 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
 	r := &request{ctx: ctx, cost: int64(n), releases: true}
 	in, c, err := g.wait(key, r)
-	held := r.seat
-	if held == (seat{}) {
+	held := r.seat // Without it the release would keep all of r.
+	if held == nil {
 		return nil, err
 	}
 	return func() { in.releaseSeat(&c.flow, held) }, nil
@@ -44,7 +44,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context)
 	if err != nil {
 		return err
 	}
-	if r.seat != (seat{}) {
+	if r.seat != nil {
 		defer in.releaseSeat(&c.flow, r.seat)
 	}
 	return f(ctx)

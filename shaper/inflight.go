@@ -22,35 +22,53 @@ import (
 // too late is decided without that estimate, as if a seat became free at once, so that no
 // request is refused which might leave in time.
 func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
-	s.mustBeMade()
-	held, err := s.wait(ctx, n, newcomer)
-	if held == (seat{}) {
+	t, err := s.acquire(ctx, n, newcomer)
+	if t.by == nil {
 		return nothing, err
 	}
-	return s.releaseOf(held), nil
+	return t.end, nil
 }
 
 func nothing() {}
 
-// releaseOf returns the function that releases a seat. For a seat that is not timed, as
-// nearly all short ones are, it takes 24 bytes instead of 32.
-func (s *Shaper) releaseOf(held seat) (release func()) {
-	if held.since != untimed {
-		return func() { s.releaseSeat(&s.flow, held) }
+// A taken is a seat of a [Shaper], for a request that has left. It is zero for one that has
+// none.
+//
+// Its method end is the release that Acquire returns. Acquire is just small enough for the
+// compiler to inline it: then a caller that hands release to nobody has it on its stack, and
+// nothing is allocated for it (TestAcquireAllocatesItsReleaseAtMost).
+type taken struct {
+	by   *Shaper
+	seat *seat
+}
+
+func (t taken) end() { t.by.releaseSeat(&t.by.flow, t.seat) }
+
+// acquire is Acquire, except for what it returns.
+func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (taken, error) {
+	s.mustBeMade()
+	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
+	dec := s.enter(r)
+	err := dec.err
+	if dec.waiter != nil {
+		err = s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
 	}
-	released := held.released
-	return func() { s.releaseSeat(&s.flow, seat{released, untimed}) }
+	if r.seat == nil {
+		return taken{}, err
+	}
+	return taken{s, r.seat}, nil
 }
 
 // Do runs f when a request of cost n may leave, and releases the seat of the request when
 // f has returned or panicked. It returns the error of [Shaper.Acquire], or that of f.
 func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) error {
-	s.mustBeMade()
-	held, err := s.wait(ctx, n, newcomer)
+	t, err := s.acquire(ctx, n, newcomer)
 	if err != nil {
 		return err
 	}
-	defer s.releaseSeat(&s.flow, held)
+	if t.by != nil {
+		defer t.end()
+	}
 	return f(ctx)
 }
 
@@ -68,44 +86,43 @@ func (p *plan) capped() bool { return p.limits.InFlight > 0 }
 func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.limits.InFlight }
 
 // releaseSeat releases a seat, if it has not been released before. The lock is not held.
-func (d *dispatcher) releaseSeat(f *flow, held seat) {
-	if held == (seat{}) || d.releaseUnawaited(f, held) {
-		return
-	}
-	now := d.lockFlow(f)
-	defer d.unlockAndArm()
-	if !held.release() {
-		return
-	}
-	if held.since != untimed {
-		f.noteSeatTime(now - held.since)
-	}
-	f.freeSeat(now)
-	d.markDirtyLocked(f)
-	d.advanceLocked(now, headFirst)
-}
-
-// releaseUnawaited releases a seat and returns true if nobody is in line. When that
-// happens does not matter then, and reading the clock would be a third of what a
-// release takes, so it is read only if the seat is timed.
-func (d *dispatcher) releaseUnawaited(f *flow, held seat) bool {
-	now := int64(0)
-	if held.since != untimed {
-		now = int64(time.Since(d.epoch))
-	}
+//
+// If nobody is in line, when that happens does not matter, and reading the clock would be a
+// third of what a release takes, so it is read only if the seat is timed.
+func (d *dispatcher) releaseSeat(f *flow, held *seat) {
 	d.mu.Lock()
-	unawaited := f.waiting() == 0
-	if unawaited && held.release() {
+	if *held != released && f.waiting() > 0 {
+		d.mu.Unlock()
+		d.releaseAwaited(f, held)
+		return
+	}
+	if *held != released {
 		f.line.seatsTaken--
-		if held.since != untimed {
-			f.noteSeatTime(now - held.since)
+		if *held != untimed {
+			f.noteSeatTime(int64(time.Since(d.epoch)) - int64(*held))
 		}
+		*held = released
 		if d.keyed {
 			d.updateDepartureLocked(f)
 		}
 	}
 	d.mu.Unlock()
-	return unawaited
+}
+
+// releaseAwaited is releaseSeat for a flow that had requests in line a moment ago.
+func (d *dispatcher) releaseAwaited(f *flow, held *seat) {
+	now := d.lockFlow(f)
+	defer d.unlockAndArm()
+	if *held == released {
+		return
+	}
+	if *held != untimed {
+		f.noteSeatTime(now - int64(*held))
+	}
+	*held = released
+	f.freeSeat(now)
+	d.markDirtyLocked(f)
+	d.advanceLocked(now, headFirst)
 }
 
 // freeSeat frees a seat at an instant. If all were taken, this is what the head of the
@@ -118,18 +135,14 @@ func (f *flow) freeSeat(now int64) {
 	f.line.seatsTaken--
 }
 
-// A seat records whether a request that has left a flow with a cap still counts
-// against [Limits.InFlight]. Releasing a seat twice releases it once. The zero seat
-// means no seat. A seat lives on the stack of Do, or in the release function that Acquire
-// allocates. Only released changes, so only that is allocated apart, as one byte: with 16
-// bytes per seat a call of Acquire and its release allocated 40 bytes in place of 25.
-type seat struct {
-	released *bool // guarded by the lock
-	since    int64 // when it was taken; untimed: its time is not measured
-}
+// A seat says whether a request that has left a flow with a cap still counts against
+// [Limits.InFlight], and if its time is measured, when it was taken. Releasing a seat twice
+// releases it once. The lock guards it.
+type seat int64
 
 const (
-	untimed = -1
+	untimed  seat = -1 // taken, and its time is not measured
+	released seat = -2
 
 	// firstTimed and timedEvery say which seats of a flow are timed while the mean
 	// is below longSeatTime: the first ones, so that there soon is a mean, and then
@@ -151,18 +164,19 @@ const (
 	shortestSeatWait = time.Millisecond
 )
 
-// takeSeatLocked takes a seat for the departure with that number, at an instant. The bytes
-// of seats are made 64 at a time, because one by one they would cost as much as the rest of
-// a release.
-func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint32, at int64) seat {
+// takeSeatLocked takes a seat for the departure with that number, at an instant. Seats are
+// made 64 at a time, because one by one they would cost as much as the rest of a release. None
+// is used again, as whoever had it may release it once more.
+func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint32, at int64) *seat {
 	if len(d.spareSeats) == 0 {
-		d.spareSeats = make([]bool, 64)
+		d.spareSeats = make([]seat, 64)
 	}
 	last := len(d.spareSeats) - 1
-	held := seat{released: &d.spareSeats[last], since: untimed}
+	held := &d.spareSeats[last]
 	d.spareSeats = d.spareSeats[:last]
+	*held = untimed
 	if f.timesSeatOf(departureNo) {
-		held.since = at
+		*held = seat(at)
 	}
 	return held
 }
@@ -205,10 +219,4 @@ func (v *view) seatIn(k int) time.Duration {
 	}
 	estimate, _ := bits.Div64(high, low, uint64(seats))
 	return max(shortestSeatWait, time.Duration(min(estimate, exact.Forever)))
-}
-
-// release reports whether the seat was still taken, and notes that it is not.
-func (held seat) release() (was bool) {
-	was, *held.released = !*held.released, true
-	return was
 }

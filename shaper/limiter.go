@@ -64,11 +64,11 @@ func innerOf(l Limiter) inner {
 type shaperLimiter struct{ *Shaper }
 
 func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	held, err := s.wait(ctx, n, kind)
-	if held == (seat{}) {
+	t, err := s.acquire(ctx, n, kind)
+	if t.by == nil {
 		return nil, err
 	}
-	return s.releaseOf(held), nil
+	return t.end, nil
 }
 
 func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {

@@ -36,7 +36,7 @@ func playReentries(t *testing.T, l Limits, timeline func(t *testing.T, r *reentr
 // enters is a call in a goroutine of its own.
 func (r *reentries) enters(ctx context.Context, name string, n int, kind entryKind) {
 	go func() {
-		_, err := r.wait(ctx, n, kind)
+		_, err := r.acquire(ctx, n, kind)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if err != nil {
@@ -70,7 +70,7 @@ func TestAReentryLeavesBeforeTheLine(t *testing.T) {
 		require.Equal(t, []string{
 			"0s a", "0s d: shaper: queue is full (retry after 100ms)", "100ms again", "600ms b", "700ms c",
 		}, r.left)
-		_, err := r.wait(ctx, 1, reentry)
+		_, err := r.acquire(ctx, 1, reentry)
 		require.ErrorIs(t, err, ErrClosed)
 	})
 }
@@ -125,7 +125,7 @@ func TestAReentryWaitsForTheHoldAndForASeat(t *testing.T) {
 	})
 	for _, line := range []int{0, 1} {
 		playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
-			first, err := r.wait(ctx, 1, newcomer)
+			first, err := r.acquire(ctx, 1, newcomer)
 			require.NoError(t, err)
 			for range line {
 				r.enters(ctx, "b", 1, newcomer)
@@ -133,7 +133,7 @@ func TestAReentryWaitsForTheHoldAndForASeat(t *testing.T) {
 			r.sleepUntil(time.Second)
 			r.enters(ctx, "again", 1, reentry)
 			require.Empty(t, r.left, "there is no seat")
-			r.releaseSeat(&r.flow, first)
+			first.end()
 			r.sleepUntil(2 * time.Second)
 			require.Equal(t, []string{"1s again"}, r.left)
 			require.Equal(t, line, r.Stats().Waiting)
@@ -198,13 +198,13 @@ func TestAReentryCountsThoseLikeIt(t *testing.T) {
 // In a bubble a timer that is set all the same would hide that everybody hangs.
 func TestATickerThatHasNothingToWaitForSetsNoTimer(t *testing.T) {
 	playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
-		first, err := r.wait(context.Background(), 1, newcomer)
+		first, err := r.acquire(context.Background(), 1, newcomer)
 		require.NoError(t, err)
 		r.enters(context.Background(), "b", 1, newcomer)
 		r.ticker.mu.Lock()
 		require.False(t, r.ticker.timer.Disarm(), "the timer is set")
 		r.ticker.mu.Unlock()
-		r.releaseSeat(&r.flow, first)
+		first.end()
 		r.sleepUntil(time.Second)
 		require.Equal(t, []string{"100ms b"}, r.left)
 	})
@@ -220,11 +220,11 @@ func TestASeatThatIsReleasedIsHandedOn(t *testing.T) {
 		require.Zero(t, r.flow.line.len)
 	}
 	playReentries(t, Limits{Rate: 10, Depth: 9, InFlight: 1}, func(t *testing.T, r *reentries) {
-		first, err := r.wait(ctx, 1, newcomer)
+		first, err := r.acquire(ctx, 1, newcomer)
 		require.NoError(t, err)
 		r.enters(ctx, "b", 1, newcomer)
 		r.sleepUntil(time.Second)
-		r.releaseSeat(&r.flow, first)
+		first.end()
 		requireNoLine(t, r)
 	})
 	playReentries(t, Limits{Rate: 10, Depth: 9}, func(t *testing.T, r *reentries) {

@@ -99,18 +99,6 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	return s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
 }
 
-// wait is WaitN for a caller that will release the seat of its request. The seat is zero
-// if there is no cap, and with an error.
-func (s *Shaper) wait(ctx context.Context, n int, kind entryKind) (seat, error) {
-	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
-	dec := s.enter(r)
-	if dec.waiter == nil {
-		return r.seat, dec.err
-	}
-	err := s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
-	return r.seat, err
-}
-
 // enter lets a request leave at once, refuses it, or puts it into the line, and runs the
 // hook of that.
 //

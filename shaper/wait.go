@@ -134,7 +134,7 @@ func (d *dispatcher) tellDeparted(f *flow, r *request, ev Event) {
 	}
 	ran := false
 	defer func() {
-		if !ran {
+		if !ran && r.seat != nil {
 			d.releaseSeat(f, r.seat)
 		}
 	}()
