@@ -101,3 +101,22 @@ func TestShardsOfAGroupDoNotKeepABurstEach(t *testing.T) {
 		require.Greater(t, kept, maxSpares/2)
 	})
 }
+
+// A waiter that is used for requests of both kinds, with a context that never ends and with one
+// that may, keeps one thing to wait on. So a pool takes no more than maxSpares says.
+func TestAWaiterInThePoolDoesNotKeepTwoThingsToWaitOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Limits{Rate: 1, Depth: 1})
+		require.NoError(t, err)
+		require.True(t, s.Allow())
+		require.NoError(t, s.Wait(context.Background()))
+		used := s.waiters.head
+		require.NotNil(t, used.parker)
+		for _, ctx := range []context.Context{t.Context(), context.Background()} {
+			require.NoError(t, s.Wait(ctx))
+			require.Same(t, used, s.waiters.head)
+			require.NotNil(t, used.ready)
+			require.Nil(t, used.parker)
+		}
+	})
+}

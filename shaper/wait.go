@@ -51,7 +51,7 @@ func (d *dispatcher) takeWaiterLocked(r *request, now int64) *waiter {
 	switch {
 	case w.ready != nil || d.isDryRun():
 	case r.ctx != context.Background() && r.ctx != context.TODO():
-		w.ready = make(chan struct{}, 1)
+		w.ready, w.parker = make(chan struct{}, 1), nil // From now on it waits on nothing else.
 	case w.parker == nil:
 		if d.waiters.unparked == nil {
 			d.waiters.unparked = &parker{mu: &d.mu}
