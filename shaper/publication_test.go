@@ -77,3 +77,45 @@ func TestARefusalWithoutTheLockAllocatesItsErrorAlone(t *testing.T) {
 		require.True(t, shaper.RefusesWithoutLock(s))
 	})
 }
+
+// A request that was admitted before enters the line, however many newcomers are refused.
+func TestAReentryIsNotRefusedWithNewcomers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRefusing(t)
+		_, err := shaper.EnterAsReentry(s, t.Context(), 1)
+		require.NoError(t, err)
+	})
+}
+
+// From Close or Shutdown on, nobody is told that the line is full.
+func TestNobodyIsToldThatAClosedShaperIsFull(t *testing.T) {
+	for name, end := range map[string]func(*shaper.Shaper) error{
+		"Close":    (*shaper.Shaper).Close,
+		"Shutdown": func(s *shaper.Shaper) error { return s.Shutdown(context.Background()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newRefusing(t)
+				require.NoError(t, end(s))
+				for range 2 * shaper.PublishAfter {
+					require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrClosed)
+				}
+			})
+		})
+	}
+}
+
+// With a cap, requests end without what withdraws a publication, so nothing is published.
+func TestWithACapEveryRefusalTakesTheLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustMake(t, shaper.Limits{Rate: 1, InFlight: 1})
+		release, err := s.Acquire(t.Context(), 1)
+		require.NoError(t, err)
+		defer release()
+		for range 2 * shaper.PublishAfter {
+			_, err := s.Acquire(t.Context(), 1)
+			require.ErrorIs(t, err, shaper.ErrQueueFull)
+			require.False(t, shaper.RefusesWithoutLock(s))
+		}
+	})
+}
