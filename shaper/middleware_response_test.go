@@ -97,26 +97,25 @@ func TestWriteErrorDropsWhatBelongedToAnotherBody(t *testing.T) {
 	}
 }
 
-// An appender appends to what it is given, as an outer handler may do that writes lines.
-type appender struct {
+// A roomFinder finds out how much memory follows what it is given to write. Whoever appends to
+// that, as an outer handler may do that writes lines, writes there.
+type roomFinder struct {
 	*httptest.ResponseRecorder
-	suffix string
-	got    []byte
+	room int
 }
 
-func (a *appender) Write(p []byte) (int, error) {
-	a.got = append(p, a.suffix...)
-	return len(p), nil
+func (f *roomFinder) Write(p []byte) (int, error) {
+	f.room += cap(p) - len(p)
+	return f.ResponseRecorder.Write(p)
 }
 
 // All refusals have the same body. What is appended to one must not be seen in another.
 func TestAnAnswerIsNotSpoiltByWhatIsAppendedToAnother(t *testing.T) {
 	for _, err := range []error{shaper.ErrQueueFull, shaper.ErrTooLate, shaper.ErrTooCostly, shaper.ErrClosed, shaper.ErrNegativeCost} {
-		first := &appender{httptest.NewRecorder(), "1", nil}
-		second := &appender{httptest.NewRecorder(), "2", nil}
-		shaper.WriteError(first, httptest.NewRequest("GET", "/", nil), err)
-		shaper.WriteError(second, httptest.NewRequest("GET", "/", nil), err)
-		require.True(t, strings.HasSuffix(string(first.got), "}\n1"), "%v: %s", err, first.got)
+		w := &roomFinder{ResponseRecorder: httptest.NewRecorder()}
+		shaper.WriteError(w, httptest.NewRequest("GET", "/", nil), err)
+		require.NotZero(t, w.Body.Len())
+		require.Zero(t, w.room, "%v", err)
 	}
 }
 
