@@ -171,7 +171,10 @@ func (b *sweepTimer) arm(now int64) {
 		return
 	}
 	b.at = b.next
-	switch d := time.Duration(b.next - now); {
+	// A sweep that goes on at once waits for 1 ns. In a testing/synctest bubble a timer that is
+	// set to fire at once runs in the call that sets it, and go1.26.8 has crashed in that, with
+	// the race detector.
+	switch d := max(time.Duration(b.next-now), 1); {
 	case b.next == exact.Forever:
 		b.timer.Stop()
 	case b.timer == nil:
