@@ -71,7 +71,7 @@ type sums struct {
 }
 
 // keysPerTurn is after how many keys a scan lets other goroutines go first. Each takes the
-// lock of the Group for itself, and a goroutine that takes it over and over again keeps
+// lock of its shard for itself, and a goroutine that takes a lock over and over again keeps
 // others from it for a millisecond at a time.
 const keysPerTurn = 64
 

@@ -16,7 +16,7 @@ type flow struct {
 	bucket bucket
 	line   *line // nil: no request waits or has a seat
 
-	// Counts; the rarer ones are in cold. (The dispatcher of a Group has totals, which
+	// Counts; the rarer ones are in cold. (The shards of a Group have totals, which
 	// outlive its flows.)
 	departed uint64
 	wait     int64 // the sum of the waits of those that departed, in nanoseconds

@@ -52,7 +52,7 @@ type coarseTimerOption struct{}
 func (coarseTimerOption) apply(to *options) { to.coarse = true }
 
 // WithCoarseTimer makes the ticker wake at most once a millisecond. Above 1,000/s that
-// takes less CPU time (at 10,000/s, a seventh), and requests leave in batches, up to a
+// takes less CPU time (at 10,000/s, less than half), and requests leave in batches, up to a
 // millisecond late. Up to 1,000/s nothing changes. The rate is kept if [Limits.Slack] is
 // at least a millisecond. But a single caller in a loop never has a second request in
 // line, so its requests leave at most 1,000 times a second. Where Go's timers are in use

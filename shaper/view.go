@@ -59,7 +59,7 @@ func (v *view) wait(now, ahead, n int64) time.Duration {
 //
 // Some methods take the lock of a Shaper without lockAt, which would read the clock. takeOutcome
 // changes nothing that is in a view, and those of a parker and of a Recording only read what is.
-// releaseUnawaited needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
+// releaseSeat needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
 type publication struct {
 	view
 	at        int64  // when it was published

@@ -71,23 +71,17 @@ func TestALateWakeUpSuspendsTheLead(t *testing.T) {
 	require.Equal(t, int32(30*us), l.span, "what a busy process does is nothing to learn from")
 }
 
-// Yield returns when the slot has come, or after a yield that came back late.
+// Yield and Await return when the slot has come, or after a yield that came back late.
 func TestYieldingEnds(t *testing.T) {
 	epoch := time.Now()
-	for range 1000 {
-		var l Lead
-		until := int64(time.Since(epoch)) + int64(LongestLead)
-		l.Yield(until, epoch)
-		if l.paused == 0 {
-			require.GreaterOrEqual(t, int64(time.Since(epoch)), until)
-		}
-	}
-	for range 1000 {
-		var l Lead
-		until := int64(time.Since(epoch)) + int64(LongestLead)
-		l.Await(until, epoch)
-		if l.paused == 0 {
-			require.GreaterOrEqual(t, int64(time.Since(epoch)), until)
+	for _, pass := range []func(*Lead, int64, time.Time){(*Lead).Yield, (*Lead).Await} {
+		for range 1000 {
+			var l Lead
+			until := int64(time.Since(epoch)) + int64(LongestLead)
+			pass(&l, until, epoch)
+			if l.paused == 0 {
+				require.GreaterOrEqual(t, int64(time.Since(epoch)), until)
+			}
 		}
 	}
 	var l Lead
