@@ -116,6 +116,12 @@ func (e *entrance) admit(limits string) {
 // time.
 func (e *entrance) reaches(what string, is func(st shaper.Stats) bool) {
 	e.t.Helper()
+	defer func() {
+		if e.t.Failed() {
+			st := e.Stats()
+			e.t.Logf("departed %d, refused %d, abandoned %d; handlers that have ended: %d", st.Departed, st.Refused, st.Abandoned, len(e.ends))
+		}
+	}()
 	waitFor(e.t, func() bool { return is(e.Stats()) }, what)
 }
 

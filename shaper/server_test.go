@@ -65,6 +65,7 @@ func serve(t testing.TB, h http.Handler, options ...serverOption) *httptest.Serv
 func newServer(t testing.TB, h http.Handler, options ...serverOption) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
+	acceptWhenHeard(t, server.Listener)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	for _, set := range options {
 		set(server)
