@@ -123,9 +123,10 @@ func TestADepartedClientIsSeenThroughAnyLimiter(t *testing.T) {
 			e := newEntrance(t, 0)
 			l := rate.NewLimiter(rate.Every(c.every), 1)
 			require.True(t, l.Allow())
-			waits := make(chan bool, 1)
+			waits, left := make(chan bool, 1), make(chan bool)
 			e.limiter = limiterFunc(func(ctx context.Context, n int) error {
 				waits <- true
+				<-left
 				return l.WaitN(ctx, n)
 			})
 			e.open()
@@ -133,6 +134,7 @@ func TestADepartedClientIsSeenThroughAnyLimiter(t *testing.T) {
 			next(t, waits)
 			gone.send(c.more)
 			gone.leave()
+			close(left)
 			require.Equal(t, "/gone 499", e.ended())
 			require.Empty(t, e.ran)
 		})

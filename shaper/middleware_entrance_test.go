@@ -186,8 +186,14 @@ func chunked(path string) string {
 	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe"
 }
 
-// The ways in which a client goes.
-func (v *visitor) leave() { _ = v.Close() }
+// The ways in which a client goes. After leave the server's system knows of it.
+func (v *visitor) leave() {
+	v.t.Helper()
+	if tcp, ok := v.Conn.(*net.TCPConn); ok {
+		sendEnd(v.t, tcp)
+	}
+	_ = v.Close()
+}
 
 func (v *visitor) reset() {
 	_ = v.Conn.(*net.TCPConn).SetLinger(0)

@@ -5,7 +5,15 @@ package shaper_test
 import (
 	"net"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // acceptWhenHeard is for Linux alone.
 func acceptWhenHeard(testing.TB, net.Listener) {}
+
+// sendEnd waits for nothing here.
+func sendEnd(t testing.TB, conn *net.TCPConn) {
+	t.Helper()
+	require.NoError(t, conn.CloseWrite())
+}
