@@ -127,6 +127,7 @@ func TestADepartedClientIsSeenThroughAnyLimiter(t *testing.T) {
 			e.limiter = limiterFunc(func(ctx context.Context, n int) error {
 				waits <- true
 				<-left
+				time.Sleep(2 * waitOfAnother)
 				return l.WaitN(ctx, n)
 			})
 			e.open()
