@@ -127,7 +127,7 @@ func TestADepartedClientIsSeenThroughAnyLimiter(t *testing.T) {
 			e.limiter = limiterFunc(func(ctx context.Context, n int) error {
 				waits <- true
 				<-left
-				time.Sleep(2 * waitOfAnother)
+				time.Sleep(25 * waitOfAnother) // The steps that make a wait of it may each be late.
 				return l.WaitN(ctx, n)
 			})
 			e.open()
