@@ -122,7 +122,7 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 	if key == nil {
 		panic("shaper: Group.Middleware needs a function that tells the key of a request")
 	}
-	h := handler{mayDryRun: g.mayDryRun(), middlewareOptions: newMiddlewareOptions(opts)}
+	h := newHandler(g.mayDryRun(), opts)
 	h.limiterFor = func(r *http.Request) (inner, error) {
 		k, err := key(r)
 		switch {

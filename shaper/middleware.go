@@ -72,7 +72,8 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 		panic("shaper: Middleware needs a Limiter; to let every request pass, leave it out")
 	}
 	limiter := innerOf(l)
-	h := handler{limiter: limiter, mayDryRun: limiter.mayDryRun(), middlewareOptions: newMiddlewareOptions(opts)}
+	h := newHandler(limiter.mayDryRun(), opts)
+	h.limiter = limiter
 	return h.wrap
 }
 
@@ -102,11 +103,17 @@ type handler struct {
 	limiter   inner
 	mayDryRun bool // the limiter may be a dry run
 	next      http.Handler
+	watcher   *serverconn.Watcher
 	middlewareOptions
 
 	// limiterFor is nil unless each request has a limiter of its own, which it returns
 	// in place of limiter.
 	limiterFor func(r *http.Request) (inner, error)
+}
+
+// newHandler returns a handler that has no Limiter yet.
+func newHandler(mayDryRun bool, opts []MiddlewareOption) handler {
+	return handler{mayDryRun: mayDryRun, watcher: new(serverconn.Watcher), middlewareOptions: newMiddlewareOptions(opts)}
 }
 
 // wrap returns h in front of another handler.
@@ -181,7 +188,7 @@ func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n
 	if timed {
 		start = time.Now()
 	}
-	release, err := limiter.enter(conn.PeerContext(limiter.asksDoneToWait()), n, newcomer)
+	release, err := limiter.enter(conn.PeerContext(limiter.asksDoneToWait(), h.watcher), n, newcomer)
 	var waited time.Duration
 	if timed {
 		waited = time.Since(start)

@@ -15,8 +15,9 @@ type waiter struct {
 	prev, next *waiter
 
 	// ready gets one value when the state changes from queued, which happens once per
-	// wait. There is room for one value, so that a send never blocks. The goroutine
-	// always receives it, so the next wait finds the channel empty. If ready is nil, the
+	// wait, and one when [serverconn.Waiting] finds that the context has ended. There is room
+	// for one value, and whoever finds none sends none, so a send never blocks. The goroutine
+	// always empties the channel, so the next wait finds it empty. If ready is nil, the
 	// goroutine waits on parker. That is the dispatcher's, on which none waits, until the
 	// waiter has one of its own.
 	ready  chan struct{}
@@ -36,7 +37,10 @@ func (w *waiter) wake() {
 		w.parker.Signal()
 		return
 	}
-	w.ready <- struct{}{}
+	select {
+	case w.ready <- struct{}{}:
+	default: // The goroutine is about to wake, to find that its context has ended.
+	}
 }
 
 // A parker is what the goroutine of a request waits on whose context never ends. It takes 64

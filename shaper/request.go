@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // A request is one call on its way into a flow. It lives on the stack of its call: the
@@ -21,11 +22,12 @@ type request struct {
 	ahead    int32 // how many it has found in line, if it waits
 
 	// What a decision gives it.
-	entered int64           // when it entered the line, if it waits; else when it was decided, if that is announced
-	done    <-chan struct{} // of ctx, if it waits
-	seat    *seat           // if it has left, and there is a cap
-	verdict *Verdict        // of a dry run, which lets it through
-	arrival *arrival        // if it waits and is recorded
+	entered int64               // when it entered the line, if it waits; else when it was decided, if that is announced
+	done    <-chan struct{}     // of ctx, if it waits; or of the request's own context
+	waiting *serverconn.Waiting // nil: ctx is none of a server's request
+	seat    *seat               // if it has left, and there is a cap
+	verdict *Verdict            // of a dry run, which lets it through
+	arrival *arrival            // if it waits and is recorded
 }
 
 // entryKind says how a request enters a flow.
@@ -220,7 +222,7 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 func (d *dispatcher) announce(f *flow, now int64, r *request, dec decision) {
 	switch {
 	case dec.event == enqueuedEvent:
-		r.done = d.announceEntry(f, r, dec)
+		d.announceEntry(f, r, dec)
 	case dec.event != noEvent:
 		r.entered = now // It has not waited.
 		d.announceEnd(f, now, r, dec)

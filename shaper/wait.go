@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
 // await waits until the request, which is in a line, has been given its slot, has been
@@ -16,6 +17,8 @@ import (
 // await, and whatever else is allocated is allocated where there are few.
 func (r *request) await(w *waiter) (woken bool) {
 	switch {
+	case r.waiting != nil:
+		return r.waiting.Await(w.ready, r.done)
 	case r.done != nil:
 		return w.readyBefore(r.done)
 	case w.ready == nil:
@@ -61,18 +64,17 @@ func (d *dispatcher) takeWaiterLocked(r *request, now int64) *waiter {
 	return w
 }
 
-// announceEntry runs the hook of a request that has entered a line, and returns the Done
-// channel of its context. The lock is not held.
-func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) (done <-chan struct{}) {
+// announceEntry runs the hook of a request that has entered a line, and notes what it waits on
+// for the end of its context. The lock is not held.
+func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) {
 	w, settled := dec.waiter, false
 	defer d.abandonUnless(&settled, f, r, w)
 	r.ahead = dec.waiting - 1
 	if d.hasHooks {
 		d.tellEnqueued(r, dec)
 	}
-	done = r.ctx.Done()
+	r.waiting, r.done = serverconn.BeginWait(r.ctx, w.ready)
 	settled = true
-	return done
 }
 
 // tellEnqueued runs the hook of a request that has entered a line.

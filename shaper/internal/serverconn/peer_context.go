@@ -34,21 +34,37 @@ const (
 //
 // Err asks the connection. So a limiter that looks at the context after the wait, as
 // a Shaper does, spends no slot on a client that has gone.
-type peerContext struct {
-	context.Context // of the request
-	of              *Conn
-	byDone          bool // a request waits once its limiter asks for Done
+//
+// It is the Conn of the request, seen as a context.
+type peerContext Conn
 
+// A wait is what a Conn knows of the wait of its request.
+type wait struct {
 	mu      sync.Mutex
-	steps   int8          // if not byDone: how many steps are left until the request has waited
+	called  bool          // PeerContext has been called
+	byDone  bool          // a request waits once its limiter asks for Done
 	begun   bool          // beginLocked has run
 	stopped bool          // the call has returned
-	from    time.Time     // if byDone: from when on the request has waited; zero: it does not wait
+	ended   bool          // the context has ended
+	watched bool          // the watcher has been told of the Conn
+	steps   int8          // if not byDone: how many steps are left until the request has waited
+	from    time.Duration // if byDone and begun: from when on the request has waited, on the clock of sinceStart
 	done    chan struct{} // nil: not asked for yet
-	err     error         // why done is closed; nil: it is not
-	timers  []*time.Timer // all timers, for stop
-	next    *time.Timer   // the timer of step and watch
+	timer   *time.Timer   // of step, or of requestEnded; nil: there is none
+
+	// news is what the goroutine of a Waiting waits on; nil: there is none.
+	news chan<- struct{}
+
+	watcher    *Watcher
+	prev, next *Conn         // in the list of the watcher, which guards these three
+	lookAt     time.Duration // when the connection is looked at next; 0: the Conn is not in the list
 }
+
+// start is where the clock of sinceStart begins. An instant of it takes 8 bytes, and a
+// [time.Time] 24.
+var start = time.Now()
+
+func sinceStart() time.Duration { return time.Since(start) }
 
 // PeerContext returns the context to call a limiter with. Call [Conn.EndWait] when that
 // call has returned. The context ends with that of the request, or when the
@@ -56,42 +72,51 @@ type peerContext struct {
 // has waited.
 //
 // If onlyWaitersAskDone is true, a request waits from when its limiter asks for the
-// Done channel, and has waited a millisecond later. If it is false, every request
-// counts as waiting, and has waited, 20 ms after the beginning.
+// Done channel or calls [BeginWait], and has waited a millisecond later. If it is false,
+// every request counts as waiting, and has waited, 20 ms after the beginning.
 //
-// While a request waits, a small body is read ahead if the connection cannot be asked:
-// see [Conn.Body].
+// While a request waits, w looks at the connection if net/http does not. If the connection
+// cannot be asked, a small body is read ahead: see [Conn.Body].
 //
 // PeerContext is for one call: a Conn has one such context.
-func (c *Conn) PeerContext(onlyWaitersAskDone bool) context.Context {
-	ctx := c.request.Context()
+func (c *Conn) PeerContext(onlyWaitersAskDone bool, w *Watcher) context.Context {
 	if c.server == nil && c.conn == nil {
-		return ctx // The request is not from a server, so no client ends this context.
+		return c.request.Context() // The request is not from a server, so no client ends this context.
 	}
-	p := &c.peer
-	p.Context, p.of, p.byDone = ctx, c, onlyWaitersAskDone
+	p := (*peerContext)(c)
+	p.wait.called, p.wait.byDone, p.wait.watcher = true, onlyWaitersAskDone, w
 	if !onlyWaitersAskDone {
-		p.steps = briefSteps
-		p.mu.Lock() // step must not run before it can see the timer.
-		defer p.mu.Unlock()
-		p.next = p.after(briefStep, p.step)
+		p.wait.steps = briefSteps
+		p.wait.mu.Lock() // step must not run before it can see the timer.
+		defer p.wait.mu.Unlock()
+		p.wait.timer = time.AfterFunc(briefStep, p.step)
 	}
 	return p
 }
 
+// Deadline returns that of the request's context.
+func (p *peerContext) Deadline() (deadline time.Time, ok bool) { return p.request.Context().Deadline() }
+
+// Value returns that of the request's context.
+func (p *peerContext) Value(key any) any { return p.request.Context().Value(key) }
+
 // Done returns a channel that is closed when the context ends.
 func (p *peerContext) Done() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.done == nil {
-		p.done = make(chan struct{})
-		if p.byDone {
-			p.from = time.Now().Add(brief)
-			p.beginLocked()
-		}
-		context.AfterFunc(p.Context, p.requestEnded)
+	p.wait.mu.Lock()
+	defer p.wait.mu.Unlock()
+	if p.wait.done != nil {
+		return p.wait.done
 	}
-	return p.done
+	p.wait.done = make(chan struct{})
+	if p.wait.ended {
+		close(p.wait.done)
+		return p.wait.done
+	}
+	if p.wait.byDone {
+		p.beginLocked()
+	}
+	context.AfterFunc(p.request.Context(), p.requestEnded)
+	return p.wait.done
 }
 
 // DoneBeforeLine returns a channel that is closed when ctx ends, for a caller that has
@@ -104,9 +129,10 @@ func DoneBeforeLine(ctx context.Context) (done <-chan struct{}, stop func()) {
 	if !ok {
 		return ctx.Done(), func() {}
 	}
+	request := p.request.Context()
 	ended := make(chan struct{})
-	cancel := context.AfterFunc(p.Context, func() {
-		if p.Context.Err() != context.Canceled {
+	cancel := context.AfterFunc(request, func() {
+		if request.Err() != context.Canceled {
 			close(ended)
 		}
 	})
@@ -116,53 +142,49 @@ func DoneBeforeLine(ctx context.Context) (done <-chan struct{}, stop func()) {
 // Err returns the error of the request's context, or [context.Canceled] if the
 // client has gone.
 func (p *peerContext) Err() error {
-	err := p.Context.Err()
+	err := p.request.Context().Err()
 	if err != nil && err != context.Canceled {
 		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err != nil {
-		return p.err
-	}
-	if p.stopped {
+	p.wait.mu.Lock()
+	defer p.wait.mu.Unlock()
+	switch {
+	case p.wait.ended:
+		return context.Canceled
+	case p.wait.stopped:
 		if err != nil {
-			p.endLocked(err)
+			p.endLocked()
 		}
 		return err
-	}
-	if !p.hasWaitedLocked() {
+	case !p.hasWaitedLocked(), err == nil && !peerGone(p.conn):
 		return nil
 	}
-	if err == nil && !peerGone(p.of.conn) {
-		return nil
-	}
-	p.endLocked(context.Canceled)
-	return p.err
+	p.endLocked()
+	return context.Canceled
 }
 
 // hasWaitedLocked reports whether the request has waited, so that its client may be
 // found gone.
 func (p *peerContext) hasWaitedLocked() bool {
-	if p.byDone {
-		return !p.from.IsZero() && !time.Now().Before(p.from)
+	if p.wait.byDone {
+		return p.wait.begun && sinceStart() >= p.wait.from
 	}
-	return p.steps == 0
+	return p.wait.steps == 0
 }
 
 // step counts down to the moment at which the request has waited.
 func (p *peerContext) step() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.stopped {
+	p.wait.mu.Lock()
+	defer p.wait.mu.Unlock()
+	if p.wait.stopped {
 		return
 	}
-	if p.steps--; p.steps > 0 {
-		p.next.Reset(briefStep)
+	if p.wait.steps--; p.wait.steps > 0 {
+		p.wait.timer.Reset(briefStep)
 		return
 	}
-	if err := p.Context.Err(); err != nil {
-		p.endLocked(err)
+	if p.request.Context().Err() != nil {
+		p.endLocked()
 		return
 	}
 	p.beginLocked()
@@ -171,89 +193,82 @@ func (p *peerContext) step() {
 // beginLocked begins to watch the connection, or to read the body ahead, of a request
 // that waits.
 func (p *peerContext) beginLocked() {
-	if p.begun || p.stopped {
+	if p.wait.begun || p.wait.stopped {
 		return
 	}
-	p.begun = true
+	p.wait.begun, p.wait.from = true, sinceStart()+brief
+	c := (*Conn)(p)
 	// Once the body has been read, net/http watches the connection, until a byte of
 	// the next request comes (golang/go#37145). So Err asks the connection in any case.
 	switch {
-	case p.of.canAsk():
-		if p.of.unread() {
-			p.next = p.after(watchEvery, p.watch)
+	case c.canAsk():
+		if c.unread() {
+			p.wait.watched = true
+			p.wait.watcher.add(c)
 		}
-	case p.of.fetchable():
-		p.of.body = p.of.readAhead()
-	}
-}
-
-// after is [time.AfterFunc], but stop stops the timer.
-func (p *peerContext) after(d time.Duration, f func()) *time.Timer {
-	t := time.AfterFunc(d, f)
-	p.timers = append(p.timers, t)
-	return t
-}
-
-// watch ends the context if the client has gone; if not, it looks again later.
-func (p *peerContext) watch() {
-	if p.Err() != nil {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.stopped {
-		p.next.Reset(watchEvery)
+	case c.fetchable():
+		c.body = c.readAhead()
 	}
 }
 
 // requestEnded is called when the context of the request has ended.
 func (p *peerContext) requestEnded() {
-	err := p.Context.Err()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err == context.Canceled && !p.stopped && !p.hasWaitedLocked() {
-		if p.byDone {
-			p.after(time.Until(p.from), p.requestEnded)
+	err := p.request.Context().Err()
+	p.wait.mu.Lock()
+	defer p.wait.mu.Unlock()
+	if err == context.Canceled && !p.wait.stopped && !p.hasWaitedLocked() {
+		if p.wait.byDone {
+			p.wait.timer = time.AfterFunc(p.wait.from-sinceStart(), p.requestEnded)
 		}
 		return // If not byDone, the last step finds that the context has ended.
 	}
-	p.endLocked(err)
+	p.endLocked()
 }
 
-func (p *peerContext) endLocked(err error) {
-	if p.err != nil {
+// endLocked ends the context. Its error is that of the request's context, or
+// [context.Canceled] if that has not ended.
+func (p *peerContext) endLocked() {
+	if p.wait.ended {
 		return
 	}
-	p.err = err
-	if p.done == nil {
-		p.done = make(chan struct{})
+	p.wait.ended = true
+	if p.wait.done != nil {
+		close(p.wait.done)
 	}
-	close(p.done)
+	if p.wait.news != nil {
+		select {
+		case p.wait.news <- struct{}{}:
+		default: // The goroutine is about to wake already.
+		}
+	}
 }
 
 // EndWait ends the watching. From now on the context of [Conn.PeerContext] is ended as soon
 // as that of the request is, whether the request has waited or not: some limiters keep the
 // context of a call until then. Calling it again does nothing.
 func (c *Conn) EndWait() {
-	p := &c.peer
-	if p.of == nil || p.stopped {
+	w := &c.wait
+	if !w.called || w.stopped {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.stopped = true
-	for _, t := range p.timers {
-		t.Stop()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	if w.timer != nil {
+		w.timer.Stop()
 	}
-	if err := p.Context.Err(); err != nil {
-		p.endLocked(err)
+	if w.watched {
+		w.watcher.remove(c)
+	}
+	if c.request.Context().Err() != nil {
+		(*peerContext)(c).endLocked()
 	}
 }
 
 // WaitErr returns the error of the context of [Conn.PeerContext].
 func (c *Conn) WaitErr() error {
-	if c.peer.of == nil {
+	if !c.wait.called {
 		return c.request.Context().Err()
 	}
-	return c.peer.Err()
+	return (*peerContext)(c).Err()
 }

@@ -22,7 +22,7 @@ func ofServer(ctx context.Context) *serverconn.Conn {
 
 // call returns the context to call a limiter with, and what to call when that has returned.
 func call(c *serverconn.Conn, onlyWaitersAskDone bool) (ctx context.Context, stop func()) {
-	return c.PeerContext(onlyWaitersAskDone), c.EndWait
+	return c.PeerContext(onlyWaitersAskDone, new(serverconn.Watcher)), c.EndWait
 }
 
 func ended() context.Context {

@@ -25,15 +25,16 @@ type connKey struct{}
 
 // A Conn is the connection of one request. The goroutine of the request owns it. [Of]
 // makes one. It is all that the middleware allocates for a request that is admitted at
-// once, so what the request needs is in it.
+// once, so what the request needs is in it. Each request that waits has one, so it is
+// small: 144 bytes.
 type Conn struct {
 	writer  http.ResponseWriter
 	request *http.Request
 	server  *http.Server // nil: not known
 	conn    net.Conn     // of HTTP/1, if NewContext was used; else nil
 	body    *Body        // nil: the body is not read ahead
+	wait    wait         // see PeerContext
 	outer   bool         // an outer Conn of the same request reads the body ahead
-	peer    peerContext  // see PeerContext
 }
 
 // Of returns the Conn of the request r, whose ResponseWriter is w.
