@@ -29,8 +29,8 @@ type inner interface {
 	// end of the hold.
 	hold(d time.Duration) bool
 
-	// stats returns the state of the one bucket behind the Limiter; ok reports whether
-	// there is one.
+	// stats returns the state of the one bucket behind the Limiter, of which some counts may be
+	// left out; ok reports whether there is one.
 	stats() (st Stats, ok bool)
 
 	// mayDryRun reports whether a dry run may leave a Verdict on a request.
@@ -83,7 +83,24 @@ func (s shaperLimiter) hold(d time.Duration) bool {
 	return !s.isDryRun()
 }
 
-func (s shaperLimiter) stats() (st Stats, ok bool) { return s.Stats(), true }
+// stats leaves what is published for refusals without the lock in force: else none of those
+// that tell the state would do without it.
+func (s shaperLimiter) stats() (st Stats, ok bool) {
+	now := int64(time.Since(s.epoch))
+	s.mu.Lock()
+	// As long as it is published, nothing has changed since then.
+	if p := s.published.Load(); p != nil && p.at <= now && now < p.until {
+		st = s.flow.stats(now)
+		st.Name = s.name
+		if hold := s.flow.bucket.coldOrNone().hold.Whole(); now < hold {
+			st.HeldUntil = s.timeOf(hold)
+		}
+		s.mu.Unlock()
+		return st, true
+	}
+	s.mu.Unlock()
+	return s.Stats(), true
+}
 
 func (s shaperLimiter) asksDoneToWait() bool { return true }
 

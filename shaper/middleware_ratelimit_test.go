@@ -53,6 +53,34 @@ func TestRateLimitFieldsTellTheStateAfterTheDecision(t *testing.T) {
 	}, shaper.WithName("api"))
 }
 
+// Most of many refusals are made without the lock of the Shaper, and their fields are those of
+// the moment all the same.
+func TestRateLimitFieldsOfManyRefusals(t *testing.T) {
+	play(t, "1 per 10s burst 3", func(g *stage) {
+		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
+		expect := func(path, state string) {
+			g.t.Helper()
+			for range 2 * shaper.PublishAfter {
+				answer := answerOf(v, context.Background(), path)
+				require.Equal(g.t, http.StatusTooManyRequests, answer.StatusCode)
+				require.Equal(g.t, `"default";q=3;w=30`, answer.Header.Get("RateLimit-Policy"))
+				require.Equal(g.t, state, answer.Header.Get("RateLimit"))
+			}
+			require.True(g.t, shaper.RefusesWithoutLock(g.Shaper), "to tell the state must not end that")
+		}
+		require.True(g.t, g.AllowN(3))
+		expect("a", `"default";r=0;t=10`)
+		g.at(15 * time.Second)
+		expect("dear?cost=3", `"default";r=1;t=15`)
+		g.at(25 * time.Second)
+		expect("dear?cost=3", `"default";r=2;t=5`)
+		g.Hold(time.Minute)
+		expect("held", `"default";r=0;t=60`)
+		g.at(40 * time.Second)
+		expect("held", `"default";r=0;t=45`)
+	})
+}
+
 func TestRateLimitFieldsOfARequestThatWaited(t *testing.T) {
 	play(t, "1/s depth 3", func(g *stage) {
 		v := newSite(g, g.Shaper, shaper.WithRateLimitHeaders())
