@@ -184,23 +184,24 @@ func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n
 	// Reading the clock is a tenth of a refusal, so it is read only if somebody asks how
 	// long the request has waited.
 	timed := h.serverTiming || h.log != nil || conn.MayHaveBody()
-	var start time.Time
+	var start, end time.Time
 	if timed {
 		start = time.Now()
 	}
 	release, err := limiter.enter(conn.PeerContext(limiter.asksDoneToWait(), h.watcher), n, newcomer)
-	var waited time.Duration
 	if timed {
-		waited = time.Since(start)
+		end = time.Now()
 	}
-	err = h.endWait(conn, waited, release, err)
+	err = h.endWait(conn, start, end, release, err)
 	h.conclude(conn, limiter, release, err)
 }
 
 // endWait ends the wait of a request that the Limiter has let in, or has not, and returns the
-// error that it has come to. release is to be called when the request has ended, unless it is
-// nil. If endWait panics, it releases the request.
-func (h *handler) endWait(conn *serverconn.Conn, waited time.Duration, release func(), err error) error {
+// error that it has come to. start and end say when it began and ended, or are zero if nobody
+// asks. release is to be called when the request has ended, unless it is nil. If endWait
+// panics, it releases the request.
+func (h *handler) endWait(conn *serverconn.Conn, start, end time.Time, release func(), err error) error {
+	waited := end.Sub(start)
 	// What follows runs methods of outer handlers' ResponseWriters, which may panic.
 	handedOn := false
 	defer func() {
@@ -214,11 +215,12 @@ func (h *handler) endWait(conn *serverconn.Conn, waited time.Duration, release f
 		if err = conn.BodyError(); err == nil {
 			err = errGone{waited}
 		}
+		end = time.Time{} // BodyError may have taken long.
 	}
 	if h.serverTiming {
 		addServerTiming(conn.Writer().Header(), waited)
 	}
-	conn.Resume(waited)
+	conn.Resume(end, waited)
 	handedOn = true
 	return err
 }

@@ -5,6 +5,7 @@
 package serverconn
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
@@ -18,10 +19,27 @@ import (
 // NewContext returns a context from which [Of] learns the connection of a
 // request. It is a function for the field ConnContext of [http.Server].
 func NewContext(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, c)
+	server, _ := ctx.Value(http.ServerContextKey).(*http.Server)
+	return &connContext{ctx, c, server}
+}
+
+// A connContext is the context of a connection, with what [Of] wants to know. To look for
+// each of them with a key of its own would take twice as long.
+type connContext struct {
+	context.Context
+	conn   net.Conn
+	server *http.Server // nil: not known
 }
 
 type connKey struct{}
+
+// Value returns the connContext itself for a connKey.
+func (c *connContext) Value(key any) any {
+	if key == (connKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
 
 // A Conn is the connection of one request. The goroutine of the request owns it. [Of]
 // makes one. It is all that the middleware allocates for a request that is admitted at
@@ -40,10 +58,15 @@ type Conn struct {
 // Of returns the Conn of the request r, whose ResponseWriter is w.
 func Of(w http.ResponseWriter, r *http.Request) *Conn {
 	c := &Conn{writer: w, request: r}
-	c.server, _ = r.Context().Value(http.ServerContextKey).(*http.Server)
 	c.body, c.outer = r.Body.(*Body)
+	known, ok := r.Context().Value(connKey{}).(*connContext)
+	if !ok {
+		c.server, _ = r.Context().Value(http.ServerContextKey).(*http.Server)
+		return c
+	}
+	c.server = known.server
 	if r.ProtoMajor < 2 {
-		c.conn, _ = r.Context().Value(connKey{}).(net.Conn)
+		c.conn = known.conn
 	}
 	return c
 }
@@ -108,34 +131,40 @@ const (
 	bufferedBody
 )
 
-// kindOf returns the kind of a body by the name of its type, because net/http does not
-// export these types. A body of an unknown type is foreign: it is not read ahead, and
-// counts as unread. If an outer handler has read such a body and put it back in a way
-// that is not known here, the request ends when ReadTimeout passes.
+// kindOf returns the kind of a body by its type. A body of an unknown type is foreign: it is
+// not read ahead, and counts as unread. If an outer handler has read such a body and put it
+// back in a way that is not known here, the request ends when ReadTimeout passes.
 func kindOf(body io.Reader) bodyKind {
-	t := reflect.TypeOf(body)
-	if t == bufferedType {
+	switch reflect.TypeOf(body) {
+	case plainType:
+		return plainBody
+	case limitedType:
+		return limitedBody
+	case bufferedType:
 		switch reflect.ValueOf(body).Field(0).Interface().(type) {
 		case *bytes.Reader, *bytes.Buffer, *strings.Reader:
 			return bufferedBody
 		}
-		return foreignBody
-	}
-	if t.Kind() != reflect.Pointer || t.Elem().PkgPath() != "net/http" {
-		return foreignBody
-	}
-	switch t.Elem().Name() {
-	case "body":
-		return plainBody
-	case "maxBytesReader":
-		return limitedBody
 	}
 	return foreignBody
 }
 
-// bufferedType is the type that [io.NopCloser] returns for an [io.WriterTo], which
-// readers of memory are.
-var bufferedType = reflect.TypeOf(io.NopCloser(bytes.NewReader(nil)))
+// net/http and io do not export these types. bufferedType is the one that [io.NopCloser]
+// returns for an [io.WriterTo], which readers of memory are.
+var (
+	plainType    = typeOfPlainBody()
+	limitedType  = reflect.TypeOf(http.MaxBytesReader(nil, http.NoBody, 0))
+	bufferedType = reflect.TypeOf(io.NopCloser(bytes.NewReader(nil)))
+)
+
+// typeOfPlainBody returns the type of the body of a request that was read as a server does.
+func typeOfPlainBody() reflect.Type {
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na")))
+	if err != nil {
+		return nil
+	}
+	return reflect.TypeOf(r.Body)
+}
 
 // canAsk reports whether the connection can be asked if its client is still there.
 func (c *Conn) canAsk() bool { return c.conn != nil && canAsk(c.conn) }
@@ -185,26 +214,30 @@ func (c *Conn) Suspend() {
 func (c *Conn) suspends() bool { return c.server != nil && c.request.ProtoMajor >= 2 }
 
 // Resume restarts the server's timeouts after a wait, so that the wait does not use
-// them up. How long it was matters only if the request may have a body.
+// them up. How long it was matters only if the request may have a body. now is the time, or
+// zero if the caller has not read the clock.
 //
 // The read deadline is set only if there is a body to read: without one it would apply
 // to net/http's background read, and cancel the request while its handler runs. Errors
 // of setting a deadline are ignored. They mean that the ResponseWriter hides the
 // deadlines, and that the connection is not known or is shared by many requests
 // (HTTP/2): then nothing can be done.
-func (c *Conn) Resume(waited time.Duration) {
-	if c.server == nil {
+func (c *Conn) Resume(now time.Time, waited time.Duration) {
+	if c.server == nil || c.server.WriteTimeout <= 0 && c.readTimeout() == 0 {
 		return
 	}
+	if now.IsZero() {
+		now = time.Now()
+	}
 	if d := c.server.WriteTimeout; d > 0 {
-		_ = c.setWriteDeadline(time.Now().Add(d))
+		_ = c.setWriteDeadline(now.Add(d))
 	}
 	if d := c.readTimeout(); d > 0 && (waited > brief || c.body != nil || c.suspends()) && c.unread() {
 		if c.body != nil {
 			c.body.restartTimeout(d)
 			return
 		}
-		_ = c.setReadDeadline(time.Now().Add(d))
+		_ = c.setReadDeadline(now.Add(d))
 	}
 }
 
@@ -231,8 +264,11 @@ func (c *Conn) Refuse(h http.Header) {
 	if c.body != nil {
 		c.body.stop()
 	}
-	if c.request.ProtoMajor >= 2 || !c.unread() {
+	if c.request.ProtoMajor >= 2 || !c.MayHaveBody() {
 		return
+	}
+	if c.body == nil && hasCome(c.request.Body) || !c.unread() {
+		return // net/http need not wait for the rest.
 	}
 	// If no deadline can be set, only "Connection: close" keeps net/http from waiting
 	// for the body.
