@@ -185,6 +185,8 @@ func TestOnlyManyRefusalsInARowArePublished(t *testing.T) {
 		require.True(t, shaper.RefusesWithoutLock(s))
 		require.Equal(t, uint64(4*shaper.PublishAfter-3), s.Stats().QueueFull)
 		require.False(t, shaper.RefusesWithoutLock(s), "Stats has taken the lock")
+		require.False(t, s.Allow())
+		require.False(t, shaper.RefusesWithoutLock(s), "who looks after each refusal pays for no publication")
 	})
 }
 

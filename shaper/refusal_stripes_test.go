@@ -1,0 +1,59 @@
+package shaper
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
+)
+
+// However many calls are refused at the same moment, each has a stripe to itself, and none of
+// the stripes is left out of what is read.
+func TestNoStripeOfRefusalsIsForgotten(t *testing.T) {
+	s, err := New(Limits{Rate: 1})
+	require.NoError(t, err)
+	s.stripes = newRefusalStripes()
+	p := &publication{stripes: s.stripes}
+	var contended atomic.Bool
+	held := make(map[*refusalStripe]bool)
+	for i := range s.stripes.all {
+		stripe := s.stripes.lock(&contended)
+		require.False(t, held[stripe])
+		held[stripe] = true
+		stripe.noteLocked(p, int64(i), int64(i), rejection{reason: refusedFull})
+	}
+	for stripe := range held {
+		stripe.mu.Unlock()
+	}
+	require.Equal(t, uint64(len(held)), s.Stats().QueueFull)
+	require.Equal(t, s.timeOf(int64(len(held)-1)), s.Stats().LastCall)
+	costs := make([]int, 0, len(held))
+	for _, one := range s.Refusals() {
+		costs = append(costs, one.Cost)
+	}
+	require.Len(t, costs, len(held))
+	require.IsIncreasing(t, costs)
+}
+
+// A call that has read the clock long ago is refused as at the instant of what it is refused by,
+// as it would be with the lock. A call that another one has overtaken does not put LastCall back.
+func TestARefusalThatComesLateSaysNothingOfThePast(t *testing.T) {
+	s, err := New(Limits{Rate: 1. / 3600})
+	require.NoError(t, err)
+	require.True(t, s.Allow())
+	for range publishAfter {
+		require.False(t, s.Allow())
+	}
+	p := s.published.Load()
+	refusedAt := func(at int64) *RejectError {
+		r := &request{ctx: t.Context(), cost: 1, deadline: exact.Forever}
+		return s.refuse(p, at, r).err.(*RejectError)
+	}
+	late := refusedAt(p.at + 3000)
+	require.Equal(t, late.RetryAfter+2000, refusedAt(p.at+1000).RetryAfter)
+	require.Equal(t, late.RetryAfter+3000, refusedAt(0).RetryAfter)
+	require.Equal(t, s.timeOf(p.at+3000), s.Stats().LastCall)
+	require.Equal(t, s.timeOf(p.at), s.Refusals()[publishAfter].At)
+}
