@@ -73,21 +73,6 @@ func TestShutdownOfAGroupWithoutLinesIsDoneAtOnce(t *testing.T) {
 	})
 }
 
-// A Shutdown that begins is no line that another one has to wait for.
-func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
-	for range 200 {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limitsOf(t, "1/h"), nil })
-		require.NoError(t, err)
-		errs := make(chan error, 4)
-		for range cap(errs) {
-			go func() { errs <- g.Shutdown(closedContext()) }()
-		}
-		for range cap(errs) {
-			require.NoError(t, <-errs)
-		}
-	}
-}
-
 func TestShutdownOfAGroupThatIsGivenUpGoesOn(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.arriveAll("a1", "a2", "b1", "b2", "b3")
@@ -115,6 +100,27 @@ func TestShutdownOfAGroupThatIsGivenUpGoesOn(t *testing.T) {
 		g.cancel("a2", "b2") // The last in line may end it by leaving.
 		require.Contains(t, g.log, "1s shut down: <nil>")
 	})
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.arriveAll("a1", "b1", "b2", "b3")
+		require.ErrorIs(t, g.Shutdown(closedContext()), context.Canceled)
+		require.Equal(t, 2, g.Group.Stats().Keys)
+		g.at(2 * time.Second)
+		g.saw("0s a1 left", "0s b1 left", "1s b2 left", "2s b3 left")
+		require.Zero(t, g.Group.Stats().Keys, "nobody has to wait for the end of the lines")
+	})
+}
+
+// A line of keys that share a bucket is one of those that a Shutdown lets leave.
+func TestShutdownLetsTheLinesOfSharedBucketsLeave(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.arriveAll("a1", "b1", "b2", "b3")
+		require.Equal(t, 1, g.Group.Stats().Keys)
+		go g.shutDown()
+		g.at(500 * ms)
+		g.arriveAll("b4")
+		g.at(time.Minute)
+		g.saw("0s a1 left", "0s b1 left", "500ms b4 closed, retry 0s", "1s b2 left", "2s b3 left", "2s shut down: <nil>")
+	}, shaper.WithMaxKeys(1))
 }
 
 func TestSeatsComeBackAfterClose(t *testing.T) {

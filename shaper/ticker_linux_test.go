@@ -112,6 +112,35 @@ func TestTheLinesOfSeveralDispatchersTakeAFileTogether(t *testing.T) {
 	require.Equal(t, precision{}, precisionOf(all[0]))
 }
 
+// In a Group, whose keys have different rates, the file is kept while a slow line is left, or it
+// would be opened and closed again and again.
+func TestASlowLineOfAGroupKeepsTheFileOfAQuickOne(t *testing.T) {
+	g, err := NewGroup(func(quick bool) (Limits, error) {
+		if quick {
+			return Limits{Rate: 1000, Depth: 1}, nil
+		}
+		return Limits{Rate: 1. / 60, Depth: 1}, nil
+	})
+	require.NoError(t, err)
+	defer g.Close()
+	quick, cancel := context.WithCancel(context.Background())
+	for key, ctx := range map[bool]context.Context{false: context.Background(), true: quick} {
+		require.True(t, g.Allow(key))
+		g.Hold(key, time.Hour)
+		go func() { _ = g.Wait(ctx, key) }()
+	}
+	comes(t, func() bool { return g.Stats().Waiting == 2 && g.Stats().Precise })
+	cancel()
+	comes(t, func() bool { return g.Stats().Waiting == 1 })
+	g.ticker.look(g.ticker.now())
+	comes(t, func() bool {
+		g.ticker.mu.Lock()
+		defer g.ticker.mu.Unlock()
+		return !g.ticker.looks && g.ticker.armed > int64(time.Minute)
+	})
+	require.True(t, g.Stats().Precise)
+}
+
 // Two wake-ups with a coarse timer are a millisecond apart. At this rate a ticker that
 // wakes early would yield from slot to slot. A coarse one must not, even if it has learnt
 // from earlier lines how early to wake.

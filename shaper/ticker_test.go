@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // onTicker makes a Shaper whose dispatcher a given ticker serves, beside others.
@@ -119,4 +121,62 @@ func TestATickerEndsWhenAllItsDispatchersAreClosed(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(began))
 		tk.waitForEnd()
 	})
+}
+
+// The ticker may be about to go to sleep when a head gets an instant. So that is published
+// before the ticker's lock is taken: else the ticker would sleep on for the instant before.
+func TestNoSlotIsMissedByATickerAboutToSleep(t *testing.T) {
+	var tk ticker
+	s := onTicker(&tk, Limits{Rate: 1, Depth: 1})
+	require.True(t, s.Allow())
+	tk.mu.Lock()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Wait(context.Background()) }()
+	for began := time.Now(); s.next.Load() == exact.Forever; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 10*time.Second {
+			t.Error("the instant is not published before the ticker is told")
+			break
+		}
+	}
+	tk.mu.Unlock()
+	s.closeLines()
+	require.ErrorIs(t, <-ended, ErrClosed)
+	tk.waitForEnd()
+}
+
+// When the last line has emptied, a file is kept for a moment after that, for the next line.
+func TestTheLingeringOfAFileBeginsWhenTheLastLineEmpties(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var tk ticker
+		a, b := onTicker(&tk, Limits{Rate: 1, Depth: 1}), onTicker(&tk, Limits{Rate: 0.5, Depth: 1})
+		require.True(t, a.Allow())
+		require.True(t, b.Allow())
+		first, second := outcomeOf(context.Background(), a, time.Now()), outcomeOf(context.Background(), b, time.Now())
+		<-first
+		<-second
+		synctest.Wait()
+		tk.precise = true // In a bubble it has no file.
+		require.Equal(t, int64(2*time.Second+lingering), tk.wakeAtLocked(exact.Forever))
+	})
+}
+
+// An alarmClock notes for when it was set.
+type alarmClock struct{ at int64 }
+
+func (a *alarmClock) Set(at int64) { a.at = at }
+func (a *alarmClock) Wait() error  { return nil }
+func (a *alarmClock) Stop()        {}
+
+// A head that is to leave sooner does not wake a coarse ticker within a millisecond of the time
+// before.
+func TestANewHeadDoesNotWakeACoarseTimerTooSoon(t *testing.T) {
+	var tk ticker
+	s := onTicker(&tk, Limits{Rate: 1, Depth: 1})
+	for precise, want := range map[bool]int64{false: 1010, true: 1000 + int64(coarseness)} {
+		var clock alarmClock
+		tk.running, tk.precise, tk.coarse, tk.alarm = true, precise, true, &clock
+		tk.woke, tk.armed = 1000, int64(time.Hour)
+		tk.arm(&s.dispatcher, true, 1010)
+		require.Equal(t, want, clock.at)
+	}
 }

@@ -1,0 +1,312 @@
+package shaper
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+)
+
+// What the shards of a Group have in common, from inside.
+
+// requireSharesAddUp compares what all shards count together with what is in each of them. A
+// plan is in one shard only, whose lock guards its count of users.
+func requireSharesAddUp(t *testing.T, g *Group[float64]) {
+	t.Helper()
+	own, unlimited, overridden, shared := 0, 0, 0, 0
+	shardOf := make(map[*plan]*keyShard[float64])
+	for _, s := range g.all {
+		s.lockAndAdvance()
+		users := make(map[*plan]int)
+		for _, kf := range s.table {
+			users[s.planOfLocked(kf)]++
+			if kf.unlimited {
+				unlimited++
+			} else {
+				own++
+			}
+		}
+		if s == g.over {
+			for p, ring := range g.overflow.rings {
+				users[p] += len(ring)
+				shared += len(ring)
+			}
+		}
+		for l, p := range s.plans {
+			require.Equal(t, l, p.limits)
+			require.EqualValues(t, users[p], p.users, "%+v", l)
+			require.True(t, p.users > 0 || p == s.unused, "nobody will ever delete the plan of %+v", l)
+			require.Nil(t, shardOf[p], "the plan of %+v is in two shards", l)
+			shardOf[p] = s
+			delete(users, p)
+		}
+		require.Empty(t, users, "plans that are in no shard")
+		overridden += len(s.overrides)
+		s.unlockAndArm()
+	}
+	require.EqualValues(t, own, g.ownKeys.Load())
+	require.EqualValues(t, unlimited, g.unlimitedKeys.Load())
+	require.EqualValues(t, overridden, g.overridden.Load())
+	require.EqualValues(t, shared, g.overflow.len.Load())
+	require.LessOrEqual(t, own, int(g.maxKeys))
+	require.LessOrEqual(t, unlimited, int(g.maxKeys))
+}
+
+// Whatever keys meet, no shard loses count of what it has, and no plan of Limits is kept for
+// nobody or has users in two shards, whose locks do not guard each other's counts.
+func TestTheShardsOfAGroupAddUp(t *testing.T) {
+	limits := []Limits{
+		{Rate: 1, Depth: 2}, {Rate: 5, Burst: 3, Depth: 1}, {Rate: rate.Inf}, {Rate: rate.Inf, Depth: 1},
+		{Rate: 20, Depth: 3, InFlight: 1}, {Rate: 0.5, Burst: 2}, {Rate: rate.Inf, Depth: 2},
+	}
+	shared, full := 0, 0
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 18))
+			turn := 0
+			g, err := NewGroup(func(key float64) (Limits, error) {
+				if math.IsNaN(key) {
+					key = 0
+				}
+				return limits[(turn+int(key))%len(limits)], nil
+			}, WithMaxKeys(1+r.IntN(3)))
+			require.NoError(t, err)
+			for range 150 {
+				key := float64(r.IntN(9))
+				if key == 8 {
+					key = math.NaN()
+				}
+				l, cost, span := limits[r.IntN(len(limits))], 1+r.IntN(2), time.Duration(r.Int64N(int64(time.Second)))
+				switch r.IntN(10) {
+				case 0, 1:
+					g.AllowN(key, cost)
+				case 2, 3:
+					go func() {
+						ctx, cancel := context.WithTimeout(context.Background(), span)
+						defer cancel()
+						release, _ := g.Acquire(ctx, key, cost)
+						time.Sleep(span / 4)
+						release()
+					}()
+				case 4:
+					g.Hold(key, span)
+				case 5:
+					g.Hold(key, 0)
+				case 6:
+					_ = g.SetLimits(key, l)
+				case 7:
+					_ = g.ResetLimits(key)
+				case 8:
+					turn++
+					g.Reload()
+				default:
+					time.Sleep(span)
+				}
+				synctest.Wait()
+				requireSharesAddUp(t, g)
+				shared += int(g.overflow.len.Load())
+				if g.full() {
+					full++
+				}
+			}
+			time.Sleep(time.Minute)
+			requireSharesAddUp(t, g)
+			require.Zero(t, g.ownKeys.Load()+g.unlimitedKeys.Load())
+			require.Zero(t, g.overflow.len.Load())
+			g.Allow(1)
+			g.Hold(2, time.Hour)
+			require.NoError(t, g.Close())
+			requireSharesAddUp(t, g)
+			require.Zero(t, g.ownKeys.Load()+g.unlimitedKeys.Load())
+		})
+	}
+	require.Greater(t, shared, 1000, "the scripts are too tame")
+	require.Greater(t, full, 1000, "the scripts are too tame")
+}
+
+// A key that gets no bucket, as there is no plan for it any more, takes no room.
+func TestAKeyThatGetsNoBucketTakesNoRoom(t *testing.T) {
+	g, err := NewGroup(func(float64) (Limits, error) { return Limits{Rate: 1}, nil }, WithMaxKeys(1))
+	require.NoError(t, err)
+	s := g.shardOf(7)
+	for _, l := range []Limits{{Rate: 1}, {Rate: rate.Inf}} {
+		g.over.lockAndAdvance()
+		_, kf, err := s.insertLocked(7, &limitsLookup{limits: l, known: true, hasOver: true}, s.lockAndAdvance())
+		s.unlockAndArm()
+		g.over.unlockAndArm()
+		require.NoError(t, err)
+		require.Nil(t, kf)
+		requireSharesAddUp(t, g)
+	}
+}
+
+// The Stats of a Group are the sum over all its shards, that of the shared buckets included.
+func TestTheStatsOfAGroupAreThoseOfAllShards(t *testing.T) {
+	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1}, nil })
+	require.NoError(t, err)
+	want := GroupStats{}
+	for i, s := range g.all {
+		n := uint64(1) << i
+		s.totals = totals{departed: n, abandoned: n, wait: int64(n), missed: float64(n), refused: refusals{n, n, n, n}}
+		s.overflowed, s.limitErrors = n, n
+		want.Departed += n
+	}
+	sum := want.Departed
+	want.Abandoned, want.TotalWait, want.Missed, want.Overflowed, want.LimitErrors = sum, time.Duration(sum), float64(sum), sum, sum
+	want.QueueFull, want.TooLate, want.TooCostly, want.Closed, want.Refused = sum, sum, sum, sum, 4*sum
+	require.Equal(t, want, g.Stats())
+}
+
+// keysIn returns a key of each of two shards: of the first one, and of the last one that keys
+// have of their own.
+func keysIn(g *Group[int]) (first, last int) {
+	for g.shardOf(first) != g.shards[0] {
+		first++
+	}
+	for g.shardOf(last) != g.shards[len(g.shards)-1] {
+		last++
+	}
+	return first, last
+}
+
+// A call that waits for the lock of the shared buckets has no other lock meanwhile.
+func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
+	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1, Burst: 9}, nil }, WithMaxKeys(1))
+	require.NoError(t, err)
+	own, sharing := 0, 1
+	for g.shardOf(sharing) != g.shardOf(own) {
+		sharing++
+	}
+	require.True(t, g.Allow(own))
+	g.over.mu.Lock()
+	shared := make(chan bool, 1)
+	go func() { shared <- g.Allow(sharing) }()
+	time.Sleep(10 * time.Millisecond) // It comes as far as it can.
+	allowed := make(chan bool, 1)
+	go func() { allowed <- g.Allow(own) }()
+	select {
+	case ok := <-allowed:
+		require.True(t, ok)
+	case <-time.After(10 * time.Second):
+		t.Error("a call of a key with a bucket waits for one that shares")
+	}
+	require.Empty(t, shared)
+	g.over.mu.Unlock()
+	require.True(t, <-shared)
+}
+
+// The ticker takes no lock of a shard whose next head is not to leave yet. So a line leaves
+// however busy the other shards are.
+func TestALineLeavesWhileAnotherShardIsLocked(t *testing.T) {
+	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 2, Depth: 1}, nil })
+	require.NoError(t, err)
+	defer g.Close()
+	first, last := keysIn(g)
+	ended := make(map[int]<-chan error)
+	for _, key := range []int{first, last} {
+		require.True(t, g.Allow(key))
+		g.Hold(key, time.Hour)
+		ended[key] = startsToWait(g, key)
+	}
+	for g.ticker.armedAt() < int64(time.Minute) { // It looks at all shards when it starts.
+		time.Sleep(time.Millisecond)
+	}
+	locked := g.shardOf(last)
+	locked.mu.Lock()
+	g.Hold(first, 0)
+	select {
+	case err := <-ended[first]:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		t.Error("the ticker waits for the lock of a shard in which nothing is due")
+	}
+	locked.mu.Unlock()
+}
+
+// armedAt returns for when the ticker has set its alarm.
+func (t *ticker) armedAt() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.armed
+}
+
+// startsToWait lets a request wait, and returns how that ends.
+func startsToWait(g *Group[int], key int) <-chan error {
+	s := g.shardOf(key)
+	waiting := func() int32 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.waiting
+	}
+	before := waiting()
+	ended := make(chan error, 1)
+	go func() { ended <- g.Wait(context.Background(), key) }()
+	for waiting() == before {
+		time.Sleep(time.Millisecond)
+	}
+	return ended
+}
+
+// While a Shutdown begins in one shard after the other, the line of one may empty before the next
+// has been told. That ends no line of the others.
+func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
+	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 20, Depth: 1}, nil })
+	require.NoError(t, err)
+	first, last := keysIn(g)
+	require.True(t, g.Allow(first))
+	require.True(t, g.Allow(last))
+	g.Hold(last, time.Minute)
+	firstEnded, lastEnded := startsToWait(g, first), startsToWait(g, last)
+	untold := g.shardOf(last)
+	untold.mu.Lock()
+	down := make(chan error, 1)
+	go func() { down <- g.Shutdown(context.Background()) }()
+	require.NoError(t, <-firstEnded)
+	require.Equal(t, open, untold.phase)
+	untold.mu.Unlock()
+	g.Hold(last, 0)
+	require.NoError(t, <-lastEnded)
+	require.NoError(t, <-down)
+}
+
+// A Shutdown that begins is no line that another one has to wait for.
+func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
+	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1}, nil })
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	errs := make(chan error, 4)
+	g.over.mu.Lock()
+	for range cap(errs) {
+		go func() { errs <- g.Shutdown(ctx) }()
+	}
+	time.Sleep(10 * time.Millisecond) // All have begun.
+	g.over.mu.Unlock()
+	for range cap(errs) {
+		require.NoError(t, <-errs)
+	}
+}
+
+// A drain that has ended closes the shards in a goroutine, which Close waits for.
+func TestCloseOfAGroupWaitsForTheEndOfADrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1}, nil })
+		require.NoError(t, err)
+		var goes, closed bool
+		goOn := make(chan struct{})
+		g.drain.closing.Go(func() { <-goOn; goes = true })
+		go func() {
+			_ = g.Close()
+			closed = goes
+		}()
+		synctest.Wait()
+		close(goOn)
+		synctest.Wait()
+		require.True(t, closed)
+	})
+}
