@@ -80,3 +80,15 @@ func TestAPanicOfTheHookAfterTheSlotWakesNobodyElse(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(began))
 	})
 }
+
+// What such a request waits on is used again by the next one.
+func TestAWaitWithoutAnEndAllocatesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustMake(t, shaper.Limits{Rate: 1, Depth: 1})
+		ctx := context.Background()
+		require.True(t, s.Allow())
+		began := time.Now()
+		require.Less(t, testing.AllocsPerRun(100, func() { _ = s.Wait(ctx) }), 1.)
+		require.Equal(t, 101*time.Second, time.Since(began), "each has waited")
+	})
+}
