@@ -65,7 +65,7 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 		{Rate: 20, Depth: 3, InFlight: 1}, {Rate: 0.5, Burst: 2}, {Rate: rate.Inf, Depth: 2},
 	}
 	shared, full := 0, 0
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 18))
 			turn := 0
@@ -125,8 +125,8 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 			require.Zero(t, g.ownKeys.Load()+g.unlimitedKeys.Load())
 		})
 	}
-	require.Greater(t, shared, 1000, "the scripts are too tame")
-	require.Greater(t, full, 1000, "the scripts are too tame")
+	require.Greater(t, shared, 500, "the scripts are too tame")
+	require.Greater(t, full, 500, "the scripts are too tame")
 }
 
 // A key that gets no bucket, as there is no plan for it any more, takes no room.
