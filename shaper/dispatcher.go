@@ -280,7 +280,7 @@ func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.isDryRun() }
 
 // instantOf returns a time as an instant of the dispatcher's clock. The lock need not be held.
 func (d *dispatcher) instantOf(t time.Time) int64 {
-	if t != t.Round(0) { // It has a reading of the monotonic clock, as epoch has.
+	if t != t.In(t.Location()) { // It has a reading of the monotonic clock, which In drops. epoch has one, too.
 		return int64(t.Sub(d.epoch))
 	}
 	// The wall clock may have been set meanwhile, so only the distance of t from now counts.
