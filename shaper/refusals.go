@@ -74,7 +74,8 @@ type refusalRing struct {
 	latest [keptRefusals]refusalRecord
 	count  uint64 // of all refusals; the next one goes to this index, modulo keptRefusals
 
-	spareErrors []RejectError // made, and not handed out yet
+	errors *[16]RejectError // made at once; nil: none has been yet
+	spare  int              // how many of them have not been handed out yet, the first ones
 }
 
 type refusalRecord struct {
@@ -107,11 +108,11 @@ func (log *refusalRing) add(at, cost int64, why rejection) {
 // newError returns the error of a refusal. They are made 16 in one allocation, as one by one
 // they would be a fifth of what a refusal takes.
 func (log *refusalRing) newError(why rejection) *RejectError {
-	if len(log.spareErrors) == 0 {
-		log.spareErrors = make([]RejectError, 16)
+	if log.spare == 0 {
+		log.errors, log.spare = new([16]RejectError), 16
 	}
-	err := &log.spareErrors[0]
-	log.spareErrors = log.spareErrors[1:]
+	log.spare--
+	err := &log.errors[log.spare]
 	*err = why.value()
 	return err
 }
