@@ -28,16 +28,16 @@ func (d *dispatcher) judgeNewcomerLocked(f *flow, now int64, r *request) (wait t
 	if r.kind != allow {
 		v.findRoom(f.line)
 	}
-	return v.judge(now, r)
+	return v.judge(now, v.leaves(r.cost), r)
 }
 
-// judge is judgeNewcomerLocked while the dispatcher is open. The order of the checks is part
-// of the contract.
-func (v *view) judge(now int64, r *request) (wait time.Duration, why rejection) {
-	if v.tooCostly(r.cost) {
+// judge is judgeNewcomerLocked while the dispatcher is open, for a request of which view.leaves
+// is known. The order of the checks is part of the contract.
+func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rejection) {
+	if leaves == neverFits {
 		return 0, rejection{reason: refusedCostly}
 	}
-	wait = v.wait(now, v.ahead, r.cost)
+	wait = timeUntil(leaves, now)
 	if wait == 0 && !(v.waiting == 0 && v.hasSeat(v.seatsTaken)) {
 		wait = 1 // Nobody knows when a seat becomes free; but not now.
 	}
@@ -46,7 +46,7 @@ func (v *view) judge(now int64, r *request) (wait time.Duration, why rejection) 
 	switch {
 	case wait > 0 && int(v.waiting) >= v.depthFor(r):
 		why.reason = refusedFull
-	case late || wait > time.Duration(v.limits.maxWait()):
+	case late || wait > v.maxWait():
 		why.reason, why.deadline = refusedLate, late
 	default:
 		return wait, why
@@ -62,7 +62,7 @@ func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (wait ti
 		return 0, rejection{reason: refusedClosed}
 	}
 	v := f.view()
-	wait = v.wait(now, f.lineOrNone().reentryCost.total(), r.cost)
+	wait = timeUntil(v.leavesAfter(v.bucketInstants, f.lineOrNone().reentryCost.total(), r.cost), now)
 	if wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
 		wait = 1 // The line is at rest for a while, and so is this one.
 	}
@@ -71,6 +71,14 @@ func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (wait ti
 		return 0, rejection{reason: refusedLate, retryAfter: after, deadline: true}
 	}
 	return wait, why
+}
+
+// maxWait returns [Limits.MaxWait], or its default, at most horizon.
+func (p *plan) maxWait() time.Duration {
+	if p.limits.MaxWait == 0 {
+		return horizon
+	}
+	return min(p.limits.MaxWait, horizon)
 }
 
 // depthFor returns how many may wait for a request to enter the line behind them.
@@ -101,21 +109,23 @@ func (p *plan) tooCostly(n int64) bool {
 // seats are taken nothing moves, so then the result is an estimate, no shorter than that
 // for the next seat.
 func (v *view) retryAfter(now int64, bound time.Duration, r *request) time.Duration {
-	wait := v.expected(bound)
 	if v.depthFor(r) == 0 {
-		return wait
+		return v.expected(bound)
 	}
 	timeLeft := max(r.untilDeadline(now), 1) // It may be 0, but to come later than at bound would not help.
-	after := max(v.seatIn(1), bound-time.Duration(v.limits.maxWait()), bound-timeLeft+1)
+	wait, after := bound, max(0, bound-v.maxWait(), bound-timeLeft+1)
 	if v.room.place > 0 {
-		after = max(after, v.leavesIn(now, &v.room))
+		after = max(after, timeUntil(v.room.leaves, now), 1) // As leavesIn, but for the seat.
+	}
+	if v.capped() {
+		wait, after = v.expected(bound), max(after, v.seatIn(max(v.room.place, 1)))
 	}
 	return min(wait, after)
 }
 
 // leavesIn returns how long a request in line has still to wait.
-func (v *view) leavesIn(now int64, w *placed) time.Duration {
-	return max(v.wait(now, w.ahead, w.cost), v.seatIn(w.place), 1) // As it has not left yet.
+func (v *view) leavesIn(now int64, w placed) time.Duration {
+	return max(timeUntil(w.leaves, now), v.seatIn(w.place), 1) // As it has not left yet.
 }
 
 // expected returns for how long a newcomer is expected to wait which has to wait for
@@ -129,6 +139,6 @@ func (f *flow) emptyIn(now int64) time.Duration {
 	if f.waiting() == 0 {
 		return 0
 	}
-	v, last := f.view(), f.line.placed(f.waiting())
-	return v.leavesIn(now, &last)
+	v := f.view()
+	return v.leavesIn(now, v.placed(f.line, f.waiting()))
 }

@@ -99,7 +99,7 @@ func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
 // due later than the one ahead of it. (While the line is held, or all seats are taken,
 // the level may reach 0. Then the first slot is at the end of that time.)
 func (b *bucket) wait(now, ahead, n int64) time.Duration {
-	return b.waitFrom(bucketInstants{b.empty, b.coldOrNone().hold}, now, ahead, n)
+	return timeUntil(b.leavesAfter(bucketInstants{b.empty, b.coldOrNone().hold}, ahead, n), now)
 }
 
 // bucketInstants are the two instants on which the slots of a bucket depend, beside its plan.
@@ -108,13 +108,18 @@ type bucketInstants struct {
 	hold  exact.Nanos // cold.hold
 }
 
-// waitFrom is wait for a bucket that has these instants.
-func (p *plan) waitFrom(from bucketInstants, now, ahead, n int64) time.Duration {
+// timeUntil returns how long it is from now until an instant; 0 if that has come. It can't
+// overflow, as no clock of a dispatcher is ever below 0.
+func timeUntil(at, now int64) time.Duration { return time.Duration(max(at, now) - now) }
+
+// leavesAfter returns when a request of cost n leaves a bucket that has these instants, behind
+// others in line of the cost ahead.
+func (p *plan) leavesAfter(from bucketInstants, ahead, n int64) int64 {
 	due := p.dueAfter(exact.Later(from.empty, from.hold), n)
 	if ahead > 0 {
 		due = p.interval.Plus(due, p.interval.Times(ahead))
 	}
-	return time.Duration(max(0, exact.Sum(exact.Later(due, from.hold).Ceil(), -now)))
+	return exact.Later(due, from.hold).Ceil()
 }
 
 // pass lets a request of cost n, which found the line empty, leave now.

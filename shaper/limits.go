@@ -106,11 +106,3 @@ func (l Limits) slack() int64 {
 	}
 	return int64(l.Slack)
 }
-
-// maxWait returns MaxWait, or its default, at most horizon, in nanoseconds.
-func (l Limits) maxWait() int64 {
-	if l.MaxWait == 0 {
-		return int64(horizon)
-	}
-	return int64(min(l.MaxWait, horizon))
-}

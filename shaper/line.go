@@ -90,7 +90,7 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 func (d *dispatcher) readLineLocked(f *flow, now int64, line []Waiter) {
 	v, ahead, w := f.view(), int64(0), f.line.head
 	for i := range line {
-		wait := v.leavesIn(now, &placed{i + 1, ahead, w.cost})
+		wait := v.leavesIn(now, placed{i + 1, v.leavesAfter(v.bucketInstants, ahead, w.cost)})
 		line[i] = Waiter{Cost: int(w.cost), Since: d.timeOf(w.at), Leaves: d.timeOf(exact.Sum(now, int64(wait)))}
 		ahead = exact.Sum(ahead, w.cost)
 		w = w.next

@@ -55,16 +55,21 @@ func (s *refusalStripe) noteLocked(p *publication, now, cost int64, why rejectio
 	s.add(now, cost, why)
 }
 
-// lock locks a stripe that nobody else has locked: the first one, as long as no two calls
+// lockStripe locks a stripe that nobody else has locked: the first one, as long as no two calls
 // have met there. (So calls that follow one another within one tick of a coarse clock are
 // remembered in their order.)
-func (s *refusalStripes) lock(contended *atomic.Bool) *refusalStripe {
-	if !contended.Load() {
-		if stripe := s.stripe(0); stripe.mu.TryLock() {
-			return stripe
+func (p *publication) lockStripe() *refusalStripe {
+	if !p.contended.Load() {
+		if p.first.mu.TryLock() {
+			return p.first
 		}
-		contended.Store(true)
+		p.contended.Store(true)
 	}
+	return p.stripes.lock()
+}
+
+// lock locks a stripe that nobody else has locked.
+func (s *refusalStripes) lock() *refusalStripe {
 	hint := stripeHints.Get().(*stripeHint)
 	stripe := s.stripe(hint.stripe)
 	for !stripe.mu.TryLock() {

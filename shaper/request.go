@@ -95,7 +95,7 @@ func (r *request) untilDeadline(now int64) time.Duration {
 	if r.deadline == exact.Forever {
 		return exact.Forever
 	}
-	return time.Duration(max(0, exact.Sum(r.deadline, -now)))
+	return timeUntil(r.deadline, now)
 }
 
 // decideLocked decides what becomes of a request of cost n > 0 that has found its flow:

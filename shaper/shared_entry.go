@@ -31,7 +31,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || ls.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
 		v := f.view()
-		wait := v.expected(v.wait(now, v.ahead, r.cost))
+		wait := v.expected(f.bucket.wait(now, v.ahead, r.cost))
 		return d.refuseFullLocked(f, now, r, max(wait, shortestSeatWait)), true
 	case asks:
 		if f.capped() {

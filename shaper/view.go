@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -19,8 +20,8 @@ type view struct {
 
 // placed is a request in line.
 type placed struct {
-	place       int   // in the line, from 1
-	ahead, cost int64 // of those ahead of it, and its own
+	place  int   // in the line, from 1
+	leaves int64 // the instant at which it is to leave, if it has a seat by then
 }
 
 // view returns the view of a flow, without room.
@@ -37,19 +38,26 @@ func (f *flow) view() view {
 // In a line that is longer than the Depth, as that has become smaller, it walks to it.
 func (v *view) findRoom(ln *line) {
 	if k := int(v.waiting) - v.limits.Depth + 1; k > 0 && v.limits.Depth > 0 {
-		v.room = ln.placed(k)
+		v.room = v.placed(ln, k)
 	}
 }
 
 // placed returns the k-th request in line, from 1.
-func (q *queue) placed(k int) placed {
-	w, ahead := q.ahead(k)
-	return placed{k, ahead, w.cost}
+func (v *view) placed(ln *line, k int) placed {
+	w, ahead := ln.ahead(k)
+	return placed{k, v.leavesAfter(v.bucketInstants, ahead, w.cost)}
 }
 
-// wait is bucket.wait.
-func (v *view) wait(now, ahead, n int64) time.Duration {
-	return v.waitFrom(v.bucketInstants, now, ahead, n)
+// neverFits stands for the instant at which a request would leave that can never fit.
+const neverFits = math.MinInt64
+
+// leaves returns the instant at which a newcomer of cost n would leave, if it has a seat by then,
+// or neverFits. It does not depend on the clock, nor on the kind of the request.
+func (v *view) leaves(n int64) int64 {
+	if v.tooCostly(n) {
+		return neverFits
+	}
+	return v.leavesAfter(v.bucketInstants, v.ahead, n)
 }
 
 // A publication is a view by which requests are refused without the lock. It is made under the
@@ -62,11 +70,15 @@ func (v *view) wait(now, ahead, n int64) time.Duration {
 // releaseSeat needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
 type publication struct {
 	view
-	at        int64  // when it was published
-	until     int64  // when the next head is to leave; from then on the lock is needed
+	at     int64 // when it was published
+	until  int64 // when the next head is to leave; from then on the lock is needed
+	cost   int64 // of the request that was refused then
+	leaves int64 // view.leaves of that cost, which most of those to come have too
+
 	after     uint64 // the number of the latest refusal in the refusalRing
 	stripes   *refusalStripes
-	contended atomic.Bool // two refusals have met in the first stripe
+	first     *refusalStripe // of stripes
+	contended atomic.Bool    // two refusals have met in the first stripe
 }
 
 // publishAfter is how many refusals in a row it takes for a view to be published. To make it
@@ -74,21 +86,21 @@ type publication struct {
 // more follow.
 const publishAfter = 8
 
-// publishAfterLocked notes what has become of a request, and publishes the view of the flow if
-// enough have been refused in a row.
-func (s *Shaper) publishAfterLocked(now int64, dec decision) {
+// publishAfterLocked notes what has become of a request of cost n, and publishes the view of the
+// flow if enough have been refused in a row.
+func (s *Shaper) publishAfterLocked(now, n int64, dec decision) {
 	if dec.event != refusedEvent {
 		s.inRow = 0
 		return
 	}
 	if s.inRow++; s.inRow >= publishAfter || s.stripes.audited() {
-		s.publishViewLocked(now)
+		s.publishViewLocked(now, n)
 	}
 }
 
-// publishViewLocked publishes the view of the flow after a refusal, unless something is in force
-// for which refusals need the lock.
-func (s *Shaper) publishViewLocked(now int64) {
+// publishViewLocked publishes the view of the flow after a refusal of a request of cost n, unless
+// something is in force for which refusals need the lock.
+func (s *Shaper) publishViewLocked(now, n int64) {
 	f := &s.flow
 	if s.mode != plain || s.recorded || f.capped() || s.phase != open {
 		return
@@ -96,7 +108,11 @@ func (s *Shaper) publishViewLocked(now int64) {
 	if s.stripes == nil {
 		s.stripes = newRefusalStripes()
 	}
-	p := &publication{view: f.view(), at: now, until: maxClock, after: s.refusalRing.count - 1, stripes: s.stripes}
+	p := &publication{
+		view: f.view(), at: now, until: maxClock, cost: n,
+		after: s.refusalRing.count - 1, stripes: s.stripes, first: s.stripes.stripe(0),
+	}
+	p.leaves = p.view.leaves(n)
 	p.findRoom(f.line)
 	if f.line.head != nil {
 		p.until = min(p.until, f.line.slot)
@@ -125,12 +141,16 @@ func (s *Shaper) refuse(p *publication, now int64, r *request) (dec decision) {
 	if now >= p.until || r.kind == reentry {
 		return dec
 	}
-	_, why := p.judge(now, r)
+	leaves := p.leaves
+	if r.cost != p.cost {
+		leaves = p.view.leaves(r.cost)
+	}
+	_, why := p.judge(now, leaves, r)
 	if why.reason == notRefused {
 		return dec
 	}
 	dec = decision{waiting: p.waiting, event: refusedEvent}
-	stripe := p.stripes.lock(&p.contended)
+	stripe := p.lockStripe()
 	stripe.noteLocked(p, now, r.cost, why)
 	if r.kind != allow || s.trace.Refused != nil {
 		dec.err = stripe.newError(why)
