@@ -118,7 +118,7 @@ func (s *Shaper) enter(r *request) decision {
 	now = s.lockAt(now, headFirst) // With the next line this is lockFlow, less a call.
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
-	s.publishAfterLocked(now, r.cost, dec)
+	s.publishAfterLocked(now, r.cost, dec.event)
 	if s.recorded {
 		s.recordLocked(s.recordings, now, r, dec)
 	}
@@ -171,7 +171,7 @@ func (s *Shaper) AllowN(n int) bool {
 	now = s.lockAt(now, headFirst)
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
-	s.publishAfterLocked(now, r.cost, dec)
+	s.publishAfterLocked(now, r.cost, dec.event)
 	if s.recorded {
 		s.recordLocked(s.recordings, now, r, dec)
 	}

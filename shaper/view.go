@@ -88,8 +88,8 @@ const publishAfter = 8
 
 // publishAfterLocked notes what has become of a request of cost n, and publishes the view of the
 // flow if enough have been refused in a row.
-func (s *Shaper) publishAfterLocked(now, n int64, dec decision) {
-	if dec.event != refusedEvent {
+func (s *Shaper) publishAfterLocked(now, n int64, event entryEvent) {
+	if event != refusedEvent {
 		s.inRow = 0
 		return
 	}
