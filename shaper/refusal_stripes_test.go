@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,11 +14,10 @@ func TestNoStripeOfRefusalsIsForgotten(t *testing.T) {
 	s, err := New(Limits{Rate: 1})
 	require.NoError(t, err)
 	s.stripes = newRefusalStripes()
-	p := &publication{stripes: s.stripes}
-	var contended atomic.Bool
+	p := &publication{stripes: s.stripes, first: s.stripes.stripe(0)}
 	held := make(map[*refusalStripe]bool)
 	for i := range s.stripes.all {
-		stripe := s.stripes.lock(&contended)
+		stripe := p.lockStripe()
 		require.False(t, held[stripe])
 		held[stripe] = true
 		stripe.noteLocked(p, int64(i), int64(i), rejection{reason: refusedFull})

@@ -66,8 +66,8 @@ func (v *view) leaves(n int64) int64 {
 // it would be under the lock at that instant.
 //
 // Some methods take the lock of a Shaper without lockAt, which would read the clock. takeOutcome
-// changes nothing that is in a view, and those of a parker and of a Recording only read what is.
-// releaseSeat needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
+// changes nothing that is in a view, and those of a parker and of a Recording, and
+// shaperLimiter.stats, only read what is. releaseSeat needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
 type publication struct {
 	view
 	at     int64 // when it was published
