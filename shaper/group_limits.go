@@ -228,7 +228,7 @@ func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
 func (s *keyShard[K]) inForce(l Limits) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.plans[l] != nil
+	return s.plans.of(l) != nil
 }
 
 // callLimits returns the Limits of a key: those that SetLimits gave it, or those that the

@@ -181,7 +181,7 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 		}
 		require.Greater(t, shared, maxShared/2)
 		require.LessOrEqual(t, len(allowed), maxShared)
-		require.Len(t, g.over.plans, 2, "one for each value of Limits")
+		require.Equal(t, 2, g.over.plans.len(), "one for each value of Limits")
 	})
 }
 
@@ -297,7 +297,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 			require.True(t, allowed)
 		}
 		require.EqualValues(t, maxShared, g.overflow.len.Load())
-		mine := g.over.plans[of[7]]
+		mine := g.over.plans.of(of[7])
 		require.Len(t, g.overflow.rings[mine], 1)
 		g.over.lockAndAdvance()
 		for p := range g.overflow.rings {
@@ -309,7 +309,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 		plans := func() (n int) {
 			for _, s := range g.all {
 				s.mu.Lock()
-				n += len(s.plans)
+				n += s.plans.len()
 				s.mu.Unlock()
 			}
 			return n

@@ -5,7 +5,7 @@ package shaper
 // the others, the lock is not held.
 func (s *keyShard[K]) planFor(l Limits) *plan {
 	s.mu.Lock()
-	p := s.plans[l]
+	p := s.plans.of(l)
 	s.mu.Unlock()
 	if p == nil {
 		p = s.planOf(l)
@@ -18,11 +18,11 @@ func (s *keyShard[K]) planFor(l Limits) *plan {
 func (s *keyShard[K]) lacksPlanLocked(key K, l *limitsLookup) bool {
 	g := s.group
 	switch {
-	case s.plans[l.limits] != nil:
+	case s.plans.of(l.limits) != nil:
 		return false
 	case !l.hasOver:
 		return true // The key shares no bucket, so it gets one of its own.
-	case g.over.plans[l.limits] != nil:
+	case g.over.plans.of(l.limits) != nil:
 		return false
 	}
 	// No bucket has these Limits that the key could share.
@@ -35,7 +35,7 @@ func (s *keyShard[K]) lacksPlanLocked(key K, l *limitsLookup) bool {
 // nil if there is none.
 func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup) *plan {
 	over := s.group.over
-	switch p := s.plans[limits]; {
+	switch p := s.plans.of(limits); {
 	case p != nil:
 		return s.usePlanLocked(p)
 	case l.plan != nil && l.plan.limits == limits:
@@ -43,8 +43,8 @@ func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup) *plan {
 			return s.copyPlanLocked(l.plan)
 		}
 		return s.usePlanLocked(l.plan)
-	case l.hasOver && over.plans[limits] != nil:
-		return s.copyPlanLocked(over.plans[limits])
+	case l.hasOver && over.plans.of(limits) != nil:
+		return s.copyPlanLocked(over.plans.of(limits))
 	}
 	return nil
 }
@@ -61,7 +61,7 @@ func (s *keyShard[K]) copyPlanLocked(of *plan) *plan {
 // none.
 func (s *keyShard[K]) usePlanLocked(p *plan) *plan {
 	s.offerPlanLocked(p)
-	p = s.plans[p.limits]
+	p = s.plans.of(p.limits)
 	p.users++
 	return p
 }
@@ -69,11 +69,10 @@ func (s *keyShard[K]) usePlanLocked(p *plan) *plan {
 // offerPlanLocked adds a plan that planFor has returned, if the shard has none of its
 // Limits. Until a bucket uses the plan it is the unused one. A nil p is none.
 func (s *keyShard[K]) offerPlanLocked(p *plan) {
-	if p == nil || s.plans[p.limits] != nil {
+	if p == nil || s.plans.of(p.limits) != nil {
 		return
 	}
-	s.plans[p.limits] = p
-	s.peakPlans = max(s.peakPlans, len(s.plans))
+	s.plans.add(p)
 	p.users++
 	s.releasePlanLocked(p)
 }
@@ -85,7 +84,7 @@ func (s *keyShard[K]) releasePlanLocked(p *plan) {
 		return
 	}
 	if old := s.unused; old != nil && old != p && old.users == 0 {
-		delete(s.plans, old.limits)
+		s.plans.remove(old)
 	}
 	s.unused = p
 }

@@ -29,8 +29,7 @@ type keyShard[K comparable] struct {
 	unlimitedKeys int                 // keys in table that need no bucket
 	limitsCalls   map[K]*limitsCall
 	peakCalls     int // most calls that limitsCalls has had since it was made
-	plans         map[Limits]*plan
-	peakPlans     int    // most plans that plans has had since it was made
+	plans         planSet
 	unused        *plan  // the latest of plans that lost its last user; it may have one again
 	unlimitedBy   Limits // of the latest call that was given unlimited
 	wheel         wheel[K]

@@ -79,7 +79,7 @@ func (s *keyShard[K]) sweepDrainedLocked(now int64) {
 	}
 	few := s.fewEntries()
 	s.table, s.peakKeys = shrunk(s.table, s.peakKeys, few)
-	s.plans, s.peakPlans = shrunk(s.plans, s.peakPlans, few)
+	s.plans.shrink(few)
 	s.blocks.shrink(few)
 	s.sweepTimer.next = s.wheel.next()
 }
@@ -150,7 +150,7 @@ func (s *keyShard[K]) dropAllLocked() {
 	}
 	s.table, s.peakKeys, s.unlimitedKeys = make(map[K]*keyedFlow[K]), 0, 0
 	s.limitsCalls, s.peakCalls = make(map[K]*limitsCall), 0
-	s.plans, s.peakPlans, s.unused = make(map[Limits]*plan), 0, nil
+	s.plans, s.unused = planSet{}, nil
 	s.wheel = wheel[K]{}
 	s.sweepTimer.next = exact.Forever
 }

@@ -64,7 +64,7 @@ func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
 	if s.group.overflow.len.Load() == 0 {
 		return nil // As nearly always: then neither Limits nor key need be hashed.
 	}
-	return s.group.overflow.used(s.group.homeOf(key), s.plans[l])
+	return s.group.overflow.used(s.group.homeOf(key), s.plans.of(l))
 }
 
 // usedByLocked is usedLocked of over, for a request that need not have its lock: then there
@@ -144,14 +144,14 @@ func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *
 func (s *keyShard[K]) insertSharedLocked(key K, limits Limits, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	g, over := s.group, s.group.over
 	home := g.homeOf(key)
-	kf, distance, full := g.overflow.find(home, over.plans[limits])
+	kf, distance, full := g.overflow.find(home, over.plans.of(limits))
 	if full {
 		return nil, nil, noSharedBucket()
 	}
 	if kf == nil {
 		p := over.planLocked(limits, l)
-		if p == nil && over != s && s.plans[limits] != nil {
-			p = over.copyPlanLocked(s.plans[limits])
+		if p == nil && over != s && s.plans.of(limits) != nil {
+			p = over.copyPlanLocked(s.plans.of(limits))
 		}
 		if p == nil {
 			return nil, nil, nil
@@ -198,7 +198,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	switch {
 	case s.needsNoBucketLocked(limits, used):
 	case key != key || goesOnSharing(used) || s.group.full():
-		shared, _, full := s.group.overflow.find(s.group.homeOf(key), over.plans[limits])
+		shared, _, full := s.group.overflow.find(s.group.homeOf(key), over.plans.of(limits))
 		if full {
 			return noSharedBucket()
 		}
