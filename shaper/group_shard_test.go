@@ -2,8 +2,10 @@ package shaper
 
 import (
 	"context"
+	"maps"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,8 +39,9 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 				shared += len(ring)
 			}
 		}
-		for l, p := range s.plans {
-			require.Equal(t, l, p.limits)
+		for _, p := range slices.AppendSeq(slices.Clone(s.plans.few), maps.Values(s.plans.many)) {
+			l := p.limits
+			require.Same(t, p, s.plans.of(l))
 			require.EqualValues(t, users[p], p.users, "%+v", l)
 			require.True(t, p.users > 0 || p == s.unused, "nobody will ever delete the plan of %+v", l)
 			require.Nil(t, shardOf[p], "the plan of %+v is in two shards", l)
