@@ -3,8 +3,9 @@ package shaper
 import "slices"
 
 // A planSet has the plans of a keyShard, one for each value of Limits. Most Groups have a few
-// rules for all their keys, and so few plans are in a slice: a map takes 480 bytes with its first
-// entry, in each shard, and hashes the Limits at each look-up. The zero planSet is empty.
+// rules for all their keys. So up to fewPlans plans are kept in a slice: a map takes 480 bytes
+// with its first entry, in each shard, and hashes the Limits at each look-up. The zero planSet is
+// empty.
 type planSet struct {
 	few  []*plan          // at most fewPlans
 	many map[Limits]*plan // in place of few; nil: there have not been more than fewPlans
@@ -26,9 +27,6 @@ func (ps *planSet) of(l Limits) *plan {
 	}
 	return nil
 }
-
-// len returns how many plans there are.
-func (ps *planSet) len() int { return len(ps.few) + len(ps.many) }
 
 // add adds a plan of Limits that have none.
 func (ps *planSet) add(p *plan) {
@@ -57,7 +55,9 @@ func (ps *planSet) remove(p *plan) {
 }
 
 // shrink gives back the memory of plans that are no longer there, unless there have never been
-// more than few.
-func (ps *planSet) shrink(few int) {
-	ps.many, ps.peak = shrunk(ps.many, ps.peak, few)
+// more than worth.
+func (ps *planSet) shrink(worth int) {
+	if ps.many != nil {
+		ps.many, ps.peak = shrunk(ps.many, ps.peak, worth)
+	}
 }

@@ -179,9 +179,15 @@ func keysIn(g *Group[int]) (first, last int) {
 
 // A call that waits for the lock of the shared buckets has no other lock meanwhile.
 func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
-	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1, Burst: 9}, nil }, WithMaxKeys(1))
-	require.NoError(t, err)
 	own, sharing := 0, 1
+	asked := make(chan bool, 1) // for the Limits of the key that shares, which comes before any lock of over
+	g, err := NewGroup(func(key int) (Limits, error) {
+		if key == sharing {
+			asked <- true
+		}
+		return Limits{Rate: 1, Burst: 9}, nil
+	}, WithMaxKeys(1))
+	require.NoError(t, err)
 	for g.shardOf(sharing) != g.shardOf(own) {
 		sharing++
 	}
@@ -189,6 +195,7 @@ func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 	g.over.mu.Lock()
 	shared := make(chan bool, 1)
 	go func() { shared <- g.Allow(sharing) }()
+	<-asked
 	time.Sleep(10 * time.Millisecond) // It comes as far as it can.
 	allowed := make(chan bool, 1)
 	go func() { allowed <- g.Allow(own) }()
@@ -288,7 +295,10 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	for range cap(errs) {
 		go func() { errs <- g.Shutdown(ctx) }()
 	}
-	time.Sleep(10 * time.Millisecond) // All have begun.
+	for g.drain.shards.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
 	g.over.mu.Unlock()
 	for range cap(errs) {
 		require.NoError(t, <-errs)

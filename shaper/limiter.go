@@ -29,8 +29,8 @@ type inner interface {
 	// end of the hold.
 	hold(d time.Duration) bool
 
-	// stats returns the state of the one bucket behind the Limiter, of which some counts may be
-	// left out; ok reports whether there is one.
+	// stats returns the state of the one bucket behind the Limiter; only what RateLimit fields
+	// need is sure to be set. ok reports whether there is one.
 	stats() (st Stats, ok bool)
 
 	// mayDryRun reports whether a dry run may leave a Verdict on a request.
@@ -83,8 +83,8 @@ func (s shaperLimiter) hold(d time.Duration) bool {
 	return !s.isDryRun()
 }
 
-// stats leaves what is published for refusals without the lock in force: else none of those
-// that tell the state would do without it.
+// stats does not withdraw what is published for refusals without the lock. Otherwise a middleware
+// that adds RateLimit fields to each refusal would make each refusal take the lock.
 func (s shaperLimiter) stats() (st Stats, ok bool) {
 	now := int64(time.Since(s.epoch))
 	s.mu.Lock()

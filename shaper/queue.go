@@ -14,10 +14,10 @@ import (
 type waiter struct {
 	prev, next *waiter
 
-	// ready gets one value when the state changes from queued, which happens once per
-	// wait, and one when [serverconn.Waiting] finds that the context has ended. There is room
-	// for one value, and whoever finds none sends none, so a send never blocks. The goroutine
-	// always empties the channel, so the next wait finds it empty. If ready is nil, the
+	// ready gets a value when the state changes from queued, which happens once per wait, and
+	// may get one when the context of a server's request is found to have ended. There is room
+	// for one value; a send that finds the channel full is left out, as the goroutine is about
+	// to wake anyway. The goroutine always empties the channel, so the next wait finds it empty. If ready is nil, the
 	// goroutine waits on parker. That is the dispatcher's, on which none waits, until the
 	// waiter has one of its own.
 	ready  chan struct{}

@@ -24,7 +24,7 @@ type request struct {
 	// What a decision gives it.
 	entered int64               // when it entered the line, if it waits; else when it was decided, if that is announced
 	done    <-chan struct{}     // of ctx, if it waits; or of the request's own context
-	waiting *serverconn.Waiting // nil: ctx is none of a server's request
+	peer    *serverconn.Waiting // nil: ctx is none of a server's request
 	seat    *seat               // if it has left, and there is a cap
 	verdict *Verdict            // of a dry run, which lets it through
 	arrival *arrival            // if it waits and is recorded

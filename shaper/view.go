@@ -51,8 +51,9 @@ func (v *view) placed(ln *line, k int) placed {
 // neverFits stands for the instant at which a request would leave that can never fit.
 const neverFits = math.MinInt64
 
-// leaves returns the instant at which a newcomer of cost n would leave, if it has a seat by then,
-// or neverFits. It does not depend on the clock, nor on the kind of the request.
+// leaves returns the instant from which on a newcomer of cost n may leave, if it has a seat by
+// then, or neverFits. The instant may be past. It depends neither on the clock nor on the kind of
+// the request.
 func (v *view) leaves(n int64) int64 {
 	if v.tooCostly(n) {
 		return neverFits
@@ -66,8 +67,9 @@ func (v *view) leaves(n int64) int64 {
 // it would be under the lock at that instant.
 //
 // Some methods take the lock of a Shaper without lockAt, which would read the clock. takeOutcome
-// changes nothing that is in a view, and those of a parker and of a Recording, and
-// shaperLimiter.stats, only read what is. releaseSeat needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
+// changes nothing that is in a view. Those of a parker, those of a Recording, and
+// shaperLimiter.stats only read. releaseSeat needs a cap, and [Recording.Stop] a Recording, with
+// which nothing is published.
 type publication struct {
 	view
 	at     int64 // when it was published

@@ -17,8 +17,8 @@ import (
 // await, and whatever else is allocated is allocated where there are few.
 func (r *request) await(w *waiter) (woken bool) {
 	switch {
-	case r.waiting != nil:
-		return r.waiting.Await(w.ready, r.done)
+	case r.peer != nil:
+		return r.peer.Await(w.ready, r.done)
 	case r.done != nil:
 		return w.readyBefore(r.done)
 	case w.ready == nil:
@@ -73,7 +73,7 @@ func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) {
 	if d.hasHooks {
 		d.tellEnqueued(r, dec)
 	}
-	r.waiting, r.done = serverconn.BeginWait(r.ctx, w.ready)
+	r.peer, r.done = serverconn.BeginWait(r.ctx, w.ready)
 	settled = true
 }
 
@@ -205,7 +205,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 		}
 	}
 	select {
-	case <-w.ready: // The news was sent, and not received, while the context ended.
+	case <-w.ready: // The news of the slot, or of the end of the context, was not received.
 	default:
 	}
 	d.countAbandonmentLocked(f, r.entered)

@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -16,9 +17,9 @@ import (
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
-// Requests of a server end while they wait, just as their slots come, and whoever looks at
-// their connections finds that out at the same time. Each call has one outcome, and no later
-// wait gets the news of an earlier one, whose channel it may have.
+// Requests of a server end while they wait, just as their slots come: their contexts are
+// cancelled, or their clients are found to be gone. Each call has one outcome, and no later wait
+// gets the news of an earlier one, whose channel it may have.
 func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 	const depth, callers = 100, 50
 	rounds := 40
@@ -29,21 +30,35 @@ func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 	var outcomes [2]atomic.Uint64 // departed, abandoned
 	var wrong atomic.Pointer[error]
 	watcher := new(serverconn.Watcher)
+	left := connectionWhoseClientHasLeft(t)
 	call := func() {
 		request, cancel := context.WithCancel(context.WithValue(context.Background(), http.ServerContextKey, new(http.Server)))
+		ending := rand.N(4)
+		if ending == 0 { // The context stays as it is, and only a look at the connection tells.
+			request = serverconn.NewContext(request, left)
+		}
 		conn := serverconn.Of(httptest.NewRecorder(), httptest.NewRequestWithContext(request, "GET", "/", nil))
 		ctx := conn.PeerContext(true, watcher)
 		var others sync.WaitGroup
+		var returned atomic.Bool
 		defer others.Wait()
 		defer cancel()
-		if rand.N(3) > 0 {
-			after := rand.N(4 * time.Millisecond)
-			others.Go(func() { time.Sleep(after); cancel() })
+		defer returned.Store(true)
+		after := rand.N(4 * time.Millisecond)
+		switch ending {
+		case 0, 1:
 			others.Go(func() {
-				for request.Err() == nil || ctx.Err() == nil {
+				time.Sleep(after)
+				for ctx.Err() == nil && !returned.Load() {
 					time.Sleep(10 * time.Microsecond)
 				}
 			})
+			if ending == 0 {
+				break
+			}
+			fallthrough
+		case 2:
+			others.Go(func() { time.Sleep(after); cancel() })
 		}
 		err := s.WaitN(ctx, 1)
 		conn.EndWait()
@@ -83,4 +98,18 @@ func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 	require.Positive(t, st.Abandoned)
 	require.Zero(t, st.Refused)
 	require.Zero(t, st.Waiting)
+}
+
+// connectionWhoseClientHasLeft returns the server's end of a connection.
+func connectionWhoseClientHasLeft(t *testing.T) net.Conn {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	client := dial(t, l.Addr().String())
+	server, err := l.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { server.Close() })
+	sendEnd(t, client.(*net.TCPConn))
+	return server
 }

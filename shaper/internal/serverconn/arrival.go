@@ -10,8 +10,8 @@ import (
 // of it waits. To find that out from the body alone would take a read, which could block. So
 // hasCome looks at unexported fields; if a Go release renames them, no body has come.
 //
-// A small body mostly comes together with the header. A deadline for reading it takes twice as
-// long as all that a refusal does with a body otherwise.
+// A small body mostly comes together with the header. To set a deadline for reading it would
+// make its refusal take half as long again. Nobody else may read the body meanwhile.
 func hasCome(body io.Reader) bool {
 	if !buffered.known || kindOf(body) != plainBody {
 		return false

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// watchEvery is the time between two looks at the connection of a request that
+	// watchEvery is the least time between two looks at the connection of a request that
 	// waits with an unread body.
 	watchEvery = 250 * time.Millisecond
 

@@ -23,8 +23,8 @@ func NewContext(ctx context.Context, c net.Conn) context.Context {
 	return &connContext{ctx, c, server}
 }
 
-// A connContext is the context of a connection, with what [Of] wants to know. To look for
-// each of them with a key of its own would take twice as long.
+// A connContext is the context of a connection, with the two values that [Of] needs: to look for
+// them one after the other would take twice as long.
 type connContext struct {
 	context.Context
 	conn   net.Conn

@@ -9,7 +9,7 @@ import (
 // [BeginWait] makes one.
 type Waiting peerContext
 
-// BeginWait is ctx.Done, for a caller that waits for news in a line and for the end of ctx.
+// BeginWait begins a wait in a line, for news or for the end of ctx, whichever comes first.
 // If ctx is one of [Conn.PeerContext], it returns a Waiting, and the caller must then call
 // [Waiting.Await] with news and with done, which is the Done channel of the request's own
 // context. Otherwise w is nil, and done is that of ctx.
@@ -24,15 +24,15 @@ func BeginWait(ctx context.Context, news chan<- struct{}) (w *Waiting, done <-ch
 		return nil, ctx.Done()
 	}
 	done = p.request.Context().Done()
-	if !p.tell(news) {
+	if !p.beginFor(news) {
 		return nil, p.Done()
 	}
 	return (*Waiting)(p), done
 }
 
-// tell begins a wait for news, and reports whether the context is free for it. It is not if it
+// beginFor begins a wait for news, and reports whether the context is free for it. It is not if it
 // has ended, or if a hook of the caller's waits with it in another goroutine.
-func (p *peerContext) tell(news chan<- struct{}) bool {
+func (p *peerContext) beginFor(news chan<- struct{}) bool {
 	p.wait.mu.Lock()
 	defer p.wait.mu.Unlock()
 	if p.wait.news != nil || p.wait.stopped || p.wait.ended {
@@ -53,6 +53,8 @@ func (w *Waiting) Await(news, done <-chan struct{}) bool {
 	case <-done:
 		came = w.awaitBrief(news)
 	}
+	// After this nobody sends any more. So if the context has not ended, the only value in news was
+	// the one that came, and the channel may be used for another wait.
 	w.wait.mu.Lock()
 	defer w.wait.mu.Unlock()
 	w.wait.news = nil
@@ -61,6 +63,8 @@ func (w *Waiting) Await(news, done <-chan struct{}) bool {
 
 // awaitBrief waits on for a request whose context has ended, until that counts. It reports
 // whether there is news before.
+//
+// It is not inlined, so that Await needs no stack for it.
 //
 //go:noinline
 func (w *Waiting) awaitBrief(news <-chan struct{}) bool {

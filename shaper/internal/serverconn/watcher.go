@@ -6,9 +6,11 @@ import (
 )
 
 // A Watcher looks at connections that net/http does not watch: those of requests that wait
-// with an unread body. One goroutine looks at all of them, one after the other, and only
-// while there are such requests. (A timer for each took 170 bytes, and when many came at the
-// same time there was a goroutine for each as well.)
+// with an unread body. One goroutine looks at all of them, one after the other, so that it takes
+// one processor at most: each look takes 11 to 22 µs, and with more than some 10,000 connections
+// it comes to each of them less often than watchEvery says. It looks only while there are such
+// requests. (A timer for each took 170 bytes, and when many came at the same time there was a
+// goroutine for each as well.)
 //
 // The zero Watcher is ready for use.
 type Watcher struct {
