@@ -77,5 +77,5 @@ func TestSlotsOfThoseThatLeft(t *testing.T) {
 	require.Equal(t, leaving{Served: 50, Asked: 100}, early, "a burst does not make up for what it is spent on")
 
 	_, err = leavingOf(at([]int{1, 2, 3, 4, 5, 6, 7, 8}, 1, 2, 3, 4, 5, 6, 7, 8), left, 8, 100)
-	require.Error(t, err, "no line was left")
+	require.ErrorIs(t, err, errNoLine)
 }

@@ -103,11 +103,8 @@ func TestAReloadWithAMistakeLeavesTheRunningConfiguration(t *testing.T) {
 		return detail.Bucket.Limits
 	}
 	file := writeFile(t, "Caddyfile", caddyfile("1/h burst 50"))
-	p := start(t, "run", "--config", file)
-	p.until(func() bool {
-		a, err := get("http://" + front)
-		return err == nil && a.body == "here"
-	})
+	run(t, file)
+	require.Equal(t, "here", mustGet(t, "http://"+front).body)
 	require.Contains(t, limits(), "burst 50")
 
 	for _, wrong := range []string{"5/parsec", "5/s depth x"} {

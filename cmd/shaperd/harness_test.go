@@ -76,10 +76,17 @@ func start(t *testing.T, args ...string) *process {
 	return p
 }
 
-// serve starts shaperd with a Caddyfile, and returns when it serves.
+// serve is run with a Caddyfile that is written first.
 func serve(t *testing.T, caddyfile string) *process {
 	t.Helper()
-	p := start(t, "run", "--config", writeFile(t, "Caddyfile", caddyfile))
+	return run(t, writeFile(t, "Caddyfile", caddyfile))
+}
+
+// run starts shaperd with a configuration, and returns when that is in force: its servers
+// answer earlier, while pages show no lines and no levels are restored yet.
+func run(t *testing.T, file string) *process {
+	t.Helper()
+	p := start(t, "run", "--config", file)
 	p.until(func() bool { return strings.Contains(p.log.String(), "serving initial configuration") })
 	return p
 }

@@ -57,11 +57,7 @@ func serveShop(t *testing.T) shopServer {
 	admin, front := freeAddress(t), freeAddress(t)
 	s := shopServer{admin: "http://" + admin, front: "http://" + front}
 	s.file = writeFile(t, "Caddyfile", fmt.Sprintf(shop, admin, port(t, front)[1:]))
-	s.process = start(t, "run", "--config", s.file)
-	s.until(func() bool {
-		a, err := get(s.front)
-		return err == nil && a.body == "served"
-	})
+	s.process = run(t, s.file)
 	return s
 }
 
