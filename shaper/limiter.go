@@ -90,11 +90,7 @@ func (s shaperLimiter) stats() (st Stats, ok bool) {
 	s.mu.Lock()
 	// As long as it is published, nothing has changed since then.
 	if p := s.published.Load(); p != nil && p.at <= now && now < p.until {
-		st = s.flow.stats(now)
-		st.Name = s.name
-		if hold := s.flow.bucket.coldOrNone().hold.Whole(); now < hold {
-			st.HeldUntil = s.timeOf(hold)
-		}
+		st = s.statsLocked(&s.flow, now)
 		s.mu.Unlock()
 		return st, true
 	}
