@@ -25,7 +25,7 @@ import (
 type entrance struct {
 	*shaper.Shaper
 	*httptest.Server
-	t       *testing.T
+	t       testing.TB
 	limiter shaper.Limiter                  // what the requests wait for
 	outer   func(http.Handler) http.Handler // around the middleware
 	handler http.HandlerFunc                // answers 200 if nil
@@ -34,7 +34,7 @@ type entrance struct {
 	ends chan string // path and status of each, as an access log has them
 }
 
-func newEntrance(t *testing.T, depth int) *entrance {
+func newEntrance(t testing.TB, depth int) *entrance {
 	t.Helper()
 	s, err := shaper.New(limitsOf(t, fmt.Sprintf("1 per 1h depth %d", depth)))
 	require.NoError(t, err)
@@ -52,12 +52,26 @@ func newEntrance(t *testing.T, depth int) *entrance {
 
 // newBlindEntrance returns an entrance whose connections can't be asked: its server has
 // no ConnContext.
-func newBlindEntrance(t *testing.T, depth int) *entrance {
+func newBlindEntrance(t testing.TB, depth int) *entrance {
 	t.Helper()
 	e := newEntrance(t, depth)
 	e.Config.ConnContext = nil
 	e.handler = echo
 	return e
+}
+
+// wrapListener puts a wrapper around each connection.
+type wrapListener struct {
+	net.Listener
+	wrap func(net.Conn) net.Conn
+}
+
+func (l wrapListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return l.wrap(c), nil
 }
 
 // withHook skips the test where ConnContext does nothing.
@@ -67,7 +81,7 @@ func withHook(t *testing.T) {
 	}
 }
 
-func limitsOf(t *testing.T, text string) shaper.Limits {
+func limitsOf(t testing.TB, text string) shaper.Limits {
 	t.Helper()
 	l, err := shaper.ParseLimits(text)
 	require.NoError(t, err)
@@ -144,7 +158,7 @@ func (e *entrance) ended() string {
 // A visitor is a client on a connection of its own. The test decides every byte.
 type visitor struct {
 	net.Conn
-	t    *testing.T
+	t    testing.TB
 	from *bufio.Reader
 }
 
@@ -157,7 +171,7 @@ func (e *entrance) visit(request string) *visitor {
 	return visitOn(e.t, conn, request)
 }
 
-func visitOn(t *testing.T, conn net.Conn, request string) *visitor {
+func visitOn(t testing.TB, conn net.Conn, request string) *visitor {
 	t.Helper()
 	t.Cleanup(func() { conn.Close() })
 	v := &visitor{conn, t, bufio.NewReader(conn)}

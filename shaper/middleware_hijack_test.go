@@ -171,54 +171,56 @@ func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
 				for read := range min(len(sent), 2) + 1 {
 					t.Run(fmt.Sprintf("%s, hook %t, %q sent, %d read", way.name, hook, sent, read), func(t *testing.T) {
 						t.Parallel()
-						e := newBlindEntrance(t, 1)
-						if hook {
-							e.Config.ConnContext = shaper.ConnContext
-						}
-						e.Config.ReadTimeout, e.Config.WriteTimeout = 200*time.Millisecond, 200*time.Millisecond
-						type result struct {
-							known int // bytes that can be had without reading the connection
-							all   string
-							err   error
-						}
-						results, hijacked := make(chan result, 1), make(chan bool)
-						e.handler = func(w http.ResponseWriter, r *http.Request) {
-							var got result
-							part := make([]byte, read)
-							_, got.err = io.ReadFull(r.Body, part)
-							require.NoError(t, got.err)
-							conn, buffered, err := way.by(way.outer(w))
-							if err != nil {
-								results <- result{err: err}
-								return
+						unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+							e := newBlindEntrance(t, 1)
+							if hook {
+								e.Config.ConnContext = shaper.ConnContext
 							}
-							defer conn.Close()
-							hijacked <- true
-							got.known = read + buffered.Reader.Buffered()
-							rest := make([]byte, len("hello, and more")-read)
-							_, got.err = io.ReadFull(buffered, rest)
-							got.all = string(part) + string(rest)
-							results <- got
-							_, _ = buffered.WriteString("bye")
-							_ = buffered.Flush()
-						}
-						e.open()
-						v := e.visit(post("/", sent))
-						e.waiting(1)
-						time.Sleep(50 * time.Millisecond) // Now it has been read.
-						e.admit("100/s depth 1")
-						next(t, hijacked)
-						time.Sleep(300 * time.Millisecond) // Longer than any deadline of ours or of the server.
-						v.send("hello, and more"[len(sent):])
-						got := next(t, results)
-						require.NoError(t, got.err)
-						require.Equal(t, "hello, and more", got.all)
-						if !hook {
-							require.Equal(t, len(sent), got.known)
-						}
-						back, err := io.ReadAll(v)
-						require.NoError(t, err)
-						require.Equal(t, "bye", string(back))
+							e.Config.ReadTimeout, e.Config.WriteTimeout = timeout, timeout
+							type result struct {
+								known int // bytes that can be had without reading the connection
+								all   string
+								err   error
+							}
+							results, hijacked := make(chan result, 1), make(chan bool)
+							e.handler = func(w http.ResponseWriter, r *http.Request) {
+								var got result
+								part := make([]byte, read)
+								_, got.err = io.ReadFull(r.Body, part)
+								require.NoError(t, got.err)
+								conn, buffered, err := way.by(way.outer(w))
+								if err != nil {
+									results <- result{err: err}
+									return
+								}
+								defer conn.Close()
+								hijacked <- true
+								got.known = read + buffered.Reader.Buffered()
+								rest := make([]byte, len("hello, and more")-read)
+								_, got.err = io.ReadFull(buffered, rest)
+								got.all = string(part) + string(rest)
+								results <- got
+								_, _ = buffered.WriteString("bye")
+								_ = buffered.Flush()
+							}
+							e.open()
+							v := e.visit(post("/", sent))
+							e.waiting(1)
+							time.Sleep(timeout / 4) // Now it has been read.
+							e.admit("100/s depth 1")
+							next(t, hijacked)
+							time.Sleep(timeout * 3 / 2) // Longer than any deadline of ours or of the server.
+							v.send("hello, and more"[len(sent):])
+							got := next(t, results)
+							require.NoError(t, got.err)
+							require.Equal(t, "hello, and more", got.all)
+							if !hook {
+								require.Equal(t, len(sent), got.known)
+							}
+							back, err := io.ReadAll(v)
+							require.NoError(t, err)
+							require.Equal(t, "bye", string(back))
+						})
 					})
 				}
 			}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"mime/multipart"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -47,11 +46,7 @@ func TestARefusalOfASniffedBodyIsSent(t *testing.T) {
 			e := newEntrance(t, 0)
 			e.outer = touched(f)
 			e.open()
-			v := e.visit(post("/", "he"))
-			_ = v.SetReadDeadline(time.Now().Add(3 * time.Second))
-			a, err := http.ReadResponse(v.from, nil)
-			require.NoError(t, err)
-			require.Equal(t, 429, a.StatusCode)
+			e.visit(post("/", "he")).reads(429)
 		})
 	}
 }
@@ -67,40 +62,46 @@ func TestADepartureWithASniffedBodyIsSeen(t *testing.T) {
 }
 
 func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
-	e := newEntrance(t, 3)
-	e.outer = touched(putBacks["multi"])
-	e.Config.ReadTimeout = 200 * time.Millisecond
-	e.handler = echo
-	e.open()
-	v := e.visit(post("/", "he"))
-	e.waiting(1)
-	time.Sleep(400 * time.Millisecond)
-	e.admit("100/s depth 1")
-	v.send("llo")
-	require.Equal(t, "HELLO", v.reads(200))
+	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+		e := newEntrance(t, 3)
+		e.outer = touched(putBacks["multi"])
+		e.Config.ReadTimeout = timeout
+		e.handler = echo
+		e.open()
+		v := e.visit(post("/", "he"))
+		e.waiting(1)
+		time.Sleep(2 * timeout)
+		e.admit("100/s depth 1")
+		v.send("llo")
+		require.Equal(t, "HELLO", v.reads(200))
+	})
 }
 
 // longHandler takes its time, and reports if its request is cancelled meanwhile.
-func longHandler(w http.ResponseWriter, r *http.Request) {
-	select {
-	case <-r.Context().Done():
-		w.WriteHeader(500)
-	case <-time.After(600 * time.Millisecond):
+func longHandler(takes time.Duration) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+			w.WriteHeader(500)
+		case <-time.After(takes):
+		}
 	}
 }
 
 // A read deadline would apply to net/http's own read of the connection.
 func TestAChunkedBodyThatWasReadLeavesTheHandlerInPeace(t *testing.T) {
-	e := newEntrance(t, 3)
-	e.outer = touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) })
-	e.Config.ReadTimeout = 200 * time.Millisecond
-	e.handler = longHandler
-	e.open()
-	v := e.visit(chunked("/") + "llo\r\n0\r\n\r\n")
-	e.waiting(1)
-	time.Sleep(50 * time.Millisecond)
-	e.admit("100/s depth 1")
-	v.reads(200)
+	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+		e := newEntrance(t, 3)
+		e.outer = touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) })
+		e.Config.ReadTimeout = timeout
+		e.handler = longHandler(3 * timeout)
+		e.open()
+		v := e.visit(chunked("/") + "llo\r\n0\r\n\r\n")
+		e.waiting(1)
+		time.Sleep(50 * time.Millisecond)
+		e.admit("100/s depth 1")
+		v.reads(200)
+	})
 }
 
 func TestARequestWithoutABodyOfItsOwn(t *testing.T) {
@@ -144,7 +145,7 @@ func TestFilesOfAFormAreRemoved(t *testing.T) {
 			require.Eventually(t, func() bool {
 				d, err := os.ReadDir(dir)
 				return err == nil && len(d) == 0
-			}, 10*time.Second, time.Millisecond)
+			}, enough, time.Millisecond)
 		})
 	}
 }
@@ -172,26 +173,30 @@ func TestOuterHandlersSeeThePattern(t *testing.T) {
 }
 
 func TestA408OutlivesTheWriteTimeout(t *testing.T) {
-	e := newBlindEntrance(t, 1)
-	e.Config.WriteTimeout = 500 * time.Millisecond
-	e.Listener = wrapListener{e.Listener, func(c net.Conn) net.Conn { return hastyConn{c} }}
-	e.open()
-	e.visit(post("/", "he")).reads(408)
+	unlessLate(t, 500*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+		e := newBlindEntrance(t, 1)
+		e.Config.WriteTimeout = timeout
+		e.Listener = wrapListener{e.Listener, hasty(timeout / 5)}
+		e.open()
+		e.visit(post("/", "he")).reads(408)
+	})
 }
 
 // Plain handlers are not cancelled either for a body that they do not read.
 func TestReadingAheadCancelsNoHandlerThatDoesNotCare(t *testing.T) {
 	for _, plain := range []bool{true, false} {
 		t.Run(fmt.Sprint(plain), func(t *testing.T) {
-			e := newBlindEntrance(t, 1)
-			e.Config.ReadTimeout = 200 * time.Millisecond
-			e.handler = longHandler
-			if plain {
-				e.outer = func(http.Handler) http.Handler { return http.HandlerFunc(longHandler) }
-			}
-			e.admit("inf")
-			e.open()
-			e.visit(post("/", "he")).reads(200)
+			unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+				e := newBlindEntrance(t, 1)
+				e.Config.ReadTimeout = timeout
+				e.handler = longHandler(3 * timeout)
+				if plain {
+					e.outer = func(http.Handler) http.Handler { return longHandler(3 * timeout) }
+				}
+				e.admit("inf")
+				e.open()
+				e.visit(post("/", "he")).reads(200)
+			})
 		})
 	}
 }
@@ -211,7 +216,6 @@ func TestACancelledRequestOfAClientThatStaysFreesTheConnection(t *testing.T) {
 	e.waiting(1)
 	(<-cancels)()
 	v.reads(499)
-	_ = v.SetReadDeadline(time.Now().Add(3 * time.Second))
 	_, err := v.from.ReadByte()
 	require.ErrorIs(t, err, io.EOF)
 }

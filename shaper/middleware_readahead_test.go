@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -96,23 +97,25 @@ func (l pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 // has all of the server's ReadTimeout again.
 func TestASlowBodyIsHandedOnWithItsRestUnread(t *testing.T) {
 	t.Parallel()
-	e := newBlindEntrance(t, 1)
-	e.Config.ReadTimeout = 300 * time.Millisecond
-	begun := make(chan string, 1)
-	e.handler = func(w http.ResponseWriter, r *http.Request) {
-		part := make([]byte, 2)
-		_, _ = io.ReadFull(r.Body, part)
-		begun <- string(part)
-		echo(w, r)
-	}
-	e.open()
-	v := e.visit(post("/", "he"))
-	e.waiting(1)
-	time.Sleep(400 * time.Millisecond) // Longer than the ReadTimeout.
-	e.admit("100/s depth 1")
-	require.Equal(t, "he", next(t, begun))
-	v.send("llo")
-	require.Equal(t, "LLO", v.reads(200))
+	unlessLate(t, 300*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+		e := newBlindEntrance(t, 1)
+		e.Config.ReadTimeout = timeout
+		begun := make(chan string, 1)
+		e.handler = func(w http.ResponseWriter, r *http.Request) {
+			part := make([]byte, 2)
+			_, _ = io.ReadFull(r.Body, part)
+			begun <- string(part)
+			echo(w, r)
+		}
+		e.open()
+		v := e.visit(post("/", "he"))
+		e.waiting(1)
+		time.Sleep(timeout * 4 / 3)
+		e.admit("100/s depth 1")
+		require.Equal(t, "he", next(t, begun))
+		v.send("llo")
+		require.Equal(t, "LLO", v.reads(200))
+	})
 }
 
 // A body that never comes costs its handler no more than the ReadTimeout, whether the
@@ -121,21 +124,23 @@ func TestABodyThatNeverComesHasADeadline(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		t.Run(fmt.Sprintf("waits %t", waits), func(t *testing.T) {
 			t.Parallel()
-			e := newBlindEntrance(t, 1)
-			e.Config.ReadTimeout = time.Second
-			if !waits {
-				e.admit("inf")
-			}
-			e.open()
-			begun := time.Now()
-			v := e.visit(post("/", "he"))
-			if waits {
-				e.waiting(1)
-				begun = time.Now()
-				e.admit("100/s depth 1")
-			}
-			require.Contains(t, v.reads(400), "timeout")
-			require.Less(t, time.Since(begun), 1800*time.Millisecond, "a silent client is held for one ReadTimeout, not for two")
+			unlessLate(t, time.Second, func(t testing.TB, timeout time.Duration) {
+				e := newBlindEntrance(t, 1)
+				e.Config.ReadTimeout = timeout
+				if !waits {
+					e.admit("inf")
+				}
+				e.open()
+				begun := time.Now()
+				v := e.visit(post("/", "he"))
+				if waits {
+					e.waiting(1)
+					begun = time.Now()
+					e.admit("100/s depth 1")
+				}
+				require.Contains(t, v.reads(400), "timeout")
+				require.Less(t, time.Since(begun), timeout*9/5, "a silent client is held for one ReadTimeout, not for two")
+			})
 		})
 	}
 }
@@ -147,7 +152,7 @@ func TestNoHandlerIsDelayedByReadingAheadWhereNobodyWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newBlindEntrance(t, 1)
-			e.Config.ReadTimeout = time.Minute
+			e.Config.ReadTimeout = time.Hour // Which is how long it would be delayed.
 			e.outer = func(h http.Handler) http.Handler {
 				return middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					require.Equal(t, "*http.body", fmt.Sprintf("%T", r.Body))
@@ -156,10 +161,8 @@ func TestNoHandlerIsDelayedByReadingAheadWhereNobodyWaits(t *testing.T) {
 				}))
 			}
 			e.open()
-			begun := time.Now()
 			v := e.visit(post("/", "he"))
 			next(t, e.ran)
-			require.Less(t, time.Since(begun), time.Second)
 			v.send("llo")
 			require.Equal(t, "HELLO", v.reads(200))
 		})
@@ -179,17 +182,19 @@ func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			e := newBlindEntrance(t, 1)
-			e.Config.ReadTimeout = 50 * time.Millisecond
-			e.handler = c.handler
-			e.open()
-			v := e.visit(post("/", "he"))
-			e.waiting(1)
-			e.admit("100/s depth 1")
-			all, err := io.ReadAll(v)
-			require.NoError(t, err)
-			line, _, _ := strings.Cut(string(all), "\r\n")
-			require.Equal(t, c.answer, line)
+			unlessLate(t, 50*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+				e := newBlindEntrance(t, 1)
+				e.Config.ReadTimeout = timeout
+				e.handler = c.handler
+				e.open()
+				v := e.visit(post("/", "he"))
+				e.waiting(1)
+				e.admit("100/s depth 1")
+				all, err := io.ReadAll(v)
+				require.NoError(t, err)
+				line, _, _ := strings.Cut(string(all), "\r\n")
+				require.Equal(t, c.answer, line)
+			})
 		})
 	}
 }
@@ -208,22 +213,24 @@ func TestAHandlerMayOutlastTheReadTimeoutOfABodyReadAhead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			e := newBlindEntrance(t, 1)
-			e.outer = c.outer
-			e.Config.ReadTimeout = 100 * time.Millisecond
-			e.handler = func(w http.ResponseWriter, r *http.Request) {
-				select {
-				case <-r.Context().Done():
-					w.WriteHeader(http.StatusInternalServerError)
-				case <-time.After(250 * time.Millisecond):
-					echo(w, r)
+			unlessLate(t, 100*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+				e := newBlindEntrance(t, 1)
+				e.outer = c.outer
+				e.Config.ReadTimeout = timeout
+				e.handler = func(w http.ResponseWriter, r *http.Request) {
+					select {
+					case <-r.Context().Done():
+						w.WriteHeader(http.StatusInternalServerError)
+					case <-time.After(timeout * 5 / 2):
+						echo(w, r)
+					}
 				}
-			}
-			e.open()
-			v := e.visit(post("/", "hello"))
-			e.waiting(1)
-			e.admit("100/s depth 1")
-			require.Equal(t, "HELLO", v.reads(200))
+				e.open()
+				v := e.visit(post("/", "hello"))
+				e.waiting(1)
+				e.admit("100/s depth 1")
+				require.Equal(t, "HELLO", v.reads(200))
+			})
 		})
 	}
 }
@@ -322,17 +329,28 @@ func TestTheErrorOfALimitedBodyReachesTheHandler(t *testing.T) {
 func TestABodyThatCannotBeReadIsAnswered408(t *testing.T) {
 	t.Parallel()
 	e := newBlindEntrance(t, 1)
-	e.Listener = wrapListener{e.Listener, func(c net.Conn) net.Conn { return hastyConn{c} }}
+	e.Listener = wrapListener{e.Listener, hasty(100 * time.Millisecond)}
 	e.open()
 	e.visit(post("/", "he")).reads(408)
 	require.Zero(t, e.Stats().Waiting)
 	require.Empty(t, e.ran)
 }
 
-// hastyConn gives each read 100 ms.
-type hastyConn struct{ net.Conn }
+// hasty returns a function that makes a hastyConn.
+func hasty(patience time.Duration) func(net.Conn) net.Conn {
+	return func(c net.Conn) net.Conn { return &hastyConn{Conn: c, patience: patience} }
+}
 
-func (c hastyConn) Read(p []byte) (int, error) {
-	_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+// A hastyConn gives each read its patience, except the first, which gets the header.
+type hastyConn struct {
+	net.Conn
+	patience time.Duration
+	begun    atomic.Bool
+}
+
+func (c *hastyConn) Read(p []byte) (int, error) {
+	if c.begun.Swap(true) {
+		_ = c.SetReadDeadline(time.Now().Add(c.patience))
+	}
 	return c.Conn.Read(p)
 }

@@ -23,22 +23,27 @@ import (
 // The server's timeouts are for slow clients. A client whose request waited in line for
 // longer than a timeout is not slow.
 
-// The handshakes of all connections of a test begin at once, and each must end within
-// serverTimeout. Under the race detector on a busy machine, beside tests that compute,
-// a second was too short.
-const (
-	serverTimeout = 2000 * ms
-	longWait      = 2600 * ms
-)
+// serverTimeout is that of the servers on a machine that is in time. The handshakes of all
+// connections of a test begin at once, and each must end within it. Under the race detector on
+// a busy machine, beside tests that compute, a second was too short.
+const serverTimeout = 2000 * ms
 
-func shortTimeouts(s *http.Server) { s.ReadTimeout, s.WriteTimeout = serverTimeout, serverTimeout }
-func readTimeout(s *http.Server)   { s.ReadTimeout = serverTimeout }
+// longWait is a wait in line that is longer than a timeout.
+func longWait(timeout time.Duration) time.Duration { return timeout * 13 / 10 }
+
+func readTimeout(timeout time.Duration) func(*http.Server) {
+	return func(s *http.Server) { s.ReadTimeout = timeout }
+}
+
+func shortTimeouts(timeout time.Duration) func(*http.Server) {
+	return func(s *http.Server) { s.ReadTimeout, s.WriteTimeout = timeout, timeout }
+}
 
 // kept returns a Limiter whose every call waits, and then returns err.
-func kept(err error) limiterFunc {
+func kept(wait time.Duration, err error) limiterFunc {
 	return func(ctx context.Context, _ int) error {
 		select {
-		case <-time.After(longWait):
+		case <-time.After(wait):
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
@@ -55,7 +60,7 @@ type claim struct {
 
 // holdAtOnce checks claims. It makes all calls at once, because they spend their
 // time waiting.
-func holdAtOnce(t *testing.T, claims []claim) {
+func holdAtOnce(t testing.TB, claims []claim) {
 	t.Helper()
 	got := make([]string, len(claims))
 	var wg sync.WaitGroup
@@ -70,17 +75,21 @@ func holdAtOnce(t *testing.T, claims []claim) {
 
 func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
 	t.Parallel()
+	unlessLate(t, serverTimeout, timeInTheLineCostsAnAdmittedRequestNothing)
+}
+
+func timeInTheLineCostsAnAdmittedRequestNothing(t testing.TB, timeout time.Duration) {
 	large := strings.Repeat("0123456789", 30_000)
 	var claims []claim
 	for _, k := range connectionKinds {
 		running := make(chan struct{})
-		h := shaper.Middleware(kept(nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := shaper.Middleware(kept(longWait(timeout), nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/parts" {
 				close(running)
 			}
 			echoBody(w, r)
 		}))
-		client, url := k.open(t, h, shortTimeouts)
+		client, url := k.open(t, h, shortTimeouts(timeout))
 		claims = append(claims,
 			claim{k.name + ", no body", func() string { return postTo(client, url, nil) }, "200: "},
 			claim{k.name + ", small body", func() string { return postTo(client, url, strings.NewReader("small")) }, "200: small"},
@@ -103,17 +112,21 @@ func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
 // Here the length is known, and half of the body comes before the wait.
 func TestBodyThatTricklesAfterTheWaitIsRead(t *testing.T) {
 	t.Parallel()
+	unlessLate(t, serverTimeout, bodyThatTricklesAfterTheWaitIsRead)
+}
+
+func bodyThatTricklesAfterTheWaitIsRead(t testing.TB, timeout time.Duration) {
 	var claims []claim
 	for _, k := range connectionKinds {
 		if k.tls {
 			continue // The raw client does not speak it.
 		}
 		running := make(chan struct{})
-		h := shaper.Middleware(kept(nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := shaper.Middleware(kept(longWait(timeout), nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			close(running)
 			echoBody(w, r)
 		}))
-		_, url := k.open(t, h, shortTimeouts)
+		_, url := k.open(t, h, shortTimeouts(timeout))
 		conn := dial(t, strings.TrimPrefix(url, "http://"))
 		claims = append(claims, claim{k.name, func() string {
 			_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n01234")
@@ -131,20 +144,24 @@ func TestBodyThatTricklesAfterTheWaitIsRead(t *testing.T) {
 
 func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
 	t.Parallel()
+	unlessLate(t, serverTimeout, timeInTheLineCostsARefusalNothing)
+}
+
+func timeInTheLineCostsARefusalNothing(t testing.TB, timeout time.Duration) {
 	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: 99})
 	require.NoError(t, err)
 	require.True(t, s.Allow())
 	limiters := map[string]shaper.Limiter{
-		"/full": kept(&shaper.RejectError{Reason: shaper.ErrQueueFull}),
-		"/down": kept(errors.New("engine is down")),
+		"/full": kept(longWait(timeout), &shaper.RejectError{Reason: shaper.ErrQueueFull}),
+		"/down": kept(longWait(timeout), errors.New("engine is down")),
 		"/deadline": limiterFunc(func(ctx context.Context, n int) error {
-			ctx, cancel := context.WithTimeout(ctx, longWait)
+			ctx, cancel := context.WithTimeout(ctx, longWait(timeout))
 			defer cancel()
 			<-ctx.Done()
 			return ctx.Err()
 		}),
 		"/closed": limiterFunc(func(ctx context.Context, n int) error {
-			defer time.AfterFunc(longWait, func() { _ = s.Close() }).Stop()
+			defer time.AfterFunc(longWait(timeout), func() { _ = s.Close() }).Stop()
 			return s.WaitN(ctx, n)
 		}),
 	}
@@ -160,7 +177,7 @@ func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
 		for path, l := range limiters {
 			site.Handle(path, shaper.Middleware(l)(echoBody))
 		}
-		client, url := k.open(t, site, shortTimeouts)
+		client, url := k.open(t, site, shortTimeouts(timeout))
 		for path := range limiters {
 			for _, body := range []string{"", "small"} {
 				claims = append(claims, claim{
@@ -178,6 +195,10 @@ func TestTimeInTheLineCostsARefusalNothing(t *testing.T) {
 // meanwhile would cancel the request's context.
 func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 	t.Parallel()
+	unlessLate(t, serverTimeout, handlerIsNotCancelledByTheReadTimeout)
+}
+
+func handlerIsNotCancelledByTheReadTimeout(t testing.TB, timeout time.Duration) {
 	outerReads := func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
@@ -187,19 +208,19 @@ func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 			h.ServeHTTP(w, r)
 		})
 	}
-	h := shaper.Middleware(kept(nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := shaper.Middleware(kept(longWait(timeout), nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		select {
 		case <-r.Context().Done():
 			fmt.Fprint(w, "cancelled")
-		case <-time.After(2 * serverTimeout):
+		case <-time.After(2 * timeout):
 			fmt.Fprint(w, "ran to its end")
 		}
 	}))
 	var claims []claim
 	for _, k := range connectionKinds {
-		client, url := k.open(t, h, readTimeout)
-		outerClient, outer := k.open(t, outerReads(h), readTimeout)
+		client, url := k.open(t, h, readTimeout(timeout))
+		outerClient, outer := k.open(t, outerReads(h), readTimeout(timeout))
 		const want = "200: ran to its end"
 		claims = append(claims,
 			claim{k.name + ", no body", func() string { return postTo(client, url, nil) }, want},
@@ -221,15 +242,19 @@ func TestHandlerIsNotCancelledByTheReadTimeout(t *testing.T) {
 // After the wait the timeouts start anew, and are as long as before.
 func TestServersTimeoutsHoldAfterTheWait(t *testing.T) {
 	t.Parallel()
+	unlessLate(t, serverTimeout, serversTimeoutsHoldAfterTheWait)
+}
+
+func serversTimeoutsHoldAfterTheWait(t testing.TB, timeout time.Duration) {
 	var claims []claim
-	for name, l := range map[string]shaper.Limiter{"a wait": kept(nil), "no wait": failing(nil)} {
+	for name, l := range map[string]shaper.Limiter{"a wait": kept(longWait(timeout), nil), "no wait": failing(nil)} {
 		for _, k := range connectionKinds {
 			read := make(chan error, 1)
 			h := shaper.Middleware(l)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, err := io.Copy(io.Discard, r.Body)
 				read <- err
 			}))
-			client, url := k.open(t, h, readTimeout)
+			client, url := k.open(t, h, readTimeout(timeout))
 			body, end := io.Pipe()
 			t.Cleanup(func() { _ = end.Close() })
 			r, err := http.NewRequest("POST", url, io.MultiReader(strings.NewReader("a part"), body))
@@ -255,13 +280,17 @@ func TestServersTimeoutsHoldAfterTheWait(t *testing.T) {
 
 func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
 	t.Parallel()
+	unlessLate(t, serverTimeout, keepAliveObeysTheServersTimeoutsAfterAWait)
+}
+
+func keepAliveObeysTheServersTimeoutsAfterAWait(t testing.TB, timeout time.Duration) {
 	var claims []claim
 	for _, request := range []string{
 		"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nsmall",
 	} {
 		for _, hook := range hooks {
-			conn := dial(t, openServer(t, shaper.Middleware(kept(nil))(echoBody), shortTimeouts, hook.set))
+			conn := dial(t, openServer(t, shaper.Middleware(kept(longWait(timeout), nil))(echoBody), shortTimeouts(timeout), hook.set))
 			claims = append(claims, claim{request + hook.name, func() (saw string) {
 				reader := bufio.NewReader(conn)
 				for range 2 { // The deadlines of one request don't break the next.
@@ -284,12 +313,16 @@ func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
 // uploads when the handler itself waits.
 func TestTimeoutsBreakUploadsWithoutMiddleware(t *testing.T) {
 	t.Parallel()
+	unlessLate(t, serverTimeout, timeoutsBreakUploadsWithoutMiddleware)
+}
+
+func timeoutsBreakUploadsWithoutMiddleware(t testing.TB, timeout time.Duration) {
 	var claims []claim
 	for _, k := range connectionKinds {
 		client, url := k.open(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_ = kept(nil).WaitN(r.Context(), 1)
+			_ = kept(longWait(timeout), nil).WaitN(r.Context(), 1)
 			echoBody(w, r)
-		}), shortTimeouts)
+		}), shortTimeouts(timeout))
 		claims = append(claims, claim{k.name, func() string {
 			status, _, _ := strings.Cut(postTo(client, url, strings.NewReader("small")), ":")
 			return fmt.Sprint(status == "200")

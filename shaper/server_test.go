@@ -26,7 +26,7 @@ import (
 
 // enough is how long tests of real time wait for what must come, on a machine that
 // has other work too.
-const enough = 10 * time.Second
+const enough = 90 * time.Second
 
 // waitFor waits until a condition holds. (require.Eventually would ask for it on
 // a goroutine of its own.)
@@ -143,7 +143,7 @@ var connectionKinds = []connectionKind{
 var http2Kind = connectionKind{name: "HTTP/2", wrap: asIs, configure: hooked, tls: true, h2: true}
 
 // open serves a handler until the test ends, and returns a client for it.
-func (k connectionKind) open(t *testing.T, h http.Handler, configure ...func(*http.Server)) (*http.Client, string) {
+func (k connectionKind) open(t testing.TB, h http.Handler, configure ...func(*http.Server)) (*http.Client, string) {
 	t.Helper()
 	options := []serverOption{with(configure...), with(k.configure)}
 	switch {
