@@ -133,7 +133,7 @@ func TestNoSlotIsMissedByATickerAboutToSleep(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Wait(context.Background()) }()
 	for began := time.Now(); s.next.Load() == exact.Forever; time.Sleep(time.Millisecond) {
-		if time.Since(began) > 10*time.Second {
+		if time.Since(began) > time.Minute {
 			t.Error("the instant is not published before the ticker is told")
 			break
 		}
