@@ -26,7 +26,7 @@ func TestAStormOfKeysLeavesNobodyBehind(t *testing.T) {
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			var overflowed, broken uint64
-			for range rounds {
+			for round := 0; round < rounds || round < 1000 && (overflowed == 0 || broken == 0); round++ {
 				st := newKeyStorm(t)
 				st.blow()
 				time.Sleep(rand.N(2 * time.Millisecond))

@@ -161,7 +161,7 @@ func TestReentriesInAStorm(t *testing.T) {
 		for how, end := range ends {
 			t.Run(name+", "+how, func(t *testing.T) {
 				var leftAgain, abandoned uint64
-				for range 20 {
+				for round := 0; round < 20 || round < 1000 && (leftAgain == 0 || abandoned == 0); round++ {
 					st := &reentryStorm{shaperStorm: shaperStorm{limits: slices.Clone(limits)}}
 					for i := range st.limits {
 						st.limits[i].InFlight = min(most, 1+i)
