@@ -218,7 +218,7 @@ func TestADryRunTakesNoGoroutineAndLittleMemory(t *testing.T) {
 		call()
 	}
 	require.Equal(t, 50, s.Stats().Waiting)
-	require.Equal(t, before, runtime.NumGoroutine())
+	require.LessOrEqual(t, runtime.NumGoroutine(), before, "those of the tests before may still end")
 	heap := func() uint64 {
 		runtime.GC()
 		var m runtime.MemStats

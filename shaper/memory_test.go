@@ -50,7 +50,7 @@ func TestFewRefusalsKeepNoStripes(t *testing.T) {
 
 // A Group of which nobody has ever waited or been refused has no counts of that.
 func TestNothingIsKeptForRequestsThatLeaveAtOnce(t *testing.T) {
-	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1, Burst: 2}, nil })
+	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1. / 3600, Burst: 2}, nil })
 	require.NoError(t, err)
 	for key := range 100 {
 		require.True(t, g.Allow(key))

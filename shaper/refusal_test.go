@@ -86,10 +86,10 @@ func TestADeadlineOfAnotherAgeIsTooLate(t *testing.T) {
 
 // A deadline without a reading of the monotonic clock is one of the wall clock.
 func TestADeadlineOnTheWallClock(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 9})
+	s, err := shaper.New(shaper.Limits{Rate: 1. / 3600, Depth: 9})
 	require.NoError(t, err)
-	require.NoError(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Minute)}))
-	require.ErrorIs(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Second / 2)}), shaper.ErrTooLate)
+	require.NoError(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Hour)}))
+	require.ErrorIs(t, s.Wait(overdue{context.Background(), time.Now().Round(0).Add(time.Hour / 2)}), shaper.ErrTooLate)
 }
 
 type overdue struct {

@@ -35,7 +35,7 @@ func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
 		}
 	}
 	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(ms) {
-		require.Less(t, time.Since(began), 5*time.Second, "a ticker goroutine is left")
+		require.Less(t, time.Since(began), time.Minute, "a ticker goroutine is left")
 	}
 }
 
