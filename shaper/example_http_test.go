@@ -34,15 +34,15 @@ func ExampleMiddleware() {
 	for _, path := range []string{"/", "/", "/healthz"} {
 		answer := httptest.NewRecorder()
 		site.ServeHTTP(answer, httptest.NewRequest("GET", path, nil))
-		fmt.Println(path, answer.Code, answer.Header()["Retry-After"])
+		fmt.Println(path, answer.Code, answer.Header().Get("Retry-After") != "")
 		fmt.Print(answer.Body)
 	}
 	// Output:
-	// / 200 []
+	// / 200 false
 	// Hello.
-	// / 429 [3600]
+	// / 429 true
 	// {"title":"Too Many Requests","status":429,"detail":"Too many requests are waiting already."}
-	// /healthz 200 []
+	// /healthz 200 false
 	// Hello.
 }
 

@@ -48,7 +48,7 @@ func ExampleShaper_Wait() {
 
 // A request that can't be admitted is told why, and when to come back.
 func ExampleShaper_WaitN() {
-	s, err := shaper.New(shaper.Limits{Rate: 0.1, Burst: 5, Depth: 0})
+	s, err := shaper.New(shaper.Limits{Rate: 1. / 60, Burst: 5, Depth: 0})
 	if err != nil {
 		panic(err)
 	}
@@ -64,7 +64,7 @@ func ExampleShaper_WaitN() {
 }
 
 func ExampleShaper_Allow() {
-	s, err := shaper.New(shaper.Limits{Rate: 0.1, Burst: 3})
+	s, err := shaper.New(shaper.Limits{Rate: 1. / 60, Burst: 3})
 	if err != nil {
 		panic(err)
 	}

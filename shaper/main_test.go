@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -18,7 +19,22 @@ func TestMain(m *testing.M) {
 	}
 	// A connection that is closed with an unread body sleeps for half a second in
 	// net/http, which is as long as goleak waits.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+	closing := goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait")
+	goleak.VerifyTestMain(settling{m, closing}, closing)
+}
+
+// settling runs the tests, and then gives what they have left to end half a minute instead of
+// goleak's half a second, which is too short on a busy machine.
+type settling struct {
+	*testing.M
+	ignored goleak.Option
+}
+
+func (s settling) Run() int {
+	code := s.M.Run()
+	for patience := time.Now().Add(30 * time.Second); time.Now().Before(patience) && goleak.Find(s.ignored) != nil; {
+	}
+	return code
 }
 
 // long reports whether the great counts are wanted (CI sets SHAPER_LONG=1).

@@ -156,12 +156,13 @@ func TestNetHTTPReadsOnAfterADeadlineThatPassedWhileNobodyRead(t *testing.T) {
 		t.Run(fmt.Sprintf("renewed %t", renew), func(t *testing.T) {
 			t.Parallel()
 			visit := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(50 * time.Millisecond)) // as a ReadTimeout does
 				time.Sleep(100 * time.Millisecond)
 				if renew {
 					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(enough))
 				}
 				echo(w, r)
-			}, func(s *http.Server) { s.ReadTimeout = 50 * time.Millisecond })
+			})
 			v := visit(post("/", ""))
 			if renew {
 				v.send("hello")

@@ -16,7 +16,7 @@ import (
 
 // enough is how long tests of real servers wait for what must come. It allows for a machine
 // that has other work too.
-const enough = 10 * time.Second
+const enough = 90 * time.Second
 
 // serve serves a handler on loopback until the test ends, and returns the function
 // that connects and sends a request.

@@ -150,7 +150,7 @@ func TestAWatcherFindsEachClientThatHasGone(t *testing.T) {
 			require.Equal(t, context.Canceled, next(t, uploads[i].err))
 			uploads[i].conn.EndWait()
 		}
-		require.Less(t, time.Since(since), enough/2, "each is looked at every 250 ms")
+		require.Less(t, time.Since(since), enough/3, "each is looked at every 250 ms")
 		for _, i := range []int{0, 2, 5} {
 			uploads[i].news <- struct{}{}
 			require.NoError(t, next(t, uploads[i].err))
