@@ -14,7 +14,24 @@ import (
 
 func TestProcessesShareOneRateAndOthersGoOnWhenOneIsKilled(t *testing.T) {
 	t.Parallel()
-	c := config{rate: 50, processes: 3, callers: 4, length: 2 * time.Second, redis: servers.StartRedis(t).Addr}
+	address := servers.StartRedis(t).Addr
+	// On a busy machine a process may not run in so short a time.
+	for length := 2 * time.Second; ; length *= 2 {
+		c := config{rate: 50, processes: 3, callers: 4, length: length, redis: address}
+		before, after := showOnce(t, c)
+		// Others use this machine too, so many slots may pass unused.
+		left := before[0] + before[1] + before[2] + after[0] + after[1]
+		enough := left > int(c.rate*length.Seconds())/2 && before[0] > 0 && before[1] > 0 && before[2] > 0 && after[0] > 0 && after[1] > 0
+		if enough {
+			break
+		}
+		require.Less(t, length, 16*time.Second, "before the kill %v of the processes left, and after it %v", before, after)
+	}
+}
+
+// showOnce returns how many requests of each process left before the last one was killed, and
+// after that. It checks what holds on any machine.
+func showOnce(t *testing.T, c config) (before, after [3]int) {
 	var out bytes.Buffer
 	r, err := show(t.Context(), c, &out)
 	require.NoError(t, err)
@@ -23,7 +40,6 @@ func TestProcessesShareOneRateAndOthersGoOnWhenOneIsKilled(t *testing.T) {
 	// the same instant as their own: a thousandth of a second is enough for that.
 	pace := model.SharedPace{Interval: big.NewRat(int64(20*ms), 1), Burst: 1, Lateness: r.lateness + ms}
 	var log []model.Departure
-	before, after := make([]int, 3), make([]int, 3)
 	for i, d := range r.log {
 		log = append(log, model.Departure{At: d.at, Process: d.process, Number: i, Cost: 1})
 		if d.at <= r.killed {
@@ -33,17 +49,11 @@ func TestProcessesShareOneRateAndOthersGoOnWhenOneIsKilled(t *testing.T) {
 		}
 	}
 	require.NoError(t, pace.Check(log))
-	for process, n := range before {
-		require.NotZero(t, n, "of process %c", letters[process])
-	}
 	require.GreaterOrEqual(t, r.killed, c.length/2)
 	require.Zero(t, after[2], "after it was killed")
-	require.NotZero(t, after[0])
-	require.NotZero(t, after[1])
-	// Others use this machine too, so many slots may pass unused.
-	require.Greater(t, len(r.log), 50, "of 100")
 	require.Positive(t, r.roundTrips)
 	require.Contains(t, out.String(), r.summary())
+	return before, after
 }
 
 // A process that ends by itself is an error with what it has printed.
