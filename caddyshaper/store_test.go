@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -30,16 +31,39 @@ func TestLevelsAreSharedByPostgres(t *testing.T) {
 	sharedLevels(t, server.URL)
 }
 
-// sharedLevels has two processes with the same store.
+// callTimeout is after what time package shaper gives up a call of a store.
+const callTimeout = 250 * time.Millisecond
+
+// sharedLevels has two processes with the same store. A call that is given up may have counted
+// all the same, so where a request took so long nothing else is sure: then it is tried again,
+// with lines of other names.
 func sharedLevels(t *testing.T, store string) {
-	directives := fmt.Sprintf("shape line {\n limits 1/min\n key {query.user}\n site 1/min burst 2\n store %q\n}%s", store, proxied)
-	one := serve(t, directives)
-	require.Eventually(t, func() bool { return one.get("/?user=ann").status == 200 }, enough, tick)
-	other := newSite(t)
-	other.start(directives)
-	require.Equal(t, 429, other.get("/?user=ann").status, "the other process has let her pass")
-	require.Equal(t, 200, other.get("/?user=bob").status)
-	require.Equal(t, 429, one.get("/?user=cid").status, "the site has let two pass")
+	one := newSite(t)
+	for attempt := 1; ; attempt++ {
+		directives := fmt.Sprintf("shape /warm warm {\n limits 100/s burst 100\n store %[1]q\n}\n"+
+			"shape /line line%[2]d {\n limits 1/h\n key {query.user}\n site 1/h burst 2\n store %[1]q\n}\n", store, attempt) + proxied
+		one.reload(directives)
+		other := newSite(t)
+		other.start(directives)
+		for _, s := range []*site{one, other} { // The first call makes a connection, if not a table.
+			require.Eventually(t, func() bool { return s.get("/warm").status == 200 }, enough, tick)
+		}
+		var longest time.Duration
+		status := func(s *site, user string) int {
+			begun := time.Now()
+			defer func() { longest = max(longest, time.Since(begun)) }()
+			return s.get("/line?user=" + user).status
+		}
+		// The other process knows that she has passed, and both that two have passed the site.
+		want := []int{200, 429, 200, 429}
+		got := []int{status(one, "ann"), status(other, "ann"), status(other, "bob"), status(one, "cid")}
+		if !slices.Equal(want, got) && longest > callTimeout*4/5 && attempt < 8 {
+			t.Logf("%v, but a request took %v", got, longest)
+			continue
+		}
+		require.Equal(t, want, got)
+		return
+	}
 }
 
 func TestWithoutItsStoreALineGoesByTheFallback(t *testing.T) {
