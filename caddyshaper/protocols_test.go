@@ -4,6 +4,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -44,40 +46,85 @@ func TestTheTimeInLineIsNotTakenOffTimeouts(t *testing.T) {
 	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		t.Run(proto, func(t *testing.T) {
 			s := newSite(t)
-			s.global = "servers {\n timeouts {\n read_body 600ms\n write 600ms\n }\n }"
 			directives := ""
 			if proto == "HTTP/2.0" {
 				directives = s.useTLS()
 			}
-			s.reload(directives + "shape line limits 1/s depth 3" + proxied)
 			s.upstream.serves(func(w http.ResponseWriter, r *http.Request) {
-				body := readAll(t, r.Body)
-				_, _ = w.Write([]byte(r.Header.Get("Via") + strings.ToUpper(body)))
+				body, _ := io.ReadAll(r.Body) // A proxy that has timed out ends it.
+				_, _ = w.Write([]byte(r.Header.Get("Via") + strings.ToUpper(string(body))))
 			})
-			require.Equal(t, 200, s.get("/").status)
 			body := strings.Repeat("a", 200_000) // more than is read ahead
-			start := time.Now()
-			answers := make(chan answer, 2)
-			for range 2 {
-				go func() { answers <- s.send(http.MethodPost, "/", strings.NewReader(body)) }()
+			for timeout := 600 * time.Millisecond; ; timeout *= 2 {
+				answers, inTime := s.waitLongerThan(timeout, directives, body)
+				waited := true
+				for _, a := range answers {
+					if inTime {
+						require.NoError(t, a.err)
+						require.Equal(t, 200, a.status)
+					}
+					waited = waited && a.status == 200 && waitOf(t, a) > timeout
+				}
+				if !waited {
+					require.Less(t, timeout, 8*time.Second, "the machine is too slow")
+					continue
+				}
+				for _, a := range answers {
+					require.Contains(t, a.header.Get("Via"), "Caddy")
+					require.True(t, strings.HasSuffix(a.body, strings.ToUpper(body)), "%d bytes", len(a.body))
+				}
+				break
 			}
-			for range 2 {
-				a := <-answers
-				require.NoError(t, a.err)
-				require.Equal(t, 200, a.status)
-				require.Contains(t, a.header.Get("Via"), "Caddy")
-				require.Len(t, a.body[len(a.body)-len(body):], len(body))
-			}
-			require.GreaterOrEqual(t, time.Since(start), time.Second, "the timeouts did not pass while they waited")
-			require.Contains(t, s.logged(3)[2], `"proto":"`+proto+`"`)
+			logged := s.logged(3)
+			require.Contains(t, logged[len(logged)-1], `"proto":"`+proto+`"`)
 		})
 	}
+}
+
+// waitLongerThan sends a request that does not wait, and two that wait for longer than the
+// timeouts of the server. It returns the answers of these, and whether each of them, or its
+// failure, came soon after its slot: long before the timeouts were over once more.
+func (s *site) waitLongerThan(timeout time.Duration, directives, body string) (answers []answer, inTime bool) {
+	s.t.Helper()
+	s.global = fmt.Sprintf("servers {\n timeouts {\n read_body %[1]v\n write %[1]v\n }\n }", timeout)
+	interval := timeout * 5 / 3
+	s.reload(fmt.Sprintf("%sshape line%d {\n limits 1 per %v depth 3\n server_timing\n}%s", directives, timeout.Milliseconds(), interval, proxied))
+	begun := time.Now()
+	inTime = true
+	soonAfter := func(slot int) {
+		inTime = inTime && time.Since(begun) < time.Duration(slot)*interval+timeout/2
+	}
+	first := s.get("/")
+	soonAfter(0)
+	if inTime {
+		require.NoError(s.t, first.err)
+		require.Equal(s.t, 200, first.status)
+	}
+	came := make(chan answer, 2)
+	for range 2 {
+		go func() { came <- s.send(http.MethodPost, "/", strings.NewReader(body)) }()
+	}
+	for slot := range 2 {
+		answers = append(answers, <-came)
+		soonAfter(slot + 1)
+	}
+	return answers, inTime
+}
+
+// waitOf returns for how long a request was in line, by its answer.
+func waitOf(t testing.TB, a answer) time.Duration {
+	t.Helper()
+	ms, ok := strings.CutPrefix(a.header.Get("Server-Timing"), "shaper;dur=")
+	require.True(t, ok, a.header)
+	d, err := time.ParseDuration(ms + "ms")
+	require.NoError(t, err)
+	return d
 }
 
 func TestADepartedUploadIsNoticedInCaddysWrappers(t *testing.T) {
 	s := newSite(t)
 	s.global = "servers {\n protocols h1\n }"
-	s.reload("shape line limits 1/min depth 1" + proxied)
+	s.reload("shape line limits 1/h depth 1" + proxied)
 	require.Equal(t, 200, s.get("/").status)
 	s.sendOn("POST / HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100000\r\n\r\nbeginning", "line")()
 	require.Equal(t, 0, caddyshaper.Waiting("line"))
@@ -107,7 +154,7 @@ func TestHostsAreWithoutPortAndCase(t *testing.T) {
 
 func TestOneNameInTwoSitesIsOneLine(t *testing.T) {
 	s := newSite(t)
-	s.reload("shape shared {\n limits 1/min\n key all\n}\n	respond a\n}\nhttp://other.example {\n	bind unix/" + s.socket + "2\n	shape shared {\n limits 1/min\n key all\n}\n	respond b")
+	s.reload("shape shared {\n limits 1/h\n key all\n}\n	respond a\n}\nhttp://other.example {\n	bind unix/" + s.socket + "2\n	shape shared {\n limits 1/h\n key all\n}\n	respond b")
 	require.Equal(t, 200, s.get("/").status)
 	s.socket += "2"
 	s.client.CloseIdleConnections()
