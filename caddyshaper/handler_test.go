@@ -17,11 +17,13 @@ import (
 const proxied = "\n	reverse_proxy UPSTREAM"
 
 func TestRequestsLeaveInOrderAndAtTheRate(t *testing.T) {
-	s := serve(t, "shape orders limits 1/min depth 5"+proxied)
+	// The cap holds each back until the one before it was served: those who leave shortly one
+	// after another could come to the upstream in another order.
+	s := serve(t, "shape orders limits 1/h depth 5 inflight 1"+proxied)
 	require.Equal(t, 200, s.get("/0").status)
 	answers := s.inLine("orders", "/1", "/2", "/3", "/4", "/5")
 	start := time.Now()
-	s.reload("shape orders limits 10/s depth 5" + proxied)
+	s.reload("shape orders limits 10/s depth 5 inflight 1" + proxied)
 	for i, a := range answers() {
 		require.Equal(t, 200, a.status, "request %d: %v", i+1, a.err)
 	}
@@ -31,14 +33,14 @@ func TestRequestsLeaveInOrderAndAtTheRate(t *testing.T) {
 }
 
 func TestARefusalGoesThroughTheErrorRoutesWithItsFields(t *testing.T) {
-	s := serve(t, `shape login limits 1/min
+	s := serve(t, `shape login limits 1/h
 	handle_errors {
 		respond "{err.status_code} {http.shape.error} {http.shape.name} {http.shape.key}" {err.status_code}
 	}`+proxied)
 	require.Equal(t, 200, s.get("/").status)
 	a := s.get("/")
 	require.Equal(t, 429, a.status)
-	require.Equal(t, "60", a.header.Get("Retry-After"))
+	require.Regexp(t, `^(3600|35\d\d)$`, a.header.Get("Retry-After"))
 	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
 	require.Equal(t, "429 queue-full login -", a.body) // A Unix socket has no address.
 	require.Len(t, s.upstream.arrivals(), 1)
@@ -46,7 +48,7 @@ func TestARefusalGoesThroughTheErrorRoutesWithItsFields(t *testing.T) {
 
 func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
 	s := serve(t, `shape {
-		limits 1/min
+		limits 1/h
 		ratelimit_headers
 		retry_spread 1h
 	}`+proxied)
@@ -60,14 +62,14 @@ func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
 }
 
 func TestTheAccessLogTellsOfTheWait(t *testing.T) {
-	s := serve(t, `shape calls {
-		limits 5/s depth 5
-		candidate 1/min
-		key header:Tenant
-		verdict_header Trial
-	}`+proxied)
+	calls := func(limits string) string {
+		return "shape calls {\n limits " + limits + "\n candidate 1/h\n key header:Tenant\n verdict_header Trial\n}" + proxied
+	}
+	s := serve(t, calls("1/h depth 5"))
 	require.Equal(t, 200, s.get("/", "Tenant", "acme").status)
-	a := s.get("/", "Tenant", "acme")
+	answers := s.inLineWith([]string{"Tenant", "acme"}, "calls", "/")
+	s.reload(calls("100/s depth 5"))
+	a := answers()[0]
 	require.Equal(t, 200, a.status)
 	require.Equal(t, "refuse;reason=queue-full", a.header.Get("Trial"))
 	var line struct {
@@ -84,13 +86,15 @@ func TestTheAccessLogTellsOfTheWait(t *testing.T) {
 }
 
 func TestPlaceholdersAreThereForTheHandlersBehind(t *testing.T) {
-	s := serve(t, `shape calls {
-		limits 5/s depth 5
-		key {query.user} host
+	calls := func(limits string) string {
+		return "shape calls {\n limits " + limits + "\n key {query.user} host\n}\n" +
+			`respond "{http.shape.name}|{http.shape.key}|{http.shape.verdict}|{http.shape.error}|{http.shape.wait}"`
 	}
-	respond "{http.shape.name}|{http.shape.key}|{http.shape.verdict}|{http.shape.error}|{http.shape.wait}"`)
+	s := serve(t, calls("1/h depth 5"))
 	require.Regexp(t, `^calls\|ann/[^|]+\|\|\|0$`, s.get("/?user=ann").body)
-	require.Regexp(t, `^calls\|ann/[^|]+\|\|\|0\.\d+$`, s.get("/?user=ann").body)
+	answers := s.inLine("calls", "/?user=ann")
+	s.reload(calls("100/s depth 5"))
+	require.Regexp(t, `^calls\|ann/[^|]+\|\|\|\d+\.\d+$`, answers()[0].body)
 }
 
 func TestAHostHasOneKeyHoweverItIsWritten(t *testing.T) {
@@ -125,7 +129,7 @@ func TestTheLineOfTheSiteIsBehindThoseOfTheKeys(t *testing.T) {
 
 func TestADryRunHoldsNobodyUp(t *testing.T) {
 	s := serve(t, `shape {
-		limits 1/min
+		limits 1/h
 		dry_run
 		verdict_header Verdict
 	}`+proxied)
@@ -137,7 +141,7 @@ func TestADryRunHoldsNobodyUp(t *testing.T) {
 
 func TestCostsComeFromPlaceholdersWithinBounds(t *testing.T) {
 	s := serve(t, `shape {
-		limits 1/min burst 10
+		limits 1/h burst 10
 		key {query.user}
 		cost {header.Cost} 10
 	}`+proxied)
@@ -158,7 +162,7 @@ func TestCostsComeFromPlaceholdersWithinBounds(t *testing.T) {
 
 func TestARouteIsThePatternAndNotThePath(t *testing.T) {
 	s := serve(t, `shape {
-		limits 1/min
+		limits 1/h
 		key route
 		routes "POST /login" /orders/{id}
 	}
@@ -181,7 +185,7 @@ func TestARouteIsThePatternAndNotThePath(t *testing.T) {
 }
 
 func TestTwoHandlersOfOneSiteHaveLinesOfTheirOwn(t *testing.T) {
-	s := serve(t, "shape limits 100/s burst 100\n	shape /login limits 1/min"+proxied)
+	s := serve(t, "shape limits 100/s burst 100\n	shape /login limits 1/h"+proxied)
 	names, _ := caddyshaper.Names()
 	require.Equal(t, []string{"http://shop.example", "http://shop.example/login"}, names)
 	require.Equal(t, 200, s.get("/login").status)
@@ -190,7 +194,7 @@ func TestTwoHandlersOfOneSiteHaveLinesOfTheirOwn(t *testing.T) {
 }
 
 func TestAClientThatLeavesGivesUpItsPlace(t *testing.T) {
-	s := serve(t, "shape line limits 1/min depth 1"+proxied)
+	s := serve(t, "shape line limits 1/h depth 1"+proxied)
 	require.Equal(t, 200, s.get("/").status)
 	hangUp := s.sendOn("GET / HTTP/1.1\r\nHost: shop.example\r\n\r\n", "line")
 	hangUp()
@@ -205,7 +209,7 @@ func TestAClientThatLeavesGivesUpItsPlace(t *testing.T) {
 }
 
 func TestAnUploadWhoseClientLeavesGivesUpItsPlace(t *testing.T) {
-	s := serve(t, "shape line limits 1/min depth 1"+proxied)
+	s := serve(t, "shape line limits 1/h depth 1"+proxied)
 	require.Equal(t, 200, s.get("/").status)
 	hangUp := s.sendOn("POST / HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 100000\r\n\r\nbeginning", "line")
 	hangUp()
@@ -268,7 +272,7 @@ func TestEarlyHintsComeThrough(t *testing.T) {
 
 func TestBlockTimingAndLogAreReached(t *testing.T) {
 	s := serve(t, `shape line {
-		limits 1/min
+		limits 1/h
 		block 1h
 		server_timing
 		log_refusals

@@ -171,11 +171,17 @@ func do(client *http.Client, r *http.Request) answer {
 // that waits for their answers.
 func (s *site) inLine(name string, paths ...string) (wait func() []answer) {
 	s.t.Helper()
+	return s.inLineWith(nil, name, paths...)
+}
+
+// inLineWith is inLine for requests with header fields.
+func (s *site) inLineWith(header []string, name string, paths ...string) (wait func() []answer) {
+	s.t.Helper()
 	answers := make([]answer, len(paths))
 	var all sync.WaitGroup
 	for i, path := range paths {
 		before := caddyshaper.Waiting(name)
-		all.Go(func() { answers[i] = s.get(path) })
+		all.Go(func() { answers[i] = s.get(path, header...) })
 		require.Eventually(s.t, func() bool { return caddyshaper.Waiting(name) > before }, enough, time.Millisecond,
 			"%s does not wait", path)
 	}

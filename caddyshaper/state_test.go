@@ -24,7 +24,7 @@ func (s *site) stop() {
 func TestLevelsOutliveTheProcessInTheStateFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "levels.json")
 	lines := func(name string) string {
-		return "shape " + name + " {\n limits 1/min\n key {query.user}\n site 1/min burst 3\n state " + file + "\n}"
+		return "shape " + name + " {\n limits 1/h\n key {query.user}\n site 1/h burst 3\n state " + file + "\n}"
 	}
 	directives := lines("one") + "\n	shape /two limits 1/s\n" + proxied
 	s := serve(t, directives)
@@ -53,7 +53,7 @@ func TestABrokenStateFileIsSetAside(t *testing.T) {
 	for _, text := range []string{"", "{", `{"version":99,"shapers":{}}`, `{"version":1,"shapers":{"line":{"keys":{"format":1}}}}`} {
 		file := filepath.Join(t.TempDir(), "levels.json")
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		s := serve(t, "shape line {\n limits 1/min\n state "+file+"\n}"+proxied)
+		s := serve(t, "shape line {\n limits 1/h\n state "+file+"\n}"+proxied)
 		require.Equal(t, 200, s.get("/").status)
 		s.stop()
 		now, err := os.ReadFile(file)
