@@ -7,11 +7,17 @@ import (
 	"net/http/httptest"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/shaper"
+)
+
+const (
+	patience = 30 * time.Second      // for what should have happened long before
+	tick     = 10 * time.Millisecond // between two looks at it
 )
 
 // serve returns the URL of a server that shows sources.
