@@ -23,7 +23,7 @@ import (
 func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 	t.Parallel()
 	const (
-		callers = 3000 // The line must not be empty when the machine stands still for seconds.
+		callers = 3000 // They last for 20 s: the line must not be empty when the machine stands still.
 		burst   = 5
 		every   = 10 * time.Millisecond
 	)
@@ -31,10 +31,10 @@ func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 	if long {
 		changes *= 6
 	}
-	rates := [2]rate.Limit{200, 600}
+	rates := [2]rate.Limit{50, 150}
 	// Without a depth that is large enough calls would be refused; with the slack all
 	// lateness of a busy machine is made up, so that it cannot be taken for a mistake.
-	texts := [2]string{"limits: {api: 200/s burst 5 depth 3000 slack 1h}", "limits: {api: 600/s burst 5 depth 3000 slack 1h}"}
+	texts := [2]string{"limits: {api: 50/s burst 5 depth 3000 slack 1h}", "limits: {api: 150/s burst 5 depth 3000 slack 1h}"}
 	path := filepath.Join(t.TempDir(), "f.yaml")
 	replace := func(text string) {
 		write(t, "", path+".new", text)

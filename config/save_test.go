@@ -16,7 +16,7 @@ import (
 )
 
 // patience is how long a test of real time waits before it fails. It is no measure.
-const patience = 20 * time.Second
+const patience = 30 * time.Second
 
 // soon waits until the rate in force is r.
 func soon(t *testing.T, f *config.File, r rate.Limit) {
