@@ -17,8 +17,8 @@ import (
 	"example.com/leakybucket/internal/servers"
 )
 
-// operators is the Caddyfile of an operator, with all that most need. Only what is this
-// machine's own is replaced for the test.
+// operators is the Caddyfile of an operator, with all that most need. For the test only what is
+// this machine's own is replaced, and a rate at which a slow test would get one more through.
 const operators = `{
 	order shape before reverse_proxy
 }
@@ -47,6 +47,7 @@ func TestTheOperatorsCaddyfileAsAWhole(t *testing.T) {
 		"127.0.0.1:6379", redis.Addr,
 		"/var/lib/shaperd/levels.json", state,
 		"10.0.0.5:3000", up.address,
+		"5/min", "5/h",
 	).Replace(operators)
 	p := serve(t, caddyfile)
 	shop := trusting(t, p, front)

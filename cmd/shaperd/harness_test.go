@@ -196,16 +196,14 @@ func mustGet(t *testing.T, url string, fields ...string) answer {
 	return a
 }
 
-// waiting returns how many wait in line by what the API says at a URL, of one bucket or of the
-// whole process.
-func waiting(t *testing.T, url string) int {
+// A bucket is what tests look at of what the API says of one. It is zero while there is none.
+type bucket struct{ Waiting, Departed int }
+
+func bucketAt(t *testing.T, url string) bucket {
 	t.Helper()
-	var told struct {
-		Waiting int
-		Bucket  struct{ Waiting int }
-	}
+	var told struct{ Bucket bucket }
 	require.NoError(t, json.Unmarshal([]byte(mustGet(t, url).body), &told))
-	return told.Waiting + told.Bucket.Waiting
+	return told.Bucket
 }
 
 // getAll sends n requests at once, and returns a function that waits for the answers and
