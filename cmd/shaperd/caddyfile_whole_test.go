@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -37,6 +39,14 @@ shop.example {
 `
 
 func TestTheOperatorsCaddyfileAsAWhole(t *testing.T) {
+	for attempt := 1; !servesAnOperator(t, attempt == 8); attempt++ {
+	}
+}
+
+// servesAnOperator tries the Caddyfile. It returns false if the statuses are wrong, but the store
+// may have been too slow for one of them. There is no excuse for the last attempt.
+func servesAnOperator(t *testing.T, last bool) bool {
+	t.Helper()
 	redis, up, front := servers.StartRedis(t), startUpstream(t), freeAddress(t)
 	rules := writeFile(t, "shaper.yaml", "default: 1000/s burst 100\nlimits:\n  GET %2Forders: 1/h burst 2\n")
 	state := filepath.Join(t.TempDir(), "levels.json")
@@ -51,31 +61,39 @@ func TestTheOperatorsCaddyfileAsAWhole(t *testing.T) {
 	).Replace(operators)
 	p := serve(t, caddyfile)
 	shop := trusting(t, p, front)
-	p.until(func() bool { // It has a certificate.
+	p.until(func() bool { // It has a certificate, and a connection to the store.
 		r, err := shop.Get("https://shop.example/ready")
-		return err == nil && r.Body.Close() == nil
+		return err == nil && r.Body.Close() == nil && r.StatusCode == admitted
 	})
+	var longest time.Duration
 	get := func(path string) *http.Response {
+		begun := time.Now()
 		r, err := shop.Get("https://shop.example" + path)
 		require.NoError(t, err)
+		longest = max(longest, time.Since(begun))
 		require.NoError(t, r.Body.Close())
 		return r
 	}
 
-	for range 2 {
-		r := get("/orders")
-		require.Equal(t, admitted, r.StatusCode)
-		require.Equal(t, `"shop.example";q=2;w=7200`, r.Header.Get("RateLimit-Policy"))
+	var got []int
+	answers := map[string]*http.Response{}
+	for _, path := range []string{"/orders", "/orders", "/orders", "/products", "/login", "/login", "/login", "/login", "/login", "/login"} {
+		answers[path] = get(path)
+		got = append(got, answers[path].StatusCode)
 	}
-	require.Equal(t, refused, get("/orders").StatusCode)
-	require.Equal(t, admitted, get("/products").StatusCode, "the rule is for another route")
-	for range 5 {
-		require.Equal(t, admitted, get("/login").StatusCode)
+	want := []int{
+		admitted, admitted, refused,
+		admitted, // The rule is for another route.
+		admitted, admitted, admitted, admitted, admitted, refused,
 	}
-	login := get("/login")
-	require.Equal(t, refused, login.StatusCode)
-	require.NotEmpty(t, login.Header.Get("Retry-After"))
-	require.Equal(t, 2, login.ProtoMajor)
+	if !slices.Equal(want, got) && longest > callTimeout*4/5 && !last {
+		t.Logf("%v, but a request took %v", got, longest)
+		return false
+	}
+	require.Equal(t, want, got)
+	require.Equal(t, `"shop.example";q=2;w=7200`, answers["/orders"].Header.Get("RateLimit-Policy"))
+	require.NotEmpty(t, answers["/login"].Header.Get("Retry-After"))
+	require.Equal(t, 2, answers["/login"].ProtoMajor)
 	require.Len(t, up.arrivals(), 9)
 	require.NotEmpty(t, redis.MustDo("KEYS", "*shop.example*"))
 
@@ -88,6 +106,7 @@ func TestTheOperatorsCaddyfileAsAWhole(t *testing.T) {
 	saved, err := os.ReadFile(state)
 	require.NoError(t, err)
 	require.Contains(t, string(saved), "shop.example")
+	return true
 }
 
 // A brace that is closed on its own line is how people write what is short. Caddy refuses
