@@ -55,10 +55,13 @@ func (s *shaperd) run(t *testing.T) {
 		}
 	})
 	go func() { s.ended <- s.Wait() }()
-	s.until(t, func() bool {
-		status, _ := get(s.front + "/ready")
+	s.until(t, func() bool { return strings.Contains(s.log.String(), "serving initial configuration") })
+	s.until(t, func() bool { // It asks the store for the first time.
+		status, _ := get(s.front)
 		return status == http.StatusOK
 	})
+	status, _ := get(s.front + "/ready")
+	require.Equal(t, http.StatusOK, status)
 }
 
 func (s *shaperd) until(t *testing.T, is func() bool) {
@@ -82,9 +85,22 @@ func get(url string) (status int, text string) {
 	return answer.StatusCode, string(body)
 }
 
-// together is what two shaperd with one Redis must do, whatever they run in.
+// together is what two shaperd with one Redis must do, whatever they run in. A call of the store
+// that is given up may have counted all the same, so where a request took so long its status is
+// no verdict: then two others are tried.
 func together(t *testing.T, make func(redis *servers.Redis, upstream string) *shaperd) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	for attempt := 1; !shared(t, make, attempt == 8); attempt++ {
+	}
+}
+
+// callTimeout is after what time package shaper gives up a call of a store.
+const callTimeout = 250 * time.Millisecond
+
+// shared returns false if the statuses are wrong, but the store may have been too slow. There is
+// no excuse for the last attempt.
+func shared(t *testing.T, make func(redis *servers.Redis, upstream string) *shaperd, last bool) bool {
+	t.Helper()
 	redis := servers.StartRedis(t)
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "served")
@@ -102,11 +118,13 @@ func together(t *testing.T, make func(redis *servers.Redis, upstream string) *sh
 	}
 	// The rule has five, and gets one more after 12 s: fewer than ten of all twenty are
 	// served only if both take from one bucket.
-	served := 0
+	served, longest := 0, time.Duration(0)
 	began := time.Now()
 	for i := range 20 {
+		sent := time.Now()
 		answer, err := http.Post(both[i%2].front+"/login", "text/plain", nil)
 		require.NoError(t, err)
+		longest = max(longest, time.Since(sent))
 		require.NoError(t, answer.Body.Close())
 		switch answer.StatusCode {
 		case http.StatusOK:
@@ -116,12 +134,20 @@ func together(t *testing.T, make func(redis *servers.Redis, upstream string) *sh
 			require.NotEmpty(t, answer.Header.Get("Retry-After"))
 		}
 	}
+	most := 5 + int(time.Since(began)/(12*time.Second)) + 1
+	if (served < 5 || served > most) && longest > callTimeout*4/5 && !last {
+		t.Logf("%d were served, but a request took %v", served, longest)
+		return false
+	}
 	require.GreaterOrEqual(t, served, 5)
-	require.LessOrEqual(t, served, 5+int(time.Since(began)/(12*time.Second))+1)
+	require.LessOrEqual(t, served, most)
 
 	for _, s := range both {
+		s.until(t, func() bool {
+			_, metrics := get(s.metrics)
+			return strings.Contains(metrics, `shaper_bucket_state{rule="front",state="shared"} 1`)
+		})
 		_, metrics := get(s.metrics)
-		require.Contains(t, metrics, `shaper_bucket_state{rule="front",state="shared"} 1`)
 		require.Contains(t, metrics, `shaper_requests_total{result="departed",rule="front/site"}`)
 		status, page := get(s.page)
 		require.Equal(t, http.StatusOK, status)
@@ -135,6 +161,7 @@ func together(t *testing.T, make func(redis *servers.Redis, upstream string) *sh
 		}
 		require.FileExists(t, filepath.Join(s.data, "levels.json"), "for the next start")
 	}
+	return true
 }
 
 func TestTwoShaperdServeWithTheCaddyfileOfCompose(t *testing.T) {
