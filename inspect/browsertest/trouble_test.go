@@ -16,7 +16,7 @@ import (
 func TestALostConnectionIsShownAndComesBack(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	u := s.shaper("upstream", "5/s depth 100")
+	u := s.shaper("upstream", "1/h depth 100") // The line stays until the page is back.
 	p := s.openPage(t, "")
 	p.expect("net::ERR_")
 	s.stop()
