@@ -76,6 +76,7 @@ func startBrowser(program string) {
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(program),
 		chromedp.CombinedOutput(&output),
+		chromedp.WSURLReadTimeout(patience),
 		chromedp.Env("HOME="+os.Getenv("TMPDIR")), // Debian's launcher and NSS look there
 		// The sandbox cannot start as root, nor in many a container. It would protect from
 		// foreign pages, and there are none: all names but two lead nowhere.

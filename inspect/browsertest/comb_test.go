@@ -43,28 +43,36 @@ func (p *tab) described(what, chart, pattern string, wanted func(numbers []float
 func TestABurstLeavesAsAComb(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	u := s.shaper("upstream", "10/s depth 60") // It drains for so long that no stall hides it.
+	u := s.shaper("upstream", "10/s depth 40") // It drains for so long that hardly a stall hides it.
 	p := s.openPage(t, linkTo("source", "upstream"))
 	await(p, "nothing yet", figure("waiting"), func(n float64) bool { return n == 0 })
 	eval[chromedp.Void](p, `new MutationObserver(() => (globalThis.seen ??= []).push({waiting: `+figure("waiting")+`, departures: `+figure("departures")+`}))
 		.observe(document.querySelector("#tiles"), {subtree: true, childList: true, characterData: true})`)
-	const sent = 120
-	s.burst(u, sent) // one leaves at once, 60 wait, 59 are refused; fewer if the burst takes its time
-	shown := await(p, "the line fills, and drains at the drain rate", "globalThis.seen ?? []", func(shown []frame) bool {
-		full := slices.IndexFunc(shown, func(f frame) bool { return f.Waiting > 20 })
-		return full >= 0 && slices.ContainsFunc(shown[full:], func(f frame) bool { return f.Waiting == 0 })
-	})
-	require.True(t, slices.ContainsFunc(shown, func(f frame) bool { return f.Departures >= 8 && f.Departures <= 12 }), shown)
-	require.False(t, slices.ContainsFunc(shown, func(f frame) bool { return f.Departures > 14 }), shown)
-	st := u.Stats()
-	require.EqualValues(t, sent, st.Departed+st.Refused)
-	require.GreaterOrEqual(t, st.Departed, uint64(61))
+	const sent = 100
+	for attempt := uint64(1); ; attempt++ {
+		s.burst(u, sent) // one leaves at once, 40 wait, 59 are refused; fewer if the burst takes its time
+		shown := await(p, "the line fills, and drains at the drain rate", "globalThis.seen ?? []", func(shown []frame) bool {
+			full := slices.IndexFunc(shown, func(f frame) bool { return f.Waiting > 20 })
+			return full >= 0 && slices.ContainsFunc(shown[full:], func(f frame) bool { return f.Waiting == 0 })
+		})
+		require.False(t, slices.ContainsFunc(shown, func(f frame) bool { return f.Departures > 14 }), shown)
+		st := u.Stats()
+		require.EqualValues(t, attempt*sent, st.Departed+st.Refused)
+		require.GreaterOrEqual(t, st.Departed, attempt*40)
+		// The page can only show a rate that the line has had for a second. Missed is what the line
+		// has lost while the machine stood still.
+		if slices.ContainsFunc(shown, func(f frame) bool { return f.Departures >= 8 && f.Departures <= 12 }) {
+			break
+		}
+		require.True(t, st.Missed > 5 && attempt < 5, "%v missed, %v", st.Missed, shown)
+		eval[chromedp.Void](p, "globalThis.seen = []")
+	}
 
 	p.described("arrivals were a peak", "#chart-rate", `Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 20 })
 	p.described("departures a band", "#chart-rate", `Departures: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 8 && n[0] <= 14 })
 	p.described("some were refused", "#chart-rate", `refused: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 5 })
 	p.described("the line was full", "#chart-line", `up to ([\d.,]+), now ([\d.,]+)\. .* full at ([\d.,]+)`, func(n []float64) bool {
-		return n[0] > 20 && n[0] <= 60 && n[1] == 0 && n[2] == 60
+		return n[0] > 20 && n[0] <= 40 && n[1] == 0 && n[2] == 40
 	})
 	// The longest bar is above the mark 1×, give or take one bar.
 	const off = `((bars, marks) => {

@@ -3,6 +3,7 @@ package browsertest_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 )
@@ -63,11 +65,29 @@ func newTab(t testing.TB, address string) *tab {
 		if t.Failed() {
 			p.shoot("failed")
 		}
-		ctx, cancel := context.WithTimeout(ctx, patience)
-		defer cancel()
-		require.NoError(t, chromedp.Cancel(ctx))
+		require.NoError(t, p.close())
 	})
 	return p
+}
+
+// close closes the tab and its browser context. chromedp gives that up after five seconds, so
+// on a busy machine it is done again.
+func (p *tab) close() error {
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	id := chromedp.FromContext(p.ctx).BrowserContextID
+	err := chromedp.Cancel(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	again, cancel := context.WithTimeout(browser.ctx, patience)
+	defer cancel()
+	_, err = cdp.Call(again, chromedp.FromContext(browser.ctx).Browser, target.DisposeBrowserContext,
+		target.DisposeBrowserContextParams{BrowserContextID: id})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil // Any other error is of a context that has gone meanwhile.
 }
 
 // note is called with the events of the page in their order.
