@@ -18,26 +18,24 @@ type Timing struct {
 // TimeCalls measures a call of which each goroutine has its own, made by each.
 // A call returns whether it came out as it should. TimeCalls finds out how many
 // calls fill the batch, which warms up the limiter too, and then measures as
-// many.
+// many. If the machine has stalled while it found out, these are so few that they
+// take far less than the batch; then it finds out once more.
 func TimeCalls(each func() func() bool, goroutines int, batch time.Duration) (Timing, error) {
-	n := 1
+	n, filling := 1, false
 	for {
-		took, _, err := callAtOnce(each, goroutines, n)
-		if err != nil {
+		took, mallocs, err := callAtOnce(each, goroutines, n)
+		switch {
+		case err != nil:
 			return Timing{}, err
+		case took < batch/8:
+			n, filling = 2*n, false
+		case !filling:
+			n, filling = max(1, int(float64(n)*float64(batch)/float64(took))), true
+		default:
+			calls := float64(n * goroutines)
+			return Timing{Ns: float64(took.Nanoseconds()) / calls, Allocs: float64(mallocs) / calls}, nil
 		}
-		if took >= batch/8 {
-			n = max(1, int(float64(n)*float64(batch)/float64(took)))
-			break
-		}
-		n *= 2
 	}
-	took, mallocs, err := callAtOnce(each, goroutines, n)
-	calls := float64(n * goroutines)
-	return Timing{
-		Ns:     float64(took.Nanoseconds()) / calls,
-		Allocs: float64(mallocs) / calls,
-	}, err
 }
 
 // TimeEstimate returns about how long TimeCalls takes.

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -23,4 +24,24 @@ func TestTimingIsPerCallOfAllGoroutines(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, timing.Ns)
 	require.InDelta(t, 1, timing.Allocs, 0.2)
+}
+
+// The machine stalls in the first call. In virtual time a batch of 8 ms then has as many
+// calls as without that.
+func TestAStallDoesNotMakeTheBatchShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		call := func() bool {
+			if calls++; calls == 1 {
+				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Microsecond)
+			return true
+		}
+		began := time.Now()
+		timing, err := TimeCalls(func() func() bool { return call }, 1, 8*time.Millisecond)
+		require.NoError(t, err)
+		require.Equal(t, 1000.0, timing.Ns)
+		require.Greater(t, time.Since(began), time.Second+8*time.Millisecond)
+	})
 }

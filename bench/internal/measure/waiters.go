@@ -15,8 +15,9 @@ type Waiters struct {
 	came atomic.Int64
 }
 
-// stillWithin bounds how long Gather looks on once all have come.
-const stillWithin = 10 * time.Second
+// stillWithin bounds how long Gather looks on once all have come. It is long because the
+// machine may be busy; goroutines that never stand still are all that waits for so long.
+const stillWithin = time.Minute
 
 // Gather starts n goroutines, the i-th of which calls wait(i) once. It returns
 // when all have come and stand still: each is parked, or has returned already.
