@@ -78,7 +78,7 @@ func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
 }
 
 // settleWithin bounds how long settle looks on.
-const settleWithin = 30 * time.Second
+const settleWithin = time.Minute
 
 // settle returns when so many requests have come and nothing runs any more.
 func settle(came *atomic.Int64, requests int) error {

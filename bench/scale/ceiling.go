@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -52,13 +53,18 @@ func ceiling(in ceilingInput) (found ceilingFound, err error) {
 	defer s.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
+	var came atomic.Int64
 	for range in.Callers {
 		running.Go(func() {
+			came.Add(1)
 			for s.Wait(ctx) == nil {
 			}
 		})
 	}
-	time.Sleep(in.Window / 5) // until all are there and the heap has its size
+	for came.Load() < int64(in.Callers) {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(in.Window / 5) // until the heap has its size
 	before, start := s.Stats(), time.Now()
 	for range ceilingLooks {
 		time.Sleep(in.Window / ceilingLooks)

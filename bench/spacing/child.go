@@ -65,6 +65,9 @@ func measureSpacing(in input) (result, error) {
 	defer load.stop()
 
 	time.Sleep(in.Warm)
+	if work.goroutines > 0 {
+		load.begun()
+	}
 	before := readMeter(loop)
 	time.Sleep(in.Window)
 	after := readMeter(loop)

@@ -65,6 +65,17 @@ func (l load) start() *runningLoad {
 	return r
 }
 
+// loadWithin bounds how long begun waits.
+const loadWithin = time.Minute
+
+// begun returns when a piece has been done: on a busy machine that may take longer than a
+// window.
+func (r *runningLoad) begun() {
+	for start := time.Now(); r.pieces() == 0 && time.Since(start) < loadWithin; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // pieces returns how many have been done so far.
 func (r *runningLoad) pieces() int64 { return r.done.Load() }
 

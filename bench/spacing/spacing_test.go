@@ -55,6 +55,9 @@ func TestGroupsHoldWhatIsComparedAndTheRounds(t *testing.T) {
 func TestSpacingIsMeasuredInAChild(t *testing.T) {
 	in := input{Limiter: "shaper", Rate: 2000, Waiters: 20, Load: "pieces", Warm: 20 * time.Millisecond, Window: 400 * time.Millisecond}
 	out, err := child.Take(t.Context(), in)
+	for tries := 1; tries < 5 && err == nil && out.Departures == 0; tries++ { // The child has not run in the whole window.
+		out, err = child.Take(t.Context(), in)
+	}
 	require.NoError(t, err)
 	require.Len(t, out.Histogram, measure.HistogramBins)
 	require.Positive(t, out.Departures)
@@ -121,7 +124,7 @@ func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {
 			active.Add(-1)
 		}
 		running := l.start()
-		require.Eventually(t, func() bool { return running.pieces() >= int64(l.goroutines) }, 10*time.Second, time.Millisecond, l.name)
+		require.Eventually(t, func() bool { return running.pieces() >= int64(l.goroutines) }, time.Minute, time.Millisecond, l.name)
 		running.stop()
 		require.Zero(t, active.Load(), l.name)
 	}
