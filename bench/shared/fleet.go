@@ -18,11 +18,27 @@ import (
 
 var child = run.NewMeasurement("shared", measureFleet)
 
-// starting is within what time all processes have started.
+// starting is within what time all processes have started, on a machine that is not busy.
 const starting = 500 * time.Millisecond
 
-// measureFleet starts a server and the processes, and looks at what they did together.
+// errStartedLate is for a machine so busy that a process had not begun when the window did.
+var errStartedLate = errors.New("a process was not there when the window began")
+
+// measureFleet measures again, up to ten times in all, and gives the processes more time to
+// start, if that was too short for one of them.
 func measureFleet(in input) (found result, err error) {
+	within := starting
+	for range 10 {
+		if found, err = measureOnce(in, within); !errors.Is(err, errStartedLate) {
+			return found, err
+		}
+		within = min(2*within, 8*starting)
+	}
+	return found, err
+}
+
+// measureOnce starts a server and the processes, and looks at what they did together.
+func measureOnce(in input, within time.Duration) (found result, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	server, err := startRedis(ctx)
@@ -39,16 +55,21 @@ func measureFleet(in input) (found result, err error) {
 		defer n.close()
 		address = n.address
 	}
-	admin := redis.NewClient(&redis.Options{Addr: server.address})
+	admin := redis.NewClient(&redis.Options{Addr: server.address, ReadTimeout: patience})
 	defer admin.Close()
 	before, err := cpuOf(ctx, admin)
 	if err != nil {
 		return found, err
 	}
-	begin := time.Now().Add(starting)
+	begin := time.Now().Add(within)
 	outputs, err := runWorkers(ctx, workerInput{Input: in, Address: address, Begin: begin})
 	if err != nil {
 		return found, err
+	}
+	for _, o := range outputs {
+		if o.Late {
+			return found, fmt.Errorf("%w, %v after it was started", errStartedLate, within+in.Warm)
+		}
 	}
 	after, err := cpuOf(ctx, admin)
 	if err != nil {

@@ -17,11 +17,22 @@ const redisServer = "redis-server"
 type server struct {
 	address string
 	command *exec.Cmd
+	ended   chan struct{} // closed when it has
 	folder  string
 }
 
-// startRedis returns a server that accepts connections. It must be stopped.
-func startRedis(ctx context.Context) (*server, error) {
+// startRedis returns a server that accepts connections. It must be stopped. As another program
+// may take the port before the server does, it tries three.
+func startRedis(ctx context.Context) (s *server, err error) {
+	for range 3 {
+		if s, err = startRedisOnce(ctx); err == nil {
+			return s, nil
+		}
+	}
+	return nil, err
+}
+
+func startRedisOnce(ctx context.Context) (*server, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -34,26 +45,44 @@ func startRedis(ctx context.Context) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), folder: folder}
+	s := &server{address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), ended: make(chan struct{}), folder: folder}
 	s.command = exec.CommandContext(ctx, redisServer, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder)
 	if err := s.command.Start(); err != nil {
+		_ = os.RemoveAll(folder)
 		return nil, fmt.Errorf("%s: %w", redisServer, err)
 	}
-	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	go func() {
+		_ = s.command.Wait() // How it ends does not matter: nothing of it is kept.
+		close(s.ended)
+	}()
+	if err := s.accepts(); err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// accepts waits until the server accepts connections.
+func (s *server) accepts() error {
+	for began := time.Now(); ; {
 		conn, err := net.Dial("tcp", s.address)
 		if err == nil {
-			return s, conn.Close()
+			return conn.Close()
 		}
-		if time.Since(began) > 10*time.Second {
-			s.stop()
-			return nil, fmt.Errorf("%s does not accept connections: %w", redisServer, err)
+		if time.Since(began) > patience {
+			return fmt.Errorf("%s does not accept connections: %w", redisServer, err)
+		}
+		select {
+		case <-s.ended:
+			return fmt.Errorf("%s has ended at once", redisServer)
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
-// stop ends the server. How it ends does not matter: nothing of it is kept.
+// stop ends the server.
 func (s *server) stop() {
 	_ = s.command.Process.Kill()
-	_ = s.command.Wait()
+	<-s.ended
 	_ = os.RemoveAll(s.folder)
 }

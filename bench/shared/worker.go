@@ -2,6 +2,7 @@ package shared
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -36,13 +37,19 @@ type workerOutput struct {
 	Entered    []int64 // when it had begun to wait
 	RoundTrips int64
 	CPU        float64 // in nanoseconds
+	Late       bool    // it was not there when the window began, and has done nothing
 }
+
+// patience is for how long the server may take to answer, because the machine may be busy. A
+// server that has failed is all that is waited for so long.
+const patience = time.Minute
 
 // work is the body of a process.
 func work(todo workerInput) (found workerOutput, err error) {
 	var trips counter
 	client := redis.NewClient(&redis.Options{
 		Addr: todo.Address, MaxRetries: -1, PoolSize: todo.Input.Waiters, ContextTimeoutEnabled: true,
+		DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience,
 	})
 	defer client.Close()
 	client.AddHook(&trips)
@@ -69,7 +76,17 @@ func open(in input, client *redis.Client) (limiter, error) {
 		if err != nil {
 			return limiter{}, err
 		}
-		return limiter{s.Wait, s.Close}, nil
+		wait := func(ctx context.Context) error {
+			for {
+				err := s.Wait(ctx)
+				refusal, is := errors.AsType[*shaper.RejectError](err)
+				if !is || !errors.Is(err, shaper.ErrUnavailable) {
+					return err
+				}
+				sleep(ctx, refusal.RetryAfter) // A busy machine let the server answer too late.
+			}
+		}
+		return limiter{wait, s.Close}, nil
 	case "redis_rate":
 		r := redis_rate.NewLimiter(client)
 		limit := redis_rate.Limit{Rate: int(in.Rate), Burst: 1, Period: time.Second}
@@ -115,20 +132,29 @@ func poll(ctx context.Context, ask func() (retryAfter time.Duration, err error))
 		if err != nil || after < 0 {
 			return err
 		}
-		timer := time.NewTimer(after)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if sleep(ctx, after); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
 }
 
+// sleep ends with the context.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
 // loop lets callers wait again and again, from the instant at which all processes begin to
-// the end of the window.
+// the end of the window. If the window has begun already, it does nothing.
 func (l limiter) loop(todo workerInput) (found workerOutput, err error) {
 	time.Sleep(time.Until(todo.Begin))
+	if time.Since(todo.Begin) > todo.Input.Warm {
+		return workerOutput{Late: true}, nil
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	outputs, errs := make([]workerOutput, todo.Input.Waiters), make([]error, todo.Input.Waiters)
