@@ -28,10 +28,11 @@ func startLoopback(h http.Handler) (loopback, error) {
 	}
 	b := loopback{url: &url.URL{Scheme: "http", Host: l.Addr().String()}, done: make(chan struct{})}
 	b.server = &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      10 * time.Second,
+		Handler: h,
+		// On a busy machine this program may come to write a request, or to read it, late.
+		ReadHeaderTimeout: 30 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
 	}
 	go func() {

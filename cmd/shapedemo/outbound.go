@@ -20,6 +20,7 @@ const outboundTime = 3 * time.Second
 type poolResult struct {
 	callStats
 	departed []time.Time // when calls left the shaper, by its hook
+	late     float64     // seconds in which none left because this machine was late, as the shaper reports
 	reached  []time.Time // when calls reached the API, by its own record
 }
 
@@ -61,12 +62,20 @@ func showOutbound(stop *interrupts, t *terminal, c config) (status int, err erro
 }
 
 // repeatIfMachineWasLate runs call a second time if the API refused calls that
-// this machine, and not the shaper, brought together. There is no third time:
+// this machine, and not the shaper, brought together, or if this machine did not
+// get round to let calls leave for a quarter of the time. There is no third time:
 // a program that tries until it succeeds proves nothing.
 func repeatIfMachineWasLate(t *terminal, interval time.Duration, call func() (poolResult, error)) (poolResult, error) {
 	r, err := call()
-	if err != nil || !r.bunchedByMachine(interval) {
+	if err != nil {
 		return r, err
+	}
+	if r.late > outboundTime.Seconds()/4 {
+		t.say("  This machine was late: for %s it let no call leave. Trying a second time ...\n", limitwords.Seconds(r.late))
+		return call()
+	}
+	if !r.bunchedByMachine(interval) {
+		return r, nil
 	}
 	t.say("  The API refused %d: this machine was late, so calls that had left the shaper\n"+
 		"  at least %s apart reached the API within %s. Trying a second time ...\n", r.refused, limitwords.Seconds(r.smallestDepartureGap().Seconds()), limitwords.Seconds(interval.Seconds()))
@@ -106,6 +115,7 @@ func callShaped(ctx context.Context, t *terminal, c config, interval time.Durati
 		return &shaper.Transport{Limiter: s, Base: base}
 	})
 	r.departed = left.stop()
+	r.late = s.Stats().Missed * newLimitsInfo(c.limits).interval
 	return r, err
 }
 

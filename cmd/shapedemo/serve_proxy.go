@@ -52,7 +52,7 @@ func startProxy(l net.Listener, limits shaper.Limits, target *url.URL, outer ...
 	p.server = &http.Server{
 		Handler:           p.handler(target, outer),
 		ConnContext:       shaper.ConnContext, // To notice clients that disconnect during an upload.
-		ReadHeaderTimeout: 5 * time.Second,
+		ReadHeaderTimeout: 10 * time.Second,
 		// These two may be shorter than the wait, which does not count.
 		ReadTimeout:  10 * time.Second,
 		WriteTimeout: 30 * time.Second,

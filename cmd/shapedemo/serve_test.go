@@ -57,7 +57,7 @@ func tallyOf(t *testing.T, n int, statuses <-chan int) map[int]int {
 		select {
 		case status := <-statuses:
 			count[status]++
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			require.FailNow(t, "no answer")
 		}
 	}
@@ -107,19 +107,20 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]os.Signal{"Ctrl-C": os.Interrupt, "SIGTERM": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
-			p, at := serving(t, "-burst", "0", "-limits", "5/s depth 4")
-			statuses := clientsOf(6, at)
-			require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // The refusal shows that the line is full.
+			p, at, page := watched(t, "-limits", "5/s depth 8")
+			statuses := clientsOf(9, at)
+			// All have come: each waits, or has been served.
+			awaitState(t, page, func(s demoState) bool { return s.Waiting >= 4 && s.Waiting+len(statuses) == 9 })
 			p.signals <- sig
-			p.stdout.awaits(t, `Draining [1-4] waiting requests? \(at most \d+ ms; Ctrl-C again to stop at once\)`)
+			p.stdout.awaits(t, `Draining [1-8] waiting requests? \(at most [\d.]+ m?s; Ctrl-C again to stop at once\)`)
 
 			require.Equal(t, 503, tallyOne(t, at), "a newcomer while the line drains")
 			got, _ := ask(t, at+healthPath)
 			require.Equal(t, http.StatusServiceUnavailable, got.StatusCode)
 
-			require.Equal(t, map[int]int{200: 4}, tallyOf(t, 4, statuses))
+			require.Equal(t, map[int]int{200: 9}, tallyOf(t, 9, statuses))
 			require.Equal(t, exitOK, p.ends(t))
-			require.Regexp(t, `Drained: [1-4] served, 0 gave up\.\n$`, p.stdout.String())
+			require.Regexp(t, `Drained: [1-8] served, 0 gave up\.\n$`, p.stdout.String())
 			require.Empty(t, p.stderr.String())
 		})
 	}
@@ -143,14 +144,21 @@ func tallyOne(t *testing.T, at string) int {
 }
 
 func TestSecondInterruptEndsAtOnce(t *testing.T) {
-	p, at := serving(t, "-burst", "0", "-limits", "1 per 60s depth 60")
-	statuses := clientsOf(62, at)
-	require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // The refusal shows that the line is full.
-	p.signals <- os.Interrupt
-	p.stdout.awaits(t, `Draining 60 waiting requests`)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitInterrupted, p.ends(t))
-	require.Equal(t, map[int]int{503: 60}, tallyOf(t, 60, statuses), "those in the line are told")
+	var p *program
+	var told map[int]int
+	undisturbed(50*time.Millisecond, func() bool { // The program gives the answers a moment to be sent.
+		var at string
+		p, at = serving(t, "-burst", "0", "-limits", "6/h depth 60")
+		statuses := clientsOf(62, at)
+		require.Equal(t, map[int]int{200: 1, 429: 1}, tallyOf(t, 2, statuses)) // The refusal shows that the line is full.
+		p.signals <- os.Interrupt
+		p.stdout.awaits(t, `Draining 60 waiting requests`)
+		p.signals <- os.Interrupt
+		require.Equal(t, exitInterrupted, p.ends(t))
+		told = tallyOf(t, 60, statuses)
+		return told[503] == 60
+	})
+	require.Equal(t, map[int]int{503: 60}, told, "those in the line are told")
 	require.Contains(t, p.stdout.String(), "Stopped at once; 60 waiting requests got a 503.")
 }
 
@@ -172,10 +180,10 @@ func TestClientThatDisconnectsIsAbandoned(t *testing.T) {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		done <- sendOne(ctx, client, p.url)
 	}()
-	require.Eventually(t, func() bool { return p.shaper.Stats().Waiting == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.shaper.Stats().Waiting == 1 }, patience, time.Millisecond)
 	disconnect()
 	require.Zero(t, (<-done).status)
-	require.Eventually(t, func() bool { return p.shaper.Stats().Abandoned == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.shaper.Stats().Abandoned == 1 }, patience, time.Millisecond)
 	require.Zero(t, p.shaper.Stats().Waiting)
 	require.Contains(t, statusLine(1, p.shaper.Stats(), 3), "departed 1   refused 0   abandoned 1   unanswered 3")
 }

@@ -54,7 +54,7 @@ func awaitState(t *testing.T, page string, wanted func(demoState) bool) (last de
 	require.Eventually(t, func() bool {
 		_, last = postTo(t, page, "candidate", `{"limits":"25/s depth 50"}`)
 		return wanted(last)
-	}, 20*time.Second, 20*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 	return last
 }
 
@@ -207,7 +207,7 @@ func TestClientsOfThePageThatGiveUpAreAbandoned(t *testing.T) {
 
 func TestStopSendsTheClientsOfThePageAway(t *testing.T) {
 	t.Parallel()
-	p, _, page := watched(t, "-limits", "1 per 10s depth 40")
+	p, _, page := watched(t, "-limits", "6/h depth 40")
 	_, _ = postTo(t, page, "burst", `{"n":31}`)
 	awaitState(t, page, func(s demoState) bool { return s.Waiting == 30 && s.Errand.Served == 1 })
 	status, _ := postTo(t, page, "stop", `{}`)
@@ -259,7 +259,7 @@ func TestAnOpenPageBeginsTheScene(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, state := postTo(t, page, "watch", `{}`)
 		return state.Waiting > 20
-	}, 20*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 	p.signals <- os.Interrupt
 	require.Equal(t, exitOK, p.ends(t))
 	require.Regexp(t, `Drained: \d+ served, 0 gave up\.\n$`, p.stdout.String())
