@@ -118,7 +118,7 @@ func (c *crowd) answered(ctx context.Context, except func(number int) bool) erro
 
 // patience bounds how long so many requests at a rate may take.
 func patience(ctx context.Context, n, rate int) (context.Context, context.CancelFunc) {
-	limit := time.Duration(n)*time.Second/time.Duration(rate) + 20*time.Second
+	limit := time.Duration(n)*time.Second/time.Duration(rate) + time.Minute
 	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w within %v", errUnanswered, limit))
 }
 

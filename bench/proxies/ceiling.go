@@ -46,7 +46,7 @@ func (p *programs) measureCeiling(ctx context.Context, in ceilingInput) (ceiling
 }
 
 // longestWindow is how long a window may become in which nothing is answered.
-const longestWindow = 20 * time.Second
+const longestWindow = time.Minute
 
 // flood sends a request from each caller as soon as it has its last response, and asks
 // at both ends of the window what the proxy has used.

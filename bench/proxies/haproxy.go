@@ -21,7 +21,7 @@ const haproxyConfig = `global
 
 defaults
 	mode http
-	timeout connect 10s
+	timeout connect 1m
 	timeout client 10m
 	timeout server 10m
 	timeout queue 10m

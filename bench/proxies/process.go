@@ -21,8 +21,8 @@ type process struct {
 }
 
 const (
-	readyWithin = 10 * time.Second
-	goneWithin  = 10 * time.Second // then it is killed
+	readyWithin = time.Minute // The machine may be busy.
+	goneWithin  = time.Minute // then it is killed
 )
 
 // startProcess runs a command, which ends with ctx, with some input, and returns

@@ -89,4 +89,4 @@ func (p *process) settled(ctx context.Context, connections int) (usage, error) {
 	}
 }
 
-const patienceForMemory = 20 * time.Second
+const patienceForMemory = time.Minute
