@@ -49,7 +49,7 @@ func TestAStandbyFollowsAndOnlyReads(t *testing.T) {
 	require.Eventually(t, func() bool {
 		n, err := standby.Query("SELECT * FROM a")
 		return err == nil && n == "7"
-	}, 30*time.Second, 20*time.Millisecond)
+	}, patience, 20*time.Millisecond)
 	_, err = standby.Query("INSERT INTO a VALUES (8)")
 	require.ErrorContains(t, err, "read-only transaction")
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 const getRedis = "apt-get install redis-server"
@@ -125,6 +126,11 @@ type RedisCluster struct {
 // clusterSlots is how many slots a cluster has.
 const clusterSlots = 16384
 
+// nodeTimeout is after how many milliseconds without an answer the servers of a cluster take
+// one of them for dead, and one that hears of no other stops serving. It is longer than a
+// busy machine stops any of them: no test is about that.
+const nodeTimeout = "60000"
+
 // StartRedisCluster starts three masters which together serve all slots, and stops them
 // when the test ends. While one of them is down the others go on serving their own.
 func StartRedisCluster(t testing.TB, options ...string) *RedisCluster {
@@ -133,7 +139,7 @@ func StartRedisCluster(t testing.TB, options ...string) *RedisCluster {
 	c := &RedisCluster{}
 	for i := range 3 {
 		node := startRedis(t, program, append([]string{
-			"--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no",
+			"--cluster-enabled", "yes", "--cluster-node-timeout", nodeTimeout, "--cluster-require-full-coverage", "no",
 		}, options...)...)
 		c.Addrs, c.Nodes = append(c.Addrs, node.Addr), append(c.Nodes, node)
 		slots := []string{"CLUSTER", "ADDSLOTS"}
@@ -174,9 +180,13 @@ type Sentinel struct {
 	t testing.TB
 }
 
+// Failover is how long a test should wait for the replica to become master. A sentinel whose
+// machine was too busy to run it for two seconds lets half a minute pass before it acts.
+const Failover = 2 * time.Minute
+
 // StartSentinel starts a master, its replica and three sentinels, and stops them when the
-// test ends. The sentinels take the master for dead when it has not answered for half a
-// second.
+// test ends. As a busy machine may stop a master for seconds, the sentinels take it for dead
+// only when [Sentinel.KillMaster] has ended it.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	program := Need(t, getRedis, "redis-server", "valkey-server")
@@ -193,7 +203,7 @@ func StartSentinel(t testing.TB) *Sentinel {
 		dir, own := tempDir(t), FreePort(t)
 		file := filepath.Join(dir, "sentinel.conf") // A sentinel writes to it what it learns.
 		text := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nsentinel monitor %s %s %s 2\n"+
-			"sentinel down-after-milliseconds %[3]s 500\nsentinel failover-timeout %[3]s 3000\n",
+			"sentinel down-after-milliseconds %[3]s 3600000\nsentinel failover-timeout %[3]s 3000\n",
 			own, dir, s.Master, host, port)
 		if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 			t.Fatal(err)
@@ -225,7 +235,8 @@ func knowsAll(addr, master string) error {
 }
 
 // KillMaster ends the server at once that the sentinels take for the master, and returns
-// it. It does not wait for the other to become master.
+// it. From then on the sentinels take a server for dead that has not answered for half a
+// second. KillMaster does not wait for the other to become master.
 func (s *Sentinel) KillMaster() *Redis {
 	s.t.Helper()
 	answer, err := redisDo(s.Addrs[0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Master)
@@ -236,6 +247,11 @@ func (s *Sentinel) KillMaster() *Redis {
 		host, port := hostPort(server.Addr)
 		if slices.Equal(answer.([]any), []any{host, port}) {
 			server.Kill()
+			for _, addr := range s.Addrs {
+				if _, err := redisDo(addr, "SENTINEL", "SET", s.Master, "down-after-milliseconds", "500"); err != nil {
+					s.t.Fatal(err)
+				}
+			}
 			return server
 		}
 	}

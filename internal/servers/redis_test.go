@@ -22,7 +22,7 @@ func TestAServerOfRedisEndsAndComesBackAtItsAddress(t *testing.T) {
 
 	for _, end := range []func(){r.Stop, r.Kill} {
 		end()
-		_, err := net.DialTimeout("tcp", r.Addr, time.Second)
+		_, err := net.DialTimeout("tcp", r.Addr, patience)
 		require.Error(t, err, "it has ended")
 		r.Restart()
 		require.Nil(t, r.MustDo("GET", "key"), "nothing was saved")
@@ -43,7 +43,7 @@ func TestAPausedServerAnswersWhenItGoesOn(t *testing.T) {
 	require.ErrorContains(t, err, "timeout")
 
 	r.Resume()
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
 	_, err = conn.Read(answer)
 	require.NoError(t, err)
 	require.Equal(t, "+PONG\r\n", string(answer))
@@ -74,7 +74,7 @@ func TestSentinelsMakeTheReplicaMaster(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := s.Servers[1].Do("SET", "key", "value") // A replica is read-only.
 		return err == nil
-	}, 30*time.Second, 50*time.Millisecond)
+	}, servers.Failover, 50*time.Millisecond)
 }
 
 func TestFreePortsDiffer(t *testing.T) {
@@ -125,7 +125,7 @@ func TestServersEndWithATestThatIsKilled(t *testing.T) {
 		text, err := os.ReadFile(file + ".done")
 		addr = string(text)
 		return err == nil
-	}, 30*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	conn, err := net.Dial("tcp", addr)
 	require.NoError(t, err, "the server runs")
 	require.NoError(t, conn.Close())
@@ -138,5 +138,5 @@ func TestServersEndWithATestThatIsKilled(t *testing.T) {
 			_ = conn.Close()
 		}
 		return err != nil
-	}, 30*time.Second, 10*time.Millisecond, "the server has ended too")
+	}, patience, 10*time.Millisecond, "the server has ended too")
 }

@@ -20,7 +20,7 @@ import (
 
 // patience is for how long a server may take to be ready, or to end. It is long because
 // the machine may be busy; a test that fails is all that waits for so long.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // Need returns the path of the first of the programs that is installed. If there is none,
 // the test is skipped and says how to get it, which is getIt ("apt-get install
