@@ -21,7 +21,7 @@ func aUserWithTheDocumentedRightsCanUseABucket(t *testing.T, server *servers.Red
 	server.MustDo("ACL", "SETUSER", "limited", "on", ">secret", "resetkeys", "-@all",
 		"+evalsha", "+eval", "+get", "+set", "+setrange", "+time", "~shaper:*",
 		"+hello")
-	client := redis.NewClient(&redis.Options{Addr: server.Addr, Username: "limited", Password: "secret", DisableIdentity: true})
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, Username: "limited", Password: "secret", DisableIdentity: true, ReadTimeout: patience})
 	defer func() { require.NoError(t, client.Close()) }()
 	bucket := redisbucket.New(client)
 	answer, err := bucket.Take(ctx, one("key"))

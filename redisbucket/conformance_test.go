@@ -24,7 +24,9 @@ func TestRedisIsABucket(t *testing.T) {
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
-		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: servers.StartRedisCluster(t).Addrs, ContextTimeoutEnabled: true})
+		client := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: servers.StartRedisCluster(t).Addrs, ContextTimeoutEnabled: true, ReadTimeout: patience, WriteTimeout: patience,
+		})
 		defer func() { require.NoError(t, client.Close()) }()
 		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return damageable{redisbucket.New(client), client, t} })
 	})

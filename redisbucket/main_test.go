@@ -31,9 +31,11 @@ func onEach(t *testing.T, test func(t *testing.T, server *servers.Redis)) {
 	t.Run("Valkey", func(t *testing.T) { test(t, servers.StartValkey(t)) })
 }
 
-// connect returns a client of one server.
+// connect returns a client of one server, which waits for a server that is not scheduled.
 func connect(t testing.TB, addr string) *redis.Client {
-	client := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
+	client := redis.NewClient(&redis.Options{
+		Addr: addr, DialerRetries: 1, DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience,
+	})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client
 }

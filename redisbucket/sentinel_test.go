@@ -17,13 +17,17 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 	sentinel := servers.StartSentinel(t)
 	master, replica := sentinel.Servers[0], sentinel.Servers[1]
 	w := newWire(t, master.Addr)
-	client := redis.NewFailoverClient(&redis.FailoverOptions{
-		MasterName: sentinel.Master, SentinelAddrs: sentinel.Addrs, Dialer: through(w), MaxRetries: 2, ReadTimeout: 300 * time.Millisecond,
-	})
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	bucket := redisbucket.New(client)
+	newClient := func(readTimeout time.Duration) *redis.Client {
+		client := redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: sentinel.Master, SentinelAddrs: sentinel.Addrs, Dialer: through(w), MaxRetries: 2,
+			ReadTimeout: readTimeout, WriteTimeout: patience,
+		})
+		t.Cleanup(func() { require.NoError(t, client.Close()) })
+		return client
+	}
+	bucket := redisbucket.New(newClient(patience))
 
-	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, client, redisbucket.New(connect(t, master.Addr)), w) })
+	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, newClient(soon), connect(t, master.Addr), w) })
 
 	require.True(t, taken(t, bucket, "key"))
 	require.Eventually(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, patience, time.Millisecond)
@@ -49,7 +53,7 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 		require.Eventually(t, func() (ok bool) {
 			answer, err = bucket.Take(within(t), one("key"))
 			return err == nil
-		}, patience, 20*time.Millisecond)
+		}, servers.Failover, 20*time.Millisecond)
 		require.False(t, answer.OK, "its level is known: %+v", answer)
 		require.False(t, answer.Cold)
 	})
