@@ -20,8 +20,7 @@ func TestStormsOfCancelledRequestsDoNotCostTheRate(t *testing.T) {
 	r := startRedis(t)
 	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "storms", Rate: 500, Waiters: 64, Slack: d,
 		Storm: 100 * time.Millisecond}))
-	f.runsFor(2 * time.Second)
-	to := time.Now()
+	to := f.reaches(2*time.Second, f.began.Add(noise), f.plan().Rate*busy)
 	reports, l := f.ends()
 	l.keepsPace(t, f.plan())
 	for _, r := range reports {

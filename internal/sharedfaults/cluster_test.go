@@ -15,14 +15,14 @@ func TestReshardingDoesNotLoseTheLevel(t *testing.T) {
 	t.Parallel()
 	c := servers.StartRedisCluster(t)
 	f := startFleet(t, four(plan{Engine: clusterEngine, Addrs: c.Addrs, Key: "moves", Rate: 1000, Waiters: 16, Slack: d}))
-	f.runsFor(500 * time.Millisecond)
+	f.warmsUp(500 * time.Millisecond)
 	from, to, key := findKey(t, c)
 	for range 3 {
 		moveSlot(t, key, from, to)
 		f.runsFor(300 * time.Millisecond)
 		from, to = to, from
 	}
-	end := time.Now()
+	end := f.reaches(0, f.began.Add(noise), f.plan().Rate*busy)
 	reports, l := f.ends()
 	l.keepsPace(t, f.plan())
 	f.accounts(reports)
@@ -53,7 +53,7 @@ func moveSlot(t *testing.T, key string, from, to *servers.Redis) {
 	from.MustDo("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
 	time.Sleep(50 * time.Millisecond)
 	host, port := hostPort(t, to.Addr)
-	from.MustDo("MIGRATE", host, port, key, "0", "5000")
+	from.MustDo("MIGRATE", host, port, key, "0", "60000")
 	time.Sleep(50 * time.Millisecond) // Now the old server answers ASK.
 	to.MustDo("CLUSTER", "SETSLOT", slot, "NODE", target)
 	from.MustDo("CLUSTER", "SETSLOT", slot, "NODE", target)
@@ -65,16 +65,15 @@ func TestAFailOverOfSentinelsIsNoLicence(t *testing.T) {
 	t.Parallel()
 	s := servers.StartSentinel(t)
 	f := startFleet(t, four(plan{Engine: sentinelEngine, Addrs: s.Addrs, Master: s.Master, Key: "failover", Rate: 1000, Waiters: 16, Slack: d}))
-	f.runsFor(500 * time.Millisecond)
+	f.warmsUp(500 * time.Millisecond)
 	s.KillMaster()
 	at := time.Now()
 	require.Eventually(t, func() bool {
 		last := f.log().only(departed)
 		return last[len(last)-1].at.After(at.Add(500 * time.Millisecond))
-	}, 30*time.Second, 50*time.Millisecond, "requests leave again")
+	}, servers.Failover, 50*time.Millisecond, "requests leave again")
 	back := time.Now()
-	f.runsFor(2500 * time.Millisecond) // The next probe may be 2 s away.
-	to := time.Now()
+	to := f.reaches(2500*time.Millisecond, back.Add(2*time.Second), f.plan().Rate*busy) // The next probe may be 2 s away.
 	_, l := f.ends()
 	l.keepsPace(t, f.plan())
 	require.Greater(t, l.rate(back.Add(2*time.Second), to), f.plan().Rate*busy)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,10 +86,11 @@ func TestASlackBelowTheRoundTripIsRefused(t *testing.T) {
 	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{proxy.Addr}, Key: "strict", Rate: 1000, Arrivals: 200, Slack: 5 * time.Millisecond,
 		Patience: 400 * time.Millisecond}))
 	f.runsFor(time.Second)
-	for _, r := range f.requireState(shaper.BucketDown) {
-		require.Contains(t, r.Broken, "Limits.Slack is 5ms")
+	for _, r := range f.waitsFor("each is refused for its Slack", func(r report) bool {
+		return r.Stats.Bucket.State == shaper.BucketDown && strings.Contains(r.Broken, "Limits.Slack is 5ms")
+	}) {
 		require.Less(t, r.Stats.Bucket.RoundTrips, uint64(30), "it does not go on asking")
 	}
-	_, l := f.ends()
-	require.NotEmpty(t, l.only(unavailable))
+	until(t, "newcomers are refused", func() bool { return len(f.log().only(unavailable)) > 0 })
+	f.ends()
 }

@@ -49,7 +49,7 @@ func TestADamagedStateOfRedisStopsNobody(t *testing.T) {
 				return answer
 			}
 			f := startFleet(t, four(p))
-			f.runsFor(400 * time.Millisecond)
+			f.warmsUp(400 * time.Millisecond)
 			key := "shaper:" + p.Key
 			state := do("GET", key).(string)
 			fields := strings.Fields(state)
@@ -64,8 +64,7 @@ func TestADamagedStateOfRedisStopsNobody(t *testing.T) {
 				do("RENAME", t.Name(), key)
 			}
 			at := time.Now()
-			f.runsFor(700 * time.Millisecond)
-			to := time.Now()
+			to := f.reaches(700*time.Millisecond, at.Add(noise/2), p.Rate*busy)
 			reports, l := f.ends()
 			l.keepsPaceBut(t, p, 3*p.held())
 			f.accounts(reports)

@@ -28,6 +28,7 @@ func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
 		o := &redis.UniversalOptions{
 			Addrs: p.Addrs, IsClusterMode: p.Engine == clusterEngine, MasterName: p.Master,
 			ContextTimeoutEnabled: true, DialTimeout: time.Second, DialerRetries: 1,
+			ReadTimeout: patience, WriteTimeout: patience, // of calls without a deadline
 		}
 		client := redis.NewUniversalClient(o)
 		return redisbucket.New(client), func() { client.Close() }, nil

@@ -20,9 +20,10 @@ func TestProcessesThatDoNotShareAreTold(t *testing.T) {
 		plans[i].Key = fmt.Sprint("own-", i)
 	}
 	f := startFleet(t, plans)
-	f.runsFor(500 * time.Millisecond)
-	_, l := f.ends()
 	p := f.plan()
+	f.warmsUp(500 * time.Millisecond)
+	until(t, "they are told", func() bool { return p.pace().Check(f.log().departures()) != nil })
+	_, l := f.ends()
 	require.ErrorContains(t, p.pace().Check(l.departures()), "the pace was exceeded")
 	for i := range plans {
 		l.of(i).keepsPace(t, p)

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"example.com/leakybucket/shaper"
 )
 
 // A fleet is several workers that share a bucket.
@@ -130,20 +128,6 @@ func (f *fleet) each(o order) (reports []report) {
 	return reports
 }
 
-// requireState requires that each worker that lives finds its bucket in a state, and returns
-// what they tell.
-func (f *fleet) requireState(s shaper.BucketState) []report {
-	f.t.Helper()
-	reports := f.each(order{Do: tell})
-	for _, r := range reports {
-		require.Equal(f.t, s, r.Stats.Bucket.State)
-	}
-	return reports
-}
-
-// runsFor lets the fleet run.
-func (f *fleet) runsFor(d time.Duration) { time.Sleep(d) }
-
 // ends lets no more requests come, waits until those that wait have left, ends the workers,
 // and returns the last word of each that lived, and the log of all.
 func (f *fleet) ends() ([]report, log) {
@@ -159,21 +143,20 @@ func (f *fleet) ends() ([]report, log) {
 	return reports, l
 }
 
-// runsAtItsRate lets the fleet run for 2 s, or for a longer time in a long run, and ends it. It
-// requires that the fleet keeps the pace and reaches its rate, and returns the last words of the
-// workers, and the log of that time.
+// runsAtItsRate lets the fleet run for 2 s, or until it leaves at all, or for a longer time in a
+// long run, and ends it. It requires that the fleet keeps the pace and reaches its rate, and
+// returns the last words of the workers, and the log of that time.
 func (f *fleet) runsAtItsRate(longer time.Duration) ([]report, log) {
 	f.t.Helper()
 	length, least := 2*time.Second, busy
 	if long {
 		length, least = longer, 0.99
 	}
-	f.runsFor(length)
-	to := time.Now()
+	from := f.began.Add(noise)
+	to := f.reaches(length, from, f.plan().Rate*busy)
 	reports, l := f.ends()
 	l.keepsPace(f.t, f.plan())
 	f.accounts(reports)
-	from := f.began.Add(noise)
 	require.Greater(f.t, l.rate(from, to), f.plan().Rate*least)
 	return reports, l.between(from, to)
 }

@@ -20,9 +20,9 @@ func TestAnIdleKeyIsForgottenAndCostsOneRoundTripAnew(t *testing.T) {
 	b := open(t, plan{Engine: redisEngine, Addrs: []string{server.Addr()}})
 	s := newShared(t, b, shaper.Limits{Rate: 1000, Depth: 10})
 	for range 3 {
-		before := s.Stats().Bucket.RoundTrips
+		before := answers(s)
 		require.NoError(t, s.Wait(t.Context()))
-		require.Equal(t, before+1, s.Stats().Bucket.RoundTrips)
+		require.Equal(t, before+1, answers(s))
 		require.Len(t, server.Keys(), 1)
 		server.FastForward(59 * time.Second)
 		require.Len(t, server.Keys(), 1)
@@ -55,10 +55,17 @@ func TestRealServersForgetIdleKeys(t *testing.T) {
 		require.Less(t, size, 100, "bytes of state")
 		r.MustDo("PEXPIRE", key.(string), "1")
 	}
-	require.Eventually(t, func() bool { return r.MustDo("DBSIZE") == "0" }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return r.MustDo("DBSIZE") == "0" }, patience, 10*time.Millisecond)
 	s := newShared(t, b, shaper.Limits{Rate: 1000, Depth: 10})
 	require.NoError(t, s.Wait(t.Context()))
-	require.EqualValues(t, 1, s.Stats().Bucket.RoundTrips)
+	require.EqualValues(t, 1, answers(s))
+}
+
+// answers returns how many calls of its bucket have had an answer in time. On a busy machine
+// any call may be too slow, and is then made again.
+func answers(s *shaper.Shaper) uint64 {
+	b := s.Stats().Bucket
+	return b.RoundTrips - b.Failures
 }
 
 // An hour of idleness earns nothing, and after it the first request waits for one round trip,

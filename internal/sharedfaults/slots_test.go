@@ -32,8 +32,8 @@ func TestAMillionSlotsDoNotDrift(t *testing.T) {
 				unit := new(big.Rat).SetFrac64(third.Micros*third.Parts+third.Part, third.Parts)
 				var first *big.Rat
 				taken := int64(0)
-				// The first is so much that the level does not fall to 0 between two calls.
-				for cost := int64(200_000); taken < 1_000_000; cost = 997 {
+				// The first is so much, half a minute, that the level does not fall to 0 between two calls.
+				for cost := int64(900_000); taken < 1_700_000; cost = 997 {
 					answer, err := b.Take(t.Context(), shaper.Take{Key: t.Name(), Cost: cost, First: 1, Rate: third})
 					require.NoError(t, err)
 					require.True(t, answer.OK)

@@ -49,7 +49,9 @@ type report struct {
 // time, as on a busy machine any call may be too slow.
 func (r report) unexpected() map[string]int {
 	rest := maps.Clone(r.Errors)
-	maps.DeleteFunc(rest, func(text string, _ int) bool { return strings.HasSuffix(text, context.DeadlineExceeded.Error()) })
+	maps.DeleteFunc(rest, func(text string, _ int) bool {
+		return strings.HasSuffix(text, context.DeadlineExceeded.Error()) || strings.HasSuffix(text, os.ErrDeadlineExceeded.Error())
+	})
 	return rest
 }
 
@@ -162,7 +164,7 @@ func (w *worker) obey(o order) error {
 		l.Rate, l.Burst = rate.Limit(o.Rate), o.Burst
 		return w.shaper.SetLimits(l)
 	case shutdown:
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		return w.shaper.Shutdown(ctx)
 	case tell:
