@@ -175,8 +175,9 @@ func compare(a, b shaper.Instant) int {
 }
 
 func checkConcurrency(c *tester) {
-	// The level is never 0, so what each has taken begins where that of another ends.
-	busy := unit(333_333, 1, 3, 1_000_000)
+	// The level is never 0, so what each has taken begins where that of another ends: a unit
+	// lasts for minutes, as a busy machine may let seconds pass between two calls.
+	busy := unit(333_333_333, 1, 3, 1_000_000)
 	takes, answers := c.together(times(50), func(caller, i int) shaper.Take {
 		t := c.of("busy", busy)
 		t.Cost = int64(1 + (caller+i)%4)
@@ -237,7 +238,7 @@ func (c *tester) unknown(ctx context.Context, t shaper.Take) bool {
 	start := time.Now()
 	got, err := c.bucket.Take(ctx, t)
 	took := time.Since(start)
-	c.must(took < patience/4, "Take took %v though its context has ended", took)
+	c.must(took < patience, "Take took %v though its context has ended", took)
 	if err == nil {
 		c.must(got.OK, "Take(%+v) is refused: %s", t, answerText(got))
 		return true
