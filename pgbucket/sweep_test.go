@@ -26,7 +26,7 @@ func TestSweepDeletesWhatHasBeenDrainedForAMinute(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, n)
 
-	fill(t, pool, name, "old", 2500, 2*time.Minute) // more than two pages, among others
+	fill(t, pool, name, "old", 2500, 2*time.Minute)   // more than two pages, among others
 	fill(t, pool, name, "mold", 1700, 40*time.Second) // 20 s are more than a busy machine needs
 	fill(t, pool, name, "gold", 800, -time.Hour)
 	n, err = bucket.Sweep(t.Context())
