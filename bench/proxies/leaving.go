@@ -40,13 +40,14 @@ var errLate = errors.New("the callers left too late")
 // measureLeaving measures again, at most twice, if some requests were never answered, and with
 // twice the line if it was gone too soon. HAProxy with maxconn was seen to leave some in its
 // queue, once in a few runs; why is not known. While callers leave too late, it measures again
-// up to ten times.
+// up to ten times, each time with a longer line.
 func (p *programs) measureLeaving(ctx context.Context, in leavingInput) (found leaving, err error) {
 	for tries, late := 0, 0; tries < 3 && late < 10; {
 		found, err = p.leave(ctx, in)
 		switch {
 		case errors.Is(err, errLate):
 			late++
+			in.Line += in.Line / 4
 		case errors.Is(err, errNoLine):
 			tries++
 			in.Line *= 2
