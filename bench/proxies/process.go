@@ -85,12 +85,3 @@ func (p *process) stop() {
 	p.cancel()
 	<-p.done
 }
-
-// freeAddress finds an address on loopback on which nothing listens.
-func freeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return listener.Addr().String(), listener.Close()
-}

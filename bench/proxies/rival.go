@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
+	"example.com/leakybucket/bench/internal/run"
 )
 
 // A rival is a proxy that can be started with a limit.
@@ -100,7 +101,7 @@ func (p *programs) stage(ctx context.Context, name string, rate, line int, holds
 	s.Upstream = u.address
 	// Another program may take the address in between.
 	for range 3 {
-		if s.Listen, err = freeAddress(); err != nil {
+		if s.Listen, err = run.FreeAddress(); err != nil {
 			break
 		}
 		var process *process

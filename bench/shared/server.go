@@ -6,8 +6,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"time"
+
+	"example.com/leakybucket/bench/internal/run"
 )
 
 // redisServer is the program of the server.
@@ -33,20 +34,20 @@ func startRedis(ctx context.Context) (s *server, err error) {
 }
 
 func startRedisOnce(ctx context.Context) (*server, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := run.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
 		return nil, err
 	}
 	folder, err := os.MkdirTemp("", "bench-redis-")
 	if err != nil {
 		return nil, err
 	}
-	s := &server{address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), ended: make(chan struct{}), folder: folder}
-	s.command = exec.CommandContext(ctx, redisServer, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder)
+	s := &server{address: address, ended: make(chan struct{}), folder: folder}
+	s.command = exec.CommandContext(ctx, redisServer, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder)
 	if err := s.command.Start(); err != nil {
 		_ = os.RemoveAll(folder)
 		return nil, fmt.Errorf("%s: %w", redisServer, err)
