@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
@@ -162,12 +161,17 @@ func TestAKeyWhoseMethodHangsHoldsUpListsOnly(t *testing.T) {
 		defer close(rest)
 		for {
 			e, err := reader.tryNext()
-			if !assert.NoError(t, err) || e.name == "frame" {
+			if err != nil {
+				t.Error(err)
+			}
+			if err != nil || e.name == "frame" {
 				break
 			}
 		}
 		reader.cancel()
-		assert.NoError(t, i.Close())
+		if err := i.Close(); err != nil {
+			t.Error(err)
+		}
 	}()
 	select {
 	case <-rest:
@@ -252,7 +256,7 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 	for _, looking := range []time.Duration{700 * time.Millisecond, 300 * time.Millisecond} {
 		time.Sleep(looking)
 		before := answered.Load()
-		assert.Eventually(t, func() bool { return answered.Load() > before+int32(len(looks)) }, patience, tick)
+		require.Eventually(t, func() bool { return answered.Load() > before+int32(len(looks)) }, patience, tick)
 		require.NoError(t, g.Close()) // Then the same with a Group that is closed.
 	}
 	cancel()

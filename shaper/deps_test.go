@@ -106,7 +106,7 @@ const nestedPolicy = `
 	# What drives a browser, to look at the page of inspect as its users do. There is
 	# nothing but tests.
 	inspect/browsertest: std
-	inspect/browsertest tests: inspect github.com/chromedp/chromedp github.com/chromedp/chromedp/kb github.com/chromedp/cdproto/cdp github.com/chromedp/cdproto/emulation github.com/chromedp/cdproto/inspector github.com/chromedp/cdproto/log github.com/chromedp/cdproto/network github.com/chromedp/cdproto/page github.com/chromedp/cdproto/runtime
+	inspect/browsertest tests: inspect github.com/chromedp/chromedp github.com/chromedp/chromedp/kb github.com/chromedp/cdproto/cdp github.com/chromedp/cdproto/emulation github.com/chromedp/cdproto/inspector github.com/chromedp/cdproto/log github.com/chromedp/cdproto/network github.com/chromedp/cdproto/page github.com/chromedp/cdproto/runtime github.com/chromedp/cdproto/target
 
 	# Shared buckets on Redis: its client, and for the tests a server without a clock of its
 	# own.
