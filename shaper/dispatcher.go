@@ -120,14 +120,13 @@ func (d *dispatcher) lockFlow(f *flow) (now int64) {
 // lockWaking is lockAndAdvance with the order in which waiters are woken. The clock is
 // read before the lock is taken, so that no other call waits for that.
 func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
-	now = int64(time.Since(d.epoch))
-	d.mu.Lock()
-	return d.advanceToLocked(now, order)
+	return d.lockAt(int64(time.Since(d.epoch)), order)
 }
 
-// advanceToLocked is lockWaking for a caller that has read the clock, and has the lock then. What
-// is published for refusals without the lock is withdrawn first.
-func (d *dispatcher) advanceToLocked(now int64, order wakeOrder) int64 {
+// lockAt is lockWaking for a caller that has read the clock. What is published for refusals
+// without the lock is withdrawn first.
+func (d *dispatcher) lockAt(now int64, order wakeOrder) int64 {
+	d.mu.Lock()
 	if d.published.Load() != nil {
 		now = d.withdrawLocked()
 	}

@@ -36,9 +36,8 @@ func RefusesWithoutLock(s *Shaper) bool { return s.published.Load() != nil }
 // LockAt takes the lock as a call does that has read the clock long ago, and returns the
 // instant that it goes by. Instants are in nanoseconds since New.
 func LockAt(s *Shaper, now int64) int64 {
-	s.mu.Lock()
 	defer s.unlockAndArm()
-	return s.advanceToLocked(now, headFirst)
+	return s.lockAt(now, headFirst)
 }
 
 // PublishAfter is how many refusals in a row it takes.

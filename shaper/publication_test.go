@@ -1,10 +1,7 @@
 package shaper_test
 
 import (
-	"bytes"
 	"context"
-	"runtime"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,35 +59,6 @@ func TestARefusalWaitsForNoLock(t *testing.T) {
 	}
 	release()
 	require.Equal(t, uint64(shaper.PublishAfter+2), s.Stats().QueueFull)
-}
-
-// Calls that queue for the lock go without it as soon as one of them has published: each would
-// withdraw what the one before has published, and so keep the queue alive.
-func TestCallsThatQueueForTheLockAreRefusedWithoutIt(t *testing.T) {
-	s := mustMake(t, shaper.Limits{Rate: 1. / 3600})
-	require.True(t, s.Allow())
-	release := shaper.HoldLock(s)
-	const callers = shaper.PublishAfter + 5
-	var all sync.WaitGroup
-	for i := range callers {
-		all.Go(func() {
-			if i%2 == 0 {
-				s.Allow()
-			} else {
-				_ = s.Wait(context.Background())
-			}
-		})
-	}
-	stacks := make([]byte, 1<<20)
-	for patience := time.Now().Add(time.Minute); time.Now().Before(patience); time.Sleep(time.Millisecond) {
-		if bytes.Count(stacks[:runtime.Stack(stacks, true)], []byte("[sync.Mutex.Lock")) >= callers {
-			break
-		}
-	}
-	release()
-	all.Wait()
-	require.True(t, shaper.RefusesWithoutLock(s), "nobody has withdrawn it")
-	require.Equal(t, uint64(callers), s.Stats().QueueFull)
 }
 
 // Without the lock, too, the errors of 16 refusals are one allocation, and a call that returns

@@ -68,11 +68,18 @@ func (p *publication) lockStripe() *refusalStripe {
 	return p.stripes.lock()
 }
 
-// lock locks a stripe that nobody else has locked.
+// lock locks a stripe that nobody else has locked. If there is none, it waits for one: on a busy
+// machine goroutines are preempted while they have a stripe, and were others to try on, they
+// would use up the time in which those could go on (2,000 ns a call instead of 190 were seen with
+// 64 goroutines on two processors).
 func (s *refusalStripes) lock() *refusalStripe {
 	hint := stripeHints.Get().(*stripeHint)
 	stripe := s.stripe(hint.stripe)
-	for !stripe.mu.TryLock() {
+	for tries := 1; !stripe.mu.TryLock(); tries++ {
+		if tries == len(s.all) {
+			stripe.mu.Lock()
+			break
+		}
 		hint.stripe++
 		stripe = s.stripe(hint.stripe)
 	}

@@ -1,7 +1,10 @@
 package shaper
 
 import (
+	"bytes"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -54,4 +57,24 @@ func TestARefusalThatComesLateSaysNothingOfThePast(t *testing.T) {
 	require.Equal(t, late.RetryAfter+3000, refusedAt(0).RetryAfter)
 	require.Equal(t, s.timeOf(p.at+3000), s.Stats().LastCall)
 	require.Equal(t, s.timeOf(p.at), s.Refusals()[publishAfter].At)
+}
+
+// Where all stripes are locked, a refusal sleeps until one is free: it uses no processor.
+func TestARefusalWaitsForAStripe(t *testing.T) {
+	stripes := newRefusalStripes()
+	held := make([]*refusalStripe, 0, len(stripes.all))
+	for range stripes.all {
+		held = append(held, stripes.lock())
+	}
+	locked := make(chan *refusalStripe)
+	go func() { locked <- stripes.lock() }()
+	stacks := make([]byte, 1<<20)
+	for patience := time.Now().Add(time.Minute); !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("[sync.Mutex.Lock")); {
+		require.True(t, time.Now().Before(patience), "it does not sleep")
+		time.Sleep(time.Millisecond)
+	}
+	for _, stripe := range held {
+		stripe.mu.Unlock()
+	}
+	(<-locked).mu.Unlock()
 }

@@ -115,15 +115,7 @@ func (s *Shaper) enter(r *request) decision {
 			return dec
 		}
 	}
-	s.mu.Lock()
-	if p := s.published.Load(); p != nil { // Mostly since this call has looked: it had to wait for the lock.
-		s.mu.Unlock()
-		if dec := s.refuse(p, now, r); dec.event == refusedEvent {
-			return dec
-		}
-		s.mu.Lock()
-	}
-	now = s.advanceToLocked(now, headFirst)
+	now = s.lockAt(now, headFirst) // With the next line this is lockFlow, less a call.
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
 	s.publishAfterLocked(now, r.cost, dec.event)
@@ -176,15 +168,7 @@ func (s *Shaper) AllowN(n int) bool {
 			return false
 		}
 	}
-	s.mu.Lock()
-	if p := s.published.Load(); p != nil {
-		s.mu.Unlock()
-		if dec := s.refuse(p, now, r); dec.event == refusedEvent {
-			return false
-		}
-		s.mu.Lock()
-	}
-	now = s.advanceToLocked(now, headFirst)
+	now = s.lockAt(now, headFirst)
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
 	s.publishAfterLocked(now, r.cost, dec.event)

@@ -62,17 +62,14 @@ func (v *view) leaves(n int64) int64 {
 }
 
 // A publication is a view by which requests are refused without the lock. It is made under the
-// lock by a refusal, and advanceToLocked withdraws it before whoever has the lock changes anything.
-// So as long as a call finds it published, the flow is as it says, and the call is refused just as
+// lock by a refusal, and lockAt withdraws it before whoever takes the lock changes anything. So
+// as long as a call finds it published, the flow is as it says, and the call is refused just as
 // it would be under the lock at that instant.
 //
-// A call that had to wait for the lock looks again. Were it to go on, as many calls that wait at
-// once each withdraw what the one before has published, and none of them ever goes without the
-// lock until the queue has ended.
-//
-// Some methods take the lock of a Shaper without advanceToLocked. takeOutcome changes nothing that
-// is in a view. Those of a parker, those of a Recording, and shaperLimiter.stats only read.
-// releaseSeat needs a cap, and [Recording.Stop] a Recording, with which nothing is published.
+// Some methods take the lock of a Shaper without lockAt, which would read the clock. takeOutcome
+// changes nothing that is in a view. Those of a parker, those of a Recording, and
+// shaperLimiter.stats only read. releaseSeat needs a cap, and [Recording.Stop] a Recording, with
+// which nothing is published.
 type publication struct {
 	view
 	at     int64 // when it was published
@@ -135,7 +132,7 @@ func (d *dispatcher) withdrawLocked() (now int64) {
 }
 
 // refuse refuses a request without the lock, if it is refused by what is published, and runs
-// the hook of that. Else dec is empty, and the lock is needed. The clock has been
+// the hook of that. Else dec is empty, and the lock is needed. As in lockAt, the clock has been
 // read before: p was still published after now.
 //
 // It is not inlined, so that calls that may leave need no stack for it.
