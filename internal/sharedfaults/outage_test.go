@@ -153,7 +153,15 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 			f.waitsForState(shaper.BucketShared)
 			proxy.BlackHole(true)
 			from := time.Now()
-			to := f.reaches(breaks+time.Second, from.Add(noise), p.Rate*busy, 1, 2, 3)
+			silent := from.Add(p.time(4*p.held()) + d)
+			f.runsFor(breaks + time.Second)
+			until(t, "it finds out, and uses its part if it has one", func() bool {
+				if fallback == shaper.FallbackClosed {
+					return f.workers[0].does(order{Do: tell}).Stats.Bucket.State == shaper.BucketDown
+				}
+				return len(f.log().of(0).only(departed).between(silent, time.Now())) > 0
+			})
+			to := f.reaches(0, from.Add(noise), p.Rate*busy, 1, 2, 3)
 			proxy.BlackHole(false)
 			f.leaves(to)
 			back, till := f.sharesFor(500 * time.Millisecond)
@@ -161,7 +169,7 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 			reports, l := f.ends()
 
 			require.Greater(t, l.but(0).rate(from.Add(noise), to), p.Rate*busy, "the others take over")
-			alone := l.of(0).only(departed).between(from.Add(p.time(4*p.held())+d), to)
+			alone := l.of(0).only(departed).between(silent, to)
 			if fallback == shaper.FallbackClosed {
 				l.but(0).keepsPace(t, p)
 				l.keepsPace(t, p)

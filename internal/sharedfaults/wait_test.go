@@ -22,6 +22,16 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
+// until does the same, and says what the workers tell if it never is so.
+func (f *fleet) until(what string, is func() bool) {
+	f.t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			require.FailNow(f.t, "never: "+what, "%+v", f.each(order{Do: tell}))
+		}
+	}
+}
+
 // runsFor lets the fleet run.
 func (f *fleet) runsFor(d time.Duration) { time.Sleep(d) }
 
@@ -35,7 +45,7 @@ func (f *fleet) warmsUp(d time.Duration) {
 // leaves waits until a request of each worker that lives has left, from an instant on.
 func (f *fleet) leaves(from time.Time) {
 	f.t.Helper()
-	until(f.t, "requests of each worker leave", func() bool {
+	f.until("requests of each worker leave", func() bool {
 		l := f.log().only(departed)
 		for i, m := range f.workers {
 			if !m.dead && len(l.of(i).where(func(e entry) bool { return !e.at.Before(from) })) == 0 {
@@ -71,7 +81,7 @@ func (f *fleet) reaches(d time.Duration, from time.Time, least float64, of ...in
 // waitsFor waits until all workers that live tell what a test waits for, and returns that.
 func (f *fleet) waitsFor(what string, is func(report) bool) (reports []report) {
 	f.t.Helper()
-	until(f.t, what, func() bool {
+	f.until(what, func() bool {
 		reports = f.each(order{Do: tell})
 		for _, r := range reports {
 			if !is(r) {
