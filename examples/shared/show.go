@@ -97,17 +97,29 @@ func (p *picture) watch(ctx context.Context, f *fleet) error {
 	defer beat.Stop()
 	victim := p.processes - 1
 	for p.err == nil {
+		var r report
+		reported := false
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case r := <-f.reports:
-			if r.ended == nil {
-				p.add(r)
-			} else if r.process != victim || p.killed == 0 {
-				return r.ended
-			}
-			continue
+		case r = <-f.reports:
+			reported = true
 		case <-beat.C:
+		}
+		if !p.begins.IsZero() && p.killed == 0 && time.Since(p.begins) >= p.length/2 {
+			if err := f.kill(victim); err != nil {
+				return err
+			}
+			p.isKilled(time.Since(p.begins))
+		}
+		switch {
+		case reported && r.ended == nil:
+			p.add(r)
+			continue
+		case reported && r.process == victim && p.killed > 0:
+			continue
+		case reported:
+			return r.ended
 		}
 		if p.begins.IsZero() {
 			if time.Since(started) > patience {
@@ -116,18 +128,21 @@ func (p *picture) watch(ctx context.Context, f *fleet) error {
 			continue
 		}
 		now := time.Since(p.begins)
-		if p.killed == 0 && now >= p.length/2 {
-			if err := f.kill(victim); err != nil {
-				return err
-			}
-			p.killed = time.Since(p.begins)
-		}
 		p.draw(now)
 		if now >= p.length+grace {
 			return ctx.Err()
 		}
 	}
 	return p.err
+}
+
+// isKilled notes when a process was killed. If a busy machine has made that late, the picture
+// goes on for longer, so that what comes after it can be seen.
+func (p *picture) isKilled(at time.Duration) {
+	p.killed = at
+	if late := at - p.length/2; late > p.length/8 {
+		p.length += late.Round(redrawn)
+	}
 }
 
 // add takes a report into the log. The first one says when the comb begins.

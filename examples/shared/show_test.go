@@ -126,3 +126,12 @@ func TestReportsOfAllProcessesAreMerged(t *testing.T) {
 	require.Equal(t, int64(13), p.roundTrips)
 	require.Equal(t, 60*ms, p.lateness)
 }
+
+func TestAKillThatIsLateMakesThePictureLonger(t *testing.T) {
+	p := newPicture(config{rate: 20, processes: 2, length: 2 * time.Second}, &bytes.Buffer{})
+	p.isKilled(1020 * ms)
+	require.Equal(t, 2*time.Second, p.length)
+	p.isKilled(3510 * ms)
+	require.Equal(t, 4500*ms, p.length)
+	require.Equal(t, 3510*ms, p.killed)
+}
