@@ -182,7 +182,7 @@ func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
 								all   string
 								err   error
 							}
-							results, hijacked := make(chan result, 1), make(chan bool)
+							results, hijacked := make(chan result, 1), make(chan bool, 1)
 							e.handler = func(w http.ResponseWriter, r *http.Request) {
 								var got result
 								part := make([]byte, read)
