@@ -58,7 +58,15 @@ func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
 				to := time.Now()
 				end()
 				f.waitsForState(shaper.BucketShared)
-				f.leaves(to)
+				f.until("who comes then leaves, after all who waited", func() bool {
+					came := f.log().only(departed).where(func(e entry) bool { return e.came().After(to) })
+					for i := range f.workers {
+						if len(came.of(i)) == 0 {
+							return false
+						}
+					}
+					return true
+				})
 				silent := from.Add(p.time(4*p.held()) + d)
 				l := f.log()
 				require.Empty(t, l.only(departed).between(silent, to), "nobody leaves")
