@@ -44,7 +44,7 @@ func sharedLevels(t *testing.T, store string) {
 			"shape /line line%[2]d {\n limits 1/h\n key {query.user}\n site 1/h burst 2\n store %[1]q\n}\n", store, attempt) + proxied
 		one.reload(directives)
 		other := newSite(t)
-		other.start(directives)
+		second := other.start(directives)
 		for _, s := range []*site{one, other} { // The first call makes a connection, if not a table.
 			require.Eventually(t, func() bool { return s.get("/warm").status == 200 }, enough, tick)
 		}
@@ -59,6 +59,7 @@ func sharedLevels(t *testing.T, store string) {
 		got := []int{status(one, "ann"), status(other, "ann"), status(other, "bob"), status(one, "cid")}
 		if !slices.Equal(want, got) && longest > callTimeout*4/5 && attempt < 8 {
 			t.Logf("%v, but a request took %v", got, longest)
+			_ = second.Process.Kill()
 			continue
 		}
 		require.Equal(t, want, got)

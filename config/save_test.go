@@ -21,10 +21,19 @@ const patience = 30 * time.Second
 // soon waits until the rate in force is r.
 func soon(t *testing.T, f *config.File, r rate.Limit) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		l, err := f.Limits("x")
 		return err == nil && l.Rate == r
-	}, patience, 5*time.Millisecond, "%v is not in force; %+v", r, f.Status())
+	}, "%v is in force", r)
+}
+
+// until waits until a condition holds. It asks on the goroutine of the test, where the condition
+// may fail it.
+func until(t *testing.T, is func() bool, what string, args ...any) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), fmt.Sprintf("never: "+what, args...))
+	}
 }
 
 // What editors, deploy scripts and orchestrators do to a file. Each is done several
@@ -215,10 +224,10 @@ func TestAFileThatVanishesIsAnErrorUntilItIsBack(t *testing.T) {
 	require.NoError(t, err)
 	defer f.Close()
 	require.NoError(t, os.Remove(path))
-	require.Eventually(t, func() bool { return f.Status().Err != nil }, patience, 5*time.Millisecond)
+	until(t, func() bool { return f.Status().Err != nil }, "it is an error")
 	require.ErrorIs(t, f.Status().Err, os.ErrNotExist)
 	require.EqualValues(t, 1, rateOf(t, f))
 	write(t, "", path, "default: 1/s")
-	require.Eventually(t, func() bool { return f.Status().Err == nil }, patience, 5*time.Millisecond)
+	until(t, func() bool { return f.Status().Err == nil }, "it is back")
 	require.Zero(t, f.Status().Reloads)
 }

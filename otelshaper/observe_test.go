@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -177,14 +178,21 @@ func TestANameIsValidText(t *testing.T) {
 	require.Contains(t, b.values(t), "shaper.oldest_wait{a\uFFFD}")
 }
 
+// setGlobal sets the global provider, and returns its reader. otel hands over what was made
+// before to the first provider alone, so a process sets it once, also if tests run repeatedly.
+var setGlobal = sync.OnceValue(func() *sdkmetric.ManualReader {
+	reader := sdkmetric.NewManualReader()
+	otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	return reader
+})
+
 // The program may set its provider later: without one nothing is reported, and nothing fails.
 func TestTheDefaultIsTheGlobalProvider(t *testing.T) {
 	i, err := otelshaper.New(nil)
 	require.NoError(t, err)
 	r, err := i.Observe("api", otelshaper.Of(newShaper(t, "1/s")))
 	require.NoError(t, err)
-	global := backend{i, sdkmetric.NewManualReader()}
-	otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(global.reader)))
+	global := backend{i, setGlobal()}
 	require.Contains(t, global.values(t), "shaper.oldest_wait{api}")
 	require.NoError(t, r.Unregister())
 	require.Empty(t, global.values(t))

@@ -82,6 +82,7 @@ func TestNoKeyIsAnError(t *testing.T) {
 // A pgx.Conn and a pgx.Tx fail if they are used by two at once, or even mix up what they
 // send.
 func TestAConnectionIsUsedForOneCallAtATime(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, startServer(t).URL)
 	table, _ := newTable(t, pool)
 	tx, err := pool.Begin(t.Context())
@@ -129,9 +130,9 @@ func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		return value[bool](t, tx, "", "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1)", "%"+name+"%")
-	}, 30*time.Second, time.Millisecond)
+	}, "the call waits for the lock")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = bucket.Take(ctx, one("key", every(1)))

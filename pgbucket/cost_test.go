@@ -3,7 +3,6 @@ package pgbucket_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -28,10 +27,10 @@ func TestTakesUpdateNoIndex(t *testing.T) {
 	pool.Close() // A session tells of its updates when it ends.
 	conn := newConn(t, server.URL)
 	var updates, hot int
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", name).Scan(&updates, &hot))
 		return updates >= keys*each
-	}, 30*time.Second, 20*time.Millisecond)
+	}, "the sessions tell")
 	t.Logf("%d of %d updates were HOT", hot, updates)
 	require.GreaterOrEqual(t, hot, updates*99/100)
 	require.LessOrEqual(t, value[int](t, conn, name, "SELECT pg_relation_size('TBL') / 8192"), 8)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -49,10 +48,10 @@ func (r *lockedRow) unlock(t *testing.T) {
 // waiting waits until a session waits for a lock of the table, and returns its process.
 func waiting(t *testing.T, db pgbucket.DB, table string) (pid int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		err := db.QueryRow(t.Context(), "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+table+"%").Scan(&pid)
 		return err == nil
-	}, 30*time.Second, 5*time.Millisecond)
+	}, "a session waits for a lock")
 	return pid
 }
 
@@ -64,6 +63,7 @@ func code(err error) string {
 }
 
 func TestAServerThatOnlyReadsIsAnError(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, startServer(t).URL)
 	table, _ := newTable(t, pool)
 	_, err := pgbucket.New(pool, table).Take(t.Context(), one("key", every(1)))
@@ -115,9 +115,9 @@ func TestACallThatTimesOutIsCanceledOnTheServer(t *testing.T) {
 	waiting(t, locked.pool, locked.name)
 	expire()
 	require.ErrorIs(t, <-failure, context.DeadlineExceeded)
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		return value[int](t, locked.pool, "", "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+locked.name+"%") == 0
-	}, 30*time.Second, 5*time.Millisecond)
+	}, "no session waits for a lock")
 	locked.unlock(t)
 }
 
@@ -138,6 +138,7 @@ func TestACallWhoseConnectionEndsIsNotRepeated(t *testing.T) {
 // All connections end again and again, and the number of those that have succeeded tells
 // that none was carried out twice.
 func TestEndingAllConnectionsTakesNothingTwice(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, startServer(t).URL+"&application_name=victim")
 	table, name := newTable(t, pool)
 	bucket := pgbucket.New(pool, table)
@@ -171,7 +172,7 @@ func TestEndingAllConnectionsTakesNothingTwice(t *testing.T) {
 	killer := newConn(t, server.URL)
 	for range 10 {
 		before := value[int64](t, killer, name, "SELECT empty FROM TBL")
-		require.Eventually(t, func() bool { return value[int64](t, killer, name, "SELECT empty FROM TBL") > before }, 30*time.Second, time.Millisecond)
+		until(t, func() bool { return value[int64](t, killer, name, "SELECT empty FROM TBL") > before }, "a Take succeeds")
 		exec(t, killer, "", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
 	}
 	close(stop)
@@ -186,6 +187,7 @@ func TestEndingAllConnectionsTakesNothingTwice(t *testing.T) {
 // After a crash the server has what was on its disk, which may be an old state: a process
 // goes on from what it knows.
 func TestACrashOfTheServerIsHealed(t *testing.T) {
+	t.Parallel()
 	own := servers.StartPostgres(t)
 	pool := newPool(t, own.URL)
 	table, _ := newTable(t, pool)
@@ -205,10 +207,10 @@ func TestACrashOfTheServerIsHealed(t *testing.T) {
 	own.Start()
 	take := one("key", rate)
 	take.High, take.Seen = high, seen
-	require.Eventually(t, func() bool { // The pool's connections are of the old server.
+	until(t, func() bool { // The pool's connections are of the old server.
 		taken, err := bucket.Take(t.Context(), take)
 		return err == nil && taken.OK && taken.Empty == high
-	}, 30*time.Second, 5*time.Millisecond)
+	}, "the level goes on")
 }
 
 // Only READ COMMITTED sees a row as it is when it is locked. Elsewhere the server says so.

@@ -63,10 +63,10 @@ func TestACluster(t *testing.T) {
 			}
 		}
 		cluster.Nodes[2].Restart()
-		require.Eventually(t, func() bool {
+		until(t, func() bool {
 			answer, err := bucket.Take(within(t), one(mine[0]))
 			return err == nil && answer.OK
-		}, patience, 20*time.Millisecond)
+		}, "the server is back")
 	})
 }
 
@@ -124,9 +124,9 @@ func moveASlot(t *testing.T, cluster *servers.RedisCluster, client, hasty *redis
 		before, sent := level(), [2]int{1, 0}
 		for attempt := 0; sent == [2]int{1, 0} && attempt < 10; attempt++ { // On a busy machine it may give up the redirection.
 			wires[1].lose(keep)
-			require.Eventually(t, func() bool {
+			until(t, func() bool {
 				return hasty.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return c.Ping(ctx).Err() }) == nil
-			}, patience, time.Millisecond)
+			}, "the client has connections")
 			wires[0].lose(keep)
 			wires[1].lose(how)
 			_, err := redisbucket.New(hasty).Take(ctx, take)
@@ -134,7 +134,7 @@ func moveASlot(t *testing.T, cluster *servers.RedisCluster, client, hasty *redis
 			sent = [2]int{wires[0].count(), wires[1].count()}
 		}
 		require.Equal(t, [2]int{1, 1}, sent, "the Take was sent so often to each")
-		require.Eventually(t, func() bool { return level() != before }, patience, time.Millisecond)
+		until(t, func() bool { return level() != before }, "the Take is carried out")
 		units++
 		wires[1].lose(keep)
 		goesOn("after the loss")

@@ -66,7 +66,7 @@ func aCallEndsWithItsContext(t *testing.T, server *servers.Redis) {
 	for _, enabled := range []bool{false, true} {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: enabled, ReadTimeout: patience})
 		bucket := redisbucket.New(client)
-		require.Eventually(t, func() bool { return client.Ping(within(t)).Err() == nil }, patience, time.Millisecond)
+		until(t, func() bool { return client.Ping(within(t)).Err() == nil }, "there is a connection")
 		server.Pause()
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		began := time.Now()

@@ -6,6 +6,8 @@ import (
 	"log"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -23,7 +25,7 @@ func Example_sharedBuckets() {
 	}
 	defer server.Close()
 	addr, ctx, site := server.Addr(), context.Background(), http.NotFoundHandler()
-	callUpstream := func(context.Context) error { return nil }
+	callUpstream := func(context.Context) error { fmt.Println("called"); return nil }
 
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	bucket := redisbucket.New(client)
@@ -41,7 +43,11 @@ func Example_sharedBuckets() {
 		log.Fatal(err)
 	}
 	handler := perUser.Middleware(shaper.ByHeader("X-User"))(site)
-	fmt.Println(handler != nil)
+	login := httptest.NewRequest(http.MethodGet, "/", nil)
+	login.Header.Set("X-User", "ann")
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, login)
+	fmt.Println(w.Code, "from the site")
 
 	logins, err := shaper.New(shaper.Limits{Rate: 1, Burst: 5}, shaper.WithBucket(bucket, "logins"))
 	if err != nil {
@@ -49,6 +55,7 @@ func Example_sharedBuckets() {
 	}
 	_ = logins.AllowN(5) // one round trip; where that takes too long, the answer is no
 	fmt.Println(logins.Stats().Bucket.State)
+	fmt.Println(strings.Join(server.Keys(), " "))
 
 	for _, end := range []func() error{s.Close, perUser.Close, logins.Close, client.Close} {
 		if err := end(); err != nil {
@@ -56,15 +63,16 @@ func Example_sharedBuckets() {
 		}
 	}
 	// Output:
+	// called
 	// <nil>
-	// true
+	// 404 from the site
 	// shared
+	// shaper:logins shaper:payments-api shaper:user:ann
 }
 
-// What docs/shared.md shows for the time in which the server can't be asked. No server is
-// asked here.
+// What docs/shared.md shows for the time in which the server can't be asked.
 func Example_withoutTheServer() {
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // Nobody listens there.
 	defer client.Close()
 	bucket, limits := redisbucket.New(client), shaper.Limits{Rate: 50, Depth: 100}
 
@@ -78,5 +86,10 @@ func Example_withoutTheServer() {
 	}
 	defer s.Close()
 	fmt.Println(s.Stats().Bucket.State)
-	// Output: shared
+	fmt.Println(s.Wait(context.Background())) // It leaves by the fallback.
+	fmt.Println(s.Stats().Bucket.State)
+	// Output:
+	// shared
+	// <nil>
+	// local
 }

@@ -64,17 +64,17 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 		connected(t, client, w)
 		w.lose(how)
 		require.Error(t, call())
-		require.Eventually(t, func() bool { return direct.Get(ctx, "shaper:"+take.Key).Val() != level }, patience, time.Millisecond)
+		until(t, func() bool { return direct.Get(ctx, "shaper:"+take.Key).Val() != level }, "the "+what+" is carried out")
 		require.Equal(t, 1, w.count(), "the %s was sent so often", what)
 		w.lose(keep)
 	}
 	for _, how := range []int{swallow, cut} {
 		// An ordinary command of the same client is repeated, unless the client has given up
 		// before it had a second connection.
-		require.Eventually(t, func() bool {
+		until(t, func() bool {
 			w.lose(how)
 			return client.EvalSha(ctx, "0", []string{"key"}).Err() != nil && w.count() > 1
-		}, patience, time.Millisecond)
+		}, "a command is repeated")
 
 		once(how, "Take", func() error { _, err := bucket.Take(ctx, take); return err })
 		units++
@@ -93,5 +93,5 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 func connected(t *testing.T, client redis.UniversalClient, w *wire) {
 	t.Helper()
 	w.lose(keep)
-	require.Eventually(t, func() bool { return client.Ping(within(t)).Err() == nil }, patience, time.Millisecond)
+	until(t, func() bool { return client.Ping(within(t)).Err() == nil }, "there is a connection")
 }

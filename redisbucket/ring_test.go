@@ -4,7 +4,6 @@ import (
 	"maps"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -49,10 +48,10 @@ func TestAServerOfARingThatIsDownFailsItsOwnKeysOnly(t *testing.T) {
 		}
 	}
 	running["b"].Restart()
-	require.Eventually(t, func() bool { // The client waits a while before it dials again.
+	until(t, func() bool { // The client waits a while before it dials again.
 		answer, err := ring.Take(within(t), one(keys["b"][0]))
 		return err == nil && answer.OK
-	}, patience, 20*time.Millisecond)
+	}, "the server is back")
 }
 
 // Nobody may notice a new release by the levels of his keys.

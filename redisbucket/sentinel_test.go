@@ -30,7 +30,7 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, newClient(soon), connect(t, master.Addr), w) })
 
 	require.True(t, taken(t, bucket, "key"))
-	require.Eventually(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, patience, time.Millisecond)
+	until(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, "the replica has the key")
 
 	t.Run("a replica does not answer", func(t *testing.T) {
 		ctx := within(t)
@@ -50,10 +50,10 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 		_, err := bucket.Take(within(t), one("key"))
 		require.Error(t, err)
 		var answer shaper.Taken
-		require.Eventually(t, func() (ok bool) {
+		untilIn(t, servers.Failover, func() bool {
 			answer, err = bucket.Take(within(t), one("key"))
 			return err == nil
-		}, servers.Failover, 20*time.Millisecond)
+		}, "the replica is the master")
 		require.False(t, answer.OK, "its level is known: %+v", answer)
 		require.False(t, answer.Cold)
 	})

@@ -110,7 +110,7 @@ func aKeyExpiresAMinuteAfterItsLevelHasReachedZero(t *testing.T, server *servers
 	require.NoError(t, bucket.GiveBack(ctx, take, end))
 	require.InDelta(t, time.Minute, ttl(t, client), float64(patience))
 	require.NoError(t, client.PExpire(ctx, "mine:key", time.Millisecond).Err())
-	require.Eventually(t, func() bool { return client.DBSize(ctx).Val() == 0 }, patience, time.Millisecond)
+	until(t, func() bool { return client.DBSize(ctx).Val() == 0 }, "the key is gone")
 }
 
 func ttl(t *testing.T, client *redis.Client) time.Duration {

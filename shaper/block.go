@@ -136,8 +136,9 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (wait time.Dura
 	return wait, why
 }
 
-// decideBlockLocked is decideLocked for a dispatcher with WithBlock. A reentry was admitted
-// before, so it neither heeds a block nor begins one.
+// decideBlockLocked is decideLocked where a block may have to be heeded: for a dispatcher with
+// WithBlock, and for one with a shared level while it goes by its own, as in a fallback. A
+// reentry was admitted before, so it neither heeds a block nor begins one.
 func (d *dispatcher) decideBlockLocked(f *flow, now int64, r *request) decision {
 	if f.needsRelease(r, d.phase) {
 		return decision{err: errUseAcquire}

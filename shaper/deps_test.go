@@ -179,6 +179,7 @@ var (
 )
 
 func TestRootModuleImportsOnlyWhatThePolicyAllows(t *testing.T) {
+	t.Parallel()
 	policy := parsePolicy(t, importPolicy)
 	met := map[string]bool{"test": true, "*": true}
 	for _, p := range listPackages(t, root) {

@@ -172,7 +172,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
-		if ls := d.leaseOf(ln.flow); ls == nil {
+		if ls := d.leaseOfLocked(ln.flow); ls == nil {
 			d.measureSpacingLocked(ln, at, w.cost)
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
@@ -213,7 +213,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 func (d *dispatcher) updateDepartureLocked(f *flow) {
 	ln := f.line
 	if ln == nil {
-		if ls := d.leaseOf(f); ls != nil {
+		if ls := d.leaseOfLocked(f); ls != nil {
 			ls.kickLocked(d.clock) // What a request has given back may be given back further.
 		}
 		return
@@ -222,7 +222,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 		ln.slot = d.headMayLeaveLocked(f)
 	}
 	d.due.update(ln)
-	if ls := d.leaseOf(f); ls != nil {
+	if ls := d.leaseOfLocked(f); ls != nil {
 		ls.kickLocked(d.clock)
 	}
 	if d.keyed && ln.head == nil && ln.seatsTaken == 0 {
@@ -270,13 +270,13 @@ func (d *dispatcher) publishNextLocked() {
 	if next != was {
 		d.next.Store(next)
 	}
-	if serves := d.serves(); serves != d.served || serves && next < was {
+	if serves := d.servesLocked(); serves != d.served || serves && next < was {
 		d.ticker.arm(d, serves, next)
 	}
 }
 
-// serves reports whether there are waiters to wake. In a dry run there are none.
-func (d *dispatcher) serves() bool { return d.waiting > 0 && !d.isDryRun() }
+// servesLocked reports whether there are waiters to wake. In a dry run there are none.
+func (d *dispatcher) servesLocked() bool { return d.waiting > 0 && !d.isDryRun() }
 
 // instantOf returns a time as an instant of the dispatcher's clock. The lock need not be held.
 func (d *dispatcher) instantOf(t time.Time) int64 {

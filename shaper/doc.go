@@ -16,9 +16,9 @@
 // To bound how many requests are upstream at the same time as well, set
 // [Limits.InFlight]. A request then leaves only when both the bucket and the cap allow
 // it, and it counts as in flight until its release function is called or [Shaper.Do]
-// returns. While all seats are taken, [RejectError.RetryAfter] and [Shaper.Forecast] are
-// estimates. Time during which a [Shaper.Hold] or the cap kept the line waiting does not
-// count as lateness.
+// returns. Unless seats are free for a request and for all ahead of it,
+// [RejectError.RetryAfter] and [Shaper.Forecast] are estimates. Time during which a
+// [Shaper.Hold] or the cap kept the line waiting does not count as lateness.
 //
 // A [Group] keeps one bucket per key, for example one per client. Everything said here
 // about a Shaper holds for each of its buckets, which are created and deleted as their
@@ -47,8 +47,8 @@
 //	Burst b, Depth d   b at once, then a line; nginx burst with delay
 //	cost n > Burst     waits for an empty bucket, then holds it for n/Rate
 //
-// There are two exceptions. With Depth 0 a cost above Burst is refused, even by an empty
-// bucket. And no wait, burst or cost may extend more than 365 days ahead. At rate.Inf the
+// There are three exceptions. With Depth 0 a cost above Burst is refused, even by an empty
+// bucket. No wait, burst or cost may extend more than 365 days ahead. At rate.Inf the
 // level is always 0, and a request of any cost leaves at once, except while the line is
 // held or all seats are taken.
 //
@@ -61,7 +61,7 @@
 //     7 per second are 604,800 in 24 hours, give or take one. Slack is the lateness
 //     that a late wake-up may make up. Lateness up to Slack does not add up. Lateness
 //     beyond it is lost: the schedule goes on from now − Slack, and the lost cost is
-//     counted in [Stats].Missed. While requests wait, cost departed + Missed is Rate ×
+//     counted in [Stats.Missed]. While requests wait, cost departed + Missed is Rate ×
 //     time, to within Burst + Rate × Slack. Only a request that was in line when its
 //     slot came profits from Slack: an idle bucket earns nothing beyond Burst. In
 //     virtual time nothing is late.
@@ -79,19 +79,19 @@
 //     spent on a request whose caller has gone, except in the one case that
 //     guarantee 5 names.
 //  5. Exactly one outcome. Every call ends in exactly one of: left, refused,
-//     abandoned, closed. A context wins that is done before the call, or is seen to
-//     be done before the call returns: a waiting call that has been given its slot
-//     asks ctx.Err() once before it returns nil. If the context is done, the slot
-//     goes to the next request, or back to the bucket. Only if a later request has
-//     left in between is the slot lost. No slot is used twice.
+//     abandoned, closed. If the context is done before the call, or is found to be
+//     done before the call returns, the context's error wins: a waiting call that has
+//     been given its slot asks ctx.Err() once before it returns nil. If the context is
+//     done, the slot goes to the next request, or back to the bucket. Only if a later
+//     request has left in between is the slot lost. No slot is used twice.
 //  6. Prediction. The prediction assumes that all requests ahead stay. A request that
 //     would leave at or after its context's deadline, or would wait longer than
 //     MaxWait, is refused at entry. A wait of exactly MaxWait is admitted. A request
 //     whose deadline has passed while its context's Err is still nil is refused, and
 //     counted. A later change of the rate refuses no request that was admitted: it
 //     waits until its context ends. With a cap nobody knows when requests end. So the
-//     prediction assumes that a seat becomes free at once, and no request is
-//     refused that might leave in time. RetryAfter and Forecast are estimates
+//     prediction assumes that a seat becomes free at once, and a request that might
+//     still leave in time is not refused. RetryAfter and Forecast are estimates
 //     then, from how long requests have been in flight of late. A request that a
 //     Transport retries is bound by its deadline, but not by MaxWait.
 //  7. Change. SetLimits takes effect at once on the requests in line: they are
@@ -102,10 +102,11 @@
 //     Forgetting a Shaper leaks nothing. A Group keeps timers, but no goroutine,
 //     until the last of its buckets is drained, and at most a second longer.
 //  9. End. Close refuses all waiting requests and returns when the ticker goroutine
-//     has ended. Shutdown admits no more requests, lets the line leave at its rate,
-//     and then closes. If its context ends first, Shutdown returns that error while
-//     the line goes on leaving; only Close stops it then. With an empty line Shutdown
-//     returns nil even if its context is done, and so does one that Close overtakes.
+//     has ended. With a [Bucket] it first tries to give back what was leased. Shutdown
+//     admits no more requests, lets the line leave at its rate, and then closes. If its
+//     context ends first, Shutdown returns that error while the line goes on leaving;
+//     only Close stops it then. With an empty line Shutdown returns nil even if its
+//     context is done, and so does a Shutdown that is waiting when Close is called.
 //     Both can be called many times, at once, and from anywhere, hooks included. On
 //     a closed Shaper SetLimits, Limits and Stats still work.
 //  10. One instant. Every entry point first brings the bucket up to now:

@@ -98,11 +98,7 @@ func asReal(st shaper.Stats) shaper.Stats {
 }
 
 func rehearsals(t *testing.T, rehearse func(r *rehearsal)) {
-	count := 150
-	if long {
-		count = 600
-	}
-	for seed := range count {
+	for seed := range rounds(80, 600, 600) {
 		synctest.Test(t, func(t *testing.T) {
 			r := &rehearsal{t: t, random: rand.New(rand.NewPCG(uint64(seed), 7))}
 			defer func() {

@@ -11,8 +11,8 @@ import (
 // [*RejectError], through which [errors.Is] finds them.
 var (
 	// ErrQueueFull means that [Limits.Depth] requests wait already, or that Depth is 0
-	// and the level is too high, or the bucket is blocked after such a refusal
-	// ([WithBlock]).
+	// and the request can't leave at once (the level is too high, all seats are taken, or
+	// the line is held), or the bucket is blocked after such a refusal ([WithBlock]).
 	ErrQueueFull = errors.New("shaper: queue is full")
 
 	// ErrTooLate means that the predicted wait is longer than [Limits.MaxWait], or
@@ -33,7 +33,7 @@ var (
 	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 
-	// ErrNegativeCost is returned as it is, not in a *RejectError: a negative cost
+	// ErrNegativeCost is returned as it is, not in a [*RejectError]: a negative cost
 	// is a mistake of the caller and not a refusal, so no counter counts it.
 	ErrNegativeCost = errors.New("shaper: cost is negative")
 )
@@ -97,9 +97,9 @@ type RejectError struct {
 	// [ErrClosed] it is the time until the line is empty, and with [ErrUnavailable]
 	// the time until the Bucket may be asked again, which may fail again.
 	//
-	// While all of [Limits.InFlight] are taken it is an estimate, as nobody knows when
-	// requests end: at least the mean time for which they have been in flight of late,
-	// divided by InFlight, and at least 1 ms. With a [Bucket] it is an estimate too, as
+	// With [Limits.InFlight] it is an estimate, unless seats are free for this request and
+	// all ahead, as nobody knows when requests end: at least the mean time for which they
+	// have been in flight of late, divided by InFlight, and at least 1 ms. With a [Bucket] it is an estimate too, as
 	// if this process went on getting the share of the slots that it has had of late.
 	// But where the Bucket itself has refused the call (Depth 0, or [Shaper.AllowN]),
 	// it is the time until the Bucket admits it if no other process takes anything.

@@ -29,7 +29,7 @@ type line struct {
 	queue
 	flow       *flow
 	since      exact.Nanos // since when nothing but its slot keeps the head
-	slot       int64       // when the head is to leave; forever: when a seat becomes free
+	slot       int64       // when the head is to leave; forever: when a seat becomes free, or units are leased
 	left       int64       // when the latest request left; unknown: no spacing is to be counted from it
 	seatsTaken int32       // with a cap, the requests that have left and not ended
 	index      int32       // in departures; -1: it is not in there, as no request waits
@@ -67,7 +67,7 @@ func (d *dispatcher) headMayLeaveLocked(f *flow) int64 {
 	if !f.hasSeat() {
 		return exact.Forever
 	}
-	if ls := d.leaseOf(f); ls != nil {
+	if ls := d.leaseOfLocked(f); ls != nil {
 		return ls.headMayLeave(d.clock)
 	}
 	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()

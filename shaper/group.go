@@ -32,7 +32,7 @@ import (
 // buckets. There are up to 1,024 of them, each for one value of Limits. A hash, which
 // is seeded anew in each process, decides which keys share one. Such a key may be
 // refused for what others do, but nobody who has a bucket notices.
-// [GroupStats].Overflowed counts the calls of keys that share.
+// [GroupStats.Overflowed] counts the calls of keys that share.
 //
 // When the table has room again, the next call of such a key makes a bucket of its
 // own, which goes on from where the shared one is: with its level, behind its line and

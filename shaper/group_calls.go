@@ -11,8 +11,10 @@ import (
 func (g *Group[K]) Wait(ctx context.Context, key K) error { return g.WaitN(ctx, key, 1) }
 
 // WaitN blocks until a request of cost n with that key may leave, and returns nil.
-// It is Shaper.WaitN on the bucket of the key, and may return the error of the
-// function that says the key's Limits, in which errors.Is sees that function's.
+// It is [Shaper.WaitN] on the bucket of the key, and may return the error of the
+// function that says the key's Limits, in which errors.Is sees that function's. Whether the
+// key has a cap is asked last: a cost of 0, a negative cost, a context that is done and a
+// closed Group have the same result with a cap as without.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
 	_, _, err := g.wait(key, &request{ctx: ctx, cost: int64(n)})
 	return err
@@ -200,7 +202,7 @@ func (s *keyShard[K]) failed(key K, r *request, err error) decision {
 func (g *Group[K]) Allow(key K) bool { return g.AllowN(key, 1) }
 
 // AllowN is [Shaper.AllowN] on the bucket of a key. It is also false if the [Limits] of
-// the key can't be had, which [GroupStats].LimitErrors counts. On a closed Group every
+// the key can't be had, which [GroupStats.LimitErrors] counts. On a closed Group every
 // call is refused with [ErrClosed] and counted, whatever the Limits of its key are.
 func (g *Group[K]) AllowN(key K, n int) bool {
 	g.mustBeMade()
@@ -211,7 +213,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	return dec.passed()
 }
 
-// Forecast is Shaper.Forecast on the bucket of a key. It makes none: for a key that
+// Forecast is [Shaper.Forecast] on the bucket of a key. It makes none: for a key that
 // has no bucket it asks for its Limits, and tells what a new one would say.
 func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	g.mustBeMade()
@@ -228,7 +230,7 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	return wait, err
 }
 
-// Hold is Shaper.Hold on the bucket of a key. If the Limits of the key can't be had
+// Hold is [Shaper.Hold] on the bucket of a key. If the Limits of the key can't be had
 // there is nothing to hold.
 func (g *Group[K]) Hold(key K, d time.Duration) { g.hold(key, d) }
 

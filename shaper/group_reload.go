@@ -4,7 +4,7 @@ package shaper
 // one key after the other, and puts the [Limits] that it returns in force at once, also
 // for requests that wait, as [Shaper.SetLimits] does. A key keeps the Limits that it
 // has if the function returns an error or invalid Limits, or Limits that would change
-// InFlight from or to 0 while its bucket is in use; [GroupStats].LimitErrors counts
+// InFlight from or to 0 while its bucket is in use; [GroupStats.LimitErrors] counts
 // these keys.
 //
 // For a key at rate.Inf without a cap the function is called at the key's next call. For a

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -218,29 +219,32 @@ func TestALineLeavesWhileAnotherShardIsLocked(t *testing.T) {
 	defer g.Close()
 	first, last := keysIn(g)
 	g.Hold(last, time.Hour)
-	startsToWait(g, last)
-	for g.ticker.armedAt() < int64(time.Minute) { // It looks at all shards when it starts.
-		time.Sleep(time.Millisecond)
-	}
+	startsToWait(t, g, last)
+	// It looks at all shards when it starts.
+	comes(t, func() bool { return g.ticker.armedAt() >= int64(time.Minute) }, "the ticker never sleeps")
 	locked, s := g.shardOf(last), g.shardOf(first)
 	locked.mu.Lock()
+	unlock := sync.OnceFunc(locked.mu.Unlock)
+	defer unlock() // Close needs it.
 	var ended <-chan error
-	for waits := false; !waits; { // On a busy machine it may have left too soon.
+	comes(t, func() bool { // On a busy machine it may have left too soon.
 		g.Allow(first)
-		ended = startsToWait(g, first)
+		ended = startsToWait(t, g, first)
 		s.mu.Lock()
-		if waits = s.waiting == 1; waits {
-			s.sweepTimer.timer.Stop() // A sweep would hand out the slot, too.
+		defer s.mu.Unlock()
+		if s.waiting != 1 {
+			return false
 		}
-		s.mu.Unlock()
-	}
+		s.sweepTimer.timer.Stop() // A sweep would hand out the slot, too.
+		return true
+	}, "each request leaves before anybody sees it wait")
 	select {
 	case err := <-ended:
 		require.NoError(t, err)
 	case <-time.After(time.Minute):
 		t.Error("the ticker waits for the lock of a shard in which nothing is due")
 	}
-	locked.mu.Unlock()
+	unlock()
 }
 
 // armedAt returns for when the ticker has set its alarm.
@@ -252,7 +256,8 @@ func (t *ticker) armedAt() int64 {
 
 // startsToWait lets a request wait, and returns how that ends. It returns when the request waits
 // or has left.
-func startsToWait(g *Group[int], key int) <-chan error {
+func startsToWait(t *testing.T, g *Group[int], key int) <-chan error {
+	t.Helper()
 	s := g.shardOf(key)
 	waiting := func() int32 {
 		s.mu.Lock()
@@ -262,9 +267,7 @@ func startsToWait(g *Group[int], key int) <-chan error {
 	before := waiting()
 	ended := make(chan error, 1)
 	go func() { ended <- g.Wait(context.Background(), key) }()
-	for waiting() == before && len(ended) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	comes(t, func() bool { return waiting() != before || len(ended) > 0 }, "a request neither waits nor leaves")
 	return ended
 }
 
@@ -278,19 +281,16 @@ func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
 	require.True(t, g.Allow(last))
 	g.Hold(first, time.Hour)
 	g.Hold(last, time.Hour)
-	firstEnded, lastEnded := startsToWait(g, first), startsToWait(g, last)
+	firstEnded, lastEnded := startsToWait(t, g, first), startsToWait(t, g, last)
 	told, untold := g.shardOf(first), g.shardOf(last)
 	untold.mu.Lock()
 	down := make(chan error, 1)
 	go func() { down <- g.Shutdown(context.Background()) }()
-	isOpen := func() bool {
+	comes(t, func() bool {
 		told.mu.Lock()
 		defer told.mu.Unlock()
-		return told.phase == open
-	}
-	for isOpen() {
-		time.Sleep(time.Millisecond)
-	}
+		return told.phase != open
+	}, "the first shard is not told of the Shutdown")
 	g.Hold(first, 0)
 	require.NoError(t, <-firstEnded)
 	require.Equal(t, open, untold.phase)
@@ -311,9 +311,7 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	for range cap(errs) {
 		go func() { errs <- g.Shutdown(ctx) }()
 	}
-	for g.drain.shards.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	comes(t, func() bool { return g.drain.shards.Load() > 0 }, "no Shutdown begins")
 	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
 	g.over.mu.Unlock()
 	for range cap(errs) {

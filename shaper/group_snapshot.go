@@ -67,11 +67,11 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 }
 
 // Restore is [Shaper.Restore] for the keys in a snapshot that [Group.Snapshot] has returned.
-// What [Group.Top] counts is added to what it has counted since NewGroup, so restore a
+// What [Group.Top] counts is added to what it has counted since [NewGroup], so restore a
 // snapshot only once.
 //
 // For each key the limits function is called, as it is for a new key. A key whose limits
-// can't be had is left out, and counted in [GroupStats].LimitErrors. A key for which the table
+// can't be had is left out, and counted in [GroupStats.LimitErrors]. A key for which the table
 // has no room shares a bucket, whose level becomes at least that of the key; if there is none
 // to share, the key is left out. If keys are left out, Restore goes on with the others, and
 // then returns an error that says how many, in which errors.Is sees those of the first ones.

@@ -345,10 +345,8 @@ func restoreAnything[K comparable](t *testing.T, data []byte) {
 
 // While a snapshot of many keys is taken, and restored, other calls go on.
 func TestManyKeysOutliveARestart(t *testing.T) {
-	keys := 100_000 // A million take a quarter of a minute of CPU time.
-	if testing.Short() {
-		keys = 20_000
-	}
+	t.Parallel()
+	keys := rounds(20_000, 100_000, 1_000_000) // A million take a quarter of a minute of CPU time.
 	limits := func(int) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Limit(1) / 3600, Burst: 3}, nil }
 	before, err := shaper.NewGroup(limits, shaper.WithMaxKeys(keys))
 	require.NoError(t, err)

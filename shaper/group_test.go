@@ -249,10 +249,7 @@ func TestAGroupMayBeForgotten(t *testing.T) {
 // Otherwise a line of 300 days would take minutes of real processor time.
 func TestAYearInLineIsNotAYearOfLooking(t *testing.T) {
 	t.Parallel()
-	days := 30
-	if long {
-		days = 300
-	}
+	days := rounds(10, 300, 300)
 	line := time.Duration(days) * 24 * time.Hour
 	synctest.Test(t, func(t *testing.T) {
 		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {

@@ -20,7 +20,7 @@ type slowWheel map[*keyedFlow[int]]struct{ earliest, latest int64 }
 func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 1))
-	for round := range 60 {
+	for round := range 20 {
 		var fast wheel[int]
 		slow := slowWheel{}
 		var cells []*keyedFlow[int]

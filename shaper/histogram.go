@@ -117,7 +117,7 @@ func (h Histogram) Buckets() iter.Seq2[float64, uint64] {
 	}
 }
 
-// Sub returns what has been counted since old was taken from the same Shaper or Group. An
+// Sub returns what has been counted since old was taken from the same [Shaper] or [Group]. An
 // old that is no earlier one gives the buckets in which there are more now.
 func (h Histogram) Sub(old Histogram) Histogram {
 	since := Histogram{counts: make([]uint64, len(h.counts)), lowest: h.lowest, zeros: atLeastZero(h.zeros, old.zeros)}

@@ -1,12 +1,16 @@
 package shaper_test
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Some tests are about time-outs of real connections, which run on while the machine has other
@@ -14,69 +18,92 @@ import (
 // run again, with longer ones.
 
 // unlessLate runs a test that needs a machine on which nothing takes as long as limit that
-// should take no time. If the test fails and the machine was late, it is run again with twice
-// the limit, up to one above ten seconds. If it fails on a machine that was in time, that counts
-// at once.
+// should take no time. If the test fails and the machine stood still for a tenth of limit at a
+// time, it is run again with twice the limit, and then with four times the limit, but never with
+// more, as what the test asserts of times must still say something. With four times the limit it
+// has several tries. A failure on a machine that was in time counts at once.
 func unlessLate(t *testing.T, limit time.Duration, test func(t testing.TB, limit time.Duration)) {
 	t.Helper()
-	for began := time.Now(); ; {
-		one := &trial{TB: t}
-		late := lateness(func() { one.run(func() { test(one, limit) }) })
-		if !one.Failed() {
+	const tries = 6
+	most, began := 4*limit, time.Now()
+	for try := 1; ; try++ {
+		one := newTrial(t)
+		stall := longestStall(func() { one.run(func() { test(one, limit) }) })
+		switch {
+		case one.Failed():
+			t.Log(one.text())
+		case one.Skipped():
+			t.Skip(one.text())
+		default:
 			return
 		}
-		t.Log(one.text())
-		// A test that waits in vain takes long, and a machine is late now and then.
-		if late < limit/10 || limit > 10*time.Second || time.Since(began) > 2*time.Minute {
-			t.Fatalf("with a limit of %v, on a machine that was late by %v", limit, late)
+		if stall < limit/10 || try == tries || time.Since(began) > 2*time.Minute {
+			t.Fatalf("try %d, with a limit of %v, on a machine that stood still for up to %v", try, limit, stall)
 		}
-		t.Logf("it fails with a limit of %v, but the machine was late by %v", limit, late)
-		limit *= 2
+		t.Logf("it fails with a limit of %v, but the machine stood still for up to %v", limit, stall)
+		limit = min(2*limit, most)
 	}
 }
 
-// lateness returns for how long a goroutine that only sleeps was kept from running while f ran.
-func lateness(f func()) (late time.Duration) {
-	const tick, usual = 20 * time.Millisecond, 5 * time.Millisecond
-	done := make(chan struct{})
+// longestStall calls f, and returns for how long at a time, at most, a goroutine that only sleeps
+// was kept from running meanwhile. It is no sum, so it does not grow with the time that f takes.
+func longestStall(f func()) time.Duration {
+	const tick = 10 * time.Millisecond
+	over, longest := make(chan struct{}), make(chan time.Duration)
 	go func() {
-		defer close(done)
-		f()
+		var stall time.Duration
+		for goesOn := true; goesOn; {
+			began := time.Now()
+			select {
+			case <-over:
+				goesOn = false
+			case <-time.After(tick):
+			}
+			stall = max(stall, time.Since(began)-tick)
+		}
+		longest <- stall
 	}()
-	for over := false; !over; {
-		began := time.Now()
-		select {
-		case <-done:
-			over = true
-		case <-time.After(tick):
-		}
-		if d := time.Since(began) - tick; d > usual {
-			late += d
-		}
-	}
-	return late
+	end := sync.OnceValue(func() time.Duration {
+		close(over)
+		return <-longest
+	})
+	defer end() // f may end the goroutine.
+	f()
+	return end()
 }
 
-// A trial is one run of a test that may be run again. It keeps to itself what the run says.
+// A trial is one run of a test that may be run again. It keeps to itself what the run says, and
+// whether it fails or is skipped.
 type trial struct {
 	testing.TB
+	ctx      context.Context // ends with the run, before its cleanups
+	cancel   context.CancelFunc
 	cleanups []func() // the run's goroutine alone uses them
 
-	mu     sync.Mutex
-	said   []string
-	failed bool
+	mu              sync.Mutex
+	said            []string
+	failed, skipped bool
 }
 
-// run runs the test, then what it has asked for by Cleanup.
+func newTrial(t testing.TB) *trial {
+	one := &trial{TB: t}
+	one.ctx, one.cancel = context.WithCancel(t.Context())
+	return one
+}
+
+// run runs the test, then ends its context, and then runs what it has asked for by Cleanup.
 func (t *trial) run(test func()) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		defer t.cleanUp()
+		defer t.cancel()
 		test()
 	}()
 	<-over
 }
+
+func (t *trial) Context() context.Context { return t.ctx }
 
 // cleanUp goes on after a cleanup that ends the goroutine.
 func (t *trial) cleanUp() {
@@ -126,8 +153,73 @@ func (t *trial) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
+func (t *trial) SkipNow() {
+	t.mu.Lock()
+	t.skipped = true
+	t.mu.Unlock()
+	runtime.Goexit()
+}
+
+func (t *trial) Skip(args ...any) {
+	t.Log(args...)
+	t.SkipNow()
+}
+
+func (t *trial) Skipf(format string, args ...any) {
+	t.Logf(format, args...)
+	t.SkipNow()
+}
+
+func (t *trial) Skipped() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.skipped
+}
+
 func (t *trial) Failed() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.failed
+}
+
+// A trial ends as a test does: its context first, then its cleanups, the last one first. It is
+// skipped or fails without the test of which it is a try.
+func TestATrialEndsAsATestDoes(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		ends            func(t testing.TB)
+		failed, skipped bool
+		said            string
+	}{
+		{"returns", func(testing.TB) {}, false, false, ""},
+		{"Skip", func(t testing.TB) { t.Skip("not", "here") }, false, true, "nothere"},
+		{"Skipf", func(t testing.TB) { t.Skipf("not on %d", 1) }, false, true, "not on 1"},
+		{"SkipNow", testing.TB.SkipNow, false, true, ""},
+		{"Fatal", func(t testing.TB) { t.Fatal("wrong") }, true, false, "wrong"},
+		{"Error and Skip", func(t testing.TB) { t.Error("wrong"); t.Skip("here") }, true, true, "wrong\nhere"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var order []string
+			one := newTrial(t)
+			one.run(func() {
+				one.Cleanup(func() { order = append(order, "first") })
+				one.Cleanup(func() { order = append(order, fmt.Sprint("second, ", one.Context().Err())); runtime.Goexit() })
+				if err := one.Context().Err(); err != nil {
+					t.Error(err)
+				}
+				c.ends(one)
+			})
+			require.Equal(t, []string{"second, context canceled", "first"}, order)
+			require.Equal(t, []bool{c.failed, c.skipped}, []bool{one.Failed(), one.Skipped()})
+			require.Equal(t, c.said, one.text())
+			require.NoError(t, t.Context().Err())
+		})
+	}
+}
+
+// A goroutine that is kept from running shows in the longest stall, and time that passes does not.
+func TestTheLongestStallIsNoSum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		require.Zero(t, longestStall(func() { time.Sleep(time.Minute) }))
+	})
 }

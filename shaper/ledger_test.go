@@ -18,9 +18,9 @@ import (
 
 // This file holds what storms are made of. A storm is everything at once from many
 // goroutines on real threads, and is meant for -race. No storm asserts how long
-// anything takes, except for the pace, which must hold on any machine. A call that
-// never returns shows as a time-out of go test, and goleak reports a goroutine that
-// is left behind.
+// anything takes, except for the pace, which must hold on any machine. If a call never
+// returns, the test fails with the stacks of all goroutines, and goleak reports a
+// goroutine that is left behind.
 
 // A hookKind is one of the hooks of a Trace.
 type hookKind int
@@ -313,10 +313,25 @@ func (st *storm) meddleWith(choose func() meddled) {
 
 // blowOver returns when all callers and meddlers have ended. The callers end when
 // the shaper is closed.
-func (st *storm) blowOver() {
-	st.callers.Wait()
+func (st *storm) blowOver(t *testing.T) {
+	t.Helper()
+	end := func(who string, all *sync.WaitGroup) {
+		t.Helper()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			all.Wait()
+		}()
+		select {
+		case <-ended:
+		case <-time.After(enough):
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%s never end\n%s", who, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+	end("callers", &st.callers)
 	st.over.Store(true)
-	st.meddlers.Wait()
+	end("meddlers", &st.meddlers)
 }
 
 // A closer is what an end can be put to: a Shaper or a Group.

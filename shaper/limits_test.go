@@ -130,10 +130,7 @@ func TestInvalidLimitsCanBePrinted(t *testing.T) {
 
 func TestLimitsStringIsReadBackExactly(t *testing.T) {
 	t.Parallel()
-	count := 2_000
-	if long {
-		count = 50_000
-	}
+	count := rounds(1_000, 10_000, 50_000)
 	random := rand.New(rand.NewPCG(3, 50))
 	whole := func(most int64) int64 { // each order of magnitude is equally likely
 		return int64(math.Exp(random.Float64() * math.Log(float64(most))))

@@ -23,8 +23,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(settling{m, closing}, closing)
 }
 
-// settling runs the tests, and then gives what they have left to end half a minute instead of
-// goleak's half a second, which is too short on a busy machine.
+// settling runs the tests. If they pass, it gives what they have left to end half a minute instead
+// of goleak's half a second, which is too short on a busy machine. (If a test fails, goleak does
+// not look.)
 type settling struct {
 	*testing.M
 	ignored goleak.Option
@@ -32,10 +33,26 @@ type settling struct {
 
 func (s settling) Run() int {
 	code := s.M.Run()
-	for patience := time.Now().Add(30 * time.Second); time.Now().Before(patience) && goleak.Find(s.ignored) != nil; {
+	for patience := time.Now().Add(30 * time.Second); code == 0 && time.Now().Before(patience) && goleak.Find(s.ignored) != nil; {
 	}
 	return code
 }
 
-// long reports whether the great counts are wanted (CI sets SHAPER_LONG=1).
-var long = os.Getenv("SHAPER_LONG") == "1"
+// long reports whether the great counts are wanted (CI sets SHAPER_LONG=1), and longest whether
+// those are, too, that take minutes of processor time and have found no more (SHAPER_LONG=2).
+var (
+	longest = os.Getenv("SHAPER_LONG") == "2"
+	long    = longest || os.Getenv("SHAPER_LONG") == "1"
+)
+
+// rounds returns how often a test repeats what it does: a few times, or as often as the great
+// counts say.
+func rounds(few, many, most int) int {
+	switch {
+	case longest:
+		return most
+	case long:
+		return many
+	}
+	return few
+}

@@ -22,6 +22,7 @@ import (
 // waiter.
 func TestADepartedClientLeavesTheLine(t *testing.T) {
 	withHook(t)
+	t.Parallel()
 	unlessLate(t, time.Second, departedClientsLeaveTheLine)
 }
 
@@ -147,9 +148,9 @@ func TestADepartedClientIsSeenThroughAnyLimiter(t *testing.T) {
 	}
 }
 
-// Not parallel, as it is about a time.
 func TestALineFullOfVanishedUploadsAdmitsANewcomerHalfASecondLater(t *testing.T) {
 	withHook(t)
+	t.Parallel()
 	unlessLate(t, 500*time.Millisecond, vanishedUploadsMakeWay)
 }
 
@@ -347,10 +348,8 @@ func TestAConnectionThatCannotBeAskedIsServed(t *testing.T) {
 // itself must find out.
 func TestNoSlotIsSpentOnTheVanished(t *testing.T) {
 	withHook(t)
-	clients := 1000
-	if testing.Short() {
-		clients = 400
-	}
+	t.Parallel()
+	clients := rounds(400, 1000, 1000)
 	e := newEntrance(t, clients)
 	e.handler = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }
 	e.open()

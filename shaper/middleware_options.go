@@ -52,7 +52,7 @@ func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError 
 //
 // The function gets the Limiter's error, in which [errors.As] finds the [RejectError]
 // of a [Shaper]; or [ErrNegativeCost]; or an error of the middleware's own, for which
-// WriteError knows the status. It is not called for a client that has gone. When it
+// [WriteError] knows the status. It is not called for a client that has gone. When it
 // is called, the middleware has already set the deadlines of the connection and its
 // own header fields ([WithRateLimitHeaders], "Connection: close").
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {

@@ -62,6 +62,7 @@ func TestADepartureWithASniffedBodyIsSeen(t *testing.T) {
 }
 
 func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
+	t.Parallel()
 	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
 		e := newEntrance(t, 3)
 		e.outer = touched(putBacks["multi"])
@@ -90,6 +91,7 @@ func longHandler(takes time.Duration) http.HandlerFunc {
 
 // A read deadline would apply to net/http's own read of the connection.
 func TestAChunkedBodyThatWasReadLeavesTheHandlerInPeace(t *testing.T) {
+	t.Parallel()
 	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
 		e := newEntrance(t, 3)
 		e.outer = touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) })
@@ -142,10 +144,10 @@ func TestFilesOfAFormAreRemoved(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "1", string(content), "the handler sees its file")
 			require.NoError(t, a.Body.Close())
-			require.Eventually(t, func() bool {
+			waitFor(t, func() bool {
 				d, err := os.ReadDir(dir)
 				return err == nil && len(d) == 0
-			}, enough, time.Millisecond)
+			}, "the files are removed")
 		})
 	}
 }
@@ -173,6 +175,7 @@ func TestOuterHandlersSeeThePattern(t *testing.T) {
 }
 
 func TestA408OutlivesTheWriteTimeout(t *testing.T) {
+	t.Parallel()
 	unlessLate(t, 500*time.Millisecond, func(t testing.TB, timeout time.Duration) {
 		e := newBlindEntrance(t, 1)
 		e.Config.WriteTimeout = timeout
@@ -186,6 +189,7 @@ func TestA408OutlivesTheWriteTimeout(t *testing.T) {
 func TestReadingAheadCancelsNoHandlerThatDoesNotCare(t *testing.T) {
 	for _, plain := range []bool{true, false} {
 		t.Run(fmt.Sprint(plain), func(t *testing.T) {
+			t.Parallel()
 			unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
 				e := newBlindEntrance(t, 1)
 				e.Config.ReadTimeout = timeout

@@ -182,7 +182,7 @@ func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			unlessLate(t, 50*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+			unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
 				e := newBlindEntrance(t, 1)
 				e.Config.ReadTimeout = timeout
 				e.handler = c.handler
@@ -213,7 +213,7 @@ func TestAHandlerMayOutlastTheReadTimeoutOfABodyReadAhead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			unlessLate(t, 100*time.Millisecond, func(t testing.TB, timeout time.Duration) {
+			unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
 				e := newBlindEntrance(t, 1)
 				e.outer = c.outer
 				e.Config.ReadTimeout = timeout

@@ -22,7 +22,7 @@ const statusClientGone = 499
 //
 //   - 429 with Retry-After if the line is full or the request would leave too
 //     late; without it if the request can never fit, which the body then says.
-//   - 503 with Retry-After if the Shaper is closed, if its shared [Bucket] can't be
+//   - 503 with Retry-After if the [Shaper] is closed, if its shared [Bucket] can't be
 //     asked, if the deadline of an outer handler has passed, and for errors of other
 //     Limiters.
 //   - 408 if the body could not be read although the client is there.

@@ -25,10 +25,7 @@ import (
 // bucket does not know how long seats were held before.
 func TestModelOfKeys(t *testing.T) {
 	t.Parallel()
-	budget := 10_000
-	if long {
-		budget = 40_000
-	}
+	budget := rounds(5_000, 40_000, 40_000)
 	done, keys, made := 0, 0, 0
 	for seed := uint64(1); done < budget; seed++ {
 		scripts := composedForKeys(rand.New(rand.NewPCG(seed, 7)))

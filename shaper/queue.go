@@ -14,17 +14,17 @@ import (
 type waiter struct {
 	prev, next *waiter
 
-	// ready gets a value when the state changes from queued, which happens once per wait, and
-	// may get one when the context of a server's request is found to have ended. There is room
+	// ready gets a value when the request is given its slot or is refused by Close, and may
+	// get one when the context of a server's request is found to have ended. There is room
 	// for one value; a send that finds the channel full is left out, as the goroutine is about
-	// to wake anyway. The goroutine always empties the channel, so the next wait finds it empty. If ready is nil, the
-	// goroutine waits on parker. That is the dispatcher's, on which none waits, until the
-	// waiter has one of its own.
+	// to wake anyway. The goroutine always empties the channel, so the next wait finds it
+	// empty. If ready is nil, the goroutine waits on parker. That is the dispatcher's, on
+	// which none waits, until the waiter has one of its own.
 	ready  chan struct{}
 	parker *parker
 
 	cost        int64
-	at          int64  // when the request entered the line; from its slot or Close on, when that was
+	at          int64  // when the request entered the line; after its wait, when it was given its slot or refused by Close
 	departureNo uint32 // the bucket's departures when it left, itself included
 	waiting     int32  // how many were in the line just after it left
 	state       state
@@ -69,8 +69,8 @@ func (w *waiter) ownParker() {
 // parking is the [sync.Locker] of a waiter's parker.
 type parking waiter
 
-// Unlock is called by Wait as soon as no Signal can be missed any more. If the waiter was woken
-// before, Unlock wakes it.
+// Unlock is called by Wait, which from then on misses no Signal. If the waiter's state changed
+// before, its Signal is lost, so Unlock signals again.
 func (p *parking) Unlock() {
 	p.parker.mu.Lock()
 	woken := p.state != queued
@@ -107,8 +107,9 @@ type queue struct {
 
 	// above is by how much the level was above Burst just after line.left; negative if below,
 	// NaN if noteNewHead says that no spacing is to be counted.
-	// It is used with that, and is here because here is room for it. (The level itself would be
-	// too inexact: for a great Burst, a float32 does not tell one cost unit from the next.)
+	// It is used together with line.left, and stands here because there is room. (The level
+	// itself would be too inexact: for a great Burst, a float32 does not tell one cost unit
+	// from the next.)
 	above float32
 
 	cost        costs // of all waiters
@@ -226,10 +227,10 @@ func (c *costs) total() int64 {
 // [sync.Pool] for the whole process could pass a channel from one testing/synctest
 // bubble to another, and its use there is a fatal error.
 type waiterPool struct {
-	head *waiter // linked by next; waiting is how many there are from each on
+	head *waiter // linked by next; the waiting of each is the length of the list from it on
 
-	// unparked is the parker of the waiters that have none of their own yet; nil: there was
-	// none.
+	// unparked is the parker of the waiters that have none of their own yet, on which nobody
+	// waits; nil: there was no waiter.
 	unparked *parker
 
 	most int32 // how many there may be

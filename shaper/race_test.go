@@ -119,10 +119,7 @@ func TestCancelAgainstDeparture(t *testing.T) {
 		{"a cap that is rarely reached", shaper.Limits{Rate: 100_000, Depth: 30, InFlight: 12}, 1},
 	}
 	const callers, perContest, passesPerContest = 32, 1000, 4000
-	races := 20_000
-	if long {
-		races = 1_000_000
-	}
+	races := rounds(20_000, 300_000, 1_000_000)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			// Several contests, so that the bucket starts and rests often.
@@ -133,7 +130,7 @@ func TestCancelAgainstDeparture(t *testing.T) {
 					c.call(rand.N(endings), 1+rand.N(tt.costs))
 					return c.races.Load() >= perContest || c.passes.Load() >= passesPerContest
 				})
-				c.blowOver()
+				c.blowOver(t)
 				c.requireAgreement(t, c.s.Stats())
 				interval := time.Duration(float64(time.Second) / float64(limits.Rate))
 				slack := cmp.Or(limits.Slack, shaper.DefaultSlack)
@@ -144,6 +141,7 @@ func TestCancelAgainstDeparture(t *testing.T) {
 				if c.races.Load() < perContest {
 					// The callers are so slow, on a busy machine or with the race detector, that
 					// the bucket is mostly empty and hardly anybody waits.
+					require.Greater(t, float64(limits.Rate), 1.0, "hardly anybody waits, however low the rate")
 					limits.Rate /= 2
 					limits.MaxWait *= 2
 				}

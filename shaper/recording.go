@@ -55,7 +55,7 @@ const (
 	maxRestarts = 3
 )
 
-// Record begins a Recording of the latest max requests; a max below 1 counts as 1. A call
+// Record begins a [Recording] of the latest max requests; a max below 1 counts as 1. A call
 // that is not counted in [Stats], such as one of cost 0, is not recorded. In a dry run
 // Waited and Err are those of the [Verdict].
 func (s *Shaper) Record(max int) *Recording {
@@ -115,7 +115,7 @@ func without(all []*Recording, r *Recording) []*Recording {
 	return others
 }
 
-// Stop ends the Recording. What it has is kept, and what becomes of requests that wait is
+// Stop ends the [Recording]. What it has is kept, and what becomes of requests that wait is
 // still noted. It may be called several times.
 func (r *Recording) Stop() {
 	r.d.mu.Lock()

@@ -180,13 +180,11 @@ func TestForecastTellsWhatWaitWouldMeet(t *testing.T) {
 // The promise of RetryAfter: a lone caller who waits that long is admitted, and
 // one who comes a nanosecond sooner is not.
 func TestRetryAfterIsTrueAndNoLongerThanNeeded(t *testing.T) {
-	rounds := 300
-	if long {
-		rounds = 20000
-	}
+	t.Parallel()
+	times := rounds(300, 5_000, 20_000)
 	r := rand.New(rand.NewPCG(1, 2))
 	tried := 0
-	for range rounds {
+	for range times {
 		l := shaper.Limits{Rate: []rate.Limit{7, 50, 0.3, 1e6, 1.0 / 3}[r.IntN(5)], Burst: r.IntN(5), Depth: r.IntN(4)}
 		if r.IntN(2) == 0 {
 			l.MaxWait = time.Duration(r.Int64N(int64(5*time.Second/time.Duration(l.Rate+1)))) + 1
@@ -222,5 +220,5 @@ func TestRetryAfterIsTrueAndNoLongerThanNeeded(t *testing.T) {
 			})
 		}
 	}
-	require.Greater(t, tried, rounds/10, "the states were too tame to try anything")
+	require.Greater(t, tried, times/10, "the states were too tame to try anything")
 }

@@ -23,8 +23,8 @@ type request struct {
 
 	// What a decision gives it.
 	entered int64               // when it entered the line, if it waits; else when it was decided, if that is announced
-	done    <-chan struct{}     // of ctx, if it waits; or of the request's own context
-	peer    *serverconn.Waiting // nil: ctx is none of a server's request
+	done    <-chan struct{}     // if it waits: of ctx or, if peer is set, of the http.Request's context
+	peer    *serverconn.Waiting // nil: ctx is not that of a server's request, or another call waits with it
 	seat    *seat               // if it has left, and there is a cap
 	verdict *Verdict            // of a dry run, which lets it through
 	arrival *arrival            // if it waits and is recorded
@@ -43,8 +43,8 @@ const (
 	allow
 )
 
-// A decision is what becomes of a request at entry, beside the seat that it is given. It
-// fits into four words, so that it is returned in registers.
+// A decision is what becomes of a request at entry, or at the end of its wait, beside the
+// seat that it is given. It fits into four words, so that it is returned in registers.
 type decision struct {
 	waiter  *waiter // in the line for it; nil: it does not wait
 	err     error   // what its call returns, if it does not wait
@@ -59,9 +59,9 @@ const (
 	noEvent        entryEvent = iota // it is no call of the kind that is counted
 	departedEvent                    // it has left
 	refusedEvent                     // it is refused
-	enqueuedEvent                    // it waits; announced without a hook, too, as is what follows
+	enqueuedEvent                    // it waits; this and those below are handled without hooks, too
 	verdictEvent                     // a dry run lets it through
-	abandonedEvent                   // its context ended while the Bucket was asked
+	abandonedEvent                   // its context ended while it waited, or the Bucket was asked
 	askEvent                         // the Bucket is to be asked what becomes of it; see ask
 )
 
@@ -99,9 +99,9 @@ func (r *request) untilDeadline(now int64) time.Duration {
 }
 
 // decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
-// it leaves at once, is refused, or enters the line. This is the one place that asks
-// for the dispatcher's mode and whether the flow has a cap. Whoever calls it unlocks,
-// and then calls announce.
+// it leaves at once, is refused, or enters the line; or the Bucket is to be asked. Whoever
+// calls it unlocks, and then calls settle if the Bucket is to be asked, and announce if there
+// are hooks, or for any event from enqueuedEvent on.
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
 	case d.mode != plain:
@@ -140,7 +140,7 @@ func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision
 	if d.isDryRun() {
 		return d.shadowLocked(f, now, r)
 	}
-	if ls := d.leaseOf(f); ls != nil && !f.needsRelease(r, d.phase) {
+	if ls := d.leaseOfLocked(f); ls != nil && !f.needsRelease(r, d.phase) {
 		if dec, handled := d.decideSharedLocked(ls, now, r); handled {
 			return dec
 		}

@@ -18,8 +18,8 @@ import (
 // Most callers want [Shaper.Do], which runs a function when its request may leave, or
 // [Shaper.Acquire], if the request ends elsewhere. For HTTP, [Middleware] and [Transport]
 // call them. Both work with [Limits.InFlight] and without. [Shaper.Wait] is for requests
-// whose end does not matter. [Shaper.Allow] never waits. [Shaper.Forecast] returns what a
-// request would meet, and takes nothing.
+// whose end does not matter. [Shaper.Allow] never waits for a slot. [Shaper.Forecast]
+// returns what a request would meet, and takes nothing.
 //
 // A request that can't be admitted gets a [*RejectError] at once. If the context of a
 // request ends while it waits, its call returns exactly ctx.Err(), and before that the
@@ -35,8 +35,8 @@ type Shaper struct {
 	recordings []*Recording // the lock of the dispatcher guards them
 }
 
-// New makes a Shaper with limits l, which must be valid: the error is that of
-// [Limits.Validate].
+// New makes a Shaper with limits l. The error is that of [Limits.Validate], or says which
+// option is wrong, or does not go together with another.
 func New(l Limits, opts ...Option) (*Shaper, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -85,13 +85,14 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // refused with [ErrUnavailable] ([WithFallback]); requests that wait already wait on. With
 // a Depth of 0 the call waits until the Bucket has answered, for 250 ms at most.
 //
-// With [Limits.InFlight] set it returns an error that says to use Acquire.
+// With [Limits.InFlight] set every call, whatever n and the context are, returns an error
+// that says to use Acquire; only a dry run lets it through ([WithDryRun]).
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()
 	if s.capped && !s.isDryRun() {
 		return errUseAcquire
 	}
-	r := &request{ctx: ctx, cost: int64(n)} // Of a variable that is no pointer the compiler would make a copy.
+	r := &request{ctx: ctx, cost: int64(n)} // It is a pointer because the compiler would copy a plain variable.
 	dec := s.enter(r)
 	if dec.waiter == nil {
 		return dec.err
@@ -151,17 +152,19 @@ func (s *Shaper) settle(r *request) decision {
 func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
 // AllowN lets a request of cost n leave now, or refuses it, and reports whether it has
-// left. The request never waits and never overtakes the line. It counts as one call.
-// AllowN(0) is true and a negative n gives false; neither is counted. With [Limits].InFlight set AllowN is
-// false and not counted, because nobody would say when the request ends. On a closed
-// Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is.
+// left. The request never waits for a slot and never overtakes the line. With a level in a
+// [Bucket] the call waits until that has answered, for 250 ms at most. It counts as one call.
+// AllowN(0) is true and a negative n gives false; neither is counted. With [Limits.InFlight]
+// set AllowN is false and not counted, because nobody would say when the request ends. On a
+// closed Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is. In a
+// dry run ([WithDryRun]) AllowN of a positive n is true, also with InFlight and when closed.
 func (s *Shaper) AllowN(n int) bool {
 	s.mustBeMade()
 	if n <= 0 {
 		return n == 0
 	}
 	r := &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow}
-	// What follows is the second half of enter: a call of that would cost a tenth of all.
+	// This repeats the second half of enter. To call it would take a tenth of AllowN's time.
 	now := int64(time.Since(s.epoch))
 	if p := s.published.Load(); p != nil {
 		if dec := s.refuse(p, now, r); dec.event == refusedEvent {
@@ -189,10 +192,10 @@ func (s *Shaper) AllowN(n int) bool {
 // would wait, if all requests ahead stay and nothing changes, or the error with which it
 // would be refused. It takes nothing and counts nothing.
 //
-// With [Limits.InFlight] it returns what Acquire(ctx, n) would meet. Unless seats are free
-// for it and all ahead, the wait is an estimate, as nobody knows when requests end: at least the
-// mean time for which they have been in flight of late, divided by InFlight, and at
-// least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with the wait
+// With [Limits.InFlight] it returns what Acquire(ctx, n) would meet. If seats are free for it
+// and all ahead, the wait is that without a cap. Otherwise it is an estimate, as nobody knows when requests
+// end: at least the mean time for which they have been in flight of late, divided by InFlight,
+// and at least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with the wait
 // as it would be if a seat became free at once.
 func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	s.mustBeMade()
@@ -209,7 +212,7 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	if ls := d.leaseOf(f); ls != nil && d.phase == open && !ls.tooCostly(int64(n)) && d.refusesUnavailable(ls, now) {
+	if ls := d.leaseOfLocked(f); ls != nil && d.phase == open && !ls.tooCostly(int64(n)) && d.refusesUnavailableLocked(ls, now) {
 		return 0, ls.unavailableError(now)
 	}
 	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
@@ -221,7 +224,9 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Durati
 	return v.expected(wait), nil
 }
 
-// Limits returns the limits in force, as they were given.
+// Limits returns the limits in force, as they were given. With a [Bucket] Rate and Burst are
+// those with the greatest version that is known here, which another process may have set
+// ([WithRateVersion]).
 func (s *Shaper) Limits() Limits {
 	s.mustBeMade()
 	s.lockAndAdvance()

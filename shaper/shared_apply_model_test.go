@@ -91,11 +91,7 @@ func roundedUp(x *big.Rat) *big.Rat {
 // lost, and rates that change.
 func TestApplyIsWhatItsCommentSays(t *testing.T) {
 	t.Parallel()
-	rounds := 300
-	if long {
-		rounds = 20_000
-	}
-	for seed := range uint64(rounds) {
+	for seed := range uint64(rounds(300, 2_000, 20_000)) {
 		random := rand.New(rand.NewPCG(seed, 8))
 		now, l, version := int64(t0), shaper.BucketLevel{}, int64(1)
 		rates := []shaper.BucketRate{bucketRates[random.IntN(len(bucketRates))]}

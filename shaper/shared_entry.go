@@ -26,7 +26,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	case ls.fallback && ls.has() == 0:
 		ls.probeLocked(now)
 		return dec, false
-	case r.kind != reentry && d.refusesUnavailable(ls, now):
+	case r.kind != reentry && d.refusesUnavailableLocked(ls, now):
 		return d.refuseUnavailableLocked(ls, now, r), true
 	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || ls.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
@@ -71,9 +71,9 @@ func (ls *lease) tooCostly(n int64) bool {
 	return ls.given.limits.Depth == 0 && n > ls.plan.burst || ls.plan.interval.Times(n).Exceeds(horizon)
 }
 
-// refusesUnavailable reports whether newcomers are refused because the Bucket can't be asked.
+// refusesUnavailableLocked reports whether newcomers are refused because the Bucket can't be asked.
 // When it is time to ask it again, one request may try.
-func (d *dispatcher) refusesUnavailable(ls *lease, now int64) bool {
+func (d *dispatcher) refusesUnavailableLocked(ls *lease, now int64) bool {
 	if !ls.shard.open || ls.fallback {
 		return false
 	}

@@ -26,6 +26,7 @@ func (p *processes) mostHeld() int64 {
 // beside the new slots; back, nobody may. Nobody stalls for longer than the step, or two
 // horizons. Between the two, the pace is kept.
 func TestClockThatIsSetIsNoLicence(t *testing.T) {
+	t.Parallel()
 	for _, rtt := range []time.Duration{200 * us, 20 * ms} {
 		for _, step := range []time.Duration{5 * time.Second, -5 * time.Second, 20 * ms, -20 * ms, -100 * ms, 100 * ms} {
 			for _, limits := range []string{"100/s depth 999", "1000/s depth 999", "100/s burst 20 depth 999"} {

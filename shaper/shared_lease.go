@@ -8,7 +8,8 @@ import (
 
 // A lease is what a flow has of a level in a [Bucket]: a stretch of the level that this
 // process has raised, and in which its requests leave, each by the one rule of bucket. The
-// lock of the dispatcher guards it.
+// lock of the dispatcher guards it. As those of a flow, its methods need the lock held, unless
+// they say otherwise.
 //
 // What is leased are cost units. The level of the Bucket was raised by each of them from an
 // instant on, which is its place; the places of a stretch are one interval apart. A request of
@@ -85,9 +86,9 @@ func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *lease {
 	return ls
 }
 
-// leaseOf returns the lease of a flow; nil if it has none, as its level is not shared or its
+// leaseOfLocked returns the lease of a flow; nil if it has none, as its level is not shared or its
 // rate is rate.Inf.
-func (d *dispatcher) leaseOf(f *flow) *lease {
+func (d *dispatcher) leaseOfLocked(f *flow) *lease {
 	if d.mode&shared == 0 {
 		return nil
 	}
@@ -97,8 +98,8 @@ func (d *dispatcher) leaseOf(f *flow) *lease {
 	return nil
 }
 
-// leaseEvenAtInf returns the lease of a flow, also while its rate is rate.Inf.
-func (d *dispatcher) leaseEvenAtInf(f *flow) *lease {
+// leaseEvenAtInfLocked returns the lease of a flow, also while its rate is rate.Inf.
+func (d *dispatcher) leaseEvenAtInfLocked(f *flow) *lease {
 	if d.mode&shared == 0 {
 		return nil
 	}

@@ -144,7 +144,7 @@ func (d *dispatcher) succeededLocked(sh *shard, now int64) {
 	sh.open = false
 	d.announceShardLocked(sh, now)
 	for _, ln := range d.due {
-		if ls := d.leaseOf(ln.flow); ls != nil && ls.shard == sh {
+		if ls := d.leaseOfLocked(ln.flow); ls != nil && ls.shard == sh {
 			ls.kickLocked(now)
 		}
 	}

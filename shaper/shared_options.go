@@ -44,7 +44,7 @@ func (o bucketOption) apply(to *options) {
 // keeps the one that counts.
 //
 // WithBucket can't be combined with [WithDryRun], and is for a Shaper: a [Group] has
-// [WithBuckets]. Both are errors of New and NewGroup, as are a nil Bucket and an empty key.
+// [WithBuckets]. Both are errors of [New] and [NewGroup], as are a nil Bucket and an empty key.
 func WithBucket(b Bucket, key string) Option { return common{bucketOption{b, key}} }
 
 type bucketsOption struct {
@@ -116,7 +116,7 @@ func (o rateVersionOption) apply(to *options) {
 // processes share a bucket at different rates, as during a deployment, the rate with the
 // greatest version is in force for all of them, and until all use it they are together
 // never above the greatest of their rates. Without this option the version is the time, in
-// microseconds, at which New or NewGroup was called, or SetLimits or Reload later: the
+// microseconds, at which [New] or [NewGroup] was called, or SetLimits or Reload later: the
 // rate that was set last is in force. Where an old program may be started again while a
 // new one runs, give each release a version of its own. Each SetLimits and Reload is then
 // a version of its own too: one more than the latest.

@@ -98,7 +98,7 @@ func (ls *lease) kickLocked(now int64) {
 	}
 }
 
-// run is the body of the pump.
+// run is the body of the pump. It takes the lock itself.
 func (ls *lease) run() {
 	d := ls.d
 	for {
@@ -109,11 +109,11 @@ func (ls *lease) run() {
 		case stepTake:
 			t := ls.takeLocked(now)
 			d.unlockAndArm()
-			ls.take(t)
+			ls.callTake(t)
 		case stepGiveBack:
 			t, end := ls.giveBackLocked()
 			d.unlockAndArm()
-			ls.giveBack(t, end)
+			ls.callGiveBack(t, end)
 		case stepSleep:
 			ls.pump.until = until
 			d.unlockAndArm()
@@ -199,8 +199,8 @@ func (ls *lease) guard() time.Duration {
 	return g + time.Duration(min(room.Micros+1, int64(horizon/time.Microsecond)))*time.Microsecond
 }
 
-// take calls the Bucket, and notes the answer. The lock is not held.
-func (ls *lease) take(t Take) {
+// callTake calls the Bucket, and notes the answer. The lock is not held.
+func (ls *lease) callTake(t Take) {
 	d := ls.d
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
@@ -297,8 +297,8 @@ func (ls *lease) giveBackLocked() (t Take, end Instant) {
 	return t, end
 }
 
-// giveBack calls the Bucket. The lock is not held.
-func (ls *lease) giveBack(t Take, end Instant) {
+// callGiveBack calls the Bucket. The lock is not held.
+func (ls *lease) callGiveBack(t Take, end Instant) {
 	d := ls.d
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()

@@ -53,10 +53,7 @@ func TestABucketRateIsExactlyTheRateThatPeopleWrite(t *testing.T) {
 // number that they are given.
 func TestABucketRateIsNeverAboveTheRate(t *testing.T) {
 	t.Parallel()
-	count := 5_000
-	if long {
-		count = 20_000
-	}
+	count := rounds(2_000, 10_000, 20_000)
 	random := rand.New(rand.NewPCG(1, 2))
 	for range count {
 		r := rate.Limit(math.Exp(math.Log(1./(365*24*60*60)) + random.Float64()*math.Log(365*24*60*60*1e9)))
@@ -119,6 +116,7 @@ func TestRiseAndRoomAreExact(t *testing.T) {
 // A million departures at 3/s take 333,333 s and a third. What is rounded in each of them
 // would be seen after them all.
 func TestAMillionSharedSlotsDoNotDrift(t *testing.T) {
+	t.Parallel()
 	rates := append([]shaper.BucketRate{}, bucketRates[:8]...)
 	for _, r := range []rate.Limit{3, 30_000, 7. / 9, math.Pi, 0.1 + 0.2, 1e9 / 7, rate.Limit(math.Nextafter(1, 2)), 12345.6789} {
 		rates = append(rates, shaper.BucketRateOf(shaper.Limits{Rate: r}, 1))
@@ -126,7 +124,7 @@ func TestAMillionSharedSlotsDoNotDrift(t *testing.T) {
 	const start = 1_800_000_000_000_000
 	for i, r := range rates {
 		slots := 50_000
-		if i < 3 || long {
+		if i < 3 || longest {
 			slots = 1_000_000
 		}
 		t.Run(fmt.Sprintf("%d.%d of %d", r.Micros, r.Part, r.Parts), func(t *testing.T) {

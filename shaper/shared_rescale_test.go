@@ -108,11 +108,7 @@ func later(a, b *big.Rat) *big.Rat {
 // both rates are, nobody may see more than the greater one lets leave.
 func TestTwoRatesTogetherAreNeverAboveTheGreater(t *testing.T) {
 	t.Parallel()
-	rounds := 500
-	if long {
-		rounds = 20_000
-	}
-	for seed := range uint64(rounds) {
+	for seed := range uint64(rounds(300, 2_000, 20_000)) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		var rates []shaper.BucketRate
 		for version := range int64(2 + random.IntN(2)) {

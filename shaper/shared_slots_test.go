@@ -78,6 +78,7 @@ func TestLeasedSlotsAreThoseOfTheRule(t *testing.T) {
 // At 3/s and 30000/s a microsecond is no whole number of intervals, or the reverse; still no
 // departure drifts away from the rate.
 func TestManyLeasedSlotsDoNotDrift(t *testing.T) {
+	t.Parallel()
 	for _, limits := range []string{"3/s depth 9", "30000/s depth 999"} {
 		share(t, 1, limits, 200*us, func(p *processes) {
 			stop := p.saturate(min(p.limits.Depth, 600))

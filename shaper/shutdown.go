@@ -15,8 +15,9 @@ const (
 )
 
 // Close refuses all requests that wait, with [ErrClosed], and returns when the ticker
-// goroutine has ended. It always returns nil. It may be called several times, from
-// several goroutines at once, and from hooks.
+// goroutine has ended. With a [Bucket] it first tries to give back what was leased; what can't
+// be given back is lost. It always returns nil. It may be called several times, from several
+// goroutines at once, and from hooks.
 func (s *Shaper) Close() error {
 	s.mustBeMade()
 	s.close()

@@ -36,7 +36,7 @@ type Stats struct {
 
 	Unavailable uint64 // Refused with ErrUnavailable
 
-	TotalWait time.Duration // the sum of the waits of Departed, from admission to slot
+	TotalWait time.Duration // the sum of the waits of Departed, from admission until each was given its slot
 	Missed    float64       // cost units lost to lateness beyond Limits.Slack
 
 	Bucket BucketStats // of the shared bucket; zero without WithBucket
@@ -83,7 +83,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
-	if ls := d.leaseEvenAtInf(f); ls != nil {
+	if ls := d.leaseEvenAtInfLocked(f); ls != nil {
 		st.Bucket, st.Unavailable = ls.stats(), ls.unavailable
 		st.Refused += ls.unavailable
 	}

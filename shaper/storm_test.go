@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -34,15 +33,12 @@ var stormLimits = []shaper.Limits{
 // Calls of all kinds, changes of the limits and an end, all at once: every call
 // returns with one outcome, on which caller, hooks and Stats agree.
 func TestStormLeavesNobodyBehind(t *testing.T) {
-	rounds := 20
-	if long {
-		rounds = 1000
-	}
+	t.Parallel()
 	ends := maps.Clone(ends)
 	ends["Close from inside hooks"] = nil
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
-			for i := range rounds {
+			for i := range rounds(20, 200, 1000) {
 				st := newShaperStorm(t, i%2 == 0)
 				if end == nil {
 					st.closesSoon.Store(1 + rand.N[int64](300))
@@ -52,7 +48,7 @@ func TestStormLeavesNobodyBehind(t *testing.T) {
 					time.Sleep(rand.N(2 * time.Millisecond))
 					require.NoError(t, end(st.s))
 				}
-				st.blowOver()
+				st.blowOver(t)
 				st.requireAgreement(t, st.s.Stats())
 				require.ErrorIs(t, st.pass(&call{Context: t.Context(), cost: 1}), shaper.ErrClosed)
 				require.NoError(t, st.s.SetLimits(st.limits[0]))
@@ -152,6 +148,7 @@ func (st *shaperStorm) blow() {
 // requests, callers that give up, changes of the limits and an end, all at once:
 // each call has one outcome, the line is empty at the end, and all seats are free.
 func TestReentriesInAStorm(t *testing.T) {
+	t.Parallel()
 	limits := []shaper.Limits{
 		{Rate: 200_000, Depth: 8},
 		{Rate: 1_000_000, Burst: 4, Slack: time.Microsecond},
@@ -161,7 +158,7 @@ func TestReentriesInAStorm(t *testing.T) {
 		for how, end := range ends {
 			t.Run(name+", "+how, func(t *testing.T) {
 				var leftAgain, abandoned uint64
-				for round := 0; round < 20 || round < 1000 && (leftAgain == 0 || abandoned == 0); round++ {
+				for round, began := 0, time.Now(); round < 20 || time.Since(began) < enough && (leftAgain == 0 || abandoned == 0); round++ {
 					st := &reentryStorm{shaperStorm: shaperStorm{limits: slices.Clone(limits)}}
 					for i := range st.limits {
 						st.limits[i].InFlight = min(most, 1+i)
@@ -181,15 +178,15 @@ func TestReentriesInAStorm(t *testing.T) {
 					st.meddleWith(func() meddled { return st.s })
 					time.Sleep(rand.N(2 * time.Millisecond))
 					require.NoError(t, end(st.s))
-					st.blowOver()
+					st.blowOver(t)
 					st.requireAgreement(t, st.s.Stats())
 					require.True(t, shaper.LineIsEmpty(st.s))
 					leftAgain += st.leftAgain.Load()
 					abandoned += st.s.Stats().Abandoned
 				}
 				t.Logf("%d left again; %d gave up", leftAgain, abandoned)
-				require.NotZero(t, leftAgain)
-				require.NotZero(t, abandoned)
+				require.NotZero(t, leftAgain, "no request that was sent again has ever left")
+				require.NotZero(t, abandoned, "nobody has ever given up in line")
 			})
 		}
 	}
@@ -228,10 +225,8 @@ func (st *reentryStorm) visits() (closed bool) {
 // A storm over a great line: Close wakes all of it and returns when the ticker has
 // gone, and each waiter is refused.
 func TestCloseRefusesAGreatLine(t *testing.T) {
-	waiters := 20_000
-	if long {
-		waiters = 100_000
-	}
+	t.Parallel()
+	waiters := rounds(20_000, 100_000, 100_000)
 	s := mustMake(t, shaper.Limits{Rate: 1. / 60, Depth: waiters})
 	require.NoError(t, s.Wait(t.Context()))
 	var refused atomic.Int64
@@ -243,12 +238,10 @@ func TestCloseRefusesAGreatLine(t *testing.T) {
 			}
 		})
 	}
-	for s.Stats().Waiting < waiters {
-		runtime.Gosched()
-	}
+	waitFor(t, inLine(s, waiters), "all are in line")
 	require.NoError(t, s.Close())
 	require.Zero(t, s.Stats().Waiting)
-	st.blowOver()
+	st.blowOver(t)
 	require.EqualValues(t, waiters, refused.Load())
 	require.EqualValues(t, waiters, s.Stats().Closed)
 }

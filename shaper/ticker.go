@@ -24,7 +24,7 @@ import (
 // Whoever holds the lock of a dispatcher may take that of the ticker, and whoever holds that
 // of the ticker takes no other.
 type ticker struct {
-	first *dispatcher // of those it serves; the others follow by sibling; fixed before use
+	first *dispatcher // the first of those it serves; the others are linked by sibling; fixed before use
 	run   func()      // tick, made once, so that starting it allocates nothing
 	lead  alarm.Lead  // only the goroutine uses it
 
@@ -37,7 +37,7 @@ type ticker struct {
 	serving int16 // how many dispatchers have a line
 	emptied int64 // if none has, the instant at which the last line emptied
 	woke    int64 // the instant for which the goroutine woke last
-	armed   int64 // when it is to do something next, no later than the next slot; if coarse, it may wake later
+	armed   int64 // when it has work next: a slot, or its own end; if coarse, it may wake later
 
 	alarm       alarm.Alarm   // timer or a file; in use while the goroutine runs
 	timer       *alarm.Timer  // made once, and used by each goroutine in turn
@@ -188,8 +188,8 @@ func (t *ticker) endLocked() (gone chan struct{}) {
 }
 
 // arm makes sure that the goroutine runs while a dispatcher has a line, that it wakes no
-// later than at the instant next, at which a head of d is to leave, and that it ends when
-// no line is left. The lock of d is held.
+// later than at the instant next, at which a head of d is to leave (with a coarse timer up to
+// 1 ms later), and that it ends when no line is left. The lock of d is held.
 func (t *ticker) arm(d *dispatcher, serves bool, next int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -243,7 +243,7 @@ func (t *ticker) wakeNowLocked(now int64) {
 	t.alarm.Set(now)
 }
 
-// noteDensityLocked notes how many of its lines would leave within preciseUpTo if all had
+// noteDensityLocked notes how many departures there would be within preciseUpTo if all had
 // the rate of the one whose head leaves next.
 func (d *dispatcher) noteDensityLocked() {
 	if len(d.due) > 0 {

@@ -42,15 +42,6 @@ func held(t *testing.T) *Shaper {
 	return s
 }
 
-// comes waits until a condition holds. (require.Eventually would check it on a goroutine
-// of its own, which these tests would count.)
-func comes(t *testing.T, so func() bool, says ...any) {
-	t.Helper()
-	for began := time.Now(); !so(); time.Sleep(time.Millisecond) {
-		require.Less(t, time.Since(began), time.Minute, says...)
-	}
-}
-
 // becomes waits until Stats shows that precision.
 func becomes(t *testing.T, want precision, s *Shaper) {
 	t.Helper()

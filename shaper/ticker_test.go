@@ -180,3 +180,12 @@ func TestANewHeadDoesNotWakeACoarseTimerTooSoon(t *testing.T) {
 		require.Equal(t, want, clock.at)
 	}
 }
+
+// comes waits until a condition holds. (require.Eventually would check it on a goroutine
+// of its own, which some tests would count.)
+func comes(t *testing.T, so func() bool, says ...any) {
+	t.Helper()
+	for began := time.Now(); !so(); time.Sleep(time.Millisecond) {
+		require.Less(t, time.Since(began), time.Minute, says...)
+	}
+}

@@ -186,6 +186,7 @@ var endless = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 func TestASeatIsFreeWhenReadingIsCancelled(t *testing.T) {
 	for _, k := range connectionKinds {
 		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
 			unlessLate(t, 500*ms, func(t testing.TB, limit time.Duration) {
 				client, address := k.open(t, endless)
 				s := through(t, client, 1)

@@ -36,6 +36,7 @@ func newTwin(t *testing.T, l shaper.Limits) *twin {
 // Whatever is refused without the lock is refused as with it: the error, the counts, the hooks,
 // and what is kept of refusals are the same, at every instant and after every change.
 func TestARefusalWithoutTheLockIsTheOneWithIt(t *testing.T) {
+	t.Parallel()
 	limits := []shaper.Limits{
 		{Rate: 1, Depth: 3},
 		{Rate: 3, Burst: 4, Depth: 2},

@@ -194,7 +194,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
-		if ls := d.leaseOf(f); ls != nil {
+		if ls := d.leaseOfLocked(f); ls != nil {
 			ls.unuse(w.departureNo, r.cost)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {

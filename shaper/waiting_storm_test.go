@@ -22,13 +22,12 @@ import (
 // gets the news of an earlier one, whose channel it may have.
 func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 	const depth, callers = 100, 50
-	rounds := 40
-	if long {
-		rounds = 1000
-	}
+	t.Parallel()
+	each := rounds(40, 400, 1000)
 	s := mustMake(t, shaper.Limits{Rate: 20_000, Depth: depth})
 	var outcomes [2]atomic.Uint64 // departed, abandoned
 	var wrong atomic.Pointer[error]
+	var stuck atomic.Int64
 	watcher := new(serverconn.Watcher)
 	left := connectionWhoseClientHasLeft(t)
 	call := func() {
@@ -49,7 +48,12 @@ func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 		case 0, 1:
 			others.Go(func() {
 				time.Sleep(after)
-				for ctx.Err() == nil && !returned.Load() {
+				for began := time.Now(); ctx.Err() == nil && !returned.Load(); {
+					if time.Since(began) > enough {
+						stuck.Add(1)
+						cancel()
+						return
+					}
 					time.Sleep(10 * time.Microsecond)
 				}
 			})
@@ -76,29 +80,32 @@ func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 		var all sync.WaitGroup
 		for range callers {
 			all.Go(func() {
-				for range rounds {
+				for range each {
 					call()
 				}
 			})
 			all.Go(func() {
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
-				for range rounds {
+				for range each {
 					if err := s.WaitN(ctx, 1); err != nil {
 						wrong.Store(&err)
 					}
 				}
 			})
-			others += uint64(rounds)
+			others += uint64(each)
 		}
 		all.Wait()
 	}
+	began := time.Now()
 	blow()
 	for l := s.Limits(); outcomes[1].Load() == 0 && l.Rate > 100; { // The machine is too slow for anybody to wait.
+		require.Less(t, time.Since(began), enough, "no request has ended while it waited, down to %v", l)
 		l.Rate /= 2
 		require.NoError(t, s.SetLimits(l))
 		blow()
 	}
+	require.Zero(t, stuck.Load(), "calls that neither returned nor were cancelled in time")
 	if err := wrong.Load(); err != nil {
 		require.NoError(t, *err)
 	}

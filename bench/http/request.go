@@ -13,11 +13,11 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// longest is what a busy machine may take for a whole measurement.
+// longest is longer than any measurement takes, also on a busy machine.
 const longest = 5 * time.Minute
 
-// newServer returns a server with the timeouts that our documentation asks for, which are so
-// long that none of them ends.
+// newServer returns a server with timeouts, as our documentation asks for, because the
+// middleware moves the deadlines that they set. They are so long that no request meets one.
 func newServer(h http.Handler, connContext bool) *http.Server {
 	server := &http.Server{Handler: h, ReadHeaderTimeout: longest, ReadTimeout: longest, WriteTimeout: longest}
 	if connContext {

@@ -83,7 +83,7 @@ func open(in input, client *redis.Client) (limiter, error) {
 				if !is || !errors.Is(err, shaper.ErrUnavailable) {
 					return err
 				}
-				sleep(ctx, refusal.RetryAfter) // A busy machine let the server answer too late.
+				sleep(ctx, max(refusal.RetryAfter, time.Millisecond)) // A busy machine let the server answer too late.
 			}
 		}
 		return limiter{wait, s.Close}, nil

@@ -17,6 +17,7 @@ func checkAgainstModel(info limitsInfo, requests []*requestLog) (faults []string
 	steps := stepsOf(requests)
 	var line []*requestLog
 	level, levelAt := 0.0, time.Time{}
+	gaveUp, gaveUpAt := 0, time.Time{} // how many have given up at the same instant, the latest
 	leak := func(at time.Time) {
 		if !levelAt.IsZero() {
 			level = max(0, level-info.rate*at.Sub(levelAt).Seconds())
@@ -27,6 +28,12 @@ func checkAgainstModel(info limitsInfo, requests []*requestLog) (faults []string
 		switch s.kind {
 		case leaves, givesUp:
 			line = slices.DeleteFunc(line, func(r *requestLog) bool { return r == s.request })
+			if s.kind == givesUp {
+				if !s.at.Equal(gaveUpAt) {
+					gaveUp, gaveUpAt = 0, s.at
+				}
+				gaveUp++
+			}
 		case enters:
 			line = append(line, s.request)
 			if n := len(line) - abandonedHeads(line); n > info.limits.Depth {
@@ -37,7 +44,11 @@ func checkAgainstModel(info limitsInfo, requests []*requestLog) (faults []string
 			level++
 		case refused:
 			leak(s.at)
-			if !refusalIsRight(info, s.request.reason, len(line), abandonedHeads(line), level) {
+			right := refusalIsRight(info, s.request.reason, len(line), abandonedHeads(line), level)
+			if !right && s.at.Equal(gaveUpAt) { // It may have been refused before some of them gave up.
+				right = refusalIsRight(info, s.request.reason, len(line)+gaveUp, abandonedHeads(line)+gaveUp, level)
+			}
+			if !right {
 				faults = append(faults, fmt.Sprintf("a request was refused (%v) with %d in a line of %d", s.request.reason, len(line), info.limits.Depth))
 			}
 		}

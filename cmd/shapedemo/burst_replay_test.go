@@ -92,6 +92,19 @@ func TestReplayFindsWhoWasWronglyRefusedOrAdmitted(t *testing.T) {
 	}
 }
 
+// The shaper's clock never goes backwards, so on a busy machine many requests may have the same
+// instant, in any order.
+func TestReplayAllowsAnyOrderAtTheSameInstant(t *testing.T) {
+	info := newLimitsInfo(limitsOf(t, "100/s depth 2"))
+	at := func(requests []*requestLog, refusal, abandonment int) []*requestLog {
+		requests[refusal].refused = requests[abandonment].abandoned
+		return requests
+	}
+	require.Empty(t, checkAgainstModel(info, at(history("peevafl"), 3, 1)), "it was refused before the other gave up")
+	require.Len(t, checkAgainstModel(info, at(history("pevaf"), 2, 1)), 1, "nor was the line full with that one")
+	require.Len(t, checkAgainstModel(info, history("peevafl")), 1, "it was refused a millisecond later")
+}
+
 // A gap between departures is a lost slot, unless the shaper itself reports that
 // the machine was that late.
 func TestLostSlots(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -43,7 +44,7 @@ func showOutbound(stop *interrupts, t *terminal, c config) (status int, err erro
 		return exitFailed, err
 	}
 	t.say("%d callers call it through one shaper.Transport; this takes %s ...\n", c.callers, limitwords.Seconds(outboundTime.Seconds()))
-	shaped, err := repeatIfMachineWasLate(t, interval, func() (poolResult, error) {
+	shaped, err := repeatIfMachineWasLate(t, info, interval, func() (poolResult, error) {
 		return callShaped(stop.graceful, t, c, interval)
 	})
 	if err != nil {
@@ -64,11 +65,15 @@ func showOutbound(stop *interrupts, t *terminal, c config) (status int, err erro
 // repeatIfMachineWasLate runs call a second time if the API refused calls that
 // this machine, and not the shaper, brought together, or if this machine did not
 // get round to let calls leave for a quarter of the time. There is no third time:
-// a program that tries until it succeeds proves nothing.
-func repeatIfMachineWasLate(t *terminal, interval time.Duration, call func() (poolResult, error)) (poolResult, error) {
+// a program that tries until it succeeds proves nothing. There is no second time
+// either if calls left the shaper together, whatever else the machine did.
+func repeatIfMachineWasLate(t *terminal, info limitsInfo, interval time.Duration, call func() (poolResult, error)) (poolResult, error) {
 	r, err := call()
-	if err != nil {
+	if err != nil || r.bunchedByShaper(interval) {
 		return r, err
+	}
+	if n, _ := r.leftTooFast(info); n > 0 {
+		return r, nil
 	}
 	if r.late > outboundTime.Seconds()/4 {
 		t.say("  This machine was late: for %s it let no call leave. Trying a second time ...\n", limitwords.Seconds(r.late))
@@ -80,6 +85,39 @@ func repeatIfMachineWasLate(t *terminal, interval time.Duration, call func() (po
 	t.say("  The API refused %d: this machine was late, so calls that had left the shaper\n"+
 		"  at least %s apart reached the API within %s. Trying a second time ...\n", r.refused, limitwords.Seconds(r.smallestDepartureGap().Seconds()), limitwords.Seconds(interval.Seconds()))
 	return call()
+}
+
+// leftTooFast returns how many calls left the shaper within some time, and that time, if
+// they are more than the limits allow. It returns 0 if all kept to the limits. No machine
+// that is late explains such calls: their instants are those of the shaper's own slots.
+func (r poolResult) leftTooFast(info limitsInfo) (calls int, within time.Duration) {
+	if info.unlimited {
+		return 0, 0
+	}
+	// No time holds more than burst + rate × (time + slack) departures. So if each costs
+	// 1 and time pays for them at the rate, from any departure on the debt never exceeds
+	// burst + rate × slack.
+	allowed := float64(max(info.limits.Burst, 1)) + info.rate*info.slack().Seconds() + 1e-6 // for what rounding may do
+	debt := func(i int) float64 { return float64(i) - info.rate*r.departed[i].Sub(r.departed[0]).Seconds() }
+	least := math.Inf(1)
+	for last := range r.departed {
+		least = min(least, debt(last))
+		if debt(last)+1-least <= allowed {
+			continue
+		}
+		first := last - 1 // of the shortest time with too many
+		for debt(last)+1-debt(first) <= allowed {
+			first--
+		}
+		return last + 1 - first, r.departed[last].Sub(r.departed[first])
+	}
+	return 0, 0
+}
+
+// bunchedByShaper reports whether the API refused calls and some had left the shaper
+// less than interval apart: a second try has the same limits.
+func (r poolResult) bunchedByShaper(interval time.Duration) bool {
+	return r.refused > 0 && r.smallestDepartureGap() < interval
 }
 
 // bunchedByMachine reports whether the API refused calls although all calls had
@@ -215,6 +253,9 @@ func judgeOutbound(info limitsInfo, interval time.Duration, direct, shaped poolR
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	if direct.refused == 0 {
 		fault("the API refused no call without the shaper, so there is nothing to show: try more -callers or a slower -limits")
+	}
+	if n, within := shaped.leftTooFast(info); n > 0 {
+		fault("%d calls left the shaper within %s: more than %q allows", n, limitwords.Seconds(within.Seconds()), info.limits)
 	}
 	switch refusals := wereRefused(shaped.refused); {
 	case shaped.bunchedByMachine(interval):

@@ -37,7 +37,7 @@ func TestOutboundOnceShowsWhatEachSawAndSucceeds(t *testing.T) {
 		require.Regexp(t, `(?m)^  calls answered +\d+ +[23]\d$`, shown)
 		require.Regexp(t, served, shown)
 	}
-	require.Regexp(t, `(?m)^  refused by the API, with 429 +[1-9]\d +0$`, shown)
+	require.Regexp(t, `(?m)^  refused by the API, with 429 +[1-9]\d* +0$`, shown)
 	require.Regexp(t, `(?m)^  served per second +[0-3](\.\d+)? +(\d|10)(\.\d+)?$`, shown)
 	require.Regexp(t, `(?m)^  longest +\S+ \S+ +\S+ m?s$`, shown)
 	require.Regexp(t, `✓ Direct: \d+ calls were refused by the API, \d served\.\n  Through the Transport: none refused, \d+ served\.\n$`, shown)
@@ -134,12 +134,16 @@ func TestOutboundTriesAgainIfTheMachineWasLate(t *testing.T) {
 		}
 		return instants
 	}
+	info := newLimitsInfo(limitsOf(t, "10/s depth 20 slack 10ms"))
 	bunched := poolResult{callStats: callStats{served: 9, refused: 2, duration: outboundTime}, departed: at(0, 95, 195)}
 	burst := poolResult{callStats: callStats{served: 9, refused: 2, duration: outboundTime}, departed: at(0, 100, 101)}
 	stalled := poolResult{callStats: callStats{served: 2, duration: outboundTime}, departed: at(0, 2500), late: 2.4}
 	busy := poolResult{callStats: callStats{served: 8, duration: outboundTime}, departed: at(0, 95), late: 0.7}
+	lateBurst := poolResult{callStats: callStats{served: 2, refused: 2, duration: outboundTime}, departed: at(0, 100, 101), late: 2.4}
+	lateAndFast := poolResult{callStats: callStats{served: 2, duration: outboundTime}, departed: at(0, 100, 189), late: 2.4}
+	lateInSlack := poolResult{callStats: callStats{served: 2, duration: outboundTime}, departed: at(0, 100, 190), late: 2.4}
 	lone := poolResult{callStats: callStats{refused: 1}, departed: at(0)}
-	good := poolResult{callStats: callStats{served: 9, duration: outboundTime}, departed: at(0, 1)}
+	good := poolResult{callStats: callStats{served: 9, duration: outboundTime}, departed: at(0, 100)}
 	for name, row := range map[string]struct {
 		results []poolResult
 		err     error
@@ -153,12 +157,15 @@ func TestOutboundTriesAgainIfTheMachineWasLate(t *testing.T) {
 		"it stalls, twice":   {[]poolResult{stalled, stalled, good}, nil, 2, 0},
 		"it is a bit late":   {[]poolResult{busy, good}, nil, 1, 0},
 		"the shaper":         {[]poolResult{burst, good}, nil, 1, 2},
+		"the shaper, late":   {[]poolResult{lateBurst, good}, nil, 1, 2},
+		"too fast, and late": {[]poolResult{lateAndFast, good}, nil, 1, 0},
+		"in slack, and late": {[]poolResult{lateInSlack, good}, nil, 2, 0},
 		"only one has left":  {[]poolResult{lone, good}, nil, 1, 1},
 		"an interrupt":       {[]poolResult{bunched, good}, context.Canceled, 1, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			got, err := repeatIfMachineWasLate(plain(), 25*time.Millisecond, func() (poolResult, error) {
+			got, err := repeatIfMachineWasLate(plain(), info, 25*time.Millisecond, func() (poolResult, error) {
 				calls++
 				return row.results[calls-1], row.err
 			})
@@ -168,12 +175,43 @@ func TestOutboundTriesAgainIfTheMachineWasLate(t *testing.T) {
 		})
 	}
 
-	info := newLimitsInfo(limitsOf(t, "10/s depth 20 slack 10ms"))
 	direct := poolResult{callStats: callStats{served: 3, refused: 60, duration: outboundTime}}
 	faults := judgeOutbound(info, 25*time.Millisecond, direct, bunched)
 	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, because two reached it within 25 ms that had left the shaper at least 95 ms apart, in both tries: this machine is too busy; try a slower -limits"}, faults)
-	require.Equal(t, []string{"2 calls were refused by the API behind the shaper, because two reached it within 25 ms"},
-		judgeOutbound(info, 25*time.Millisecond, direct, burst))
+	require.Equal(t, []string{
+		`2 calls left the shaper within 1 ms: more than "10/s depth 20 slack 10ms" allows`,
+		"2 calls were refused by the API behind the shaper, because two reached it within 25 ms",
+	}, judgeOutbound(info, 25*time.Millisecond, direct, burst))
+}
+
+func TestCallsThatLeaveTooFastAreFound(t *testing.T) {
+	for name, row := range map[string]struct {
+		limits string
+		ms     []int
+		calls  int
+		within time.Duration
+	}{
+		"none":                     {"10/s slack 10ms", nil, 0, 0},
+		"one":                      {"10/s slack 10ms", []int{0}, 0, 0},
+		"within the slack":         {"10/s slack 10ms", []int{0, 100, 190, 290}, 0, 0},
+		"the slack, twice":         {"10/s slack 10ms", []int{0, 90, 180}, 3, 180 * time.Millisecond},
+		"after a rest":             {"10/s slack 10ms", []int{0, 500, 590, 700, 710}, 2, 10 * time.Millisecond},
+		"more than the slack":      {"10/s slack 10ms", []int{0, 89}, 2, 89 * time.Millisecond},
+		"a burst that is allowed":  {"10/s burst 3 slack 10ms", []int{0, 0, 0, 90}, 0, 0},
+		"a burst that is too long": {"10/s burst 3 slack 10ms", []int{0, 0, 0, 89}, 4, 89 * time.Millisecond},
+		"slack of many intervals":  {"1000/s", []int{0, 0, 0, 0, 0}, 0, 0},
+		"without a limit":          {"inf", []int{0, 0, 0}, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var r poolResult
+			for _, ms := range row.ms {
+				r.departed = append(r.departed, time.UnixMilli(int64(ms)))
+			}
+			calls, within := r.leftTooFast(newLimitsInfo(limitsOf(t, row.limits)))
+			require.Equal(t, row.calls, calls)
+			require.Equal(t, row.within, within)
+		})
+	}
 }
 
 func TestOutboundTableTellsOfWhatIsNotUsual(t *testing.T) {

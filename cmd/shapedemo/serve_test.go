@@ -180,10 +180,10 @@ func TestClientThatDisconnectsIsAbandoned(t *testing.T) {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		done <- sendOne(ctx, client, p.url)
 	}()
-	require.Eventually(t, func() bool { return p.shaper.Stats().Waiting == 1 }, patience, time.Millisecond)
+	until(t, "a request waits", func() bool { return p.shaper.Stats().Waiting == 1 })
 	disconnect()
 	require.Zero(t, (<-done).status)
-	require.Eventually(t, func() bool { return p.shaper.Stats().Abandoned == 1 }, patience, time.Millisecond)
+	until(t, "it has left the line", func() bool { return p.shaper.Stats().Abandoned == 1 })
 	require.Zero(t, p.shaper.Stats().Waiting)
 	require.Contains(t, statusLine(1, p.shaper.Stats(), 3), "departed 1   refused 0   abandoned 1   unanswered 3")
 }

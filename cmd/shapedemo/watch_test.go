@@ -51,10 +51,10 @@ func postTo(t *testing.T, page, name, body string, fields ...string) (status int
 // scene begins.
 func awaitState(t *testing.T, page string, wanted func(demoState) bool) (last demoState) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	until(t, "the state is as wanted", func() bool {
 		_, last = postTo(t, page, "candidate", `{"limits":"25/s depth 50"}`)
 		return wanted(last)
-	}, patience, 20*time.Millisecond)
+	})
 	return last
 }
 
@@ -256,10 +256,10 @@ func TestNoClientsComeWhileNoPageIsOpen(t *testing.T) {
 func TestAnOpenPageBeginsTheScene(t *testing.T) {
 	t.Parallel()
 	p, _, page := watched(t)
-	require.Eventually(t, func() bool {
+	until(t, "more than 20 wait", func() bool {
 		_, state := postTo(t, page, "watch", `{}`)
 		return state.Waiting > 20
-	}, patience, 50*time.Millisecond)
+	})
 	p.signals <- os.Interrupt
 	require.Equal(t, exitOK, p.ends(t))
 	require.Regexp(t, `Drained: \d+ served, 0 gave up\.\n$`, p.stdout.String())

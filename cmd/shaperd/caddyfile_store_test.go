@@ -63,6 +63,8 @@ func share(t *testing.T, store string) (a, b site) {
 		ask(a, "cat", refused)
 		if !slices.Equal(want, got) && longest > callTimeout*4/5 && attempt < 8 {
 			t.Logf("%v, but a request took %v", got, longest)
+			a.kill()
+			b.kill()
 			continue
 		}
 		require.Equal(t, want, got)

@@ -88,6 +88,7 @@ func servesAnOperator(t *testing.T, last bool) bool {
 	}
 	if !slices.Equal(want, got) && longest > callTimeout*4/5 && !last {
 		t.Logf("%v, but a request took %v", got, longest)
+		p.kill()
 		return false
 	}
 	require.Equal(t, want, got)

@@ -67,8 +67,7 @@ func start(t *testing.T, args ...string) *process {
 		_ = p.cmd.Wait()
 	}()
 	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
-		<-p.ended
+		p.kill()
 		if t.Failed() {
 			t.Logf("shaperd %s\n%s%s", strings.Join(args, " "), p.out, p.log)
 		}
@@ -115,6 +114,12 @@ func (p *process) until(is func() bool) {
 func (p *process) interrupt(s syscall.Signal) {
 	p.t.Helper()
 	require.NoError(p.t, p.cmd.Process.Signal(s))
+}
+
+// kill ends the process at once, if it runs, and returns when it has ended.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // It may have ended.
+	<-p.ended
 }
 
 // wait returns the status with which the process ends.

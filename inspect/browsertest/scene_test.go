@@ -32,6 +32,8 @@ type scene struct {
 	streams int // of events, that are being answered
 	sent    int // bytes of events
 	posts   []post
+
+	heldBack chan struct{} // if not nil, answers that a list is of no source wait until it is closed
 }
 
 // A post is a request of the control part that has come to the server, and its answer.
@@ -102,6 +104,15 @@ func (s *scene) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.posts = append(s.posts, post{r.URL.Path, r.Header.Get("Origin"), r.Host, watched.status})
 		}
 	})
+	var heldBack chan struct{}
+	s.count(func() { heldBack = s.heldBack })
+	if heldBack != nil && r.URL.Path == "/api/buckets" {
+		watched.begins = func(status int) {
+			if status == http.StatusNotFound {
+				<-heldBack
+			}
+		}
+	}
 	s.inspector.ServeHTTP(watched, r)
 }
 
@@ -125,11 +136,15 @@ func (s *scene) postsSoFar() (all []post) {
 type response struct {
 	http.ResponseWriter
 	status int
-	wrote  func(bytes int) // nil: nobody asks
+	begins func(status int) // nil: nobody asks
+	wrote  func(bytes int)  // nil: nobody asks
 }
 
 func (r *response) WriteHeader(status int) {
 	r.status = status
+	if r.begins != nil {
+		r.begins(status)
+	}
 	r.ResponseWriter.WriteHeader(status)
 }
 

@@ -29,7 +29,7 @@ import (
 
 // patience is how long a test waits for what must come at last. It is long, as the machine
 // may be busy, and is used up only by a failure.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // A tab is one page in the browser, of which everything that goes wrong is kept: messages
 // to the console, exceptions, requests that fail or that go elsewhere, dialogs. The test

@@ -69,6 +69,24 @@ func TestTheTableComesWhenItsSourceIsAdded(t *testing.T) {
 	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return !strings.Contains(shown, "could not be read") })
 }
 
+// The source comes while the page waits for the answer that there is none.
+func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "50/s depth 100")
+	heldBack := make(chan struct{})
+	s.count(func() { s.heldBack = heldBack })
+	p := newTab(t, s.address(""))
+	p.expect("404")
+	p.open(s.address(linkTo("in", "later")))
+	require.Eventually(t, func() bool { return p.sent("api/buckets") > 0 }, patience, 10*time.Millisecond)
+	p.awaitTrue("the stream is open", `document.querySelector("#story").textContent !== ""`)
+	s.group("later", "1/h").Allow("late-key")
+	await(p, "it has heard of the other source", text("#sources"), func(shown string) bool { return strings.Contains(shown, "later") })
+	close(heldBack)
+	await(p, "its bucket is shown", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "late-key") })
+}
+
 func TestWithoutScriptTheTableAndItsFiltersAreThere(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)

@@ -96,7 +96,7 @@ function receive(event, data) {
       sources = data;
       reports.sources(sources);
       showSelected();
-      if (running() && table.wrong) table.read();
+      if (running()) table.sourcesChange();
   }
 }
 

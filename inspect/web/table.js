@@ -98,6 +98,12 @@ export class Table {
     this.request?.abort();
   }
 
+  /** Notes that there are other sources. The answer to what is being asked may be of before. */
+  sourcesChange() {
+    this.overtaken = true;
+    if (this.wrong) this.read();
+  }
+
   /** Reads the table. What is asked for by the reader of the page is also announced. */
   async read({ announced = false } = {}) {
     clearTimeout(this.timer);
@@ -105,6 +111,7 @@ export class Table {
     const request = new AbortController();
     this.request = request;
     this.wrong = false;
+    this.overtaken = false;
     const query = { ...view.more, source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
     for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
     try {
@@ -117,7 +124,7 @@ export class Table {
     } catch (error) {
       if (request.signal.aborted) return;
       if (error.status) this.reports.table(error); // else the connection is lost, which the stream says
-      if (error.status >= 400 && error.status < 500) { // asking the same again gives the same, unless other sources come
+      if (error.status >= 400 && error.status < 500 && !this.overtaken) { // asking the same again gives the same, unless other sources come
         this.wrong = true;
         return;
       }

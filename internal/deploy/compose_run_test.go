@@ -137,6 +137,9 @@ func shared(t *testing.T, make func(redis *servers.Redis, upstream string) *shap
 	most := 5 + int(time.Since(began)/(12*time.Second)) + 1
 	if (served < 5 || served > most) && longest > callTimeout*4/5 && !last {
 		t.Logf("%d were served, but a request took %v", served, longest)
+		for _, s := range both {
+			_ = s.Process.Kill()
+		}
 		return false
 	}
 	require.GreaterOrEqual(t, served, 5)

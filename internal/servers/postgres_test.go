@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"os/exec"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -46,10 +45,10 @@ func TestAStandbyFollowsAndOnlyReads(t *testing.T) {
 	standby := p.StartStandby()
 	_, err = p.Query("INSERT INTO a VALUES (7)")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		n, err := standby.Query("SELECT * FROM a")
 		return err == nil && n == "7"
-	}, patience, 20*time.Millisecond)
+	}, "the standby has the row")
 	_, err = standby.Query("INSERT INTO a VALUES (8)")
 	require.ErrorContains(t, err, "read-only transaction")
 }

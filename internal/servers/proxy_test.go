@@ -17,7 +17,16 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = time.Minute
+const patience = servers.Failover
+
+// until waits until a condition holds. It asks on the goroutine of the test, where the condition
+// may fail it.
+func until(t *testing.T, is func() bool, what string) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		require.True(t, time.Now().Before(end), "never: %s", what)
+	}
+}
 
 // silence is how long a test listens before it believes that nothing comes.
 const silence = 60 * time.Millisecond
@@ -156,7 +165,7 @@ func TestABlackHoleKeepsBackEverythingUntilItEnds(t *testing.T) {
 	p.BlackHole(false)
 	old.gets("a into the hole")
 	late.gets("a too")
-	require.Eventually(t, func() bool { return server.lines.Load() == 4 }, patience, time.Millisecond,
+	until(t, func() bool { return server.lines.Load() == 4 },
 		"what a client sent before it went arrives too")
 }
 
@@ -176,7 +185,7 @@ func TestALostReplyIsCarriedOutAndNeverAnswered(t *testing.T) {
 	c := dial(t, p)
 	p.LoseReplies(1)
 	c.send("lost")
-	require.Eventually(t, func() bool { return server.lines.Load() == 1 }, patience, time.Millisecond)
+	until(t, func() bool { return server.lines.Load() == 1 }, "it is carried out")
 	c.getsNothing()
 	c.send("later on the same connection")
 	c.getsNothing()

@@ -71,15 +71,17 @@ func TestSentinelsMakeTheReplicaMaster(t *testing.T) {
 	s := servers.StartSentinel(t)
 	dead := s.KillMaster()
 	require.Same(t, s.Servers[0], dead)
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		_, err := s.Servers[1].Do("SET", "key", "value") // A replica is read-only.
 		return err == nil
-	}, servers.Failover, 50*time.Millisecond)
+	}, "the replica is the master")
 }
 
+// So many that two would be the same by chance. The system keeps them apart, so that those of
+// packages which are tested at the same time differ too.
 func TestFreePortsDiffer(t *testing.T) {
 	seen := map[int]bool{}
-	for range 100 {
+	for range 500 {
 		port := servers.FreePort(t)
 		require.False(t, seen[port], "port %d has been given before", port)
 		seen[port] = true
@@ -121,22 +123,22 @@ func TestServersEndWithATestThatIsKilled(t *testing.T) {
 	require.NoError(t, child.Start())
 	t.Cleanup(func() { _ = child.Process.Kill() }) // It has ended, if the test has come so far.
 	var addr string
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		text, err := os.ReadFile(file + ".done")
 		addr = string(text)
 		return err == nil
-	}, patience, 10*time.Millisecond)
+	}, "the server has started")
 	conn, err := net.Dial("tcp", addr)
 	require.NoError(t, err, "the server runs")
 	require.NoError(t, conn.Close())
 
 	require.NoError(t, child.Process.Kill())
 	require.Error(t, child.Wait())
-	require.Eventually(t, func() bool {
+	until(t, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
 			_ = conn.Close()
 		}
 		return err != nil
-	}, patience, 10*time.Millisecond, "the server has ended too")
+	}, "the server has ended too")
 }

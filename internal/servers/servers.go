@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 )
@@ -60,25 +59,26 @@ func find(programs []string) string {
 // Linux), as a client could get one between the search and the start of the server.
 const firstPort, ports = 10_000, 10_000
 
-var portsGiven = struct {
-	mu sync.Mutex
-	is map[int]bool
-}{is: map[int]bool{}}
-
 // FreePort returns a port of 127.0.0.1, from 10000 to 19999, on which nobody listens, as
-// nobody does 10000 ports further. Each call returns another. A program that is not of
-// this test may take it before it is used.
+// nobody does 10000 ports further. Until the test ends no other call returns it, be it of
+// another package that is tested at the same time. A program that does not ask this package
+// may take it before it is used.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	portsGiven.mu.Lock()
-	defer portsGiven.mu.Unlock()
 	for range ports {
 		port := firstPort + rand.IntN(ports)
+		// What is held is a port of UDP, which nobody else wants: servers of HTTP/3 listen on
+		// that of the same number. The system frees it if this process is killed.
+		held, err := net.ListenPacket("udp", address(port+ports))
+		if err != nil {
+			continue
+		}
 		// The nodes of a cluster of Redis talk to each other at the second port.
-		if !portsGiven.is[port] && isFree(port) && isFree(port+ports) {
-			portsGiven.is[port] = true
+		if isFree(port) && isFree(port+ports) {
+			t.Cleanup(func() { _ = held.Close() })
 			return port
 		}
+		_ = held.Close()
 	}
 	t.Fatalf("there is no free port from %d to %d", firstPort, firstPort+ports-1)
 	return 0

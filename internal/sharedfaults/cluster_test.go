@@ -68,10 +68,10 @@ func TestAFailOverOfSentinelsIsNoLicence(t *testing.T) {
 	f.warmsUp(500 * time.Millisecond)
 	s.KillMaster()
 	at := time.Now()
-	require.Eventually(t, func() bool {
+	f.until("requests leave again", func() bool {
 		last := f.log().only(departed)
 		return last[len(last)-1].at.After(at.Add(500 * time.Millisecond))
-	}, servers.Failover, 50*time.Millisecond, "requests leave again")
+	})
 	back := time.Now()
 	to := f.reaches(2500*time.Millisecond, back.Add(2*time.Second), f.plan().Rate*busy) // The next probe may be 2 s away.
 	_, l := f.ends()

@@ -46,7 +46,7 @@ func openPostgres(p plan) (shaper.Bucket, func(), error) {
 		return nil, nil, err
 	}
 	config.MaxConns = 4
-	config.ConnConfig.ConnectTimeout = time.Second
+	config.ConnConfig.ConnectTimeout = 10 * time.Second // A busy server needs a second for a new process.
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		return nil, nil, err

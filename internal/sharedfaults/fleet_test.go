@@ -19,6 +19,7 @@ type fleet struct {
 	t       *testing.T
 	workers []*member
 	began   time.Time
+	watch   stopwatch // of the test itself, while it waits
 }
 
 // A member is a worker as its test sees it.
@@ -30,6 +31,9 @@ type member struct {
 	answers *json.Decoder
 	stderr  strings.Builder
 	dead    bool
+	whole   bool  // its log is: all its requests had ended before it was killed
+	read    int64 // so many bytes of its log have been
+	log     log   // what they say
 }
 
 // four returns a plan for each of four workers that do the same.
@@ -136,6 +140,7 @@ func (f *fleet) ends() ([]report, log) {
 	f.each(order{Do: quiet})
 	reports := f.each(order{Do: shutdown})
 	for _, m := range f.workers {
+		m.whole = !m.dead // One that was killed before may have been writing.
 		m.kill()
 	}
 	l := f.log()
@@ -169,9 +174,9 @@ func (f *fleet) log() log {
 	f.t.Helper()
 	var logs []log
 	for i, m := range f.workers {
-		text, err := os.ReadFile(m.plan.Log)
+		l, err := m.writtenDown(i)
 		require.NoError(f.t, err)
-		logs = append(logs, parseLog(f.t, i, string(text)))
+		logs = append(logs, l)
 	}
 	return merge(logs...)
 }

@@ -1,9 +1,14 @@
 package sharedfaults_test
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"io"
+	"math"
 	"math/big"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -43,16 +48,63 @@ type log []entry
 // much is lost as servers read it in microseconds.
 const clocks = 20 * time.Microsecond
 
-func parseLog(t *testing.T, worker int, text string) (l log) {
-	for line := range strings.Lines(text) {
+// writtenDown returns what a worker has written down so far. Only part of the last line may be
+// there, as the system writes a line that lies on two pages in two steps; that line is left for
+// the next reading. In a log that is whole no line is unfinished.
+func (m *member) writtenDown(worker int) (log, error) {
+	file, err := os.Open(m.plan.Log)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.NewSectionReader(file, m.read, math.MaxInt64-m.read))
+	if err != nil {
+		return nil, err
+	}
+	finished := text[:bytes.LastIndexByte(text, '\n')+1]
+	if unfinished := text[len(finished):]; m.whole && len(unfinished) > 0 {
+		return nil, fmt.Errorf("the last line is not finished: %q", unfinished)
+	}
+	for line := range bytes.Lines(finished) {
 		var at, waited int64
 		e := entry{worker: worker}
-		_, err := fmt.Sscanf(line, "%c %d %d\n", &e.outcome, &at, &waited)
-		require.NoError(t, err, line)
+		if _, err := fmt.Sscanf(string(line), "%c %d %d\n", &e.outcome, &at, &waited); err != nil {
+			return nil, fmt.Errorf("%q: %w", line, err)
+		}
 		e.at, e.waited = time.Unix(0, at), time.Duration(waited)
-		l = append(l, e)
+		m.log = append(m.log, e)
 	}
-	return l
+	m.read += int64(len(finished))
+	return m.log, nil
+}
+
+func TestALineThatIsBeingWrittenIsReadLater(t *testing.T) {
+	t.Parallel()
+	m := &member{plan: plan{Log: filepath.Join(t.TempDir(), "log")}}
+	for _, step := range []struct {
+		text    string
+		entries int
+	}{{"", 0}, {"U", 0}, {" 3 4\nD 5 6\nD", 2}, {" 7 ", 2}, {"8\n", 3}} {
+		file, err := os.OpenFile(m.plan.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
+		require.NoError(t, err)
+		_, err = file.WriteString(step.text)
+		require.NoError(t, err)
+		require.NoError(t, file.Close())
+		l, err := m.writtenDown(1)
+		require.NoError(t, err)
+		require.Len(t, l, step.entries, "after %q", step.text)
+	}
+	require.Equal(t, log{{1, 'U', time.Unix(0, 3), 4}, {1, 'D', time.Unix(0, 5), 6}, {1, 'D', time.Unix(0, 7), 8}}, m.log)
+
+	m.whole = true
+	_, err := m.writtenDown(1)
+	require.NoError(t, err)
+	for _, text := range []string{"D 9", "D 9\n"} { // It was cut off, or is no entry.
+		require.NoError(t, os.WriteFile(m.plan.Log, []byte(text), 0o666))
+		m.read = 0
+		_, err = m.writtenDown(1)
+		require.Error(t, err, text)
+	}
 }
 
 // merge returns the entries of several logs in the order of time.

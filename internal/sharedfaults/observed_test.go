@@ -4,14 +4,16 @@ import (
 	"context"
 	"maps"
 	"sync"
+	"time"
 
 	"example.com/leakybucket/shaper"
 )
 
 // An observed Bucket counts the errors that another returns, so that a test that fails can
-// say what happened.
+// say what happened, and measures its calls.
 type observed struct {
 	shaper.Bucket
+	calls slowCalls
 
 	mu     sync.Mutex
 	errors map[string]int
@@ -19,7 +21,9 @@ type observed struct {
 
 // Take implements [shaper.Bucket].
 func (o *observed) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	began := time.Now()
 	taken, err := o.Bucket.Take(ctx, t)
+	o.calls.note(began, err)
 	return taken, o.note("Take: ", err)
 }
 

@@ -67,7 +67,9 @@ func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
 					}
 					return true
 				})
-				silent := from.Add(p.time(4*p.held()) + d)
+				// The latest call before may have taken its whole time on a busy machine, and its
+				// slots are then late by that.
+				silent := from.Add(p.time(4*p.held()) + d + breaks/3)
 				l := f.log()
 				require.Empty(t, l.only(departed).between(silent, to), "nobody leaves")
 				inLine = l.only(departed).where(func(e entry) bool { return e.came().After(silent) && e.came().Before(to) })

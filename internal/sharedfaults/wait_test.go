@@ -6,15 +6,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 )
 
 // patience is how long a test waits for what must come. A busy machine may stop processes, each
 // for itself, for some seconds; so what a test says of a time it says of instants that it has
-// measured, and never that something has happened after so long.
-const patience = time.Minute
+// measured, and never that something has happened after so long. Nothing takes longer than a
+// fail-over.
+const patience = servers.Failover
 
-// until asks again and again, and returns when the answer is yes.
+// until asks again and again, and returns when the answer is yes. It asks on the goroutine of
+// the test, so the question may fail the test, which that of require.Eventually may not.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
@@ -25,7 +28,7 @@ func until(t *testing.T, what string, is func() bool) {
 // until does the same, and says what the workers tell if it never is so.
 func (f *fleet) until(what string, is func() bool) {
 	f.t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); !is(); f.runsFor(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			require.FailNow(f.t, "never: "+what, "%+v", f.each(order{Do: tell}))
 		}
@@ -33,7 +36,7 @@ func (f *fleet) until(what string, is func() bool) {
 }
 
 // runsFor lets the fleet run.
-func (f *fleet) runsFor(d time.Duration) { time.Sleep(d) }
+func (f *fleet) runsFor(d time.Duration) { f.watch.sleep(d) }
 
 // warmsUp lets the fleet run for d, and until requests of each worker that lives have left.
 func (f *fleet) warmsUp(d time.Duration) {
@@ -58,10 +61,16 @@ func (f *fleet) leaves(from time.Time) {
 
 // reaches lets the fleet run for d, and then until since an instant more than so many requests
 // have left per second, of the given workers or of all. It returns the instant at which that is
-// so; a fleet that never comes so far is left to the test.
+// so, and requires that it is so soon after both; a fleet that never comes so far is left to the
+// test.
 func (f *fleet) reaches(d time.Duration, from time.Time, least float64, of ...int) (to time.Time) {
 	f.t.Helper()
+	recovered := f.promptly(of...)
 	f.runsFor(d)
+	expected := time.Now()
+	if from.After(expected) {
+		expected = from
+	}
 	for end := time.Now().Add(patience); ; f.runsFor(20 * time.Millisecond) {
 		to = time.Now()
 		l := f.log()
@@ -73,6 +82,7 @@ func (f *fleet) reaches(d time.Duration, from time.Time, least float64, of ...in
 			l = merge(some...)
 		}
 		if (to.After(from) && l.rate(from, to) > least) || to.After(end) {
+			recovered(expected)
 			return to
 		}
 	}
@@ -94,12 +104,15 @@ func (f *fleet) waitsFor(what string, is func(report) bool) (reports []report) {
 }
 
 // waitsForState waits until each worker that lives finds its bucket in a state, and returns
-// what they tell. In the state [shaper.BucketShared] the latest call of each has succeeded.
+// what they tell: soon. In the state [shaper.BucketShared] the latest call of each has succeeded.
 func (f *fleet) waitsForState(s shaper.BucketState) []report {
 	f.t.Helper()
-	return f.waitsFor("each finds its bucket "+string(s), func(r report) bool {
+	recovered, from := f.promptly(), time.Now()
+	reports := f.waitsFor("each finds its bucket "+string(s), func(r report) bool {
 		return r.Stats.Bucket.State == s && (s != shaper.BucketShared || r.Broken == "")
 	})
+	recovered(from)
+	return reports
 }
 
 // waitsForRate waits until each worker that lives has a rate in force.

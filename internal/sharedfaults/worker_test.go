@@ -43,6 +43,8 @@ type report struct {
 	Broken string         // Stats.Bucket.Err, which JSON can't carry
 	Other  string         // a call returned an error that no call should; "" if none did
 	Errors map[string]int // of the Bucket, and how often each was returned
+
+	Stalled time.Duration // for how long it stood still, or its calls had no answer
 }
 
 // unexpected returns the errors of the Bucket but for those of calls that had no answer in
@@ -67,6 +69,7 @@ type worker struct {
 	arrivals sync.WaitGroup
 	other    atomic.Pointer[string]
 	bucket   *observed
+	watch    stopwatch
 }
 
 // work is the main function of a worker. It ends when its standard input does, so that no
@@ -77,6 +80,7 @@ func work(text string) {
 		panic(err)
 	}
 	w.epoch, w.wall = sameInstant()
+	go w.watch.run()
 	var err error
 	if w.log, err = os.OpenFile(w.plan.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666); err != nil {
 		panic(err)
@@ -140,6 +144,7 @@ func (w *worker) trace() *shaper.Trace {
 
 func (w *worker) report(err error) report {
 	r := report{Stats: w.shaper.Stats(), Errors: w.bucket.returned()}
+	r.Stalled = time.Duration(w.watch.stalled.Load()) + w.bucket.calls.total()
 	if err != nil {
 		r.Err = err.Error()
 	}

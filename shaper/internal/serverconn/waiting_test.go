@@ -131,7 +131,10 @@ func TestAWatcherFindsEachClientThatHasGone(t *testing.T) {
 		waiting.Await(u.news, done)
 		u.err <- ctx.Err()
 	}, func(s *http.Server) { s.ConnContext = serverconn.NewContext })
-	for range 2 {
+	// Each is looked at every 250 ms. That takes longer on a busy machine, but not each time.
+	const rounds, soon = 2, time.Second
+	for inTime, began := 0, time.Now(); inTime < rounds; {
+		require.Less(t, time.Since(began), enough, "three clients that have gone are found within %v in %d rounds only", soon, inTime)
 		var visitors []*visitor
 		var uploads []upload
 		for range 6 {
@@ -150,7 +153,9 @@ func TestAWatcherFindsEachClientThatHasGone(t *testing.T) {
 			require.Equal(t, context.Canceled, next(t, uploads[i].err))
 			uploads[i].conn.EndWait()
 		}
-		require.Less(t, time.Since(since), enough/3, "each is looked at every 250 ms")
+		if time.Since(since) < soon {
+			inTime++
+		}
 		for _, i := range []int{0, 2, 5} {
 			uploads[i].news <- struct{}{}
 			require.NoError(t, next(t, uploads[i].err))
