@@ -76,7 +76,7 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 			return exitUsage
 		}
 	}
-	status := exitOK
+	var failures []string
 	for i, e := range c.experiments {
 		o.Progress.Begin(fmt.Sprintf("%s (%d of %d)", e.Name, i+1, len(c.experiments)), estimate(c.experiments[:i], o))
 		o.Progress.Logf("begins")
@@ -86,8 +86,8 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 			o.Progress.Errorf("bench: interrupted, nothing written")
 			return exitInterrupted
 		case err != nil:
-			status = exitFailed
-			o.Progress.Errorf("bench: %s: %v", e.Name, err)
+			failures = append(failures, fmt.Sprintf("bench: %s: %v", e.Name, err))
+			o.Progress.Errorf("%s", failures[len(failures)-1])
 			if len(r.Tables) == 0 {
 				continue // The other experiments are worth their time.
 			}
@@ -99,6 +99,11 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 		found.Reports = append(found.Reports, r)
 	}
 	o.Progress.Printf("%s", found.Goals())
+	status := exitOK
+	for _, f := range failures { // Once more, as they stand far above, between the tables.
+		status = exitFailed
+		o.Progress.Errorf("%s", f)
+	}
 	if c.out == "" || len(found.Reports) == 0 {
 		return status
 	}
