@@ -8,12 +8,9 @@ import (
 // HostOf returns the part host of the key of a request for a host.
 func HostOf(host string) string { return hostOf(&http.Request{Host: host}) }
 
-// SetLinger sets for how long lines that nobody has are kept, until the test has ended.
-func SetLinger(t interface{ Cleanup(func()) }, d time.Duration) {
-	was := lingerFor
-	lingerFor = d
-	t.Cleanup(func() { lingerFor = was })
-}
+// SetLinger sets for how long lines that nobody has are kept. It is called before any line is
+// made: goroutines that outlive their test read it.
+func SetLinger(d time.Duration) { lingerFor = d }
 
 // Names returns the names of the lines that are running, and of all lines that are known.
 func Names() (inUse, all []string) {

@@ -3,12 +3,16 @@ package caddyshaper_test
 import (
 	"os"
 	"testing"
+	"time"
+
+	"example.com/leakybucket/caddyshaper"
 )
 
 func TestMain(m *testing.M) {
 	if file := os.Getenv(serveFile); file != "" {
 		serveAlone(file)
 	}
+	caddyshaper.SetLinger(50 * time.Millisecond)
 	// Caddy keeps certificates and its last configuration in the home folder otherwise.
 	home, err := os.MkdirTemp("", "caddyshaper")
 	if err != nil {

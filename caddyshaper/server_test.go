@@ -62,7 +62,6 @@ func serve(t testing.TB, directives string) *site {
 }
 
 func newSite(t testing.TB) *site {
-	caddyshaper.SetLinger(t, 50*time.Millisecond)
 	dir := t.TempDir()
 	s := &site{t: t, scheme: "http", grace: "20s", socket: filepath.Join(dir, "s"), log: filepath.Join(dir, "log.json"), upstream: newUpstream(t)}
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
