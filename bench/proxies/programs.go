@@ -99,13 +99,19 @@ func findProgram(path, name, debian string) (string, error) {
 // has nothing to do with the many that Caddy requires.
 const shaperd = "example.com/leakybucket/cmd/shaperd"
 
+const shaperdMissing = "shaperd is missing; it is built with Go from within this project's tree"
+
 func buildShaperd(ctx context.Context, o run.Options, dir string) (string, error) {
 	o.Progress.Logf("builds shaperd, which takes minutes the first time\n")
 	program := filepath.Join(dir, "shaperd")
 	said, err := exec.CommandContext(ctx, "go", "env", "GOWORK").CombinedOutput()
 	if err == nil {
+		inUse := string(bytes.TrimSpace(said))
+		if !filepath.IsAbs(inUse) {
+			return "", fmt.Errorf("%s; go env GOWORK prints %q here", shaperdMissing, inUse)
+		}
 		// The file beside go.work that uses the modules that need Caddy too.
-		workspace := filepath.Join(filepath.Dir(string(bytes.TrimSpace(said))), "caddy.work")
+		workspace := filepath.Join(filepath.Dir(inUse), "caddy.work")
 		build := exec.CommandContext(ctx, "go", "build", "-o", program, shaperd)
 		build.Env = append(os.Environ(), "GOWORK="+workspace)
 		said, err = build.CombinedOutput()
@@ -114,7 +120,7 @@ func buildShaperd(ctx context.Context, o run.Options, dir string) (string, error
 		return "", ctx.Err() // The build was interrupted.
 	}
 	if err != nil {
-		return "", fmt.Errorf("shaperd is missing; it is built with Go from within this project's tree: %w: %s", err, bytes.TrimSpace(said))
+		return "", fmt.Errorf("%s: %w: %s", shaperdMissing, err, bytes.TrimSpace(said))
 	}
 	return program, nil
 }
