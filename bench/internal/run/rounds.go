@@ -38,8 +38,9 @@ func Estimate[In any](groups ...[]Case[In]) (sum time.Duration) {
 
 // InTurns measures the cases of each group in interleaved rounds: what disturbs
 // the machine for a while disturbs all of them alike. Another case begins in each
-// round. A case that fails costs only its own results: InTurns returns the
-// others, in the order of the cases, with the error.
+// round. A case that fails is measured once more, as a machine that stands still can make
+// that happen. If it fails again it costs only its own results: InTurns returns the others,
+// in the order of the cases, with the error.
 func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), groups ...[]Case[In]) ([]Result[In, Out], error) {
 	var results []Result[In, Out]
 	var failed []error
@@ -59,6 +60,10 @@ func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Cont
 					continue
 				}
 				one, err := take(ctx, c.Input)
+				if err != nil && ctx.Err() == nil {
+					o.Progress.Logf("%s is measured once more: %v\n", c.Name, err)
+					one, err = take(ctx, c.Input)
+				}
 				if ctx.Err() != nil {
 					return nil, errors.Join(err, ctx.Err())
 				}
@@ -72,7 +77,8 @@ func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Cont
 }
 
 // AtOnce measures all cases at the same time, once: it is for those that wait
-// for the clock, and leave the processors to one another.
+// for the clock, and leave the processors to one another. Those that fail are measured
+// once more, as [InTurns] does.
 func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), cases []Case[In]) ([]Result[In, Out], error) {
 	if len(cases) == 0 {
 		return nil, nil
@@ -87,6 +93,13 @@ func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Conte
 		})
 	}
 	all.Wait()
+	for i, c := range cases {
+		if errs[i] != nil && ctx.Err() == nil {
+			o.Progress.Logf("%s is measured once more: %v\n", c.Name, errs[i])
+			one, err := take(ctx, c.Input)
+			found[i], errs[i] = []Out{one}, err
+		}
+	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}

@@ -95,12 +95,36 @@ func TestACaseThatFailsCostsOnlyItsOwnResults(t *testing.T) {
 	cases := []Case[string]{{"Bad", "bad", 2, 0}, {"Good", "good", 2, 0}}
 	results, err := InTurns(t.Context(), Options{}, take, cases)
 	require.EqualError(t, err, "lost")
-	require.Equal(t, 1, calls, "it is not tried again")
+	require.Equal(t, 2, calls, "it is measured once more, in one round")
 	require.Len(t, results, 1)
 	require.Equal(t, "Good", results[0].Name)
 	results, err = AtOnce(t.Context(), Options{}, take, cases)
 	require.EqualError(t, err, "lost")
 	require.Len(t, results, 1)
+}
+
+func TestACaseThatFailsOnceIsMeasuredOnceMore(t *testing.T) {
+	failed := false
+	take := func(context.Context, string) (pace, error) {
+		if !failed {
+			failed = true
+			return pace{}, errors.New("lost")
+		}
+		return pace{Time: 1}, nil
+	}
+	var out, log bytes.Buffer
+	o := Options{Progress: NewProgress(&out, &log, 0)}
+	cases := []Case[string]{{"A", "a", 2, 0}}
+	results, err := InTurns(t.Context(), o, take, cases)
+	require.NoError(t, err)
+	require.Len(t, results[0].Found, 2)
+	require.Contains(t, log.String(), "A is measured once more: lost\n")
+	failed = false
+	log.Reset()
+	results, err = AtOnce(t.Context(), o, take, cases)
+	require.NoError(t, err)
+	require.Len(t, results[0].Found, 1)
+	require.Contains(t, log.String(), "A is measured once more: lost\n")
 }
 
 func TestAnInterruptEndsTheRounds(t *testing.T) {
