@@ -128,8 +128,8 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (wait time.Dura
 	case d.blocks.end(f) > now:
 		// At the end of the block the request would meet the line as it will be then. What
 		// keeps it out now only gets better, so it is admitted at the later of the two instants.
-		left := time.Duration(d.blocks.end(f) - now)
-		why = rejection{reason: refusedFull, retryAfter: max(left, why.retryAfter)}
+		remaining := time.Duration(d.blocks.end(f) - now)
+		why = rejection{reason: refusedFull, retryAfter: max(remaining, why.retryAfter)}
 	case why.reason == refusedFull && d.blocks.end(f) != never:
 		why.retryAfter = max(d.blocks.span, why.retryAfter)
 	}

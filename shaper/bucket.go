@@ -22,7 +22,7 @@ type bucket struct {
 
 	empty      exact.Nanos // the instant at which the level reaches 0
 	departures uint32      // how many requests have left, modulo 2³²
-	left       uint32      // when the latest of them left; see lastLeft
+	leftAt     uint32      // when the latest of them left; see lastLeftAt
 }
 
 // cold holds the fields that most buckets of a [Group] never need.
@@ -125,15 +125,15 @@ func (p *plan) leavesAfter(from bucketInstants, ahead, n int64) int64 {
 // pass lets a request of cost n, which found the line empty, leave now.
 func (b *bucket) pass(now, n int64) { b.leave(exact.At(now), n) }
 
-// noteLeft notes that a request has left at an instant. So that all buckets of a [Group] have
+// noteLeftAt notes that a request has left at an instant. So that all buckets of a [Group] have
 // room for it, it is kept in units of at most a 2¹⁹th of the interval, modulo 2³².
-func (b *bucket) noteLeft(at int64) { b.left = uint32(at >> (b.leftUnit & 63)) }
+func (b *bucket) noteLeftAt(at int64) { b.leftAt = uint32(at >> (b.leftAtUnit & 63)) }
 
-// lastLeft returns when the latest request left, if that was less than 4,096 intervals before
+// lastLeftAt returns when the latest request left, if that was less than 4,096 intervals before
 // now; rounded down, but never by more than a 2¹⁹th of the interval.
-func (b *bucket) lastLeft(now int64) int64 {
-	ago := uint32(now>>b.leftUnit) - b.left
-	return (now>>b.leftUnit - int64(ago)) << b.leftUnit
+func (b *bucket) lastLeftAt(now int64) int64 {
+	ago := uint32(now>>b.leftAtUnit) - b.leftAt
+	return (now>>b.leftAtUnit - int64(ago)) << b.leftAtUnit
 }
 
 // release lets the head of the line, of cost n, leave if its slot has come. It returns
@@ -144,7 +144,7 @@ func (b *bucket) lastLeft(now int64) int64 {
 // beyond the slack is lost: for that time the bucket counts as not having leaked.
 // Otherwise the level would be lower than at a punctual departure, and later requests
 // would make up the loss after all.
-func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, left bool) {
+func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, hasLeft bool) {
 	slot = b.slot(since, n)
 	if slot.Ceil() > now {
 		return slot, false
@@ -236,19 +236,19 @@ func (b *bucket) change(to *plan, now int64) {
 // A plan is [Limits] in the form that a bucket needs. It never changes; all buckets of
 // a [Group] that have the same Limits share one.
 type plan struct {
-	limits   Limits // as given
-	interval exact.Interval
-	burst    int64
-	slack    int64 // lateness that may be made up, in nanoseconds
-	users    int32 // in a Group, the number of buckets that have this plan
-	leftUnit uint8 // the unit of bucket.left is 1<<leftUnit nanoseconds
-	dryRun   bool  // no request takes a seat, whatever InFlight is
+	limits     Limits // as given
+	interval   exact.Interval
+	burst      int64
+	slack      int64 // lateness that may be made up, in nanoseconds
+	users      int32 // in a Group, the number of buckets that have this plan
+	leftAtUnit uint8 // the unit of bucket.leftAt is 1<<leftAtUnit nanoseconds
+	dryRun     bool  // no request takes a seat, whatever InFlight is
 }
 
 func planOf(l Limits) *plan {
 	interval := exact.IntervalOf(l.Rate)
 	return &plan{
 		limits: l, interval: interval, burst: l.burst(), slack: l.slack(),
-		leftUnit: uint8(max(0, bits.Len64(uint64(interval.Whole()))-20)),
+		leftAtUnit: uint8(max(0, bits.Len64(uint64(interval.Whole()))-20)),
 	}
 }

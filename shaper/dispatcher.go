@@ -182,7 +182,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			d.updateDepartureLocked(ln.flow)
 			continue
 		}
-		b.noteLeft(at)
+		b.noteLeftAt(at)
 		ln.remove(w, departed)
 		d.waiting--
 		if ln.flow.capped() && !d.isDryRun() {
@@ -233,7 +233,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 // lineOfLocked returns the line of a flow, and makes one if it has none.
 func (d *dispatcher) lineOfLocked(f *flow) *line {
 	if f.line == nil {
-		f.line = &line{flow: f, index: -1, left: unknown}
+		f.line = &line{flow: f, index: -1, leftAt: unknown}
 	}
 	return f.line
 }
@@ -302,16 +302,16 @@ func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
 		d.advanceLocked(now, headFirst)
 		return
 	}
-	left := f.bucket.lastLeft(now)
+	leftAt := f.bucket.lastLeftAt(now)
 	f.bucket.change(to, now)
-	f.bucket.noteLeft(left)
+	f.bucket.noteLeftAt(leftAt)
 	if to.interval.IsZero() {
 		d.blocks.lift(f)
 	}
 	if f.line != nil {
 		// A head that the new limits would have let leave sooner leaves now.
 		f.line.since = exact.At(now)
-		f.line.left = unknown // The next spacing would be one of two rates.
+		f.line.leftAt = unknown // The next spacing would be one of two rates.
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)

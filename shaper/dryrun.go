@@ -44,10 +44,10 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 		r.verdict.Err = &err
 		d.blockAfterLocked(f, now, refusal)
 		d.countRefusalLocked(f, now, refusal.reason)
-		d.logRefusalLocked(now, r.cost, refusal)
+		d.keepRefusalLocked(now, r.cost, refusal)
 	case wait == 0:
 		f.bucket.pass(now, r.cost)
-		f.bucket.noteLeft(now)
+		f.bucket.noteLeftAt(now)
 		d.countPassLocked(f, now)
 	default:
 		r.verdict.Wait = wait

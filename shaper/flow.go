@@ -30,7 +30,7 @@ type line struct {
 	flow       *flow
 	since      exact.Nanos // since when nothing but its slot keeps the head
 	slot       int64       // when the head is to leave; forever: when a seat becomes free, or units are leased
-	left       int64       // when the latest request left; unknown: no spacing is to be counted from it
+	leftAt     int64       // when the latest request left; unknown: no spacing is to be counted from it
 	seatsTaken int32       // with a cap, the requests that have left and not ended
 	index      int32       // in departures; -1: it is not in there, as no request waits
 }
@@ -83,10 +83,10 @@ func (f *flow) notBefore(at int64) {
 
 // inheritFrom makes the new flow of a key continue from the flow that the key has shared:
 // behind the requests that wait there.
-func (f *flow) inheritFrom(shared *flow) {
-	b := &shared.bucket
-	f.bucket.left = b.left // Both have the same plan.
-	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(shared.ahead()))
+func (f *flow) inheritFrom(from *flow) {
+	b := &from.bucket
+	f.bucket.leftAt = b.leftAt // Both have the same plan.
+	f.bucket.empty = b.interval.Plus(b.empty, b.interval.Times(from.ahead()))
 	if hold := b.coldOrNone().hold; hold.Whole() > 0 {
 		f.bucket.coldOrNew().hold = hold
 	}

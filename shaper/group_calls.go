@@ -31,41 +31,41 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 // placed is Acquire with nil for a release that does nothing.
 func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
 	r := &request{ctx: ctx, cost: int64(n), releases: true}
-	in, c, err := g.wait(key, r)
+	in, kf, err := g.wait(key, r)
 	held := r.seat // Without it the release would keep all of r.
 	if held == nil {
 		return nil, err
 	}
-	return func() { in.releaseSeat(&c.flow, held) }, nil
+	return func() { in.releaseSeat(&kf.flow, held) }, nil
 }
 
 // Do is [Shaper.Do] on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
 	r := &request{ctx: ctx, cost: int64(n), releases: true}
-	in, c, err := g.wait(key, r)
+	in, kf, err := g.wait(key, r)
 	if err != nil {
 		return err
 	}
 	if r.seat != nil {
-		defer in.releaseSeat(&c.flow, r.seat)
+		defer in.releaseSeat(&kf.flow, r.seat)
 	}
 	return f(ctx)
 }
 
 // wait is WaitN, and returns the bucket that the request has found, and the shard that has
 // it; nil if none.
-func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], c *keyedFlow[K], err error) {
+func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], err error) {
 	g.mustBeMade()
-	in, c, dec := g.enter(key, r)
+	in, kf, dec := g.enter(key, r)
 	if dec.waiter == nil {
-		return in, c, dec.err
+		return in, kf, dec.err
 	}
-	err = in.finish(&c.flow, r, dec.waiter, r.await(dec.waiter))
+	err = in.finish(&kf.flow, r, dec.waiter, r.await(dec.waiter))
 	if err != nil {
-		in.rescheduleAfter(c)
-		in.logClosed(key, r, err)
+		in.rescheduleAfter(kf)
+		in.keepClosed(key, r, err)
 	}
-	return in, c, err
+	return in, kf, err
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line of its key, and
@@ -75,7 +75,7 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], c *keyedFlow[K], er
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], c *keyedFlow[K], dec decision) {
+func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	if r.kind != allow {
 		if err := g.over.checkCall(r); err != nil || r.cost == 0 {
 			return nil, nil, decision{err: err}
@@ -86,11 +86,11 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], c *keyedFlow[K], d
 		r.key = key
 	}
 	now := s.lockAndAdvance()
-	if c = s.foundLocked(key, now); c == nil {
+	if kf = s.foundLocked(key, now); kf == nil {
 		s.unlockAndArm()
 		return s.enterNew(key, r)
 	}
-	dec = s.decideLocked(&c.flow, now, r)
+	dec = s.decideLocked(&kf.flow, now, r)
 	if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
 		s.noteLocked(s, key, r, dec)
 	}
@@ -98,22 +98,22 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], c *keyedFlow[K], d
 	g.noteLimited(key, r, dec)
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		if dec.event == askEvent {
-			return s, c, s.settle(key, c, r)
+			return s, kf, s.askAndAnnounce(key, kf, r)
 		}
-		s.announce(&c.flow, now, r, dec)
+		s.announce(&kf.flow, now, r, dec)
 	}
-	return s, c, dec
+	return s, kf, dec
 }
 
 // enterNew is enter for a key that has no bucket.
-func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], c *keyedFlow[K], dec decision) {
+func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	var now int64
 	err := s.withFlowOrNew(r.ctx, key, anyBucket, func(holder *keyShard[K], found *keyedFlow[K], at int64) {
-		in, c, now = holder, found, at
-		if c.home != ownBucket {
+		in, kf, now = holder, found, at
+		if kf.home != ownBucket {
 			in.overflowed++
 		}
-		dec = in.decideLocked(&c.flow, now, r)
+		dec = in.decideLocked(&kf.flow, now, r)
 		s.noteLocked(in, key, r, dec)
 	})
 	if err != nil {
@@ -122,22 +122,22 @@ func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], c *keyedFlow
 	s.group.noteLimited(key, r, dec)
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		if dec.event == askEvent {
-			return in, c, s.settle(key, c, r)
+			return in, kf, s.askAndAnnounce(key, kf, r)
 		}
-		in.announce(&c.flow, now, r, dec)
+		in.announce(&kf.flow, now, r, dec)
 	}
-	return in, c, dec
+	return in, kf, dec
 }
 
-// settle asks the Bucket what becomes of a request, and runs the hook of that.
+// askAndAnnounce asks the Bucket what becomes of a request, and runs the hook of that.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
 //go:noinline
-func (s *keyShard[K]) settle(key K, c *keyedFlow[K], r *request) decision {
-	dec, now := s.ask(&c.flow, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
+func (s *keyShard[K]) askAndAnnounce(key K, kf *keyedFlow[K], r *request) decision {
+	dec, now := s.ask(&kf.flow, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
 	s.group.noteLimited(key, r, dec)
-	s.announce(&c.flow, now, r, dec)
+	s.announce(&kf.flow, now, r, dec)
 	return dec
 }
 
@@ -145,7 +145,7 @@ func (s *keyShard[K]) settle(key K, c *keyedFlow[K], r *request) decision {
 // is recorded. in is the shard that has the bucket; its lock and that of s are held.
 func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decision) {
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
-		in.logRefusedKeyLocked(key)
+		in.keepRefusedKeyLocked(key)
 	}
 	if s.recorded {
 		in.recordLocked(s.recordingsOf[key], in.clock, r, dec)
@@ -245,14 +245,14 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 		s.endHold(key)
 		return false
 	}
-	_ = s.withFlowOrNew(context.Background(), key, bucketToHold, func(in *keyShard[K], c *keyedFlow[K], now int64) {
+	_ = s.withFlowOrNew(context.Background(), key, bucketToHold, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		held = true
-		if c == s.closedFlow {
+		if kf == s.closedFlow {
 			// There is no bucket to hold. But the key's next request is refused at once,
 			// so no Transport need wait before it sends one.
 			return
 		}
-		in.holdLocked(&c.flow, now, d)
+		in.holdLocked(&kf.flow, now, d)
 	})
 	return held
 }
@@ -273,12 +273,12 @@ func (s *keyShard[K]) endHold(key K) {
 func (s *keyShard[K]) endHoldOf(find func() *keyedFlow[K]) (found bool) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	c := find()
-	if c == nil {
+	kf := find()
+	if kf == nil {
 		return false
 	}
-	c.flow.bucket.idleUntil(now)
-	s.holdLocked(&c.flow, now, 0)
-	s.rescheduleLocked(c)
+	kf.flow.bucket.idleUntil(now)
+	s.holdLocked(&kf.flow, now, 0)
+	s.rescheduleLocked(kf)
 	return true
 }

@@ -45,12 +45,12 @@ func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind,
 	over := s.group.over
 	for {
 		l.hasOver = over == s
-		lockedOver := !l.hasOver && (l.shares || l.known && s.group.mayShare(key))
+		lockedOver := !l.hasOver && (l.needsOver || l.known && s.group.mayOverflow(key))
 		if lockedOver {
 			over.lockAndAdvance()
 			l.hasOver = true
 		}
-		l.shares = false
+		l.needsOver = false
 		in, kf, err := s.foundOrNewLocked(key, s.lockAndAdvance(), &l)
 		if kf != nil {
 			if in.shared != nil {
@@ -65,7 +65,7 @@ func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind,
 		switch {
 		case kf != nil || err != nil:
 			return err
-		case l.shares: // And so it does next.
+		case l.needsOver: // And so it does next.
 		case l.known:
 			l.plan = s.planFor(l.limits)
 		default:
@@ -88,7 +88,7 @@ type limitsLookup struct {
 
 	overridden bool // SetLimits has given the limits
 	hasOver    bool // the lock of over is held
-	shares     bool // the lock of over is needed, and was not held: the key shares a bucket, or has shared one
+	needsOver  bool // the lock of over is needed, and was not held: the key shares a bucket, or has shared one
 }
 
 // foundLocked returns the bucket that a key has of its own. If there is none it returns

@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	// maxShared is how many buckets are shared by keys that find the table full.
-	maxShared = 1024
-	// reservedShared is how many of them are kept for Limits that have none yet, so that
+	// maxOverflow is how many buckets are shared by keys that find the table full.
+	maxOverflow = 1024
+	// reservedOverflow is how many of them are kept for Limits that have none yet, so that
 	// a flood of keys with the same Limits leaves room for keys with other Limits.
-	reservedShared = 64
+	reservedOverflow = 64
 	// homes is how many points there are on a ring.
-	homes = maxShared - reservedShared
+	homes = maxOverflow - reservedOverflow
 )
 
 // overflow holds the buckets that keys share while the Group has no bucket of their
@@ -23,8 +23,8 @@ const (
 // anew in each process, so that nobody can choose keys that share a bucket with those
 // of somebody else.
 //
-// A key makes a bucket at its home while there are fewer than maxShared −
-// reservedShared buckets in all rings, or fewer than maxShared and none in its own.
+// A key makes a bucket at its home while there are fewer than maxOverflow −
+// reservedOverflow buckets in all rings, or fewer than maxOverflow and none in its own.
 // After that it uses the next bucket of its ring, whose reach then covers its home.
 //
 // No bucket is ever made on a point that the reach of another one covers. So the
@@ -85,7 +85,7 @@ func (o *overflow[K]) find(home int16, p *plan) (kf *keyedFlow[K], distance int1
 	case kf != nil:
 		return kf, distance, false
 	}
-	return nil, 0, o.len.Load() >= maxShared
+	return nil, 0, o.len.Load() >= maxOverflow
 }
 
 // add puts a new bucket at its home.

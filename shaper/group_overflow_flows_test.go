@@ -32,10 +32,10 @@ func crowded(t *testing.T, of []Limits) *Group[int] {
 }
 
 // use lets a call of cost 1 come, and returns the bucket that it found.
-func use(t *testing.T, g *Group[int], key int) (c *keyedFlow[int], allowed bool) {
+func use(t *testing.T, g *Group[int], key int) (kf *keyedFlow[int], allowed bool) {
 	t.Helper()
-	_, c, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
-	return c, dec.passed()
+	_, kf, dec := g.enter(key, &request{ctx: context.Background(), cost: 1, deadline: exact.Forever, kind: allow})
+	return kf, dec.passed()
 }
 
 // Nobody finds a new bucket while the one that he has used is not drained, whatever
@@ -55,25 +55,25 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 			kept, moved, refused, farthest := 0, 0, 0, int16(0)
 			for range 20_000 {
 				key := r.IntN(4000)
-				c, _ := use(t, g, key)
+				kf, _ := use(t, g, key)
 				before := has[key]
-				has[key] = c
+				has[key] = kf
 				now := g.over.lockAndAdvance()
-				stays := before != nil && before != c && !before.flow.drained(now)
+				stays := before != nil && before != kf && !before.flow.drained(now)
 				g.over.unlockAndArm()
 				switch {
 				case stays:
 					require.FailNow(t, "a key got a new bucket while its own was not drained", "key %d", key)
-				case c == nil:
+				case kf == nil:
 					refused++
-				case before == c:
+				case before == kf:
 					kept++
 				case before != nil:
 					moved++
 				}
-				if c != nil {
-					require.Equal(t, of[key%len(of)], c.flow.bucket.limits)
-					farthest = max(farthest, c.reach)
+				if kf != nil {
+					require.Equal(t, of[key%len(of)], kf.flow.bucket.limits)
+					farthest = max(farthest, kf.reach)
 				}
 				if r.IntN(500) == 0 {
 					time.Sleep(time.Duration(r.Int64N(int64(4 * time.Second))))
@@ -93,7 +93,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var of []Limits
-		for i := range 1 + reservedShared + 1 {
+		for i := range 1 + reservedOverflow + 1 {
 			of = append(of, Limits{Rate: 1, Burst: 7 + i})
 		}
 		var told []Event
@@ -112,17 +112,17 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 			return n
 		}
 		for i := range 20_000 {
-			c, _ := use(t, g, i*len(of))
-			require.NotNil(t, c)
+			kf, _ := use(t, g, i*len(of))
+			require.NotNil(t, kf)
 		}
 		require.Equal(t, homes, cells())
-		for key := 1; key <= reservedShared; key++ {
+		for key := 1; key <= reservedOverflow; key++ {
 			require.True(t, g.Allow(key), "of rule %d", key)
 		}
-		require.Equal(t, maxShared, cells())
+		require.Equal(t, maxOverflow, cells())
 		before := g.Stats()
 		require.Equal(t, 1, before.Keys)
-		require.EqualValues(t, 20_000+reservedShared, before.Overflowed)
+		require.EqualValues(t, 20_000+reservedOverflow, before.Overflowed)
 
 		late := len(of) - 1
 		_, none := g.Forecast(late, 1)
@@ -133,7 +133,7 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		require.Equal(t, RejectError{Reason: ErrQueueFull, RetryAfter: 500 * time.Millisecond}, *refusal)
 		require.False(t, g.Allow(late+len(of)))
 		after := g.Stats()
-		require.EqualValues(t, 20_002+reservedShared, after.Overflowed)
+		require.EqualValues(t, 20_002+reservedOverflow, after.Overflowed)
 		require.EqualValues(t, before.QueueFull+2, after.QueueFull)
 		require.Len(t, told, int(after.QueueFull), "the hook is told of these too")
 		require.Equal(t, late+len(of), told[len(told)-1].Key)
@@ -161,26 +161,26 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 		allowed := map[*keyedFlow[int]]int{}
 		sharers := map[*keyedFlow[int]]map[int]bool{}
 		for key := range 9000 {
-			c, ok := use(t, g, key)
-			require.NotNil(t, c)
-			require.Equal(t, of[key%3], c.flow.bucket.limits)
+			kf, ok := use(t, g, key)
+			require.NotNil(t, kf)
+			require.Equal(t, of[key%3], kf.flow.bucket.limits)
 			if ok {
-				allowed[c]++
+				allowed[kf]++
 			}
-			if sharers[c] == nil {
-				sharers[c] = map[int]bool{}
+			if sharers[kf] == nil {
+				sharers[kf] = map[int]bool{}
 			}
-			sharers[c][key] = true
+			sharers[kf][key] = true
 		}
 		shared := 0
-		for c, n := range allowed {
-			require.Equal(t, min(5, len(sharers[c])), n)
-			if len(sharers[c]) > 1 {
+		for kf, n := range allowed {
+			require.Equal(t, min(5, len(sharers[kf])), n)
+			if len(sharers[kf]) > 1 {
 				shared++
 			}
 		}
-		require.Greater(t, shared, maxShared/2)
-		require.LessOrEqual(t, len(allowed), maxShared)
+		require.Greater(t, shared, maxOverflow/2)
+		require.LessOrEqual(t, len(allowed), maxOverflow)
 		require.Equal(t, 2, g.over.plans.len(), "one for each value of Limits")
 	})
 }
@@ -198,8 +198,8 @@ func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 		g.over.lockAndAdvance()
 		for _, ring := range g.overflow.rings {
 			require.Len(t, ring, homes)
-			for _, c := range ring {
-				c.reach = homes - 1
+			for _, kf := range ring {
+				kf.reach = homes - 1
 			}
 		}
 		g.over.unlockAndArm()
@@ -223,17 +223,17 @@ func TestAKeySharesTheNextBucketOfItsRing(t *testing.T) {
 	for home, want := range map[int16][2]int16{
 		0: {0, 0}, 1: {7, 6}, 7: {7, 0}, 8: {500, 492}, 500: {500, 0}, 501: {959, 458}, 959: {959, 0},
 	} {
-		c, distance := o.next(home, p)
-		require.Equal(t, want, [2]int16{c.home, distance}, "from %d", home)
+		kf, distance := o.next(home, p)
+		require.Equal(t, want, [2]int16{kf.home, distance}, "from %d", home)
 	}
 	o.remove(flows[0], p)
 	o.remove(flows[959], p)
-	c, distance := o.next(600, p)
-	require.Equal(t, [2]int16{7, 367}, [2]int16{c.home, distance})
+	kf, distance := o.next(600, p)
+	require.Equal(t, [2]int16{7, 367}, [2]int16{kf.home, distance})
 	o.remove(flows[500], p)
 	o.remove(flows[7], p)
-	c, _ = o.next(600, p)
-	require.Nil(t, c)
+	kf, _ = o.next(600, p)
+	require.Nil(t, kf)
 }
 
 // Of two keys that share a bucket neither knows whose request is in flight: both go on
@@ -284,19 +284,19 @@ func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
 func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var of []Limits
-		for i := range maxShared + 1 {
+		for i := range maxOverflow + 1 {
 			of = append(of, Limits{Rate: 1. / 3600, Burst: 1 + i})
 		}
 		unlimited := len(of)
 		of = append(of, Limits{Rate: rate.Inf, Depth: 9})
 		g := crowded(t, of)
 		defer g.Close()
-		for key := range maxShared {
-			c, allowed := use(t, g, key)
-			require.NotNil(t, c)
+		for key := range maxOverflow {
+			kf, allowed := use(t, g, key)
+			require.NotNil(t, kf)
 			require.True(t, allowed)
 		}
-		require.EqualValues(t, maxShared, g.overflow.len.Load())
+		require.EqualValues(t, maxOverflow, g.overflow.len.Load())
 		mine := g.over.plans.of(of[7])
 		require.Len(t, g.overflow.rings[mine], 1)
 		g.over.lockAndAdvance()
@@ -317,15 +317,15 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 		before := plans()
 
 		for range 10 {
-			require.False(t, g.Allow(maxShared))
-			_, err := g.Forecast(maxShared, 1)
+			require.False(t, g.Allow(maxOverflow))
+			_, err := g.Forecast(maxOverflow, 1)
 			require.ErrorIs(t, err, ErrQueueFull)
 		}
 		require.Equal(t, before, plans(), "no plan is made for a call that is refused")
-		require.LessOrEqual(t, testing.AllocsPerRun(100, func() { g.Allow(maxShared) }), 3.0)
+		require.LessOrEqual(t, testing.AllocsPerRun(100, func() { g.Allow(maxOverflow) }), 3.0)
 		for i := range 100 { // Keys of the rule that has a bucket, from many homes.
-			c, _ := use(t, g, 7+i*len(of))
-			require.Same(t, g.overflow.rings[mine][0], c)
+			kf, _ := use(t, g, 7+i*len(of))
+			require.Same(t, g.overflow.rings[mine][0], kf)
 		}
 		require.True(t, g.Allow(unlimited), "a key without a limit needs none of these buckets")
 	})

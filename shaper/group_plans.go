@@ -26,7 +26,7 @@ func (s *keyShard[K]) lacksPlanLocked(key K, l *limitsLookup) bool {
 		return false
 	}
 	// No bucket has these Limits that the key could share.
-	return limitsNothing(l.limits) || key == key && !g.full() || g.overflow.len.Load() < maxShared
+	return limitsNothing(l.limits) || key == key && !g.full() || g.overflow.len.Load() < maxOverflow
 }
 
 // planLocked returns the plan of Limits for one more bucket, which counts as its user: that

@@ -32,7 +32,7 @@ func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
 	}
 	if kf.home != ownBucket {
 		l := kf.flow.bucket.limits
-		// The Bucket can't be asked for its shard here, so such keys have a circuit breaker of their own.
+		// The Bucket can't be asked for its backend here, so such keys have a circuit breaker of their own.
 		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", s.name, float64(l.Rate), l.burst(), kf.home)}
 	}
 	s.newLeaseLocked(&kf.flow, key)

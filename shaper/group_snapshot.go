@@ -99,17 +99,17 @@ func (g *Group[K]) Restore(data []byte) error {
 	}
 	g.limited.merge(counts, saved.Top.Calls, saved.Top.Least)
 	at := time.Now()
-	var left leftOut
+	var omitted leftOut
 	for i, key := range keys {
 		levels[i].since(saved.Taken, at, &g.over.dispatcher)
 		switch err := g.shardOf(key).restoreKey(key, &levels[i]); {
 		case err == ErrClosed:
 			return ErrClosed
 		case err != nil:
-			left.note(key, err)
+			omitted.note(key, err)
 		}
 	}
-	return left.failure(len(keys))
+	return omitted.failure(len(keys))
 }
 
 // restoreKey puts back the level of one key. The lock is not held.
@@ -217,17 +217,17 @@ func readTop[K comparable](top *savedTop) ([]sketch.Count[K], error) {
 	names := newKeyNames[K]()
 	counts := make([]sketch.Count[K], len(top.Keys))
 	seen := make(map[K]bool, len(top.Keys))
-	left := top.Calls
+	remaining := top.Calls
 	for i, c := range top.Keys {
 		key, err := names.decode(c.Key)
 		switch {
 		case err != nil:
 			return nil, err
-		case seen[key] || c.Count > left || c.Error > c.Count:
+		case seen[key] || c.Count > remaining || c.Error > c.Count:
 			return nil, fmt.Errorf("top can't have the key %.60s %d times, %d of them uncertain", c.Key, c.Count, c.Error)
 		}
 		seen[key] = true
-		left -= c.Count
+		remaining -= c.Count
 		counts[i] = sketch.Count[K]{Key: key, Count: c.Count, Error: c.Error}
 	}
 	return counts, nil

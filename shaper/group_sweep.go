@@ -166,20 +166,20 @@ type sweepTimer struct {
 }
 
 // arm sets the timer to the instant at which it should fire.
-func (b *sweepTimer) arm(now int64) {
-	if b.at == b.next {
+func (t *sweepTimer) arm(now int64) {
+	if t.at == t.next {
 		return
 	}
-	b.at = b.next
+	t.at = t.next
 	// A sweep that goes on at once waits for 1 ns. In a testing/synctest bubble a timer that is
 	// set to fire at once runs in the call that sets it, and go1.26.8 has crashed in that, with
 	// the race detector.
-	switch d := max(time.Duration(b.next-now), 1); {
-	case b.next == exact.Forever:
-		b.timer.Stop()
-	case b.timer == nil:
-		b.timer = time.AfterFunc(d, b.sweep)
+	switch d := max(time.Duration(t.next-now), 1); {
+	case t.next == exact.Forever:
+		t.timer.Stop()
+	case t.timer == nil:
+		t.timer = time.AfterFunc(d, t.sweep)
 	default:
-		b.timer.Reset(d)
+		t.timer.Reset(d)
 	}
 }

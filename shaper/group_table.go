@@ -14,7 +14,7 @@ import (
 // Such a bucket is always drained, so it does not count against maxKeys. If there are
 // maxKeys of them, or the key is a NaN, the key gets unlimited.
 func (s *keyShard[K]) insertLocked(key K, l *limitsLookup, now int64) (*keyShard[K], *keyedFlow[K], error) {
-	if l.lacksOver(s.group.mayShare(key)) {
+	if l.lacksOver(s.group.mayOverflow(key)) {
 		return nil, nil, nil
 	}
 	switch {
@@ -38,13 +38,15 @@ func (s *keyShard[K]) insertLocked(key K, l *limitsLookup, now int64) (*keyShard
 
 // lacksOver reports whether the lock of over is needed and not held, and notes that.
 func (l *limitsLookup) lacksOver(needed bool) bool {
-	l.shares = needed && !l.hasOver
-	return l.shares
+	l.needsOver = needed && !l.hasOver
+	return l.needsOver
 }
 
-// mayShare reports whether a key that has no bucket may have been sharing one, or is to
+// mayOverflow reports whether a key that has no bucket may have been sharing one, or is to
 // share one now. The lock of over says for certain.
-func (g *Group[K]) mayShare(key K) bool { return key != key || g.overflow.len.Load() > 0 || g.full() }
+func (g *Group[K]) mayOverflow(key K) bool {
+	return key != key || g.overflow.len.Load() > 0 || g.full()
+}
 
 // needsNoBucketLocked reports whether a key with these Limits that has no bucket of its
 // own needs none, because there is nothing to remember of its calls but the Limits: it is
@@ -79,11 +81,11 @@ func (s *keyShard[K]) usedByLocked(key K, limits Limits, l *limitsLookup) *keyed
 // insertBucketLocked is insertLocked for a key with these Limits that needs a bucket.
 func (s *keyShard[K]) insertBucketLocked(key K, limits Limits, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	used := s.usedByLocked(key, limits, l)
-	if key != key || goesOnSharing(used) || !takeBelow(&s.group.ownKeys, s.group.maxKeys) {
+	if key != key || staysInOverflow(used) || !takeBelow(&s.group.ownKeys, s.group.maxKeys) {
 		if l.lacksOver(true) {
 			return nil, nil, nil // The table has become full just now.
 		}
-		return s.insertSharedLocked(key, limits, l)
+		return s.insertOverflowLocked(key, limits, l)
 	}
 	p := s.planLocked(limits, l)
 	if p == nil {
@@ -122,13 +124,13 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], now in
 
 // ofKindLocked returns the bucket of the kind that a request wants, for a key that has found
 // kf in a shard. From now on there is something to remember of an unlimited key that is to be
-// held, so it gets a bucket like any other key: one that counts against maxKeys, or a shared
+// held, so it gets a bucket like any other key: one that counts against maxKeys, or an overflow
 // one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
 func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	if l.kind == anyBucket || kf != s.unlimited && !kf.unlimited {
 		return in, kf, nil
 	}
-	if l.lacksOver(s.group.mayShare(key)) {
+	if l.lacksOver(s.group.mayOverflow(key)) {
 		return nil, nil, nil
 	}
 	limits := s.unlimitedBy
@@ -139,14 +141,14 @@ func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *
 	return s.insertBucketLocked(key, limits, s.clock, l)
 }
 
-// insertSharedLocked returns the bucket for a key that is to share one, and makes it if
+// insertOverflowLocked returns the bucket for a key that is to share one, and makes it if
 // there is none. The lock of over is held.
-func (s *keyShard[K]) insertSharedLocked(key K, limits Limits, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+func (s *keyShard[K]) insertOverflowLocked(key K, limits Limits, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	g, over := s.group, s.group.over
 	home := g.homeOf(key)
 	kf, distance, full := g.overflow.find(home, over.plans.of(limits))
 	if full {
-		return nil, nil, noSharedBucket()
+		return nil, nil, noOverflowBucket()
 	}
 	if kf == nil {
 		p := over.planLocked(limits, l)
@@ -197,13 +199,13 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	used := over.usedLocked(key, limits)
 	switch {
 	case s.needsNoBucketLocked(limits, used):
-	case key != key || goesOnSharing(used) || s.group.full():
-		shared, _, full := s.group.overflow.find(s.group.homeOf(key), over.plans.of(limits))
+	case key != key || staysInOverflow(used) || s.group.full():
+		found, _, full := s.group.overflow.find(s.group.homeOf(key), over.plans.of(limits))
 		if full {
-			return noSharedBucket()
+			return noOverflowBucket()
 		}
-		if shared != nil {
-			f = &shared.flow
+		if found != nil {
+			f = &found.flow
 		}
 	case used != nil:
 		f.inheritFrom(&used.flow)
@@ -227,32 +229,32 @@ func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now in
 	return true
 }
 
-// goesOnSharing reports whether a key has to go on sharing the bucket that it has been
+// staysInOverflow reports whether a key has to go on sharing the bucket that it has been
 // sharing, or nil, even if the table has room: while requests are in flight there, or wait to
 // be. A bucket of its own would not know of them, and the key could have more in flight than
 // its cap allows. (The level and a hold are carried over, but which of the keys has a seat is
 // not known.)
-func goesOnSharing[K comparable](used *keyedFlow[K]) bool {
+func staysInOverflow[K comparable](used *keyedFlow[K]) bool {
 	return used != nil && used.flow.seatsInUse()
 }
 
-// noSharedBucket returns the refusal of a key for which no shared bucket can be made. There
+// noOverflowBucket returns the refusal of a key for which no overflow bucket can be made. There
 // may be room for one after the next sweep.
-func noSharedBucket() *RejectError {
+func noOverflowBucket() *RejectError {
 	return &RejectError{Reason: ErrQueueFull, RetryAfter: sweepInterval}
 }
 
 // A keyedFlow is a flow of a Group, with its key.
 type keyedFlow[K comparable] struct {
 	flow flow
-	key  K // the zero key for a shared bucket
+	key  K // the zero key for an overflow bucket
 
 	prev, next *keyedFlow[K] // in the wheel; nil: it has been deleted
 	spoke      uint8         // of the wheel
 	unlimited  bool          // it counts in unlimitedKeys; see insertLocked
-	home       int16         // of a shared bucket: its point on the ring; ownBucket: it is not shared
-	reach      int16         // of a shared bucket: it serves the keys whose homes are up to so many points before its own
+	home       int16         // of an overflow bucket: its point on the ring; ownBucket: it is none
+	reach      int16         // of an overflow bucket: it serves the keys whose homes are up to so many points before its own
 }
 
-// ownBucket is the home of a bucket that is not shared.
+// ownBucket is the home of a bucket that is no overflow bucket.
 const ownBucket = -1

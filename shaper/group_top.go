@@ -57,48 +57,48 @@ func newLimitedKeys[K comparable](seed maphash.Seed) limitedKeys[K] {
 }
 
 // waited notes a call that has to wait.
-func (n *limitedKeys[K]) waited(key K) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.mostLimited.Add(key)
+func (k *limitedKeys[K]) waited(key K) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mostLimited.Add(key)
 }
 
 // refused notes a call that is refused.
-func (n *limitedKeys[K]) refused(key K) {
-	hash := maphash.Comparable(n.seed, key)
-	n.mu.Lock()
-	n.mostLimited.Add(key)
-	n.distinct.Add(hash)
-	n.mu.Unlock()
+func (k *limitedKeys[K]) refused(key K) {
+	hash := maphash.Comparable(k.seed, key)
+	k.mu.Lock()
+	k.mostLimited.Add(key)
+	k.distinct.Add(hash)
+	k.mu.Unlock()
 }
 
 // top returns the keys that were noted most.
-func (n *limitedKeys[K]) top(count int) []sketch.Count[K] {
-	n.mu.Lock()
-	most := n.mostLimited.Snapshot()
-	n.mu.Unlock()
+func (k *limitedKeys[K]) top(count int) []sketch.Count[K] {
+	k.mu.Lock()
+	most := k.mostLimited.Snapshot()
+	k.mu.Unlock()
 	return most.Top(count)
 }
 
 // all returns all keys that were noted, how many notes there were of all keys, and how many
 // there may have been at most of a key that is not among those returned.
-func (n *limitedKeys[K]) all() (counts []sketch.Count[K], events, least uint64) {
-	n.mu.Lock()
-	most := n.mostLimited.Snapshot()
-	n.mu.Unlock()
+func (k *limitedKeys[K]) all() (counts []sketch.Count[K], events, least uint64) {
+	k.mu.Lock()
+	most := k.mostLimited.Snapshot()
+	k.mu.Unlock()
 	return most.Top(topCounters), most.Events(), most.Least()
 }
 
 // merge adds what all has returned in another process.
-func (n *limitedKeys[K]) merge(counts []sketch.Count[K], events, least uint64) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.mostLimited.Merge(counts, events, least)
+func (k *limitedKeys[K]) merge(counts []sketch.Count[K], events, least uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.mostLimited.Merge(counts, events, least)
 }
 
 // refusedKeys returns about how many different keys were refused.
-func (n *limitedKeys[K]) refusedKeys() uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.distinct.Estimate()
+func (k *limitedKeys[K]) refusedKeys() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.distinct.Estimate()
 }

@@ -32,32 +32,32 @@ type wheel[K comparable] struct {
 
 // add puts in a bucket that will be drained at an instant (forever: that is unknown),
 // and returns the instant at which its turn comes.
-func (v *wheel[K]) add(kf *keyedFlow[K], now, drained int64) (at int64) {
-	if v.len == 0 {
-		v.at = max(v.at, now/spoke)
+func (w *wheel[K]) add(kf *keyedFlow[K], now, drained int64) (at int64) {
+	if w.len == 0 {
+		w.at = max(w.at, now/spoke)
 	}
 	if drained == exact.Forever {
 		drained = now + spoke
 	}
-	i := v.at
-	if drained > v.at*spoke {
-		i = min((drained-1)/spoke+1, v.at+spokes-1)
+	i := w.at
+	if drained > w.at*spoke {
+		i = min((drained-1)/spoke+1, w.at+spokes-1)
 	}
 	kf.spoke = uint8(i % spokes)
-	head := &v.heads[kf.spoke]
+	head := &w.heads[kf.spoke]
 	if *head == nil {
 		*head, kf.prev, kf.next = kf, kf, kf
 	} else {
 		kf.prev, kf.next = (*head).prev, *head
 		kf.prev.next, kf.next.prev = kf, kf
 	}
-	v.len++
+	w.len++
 	return i * spoke
 }
 
 // remove takes a bucket out.
-func (v *wheel[K]) remove(kf *keyedFlow[K]) {
-	head := &v.heads[kf.spoke]
+func (w *wheel[K]) remove(kf *keyedFlow[K]) {
+	head := &w.heads[kf.spoke]
 	switch {
 	case kf.next == kf:
 		*head = nil
@@ -68,15 +68,15 @@ func (v *wheel[K]) remove(kf *keyedFlow[K]) {
 		kf.prev.next, kf.next.prev = kf.next, kf.prev
 	}
 	kf.prev, kf.next = nil, nil
-	v.len--
+	w.len--
 }
 
 // take takes out the first bucket whose turn has come, and returns nil if there is
 // none.
-func (v *wheel[K]) take(now int64) *keyedFlow[K] {
-	for ; v.len > 0 && v.at*spoke <= now; v.at++ {
-		if kf := v.heads[v.at%spokes]; kf != nil {
-			v.remove(kf)
+func (w *wheel[K]) take(now int64) *keyedFlow[K] {
+	for ; w.len > 0 && w.at*spoke <= now; w.at++ {
+		if kf := w.heads[w.at%spokes]; kf != nil {
+			w.remove(kf)
 			return kf
 		}
 	}
@@ -85,12 +85,12 @@ func (v *wheel[K]) take(now int64) *keyedFlow[K] {
 
 // next returns the instant at which the turn of the next bucket comes; forever if there
 // is none.
-func (v *wheel[K]) next() int64 {
-	if v.len == 0 {
+func (w *wheel[K]) next() int64 {
+	if w.len == 0 {
 		return exact.Forever
 	}
-	i := v.at
-	for v.heads[i%spokes] == nil {
+	i := w.at
+	for w.heads[i%spokes] == nil {
 		i++
 	}
 	return i * spoke

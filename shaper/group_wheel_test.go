@@ -32,15 +32,15 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 		for range 400 {
 			switch r.IntN(5) {
 			case 0, 1:
-				c := cells[r.IntN(len(cells))]
-				if _, is := slow[c]; is {
+				kf := cells[r.IntN(len(cells))]
+				if _, is := slow[kf]; is {
 					break
 				}
 				drained := now + []int64{0, 1, r.Int64N(spoke), spoke, r.Int64N(100 * spoke), spokes * spoke, 1e6 * spoke}[r.IntN(7)]
 				if r.IntN(8) == 0 {
 					drained = exact.Forever
 				}
-				at := fast.add(c, now, drained)
+				at := fast.add(kf, now, drained)
 				was := struct{ earliest, latest int64 }{min(drained, now+(spokes-1)*spoke-spoke), drained + spoke - 1}
 				if drained == exact.Forever {
 					was.earliest, was.latest = now+spoke, now+2*spoke-1
@@ -50,12 +50,12 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 				}
 				require.LessOrEqual(t, was.earliest, at)
 				require.LessOrEqual(t, at, max(was.latest, now+spoke-1), "round %d", round)
-				slow[c] = struct{ earliest, latest int64 }{at, at}
+				slow[kf] = struct{ earliest, latest int64 }{at, at}
 			case 2:
-				if c := cells[r.IntN(len(cells))]; c.next != nil {
-					fast.remove(c)
-					require.True(t, c.next == nil && c.prev == nil)
-					delete(slow, c)
+				if kf := cells[r.IntN(len(cells))]; kf.next != nil {
+					fast.remove(kf)
+					require.True(t, kf.next == nil && kf.prev == nil)
+					delete(slow, kf)
 				}
 			case 3:
 				now += []int64{1, r.Int64N(spoke), r.Int64N(10 * spoke), r.Int64N(200 * spoke)}[r.IntN(4)]
@@ -63,23 +63,23 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 			case 4:
 				most := r.IntN(20)
 				for range most {
-					c := fast.take(now)
+					kf := fast.take(now)
 					var due []*keyedFlow[int]
 					for other, when := range slow {
 						if when.earliest <= now {
 							due = append(due, other)
 						}
 					}
-					if c == nil {
+					if kf == nil {
 						require.Empty(t, due, "it does not come up")
 						tookAll = true
 						break
 					}
-					require.Contains(t, due, c, "it comes up too soon")
+					require.Contains(t, due, kf, "it comes up too soon")
 					for _, other := range due {
-						require.LessOrEqual(t, slow[c].earliest, slow[other].earliest, "out of order")
+						require.LessOrEqual(t, slow[kf].earliest, slow[other].earliest, "out of order")
 					}
-					delete(slow, c)
+					delete(slow, kf)
 				}
 			}
 			requireSameWheel(t, slow, &fast, cells)
@@ -97,19 +97,19 @@ func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], cells []*k
 	require.Equal(t, next, fast.next())
 	var found []*keyedFlow[int]
 	for i, head := range fast.heads {
-		for c := head; c != nil; {
-			require.EqualValues(t, i, c.spoke)
-			require.True(t, c.next.prev == c && c.prev.next == c)
-			found = append(found, c)
-			if c = c.next; c == head {
+		for kf := head; kf != nil; {
+			require.EqualValues(t, i, kf.spoke)
+			require.True(t, kf.next.prev == kf && kf.prev.next == kf)
+			found = append(found, kf)
+			if kf = kf.next; kf == head {
 				break
 			}
 		}
 	}
 	require.Len(t, found, len(slow))
-	for _, c := range cells {
-		_, is := slow[c]
-		require.Equal(t, is, slices.Contains(found, c))
-		require.Equal(t, is, c.next != nil)
+	for _, kf := range cells {
+		_, is := slow[kf]
+		require.Equal(t, is, slices.Contains(found, kf))
+		require.Equal(t, is, kf.next != nil)
 	}
 }

@@ -102,14 +102,14 @@ func (d *dispatcher) measureWaitLocked(waited int64) {
 // the level is 0, that may be long ago, and whatever keeps the request is not the schedule.
 func (ln *line) beginAfter(now int64) {
 	b := &ln.flow.bucket
-	ln.left, ln.above = unknown, 0
+	ln.leftAt, ln.above = unknown, 0
 	if !b.empty.After(exact.At(now)) {
 		return
 	}
-	ln.left = b.lastLeft(now)
-	// From the same left, so that on schedule the spacing is 1 even if left is too late by a
+	ln.leftAt = b.lastLeftAt(now)
+	// From the same leftAt, so that on schedule the spacing is 1 even if that is too late by a
 	// multiple of 2³² units.
-	ln.above = float32(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.left))) - float64(b.burst))
+	ln.above = float32(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.leftAt))) - float64(b.burst))
 }
 
 // noteNewHead notes if the head of the line, which has just become it, is due already. Then
@@ -122,23 +122,23 @@ func (ln *line) noteNewHead(now int64) {
 }
 
 // shortestSpacing is the least that the schedule may put between two departures for their
-// spacing to be counted, in intervals. Below it what lastLeft rounds off would show.
+// spacing to be counted, in intervals. Below it what lastLeftAt rounds off would show.
 const shortestSpacing = 1. / 4096
 
 // measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
 // n, makes at an instant.
 func (d *dispatcher) measureSpacingLocked(ln *line, at, n int64) {
 	b := &ln.flow.bucket
-	left, scheduled := ln.left, float64(ln.above)+float64(min(b.burst, n))
-	ln.left, ln.above = at, float32(max(0, n-b.burst))
+	leftAt, scheduled := ln.leftAt, float64(ln.above)+float64(min(b.burst, n))
+	ln.leftAt, ln.above = at, float32(max(0, n-b.burst))
 	if math.IsNaN(scheduled) {
-		ln.left = unknown
+		ln.leftAt = unknown
 		return
 	}
-	if left == unknown || b.interval.IsZero() || scheduled < shortestSpacing {
+	if leftAt == unknown || b.interval.IsZero() || scheduled < shortestSpacing {
 		return
 	}
-	spacing := b.interval.Units(exact.At(at-left)) / scheduled
+	spacing := b.interval.Units(exact.At(at-leftAt)) / scheduled
 	m := d.measuresLocked()
 	if spacing <= 0 {
 		m.atOnce++

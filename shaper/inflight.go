@@ -22,30 +22,30 @@ import (
 // too late is decided without that estimate, as if a seat became free at once, so that no
 // request is refused which might leave in time.
 func (s *Shaper) Acquire(ctx context.Context, n int) (release func(), err error) {
-	t, err := s.acquire(ctx, n, newcomer)
-	if t.by == nil {
+	held, err := s.acquire(ctx, n, newcomer)
+	if held.by == nil {
 		return nothing, err
 	}
-	return t.end, nil
+	return held.end, nil
 }
 
 func nothing() {}
 
-// A taken is a seat of a [Shaper], for a request that has left. It is zero for one that has
+// A heldSeat is a seat of a [Shaper], for a request that has left. It is zero for one that has
 // none.
 //
 // Its method end is the release that Acquire returns. Acquire is just small enough for the
 // compiler to inline it: then a caller that hands release to nobody has it on its stack, and
 // nothing is allocated for it (TestAcquireAllocatesItsReleaseAtMost).
-type taken struct {
+type heldSeat struct {
 	by   *Shaper
 	seat *seat
 }
 
-func (t taken) end() { t.by.releaseSeat(&t.by.flow, t.seat) }
+func (h heldSeat) end() { h.by.releaseSeat(&h.by.flow, h.seat) }
 
 // acquire is Acquire, except for what it returns.
-func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (taken, error) {
+func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, error) {
 	s.mustBeMade()
 	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
 	dec := s.enter(r)
@@ -54,20 +54,20 @@ func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (taken, err
 		err = s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
 	}
 	if r.seat == nil {
-		return taken{}, err
+		return heldSeat{}, err
 	}
-	return taken{s, r.seat}, nil
+	return heldSeat{s, r.seat}, nil
 }
 
 // Do runs f when a request of cost n may leave, and releases the seat of the request when
 // f has returned or panicked. It returns the error of [Shaper.Acquire], or that of f.
 func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) error {
-	t, err := s.acquire(ctx, n, newcomer)
+	held, err := s.acquire(ctx, n, newcomer)
 	if err != nil {
 		return err
 	}
-	if t.by != nil {
-		defer t.end()
+	if held.by != nil {
+		defer held.end()
 	}
 	return f(ctx)
 }
@@ -193,14 +193,14 @@ func (f *flow) seatTime() int64 { return f.bucket.coldOrNone().seatTime }
 
 // noteSeatTime counts the time for which a seat that is released was taken. A mean of 0
 // counts as none.
-func (f *flow) noteSeatTime(taken int64) {
+func (f *flow) noteSeatTime(span int64) {
 	mean := &f.bucket.coldOrNew().seatTime
-	taken = max(0, taken)
+	span = max(0, span)
 	if *mean == 0 {
-		*mean = taken
+		*mean = span
 		return
 	}
-	*mean += (taken - *mean) / seatTimeWeight
+	*mean += (span - *mean) / seatTimeWeight
 }
 
 // seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if

@@ -146,7 +146,7 @@ func (h *handler) serveEach(w http.ResponseWriter, r *http.Request, n int) {
 	if h.limiterFor != nil {
 		var err error
 		if limiter, err = h.limiterFor(r); err != nil {
-			h.refuse(serverconn.Of(w, r), limiter, w, err)
+			h.writeRefusal(serverconn.Of(w, r), limiter, w, err)
 			return
 		}
 	}
@@ -238,7 +238,7 @@ func (h *handler) conclude(conn *serverconn.Conn, limiter inner, end func(), err
 	switch {
 	case err != nil:
 		h.setVerdict(w.Header(), r.Context())
-		h.refuse(conn, limiter, w, err)
+		h.writeRefusal(conn, limiter, w, err)
 	case end != nil:
 		h.serveInFlight(limiter, w, r, end)
 	default:
@@ -306,12 +306,12 @@ func addServerTiming(header http.Header, waited time.Duration) {
 	header.Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
 }
 
-// refuse answers a request that was not admitted. w is the ResponseWriter of conn, or has been
+// writeRefusal answers a request that was not admitted. w is the ResponseWriter of conn, or has been
 // put in front of that.
-func (h *handler) refuse(conn *serverconn.Conn, limiter inner, w http.ResponseWriter, err error) {
+func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.ResponseWriter, err error) {
 	r := conn.Request()
 	if gone, ok := err.(errGone); ok {
-		h.log.gone(r.Context(), gone.waited)
+		h.log.logGone(r.Context(), gone.waited)
 		conn.Refuse(w.Header())
 		writeGone(w, r)
 		return
@@ -332,7 +332,7 @@ func (h *handler) refuse(conn *serverconn.Conn, limiter inner, w http.ResponseWr
 		// obeys the fields must not slow down.
 		addRateLimitFields(w.Header(), limiter, err, a)
 	}
-	h.log.refused(r.Context(), err)
+	h.log.logRefusal(r.Context(), err)
 	if h.onError != nil {
 		h.onError(w, r, err)
 		return

@@ -26,9 +26,9 @@ func newRefusalLog(log *slog.Logger) *refusalLog {
 	return &refusalLog{log: log, sometimes: rate.Sometimes{Interval: time.Second}}
 }
 
-// refused logs a refusal, at most one a second: an overload brings many refusals, and
+// logRefusal logs a refusal, at most one a second: an overload brings many refusals, and
 // one line a second says as much as a line for each.
-func (l *refusalLog) refused(ctx context.Context, err error) {
+func (l *refusalLog) logRefusal(ctx context.Context, err error) {
 	if l == nil {
 		return
 	}
@@ -64,8 +64,8 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// gone logs that a client has gone while its request waited.
-func (l *refusalLog) gone(ctx context.Context, waited time.Duration) {
+// logGone logs that a client has gone while its request waited.
+func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 	if l != nil {
 		l.log.LogAttrs(ctx, slog.LevelDebug, "shaper: client gone", slog.Duration("waited", waited))
 	}

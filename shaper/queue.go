@@ -244,12 +244,12 @@ const maxSpares = 1024
 
 // take returns a waiter, new or from the pool, for a request of cost n that enters a
 // line now.
-func (s *waiterPool) take(n, now int64) *waiter {
-	w := s.head
+func (p *waiterPool) take(n, now int64) *waiter {
+	w := p.head
 	if w == nil {
 		w = new(waiter)
 	} else {
-		s.head, w.next = w.next, nil
+		p.head, w.next = w.next, nil
 	}
 	w.state, w.cost, w.at, w.reentry = queued, n, now, false
 	return w
@@ -257,12 +257,12 @@ func (s *waiterPool) take(n, now int64) *waiter {
 
 // keep puts a waiter into the pool. The waiter must be out of the line, and its channel
 // must be empty.
-func (s *waiterPool) keep(w *waiter) {
+func (p *waiterPool) keep(w *waiter) {
 	w.waiting = 1
-	if s.head != nil {
-		w.waiting += s.head.waiting
+	if p.head != nil {
+		w.waiting += p.head.waiting
 	}
-	if w.waiting <= s.most {
-		w.next, s.head = s.head, w
+	if w.waiting <= p.most {
+		w.next, p.head = p.head, w
 	}
 }

@@ -92,8 +92,8 @@ func (g *Group[K]) Record(key K, max int) *Recording {
 	s.recordingsOf[key] = append(s.recordingsOf[key], r)
 	s.recorded = true
 	r.remove = func() {
-		if left := without(s.recordingsOf[key], r); len(left) > 0 {
-			s.recordingsOf[key] = left
+		if others := without(s.recordingsOf[key], r); len(others) > 0 {
+			s.recordingsOf[key] = others
 		} else {
 			delete(s.recordingsOf, key)
 		}
@@ -192,8 +192,8 @@ func (d *dispatcher) recordLocked(into []*Recording, now int64, r *request, dec 
 	}
 }
 
-// settleLocked notes what has become of a request that has waited, if it is recorded.
-func (r *request) settleLocked(waited int64, err error) {
+// recordEndLocked notes what has become of a request that has waited, if it is recorded.
+func (r *request) recordEndLocked(waited int64, err error) {
 	if a := r.arrival; a != nil {
 		a.end.Store(&ending{waited, err})
 	}

@@ -85,8 +85,8 @@ type refusalRecord struct {
 	reason     reason
 }
 
-// logRefusalLocked remembers a refusal.
-func (d *dispatcher) logRefusalLocked(at, cost int64, why rejection) {
+// keepRefusalLocked remembers a refusal.
+func (d *dispatcher) keepRefusalLocked(at, cost int64, why rejection) {
 	d.refusalRingLocked().add(at, cost, why)
 }
 
@@ -99,29 +99,29 @@ func (d *dispatcher) refusalRingLocked() *refusalRing {
 }
 
 // add adds a refusal.
-func (log *refusalRing) add(at, cost int64, why rejection) {
-	log.count++
-	r := log.last()
-	r.at, r.retryAfter, r.cost, r.reason = at, why.retryAfter, cost, why.reason
+func (r *refusalRing) add(at, cost int64, why rejection) {
+	r.count++
+	last := r.last()
+	last.at, last.retryAfter, last.cost, last.reason = at, why.retryAfter, cost, why.reason
 }
 
 // newError returns the error of a refusal. They are made 16 in one allocation, as one by one
 // they would be a fifth of what a refusal takes.
-func (log *refusalRing) newError(why rejection) *RejectError {
-	if log.spare == 0 {
-		log.errors, log.spare = new([16]RejectError), 16
+func (r *refusalRing) newError(why rejection) *RejectError {
+	if r.spare == 0 {
+		r.errors, r.spare = new([16]RejectError), 16
 	}
-	log.spare--
-	err := &log.errors[log.spare]
+	r.spare--
+	err := &r.errors[r.spare]
 	*err = why.value()
 	return err
 }
 
 // last returns the latest refusal. There has been one.
-func (log *refusalRing) last() *refusalRecord { return &log.latest[(log.count-1)%keptRefusals] }
+func (r *refusalRing) last() *refusalRecord { return &r.latest[(r.count-1)%keptRefusals] }
 
-// logRefusedKeyLocked notes the key of the latest refusal.
-func (s *keyShard[K]) logRefusedKeyLocked(key K) {
+// keepRefusedKeyLocked notes the key of the latest refusal.
+func (s *keyShard[K]) keepRefusedKeyLocked(key K) {
 	if s.refusedKeys == nil {
 		s.refusedKeys = new([keptRefusals]refusedKey[K])
 	}
@@ -143,25 +143,25 @@ func (d *dispatcher) latestRefusals(also func()) []Refusal {
 
 // refusals returns what is in the ring, each Refusal with the Key that keyOf returns for
 // its number.
-func (log *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []Refusal {
-	first := log.count - min(log.count, keptRefusals)
-	found := make([]Refusal, 0, log.count-first)
-	for i := first; i < log.count; i++ {
-		r := log.latest[i%keptRefusals]
+func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []Refusal {
+	first := r.count - min(r.count, keptRefusals)
+	found := make([]Refusal, 0, r.count-first)
+	for i := first; i < r.count; i++ {
+		record := r.latest[i%keptRefusals]
 		found = append(found, Refusal{
-			At: d.timeOf(r.at), Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, Cost: int(r.cost), Key: keyOf(i),
+			At: d.timeOf(record.at), Reason: reasonErrors[record.reason], RetryAfter: record.retryAfter, Cost: int(record.cost), Key: keyOf(i),
 		})
 	}
 	return found
 }
 
-// logClosed remembers the refusal of a request that waited, as Close refused it. Any other
+// keepClosed remembers the refusal of a request that waited, as Close refused it. Any other
 // error is none. The lock is not held.
-func (s *keyShard[K]) logClosed(key K, r *request, err error) {
+func (s *keyShard[K]) keepClosed(key K, r *request, err error) {
 	if rejected, ok := err.(*RejectError); ok {
 		now := s.lockAndAdvance()
-		s.logRefusalLocked(now, r.cost, rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter})
-		s.logRefusedKeyLocked(key)
+		s.keepRefusalLocked(now, r.cost, rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter})
+		s.keepRefusedKeyLocked(key)
 		s.unlockAndArm()
 	}
 }
@@ -171,8 +171,8 @@ func (s *keyShard[K]) noteFailed(key K, r *request, err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	if rejected, ok := err.(*RejectError); ok {
-		s.logRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
-		s.logRefusedKeyLocked(key)
+		s.keepRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
+		s.keepRefusedKeyLocked(key)
 	}
 	if s.recorded {
 		s.recordLocked(s.recordingsOf[key], now, r, decision{err: err, event: refusedEvent})

@@ -100,7 +100,7 @@ func (r *request) untilDeadline(now int64) time.Duration {
 
 // decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
 // it leaves at once, is refused, or enters the line; or the Bucket is to be asked. Whoever
-// calls it unlocks, and then calls settle if the Bucket is to be asked, and announce if there
+// calls it unlocks, and then calls askAndAnnounce if the Bucket is to be asked, and announce if there
 // are hooks, or for any event from enqueuedEvent on.
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
@@ -157,7 +157,7 @@ func (f *flow) needsRelease(r *request, p phase) bool {
 // passLocked lets a request that may leave at once do so.
 func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
-	f.bucket.noteLeft(now)
+	f.bucket.noteLeftAt(now)
 	if f.capped() {
 		d.lineOfLocked(f).seatsTaken++
 		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
@@ -171,7 +171,7 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 	if f.bucket.cold == nil || d.refusalRing == nil {
 		d.prepareRefusalLocked(f)
 	}
-	// This is countRefusalLocked and logRefusalLocked, for a request that came now.
+	// This is countRefusalLocked and keepRefusalLocked, for a request that came now.
 	f.entered = now
 	f.bucket.cold.refused.count(why.reason)
 	if d.keyed {
@@ -238,7 +238,7 @@ func (d *dispatcher) announceEnd(f *flow, at int64, r *request, dec decision) {
 	}
 	switch dec.event {
 	case departedEvent:
-		d.tellDeparted(f, r, ev)
+		d.runDeparted(f, r, ev)
 	case refusedEvent:
 		runHook(d.trace.Refused, r.ctx, ev)
 	case verdictEvent:
@@ -249,6 +249,6 @@ func (d *dispatcher) announceEnd(f *flow, at int64, r *request, dec decision) {
 }
 
 // passed reports whether a request was let go at once, or let through by a dry run.
-func (dec decision) passed() bool {
-	return dec.event == departedEvent || dec.event == verdictEvent
+func (d decision) passed() bool {
+	return d.event == departedEvent || d.event == verdictEvent
 }

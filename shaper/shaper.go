@@ -112,7 +112,7 @@ func (s *Shaper) enter(r *request) decision {
 	}
 	now := int64(time.Since(s.epoch))
 	if p := s.published.Load(); p != nil {
-		if dec := s.refuse(p, now, r); dec.event == refusedEvent {
+		if dec := s.refusePublished(p, now, r); dec.event == refusedEvent {
 			return dec
 		}
 	}
@@ -126,19 +126,19 @@ func (s *Shaper) enter(r *request) decision {
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		if dec.event == askEvent {
-			return s.settle(r)
+			return s.askAndAnnounce(r)
 		}
 		s.announce(&s.flow, now, r, dec)
 	}
 	return dec
 }
 
-// settle asks the Bucket what becomes of a request, and runs the hook of that.
+// askAndAnnounce asks the Bucket what becomes of a request, and runs the hook of that.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
 //go:noinline
-func (s *Shaper) settle(r *request) decision {
+func (s *Shaper) askAndAnnounce(r *request) decision {
 	dec, now := s.ask(&s.flow, r, func(now int64, dec decision) {
 		if s.recorded {
 			s.recordLocked(s.recordings, now, r, dec)
@@ -167,7 +167,7 @@ func (s *Shaper) AllowN(n int) bool {
 	// This repeats the second half of enter. To call it would take a tenth of AllowN's time.
 	now := int64(time.Since(s.epoch))
 	if p := s.published.Load(); p != nil {
-		if dec := s.refuse(p, now, r); dec.event == refusedEvent {
+		if dec := s.refusePublished(p, now, r); dec.event == refusedEvent {
 			return false
 		}
 	}
@@ -181,7 +181,7 @@ func (s *Shaper) AllowN(n int) bool {
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		if dec.event == askEvent {
-			return s.settle(r).passed()
+			return s.askAndAnnounce(r).passed()
 		}
 		s.announce(&s.flow, now, r, dec)
 	}
@@ -212,7 +212,7 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	if ls := d.leaseOfLocked(f); ls != nil && d.phase == open && !ls.tooCostly(int64(n)) && d.refusesUnavailableLocked(ls, now) {
+	if ls := d.leaseOfLocked(f); ls != nil && d.phase == open && !ls.tooCostly(int64(n)) && d.isUnavailableLocked(ls, now) {
 		return 0, ls.unavailableError(now)
 	}
 	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})

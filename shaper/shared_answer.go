@@ -23,8 +23,8 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 	ls.noteRoundTrip(rtt)
 	usedUpTo := ls.clock.reaches(ls.usedUpTo.Ceil()) // on the dispatcher's clock, before what is known of the Bucket's begins anew
 	if !ls.clock.note(a.sent, a.received, a.taken.Now) {
-		// The clock has been set, or another server answers: nobody knows any more where
-		// the places are that this process has.
+		// The clock has been set, or another server answers: nobody knows any more when
+		// the units are due that this process has.
 		ls.dropAll()
 		ls.high, ls.end, ls.floor = Instant{}, Instant{}, usedUpTo
 	}
@@ -63,8 +63,8 @@ func (ls *lease) noteRoundTrip(rtt int64) {
 // tooSlowLocked notes that slots can't be used in time. That is so for these Limits only, so
 // from now on the lease has a circuit breaker of its own, until an answer is in time.
 func (ls *lease) tooSlowLocked(a answer, err error) {
-	if ls.shard == ls.common {
-		ls.shard = &shard{name: ls.common.name}
+	if ls.backend == ls.common {
+		ls.backend = &backend{name: ls.common.name}
 	}
 	ls.noteFailureLocked(a, err)
 }
@@ -72,9 +72,9 @@ func (ls *lease) tooSlowLocked(a answer, err error) {
 // inTimeLocked notes that slots can be used in time, and gives up the circuit breaker of the
 // lease's own, if it has one.
 func (ls *lease) inTimeLocked(now int64) {
-	if ls.shard != ls.common {
-		ls.d.succeededLocked(ls.shard, now)
-		ls.shard = ls.common
+	if ls.backend != ls.common {
+		ls.d.succeededLocked(ls.backend, now)
+		ls.backend = ls.common
 	}
 }
 
@@ -101,7 +101,7 @@ func (ls *lease) noteFailureLocked(a answer, err error) {
 	ls.counts.failures++
 	ls.d.shared.counts.failures++
 	ls.failed = err
-	ls.d.failedLocked(ls.shard, a, err)
+	ls.d.failedLocked(ls.backend, a, err)
 }
 
 // adoptLocked puts the rate in force that another process has set.

@@ -18,7 +18,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	case r.kind != reentry && ls.tooCostly(r.cost):
 		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
 	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() && ls.covers(r.cost, now) &&
-		max(ls.due(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
+		max(ls.slotFor(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
 		ls.use(r.cost)
 		dec = d.passLocked(f, now, r)
 		ls.noteUse()
@@ -26,7 +26,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	case ls.fallback && ls.has() == 0:
 		ls.probeLocked(now)
 		return dec, false
-	case r.kind != reentry && d.refusesUnavailableLocked(ls, now):
+	case r.kind != reentry && d.isUnavailableLocked(ls, now):
 		return d.refuseUnavailableLocked(ls, now, r), true
 	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || ls.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
@@ -38,7 +38,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 			d.lineOfLocked(f).seatsTaken++ // It is given back if the Bucket refuses.
 		}
 		ls.asking++
-		ls.shard.asks(now)
+		ls.backend.asks(now)
 		return decision{event: askEvent}, true
 	}
 	// The wait is an estimate, even one of 0: nobody leaves without units of the Bucket.
@@ -71,13 +71,13 @@ func (ls *lease) tooCostly(n int64) bool {
 	return ls.given.limits.Depth == 0 && n > ls.plan.burst || ls.plan.interval.Times(n).Exceeds(horizon)
 }
 
-// refusesUnavailableLocked reports whether newcomers are refused because the Bucket can't be asked.
+// isUnavailableLocked reports whether newcomers are refused because the Bucket can't be asked.
 // When it is time to ask it again, one request may try.
-func (d *dispatcher) refusesUnavailableLocked(ls *lease, now int64) bool {
-	if !ls.shard.open || ls.fallback {
+func (d *dispatcher) isUnavailableLocked(ls *lease, now int64) bool {
+	if !ls.backend.open || ls.fallback {
 		return false
 	}
-	_, ok := ls.shard.mayAsk(now)
+	_, ok := ls.backend.mayAsk(now)
 	return !ok || ls.f.waiting() > 0
 }
 
@@ -88,14 +88,14 @@ func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) d
 	d.shared.unavailable++
 	f.entered = now
 	err := ls.unavailableError(now)
-	d.logRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
+	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
 }
 
 // unavailableError returns the error of a request that is refused as the Bucket can't be asked.
 func (ls *lease) unavailableError(now int64) *RejectError {
-	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(ls.shard.probeAt-now, int64(shortestSeatWait)))}
-	if slow, ok := ls.shard.err.(tooSlowError); ok {
+	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(ls.backend.probeAt-now, int64(shortestSeatWait)))}
+	if slow, ok := ls.backend.err.(tooSlowError); ok {
 		err.Reason = unavailableError{slow}
 	}
 	return err
@@ -118,7 +118,7 @@ func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)
 		now := d.lockFlow(f)
 		ls := d.shared.leases[f] // It stays while a call asks.
 		t := ls.question(r.cost)
-		ls.shard.asks(now)
+		ls.backend.asks(now)
 		d.unlockAndArm()
 		a := d.askBucket(ctx, t)
 		a.gone = r.ctx.Err() // It is the caller's code, so the lock is not held.
@@ -172,22 +172,22 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 	if gone == nil || a.err == nil || silent {
 		answered = ls.noteAnswerLocked(t, a)
 	}
-	left := answered && a.taken.OK // It leaves, even if another rate has come into force meanwhile.
-	if left {
+	granted := answered && a.taken.OK // It leaves, even if another rate has come into force meanwhile.
+	if granted {
 		ls.countLeased(r.cost)
 	}
-	if left && (gone != nil || d.phase == closed || ls.isLate(t, a.taken, now)) {
+	if granted && (gone != nil || d.phase == closed || ls.isLate(t, a.taken, now)) {
 		ls.drop(r.cost)
-		left = false
+		granted = false
 	}
 	if gone == nil && d.phase != closed && ls.given.interval.IsZero() { // There is no rate any more.
-		if left {
+		if granted {
 			ls.drop(r.cost)
 		}
 		d.endAskLocked(ls)
 		return d.decideBlockLocked(f, now, r), true
 	}
-	if answered && !left && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != ls.rate) {
+	if answered && !granted && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != ls.rate) {
 		return dec, false
 	}
 	d.endAskLocked(ls) // passLocked takes a seat again.
@@ -200,7 +200,7 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 		return decision{err: gone, event: abandonedEvent, waiting: int32(f.waiting())}, true
 	case d.phase == closed:
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed}), true
-	case left:
+	case granted:
 		if t.Rate == ls.rate {
 			ls.high = laterInstant(ls.high, t.Rate.plus(a.taken.Empty, t.Rise()))
 		}

@@ -47,20 +47,20 @@ func (ls *lease) paceInterval() exact.Interval {
 	return exact.IntervalOfFraction(int64(min(1e9/ns*math.Exp2(steps/8), float64(horizon))), 0, 1)
 }
 
-// probeLocked makes the pump ask a shard that could not be asked, if it is time to. In the
+// probeLocked makes the pump ask a backend that could not be asked, if it is time to. In the
 // fallback requests may leave without a line, so that the pump does not run.
 func (ls *lease) probeLocked(now int64) {
-	if _, ok := ls.shard.mayAsk(now); ok && !ls.probes {
+	if _, ok := ls.backend.mayAsk(now); ok && !ls.probes {
 		ls.probes = true
 		ls.kickLocked(now)
 	}
 }
 
-// checkFallbackLocked begins or ends the fallback, as the shard demands it.
+// checkFallbackLocked begins or ends the fallback, as the backend demands it.
 func (ls *lease) checkFallbackLocked(now int64) {
 	switch n := int64(ls.d.shared.fallback); {
-	case ls.shard.open == ls.fallback || n == 0 || ls.given.interval.IsZero():
-	case ls.shard.open:
+	case ls.backend.open == ls.fallback || n == 0 || ls.given.interval.IsZero():
+	case ls.backend.open:
 		ls.fallback = true
 		p := *ls.inForce()
 		whole := ls.plan.interval
@@ -69,7 +69,7 @@ func (ls *lease) checkFallbackLocked(now int64) {
 			p.interval = whole
 		}
 		p.burst = max(1, ls.rate.Burst/n)
-		start := max(ls.shard.openedAt, ls.lastPlace) + ls.lateness() // Whatever others have leased has passed by then.
+		start := max(ls.backend.openedAt, ls.endsAt) + ls.lateness() // Whatever others have leased has passed by then.
 		ls.f.bucket.plan = &p
 		ls.f.bucket.setEmpty(p.interval.Plus(exact.At(start), p.interval.Times(p.burst-1)), nil)
 		ls.f.notBefore(now) // Nobody is late because nothing left.

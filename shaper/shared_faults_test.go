@@ -39,8 +39,8 @@ func TestClockThatIsSetIsNoLicence(t *testing.T) {
 					p.at(10 * time.Second)
 					extra := model.Extra{From: 2 * time.Second, To: 2*time.Second + 2*shaper.MaxAhead, Cost: 3 * p.mostHeld(), Why: why}
 					if step < 0 {
-						// A process learns of the step at its next answer, so by then its places
-						// and those of the others may differ by the step.
+						// A process learns of the step at its next answer, so by then its units
+						// and those of the others may be due apart by the step.
 						extra.Cost = p.pace().Slots(min(-step, 50*ms))
 					}
 					stop()

@@ -12,18 +12,18 @@ import (
 // they say otherwise.
 //
 // What is leased are cost units. The level of the Bucket was raised by each of them from an
-// instant on, which is its place; the places of a stretch are one interval apart. A request of
-// cost n uses the next n. It may leave from max(0, Burst − n) intervals before the place
-// of the first of them on, which is its slot. A unit that has not been used when the
-// lateness has passed since its place is dropped. So in any window of length W no more than
+// instant on, at which the unit is due; the units of a stretch are due one interval apart. A
+// request of cost n uses the next n. Its slot is max(0, Burst − n) intervals before the first
+// of them is due: from then on it may leave. A unit that has not been used when the lateness
+// has passed since it was due is dropped. So in any window of length W no more than
 // (W + lateness)/interval + Burst units are used, by all processes together.
 type lease struct {
-	d      *dispatcher
-	f      *flow
-	key    string // of the Bucket
-	given  *plan  // of the flow: its Limits as this process was given them; see inForce
-	common *shard // of the key
-	shard  *shard // common, or one of the lease's own; see tooSlowLocked
+	d       *dispatcher
+	f       *flow
+	key     string   // of the Bucket
+	given   *plan    // of the flow: its Limits as this process was given them; see inForce
+	common  *backend // of the key
+	backend *backend // common, or one of the lease's own; see tooSlowLocked
 
 	rate    BucketRate // in force, as far as this process knows
 	plan    *plan      // interval and burst of rate
@@ -32,8 +32,8 @@ type lease struct {
 	high    Instant // up to which the level has been raised in this clock epoch, as far as this process knows; zero: unknown
 	end     Instant // of the latest stretch, on the Bucket's clock
 
-	usedUpTo exact.Nanos // where the place of the latest unit that was used ends, on the Bucket's clock
-	floor    int64       // places of the next stretch begin no earlier, on the dispatcher's clock; 0: wherever they are; see keepDistance
+	usedUpTo exact.Nanos // an interval after the latest unit that was used was due, on the Bucket's clock
+	floor    int64       // no unit of the next stretch may be due earlier, on the dispatcher's clock; 0: whenever they are; see keepDistance
 
 	now   stretch // from which requests leave
 	next  stretch // fetched ahead; empty: none
@@ -44,7 +44,7 @@ type lease struct {
 	pump     pump
 	busyAt   int64    // until then the Bucket is known to refuse, so it is not asked; 0: it is not
 	failed   error    // the latest failure; nil after a success
-	probes   bool     // a call has come in the fallback since the shard was asked last
+	probes   bool     // a call has come in the fallback since the backend was asked last
 	rtts     [8]int64 // the latest round trips
 	rtt      int64    // the shortest of them; 0: unknown
 	meanTrip int64    // their moving average
@@ -56,20 +56,20 @@ type lease struct {
 	pace      float64 // of the level's movement beside that of this process, as a multiple of its own: 1 / its share
 	lastBegan Instant // the Empty at which the latest stretch began
 	lastCost  int64   // its cost; 0: the line has been empty since
-	lastPlace int64   // the instant at which the latest stretch ends, on the dispatcher's clock
+	endsAt    int64   // the instant at which the latest stretch ends, on the dispatcher's clock
 
 	unavailable uint64 // requests refused as the Bucket could not be asked
 	counts      bucketCounts
 }
 
-// A stretch is leased units that have not been used. Of an empty one, left is 0.
+// A stretch is leased units that have not been used. Of an empty one, remaining is 0.
 type stretch struct {
-	empty  exact.Nanos // place of the first unit, on the Bucket's clock, which the lease's clockMap maps
-	left   int64
-	tail   int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
-	moved  int64 // how many of the first of them have been moved; see covers
-	usedUp bool  // its last unit has been used by a request; see unuse
-	by     int64 // for how long at most after their true places they are now, in ns
+	empty     exact.Nanos // when the first unit is due, on the Bucket's clock, which the lease's clockMap maps
+	remaining int64
+	tail      int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
+	moved     int64 // how many of the first of them have been moved; see covers
+	usedUp    bool  // its last unit has been used by a request; see unuse
+	by        int64 // how much later than at first they are due now, at most, in ns
 }
 
 // bucketCounts are the totals of BucketStats.
@@ -77,8 +77,8 @@ type bucketCounts struct{ roundTrips, failures, leased, dropped, givenBack uint6
 
 // newLeaseLocked makes the lease of a flow, whose bucket has the plan of its Limits.
 func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *lease {
-	common := d.shared.shardNamed(key.shard)
-	ls := &lease{d: d, f: f, key: key.key, given: f.bucket.plan, pace: 1, shard: common, common: common}
+	common := d.shared.backendNamed(key.backend)
+	ls := &lease{d: d, f: f, key: key.key, given: f.bucket.plan, pace: 1, backend: common, common: common}
 	r := d.shared.rates.of(ls.given)
 	r.Version = d.shared.version
 	ls.setRate(r)
@@ -116,7 +116,7 @@ func (ls *lease) setRate(r BucketRate) {
 	ls.plan = &p
 }
 
-// lateness is for how long after its place a unit may be used: Limits.Slack if that is set,
+// lateness is for how long after it was due a unit may be used: Limits.Slack if that is set,
 // else the longest of the interval, DefaultSlack and what two round trips need.
 func (ls *lease) lateness() int64 {
 	if slack := ls.given.limits.Slack; slack > 0 {
@@ -126,11 +126,11 @@ func (ls *lease) lateness() int64 {
 }
 
 // has returns how many units are leased.
-func (ls *lease) has() int64 { return ls.now.left + ls.next.left }
+func (ls *lease) has() int64 { return ls.now.remaining + ls.next.remaining }
 
-// due returns the instant, on the dispatcher's clock, from which on a request of cost n may
+// slotFor returns the instant, on the dispatcher's clock, from which on a request of cost n may
 // leave that uses the next units: when the Bucket's clock has certainly come to its slot.
-func (ls *lease) due(n int64) int64 {
+func (ls *lease) slotFor(n int64) int64 {
 	slot := ls.now.empty
 	if n < ls.plan.burst {
 		slot = ls.plan.interval.Minus(slot, ls.plan.interval.Times(ls.plan.burst-n))
@@ -140,40 +140,40 @@ func (ls *lease) due(n int64) int64 {
 
 // covers reports whether a request of cost n can use units that are leased. Units of both
 // stretches may be needed. Then those of the first move to just before the second: their slot
-// is later than at their true places, but none is used beyond the lateness after that.
+// is later than it was at first, but none is used beyond the lateness after that.
 func (ls *lease) covers(n int64, now int64) bool {
 	ls.dropLate(now)
-	if ls.now.left < n && ls.next.left > 0 {
-		if ls.now.left > 0 {
-			moved := ls.plan.interval.Minus(ls.next.empty, ls.plan.interval.Times(ls.now.left))
+	if ls.now.remaining < n && ls.next.remaining > 0 {
+		if ls.now.remaining > 0 {
+			moved := ls.plan.interval.Minus(ls.next.empty, ls.plan.interval.Times(ls.now.remaining))
 			by := ls.plan.interval.Minus(moved, ls.now.empty).Ceil()
 			if ls.now.moved > 0 {
 				by += ls.now.by
 			}
 			switch {
 			case by > ls.lateness():
-				ls.drop(ls.now.left)
+				ls.drop(ls.now.remaining)
 			case moved == ls.now.empty:
 				ls.next.tail += ls.now.tail
 				ls.next.moved, ls.next.by = ls.now.moved, ls.now.by
 				ls.next.empty = moved
-				ls.next.left += ls.now.left
+				ls.next.remaining += ls.now.remaining
 			default:
-				ls.next.moved, ls.next.by = ls.now.left, by
+				ls.next.moved, ls.next.by = ls.now.remaining, by
 				ls.next.empty = moved
-				ls.next.left += ls.now.left
+				ls.next.remaining += ls.now.remaining
 			}
 		}
 		ls.beginNext()
 	}
-	return ls.now.left >= n
+	return ls.now.remaining >= n
 }
 
 // dropLate drops the units whose lateness has passed.
 func (ls *lease) dropLate(now int64) {
-	for ls.now.left > 0 {
+	for ls.now.remaining > 0 {
 		late := exact.Sum(ls.clock.latest(now), -ls.lateness()) - ls.now.empty.Whole()
-		n := ls.now.left
+		n := ls.now.remaining
 		if ls.now.moved > 0 {
 			n = min(n, ls.now.moved)
 			late += ls.now.by
@@ -187,7 +187,7 @@ func (ls *lease) dropLate(now int64) {
 		ls.drop(n)
 		ls.use(n)
 		ls.since = ls.f.bucket.departures
-		if ls.now.left == 0 {
+		if ls.now.remaining == 0 {
 			ls.beginNext()
 		}
 	}
@@ -221,7 +221,7 @@ func (ls *lease) drop(n int64) {
 	ls.d.shared.counts.dropped += uint64(n)
 }
 
-// dropAll drops all that is leased, as nobody knows any more where its places are.
+// dropAll drops all that is leased, as nobody knows any more when its units are due.
 func (ls *lease) dropAll() {
 	ls.drop(ls.has())
 	ls.next, ls.lastCost = stretch{}, 0
@@ -232,15 +232,15 @@ func (ls *lease) dropAll() {
 // departure is to be counted by the flow's bucket, for the estimate, and then by noteUse.
 func (ls *lease) use(n int64) {
 	ls.now.empty = ls.plan.interval.Plus(ls.now.empty, ls.plan.interval.Times(n))
-	ls.now.left -= n
-	ls.now.tail = min(ls.now.tail, ls.now.left)
+	ls.now.remaining -= n
+	ls.now.tail = min(ls.now.tail, ls.now.remaining)
 	ls.now.moved = max(0, ls.now.moved-n)
 }
 
 // noteUse notes that the latest departure of the flow has used units.
 func (ls *lease) noteUse() {
 	ls.usedUpTo = ls.now.empty
-	if ls.now.left == 0 && ls.next.left > 0 {
+	if ls.now.remaining == 0 && ls.next.remaining > 0 {
 		ls.endNow()
 	}
 }
@@ -254,20 +254,20 @@ func (ls *lease) unuse(departureNo uint32, n int64) {
 	case ls.f.bucket.departures != departureNo:
 		ls.drop(n)
 		return
-	case departureNo == ls.since && ls.ended.usedUp && ls.next.left == 0:
+	case departureNo == ls.since && ls.ended.usedUp && ls.next.remaining == 0:
 		ls.now, ls.next, ls.ended = ls.ended, ls.now, stretch{}
 	case int32(departureNo-ls.since) <= 0:
 		ls.drop(n)
 		return
 	}
-	if ls.now.tail == ls.now.left {
+	if ls.now.tail == ls.now.remaining {
 		ls.now.tail += n
 	}
 	if ls.now.by > 0 {
 		ls.now.moved += n
 	}
 	ls.now.empty = ls.plan.interval.Minus(ls.now.empty, ls.plan.interval.Times(n))
-	ls.now.left += n
+	ls.now.remaining += n
 }
 
 // busy reports whether the lease is in use, so that its flow must stay.
@@ -287,20 +287,20 @@ func (ls *lease) headMayLeave(now int64) int64 {
 	if !ls.covers(n, now) {
 		return exact.Forever
 	}
-	return max(ls.due(n), exact.Later(f.line.since, f.bucket.coldOrNone().hold).Ceil())
+	return max(ls.slotFor(n), exact.Later(f.line.since, f.bucket.coldOrNone().hold).Ceil())
 }
 
 // leaves lets the head of the line leave now, if units for it are still leased.
 func (ls *lease) leaves(w *waiter, now int64) bool {
 	switch {
 	case ls.fallback && ls.has() == 0:
-		slot, left := ls.f.bucket.release(ls.f.line.since, now, w.cost)
-		if !left {
+		slot, hasLeft := ls.f.bucket.release(ls.f.line.since, now, w.cost)
+		if !hasLeft {
 			return false // Its slot was that of units which have been dropped since.
 		}
 		ls.f.line.since = slot
 		ls.since = ls.f.bucket.departures // It has used no units.
-	case !ls.covers(w.cost, now) || ls.due(w.cost) > now:
+	case !ls.covers(w.cost, now) || ls.slotFor(w.cost) > now:
 		return false
 	default:
 		ls.use(w.cost)

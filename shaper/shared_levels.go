@@ -10,22 +10,22 @@ import (
 // sharedLevels is what the leases of a dispatcher have in common. The lock of the dispatcher
 // guards what changes.
 type sharedLevels struct {
-	bucket   Bucket
-	shardKey func(key string) string // of the Bucket, if it has several servers; else nil
-	fallback Fallback
-	guard    time.Duration
+	bucket    Bucket
+	backendOf func(key string) string // of the Bucket, if it has several servers; else nil
+	fallback  Fallback
+	guard     time.Duration
 
-	version     int64 // of the rates that are put in force now
-	ownVersions bool  // WithRateVersion has set the first one
-	rates       rates
-	leases      map[*flow]*lease
-	shards      map[string]*shard
-	pumps       int           // that run
-	idle        chan struct{} // closed when the last pump ends; made by who waits for that
-	counts      bucketCounts  // of all leases, also of those that are gone
-	events      []BucketEvent // to be told, in their order
-	telling     bool          // a goroutine tells them
-	unavailable uint64
+	version      int64 // of the rates that are put in force now
+	ownVersions  bool  // WithRateVersion has set the first one
+	rates        rates
+	leases       map[*flow]*lease
+	backends     map[string]*backend
+	pumps        int           // that run
+	idle         chan struct{} // closed when the last pump ends; made by who waits for that
+	counts       bucketCounts  // of all leases, also of those that are gone
+	events       []BucketEvent // for which the hook is to run, in their order
+	runningHooks bool          // a goroutine runs the hook for them
+	unavailable  uint64
 }
 
 const (
@@ -33,7 +33,7 @@ const (
 	// are leased ahead; and so long does a call at most delay the fallback.
 	callTimeout = 250 * time.Millisecond
 
-	// A shard is taken for unavailable after failuresToOpen failures in a row. Then it is
+	// A backend is taken for unavailable after failuresToOpen failures in a row. Then it is
 	// asked again after firstBackoff, and after twice as long each time, up to lastBackoff.
 	failuresToOpen = 3
 	firstBackoff   = 50 * time.Millisecond
@@ -47,10 +47,10 @@ func newSharedLevels(o sharedOptions) *sharedLevels {
 	}
 	s := &sharedLevels{
 		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), version: o.version, ownVersions: o.version > 0,
-		leases: make(map[*flow]*lease), shards: make(map[string]*shard),
+		leases: make(map[*flow]*lease), backends: make(map[string]*backend),
 	}
 	if sharded, ok := o.bucket.(interface{ Shard(key string) string }); ok {
-		s.shardKey = sharded.Shard
+		s.backendOf = sharded.Shard
 	}
 	if !s.ownVersions {
 		s.version = time.Now().UnixMicro()
@@ -66,9 +66,9 @@ func (s *sharedLevels) nextVersion() {
 	}
 }
 
-// A shard is one of the servers of a Bucket, whose keys can be asked for or can't together. It
+// A backend is one of the servers of a Bucket, whose keys can be asked for or can't together. It
 // is a circuit breaker.
-type shard struct {
+type backend struct {
 	name     string
 	failures int  // in a row
 	open     bool // it counts as unavailable
@@ -78,99 +78,99 @@ type shard struct {
 	err      error // the latest failure
 }
 
-// bucketKeyOf returns a key with the name of its shard. It calls the Bucket, so the lock is not
+// bucketKeyOf returns a key with the name of its backend. It calls the Bucket, so the lock is not
 // held.
 func (s *sharedLevels) bucketKeyOf(key string) bucketKey {
 	k := bucketKey{key: key}
-	if s.shardKey != nil {
-		k.shard = s.shardKey(key)
+	if s.backendOf != nil {
+		k.backend = s.backendOf(key)
 	}
 	return k
 }
 
-// A bucketKey is a key of the Bucket, and the name of its shard.
-type bucketKey struct{ key, shard string }
+// A bucketKey is a key of the Bucket, and the name of its backend.
+type bucketKey struct{ key, backend string }
 
-// shardNamed returns a shard.
-func (s *sharedLevels) shardNamed(name string) *shard {
-	sh := s.shards[name]
-	if sh == nil {
-		sh = &shard{name: name}
-		s.shards[name] = sh
+// backendNamed returns a backend.
+func (s *sharedLevels) backendNamed(name string) *backend {
+	b := s.backends[name]
+	if b == nil {
+		b = &backend{name: name}
+		s.backends[name] = b
 	}
-	return sh
+	return b
 }
 
-// mayAsk reports whether the shard may be asked now; if not, it returns when it may be.
-func (sh *shard) mayAsk(now int64) (until int64, ok bool) {
-	if !sh.open || now >= sh.probeAt { // A probe has moved that on; see asks.
+// mayAsk reports whether the backend may be asked now; if not, it returns when it may be.
+func (b *backend) mayAsk(now int64) (until int64, ok bool) {
+	if !b.open || now >= b.probeAt { // A probe has moved that on; see asks.
 		return now, true
 	}
-	return max(sh.probeAt, now+int64(time.Millisecond)), false
+	return max(b.probeAt, now+int64(time.Millisecond)), false
 }
 
-// asks notes that the shard is asked. If it is open, this is the one probe.
-func (sh *shard) asks(now int64) {
-	if sh.open {
-		sh.probeAt = now + int64(callTimeout+sh.backoff)
+// asks notes that the backend is asked. If it is open, this is the one probe.
+func (b *backend) asks(now int64) {
+	if b.open {
+		b.probeAt = now + int64(callTimeout+b.backoff)
 	}
 }
 
-// failedLocked notes a failure of a shard.
-func (d *dispatcher) failedLocked(sh *shard, a answer, err error) {
+// failedLocked notes a failure of a backend.
+func (d *dispatcher) failedLocked(b *backend, a answer, err error) {
 	now := a.received
-	sh.failures++
-	sh.err = err
+	b.failures++
+	b.err = err
 	switch {
-	case sh.open && a.sent < sh.openedAt:
+	case b.open && a.sent < b.openedAt:
 		return // It is no probe, and says nothing new.
-	case sh.open:
-		sh.backoff = min(2*sh.backoff, lastBackoff)
-	case sh.failures >= failuresToOpen:
-		sh.open, sh.backoff, sh.openedAt = true, firstBackoff, now
-		d.announceShardLocked(sh, now)
+	case b.open:
+		b.backoff = min(2*b.backoff, lastBackoff)
+	case b.failures >= failuresToOpen:
+		b.open, b.backoff, b.openedAt = true, firstBackoff, now
+		d.announceBackendLocked(b, now)
 	default:
 		return
 	}
-	sh.probeAt = now + int64(sh.backoff)*3/4 + rand.Int64N(int64(sh.backoff)/2)
+	b.probeAt = now + int64(b.backoff)*3/4 + rand.Int64N(int64(b.backoff)/2)
 }
 
-// succeededLocked notes a success of a shard, and ends the fallback of those in line.
-func (d *dispatcher) succeededLocked(sh *shard, now int64) {
-	sh.failures, sh.err = 0, nil
-	if !sh.open {
+// succeededLocked notes a success of a backend, and ends the fallback of those in line.
+func (d *dispatcher) succeededLocked(b *backend, now int64) {
+	b.failures, b.err = 0, nil
+	if !b.open {
 		return
 	}
-	sh.open = false
-	d.announceShardLocked(sh, now)
+	b.open = false
+	d.announceBackendLocked(b, now)
 	for _, ln := range d.due {
-		if ls := d.leaseOfLocked(ln.flow); ls != nil && ls.shard == sh {
+		if ls := d.leaseOfLocked(ln.flow); ls != nil && ls.backend == b {
 			ls.kickLocked(now)
 		}
 	}
 }
 
-// announceShardLocked makes the hook run that is told of the state of a shard, in a goroutine
+// announceBackendLocked makes the hook run that is told of the state of a backend, in a goroutine
 // of its own, as the lock is held and a hook may call Close, which waits for pumps. One
-// goroutine tells all events, so that they are told in their order.
-func (d *dispatcher) announceShardLocked(sh *shard, now int64) {
+// goroutine runs it for all events, so that it runs in their order.
+func (d *dispatcher) announceBackendLocked(b *backend, now int64) {
 	if d.trace.Bucket == nil {
 		return
 	}
-	ev := BucketEvent{Name: d.name, Shard: sh.name, State: d.shared.stateOf(sh), At: d.timeOf(now), Err: sh.err}
+	ev := BucketEvent{Name: d.name, Shard: b.name, State: d.shared.stateOf(b), At: d.timeOf(now), Err: b.err}
 	d.shared.events = append(d.shared.events, ev)
-	if !d.shared.telling {
-		d.shared.telling = true
-		go d.tellBucketEvents()
+	if !d.shared.runningHooks {
+		d.shared.runningHooks = true
+		go d.runBucketHooks()
 	}
 }
 
-// tellBucketEvents runs the hook for each event until there is none.
-func (d *dispatcher) tellBucketEvents() {
+// runBucketHooks runs the hook for each event until there is none.
+func (d *dispatcher) runBucketHooks() {
 	for {
 		d.mu.Lock()
 		events := d.shared.events
-		d.shared.events, d.shared.telling = nil, len(events) > 0
+		d.shared.events, d.shared.runningHooks = nil, len(events) > 0
 		d.mu.Unlock()
 		if len(events) == 0 {
 			return
@@ -181,10 +181,10 @@ func (d *dispatcher) tellBucketEvents() {
 	}
 }
 
-// stateOf returns the state of the keys of a shard.
-func (s *sharedLevels) stateOf(sh *shard) BucketState {
+// stateOf returns the state of the keys of a backend.
+func (s *sharedLevels) stateOf(b *backend) BucketState {
 	switch {
-	case !sh.open:
+	case !b.open:
 		return BucketShared
 	case s.fallback == FallbackClosed:
 		return BucketDown

@@ -31,14 +31,14 @@ const (
 func (ls *lease) nextStep(now int64) (s step, until int64) {
 	f, d := ls.f, ls.d
 	if ls.probes {
-		if _, ok := ls.shard.mayAsk(now); ok && ls.fallback && d.phase == open {
+		if _, ok := ls.backend.mayAsk(now); ok && ls.fallback && d.phase == open {
 			return stepTake, 0
 		}
 		ls.probes = false
 	}
 	if f.waiting() == 0 || d.phase == closed || ls.given.interval.IsZero() {
 		ls.lastCost = 0
-		if ls.dropLate(now); ls.has() > 0 && !ls.shard.open {
+		if ls.dropLate(now); ls.has() > 0 && !ls.backend.open {
 			return stepGiveBack, 0
 		}
 		return stepEnd, 0
@@ -49,10 +49,10 @@ func (ls *lease) nextStep(now int64) (s step, until int64) {
 	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-ls.rtt)
 	if ls.contended && ls.has() == 0 {
 		// Others first, but it asks half an interval before the next slot at the latest.
-		next := exact.Sum(ls.lastPlace, -ls.plan.interval.Times(ls.plan.burst-1).Whole())
+		next := exact.Sum(ls.endsAt, -ls.plan.interval.Times(ls.plan.burst-1).Whole())
 		at = max(at, min(f.line.since.Whole()+ls.longestCourtesy(), next-ls.plan.interval.Whole()/2))
 	}
-	if mayAsk, ok := ls.shard.mayAsk(now); !ok {
+	if mayAsk, ok := ls.backend.mayAsk(now); !ok {
 		at = max(at, mayAsk)
 	}
 	if at > now {
@@ -70,12 +70,12 @@ func (ls *lease) wants(now int64) bool {
 	}
 	covered := ls.covers(f.line.head.cost, now)
 	switch {
-	case f.ahead() <= ls.has() || ls.next.left > 0:
+	case f.ahead() <= ls.has() || ls.next.remaining > 0:
 		return false
 	case f.capped() && covered && int64(f.bucket.limits.InFlight-f.seatsTaken()) <= ls.has():
 		return false // At most so many can leave, as each costs 1 at least.
 	}
-	return !covered || ls.now.left <= ls.batch/2
+	return !covered || ls.now.remaining <= ls.batch/2
 }
 
 // kickLocked makes the pump do what is to be done, if there is something.
@@ -148,7 +148,7 @@ func (ls *lease) sleep(span time.Duration) {
 func (ls *lease) takeLocked(now int64) Take {
 	f := ls.f
 	ls.probes = false
-	ls.shard.asks(now)
+	ls.backend.asks(now)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
 		t := ls.question(1)
 		t.High = laterInstant(t.High, ls.levelAsHigh(now))
@@ -237,13 +237,13 @@ func (d *dispatcher) askBucket(ctx context.Context, t Take) (a answer) {
 // addLocked adds a stretch that has been leased.
 func (ls *lease) addLocked(t Take, taken Taken) {
 	before := ls.has()
-	got := stretch{empty: ls.rate.nanosOf(taken.Empty), left: t.Cost, tail: t.Cost}
+	got := stretch{empty: ls.rate.nanosOf(taken.Empty), remaining: t.Cost, tail: t.Cost}
 	ls.countLeased(t.Cost)
 	ls.end = ls.rate.plus(taken.Empty, t.Rise())
 	ls.high = laterInstant(ls.high, ls.end)
 	ls.batch, ls.busyAt = t.Cost, 0
 	ls.contended = ls.end.Micros-ls.rate.times(ls.rate.Burst-1).Micros-taken.Now >= MaxAhead.Microseconds()
-	ls.lastPlace = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
+	ls.endsAt = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
 	ls.notePace(t, taken)
 	if ls.next = got; before == 0 {
 		if used := ls.f.bucket.departures != ls.since; used && ls.now != (stretch{}) {
@@ -257,10 +257,10 @@ func (ls *lease) addLocked(t Take, taken Taken) {
 	ls.estimateFrom(interval, exact.Sum(ls.clock.reaches(got.empty.Ceil()), -interval.Times(before).Whole()))
 }
 
-// keepDistance drops units of the first stretch after the Bucket's clock was set whose places
-// are not behind what this process has used before, on its own clock.
+// keepDistance drops units of the first stretch after the Bucket's clock was set that are due
+// before what this process has used already ends, on its own clock.
 func (ls *lease) keepDistance() {
-	for ls.now.left > 0 && ls.clock.reaches(ls.now.empty.Ceil()) < ls.floor {
+	for ls.now.remaining > 0 && ls.clock.reaches(ls.now.empty.Ceil()) < ls.floor {
 		ls.drop(1)
 		ls.use(1)
 		ls.since = ls.f.bucket.departures
@@ -283,8 +283,8 @@ func (ls *lease) waitsUntilLocked(t Take, taken Taken, now int64) {
 // dropped.
 func (ls *lease) giveBackLocked() (t Take, end Instant) {
 	ls.covers(math.MaxInt64, ls.d.clock) // joins the two stretches
-	n := min(ls.now.left, ls.now.tail)
-	ls.drop(ls.now.left - n)
+	n := min(ls.now.remaining, ls.now.tail)
+	ls.drop(ls.now.remaining - n)
 	t = ls.question(n)
 	end = ls.end
 	if ls.high == end {

@@ -44,7 +44,7 @@ type BucketEvent struct {
 // stats returns the BucketStats of one lease.
 func (ls *lease) stats() BucketStats {
 	st := ls.counts.stats()
-	st.State, st.Err = ls.d.shared.stateOf(ls.shard), ls.failed
+	st.State, st.Err = ls.d.shared.stateOf(ls.backend), ls.failed
 	st.RTT, st.Held, st.Lateness = time.Duration(ls.rtt), ls.has(), time.Duration(ls.lateness())
 	if ls.counts.leased > 0 {
 		st.Share = 1 / ls.pace
@@ -57,14 +57,14 @@ func (c bucketCounts) stats() BucketStats {
 	return BucketStats{RoundTrips: c.roundTrips, Failures: c.failures, Leased: c.leased, Dropped: c.dropped, GivenBack: c.givenBack}
 }
 
-// stats returns the BucketStats of all keys together. State and Err are those of a shard that
+// stats returns the BucketStats of all keys together. State and Err are those of a backend that
 // can't be asked, if there is one.
 func (s *sharedLevels) stats() BucketStats {
 	st := s.counts.stats()
 	st.State = BucketShared
-	for _, sh := range s.shards {
-		if sh.open {
-			st.State, st.Err = s.stateOf(sh), sh.err
+	for _, b := range s.backends {
+		if b.open {
+			st.State, st.Err = s.stateOf(b), b.err
 		}
 	}
 	return st

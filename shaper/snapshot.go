@@ -191,15 +191,15 @@ func (r *restoredLevel) since(taken, at time.Time, d *dispatcher) {
 // hold and its block last as long as those.
 func (d *dispatcher) restoreLocked(f *flow, now int64, r *restoredLevel) {
 	f.bucket.restore(r)
-	if left := r.held - r.age; left > 0 {
+	if remaining := r.held - r.age; remaining > 0 {
 		c := f.bucket.coldOrNew()
-		c.hold = exact.Later(c.hold, exact.At(exact.Sum(r.now, left)))
+		c.hold = exact.Later(c.hold, exact.At(exact.Sum(r.now, remaining)))
 	}
-	if left := r.blocked - r.age; left > 0 && !f.bucket.interval.IsZero() {
-		d.blocks.extend(f, exact.Sum(r.now, left))
+	if remaining := r.blocked - r.age; remaining > 0 && !f.bucket.interval.IsZero() {
+		d.blocks.extend(f, exact.Sum(r.now, remaining))
 	}
 	if f.line != nil {
-		f.line.left = unknown // The next spacing would not be one of the line's own.
+		f.line.leftAt = unknown // The next spacing would not be one of the line's own.
 	}
 	d.markDirtyLocked(f)
 	d.advanceLocked(now, headFirst)
@@ -210,19 +210,19 @@ func (b *bucket) restore(r *restoredLevel) {
 	if r.units == nil || b.interval.IsZero() {
 		return
 	}
-	left := r.units
+	remaining := r.units
 	if r.age > 0 {
 		slower := r.interval
 		if slower != b.interval && b.interval.Rat().Cmp(slower.Rat()) > 0 {
 			slower = b.interval
 		}
 		leaked := new(big.Rat).SetInt64(r.age)
-		left = leaked.Sub(left, leaked.Quo(leaked, slower.Rat()))
+		remaining = leaked.Sub(remaining, leaked.Quo(leaked, slower.Rat()))
 	}
-	if left.Sign() <= 0 {
+	if remaining.Sign() <= 0 {
 		return
 	}
-	empty, roundedUpBy := b.interval.InstantAfter(r.now, left)
+	empty, roundedUpBy := b.interval.InstantAfter(r.now, remaining)
 	if b.interval.Compare(empty, roundedUpBy, b.empty, b.coldOrNone().roundedUpBy) <= 0 {
 		return
 	}

@@ -46,9 +46,9 @@ type Stats struct {
 // cold within 80 bytes.
 type refusals [reasons - 1]uint64
 
-func (by *refusals) count(why reason) { by[why-1]++ }
+func (r *refusals) count(why reason) { r[why-1]++ }
 
-func (by *refusals) of(why reason) uint64 { return by[why-1] }
+func (r *refusals) of(why reason) uint64 { return r[why-1] }
 
 // setRefusals sets the fields that count refusals.
 func (st *Stats) setRefusals(by *refusals) {

@@ -131,14 +131,14 @@ func (d *dispatcher) withdrawLocked() (now int64) {
 	return int64(time.Since(d.epoch))
 }
 
-// refuse refuses a request without the lock, if it is refused by what is published, and runs
+// refusePublished refuses a request without the lock, if it is refused by what is published, and runs
 // the hook of that. Else dec is empty, and the lock is needed. As in lockAt, the clock has been
 // read before: p was still published after now.
 //
 // It is not inlined, so that calls that may leave need no stack for it.
 //
 //go:noinline
-func (s *Shaper) refuse(p *publication, now int64, r *request) (dec decision) {
+func (s *Shaper) refusePublished(p *publication, now int64, r *request) (dec decision) {
 	now = max(now, p.at)
 	if now >= p.until || r.kind == reentry {
 		return dec

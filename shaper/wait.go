@@ -71,18 +71,18 @@ func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) {
 	defer d.abandonUnless(&settled, f, r, w)
 	r.ahead = dec.waiting - 1
 	if d.hasHooks {
-		d.tellEnqueued(r, dec)
+		d.runEnqueued(r, dec)
 	}
 	r.peer, r.done = serverconn.BeginWait(r.ctx, w.ready)
 	settled = true
 }
 
-// tellEnqueued runs the hook of a request that has entered a line.
+// runEnqueued runs the hook of a request that has entered a line.
 //
 // It is not inlined, so that the Event is not on the stack while [context.Context.Done] makes a channel.
 //
 //go:noinline
-func (d *dispatcher) tellEnqueued(r *request, dec decision) {
+func (d *dispatcher) runEnqueued(r *request, dec decision) {
 	ev := Event{Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead), At: d.timeOf(r.entered)}
 	runHook(d.trace.Enqueued, r.ctx, ev)
 }
@@ -128,9 +128,9 @@ func (d *dispatcher) abandonUnless(settled *bool, f *flow, r *request, w *waiter
 	}
 }
 
-// tellDeparted runs the hook of a departure. If that panics, the seat of the request is
+// runDeparted runs the hook of a departure. If that panics, the seat of the request is
 // released, as nobody else could do it.
-func (d *dispatcher) tellDeparted(f *flow, r *request, ev Event) {
+func (d *dispatcher) runDeparted(f *flow, r *request, ev Event) {
 	if d.trace.Departed == nil {
 		return
 	}
@@ -163,10 +163,10 @@ func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec 
 		dec.event, dec.err = refusedEvent, &RejectError{Reason: ErrClosed}
 		d.countRefusalLocked(f, r.entered, refusedClosed)
 		if !d.keyed { // A Group knows the key, and logs it itself.
-			d.logRefusalLocked(at, r.cost, rejection{reason: refusedClosed})
+			d.keepRefusalLocked(at, r.cost, rejection{reason: refusedClosed})
 		}
 	}
-	r.settleLocked(waited, dec.err)
+	r.recordEndLocked(waited, dec.err)
 	d.waiters.keep(w)
 	return at, dec
 }
@@ -198,7 +198,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 			ls.unuse(w.departureNo, r.cost)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
-			f.line.left = unknown
+			f.line.leftAt = unknown
 		}
 		if f.capped() {
 			f.freeSeat(now)
@@ -209,7 +209,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 	default:
 	}
 	d.countAbandonmentLocked(f, r.entered)
-	r.settleLocked(now-r.entered, err)
+	r.recordEndLocked(now-r.entered, err)
 	d.waiters.keep(w)
 	dec = decision{err: err, waiting: int32(f.waiting()), event: abandonedEvent}
 	if changed {
