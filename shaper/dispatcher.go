@@ -177,7 +177,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
 			d.totals.missed += b.coldOrNone().missed - missed
-		} else if !ls.leaves(w, at) {
+		} else if !ls.leavesLocked(w, at) {
 			d.rearm = true
 			d.updateDepartureLocked(ln.flow)
 			continue

@@ -68,7 +68,7 @@ func (d *dispatcher) headMayLeaveLocked(f *flow) int64 {
 		return exact.Forever
 	}
 	if ls := d.leaseOfLocked(f); ls != nil {
-		return ls.headMayLeave(d.clock)
+		return ls.headMayLeaveLocked(d.clock)
 	}
 	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
 }

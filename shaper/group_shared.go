@@ -62,7 +62,7 @@ func (s *keyShard[K]) leaseBusyLocked(f *flow) bool {
 		return false
 	}
 	ls := s.shared.leases[f]
-	return ls != nil && ls.busy(s.clock)
+	return ls != nil && ls.busyLocked(s.clock)
 }
 
 // newVersionLocked makes rates that are put in force from now on newer than those before.

@@ -212,8 +212,8 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	if ls := d.leaseOfLocked(f); ls != nil && d.phase == open && !ls.tooCostly(int64(n)) && d.isUnavailableLocked(ls, now) {
-		return 0, ls.unavailableError(now)
+	if ls := d.leaseOfLocked(f); ls != nil && d.phase == open && !ls.tooCostlyLocked(int64(n)) && d.isUnavailableLocked(ls, now) {
+		return 0, ls.unavailableErrorLocked(now)
 	}
 	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
 	if refusal.reason != notRefused {

@@ -9,8 +9,8 @@ import (
 // errNoSense is for a Bucket that breaks its contract.
 var errNoSense = errors.New("shaper: the answer of the shared bucket makes no sense")
 
-// noteAnswerLocked notes what an answer says about the Bucket: its clock, its rate, and whether it
-// can be asked. It reports whether there is one.
+// noteAnswerLocked notes what an answer says about the Bucket: its clock, its rate, and
+// whether it can be asked. It reports whether there is one.
 func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 	d := ls.d
 	ls.counts.roundTrips++
@@ -20,12 +20,12 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 		return false
 	}
 	rtt := max(a.received-a.sent, 1)
-	ls.noteRoundTrip(rtt)
+	ls.noteRoundTripLocked(rtt)
 	usedUpTo := ls.clock.reaches(ls.usedUpTo.Ceil()) // on the dispatcher's clock, before what is known of the Bucket's begins anew
 	if !ls.clock.note(a.sent, a.received, a.taken.Now) {
 		// The clock has been set, or another server answers: nobody knows any more when
 		// the units are due that this process has.
-		ls.dropAll()
+		ls.dropAllLocked()
 		ls.high, ls.end, ls.floor = Instant{}, Instant{}, usedUpTo
 	}
 	d.succeededLocked(ls.common, a.received)
@@ -44,9 +44,9 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 	return true
 }
 
-// noteRoundTrip notes how long a call took: rtt is the shortest of the latest few, and
+// noteRoundTripLocked notes how long a call took: rtt is the shortest of the latest few, and
 // meanTrip the moving average.
-func (ls *lease) noteRoundTrip(rtt int64) {
+func (ls *lease) noteRoundTripLocked(rtt int64) {
 	if ls.meanTrip == 0 {
 		ls.meanTrip = rtt
 	}
@@ -109,10 +109,10 @@ func (ls *lease) adoptLocked(r BucketRate) {
 	if ls.given.interval.IsZero() {
 		return
 	}
-	ls.dropAll()
+	ls.dropAllLocked()
 	ls.high, ls.end, ls.busyAt = Instant{}, Instant{}, 0
-	ls.adopt(r)
-	ls.setRate(r)
+	ls.adoptLimitsLocked(r)
+	ls.setRateLocked(r)
 	ls.pace = 1
-	ls.estimateFrom(ls.plan.interval, ls.f.bucket.empty.Ceil())
+	ls.estimateFromLocked(ls.plan.interval, ls.f.bucket.empty.Ceil())
 }

@@ -17,53 +17,54 @@ const (
 	shortBatch = 8 * time.Millisecond
 )
 
-// batchFor returns how many requests to lease units for, of so many that wait, at a number of
-// units per second: an eighth of them, so that processes take turns; as many as leave
-// within shortBatch; or as many as leave within a little more than two round trips, as the
-// next lease is asked for when half is used. Of these, only the share of this process would be
-// needed. But a process that leases more has a greater share, and would keep it for ever; and one
-// whose round trips have been a little longer would get all. So it is the same for all.
-func (ls *lease) batchFor(queued int, perSecond float64) int64 {
-	trips := 2.25 * ls.tripSeconds() * perSecond
+// batchForLocked returns how many requests to lease units for, of so many that wait, at a
+// number of units per second: an eighth of them, so that processes take turns; as many as
+// leave within shortBatch; or as many as leave within a little more than two round trips, as
+// the next lease is asked for when half is used. Of these, only the share of this process
+// would be needed. But a process that leases more has a greater share, and would keep it for
+// ever; and one whose round trips have been a little longer would get all. So it is the same
+// for all.
+func (ls *lease) batchForLocked(queued int, perSecond float64) int64 {
+	trips := 2.25 * ls.tripSecondsLocked() * perSecond
 	k := max(float64(queued)/8, trips, shortBatch.Seconds()*perSecond)
-	k = min(math.Ceil(k), float64(queued), ls.longestBatch()*perSecond)
+	k = min(math.Ceil(k), float64(queued), ls.longestBatchLocked()*perSecond)
 	return int64(max(k, 1))
 }
 
-// longestBatch returns how much a batch may be, in seconds of the rate.
-func (ls *lease) longestBatch() float64 {
-	return max(longestBatch.Seconds(), 2.25*ls.tripSeconds())
+// longestBatchLocked returns how much a batch may be, in seconds of the rate.
+func (ls *lease) longestBatchLocked() float64 {
+	return max(longestBatch.Seconds(), 2.25*ls.tripSecondsLocked())
 }
 
-// tripSeconds returns the mean round trip, rounded up to a power of two of a millisecond, so that
-// it is the same for processes whose way to the Bucket is.
-func (ls *lease) tripSeconds() float64 {
+// tripSecondsLocked returns the mean round trip, rounded up to a power of two of a
+// millisecond, so that it is the same for processes whose way to the Bucket is.
+func (ls *lease) tripSecondsLocked() float64 {
 	return math.Exp2(math.Ceil(math.Log2(float64(max(ls.meanTrip, 1))/1e6))) / 1e3
 }
 
-// courtesy returns for how long this process lets others ask before it, at rates so slow that
-// one can lease only one slot at a time: longest if it has had the latest one, and the less
-// the more the others have had since. Without it they would all ask at the instant at which the
-// next slot may be leased, and the one that is nearest to the Bucket would get it, each time.
-// As that slot is still nearly MaxAhead away, nothing is lost.
-func (ls *lease) courtesy(empty Instant) int64 {
+// courtesyLocked returns for how long this process lets others ask before it, at rates so slow
+// that one can lease only one slot at a time: longest if it has had the latest one, and the
+// less the more the others have had since. Without it they would all ask at the instant at
+// which the next slot may be leased, and the one that is nearest to the Bucket would get it,
+// each time. As that slot is still nearly MaxAhead away, nothing is lost.
+func (ls *lease) courtesyLocked(empty Instant) int64 {
 	if ls.end == (Instant{}) {
 		return 0
 	}
 	since := ls.plan.interval.Units(ls.rate.nanosOf(ls.rate.minus(empty, ls.end))) / float64(max(ls.batch, 1))
-	return int64(float64(ls.longestCourtesy()) / (1 + max(since, 0)/4))
+	return int64(float64(ls.longestCourtesyLocked()) / (1 + max(since, 0)/4))
 }
 
-// longestCourtesy is for how long the process that has had the latest slot lets others ask
+// longestCourtesyLocked is for how long the process that has had the latest slot lets others ask
 // before it.
-func (ls *lease) longestCourtesy() int64 {
+func (ls *lease) longestCourtesyLocked() int64 {
 	return min(ls.plan.interval.Whole()/4, int64(MaxAhead)/8)
 }
 
-// notePace measures which part of the level's movement is this process's: two of its
+// notePaceLocked measures which part of the level's movement is this process's: two of its
 // successive leases lie as far apart as all others and the first of the two together. If the
 // level was at 0, nobody kept this process from having more.
-func (ls *lease) notePace(t Take, taken Taken) {
+func (ls *lease) notePaceLocked(t Take, taken Taken) {
 	if ls.lastCost > 0 {
 		units := 1.0
 		if taken.Empty.Micros > taken.Now {

@@ -15,15 +15,15 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 	switch {
 	case d.phase == closed, d.phase == draining && r.kind != reentry:
 		return dec, false // The order of what refuses is the same.
-	case r.kind != reentry && ls.tooCostly(r.cost):
+	case r.kind != reentry && ls.tooCostlyLocked(r.cost):
 		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
-	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() && ls.covers(r.cost, now) &&
-		max(ls.slotFor(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
-		ls.use(r.cost)
+	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() && ls.coversLocked(r.cost, now) &&
+		max(ls.slotForLocked(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
+		ls.useLocked(r.cost)
 		dec = d.passLocked(f, now, r)
-		ls.noteUse()
+		ls.noteUseLocked()
 		return dec, true
-	case ls.fallback && ls.has() == 0:
+	case ls.fallback && ls.leasedLocked() == 0:
 		ls.probeLocked(now)
 		return dec, false
 	case r.kind != reentry && d.isUnavailableLocked(ls, now):
@@ -66,8 +66,8 @@ func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time
 	return d.refuseLocked(f, now, r, why)
 }
 
-// tooCostly is plan.tooCostly, at the rate of the Bucket.
-func (ls *lease) tooCostly(n int64) bool {
+// tooCostlyLocked is plan.tooCostly, at the rate of the Bucket.
+func (ls *lease) tooCostlyLocked(n int64) bool {
 	return ls.given.limits.Depth == 0 && n > ls.plan.burst || ls.plan.interval.Times(n).Exceeds(horizon)
 }
 
@@ -87,13 +87,13 @@ func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) d
 	ls.unavailable++
 	d.shared.unavailable++
 	f.entered = now
-	err := ls.unavailableError(now)
+	err := ls.unavailableErrorLocked(now)
 	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
 }
 
-// unavailableError returns the error of a request that is refused as the Bucket can't be asked.
-func (ls *lease) unavailableError(now int64) *RejectError {
+// unavailableErrorLocked returns the error of a request that is refused as the Bucket can't be asked.
+func (ls *lease) unavailableErrorLocked(now int64) *RejectError {
 	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(ls.backend.probeAt-now, int64(shortestSeatWait)))}
 	if slow, ok := ls.backend.err.(tooSlowError); ok {
 		err.Reason = unavailableError{slow}
@@ -117,7 +117,7 @@ func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)
 	for {
 		now := d.lockFlow(f)
 		ls := d.shared.leases[f] // It stays while a call asks.
-		t := ls.question(r.cost)
+		t := ls.questionLocked(r.cost)
 		ls.backend.asks(now)
 		d.unlockAndArm()
 		a := d.askBucket(ctx, t)
@@ -155,10 +155,10 @@ type answer struct {
 	gone           error // of the context of the request that has asked for itself
 }
 
-// isLate reports whether what was taken for a request can't be used any more: the answer took
+// isLateLocked reports whether what was taken for a request can't be used any more: the answer took
 // too long.
-func (ls *lease) isLate(t Take, taken Taken, now int64) bool {
-	return ls.clock.latest(now)-ls.lateness() > t.Rate.nanosOf(taken.Empty).Whole()
+func (ls *lease) isLateLocked(t Take, taken Taken, now int64) bool {
+	return ls.clock.latest(now)-ls.latenessLocked() > t.Rate.nanosOf(taken.Empty).Whole()
 }
 
 // answeredLocked decides upon a request with the answer to its question. done is false if it is
@@ -174,15 +174,15 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 	}
 	granted := answered && a.taken.OK // It leaves, even if another rate has come into force meanwhile.
 	if granted {
-		ls.countLeased(r.cost)
+		ls.countLeasedLocked(r.cost)
 	}
-	if granted && (gone != nil || d.phase == closed || ls.isLate(t, a.taken, now)) {
-		ls.drop(r.cost)
+	if granted && (gone != nil || d.phase == closed || ls.isLateLocked(t, a.taken, now)) {
+		ls.dropLocked(r.cost)
 		granted = false
 	}
 	if gone == nil && d.phase != closed && ls.given.interval.IsZero() { // There is no rate any more.
 		if granted {
-			ls.drop(r.cost)
+			ls.dropLocked(r.cost)
 		}
 		d.endAskLocked(ls)
 		return d.decideBlockLocked(f, now, r), true
@@ -191,8 +191,8 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 		return dec, false
 	}
 	d.endAskLocked(ls) // passLocked takes a seat again.
-	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.has() == 0 {
-		ls.estimateFrom(ls.paceInterval(), ls.clock.reaches(t.Rate.nanosOf(a.taken.Empty).Ceil())) // passLocked adds the cost.
+	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.leasedLocked() == 0 {
+		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(t.Rate.nanosOf(a.taken.Empty).Ceil())) // passLocked adds the cost.
 	}
 	switch {
 	case gone != nil:

@@ -12,33 +12,33 @@ import (
 // those of the other processes do together. So all that predicts a wait (Forecast,
 // RetryAfter, MaxWait, deadlines, Line) is computed by the same functions as without a Bucket.
 
-// estimateFrom makes the flow's bucket an estimate: its level reaches 0 at an instant, and
+// estimateFromLocked makes the flow's bucket an estimate: its level reaches 0 at an instant, and
 // each cost unit takes the interval.
-func (ls *lease) estimateFrom(interval exact.Interval, empty int64) {
+func (ls *lease) estimateFromLocked(interval exact.Interval, empty int64) {
 	if ls.fallback || ls.given.interval.IsZero() {
 		return
 	}
 	b := &ls.f.bucket
-	if b.plan == ls.given || b.interval != interval || b.limits != ls.inForce().limits {
-		p := *ls.inForce()
+	if b.plan == ls.given || b.interval != interval || b.limits != ls.inForceLocked().limits {
+		p := *ls.inForceLocked()
 		p.interval, p.burst = interval, ls.rate.Burst
 		b.plan = &p
 	}
 	b.setEmpty(exact.At(max(empty, 0)), nil)
 }
 
-// inForce returns the plan of the Limits that are in force: those of this process, or with
+// inForceLocked returns the plan of the Limits that are in force: those of this process, or with
 // the rate of another one that is newer.
-func (ls *lease) inForce() *plan {
+func (ls *lease) inForceLocked() *plan {
 	if ls.adopted != nil {
 		return ls.adopted
 	}
 	return ls.given
 }
 
-// paceInterval returns the interval between departures of cost 1 from this process, as its
+// paceIntervalLocked returns the interval between departures of cost 1 from this process, as its
 // share has been of late. It changes in steps of an eighth.
-func (ls *lease) paceInterval() exact.Interval {
+func (ls *lease) paceIntervalLocked() exact.Interval {
 	steps := math.Round(8 * math.Log2(ls.pace))
 	if steps <= 0 {
 		return ls.plan.interval
@@ -62,31 +62,31 @@ func (ls *lease) checkFallbackLocked(now int64) {
 	case ls.backend.open == ls.fallback || n == 0 || ls.given.interval.IsZero():
 	case ls.backend.open:
 		ls.fallback = true
-		p := *ls.inForce()
+		p := *ls.inForceLocked()
 		whole := ls.plan.interval
 		p.interval = exact.IntervalOfFraction(whole.Times(n).Whole()+1, 0, 1) // A nanosecond longer rather than a part of one shorter.
 		if n == 1 {
 			p.interval = whole
 		}
 		p.burst = max(1, ls.rate.Burst/n)
-		start := max(ls.backend.openedAt, ls.endsAt) + ls.lateness() // Whatever others have leased has passed by then.
+		start := max(ls.backend.openedAt, ls.endsAt) + ls.latenessLocked() // Whatever others have leased has passed by then.
 		ls.f.bucket.plan = &p
 		ls.f.bucket.setEmpty(p.interval.Plus(exact.At(start), p.interval.Times(p.burst-1)), nil)
 		ls.f.notBefore(now) // Nobody is late because nothing left.
 		ls.d.markDirtyLocked(ls.f)
 	default:
 		// What has left meanwhile is told to the Bucket as the level that it has made.
-		ls.high = laterInstant(ls.high, ls.levelAsHigh(now))
+		ls.high = laterInstant(ls.high, ls.levelAsHighLocked(now))
 		ls.fallback = false
-		ls.estimateFrom(ls.paceInterval(), now)
+		ls.estimateFromLocked(ls.paceIntervalLocked(), now)
 		ls.f.notBefore(now)
 		ls.d.markDirtyLocked(ls.f)
 	}
 }
 
-// levelAsHigh returns when the level would reach 0 on the Bucket's clock, if it was that of
-// the fallback; the zero Instant if nothing is known of that clock.
-func (ls *lease) levelAsHigh(now int64) Instant {
+// levelAsHighLocked returns when the level would reach 0 on the Bucket's clock, if it was that
+// of the fallback; the zero Instant if nothing is known of that clock.
+func (ls *lease) levelAsHighLocked(now int64) Instant {
 	if !ls.clock.known {
 		return Instant{}
 	}

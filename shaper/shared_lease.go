@@ -8,8 +8,7 @@ import (
 
 // A lease is what a flow has of a level in a [Bucket]: a stretch of the level that this
 // process has raised, and in which its requests leave, each by the one rule of bucket. The
-// lock of the dispatcher guards it. As those of a flow, its methods need the lock held, unless
-// they say otherwise.
+// lock of the dispatcher guards it.
 //
 // What is leased are cost units. The level of the Bucket was raised by each of them from an
 // instant on, at which the unit is due; the units of a stretch are due one interval apart. A
@@ -21,7 +20,7 @@ type lease struct {
 	d       *dispatcher
 	f       *flow
 	key     string   // of the Bucket
-	given   *plan    // of the flow: its Limits as this process was given them; see inForce
+	given   *plan    // of the flow: its Limits as this process was given them; see inForceLocked
 	common  *backend // of the key
 	backend *backend // common, or one of the lease's own; see tooSlowLocked
 
@@ -33,13 +32,13 @@ type lease struct {
 	end     Instant // of the latest stretch, on the Bucket's clock
 
 	usedUpTo exact.Nanos // an interval after the latest unit that was used was due, on the Bucket's clock
-	floor    int64       // no unit of the next stretch may be due earlier, on the dispatcher's clock; 0: whenever they are; see keepDistance
+	floor    int64       // no unit of the next stretch may be due earlier, on the dispatcher's clock; 0: whenever they are; see keepDistanceLocked
 
 	now   stretch // from which requests leave
 	next  stretch // fetched ahead; empty: none
 	ended stretch // before now, if its last unit was used by the latest departure
 	batch int64   // units of the latest stretch when it was leased
-	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuse
+	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuseLocked
 
 	pump     pump
 	busyAt   int64    // until then the Bucket is known to refuse, so it is not asked; 0: it is not
@@ -49,7 +48,7 @@ type lease struct {
 	rtt      int64    // the shortest of them; 0: unknown
 	meanTrip int64    // their moving average
 
-	contended bool // after the latest stretch, no more could be leased for now; see courtesy
+	contended bool // after the latest stretch, no more could be leased for now; see courtesyLocked
 	asking    int  // calls that ask the Bucket for themselves; see ask
 	fallback  bool // requests leave by the flow's own bucket, at the rate of the Fallback
 
@@ -67,8 +66,8 @@ type stretch struct {
 	empty     exact.Nanos // when the first unit is due, on the Bucket's clock, which the lease's clockMap maps
 	remaining int64
 	tail      int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
-	moved     int64 // how many of the first of them have been moved; see covers
-	usedUp    bool  // its last unit has been used by a request; see unuse
+	moved     int64 // how many of the first of them have been moved; see coversLocked
+	usedUp    bool  // its last unit has been used by a request; see unuseLocked
 	by        int64 // how much later than at first they are due now, at most, in ns
 }
 
@@ -81,13 +80,13 @@ func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *lease {
 	ls := &lease{d: d, f: f, key: key.key, given: f.bucket.plan, pace: 1, backend: common, common: common}
 	r := d.shared.rates.of(ls.given)
 	r.Version = d.shared.version
-	ls.setRate(r)
+	ls.setRateLocked(r)
 	d.shared.leases[f] = ls
 	return ls
 }
 
-// leaseOfLocked returns the lease of a flow; nil if it has none, as its level is not shared or its
-// rate is rate.Inf.
+// leaseOfLocked returns the lease of a flow; nil if it has none, as its level is not shared or
+// its rate is rate.Inf.
 func (d *dispatcher) leaseOfLocked(f *flow) *lease {
 	if d.mode&shared == 0 {
 		return nil
@@ -106,8 +105,8 @@ func (d *dispatcher) leaseEvenAtInfLocked(f *flow) *lease {
 	return d.shared.leases[f]
 }
 
-// setRate puts a rate in force for what is leased from now on.
-func (ls *lease) setRate(r BucketRate) {
+// setRateLocked puts a rate in force for what is leased from now on.
+func (ls *lease) setRateLocked(r BucketRate) {
 	ls.rate = r
 	perNano := r.Parts / 1000
 	p := *ls.given
@@ -116,21 +115,22 @@ func (ls *lease) setRate(r BucketRate) {
 	ls.plan = &p
 }
 
-// lateness is for how long after it was due a unit may be used: Limits.Slack if that is set,
-// else the longest of the interval, DefaultSlack and what two round trips need.
-func (ls *lease) lateness() int64 {
+// latenessLocked is for how long after it was due a unit may be used: Limits.Slack if that is
+// set, else the longest of the interval, DefaultSlack and what two round trips need.
+func (ls *lease) latenessLocked() int64 {
 	if slack := ls.given.limits.Slack; slack > 0 {
 		return int64(slack)
 	}
 	return max(ls.plan.interval.Whole(), int64(DefaultSlack), 2*ls.rtt+int64(time.Millisecond))
 }
 
-// has returns how many units are leased.
-func (ls *lease) has() int64 { return ls.now.remaining + ls.next.remaining }
+// leasedLocked returns how many units are leased.
+func (ls *lease) leasedLocked() int64 { return ls.now.remaining + ls.next.remaining }
 
-// slotFor returns the instant, on the dispatcher's clock, from which on a request of cost n may
-// leave that uses the next units: when the Bucket's clock has certainly come to its slot.
-func (ls *lease) slotFor(n int64) int64 {
+// slotForLocked returns the instant, on the dispatcher's clock, from which on a request of
+// cost n may leave that uses the next units: when the Bucket's clock has certainly come to its
+// slot.
+func (ls *lease) slotForLocked(n int64) int64 {
 	slot := ls.now.empty
 	if n < ls.plan.burst {
 		slot = ls.plan.interval.Minus(slot, ls.plan.interval.Times(ls.plan.burst-n))
@@ -138,11 +138,11 @@ func (ls *lease) slotFor(n int64) int64 {
 	return ls.clock.reaches(slot.Ceil())
 }
 
-// covers reports whether a request of cost n can use units that are leased. Units of both
+// coversLocked reports whether a request of cost n can use units that are leased. Units of both
 // stretches may be needed. Then those of the first move to just before the second: their slot
 // is later than it was at first, but none is used beyond the lateness after that.
-func (ls *lease) covers(n int64, now int64) bool {
-	ls.dropLate(now)
+func (ls *lease) coversLocked(n int64, now int64) bool {
+	ls.dropLateLocked(now)
 	if ls.now.remaining < n && ls.next.remaining > 0 {
 		if ls.now.remaining > 0 {
 			moved := ls.plan.interval.Minus(ls.next.empty, ls.plan.interval.Times(ls.now.remaining))
@@ -151,8 +151,8 @@ func (ls *lease) covers(n int64, now int64) bool {
 				by += ls.now.by
 			}
 			switch {
-			case by > ls.lateness():
-				ls.drop(ls.now.remaining)
+			case by > ls.latenessLocked():
+				ls.dropLocked(ls.now.remaining)
 			case moved == ls.now.empty:
 				ls.next.tail += ls.now.tail
 				ls.next.moved, ls.next.by = ls.now.moved, ls.now.by
@@ -164,15 +164,15 @@ func (ls *lease) covers(n int64, now int64) bool {
 				ls.next.remaining += ls.now.remaining
 			}
 		}
-		ls.beginNext()
+		ls.beginNextLocked()
 	}
 	return ls.now.remaining >= n
 }
 
-// dropLate drops the units whose lateness has passed.
-func (ls *lease) dropLate(now int64) {
+// dropLateLocked drops the units whose lateness has passed.
+func (ls *lease) dropLateLocked(now int64) {
 	for ls.now.remaining > 0 {
-		late := exact.Sum(ls.clock.latest(now), -ls.lateness()) - ls.now.empty.Whole()
+		late := exact.Sum(ls.clock.latest(now), -ls.latenessLocked()) - ls.now.empty.Whole()
 		n := ls.now.remaining
 		if ls.now.moved > 0 {
 			n = min(n, ls.now.moved)
@@ -184,80 +184,80 @@ func (ls *lease) dropLate(now int64) {
 		if span := ls.plan.interval.Units(exact.At(late)); span < float64(n) {
 			n = max(1, int64(span))
 		}
-		ls.drop(n)
-		ls.use(n)
+		ls.dropLocked(n)
+		ls.useLocked(n)
 		ls.since = ls.f.bucket.departures
 		if ls.now.remaining == 0 {
-			ls.beginNext()
+			ls.beginNextLocked()
 		}
 	}
 }
 
-// beginNext goes on with the stretch that was fetched ahead. The units of the departures so far
-// can't go back into it.
-func (ls *lease) beginNext() {
+// beginNextLocked goes on with the stretch that was fetched ahead. The units of the departures
+// so far can't go back into it.
+func (ls *lease) beginNextLocked() {
 	ls.ended, ls.now, ls.next = stretch{}, ls.next, stretch{}
 	ls.since = ls.f.bucket.departures
 }
 
-// endNow is beginNext after the latest departure has used the last unit of a stretch: that can
-// still go back.
-func (ls *lease) endNow() {
+// endNowLocked is beginNextLocked after the latest departure has used the last unit of a
+// stretch: that can still go back.
+func (ls *lease) endNowLocked() {
 	ended := ls.now
 	ended.usedUp = true
-	ls.beginNext()
+	ls.beginNextLocked()
 	ls.ended = ended
 }
 
-// countLeased counts units that have been taken.
-func (ls *lease) countLeased(n int64) {
+// countLeasedLocked counts units that have been taken.
+func (ls *lease) countLeasedLocked(n int64) {
 	ls.counts.leased += uint64(n)
 	ls.d.shared.counts.leased += uint64(n)
 }
 
-// drop counts units that are lost.
-func (ls *lease) drop(n int64) {
+// dropLocked counts units that are lost.
+func (ls *lease) dropLocked(n int64) {
 	ls.counts.dropped += uint64(n)
 	ls.d.shared.counts.dropped += uint64(n)
 }
 
-// dropAll drops all that is leased, as nobody knows any more when its units are due.
-func (ls *lease) dropAll() {
-	ls.drop(ls.has())
+// dropAllLocked drops all that is leased, as nobody knows any more when its units are due.
+func (ls *lease) dropAllLocked() {
+	ls.dropLocked(ls.leasedLocked())
 	ls.next, ls.lastCost = stretch{}, 0
-	ls.beginNext()
+	ls.beginNextLocked()
 }
 
-// use takes the next n units, which are leased, for a request that leaves now. Its
-// departure is to be counted by the flow's bucket, for the estimate, and then by noteUse.
-func (ls *lease) use(n int64) {
+// useLocked takes the next n units, which are leased, for a request that leaves now. Its
+// departure is to be counted by the flow's bucket, for the estimate, and then by noteUseLocked.
+func (ls *lease) useLocked(n int64) {
 	ls.now.empty = ls.plan.interval.Plus(ls.now.empty, ls.plan.interval.Times(n))
 	ls.now.remaining -= n
 	ls.now.tail = min(ls.now.tail, ls.now.remaining)
 	ls.now.moved = max(0, ls.now.moved-n)
 }
 
-// noteUse notes that the latest departure of the flow has used units.
-func (ls *lease) noteUse() {
+// noteUseLocked notes that the latest departure of the flow has used units.
+func (ls *lease) noteUseLocked() {
 	ls.usedUpTo = ls.now.empty
 	if ls.now.remaining == 0 && ls.next.remaining > 0 {
-		ls.endNow()
+		ls.endNowLocked()
 	}
 }
 
-// unuse makes n units available again that were used for the departure with that number, if
-// nothing has left since, and the stretch that they come from has not changed since.
-func (ls *lease) unuse(departureNo uint32, n int64) {
+// unuseLocked makes n units available again that were used for the departure with that number,
+// if nothing has left since, and the stretch that they come from has not changed since.
+func (ls *lease) unuseLocked(departureNo uint32, n int64) {
 	switch {
 	case ls.fallback:
 		return // It has used none.
 	case ls.f.bucket.departures != departureNo:
-		ls.drop(n)
+		ls.dropLocked(n)
 		return
 	case departureNo == ls.since && ls.ended.usedUp && ls.next.remaining == 0:
 		ls.now, ls.next, ls.ended = ls.ended, ls.now, stretch{}
 	case int32(departureNo-ls.since) <= 0:
-		ls.drop(n)
+		ls.dropLocked(n)
 		return
 	}
 	if ls.now.tail == ls.now.remaining {
@@ -270,42 +270,42 @@ func (ls *lease) unuse(departureNo uint32, n int64) {
 	ls.now.remaining += n
 }
 
-// busy reports whether the lease is in use, so that its flow must stay.
-func (ls *lease) busy(now int64) bool {
-	ls.dropLate(now) // While the Bucket can't be asked nothing is given back.
-	return ls.pump.running || ls.asking > 0 || ls.has() > 0
+// busyLocked reports whether the lease is in use, so that its flow must stay.
+func (ls *lease) busyLocked(now int64) bool {
+	ls.dropLateLocked(now) // While the Bucket can't be asked nothing is given back.
+	return ls.pump.running || ls.asking > 0 || ls.leasedLocked() > 0
 }
 
-// headMayLeave returns the instant from which on the head of the line may leave; forever if
-// units have to be leased for it first.
-func (ls *lease) headMayLeave(now int64) int64 {
+// headMayLeaveLocked returns the instant from which on the head of the line may leave; forever
+// if units have to be leased for it first.
+func (ls *lease) headMayLeaveLocked(now int64) int64 {
 	f := ls.f
-	if ls.fallback && ls.has() == 0 {
+	if ls.fallback && ls.leasedLocked() == 0 {
 		return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
 	}
 	n := f.line.head.cost
-	if !ls.covers(n, now) {
+	if !ls.coversLocked(n, now) {
 		return exact.Forever
 	}
-	return max(ls.slotFor(n), exact.Later(f.line.since, f.bucket.coldOrNone().hold).Ceil())
+	return max(ls.slotForLocked(n), exact.Later(f.line.since, f.bucket.coldOrNone().hold).Ceil())
 }
 
-// leaves lets the head of the line leave now, if units for it are still leased.
-func (ls *lease) leaves(w *waiter, now int64) bool {
+// leavesLocked lets the head of the line leave now, if units for it are still leased.
+func (ls *lease) leavesLocked(w *waiter, now int64) bool {
 	switch {
-	case ls.fallback && ls.has() == 0:
+	case ls.fallback && ls.leasedLocked() == 0:
 		slot, hasLeft := ls.f.bucket.release(ls.f.line.since, now, w.cost)
 		if !hasLeft {
 			return false // Its slot was that of units which have been dropped since.
 		}
 		ls.f.line.since = slot
 		ls.since = ls.f.bucket.departures // It has used no units.
-	case !ls.covers(w.cost, now) || ls.slotFor(w.cost) > now:
+	case !ls.coversLocked(w.cost, now) || ls.slotForLocked(w.cost) > now:
 		return false
 	default:
-		ls.use(w.cost)
+		ls.useLocked(w.cost)
 		ls.f.bucket.leave(exact.At(now), w.cost)
-		ls.noteUse()
+		ls.noteUseLocked()
 		ls.f.line.since = exact.At(now)
 	}
 	return true
@@ -316,39 +316,39 @@ func (ls *lease) leaves(w *waiter, now int64) bool {
 func (ls *lease) changeLocked(to *plan) {
 	now, b := ls.d.clock, &ls.f.bucket
 	// Those of another process, if it has changed them since.
-	before, level := ls.inForce().limits, b.level(ls.d.clock)
+	before, level := ls.inForceLocked().limits, b.level(ls.d.clock)
 	ls.given = to
 	if to.interval.IsZero() {
-		ls.dropAll()
+		ls.dropAllLocked()
 		ls.fallback = false
 		b.plan = to
 		b.setEmpty(exact.At(now), nil)
 		return
 	}
 	if to.limits.Rate != before.Rate || to.limits.burst() != before.burst() {
-		ls.dropAll()
+		ls.dropAllLocked()
 		ls.high, ls.end, ls.busyAt, ls.adopted = Instant{}, Instant{}, 0, nil
 		r := ls.d.shared.rates.of(to)
 		r.Version = max(ls.d.shared.version, ls.rate.Version+1)
-		ls.setRate(r)
+		ls.setRateLocked(r)
 	} else {
 		if ls.adopted != nil {
-			ls.adopt(ls.rate)
+			ls.adoptLimitsLocked(ls.rate)
 		}
-		ls.setRate(ls.rate)
+		ls.setRateLocked(ls.rate)
 	}
 	// The level stays what it is, in cost units.
 	fell := ls.fallback
 	ls.fallback = false
-	ls.estimateFrom(ls.paceInterval(), now)
+	ls.estimateFromLocked(ls.paceIntervalLocked(), now)
 	if fell {
 		ls.checkFallbackLocked(now)
 	}
 	b.setEmpty(exact.At(exact.Sum(now, int64(level*float64(b.interval.Whole())))), nil)
 }
 
-// adopt makes the Limits those that were given, with the rate of another process.
-func (ls *lease) adopt(r BucketRate) {
+// adoptLimitsLocked makes the Limits those that were given, with the rate of another process.
+func (ls *lease) adoptLimitsLocked(r BucketRate) {
 	p := *ls.given
 	p.limits.Rate, p.limits.Burst, p.burst = r.perSecond(), int(r.Burst), r.Burst
 	ls.adopted = &p

@@ -78,8 +78,8 @@ type backend struct {
 	err      error // the latest failure
 }
 
-// bucketKeyOf returns a key with the name of its backend. It calls the Bucket, so the lock is not
-// held.
+// bucketKeyOf returns a key with the name of its backend. It calls the Bucket, so the lock is
+// not held.
 func (s *sharedLevels) bucketKeyOf(key string) bucketKey {
 	k := bucketKey{key: key}
 	if s.backendOf != nil {
@@ -150,9 +150,9 @@ func (d *dispatcher) succeededLocked(b *backend, now int64) {
 	}
 }
 
-// announceBackendLocked makes the hook run that is told of the state of a backend, in a goroutine
-// of its own, as the lock is held and a hook may call Close, which waits for pumps. One
-// goroutine runs it for all events, so that it runs in their order.
+// announceBackendLocked makes the hook run that is told of the state of a backend, in a
+// goroutine of its own, as the lock is held and a hook may call Close, which waits for pumps.
+// One goroutine runs it for all events, so that it runs in their order.
 func (d *dispatcher) announceBackendLocked(b *backend, now int64) {
 	if d.trace.Bucket == nil {
 		return
@@ -237,7 +237,7 @@ func (d *dispatcher) closeShared() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for f, ls := range d.shared.leases {
-		ls.dropAll()                   // What could not be given back is lost.
+		ls.dropAllLocked()             // What could not be given back is lost.
 		if d.keyed && ls.asking == 0 { // Its flow is gone.
 			delete(d.shared.leases, f)
 		}

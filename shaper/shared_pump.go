@@ -26,9 +26,9 @@ const (
 	stepGiveBack
 )
 
-// nextStep returns what the pump is to do, and for stepSleep, until when. It is asked again
-// after each change of the line, of its seats or of the lease.
-func (ls *lease) nextStep(now int64) (s step, until int64) {
+// nextStepLocked returns what the pump is to do, and for stepSleep, until when. It is asked
+// again after each change of the line, of its seats or of the lease.
+func (ls *lease) nextStepLocked(now int64) (s step, until int64) {
 	f, d := ls.f, ls.d
 	if ls.probes {
 		if _, ok := ls.backend.mayAsk(now); ok && ls.fallback && d.phase == open {
@@ -38,19 +38,19 @@ func (ls *lease) nextStep(now int64) (s step, until int64) {
 	}
 	if f.waiting() == 0 || d.phase == closed || ls.given.interval.IsZero() {
 		ls.lastCost = 0
-		if ls.dropLate(now); ls.has() > 0 && !ls.backend.open {
+		if ls.dropLateLocked(now); ls.leasedLocked() > 0 && !ls.backend.open {
 			return stepGiveBack, 0
 		}
 		return stepEnd, 0
 	}
-	if !ls.wants(now) {
+	if !ls.wantsLocked(now) {
 		return stepEnd, 0
 	}
 	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-ls.rtt)
-	if ls.contended && ls.has() == 0 {
+	if ls.contended && ls.leasedLocked() == 0 {
 		// Others first, but it asks half an interval before the next slot at the latest.
 		next := exact.Sum(ls.endsAt, -ls.plan.interval.Times(ls.plan.burst-1).Whole())
-		at = max(at, min(f.line.since.Whole()+ls.longestCourtesy(), next-ls.plan.interval.Whole()/2))
+		at = max(at, min(f.line.since.Whole()+ls.longestCourtesyLocked(), next-ls.plan.interval.Whole()/2))
 	}
 	if mayAsk, ok := ls.backend.mayAsk(now); !ok {
 		at = max(at, mayAsk)
@@ -61,18 +61,19 @@ func (ls *lease) nextStep(now int64) (s step, until int64) {
 	return stepTake, 0
 }
 
-// wants reports whether units are to be leased: for the head, or ahead for those behind it, as
-// soon as half of the stretch has been used. So no more than two batches are ever leased.
-func (ls *lease) wants(now int64) bool {
+// wantsLocked reports whether units are to be leased: for the head, or ahead for those behind
+// it, as soon as half of the stretch has been used. So no more than two batches are ever
+// leased.
+func (ls *lease) wantsLocked(now int64) bool {
 	f := ls.f
 	if !f.hasSeat() {
 		return false
 	}
-	covered := ls.covers(f.line.head.cost, now)
+	covered := ls.coversLocked(f.line.head.cost, now)
 	switch {
-	case f.ahead() <= ls.has() || ls.next.remaining > 0:
+	case f.ahead() <= ls.leasedLocked() || ls.next.remaining > 0:
 		return false
-	case f.capped() && covered && int64(f.bucket.limits.InFlight-f.seatsTaken()) <= ls.has():
+	case f.capped() && covered && int64(f.bucket.limits.InFlight-f.seatsTaken()) <= ls.leasedLocked():
 		return false // At most so many can leave, as each costs 1 at least.
 	}
 	return !covered || ls.now.remaining <= ls.batch/2
@@ -80,7 +81,7 @@ func (ls *lease) wants(now int64) bool {
 
 // kickLocked makes the pump do what is to be done, if there is something.
 func (ls *lease) kickLocked(now int64) {
-	s, until := ls.nextStep(now)
+	s, until := ls.nextStepLocked(now)
 	p := &ls.pump
 	switch {
 	case p.until > 0 && (s != stepSleep || until < p.until): // also to end: Close waits for that
@@ -104,7 +105,7 @@ func (ls *lease) run() {
 	for {
 		now := d.lockAndAdvance()
 		ls.checkFallbackLocked(now)
-		s, until := ls.nextStep(now)
+		s, until := ls.nextStepLocked(now)
 		switch s {
 		case stepTake:
 			t := ls.takeLocked(now)
@@ -150,11 +151,11 @@ func (ls *lease) takeLocked(now int64) Take {
 	ls.probes = false
 	ls.backend.asks(now)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
-		t := ls.question(1)
-		t.High = laterInstant(t.High, ls.levelAsHigh(now))
+		t := ls.questionLocked(1)
+		t.High = laterInstant(t.High, ls.levelAsHighLocked(now))
 		return t
 	}
-	w, rest, queued := f.line.head, ls.has(), f.waiting()
+	w, rest, queued := f.line.head, ls.leasedLocked(), f.waiting()
 	for rest >= w.cost && w.next != nil {
 		rest -= w.cost
 		w = w.next
@@ -162,13 +163,13 @@ func (ls *lease) takeLocked(now int64) Take {
 	}
 	// If what is left does not suffice for a request, then units for all of its cost are
 	// leased: those that are left may be too far from the new ones to be used with them.
-	t := ls.question(w.cost)
+	t := ls.questionLocked(w.cost)
 	unit := max(ls.plan.interval.Units(exact.At(int64(time.Second))), 0) // per second
-	most := ls.batchFor(queued, unit)
+	most := ls.batchForLocked(queued, unit)
 	if f.capped() {
-		most = min(most, max(1, int64(f.bucket.limits.InFlight-f.seatsTaken())-ls.has()))
+		most = min(most, max(1, int64(f.bucket.limits.InFlight-f.seatsTaken())-ls.leasedLocked()))
 	}
-	longest := int64(ls.longestBatch() * unit)
+	longest := int64(ls.longestBatchLocked() * unit)
 	for n := int64(1); n < most && w.next != nil && t.Cost+w.next.cost <= longest; n++ {
 		w = w.next
 		t.Cost += w.cost
@@ -178,19 +179,19 @@ func (ls *lease) takeLocked(now int64) Take {
 	behind := time.Duration(ls.rate.times(t.Cost-t.First).Micros+1) * time.Microsecond
 	t.Ahead = max(0, MaxAhead-behind)
 	if ls.fallback {
-		t.High = laterInstant(t.High, ls.levelAsHigh(now))
+		t.High = laterInstant(t.High, ls.levelAsHighLocked(now))
 	}
 	return t
 }
 
-// question returns a Take for a request of cost n, as of now.
-func (ls *lease) question(n int64) Take {
-	return Take{Key: ls.key, Cost: n, First: n, Rate: ls.rate, High: ls.high, Seen: ls.clock.lastSeen, Guard: ls.guard()}
+// questionLocked returns a Take for a request of cost n, as of now.
+func (ls *lease) questionLocked(n int64) Take {
+	return Take{Key: ls.key, Cost: n, First: n, Rate: ls.rate, High: ls.high, Seen: ls.clock.lastSeen, Guard: ls.guardLocked()}
 }
 
-// guard returns the Guard of a Take. With a Burst a request may leave before the level has
+// guardLocked returns the Guard of a Take. With a Burst a request may leave before the level has
 // fallen to 0, so that is added.
-func (ls *lease) guard() time.Duration {
+func (ls *lease) guardLocked() time.Duration {
 	g := ls.d.shared.guard
 	if g == 0 {
 		return 0
@@ -210,8 +211,8 @@ func (ls *lease) callTake(t Take) {
 	if ls.noteAnswerLocked(t, a) {
 		switch {
 		case a.taken.OK && (t.Rate != ls.rate || ls.given.interval.IsZero()): // Another rate has come into force meanwhile.
-			ls.countLeased(t.Cost)
-			ls.drop(t.Cost)
+			ls.countLeasedLocked(t.Cost)
+			ls.dropLocked(t.Cost)
 		case a.taken.OK:
 			ls.addLocked(t, a.taken)
 		case a.taken.Other == nil && t.Rate == ls.rate && ls.f.waiting() > 0:
@@ -236,33 +237,33 @@ func (d *dispatcher) askBucket(ctx context.Context, t Take) (a answer) {
 
 // addLocked adds a stretch that has been leased.
 func (ls *lease) addLocked(t Take, taken Taken) {
-	before := ls.has()
+	before := ls.leasedLocked()
 	got := stretch{empty: ls.rate.nanosOf(taken.Empty), remaining: t.Cost, tail: t.Cost}
-	ls.countLeased(t.Cost)
+	ls.countLeasedLocked(t.Cost)
 	ls.end = ls.rate.plus(taken.Empty, t.Rise())
 	ls.high = laterInstant(ls.high, ls.end)
 	ls.batch, ls.busyAt = t.Cost, 0
 	ls.contended = ls.end.Micros-ls.rate.times(ls.rate.Burst-1).Micros-taken.Now >= MaxAhead.Microseconds()
 	ls.endsAt = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
-	ls.notePace(t, taken)
+	ls.notePaceLocked(t, taken)
 	if ls.next = got; before == 0 {
 		if used := ls.f.bucket.departures != ls.since; used && ls.now != (stretch{}) {
-			ls.endNow()
+			ls.endNowLocked()
 		} else {
-			ls.beginNext()
+			ls.beginNextLocked()
 		}
 	}
-	ls.keepDistance()
-	interval := ls.paceInterval()
-	ls.estimateFrom(interval, exact.Sum(ls.clock.reaches(got.empty.Ceil()), -interval.Times(before).Whole()))
+	ls.keepDistanceLocked()
+	interval := ls.paceIntervalLocked()
+	ls.estimateFromLocked(interval, exact.Sum(ls.clock.reaches(got.empty.Ceil()), -interval.Times(before).Whole()))
 }
 
-// keepDistance drops units of the first stretch after the Bucket's clock was set that are due
-// before what this process has used already ends, on its own clock.
-func (ls *lease) keepDistance() {
+// keepDistanceLocked drops units of the first stretch after the Bucket's clock was set that
+// are due before what this process has used already ends, on its own clock.
+func (ls *lease) keepDistanceLocked() {
 	for ls.now.remaining > 0 && ls.clock.reaches(ls.now.empty.Ceil()) < ls.floor {
-		ls.drop(1)
-		ls.use(1)
+		ls.dropLocked(1)
+		ls.useLocked(1)
 		ls.since = ls.f.bucket.departures
 	}
 	ls.floor = 0
@@ -273,19 +274,19 @@ func (ls *lease) waitsUntilLocked(t Take, taken Taken, now int64) {
 	empty := ls.rate.nanosOf(taken.Empty)
 	first := ls.plan.interval.Minus(empty, ls.rate.nanosOf(t.Room()))
 	// When the Bucket's clock has certainly come so far that it can be leased.
-	ls.busyAt = max(ls.clock.reaches(first.Ceil()-int64(t.Ahead)), now+int64(shortestSeatWait)) + ls.courtesy(taken.Empty)
+	ls.busyAt = max(ls.clock.reaches(first.Ceil()-int64(t.Ahead)), now+int64(shortestSeatWait)) + ls.courtesyLocked(taken.Empty)
 	ls.lastCost = 0
-	ls.estimateFrom(ls.paceInterval(), ls.clock.reaches(empty.Ceil()))
+	ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(empty.Ceil()))
 }
 
 // giveBackLocked takes what is leased and can be given back from the lease, which is the tail of
 // the level as this process knows it, and returns the question. What can't be given back is
 // dropped.
 func (ls *lease) giveBackLocked() (t Take, end Instant) {
-	ls.covers(math.MaxInt64, ls.d.clock) // joins the two stretches
+	ls.coversLocked(math.MaxInt64, ls.d.clock) // joins the two stretches
 	n := min(ls.now.remaining, ls.now.tail)
-	ls.drop(ls.now.remaining - n)
-	t = ls.question(n)
+	ls.dropLocked(ls.now.remaining - n)
+	t = ls.questionLocked(n)
 	end = ls.end
 	if ls.high == end {
 		ls.high = ls.rate.minus(end, t.Rise())
@@ -293,7 +294,7 @@ func (ls *lease) giveBackLocked() (t Take, end Instant) {
 	ls.counts.givenBack += uint64(n)
 	ls.d.shared.counts.givenBack += uint64(n)
 	ls.lastCost = 0
-	ls.beginNext()
+	ls.beginNextLocked()
 	return t, end
 }
 

@@ -41,11 +41,11 @@ type BucketEvent struct {
 	Err   error // the failure; nil if it can be asked again
 }
 
-// stats returns the BucketStats of one lease.
-func (ls *lease) stats() BucketStats {
+// statsLocked returns the BucketStats of one lease.
+func (ls *lease) statsLocked() BucketStats {
 	st := ls.counts.stats()
 	st.State, st.Err = ls.d.shared.stateOf(ls.backend), ls.failed
-	st.RTT, st.Held, st.Lateness = time.Duration(ls.rtt), ls.has(), time.Duration(ls.lateness())
+	st.RTT, st.Held, st.Lateness = time.Duration(ls.rtt), ls.leasedLocked(), time.Duration(ls.latenessLocked())
 	if ls.counts.leased > 0 {
 		st.Share = 1 / ls.pace
 	}

@@ -84,7 +84,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 		st.HeldUntil = d.timeOf(hold)
 	}
 	if ls := d.leaseEvenAtInfLocked(f); ls != nil {
-		st.Bucket, st.Unavailable = ls.stats(), ls.unavailable
+		st.Bucket, st.Unavailable = ls.statsLocked(), ls.unavailable
 		st.Refused += ls.unavailable
 	}
 	return st

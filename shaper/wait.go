@@ -195,7 +195,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
 		if ls := d.leaseOfLocked(f); ls != nil {
-			ls.unuse(w.departureNo, r.cost)
+			ls.unuseLocked(w.departureNo, r.cost)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
 			f.line.leftAt = unknown
