@@ -76,7 +76,7 @@ func TestEachRefusalHasItsCodeAndSaysWhenToComeBack(t *testing.T) {
 		{"unknown", limiter(func(context.Context, int) error { return secret }), codes.Unavailable, 0, "", secret},
 		{"a status", limiter(func(context.Context, int) error { return status.Error(codes.PermissionDenied, "no") }), codes.PermissionDenied, 0, "", nil},
 		{"cancelled inside", limiter(func(context.Context, int) error { return context.Canceled }), codes.Unavailable, 0, "", context.Canceled},
-		{"time-out inside", limiter(func(context.Context, int) error { return context.DeadlineExceeded }), codes.Unavailable, 0, "", context.DeadlineExceeded},
+		{"timeout inside", limiter(func(context.Context, int) error { return context.DeadlineExceeded }), codes.Unavailable, 0, "", context.DeadlineExceeded},
 		{"negative", limiter(func(context.Context, int) error { return nil }), codes.Internal, 0, "", shaper.ErrNegativeCost},
 		{"no key", grpcshaper.PerKey(newGroup(t, "1/s"), func(context.Context, string) (string, error) { return "", secret }), codes.Internal, 0, "", secret},
 		{"a key's status", grpcshaper.PerKey(newGroup(t, "1/s"), func(context.Context, string) (string, error) {

@@ -139,7 +139,7 @@ export function patient() {
 
 export function impatient() {
   const res = get(PATIENCE);
-  const timedOut = res.error_code === 1050; // k6's code for a request time-out
+  const timedOut = res.error_code === 1050; // k6's code for a request timeout
   if (timedOut) gaveUp.add(1);
   check(res, { 'admitted, or gave up': (r) => r.status === 200 || timedOut });
 }

@@ -132,7 +132,7 @@ func TestEachReasonHasItsWord(t *testing.T) {
 	})
 }
 
-// The function for limits may ask a database, whose time-out is not the end of the request.
+// The function for limits may ask a database, whose timeout is not the end of the request.
 func TestALimitsFunctionThatTimesOutIsNoRequestThatGaveUp(t *testing.T) {
 	b := newBackend(t)
 	tracer, recorder := newTracer(t)

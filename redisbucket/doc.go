@@ -44,7 +44,7 @@
 //
 // A script whose answer does not come may have been carried out, so it must not be sent
 // again: what it has taken would be taken twice. go-redis repeats commands up to three
-// times by default, after a time-out and after a connection that is cut. The commands of
+// times by default, after a timeout and after a connection that is cut. The commands of
 // this package forbid that by themselves; nothing in the client's options can allow it,
 // and MaxRetries need not be changed for their sake. Redirections in a cluster (MOVED, ASK)
 // are followed, up to MaxRedirects, and dialing is repeated up to DialerRetries, as long as

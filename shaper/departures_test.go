@@ -23,14 +23,14 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 	for range 20 {
 		var heap departures
 		var spare waiterPool
-		var lanes []*flow
+		var flows []*flow
 		for range 1 + r.IntN(30) {
 			f := &flow{bucket: bucket{plan: plans[r.IntN(len(plans))]}}
 			f.line = &line{flow: f, index: -1}
-			lanes = append(lanes, f)
+			flows = append(flows, f)
 		}
 		for now := range int64(300) {
-			f := lanes[r.IntN(len(lanes))]
+			f := flows[r.IntN(len(flows))]
 			ln := f.line
 			switch r.IntN(8) {
 			case 0, 1, 2:
@@ -54,16 +54,16 @@ func TestTheNextDepartureIsTheLeastOfAll(t *testing.T) {
 				ln.slot = new(dispatcher).headMayLeaveLocked(f)
 			}
 			heap.update(ln)
-			requireHeap(t, heap, lanes)
+			requireHeap(t, heap, flows)
 		}
 	}
 }
 
 // requireHeap checks all that a heap is asked, the order of its elements and their indexes.
-func requireHeap(t *testing.T, heap departures, lanes []*flow) {
+func requireHeap(t *testing.T, heap departures, flows []*flow) {
 	t.Helper()
 	waiting, least := 0, int64(exact.Forever)
-	for _, f := range lanes {
+	for _, f := range flows {
 		if f.line.head == nil {
 			require.EqualValues(t, -1, f.line.index, "nobody waits there")
 			continue

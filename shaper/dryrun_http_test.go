@@ -89,7 +89,7 @@ func TestADryRunLetsRequestsWithoutAKeyThrough(t *testing.T) {
 // candidate's verdict too.
 func TestVerdictsBesideALiveLimit(t *testing.T) {
 	play(t, "1/s burst 2", func(g *stage) {
-		candidate := mustRehearse(g.t, "1/s")
+		candidate := mustDryRun(g.t, "1/s")
 		told := shaper.WithVerdictHeader("X-Verdict")
 		after := shaper.Middleware(shaper.Chain(g.Shaper, candidate), told)(verdictTeller)
 		before := shaper.Middleware(shaper.Chain(candidate, g.Shaper), told)(verdictTeller)
@@ -104,7 +104,7 @@ func TestVerdictsBesideALiveLimit(t *testing.T) {
 // verdict, the harshest.
 func TestVerdictsOfNestedMiddlewares(t *testing.T) {
 	for _, swapped := range []bool{false, true} {
-		outer, inner := mustRehearse(t, "1 per 1h"), mustRehearse(t, "inf")
+		outer, inner := mustDryRun(t, "1 per 1h"), mustDryRun(t, "inf")
 		if swapped {
 			outer, inner = inner, outer
 		}
@@ -123,7 +123,7 @@ func TestADryRunReadsNothingAhead(t *testing.T) {
 	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }, shaper.WithDryRun())
 	require.NoError(t, err)
 	defer group.Close()
-	s := mustRehearse(t, "1 per 1h depth 9")
+	s := mustDryRun(t, "1 per 1h depth 9")
 	for name, l := range map[string]shaper.Limiter{"Shaper": s, "Group": group.Limiter("a"), "Chain": shaper.Chain(s, group.Limiter("a"))} {
 		t.Run(name, func(t *testing.T) {
 			e := newBlindEntrance(t, 0)
@@ -141,7 +141,7 @@ func TestADryRunReadsNothingAhead(t *testing.T) {
 // A candidate that would refuse must not keep the live limit from seeing that a
 // client has gone.
 func TestACandidateDoesNotHinderReadingAhead(t *testing.T) {
-	candidate := mustRehearse(t, "1 per 1h")
+	candidate := mustDryRun(t, "1 per 1h")
 	require.True(t, candidate.Allow())
 	e := newBlindEntrance(t, 1)
 	e.limiter = shaper.Chain(e.Shaper, candidate)
@@ -167,7 +167,7 @@ func TestADryRunHandsBackWhatIsLookedForOutside(t *testing.T) {
 				d, _ := os.ReadDir(dir)
 				files = len(d)
 			})
-			inner := shaper.Middleware(shaper.Chain(live, mustRehearse(t, "1 per 1h")))(mux)
+			inner := shaper.Middleware(shaper.Chain(live, mustDryRun(t, "1 per 1h")))(mux)
 			patterns := make(chan string, 1)
 			addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				inner.ServeHTTP(w, r)

@@ -26,8 +26,8 @@ type fate struct {
 	Err  error
 }
 
-// A rehearsal is a real limiter and a dry run with the same limits.
-type rehearsal struct {
+// A comparison is of a real limiter and a dry run with the same limits.
+type comparison struct {
 	t      *testing.T
 	random *rand.Rand
 
@@ -37,25 +37,25 @@ type rehearsal struct {
 }
 
 // comes sends one request to both limiters.
-func (r *rehearsal) comes(real, dry shaper.Limiter, n int, patience time.Duration) {
-	i := len(r.dry)
-	r.real = append(r.real, fate{})
+func (c *comparison) comes(real, dry shaper.Limiter, n int, patience time.Duration) {
+	i := len(c.dry)
+	c.real = append(c.real, fate{})
 	go func() {
 		ctx, cancel := inTime(context.Background(), patience)
 		defer cancel()
 		begin := time.Now()
 		err := real.WaitN(ctx, n)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.real[i] = fate{time.Since(begin), err}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.real[i] = fate{time.Since(begin), err}
 	}()
 	synctest.Wait()
 	ctx, cancel := inTime(shaper.ContextWithVerdict(context.Background()), patience)
 	defer cancel()
-	require.NoError(r.t, dry.WaitN(ctx, n))
+	require.NoError(c.t, dry.WaitN(ctx, n))
 	v, ok := shaper.VerdictOf(ctx)
-	require.True(r.t, ok)
-	r.dry = append(r.dry, fate(v))
+	require.True(c.t, ok)
+	c.dry = append(c.dry, fate(v))
 }
 
 // inTime returns a context with a deadline, or without one if it is 0.
@@ -67,27 +67,27 @@ func inTime(ctx context.Context, patience time.Duration) (context.Context, conte
 }
 
 // limits returns random limits with which many requests are refused, for each reason.
-func (r *rehearsal) limits() shaper.Limits {
+func (c *comparison) limits() shaper.Limits {
 	rates := []rate.Limit{7, 1, 0.3, 20. / 60, rate.Every(3 * time.Second), rate.Inf}
 	return shaper.Limits{
-		Rate:    rates[r.random.IntN(len(rates))],
-		Burst:   r.random.IntN(4),
-		Depth:   r.random.IntN(6),
-		MaxWait: time.Duration(r.random.IntN(2)) * time.Duration(r.random.Int64N(int64(20*time.Second))),
+		Rate:    rates[c.random.IntN(len(rates))],
+		Burst:   c.random.IntN(4),
+		Depth:   c.random.IntN(6),
+		MaxWait: time.Duration(c.random.IntN(2)) * time.Duration(c.random.Int64N(int64(20*time.Second))),
 	}
 }
 
 // cost returns a random cost, which is sometimes too high for any limits.
-func (r *rehearsal) cost() int {
-	if r.random.IntN(20) == 0 {
+func (c *comparison) cost() int {
+	if c.random.IntN(20) == 0 {
 		return 1e9
 	}
-	return 1 + r.random.IntN(5)
+	return 1 + c.random.IntN(5)
 }
 
 // passes lets a random time pass, which is often 0.
-func (r *rehearsal) passes() {
-	time.Sleep(time.Duration(r.random.IntN(2)) * time.Duration(r.random.Int64N(int64(2*time.Second))))
+func (c *comparison) passes() {
+	time.Sleep(time.Duration(c.random.IntN(2)) * time.Duration(c.random.Int64N(int64(2*time.Second))))
 	synctest.Wait()
 }
 
@@ -97,16 +97,16 @@ func asReal(st shaper.Stats) shaper.Stats {
 	return st
 }
 
-func rehearsals(t *testing.T, rehearse func(r *rehearsal)) {
+func comparisons(t *testing.T, compare func(c *comparison)) {
 	for seed := range rounds(80, 600, 600) {
 		synctest.Test(t, func(t *testing.T) {
-			r := &rehearsal{t: t, random: rand.New(rand.NewPCG(uint64(seed), 7))}
+			c := &comparison{t: t, random: rand.New(rand.NewPCG(uint64(seed), 7))}
 			defer func() {
 				if t.Failed() {
 					t.Log("seed", seed)
 				}
 			}()
-			rehearse(r)
+			compare(c)
 		})
 	}
 }
@@ -114,35 +114,35 @@ func rehearsals(t *testing.T, rehearse func(r *rehearsal)) {
 func TestTheShadowIsExact(t *testing.T) {
 	t.Parallel()
 	words := map[string]int{}
-	rehearsals(t, func(r *rehearsal) {
-		l := r.limits()
-		real, dry := mustMakeBoth(r.t, l)
+	comparisons(t, func(c *comparison) {
+		l := c.limits()
+		real, dry := mustMakeBoth(c.t, l)
 		defer real.Close()
 		for range 40 {
-			r.passes()
-			require.Equal(r.t, real.Stats(), asReal(dry.Stats()), "%v", l)
-			n := r.cost()
-			switch r.random.IntN(8) {
+			c.passes()
+			require.Equal(c.t, real.Stats(), asReal(dry.Stats()), "%v", l)
+			n := c.cost()
+			switch c.random.IntN(8) {
 			case 0:
 				real.AllowN(n)
-				require.True(r.t, dry.AllowN(n))
+				require.True(c.t, dry.AllowN(n))
 			case 1:
-				r.comes(real, dry, n, time.Duration(1+r.random.Int64N(int64(9*time.Second))))
+				c.comes(real, dry, n, time.Duration(1+c.random.Int64N(int64(9*time.Second))))
 			case 2:
 				wait, err := real.Forecast(n)
 				dryWait, dryErr := dry.Forecast(n)
-				require.Equal(r.t, fate{wait, err}, fate{dryWait, dryErr})
+				require.Equal(c.t, fate{wait, err}, fate{dryWait, dryErr})
 			default:
-				r.comes(real, dry, n, 0)
+				c.comes(real, dry, n, 0)
 			}
 			synctest.Wait()
-			require.Equal(r.t, real.Stats(), asReal(dry.Stats()), "%v", l)
+			require.Equal(c.t, real.Stats(), asReal(dry.Stats()), "%v", l)
 		}
 		time.Sleep(time.Hour) // until all have left
 		synctest.Wait()
-		require.Equal(r.t, r.real, r.dry, "%v", l)
-		require.Equal(r.t, real.Stats(), asReal(dry.Stats()))
-		for _, f := range r.dry {
+		require.Equal(c.t, c.real, c.dry, "%v", l)
+		require.Equal(c.t, real.Stats(), asReal(dry.Stats()))
+		for _, f := range c.dry {
 			word := outcome(f.Err)
 			fmt.Sscanf(word, "%s", &word)
 			if f.Err == nil && f.Wait > 0 {
@@ -171,90 +171,90 @@ func mustMakeBoth(t *testing.T, l shaper.Limits) (real, dry *shaper.Shaper) {
 // the state of the shadow must still be exact.
 func TestTheShadowIsReTimed(t *testing.T) {
 	t.Parallel()
-	rehearsals(t, func(r *rehearsal) {
-		real, dry := mustMakeBoth(r.t, r.limits())
+	comparisons(t, func(c *comparison) {
+		real, dry := mustMakeBoth(c.t, c.limits())
 		for range 40 {
-			r.passes()
-			switch n := r.cost(); r.random.IntN(8) {
+			c.passes()
+			switch n := c.cost(); c.random.IntN(8) {
 			case 0:
-				l := r.limits()
-				require.NoError(r.t, real.SetLimits(l))
-				require.NoError(r.t, dry.SetLimits(l))
+				l := c.limits()
+				require.NoError(c.t, real.SetLimits(l))
+				require.NoError(c.t, dry.SetLimits(l))
 			case 1:
-				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends the hold
+				d := time.Duration(c.random.IntN(3)) * time.Second // 0 ends the hold
 				real.Hold(d)
 				dry.Hold(d)
 			default:
-				r.comes(real, dry, n, 0)
+				c.comes(real, dry, n, 0)
 			}
 			synctest.Wait()
-			require.Equal(r.t, real.Stats(), asReal(dry.Stats()))
+			require.Equal(c.t, real.Stats(), asReal(dry.Stats()))
 		}
-		r.passes()
-		require.NoError(r.t, real.Close())
-		require.NoError(r.t, dry.Close())
+		c.passes()
+		require.NoError(c.t, real.Close())
+		require.NoError(c.t, dry.Close())
 		synctest.Wait()
-		require.Equal(r.t, real.Stats(), asReal(dry.Stats()))
-		require.Zero(r.t, dry.Stats().Waiting)
+		require.Equal(c.t, real.Stats(), asReal(dry.Stats()))
+		require.Zero(c.t, dry.Stats().Waiting)
 	})
 }
 
 func TestTheShadowsOfAGroupAreExact(t *testing.T) {
 	t.Parallel()
-	rehearsals(t, func(r *rehearsal) {
+	comparisons(t, func(c *comparison) {
 		byKey := map[string]shaper.Limits{}
 		limits := func(key string) (shaper.Limits, error) { return byKey[key], nil }
 		keys := []string{"a", "b", "c", "d"}
 		for _, key := range keys {
-			byKey[key] = r.limits()
+			byKey[key] = c.limits()
 		}
 		real, err := shaper.NewGroup(limits)
-		require.NoError(r.t, err)
+		require.NoError(c.t, err)
 		defer real.Close()
 		dry, err := shaper.NewGroup(limits, shaper.WithDryRun())
-		require.NoError(r.t, err)
+		require.NoError(c.t, err)
 		defer dry.Close()
 		shaper.HashAlike(dry, real) // When a drained bucket is deleted depends on the others in its shard.
 		same := func() {
-			r.t.Helper()
+			c.t.Helper()
 			synctest.Wait()
 			want, got := real.Stats(), dry.Stats()
-			require.InDelta(r.t, want.RefusedKeys, got.RefusedKeys, 1, "an estimate, by a hash of its own")
+			require.InDelta(c.t, want.RefusedKeys, got.RefusedKeys, 1, "an estimate, by a hash of its own")
 			got.DryRun, got.RefusedKeys = false, want.RefusedKeys
-			require.Equal(r.t, want, got)
+			require.Equal(c.t, want, got)
 			shadows := map[string]shaper.Stats{}
 			for key, st := range dry.All() {
 				shadows[key] = asReal(st)
 			}
-			require.Equal(r.t, maps.Collect(real.All()), shadows)
+			require.Equal(c.t, maps.Collect(real.All()), shadows)
 		}
-		reloads := r.random.IntN(2) == 0
+		reloads := c.random.IntN(2) == 0
 		for range 40 {
-			r.passes()
+			c.passes()
 			same()
-			key, n := keys[r.random.IntN(len(keys))], r.cost()
-			switch kind := r.random.IntN(9); {
+			key, n := keys[c.random.IntN(len(keys))], c.cost()
+			switch kind := c.random.IntN(9); {
 			case kind == 0:
 				real.AllowN(key, n)
-				require.True(r.t, dry.AllowN(key, n))
+				require.True(c.t, dry.AllowN(key, n))
 			case kind == 1 && reloads:
-				byKey[key] = r.limits()
+				byKey[key] = c.limits()
 				real.Reload()
 				dry.Reload()
 			case kind == 2 && reloads:
-				d := time.Duration(r.random.IntN(3)) * time.Second // 0 ends the hold
+				d := time.Duration(c.random.IntN(3)) * time.Second // 0 ends the hold
 				real.Hold(key, d)
 				dry.Hold(key, d)
 			default:
-				r.comes(real.Limiter(key), dry.Limiter(key), n, 0)
+				c.comes(real.Limiter(key), dry.Limiter(key), n, 0)
 			}
 			same()
 		}
-		require.Equal(r.t, real.Top(9), dry.Top(9))
+		require.Equal(c.t, real.Top(9), dry.Top(9))
 		if !reloads {
 			time.Sleep(time.Hour)
 			synctest.Wait()
-			require.Equal(r.t, r.real, r.dry)
+			require.Equal(c.t, c.real, c.dry)
 		}
 	})
 }

@@ -47,15 +47,15 @@ var (
 	offers    = []int{111, 125, 200} // requests per second
 )
 
-// A contestant starts a limiter of goodputRate and returns its Wait and a function
+// A rival starts a limiter of goodputRate and returns its Wait and a function
 // that stops it.
-type contestant struct {
+type rival struct {
 	name  string
 	start func() (wait func(context.Context) error, stop func())
 }
 
-func shaperOfDepth(depth int) contestant {
-	return contestant{"shaper", func() (func(context.Context) error, func()) {
+func shaperOfDepth(depth int) rival {
+	return rival{"shaper", func() (func(context.Context) error, func()) {
 		s, err := shaper.New(shaper.Limits{Rate: goodputRate, Depth: depth})
 		if err != nil {
 			panic(err) // A *testing.T may not fail in a bubble of a benchmark.
@@ -64,8 +64,8 @@ func shaperOfDepth(depth int) contestant {
 	}}
 }
 
-func naiveOfDepth(name string, depth int, mended bool) contestant {
-	return contestant{name, func() (func(context.Context) error, func()) {
+func naiveOfDepth(name string, depth int, mended bool) rival {
+	return rival{name, func() (func(context.Context) error, func()) {
 		q := naive.New(goodputRate, depth)
 		q.Mended = mended
 		q.Start()
@@ -77,14 +77,14 @@ func naiveOfDepth(name string, depth int, mended bool) contestant {
 // context. It loses most of the capacity where callers cancel (ARCHITECTURE.md has
 // the figures), and nothing where the deadline is in the context: then it
 // refuses at entry.
-var xTime = contestant{"x-time", func() (func(context.Context) error, func()) {
+var xTime = rival{"x-time", func() (func(context.Context) error, func()) {
 	return rate.NewLimiter(goodputRate, 1).Wait, func() {}
 }}
 
 // goodput offers requests at an even pace and returns the share of the capacity
 // that was served within the span, in percent. It must run in a bubble.
-func goodput(c contestant, offered int, p patience) float64 {
-	wait, stop := c.start()
+func goodput(r rival, offered int, p patience) float64 {
+	wait, stop := r.start()
 	defer stop()
 	start := time.Now()
 	var callers sync.WaitGroup
@@ -127,7 +127,7 @@ func TestGoodputHoldsWhereCallersGiveUp(t *testing.T) {
 // BenchmarkGoodput prints the table; only the column served_% means anything.
 // A line of 1,000 is deeper than callers are patient, for us as for the naive.
 func BenchmarkGoodput(b *testing.B) {
-	contestants := []contestant{
+	rivals := []rival{
 		shaperOfDepth(1000),
 		xTime,
 		naiveOfDepth("naive", 1000, false),
@@ -135,15 +135,15 @@ func BenchmarkGoodput(b *testing.B) {
 	}
 	for _, p := range patiences {
 		for _, offered := range offers {
-			for _, c := range contestants {
-				name := fmt.Sprintf("by=%s/offered=%d/limiter=%s", p.name, offered, c.name)
+			for _, r := range rivals {
+				name := fmt.Sprintf("by=%s/offered=%d/limiter=%s", p.name, offered, r.name)
 				b.Run(name, func(b *testing.B) {
 					var served float64
 					for b.Loop() {
 						// A bubble wants a *testing.T. A new one serves, as
 						// long as nothing in the bubble makes use of it.
 						synctest.Test(new(testing.T), func(*testing.T) {
-							served = goodput(c, offered, p)
+							served = goodput(r, offered, p)
 						})
 					}
 					b.ReportMetric(served, "served_%")

@@ -16,9 +16,9 @@ import (
 
 // The overflow buckets of a Group from inside, where one can see which key has which.
 
-// crowded is a Group whose table is full, of the key -1. The limits of the others
+// fullGroup returns a Group whose table is full, of the key -1. The limits of the others
 // are those of the number that the key ends with.
-func crowded(t *testing.T, of []Limits) *Group[int] {
+func fullGroup(t *testing.T, of []Limits) *Group[int] {
 	t.Helper()
 	g, err := NewGroup(func(key int) (Limits, error) {
 		if key < 0 {
@@ -49,7 +49,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 			for i := range 6 {
 				of = append(of, Limits{Rate: 1, Burst: []int{1, 2, 3, 10, 30, 60}[i]})
 			}
-			g := crowded(t, of)
+			g := fullGroup(t, of)
 			defer g.Close()
 			has := map[int]*keyedFlow[int]{}
 			kept, moved, refused, farthest := 0, 0, 0, int16(0)
@@ -97,12 +97,12 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 			of = append(of, Limits{Rate: 1, Burst: 7 + i})
 		}
 		var told []Event
-		g := crowded(t, of)
+		g := fullGroup(t, of)
 		for _, s := range g.all {
 			s.hasHooks, s.trace.Refused = true, func(_ context.Context, e Event) { told = append(told, e) }
 		}
 		defer g.Close()
-		cells := func() (n int) {
+		buckets := func() (n int) {
 			g.over.lockAndAdvance()
 			defer g.over.unlockAndArm()
 			for _, ring := range g.overflow.rings {
@@ -115,11 +115,11 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 			kf, _ := use(t, g, i*len(of))
 			require.NotNil(t, kf)
 		}
-		require.Equal(t, homes, cells())
+		require.Equal(t, homes, buckets())
 		for key := 1; key <= reservedOverflow; key++ {
 			require.True(t, g.Allow(key), "of rule %d", key)
 		}
-		require.Equal(t, maxOverflow, cells())
+		require.Equal(t, maxOverflow, buckets())
 		before := g.Stats()
 		require.Equal(t, 1, before.Keys)
 		require.EqualValues(t, 20_000+reservedOverflow, before.Overflowed)
@@ -145,9 +145,9 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Zero(t, cells())
+		require.Zero(t, buckets())
 		require.NoError(t, g.Wait(context.Background(), late))
-		require.Equal(t, 1, cells())
+		require.Equal(t, 1, buckets())
 	})
 }
 
@@ -156,7 +156,7 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		of := []Limits{{Rate: 1, Burst: 5}, {Rate: 2, Burst: 5}, {Rate: 1, Burst: 5}}
-		g := crowded(t, of)
+		g := fullGroup(t, of)
 		defer g.Close()
 		allowed := map[*keyedFlow[int]]int{}
 		sharers := map[*keyedFlow[int]]map[int]bool{}
@@ -190,7 +190,7 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		of := []Limits{{Rate: 1, Burst: 3}}
-		g := crowded(t, of)
+		g := fullGroup(t, of)
 		defer g.Close()
 		for key := range 20_000 {
 			use(t, g, key)
@@ -241,7 +241,7 @@ func TestAKeySharesTheNextBucketOfItsRing(t *testing.T) {
 func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		capped := Limits{Rate: 1000, Depth: 9, InFlight: 1}
-		g := crowded(t, []Limits{capped})
+		g := fullGroup(t, []Limits{capped})
 		defer g.Close()
 		other := 2
 		for g.homeOf(other) != g.homeOf(1) {
@@ -289,7 +289,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 		}
 		unlimited := len(of)
 		of = append(of, Limits{Rate: rate.Inf, Depth: 9})
-		g := crowded(t, of)
+		g := fullGroup(t, of)
 		defer g.Close()
 		for key := range maxOverflow {
 			kf, allowed := use(t, g, key)

@@ -13,7 +13,7 @@ import (
 // The wheel alone, in the hands of nobody but this file: what is put in comes up in
 // time, as from a plain slice.
 
-// slowWheel is a wheel as one would write it down: when each cell is to come up at
+// slowWheel is a wheel as one would write it down: when each flow is to come up at
 // the earliest, and at the latest.
 type slowWheel map[*keyedFlow[int]]struct{ earliest, latest int64 }
 
@@ -23,16 +23,16 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 	for round := range 20 {
 		var fast wheel[int]
 		slow := slowWheel{}
-		var cells []*keyedFlow[int]
+		var flows []*keyedFlow[int]
 		for i := range 1 + r.IntN(40) {
-			cells = append(cells, &keyedFlow[int]{key: i})
+			flows = append(flows, &keyedFlow[int]{key: i})
 		}
 		now := r.Int64N(1000 * spoke)
 		tookAll := true // what was due when now was set
 		for range 400 {
 			switch r.IntN(5) {
 			case 0, 1:
-				kf := cells[r.IntN(len(cells))]
+				kf := flows[r.IntN(len(flows))]
 				if _, is := slow[kf]; is {
 					break
 				}
@@ -52,7 +52,7 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 				require.LessOrEqual(t, at, max(was.latest, now+spoke-1), "round %d", round)
 				slow[kf] = struct{ earliest, latest int64 }{at, at}
 			case 2:
-				if kf := cells[r.IntN(len(cells))]; kf.next != nil {
+				if kf := flows[r.IntN(len(flows))]; kf.next != nil {
 					fast.remove(kf)
 					require.True(t, kf.next == nil && kf.prev == nil)
 					delete(slow, kf)
@@ -82,12 +82,12 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 					delete(slow, kf)
 				}
 			}
-			requireSameWheel(t, slow, &fast, cells)
+			requireSameWheel(t, slow, &fast, flows)
 		}
 	}
 }
 
-func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], cells []*keyedFlow[int]) {
+func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], flows []*keyedFlow[int]) {
 	t.Helper()
 	require.Equal(t, len(slow), fast.len)
 	next := int64(exact.Forever)
@@ -107,7 +107,7 @@ func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], cells []*k
 		}
 	}
 	require.Len(t, found, len(slow))
-	for _, kf := range cells {
+	for _, kf := range flows {
 		_, is := slow[kf]
 		require.Equal(t, is, slices.Contains(found, kf))
 		require.Equal(t, is, kf.next != nil)

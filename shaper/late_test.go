@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Some tests are about time-outs of real connections, which run on while the machine has other
-// work. If it is so late that a time-out may have passed for that reason alone, such a test is
+// Some tests are about timeouts of real connections, which run on while the machine has other
+// work. If it is so late that a timeout may have passed for that reason alone, such a test is
 // run again, with longer ones.
 
 // unlessLate runs a test that needs a machine on which nothing takes as long as limit that

@@ -180,7 +180,7 @@ func (l *ledger) noteAllow(left bool) {
 
 // stay is the time upstream.
 func (l *ledger) stay() {
-	if crowd := l.upstream.Add(1); l.most > 0 && crowd > int64(l.most) {
+	if inFlight := l.upstream.Add(1); l.most > 0 && inFlight > int64(l.most) {
 		l.fault("more are upstream than may be")
 	}
 	for range rand.N(3) {

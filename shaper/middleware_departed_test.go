@@ -228,7 +228,7 @@ func TestAConnectionIsGoodForManyWaits(t *testing.T) {
 						require.Empty(t, v.reads(200))
 					}
 				}
-				time.Sleep(timeout * 6 / 5) // Longer than the time-outs.
+				time.Sleep(timeout * 6 / 5) // Longer than the timeouts.
 				v.send(post("/", "hello"))
 				require.Equal(t, "HELLO", v.reads(200))
 				require.Zero(t, e.Stats().Abandoned)

@@ -73,7 +73,7 @@ func openLimiters(t *testing.T) map[string]func(http.Handler) http.Handler {
 		"Group.Limiter":              of(group().Limiter("a")),
 		"Group.Middleware":           group().Middleware(shaper.ByClientIP()),
 		"Group in a dry run":         group(shaper.WithDryRun()).Middleware(shaper.ByClientIP()),
-		"dry run":                    of(mustRehearse(t, "1 per 1h")),
+		"dry run":                    of(mustDryRun(t, "1 per 1h")),
 		"x/time":                     of(foreign),
 		"a Chain":                    of(shaper.Chain(mustMake(t, always), group().Limiter("a"))),
 		"a Chain with x/time's":      of(shaper.Chain(foreign, mustMake(t, always))),

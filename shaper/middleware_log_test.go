@@ -84,7 +84,7 @@ func TestAbandonmentIsLoggedForThoseWhoDebug(t *testing.T) {
 	}
 }
 
-func TestJournalNamesTheErrorOfAnotherLimiter(t *testing.T) {
+func TestLogNamesTheErrorOfAnotherLimiter(t *testing.T) {
 	var lines bytes.Buffer
 	h := shaper.Middleware(failing(errors.New("engine is down")),
 		shaper.WithLogger(newLog(&lines, slog.LevelDebug)))(http.NotFoundHandler())
@@ -94,7 +94,7 @@ func TestJournalNamesTheErrorOfAnotherLimiter(t *testing.T) {
 
 // What a client sends must not get into a log, where it may be taken for a line, or kept
 // for longer than it should be.
-func TestJournalSaysNothingOfTheRequest(t *testing.T) {
+func TestLogSaysNothingOfTheRequest(t *testing.T) {
 	const canary = "canary"
 	reject := &shaper.RejectError{Reason: shaper.ErrTooLate, RetryAfter: time.Second}
 	for _, err := range []error{

@@ -262,7 +262,7 @@ func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
 	_, err = f.Write([]byte("content"))
 	require.NoError(t, err)
 	require.NoError(t, m.Close())
-	dry := mustRehearse(t, "1 per 1h")
+	dry := mustDryRun(t, "1 per 1h")
 	for _, body := range []struct {
 		kind, text string
 		want       seen
@@ -329,7 +329,7 @@ func TestTheRequestThatIsHandedOnIsTheOneThatCame(t *testing.T) {
 // A handler that does not read its body to the end leaves the rest to the handlers
 // around the middleware, as it does without a middleware.
 func TestOuterHandlersGetTheRestOfTheBody(t *testing.T) {
-	dry := mustRehearse(t, "1 per 1h")
+	dry := mustDryRun(t, "1 per 1h")
 	for name, l := range map[string]func(e *entrance) shaper.Limiter{
 		"read ahead":             func(e *entrance) shaper.Limiter { return e.Shaper },
 		"dry run":                func(*entrance) shaper.Limiter { return dry },

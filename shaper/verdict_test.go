@@ -74,9 +74,9 @@ func TestOnlyADryRunLeavesAVerdict(t *testing.T) {
 // Of several verdicts the harshest counts, whatever their order.
 func TestTheHarshestOfSeveralVerdictsCounts(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) { // g.Shaper is a dry run in which the next request would wait
-		leaves := mustRehearse(g.t, "inf")
-		longer := mustRehearse(g.t, "1 per 10s depth 9")
-		refuses := mustRehearse(g.t, "1/s")
+		leaves := mustDryRun(g.t, "inf")
+		longer := mustDryRun(g.t, "1 per 10s depth 9")
+		refuses := mustDryRun(g.t, "1/s")
 		for _, s := range []*shaper.Shaper{g.Shaper, longer, refuses} {
 			require.True(t, s.Allow())
 		}
@@ -99,8 +99,8 @@ func TestTheHarshestOfSeveralVerdictsCounts(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-// mustRehearse makes a dry run of a Shaper.
-func mustRehearse(t *testing.T, limits string) *shaper.Shaper {
+// mustDryRun makes a dry run of a Shaper.
+func mustDryRun(t *testing.T, limits string) *shaper.Shaper {
 	t.Helper()
 	s, err := shaper.New(limitsOf(t, limits), shaper.WithDryRun())
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func mustRehearse(t *testing.T, limits string) *shaper.Shaper {
 }
 
 func TestVerdictsAreSafeForConcurrentUse(t *testing.T) {
-	s := mustRehearse(t, "1 per 1h depth 9")
+	s := mustDryRun(t, "1 per 1h depth 9")
 	ctx := shaper.ContextWithVerdict(t.Context())
 	var callers sync.WaitGroup
 	for range 20 {
@@ -127,7 +127,7 @@ func TestVerdictsAreSafeForConcurrentUse(t *testing.T) {
 // come to it.
 func TestACandidateBesideALiveLimit(t *testing.T) {
 	play(t, "2/s depth 3", func(g *stage) {
-		candidate := mustRehearse(g.t, "1/s depth 1")
+		candidate := mustDryRun(g.t, "1/s depth 1")
 		c := shaper.Chain(g.Shaper, candidate)
 		arrive := func(name string) {
 			ctx := shaper.ContextWithVerdict(context.Background())

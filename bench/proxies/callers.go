@@ -45,9 +45,9 @@ func (c *callers) hangUp() {
 	}
 }
 
-// A crowd is callers each of which waits for a response to one request. Their numbers
+// waiters are callers each of which waits for a response to one request. Their numbers
 // are those of the requests, in the order of sending, from 1.
-type crowd struct {
+type waiters struct {
 	*callers
 	began     time.Time
 	responses chan response // It has room for all, so that none blocks.
@@ -64,35 +64,35 @@ type response struct {
 const settling = 100 * time.Millisecond
 
 // gather opens n connections and sends a request on each, with some time between them.
-// The crowd must be closed.
-func gather(ctx context.Context, address string, n int, every time.Duration) (*crowd, error) {
+// The waiters must be closed.
+func gather(ctx context.Context, address string, n int, every time.Duration) (*waiters, error) {
 	callers, err := openCallers(ctx, address, n)
 	if err != nil {
 		return nil, err
 	}
-	c := &crowd{callers: callers, responses: make(chan response, n)}
+	w := &waiters{callers: callers, responses: make(chan response, n)}
 	for i, one := range callers.all {
 		go func() {
 			status, err := one.receive()
-			c.responses <- response{i + 1, status, err}
+			w.responses <- response{i + 1, status, err}
 		}()
 	}
 	pause(settling)
-	if err := c.send(every); err != nil {
-		c.close()
+	if err := w.send(every); err != nil {
+		w.close()
 		return nil, err
 	}
-	return c, nil
+	return w, nil
 }
 
 // send sends one request after another, from one thread, as Go's own timers
 // would send three at a time.
-func (c *crowd) send(every time.Duration) error {
+func (w *waiters) send(every time.Duration) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c.began = time.Now()
-	for i, one := range c.all {
-		pause(time.Until(c.began.Add(time.Duration(i) * every)))
+	w.began = time.Now()
+	for i, one := range w.all {
+		pause(time.Until(w.began.Add(time.Duration(i) * every)))
 		if err := one.send(fmt.Sprintf("/%d", i+1)); err != nil {
 			return err
 		}
@@ -101,9 +101,9 @@ func (c *crowd) send(every time.Duration) error {
 }
 
 // answered returns when each request that is not excepted has been answered, with success.
-func (c *crowd) answered(ctx context.Context, except func(number int) bool) error {
-	for range c.all {
-		switch r := <-c.responses; {
+func (w *waiters) answered(ctx context.Context, except func(number int) bool) error {
+	for range w.all {
+		switch r := <-w.responses; {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case except(r.number):

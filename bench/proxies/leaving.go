@@ -69,23 +69,23 @@ func (p *programs) leave(ctx context.Context, in leavingInput) (leaving, error) 
 	defer s.close()
 	ctx, cancel := patience(ctx, in.requests(), in.Rate)
 	defer cancel()
-	c, err := gather(ctx, s.address, in.requests(), min(500*time.Microsecond, in.Lead/time.Duration(2*in.requests())))
+	w, err := gather(ctx, s.address, in.requests(), min(500*time.Microsecond, in.Lead/time.Duration(2*in.requests())))
 	if err != nil {
 		return leaving{}, errors.Join(err, context.Cause(ctx))
 	}
-	defer c.close()
-	sleep(ctx, time.Until(c.began.Add(in.Lead)))
-	for i, one := range c.all {
+	defer w.close()
+	sleep(ctx, time.Until(w.began.Add(in.Lead)))
+	for i, one := range w.all {
 		if leaves(i + 1) {
 			_ = one.conn.Close() // Its request was sent.
 		}
 	}
 	left := time.Since(s.began)
 	lineLasts := time.Duration(in.Line) * measure.Interval(float64(in.Rate))
-	if late := time.Since(c.began.Add(in.Lead)); late > lineLasts/4 {
+	if late := time.Since(w.began.Add(in.Lead)); late > lineLasts/4 {
 		return leaving{}, fmt.Errorf("%w: by %v", errLate, late)
 	}
-	if err := c.answered(ctx, leaves); err != nil {
+	if err := w.answered(ctx, leaves); err != nil {
 		return leaving{}, err
 	}
 	// A request whose caller has gone may still be on its way to the upstream.

@@ -48,7 +48,7 @@ func findPrograms(ctx context.Context, o run.Options, dir, path string) *program
 		program, err := c.find(ctx)
 		said := ""
 		if err == nil {
-			said, err = c.says(ctx, program)
+			said, err = c.askVersion(ctx, program)
 		}
 		if err != nil {
 			p.missing = append(p.missing, err)
@@ -66,8 +66,8 @@ func (p *programs) has(name string) bool {
 	return name == middleware || name == direct || p.paths[name] != ""
 }
 
-// says asks a program for its version.
-func (c candidate) says(ctx context.Context, program string) (string, error) {
+// askVersion asks a program for its version.
+func (c candidate) askVersion(ctx context.Context, program string) (string, error) {
 	said, err := exec.CommandContext(ctx, program, c.asked...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w: %s", program, c.asked[0], err, said)

@@ -61,16 +61,16 @@ func TestVersionsAreThosePrinted(t *testing.T) {
 	}
 	say("nginx version: nginx/1.22.1 (Ubuntu)")
 	c := candidate{asked: []string{"-v"}, version: regexp.MustCompile(`nginx/\S+`)}
-	version, err := c.says(t.Context(), program)
+	version, err := c.askVersion(t.Context(), program)
 	require.NoError(t, err)
 	require.Equal(t, "nginx/1.22.1", version)
 
 	say("something else")
-	_, err = c.says(t.Context(), program)
+	_, err = c.askVersion(t.Context(), program)
 	require.ErrorContains(t, err, "something else")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
-	_, err = c.says(ctx, program)
+	_, err = c.askVersion(ctx, program)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -38,12 +38,12 @@ func (p *programs) measureSpacing(ctx context.Context, in spacingInput) (spacing
 	defer s.close()
 	ctx, cancel := patience(ctx, in.requests(), in.Rate)
 	defer cancel()
-	c, err := gather(ctx, s.address, in.requests(), in.every())
+	w, err := gather(ctx, s.address, in.requests(), in.every())
 	if err != nil {
 		return spacing{}, errors.Join(err, context.Cause(ctx))
 	}
-	defer c.close()
-	if err := c.answered(ctx, func(int) bool { return false }); err != nil {
+	defer w.close()
+	if err := w.answered(ctx, func(int) bool { return false }); err != nil {
 		return spacing{}, err
 	}
 	arrivals, err := s.take()

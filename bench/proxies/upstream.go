@@ -13,12 +13,12 @@ import (
 
 // An upstream answers every request, and notes when those with a number arrived.
 type upstream struct {
-	address  string
-	listener net.Listener
-	takes    time.Duration // for each request
-	holds    bool          // it answers none
-	began    time.Time
-	serving  sync.WaitGroup
+	address     string
+	listener    net.Listener
+	serviceTime time.Duration // for each request
+	holds       bool          // it answers none
+	began       time.Time
+	serving     sync.WaitGroup
 
 	mu       sync.Mutex
 	arrivals []arrival
@@ -35,13 +35,13 @@ type arrival struct {
 
 const upstreamResponse = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\nok\n"
 
-func startUpstream(takes time.Duration, holds bool) (*upstream, error) {
+func startUpstream(serviceTime time.Duration, holds bool) (*upstream, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("the upstream: %w", err)
 	}
 	u := &upstream{
-		address: listener.Addr().String(), listener: listener, takes: takes, holds: holds, began: time.Now(), open: map[net.Conn]bool{},
+		address: listener.Addr().String(), listener: listener, serviceTime: serviceTime, holds: holds, began: time.Now(), open: map[net.Conn]bool{},
 	}
 	u.serving.Go(u.accept)
 	return u, nil
@@ -117,7 +117,7 @@ func (u *upstream) serve(conn net.Conn) {
 		if u.holds {
 			continue
 		}
-		pause(u.takes)
+		pause(u.serviceTime)
 		if _, err := conn.Write(response); err != nil {
 			return
 		}

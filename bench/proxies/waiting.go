@@ -48,17 +48,17 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 	if err != nil || n == 0 {
 		return waiting{before.resident / (1 << 20), measure.Unknown, 0}, err
 	}
-	c, err := gather(ctx, s.address, n, 0)
+	w, err := gather(ctx, s.address, n, 0)
 	if err != nil {
 		return waiting{}, errors.Join(err, context.Cause(ctx))
 	}
-	defer c.close()
+	defer w.close()
 	after, err := s.settled(ctx, n)
 	if err != nil {
 		return waiting{}, err
 	}
-	if len(c.responses) > 0 {
-		r := <-c.responses
+	if len(w.responses) > 0 {
+		r := <-w.responses
 		return waiting{}, errors.Join(fmt.Errorf("request %d did not wait: status %d", r.number, r.status), r.err)
 	}
 	more := after.resident - before.resident

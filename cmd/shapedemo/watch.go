@@ -97,7 +97,7 @@ func (w *watchPage) endClients() { w.control.end() }
 // shuts down waits for them.
 func (w *watchPage) close() {
 	w.control.end()
-	w.control.crowd.close()
+	w.control.clients.close()
 	_ = w.inspector.Close()
 	moment, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
 	defer cancel()

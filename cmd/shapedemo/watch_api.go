@@ -23,7 +23,7 @@ type control struct {
 	proxy    *proxy
 	dryRuns  *dryRuns
 	upstream *fragileUpstream // nil: a server of the user's, to which no clients are sent
-	crowd    *crowd
+	clients  *simulatedClients
 	scene    *scene
 
 	slowest, fastest float64 // rates between which the slider moves; 0 at rate inf
@@ -31,8 +31,8 @@ type control struct {
 
 // newControl returns the control of a proxy that began with limits l.
 func newControl(p *proxy, d *dryRuns, f *fragileUpstream, l shaper.Limits) *control {
-	c := &control{proxy: p, dryRuns: d, upstream: f, crowd: newCrowd(p.url)}
-	c.scene = newScene(c.crowd, l)
+	c := &control{proxy: p, dryRuns: d, upstream: f, clients: newSimulatedClients(p.url)}
+	c.scene = newScene(c.clients, l)
 	if info := newLimitsInfo(l); !info.unlimited {
 		c.slowest, c.fastest = rateRange(l)
 	}
@@ -139,10 +139,10 @@ func (c *control) sendErrand(name string, n number, send func(*errand) error) er
 }
 
 func (c *control) sendBurst(n number) error {
-	return c.sendErrand("burst", n, func(e *errand) error { return c.crowd.burst(e, 0, nil) })
+	return c.sendErrand("burst", n, func(e *errand) error { return c.clients.burst(e, 0, nil) })
 }
 
-func (c *control) sendHerd(n number) error { return c.sendErrand("herd", n, c.crowd.herd) }
+func (c *control) sendHerd(n number) error { return c.sendErrand("herd", n, c.clients.herd) }
 
 // sendImpatient sends a burst in which every second client goes away while it waits: after
 // a tenth to four tenths of the time for which the last of a full line waits.
@@ -150,7 +150,7 @@ func (c *control) sendImpatient(n number) error {
 	info := newLimitsInfo(c.proxy.shaper.Limits())
 	longest := min(float64(info.mayWait)*info.interval, time.Hour.Seconds())
 	return c.sendErrand("impatient", n, func(e *errand) error {
-		return c.crowd.burst(e, 0, func(i int) time.Duration {
+		return c.clients.burst(e, 0, func(i int) time.Duration {
 			if i%2 == 0 {
 				return 0
 			}
@@ -179,7 +179,7 @@ func (c *control) setSlow(t toggle) error {
 func (c *control) stop(nothing) error {
 	c.scene.play(false)
 	c.scene.flow(false)
-	c.crowd.stop()
+	c.clients.stop()
 	return nil
 }
 
@@ -222,7 +222,7 @@ func (c *control) setCandidate(wanted limitsText) error {
 // fast as usual, and asks for no pause.
 func (c *control) end() {
 	c.scene.close()
-	c.crowd.end()
+	c.clients.end()
 	c.proxy.takesPauses.Store(false)
 	if c.upstream != nil && c.upstream.slowed.Swap(false) {
 		c.proxy.shaper.Hold(0)

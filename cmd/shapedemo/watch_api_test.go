@@ -26,12 +26,12 @@ func controlOf(t *testing.T, limits string, s *stubbedProxy) *control {
 	f := &fragileUpstream{size: capacityFor(newLimitsInfo(l), 0)}
 	c := newControl(&proxy{shaper: shaped}, d, f, l)
 	if s != nil {
-		stubbed := crowdAt(s)
-		c.crowd, c.scene.crowd = stubbed, stubbed
+		stubbed := clientsAt(s)
+		c.clients, c.scene.clients = stubbed, stubbed
 	}
 	t.Cleanup(func() {
 		c.end()
-		c.crowd.close()
+		c.clients.close()
 		d.close()
 		require.NoError(t, shaped.Close())
 	})
@@ -101,7 +101,7 @@ func TestAButtonThatCannotBeFollowedNamesTheField(t *testing.T) {
 		require.Contains(t, got.Error.Message, row.says, "%s %s", row.name, row.body)
 	}
 	require.Equal(t, defaultLimits, c.proxy.shaper.Limits().String())
-	require.Nil(t, c.crowd.latestErrand())
+	require.Nil(t, c.clients.latestErrand())
 }
 
 // A form of another site can be sent without asking the visitor, and a form cannot be
@@ -117,7 +117,7 @@ func TestAFormPressesNoButton(t *testing.T) {
 	w = httptest.NewRecorder()
 	c.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/demo/burst", nil))
 	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
-	require.Nil(t, c.crowd.latestErrand())
+	require.Nil(t, c.clients.latestErrand())
 }
 
 // The page reads the reason from the answer, which must be JSON as all others are.
@@ -132,7 +132,7 @@ func TestAForeignPageIsToldInJSONThatItPressesNothing(t *testing.T) {
 	var got struct{ Error problem }
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got), w.Body)
 	require.Contains(t, got.Error.Message, "another origin")
-	require.Nil(t, c.crowd.latestErrand())
+	require.Nil(t, c.clients.latestErrand())
 }
 
 func TestTheSliderReTimesTheLine(t *testing.T) {

@@ -73,7 +73,7 @@ func TestEachClientHasAKeyForEachRoute(t *testing.T) {
 	}
 }
 
-func TestTheCrowdIsOfManyClients(t *testing.T) {
+func TestTheSimulatedClientsAreMany(t *testing.T) {
 	count := map[string]int{}
 	for range 10_000 {
 		count[strings.Join(func() []string { route, client := pickClient(); return []string{route, client} }(), "/")]++

@@ -28,10 +28,10 @@ const (
 // Beside the scene there can be steady traffic, of four fifths of the rate that the
 // proxy had at first: the line grows as soon as the rate is set below that.
 type scene struct {
-	crowd  *crowd
-	burst  int           // clients in a burst
-	period time.Duration // from one burst to the next
-	rate   float64       // of the proxy at first
+	clients *simulatedClients
+	burst   int           // clients in a burst
+	period  time.Duration // from one burst to the next
+	rate    float64       // of the proxy at first
 
 	mu        sync.Mutex
 	seen      time.Time // when a page gave its last sign
@@ -45,18 +45,18 @@ type scene struct {
 }
 
 // newScene returns the scene for a proxy with limits l. The caller must close it.
-func newScene(c *crowd, l shaper.Limits) *scene {
+func newScene(c *simulatedClients, l shaper.Limits) *scene {
 	info := newLimitsInfo(l)
 	if info.unlimited {
-		return &scene{crowd: c, burst: maxSceneBurst, period: scenePeriod, rate: maxSceneTraffic, stop: make(chan struct{})}
+		return &scene{clients: c, burst: maxSceneBurst, period: scenePeriod, rate: maxSceneTraffic, stop: make(chan struct{})}
 	}
 	drain := min(1.5*float64(info.mayWait)*info.interval, time.Minute.Seconds())
 	return &scene{
-		crowd:  c,
-		burst:  int(min(max(3, math.Ceil(1.5*float64(info.fits()))), maxSceneBurst)),
-		period: max(scenePeriod, time.Duration(drain*float64(time.Second))),
-		rate:   info.rate,
-		stop:   make(chan struct{}),
+		clients: c,
+		burst:   int(min(max(3, math.Ceil(1.5*float64(info.fits()))), maxSceneBurst)),
+		period:  max(scenePeriod, time.Duration(drain*float64(time.Second))),
+		rate:    info.rate,
+		stop:    make(chan struct{}),
 	}
 }
 
@@ -145,7 +145,7 @@ func (s *scene) next(now time.Time) (burst bool, traffic float64, watched bool) 
 // sendClients sends clients that no visitor has asked for. If they do not fit beside
 // those whom one has asked for, there are enough without them.
 func (s *scene) sendClients(n int, over time.Duration) {
-	_ = s.crowd.burst(&errand{clients: n}, over, nil)
+	_ = s.clients.burst(&errand{clients: n}, over, nil)
 }
 
 // close ends the scene for good, and waits until it has ended.

@@ -19,7 +19,7 @@ func watchFor(s *scene, d time.Duration) {
 func TestTheScenePlaysWhileAPageIsOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		proxy := &stubbedProxy{}
-		c := crowdAt(proxy)
+		c := clientsAt(proxy)
 		s := newScene(c, limitsOf(t, defaultLimits))
 		defer c.close()
 		defer s.close()
@@ -45,7 +45,7 @@ func TestTheScenePlaysWhileAPageIsOpen(t *testing.T) {
 func TestAVisitorsWishOutlastsASignButNotTheVisit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		proxy := &stubbedProxy{}
-		c := crowdAt(proxy)
+		c := clientsAt(proxy)
 		s := newScene(c, limitsOf(t, defaultLimits))
 		defer c.close()
 		defer s.close()

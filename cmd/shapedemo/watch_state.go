@@ -71,7 +71,7 @@ func (c *control) state() demoState {
 	if c.upstream != nil {
 		s.Clients = c.clientsState()
 	}
-	if e := c.crowd.latestErrand(); e != nil {
+	if e := c.clients.latestErrand(); e != nil {
 		s.Errand = e.state()
 	}
 	return s

@@ -48,7 +48,7 @@ func start(t testing.TB, log string, command *exec.Cmd) *process {
 }
 
 // watch starts a guard that kills the process when this one ends without having done so,
-// as after a panic or a time-out of the test. It reads from a pipe which ends with this
+// as after a panic or a timeout of the test. It reads from a pipe which ends with this
 // process.
 func (p *process) watch() error {
 	p.guard = exec.Command("sh", "-c", `read -r _ || kill -9 "$1"`, "sh", strconv.Itoa(p.command.Process.Pid))

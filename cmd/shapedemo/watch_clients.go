@@ -13,19 +13,19 @@ import (
 const herdTime = time.Minute
 
 var (
-	errCrowded  = errors.New("so many clients do not fit beside those of earlier buttons, which are still there")
-	errOneHerd  = errors.New("a herd is still there: wait until it is served, or stop it")
-	errStopping = errors.New("the demo is stopping")
+	errTooManyClients = errors.New("so many clients do not fit beside those of earlier buttons, which are still there")
+	errOneHerd        = errors.New("a herd is still there: wait until it is served, or stop it")
+	errStopping       = errors.New("the demo is stopping")
 )
 
-// A crowd is all simulated clients that the page has let loose on the proxy. Its
+// simulatedClients are all clients that the page has let loose on the proxy. Their
 // methods may be called from any goroutine.
-type crowd struct {
+type simulatedClients struct {
 	send   func(context.Context, string) result // sends a request to that path of the proxy
 	client *http.Client
 
 	mu      sync.Mutex
-	now     *outing
+	now     *session
 	ended   bool // no client may come any more
 	clients int  // there now, or about to come
 	herding bool
@@ -34,47 +34,47 @@ type crowd struct {
 	all     sync.WaitGroup // of the errands
 }
 
-// An outing is the time between two stops of the crowd.
-type outing struct {
+// A session is the time between two stops of the clients.
+type session struct {
 	coming context.Context // clients may send requests
 	there  context.Context // clients wait for their responses; it ends after coming
 	end    context.CancelFunc
 	cut    context.CancelFunc
 }
 
-func newOuting() *outing {
-	o := &outing{}
-	o.there, o.cut = context.WithCancel(context.Background())
-	o.coming, o.end = context.WithCancel(o.there)
-	return o
+func newSession() *session {
+	s := &session{}
+	s.there, s.cut = context.WithCancel(context.Background())
+	s.coming, s.end = context.WithCancel(s.there)
+	return s
 }
 
-// newCrowd returns the crowd in front of the proxy at that URL. The caller must
-// close it.
-func newCrowd(proxy string) *crowd {
+// newSimulatedClients returns those of the proxy at that URL. The caller must
+// close them.
+func newSimulatedClients(proxy string) *simulatedClients {
 	client := newClient(256)
-	return &crowd{
+	return &simulatedClients{
 		client: client,
 		send:   func(ctx context.Context, path string) result { return sendOne(ctx, client, proxy+path) },
-		now:    newOuting(),
+		now:    newSession(),
 	}
 }
 
 // burst lets that many clients send one request each, over a span, and returns
 // without waiting for them. If each has some patience, a client disconnects after
 // its part of it.
-func (c *crowd) burst(e *errand, over time.Duration, patience func(i int) time.Duration) error {
+func (c *simulatedClients) burst(e *errand, over time.Duration, patience func(i int) time.Duration) error {
 	sends := sendTimes(e.clients, over)
-	return c.start(e, func(o *outing) {
-		sendAt(o.coming, sends, func(i int) {
-			e.note(c.sendPatiently(o, patience, i))
+	return c.start(e, func(s *session) {
+		sendAt(s.coming, sends, func(i int) {
+			e.note(c.sendPatiently(s, patience, i))
 		})
 	})
 }
 
 // sendPatiently sends one request. With patience, the client may disconnect.
-func (c *crowd) sendPatiently(o *outing, patience func(i int) time.Duration, i int) result {
-	ctx := o.there
+func (c *simulatedClients) sendPatiently(s *session, patience func(i int) time.Duration, i int) result {
+	ctx := s.there
 	if patience != nil {
 		if d := patience(i); d > 0 {
 			var gone context.CancelFunc
@@ -89,16 +89,16 @@ func (c *crowd) sendPatiently(o *outing, patience func(i int) time.Duration, i i
 
 // herd lets all clients come at one instant. Those that are refused come back when
 // their Retry-After is over, which is whole seconds: together, again and again.
-func (c *crowd) herd(e *errand) error {
+func (c *simulatedClients) herd(e *errand) error {
 	e.herd = true
-	return c.start(e, func(o *outing) {
-		coming, end := context.WithTimeout(o.coming, herdTime)
+	return c.start(e, func(s *session) {
+		coming, end := context.WithTimeout(s.coming, herdTime)
 		defer end()
 		sendAt(coming, make([]time.Duration, e.clients), func(i int) {
 			path := pathOf(pickClient())
 			for {
-				r := c.send(o.there, path)
-				r.disconnected = r.status == 0 && o.there.Err() != nil
+				r := c.send(s.there, path)
+				r.disconnected = r.status == 0 && s.there.Err() != nil
 				e.note(r)
 				if r.status != http.StatusTooManyRequests {
 					return
@@ -113,7 +113,7 @@ func (c *crowd) herd(e *errand) error {
 
 // start begins an errand, if its clients fit, and returns without waiting for its
 // end.
-func (c *crowd) start(e *errand, run func(*outing)) error {
+func (c *simulatedClients) start(e *errand, run func(*session)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -122,7 +122,7 @@ func (c *crowd) start(e *errand, run func(*outing)) error {
 	case e.herd && c.herding:
 		return errOneHerd
 	case c.clients+e.clients > maxBurst:
-		return errCrowded
+		return errTooManyClients
 	}
 	c.clients += e.clients
 	c.herding = c.herding || e.herd
@@ -130,9 +130,9 @@ func (c *crowd) start(e *errand, run func(*outing)) error {
 		c.errands++
 		e.id, c.latest = c.errands, e
 	}
-	o := c.now
+	s := c.now
 	c.all.Go(func() {
-		run(o)
+		run(s)
 		e.end()
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -143,18 +143,18 @@ func (c *crowd) start(e *errand, run func(*outing)) error {
 }
 
 // stop sends all clients away at once: those that wait disconnect.
-func (c *crowd) stop() {
+func (c *simulatedClients) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now.cut()
 	if !c.ended {
-		c.now = newOuting()
+		c.now = newSession()
 	}
 }
 
 // end lets no more clients come. Those that are there stay until they have their
 // responses.
-func (c *crowd) end() {
+func (c *simulatedClients) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
@@ -162,7 +162,7 @@ func (c *crowd) end() {
 }
 
 // close sends all clients away and waits until they have gone.
-func (c *crowd) close() {
+func (c *simulatedClients) close() {
 	c.end()
 	c.stop()
 	c.all.Wait()
@@ -172,7 +172,7 @@ func (c *crowd) close() {
 }
 
 // latestErrand returns the errand that a visitor asked for last, or nil.
-func (c *crowd) latestErrand() *errand {
+func (c *simulatedClients) latestErrand() *errand {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.latest

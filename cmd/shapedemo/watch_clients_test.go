@@ -21,10 +21,10 @@ type stubbedProxy struct {
 	came []time.Duration // after begin
 }
 
-// crowdAt returns a crowd whose requests go to s. It must be made in a bubble.
-func crowdAt(s *stubbedProxy) *crowd {
+// clientsAt returns simulatedClients whose requests go to s. They must be made in a bubble.
+func clientsAt(s *stubbedProxy) *simulatedClients {
 	s.begin = time.Now()
-	return &crowd{now: newOuting(), send: s.serve}
+	return &simulatedClients{now: newSession(), send: s.serve}
 }
 
 func (s *stubbedProxy) serve(ctx context.Context, _ string) result {
@@ -62,7 +62,7 @@ func (s *stubbedProxy) total() int {
 func TestABurstOfThePageComesAtOneInstant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubbedProxy{}
-		c := crowdAt(s)
+		c := clientsAt(s)
 		defer c.close()
 		e := &errand{name: "burst", clients: 150}
 		require.NoError(t, c.burst(e, 0, nil))
@@ -90,7 +90,7 @@ func TestARefusedHerdComesBackTogether(t *testing.T) {
 			}
 			return result{status: http.StatusOK}
 		}
-		c := crowdAt(s)
+		c := clientsAt(s)
 		defer c.close()
 		e := &errand{name: "herd", clients: 180}
 		require.NoError(t, c.herd(e))
@@ -110,7 +110,7 @@ func TestAHerdThatIsNeverServedGoesAway(t *testing.T) {
 		s := &stubbedProxy{answer: func(int) result {
 			return result{status: http.StatusTooManyRequests, retryAfter: 7 * time.Second}
 		}}
-		c := crowdAt(s)
+		c := clientsAt(s)
 		defer c.close()
 		e := &errand{name: "herd", clients: 2}
 		require.NoError(t, c.herd(e))
@@ -125,7 +125,7 @@ func TestAHerdThatIsNeverServedGoesAway(t *testing.T) {
 func TestClientsWithoutPatienceGoAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubbedProxy{takes: time.Second}
-		c := crowdAt(s)
+		c := clientsAt(s)
 		defer c.close()
 		e := &errand{clients: 10}
 		require.NoError(t, c.burst(e, 0, func(i int) time.Duration { return time.Duration(i%2) * 300 * time.Millisecond }))
@@ -145,11 +145,11 @@ func TestClientsWithoutPatienceGoAway(t *testing.T) {
 func TestMoreClientsThanFitAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubbedProxy{takes: time.Second}
-		c := crowdAt(s)
+		c := clientsAt(s)
 		defer c.close()
 		require.NoError(t, c.burst(&errand{clients: maxBurst - 1}, 0, nil))
-		require.ErrorIs(t, c.burst(&errand{clients: 2}, 0, nil), errCrowded)
-		require.ErrorIs(t, c.herd(&errand{clients: 2}), errCrowded)
+		require.ErrorIs(t, c.burst(&errand{clients: 2}, 0, nil), errTooManyClients)
+		require.ErrorIs(t, c.herd(&errand{clients: 2}), errTooManyClients)
 		require.NoError(t, c.burst(&errand{clients: 1}, 0, nil))
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -160,7 +160,7 @@ func TestMoreClientsThanFitAreRefused(t *testing.T) {
 func TestStopSendsAllAwayAndOthersMayCome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubbedProxy{takes: time.Minute}
-		c := crowdAt(s)
+		c := clientsAt(s)
 		defer c.close()
 		e := &errand{clients: 10}
 		require.NoError(t, c.burst(e, time.Second, nil))
@@ -188,7 +188,7 @@ func TestAtTheEndNoClientComesAndNoneIsSentAway(t *testing.T) {
 			}
 			return result{status: http.StatusOK}
 		}}
-		c := crowdAt(s)
+		c := clientsAt(s)
 		defer c.close()
 		e := &errand{clients: 80}
 		require.NoError(t, c.herd(e))
