@@ -2,7 +2,9 @@ package shaper
 
 import (
 	"context"
+	"fmt"
 	"hash/maphash"
+	"sync/atomic"
 )
 
 // EnterAsReentry is Acquire for a request that was let go before, as Transport
@@ -51,3 +53,51 @@ func BlocksOf[K comparable](g *Group[K]) int {
 	}
 	return n
 }
+
+// AuditRefusals lets a new Shaper refuse without its lock wherever it can, not only when many
+// calls are refused in a row. It repeats each such refusal under the lock at the same instant,
+// unless the lock has been taken meanwhile, and panics if that leads to anything else. It
+// returns how many it has compared.
+func AuditRefusals(s *Shaper) *atomic.Int64 {
+	compared := new(atomic.Int64)
+	s.stripes = newRefusalStripes()
+	s.stripes.audit = func(p *publication, now int64, r request, why rejection) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.published.Load() != p {
+			return
+		}
+		s.flow.bucket.idleUntil(now) // As lockFlow does.
+		due := s.waiting > 0 && s.headMayLeaveLocked(&s.flow) <= now
+		_, want := s.judgeNewcomerLocked(&s.flow, now, &r)
+		if due || s.recorded || now < s.clock || want != why || int(p.waiting) != s.flow.waiting() {
+			panic(fmt.Sprintf("refused without the lock at %d: %+v; with it, the clock at %d: %+v, a slot is due: %v, recorded: %v",
+				now, why, s.clock, want, due, s.recorded))
+		}
+		compared.Add(1)
+	}
+	return compared
+}
+
+// RefusesWithoutLock reports whether something is published that refusals are made from.
+func RefusesWithoutLock(s *Shaper) bool { return s.published.Load() != nil }
+
+// LockAt takes the lock as a call does that has read the clock long ago, and returns the
+// instant that it goes by. Instants are in nanoseconds since New.
+func LockAt(s *Shaper, now int64) int64 {
+	defer s.unlockAndArm()
+	return s.lockAt(now, headFirst)
+}
+
+// PublishAfter is how many refusals in a row it takes.
+const PublishAfter = publishAfter
+
+// HoldLock takes the lock as somebody does who is about to change something, and has come no
+// further. It returns what releases the lock.
+func HoldLock(s *Shaper) (release func()) {
+	s.mu.Lock()
+	return s.mu.Unlock
+}
+
+// BucketRateOf is bucketRateOf, for the tests of what an engine does.
+var BucketRateOf = bucketRateOf

@@ -55,19 +55,6 @@ func (s *refusalStripe) noteLocked(p *publication, now, cost int64, why rejectio
 	s.add(now, cost, why)
 }
 
-// lockStripe locks a stripe that nobody else has locked: the first one, as long as no two calls
-// have met there. (So calls that follow one another within one tick of a coarse clock are
-// remembered in their order.)
-func (p *publication) lockStripe() *refusalStripe {
-	if !p.contended.Load() {
-		if p.first.mu.TryLock() {
-			return p.first
-		}
-		p.contended.Store(true)
-	}
-	return p.stripes.lock()
-}
-
 // lock locks a stripe that nobody else has locked. If there is none, it waits for one: on a busy
 // machine goroutines are preempted while they have a stripe, and were others to try on, they
 // would use up the time in which those could go on (2,000 ns a call instead of 190 were seen with

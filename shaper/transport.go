@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
 // A Transport is an [http.RoundTripper] that paces what a client sends: each
@@ -174,6 +176,12 @@ func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) 
 	return innerOf(t.Limiter).enter(ctx, n, newcomer)
 }
 
+// A pause is the time for which a response asks the client to hold back.
+type pause struct {
+	span time.Duration // at most MaxHold; 0: the response does not ask
+	held bool          // the Limiter is held for that time, so that all its requests wait
+}
+
 // send sends a request that has been admitted, and holds the line if the response asks
 // for that. It calls release exactly once, even if Base panics, or leaves that to the
 // response's body. The hold comes before the release, because the release lets the next
@@ -196,6 +204,22 @@ func (t Transport) send(r *http.Request, release func()) (response *http.Respons
 	}
 	withBody = release != nil && releaseWithBody(response, r.Method, release)
 	return response, asked, nil
+}
+
+// holdFrom returns for how long a response asks the client to hold back, at most 365
+// days. It returns 0 if the response does not ask, or asks in a malformed field.
+// Retry-After takes precedence, as the draft of the RateLimit fields demands.
+func (t Transport) holdFrom(response *http.Response) time.Duration {
+	refused := response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable
+	if refused {
+		if d := httpfield.RetryAfter(response.Header, horizon); d > 0 {
+			return d
+		}
+	}
+	if refused || t.HoldWhenExhausted {
+		return httpfield.Exhausted(response.Header, horizon)
+	}
+	return 0
 }
 
 func (t Transport) maxHold() time.Duration {
