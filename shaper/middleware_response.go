@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/httpfield"
@@ -56,8 +55,7 @@ func (a response) write(w http.ResponseWriter, r *http.Request) {
 	h["Content-Type"] = values[1:2:2]
 	h["X-Content-Type-Options"] = values[2:3:3]
 	if a.retryAfter > 0 {
-		values[3] = strconv.FormatInt(a.retryAfter, 10)
-		h["Retry-After"] = values[3:4:4]
+		httpfield.SetRetryAfter(h, a.retryAfter, values[3:])
 	}
 	w.WriteHeader(a.status)
 	_, _ = w.Write(a.body) // An error means that the client has gone: there is nothing left to do.

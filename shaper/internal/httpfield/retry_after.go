@@ -9,6 +9,7 @@ package httpfield
 import (
 	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -59,6 +60,14 @@ func span(n int64, longest time.Duration) time.Duration {
 		return longest
 	}
 	return time.Duration(n) * time.Second
+}
+
+// SetRetryAfter sets the field to a number of seconds, as [http.Header.Set] would. value is
+// where the field's value is kept: a slice of one string, which may be part of an array that
+// holds the values of other fields too. That spares the allocation of a slice for this one.
+func SetRetryAfter(h http.Header, seconds int64, value []string) {
+	value[0] = strconv.FormatInt(seconds, 10)
+	h["Retry-After"] = value[:1:1]
 }
 
 // Seconds returns the number for a Retry-After field: d in whole seconds, rounded up so

@@ -118,3 +118,13 @@ func TestSecondsAreRoundedUp(t *testing.T) {
 		require.Equal(t, want, httpfield.Seconds(d), d)
 	}
 }
+
+func TestRetryAfterIsWritten(t *testing.T) {
+	values := [...]string{"no-store", "", "kept"}
+	h := http.Header{"Cache-Control": values[0:1:1], "Retry-After": {"1", "2"}}
+	httpfield.SetRetryAfter(h, 86_400, values[1:])
+	require.Equal(t, http.Header{"Cache-Control": {"no-store"}, "Retry-After": {"86400"}}, h)
+	require.Equal(t, 24*time.Hour, httpfield.RetryAfter(h, 48*time.Hour))
+	h.Add("Retry-After", "3")
+	require.Equal(t, "kept", values[2], "what is added does not overwrite the values of other fields")
+}
