@@ -106,7 +106,7 @@ func (s *keyShard[K]) foundLocked(key K, now int64) *keyedFlow[K] {
 
 // foundOrNewLocked returns the bucket of a key, and the shard that has it. If there is none,
 // it makes one as soon as the lookup has the Limits and their plan. If it returns neither a
-// bucket nor an error, the caller is to call it again: with the lock of over held if l.shares
+// bucket nor an error, the caller is to call it again: with the lock of over held if l.needsOver
 // is set, and otherwise after planFor if the Limits are known, and after lookUpLimits if not.
 func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	// Limits that were returned before a Reload may be those that it was called to replace. An
