@@ -83,10 +83,7 @@ func TestManyLeasedSlotsDoNotDrift(t *testing.T) {
 		share(t, 1, limits, 200*us, func(p *processes) {
 			stop := p.saturate(min(p.limits.Depth, 600))
 			defer stop()
-			n := 20_000
-			if long {
-				n = 1_000_000
-			}
+			n := rounds(20_000, 200_000, 1_000_000)
 			span := time.Duration(float64(n) / float64(p.limits.Rate) * float64(time.Second))
 			p.at(span + 10*ms)
 			at := p.instants()[:n]
