@@ -292,12 +292,12 @@ func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
 		return told.phase != open
 	}, "the first shard is not told of the Shutdown")
 	g.Hold(first, 0)
-	require.NoError(t, <-firstEnded)
+	require.NoError(t, received(t, firstEnded))
 	require.Equal(t, open, untold.phase)
 	untold.mu.Unlock()
 	g.Hold(last, 0)
-	require.NoError(t, <-lastEnded)
-	require.NoError(t, <-down)
+	require.NoError(t, received(t, lastEnded))
+	require.NoError(t, received(t, down))
 }
 
 // A Shutdown that begins is no line that another one has to wait for.
@@ -315,7 +315,7 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
 	g.over.mu.Unlock()
 	for range cap(errs) {
-		require.NoError(t, <-errs)
+		require.NoError(t, received(t, errs))
 	}
 }
 

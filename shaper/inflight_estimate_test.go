@@ -154,7 +154,7 @@ func TestSeatsThatLastAreTimedAfterManyThatDidNot(t *testing.T) {
 
 // What a request is refused by goes as if a seat became free at once, which shows
 // in a Forecast that another obstacle makes longer than the estimate.
-func TestPredictionWithACapIsALowerBound(t *testing.T) {
+func TestForecastWithACapIsAnEstimate(t *testing.T) {
 	play(t, "10/s burst 2 depth 2 wait 150ms inflight 1", func(g *stage) {
 		forecast := func() time.Duration {
 			t.Helper()

@@ -1,7 +1,6 @@
 package shaper_test
 
 import (
-	"net"
 	"net/http"
 	"testing"
 	"time"
@@ -44,12 +43,8 @@ func TestMiddlewareAllocatesOnceForAnAdmittedRequestAndAtMostFourTimesForARefusa
 				s := mustMake(t, test.limits)
 				s.Allow()
 				h := shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
-				server := &http.Server{ReadTimeout: time.Minute, WriteTimeout: time.Minute}
-				if withConnContext {
-					server.ConnContext = shaper.ConnContext
-				}
 				allocations := make(chan float64, 1) // The one request sends one, and so never blocks.
-				server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					u := &unwritten{ResponseWriter: w, header: http.Header{}}
 					wrong := 0
 					n := testing.AllocsPerRun(1000, func() {
@@ -62,17 +57,14 @@ func TestMiddlewareAllocatesOnceForAnAdmittedRequestAndAtMostFourTimesForARefusa
 						n = -1
 					}
 					allocations <- n
+				}), shortTimeouts(time.Minute), func(s *http.Server) {
+					if withConnContext {
+						hooked(s)
+					}
 				})
-				listener, err := net.Listen("tcp", "127.0.0.1:0")
+				_, err := dial(t, addr).Write([]byte(request))
 				require.NoError(t, err)
-				go func() { _ = server.Serve(listener) }()
-				client, err := net.Dial("tcp", listener.Addr().String())
-				require.NoError(t, err)
-				_, err = client.Write([]byte(request))
-				require.NoError(t, err)
-				got := <-allocations
-				require.NoError(t, client.Close())
-				require.NoError(t, server.Close())
+				got := next(t, allocations)
 				require.GreaterOrEqual(t, got, 0., "%s, %s: a request was answered otherwise", test.name, body)
 				require.LessOrEqual(t, got, float64(test.most), "%s, %s, ConnContext %t", test.name, body, withConnContext)
 			}

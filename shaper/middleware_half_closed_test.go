@@ -191,6 +191,7 @@ func TestAHalfClosedClientIsGoneAfterAWait(t *testing.T) {
 			for name, wait := range map[string]shaper.Limiter{
 				"a function that waits for its context": limiterFunc(func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }),
 				"one that does not look at it":          kept(longWait(serverTimeout), nil),
+				"a Shaper":                              stuckShaper(t, 1),
 			} {
 				t.Run(strings.Join([]string{hook.name, request[:4], name}, "/"), func(t *testing.T) {
 					t.Parallel()

@@ -77,9 +77,9 @@ func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
 			require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
 
 			close(stay["/second"])
-			require.Equal(t, "200: ", receive(t, second))
+			require.Equal(t, "200: ", next(t, second))
 			close(stay["/third"])
-			require.Equal(t, "200: ", receive(t, third))
+			require.Equal(t, "200: ", next(t, third))
 			waitFor(t, inFlight(s, 0), "all seats are free")
 		})
 	}

@@ -59,7 +59,7 @@ func TestAStreamKeepsItsSeatUntilTheHandlerReturns(t *testing.T) {
 		st := s.Stats()
 		require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
 		close(words)
-		require.Equal(t, "200: hello", receive(t, became))
+		require.Equal(t, "200: hello", next(t, became))
 		waitFor(t, inFlight(s, 0), "all seats are free")
 	})
 }
@@ -79,8 +79,8 @@ func TestAPanicFreesTheSeat(t *testing.T) {
 		became := send(t.Context(), t, client, url, nil)
 		waitFor(t, inLine(s, 1), "the next waits")
 		close(ready)
-		require.Equal(t, "200: ", receive(t, became))
-		require.NotContains(t, receive(t, panics), "200")
+		require.Equal(t, "200: ", next(t, became))
+		require.NotContains(t, next(t, panics), "200")
 		waitFor(t, inFlight(s, 0), "all seats are free")
 	})
 }
@@ -112,11 +112,11 @@ func TestAClientThatLeavesTheLineFreesNoSeat(t *testing.T) {
 		leaves := send(ctx, t, client, url, nil)
 		waitFor(t, inLine(s, 1), "it waits")
 		leave()
-		require.Contains(t, receive(t, leaves), "context canceled")
+		require.Contains(t, next(t, leaves), "context canceled")
 		waitFor(t, func() bool { return s.Stats().Abandoned == 1 }, "it has left the line")
 		require.Equal(t, 1, s.Stats().InFlight)
 		close(stay)
-		require.Equal(t, "200: ", receive(t, stays))
+		require.Equal(t, "200: ", next(t, stays))
 		waitFor(t, inFlight(s, 0), "all seats are free")
 	})
 }

@@ -238,18 +238,6 @@ func do(client *http.Client, r *http.Request) <-chan string {
 	return became
 }
 
-// receive returns what became of a request that has nothing to wait for.
-func receive(t *testing.T, became <-chan string) string {
-	t.Helper()
-	select {
-	case s := <-became:
-		return s
-	case <-time.After(enough):
-		t.Fatal("nothing became of the request")
-		return ""
-	}
-}
-
 // postTo returns the status and the body of the answer, or what went wrong.
 func postTo(client *http.Client, url string, body io.Reader) string {
 	answer, err := client.Post(url, "text/plain", body)

@@ -189,3 +189,14 @@ func comes(t *testing.T, so func() bool, says ...any) {
 		require.Less(t, time.Since(began), time.Minute, says...)
 	}
 }
+
+// received returns what a call that runs beside the test has ended with.
+func received(t *testing.T, ended <-chan error) (err error) {
+	t.Helper()
+	select {
+	case err = <-ended:
+	case <-time.After(time.Minute):
+		require.FailNow(t, "a call does not end")
+	}
+	return err
+}
