@@ -30,7 +30,7 @@ type call struct {
 
 type callKey struct{}
 
-// callOf returns the call of a request that a Shape has begun to serve.
+// callOf returns the call of a request that a [Shape] has begun to serve.
 func callOf(r *http.Request) *call { return r.Context().Value(callKey{}).(*call) }
 
 // newCall begins the call of a request.

@@ -79,7 +79,7 @@ func sortErrors(errs Errors) {
 	})
 }
 
-// maxText is how much of an offending text an Error holds, in bytes. A file may be a
+// maxText is how much of an offending text an [Error] holds, in bytes. A file may be a
 // single word of a megabyte.
 const maxText = 60
 

@@ -25,7 +25,7 @@ type Rule struct {
 //
 // [Rules.Limits] and [Rules.Candidate] answer what a [shaper.Group] asks, and
 // [Rules.Explain] says which rule the answer is from. Where no rule matches the key
-// and there is no default, they answer ErrNoRule and false: the calls of that key then
+// and there is no default, they answer [ErrNoRule] and false: the calls of that key then
 // fail, they are not let through.
 //
 // Rules never change. All methods may be called at the same time.
@@ -54,7 +54,7 @@ type node struct {
 	rule   int32 // index of the rule whose key ends here, or none
 }
 
-// newRules returns Rules that hold the given rules, of which no two have the same key.
+// newRules returns [Rules] that hold the given rules, of which no two have the same key.
 func newRules(rules []Rule) *Rules {
 	slices.SortFunc(rules, func(a, b Rule) int { return strings.Compare(a.Key, b.Key) })
 	r := &Rules{rules: rules, fallback: none, edges: make(map[edge]node, len(rules))}
@@ -112,7 +112,7 @@ func (r *Rules) find(key string) *Rule {
 }
 
 // Limits returns the limits of the rule for key: the rule whose key is the longest
-// prefix of it that ends at a "/" or at its end, or the default. It is ErrNoRule if
+// prefix of it that ends at a "/" or at its end, or the default. It is [ErrNoRule] if
 // there is neither. It allocates nothing and takes no lock.
 func (r *Rules) Limits(key string) (shaper.Limits, error) {
 	rule := r.find(key)
@@ -124,7 +124,7 @@ func (r *Rules) Limits(key string) (shaper.Limits, error) {
 
 // Candidate returns the candidate of the rule for key, which is the rule that
 // [Rules.Limits] goes by. If that rule has none, Rate is [rate.Inf] and everything else
-// is 0, so that a dry run says "leave" to all its requests. It is ErrNoRule if there is
+// is 0, so that a dry run says "leave" to all its requests. It is [ErrNoRule] if there is
 // no rule for key. It allocates nothing and takes no lock.
 func (r *Rules) Candidate(key string) (shaper.Limits, error) {
 	rule := r.find(key)

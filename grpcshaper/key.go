@@ -141,7 +141,7 @@ func isMetadataName(name string) bool {
 	return name != "" && !strings.HasPrefix(name, "grpc-")
 }
 
-// failing returns a KeyFunc that always returns err.
+// failing returns a [KeyFunc] that always returns err.
 func failing(err error) KeyFunc {
 	return func(context.Context, string) (string, error) { return "", err }
 }

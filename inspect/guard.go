@@ -50,7 +50,7 @@ func (i *Inspector) admits(r *http.Request) error {
 }
 
 // knowsHost reports whether a Host field names a loopback address or a host of
-// WithHosts.
+// [WithHosts].
 func (i *Inspector) knowsHost(field string) bool {
 	field = strings.ToLower(field)
 	host, _, err := net.SplitHostPort(field)

@@ -42,7 +42,7 @@ type Inspector struct {
 	running sync.WaitGroup // the sampler and the streams
 }
 
-// New makes an Inspector. It never fails: options that do not go together make an
+// New makes an [Inspector]. It never fails: options that do not go together make an
 // Inspector that refuses what it must, and [Inspector.Err] says why.
 func New(opts ...Option) *Inspector {
 	i := &Inspector{
@@ -71,7 +71,7 @@ func New(opts ...Option) *Inspector {
 	return i
 }
 
-// Err returns what is wrong with the options that New was given, or nil.
+// Err returns what is wrong with the options that [New] was given, or nil.
 func (i *Inspector) Err() error { return i.err }
 
 // Add shows source under a name, from now on. It panics if there is a source of that

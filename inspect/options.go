@@ -42,8 +42,9 @@ func WithHosts(hosts ...string) Option {
 // WithControl lets whoever knows the token change limits for a time, and hold and
 // release lines. The token is sent as "Authorization: Bearer TOKEN". It should be
 // random, as by crypto/rand.Text; one of less than 16 bytes is taken, and the log warns of
-// it. With an empty one nothing can be changed, and [Inspector.Err] says why. White space around it, such as the
-// end of the line in a file, does not count. Without WithControl the Inspector is read-only.
+// it. With an empty one nothing can be changed, and [Inspector.Err] says why. White space
+// around it, such as the end of the line in a file, does not count. Without WithControl the
+// [Inspector] is read-only.
 func WithControl(token string) Option {
 	token = strings.TrimSpace(token)
 	return option(func(o *options) {

@@ -57,7 +57,7 @@ func readPair(pair string) (name, value string, err error) {
 	return name, value, nil
 }
 
-// maxKeptKey is how long a key may be, in bytes, of which the Inspector keeps a history or
+// maxKeptKey is how long a key may be, in bytes, of which the [Inspector] keeps a history or
 // a recording. Each is kept for a time, and so is its key, whether or not it has a bucket.
 const maxKeptKey = 8 << 10
 

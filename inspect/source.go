@@ -11,7 +11,7 @@ import (
 // Group.
 type Source interface{ open() source }
 
-// A source is a Source as one Inspector sees it. Its methods may be called from several
+// A source is a [Source] as one [Inspector] sees it. Its methods may be called from several
 // goroutines at once, except scan. They call functions of the program only where that is
 // said, and then outside all locks.
 type source interface {
@@ -55,7 +55,7 @@ type bucketRef interface {
 	refusals() (own []shaper.Refusal, all bool)
 
 	// explain returns where its limits come from, or nil. It calls the function of
-	// WithExplain.
+	// [WithExplain].
 	explain() *rule
 }
 
@@ -110,7 +110,7 @@ type shaperSource struct{ s *shaper.Shaper }
 
 func (s shaperSource) open() source { return &openShaper{shaperSource: s, limits: limitsTable{}} }
 
-// An openShaper is a Shaper as one Inspector sees it. It is its own only bucket.
+// An openShaper is a Shaper as one [Inspector] sees it. It is its own only bucket.
 type openShaper struct {
 	shaperSource
 

@@ -47,7 +47,7 @@ func (s groupSource[K]) open() source {
 		isText: reflect.TypeFor[K]().Kind() == reflect.String}
 }
 
-// An openGroup is a Group as one Inspector sees it.
+// An openGroup is a Group as one [Inspector] sees it.
 type openGroup[K comparable] struct {
 	groupSource[K]
 	isText bool // K is a string, so a key and its text are each other's conversion

@@ -46,7 +46,7 @@ type target struct {
 }
 
 // A track is the history of a target. Only the sampler adds to it; the lock of the
-// Inspector guards it.
+// [Inspector] guards it.
 type track struct {
 	read    func() (reading, bool) // of the target, now; called outside the lock
 	bucket  bucketRef              // of one bucket, else nil: it remains right when the text of its key is forgotten

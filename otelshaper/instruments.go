@@ -45,7 +45,7 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 	return option(func(to *options) { to.provider = p })
 }
 
-// New makes Instruments. It returns an error if the provider cannot make one of them.
+// New makes [Instruments]. It returns an error if the provider cannot make one of them.
 func New(opts ...Option) (*Instruments, error) {
 	o := options{provider: otel.GetMeterProvider()}
 	for _, opt := range opts {

@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A DB runs statements: a [*pgxpool.Pool], a [*pgx.Conn] or a [pgx.Tx]. A Bucket uses the
+// A DB runs statements: a [*pgxpool.Pool], a [*pgx.Conn] or a [pgx.Tx]. A [Bucket] uses the
 // last two for one call at a time; nobody else may use them meanwhile. Any other DB must be
 // safe for concurrent use, and must run no statement twice.
 type DB interface {
@@ -39,7 +39,7 @@ var _ shaper.Bucket = (*Bucket)(nil)
 
 var errNoDB = errors.New("pgbucket: the DB is nil")
 
-// New returns a Bucket whose levels are in a table that db leads to. Nothing is asked of
+// New returns a [Bucket] whose levels are in a table that db leads to. Nothing is asked of
 // the server yet. If an option is wrong, or db is nil, all methods return an error that
 // says so.
 func New(db DB, opts ...Option) *Bucket {
@@ -185,7 +185,7 @@ func column(key string) []byte {
 	return append([]byte(key[:longestKey]), sum[:]...)
 }
 
-// failed returns the error of a method for one of the DB.
+// failed returns the error of a method for one of the [DB].
 func failed(ctx context.Context, err error) error {
 	switch e, ok := errors.AsType[*pgconn.PgError](err); {
 	case ctx.Err() != nil:

@@ -33,10 +33,10 @@
 // The package is tested with PostgreSQL 15, and uses nothing newer than 12. The defaults
 // will do. These settings matter:
 //
-//   - synchronous_commit need not be changed: a Take turns it off for itself, because a
+//   - synchronous_commit need not be changed: [Bucket.Take] turns it off for itself, as a
 //     crash then loses only the Takes of less than the last second. On a disk that has to be waited
 //     for, that is several times faster. Nothing else of the session is changed, and a
-//     transaction of yours ends as you want it. Only for a DB of a type of your own, of
+//     transaction of yours ends as you want it. Only for a [DB] of a type of your own, of
 //     which the package can't know whether it is in a transaction, set synchronous_commit
 //     to off for its role or connections.
 //   - The table may be made UNLOGGED (ALTER TABLE leaky_buckets SET UNLOGGED). Then Takes

@@ -13,7 +13,7 @@ import (
 //go:embed schema.sql
 var schema string
 
-// Schema returns the SQL that makes the table of a Bucket and its functions, for those who
+// Schema returns the SQL that makes the table of a [Bucket] and its functions, for those who
 // apply such changes with a tool of their own. It is schema.sql, with the name of
 // [WithTable]. If an option is wrong, it returns "".
 func Schema(opts ...Option) string {
@@ -24,10 +24,11 @@ func Schema(opts ...Option) string {
 	return o.inTable(schema)
 }
 
-// Migrate makes the table of a Bucket and its functions, unless they are there, and replaces
-// functions that an older version of this package has made. Those of a newer version stay.
-// Each process may call it whenever it starts, and several at once; only the one that makes
-// or replaces something needs the right to do so. All is done in one transaction, which is db's if that is a [pgx.Tx].
+// Migrate makes the table of a [Bucket] and its functions, unless they are there, and
+// replaces functions that an older version of this package has made. Those of a newer
+// version stay. Each process may call it whenever it starts, and several at once; only the
+// one that makes or replaces something needs the right to do so. All is done in one
+// transaction, which is db's if that is a [pgx.Tx].
 func Migrate(ctx context.Context, db DB, opts ...Option) error {
 	o, err := newOptions(opts)
 	if err == nil && db == nil {
@@ -42,7 +43,7 @@ func Migrate(ctx context.Context, db DB, opts ...Option) error {
 	return nil
 }
 
-// migration returns one statement that runs the Schema if that is needed. Sessions that run
+// migration returns one statement that runs the [Schema] if that is needed. Sessions that run
 // it at once wait for each other, because CREATE … IF NOT EXISTS fails where two create the
 // same thing; whoever has waited looks again. The number of the lock is arbitrary. What
 // exists is looked for first, because CREATE needs the right to do so even if it then has

@@ -30,7 +30,7 @@ type Collector struct {
 	sources []*named // the slice is replaced, never changed
 }
 
-// A named is a Source under its name.
+// A named is a [Source] under its name.
 type named struct {
 	rule   string
 	source Source
@@ -43,8 +43,8 @@ type option func(*Collector)
 
 func (o option) apply(c *Collector) { o(c) }
 
-// New makes a Collector without sources. It panics if an Option is wrong, as the functions
-// of package prometheus do, and says how.
+// New makes a [Collector] without sources. It panics if an [Option] is wrong, as the
+// functions of package prometheus do, and says how.
 func New(opts ...Option) *Collector {
 	c := &Collector{waitBuckets: defaultWaitBuckets}
 	for _, opt := range opts {

@@ -29,7 +29,7 @@ type Bucket struct {
 
 var _ shaper.Bucket = (*Bucket)(nil)
 
-// New returns a Bucket on the servers of a client: a [redis.Client], one that
+// New returns a [Bucket] on the servers of a client: a [redis.Client], one that
 // [redis.NewFailoverClient] has made for servers with sentinels, or a
 // [redis.ClusterClient]. The Bucket neither changes nor closes it, so it may serve other
 // purposes too.

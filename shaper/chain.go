@@ -15,16 +15,17 @@ import (
 // If a later Limiter refuses a request, or the context ends there, the earlier ones do not
 // get back what the request has cost them. So put the Limiter first that refuses most.
 // The error is that of the Limiter that refused. A request that comes again after that
-// error's RetryAfter may be refused by a later Limiter. While a request waits in a later
-// line, it counts as in flight for an earlier cap.
+// error's [RejectError.RetryAfter] may be refused by a later Limiter. While a request waits
+// in a later line, it counts as in flight for an earlier cap.
 //
-// A Chain has the methods Acquire (the caps of all, released together), Forecast (the
-// longest of the waits, or the first refusal) and Hold (of all that have one), so
-// [Middleware] and [Transport] use it as they use a [Shaper], and a dry run in it leaves
-// its [Verdict]. Two things are missing: there are no RateLimit fields, because there is
-// no one bucket whose state they could show, and a request that a Transport sends again
-// enters as a newcomer. Forecast and Hold leave out a Limiter that lacks them, such as
-// x/time's. Forecast also leaves out dry runs, in which no request waits.
+// A Chain has the methods [Shaper.Acquire] (the caps of all, released together),
+// [Shaper.Forecast] (the longest of the waits, or the first refusal) and [Shaper.Hold] (of
+// all that have one), so [Middleware] and [Transport] use it as they use a [Shaper], and a
+// dry run in it leaves its [Verdict]. Two things are missing: there are no RateLimit
+// fields, because there is no one bucket whose state they could show, and a request that a
+// Transport sends again enters as a newcomer. Forecast and Hold leave out a Limiter that
+// lacks them, such as x/time's. Forecast also leaves out dry runs, in which no request
+// waits.
 //
 // A Chain of no Limiters admits every request whose context has not ended. If one of the
 // Limiters is nil, every call returns an error that says which, and Hold does nothing. A
@@ -64,7 +65,7 @@ func (c chain) WaitN(ctx context.Context, n int) error {
 	return nil
 }
 
-// checkCall checks a call before any Limiter is asked. Some Limiters do not check the
+// checkCall checks a call before any [Limiter] is asked. Some Limiters do not check the
 // cost and the context, and some do so in another order than a [Shaper].
 func (c chain) checkCall(ctx context.Context, n int) error {
 	if c.broken != nil {

@@ -42,7 +42,7 @@ type dispatcher struct {
 
 	dirty *flow // its head or its seats have changed; due is not updated yet
 
-	// published is what a Shaper refuses by without the lock; nil: nothing.
+	// published is what a [Shaper] refuses by without the lock; nil: nothing.
 	published atomic.Pointer[publication]
 
 	due         departures
@@ -58,7 +58,7 @@ type dispatcher struct {
 
 	sweepTimer *sweepTimer // nil: it belongs to a Shaper
 	// emptied is called under the lock when no request is in line any more of a shard of a
-	// Group that is draining: the shards end their drain together. It may be called again.
+	// [Group] that is draining: the shards end their drain together. It may be called again.
 	emptied func()
 }
 
@@ -83,7 +83,7 @@ type modeStates struct {
 // plainStates is that of all dispatchers without such a mode. It is only read.
 var plainStates modeStates
 
-// isDryRun reports whether WithDryRun is set.
+// isDryRun reports whether [WithDryRun] is set.
 func (d *dispatcher) isDryRun() bool { return d.mode&dryRun != 0 }
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
@@ -209,7 +209,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 }
 
 // updateDepartureLocked moves the line of a flow to its place among the departures. In a
-// Group it drops a line that is not needed any more.
+// [Group] it drops a line that is not needed any more.
 func (d *dispatcher) updateDepartureLocked(f *flow) {
 	ln := f.line
 	if ln == nil {

@@ -32,8 +32,8 @@
 //
 // # The one rule
 //
-// A bucket has a level, in cost units, which is never below 0. It leaks at Rate
-// units per second.
+// A bucket has a level, in cost units, which is never below 0. It leaks at [Limits.Rate]
+// units per second. When it is empty, [Limits.Burst] units can leave at once.
 //
 //	A request of cost n leaves as soon as it is at the head of the line and
 //	the level is at most max(0, Burst − n). Leaving raises the level by n.
@@ -47,9 +47,9 @@
 //	Burst b, Depth d   b at once, then a line; nginx burst with delay
 //	cost n > Burst     waits for an empty bucket, then holds it for n/Rate
 //
-// There are three exceptions. With Depth 0 a cost above Burst is refused, even by an empty
-// bucket. No wait, burst or cost may extend more than 365 days ahead. At rate.Inf the
-// level is always 0, and a request of any cost leaves at once, except while the line is
+// There are three exceptions. With Depth 0 a cost above Burst is refused, even by
+// an empty bucket. No wait, burst or cost may extend more than 365 days ahead. At rate.Inf
+// the level is always 0, and a request of any cost leaves at once, except while the line is
 // held or all seats are taken.
 //
 // # Guarantees
@@ -58,7 +58,7 @@
 //     than Burst + Rate × (W + Slack) cost units. (If a cost is above Burst, the
 //     largest cost takes the place of Burst. Across a change of limits, the larger
 //     Burst and the integral of the rates count.) The schedule is absolute and exact:
-//     7 per second are 604,800 in 24 hours, give or take one. Slack is the lateness
+//     7 per second are 604,800 in 24 hours, give or take one. [Limits.Slack] is the lateness
 //     that a late wake-up may make up. Lateness up to Slack does not add up. Lateness
 //     beyond it is lost: the schedule goes on from now − Slack, and the lost cost is
 //     counted in [Stats.Missed]. While requests wait, cost departed + Missed is Rate ×
@@ -73,7 +73,7 @@
 //  3. Bound. At most Depth requests wait. The next is refused at once, without
 //     blocking, whatever the state of the ticker. A request that a Transport
 //     retries was admitted before, so it waits even beyond Depth, and enters the
-//     line even during Shutdown.
+//     line even during [Shaper.Shutdown].
 //  4. Abandonment. When the context of a waiting request ends, its place is free and
 //     its slot belongs to the next request before its call returns. No departure is
 //     spent on a request whose caller has gone, except in the one case that
@@ -86,15 +86,15 @@
 //     request has left in between is the slot lost. No slot is used twice.
 //  6. Prediction. The prediction assumes that all requests ahead stay. A request that
 //     would leave at or after its context's deadline, or would wait longer than
-//     MaxWait, is refused at entry. A wait of exactly MaxWait is admitted. A request
-//     whose deadline has passed while its context's Err is still nil is refused, and
+//     [Limits.MaxWait], is refused at entry. A wait of exactly MaxWait is admitted. A request
+//     whose deadline has passed while ctx.Err() is still nil is refused, and
 //     counted. A later change of the rate refuses no request that was admitted: it
 //     waits until its context ends. With a cap nobody knows when requests end. So the
 //     prediction assumes that a seat becomes free at once, and a request that might
 //     still leave in time is not refused. RetryAfter and Forecast are estimates
 //     then, from how long requests have been in flight of late. A request that a
 //     Transport retries is bound by its deadline, but not by MaxWait.
-//  7. Change. SetLimits takes effect at once on the requests in line: they are
+//  7. Change. [Shaper.SetLimits] takes effect at once on the requests in line: they are
 //     re-timed, in their order. Level and line are kept. A smaller Depth refuses
 //     newcomers and removes no request from the line.
 //  8. Rest. At most a second after its line emptied a Shaper has no goroutine,
@@ -105,10 +105,10 @@
 //     has ended. With a [Bucket] it first tries to give back what was leased. Shutdown
 //     admits no more requests, lets the line leave at its rate, and then closes. If its
 //     context ends first, Shutdown returns that error while the line goes on leaving;
-//     only Close stops it then. With an empty line Shutdown returns nil even if its
+//     only [Shaper.Close] stops it then. With an empty line Shutdown returns nil even if its
 //     context is done, and so does a Shutdown that is waiting when Close is called.
 //     Both can be called many times, at once, and from anywhere, hooks included. On
-//     a closed Shaper SetLimits, Limits and Stats still work.
+//     a closed Shaper SetLimits, [Shaper.Limits] and [Shaper.Stats] still work.
 //  10. One instant. Every entry point first brings the bucket up to now:
 //     departures that are due come before an arrival, a change, an end or a look at
 //     the same instant. The end of a context counts from the moment at which its
@@ -126,12 +126,12 @@
 // On Linux (amd64, arm64, 386, arm), at intervals up to 20 ms, a kernel timer wakes the
 // ticker. In an idle process requests then leave within tens of microseconds of their
 // slots, and at intervals up to 1 ms mostly within a few. The timer needs a file while a
-// request waits, and for a tenth of a second longer. On other systems, at longer intervals, and if no
-// file can be had, the ticker uses a Go timer, which on Linux is up to a millisecond
-// late. [Stats] says which timer is used, and why. Neither loses the rate: lateness is
-// made up, within [Limits.Slack]. Above 20,000 per second, without [WithCoarseTimer], the
-// ticker hardly sleeps between slots. It lets other goroutines run until the next slot,
-// and takes as much of a processor as they leave.
+// request waits, and for a tenth of a second longer. On other systems, at longer intervals,
+// and if no file can be had, the ticker uses a Go timer, which on Linux is up to a
+// millisecond late. [Stats] says which timer is used, and why. Neither loses the rate:
+// lateness is made up, within [Limits.Slack]. Above 20,000 per second, without
+// [WithCoarseTimer], the ticker hardly sleeps between slots. It lets other goroutines run
+// until the next slot, and takes as much of a processor as they leave.
 //
 // # Testing with it
 //

@@ -20,8 +20,8 @@ var (
 	// that the [*RejectError] is [context.DeadlineExceeded].
 	ErrTooLate = errors.New("shaper: would leave too late")
 
-	// ErrTooCostly means that the request can never fit: its cost is above Burst
-	// while Depth is 0, or it would hold the bucket for more than 365 days.
+	// ErrTooCostly means that the request can never fit: its cost is above [Limits.Burst]
+	// while [Limits.Depth] is 0, or it would hold the bucket for more than 365 days.
 	ErrTooCostly = errors.New("shaper: costs more than can ever fit")
 
 	// ErrClosed means that [Shaper.Close] or [Shaper.Shutdown] has been called.
@@ -52,7 +52,7 @@ const (
 	refusedUnavailable reason = iota - 1 // of a shared bucket, which counts it itself
 )
 
-// reasonErrors has the Reason of a RejectError for each reason.
+// reasonErrors has the Reason of a [RejectError] for each reason.
 var reasonErrors = [reasons + 1]error{
 	refusedFull:   ErrQueueFull,
 	refusedLate:   ErrTooLate,
@@ -62,7 +62,7 @@ var reasonErrors = [reasons + 1]error{
 	refusedUnavailable: ErrUnavailable,
 }
 
-// A limitsError is the failure of the function that returns the Limits of a key.
+// A limitsError is the failure of the function that returns the [Limits] of a key.
 type limitsError struct{ err error }
 
 func (e *limitsError) Error() string { return fmt.Sprintf("shaper: limits of a key: %v", e.err) }
@@ -95,14 +95,15 @@ type RejectError struct {
 	// left to its deadline, would be admitted if those in line stay and no
 	// other request comes. It is 0 if trying again does not help ([ErrTooCostly]). With
 	// [ErrClosed] it is the time until the line is empty, and with [ErrUnavailable]
-	// the time until the Bucket may be asked again, which may fail again.
+	// the time until the [Bucket] may be asked again, which may fail again.
 	//
 	// With [Limits.InFlight] it is an estimate, unless seats are free for this request and
 	// all ahead, as nobody knows when requests end: at least the mean time for which they
-	// have been in flight of late, divided by InFlight, and at least 1 ms. With a [Bucket] it is an estimate too, as
-	// if this process went on getting the share of the slots that it has had of late.
-	// But where the Bucket itself has refused the call (Depth 0, or [Shaper.AllowN]),
-	// it is the time until the Bucket admits it if no other process takes anything.
+	// have been in flight of late, divided by InFlight, and at least 1 ms. With a [Bucket]
+	// it is an estimate too, as if this process went on getting the share of the slots that
+	// it has had of late. But where the Bucket itself has refused the call ([Limits.Depth]
+	// 0, or [Shaper.AllowN]), it is the time until the Bucket admits it if no other process
+	// takes anything.
 	RetryAfter time.Duration
 
 	deadline bool // The request would have missed its context's deadline.

@@ -28,7 +28,7 @@ import (
 //
 // At most [WithMaxKeys] keys have a bucket of their own at once. A bucket that is not
 // drained is never deleted to make room, because then whoever can make up keys could
-// get a fresh Burst each time. Instead, keys that come when the table is full share
+// get a fresh [Limits.Burst] each time. Instead, keys that come when the table is full share
 // buckets. There are up to 1,024 of them, each for one value of Limits. A hash, which
 // is seeded anew in each process, decides which keys share one. Such a key may be
 // refused for what others do, but nobody who has a bucket notices.
@@ -127,7 +127,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	return g, nil
 }
 
-// mustBeMade panics if NewGroup has not made g.
+// mustBeMade panics if [NewGroup] has not made g.
 func (g *Group[K]) mustBeMade() {
 	if g == nil || g.over == nil {
 		panic("shaper: this Group is nil or zero and can't be used; make one with shaper.NewGroup")

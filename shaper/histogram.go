@@ -150,10 +150,10 @@ type Histograms struct {
 	// Spacing counts the departures out of a line, by the time since the departure
 	// before it from the same bucket, as a multiple of what the schedule puts between the
 	// two. For requests of cost 1 that is the interval, 1/[Limits.Rate]. In general it is
-	// the time in which max(Burst, m) − max(0, Burst − n) cost units leak, where m and n
-	// are the costs of the earlier and the later request. The departure before the first one
-	// out of a line may have left the level below Burst, so there the level just after it
-	// takes the place of max(Burst, m).
+	// the time in which max([Limits.Burst], m) − max(0, Burst − n) cost units leak, where m
+	// and n are the costs of the earlier and the later request. The departure before the
+	// first one out of a line may have left the level below Burst, so there the level just
+	// after it takes the place of max(Burst, m).
 	//
 	// A perfect comb has nothing but 1. Above it are late departures, and waits for a seat
 	// or for the end of a hold; below it are those that make up lateness, except the first out
@@ -161,9 +161,9 @@ type Histograms struct {
 	// requests that found no line are not counted: they may come as close together as Burst
 	// allows. Nor is the first departure out of a line that began while the level was 0,
 	// because of a hold or the cap, nor that of a request which was due and kept only by a
-	// costlier one ahead of it, nor the one after that, nor the first one after the Limits have changed while requests
-	// waited, nor any at [rate.Inf]. A slot that came just before its request was given up is
-	// a departure here.
+	// costlier one ahead of it, nor the one after that, nor the first one after the
+	// [Limits] have changed while requests waited, nor any at [rate.Inf]. A slot that came
+	// just before its request was given up is a departure here.
 	Spacing Histogram
 }
 
@@ -193,7 +193,7 @@ func (g *Group[K]) Histograms() Histograms {
 	return m.histograms(sum.departed, sum.wait)
 }
 
-// The buckets of a Histogram of waits go from a microsecond to 388 days, those of spacings
+// The buckets of a [Histogram] of waits go from a microsecond to 388 days, those of spacings
 // from 1/256 to 256. All of them take 4 KB.
 const (
 	lowestWait     = -20 * bucketsPerDoubling
@@ -202,7 +202,7 @@ const (
 	highestSpacing = 8 * bucketsPerDoubling
 )
 
-// measures has the counts of the Histograms. A dispatcher gets them with the first request
+// measures has the counts of the [Histograms]. A dispatcher gets them with the first request
 // that waits. Requests that leave at once are not counted here: that would add a tenth to
 // what their calls take. How many they are follows from the counts of departures.
 type measures struct {
@@ -298,7 +298,7 @@ func (m *measures) addLocked(d *dispatcher) {
 	m.spacingSum += o.spacingSum
 }
 
-// histograms is Histograms for so many requests that have left, and have waited for so many
+// histograms is [Histograms] for so many requests that have left, and have waited for so many
 // nanoseconds.
 func (m *measures) histograms(departed uint64, wait int64) Histograms {
 	h := Histograms{

@@ -145,7 +145,7 @@ func (l *Limits) UnmarshalText(text []byte) error {
 
 // rateText returns the text form of a rate. A whole number per second is written as
 // such: 50/s. For any other rate, rateText returns the form with the fewest digits that
-// ParseLimits reads as exactly r: 20/min.
+// [ParseLimits] reads as exactly r: 20/min.
 func rateText(r rate.Limit) string {
 	if r == rate.Inf {
 		return "inf"

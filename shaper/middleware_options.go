@@ -39,7 +39,7 @@ func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
 // nil, a request costs 1.
 //
 // A request of cost 0 passes untouched; give this cost to health checks. If the cost
-// comes from the request, bound it: all requests behind it wait for cost / Rate. A
+// comes from the request, bound it: all requests behind it wait for cost / [Limits.Rate]. A
 // negative cost is a mistake, which is answered with status 500.
 func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption(cost) }
 
@@ -50,7 +50,7 @@ func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError 
 // WithErrorHandler sets the function that answers requests which were not
 // admitted. By default, or with nil, it is [WriteError].
 //
-// The function gets the Limiter's error, in which [errors.As] finds the [RejectError]
+// The function gets the [Limiter]'s error, in which [errors.As] finds the [RejectError]
 // of a [Shaper]; or [ErrNegativeCost]; or an error of the middleware's own, for which
 // [WriteError] knows the status. It is not called for a client that has gone. When it
 // is called, the middleware has already set the deadlines of the connection and its

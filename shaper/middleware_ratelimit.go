@@ -24,8 +24,8 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 //	RateLimit-Policy: "name";q=Burst+Depth;w=q/Rate
 //	RateLimit: "name";r=free;t=seconds
 //
-// Here q is how many requests an empty bucket admits at once: Burst of them leave
-// and Depth wait. w is the time in which q of them drain. r is how many requests the
+// Here q is how many requests an empty bucket admits at once: [Limits.Burst] of them leave
+// and [Limits.Depth] wait. w is the time in which q of them drain. r is how many requests the
 // bucket would admit now: the free units, floor(Burst − level), plus the places that
 // are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0.
 // While the line is held no units are free, and while the bucket is blocked ([WithBlock])
@@ -33,7 +33,7 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 // include, at most as many units are free as seats. Units and places are added as if
 // each request cost 1. In a refusal t is the Retry-After of [WriteError] if there is
 // one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
-// up. The numbers come from Stats just after the decision.
+// up. The numbers come from [Shaper.Stats] just after the decision.
 //
 // A client that obeys the fields slows down before it is refused, and more than it
 // has to. Times are whole seconds, so at 10/s with a Burst of 2 the second request
@@ -44,7 +44,7 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 //
 // The name is that of [WithName], or "default"; characters other than printable
 // ASCII become '?'. There are no fields at [rate.Inf], for requests of cost 0, with
-// status 500 (the server's mistake), for a Limiter without a method Stats() Stats,
+// status 500 (the server's mistake), for a [Limiter] without a method Stats() Stats,
 // and in a [Group] for a key that shares a bucket. If several middlewares stand around
 // a handler, each adds its own fields to those that are there.
 func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }

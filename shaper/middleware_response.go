@@ -17,7 +17,7 @@ import (
 // gone: nginx's 499, for which net/http has no name.
 const statusClientGone = 499
 
-// WriteError answers a request that a Limiter did not admit with err:
+// WriteError answers a request that a [Limiter] did not admit with err:
 //
 //   - 429 with Retry-After if the line is full or the request would leave too
 //     late; without it if the request can never fit, which the body then says.
@@ -35,7 +35,7 @@ const statusClientGone = 499
 // nothing of the request or of err. "Cache-Control: no-store" keeps it out of caches.
 //
 // WriteError is the default of [WithErrorHandler]. It may also be called from such a
-// handler, or after a WaitN of your own.
+// handler, or after a [Shaper.WaitN] of your own.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	responseTo(err).write(w, r)
 }

@@ -10,10 +10,10 @@ import (
 // as long as a call finds it published, the flow is as it says, and the call is refused just as
 // it would be under the lock at that instant.
 //
-// Some methods take the lock of a Shaper without lockAt, which would read the clock. takeOutcome
-// changes nothing that is in a view. Those of a parker, those of a Recording, and
-// shaperLimiter.stats only read. releaseSeat needs a cap, and [Recording.Stop] a Recording, with
-// which nothing is published.
+// Some methods take the lock of a [Shaper] without lockAt, which would read the clock.
+// takeOutcome changes nothing that is in a view. Those of a parker, those of a [Recording],
+// and shaperLimiter.stats only read. releaseSeat needs a cap, and [Recording.Stop] a
+// Recording, with which nothing is published.
 type publication struct {
 	view
 	at     int64 // when it was published

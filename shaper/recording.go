@@ -32,8 +32,8 @@ type Arrival struct {
 	Done     bool          // false: it still waits
 }
 
-// An arrival is an Arrival in a Recording. Its end may be noted under the lock of another
-// shard of a Group than that of the Recording.
+// An arrival is an [Arrival] in a [Recording]. Its end may be noted under the lock of another
+// shard of a [Group] than that of the Recording.
 type arrival struct {
 	at, deadline, cost int64
 	allow              bool
@@ -57,7 +57,7 @@ const (
 
 // Record begins a [Recording] of the latest max requests; a max below 1 counts as 1. A call
 // that is not counted in [Stats], such as one of cost 0, is not recorded. In a dry run
-// Waited and Err are those of the [Verdict].
+// [Arrival.Waited] and [Arrival.Err] are those of the [Verdict].
 func (s *Shaper) Record(max int) *Recording {
 	s.mustBeMade()
 	r := newRecording(&s.dispatcher, max)
@@ -74,8 +74,8 @@ func (s *Shaper) Record(max int) *Recording {
 
 // Record is [Shaper.Record] for the calls with one key, whether the key has a bucket, shares
 // one, or has none for a while. It makes no bucket. A key that does not equal itself,
-// such as NaN, has no Recording: it stays empty. A call whose [Limits] cannot be had is recorded with
-// that error.
+// such as NaN, has no [Recording]: it stays empty. A call whose [Limits] cannot be had is
+// recorded with that error.
 func (g *Group[K]) Record(key K, max int) *Recording {
 	g.mustBeMade()
 	s := g.shardOf(key)

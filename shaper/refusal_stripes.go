@@ -98,8 +98,8 @@ func (s *refusalStripes) each(read func(*refusalStripe)) {
 	}
 }
 
-// addTo adds the counts of all stripes to the Stats that the dispatcher knows of. refused are
-// its own counts.
+// addTo adds the counts of all stripes to the [Stats] that the dispatcher knows of. refused
+// are its own counts.
 func (s *refusalStripes) addTo(st *Stats, refused refusals, d *dispatcher) {
 	s.each(func(stripe *refusalStripe) {
 		for i, n := range stripe.refused {

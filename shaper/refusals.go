@@ -63,7 +63,7 @@ func (g *Group[K]) Refusals() []Refusal {
 }
 
 // A refusedKey is the key of a refusal, and the number of that among the refusals of all
-// shards of a Group.
+// shards of a [Group].
 type refusedKey[K comparable] struct {
 	key    K
 	number uint64
@@ -129,7 +129,7 @@ func (s *keyShard[K]) keepRefusedKeyLocked(key K) {
 }
 
 // latestRefusals is Refusals of those that the dispatcher has noted. also is called under
-// the lock. The Key of each Refusal is its number, for the caller to replace it.
+// the lock. The Key of each [Refusal] is its number, for the caller to replace it.
 func (d *dispatcher) latestRefusals(also func()) []Refusal {
 	var log refusalRing
 	d.lockAndAdvance()
@@ -141,7 +141,7 @@ func (d *dispatcher) latestRefusals(also func()) []Refusal {
 	return log.refusals(d, func(i uint64) any { return i })
 }
 
-// refusals returns what is in the ring, each Refusal with the Key that keyOf returns for
+// refusals returns what is in the ring, each [Refusal] with the Key that keyOf returns for
 // its number.
 func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []Refusal {
 	first := r.count - min(r.count, keptRefusals)

@@ -7,13 +7,13 @@ import (
 
 // A Bucket holds levels that several processes share: for each key the one instant at
 // which its level reaches 0, on the Bucket's own clock. Packages redisbucket and pgbucket
-// are Buckets on servers; package buckettest has one in memory, and the tests that every
+// have one on servers; package buckettest has one in memory, and the tests that every
 // Bucket must pass.
 //
-// The state of a key is that instant, which is called Empty here; the [BucketRate] in
-// force; and the time of the Bucket's clock at which both were written. A key that has no
-// state, or one that can't be read, is at level 0. A Bucket may forget a key a while after
-// its level has reached 0.
+// The state of a key is that instant, which is called Empty here ([BucketLevel.Empty]); the
+// [BucketRate] in force; and the time of the Bucket's clock at which both were written. A
+// key that has no state, or one that can't be read, is at level 0. A Bucket may forget a
+// key a while after its level has reached 0.
 //
 // A Bucket on several servers may also have a method
 //
@@ -32,9 +32,9 @@ type Bucket interface {
 	Take(ctx context.Context, t Take) (Taken, error)
 
 	// GiveBack takes off what was taken last, if nothing has been taken since: if the
-	// Empty of t.Key is exactly end, and t.Rate is in force, of whatever version, Empty
-	// becomes earlier by t.Rise(). Otherwise GiveBack does nothing, and that is no error.
-	// Of t only Key, Cost and Rate count.
+	// [BucketLevel.Empty] of t.Key is exactly end, and t.Rate is in force, of whatever
+	// version, it becomes earlier by t.Rise(). Otherwise GiveBack does nothing, and that is
+	// no error. Of t only [Take.Key], [Take.Cost] and [Take.Rate] count.
 	GiveBack(ctx context.Context, t Take, end Instant) error
 }
 
@@ -55,7 +55,7 @@ type Take struct {
 	Rate  BucketRate
 
 	// High is the latest instant up to which this process knows the level to have been
-	// raised at Rate, and Seen the latest reading of the Bucket's clock that it knows, in
+	// raised at Rate, and Seen the latest reading of the [Bucket]'s clock that it knows, in
 	// microseconds. They heal a state that was lost. 0 means that nothing is known.
 	High Instant
 	Seen int64
@@ -70,16 +70,16 @@ const MaxAhead = 2 * time.Second
 
 // Taken is the answer of a [Bucket]. With it a process works out when each of its requests
 // leaves, by the same rule as without a Bucket: a request of cost n leaves when the level
-// is at most max(0, Burst − n), and raises it by n.
+// is at most max(0, [BucketRate.Burst] − n), and raises it by n.
 type Taken struct {
 	OK    bool    // the level has been raised
 	Now   int64   // the Bucket's clock in this step, in microseconds since 1970, rounded down
 	Empty Instant // when the level reaches 0, without what has been taken in this step; not before Now
 	Cold  bool    // there was no state
 
-	// Other is the rate in force if it conflicts with that of the Take: then nothing was
-	// taken, and Empty counts in the Parts of Other. Rates that differ in nothing but their
-	// versions do not conflict.
+	// Other is the rate in force if it conflicts with that of the [Take]: then nothing was
+	// taken, and Empty counts in the [BucketRate.Parts] of Other. Rates that differ in
+	// nothing but their versions do not conflict.
 	Other *BucketRate
 }
 
@@ -102,29 +102,30 @@ func (l BucketLevel) valid() bool {
 }
 
 // Apply is the atomic step of [Bucket.Take]. l is the state of the key, and now the
-// Bucket's clock, in microseconds rounded down, read after the key was locked. Apply
+// [Bucket]'s clock, in microseconds rounded down, read after the key was locked. Apply
 // returns the state to be written, which is l if there is nothing to write, and the answer.
 // A Bucket whose server can't call Apply does the same in the server's language; package
 // buckettest compares the two.
 //
 // The steps are these. Nothing is ever rounded, but for a change of the rate.
 //
-//  1. Without a state the answer is Cold, Empty is now + t.Guard, and t.Rate comes into
-//     force. That is written even if nothing is taken: otherwise the guard would begin
-//     again with each Take, and would not end.
+//  1. Without a state the answer is [Taken.Cold], [BucketLevel.Empty] is now + t.Guard, and
+//     t.Rate comes into force. That is written even if nothing is taken: otherwise the guard
+//     would begin again with each Take, and would not end.
 //  2. If the state was written at a time w after now, the clock has gone back, and Empty
 //     becomes Empty − (w − now).
 //  3. If the rate in force and t.Rate differ in their versions at most, the greater version
 //     comes into force, and nothing else changes. Otherwise the greater version decides. If
 //     it is that of t.Rate, t.Rate comes into force, and Empty becomes that of
 //     [BucketRate.Rescale]. If it is not, or if both are equal, nothing is taken or written,
-//     and the answer has the rate in force as Other.
+//     and the answer has the rate in force in [Taken.Other].
 //  4. If t.High is after Empty, and now is not before t.Seen, Empty becomes t.High: the
 //     state has been lost, or an old copy of it has been restored. Where now is before
 //     t.Seen, the clock has gone back since.
-//  5. If Empty is before now it becomes now: time in which nobody leaves is not saved up.
-//  6. If Empty − t.Room() is at most now + t.Ahead, the request of cost First could leave:
-//     the answer is OK, and Empty becomes Empty + t.Rise(). Else nothing is taken.
+//  5. If Empty is before now it becomes now: time in which no request leaves is not saved up.
+//  6. If Empty − t.Room() is at most now + t.Ahead, a request of cost [Take.First] could
+//     leave: the answer is [Taken.OK], and Empty becomes Empty + t.Rise(). Else nothing is
+//     taken.
 //
 // The state is written if something has been taken, if t.Rate or its version has come into
 // force (step 1 or 3), or if the clock has gone back. A Bucket keeps it at least until
@@ -180,5 +181,5 @@ func (t Take) ApplyGiveBack(l BucketLevel, end Instant) BucketLevel {
 func (t Take) Rise() Instant { return t.Rate.times(t.Cost) }
 
 // Room returns how long before the level reaches 0 a request of cost First may leave:
-// max(0, Burst − First) times the time of a unit.
+// max(0, [BucketRate.Burst] − First) times the time of a unit.
 func (t Take) Room() Instant { return t.Rate.times(max(0, t.Rate.Burst-t.First)) }

@@ -69,7 +69,7 @@ func (s *Shaper) Stats() Stats {
 	return st
 }
 
-// statsLocked returns the Stats of a flow.
+// statsLocked returns the [Stats] of a flow.
 func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st := f.stats(now)
 	st.Name, st.DryRun = d.name, d.isDryRun()

@@ -43,7 +43,7 @@ type Event struct {
 	At time.Time
 	// Waited is the time since admission; 0 at entry.
 	Waited time.Duration
-	// Err is what the call returns; nil for Enqueued and Departed.
+	// Err is what the call returns; nil for [Trace.Enqueued] and [Trace.Departed].
 	Err error
 	// Verdict is what a dry run found for the request; nil if it is no dry run.
 	Verdict *Verdict

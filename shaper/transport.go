@@ -21,11 +21,11 @@ import (
 // Both a Transport and a pointer to one are RoundTrippers. A Transport must not be
 // changed once it is in use, and is safe for concurrent use if its parts are.
 //
-// A request waits until its context ends at most, and the Timeout of an [http.Client]
-// is part of that context. It also stops waiting when its deprecated field Cancel is
-// closed; the error is then of the kind that [http.Transport] returns, which is not
-// [context.Canceled]. If a request is not admitted, its body is closed, nothing is
-// sent, and the error is that of the Limiter: [errors.Is] and [errors.As] find
+// A request waits until its context ends at most, and [http.Client.Timeout] is part of that
+// context. It also stops waiting when its deprecated field Cancel is closed; the error is
+// then of the kind that [http.Transport] returns, which is not [context.Canceled]. If a
+// request is not admitted, its body is closed, nothing is sent, and the error is that of
+// the Limiter: [errors.Is] and [errors.As] find
 // [ErrQueueFull], [*RejectError] and context.Canceled in it, also through the
 // *url.Error of an http.Client. Each redirect that a client follows is a request of
 // its own, and so is each attempt of a library that retries above the Transport.
@@ -34,8 +34,8 @@ import (
 // read to the end, has failed, or has been closed; if there is no body or no
 // response, until RoundTrip returns. So close every body: a request whose body is
 // forgotten stays in flight, and its connection stays in use. Any Limiter with a method
-// Acquire like [Shaper.Acquire] is taken to have such a cap, unless it has a method
-// Limits that returns an InFlight of 0.
+// like [Shaper.Acquire] is taken to have such a cap, unless it has a method like
+// [Shaper.Limits] that returns an InFlight of 0.
 //
 // A refusal, which is a response with status 429 or 503, asks the client to hold back
 //
@@ -46,13 +46,12 @@ import (
 //     that nothing remains, as in "default";r=0;t=30. Of several items the longest t
 //     counts.
 //
-// The Transport calls the Hold method of the Limiter, if it has one, for that time, but
-// at most for MaxHold. A time that is malformed, 0, or in the past counts as none. A
-// refusal without a time, be it 429 or 503, holds nothing: any duration would be a
-// guess, and the rate still bounds what is sent. The older fields RateLimit-Remaining
-// and RateLimit-Reset are not read, because some servers write a time span into the
-// second and others an instant. A response with any other status holds nothing, unless
-// HoldWhenExhausted is set.
+// If the Limiter has a method like [Shaper.Hold], the Transport calls it for that time, but
+// at most for MaxHold. A time that is malformed, 0, or in the past counts as none. A refusal
+// without a time, be it 429 or 503, holds nothing: any duration would be a guess, and the
+// rate still bounds what is sent. The older fields RateLimit-Remaining and RateLimit-Reset
+// are not read, because some servers write a time span into the second and others an
+// instant. A response with any other status holds nothing, unless HoldWhenExhausted is set.
 type Transport struct {
 	// Limiter is what requests wait for. It must not be nil.
 	Limiter Limiter
@@ -74,8 +73,8 @@ type Transport struct {
 	// refuse a request that comes too early, but charges for it or blocks the account.
 	//
 	// It is off by default because r=0 is the normal state of a client that uses its
-	// rate to the full, and the field counts in whole seconds: a [Middleware] of 10/s
-	// and Burst 2 with [WithRateLimitHeaders] says r=0;t=1 when its next slot comes in
+	// rate to the full, and the field counts in whole seconds: a [Middleware] of 10/s and
+	// [Limits.Burst] 2 with [WithRateLimitHeaders] says r=0;t=1 when its next slot comes in
 	// 100 ms, so the client would send two requests a second instead of ten.
 	HoldWhenExhausted bool
 
@@ -87,10 +86,11 @@ type Transport struct {
 	// The request must have no body or a GetBody that returns a second one, and its
 	// cost must be above 0. While it waits for its retry it is not in flight. It enters
 	// the line of a [Shaper] at the head: ahead of all newcomers, and behind retries
-	// that came back earlier. Depth and MaxWait apply only to newcomers, and during a
-	// Shutdown it is refused only once the line is empty. For any other Limiter, even
-	// one that embeds a *Shaper, the retry is a newcomer; if that Limiter has no Hold,
-	// only this request waits for the time that the refusal asks for.
+	// that came back earlier. [Limits.Depth] and [Limits.MaxWait] apply only to newcomers,
+	// and during a [Shaper.Shutdown] it is refused only once the line is empty. For any
+	// other Limiter, even one that embeds a *Shaper, the retry is a newcomer; if that
+	// Limiter has no method like [Shaper.Hold], only this request waits for the time that
+	// the refusal asks for.
 	//
 	// The second response is returned whatever it says, and holds the line as the
 	// first did. The first response is returned if the request cannot be sent again,

@@ -145,7 +145,7 @@ func (f failedReader) Read([]byte) (int, error) {
 }
 
 // reenter lets a refused request of cost n wait for the Limiter again: at the head of
-// a Shaper's line. If held is false, the request itself first waits until the instant
+// a [Shaper]'s line. If held is false, the request itself first waits until the instant
 // until.
 func (t Transport) reenter(ctx context.Context, n int, until time.Time, held bool) (release func(), err error) {
 	if !held {

@@ -45,7 +45,7 @@ type Entry struct {
 	Err      error     // what it returned
 
 	// Done is whether the step has been carried out. Then Arrived is the reading of the
-	// Memory's clock in that step, Before and After are the level before and after it, and
+	// [Memory]'s clock in that step, Before and After are the level before and after it, and
 	// Taken is the answer, which the caller may not have got.
 	Done          bool
 	Arrived       int64

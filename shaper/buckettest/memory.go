@@ -40,7 +40,7 @@ type underway struct {
 	step func(now int64)
 }
 
-// NewMemory returns a Memory without levels, whose clock is right. A Memory for a bubble is
+// NewMemory returns a [Memory] without levels, whose clock is right. A Memory for a bubble is
 // made within it.
 func NewMemory() *Memory {
 	return &Memory{clock: newClock(), levels: map[string]shaper.BucketLevel{}}

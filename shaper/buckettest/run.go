@@ -178,7 +178,8 @@ func (c *tester) refused(t shaper.Take) shaper.Taken {
 	return got
 }
 
-// giveBack calls GiveBack. What it has done shows in the answer to the next Take.
+// giveBack calls [shaper.Bucket.GiveBack]. What it has done shows in the answer to the next
+// Take.
 func (c *tester) giveBack(t shaper.Take, end shaper.Instant) {
 	c.Helper()
 	ctx, cancel := c.context()
