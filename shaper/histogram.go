@@ -147,23 +147,31 @@ type Histograms struct {
 	// Wait counts how long the requests that left have waited, in seconds: those of
 	// [Stats.Departed]. A request that left at once has waited for 0.
 	Wait Histogram
-	// Spacing counts the departures out of a line, by the time since the departure
-	// before it from the same bucket, as a multiple of what the schedule puts between the
-	// two. For requests of cost 1 that is the interval, 1/[Limits.Rate]. In general it is
-	// the time in which max([Limits.Burst], m) − max(0, Burst − n) cost units leak, where m
-	// and n are the costs of the earlier and the later request. The departure before the
-	// first one out of a line may have left the level below Burst, so there the level just
-	// after it takes the place of max(Burst, m).
+	// Spacing counts the departures out of a line by how far each is from the departure
+	// before it from the same bucket: the time between the two, divided by the time that
+	// the schedule puts between them. For requests of cost 1 the scheduled time is the
+	// interval, 1/[Limits.Rate]. In general it is the time in which
+	// max([Limits.Burst], m) − max(0, Burst − n) cost units leak, where m and n are the
+	// costs of the earlier and the later request. The departure before the first one out
+	// of a line may have left the level below Burst, so there the level just after it
+	// takes the place of max(Burst, m).
 	//
-	// A perfect comb has nothing but 1. Above it are late departures, and waits for a seat
-	// or for the end of a hold; below it are those that make up lateness, except the first out
-	// of a line, whose schedule begins with the departure before it, late or not. Departures of
-	// requests that found no line are not counted: they may come as close together as Burst
-	// allows. Nor is the first departure out of a line that began while the level was 0,
-	// because of a hold or the cap, nor that of a request which was due and kept only by a
-	// costlier one ahead of it, nor the one after that, nor the first one after the
-	// [Limits] have changed while requests waited, nor any at [rate.Inf]. A slot that came
-	// just before its request was given up is a departure here.
+	// If all departures are on schedule, each value is 1. It is above 1 for a departure
+	// that is late, or that had to wait for a seat or for the end of a hold. It is below 1
+	// for a departure that makes up lateness. The first departure out of a line makes up
+	// none: it is scheduled from the departure before it, late or not.
+	//
+	// Not counted are
+	//   - departures of requests that found no line, as they may be as close together as
+	//     Burst allows;
+	//   - the first departure out of a line that began while the level was 0, because of a
+	//     hold or the cap;
+	//   - the departure of a request that was due already and was only kept by a costlier
+	//     one ahead of it, and the departure after that;
+	//   - the first departure after the [Limits] have changed while requests waited;
+	//   - all departures at [rate.Inf].
+	//
+	// A request that was given up just after its slot had come counts as a departure here.
 	Spacing Histogram
 }
 
@@ -246,8 +254,8 @@ func (ln *line) beginAfter(now int64) {
 	ln.above = float32(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.leftAt))) - float64(b.burst))
 }
 
-// noteNewHead notes if the head of the line, which has just become it, is due already. Then
-// only whoever was the head before it has kept it, not the schedule. So no spacing is counted
+// noteNewHead notes if the request that has just become the head of the line is due already.
+// Then it was kept by the head before it, and not by the schedule. So no spacing is counted
 // for it, nor for the next one, as the level stays below Burst.
 func (ln *line) noteNewHead(now int64) {
 	if ln.head != nil && !ln.flow.bucket.due(ln.head.cost).After(exact.At(now)) {

@@ -5,15 +5,19 @@ import (
 	"time"
 )
 
-// A publication is a view by which requests are refused without the lock. It is made under the
-// lock by a refusal, and lockAt withdraws it before whoever takes the lock changes anything. So
-// as long as a call finds it published, the flow is as it says, and the call is refused just as
-// it would be under the lock at that instant.
+// A publication is a view by which requests are refused without the lock. A refusal under the
+// lock publishes it. lockAt, which takes the lock, withdraws it before anything can change. So
+// as long as a call finds a publication, the flow is as its view says, and the call is refused
+// just as it would be under the lock at that instant.
 //
-// Some methods take the lock of a [Shaper] without lockAt, which would read the clock.
-// takeOutcome changes nothing that is in a view. Those of a parker, those of a [Recording],
-// and shaperLimiter.stats only read. releaseSeat needs a cap, and [Recording.Stop] a
-// Recording, with which nothing is published.
+// Some methods take the lock of a [Shaper] without lockAt, to save a reading of the clock. They
+// may do so, because none of them makes a publication wrong:
+//
+//   - takeOutcome changes nothing that is in a view.
+//   - The methods of a parker, those of a [Recording] but Stop, and shaperLimiter.stats only
+//     read.
+//   - releaseSeat is called only if there is a cap, and [Recording.Stop] only if there is a
+//     Recording. Then no view is published.
 type publication struct {
 	view
 	at     int64 // when it was published
@@ -111,9 +115,9 @@ func (s *Shaper) refusePublished(p *publication, now int64, r *request) (dec dec
 	return dec
 }
 
-// lockStripe locks a stripe that nobody else has locked: the first one, as long as no two calls
-// have met there. (So calls that follow one another within one tick of a coarse clock are
-// remembered in their order.)
+// lockStripe locks a stripe that is free: the first one, as long as no two calls have met there.
+// (So calls that follow one another within one tick of a coarse clock are remembered in their
+// order.)
 func (p *publication) lockStripe() *refusalStripe {
 	if !p.contended.Load() {
 		if p.first.mu.TryLock() {

@@ -61,14 +61,14 @@ type lease struct {
 	counts      bucketCounts
 }
 
-// A stretch is leased units that have not been used. Of an empty one, remaining is 0.
+// A stretch is a number of leased units that have not been used, one after the other.
 type stretch struct {
-	empty     exact.Nanos // when the first unit is due, on the Bucket's clock, which the lease's clockMap maps
-	remaining int64
-	tail      int64 // how many of the last of them were next to each other, and the latest of the level as far as this process knows
-	moved     int64 // how many of the first of them have been moved; see coversLocked
-	usedUp    bool  // its last unit has been used by a request; see unuseLocked
-	by        int64 // how much later than at first they are due now, at most, in ns
+	empty     exact.Nanos // when the first unit is due, on the Bucket's clock; the lease's clockMap maps it to ours
+	remaining int64       // how many units there are
+	tail      int64       // how many can be given back: the last ones, if they are without a gap and no process is known to have leased since
+	moved     int64       // how many, from the first one on, are due later than at first; see coversLocked
+	usedUp    bool        // a request has used the last unit; see unuseLocked
+	by        int64       // how much later at most the moved ones are due, in ns
 }
 
 // bucketCounts are the totals of BucketStats.

@@ -11,7 +11,7 @@ type view struct {
 	seatTime   int64 // as in cold
 	waiting    int32
 	seatsTaken int32
-	room       placed // with whose departure there is room for a newcomer; zero: there is some, or none ever, or nobody has asked
+	room       placed // with whose departure there is room for a newcomer; zero: there is some, or none ever, or findRoom was not called
 }
 
 // placed is a request in line.
