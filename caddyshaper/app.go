@@ -91,8 +91,8 @@ func (a *app) stopping() {
 	time.AfterFunc(a.delay+a.grace-answerTime(a.grace), closeAll)
 }
 
-// answerTime returns how long before the end of a grace period those who still wait are
-// answered, so that the answers can be sent.
+// answerTime returns how long before the end of a grace period the requests that still wait
+// are answered, so that the answers can be sent.
 func answerTime(grace time.Duration) time.Duration {
 	return min(max(grace/10, 100*time.Millisecond), 2*time.Second, grace/2)
 }
@@ -172,8 +172,8 @@ func (e *entry) leave() {
 	e.lines.release(e.app.grace)
 }
 
-// closeFile ends the watching of the rules. The last ones stay in force for those who still
-// wait by them.
+// closeFile ends the watching of the rules. The last ones stay in force for the requests that
+// still wait by them.
 func (e *entry) closeFile() {
 	if e.file != nil {
 		_ = e.file.Close() // It always returns nil.

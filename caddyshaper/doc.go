@@ -26,7 +26,7 @@
 //
 // Limits are a text (shaper.ParseLimits): "50/s burst 10 depth 100 wait 2s inflight 8" lets
 // 10 requests pass at once and 50 a second after that, while up to 100 wait in line for 2
-// seconds at most, and not more than 8 are being answered. Without a depth nobody waits.
+// seconds at most, and not more than 8 are being answered. Without a depth no request waits.
 //
 // Either limits says them for all keys, or rules names files of package config, each a layer
 // over those before it, in which the rule for a key is looked up. Changed files are read by
@@ -34,8 +34,8 @@
 // at the start, and when Caddy loads a configuration, a mistake in them is an error with file
 // and line.
 //
-// candidate names limits to try: they hold nobody up, and only say what they would have done.
-// In rules each rule may have one. dry_run does the same with the limits themselves.
+// candidate names limits to try: they hold no request up, and only say what they would have
+// done. In rules each rule may have one. dry_run does the same with the limits themselves.
 //
 // # Keys
 //
@@ -54,7 +54,7 @@
 //   - all, alone: all requests have one line.
 //
 // Put what picks the rule first. At most max_keys keys have a line of their own; those that
-// come then share lines (see shaper.Group), so that nobody gains by making up keys.
+// come then share lines (see shaper.Group), so that no client gains by making up keys.
 //
 // cost says what a request costs, by a number or placeholders. What is no number counts as 1,
 // and so does less than 1: whatever a client sends there, it is not free. The most is 1000,
@@ -87,15 +87,16 @@
 // be told apart by names. Handlers of one name share their lines, as when a snippet is
 // imported by two sites, and so must say the same of them.
 //
-// A reload of Caddy loses nobody. The lines outlive it: those who wait stay where they are,
-// levels stay, and changed limits count at once, also for those who wait. This is so for
-// limits, rules, candidate, site, state and all that is said of keys and answers. If the limits
-// of a key get or lose an inflight, the key keeps what it has until its line is empty.
+// A reload of Caddy loses no request. The lines outlive it: requests that wait stay where
+// they are, levels stay, and changed limits count at once, also for these requests. This is
+// so for limits, rules, candidate, site, state and all that is said of keys and answers. If
+// the limits of a key get or lose an inflight, the key keeps what it has until its line is
+// empty.
 //
 // What is said of store, fallback, cold_guard, rate_version, max_keys, block, coarse_timer and
 // dry_run, and the name, can't change for lines in use. After a reload that changes them,
 // requests go to new lines, which have the levels of the old ones if the name is the same.
-// Those who wait in the old ones leave at the old rate, beside the new ones.
+// Requests that wait in the old ones leave at the old rate, beside the new ones.
 //
 // A configuration that fails changes nothing: its limits come into force only when all of it
 // has started.
@@ -104,9 +105,10 @@
 // closes a new connection whose first request it reads at that moment. No handler has seen
 // such a request, and clients repeat it.
 //
-// When the process ends, lines drain at their rates while Caddy's grace_period lasts. Who
-// still waits shortly before its end (a tenth of it, from 100 ms to 2 s) gets 503 with
-// Retry-After. Without a grace_period Caddy waits until all lines are empty.
+// When the process ends, lines drain at their rates while Caddy's grace_period lasts. A
+// request that still waits shortly before its end (a tenth of it, from 100 ms to 2 s) is
+// answered with 503 and Retry-After. Without a grace_period Caddy waits until all lines are
+// empty.
 //
 // # Stores and state
 //
@@ -115,9 +117,9 @@
 // redis+cluster://host?addr=host2, redis+sentinel://host?master_name=name, or postgres://,
 // where the table is made if it is not there. Handlers with the same URL share connections.
 // Passwords belong into placeholders such as {env.REDIS_PASSWORD}; no error or log tells them.
-// fallback says what happens while the store can't be asked: closed lets nobody leave, open
-// lets each process use the whole rate, and local 3 a third of it. docs/shared.md has the
-// rest.
+// fallback says what happens while the store can't be asked: closed lets no request leave,
+// open lets each process use the whole rate, and local 3 a third of it. docs/shared.md has
+// the rest.
 //
 // state names a file that keeps the levels while the process does not run: it is written every
 // minute and at the end, and read at the start. Several handlers may name one file. Its folder

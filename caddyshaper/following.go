@@ -34,7 +34,7 @@ func shownLines() (all []shownLine) {
 	}
 	names := map[string]bool{}
 	return slices.DeleteFunc(all, func(l shownLine) bool {
-		twice := names[l.name] // "shop/site" may be that of shop, or somebody's name for a handler.
+		twice := names[l.name] // "shop/site" may be that of shop, or the name that a handler was given.
 		names[l.name] = true
 		return twice
 	})

@@ -15,8 +15,8 @@ import (
 func init() {
 	caddy.RegisterModule(new(Inspect))
 	httpcaddyfile.RegisterDirective("shape_inspect", parseInspect)
-	// Behind those that ask who somebody is. In front of shape, whose line nobody who wants to
-	// see it should have to wait in.
+	// Behind what asks who somebody is. In front of shape, so that a visitor who wants to see
+	// the line need not wait in it.
 	httpcaddyfile.RegisterDirectiveOrder("shape_inspect", httpcaddyfile.After, "templates")
 }
 
@@ -36,7 +36,7 @@ func init() {
 // same machine that call it by a loopback name.
 //
 // As the handler of a path, it stands in front of a shape of the whole site. Within handle or
-// handle_path it comes behind it, so that whoever looks waits in line like everybody else.
+// handle_path it comes behind it, so that a visitor waits in line like all other clients.
 //
 // What it shows outlives a reload: limiters come and go with the configuration, the
 // history of those that stay goes on, and so do changes made through the API.

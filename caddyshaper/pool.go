@@ -198,7 +198,7 @@ func (l *limiters) drop(e *entry) {
 	}
 }
 
-// applyLocked puts the settings of an entry in force, also for those who wait.
+// applyLocked puts the settings of an entry in force, also for requests that wait.
 func (l *limiters) applyLocked(e *entry) {
 	if l.says.Swap(e) != e {
 		l.live.Reload()
@@ -223,7 +223,7 @@ func (l *limiters) rulesChanged(e *entry) {
 }
 
 // setSiteLocked gives the site other limits; none if they are nil. A line that is no longer
-// used goes on until nobody waits in it.
+// used goes on until no request waits in it.
 func (l *limiters) setSiteLocked(limits *shaper.Limits) error {
 	old := l.site.Load()
 	switch {
@@ -259,7 +259,7 @@ func (l *limiters) waiting() int {
 	return n
 }
 
-// close refuses all who wait, and all who come.
+// close refuses all requests that wait, and all that come.
 func (l *limiters) close() {
 	_ = l.live.Close()
 	if site := l.site.Load(); site != nil {
@@ -278,7 +278,7 @@ var (
 )
 
 // release ends the use of the limiters by one configuration, whose servers have so long to
-// end. Those who wait in the lines go on.
+// end. The lines go on.
 func (l *limiters) release(grace time.Duration) {
 	users, _ := pool.References(l.key)
 	if users > 1 || caddy.Exiting() || !l.wasStarted() {
@@ -289,7 +289,7 @@ func (l *limiters) release(grace time.Duration) {
 	go l.linger(cmp.Or(grace, longestDrain))
 }
 
-// linger ends the use of the limiters when nobody waits in the lines.
+// linger ends the use of the limiters when no request waits in the lines.
 func (l *limiters) linger(most time.Duration) {
 	begun := time.Now()
 	for {
@@ -302,7 +302,7 @@ func (l *limiters) linger(most time.Duration) {
 }
 
 // Destruct implements [caddy.Destructor]. The lines are not closed: a request that still
-// comes is served, and they take no memory when they are empty and nobody knows them.
+// comes is served, and they take no memory when they are empty and nothing refers to them.
 func (l *limiters) Destruct() error {
 	l.save()
 	known.remove(l)

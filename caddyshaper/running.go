@@ -107,7 +107,7 @@ func (k *knownLimiters) inherit(heir *limiters) {
 	}
 }
 
-// closeAll refuses all who wait, before the process ends.
+// closeAll refuses all requests that wait, before the process ends.
 func closeAll() {
 	for _, l := range known.list() {
 		l.close()

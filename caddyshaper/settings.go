@@ -27,7 +27,7 @@ type settings struct {
 }
 
 // fixed is what lines can't change while they are in use. A configuration that says
-// something else has lines of its own, and the old ones go on until nobody waits in them.
+// something else has lines of its own, and the old ones go on until no request waits in them.
 type fixed struct {
 	maxKeys   int
 	block     time.Duration

@@ -32,11 +32,11 @@ type Shape struct {
 	// Limits are the limits of every key, as in "50/s burst 10 depth 100 wait 2s".
 	Limits string `json:"limits,omitempty"`
 
-	// Candidate are limits to try beside Limits: they hold nobody up, and only tell what
+	// Candidate are limits to try beside Limits: they hold no request up, and only tell what
 	// they would have done. In Rules, each rule may have a candidate.
 	Candidate string `json:"candidate,omitempty"`
 
-	// DryRun makes the limits themselves, and Site, hold nobody up.
+	// DryRun makes the limits themselves, and Site, hold no request up.
 	DryRun bool `json:"dry_run,omitempty"`
 
 	// Key is what makes the key of a request; each key has a line of its own. The parts are
@@ -73,7 +73,7 @@ type Shape struct {
 	// Instances is for the fallback local: how many processes share the rate.
 	Instances int `json:"instances,omitempty"`
 
-	// ColdGuard is for how long nobody leaves when the store does not know a key.
+	// ColdGuard is for how long no request leaves when the store does not know a key.
 	ColdGuard caddy.Duration `json:"cold_guard,omitempty"`
 
 	// RateVersion is the version of the rates in the store; 0 means the time.
@@ -172,7 +172,7 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 }
 
 // chain returns the lines that a request goes through: that of the candidate, which holds
-// nobody up, that of its key, and that of the site.
+// none up, that of its key, and that of the site.
 func (s *Shape) chain() http.Handler {
 	key := func(r *http.Request) (string, error) { return callOf(r).key, nil }
 	live := s.lines.live.Middleware(key, s.options...)(http.HandlerFunc(s.enterSite))

@@ -18,7 +18,7 @@ type timeouts struct {
 	readBy, writeBy time.Time // the deadlines that were removed; zero: there was none
 }
 
-// holdTimeouts removes the deadlines of a request that may wait. Nobody else uses them: the
+// holdTimeouts removes the deadlines of a request that may wait. Nothing else uses them: the
 // handlers behind the line do not run yet.
 func holdTimeouts(ctx context.Context) timeouts {
 	t := timeouts{from: time.Now()}

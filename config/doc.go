@@ -34,7 +34,7 @@
 // the fields rate, burst, depth, wait, slack and inflight, of which only the rate must
 // be there. As a mapping they may have a candidate, which is limits in either form
 // without a further candidate. [File.Candidate] returns it for a second Group with
-// [shaper.WithDryRun], which holds nobody up and tells what the candidate would have
+// [shaper.WithDryRun], which holds no request up and tells what the candidate would have
 // done.
 //
 // Several files are layers. A rule of a later one replaces that of an earlier one

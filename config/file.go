@@ -32,7 +32,7 @@ type File struct {
 	gone    chan struct{} // closed when the goroutine has ended
 	rules   atomic.Pointer[Rules]
 
-	// loading is held from the reading of the files until everybody has been told of
+	// loading is held from the reading of the files until all functions have been told of
 	// the change. So changes take effect, and are told, one after the other.
 	loading sync.Mutex
 	inForce contents // what the rules are from

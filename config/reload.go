@@ -84,8 +84,8 @@ func (f *File) look() (now contents, isNew bool) {
 	return now, now != f.tried
 }
 
-// putInForce puts what was read in force, in one step, and tells everybody. The caller
-// holds loading.
+// putInForce puts what was read in force, in one step, and calls all functions that want to
+// be told. The caller holds loading.
 func (f *File) putInForce(read reading) error {
 	f.tried = read.contents
 	if read.contents == f.inForce {

@@ -61,6 +61,6 @@ func addRoute(mux *http.ServeMux, pattern string) (err error) {
 	return nil
 }
 
-// whereRegistered matches what a mux says of the line of the program, which helps nobody
-// who has written the pattern into a file.
+// whereRegistered matches what a mux says of the line of the program, which does not
+// help the one who has written the pattern into a file.
 var whereRegistered = regexp.MustCompile(` \(registered at [^)]*\)`)

@@ -15,7 +15,7 @@ import (
 // A watcher notices that files may have changed.
 type watcher interface {
 	// notices returns the channel that gets a value after changes. It has room for
-	// one, so that no change is missed while nobody receives; nil says that nothing
+	// one, so that no change is missed while nothing receives; nil says that nothing
 	// will be noticed.
 	notices() <-chan struct{}
 

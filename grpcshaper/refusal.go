@@ -22,7 +22,7 @@ import (
 type refusal struct {
 	status     *status.Status
 	err        error
-	retryAfter time.Duration // 0: trying again does not help, or nobody knows when
+	retryAfter time.Duration // 0: trying again does not help, or it is unknown when
 }
 
 // Error returns the Limiter's error. What a server sends to a client is the message of the

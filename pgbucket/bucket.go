@@ -15,7 +15,7 @@ import (
 )
 
 // A DB runs statements: a [*pgxpool.Pool], a [*pgx.Conn] or a [pgx.Tx]. A [Bucket] uses the
-// last two for one call at a time; nobody else may use them meanwhile. Any other DB must be
+// last two for one call at a time; nothing else may use them meanwhile. Any other DB must be
 // safe for concurrent use, and must run no statement twice.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -29,7 +29,7 @@ type DB interface {
 // use.
 type Bucket struct {
 	db   DB
-	turn chan struct{} // has room for the one who uses db; nil if all may
+	turn chan struct{} // has room for the one call that uses db; nil if all may
 
 	take, giveBack, sweep string // statements
 	err                   error  // what is wrong with the options

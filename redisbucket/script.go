@@ -61,7 +61,7 @@ func (b *Bucket) do(ctx context.Context, c command) (any, error) {
 		return c.Val(), err
 	}
 	// By default a client of go-redis waits for an answer until its ReadTimeout, however short
-	// the context is. Then nobody waits for what it will find.
+	// the context is. Then nothing waits for what it will find.
 	done := make(chan error, 1)
 	go func() { done <- b.client.Process(ctx, c) }()
 	select {

@@ -89,7 +89,7 @@
 //     [Limits.MaxWait], is refused at entry. A wait of exactly MaxWait is admitted. A request
 //     whose deadline has passed while ctx.Err() is still nil is refused, and
 //     counted. A later change of the rate refuses no request that was admitted: it
-//     waits until its context ends. With a cap nobody knows when requests end. So the
+//     waits until its context ends. With a cap it is unknown when requests will end. So the
 //     prediction assumes that a seat becomes free at once, and a request that might
 //     still leave in time is not refused. RetryAfter and Forecast are estimates
 //     then, from how long requests have been in flight of late. A request that a

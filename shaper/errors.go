@@ -28,7 +28,7 @@ var (
 	ErrClosed = errors.New("shaper: closed")
 
 	// ErrUnavailable means that the [Bucket] which holds the level can't be asked, and that
-	// [WithFallback] lets nobody leave meanwhile; or that a call which asked for itself
+	// [WithFallback] lets no request leave meanwhile; or that a call which asked for itself
 	// ([Limits.Depth] 0, or [Shaper.AllowN]) got no answer before the fallback has begun.
 	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
@@ -98,7 +98,7 @@ type RejectError struct {
 	// the time until the [Bucket] may be asked again, which may fail again.
 	//
 	// With [Limits.InFlight] it is an estimate, unless seats are free for this request and
-	// all ahead, as nobody knows when requests end: at least the mean time for which they
+	// all ahead, as it is unknown when requests end: at least the mean time for which they
 	// have been in flight of late, divided by InFlight, and at least 1 ms. With a [Bucket]
 	// it is an estimate too, as if this process went on getting the share of the slots that
 	// it has had of late. But where the Bucket itself has refused the call ([Limits.Depth]

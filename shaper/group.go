@@ -17,9 +17,9 @@ import (
 // first call with a key makes the key's bucket, from the [Limits] that the function
 // given to NewGroup returns for it. The bucket is deleted within a second of being
 // drained, and another key may have one instead. A bucket is drained when its level is
-// 0, nobody waits, none of its requests is in flight, and it is not held. A new bucket
-// would be just the same, so nothing is lost, and a key that nobody uses takes no
-// memory. One goroutine serves the lines of all keys; it runs while somebody waits.
+// 0, no request waits or is in flight, and it is not held. A new bucket would be just the
+// same, so nothing is lost, and a key that is not used takes no memory. One goroutine
+// serves the lines of all keys; it runs while a request waits.
 //
 // A key at rate.Inf without a cap does not count among those that have a bucket, unless it
 // is held: the Group remembers only its Limits, for at most half a second.
@@ -27,17 +27,17 @@ import (
 // # When there are too many keys
 //
 // At most [WithMaxKeys] keys have a bucket of their own at once. A bucket that is not
-// drained is never deleted to make room, because then whoever can make up keys could
+// drained is never deleted to make room, because then a client that can make up keys could
 // get a fresh [Limits.Burst] each time. Instead, keys that come when the table is full share
 // buckets. There are up to 1,024 of them, each for one value of Limits. A hash, which
 // is seeded anew in each process, decides which keys share one. Such a key may be
-// refused for what others do, but nobody who has a bucket notices.
+// refused for what others do, but keys with a bucket of their own do not notice.
 // [GroupStats.Overflowed] counts the calls of keys that share.
 //
 // When the table has room again, the next call of such a key makes a bucket of its
 // own, which goes on from where the shared one is: with its level, behind its line and
-// with its hold. If there is a cap, the key goes on sharing until nobody waits in the
-// shared bucket and none of its requests is in flight.
+// with its hold. If there is a cap, the key goes on sharing until no request waits in
+// the shared bucket or is in flight from it.
 //
 // 64 of the 1,024 are kept for Limits that have no shared bucket yet. If those are
 // taken too, a call whose Limits have none is refused as if its line was full. A key

@@ -1,8 +1,8 @@
 package shaper
 
 // planFor returns the plan of Limits, which it makes if the shard has none. Making one takes
-// much longer than a call. So that nobody who can influence the Limits of a key delays all
-// the others, the lock is not held.
+// much longer than a call. So that a client that can influence the Limits of its key does not
+// delay all other keys, the lock is not held.
 func (s *keyShard[K]) planFor(l Limits) *plan {
 	s.mu.Lock()
 	p := s.plans.of(l)

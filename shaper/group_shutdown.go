@@ -7,11 +7,11 @@ import (
 )
 
 // A groupDrain is what the shards of a Group have in common while they drain. A shard in which
-// nobody waits any more keeps its buckets until nobody waits in the others either.
+// no request waits any more keeps its buckets until none waits in the others either.
 type groupDrain struct {
 	begins  sync.Mutex     // held by a Shutdown while it begins, so that another one does not take it for a line
 	shards  atomic.Int32   // how many shards drain and have requests in line, and one more while a Shutdown begins
-	ended   chan struct{}  // closed when nobody is in line any more
+	ended   chan struct{}  // closed when no request is in line any more
 	once    sync.Once      // closes ended
 	closing sync.WaitGroup // the goroutine that closes the shards after that
 }
@@ -80,8 +80,9 @@ func (s *keyShard[K]) beginDrain() {
 	}
 }
 
-// emptiedLocked notes that nobody waits in a shard that drains. With the last such shard the
-// drain ends, and all shards are closed: in a goroutine, as their locks are needed for that.
+// emptiedLocked notes that no request waits in a shard that drains. With the last such
+// shard the drain ends, and all shards are closed: in a goroutine, as their locks are
+// needed for that.
 func (s *keyShard[K]) emptiedLocked() {
 	if s.drains {
 		s.drains = false
@@ -92,14 +93,14 @@ func (s *keyShard[K]) emptiedLocked() {
 	}
 }
 
-// closeDrained closes all shards. Nobody waits in them any more.
+// closeDrained closes all shards. No request waits in them any more.
 func (g *Group[K]) closeDrained() {
 	for _, s := range g.all {
 		s.closeDrained()
 	}
 }
 
-// closeDrained closes a shard in which nobody waits any more.
+// closeDrained closes a shard in which no request waits any more.
 func (s *keyShard[K]) closeDrained() {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
@@ -115,7 +116,7 @@ func (s *keyShard[K]) close() {
 	s.closeLocked()
 }
 
-// closeLocked closes a shard in which nobody waits, and deletes its buckets. It keeps the
+// closeLocked closes a shard in which no request waits, and deletes its buckets. It keeps the
 // table for Snapshot.
 func (s *keyShard[K]) closeLocked() {
 	s.rearm = true

@@ -19,7 +19,7 @@ func (s *keyShard[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
 
 // endsLocked returns the instant from which on a bucket will be as a new one, if the requests
 // in line stay and no other comes: when it is drained and not blocked any more. While its
-// lease is in use, nobody knows.
+// lease is in use, that is unknown.
 func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 	at := max(f.drains(now), s.blocks.end(f))
 	if s.leaseBusyLocked(f) {

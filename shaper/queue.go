@@ -229,8 +229,8 @@ func (c *costs) total() int64 {
 type waiterPool struct {
 	head *waiter // linked by next; the waiting of each is the length of the list from it on
 
-	// unparked is the parker of the waiters that have none of their own yet, on which nobody
-	// waits; nil: there was no waiter.
+	// unparked is the parker of the waiters that have none of their own yet. No
+	// goroutine waits on it. nil: there was no waiter.
 	unparked *parker
 
 	most int32 // how many there may be

@@ -65,7 +65,7 @@ type Take struct {
 	Guard time.Duration
 }
 
-// MaxAhead is the greatest [Take.Ahead]: nobody holds a slot that is farther away.
+// MaxAhead is the greatest [Take.Ahead]: no process holds a slot that is farther away.
 const MaxAhead = 2 * time.Second
 
 // Taken is the answer of a [Bucket]. With it a process works out when each of its requests

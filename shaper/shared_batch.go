@@ -63,7 +63,7 @@ func (ls *lease) longestCourtesyLocked() int64 {
 
 // notePaceLocked measures which part of the level's movement is this process's: two of its
 // successive leases lie as far apart as all others and the first of the two together. If the
-// level was at 0, nobody kept this process from having more.
+// level was at 0, no other process kept this one from having more.
 func (ls *lease) notePaceLocked(t Take, taken Taken) {
 	if ls.lastCost > 0 {
 		units := 1.0

@@ -72,7 +72,7 @@ func (ls *lease) checkFallbackLocked(now int64) {
 		start := max(ls.backend.openedAt, ls.endsAt) + ls.latenessLocked() // Whatever others have leased has passed by then.
 		ls.f.bucket.plan = &p
 		ls.f.bucket.setEmpty(p.interval.Plus(exact.At(start), p.interval.Times(p.burst-1)), nil)
-		ls.f.notBefore(now) // Nobody is late because nothing left.
+		ls.f.notBefore(now) // A request is not late because none could leave.
 		ls.d.markDirtyLocked(ls.f)
 	default:
 		// What has left meanwhile is told to the Bucket as the level that it has made.

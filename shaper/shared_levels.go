@@ -21,7 +21,7 @@ type sharedLevels struct {
 	leases       map[*flow]*lease
 	backends     map[string]*backend
 	pumps        int           // that run
-	idle         chan struct{} // closed when the last pump ends; made by who waits for that
+	idle         chan struct{} // closed when the last pump ends; made by the call that waits for that
 	counts       bucketCounts  // of all leases, also of those that are gone
 	events       []BucketEvent // for which the hook is to run, in their order
 	runningHooks bool          // a goroutine runs the hook for them

@@ -30,9 +30,9 @@ func (o bucketOption) apply(to *options) {
 // WithBucket makes a [Shaper] share its level with all processes whose Shapers have the
 // same Bucket and key. [Limits.Rate] and [Limits.Burst] are then those of all of them
 // together. [Limits.Depth], [Limits.MaxWait] and [Limits.InFlight] are each process's own:
-// each has a line of its own, which is strictly first in first out, and nobody promises an
-// order among lines. [Limits.Slack] is for how long a slot may be used after its instant.
-// docs/shared.md says what is guaranteed, and what is not.
+// each has a line of its own, which is strictly first in first out, and there is no
+// promised order among lines. [Limits.Slack] is for how long a slot may be used after its
+// instant. docs/shared.md says what is guaranteed, and what is not.
 //
 // A request that finds an idle bucket waits for one round trip; in a busy bucket slots are
 // taken ahead. With a Depth of 0, and for [Shaper.AllowN], each call is one round trip. What
@@ -74,7 +74,7 @@ func WithBuckets[K comparable](b Bucket, key func(K) string) GroupOption {
 type Fallback int
 
 const (
-	// FallbackClosed lets nobody leave. Those in line wait on, until their own deadlines;
+	// FallbackClosed lets no request leave. Those in line wait on, until their own deadlines;
 	// newcomers are refused with [ErrUnavailable].
 	FallbackClosed Fallback = 0
 
@@ -129,9 +129,9 @@ type coldGuardOption time.Duration
 
 func (o coldGuardOption) apply(to *options) { to.shared.guard = time.Duration(o) }
 
-// WithColdGuard makes nobody leave for a time d, up to a minute, when the [Bucket] has no state
-// for a key. That is so for a new key, for one that has not been used for a minute or
-// more, and after the Bucket has lost what it had. In the last case, processes may still
+// WithColdGuard lets no request leave for a time d, up to a minute, when the [Bucket] has
+// no state for a key. That is so for a new key, for one that has not been used for a minute
+// or more, and after the Bucket has lost what it had. In the last case, processes may still
 // hold slots that the state knew of, up to two batches each; with a guard as long as these
 // take, no slot is given twice. Without it, which is the default, each of the other
 // processes may use up to two batches of slots beside the new ones. The guard does not help

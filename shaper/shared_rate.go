@@ -157,8 +157,8 @@ func laterInstant(a, b Instant) Instant {
 //
 //	next = min(empty − (old burst − 1) · (time of a unit at old), now + MaxAhead)
 //
-// and nobody holds a slot as late as that. If next is after now, the result is at least the
-// level as of then, and no request of cost 1 leaves before it:
+// and no process holds a slot as late as that. If next is after now, the result is at least
+// the level as of then, and no request of cost 1 leaves before it:
 //
 //	next + (empty − next) · (time of a unit at r) / (time of a unit at old)
 //	next + (Burst − 1) · (time of a unit at r)

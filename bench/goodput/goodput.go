@@ -1,5 +1,5 @@
 // Package goodput measures what a limiter's callers get when some give up: the
-// share of the limit that goes to callers who are still there, and how soon the
+// share of the limit that goes to callers that are still there, and how soon the
 // rest of a line leaves when its middle gives up.
 package goodput
 
@@ -90,7 +90,7 @@ func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float
 	caller := func() {
 		ctx, cancel := patientContext(s.by)
 		defer cancel()
-		// A wait that cannot be cancelled serves nobody if its caller has gone
+		// A wait that cannot be cancelled serves no caller if its own has gone
 		// meanwhile.
 		if line.Wait(ctx) != nil || ctx.Err() != nil {
 			return

@@ -16,7 +16,7 @@ import (
 type costInput struct {
 	Middleware  string // or bareHandler
 	ConnContext bool   // the server has ours
-	Body        bool   // the request has one, which nobody has read
+	Body        bool   // the request has one, which has not been read
 	Fields      bool   // the answer has fields that tell how much the client may still send
 	Outcome     outcome
 	Batch       time.Duration // how long requests are served

@@ -28,11 +28,11 @@ const (
 	// fullLine is how many wait in our lines that refuse.
 	fullLine = 100
 
-	// slowPerSecond is three a day: nobody leaves while this runs.
+	// slowPerSecond is three a day: no request leaves while this runs.
 	slowPerSecond = 3. / (24 * 60 * 60)
 
-	// perMinute is the rate of our lines in which requests wait: nobody would enter one
-	// to leave after more than a year.
+	// perMinute is the rate of our lines in which requests wait: a request that would
+	// leave after more than a year is refused.
 	perMinute = 1. / 60
 
 	manyRequests = 1 << 30 // a day

@@ -20,7 +20,7 @@ import (
 type waitingInput struct {
 	Middleware  string // or bareHandler, whose handler waits itself
 	ConnContext bool   // the server has ours
-	Body        bool   // the request has one, which nobody has read
+	Body        bool   // the request has one, which has not been read
 	Connections int
 }
 

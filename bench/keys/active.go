@@ -41,7 +41,7 @@ type activeResult = run.Result[activeInput, activeFound]
 
 var activeChild = run.NewMeasurement("keys-active", active)
 
-// activeWithin bounds how long active looks for a window in which somebody leaves.
+// activeWithin bounds how long active looks for a window in which a request leaves.
 const activeWithin = time.Minute
 
 // active has one caller in each line, which comes again as soon as it has left, so

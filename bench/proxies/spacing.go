@@ -14,7 +14,7 @@ import (
 type spacingInput struct {
 	Proxy  string
 	Rate   int           // per second
-	Lead   time.Duration // from the first arrival on, in which nobody looks
+	Lead   time.Duration // from the first arrival on, which is not measured
 	Window time.Duration // how long more arrive after that
 }
 

@@ -82,7 +82,7 @@ func cells(can bool, cannot string, measured bool, figures ...string) []string {
 	return figures
 }
 
-// note says who was compared, how, and what the columns are.
+// note says what was compared, how, and what the columns are.
 func note(p *programs) string {
 	var b strings.Builder
 	version := func(name string) string {

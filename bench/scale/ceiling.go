@@ -46,8 +46,8 @@ var ceilingChild = run.NewMeasurement("ceiling", ceiling)
 // ceilingLooks is how often ceiling looks how many callers are in line.
 const ceilingLooks = 20
 
-// ceiling returns how many leave per second. Of rivals nobody could tell whether they
-// had a line.
+// ceiling returns how many leave per second. Of rivals it could not be told whether
+// they had a line.
 func ceiling(in ceilingInput) (found ceilingFound, err error) {
 	s := rivals.Must(shaper.New(shaper.Limits{Rate: rate.Limit(in.Limit), Depth: in.Callers}))
 	defer s.Close()

@@ -54,7 +54,7 @@ type input struct {
 
 // A result is what the processes did together.
 type result struct {
-	measure.Spread         // of the merged departures; Overtaken is within each process, as nobody promises an order among them
+	measure.Spread         // of the merged departures; Overtaken is within each process, as no order among them is promised
 	ShareOff       float64 `unit:"share-off-%"`           // the largest difference between the share of a process and an equal one, in percent of that
 	RoundTrips     float64 `unit:"round-trips/departure"` // of all processes
 	CPU            float64 `unit:"cpu-ns/departure"`      // of all processes

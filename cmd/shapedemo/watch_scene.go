@@ -24,7 +24,7 @@ const (
 
 // A scene is what the page shows while its visitor has pressed no button: a few
 // clients all the time, and every few seconds a burst that is too large for the line.
-// It plays only while a page is open, so that nothing disturbs who measures the proxy.
+// It plays only while a page is open, so that it does not disturb measurements of the proxy.
 // Beside the scene there can be steady traffic, of four fifths of the rate that the
 // proxy had at first: the line grows as soon as the rate is set below that.
 type scene struct {
@@ -143,7 +143,7 @@ func (s *scene) next(now time.Time) (burst bool, traffic float64, watched bool) 
 }
 
 // sendClients sends clients that no visitor has asked for. If they do not fit beside
-// those whom one has asked for, there are enough without them.
+// those that a visitor has asked for, there are enough without them.
 func (s *scene) sendClients(n int, over time.Duration) {
 	_ = s.clients.burst(&errand{clients: n}, over, nil)
 }

@@ -1,6 +1,6 @@
 // Command shapereplay tells what the requests of an access log would have met under rules
-// of package config: who would have waited, how long, and who would have been refused. With
-// -find it tells which limits would have kept to a goal.
+// of package config: which would have waited, how long, and which would have been refused.
+// With -find it tells which limits would have kept to a goal.
 //
 //	shapereplay -rules FILE[,FILE] [flags] [LOG…]
 //

@@ -17,7 +17,7 @@ func main() {
 		mux.HandleFunc(route, func(http.ResponseWriter, *http.Request) {})
 	}
 
-	// Nobody waits in front of a login; of each client ten searches may.
+	// Logins do not wait; ten searches of each client may.
 	rules := map[string]shaper.Limits{
 		shaper.Join("POST /login"): {Rate: 1. / 60, Burst: 3},
 		shaper.Join("GET /search"): {Rate: 100, Burst: 5, Depth: 10},

@@ -90,7 +90,7 @@ func (r *SharedRun) answer(p *sharedProcess, c *sharedCall, taken shaper.Taken) 
 	}
 }
 
-// sendBack sends a GiveBack, which may be lost. Nobody waits for its end.
+// sendBack sends a GiveBack, which may be lost. Nothing waits for its end.
 func (r *SharedRun) sendBack(t shaper.Take, end shaper.Instant) {
 	r.mayWaste(t.Cost, "a GiveBack")
 	if r.lost(FaultLostRequest) {

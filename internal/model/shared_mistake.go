@@ -19,7 +19,7 @@ const (
 	FallbackAtOnce                      // the fallback begins before the last slot that was leased
 	ClockBackNotShifted                 // the engine's clock goes back, and the level is then farther away
 	ClockBackEmptied                    // the engine's clock goes back, and the level is then 0
-	IdleTimeSaved                       // time in which nobody leaves is saved up
+	IdleTimeSaved                       // time in which no request leaves is saved up
 	GuardForgotten                      // a level without a state is 0 at once
 	SeenIgnored                         // an instant of before the clock went back counts
 	NewestFirst                         // the slot goes to the request that came last

@@ -200,7 +200,8 @@ func (p SharedPace) Surplus(log []Departure) (surplus int64) {
 }
 
 // Unused returns how many of the slots in a time from one instant to another, both
-// included, nobody used. It says something only if there were requests in line all the time.
+// included, were not used. It says something only if there were requests in line all the
+// time.
 func (p SharedPace) Unused(log []Departure, from, to time.Duration) int64 {
 	unused := p.Slots(to - from)
 	for _, d := range log {

@@ -49,8 +49,9 @@ type sharedRequest struct {
 // A stretch is what is left of a lease: the level from pos to end, on the engine's clock.
 //
 // It keeps the map of when it was leased. If the engine's clock goes back by less than the
-// map is wide, nobody notices, and what the map says later is no longer true of the
-// clock on which these slots were leased: they would seem to be less late than they are.
+// map is wide, the process does not notice, and what the map says later is no longer true
+// of the clock on which these slots were leased: they would seem to be less late than they
+// are.
 type stretch struct {
 	pos, end tick
 	rate     shaper.BucketRate
@@ -299,7 +300,7 @@ func (p *sharedProcess) timedOut(c *sharedCall) {
 	p.look()
 }
 
-// cancel takes a request out of the line, and gives back what nobody needs any more.
+// cancel takes a request out of the line, and gives back what is not needed any more.
 func (p *sharedProcess) cancel(at int) {
 	w := p.line[at]
 	p.line = append(p.line[:at:at], p.line[at+1:]...)

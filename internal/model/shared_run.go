@@ -22,7 +22,7 @@ type SharedRun struct {
 	events    eventHeap
 	engine    sharedEngine
 	stepped   time.Duration // the engine's clock, forward
-	downUntil time.Duration // nobody reaches the engine before
+	downUntil time.Duration // no call reaches the engine before
 	old       shaper.BucketLevel
 	processes []*sharedProcess
 	started   int
@@ -37,8 +37,8 @@ type SharedRun struct {
 	wasted                int64 // cost units that may be unused
 	whyWasted             map[string]int
 	epochs                int
-	busySince             time.Duration // since when somebody waits, or the last departure
-	Stall                 time.Duration // the longest time without a departure while somebody waited
+	busySince             time.Duration // since when a request waits, or the last departure
+	Stall                 time.Duration // the longest time without a departure while a request waited
 }
 
 // A SharedPlan is what a run is made of.
@@ -55,7 +55,7 @@ type SharedPlan struct {
 	Instances int64 // of the fallback; 0: it is closed
 	Steps     int
 	Faults    Faults
-	Saturated bool // each process always has somebody in line
+	Saturated bool // each process always has a request in line
 }
 
 // Faults are kinds of what may go wrong in a run.
@@ -251,7 +251,7 @@ func (r *SharedRun) depart(log *[]Departure, d Departure) {
 	r.busySince = r.now
 }
 
-// noteStall notes for how long nobody has left though somebody waits in a process that is
+// noteStall notes for how long no request has left though one waits in a process that is
 // not paused.
 func (r *SharedRun) noteStall() {
 	waits, since := false, r.now

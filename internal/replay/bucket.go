@@ -4,10 +4,10 @@ import "time"
 
 // A Bucket is a bucket to which requests come one after another, and none of them gives
 // up. So what becomes of a request is certain when it comes, and the bucket need only
-// remember who is in line. The zero Bucket is empty. Its methods are given its Plan each
-// time, so that many buckets may have one.
+// remember which of them are in line. The zero Bucket is empty. Its methods are given its
+// Plan each time, so that many buckets may have one.
 type Bucket struct {
-	empty int128 // the instant at which the level reaches 0 if nobody else comes
+	empty int128 // the instant at which the level reaches 0 if no other request comes
 	line  line
 }
 

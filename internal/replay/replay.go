@@ -10,8 +10,8 @@
 //
 // What happens at one instant happens in this order: departures, callers that give up,
 // arrivals. A replay knows nothing of holds, of changes of the limits, and of wake-ups
-// that are late. A cap on requests in flight is left out, because nobody knows when a
-// request would have ended that left at another instant.
+// that are late. A cap on requests in flight is left out, because it is unknown when
+// a request would have ended that left at another instant.
 //
 // internal/model simulates the same and more, for tests. It walks the whole line at each
 // arrival, and imports package testing, so a program can't use it; the tests of this

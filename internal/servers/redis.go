@@ -101,7 +101,7 @@ func (r *Redis) Stop() { r.t.Helper(); r.process.stop(r.t, os.Interrupt) }
 func (r *Redis) Kill() { r.process.kill() }
 
 // Pause stops the server in the middle of whatever it does (SIGSTOP): the system goes on
-// accepting connections for it, and nobody answers.
+// accepting connections for it, and nothing answers them.
 func (r *Redis) Pause() { r.t.Helper(); r.process.signal(r.t, pause) }
 
 // Resume lets a server go on that has been paused.

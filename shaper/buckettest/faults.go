@@ -15,7 +15,7 @@ const (
 	NoFault Fault = iota
 
 	// LoseRequest loses the request: nothing is done, and the call returns when its
-	// context ends. In that time nobody answers, so a context without an end hangs.
+	// context ends. In that time nothing answers, so a context without an end hangs.
 	LoseRequest
 
 	// LoseReply loses the answer: the step is carried out, and the call returns when its

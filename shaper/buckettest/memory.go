@@ -151,7 +151,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 }
 
 // lock locks m, and lets the requests arrive whose time has come. No goroutine needs to
-// wait for that time, as nobody sees what they have taken without the lock.
+// wait for that time, as what they have taken can only be seen with the lock.
 func (m *Memory) lock() {
 	m.mu.Lock()
 	now := time.Now()

@@ -41,7 +41,7 @@ func checkGiveBack(c *tester) {
 	c.takes(t)
 	c.refused(t)
 
-	// The end of one who has taken before.
+	// The end of a process that has taken before.
 	t = c.of("two", unit(400_000_000, 1, 3, 5))
 	first := c.takes(t).Empty
 	second := c.takes(t).Empty

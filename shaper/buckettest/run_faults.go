@@ -130,7 +130,7 @@ func checkLoss(c *tester) {
 	c.take(t)
 }
 
-// damagedTexts are what a state may be after somebody else has written to its key.
+// damagedTexts are what a state may be after another program has written to its key.
 var damagedTexts = []string{
 	"", " ", "0", "-1", "1", "x", "garbage", "NaN", "Inf", "-Inf", "1e400", "nil", "null", "{}", "[]", "0x10", "\x00", "\xff\xfe",
 	"0 0 0 0 0 0 0 0", "-1 -1 -1 -1 -1 -1 -1 -1", "a b c d e f g h", "1,2,3", "1.5 2.5 3.5",

@@ -111,7 +111,7 @@ func checkRescale(c *tester) {
 			}
 		}
 	}
-	// Some of the level is behind the burst, and nobody holds a slot.
+	// Some of the level is behind the burst, and no process holds a slot.
 	for range 20 {
 		change(rates[1], rates[2], 10*time.Second, 30+c.random.Int64N(20), 1+c.random.Int64N(1000))
 		change(rates[2], rates[1], time.Millisecond, 30+c.random.Int64N(20), 1+c.random.Int64N(1000))

@@ -33,7 +33,7 @@ type Keyed struct {
 	Each []func() (call func(key string) bool)
 	Stop func()
 	// TellsWhen asks once, and reports whether the key is refused and told when to come
-	// back. nil: nobody is told by a call of Each.
+	// back. nil: a call of Each does not tell.
 	TellsWhen func(key string) bool
 }
 

@@ -33,7 +33,7 @@ type Rival struct {
 	// Open makes a line for perSecond departures and up to so many callers that
 	// wait at once. If the rival is Traced it calls slot, unless that is nil, on
 	// any goroutine, with the instant at which each slot was handed out. Of the
-	// others nobody outside can know.
+	// others that is unknown outside.
 	Open   func(perSecond float64, waiting int, slot func(time.Time)) Line
 	Traced bool
 }

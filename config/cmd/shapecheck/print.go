@@ -82,8 +82,8 @@ func (r *rule) paragraph(title, place string) []string {
 	return lines
 }
 
-// lines returns the words on one or two lines: first how requests leave, then who waits
-// and who is refused.
+// lines returns the words on one or two lines: first how requests leave, then which
+// wait and which are refused.
 func (w words) lines(indent string) []string {
 	var lines []string
 	for _, some := range [][]string{w[:max(0, len(w)-2)], w[max(0, len(w)-2):]} {

@@ -11,7 +11,7 @@ import (
 // hasCome looks at unexported fields; if a Go release renames them, no body has come.
 //
 // A small body mostly comes together with the header. To set a deadline for reading it would
-// make its refusal take half as long again. Nobody else may read the body meanwhile.
+// make its refusal take half as long again. No other goroutine may read the body meanwhile.
 func hasCome(body io.Reader) bool {
 	if !buffered.known || kindOf(body) != plainBody {
 		return false

@@ -17,7 +17,7 @@ type Waiting peerContext
 // A channel of ctx's own, closed when the context of the request ends, would take 500 bytes
 // more for each request that waits.
 //
-// There must be room for one value in news, and nobody may wait for room in it.
+// There must be room for one value in news, and no goroutine may wait for room in it.
 func BeginWait(ctx context.Context, news chan<- struct{}) (w *Waiting, done <-chan struct{}) {
 	p, ok := ctx.(*peerContext)
 	if !ok || !p.wait.byDone {
@@ -53,8 +53,8 @@ func (w *Waiting) Await(news, done <-chan struct{}) bool {
 	case <-done:
 		came = w.awaitBrief(news)
 	}
-	// After this nobody sends any more. So if the context has not ended, the only value in news was
-	// the one that came, and the channel may be used for another wait.
+	// After this nothing is sent any more. So if the context has not ended, the only value
+	// in news was the one that came, and the channel may be used for another wait.
 	w.wait.mu.Lock()
 	defer w.wait.mu.Unlock()
 	w.wait.news = nil

@@ -34,7 +34,7 @@ type Rule struct {
 	keys []*keyArrivals
 }
 
-// NewArrivals returns Arrivals to which nobody has come yet.
+// NewArrivals returns Arrivals to which no request has come yet.
 func NewArrivals(rules *config.Rules) *Arrivals {
 	return &Arrivals{rules: rules, byRule: map[string]*Rule{}, keys: map[string]*keyArrivals{}}
 }

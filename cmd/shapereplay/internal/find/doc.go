@@ -4,8 +4,8 @@
 // # Why bisection is right
 //
 // Every key has a bucket of its own, with the burst of the rule, the longest wait of the
-// goal, and a line of any length. Nobody waits longer than the goal says, because whoever
-// would is refused. So the only question is how many are refused, and that number never
+// goal, and a line of any length. No request waits longer than the goal says, because one
+// that would is refused. So the only question is how many are refused, and that number never
 // grows with the rate:
 //
 // Let the buckets b and B see the same arrivals, of cost 1, and let B leak faster. Of a

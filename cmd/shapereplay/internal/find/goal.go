@@ -11,7 +11,7 @@ import (
 
 // A Goal is what limits have to keep to.
 type Goal struct {
-	Wait    time.Duration // nobody who is let through waits longer
+	Wait    time.Duration // no request that is let through waits longer
 	Refused *big.Rat      // at most this share of a rule's requests is refused
 	Burst   int           // 0: that of each rule
 }

@@ -80,7 +80,7 @@ func (g Goal) limits(r *Rule, c candidate, depth int) shaper.Limits {
 		l.Burst = g.Burst
 	}
 	if depth == 0 {
-		l.MaxWait = 0 // Nobody waits.
+		l.MaxWait = 0 // No request waits.
 	}
 	return l
 }

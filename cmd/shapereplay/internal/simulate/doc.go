@@ -1,16 +1,16 @@
-// Package simulate tells what the requests of a log would have met under rules: who would
-// have waited, how long, and who would have been refused.
+// Package simulate tells what the requests of a log would have met under rules: which
+// would have waited, how long, and which would have been refused.
 //
 // Every key has a bucket of its own, in virtual time, with the limits that the rules give
 // it. The buckets do exactly what those of a [shaper.Group] do; package internal/replay
 // of the root module computes them, and its tests hold it to a Group. What a log does not
 // tell is not simulated:
 //
-//   - Nobody gives up. A client that has waited long enough to leave would have made room
+//   - No client gives up. One that has waited long enough to leave would have made room
 //     for those behind it.
-//   - Nobody comes again. A client that was refused would have tried once more, and one
-//     that was not answered well then may have, in the log.
-//   - Caps on requests in flight (inflight) hold nobody up. How long a request takes that
+//   - No client comes again. One that was refused would have tried once more; one that was
+//     not answered well when the log was written may have done so, in the log.
+//   - Caps on requests in flight (inflight) hold no request up. How long a request takes that
 //     leaves at another instant, beside other requests, is not in the log: the durations
 //     there are those of the upstream under the load that it had.
 //   - A Group has so many buckets at most ([shaper.WithMaxKeys]), and shares some of them if

@@ -28,9 +28,9 @@ func (s *Series) Width() time.Duration { return s.clock.width }
 // Bins returns the bins, up to the last in which something happened.
 func (s *Series) Bins() []Bin { return s.bins }
 
-// A clock has the width of the bins of several series. How long the log is nobody knows
-// when it is read from a pipe, so the bins are narrow at first, and twice as wide whenever
-// there would be too many.
+// A clock has the width of the bins of several series. The length of a log is
+// unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide
+// whenever there would be too many.
 type clock struct {
 	width time.Duration
 	all   []*Series

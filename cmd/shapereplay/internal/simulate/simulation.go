@@ -18,7 +18,7 @@ type Options struct {
 
 // A Simulation lets requests arrive, one after another, at the buckets of their keys.
 // [New] makes one, [Simulation.Arrive] is an arrival, and [Simulation.Result] says what
-// became of all so far. It remembers the keys and who is in line, not the requests. It is
+// became of all so far. It remembers the keys and what is in line, not the requests. It is
 // for one goroutine.
 type Simulation struct {
 	rules   *config.Rules
@@ -56,7 +56,7 @@ type ruleState struct {
 	series  *Series
 }
 
-// New returns a Simulation to which nobody has come yet.
+// New returns a Simulation to which no request has come yet.
 func New(rules *config.Rules, o Options) *Simulation {
 	s := &Simulation{rules: rules, options: o, byRule: map[string]*ruleState{}, keys: map[string]*keyState{}, refused: map[string]int{}}
 	if o.Series {
