@@ -86,10 +86,11 @@ func TestTablesOfBenchmarksAreChecked(t *testing.T) {
 }
 
 // figuresOf returns the median of every figure in a file of benchmark results, by the
-// name of its benchmark and its unit, with a space between them.
+// name of its benchmark and its unit, with a space between them; and with "lowest " or
+// "highest " before that name, what its lowest and its highest round have.
 func figuresOf(t *testing.T, file string) map[string]float64 {
 	t.Helper()
-	samples, medians := map[string][]float64{}, map[string]float64{}
+	samples, figures := map[string][]float64{}, map[string]float64{}
 	for line := range strings.Lines(read(t, file)) {
 		words := strings.Fields(line) // Benchmark… 1 value unit value unit …
 		if len(words) < 4 || !strings.HasPrefix(words[0], "Benchmark") {
@@ -104,9 +105,10 @@ func figuresOf(t *testing.T, file string) map[string]float64 {
 	}
 	for name, of := range samples {
 		slices.Sort(of)
-		medians[name] = (of[(len(of)-1)/2] + of[len(of)/2]) / 2
+		figures[name] = (of[(len(of)-1)/2] + of[len(of)/2]) / 2
+		figures["lowest "+name], figures["highest "+name] = of[0], of[len(of)-1]
 	}
-	return medians
+	return figures
 }
 
 // lookUp returns a figure, or the ratio of two.
