@@ -15,9 +15,9 @@
 //
 // To bound how many requests are upstream at the same time as well, set
 // [Limits.InFlight]. A request then leaves only when both the bucket and the cap allow
-// it, and it counts as in flight until its release function is called or [Shaper.Do]
-// returns. Unless seats are free for a request and for all ahead of it,
-// [RejectError.RetryAfter] and [Shaper.Forecast] are estimates. Time during which a
+// it. It is in flight, and has one of that many seats, until its release function is
+// called or [Shaper.Do] returns. Unless seats are free for a request and for all ahead of
+// it, [RejectError.RetryAfter] and [Shaper.Forecast] are estimates. Time during which a
 // [Shaper.Hold] or the cap kept the line waiting does not count as lateness.
 //
 // A [Group] keeps one bucket per key, for example one per client. Everything said here
@@ -59,12 +59,12 @@
 //     largest cost takes the place of Burst. Across a change of limits, the larger
 //     Burst and the integral of the rates count.) The schedule is absolute and exact:
 //     7 per second are 604,800 in 24 hours, give or take one. [Limits.Slack] is the lateness
-//     that a late wake-up may make up. Lateness up to Slack does not add up. Lateness
-//     beyond it is lost: the schedule goes on from now − Slack, and the lost cost is
-//     counted in [Stats.Missed]. While requests wait, cost departed + Missed is Rate ×
-//     time, to within Burst + Rate × Slack. Only a request that was in line when its
-//     slot came profits from Slack: an idle bucket earns nothing beyond Burst. In
-//     virtual time nothing is late.
+//     that a late wake-up may make up: a departure that is late by no more than Slack
+//     does not make later ones late. Lateness beyond Slack is lost: the schedule goes on
+//     from now − Slack, and the lost cost is counted in [Stats.Missed]. While requests
+//     wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Only a
+//     request that was in line when its slot came profits from Slack: an idle bucket earns
+//     nothing beyond Burst. In virtual time nothing is late.
 //  2. Order. Requests leave in the order in which they were admitted. A cheap request
 //     does not overtake a dear one, and a newcomer does not overtake the line. A
 //     request that a [Transport] retries was admitted before, so it enters at the

@@ -20,7 +20,7 @@ const (
 // own for them. Each value of Limits has a ring of its own: homes points, some of
 // which have a bucket. A hash gives each key its home on the ring, and the key uses
 // the first bucket at its home or after it (consistent hashing). The hash is seeded
-// anew in each process, so that a client can not choose keys that share a bucket with
+// anew in each process, so that a client cannot choose keys that share a bucket with
 // those of another client.
 //
 // A key makes a bucket at its home while there are fewer than maxOverflow −

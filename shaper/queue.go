@@ -10,7 +10,8 @@ import (
 // A waiter is a request in the line: what its goroutine waits on, and what the line needs
 // to know about the request. It is as large as a cache line, as reading memory is most of
 // what it takes to let one of a long line leave. The lock of the dispatcher guards all
-// fields, but ready does not change during a wait, and parker only by the goroutine.
+// fields. The waiter's own goroutine may read two of them without it: ready does not change
+// during a wait, and only that goroutine changes parker.
 type waiter struct {
 	prev, next *waiter
 
@@ -18,8 +19,8 @@ type waiter struct {
 	// get one when the context of a server's request is found to have ended. There is room
 	// for one value; a send that finds the channel full is left out, as the goroutine is about
 	// to wake anyway. The goroutine always empties the channel, so the next wait finds it
-	// empty. If ready is nil, the goroutine waits on parker. That is the dispatcher's, on
-	// which none waits, until the waiter has one of its own.
+	// empty. If ready is nil, the goroutine waits on parker. At first that is unparked, on
+	// which no goroutine waits; ownParker replaces it.
 	ready  chan struct{}
 	parker *parker
 
@@ -43,7 +44,7 @@ func (w *waiter) wake() {
 	}
 }
 
-// A parker is what the goroutine of a request waits on whose context never ends. It takes 64
+// A parker is what a request's goroutine waits on if its context never ends. It takes 64
 // bytes, and a channel 112. But only a channel can be waited on together with a context.
 //
 // (A [sync.WaitGroup] takes 16 bytes. But the runtime has to search for the goroutines that
@@ -53,7 +54,7 @@ type parker struct {
 	mu *sync.Mutex // of the dispatcher
 }
 
-// ownParker gives a waiter, which has that of the dispatcher, a parker of its own.
+// ownParker gives a waiter a parker of its own, in place of unparked.
 //
 // It is not inlined, so that its frame is not there while the goroutine waits.
 //
@@ -69,8 +70,8 @@ func (w *waiter) ownParker() {
 // parking is the [sync.Locker] of a waiter's parker.
 type parking waiter
 
-// Unlock is called by Wait, which from then on misses no Signal. If the waiter's state changed
-// before, its Signal is lost, so Unlock signals again.
+// Unlock is called by [sync.Cond.Wait] when it can no longer miss a Signal. If the
+// waiter's state changed before that, the Signal was lost, so Unlock signals again.
 func (p *parking) Unlock() {
 	p.parker.mu.Lock()
 	woken := p.state != queued
@@ -80,8 +81,8 @@ func (p *parking) Unlock() {
 	}
 }
 
-// Lock is called by Wait when it returns. There is no condition to be looked at again under the
-// lock, as a waiter waits once.
+// Lock is called by [sync.Cond.Wait] before it returns. There is no condition to be looked at
+// again under the lock, as a waiter waits once.
 func (p *parking) Lock() {}
 
 // state is what has become of a waiter. It changes once, under the lock, from queued
@@ -105,11 +106,10 @@ type queue struct {
 	lastReentry *waiter // the last of the waiters in line that pushReentry has put in, or nil
 	len         int32   // it fits: 2³¹ waiting goroutines would take 4 TiB
 
-	// above is by how much the level was above Burst just after line.left; negative if below,
-	// NaN if noteNewHead says that no spacing is to be counted.
-	// It is used together with line.left, and stands here because there is room. (The level
-	// itself would be too inexact: for a great Burst, a float32 does not tell one cost unit
-	// from the next.)
+	// above is the level just after line.left, less Burst; NaN if noteNewHead says that no
+	// spacing is to be counted. It is used together with line.left, and stands here because
+	// there is room. (The level itself would be too inexact: for a great Burst, a float32
+	// does not tell one cost unit from the next.)
 	above float32
 
 	cost        costs // of all waiters
@@ -229,8 +229,8 @@ func (c *costs) total() int64 {
 type waiterPool struct {
 	head *waiter // linked by next; the waiting of each is the length of the list from it on
 
-	// unparked is the parker of the waiters that have none of their own yet. No
-	// goroutine waits on it. nil: there was no waiter.
+	// unparked is the parker of the waiters that have none of their own yet. No goroutine
+	// waits on it. nil: there was no waiter.
 	unparked *parker
 
 	most int32 // how many there may be

@@ -243,8 +243,8 @@ func (t *ticker) wakeNowLocked(now int64) {
 	t.alarm.Set(now)
 }
 
-// noteDensityLocked notes how many departures there would be within preciseUpTo if all had
-// the rate of the one whose head leaves next.
+// noteDensityLocked notes how many departures there would be within preciseUpTo if all lines
+// had the rate of the line whose head leaves next.
 func (d *dispatcher) noteDensityLocked() {
 	if len(d.due) > 0 {
 		apart := d.due[0].flow.bucket.interval.Whole()
@@ -306,8 +306,8 @@ func (t *ticker) doWithout(err error) {
 	t.failLocked(t.now(), err)
 }
 
-// precision returns whether the ticker waits on a file, and if not, why it has none although
-// one is wanted.
+// precision reports whether the ticker waits on a file, and returns, if not, why it has
+// none although one is wanted.
 func (t *ticker) precision() (precise bool, failure string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
