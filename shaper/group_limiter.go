@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The bucket of a key can do all that Middleware, Transport and Chain want to know.
+// The bucket of a key can do all that [Middleware], [Transport] and [Chain] want to know.
 var _ inner = keyLimiter[string]{}
 
 // Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a
@@ -18,7 +18,7 @@ func (g *Group[K]) Limiter(key K) Limiter {
 	return keyLimiter[K]{g, key}
 }
 
-// A keyLimiter is the bucket of one key of a Group.
+// A keyLimiter is the bucket of one key of a [Group].
 type keyLimiter[K comparable] struct {
 	group *Group[K]
 	key   K
@@ -45,18 +45,18 @@ func (k keyLimiter[K]) Stats() (st Stats) {
 	return st
 }
 
-// stats is Stats for a key that has a bucket of its own; ok reports whether it has. It
-// does not call the limits function.
+// stats is [Shaper.Stats] for a key that has a bucket of its own; ok reports whether it
+// has. It does not call the limits function.
 func (k keyLimiter[K]) stats() (st Stats, ok bool) {
 	ok = k.group.shardOf(k.key).withOwnFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	return st, ok
 }
 
-// OwnStats is Stats for a key that has a bucket of its own; ok reports whether it has.
-// It does not call the limits function, so package inspect can look at any key.
+// OwnStats is [Shaper.Stats] for a key that has a bucket of its own; ok reports whether it
+// has. It does not call the limits function, so package inspect can look at any key.
 func (k keyLimiter[K]) OwnStats() (st Stats, ok bool) { return k.stats() }
 
-// LimitsNow returns the Limits of the key's bucket if that is in use, and otherwise those
+// LimitsNow returns the [Limits] of the key's bucket if that is in use, and otherwise those
 // that its next call gets, for package inspect. It may call the limits function.
 func (k keyLimiter[K]) LimitsNow() (Limits, error) {
 	s := k.group.shardOf(k.key)
@@ -66,13 +66,13 @@ func (k keyLimiter[K]) LimitsNow() (Limits, error) {
 	return s.callLimits(k.key)
 }
 
-// Override returns the Limits that SetLimits gave the key, for package inspect; ok reports
-// whether there are such.
+// Override returns the [Limits] that [Group.SetLimits] gave the key, for package inspect; ok
+// reports whether there are such.
 func (k keyLimiter[K]) Override() (l Limits, ok bool) {
 	return k.group.shardOf(k.key).overrideOf(k.key)
 }
 
-// IsClosed reports whether the Group admits no more requests, for package inspect.
+// IsClosed reports whether the [Group] admits no more requests, for package inspect.
 func (k keyLimiter[K]) IsClosed() bool { return k.group.isClosed() }
 
 // enter is Acquire, but returns nil for a release that does nothing.
@@ -87,7 +87,7 @@ func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 	return k.Forecast(n)
 }
 
-// hold reports false if the Limits of the key can't be had: then there is no line to hold.
+// hold reports false if the [Limits] of the key can't be had: then there is no line to hold.
 func (k keyLimiter[K]) hold(d time.Duration) bool {
 	return k.group.hold(k.key, d) && !k.group.mayDryRun()
 }
@@ -96,8 +96,8 @@ func (k keyLimiter[K]) mayDryRun() bool { return k.group.mayDryRun() }
 
 func (k keyLimiter[K]) asksDoneToWait() bool { return true }
 
-// A keyless is the Limiter of a dry run for a request whose key function returned an
-// error: it lets the request through, with the error in the Verdict.
+// A keyless is the [Limiter] of a dry run for a request whose key function returned an
+// error: it lets the request through, with the error in the [Verdict].
 type keyless[K comparable] struct {
 	group *Group[K]
 	err   error

@@ -19,7 +19,7 @@ type limitsCall struct {
 }
 
 // errNoResult is the error of a limitsCall in which the function panicked, or that was
-// pending when the Group was closed: requests that wait for the call try again.
+// pending when the [Group] was closed: requests that wait for the call try again.
 var errNoResult = errors.New("shaper: no result")
 
 // A bucketKind says which bucket of a key is wanted.
@@ -92,7 +92,7 @@ type limitsLookup struct {
 }
 
 // foundLocked returns the bucket that a key has of its own. If there is none it returns
-// closedFlow on a closed Group, and otherwise nil.
+// closedFlow on a closed [Group], and otherwise nil.
 func (s *keyShard[K]) foundLocked(key K, now int64) *keyedFlow[K] {
 	kf := s.table[key]
 	switch {
@@ -105,9 +105,10 @@ func (s *keyShard[K]) foundLocked(key K, now int64) *keyedFlow[K] {
 }
 
 // foundOrNewLocked returns the bucket of a key, and the shard that has it. If there is none,
-// it makes one as soon as the lookup has the Limits and their plan. If it returns neither a
-// bucket nor an error, the caller is to call it again: with the lock of over held if l.needsOver
-// is set, and otherwise after planFor if the Limits are known, and after lookUpLimits if not.
+// it makes one as soon as the lookup has the [Limits] and their plan. If it returns neither a
+// bucket nor an error, the caller is to call it again: with the lock of over held if
+// l.needsOver is set, and otherwise after planFor if the Limits are known, and after
+// lookUpLimits if not.
 func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	// Limits that were returned before a Reload may be those that it was called to replace. An
 	// error of the limits function does not matter to a key that has Limits by SetLimits now.
@@ -223,7 +224,7 @@ func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
 	}
 }
 
-// inForce reports whether some bucket has these Limits: then they are valid, which need not
+// inForce reports whether some bucket has these [Limits]: then they are valid, which need not
 // be checked again for each call. The lock is not held.
 func (s *keyShard[K]) inForce(l Limits) bool {
 	s.mu.Lock()
@@ -231,8 +232,8 @@ func (s *keyShard[K]) inForce(l Limits) bool {
 	return s.plans.of(l) != nil
 }
 
-// callLimits returns the Limits of a key: those that SetLimits gave it, or those that the
-// limits function returns. The lock is not held.
+// callLimits returns the [Limits] of a key: those that [Group.SetLimits] gave it, or those
+// that the limits function returns. The lock is not held.
 func (s *keyShard[K]) callLimits(key K) (Limits, error) {
 	if l, ok := s.overrideOf(key); ok {
 		return l, nil

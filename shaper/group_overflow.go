@@ -9,15 +9,15 @@ import (
 const (
 	// maxOverflow is how many buckets are shared by keys that find the table full.
 	maxOverflow = 1024
-	// reservedOverflow is how many of them are kept for Limits that have none yet, so that
+	// reservedOverflow is how many of them are kept for [Limits] that have none yet, so that
 	// a flood of keys with the same Limits leaves room for keys with other Limits.
 	reservedOverflow = 64
 	// homes is how many points there are on a ring.
 	homes = maxOverflow - reservedOverflow
 )
 
-// overflow holds the buckets that keys share while the Group has no bucket of their
-// own for them. Each value of Limits has a ring of its own: homes points, some of
+// overflow holds the buckets that keys share while the [Group] has no bucket of their
+// own for them. Each value of [Limits] has a ring of its own: homes points, some of
 // which have a bucket. A hash gives each key its home on the ring, and the key uses
 // the first bucket at its home or after it (consistent hashing). The hash is seeded
 // anew in each process, so that a client cannot choose keys that share a bucket with

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// maxOverrides is how many keys may have limits of their own by SetLimits at once, which
-// bounds the memory that they take.
+// maxOverrides is how many keys may have limits of their own by [Group.SetLimits] at once,
+// which bounds the memory that they take.
 const maxOverrides = 1000
 
 // errNaNKey is for a key that could never be found again.
@@ -19,9 +19,9 @@ var errNaNKey = errors.New("shaper: a key that does not equal itself, such as Na
 // call on, as after a Reload.
 //
 // The errors are those of Shaper.SetLimits: that of [Limits.Validate], and one if l would
-// change InFlight from or to 0 while the bucket is in use. At most 1,000 keys may have such
-// limits at once; for one more there is an error, and for a key that does not equal itself, such
-// as NaN. With an error nothing changes.
+// change [Limits.InFlight] from or to 0 while the bucket is in use. At most 1,000 keys may
+// have such limits at once; for one more there is an error, and for a key that does not
+// equal itself, such as NaN. With an error nothing changes.
 func (g *Group[K]) SetLimits(key K, l Limits) error {
 	g.mustBeMade()
 	s := g.shardOf(key)
@@ -34,7 +34,7 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	return s.override(key, s.planFor(l))
 }
 
-// override is SetLimits.
+// override is [Group.SetLimits].
 func (s *keyShard[K]) override(key K, p *plan) (err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
@@ -56,11 +56,11 @@ func (s *keyShard[K]) override(key K, p *plan) (err error) {
 	return nil
 }
 
-// ResetLimits ends SetLimits for a key: the Limits that the limits function returns for it
+// ResetLimits ends SetLimits for a key: the [Limits] that the limits function returns for it
 // are put in force again. It does nothing if SetLimits was not called for the key. If the
 // bucket of the key is in use, the limits function is called; if that returns an error or
-// invalid Limits, or if they would change InFlight from or to 0, ResetLimits returns an
-// error, and nothing changes.
+// invalid Limits, or if they would change [Limits.InFlight] from or to 0, ResetLimits
+// returns an error, and nothing changes.
 func (g *Group[K]) ResetLimits(key K) error {
 	g.mustBeMade()
 	s := g.shardOf(key)
@@ -82,8 +82,8 @@ func (g *Group[K]) ResetLimits(key K) error {
 	}
 }
 
-// resetUnused is ResetLimits for a key that has no bucket in use. It returns false if the key
-// has one. The lock is not held.
+// resetUnused is [Group.ResetLimits] for a key that has no bucket in use. It returns false
+// if the key has one. The lock is not held.
 func (s *keyShard[K]) resetUnused(key K) bool {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
@@ -95,10 +95,10 @@ func (s *keyShard[K]) resetUnused(key K) bool {
 	return true
 }
 
-// resetFrom puts the Limits that the limits function has returned for a key in force. done
-// is false if those that it has by SetLimits are not from any more, or if a Reload has begun
-// since there were so many reloads: what was returned before may be what the Reload replaces.
-// The lock is not held.
+// resetFrom puts the [Limits] that the limits function has returned for a key in force. done
+// is false if those that it has by [Group.SetLimits] are not from any more, or if a Reload
+// has begun since there were so many reloads: what was returned before may be what the
+// Reload replaces. The lock is not held.
 func (s *keyShard[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done bool, err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
@@ -111,7 +111,7 @@ func (s *keyShard[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done
 	return true, err
 }
 
-// forgetOverrideLocked forgets the Limits that SetLimits gave a key.
+// forgetOverrideLocked forgets the [Limits] that [Group.SetLimits] gave a key.
 func (s *keyShard[K]) forgetOverrideLocked(key K) {
 	if _, overridden := s.overrides[key]; overridden {
 		delete(s.overrides, key)
@@ -119,8 +119,9 @@ func (s *keyShard[K]) forgetOverrideLocked(key K) {
 	}
 }
 
-// overrideChangedLocked reports whether Limits that were looked up for a key are stale,
-// because of SetLimits or ResetLimits. overridden says that SetLimits had given them.
+// overrideChangedLocked reports whether [Limits] that were looked up for a key are stale,
+// because of [Group.SetLimits] or [Group.ResetLimits]. overridden says that SetLimits had
+// given them.
 func (s *keyShard[K]) overrideChangedLocked(key K, l Limits, overridden bool) bool {
 	if !overridden && len(s.overrides) == 0 {
 		return false
@@ -143,7 +144,7 @@ func (s *keyShard[K]) deleteOwnLocked(key K) {
 	}
 }
 
-// putInForceLocked puts the Limits of a key in force, if the key has a bucket of its own. A
+// putInForceLocked puts the [Limits] of a key in force, if the key has a bucket of its own. A
 // bucket that is not in use is deleted: the next call makes one with the new Limits.
 func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
 	if !s.ownInUseLocked(key, now) {
@@ -162,7 +163,7 @@ func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
 	return nil
 }
 
-// overrideOf returns the Limits that SetLimits gave a key. The lock is not held.
+// overrideOf returns the [Limits] that [Group.SetLimits] gave a key. The lock is not held.
 func (s *keyShard[K]) overrideOf(key K) (l Limits, ok bool) {
 	if s.group.overridden.Load() == 0 {
 		return l, false

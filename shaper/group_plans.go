@@ -1,8 +1,8 @@
 package shaper
 
-// planFor returns the plan of Limits, which it makes if the shard has none. Making one takes
-// much longer than a call. So that a client that can influence the Limits of its key does not
-// delay all other keys, the lock is not held.
+// planFor returns the plan of [Limits], which it makes if the shard has none. Making one
+// takes much longer than a call. So that a client that can influence the Limits of its key
+// does not delay all other keys, the lock is not held.
 func (s *keyShard[K]) planFor(l Limits) *plan {
 	s.mu.Lock()
 	p := s.plans.of(l)
@@ -13,7 +13,7 @@ func (s *keyShard[K]) planFor(l Limits) *plan {
 	return p
 }
 
-// lacksPlanLocked reports whether a bucket would be made for a key with the Limits of a
+// lacksPlanLocked reports whether a bucket would be made for a key with the [Limits] of a
 // lookup, and there is no plan of them.
 func (s *keyShard[K]) lacksPlanLocked(key K, l *limitsLookup) bool {
 	g := s.group
@@ -29,7 +29,7 @@ func (s *keyShard[K]) lacksPlanLocked(key K, l *limitsLookup) bool {
 	return limitsNothing(l.limits) || key == key && !g.full() || g.overflow.len.Load() < maxOverflow
 }
 
-// planLocked returns the plan of Limits for one more bucket, which counts as its user: that
+// planLocked returns the plan of [Limits] for one more bucket, which counts as its user: that
 // of the shard, or else the one of a lookup. A plan belongs to one shard, whose lock guards
 // its count of users; so of a plan that another shard may have it takes a copy. It returns
 // nil if there is none.
@@ -57,8 +57,8 @@ func (s *keyShard[K]) copyPlanLocked(of *plan) *plan {
 	return s.usePlanLocked(&p)
 }
 
-// usePlanLocked returns the plan of the Limits of p for one more bucket: p, if the shard has
-// none.
+// usePlanLocked returns the plan of the [Limits] of p for one more bucket: p, if the shard
+// has none.
 func (s *keyShard[K]) usePlanLocked(p *plan) *plan {
 	s.offerPlanLocked(p)
 	p = s.plans.of(p.limits)
@@ -67,7 +67,7 @@ func (s *keyShard[K]) usePlanLocked(p *plan) *plan {
 }
 
 // offerPlanLocked adds a plan that planFor has returned, if the shard has none of its
-// Limits. Until a bucket uses the plan it is the unused one. A nil p is none.
+// [Limits]. Until a bucket uses the plan it is the unused one. A nil p is none.
 func (s *keyShard[K]) offerPlanLocked(p *plan) {
 	if p == nil || s.plans.of(p.limits) != nil {
 		return

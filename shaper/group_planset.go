@@ -2,10 +2,10 @@ package shaper
 
 import "slices"
 
-// A planSet has the plans of a keyShard, one for each value of Limits. Most Groups have a few
-// rules for all their keys. So up to fewPlans plans are kept in a slice: a map takes 480 bytes
-// with its first entry, in each shard, and hashes the Limits at each look-up. The zero planSet is
-// empty.
+// A planSet has the plans of a keyShard, one for each value of [Limits]. Most Groups have a
+// few rules for all their keys. So up to fewPlans plans are kept in a slice: a map takes
+// 480 bytes with its first entry, in each shard, and hashes the Limits at each look-up. The
+// zero planSet is empty.
 type planSet struct {
 	few  []*plan          // at most fewPlans
 	many map[Limits]*plan // in place of few; nil: there have not been more than fewPlans
@@ -15,7 +15,7 @@ type planSet struct {
 // fewPlans is how many plans are looked through one after the other.
 const fewPlans = 4
 
-// of returns the plan of Limits; nil if there is none.
+// of returns the plan of [Limits]; nil if there is none.
 func (ps *planSet) of(l Limits) *plan {
 	if ps.many != nil {
 		return ps.many[l]
@@ -28,7 +28,7 @@ func (ps *planSet) of(l Limits) *plan {
 	return nil
 }
 
-// add adds a plan of Limits that have none.
+// add adds a plan of [Limits] that have none.
 func (ps *planSet) add(p *plan) {
 	if ps.many == nil && len(ps.few) < fewPlans {
 		ps.few = append(ps.few, p)

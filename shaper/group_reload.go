@@ -4,7 +4,7 @@ package shaper
 // one key after the other, and puts the [Limits] that it returns in force at once, also
 // for requests that wait, as [Shaper.SetLimits] does. A key keeps the Limits that it
 // has if the function returns an error or invalid Limits, or Limits that would change
-// InFlight from or to 0 while its bucket is in use; [GroupStats.LimitErrors] counts
+// [Limits.InFlight] from or to 0 while its bucket is in use; [GroupStats.LimitErrors] counts
 // these keys.
 //
 // For a key at rate.Inf without a cap the function is called at the key's next call. For a
@@ -53,9 +53,9 @@ func (s *keyShard[K]) forgetUnlimited(key K) bool {
 	return true
 }
 
-// reload looks up the Limits of a key and puts them in force, if the key still has a bucket.
-// It reports whether it has done so: else SetLimits or ResetLimits has changed the Limits of
-// the key meanwhile.
+// reload looks up the [Limits] of a key and puts them in force, if the key still has a
+// bucket. It reports whether it has done so: else [Group.SetLimits] or [Group.ResetLimits]
+// has changed the Limits of the key meanwhile.
 func (s *keyShard[K]) reload(key K) (done bool) {
 	l, overridden := s.overrideOf(key)
 	var err error

@@ -49,19 +49,19 @@ const (
 	// call itself: while other goroutines can run, a Mutex does not spin, but parks. With 4 in
 	// place of 8, 64 goroutines take a quarter longer (BenchmarkGroupManyKeys).
 	shardsPerProc = 8
-	// maxShards bounds what a Group takes that is hardly used: a shard has some 1.4 KiB.
+	// maxShards bounds what a [Group] takes that is hardly used: a shard has some 1.4 KiB.
 	maxShards = 32
 	// cacheLine is the most that a write of one processor takes away from the others.
 	cacheLine = 64
 )
 
-// shardsFor returns how many shards a Group has on so many Ps: a power of 2. That of the
+// shardsFor returns how many shards a [Group] has on so many Ps: a power of 2. That of the
 // buckets that keys share is not among them.
 func shardsFor(procs int) int {
 	return 1 << bits.Len(uint(min(procs*shardsPerProc, maxShards)-1))
 }
 
-// makeShards makes the shards of a Group. With a Bucket there is one: the round trips take
+// makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
 // the time there, and one place says what is known of the Bucket's servers.
 func (g *Group[K]) makeShards(o options) {
 	n := 1

@@ -5,10 +5,11 @@ import (
 	"fmt"
 )
 
-// errEmptyBucketKey is for a key function of WithBuckets that breaks its contract.
+// errEmptyBucketKey is for a key function of [WithBuckets] that breaks its contract.
 var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned an empty key")
 
-// bucketKeyOf returns the Bucket's key of a key; none without a Bucket. The lock is not held.
+// bucketKeyOf returns the [Bucket]'s key of a key; none without a Bucket. The lock is not
+// held.
 func (g *Group[K]) bucketKeyOf(key K) (bucketKey, error) {
 	if g.bucketKey == nil {
 		return bucketKey{}, nil
@@ -38,8 +39,8 @@ func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
 	s.newLeaseLocked(&kf.flow, key)
 }
 
-// planOfLocked returns the plan of the Limits that a bucket was given, which is the one whose
-// users are counted.
+// planOfLocked returns the plan of the [Limits] that a bucket was given, which is the one
+// whose users are counted.
 func (s *keyShard[K]) planOfLocked(kf *keyedFlow[K]) *plan {
 	if s.shared != nil {
 		if ls := s.shared.leases[&kf.flow]; ls != nil {

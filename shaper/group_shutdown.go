@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// A groupDrain is what the shards of a Group have in common while they drain. A shard in which
-// no request waits any more keeps its buckets until none waits in the others either.
+// A groupDrain is what the shards of a [Group] have in common while they drain. A shard in
+// which no request waits any more keeps its buckets until none waits in the others either.
 type groupDrain struct {
 	begins  sync.Mutex     // held by a Shutdown while it begins, so that another one does not take it for a line
 	shards  atomic.Int32   // how many shards drain and have requests in line, and one more while a Shutdown begins

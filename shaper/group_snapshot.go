@@ -143,8 +143,8 @@ func (g *Group[K]) isClosed() bool {
 	return s.phase != open
 }
 
-// keysToSave returns the keys that have a bucket of their own, or had one when the Group was
-// closed. The lock is not held.
+// keysToSave returns the keys that have a bucket of their own, or had one when the [Group]
+// was closed. The lock is not held.
 func (s *keyShard[K]) keysToSave() []K {
 	s.mu.Lock()
 	last := s.lastTable // It does not change any more.

@@ -10,9 +10,9 @@ import (
 // grow and outlive the buckets. A call is counted when it returns. A call that got no
 // [Limits] is counted in LimitErrors only.
 //
-// The keys of a Group are in several parts, each with a lock of its own, and Stats looks at one
-// part after the other. So it may count some of the calls that return meanwhile and not others.
-// While no call runs, the numbers are those of one instant.
+// The keys of a Group are in several parts, each with a lock of its own, and [Group.Stats]
+// looks at one part after the other. So it may count some of the calls that return
+// meanwhile and not others. While no call runs, the numbers are those of one instant.
 type GroupStats struct {
 	Name string // as given by WithName
 
@@ -61,7 +61,7 @@ func (g *Group[K]) Stats() GroupStats {
 	return st
 }
 
-// addStats adds the state of a shard to that of the Group, and its totals to sum.
+// addStats adds the state of a shard to that of the [Group], and its totals to sum.
 func (s *keyShard[K]) addStats(st *GroupStats, sum *totals) {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
@@ -124,7 +124,7 @@ func (s *keyShard[K]) appendKeys(keys []K) []K {
 	return keys
 }
 
-// statsOf returns the Stats of the bucket of a key, and whether it has one that is not
+// statsOf returns the [Stats] of the bucket of a key, and whether it has one that is not
 // drained.
 func (s *keyShard[K]) statsOf(key K) (st Stats, ok bool) {
 	now := s.lockAndAdvance()

@@ -126,8 +126,8 @@ func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
 	s.forgetLeaseLocked(kf)
 }
 
-// dropClosedLocked is dropAllLocked for a Group that has been closed. It keeps the buckets for
-// Snapshot.
+// dropClosedLocked is dropAllLocked for a [Group] that has been closed. It keeps the
+// buckets for Snapshot.
 func (s *keyShard[K]) dropClosedLocked() {
 	s.lastTable = s.table
 	s.group.ownKeys.Add(int64(s.unlimitedKeys - len(s.table)))
@@ -140,7 +140,7 @@ func (s *keyShard[K]) dropClosedLocked() {
 }
 
 // dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and
-// find the Group closed.
+// find the [Group] closed.
 func (s *keyShard[K]) dropAllLocked() {
 	for _, q := range s.limitsCalls {
 		q.err = errNoResult
@@ -155,7 +155,7 @@ func (s *keyShard[K]) dropAllLocked() {
 	s.sweepTimer.next = exact.Forever
 }
 
-// A sweepTimer calls sweep when a bucket of a Group may be drained. It is a timer and
+// A sweepTimer calls sweep when a bucket of a [Group] may be drained. It is a timer and
 // not a goroutine, so that a Group can be forgotten without Close, and does not keep a
 // testing/synctest bubble from ending. The lock of the dispatcher guards it.
 type sweepTimer struct {

@@ -6,9 +6,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// insertLocked returns the bucket for a key that has none, and whose Limits are known: a new
-// one, or one that it shares; and the shard that has it. The Group is not closed. If it
-// returns neither a bucket nor an error, something is missing that foundOrNewLocked tells of.
+// insertLocked returns the bucket for a key that has none, and whose [Limits] are known: a
+// new one, or one that it shares; and the shard that has it. The [Group] is not closed. If
+// it returns neither a bucket nor an error, something is missing that foundOrNewLocked
+// tells of.
 //
 // A key that needs no bucket gets one too, which remembers its Limits until the next sweep.
 // Such a bucket is always drained, so it does not count against maxKeys. If there are
@@ -48,7 +49,7 @@ func (g *Group[K]) mayOverflow(key K) bool {
 	return key != key || g.overflow.len.Load() > 0 || g.full()
 }
 
-// needsNoBucketLocked reports whether a key with these Limits that has no bucket of its
+// needsNoBucketLocked reports whether a key with these [Limits] that has no bucket of its
 // own needs none, because there is nothing to remember of its calls but the Limits: it is
 // at rate.Inf without a cap, and the bucket that it has been sharing, if any, is not held.
 // That bucket is used, and in over; nil: none.
@@ -60,7 +61,7 @@ func (s *keyShard[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K]) bool {
 // limitsNothing reports whether every request may leave at once, unless there is a hold.
 func limitsNothing(l Limits) bool { return l.Rate == rate.Inf && l.InFlight == 0 }
 
-// usedLocked returns the bucket that a key with these Limits has been sharing, or another
+// usedLocked returns the bucket that a key with these [Limits] has been sharing, or another
 // key with the same home. It returns nil if there is none. s is over.
 func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
 	if s.group.overflow.len.Load() == 0 {
@@ -78,7 +79,7 @@ func (s *keyShard[K]) usedByLocked(key K, limits Limits, l *limitsLookup) *keyed
 	return s.group.over.usedLocked(key, limits)
 }
 
-// insertBucketLocked is insertLocked for a key with these Limits that needs a bucket.
+// insertBucketLocked is insertLocked for a key with these [Limits] that needs a bucket.
 func (s *keyShard[K]) insertBucketLocked(key K, limits Limits, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	used := s.usedByLocked(key, limits, l)
 	if key != key || staysInOverflow(used) || !takeBelow(&s.group.ownKeys, s.group.maxKeys) {
@@ -216,7 +217,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 }
 
 // withOwnFlow calls see, under the lock, with the bucket of a key, if the key has one of its
-// own, and reports whether it has. On a closed Group every key has: closedFlow.
+// own, and reports whether it has. On a closed [Group] every key has: closedFlow.
 func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now int64)) bool {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
@@ -244,7 +245,7 @@ func noOverflowBucket() *RejectError {
 	return &RejectError{Reason: ErrQueueFull, RetryAfter: sweepInterval}
 }
 
-// A keyedFlow is a flow of a Group, with its key.
+// A keyedFlow is a flow of a [Group], with its key.
 type keyedFlow[K comparable] struct {
 	flow flow
 	key  K // the zero key for an overflow bucket

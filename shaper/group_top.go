@@ -39,10 +39,10 @@ func (g *Group[K]) Top(n int) []KeyCount[K] {
 	return top
 }
 
-// topCounters is how many keys that meet their limits a Group can tell apart.
+// topCounters is how many keys that meet their limits a [Group] can tell apart.
 const topCounters = 1024
 
-// limitedKeys is what a Group remembers, in fixed memory, of the keys that met their
+// limitedKeys is what a [Group] remembers, in fixed memory, of the keys that met their
 // limits, when their buckets are gone. It has a lock of its own, so that calls that
 // leave at once have nothing to do with it.
 type limitedKeys[K comparable] struct {

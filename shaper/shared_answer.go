@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// errNoSense is for a Bucket that breaks its contract.
+// errNoSense is for a [Bucket] that breaks its contract.
 var errNoSense = errors.New("shaper: the answer of the shared bucket makes no sense")
 
-// noteAnswerLocked notes what an answer says about the Bucket: its clock, its rate, and
+// noteAnswerLocked notes what an answer says about the [Bucket]: its clock, its rate, and
 // whether it can be asked. It reports whether there is one.
 func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 	d := ls.d
@@ -60,8 +60,8 @@ func (ls *lease) noteRoundTripLocked(rtt int64) {
 	}
 }
 
-// tooSlowLocked notes that slots can't be used in time. That is so for these Limits only, so
-// from now on the lease has a circuit breaker of its own, until an answer is in time.
+// tooSlowLocked notes that slots can't be used in time. That is so for these [Limits] only,
+// so from now on the lease has a circuit breaker of its own, until an answer is in time.
 func (ls *lease) tooSlowLocked(a answer, err error) {
 	if ls.backend == ls.common {
 		ls.backend = &backend{name: ls.common.name}
@@ -78,7 +78,7 @@ func (ls *lease) inTimeLocked(now int64) {
 	}
 }
 
-// tripsToJudge is after how many round trips a Bucket may be found to be too far.
+// tripsToJudge is after how many round trips a [Bucket] may be found to be too far.
 const tripsToJudge = 3
 
 // checkAnswer returns what is wrong with an answer.
@@ -96,7 +96,7 @@ func checkAnswer(t Take, taken Taken) error {
 	return nil
 }
 
-// noteFailureLocked notes that the Bucket could not be asked.
+// noteFailureLocked notes that the [Bucket] could not be asked.
 func (ls *lease) noteFailureLocked(a answer, err error) {
 	ls.counts.failures++
 	ls.d.shared.counts.failures++

@@ -37,7 +37,7 @@ func (ls *lease) longestBatchLocked() float64 {
 }
 
 // tripSecondsLocked returns the mean round trip, rounded up to a power of two of a
-// millisecond, so that it is the same for processes whose way to the Bucket is.
+// millisecond, so that it is the same for processes whose way to the [Bucket] is.
 func (ls *lease) tripSecondsLocked() float64 {
 	return math.Exp2(math.Ceil(math.Log2(float64(max(ls.meanTrip, 1))/1e6))) / 1e3
 }
@@ -45,8 +45,8 @@ func (ls *lease) tripSecondsLocked() float64 {
 // courtesyLocked returns for how long this process lets others ask before it, at rates so slow
 // that one can lease only one slot at a time: longest if it has had the latest one, and the
 // less the more the others have had since. Without it they would all ask at the instant at
-// which the next slot may be leased, and the one that is nearest to the Bucket would get it,
-// each time. As that slot is still nearly MaxAhead away, nothing is lost.
+// which the next slot may be leased, and the one that is nearest to the [Bucket] would get
+// it, each time. As that slot is still nearly [MaxAhead] away, nothing is lost.
 func (ls *lease) courtesyLocked(empty Instant) int64 {
 	if ls.end == (Instant{}) {
 		return 0

@@ -28,7 +28,7 @@ const perDrift = 5000
 // drift returns by how much the clocks may have moved apart after a time, rounded up.
 func drift(after int64) int64 { return (max(after, 0) + perDrift - 1) / perDrift }
 
-// note adds an answer: the Bucket's clock showed now, in microseconds rounded down, at some
+// note adds an answer: the [Bucket]'s clock showed now, in microseconds rounded down, at some
 // time between the two instants. It reports whether that fits to what was known. If not, the
 // clock has been set, or it is another server's, and what is known begins anew.
 func (c *clockMap) note(sent, received, now int64) (fits bool) {
@@ -54,13 +54,13 @@ func (c *clockMap) boundsAt(now int64) (low, high int64) {
 	return c.low - d, c.high + d
 }
 
-// latest returns the latest that the Bucket's clock can show at an instant.
+// latest returns the latest that the [Bucket]'s clock can show at an instant.
 func (c *clockMap) latest(now int64) int64 {
 	_, high := c.boundsAt(now)
 	return now + high
 }
 
-// reaches returns the instant of the dispatcher's clock at which the Bucket's has certainly
+// reaches returns the instant of the dispatcher's clock at which the [Bucket]'s has certainly
 // come to a reading, in nanoseconds.
 func (c *clockMap) reaches(reading int64) int64 {
 	after := exact.Sum(reading, -c.at-c.low)
@@ -72,11 +72,12 @@ func (c *clockMap) reaches(reading int64) int64 {
 	return exact.Sum(c.at, exact.Sum(after, (after+perDrift-2)/(perDrift-1)))
 }
 
-// nanosOf returns an Instant of a rate as nanoseconds on the Bucket's clock.
+// nanosOf returns an [Instant] of a rate as nanoseconds on the [Bucket]'s clock.
 func (r BucketRate) nanosOf(t Instant) exact.Nanos {
 	perNano := r.Parts / 1000
 	return exact.Of(exact.Sum(t.Micros*1000, t.Part/perNano), uint64(t.Part%perNano))
 }
 
-// instantOf returns nanoseconds on the Bucket's clock as an Instant of a rate, rounded up to a microsecond.
+// instantOf returns nanoseconds on the [Bucket]'s clock as an [Instant] of a rate, rounded up
+// to a microsecond.
 func instantOf(ns int64) Instant { return Instant{Micros: (ns + 999) / 1000} }

@@ -27,8 +27,8 @@ func (ls *lease) estimateFromLocked(interval exact.Interval, empty int64) {
 	b.setEmpty(exact.At(max(empty, 0)), nil)
 }
 
-// inForceLocked returns the plan of the Limits that are in force: those of this process, or with
-// the rate of another one that is newer.
+// inForceLocked returns the plan of the [Limits] that are in force: those of this process,
+// or with the rate of another one that is newer.
 func (ls *lease) inForceLocked() *plan {
 	if ls.adopted != nil {
 		return ls.adopted
@@ -84,8 +84,8 @@ func (ls *lease) checkFallbackLocked(now int64) {
 	}
 }
 
-// levelAsHighLocked returns when the level would reach 0 on the Bucket's clock, if it was that
-// of the fallback; the zero Instant if nothing is known of that clock.
+// levelAsHighLocked returns when the level would reach 0 on the [Bucket]'s clock, if it was
+// that of the fallback; the zero [Instant] if nothing is known of that clock.
 func (ls *lease) levelAsHighLocked(now int64) Instant {
 	if !ls.clock.known {
 		return Instant{}

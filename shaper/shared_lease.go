@@ -71,10 +71,10 @@ type stretch struct {
 	by        int64       // how much later at most the moved ones are due, in ns
 }
 
-// bucketCounts are the totals of BucketStats.
+// bucketCounts are the totals of [BucketStats].
 type bucketCounts struct{ roundTrips, failures, leased, dropped, givenBack uint64 }
 
-// newLeaseLocked makes the lease of a flow, whose bucket has the plan of its Limits.
+// newLeaseLocked makes the lease of a flow, whose bucket has the plan of its [Limits].
 func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *lease {
 	common := d.shared.backendNamed(key.backend)
 	ls := &lease{d: d, f: f, key: key.key, given: f.bucket.plan, pace: 1, backend: common, common: common}
@@ -115,8 +115,9 @@ func (ls *lease) setRateLocked(r BucketRate) {
 	ls.plan = &p
 }
 
-// latenessLocked is for how long after it was due a unit may be used: Limits.Slack if that is
-// set, else the longest of the interval, DefaultSlack and what two round trips need.
+// latenessLocked is for how long after it was due a unit may be used: [Limits.Slack] if
+// that is set, else the longest of the interval, [DefaultSlack] and what two round trips
+// need.
 func (ls *lease) latenessLocked() int64 {
 	if slack := ls.given.limits.Slack; slack > 0 {
 		return int64(slack)
@@ -128,8 +129,8 @@ func (ls *lease) latenessLocked() int64 {
 func (ls *lease) leasedLocked() int64 { return ls.now.remaining + ls.next.remaining }
 
 // slotForLocked returns the instant, on the dispatcher's clock, from which on a request of
-// cost n may leave that uses the next units: when the Bucket's clock has certainly come to its
-// slot.
+// cost n may leave that uses the next units: when the [Bucket]'s clock has certainly come
+// to its slot.
 func (ls *lease) slotForLocked(n int64) int64 {
 	slot := ls.now.empty
 	if n < ls.plan.burst {
@@ -311,8 +312,9 @@ func (ls *lease) leavesLocked(w *waiter, now int64) bool {
 	return true
 }
 
-// changeLocked puts other Limits in force, in place of those that the flow was given before. If
-// they have another rate or burst, that becomes the rate of all processes, as the newest.
+// changeLocked puts other [Limits] in force, in place of those that the flow was given
+// before. If they have another rate or burst, that becomes the rate of all processes, as
+// the newest.
 func (ls *lease) changeLocked(to *plan) {
 	now, b := ls.d.clock, &ls.f.bucket
 	// Those of another process, if it has changed them since.
@@ -347,7 +349,8 @@ func (ls *lease) changeLocked(to *plan) {
 	b.setEmpty(exact.At(exact.Sum(now, int64(level*float64(b.interval.Whole())))), nil)
 }
 
-// adoptLimitsLocked makes the Limits those that were given, with the rate of another process.
+// adoptLimitsLocked makes the [Limits] those that were given, with the rate of another
+// process.
 func (ls *lease) adoptLimitsLocked(r BucketRate) {
 	p := *ls.given
 	p.limits.Rate, p.limits.Burst, p.burst = r.perSecond(), int(r.Burst), r.Burst

@@ -29,8 +29,8 @@ type sharedLevels struct {
 }
 
 const (
-	// callTimeout bounds a call of the Bucket. Within it an answer is still of use, as slots
-	// are leased ahead; and so long does a call at most delay the fallback.
+	// callTimeout bounds a call of the [Bucket]. Within it an answer is still of use, as
+	// slots are leased ahead; and so long does a call at most delay the fallback.
 	callTimeout = 250 * time.Millisecond
 
 	// A backend is taken for unavailable after failuresToOpen failures in a row. Then it is
@@ -40,7 +40,7 @@ const (
 	lastBackoff    = 2 * time.Second
 )
 
-// newSharedLevels returns the sharedLevels of a dispatcher; nil without a Bucket.
+// newSharedLevels returns the sharedLevels of a dispatcher; nil without a [Bucket].
 func newSharedLevels(o sharedOptions) *sharedLevels {
 	if !o.asked {
 		return nil
@@ -66,8 +66,8 @@ func (s *sharedLevels) nextVersion() {
 	}
 }
 
-// A backend is one of the servers of a Bucket, whose keys can be asked for or can't together. It
-// is a circuit breaker.
+// A backend is one of the servers of a [Bucket], whose keys can be asked for or can't
+// together. It is a circuit breaker.
 type backend struct {
 	name     string
 	failures int  // in a row
@@ -78,8 +78,8 @@ type backend struct {
 	err      error // the latest failure
 }
 
-// bucketKeyOf returns a key with the name of its backend. It calls the Bucket, so the lock is
-// not held.
+// bucketKeyOf returns a key with the name of its backend. It calls the [Bucket], so the
+// lock is not held.
 func (s *sharedLevels) bucketKeyOf(key string) bucketKey {
 	k := bucketKey{key: key}
 	if s.backendOf != nil {
@@ -88,7 +88,7 @@ func (s *sharedLevels) bucketKeyOf(key string) bucketKey {
 	return k
 }
 
-// A bucketKey is a key of the Bucket, and the name of its backend.
+// A bucketKey is a key of the [Bucket], and the name of its backend.
 type bucketKey struct{ key, backend string }
 
 // backendNamed returns a backend.
@@ -195,7 +195,7 @@ func (s *sharedLevels) stateOf(b *backend) BucketState {
 	}
 }
 
-// An unavailableError is ErrUnavailable with the reason.
+// An unavailableError is [ErrUnavailable] with the reason.
 type unavailableError struct{ why error }
 
 func (e unavailableError) Error() string        { return fmt.Sprintf("%v: %v", ErrUnavailable, e.why) }

@@ -28,7 +28,7 @@ func (o bucketOption) apply(to *options) {
 }
 
 // WithBucket makes a [Shaper] share its level with all processes whose Shapers have the
-// same Bucket and key. [Limits.Rate] and [Limits.Burst] are then those of all of them
+// same [Bucket] and key. [Limits.Rate] and [Limits.Burst] are then those of all of them
 // together. [Limits.Depth], [Limits.MaxWait] and [Limits.InFlight] are each process's own:
 // each has a line of its own, which is strictly first in first out, and there is no
 // promised order among lines. [Limits.Slack] is for how long a slot may be used after its
@@ -58,7 +58,7 @@ func (o bucketsOption) apply(to *options) {
 }
 
 // WithBuckets makes a [Group] share the level of each of its keys with all processes: key
-// returns the Bucket's key for a key of the Group, and must not return "". Everything else
+// returns the [Bucket]'s key for a key of the Group, and must not return "". Everything else
 // is as with [WithBucket]. K must be the key type of the Group; if it is not, [NewGroup]
 // returns an error.
 //
@@ -84,7 +84,7 @@ const (
 )
 
 // FallbackLocal lets each process use an equal part of the rate and of the burst (at least
-// 1): Rate / instances, beginning after the last slot that it has had from the Bucket.
+// 1): Rate / instances, beginning after the last slot that it has had from the [Bucket].
 // instances is how many processes there are, at least 1. If some of them can still ask the
 // Bucket, they go on with the whole rate: with m of n cut off, all together let through
 // 1 + m/n times the rate.
@@ -116,10 +116,10 @@ func (o rateVersionOption) apply(to *options) {
 // processes share a bucket at different rates, as during a deployment, the rate with the
 // greatest version is in force for all of them, and until all use it they are together
 // never above the greatest of their rates. Without this option the version is the time, in
-// microseconds, at which [New] or [NewGroup] was called, or SetLimits or Reload later: the
-// rate that was set last is in force. Where an old program may be started again while a
-// new one runs, give each release a version of its own. Each SetLimits and Reload is then
-// a version of its own too: one more than the latest.
+// microseconds, at which [New] or [NewGroup] was called, or [Shaper.SetLimits] or
+// [Group.Reload] later: the rate that was set last is in force. Where an old program may be
+// started again while a new one runs, give each release a version of its own. Each
+// SetLimits and Reload is then a version of its own too: one more than the latest.
 //
 // Rates that differ in nothing but their versions are one rate, and no process has to learn
 // the greater version.
@@ -139,8 +139,8 @@ func (o coldGuardOption) apply(to *options) { to.shared.guard = time.Duration(o)
 // about the same time, as slots of both rates may then be in use.
 func WithColdGuard(d time.Duration) Option { return common{coldGuardOption(d)} }
 
-// validateShared returns what is wrong with the options of shared levels. constructor is New
-// or NewGroup.
+// validateShared returns what is wrong with the options of shared levels. constructor is
+// [New] or [NewGroup].
 func (o *options) validateShared(constructor string) error {
 	s := o.shared
 	switch {

@@ -8,8 +8,8 @@ import (
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
-// A pump is the goroutine that asks the Bucket for a lease: one call at a time. It runs only
-// while there is something to ask, or to wait for.
+// A pump is the goroutine that asks the [Bucket] for a lease: one call at a time. It runs
+// only while there is something to ask, or to wait for.
 type pump struct {
 	running bool
 	until   int64         // it sleeps until then; 0: it does not sleep
@@ -184,13 +184,13 @@ func (ls *lease) takeLocked(now int64) Take {
 	return t
 }
 
-// questionLocked returns a Take for a request of cost n, as of now.
+// questionLocked returns a [Take] for a request of cost n, as of now.
 func (ls *lease) questionLocked(n int64) Take {
 	return Take{Key: ls.key, Cost: n, First: n, Rate: ls.rate, High: ls.high, Seen: ls.clock.lastSeen, Guard: ls.guardLocked()}
 }
 
-// guardLocked returns the Guard of a Take. With a Burst a request may leave before the level has
-// fallen to 0, so that is added.
+// guardLocked returns the Guard of a [Take]. With a Burst a request may leave before the
+// level has fallen to 0, so that is added.
 func (ls *lease) guardLocked() time.Duration {
 	g := ls.d.shared.guard
 	if g == 0 {
@@ -200,7 +200,7 @@ func (ls *lease) guardLocked() time.Duration {
 	return g + time.Duration(min(room.Micros+1, int64(horizon/time.Microsecond)))*time.Microsecond
 }
 
-// callTake calls the Bucket, and notes the answer. The lock is not held.
+// callTake calls the [Bucket], and notes the answer. The lock is not held.
 func (ls *lease) callTake(t Take) {
 	d := ls.d
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
@@ -224,7 +224,8 @@ func (ls *lease) callTake(t Take) {
 	d.advanceLocked(now, headFirst)
 }
 
-// askBucket calls Take, and returns between which instants of the dispatcher's clock that was.
+// askBucket calls [Bucket.Take], and returns between which instants of the dispatcher's
+// clock that was.
 func (d *dispatcher) askBucket(ctx context.Context, t Take) (a answer) {
 	a.sent = int64(time.Since(d.epoch))
 	a.taken, a.err = d.shared.bucket.Take(ctx, t)
@@ -258,7 +259,7 @@ func (ls *lease) addLocked(t Take, taken Taken) {
 	ls.estimateFromLocked(interval, exact.Sum(ls.clock.reaches(got.empty.Ceil()), -interval.Times(before).Whole()))
 }
 
-// keepDistanceLocked drops units of the first stretch after the Bucket's clock was set that
+// keepDistanceLocked drops units of the first stretch after the [Bucket]'s clock was set that
 // are due before what this process has used already ends, on its own clock.
 func (ls *lease) keepDistanceLocked() {
 	for ls.now.remaining > 0 && ls.clock.reaches(ls.now.empty.Ceil()) < ls.floor {
@@ -298,7 +299,7 @@ func (ls *lease) giveBackLocked() (t Take, end Instant) {
 	return t, end
 }
 
-// callGiveBack calls the Bucket. The lock is not held.
+// callGiveBack calls the [Bucket]. The lock is not held.
 func (ls *lease) callGiveBack(t Take, end Instant) {
 	d := ls.d
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)

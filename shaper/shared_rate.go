@@ -48,7 +48,7 @@ func (r BucketRate) agrees(other BucketRate) bool {
 	return r == other
 }
 
-// bucketRateOf returns the rate of Limits, which is finite. A rate whose interval has a
+// bucketRateOf returns the rate of [Limits], which is finite. A rate whose interval has a
 // denominator above 10⁹ in nanoseconds, as only few that people write have, is rounded down:
 // its interval is rounded up to a billionth of a nanosecond.
 func bucketRateOf(l Limits, version int64) BucketRate {
@@ -81,7 +81,7 @@ type rateAndBurst struct {
 // mostRates bounds the memory of rates.
 const mostRates = 1024
 
-// of returns the BucketRate of a plan, of version 0. At rate.Inf there is none.
+// of returns the [BucketRate] of a plan, of version 0. At rate.Inf there is none.
 func (m *rates) of(p *plan) BucketRate {
 	if p.interval.IsZero() {
 		return BucketRate{Parts: 1000, Burst: p.burst}

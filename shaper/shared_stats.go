@@ -41,7 +41,7 @@ type BucketEvent struct {
 	Err   error // the failure; nil if it can be asked again
 }
 
-// statsLocked returns the BucketStats of one lease.
+// statsLocked returns the [BucketStats] of one lease.
 func (ls *lease) statsLocked() BucketStats {
 	st := ls.counts.stats()
 	st.State, st.Err = ls.d.shared.stateOf(ls.backend), ls.failed
@@ -57,8 +57,8 @@ func (c bucketCounts) stats() BucketStats {
 	return BucketStats{RoundTrips: c.roundTrips, Failures: c.failures, Leased: c.leased, Dropped: c.dropped, GivenBack: c.givenBack}
 }
 
-// stats returns the BucketStats of all keys together. State and Err are those of a backend that
-// can't be asked, if there is one.
+// stats returns the [BucketStats] of all keys together. State and Err are those of a
+// backend that can't be asked, if there is one.
 func (s *sharedLevels) stats() BucketStats {
 	st := s.counts.stats()
 	st.State = BucketShared
