@@ -18,21 +18,34 @@ func (r rejection) value() RejectError {
 	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
 }
 
-// judgeNewcomerLocked returns for how long a request, which is no reentry, would wait at
-// least, or why it is refused. The wait is 0 only if it may leave at once.
-func (d *dispatcher) judgeNewcomerLocked(f *flow, now int64, r *request) (wait time.Duration, why rejection) {
-	if d.phase != open {
-		return 0, rejection{reason: refusedClosed, retryAfter: f.emptyIn(now)}
+// A judgement is what a request meets at entry.
+type judgement struct {
+	refusal rejection
+	wait    time.Duration // if it is not refused: for how long at least; 0 only if it may leave at once
+}
+
+// judgeLocked judges a request.
+func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
+	switch {
+	case r.kind == reentry:
+		return d.judgeReentryLocked(f, now, r)
+	case d.phase != open:
+		j.refusal = rejection{reason: refusedClosed, retryAfter: f.emptyIn(now)}
+		return j
 	}
 	v := f.view()
 	if r.kind != allow {
 		v.findRoom(f.line)
 	}
-	return v.judge(now, v.leaves(r.cost), r)
+	j.wait, j.refusal = v.judge(now, v.leaves(r.cost), r)
+	if d.mode&block != 0 {
+		j.refusal = d.blocks.judge(f, now, j.refusal)
+	}
+	return j
 }
 
-// judge is judgeNewcomerLocked while the dispatcher is open, for a request of which view.leaves
-// is known. The order of the checks is part of the contract.
+// judge is judgeLocked for a newcomer, of which view.leaves is known, while the dispatcher is
+// open and no block is to be heeded. The order of the checks is part of the contract.
 func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rejection) {
 	if leaves == neverFits {
 		return 0, rejection{reason: refusedCostly}
@@ -55,22 +68,23 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 	return wait, why
 }
 
-// judgeReentryLocked is judgeNewcomerLocked for a reentry: only those like it are ahead of it,
-// and only its deadline or Close refuses it.
-func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (wait time.Duration, why rejection) {
+// judgeReentryLocked is judgeLocked for a reentry: only those like it are ahead of it, and only
+// its deadline or Close refuses it. It was admitted before, so it neither heeds a block nor
+// begins one.
+func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (j judgement) {
 	if d.phase == closed {
-		return 0, rejection{reason: refusedClosed}
+		j.refusal.reason = refusedClosed
+		return j
 	}
 	v := f.view()
-	wait = timeUntil(v.leavesAfter(v.bucketInstants, f.lineOrNone().reentryCost.total(), r.cost), now)
-	if wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
-		wait = 1 // The line is at rest for a while, and so is this one.
+	j.wait = timeUntil(v.leavesAfter(v.bucketInstants, f.lineOrNone().reentryCost.total(), r.cost), now)
+	if j.wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
+		j.wait = 1 // The line is at rest for a while, and so is this one.
 	}
-	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && wait >= untilDeadline {
-		after := max(wait-untilDeadline+1, v.seatIn(1))
-		return 0, rejection{reason: refusedLate, retryAfter: after, deadline: true}
+	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && j.wait >= untilDeadline {
+		j.refusal = rejection{reason: refusedLate, retryAfter: max(j.wait-untilDeadline+1, v.seatIn(1)), deadline: true}
 	}
-	return wait, why
+	return j
 }
 
 // maxWait returns [Limits.MaxWait], or its default, at most horizon.

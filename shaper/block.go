@@ -119,52 +119,23 @@ func (b *blocks) shrink(few int) {
 	}
 }
 
-// judgeLocked is judgeNewcomerLocked, and takes into account that the flow may be blocked, or
-// will be by the refusal of this request. It begins no block.
-func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (wait time.Duration, why rejection) {
-	wait, why = d.judgeNewcomerLocked(f, now, r)
+// judge returns why a newcomer of a flow is refused, if why is what the line and the phase say
+// of it: the flow may be blocked, or will be by this refusal. It begins no block. A nil b
+// returns why.
+//
+// It is not inlined into judgeLocked, which takes less time without its calls.
+//
+//go:noinline
+func (b *blocks) judge(f *flow, now int64, why rejection) rejection {
+	end := b.end(f)
 	switch {
-	case d.blocks == nil || why.reason == refusedClosed || why.reason == refusedCostly:
-	case d.blocks.end(f) > now:
+	case b == nil || why.reason == refusedClosed || why.reason == refusedCostly:
+	case end > now:
 		// At the end of the block the request would meet the line as it will be then. What
 		// keeps it out now only gets better, so it is admitted at the later of the two instants.
-		remaining := time.Duration(d.blocks.end(f) - now)
-		why = rejection{reason: refusedFull, retryAfter: max(remaining, why.retryAfter)}
-	case why.reason == refusedFull && d.blocks.end(f) != never:
-		why.retryAfter = max(d.blocks.span, why.retryAfter)
+		return rejection{reason: refusedFull, retryAfter: max(time.Duration(end-now), why.retryAfter)}
+	case why.reason == refusedFull && end != never:
+		why.retryAfter = max(b.span, why.retryAfter)
 	}
-	return wait, why
-}
-
-// decideBlockLocked is decideLocked where a block may have to be heeded: for a dispatcher with
-// WithBlock, and for one with a shared level while it goes by its own, as in a fallback. A
-// reentry was admitted before, so it neither heeds a block nor begins one.
-func (d *dispatcher) decideBlockLocked(f *flow, now int64, r *request) decision {
-	if f.needsRelease(r, d.phase) {
-		return decision{err: errUseAcquire}
-	}
-	var wait time.Duration
-	var refusal rejection
-	if r.kind == reentry {
-		wait, refusal = d.judgeReentryLocked(f, now, r)
-	} else {
-		wait, refusal = d.judgeLocked(f, now, r)
-	}
-	switch {
-	case refusal.reason != notRefused:
-		d.blockAfterLocked(f, now, refusal)
-		return d.refuseLocked(f, now, r, refusal)
-	case wait == 0:
-		return d.passLocked(f, now, r)
-	}
-	w := d.enqueueLocked(f, now, r)
-	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
-}
-
-// blockAfterLocked begins the block of a flow, if there is WithBlock and a refusal that
-// begins one.
-func (d *dispatcher) blockAfterLocked(f *flow, now int64, refusal rejection) {
-	if d.blocks != nil && refusal.reason == refusedFull {
-		d.blocks.begin(f, now)
-	}
+	return why
 }

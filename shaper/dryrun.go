@@ -36,24 +36,16 @@ func WithDryRun() Option { return common{dryRunOption{}} }
 // of the line and as the request's verdict, and lets the request through. A reentry
 // enters the shadow as a newcomer.
 func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
-	r.verdict = new(Verdict)
-	wait, refusal := d.judgeLocked(f, now, r)
-	switch {
-	case refusal.reason != notRefused:
-		err := refusal.value()
-		r.verdict.Err = &err
-		d.blockAfterLocked(f, now, refusal)
-		d.countRefusalLocked(f, now, refusal.reason)
-		d.keepRefusalLocked(now, r.cost, refusal)
-	case wait == 0:
-		f.bucket.pass(now, r.cost)
-		f.bucket.noteLeftAt(now)
-		d.countPassLocked(f, now)
-	default:
-		r.verdict.Wait = wait
-		d.enqueueLocked(f, now, r)
+	if r.kind == reentry {
+		r.kind = newcomer
 	}
-	return decision{waiting: int32(f.waiting()), event: verdictEvent}
+	j := d.judgeLocked(f, now, r)
+	dec := d.admitLocked(f, now, r, j)
+	r.verdict = &Verdict{Err: dec.err}
+	if dec.err == nil {
+		r.verdict.Wait = j.wait
+	}
+	return decision{waiting: dec.waiting, event: verdictEvent}
 }
 
 // planOf returns a new plan of Limits for the flows of a dispatcher.

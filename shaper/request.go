@@ -117,21 +117,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 			return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: wait})
 		}
 	}
-	var wait time.Duration
-	var refusal rejection
-	if r.kind == reentry {
-		wait, refusal = d.judgeReentryLocked(f, now, r)
-	} else {
-		wait, refusal = d.judgeNewcomerLocked(f, now, r)
-	}
-	switch {
-	case refusal.reason != notRefused:
-		return d.refuseLocked(f, now, r, refusal)
-	case wait == 0:
-		return d.passLocked(f, now, r)
-	}
-	w := d.enqueueLocked(f, now, r)
-	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
+	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
 }
 
 // decideByModeLocked is decideLocked for a dispatcher that is not plain. The modes are told
@@ -145,7 +131,26 @@ func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision
 			return dec
 		}
 	}
-	return d.decideBlockLocked(f, now, r)
+	if f.needsRelease(r, d.phase) {
+		return decision{err: errUseAcquire}
+	}
+	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
+}
+
+// admitLocked refuses a request, lets it leave at once, or puts it into the line, as it was
+// judged.
+func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) decision {
+	switch {
+	case j.refusal.reason != notRefused:
+		if j.refusal.reason == refusedFull && d.mode&block != 0 { // No other reason begins a block.
+			d.blocks.begin(f, now)
+		}
+		return d.refuseLocked(f, now, r, j.refusal)
+	case j.wait == 0:
+		return d.passLocked(f, now, r)
+	}
+	w := d.enqueueLocked(f, now, r)
+	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
 // needsRelease reports whether there is a cap and the caller of a request would not say when
@@ -158,7 +163,7 @@ func (f *flow) needsRelease(r *request, p phase) bool {
 func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
-	if f.capped() {
+	if f.capped() && !d.isDryRun() {
 		d.lineOfLocked(f).seatsTaken++
 		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
 	}
@@ -179,7 +184,7 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 	}
 	d.refusalRing.add(now, r.cost, why)
 	var err error
-	if r.kind != allow || d.trace.Refused != nil {
+	if r.kind != allow || d.trace.Refused != nil || d.isDryRun() {
 		err = d.refusalRing.newError(why)
 	}
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
@@ -198,7 +203,7 @@ func (d *dispatcher) prepareRefusalLocked(f *flow) {
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := d.lineOfLocked(f)
 	w := d.takeWaiterLocked(r, now)
-	if r.kind == reentry && !d.isDryRun() {
+	if r.kind == reentry {
 		ln.pushReentry(w)
 	} else {
 		ln.push(w)

@@ -215,13 +215,13 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Durati
 	if ls := d.leaseOfLocked(f); ls != nil && d.phase == open && !ls.tooCostlyLocked(int64(n)) && d.isUnavailableLocked(ls, now) {
 		return 0, ls.unavailableErrorLocked(now)
 	}
-	wait, refusal := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
-	if refusal.reason != notRefused {
-		err := refusal.value()
+	j := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
+	if j.refusal.reason != notRefused {
+		err := j.refusal.value()
 		return 0, &err
 	}
 	v := f.view()
-	return v.expected(wait), nil
+	return v.expected(j.wait), nil
 }
 
 // Limits returns the limits in force, as they were given. With a [Bucket] Rate and Burst are

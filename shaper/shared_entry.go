@@ -41,29 +41,15 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 		ls.backend.asks(now)
 		return decision{event: askEvent}, true
 	}
-	// The wait is an estimate, even one of 0: nobody leaves without units of the Bucket.
-	var refusal rejection
-	if r.kind == reentry {
-		_, refusal = d.judgeReentryLocked(f, now, r)
-	} else {
-		_, refusal = d.judgeLocked(f, now, r)
-	}
-	if refusal.reason != notRefused {
-		d.blockAfterLocked(f, now, refusal)
-		return d.refuseLocked(f, now, r, refusal), true
-	}
-	w := d.enqueueLocked(f, now, r)
-	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}, true
+	j := d.judgeLocked(f, now, r)
+	j.wait = max(j.wait, 1) // It is an estimate, even if it is 0: no request leaves without units of the Bucket.
+	return d.admitLocked(f, now, r, j), true
 }
 
 // refuseFullLocked refuses a request as the level is too high, for a time after at least.
 func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time.Duration) decision {
-	why := rejection{reason: refusedFull, retryAfter: after}
-	if d.blocks != nil && d.blocks.end(f) != never {
-		d.blockAfterLocked(f, now, why)
-		why.retryAfter = max(after, time.Duration(d.blocks.end(f)-now))
-	}
-	return d.refuseLocked(f, now, r, why)
+	why := d.blocks.judge(f, now, rejection{reason: refusedFull, retryAfter: after})
+	return d.admitLocked(f, now, r, judgement{refusal: why})
 }
 
 // tooCostlyLocked is plan.tooCostly, at the rate of the Bucket.
@@ -185,7 +171,7 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 			ls.dropLocked(r.cost)
 		}
 		d.endAskLocked(ls)
-		return d.decideBlockLocked(f, now, r), true
+		return d.admitLocked(f, now, r, d.judgeLocked(f, now, r)), true
 	}
 	if answered && !granted && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != ls.rate) {
 		return dec, false
@@ -218,7 +204,7 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 	}
 	ls.checkFallbackLocked(now)
 	if ls.fallback {
-		return d.decideBlockLocked(f, now, r), true
+		return d.admitLocked(f, now, r, d.judgeLocked(f, now, r)), true
 	}
 	return d.refuseUnavailableLocked(ls, now, r), true
 }
