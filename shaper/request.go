@@ -104,10 +104,10 @@ func (r *request) untilDeadline(now int64) time.Duration {
 // are hooks, or for any event from enqueuedEvent on.
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
+	case d.needsReleaseLocked(f, r):
+		return decision{err: errUseAcquire}
 	case d.mode != plain:
 		return d.decideByModeLocked(f, now, r)
-	case f.needsRelease(r, d.phase):
-		return decision{err: errUseAcquire}
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.bucket.tooCostly(r.cost):
 		// Only the level can keep it. Most requests leave here, and are spared the rest.
 		switch wait := f.bucket.wait(now, 0, r.cost); {
@@ -126,13 +126,10 @@ func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision
 	if d.isDryRun() {
 		return d.shadowLocked(f, now, r)
 	}
-	if ls := d.leaseOfLocked(f); ls != nil && !f.needsRelease(r, d.phase) {
+	if ls := d.leaseOfLocked(f); ls != nil {
 		if dec, handled := d.decideSharedLocked(ls, now, r); handled {
 			return dec
 		}
-	}
-	if f.needsRelease(r, d.phase) {
-		return decision{err: errUseAcquire}
 	}
 	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
 }
@@ -153,10 +150,11 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
-// needsRelease reports whether there is a cap and the caller of a request would not say when
-// it ends. An allow on a dispatcher that is no longer open is refused anyway.
-func (f *flow) needsRelease(r *request, p phase) bool {
-	return f.capped() && !r.releases && (r.kind != allow || p == open)
+// needsReleaseLocked reports whether a request would take a seat, and its caller would not say
+// when it ends. An allow on a dispatcher that is no longer open is refused anyway. WaitN of a
+// Shaper asks before, as there a cap also comes before what is wrong with the call.
+func (d *dispatcher) needsReleaseLocked(f *flow, r *request) bool {
+	return f.capped() && !r.releases && !d.isDryRun() && (r.kind != allow || d.phase == open)
 }
 
 // passLocked lets a request that may leave at once do so.
