@@ -181,26 +181,26 @@ func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n
 	}
 	defer conn.End()
 	conn.Suspend()
-	// Reading the clock is a tenth of a refusal, so it is read only if somebody asks how
-	// long the request has waited.
-	timed := h.serverTiming || h.log != nil || conn.MayHaveBody()
-	var start, end time.Time
-	if timed {
+	// Reading the clock is a tenth of a refusal, so it is read only if it is needed how long
+	// the request has waited.
+	var start time.Time
+	if h.serverTiming || h.log != nil || conn.MayHaveBody() {
 		start = time.Now()
 	}
 	release, err := limiter.enter(conn.PeerContext(limiter.asksDoneToWait(), h.watcher), n, newcomer)
-	if timed {
-		end = time.Now()
-	}
-	err = h.endWait(conn, start, end, release, err)
+	err = h.endWait(conn, start, release, err)
 	h.conclude(conn, limiter, release, err)
 }
 
 // endWait ends the wait of a request that the Limiter has let in, or has not, and returns the
-// error that it has come to. start and end say when it began and ended, or are zero if nobody
-// asks. release is to be called when the request has ended, unless it is nil. If endWait
+// error that it has come to. start is when the wait began; zero if it need not be known how long
+// that was. release is to be called when the request has ended, unless it is nil. If endWait
 // panics, it releases the request.
-func (h *handler) endWait(conn *serverconn.Conn, start, end time.Time, release func(), err error) error {
+func (h *handler) endWait(conn *serverconn.Conn, start time.Time, release func(), err error) error {
+	var end time.Time
+	if !start.IsZero() {
+		end = time.Now()
+	}
 	waited := end.Sub(start)
 	// What follows runs methods of outer handlers' ResponseWriters, which may panic.
 	handedOn := false
