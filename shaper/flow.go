@@ -59,18 +59,24 @@ func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
 func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 
 // headMayLeaveLocked returns the instant from which on the head of the line of a flow may
-// leave; forever if nobody can tell: whoever ends that then calls markDirtyLocked. Every
+// leave; forever if that is unknown: whatever ends that then calls markDirtyLocked. Every
 // reason that keeps a head from leaving is asked for here: the cap (inflight.go), by
-// bucket.slot its slot and a hold (hold.go), and for a shared level the lease
+// bucket.slot its slot and a hold (hold.go), and for a shared level the units of the lease
 // (shared_lease.go).
 func (d *dispatcher) headMayLeaveLocked(f *flow) int64 {
 	if !f.hasSeat() {
 		return exact.Forever
 	}
-	if ls := d.leaseOfLocked(f); ls != nil {
-		return ls.headMayLeaveLocked(d.clock)
+	if ls := d.leaseOfLocked(f); ls != nil && !ls.usesOwnLevelLocked() {
+		return max(ls.unitsDueLocked(f.line.head.cost), f.keptUntil())
 	}
 	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
+}
+
+// keptUntil returns the instant until which the head of the line can't leave, whatever the
+// level is: the end of a hold, or the instant at which it became the head or got a seat.
+func (f *flow) keptUntil() int64 {
+	return exact.Later(f.line.since, f.bucket.coldOrNone().hold).Ceil()
 }
 
 // notBefore notes that the head of the line, if there is one, could not leave

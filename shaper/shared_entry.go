@@ -17,13 +17,13 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 		return dec, false // The order of what refuses is the same.
 	case r.kind != reentry && ls.tooCostlyLocked(r.cost):
 		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
-	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() && ls.coversLocked(r.cost, now) &&
-		max(ls.slotForLocked(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
+	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() &&
+		max(ls.unitsDueLocked(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
 		ls.useLocked(r.cost)
 		dec = d.passLocked(f, now, r)
 		ls.noteUseLocked()
 		return dec, true
-	case ls.fallback && ls.leasedLocked() == 0:
+	case ls.usesOwnLevelLocked():
 		ls.probeLocked(now)
 		return dec, false
 	case r.kind != reentry && d.isUnavailableLocked(ls, now):

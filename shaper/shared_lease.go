@@ -277,31 +277,29 @@ func (ls *lease) busyLocked(now int64) bool {
 	return ls.pump.running || ls.asking > 0 || ls.leasedLocked() > 0
 }
 
-// headMayLeaveLocked returns the instant from which on the head of the line may leave; forever
-// if units have to be leased for it first.
-func (ls *lease) headMayLeaveLocked(now int64) int64 {
-	f := ls.f
-	if ls.fallback && ls.leasedLocked() == 0 {
-		return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
-	}
-	n := f.line.head.cost
-	if !ls.coversLocked(n, now) {
+// usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units.
+func (ls *lease) usesOwnLevelLocked() bool { return ls.fallback && ls.leasedLocked() == 0 }
+
+// unitsDueLocked returns the instant from which on a request of cost n may use the next units;
+// forever if units have to be leased for it first.
+func (ls *lease) unitsDueLocked(n int64) int64 {
+	if !ls.coversLocked(n, ls.d.clock) {
 		return exact.Forever
 	}
-	return max(ls.slotForLocked(n), exact.Later(f.line.since, f.bucket.coldOrNone().hold).Ceil())
+	return ls.slotForLocked(n)
 }
 
 // leavesLocked lets the head of the line leave now, if units for it are still leased.
 func (ls *lease) leavesLocked(w *waiter, now int64) bool {
 	switch {
-	case ls.fallback && ls.leasedLocked() == 0:
+	case ls.usesOwnLevelLocked():
 		slot, hasLeft := ls.f.bucket.release(ls.f.line.since, now, w.cost)
 		if !hasLeft {
 			return false // Its slot was that of units which have been dropped since.
 		}
 		ls.f.line.since = slot
 		ls.since = ls.f.bucket.departures // It has used no units.
-	case !ls.coversLocked(w.cost, now) || ls.slotForLocked(w.cost) > now:
+	case ls.unitsDueLocked(w.cost) > now:
 		return false
 	default:
 		ls.useLocked(w.cost)

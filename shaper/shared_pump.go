@@ -46,7 +46,7 @@ func (ls *lease) nextStepLocked(now int64) (s step, until int64) {
 	if !ls.wantsLocked(now) {
 		return stepEnd, 0
 	}
-	at := max(ls.busyAt, f.bucket.coldOrNone().hold.Ceil()-ls.rtt)
+	at := max(ls.busyAt, f.keptUntil()-ls.rtt)
 	if ls.contended && ls.leasedLocked() == 0 {
 		// Others first, but it asks half an interval before the next slot at the latest.
 		next := exact.Sum(ls.endsAt, -ls.plan.interval.Times(ls.plan.burst-1).Whole())
