@@ -118,7 +118,7 @@ func (p *plan) tooCostly(n int64) bool {
 // would have to wait for at least bound.
 //
 // It need not come later than its own departure would be: then it would leave at once.
-// Before that it needs a place in the line, a wait within MaxWait, and a slot before its
+// Before that it needs a place in the line, a wait within [Limits.MaxWait], and a slot before its
 // deadline; all three only get better with time, each from one instant on. While all
 // seats are taken nothing moves, so then the result is an estimate, no shorter than that
 // for the next seat.

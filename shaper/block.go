@@ -20,7 +20,7 @@ func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 // A refusal during the block does not extend it. No other reason for a refusal begins a
 // block, and requests that the limits can never admit ([ErrTooCostly]) are still refused as
 // such. Note that [Shaper.AllowN] gives ErrQueueFull to every request that can't leave at
-// once, whatever the Depth is.
+// once, whatever the [Limits.Depth] is.
 //
 // Requests that are in line when the block begins stay in it and leave at their slots. A
 // retry of a [Transport] was admitted before, so the block does not refuse it. In a dry run
@@ -40,7 +40,7 @@ func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 // [NewGroup].
 func WithBlock(d time.Duration) Option { return common{blockOption(d)} }
 
-// validateBlock returns what is wrong with WithBlock. constructor is New or NewGroup.
+// validateBlock returns what is wrong with [WithBlock]. constructor is [New] or [NewGroup].
 func (o *options) validateBlock(constructor string) error {
 	if o.block < 0 || o.block > horizon {
 		return fmt.Errorf("shaper: %s: WithBlock is %v, must be from 0 to 365 days", constructor, o.block)
@@ -49,7 +49,7 @@ func (o *options) validateBlock(constructor string) error {
 }
 
 // blocks remembers which flows of a dispatcher refuse newcomers, and until when. It is
-// apart from the flows, so that they are no larger without WithBlock. A nil *blocks is for
+// apart from the flows, so that they are no larger without [WithBlock]. A nil *blocks is for
 // a dispatcher without WithBlock. The lock of the dispatcher guards it.
 type blocks struct {
 	span  time.Duration

@@ -9,10 +9,10 @@ func (dryRunOption) apply(to *options) { to.mode |= dryRun }
 // WithDryRun lets every request through at once, and records what would have become of
 // it, so that limits can be tried on live traffic before they are enforced.
 //
-// WaitN, Acquire, Do and Allow return at once, without an error unless the context has
-// ended or the cost is negative. Meanwhile a shadow of the line is kept, exactly as the
-// line would be if each request that had to wait did so to the end. The shadow decides
-// the [Verdict] on a request, which goes
+// [Shaper.WaitN], [Shaper.Acquire], [Shaper.Do] and [Shaper.Allow] return at once, without
+// an error unless the context has ended or the cost is negative. Meanwhile a shadow of the
+// line is kept, exactly as the line would be if each request that had to wait did so to the
+// end. The shadow decides the [Verdict] on a request, which goes
 //
 //   - to [Event.Verdict] of the hook [Trace.Departed], the only hook that runs;
 //   - to [Stats], whose totals and gauges are those of the shadow;
@@ -22,9 +22,9 @@ func (dryRunOption) apply(to *options) { to.mode |= dryRun }
 //
 // [Limits.InFlight] is not part of the shadow: if a request had left later, it is unknown
 // when it would have ended. A retry of a [Transport] enters the shadow as a newcomer. A
-// dry run has no goroutine, and Shutdown does not wait for the shadow.
+// dry run has no goroutine, and [Shaper.Shutdown] does not wait for the shadow.
 //
-// The shadow takes 70 bytes for each request that would wait, and can grow to Depth,
+// The shadow takes 70 bytes for each request that would wait, and can grow to [Limits.Depth],
 // because no request in it gives up. Requests whose time has come are removed from it at
 // the next call. A dry run of a [Group] calls the limits function, and waits for it.
 //
@@ -48,7 +48,7 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 	return decision{waiting: dec.waiting, event: verdictEvent}
 }
 
-// planOf returns a new plan of Limits for the flows of a dispatcher.
+// planOf returns a new plan of [Limits] for the flows of a dispatcher.
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
 	p.dryRun = d.isDryRun()

@@ -16,7 +16,7 @@ type flow struct {
 	bucket bucket
 	line   *line // nil: no request waits or has a seat
 
-	// Counts; the rarer ones are in cold. (The shards of a Group have totals, which
+	// Counts; the rarer ones are in cold. (The shards of a [Group] have totals, which
 	// outlive its flows.)
 	departed uint64
 	wait     int64 // the sum of the waits of those that departed, in nanoseconds
@@ -124,7 +124,7 @@ func (f *flow) drainedAt() int64 {
 	return exact.Later(f.bucket.empty, f.bucket.coldOrNone().hold).Ceil()
 }
 
-// stats returns the part of Stats that the flow itself knows.
+// stats returns the part of [Stats] that the flow itself knows.
 func (f *flow) stats(now int64) Stats {
 	b := &f.bucket
 	st := Stats{

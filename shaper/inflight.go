@@ -72,7 +72,7 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 	return f(ctx)
 }
 
-// capped reports whether [Limits.InFlight] is set. SetLimits cannot change that, but it
+// capped reports whether [Limits.InFlight] is set. [Shaper.SetLimits] cannot change that, but it
 // does replace the plan, so the lock must be held.
 func (f *flow) capped() bool { return f.bucket.capped() }
 
@@ -205,7 +205,7 @@ func (f *flow) noteSeatTime(span int64) {
 
 // seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
 // there are seats now for it and all ahead of it, and in a dry run. Nobody knows when
-// requests end. On average InFlight of them end within the mean time for which seats are
+// requests end. On average [Limits.InFlight] of them end within the mean time for which seats are
 // taken.
 func (v *view) seatIn(k int) time.Duration {
 	seats := v.limits.InFlight

@@ -21,19 +21,19 @@ type inner interface {
 	// an error. Only a *Shaper heeds kind; for all others each request is a newcomer.
 	enter(ctx context.Context, n int, kind entryKind) (release func(), err error)
 
-	// forecast returns how long WaitN would wait, or its refusal. The wait is 0 if it is
-	// unknown, and for a Shaper or Group in a dry run, where no request waits.
+	// forecast returns how long [Limiter.WaitN] would wait, or its refusal. The wait is 0 if it is
+	// unknown, and for a [Shaper] or [Group] in a dry run, where no request waits.
 	forecast(n int) (wait time.Duration, err error)
 
 	// hold calls Hold, if there is one, and reports whether requests now wait for the
 	// end of the hold.
 	hold(d time.Duration) bool
 
-	// stats returns the state of the one bucket behind the Limiter; only what RateLimit fields
+	// stats returns the state of the one bucket behind the [Limiter]; only what RateLimit fields
 	// need is sure to be set. ok reports whether there is one.
 	stats() (st Stats, ok bool)
 
-	// mayDryRun reports whether a dry run may leave a Verdict on a request.
+	// mayDryRun reports whether a dry run may leave a [Verdict] on a request.
 	mayDryRun() bool
 
 	// asksDoneToWait reports whether enter asks for the Done channel of a context only
@@ -41,7 +41,7 @@ type inner interface {
 	asksDoneToWait() bool
 }
 
-// innerOf returns the inner of a Limiter. No other function of the package asks which
+// innerOf returns the inner of a [Limiter]. No other function of the package asks which
 // type or which methods a Limiter has.
 func innerOf(l Limiter) inner {
 	switch l := l.(type) {
@@ -60,7 +60,7 @@ func innerOf(l Limiter) inner {
 
 // A shaperLimiter is the inner of a [*Shaper]. If *Shaper itself were an inner, a type
 // that embeds a *Shaper would be one too, and the methods of the *Shaper would pass over
-// the type's own WaitN.
+// the type's own [Limiter.WaitN].
 type shaperLimiter struct{ *Shaper }
 
 func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
@@ -113,16 +113,17 @@ type acquirer interface {
 	Acquire(ctx context.Context, n int) (release func(), err error)
 }
 
-// mayBeCapped reports whether a Limiter that has Acquire may cap what is in flight. A
-// type that embeds a [*Shaper] without a cap, to override WaitN, inherits Acquire too. Its
-// inherited Limits show that there is no cap, so its WaitN is used. A Shaper without a
-// cap never gets one later. A type without a method Limits is taken to have a cap.
+// mayBeCapped reports whether a [Limiter] that has Acquire may cap what is in flight. A
+// type that embeds a [*Shaper] without a cap, to override [Limiter.WaitN], inherits Acquire
+// too. Its inherited method [Shaper.Limits] shows that there is no cap, so its WaitN is used.
+// A Shaper without a cap never gets one later. A type without a method Limits is taken to
+// have a cap.
 func mayBeCapped(l Limiter) bool {
 	limited, ok := l.(interface{ Limits() Limits })
 	return !ok || limited.Limits().InFlight > 0
 }
 
-// enter asks the context after the wait, because the Limiter may not have done so. What
+// enter asks the context after the wait, because the [Limiter] may not have done so. What
 // the Limiter has spent by then is lost, but at least the request is not sent or served.
 func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
 	if f.acquirer == nil {
@@ -177,11 +178,11 @@ func (f foreign) stats() (st Stats, ok bool) {
 	return st, ok
 }
 
-// mayDryRun reports whether the Limiter embeds a [*Shaper] or a [*Group] in a dry run.
+// mayDryRun reports whether the [Limiter] embeds a [*Shaper] or a [*Group] in a dry run.
 func (f foreign) mayDryRun() bool {
 	l, ok := f.Limiter.(interface{ mayDryRun() bool })
 	return ok && l.mayDryRun()
 }
 
-// asksDoneToWait reports false, because it is unknown when a foreign Limiter asks.
+// asksDoneToWait reports false, because it is unknown when a foreign [Limiter] asks.
 func (f foreign) asksDoneToWait() bool { return false }

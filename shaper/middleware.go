@@ -25,9 +25,9 @@ import (
 //
 // With InFlight set, a request is in flight while its handler runs. It stops being
 // so when the connection is hijacked, else when the handler has returned or
-// panicked, however long the answer streams. A Limiter with a method Acquire like
-// that of [Shaper] is treated in the same way, unless its method Limits says that
-// InFlight is 0.
+// panicked, however long the answer streams. A [Limiter] with a method like
+// [Shaper.Acquire] is treated in the same way, unless it has one like [Shaper.Limits]
+// that says that InFlight is 0.
 //
 // The handler gets the ResponseWriter as it is, with two exceptions, both in
 // HTTP/1: it is wrapped where InFlight is set, so that a hijack is noticed, and
@@ -46,7 +46,7 @@ import (
 // whether a request has waited, and 20 ms count as no wait. The deadline of an outer
 // handler, such as [http.TimeoutHandler], counts at once.
 //
-// If the client has gone while its request waited, no handler runs, and a Shaper
+// If the client has gone while its request waited, no handler runs, and a [Shaper]
 // gives the slot to the next waiter. The request ends with status 499 without a
 // body, which access logs see, and with "Connection: close": without that, a client
 // that closed only its sending half would take net/http's empty 200 for success.
@@ -98,7 +98,7 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return serverconn.NewContext(ctx, c)
 }
 
-// A handler is the http.Handler that Middleware puts in front of another.
+// A handler is the http.Handler that [Middleware] puts in front of another.
 type handler struct {
 	limiter   inner
 	mayDryRun bool // the limiter may be a dry run
@@ -111,7 +111,7 @@ type handler struct {
 	limiterFor func(r *http.Request) (inner, error)
 }
 
-// newHandler returns a handler that has no Limiter yet.
+// newHandler returns a handler that has no [Limiter] yet.
 func newHandler(mayDryRun bool, opts []MiddlewareOption) handler {
 	return handler{mayDryRun: mayDryRun, watcher: new(serverconn.Watcher), middlewareOptions: newMiddlewareOptions(opts)}
 }
@@ -169,7 +169,7 @@ func (h *handler) serveWithVerdict(limiter inner, w http.ResponseWriter, outer *
 	h.serve(limiter, w, r, n)
 }
 
-// serve lets a request of cost n wait for the Limiter, and then runs the next handler or
+// serve lets a request of cost n wait for the [Limiter], and then runs the next handler or
 // answers.
 func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n int) {
 	conn := serverconn.Of(w, r)
@@ -192,7 +192,7 @@ func (h *handler) serve(limiter inner, w http.ResponseWriter, r *http.Request, n
 	h.conclude(conn, limiter, release, err)
 }
 
-// endWait ends the wait of a request that the Limiter has let in, or has not, and returns the
+// endWait ends the wait of a request that the [Limiter] has let in, or has not, and returns the
 // error that it has come to. start is when the wait began; zero if it need not be known how long
 // that was. release is to be called when the request has ended, unless it is nil. If endWait
 // panics, it releases the request.

@@ -79,7 +79,8 @@ func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) {
 
 // runEnqueued runs the hook of a request that has entered a line.
 //
-// It is not inlined, so that the Event is not on the stack while [context.Context.Done] makes a channel.
+// It is not inlined, so that the [Event] is not on the stack while [context.Context.Done]
+// makes a channel.
 //
 //go:noinline
 func (d *dispatcher) runEnqueued(r *request, dec decision) {
