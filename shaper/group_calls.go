@@ -69,7 +69,7 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line of its key, and
-// runs the hook of that. c is the bucket that it has found, and in the shard that has it; nil
+// runs the hook of that. kf is the bucket that it has found, and in the shard that has it; nil
 // if none.
 //
 // It is not inlined, so that its frame is not there while await waits.
@@ -86,30 +86,35 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 		r.key = key
 	}
 	now := s.lockAndAdvance()
-	if kf = s.foundLocked(key, now); kf == nil {
-		s.unlockAndArm()
-		return s.enterNew(key, r)
-	}
-	dec = s.decideLocked(&kf.flow, now, r)
-	if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
-		s.noteLocked(s, key, r, dec)
-	}
-	s.unlockAndArm()
-	g.noteLimited(key, r, dec)
-	if s.hasHooks || dec.event >= enqueuedEvent {
-		if dec.event == askEvent {
-			return s, kf, s.askAndAnnounce(key, kf, r)
+	if kf = s.foundLocked(key, now); kf != nil {
+		dec = s.decideLocked(&kf.flow, now, r)
+		if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
+			s.noteLocked(s, key, r, dec)
 		}
-		s.announce(&kf.flow, now, r, dec)
+		s.unlockAndArm()
+	} else {
+		s.unlockAndArm()
+		if s, kf, dec = s.decideNew(key, r); kf == nil {
+			return nil, nil, dec
+		}
+	}
+	if dec.event >= refusedEvent {
+		if dec.event == askEvent {
+			dec = s.askBucketFor(key, kf, r)
+		}
+		g.noteLimited(key, r, dec)
+	}
+	if s.hasHooks || dec.event >= enqueuedEvent {
+		s.announce(&kf.flow, r, dec)
 	}
 	return s, kf, dec
 }
 
-// enterNew is enter for a key that has no bucket.
-func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
-	var now int64
-	err := s.withFlowOrNew(r.ctx, key, anyBucket, func(holder *keyShard[K], found *keyedFlow[K], at int64) {
-		in, kf, now = holder, found, at
+// decideNew finds or makes the bucket of a key that had none, and decides what becomes of a
+// request. If there is no bucket for it, kf is nil, and the hook of that has run.
+func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
+	err := s.withFlowOrNew(r.ctx, key, anyBucket, func(holder *keyShard[K], found *keyedFlow[K], now int64) {
+		in, kf = holder, found
 		if kf.home != ownBucket {
 			in.overflowed++
 		}
@@ -119,26 +124,16 @@ func (s *keyShard[K]) enterNew(key K, r *request) (in *keyShard[K], kf *keyedFlo
 	if err != nil {
 		return nil, nil, s.failed(key, r, err)
 	}
-	s.group.noteLimited(key, r, dec)
-	if s.hasHooks || dec.event >= enqueuedEvent {
-		if dec.event == askEvent {
-			return in, kf, s.askAndAnnounce(key, kf, r)
-		}
-		in.announce(&kf.flow, now, r, dec)
-	}
 	return in, kf, dec
 }
 
-// askAndAnnounce asks the Bucket what becomes of a request, and runs the hook of that.
+// askBucketFor asks the Bucket what becomes of a request.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
 //go:noinline
-func (s *keyShard[K]) askAndAnnounce(key K, kf *keyedFlow[K], r *request) decision {
-	dec, now := s.ask(&kf.flow, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
-	s.group.noteLimited(key, r, dec)
-	s.announce(&kf.flow, now, r, dec)
-	return dec
+func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision {
+	return s.ask(&kf.flow, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
 }
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key

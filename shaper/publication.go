@@ -36,13 +36,9 @@ type publication struct {
 // more follow.
 const publishAfter = 8
 
-// publishAfterLocked notes what has become of a request of cost n, and publishes the view of the
-// flow if enough have been refused in a row.
-func (s *Shaper) publishAfterLocked(now, n int64, event entryEvent) {
-	if event != refusedEvent {
-		s.inRow = 0
-		return
-	}
+// publishAfterLocked notes that a request of cost n has been refused, and publishes the view of
+// the flow if enough have been refused in a row.
+func (s *Shaper) publishAfterLocked(now, n int64) {
 	if s.inRow++; s.inRow >= publishAfter || s.stripes.audited() {
 		s.publishViewLocked(now, n)
 	}
@@ -110,7 +106,8 @@ func (s *Shaper) refusePublished(p *publication, now int64, r *request) (dec dec
 		p.stripes.audit(p, now, *r, why) // A pointer would make every request escape to the heap.
 	}
 	if s.hasHooks {
-		s.announce(&s.flow, now, r, dec)
+		r.entered = now
+		s.announce(&s.flow, r, dec)
 	}
 	return dec
 }

@@ -22,7 +22,7 @@ type request struct {
 	ahead    int32 // how many it has found in line, if it waits
 
 	// What a decision gives it.
-	entered int64               // when it entered the line, if it waits; else when it was decided, if that is announced
+	entered int64               // when it entered the line, if it waits; else when it was decided
 	done    <-chan struct{}     // if it waits: of ctx or, if peer is set, of the http.Request's context
 	peer    *serverconn.Waiting // nil: ctx is not that of a server's request, or another call waits with it
 	seat    *seat               // if it has left, and there is a cap
@@ -99,10 +99,11 @@ func (r *request) untilDeadline(now int64) time.Duration {
 }
 
 // decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
-// it leaves at once, is refused, or enters the line; or the Bucket is to be asked. Whoever
-// calls it unlocks, and then calls askAndAnnounce if the Bucket is to be asked, and announce if there
-// are hooks, or for any event from enqueuedEvent on.
+// it leaves at once, is refused, or enters the line; or the Bucket is to be asked. The caller
+// unlocks, and if there are hooks, or for any event from enqueuedEvent on, it then calls ask if
+// the Bucket is to be asked, and announce.
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
+	r.entered = now
 	switch {
 	case d.needsReleaseLocked(f, r):
 		return decision{err: errUseAcquire}
@@ -206,7 +207,6 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	} else {
 		ln.push(w)
 	}
-	r.entered = now
 	if ln.head == w {
 		ln.since = exact.At(now)
 		if ln.len == 1 {
@@ -222,13 +222,12 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 
 // announce runs the hook that is to be told of a decision, and notes the Done channel
 // of the context of a request that waits. The lock is not held.
-func (d *dispatcher) announce(f *flow, now int64, r *request, dec decision) {
+func (d *dispatcher) announce(f *flow, r *request, dec decision) {
 	switch {
 	case dec.event == enqueuedEvent:
 		d.announceEntry(f, r, dec)
 	case dec.event != noEvent:
-		r.entered = now // It has not waited.
-		d.announceEnd(f, now, r, dec)
+		d.announceEnd(f, r.entered, r, dec) // It has not waited.
 	}
 }
 

@@ -107,8 +107,10 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 //
 //go:noinline
 func (s *Shaper) enter(r *request) decision {
-	if err := s.checkCall(r); err != nil || r.cost == 0 {
-		return decision{err: err}
+	if r.kind != allow { // AllowN has checked the cost, and has no context.
+		if err := s.checkCall(r); err != nil || r.cost == 0 {
+			return decision{err: err}
+		}
 	}
 	now := int64(time.Since(s.epoch))
 	if p := s.published.Load(); p != nil {
@@ -119,33 +121,35 @@ func (s *Shaper) enter(r *request) decision {
 	now = s.lockAt(now, headFirst) // With the next line this is lockFlow, less a call.
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
-	s.publishAfterLocked(now, r.cost, dec.event)
+	if dec.event == refusedEvent {
+		s.publishAfterLocked(now, r.cost)
+	} else {
+		s.inRow = 0
+	}
 	if s.recorded {
 		s.recordLocked(s.recordings, now, r, dec)
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
 		if dec.event == askEvent {
-			return s.askAndAnnounce(r)
+			dec = s.askBucketFor(r)
 		}
-		s.announce(&s.flow, now, r, dec)
+		s.announce(&s.flow, r, dec)
 	}
 	return dec
 }
 
-// askAndAnnounce asks the Bucket what becomes of a request, and runs the hook of that.
+// askBucketFor asks the Bucket what becomes of a request.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
 //go:noinline
-func (s *Shaper) askAndAnnounce(r *request) decision {
-	dec, now := s.ask(&s.flow, r, func(now int64, dec decision) {
+func (s *Shaper) askBucketFor(r *request) decision {
+	return s.ask(&s.flow, r, func(now int64, dec decision) {
 		if s.recorded {
 			s.recordLocked(s.recordings, now, r, dec)
 		}
 	})
-	s.announce(&s.flow, now, r, dec)
-	return dec
 }
 
 // Allow is shorthand for AllowN(1).
@@ -164,28 +168,7 @@ func (s *Shaper) AllowN(n int) bool {
 		return n == 0
 	}
 	r := &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow}
-	// This repeats the second half of enter. To call it would take a tenth of AllowN's time.
-	now := int64(time.Since(s.epoch))
-	if p := s.published.Load(); p != nil {
-		if dec := s.refusePublished(p, now, r); dec.event == refusedEvent {
-			return false
-		}
-	}
-	now = s.lockAt(now, headFirst)
-	s.flow.bucket.idleUntil(now)
-	dec := s.decideLocked(&s.flow, now, r)
-	s.publishAfterLocked(now, r.cost, dec.event)
-	if s.recorded {
-		s.recordLocked(s.recordings, now, r, dec)
-	}
-	s.unlockAndArm()
-	if s.hasHooks || dec.event >= enqueuedEvent {
-		if dec.event == askEvent {
-			return s.askAndAnnounce(r).passed()
-		}
-		s.announce(&s.flow, now, r, dec)
-	}
-	return dec.passed()
+	return s.enter(r).passed()
 }
 
 // Forecast returns what WaitN(ctx, n) would meet now, if ctx had no deadline: how long it

@@ -89,7 +89,7 @@ func (ls *lease) unavailableErrorLocked(now int64) *RejectError {
 
 // ask is the meter: it asks the Bucket whether a request may leave now, and calls note with
 // what has been decided, under the lock. It is called without the lock.
-func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision, now int64) {
+func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
 	ctx, cancel := context.WithTimeout(r.ctx, callTimeout)
 	defer cancel()
 	ended := false
@@ -111,11 +111,12 @@ func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)
 		now = d.lockFlow(f)
 		dec, ended = d.answeredLocked(ls, r, t, a)
 		if ended {
+			r.entered = now
 			note(now, dec)
 		}
 		d.unlockAndArm()
 		if ended {
-			return dec, now
+			return dec
 		}
 	}
 }
