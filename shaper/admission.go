@@ -52,7 +52,7 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 	}
 	wait = timeUntil(leaves, now)
 	if wait == 0 && !(v.waiting == 0 && v.hasSeat(v.seatsTaken)) {
-		wait = 1 // Nobody knows when a seat becomes free; but not now.
+		wait = 1 // It is unknown when a seat becomes free; but not now.
 	}
 	untilDeadline := r.untilDeadline(now)
 	late := untilDeadline < exact.Forever && wait >= untilDeadline
@@ -114,7 +114,7 @@ func (p *plan) tooCostly(n int64) bool {
 }
 
 // retryAfter returns the time after which the same call, with the same time left to its
-// deadline, would be admitted if those in line stay and nobody else comes. The call
+// deadline, would be admitted if those in line stay and no other request comes. The call
 // would have to wait for at least bound.
 //
 // It need not come later than its own departure would be: then it would leave at once.

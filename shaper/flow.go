@@ -99,7 +99,7 @@ func (f *flow) inheritFrom(from *flow) {
 }
 
 // drains returns the instant at which the flow will be drained, if the requests in line
-// stay and no other comes; forever while a seat is taken, as nobody knows when requests
+// stay and no other comes; forever while a seat is taken, as it is unknown when requests
 // end.
 func (f *flow) drains(now int64) int64 {
 	switch {

@@ -16,7 +16,7 @@ import (
 // InFlight release does nothing.
 //
 // The errors are those of WaitN; with an error release does nothing. A cost of 0 takes no
-// seat. Nobody knows when requests end, so with a cap [RejectError.RetryAfter] and
+// seat. It is unknown when requests end, so with a cap [RejectError.RetryAfter] and
 // [Shaper.Forecast] are estimates: for each request that has to end first, at least the
 // mean time for which requests have been in flight of late, divided by InFlight. What is
 // too late is decided without that estimate, as if a seat became free at once, so that no
@@ -35,7 +35,7 @@ func nothing() {}
 // none.
 //
 // Its method end is the release that Acquire returns. Acquire is just small enough for the
-// compiler to inline it: then a caller that hands release to nobody has it on its stack, and
+// compiler to inline it: then a caller that does not hand release on has it on its stack, and
 // nothing is allocated for it (TestAcquireAllocatesItsReleaseAtMost).
 type heldSeat struct {
 	by   *Shaper
@@ -87,7 +87,7 @@ func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.
 
 // releaseSeat releases a seat, if it has not been released before. The lock is not held.
 //
-// If nobody is in line, when that happens does not matter, and reading the clock would be a
+// If no request is in line, when that happens does not matter, and reading the clock would be a
 // third of what a release takes, so it is read only if the seat is timed.
 func (d *dispatcher) releaseSeat(f *flow, held *seat) {
 	d.mu.Lock()
@@ -166,7 +166,7 @@ const (
 
 // takeSeatLocked takes a seat for the departure with that number, at an instant. Seats are
 // made 64 at a time, because one by one they would cost as much as the rest of a release. None
-// is used again, as whoever had it may release it once more.
+// is used again, as its caller may release it once more.
 func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint32, at int64) *seat {
 	if len(d.spareSeats) == 0 {
 		d.spareSeats = make([]seat, 64)
@@ -204,9 +204,9 @@ func (f *flow) noteSeatTime(span int64) {
 }
 
 // seatIn estimates how long it takes until the k-th in line, from 1, has a seat: 0 if
-// there are seats now for it and all ahead of it, and in a dry run. Nobody knows when
-// requests end. On average [Limits.InFlight] of them end within the mean time for which seats are
-// taken.
+// there are seats now for it and all ahead of it, and in a dry run. It is unknown when
+// requests end. On average [Limits.InFlight] of them end within the mean time for which
+// seats are taken.
 func (v *view) seatIn(k int) time.Duration {
 	seats := v.limits.InFlight
 	releases := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.

@@ -36,7 +36,7 @@ type entryKind uint8
 const (
 	newcomer entryKind = iota
 	// reentry is a request that has left, was sent back by the upstream, and is to
-	// leave once more: at the head of the line, as it was admitted before all who
+	// leave once more: at the head of the line, as it was admitted before all that
 	// wait, and whatever the limits say of newcomers.
 	reentry
 	// allow is a request that leaves now or is refused, as if the Depth was 0.
@@ -167,10 +167,10 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
 	}
 	d.countPassLocked(f, now)
-	return decision{event: departedEvent} // Nobody is in line: it would wait behind them.
+	return decision{event: departedEvent} // No request is in line: it would wait behind that.
 }
 
-// refuseLocked refuses a request. It makes no error that nobody would see.
+// refuseLocked refuses a request. It makes an error only if that is seen.
 func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection) decision {
 	if f.bucket.cold == nil || d.refusalRing == nil {
 		d.prepareRefusalLocked(f)

@@ -159,7 +159,7 @@ func (s *Shaper) Allow() bool { return s.AllowN(1) }
 // left. The request never waits for a slot and never overtakes the line. With a level in a
 // [Bucket] the call waits until that has answered, for 250 ms at most. It counts as one call.
 // AllowN(0) is true and a negative n gives false; neither is counted. With [Limits.InFlight]
-// set AllowN is false and not counted, because nobody would say when the request ends. On a
+// set AllowN is false and not counted, as its caller would not say when the request ends. On a
 // closed Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is. In a
 // dry run ([WithDryRun]) AllowN of a positive n is true, also with InFlight and when closed.
 func (s *Shaper) AllowN(n int) bool {
@@ -176,7 +176,7 @@ func (s *Shaper) AllowN(n int) bool {
 // would be refused. It takes nothing and counts nothing.
 //
 // With [Limits.InFlight] it returns what Acquire(ctx, n) would meet. If seats are free for it
-// and all ahead, the wait is that without a cap. Otherwise it is an estimate, as nobody knows when requests
+// and all ahead, the wait is that without a cap. Otherwise it is an estimate, as it is unknown when requests
 // end: at least the mean time for which they have been in flight of late, divided by InFlight,
 // and at least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with the wait
 // as it would be if a seat became free at once.

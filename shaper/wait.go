@@ -122,7 +122,7 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 
 // abandonUnless abandons a waiter unless it is settled. It is deferred by functions that
 // run code of the caller's, as hooks and contexts are: if that panics, the waiter must not
-// stay in line with nobody to receive its slot.
+// stay in line with no call to receive its slot.
 func (d *dispatcher) abandonUnless(settled *bool, f *flow, r *request, w *waiter) {
 	if !*settled {
 		d.abandon(f, r, w, context.Canceled)
@@ -130,7 +130,7 @@ func (d *dispatcher) abandonUnless(settled *bool, f *flow, r *request, w *waiter
 }
 
 // runDeparted runs the hook of a departure. If that panics, the seat of the request is
-// released, as nobody else could do it.
+// released, as no caller could do it.
 func (d *dispatcher) runDeparted(f *flow, r *request, ev Event) {
 	if d.trace.Departed == nil {
 		return
