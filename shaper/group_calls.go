@@ -12,7 +12,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error { return g.WaitN(ctx, 
 
 // WaitN blocks until a request of cost n with that key may leave, and returns nil.
 // It is [Shaper.WaitN] on the bucket of the key, and may return the error of the
-// function that says the key's Limits, in which errors.Is sees that function's. Whether the
+// function that says the key's [Limits], in which errors.Is sees that function's. Whether the
 // key has a cap is asked last: a cost of 0, a negative cost, a context that is done and a
 // closed Group have the same result with a cap as without.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
@@ -127,7 +127,7 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 	return in, kf, dec
 }
 
-// askBucketFor asks the Bucket what becomes of a request.
+// askBucketFor asks the [Bucket] what becomes of a request.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
@@ -165,7 +165,7 @@ func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
 }
 
 // failed ends a call that got no bucket: with a refusal, if all shared buckets are taken;
-// with an abandonment, if the context ended while the Limits were looked up; or with the
+// with an abandonment, if the context ended while the [Limits] were looked up; or with the
 // error of the Limits, which is counted in [GroupStats.LimitErrors] only. The lock is not
 // held.
 func (s *keyShard[K]) failed(key K, r *request, err error) decision {
@@ -209,7 +209,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 }
 
 // Forecast is [Shaper.Forecast] on the bucket of a key. It makes none: for a key that
-// has no bucket it asks for its Limits, and tells what a new one would say.
+// has no bucket it asks for its [Limits], and tells what a new one would say.
 func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	g.mustBeMade()
 	if n < 0 {
@@ -225,7 +225,7 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	return wait, err
 }
 
-// Hold is [Shaper.Hold] on the bucket of a key. If the Limits of the key can't be had
+// Hold is [Shaper.Hold] on the bucket of a key. If the [Limits] of the key can't be had
 // there is nothing to hold.
 func (g *Group[K]) Hold(key K, d time.Duration) { g.hold(key, d) }
 

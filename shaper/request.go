@@ -99,7 +99,7 @@ func (r *request) untilDeadline(now int64) time.Duration {
 }
 
 // decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
-// it leaves at once, is refused, or enters the line; or the Bucket is to be asked. The caller
+// it leaves at once, is refused, or enters the line; or the [Bucket] is to be asked. The caller
 // unlocks, and if there are hooks, or for any event from enqueuedEvent on, it then calls ask if
 // the Bucket is to be asked, and announce.
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
@@ -152,8 +152,8 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 }
 
 // needsReleaseLocked reports whether a request would take a seat, and its caller would not say
-// when it ends. An allow on a dispatcher that is no longer open is refused anyway. WaitN of a
-// Shaper asks before, as there a cap also comes before what is wrong with the call.
+// when it ends. An allow on a dispatcher that is no longer open is refused anyway.
+// [Shaper.WaitN] asks before, as there a cap also comes before what is wrong with the call.
 func (d *dispatcher) needsReleaseLocked(f *flow, r *request) bool {
 	return f.capped() && !r.releases && !d.isDryRun() && (r.kind != allow || d.phase == open)
 }

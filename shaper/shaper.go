@@ -35,7 +35,7 @@ type Shaper struct {
 	recordings []*Recording // the lock of the dispatcher guards them
 }
 
-// New makes a Shaper with limits l. The error is that of [Limits.Validate], or says which
+// New makes a [Shaper] with limits l. The error is that of [Limits.Validate], or says which
 // option is wrong, or does not go together with another.
 func New(l Limits, opts ...Option) (*Shaper, error) {
 	if err := l.Validate(); err != nil {
@@ -83,7 +83,7 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // With a level in a [Bucket] the predicted wait is an estimate, so a request that was
 // admitted may leave later than MaxWait. While the Bucket can't be asked, a call may be
 // refused with [ErrUnavailable] ([WithFallback]); requests that wait already wait on. With
-// a Depth of 0 the call waits until the Bucket has answered, for 250 ms at most.
+// a [Limits.Depth] of 0 the call waits until the Bucket has answered, for 250 ms at most.
 //
 // With [Limits.InFlight] set every call, whatever n and the context are, returns an error
 // that says to use Acquire; only a dry run lets it through ([WithDryRun]).
@@ -139,7 +139,7 @@ func (s *Shaper) enter(r *request) decision {
 	return dec
 }
 
-// askBucketFor asks the Bucket what becomes of a request.
+// askBucketFor asks the [Bucket] what becomes of a request.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
@@ -207,9 +207,9 @@ func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Durati
 	return v.expected(j.wait), nil
 }
 
-// Limits returns the limits in force, as they were given. With a [Bucket] Rate and Burst are
-// those with the greatest version that is known here, which another process may have set
-// ([WithRateVersion]).
+// Limits returns the limits in force, as they were given. With a [Bucket], [Limits.Rate]
+// and [Limits.Burst] are those with the greatest version that is known here, which another
+// process may have set ([WithRateVersion]).
 func (s *Shaper) Limits() Limits {
 	s.mustBeMade()
 	s.lockAndAdvance()
@@ -218,10 +218,10 @@ func (s *Shaper) Limits() Limits {
 }
 
 // SetLimits puts l in force at once, also for requests that wait: they are re-timed in
-// their order, from the present level. A smaller Depth refuses newcomers and drops no
+// their order, from the present level. A smaller [Limits.Depth] refuses newcomers and drops no
 // request that waits. If l is invalid, SetLimits changes nothing and returns the error of
 // [Limits.Validate]. It also returns an error, and changes nothing, if l would change
-// InFlight from or to 0. SetLimits works on a closed Shaper.
+// [Limits.InFlight] from or to 0. SetLimits works on a closed Shaper.
 func (s *Shaper) SetLimits(l Limits) error {
 	s.mustBeMade()
 	if err := l.Validate(); err != nil {
@@ -250,7 +250,7 @@ func (f *flow) checkChange(to Limits) error {
 		"with a cap requests say when they end, and without they don't", from.InFlight, to.InFlight)
 }
 
-// mustBeMade panics unless New made s.
+// mustBeMade panics unless [New] made s.
 func (s *Shaper) mustBeMade() {
 	if s == nil || s.ticker == nil {
 		panic("shaper: this Shaper is nil or zero and can't be used; make one with shaper.New")

@@ -52,12 +52,12 @@ func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time
 	return d.admitLocked(f, now, r, judgement{refusal: why})
 }
 
-// tooCostlyLocked is plan.tooCostly, at the rate of the Bucket.
+// tooCostlyLocked is plan.tooCostly, at the rate of the [Bucket].
 func (ls *lease) tooCostlyLocked(n int64) bool {
 	return ls.given.limits.Depth == 0 && n > ls.plan.burst || ls.plan.interval.Times(n).Exceeds(horizon)
 }
 
-// isUnavailableLocked reports whether newcomers are refused because the Bucket can't be asked.
+// isUnavailableLocked reports whether newcomers are refused because the [Bucket] can't be asked.
 // When it is time to ask it again, one request may try.
 func (d *dispatcher) isUnavailableLocked(ls *lease, now int64) bool {
 	if !ls.backend.open || ls.fallback {
@@ -67,7 +67,7 @@ func (d *dispatcher) isUnavailableLocked(ls *lease, now int64) bool {
 	return !ok || ls.f.waiting() > 0
 }
 
-// refuseUnavailableLocked refuses a request with ErrUnavailable.
+// refuseUnavailableLocked refuses a request with [ErrUnavailable].
 func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) decision {
 	f := ls.f
 	ls.unavailable++
@@ -78,7 +78,8 @@ func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) d
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
 }
 
-// unavailableErrorLocked returns the error of a request that is refused as the Bucket can't be asked.
+// unavailableErrorLocked returns the error of a request that is refused as the [Bucket] can't be
+// asked.
 func (ls *lease) unavailableErrorLocked(now int64) *RejectError {
 	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(ls.backend.probeAt-now, int64(shortestSeatWait)))}
 	if slow, ok := ls.backend.err.(tooSlowError); ok {
@@ -87,7 +88,7 @@ func (ls *lease) unavailableErrorLocked(now int64) *RejectError {
 	return err
 }
 
-// ask is the meter: it asks the Bucket whether a request may leave now, and calls note with
+// ask is the meter: it asks the [Bucket] whether a request may leave now, and calls note with
 // what has been decided, under the lock. It is called without the lock.
 func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
 	ctx, cancel := context.WithTimeout(r.ctx, callTimeout)
@@ -121,7 +122,7 @@ func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)
 	}
 }
 
-// endAskLocked ends the question of a call to the Bucket, and releases the seat that was taken
+// endAskLocked ends the question of a call to the [Bucket], and releases the seat that was taken
 // for it.
 func (d *dispatcher) endAskLocked(ls *lease) {
 	f := ls.f
@@ -134,7 +135,7 @@ func (d *dispatcher) endAskLocked(ls *lease) {
 	}
 }
 
-// An answer is what a call of Take has returned, and between which instants it was made.
+// An answer is what a call of [Bucket.Take] has returned, and between which instants it was made.
 type answer struct {
 	taken          Taken
 	sent, received int64
