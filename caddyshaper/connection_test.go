@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // dial returns a connection to the site.
@@ -31,10 +32,10 @@ func (s *site) sendOn(request, name string) (hangUp func()) {
 	conn := s.dial()
 	_, err := io.WriteString(conn, request)
 	require.NoError(s.t, err)
-	require.Eventually(s.t, func() bool { return caddyshaper.Waiting(name) == 1 }, enough, time.Millisecond)
+	realtime.Until(s.t, func() bool { return caddyshaper.Waiting(name) == 1 }, "it waits")
 	return func() {
 		require.NoError(s.t, conn.Close())
-		require.Eventually(s.t, func() bool { return caddyshaper.Waiting(name) == 0 }, enough, time.Millisecond)
+		realtime.Until(s.t, func() bool { return caddyshaper.Waiting(name) == 0 }, "it has left the line")
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/internal/realtime"
 )
 
 const proxied = "\n	reverse_proxy UPSTREAM"
@@ -276,8 +277,8 @@ func TestBlockTimingAndLogAreReached(t *testing.T) {
 	require.Regexp(t, `^shaper;dur=\d`, s.get("/").header.Get("Server-Timing"))
 	require.Equal(t, 429, s.get("/").status)
 	require.Regexp(t, "^3[56]..$", s.get("/").header.Get("Retry-After"), "a key that was refused stays out")
-	require.Eventually(t, func() bool {
+	realtime.Until(t, func() bool {
 		text, _ := os.ReadFile(s.log + ".app")
 		return containsAll(string(text), "shaper: refused", `"shape":"line"`)
-	}, enough, tick)
+	}, "the log tells of the refusal")
 }

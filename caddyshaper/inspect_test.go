@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 func TestMistakesInOtherDirectivesAreTold(t *testing.T) {
@@ -114,13 +116,13 @@ func TestThePageSaysWhatIsWrongWithTheRules(t *testing.T) {
 	shows := func(text string) bool { return strings.Contains(s.get("/shaper/").body, text) }
 	require.False(t, shows("rules.yaml"))
 	write("default: 5/fortnight\n")
-	require.Eventually(t, func() bool { return shows("rules.yaml:1:12") }, enough, tick)
+	realtime.Until(t, func() bool { return shows("rules.yaml:1:12") }, "the page names the rule")
 	require.True(t, shows("shop: the rules in force stay"))
 	write("default: 6/s\n")
-	require.Eventually(t, func() bool { return !shows("rules.yaml") }, enough, tick)
+	realtime.Until(t, func() bool { return !shows("rules.yaml") }, "the page names it no more")
 
 	write("default: 5/fortnight\n")
-	require.Eventually(t, func() bool { return shows("rules.yaml:1:12") }, enough, tick)
+	realtime.Until(t, func() bool { return shows("rules.yaml:1:12") }, "the page names it again")
 	s.reload(shownAtShaper + "shape shop limits 5/s\nrespond served")
-	require.Eventually(t, func() bool { return !shows("rules.yaml") }, enough, tick, "nobody reads that file any more")
+	realtime.Until(t, func() bool { return !shows("rules.yaml") }, "nobody reads that file any more")
 }

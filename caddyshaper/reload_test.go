@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -184,10 +185,10 @@ func TestRulesAreReadAgainWhenTheyChange(t *testing.T) {
 		require.Equal(t, 200, a.status)
 	}
 	write("limits:\n  api: no limits\n")
-	require.Eventually(t, func() bool {
+	realtime.Until(t, func() bool {
 		text, _ := os.ReadFile(s.log + ".app")
 		return containsAll(string(text), "the rules in force stay", rules+":2:8")
-	}, enough, 20*time.Millisecond)
+	}, "the log tells of both")
 	require.Equal(t, "100/s depth 5", caddyshaper.Limits("line", "api"))
 }
 

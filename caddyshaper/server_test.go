@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // enough is how long a test waits for what must happen, on a machine that may be busy.
@@ -76,10 +77,10 @@ func newSite(t testing.TB) *site {
 		s.giveUp()
 		transport.CloseIdleConnections()
 		require.NoError(t, caddy.Stop())
-		require.Eventually(t, func() bool {
+		realtime.Until(t, func() bool {
 			_, all := caddyshaper.Names()
 			return len(all) == 0
-		}, enough, 10*time.Millisecond, "lines are left when all configurations have ended")
+		}, "no lines are left when all configurations have ended")
 	})
 	return s
 }
@@ -181,8 +182,7 @@ func (s *site) inLineWith(header []string, name string, paths ...string) (wait f
 	for i, path := range paths {
 		before := caddyshaper.Waiting(name)
 		all.Go(func() { answers[i] = s.get(path, header...) })
-		require.Eventually(s.t, func() bool { return caddyshaper.Waiting(name) > before }, enough, time.Millisecond,
-			"%s does not wait", path)
+		realtime.Until(s.t, func() bool { return caddyshaper.Waiting(name) > before }, "a request for "+path+" waits")
 	}
 	return func() []answer {
 		all.Wait()
@@ -198,11 +198,11 @@ func (s *site) logged(n int) []string {
 
 func linesOf(t testing.TB, file string, n int) (lines []string) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	realtime.Until(t, func() bool {
 		text, _ := os.ReadFile(file)
 		lines = strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 		return len(lines) >= n && lines[0] != ""
-	}, enough, 10*time.Millisecond)
+	}, "the file has so many lines")
 	return lines
 }
 

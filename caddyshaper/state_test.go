@@ -9,16 +9,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // stop ends the configuration, and waits until its lines are gone.
 func (s *site) stop() {
 	s.t.Helper()
 	require.NoError(s.t, caddy.Stop())
-	require.Eventually(s.t, func() bool {
+	realtime.Until(s.t, func() bool {
 		_, all := caddyshaper.Names()
 		return len(all) == 0
-	}, enough, tick)
+	}, "no bucket is left")
 }
 
 func TestLevelsOutliveTheProcessInTheStateFile(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -46,7 +47,7 @@ func sharedLevels(t *testing.T, store string) {
 		other := newSite(t)
 		second := other.start(directives)
 		for _, s := range []*site{one, other} { // The first call makes a connection, if not a table.
-			require.Eventually(t, func() bool { return s.get("/warm").status == 200 }, enough, tick)
+			realtime.Until(t, func() bool { return s.get("/warm").status == 200 }, "a request leaves by the store")
 		}
 		var longest time.Duration
 		status := func(s *site, user string) int {
@@ -72,7 +73,7 @@ func TestWithoutItsStoreALineGoesByTheFallback(t *testing.T) {
 	redis.Kill()
 	for fallback, status := range map[string]int{"closed": 503, "open": 200, "local 2": 200} {
 		s := serve(t, fmt.Sprintf("shape line {\n limits 100/s burst 100\n store redis://%s\n fallback %s\n}%s", redis.Addr, fallback, proxied))
-		require.Eventually(t, func() bool { return s.get("/").status == status }, enough, tick, "fallback %s", fallback)
+		realtime.Until(t, func() bool { return s.get("/").status == status }, "what comes is answered as with fallback "+fallback)
 		if status == 503 {
 			require.NotEmpty(t, s.get("/").header.Get("Retry-After"))
 		}
@@ -87,10 +88,10 @@ func TestWhatTheClientOfRedisTellsIsInCaddysLog(t *testing.T) {
 	redis.Kill()
 	s := serve(t, fmt.Sprintf("shape line {\n limits 100/s burst 100\n store redis://%s\n fallback open\n}%s", redis.Addr, proxied))
 	require.NoError(t, s.get("/").err)
-	require.Eventually(t, func() bool {
+	realtime.Until(t, func() bool {
 		text, err := os.ReadFile(s.log + ".app")
 		return err == nil && regexp.MustCompile(`(?m)^.*"level":"warn".*"logger":"shape\.redis".*`+regexp.QuoteMeta(redis.Addr)).Match(text)
-	}, enough, tick)
+	}, "the log has the line")
 }
 
 // A refuser is a handler whose configuration fails, after a while in which those in front of it

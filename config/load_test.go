@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -97,7 +98,7 @@ func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 		})
 	}
 	// Until all are in line there may be nobody to leave.
-	until(t, func() bool { return calls.Load() >= callers }, "all are in line")
+	realtime.Until(t, func() bool { return calls.Load() >= callers }, "all are in line")
 	lineAt := time.Now()
 
 	tick := time.NewTicker(every)

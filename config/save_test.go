@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // patience is how long a test of real time waits before it fails. It is no measure.
@@ -21,19 +22,10 @@ const patience = 30 * time.Second
 // soon waits until the rate in force is r.
 func soon(t *testing.T, f *config.File, r rate.Limit) {
 	t.Helper()
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		l, err := f.Limits("x")
 		return err == nil && l.Rate == r
-	}, "%v is in force", r)
-}
-
-// until waits until a condition holds. It asks on the goroutine of the test, where the condition
-// may fail it.
-func until(t *testing.T, is func() bool, what string, args ...any) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), fmt.Sprintf("never: "+what, args...))
-	}
+	}, fmt.Sprint(r, " is in force"))
 }
 
 // What editors, deploy scripts and orchestrators do to a file. Each is done several
@@ -224,10 +216,10 @@ func TestAFileThatVanishesIsAnErrorUntilItIsBack(t *testing.T) {
 	require.NoError(t, err)
 	defer f.Close()
 	require.NoError(t, os.Remove(path))
-	until(t, func() bool { return f.Status().Err != nil }, "it is an error")
+	realtime.Until(t, func() bool { return f.Status().Err != nil }, "it is an error")
 	require.ErrorIs(t, f.Status().Err, os.ErrNotExist)
 	require.EqualValues(t, 1, rateOf(t, f))
 	write(t, "", path, "default: 1/s")
-	until(t, func() bool { return f.Status().Err == nil }, "it is back")
+	realtime.Until(t, func() bool { return f.Status().Err == nil }, "it is back")
 	require.Zero(t, f.Status().Reloads)
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"example.com/leakybucket/grpcshaper"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // Streams end while their messages wait or have just left: by their servers, deadlines and
@@ -77,7 +78,7 @@ func TestNoSeatIsLostWhenStreamsEndInSeveralWaysAtOnce(t *testing.T) {
 				c, s := client.Stats(), server.Stats()
 				return c.InFlight+c.Waiting+s.InFlight+s.Waiting == 0
 			}
-			require.Eventually(t, idle, 20*time.Second, time.Millisecond, "%+v\n%+v", client.Stats(), server.Stats())
+			realtime.Until(t, idle, "no message and no call is left")
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -260,7 +261,7 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 	for _, looking := range []time.Duration{700 * time.Millisecond, 300 * time.Millisecond} {
 		time.Sleep(looking)
 		before := answered.Load()
-		require.Eventually(t, func() bool { return answered.Load() > before+int32(len(looks)) }, patience, tick)
+		realtime.Until(t, func() bool { return answered.Load() > before+int32(len(looks)) }, "each look is answered once more")
 		require.NoError(t, g.Close()) // Then the same with a Group that is closed.
 	}
 	cancel()

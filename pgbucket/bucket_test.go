@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
 )
@@ -130,7 +131,7 @@ func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		return value[bool](t, tx, "", "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1)", "%"+name+"%")
 	}, "the call waits for the lock")
 	ctx, cancel := context.WithCancel(t.Context())

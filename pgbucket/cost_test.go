@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
@@ -27,7 +28,7 @@ func TestTakesUpdateNoIndex(t *testing.T) {
 	pool.Close() // A session tells of its updates when it ends.
 	conn := newConn(t, server.URL)
 	var updates, hot int
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		require.NoError(t, conn.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1", name).Scan(&updates, &hot))
 		return updates >= keys*each
 	}, "the sessions tell")

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
@@ -48,7 +49,7 @@ func (r *lockedRow) unlock(t *testing.T) {
 // waiting waits until a session waits for a lock of the table, and returns its process.
 func waiting(t *testing.T, db pgbucket.DB, table string) (pid int) {
 	t.Helper()
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		err := db.QueryRow(t.Context(), "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+table+"%").Scan(&pid)
 		return err == nil
 	}, "a session waits for a lock")
@@ -115,7 +116,7 @@ func TestACallThatTimesOutIsCanceledOnTheServer(t *testing.T) {
 	waiting(t, locked.pool, locked.name)
 	expire()
 	require.ErrorIs(t, <-failure, context.DeadlineExceeded)
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		return value[int](t, locked.pool, "", "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1", "%"+locked.name+"%") == 0
 	}, "no session waits for a lock")
 	locked.unlock(t)
@@ -172,7 +173,7 @@ func TestEndingAllConnectionsTakesNothingTwice(t *testing.T) {
 	killer := newConn(t, server.URL)
 	for range 10 {
 		before := value[int64](t, killer, name, "SELECT empty FROM TBL")
-		until(t, func() bool { return value[int64](t, killer, name, "SELECT empty FROM TBL") > before }, "a Take succeeds")
+		realtime.Until(t, func() bool { return value[int64](t, killer, name, "SELECT empty FROM TBL") > before }, "a Take succeeds")
 		exec(t, killer, "", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
 	}
 	close(stop)
@@ -207,7 +208,7 @@ func TestACrashOfTheServerIsHealed(t *testing.T) {
 	own.Start()
 	take := one("key", rate)
 	take.High, take.Seen = high, seen
-	until(t, func() bool { // The pool's connections are of the old server.
+	realtime.Until(t, func() bool { // The pool's connections are of the old server.
 		taken, err := bucket.Take(t.Context(), take)
 		return err == nil && taken.OK && taken.Empty == high
 	}, "the level goes on")

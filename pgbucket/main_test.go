@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -55,18 +54,6 @@ func startServer(t testing.TB) *servers.Postgres {
 		t.Skip("PostgreSQL is not installed, as an earlier test says")
 	}
 	return server
-}
-
-// patience is far longer than anything takes on a busy machine.
-const patience = 30 * time.Second
-
-// until waits until a condition holds. It asks on the goroutine of the test, where the condition
-// may fail it.
-func until(t testing.TB, is func() bool, what string) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "never: %s", what)
-	}
 }
 
 var tables atomic.Int64

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 )
@@ -63,7 +64,7 @@ func TestACluster(t *testing.T) {
 			}
 		}
 		cluster.Nodes[2].Restart()
-		until(t, func() bool {
+		realtime.Until(t, func() bool {
 			answer, err := bucket.Take(within(t), one(mine[0]))
 			return err == nil && answer.OK
 		}, "the server is back")
@@ -124,7 +125,7 @@ func moveASlot(t *testing.T, cluster *servers.RedisCluster, client, hasty *redis
 		before, sent := level(), [2]int{1, 0}
 		for attempt := 0; sent == [2]int{1, 0} && attempt < 10; attempt++ { // On a busy machine it may give up the redirection.
 			wires[1].lose(keep)
-			until(t, func() bool {
+			realtime.Until(t, func() bool {
 				return hasty.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return c.Ping(ctx).Err() }) == nil
 			}, "the client has connections")
 			wires[0].lose(keep)
@@ -134,7 +135,7 @@ func moveASlot(t *testing.T, cluster *servers.RedisCluster, client, hasty *redis
 			sent = [2]int{wires[0].count(), wires[1].count()}
 		}
 		require.Equal(t, [2]int{1, 1}, sent, "the Take was sent so often to each")
-		until(t, func() bool { return level() != before }, "the Take is carried out")
+		realtime.Until(t, func() bool { return level() != before }, "the Take is carried out")
 		units++
 		wires[1].lose(keep)
 		goesOn("after the loss")

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
@@ -66,7 +67,7 @@ func aCallEndsWithItsContext(t *testing.T, server *servers.Redis) {
 	for _, enabled := range []bool{false, true} {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: enabled, ReadTimeout: patience})
 		bucket := redisbucket.New(client)
-		until(t, func() bool { return client.Ping(within(t)).Err() == nil }, "there is a connection")
+		realtime.Until(t, func() bool { return client.Ping(within(t)).Err() == nil }, "there is a connection")
 		server.Pause()
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		began := time.Now()

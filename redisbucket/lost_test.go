@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
@@ -64,14 +65,14 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 		connected(t, client, w)
 		w.lose(how)
 		require.Error(t, call())
-		until(t, func() bool { return direct.Get(ctx, "shaper:"+take.Key).Val() != level }, "the "+what+" is carried out")
+		realtime.Until(t, func() bool { return direct.Get(ctx, "shaper:"+take.Key).Val() != level }, "the "+what+" is carried out")
 		require.Equal(t, 1, w.count(), "the %s was sent so often", what)
 		w.lose(keep)
 	}
 	for _, how := range []int{swallow, cut} {
 		// An ordinary command of the same client is repeated, unless the client has given up
 		// before it had a second connection.
-		until(t, func() bool {
+		realtime.Until(t, func() bool {
 			w.lose(how)
 			return client.EvalSha(ctx, "0", []string{"key"}).Err() != nil && w.count() > 1
 		}, "a command is repeated")
@@ -93,5 +94,5 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 func connected(t *testing.T, client redis.UniversalClient, w *wire) {
 	t.Helper()
 	w.lose(keep)
-	until(t, func() bool { return client.Ping(within(t)).Err() == nil }, "there is a connection")
+	realtime.Until(t, func() bool { return client.Ping(within(t)).Err() == nil }, "there is a connection")
 }

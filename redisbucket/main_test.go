@@ -25,18 +25,6 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// until waits until a condition holds. It asks on the goroutine of the test, where the condition
-// may fail it.
-func until(t testing.TB, is func() bool, what string) { t.Helper(); untilIn(t, patience, is, what) }
-
-// untilIn does the same, and is more or less patient.
-func untilIn(t testing.TB, patience time.Duration, is func() bool, what string) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "never: %s", what)
-	}
-}
-
 // onEach runs a test with a server of Redis, and with one of Valkey where that is installed.
 func onEach(t *testing.T, test func(t *testing.T, server *servers.Redis)) {
 	t.Run("Redis", func(t *testing.T) { test(t, servers.StartRedis(t)) })

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
@@ -48,7 +49,7 @@ func TestAServerOfARingThatIsDownFailsItsOwnKeysOnly(t *testing.T) {
 		}
 	}
 	running["b"].Restart()
-	until(t, func() bool { // The client waits a while before it dials again.
+	realtime.Until(t, func() bool { // The client waits a while before it dials again.
 		answer, err := ring.Take(within(t), one(keys["b"][0]))
 		return err == nil && answer.OK
 	}, "the server is back")

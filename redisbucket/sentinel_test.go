@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
@@ -30,7 +31,7 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, newClient(soon), connect(t, master.Addr), w) })
 
 	require.True(t, taken(t, bucket, "key"))
-	until(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, "the replica has the key")
+	realtime.Until(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, "the replica has the key")
 
 	t.Run("a replica does not answer", func(t *testing.T) {
 		ctx := within(t)
@@ -50,7 +51,7 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 		_, err := bucket.Take(within(t), one("key"))
 		require.Error(t, err)
 		var answer shaper.Taken
-		untilIn(t, servers.Failover, func() bool {
+		realtime.Until(t, func() bool {
 			answer, err = bucket.Take(within(t), one("key"))
 			return err == nil
 		}, "the replica is the master")

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
 	"example.com/leakybucket/shaper"
@@ -110,7 +111,7 @@ func aKeyExpiresAMinuteAfterItsLevelHasReachedZero(t *testing.T, server *servers
 	require.NoError(t, bucket.GiveBack(ctx, take, end))
 	require.InDelta(t, time.Minute, ttl(t, client), float64(patience))
 	require.NoError(t, client.PExpire(ctx, "mine:key", time.Millisecond).Err())
-	until(t, func() bool { return client.DBSize(ctx).Val() == 0 }, "the key is gone")
+	realtime.Until(t, func() bool { return client.DBSize(ctx).Val() == 0 }, "the key is gone")
 }
 
 func ttl(t *testing.T, client *redis.Client) time.Duration {

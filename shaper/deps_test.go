@@ -80,9 +80,13 @@ const importPolicy = `
 	# (syscall for the names of signals.)
 	internal/servers: std syscall
 
+	# How tests wait in real time, and how late the machine is, says nothing of a shaper; its
+	# tests use it from within, so an import of shaper would be a circle.
+	internal/realtime: std
+
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers
+	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for

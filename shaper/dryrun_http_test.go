@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -187,7 +188,7 @@ func TestADryRunHandsBackWhatIsLookedForOutside(t *testing.T) {
 			require.NoError(t, a.Body.Close())
 			require.Equal(t, "POST /{x}", <-patterns)
 			require.Equal(t, 1, files, "the handler sees its file")
-			waitFor(t, func() bool {
+			realtime.Until(t, func() bool {
 				d, err := os.ReadDir(dir)
 				return err == nil && len(d) == 0
 			}, "the file is removed")

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // What the shards of a Group have in common, from inside.
@@ -221,13 +223,13 @@ func TestALineLeavesWhileAnotherShardIsLocked(t *testing.T) {
 	g.Hold(last, time.Hour)
 	startsToWait(t, g, last)
 	// It looks at all shards when it starts.
-	comes(t, func() bool { return g.ticker.armedAt() >= int64(time.Minute) }, "the ticker never sleeps")
+	realtime.Until(t, func() bool { return g.ticker.armedAt() >= int64(time.Minute) }, "the ticker sleeps")
 	locked, s := g.shardOf(last), g.shardOf(first)
 	locked.mu.Lock()
 	unlock := sync.OnceFunc(locked.mu.Unlock)
 	defer unlock() // Close needs it.
 	var ended <-chan error
-	comes(t, func() bool { // On a busy machine it may have left too soon.
+	realtime.Until(t, func() bool { // On a busy machine it may have left too soon.
 		g.Allow(first)
 		ended = startsToWait(t, g, first)
 		s.mu.Lock()
@@ -267,7 +269,7 @@ func startsToWait(t *testing.T, g *Group[int], key int) <-chan error {
 	before := waiting()
 	ended := make(chan error, 1)
 	go func() { ended <- g.Wait(context.Background(), key) }()
-	comes(t, func() bool { return waiting() != before || len(ended) > 0 }, "a request neither waits nor leaves")
+	realtime.Until(t, func() bool { return waiting() != before || len(ended) > 0 }, "a request waits or leaves")
 	return ended
 }
 
@@ -286,11 +288,11 @@ func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
 	untold.mu.Lock()
 	down := make(chan error, 1)
 	go func() { down <- g.Shutdown(context.Background()) }()
-	comes(t, func() bool {
+	realtime.Until(t, func() bool {
 		told.mu.Lock()
 		defer told.mu.Unlock()
 		return told.phase != open
-	}, "the first shard is not told of the Shutdown")
+	}, "the first shard is told of the Shutdown")
 	g.Hold(first, 0)
 	require.NoError(t, received(t, firstEnded))
 	require.Equal(t, open, untold.phase)
@@ -311,7 +313,7 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	for range cap(errs) {
 		go func() { errs <- g.Shutdown(ctx) }()
 	}
-	comes(t, func() bool { return g.drain.shards.Load() > 0 }, "no Shutdown begins")
+	realtime.Until(t, func() bool { return g.drain.shards.Load() > 0 }, "a Shutdown begins")
 	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
 	g.over.mu.Unlock()
 	for range cap(errs) {

@@ -7,10 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // Some tests are about timeouts of real connections, which run on while the machine has other
@@ -28,7 +29,7 @@ func unlessLate(t *testing.T, limit time.Duration, test func(t testing.TB, limit
 	most, began := 4*limit, time.Now()
 	for try := 1; ; try++ {
 		one := newTrial(t)
-		stall := longestStall(func() { one.run(func() { test(one, limit) }) })
+		stall := realtime.LongestStall(func() { one.run(func() { test(one, limit) }) })
 		switch {
 		case one.Failed():
 			t.Log(one.text())
@@ -43,33 +44,6 @@ func unlessLate(t *testing.T, limit time.Duration, test func(t testing.TB, limit
 		t.Logf("it fails with a limit of %v, but the machine stood still for up to %v", limit, stall)
 		limit = min(2*limit, most)
 	}
-}
-
-// longestStall calls f, and returns for how long at a time, at most, a goroutine that only sleeps
-// was kept from running meanwhile. It is no sum, so it does not grow with the time that f takes.
-func longestStall(f func()) time.Duration {
-	const tick = 10 * time.Millisecond
-	over, longest := make(chan struct{}), make(chan time.Duration)
-	go func() {
-		var stall time.Duration
-		for goesOn := true; goesOn; {
-			began := time.Now()
-			select {
-			case <-over:
-				goesOn = false
-			case <-time.After(tick):
-			}
-			stall = max(stall, time.Since(began)-tick)
-		}
-		longest <- stall
-	}()
-	end := sync.OnceValue(func() time.Duration {
-		close(over)
-		return <-longest
-	})
-	defer end() // f may end the goroutine.
-	f()
-	return end()
 }
 
 // A trial is one run of a test that may be run again. It keeps to itself what the run says, and
@@ -215,11 +189,4 @@ func TestATrialEndsAsATestDoes(t *testing.T) {
 			require.NoError(t, t.Context().Err())
 		})
 	}
-}
-
-// A goroutine that is kept from running shows in the longest stall, and time that passes does not.
-func TestTheLongestStallIsNoSum(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		require.Zero(t, longestStall(func() { time.Sleep(time.Minute) }))
-	})
 }

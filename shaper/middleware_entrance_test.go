@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -136,7 +137,7 @@ func (e *entrance) reaches(what string, is func(st shaper.Stats) bool) {
 			e.t.Logf("departed %d, refused %d, abandoned %d; handlers that have ended: %d", st.Departed, st.Refused, st.Abandoned, len(e.ends))
 		}
 	}()
-	waitFor(e.t, func() bool { return is(e.Stats()) }, what)
+	realtime.Until(e.t, func() bool { return is(e.Stats()) }, what)
 }
 
 func (e *entrance) waiting(n int) {

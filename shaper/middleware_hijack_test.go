@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -68,9 +69,9 @@ func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
 			require.Equal(t, 0, s.Stats().InFlight, "its handler goes on without a seat")
 
 			second := send(t.Context(), t, client, "http://"+addr+"/second", nil)
-			waitFor(t, inFlight(s, 1), "the second has the seat")
+			realtime.Until(t, inFlight(s, 1), "the second has the seat")
 			third := send(t.Context(), t, client, "http://"+addr+"/third", nil)
-			waitFor(t, inLine(s, 1), "the third waits for it")
+			realtime.Until(t, inLine(s, 1), "the third waits for it")
 			close(stay["/hijack"])
 			require.Equal(t, "/hijack", next(t, ended))
 			st := s.Stats()
@@ -80,7 +81,7 @@ func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
 			require.Equal(t, "200: ", next(t, second))
 			close(stay["/third"])
 			require.Equal(t, "200: ", next(t, third))
-			waitFor(t, inFlight(s, 0), "all seats are free")
+			realtime.Until(t, inFlight(s, 0), "all seats are free")
 		})
 	}
 }
@@ -93,7 +94,7 @@ func TestAnUpgradedConnectionHasNoSeat(t *testing.T) {
 	for _, word := range []string{"ping", "pong"} {
 		echoes(word)
 		require.Equal(t, "200: hello", postTo(newClient(t), "http://"+addr, nil))
-		waitFor(t, inFlight(s, 0), "the seat is free again")
+		realtime.Until(t, inFlight(s, 0), "the seat is free again")
 	}
 }
 

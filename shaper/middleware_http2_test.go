@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -30,16 +31,16 @@ func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
 			s := stuckShaper(t, 2)
 			client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), countConnections(&connections))
 			stays := send(t.Context(), t, client, url, strings.NewReader("stays"))
-			waitFor(t, inLine(s, 1), "the first waits")
+			realtime.Until(t, inLine(s, 1), "the first waits")
 			ctx, cancel := context.WithCancel(t.Context())
 			leaves := send(ctx, t, client, url, body())
-			waitFor(t, inLine(s, 2), "the line is full")
+			realtime.Until(t, inLine(s, 2), "the line is full")
 
 			cancel()
 			require.Contains(t, next(t, leaves), "context canceled")
-			waitFor(t, inLine(s, 1), "the place is free")
+			realtime.Until(t, inLine(s, 1), "the place is free")
 			second := send(t.Context(), t, client, url, strings.NewReader("second"))
-			waitFor(t, inLine(s, 2), "somebody has taken it")
+			realtime.Until(t, inLine(s, 2), "somebody has taken it")
 			require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
 			require.Equal(t, "200: stays", next(t, stays))
 			require.Equal(t, "200: second", next(t, second))
@@ -59,7 +60,7 @@ func TestWithheldUploadEntersTheLine(t *testing.T) {
 	require.NoError(t, err)
 	r.ContentLength = int64(len("late"))
 	became := do(client, r)
-	waitFor(t, inLine(s, 1), "it is in line")
+	realtime.Until(t, inLine(s, 1), "it is in line")
 	refused := send(t.Context(), t, client, url, nil)
 	require.Contains(t, next(t, refused), "429, retry ")
 	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
@@ -130,7 +131,7 @@ func TestQueuedUploadsDoNotStallAnotherOnTheirConnection(t *testing.T) {
 				became := send(ctx, t, client, url, bytes.NewReader(content))
 				all.Go(func() { <-became })
 			}
-			waitFor(t, inLine(s, queued), "all wait")
+			realtime.Until(t, inLine(s, queued), "all wait")
 
 			extra := send(ctx, t, client, url+"/free", bytes.NewReader(content))
 			if row.passes {

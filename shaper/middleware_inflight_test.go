@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -45,7 +46,7 @@ func TestAStreamKeepsItsSeatUntilTheHandlerReturns(t *testing.T) {
 		require.NoError(t, err)
 		defer answer.Body.Close()
 		became := send(t.Context(), t, client, url, nil)
-		waitFor(t, inLine(s, 1), "the next waits")
+		realtime.Until(t, inLine(s, 1), "the next waits")
 
 		reader := bufio.NewReader(answer.Body)
 		for _, word := range []string{"first", "second"} {
@@ -60,7 +61,7 @@ func TestAStreamKeepsItsSeatUntilTheHandlerReturns(t *testing.T) {
 		require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
 		close(words)
 		require.Equal(t, "200: hello", next(t, became))
-		waitFor(t, inFlight(s, 0), "all seats are free")
+		realtime.Until(t, inFlight(s, 0), "all seats are free")
 	})
 }
 
@@ -75,13 +76,13 @@ func TestAPanicFreesTheSeat(t *testing.T) {
 			}
 		})))
 		panics := send(t.Context(), t, client, url+"/panic", nil)
-		waitFor(t, inFlight(s, 1), "it runs")
+		realtime.Until(t, inFlight(s, 1), "it runs")
 		became := send(t.Context(), t, client, url, nil)
-		waitFor(t, inLine(s, 1), "the next waits")
+		realtime.Until(t, inLine(s, 1), "the next waits")
 		close(ready)
 		require.Equal(t, "200: ", next(t, became))
 		require.NotContains(t, next(t, panics), "200")
-		waitFor(t, inFlight(s, 0), "all seats are free")
+		realtime.Until(t, inFlight(s, 0), "all seats are free")
 	})
 }
 
@@ -107,17 +108,17 @@ func TestAClientThatLeavesTheLineFreesNoSeat(t *testing.T) {
 			}
 		})))
 		stays := send(t.Context(), t, client, url+"/stays", nil)
-		waitFor(t, inFlight(s, 1), "it runs")
+		realtime.Until(t, inFlight(s, 1), "it runs")
 		ctx, leave := context.WithCancel(t.Context())
 		leaves := send(ctx, t, client, url, nil)
-		waitFor(t, inLine(s, 1), "it waits")
+		realtime.Until(t, inLine(s, 1), "it waits")
 		leave()
 		require.Contains(t, next(t, leaves), "context canceled")
-		waitFor(t, func() bool { return s.Stats().Abandoned == 1 }, "it has left the line")
+		realtime.Until(t, func() bool { return s.Stats().Abandoned == 1 }, "it has left the line")
 		require.Equal(t, 1, s.Stats().InFlight)
 		close(stay)
 		require.Equal(t, "200: ", next(t, stays))
-		waitFor(t, inFlight(s, 0), "all seats are free")
+		realtime.Until(t, inFlight(s, 0), "all seats are free")
 	})
 }
 

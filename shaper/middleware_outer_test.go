@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -144,7 +145,7 @@ func TestFilesOfAFormAreRemoved(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "1", string(content), "the handler sees its file")
 			require.NoError(t, a.Body.Close())
-			waitFor(t, func() bool {
+			realtime.Until(t, func() bool {
 				d, err := os.ReadDir(dir)
 				return err == nil && len(d) == 0
 			}, "the files are removed")

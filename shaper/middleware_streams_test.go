@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -138,7 +139,7 @@ func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 	var inTheLine []<-chan string
 	for i := range queued {
 		inTheLine = append(inTheLine, send(t.Context(), t, client, site, strings.NewReader("served")))
-		waitFor(t, inLine(s, i+1), "it waits")
+		realtime.Until(t, inLine(s, i+1), "it waits")
 	}
 	ended := make(chan error, 1)
 	go func() {
@@ -150,7 +151,7 @@ func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 		}
 		ended <- server.Config.Shutdown(ctx)
 	}()
-	waitFor(t, func() bool { _, err := s.Forecast(1); return err != nil && s.Stats().Waiting == queued }, "no more are admitted")
+	realtime.Until(t, func() bool { _, err := s.Forecast(1); return err != nil && s.Stats().Waiting == queued }, "no more are admitted")
 
 	require.Contains(t, postTo(client, site, nil), "503, retry ") // The server still listens.
 	require.NoError(t, s.SetLimits(shaper.Limits{Rate: 1000, Depth: queued}))
@@ -168,7 +169,7 @@ func TestServerShutdownAloneNeitherWakesNorCancelsTheLine(t *testing.T) {
 	s := stuckShaper(t, 1)
 	server := serve(t, shaper.Middleware(s)(echoBody), with(hooked))
 	became := send(t.Context(), t, newClient(t), server.URL, strings.NewReader("served"))
-	waitFor(t, inLine(s, 1), "it waits")
+	realtime.Until(t, inLine(s, 1), "it waits")
 
 	ctx, cancel := context.WithTimeout(context.Background(), 50*ms)
 	defer cancel()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
@@ -69,7 +70,7 @@ func TestARefusalWaitsForAStripe(t *testing.T) {
 	locked := make(chan *refusalStripe)
 	go func() { locked <- stripes.lock() }()
 	stacks := make([]byte, 16<<20)
-	comes(t, func() bool {
+	realtime.Until(t, func() bool {
 		all := stacks[:runtime.Stack(stacks, true)]
 		return slices.ContainsFunc(bytes.Split(all, []byte("\n\n")), func(one []byte) bool {
 			state, calls, _ := bytes.Cut(one, []byte("\n"))

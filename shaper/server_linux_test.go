@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // acceptWhenHeard lets a listener accept a connection only when its first bytes have come. A
@@ -34,7 +36,7 @@ func sendEnd(t testing.TB, conn *net.TCPConn) {
 	require.NoError(t, conn.CloseWrite())
 	raw, err := conn.SyscallConn()
 	require.NoError(t, err)
-	waitFor(t, func() bool {
+	realtime.Until(t, func() bool {
 		var info int // the first 4 bytes of tcp_info, of which the first is the state
 		var failed error
 		require.NoError(t, raw.Control(func(fd uintptr) {

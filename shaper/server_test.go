@@ -28,15 +28,6 @@ import (
 // has other work too.
 const enough = 90 * time.Second
 
-// waitFor waits until a condition holds. (require.Eventually would ask for it on
-// a goroutine of its own.)
-func waitFor(t testing.TB, condition func() bool, what string) {
-	t.Helper()
-	for end := time.Now().Add(enough); !condition(); time.Sleep(ms) {
-		require.True(t, time.Now().Before(end), "never: %s", what)
-	}
-}
-
 // next receives from a channel on which something must come.
 func next[T any](t testing.TB, c <-chan T) (v T) {
 	t.Helper()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -104,13 +105,13 @@ func (a *attack) run(t *testing.T) {
 	}
 	time.Sleep(300 * time.Millisecond) // Until their lines are as long as they get.
 	measure := func(f func()) time.Duration {
-		a.Stall = max(a.Stall, longestStall(f))
+		a.Stall = max(a.Stall, realtime.LongestStall(f))
 		return median()
 	}
-	measure(func() { waitFor(t, func() bool { return !few() }, "there are waits") })
+	measure(func() { realtime.Until(t, func() bool { return !few() }, "there are waits") })
 	a.Before = measure(func() {
 		time.Sleep(time.Second)
-		waitFor(t, func() bool { return !few() }, "there are waits")
+		realtime.Until(t, func() bool { return !few() }, "there are waits")
 	})
 	begin := time.Now()
 	a.During = measure(func() {

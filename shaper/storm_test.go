@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -238,7 +239,7 @@ func TestCloseRefusesAGreatLine(t *testing.T) {
 			}
 		})
 	}
-	waitFor(t, inLine(s, waiters), "all are in line")
+	realtime.Until(t, inLine(s, waiters), "all are in line")
 	require.NoError(t, s.Close())
 	require.Zero(t, s.Stats().Waiting)
 	st.blowOver(t)

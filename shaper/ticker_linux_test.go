@@ -4,6 +4,7 @@ package shaper
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"runtime"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper/internal/alarm"
 )
 
@@ -45,7 +47,7 @@ func held(t *testing.T) *Shaper {
 // becomes waits until Stats shows that precision.
 func becomes(t *testing.T, want precision, s *Shaper) {
 	t.Helper()
-	comes(t, func() bool { return precisionOf(s) == want }, "%+v is wanted", want)
+	realtime.Until(t, func() bool { return precisionOf(s) == want }, fmt.Sprintf("the shaper has %+v", want))
 }
 
 func TestALineTakesAFileWhereAMillisecondMatters(t *testing.T) {
@@ -84,13 +86,13 @@ func TestTheLinesOfSeveralDispatchersTakeAFileTogether(t *testing.T) {
 	}
 	waits := func(s *Shaper) {
 		go func() { _ = s.Wait(context.Background()) }()
-		comes(t, func() bool { return s.Stats().Waiting == 1 })
+		realtime.Until(t, func() bool { return s.Stats().Waiting == 1 }, "it waits")
 		tk.look(tk.now())
-		comes(t, func() bool {
+		realtime.Until(t, func() bool {
 			tk.mu.Lock()
 			defer tk.mu.Unlock()
 			return !tk.looks && tk.armed > int64(time.Minute)
-		})
+		}, "the ticker sleeps until its slot")
 	}
 	waits(all[0])
 	require.Equal(t, precision{}, precisionOf(all[0]))
@@ -123,17 +125,17 @@ func TestASlowLineOfAGroupKeepsTheFileOfAQuickOne(t *testing.T) {
 	// Both keys may be in one shard, and then the line that leaves first decides for both.
 	wait(quick, true, time.Hour)
 	wait(context.Background(), false, 2*time.Hour)
-	comes(t, func() bool { return g.Stats().Waiting == 2 })
+	realtime.Until(t, func() bool { return g.Stats().Waiting == 2 }, "both wait")
 	g.ticker.look(g.ticker.now()) // It sleeps for an hour, and may not have seen the line that formed last.
-	comes(t, func() bool { return g.Stats().Precise })
+	realtime.Until(t, func() bool { return g.Stats().Precise }, "the ticker is precise")
 	cancel()
-	comes(t, func() bool { return g.Stats().Waiting == 1 })
+	realtime.Until(t, func() bool { return g.Stats().Waiting == 1 }, "one has left")
 	g.ticker.look(g.ticker.now())
-	comes(t, func() bool {
+	realtime.Until(t, func() bool {
 		g.ticker.mu.Lock()
 		defer g.ticker.mu.Unlock()
 		return !g.ticker.looks && g.ticker.armed > int64(time.Minute)
-	})
+	}, "the ticker sleeps until the slot of the other")
 	require.True(t, g.Stats().Precise)
 }
 
@@ -185,7 +187,7 @@ func TestInABubbleALineTakesNoFile(t *testing.T) {
 // Most file descriptors of a process are needed for its connections. So only 64 shapers
 // with a line have a file, and all others do without.
 func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
-	comes(t, func() bool { return alarm.Files() == 0 }, "those of the tests before are given back")
+	realtime.Until(t, func() bool { return alarm.Files() == 0 }, "those of the tests before are given back")
 	var all []*Shaper
 	for range alarm.MaxFiles {
 		s := held(t)
@@ -227,7 +229,7 @@ func requireItPaces(t *testing.T, want precision) {
 	for range n {
 		callers.Go(func() { _ = s.Wait(context.Background()) })
 	}
-	comes(t, func() bool { return s.Stats().Waiting == n })
+	realtime.Until(t, func() bool { return s.Stats().Waiting == n }, "all wait")
 	began := time.Now()
 	require.NoError(t, s.SetLimits(Limits{Rate: 1000, Depth: n + 1}))
 	go func() {
@@ -262,7 +264,7 @@ func TestWithNoDescriptorLeftALineLeavesByGosTimer(t *testing.T) {
 
 // A program may close a descriptor that is not its own, so that the file breaks.
 func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
-	comes(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
+	realtime.Until(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
 	s.ticker.mu.Lock()
@@ -270,7 +272,7 @@ func TestAFileThatBreaksIsReplacedByGosTimer(t *testing.T) {
 	s.ticker.mu.Unlock()
 	becomes(t, precision{fallback: "use of closed file"}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
-	comes(t, func() bool { return s.Stats().Departed == 2 })
+	realtime.Until(t, func() bool { return s.Stats().Departed == 2 }, "both have left")
 	require.NoError(t, s.Close())
 	require.Zero(t, alarm.Files())
 }
@@ -287,7 +289,7 @@ func TestADescriptorThatIsClosedUnderUsIsReplacedByGosTimer(t *testing.T) {
 	s.ticker.look(s.ticker.now()) // otherwise it would sleep for an hour and not notice
 	becomes(t, precision{fallback: "read: bad file descriptor"}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
-	comes(t, func() bool { return s.Stats().Departed == 2 })
+	realtime.Until(t, func() bool { return s.Stats().Departed == 2 }, "both have left")
 }
 
 // When the ticker changes from one alarm to the other, none is left armed.
@@ -296,13 +298,13 @@ func TestAChangeOfTheAlarmLeavesNoTimerBehind(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, s.Allow())
 	go func() { _ = s.Wait(context.Background()) }()
-	comes(t, func() bool { // the ticker sleeps until a slot an hour ahead
+	realtime.Until(t, func() bool { // the ticker sleeps until a slot an hour ahead
 		s.ticker.mu.Lock()
 		defer s.ticker.mu.Unlock()
 		return s.ticker.armed > int64(time.Minute)
-	})
+	}, "the ticker sleeps")
 	require.NoError(t, s.SetLimits(Limits{Rate: 1000, Depth: 10}))
-	comes(t, func() bool { return s.Stats().Departed == 2 })
+	realtime.Until(t, func() bool { return s.Stats().Departed == 2 }, "both have left")
 	require.NoError(t, s.Close())
 	require.False(t, s.ticker.timer.Disarm())
 }
@@ -315,7 +317,7 @@ func descriptors(t *testing.T) int {
 }
 
 func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
-	comes(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
+	realtime.Until(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
 	first := held(t) // the first file makes the runtime open some of its own
 	becomes(t, precision{precise: true}, first)
 	require.NoError(t, first.Close())
@@ -341,8 +343,7 @@ func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
 		}
 	}
 	require.Positive(t, lines)
-	comes(t, func() bool { return descriptors(t) <= files && runtime.NumGoroutine() <= goroutines },
-		"at most a second after the line emptied")
+	realtime.Until(t, func() bool { return descriptors(t) <= files && runtime.NumGoroutine() <= goroutines }, "at most a second after the line emptied")
 	require.False(t, s.ticker.timer.Disarm())
 	require.Zero(t, alarm.Files())
 }
@@ -350,15 +351,15 @@ func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
 // A shaper keeps its file for a moment after its line has emptied, whatever methods are
 // called meanwhile, and closes it at once when the shaper is closed.
 func TestAnEmptyLineGivesItsFileBack(t *testing.T) {
-	comes(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
+	realtime.Until(t, func() bool { return alarm.Files() == 0 }, "other tests have given theirs back")
 	s := held(t)
 	becomes(t, precision{precise: true}, s)
 	require.NoError(t, s.SetLimits(Limits{Rate: 1e9, Depth: 10}))
-	comes(t, func() bool { return s.Stats().Departed == 2 })
-	comes(t, func() bool {
+	realtime.Until(t, func() bool { return s.Stats().Departed == 2 }, "both have left")
+	realtime.Until(t, func() bool {
 		require.NoError(t, s.SetLimits(Limits{Rate: 2000, Depth: 10}))
 		return !s.Stats().Precise
-	})
+	}, "the file is given up")
 	require.Zero(t, alarm.Files())
 
 	s = held(t)

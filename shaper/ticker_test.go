@@ -181,15 +181,6 @@ func TestANewHeadDoesNotWakeACoarseTimerTooSoon(t *testing.T) {
 	}
 }
 
-// comes waits until a condition holds. (require.Eventually would check it on a goroutine
-// of its own, which some tests would count.)
-func comes(t *testing.T, so func() bool, says ...any) {
-	t.Helper()
-	for began := time.Now(); !so(); time.Sleep(time.Millisecond) {
-		require.Less(t, time.Since(began), time.Minute, says...)
-	}
-}
-
 // received returns what a call that runs beside the test has ended with.
 func received(t *testing.T, ended <-chan error) (err error) {
 	t.Helper()

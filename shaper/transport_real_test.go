@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -161,9 +162,9 @@ func TestAProxySendsThroughATransport(t *testing.T) {
 	_, err = io.ReadFull(v, head)
 	require.NoError(t, err)
 	require.Equal(t, "HTTP/1.1 101 ", string(head))
-	waitFor(t, inFlight(s, 1), "the connection has its seat")
+	realtime.Until(t, inFlight(s, 1), "the connection has its seat")
 	require.NoError(t, conn.Close())
-	waitFor(t, inFlight(s, 0), "the seat is free")
+	realtime.Until(t, inFlight(s, 0), "the seat is free")
 	require.Equal(t, "200: hello", postTo(newClient(t), "http://"+addr, nil))
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -124,7 +125,7 @@ func TestAStrictServerRefusesNobody(t *testing.T) {
 	d := time.Duration(rounds(2, 15, 60)) * time.Second
 	wrong, stall := "not run", time.Duration(0)
 	for runs := 0; wrong != "" && (runs < 4 || runs < 20 && stall > strictInterval/10); runs++ {
-		stall = longestStall(func() { wrong = strictRun(t, d) })
+		stall = realtime.LongestStall(func() { wrong = strictRun(t, d) })
 		t.Log(wrong, stall)
 	}
 	require.Empty(t, wrong, "in the last run, on a machine that stood still for up to %v", stall)

@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/realtime"
 )
 
 // TestMain lets the test program be the proxy, as the program itself is.
@@ -108,9 +109,11 @@ func TestWhoseSlotsAreLost(t *testing.T) {
 			t.Parallel()
 			var served, asked []float64
 			for tries := 0; len(served) < 3; tries++ {
-				late := measureLateness()
-				found, err := p.measureLeaving(t.Context(), leavingInput{name, 200, leadOf(named(name)), 160})
-				stalled := late()
+				var found leaving
+				var err error
+				stalled := realtime.LongestStall(func() {
+					found, err = p.measureLeaving(t.Context(), leavingInput{name, 200, leadOf(named(name)), 160})
+				})
 				require.NoError(t, err)
 				t.Logf("served %.1f %%, asked %.1f %%, stalled for %v", found.Served, found.Asked, stalled)
 				if stalled < 50*time.Millisecond || tries >= 12 { // Ten slots pass in that time.
@@ -126,29 +129,6 @@ func TestWhoseSlotsAreLost(t *testing.T) {
 				require.Less(t, asked[1], 10., "who has left does not come to the upstream, unless its request was on its way")
 			}
 		})
-	}
-}
-
-// measureLateness returns a function that returns for how long this process stalled since then,
-// at the longest: for so long a goroutine that only looks at the clock did not get round to it.
-func measureLateness() (longest func() time.Duration) {
-	quit, found := make(chan struct{}), make(chan time.Duration, 1) // It has one result.
-	go func() {
-		late, before := time.Duration(0), time.Now()
-		for ended := false; !ended; {
-			select {
-			case <-quit:
-				ended = true
-			case <-time.After(5 * time.Millisecond):
-			}
-			now := time.Now()
-			late, before = max(late, now.Sub(before)-5*time.Millisecond), now
-		}
-		found <- late
-	}()
-	return func() time.Duration {
-		close(quit)
-		return <-found
 	}
 }
 

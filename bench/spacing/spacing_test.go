@@ -14,6 +14,7 @@ import (
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/internal/naive"
+	"example.com/leakybucket/internal/realtime"
 )
 
 func TestMain(m *testing.M) {
@@ -124,7 +125,7 @@ func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {
 			active.Add(-1)
 		}
 		running := l.start()
-		require.Eventually(t, func() bool { return running.pieces() >= int64(l.goroutines) }, time.Minute, time.Millisecond, l.name)
+		realtime.Until(t, func() bool { return running.pieces() >= int64(l.goroutines) }, l.name)
 		running.stop()
 		require.Zero(t, active.Load(), l.name)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -38,43 +39,12 @@ const patience = time.Minute
 // nothing but look at the clock. It returns false if it was late in all of them.
 func undisturbed(most time.Duration, run func() (well bool)) bool {
 	for range 8 {
-		if well, late := withLateness(run); well || late <= most {
+		well := false
+		if late := realtime.LongestStall(func() { well = run() }); well || late <= most {
 			return true
 		}
 	}
 	return false
-}
-
-// withLateness returns what run does, and by how much this process was late at most
-// meanwhile. The goroutine that looks at the clock ends also if run ends the test.
-func withLateness(run func() (well bool)) (well bool, late time.Duration) {
-	stop := lateness()
-	defer func() { late = stop() }()
-	return run(), 0
-}
-
-// lateness returns a function that returns by how much this process was late at most since
-// then.
-func lateness() (stop func() time.Duration) {
-	const rest = 5 * time.Millisecond
-	quit, longest := make(chan struct{}), make(chan time.Duration)
-	go func() {
-		late, before := time.Duration(0), time.Now()
-		for ended := false; !ended; {
-			select {
-			case <-quit:
-				ended = true
-			case <-time.After(rest):
-			}
-			now := time.Now()
-			late, before = max(late, now.Sub(before)-rest), now
-		}
-		longest <- late
-	}()
-	return func() time.Duration {
-		close(quit)
-		return <-longest
-	}
 }
 
 // An output is what the program under test prints.
@@ -84,19 +54,11 @@ type output struct{ servers.Output }
 func (s *output) awaits(t *testing.T, pattern string) string {
 	t.Helper()
 	var found string
-	until(t, pattern+" in what is shown", func() bool {
+	realtime.Until(t, func() bool {
 		found = regexp.MustCompile(pattern).FindString(s.String())
 		return found != ""
-	})
+	}, pattern+" in what is shown")
 	return found
-}
-
-// until waits until is returns true. It asks on the goroutine of the test, which is may end.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
-		require.True(t, time.Now().Before(end), "never: %s", what)
-	}
 }
 
 // A program is a run of the whole program.

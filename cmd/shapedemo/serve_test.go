@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // serving starts a program that sends no burst, and returns where it serves.
@@ -180,10 +182,10 @@ func TestClientThatDisconnectsIsAbandoned(t *testing.T) {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		done <- sendOne(ctx, client, p.url)
 	}()
-	until(t, "a request waits", func() bool { return p.shaper.Stats().Waiting == 1 })
+	realtime.Until(t, func() bool { return p.shaper.Stats().Waiting == 1 }, "a request waits")
 	disconnect()
 	require.Zero(t, (<-done).status)
-	until(t, "it has left the line", func() bool { return p.shaper.Stats().Abandoned == 1 })
+	realtime.Until(t, func() bool { return p.shaper.Stats().Abandoned == 1 }, "it has left the line")
 	require.Zero(t, p.shaper.Stats().Waiting)
 	require.Contains(t, statusLine(1, p.shaper.Stats(), 3), "departed 1   refused 0   abandoned 1   unanswered 3")
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // watched returns a program that serves and sends no burst, and the address of its page.
@@ -51,10 +53,10 @@ func postTo(t *testing.T, page, name, body string, fields ...string) (status int
 // scene begins.
 func awaitState(t *testing.T, page string, wanted func(demoState) bool) (last demoState) {
 	t.Helper()
-	until(t, "the state is as wanted", func() bool {
+	realtime.Until(t, func() bool {
 		_, last = postTo(t, page, "candidate", `{"limits":"25/s depth 50"}`)
 		return wanted(last)
-	})
+	}, "the state is as wanted")
 	return last
 }
 
@@ -256,10 +258,10 @@ func TestNoClientsComeWhileNoPageIsOpen(t *testing.T) {
 func TestAnOpenPageBeginsTheScene(t *testing.T) {
 	t.Parallel()
 	p, _, page := watched(t)
-	until(t, "more than 20 wait", func() bool {
+	realtime.Until(t, func() bool {
 		_, state := postTo(t, page, "watch", `{}`)
 		return state.Waiting > 20
-	})
+	}, "more than 20 wait")
 	p.signals <- os.Interrupt
 	require.Equal(t, exitOK, p.ends(t))
 	require.Regexp(t, `Drained: \d+ served, 0 gave up\.\n$`, p.stdout.String())

@@ -65,12 +65,12 @@ func TestRulesAreReloadedByThemselves(t *testing.T) {
 	require.Equal(t, []int{admitted, refused}, s.statuses(2, "/"))
 
 	require.NoError(t, os.WriteFile(rules, []byte("default: 1/parsec\n"), 0o600))
-	s.until(func() bool { return strings.Contains(s.log.String(), rules+":1:") })
+	s.until(func() bool { return strings.Contains(s.log.String(), rules+":1:") }, "the log tells of the mistake")
 	require.Equal(t, []int{refused}, s.statuses(1, "/"), "rules with a mistake change nothing")
 
 	// The level is 1, so there is room for two.
 	require.NoError(t, os.WriteFile(rules, []byte("default: 1/h burst 3\n"), 0o600))
-	s.until(func() bool { return mustGet(t, s.url).status == admitted })
+	s.until(func() bool { return mustGet(t, s.url).status == admitted }, "the new rules are in force")
 	require.Equal(t, []int{admitted, refused}, s.statuses(2, "/"))
 	require.Len(t, s.upstream.arrivals(), 3)
 }

@@ -24,7 +24,7 @@ func serveTwo(t *testing.T, name, store string) (a, b site) {
 		"shape / " + name + " {\nlimits 1/h burst 4\nkey header:X-Tenant\nsite 1/h burst 6\n" + store + "\n}\nreverse_proxy"
 	a, b = serveSite(t, directives), serveSite(t, directives)
 	for _, s := range []site{a, b} {
-		s.until(func() bool { return mustGet(t, s.url+"/warm").status == admitted })
+		s.until(func() bool { return mustGet(t, s.url+"/warm").status == admitted }, "the store is asked")
 	}
 	return a, b
 }
@@ -87,7 +87,7 @@ func TestProcessesShareBucketsOnRedis(t *testing.T) {
 	require.Equal(t, 3, a.cameTo("/"))
 
 	redis.Restart() // It has kept nothing.
-	a.until(func() bool { return mustGet(t, a.url, "X-Tenant", "dan").status == admitted })
+	a.until(func() bool { return mustGet(t, a.url, "X-Tenant", "dan").status == admitted }, "a slot comes")
 	require.Equal(t, 4, a.cameTo("/"))
 }
 
@@ -99,7 +99,7 @@ func TestProcessesShareBucketsOnPostgreSQL(t *testing.T) {
 	postgres.Stop(servers.PostgresFast)
 	require.Equal(t, http.StatusServiceUnavailable, mustGet(t, a.url, "X-Tenant", "dan").status)
 	postgres.Start() // It has kept everything.
-	a.until(func() bool { return mustGet(t, a.url, "X-Tenant", "dan").status == refused })
+	a.until(func() bool { return mustGet(t, a.url, "X-Tenant", "dan").status == refused }, "all slots are taken")
 	require.Equal(t, 3, a.cameTo("/"))
 }
 
@@ -118,7 +118,7 @@ func TestAStoreThatCannotBeReachedIsNamedWithoutItsPassword(t *testing.T) {
 	s.until(func() bool {
 		require.Equal(t, http.StatusServiceUnavailable, mustGet(t, s.url).status)
 		return strings.Contains(s.log.String(), "the store can't be asked")
-	})
+	}, "the log tells of the store")
 	require.Contains(t, s.log.String(), address)
 	require.NotContains(t, s.log.String(), "open-sesame")
 

@@ -64,7 +64,7 @@ func servesAnOperator(t *testing.T, last bool) bool {
 	p.until(func() bool { // It has a certificate, and a connection to the store.
 		r, err := shop.Get("https://shop.example/ready")
 		return err == nil && r.Body.Close() == nil && r.StatusCode == admitted
-	})
+	}, "it is ready")
 	var longest time.Duration
 	get := func(path string) *http.Response {
 		begun := time.Now()
@@ -99,7 +99,7 @@ func servesAnOperator(t *testing.T, last bool) bool {
 	require.NotEmpty(t, redis.MustDo("KEYS", "*shop.example*"))
 
 	require.NoError(t, os.WriteFile(rules, []byte("default: 1000/s burst 100\nlimits:\n  GET %2Forders: 1/h burst 3\n"), 0o600))
-	p.until(func() bool { return get("/orders").StatusCode == admitted })
+	p.until(func() bool { return get("/orders").StatusCode == admitted }, "a request leaves")
 	require.Equal(t, refused, get("/orders").StatusCode)
 
 	p.interrupt(syscall.SIGTERM)
@@ -128,7 +128,7 @@ func trusting(t *testing.T, p *process, address string) *http.Client {
 	p.until(func() bool {
 		text, err := os.ReadFile(root)
 		return err == nil && roots.AppendCertsFromPEM(text)
-	})
+	}, "it has a root certificate")
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, address)

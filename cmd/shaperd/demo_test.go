@@ -25,7 +25,7 @@ var printed = regexp.MustCompile(`(front|page|upstream) +(http://127\.0\.0\.1:\d
 func startDemo(t *testing.T) demo {
 	t.Helper()
 	d := demo{process: start(t)}
-	d.until(func() bool { return strings.Contains(d.out.String(), "shaperd run\n") })
+	d.until(func() bool { return strings.Contains(d.out.String(), "shaperd run\n") }, "the demonstration says how to go on")
 	urls := map[string]string{}
 	for _, found := range printed.FindAllStringSubmatch(d.out.String(), -1) {
 		urls[found[1]] = found[2]
@@ -49,7 +49,7 @@ func TestTheDemonstrationShowsWhatTheShaperIsFor(t *testing.T) {
 	d.until(func() bool {
 		got := getAll(100, d.upstream)()
 		return got[http.StatusOK] < 100 && !strings.Contains(mustGet(t, d.upstream+"/upstream").body, "broke down 0")
-	})
+	}, "the upstream breaks down")
 }
 
 // A demonstration that shared files or addresses with a Caddy that runs already could end
@@ -94,7 +94,7 @@ func TestCtrlCServesThoseInLine(t *testing.T) {
 			return false
 		}
 		return true
-	})
+	}, "20 wait")
 	// An open page must not keep the process from ending.
 	stream, err := client.Get(d.page + "/api/events")
 	require.NoError(t, err)

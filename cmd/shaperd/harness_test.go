@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -86,7 +87,7 @@ func serve(t *testing.T, caddyfile string) *process {
 func run(t *testing.T, file string) *process {
 	t.Helper()
 	p := start(t, "run", "--config", file)
-	p.until(func() bool { return strings.Contains(p.log.String(), "serving initial configuration") })
+	p.until(func() bool { return strings.Contains(p.log.String(), "serving initial configuration") }, "the configuration is in force")
 	return p
 }
 
@@ -97,17 +98,20 @@ func do(t *testing.T, args ...string) (status int, text string) {
 	return p.wait(), p.out.String() + p.log.String()
 }
 
-// until waits for something to become true while the process runs.
-func (p *process) until(is func() bool) {
+// until waits until a condition holds while the process runs.
+func (p *process) until(is func() bool, what string) {
 	p.t.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+	realtime.Until(p.t, func() bool {
+		if is() {
+			return true
+		}
 		select {
 		case <-p.ended:
-			require.FailNow(p.t, "shaperd has ended")
+			require.FailNow(p.t, "shaperd has ended", "never: %s", what)
 		default:
 		}
-		require.True(p.t, time.Now().Before(deadline), "it takes too long")
-	}
+		return false
+	}, what)
 }
 
 // interrupt sends a signal.

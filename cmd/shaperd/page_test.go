@@ -134,7 +134,7 @@ func TestOnlyNamedHostsAndTheAdminEndpointMayLook(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, post(s.front+"/shaper", "Authorization", "Bearer wrong"))
 	require.Equal(t, http.StatusOK, post(s.front+"/shaper", "Authorization", "Bearer open-sesame-open-sesame"))
 	require.Equal(t, http.StatusOK, post(s.admin+"/shape"), "whoever may replace the whole configuration needs no token")
-	s.until(func() bool { return strings.Contains(s.log.String(), "a bucket was changed") })
+	s.until(func() bool { return strings.Contains(s.log.String(), "a bucket was changed") }, "the log tells of the change")
 	require.NotContains(t, s.log.String(), "open-sesame-open-sesame\"", "the token is a secret")
 }
 

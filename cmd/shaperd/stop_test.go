@@ -64,7 +64,7 @@ func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T,
 		return is.Waiting
 	}
 	statuses := getAll(1+inLine, "http://"+front)
-	p.until(func() bool { return waiting() == inLine })
+	p.until(func() bool { return waiting() == inLine }, "all wait")
 	// Somebody who looks on must not keep the process from ending in good order.
 	stream, err := client.Get("http://" + admin + "/shape/api/events")
 	require.NoError(t, err)
@@ -78,12 +78,12 @@ func tellsLoadBalancers(t *testing.T, delay time.Duration, stop func(*testing.T,
 		p.until(func() bool {
 			a, err = get(url)
 			return err == nil && a.status == http.StatusServiceUnavailable || isOver()
-		})
+		}, "it says that it is not ready")
 		return a
 	}
 	byFront, byAdmin := last(ready), last(told)
 	late := getAll(1, "http://"+front)
-	p.until(func() bool { return waiting() == inLine+1 || isOver() })
+	p.until(func() bool { return waiting() == inLine+1 || isOver() }, "one more waits")
 	// They leave after all that, and go on leaving when the delay is over.
 	faster, err := send(http.MethodPost, "http://"+admin+"/shape/api/limits",
 		`{"source":"line","key":"127.0.0.1","limits":"10/s depth 100","for":"1h"}`, "Content-Type", "application/json")

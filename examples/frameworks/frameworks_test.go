@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -67,7 +68,7 @@ func (site router) holds(t *testing.T) {
 	require.Equal(t, "200 OK at once", post("at once"))
 	waited := make(chan string, 1)
 	go func() { waited <- post("after a wait") }()
-	require.Eventually(t, func() bool { return s.Stats().Waiting == 1 }, enough, time.Millisecond)
+	realtime.Until(t, func() bool { return s.Stats().Waiting == 1 }, "a request waits")
 	require.Contains(t, post("refused"), "429 Too Many Requests {")
 
 	time.Sleep(serverTimeout * 6 / 5)

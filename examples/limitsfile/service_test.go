@@ -8,10 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -73,13 +74,13 @@ func TestAChangedFileTakesEffectWhileServing(t *testing.T) {
 
 	// A mistake changes nothing.
 	replace(t, path, "login: {rate: 5/h, burst: 5}", "login: {rate: 5/h, burts: 50}")
-	require.Eventually(t, func() bool { return strings.Contains(report(s), "burts: did you mean burst?") }, time.Minute, 10*time.Millisecond)
+	realtime.Until(t, func() bool { return strings.Contains(report(s), "burts: did you mean burst?") }, "the mistake is reported")
 	require.Equal(t, []string{"429 leave"}, ask(s, "/login", "192.0.2.1", 1))
 
 	// More burst for those who have met the limit already.
 	replace(t, path, "burts", "burst")
-	require.Eventually(t, func() bool { return s.limits.Status().Reloads == 1 }, time.Minute, 10*time.Millisecond)
-	require.Eventually(t, func() bool { return ask(s, "/login", "192.0.2.1", 1)[0] == "200 leave" }, time.Minute, 10*time.Millisecond)
+	realtime.Until(t, func() bool { return s.limits.Status().Reloads == 1 }, "the file is read again")
+	realtime.Until(t, func() bool { return ask(s, "/login", "192.0.2.1", 1)[0] == "200 leave" }, "a request leaves by the new limits")
 	require.NotContains(t, report(s), "not in force")
 
 	// A signal does not wait for the watching. The candidate has become the limit.

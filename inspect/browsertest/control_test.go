@@ -6,11 +6,11 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/realtime"
 )
 
 const token = "correct-horse-battery-staple"
@@ -45,7 +45,7 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	await(p, "everybody is told", text("#changes"), func(shown string) bool { return strings.Contains(shown, "upstream") })
 	p.set("#limits [name=duration]", "1s")
 	p.click("#limits button:not([type=button])")
-	require.Eventually(t, func() bool { return u.Limits() == before }, patience, 10*time.Millisecond, "they come back by themselves")
+	realtime.Until(t, func() bool { return u.Limits() == before }, "they come back by themselves")
 
 	p.set("#hold [name=duration]", "10m")
 	p.click("#hold button:not([type=button])")

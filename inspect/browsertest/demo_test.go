@@ -14,6 +14,8 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // demoFolder holds the program that adds a script of its own to the page.
@@ -75,7 +77,7 @@ func startDemo(t testing.TB, args ...string) *demo {
 		}
 	})
 	link := regexp.MustCompile(`Watch it:  (http://\S+)`)
-	require.Eventually(t, func() bool { return link.MatchString(d.said()) }, patience, 10*time.Millisecond)
+	realtime.Until(t, func() bool { return link.MatchString(d.said()) }, "the demo says where its page is")
 	d.page = link.FindStringSubmatch(d.said())[1]
 	return d
 }

@@ -7,9 +7,10 @@ import (
 	"regexp"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // What the tests rely on to notice that something goes wrong must notice it.
@@ -47,7 +48,7 @@ func TestATabNoticesWhatGoesWrong(t *testing.T) {
 		`log error: security: .*Content Security Policy`,
 	} {
 		found := func() bool { return slices.ContainsFunc(p.unexpected(), regexp.MustCompile("^"+problem).MatchString) }
-		require.Eventuallyf(t, found, patience, 10*time.Millisecond, "%s is not in %q", problem, p.unexpected())
+		realtime.Until(t, found, "what went wrong is "+problem)
 	}
 	p.expect("")
 }

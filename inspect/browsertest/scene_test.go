@@ -10,11 +10,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -64,11 +64,11 @@ func (s *scene) address(query string) string { return "http://" + s.listen + "/"
 // start serves the Inspector, at the address of before if it was stopped.
 func (s *scene) start() {
 	var l net.Listener
-	require.Eventually(s.t, func() (ok bool) { // the port may take its time to become free
+	realtime.Until(s.t, func() (ok bool) { // the port may take its time to become free
 		var err error
 		l, err = net.Listen("tcp", s.listen)
 		return err == nil
-	}, patience, 20*time.Millisecond)
+	}, "the port is free")
 	s.listen = l.Addr().String()
 	server := &http.Server{Handler: s}
 	s.mu.Lock()
@@ -200,7 +200,7 @@ func (s *scene) burst(bucket shaper.Limiter, n int) {
 func (s *scene) queue(g *shaper.Group[string], key string, n int) {
 	s.t.Helper()
 	s.burst(g.Limiter(key), n)
-	require.Eventually(s.t, func() bool { return statsOf(g)[key].Waiting == n }, patience, 5*time.Millisecond)
+	realtime.Until(s.t, func() bool { return statsOf(g)[key].Waiting == n }, "so many wait")
 }
 
 // statsOf returns the stats of all keys of a group.

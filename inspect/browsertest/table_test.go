@@ -14,6 +14,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -40,9 +41,9 @@ func crowd(s *scene, n int) *shaper.Group[string] {
 		if waiting := statsOf(g)[key].Waiting; waiting > 1 {
 			abandoned, cancel := context.WithCancel(s.ctx)
 			s.requests.Go(func() { _ = g.Wait(abandoned, key) })
-			require.Eventually(s.t, func() bool { return statsOf(g)[key].Waiting > waiting || statsOf(g)[key].Refused > 0 }, patience, time.Millisecond)
+			realtime.Until(s.t, func() bool { return statsOf(g)[key].Waiting > waiting || statsOf(g)[key].Refused > 0 }, "it waits or is refused")
 			cancel()
-			require.Eventually(s.t, func() bool { return statsOf(g)[key].Waiting == waiting }, patience, time.Millisecond)
+			realtime.Until(s.t, func() bool { return statsOf(g)[key].Waiting == waiting }, "the line is as long as before")
 		}
 	}
 	return g

@@ -5,11 +5,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -79,7 +79,7 @@ func TestTheTableComesIfItsSourceOvertakesTheAnswer(t *testing.T) {
 	p := newTab(t, s.address(""))
 	p.expect("404")
 	p.open(s.address(linkTo("in", "later")))
-	require.Eventually(t, func() bool { return p.sent("api/buckets") > 0 }, patience, 10*time.Millisecond)
+	realtime.Until(t, func() bool { return p.sent("api/buckets") > 0 }, "the page asks for the buckets")
 	p.awaitTrue("the stream is open", `document.querySelector("#story").textContent !== ""`)
 	s.group("later", "1/h").Allow("late-key")
 	await(p, "it has heard of the other source", text("#sources"), func(shown string) bool { return strings.Contains(shown, "later") })
@@ -123,5 +123,5 @@ func TestAClosedTabLeavesNothingBehind(t *testing.T) {
 		}
 		require.Equal(t, 3, s.openStreams())
 	})
-	require.Eventually(t, func() bool { return s.openStreams() == 0 }, patience, 10*time.Millisecond)
+	realtime.Until(t, func() bool { return s.openStreams() == 0 }, "the stream ends")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -61,7 +62,7 @@ func TestAPausedPageAsksForNothing(t *testing.T) {
 	u := s.shaper("upstream", "20/s depth 100")
 	p := s.openPage(t, "")
 	lists := func() int { return p.sent("/api/buckets\\?") }
-	require.Eventually(t, func() bool { return lists() > 0 }, patience, 10*time.Millisecond)
+	realtime.Until(t, func() bool { return lists() > 0 }, "the page asks for a list")
 	// The first interval is looked at from its middle, so the next one counts too: with too
 	// short a pace a page that is not paused would not ask below, either.
 	var pace time.Duration
@@ -69,14 +70,14 @@ func TestAPausedPageAsksForNothing(t *testing.T) {
 	for range 2 {
 		start := time.Now()
 		before = lists()
-		require.Eventually(t, func() bool { return lists() > before }, patience, 10*time.Millisecond)
+		realtime.Until(t, func() bool { return lists() > before }, "the page asks for another list")
 		pace = max(pace, time.Since(start))
 	}
 
 	p.click("#pause")
 	p.awaitTrue("it says that it is paused", `document.querySelector("#pause").ariaPressed === "true"`)
 	require.Equal(t, "1", eval[string](p, `new URLSearchParams(location.search).get("paused")`))
-	require.Eventually(t, func() bool { return s.openStreams() == 0 }, patience, 10*time.Millisecond, "a paused page needs no events")
+	realtime.Until(t, func() bool { return s.openStreams() == 0 }, "a paused page needs no events")
 	s.burst(u, 50)
 	for last := false; ; last = true { // A request of before may be noted late.
 		before = p.sent("")
@@ -89,7 +90,7 @@ func TestAPausedPageAsksForNothing(t *testing.T) {
 
 	p.click("#pause")
 	p.live()
-	require.Eventually(t, func() bool { return p.sent("") > before }, patience, 10*time.Millisecond)
+	realtime.Until(t, func() bool { return p.sent("") > before }, "the page asks again")
 }
 
 func TestTheKeyboardReachesABucket(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -55,20 +56,21 @@ func (s *shaperd) run(t *testing.T) {
 		}
 	})
 	go func() { s.ended <- s.Wait() }()
-	s.until(t, func() bool { return strings.Contains(s.log.String(), "serving initial configuration") })
+	s.until(t, func() bool { return strings.Contains(s.log.String(), "serving initial configuration") }, "the configuration is in force")
 	s.until(t, func() bool { // It asks the store for the first time.
 		status, _ := get(s.front)
 		return status == http.StatusOK
-	})
+	}, "a request leaves")
 	status, _ := get(s.front + "/ready")
 	require.Equal(t, http.StatusOK, status)
 }
 
-func (s *shaperd) until(t *testing.T, is func() bool) {
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), "it takes too long")
+func (s *shaperd) until(t *testing.T, is func() bool, what string) {
+	t.Helper()
+	realtime.Until(t, func() bool {
 		require.Empty(t, s.ended, "shaperd has ended")
-	}
+		return is()
+	}, what)
 }
 
 // get returns the status and the text of an answer; the status is 0 without one.
@@ -149,7 +151,7 @@ func shared(t *testing.T, make func(redis *servers.Redis, upstream string) *shap
 		s.until(t, func() bool {
 			_, metrics := get(s.metrics)
 			return strings.Contains(metrics, `shaper_bucket_state{rule="front",state="shared"} 1`)
-		})
+		}, "the bucket is shared")
 		_, metrics := get(s.metrics)
 		require.Contains(t, metrics, `shaper_requests_total{result="departed",rule="front/site"}`)
 		status, page := get(s.page)

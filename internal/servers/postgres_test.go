@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -45,7 +46,7 @@ func TestAStandbyFollowsAndOnlyReads(t *testing.T) {
 	standby := p.StartStandby()
 	_, err = p.Query("INSERT INTO a VALUES (7)")
 	require.NoError(t, err)
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		n, err := standby.Query("SELECT * FROM a")
 		return err == nil && n == "7"
 	}, "the standby has the row")

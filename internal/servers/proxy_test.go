@@ -13,20 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
 // patience is how long a test waits for what must come.
 const patience = servers.Failover
-
-// until waits until a condition holds. It asks on the goroutine of the test, where the condition
-// may fail it.
-func until(t *testing.T, is func() bool, what string) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
-		require.True(t, time.Now().Before(end), "never: %s", what)
-	}
-}
 
 // silence is how long a test listens before it believes that nothing comes.
 const silence = 60 * time.Millisecond
@@ -165,8 +157,7 @@ func TestABlackHoleKeepsBackEverythingUntilItEnds(t *testing.T) {
 	p.BlackHole(false)
 	old.gets("a into the hole")
 	late.gets("a too")
-	until(t, func() bool { return server.lines.Load() == 4 },
-		"what a client sent before it went arrives too")
+	realtime.Until(t, func() bool { return server.lines.Load() == 4 }, "what a client sent before it went arrives too")
 }
 
 func TestCutConnectionsAreResetAndNewOnesWork(t *testing.T) {
@@ -185,7 +176,7 @@ func TestALostReplyIsCarriedOutAndNeverAnswered(t *testing.T) {
 	c := dial(t, p)
 	p.LoseReplies(1)
 	c.send("lost")
-	until(t, func() bool { return server.lines.Load() == 1 }, "it is carried out")
+	realtime.Until(t, func() bool { return server.lines.Load() == 1 }, "it is carried out")
 	c.getsNothing()
 	c.send("later on the same connection")
 	c.getsNothing()

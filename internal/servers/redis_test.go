@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
 
@@ -71,7 +72,7 @@ func TestSentinelsMakeTheReplicaMaster(t *testing.T) {
 	s := servers.StartSentinel(t)
 	dead := s.KillMaster()
 	require.Same(t, s.Servers[0], dead)
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		_, err := s.Servers[1].Do("SET", "key", "value") // A replica is read-only.
 		return err == nil
 	}, "the replica is the master")
@@ -123,7 +124,7 @@ func TestServersEndWithATestThatIsKilled(t *testing.T) {
 	require.NoError(t, child.Start())
 	t.Cleanup(func() { _ = child.Process.Kill() }) // It has ended, if the test has come so far.
 	var addr string
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		text, err := os.ReadFile(file + ".done")
 		addr = string(text)
 		return err == nil
@@ -134,7 +135,7 @@ func TestServersEndWithATestThatIsKilled(t *testing.T) {
 
 	require.NoError(t, child.Process.Kill())
 	require.Error(t, child.Wait())
-	until(t, func() bool {
+	realtime.Until(t, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
 			_ = conn.Close()

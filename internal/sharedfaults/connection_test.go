@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 )
@@ -92,6 +93,6 @@ func TestASlackBelowTheRoundTripIsRefused(t *testing.T) {
 		most := 30 + uint64(time.Since(f.began).Seconds()) // It asks about every two seconds, not every 20 ms.
 		require.Less(t, r.Stats.Bucket.RoundTrips, most, "it does not go on asking")
 	}
-	until(t, "newcomers are refused", func() bool { return len(f.log().only(unavailable)) > 0 })
+	realtime.Until(t, func() bool { return len(f.log().only(unavailable)) > 0 }, "newcomers are refused")
 	f.ends()
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -54,7 +55,7 @@ func TestABusyProcessDoesNotStarveTheOthers(t *testing.T) {
 		length = 10 * time.Second
 	}
 	to := f.reaches(length, f.began.Add(noise), p.Rate*busy, 0)
-	until(t, "the line of the busy one is full", func() bool { return len(f.log().of(0).only(refused)) > 0 })
+	realtime.Until(t, func() bool { return len(f.log().of(0).only(refused)) > 0 }, "the line of the busy one is full")
 	f.leaves(f.began)
 	reports, l := f.ends()
 	l.keepsPace(t, p)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper/buckettest"
 )
 
@@ -22,7 +23,7 @@ func TestProcessesThatDoNotShareAreTold(t *testing.T) {
 	f := startFleet(t, plans)
 	p := f.plan()
 	f.warmsUp(500 * time.Millisecond)
-	until(t, "they are told", func() bool { return p.pace().Check(f.log().departures()) != nil })
+	realtime.Until(t, func() bool { return p.pace().Check(f.log().departures()) != nil }, "they are told")
 	_, l := f.ends()
 	require.ErrorContains(t, p.pace().Check(l.departures()), "the pace was exceeded")
 	for i := range plans {

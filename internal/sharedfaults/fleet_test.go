@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // A fleet is several workers that share a bucket.
@@ -19,7 +21,7 @@ type fleet struct {
 	t       *testing.T
 	workers []*member
 	began   time.Time
-	watch   stopwatch // of the test itself, while it waits
+	watch   realtime.Watch // of the test itself, while it waits
 }
 
 // A member is a worker as its test sees it.

@@ -10,6 +10,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -55,7 +56,7 @@ func TestRealServersForgetIdleKeys(t *testing.T) {
 		require.Less(t, size, 100, "bytes of state")
 		r.MustDo("PEXPIRE", key.(string), "1")
 	}
-	until(t, "the keys are gone", func() bool { return r.MustDo("DBSIZE") == "0" })
+	realtime.Until(t, func() bool { return r.MustDo("DBSIZE") == "0" }, "the keys are gone")
 	s := newShared(t, b, shaper.Limits{Rate: 1000, Depth: 10, Slack: time.Minute})
 	require.NoError(t, s.Wait(t.Context()))
 	require.EqualValues(t, 1, answers(s))

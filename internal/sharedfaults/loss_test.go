@@ -9,6 +9,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/model"
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 )
@@ -229,7 +230,7 @@ func TestAFailOverGivesTwiceOnlyWhatIsHeld(t *testing.T) {
 			f := startFleet(t, four(p))
 			f.warmsUp(500 * time.Millisecond)
 			if row.lags {
-				until(t, "the replica has the level", func() bool { return second.MustDo("DBSIZE") == "1" })
+				realtime.Until(t, func() bool { return second.MustDo("DBSIZE") == "1" }, "the replica has the level")
 				second.MustDo("REPLICAOF", "NO", "ONE")
 				require.Len(t, second.MustDo("KEYS", "*"), 1)
 				f.runsFor(100 * time.Millisecond)
@@ -253,5 +254,5 @@ func replicate(t *testing.T, first, second *servers.Redis) {
 	first.MustDo("CONFIG", "SET", "repl-diskless-sync-delay", "0")
 	host, port := hostPort(t, first.Addr)
 	second.MustDo("REPLICAOF", host, port)
-	until(t, "the replica is one", func() bool { return info(t, second, "replication", "master_link_status") == "up" })
+	realtime.Until(t, func() bool { return info(t, second, "replication", "master_link_status") == "up" }, "the replica is one")
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/shaper"
 )
@@ -54,7 +55,7 @@ func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
 				for _, r := range f.waitsForState(shaper.BucketDown) {
 					require.NotEmpty(t, r.Broken)
 				}
-				until(t, "newcomers are refused", func() bool { return len(f.log().only(unavailable).between(from, time.Now())) > 0 })
+				realtime.Until(t, func() bool { return len(f.log().only(unavailable).between(from, time.Now())) > 0 }, "newcomers are refused")
 				to := time.Now()
 				end()
 				f.waitsForState(shaper.BucketShared)
@@ -133,11 +134,11 @@ func TestWithoutItsServerAFleetCanHaveTheWholeRateEach(t *testing.T) {
 	begin()
 	f.runsFor(breaks)
 	f.waitsForState(shaper.BucketOpen)
-	until(t, "they leave at the rates of several", func() bool {
+	realtime.Until(t, func() bool {
 		from := time.Now()
 		f.runsFor(noise)
 		return f.log().rate(from, time.Now()) > 2*p.Rate
-	})
+	}, "they leave at the rates of several")
 	end()
 	back, till := f.sharesFor(500 * time.Millisecond)
 	_, l := f.ends()
@@ -165,12 +166,12 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 			from := time.Now()
 			silent := from.Add(p.time(4*p.held()) + d)
 			f.runsFor(breaks + time.Second)
-			until(t, "it finds out, and uses its part if it has one", func() bool {
+			realtime.Until(t, func() bool {
 				if fallback == shaper.FallbackClosed {
 					return f.workers[0].does(order{Do: tell}).Stats.Bucket.State == shaper.BucketDown
 				}
 				return len(f.log().of(0).only(departed).between(silent, time.Now())) > 0
-			})
+			}, "it finds out, and uses its part if it has one")
 			to := f.reaches(0, from.Add(noise), p.Rate*busy, 1, 2, 3)
 			proxy.BlackHole(false)
 			f.leaves(to)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
@@ -81,7 +82,7 @@ func TestAServerInTroubleIsNoLicence(t *testing.T) {
 			require.EqualValues(t, 1, tag.RowsAffected())
 			before := failures(f)
 			time.Sleep(400 * time.Millisecond)
-			until(t, "a call fails", func() bool { return failures(f) > before })
+			realtime.Until(t, func() bool { return failures(f) > before }, "a call fails")
 			require.NoError(t, tx.Rollback(t.Context()))
 		},
 	} {
@@ -128,7 +129,7 @@ func TestAServerThatOnlyReadsCountsAsDown(t *testing.T) {
 		told := slices.ContainsFunc(slices.Collect(maps.Keys(r.Errors)), func(text string) bool { return strings.Contains(text, "25006") })
 		return r.Stats.Bucket.State == shaper.BucketDown && told
 	})
-	until(t, "newcomers are refused", func() bool { return len(f.log().only(unavailable)) > 0 })
+	realtime.Until(t, func() bool { return len(f.log().only(unavailable)) > 0 }, "newcomers are refused")
 	to := time.Now()
 	proxy.SetTarget(db.Addr)
 	proxy.CutAll()

@@ -3,7 +3,6 @@ package sharedfaults_test
 import (
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,28 +18,8 @@ import (
 // measured and comes on top, but for the long form, which wants a quiet machine.
 const prompt = 5 * time.Second
 
-// slow is from when on a pause that should be shorter, or a call, counts as a stall.
+// slow is from when on a call counts as a stall.
 const slow = 100 * time.Millisecond
-
-// A stopwatch adds up for how long a process did not go on.
-type stopwatch struct{ stalled atomic.Int64 }
-
-// run measures until the process ends: it sleeps for a moment again and again, and what a
-// moment takes longer is a stall.
-func (s *stopwatch) run() {
-	for {
-		s.sleep(10 * time.Millisecond)
-	}
-}
-
-// sleep sleeps, and adds the time for which it has slept too long.
-func (s *stopwatch) sleep(d time.Duration) {
-	began := time.Now()
-	time.Sleep(d)
-	if late := time.Since(began) - d; late > slow {
-		s.stalled.Add(int64(late))
-	}
-}
 
 // slowCalls adds up for how long calls of a Bucket had no answer, as the server or this process
 // was stopped: from the beginning of a slow call until the end of the last slow one that
@@ -80,14 +59,14 @@ func (c *slowCalls) total() time.Duration {
 // function that requires that they have done so since an instant without delay.
 func (f *fleet) promptly(of ...int) (recovered func(since time.Time)) {
 	f.t.Helper()
-	before, own := f.stalls(of), f.watch.stalled.Load()
+	before, own := f.stalls(of), f.watch.Total()
 	return func(since time.Time) {
 		f.t.Helper()
 		took := time.Since(since)
 		if took <= prompt {
 			return
 		}
-		stalled := time.Duration(f.watch.stalled.Load() - own)
+		stalled := f.watch.Total() - own
 		for i, s := range f.stalls(of) {
 			stalled = max(stalled, s-before[i])
 		}

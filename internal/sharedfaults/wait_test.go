@@ -1,7 +1,6 @@
 package sharedfaults_test
 
 import (
-	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -16,16 +15,7 @@ import (
 // fail-over.
 const patience = servers.Failover
 
-// until asks again and again, and returns when the answer is yes. It asks on the goroutine of
-// the test, so the question may fail the test, which that of require.Eventually may not.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
-		require.True(t, time.Now().Before(end), "never: %s", what)
-	}
-}
-
-// until does the same, and says what the workers tell if it never is so.
+// until waits until a condition holds, and says what the workers tell if it never does.
 func (f *fleet) until(what string, is func() bool) {
 	f.t.Helper()
 	for end := time.Now().Add(patience); !is(); f.runsFor(10 * time.Millisecond) {
@@ -36,7 +26,7 @@ func (f *fleet) until(what string, is func() bool) {
 }
 
 // runsFor lets the fleet run.
-func (f *fleet) runsFor(d time.Duration) { f.watch.sleep(d) }
+func (f *fleet) runsFor(d time.Duration) { f.watch.Sleep(d) }
 
 // warmsUp lets the fleet run for d, and until requests of each worker that lives have left.
 func (f *fleet) warmsUp(d time.Duration) {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -69,7 +70,7 @@ type worker struct {
 	arrivals sync.WaitGroup
 	other    atomic.Pointer[string]
 	bucket   *observed
-	watch    stopwatch
+	watch    realtime.Watch
 }
 
 // work is the main function of a worker. It ends when its standard input does, so that no
@@ -80,7 +81,7 @@ func work(text string) {
 		panic(err)
 	}
 	w.epoch, w.wall = sameInstant()
-	go w.watch.run()
+	go w.watch.Run()
 	var err error
 	if w.log, err = os.OpenFile(w.plan.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666); err != nil {
 		panic(err)
@@ -144,7 +145,7 @@ func (w *worker) trace() *shaper.Trace {
 
 func (w *worker) report(err error) report {
 	r := report{Stats: w.shaper.Stats(), Errors: w.bucket.returned()}
-	r.Stalled = time.Duration(w.watch.stalled.Load()) + w.bucket.calls.total()
+	r.Stalled = w.watch.Total() + w.bucket.calls.total()
 	if err != nil {
 		r.Err = err.Error()
 	}

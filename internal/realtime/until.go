@@ -1,0 +1,40 @@
+// Package realtime is what tests share that run in real time, on a machine that has other work
+// too: they wait until something is so, and measure for how long the machine stood still.
+package realtime
+
+import (
+	"testing"
+	"time"
+)
+
+// Patience is how long a test waits for what must come. It is no measure: a busy machine may
+// stop a process for seconds, and some servers take a minute to fail over. A test that fails is
+// all that waits for so long.
+const Patience = 2 * time.Minute
+
+// Until returns as soon as a condition holds. If it does not within [Patience], the test fails
+// and says what never came true. The condition is asked for on the goroutine of the test, so it
+// may fail the test itself, which that of require.Eventually may not.
+func Until(t testing.TB, is func() bool, what string) {
+	t.Helper()
+	for began := time.Now(); !is(); {
+		passed := time.Since(began)
+		if passed > Patience {
+			t.Fatalf("never: %s", what)
+		}
+		// What takes long is asked for less often, as an answer may cost a query or a process.
+		time.Sleep(min(max(time.Millisecond, passed/10), 10*time.Millisecond))
+	}
+}
+
+// Next receives from a channel on which something must come. If nothing does within [Patience],
+// the test fails.
+func Next[T any](t testing.TB, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(Patience):
+		t.Fatal("nothing came")
+	}
+	return v
+}
