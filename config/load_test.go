@@ -169,7 +169,10 @@ func TestChangesAreToldOneAtATime(t *testing.T) {
 		all.Go(func() {
 			for j := range 50 {
 				next := path + string(rune('a'+i))
-				write(t, "", next, "default: "+string(rune('1'+(i+j)%9))+"/s burst "+string(rune('1'+j%9)))
+				text := "default: " + string(rune('1'+(i+j)%9)) + "/s burst " + string(rune('1'+j%9))
+				if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
+					t.Error(err)
+				}
 				if err := os.Rename(next, path); err != nil {
 					t.Error(err)
 				}

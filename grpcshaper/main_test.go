@@ -93,6 +93,21 @@ func (r rig) call(ctx context.Context, opts ...grpc.CallOption) error {
 	return err
 }
 
+// stream makes one call that is a stream: it sends the requests and receives one answer.
+func (r rig) stream(ctx context.Context, requests ...*testgrpc.StreamingOutputCallRequest) (testgrpc.TestService_FullDuplexCallClient, error) {
+	stream, err := r.FullDuplexCall(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, request := range requests {
+		if err := stream.Send(request); err != nil {
+			return stream, err
+		}
+	}
+	_, err = stream.Recv()
+	return stream, err
+}
+
 // bubble runs a test in a bubble. since returns the time since its beginning.
 func bubble(t *testing.T, test func(t *testing.T, since func() time.Duration)) {
 	synctest.Test(t, func(t *testing.T) {

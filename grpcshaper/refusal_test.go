@@ -3,6 +3,7 @@ package grpcshaper_test
 import (
 	"context"
 	"errors"
+	"io"
 	"math"
 	"sync"
 	"testing"
@@ -14,7 +15,6 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -241,21 +241,16 @@ func TestRefusedStreamGetsWhatARefusedCallGets(t *testing.T) {
 	bubble(t, func(t *testing.T, since func() time.Duration) {
 		s := newShaper(t, "1 per 10s depth 1")
 		r := onServer(t, service{}, grpc.StreamInterceptor(grpcshaper.StreamServerInterceptor(s)))
-		open := func() (testgrpc.TestService_FullDuplexCallClient, error) {
-			stream, err := r.FullDuplexCall(t.Context())
-			require.NoError(t, err)
-			_, err = stream.Recv()
-			return stream, err
-		}
-		_, err := open()
-		require.ErrorContains(t, err, "EOF")
+		_, err := r.stream(t.Context())
+		require.ErrorIs(t, err, io.EOF)
 		var waits sync.WaitGroup
 		waits.Go(func() {
-			_, err := open()
-			require.ErrorContains(t, err, "EOF")
+			if _, err := r.stream(t.Context()); !errors.Is(err, io.EOF) {
+				t.Error(err)
+			}
 		})
 		synctest.Wait()
-		stream, err := open()
+		stream, err := r.stream(t.Context())
 		requireCode(t, codes.ResourceExhausted, err)
 		require.Equal(t, 10*time.Second, retryDelay(t, err))
 		require.Equal(t, []string{"10000"}, stream.Trailer().Get("grpc-retry-pushback-ms"))

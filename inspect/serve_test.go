@@ -84,7 +84,12 @@ func (l list) keys() []string {
 // listOf returns the answer to a request for a list, which must be one.
 func listOf(t *testing.T, i http.Handler, query string) (l list) {
 	t.Helper()
-	w := ask(i, "/api/buckets?"+query)
+	return listIn(t, ask(i, "/api/buckets?"+query))
+}
+
+// listIn returns the list that an answer holds.
+func listIn(t *testing.T, w *httptest.ResponseRecorder) (l list) {
+	t.Helper()
 	require.Equal(t, http.StatusOK, w.Code, w.Body)
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &l))
 	return l

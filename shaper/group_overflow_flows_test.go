@@ -253,7 +253,9 @@ func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
 		left := make(chan func())
 		go func() {
 			release, err := g.Acquire(context.Background(), other, 1)
-			require.NoError(t, err)
+			if err != nil {
+				t.Error(err)
+			}
 			left <- release
 		}()
 		time.Sleep(time.Minute)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -29,11 +30,20 @@ import (
 // ended otherwise than with the end of the stream.
 func halfClosing(t *testing.T, addr, requests string) map[int]int {
 	t.Helper()
-	conn := dial(t, addr)
-	defer conn.Close()
-	_, err := io.WriteString(conn, requests)
+	statuses, err := endAfter(dial(t, addr), requests)
 	require.NoError(t, err)
-	require.NoError(t, conn.(interface{ CloseWrite() error }).CloseWrite())
+	return statuses
+}
+
+// endAfter does the same with a connection that is open, on any goroutine.
+func endAfter(conn net.Conn, requests string) (map[int]int, error) {
+	defer conn.Close()
+	if _, err := io.WriteString(conn, requests); err != nil {
+		return nil, err
+	}
+	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		return nil, err
+	}
 	statuses := map[int]int{}
 	for reader := bufio.NewReader(conn); ; {
 		answer, err := readAnswer(reader)
@@ -41,7 +51,7 @@ func halfClosing(t *testing.T, addr, requests string) map[int]int {
 			if !errors.Is(err, io.ErrUnexpectedEOF) {
 				statuses[0]++
 			}
-			return statuses
+			return statuses, nil
 		}
 		statuses[answer.StatusCode]++
 	}
@@ -170,10 +180,11 @@ func TestAHalfClosedClientIsServedThatWaitsForTheLimitsOfItsKey(t *testing.T) {
 			addr := openServer(t, g.Middleware(shaper.ByClientIP())(http.HandlerFunc(echo)), hook.set)
 			var all sync.WaitGroup
 			for range clients {
+				conn := dial(t, addr)
 				all.Go(func() {
-					got := halfClosing(t, addr, post("/", "hello"))
-					if got[http.StatusOK] != 1 {
-						t.Errorf("answers were %v", got)
+					got, err := endAfter(conn, post("/", "hello"))
+					if err != nil || got[http.StatusOK] != 1 {
+						t.Errorf("answers were %v, %v", got, err)
 					}
 				})
 			}

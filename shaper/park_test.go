@@ -55,10 +55,12 @@ func TestCloseBeforeARequestSleepsIsNotMissed(t *testing.T) {
 		s := withSlowEntries(t, shaper.Limits{Rate: 0.1, Depth: 1}, &takes)
 		require.True(t, s.Allow())
 		var waits sync.WaitGroup
-		waits.Go(func() { require.ErrorIs(t, s.Wait(context.Background()), shaper.ErrClosed) })
+		var became error
+		waits.Go(func() { became = s.Wait(context.Background()) })
 		time.Sleep(time.Second)
 		require.NoError(t, s.Close())
 		waits.Wait()
+		require.ErrorIs(t, became, shaper.ErrClosed)
 	})
 }
 

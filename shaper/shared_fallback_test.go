@@ -121,7 +121,11 @@ func TestManyKeysThatFailTogetherDoNotPutOffTheProbe(t *testing.T) {
 		require.NoError(t, err)
 		var wg sync.WaitGroup
 		for k := range 26 {
-			wg.Go(func() { require.NoError(t, g.Wait(t.Context(), k)) })
+			wg.Go(func() {
+				if err := g.Wait(t.Context(), k); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 		time.Sleep(260 * ms) // All have timed out.
 		m.Fail(nil)
