@@ -47,6 +47,18 @@ type call struct {
 	at   time.Time // of the departure
 }
 
+// callKey is the key of the call in a context that is derived from one of its own.
+type callKey struct{}
+
+// callOf returns the call that a context belongs to, or nil.
+func callOf(ctx context.Context) *call {
+	if c, ok := ctx.(*call); ok {
+		return c
+	}
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
+
 func (c *call) Err() error {
 	if c.over {
 		return context.Canceled
@@ -105,8 +117,11 @@ func (l *ledger) faultLocked(format string, args ...any) {
 	l.wrong[fmt.Sprintf(format, args...)]++
 }
 
-// trace returns the hooks that keep the account.
-func (l *ledger) trace() shaper.Option {
+// trace returns the option with the hooks that keep the account.
+func (l *ledger) trace() shaper.Option { return shaper.WithTrace(l.hooks()) }
+
+// hooks returns the hooks that keep the account.
+func (l *ledger) hooks() *shaper.Trace {
 	hook := func(told hookKind) func(context.Context, shaper.Event) {
 		fails := told == wasRefused || told == wasAbandoned
 		return func(ctx context.Context, e shaper.Event) {
@@ -114,7 +129,7 @@ func (l *ledger) trace() shaper.Option {
 			if (e.Err != nil) != fails || e.Waited < 0 || e.Waiting < 0 {
 				l.fault("hook %d was told %+v", told, e)
 			}
-			c, _ := ctx.(*call)
+			c := callOf(ctx)
 			if c != nil {
 				c.told[told]++
 				if told == wasDeparted {
@@ -126,12 +141,12 @@ func (l *ledger) trace() shaper.Option {
 			}
 		}
 	}
-	return shaper.WithTrace(&shaper.Trace{
+	return &shaper.Trace{
 		Enqueued:  hook(wasEnqueued),
 		Departed:  hook(wasDeparted),
 		Refused:   hook(wasRefused),
 		Abandoned: hook(wasAbandoned),
-	})
+	}
 }
 
 // note enters what a call returned into the account of callers, and checks that
@@ -227,14 +242,14 @@ func (l *ledger) requireAgreement(t *testing.T, st shaper.Stats) {
 	require.Equal(t, l.saw, told, "what callers saw, and what hooks were told")
 	counts := [hookKinds]uint64{told[wasEnqueued], st.Departed, st.Refused, st.Abandoned}
 	require.Equal(t, l.saw, counts, "what callers saw, and Stats")
-	require.Equal(t, st.Refused, st.QueueFull+st.TooLate+st.TooCostly+st.Closed)
+	require.Equal(t, st.Refused, st.QueueFull+st.TooLate+st.TooCostly+st.Closed+st.Unavailable)
 }
 
 // totalsOf returns the totals of a Group as those of a Shaper.
 func totalsOf(g shaper.GroupStats) shaper.Stats {
 	return shaper.Stats{
 		Waiting: g.Waiting, Departed: g.Departed, Abandoned: g.Abandoned, Missed: g.Missed, Refused: g.Refused,
-		QueueFull: g.QueueFull, TooLate: g.TooLate, TooCostly: g.TooCostly, Closed: g.Closed,
+		QueueFull: g.QueueFull, TooLate: g.TooLate, TooCostly: g.TooCostly, Closed: g.Closed, Unavailable: g.Unavailable,
 	}
 }
 
@@ -246,7 +261,7 @@ func (l *ledger) looks(stats func() shaper.Stats) func() {
 		now := stats()
 		if now.Departed < before.Departed || now.Refused < before.Refused ||
 			now.Abandoned < before.Abandoned || now.Missed < before.Missed ||
-			now.Refused != now.QueueFull+now.TooLate+now.TooCostly+now.Closed ||
+			now.Refused != now.QueueFull+now.TooLate+now.TooCostly+now.Closed+now.Unavailable ||
 			now.Waiting < 0 || now.Level < 0 || now.OldestWait < 0 ||
 			now.InFlight < 0 || l.most > 0 && now.InFlight > l.most {
 			l.fault("Stats are %+v, after %+v", now, before)

@@ -35,33 +35,34 @@ func TestStormOverASharedBucketWithFaults(t *testing.T) {
 				}
 				return buckettest.Fault(chance(5))
 			})
+			const goroutines, each = 12, 60 // of a Shaper, and calls of each
 			var all []*shaper.Shaper
-			for range 3 {
+			var ledgers [3]ledger
+			for i := range ledgers {
+				hooks := ledgers[i].hooks()
+				hooks.Bucket = func(context.Context, shaper.BucketEvent) {}
 				s, err := shaper.New(shaper.Limits{Rate: 500, Burst: 5, Depth: 40}, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback),
-					shaper.WithTrace(&shaper.Trace{Bucket: func(context.Context, shaper.BucketEvent) {}}))
+					shaper.WithTrace(hooks))
 				require.NoError(t, err)
 				all = append(all, s)
 			}
-			var calls [3]uint64
 			var wg sync.WaitGroup
 			for i, s := range all {
-				for range 12 {
+				l := &ledgers[i]
+				for range goroutines {
 					wg.Go(func() {
-						for range 60 {
+						for range each {
 							time.Sleep(time.Duration(chance(30)) * ms)
 							if chance(3) == 0 {
-								s.AllowN(1 + chance(5))
+								l.noteAllow(s.AllowN(1 + chance(5)))
 							} else {
 								ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+chance(400))*ms)
 								if chance(2) == 0 {
 									ctx = context.WithoutCancel(ctx)
 								}
-								_ = s.WaitN(ctx, 1+chance(8))
-								cancel()
+								c := &call{Context: ctx, cancel: cancel, cost: 1 + chance(8)}
+								l.note(c, s.WaitN(c, c.cost))
 							}
-							mu.Lock()
-							calls[i]++
-							mu.Unlock()
 							switch chance(200) {
 							case 0:
 								s.Hold(time.Duration(chance(20)) * ms)
@@ -82,8 +83,8 @@ func TestStormOverASharedBucketWithFaults(t *testing.T) {
 			wg.Wait()
 			for i, s := range all {
 				st := s.Stats()
-				require.Equal(t, calls[i], st.Departed+st.Refused+st.Abandoned, "seed %d: %+v", seed, st)
-				require.Zero(t, st.Waiting)
+				ledgers[i].requireAgreement(t, st)
+				require.EqualValues(t, goroutines*each, st.Departed+st.Refused+st.Abandoned, "seed %d: %+v", seed, st)
 				m.Fail(nil)
 				require.NoError(t, s.Close())
 				st = s.Stats()

@@ -24,20 +24,22 @@ func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 	const depth, callers = 100, 50
 	t.Parallel()
 	each := rounds(40, 400, 1000)
-	s := mustMake(t, shaper.Limits{Rate: 20_000, Depth: depth})
-	var outcomes [2]atomic.Uint64 // departed, abandoned
-	var wrong atomic.Pointer[error]
-	var stuck atomic.Int64
+	var l ledger
+	s, err := shaper.New(shaper.Limits{Rate: 20_000, Depth: depth}, l.trace())
+	require.NoError(t, err)
 	watcher := new(serverconn.Watcher)
 	left := connectionWhoseClientHasLeft(t)
-	call := func() {
+	one := func() {
 		request, cancel := context.WithCancel(context.WithValue(context.Background(), http.ServerContextKey, new(http.Server)))
 		ending := rand.N(4)
 		if ending == 0 { // The context stays as it is, and only a look at the connection tells.
 			request = serverconn.NewContext(request, left)
 		}
+		c := &call{cancel: cancel, cost: 1}
+		request = context.WithValue(request, callKey{}, c)
 		conn := serverconn.Of(httptest.NewRecorder(), httptest.NewRequestWithContext(request, "GET", "/", nil))
 		ctx := conn.PeerContext(true, watcher)
+		c.Context = ctx
 		var others sync.WaitGroup
 		var returned atomic.Bool
 		defer others.Wait()
@@ -50,7 +52,7 @@ func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 				time.Sleep(after)
 				for began := time.Now(); ctx.Err() == nil && !returned.Load(); {
 					if time.Since(began) > enough {
-						stuck.Add(1)
+						l.fault("neither returned nor was cancelled in time")
 						cancel()
 						return
 					}
@@ -66,55 +68,42 @@ func TestRequestsThatEndInAStormOfDepartures(t *testing.T) {
 		}
 		err := s.WaitN(ctx, 1)
 		conn.EndWait()
-		switch err {
-		case nil:
-			outcomes[0].Add(1)
-		case context.Canceled:
-			outcomes[1].Add(1)
-		default:
-			wrong.Store(&err)
-		}
+		l.note(c, err)
 	}
-	others := uint64(0) // calls that have the channels of the first next
 	blow := func() {
 		var all sync.WaitGroup
 		for range callers {
 			all.Go(func() {
 				for range each {
-					call()
+					one()
 				}
 			})
-			all.Go(func() {
+			all.Go(func() { // Its calls have the channels of the first next.
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				for range each {
-					if err := s.WaitN(ctx, 1); err != nil {
-						wrong.Store(&err)
+					c := &call{Context: ctx, cancel: func() {}, cost: 1}
+					err := s.WaitN(c, 1)
+					if l.note(c, err); err != nil {
+						l.fault("returned %v, though its context did not end", err)
 					}
 				}
 			})
-			others += uint64(each)
 		}
 		all.Wait()
 	}
 	began := time.Now()
 	blow()
-	for l := s.Limits(); outcomes[1].Load() == 0 && l.Rate > 100; { // The machine is too slow for anybody to wait.
-		require.Less(t, time.Since(began), enough, "no request has ended while it waited, down to %v", l)
-		l.Rate /= 2
-		require.NoError(t, s.SetLimits(l))
+	for limits := s.Limits(); s.Stats().Abandoned == 0 && limits.Rate > 100; { // The machine is too slow for anybody to wait.
+		require.Less(t, time.Since(began), enough, "no request has ended while it waited, down to %v", limits)
+		limits.Rate /= 2
+		require.NoError(t, s.SetLimits(limits))
 		blow()
 	}
-	require.Zero(t, stuck.Load(), "calls that neither returned nor were cancelled in time")
-	if err := wrong.Load(); err != nil {
-		require.NoError(t, *err)
-	}
 	st := s.Stats()
-	require.Equal(t, outcomes[0].Load()+others, st.Departed)
-	require.Equal(t, outcomes[1].Load(), st.Abandoned)
+	l.requireAgreement(t, st)
 	require.Positive(t, st.Abandoned)
 	require.Zero(t, st.Refused)
-	require.Zero(t, st.Waiting)
 }
 
 // connectionWhoseClientHasLeft returns the server's end of a connection.
