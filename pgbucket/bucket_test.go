@@ -108,7 +108,7 @@ func TestAConnectionIsUsedForOneCallAtATime(t *testing.T) {
 				}()
 			}
 			for range cap(errs) {
-				require.NoError(t, <-errs)
+				require.NoError(t, realtime.Next(t, errs))
 			}
 		})
 	}

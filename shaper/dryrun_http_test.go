@@ -132,7 +132,7 @@ func TestADryRunReadsNothingAhead(t *testing.T) {
 			e.limiter, e.handler = l, echo
 			e.open()
 			v := e.visit(post("/a", "he"))
-			require.Equal(t, "/a", next(t, e.ran))
+			require.Equal(t, "/a", realtime.Next(t, e.ran))
 			v.send("llo")
 			require.Equal(t, "HELLO", v.reads(200))
 		})
@@ -186,7 +186,7 @@ func TestADryRunHandsBackWhatIsLookedForOutside(t *testing.T) {
 			a, err := http.Post("http://"+addr+"/a", m.FormDataContentType(), &b)
 			require.NoError(t, err)
 			require.NoError(t, a.Body.Close())
-			require.Equal(t, "POST /{x}", <-patterns)
+			require.Equal(t, "POST /{x}", realtime.Next(t, patterns))
 			require.Equal(t, 1, files, "the handler sees its file")
 			realtime.Until(t, func() bool {
 				d, err := os.ReadDir(dir)

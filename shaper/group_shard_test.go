@@ -198,7 +198,7 @@ func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 	g.over.mu.Lock()
 	shared := make(chan bool, 1)
 	go func() { shared <- g.Allow(sharing) }()
-	<-asked
+	realtime.Next(t, asked)
 	time.Sleep(10 * time.Millisecond) // It comes as far as it can.
 	allowed := make(chan bool, 1)
 	go func() { allowed <- g.Allow(own) }()
@@ -210,7 +210,7 @@ func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 	}
 	require.Empty(t, shared)
 	g.over.mu.Unlock()
-	require.True(t, <-shared)
+	require.True(t, realtime.Next(t, shared))
 }
 
 // The ticker takes no lock of a shard whose next head is not to leave yet. So a line leaves
@@ -294,12 +294,12 @@ func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
 		return told.phase != open
 	}, "the first shard is told of the Shutdown")
 	g.Hold(first, 0)
-	require.NoError(t, received(t, firstEnded))
+	require.NoError(t, realtime.Next(t, firstEnded))
 	require.Equal(t, open, untold.phase)
 	untold.mu.Unlock()
 	g.Hold(last, 0)
-	require.NoError(t, received(t, lastEnded))
-	require.NoError(t, received(t, down))
+	require.NoError(t, realtime.Next(t, lastEnded))
+	require.NoError(t, realtime.Next(t, down))
 }
 
 // A Shutdown that begins is no line that another one has to wait for.
@@ -317,7 +317,7 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
 	g.over.mu.Unlock()
 	for range cap(errs) {
-		require.NoError(t, received(t, errs))
+		require.NoError(t, realtime.Next(t, errs))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -64,7 +65,7 @@ func TestMiddlewareAllocatesOnceForAnAdmittedRequestAndAtMostFourTimesForARefusa
 				})
 				_, err := dial(t, addr).Write([]byte(request))
 				require.NoError(t, err)
-				got := next(t, allocations)
+				got := realtime.Next(t, allocations)
 				require.GreaterOrEqual(t, got, 0., "%s, %s: a request was answered otherwise", test.name, body)
 				require.LessOrEqual(t, got, float64(test.most), "%s, %s, ConnContext %t", test.name, body, withConnContext)
 			}

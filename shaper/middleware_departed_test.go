@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // Clients go away in every way while requests of every kind wait in one line. The
@@ -79,7 +81,7 @@ func departedClientsLeaveTheLine(t testing.TB, limit time.Duration) {
 	}
 	e.admit("100/s depth 1")
 	other.reads(200)
-	require.Equal(t, "/next", next(t, e.ran))
+	require.Equal(t, "/next", realtime.Next(t, e.ran))
 	require.EqualValues(t, 2, e.Stats().Departed, "the first slot of all, and this one")
 	require.EqualValues(t, len(gone), e.Stats().Abandoned)
 	require.Zero(t, e.Stats().Refused)
@@ -106,7 +108,7 @@ func TestAClientWhoIsNotWatchedIsAskedForWhenItsSlotComes(t *testing.T) {
 			e.admit("100/s depth 2")
 			other.reads(200)
 			require.ElementsMatch(t, []string{"/gone 499", "/next 200"}, []string{e.ended(), e.ended()})
-			require.Equal(t, "/next", next(t, e.ran))
+			require.Equal(t, "/next", realtime.Next(t, e.ran))
 			require.EqualValues(t, 1, e.Stats().Abandoned)
 			require.EqualValues(t, 2, e.Stats().Departed)
 		})
@@ -138,7 +140,7 @@ func TestADepartedClientIsSeenThroughAnyLimiter(t *testing.T) {
 			})
 			e.open()
 			gone := e.visit(c.request)
-			next(t, waits)
+			realtime.Next(t, waits)
 			gone.send(c.more)
 			gone.leave()
 			close(left)
@@ -313,7 +315,7 @@ func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 			e.waiting(1)
 			cancel()
 			require.NoError(t, c.end()) // The client looks up from its own read of the body only now.
-			require.ErrorIs(t, next(t, failed), context.Canceled)
+			require.ErrorIs(t, realtime.Next(t, failed), context.Canceled)
 			e.abandoned(1)
 			require.Equal(t, "/gone 499", e.ended())
 
@@ -322,7 +324,7 @@ func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, a.Body.Close())
 			require.Equal(t, 2, a.ProtoMajor)
-			require.Equal(t, "/next", next(t, e.ran))
+			require.Equal(t, "/next", realtime.Next(t, e.ran))
 			require.EqualValues(t, 2, e.Stats().Departed)
 		})
 	}

@@ -153,7 +153,7 @@ func (e *entrance) abandoned(n int) {
 // ended returns the next line of the access log.
 func (e *entrance) ended() string {
 	e.t.Helper()
-	return next(e.t, e.ends)
+	return realtime.Next(e.t, e.ends)
 }
 
 // A visitor is a client on a connection of its own. The test decides every byte.

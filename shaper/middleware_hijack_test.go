@@ -65,7 +65,7 @@ func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
 			stay["/third"] = make(chan struct{})
 			client := newClient(t)
 			send(t.Context(), t, client, "http://"+addr+"/hijack", nil)
-			require.NoError(t, next(t, hijacked))
+			require.NoError(t, realtime.Next(t, hijacked))
 			require.Equal(t, 0, s.Stats().InFlight, "its handler goes on without a seat")
 
 			second := send(t.Context(), t, client, "http://"+addr+"/second", nil)
@@ -73,14 +73,14 @@ func TestAHijackFreesTheSeatOnceAndForAll(t *testing.T) {
 			third := send(t.Context(), t, client, "http://"+addr+"/third", nil)
 			realtime.Until(t, inLine(s, 1), "the third waits for it")
 			close(stay["/hijack"])
-			require.Equal(t, "/hijack", next(t, ended))
+			require.Equal(t, "/hijack", realtime.Next(t, ended))
 			st := s.Stats()
 			require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
 
 			close(stay["/second"])
-			require.Equal(t, "200: ", next(t, second))
+			require.Equal(t, "200: ", realtime.Next(t, second))
 			close(stay["/third"])
-			require.Equal(t, "200: ", next(t, third))
+			require.Equal(t, "200: ", realtime.Next(t, third))
 			realtime.Until(t, inFlight(s, 0), "all seats are free")
 		})
 	}
@@ -209,10 +209,10 @@ func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
 							e.waiting(1)
 							time.Sleep(timeout / 4) // Now it has been read.
 							e.admit("100/s depth 1")
-							next(t, hijacked)
+							realtime.Next(t, hijacked)
 							time.Sleep(timeout * 3 / 2) // Longer than any deadline of ours or of the server.
 							v.send("hello, and more"[len(sent):])
-							got := next(t, results)
+							got := realtime.Next(t, results)
 							require.NoError(t, got.err)
 							require.Equal(t, "hello, and more", got.all)
 							if !hook {

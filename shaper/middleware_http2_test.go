@@ -37,13 +37,13 @@ func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
 			realtime.Until(t, inLine(s, 2), "the line is full")
 
 			cancel()
-			require.Contains(t, next(t, leaves), "context canceled")
+			require.Contains(t, realtime.Next(t, leaves), "context canceled")
 			realtime.Until(t, inLine(s, 1), "the place is free")
 			second := send(t.Context(), t, client, url, strings.NewReader("second"))
 			realtime.Until(t, inLine(s, 2), "somebody has taken it")
 			require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
-			require.Equal(t, "200: stays", next(t, stays))
-			require.Equal(t, "200: second", next(t, second))
+			require.Equal(t, "200: stays", realtime.Next(t, stays))
+			require.Equal(t, "200: second", realtime.Next(t, second))
 			require.Equal(t, uint64(1), s.Stats().Abandoned)
 			require.EqualValues(t, 1, connections.Load())
 		})
@@ -62,11 +62,11 @@ func TestWithheldUploadEntersTheLine(t *testing.T) {
 	became := do(client, r)
 	realtime.Until(t, inLine(s, 1), "it is in line")
 	refused := send(t.Context(), t, client, url, nil)
-	require.Contains(t, next(t, refused), "429, retry ")
+	require.Contains(t, realtime.Next(t, refused), "429, retry ")
 	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
 	_, _ = io.WriteString(end, "late")
 	_ = end.Close()
-	require.Equal(t, "200: late", next(t, became))
+	require.Equal(t, "200: late", realtime.Next(t, became))
 }
 
 // A refusal ends the stream, not the connection.
@@ -76,7 +76,7 @@ func TestRefusedUploadLeavesTheConnectionToTheOthers(t *testing.T) {
 	for _, body := range bodySizes {
 		for range 5 {
 			became := send(t.Context(), t, client, url, bytes.NewReader(make([]byte, body.size)))
-			require.Contains(t, next(t, became), "429, retry ", body.name)
+			require.Contains(t, realtime.Next(t, became), "429, retry ", body.name)
 		}
 	}
 	require.EqualValues(t, 1, connections.Load())
@@ -123,7 +123,7 @@ func TestQueuedUploadsDoNotStallAnotherOnTheirConnection(t *testing.T) {
 			})
 			client, url := http2Kind.open(t, shaper.Middleware(s, free)(length), row.configure, countConnections(&connections))
 			content := make([]byte, size)
-			require.Equal(t, "200: all came", next(t, send(t.Context(), t, client, url+"/free", bytes.NewReader(content))))
+			require.Equal(t, "200: all came", realtime.Next(t, send(t.Context(), t, client, url+"/free", bytes.NewReader(content))))
 
 			ctx, leave := context.WithCancel(t.Context())
 			var all sync.WaitGroup
@@ -135,7 +135,7 @@ func TestQueuedUploadsDoNotStallAnotherOnTheirConnection(t *testing.T) {
 
 			extra := send(ctx, t, client, url+"/free", bytes.NewReader(content))
 			if row.passes {
-				require.Equal(t, "200: all came", next(t, extra))
+				require.Equal(t, "200: all came", realtime.Next(t, extra))
 			} else {
 				// Were this to pass, net/http would no longer need the settings.
 				select {

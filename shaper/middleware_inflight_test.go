@@ -60,7 +60,7 @@ func TestAStreamKeepsItsSeatUntilTheHandlerReturns(t *testing.T) {
 		st := s.Stats()
 		require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
 		close(words)
-		require.Equal(t, "200: hello", next(t, became))
+		require.Equal(t, "200: hello", realtime.Next(t, became))
 		realtime.Until(t, inFlight(s, 0), "all seats are free")
 	})
 }
@@ -80,8 +80,8 @@ func TestAPanicFreesTheSeat(t *testing.T) {
 		became := send(t.Context(), t, client, url, nil)
 		realtime.Until(t, inLine(s, 1), "the next waits")
 		close(ready)
-		require.Equal(t, "200: ", next(t, became))
-		require.NotContains(t, next(t, panics), "200")
+		require.Equal(t, "200: ", realtime.Next(t, became))
+		require.NotContains(t, realtime.Next(t, panics), "200")
 		realtime.Until(t, inFlight(s, 0), "all seats are free")
 	})
 }
@@ -113,11 +113,11 @@ func TestAClientThatLeavesTheLineFreesNoSeat(t *testing.T) {
 		leaves := send(ctx, t, client, url, nil)
 		realtime.Until(t, inLine(s, 1), "it waits")
 		leave()
-		require.Contains(t, next(t, leaves), "context canceled")
+		require.Contains(t, realtime.Next(t, leaves), "context canceled")
 		realtime.Until(t, func() bool { return s.Stats().Abandoned == 1 }, "it has left the line")
 		require.Equal(t, 1, s.Stats().InFlight)
 		close(stay)
-		require.Equal(t, "200: ", next(t, stays))
+		require.Equal(t, "200: ", realtime.Next(t, stays))
 		realtime.Until(t, inFlight(s, 0), "all seats are free")
 	})
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -150,7 +151,7 @@ func TestSlowLogDelaysNoOtherRefusal(t *testing.T) {
 		t.Error("the second refusal waits for the line of the first")
 	}
 	close(disk.release)
-	<-first
+	realtime.Next(t, first)
 }
 
 func TestServerTimingTellsTheWait(t *testing.T) {

@@ -170,7 +170,7 @@ func TestOuterHandlersSeeThePattern(t *testing.T) {
 			a, err := http.Post("http://"+addr+"/a", "text/plain", strings.NewReader("x"))
 			require.NoError(t, err)
 			require.NoError(t, a.Body.Close())
-			require.Equal(t, "POST /{x}", <-p)
+			require.Equal(t, "POST /{x}", realtime.Next(t, p))
 		})
 	}
 }
@@ -305,7 +305,7 @@ func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
 				v.reads(200)
 				want := body.want
 				want.Pattern, want.id, want.rest, want.own = "POST /{id}/{rest...}", "a", "b/c", "a router's"
-				got := next(t, saw)
+				got := realtime.Next(t, saw)
 				got.outer = "" // A mux takes the values of one around it away, and nobody looks for them.
 				require.Equal(t, want, got)
 			})
@@ -324,7 +324,7 @@ func TestTheRequestThatIsHandedOnIsTheOneThatCame(t *testing.T) {
 	e.waiting(1)
 	e.admit("100/s depth 1")
 	require.Equal(t, "HELLO", v.reads(200))
-	require.Same(t, next(t, came), next(t, handed))
+	require.Same(t, realtime.Next(t, came), realtime.Next(t, handed))
 }
 
 // A handler that does not read its body to the end leaves the rest to the handlers
@@ -362,7 +362,7 @@ func TestOuterHandlersGetTheRestOfTheBody(t *testing.T) {
 				e.admit("100/s depth 1")
 			}
 			v.reads(200)
-			require.Equal(t, "llo of the handler<nil>", next(t, rests))
+			require.Equal(t, "llo of the handler<nil>", realtime.Next(t, rests))
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -34,7 +35,7 @@ func TestASmallBodyIsReadAheadSoThatADepartureIsSeen(t *testing.T) {
 			require.Equal(t, "/gone 499", e.ended())
 			e.admit("100/s depth 2")
 			require.Equal(t, "HELLO", other.reads(200))
-			require.Equal(t, "/next", next(t, e.ran))
+			require.Equal(t, "/next", realtime.Next(t, e.ran))
 			require.EqualValues(t, 2, e.Stats().Departed)
 		})
 		t.Run("client "+way.name+" with half of its body sent", func(t *testing.T) {
@@ -112,7 +113,7 @@ func TestASlowBodyIsHandedOnWithItsRestUnread(t *testing.T) {
 		e.waiting(1)
 		time.Sleep(timeout * 4 / 3)
 		e.admit("100/s depth 1")
-		require.Equal(t, "he", next(t, begun))
+		require.Equal(t, "he", realtime.Next(t, begun))
 		v.send("llo")
 		require.Equal(t, "LLO", v.reads(200))
 	})
@@ -164,7 +165,7 @@ func TestNoHandlerIsDelayedByReadingAheadWhereNobodyWaits(t *testing.T) {
 			}
 			e.open()
 			v := e.visit(post("/", "he"))
-			next(t, e.ran)
+			realtime.Next(t, e.ran)
 			v.send("llo")
 			require.Equal(t, "HELLO", v.reads(200))
 		})

@@ -156,9 +156,9 @@ func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
 	require.Contains(t, postTo(client, site, nil), "503, retry ") // The server still listens.
 	require.NoError(t, s.SetLimits(shaper.Limits{Rate: 1000, Depth: queued}))
 	for _, became := range inTheLine {
-		require.Equal(t, "200: served", next(t, became))
+		require.Equal(t, "200: served", realtime.Next(t, became))
 	}
-	require.NoError(t, <-ended)
+	require.NoError(t, realtime.Next(t, ended))
 	_, err := net.DialTimeout("tcp", server.Listener.Addr().String(), time.Second)
 	require.Error(t, err)
 }
@@ -176,5 +176,5 @@ func TestServerShutdownAloneNeitherWakesNorCancelsTheLine(t *testing.T) {
 	require.ErrorIs(t, server.Config.Shutdown(ctx), context.DeadlineExceeded)
 	require.Equal(t, 1, s.Stats().Waiting)
 	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
-	require.Equal(t, "200: served", next(t, became))
+	require.Equal(t, "200: served", realtime.Next(t, became))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -310,7 +311,7 @@ func TestHalfClosedClientReadsNoSuccess(t *testing.T) {
 	require.True(t, s.Allow()) // The next slot is an hour off.
 
 	v := visitOn(t, dial(t, addr), get("/"))
-	next(t, waiting)
+	realtime.Next(t, waiting)
 	v.closeHalf()
 	answer, body := v.answer()
 	require.Equal(t, 499, answer.StatusCode)

@@ -28,17 +28,6 @@ import (
 // has other work too.
 const enough = 90 * time.Second
 
-// next receives from a channel on which something must come.
-func next[T any](t testing.TB, c <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case <-time.After(enough):
-		require.FailNow(t, "nothing came")
-	}
-	return v
-}
-
 // A serverOption changes a server before it starts.
 type serverOption func(*httptest.Server)
 

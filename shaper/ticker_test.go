@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper/internal/exact"
 )
 
@@ -140,7 +141,7 @@ func TestNoSlotIsMissedByATickerAboutToSleep(t *testing.T) {
 	}
 	tk.mu.Unlock()
 	s.closeLines()
-	require.ErrorIs(t, <-ended, ErrClosed)
+	require.ErrorIs(t, realtime.Next(t, ended), ErrClosed)
 	tk.waitForEnd()
 }
 
@@ -179,15 +180,4 @@ func TestANewHeadDoesNotWakeACoarseTimerTooSoon(t *testing.T) {
 		tk.arm(&s.dispatcher, true, 1010)
 		require.Equal(t, want, clock.at)
 	}
-}
-
-// received returns what a call that runs beside the test has ended with.
-func received(t *testing.T, ended <-chan error) (err error) {
-	t.Helper()
-	select {
-	case err = <-ended:
-	case <-time.After(time.Minute):
-		require.FailNow(t, "a call does not end")
-	}
-	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
@@ -63,7 +64,7 @@ func TestARefusalSetsADeadlineOnlyForABodyThatHasNotCome(t *testing.T) {
 				_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 			})
 			visit(c.request)
-			require.Equal(t, c.set, next(t, found))
+			require.Equal(t, c.set, realtime.Next(t, found))
 		})
 	}
 }

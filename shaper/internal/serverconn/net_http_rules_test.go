@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
 )
 
 // These tests assert the rules of net/http that this package relies on, so that a Go
@@ -66,9 +68,9 @@ func TestNetHTTPCancelsTheRequestOfADepartedClientUnlessItsBodyIsUnread(t *testi
 				cancelled <- endsWithin(r.Context(), d)
 			})
 			v := visit(c.request)
-			next(t, runs)
+			realtime.Next(t, runs)
 			c.out(v)
-			require.Equal(t, c.cancels, next(t, cancelled))
+			require.Equal(t, c.cancels, realtime.Next(t, cancelled))
 		})
 	}
 }
@@ -81,7 +83,7 @@ func TestNetHTTPAnswersAHalfClosedClientWithAnEmpty200(t *testing.T) {
 		<-r.Context().Done()
 	})
 	v := visit(get("/"))
-	next(t, runs)
+	realtime.Next(t, runs)
 	v.closeHalf()
 	require.Empty(t, v.reads(200))
 }
@@ -134,7 +136,7 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 				cancelled <- endsWithin(r.Context(), d)
 			})
 			visit(c.request)
-			require.Equal(t, c.cancels, next(t, cancelled))
+			require.Equal(t, c.cancels, realtime.Next(t, cancelled))
 		})
 	}
 	t.Run("set under a body that has been read", func(t *testing.T) {
@@ -146,7 +148,7 @@ func TestNetHTTPCancelsTheRequestWhenAReadDeadlinePassesInARead(t *testing.T) {
 			cancelled <- endsWithin(r.Context(), enough)
 		})
 		visit(post("/", "hello"))
-		require.True(t, next(t, cancelled))
+		require.True(t, realtime.Next(t, cancelled))
 	})
 }
 
@@ -204,9 +206,9 @@ func TestNetHTTPTellsOfABodyWithoutReadingIt(t *testing.T) {
 				looks <- l
 			})
 			v := visit(post("/", ""))
-			next(t, sent)
+			realtime.Next(t, sent)
 			v.send("hello")
-			require.Equal(t, c.want, next(t, looks))
+			require.Equal(t, c.want, realtime.Next(t, looks))
 		})
 	}
 }
@@ -244,7 +246,7 @@ func TestNetHTTPShutdownNeitherWakesNorCancels(t *testing.T) {
 		_, _ = fmt.Fprint(w, r.Context().Err())
 	}, func(s *http.Server) { server = s })
 	v := visit(get("/"))
-	next(t, runs)
+	realtime.Next(t, runs)
 	ctx, cancel := context.WithTimeout(t.Context(), aWhile)
 	defer cancel()
 	require.ErrorIs(t, server.Shutdown(ctx), context.DeadlineExceeded)

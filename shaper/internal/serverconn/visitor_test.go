@@ -43,17 +43,6 @@ func serve(t *testing.T, h http.HandlerFunc, configure ...func(*http.Server)) (v
 	}
 }
 
-// next receives from a channel on which something must come.
-func next[T any](t *testing.T, c <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case <-time.After(enough):
-		require.Fail(t, "nothing came")
-	}
-	return v
-}
-
 // A visitor is a client on a connection of its own. The test decides every byte.
 //
 // The tests of package shaper have a visitor too (middleware_entrance_test.go), of which

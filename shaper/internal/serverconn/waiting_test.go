@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
@@ -139,7 +140,7 @@ func TestAWatcherFindsEachClientThatHasGone(t *testing.T) {
 		var uploads []upload
 		for range 6 {
 			visitors = append(visitors, visit(post("/", "he")))
-			uploads = append(uploads, next(t, came))
+			uploads = append(uploads, realtime.Next(t, came))
 		}
 		for _, i := range []int{0, 2, 5} {
 			uploads[i].conn.EndWait()
@@ -150,7 +151,7 @@ func TestAWatcherFindsEachClientThatHasGone(t *testing.T) {
 		}
 		since := time.Now()
 		for _, i := range []int{1, 3, 4} {
-			require.Equal(t, context.Canceled, next(t, uploads[i].err))
+			require.Equal(t, context.Canceled, realtime.Next(t, uploads[i].err))
 			uploads[i].conn.EndWait()
 		}
 		if time.Since(since) < soon {
@@ -158,7 +159,7 @@ func TestAWatcherFindsEachClientThatHasGone(t *testing.T) {
 		}
 		for _, i := range []int{0, 2, 5} {
 			uploads[i].news <- struct{}{}
-			require.NoError(t, next(t, uploads[i].err))
+			require.NoError(t, realtime.Next(t, uploads[i].err))
 		}
 	}
 }
