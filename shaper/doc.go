@@ -8,10 +8,11 @@
 //	...
 //	err = s.Do(ctx, 1, callTheUpstream) // refused: *shaper.RejectError; given up: ctx.Err()
 //
-// Without [Limits.Depth] no request waits: the second request within an interval is
-// refused. In front of a [net/http.Handler] use [Middleware], which answers refused
-// requests with 429 and an exact Retry-After. For calls to an API use a [Transport],
-// which holds the whole line when the API answers 429.
+// Without [Limits.Depth] no request waits: with a Burst of 1 the second request within an
+// interval is refused. In front of a [net/http.Handler] use [Middleware], which answers
+// refused requests with 429 and a Retry-After in whole seconds, computed from the line and
+// rounded up. For calls to an API use a [Transport], which holds the whole line when the
+// API answers 429 and says for how long.
 //
 // To bound how many requests are upstream at the same time as well, set
 // [Limits.InFlight]. A request then leaves only when both the bucket and the cap allow
@@ -45,7 +46,7 @@
 //	Burst b, Depth 0   up to b at once, then one per 1/Rate, the rest refused: the
 //	                   leaky bucket as a meter; GCRA; nginx burst with nodelay
 //	Burst b, Depth d   b at once, then a line; nginx burst with delay
-//	cost n > Burst     waits for an empty bucket, then holds it for n/Rate
+//	cost n > Burst     waits for an empty bucket, which is empty again n/Rate later
 //
 // There are three exceptions. With Depth 0 a cost above Burst is refused, even by
 // an empty bucket. No wait, burst or cost may extend more than 365 days ahead. At rate.Inf
@@ -58,8 +59,8 @@
 //     than Burst + Rate × (W + Slack) cost units. (If a cost is above Burst, the
 //     largest cost takes the place of Burst. Across a change of limits, the larger
 //     Burst and the integral of the rates count.) The schedule is absolute and exact:
-//     7 per second are 604,800 in 24 hours, give or take one. [Limits.Slack] is the lateness
-//     that a late wake-up may make up: a departure that is late by no more than Slack
+//     7 per second are 604,800 in 24 hours, give or take one. [Limits.Slack] is how
+//     much lateness of a wake-up later departures may make up: a departure that is late by no more than Slack
 //     does not make later ones late. Lateness beyond Slack is lost: the schedule goes on
 //     from now − Slack, and the lost cost is counted in [Stats.Missed]. While requests
 //     wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Only a
@@ -82,8 +83,9 @@
 //     abandoned, closed. If the context is done before the call, or is found to be
 //     done before the call returns, the context's error wins: a waiting call that has
 //     been given its slot asks ctx.Err() once before it returns nil. If the context is
-//     done, the slot goes to the next request, or back to the bucket. Only if a later
-//     request has left in between is the slot lost. No slot is used twice.
+//     done, the slot goes to the next request that may leave, or else back to the bucket.
+//     The slot is lost only if a later request has left since it was given. No slot is
+//     used twice.
 //  6. Prediction. The prediction assumes that all requests ahead stay. A request that
 //     would leave at or after its context's deadline, or would wait longer than
 //     [Limits.MaxWait], is refused at entry. A wait of exactly MaxWait is admitted. A request
@@ -128,15 +130,15 @@
 // slots, and at intervals up to 1 ms mostly within a few. The timer needs a file while a
 // request waits, and for a tenth of a second longer. On other systems, at longer intervals,
 // and if no file can be had, the ticker uses a Go timer, which on Linux is up to a
-// millisecond late. [Stats] says which timer is used, and why. Neither loses the rate:
-// lateness is made up, within [Limits.Slack]. Above 20,000 per second, without
+// millisecond late. [Stats] says which timer is used, and why. With both the rate is
+// kept: lateness is made up, within [Limits.Slack]. Above 20,000 per second, without
 // [WithCoarseTimer], the ticker hardly sleeps between slots. It lets other goroutines run
 // until the next slot, and takes as much of a processor as they leave.
 //
 // # Testing with it
 //
-// A Shaper reads the clock only through package time, so in a [testing/synctest] bubble it
+// A Shaper schedules only by package time, so in a [testing/synctest] bubble it
 // runs on the bubble's clock, exactly to the nanosecond. Make the Shaper inside the
 // bubble. For one made outside, the bubble's clock lies in the past, so the Shaper's clock
-// stands still and no request leaves.
+// stands still, and no request that waits leaves.
 package shaper

@@ -19,8 +19,9 @@ type waiter struct {
 	// get one when the context of a server's request is found to have ended. There is room
 	// for one value; a send that finds the channel full is left out, as the goroutine is about
 	// to wake anyway. The goroutine always empties the channel, so the next wait finds it
-	// empty. If ready is nil, the goroutine waits on parker. At first that is unparked, on
-	// which no goroutine waits; ownParker replaces it.
+	// empty. If ready is nil, the goroutine waits on parker. At first that is the unparked of
+	// the pool, which only holds the place. Before the goroutine waits, it puts a parker of its
+	// own there (ownParker).
 	ready  chan struct{}
 	parker *parker
 
@@ -44,8 +45,8 @@ func (w *waiter) wake() {
 	}
 }
 
-// A parker is what a request's goroutine waits on if its context never ends. It takes 64
-// bytes, and a channel 112. But only a channel can be waited on together with a context.
+// A parker is what a request's goroutine waits on if its context is [context.Background] or
+// [context.TODO], which never end. It takes 64 bytes, and a channel 112. But only a channel can be waited on together with a context.
 //
 // (A [sync.WaitGroup] takes 16 bytes. But the runtime has to search for the goroutines that
 // wait on it, so to wake each of 100,000 takes 2.4 times as long as on a channel.)
@@ -70,8 +71,9 @@ func (w *waiter) ownParker() {
 // parking is the [sync.Locker] of a waiter's parker.
 type parking waiter
 
-// Unlock is called by [sync.Cond.Wait] when it can no longer miss a Signal. If the
-// waiter's state changed before that, the Signal was lost, so Unlock signals again.
+// Unlock is called by [sync.Cond.Wait] once the goroutine is registered, so that it misses no
+// Signal from then on. A Signal before that reached nobody. So Unlock signals again if the
+// waiter's state has changed already.
 func (p *parking) Unlock() {
 	p.parker.mu.Lock()
 	woken := p.state != queued
@@ -93,7 +95,7 @@ const (
 	queued    state = iota
 	departed        // it has been given its slot
 	refused         // by Close
-	abandoned       // its context ended
+	abandoned       // its context ended, or its hook panicked
 )
 
 // queue is the line of the requests that wait, first in, first out. It is a doubly
@@ -106,9 +108,9 @@ type queue struct {
 	lastReentry *waiter // the last of the waiters in line that pushReentry has put in, or nil
 	len         int32   // it fits: 2³¹ waiting goroutines would take 4 TiB
 
-	// above is the level just after line.left, less Burst; NaN if noteNewHead says that no
-	// spacing is to be counted. It is used together with line.left, and stands here because
-	// there is room. (The level itself would be too inexact: for a great Burst, a float32
+	// above is the level just after the departure at line.leftAt, less Burst; NaN if
+	// noteNewHead finds that no spacing is to be counted. It is used together with line.leftAt,
+	// and stands here because there is room. (The level itself would be too inexact: for a great Burst, a float32
 	// does not tell one cost unit from the next.)
 	above float32
 
@@ -223,14 +225,14 @@ func (c *costs) total() int64 {
 	return int64(c.low)
 }
 
-// A waiterPool keeps waiters for further requests of the same [Shaper] or [Group]. A
+// A waiterPool keeps waiters for further requests of the same [Shaper], or of one shard of a [Group]. A
 // [sync.Pool] for the whole process could pass a channel from one testing/synctest
 // bubble to another, and its use there is a fatal error.
 type waiterPool struct {
 	head *waiter // linked by next; the waiting of each is the length of the list from it on
 
 	// unparked is the parker of the waiters that have none of their own yet. No goroutine
-	// waits on it. nil: there was no waiter.
+	// waits on it. nil: no waiter has needed one.
 	unparked *parker
 
 	most int32 // how many there may be
@@ -238,8 +240,8 @@ type waiterPool struct {
 
 // maxSpares is how many waiters the pool of a [Shaper] has at most, and those of the shards of a
 // [Group] together. These take 180 KB at most, so little memory is kept after a burst. A line
-// that is always longer allocates nothing either, because only the waiters between two waits
-// are in the pool.
+// that stays longer needs no larger pool: the next request takes the waiter that the last one
+// has put back.
 const maxSpares = 1024
 
 // take returns a waiter, new or from the pool, for a request of cost n that enters a

@@ -24,7 +24,7 @@ type request struct {
 	// What a decision gives it.
 	entered int64               // when it entered the line, if it waits; else when it was decided
 	done    <-chan struct{}     // if it waits: of ctx or, if peer is set, of the http.Request's context
-	peer    *serverconn.Waiting // nil: ctx is not that of a server's request, or another call waits with it
+	peer    *serverconn.Waiting // nil: no connection is watched for it
 	seat    *seat               // if it has left, and there is a cap
 	verdict *Verdict            // of a dry run, which lets it through
 	arrival *arrival            // if it waits and is recorded
@@ -39,7 +39,7 @@ const (
 	// leave once more: at the head of the line, as it was admitted before all that
 	// wait, and whatever the limits say of newcomers.
 	reentry
-	// allow is a request that leaves now or is refused, as if the Depth was 0.
+	// allow is a request that leaves now or is refused, as if there was no room in line.
 	allow
 )
 
@@ -59,7 +59,7 @@ const (
 	noEvent        entryEvent = iota // it is no call of the kind that is counted
 	departedEvent                    // it has left
 	refusedEvent                     // it is refused
-	enqueuedEvent                    // it waits; this and those below are handled without hooks, too
+	enqueuedEvent                    // it waits; from this one on, announce is called even if there are no hooks
 	verdictEvent                     // a dry run lets it through
 	abandonedEvent                   // its context ended while it waited, or the Bucket was asked
 	askEvent                         // the Bucket is to be asked what becomes of it; see ask
@@ -110,7 +110,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	case d.mode != plain:
 		return d.decideByModeLocked(f, now, r)
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.bucket.tooCostly(r.cost):
-		// Only the level can keep it. Most requests leave here, and are spared the rest.
+		// Only the level or a hold can keep it. Most requests leave here, and are spared the rest.
 		switch wait := f.bucket.wait(now, 0, r.cost); {
 		case wait == 0:
 			return d.passLocked(f, now, r)
@@ -121,8 +121,8 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
 }
 
-// decideByModeLocked is decideLocked for a dispatcher that is not plain. The modes are told
-// apart here, off the path of those that are.
+// decideByModeLocked is decideLocked for a dispatcher that is not plain. Plain ones
+// never get here, so they do not pay for telling the modes apart.
 func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision {
 	if d.isDryRun() {
 		return d.shadowLocked(f, now, r)
@@ -153,7 +153,8 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 
 // needsReleaseLocked reports whether a request would take a seat, and its caller would not say
 // when it ends. An allow on a dispatcher that is no longer open is refused anyway.
-// [Shaper.WaitN] asks before, as there a cap also comes before what is wrong with the call.
+// [Shaper.WaitN] asks this itself, before it checks the call: with a cap it returns errUseAcquire
+// for a negative cost and an ended context, too.
 func (d *dispatcher) needsReleaseLocked(f *flow, r *request) bool {
 	return f.capped() && !r.releases && !d.isDryRun() && (r.kind != allow || d.phase == open)
 }
@@ -167,7 +168,7 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
 	}
 	d.countPassLocked(f, now)
-	return decision{event: departedEvent} // No request is in line: it would wait behind that.
+	return decision{event: departedEvent} // Nobody is in line, or it would wait behind them.
 }
 
 // refuseLocked refuses a request. It makes an error only if that is seen.
@@ -231,8 +232,8 @@ func (d *dispatcher) announce(f *flow, r *request, dec decision) {
 	}
 }
 
-// announceEnd is announce for a request that does not wait, or not any more. It came at
-// r.entered.
+// announceEnd runs the hook of a request that is not in line, or no longer: it left, was
+// refused or gave up at the instant at. What it waited is the time from r.entered to that.
 func (d *dispatcher) announceEnd(f *flow, at int64, r *request, dec decision) {
 	ev := Event{
 		Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead),

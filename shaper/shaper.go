@@ -83,7 +83,7 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // With a level in a [Bucket] the predicted wait is an estimate, so a request that was
 // admitted may leave later than MaxWait. While the Bucket can't be asked, a call may be
 // refused with [ErrUnavailable] ([WithFallback]); requests that wait already wait on. With
-// a [Limits.Depth] of 0 the call waits until the Bucket has answered, for 250 ms at most.
+// a [Limits.Depth] of 0 the call may wait until the Bucket has answered, for 250 ms at most.
 //
 // With [Limits.InFlight] set every call, whatever n and the context are, returns an error
 // that says to use Acquire; only a dry run lets it through ([WithDryRun]).
@@ -118,7 +118,7 @@ func (s *Shaper) enter(r *request) decision {
 			return dec
 		}
 	}
-	now = s.lockAt(now, headFirst) // With the next line this is lockFlow, less a call.
+	now = s.lockAt(now, headFirst) // These two lines do what lockFlow does, and save a call.
 	s.flow.bucket.idleUntil(now)
 	dec := s.decideLocked(&s.flow, now, r)
 	if dec.event == refusedEvent {
@@ -159,9 +159,9 @@ func (s *Shaper) askAndAnnounce(r *request) decision {
 func (s *Shaper) Allow() bool { return s.AllowN(1) }
 
 // AllowN lets a request of cost n leave now, or refuses it, and reports whether it has
-// left. The request never waits for a slot and never overtakes the line. With a level in a
-// [Bucket] the call waits until that has answered, for 250 ms at most. It counts as one call.
-// AllowN(0) is true and a negative n gives false; neither is counted. With [Limits.InFlight]
+// left. The request never waits for a slot and never overtakes the line. [Stats] counts one
+// call, whatever n is. With a level in a [Bucket] the call may wait until that has answered,
+// for 250 ms at most. AllowN(0) is true and a negative n gives false; neither is counted. With [Limits.InFlight]
 // set AllowN is false and not counted, as its caller would not say when the request ends. On a
 // closed Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is. In a
 // dry run ([WithDryRun]) AllowN of a positive n is true, also with InFlight and when closed.

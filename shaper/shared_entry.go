@@ -193,7 +193,8 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 			ls.high = laterInstant(ls.high, t.Rate.plus(a.taken.Empty, t.Rise()))
 		}
 		dec = d.passLocked(f, now, r)
-		ls.since = f.bucket.departures // It has used no units of the lease.
+		dec.waiting = int32(f.waiting()) // Requests may have entered the line while the Bucket was asked.
+		ls.since = f.bucket.departures   // It has used no units of the lease.
 		return dec, true
 	case answered:
 		// The Bucket counts in whole microseconds, so it says yes from the next one on.

@@ -179,3 +179,30 @@ func TestNewLimitsWhileAskingAreNoFailure(t *testing.T) {
 		require.Zero(t, s.Stats().Unavailable)
 	})
 }
+
+// The line may form while AllowN asks, and its Departed hook is told of those in it.
+func TestMeterToldOfALineThatFormsWhileItAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(20*ms, 20*ms)
+		var told []shaper.Event
+		s, err := shaper.New(shaper.Limits{Rate: 10, Burst: 5, Depth: 9}, shaper.WithBucket(m, "key"),
+			shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { told = append(told, e) }}))
+		require.NoError(t, err)
+		defer s.Close()
+		allowed := make(chan bool, 1)
+		go func() { allowed <- s.Allow() }()
+		time.Sleep(10 * ms)
+		done := make(chan error, 2)
+		for range 2 {
+			go func() { done <- s.Wait(t.Context()) }()
+		}
+		synctest.Wait()
+		require.Equal(t, 2, s.Stats().Waiting)
+		require.True(t, <-allowed)
+		require.Len(t, told, 1)
+		require.Equal(t, 2, told[0].Waiting)
+		require.NoError(t, <-done)
+		require.NoError(t, <-done)
+	})
+}

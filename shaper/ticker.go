@@ -10,7 +10,7 @@ import (
 )
 
 // A ticker is the state of the goroutine that hands out the slots of a [Shaper], or of
-// all keys of a [Group]. The goroutine runs only while requests wait: the call that
+// all keys of a [Group], as far as no call that takes the lock has done so. The goroutine runs only while requests wait: the call that
 // forms a line starts it, and it ends when no line is left, or a little later if it
 // has a file open. (Each call could sleep until its own slot instead, but when a
 // request gives up, its slot has to be handed to another.)
@@ -47,9 +47,9 @@ type ticker struct {
 }
 
 const (
-	// preciseUpTo is the longest interval between departures for which the ticker
-	// opens a file. Of a longer interval, the millisecond by which a timer may be late
-	// is less than a twentieth.
+	// preciseUpTo is the longest interval (of one cost unit) for which the ticker opens a
+	// file. The millisecond by which a Go timer may be late is less than a twentieth of a
+	// longer one.
 	preciseUpTo = 20 * time.Millisecond
 	// lingering is how long an empty line keeps its file, because opening one takes
 	// 10 µs. Guarantee 8 allows a second; goleak, which tests use to look for
@@ -214,7 +214,7 @@ func (t *ticker) arm(d *dispatcher, serves bool, next int64) {
 		if t.timer == nil {
 			t.timer = alarm.NewTimer(d.epoch)
 		}
-		t.running, t.armed, t.alarm = true, 0, t.timer // The goroutine begins by choosing its alarm.
+		t.running, t.armed, t.alarm = true, 0, t.timer // The goroutine will choose its alarm.
 		go t.run()
 	}
 }
@@ -243,8 +243,9 @@ func (t *ticker) wakeNowLocked(now int64) {
 	t.alarm.Set(now)
 }
 
-// noteDensityLocked notes how many departures there would be within preciseUpTo if all lines
-// had the rate of the line whose head leaves next.
+// noteDensityLocked estimates how many requests of all lines together leave within
+// preciseUpTo. It takes each to cost 1, and each line to have the rate of the one whose head
+// leaves next.
 func (d *dispatcher) noteDensityLocked() {
 	if len(d.due) > 0 {
 		apart := d.due[0].flow.bucket.interval.Whole()
@@ -306,8 +307,8 @@ func (t *ticker) doWithout(err error) {
 	t.failLocked(t.now(), err)
 }
 
-// precision reports whether the ticker waits on a file, and returns, if not, why it has
-// none although one is wanted.
+// precision reports whether the ticker waits on a file. If one is wanted and there is none,
+// failure says why.
 func (t *ticker) precision() (precise bool, failure string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
