@@ -248,9 +248,9 @@ func TestKeysThatCannotBeWrittenAreLeftOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := shaper.NewGroup(func(float64) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil })
 		require.NoError(t, err)
+		require.True(t, g.Allow(math.Inf(1))) // Before the NaN: one key in a thousand shares a bucket with it, and would be refused.
 		g.Allow(math.NaN())
 		g.Allow(math.NaN())
-		g.Allow(math.Inf(1))
 		_, err = g.Snapshot()
 		require.ErrorContains(t, err, "1 keys can't", "a NaN is no key that could be found again")
 		require.ErrorContains(t, err, "+Inf")
