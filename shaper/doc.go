@@ -60,9 +60,9 @@
 //     largest cost takes the place of Burst. Across a change of limits, the larger
 //     Burst and the integral of the rates count.) The schedule is absolute and exact:
 //     7 per second are 604,800 in 24 hours, give or take one. [Limits.Slack] is how
-//     much lateness of a wake-up later departures may make up: a departure that is late by no more than Slack
-//     does not make later ones late. Lateness beyond Slack is lost: the schedule goes on
-//     from now − Slack, and the lost cost is counted in [Stats.Missed]. While requests
+//     much lateness of a wake-up later departures may make up: a departure that is late by
+//     no more than Slack does not make later ones late. Lateness beyond Slack is lost: the
+//     schedule goes on from now − Slack, and the lost cost is counted in [Stats.Missed]. While requests
 //     wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Only a
 //     request that was in line when its slot came profits from Slack: an idle bucket earns
 //     nothing beyond Burst. In virtual time nothing is late.

@@ -46,7 +46,8 @@ func (w *waiter) wake() {
 }
 
 // A parker is what a request's goroutine waits on if its context is [context.Background] or
-// [context.TODO], which never end. It takes 64 bytes, and a channel 112. But only a channel can be waited on together with a context.
+// [context.TODO], which never end. It takes 64 bytes, and a channel 112. But only a channel
+// can be waited on together with a context.
 //
 // (A [sync.WaitGroup] takes 16 bytes. But the runtime has to search for the goroutines that
 // wait on it, so to wake each of 100,000 takes 2.4 times as long as on a channel.)
@@ -110,8 +111,8 @@ type queue struct {
 
 	// above is the level just after the departure at line.leftAt, less Burst; NaN if
 	// noteNewHead finds that no spacing is to be counted. It is used together with line.leftAt,
-	// and stands here because there is room. (The level itself would be too inexact: for a great Burst, a float32
-	// does not tell one cost unit from the next.)
+	// and stands here because there is room. (The level itself would be too inexact: for a
+	// great Burst, a float32 does not tell one cost unit from the next.)
 	above float32
 
 	cost        costs // of all waiters
@@ -225,8 +226,8 @@ func (c *costs) total() int64 {
 	return int64(c.low)
 }
 
-// A waiterPool keeps waiters for further requests of the same [Shaper], or of one shard of a [Group]. A
-// [sync.Pool] for the whole process could pass a channel from one testing/synctest
+// A waiterPool keeps waiters for further requests of the same [Shaper], or of one shard of a
+// [Group]. A [sync.Pool] for the whole process could pass a channel from one testing/synctest
 // bubble to another, and its use there is a fatal error.
 type waiterPool struct {
 	head *waiter // linked by next; the waiting of each is the length of the list from it on

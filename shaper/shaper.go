@@ -161,10 +161,11 @@ func (s *Shaper) Allow() bool { return s.AllowN(1) }
 // AllowN lets a request of cost n leave now, or refuses it, and reports whether it has
 // left. The request never waits for a slot and never overtakes the line. [Stats] counts one
 // call, whatever n is. With a level in a [Bucket] the call may wait until that has answered,
-// for 250 ms at most. AllowN(0) is true and a negative n gives false; neither is counted. With [Limits.InFlight]
-// set AllowN is false and not counted, as its caller would not say when the request ends. On a
-// closed Shaper every call is refused with [ErrClosed] and counted, whatever InFlight is. In a
-// dry run ([WithDryRun]) AllowN of a positive n is true, also with InFlight and when closed.
+// for 250 ms at most. AllowN(0) is true and a negative n gives false; neither is counted. With
+// [Limits.InFlight] set AllowN is false and not counted, as its caller would not say when the
+// request ends. On a closed Shaper every call is refused with [ErrClosed] and counted, whatever
+// InFlight is. In a dry run ([WithDryRun]) AllowN of a positive n is true, also with InFlight
+// and when closed.
 func (s *Shaper) AllowN(n int) bool {
 	s.mustBeMade()
 	if n <= 0 {

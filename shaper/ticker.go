@@ -10,10 +10,10 @@ import (
 )
 
 // A ticker is the state of the goroutine that hands out the slots of a [Shaper], or of
-// all keys of a [Group], as far as no call that takes the lock has done so. The goroutine runs only while requests wait: the call that
-// forms a line starts it, and it ends when no line is left, or a little later if it
-// has a file open. (Each call could sleep until its own slot instead, but when a
-// request gives up, its slot has to be handed to another.)
+// all keys of a [Group], as far as no call that takes the lock has done so. The goroutine
+// runs only while requests wait: the call that forms a line starts it, and it ends when no
+// line is left, or a little later if it has a file open. (Each call could sleep until its own
+// slot instead, but when a request gives up, its slot has to be handed to another.)
 //
 // A ticker serves one or several dispatchers, each of which publishes when its next head is
 // to leave. The goroutine takes the locks of those whose instant has come, one after the

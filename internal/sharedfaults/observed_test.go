@@ -15,12 +15,16 @@ type observed struct {
 	shaper.Bucket
 	calls slowCalls
 
-	mu     sync.Mutex
-	errors map[string]int
+	mu      sync.Mutex
+	errors  map[string]int
+	longest int64 // the most cost units that a Take has asked for
 }
 
 // Take implements [shaper.Bucket].
 func (o *observed) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	o.mu.Lock()
+	o.longest = max(o.longest, t.Cost)
+	o.mu.Unlock()
 	began := time.Now()
 	taken, err := o.Bucket.Take(ctx, t)
 	o.calls.note(began, err)
@@ -47,6 +51,13 @@ func (o *observed) note(method string, err error) error {
 		o.errors[method+err.Error()]++
 	}
 	return err
+}
+
+// longestBatch returns the most cost units that a Take has asked for.
+func (o *observed) longestBatch() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.longest
 }
 
 // returned returns how often each error was returned.

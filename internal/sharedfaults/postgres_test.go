@@ -120,15 +120,18 @@ func TestAServerThatOnlyReadsCountsAsDown(t *testing.T) {
 	f := startFleet(t, four(plan{Engine: postgresEngine, Addrs: []string{url}, Key: "standby", Rate: 400, Arrivals: 60, Slack: d}))
 	p := f.plan()
 	f.warmsUp(500 * time.Millisecond)
+	before := f.each(order{Do: tell})
 	proxy.SetTarget(standby.Addr)
 	proxy.CutAll()
 	from := time.Now()
 	f.runsFor(1200 * time.Millisecond)
 	// The latest call of each may have had no answer in time, on a busy machine again and again.
-	f.waitsFor("each is down, and was told 25006, read_only_sql_transaction", func(r report) bool {
+	down := f.waitsFor("each is down, and was told 25006, read_only_sql_transaction", func(r report) bool {
 		told := slices.ContainsFunc(slices.Collect(maps.Keys(r.Errors)), func(text string) bool { return strings.Contains(text, "25006") })
 		return r.Stats.Bucket.State == shaper.BucketDown && told
 	})
+	silent := from.Add(p.ahead(before, down) + d + noise/2)
+	f.runsFor(max(0, time.Until(silent)) + 500*time.Millisecond)
 	realtime.Until(t, func() bool { return len(f.log().only(unavailable)) > 0 }, "newcomers are refused")
 	to := time.Now()
 	proxy.SetTarget(db.Addr)
@@ -137,5 +140,5 @@ func TestAServerThatOnlyReadsCountsAsDown(t *testing.T) {
 	f.leaves(to)
 	_, l := f.ends()
 	l.keepsPace(t, p)
-	require.Empty(t, l.only(departed).between(from.Add(p.time(4*p.held())+d+noise/2), to))
+	require.Empty(t, l.only(departed).between(silent, to))
 }

@@ -105,6 +105,19 @@ func (f *fleet) waitsForState(s shaper.BucketState) []report {
 	return reports
 }
 
+// ahead returns how far ahead the slots may be, at most, that a fleet of workers with this plan has
+// leased, by what each has told before its server went away and what it tells now. If round trips
+// were long, batches were too, and what a call without an answer has taken is lost: then it is
+// what the shaper promises.
+func (p plan) ahead(before, now []report) time.Duration {
+	for i := range now {
+		if len(before[i].Errors) > 0 || now[i].Batch > p.held()/2 {
+			return shaper.MaxAhead
+		}
+	}
+	return p.time(int64(len(now)) * p.held())
+}
+
 // waitsForRate waits until each worker that lives has a rate in force.
 func (f *fleet) waitsForRate(rate float64) []report {
 	f.t.Helper()

@@ -46,6 +46,7 @@ type report struct {
 	Errors map[string]int // of the Bucket, and how often each was returned
 
 	Stalled time.Duration // for how long it stood still, or its calls had no answer
+	Batch   int64         // the most cost units that it has asked for at once
 }
 
 // unexpected returns the errors of the Bucket but for those of calls that had no answer in
@@ -146,6 +147,7 @@ func (w *worker) trace() *shaper.Trace {
 func (w *worker) report(err error) report {
 	r := report{Stats: w.shaper.Stats(), Errors: w.bucket.returned()}
 	r.Stalled = w.watch.Total() + w.bucket.calls.total()
+	r.Batch = w.bucket.longestBatch()
 	if err != nil {
 		r.Err = err.Error()
 	}
