@@ -1,121 +1,182 @@
-// Command shared shows several processes that share one rate. It starts redis-server and
-// three processes that call through a shaper with the same bucket, draws when the calls of
-// all of them leave, as one comb, and kills one of the processes on the way:
+// Command shared shows three processes that share one rate through Redis, and that the rate is kept
+// when one of them is killed:
 //
 //	go run ./examples/shared
 //
-// worker.go is what a program needs to share a rate; all the rest starts processes and
-// draws. -h shows the flags.
+// It prints a line for each second: a letter for each departure, which tells the process. worker.go
+// is all that a program needs to share a rate; this file starts processes and prints.
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"os/exec"
 	"os/signal"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// The exit statuses of the program.
 const (
-	exitFailed      = 1
-	exitUsage       = 2   // a flag is wrong, or there is no redis-server
-	exitInterrupted = 130 // what a shell reports for a program ended by Ctrl-C
+	perSecond = 20 // departures of all processes together
+	callers   = 4  // in each process
+	seconds   = 6  // to watch them; one process is killed half-way
+	letters   = "abc"
 )
 
 func main() {
-	if text := os.Getenv(taskVariable); text != "" {
-		// Ctrl-C reaches all processes of a terminal. This one ends when its parent says so.
-		signal.Ignore(os.Interrupt, syscall.SIGHUP)
-		if err := work(text, os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(exitFailed)
-		}
+	if len(os.Args) == 4 && os.Args[1] == "worker" { // Each process is this program once more.
+		signal.Ignore(os.Interrupt) // It ends when its parent says so, or has ended.
+		fail(work(os.Args[2], os.Args[3], os.Stdin, os.Stdout))
 		return
 	}
-	// Whatever ends this program, it must first end what it has started. So a closed pipe
-	// behind the output is an error of a write here, not a signal that kills.
-	signal.Ignore(syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	address := flag.String("redis", "", "`address` (host:port) of a server of Redis or Valkey that runs; without it redis-server is started")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fail(fmt.Errorf("unexpected argument %q (-h shows the flags)", flag.Arg(0)))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
-}
-
-// run is the whole program but for the processes that share the rate. It returns the exit
-// status.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	logging.Disable() // What the client of Redis would log are errors that this program prints.
-	c, err := parseFlags(args, stdout)
-	if errors.Is(err, flag.ErrHelp) {
-		return 0
-	}
-	if err == nil {
-		_, err = show(ctx, c, stdout)
-	} else {
-		err = &usageError{fmt.Errorf("%w (-h shows the flags)", err)}
-	}
-	switch _, wrong := errors.AsType[*usageError](err); {
-	case err == nil:
-		return 0
-	case ctx.Err() != nil:
-		fmt.Fprintln(stderr, "shared: interrupted")
-		return exitInterrupted
-	case wrong:
-		fmt.Fprintf(stderr, "shared: %v\n", err)
-		return exitUsage
-	}
-	fmt.Fprintf(stderr, "shared: %v\n", err)
-	return exitFailed
+	fail(show(ctx, *address, os.Stdout))
 }
 
-// A usageError is something that the user has to do otherwise.
-type usageError struct{ error }
-
-// A config is what the flags set.
-type config struct {
-	rate      float64
-	processes int
-	callers   int
-	length    time.Duration
-	redis     string // "" to start a server
-	noColour  bool
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "shared: %v\n", err)
+		os.Exit(1)
+	}
 }
 
-// parseFlags parses the command line. An error names the flag.
-func parseFlags(args []string, help io.Writer) (c config, err error) {
-	f := flag.NewFlagSet("shared", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
-	f.Float64Var(&c.rate, "rate", 20, "`departures` per second of all processes together, from 1 to 300")
-	f.IntVar(&c.processes, "processes", 3, "how many `processes` share the rate, from 2 to 6")
-	f.IntVar(&c.callers, "callers", 4, "`callers` in each process, of which each waits for its turn again and again, from 1 to 1000")
-	f.DurationVar(&c.length, "for", 6*time.Second, "`time` to watch them, from 1s to 1m; one is killed half-way")
-	f.StringVar(&c.redis, "redis", "", "`address` (host:port) of a server of Redis or Valkey that runs; without it one is started")
-	f.BoolVar(&c.noColour, "no-color", false, "show letters instead of colours, as NO_COLOR and a pipe do")
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(help, "shared: several processes share one rate, and one of them is killed\n\nFlags:")
-			f.SetOutput(help)
-			f.PrintDefaults()
+// show starts the processes and prints who leaves when. When it returns, all that it has started
+// has ended.
+func show(ctx context.Context, address string, out io.Writer) error {
+	if address == "" {
+		started, stop, err := startRedis()
+		if err != nil {
+			return err
 		}
-		return c, err
+		defer stop()
+		address = started
 	}
-	switch {
-	case f.NArg() > 0:
-		err = fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case !(c.rate >= 1 && c.rate <= 300): // so that NaN is wrong too
-		err = fmt.Errorf("-rate %v: must be from 1 to 300", c.rate)
-	case c.processes < 2 || c.processes > len(letters):
-		err = fmt.Errorf("-processes %d: must be from 2 to %d", c.processes, len(letters))
-	case c.callers < 1 || c.callers > 1000:
-		err = fmt.Errorf("-callers %d: must be from 1 to 1000", c.callers)
-	case c.length < time.Second || c.length > time.Minute:
-		err = fmt.Errorf("-for %v: must be from 1s to 1m", c.length)
+	if err := ping(ctx, address); err != nil {
+		return fmt.Errorf("no server answers at %q: %w", address, err)
 	}
-	return c, err
+	departures := make(chan byte)
+	done := make(chan struct{})
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	defer close(done)
+	key := fmt.Sprint("example:", time.Now().UnixNano()) // a bucket of this run alone
+	var victim *os.Process
+	for _, letter := range []byte(letters) {
+		process := exec.Command(os.Args[0], "worker", address, key)
+		process.Stderr = os.Stderr
+		departed, err := process.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		stdin, err := process.StdinPipe()
+		if err != nil {
+			return err
+		}
+		if err := process.Start(); err != nil {
+			return err
+		}
+		defer stdin.Close()
+		victim = process.Process
+		reading.Go(func() {
+			for lines := bufio.NewScanner(departed); lines.Scan(); {
+				select {
+				case departures <- letter:
+				case <-done:
+				}
+			}
+			_ = process.Wait() // The killed one has a status of its own.
+		})
+	}
+	fmt.Fprintf(out, "Three processes share %d/s through Redis at %s. A letter is a departure of process a, b or c.\n\n", perSecond, address)
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
+	var line strings.Builder
+	for n := 1; n <= seconds; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case letter := <-departures:
+			line.WriteByte(letter)
+		case <-second.C:
+			if _, err := fmt.Fprintf(out, "%d s  %3d  %s\n", n, line.Len(), line.String()); err != nil {
+				return err
+			}
+			line.Reset()
+			if n++; n == seconds/2+1 {
+				if err := victim.Kill(); err != nil { // SIGKILL: it can't give back what it has leased.
+					return err
+				}
+				fmt.Fprintf(out, "          process %c is killed\n", letters[len(letters)-1])
+			}
+		}
+	}
+	return nil
+}
+
+// startRedis starts a server on a free port, in a temporary folder, and returns its address and a
+// function that stops it.
+func startRedis() (address string, stop func(), err error) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return "", nil, fmt.Errorf("%w: apt-get install redis-server, or use -redis HOST:PORT for a server that runs", err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	address = listener.Addr().String()
+	_ = listener.Close()
+	folder, err := os.MkdirTemp("", "shared-redis-")
+	if err != nil {
+		return "", nil, err
+	}
+	_, port, _ := net.SplitHostPort(address)
+	var said bytes.Buffer
+	server := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--dir", folder, "--save", "", "--appendonly", "no")
+	server.Stdout, server.Stderr = &said, &said
+	if err := server.Start(); err != nil {
+		_ = os.RemoveAll(folder)
+		return "", nil, err
+	}
+	return address, func() {
+		_ = server.Process.Kill() // There is nothing to save.
+		_ = server.Wait()
+		_ = os.RemoveAll(folder)
+	}, nil
+}
+
+// ping returns an error if no server of Redis answers at the address within ten seconds.
+func ping(ctx context.Context, address string) (err error) {
+	client := redis.NewClient(&redis.Options{Addr: address, MaxRetries: -1, DialerRetries: 1})
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		if err = client.Ping(ctx).Err(); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
