@@ -1,10 +1,5 @@
 // Package deploy holds the tests of what is in the folder deploy at the root of the tree: the
-// unit of systemd, the image, the Compose file, and the board of Grafana, which
-//
-//	go generate ./internal/deploy
-//
-// makes anew. The go command does not notice a change of a file outside of a module, so after
-// one the tests are to be run with -count=1.
+// unit of systemd, the image, the Compose file, and the board of Grafana. The go command does not
+// notice a change of a file outside of a module, so after one the tests are to be run with
+// -count=1.
 package deploy
-
-//go:generate go run ./generate ../../deploy/grafana/shaper.json
