@@ -30,7 +30,7 @@ func ExampleConnContext() {
 		},
 	}
 	shutdown := func(ctx context.Context) error {
-		return errors.Join(s.Shutdown(ctx), server.Shutdown(ctx)) // In this order.
+		return errors.Join(server.Shutdown(ctx), s.Close()) // In this order.
 	}
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")

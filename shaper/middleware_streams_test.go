@@ -5,20 +5,20 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -128,53 +128,111 @@ func TestEventsAreFlushedOneByOne(t *testing.T) {
 	})
 }
 
-// If the shaper is shut down first and the server after it, all requests in line are
-// served.
-func TestShaperThenServerShutdownCutsOffNobody(t *testing.T) {
-	const queued = 5
-	s := stuckShaper(t, queued)
-	server := serve(t, shaper.Middleware(s)(echoBody), with(hooked))
-	site, client := server.URL, newClient(t)
-
-	var inTheLine []<-chan string
-	for i := range queued {
-		inTheLine = append(inTheLine, send(t.Context(), t, client, site, strings.NewReader("served")))
-		realtime.Until(t, inLine(s, i+1), "it waits")
+// The listener of a server that ends after its shaper stays open while the line drains, so that
+// each newcomer is refused.
+func TestAServerThatEndsBeforeItsShaperRefusesNobody(t *testing.T) {
+	for _, order := range []struct {
+		name      string
+		end       func(context.Context, *http.Server, *shaper.Shaper) error
+		allServed bool
+	}{
+		{"the server first", func(ctx context.Context, server *http.Server, s *shaper.Shaper) error {
+			return errors.Join(server.Shutdown(ctx), s.Close())
+		}, true},
+		{"the shaper first", func(ctx context.Context, server *http.Server, s *shaper.Shaper) error {
+			return errors.Join(s.Shutdown(ctx), server.Shutdown(ctx))
+		}, false},
+	} {
+		t.Run(order.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBusyServer(t, "50/s depth 100", 40)
+				time.Sleep(1001 * ms) // The line is never empty, and nothing else happens at this instant.
+				b.forget()
+				inLine := b.shaper.Stats().Waiting
+				require.GreaterOrEqual(t, inLine, 30)
+				require.NoError(t, order.end(t.Context(), b.server, b.shaper))
+				b.clients.Wait()
+				refused := b.answers[http.StatusServiceUnavailable]
+				if order.allServed {
+					require.Equal(t, map[int]int{200: inLine}, b.answers)
+				} else {
+					require.Greater(t, refused, inLine, "if none is refused, the order does not matter")
+				}
+			})
+		})
 	}
-	ended := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), enough)
-		defer cancel()
-		if err := s.Shutdown(ctx); err != nil {
-			ended <- err
-			return
-		}
-		ended <- server.Config.Shutdown(ctx)
-	}()
-	realtime.Until(t, func() bool { _, err := s.Forecast(1); return err != nil && s.Stats().Waiting == queued }, "no more are admitted")
-
-	require.Contains(t, postTo(client, site, nil), "503, retry ") // The server still listens.
-	require.NoError(t, s.SetLimits(shaper.Limits{Rate: 1000, Depth: queued}))
-	for _, became := range inTheLine {
-		require.Equal(t, "200: served", realtime.Next(t, became))
-	}
-	require.NoError(t, realtime.Next(t, ended))
-	_, err := net.DialTimeout("tcp", server.Listener.Addr().String(), time.Second)
-	require.Error(t, err)
 }
 
-// The order matters: if the server is shut down first, it waits in vain for a line that
-// does not move.
-func TestServerShutdownAloneNeitherWakesNorCancelsTheLine(t *testing.T) {
-	s := stuckShaper(t, 1)
-	server := serve(t, shaper.Middleware(s)(echoBody), with(hooked))
-	became := send(t.Context(), t, newClient(t), server.URL, strings.NewReader("served"))
-	realtime.Until(t, inLine(s, 1), "it waits")
+// What is left when the time is over is refused, with an answer.
+func TestThoseStillInLineWhenTheTimeIsOverAreAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBusyServer(t, "1/s depth 100", 40)
+		time.Sleep(1001 * ms)
+		b.forget()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		require.ErrorIs(t, b.server.Shutdown(ctx), context.DeadlineExceeded)
+		require.NoError(t, b.shaper.Close())
+		b.clients.Wait()
+		require.Equal(t, map[int]int{200: 10, 503: 29}, b.answers)
+	})
+}
 
-	ctx, cancel := context.WithTimeout(context.Background(), 50*ms)
-	defer cancel()
-	require.ErrorIs(t, server.Config.Shutdown(ctx), context.DeadlineExceeded)
-	require.Equal(t, 1, s.Stats().Waiting)
-	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
-	require.Equal(t, "200: served", realtime.Next(t, became))
+// A busyServer has a line in front of its handler, and clients that keep their connections and
+// send their next request 10 ms after each answer, until they reach no server any more.
+type busyServer struct {
+	server  *http.Server
+	shaper  *shaper.Shaper
+	clients sync.WaitGroup
+
+	mu      sync.Mutex
+	answers map[int]int // by status
+}
+
+// newBusyServer starts a server and its clients in a bubble.
+func newBusyServer(t *testing.T, limits string, clients int) *busyServer {
+	t.Helper()
+	l, err := shaper.ParseLimits(limits)
+	require.NoError(t, err)
+	b := &busyServer{answers: map[int]int{}}
+	b.shaper, err = shaper.New(l)
+	require.NoError(t, err)
+	b.server = &http.Server{Handler: shaper.Middleware(b.shaper)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))}
+	pipes := newPipeListener()
+	go func() { _ = b.server.Serve(pipes) }()
+	for range clients {
+		b.clients.Go(func() { b.visitAgainAndAgain(pipes) })
+	}
+	return b
+}
+
+// forget lets answers be counted from now on.
+func (b *busyServer) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.answers)
+}
+
+func (b *busyServer) visitAgainAndAgain(pipes pipeListener) {
+	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		client, server := net.Pipe()
+		select {
+		case pipes.conns <- server:
+			return client, nil
+		case <-pipes.closed:
+			return nil, net.ErrClosed
+		}
+	}}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport}
+	for ; ; time.Sleep(10 * ms) {
+		answer, err := client.Get("http://site.example")
+		if err != nil {
+			return
+		}
+		_ = answer.Body.Close()
+		b.mu.Lock()
+		b.answers[answer.StatusCode]++
+		b.mu.Unlock()
+	}
 }

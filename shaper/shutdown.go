@@ -34,8 +34,10 @@ func (s *Shaper) Close() error {
 // line need, so give it a context that ends. It does not wait for the end of requests
 // that have left.
 //
-// [net/http.Server.Shutdown] neither wakes nor cancels requests in the line, so shut the
-// Shaper down first.
+// In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: the
+// server stops listening at once, and waits for the requests in line. If the Shaper is shut
+// down first, the server takes new requests while the line leaves, and each is refused. Of
+// several Shapers that a request goes through, close the outermost first.
 func (s *Shaper) Shutdown(ctx context.Context) error {
 	s.mustBeMade()
 	return s.shutdown(ctx)

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"net/url"
-	"time"
 
 	"example.com/leakybucket/internal/limitwords"
 )
@@ -144,22 +143,12 @@ func k6Line(c config, at string) string {
 	return line + " loadtest/k6.js"
 }
 
-// drain lets all waiting requests leave, waits until they have their responses,
-// and closes the proxy. New requests get a 503 meanwhile. When ctx is done it
-// ends at once.
+// drain takes no more connections, lets all waiting requests leave, waits until they
+// have their responses, and closes the proxy. When ctx is done it ends at once.
 func drain(ctx context.Context, t *terminal, p *proxy) (int, error) {
-	p.draining.Store(true)
 	before := p.shaper.Stats()
 	t.say("%s", drainMessage(before.Waiting, newLimitsInfo(before.Limits)))
-	// The shaper first, then the server: the server's Shutdown neither wakes nor
-	// cancels the requests in the line.
-	if err := p.shaper.Shutdown(ctx); err == nil {
-		// The line is empty, but the requests that left last have no response yet.
-		// A client that does not read its response must not keep the program alive.
-		patience, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_ = p.server.Shutdown(patience)
-		cancel()
-	}
+	p.drain(ctx)
 	cut := p.shaper.Stats().Waiting
 	err := p.close()
 	if ctx.Err() != nil {

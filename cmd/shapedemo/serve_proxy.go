@@ -28,7 +28,6 @@ type proxy struct {
 
 	server         *http.Server
 	transport      *http.Transport
-	draining       atomic.Bool
 	takesPauses    atomic.Bool   // a 503 of the upstream that asks for a pause holds the line
 	upstreamErrors atomic.Uint64 // requests that left, but got no response from the upstream
 
@@ -89,7 +88,8 @@ func (p *proxy) handler(target *url.URL, outer []func(http.Handler) http.Handler
 		shaper.WithServerTiming(),
 	)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if isHealthCheck(r) {
-			p.health(w)
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, "ok\n")
 			return
 		}
 		forward.ServeHTTP(w, r)
@@ -118,15 +118,6 @@ func isHealthCheck(r *http.Request) bool {
 	return r.URL.Path == healthPath && (r.Method == http.MethodGet || r.Method == http.MethodHead)
 }
 
-func (p *proxy) health(w http.ResponseWriter) {
-	if p.draining.Load() {
-		http.Error(w, "draining", http.StatusServiceUnavailable)
-		return
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = io.WriteString(w, "ok\n")
-}
-
 // takePause holds the line for as long as a busy upstream asks for, as a
 // [shaper.Transport] does, if takesPauses is set. It is not by default: a server
 // behind -upstream may ask for minutes.
@@ -150,11 +141,34 @@ func (p *proxy) upstreamFailed(w http.ResponseWriter, r *http.Request, err error
 	http.Error(w, "shapedemo: no response from the upstream", status)
 }
 
+// drain takes no more connections, and returns when all requests that have come are
+// answered, or ctx is done. A client that does not read its response must not keep the
+// program alive: once the line is empty, drain waits for 10 seconds more at most.
+func (p *proxy) drain(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		look := time.NewTicker(100 * time.Millisecond)
+		defer look.Stop()
+		for last := time.Now(); time.Since(last) < 10*time.Second; {
+			if p.shaper.Stats().Waiting > 0 {
+				last = time.Now()
+			}
+			select {
+			case <-look.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+		cancel()
+	}()
+	_ = p.server.Shutdown(ctx) // It stops listening before it waits.
+}
+
 // close ends the proxy at once: waiting requests are refused with 503, requests
 // in progress are cut off. It returns the error that ended the server, if one did
 // before.
 func (p *proxy) close() error {
-	p.draining.Store(true)
 	_ = p.shaper.Close()
 	// The refusals need a moment to be sent.
 	moment, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)

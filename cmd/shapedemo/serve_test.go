@@ -116,10 +116,7 @@ func TestInterruptDrainsTheLine(t *testing.T) {
 			p.signals <- sig
 			p.stdout.awaits(t, `Draining [1-8] waiting requests? \(at most [\d.]+ m?s; Ctrl-C again to stop at once\)`)
 
-			require.Equal(t, 503, tallyOne(t, at), "a newcomer while the line drains")
-			got, _ := ask(t, at+healthPath)
-			require.Equal(t, http.StatusServiceUnavailable, got.StatusCode)
-
+			realtime.Until(t, func() bool { return sendOne(t.Context(), client, at+healthPath).status == 0 }, "a newcomer finds no server")
 			require.Equal(t, map[int]int{200: 9}, tallyOf(t, 9, statuses))
 			require.Equal(t, exitOK, p.ends(t))
 			require.Regexp(t, `Drained: [1-8] served, 0 gave up\.\n$`, p.stdout.String())

@@ -67,8 +67,13 @@ func run(site, ops string, files []string) error {
 		break
 	}
 
-	// The line first, then the servers: http.Server.Shutdown waits for requests in line.
+	// The servers first: they stop listening and wait for the requests in line. Those that are
+	// left after the 10 seconds are refused, and their answers need a moment to be sent.
 	end, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return errors.Join(err, s.live.Shutdown(end), public.Shutdown(end), private.Shutdown(end))
+	err = errors.Join(err, public.Shutdown(end), private.Shutdown(end), s.live.Close())
+	moment, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = public.Shutdown(moment)
+	return err
 }
