@@ -3,7 +3,7 @@ package shaper
 import (
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A rejection is what a [RejectError] says, as a value: a request that is not refused in

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 type blockOption time.Duration

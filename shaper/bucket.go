@@ -5,7 +5,7 @@ import (
 	"math/bits"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A bucket holds the level of a [Shaper], or of one key of a [Group], and implements

@@ -22,13 +22,14 @@ const importPolicy = `
 	# The idea knows no engine, no file format and no metrics library: whoever
 	# needs a line pays for nothing else. The type of a rate is x/time's, so that
 	# users of its limiter need not convert.
-	shaper: std golang.org/x/time/rate
+	shaper: std internal/exact golang.org/x/time/rate
 
-	# Exact time knows rates and numbers, and nothing of what is counted with it.
-	shaper/internal/exact: std golang.org/x/time/rate
+	# Exact time knows rates and numbers, and nothing of what is counted with it. It is the
+	# one arithmetic of the engine and of whatever computes what the engine would do.
+	internal/exact: std golang.org/x/time/rate
 
 	# An alarm knows the clocks of Go and of the kernel, and no shaper.
-	shaper/internal/alarm: std unsafe syscall shaper/internal/exact
+	shaper/internal/alarm: std unsafe syscall internal/exact
 
 	# A header field means the same whoever reads or writes it, so the package knows
 	# nothing of a Shaper.
@@ -62,11 +63,11 @@ const importPolicy = `
 
 	# What limits mean is said in one place, for the demo and for whoever checks a file
 	# of limits. It is arithmetic: it runs no Shaper and reads no file.
-	internal/limitwords: std shaper
+	internal/limitwords: std shaper internal/exact
 
 	# What arrivals would have met under other limits is arithmetic, for inspect and for
 	# whoever replays a log: it runs no Shaper.
-	internal/replay: std shaper golang.org/x/time/rate
+	internal/replay: std shaper internal/exact golang.org/x/time/rate
 
 	# The model is played against shaper's public API and judges it, so it shares no
 	# code with it. It is for tests alone: no other line allows it.
@@ -86,7 +87,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/buckettest internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
+	test: std unsafe syscall shaper shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A dispatcher is what flows share: a lock, a clock, and a ticker that lets the heads of

@@ -3,7 +3,7 @@ package shaper
 import (
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A flow is a bucket with its line and its counts. A [Shaper] has one flow, a [Group] one

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // Wait is shorthand for WaitN(ctx, key, 1).

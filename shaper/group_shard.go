@@ -5,7 +5,7 @@ import (
 	"math/bits"
 	"runtime"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A keyShard has a part of the keys of a [Group]: the hash of a key says in which shard it is.

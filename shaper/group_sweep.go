@@ -4,7 +4,7 @@ import (
 	"maps"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // watchLocked puts a bucket into the wheel, so that the sweep looks at it when it is

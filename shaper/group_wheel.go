@@ -3,7 +3,7 @@ package shaper
 import (
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 const (

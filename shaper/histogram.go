@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A Histogram counts values in buckets whose bounds grow by the same factor, 2 to the power

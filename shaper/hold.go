@@ -3,7 +3,7 @@ package shaper
 import (
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // Hold lets no request leave for a time d from now, up to 365 days, for example because

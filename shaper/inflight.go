@@ -5,7 +5,7 @@ import (
 	"math/bits"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // Acquire is [Shaper.WaitN] for a request whose end matters. It blocks until a request of

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // DefaultSlack is the lateness that may be made up if [Limits.Slack] is 0. A goroutine

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 const (

@@ -4,7 +4,7 @@ import (
 	"math/bits"
 	"sync"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A waiter is a request in the line: what its goroutine waits on, and what the line needs

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // This file tests the line by itself: whatever waiters enter, leave or give up, and

@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A Recording keeps what became of the latest requests of one bucket. [Shaper.Record] and

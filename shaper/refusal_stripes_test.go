@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/internal/realtime"
-	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // However many calls are refused at the same moment, each has a stripe to itself, and none of

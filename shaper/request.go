@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A Shaper is a leaky bucket used as a queue: requests wait in a bounded line, leave one

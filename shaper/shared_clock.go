@@ -1,7 +1,7 @@
 package shaper
 
 import (
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A clockMap knows how far the clock of a [Bucket] is ahead of the dispatcher's: their

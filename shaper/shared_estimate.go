@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // While a flow leaves by its lease, its own bucket is an estimate: what the level of the

@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A pump is the goroutine that asks the [Bucket] for a lease: one call at a time. It runs

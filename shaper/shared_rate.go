@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // maxParts bounds [BucketRate.Parts], so that sums of two parts, and of a part and a whole

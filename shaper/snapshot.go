@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // Snapshot returns the level of the bucket as JSON, with what is left of a [Shaper.Hold] and

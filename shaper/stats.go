@@ -3,7 +3,7 @@ package shaper
 import (
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // Stats is the state of a [Shaper] at one instant: first gauges, then totals, which only

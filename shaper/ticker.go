@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/alarm"
-	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // A ticker is the state of the goroutine that hands out the slots of a [Shaper], or of

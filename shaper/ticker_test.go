@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/internal/realtime"
-	"example.com/leakybucket/shaper/internal/exact"
 )
 
 // onTicker makes a Shaper whose dispatcher a given ticker serves, beside others.

@@ -3,7 +3,7 @@ package shaper
 import (
 	"context"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 

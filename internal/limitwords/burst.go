@@ -5,6 +5,7 @@ import (
 	"math/big"
 	"time"
 
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper"
 )
 
@@ -41,13 +42,13 @@ func BurstOf(l shaper.Limits) Burst {
 	// The rate has no need to hold those that only an in-flight cap keeps from
 	// leaving at once. The k-th after them waits k intervals.
 	held := level - b.AtOnce
-	interval := intervalOf(l)
+	interval := exact.IntervalOf(l.Rate)
 	b.Waiting = l.Depth
 	if bound := sum(held, intervalsIn(longestWait(l), interval)); bound < b.Waiting {
 		b.Waiting = bound
 	}
 	if k := b.Waiting - held; k > 0 {
-		b.LastWait = times(interval, k)
+		b.LastWait = time.Duration(interval.Times(int64(k)).Ceil())
 	}
 	return b
 }
@@ -75,52 +76,12 @@ func longestWait(l shaper.Limits) time.Duration {
 	return min(l.MaxWait, horizon)
 }
 
-// intervalOf returns the nanoseconds between two departures, exactly. As
-// [shaper.Limits.Rate] has it, a rate is read as the simplest fraction within one part
-// in 2⁵⁰ of it: a float64 is never a third.
-//
-// Package shaper computes the same in shaper/internal/exact, which Go lets only packages
-// below shaper/ import. Package internal/model does so too, but it is for tests only, and
-// must remain independent of what it is compared with.
-func intervalOf(l shaper.Limits) *big.Rat {
-	float := new(big.Rat).SetFloat64(float64(l.Rate))
-	slip := new(big.Rat).Mul(float, big.NewRat(1, 1<<50))
-	perSecond := simplest(new(big.Rat).Sub(float, slip), new(big.Rat).Add(float, slip))
-	return new(big.Rat).Quo(big.NewRat(int64(time.Second), 1), perSecond)
-}
-
-// simplest returns the fraction from low to high, both above 0, that has the smallest
-// denominator, by the terms that their continued fractions have in common.
-func simplest(low, high *big.Rat) *big.Rat {
-	whole := new(big.Rat).SetInt(new(big.Int).Quo(low.Num(), low.Denom()))
-	if whole.Cmp(low) == 0 {
-		return whole
-	}
-	if next := new(big.Rat).Add(whole, big.NewRat(1, 1)); next.Cmp(high) <= 0 {
-		return next
-	}
-	low, high = new(big.Rat).Sub(low, whole), new(big.Rat).Sub(high, whole)
-	rest := simplest(high.Inv(high), low.Inv(low))
-	return whole.Add(whole, rest.Inv(rest))
-}
-
 // intervalsIn returns how many whole intervals fit into a wait, at most math.MaxInt.
-func intervalsIn(wait time.Duration, interval *big.Rat) int {
-	n := new(big.Rat).Quo(new(big.Rat).SetInt64(int64(wait)), interval)
+func intervalsIn(wait time.Duration, interval exact.Interval) int {
+	n := new(big.Rat).Quo(new(big.Rat).SetInt64(int64(wait)), interval.Rat())
 	whole := new(big.Int).Quo(n.Num(), n.Denom())
 	if !whole.IsInt64() || whole.Int64() > math.MaxInt {
 		return math.MaxInt
 	}
 	return int(whole.Int64())
-}
-
-// times returns k intervals, rounded up to a nanosecond as on a clock. They must be no
-// longer than the horizon.
-func times(interval *big.Rat, k int) time.Duration {
-	span := new(big.Rat).Mul(interval, new(big.Rat).SetInt64(int64(k)))
-	whole, rest := new(big.Int).QuoRem(span.Num(), span.Denom(), new(big.Int))
-	if rest.Sign() > 0 {
-		return time.Duration(whole.Int64() + 1)
-	}
-	return time.Duration(whole.Int64())
 }

@@ -12,7 +12,7 @@ import (
 	"runtime"
 	"time"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // An Alarm wakes one goroutine at an instant. The caller holds a lock of its own when it

@@ -11,7 +11,7 @@ import (
 	"time"
 	"unsafe"
 
-	"example.com/leakybucket/shaper/internal/exact"
+	"example.com/leakybucket/internal/exact"
 )
 
 // A File is an [Alarm] that uses a timerfd (timerfd_create(2)). Wait waits for it in
