@@ -95,7 +95,9 @@ func FallbackLocal(instances int) Fallback {
 	return Fallback(instances)
 }
 
-func (f Fallback) apply(to *options) { to.shared.fallback = f }
+type fallbackOption Fallback
+
+func (o fallbackOption) apply(to *options) { to.shared.fallback = Fallback(o) }
 
 // WithFallback says what happens while the [Bucket] of [WithBucket] or [WithBuckets] can't
 // be asked; the default is [FallbackClosed]. It never means that there is no limit.
@@ -104,7 +106,7 @@ func (f Fallback) apply(to *options) { to.shared.fallback = f }
 // after about 50 ms, and if that fails, each time after about twice the time, up to about
 // 2 s. Each of these times is up to a quarter shorter or longer, at random, so that
 // processes do not ask together. The first answer ends the fallback.
-func WithFallback(f Fallback) Option { return common{f} }
+func WithFallback(f Fallback) Option { return common{fallbackOption(f)} }
 
 type rateVersionOption int64
 

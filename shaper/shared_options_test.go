@@ -52,6 +52,17 @@ func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
 	require.NoError(t, g.Close())
 }
 
+// A Fallback is the argument of WithFallback. If it was an option itself, a call that lacks
+// WithFallback would compile, and open the limit in an outage.
+func TestAFallbackIsNoOption(t *testing.T) {
+	for _, f := range []any{shaper.FallbackClosed, shaper.FallbackOpen, shaper.FallbackLocal(2)} {
+		_, isOption := f.(shaper.Option)
+		require.False(t, isOption, "%T", f)
+		_, isGroupOption := f.(shaper.GroupOption)
+		require.False(t, isGroupOption, "%T", f)
+	}
+}
+
 // A key function that returns "" is a mistake of the program: nobody leaves, and the error says
 // so. One that panics takes nothing with it.
 func TestKeyFunctionThatBreaksItsContract(t *testing.T) {
