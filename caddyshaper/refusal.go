@@ -68,16 +68,16 @@ func reasonOf(err error) string {
 		}
 		return "failed"
 	}
-	switch rejected.Reason {
-	case shaper.ErrQueueFull:
+	switch reason := rejected.Reason; {
+	case errors.Is(reason, shaper.ErrQueueFull):
 		return "queue-full"
-	case shaper.ErrTooLate:
+	case errors.Is(reason, shaper.ErrTooLate):
 		return "too-late"
-	case shaper.ErrTooCostly:
+	case errors.Is(reason, shaper.ErrTooCostly):
 		return "too-costly"
-	case shaper.ErrUnavailable:
+	case errors.Is(reason, shaper.ErrUnavailable):
 		return "unavailable"
-	case shaper.ErrClosed:
+	case errors.Is(reason, shaper.ErrClosed):
 		return "closed"
 	}
 	return "refused"

@@ -57,15 +57,15 @@ func resultOf(err error) result {
 		return otherError
 	}
 	switch reason := refused.Reason; {
-	case reason == shaper.ErrQueueFull:
+	case errors.Is(reason, shaper.ErrQueueFull):
 		return queueFull
-	case reason == shaper.ErrTooLate:
+	case errors.Is(reason, shaper.ErrTooLate):
 		return tooLate
-	case reason == shaper.ErrTooCostly:
+	case errors.Is(reason, shaper.ErrTooCostly):
 		return tooCostly
-	case reason == shaper.ErrClosed:
+	case errors.Is(reason, shaper.ErrClosed):
 		return closed
-	case errors.Is(reason, shaper.ErrUnavailable): // It may come with its cause.
+	case errors.Is(reason, shaper.ErrUnavailable):
 		return unavailable
 	}
 	return otherError

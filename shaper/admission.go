@@ -15,7 +15,11 @@ type rejection struct {
 }
 
 func (r rejection) value() RejectError {
-	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, deadline: r.deadline}
+	err := RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter}
+	if r.deadline {
+		err.also = missedDeadline
+	}
+	return err
 }
 
 // A judgement is what a request meets at entry.

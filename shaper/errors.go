@@ -87,8 +87,9 @@ func isOwnFault(err error) bool {
 // A RejectError is returned for a request that is refused. It says why, and when the
 // same request would be admitted.
 type RejectError struct {
-	// Reason is [ErrQueueFull], [ErrTooLate], [ErrTooCostly], [ErrClosed] or
-	// [ErrUnavailable].
+	// Reason is exactly one of [ErrQueueFull], [ErrTooLate], [ErrTooCostly], [ErrClosed] and
+	// [ErrUnavailable], so it can be compared, as in a switch. If there is more to say, such
+	// as why the [Bucket] can't be used, Error says it.
 	Reason error
 
 	// RetryAfter is the time after which the same call, with the same time
@@ -106,28 +107,46 @@ type RejectError struct {
 	// takes anything.
 	RetryAfter time.Duration
 
-	deadline bool // The request would have missed its context's deadline.
+	also *alsoError // what the error is beside Reason; nil: nothing
 }
+
+// An alsoError is the second error that a [RejectError] is. It has no more than a pointer's
+// size there, as most refusals have none.
+type alsoError struct {
+	error
+	isCause bool // it says why, so it is a part of the text
+}
+
+// missedDeadline is for a request that would have missed its context's deadline.
+var missedDeadline = &alsoError{error: context.DeadlineExceeded}
 
 // Error returns the reason and, if trying again helps, after how long to do so.
 func (e *RejectError) Error() string {
-	if e.Reason == nil { // Made by hand.
+	if e.Reason == nil || e.RetryAfter <= 0 {
+		return e.why()
+	}
+	return fmt.Sprintf("%s (retry after %v)", e.why(), e.RetryAfter)
+}
+
+// why returns the reason with its cause, if there is one.
+func (e *RejectError) why() string {
+	switch {
+	case e.Reason == nil: // Made by hand.
 		return "shaper: refused"
+	case e.also != nil && e.also.isCause:
+		return e.Reason.Error() + ": " + e.also.Error()
 	}
-	if e.RetryAfter <= 0 {
-		return e.Reason.Error()
-	}
-	return fmt.Sprintf("%v (retry after %v)", e.Reason, e.RetryAfter)
+	return e.Reason.Error()
 }
 
 // Unwrap returns Reason.
 func (e *RejectError) Unwrap() error { return e.Reason }
 
-// Is reports whether target is [context.DeadlineExceeded] and the request was refused
-// because it would have missed its context's deadline: such an error is that as well as
-// [ErrTooLate].
+// Is reports whether target is what the error is beside Reason: [context.DeadlineExceeded],
+// if the request was refused because it would have missed its context's deadline, or the
+// cause that Error tells.
 func (e *RejectError) Is(target error) bool {
-	return e.deadline && target == context.DeadlineExceeded
+	return e.also != nil && errors.Is(e.also.error, target)
 }
 
 // Timeout reports whether the request was refused because it would have missed its
@@ -137,4 +156,4 @@ func (e *RejectError) Is(target error) bool {
 // [net/url.Error], [os.IsTimeout] and [net.Error] ask this method. So they report the
 // Timeout of an http.Client that a [Transport] foresees as they report one that has
 // passed.
-func (e *RejectError) Timeout() bool { return e.deadline }
+func (e *RejectError) Timeout() bool { return e.also == missedDeadline }

@@ -56,7 +56,7 @@ func (l *refusalLog) logRefusal(ctx context.Context, err error) {
 // may name a key.
 func reasonOf(err error) string {
 	if rejected, ok := errors.AsType[*RejectError](err); ok {
-		return rejected.Reason.Error()
+		return rejected.why()
 	}
 	if errors.Is(err, serverconn.ErrBody) {
 		return serverconn.ErrBody.Error()

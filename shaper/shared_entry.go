@@ -83,7 +83,7 @@ func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) d
 func (ls *lease) unavailableErrorLocked(now int64) *RejectError {
 	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(ls.backend.probeAt-now, int64(shortestSeatWait)))}
 	if slow, ok := ls.backend.err.(tooSlowError); ok {
-		err.Reason = unavailableError{slow}
+		err.also = &alsoError{slow, true}
 	}
 	return err
 }

@@ -177,7 +177,7 @@ func TestSlackBelowTheRoundTripIsToldClearly(t *testing.T) {
 		go func() { done <- p.wait(context.Background(), 0, 1) }()
 		p.at(time.Second)
 		err := s.Wait(context.Background())
-		require.ErrorIs(t, err, shaper.ErrUnavailable)
+		require.Equal(t, shaper.ErrUnavailable, refusal(t, err).Reason, "so that a switch finds it")
 		require.ErrorContains(t, err, "Limits.Slack is 5ms, which is not above the round trip of 20ms to the shared bucket")
 		require.ErrorContains(t, s.Stats().Bucket.Err, "Limits.Slack is 5ms")
 		require.Less(t, len(p.Log()), 12)

@@ -195,13 +195,6 @@ func (s *sharedLevels) stateOf(b *backend) BucketState {
 	}
 }
 
-// An unavailableError is [ErrUnavailable] with the reason.
-type unavailableError struct{ why error }
-
-func (e unavailableError) Error() string        { return fmt.Sprintf("%v: %v", ErrUnavailable, e.why) }
-func (e unavailableError) Unwrap() error        { return e.why }
-func (e unavailableError) Is(target error) bool { return target == ErrUnavailable }
-
 // A tooSlowError says that slots can't be used in time.
 type tooSlowError struct{ slack, rtt time.Duration }
 
