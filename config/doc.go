@@ -44,7 +44,8 @@
 //
 // A file is read strictly, because whoever changes it seldom sees what it does at once.
 // Unknown fields, keys that stand twice, keys without a value, several documents,
-// anchors, aliases and tags are mistakes, and so is a file that is empty, larger than
-// 1 MiB or has more than 100,000 rules. Nothing is replaced by values of the
-// environment. [Errors] has all mistakes at once, each with file, line and column.
+// anchors, aliases, tags and characters at which only some programs end a line are
+// mistakes, and so is a file that is empty, larger than 1 MiB or has more than 100,000
+// rules. Nothing is replaced by values of the environment. [Errors] has all mistakes at
+// once, each with file, line and column, and with the rule and the field.
 package config

@@ -49,22 +49,38 @@ type Error struct {
 	Line   int `json:"line"`
 	Column int `json:"column"`
 
+	// Rule is the key of the rule that has the mistake in its limits, "default" for the
+	// default, and "" for a mistake elsewhere, such as in the key itself. Field is the field
+	// whose value is wrong, such as "depth" or "candidate.depth", and "" for a mistake
+	// elsewhere, such as in limits that are one text.
+	Rule  string `json:"rule"`
+	Field string `json:"field"`
+
 	Text    string `json:"text"` // what is wrong, the beginning of it if it is long; "" if it is something missing
 	Message string `json:"message"`
 
 	err error // what the operating system said
 }
 
-// Error returns "file:line:column: text: message".
+// Error returns file:line:column: rule "key": field text: message, without the parts that
+// are empty.
 func (e *Error) Error() string {
-	where := e.File
+	message := e.File
 	if e.Line > 0 {
-		where = fmt.Sprintf("%s:%d:%d", e.File, e.Line, e.Column)
+		message += fmt.Sprintf(":%d:%d", e.Line, e.Column)
 	}
-	if e.Text == "" {
-		return where + ": " + e.Message
+	message += ": "
+	if e.Rule != "" {
+		message += "rule " + strconv.Quote(e.Rule) + ": "
 	}
-	return where + ": " + quoted(e.Text) + ": " + e.Message
+	text := e.Text
+	if text != "" {
+		text = quoted(text)
+	}
+	if wrong := strings.TrimSpace(e.Field + " " + text); wrong != "" {
+		message += wrong + ": "
+	}
+	return message + e.Message
 }
 
 // Unwrap returns the error of the operating system for a file that could not be read,

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -56,13 +57,26 @@ type parser struct {
 	layer layer
 	errs  Errors
 
+	// inRule and inField say where the parser is, as in [Error].
+	inRule, inField string
+
 	// Where rest looked last: in lines[line-1], at the byte offset of that column.
 	line, column, offset int
 }
 
 // report adds a mistake.
 func (p *parser) report(line, column int, text, message string) {
-	p.errs = append(p.errs, &Error{File: p.name, Line: line, Column: column, Text: shortened(text, maxText), Message: message})
+	p.errs = append(p.errs, &Error{
+		File: p.name, Line: line, Column: column, Rule: shortened(p.inRule, maxText), Field: p.inField, Text: shortened(text, maxText), Message: message,
+	})
+}
+
+// within calls do, in which all mistakes are those of a rule and of a field of it.
+func (p *parser) within(rule, field string, do func()) {
+	outerRule, outerField := p.inRule, p.inField
+	p.inRule, p.inField = rule, field
+	do()
+	p.inRule, p.inField = outerRule, outerField
 }
 
 // reportAt adds a mistake that is the whole node.
@@ -99,8 +113,8 @@ func (p *parser) rest(n *yaml.Node) string {
 
 // document returns the root of the only document in the text, or nil after a mistake.
 func (p *parser) document(text []byte) *yaml.Node {
-	if !utf8.Valid(text) {
-		p.reportEncoding()
+	if !utf8.Valid(text) || bytes.ContainsFunc(text, isForbidden) {
+		p.reportCharacter(utf8.Valid(text))
 		return nil
 	}
 	loader, err := yaml.NewLoader(bytes.NewReader(text))
@@ -130,13 +144,35 @@ func (p *parser) document(text []byte) *yaml.Node {
 	return first.Content[0]
 }
 
-// reportEncoding reports the first byte that is not UTF-8.
-func (p *parser) reportEncoding() {
+// isForbidden reports whether a character must not stand in a file. Of those that YAML
+// allows these are the ones at which some programs end a line and others do not, so that
+// a part of a comment can be a rule.
+func isForbidden(r rune) bool {
+	switch r {
+	case '\t', '\n', '\r':
+		return false
+	case '\u0085', '\u2028', '\u2029', '\ufffe', '\uffff':
+		return true
+	}
+	return r < ' '
+}
+
+// reportCharacter reports the first forbidden character, or if the text is not valid
+// UTF-8 the first byte that is not.
+func (p *parser) reportCharacter(valid bool) {
 	for i, line := range p.lines {
 		column := 1
 		for at, r := range line {
-			if _, size := utf8.DecodeRuneInString(line[at:]); r == utf8.RuneError && size <= 1 {
+			_, size := utf8.DecodeRuneInString(line[at:])
+			switch {
+			case !valid && r == utf8.RuneError && size <= 1:
 				p.report(i+1, column, "", fmt.Sprintf("byte %#x is not UTF-8", line[at]))
+				return
+			case valid && isForbidden(r) && (r == '\u0085' || r == '\u2028' || r == '\u2029'):
+				p.report(i+1, column, string(r), fmt.Sprintf("not allowed: some programs end a line at the character %U, and others do not", r))
+				return
+			case valid && isForbidden(r):
+				p.report(i+1, column, string(r), fmt.Sprintf("not YAML: control characters are not allowed, and this is %U", r))
 				return
 			}
 			column++
@@ -165,8 +201,30 @@ func (p *parser) reportSyntax(err error) {
 
 // refuseReferences reports all that makes a node stand for something that is written
 // elsewhere. A few hundred bytes of aliases can stand for gigabytes, and none of this is
-// needed to write rules.
-func (p *parser) refuseReferences(n *yaml.Node) {
+// needed to write rules. path has the names in the mappings above the node.
+func (p *parser) refuseReferences(n *yaml.Node, path ...string) {
+	rule, field := "", ""
+	switch {
+	case len(path) > 0 && path[0] == "default":
+		rule, field = "default", strings.Join(path[1:], ".")
+	case len(path) > 1 && path[0] == "limits":
+		rule, field = path[1], strings.Join(path[2:], ".")
+	}
+	p.within(rule, field, func() { p.refuseReference(n) })
+	for i, child := range n.Content {
+		below := path
+		if n.Kind == yaml.MappingNode && i%2 == 1 && len(path) < len(deepest) {
+			below = append(slices.Clip(path), n.Content[i-1].Value)
+		}
+		p.refuseReferences(child, below...)
+	}
+}
+
+// deepest is a path of the greatest depth that a file has.
+var deepest = []string{"limits", "api", "candidate", "rate"}
+
+// refuseReference is refuseReferences for one node without those below it.
+func (p *parser) refuseReference(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
 		p.report(n.Line, n.Column, "*"+n.Value, "aliases are not allowed: write the limits out")
@@ -174,9 +232,6 @@ func (p *parser) refuseReferences(n *yaml.Node) {
 		p.report(n.Line, n.Column, "&"+n.Anchor, "anchors are not allowed: write the limits out")
 	case n.Style&yaml.TaggedStyle != 0:
 		p.report(n.Line, n.Column, n.Tag, "tags are not allowed")
-	}
-	for _, child := range n.Content {
-		p.refuseReferences(child)
 	}
 }
 
@@ -285,10 +340,12 @@ func (p *parser) rule(prefix string, key, value *yaml.Node) {
 		return
 	}
 	rule := Rule{Key: prefix, File: p.name, Line: key.Line}
-	var ok bool
-	if rule.Limits, rule.Candidate, ok = p.limits(value, true); ok {
-		p.layer.rules = append(p.layer.rules, rule)
-	}
+	p.within(cmp.Or(prefix, "default"), "", func() {
+		var ok bool
+		if rule.Limits, rule.Candidate, ok = p.limits(value, ""); ok {
+			p.layer.rules = append(p.layer.rules, rule)
+		}
+	})
 }
 
 // isNull reports whether a node is ~, null, or nothing at all.

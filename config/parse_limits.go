@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -17,8 +18,9 @@ import (
 var fieldNames = []string{"rate", "burst", "depth", "wait", "slack", "inflight", "candidate"}
 
 // limits reads limits in either form: as the text that [shaper.ParseLimits] reads, or
-// as a mapping. ok is false if they have mistakes.
-func (p *parser) limits(n *yaml.Node, mayHaveCandidate bool) (l shaper.Limits, candidate *shaper.Limits, ok bool) {
+// as a mapping. Those of a candidate have the prefix "candidate." before the names of
+// their fields. ok is false if they have mistakes.
+func (p *parser) limits(n *yaml.Node, prefix string) (l shaper.Limits, candidate *shaper.Limits, ok bool) {
 	switch n.Kind {
 	case yaml.ScalarNode:
 		l, ok = p.text(n, "", n.Value)
@@ -32,7 +34,7 @@ func (p *parser) limits(n *yaml.Node, mayHaveCandidate bool) (l shaper.Limits, c
 	}
 
 	names, before := fieldNames, len(p.errs)
-	if !mayHaveCandidate {
+	if prefix != "" {
 		names = fieldNames[:len(fieldNames)-1]
 	}
 	at := map[string]*yaml.Node{}
@@ -42,29 +44,18 @@ func (p *parser) limits(n *yaml.Node, mayHaveCandidate bool) (l shaper.Limits, c
 			p.reportAt(key, "has no value: write one, or leave it out")
 			return
 		}
-		if value.Kind != yaml.ScalarNode && name != "candidate" {
-			if value.Kind != yaml.AliasNode {
+		p.within(p.inRule, prefix+name, func() {
+			switch {
+			case name == "candidate":
+				c, _, _ := p.limits(value, "candidate.")
+				candidate = &c
+			case value.Kind == yaml.AliasNode:
+			case value.Kind != yaml.ScalarNode:
 				p.reportAt(value, "expected the "+name+", which is a single value")
+			default:
+				p.set(&l, name, value)
 			}
-			return
-		}
-		switch name {
-		case "rate":
-			l.Rate = p.rate(value).Rate
-		case "burst":
-			l.Burst = p.integer(value)
-		case "depth":
-			l.Depth = p.integer(value)
-		case "wait":
-			l.MaxWait = p.duration(value)
-		case "slack":
-			l.Slack = p.duration(value)
-		case "inflight":
-			l.InFlight = p.integer(value)
-		case "candidate":
-			c, _, _ := p.limits(value, false)
-			candidate = &c
-		}
+		})
 	})
 	if at["rate"] == nil {
 		p.reportAt(n, "these limits have no rate")
@@ -74,14 +65,32 @@ func (p *parser) limits(n *yaml.Node, mayHaveCandidate bool) (l shaper.Limits, c
 	}
 	if err := l.Validate(); err != nil {
 		// Each number is right by itself, so it is the burst that goes with the rate.
-		offender := at["burst"]
-		if offender == nil {
-			offender = at["rate"]
+		offender := "burst"
+		if at["burst"] == nil {
+			offender = "rate"
 		}
-		p.reportAt(offender, strings.TrimPrefix(err.Error(), "shaper: "))
+		p.within(p.inRule, prefix+offender, func() { p.reportAt(at[offender], strings.TrimPrefix(err.Error(), "shaper: ")) })
 		return l, nil, false
 	}
 	return l, candidate, true
+}
+
+// set reads a field of limits that is a single value.
+func (p *parser) set(l *shaper.Limits, name string, value *yaml.Node) {
+	switch name {
+	case "rate":
+		l.Rate = p.rate(value).Rate
+	case "burst":
+		l.Burst = p.integer(value)
+	case "depth":
+		l.Depth = p.integer(value)
+	case "wait":
+		l.MaxWait = p.duration(value)
+	case "slack":
+		l.Slack = p.duration(value)
+	case "inflight":
+		l.InFlight = p.integer(value)
+	}
 }
 
 // text reads prefix and value together as the text form of limits, and reports a
@@ -91,23 +100,12 @@ func (p *parser) text(n *yaml.Node, prefix, value string) (shaper.Limits, bool) 
 	if err == nil {
 		return l, true
 	}
-	offset, reason := placeOf(err)
+	offset, reason := 0, err.Error()
+	if mistake, ok := errors.AsType[*shaper.ParseError](err); ok {
+		offset, reason = mistake.Column-1, mistake.Reason
+	}
 	p.report(n.Line, p.columnIn(n, offset-len(prefix)), p.textOf(n), reason)
 	return l, false
-}
-
-// placeOf returns what is wrong by an error of [shaper.ParseLimits], and the offset at
-// which, without the text, which that error quotes first.
-func placeOf(err error) (offset int, reason string) {
-	const column = ", column "
-	message := err.Error()
-	if i := strings.LastIndex(message, column); i >= 0 {
-		number, after, _ := strings.Cut(message[i+len(column):], ": ")
-		if from1, err := strconv.Atoi(number); err == nil {
-			return from1 - 1, after
-		}
-	}
-	return 0, message
 }
 
 // columnIn returns the column of the byte at offset in the value of n, or that of n

@@ -28,52 +28,52 @@ func mistakes(t *testing.T, text string) []string {
 func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		// Names.
-		{"default: {rate: 1/s, burts: 5}", `f:1:22: burts: did you mean burst?`},
-		{"default: {rate: 1/s, Burst: 5}", `f:1:22: Burst: did you mean burst?`},
-		{"default: {rate: 1/s, in_flight: 5}", `f:1:22: in_flight: did you mean inflight?`},
-		{"default: {rate: 1/s, colour: 5}", `f:1:22: colour: unknown, expected rate, burst, depth, wait, slack, inflight or candidate`},
-		{"default: {rate: 1/s, candidate: {rate: 1/s, candidate: 1/s}}", `f:1:45: candidate: unknown, expected rate, burst, depth, wait, slack or inflight`},
+		{"default: {rate: 1/s, burts: 5}", `f:1:22: rule "default": burts: did you mean burst?`},
+		{"default: {rate: 1/s, Burst: 5}", `f:1:22: rule "default": Burst: did you mean burst?`},
+		{"default: {rate: 1/s, in_flight: 5}", `f:1:22: rule "default": in_flight: did you mean inflight?`},
+		{"default: {rate: 1/s, colour: 5}", `f:1:22: rule "default": colour: unknown, expected rate, burst, depth, wait, slack, inflight or candidate`},
+		{"default: {rate: 1/s, candidate: {rate: 1/s, candidate: 1/s}}", `f:1:45: rule "default": candidate candidate: unknown, expected rate, burst, depth, wait, slack or inflight`},
 		{"limit: {api: 1/s}", `f:1:1: limit: did you mean limits?`},
 		{"api: 1/s", `f:1:1: api: unknown, expected default or limits`},
 		{"default: 1/s\ndefault: 2/s", `f:2:1: default: stands on line 1 already`},
-		{"default: {rate: 1/s, rate: 2/s}", `f:1:22: rate: stands on line 1 already`},
+		{"default: {rate: 1/s, rate: 2/s}", `f:1:22: rule "default": rate: stands on line 1 already`},
 		{"limits:\n  a: 1/s\n  b: 1/s\n  a: 2/s", `f:4:3: a: stands on line 2 already`},
 		{"limits:\n  a: 1/s\n  'a': ~", `f:3:3: a: stands on line 2 already`},
 		{"limits:\n  ~: 1/s", `f:2:3: "~": expected a key; this has a meaning of its own in YAML unless it stands in quotes`},
 		{"limits:\n  <<: {a: 1/s}", `f:2:3: "<<": expected a key; this has a meaning of its own in YAML unless it stands in quotes`},
 		{"limits:\n  ? [a]\n  : 1/s", `f:2:5: "[a]": expected a key, which is a single text`},
 		// Limits as text. Columns are those of the mistake.
-		{"default: 50/x", `f:1:13: 50/x: expected a unit: ns us ms s sec min h hour d day`},
-		{"default: 50", `f:1:12: 50: expected / and a unit, or per and a duration`},
-		{"default: \"50/s dept 3\"", `f:1:16: "50/s dept 3": expected burst, depth, wait, slack or inflight`},
-		{"default: \"50/s \\x64ept 3\"", `f:1:10: "50/s dept 3": expected burst, depth, wait, slack or inflight`},
-		{"default: 0/s", `f:1:10: 0/s: Limits.Rate is 0, must be above 0`},
-		{"default: 1 per 300d burst 3", `f:1:27: "1 per 300d burst 3": Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
-		{"default: ''", `f:1:11: "''": expected a rate such as 50/s, 1 per 2s or inf`},
-		{"default: " + strings.Repeat("é", 50), `f:1:10: "` + strings.Repeat("é", 30) + `…": expected a rate such as 50/s, 1 per 2s or inf`},
-		{"default: ${RATE}/s", `f:1:10: "${RATE}/s": expected a rate such as 50/s, 1 per 2s or inf`},
-		{"default: [1/s]", `f:1:10: "[1/s]": expected limits, such as 50/s depth 100 or {rate: 50/s, depth: 100}`},
+		{"default: 50/x", `f:1:13: rule "default": 50/x: expected a unit: ns us ms s sec min h hour d day`},
+		{"default: 50", `f:1:12: rule "default": 50: expected / and a unit, or per and a duration`},
+		{"default: \"50/s dept 3\"", `f:1:16: rule "default": "50/s dept 3": expected burst, depth, wait, slack or inflight`},
+		{"default: \"50/s \\x64ept 3\"", `f:1:10: rule "default": "50/s dept 3": expected burst, depth, wait, slack or inflight`},
+		{"default: 0/s", `f:1:10: rule "default": 0/s: Limits.Rate is 0, must be above 0`},
+		{"default: 1 per 300d burst 3", `f:1:27: rule "default": "1 per 300d burst 3": Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
+		{"default: ''", `f:1:11: rule "default": "''": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: " + strings.Repeat("é", 50), `f:1:10: rule "default": "` + strings.Repeat("é", 30) + `…": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: ${RATE}/s", `f:1:10: rule "default": "${RATE}/s": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: [1/s]", `f:1:10: rule "default": "[1/s]": expected limits, such as 50/s depth 100 or {rate: 50/s, depth: 100}`},
 		// Limits as a mapping.
-		{"default: {depth: 3}", `f:1:10: "{depth: 3}": these limits have no rate`},
-		{"default: {}", `f:1:10: "{}": these limits have no rate`},
-		{"default: {rate: 50/s depth 3}", `f:1:17: "50/s depth 3": expected only a rate, such as 50/s, 1 per 2s or inf`},
-		{"default: {rate: '10, 1/s'}", `f:1:17: "10, 1/s": expected only a rate, such as 50/s, 1 per 2s or inf`},
-		{"default: {rate: .inf}", `f:1:17: .inf: expected a rate such as 50/s, 1 per 2s or inf`},
-		{"default: {rate: 1 per 2x}", `f:1:24: "1 per 2x": expected a unit: ns us ms s sec min h hour d day`},
-		{"default: {rate: [1/s]}", `f:1:17: "[1/s]}": expected the rate, which is a single value`},
-		{"default: {rate: 1/s, wait: 2}", `f:1:29: 2: expected a unit: ns us ms s sec min h hour d day`},
-		{"default: {rate: 1/s, wait: 2s depth 3}", `f:1:28: "2s depth 3": expected a duration such as 2s or 1.5h`},
-		{"default: {rate: 1/s, slack: }", `f:1:22: slack: has no value: write one, or leave it out`},
-		{"default: {rate: 1/s, burst: -1}", `f:1:29: -1: expected a whole number such as 100`},
-		{"default: {rate: 1/s, burst: '5'}", `f:1:29: 5: expected a whole number such as 100`},
-		{"default: {rate: 1/s, burst: 0x10}", `f:1:29: 0x10: expected a whole number such as 100`},
-		{"default: {rate: 1/s, burst: 1_000}", `f:1:29: 1_000: expected a whole number such as 100`},
-		{"default: {rate: 1/s, depth: 1.5}", `f:1:29: 1.5: expected a whole number such as 100`},
-		{"default: {rate: 1/s, depth: 010}", `f:1:29: 010: a 0 in front makes it octal for some: write 10`},
-		{"default: {rate: 1/s, inflight: ~}", `f:1:22: inflight: has no value: write one, or leave it out`},
-		{"default: {burst: 3, rate: 1 per 300d}", `f:1:18: 3: Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
-		{"default: {rate: 1/s, candidate: 0/s}", `f:1:33: 0/s: Limits.Rate is 0, must be above 0`},
-		{"default: {rate: 1/s, candidate: ~}", `f:1:22: candidate: has no value: write one, or leave it out`},
+		{"default: {depth: 3}", `f:1:10: rule "default": "{depth: 3}": these limits have no rate`},
+		{"default: {}", `f:1:10: rule "default": "{}": these limits have no rate`},
+		{"default: {rate: 50/s depth 3}", `f:1:17: rule "default": rate "50/s depth 3": expected only a rate, such as 50/s, 1 per 2s or inf`},
+		{"default: {rate: '10, 1/s'}", `f:1:17: rule "default": rate "10, 1/s": expected only a rate, such as 50/s, 1 per 2s or inf`},
+		{"default: {rate: .inf}", `f:1:17: rule "default": rate .inf: expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: {rate: 1 per 2x}", `f:1:24: rule "default": rate "1 per 2x": expected a unit: ns us ms s sec min h hour d day`},
+		{"default: {rate: [1/s]}", `f:1:17: rule "default": rate "[1/s]}": expected the rate, which is a single value`},
+		{"default: {rate: 1/s, wait: 2}", `f:1:29: rule "default": wait 2: expected a unit: ns us ms s sec min h hour d day`},
+		{"default: {rate: 1/s, wait: 2s depth 3}", `f:1:28: rule "default": wait "2s depth 3": expected a duration such as 2s or 1.5h`},
+		{"default: {rate: 1/s, slack: }", `f:1:22: rule "default": slack: has no value: write one, or leave it out`},
+		{"default: {rate: 1/s, burst: -1}", `f:1:29: rule "default": burst -1: expected a whole number such as 100`},
+		{"default: {rate: 1/s, burst: '5'}", `f:1:29: rule "default": burst 5: expected a whole number such as 100`},
+		{"default: {rate: 1/s, burst: 0x10}", `f:1:29: rule "default": burst 0x10: expected a whole number such as 100`},
+		{"default: {rate: 1/s, burst: 1_000}", `f:1:29: rule "default": burst 1_000: expected a whole number such as 100`},
+		{"default: {rate: 1/s, depth: 1.5}", `f:1:29: rule "default": depth 1.5: expected a whole number such as 100`},
+		{"default: {rate: 1/s, depth: 010}", `f:1:29: rule "default": depth 010: a 0 in front makes it octal for some: write 10`},
+		{"default: {rate: 1/s, inflight: ~}", `f:1:22: rule "default": inflight: has no value: write one, or leave it out`},
+		{"default: {burst: 3, rate: 1 per 300d}", `f:1:18: rule "default": burst 3: Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
+		{"default: {rate: 1/s, candidate: 0/s}", `f:1:33: rule "default": candidate 0/s: Limits.Rate is 0, must be above 0`},
+		{"default: {rate: 1/s, candidate: ~}", `f:1:22: rule "default": candidate: has no value: write one, or leave it out`},
 		// What is cut off must not mean that a rule is taken away, or that there are none.
 		{"limits:\n  api:", `f:2:3: api: has no limits: write some, such as 50/s depth 100, or ~ to take the rule away`},
 		{"default:", `f:1:1: default: has no limits: write some, such as 50/s depth 100, or ~ to take the rule away`},
@@ -99,14 +99,17 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"limits: {a%41/%ff: 1/s}", `f:1:10: a%41/%ff: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped, and a "%" is written "%25": write aA/%25ff`},
 		{"limits:\n ? " + strings.Repeat("k", 300) + "\n : 1/s", "f:2:4: \"" + strings.Repeat("k", 60) + "…\": of a part longer than 256 bytes a key has the beginning and a hash: write \"" + shaper.Join(strings.Repeat("k", 300)) + "\""},
 		// References.
-		{"default: &a 1/s", `f:1:10: "&a": anchors are not allowed: write the limits out`},
-		{"limits: {a: &x 1/s, b: *x}", "f:1:13: \"&x\": anchors are not allowed: write the limits out\nf:1:24: \"*x\": aliases are not allowed: write the limits out"},
-		{"limits: {a: !!str 1/s}", `f:1:13: "!!str": tags are not allowed`},
-		{"limits: {a: !limits 1/s}", `f:1:13: "!limits": tags are not allowed`},
+		{"default: &a 1/s", `f:1:10: rule "default": "&a": anchors are not allowed: write the limits out`},
+		{"limits: {a: &x 1/s, b: *x}", "f:1:13: rule \"a\": \"&x\": anchors are not allowed: write the limits out\nf:1:24: rule \"b\": \"*x\": aliases are not allowed: write the limits out"},
+		{"limits: {a: !!str 1/s}", `f:1:13: rule "a": "!!str": tags are not allowed`},
+		{"limits: {a: !limits 1/s}", `f:1:13: rule "a": "!limits": tags are not allowed`},
 		// Not YAML, not text.
 		{"default: 1/s\nlimits: {a: 1/s", `f:2:9: "{a: 1/s": not YAML: did not find expected ',' or '}' (while parsing a flow mapping, line 2)`},
 		{"default: 1/s\n\tlimits: 2", "f:2:1: \"limits: 2\": not YAML: found a tab character that violates indentation (while scanning a plain scalar, line 1)"},
 		{"default: 1/s\nlimits: {é\xff: 1/s}", `f:2:11: byte 0xff is not UTF-8`},
+		{"default: 1/s\nlimits: {é\b: 1/s}", `f:2:11: "\b": not YAML: control characters are not allowed, and this is U+0008`},
+		{"default: 1/s # \x00", `f:1:16: "\x00": not YAML: control characters are not allowed, and this is U+0000`},
+		{"default: 1/s\n# \uffff", `f:2:3: "\uffff": not YAML: control characters are not allowed, and this is U+FFFF`},
 	} {
 		t.Run(fmt.Sprintf("%.60q", c.text), func(t *testing.T) {
 			require.Equal(t, strings.Split(c.want, "\n"), mistakes(t, c.text))
@@ -117,14 +120,14 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 func TestAllMistakesAreReportedAtOnce(t *testing.T) {
 	require.Equal(t, []string{
 		`f:1:1: defualt: did you mean default?`,
-		`f:3:11: 50/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:3:11: rule "a": 50/x: expected a unit: ns us ms s sec min h hour d day`,
 		`f:4:3: b//c: an empty part is written "-", and a "/" within a part is written "%2F": write b/-/c or b%2F%2Fc`,
-		`f:4:10: nothing: expected a rate such as 50/s, 1 per 2s or inf`,
-		`f:5:6: "{depth: -1, burts: 3}": these limits have no rate`,
-		`f:5:14: -1: expected a whole number such as 100`,
-		`f:5:18: burts: did you mean burst?`,
-		`f:7:13: 1/w: expected a unit: ns us ms s sec min h hour d day`,
-		`f:8:23: 0/s: Limits.Rate is 0, must be above 0`,
+		`f:4:10: rule "b//c": nothing: expected a rate such as 50/s, 1 per 2s or inf`,
+		`f:5:6: rule "d": "{depth: -1, burts: 3}": these limits have no rate`,
+		`f:5:14: rule "d": depth -1: expected a whole number such as 100`,
+		`f:5:18: rule "d": burts: did you mean burst?`,
+		`f:7:13: rule "e": rate 1/w: expected a unit: ns us ms s sec min h hour d day`,
+		`f:8:23: rule "e": candidate.rate 0/s: Limits.Rate is 0, must be above 0`,
 	}, mistakes(t, `defualt: 5/s
 limits:
   a:   50/x
@@ -138,14 +141,17 @@ limits:
 }
 
 func TestMistakesAsJSON(t *testing.T) {
-	_, err := config.Parse("dir/f.yaml", []byte("limits:\n  ä: {rate: 1/s, burts: \"5\"}\n  b: ~x\n"))
+	_, err := config.Parse("dir/f.yaml", []byte("limits:\n  ä: {rate: 1/s, burts: \"5\"}\n  b: ~x\n"+
+		"  login: {rate: 1/min,  depth: -1}\n  c: {rate: 1/s, candidate: {rate: 1/s, depth: -1}}\n"))
 	errs, ok := errors.AsType[config.Errors](err)
 	require.True(t, ok)
 	text, err := json.Marshal(errs)
 	require.NoError(t, err)
 	require.JSONEq(t, `[
-		{"file": "dir/f.yaml", "line": 2, "column": 18, "text": "burts", "message": "did you mean burst?"},
-		{"file": "dir/f.yaml", "line": 3, "column": 6, "text": "~x", "message": "expected a rate such as 50/s, 1 per 2s or inf"}
+		{"file": "dir/f.yaml", "line": 2, "column": 18, "rule": "ä", "field": "", "text": "burts", "message": "did you mean burst?"},
+		{"file": "dir/f.yaml", "line": 3, "column": 6, "rule": "b", "field": "", "text": "~x", "message": "expected a rate such as 50/s, 1 per 2s or inf"},
+		{"file": "dir/f.yaml", "line": 4, "column": 32, "rule": "login", "field": "depth", "text": "-1", "message": "expected a whole number such as 100"},
+		{"file": "dir/f.yaml", "line": 5, "column": 48, "rule": "c", "field": "candidate.depth", "text": "-1", "message": "expected a whole number such as 100"}
 	]`, string(text))
 	one, ok := errors.AsType[*config.Error](error(errs))
 	require.True(t, ok)
@@ -158,9 +164,30 @@ func TestEditorsMarksAndLineEndsDoNoHarm(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, 3, rule.Line)
 	require.Equal(t, []string{
-		`f:1:12: 1/x: expected a unit: ns us ms s sec min h hour d day`,
-		`f:3:11: 2/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:1:12: rule "default": 1/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:3:11: rule "api": 2/x: expected a unit: ns us ms s sec min h hour d day`,
 	}, mistakes(t, "\ufeffdefault: 1/x\r\nlimits:\r\n  api: \"2/x\"\r\n"))
+}
+
+// To YAML 1.2 and to most editors the first line is one comment. A reader that ends it at
+// such a character puts 1000/s in force.
+func TestNoPartOfACommentIsARule(t *testing.T) {
+	for _, c := range []string{"\u0085", "\u2028", "\u2029"} {
+		message := fmt.Sprintf(": %q: not allowed: some programs end a line at the character %U, and others do not", c, []rune(c)[0])
+		for text, at := range map[string]string{
+			"# harmless" + c + "default: 1000/s depth 3\n":     "f:1:11",
+			"default: 1/s\r\n# é" + c + "limits: {api: 1/s}\n": "f:2:4",
+			"limits:\n  'é" + c + "b': 1/s\n":                  "f:2:5",
+			"limits:\n  \"a" + c + "b\": 1/s\n":                "f:2:5",
+			"\ufeffdefault: 1/s" + c:                           "f:1:13",
+		} {
+			require.Equal(t, []string{at + message}, mistakes(t, text))
+		}
+	}
+	// A key may have one, if it is written so that everybody sees it.
+	rules := parse(t, `limits: {"a\u2028b": 1/s}`)
+	_, err := rules.Limits("a\u2028b")
+	require.NoError(t, err)
 }
 
 func TestPlainKeysAreTheirText(t *testing.T) {

@@ -50,16 +50,19 @@ var units = []struct {
 // but neither sign nor exponent, and are read exactly: 20/min is the [rate.Limit]
 // nearest to a third. Units are ns, us, ms, s, sec, min, h, hour, d and day.
 //
-// For any other text, and for Limits that [Limits.Validate] rejects, the error quotes
-// the text and names the column (in bytes, from 1).
+// For any other text, and for Limits that [Limits.Validate] rejects, the error is a
+// [*ParseError].
 func ParseLimits(text string) (Limits, error) {
 	l, s := Limits{}, scanner{text: text}
 	if len(text) > maxText {
 		s.fail(maxText, fmt.Sprintf("expected at most %d bytes", maxText))
-		return Limits{}, s.err
+		return Limits{}, s.mistake
 	}
 	at := map[string]int{} // offset of the value of each name
 	first := s.next()
+	if before, _, _ := strings.Cut(first.text, ","); before == "inf" || strings.Contains(before, "/") {
+		s.refuseComma(first)
+	}
 	burst, seed := strings.CutSuffix(first.text, ",")
 	if seed {
 		at["burst"] = first.at
@@ -67,14 +70,14 @@ func ParseLimits(text string) (Limits, error) {
 		first = s.next()
 	}
 	l.Rate = s.rate(first)
-	for name := s.next(); name.text != "" && s.err == nil; name = s.next() {
+	for name := s.nextPlain(); name.text != "" && s.mistake == nil; name = s.nextPlain() {
 		if seed {
 			s.fail(name.at, `expected nothing after the form "10, 1/s"`)
 		}
 		if _, twice := at[name.text]; twice {
 			s.fail(name.at, "expected "+name.text+" only once")
 		}
-		value := s.next()
+		value := s.nextPlain()
 		at[name.text] = value.at
 		switch name.text {
 		case "burst":
@@ -99,10 +102,31 @@ func ParseLimits(text string) (Limits, error) {
 		}
 		s.fail(offender, strings.TrimPrefix(err.Error(), "shaper: "))
 	}
-	if s.err != nil {
-		return Limits{}, s.err
+	if s.mistake != nil {
+		return Limits{}, s.mistake
 	}
 	return l, nil
+}
+
+// A ParseError is a mistake in the text form of [Limits]. [ParseLimits] and
+// [Limits.UnmarshalText] return it.
+type ParseError struct {
+	Text   string // all of the text
+	Column int    // the byte in Text at which the mistake begins, from 1; len(Text)+1 if something is missing at the end
+	Reason string // such as "expected a unit: ns us ms s sec min h hour d day"
+}
+
+// Error returns the reason with the column and the text, of which it quotes at most the
+// first 60 bytes.
+func (e *ParseError) Error() string {
+	quote, more := e.Text, ""
+	if end := maxQuote; len(quote) > end {
+		for end > maxQuote-utf8.UTFMax && !utf8.RuneStart(quote[end]) {
+			end-- // do not cut a character in two
+		}
+		quote, more = quote[:end], "…"
+	}
+	return fmt.Sprintf("shaper: limits %q%s, column %d: %s", quote, more, e.Column, e.Reason)
 }
 
 // String returns the text form of l, which [ParseLimits] reads as exactly l if l is
@@ -199,28 +223,19 @@ type word struct {
 	at   int
 }
 
-// A scanner reads a text word by word. It keeps its first error; what its methods
-// return after that has no meaning.
+// A scanner reads a text word by word. It keeps its first mistake; the results of its
+// methods after that have no meaning.
 type scanner struct {
-	text string
-	at   int // offset of the first byte that has not been read
-	err  error
+	text    string
+	at      int // offset of the first byte that has not been read
+	mistake *ParseError
 }
 
-// fail records an error, if it is the first. The error quotes the text and names the
-// column of the byte at offset at.
+// fail records a mistake at an offset, if it is the first.
 func (s *scanner) fail(at int, reason string) {
-	if s.err != nil {
-		return
+	if s.mistake == nil {
+		s.mistake = &ParseError{Text: s.text, Column: at + 1, Reason: reason}
 	}
-	quote, more := s.text, ""
-	if end := maxQuote; len(quote) > end {
-		for end > maxQuote-utf8.UTFMax && !utf8.RuneStart(quote[end]) {
-			end-- // do not cut a character in two
-		}
-		quote, more = quote[:end], "…"
-	}
-	s.err = fmt.Errorf("shaper: limits %q%s, column %d: %s", quote, more, at+1, reason)
 }
 
 // next returns the next word, which is empty at the end of the text.
@@ -238,6 +253,20 @@ func (s *scanner) next() word {
 	return word{rest[:end], at}
 }
 
+// nextPlain returns the next word, which must not have a comma.
+func (s *scanner) nextPlain() word {
+	w := s.next()
+	s.refuseComma(w)
+	return w
+}
+
+// refuseComma fails at the comma in a word, if there is one.
+func (s *scanner) refuseComma(w word) {
+	if i := strings.IndexByte(w.text, ','); i >= 0 {
+		s.fail(w.at+i, `expected no comma: a blank is enough between words, and only the form "10, 1/s" has a comma`)
+	}
+}
+
 // rate returns the rate whose first word is w.
 func (s *scanner) rate(w word) rate.Limit {
 	if w.text == "inf" {
@@ -252,7 +281,7 @@ func (s *scanner) rate(w word) rate.Limit {
 		if per := s.next(); per.text != "per" {
 			s.fail(per.at, "expected / and a unit, or per and a duration")
 		}
-		w = s.next()
+		w = s.nextPlain()
 		period = s.duration(w)
 	}
 	if period == 0 {
@@ -287,8 +316,21 @@ func (s *scanner) unit(w word) time.Duration {
 			return unit.length
 		}
 	}
-	s.fail(w.at, "expected a unit: ns us ms s sec min h hour d day")
+	reason := "expected a unit: ns us ms s sec min h hour d day"
+	if hint := unitHints[w.text]; hint != "" {
+		reason += "; write " + hint
+	}
+	s.fail(w.at, reason)
 	return 0
+}
+
+// unitHints are the units that other names of them are likely to mean.
+var unitHints = map[string]string{
+	"second": "s or sec", "seconds": "s or sec", "secs": "s or sec", "S": "s",
+	"m": "min", "minute": "min", "minutes": "min", "mins": "min",
+	"hours": "h or hour", "hr": "h or hour", "hrs": "h or hour", "days": "d or day",
+	"msec": "ms", "millisecond": "ms", "milliseconds": "ms", "µs": "us", "μs": "us", "usec": "us", "microsecond": "us", "microseconds": "us",
+	"nsec": "ns", "nanosecond": "ns", "nanoseconds": "ns",
 }
 
 // integer returns the whole number that w says.

@@ -1,6 +1,7 @@
 package shaper_test
 
 import (
+	"errors"
 	"math"
 	"regexp"
 	"strconv"
@@ -114,8 +115,11 @@ var malformed = []struct {
 	{"50/", 4, "expected a unit"},
 	{"50/ s", 4, "expected a unit"},
 	{"50/S", 4, "expected a unit"},
-	{"50/m", 4, "expected a unit"},
-	{"50/µs", 4, "expected a unit"},
+	{"50/m", 4, "; write min"},
+	{"50/µs", 4, "expected a unit: ns us ms s sec min h hour d day; write us"},
+	{"50/second", 4, "expected a unit: ns us ms s sec min h hour d day; write s or sec"},
+	{"1000/minute", 6, "; write min"},
+	{"1 per 2hours", 8, "; write h or hour"},
 	{"50/inf", 4, "expected a unit"},
 	{"1/2s", 3, "expected a unit"},
 	{"1/s/s", 3, "expected a unit"},
@@ -134,7 +138,13 @@ var malformed = []struct {
 	{"5/s Depth 3", 5, "expected burst, depth, wait, slack or inflight"},
 	{"5/s 3", 5, "expected burst, depth, wait, slack or inflight"},
 	{"5/s inf", 5, "expected burst, depth, wait, slack or inflight"},
-	{"5/s, depth 3", 1, "expected a whole number"},
+	{"5/s, depth 3", 4, "expected no comma"},
+	{"5/s,depth 3", 4, "expected no comma"},
+	{"inf, depth 3", 4, "expected no comma"},
+	{"1 per 2s, depth 3", 9, "expected no comma"},
+	{"5/s depth 3, wait 2s", 12, "expected no comma"},
+	{"5/s wait 2s, depth 3", 12, "expected no comma"},
+	{"5/s wait 1,5s", 11, "expected no comma"},
 	{"5/s depth 3 depth 4", 13, "expected depth only once"},
 	{"5/s burst 1 wait 2s burst 1", 21, "expected burst only once"},
 	{"5/s burst", 10, "expected a whole number"},
@@ -205,6 +215,9 @@ func TestParseLimitsPointsAtTheMistake(t *testing.T) {
 		require.Error(t, err, test.text)
 		require.Zero(t, l, test.text)
 		column, reason := splitParseError(t, test.text, err)
+		mistake, ok := errors.AsType[*shaper.ParseError](err)
+		require.True(t, ok)
+		require.Equal(t, &shaper.ParseError{Text: test.text, Column: column, Reason: reason}, mistake)
 		require.Equal(t, test.column, column, "%s", err)
 		require.Contains(t, reason, test.reason)
 	}

@@ -105,5 +105,5 @@ func TestAFileWithMistakesServesNobody(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "shaper.yaml")
 	require.NoError(t, os.WriteFile(path, []byte("limits: {api: 50/s dept 3}"), 0o644))
 	_, err := newService(path)
-	require.ErrorContains(t, err, `shaper.yaml:1:20: "50/s dept 3": expected burst, depth, wait, slack or inflight`)
+	require.ErrorContains(t, err, `shaper.yaml:1:20: rule "api": "50/s dept 3": expected burst, depth, wait, slack or inflight`)
 }
