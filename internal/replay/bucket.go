@@ -1,13 +1,17 @@
 package replay
 
-import "time"
+import (
+	"time"
+
+	"example.com/leakybucket/internal/exact"
+)
 
 // A Bucket is a bucket to which requests come one after another, and none of them gives
 // up. So what becomes of a request is certain when it comes, and the bucket need only
 // remember which of them are in line. The zero Bucket is empty. Its methods are given its
 // Plan each time, so that many buckets may have one.
 type Bucket struct {
-	empty int128 // the instant at which the level reaches 0 if no other request comes
+	empty exact.Nanos // the instant at which the level reaches 0 if no other request comes
 	line  line
 }
 
@@ -22,7 +26,7 @@ func (b *Bucket) Arrive(p *Plan, at time.Duration, cost int) Fate {
 	if why := p.judge(r, wait, b.line.len()); why != Waiting {
 		return Fate{Result: why}
 	}
-	b.empty = p.left(b.empty, later(slot, p.instant(at)), cost)
+	b.empty = p.left(b.empty, exact.Later(slot, exact.At(int64(at))), cost)
 	if wait > 0 {
 		b.line.push(at + wait)
 	}
@@ -34,7 +38,7 @@ func (b *Bucket) Line() int { return b.line.len() }
 
 // Idle reports whether nothing is left at an instant of all that has happened: whether the
 // bucket is as the zero Bucket is.
-func (b *Bucket) Idle(p *Plan, at time.Duration) bool { return !b.empty.after(p.instant(at)) }
+func (b *Bucket) Idle(p *Plan, at time.Duration) bool { return !b.empty.After(exact.At(int64(at))) }
 
 // A line holds when those in line leave, the next first, in a ring that grows.
 type line struct {

@@ -3,6 +3,7 @@ package replay
 import (
 	"time"
 
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper"
 )
 
@@ -12,15 +13,11 @@ const horizon = 365 * 24 * time.Hour
 // A Plan is limits that are made ready for replays: the rule by which requests leave, as
 // arithmetic. [NewPlan] makes one, for as many buckets as have these limits. It never
 // changes.
-//
-// Instants and spans that are an int128 count in parts of a nanosecond: den of them are
-// one. The interval is a whole number of parts, so all sums are exact.
 type Plan struct {
 	burst, depth int
 	longest      time.Duration // MaxWait, or its default
-	interval     int128        // of one cost unit; 0 at rate.Inf
-	lead         int128        // so long before the level is 0 a request of cost 1 may leave
-	den          uint64
+	interval     exact.Interval
+	lead         exact.Nanos // so long before the level is 0 a request of cost 1 may leave
 }
 
 // NewPlan returns the plan of limits, which must be valid. Their InFlight is left out.
@@ -29,8 +26,8 @@ func NewPlan(l shaper.Limits) *Plan {
 	if l.MaxWait == 0 {
 		p.longest = horizon
 	}
-	p.interval, p.den = intervalOf(l.Rate)
-	p.lead = p.take(p.burst - 1)
+	p.interval = exact.IntervalOf(l.Rate)
+	p.lead = p.interval.Times(int64(p.burst - 1))
 	return p
 }
 
@@ -55,28 +52,28 @@ func (p *Plan) judge(r Request, wait time.Duration, line int) Result {
 
 // tooCostly reports whether a cost can never fit.
 func (p *Plan) tooCostly(n int) bool {
-	if p.interval.isZero() {
+	if p.interval.IsZero() {
 		return false
 	}
-	return p.depth == 0 && n > p.burst || p.take(n).after(p.instant(horizon))
+	return p.depth == 0 && n > p.burst || p.interval.Times(int64(n)).Exceeds(horizon)
 }
 
 // allowed returns the instant from which the level lets a request of cost n leave, if the
 // level reaches 0 at the instant empty.
-func (p *Plan) allowed(empty int128, n int) int128 {
+func (p *Plan) allowed(empty exact.Nanos, n int) exact.Nanos {
 	if n == 1 {
-		return empty.minus(p.lead)
+		return p.interval.Minus(empty, p.lead)
 	}
-	return empty.minus(p.take(max(0, p.burst-n)))
+	return p.interval.Minus(empty, p.interval.Times(int64(max(0, p.burst-n))))
 }
 
 // waitFrom returns how long it is from at until an instant, rounded up to a nanosecond; 0
 // if that has come.
-func (p *Plan) waitFrom(at time.Duration, until int128) time.Duration {
-	if !until.after(p.instant(at)) {
+func (p *Plan) waitFrom(at time.Duration, until exact.Nanos) time.Duration {
+	if !until.After(exact.At(int64(at))) {
 		return 0
 	}
-	if end := until.ceil(p.den); end != Never {
+	if end := time.Duration(until.Ceil()); end != Never {
 		return end - at
 	}
 	return Never
@@ -84,23 +81,6 @@ func (p *Plan) waitFrom(at time.Duration, until int128) time.Duration {
 
 // left returns the instant at which the level reaches 0 after a request of cost n has left
 // at the instant slot; empty is when it would have been 0 without that request.
-func (p *Plan) left(empty, slot int128, n int) int128 { return later(empty, slot).plus(p.take(n)) }
-
-// take returns the time that n cost units take.
-func (p *Plan) take(n int) int128 {
-	if n == 1 {
-		return p.interval
-	}
-	return p.interval.times(uint64(n))
+func (p *Plan) left(empty, slot exact.Nanos, n int) exact.Nanos {
+	return p.interval.Plus(exact.Later(empty, slot), p.interval.Times(int64(n)))
 }
-
-// takeAll returns the time that a sum of costs takes.
-func (p *Plan) takeAll(costs int128) int128 {
-	if costs.high > 0 && !p.interval.isZero() {
-		return forever
-	}
-	return p.interval.times(costs.low)
-}
-
-// instant returns an instant or a span, which is not negative, in parts of a nanosecond.
-func (p *Plan) instant(d time.Duration) int128 { return int128{0, p.den}.times(uint64(d)) }

@@ -6,6 +6,7 @@ import (
 	"math/big"
 	"time"
 
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper"
 )
 
@@ -19,10 +20,10 @@ type simulator struct {
 	places   []*list.Element // of the requests in line, by index
 	leaving  []patience      // callers that have not given up yet, the next first
 
-	line  *list.List // of int: the index of a request, or below 0 of a seeded one
-	ahead int128     // the costs in line
-	empty int128     // the instant at which the level reaches 0
-	since int128     // no request leaves before: when the line was empty last, or its head gave up
+	line  *list.List  // of int: the index of a request, or below 0 of a seeded one
+	ahead int64       // the costs in line
+	empty exact.Nanos // the instant at which the level reaches 0
+	since exact.Nanos // no request leaves before: when the line was empty last, or its head gave up
 }
 
 func newSimulator(l shaper.Limits, start Start, requests []Request) *simulator {
@@ -38,20 +39,20 @@ func newSimulator(l shaper.Limits, start Start, requests []Request) *simulator {
 	s.empty = s.drain(start.Level)
 	for i, r := range start.Line {
 		s.line.PushBack(-1 - i)
-		s.ahead = s.ahead.plus(wide(r.Cost))
+		s.ahead = exact.Sum(s.ahead, int64(r.Cost))
 	}
 	return s
 }
 
-// drain returns the time that a level takes to drain, to the nearest part.
-func (s *simulator) drain(level float64) int128 {
+// drain returns the time that a level takes to drain.
+func (s *simulator) drain(level float64) exact.Nanos {
 	if math.IsNaN(level) || math.IsInf(level, 0) || level <= 0 {
-		return int128{}
+		return exact.Nanos{}
 	}
-	exact := new(big.Rat).SetFloat64(level)
-	exact.Mul(exact, new(big.Rat).SetInt(s.interval.big()))
-	exact.Add(exact, big.NewRat(1, 2))
-	return narrow(new(big.Int).Quo(exact.Num(), exact.Denom()))
+	// A float64 is rarely the level itself. InstantAfter rounds up, so the next float64 below leads
+	// to the level of which this one is the nearest.
+	at, _ := s.interval.InstantAfter(0, new(big.Rat).SetFloat64(math.Nextafter(level, 0)))
+	return at
 }
 
 // arrive is the arrival of a request. Everything that is due by then has happened.
@@ -62,12 +63,12 @@ func (s *simulator) drain(level float64) int128 {
 func (s *simulator) arrive(i int) {
 	r := s.requests[i]
 	s.arrived = i + 1
-	wait := s.waitFrom(r.At, s.allowed(s.empty, r.Cost).plus(s.takeAll(s.ahead)))
+	wait := s.waitFrom(r.At, s.interval.Plus(s.allowed(s.empty, r.Cost), s.interval.Times(s.ahead)))
 	if why := s.judge(r, wait, s.line.Len()); why != Waiting {
 		s.fates[i].Result = why
 		return
 	}
-	now := s.instant(r.At)
+	now := exact.At(int64(r.At))
 	if wait == 0 && s.line.Len() == 0 {
 		s.empty = s.left(s.empty, now, r.Cost)
 		s.fates[i] = Fate{Departed, 0}
@@ -77,7 +78,7 @@ func (s *simulator) arrive(i int) {
 		s.since = now
 	}
 	s.places[i] = s.line.PushBack(i)
-	s.ahead = s.ahead.plus(wide(r.Cost))
+	s.ahead = exact.Sum(s.ahead, int64(r.Cost))
 	s.settle(r.At)
 }
 
@@ -102,31 +103,31 @@ func (s *simulator) giveUp(p patience) {
 		return
 	}
 	if s.line.Front() == place {
-		s.since = s.instant(p.until) // The next could not leave before.
+		s.since = exact.At(int64(p.until)) // The next could not leave before.
 	}
 	s.line.Remove(place)
 	s.places[p.index] = nil
-	s.ahead = s.ahead.minus(wide(s.requests[p.index].Cost))
+	s.ahead -= int64(s.requests[p.index].Cost)
 	s.fates[p.index] = Fate{Abandoned, p.until - s.requests[p.index].At}
 	s.settle(p.until)
 }
 
 // settle lets all leave whose slots have come by an instant.
 func (s *simulator) settle(by time.Duration) {
-	until := s.instant(by)
+	until := exact.At(int64(by))
 	for s.line.Len() > 0 {
 		i := s.line.Front().Value.(int)
 		r := s.request(i)
-		slot := later(s.allowed(s.empty, r.Cost), s.since)
-		if slot.after(until) {
+		slot := exact.Later(s.allowed(s.empty, r.Cost), s.since)
+		if slot.After(until) {
 			return
 		}
 		s.line.Remove(s.line.Front())
-		s.ahead = s.ahead.minus(wide(r.Cost))
+		s.ahead -= int64(r.Cost)
 		s.empty = s.left(s.empty, slot, r.Cost)
 		if i >= 0 {
 			s.places[i] = nil
-			s.fates[i] = Fate{Departed, slot.ceil(s.den) - r.At}
+			s.fates[i] = Fate{Departed, time.Duration(slot.Ceil()) - r.At}
 		}
 	}
 }
