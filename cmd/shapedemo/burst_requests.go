@@ -18,6 +18,7 @@ type requestLog struct {
 	departed  time.Time
 	refused   time.Time
 	reason    error // of the refusal
+	waiting   int   // requests in line just after it entered the line or was refused
 	abandoned time.Time
 
 	client       *impatientClient // nil: a patient client
@@ -52,14 +53,14 @@ func traceRequests() *shaper.Trace {
 	}
 	return &shaper.Trace{
 		Enqueued: write(func(r *requestLog, e shaper.Event) {
-			r.enqueued = e.At
+			r.enqueued, r.waiting = e.At, e.Waiting
 			r.client.startWaiting(e.Waiting)
 		}),
 		Departed: write(func(r *requestLog, e shaper.Event) {
 			r.departed = e.At
 			r.client.stopWaiting()
 		}),
-		Refused:   write(func(r *requestLog, e shaper.Event) { r.refused, r.reason = e.At, e.Err }),
+		Refused:   write(func(r *requestLog, e shaper.Event) { r.refused, r.reason, r.waiting = e.At, e.Err, e.Waiting }),
 		Abandoned: write(func(r *requestLog, e shaper.Event) { r.abandoned = e.At }),
 	}
 }

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/shaper"
 )
 
 // judgeBurst returns what is wrong with a demonstration. Nothing is wrong if the
@@ -53,7 +56,23 @@ func judgeBurst(info limitsInfo, s capacity, direct, shaped trial) (faults []str
 	case shaped.impatient == 0 && n > 0:
 		fault("%s passed unused while a request waited", countOf(n, "slot"))
 	}
-	return append(faults, checkAgainstModel(info, shaped.requests)...)
+	return append(faults, misjudged(info, shaped.requests)...)
+}
+
+// misjudged returns a fault for each request that was refused with room in the line, or admitted
+// without, by how many the shaper says were waiting just after that.
+func misjudged(info limitsInfo, requests []*requestLog) (faults []string) {
+	for _, r := range requests {
+		full := r.waiting >= info.limits.Depth
+		late := info.limits.MaxWait > 0 && float64(r.waiting+1)*info.interval > info.limits.MaxWait.Seconds()-1e-6
+		switch {
+		case r.waiting > info.limits.Depth:
+			faults = append(faults, fmt.Sprintf("%d waited in a line of %d", r.waiting, info.limits.Depth))
+		case !r.refused.IsZero() && !(errors.Is(r.reason, shaper.ErrQueueFull) && full || errors.Is(r.reason, shaper.ErrTooLate) && late):
+			faults = append(faults, fmt.Sprintf("a request was refused (%v) with %d in a line of %d", r.reason, r.waiting, info.limits.Depth))
+		}
+	}
+	return faults
 }
 
 // toleratedSlots is how many slots may be wasted on clients that have
@@ -152,4 +171,48 @@ func burstTable(t *terminal, info limitsInfo, direct, shaped trial) string {
 
 	heading, rest, _ := strings.Cut(b.String(), "\n")
 	return t.coloured(bold, heading) + "\n" + rest
+}
+
+// wastedSlots returns how many departure slots were wasted: those given to
+// clients that had disconnected, and those in which no request left although one
+// was waiting.
+func wastedSlots(info limitsInfo, shaped trial) int {
+	return departedAfterDisconnect(shaped.requests) + lostSlots(info, shaped)
+}
+
+// departedAfterDisconnect counts the departures of requests whose clients did
+// not stay for the response.
+func departedAfterDisconnect(requests []*requestLog) (n int) {
+	for _, r := range requests {
+		if !r.departed.IsZero() && !r.disconnected.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+// lostSlots counts the slots in which no request left although one was waiting.
+// It uses the shaper's own instants, because those at the upstream depend on
+// what else the machine does. A request must leave an interval after the one
+// before it, or at its arrival, if that is later. It may be late by Slack, and
+// by the lateness beyond Slack that the shaper itself reports as Stats.Missed:
+// then the machine was late, and no slot was lost.
+func lostSlots(info limitsInfo, shaped trial) (slots int) {
+	if info.unlimited {
+		return 0
+	}
+	const rounding = 1e-6 // seconds
+	late := info.slack().Seconds() + shaped.missedUnits*info.interval + rounding
+	var before *requestLog
+	for _, r := range slices.SortedFunc(slices.Values(shaped.requests), func(a, b *requestLog) int { return a.departed.Compare(b.departed) }) {
+		if r.departed.IsZero() {
+			continue
+		}
+		if before != nil {
+			waited := min(r.departed.Sub(before.departed).Seconds()-info.interval, r.departed.Sub(r.admitted()).Seconds())
+			slots += max(0, int(math.Ceil((waited-late)/info.interval)))
+		}
+		before = r
+	}
+	return slots
 }

@@ -6,7 +6,107 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
 )
+
+// history makes requests from a timeline of letters, one for each millisecond:
+//
+//	e  a request enters the line
+//	l  the first in line leaves it
+//	p  a request leaves without waiting
+//	f  a request is refused because the line is full
+//	t  a request is refused because it would leave too late
+//	v  the client of the first in line that has not disconnected disconnects
+//	V  the client of the last in line disconnects
+//	a  the first request whose client has disconnected is abandoned
+func history(timeline string) (requests []*requestLog) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var line []*requestLog
+	for i, what := range timeline {
+		at := begin.Add(time.Duration(i) * time.Millisecond)
+		r := &requestLog{arrived: at}
+		switch what {
+		case 'e':
+			line = append(line, r)
+			r.enqueued, r.waiting = at, len(line)
+		case 'l':
+			line[0].departed = at
+			line = line[1:]
+			continue
+		case 'v', 'V':
+			i := slices.IndexFunc(line, func(r *requestLog) bool { return r.disconnected.IsZero() })
+			if what == 'V' {
+				i = len(line) - 1
+			}
+			line[i].disconnected = at
+			continue
+		case 'a':
+			i := slices.IndexFunc(line, func(r *requestLog) bool { return !r.disconnected.IsZero() })
+			line[i].abandoned = at
+			line = slices.Delete(line, i, i+1)
+			continue
+		case 'p':
+			r.departed = at
+		case 'f':
+			r.refused, r.reason, r.waiting = at, &shaper.RejectError{Reason: shaper.ErrQueueFull}, len(line)
+		case 't':
+			r.refused, r.reason, r.waiting = at, &shaper.RejectError{Reason: shaper.ErrTooLate}, len(line)
+		default:
+			continue
+		}
+		requests = append(requests, r)
+	}
+	return requests
+}
+
+func TestAWrongRefusalOrAdmissionIsAFault(t *testing.T) {
+	refused := func(reason error, waiting int) *requestLog {
+		return &requestLog{refused: time.Unix(1, 0), reason: &shaper.RejectError{Reason: reason}, waiting: waiting}
+	}
+	for name, c := range map[string]struct {
+		limits  string
+		request *requestLog
+		faults  int
+	}{
+		"a full line refuses":      {"100/s depth 2", refused(shaper.ErrQueueFull, 2), 0},
+		"refused with a place":     {"100/s depth 2", refused(shaper.ErrQueueFull, 1), 1},
+		"one too many waits":       {"100/s depth 2", &requestLog{enqueued: time.Unix(1, 0), waiting: 3}, 1},
+		"without a line":           {"100/s burst 2", refused(shaper.ErrQueueFull, 0), 0},
+		"too late for MaxWait":     {"100/s depth 9 wait 10ms", refused(shaper.ErrTooLate, 1), 0},
+		"not too late for MaxWait": {"100/s depth 9 wait 30ms", refused(shaper.ErrTooLate, 1), 1},
+		"no MaxWait":               {"100/s depth 9", refused(shaper.ErrTooLate, 8), 1},
+	} {
+		require.Len(t, misjudged(newLimitsInfo(limitsOf(t, c.limits)), []*requestLog{c.request}), c.faults, name)
+	}
+}
+
+// A gap between departures is a lost slot, unless the shaper itself reports that
+// the machine was that late.
+func TestLostSlots(t *testing.T) {
+	for name, c := range map[string]struct {
+		limits, timeline string
+		missed           float64
+		lost             int
+	}{
+		"one every interval":         {"100/s depth 9 slack 1ms", "peee      l         l         l", 0, 0},
+		"late within the slack":      {"100/s depth 9 slack 1ms", "peee       l         l        l", 0, 0},
+		"one slot lost":              {"100/s depth 9 slack 1ms", "peee                l         l", 0, 1},
+		"two slots lost":             {"100/s depth 9 slack 1ms", "peee                          l", 0, 2},
+		"late, and owned up to":      {"100/s depth 9 slack 1ms", "peee                l         l", 0.9, 0},
+		"none was waiting":           {"100/s depth 9 slack 1ms", "p                   p", 0, 0},
+		"none was waiting until now": {"100/s depth 9 slack 1ms", "p       e l", 0, 0},
+		"kept waiting alone":         {"100/s depth 9 slack 1ms", "p                 e         l", 0, 1},
+		"the default slack":          {"100/s depth 9", "pee                           l         l", 0, 0},
+		"more than that":             {"100/s depth 9", "pee                            l         l", 0, 1},
+		"no interval to lose":        {"inf", "p              p", 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shaped := trial{requests: history(c.timeline), missedUnits: c.missed}
+			require.Equal(t, c.lost, lostSlots(newLimitsInfo(limitsOf(t, c.limits)), shaped))
+		})
+	}
+}
 
 func TestJudge(t *testing.T) {
 	info := newLimitsInfo(limitsOf(t, "100/s depth 2"))
@@ -39,7 +139,7 @@ func TestJudge(t *testing.T) {
 		"5 were sent through the shaper, but 4":   func(_, shaped *trial) { shaped.refused = 1 },
 		"3 were served behind the shaper, but 2":  func(_, shaped *trial) { shaped.reached = shaped.reached[:2] },
 		"2 were admitted by the shaper, but from": func(_, shaped *trial) { shaped.served, shaped.refused = 2, 3 },
-		"a request was refused":                   func(_, shaped *trial) { shaped.requests = slices.Delete(shaped.requests, 1, 2) },
+		"a request was refused":                   func(_, shaped *trial) { shaped.requests[3].waiting = 1 },
 	} {
 		t.Run(says, func(t *testing.T) {
 			direct, shaped := good()
