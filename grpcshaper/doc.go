@@ -51,8 +51,10 @@
 //
 // # Stopping a server
 //
-// GracefulStop waits for the calls in line. Shut the Shaper or Group down first: newcomers
-// are then refused as Unavailable, while those in line leave at their rate.
+// GracefulStop first: it takes no more calls and waits for those in line, which leave at their
+// rate. Then Close the Shaper or Group. If the Shaper is shut down first, newcomers are refused
+// as Unavailable while the line leaves. GracefulStop has no time limit: when yours is over,
+// Close refuses those that are left, and GracefulStop returns.
 //
 // # Dry runs
 //

@@ -2,8 +2,11 @@
 //
 //	c := promshaper.New()
 //	prometheus.MustRegister(c)
-//	c.Add("upstream", promshaper.Of(s))
-//	c.Add("clients", promshaper.OfGroup(g))
+//	remove, err := c.Add("upstream", promshaper.Of(s)) // or promshaper.OfGroup(g)
+//	if err != nil {
+//		return err // another one has that name
+//	}
+//	defer remove() // when s is no longer used
 //	http.Handle("/metrics", promhttp.Handler())
 //
 // A [Collector] asks its sources only when it is scraped, for what they count anyway. So a

@@ -34,12 +34,16 @@ func Example() {
 	registry := prometheus.NewRegistry() // or the default one: prometheus.MustRegister
 	c := promshaper.New()
 	registry.MustRegister(c)
-	if _, err := c.Add("upstream", promshaper.Of(upstream)); err != nil {
+	remove, err := c.Add("upstream", promshaper.Of(upstream))
+	if err != nil {
 		log.Fatal(err)
 	}
-	if _, err := c.Add("clients", promshaper.OfGroup(clients)); err != nil {
+	defer remove() // A Shaper that is no longer used would be told for ever.
+	removeClients, err := c.Add("clients", promshaper.OfGroup(clients))
+	if err != nil {
 		log.Fatal(err)
 	}
+	defer removeClients()
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 
 	for range 3 { // The third is refused: it is one too many at once, and nobody waits here.

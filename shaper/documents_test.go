@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -97,12 +98,73 @@ func anchors(text string) (names []string) {
 	return names
 }
 
-// What is to be read in one sitting stays that short.
-func TestDocumentsAreShort(t *testing.T) {
-	for document, most := range map[string]int{"../README.md": 200, "../ARCHITECTURE.md": 180} {
-		lines := strings.Count(read(t, document), "\n")
-		require.LessOrEqualf(t, lines, most, "%s has %d lines", document, lines)
+// A reader who looks for a file of the engine finds it in the table of ARCHITECTURE.md, and none
+// there that is gone.
+func TestTheDocumentedTableOfFilesHasThemAll(t *testing.T) {
+	_, table, found := strings.Cut(read(t, "../ARCHITECTURE.md"), "| files of `shaper/` |")
+	require.True(t, found)
+	table, _, _ = strings.Cut(table, "\n\n")
+	listed := map[string]bool{}
+	for _, m := range regexp.MustCompile("`([^`/]+\\.go)`").FindAllStringSubmatch(table, -1) {
+		files, err := filepath.Glob(m[1])
+		require.NoError(t, err)
+		require.NotEmptyf(t, files, "the table has %s, which is not there", m[1])
+		for _, file := range files {
+			listed[file] = true
+		}
 	}
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	for _, file := range files {
+		if !strings.HasSuffix(file, "_test.go") && file != "doc.go" {
+			require.Truef(t, listed[file], "the table does not have %s", file)
+		}
+	}
+}
+
+// The lines of README.md for somebody with a clone make the packages be found, in a module of
+// theirs that has nothing else.
+func TestTheDocumentedReplaceLinesAreEnough(t *testing.T) {
+	_, text, found := strings.Cut(read(t, "../README.md"), "With a clone instead")
+	require.True(t, found)
+	_, text, _ = strings.Cut(text, "```\n")
+	lines, _, _ := strings.Cut(text, "```")
+	clone, err := filepath.Abs(root)
+	require.NoError(t, err)
+	parent := t.TempDir()
+	require.NoError(t, os.Symlink(clone, filepath.Join(parent, "leakybucket")))
+	own := filepath.Join(parent, "own")
+	require.NoError(t, os.Mkdir(own, 0o700))
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(own, name), []byte(text), 0o600))
+	}
+	write("go.mod", "module own.test\n\ngo "+goLine+"\n")
+	program := "package main\n\nimport (\n"
+	for line := range strings.Lines(lines) {
+		words := strings.Fields(line)
+		require.Equal(t, []string{"go", "mod", "edit", "-replace"}, words[:4])
+		goCommandAlone(t, own, words[1:]...)
+		module, _, _ := strings.Cut(words[4], "=")
+		if module == rootModule {
+			module += "/shaper"
+		}
+		program += "\t_ \"" + module + "\"\n"
+	}
+	require.Contains(t, program, "redisbucket", "one of a module of its own")
+	write("main.go", program+")\n\nfunc main() {}\n")
+	goCommandAlone(t, own, "mod", "tidy")
+	goCommandAlone(t, own, "list", "-deps", ".")
+}
+
+// goCommandAlone runs the go command for a module outside of all workspaces. What the module
+// needs beside ours is in the cache, as the workspace needs it, too.
+func goCommandAlone(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOPROXY=off", "GOSUMDB=off")
+	text, err := cmd.CombinedOutput()
+	require.NoErrorf(t, err, "go %s: %s", strings.Join(args, " "), text)
 }
 
 func read(t *testing.T, file string) string {
