@@ -43,13 +43,11 @@ func (s *openShaper) putBack(before setting) error { return s.s.SetLimits(before
 func (s *openShaper) hold(d time.Duration) { s.s.Hold(d) }
 
 func (b *groupBucket[K]) limitsNow() (shaper.Limits, error) {
-	of, _ := b.group.g.Limiter(b.key).(interface{ LimitsNow() (shaper.Limits, error) })
-	return of.LimitsNow()
+	return b.group.g.LimitsOf(b.key)
 }
 
 func (b *groupBucket[K]) setting() setting {
-	of, _ := b.group.g.Limiter(b.key).(interface{ Override() (shaper.Limits, bool) })
-	l, ok := of.Override()
+	l, ok := b.group.g.Override(b.key)
 	return setting{l, ok}
 }
 

@@ -86,7 +86,7 @@ func (s *openGroup[K]) kind() string { return "group" }
 func (s *openGroup[K]) read() reading {
 	st := s.g.Stats()
 	r := reading{
-		keys: st.Keys, waiting: st.Waiting, dryRun: st.DryRun, closed: s.isClosed(),
+		keys: st.Keys, waiting: st.Waiting, dryRun: st.DryRun, closed: s.g.Closed(),
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
 		overflowed: st.Overflowed, refusedKeys: st.RefusedKeys, limitErrors: st.LimitErrors,
 	}
@@ -253,16 +253,7 @@ func (s *openGroup[K]) textOf(key K) string {
 	return text
 }
 
-func (s *openGroup[K]) ref(key K) bucketRef {
-	of, _ := s.g.Limiter(key).(interface{ OwnStats() (shaper.Stats, bool) })
-	return &groupBucket[K]{s, key, of.OwnStats}
-}
-
-func (s *openGroup[K]) isClosed() bool {
-	var key K
-	of, _ := s.g.Limiter(key).(interface{ IsClosed() bool })
-	return of.IsClosed()
-}
+func (s *openGroup[K]) ref(key K) bucketRef { return &groupBucket[K]{s, key} }
 
 func (s *openGroup[K]) histograms() shaper.Histograms { return s.g.Histograms() }
 
@@ -270,12 +261,11 @@ func (s *openGroup[K]) histograms() shaper.Histograms { return s.g.Histograms() 
 type groupBucket[K comparable] struct {
 	group *openGroup[K]
 	key   K
-	own   func() (shaper.Stats, bool)
 }
 
-func (b *groupBucket[K]) stats() (shaper.Stats, bool) { return b.own() }
+func (b *groupBucket[K]) stats() (shaper.Stats, bool) { return b.group.g.StatsOf(b.key) }
 
-func (b *groupBucket[K]) line(max int) []shaper.Waiter { return b.group.g.Line(b.key, max) }
+func (b *groupBucket[K]) line(max int) []shaper.Waiter { return b.group.g.LineOf(b.key, max) }
 
 func (b *groupBucket[K]) refusals() (own []shaper.Refusal, all bool) {
 	latest := b.group.g.Refusals()

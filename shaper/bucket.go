@@ -32,6 +32,7 @@ type cold struct {
 
 	abandoned uint64 // requests whose context ended
 	refused   refusals
+	refusedAt int64 // when the latest of refused was; 0: none was
 
 	seatTime int64 // moving average of the time for which seats are taken, in ns; 0: none has been measured
 

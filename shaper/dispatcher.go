@@ -49,8 +49,8 @@ type dispatcher struct {
 	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
 	sibling     *dispatcher   // the next of those that the ticker serves; fixed before use
 	waiters     waiterPool
-	spareSeats  []seat // to be taken
-	totals      totals
+	spareSeats  []seat          // to be taken
+	totals      *totals         // of all keys together; nil: it belongs to a Shaper
 	measures    *measures       // nil: no request has waited yet
 	refusalRing *refusalRing    // nil: no request has been refused yet
 	stripes     *refusalStripes // nil: nothing has been published yet
@@ -176,7 +176,9 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			d.measureSpacingLocked(ln, at, w.cost)
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
-			d.totals.missed += b.coldOrNone().missed - missed
+			if d.keyed {
+				d.totals.missed += b.coldOrNone().missed - missed
+			}
 		} else if !ls.leavesLocked(w, at) {
 			d.rearm = true
 			d.updateDepartureLocked(ln.flow)

@@ -47,18 +47,16 @@ const (
 	refusedLate
 	refusedCostly
 	refusedClosed
-	reasons // how many there are for all kinds of buckets
-
-	refusedUnavailable reason = iota - 1 // of a shared bucket, which counts it itself
+	refusedUnavailable
+	reasons // how many there are
 )
 
 // reasonErrors has the Reason of a [RejectError] for each reason.
-var reasonErrors = [reasons + 1]error{
-	refusedFull:   ErrQueueFull,
-	refusedLate:   ErrTooLate,
-	refusedCostly: ErrTooCostly,
-	refusedClosed: ErrClosed,
-
+var reasonErrors = [reasons]error{
+	refusedFull:        ErrQueueFull,
+	refusedLate:        ErrTooLate,
+	refusedCostly:      ErrTooCostly,
+	refusedClosed:      ErrClosed,
 	refusedUnavailable: ErrUnavailable,
 }
 

@@ -45,35 +45,7 @@ func (k keyLimiter[K]) Stats() (st Stats) {
 	return st
 }
 
-// stats is [Shaper.Stats] for a key that has a bucket of its own; ok reports whether it
-// has. It does not call the limits function.
-func (k keyLimiter[K]) stats() (st Stats, ok bool) {
-	ok = k.group.shardOf(k.key).withOwnFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
-	return st, ok
-}
-
-// OwnStats is [Shaper.Stats] for a key that has a bucket of its own; ok reports whether it
-// has. It does not call the limits function, so package inspect can look at any key.
-func (k keyLimiter[K]) OwnStats() (st Stats, ok bool) { return k.stats() }
-
-// LimitsNow returns the [Limits] of the key's bucket if that is in use, and otherwise those
-// that its next call gets, for package inspect. It may call the limits function.
-func (k keyLimiter[K]) LimitsNow() (Limits, error) {
-	s := k.group.shardOf(k.key)
-	if st, inUse := s.statsOf(k.key); inUse {
-		return st.Limits, nil
-	}
-	return s.callLimits(k.key)
-}
-
-// Override returns the [Limits] that [Group.SetLimits] gave the key, for package inspect; ok
-// reports whether there are such.
-func (k keyLimiter[K]) Override() (l Limits, ok bool) {
-	return k.group.shardOf(k.key).overrideOf(k.key)
-}
-
-// IsClosed reports whether the [Group] admits no more requests, for package inspect.
-func (k keyLimiter[K]) IsClosed() bool { return k.group.isClosed() }
+func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.key) }
 
 // enter is Acquire, but returns nil for a release that does nothing.
 func (k keyLimiter[K]) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {

@@ -34,6 +34,25 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	return s.override(key, s.planFor(l))
 }
 
+// LimitsOf returns the [Limits] that are in force for a key: those of its bucket, if that is in
+// use, and otherwise those that its next call gets. For these the limits function is called,
+// unless [Group.SetLimits] has given the key its limits. An error of that function is returned.
+func (g *Group[K]) LimitsOf(key K) (Limits, error) {
+	g.mustBeMade()
+	s := g.shardOf(key)
+	if st, inUse := s.statsOf(key); inUse {
+		return st.Limits, nil
+	}
+	return s.callLimits(key)
+}
+
+// Override returns the [Limits] that [Group.SetLimits] gave a key; ok reports whether there are
+// such.
+func (g *Group[K]) Override(key K) (l Limits, ok bool) {
+	g.mustBeMade()
+	return g.shardOf(key).overrideOf(key)
+}
+
 // override is [Group.SetLimits].
 func (s *keyShard[K]) override(key K, p *plan) (err error) {
 	now := s.lockAndAdvance()

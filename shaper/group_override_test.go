@@ -268,3 +268,51 @@ func TestSetLimitsHelpsWhileTheLimitsFunctionHangs(t *testing.T) {
 		require.Equal(t, uint64(1), g.Stats().LimitErrors)
 	})
 }
+
+// Whoever looks at a key must not wait for its limits function, which may block.
+func TestALookAtABucketDoesNotCallTheLimitsFunction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			calls++
+			return shaper.Limits{Rate: 1, Depth: 9}, nil
+		}, shaper.WithMaxKeys(1))
+		require.NoError(t, err)
+		defer g.Close()
+		require.False(t, g.Closed())
+		require.True(t, g.Allow("own"))
+		require.True(t, g.Allow("shares"))
+		go g.Wait(t.Context(), "own")
+		go g.Wait(t.Context(), "shares")
+		synctest.Wait()
+		before := calls
+
+		st, ok := g.StatsOf("own")
+		require.True(t, ok)
+		require.Equal(t, 1, st.Waiting)
+		require.Len(t, g.LineOf("own", 9), 1)
+		_, ok = g.StatsOf("shares")
+		require.False(t, ok, "it has no bucket of its own")
+		require.Empty(t, g.LineOf("shares", 9))
+		_, ok = g.Override("own")
+		require.False(t, ok)
+		l, err := g.LimitsOf("own")
+		require.NoError(t, err)
+		require.Equal(t, shaper.Limits{Rate: 1, Depth: 9}, l)
+		require.NoError(t, g.SetLimits("new", shaper.Limits{Rate: 7}))
+		l, err = g.LimitsOf("new")
+		require.NoError(t, err)
+		require.Equal(t, shaper.Limits{Rate: 7}, l)
+		l, ok = g.Override("new")
+		require.True(t, ok)
+		require.Equal(t, shaper.Limits{Rate: 7}, l)
+		require.Equal(t, before, calls)
+
+		require.Len(t, g.Line("shares", 9), 1)
+		_, err = g.LimitsOf("another")
+		require.NoError(t, err)
+		require.Equal(t, before+2, calls)
+		require.NoError(t, g.Close())
+		require.True(t, g.Closed())
+	})
+}

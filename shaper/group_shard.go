@@ -81,7 +81,7 @@ func (g *Group[K]) makeShards(o options) {
 func (g *Group[K]) newShard(o options) *keyShard[K] {
 	s := &keyShard[K]{group: g}
 	s.prepare(o, &g.ticker)
-	s.keyed = true
+	s.keyed, s.totals = true, new(totals)
 	s.waiters.most = int32(maxSpares / len(g.all))
 	s.sweepTimer = &sweepTimer{sweep: s.sweep, at: exact.Forever, next: exact.Forever}
 	s.emptied = s.emptiedLocked

@@ -158,13 +158,13 @@ func TestTheStatsOfAGroupAreThoseOfAllShards(t *testing.T) {
 	want := GroupStats{}
 	for i, s := range g.all {
 		n := uint64(1) << i
-		s.totals = totals{departed: n, abandoned: n, wait: int64(n), missed: float64(n), refused: refusals{n, n, n, n}}
+		*s.totals = totals{departed: n, abandoned: n, wait: int64(n), missed: float64(n), refused: refusals{n, n, n, n, n}}
 		s.overflowed, s.limitErrors = n, n
 		want.Departed += n
 	}
 	sum := want.Departed
 	want.Abandoned, want.TotalWait, want.Missed, want.Overflowed, want.LimitErrors = sum, time.Duration(sum), float64(sum), sum, sum
-	want.QueueFull, want.TooLate, want.TooCostly, want.Closed, want.Refused = sum, sum, sum, sum, 4*sum
+	want.QueueFull, want.TooLate, want.TooCostly, want.Closed, want.Unavailable, want.Refused = sum, sum, sum, sum, sum, 5*sum
 	require.Equal(t, want, g.Stats())
 }
 

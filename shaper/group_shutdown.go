@@ -129,3 +129,12 @@ func (s *keyShard[K]) closeLocked() {
 		s.dropClosedLocked()
 	}
 }
+
+// Closed reports whether the Group admits no more requests, as from Shutdown or Close on.
+func (g *Group[K]) Closed() bool {
+	g.mustBeMade()
+	s := g.shards[0]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase != open
+}

@@ -94,7 +94,7 @@ func (g *Group[K]) Restore(data []byte) error {
 	if err != nil {
 		return damaged(err)
 	}
-	if g.isClosed() {
+	if g.Closed() {
 		return ErrClosed
 	}
 	g.limited.merge(counts, saved.Top.Calls, saved.Top.Least)
@@ -133,14 +133,6 @@ func (s *keyShard[K]) restoreKey(key K, r *restoredLevel) error {
 		return ErrClosed
 	}
 	return err
-}
-
-// isClosed reports whether the Group admits no more requests. The lock is not held.
-func (g *Group[K]) isClosed() bool {
-	s := g.shards[0]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.phase != open
 }
 
 // keysToSave returns the keys that have a bucket of their own, or had one when the [Group]

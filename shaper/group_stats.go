@@ -57,20 +57,29 @@ func (g *Group[K]) Stats() GroupStats {
 	st.Departed, st.Abandoned = sum.departed, sum.abandoned
 	st.TotalWait, st.Missed = time.Duration(sum.wait), sum.missed
 	st.QueueFull, st.TooLate, st.TooCostly, st.Closed = by.QueueFull, by.TooLate, by.TooCostly, by.Closed
-	st.Refused = by.Refused + st.Unavailable
+	st.Unavailable, st.Refused = by.Unavailable, by.Refused
 	return st
+}
+
+// StatsOf is [Shaper.Stats] for the bucket of a key; ok reports whether the key has one of its
+// own. It never calls the limits function, and makes no bucket. On a closed Group it tells of
+// a bucket without limits that refuses everything, and ok is true for each key.
+func (g *Group[K]) StatsOf(key K) (st Stats, ok bool) {
+	g.mustBeMade()
+	ok = g.shardOf(key).withOwnFlow(key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
+	return st, ok
 }
 
 // addStats adds the state of a shard to that of the [Group], and its totals to sum.
 func (s *keyShard[K]) addStats(st *GroupStats, sum *totals) {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
-	sum.add(&s.totals)
+	sum.add(s.totals)
 	st.Waiting += int(s.waiting)
 	st.Overflowed += s.overflowed
 	st.LimitErrors += s.limitErrors
 	if s.shared != nil {
-		st.Bucket, st.Unavailable = s.shared.stats(), s.shared.unavailable
+		st.Bucket = s.shared.stats()
 	}
 }
 

@@ -195,7 +195,7 @@ func (g *Group[K]) Histograms() Histograms {
 	for _, s := range g.all {
 		s.lockAndAdvance()
 		m.addLocked(&s.dispatcher)
-		sum.add(&s.totals)
+		sum.add(s.totals)
 		s.unlockAndArm()
 	}
 	return m.histograms(sum.departed, sum.wait)

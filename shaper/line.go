@@ -33,22 +33,15 @@ func (s *Shaper) Line(max int) []Waiter {
 // requests that still wait in the one it has shared are not shown.
 func (g *Group[K]) Line(key K, max int) []Waiter {
 	g.mustBeMade()
-	s := g.shardOf(key)
-	own := func() *flow {
-		if kf := s.table[key]; kf != nil {
-			return &kf.flow
-		}
-		return nil
-	}
-	line, found := s.lineOf(max, own)
+	line, found := g.ownLine(key, max)
 	if found || max <= 0 || g.overflow.len.Load() == 0 {
 		return line
 	}
-	limits, err := s.callLimits(key)
+	limits, err := g.shardOf(key).callLimits(key)
 	if err != nil { // They say which bucket it shares.
 		return nil
 	}
-	if line, found = s.lineOf(max, own); found {
+	if line, found = g.ownLine(key, max); found {
 		return line
 	}
 	line, _ = g.over.lineOf(max, func() *flow {
@@ -58,6 +51,25 @@ func (g *Group[K]) Line(key K, max int) []Waiter {
 		return nil
 	})
 	return line
+}
+
+// LineOf is [Group.Line] for a key that has a bucket of its own, and nothing for any other. So
+// it never calls the limits function.
+func (g *Group[K]) LineOf(key K, max int) []Waiter {
+	g.mustBeMade()
+	line, _ := g.ownLine(key, max)
+	return line
+}
+
+// ownLine is LineOf, and reports whether the key has a bucket of its own.
+func (g *Group[K]) ownLine(key K, most int) (line []Waiter, found bool) {
+	s := g.shardOf(key)
+	return s.lineOf(most, func() *flow {
+		if kf := s.table[key]; kf != nil {
+			return &kf.flow
+		}
+		return nil
+	})
 }
 
 // lineOf is Line for the flow that a function finds under the lock, and reports whether there

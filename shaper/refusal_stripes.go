@@ -99,14 +99,19 @@ func (s *refusalStripes) each(read func(*refusalStripe)) {
 }
 
 // addTo adds the counts of all stripes to the [Stats] that the dispatcher knows of. refused
-// are its own counts.
+// are its own counts. Each call of a stripe was refused, so its latest call is its latest
+// refusal.
 func (s *refusalStripes) addTo(st *Stats, refused refusals, d *dispatcher) {
 	s.each(func(stripe *refusalStripe) {
 		for i, n := range stripe.refused {
 			refused[i] += n
 		}
-		if last := d.timeOf(stripe.entered); last.After(st.LastCall) {
+		last := d.timeOf(stripe.entered)
+		if last.After(st.LastCall) {
 			st.LastCall = last
+		}
+		if last.After(st.LastRefusal) {
+			st.LastRefusal = last
 		}
 	})
 	st.setRefusals(&refused)

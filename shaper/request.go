@@ -179,6 +179,7 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 	// This is countRefusalLocked and keepRefusalLocked, for a request that came now.
 	f.entered = now
 	f.bucket.cold.refused.count(why.reason)
+	f.bucket.cold.refusedAt = now
 	if d.keyed {
 		d.totals.refused.count(why.reason)
 	}

@@ -70,9 +70,7 @@ func (d *dispatcher) isUnavailableLocked(ls *lease, now int64) bool {
 // refuseUnavailableLocked refuses a request with [ErrUnavailable].
 func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) decision {
 	f := ls.f
-	ls.unavailable++
-	d.shared.unavailable++
-	f.entered = now
+	d.countRefusalLocked(f, now, now, refusedUnavailable)
 	err := ls.unavailableErrorLocked(now)
 	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}

@@ -75,6 +75,7 @@ func TestThreeFailuresInARowBeginTheOutage(t *testing.T) {
 		require.Equal(t, shaper.BucketDown, s.Stats().Bucket.State)
 		require.Equal(t, uint64(5), s.Stats().Unavailable)
 		require.Equal(t, uint64(5), s.Stats().Refused)
+		require.Equal(t, time.Now(), s.Stats().LastRefusal)
 		calls := len(p.Log())
 		err := s.Wait(p.t.Context())
 		require.Len(t, p.Log(), calls, "it is not asked")

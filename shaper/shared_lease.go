@@ -57,8 +57,7 @@ type lease struct {
 	lastCost  int64   // its cost; 0: the line has been empty since
 	endsAt    int64   // the instant at which the latest stretch ends, on the dispatcher's clock
 
-	unavailable uint64 // requests refused as the Bucket could not be asked
-	counts      bucketCounts
+	counts bucketCounts
 }
 
 // A stretch is a number of leased units that have not been used, one after the other.

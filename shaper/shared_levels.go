@@ -25,7 +25,6 @@ type sharedLevels struct {
 	counts       bucketCounts  // of all leases, also of those that are gone
 	events       []BucketEvent // for which the hook is to run, in their order
 	runningHooks bool          // a goroutine runs the hook for them
-	unavailable  uint64
 }
 
 const (

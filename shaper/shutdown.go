@@ -68,7 +68,7 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 			ln.remove(w, refused)
 			d.waiting--
 			if d.isDryRun() {
-				d.countRefusalLocked(ln.flow, w.at, refusedClosed)
+				d.countRefusalLocked(ln.flow, w.at, now, refusedClosed)
 				d.waiters.keep(w)
 				continue
 			}

@@ -162,7 +162,7 @@ func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec 
 		d.measureWaitLocked(waited)
 	} else {
 		dec.event, dec.err = refusedEvent, &RejectError{Reason: ErrClosed}
-		d.countRefusalLocked(f, r.entered, refusedClosed)
+		d.countRefusalLocked(f, r.entered, at, refusedClosed)
 		if !d.keyed { // A Group knows the key, and logs it itself.
 			d.keepRefusalLocked(at, r.cost, rejection{reason: refusedClosed})
 		}
