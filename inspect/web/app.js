@@ -125,7 +125,7 @@ function showFrame() {
   if (last) reports.latest = last.at_ms;
   byId("now").classList.toggle("waiting-for-data", !last);
   charts.draw();
-  tiles.show(bucket);
+  tiles.show(bucket, !isBucket());
   picture.show(last, bucket);
   showStory(false);
 }

@@ -33,9 +33,10 @@ export class Charts {
     this.rate = this.plot("chart-rate", [
       { field: "arrivals", color: "arrivals", fill: true, width: 1.25 },
       { field: "refusals", color: "refusals", dash: [6, 4], width: 1.75, sparse: true },
+      { field: "abandoned", color: "gave-up", dash: [8, 3, 2, 3], width: 1.75, sparse: true },
       { field: "departures", color: "departures", width: 2.5 },
       { field: "rate", color: "departures", dash: dotted, width: 1.5, stepped: true },
-    ], { bound: "rate", measured: ["arrivals", "refusals", "departures"], boundText: (x) => `drain rate ${rate(x)}`, times: false });
+    ], { bound: "rate", measured: ["arrivals", "refusals", "abandoned", "departures"], boundText: (x) => `drain rate ${rate(x)}`, times: false });
     this.line = this.plot("chart-line", [
       { field: "waiting", color: "line", fill: true, width: 2 },
       { field: "depth", color: "line", dash: dotted, width: 1.5, stepped: true },
@@ -162,7 +163,8 @@ export class Charts {
     setAttribute(byId("chart-rate"), "aria-label",
       `Requests per second in the last 60 seconds. Arrivals: up to ${rate(this.history.max("arrivals"))}, now ${rate(last.arrivals)}. ` +
       `Departures: up to ${rate(this.history.max("departures"))}, now ${rate(last.departures)}${bound}. ` +
-      `Requests ${refused}: up to ${rate(this.history.max("refusals"))}, now ${rate(last.refusals)}.`);
+      `Requests ${refused}: up to ${rate(this.history.max("refusals"))}, now ${rate(last.refusals)}. ` +
+      `Given up: up to ${rate(this.history.max("abandoned"))}, now ${rate(last.abandoned)}.`);
     const depth = last.depth == null ? "" : ` The line is full at ${number(last.depth)}.`;
     setAttribute(byId("chart-line"), "aria-label",
       `Requests in line in the last 60 seconds: up to ${number(this.history.max("waiting"))}, now ${number(last.waiting)}.${depth}`);

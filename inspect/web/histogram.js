@@ -3,7 +3,7 @@
 // width on a logarithmic axis.
 
 import { make, part, setAttribute, setText } from "./dom.js";
-import { count, duration, number, percent } from "./format.js";
+import { duration, number, percent, several } from "./format.js";
 
 const growth = 2 ** (1 / 8); // of the server's bounds, which lie half a bucket beside the powers of 2
 
@@ -99,7 +99,7 @@ export class SpacingHistogram extends Histogram {
     if (total > 0) {
       const even = between(values, 0.99, 1.01); // the one bucket that has 1 in its middle reaches 4.4 % to both sides
       const closer = between(values, 0, 0.99);
-      text = `${percent(even / total)} of ${count(total)} departures out of a line${scope} came one interval after the one before (±4.4 %), ` +
+      text = `${percent(even / total)} of ${several(total, "departure")} out of a line${scope} came one interval after the one before (±4.4 %), ` +
         `${percent(closer / total)} sooner, ${percent(Math.max(0, total - even - closer) / total)} later.`;
     }
     setText(part(this.figure, "words"), text);
@@ -123,8 +123,8 @@ export class WaitHistogram extends Histogram {
     const some = total > 0 && p99 != null;
     const nobody = some && p99 === 0;
     this.mark(some && !nobody ? [[p50, "p50"], [p95, "p95"], [p99, "p99"]].map(([value, name]) => [value, `${name} ${wait(value)}`]) : []);
-    const text = nobody ? `Hardly any of ${count(total)} departures${scope} waited: 99\u00A0% left at once.` : some
-      ? `Half of ${count(total)} departures${scope} waited ${atMost(p50)}; 95\u00A0% ${atMost(p95)}, 99\u00A0% ${atMost(p99)}.`
+    const text = nobody ? `Hardly any of ${several(total, "departure")}${scope} waited: 99\u00A0% left at once.` : some
+      ? `Half of ${several(total, "departure")}${scope} waited ${atMost(p50)}; 95\u00A0% ${atMost(p95)}, 99\u00A0% ${atMost(p99)}.`
       : "Nobody left in the last 60 s.";
     setText(part(this.figure, "words"), text);
     setAttribute(this.place, "aria-label", `Histogram of waits. ${text}`);

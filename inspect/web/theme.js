@@ -1,6 +1,6 @@
 // The colors of the style sheet for what is drawn on a canvas, which knows no light-dark().
 
-const names = ["arrivals", "arrivals-fill", "departures", "refusals", "line", "line-fill", "grid", "muted", "halo", "held"];
+const names = ["arrivals", "arrivals-fill", "departures", "refusals", "gave-up", "line", "line-fill", "grid", "muted", "halo", "held"];
 let known = null;
 
 /** The present colors, by the names that they have in the style sheet. */

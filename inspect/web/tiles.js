@@ -12,13 +12,18 @@ export class Tiles {
     this.tiles = [...byId("tiles").querySelectorAll("[data-tile]")];
   }
 
-  /** Shows the latest point, with what is known of its bucket. */
-  show(bucket) {
+  /**
+   * Shows the latest point. whole: of all buckets of a group; otherwise of one, which is
+   * null if it does not exist just now.
+   */
+  show(bucket, whole) {
     const point = this.history.last;
     for (const tile of this.tiles) {
       const counted = point && !(tile.dataset.tile === "in_flight" && withoutCap(bucket));
-      setText(part(tile, "number"), counted ? figure(point[tile.dataset.tile]) : "–");
-      setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket) : "");
+      const text = counted ? figure(point[tile.dataset.tile]) : "–";
+      setText(part(tile, "number"), text);
+      tile.classList.toggle("long", text.length > 6);
+      setText(part(tile, "note"), point ? note(tile.dataset.tile, point, bucket, whole) : "");
     }
     byId("tiles").classList.toggle("refusing", (point?.refusals ?? 0) > 0);
   }
@@ -47,8 +52,7 @@ function figure(x) {
   return x == null ? "–" : number(x >= 9.95 ? Math.round(x) : Number(x.toFixed(1)));
 }
 
-function note(tile, point, bucket) {
-  const whole = point.rate == null && point.depth == null;
+function note(tile, point, bucket, whole) {
   switch (tile) {
     case "arrivals":
       return point.rate == null ? "" : share(point.arrivals, point.rate);
@@ -56,13 +60,16 @@ function note(tile, point, bucket) {
       return point.rate == null ? "" : `drain rate ${rate(point.rate)}`;
     case "refusals":
       return point.dry_run ? "it is a dry run" : "turned away at once";
+    case "abandoned":
+      return "before their turn";
     case "waiting":
-      return whole ? "in all lines" : point.depth === 0 ? "none may wait" : `of ${number(point.depth)} places`;
+      if (whole) return "in all lines";
+      return point.depth == null ? "" : point.depth === 0 ? "none may wait" : `of ${number(point.depth)} places`;
     case "level":
-      return point.level == null ? "each bucket has its own" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
+      return whole ? "each has its own" : bucket ? `of a burst of ${number(bucket.burst)}` : "";
     default:
-      if (withoutCap(bucket)) return "no cap";
-      return point.in_flight == null ? "not counted" : bucket ? `of at most ${number(bucket.in_flight_max)}` : whole ? "in buckets with a cap" : "";
+      if (whole) return point.in_flight == null ? "not counted" : "where there is a cap";
+      return !bucket ? "" : withoutCap(bucket) ? "no cap" : `of at most ${number(bucket.in_flight_max)}`;
   }
 }
 
@@ -72,5 +79,5 @@ function withoutCap(bucket) {
 }
 
 function share(x, drainRate) {
-  return x <= drainRate * 1.05 ? "within the drain rate" : `${number(x / drainRate)} × the drain rate`;
+  return x <= drainRate * 1.05 ? "within the drain rate" : `${number(x / drainRate)} × drain rate`;
 }

@@ -1,0 +1,110 @@
+package browsertest_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+)
+
+// telling serves the page of the scene, but tells it the events that told returns in place of
+// what is happening, so that a test chooses the figures whatever the speed of the machine.
+func (s *scene) telling(told func() string) (address string) {
+	ended := make(chan struct{})
+	address = serve(s.t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/events" {
+			s.inspector.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, told())
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+		case <-ended:
+		}
+	})) + "/"
+	s.t.Cleanup(func() { close(ended) }) // before the server is closed, which waits for its streams
+	return address
+}
+
+// event is one of a stream.
+func event(name string, data any) string { return "event: " + name + "\ndata: " + js(data) + "\n\n" }
+
+// overlaps is an expression for the parts of the tiles that lie over each other, or reach
+// out of their tile. Of a text the box is where its letters are.
+const overlaps = `[...document.querySelectorAll("#tiles > li")].flatMap(tile => {
+	const box = element => {
+		if (element instanceof SVGElement) return element.getBoundingClientRect();
+		const range = document.createRange();
+		range.selectNodeContents(element);
+		return range.getBoundingClientRect();
+	};
+	const parts = [".label", ".figure", "svg", ".note"].map(name => [name, box(tile.querySelector(name))]).filter(([, b]) => b.width > 0);
+	const outer = tile.getBoundingClientRect(), found = [];
+	parts.forEach(([name, a], i) => {
+		const at = tile.dataset.tile + " at " + innerWidth + " px: " + name;
+		if (a.left < outer.left || a.right > outer.right || a.top < outer.top || a.bottom > outer.bottom) found.push(at + " leaves its tile");
+		for (const [other, b] of parts.slice(i + 1)) {
+			const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left), high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+			if (wide > 0.5 && high > 0.5) found.push(at + " and " + other + " overlap by " + wide + " × " + high);
+		}
+	});
+	return found;
+})`
+
+// A curve over a figure makes "2,000/s" unreadable.
+func TestTheTilesDoNotOverlapWhateverTheirFigures(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "100000/s depth 100000")
+	hello := map[string]any{
+		"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": []any{},
+		"sources":  []any{map[string]any{"name": "upstream", "kind": "shaper"}},
+		"selected": map[string]any{"source": "upstream", "key": "", "id": ""},
+	}
+	var told string
+	address := s.telling(func() string { return told })
+	p := newTab(t, address)
+	for _, dry := range []bool{false, true} {
+		for _, f := range []float64{0.3, 2000, 23_456, 100_000} {
+			point := map[string]any{"at_ms": time.Now().UnixMilli(), "arrivals": f, "departures": f, "refusals": f, "abandoned": f,
+				"waiting": f, "level": f, "in_flight": f, "rate": 0.3 * f, "depth": f, "held": false, "dry_run": dry}
+			told = event("hello", hello) + event("history", map[string]any{"step_s": 0.25, "points": []any{point, point}})
+			p.open(address)
+			p.awaitTrue("the figures are there", `document.querySelector("[data-tile=arrivals] .number").textContent !== "–"`)
+			for _, width := range []int64{320, 390, 600, 719, 721, 768, 1024, 1278, 1280, 1366, 1920} {
+				p.do(chromedp.EmulateViewport(width, 900))
+				require.Empty(t, eval[[]string](p, overlaps), "%v/s, dry run %v", f, dry)
+			}
+		}
+	}
+}
+
+// Callers that give up have left neither a departure nor a refusal: without figures of their
+// own nobody knows why the line got shorter.
+func TestCallersThatGiveUpAreSeen(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "1/h depth 100")
+	p := s.openPage(t, linkTo("source", "upstream"))
+	const legend = `document.querySelector(".legend [data-series=abandoned] .value").textContent`
+	await(p, "nobody gives up", legend, func(value string) bool { return value == "0/s" })
+	const most = `Math.max(globalThis.most ?? 0, ` // frames go by; what was shown remains
+	eval[chromedp.Void](p, `new MutationObserver(() => { globalThis.most = `+most+figure("abandoned")+`) }).observe(document.querySelector("#tiles"), {subtree: true, childList: true, characterData: true})`)
+	u.Allow()
+	ctx, giveUp := context.WithCancel(s.ctx)
+	for range 40 {
+		s.requests.Go(func() { _ = u.Wait(ctx) })
+	}
+	await(p, "they wait", figure("waiting"), func(n float64) bool { return n == 40 })
+	giveUp()
+	await(p, "the tile tells that they gave up", "globalThis.most ?? 0", func(n float64) bool { return n > 10 })
+	p.described("so does the chart", "#chart-rate", `Given up: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] > 10 })
+	await(p, "the line is empty", figure("waiting"), func(n float64) bool { return n == 0 })
+	p.shoot("gave-up")
+}
