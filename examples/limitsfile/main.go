@@ -2,7 +2,7 @@
 // file on the same requests, and takes a changed file without a restart:
 //
 //	go run ./examples/limitsfile examples/limitsfile/shaper.yaml
-//	curl -i localhost:8080/api      # Trial says what the candidate would have done
+//	curl -i localhost:8080/login    # Trial says what the candidate would have done
 //	curl localhost:8081             # for the operator: status, and which keys meet their limits
 //
 // Several files are layers, later ones over earlier ones.

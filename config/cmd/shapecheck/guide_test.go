@@ -60,3 +60,14 @@ func TestTheLineForEditorsIsAComment(t *testing.T) {
 	status, _, problems := shapecheck(t, "", file(t, "f.yaml", string(line)+"\ndefault: 1/s depth 3\n"))
 	require.Equal(t, exitOK, status, problems)
 }
+
+// Operators copy these files, and take a warning about one for a mistake of theirs.
+func TestTheFilesThatAreShippedHaveNoWarnings(t *testing.T) {
+	root, err := filepath.Abs("../../..")
+	require.NoError(t, err)
+	for _, shipped := range []string{"deploy/shaper.yaml", "examples/limitsfile/shaper.yaml"} {
+		status, _, problems := shapecheck(t, "", "-strict", filepath.Join(root, shipped))
+		require.Equal(t, exitOK, status, problems)
+		require.Empty(t, problems, shipped)
+	}
+}

@@ -30,7 +30,7 @@
 // are never null, and its names stay as they are; others may be added. If the files have
 // mistakes, only "errors" has elements.
 //
-//	errors    file, line, column, text, message: as in [config.Error]
+//	errors    file, line, column, rule, field, text, message: as in [config.Error]
 //	warnings  file, line, key (of the rule), code, message
 //	rules     key ("" is the default), file, line, limits (as text), words,
 //	          candidate (limits, words; null: none)
@@ -46,6 +46,9 @@
 //	no-effect         burst or slack at rate inf, inflight in a candidate
 //	same-candidate    a candidate that is what is in force
 //	address           an address, or a network, as no key has it
+//	nested-default    a rule for the key default, below limits
+//	wildcard          "*", as if it stood for other keys
+//	blank             a blank at an end of a part of a key
 //	takes-nothing     ~ where no earlier layer has a rule
 //	never-reached     a rule that no key of the LIST finds
 //	not-a-key         a KEY that [shaper.Join] does not make

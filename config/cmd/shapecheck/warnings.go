@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v4"
 
@@ -66,7 +67,33 @@ func warningsOf(r config.Rule) (all []warning) {
 	if problem := addressProblem(r.Key); problem != "" {
 		warn("address", "%s", problem)
 	}
+	warnOfKey(r.Key, warn)
 	return all
+}
+
+// warnOfKey warns of the key of a rule that says something else than its author means.
+func warnOfKey(key string, warn func(code, format string, args ...any)) {
+	if key == "default" {
+		warn("nested-default", "this is the rule of the key default: that of all other keys stands beside limits, not below it")
+	}
+	parts := strings.Split(key, "/")
+	for i, part := range parts {
+		if strings.TrimSpace(part) != part {
+			warn("blank", "a blank at an end is part of the key, and hardly any key has one")
+		}
+		if !strings.HasSuffix(part, "*") || strings.ContainsAny(part, "% ") {
+			continue // It is no wildcard, but may be a route such as "/files/*" or "OPTIONS *".
+		}
+		instead := "default, beside limits"
+		if part == "*" && i > 0 {
+			instead = shown(strings.Join(parts[:i], "/"))
+		}
+		if part == "*" {
+			warn("wildcard", "there are no wildcards: the rule of all such keys is %s", instead)
+		} else {
+			warn("wildcard", "there are no wildcards: a rule is for a whole part of a key, and for all keys below it")
+		}
+	}
 }
 
 // warnOfLimits warns of limits, with a prefix that says which.

@@ -57,6 +57,34 @@ func TestWhatIsWarnedOf(t *testing.T) {
 	}
 }
 
+// Each of these rules is one that its author will look for in vain.
+func TestKeysThatSayWhatIsNotMeant(t *testing.T) {
+	const limits = ": 50/s depth 3\n"
+	for text, want := range map[string]string{
+		"  default" + limits:            "default: this is the rule of the key default: that of all other keys stands beside limits, not below it",
+		"  default/api" + limits:        "",
+		"  '*'" + limits:                "*: there are no wildcards: the rule of all such keys is default, beside limits",
+		"  'api/*'" + limits:            "api/*: there are no wildcards: the rule of all such keys is api",
+		"  'api/*/orders'" + limits:     "api/*/orders: there are no wildcards: the rule of all such keys is api",
+		"  'api*'" + limits:             "api*: there are no wildcards: a rule is for a whole part of a key, and for all keys below it",
+		"  'a*b'" + limits:              "",
+		"  'GET %2Ffiles%2F*'" + limits: "",
+		"  'OPTIONS *'" + limits:        "",
+		"  'login '" + limits:           `"login ": a blank at an end is part of the key, and hardly any key has one`,
+		"  \"\\tapi/x\"" + limits:       `"\tapi/x": a blank at an end is part of the key, and hardly any key has one`,
+		"  'api /x'" + limits:           "api /x: a blank at an end is part of the key, and hardly any key has one",
+		"  'POST login'" + limits:       "",
+	} {
+		path := file(t, "f.yaml", "limits:\n"+text)
+		status, _, problems := shapecheck(t, "", path)
+		require.Equal(t, exitOK, status, problems)
+		if want != "" {
+			want = path + ":2: warning: " + want + "\n"
+		}
+		require.Equal(t, want, problems, text)
+	}
+}
+
 func TestAddressesThatNoKeyHas(t *testing.T) {
 	for key, want := range map[string]string{
 		"192.0.2.1":            "",
@@ -124,7 +152,7 @@ func TestAllCodesAreDocumented(t *testing.T) {
 	slices.Sort(made)
 	made = slices.Compact(made)
 	var listed []string
-	for _, m := range regexp.MustCompile(`(?m)^//\t([a-z]+-[a-z-]+|address)(?:, ([a-z-]+)$)?`).FindAllSubmatch(main, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^//\t([a-z]+-[a-z-]+|address|blank|wildcard)(?:, ([a-z-]+)$)?`).FindAllSubmatch(main, -1) {
 		for _, code := range m[1:] {
 			if len(code) > 0 {
 				listed = append(listed, string(code))
@@ -133,5 +161,5 @@ func TestAllCodesAreDocumented(t *testing.T) {
 	}
 	slices.Sort(listed)
 	require.Equal(t, made, listed)
-	require.Len(t, made, 11)
+	require.Len(t, made, 14)
 }
