@@ -78,6 +78,28 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 	}
 }
 
+// A port that no server can have would show only when the first request asks the store.
+func TestAPortThatIsNoneIsRefused(t *testing.T) {
+	for url, want := range map[string]string{
+		"redis://h:99999":                                `"h:99999", the port must be from 1 to 65535`,
+		"rediss://h:0":                                   `"h:0", the port must be from 1 to 65535`,
+		"redis+cluster://h:99999":                        `"h:99999", the port must be from 1 to 65535`,
+		"redis+cluster://h?addr=h2:65536":                `"h2:65536", the port must be from 1 to 65535`,
+		"redis+sentinel://h:99999?master_name=m":         `"h:99999", the port must be from 1 to 65535`,
+		"redis+sentinel://h?master_name=m&addr=h2:redis": `"h2:redis", the port must be from 1 to 65535`,
+		"redis://a,redis://h:99999":                      `"h:99999", the port must be from 1 to 65535`,
+		"postgres://h:99999/db":                          "port",
+	} {
+		_, err := adapt(":80 {\nshape {\n limits 5/s\n store " + url + "\n}\n}\n")
+		require.ErrorContains(t, err, "store: ", "of %s", url)
+		require.ErrorContains(t, err, want, "of %s", url)
+	}
+	for _, url := range []string{"redis://h:65535", "redis://:6379", "redis://[2001:db8::1]:1", "redis+cluster://h?addr=h2:6379", "redis+sentinel://h?master_name=m&addr=h2:26379"} {
+		_, err := adapt(":80 {\nshape {\n limits 5/s\n store " + url + "\n}\n}\n")
+		require.NoError(t, err, "of %s", url)
+	}
+}
+
 func TestAPasswordIsNotTold(t *testing.T) {
 	for _, url := range []string{
 		"redis://user:s3cr%20t@h:port", "redis://:s3cr%20t@h/a/b", "mysql://user:s3cr%20t@h", "postgres://user:s3cr%20t@h:port/db",

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -28,6 +30,9 @@ func redisServer(u *url.URL) (opener, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkPorts(options.Addr); err != nil {
+		return nil, err
+	}
 	options.ContextTimeoutEnabled = true
 	return oneClient(func() redis.UniversalClient { return redis.NewClient(options) }), nil
 }
@@ -37,6 +42,9 @@ func redisServer(u *url.URL) (opener, error) {
 func redisCluster(u *url.URL) (opener, error) {
 	options, err := redis.ParseClusterURL(plainScheme(u))
 	if err != nil {
+		return nil, err
+	}
+	if err := checkPorts(options.Addrs...); err != nil {
 		return nil, err
 	}
 	options.ContextTimeoutEnabled = true
@@ -53,8 +61,26 @@ func redisSentinel(u *url.URL) (opener, error) {
 	if options.MasterName == "" {
 		return nil, fmt.Errorf("%q has no ?master_name=", shown(u))
 	}
+	if err := checkPorts(options.SentinelAddrs...); err != nil {
+		return nil, err
+	}
 	options.ContextTimeoutEnabled = true
 	return oneClient(func() redis.UniversalClient { return redis.NewFailoverClient(options) }), nil
+}
+
+// checkPorts returns an error for an address whose port no server can have, which go-redis
+// finds only when it dials.
+func checkPorts(addresses ...string) error {
+	for _, address := range addresses {
+		_, text, err := net.SplitHostPort(address)
+		if err != nil {
+			return fmt.Errorf("%q is no address: %w", address, err)
+		}
+		if port, err := strconv.ParseUint(text, 10, 16); err != nil || port == 0 {
+			return fmt.Errorf("%q, the port must be from 1 to 65535", address)
+		}
+	}
+	return nil
 }
 
 // plainScheme returns a URL with the scheme redis or rediss.
@@ -84,6 +110,9 @@ func redisRing(texts []string) (opener, error) {
 		}
 		one, err := redis.ParseURL(u.String())
 		if err != nil {
+			return nil, err
+		}
+		if err := checkPorts(one.Addr); err != nil {
 			return nil, err
 		}
 		if options[one.Addr] != nil {
