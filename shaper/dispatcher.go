@@ -57,9 +57,12 @@ type dispatcher struct {
 	*modeStates
 
 	sweepTimer *sweepTimer // nil: it belongs to a Shaper
-	// emptied is called under the lock when no request is in line any more of a shard of a
-	// [Group] that is draining: the shards end their drain together. It may be called again.
-	emptied func()
+
+	// drain is called with the lock held while a shard of a [Group] is draining: with false when
+	// the last request has left its lines, which may be told again, and with true when a request
+	// is about to enter the empty lines once more. It reports whether that may enter: the shards
+	// end their drain together, and have not ended it yet. nil: it belongs to a [Shaper].
+	drain func(waits bool) (goesOn bool)
 }
 
 // A mode is the set of options that make requests be decided upon, or leave, otherwise than

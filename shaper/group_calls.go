@@ -22,15 +22,15 @@ func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
 
 // Acquire is [Shaper.Acquire] on the bucket of a key.
 func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), err error) {
-	if release, err = g.placed(ctx, key, n); release == nil {
+	if release, err = g.acquire(ctx, key, n, newcomer); release == nil {
 		release = nothing
 	}
 	return release, err
 }
 
-// placed is Acquire with nil for a release that does nothing.
-func (g *Group[K]) placed(ctx context.Context, key K, n int) (release func(), err error) {
-	r := &request{ctx: ctx, cost: int64(n), releases: true}
+// acquire is Acquire with nil for a release that does nothing.
+func (g *Group[K]) acquire(ctx context.Context, key K, n int, kind entryKind) (release func(), err error) {
+	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
 	in, kf, err := g.wait(key, r)
 	held := r.seat // Without it the release would keep all of r.
 	if held == nil {
@@ -86,7 +86,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 		r.key = key
 	}
 	now := s.lockAndAdvance()
-	if kf = s.foundLocked(key, now); kf != nil {
+	if kf = s.foundLocked(key, now, bucketFor(r)); kf != nil {
 		dec = s.decideLocked(&kf.flow, now, r)
 		if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
 			s.noteLocked(s, key, r, dec)
@@ -113,7 +113,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 // decideNew finds or makes the bucket of a key that had none, and decides what becomes of a
 // request. If there is no bucket for it, kf is nil, and the hook of that has run.
 func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
-	err := s.withFlowOrNew(r.ctx, key, anyBucket, func(holder *keyShard[K], found *keyedFlow[K], now int64) {
+	err := s.withFlowOrNew(r.ctx, key, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
 		in, kf = holder, found
 		if kf.home != ownBucket {
 			in.overflowed++
@@ -240,7 +240,7 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 		s.endHold(key)
 		return false
 	}
-	_ = s.withFlowOrNew(context.Background(), key, bucketToHold, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+	_ = s.withFlowOrNew(context.Background(), key, bucketToHold|bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		held = true
 		if kf == s.closedFlow {
 			// There is no bucket to hold. But the key's next request is refused at once,

@@ -47,9 +47,8 @@ func (k keyLimiter[K]) Stats() (st Stats) {
 
 func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.key) }
 
-// enter is Acquire, but returns nil for a release that does nothing.
-func (k keyLimiter[K]) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
-	return k.group.placed(ctx, k.key, n)
+func (k keyLimiter[K]) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
+	return k.group.acquire(ctx, k.key, n, kind)
 }
 
 func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {

@@ -22,13 +22,25 @@ type limitsCall struct {
 // pending when the [Group] was closed: requests that wait for the call try again.
 var errNoResult = errors.New("shaper: no result")
 
-// A bucketKind says which bucket of a key is wanted.
-type bucketKind bool
+// A bucketKind says which bucket of a key is wanted. Its bits may be combined.
+type bucketKind uint8
 
 const (
-	anyBucket    bucketKind = false
-	bucketToHold bucketKind = true // one that remembers more than the Limits
+	anyBucket    bucketKind = 0
+	bucketToHold bucketKind = 1 << (iota - 1) // one that remembers more than the Limits
+
+	// bucketInDrain is one that is made even during a Shutdown: for a request that enters a
+	// line once more, and for a hold, which such a request is to heed.
+	bucketInDrain
 )
+
+// bucketFor returns which bucket a request wants.
+func bucketFor(r *request) bucketKind {
+	if r.kind == reentry {
+		return bucketInDrain
+	}
+	return anyBucket
+}
 
 // withFlowOrNew calls do with the bucket of a key, and makes the bucket if there is none. in
 // is the shard that has the bucket; its lock and that of s are held. If withFlowOrNew returns
@@ -91,14 +103,14 @@ type limitsLookup struct {
 	needsOver  bool // the lock of over is needed, and was not held: the key shares a bucket, or has shared one
 }
 
-// foundLocked returns the bucket that a key has of its own. If there is none it returns
-// closedFlow on a closed [Group], and otherwise nil.
-func (s *keyShard[K]) foundLocked(key K, now int64) *keyedFlow[K] {
+// foundLocked returns the bucket that a key has of its own. If there is none it returns nil
+// as long as one of that kind may be made, and otherwise closedFlow.
+func (s *keyShard[K]) foundLocked(key K, now int64, kind bucketKind) *keyedFlow[K] {
 	kf := s.table[key]
 	switch {
 	case kf != nil:
 		kf.flow.bucket.idleUntil(now)
-	case s.phase != open:
+	case s.phase == closed, s.phase == draining && kind&bucketInDrain == 0:
 		kf = s.endlessLocked(&s.closedFlow)
 	}
 	return kf
@@ -135,7 +147,7 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 		s.totals.abandoned++
 		return nil, nil, l.gone
 	}
-	if kf := s.foundLocked(key, now); kf != nil {
+	if kf := s.foundLocked(key, now, l.kind); kf != nil {
 		return s.ofKindLocked(s, key, kf, l)
 	}
 	if l.known && !stale {

@@ -39,7 +39,7 @@ type keyShard[K comparable] struct {
 	refusedKeys   *[keptRefusals]refusedKey[K] // of refusalRing; nil: none has been refused
 	recordingsOf  map[K][]*Recording
 	overrides     map[K]Limits // by SetLimits
-	drains        bool         // it counts in groupDrain.shards
+	drains        bool         // it counts in groupDrain.awaits
 }
 
 const (
@@ -84,7 +84,7 @@ func (g *Group[K]) newShard(o options) *keyShard[K] {
 	s.keyed, s.totals = true, new(totals)
 	s.waiters.most = int32(maxSpares / len(g.all))
 	s.sweepTimer = &sweepTimer{sweep: s.sweep, at: exact.Forever, next: exact.Forever}
-	s.emptied = s.emptiedLocked
+	s.drain = s.drainLocked
 	s.dropAllLocked()
 	return s
 }

@@ -302,6 +302,13 @@ func TestAShutdownThatBeginsEndsNoLine(t *testing.T) {
 	require.NoError(t, realtime.Next(t, down))
 }
 
+// beginsDrain reports whether a Shutdown has begun.
+func beginsDrain[K comparable](g *Group[K]) bool {
+	g.drain.mu.Lock()
+	defer g.drain.mu.Unlock()
+	return g.drain.awaits > 0
+}
+
 // A Shutdown that begins is no line that another one has to wait for.
 func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1}, nil })
@@ -313,7 +320,7 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	for range cap(errs) {
 		go func() { errs <- g.Shutdown(ctx) }()
 	}
-	realtime.Until(t, func() bool { return g.drain.shards.Load() > 0 }, "a Shutdown begins")
+	realtime.Until(t, func() bool { return beginsDrain(g) }, "a Shutdown begins")
 	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
 	g.over.mu.Unlock()
 	for range cap(errs) {

@@ -3,26 +3,61 @@ package shaper
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 )
 
 // A groupDrain is what the shards of a [Group] have in common while they drain. A shard in
-// which no request waits any more keeps its buckets until none waits in the others either.
+// which no request waits any more keeps its buckets until none waits in the others either, and
+// until then a request that a [Transport] retries may enter its lines once more.
 type groupDrain struct {
 	begins  sync.Mutex     // held by a Shutdown while it begins, so that another one does not take it for a line
-	shards  atomic.Int32   // how many shards drain and have requests in line, and one more while a Shutdown begins
 	ended   chan struct{}  // closed when no request is in line any more
-	once    sync.Once      // closes ended
 	closing sync.WaitGroup // the goroutine that closes the shards after that
+
+	mu     sync.Mutex // no other lock is taken while it is held
+	awaits int        // how many shards drain and have requests in line, and one more while a Shutdown begins
+	isOver bool       // ended is closed
+}
+
+// join makes the drain wait for one more, and reports whether it has not ended yet.
+func (d *groupDrain) join() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.isOver {
+		d.awaits++
+	}
+	return !d.isOver
+}
+
+// leave makes the drain wait for one less, and reports whether that has ended it.
+func (d *groupDrain) leave() (last bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.awaits--
+	if last = d.awaits == 0 && !d.isOver; last {
+		d.endLocked()
+	}
+	return last
 }
 
 // end ends the drain.
-func (d *groupDrain) end() { d.once.Do(func() { close(d.ended) }) }
+func (d *groupDrain) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.isOver {
+		d.endLocked()
+	}
+}
 
-// Shutdown is [Shaper.Shutdown] for the lines of all keys.
+func (d *groupDrain) endLocked() {
+	d.isOver = true
+	close(d.ended)
+}
+
+// Shutdown is [Shaper.Shutdown] for the lines of all keys. As long as any of them has requests
+// in line, a request that a [Transport] retries may still enter the line of its key.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
-	if g.beginDrain() > 0 && !g.over.isDryRun() {
+	if g.beginDrain() && !g.over.isDryRun() {
 		select {
 		case <-g.drain.ended:
 		case <-ctx.Done():
@@ -59,38 +94,41 @@ func (g *Group[K]) close() {
 	}
 }
 
-// beginDrain admits no more requests, and returns in how many shards requests wait.
-func (g *Group[K]) beginDrain() (shards int32) {
+// beginDrain admits no more requests, and reports whether any wait.
+func (g *Group[K]) beginDrain() (waiting bool) {
 	g.drain.begins.Lock()
 	defer g.drain.begins.Unlock()
-	g.drain.shards.Add(1) // So that the drain does not end before all shards have begun.
+	if !g.drain.join() { // So that the drain does not end before all shards have begun.
+		return false
+	}
 	for _, s := range g.all {
 		s.beginDrain()
 	}
-	return g.drain.shards.Add(-1)
+	return !g.drain.leave()
 }
 
 // beginDrain admits no more requests.
 func (s *keyShard[K]) beginDrain() {
 	s.beginDrainLocked(s.lockAndAdvance())
 	defer s.unlockAndArm()
-	if s.waiting > 0 && !s.drains {
-		s.drains = true
-		s.group.drain.shards.Add(1)
+	if s.waiting > 0 {
+		s.drainLocked(true)
 	}
 }
 
-// emptiedLocked notes that no request waits in a shard that drains. With the last such
-// shard the drain ends, and all shards are closed: in a goroutine, as their locks are
-// needed for that.
-func (s *keyShard[K]) emptiedLocked() {
-	if s.drains {
+// drainLocked is dispatcher.drain. When no request waits any more in the last shard, the drain
+// ends, and all shards are closed: in a goroutine, as their locks are needed for that.
+func (s *keyShard[K]) drainLocked(waits bool) bool {
+	switch {
+	case waits && !s.drains:
+		s.drains = s.group.drain.join()
+	case !waits && s.drains:
 		s.drains = false
-		if s.group.drain.shards.Add(-1) == 0 {
-			s.group.drain.end()
+		if s.group.drain.leave() {
 			s.group.drain.closing.Go(s.group.closeDrained)
 		}
 	}
+	return s.drains
 }
 
 // closeDrained closes all shards. No request waits in them any more.
@@ -122,7 +160,7 @@ func (s *keyShard[K]) closeLocked() {
 	s.rearm = true
 	if s.drains {
 		s.drains = false
-		s.group.drain.shards.Add(-1)
+		s.group.drain.leave()
 	}
 	if s.phase != closed {
 		s.phase = closed

@@ -82,7 +82,7 @@ func (s *keyShard[K]) usedByLocked(key K, limits Limits, l *limitsLookup) *keyed
 // insertBucketLocked is insertLocked for a key with these [Limits] that needs a bucket.
 func (s *keyShard[K]) insertBucketLocked(key K, limits Limits, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	used := s.usedByLocked(key, limits, l)
-	if key != key || staysInOverflow(used) || !takeBelow(&s.group.ownKeys, s.group.maxKeys) {
+	if key != key || staysInOverflow(used) || isAheadIn(used, l.kind) || !takeBelow(&s.group.ownKeys, s.group.maxKeys) {
 		if l.lacksOver(true) {
 			return nil, nil, nil // The table has become full just now.
 		}
@@ -128,7 +128,7 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], now in
 // held, so it gets a bucket like any other key: one that counts against maxKeys, or an overflow
 // one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
 func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
-	if l.kind == anyBucket || kf != s.unlimited && !kf.unlimited {
+	if l.kind&bucketToHold == 0 || kf != s.unlimited && !kf.unlimited {
 		return in, kf, nil
 	}
 	if l.lacksOver(s.group.mayOverflow(key)) {
@@ -221,7 +221,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now int64)) bool {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	kf := s.foundLocked(key, now)
+	kf := s.foundLocked(key, now, anyBucket)
 	if kf == nil {
 		return false
 	}
@@ -237,6 +237,12 @@ func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now in
 // not known.)
 func staysInOverflow[K comparable](used *keyedFlow[K]) bool {
 	return used != nil && used.flow.seatsInUse()
+}
+
+// isAheadIn reports whether a request of that kind is to leave before the line of the bucket that
+// its key has been sharing, or nil. In a bucket of its own it would leave behind that line.
+func isAheadIn[K comparable](used *keyedFlow[K], kind bucketKind) bool {
+	return kind&bucketInDrain != 0 && used != nil && used.flow.waiting() > 0
 }
 
 // noOverflowBucket returns the refusal of a key for which no overflow bucket can be made. There

@@ -18,7 +18,8 @@ type inner interface {
 
 	// enter lets a request of cost n > 0 wait. The caller must call release once when
 	// the request has ended. release is nil if there is nothing to give back, and with
-	// an error. Only a *Shaper heeds kind; for all others each request is a newcomer.
+	// an error. A [Shaper] and the bucket of a key heed kind. For all others each request is a
+	// newcomer.
 	enter(ctx context.Context, n int, kind entryKind) (release func(), err error)
 
 	// forecast returns how long [Limiter.WaitN] would wait, or its refusal. The wait is 0 if it is

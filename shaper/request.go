@@ -146,6 +146,8 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 		return d.refuseLocked(f, now, r, j.refusal)
 	case j.wait == 0:
 		return d.passLocked(f, now, r)
+	case d.phase == draining && d.waiting == 0 && d.drain != nil && !d.drain(true): // Only a reentry is not refused while the line drains.
+		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
 	}
 	w := d.enqueueLocked(f, now, r)
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}

@@ -119,8 +119,8 @@ func (d *dispatcher) endDrainLocked() {
 	if d.phase != draining || d.waiting > 0 {
 		return
 	}
-	if d.emptied != nil {
-		d.emptied()
+	if d.drain != nil {
+		d.drain(false)
 		return
 	}
 	d.phase = closed

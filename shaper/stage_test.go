@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -31,6 +32,7 @@ type stage struct {
 	t       *testing.T
 	start   time.Time
 	cancels map[string]context.CancelFunc
+	rounds  bool // what is noted says times in whole milliseconds
 
 	mu       sync.Mutex
 	log      []string
@@ -148,8 +150,19 @@ func (g *stage) set(limits string) {
 func (g *stage) note(what string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.log = append(g.log, fmt.Sprintf("%v %s", time.Since(g.start), what))
+	line := fmt.Sprintf("%v %s", time.Since(g.start), what)
+	if g.rounds {
+		line = fractions.ReplaceAllStringFunc(line, func(text string) string {
+			d, err := time.ParseDuration(text)
+			require.NoError(g.t, err)
+			return d.Round(ms).String()
+		})
+	}
+	g.log = append(g.log, line)
 }
+
+// fractions matches the durations that are no whole numbers of a unit.
+var fractions = regexp.MustCompile(`\d[\dhm]*\.\d+[mµn]?s\b`)
 
 // saw asserts what has returned so far, and when, and forgets it. Which of
 // several calls that end at one instant returns first is up to the scheduler,

@@ -85,10 +85,11 @@ type Transport struct {
 	//
 	// The request must have no body or a GetBody that returns a second one, and its
 	// cost must be above 0. While it waits for its retry it is not in flight. It enters
-	// the line of a [Shaper] at the head: ahead of all newcomers, and behind retries
-	// that came back earlier. [Limits.Depth] and [Limits.MaxWait] apply only to newcomers,
-	// and during a [Shaper.Shutdown] it is refused only once the line is empty. For any
-	// other Limiter, even one that embeds a *Shaper, the retry is a newcomer; if that
+	// the line of a [Shaper], or of a key of a [Group] ([Group.Limiter]), at the head: ahead
+	// of all newcomers, and behind retries that came back earlier. [Limits.Depth] and
+	// [Limits.MaxWait] apply only to newcomers. During a [Shaper.Shutdown] it is refused only
+	// once the line is empty, and during a [Group.Shutdown] once the lines of all keys are. For
+	// any other Limiter, even one that embeds a *Shaper, the retry is a newcomer; if that
 	// Limiter has no method like [Shaper.Hold], only this request waits for the time that
 	// the refusal asks for.
 	//

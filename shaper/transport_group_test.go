@@ -1,6 +1,7 @@
 package shaper_test
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 // A line that could not be held, because the Limits of its key could not be had at that
@@ -44,5 +46,138 @@ func TestARetryPausesThoughTheLineOfItsKeyCouldNotBeHeld(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, http.StatusOK, response.StatusCode)
 		require.Equal(t, []time.Duration{0, 33 * time.Second}, sent)
+	})
+}
+
+// A playedGroup says how the Group of a timeline is made, whose key "a" a Transport waits for.
+type playedGroup struct {
+	name     string
+	opts     func() []shaper.GroupOption
+	overflow bool // key "a" shares a bucket
+}
+
+var playedGroups = []playedGroup{
+	{name: "a bucket of its own"},
+	{name: "a bucket that keys share", overflow: true, opts: func() []shaper.GroupOption { return []shaper.GroupOption{shaper.WithMaxKeys(1)} }},
+	{name: "a bucket that processes share", opts: func() []shaper.GroupOption {
+		return []shaper.GroupOption{shaper.WithBuckets(buckettest.NewMemory(), ownKey)}
+	}},
+}
+
+// playTransportOfKey is playTransport for the key "a" of each kind of Group.
+func playTransportOfKey(t *testing.T, limits string, timeline func(u *upstream, g *shaper.Group[string])) {
+	t.Helper()
+	for _, kind := range playedGroups {
+		t.Run(kind.name, func(t *testing.T) {
+			playTransport(t, "inf", func(u *upstream) {
+				l := limitsOf(u.stage.t, limits)
+				var opts []shaper.GroupOption
+				if kind.opts != nil {
+					opts = kind.opts()
+				}
+				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, opts...)
+				require.NoError(u.stage.t, err)
+				if kind.overflow {
+					g.Hold("it fills the table", time.Hour)
+				}
+				u.Limiter, u.rounds = g.Limiter("a"), true // Round trips to a Bucket take some microseconds.
+				timeline(u, g)
+				if kind.overflow {
+					require.NotZero(u.stage.t, g.Stats().Overflowed)
+				}
+				require.NoError(u.stage.t, g.Close())
+			})
+		})
+	}
+}
+
+// With the limits of a Shaper a key must answer its callers as a Shaper does: a retry that
+// entered as a newcomer would be refused by the Depth, or wait behind the whole line.
+func TestARetryEntersTheLineOfItsKeyAtTheHead(t *testing.T) {
+	playTransportOfKey(t, "1/s depth 3", func(u *upstream, g *shaper.Group[string]) {
+		u.Retry = true
+		u.took = 500 * time.Millisecond
+		u.script["b"] = []string{refusedFor30}
+		u.call("a", "b", "c", "d")
+		u.at(1200 * time.Millisecond)
+		u.call("e", "f") // The line is full: its bound is for newcomers.
+		u.at(time.Minute)
+		u.saw("0s a sent", "500ms a 200: body", "1s b sent", "1.2s f full, retry 800ms",
+			"31.5s b sent", "32s b 200: body", "32.5s c sent", "33s c 200: body", "33.5s d sent", "34s d 200: body",
+			"34.5s e sent", "35s e 200: body")
+	})
+}
+
+// A bucket that was drained while the upstream took its time is not there any more when its
+// request comes back.
+func TestARetryFindsItsKeyWithoutABucket(t *testing.T) {
+	playTransportOfKey(t, "10/s", func(u *upstream, g *shaper.Group[string]) {
+		u.Retry = true
+		u.took = 3 * time.Second
+		u.script["a"] = []string{"429 -"}
+		u.script["b"] = []string{refusedFor30}
+		u.call("a")
+		u.at(10 * time.Second)
+		u.call("b")
+		u.at(time.Minute)
+		u.saw("0s a sent", "3s a sent", "6s a 200: body", "10s b sent", "43s b sent", "46s b 200: body")
+	})
+}
+
+// During a Shutdown a retry enters the line of its key as long as the line of any key leaves,
+// and Shutdown waits for it.
+func TestARetryOnAKeyDuringAShutdown(t *testing.T) {
+	playTransportOfKey(t, "1/s depth 5", func(u *upstream, g *shaper.Group[string]) {
+		u.Retry = true
+		u.took = 500 * time.Millisecond
+		u.script["a"] = []string{refusedFor30}
+		u.script["c"] = []string{refusedFor30}
+		u.call("a", "b", "c")
+		go func() { u.note("shut down " + outcome(g.Shutdown(context.Background()))) }()
+		synctest.Wait()
+		u.at(2 * time.Minute)
+		u.saw("0s a sent", "30.5s a sent", "31s a 200: body", "31.5s b sent", "32s b 200: body", "32.5s c sent",
+			"32.5s shut down left", "33s c 429, retry 30: body")
+	})
+}
+
+// The line of a key that has emptied begins anew with a retry while another key's line leaves.
+// It may be the last one to end then, and no request in it may be lost at the end of the other.
+func TestARetryBeginsTheLineOfItsKeyAnewDuringAShutdown(t *testing.T) {
+	playTransportOfKey(t, "1/s depth 5", func(u *upstream, g *shaper.Group[string]) {
+		u.Retry = true
+		u.took = 2500 * time.Millisecond
+		u.script["a"] = []string{refusedFor30}
+		for range 4 {
+			go func() {
+				if g.Wait(context.Background(), "other") == nil {
+					u.note("other left")
+				}
+			}()
+			synctest.Wait()
+		}
+		u.call("a")
+		u.at(2 * time.Second)
+		go func() { u.note("shut down " + outcome(g.Shutdown(context.Background()))) }()
+		u.at(2 * time.Minute)
+		u.saw("0s other left", "0s a sent", "1s other left", "2s other left", "3s other left",
+			"32.5s a sent", "32.5s shut down left", "35s a 200: body")
+	})
+}
+
+// A bucket of its own, which the table has room for by now, lets a key leave behind the line that
+// it has shared. A retry is ahead of that line.
+func TestARetryStaysAheadOfTheLineThatItsKeyShares(t *testing.T) {
+	playTransport(t, "inf", func(u *upstream) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil }, shaper.WithMaxKeys(1))
+		require.NoError(u.stage.t, err)
+		defer g.Close()
+		g.Hold("it fills the table", 2*time.Second)
+		u.Limiter, u.Retry, u.took = g.Limiter("a"), true, 3500*time.Millisecond
+		u.script["a"] = []string{"429 -"}
+		u.call("a", "b", "c", "d", "e", "f")
+		u.at(time.Minute)
+		u.saw("0s a sent", "1s b sent", "2s c sent", "3s d sent", "4s a sent", "4.5s b 200: body", "5s e sent", "5.5s c 200: body",
+			"6s f sent", "6.5s d 200: body", "7.5s a 200: body", "8.5s e 200: body", "9.5s f 200: body")
 	})
 }
