@@ -38,8 +38,11 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		return j
 	}
 	v := f.view()
+	if ls := d.leaseOfLocked(f); ls != nil {
+		r.placeless = ls.placelessLocked(now, r.cost)
+	}
 	if r.kind != allow {
-		v.findRoom(f.line)
+		v.findRoom(f.line, r.placeless)
 	}
 	j.wait, j.refusal = v.judge(now, v.leaves(r.cost), r)
 	if d.mode&block != 0 {
@@ -104,7 +107,7 @@ func (p *plan) depthFor(r *request) int {
 	if r.kind == allow {
 		return 0
 	}
-	return p.limits.Depth
+	return p.limits.Depth + int(r.placeless)
 }
 
 // tooCostly reports whether a request of cost n can never fit: it would hold the bucket

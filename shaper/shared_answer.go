@@ -28,6 +28,7 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 		ls.dropAllLocked()
 		ls.high, ls.end, ls.floor = Instant{}, Instant{}, usedUpTo
 	}
+	ls.noteLevelLocked(t, a.taken)
 	d.succeededLocked(ls.common, a.received)
 	// One answer that was late, in a process or on a server that was busy, does not mean that no
 	// slot can be used in time. Nor do the first, which may have waited for a connection.

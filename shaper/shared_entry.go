@@ -41,9 +41,14 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 		ls.backend.asks(now)
 		return decision{event: askEvent}, true
 	}
+	needsNone := ls.needsNoPlaceLocked(now, r.cost)
 	j := d.judgeLocked(f, now, r)
 	j.wait = max(j.wait, 1) // It is an estimate, even if it is 0: no request leaves without units of the Bucket.
-	return d.admitLocked(f, now, r, j), true
+	dec = d.admitLocked(f, now, r, j)
+	if dec.waiter != nil && needsNone && r.kind != reentry {
+		ls.placeless++
+	}
+	return dec, true
 }
 
 // refuseFullLocked refuses a request as the level is too high, for a time after at least.

@@ -76,7 +76,9 @@ func (ls *lease) checkFallbackLocked(now int64) {
 		ls.d.markDirtyLocked(ls.f)
 	default:
 		// What has left meanwhile is told to the Bucket as the level that it has made.
-		ls.high = laterInstant(ls.high, ls.levelAsHighLocked(now))
+		own := ls.levelAsHighLocked(now)
+		ls.high = laterInstant(ls.high, own)
+		ls.level = max(ls.level, own.Micros*1000)
 		ls.fallback = false
 		ls.estimateFromLocked(ls.paceIntervalLocked(), now)
 		ls.f.notBefore(now)

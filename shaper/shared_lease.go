@@ -40,6 +40,11 @@ type lease struct {
 	batch int64   // units of the latest stretch when it was leased
 	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuseLocked
 
+	level     int64 // when the level reaches 0 on the Bucket's clock, in ns, if no other process has taken anything since the latest answer; 0: unknown
+	placeless int32 // how many at the head of the line have entered without a place, at most; see placelessLocked
+	asksRoom  bool  // the pump asks for what the level has room for
+	refusedIt bool  // that was refused, so the pump asks for a batch first
+
 	pump     pump
 	busyAt   int64    // until then the Bucket is known to refuse, so it is not asked; 0: it is not
 	failed   error    // the latest failure; nil after a success
@@ -306,6 +311,7 @@ func (ls *lease) leavesLocked(w *waiter, now int64) bool {
 		ls.noteUseLocked()
 		ls.f.line.since = exact.At(now)
 	}
+	ls.placeless = max(0, ls.placeless-1)
 	return true
 }
 
@@ -327,9 +333,13 @@ func (ls *lease) changeLocked(to *plan) {
 	if to.limits.Rate != before.Rate || to.limits.burst() != before.burst() {
 		ls.dropAllLocked()
 		ls.high, ls.end, ls.busyAt, ls.adopted = Instant{}, Instant{}, 0, nil
+		units := ls.plan.burst - ls.roomLocked(now)
 		r := ls.d.shared.rates.of(to)
 		r.Version = max(ls.d.shared.version, ls.rate.Version+1)
 		ls.setRateLocked(r)
+		if ls.clock.known {
+			ls.level = exact.Sum(ls.clock.latest(now), ls.plan.interval.Times(max(units, 0)).Ceil())
+		}
 	} else {
 		if ls.adopted != nil {
 			ls.adoptLimitsLocked(ls.rate)

@@ -34,6 +34,10 @@ func (o bucketOption) apply(to *options) {
 // promised order among lines. [Limits.Slack] is for how long a slot may be used after its
 // instant. docs/shared.md says what is guaranteed, and what is not.
 //
+// Requests for which the level has room take no place in line while the Bucket is asked: as many
+// as Burst leave an idle Bucket at once, whatever Depth is. If other processes have taken the
+// room meanwhile, the line has up to Burst requests more than Depth, until they have left.
+//
 // A request that finds an idle bucket waits for one round trip; in a busy bucket slots are
 // taken ahead. With a Depth of 0, and for [Shaper.AllowN], each call is one round trip. What
 // predicts a wait ([Shaper.Forecast], [RejectError.RetryAfter], MaxWait, deadlines) is an

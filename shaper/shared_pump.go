@@ -148,7 +148,7 @@ func (ls *lease) sleep(span time.Duration) {
 // covered yet.
 func (ls *lease) takeLocked(now int64) Take {
 	f := ls.f
-	ls.probes = false
+	ls.probes, ls.asksRoom = false, false
 	ls.backend.asks(now)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
 		t := ls.questionLocked(1)
@@ -166,11 +166,13 @@ func (ls *lease) takeLocked(now int64) Take {
 	t := ls.questionLocked(w.cost)
 	unit := max(ls.plan.interval.Units(exact.At(int64(time.Second))), 0) // per second
 	most := ls.batchForLocked(queued, unit)
+	free := int64(math.MaxInt64) // how many may leave before a seat is given back
 	if f.capped() {
-		most = min(most, max(1, int64(f.bucket.limits.InFlight-f.seatsTaken())-ls.leasedLocked()))
+		free = max(1, int64(f.bucket.limits.InFlight-f.seatsTaken())-ls.leasedLocked())
 	}
-	longest := int64(ls.longestBatchLocked() * unit)
-	for n := int64(1); n < most && w.next != nil && t.Cost+w.next.cost <= longest; n++ {
+	most = min(most, free)
+	longest, n := int64(ls.longestBatchLocked()*unit), int64(1)
+	for ; n < most && w.next != nil && t.Cost+w.next.cost <= longest; n++ {
 		w = w.next
 		t.Cost += w.cost
 	}
@@ -180,6 +182,18 @@ func (ls *lease) takeLocked(now int64) Take {
 	t.Ahead = max(0, MaxAhead-behind)
 	if ls.fallback {
 		t.High = laterInstant(t.High, ls.levelAsHighLocked(now))
+		return t
+	}
+	// What the level has room for may leave now, so it is asked for besides, all or nothing: it
+	// is not granted if the room is not there, and then a batch alone is asked for.
+	batch, room := t.Cost, ls.shareOfRoomLocked(now)
+	for ; !ls.refusedIt && n < free && w.next != nil && t.Cost+w.next.cost <= room; n++ {
+		w = w.next
+		t.Cost += w.cost
+	}
+	if t.Cost > batch {
+		// The rest of a batch may leave later, as it may without the room.
+		t.First, t.Ahead, ls.asksRoom = t.Cost-(batch-t.First), 0, true
 	}
 	return t
 }
@@ -215,6 +229,8 @@ func (ls *lease) callTake(t Take) {
 			ls.dropLocked(t.Cost)
 		case a.taken.OK:
 			ls.addLocked(t, a.taken)
+		case ls.asksRoom:
+			ls.refusedIt = true
 		case a.taken.Other == nil && t.Rate == ls.rate && ls.f.waiting() > 0:
 			ls.waitsUntilLocked(t, a.taken, now)
 		}
@@ -243,7 +259,7 @@ func (ls *lease) addLocked(t Take, taken Taken) {
 	ls.countLeasedLocked(t.Cost)
 	ls.end = ls.rate.plus(taken.Empty, t.Rise())
 	ls.high = laterInstant(ls.high, ls.end)
-	ls.batch, ls.busyAt = t.Cost, 0
+	ls.batch, ls.busyAt, ls.refusedIt = t.Cost, 0, false
 	ls.contended = ls.end.Micros-ls.rate.times(ls.rate.Burst-1).Micros-taken.Now >= MaxAhead.Microseconds()
 	ls.endsAt = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
 	ls.notePaceLocked(t, taken)
@@ -295,6 +311,7 @@ func (ls *lease) giveBackLocked() (t Take, end Instant) {
 	ls.counts.givenBack += uint64(n)
 	ls.d.shared.counts.givenBack += uint64(n)
 	ls.lastCost = 0
+	ls.level = ls.rate.nanosOf(ls.rate.minus(end, t.Rise())).Ceil()
 	ls.beginNextLocked()
 	return t, end
 }

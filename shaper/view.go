@@ -30,10 +30,11 @@ func (f *flow) view() view {
 	}
 }
 
-// findRoom finds the request with whose departure there is room for a newcomer that may wait.
+// findRoom finds the request with whose departure there is room for a newcomer that may wait, if
+// so many in line have no place.
 // In a line that is longer than the Depth, as that has become smaller, it walks to it.
-func (v *view) findRoom(ln *line) {
-	if k := int(v.waiting) - v.limits.Depth + 1; k > 0 && v.limits.Depth > 0 {
+func (v *view) findRoom(ln *line, placeless int32) {
+	if k := int(v.waiting) - v.limits.Depth + 1; k > int(placeless) && v.limits.Depth > 0 {
 		v.room = v.placed(ln, k)
 	}
 }
