@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -169,6 +170,28 @@ func TestTheButtonsOfTheDemo(t *testing.T) {
 	await(p, "nothing goes on", `[...document.querySelectorAll("button[data-demo][aria-pressed=true]")].map(b => b.dataset.demo).join()`, func(on string) bool { return on == "slow" })
 	p.shoot("buttons")
 	require.Empty(t, p.violations())
+	d.interrupted(p)
+}
+
+// A slider that gets wider or moves while it is dragged runs away from the pointer.
+func TestTheSliderOfTheDemoStaysUnderThePointer(t *testing.T) {
+	t.Parallel()
+	d := startDemo(t)
+	p := newTab(t, d.page)
+	p.open(d.page)
+	p.live()
+	p.told(`^A scene plays`)
+	for _, width := range []int64{320, 390, 768, 1024, 1280, 1920} {
+		p.do(chromedp.EmulateViewport(width, 900))
+		boxes := eval[[]string](p, `[...Array(51).keys()].map(i => {
+			const slider = document.querySelector("#demo-rate");
+			slider.value = 4 * i;
+			slider.dispatchEvent(new Event("input", {bubbles: true}));
+			const box = slider.getBoundingClientRect();
+			return [box.left, box.top + scrollY, box.width].map(Math.round).join(" ");
+		})`)
+		require.Len(t, slices.Compact(boxes), 1, "at %d px", width)
+	}
 	d.interrupted(p)
 }
 
