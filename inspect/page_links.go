@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // pageParameters are those of the page: beside the ones of the list they say what is
@@ -121,8 +122,8 @@ func (b bucket) Open() string {
 const longestName = 400
 
 // Name returns what the page calls the bucket: its key, cut if it is long, with signs for
-// what cannot be seen, or would change what is seen around it. The script's keyText does
-// the same.
+// what cannot be seen, or would change what is seen around it, and with the codes of bytes
+// that are no text. The script's nameOf does the same.
 func (b bucket) Name() string {
 	switch {
 	case b.only:
@@ -131,12 +132,17 @@ func (b bucket) Name() string {
 		return "(empty key)"
 	}
 	var shown strings.Builder
-	for _, c := range b.Key {
-		if unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
+	for rest := b.raw; rest != ""; {
+		c, size := utf8.DecodeRuneInString(rest)
+		switch {
+		case c == utf8.RuneError && size == 1:
+			fmt.Fprintf(&shown, `\x%x`, rest[0])
+		case unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp):
 			fmt.Fprintf(&shown, `\u{%x}`, c)
-		} else {
+		default:
 			shown.WriteRune(c)
 		}
+		rest = rest[size:]
 	}
 	name := strings.TrimLeft(shown.String(), " ")
 	before := shown.Len() - len(name)

@@ -36,7 +36,9 @@ func TestThePageShowsWhatCannotBeSeenInAKey(t *testing.T) {
 		"":                       "(empty key)",
 		" a  b ":                 "␣a  b␣",
 		"\x00\u202ered\u2028end": `\u{0}\u{202e}red\u{2028}end`,
-		"not\xfftext":            "not\uFFFDtext",
+		"not\xfftext":            `not\xfftext`, // or these two would look alike
+		"not\xfe\xc3text":        `not\xfe\xc3text`,
+		"is \uFFFD":              "is \uFFFD",
 		strings.Repeat("ä", 401): strings.Repeat("ä", 400) + "…",
 	}
 	for key := range names {

@@ -2,7 +2,6 @@ package browsertest_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"image"
 	"image/color"
@@ -16,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 )
@@ -87,20 +84,20 @@ func (p *tab) picture(end, beginning string) []byte {
 	edge := func(selector, side string) float64 {
 		return eval[float64](p, "document.querySelector("+js(selector)+").getBoundingClientRect()."+side+" + scrollY")
 	}
+	shot, err := run(p, chromedp.FullScreenshot(100)) // one, so that both parts are of one instant
+	require.NoError(p.t, err)
+	page, err := png.Decode(bytes.NewReader(shot))
+	require.NoError(p.t, err)
 	var parts []image.Image
 	height := 0
-	for _, clip := range []page.Viewport{
-		{Width: width, Height: edge(end, "bottom"), Scale: 1},
-		{Y: edge(beginning, "top"), Width: width, Height: rest, Scale: 1},
+	for _, clip := range []image.Rectangle{
+		image.Rect(0, 0, width, int(edge(end, "bottom"))),
+		image.Rect(0, int(edge(beginning, "top")), width, int(edge(beginning, "top"))+rest),
 	} {
-		shot, err := run(p, func(ctx context.Context, t *chromedp.Target) (page.CaptureScreenshotResult, error) {
-			return cdp.Call(ctx, t, page.CaptureScreenshot, page.CaptureScreenshotParams{Clip: &clip, CaptureBeyondViewport: new(true)})
-		})
-		require.NoError(p.t, err)
-		part, err := png.Decode(bytes.NewReader(shot.Data))
-		require.NoError(p.t, err)
+		part := image.NewRGBA(image.Rect(0, 0, clip.Dx(), clip.Dy()))
+		draw.Draw(part, part.Rect, page, clip.Min, draw.Src)
 		parts = append(parts, part)
-		height += part.Bounds().Dy()
+		height += clip.Dy()
 	}
 	whole := image.NewRGBA(image.Rect(0, 0, width, height+gap))
 	draw.Draw(whole, whole.Rect, image.NewUniform(parts[1].At(0, 0)), image.Point{}, draw.Src) // the page's ground

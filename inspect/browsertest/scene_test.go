@@ -3,6 +3,7 @@ package browsertest_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -33,6 +34,7 @@ type scene struct {
 	sent    int // bytes of events
 	posts   []post
 
+	broken   string        // path of requests whose connections are cut without an answer; "" for none
 	heldBack chan struct{} // if not nil, answers that a list is of no source wait until it is closed
 }
 
@@ -105,7 +107,11 @@ func (s *scene) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	})
 	var heldBack chan struct{}
-	s.count(func() { heldBack = s.heldBack })
+	var broken bool
+	s.count(func() { heldBack, broken = s.heldBack, s.broken == r.URL.Path })
+	if broken {
+		panic(http.ErrAbortHandler)
+	}
 	if heldBack != nil && r.URL.Path == "/api/buckets" {
 		watched.begins = func(status int) {
 			if status == http.StatusNotFound {
@@ -156,6 +162,17 @@ func (r *response) Write(b []byte) (int, error) {
 }
 
 func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// get returns the Inspector's answer to a request for a path.
+func (s *scene) get(path string) (status int, body []byte) {
+	s.t.Helper()
+	r, err := http.Get(s.address(path))
+	require.NoError(s.t, err)
+	defer r.Body.Close()
+	body, err = io.ReadAll(r.Body)
+	require.NoError(s.t, err)
+	return r.StatusCode, body
+}
 
 // shaper adds a Shaper as a source.
 func (s *scene) shaper(name, limits string, opts ...shaper.Option) *shaper.Shaper {

@@ -48,12 +48,23 @@ type tab struct {
 }
 
 // newTab opens an empty page that may talk to the server at the address, and closes it
-// when the test ends.
+// when the test ends. It shares nothing with other tabs, as if it were the only one of a browser.
 func newTab(t testing.TB, address string) *tab {
+	t.Helper()
+	return openTab(t, requireBrowser(t), address, chromedp.WithNewBrowserContext())
+}
+
+// beside opens another tab of the same browser: both share its connections.
+func (p *tab) beside() *tab {
+	p.t.Helper()
+	return openTab(p.t, p.ctx, "http://"+p.host)
+}
+
+func openTab(t testing.TB, in context.Context, address string, opts ...chromedp.ContextOption) *tab {
 	t.Helper()
 	u, err := url.Parse(address)
 	require.NoError(t, err)
-	ctx, cancel := chromedp.NewContext(requireBrowser(t), chromedp.WithNewBrowserContext())
+	ctx, cancel := chromedp.NewContext(in, opts...)
 	p := &tab{t: t, ctx: ctx, host: u.Host, dir: t.ArtifactDir(), urls: map[string]string{}}
 	require.NoError(t, chromedp.Do(ctx))
 	require.NoError(t, chromedp.Listen(ctx, p.note))

@@ -2,6 +2,9 @@ package browsertest_test
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +30,96 @@ func TestALostConnectionIsShownAndComesBack(t *testing.T) {
 	s.start()
 	p.live()
 	await(p, "what comes after it is shown", text("#tiles [data-tile=waiting]"), func(tile string) bool { return strings.ContainsAny(tile, "123456789") })
+}
+
+// A list may fail while the stream goes on: over a stale table "live" alone would be a lie.
+func TestAListThatFailsBelowHTTPIsToldAndReadAgain(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	g := s.group("clients", "1/h depth 5")
+	g.Allow("before")
+	p := s.openPage(t, "")
+	await(p, "the list is read", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "before") })
+	p.expect("net::ERR_")
+	s.count(func() { s.broken = "/api/buckets" })
+	await(p, "the page says so", text("#reports"), func(shown string) bool {
+		return strings.Contains(shown, "The table could not be read: no answer. Its rows are as they were at ")
+	})
+	require.Contains(t, eval[string](p, text("#status")), "live")
+	p.shoot("no list")
+	require.Empty(t, p.violations())
+	g.Allow("after")
+	s.count(func() { s.broken = "" })
+	await(p, "it is read again", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "after") })
+	await(p, "the report is taken back", text("#reports"), func(shown string) bool { return shown == "" })
+}
+
+// What stands between may answer in place of the Inspector.
+func TestAListThatIsNoListIsTold(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "50/s depth 100")
+	address := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/api/buckets" {
+			io.WriteString(w, "<p>Sign in</p>")
+			return
+		}
+		s.ServeHTTP(w, r)
+	}))
+	p := newTab(t, address)
+	p.open(address)
+	await(p, "the page says so", text("#reports"), func(shown string) bool { return strings.Contains(shown, "the answer is not JSON") })
+	p.open("about:blank") // or the server would wait for the stream
+}
+
+// A browser has six connections to a server for all its windows, and a stream takes one.
+func TestEachOfManyWindowsIsLive(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("upstream", "1/h depth 1000")
+	g := s.group("clients", "1/h depth 1000")
+	u.Allow()
+	first := s.openPage(t, linkTo("source", "upstream"))
+	windows := []*tab{first}
+	for i := range 8 {
+		p := first.beside()
+		view := linkTo("source", "upstream")
+		if i%2 == 1 {
+			view = linkTo("source", "clients", "key", fmt.Sprint(i))
+			g.Allow(fmt.Sprint(i))
+		}
+		p.open(s.address(view))
+		p.live()
+		windows = append(windows, p)
+	}
+	for waiting := 20; waiting <= 40; waiting += 20 { // not only once
+		s.burst(u, 20)
+		for i := 1; i < 8; i += 2 {
+			s.burst(g.Limiter(fmt.Sprint(i)), 20)
+		}
+		for i, p := range windows {
+			require.Equal(t, "visible", eval[string](p, "document.visibilityState"))
+			await(p, fmt.Sprintf("window %d shows who waits", i), figure("waiting"), func(n float64) bool { return n == float64(waiting) })
+			p.awaitTrue("and is live", `document.querySelector("#status").dataset.state === "live"`)
+			await(p, "and so is its table", text("#matched"), func(shown string) bool { return strings.HasPrefix(shown, "5 buckets") })
+		}
+	}
+	const status = `document.querySelector("#status").textContent.trim()`
+	of := func() map[string]int {
+		all := map[string]int{}
+		for _, p := range windows {
+			all[eval[string](p, status)]++
+		}
+		return all
+	}
+	require.Equal(t, map[string]int{"live": 4, "live, once a second": 5}, of(), "two connections are left for everything else")
+	windows[8].shoot("ninth")
+
+	p := windows[8]
+	for _, other := range windows[:4] {
+		other.open("about:blank")
+	}
+	await(p, "a window that looked gets the stream of one that has gone", status, func(status string) bool { return status == "live" })
 }
 
 func TestAReportIsShownUntilItIsTakenBack(t *testing.T) {

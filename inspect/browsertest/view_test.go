@@ -1,6 +1,8 @@
 package browsertest_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -114,4 +116,109 @@ func TestTheKeyboardReachesABucket(t *testing.T) {
 	}
 	p.do(chromedp.KeyEvent(kb.Enter))
 	await(p, "Enter opens it", text("#selected"), func(name string) bool { return strings.Contains(name, first) })
+}
+
+// A bucket that is not there has no line of a group.
+func TestAMissingBucketIsToldOnceAndAsOneBucket(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.group("clients", "1/h depth 5").Allow("somebody")
+	p := s.openPage(t, linkTo("source", "clients", "key", "nobody"))
+	const times = `document.body.innerText.split("does not exist").length - 1`
+	await(p, "it is told", times, func(n int) bool { return n > 0 })
+	await(p, "the detail is told, too", text("#gone"), func(shown string) bool { return shown != "" })
+	require.Equal(t, 1, eval[int](p, times))
+	require.NotRegexp(t, "in all lines|each has its own|where there is a cap", eval[string](p, text("#tiles")))
+	p.shoot("missing")
+}
+
+// What is left out is told.
+func TestALongLineSaysHowManyMoreWait(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	g := s.group("clients", "1/h depth 20")
+	g.Allow("busy")
+	s.queue(g, "busy", 8)
+	p := s.openPage(t, linkTo("source", "clients", "key", "busy"))
+	await(p, "eight wait", text("#line-summary"), func(shown string) bool { return strings.Contains(shown, "8 wait") })
+	require.Equal(t, 7, eval[int](p, `document.querySelectorAll("#waiters tbody tr").length`))
+	require.Equal(t, "and 2 more", eval[string](p, `document.querySelector("#waiters tbody tr:last-child").innerText`))
+}
+
+// The stream refuses such a key for good: to ask again and again is in vain, and the rest of
+// the page need not stand still for it.
+func TestAKeyThatIsTooLongToFollowIsAskedForOnce(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	key := strings.Repeat("long", 3000)
+	g := s.group("clients", "1/h depth 5")
+	g.Allow(key)
+	p := newTab(t, s.address(""))
+	p.expect("400")
+	p.open(s.address(linkTo("source", "clients", "key", key)))
+	await(p, "the page says so", text("#reports"), func(shown string) bool { return strings.Contains(shown, "must be at most 8192 bytes") })
+	await(p, "its detail is there", text("#detail"), func(shown string) bool { return strings.Contains(shown, "limits.yaml") })
+	asked, lists := p.sent("/api/events"), p.sent("/api/buckets\\?")
+	g.Allow("another")
+	await(p, "the table goes on", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "another") })
+	realtime.Until(t, func() bool { return p.sent("/api/buckets\\?") >= lists+3 }, "several lists are read")
+	require.Equal(t, asked, p.sent("/api/events"))
+	require.NotContains(t, eval[string](p, text("#reports")), "Next try")
+	p.shoot("too long")
+	p.click(linkOf("another"))
+	p.live()
+}
+
+// The row of the open bucket stands below its tiles: both are of one instant.
+func TestTheRowOfTheOpenBucketSaysWhatItsTilesSay(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "1/h depth 99")
+	_, answer := s.get("api/buckets/upstream/")
+	var of map[string]any
+	require.NoError(t, json.Unmarshal(answer, &of))
+	hello := map[string]any{
+		"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": []any{},
+		"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
+	}
+	point := map[string]any{"at_ms": time.Now().Add(time.Hour).UnixMilli(), "arrivals": 0, "departures": 0, "refusals": 0, "abandoned": 0,
+		"waiting": 49, "level": 1, "in_flight": 0, "rate": 1.0 / 3600, "depth": 99, "held": false, "dry_run": false}
+	address := s.telling(func() string {
+		return event("hello", hello) + event("history", map[string]any{"step_s": 0.25, "points": []any{point}}) +
+			event("detail", map[string]any{"bucket": of["bucket"], "histograms": map[string]any{}}) + event("frame", point)
+	})
+	p := newTab(t, address)
+	p.open(address)
+	await(p, "the tile", figure("waiting"), func(n float64) bool { return n == 49 })
+	realtime.Until(t, func() bool { return p.sent("/api/buckets\\?") >= 3 }, "several lists have said that nobody waits")
+	await(p, "the row", text("#buckets tbody tr"), func(shown string) bool { return strings.Contains(shown, "50 %\t49") })
+}
+
+// Twenty changes must not push the table out of reach.
+func TestManyChangesLeaveTheTableWhereItIs(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.shaper("upstream", "1/h depth 99")
+	var changes []any
+	top := func() float64 {
+		p := newTab(t, s.address(""))
+		address := s.telling(func() string {
+			return event("hello", map[string]any{
+				"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": changes,
+				"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
+			})
+		})
+		p.host = strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/")
+		p.open(address)
+		p.live()
+		p.shoot(fmt.Sprint(len(changes), " changes"))
+		require.Empty(t, p.violations())
+		return eval[float64](p, `document.querySelector("#list").getBoundingClientRect().top + scrollY`)
+	}
+	change := map[string]any{"at": time.Now(), "who": "127.0.0.1", "what": "limits set to 7/s", "source": "upstream", "key": "", "id": "", "until": nil}
+	without := top()
+	for range 20 {
+		changes = append(changes, change)
+	}
+	require.Less(t, top()-without, 220.0)
 }

@@ -1,6 +1,8 @@
 package browsertest_test
 
 import (
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +29,21 @@ func TestWhatIfComparesTheSameArrivals(t *testing.T) {
 		return len(refused) == 2 && refused[0] == 0 && refused[1] > 20
 	})
 	require.Equal(t, before, u.Limits(), "nothing is changed")
+
+	// An arrow down for more refusals, as they are worse, reads as fewer of them.
+	const rows = `[...document.querySelectorAll("#what-if-answer tbody tr")].map(row => row.innerText.replace(/\s+/g, " ").trim())`
+	for _, row := range []string{`^refused 0 [\d,]+ \+[\d,]+ worse$`, `^departed [\d,]+ [\d,]+ −[\d,]+ worse$`, `^still waiting 0 \d \+\d$`} {
+		await(p, "a row reads "+row, rows, func(shown []string) bool {
+			return slices.ContainsFunc(shown, regexp.MustCompile(row).MatchString)
+		})
+	}
+	p.set("#what-if [name=limits]", "inf")
+	p.click("#what-if button")
+	await(p, "without limits nothing is worse", rows, func(shown []string) bool {
+		all := strings.Join(shown, "\n")
+		return strings.Contains(all, "refused 0 0") && !strings.Contains(all, "worse")
+	})
+	p.shoot("what-if")
 
 	const nonsense = `<img src=x onerror="window.owned = 1">`
 	p.expect("400")

@@ -28,8 +28,9 @@ async function answer(response) {
   let body = null;
   try {
     body = await response.json();
-  } catch {
-    // Not JSON: the status says enough.
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error; // the connection broke in the middle
+    if (response.ok) throw new ApiError(response.status, { message: "the answer is not JSON" }); // something in between has answered
   }
   if (!response.ok) throw new ApiError(response.status, body?.error);
   return body;

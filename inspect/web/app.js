@@ -12,8 +12,8 @@ import { Stream } from "./stream.js";
 import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
 import { WhatIf } from "./whatif.js";
-import { byId, keyText, make, setAttribute, setText } from "./dom.js";
-import { fromServer, go, href, keyOf, onChange, view } from "./url.js";
+import { byId, fill, make, nameOf, setAttribute, setText } from "./dom.js";
+import { fromServer, go, href, onChange, view } from "./url.js";
 import { onThemeChange } from "./theme.js";
 import { rate } from "./format.js";
 import { story } from "./story.js";
@@ -25,7 +25,13 @@ const tiles = new Tiles(recent);
 const picture = new Picture();
 const spacing = new SpacingHistogram(byId("spacing"));
 const waits = new WaitHistogram(byId("waits"));
-const table = new Table(reports);
+const table = new Table(reports, (answer) => {
+  if (!stream.refused) return;
+  // The server answers, but does not tell of this bucket by a stream.
+  sources = answer.sources;
+  showSelected();
+  if (isBucket()) detail.refresh(true);
+});
 const detail = new Detail((answer) => {
   control.show(answer.control);
 });
@@ -44,7 +50,7 @@ function connected(state, retryAt, message) {
   reports.connection(state, retryAt, message);
   document.body.classList.toggle("still", state !== "live");
   if (state === "lost" || state === "bye") pausePolls();
-  if (state === "live" && running() && !table.running) {
+  if ((state === "live" || state === "refused") && running() && !table.running) {
     table.start();
     whatIf.resume();
   }
@@ -127,7 +133,14 @@ function showFrame() {
   charts.draw();
   tiles.show(bucket, !isBucket());
   picture.show(last, bucket);
+  table.follow(last && bucket && isBucket() ? { ...bucket, ...levelAt(last) } : null);
   showStory(false);
+}
+
+/** What a point of the history tells of the level and the line, as a row of the table has it. */
+function levelAt({ at_ms, waiting, level, rate: drain }) {
+  const room = Math.max(1, bucket.burst) + bucket.depth;
+  return { at_ms, waiting, level: level ?? bucket.level, fill: drain == null ? 0 : Math.min(1, ((level ?? 0) + waiting) / room) };
 }
 
 function showSlowly() {
@@ -161,7 +174,7 @@ function showSelected() {
   const { source, id } = selected;
   const nav = byId("sources");
   nav.hidden = sources.length < 2;
-  nav.replaceChildren(...sources.map((each) => make("a", {
+  fill(nav, sources.map((each) => make("a", {
     href: href({ source: each.name, id: null }), text: each.name, "aria-current": each.name === source ? "true" : null,
     onclick: (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -171,7 +184,7 @@ function showSelected() {
   })));
   table.select(source, id ?? (isShaper(source) ? "" : null));
   const isKey = id != null && !isShaper(source);
-  const name = isKey ? keyText(keyOf(id)) : source ?? "No source yet";
+  const name = isKey ? nameOf(id) : source ?? "No source yet";
   setText(byId("selected"), name);
   byId("selected").classList.toggle("long", name.length > 60);
   byId("now").classList.toggle("no-source", source == null);

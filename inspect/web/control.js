@@ -1,7 +1,7 @@
 // Changing the open bucket: other limits for a time, a hold, and back. Only there if the
 // server allows it, and each change needs the token, which is kept in its field only.
 
-import { byId, keyText, make, setText } from "./dom.js";
+import { byId, fill, make, nameOf, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { fromServer } from "./url.js";
 import { post } from "./api.js";
@@ -93,8 +93,8 @@ export class Changes {
     byId("changes").hidden = this.list.length === 0;
     const items = this.list.toReversed().map((change) => make("li", {},
       make("time", { datetime: change.at, text: clock(change.at) }), " ",
-      make("b", { text: this.isShaper(change.source) ? change.source : `${change.source}: ${keyText(change.key)}` }), ` ${change.what}`,
+      make("b", { text: this.isShaper(change.source) ? change.source : `${change.source}: ${nameOf(fromServer(change.id))}` }), ` ${change.what}`,
       change.until ? ` until ${clock(change.until)}` : "", make("span", { class: "who", text: ` by ${change.who}` })));
-    byId("changes").querySelector("ol").replaceChildren(...items);
+    fill(byId("changes").querySelector("ol"), items);
   }
 }

@@ -1,13 +1,13 @@
 // The bucket that is open: its limits in words and whence they come, the line, the last
 // refusals, what it has counted.
 
-import { byId, make, setText } from "./dom.js";
+import { byId, fill, make, setText } from "./dom.js";
 import { clock, count, duration, idle } from "./format.js";
 import { get } from "./api.js";
 import { toPath } from "./url.js";
 
 const every = 1900; // ms at least between two readings; they are made once a second or less
-const gone = "This bucket does not exist just now: it is empty. It appears with the next request of its key.";
+const gone = "Its limits, its line and its counts will be shown here."; // the story says that it does not exist
 const shown = 6; // of those in line, and of the refusals
 
 export class Detail {
@@ -67,7 +67,7 @@ export class Detail {
     if (message !== gone) return;
     // The last figures stay, but nobody is in line any more.
     setText(byId("line-summary"), "Nobody waits: the bucket is empty.");
-    rows(byId("waiters"), []);
+    rows(byId("waiters"), 0, []);
   }
 
   show(answer) {
@@ -82,8 +82,9 @@ export class Detail {
     const blocked = bucket.blocked_until ? `Blocked until ${clock(bucket.blocked_until)}: newcomers are refused.` : "";
     setText(byId("held"), [held, blocked].filter(Boolean).join(" "));
     setText(byId("line-summary"), summary(bucket, next, line));
-    rows(byId("waiters"), line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
-    rows(byId("refusals"), together(refusals).slice(0, shown).map((r) => [r.at, count(r.n), reasons[r.reason] ?? r.reason, r.retry > 0 ? duration(r.retry) : "–"]));
+    rows(byId("waiters"), line.waiting, line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
+    const groups = together(refusals);
+    rows(byId("refusals"), groups.length, groups.slice(0, shown).map((r) => [r.at, count(r.n), reasons[r.reason] ?? r.reason, r.retry > 0 ? duration(r.retry) : "–"]));
     setText(byId("refusals-summary"), refusals.length === 0 ? "None of late." : "");
     counts(byId("counts"), bucket);
     this.onBucket(answer);
@@ -138,16 +139,10 @@ function inFlight(bucket) {
   return `${count(bucket.in_flight)} of ${count(bucket.in_flight_max)}`;
 }
 
-/** Fills the body of a table. */
-function rows(table, texts) {
-  fill(table.tBodies[0], texts.map((row) => make("tr", {}, ...row.map((text) => make("td", { text })))));
+/** Fills the body of a table with the first rows of all that there are. */
+function rows(table, all, texts) {
+  const lines = texts.map((row) => make("tr", {}, ...row.map((text) => make("td", { text }))));
+  if (all > texts.length && texts.length > 0) lines.push(make("tr", {}, make("td", { class: "hint", colspan: texts[0].length, text: `and ${count(all - texts.length)} more` })));
+  fill(table.tBodies[0], lines);
   table.hidden = texts.length === 0;
-}
-
-/** Replaces what an element holds, unless it holds the same. */
-function fill(parent, children) {
-  const text = children.map((child) => child.textContent).join("\n");
-  if (parent.dataset.text === text) return;
-  parent.dataset.text = text;
-  parent.replaceChildren(...children);
 }

@@ -1,6 +1,8 @@
 // What the page does to its document. Text goes in as text only: keys come from clients
 // and may hold anything.
 
+import { bytesOf } from "./url.js";
+
 export const byId = (id) => document.getElementById(id);
 
 /** A new element. Properties that the element has are set, others become attributes. */
@@ -28,16 +30,47 @@ export function setAttribute(element, name, value) {
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
+/** Replaces what an element holds, unless it holds the same: whoever has focused a part of it keeps it. */
+export function fill(parent, children) {
+  const present = parent.children;
+  if (present.length === children.length && children.every((child, i) => child.isEqualNode(present[i]))) return;
+  parent.replaceChildren(...children);
+}
+
 /** The element of class name inside a parent. */
 export const part = (parent, name) => parent.querySelector(`.${name}`);
 
 const longest = 400; // characters of a key that are shown: a key may be as long as a request
 
-/** A key as it is shown: what cannot be seen is made visible. */
-export function keyText(key) {
-  if (key === "") return "(empty key)";
-  const shown = key.replace(/\uFFFD+/g, "\uFFFD").replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u{FFF9}-\u{FFFB}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
-  const whole = shown.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
-  const letters = [...whole];
-  return letters.length > longest ? `${letters.slice(0, longest).join("")}…` : whole;
+/** A key as it is shown, of its id: what cannot be seen is made visible, and so is a byte that is no text. */
+export function nameOf(id) {
+  const bytes = bytesOf(id);
+  if (bytes.length === 0) return "(empty key)";
+  const shown = textOf(bytes).replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
+  const letters = [...shown];
+  return letters.length > longest ? `${letters.slice(0, longest).join("")}…` : shown;
+}
+
+function textOf(bytes) {
+  const text = decoded(bytes);
+  if (text != null) return text;
+  let shown = "";
+  for (let i = 0; i < bytes.length;) {
+    const length = bytes[i] < 0xc0 ? 1 : bytes[i] < 0xe0 ? 2 : bytes[i] < 0xf0 ? 3 : 4; // of the letter that begins here, if one does
+    const letter = decoded(bytes.subarray(i, i + length));
+    shown += letter ?? `\\x${bytes[i].toString(16)}`;
+    i += letter == null ? 1 : length;
+  }
+  return shown;
+}
+
+const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+/** Bytes as text, with signs for what cannot be seen; null if they are not UTF-8. */
+function decoded(bytes) {
+  try {
+    return utf8.decode(bytes).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+  } catch {
+    return null;
+  }
 }

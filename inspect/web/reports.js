@@ -26,7 +26,7 @@ export class Reports {
       return; // still lost until it is live
     }
     status.dataset.state = state;
-    setText(status.querySelector("span"), names[state]);
+    setText(status.querySelector("span"), state === "live" && message ? `${names[state]}, ${message}` : names[state]);
     document.body.classList.toggle("stale", ["lost", "bye", "refused"].includes(state));
     if (state === "live" || state === "paused" || state === "hidden") {
       this.clear("connection");
@@ -37,11 +37,11 @@ export class Reports {
     const what = { lost: "Connection lost.", bye: "The program has stopped.", refused: `The server refused: ${message}.` }[state];
     if (this.items.get("connection")?.dataset.what !== what + since) {
       this.when = make("span", { class: "when", "aria-hidden": "true" });
-      const button = make("button", { type: "button", text: "Try now", onclick: () => this.retry() });
+      const button = retryAt && make("button", { type: "button", text: "Try now", onclick: () => this.retry() });
       this.set("connection", make("p", { "data-what": what + since }, make("strong", { text: what }), since, " ", this.when, " ", button));
     }
-    if (retryAt) this.retryAt = retryAt;
-    const tick = () => setText(this.when, `Next try in ${Math.max(0, Math.ceil((this.retryAt - Date.now()) / 1000))} s.`);
+    if (!retryAt) return;
+    const tick = () => setText(this.when, `Next try in ${Math.max(0, Math.ceil((retryAt - Date.now()) / 1000))} s.`);
     tick();
     this.countdown = setInterval(tick, 500);
   }
@@ -62,10 +62,10 @@ export class Reports {
       waiting > 0 ? "It takes no more requests; those in line still leave." : "It takes no more requests, and nobody waits: the figures are its last."))));
   }
 
-  /** Shows that the table could not be read; null takes it away. */
-  table(error) {
-    if (error == null) return this.clear("table");
-    this.set("table", make("p", {}, make("strong", { text: "The table could not be read: " }), error.message));
+  /** Shows why the table could not be read; null takes it away. */
+  table(why) {
+    if (why == null) return this.clear("table");
+    this.set("table", make("p", {}, make("strong", { text: "The table could not be read: " }), why));
   }
 
   set(kind, element) {

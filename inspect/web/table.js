@@ -1,13 +1,14 @@
 // The table of buckets. The server filters and sorts; the rows of one page are in the
 // document, and are changed in place.
 
-import { byId, keyText, make, part, setAttribute, setText } from "./dom.js";
-import { count, duration, idle, number, percent } from "./format.js";
+import { byId, nameOf, make, part, setAttribute, setText } from "./dom.js";
+import { clock, count, duration, idle, number, percent } from "./format.js";
 import { get } from "./api.js";
 import { fromServer, go, href, view } from "./url.js";
 
 const pageSize = 50;
 const every = 2000; // ms between two readings
+const patience = 10000; // ms for an answer
 const rest = 5000; // ms after its last move for which a pointer over the table keeps the order
 
 const filters = {
@@ -19,12 +20,15 @@ const filters = {
 };
 
 export class Table {
-  constructor(reports) {
+  /** onRead is called with each answer that is shown. */
+  constructor(reports, onRead) {
     this.reports = reports;
+    this.onRead = onRead;
     this.body = byId("buckets").tBodies[0];
     this.rows = new Map(); // source and id: row
     this.sources = [];
     this.pointed = -Infinity; // when the pointer moved over the table, as of performance.now
+    this.followed = null; // the bucket that the stream tells of, with at_ms; null if there is none
     this.kept = null; // an answer whose order waits until nobody is at a row
     for (const row of this.body.rows) this.rows.set(`${row.dataset.source} ${row.dataset.id}`, row);
     this.listen();
@@ -96,6 +100,7 @@ export class Table {
     this.running = false;
     clearTimeout(this.timer);
     this.request?.abort();
+    if (this.unreached) this.reports.table(null); // What stops the table tells the same.
   }
 
   /** Notes that there are other sources. The answer to what is being asked may be of before. */
@@ -114,22 +119,37 @@ export class Table {
     this.overtaken = false;
     const query = { ...view.more, source: view.within, prefix: view.prefix, sort: view.sort, limit: pageSize, cursor: view.cursor };
     for (const name of view.filter.split(",")) Object.assign(query, filters[name]);
+    let answer = null;
     try {
-      const answer = await get("api/buckets", query, request.signal);
-      this.reports.table(null);
-      setAttribute(byId("matched"), "aria-live", announced ? "polite" : "off");
-      const asked = JSON.stringify(query);
-      this.show(answer, { inPlace: asked === this.asked && this.inUse() });
-      this.asked = asked;
+      answer = await get("api/buckets", query, AbortSignal.any([request.signal, AbortSignal.timeout(patience)]));
     } catch (error) {
       if (request.signal.aborted) return;
-      if (error.status) this.reports.table(error); // else the connection is lost, which the stream says
-      if (error.status >= 400 && error.status < 500 && !this.overtaken) { // asking the same again gives the same, unless other sources come
+      this.fail(error);
+      if ([400, 404, 413, 414, 431].includes(error.status) && !this.overtaken) { // asking the same again gives the same, unless other sources come
         this.wrong = true;
         return;
       }
     }
     if (this.running && this.request === request) this.timer = setTimeout(() => this.read(), every);
+    if (!answer) return;
+    this.reports.table(null);
+    this.unreached = false;
+    this.at = answer.at;
+    byId("list").classList.remove("stale");
+    setAttribute(byId("matched"), "aria-live", announced ? "polite" : "off");
+    const asked = JSON.stringify(query);
+    this.show(answer, { inPlace: asked === this.asked && this.inUse() });
+    this.asked = asked;
+    this.onRead(answer);
+  }
+
+  /** Says that the table could not be read, and that its rows are not of now. */
+  fail(error) {
+    this.unreached = !error.status;
+    const why = error.status ? error.message : error.name === "TimeoutError" ? `no answer within ${patience / 1000} s` : "no answer";
+    const since = this.at ? ` Its rows are as they were at ${clock(this.at)}.` : "";
+    this.reports.table(`${why}.${since}`);
+    byId("list").classList.add("stale");
   }
 
   /** Shows the filters and the order of the view. */
@@ -161,7 +181,7 @@ export class Table {
 
   /** Shows an answer. With inPlace the rows stay where they are, and only their figures change. */
   show(answer, { inPlace = false } = {}) {
-    const { sources, matched, buckets, next } = answer;
+    const { at, sources, matched, buckets, next } = answer;
     this.kept = inPlace ? answer : null;
     this.sources = sources;
     this.next = next;
@@ -179,7 +199,9 @@ export class Table {
         row = newRow(bucket);
         this.rows.set(name, row);
       }
-      fillRow(row, bucket, sources);
+      const { followed } = this;
+      const newer = followed?.source === bucket.source && followed.id === bucket.id && followed.at_ms >= Date.parse(at);
+      fillRow(row, newer ? followed : bucket, sources);
       row.classList.remove("past");
       if (inPlace) continue;
       if (row === place) place = place.nextElementSibling;
@@ -195,6 +217,16 @@ export class Table {
     for (const row of [...this.body.querySelectorAll("tr:not([data-id])")]) row.remove();
     this.markSelected();
     this.summarize(sources, matched, buckets.length, next);
+  }
+
+  /**
+   * Shows in the row of a bucket what the stream has told of it, which is newer than the list: the
+   * row must not say something else than the tiles above it. null if the stream tells of no bucket.
+   */
+  follow(bucket) {
+    this.followed = bucket;
+    const row = bucket && this.rows.get(`${bucket.source} ${bucket.id}`);
+    if (row && this.sources.length > 0) fillRow(row, bucket, this.sources);
   }
 
   summarize(sources, matched, shown, next) {
@@ -251,7 +283,7 @@ function newMeter() {
 function fillRow(row, bucket, sources) {
   const link = row.querySelector("a");
   const isShaper = sources.some((source) => source.name === bucket.source && source.kind === "shaper");
-  setText(link, isShaper ? bucket.source : keyText(bucket.key));
+  setText(link, isShaper ? bucket.source : nameOf(fromServer(bucket.id)));
   setAttribute(link, "title", link.textContent.length > 20 ? link.textContent : null);
   setAttribute(link, "href", href({ source: bucket.source, id: fromServer(bucket.id) }));
   setText(part(row, "badges"), [bucket.dry_run ? "dry run" : "", bucket.held_until ? "held" : "", bucket.blocked_until ? "blocked" : "", bucket.refusing ? (bucket.dry_run ? "would refuse" : "refusing") : ""].filter(Boolean).join(", "));

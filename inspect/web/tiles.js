@@ -38,7 +38,8 @@ export class Tiles {
       const values = this.history.values(tile.dataset.tile);
       const top = Math.max(1e-9, ...values);
       const points = [];
-      for (let i = values.length % 4; i < values.length; i += 4) {
+      const first = values.at(-1) == null ? values.length : values.length % 4; // What has no value has no curve.
+      for (let i = first; i < values.length; i += 4) {
         const most = Math.max(...values.slice(i, i + 4));
         points.push(`${((ages[i] + 60) / 60 * width).toFixed(1)},${(height - 1 - most / top * (height - 3)).toFixed(1)}`);
       }

@@ -62,15 +62,15 @@ function canonical(id) {
     .replace(/%(?![0-9A-F]{2})|[^%A-Za-z0-9_.~-]+/g, (text) => encodeURIComponent(text).replace(/[!'()*]/g, (c) => `%${c.charCodeAt(0).toString(16).toUpperCase()}`));
 }
 
-/** The key of an id as text; bytes that are not UTF-8 become replacement characters. */
-export function keyOf(id) {
+/** The bytes of the key of an id. */
+export function bytesOf(id) {
   const bytes = [];
   const encoder = new TextEncoder();
   for (const [, hex, text] of id.matchAll(/%([0-9A-Fa-f]{2})|([^%]+|%)/g)) {
     if (hex) bytes.push(parseInt(hex, 16));
-    else bytes.push(...encoder.encode(text));
+    else for (const byte of encoder.encode(text)) bytes.push(byte);
   }
-  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(bytes));
+  return new Uint8Array(bytes);
 }
 
 function parse(search) {

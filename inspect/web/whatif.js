@@ -75,12 +75,15 @@ export class WhatIf {
     lines.push(["abandoned", "gave up", count], ["wait_p50_s", "half waited at most", duration], ["wait_p95_s", "95 % waited at most", duration], ["wait_max_s", "longest wait", duration]);
     byId("what-if-answer").tBodies[0].replaceChildren(...lines.map(([name, text, format]) => make("tr", {},
       make("th", { scope: "row", text }), make("td", { text: format(now[name]) }),
-      make("td", { text: format(then[name]), class: verdict(name, now[name], then[name]) }))));
+      make("td", {}, `${format(then[name])} `, change(name, now[name], then[name], format)))));
   }
 }
 
-/** Whether another figure is better or worse, which the style sheet shows. */
-function verdict(name, now, then) {
-  if (now === then || now == null || then == null || ["abandoned", "waiting"].includes(name)) return null;
-  return (name === "departed" ? then > now : then < now) ? "better" : "worse";
+/** By how much a figure would be another, and whether that is better or worse. */
+function change(name, now, then, format) {
+  if (now === then || now == null || then == null) return make("span", { class: "change" });
+  const by = `${then > now ? "+" : "−"}${format(Math.abs(then - now))}`;
+  // To give up, or to wait still, is neither by itself.
+  const verdict = ["abandoned", "waiting"].includes(name) ? "" : (name === "departed" ? then > now : then < now) ? "better" : "worse";
+  return make("span", { class: `change ${verdict}`, text: `${by} ${verdict}` });
 }
