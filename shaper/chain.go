@@ -136,12 +136,12 @@ func (c chain) Forecast(n int) (wait time.Duration, err error) {
 func (c chain) forecast(n int) (wait time.Duration, err error) { return c.Forecast(n) }
 
 // Hold holds the lines of all Limiters that have a Hold.
-func (c chain) Hold(d time.Duration) { c.hold(d) }
+func (c chain) Hold(d time.Duration) { c.hold(context.Background(), d) }
 
 // hold does what Hold does, and reports whether any of the lines is held.
-func (c chain) hold(d time.Duration) (held bool) {
+func (c chain) hold(ctx context.Context, d time.Duration) (held bool) {
 	for _, l := range c.links {
-		if l.hold(d) {
+		if l.hold(ctx, d) {
 			held = true
 		}
 	}

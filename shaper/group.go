@@ -55,8 +55,10 @@ import (
 // [WithMaxKeys], it is called at each call of those that came last, and at each call of a
 // NaN.
 //
-// It is called on the goroutine of the call that needs the Limits, outside any lock. If
-// it is slow, only calls with the same key wait for it. It must be safe for concurrent
+// It is called on the goroutine of the call that needs the Limits, outside any lock, so a call
+// that makes a bucket may last longer than its context. If it is slow, only calls with the same
+// key wait for it. A [Transport] whose request has been answered waits for it until its context
+// ends at most: for such a request it is called on a goroutine of its own. It must be safe for concurrent
 // use, and must not call the Group with the key that it was called for. If it returns
 // an error or invalid Limits, the call returns that error and takes nothing, and the
 // next call asks again.

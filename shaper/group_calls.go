@@ -227,10 +227,12 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 
 // Hold is [Shaper.Hold] on the bucket of a key. If the [Limits] of the key can't be had
 // there is nothing to hold.
-func (g *Group[K]) Hold(key K, d time.Duration) { g.hold(key, d) }
+func (g *Group[K]) Hold(key K, d time.Duration) { g.hold(context.Background(), key, d) }
 
-// hold is Hold, and reports whether no request of the key leaves for that time.
-func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
+// hold is Hold, and reports whether no request of the key leaves for that time. It waits for the
+// limits function until the context ends at most. What is left of the time is then held when the
+// function returns.
+func (g *Group[K]) hold(ctx context.Context, key K, d time.Duration) (held bool) {
 	g.mustBeMade()
 	if d < 0 {
 		return false
@@ -240,15 +242,25 @@ func (g *Group[K]) hold(key K, d time.Duration) (held bool) {
 		s.endHold(key)
 		return false
 	}
-	_ = s.withFlowOrNew(context.Background(), key, bucketToHold|bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+	return s.holdUntil(ctx, key, exact.Sum(int64(time.Since(s.epoch)), int64(min(d, horizon))))
+}
+
+// holdUntil is hold until an instant that is yet to come.
+func (s *keyShard[K]) holdUntil(ctx context.Context, key K, until int64) (held bool) {
+	err := s.withFlowOrNew(ctx, key, bucketToHold|bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		held = true
-		if kf == s.closedFlow {
-			// There is no bucket to hold. But the key's next request is refused at once,
-			// so no Transport need wait before it sends one.
-			return
+		// On a closed Group there is no bucket to hold. But the key's next request is refused at
+		// once, so no Transport need wait before it sends one.
+		if kf != s.closedFlow && now < until {
+			in.holdLocked(&kf.flow, now, timeUntil(until, now))
 		}
-		in.holdLocked(&kf.flow, now, d)
 	})
+	if err != nil && ctx.Err() != nil {
+		go func() {
+			defer func() { _ = recover() }() // No call waits for a panic of the limits function; see lookUpApart.
+			s.holdUntil(context.Background(), key, until)
+		}()
+	}
 	return held
 }
 

@@ -59,8 +59,8 @@ func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 }
 
 // hold reports false if the [Limits] of the key can't be had: then there is no line to hold.
-func (k keyLimiter[K]) hold(d time.Duration) bool {
-	return k.group.hold(k.key, d) && !k.group.mayDryRun()
+func (k keyLimiter[K]) hold(ctx context.Context, d time.Duration) bool {
+	return k.group.hold(ctx, k.key, d) && !k.group.mayDryRun()
 }
 
 func (k keyLimiter[K]) mayDryRun() bool { return k.group.mayDryRun() }

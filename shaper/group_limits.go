@@ -144,7 +144,9 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 	case l.err != nil && !stale:
 		return nil, nil, l.err
 	case l.gone != nil:
-		s.totals.abandoned++
+		if l.kind&bucketToHold == 0 {
+			s.totals.abandoned++
+		}
 		return nil, nil, l.gone
 	}
 	if kf := s.foundLocked(key, now, l.kind); kf != nil {
@@ -179,8 +181,12 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 // lookUpLimits calls the limits function for a key, or waits for the call of another
 // request. The lock is not held.
 func (s *keyShard[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
-	if !l.calls {
+	switch {
+	case !l.calls:
 		l.join(ctx)
+		return
+	case l.kind&bucketInDrain != 0 && ctx.Done() != nil:
+		s.lookUpApart(ctx, key, l)
 		return
 	}
 	defer func() {
@@ -198,6 +204,68 @@ func (s *keyShard[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) 
 	}
 	l.known = true
 }
+
+// lookUpApart is lookUpLimits for a [Transport] whose request has been answered: it waits for the
+// limits function until its context ends at most. So the function is called in a goroutine, whose
+// result is for all requests with the key that wait for it.
+//
+// A panic of the function reaches the goroutine that waits. If that has gone the panic is dropped:
+// the next call with the key calls the function again.
+func (s *keyShard[K]) lookUpApart(ctx context.Context, key K, l *limitsLookup) {
+	s.mu.Lock()
+	call, isNaN := s.limitsCalls[key], key != key
+	if isNaN {
+		call = new(limitsCall) // It is found by this request only.
+	}
+	if call != nil && call.done == nil {
+		call.done = make(chan struct{})
+	}
+	s.mu.Unlock()
+	l.calls = false
+	if call == nil {
+		return // The Group has been closed.
+	}
+	panics := make(chan any, 1) // Room for the only one, as nobody may wait for it any more.
+	begun := l.reloads
+	go func() {
+		limits, err := Limits{}, error(&limitsError{errEndedGoroutine})
+		defer func() {
+			if p := recover(); p != nil {
+				panics <- p
+				err = errNoResult
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			switch {
+			case err != nil && err != errNoResult:
+				s.limitErrors++
+			case begun != s.reloads:
+				err = errNoResult // The Limits may be those that the Reload was called to replace.
+			}
+			switch {
+			case isNaN:
+				call.limits, call.err, call.reloads = limits, err, begun
+				close(call.done)
+			case s.limitsCalls[key] == call:
+				s.finishCallLocked(key, limits, err)
+			}
+		}()
+		limits, err = s.callLimits(key)
+	}()
+	l.call = call
+	l.join(ctx)
+	if l.gone != nil {
+		return
+	}
+	select {
+	case p := <-panics:
+		panic(p)
+	default:
+	}
+}
+
+// errEndedGoroutine is for a limits function that calls [runtime.Goexit].
+var errEndedGoroutine = errors.New("the function that returns them has ended its goroutine")
 
 // join waits for the call of another request.
 func (l *limitsLookup) join(ctx context.Context) {

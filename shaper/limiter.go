@@ -27,8 +27,9 @@ type inner interface {
 	forecast(n int) (wait time.Duration, err error)
 
 	// hold calls Hold, if there is one, and reports whether requests now wait for the
-	// end of the hold.
-	hold(d time.Duration) bool
+	// end of the hold. The bucket of a key waits for the key's [Limits] until the context ends
+	// at most.
+	hold(ctx context.Context, d time.Duration) bool
 
 	// stats returns the state of the one bucket behind the [Limiter]; only what RateLimit fields
 	// need is sure to be set. ok reports whether there is one.
@@ -79,7 +80,7 @@ func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {
 	return s.Forecast(n)
 }
 
-func (s shaperLimiter) hold(d time.Duration) bool {
+func (s shaperLimiter) hold(_ context.Context, d time.Duration) bool {
 	s.Hold(d)
 	return !s.isDryRun()
 }
@@ -163,7 +164,7 @@ func (f foreign) forecast(n int) (wait time.Duration, err error) {
 }
 
 // hold calls Hold in a dry run too, as the Verdicts are to take the hold into account.
-func (f foreign) hold(d time.Duration) bool {
+func (f foreign) hold(_ context.Context, d time.Duration) bool {
 	l, ok := f.Limiter.(interface{ Hold(d time.Duration) })
 	if ok {
 		l.Hold(d)

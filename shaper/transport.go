@@ -201,10 +201,18 @@ func (t Transport) send(r *http.Request, release func()) (response *http.Respons
 		return response, pause{}, err
 	}
 	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
-		asked.held = innerOf(t.Limiter).hold(asked.span)
+		asked.held = t.hold(r, asked.span)
 	}
 	withBody = release != nil && releaseWithBody(response, r.Method, release)
 	return response, asked, nil
+}
+
+// hold holds the Limiter for a time, and reports whether all its requests wait for that. The
+// request that has been answered waits until its context ends at most.
+func (t Transport) hold(r *http.Request, span time.Duration) bool {
+	ctx, stop := waitContextOf(r)
+	defer stop()
+	return innerOf(t.Limiter).hold(ctx, span)
 }
 
 // holdFrom returns for how long a response asks the client to hold back, at most 365

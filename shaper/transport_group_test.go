@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
@@ -179,5 +180,88 @@ func TestARetryStaysAheadOfTheLineThatItsKeyShares(t *testing.T) {
 		u.at(time.Minute)
 		u.saw("0s a sent", "1s b sent", "2s c sent", "3s d sent", "4s a sent", "4.5s b 200: body", "5s e sent", "5.5s c 200: body",
 			"6s f sent", "6.5s d 200: body", "7.5s a 200: body", "8.5s e 200: body", "9.5s f 200: body")
+	})
+}
+
+// A limits function that hangs, as the database behind it does, must not keep a caller that has
+// given up, although the response is there already.
+func TestARoundTripEndsWithItsContextThoughTheLimitsOfItsKeyHang(t *testing.T) {
+	for name, answer := range map[string]string{"a hold": refusedFor30, "a retry without a hold": "429 -", "a hold of a served request": "200 OK\nRateLimit: \"a\";r=0;t=30"} {
+		for _, maxKeys := range []int{1, 2} {
+			t.Run(fmt.Sprint(name, ", keys: ", maxKeys), func(t *testing.T) {
+				playTransport(t, "inf", func(u *upstream) {
+					goesOn := make(chan struct{})
+					g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+						if key == "a" && time.Since(u.start) > time.Second {
+							<-goesOn
+						}
+						return shaper.Limits{Rate: 1, Depth: 9}, nil
+					}, shaper.WithMaxKeys(maxKeys))
+					require.NoError(t, err)
+					defer g.Close()
+					g.Hold("it fills the table", time.Hour)
+					u.Limiter, u.Retry, u.HoldWhenExhausted, u.took = g.Limiter("a"), true, true, 3*time.Second
+					u.script["a"] = []string{answer}
+					ctx, cancel := context.WithCancel(context.Background())
+					u.callWith(u.request(ctx, "a", nil), true)
+					u.at(5 * time.Second)
+					u.saw("0s a sent")
+					cancel()
+					want := "5s a cancelled"
+					if answer[0] == '2' {
+						want = "5s a 200: body"
+					}
+					u.saw(want)
+					close(goesOn)
+					synctest.Wait()
+					wait, err := g.Forecast("a", 1)
+					require.NoError(t, err)
+					if name == "a retry without a hold" {
+						require.Zero(t, wait)
+					} else {
+						require.Equal(t, 28*time.Second, wait, "the hold of 30 s that began at 3 s is in force")
+					}
+				})
+			})
+		}
+	}
+}
+
+// A panic of the limits function belongs to the goroutine of the call, where it can be recovered.
+// If the caller has gone, it must not end the program.
+func TestAPanicOfTheLimitsOfAKeyInAHoldReachesTheCallerOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		called := 0
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			called++
+			switch called {
+			case 1, 3, 6: // A call needs a bucket. The others are for holds.
+				return shaper.Limits{Rate: 1, Depth: 9}, nil
+			case 4:
+				time.Sleep(time.Minute)
+			}
+			panic("no limits")
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		c := shaper.Transport{Limiter: g.Limiter("a"), Base: roundTripFunc(func(r *http.Request) (*http.Response, error) {
+			time.Sleep(3 * time.Second) // The bucket is drained and deleted meanwhile.
+			return answerOfText(refusedFor30, r)
+		})}
+		call := func(ctx context.Context) error {
+			r, err := http.NewRequestWithContext(ctx, "GET", "http://api.example/", nil)
+			require.NoError(t, err)
+			_, err = c.RoundTrip(r)
+			return err
+		}
+		require.PanicsWithValue(t, "no limits", func() { _ = call(t.Context()) })
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		start := time.Now()
+		require.NoError(t, call(ctx))
+		require.Equal(t, 10*time.Second, time.Since(start))
+		time.Sleep(time.Hour)
+		require.True(t, g.Allow("a"), "the next call asks again")
+		require.Equal(t, 6, called)
 	})
 }
