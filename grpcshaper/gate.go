@@ -18,6 +18,7 @@ type gate struct {
 
 // A bucket is a Limiter of package shaper. What [shaper.Chain] makes of any Limiter is one.
 type bucket interface {
+	shaper.Limiter
 	Acquire(ctx context.Context, n int) (release func(), err error)
 	Hold(d time.Duration)
 }

@@ -226,3 +226,37 @@ func TestCallsOfOneHostShareABucketOverRealConnections(t *testing.T) {
 	require.Equal(t, []codes.Code{codes.OK, codes.ResourceExhausted}, got)
 	require.Equal(t, []string{"127.0.0.1", "127.0.0.1"}, keys)
 }
+
+// A cap that is passed over is worse than none: the program believes that it has one.
+func TestWaitNOfAPerKeyDoesNotPassOverTheCap(t *testing.T) {
+	bubble(t, func(t *testing.T, since func() time.Duration) {
+		tenants, dry := newGroup(t, "inf inflight 1"), newGroup(t, "inf inflight 1", shaper.WithDryRun())
+		ctx, want := t.Context(), tenants.WaitN(t.Context(), "a", 1)
+		require.ErrorContains(t, want, "use Acquire")
+		keyed := grpcshaper.PerKey(tenants, grpcshaper.ByMethod())
+		for _, l := range []shaper.Limiter{keyed, shaper.Chain(keyed, newShaper(t, "inf"))} {
+			require.Equal(t, want, l.WaitN(ctx, 1))
+			require.NoError(t, l.WaitN(ctx, 0))
+			require.Equal(t, shaper.ErrNegativeCost, l.WaitN(ctx, -1))
+		}
+		require.NoError(t, grpcshaper.PerKey(dry, grpcshaper.ByMethod()).WaitN(ctx, 1))
+		release, err := shaper.Chain(keyed, newShaper(t, "inf")).(interface {
+			Acquire(context.Context, int) (func(), error)
+		}).Acquire(ctx, 1)
+		require.NoError(t, err)
+		for _, st := range tenants.All() {
+			require.Equal(t, 1, st.InFlight)
+		}
+		release()
+		for _, st := range tenants.All() {
+			require.Zero(t, st.InFlight)
+		}
+		require.NoError(t, grpcshaper.PerKey(newGroup(t, "1/s"), grpcshaper.ByMethod()).WaitN(ctx, 1))
+
+		// The failure of the limits function is still told from a refusal.
+		secret := errors.New("secret")
+		err = grpcshaper.PerKey(failingGroup(t, secret), grpcshaper.ByMethod()).WaitN(ctx, 1)
+		require.ErrorIs(t, err, secret)
+		require.ErrorContains(t, err, "grpcshaper: limits of a call: ")
+	})
+}

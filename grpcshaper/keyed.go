@@ -2,6 +2,7 @@ package grpcshaper
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc/status"
@@ -17,7 +18,8 @@ import (
 //	grpcshaper.UnaryServerInterceptor(grpcshaper.PerKey(clients, grpcshaper.ByPeer()))
 //
 // In a [shaper.Chain] it works too, except for holds ([WithMaxHold]). On a server it may
-// also be called by handlers, with the context of their call.
+// also be called by handlers, with the context of their call: by Acquire if the limits of a key
+// have an InFlight, which WaitN refuses, as that of a Shaper does.
 //
 // If key returns an error, the call is refused: with that error, if it has a status, as from
 // status.Error(codes.Unauthenticated, "no API key"), else with the code Internal. (If g is a
@@ -40,23 +42,30 @@ type perKey struct {
 }
 
 func (k perKey) WaitN(ctx context.Context, n int) error {
-	release, err := k.Acquire(ctx, n)
-	release()
-	return err
+	b, err := k.bucketFor(ctx, n)
+	if err != nil {
+		return err
+	}
+	return b.WaitN(ctx, n)
 }
 
 func (k perKey) Acquire(ctx context.Context, n int) (release func(), err error) {
-	switch {
-	case n < 0:
-		return nothing, shaper.ErrNegativeCost
-	case n == 0:
-		return nothing, ctx.Err()
-	}
-	b, err := k.bucketOf(ctx, methodOf(ctx))
+	b, err := k.bucketFor(ctx, n)
 	if err != nil {
 		return nothing, err
 	}
 	return b.Acquire(ctx, n)
+}
+
+// bucketFor returns the bucket of a call of cost n. One of cost 0 has no key.
+func (k perKey) bucketFor(ctx context.Context, n int) (bucket, error) {
+	switch {
+	case n < 0:
+		return nil, shaper.ErrNegativeCost
+	case n == 0:
+		return open{}, nil
+	}
+	return k.bucketOf(ctx, methodOf(ctx))
 }
 
 // bucketOf returns the bucket of a call.
@@ -80,13 +89,23 @@ type keyBucket struct{ bucket }
 
 func (b keyBucket) Acquire(ctx context.Context, n int) (release func(), err error) {
 	release, err = b.bucket.Acquire(ctx, n)
+	return release, b.outcome(ctx, err)
+}
+
+func (b keyBucket) WaitN(ctx context.Context, n int) error {
+	return b.outcome(ctx, b.bucket.WaitN(ctx, n))
+}
+
+// outcome returns the error of a call. The failure of the function wraps the function's error. An
+// error that wraps none says that the caller has to use Acquire.
+func (b keyBucket) outcome(ctx context.Context, err error) error {
 	if err == nil || err == ctx.Err() {
-		return release, err
+		return err
 	}
-	if _, refused := err.(*shaper.RejectError); !refused {
-		err = &ownFault{"limits of a call", err}
+	if _, refused := err.(*shaper.RejectError); refused || errors.Unwrap(err) == nil {
+		return err
 	}
-	return release, err
+	return &ownFault{"limits of a call", err}
 }
 
 // An open bucket lets every call through.
@@ -95,5 +114,7 @@ type open struct{}
 func (open) Acquire(ctx context.Context, _ int) (release func(), err error) {
 	return nothing, ctx.Err()
 }
+
+func (open) WaitN(ctx context.Context, _ int) error { return ctx.Err() }
 
 func (open) Hold(time.Duration) {}
