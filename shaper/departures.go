@@ -23,6 +23,13 @@ func (d *departures) update(ln *line) {
 	}
 }
 
+// reorder puts all lines in their places after the slots of many have changed.
+func (d departures) reorder() {
+	for i := len(d)/2 - 1; i >= 0; i-- {
+		d.down(i)
+	}
+}
+
 // remove takes a line out of the heap.
 func (d *departures) remove(ln *line) {
 	h := *d

@@ -183,6 +183,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
 		} else if !ls.leavesLocked(w, at) {
+			ls.losePatienceLocked(at)
 			d.rearm = true
 			d.updateDepartureLocked(ln.flow)
 			continue
@@ -216,19 +217,18 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 // updateDepartureLocked moves the line of a flow to its place among the departures. In a
 // [Group] it drops a line that is not needed any more.
 func (d *dispatcher) updateDepartureLocked(f *flow) {
-	ln := f.line
-	if ln == nil {
-		if ls := d.leaseOfLocked(f); ls != nil {
-			ls.kickLocked(d.clock) // What a request has given back may be given back further.
+	ln, ls := f.line, d.leaseOfLocked(f)
+	if ln != nil {
+		if ln.head != nil {
+			ln.slot = d.nextInLineLocked(f, ls)
 		}
+		d.due.update(ln)
+	}
+	if ls != nil {
+		ls.kickLocked(d.clock) // Without a line, too: what a request has given back may be given back further.
+	}
+	if ln == nil {
 		return
-	}
-	if ln.head != nil {
-		ln.slot = d.headMayLeaveLocked(f)
-	}
-	d.due.update(ln)
-	if ls := d.leaseOfLocked(f); ls != nil {
-		ls.kickLocked(d.clock)
 	}
 	if d.keyed && ln.head == nil && ln.seatsTaken == 0 {
 		f.line = nil

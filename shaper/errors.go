@@ -28,8 +28,10 @@ var (
 	ErrClosed = errors.New("shaper: closed")
 
 	// ErrUnavailable means that the [Bucket] which holds the level can't be asked, and that
-	// [WithFallback] lets no request leave meanwhile; or that a call which asked for itself
-	// ([Limits.Depth] 0, or [Shaper.AllowN]) got no answer before the fallback has begun.
+	// [WithFallback] lets no request leave meanwhile: a newcomer is refused at once, and a
+	// request in line when its patience ends ([WithPatience]); or that a call which asked for
+	// itself ([Limits.Depth] 0, or [Shaper.AllowN]) got no answer before the fallback has
+	// begun.
 	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 

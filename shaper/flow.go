@@ -29,7 +29,7 @@ type line struct {
 	queue
 	flow       *flow
 	since      exact.Nanos // since when nothing but its slot keeps the head
-	slot       int64       // when the head is to leave; forever: when a seat becomes free, or units are leased
+	slot       int64       // when the head is to leave, or the patience of one in line ends; forever: when a seat becomes free, or units are leased
 	leftAt     int64       // when the latest request left; unknown: no spacing is to be counted from it
 	seatsTaken int32       // with a cap, the requests that have left and not ended
 	index      int32       // in departures; -1: it is not in there, as no request waits
@@ -57,6 +57,16 @@ func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
 
 // seatsTaken returns how many requests have a seat; 0 without a cap.
 func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
+
+// nextInLineLocked returns the instant at which something is to happen in the line of a flow, in
+// which a request waits. ls is the lease of the flow; nil: it has none.
+func (d *dispatcher) nextInLineLocked(f *flow, ls *lease) int64 {
+	at := d.headMayLeaveLocked(f)
+	if ls != nil {
+		at = min(at, ls.nextPatienceEndsLocked())
+	}
+	return at
+}
 
 // headMayLeaveLocked returns the instant from which on the head of the line of a flow may
 // leave; forever if that is unknown: whatever ends that then calls markDirtyLocked. Every

@@ -63,7 +63,7 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 	err = in.finish(&kf.flow, r, dec.waiter, r.await(dec.waiter))
 	if err != nil {
 		in.rescheduleAfter(kf)
-		in.keepClosed(key, r, err)
+		in.keepRefusedInLine(key, r, err)
 	}
 	return in, kf, err
 }

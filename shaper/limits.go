@@ -46,7 +46,9 @@ type Limits struct {
 	// MaxWait is the longest predicted wait with which a request is admitted. 0
 	// means 365 days. With InFlight, the prediction assumes that a seat becomes free
 	// at once: no request is refused because of an estimate, and an admitted request
-	// may wait longer. MaxWait does not apply to retries of a [Transport].
+	// may wait longer. MaxWait does not apply to retries of a [Transport]. It is compared
+	// once, when a request enters: a lower Rate, a [Shaper.Hold], retries that enter at the
+	// head, and with a [Bucket] other processes and outages may make it wait longer then.
 	MaxWait time.Duration
 
 	// Slack is how much of the lateness of a wake-up may be made up, by requests that

@@ -15,7 +15,7 @@ import (
 type waiter struct {
 	prev, next *waiter
 
-	// ready gets a value when the request is given its slot or is refused by Close, and may
+	// ready gets a value when the request is given its slot or is refused, and may
 	// get one when the context of a server's request is found to have ended. There is room
 	// for one value; a send that finds the channel full is left out, as the goroutine is about
 	// to wake anyway. The goroutine always empties the channel, so the next wait finds it
@@ -26,7 +26,7 @@ type waiter struct {
 	parker *parker
 
 	cost        int64
-	at          int64  // when the request entered the line; after its wait, when it was given its slot or refused by Close
+	at          int64  // when the request entered the line; after its wait, when it was given its slot or refused
 	departureNo uint32 // the bucket's departures when it left, itself included
 	waiting     int32  // how many were in the line just after it left
 	state       state
@@ -93,10 +93,11 @@ func (p *parking) Lock() {}
 type state uint8
 
 const (
-	queued    state = iota
-	departed        // it has been given its slot
-	refused         // by Close
-	abandoned       // its context ended, or its hook panicked
+	queued      state = iota
+	departed          // it has been given its slot
+	refused           // by Close
+	unavailable       // refused, as its patience has ended in an outage of the Bucket
+	abandoned         // its context ended, or its hook panicked
 )
 
 // queue is the line of the requests that wait, first in, first out. It is a doubly
@@ -146,6 +147,14 @@ func (q *queue) pushReentry(w *waiter) {
 	}
 	q.lastReentry, w.reentry = w, true
 	q.reentryCost.add(w.cost)
+}
+
+// firstNewcomer returns the first of the waiters that push has put in; nil: there is none.
+func (q *queue) firstNewcomer() *waiter {
+	if q.lastReentry == nil {
+		return q.head
+	}
+	return q.lastReentry.next
 }
 
 // count adds a waiter that enters to len and cost.

@@ -19,7 +19,7 @@ type Refusal struct {
 const keptRefusals = 64
 
 // Refusals returns the latest 64 refusals, in the order in which they were noted. Those of
-// requests that waited when Close was called are noted when their calls return, so a newcomer's
+// requests that were refused while they waited are noted when their calls return, so a newcomer's
 // may come before them. A dry run has those of the requests that would have been refused when
 // they came; what Close ends in its shadow is counted in [Stats], and not shown here.
 func (s *Shaper) Refusals() []Refusal {
@@ -155,12 +155,16 @@ func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []R
 	return found
 }
 
-// keepClosed remembers the refusal of a request that waited, as Close refused it. Any other
-// error is none. The lock is not held.
-func (s *keyShard[K]) keepClosed(key K, r *request, err error) {
+// keepRefusedInLine remembers the refusal of a request that waited. Any other error is none. The
+// lock is not held.
+func (s *keyShard[K]) keepRefusedInLine(key K, r *request, err error) {
 	if rejected, ok := err.(*RejectError); ok {
 		now := s.lockAndAdvance()
-		s.keepRefusalLocked(now, r.cost, rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter})
+		why := rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter}
+		if rejected.Reason == ErrUnavailable {
+			why.reason = refusedUnavailable
+		}
+		s.keepRefusalLocked(now, r.cost, why)
 		s.keepRefusedKeyLocked(key)
 		s.unlockAndArm()
 	}

@@ -74,11 +74,20 @@ func (d *dispatcher) isUnavailableLocked(ls *lease, now int64) bool {
 
 // refuseUnavailableLocked refuses a request with [ErrUnavailable].
 func (d *dispatcher) refuseUnavailableLocked(ls *lease, now int64, r *request) decision {
-	f := ls.f
-	d.countRefusalLocked(f, now, now, refusedUnavailable)
-	err := ls.unavailableErrorLocked(now)
+	err := d.rejectUnavailableLocked(ls.f, now, now)
 	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
-	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
+	return decision{err: err, waiting: int32(ls.f.waiting()), event: refusedEvent}
+}
+
+// rejectUnavailableLocked counts a request that came at an instant and is refused at another, as
+// the [Bucket] can't be asked, and returns its error.
+func (d *dispatcher) rejectUnavailableLocked(f *flow, entered, at int64) *RejectError {
+	d.countRefusalLocked(f, entered, at, refusedUnavailable)
+	if ls := d.leaseEvenAtInfLocked(f); ls != nil {
+		return ls.unavailableErrorLocked(at)
+	}
+	// It waited, and its key has been forgotten since, as by Close.
+	return &RejectError{Reason: ErrUnavailable, RetryAfter: shortestSeatWait}
 }
 
 // unavailableErrorLocked returns the error of a request that is refused as the [Bucket] can't be

@@ -303,8 +303,8 @@ func (ls *lease) leavesLocked(w *waiter, now int64) bool {
 		}
 		ls.f.line.since = slot
 		ls.since = ls.f.bucket.departures // It has used no units.
-	case ls.unitsDueLocked(w.cost) > now:
-		return false
+	case ls.d.headMayLeaveLocked(ls.f) > now:
+		return false // It was the patience of one in line that came to its end.
 	default:
 		ls.useLocked(w.cost)
 		ls.f.bucket.leave(exact.At(now), w.cost)

@@ -14,6 +14,7 @@ type sharedLevels struct {
 	backendOf func(key string) string // of the Bucket, if it has several servers; else nil
 	fallback  Fallback
 	guard     time.Duration
+	patience  time.Duration // 0: without end
 
 	version      int64 // of the rates that are put in force now
 	ownVersions  bool  // WithRateVersion has set the first one
@@ -45,8 +46,11 @@ func newSharedLevels(o sharedOptions) *sharedLevels {
 		return nil
 	}
 	s := &sharedLevels{
-		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), version: o.version, ownVersions: o.version > 0,
+		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), patience: o.patience, version: o.version, ownVersions: o.version > 0,
 		leases: make(map[*flow]*lease), backends: make(map[string]*backend),
+	}
+	if !o.patient {
+		s.patience = DefaultPatience
 	}
 	if sharded, ok := o.bucket.(interface{ Shard(key string) string }); ok {
 		s.backendOf = sharded.Shard
@@ -128,6 +132,7 @@ func (d *dispatcher) failedLocked(b *backend, a answer, err error) {
 	case b.failures >= failuresToOpen:
 		b.open, b.backoff, b.openedAt = true, firstBackoff, now
 		d.announceBackendLocked(b, now)
+		d.updateLinesLocked(b, now)
 	default:
 		return
 	}
@@ -142,11 +147,20 @@ func (d *dispatcher) succeededLocked(b *backend, now int64) {
 	}
 	b.open = false
 	d.announceBackendLocked(b, now)
+	d.updateLinesLocked(b, now)
+}
+
+// updateLinesLocked updates the lines whose levels are in a backend, after that has become
+// unavailable, or can be asked again.
+func (d *dispatcher) updateLinesLocked(b *backend, now int64) {
 	for _, ln := range d.due {
 		if ls := d.leaseOfLocked(ln.flow); ls != nil && ls.backend == b {
+			ln.slot = d.nextInLineLocked(ln.flow, ls)
 			ls.kickLocked(now)
 		}
 	}
+	d.due.reorder()
+	d.rearm = true
 }
 
 // announceBackendLocked makes the hook run that is told of the state of a backend, in a

@@ -15,6 +15,8 @@ type sharedOptions struct {
 	version   int64
 	versioned bool // WithRateVersion is among the options
 	guard     time.Duration
+	patience  time.Duration
+	patient   bool // WithPatience has set it
 }
 
 type bucketOption struct {
@@ -78,8 +80,8 @@ func WithBuckets[K comparable](b Bucket, key func(K) string) GroupOption {
 type Fallback int
 
 const (
-	// FallbackClosed lets no request leave. Those in line wait on, until their own deadlines;
-	// newcomers are refused with [ErrUnavailable].
+	// FallbackClosed lets no request leave. Those in line wait on, until their patience ends
+	// ([WithPatience]); newcomers are refused with [ErrUnavailable].
 	FallbackClosed Fallback = 0
 
 	// FallbackOpen lets each process use the whole rate. So n processes that are cut off
@@ -106,7 +108,8 @@ func (o fallbackOption) apply(to *options) { to.shared.fallback = Fallback(o) }
 // WithFallback says what happens while the [Bucket] of [WithBucket] or [WithBuckets] can't
 // be asked; the default is [FallbackClosed]. It never means that there is no limit.
 //
-// The Bucket counts as unavailable after three failures in a row. Then it is asked again
+// The Bucket counts as unavailable after three failures in a row, each of which takes 250 ms
+// at most. Then it is asked again
 // after about 50 ms, and if that fails, each time after about twice the time, up to about
 // 2 s. Each of these times is up to a quarter shorter or longer, at random, so that
 // processes do not ask together. The first answer ends the fallback.
@@ -150,6 +153,8 @@ func WithColdGuard(d time.Duration) Option { return common{coldGuardOption(d)} }
 func (o *options) validateShared(constructor string) error {
 	s := o.shared
 	switch {
+	case s.patience < 0 || s.patience > horizon:
+		return fmt.Errorf("shaper: %s: WithPatience is %v, must be from 0 to 365 days", constructor, s.patience)
 	case !s.asked:
 		return nil
 	case s.bucket == nil:

@@ -43,6 +43,14 @@ func (ls *lease) nextStepLocked(now int64) (s step, until int64) {
 		}
 		return stepEnd, 0
 	}
+	if ls.backend.open && !ls.fallback && ls.next.remaining == 0 {
+		// Those in line lose patience even if it is a hold or the cap that keeps them, so the
+		// Bucket is asked whether it can be again.
+		if until, ok := ls.backend.mayAsk(now); !ok {
+			return stepSleep, until
+		}
+		return stepTake, 0
+	}
 	if !ls.wantsLocked(now) {
 		return stepEnd, 0
 	}

@@ -1,7 +1,6 @@
 package shaper_test
 
 import (
-	"context"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -31,12 +30,11 @@ func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
 		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
 
 		m.SetDelay(30*time.Millisecond, 30*time.Millisecond)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		require.ErrorIs(t, s.Wait(ctx), context.DeadlineExceeded)
-		err = s.Wait(t.Context())
-		require.ErrorIs(t, err, shaper.ErrUnavailable)
-		require.ErrorContains(t, err, "Limits.Slack is 25ms")
+		for range 2 { // The first is in line when that is found, the second comes after that.
+			err = s.Wait(t.Context())
+			require.ErrorIs(t, err, shaper.ErrUnavailable)
+			require.ErrorContains(t, err, "Limits.Slack is 25ms")
+		}
 	})
 }
 

@@ -41,7 +41,7 @@ func TestStormOverASharedBucketWithFaults(t *testing.T) {
 			for i := range ledgers {
 				hooks := ledgers[i].hooks()
 				hooks.Bucket = func(context.Context, shaper.BucketEvent) {}
-				s, err := shaper.New(shaper.Limits{Rate: 500, Burst: 5, Depth: 40}, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback),
+				s, err := shaper.New(shaper.Limits{Rate: 500, Burst: 5, Depth: 40}, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback), shaper.WithPatience(time.Duration(seed)*40*ms),
 					shaper.WithTrace(hooks))
 				require.NoError(t, err)
 				all = append(all, s)

@@ -65,15 +65,14 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 	for len(d.due) > 0 {
 		ln := d.due[0]
 		for w := ln.head; w != nil; w = ln.head {
-			ln.remove(w, refused)
-			d.waiting--
 			if d.isDryRun() {
+				ln.remove(w, refused)
+				d.waiting--
 				d.countRefusalLocked(ln.flow, w.at, now, refusedClosed)
 				d.waiters.keep(w)
 				continue
 			}
-			w.at = now
-			w.wake()
+			d.refuseInLineLocked(ln, w, now, refused)
 		}
 		d.updateDepartureLocked(ln.flow)
 	}

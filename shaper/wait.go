@@ -145,7 +145,7 @@ func (d *dispatcher) runDeparted(f *flow, r *request, ev Event) {
 	ran = true
 }
 
-// takeOutcome counts a waiter that has received its slot, or been refused by Close, and
+// takeOutcome counts a waiter that has received its slot, or been refused in line, and
 // returns it to the pool. It returns which of that was, and when, and sets the seat of the
 // request. The lock is not held.
 func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec decision) {
@@ -161,15 +161,27 @@ func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec 
 		d.countDepartureLocked(f, r.entered, waited)
 		d.measureWaitLocked(waited)
 	} else {
-		dec.event, dec.err = refusedEvent, &RejectError{Reason: ErrClosed}
-		d.countRefusalLocked(f, r.entered, at, refusedClosed)
-		if !d.keyed { // A Group knows the key, and logs it itself.
-			d.keepRefusalLocked(at, r.cost, rejection{reason: refusedClosed})
-		}
+		dec.event, dec.err = refusedEvent, d.rejectInLineLocked(f, r, w)
 	}
 	r.recordEndLocked(waited, dec.err)
 	d.waiters.keep(w)
 	return at, dec
+}
+
+// rejectInLineLocked counts a request that was refused while it waited, and returns its error.
+func (d *dispatcher) rejectInLineLocked(f *flow, r *request, w *waiter) error {
+	why := rejection{reason: refusedClosed}
+	err := &RejectError{Reason: ErrClosed}
+	if w.state == unavailable {
+		err = d.rejectUnavailableLocked(f, r.entered, w.at)
+		why = rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter}
+	} else {
+		d.countRefusalLocked(f, r.entered, w.at, refusedClosed)
+	}
+	if !d.keyed { // A Group knows the key, and logs it itself.
+		d.keepRefusalLocked(w.at, r.cost, why)
+	}
+	return err
 }
 
 // abandon takes a waiter whose context has ended out of the line; if it had its slot

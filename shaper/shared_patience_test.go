@@ -1,0 +1,504 @@
+package shaper_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// An outage is a Shaper whose shared bucket in memory fails when a timeline says so.
+type outage struct {
+	*buckettest.Memory
+	*shaper.Shaper
+	t     *testing.T
+	start time.Time
+
+	mu    sync.Mutex
+	came  int
+	ends  []callEnd     // of calls, in the order in which they returned
+	told  []callEnd     // by the hooks Refused and Abandoned
+	began time.Duration // when the Bucket counted as unavailable for the last time
+	back  time.Duration // when it could be asked again for the last time
+}
+
+// A callEnd is when and how the call with a number has returned, counted from the start.
+type callEnd struct {
+	number int
+	at     time.Duration
+	waited time.Duration
+	err    error
+}
+
+// callNumber is the key of a call's number in its context.
+type callNumber struct{}
+
+// during runs a timeline in a bubble, with a Shaper that is 1 ms away from its Bucket.
+func during(t *testing.T, limits string, timeline func(o *outage), opts ...shaper.Option) {
+	t.Helper()
+	l, err := shaper.ParseLimits(limits)
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		o := &outage{Memory: buckettest.NewMemory(), t: t, start: time.Now()}
+		o.SetDelay(ms, ms)
+		ended := func(ctx context.Context, e shaper.Event) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			number, _ := ctx.Value(callNumber{}).(int)
+			o.told = append(o.told, callEnd{number, e.At.Sub(o.start), e.Waited, e.Err})
+		}
+		trace := &shaper.Trace{Refused: ended, Abandoned: ended, Bucket: func(_ context.Context, e shaper.BucketEvent) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if at := e.At.Sub(o.start); e.State == shaper.BucketShared {
+				o.back = at
+			} else {
+				o.began = at
+			}
+		}}
+		o.Shaper, err = shaper.New(l, append([]shaper.Option{shaper.WithBucket(o.Memory, "k"), shaper.WithTrace(trace)}, opts...)...)
+		require.NoError(t, err)
+		timeline(o)
+		require.NoError(t, o.Close())
+	})
+}
+
+// enter lets n requests come, one after the other, and returns the number of the first.
+func (o *outage) enter(ctx context.Context, n int) (first int) {
+	first = o.came + 1
+	for range n {
+		o.came++
+		number, came := o.came, time.Since(o.start)
+		go func() {
+			err := o.Wait(context.WithValue(ctx, callNumber{}, number))
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			at := time.Since(o.start)
+			o.ends = append(o.ends, callEnd{number, at, at - came, err})
+		}()
+		synctest.Wait()
+	}
+	return first
+}
+
+// until lets time pass until d after the start.
+func (o *outage) until(d time.Duration) {
+	time.Sleep(d - time.Since(o.start))
+	synctest.Wait()
+}
+
+// breaks makes all calls fail from now on, and lets time pass until the Bucket counts as
+// unavailable.
+func (o *outage) breaks() {
+	o.Fail(faultOf(buckettest.FailBefore))
+	o.untilState(shaper.BucketDown)
+}
+
+// beginsWith makes the Bucket fail from the start on, and lets n requests enter the line before it
+// counts as unavailable, which takes three calls of 250 ms.
+func (o *outage) beginsWith(ctx context.Context, n int) {
+	o.Fail(faultOf(buckettest.LoseRequest))
+	o.enter(ctx, n)
+	o.until(750 * ms)
+	require.Equal(o.t, 750*ms, o.began)
+}
+
+// mends lets calls succeed again, and time pass until one has.
+func (o *outage) mends() {
+	o.Fail(nil)
+	o.untilState(shaper.BucketShared)
+}
+
+func (o *outage) untilState(state shaper.BucketState) {
+	for range 10_000 {
+		if o.Stats().Bucket.State == state {
+			return
+		}
+		time.Sleep(ms)
+		synctest.Wait()
+	}
+	require.Equal(o.t, state, o.Stats().Bucket.State)
+}
+
+// refusedInLine returns the numbers of the calls that have been refused with ErrUnavailable, in
+// order, and requires that this was at one instant, and that the hooks say the same as the calls.
+func (o *outage) refusedInLine(at time.Duration) (numbers []int) {
+	o.t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range o.ends {
+		if e.err == nil {
+			continue
+		}
+		require.Equal(o.t, shaper.ErrUnavailable, refusal(o.t, e.err).Reason)
+		require.Equal(o.t, at, e.at, "call %d", e.number)
+		require.Positive(o.t, refusal(o.t, e.err).RetryAfter)
+		require.Contains(o.t, o.told, e)
+		numbers = append(numbers, e.number)
+	}
+	slices.Sort(numbers) // Those that are woken at one instant may return in any order.
+	return numbers
+}
+
+func numbersFrom(first, n int) (all []int) {
+	for i := range n {
+		all = append(all, first+i)
+	}
+	return all
+}
+
+// Somebody whose context never ends would wait for as long as the store is away, which nobody
+// knows: the caller, a client of a proxy, hangs.
+func TestARequestInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
+	for _, patience := range []time.Duration{shaper.DefaultPatience, 100 * ms, time.Nanosecond, time.Hour} {
+		opts := []shaper.Option{shaper.WithPatience(patience)}
+		if patience == shaper.DefaultPatience {
+			opts = nil
+		}
+		during(t, "10/s depth 99", func(o *outage) {
+			o.enter(context.Background(), 30)
+			o.until(time.Second)
+			o.breaks()
+			at := o.began + patience
+			if patience > ms {
+				o.until(at - 1)
+				require.Positive(t, o.Stats().Waiting)
+				require.Empty(t, o.refusedInLine(0))
+			}
+			o.until(max(at, time.Since(o.start)))
+			require.Zero(t, o.Stats().Waiting)
+			refused := o.refusedInLine(at)
+			left := 30 - len(refused)
+			require.Equal(t, numbersFrom(left+1, 30-left), refused, "those who stay keep their order, and leave first")
+			st := o.Stats()
+			require.EqualValues(t, left, st.Departed)
+			require.EqualValues(t, 30-left, st.Refused)
+			require.EqualValues(t, 30-left, st.Unavailable)
+			require.Zero(t, st.Abandoned)
+			require.Len(t, o.Refusals(), 30-left)
+			for _, r := range o.Refusals() {
+				require.Equal(t, shaper.ErrUnavailable, r.Reason)
+				require.Equal(t, at, r.At.Sub(o.start))
+			}
+			if patience > ms {
+				newcomer := refusal(t, o.Wait(o.t.Context()))
+				require.Equal(t, shaper.ErrUnavailable, newcomer.Reason)
+				require.Equal(t, newcomer.RetryAfter, refusal(t, o.ends[29].err).RetryAfter)
+			}
+		}, opts...)
+	}
+}
+
+// The Bucket is back a moment before the patience ends.
+func TestAnOutageThatEndsInTimeCostsNobodyItsPlace(t *testing.T) {
+	during(t, "10/s depth 99", func(o *outage) {
+		first := o.enter(o.t.Context(), 40)
+		o.until(ms * 950)
+		o.breaks()
+		o.mends()
+		require.Less(t, o.back, o.began+99*ms)
+		o.until(8 * time.Second)
+		require.Len(t, o.ends, 40)
+		for i, e := range o.ends {
+			require.NoError(t, e.err)
+			require.Equal(t, first+i, e.number)
+		}
+		require.Zero(t, o.Stats().Refused)
+	}, shaper.WithPatience(99*ms))
+}
+
+// Patience counts within one outage: those who have come through one begin anew in the next.
+func TestShortOutagesDoNotAddUp(t *testing.T) {
+	during(t, "10/s depth 99", func(o *outage) {
+		o.enter(o.t.Context(), 99)
+		for range 4 {
+			time.Sleep(time.Second)
+			o.breaks()
+			o.until(o.began + 1500*ms)
+			o.mends()
+			require.Greater(t, o.Stats().Waiting, 20)
+		}
+		o.until(30 * time.Second)
+		require.Len(t, o.ends, 99)
+		require.Empty(t, o.refusedInLine(0))
+	}, shaper.WithPatience(4*time.Second))
+}
+
+// A request that comes when the Bucket is about to be asked again may try. It waits from then on.
+func TestARequestThatCameDuringAProbeWaitsFromThenOn(t *testing.T) {
+	during(t, "10/s depth 99", func(o *outage) {
+		o.Fail(faultOf(buckettest.FailBefore))
+		o.enter(o.t.Context(), 1)
+		began := o.began
+		o.until(began + time.Second)
+		require.Equal(t, []int{1}, o.refusedInLine(began+time.Second))
+		after := refusal(t, o.ends[0].err).RetryAfter
+		o.until(began + time.Second + after)
+		came := time.Since(o.start)
+		o.ends = nil
+		o.Fail(faultOf(buckettest.LoseRequest)) // The probe takes 250 ms, and others come meanwhile.
+		second := o.enter(o.t.Context(), 1)
+		require.Equal(t, 1, o.Stats().Waiting)
+		require.Equal(t, shaper.ErrUnavailable, refusal(t, o.Wait(o.t.Context())).Reason, "one at a time may try")
+		o.until(came + time.Second - 1)
+		require.Equal(t, 1, o.Stats().Waiting)
+		o.until(came + time.Second)
+		require.Equal(t, []int{second}, o.refusedInLine(came+time.Second))
+		require.Equal(t, began, o.began, "it is one outage")
+	}, shaper.WithPatience(time.Second))
+}
+
+// The three calls that make a Bucket count as unavailable take 250 ms each at most.
+func TestTheFirstFailuresOfAnOutageAreBounded(t *testing.T) {
+	during(t, "10/s depth 99", func(o *outage) {
+		o.beginsWith(o.t.Context(), 5)
+		o.until(5750*ms - 1)
+		require.Equal(t, 5, o.Stats().Waiting)
+		o.until(5750 * ms)
+		require.Equal(t, numbersFrom(1, 5), o.refusedInLine(5750*ms))
+	})
+}
+
+// With a patience of 0 those in line wait until their contexts end; and so they do in no outage.
+func TestWithoutPatienceOnlyTheContextEndsAWait(t *testing.T) {
+	for _, opts := range [][]shaper.Option{
+		{shaper.WithPatience(0)},
+		{shaper.WithPatience(ms), shaper.WithPatience(0)},
+		{shaper.WithPatience(8 * time.Hour)},
+	} {
+		during(t, "10/s depth 99", func(o *outage) {
+			ctx, cancel := context.WithTimeout(o.t.Context(), 7*time.Hour)
+			defer cancel()
+			o.beginsWith(ctx, 5)
+			o.until(7*time.Hour - 1)
+			require.Equal(t, 5, o.Stats().Waiting)
+			o.until(7 * time.Hour)
+			require.Len(t, o.ends, 5)
+			for _, e := range o.ends {
+				require.Equal(t, context.DeadlineExceeded, e.err)
+			}
+			require.EqualValues(t, 5, o.Stats().Abandoned)
+		}, opts...)
+	}
+}
+
+// Where the fallback lets requests leave, none has to be refused.
+func TestPatienceChangesNothingInALocalOrOpenFallback(t *testing.T) {
+	for _, f := range []shaper.Fallback{shaper.FallbackOpen, shaper.FallbackLocal(10)} {
+		during(t, "10/s depth 99", func(o *outage) {
+			o.enter(o.t.Context(), 30)
+			o.until(time.Second)
+			o.Fail(faultOf(buckettest.FailBefore))
+			o.until(40 * time.Second)
+			require.NotZero(t, o.began)
+			require.Len(t, o.ends, 30)
+			require.Empty(t, o.refusedInLine(0))
+		}, shaper.WithFallback(f), shaper.WithPatience(ms))
+	}
+}
+
+// A context that ends when the patience does: the call has one outcome, which every count agrees on.
+func TestPatienceAndContextThatEndAtOneInstant(t *testing.T) {
+	for _, late := range []time.Duration{-1, 0, 1} {
+		during(t, "10/s depth 99", func(o *outage) {
+			ctx, cancel := context.WithDeadline(o.t.Context(), o.start.Add(1750*ms+late))
+			defer cancel()
+			o.beginsWith(ctx, 8)
+			o.until(2 * time.Second)
+			st := o.Stats()
+			require.EqualValues(t, 8, st.Unavailable+st.Abandoned)
+			require.Equal(t, st.Unavailable, st.Refused)
+			abandoned := uint64(0)
+			for _, e := range o.ends {
+				if e.err == context.DeadlineExceeded {
+					abandoned++
+				}
+				require.Contains(t, o.told, e)
+			}
+			require.Len(t, o.told, 8)
+			require.Equal(t, st.Abandoned, abandoned)
+			switch late {
+			case -1:
+				require.EqualValues(t, 8, st.Abandoned)
+			case 1:
+				require.EqualValues(t, 8, st.Unavailable)
+			}
+		}, shaper.WithPatience(time.Second))
+	}
+}
+
+// The end of a line by its patience is the end of a drain; a Close need not wait for it.
+func TestShutdownInAnOutageEndsWithThePatience(t *testing.T) {
+	during(t, "10/s depth 99", func(o *outage) {
+		o.beginsWith(o.t.Context(), 9)
+		require.NoError(t, o.Shutdown(context.Background()))
+		require.LessOrEqual(t, time.Since(o.start), 6*time.Second, "a question that is under way takes 250 ms at most")
+		synctest.Wait()
+		require.Len(t, o.refusedInLine(5750*ms), 9)
+		require.ErrorIs(t, o.Wait(o.t.Context()), shaper.ErrClosed)
+	})
+	during(t, "10/s depth 99", func(o *outage) {
+		o.beginsWith(o.t.Context(), 9)
+		require.NoError(t, o.Close())
+		synctest.Wait()
+		require.Len(t, o.ends, 9)
+		for _, e := range o.ends {
+			require.ErrorIs(t, e.err, shaper.ErrClosed)
+		}
+		require.Zero(t, o.Stats().Unavailable)
+	})
+}
+
+// While a Hold keeps the line, nobody in it needs the Bucket. But patience ends all the same, so
+// the Bucket must be asked: else those in line would be refused for an outage that is over.
+func TestAHeldLineLearnsThatTheBucketIsBack(t *testing.T) {
+	during(t, "10/s depth 99", func(o *outage) {
+		o.beginsWith(o.t.Context(), 9)
+		o.Hold(time.Minute)
+		o.until(3 * time.Second)
+		o.Fail(nil)
+		o.until(59 * time.Second)
+		require.Equal(t, 9, o.Stats().Waiting)
+		require.Equal(t, shaper.BucketShared, o.Stats().Bucket.State)
+		o.until(62 * time.Second)
+		require.Len(t, o.ends, 9)
+		require.Empty(t, o.refusedInLine(0))
+	})
+}
+
+// A retry stands before the others, and has come later: it waits from then on.
+func TestARetryHasAPatienceOfItsOwn(t *testing.T) {
+	during(t, "1/s depth 9", func(o *outage) {
+		transport := shaper.Transport{Limiter: o.Shaper, Retry: true, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
+			time.Sleep(4 * time.Second)
+			return &http.Response{StatusCode: http.StatusTooManyRequests}, nil
+		})}
+		type result struct {
+			status int
+			at     time.Duration
+		}
+		returned := make(chan result, 1)
+		go func() {
+			r, err := http.NewRequestWithContext(o.t.Context(), http.MethodGet, "http://upstream.invalid/", nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			response, err := transport.RoundTrip(r)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			returned <- result{response.StatusCode, time.Since(o.start)}
+		}()
+		o.until(2 * ms)
+		require.EqualValues(t, 1, o.Stats().Departed)
+		o.enter(o.t.Context(), 6)
+		o.breaks()
+		require.Less(t, o.began, 4*time.Second)
+		o.until(4002 * ms)
+		waiting := o.Stats().Waiting
+		require.Greater(t, waiting, 2)
+		require.Zero(t, o.Stats().OldestWait, "the retry is the head")
+		o.until(o.began + 5*time.Second)
+		require.Len(t, o.refusedInLine(o.began+5*time.Second), waiting-1)
+		require.Equal(t, 1, o.Stats().Waiting)
+		require.Equal(t, result{http.StatusTooManyRequests, 9002 * ms}, <-returned, "the response that there is")
+		require.EqualValues(t, waiting, o.Stats().Unavailable, "the retry counts as one more call")
+	})
+}
+
+// Each key's line is ended at the instant of its own requests, over HTTP with a 503 that says
+// when to come again; and the keys of another server notice nothing.
+func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := sharded{buckettest.NewMemory()}
+		m.SetDelay(ms, ms)
+		var told sync.Map
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil },
+			shaper.WithBuckets(m, ownKey), shaper.WithPatience(2*time.Second),
+			shaper.WithTrace(&shaper.Trace{Refused: func(_ context.Context, e shaper.Event) { told.Store(e.Key, e) }}))
+		require.NoError(t, err)
+		h := g.Middleware(func(r *http.Request) (string, error) { return r.Header.Get("Key"), nil })(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		start := time.Now()
+		type answer struct {
+			key    string
+			status int
+			after  string
+			at     time.Duration
+		}
+		var mu sync.Mutex
+		var answers []answer
+		get := func(key string) {
+			go func() {
+				r := httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/", nil)
+				r.Header.Set("Key", key)
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, r)
+				mu.Lock()
+				defer mu.Unlock()
+				answers = append(answers, answer{key, w.Code, w.Header().Get("Retry-After"), time.Since(start)})
+				if w.Code != http.StatusOK {
+					require.Contains(t, w.Header().Get("Content-Type"), "application/problem+json")
+				}
+			}()
+			synctest.Wait()
+		}
+		get("down1") // Its three failures open the circuit breaker of its server at once.
+		get("up 1")
+		get("up 1")
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Equal(t, shaper.BucketDown, g.Stats().Bucket.State)
+		slices.SortFunc(answers, func(a, b answer) int { return strings.Compare(a.key, b.key) })
+		require.Len(t, answers, 3)
+		require.Equal(t, answer{"down1", http.StatusServiceUnavailable, answers[0].after, 2 * time.Second}, answers[0])
+		require.Contains(t, []string{"1", "2", "3"}, answers[0].after)
+		require.Equal(t, []int{200, 200}, []int{answers[1].status, answers[2].status})
+		st := g.Stats()
+		require.Equal(t, []uint64{1, 1, 2}, []uint64{st.Unavailable, st.Refused, st.Departed})
+		require.Len(t, g.Refusals(), 1)
+		r := g.Refusals()[0]
+		require.Equal(t, shaper.ErrUnavailable, r.Reason)
+		require.Equal(t, "down1", r.Key)
+		require.Equal(t, start.Add(2*time.Second), r.At)
+		e, _ := told.Load("down1")
+		require.Equal(t, 2*time.Second, e.(shaper.Event).Waited)
+		require.ErrorIs(t, e.(shaper.Event).Err, shaper.ErrUnavailable)
+		time.Sleep(3 * time.Second)
+		require.NoError(t, g.Close())
+	})
+}
+
+// Bad numbers are told by the option's name, with a Bucket and without.
+func TestMistakesInPatienceAreNamed(t *testing.T) {
+	const horizon = 365 * 24 * time.Hour
+	m := buckettest.NewMemory()
+	limitsOf := func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }
+	for d, quoted := range map[time.Duration]string{-1: "-1ns", -time.Hour: "-1h0m0s", horizon + 1: "8760h0m0.000000001s"} {
+		for _, bucket := range []shaper.Option{nil, shaper.WithBucket(m, "k")} {
+			_, err := shaper.New(shaper.Limits{Rate: 1}, bucket, shaper.WithPatience(d))
+			require.EqualError(t, err, "shaper: New: WithPatience is "+quoted+", must be from 0 to 365 days")
+		}
+		_, err := shaper.NewGroup(limitsOf, shaper.WithPatience(d))
+		require.EqualError(t, err, "shaper: NewGroup: WithPatience is "+quoted+", must be from 0 to 365 days")
+	}
+	for _, d := range []time.Duration{0, 1, horizon} {
+		s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 1}, shaper.WithPatience(d))
+		require.NoError(t, err, "without a Bucket it changes nothing")
+		require.NoError(t, s.Close())
+		g, err := shaper.NewGroup(limitsOf, shaper.WithBuckets(m, ownKey), shaper.WithPatience(d))
+		require.NoError(t, err)
+		require.NoError(t, g.Close())
+	}
+}
