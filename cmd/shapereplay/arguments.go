@@ -97,6 +97,11 @@ func (a *arguments) check() error {
 	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.Combined && len(a.options.Trailing) > 0:
 		return fmt.Errorf("-trailing is for the format combined, and -format is %s", a.options.Format)
 	}
+	for _, word := range a.options.Trailing {
+		if what, _, _ := strings.Cut(word, ":"); what == "duration" && a.options.Stamp == "" {
+			return fmt.Errorf("-trailing: %q, so -stamp must say what the time is: arrival (Apache) or end (nginx)", word)
+		}
+	}
 	if err := a.checkOutputs(); err != nil || a.goalText == "" {
 		return err
 	}

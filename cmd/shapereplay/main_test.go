@@ -150,7 +150,7 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules none.yaml LOG", exitFailed, "none.yaml: cannot be read: no such file or directory"},
 		{"-rules RULES none.log", exitFailed, "open none.log: no such file or directory"},
 		{"-rules RULES LOG LOG", exitFailed, "LOG and LOG are the same, so its requests would count twice"},
-		{"-rules RULES RULES", exitFailed, `RULES: the format is none of combined, json, caddy and traefik; it begins with default: 2/s depth 2; -format json with -fields, or -format combined with -trailing, may describe it`},
+		{"-rules RULES RULES", exitFailed, "RULES: the format is none of combined, json, caddy and traefik; it begins with default: 2/s depth 2\n"},
 		{"-rules RULES -format caddy LOG", exitFailed, "none of the 5 lines of LOG could be used, as LOG:1 (not in the format of the file): "},
 	} {
 		args := strings.NewReplacer("RULES", rules, "ROUTES", routes, "CADDY", caddy, "LOG", log).Replace(test.args)

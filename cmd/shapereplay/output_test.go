@@ -2,10 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -135,4 +138,110 @@ func TestThePictureIsWritten(t *testing.T) {
 	text, err := os.ReadFile(to)
 	require.NoError(t, err)
 	require.Contains(t, string(text), `aria-label="(default): of 5 requests 2 waited, 2 were refused, the longest wait was 1 s"`)
+}
+
+// What is left out would be taken for what holds nobody up, or for a misspelling.
+func TestRulesThatNoRequestMetAreListed(t *testing.T) {
+	rules := file(t, "shaper.yaml", "default: 2/s depth 2\nlimits:\n  192.0.2.99: 9/s\n  api: {rate: 1/s, candidate: 5/s inflight 3}\n")
+	_, printed, _ := shapereplay(t, fiveAtOnce, "-rules", rules)
+	require.Contains(t, printed, `
+RULE        LIMITS       KEYS  REQUESTS  AT ONCE  WAITED  REFUSED  QUEUE-FULL  TOO-LATE     P50  P95  P99  LONGEST  LINE
+(default)   2/s depth 2     1         5        1       2  2 (40%)           2         0  500 ms  1 s  1 s      1 s     2
+192.0.2.99  9/s depth 0     0         0        0       0        0           0         0       0    0    0        0     0
+api         1/s depth 0     0         0        0       0        0           0         0       0    0    0        0     0
+`)
+	_, printed, _ = shapereplay(t, fiveAtOnce, "-rules", rules, "-find", "wait=200ms refused=20%")
+	require.Contains(t, printed, `
+RULE        KEYS  REQUESTS  NOW          REFUSED  LONGEST  FOUND                    REFUSED  LONGEST
+(default)      1         5  2/s depth 2  2 (40%)      1 s  15/s depth 3 wait 200ms  1 (20%)   200 ms
+192.0.2.99     0         0  9/s depth 0        0        0  no request
+api            0         0  1/s depth 0        0        0  no request
+`)
+	require.NotContains(t, printed, "no rate keeps to it")
+	d := replayed(t, fiveAtOnce, "-rules", rules, "-candidate")
+	require.Len(t, d["rules"], 3)
+	require.Equal(t, 0.0, d["rules"].([]any)[2].(map[string]any)["requests"])
+	require.NotContains(t, fmt.Sprint(d["notes"]), "inflight")
+
+	to := filepath.Join(t.TempDir(), "replay.svg")
+	status, _, problems := shapereplay(t, fiveAtOnce, "-rules", rules, "-svg", to)
+	require.Equal(t, exitOK, status, problems)
+
+	many := "default: 2/s depth 2\nlimits:\n"
+	for i := range 100 {
+		many += fmt.Sprintf("  k%d: 1/s\n", i)
+	}
+	_, printed, _ = shapereplay(t, fiveAtOnce, "-rules", file(t, "many.yaml", many))
+	require.Contains(t, printed, "\n80 more rules were met by no request (-json has all)\n")
+}
+
+// A disk that is full must not throw an hour of counting away.
+func TestTheTableIsPrintedThoughAFileCannotBeWritten(t *testing.T) {
+	rules, folder := file(t, "shaper.yaml", twoMayWait), filepath.Join(t.TempDir(), "folder")
+	for _, flag := range []string{"-svg", "-export"} {
+		to := filepath.Join(folder, "out")
+		require.NoError(t, os.MkdirAll(folder, 0o700))
+		var printed, problems strings.Builder
+		log := &removing{Reader: strings.NewReader(fiveAtOnce), folder: folder}
+		status := run(t.Context(), []string{"-rules", rules, flag, to}, streams{in: log, out: &printed, err: &problems})
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, printed.String(), "  2 (40%)")
+		require.Equal(t, "shapereplay: open "+to+": no such file or directory\n", problems.String())
+	}
+}
+
+// A removing removes a folder while a log is read.
+type removing struct {
+	io.Reader
+	folder string
+}
+
+func (r *removing) Read(p []byte) (int, error) {
+	_ = os.RemoveAll(r.folder)
+	return r.Reader.Read(p)
+}
+
+func TestHeadsAndClientsThatAreNoAddressesAreSaid(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	headed := ""
+	for line := range strings.Lines(fiveAtOnce) {
+		headed += "Nov 21 08:00:00 web1 nginx[815]: " + line
+	}
+	d := replayed(t, headed, "-rules", rules)
+	require.Contains(t, d["notes"], "the lines of 5 requests have a head of a collector before them, which is skipped: syslog or journald")
+	require.Equal(t, "192.0.2.1", d["refused_most"].([]any)[0].(map[string]any)["key"])
+
+	unknown := strings.ReplaceAll(fiveAtOnce, "192.0.2.1", "app-17>")
+	require.Contains(t, replayed(t, unknown+fiveAtOnce, "-rules", rules)["notes"], `the client of 5 requests is no address, such as "app-17>"`)
+	require.Contains(t, replayed(t, strings.ReplaceAll(fiveAtOnce, "192.0.2.1", "192.0.2.1, 10.0.0.1"), "-rules", rules)["notes"],
+		"the log tells a list of addresses for 5 requests, as of X-Forwarded-For: the client is taken to be the last that is not private")
+}
+
+// The number would be right for a client that does not exist.
+func TestNothingIsFoundForClientsThatAreNoAddresses(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	unknown := strings.ReplaceAll(fiveAtOnce, "192.0.2.1", "app-17>")
+	status, printed, problems := shapereplay(t, unknown+fiveAtOnce+unknown, "-rules", rules, "-find", "wait=1s")
+	require.Equal(t, exitFailed, status)
+	require.Empty(t, printed)
+	require.Equal(t, `shapereplay: the client of 10 requests, which are most, is no address, such as "app-17>": -find would look for limits of these. `+
+		"Is there a head before the lines that is not known? With another -key than client_ip it does not matter\n", problems)
+	for _, args := range [][]string{{"-find", "wait=1s", "-key", "all"}, {"-key", "client_ip"}} {
+		status, _, problems := shapereplay(t, unknown, append(args, "-rules", rules)...)
+		require.Equal(t, exitOK, status, problems)
+	}
+	status, _, problems = shapereplay(t, unknown+fiveAtOnce, "-rules", rules, "-find", "wait=1s")
+	require.Equal(t, exitOK, status, problems)
+}
+
+// Somebody who has forgotten the name of the log must not wait for what never comes.
+func TestATerminalIsToldThatItIsRead(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	var printed, problems strings.Builder
+	status := run(t.Context(), []string{"-rules", rules}, streams{in: strings.NewReader(fiveAtOnce), typed: true, out: &printed, err: &problems})
+	require.Equal(t, exitOK, status)
+	require.Equal(t, "shapereplay: the log is read from this terminal, until Ctrl-D (-h shows how to name a file)\n", problems.String())
+	problems.Reset()
+	run(t.Context(), []string{"-rules", rules, file(t, "access.log", fiveAtOnce)}, streams{typed: true, out: &printed, err: &problems})
+	require.Empty(t, problems.String())
 }

@@ -33,8 +33,10 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitUsage, fmt.Errorf("-key: %w (-h shows examples)", err)
 	}
 	a.options.Header = maker.Header()
-	stdin := newInterruptible(ctx, s.in)
-	a.options.Stdin = stdin
+	a.options.Stdin = newInterruptible(ctx, s.in)
+	if s.typed && slices.Contains(a.logs, "-") {
+		fmt.Fprintln(s.err, "shapereplay: the log is read from this terminal, until Ctrl-D (-h shows how to name a file)")
+	}
 	logs, err := accesslog.Open(a.options, a.logs...)
 	if err != nil {
 		return a.cannotOpen(ctx, err)
@@ -64,6 +66,7 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		}
 	}
 	d.Key = strings.Join(a.key, " ")
+	d.NoteStrangers(maker.Strangers())
 	d.SetLog(stats, a.options.Spread)
 	if err := a.write(s, d, &result); err != nil {
 		return exitFailed, err
@@ -96,15 +99,11 @@ func (a *arguments) cannotOpen(ctx context.Context, err error) (int, error) {
 	if ctx.Err() != nil {
 		return exitInterrupted, nil // before anything was there to be read
 	}
-	text := strings.TrimPrefix(err.Error(), "accesslog: ")
-	if rest, ok := strings.CutPrefix(text, "Trailing has "); ok {
-		return exitUsage, fmt.Errorf("-trailing: %s (-h shows examples)", strings.Replace(rest, "Stamp must say", "-stamp must say", 1))
+	if o, ok := errors.AsType[*accesslog.OptionError](err); ok {
+		return exitUsage, fmt.Errorf("-%s: %s (-h shows examples)", strings.ToLower(o.Option), o.Reason)
 	}
-	err = errors.New(text)
-	if a.options.Format == "" || a.options.Format == accesslog.Auto {
-		if strings.Contains(err.Error(), "the format is none of") {
-			err = fmt.Errorf("%w; -format json with -fields, or -format combined with -trailing, may describe it", err)
-		}
+	if f, ok := errors.AsType[*accesslog.FormatError](err); ok && f.Is == "" && strings.HasPrefix(f.Begins, "{") {
+		return exitFailed, fmt.Errorf("%w; -fields may describe it", err)
 	}
 	return exitFailed, err
 }
@@ -135,7 +134,7 @@ func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader,
 		case errors.Is(err, io.EOF) || err != nil && ctx.Err() != nil:
 			return nil
 		case err != nil:
-			return errors.New(strings.TrimPrefix(err.Error(), "accesslog: "))
+			return err
 		case !a.to.IsZero() && !r.At.Before(a.to):
 			if !onlyStdin || ctx.Err() == nil {
 				return nil // All that follow are later.
@@ -173,6 +172,10 @@ func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, 
 	if err != nil {
 		return nil, err
 	}
+	if n, one := maker.Strangers(); maker.StrangersAreMost() {
+		return nil, fmt.Errorf("the client of %d requests, which are most, is no address, such as %q: -find would look for limits of these. "+
+			"Is there a head before the lines that is not known? With another -key than client_ip it does not matter", n, one)
+	}
 	interrupted := ctx.Err() != nil
 	if interrupted {
 		// What was read is searched; the next Ctrl-C ends the program.
@@ -191,21 +194,20 @@ func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, 
 	return d, nil
 }
 
-// write writes all that was asked for.
+// write writes all that was asked for: also what comes after something that can't be written.
 func (a *arguments) write(s streams, d *report.Document, result *simulate.Result) error {
+	var errs []error
+	if a.json {
+		errs = append(errs, report.WriteJSON(s.out, d))
+	} else {
+		t := report.Terminal{Out: s.out, Width: s.width, Colour: s.colour}
+		errs = append(errs, t.Print(d))
+	}
 	if a.svg != "" {
-		if err := os.WriteFile(a.svg, []byte(report.SVG(d)), 0o644); err != nil {
-			return err
-		}
+		errs = append(errs, os.WriteFile(a.svg, []byte(report.SVG(d)), 0o644))
 	}
 	if a.export != "" {
-		if err := os.WriteFile(a.export, []byte(report.Addresses(result.AddressesRefusedMost(a.top))), 0o644); err != nil {
-			return err
-		}
+		errs = append(errs, os.WriteFile(a.export, []byte(report.Addresses(result.AddressesRefusedMost(a.top))), 0o644))
 	}
-	if a.json {
-		return report.WriteJSON(s.out, d)
-	}
-	t := report.Terminal{Out: s.out, Width: s.width, Colour: s.colour}
-	return t.Print(d)
+	return errors.Join(errs...)
 }

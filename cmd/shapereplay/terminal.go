@@ -8,7 +8,7 @@ import (
 
 // system returns the streams of the process.
 func system() streams {
-	s := streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}
+	s := streams{in: os.Stdin, typed: term.IsTerminal(int(os.Stdin.Fd())), out: os.Stdout, err: os.Stderr}
 	if s.width = widthOf(os.Stdout); s.width > 0 {
 		s.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 	}

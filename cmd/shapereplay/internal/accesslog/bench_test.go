@@ -25,6 +25,7 @@ func BenchmarkReader(b *testing.B) {
 		{"combined", combinedLine, accesslog.Options{}},
 		{"combined, with a header field", combinedLine, accesslog.Options{Header: []string{"User-Agent"}}},
 		{"combined, spread", combinedLine, accesslog.Options{Spread: true}},
+		{"combined, behind syslog", func(i int, at time.Time) string { return "Nov 22 12:00:00 web1 nginx[815]: " + combinedLine(i, at) }, accesslog.Options{}},
 		{"json of nginx", nginxLine, accesslog.Options{}},
 		{"caddy", caddyLine, accesslog.Options{}},
 		{"traefik", traefikLine, accesslog.Options{}},

@@ -15,6 +15,7 @@ type Reason string
 // The reasons.
 const (
 	TooLong    Reason = "longer than 1 MiB"
+	NoHead     Reason = "without the head that the first lines of the file have"
 	NotFormat  Reason = "not in the format of the file"
 	NoTime     Reason = "no time that can be read"
 	NoRequest  Reason = "no request" // as of a client that has connected and sent nothing, or another event in a JSON log
@@ -37,8 +38,10 @@ type Stats struct {
 	Records  int // requests, returned or still being sorted
 	Coarse   int // requests among them whose time is told in whole seconds
 	Undated  int // requests among them that are dated by their end, as the log does not tell the duration
+	Lists    int // requests among them whose client is told by a list of addresses
 	Redacted int // values of wanted header fields that the server has replaced by "REDACTED"; they count as not told
 
+	Heads    map[string]int // requests whose lines have heads of collectors, by what these are
 	Broken   map[Reason]int
 	Examples []Broken // the first of each reason, in the order in which they were read
 }
@@ -47,6 +50,9 @@ type Stats struct {
 func (s *Stats) count(e *entry) {
 	s.Records++
 	s.Redacted += e.redacted
+	if e.list {
+		s.Lists++
+	}
 	if e.stamp.coarse {
 		s.Coarse++
 	}
@@ -67,7 +73,7 @@ func (s *Stats) add(b Broken, examples int, line []byte) {
 // clone returns a copy that does not change.
 func (s *Stats) clone() Stats {
 	c := *s
-	c.Broken, c.Examples = maps.Clone(s.Broken), slices.Clone(s.Examples)
+	c.Heads, c.Broken, c.Examples = maps.Clone(s.Heads), maps.Clone(s.Broken), slices.Clone(s.Examples)
 	return c
 }
 

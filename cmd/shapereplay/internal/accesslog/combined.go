@@ -59,7 +59,7 @@ func newCombined(o Options, t *texts) (*combined, error) {
 		case "duration":
 			field.unit, ok = units[detail]
 			if o.Stamp == "" {
-				return nil, fmt.Errorf("accesslog: Trailing has %q, so Stamp must say what the time is: arrival (Apache) or end (nginx)", word)
+				return nil, &OptionError{"Trailing", fmt.Sprintf("%q, so Stamp must say what the time is: arrival (Apache) or end (nginx)", word)}
 			}
 		case "header":
 			field.name, ok = detail, detail != ""
@@ -67,7 +67,7 @@ func newCombined(o Options, t *texts) (*combined, error) {
 			ok = false
 		}
 		if !ok {
-			return nil, fmt.Errorf("accesslog: Trailing has %q, must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME", word)
+			return nil, &OptionError{"Trailing", fmt.Sprintf("%q, must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME", word)}
 		}
 		c.trailing = append(c.trailing, field)
 	}
@@ -124,18 +124,35 @@ func (c *combined) parseHead(line []byte, e *entry) (rest []byte, reason Reason)
 
 // setWho takes the client from what stands before the time: the address, or the virtual
 // host and the address, then the user's names by identd and by password. Names may have
-// blanks. The second field is the address if it is one, as no identd gives that.
+// blanks. The second field is the address if it is one, as no identd gives that. A list of
+// addresses, of which all but the last have a comma behind, stands for one.
 func (c *combined) setWho(who []byte, e *entry) {
-	first, rest := cutWord(who)
-	second, _ := cutWord(rest)
+	first, rest := cutList(who)
+	second, _ := cutList(rest)
 	if len(second) > 1 && (second[0]-'0' <= 9 || bytes.IndexByte(second, ':') >= 0) {
-		if _, err := netip.ParseAddr(string(second)); err == nil {
+		leading, _, _ := bytes.Cut(second, []byte(","))
+		if _, err := netip.ParseAddr(address(leading)); err == nil {
 			e.Host = c.texts.hosts.of(first)
 			e.setClient(second, c.texts)
 			return
 		}
 	}
 	e.setClient(first, c.texts)
+}
+
+// cutList is cutWord, but a word that ends with a comma goes on to the end of the next one.
+func cutList(text []byte) (list, rest []byte) {
+	list, rest = cutWord(text)
+	if n := len(list); n == 0 || list[n-1] != ',' {
+		return list, rest
+	}
+	for from := text; ; {
+		word, after := cutWord(from)
+		if n := len(word); n == 0 || word[n-1] != ',' || len(after) == 0 {
+			return bytes.TrimSuffix(text[:len(text)-len(after)], []byte(" ")), after
+		}
+		from = after
+	}
 }
 
 func (c *combined) setStamp(text []byte, e *entry) bool {

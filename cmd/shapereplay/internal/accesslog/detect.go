@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 )
@@ -26,38 +25,64 @@ func newParser(f Format, o Options, t *texts) (parser, error) {
 	}
 }
 
-// choose sets the parser of a source to that of its format. If the format is Auto, it is
-// the most special one in which at least half as many of the first lines have requests as
-// in any other: a line of Traefik that was cut is still one of the combined format.
+// choose sets the parser of a source to that of its format, and finds the heads that its
+// lines have. If the format is Auto, it is the most special one in which at least half as
+// many of the first lines have requests as in any other: a line of Traefik that was cut is
+// still one of the combined format.
 func (s *source) choose(o Options, t *texts) error {
-	if o.Format != Auto {
-		p, err := newParser(o.Format, o, t)
-		s.parser = p
-		return err
+	formats := []Format{o.Format}
+	if o.Format == Auto {
+		formats = []Format{Caddy, Traefik, JSON, Combined}
 	}
-	candidates := []Format{Caddy, Traefik, JSON, Combined}
+	parsers := make([]parser, len(formats))
+	for i, f := range formats {
+		var err error
+		if parsers[i], err = newParser(f, o, t); err != nil {
+			return err
+		}
+	}
 	sample, err := s.sample()
 	if err != nil {
 		return err
 	}
-	parsers, fits, most := make([]parser, len(candidates)), make([]int, len(candidates)), 0
-	for i, f := range candidates {
-		if parsers[i], err = newParser(f, o, t); err != nil {
-			return err
+	fits, any := fitting(parsers, sample)
+	if chain := headsOf(sample); len(chain) > 0 {
+		// A line of syslog can be taken for one of a client called Nov. So the lines that have
+		// heads count as such, if there are requests behind them.
+		with, without := chain.cutAll(sample)
+		behind, anyBehind := fitting(parsers, with)
+		if _, others := fitting(parsers, without); anyBehind > others {
+			s.heads, s.headNames, fits, any = chain, chain.String(), behind, anyBehind
 		}
-		for _, line := range sample {
-			if parsers[i].parse(bytes.Clone(line), &entry{}) == "" {
-				fits[i]++
-			}
+	}
+	if any == 0 && len(sample) > 0 {
+		is := unreadFormat(sample)
+		if is != "" || o.Format == Auto {
+			return &FormatError{s.name, is, excerpt(sample[0])}
 		}
-		most = max(most, fits[i])
 	}
-	if most == 0 && len(sample) > 0 {
-		return fmt.Errorf("accesslog: %s: the format is none of combined, json, caddy and traefik; it begins with %s",
-			s.name, excerpt(sample[0]))
-	}
+	most := slices.Max(fits)
 	s.parser = parsers[slices.IndexFunc(fits, func(n int) bool { return 2*n >= most })]
 	return nil
+}
+
+// fitting returns in how many of the lines each of the parsers finds a request, and in how
+// many any of them does.
+func fitting(parsers []parser, lines [][]byte) (fits []int, any int) {
+	fits = make([]int, len(parsers))
+	for _, line := range lines {
+		found := false
+		for i, p := range parsers {
+			if len(line) > 0 && p.parse(bytes.Clone(line), &entry{}) == "" {
+				fits[i]++
+				found = true
+			}
+		}
+		if found {
+			any++
+		}
+	}
+	return fits, any
 }
 
 // sample returns the first lines that are not empty, without reading them.

@@ -15,6 +15,14 @@
 //	caddy      what Caddy writes by default
 //	traefik    both of Traefik's formats
 //
+// # Heads
+//
+// Collectors of logs write a head before each line: syslog (RFC 3164 and 5424), journald,
+// docker compose, Kubernetes (CRI), kubectl logs --prefix, and the times of docker logs -t
+// and kubectl logs --timestamps. If most of the first lines of a file have one, or several
+// after each other, with a request behind it, it is skipped in all lines of the file, and
+// [Stats.Heads] says which it was. A line without it is broken.
+//
 // # When a request arrived
 //
 // A shaper sees a request when it arrives, but some servers log when it has ended:

@@ -14,6 +14,7 @@ type entry struct {
 	stamp    instant
 	isEnd    bool // the stamp is the end of the request
 	timed    bool // the line tells the duration
+	list     bool // the client is told by a list of addresses
 	redacted int  // values that the server has replaced
 }
 
@@ -36,25 +37,11 @@ func newTexts() *texts {
 	plain := func(b []byte) string { return string(b) }
 	return &texts{
 		methods: newInterner(plain),
-		hosts:   newInterner(hostname),
+		hosts:   newInterner(plain),
 		paths:   newInterner(plain),
 		clients: newInterner(address),
 		values:  newInterner(plain),
 	}
-}
-
-// hostname returns a host in lower case, without its port, the brackets of an address and the
-// dot that may end a name.
-func hostname(b []byte) string {
-	host := strings.ToLower(string(b))
-	if strings.HasPrefix(host, "[") {
-		host, _, _ = strings.Cut(host[1:], "]")
-		return host
-	}
-	if name, _, found := strings.Cut(host, ":"); found && strings.Count(host, ":") == 1 {
-		host = name
-	}
-	return strings.TrimSuffix(host, ".")
 }
 
 // address returns the usual notation of an address without its port. An IPv4 address that
@@ -160,15 +147,41 @@ func (e *entry) setDuration(text []byte, unit time.Duration) {
 }
 
 // setClient takes the client from the bytes. Of several addresses, as of X-Forwarded-For,
-// it is the last: that one was written by the nearest proxy, and the others by whoever
-// sent them.
+// it is the last that is not private: each proxy adds the address that it sees behind those
+// that are there, so private ones at the end are proxies, and what stands further in front
+// may be made up by the client. If all are private, it is the last.
 func (e *entry) setClient(client []byte, t *texts) {
-	if i := bytes.LastIndexByte(client, ','); i >= 0 {
-		client = bytes.TrimSpace(client[i+1:])
+	if bytes.IndexByte(client, ',') < 0 {
+		if !isDash(client) {
+			e.Client = t.clients.of(client)
+		}
+		return
 	}
-	if !isDash(client) {
-		e.Client = t.clients.of(client)
+	e.list = true
+	last := ""
+	for rest, more := client, true; more; {
+		i := bytes.LastIndexByte(rest, ',')
+		one := bytes.TrimSpace(rest[i+1:])
+		if more = i >= 0; more {
+			rest = rest[:i]
+		}
+		if len(one) == 0 || isDash(one) {
+			continue
+		}
+		text := t.clients.of(one)
+		if last == "" {
+			last = text
+		}
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			break // No proxy has written that.
+		}
+		if !addr.IsPrivate() && !addr.IsLoopback() && !addr.IsLinkLocalUnicast() {
+			last = text
+			break
+		}
 	}
+	e.Client = last
 }
 
 // isDash reports whether a field has nothing.

@@ -5,6 +5,3 @@ func SetMaxHeld(r *Reader, bytes int) { r.stamped.most = bytes }
 
 // Held returns how many bytes of requests a reader holds.
 func Held(r *Reader) int { return r.stamped.held.size + r.arrived.size }
-
-// Hostname is the host of a record for one as it stands in a log.
-var Hostname = hostname

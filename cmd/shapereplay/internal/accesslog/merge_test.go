@@ -150,7 +150,7 @@ func TestAFileGivenTwiceDoesNotCountTwice(t *testing.T) {
 	link := file + ".link"
 	require.NoError(t, os.Link(file, link))
 	_, err := accesslog.Open(accesslog.Options{}, file, link)
-	require.EqualError(t, err, "accesslog: "+file+" and "+link+" are the same, so its requests would count twice")
+	require.EqualError(t, err, file+" and "+link+" are the same, so its requests would count twice")
 	_, err = accesslog.Open(accesslog.Options{Stdin: strings.NewReader("")}, "-", "-")
 	require.ErrorContains(t, err, "- and - are the same")
 }

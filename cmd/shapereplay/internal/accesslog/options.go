@@ -1,7 +1,6 @@
 package accesslog
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -21,7 +20,7 @@ type Options struct {
 	//	time            the time, more exactly than before, as nginx's $msec
 	//	duration:UNIT   the duration; UNIT is s, ms, us or ns
 	//	host            the host that the request is for
-	//	client          the client's address, instead of the first field; of a list the last
+	//	client          the client's address, instead of the first field; of a list as there
 	//	header:NAME     the header field NAME, instead of the one that the format has
 	//
 	// A field that is written as name=value has the value alone. What comes after the last
@@ -100,39 +99,39 @@ func (o Options) checked() (Options, error) {
 	// What describes one format is not to be passed over because another fits the log.
 	switch fields, trailing := o.Fields.Given(), len(o.Trailing) > 0; {
 	case fields && trailing:
-		return o, errors.New("accesslog: Fields are of the format json, and Trailing is of combined: must not both be given")
+		return o, &OptionError{"Fields", "of the format json, and Trailing is of combined: must not both be given"}
 	case fields && o.Format == Auto:
 		o.Format = JSON
 	case trailing && o.Format == Auto:
 		o.Format = Combined
 	}
 	if !slices.Contains([]Format{Auto, Combined, JSON, Caddy, Traefik}, o.Format) {
-		return o, fmt.Errorf("accesslog: Format is %q, must be auto, combined, json, caddy or traefik", o.Format)
+		return o, &OptionError{"Format", fmt.Sprintf("%q, must be auto, combined, json, caddy or traefik", o.Format)}
 	}
 	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {
-		return o, fmt.Errorf("accesslog: Stamp is %q, must be arrival or end", o.Stamp)
+		return o, &OptionError{"Stamp", fmt.Sprintf("%q, must be arrival or end", o.Stamp)}
 	}
 	if o.Window == 0 {
 		o.Window = time.Minute
 	}
 	if o.Window < 0 {
-		return o, fmt.Errorf("accesslog: Window is %v, must not be negative", o.Window)
+		return o, &OptionError{"Window", fmt.Sprintf("%v, must not be negative", o.Window)}
 	}
 	if o.Examples == 0 {
 		o.Examples = 3
 	}
 	if o.Examples < 0 {
-		return o, fmt.Errorf("accesslog: Examples is %d, must not be negative", o.Examples)
+		return o, &OptionError{"Examples", fmt.Sprintf("%d, must not be negative", o.Examples)}
 	}
 	if o.Fields.DurationUnit == 0 {
 		o.Fields.DurationUnit = time.Second
 	}
 	if o.Fields.DurationUnit < 0 || o.Fields.DurationUnit > time.Second {
-		return o, fmt.Errorf("accesslog: Fields.DurationUnit is %v, must be from 1ns to 1s", o.Fields.DurationUnit)
+		return o, &OptionError{"Fields.DurationUnit", fmt.Sprintf("%v, must be from 1ns to 1s", o.Fields.DurationUnit)}
 	}
 	for _, name := range o.Header {
 		if name == "" {
-			return o, fmt.Errorf("accesslog: Header has the name %q, must be that of a header field", name)
+			return o, &OptionError{"Header", fmt.Sprintf("%q, must be that of a header field", name)}
 		}
 	}
 	return o, nil

@@ -12,22 +12,22 @@ import (
 
 func TestWrongOptionsAreNamed(t *testing.T) {
 	for want, o := range map[string]accesslog.Options{
-		`Format is "clf", must be auto, combined, json, caddy or traefik`:                                        {Format: "clf"},
-		`Stamp is "start", must be arrival or end`:                                                               {Stamp: "start"},
-		`Window is -1s, must not be negative`:                                                                    {Window: -time.Second},
-		`Examples is -1, must not be negative`:                                                                   {Examples: -1},
-		`Fields.DurationUnit is 1m0s, must be from 1ns to 1s`:                                                    {Fields: accesslog.Fields{DurationUnit: time.Minute}},
-		`Fields are of the format json, and Trailing is of combined: must not both be given`:                     {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
-		`Header has the name "", must be that of a header field`:                                                 {Header: []string{""}},
-		`Trailing has "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
-		`Trailing has "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
-		`Trailing has "header:", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:    {Trailing: []string{"header:"}},
-		`Trailing has "host:port", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:  {Trailing: []string{"host:port"}},
-		`Trailing has "duration:s", so Stamp must say what the time is: arrival (Apache) or end (nginx)`:         {Trailing: []string{"duration:s"}},
+		`Format: "clf", must be auto, combined, json, caddy or traefik`:                                       {Format: "clf"},
+		`Stamp: "start", must be arrival or end`:                                                              {Stamp: "start"},
+		`Window: -1s, must not be negative`:                                                                   {Window: -time.Second},
+		`Examples: -1, must not be negative`:                                                                  {Examples: -1},
+		`Fields.DurationUnit: 1m0s, must be from 1ns to 1s`:                                                   {Fields: accesslog.Fields{DurationUnit: time.Minute}},
+		`Fields: of the format json, and Trailing is of combined: must not both be given`:                     {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
+		`Header: "", must be that of a header field`:                                                          {Header: []string{""}},
+		`Trailing: "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
+		`Trailing: "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
+		`Trailing: "header:", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:    {Trailing: []string{"header:"}},
+		`Trailing: "host:port", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:  {Trailing: []string{"host:port"}},
+		`Trailing: "duration:s", so Stamp must say what the time is: arrival (Apache) or end (nginx)`:         {Trailing: []string{"duration:s"}},
 	} {
 		o.Stdin = strings.NewReader(common(0, "/a"))
 		_, err := accesslog.Open(o, "-")
-		require.EqualError(t, err, "accesslog: "+want)
+		require.EqualError(t, err, want)
 	}
 }
 
@@ -54,7 +54,7 @@ func TestAFormatThatIsNoneIsAnError(t *testing.T) {
 		`{"time":"2026-11-22T12:00:00Z"}` + "\n": `{"time":"2026-11-22T12:00:00Z"}`,
 	} {
 		_, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(text)}, "-")
-		require.EqualError(t, err, `accesslog: -: the format is none of combined, json, caddy and traefik; it begins with `+begins)
+		require.EqualError(t, err, `-: the format is none of combined, json, caddy and traefik; it begins with `+begins)
 	}
 }
 

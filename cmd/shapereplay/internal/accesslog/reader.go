@@ -42,7 +42,7 @@ func Open(o Options, names ...string) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{o: o, stats: Stats{Broken: map[Reason]int{}}, moves: o.Spread}
+	r := &Reader{o: o, stats: Stats{Heads: map[string]int{}, Broken: map[Reason]int{}}, moves: o.Spread}
 	r.stamped = newMerger(&r.o, &r.stats)
 	if err := r.open(names); err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -62,7 +62,7 @@ func (r *Reader) open(names []string) error {
 		r.sources = append(r.sources, s)
 		for i, other := range infos {
 			if name == "-" && names[i] == "-" || info != nil && other != nil && os.SameFile(info, other) {
-				return fmt.Errorf("accesslog: %s and %s are the same, so its requests would count twice", names[i], name)
+				return fmt.Errorf("%s and %s are the same, so its requests would count twice", names[i], name)
 			}
 		}
 		infos = append(infos, info)

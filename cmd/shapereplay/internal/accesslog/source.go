@@ -21,8 +21,13 @@ type source struct {
 	line   int
 	close  func() error
 
+	heads     headChain // that its lines have
+	headNames string
+
 	newest int64 // the latest stamp that it has had
 }
+
+const longestMagic = 6 // bytes that tell how a file is compressed
 
 // openSource opens a file, counts in read what is read of it, and recognises how it is
 // compressed. It returns what the system knows of the file, nil if that is nothing.
@@ -32,7 +37,7 @@ func openSource(name string, stdin io.Reader, read *atomic.Int64) (s *source, in
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
-			return nil, nil, fmt.Errorf("accesslog: %w", err) // It names the file.
+			return nil, nil, fmt.Errorf("%w", err) // It names the file.
 		}
 		from, s.close = f, f.Close
 	} else if from == nil {
@@ -44,11 +49,14 @@ func openSource(name string, stdin io.Reader, read *atomic.Int64) (s *source, in
 		}
 	}
 	packed := bufio.NewReaderSize(counter{from, read}, readAhead)
-	magic, err := packed.Peek(2)
+	magic, err := packed.Peek(longestMagic)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, nil, errors.Join(s.failed(err), s.close())
 	}
-	if !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+	if err := compressionOf(name, magic); err != nil {
+		return nil, nil, errors.Join(err, s.close())
+	}
+	if !bytes.HasPrefix(magic, []byte{0x1f, 0x8b}) {
 		s.lines = &lines{from: packed}
 		return s, info, nil
 	}
@@ -63,12 +71,12 @@ func openSource(name string, stdin io.Reader, read *atomic.Int64) (s *source, in
 // failed says of an error which file it is of.
 func (s *source) failed(err error) error {
 	if named := (*fs.PathError)(nil); errors.As(err, &named) {
-		return fmt.Errorf("accesslog: %w", err)
+		return fmt.Errorf("%w", err)
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		err = fmt.Errorf("ends in the middle: %w", err)
 	}
-	return fmt.Errorf("accesslog: %s: %w", s.name, err)
+	return fmt.Errorf("%s: %w", s.name, err)
 }
 
 // next reads lines until one has a request that is usable, which it writes to e. It counts
@@ -87,18 +95,29 @@ func (s *source) next(e *entry, st *Stats, examples int, usable func(*entry) Rea
 		if s.line == 1 {
 			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf")) // a byte order mark
 		}
+		reason := Reason("")
+		if tooLong {
+			reason = TooLong
+		} else if rest, ok := s.heads.cut(line); ok {
+			line = rest
+		} else if len(line) > 0 {
+			reason = NoHead
+		}
 		if len(line) == 0 {
 			continue
 		}
 		st.Lines++
 		*e = entry{}
-		reason := TooLong
-		if !tooLong {
-			if reason = s.parser.parse(line, e); reason == "" {
-				reason = usable(e)
-			}
+		if reason == "" {
+			reason = s.parser.parse(line, e)
 		}
 		if reason == "" {
+			reason = usable(e)
+		}
+		if reason == "" {
+			if len(s.heads) > 0 {
+				st.Heads[s.headNames]++
+			}
 			return nil
 		}
 		st.add(Broken{File: s.name, Line: s.line, Reason: reason}, examples, line)

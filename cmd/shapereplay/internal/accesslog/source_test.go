@@ -35,7 +35,7 @@ func TestATruncatedGzipFileIsAnErrorThatNamesIt(t *testing.T) {
 	for err == nil {
 		_, err = r.Next()
 	}
-	require.EqualError(t, err, "accesslog: "+file+": ends in the middle: unexpected EOF")
+	require.EqualError(t, err, file+": ends in the middle: unexpected EOF")
 	_, again := r.Next()
 	require.Equal(t, err, again)
 }
@@ -117,9 +117,9 @@ func TestTheTotalOfAPipeIsNotKnown(t *testing.T) {
 
 func TestErrorsOfReadingNameTheFile(t *testing.T) {
 	_, err := accesslog.Open(accesslog.Options{}, "testdata/none.log")
-	require.ErrorContains(t, err, "accesslog: open testdata/none.log: ")
+	require.ErrorContains(t, err, "open testdata/none.log: ")
 	_, err = accesslog.Open(accesslog.Options{}, "testdata")
-	require.ErrorContains(t, err, "accesslog: read testdata: ")
+	require.ErrorContains(t, err, "read testdata: ")
 	broken := errors.New("the cable is out")
 	text := io.MultiReader(strings.NewReader(strings.Repeat(common(0, "/a"), 2000)), failing{broken})
 	r, err := accesslog.Open(accesslog.Options{Stdin: text}, "-")
@@ -128,7 +128,7 @@ func TestErrorsOfReadingNameTheFile(t *testing.T) {
 		_, err = r.Next()
 	}
 	require.ErrorIs(t, err, broken)
-	require.EqualError(t, err, "accesslog: -: the cable is out")
+	require.EqualError(t, err, "-: the cable is out")
 	require.NoError(t, r.Close())
 }
 

@@ -1,8 +1,6 @@
 package find
 
 import (
-	"cmp"
-	"slices"
 	"time"
 
 	"example.com/leakybucket/config"
@@ -87,13 +85,16 @@ func (a *Arrivals) Keys() int { return len(a.keys) }
 // NoRule returns how many requests had a key that no rule matches.
 func (a *Arrivals) NoRule() int { return a.noRule }
 
-// Rules returns the rules that were met, in the order of their keys.
+// Rules returns the rules in the order of their keys, also those that no request has met.
 func (a *Arrivals) Rules() []*Rule {
 	var all []*Rule
-	for _, r := range a.byRule {
+	for rule := range a.rules.All() {
+		r := a.byRule[rule.Key]
+		if r == nil {
+			r = &Rule{Rule: rule}
+		}
 		all = append(all, r)
 	}
-	slices.SortFunc(all, func(x, y *Rule) int { return cmp.Compare(x.Key, y.Key) })
 	return all
 }
 

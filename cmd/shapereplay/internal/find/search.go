@@ -24,7 +24,8 @@ type Found struct {
 	Now  Outcome // under the limits of the rule
 
 	// Limits are those that were found, as the text that is shortest to read; Text is that
-	// of the same limits. If no rate keeps to the goal, OK is false, and they are zero.
+	// of the same limits. If no rate keeps to the goal, or no request has met the rule, OK is
+	// false, and they are zero.
 	OK      bool
 	Text    string
 	Limits  shaper.Limits
@@ -38,6 +39,9 @@ type Found struct {
 // that of the context.
 func (g Goal) Search(ctx context.Context, r *Rule) (Found, error) {
 	f := Found{Rule: r}
+	if r.Requests == 0 {
+		return f, ctx.Err()
+	}
 	f.Now, _ = r.replay(r.Limits, math.MaxInt)
 	most := g.allowed(r.Requests)
 

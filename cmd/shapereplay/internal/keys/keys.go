@@ -4,10 +4,12 @@
 package keys
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
@@ -17,13 +19,18 @@ import (
 // A Maker makes the keys of requests from their parts. [New] makes one. It is for one
 // goroutine.
 type Maker struct {
-	parts  []part
-	names  []string // of the parts
-	told   []bool   // of the parts: any request had a value
+	parts []part
+	names []string // of the parts
+	told  []bool   // of the parts: any request had a value
+
+	requests, strangers int    // all, and those with a client that is no address
+	stranger            string // the first such client
+
 	values []string // of the parts, while a key is made
 	header []string
 
 	clients memo[string, client]
+	hosts   memo[string, string]
 	keys    memo[string, string]
 	routes  routes
 	ip      shaper.ClientIP
@@ -76,7 +83,9 @@ func (m *Maker) part(name string) (part, error) {
 	case "client_ip":
 		return func(r *accesslog.Record) string { return m.client(r.Client).part }, nil
 	case "host":
-		return func(r *accesslog.Record) string { return r.Host }, nil
+		return func(r *accesslog.Record) string {
+			return m.hosts.get(r.Host, func() string { return hostname(r.Host) })
+		}, nil
 	case "all":
 		return nil, errors.New(`"all" stands beside other parts, must stand alone`)
 	}
@@ -112,6 +121,10 @@ func (m *Maker) Of(r *accesslog.Record) (key, address string) {
 		m.told[i] = m.told[i] || m.values[i] != ""
 	}
 	address = m.client(r.Client).address
+	if m.requests++; address == "" && r.Client != "" {
+		m.strangers++
+		m.stranger = cmp.Or(m.stranger, r.Client)
+	}
 	if len(m.values) == 1 {
 		return m.keys.get(m.values[0], func() string { return shaper.Join(m.values[0]) }), address
 	}
@@ -129,6 +142,16 @@ func (m *Maker) Untold() (names []string) {
 	return names
 }
 
+// Strangers returns how many of the requests so far had a client that is no address, and the
+// first such client.
+func (m *Maker) Strangers() (n int, first string) { return m.strangers, m.stranger }
+
+// StrangersAreMost reports whether most of the requests so far had a client that is no address, and
+// the keys are made of clients: they are hardly the keys that a server would make.
+func (m *Maker) StrangersAreMost() bool {
+	return 2*m.strangers > m.requests && slices.Contains(m.names, "client_ip")
+}
+
 // client returns the client with a name, which is an address in nearly every log.
 func (m *Maker) client(name string) client {
 	return m.clients.get(name, func() client {
@@ -141,6 +164,20 @@ func (m *Maker) client(name string) client {
 		}
 		return client{key, key}
 	})
+}
+
+// hostname returns a host in lower case, without its port, the brackets of an address and the
+// dot that may end a name.
+func hostname(host string) string {
+	host = strings.ToLower(host)
+	if strings.HasPrefix(host, "[") {
+		host, _, _ = strings.Cut(host[1:], "]")
+		return host
+	}
+	if name, _, found := strings.Cut(host, ":"); found && strings.Count(host, ":") == 1 {
+		host = name
+	}
+	return strings.TrimSuffix(host, ".")
 }
 
 // A memo remembers what was made of the things that stand in many lines of a log.

@@ -1,6 +1,7 @@
 package keys_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -106,4 +107,52 @@ func TestPartsThatAreWrongAreNamed(t *testing.T) {
 		_, err := keys.New(strings.Split(key, " "), http.NewServeMux(), 64)
 		require.EqualError(t, err, strings.ReplaceAll(want, `"header:a"`, `"header:a\tb"`))
 	}
+}
+
+// The hosts of caddyshaper's keys are these too.
+func TestAHostIsOneHoweverItIsWritten(t *testing.T) {
+	maker, err := keys.New([]string{"host"}, http.NewServeMux(), 64)
+	require.NoError(t, err)
+	key := func(host string) string {
+		key, _ := maker.Of(&accesslog.Record{Host: host})
+		return key
+	}
+	for _, host := range []string{"shop.example", "Shop.Example", "shop.example.", "shop.example:443", "shop.example.:443"} {
+		require.Equal(t, "shop.example", key(host), host)
+	}
+	for _, host := range []string{"[::1]", "[::1]:80", "::1"} {
+		require.Equal(t, "::1", key(host), host)
+	}
+}
+
+// A mux compares hosts as they are sent, so a replay must not find a route that the server
+// does not find.
+func TestARouteIsFoundAsTheServerFindsIt(t *testing.T) {
+	mux := http.NewServeMux()
+	for _, pattern := range []string{"shop.example/cart", "Blog.Example/", "/"} {
+		mux.Handle(pattern, http.NotFoundHandler())
+	}
+	maker, err := keys.New([]string{"route"}, mux, 64)
+	require.NoError(t, err)
+	for _, host := range []string{"shop.example", "Shop.Example", "shop.example.", "shop.example:8080", "blog.example", "Blog.Example", "[::1]:80", ""} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://h/cart", nil)
+		require.NoError(t, err)
+		request.Host = host
+		route, err := shaper.ByRoute(mux)(request)
+		require.NoError(t, err)
+		records := readOne(t, fmt.Sprintf(`{"time":1795348800,"method":"GET","path":"/cart","host":%q}`, host))
+		key, _ := maker.Of(records)
+		require.Equal(t, shaper.Join(route), key, host)
+	}
+}
+
+// readOne returns the request of a line of a log.
+func readOne(t *testing.T, line string) *accesslog.Record {
+	t.Helper()
+	log, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(line)}, "-")
+	require.NoError(t, err)
+	record, err := log.Next()
+	require.NoError(t, err)
+	require.NoError(t, log.Close())
+	return &record
 }

@@ -111,7 +111,9 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 			shown.Limits = ""
 			without += rule.Requests
 		}
-		d.noteInFlight(rule.Key, rule.Simulated.InFlight)
+		if rule.Requests > 0 {
+			d.noteInFlight(rule.Key, rule.Simulated.InFlight)
+		}
 		d.Rules = append(d.Rules, shown)
 	}
 	if without > 0 {
@@ -148,6 +150,9 @@ func Search(a *find.Arrivals, goal string, all []find.Found) *Document {
 			Found: outcomeOf(f.Text, f.Outcome),
 		}
 		d.Found = append(d.Found, shown)
+		if f.Rule.Requests == 0 {
+			continue
+		}
 		d.noteInFlight(f.Rule.Key, f.Rule.Limits.InFlight)
 		switch {
 		case !f.OK:
@@ -178,6 +183,14 @@ func newDocument(first, last time.Time, noRule int) *Document {
 
 func (d *Document) note(format string, args ...any) {
 	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
+}
+
+// NoteStrangers says how many requests have a client that is no address, of which one is
+// given.
+func (d *Document) NoteStrangers(n int, one string) {
+	if n > 0 {
+		d.note("the client of %s is no address, such as %s", requests(n), strconv.Quote(one))
+	}
 }
 
 func (d *Document) noteInFlight(rule string, n int) {

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -45,6 +46,12 @@ func (d *Document) SetLog(s accesslog.Stats, spread bool) {
 	})
 	for _, b := range s.Examples {
 		d.Log.Examples = append(d.Log.Examples, Example{b.File, b.Line, string(b.Reason), b.Excerpt})
+	}
+	for _, heads := range slices.Sorted(maps.Keys(s.Heads)) {
+		d.note("the lines of %s have a head of a collector before them, which is skipped: %s", requests(s.Heads[heads]), heads)
+	}
+	if s.Lists > 0 {
+		d.note("the log tells a list of addresses for %s, as of X-Forwarded-For: the client is taken to be the last that is not private", requests(s.Lists))
 	}
 	switch {
 	case s.Coarse > 0 && spread:

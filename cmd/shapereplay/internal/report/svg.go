@@ -39,7 +39,7 @@ const svgStyle = `svg{font:13px system-ui,sans-serif}` +
 // SVG returns a picture of a replay that has kept series: for each rule, what arrived,
 // left and was refused over time, and how many waited.
 func SVG(d *Document) string {
-	rules := slices.Clone(d.Rules)
+	rules := slices.DeleteFunc(slices.Clone(d.Rules), func(r Rule) bool { return r.Requests == 0 })
 	slices.SortStableFunc(rules, func(a, b Rule) int { return b.Requests - a.Requests })
 	omitted := max(0, len(rules)-drawnRules)
 	rules = rules[:len(rules)-omitted]

@@ -13,10 +13,10 @@ import (
 func (t *Terminal) Print(d *Document) error {
 	var b strings.Builder
 	b.WriteString(t.styled(bold, t.wrap(d.title())) + "\n")
-	if len(d.Rules) > 0 {
+	if len(d.Rules) > 0 && d.From != nil {
 		b.WriteString("\n" + t.rules(d.Rules))
 	}
-	if len(d.Found) > 0 {
+	if len(d.Found) > 0 && d.From != nil {
 		b.WriteString("\n" + t.found(d.Found))
 	}
 	if len(d.RefusedMost) > 0 {
@@ -67,7 +67,13 @@ func (t *Terminal) rules(all []Rule) string {
 		{title: "LONGEST", right: true}, {title: "LINE", right: true, order: 1},
 	}
 	var rows [][]cell
+	unmet := 0
 	for _, r := range all {
+		if r.Requests == 0 {
+			if unmet++; unmet > mostUnmet {
+				continue
+			}
+		}
 		limits := plain(r.Limits)
 		if r.Limits == "" {
 			limits = cell{"no candidate", faint}
@@ -78,7 +84,18 @@ func (t *Terminal) rules(all []Rule) string {
 			r.WaitP50.cell(), r.WaitP95.cell(), r.WaitP99.cell(), r.WaitMax.cell(), plain(number(r.LineMax)),
 		})
 	}
-	return t.table(columns, rows)
+	return t.table(columns, rows) + omitted(unmet)
+}
+
+// mostUnmet is how many rules that no request has met are shown, beside all others.
+const mostUnmet = 20
+
+// omitted says how many rules are not shown of those that no request has met.
+func omitted(unmet int) string {
+	if unmet <= mostUnmet {
+		return ""
+	}
+	return fmt.Sprintf("%s more rules were met by no request (-json has all)\n", number(unmet-mostUnmet))
 }
 
 // keys returns what was met, by key.
@@ -109,18 +126,27 @@ func (t *Terminal) found(all []Found) string {
 		{title: "FOUND"}, {title: "REFUSED", right: true}, {title: "LONGEST", right: true, order: 4},
 	}
 	var rows [][]cell
+	unmet := 0
 	for _, f := range all {
+		if f.Requests == 0 {
+			if unmet++; unmet > mostUnmet {
+				continue
+			}
+		}
 		row := []cell{
 			plain(ruleName(f.Rule)), plain(number(f.Keys)), plain(number(f.Requests)),
 			plain(f.Now.Limits), refused(f.Now.Refused, f.Requests), f.Now.WaitMax.cell(),
 			{"none", red}, plain(""), plain(""),
 		}
-		if f.Found.Limits != "" {
+		switch {
+		case f.Requests == 0:
+			row[6] = cell{"no request", faint}
+		case f.Found.Limits != "":
 			copy(row[6:], []cell{{f.Found.Limits, bold}, refused(f.Found.Refused, f.Requests), f.Found.WaitMax.cell()})
 		}
 		rows = append(rows, row)
 	}
-	return t.table(columns, rows)
+	return t.table(columns, rows) + omitted(unmet)
 }
 
 // refused returns how many of some requests were refused, with their share.

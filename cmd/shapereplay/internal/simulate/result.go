@@ -16,7 +16,7 @@ type Result struct {
 	All         Count     // of requests that have a rule
 	NoRule      int       // requests whose key no rule matches; a Group fails their calls
 	Keys        int
-	Rules       []Rule // those that were met, in the order of their keys
+	Rules       []Rule // in the order of their keys, also those that no request has met
 	keys        map[string]*keyState
 	refused     map[string]int // requests by address
 }
@@ -29,7 +29,7 @@ type Rule struct {
 	Count
 	Waits   *Waits  // of those that left
 	Line    int     // the longest of one key
-	Series  *Series // nil unless Options.Series
+	Series  *Series // nil unless Options.Series, and if no request has met the rule
 	Nothing bool    // candidates are simulated, and the rule has none
 }
 
@@ -43,14 +43,17 @@ type Key struct {
 // Result returns what became of all requests so far.
 func (s *Simulation) Result() Result {
 	result := Result{First: s.first, Last: s.last, NoRule: s.noRule.Requests, Keys: len(s.keys), keys: s.keys, refused: s.refused}
-	for _, r := range s.inUse {
+	for rule := range s.rules.All() {
+		r := s.byRule[rule.Key]
+		if r == nil {
+			r = s.newRuleState(rule)
+		}
 		result.All.plus(r.count)
 		result.Rules = append(result.Rules, Rule{
 			Rule: r.rule, Simulated: r.limits, Keys: r.keys, Count: r.count, Waits: &r.waits, Line: r.longest, Series: r.series,
 			Nothing: s.options.Candidates && r.rule.Candidate == nil,
 		})
 	}
-	slices.SortFunc(result.Rules, func(a, b Rule) int { return cmp.Compare(a.Key, b.Key) })
 	return result
 }
 

@@ -28,8 +28,7 @@ type Simulation struct {
 	now         time.Duration
 	clock       *clock // nil: no series are kept
 
-	byRule map[string]*ruleState // by the rule's key
-	inUse  []*ruleState          // in the order in which they were met
+	byRule map[string]*ruleState // those that were met, by their keys
 	keys   map[string]*keyState
 	noRule Count // only Requests
 
@@ -117,19 +116,24 @@ func (s *Simulation) ruleOf(key string) *ruleState {
 	}
 	r := s.byRule[rule.Key]
 	if r == nil {
-		r = &ruleState{rule: rule, limits: rule.Limits}
-		if s.options.Candidates {
-			r.limits = shaper.Limits{Rate: rate.Inf}
-			if rule.Candidate != nil {
-				r.limits = *rule.Candidate
-			}
-		}
+		r = s.newRuleState(rule)
 		r.plan = replay.NewPlan(r.limits)
 		if s.clock != nil {
 			r.series = s.clock.newSeries()
 		}
 		s.byRule[rule.Key] = r
-		s.inUse = append(s.inUse, r)
+	}
+	return r
+}
+
+// newRuleState returns the state of a rule that no request has met.
+func (s *Simulation) newRuleState(rule config.Rule) *ruleState {
+	r := &ruleState{rule: rule, limits: rule.Limits}
+	if s.options.Candidates {
+		r.limits = shaper.Limits{Rate: rate.Inf}
+		if rule.Candidate != nil {
+			r.limits = *rule.Candidate
+		}
 	}
 	return r
 }

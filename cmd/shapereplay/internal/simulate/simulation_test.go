@@ -73,10 +73,11 @@ func TestCandidatesAreReplayedInsteadOfLimits(t *testing.T) {
 	come(s, 0, "api", 5)
 	come(s, 0, "late", 9)
 	r := s.Result()
-	require.Equal(t, simulate.Count{Requests: 5, AtOnce: 1, Waited: 4, TotalWait: 500 * ms, Longest: 200 * ms}, r.Rules[0].Count)
-	require.False(t, r.Rules[0].Nothing)
-	require.Equal(t, simulate.Count{Requests: 9, AtOnce: 9}, r.Rules[1].Count)
-	require.True(t, r.Rules[1].Nothing)
+	require.Zero(t, r.Rules[0].Count, "of the default, which no request met")
+	require.Equal(t, simulate.Count{Requests: 5, AtOnce: 1, Waited: 4, TotalWait: 500 * ms, Longest: 200 * ms}, r.Rules[1].Count)
+	require.False(t, r.Rules[1].Nothing)
+	require.Equal(t, simulate.Count{Requests: 9, AtOnce: 9}, r.Rules[2].Count)
+	require.True(t, r.Rules[2].Nothing)
 }
 
 func TestKeysWithoutARuleAreReplayedByNone(t *testing.T) {
