@@ -6,64 +6,109 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// A Bucket is a bucket to which requests come one after another, and none of them gives
-// up. So what becomes of a request is certain when it comes, and the bucket need only
-// remember which of them are in line. The zero Bucket is empty. Its methods are given its
-// Plan each time, so that many buckets may have one.
+// A Bucket is a bucket in virtual time, to which requests come one after another. The zero
+// Bucket is empty. Its methods are given its Plan each time, so that many buckets may have
+// one.
 type Bucket struct {
-	empty exact.Nanos // the instant at which the level reaches 0 if no other request comes
-	line  line
+	empty exact.Nanos // the instant at which the level reaches 0 if none of those in line leaves
+	since exact.Nanos // none of them leaves before: when the line was empty last, or its head gave up
+	ahead int64       // the costs in line
+
+	// Those in line, the head first, in a ring that grows. Its length is a power of two, or 0.
+	ring       []place
+	first, end int // counted without end
+	waiting    int
 }
 
-// Arrive returns the fate of a request of a cost, which is at least 1. Instants must not
-// be negative, and not decrease from one request to the next.
+// A place is that of a request in line.
+type place struct {
+	cost  int // 0: its caller has given up
+	index int // of the request, as the caller of enter has it
+}
+
+// Arrive returns the fate of a request of a cost, which is at least 1, if no caller gives
+// up: then it is certain when the request comes. Instants must not be negative, and not
+// decrease from one request to the next.
 func (b *Bucket) Arrive(p *Plan, at time.Duration, cost int) Fate {
-	b.line.advance(at)
-	// Those in line have left before this one does, so the level is as they leave it.
-	slot := p.allowed(b.empty, cost)
-	wait := p.waitFrom(at, slot)
-	r := Request{At: at, Cost: cost, Deadline: Never}
-	if why := p.judge(r, wait, b.line.len()); why != Waiting {
+	b.settle(p, at, nil)
+	return b.enter(p, Request{At: at, Cost: cost, Deadline: Never}, 0)
+}
+
+// Line returns how many are in line after the latest arrival.
+func (b *Bucket) Line() int { return b.waiting }
+
+// enter is the arrival of a request. Everything that is due by then has happened. It returns
+// what becomes of the request if all in line stay.
+//
+// The line need not be walked for that: the level does not reach 0 before a request leaves
+// that waits, so each departure puts off the next by its cost exactly.
+func (b *Bucket) enter(p *Plan, r Request, index int) Fate {
+	slot := p.allowed(b.empty, r.Cost)
+	if b.ahead > 0 {
+		slot = p.interval.Plus(slot, p.interval.Times(b.ahead))
+	}
+	wait := p.waitFrom(r.At, slot)
+	if why := p.judge(r, wait, b.waiting); why != Waiting {
 		return Fate{Result: why}
 	}
-	b.empty = p.left(b.empty, exact.Later(slot, exact.At(int64(at))), cost)
-	if wait > 0 {
-		b.line.push(at + wait)
+	if now := exact.At(int64(r.At)); wait == 0 {
+		b.empty = p.left(b.empty, now, r.Cost)
+	} else {
+		b.push(now, place{r.Cost, index})
 	}
 	return Fate{Departed, wait}
 }
 
-// Line returns how many are in line after the latest arrival.
-func (b *Bucket) Line() int { return b.line.len() }
-
-// Idle reports whether nothing is left at an instant of all that has happened: whether the
-// bucket is as the zero Bucket is.
-func (b *Bucket) Idle(p *Plan, at time.Duration) bool { return !b.empty.After(exact.At(int64(at))) }
-
-// A line holds when those in line leave, the next first, in a ring that grows.
-type line struct {
-	ring  []time.Duration // its length is a power of two, or 0
-	first int             // index of the next to leave, counted without end
-	end   int             // index after the last
-}
-
-func (l *line) len() int { return l.end - l.first }
-
-// advance takes out those that leave up to an instant.
-func (l *line) advance(to time.Duration) {
-	for l.first < l.end && l.ring[l.first&(len(l.ring)-1)] <= to {
-		l.first++
+// push adds a request to the line.
+func (b *Bucket) push(now exact.Nanos, request place) {
+	if b.waiting == 0 {
+		b.since = now
 	}
-}
-
-func (l *line) push(leaves time.Duration) {
-	if l.len() == len(l.ring) {
-		grown := make([]time.Duration, max(4, 2*len(l.ring)))
-		for i := l.first; i < l.end; i++ {
-			grown[i&(len(grown)-1)] = l.ring[i&(len(l.ring)-1)]
+	if b.end-b.first == len(b.ring) {
+		grown := make([]place, max(4, 2*len(b.ring)))
+		for i := b.first; i < b.end; i++ {
+			grown[i&(len(grown)-1)] = *b.at(i)
 		}
-		l.ring = grown
+		b.ring = grown
 	}
-	l.ring[l.end&(len(l.ring)-1)] = leaves
-	l.end++
+	*b.at(b.end) = request
+	b.end++
+	b.waiting++
+	b.ahead = exact.Sum(b.ahead, int64(request.cost))
+}
+
+// at returns the place with a number, from first to end.
+func (b *Bucket) at(number int) *place { return &b.ring[number&(len(b.ring)-1)] }
+
+// settle lets all leave whose slots have come by an instant, and calls left for each of
+// them, if it is not nil.
+func (b *Bucket) settle(p *Plan, by time.Duration, left func(index int, slot exact.Nanos)) {
+	for until := exact.At(int64(by)); b.first < b.end; b.first++ {
+		head := *b.at(b.first)
+		if head.cost == 0 {
+			continue
+		}
+		slot := exact.Later(p.allowed(b.empty, head.cost), b.since)
+		if slot.After(until) {
+			return
+		}
+		b.waiting--
+		b.ahead -= int64(head.cost)
+		b.empty = p.left(b.empty, slot, head.cost)
+		if left != nil {
+			left(head.index, slot)
+		}
+	}
+}
+
+// giveUp takes the request with a number out of the line at an instant up to which the
+// bucket is settled.
+func (b *Bucket) giveUp(number int, at time.Duration) {
+	gone := b.at(number)
+	if number == b.first {
+		b.since = exact.At(int64(at)) // The next could not leave before.
+	}
+	b.waiting--
+	b.ahead -= int64(gone.cost)
+	gone.cost = 0
 }

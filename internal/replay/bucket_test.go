@@ -32,17 +32,14 @@ func TestABucketSaysWhatARunSays(t *testing.T) {
 	}
 }
 
-func TestABucketKnowsItsLineAndWhenNothingIsLeft(t *testing.T) {
+func TestABucketKnowsItsLine(t *testing.T) {
 	plan, bucket := replay.NewPlan(shaper.Limits{Rate: 50, Burst: 2, Depth: 3}), replay.Bucket{}
-	require.True(t, bucket.Idle(plan, 0))
 	for _, line := range []int{0, 0, 1, 2, 3, 3} {
 		bucket.Arrive(plan, 0, 1)
 		require.Equal(t, line, bucket.Line())
 	}
 	bucket.Arrive(plan, 40*ms, 1) // It takes the place of one that leaves at 20 ms, as 40 ms do.
 	require.Equal(t, 2, bucket.Line())
-	require.False(t, bucket.Idle(plan, 120*ms-1))
-	require.True(t, bucket.Idle(plan, 120*ms))
 }
 
 // However long the log is, only those in line are remembered, and a request that does not

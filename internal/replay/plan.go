@@ -1,6 +1,8 @@
 package replay
 
 import (
+	"math"
+	"math/big"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -83,4 +85,15 @@ func (p *Plan) waitFrom(at time.Duration, until exact.Nanos) time.Duration {
 // at the instant slot; empty is when it would have been 0 without that request.
 func (p *Plan) left(empty, slot exact.Nanos, n int) exact.Nanos {
 	return p.interval.Plus(exact.Later(empty, slot), p.interval.Times(int64(n)))
+}
+
+// drain returns the time that a level takes to drain.
+func (p *Plan) drain(level float64) exact.Nanos {
+	if math.IsNaN(level) || math.IsInf(level, 0) || level <= 0 {
+		return exact.Nanos{}
+	}
+	// A float64 is rarely the level itself. InstantAfter rounds up, so the next float64 below leads
+	// to the level of which this one is the nearest.
+	at, _ := p.interval.InstantAfter(0, new(big.Rat).SetFloat64(math.Nextafter(level, 0)))
+	return at
 }

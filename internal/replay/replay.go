@@ -1,7 +1,7 @@
 // Package replay tells what requests that have arrived at a bucket would have met under
 // other limits. It runs no Shaper: it is a function of the arrivals, in virtual time.
-// [Run] replays a recording whose callers may give up. [Bucket.Arrive] replays requests
-// one after another as they come, however many, if none gives up.
+// A [Bucket] replays requests one after another as they come, however many, if none gives
+// up. [Run] replays a recording, with the same Bucket, whose callers may give up.
 //
 // The replay obeys the one rule by which requests leave, with every instant exact:
 //
@@ -25,6 +25,7 @@ import (
 	"slices"
 	"time"
 
+	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper"
 )
 
@@ -68,21 +69,47 @@ type Fate struct {
 // Run returns the fate of each of the requests, which must be in the order of their
 // instants, under valid limits. It ends at an instant, which it includes.
 func Run(l shaper.Limits, start Start, requests []Request, end time.Duration) []Fate {
-	s := newSimulator(l, start, requests)
-	for i := range requests {
-		if requests[i].At > end {
+	p := NewPlan(l)
+	b := Bucket{empty: p.drain(start.Level)}
+	for _, r := range start.Line {
+		b.push(exact.Nanos{}, place{r.Cost, -1})
+	}
+	fates, numbers := make([]Fate, len(requests)), make([]int, len(requests)) // The numbers are those of the places in line.
+	left := func(i int, slot exact.Nanos) {
+		if i >= 0 {
+			fates[i] = Fate{Departed, time.Duration(slot.Ceil()) - requests[i].At}
+		}
+	}
+	leaving, arrived := patienceOf(requests), 0
+	advance := func(to time.Duration) {
+		// Whoever gives up at the instant of the arrival has yet to come.
+		for ; len(leaving) > 0 && leaving[0].until <= to && leaving[0].index < arrived; leaving = leaving[1:] {
+			until, i := leaving[0].until, leaving[0].index
+			b.settle(p, until, left)
+			if r := &requests[i]; fates[i].Result == Waiting {
+				b.giveUp(numbers[i], until)
+				fates[i] = Fate{Abandoned, until - r.At}
+			}
+		}
+		b.settle(p, to, left)
+	}
+	for i, r := range requests {
+		if r.At > end {
 			break
 		}
-		s.advance(requests[i].At)
-		s.arrive(i)
-	}
-	s.advance(end)
-	for e := s.line.Front(); e != nil; e = e.Next() {
-		if i := e.Value.(int); i >= 0 {
-			s.fates[i].Waited = end - requests[i].At
+		advance(r.At)
+		arrived, numbers[i] = i+1, b.end
+		if fate := b.enter(p, r, i); fate.Waited == 0 {
+			fates[i] = fate
 		}
 	}
-	return s.fates
+	advance(end)
+	for n := b.first; n < b.end; n++ {
+		if at := b.at(n); at.cost > 0 && at.index >= 0 {
+			fates[at.index].Waited = end - requests[at.index].At
+		}
+	}
+	return fates
 }
 
 // A patience is when the caller of a request gives up.
