@@ -86,9 +86,13 @@ func (t *ticker) now() int64 { return int64(time.Since(t.first.epoch)) }
 func (t *ticker) tick() {
 	woke := int64(0)  // the instant for which it woke last
 	slept := int64(0) // when its last sleep ended
+	awaited := false  // it woke before a slot, and the process seemed idle
 	looks, now := true, t.now()
 	for {
 		now = t.handOut(looks, now)
+		if awaited {
+			now, awaited = t.lead.YieldOnce(t.first.epoch), false // Who leaves runs now, and not when the alarm is set.
+		}
 		t.mu.Lock()
 		if looks = t.looks; looks {
 			t.looks = false
@@ -113,7 +117,7 @@ func (t *ticker) tick() {
 				slot = max(slot, woke+int64(coarseness))
 			}
 		}
-		if lead > 0 && slot-now <= int64(alarm.LongestLead) && now-slept <= int64(longestAwake) {
+		if lead > 0 && slot-now <= int64(alarm.NotWorthSleeping) && now-slept <= int64(longestAwake) {
 			t.mu.Unlock() // Sleeping would take more CPU time than yielding.
 			t.lead.Yield(slot, t.first.epoch)
 			now, woke = t.now(), slot
@@ -138,7 +142,7 @@ func (t *ticker) tick() {
 			woke = wake + lead
 		}
 		if lead > 0 && now >= wake && now < slot {
-			t.lead.Await(slot, t.first.epoch)
+			awaited = t.lead.Await(slot, t.first.epoch)
 			now = t.now()
 		}
 	}

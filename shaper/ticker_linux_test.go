@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -173,6 +174,62 @@ func TestACoarseTimerSleepsAtHighRates(t *testing.T) {
 	cancel()
 	callers.Wait()
 	require.NoError(t, s.Close())
+}
+
+// A watched alarm looks, whenever it is set, whether those whose slots have come run already.
+type watchedAlarm struct {
+	alarm.Alarm
+	s    *Shaper
+	runs *atomic.Int64 // requests that have left and run
+
+	set     int   // how often it was set after another departure
+	in      int   // how often all had run by then
+	handled int64 // departures at the last Set
+}
+
+func (a *watchedAlarm) Set(at int64) {
+	if a.s.mu.TryLock() {
+		if left := int64(a.s.flow.bucket.departures); left > a.handled {
+			a.handled = left
+			if a.set++; a.runs.Load() == left {
+				a.in++
+			}
+		}
+		a.s.mu.Unlock()
+	}
+	a.Alarm.Set(at)
+}
+
+// Setting the alarm takes two system calls. A ticker that was awake when the slot came lets
+// the request run before, or each would be late by the time that they take.
+func TestWhoLeavesDoesNotWaitUntilTheAlarmIsSet(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // On several, another thread may take the request meanwhile.
+	s, err := New(Limits{Rate: 2000, Depth: 10})
+	require.NoError(t, err)
+	var runs atomic.Int64
+	var callers sync.WaitGroup
+	for range 10 {
+		callers.Go(func() {
+			for s.Wait(context.Background()) == nil {
+				runs.Add(1)
+			}
+		})
+	}
+	becomes(t, precision{precise: true}, s)
+	s.ticker.mu.Lock()
+	watched := &watchedAlarm{Alarm: s.ticker.alarm, s: s, runs: &runs}
+	s.ticker.alarm = watched
+	s.ticker.mu.Unlock()
+	set, in := 0, 0
+	realtime.Until(t, func() bool {
+		s.ticker.mu.Lock()
+		set, in = watched.set, watched.in
+		s.ticker.mu.Unlock()
+		return in > 20 || set > 5000
+	}, "requests leave")
+	require.Greater(t, in, 20, "of %d", set)
+	require.NoError(t, s.Close())
+	callers.Wait()
 }
 
 func TestInABubbleALineTakesNoFile(t *testing.T) {

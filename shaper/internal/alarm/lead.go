@@ -17,19 +17,35 @@ import (
 // the lead is 0 for a while.
 type Lead struct {
 	paused int64 // the instant until which the lead is 0
-	pause  int32 // the length of the last pause, in nanoseconds; at most longestPause, so it fits
-	span   int32 // in nanoseconds; at most LongestLead
+	pause  int16 // the length of the last pause, in milliseconds
+	span   int16 // eight of nine wake-ups take no longer, in steps; at most LongestLead
+	middle int16 // one of two wake-ups takes no longer, in steps; at most LongestLead
+	busy   int16 // so many slots are awaited without yielding first; at most slotsBusy
 }
+
+// step is the unit of what a Lead estimates, so that a Shaper takes no more memory for it.
+const step = 125 * time.Nanosecond
 
 const (
 	// leadUpTo is the longest sleep for which the ticker takes a lead. After
 	// longer ones, the kernel's idle states make waking too uneven.
 	leadUpTo = time.Millisecond
-	// LongestLead bounds the time that is spent yielding for one slot.
-	LongestLead = 50 * time.Microsecond
-	// spinUpTo is how long others wait at most for the processor of a goroutine that
+	// LongestLead is longer than waking takes on most machines. An idle virtual
+	// machine may need 60 µs.
+	LongestLead = 100 * time.Microsecond
+	// awaitUpTo bounds the time for which a ticker that took the usual time to wake
+	// waits for its slot: where some wake-ups take far longer than others, the late
+	// ones are late, and the others cost little.
+	awaitUpTo = 30 * time.Microsecond
+	// NotWorthSleeping is how long the ticker yields in place of sleeping.
+	NotWorthSleeping = 50 * time.Microsecond
+	// lookUpTo is how long others wait at most for the processor of a goroutine that
 	// looks at the clock in place of yielding.
-	spinUpTo = 10 * time.Microsecond
+	lookUpTo = 10 * time.Microsecond
+	// A yield that takes slowYield has let others work. The next slotsBusy slots are
+	// awaited without yielding first.
+	slowYield = 10 * time.Microsecond
+	slotsBusy = 8
 	// A wake-up that is late by lateWake, or a yield that takes lateYield, may be
 	// bad luck or the sign of a busy process. The first such event leads to the
 	// shortest pause. If the next one comes within the length of a pause after its
@@ -45,64 +61,87 @@ func (l *Lead) Before(slot, now int64) int64 {
 	if now < l.paused || slot-now > int64(leadUpTo) {
 		return 0
 	}
-	return int64(l.span)
+	return int64(min(l.span, l.middle+int16(awaitUpTo/step))) * int64(step)
 }
 
 // Woke learns from a wake-up at the instant now, which was late by that many
-// nanoseconds. The lead settles where three of four wake-ups are no later than the lead:
-// it rises by three steps after a wake-up that was later, and falls by one step after a
-// wake-up that was not.
+// nanoseconds. A spacing is even if the ticker was in time for both of its ends. So the
+// lead settles where eight of nine wake-ups are no later than it: nearly four of five
+// spacings are even then.
 func (l *Lead) Woke(now, late int64) {
-	const step = int32(125 * time.Nanosecond)
 	switch {
 	case late < 0: // The ticker was woken before its time, for something else.
 	case late >= int64(lateWake):
 		l.suspend(now)
-	case late > int64(l.span):
-		l.span = min(l.span+3*step, int32(LongestLead))
 	default:
-		l.span = max(l.span-step, 0)
+		follow(&l.span, late, 8)
+		follow(&l.middle, late, 1)
+	}
+}
+
+// follow lets an estimate settle where of rises+1 wake-ups all but one are no later: it
+// rises by that many steps after a wake-up that was later, and falls by one step after a
+// wake-up that was not.
+func follow(estimate *int16, late int64, rises int16) {
+	if late > int64(*estimate)*int64(step) {
+		*estimate = min(*estimate+rises, int16(LongestLead/step))
+	} else {
+		*estimate = max(*estimate-1, 0)
 	}
 }
 
 // Await returns at the instant until, which is at most [LongestLead] away, for a goroutine
-// that has just slept. It is Yield, but only looks at the clock for the first spinUpTo. Most
-// leads are over by then; and each yield of an idle process wakes another thread, which
-// looks for work and finds none.
-func (l *Lead) Await(until int64, epoch time.Time) {
+// that has just slept. It yields once and looks at the clock for lookUpTo; after that it
+// only yields. It reports whether the process seems to have nothing else to do.
+//
+// The first yield of an idle process wakes another thread. The ticker needs one as soon as
+// a request leaves, and waking it takes some microseconds, by which the request would be
+// late. Further yields wake more threads, which look for work and find none. Where the
+// first yield lets others work, the next slotsBusy slots come without one.
+func (l *Lead) Await(until int64, epoch time.Time) (idle bool) {
 	began := int64(time.Since(epoch))
-	for now := began; now < until; now = int64(time.Since(epoch)) {
-		if now-began >= int64(spinUpTo) {
-			l.Yield(until, epoch)
-			return
-		}
+	now := began
+	if l.busy > 0 {
+		l.busy--
+	} else if now = l.YieldOnce(epoch); now-began >= int64(slowYield) {
+		l.busy = slotsBusy
+	} else {
+		idle = true
 	}
+	for looked := now + int64(lookUpTo); now < min(until, looked); {
+		now = int64(time.Since(epoch))
+	}
+	if now < until && now >= l.paused {
+		l.Yield(until, epoch)
+	}
+	return idle
 }
 
 // Yield lets other goroutines run until the instant until, which is at most
 // [LongestLead] away. It returns sooner if one of them keeps the processor too long.
 func (l *Lead) Yield(until int64, epoch time.Time) {
-	at := int64(time.Since(epoch))
-	for {
-		runtime.Gosched()
-		now := int64(time.Since(epoch))
-		if now-at >= int64(lateYield) {
-			l.suspend(now)
-			return
-		}
-		if now >= until {
-			return
-		}
-		at = now
+	for now := l.YieldOnce(epoch); now < until && now >= l.paused; {
+		now = l.YieldOnce(epoch)
 	}
+}
+
+// YieldOnce lets other goroutines run, and returns the present instant.
+func (l *Lead) YieldOnce(epoch time.Time) int64 {
+	began := time.Since(epoch)
+	runtime.Gosched()
+	now := time.Since(epoch)
+	if now-began >= lateYield {
+		l.suspend(int64(now))
+	}
+	return int64(now)
 }
 
 // suspend makes the lead 0 for a while.
 func (l *Lead) suspend(now int64) {
-	if now < l.paused+int64(l.pause) {
-		l.pause = min(2*l.pause, int32(longestPause))
+	if now < l.paused+int64(l.pause)*int64(time.Millisecond) {
+		l.pause = min(2*l.pause, int16(longestPause/time.Millisecond))
 	} else {
-		l.pause = int32(shortestPause)
+		l.pause = int16(shortestPause / time.Millisecond)
 	}
-	l.paused = now + int64(l.pause)
+	l.paused = now + int64(l.pause)*int64(time.Millisecond)
 }
