@@ -66,7 +66,7 @@ func Example() {
 	}
 	// Output:
 	// served
-	// ResourceExhausted too many calls are waiting already
+	// ResourceExhausted more calls have come than the limit allows
 	// retry after more than 23 h: true
 }
 

@@ -76,6 +76,10 @@ func answerTo(ctx context.Context, err error) (codes.Code, string) {
 		return codes.Internal, "the cost of the call could not be determined"
 	case rejected && errors.Is(err, context.DeadlineExceeded):
 		return codes.DeadlineExceeded, "the call would have to wait beyond its deadline"
+	case errors.Is(err, shaper.ErrBlocked):
+		return codes.ResourceExhausted, "calls are refused for a time, because too many have come"
+	case errors.Is(err, shaper.ErrNoLine):
+		return codes.ResourceExhausted, "more calls have come than the limit allows"
 	case errors.Is(err, shaper.ErrQueueFull):
 		return codes.ResourceExhausted, "too many calls are waiting already"
 	case errors.Is(err, shaper.ErrTooLate):

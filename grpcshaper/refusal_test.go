@@ -109,6 +109,32 @@ func TestEachRefusalHasItsCodeAndSaysWhenToComeBack(t *testing.T) {
 	}
 }
 
+// "Too many calls are waiting already" makes somebody look for a line where there is none.
+func TestARefusalSpeaksOfALineOnlyWhereThereIsOne(t *testing.T) {
+	for _, row := range []struct {
+		limits  shaper.Limits
+		block   time.Duration
+		message string
+	}{
+		{shaper.Limits{Rate: 1}, 0, "more calls have come than the limit allows"},
+		{shaper.Limits{Rate: 1, Depth: 1}, 0, "too many calls are waiting already"},
+		{shaper.Limits{Rate: 1}, time.Minute, "calls are refused for a time, because too many have come"},
+	} {
+		bubble(t, func(t *testing.T, _ func() time.Duration) {
+			s, err := shaper.New(row.limits, shaper.WithBlock(row.block))
+			require.NoError(t, err)
+			defer s.Close()
+			require.NoError(t, s.Wait(t.Context()))
+			if row.limits.Depth > 0 {
+				go func() { _ = s.Wait(t.Context()) }()
+				synctest.Wait()
+			}
+			err, _, _ = refusedBy(t, s, t.Context())
+			require.Equal(t, row.message, status.Convert(err).Message())
+		})
+	}
+}
+
 // failingGroup is a Group whose limits function fails.
 func failingGroup(t *testing.T, err error) *shaper.Group[string] {
 	g, made := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, err })

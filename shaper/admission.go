@@ -11,15 +11,11 @@ import (
 type rejection struct {
 	reason     reason
 	retryAfter time.Duration
-	deadline   bool
+	also       *alsoError // what the error is beside its reason; nil: nothing
 }
 
 func (r rejection) value() RejectError {
-	err := RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter}
-	if r.deadline {
-		err.also = missedDeadline
-	}
-	return err
+	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, also: r.also}
 }
 
 // A judgement is what a request meets at entry.
@@ -66,8 +62,13 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 	switch {
 	case wait > 0 && int(v.waiting) >= v.depthFor(r):
 		why.reason = refusedFull
-	case late || wait > v.maxWait():
-		why.reason, why.deadline = refusedLate, late
+		if v.depthFor(r) == 0 {
+			why.also = withoutLine
+		}
+	case late:
+		why.reason, why.also = refusedLate, missedDeadline
+	case wait > v.maxWait():
+		why.reason = refusedLate
 	default:
 		return wait, why
 	}
@@ -89,7 +90,7 @@ func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (j judge
 		j.wait = 1 // The line is at rest for a while, and so is this one.
 	}
 	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && j.wait >= untilDeadline {
-		j.refusal = rejection{reason: refusedLate, retryAfter: max(j.wait-untilDeadline+1, v.seatIn(1)), deadline: true}
+		j.refusal = rejection{reason: refusedLate, retryAfter: max(j.wait-untilDeadline+1, v.seatIn(1)), also: missedDeadline}
 	}
 	return j
 }

@@ -13,9 +13,9 @@ func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 
 // WithBlock makes a bucket that has refused a request with [ErrQueueFull] refuse all
 // newcomers for a time d, up to 365 days. It is for callers that should stay away once they
-// have gone too far, as after too many login attempts. The refusals are ErrQueueFull too, and
-// [RejectError.RetryAfter] says when they end: it is what is left of d, or the usual
-// RetryAfter if that is longer.
+// have gone too far, as after too many login attempts. The refusals are ErrQueueFull and
+// [ErrBlocked], and [RejectError.RetryAfter] says when they end: it is what is left of d, or the
+// usual RetryAfter if that is longer.
 //
 // A refusal during the block does not extend it. No other reason for a refusal begins a
 // block, and requests that the limits can never admit ([ErrTooCostly]) are still refused as
@@ -133,9 +133,9 @@ func (b *blocks) judge(f *flow, now int64, why rejection) rejection {
 	case end > now:
 		// At the end of the block the request would meet the line as it will be then. What
 		// keeps it out now only gets better, so it is admitted at the later of the two instants.
-		return rejection{reason: refusedFull, retryAfter: max(time.Duration(end-now), why.retryAfter)}
+		return rejection{reason: refusedFull, retryAfter: max(time.Duration(end-now), why.retryAfter), also: byBlock}
 	case why.reason == refusedFull && end != never:
-		why.retryAfter = max(b.span, why.retryAfter)
+		why.retryAfter, why.also = max(b.span, why.retryAfter), byBlock
 	}
 	return why
 }

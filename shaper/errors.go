@@ -35,6 +35,15 @@ var (
 	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 
+	// ErrNoLine is what a [*RejectError] is beside [ErrQueueFull], if no request may wait:
+	// Depth is 0, or the call was [Shaper.AllowN]. It is no [RejectError.Reason].
+	ErrNoLine = errors.New("shaper: no request may wait")
+
+	// ErrBlocked is what a [*RejectError] is beside [ErrQueueFull], if the bucket refuses all
+	// newcomers for a time ([WithBlock]), from this request on or since an earlier one. It is
+	// no [RejectError.Reason].
+	ErrBlocked = errors.New("shaper: blocked")
+
 	// ErrNegativeCost is returned as it is, not in a [*RejectError]: a negative cost
 	// is a mistake of the caller and not a refusal, so no counter counts it.
 	ErrNegativeCost = errors.New("shaper: cost is negative")
@@ -117,8 +126,12 @@ type alsoError struct {
 	isCause bool // it says why, so it is a part of the text
 }
 
-// missedDeadline is for a request that would have missed its context's deadline.
-var missedDeadline = &alsoError{error: context.DeadlineExceeded}
+// What a [RejectError] may be beside its Reason, whatever the request was.
+var (
+	missedDeadline = &alsoError{error: context.DeadlineExceeded} // for a request that would have missed its context's deadline
+	withoutLine    = &alsoError{error: ErrNoLine}
+	byBlock        = &alsoError{error: ErrBlocked}
+)
 
 // Error returns the reason and, if trying again helps, after how long to do so.
 func (e *RejectError) Error() string {
@@ -143,8 +156,8 @@ func (e *RejectError) why() string {
 func (e *RejectError) Unwrap() error { return e.Reason }
 
 // Is reports whether target is what the error is beside Reason: [context.DeadlineExceeded],
-// if the request was refused because it would have missed its context's deadline, or the
-// cause that Error tells.
+// if the request was refused because it would have missed its context's deadline, [ErrNoLine],
+// [ErrBlocked], or the cause that Error tells.
 func (e *RejectError) Is(target error) bool {
 	return e.also != nil && errors.Is(e.also.error, target)
 }

@@ -41,7 +41,7 @@ func ExampleMiddleware() {
 	// / 200 false
 	// Hello.
 	// / 429 true
-	// {"title":"Too Many Requests","status":429,"detail":"Too many requests are waiting already."}
+	// {"title":"Too Many Requests","status":429,"detail":"More requests have come than the limit allows."}
 	// /healthz 200 false
 	// Hello.
 }

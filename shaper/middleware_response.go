@@ -107,6 +107,8 @@ var (
 	problemGone        = &problem{status: statusClientGone}
 	problemOwnFault    = newProblem(http.StatusInternalServerError, "The server could not tell the limits of the request.")
 	problemQueueFull   = newProblem(http.StatusTooManyRequests, "Too many requests are waiting already.")
+	problemNoLine      = newProblem(http.StatusTooManyRequests, "More requests have come than the limit allows.")
+	problemBlocked     = newProblem(http.StatusTooManyRequests, "Requests are refused for a time, because too many have come.")
 	problemTooLate     = newProblem(http.StatusTooManyRequests, "The request would have to wait too long.")
 	problemTooCostly   = newProblem(http.StatusTooManyRequests, "The request costs more than can ever fit. Trying again does not help.")
 	problemUnavailable = newProblem(http.StatusServiceUnavailable, "The server can't tell now whether the request may be served.")
@@ -125,12 +127,16 @@ func responseTo(err error) response {
 	if refusal, ok := errors.AsType[*RejectError](err); ok {
 		retryAfter = httpfield.Seconds(refusal.RetryAfter)
 		if err == error(refusal) && refusal.Reason == ErrQueueFull {
-			return response{problemQueueFull, retryAfter} // Most refusals are spared the rest.
+			return response{problemFull(refusal.also), retryAfter} // Most refusals are spared the rest.
 		}
 	}
 	switch {
 	case isOwnFault(err):
 		return response{problemOwnFault, 0}
+	case errors.Is(err, ErrBlocked):
+		return response{problemBlocked, retryAfter}
+	case errors.Is(err, ErrNoLine):
+		return response{problemNoLine, retryAfter}
 	case errors.Is(err, ErrQueueFull):
 		return response{problemQueueFull, retryAfter}
 	case errors.Is(err, ErrTooLate):
@@ -152,6 +158,17 @@ func responseTo(err error) response {
 	default:
 		return response{problemOther, retryAfter}
 	}
+}
+
+// problemFull returns the problem of an [ErrQueueFull] that is also something else.
+func problemFull(also *alsoError) *problem {
+	switch also {
+	case withoutLine:
+		return problemNoLine
+	case byBlock:
+		return problemBlocked
+	}
+	return problemQueueFull
 }
 
 // later returns the response with a random number of whole seconds, from 0 to spread

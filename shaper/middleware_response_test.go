@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -33,6 +34,59 @@ func TestRetryAfterIsRoundedUpToWholeSeconds(t *testing.T) {
 		shaper.WriteError(rec, httptest.NewRequest("GET", "/", nil),
 			&shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: row.exact})
 		require.Equal(t, row.field, rec.Header().Get("Retry-After"), "%v", row.exact)
+	}
+}
+
+// "Too many requests are waiting already" makes somebody look for a line where there is none.
+func TestARefusalSpeaksOfALineOnlyWhereThereIsOne(t *testing.T) {
+	const (
+		waiting = "Too many requests are waiting already."
+		noLine  = "More requests have come than the limit allows."
+		blocked = "Requests are refused for a time, because too many have come."
+	)
+	for _, row := range []struct {
+		limits       string
+		block        time.Duration
+		first, later string // of refusals
+	}{
+		{"1/h", 0, noLine, noLine},
+		{"1/h depth 1", 0, waiting, waiting},
+		{"1/h", time.Minute, blocked, blocked},
+		{"1/h depth 1", time.Minute, blocked, blocked},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l, err := shaper.ParseLimits(row.limits)
+			require.NoError(t, err)
+			s, err := shaper.New(l, shaper.WithBlock(row.block))
+			require.NoError(t, err)
+			h := shaper.Middleware(s)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			visit := func() string {
+				rec := httptest.NewRecorder()
+				h.ServeHTTP(rec, httptest.NewRequest("GET", "/", nil))
+				var body struct{ Detail string }
+				_ = json.Unmarshal(rec.Body.Bytes(), &body)
+				return body.Detail
+			}
+			require.Empty(t, visit())
+			if l.Depth > 0 {
+				go visit()
+				synctest.Wait()
+			}
+			require.Equal(t, row.first, visit(), row.limits)
+			for range 20 { // Those that follow are refused without the lock.
+				require.Equal(t, row.later, visit(), row.limits)
+			}
+			err = s.Wait(t.Context())
+			require.Equal(t, row.first == noLine, errors.Is(err, shaper.ErrNoLine))
+			require.Equal(t, row.block > 0, errors.Is(err, shaper.ErrBlocked))
+			rejected, ok := errors.AsType[*shaper.RejectError](fmt.Errorf("wrapped: %w", err))
+			require.True(t, ok)
+			require.True(t, rejected.Reason == shaper.ErrQueueFull)
+			rec := httptest.NewRecorder()
+			shaper.WriteError(rec, httptest.NewRequest("GET", "/", nil), fmt.Errorf("wrapped: %w", err))
+			require.Contains(t, rec.Body.String(), row.later)
+			require.NoError(t, s.Close())
+		})
 	}
 }
 

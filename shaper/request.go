@@ -117,7 +117,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 		case wait == 0:
 			return d.passLocked(f, now, r)
 		case r.kind == allow: // The Depth is as 0, so there is nothing to compute.
-			return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: wait})
+			return d.refuseLocked(f, now, r, rejection{reason: refusedFull, retryAfter: wait, also: withoutLine})
 		}
 	}
 	return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))

@@ -53,7 +53,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 
 // refuseFullLocked refuses a request as the level is too high, for a time after at least.
 func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time.Duration) decision {
-	why := d.blocks.judge(f, now, rejection{reason: refusedFull, retryAfter: after})
+	why := d.blocks.judge(f, now, rejection{reason: refusedFull, retryAfter: after, also: withoutLine})
 	return d.admitLocked(f, now, r, judgement{refusal: why})
 }
 
