@@ -70,9 +70,10 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return d.Errf("%s: it is said twice", option)
 		}
 		seen[option] = true
-		if err := read(s, d.RemainingArgs()); err != nil {
+		args := d.RemainingArgs()
+		if err := read(s, args); err != nil {
 			if errors.Is(err, errArguments) {
-				return d.ArgErr()
+				err = fmt.Errorf("%s: there are %d words after it, %q; see the documents for what may stand there", option, len(args), args)
 			}
 			return d.WrapErr(err)
 		}

@@ -47,6 +47,7 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n}", `limits: missing`},
 		{"shape {\n limits 5/s\n limits 6/s\n}", `limits: it is said twice, at Caddyfile:4`},
 		{"shape {\n limit 5/s\n}", `shape has no subdirective "limit", at Caddyfile:3`},
+		{"shape {\n limits 5/s\n dry_run yes\n}", `dry_run: there are 1 words after it, ["yes"]`},
 		{"shape {\n limits 5/s\n dry_run yes\n}", `Caddyfile:4`},
 		{"shape {\n limits 5/s\n rules a.yaml\n}", `limits: "5/s" stands beside rules`},
 		{"shape {\n rules a.yaml\n candidate 5/s\n}", `candidate: "5/s" stands beside rules`},
@@ -61,6 +62,7 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n cost 0\n}", `cost: "0", must be a number of at least 1`},
 		{"shape {\n limits 5/s\n cost 2 5\n}", `max_cost: 5, but the cost "2" has no placeholder`},
 		{"shape {\n limits 5/s\n fallback open\n}", `fallback: there is no store`},
+		{"shape {\n limits 5/s\n rate_version 3\n cold_guard 1s\n fallback open\n}", `fallback: there is no store`}, // at each run
 		{"shape {\n limits 5/s\n store redis://h\n fallback maybe\n}", `fallback: "maybe", must be closed, open or local`},
 		{"shape {\n limits 5/s\n store redis://h\n fallback local\n}", `Caddyfile:5`},
 		{"shape {\n limits 5/s\n store redis://h\n dry_run\n}", `store: dry_run can't be combined with a store`},
@@ -78,8 +80,9 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 	}
 }
 
-// A port that no server can have would show only when the first request asks the store.
-func TestAPortThatIsNoneIsRefused(t *testing.T) {
+// A port or a database that no server can have would show only when the first request asks the
+// store.
+func TestAStoreThatCannotBeIsRefused(t *testing.T) {
 	for url, want := range map[string]string{
 		"redis://h:99999":                                `"h:99999", the port must be from 1 to 65535`,
 		"rediss://h:0":                                   `"h:0", the port must be from 1 to 65535`,
@@ -88,11 +91,22 @@ func TestAPortThatIsNoneIsRefused(t *testing.T) {
 		"redis+sentinel://h:99999?master_name=m":         `"h:99999", the port must be from 1 to 65535`,
 		"redis+sentinel://h?master_name=m&addr=h2:redis": `"h2:redis", the port must be from 1 to 65535`,
 		"redis://a,redis://h:99999":                      `"h:99999", the port must be from 1 to 65535`,
+		"redis://h/-1":                                   `database "-1", must be a number from 0`,
+		"redis://h?db=-2":                                `database "-2", must be a number from 0`,
+		"redis+sentinel://h/-1?master_name=m":            `database "-1", must be a number from 0`,
+		"redis://a,redis://h/-1":                         `database "-1", must be a number from 0`,
+		"redis://h/two":                                  `"two"`,
 		"postgres://h:99999/db":                          "port",
+		"postgres://user:s3cr%20t@h:5432,i:70000/db":     "port",
+		"postgres://h/db?port=0":                         "port",
+		"postgres://h/db?sslmode=maybe":                  "sslmode",
+		"postgres://h/db?pool_max_conns=none":            "pool_max_conns",
 	} {
 		_, err := adapt(":80 {\nshape {\n limits 5/s\n store " + url + "\n}\n}\n")
 		require.ErrorContains(t, err, "store: ", "of %s", url)
 		require.ErrorContains(t, err, want, "of %s", url)
+		require.ErrorContains(t, err, "Caddyfile:4", "of %s", url)
+		require.NotContains(t, err.Error(), "s3cr", "of %s", url)
 	}
 	for _, url := range []string{"redis://h:65535", "redis://:6379", "redis://[2001:db8::1]:1", "redis+cluster://h?addr=h2:6379", "redis+sentinel://h?master_name=m&addr=h2:26379"} {
 		_, err := adapt(":80 {\nshape {\n limits 5/s\n store " + url + "\n}\n}\n")

@@ -135,9 +135,15 @@ func readFixed(s *Shape, set *settings) error {
 // readStore reads all that is said of the store.
 func readStore(s *Shape, set *settings) (err error) {
 	if s.Store == "" {
-		for field, given := range map[string]bool{"fallback": s.Fallback != "", "instances": s.Instances != 0, "cold_guard": s.ColdGuard != 0, "rate_version": s.RateVersion != 0} {
-			if given {
-				return fmt.Errorf("%s: there is no store that it could be for", field)
+		for _, f := range []struct {
+			field string
+			given bool
+		}{
+			{"fallback", s.Fallback != ""}, {"instances", s.Instances != 0},
+			{"cold_guard", s.ColdGuard != 0}, {"rate_version", s.RateVersion != 0},
+		} {
+			if f.given {
+				return fmt.Errorf("%s: there is no store that it could be for", f.field)
 			}
 		}
 		return nil

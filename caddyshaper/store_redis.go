@@ -30,7 +30,7 @@ func redisServer(u *url.URL) (opener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkPorts(options.Addr); err != nil {
+	if err := checkServers(options.DB, options.Addr); err != nil {
 		return nil, err
 	}
 	options.ContextTimeoutEnabled = true
@@ -44,7 +44,7 @@ func redisCluster(u *url.URL) (opener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkPorts(options.Addrs...); err != nil {
+	if err := checkServers(0, options.Addrs...); err != nil {
 		return nil, err
 	}
 	options.ContextTimeoutEnabled = true
@@ -61,16 +61,19 @@ func redisSentinel(u *url.URL) (opener, error) {
 	if options.MasterName == "" {
 		return nil, fmt.Errorf("%q has no ?master_name=", shown(u))
 	}
-	if err := checkPorts(options.SentinelAddrs...); err != nil {
+	if err := checkServers(options.DB, options.SentinelAddrs...); err != nil {
 		return nil, err
 	}
 	options.ContextTimeoutEnabled = true
 	return oneClient(func() redis.UniversalClient { return redis.NewFailoverClient(options) }), nil
 }
 
-// checkPorts returns an error for an address whose port no server can have, which go-redis
-// finds only when it dials.
-func checkPorts(addresses ...string) error {
+// checkServers returns an error for a number that no database can have, and for an address
+// whose port no server can have, which go-redis finds only when it dials.
+func checkServers(db int, addresses ...string) error {
+	if db < 0 {
+		return fmt.Errorf("database \"%d\", must be a number from 0", db)
+	}
 	for _, address := range addresses {
 		_, text, err := net.SplitHostPort(address)
 		if err != nil {
@@ -112,7 +115,7 @@ func redisRing(texts []string) (opener, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := checkPorts(one.Addr); err != nil {
+		if err := checkServers(one.DB, one.Addr); err != nil {
 			return nil, err
 		}
 		if options[one.Addr] != nil {
