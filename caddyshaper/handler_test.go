@@ -5,14 +5,17 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/caddyshaper"
 	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
 )
 
 const proxied = "\n	reverse_proxy UPSTREAM"
@@ -60,6 +63,110 @@ func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
 	require.NotEmpty(t, after)
 	// Whichever field a client obeys, it comes at the same time.
 	require.Regexp(t, `^"http://shop.example";r=0;t=`+after+`$`, a.header.Get("RateLimit"))
+}
+
+const problemOfMeter = `{"title":"Too Many Requests","status":429,"detail":"More requests have come than the limit allows."}` + "\n"
+
+// requireProblem asks whether an answer is as those of the library.
+func requireProblem(t *testing.T, status int, a answer) {
+	t.Helper()
+	require.Equal(t, status, a.status)
+	require.Equal(t, "application/problem+json", a.header.Get("Content-Type"))
+	require.Equal(t, "nosniff", a.header.Get("X-Content-Type-Options"))
+	require.Equal(t, "no-store", a.header.Get("Cache-Control"))
+	require.NotEmpty(t, a.header.Get("Retry-After"))
+	require.Contains(t, a.body, fmt.Sprintf(`"status":%d`, status))
+}
+
+func TestARefusalHasTheBodyOfTheLibrary(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	require.NoError(t, os.WriteFile(rules, []byte("default: 1/h\n"), 0o600))
+	for _, directive := range []string{"limits 1/h", "rules " + rules} {
+		s := serve(t, "shape {\n "+directive+"\n}"+proxied)
+		require.Equal(t, 200, s.get("/").status)
+		a := s.get("/")
+		requireProblem(t, 429, a)
+		require.Equal(t, problemOfMeter, a.body)
+		require.Contains(t, s.logged(2)[1], `"shape_error":"queue-full"`)
+		s.stop()
+	}
+}
+
+// Error routes that are not for a refusal leave it without a body, if they are asked.
+func TestARefusalThatNoErrorRouteMatchesHasTheBodyOfTheLibrary(t *testing.T) {
+	s := serve(t, `shape limits 1/h
+	handle_errors 404 5xx {
+		respond "ours {err.status_code}" {err.status_code}
+	}`+proxied)
+	require.Equal(t, 200, s.get("/").status)
+	requireProblem(t, 429, s.get("/"))
+
+	s.reload("shape limits 1/h\n	handle_errors 429 {\n respond /page \"ours\" 429\n}" + proxied)
+	require.Equal(t, "ours", s.get("/page").body)
+
+	// Another site on the same port has error routes.
+	s.global = "servers {\n}"
+	s.reload("shape limits 1/h" + proxied + "\n}\nhttp://other.example {\n bind unix/" + s.socket + "\n handle_errors {\n respond ours\n}")
+	requireProblem(t, 429, s.get("/"))
+}
+
+func TestErrorRoutesOfASubrouteAnswerARefusal(t *testing.T) {
+	s := newSite(t)
+	config, err := adapt(s.caddyfile("shape limits 1/h" + proxied))
+	require.NoError(t, err)
+	var whole map[string]any
+	require.NoError(t, json.Unmarshal(config, &whole))
+	server := whole["apps"].(map[string]any)["http"].(map[string]any)["servers"].(map[string]any)["srv0"].(map[string]any)
+	sub := server["routes"].([]any)[0].(map[string]any)["handle"].([]any)[0].(map[string]any)
+	require.Equal(t, "subroute", sub["handler"])
+	sub["errors"] = map[string]any{"routes": []any{map[string]any{"handle": []any{map[string]any{"handler": "static_response", "body": "ours", "status_code": 418}}}}}
+	config, err = json.Marshal(whole)
+	require.NoError(t, err)
+	require.NoError(t, caddy.Load(config, true))
+	require.Equal(t, 200, s.get("/").status)
+	require.Equal(t, answer{418, nil, "ours", nil}, func() answer { a := s.get("/"); a.header = nil; return a }())
+}
+
+// An error line with the request's fields for each refusal would fill the disk in an outage.
+func TestAnOutageOfTheStoreIsLoggedOnceASecond(t *testing.T) {
+	redis := servers.StartRedis(t)
+	redis.Kill()
+	s := serve(t, fmt.Sprintf("shape line {\n limits 1000/s burst 1000\n store redis://:s3cret@%s\n}%s", redis.Addr, proxied))
+	realtime.Until(t, func() bool { return s.get("/").status == 503 }, "the store can't be asked")
+	requireProblem(t, 503, s.get("/"))
+	begun := time.Now()
+	const many = 200
+	for range many {
+		require.Equal(t, 503, s.get("/", "Secret-Field", "of-the-request").status)
+	}
+	took := time.Since(begun)
+	var lines []string
+	told := 0
+	realtime.Until(t, func() bool { // The last refusals are told with the first of the next second.
+		require.Equal(t, 503, s.get("/").status)
+		text, err := os.ReadFile(s.log + ".app")
+		require.NoError(t, err)
+		lines, told = nil, 0
+		for line := range strings.Lines(string(text)) {
+			var l struct {
+				Level, Shape, Error string
+				Status, Refused     int
+			}
+			require.NoError(t, json.Unmarshal([]byte(line), &l))
+			if l.Level != "error" {
+				continue
+			}
+			require.Equal(t, "line", l.Shape, line)
+			require.Equal(t, 503, l.Status)
+			require.Contains(t, l.Error, "shaper: the shared bucket is unavailable")
+			lines, told = append(lines, line), told+l.Refused
+		}
+		return told >= many
+	}, "the log tells of all refusals")
+	require.LessOrEqual(t, len(lines), int(took.Seconds())+6)
+	text := strings.Join(lines, "")
+	require.NotContains(t, text, "of-the-request")
+	require.NotContains(t, text, "s3cret")
 }
 
 func TestTheAccessLogTellsOfTheWait(t *testing.T) {
@@ -173,11 +280,11 @@ func TestARouteIsThePatternAndNotThePath(t *testing.T) {
 		status            int
 	}{
 		{"POST", "/login", "POST %2Flogin", 200},
-		{"POST", "/login", "", 429},
+		{"POST", "/login", problemOfMeter, 429},
 		{"GET", "/orders/1", "%2Forders%2F{id}", 200},
-		{"GET", "/orders/2", "", 429}, // Another order is no other route.
+		{"GET", "/orders/2", problemOfMeter, 429}, // Another order is no other route.
 		{"GET", "/x", "-", 200},
-		{"GET", "/y", "", 429},
+		{"GET", "/y", problemOfMeter, 429},
 	} {
 		a := s.send(c.method, c.path, nil)
 		require.Equal(t, c.status, a.status, "%s %s", c.method, c.path)

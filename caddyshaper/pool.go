@@ -134,6 +134,14 @@ func (l *limiters) bucketChanged(_ context.Context, e shaper.BucketEvent) {
 	log.Info("the store is asked", "state", e.State)
 }
 
+// redact returns an error that does not have the password of the store.
+func (l *limiters) redact(err error) error {
+	if l.store == nil {
+		return err
+	}
+	return l.store.redact(err)
+}
+
 // limitsOf returns the limits of a key.
 func (l *limiters) limitsOf(key string) (shaper.Limits, error) {
 	e := l.says.Load()

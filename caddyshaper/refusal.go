@@ -3,30 +3,38 @@ package caddyshaper
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 )
 
-// refuse makes the error of a request that was not admitted, for Caddy's error routes. What
-// the client must be told in any case is put into the header.
+// refuse answers a request that was not admitted as [shaper.WriteError] does. If there are error
+// routes for it, they answer, and only what the client must be told in any case is put into the
+// header.
 func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	c := callOf(r)
 	c.times.resume()
 	c.tell(reasonOf(err))
 	a := answer{header: http.Header{}}
 	shaper.WriteError(&a, r, err)
+	if a.status >= 500 {
+		s.failures.note(r.Context(), a.status, s.lines.redact(err))
+	}
 	h := w.Header()
-	h.Set("Cache-Control", a.header.Get("Cache-Control"))
 	if after := a.header.Get("Retry-After"); after != "" {
 		later := spread(after, time.Duration(s.RetrySpread))
-		h.Set("Retry-After", later)
+		a.header.Set("Retry-After", later)
 		// RateLimit was set for the exact time. A client must not come too early, whichever
 		// of the two it obeys.
 		if fields := h["Ratelimit"]; len(fields) > 0 {
@@ -36,7 +44,96 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 			}
 		}
 	}
-	c.err = caddyhttp.Error(a.status, err)
+	failed := caddyhttp.Error(a.status, err)
+	if s.errors.answer(r, failed) {
+		for _, field := range [...]string{"Cache-Control", "Retry-After"} {
+			if value := a.header.Get(field); value != "" {
+				h.Set(field, value)
+			}
+		}
+		c.err = failed
+		return
+	}
+	// What an outer handler may have set for the body of another response is not of this one.
+	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
+		h.Del(field)
+	}
+	maps.Copy(h, a.header)
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body) // An error means that the client has gone.
+}
+
+// errorRoutes are the routes by which errors of a handler may be answered: those of its server,
+// and those of subroutes that it is in. They are provisioned after the handler.
+type errorRoutes []*caddyhttp.HTTPErrorConfig
+
+// errorRoutesOf returns the error routes of the handler that is being provisioned.
+func errorRoutesOf(ctx caddy.Context) (all errorRoutes) {
+	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Errors != nil {
+		all = append(all, server.Errors)
+	}
+	for _, module := range ctx.Modules() {
+		if sub, ok := module.(*caddyhttp.Subroute); ok && sub.Errors != nil {
+			all = append(all, sub.Errors)
+		}
+	}
+	return all
+}
+
+// answer reports whether a handler of the routes answers an error. Caddy itself answers an error
+// that no route matches with its status alone: so it is where one site of a server has
+// handle_errors and another has none, or where they are for other statuses.
+func (e errorRoutes) answer(r *http.Request, err error) bool {
+	for _, config := range e {
+		// As Caddy does before it runs the routes: their matchers see the error, and the request as it came.
+		failed := config.WithError(r, err)
+		if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok {
+			failed.Method, failed.RemoteAddr, failed.RequestURI, failed.URL = original.Method, original.RemoteAddr, original.RequestURI, original.URL
+		}
+		if anyHandles(config.Routes, failed) {
+			return true
+		}
+	}
+	return false
+}
+
+// anyHandles reports whether a handler of routes gets a request, be it in subroutes.
+func anyHandles(routes caddyhttp.RouteList, r *http.Request) bool {
+	for _, route := range routes {
+		switch matches, err := route.MatcherSets.AnyMatchWithError(r); {
+		case err != nil:
+			return true // It is Caddy's to tell.
+		case !matches:
+			continue
+		}
+		for _, handler := range route.Handlers {
+			if sub, ok := handler.(*caddyhttp.Subroute); !ok || anyHandles(sub.Routes, r) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// A failureLog logs requests that were refused for another reason than the limits, as while the
+// store can't be asked: at most a line a second, however many there are.
+type failureLog struct {
+	log       *slog.Logger
+	sometimes rate.Sometimes
+	refused   atomic.Int64 // since the last line
+}
+
+func newFailureLog(log *slog.Logger) *failureLog {
+	return &failureLog{log: log, sometimes: rate.Sometimes{Interval: time.Second}}
+}
+
+func (l *failureLog) note(ctx context.Context, status int, err error) {
+	l.refused.Add(1)
+	var count int64
+	l.sometimes.Do(func() { count = l.refused.Swap(0) })
+	if count > 0 { // Do runs one call at a time, so a slow log must not be written to within it.
+		l.log.ErrorContext(ctx, "requests are refused, and not for their limits", "status", status, "error", err, "refused", count)
+	}
 }
 
 // spread adds a random number of whole seconds, from 0 to most and each equally likely, to a
@@ -49,15 +146,19 @@ func spread(seconds string, most time.Duration) string {
 	return strconv.FormatInt(n+rand.Int64N(int64(most/time.Second)+1), 10)
 }
 
-// An answer takes what [shaper.WriteError] writes, for its status and header.
+// An answer takes what [shaper.WriteError] writes.
 type answer struct {
 	header http.Header
 	status int
+	body   []byte
 }
 
-func (a *answer) Header() http.Header         { return a.header }
-func (a *answer) WriteHeader(status int)      { a.status = status }
-func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
+func (a *answer) Header() http.Header    { return a.header }
+func (a *answer) WriteHeader(status int) { a.status = status }
+func (a *answer) Write(p []byte) (int, error) {
+	a.body = append(a.body, p...)
+	return len(p), nil
+}
 
 // reasonOf returns in one word why a request was not admitted.
 func reasonOf(err error) string {

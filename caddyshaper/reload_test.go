@@ -134,7 +134,8 @@ func TestBrokenRulesAreToldWithFileAndLine(t *testing.T) {
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	require.NoError(t, os.WriteFile(rules, []byte("default: 5/s\nlimits:\n  api: 5/fortnight\n"), 0o600))
 	err := s.load("shape {\n rules " + rules + "\n}" + proxied)
-	require.ErrorContains(t, err, "shape: rules: "+rules+":3:10: 5/fortnight: ")
+	require.ErrorContains(t, err, "shape: rules: "+rules+":3:10: ")
+	require.ErrorContains(t, err, `(in the shape "http://shop.example")`)
 }
 
 func TestLinesThatCanNotChangeAreReplacedWithTheirLevels(t *testing.T) {

@@ -1,6 +1,7 @@
 package caddyshaper
 
 import (
+	"fmt"
 	"net/http"
 	"sync/atomic"
 
@@ -109,9 +110,12 @@ type Shape struct {
 	lines   *limiters
 	keyOf   keyFunc
 	costOf  costFunc
+	errors  errorRoutes
 	options []shaper.MiddlewareOption // of the middleware of each line
 	entry   http.Handler              // the first line, and all that follow
 	site    atomic.Pointer[siteHandler]
+
+	failures *failureLog
 }
 
 // CaddyModule implements [caddy.Module].
@@ -124,9 +128,17 @@ func (*Shape) CaddyModule() caddy.ModuleInfo {
 // configuration has been started.
 func (s *Shape) Provision(ctx caddy.Context) error {
 	set, err := s.settings()
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.provision(ctx, set)
 	}
+	if err != nil {
+		return fmt.Errorf("%w (in the shape %q)", err, set.name)
+	}
+	return nil
+}
+
+// provision is Provision for settings that have been read.
+func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	loaded, err := ctx.App(appName)
 	if err != nil {
 		return err
@@ -134,6 +146,8 @@ func (s *Shape) Provision(ctx caddy.Context) error {
 	if s.costOf, err = newCost(s.Cost, s.MaxCost); err != nil {
 		return err
 	}
+	s.errors = errorRoutesOf(ctx)
+	s.failures = newFailureLog(ctx.Slogger().With("shape", set.name))
 	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	e, err := loaded.(*app).join(set, server, ctx.Slogger())
 	if err != nil {

@@ -22,7 +22,7 @@ const guide = "../../docs/proxy.md"
 func TestTheCaddyfilesOfThePagesAreAdapted(t *testing.T) {
 	t.Setenv("OPS_PASSWORD_HASH", "$2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG")
 	block := regexp.MustCompile("(?s)```caddyfile\n(.*?)```")
-	for page, blocks := range map[string]int{guide: 4, "../../README.md": 1} {
+	for page, blocks := range map[string]int{guide: 5, "../../README.md": 1} {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		found := block.FindAllStringSubmatch(string(text), -1)
@@ -98,4 +98,18 @@ func keysOf(t *testing.T, d *ast.GenDecl, variable string) (keys []string) {
 		}
 	}
 	return keys
+}
+
+// Without ">" the field would have the placeholder itself, as Caddy runs header before shape.
+func TestTheFieldOfTheGuideHasTheName(t *testing.T) {
+	text, err := os.ReadFile(guide)
+	require.NoError(t, err)
+	line := regexp.MustCompile(`(?m)^\theader (.*)$`).FindStringSubmatch(string(text))
+	require.NotNil(t, line)
+	s := serveSite(t, "shape shop {\nlimits 1/h\n}\nheader "+line[1]+"\nreverse_proxy")
+	for _, status := range []int{admitted, refused} {
+		a := mustGet(t, s.url)
+		require.Equal(t, status, a.status)
+		require.Equal(t, "shop", a.header.Get("X-Shape"))
+	}
 }
