@@ -32,7 +32,7 @@ func (s *selection) offer(r *row) {
 		return
 	}
 	s.matched++
-	p := placed{position{s.l.rank(r, s.l.epoch), r.source.name, r.key}, r}
+	p := placed{position{s.l.rank(s.l, r), r.source.name, r.key}, r}
 	if s.l.after != nil && s.l.compare(p.position, *s.l.after) <= 0 {
 		return
 	}

@@ -55,7 +55,7 @@ func (i *Inspector) detail(source, key string) (*detail, error) {
 		return nil, noBucket(source, key)
 	}
 	d := &detail{
-		Bucket:  r.view(),
+		Bucket:  r.view(r.at),
 		InWords: limitwords.Of(r.limits.limits),
 		Rule:    i.ruleOf(ref),
 		Line:    newLine(r.at, r.waiting, ref.line(inDetail)),
@@ -79,8 +79,7 @@ func of(w *watched) string {
 // viewRefusals returns the latest refusals of a bucket, the latest first.
 func viewRefusals(ref bucketRef) []refusalView {
 	views := []refusalView{}
-	own, _ := ref.refusals()
-	for _, r := range slices.Backward(own) {
+	for _, r := range slices.Backward(ref.refusals()) {
 		views = append(views, refusalView{r.At.UTC(), reasonName(r.Reason), r.RetryAfter.Seconds(), r.Cost})
 	}
 	return views
@@ -95,6 +94,8 @@ func reasonName(reason error) string {
 		return "too_late"
 	case errors.Is(reason, shaper.ErrTooCostly):
 		return "too_costly"
+	case errors.Is(reason, shaper.ErrUnavailable):
+		return "unavailable"
 	}
 	return "closed"
 }

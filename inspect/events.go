@@ -279,7 +279,7 @@ func (i *Inspector) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 		return d, true
 	}
 	if r, ok := w.look(t.key, ref); ok {
-		b := r.view()
+		b := r.view(r.at)
 		d.Bucket = &b
 		if r.waiting > 0 {
 			d.NextDeparture = newLine(r.at, r.waiting, ref.line(1)).next()

@@ -36,12 +36,13 @@ type listing struct {
 	descending bool
 	limit      int
 	after      *position // of the last row of the page before; nil: from the beginning
-	epoch      time.Time // when the first page was made
+	at         time.Time // of which the levels are that are shown
+	epoch      time.Time // the same, of the first page
 }
 
 // readListing returns what a query asks for.
 func readListing(q query) (l listing, err error) {
-	l.source, l.prefix, l.epoch = q.text("source"), q.text("prefix"), time.Now()
+	l.source, l.prefix = q.text("source"), q.text("prefix")
 	if l.waitingGT, err = q.whole("waiting_gt", 0, math.MaxInt, -1); err != nil {
 		return l, err
 	}
@@ -85,8 +86,8 @@ func readListing(q query) (l listing, err error) {
 func (l *listing) matches(r *row) bool {
 	return strings.HasPrefix(r.key, l.prefix) &&
 		r.waiting > l.waitingGT &&
-		r.level > l.levelGT &&
-		(l.fillGT < 0 || r.fill() > l.fillGT) &&
+		(l.levelGT < 0 || r.levelAt(l.at) > l.levelGT) &&
+		(l.fillGT < 0 || r.fillOf(r.levelAt(l.at)) > l.fillGT) &&
 		(l.idleGT < 0 || r.idle() > l.idleGT) &&
 		(l.refusedGT < 0 || r.refused > uint64(l.refusedGT)) &&
 		(l.refusing == nil || r.refusing() == *l.refusing) &&
@@ -118,13 +119,16 @@ type sourceView struct {
 	Overflowed  uint64 `json:"overflowed"`
 	RefusedKeys uint64 `json:"refused_keys"`
 	LimitErrors uint64 `json:"limit_errors"`
+
+	Shared *sharedView `json:"shared"`
 }
 
 func (w *watched) view() sourceView {
 	r := w.source.read()
 	return sourceView{Name: w.name, Kind: w.source.kind(), DryRun: r.dryRun, Keys: r.keys, Closed: r.closed,
 		Waiting: r.waiting, Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
-		Overflowed: r.overflowed, RefusedKeys: r.refusedKeys, LimitErrors: r.limitErrors}
+		Overflowed: r.overflowed, RefusedKeys: r.refusedKeys, LimitErrors: r.limitErrors,
+		Shared: newSharedView(r.shared)}
 }
 
 func (i *Inspector) sourceViews() []sourceView {
@@ -171,6 +175,10 @@ func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
 			answer.At = s.at.UTC()
 		}
 	}
+	l.at = answer.At
+	if l.after == nil {
+		l.epoch = l.at
+	}
 	first := newSelection(&l)
 	if err := i.sift(ctx, snapshots, first); err != nil {
 		return nil, err
@@ -178,7 +186,7 @@ func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
 	answer.Matched = first.matched
 	page := first.sorted()
 	for _, p := range page {
-		answer.Buckets = append(answer.Buckets, p.row.view())
+		answer.Buckets = append(answer.Buckets, p.row.view(l.at))
 	}
 	if first.more {
 		next := l.cursorAfter(page[len(page)-1].position)

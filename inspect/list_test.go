@@ -2,6 +2,7 @@ package inspect_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -186,4 +187,63 @@ func TestAnotherMethodIsNotAllowed(t *testing.T) {
 			require.Equal(t, "GET, HEAD", w.Header().Get("Allow"))
 		}
 	}
+}
+
+// While the list is not fresh, going by time alone must not put a full bucket below an empty one.
+func TestAStaleListIsInTheOrderOfWhatItShows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+			if strings.HasPrefix(key, "fast") {
+				return shaper.Limits{Rate: 1000, Burst: 100}, nil
+			}
+			return shaper.Limits{Rate: 1e-3, Burst: 1000}, nil
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		for k, n := range []int{98, 50, 2} {
+			require.True(t, g.AllowN(fmt.Sprint("fast ", k), n))
+			require.True(t, g.AllowN(fmt.Sprint("slow ", k), n))
+		}
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.OfGroup(g))
+		for range 9 { // The scan of the first time is shown for a second.
+			for _, sort := range []string{"-fill", "fill", "-level", "level"} {
+				shown := listOf(t, i, "sort="+sort).Buckets
+				require.Len(t, shown, 6)
+				for k, b := range shown {
+					require.GreaterOrEqual(t, b.Level, 0.0)
+					of := values[strings.TrimPrefix(sort, "-")]
+					if k > 0 && sort[0] == '-' {
+						require.LessOrEqual(t, of(b), of(shown[k-1]), sort)
+					} else if k > 0 {
+						require.GreaterOrEqual(t, of(b), of(shown[k-1]), sort)
+					}
+				}
+			}
+			require.Equal(t, "fast 0", listOf(t, i, "sort=-fill&limit=1").Buckets[0].Key)
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}
+
+// Sources are scanned at different instants. Their buckets are compared as they were at one.
+func TestBucketsOfSeveralSourcesAreComparedAtOneInstant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		early, err := shaper.New(shaper.Limits{Rate: 10, Burst: 100})
+		require.NoError(t, err)
+		late, err := shaper.New(shaper.Limits{Rate: 10, Burst: 100})
+		require.NoError(t, err)
+		require.True(t, early.AllowN(50))
+		require.True(t, late.AllowN(51))
+		i := inspect.New()
+		defer i.Close()
+		i.Add("early", inspect.Of(early))
+		i.Add("late", inspect.Of(late))
+		listOf(t, i, "source=early")
+		time.Sleep(900 * time.Millisecond)
+		l := listOf(t, i, "sort=-level")
+		require.Equal(t, []float64{51, 50}, []float64{l.Buckets[0].Level, l.Buckets[1].Level})
+		require.Equal(t, "late", l.Buckets[0].Source)
+	})
 }

@@ -10,21 +10,20 @@ import (
 // A ranking returns the value of a row by which rows are sorted; rows with the same value
 // are sorted by source and key. The value stays as it is while nothing happens to the
 // bucket, or going by time alone would move buckets from one page to another. That is
-// why waits are instants, and why a level, which leaks, is that of the instant epoch: of
-// when the first page was made.
-type ranking func(r *row, epoch time.Time) float64
+// why waits are instants, and why a level, which leaks, is the one of the first page.
+type ranking func(l *listing, r *row) float64
 
 var rankings = map[string]ranking{
-	"key":         func(*row, time.Time) float64 { return 0 },
-	"waiting":     func(r *row, _ time.Time) float64 { return float64(r.waiting) },
-	"level":       func(r *row, epoch time.Time) float64 { return r.levelAt(epoch) },
-	"fill":        (*row).fillAt,
-	"idle":        func(r *row, _ time.Time) float64 { return -orderOf(r.lastCall) },
-	"refused":     func(r *row, _ time.Time) float64 { return float64(r.refused) },
-	"departed":    func(r *row, _ time.Time) float64 { return float64(r.departed) },
-	"abandoned":   func(r *row, _ time.Time) float64 { return float64(r.abandoned) },
-	"oldest_wait": func(r *row, _ time.Time) float64 { return r.waitOrder() },
-	"last_call":   func(r *row, _ time.Time) float64 { return orderOf(r.lastCall) },
+	"key":         func(*listing, *row) float64 { return 0 },
+	"waiting":     func(_ *listing, r *row) float64 { return float64(r.waiting) },
+	"level":       func(l *listing, r *row) float64 { return round(l.levelThen(r)) },
+	"fill":        func(l *listing, r *row) float64 { return round(r.fillOf(l.levelThen(r))) },
+	"idle":        func(_ *listing, r *row) float64 { return -orderOf(r.lastCall) },
+	"refused":     func(_ *listing, r *row) float64 { return float64(r.refused) },
+	"departed":    func(_ *listing, r *row) float64 { return float64(r.departed) },
+	"abandoned":   func(_ *listing, r *row) float64 { return float64(r.abandoned) },
+	"oldest_wait": func(_ *listing, r *row) float64 { return r.waitOrder() },
+	"last_call":   func(_ *listing, r *row) float64 { return orderOf(r.lastCall) },
 }
 
 // orderOf returns an instant as a number. The zero time comes before all others.
@@ -35,21 +34,14 @@ func orderOf(t time.Time) float64 {
 	return float64(t.UnixNano())
 }
 
-// levelAt returns the level that the bucket had at an earlier instant if it has only
-// leaked since. It is rounded, so that it comes out the same from any later instant.
-func (r *row) levelAt(epoch time.Time) float64 {
-	level := r.level
+// levelThen returns the level that the first page has shown of a bucket that has only leaked
+// since: on that page itself, the one that is shown.
+func (l *listing) levelThen(r *row) float64 {
+	level := r.levelAt(l.at)
 	if level > 0 && r.limits.rate != nil {
-		level += *r.limits.rate * r.at.Sub(epoch).Seconds()
+		level += *r.limits.rate * max(l.at.Sub(l.epoch), 0).Seconds()
 	}
-	return math.Round(level*1e6) / 1e6
-}
-
-func (r *row) fillAt(epoch time.Time) float64 {
-	if r.limits.rate == nil {
-		return 0
-	}
-	return math.Round(min((r.levelAt(epoch)+float64(r.waiting))/r.limits.capacity, 1)*1e6) / 1e6
+	return level
 }
 
 // waitOrder returns a number that is larger the longer the head of the line has waited:

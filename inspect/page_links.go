@@ -10,6 +10,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"example.com/leakybucket/shaper"
 )
 
 // pageParameters are those of the page: beside the ones of the list they say what is
@@ -169,4 +171,21 @@ func (q query) with(name, value string) string {
 		values.Set(name, value)
 	}
 	return "./?" + values.Encode()
+}
+
+// Badges returns what is special of the bucket now, as the script says it.
+func (b bucket) Badges() string {
+	var badges []string
+	add := func(applies bool, text string) {
+		if applies {
+			badges = append(badges, text)
+		}
+	}
+	add(b.DryRun, "dry run")
+	add(b.HeldUntil != nil, "held")
+	add(b.BlockedUntil != nil, "blocked")
+	add(b.Shared != nil && b.Shared.State != string(shaper.BucketShared), "bucket unavailable")
+	add(b.Refusing && b.DryRun, "would refuse")
+	add(b.Refusing && !b.DryRun, "refusing")
+	return strings.Join(badges, ", ")
 }

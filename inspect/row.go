@@ -11,30 +11,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// recently is how long a bucket counts as refusing after its count of refusals has grown.
+// recently is how long a bucket counts as refusing after it has refused.
 const recently = 10 * time.Second
-
-// seen is what is remembered of a bucket from one scan to the next.
-type seen struct {
-	text    string // of its key
-	round   uint64 // the latest scan that met it
-	noted   bool
-	refused uint64
-	grew    time.Time // when refused was last seen to have grown; zero if it was not
-}
-
-// note compares the count of refusals with what it was. Of a bucket that is met for the
-// first time it is not known when it refused, so that counts as having been at its
-// latest call.
-func (s *seen) note(st shaper.Stats, now time.Time) {
-	switch {
-	case st.Refused > 0 && !s.noted:
-		s.grew = st.LastCall
-	case st.Refused > s.refused, st.Refused > 0 && st.Refused < s.refused: // or a new bucket of the same key
-		s.grew = now
-	}
-	s.noted, s.refused = true, st.Refused
-}
 
 // limitsView is what a row tells of its Limits. Rows with the same Limits share one.
 type limitsView struct {
@@ -96,9 +74,8 @@ type row struct {
 	source *watched // set by the scan of the source
 	key    string   // the text of the key; any bytes
 	limits *limitsView
-	grew   time.Time // when it was last seen to have refused
 
-	at         time.Time
+	at         time.Time // of which all that follows is
 	waiting    int
 	level      float64
 	inFlight   int
@@ -107,31 +84,60 @@ type row struct {
 	blocked    time.Time // until then
 	dryRun     bool
 	lastCall   time.Time
+	refusedAt  time.Time // when it has last refused; zero: it never has
 
 	departed, refused, abandoned          uint64
 	queueFull, tooLate, tooCostly, closed uint64
+	unavailable                           uint64
 	totalWait                             time.Duration
 	missed                                float64
+
+	shared *shaper.BucketStats // nil: its level is its own
 }
 
-func newRow(key string, st shaper.Stats, limits *limitsView, grew, now time.Time) row {
+func newRow(key string, st shaper.Stats, limits *limitsView, now time.Time) row {
 	return row{
-		key: key, limits: limits, grew: grew, at: now,
+		key: key, limits: limits, at: now,
 		waiting: st.Waiting, level: st.Level, inFlight: st.InFlight, oldestWait: st.OldestWait,
-		heldUntil: st.HeldUntil, blocked: st.BlockedUntil, dryRun: st.DryRun, lastCall: st.LastCall,
+		heldUntil: st.HeldUntil, blocked: st.BlockedUntil, dryRun: st.DryRun,
+		lastCall: st.LastCall, refusedAt: st.LastRefusal,
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
 		queueFull: st.QueueFull, tooLate: st.TooLate, tooCostly: st.TooCostly, closed: st.Closed,
-		totalWait: st.TotalWait, missed: st.Missed,
+		unavailable: st.Unavailable, totalWait: st.TotalWait, missed: st.Missed, shared: sharedBucket(st.Bucket),
 	}
 }
 
-// fill returns how much of the bucket and its line is taken, from 0 to 1.
-func (r *row) fill() float64 {
+// sharedBucket returns the state of a shared bucket, or nil if there is none.
+func sharedBucket(st shaper.BucketStats) *shaper.BucketStats {
+	if st.State == "" {
+		return nil
+	}
+	return &st
+}
+
+// levelAt returns the level at an instant that is not after that of the row. If the bucket was
+// called since then, that level is not known, and the one of the row is the best there is. So
+// it is while requests wait: each that leaves raises the level again.
+func (r *row) levelAt(at time.Time) float64 {
+	level := number(r.level)
+	if level > 0 && r.waiting == 0 && r.limits.rate != nil && r.at.After(at) && !r.lastCall.After(at) {
+		leaked := *r.limits.rate * r.at.Sub(at).Seconds()
+		level = max(level, min(level+leaked, float64(r.limits.burst))) // The line may have become empty since then.
+	}
+	return level
+}
+
+// fillOf returns how much of the bucket and its line a level and those that wait take, from 0
+// to 1.
+func (r *row) fillOf(level float64) float64 {
 	if r.limits.rate == nil {
 		return 0
 	}
-	return min((r.level+float64(r.waiting))/r.limits.capacity, 1)
+	return min((level+float64(r.waiting))/r.limits.capacity, 1)
 }
+
+// round rounds what rows are sorted and shown by, so that it comes out the same from any instant.
+func round(f float64) float64 { return math.Round(f*1e6) / 1e6 }
 
 // idle returns how long the bucket has not been called; negative if it never has been.
 func (r *row) idle() time.Duration {
@@ -142,7 +148,7 @@ func (r *row) idle() time.Duration {
 }
 
 // refusing reports whether the bucket has refused of late.
-func (r *row) refusing() bool { return !r.grew.IsZero() && r.at.Sub(r.grew) < recently }
+func (r *row) refusing() bool { return !r.refusedAt.IsZero() && r.at.Sub(r.refusedAt) < recently }
 
 // A bucket is a row in the form of the API.
 type bucket struct {
@@ -165,6 +171,7 @@ type bucket struct {
 	BlockedUntil *time.Time `json:"blocked_until"`
 	DryRun       bool       `json:"dry_run"`
 	LastCall     *time.Time `json:"last_call"`
+	LastRefusal  *time.Time `json:"last_refusal"`
 	IdleS        *float64   `json:"idle_s"`
 	Departed     uint64     `json:"departed"`
 	Refused      uint64     `json:"refused"`
@@ -173,27 +180,64 @@ type bucket struct {
 	TooLate      uint64     `json:"too_late"`
 	TooCostly    uint64     `json:"too_costly"`
 	Closed       uint64     `json:"closed"`
+	Unavailable  uint64     `json:"unavailable"`
 	TotalWaitS   float64    `json:"total_wait_s"`
 	Missed       float64    `json:"missed"`
 	Refusing     bool       `json:"refusing"`
+
+	Shared *sharedView `json:"shared"`
 
 	raw  string // the key as it is
 	only bool   // the one bucket of a shaper, which has no key
 }
 
-// view returns the row in the form of the API.
-func (r *row) view() bucket {
+// A sharedView is the state of a shared bucket in the form of the API.
+type sharedView struct {
+	State      string   `json:"state"` // shared, down, local or open
+	Error      *string  `json:"error"`
+	RTTS       float64  `json:"rtt_s"`
+	Share      *float64 `json:"share"`
+	LatenessS  float64  `json:"lateness_s"`
+	Held       int64    `json:"held"`
+	RoundTrips uint64   `json:"round_trips"`
+	Failures   uint64   `json:"failures"`
+	Leased     uint64   `json:"leased"`
+	Dropped    uint64   `json:"dropped"`
+	GivenBack  uint64   `json:"given_back"`
+}
+
+func newSharedView(st *shaper.BucketStats) *sharedView {
+	if st == nil {
+		return nil
+	}
+	v := &sharedView{State: string(st.State), RTTS: st.RTT.Seconds(), LatenessS: st.Lateness.Seconds(), Held: st.Held,
+		RoundTrips: st.RoundTrips, Failures: st.Failures, Leased: st.Leased, Dropped: st.Dropped, GivenBack: st.GivenBack}
+	if st.Err != nil {
+		text := strings.ToValidUTF8(st.Err.Error(), "\uFFFD")
+		v.Error = &text
+	}
+	if st.Share > 0 {
+		v.Share = &st.Share
+	}
+	return v
+}
+
+// view returns the row in the form of the API. Its level and its fill are those of an instant
+// that is not after that of the row.
+func (r *row) view(at time.Time) bucket {
+	level := r.levelAt(at)
 	b := bucket{
 		Source: r.source.name, Key: strings.ToValidUTF8(r.key, "\uFFFD"), ID: idOf(r.key),
 		Limits: r.limits.text, Rate: r.limits.rate, IntervalS: r.limits.interval,
 		Burst: r.limits.burst, Depth: r.limits.depth, MaxWaitS: r.limits.maxWait, InFlightMax: r.limits.inFlight,
-		Waiting: r.waiting, Level: number(r.level), Fill: number(r.fill()), InFlight: r.inFlight,
+		Waiting: r.waiting, Level: round(level), Fill: round(r.fillOf(level)), InFlight: r.inFlight,
 		OldestWaitS: r.oldestWait.Seconds(), HeldUntil: instant(r.heldUntil), BlockedUntil: instant(r.blocked), DryRun: r.dryRun,
-		LastCall: instant(r.lastCall),
+		LastCall: instant(r.lastCall), LastRefusal: instant(r.refusedAt),
 		Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
 		QueueFull: r.queueFull, TooLate: r.tooLate, TooCostly: r.tooCostly, Closed: r.closed,
-		TotalWaitS: r.totalWait.Seconds(), Missed: number(r.missed), Refusing: r.refusing(),
-		raw: r.key, only: r.source.source.kind() == "shaper",
+		Unavailable: r.unavailable, TotalWaitS: r.totalWait.Seconds(), Missed: number(r.missed), Refusing: r.refusing(),
+		Shared: newSharedView(r.shared),
+		raw:    r.key, only: r.source.source.kind() == "shaper",
 	}
 	if idle := r.idle(); idle >= 0 {
 		seconds := idle.Seconds()

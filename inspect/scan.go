@@ -5,8 +5,6 @@ import (
 	"errors"
 	"sync"
 	"time"
-
-	"example.com/leakybucket/shaper"
 )
 
 const (
@@ -145,22 +143,7 @@ func (w *watched) look(key string, ref bucketRef) (r row, ok bool) {
 		return row{}, false
 	}
 	now := time.Now()
-	r = newRow(key, st, newLimitsView(st.Limits), refusedAt(st, ref), now)
+	r = newRow(key, st, newLimitsView(st.Limits), now)
 	r.source = w
 	return r, true
-}
-
-// refusedAt returns when the bucket has last refused; the zero time if it never has. If
-// its refusals are forgotten for those of other keys, it was at the latest call at most.
-func refusedAt(st shaper.Stats, ref bucketRef) time.Time {
-	if st.Refused == 0 {
-		return time.Time{}
-	}
-	switch own, all := ref.refusals(); {
-	case len(own) > 0:
-		return own[len(own)-1].At
-	case !all:
-		return st.LastCall
-	}
-	return time.Time{}
 }

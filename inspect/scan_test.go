@@ -274,3 +274,32 @@ func TestLookingOnWhileAGroupChanges(t *testing.T) {
 	require.NoError(t, i.Close())
 	http.DefaultClient.CloseIdleConnections()
 }
+
+// A key that was refused long ago and is admitted now is not refusing, though a scan meets it for
+// the first time.
+func TestAnAdmittedCallIsNotTakenForARefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1 per 10s burst 2")
+		for _, key := range []string{"a", "b"} {
+			require.True(t, g.AllowN(key, 2))
+			require.False(t, g.Allow(key))
+		}
+		time.Sleep(15 * time.Second)
+		require.True(t, g.Allow("a"))
+		require.True(t, g.Allow("b"))
+		require.False(t, g.AllowN("b", 2))
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.OfGroup(g))
+		refusing := listOf(t, i, "refusing=true")
+		require.Equal(t, []string{"b"}, refusing.keys())
+		for range 100 { // More refusals than are remembered one by one must not change what is told of a.
+			g.AllowN("b", 2)
+		}
+		require.Contains(t, ask(i, "/api/buckets/one/a").Body.String(), `"refusing":false`)
+		time.Sleep(8 * time.Second)
+		require.Equal(t, []string{"b"}, listOf(t, i, "refusing=true").keys())
+		time.Sleep(time.Minute + 3*time.Second) // What scans remember is forgotten.
+		require.Empty(t, listOf(t, i, "refusing=true").keys())
+	})
+}

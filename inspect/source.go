@@ -51,8 +51,8 @@ type bucketRef interface {
 	line(max int) []shaper.Waiter
 
 	// refusals returns those of the latest refusals of its source that are its own, the
-	// oldest first. all reports whether no earlier one has been forgotten.
-	refusals() (own []shaper.Refusal, all bool)
+	// oldest first.
+	refusals() []shaper.Refusal
 
 	// explain returns where its limits come from, or nil. It calls the function of
 	// [WithExplain].
@@ -65,9 +65,6 @@ type rule struct {
 	File string `json:"file"`
 	Line int    `json:"line"`
 }
-
-// keptRefusals is how many refusals a source remembers.
-const keptRefusals = 64
 
 type keyCount struct {
 	key          string
@@ -87,6 +84,8 @@ type reading struct {
 	departed, refused, abandoned uint64
 
 	overflowed, refusedKeys, limitErrors uint64 // of a Group
+
+	shared *shaper.BucketStats // nil: levels are the process's own
 }
 
 // readingOf returns the reading of one bucket.
@@ -96,6 +95,7 @@ func readingOf(st shaper.Stats, now time.Time) reading {
 		waiting: st.Waiting, level: &st.Level, inFlight: &st.InFlight,
 		held: st.HeldUntil.After(now), dryRun: st.DryRun, closed: st.Closed > 0,
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
+		shared: sharedBucket(st.Bucket),
 	}
 	if l := st.Limits; l.Rate > 0 {
 		r.rate, r.depth = finite(l.Rate), &l.Depth
@@ -115,7 +115,6 @@ type openShaper struct {
 	shaperSource
 
 	limits limitsTable // used by scan
-	seen   seen        // used by scan
 }
 
 func (s *openShaper) kind() string { return "shaper" }
@@ -135,8 +134,7 @@ func (s *openShaper) isClosed() bool {
 
 func (s *openShaper) scan(rows []row) []row {
 	now, st := time.Now(), s.s.Stats()
-	s.seen.note(st, now)
-	return append(rows, newRow("", st, s.limits.of(st.Limits), s.seen.grew, now))
+	return append(rows, newRow("", st, s.limits.of(st.Limits), now))
 }
 
 func (s *openShaper) forget() {}
@@ -147,10 +145,7 @@ func (s *openShaper) stats() (shaper.Stats, bool) { return s.s.Stats(), true }
 
 func (s *openShaper) line(max int) []shaper.Waiter { return s.s.Line(max) }
 
-func (s *openShaper) refusals() (own []shaper.Refusal, all bool) {
-	own = s.s.Refusals()
-	return own, len(own) < keptRefusals
-}
+func (s *openShaper) refusals() []shaper.Refusal { return s.s.Refusals() }
 
 func (s *openShaper) histograms() shaper.Histograms { return s.s.Histograms() }
 

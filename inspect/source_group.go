@@ -54,13 +54,19 @@ type openGroup[K comparable] struct {
 
 	// These are used by scan and forget alone, which do not run at the same time.
 	limits limitsTable
-	known  map[K]*seen // of the keys that the latest scan has met
+	known  map[K]*seen // of the keys that the latest scan has met, unless isText
 	round  uint64      // counts scans
 
 	mu     sync.Mutex
 	keys   map[string]K    // what the texts of known stand for, unless isText
 	shared map[string]bool // texts that more than one key has had: they stand for none, also later on
 	sums   sums
+}
+
+// seen is what is remembered of a key from one scan to the next.
+type seen struct {
+	text  string
+	round uint64 // the latest scan that met it
 }
 
 // sums are the gauges of all buckets together, which only a scan can tell.
@@ -89,6 +95,7 @@ func (s *openGroup[K]) read() reading {
 		keys: st.Keys, waiting: st.Waiting, dryRun: st.DryRun, closed: s.g.Closed(),
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
 		overflowed: st.Overflowed, refusedKeys: st.RefusedKeys, limitErrors: st.LimitErrors,
+		shared: sharedBucket(st.Bucket),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,14 +116,7 @@ func (s *openGroup[K]) scan(rows []row) []row {
 		if len(rows)%keysPerTurn == 0 {
 			runtime.Gosched()
 		}
-		k := s.known[key]
-		if k == nil {
-			k = &seen{text: s.textFor(key, renamed)}
-			s.known[key] = k
-		}
-		k.round = s.round
-		k.note(st, now)
-		rows = append(rows, newRow(k.text, st, s.limits.of(st.Limits), k.grew, now))
+		rows = append(rows, newRow(s.seenText(key, renamed), st, s.limits.of(st.Limits), now))
 		total.level += st.Level
 		total.inFlight += st.InFlight
 	}
@@ -139,15 +139,26 @@ func (s *openGroup[K]) scan(rows []row) []row {
 	return rows
 }
 
+// seenText returns the text of a key that a scan has met.
+func (s *openGroup[K]) seenText(key K, renamed map[string]string) string {
+	if s.isText {
+		return reflect.ValueOf(key).String()
+	}
+	k := s.known[key]
+	if k == nil {
+		k = &seen{text: s.textFor(key, renamed)}
+		s.known[key] = k
+	}
+	k.round = s.round
+	return k.text
+}
+
 // textFor returns the text of a key that has just been met for the first time. Different
 // keys may print alike, such as the elements 1 and "1" of a Group[any]: then each is told
 // by its type and its Go syntax, whichever came first, and what they share stands for
 // none of them. Of keys for which that is the same too, none can be found by its text. It
 // enters into renamed what the text of an earlier key has become.
 func (s *openGroup[K]) textFor(key K, renamed map[string]string) string {
-	if s.isText {
-		return reflect.ValueOf(key).String()
-	}
 	text := fmt.Sprint(key)
 	if s.take(text, key) {
 		return text
@@ -199,9 +210,6 @@ func (s *openGroup[K]) share(text string) (earlier K, ok bool) {
 // forgetKey takes away what is known of a key whose bucket has gone.
 func (s *openGroup[K]) forgetKey(key K, text string) {
 	delete(s.known, key)
-	if s.isText {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.keys[text] == key {
@@ -267,14 +275,13 @@ func (b *groupBucket[K]) stats() (shaper.Stats, bool) { return b.group.g.StatsOf
 
 func (b *groupBucket[K]) line(max int) []shaper.Waiter { return b.group.g.LineOf(b.key, max) }
 
-func (b *groupBucket[K]) refusals() (own []shaper.Refusal, all bool) {
-	latest := b.group.g.Refusals()
-	for _, r := range latest {
+func (b *groupBucket[K]) refusals() (own []shaper.Refusal) {
+	for _, r := range b.group.g.Refusals() {
 		if r.Key == any(b.key) {
 			own = append(own, r)
 		}
 	}
-	return own, len(latest) < keptRefusals
+	return own
 }
 
 func (b *groupBucket[K]) explain() *rule {

@@ -35,14 +35,15 @@ type whatIf struct {
 // An outcome is what became of the arrivals. Each of them counts in one of departed,
 // refused, abandoned and waiting; one that was refused counts in one of the reasons too.
 type outcome struct {
-	Departed  int `json:"departed"`
-	Refused   int `json:"refused"`
-	QueueFull int `json:"queue_full"`
-	TooLate   int `json:"too_late"`
-	TooCostly int `json:"too_costly"`
-	Closed    int `json:"closed"`
-	Abandoned int `json:"abandoned"`
-	Waiting   int `json:"waiting"`
+	Departed    int `json:"departed"`
+	Refused     int `json:"refused"`
+	QueueFull   int `json:"queue_full"`
+	TooLate     int `json:"too_late"`
+	TooCostly   int `json:"too_costly"`
+	Closed      int `json:"closed"`
+	Unavailable int `json:"unavailable"`
+	Abandoned   int `json:"abandoned"`
+	Waiting     int `json:"waiting"`
 
 	// Of those that departed; nil if none did.
 	WaitP50 *float64 `json:"wait_p50_s"`
@@ -108,7 +109,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 				failed++
 			}
 			continue
-		case m.closed && a.Waited == 0:
+		case m.cut != notCut && a.Waited == 0:
 			if counts { // It is refused, whatever the limits are.
 				really.add(m)
 				then.add(m)
@@ -133,6 +134,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 		"the replay has no cap on requests in flight, because nobody knows when a request would have ended that left at another instant")
 	answer.note(st.HeldUntil.After(now), "the line is held; the replay holds no line")
 	answer.note(st.BlockedUntil.After(now), "the bucket is blocked; the replay blocks nobody")
+	answer.note(st.Bucket.State != "", "the bucket is shared; the replay knows only the requests of this process, and gives them the whole rate")
 	answer.note(st.DryRun, "the bucket is in dry run: now is what its limits would have done")
 	return answer
 }
@@ -140,9 +142,18 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 // met is what an arrival has met.
 type met struct {
 	replay.Fate
-	closed bool // it was refused because the bucket was closed
+	cut    cut
 	failed bool // it never came to a bucket, as its limits could not be had
 }
+
+// A cut is why a request was refused that other limits could not have helped.
+type cut uint8
+
+const (
+	notCut   cut = iota
+	byClose      // the bucket was closed
+	byOutage     // the shared bucket could not be asked
+)
 
 // metBy returns what an arrival has met.
 func metBy(a shaper.Arrival) met {
@@ -159,7 +170,9 @@ func metBy(a shaper.Arrival) met {
 	case errors.Is(a.Err, shaper.ErrTooCostly):
 		m.Result = replay.TooCostly
 	case errors.Is(a.Err, shaper.ErrClosed):
-		m.closed = true
+		m.cut = byClose
+	case errors.Is(a.Err, shaper.ErrUnavailable):
+		m.cut = byOutage
 	case a.Waited > 0, errors.Is(a.Err, context.Canceled), errors.Is(a.Err, context.DeadlineExceeded):
 		m.Result = replay.Abandoned
 	default:
@@ -169,9 +182,9 @@ func metBy(a shaper.Arrival) met {
 }
 
 // insteadOf returns what an arrival would have met that has met m, and in the replay a
-// fate. A wait that was ended by Close is replayed as one that was given up.
+// fate. A wait that was cut short is replayed as one that was given up.
 func (m met) insteadOf(fate replay.Fate) met {
-	if fate.Result == replay.Abandoned && m.closed {
+	if fate.Result == replay.Abandoned && m.cut != notCut {
 		return m
 	}
 	return met{Fate: fate}
@@ -185,7 +198,7 @@ func requestOf(a shaper.Arrival, m met, base time.Time) replay.Request {
 	if !a.Deadline.IsZero() {
 		r.Deadline = a.Deadline.Sub(base)
 	}
-	if m.Result == replay.Abandoned || m.closed {
+	if m.Result == replay.Abandoned || m.cut != notCut {
 		r.Patience = m.Waited
 	}
 	return r
@@ -206,7 +219,9 @@ type tally struct {
 func (t *tally) add(m met) {
 	reason := &t.counts.Closed
 	switch {
-	case m.closed:
+	case m.cut == byClose:
+	case m.cut == byOutage:
+		reason = &t.counts.Unavailable
 	case m.Result == replay.Waiting:
 		t.counts.Waiting++
 		return

@@ -37,6 +37,7 @@ type outcome struct {
 	TooLate                    int `json:"too_late"`
 	TooCostly                  int `json:"too_costly"`
 	Closed, Abandoned, Waiting int
+	Unavailable                int
 	WaitP50                    wait `json:"wait_p50_s"`
 	WaitP95                    wait `json:"wait_p95_s"`
 	WaitMax                    wait `json:"wait_max_s"`
@@ -64,7 +65,7 @@ func (c console) whatIf(t *testing.T, key, limits string) (answer whatIf) {
 	require.NotNil(t, answer.Notes)
 	for _, o := range []outcome{answer.Now, answer.Then} {
 		require.Equal(t, answer.Arrivals, o.Departed+o.Refused+o.Abandoned+o.Waiting, "each arrival counts once: %+v", o)
-		require.Equal(t, o.Refused, o.QueueFull+o.TooLate+o.TooCostly+o.Closed)
+		require.Equal(t, o.Refused, o.QueueFull+o.TooLate+o.TooCostly+o.Closed+o.Unavailable)
 	}
 	return answer
 }

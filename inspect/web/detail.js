@@ -81,6 +81,7 @@ export class Detail {
     const held = bucket.held_until ? `Held until ${clock(bucket.held_until)}.` : "";
     const blocked = bucket.blocked_until ? `Blocked until ${clock(bucket.blocked_until)}: newcomers are refused.` : "";
     setText(byId("held"), [held, blocked].filter(Boolean).join(" "));
+    setText(byId("shared"), bucket.shared ? sharedText(bucket.shared) : "");
     setText(byId("line-summary"), summary(bucket, next, line));
     rows(byId("waiters"), line.waiting, line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
     const groups = together(refusals);
@@ -89,6 +90,17 @@ export class Detail {
     counts(byId("counts"), bucket);
     this.onBucket(answer);
   }
+}
+
+const states = {
+  shared: "Its level is in a shared bucket.",
+  down: "Its level is in a shared bucket, which can't be asked: nobody leaves.",
+  local: "Its level is in a shared bucket, which can't be asked: requests leave at a part of the rate.",
+  open: "Its level is in a shared bucket, which can't be asked: requests leave at the whole rate in each process.",
+};
+
+function sharedText({ state, error, held }) {
+  return [states[state] ?? state, error ? `The latest failure: ${error}.` : "", held > 0 ? `${count(held)} cost units are held, leased and not used yet.` : ""].filter(Boolean).join(" ");
 }
 
 /** Whether nobody can tell when the line moves: that is when a request in flight ends. A dry run leaves that out. */
@@ -105,7 +117,7 @@ function summary(bucket, next, line) {
   return `At ${clock(line.at)}, ${count(line.waiting)} ${line.waiting === 1 ? "waits" : "wait"}${leaves}.`;
 }
 
-const reasons = { queue_full: "line full", too_late: "too late", too_costly: "cost above burst", closed: "closed" };
+const reasons = { queue_full: "line full", too_late: "too late", too_costly: "cost above burst", closed: "closed", unavailable: "shared bucket unavailable" };
 
 /** Refusals of one second and one reason together, the latest first: a burst has many. */
 function together(refusals) {
@@ -129,6 +141,7 @@ function counts(list, bucket) {
     ["departed", count(bucket.departed), true], [would, count(bucket.refused), true],
     ["– line full", count(bucket.queue_full), bucket.queue_full], ["– too late", count(bucket.too_late), bucket.too_late],
     ["– cost above burst", count(bucket.too_costly), bucket.too_costly], ["– closed", count(bucket.closed), bucket.closed],
+    ["– shared bucket unavailable", count(bucket.unavailable), bucket.unavailable],
     ["gave up", count(bucket.abandoned), true], ["in flight", inFlight(bucket), bucket.in_flight_max],
     ["mean wait", mean, true], ["since the last call", idle(bucket.idle_s), true],
   ].filter(([, , shown]) => shown);

@@ -68,7 +68,7 @@ export class WhatIf {
     byId("what-if-notes").replaceChildren(...(answer.notes ?? []).map((text) => make("li", { text })));
     const { now, then } = answer;
     const lines = [["departed", "departed", count], ["refused", "refused", count]];
-    for (const [name, text] of [["queue_full", "– line full"], ["too_late", "– too late"], ["too_costly", "– cost above burst"], ["closed", "– closed"]]) {
+    for (const [name, text] of [["queue_full", "– line full"], ["too_late", "– too late"], ["too_costly", "– cost above burst"], ["closed", "– closed"], ["unavailable", "– shared bucket unavailable"]]) {
       if (now[name] || then[name]) lines.push([name, text, count]);
     }
     if (now.waiting || then.waiting) lines.push(["waiting", "still waiting", count]);

@@ -1,0 +1,122 @@
+package inspect_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// A sharedBucket is what the API tells of a bucket whose level is in a shared one.
+type sharedBucket struct {
+	Refused, Closed, Unavailable uint64
+	QueueFull                    uint64 `json:"queue_full"`
+	TooLate                      uint64 `json:"too_late"`
+	TooCostly                    uint64 `json:"too_costly"`
+	Shared                       *struct {
+		State    string
+		Error    *string
+		Held     int64
+		Failures uint64
+	}
+}
+
+func requireReasonsAddUp(t *testing.T, b sharedBucket) {
+	t.Helper()
+	require.Equal(t, b.Refused, b.QueueFull+b.TooLate+b.TooCostly+b.Closed+b.Unavailable)
+}
+
+// Were an outage of the shared bucket told as a closed one, an operator would look for who has
+// closed it, and not at the server that is down.
+func TestAnOutageIsNotTakenForAClosedBucket(t *testing.T) {
+	doc := readDocument(t)
+	synctest.Test(t, func(t *testing.T) {
+		server := buckettest.NewMemory()
+		s, err := shaper.New(limits(t, "1/s"), shaper.WithBucket(server, "k"))
+		require.NoError(t, err)
+		defer s.Close()
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		c.whatIf(t, "", "100/s depth 9")
+		require.NoError(t, s.Wait(t.Context()))
+		detail := func() (answer struct {
+			Bucket   sharedBucket
+			Refusals []struct{ Reason string }
+		}) {
+			w := c.call(http.MethodGet, "/api/buckets/one/", "")
+			require.Equal(t, http.StatusOK, w.Code)
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+			var value any
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
+			of := doc.Paths["/api/buckets/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
+			require.NoError(t, doc.check(of, value, "detail"))
+			requireReasonsAddUp(t, answer.Bucket)
+			return answer
+		}
+		up := detail().Bucket.Shared
+		require.NotNil(t, up)
+		require.Equal(t, "shared", up.State)
+		require.Nil(t, up.Error)
+
+		server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+		time.Sleep(10 * time.Second)
+		for range 11 {
+			require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrUnavailable)
+		}
+		down := detail()
+		require.EqualValues(t, 11, down.Bucket.Unavailable)
+		require.Zero(t, down.Bucket.Closed)
+		require.Equal(t, "down", down.Bucket.Shared.State)
+		require.NotEmpty(t, *down.Bucket.Shared.Error)
+		require.GreaterOrEqual(t, down.Bucket.Shared.Failures, uint64(3))
+		require.Len(t, down.Refusals, 11)
+		for _, r := range down.Refusals {
+			require.Equal(t, "unavailable", r.Reason)
+		}
+
+		var l struct {
+			Buckets []sharedBucket
+			Sources []struct{ Shared struct{ State string } }
+		}
+		require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets", "").Body.Bytes(), &l))
+		require.Equal(t, down.Bucket, l.Buckets[0])
+		require.Equal(t, "down", l.Sources[0].Shared.State)
+
+		got := c.whatIf(t, "", "100/s depth 9")
+		require.Equal(t, 12, got.Arrivals)
+		require.Equal(t, 11, got.Now.Unavailable)
+		require.Equal(t, 11, got.Then.Unavailable, "other limits bring no server back")
+		require.Equal(t, []string{"the bucket is shared; the replay knows only the requests of this process, and gives them the whole rate"}, got.Notes)
+	})
+}
+
+// What is leased and not used yet can't be used by others: it is shown.
+func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits(t, "20/s depth 50"), nil },
+			shaper.WithBuckets(buckettest.NewMemory(), func(key string) string { return key }))
+		require.NoError(t, err)
+		defer g.Close()
+		for range 40 {
+			go g.Wait(t.Context(), "k")
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		st, ok := g.StatsOf("k")
+		require.True(t, ok)
+		require.Positive(t, st.Bucket.Leased)
+		var l struct{ Buckets []sharedBucket }
+		require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets", "").Body.Bytes(), &l))
+		require.Equal(t, st.Bucket.Held, l.Buckets[0].Shared.Held)
+		requireReasonsAddUp(t, l.Buckets[0])
+	})
+}
