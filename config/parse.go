@@ -71,7 +71,7 @@ func (p *parser) report(line, column int, text, message string) {
 	})
 }
 
-// within calls do, in which all mistakes are those of a rule and of a field of it.
+// within calls do. All mistakes that do reports are of the rule, and of its field.
 func (p *parser) within(rule, field string, do func()) {
 	outerRule, outerField := p.inRule, p.inField
 	p.inRule, p.inField = rule, field
@@ -144,9 +144,9 @@ func (p *parser) document(text []byte) *yaml.Node {
 	return first.Content[0]
 }
 
-// isForbidden reports whether a character must not stand in a file. Of those that YAML
-// allows these are the ones at which some programs end a line and others do not, so that
-// a part of a comment can be a rule.
+// isForbidden reports whether a character must not stand in a file: a control character,
+// or one at which some programs end a line and others do not, so that a part of a comment
+// could be a rule.
 func isForbidden(r rune) bool {
 	switch r {
 	case '\t', '\n', '\r':
@@ -223,7 +223,7 @@ func (p *parser) refuseReferences(n *yaml.Node, path ...string) {
 // deepest is a path of the greatest depth that a file has.
 var deepest = []string{"limits", "api", "candidate", "rate"}
 
-// refuseReference is refuseReferences for one node without those below it.
+// refuseReference is refuseReferences for one node, without the nodes below it.
 func (p *parser) refuseReference(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:

@@ -116,8 +116,8 @@ type ParseError struct {
 	Reason string // such as "expected a unit: ns us ms s sec min h hour d day"
 }
 
-// Error returns the reason with the column and the text, of which it quotes at most the
-// first 60 bytes.
+// Error returns the reason, the column and the text. It quotes at most the first 60 bytes
+// of the text.
 func (e *ParseError) Error() string {
 	quote, more := e.Text, ""
 	if end := maxQuote; len(quote) > end {

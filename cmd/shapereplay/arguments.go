@@ -141,7 +141,7 @@ func (a *arguments) setGoal(text string) (err error) {
 
 func (a *arguments) setFormat(text string) error {
 	a.options.Format = accesslog.Format(text)
-	if !slices.Contains([]accesslog.Format{accesslog.Auto, accesslog.Combined, accesslog.JSON, accesslog.Caddy, accesslog.Traefik}, a.options.Format) {
+	if text == "" || !a.options.Format.Known() {
 		return errors.New("must be auto, combined, json, caddy or traefik")
 	}
 	return nil

@@ -10,17 +10,17 @@ import (
 // Bucket is empty. Its methods are given its Plan each time, so that many buckets may have
 // one.
 type Bucket struct {
-	empty exact.Nanos // the instant at which the level reaches 0 if none of those in line leaves
-	since exact.Nanos // none of them leaves before: when the line was empty last, or its head gave up
+	empty exact.Nanos // the instant at which the level reaches 0 if no request in line leaves
+	since exact.Nanos // no request in line leaves before: when the line was last empty, or its head gave up
 	ahead int64       // the costs in line
 
-	// Those in line, the head first, in a ring that grows. Its length is a power of two, or 0.
+	// The line, the head first, in a ring that grows. Its length is a power of two, or 0.
 	ring       []place
 	first, end int // counted without end
 	waiting    int
 }
 
-// A place is that of a request in line.
+// A place is the place of a request in line.
 type place struct {
 	cost  int // 0: its caller has given up
 	index int // of the request, as the caller of enter has it

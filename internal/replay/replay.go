@@ -74,7 +74,7 @@ func Run(l shaper.Limits, start Start, requests []Request, end time.Duration) []
 	for _, r := range start.Line {
 		b.push(exact.Nanos{}, place{r.Cost, -1})
 	}
-	fates, numbers := make([]Fate, len(requests)), make([]int, len(requests)) // The numbers are those of the places in line.
+	fates, numbers := make([]Fate, len(requests)), make([]int, len(requests)) // numbers are the numbers of their places
 	left := func(i int, slot exact.Nanos) {
 		if i >= 0 {
 			fates[i] = Fate{Departed, time.Duration(slot.Ceil()) - requests[i].At}

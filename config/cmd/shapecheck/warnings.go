@@ -74,7 +74,7 @@ func warningsOf(r config.Rule) (all []warning) {
 // warnOfKey warns of the key of a rule that says something else than its author means.
 func warnOfKey(key string, warn func(code, format string, args ...any)) {
 	if key == "default" {
-		warn("nested-default", "this is the rule of the key default: that of all other keys stands beside limits, not below it")
+		warn("nested-default", "this is the rule of the key default: the rule of all other keys stands beside limits, not below it")
 	}
 	parts := strings.Split(key, "/")
 	for i, part := range parts {

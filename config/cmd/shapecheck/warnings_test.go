@@ -61,7 +61,7 @@ func TestWhatIsWarnedOf(t *testing.T) {
 func TestKeysThatSayWhatIsNotMeant(t *testing.T) {
 	const limits = ": 50/s depth 3\n"
 	for text, want := range map[string]string{
-		"  default" + limits:            "default: this is the rule of the key default: that of all other keys stands beside limits, not below it",
+		"  default" + limits:            "default: this is the rule of the key default: the rule of all other keys stands beside limits, not below it",
 		"  default/api" + limits:        "",
 		"  '*'" + limits:                "*: there are no wildcards: the rule of all such keys is default, beside limits",
 		"  'api/*'" + limits:            "api/*: there are no wildcards: the rule of all such keys is api",

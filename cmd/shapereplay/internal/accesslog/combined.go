@@ -125,7 +125,7 @@ func (c *combined) parseHead(line []byte, e *entry) (rest []byte, reason Reason)
 // setWho takes the client from what stands before the time: the address, or the virtual
 // host and the address, then the user's names by identd and by password. Names may have
 // blanks. The second field is the address if it is one, as no identd gives that. A list of
-// addresses, of which all but the last have a comma behind, stands for one.
+// addresses stands for one address; each but the last has a comma behind it.
 func (c *combined) setWho(who []byte, e *entry) {
 	first, rest := cutList(who)
 	second, _ := cutList(rest)

@@ -11,35 +11,21 @@ import (
 // sampled is how many lines at most tell the format of a file.
 const sampled = 50
 
-// newParser returns a parser of a format.
-func newParser(f Format, o Options, t *texts) (parser, error) {
-	switch f {
-	case Combined:
-		return newCombined(o, t)
-	case Caddy:
-		return newJSONLines(o, caddyNames(), t), nil
-	case Traefik:
-		return newTraefik(o, t)
-	default:
-		return newJSONLines(o, jsonNames(o.Fields), t), nil
-	}
-}
-
-// choose sets the parser of a source to that of its format, and finds the heads that its
-// lines have. If the format is Auto, it is the most special one in which at least half as
+// choose sets the parser of a source to the parser of its format, and finds the heads of
+// its lines. If the format is Auto, it is the most special one in which at least half as
 // many of the first lines have requests as in any other: a line of Traefik that was cut is
 // still one of the combined format.
 func (s *source) choose(o Options, t *texts) error {
-	formats := []Format{o.Format}
-	if o.Format == Auto {
-		formats = []Format{Caddy, Traefik, JSON, Combined}
-	}
-	parsers := make([]parser, len(formats))
-	for i, f := range formats {
-		var err error
-		if parsers[i], err = newParser(f, o, t); err != nil {
+	var parsers []parser
+	for _, f := range formats {
+		if o.Format != Auto && o.Format != f.format {
+			continue
+		}
+		p, err := f.newParser(o, t)
+		if err != nil {
 			return err
 		}
+		parsers = append(parsers, p)
 	}
 	sample, err := s.sample()
 	if err != nil {

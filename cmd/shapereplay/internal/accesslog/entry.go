@@ -147,9 +147,8 @@ func (e *entry) setDuration(text []byte, unit time.Duration) {
 }
 
 // setClient takes the client from the bytes. Of several addresses, as of X-Forwarded-For,
-// it is the last that is not private: each proxy adds the address that it sees behind those
-// that are there, so private ones at the end are proxies, and what stands further in front
-// may be made up by the client. If all are private, it is the last.
+// it is the last that is not private: each proxy appends the address that it sees, so private
+// ones at the end are proxies, and the client may have made up those further in front. If all are private, it is the last.
 func (e *entry) setClient(client []byte, t *texts) {
 	if bytes.IndexByte(client, ',') < 0 {
 		if !isDash(client) {

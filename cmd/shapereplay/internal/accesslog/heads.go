@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A head is what a collector of logs writes before each line.
+// A head is text that a collector of logs writes before each line.
 type head struct {
 	name string
 	re   *regexp.Regexp
@@ -14,7 +14,7 @@ type head struct {
 // rfc3339 is the time that collectors write.
 const rfc3339 = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)`
 
-// heads are those that are known. One that begins like another stands before it.
+// heads are the known heads. One that begins like another stands before it.
 var heads = []head{
 	{"syslog, RFC 5424", regexp.MustCompile(
 		`^(?:<\d{1,3}>)?1 (?:-|` + rfc3339 + `) \S+ \S+ \S+ \S+ (?:-|(?:\[(?:[^\]"]|"(?:[^"\\]|\\.)*")*\])+)(?: \x{feff}?|$)`)},

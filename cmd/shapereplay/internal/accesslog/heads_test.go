@@ -39,8 +39,8 @@ var collected = []struct{ head, name string }{
 	{`2026-11-22T12:00:00Z stdout F Nov 22 12:00:00 web1 nginx: `, "Kubernetes CRI, then syslog or journald"},
 }
 
-// Behind a head the first word of a line is that of the collector, and every client had its
-// name: Nov.
+// Behind a head the first word of a line is the collector's, and every client had its name:
+// Nov.
 func TestHeadsOfCollectorsAreSkipped(t *testing.T) {
 	for sample, o := range samples {
 		text, err := os.ReadFile("testdata/" + sample + ".log")
@@ -92,7 +92,7 @@ func TestLinesThatAreWholeHaveNoHead(t *testing.T) {
 	}
 }
 
-// The last address of such a list is that of the proxy, so all clients would be one.
+// The last address of such a list is the proxy, so all clients would be one.
 func TestOfAListOfAddressesTheClientIsTheLastThatIsNotPrivate(t *testing.T) {
 	for list, want := range map[string]string{
 		"192.0.2.1, 10.0.0.1":                     "192.0.2.1",
@@ -130,11 +130,13 @@ func TestLogsThatAreNotReadAreNamed(t *testing.T) {
 		"\xfd7zXZ\x00\x00\x04": "compressed with xz, and only gzip is unpacked here: xz -dc FILE |",
 		"\x28\xb5\x2f\xfd\x04": "compressed with zstd, and only gzip is unpacked here: zstd -dc FILE |",
 		"BZh91AY&SY":           "compressed with bzip2",
-		`[{"time":1795348800,"method":"GET","path":"/"},` + "\n": "JSON array",
-		"[\n  {\n    \"time\": 1795348800\n":                     "JSON array",
-		"{\n  \"time\": 1795348800,\n":                           "take several lines",
-		`192.0.2.1:33317 [06/Feb/2026:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 "GET / HTTP/1.1"`:                                                 "HAProxy's log",
-		`Feb  6 12:14:14 lb haproxy[14389]: 192.0.2.1:33317 [06/Feb/2026:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- `:                                            "HAProxy's log",
+		`[{"time":1795348800,"method":"GET","path":"/"},` + "\n":                                                                              "JSON array",
+		`{"log":"192.0.2.1 - - \n","stream":"stdout","time":"2026-11-22T12:00:00.003Z"}` + "\n":                                               "docker logs NAME",
+		`{"MESSAGE":"192.0.2.1 - -","__REALTIME_TIMESTAMP":"1795348800000000"}` + "\n":                                                        "journalctl -o cat",
+		"[\n  {\n    \"time\": 1795348800\n":                                                                                                  "JSON array",
+		"{\n  \"time\": 1795348800,\n":                                                                                                        "take several lines",
+		`192.0.2.1:33317 [06/Feb/2026:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 "GET / HTTP/1.1"`:      "HAProxy's log",
+		`Feb  6 12:14:14 lb haproxy[14389]: 192.0.2.1:33317 [06/Feb/2026:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- `: "HAProxy's log",
 		`https 2026-07-02T22:23:00.186641Z app/lb/50dc6c495c0c9188 192.0.2.1:2817 10.0.0.1:80 0.086 0.048 0.037 200 200 0 57 "GET https://www.example.com:443/ HTTP/1.1" "curl/7.46.0" `: "AWS load balancer (ALB)",
 		`[2026-04-15T20:17:00.310Z] "POST /api/v1/locations HTTP/2" 204 - 154 0 226 100 "10.0.35.28" "nsq2http" `:                                                                        "Envoy's log",
 		"#Software: Microsoft Internet Information Services 10.0\n#Version: 1.0\n":                                                                                                       "W3C",

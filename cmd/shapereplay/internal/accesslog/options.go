@@ -56,6 +56,28 @@ const (
 	Traefik  Format = "traefik"
 )
 
+// formats are the formats that are read, and how their parsers are made. More special
+// ones stand before others.
+var formats = []struct {
+	format    Format
+	newParser func(Options, *texts) (parser, error)
+}{
+	{Caddy, func(o Options, t *texts) (parser, error) { return newJSONLines(o, caddyNames(), t), nil }},
+	{Traefik, newTraefik},
+	{JSON, func(o Options, t *texts) (parser, error) { return newJSONLines(o, jsonNames(o.Fields), t), nil }},
+	{Combined, func(o Options, t *texts) (parser, error) { return newCombined(o, t) }},
+}
+
+// Known reports whether f is [Auto] or a format that is read.
+func (f Format) Known() bool {
+	for _, known := range formats {
+		if f == known.format {
+			return true
+		}
+	}
+	return f == Auto
+}
+
 // A Stamp is what the time of a line is: the request's arrival, or its end.
 type Stamp string
 
@@ -105,7 +127,7 @@ func (o Options) checked() (Options, error) {
 	case trailing && o.Format == Auto:
 		o.Format = Combined
 	}
-	if !slices.Contains([]Format{Auto, Combined, JSON, Caddy, Traefik}, o.Format) {
+	if !o.Format.Known() {
 		return o, &OptionError{"Format", fmt.Sprintf("%q, must be auto, combined, json, caddy or traefik", o.Format)}
 	}
 	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {
@@ -131,7 +153,7 @@ func (o Options) checked() (Options, error) {
 	}
 	for _, name := range o.Header {
 		if name == "" {
-			return o, &OptionError{"Header", fmt.Sprintf("%q, must be that of a header field", name)}
+			return o, &OptionError{"Header", fmt.Sprintf("%q, must be the name of a header field", name)}
 		}
 	}
 	return o, nil

@@ -18,7 +18,7 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		`Examples: -1, must not be negative`:                                                                  {Examples: -1},
 		`Fields.DurationUnit: 1m0s, must be from 1ns to 1s`:                                                   {Fields: accesslog.Fields{DurationUnit: time.Minute}},
 		`Fields: of the format json, and Trailing is of combined: must not both be given`:                     {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
-		`Header: "", must be that of a header field`:                                                          {Header: []string{""}},
+		`Header: "", must be the name of a header field`:                                                      {Header: []string{""}},
 		`Trailing: "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
 		`Trailing: "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
 		`Trailing: "header:", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:    {Trailing: []string{"header:"}},

@@ -17,7 +17,7 @@ type traefik struct {
 	object *jsonLines
 }
 
-func newTraefik(o Options, t *texts) (*traefik, error) {
+func newTraefik(o Options, t *texts) (parser, error) {
 	o.Trailing = nil
 	if o.Stamp == "" {
 		o.Stamp = Arrival

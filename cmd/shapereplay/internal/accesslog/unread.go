@@ -9,7 +9,7 @@ import (
 // A FormatError is a log in a format that is not read.
 type FormatError struct {
 	File   string // as it was given to Open
-	Is     string // what it is, such as "HAProxy's log", and what to do; "" if that is not known
+	Is     string // its name and a way to use it; "" if it is unknown
 	Begins string // the first 120 characters of its first line; "" if they tell nothing
 }
 
@@ -58,6 +58,8 @@ var unread = []struct {
 	is   string
 }{
 	{regexp.MustCompile(`^\s*\[\s*(?:\{|$)`), `it is a JSON array, and JSON is read with one object on each line: jq -c '.[]' FILE makes such lines`},
+	{regexp.MustCompile(`^\{"log":".*"stream":"std`), `it is the file of Docker's driver json-file, which is not read: docker logs NAME prints its lines`},
+	{regexp.MustCompile(`^\{.*"__REALTIME_TIMESTAMP"`), `it is journald's JSON, which is not read: journalctl -o cat prints the lines`},
 	{regexp.MustCompile(`^\s*\{\s*$`), `its JSON objects take several lines, and each must stand on one: jq -c . FILE makes such lines`},
 	{regexp.MustCompile(` ?\S+:\d+ \[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d\.\d{3}\] \S+ \S+ `), `it is HAProxy's log, which is not read: with "option httplog clf" HAProxy writes the format combined`},
 	{regexp.MustCompile(`^(?:https?|h2|grpcs?|wss?) ` + rfc3339 + ` \S+ \S+ \S+ -?[\d.]+ -?[\d.]+ -?[\d.]+ `), `it is the log of an AWS load balancer (ALB), which is not read: make lines of the format combined or json of it`},
@@ -66,7 +68,7 @@ var unread = []struct {
 	{regexp.MustCompile(`^#(?:Version|Software|Fields|Date): `), `it is a log in W3C's format (IIS, CloudFront), which is not read: make lines of the format combined or json of it`},
 }
 
-// unreadFormat returns what is known of a format that is not read, or "".
+// unreadFormat names the format of lines that are not read, or returns "".
 func unreadFormat(lines [][]byte) string {
 	for _, u := range unread {
 		for _, line := range lines {

@@ -23,7 +23,7 @@ type Maker struct {
 	names []string // of the parts
 	told  []bool   // of the parts: any request had a value
 
-	requests, strangers int    // all, and those with a client that is no address
+	requests, strangers int    // all, and all with a client that is no address
 	stranger            string // the first such client
 
 	values []string // of the parts, while a key is made

@@ -185,8 +185,7 @@ func (d *Document) note(format string, args ...any) {
 	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
 }
 
-// NoteStrangers says how many requests have a client that is no address, of which one is
-// given.
+// NoteStrangers says how many requests have a client that is no address, with an example.
 func (d *Document) NoteStrangers(n int, one string) {
 	if n > 0 {
 		d.note("the client of %s is no address, such as %s", requests(n), strconv.Quote(one))

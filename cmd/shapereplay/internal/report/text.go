@@ -90,7 +90,7 @@ func (t *Terminal) rules(all []Rule) string {
 // mostUnmet is how many rules that no request has met are shown, beside all others.
 const mostUnmet = 20
 
-// omitted says how many rules are not shown of those that no request has met.
+// omitted says how many rules that no request has met are not shown.
 func omitted(unmet int) string {
 	if unmet <= mostUnmet {
 		return ""

@@ -28,7 +28,7 @@ type Simulation struct {
 	now         time.Duration
 	clock       *clock // nil: no series are kept
 
-	byRule map[string]*ruleState // those that were met, by their keys
+	byRule map[string]*ruleState // the rules that were met, by their keys
 	keys   map[string]*keyState
 	noRule Count // only Requests
 
