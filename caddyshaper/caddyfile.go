@@ -27,6 +27,7 @@ import (
 //		site         <limits>
 //		store        <url>...
 //		fallback     closed | open | local <processes>
+//		patience     <duration>
 //		cold_guard   <duration>
 //		rate_version <number>
 //		state        <file>
@@ -100,6 +101,7 @@ var subdirectives = map[string]subdirective{
 	"site":              limits("site", func(s *Shape) *string { return &s.Site }),
 	"store":             readStoreLine,
 	"fallback":          readFallback,
+	"patience":          readPatience,
 	"cold_guard":        duration("cold_guard", func(s *Shape) *caddy.Duration { return &s.ColdGuard }),
 	"rate_version":      readRateVersion,
 	"state":             text("state", func(s *Shape) *string { return &s.State }),
@@ -250,6 +252,19 @@ func parseFallback(name string, instances int) (shaper.Fallback, error) {
 		return shaper.FallbackLocal(instances), nil
 	}
 	return 0, errors.New("fallback: " + strconv.Quote(name) + ", must be closed, open or local")
+}
+
+// readPatience reads a duration that may be 0.
+func readPatience(s *Shape, args []string) error {
+	if len(args) != 1 {
+		return errArguments
+	}
+	d, err := caddy.ParseDuration(args[0])
+	if err != nil || d < 0 {
+		return errors.New("patience: " + strconv.Quote(args[0]) + ", must be a duration such as 5s, or 0 to wait for as long as it takes")
+	}
+	s.Patience = (*caddy.Duration)(&d)
+	return nil
 }
 
 func readRateVersion(s *Shape, args []string) error {

@@ -65,6 +65,13 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n limits 5/s\n rate_version 3\n cold_guard 1s\n fallback open\n}", `fallback: there is no store`}, // at each run
 		{"shape {\n limits 5/s\n store redis://h\n fallback maybe\n}", `fallback: "maybe", must be closed, open or local`},
 		{"shape {\n limits 5/s\n store redis://h\n fallback local\n}", `Caddyfile:5`},
+		{"shape {\n limits 5/s\n patience 2s\n}", `patience: there is no store`},
+		{"shape {\n limits 5/s\n store redis://h\n patience\n}", `Caddyfile:5`},
+		{"shape {\n limits 5/s\n store redis://h\n patience -1s\n}", `patience: "-1s", must be a duration such as 5s, or 0`},
+		{"shape {\n limits 5/s\n store redis://h\n patience long\n}", `patience: "long", must be a duration`},
+		{"shape {\n limits 5/s\n store redis://h\n patience long\n}", `at Caddyfile:5`},
+		{"shape {\n limits 5/s\n store redis://h\n patience 9000h\n}", `patience: 9000h0m0s, must be from 0 to 365 days`},
+		{"shape a {\n limits 5/s\n store redis://h\n}\nshape /x a {\n limits 5/s\n store redis://h\n patience 0\n}", `are both called "a", and differ`},
 		{"shape {\n limits 5/s\n store redis://h\n dry_run\n}", `store: dry_run can't be combined with a store`},
 		{"shape {\n limits 5/s\n store mysql://h\n}", `store: "mysql://h", must begin with redis://`},
 		{"shape {\n limits 5/s\n max_keys none\n}", `max_keys: "none", must be a number of at least 1`},

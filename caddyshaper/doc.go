@@ -93,8 +93,8 @@
 // the limits of a key get or lose an inflight, the key keeps what it has until its line is
 // empty.
 //
-// What is said of store, fallback, cold_guard, rate_version, max_keys, block, coarse_timer and
-// dry_run, and the name, can't change for lines in use. After a reload that changes them,
+// What is said of store, fallback, patience, cold_guard, rate_version, max_keys, block,
+// coarse_timer and dry_run, and the name, can't change for lines in use. After a reload that changes them,
 // requests go to new lines, which have the levels of the old ones if the name is the same.
 // Requests that wait in the old ones leave at the old rate, beside the new ones.
 //

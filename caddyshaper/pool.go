@@ -113,7 +113,7 @@ func (l *limiters) options(name string) []shaper.Option {
 		opts = append(opts, shaper.WithDryRun())
 	}
 	if l.store != nil {
-		opts = append(opts, shaper.WithFallback(f.fallback), shaper.WithColdGuard(f.coldGuard))
+		opts = append(opts, shaper.WithFallback(f.fallback), shaper.WithPatience(f.patience), shaper.WithColdGuard(f.coldGuard))
 		if f.version > 0 {
 			opts = append(opts, shaper.WithRateVersion(f.version))
 		}

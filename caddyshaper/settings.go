@@ -35,6 +35,7 @@ type fixed struct {
 	dryRun    bool
 	store     string // with placeholders replaced
 	fallback  shaper.Fallback
+	patience  time.Duration // 0: without end
 	coldGuard time.Duration
 	version   int64
 }
@@ -139,7 +140,7 @@ func readStore(s *Shape, set *settings) (err error) {
 			field string
 			given bool
 		}{
-			{"fallback", s.Fallback != ""}, {"instances", s.Instances != 0},
+			{"fallback", s.Fallback != ""}, {"instances", s.Instances != 0}, {"patience", s.Patience != nil},
 			{"cold_guard", s.ColdGuard != 0}, {"rate_version", s.RateVersion != 0},
 		} {
 			if f.given {
@@ -149,9 +150,15 @@ func readStore(s *Shape, set *settings) (err error) {
 		return nil
 	}
 	f := &set.fixed
+	f.patience = shaper.DefaultPatience
+	if s.Patience != nil {
+		f.patience = time.Duration(*s.Patience)
+	}
 	switch {
 	case s.DryRun:
 		return errors.New("store: dry_run can't be combined with a store, because a dry run must not take what others need")
+	case f.patience < 0 || f.patience > 365*24*time.Hour:
+		return fmt.Errorf("patience: %v, must be from 0 to 365 days", f.patience)
 	case s.ColdGuard < 0 || time.Duration(s.ColdGuard) > time.Minute:
 		return fmt.Errorf("cold_guard: %v, must be from 0 to 1m", time.Duration(s.ColdGuard))
 	case s.RateVersion < 0 || s.RateVersion > 1<<53:
@@ -257,6 +264,7 @@ func (set *settings) texts() []settingText {
 		{"coarse_timer", strconv.FormatBool(f.coarse)},
 		{"dry_run", strconv.FormatBool(f.dryRun)},
 		{"fallback", fallbackText(f.fallback)},
+		{"patience", f.patience.String()},
 		{"cold_guard", f.coldGuard.String()},
 		{"rate_version", strconv.FormatInt(f.version, 10)},
 	}

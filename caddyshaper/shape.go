@@ -74,6 +74,11 @@ type Shape struct {
 	// Instances is for the fallback local: how many processes share the rate.
 	Instances int `json:"instances,omitempty"`
 
+	// Patience is for how long a request in line waits while the store can't be asked, with the
+	// fallback closed. Without it that is 5 s; with 0 it waits until the store is back or its
+	// client has gone.
+	Patience *caddy.Duration `json:"patience,omitempty"`
+
 	// ColdGuard is for how long no request leaves when the store does not know a key.
 	ColdGuard caddy.Duration `json:"cold_guard,omitempty"`
 

@@ -81,6 +81,31 @@ func TestWithoutItsStoreALineGoesByTheFallback(t *testing.T) {
 	}
 }
 
+// Without a bound a request in line hangs for as long as the store is away, as it has no deadline
+// but the patience of its client.
+func TestNoRequestInLineHangsWhenTheStoreIsKilled(t *testing.T) {
+	redis := servers.StartRedis(t)
+	s := serve(t, fmt.Sprintf("shape line {\n limits 1/s depth 100 wait 1min\n store redis://%s\n patience 2s\n}%s", redis.Addr, proxied))
+	answers := make(chan answer, 30)
+	for range cap(answers) {
+		go func() { answers <- s.get("/") }()
+	}
+	first := <-answers // The others wait, each for a second more.
+	require.Equal(t, 200, first.status)
+	redis.Kill()
+	refused := 0
+	for range cap(answers) - 1 {
+		switch a := <-answers; a.status {
+		case 503:
+			require.NotEmpty(t, a.header.Get("Retry-After"))
+			refused++
+		default:
+			require.Equal(t, 200, a.status, "it has had its slot already")
+		}
+	}
+	require.Greater(t, refused, 20)
+}
+
 // A line on standard error has no time and no level, and a program that collects Caddy's log
 // does not see it.
 func TestWhatTheClientOfRedisTellsIsInCaddysLog(t *testing.T) {
