@@ -21,9 +21,9 @@ import (
 // A Chain has the methods [Shaper.Acquire] (the caps of all, released together),
 // [Shaper.Forecast] (the longest of the waits, or the first refusal) and [Shaper.Hold] (of
 // all that have one), so [Middleware] and [Transport] use it as they use a [Shaper], and a
-// dry run in it leaves its [Verdict]. Two things are missing: there are no RateLimit
-// fields, because there is no one bucket whose state they could show, and a request that a
-// Transport sends again enters as a newcomer. Forecast and Hold leave out a Limiter that
+// dry run in it leaves its [Verdict]. A request that a Transport sends again enters each line
+// as [Transport.Retry] says. Only RateLimit fields are missing, because there is no one
+// bucket whose state they could show. Forecast and Hold leave out a Limiter that
 // lacks them, such as x/time's. Forecast also leaves out dry runs, in which no request
 // waits.
 //
@@ -83,7 +83,7 @@ func (c chain) Acquire(ctx context.Context, n int) (release func(), err error) {
 }
 
 // enter is Acquire, except that it returns a nil release if there is nothing to release.
-func (c chain) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
+func (c chain) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	if err := c.checkCall(ctx, n); err != nil || n == 0 {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (c chain) enter(ctx context.Context, n int, _ entryKind) (release func(), e
 		}
 	}()
 	for _, l := range c.links {
-		release, err := l.enter(ctx, n, newcomer)
+		release, err := l.enter(ctx, n, kind)
 		if err != nil {
 			return nil, err
 		}

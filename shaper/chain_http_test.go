@@ -73,16 +73,20 @@ func TestTransportOfAChain(t *testing.T) {
 	})
 }
 
-// A request that is sent again enters as a newcomer, behind those that wait.
-func TestARetryThroughAChainEntersAsANewcomer(t *testing.T) {
-	playTransport(t, "1/s depth 9", func(u *upstream) {
-		u.Limiter = shaper.Chain(u.Shaper)
+// A request that is sent again has left each line before, so it enters each at the head.
+func TestARetryThroughAChainEntersEachLineAtTheHead(t *testing.T) {
+	playTransport(t, "2/s depth 9", func(u *upstream) {
+		tenants, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 2}, nil })
+		require.NoError(t, err)
+		defer tenants.Close()
+		u.Limiter = shaper.Chain(u.Shaper, shaper.Chain(tenants.Limiter("a")), rate.NewLimiter(rate.Inf, 1))
 		u.Retry = true
 		u.took = ms
 		u.script["a"] = []string{refusedFor30}
-		u.call("a", "b")
+		u.call("a", "b", "c")
 		u.at(time.Hour)
-		u.saw("0s a sent", "30.001s b sent", "30.002s b 200: body", "31.001s a sent", "31.002s a 200: body")
+		// The line of the tenant is full when the retry comes to it: b and c have left the first one.
+		u.saw("0s a sent", "30.001s a sent", "30.002s a 200: body", "31.001s b sent", "31.002s b 200: body", "32.001s c sent", "32.002s c 200: body")
 	})
 }
 

@@ -89,9 +89,9 @@ type Transport struct {
 	// of all newcomers, and behind retries that came back earlier. [Limits.Depth] and
 	// [Limits.MaxWait] apply only to newcomers. During a [Shaper.Shutdown] it is refused only
 	// once the line is empty, and during a [Group.Shutdown] once the lines of all keys are. For
-	// any other Limiter, even one that embeds a *Shaper, the retry is a newcomer; if that
-	// Limiter has no method like [Shaper.Hold], only this request waits for the time that
-	// the refusal asks for.
+	// any other Limiter, even one that embeds a *Shaper, the retry is a newcomer. In a [Chain]
+	// this holds for each of its Limiters. If the Limiter has no method like [Shaper.Hold],
+	// only this request waits for the time that the refusal asks for.
 	//
 	// The second response is returned whatever it says, and holds the line as the
 	// first did. The first response is returned if the request cannot be sent again,
