@@ -260,3 +260,22 @@ func TestWaitNOfAPerKeyDoesNotPassOverTheCap(t *testing.T) {
 		require.ErrorContains(t, err, "grpcshaper: limits of a call: ")
 	})
 }
+
+// A server limits the calls of each method, and the bytes of all.
+func TestCallsAndBytesAreChargedTheirOwnCosts(t *testing.T) {
+	bubble(t, func(t *testing.T, since func() time.Duration) {
+		methods, bytes := newGroup(t, "1 per 1h burst 9"), newShaper(t, "1 per 1h burst 99")
+		l := shaper.Chain(shaper.WithCostOf(grpcshaper.PerKey(methods, grpcshaper.ByMethod()), func(int) int { return 1 }), bytes)
+		r := onServer(t, service{}, grpc.UnaryInterceptor(grpcshaper.UnaryServerInterceptor(l,
+			grpcshaper.WithCost(func(context.Context, string, any) int { return 20 }))))
+		require.NoError(t, r.call(t.Context()))
+		require.NoError(t, r.call(t.Context()))
+		require.Zero(t, since())
+		levels := 0.
+		for _, st := range methods.All() {
+			levels += st.Level
+		}
+		require.InDelta(t, 2, levels, 0)
+		require.EqualValues(t, 40, bytes.Stats().Level)
+	})
+}

@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -27,6 +28,10 @@ import (
 // lacks them, such as x/time's. Forecast also leaves out dry runs, in which no request
 // waits.
 //
+// Each Limiter is charged the cost of the request. Where one counts requests and another the
+// tokens or bytes of a request, give the first a cost of its own by [WithCostOf]: otherwise a
+// request of 1,000 tokens is charged 1,000 requests.
+//
 // A Chain of no Limiters admits every request whose context has not ended. If one of the
 // Limiters is nil, every call returns an error that says which, and Hold does nothing. A
 // Limiter that holds a nil pointer is not nil, because the methods of some types work on
@@ -38,18 +43,20 @@ func Chain(ls ...Limiter) Limiter {
 			return chain{broken: fmt.Errorf("shaper: Chain: Limiter %d is nil", i)}
 		}
 		c.links[i] = innerOf(l)
+		c.pricesZero = c.pricesZero || pricesZero(c.links[i])
 	}
 	return c
 }
 
 // A chain is what [Chain] returns.
 type chain struct {
-	links  []inner
-	broken error // not nil: one of the Limiters is nil, and every call returns this
+	links      []inner
+	broken     error // not nil: one of the Limiters is nil, and every call returns this
+	pricesZero bool  // a request of cost 0 may have another cost for one of the Limiters
 }
 
 func (c chain) WaitN(ctx context.Context, n int) error {
-	if err := c.checkCall(ctx, n); err != nil || n == 0 {
+	if err := c.checkCall(ctx, n); err != nil || n == 0 && !c.pricesZero {
 		return err
 	}
 	for i, l := range c.links {
@@ -84,7 +91,7 @@ func (c chain) Acquire(ctx context.Context, n int) (release func(), err error) {
 
 // enter is Acquire, except that it returns a nil release if there is nothing to release.
 func (c chain) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	if err := c.checkCall(ctx, n); err != nil || n == 0 {
+	if err := c.checkCall(ctx, n); err != nil || n == 0 && !c.pricesZero {
 		return nil, err
 	}
 	var releases []func()
@@ -156,3 +163,114 @@ func (c chain) mayDryRun() bool { return slices.ContainsFunc(c.links, inner.mayD
 func (c chain) asksDoneToWait() bool {
 	return !slices.ContainsFunc(c.links, func(l inner) bool { return !l.asksDoneToWait() })
 }
+
+// WithCostOf returns l as a [Limiter] that is charged cost(n) for a request of cost n. It gives
+// each Limiter of a [Chain] a cost of its own. This is for an API that allows 500 requests and
+// 200,000 tokens a minute:
+//
+//	perRequest := func(int) int { return 1 }
+//	c := shaper.Chain(shaper.WithCostOf(requests, perRequest), tokens)
+//	err := c.WaitN(ctx, 1000) // charges 1 request and 1,000 tokens
+//
+// The function is called once in each call, on the goroutine of the call and outside any lock, and
+// must be safe for concurrent use. A result of 0 lets the request pass l without a place in its
+// line. A negative result is [ErrNegativeCost], and so is a negative n, for which the function is
+// not called. It is called for an n of 0: to a Limiter that counts requests, a request of no tokens
+// is one. ([Middleware] and [Transport] let a request of cost 0 pass without asking their Limiter.)
+//
+// The Limiter that is returned has the methods that a Chain has, and a method like [Shaper.Stats]
+// if l has one. Behind it a Chain, a Middleware and a Transport find all that they find in l.
+//
+// If l or cost is nil, every call returns an error that says so, and a hold does nothing. For a nil
+// [*Shaper] WithCostOf itself panics.
+func WithCostOf(l Limiter, cost func(n int) int) Limiter {
+	switch {
+	case l == nil:
+		return chain{broken: errors.New("shaper: WithCostOf: the Limiter is nil")}
+	case cost == nil:
+		return chain{broken: errors.New("shaper: WithCostOf: cost is nil, must be a function")}
+	}
+	p := priced{innerOf(l), cost}
+	if s, ok := l.(interface{ Stats() Stats }); ok {
+		return pricedBucket{p, s.Stats}
+	}
+	return p
+}
+
+// A priced is what [WithCostOf] returns. What it does not change is that of the inner.
+type priced struct {
+	inner
+	costOf func(n int) int
+}
+
+// A pricedBucket is a priced whose [Limiter] has statistics.
+type pricedBucket struct {
+	priced
+	statsOf func() Stats
+}
+
+func (p pricedBucket) Stats() Stats { return p.statsOf() }
+
+// pricesZero reports whether a request of cost 0 may have another cost for a [Limiter].
+func pricesZero(l inner) bool {
+	switch l := l.(type) {
+	case priced, pricedBucket:
+		return true
+	case chain:
+		return l.pricesZero
+	}
+	return false
+}
+
+// price returns what a request of cost n costs.
+func (p priced) price(n int) (int, error) {
+	if n < 0 {
+		return 0, ErrNegativeCost
+	}
+	if n = p.costOf(n); n < 0 {
+		return 0, ErrNegativeCost
+	}
+	return n, nil
+}
+
+func (p priced) WaitN(ctx context.Context, n int) error {
+	n, err := p.price(n)
+	switch {
+	case err != nil:
+		return err
+	case n == 0:
+		return ctx.Err()
+	}
+	return p.inner.WaitN(ctx, n)
+}
+
+// Acquire returns a release that is never nil.
+func (p priced) Acquire(ctx context.Context, n int) (release func(), err error) {
+	if release, err = p.enter(ctx, n, newcomer); release == nil {
+		release = nothing
+	}
+	return release, err
+}
+
+func (p priced) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
+	n, err = p.price(n)
+	switch {
+	case err != nil:
+		return nil, err
+	case n == 0:
+		return nil, ctx.Err()
+	}
+	return p.inner.enter(ctx, n, kind)
+}
+
+func (p priced) Forecast(n int) (time.Duration, error) { return p.forecast(n) }
+
+func (p priced) forecast(n int) (wait time.Duration, err error) {
+	if n, err = p.price(n); err != nil || n == 0 {
+		return 0, err
+	}
+	return p.inner.forecast(n)
+}
+
+// Hold holds the line, if there is one to hold.
+func (p priced) Hold(d time.Duration) { p.hold(context.Background(), d) }

@@ -71,6 +71,27 @@ func ExampleChain() {
 	// let go by the site: 3
 }
 
+// An API allows 500 requests and 200,000 tokens a minute. A request costs as many tokens as it has,
+// and one request.
+func ExampleWithCostOf() {
+	tell := shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { fmt.Println(e.Name, e.Cost) }})
+	requests, err := shaper.New(shaper.Limits{Rate: 500. / 60, Depth: 1000}, shaper.WithName("requests"), tell)
+	if err != nil {
+		panic(err)
+	}
+	tokens, err := shaper.New(shaper.Limits{Rate: 200_000. / 60, Burst: 10_000, Depth: 1000}, shaper.WithName("tokens"), tell)
+	if err != nil {
+		panic(err)
+	}
+	perRequest := func(int) int { return 1 }
+	api := shaper.Chain(shaper.WithCostOf(requests, perRequest), tokens)
+	fmt.Println(api.WaitN(context.Background(), 1000))
+	// Output:
+	// requests 1
+	// tokens 1000
+	// <nil>
+}
+
 // A new number is tried beside the limit that holds: everybody whom that lets go
 // passes, and the header field, the handler, and Stats tell whom the new one would
 // have hit.

@@ -16,7 +16,7 @@ type Limiter interface {
 type inner interface {
 	Limiter
 
-	// enter lets a request of cost n > 0 wait. The caller must call release once when
+	// enter lets a request of cost n ≥ 0 wait; one of cost 0 passes. The caller must call release once when
 	// the request has ended. release is nil if there is nothing to give back, and with
 	// an error. A [Shaper] and the bucket of a key heed kind. For all others each request is a
 	// newcomer.
@@ -50,7 +50,7 @@ func innerOf(l Limiter) inner {
 	case *Shaper:
 		l.mustBeMade()
 		return shaperLimiter{l}
-	case inner: // A keyLimiter or a chain. No other type can embed them, as they are not exported.
+	case inner: // A keyLimiter, a chain or a priced. No other type can embed them, as they are not exported.
 		return l
 	}
 	f := foreign{Limiter: l}
@@ -125,9 +125,21 @@ func mayBeCapped(l Limiter) bool {
 	return !ok || limited.Limits().InFlight > 0
 }
 
+// WaitN does not ask for a cost of 0, for which a request may wait in some Limiters, x/time's among
+// them. Only a [Chain] whose Limiters have costs of their own calls it with that.
+func (f foreign) WaitN(ctx context.Context, n int) error {
+	if n == 0 {
+		return ctx.Err()
+	}
+	return f.Limiter.WaitN(ctx, n)
+}
+
 // enter asks the context after the wait, because the [Limiter] may not have done so. What
 // the Limiter has spent by then is lost, but at least the request is not sent or served.
 func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(), err error) {
+	if n == 0 {
+		return nil, ctx.Err()
+	}
 	if f.acquirer == nil {
 		if err = f.WaitN(ctx, n); err != nil {
 			return nil, err
