@@ -8,6 +8,7 @@ import (
 	"image/draw"
 	"image/png"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -70,7 +71,9 @@ func TestPicturesOfThePage(t *testing.T) {
 	}
 	time.Sleep(time.Minute)
 	for scheme, p := range tabs {
-		await(p, "a line that drains", figure("waiting"), func(n float64) bool { return n > 40 && n < 90 })
+		// It is the first row of the table, too, which says what the tile says.
+		const first = `document.querySelector("#buckets tbody tr:has([aria-current]):first-child .waiting")?.textContent`
+		await(p, "a line that drains", `(tile => `+first+` === String(tile) ? tile : -1)(`+figure("waiting")+`)`, func(n float64) bool { return n > 40 && n < 90 })
 		picture := p.picture("#now", "#list")
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "inspect-"+scheme+".png"), picture, 0o644))
 		require.Less(t, len(picture), maxPicture)
@@ -91,7 +94,7 @@ func (p *tab) picture(end, beginning string) []byte {
 	var parts []image.Image
 	height := 0
 	for _, clip := range []image.Rectangle{
-		image.Rect(0, 0, width, int(edge(end, "bottom"))),
+		image.Rect(0, 0, width, int(math.Ceil(edge(end, "bottom")))),
 		image.Rect(0, int(edge(beginning, "top")), width, int(edge(beginning, "top"))+rest),
 	} {
 		part := image.NewRGBA(image.Rect(0, 0, clip.Dx(), clip.Dy()))

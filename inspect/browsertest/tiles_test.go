@@ -77,7 +77,7 @@ func TestTheTilesDoNotOverlapWhateverTheirFigures(t *testing.T) {
 			told = event("hello", hello) + event("history", map[string]any{"step_s": 0.25, "points": []any{point, point}})
 			p.open(address)
 			p.awaitTrue("the figures are there", `document.querySelector("[data-tile=arrivals] .number").textContent !== "–"`)
-			for _, width := range []int64{320, 390, 600, 719, 721, 768, 1024, 1278, 1280, 1366, 1920} {
+			for _, width := range []int64{320, 390, 600, 719, 721, 768, 1024, 1198, 1200, 1280, 1366, 1920} {
 				p.do(chromedp.EmulateViewport(width, 900))
 				require.Empty(t, eval[[]string](p, overlaps), "%v/s, dry run %v", f, dry)
 			}

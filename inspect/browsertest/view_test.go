@@ -181,11 +181,11 @@ func TestTheRowOfTheOpenBucketSaysWhatItsTilesSay(t *testing.T) {
 		"at": time.Now(), "title": "", "control": false, "reports": []any{}, "changes": []any{},
 		"sources": []any{map[string]any{"name": "upstream", "kind": "shaper"}}, "selected": map[string]any{"source": "upstream", "key": "", "id": ""},
 	}
-	point := map[string]any{"at_ms": time.Now().Add(time.Hour).UnixMilli(), "arrivals": 0, "departures": 0, "refusals": 0, "abandoned": 0,
+	point := map[string]any{"at_ms": time.Now().UnixMilli(), "arrivals": 0, "departures": 0, "refusals": 0, "abandoned": 0,
 		"waiting": 49, "level": 1, "in_flight": 0, "rate": 1.0 / 3600, "depth": 99, "held": false, "dry_run": false}
 	address := s.telling(func() string {
 		return event("hello", hello) + event("history", map[string]any{"step_s": 0.25, "points": []any{point}}) +
-			event("detail", map[string]any{"bucket": of["bucket"], "histograms": map[string]any{}}) + event("frame", point)
+			event("detail", map[string]any{"bucket": of["bucket"], "histograms": map[string]any{}})
 	})
 	p := newTab(t, address)
 	p.open(address)

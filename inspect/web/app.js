@@ -58,6 +58,7 @@ function connected(state, retryAt, message) {
 
 function pausePolls() {
   table.stop();
+  table.follow(null);
   detail.stop();
   whatIf.stop();
 }
@@ -86,6 +87,7 @@ function receive(event, data) {
       break;
     case "detail":
       showDetail(data);
+      showFrame(); // What the tiles say also depends on the bucket.
       if (!running()) { // one look was asked for
         stream.close();
         connected("paused");
@@ -138,9 +140,10 @@ function showFrame() {
 }
 
 /** What a point of the history tells of the level and the line, as a row of the table has it. */
-function levelAt({ at_ms, waiting, level, rate: drain }) {
+function levelAt({ waiting, level, rate: drain }) {
   const room = Math.max(1, bucket.burst) + bucket.depth;
-  return { at_ms, waiting, level: level ?? bucket.level, fill: drain == null ? 0 : Math.min(1, ((level ?? 0) + waiting) / room) };
+  const oldest = bucket.waiting > 0 ? bucket.oldest_wait_s : null; // not known if nobody waited when the bucket was told
+  return { waiting, oldest_wait_s: oldest, level: level ?? bucket.level, fill: drain == null ? 0 : Math.min(1, ((level ?? 0) + waiting) / room) };
 }
 
 function showSlowly() {
@@ -227,6 +230,7 @@ onChange((now, before) => {
     selected = { source: now.source, id: now.id };
     bucket = null;
     recent.set([]);
+    table.follow(null);
     showSelected();
     const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
     byId("selected").focus({ preventScroll: true });

@@ -28,7 +28,7 @@ export class Table {
     this.rows = new Map(); // source and id: row
     this.sources = [];
     this.pointed = -Infinity; // when the pointer moved over the table, as of performance.now
-    this.followed = null; // the bucket that the stream tells of, with at_ms; null if there is none
+    this.followed = null; // the bucket that the stream tells of; null if there is none
     this.kept = null; // an answer whose order waits until nobody is at a row
     for (const row of this.body.rows) this.rows.set(`${row.dataset.source} ${row.dataset.id}`, row);
     this.listen();
@@ -181,7 +181,7 @@ export class Table {
 
   /** Shows an answer. With inPlace the rows stay where they are, and only their figures change. */
   show(answer, { inPlace = false } = {}) {
-    const { at, sources, matched, buckets, next } = answer;
+    const { sources, matched, buckets, next } = answer;
     this.kept = inPlace ? answer : null;
     this.sources = sources;
     this.next = next;
@@ -200,8 +200,7 @@ export class Table {
         this.rows.set(name, row);
       }
       const { followed } = this;
-      const newer = followed?.source === bucket.source && followed.id === bucket.id && followed.at_ms >= Date.parse(at);
-      fillRow(row, newer ? followed : bucket, sources);
+      fillRow(row, followed?.source === bucket.source && followed.id === bucket.id ? followed : bucket, sources);
       row.classList.remove("past");
       if (inPlace) continue;
       if (row === place) place = place.nextElementSibling;
@@ -220,8 +219,9 @@ export class Table {
   }
 
   /**
-   * Shows in the row of a bucket what the stream has told of it, which is newer than the list: the
-   * row must not say something else than the tiles above it. null if the stream tells of no bucket.
+   * Shows in the row of a bucket what the stream has told of it, whatever the list says, which is of
+   * another instant: the row must not say something else than the tiles above it. null if the stream
+   * tells of no bucket.
    */
   follow(bucket) {
     this.followed = bucket;
