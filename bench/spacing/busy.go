@@ -22,12 +22,14 @@ var (
 var busyRates = []struct {
 	rate    float64
 	waiters int
-	window  time.Duration
-}{
-	{100, 100, 900 * time.Millisecond},
-	{1_000, 100, 600 * time.Millisecond},
-	{10_000, 1_000, 500 * time.Millisecond},
-}
+}{{100, 100}, {1_000, 100}, {10_000, 1_000}}
+
+// busyWindow is how long a measurement lasts, and busyQuick how long a quick one does. All
+// of it counts.
+const (
+	busyWindow = 2 * time.Second
+	busyQuick  = 600 * time.Millisecond
+)
 
 // busyWarm is longer than idleWarm: the load has to get going, and limiters that
 // adapt to it have to notice.
@@ -37,19 +39,19 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 	var groups [][]run.Case[input]
 	for _, l := range loads() {
 		for _, at := range busyRates {
-			once := busyOnce
+			once, window := busyOnce, busyWindow
 			if o.Quick {
 				if at.rate != 1_000 {
 					continue
 				}
-				once = nil
+				once, window = nil, busyQuick
 			}
 			var group []run.Case[input]
 			for _, limiter := range busyCompared {
-				group = append(group, caseOf("Busy", o.Times(5, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, at.window}))
+				group = append(group, caseOf("Busy", o.Times(5, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
 			}
 			for _, limiter := range once {
-				group = append(group, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, at.window}))
+				group = append(group, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
 			}
 			groups = append(groups, group)
 		}

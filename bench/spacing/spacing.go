@@ -49,18 +49,19 @@ var idleLimiters = []string{rivals.Ours, "shaper-coarse", "x-time", "uber", "ube
 // goalWaiters is how many wait where the goals are judged.
 const goalWaiters = 100
 
-// idleWindows are how long a measurement lasts: at a low rate that is until there
-// are enough departures, which at a high one is soon.
+// idleWindows are how long a measurement lasts. All of it counts, and it is seconds at
+// high rates, too: in pieces of a tenth of a second, limiters have looked better than
+// they are.
 var idleWindows = []struct {
 	rate   float64
 	window time.Duration
 	quick  time.Duration // 0: left out
 }{
 	{10, 2500 * time.Millisecond, 0},
-	{100, 1500 * time.Millisecond, 1100 * time.Millisecond},
-	{1_000, 500 * time.Millisecond, 400 * time.Millisecond},
-	{10_000, 400 * time.Millisecond, 300 * time.Millisecond},
-	{100_000, 300 * time.Millisecond, 200 * time.Millisecond},
+	{100, 3 * time.Second, 1100 * time.Millisecond},
+	{1_000, 3 * time.Second, 400 * time.Millisecond},
+	{10_000, 3 * time.Second, 300 * time.Millisecond},
+	{100_000, time.Second, 200 * time.Millisecond},
 }
 
 const idleWarm = 150 * time.Millisecond

@@ -28,16 +28,15 @@ func Time(ns float64) string {
 }
 
 // number writes a percentage without its sign: one decimal below 10, and
-// none above.
+// none above. A half is rounded up, as it is in the documents.
 func number(v float64) string {
 	if !isFinite(v) {
 		return none
 	}
-	decimals := 0
 	if math.Abs(v) < 9.95 && v != 0 {
-		decimals = 1
+		return strconv.FormatFloat(math.Round(v*10)/10, 'f', 1, 64)
 	}
-	return strconv.FormatFloat(v, 'f', decimals, 64)
+	return strconv.FormatFloat(math.Round(v), 'f', 0, 64)
 }
 
 // Percent writes a percentage.

@@ -242,7 +242,7 @@ func TestFiguresInPictures(t *testing.T) {
 	} {
 		require.Equal(t, want, Time(ns))
 	}
-	for v, want := range map[float64]string{0: "0 %", 0.31: "0.3 %", 9.94: "9.9 %", 9.96: "10 %", 99.6: "100 %", math.Inf(1): none} {
+	for v, want := range map[float64]string{0: "0 %", 0.31: "0.3 %", 0.25: "0.3 %", 96.5: "97 %", 9.94: "9.9 %", 9.96: "10 %", 99.6: "100 %", math.Inf(1): none} {
 		require.Equal(t, want, Percent(v))
 	}
 	for v, want := range map[float64]string{10: "10/s", 1000: "1k/s", 1500: "1500/s", 100_000: "100k/s"} {
