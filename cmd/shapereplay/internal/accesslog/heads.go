@@ -26,7 +26,7 @@ var heads = []head{
 		`[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?`,                                  // RFC 3164, journald's short and short-precise
 		`[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:[A-Z]+|[+-]\d\d:?\d*)`, // short-full
 		`\d{9,10}\.\d{6}`, `\[ *\d+\.\d{6}\]` /* short-unix, short-monotonic */}, `|`) + `) ` +
-		`(?:\S*[^\s:] )?[^\s:\[\]]+(?:\[[^\]\s]*\])?:(?: +|$)`)}, // the host, and the program with its number
+		`(?:[^\s"]*[^\s":] )?[^\s":\[\]]+(?:\[[^\]\s]*\])?:(?: +|$)`)}, // the host, and the program with its number
 	{"timestamps", regexp.MustCompile(`^` + rfc3339 + `(?: |$)`)}, // docker logs -t, kubectl logs --timestamps
 }
 

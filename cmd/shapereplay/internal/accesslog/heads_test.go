@@ -61,6 +61,16 @@ func TestHeadsOfCollectorsAreSkipped(t *testing.T) {
 	}
 }
 
+// Some loggers write a blank behind the colons of JSON, which looks like the name of a program.
+func TestJSONIsNoPartOfAHead(t *testing.T) {
+	const object = `{"time": "2026-11-22T12:00:00Z", "method": "GET", "path": "/a"}`
+	for _, head := range []string{"2026-11-22T12:00:00.003Z ", "Nov 22 12:00:00 web1 app: ", "app-1  | 2026-11-22T12:00:00.003Z "} {
+		records, stats := readText(t, accesslog.Options{}, head+object)
+		require.Equal(t, []string{"0s /a"}, arrivals(records), head)
+		require.Len(t, stats.Heads, 1)
+	}
+}
+
 // What is a head in one line is one in all of the file.
 func TestALineWithoutTheHeadOfTheOthersIsBroken(t *testing.T) {
 	const head = "web-1  | "

@@ -20,7 +20,7 @@ type Options struct {
 	//	time            the time, more exactly than before, as nginx's $msec
 	//	duration:UNIT   the duration; UNIT is s, ms, us or ns
 	//	host            the host that the request is for
-	//	client          the client's address, instead of the first field; of a list as there
+	//	client          the client's address, instead of the first field; of a list the last that is not private
 	//	header:NAME     the header field NAME, instead of the one that the format has
 	//
 	// A field that is written as name=value has the value alone. What comes after the last

@@ -68,13 +68,18 @@ var unread = []struct {
 	{regexp.MustCompile(`^#(?:Version|Software|Fields|Date): `), `it is a log in W3C's format (IIS, CloudFront), which is not read: make lines of the format combined or json of it`},
 }
 
-// unreadFormat names the format of lines that are not read, or returns "".
+// unreadFormat names the format of the first lines of a file if it is one that is known and
+// not read, or returns "". There is at least one line.
 func unreadFormat(lines [][]byte) string {
 	for _, u := range unread {
+		matches := 0
 		for _, line := range lines {
 			if u.line.Match(line) {
-				return u.is
+				matches++
 			}
+		}
+		if 2*matches > len(lines) || u.line.Match(lines[0]) {
+			return u.is
 		}
 	}
 	return ""
