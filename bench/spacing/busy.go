@@ -48,7 +48,7 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 			}
 			var group []run.Case[input]
 			for _, limiter := range busyCompared {
-				group = append(group, caseOf("Busy", o.Times(5, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
+				group = append(group, caseOf("Busy", o.Times(3, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
 			}
 			for _, limiter := range once {
 				group = append(group, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))

@@ -74,7 +74,7 @@ func idleGroups(o run.Options) [][]run.Case[input] {
 			window, rounds := at.window, 1
 			switch {
 			case waiters == goalWaiters && at.rate > 10:
-				rounds = o.Times(5, 1)
+				rounds = o.Times(3, 1)
 			case waiters != goalWaiters && at.rate == 10:
 				continue // A round takes long, and one tells that all do alike.
 			}

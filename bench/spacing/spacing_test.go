@@ -31,12 +31,12 @@ func TestGroupsHoldWhatIsComparedAndTheRounds(t *testing.T) {
 		}
 		return measurements
 	}
-	// With 100 waiters one round at 10/s and five at four rates, with 1 and
+	// With 100 waiters one round at 10/s and three at four rates, with 1 and
 	// 10,000 one at each of the four.
-	require.Equal(t, 7*(1+4*5+2*4), count(idleGroups(run.Options{})))
+	require.Equal(t, 7*(1+4*3+2*4), count(idleGroups(run.Options{})))
 	require.Equal(t, 7*(1+4*2+2*4), count(idleGroups(run.Options{Rounds: 2})))
 	require.Equal(t, 7*4, count(idleGroups(run.Options{Quick: true})))
-	require.Equal(t, 9*(5*3+5), count(busyGroups(run.Options{})))
+	require.Equal(t, 9*(3*3+5), count(busyGroups(run.Options{})))
 	require.Equal(t, 9*(2*3+5), count(busyGroups(run.Options{Rounds: 2})))
 	require.Equal(t, 3*3, count(busyGroups(run.Options{Quick: true})))
 	names := map[string]bool{}
