@@ -1,36 +1,14 @@
 package replay_test
 
 import (
-	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
-
-// The two forms of the replay must agree on callers that stay to the end.
-func TestABucketSaysWhatARunSays(t *testing.T) {
-	chance := rand.New(rand.NewPCG(16, 2))
-	for range 300 {
-		l, requests := randomLoad(chance)
-		if chance.IntN(2) == 0 && l.Rate != rate.Inf {
-			l.Rate = max(1e-6, rate.Limit(float64(l.Rate)*math.Exp(chance.Float64()-0.5)))
-		}
-		for i := range requests {
-			requests[i].Allow, requests[i].Deadline, requests[i].Patience = false, replay.Never, replay.Never
-		}
-		want := replay.Run(l, replay.Start{}, requests, replay.Never)
-		plan, bucket := replay.NewPlan(l), replay.Bucket{}
-		for i, r := range requests {
-			require.Equal(t, want[i], bucket.Arrive(plan, r.At, r.Cost), "%v, request %d\n%+v", l, i, requests)
-		}
-	}
-}
 
 func TestABucketKnowsItsLine(t *testing.T) {
 	plan, bucket := replay.NewPlan(shaper.Limits{Rate: 50, Burst: 2, Depth: 3}), replay.Bucket{}
