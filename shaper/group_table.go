@@ -182,7 +182,11 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	if s.withOwnFlow(key, see) {
 		return nil
 	}
-	limits, err := s.callLimits(key)
+	bucketKey, err := s.group.bucketKeyOf(key)
+	var limits Limits
+	if err == nil {
+		limits, err = s.callLimits(key)
+	}
 	if err != nil {
 		s.mu.Lock()
 		s.limitErrors++
@@ -196,7 +200,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	over := s.group.over
 	now := over.lockAndAdvance()
 	defer over.unlockAndArm()
-	f := &flow{bucket: bucket{plan: p}, entered: -1}
+	kf := &keyedFlow[K]{flow: flow{bucket: bucket{plan: p}, entered: -1}, home: ownBucket}
 	used := over.usedLocked(key, limits)
 	switch {
 	case s.needsNoBucketLocked(limits, used):
@@ -205,14 +209,18 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 		if full {
 			return noOverflowBucket()
 		}
-		if found != nil {
-			f = &found.flow
+		if kf.home = s.group.homeOf(key); found != nil {
+			kf = found
 		}
 	case used != nil:
-		f.inheritFrom(&used.flow)
+		kf.flow.inheritFrom(&used.flow)
 	}
-	f.bucket.idleUntil(now)
-	see(&over.dispatcher, f, now)
+	if over.shared != nil && over.shared.leases[&kf.flow] == nil {
+		over.leaseLocked(kf, bucketKey)
+		defer over.forgetLeaseLocked(kf)
+	}
+	kf.flow.bucket.idleUntil(now)
+	see(&over.dispatcher, &kf.flow, now)
 	return nil
 }
 

@@ -38,6 +38,89 @@ func TestAGroupGivesBackWhatACancelledRequestHad(t *testing.T) {
 	})
 }
 
+// What a call with a new key meets is told before the key has a bucket: in an outage that it would
+// be refused, or leave by the fallback.
+func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
+	type limiter interface{ Stats() shaper.Stats }
+	for fallback, state := range map[shaper.Fallback]shaper.BucketState{
+		shaper.FallbackClosed: shaper.BucketDown, shaper.FallbackOpen: shaper.BucketOpen, shaper.FallbackLocal(2): shaper.BucketLocal,
+	} {
+		for _, limits := range []string{"10/s depth 9", "10/s burst 4", "10/s depth 9 inflight 2"} {
+			synctest.Test(t, func(t *testing.T) {
+				l, err := shaper.ParseLimits(limits)
+				require.NoError(t, err)
+				m := buckettest.NewMemory()
+				m.SetDelay(ms, ms)
+				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithBuckets(m, ownKey), shaper.WithFallback(fallback))
+				require.NoError(t, err)
+				stats := func(key string) shaper.BucketStats { return g.Limiter(key).(limiter).Stats().Bucket }
+				require.Equal(t, shaper.BucketShared, stats("new").State)
+				m.Fail(faultOf(buckettest.FailBefore))
+				if l.Depth > 0 {
+					go func() { // It is in line until its patience ends, or by the fallback.
+						if release, err := g.Acquire(context.Background(), "old", 1); err == nil {
+							release()
+						}
+					}()
+				}
+				for g.Stats().Bucket.State == shaper.BucketShared {
+					_ = g.Allow("old")
+					time.Sleep(ms)
+				}
+				for i := range 50 { // The circuit breaker lets a call try now and then.
+					key := string(rune('A' + i))
+					require.Equal(t, state, stats(key).State)
+					require.Error(t, stats(key).Err)
+					wait, forecast := g.Forecast(key, 1)
+					began := time.Now()
+					release, err := g.Acquire(t.Context(), key, 1)
+					if err == nil {
+						release()
+					}
+					switch {
+					case forecast == nil && fallback == shaper.FallbackClosed: // This one may try.
+						require.ErrorIs(t, err, shaper.ErrUnavailable)
+					case forecast == nil:
+						require.NoError(t, err)
+						require.Equal(t, time.Since(began), wait)
+					default:
+						require.Equal(t, forecast, err)
+					}
+					time.Sleep(7 * ms)
+				}
+				require.NoError(t, g.Close())
+				require.NotEmpty(t, stats("new").State, "of a closed Group, too")
+			})
+		}
+	}
+}
+
+// An overflow bucket and a key at rate.Inf have their state, too.
+func TestAKeyThatSharesABucketHasItsState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		limits := func(key string) (shaper.Limits, error) {
+			if key == "inf" {
+				return shaper.Limits{Rate: rate.Inf}, nil
+			}
+			return shaper.Limits{Rate: 1, Depth: 9}, nil
+		}
+		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, ownKey), shaper.WithMaxKeys(1))
+		require.NoError(t, err)
+		defer g.Close()
+		require.NoError(t, g.Wait(t.Context(), "first"))
+		for _, key := range []string{"inf", "second", "first"} {
+			st := g.Limiter(key).(interface{ Stats() shaper.Stats }).Stats()
+			require.Equal(t, shaper.BucketShared, st.Bucket.State, key)
+			_, err := g.Forecast(key, 1)
+			require.NoError(t, err)
+		}
+		_, err = g.Forecast("", 1)
+		require.ErrorContains(t, err, "the key function of WithBuckets has returned an empty key")
+		require.Equal(t, 1, g.Stats().Keys)
+	})
+}
+
 // panicky is a Bucket that panics while it is told to.
 type panicky struct {
 	*buckettest.Memory

@@ -45,6 +45,9 @@ type BucketEvent struct {
 func (ls *lease) statsLocked() BucketStats {
 	st := ls.counts.stats()
 	st.State, st.Err = ls.d.shared.stateOf(ls.backend), ls.failed
+	if st.Err == nil && ls.backend.open { // Another key has found the outage.
+		st.Err = ls.backend.err
+	}
 	st.RTT, st.Held, st.Lateness = time.Duration(ls.rtt), ls.leasedLocked(), time.Duration(ls.latenessLocked())
 	if ls.counts.leased > 0 {
 		st.Share = 1 / ls.pace

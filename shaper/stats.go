@@ -88,8 +88,12 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
-	if ls := d.leaseEvenAtInfLocked(f); ls != nil {
+	switch ls := d.leaseEvenAtInfLocked(f); {
+	case ls != nil:
 		st.Bucket = ls.statsLocked()
+	case d.mode&shared != 0: // A bucket that has nothing to share, as all have in a closed Group.
+		all := d.shared.stats()
+		st.Bucket.State, st.Bucket.Err = all.State, all.Err
 	}
 	return st
 }
