@@ -1,5 +1,5 @@
-// Package keys measures what a bucket for each key costs: memory, the time of a
-// call, a million keys on one core, and the lines of many keys at once.
+// Package keys measures what a bucket for each key costs: memory, and the time of a
+// call.
 package keys
 
 import (
@@ -17,40 +17,33 @@ import (
 // Experiment is "keys".
 var Experiment = run.Experiment{
 	Name: "keys",
-	What: "a bucket for each key: memory, the cost of a call, a million keys, lines of many at once",
+	What: "a bucket for each key: memory, and the cost of a call",
 	Estimate: func(o run.Options) time.Duration {
-		return run.Estimate(callCases(o)) + run.AtOnceEstimate(leftCases(o)) + run.Estimate(touchedCases(o)) + run.Estimate(activeCases(o))
+		return run.Estimate(callCases(o)) + run.AtOnceEstimate(leftCases(o))
 	},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		var found results
-		var errs [4]error
+		var errs [2]error
 		found.calls, errs[0] = run.InTurns(ctx, o, callsChild.Take, callCases(o))
 		found.left, errs[1] = run.AtOnce(ctx, o, leftChild.Take, leftCases(o))
-		found.touched, errs[2] = run.InTurns(ctx, o, touchedChild.Take, touchedCases(o))
-		found.active, errs[3] = run.InTurns(ctx, o, activeChild.Take, activeCases(o))
 		return found.report(o), errors.Join(errs[:]...)
 	},
 }
 
 // results are all that the experiment has found.
 type results struct {
-	calls   []callsResult
-	left    []leftResult
-	touched []touchedResult
-	active  []activeResult
+	calls []callsResult
+	left  []leftResult
 }
 
 func (found results) report(o run.Options) (r report.Report) {
 	r.Goals = slices.Concat([]report.Goal{memoryGoal(found.calls), leftGoal(found.left)}, costGoals(found.calls), manyGoals(found.calls))
-	r.Goals = append(r.Goals, touchedGoal(found.touched), activeGoal(found.active))
 	run.Report(&r, found.calls, memoryTable, costTable, contentionTable)
 	r.Lines = append(r.Lines, timingLines(found.calls)...)
 	if len(found.calls) > 0 {
 		r.Pictures = append(r.Pictures, picture(found.calls, o.Machine))
 	}
 	run.Report(&r, found.left, leftTable)
-	run.Report(&r, found.touched, touchedTable)
-	run.Report(&r, found.active, activeTable)
 	return r
 }
 

@@ -108,43 +108,6 @@ func TestWhatIsLeftIsNotWhatTheCollectorCouldTake(t *testing.T) {
 	require.Less(t, ours.Left, ours.Full/2, "but for the map")
 }
 
-// In virtual time nothing is late, and each touch has its instant.
-func TestTouchedKeysDrainBeforeTheyComeAgain(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
-	synctest.Test(t, func(t *testing.T) {
-		in := touchedInput{1_000, 10 * time.Second, time.Second, 15 * time.Second}
-		m, err := touched(in)
-		require.NoError(t, err)
-		require.InDelta(t, 15, m.Seconds, 0.1)
-		require.InDelta(t, 1, m.RateReached, 0.01)
-		require.Zero(t, m.LateP99)
-		require.Zero(t, m.Refused)
-		require.Zero(t, m.Overflowed)
-		require.GreaterOrEqual(t, m.Buckets, 100, "those of the last second")
-		require.LessOrEqual(t, m.Buckets, 200, "a drained one is deleted within a second")
-	})
-}
-
-// If the machine stalls, callers are late by as much for the rest of the run: then there is
-// another one. Callers that a limiter lets wait too long are late in all of them.
-func TestActiveKeysAreLateByWhatTheirCallersSee(t *testing.T) {
-	for _, name := range activeLimiters {
-		var m activeFound
-		for range 20 {
-			var err error
-			m, err = activeChild.Take(t.Context(), activeInput{name, 40, 100 * time.Millisecond, 150 * time.Millisecond, 200 * time.Millisecond})
-			require.NoError(t, err)
-			if m.LateMax < 50e6 {
-				break
-			}
-		}
-		require.InDelta(t, 1, m.RateReached, 0.5, "of the window only")
-		require.Positive(t, m.LateP50, name)
-		require.Less(t, m.LateP50, 50e6, "%s: half an interval would be another slot's", name)
-		require.GreaterOrEqual(t, m.LateMax, m.LateP99)
-	}
-}
-
 // callsOfAll are made up: all calls take so many nanoseconds and bytes, but ours
 // with a key.
 func callsOfAll(withKey, without, bytes float64) []callsResult {
@@ -176,22 +139,11 @@ func leftOf(limiter string, found leftFound) leftResult {
 	return leftResult{Case: run.Case[leftInput]{Input: leftInput{Limiter: limiter, Keys: 9}}, Found: []leftFound{found}, Median: found}
 }
 
-func touchedOf(found touchedFound) touchedResult {
-	return touchedResult{Case: run.Case[touchedInput]{Input: touchedInput{Keys: 1_000_000, Each: time.Minute}}, Found: []touchedFound{found}, Median: found}
-}
-
-func activeOf(limiter string, lateP50 float64) activeResult {
-	found := activeFound{RateReached: 1, LateP50: lateP50, CPU: 20_000}
-	return activeResult{Case: run.Case[activeInput]{Input: activeInput{Limiter: limiter, Keys: 7, Each: time.Second}}, Found: []activeFound{found}, Median: found}
-}
-
 // resultsWith are those of a whole run. Its goals depend on its arguments.
-func resultsWith(withKey, bytes, left, rate float64, shared int, ours, theirs float64) results {
+func resultsWith(withKey, bytes, left float64) results {
 	return results{
-		calls:   callsOfAll(withKey, 50, bytes),
-		left:    []leftResult{leftOf("x-time", leftFound{130, 130}), leftOf(rivals.Ours, leftFound{150, left})},
-		touched: []touchedResult{touchedOf(touchedFound{RateReached: rate, Overflowed: shared, Buckets: 170_000})},
-		active:  []activeResult{activeOf(rivals.Ours, ours), activeOf("x-time", theirs)},
+		calls: callsOfAll(withKey, 50, bytes),
+		left:  []leftResult{leftOf("x-time", leftFound{130, 130}), leftOf(rivals.Ours, leftFound{150, left})},
 	}
 }
 
@@ -203,12 +155,12 @@ func TestGoals(t *testing.T) {
 		return which
 	}
 	// Bytes; left; Wait and Allow with a key; each on many keys with one goroutine
-	// and with 64; a million; lateness.
+	// and with 64.
 	const y, n = true, false
-	require.Equal(t, []bool{y, y, y, y, y, y, y, y, y, y}, reached(resultsWith(50, 185, 0.9, 0.999, 0, 5, 50)))
-	require.Equal(t, []bool{y, y, y, y, n, y, n, y, n, y}, reached(resultsWith(60, 185, 0.9, 0.999, 1, 5, 50)))
-	require.Equal(t, []bool{y, y, y, y, n, n, n, n, y, y}, reached(resultsWith(100, 185, 0.9, 0.999, 0, 5, 50)))
-	require.Equal(t, []bool{n, n, n, n, n, n, n, n, n, n}, reached(resultsWith(101, 186, 1.1, 0.998, 0, 7, 69)))
+	require.Equal(t, []bool{y, y, y, y, y, y, y, y}, reached(resultsWith(50, 185, 0.9)))
+	require.Equal(t, []bool{y, y, y, y, n, y, n, y}, reached(resultsWith(60, 185, 0.9)))
+	require.Equal(t, []bool{y, y, y, y, n, n, n, n}, reached(resultsWith(100, 185, 0.9)))
+	require.Equal(t, []bool{n, n, n, n, n, n, n, n}, reached(resultsWith(101, 186, 1.1)))
 	for _, g := range (results{}).report(run.Options{}).Goals {
 		require.Equal(t, report.NotMeasured, g.Got)
 		require.False(t, g.Reached)
@@ -216,15 +168,15 @@ func TestGoals(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	r := resultsWith(100, 150, 0.04, 1, 0, 5, 6).report(run.Options{Machine: "Abacus"})
-	require.Len(t, r.Tables, 6)
+	r := resultsWith(100, 150, 0.04).report(run.Options{Machine: "Abacus"})
+	require.Len(t, r.Tables, 4)
 	for _, table := range r.Tables {
 		require.NotEmpty(t, table.Rows, table.Title)
 		for _, row := range table.Rows {
 			require.Len(t, row, len(table.Columns), table.Title)
 		}
 	}
-	memory, cost, contention, left, touched, active := r.Tables[0], r.Tables[1], r.Tables[2], r.Tables[3], r.Tables[4], r.Tables[5]
+	memory, cost, contention, left := r.Tables[0], r.Tables[1], r.Tables[2], r.Tables[3]
 	require.Equal(t, []string{"limiter", "once, KiB", "1,000 keys", "100,000 keys"}, memory.Columns)
 	require.Contains(t, memory.Rows, []string{"shaper", "3.0", "150", "150"})
 	require.Len(t, memory.Rows, len(rivals.AllKeyed)-1)
@@ -234,9 +186,6 @@ func TestReport(t *testing.T) {
 	rates := slices.Repeat([]string{"0.156"}, len(fewerProcs())+1)
 	require.Contains(t, contention.Rows, append([]string{"shaper", "Allow", "100", "200", "6400"}, rates...))
 	require.Equal(t, []string{"shaper", "150", "0.0"}, left.Rows[1])
-	require.Equal(t, "1,000,000 keys, each touched once in 60 s, on one core", touched.Title)
-	require.Contains(t, touched.Rows[0], "170,000")
-	require.Equal(t, "7 keys active at once", active.Title)
 
 	names := map[string]int{}
 	for _, line := range r.Lines {
@@ -252,11 +201,4 @@ func TestReport(t *testing.T) {
 	for _, label := range []string{">call without a key<", ">100 ns<", ">150 B<", ">sethvargo<", "Abacus"} {
 		require.Contains(t, drawn, label)
 	}
-}
-
-func TestAMillionKeysComeASecondTime(t *testing.T) {
-	in := touchedCases(run.Options{})[0].Input
-	require.Equal(t, 1_000_000, in.Keys)
-	require.Equal(t, time.Minute, in.Each)
-	require.Greater(t, in.Lasts, time.Minute)
 }

@@ -74,31 +74,6 @@ func TestMemoryBeyondAGoroutineIsOfTheSameRound(t *testing.T) {
 	require.Greater(t, ours.Bytes, found.Bytes)
 }
 
-func TestCeilingCountsOnlyWhereThereIsALine(t *testing.T) {
-	of := func(callers int, limit, perSecond, inLine float64) ceilingResult {
-		m := ceilingFound{perSecond, inLine}
-		return ceilingResult{Case: run.Case[ceilingInput]{Input: ceilingInput{callers, limit, 0}}, Found: []ceilingFound{m}, Median: m}
-	}
-	results := []ceilingResult{of(100, 3e6, 2_400_000, 0), of(10_000, 2e6, 1_000_000, 2500)}
-	g := ceilingGoal(results)
-	require.Equal(t, "1,000,000, of 2,000,000 asked for, with 2,500 of 10,000 callers in line", g.Got)
-	require.True(t, g.Reached)
-	require.Equal(t, [][]string{{"3,000,000", "100", "2,400,000", "0"}, {"2,000,000", "10,000", "1,000,000", "2,500"}}, ceilingTable(results).Rows)
-
-	results[1].Median.PerSecond = 999_999
-	require.False(t, ceilingGoal(results).Reached)
-	results[1].Median.InLine = 2499
-	require.Equal(t, "there was no line", ceilingGoal(results).Got)
-}
-
-// At this rate the line is never empty.
-func TestCeilingKnowsTheLine(t *testing.T) {
-	found, err := ceilingChild.Take(t.Context(), ceilingInput{10, 100, 50 * time.Millisecond})
-	require.NoError(t, err)
-	require.Greater(t, found.InLine, 5.0)
-	require.LessOrEqual(t, found.InLine, 10.0)
-}
-
 func TestALimiterThatDoesNotWaitIsNotMeasured(t *testing.T) {
 	refusing := rivals.Rival{Open: func(float64, int, func(time.Time)) rivals.Line {
 		return rivals.Line{Wait: func(context.Context) error { return naive.ErrFull }, Stop: func() {}}
@@ -107,17 +82,12 @@ func TestALimiterThatDoesNotWaitIsNotMeasured(t *testing.T) {
 	require.EqualError(t, err, "100 of 100 did not wait")
 }
 
-func TestCancelAndCloseAreMeasuredInAChild(t *testing.T) {
+func TestCancelIsMeasuredInAChild(t *testing.T) {
 	cancelled, err := cancelChild.Take(t.Context(), cancelInput{"shaper", 100, 20})
 	require.NoError(t, err)
 	require.Positive(t, cancelled.P50)
 	require.GreaterOrEqual(t, cancelled.P99, cancelled.P50)
-	closed, err := closeChild.Take(t.Context(), 100)
-	require.NoError(t, err)
-	require.Positive(t, closed.Closed)
-	require.GreaterOrEqual(t, closed.Returned, closed.Closed)
 	require.Len(t, cancelTable([]cancelResult{{Found: []cancelFound{cancelled}, Median: cancelled}}).Rows, 1)
-	require.Len(t, closeTable([]run.Result[int, closeFound]{{Found: []closeFound{closed}, Median: closed}}).Rows, 1)
 }
 
 // [rivals.Named] panics if there is none.
