@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"net/http"
 	"strconv"
 	"time"
@@ -105,13 +106,13 @@ func (i *Inspector) readCommand(w http.ResponseWriter, r *http.Request, named ..
 		return command{}, wrong("who", who, "must be at most %d bytes", maxWho)
 	}
 	want := command{who: whoIs(r, fields["who"]), fields: fields}
-	want.of, want.ref, err = i.bucketOf(fields)
+	want.of, want.ref, err = i.bucketOf(r.Context(), fields)
 	return want, err
 }
 
 // bucketOf returns the bucket that fields name: by its source and, in a group, by its key
 // or its id.
-func (i *Inspector) bucketOf(fields map[string]string) (of target, ref bucketRef, err error) {
+func (i *Inspector) bucketOf(ctx context.Context, fields map[string]string) (of target, ref bucketRef, err error) {
 	source, err := i.sourceNamed(fields["source"])
 	if err != nil {
 		return target{}, nil, err
@@ -128,7 +129,7 @@ func (i *Inspector) bucketOf(fields map[string]string) (of target, ref bucketRef
 	case !ofKey && source.source.kind() == "group":
 		return target{}, nil, &failure{http.StatusBadRequest, "key", "", "key, or id, is missing: the source is a group, and one of its buckets is meant"}
 	}
-	_, ref, err = i.bucketNamed(source.name, key)
+	_, ref, err = i.bucketNamed(ctx, source.name, key)
 	return target{source: source.name, key: key}, ref, err
 }
 

@@ -35,8 +35,8 @@ type refusalView struct {
 	Cost        int       `json:"cost"`
 }
 
-func (i *Inspector) serveBucket(w http.ResponseWriter, _ *http.Request, q query) error {
-	d, err := i.detail(q.source, q.key)
+func (i *Inspector) serveBucket(w http.ResponseWriter, r *http.Request, q query) error {
+	d, err := i.detail(r.Context(), q.source, q.key)
 	if err != nil {
 		return err
 	}
@@ -45,8 +45,8 @@ func (i *Inspector) serveBucket(w http.ResponseWriter, _ *http.Request, q query)
 }
 
 // detail tells of one bucket, which must be in use.
-func (i *Inspector) detail(source, key string) (*detail, error) {
-	w, ref, err := i.bucketNamed(source, key)
+func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, error) {
+	w, ref, err := i.bucketNamed(ctx, source, key)
 	if err != nil {
 		return nil, err
 	}
@@ -105,21 +105,17 @@ func noBucket(source, key string) *failure {
 }
 
 // bucketNamed returns a source and the bucket of a key in it.
-func (i *Inspector) bucketNamed(name, key string) (*watched, bucketRef, error) {
+func (i *Inspector) bucketNamed(ctx context.Context, name, key string) (*watched, bucketRef, error) {
 	w, err := i.sourceNamed(name)
 	if err != nil {
 		return nil, nil, err
 	}
-	ref, ok := w.source.find(key)
-	if !ok { // It may have come since the latest scan.
-		s, err := w.scan(context.Background())
-		if err != nil {
-			return nil, nil, err
-		}
-		s.release()
-		if ref, ok = w.source.find(key); !ok {
-			return nil, nil, noBucket(name, key)
-		}
+	ref, ok, err := w.find(ctx, key)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !ok:
+		return nil, nil, noBucket(name, key)
 	}
 	return w, ref, nil
 }

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"slices"
@@ -54,7 +55,7 @@ type history struct {
 }
 
 func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query) error {
-	of, ref, err := i.targetOf(q)
+	of, ref, err := i.targetOf(r.Context(), q)
 	if err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 
 // targetOf returns what a query selects: nil if there is no source at all. Without a
 // source it is the first. The bucketRef is nil for a whole group.
-func (i *Inspector) targetOf(q query) (*target, bucketRef, error) {
+func (i *Inspector) targetOf(ctx context.Context, q query) (*target, bucketRef, error) {
 	name := q.text("source")
 	if name == "" {
 		sources := i.all()
@@ -144,7 +145,7 @@ func (i *Inspector) targetOf(q query) (*target, bucketRef, error) {
 	if of.whole && w.source.kind() == "group" {
 		return of, nil, nil
 	}
-	_, ref, err := i.bucketNamed(name, of.key)
+	_, ref, err := i.bucketNamed(ctx, name, of.key)
 	return of, ref, err
 }
 

@@ -224,3 +224,26 @@ func TestAKindOfStringIsAString(t *testing.T) {
 	require.Equal(t, http.StatusOK, ask(i, "/api/buckets/one/a%FF").Code)
 	require.Equal(t, http.StatusNotFound, ask(i, "/api/buckets/one/a%FE").Code)
 }
+
+// A list that was made a moment ago does not know a key that has come since.
+func TestALiveKeyOfAnyTypeIsFoundAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil })
+		require.NoError(t, err)
+		defer g.Close()
+		i := inspect.New()
+		defer i.Close()
+		i.Add("n", inspect.OfGroup(g))
+		for key := range 9 {
+			require.NotContains(t, listOf(t, i, "").keys(), fmt.Sprint(key))
+			path := fmt.Sprint("/api/buckets/n/", key)
+			require.Equal(t, http.StatusNotFound, ask(i, path).Code)
+			require.True(t, g.Allow(key))
+			require.Equal(t, http.StatusOK, ask(i, path).Code)
+			if key == 0 {
+				time.Sleep(time.Second)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+}

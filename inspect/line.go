@@ -47,12 +47,12 @@ func (l line) next() *time.Time {
 	return &l.Line[0].Leaves
 }
 
-func (i *Inspector) serveLine(w http.ResponseWriter, _ *http.Request, q query) error {
+func (i *Inspector) serveLine(w http.ResponseWriter, r *http.Request, q query) error {
 	most, err := q.whole("max", 0, maxLine, 100)
 	if err != nil {
 		return err
 	}
-	_, ref, err := i.bucketNamed(q.source, q.key)
+	_, ref, err := i.bucketNamed(r.Context(), q.source, q.key)
 	if err != nil {
 		return err
 	}

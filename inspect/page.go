@@ -74,7 +74,7 @@ func (i *Inspector) servePage(w http.ResponseWriter, r *http.Request) error {
 		p.NextPage = q.with("cursor", *p.List.Next)
 	}
 	if q.text("source") != "" {
-		p.Selected, _ = i.detail(q.text("source"), q.text("key"))
+		p.Selected, _ = i.detail(r.Context(), q.text("source"), q.text("key"))
 	}
 	i.mu.Lock()
 	p.Reports = i.reports

@@ -25,7 +25,9 @@ type watched struct {
 
 	mu       sync.Mutex
 	latest   *snapshot
+	scans    uint64        // how many have begun
 	next     time.Time     // when latest is too old
+	again    time.Time     // when another scan may begin, for a key that is not known
 	scanning chan struct{} // closed when the scan that runs has ended; nil if none runs
 	spare    []row         // memory of a snapshot that nobody reads any more
 }
@@ -33,6 +35,7 @@ type watched struct {
 // A snapshot is what a scan has found. Its rows do not change until it is released.
 type snapshot struct {
 	of      *watched
+	number  uint64 // of its scan, from 1
 	at      time.Time
 	rows    []row
 	readers int // guarded by watched.mu
@@ -64,6 +67,43 @@ func (w *watched) scan(ctx context.Context) (*snapshot, error) {
 	return w.latest, nil
 }
 
+// find returns the bucket of a key. If the key is not known, it may have come since the latest
+// scan: then another one is made, or awaited, that has begun after the call. These take a quarter
+// of a core at most, however many unknown keys are asked for.
+func (w *watched) find(ctx context.Context, key string) (ref bucketRef, found bool, err error) {
+	if ref, found = w.source.find(key); found || w.source.knowsAll() {
+		return ref, found, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for wanted := w.scans + 1; w.latest == nil || w.latest.number < wanted; {
+		if rest := time.Until(w.again); rest > 0 && w.scanning == nil {
+			err = w.sleepUnlocked(ctx, rest)
+		} else {
+			err = w.renewLocked(ctx)
+		}
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	ref, found = w.source.find(key)
+	return ref, found, nil
+}
+
+// sleepUnlocked sleeps without the lock.
+func (w *watched) sleepUnlocked(ctx context.Context, d time.Duration) error {
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // renewLocked puts a new snapshot in place of the latest, or waits for the scan that is
 // doing so.
 func (w *watched) renewLocked(ctx context.Context) error {
@@ -86,11 +126,14 @@ func (w *watched) renewLocked(ctx context.Context) error {
 		close(done)
 	}()
 
-	begun := time.Now()
+	w.scans++
+	number, begun := w.scans, time.Now()
 	rows = w.scanUnlocked(rows[:0])
 	old := w.latest
-	w.latest = &snapshot{of: w, at: begun, rows: rows}
-	w.next = begun.Add(max(scanEvery, 2*time.Since(begun))) // so that scanning takes half of a core at most
+	w.latest = &snapshot{of: w, number: number, at: begun, rows: rows}
+	took := time.Since(begun)
+	w.next = begun.Add(max(scanEvery, 2*took)) // so that scanning takes half of a core at most
+	w.again = begun.Add(4 * took)
 	if old != nil {
 		w.reuseLocked(old)
 	}

@@ -31,6 +31,9 @@ type source interface {
 	// scan has met.
 	find(key string) (bucketRef, bool)
 
+	// knowsAll reports whether find knows all keys that there are.
+	knowsAll() bool
+
 	// top returns the keys that met their limits most.
 	top(n int) []keyCount
 
@@ -39,7 +42,8 @@ type source interface {
 }
 
 // A bucketRef is one bucket of a source. It remains right while the bucket of its key
-// comes and goes.
+// comes and goes. Only limitsNow and putBack of the [changer], and explain, may call functions of
+// the program.
 type bucketRef interface {
 	changer
 	recorder
@@ -47,7 +51,7 @@ type bucketRef interface {
 	// stats returns the Stats of the bucket; ok reports whether it is in use.
 	stats() (st shaper.Stats, ok bool)
 
-	// line returns the first waiters of its line.
+	// line returns the first waiters of its line; none if it is not in use.
 	line(max int) []shaper.Waiter
 
 	// refusals returns those of the latest refusals of its source that are its own, the
@@ -140,6 +144,8 @@ func (s *openShaper) scan(rows []row) []row {
 func (s *openShaper) forget() {}
 
 func (s *openShaper) find(key string) (bucketRef, bool) { return s, key == "" }
+
+func (s *openShaper) knowsAll() bool { return true }
 
 func (s *openShaper) stats() (shaper.Stats, bool) { return s.s.Stats(), true }
 

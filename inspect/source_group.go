@@ -239,6 +239,8 @@ func (s *openGroup[K]) find(text string) (bucketRef, bool) {
 	return s.ref(key), true
 }
 
+func (s *openGroup[K]) knowsAll() bool { return s.isText }
+
 func (s *openGroup[K]) top(n int) (counts []keyCount) {
 	for _, c := range s.g.Top(n) {
 		counts = append(counts, keyCount{s.textOf(c.Key), c.Count, c.Error})

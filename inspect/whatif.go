@@ -62,7 +62,7 @@ func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query)
 	if err != nil {
 		return &failure{http.StatusBadRequest, "limits", q.text("limits"), err.Error()}
 	}
-	of, ref, err := i.bucketOf(q.values)
+	of, ref, err := i.bucketOf(r.Context(), q.values)
 	if err != nil {
 		return err
 	}

@@ -303,3 +303,46 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 	refused(t, http.StatusForbidden, w)
 	refused(t, http.StatusMethodNotAllowed, c.call(http.MethodPost, "/api/what-if?source=one&limits=1/s", ""))
 }
+
+// One limits function that blocks must hang neither other questions nor Remove and Close. Here the
+// table of keys is full, so that of a key without a bucket only its limits say which one it shares.
+func TestALimitsFunctionThatBlocksHoldsUpNoWhatIf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		blocked := make(chan struct{})
+		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+			if key == "blocks" {
+				<-blocked
+			}
+			return shaper.Limits{Rate: 1, Depth: 9}, nil
+		}, shaper.WithMaxKeys(1))
+		require.NoError(t, err)
+		defer g.Close()
+		for range 2 {
+			go g.Wait(t.Context(), "own")
+			go g.Wait(t.Context(), "shares")
+		}
+		synctest.Wait()
+		c := newConsole(inspect.OfGroup(g))
+		c.Add("two", inspect.OfGroup(g))
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			c.call(http.MethodGet, "/api/what-if?source=one&key=blocks&limits=1/s", "")
+		})
+		asking.Go(func() {
+			c.call(http.MethodPost, "/api/limits", `{"source":"one","key":"blocks","limits":"1/s","for":"1m"}`)
+		})
+		synctest.Wait()
+		start := time.Now()
+		c.whatIf(t, "own", "1/s")
+		c.call(http.MethodGet, "/api/line/one/blocks", "")
+		c.call(http.MethodGet, "/api/buckets/one/blocks", "")
+		c.Remove("two")
+		require.Equal(t, start, time.Now())
+		c.Remove("one")
+		require.LessOrEqual(t, time.Since(start), 5*time.Second)
+		require.NoError(t, c.Close())
+		require.LessOrEqual(t, time.Since(start), 10*time.Second)
+		close(blocked)
+		asking.Wait()
+	})
+}
