@@ -129,8 +129,12 @@ func (i *Inspector) bucketOf(ctx context.Context, fields map[string]string) (of 
 	case !ofKey && source.source.kind() == "group":
 		return target{}, nil, &failure{http.StatusBadRequest, "key", "", "key, or id, is missing: the source is a group, and one of its buckets is meant"}
 	}
+	of = target{source: source.name, key: key}
+	if ref = i.controller.refOf(of); ref != nil { // Its key may have no bucket now, and be unknown.
+		return of, ref, nil
+	}
 	_, ref, err = i.bucketNamed(ctx, source.name, key)
-	return target{source: source.name, key: key}, ref, err
+	return of, ref, err
 }
 
 // span returns for how long the change is to last.

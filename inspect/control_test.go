@@ -86,6 +86,32 @@ type change struct {
 	Who, What, Source, Key string
 	ID                     string
 	Until                  *time.Time
+	Change                 record
+}
+
+// A record is a change as data.
+type record struct {
+	Kind, Source, Key, ID, Who string
+	From                       time.Time
+	Until, Ended               *time.Time
+	Limits, Before             *string
+	EndedBy                    *string `json:"ended_by"`
+	Outcome, Error             *string
+}
+
+// recorded returns all changes that are in force, and those that have ended, the latest first.
+func (c console) recorded(t *testing.T, query string) (inForce, past []record) {
+	t.Helper()
+	w := c.call(http.MethodGet, "/api/changes"+query, "")
+	require.Equal(t, http.StatusOK, w.Code, "%s", w.Body)
+	var answer struct {
+		InForce []record `json:"in_force"`
+		Past    []record
+	}
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+	require.NotNil(t, answer.InForce)
+	require.NotNil(t, answer.Past)
+	return answer.InForce, answer.Past
 }
 
 // changes returns what has been changed of late, oldest first, as a new stream is told.
@@ -141,6 +167,10 @@ func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 		require.Equal(t, change{
 			At: start.UTC(), Who: `"Ann \"the boss\"\n" at 127.0.0.1:4000`, Source: "one", Until: &until,
 			What: "limits set to 5/s depth 10, in place of 50/s depth 100",
+			Change: record{
+				Kind: "limits", Source: "one", Who: done.Who, From: start.UTC(), Until: &until,
+				Limits: new("5/s depth 10"), Before: new("50/s depth 100"),
+			},
 		}, done)
 
 		time.Sleep(10*time.Minute - 1)
@@ -153,7 +183,11 @@ func TestLimitsAreChangedForATimeAndThenBack(t *testing.T) {
 		changes := c.changes(t)
 		require.Len(t, changes, 2)
 		require.Equal(t, done, changes[0])
-		require.Equal(t, change{At: until, Who: done.Who, Source: "one", What: "limits 5/s depth 10 have ended; back to 50/s depth 100"}, changes[1])
+		ended := done.Change
+		ended.Ended, ended.Outcome = &until, new("put_back")
+		require.Equal(t, change{
+			At: until, Who: done.Who, Source: "one", What: "limits 5/s depth 10 have ended; back to 50/s depth 100", Change: ended,
+		}, changes[1])
 		require.Contains(t, c.log.String(), `who="\"Ann \\\"the boss\\\"\\n\" at 127.0.0.1:4000" what="limits set to 5/s depth 10, in place of 50/s depth 100" source=one key="" until=2000-01-01T00:10:00.000Z`)
 		require.Contains(t, c.log.String(), `what="limits 5/s depth 10 have ended; back to 50/s depth 100"`)
 		require.NotContains(t, c.log.String(), token)

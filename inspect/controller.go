@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,7 +28,7 @@ const retryEnd = 5 * time.Second
 // not wait for them, as a change may call functions of the program, which may block.
 type controller struct {
 	logger   *slog.Logger
-	announce func(change)
+	announce func(changeKey, change)
 
 	mu      sync.Mutex // not held while functions of the program are called
 	active  map[changeKey]*activeChange
@@ -47,14 +46,13 @@ type changeKey struct {
 
 // An activeChange is a change that has not ended.
 type activeChange struct {
-	who   string
-	timer *time.Timer
+	record record
+	ref    bucketRef
+	timer  *time.Timer
 
 	// end ends it, unless others have changed the same meanwhile, and says what has
 	// become of it. With an error it has not ended.
-	end func(closing bool) (what string, err error)
-
-	failing bool // to end; that has been told
+	end func(closing bool) (what, outcome string, err error)
 
 	given, before setting // of a change of limits: its own, and the one that it replaced
 
@@ -62,7 +60,7 @@ type activeChange struct {
 	own   bool      // of a hold: until is the end of a hold by the controller, and not of one by others
 }
 
-func newController(logger *slog.Logger, announce func(change)) *controller {
+func newController(logger *slog.Logger, announce func(changeKey, change)) *controller {
 	c := &controller{logger: logger, announce: announce, active: map[changeKey]*activeChange{}, busy: map[changeKey]bool{}}
 	c.freed = sync.NewCond(&c.mu)
 	return c
@@ -89,33 +87,36 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"],
 			fmt.Sprintf("Limits.InFlight is 0 and can't become %d for a time: without a cap requests don't say when they end", l.InFlight)}
 	}
+	until := time.Now().Add(span)
+	r := newRecord("limits", want.of, want.who, until)
+	text, replaces := l.String(), now.String()
 	before := want.ref.setting()
 	if earlier != nil && before == earlier.given {
-		before = earlier.before
+		before, replaces = earlier.before, *earlier.record.Before
 	}
+	r.Limits, r.Before = &text, &replaces
 	if err := want.ref.setLimits(l); err != nil {
 		return change{}, &failure{http.StatusBadRequest, "limits", want.fields["limits"], err.Error()}
 	}
 	given := setting{l, true}
-	a := &activeChange{who: want.who, given: given, before: before}
-	a.end = func(bool) (string, error) {
+	a := &activeChange{record: r, ref: want.ref, given: given, before: before}
+	a.end = func(bool) (what, outcome string, err error) {
 		switch others := want.ref.setting(); {
 		case !others.given:
-			return fmt.Sprintf("limits %v have ended; others have reset them meanwhile", l), nil
+			return fmt.Sprintf("limits %v have ended; others have reset them meanwhile", l), overtaken, nil
 		case others != given:
-			return fmt.Sprintf("limits %v have ended; %v, which others have set meanwhile, stay in force", l, others.limits), nil
+			return fmt.Sprintf("limits %v have ended; %v, which others have set meanwhile, stay in force", l, others.limits), overtaken, nil
 		}
 		if err := want.ref.putBack(before); err != nil {
-			return "", fmt.Errorf("limits %v stay in force, because those before can't be put back: %w", l, err)
+			return "", "", fmt.Errorf("limits %v stay in force, because those before can't be put back: %w", l, err)
 		}
 		if st, inUse := want.ref.stats(); inUse {
-			return fmt.Sprintf("limits %v have ended; back to %v", l, st.Limits), nil
+			return fmt.Sprintf("limits %v have ended; back to %v", l, st.Limits), putBack, nil
 		}
-		return fmt.Sprintf("limits %v have ended", l), nil
+		return fmt.Sprintf("limits %v have ended", l), putBack, nil
 	}
-	until := time.Now().Add(span)
 	c.start(key, a, until)
-	return c.tell(want.of, want.who, fmt.Sprintf("limits set to %v, in place of %v", l, now), until), nil
+	return c.tell(key, want.who, fmt.Sprintf("limits set to %v, in place of %v", l, now), a.record), nil
 }
 
 // limitsNow is ref.limitsNow, with an error in place of a panic of the limits function.
@@ -140,12 +141,12 @@ func (c *controller) reset(want command) (change, error) {
 	case a == nil:
 		return change{}, &failure{Status: http.StatusConflict, Message: "the limits of this bucket have not been changed here, or the change has ended"}
 	}
-	what, err := a.tryToEnd(false)
+	what, outcome, err := a.tryToEnd(false)
 	if err != nil {
 		return change{}, &failure{Status: http.StatusConflict, Message: err.Error()}
 	}
 	c.stop(key)
-	return c.tell(want.of, want.who, what, time.Time{}), nil
+	return c.tell(key, want.who, what, a.record.ended(outcome, want.who)), nil
 }
 
 // hold holds a line for a time. Of several holds, also by others, the one that ends last
@@ -165,20 +166,20 @@ func (c *controller) hold(want command, span time.Duration) (change, error) {
 		return change{}, &failure{Status: http.StatusConflict, Message: "the line of this bucket can't be held: its limits can't be had, or it is closed"}
 	}
 	until := st.HeldUntil
-	a := &activeChange{who: want.who, until: until}
+	a := &activeChange{record: newRecord("hold", want.of, want.who, until), ref: want.ref, until: until}
 	a.own = !until.After(now.Add(span)) || earlier != nil && earlier.own && earlier.until.Equal(until)
-	a.end = func(closing bool) (string, error) {
+	a.end = func(closing bool) (what, outcome string, err error) {
 		st, _ := want.ref.stats()
 		switch {
 		case closing && a.own && st.HeldUntil.Equal(until):
 			want.ref.hold(0)
 		case st.HeldUntil.After(time.Now()):
-			return "the hold has ended; others hold the line until " + st.HeldUntil.UTC().Format(time.RFC3339Nano), nil
+			return "the hold has ended; others hold the line until " + st.HeldUntil.UTC().Format(time.RFC3339Nano), over, nil
 		}
-		return "the hold has ended", nil
+		return "the hold has ended", over, nil
 	}
 	c.start(key, a, until)
-	return c.tell(want.of, want.who, "held", until), nil
+	return c.tell(key, want.who, "held", a.record), nil
 }
 
 // release ends all holds of a line, also those of others.
@@ -186,8 +187,13 @@ func (c *controller) release(want command) (change, error) {
 	key := changeKey{of: want.of, hold: true}
 	c.take(key)
 	defer c.leave(key)
-	if _, closed := c.state(key); closed {
+	a, closed := c.state(key)
+	if closed {
 		return change{}, errClosed
+	}
+	r := newRecord("release", want.of, want.who, time.Time{})
+	if a != nil {
+		r = a.record
 	}
 	st, _ := want.ref.stats()
 	held := st.HeldUntil.After(time.Now())
@@ -197,7 +203,7 @@ func (c *controller) release(want command) (change, error) {
 	if !held {
 		what = "released, but it was not held"
 	}
-	return c.tell(want.of, want.who, what, time.Time{}), nil
+	return c.tell(key, want.who, what, r.ended(released, want.who)), nil
 }
 
 var errClosed = &failure{Status: http.StatusServiceUnavailable, Message: "the inspector is closed"}
@@ -225,6 +231,18 @@ func (c *controller) state(key changeKey) (a *activeChange, closed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.active[key], c.closed
+}
+
+// refOf returns the bucket of a change that is in force, or nil.
+func (c *controller) refOf(of target) bucketRef {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, hold := range []bool{false, true} {
+		if a := c.active[changeKey{of, hold}]; a != nil {
+			return a.ref
+		}
+	}
+	return nil
 }
 
 // admit returns the earlier change, or nil, if there may be a change. The key is taken.
@@ -275,16 +293,17 @@ func (c *controller) stop(key changeKey) {
 // for which the change must end now: why, which is told. The key is taken.
 func (c *controller) end(key changeKey, a *activeChange, why string) {
 	closing := why != ""
-	what, err := a.tryToEnd(closing)
+	what, outcome, err := a.tryToEnd(closing)
+	told := true
 	switch {
 	case err != nil && !closing:
-		if !a.failing {
-			what = fmt.Sprintf("%v; that is tried every %v", err, retryEnd)
-		}
-		a.failing = true
+		told = a.record.Error == nil
+		what = fmt.Sprintf("%v; that is tried every %v", err, retryEnd)
+		text := err.Error()
+		a.record.Error = &text
 		c.start(key, a, time.Now().Add(retryEnd))
 	case err != nil:
-		what = err.Error()
+		what, outcome = err.Error(), stuck
 		fallthrough
 	default:
 		c.stop(key)
@@ -292,34 +311,36 @@ func (c *controller) end(key changeKey, a *activeChange, why string) {
 	if closing {
 		what += " (" + why + ")"
 	}
-	if what != "" {
-		c.tell(key.of, a.who, what, time.Time{})
+	if told {
+		r := a.record
+		if outcome != "" {
+			r = r.ended(outcome, "")
+		}
+		c.tell(key, a.record.Who, what, r)
 	}
 }
 
 // tryToEnd is a.end, which may call the limits function of a Group. If that panics, the
 // process must not end, as the function is not called for one of its requests here.
-func (a *activeChange) tryToEnd(closing bool) (what string, err error) {
+func (a *activeChange) tryToEnd(closing bool) (what, outcome string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			what, err = "", fmt.Errorf("the end of a change panicked: %v", p)
+			what, outcome, err = "", "", fmt.Errorf("the end of a change panicked: %v", p)
 		}
 	}()
 	return a.end(closing)
 }
 
-// tell says in the log and in the event stream what has changed. A zero until means that
-// it does not end.
-func (c *controller) tell(of target, who, what string, until time.Time) change {
-	told := change{At: time.Now().UTC(), Who: who, What: what, Source: of.source, Key: strings.ToValidUTF8(of.key, "\uFFFD"), ID: idOf(of.key)}
-	args := []any{"who", who, "what", what, "source", of.source, "key", shorten(of.key)}
-	if !until.IsZero() {
-		until = until.UTC()
-		told.Until = &until
-		args = append(args, "until", until)
+// tell says in the log and in the event stream what has changed, and what the change is like now.
+func (c *controller) tell(key changeKey, who, what string, r record) change {
+	told := change{At: time.Now().UTC(), Who: who, What: what, Source: r.Source, Key: r.Key, ID: r.ID, Change: r}
+	args := []any{"who", who, "what", what, "source", r.Source, "key", shorten(key.of.key)}
+	if r.Ended == nil && r.Error == nil {
+		told.Until = r.Until
+		args = append(args, "until", *r.Until)
 	}
 	c.logger.Info("inspect: a bucket was changed", args...)
-	c.announce(told)
+	c.announce(key, told)
 	return told
 }
 

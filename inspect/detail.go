@@ -55,7 +55,7 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 		return nil, noBucket(source, key)
 	}
 	d := &detail{
-		Bucket:  r.view(r.at),
+		Bucket:  i.withOverride(r.view(r.at)),
 		InWords: limitwords.Of(r.limits.limits),
 		Rule:    i.ruleOf(ref),
 		Line:    newLine(r.at, r.waiting, ref.line(inDetail)),

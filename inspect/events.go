@@ -9,25 +9,11 @@ import (
 	"time"
 )
 
-// maxChanges is how many changes a new reader is told.
-const maxChanges = 20
-
 // A report is something that operators must see. An empty message takes away the one
 // before.
 type report struct {
 	At      time.Time `json:"at"`
 	Message string    `json:"message"`
-}
-
-// A change is what somebody has changed through the control part.
-type change struct {
-	At     time.Time  `json:"at"`
-	Who    string     `json:"who"`
-	What   string     `json:"what"`
-	Source string     `json:"source"`
-	Key    string     `json:"key"`
-	ID     string     `json:"id"`
-	Until  *time.Time `json:"until"`
 }
 
 // selected says what a stream shows. Key and ID are nil if it is a whole source.
@@ -46,6 +32,7 @@ type hello struct {
 	Control  bool         `json:"control"`
 	Reports  []report     `json:"reports"`
 	Changes  []change     `json:"changes"`
+	InForce  []record     `json:"in_force"`
 }
 
 // history is the second event of a stream.
@@ -172,13 +159,14 @@ func (i *Inspector) join(s *stream, of *target, ref bucketRef, h *hello) ([]poin
 		s.track.viewers++
 		points = append(points, s.track.points...)
 	}
-	h.Reports, h.Changes = slices.Clone(i.reports), slices.Clone(i.changes)
+	h.Reports, h.Changes = slices.Clone(i.reports), slices.Clone(i.ledger.told)
 	if h.Reports == nil {
 		h.Reports = []report{}
 	}
 	if h.Changes == nil {
 		h.Changes = []change{}
 	}
+	h.InForce = i.ledger.current()
 	i.streams[s] = true
 	i.running.Add(1)
 	return points, nil
@@ -252,13 +240,10 @@ func (i *Inspector) tellSourcesLocked() {
 }
 
 // announce tells all streams, and those to come, of a change.
-func (i *Inspector) announce(c change) {
+func (i *Inspector) announce(key changeKey, c change) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if len(i.changes) == maxChanges {
-		i.changes = slices.Delete(i.changes, 0, 1)
-	}
-	i.changes = append(i.changes, c)
+	i.ledger.add(key, c)
 	i.tellLocked("change", c)
 }
 
@@ -280,7 +265,7 @@ func (i *Inspector) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 		return d, true
 	}
 	if r, ok := w.look(t.key, ref); ok {
-		b := r.view(r.at)
+		b := i.withOverride(r.view(r.at))
 		d.Bucket = &b
 		if r.waiting > 0 {
 			d.NextDeparture = newLine(r.at, r.waiting, ref.line(1)).next()

@@ -27,7 +27,7 @@ type Inspector struct {
 	mu      sync.Mutex
 	sources []*watched // in the order in which they were added
 	reports []report   // what operators must see; at most one now
-	changes []change   // the latest changes, oldest first; at most maxChanges
+	ledger  ledger
 	streams map[*stream]bool
 	tracked map[target]*track
 	sampled bool // the sampler runs
@@ -50,6 +50,7 @@ func New(opts ...Option) *Inspector {
 		started: time.Now(),
 		streams: map[*stream]bool{},
 		tracked: map[target]*track{},
+		ledger:  ledger{inForce: map[changeKey]record{}},
 		sifting: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
 		closing: make(chan struct{}),
 

@@ -186,7 +186,7 @@ func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
 	answer.Matched = first.matched
 	page := first.sorted()
 	for _, p := range page {
-		answer.Buckets = append(answer.Buckets, p.row.view(l.at))
+		answer.Buckets = append(answer.Buckets, i.withOverride(p.row.view(l.at)))
 	}
 	if first.more {
 		next := l.cursorAfter(page[len(page)-1].position)

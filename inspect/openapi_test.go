@@ -215,6 +215,8 @@ func TestAnswersAreAsTheDocumentSays(t *testing.T) {
 			{"/api/what-if?source=one&limits=50/s", "/api/what-if", 200},
 			{"/api/what-if?source=one&limits=50", "/api/what-if", 400},
 			{"/api/what-if?source=x&limits=50/s", "/api/what-if", 404},
+			{"/api/changes", "/api/changes", 200},
+			{"/api/changes?source=x", "/api/changes", 404},
 			{"/api/openapi.json", "/api/openapi.json", 200},
 			{"/api/openapi.json?x=1", "/api/openapi.json", 400},
 			{"/api/events?source=x", "/api/events", 404},

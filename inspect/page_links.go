@@ -182,6 +182,7 @@ func (b bucket) Badges() string {
 		}
 	}
 	add(b.DryRun, "dry run")
+	add(b.Override != nil, "changed")
 	add(b.HeldUntil != nil, "held")
 	add(b.BlockedUntil != nil, "blocked")
 	add(b.Shared != nil && b.Shared.State != string(shaper.BucketShared), "bucket unavailable")

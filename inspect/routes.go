@@ -23,6 +23,7 @@ var routes = []route{
 	{http.MethodGet, "/api/line", true, []string{"max"}, (*Inspector).serveLine},
 	{http.MethodGet, "/api/top", false, []string{"source", "n"}, (*Inspector).serveTop},
 	{http.MethodGet, "/api/what-if", false, []string{"source", "key", "id", "limits"}, (*Inspector).serveWhatIf},
+	{http.MethodGet, "/api/changes", false, []string{"source"}, (*Inspector).serveChanges},
 	{http.MethodPost, "/api/limits", false, nil, (*Inspector).serveLimits},
 	{http.MethodPost, "/api/reset", false, nil, (*Inspector).serveReset},
 	{http.MethodPost, "/api/hold", false, nil, (*Inspector).serveHold},

@@ -185,7 +185,8 @@ type bucket struct {
 	Missed       float64    `json:"missed"`
 	Refusing     bool       `json:"refusing"`
 
-	Shared *sharedView `json:"shared"`
+	Shared   *sharedView `json:"shared"`
+	Override *override   `json:"override"` // set by withOverride
 
 	raw  string // the key as it is
 	only bool   // the one bucket of a shaper, which has no key

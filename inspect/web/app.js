@@ -37,7 +37,7 @@ const detail = new Detail((answer) => {
 });
 const whatIf = new WhatIf();
 const control = new Control();
-const changes = new Changes((list) => control.learn(list), isShaper);
+const changes = new Changes((inForce) => control.learn(inForce), isShaper);
 const stream = new Stream(receive, connected);
 
 let sources = [];
@@ -70,7 +70,7 @@ function receive(event, data) {
       selected = { source: data.selected?.source || null, id: view.source == null ? idOf(data.selected) : view.id };
       reports.server(data.reports ?? []);
       reports.sources(sources);
-      changes.set(data.changes ?? []);
+      changes.set(data.changes ?? [], data.in_force ?? []);
       control.show(data.control);
       showSelected();
       break;

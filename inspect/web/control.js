@@ -26,16 +26,14 @@ export class Control {
     this.showChanged();
   }
 
-  /** Takes the list of changes, which tells whether the limits of the open bucket are changed. */
-  learn(changes) {
-    this.changes = changes;
+  /** Takes the changes that are in force, which tell whether the limits of the open bucket are changed. */
+  learn(inForce) {
+    this.inForce = inForce;
     this.showChanged();
   }
 
   showChanged() {
-    const change = this.changes?.findLast(({ source, id, what }) => source === this.source && fromServer(id) === this.id && what.startsWith("limits "));
-    // A change that can't be ended stays in force beyond its end, and that is told without one.
-    const inForce = change != null && (change.until != null || change.what.includes(" stay in force, because "));
+    const inForce = this.inForce?.some(({ kind, source, id }) => kind === "limits" && source === this.source && fromServer(id) === this.id) ?? false;
     const hidesFocus = !inForce && document.activeElement === byId("put-back");
     byId("put-back").hidden = !inForce;
     if (hidesFocus) byId("limits").elements.limits.focus();
@@ -72,21 +70,25 @@ export class Control {
   }
 }
 
-/** The list of changes, the latest first. */
+/** The list of changes, the latest first, and those that are in force. */
 export class Changes {
-  /** Calls listener with the list whenever that has changed; isShaper tells whether a source has no keys. */
+  /** Calls listener with those in force whenever they have changed; isShaper tells whether a source has no keys. */
   constructor(listener, isShaper) {
-    Object.assign(this, { listener, isShaper, list: [] });
+    Object.assign(this, { listener, isShaper, list: [], inForce: [] });
   }
 
-  set(changes) {
+  set(changes, inForce) {
     this.list = changes.slice(-20);
+    this.inForce = inForce;
     this.show();
-    this.listener(this.list);
+    this.listener(inForce);
   }
 
-  add(change) {
-    this.set([...this.list, change]);
+  /** Takes a change that was told: of limits or a hold of its bucket, which another one may have been of before. */
+  add(told) {
+    const { change } = told;
+    const others = this.inForce.filter(({ kind, source, id }) => kind !== change.kind || source !== change.source || id !== change.id);
+    this.set([...this.list, told], change.ended == null ? [...others, change] : others);
   }
 
   show() {

@@ -76,7 +76,10 @@ export class Detail {
     byId("detail").classList.remove("gone", "unread", "loading");
     setText(byId("limits-text"), bucket.limits);
     fill(byId("limits-words"), words.map((text) => make("li", { text })));
-    setText(byId("rule"), rule ? `Rule ${rule.rule}, ${rule.file}:${rule.line}` : "");
+    const { override } = bucket;
+    setText(byId("override"), override ? `Set at ${clock(override.from)} by ${override.who}, until ${clock(override.until)}; before: ${override.before}.${override.error ? ` It could not be ended: ${override.error}.` : ""}` : "");
+    byId("override").hidden = !override;
+    setText(byId("rule"), rule ? `${override ? "In place of rule" : "Rule"} ${rule.rule}, ${rule.file}:${rule.line}` : "");
     byId("rule").hidden = !rule;
     const held = bucket.held_until ? `Held until ${clock(bucket.held_until)}.` : "";
     const blocked = bucket.blocked_until ? `Blocked until ${clock(bucket.blocked_until)}: newcomers are refused.` : "";

@@ -286,7 +286,7 @@ function fillRow(row, bucket, sources) {
   setText(link, isShaper ? bucket.source : nameOf(fromServer(bucket.id)));
   setAttribute(link, "title", link.textContent.length > 20 ? link.textContent : null);
   setAttribute(link, "href", href({ source: bucket.source, id: fromServer(bucket.id) }));
-  setText(part(row, "badges"), [bucket.dry_run ? "dry run" : "", bucket.held_until ? "held" : "", bucket.blocked_until ? "blocked" : "", bucket.shared && bucket.shared.state !== "shared" ? "bucket unavailable" : "", bucket.refusing ? (bucket.dry_run ? "would refuse" : "refusing") : ""].filter(Boolean).join(", "));
+  setText(part(row, "badges"), [bucket.dry_run ? "dry run" : "", bucket.override ? "changed" : "", bucket.held_until ? "held" : "", bucket.blocked_until ? "blocked" : "", bucket.shared && bucket.shared.state !== "shared" ? "bucket unavailable" : "", bucket.refusing ? (bucket.dry_run ? "would refuse" : "refusing") : ""].filter(Boolean).join(", "));
   setText(part(row, "source"), bucket.source);
   setAttribute(row.querySelector("rect"), "width", bucket.fill.toFixed(2));
   setText(part(row, "percent"), percent(bucket.fill));

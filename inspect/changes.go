@@ -1,0 +1,157 @@
+package inspect
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	maxChanges = 20  // how much of what was told of changes a new reader is told
+	maxPast    = 200 // how many changes are remembered that have ended
+)
+
+// A change is what is told of a change that somebody has made through the control part, or of its
+// end.
+type change struct {
+	At     time.Time  `json:"at"`
+	Who    string     `json:"who"`
+	What   string     `json:"what"` // in words
+	Source string     `json:"source"`
+	Key    string     `json:"key"`
+	ID     string     `json:"id"`
+	Until  *time.Time `json:"until"`  // nil: it does not end by itself, or has ended
+	Change record     `json:"change"` // as it is then
+}
+
+// A record is a change from its beginning to its end. A copy of one does not change.
+type record struct {
+	Kind    string     `json:"kind"` // limits, hold or release
+	Source  string     `json:"source"`
+	Key     string     `json:"key"`
+	ID      string     `json:"id"`
+	Who     string     `json:"who"`
+	From    time.Time  `json:"from"`
+	Until   *time.Time `json:"until"`    // nil: of a release
+	Limits  *string    `json:"limits"`   // nil: of a hold or a release
+	Before  *string    `json:"before"`   // the limits that it has replaced; nil as limits
+	Ended   *time.Time `json:"ended"`    // nil: it is in force
+	EndedBy *string    `json:"ended_by"` // nil: nobody has ended it before its time
+	Outcome *string    `json:"outcome"`  // what has become of it; nil: it is in force
+	Error   *string    `json:"error"`    // why it could not be ended so far; nil: there was no such attempt
+}
+
+// The outcomes of changes.
+const (
+	putBack   = "put_back"  // the limits of before are in force again
+	overtaken = "overtaken" // others had set or reset the limits meanwhile, and theirs stay
+	replaced  = "replaced"  // by a later change of the same bucket
+	over      = "ended"     // a hold has come to its end
+	released  = "released"
+	stuck     = "failed" // it could not be ended when the Inspector was closed, or the source removed
+)
+
+func newRecord(kind string, of target, who string, until time.Time) record {
+	return record{Kind: kind, Source: of.source, Key: strings.ToValidUTF8(of.key, "\uFFFD"), ID: idOf(of.key),
+		Who: who, From: time.Now().UTC(), Until: instant(until)}
+}
+
+// ended returns the record of the change once it has ended, before its time by somebody unless by
+// is empty.
+func (r record) ended(outcome, by string) record {
+	now := time.Now().UTC()
+	r.Ended, r.Outcome = &now, &outcome
+	if by != "" {
+		r.EndedBy = &by
+	}
+	return r
+}
+
+// An override is a change of limits in the form in which it is part of its bucket.
+type override struct {
+	From   time.Time  `json:"from"`
+	Until  *time.Time `json:"until"`
+	Who    string     `json:"who"`
+	Before string     `json:"before"`
+	Error  *string    `json:"error"`
+}
+
+// A ledger has the changes that are in force, the latest that have ended, and what was told of
+// them. The lock of the [Inspector] guards it.
+type ledger struct {
+	told    []change // oldest first; at most maxChanges
+	inForce map[changeKey]record
+	past    []record // oldest first; at most maxPast
+}
+
+// add notes what is told of the change of a key.
+func (l *ledger) add(key changeKey, c change) {
+	l.told = appendAtMost(maxChanges, l.told, c)
+	earlier, ok := l.inForce[key]
+	switch {
+	case c.Change.Ended != nil:
+		delete(l.inForce, key)
+		l.past = appendAtMost(maxPast, l.past, c.Change)
+		return
+	case ok && earlier.Until != c.Change.Until: // Each change has its own; two may be made at one instant.
+		l.past = appendAtMost(maxPast, l.past, earlier.ended(replaced, c.Change.Who))
+	}
+	l.inForce[key] = c.Change
+}
+
+// appendAtMost appends to the latest of a kind, and forgets the oldest if there are too many.
+func appendAtMost[T any](most int, all []T, one T) []T {
+	if len(all) == most {
+		all = slices.Delete(all, 0, 1)
+	}
+	return append(all, one)
+}
+
+// current returns the changes that are in force, oldest first.
+func (l *ledger) current() []record {
+	all := []record{}
+	for _, r := range l.inForce {
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b record) int { return a.From.Compare(b.From) })
+	return all
+}
+
+// withOverride adds to a bucket the change of its limits that is in force.
+func (i *Inspector) withOverride(b bucket) bucket {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if r, ok := i.ledger.inForce[changeKey{of: target{source: b.Source, key: b.raw}}]; ok {
+		b.Override = &override{From: r.From, Until: r.Until, Who: r.Who, Before: *r.Before, Error: r.Error}
+	}
+	return b
+}
+
+// serveChanges tells of all changes that are in force, and of the latest that have ended.
+func (i *Inspector) serveChanges(w http.ResponseWriter, _ *http.Request, q query) error {
+	name := q.text("source")
+	answer := struct {
+		At      time.Time `json:"at"`
+		InForce []record  `json:"in_force"`
+		Past    []record  `json:"past"`
+	}{At: time.Now().UTC()}
+	i.mu.Lock()
+	answer.InForce, answer.Past = i.ledger.current(), slices.Clone(i.ledger.past)
+	known := name == "" || i.sourceLocked(name) != nil
+	i.mu.Unlock()
+	slices.Reverse(answer.InForce)
+	slices.Reverse(answer.Past)
+	if answer.Past == nil {
+		answer.Past = []record{}
+	}
+	if name != "" {
+		of := func(r record) bool { return r.Source != name }
+		answer.InForce, answer.Past = slices.DeleteFunc(answer.InForce, of), slices.DeleteFunc(answer.Past, of)
+	}
+	if !known && len(answer.Past) == 0 { // A source that was removed may have past changes.
+		return unknownSource(name)
+	}
+	writeJSON(w, http.StatusOK, answer)
+	return nil
+}

@@ -1,0 +1,163 @@
+package inspect_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+)
+
+// A overridden is the override of a bucket, in a row and in a detail.
+type overridden struct {
+	Limits   string
+	Override *struct {
+		From, Until time.Time
+		Who, Before string
+	}
+}
+
+func (c console) overridden(t *testing.T, key string) (row overridden, rule string) {
+	t.Helper()
+	var l struct{ Buckets []overridden }
+	require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets?prefix="+key, "").Body.Bytes(), &l))
+	var d struct {
+		Bucket overridden
+		Rule   struct{ Rule string }
+	}
+	require.NoError(t, json.Unmarshal(c.call(http.MethodGet, "/api/buckets/one/"+key, "").Body.Bytes(), &d))
+	require.Len(t, l.Buckets, 1)
+	require.Equal(t, l.Buckets[0].Override, d.Bucket.Override)
+	return d.Bucket, d.Rule.Rule
+}
+
+// Whoever looks at a bucket must see that its limits are not those of its rule, until when, and
+// who has set them, however many other changes have come since.
+func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits(t, "1 per 1h burst 9"), nil })
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g, inspect.WithExplain(func(string) (string, string, int) { return "usual", "limits.yaml", 3 })))
+		defer c.Close()
+		require.True(t, g.Allow("a"))
+		none, rule := c.overridden(t, "a")
+		require.Nil(t, none.Override)
+		require.Equal(t, "usual", rule)
+		start := time.Now().UTC()
+		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"1 per 2h burst 9","for":"2h","who":"Ann"}`)
+		for k := range 250 {
+			time.Sleep(time.Second)
+			c.post(t, "/api/limits", fmt.Sprintf(`{"source":"one","key":"b%d","limits":"1 per 2h","for":"1s"}`, k))
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+
+		got, rule := c.overridden(t, "a")
+		require.Equal(t, "usual", rule)
+		require.Equal(t, "1 per 2h burst 9 depth 0", got.Limits)
+		require.NotNil(t, got.Override)
+		require.Equal(t, start, got.Override.From)
+		require.Equal(t, start.Add(2*time.Hour), got.Override.Until)
+		require.Equal(t, `"Ann" at 127.0.0.1:4000`, got.Override.Who)
+		require.Equal(t, "1/h burst 9 depth 0", got.Override.Before)
+
+		inForce, past := c.recorded(t, "?source=one")
+		require.Len(t, inForce, 1)
+		require.Equal(t, []string{"limits", "a", "1 per 2h burst 9 depth 0", "1/h burst 9 depth 0"},
+			[]string{inForce[0].Kind, inForce[0].ID, *inForce[0].Limits, *inForce[0].Before})
+		require.Nil(t, inForce[0].Ended)
+		require.Len(t, past, 200)
+		require.Equal(t, "b249", past[0].Key)
+		require.Equal(t, "b50", past[199].Key)
+		require.Equal(t, "put_back", *past[0].Outcome)
+		require.Equal(t, *past[0].Until, *past[0].Ended)
+
+		stream := listen(t, c.Inspector, "/api/events")
+		var hello struct {
+			Changes []change
+			InForce []record `json:"in_force"`
+		}
+		stream.until("hello", &hello)
+		require.Len(t, hello.Changes, 20)
+		require.Equal(t, inForce, hello.InForce)
+
+		c.post(t, "/api/reset", `{"source":"one","key":"a"}`)
+		var told change
+		stream.until("change", &told)
+		require.Equal(t, "put_back", *told.Change.Outcome)
+		require.Equal(t, "127.0.0.1:4000", *told.Change.EndedBy)
+		none, _ = c.overridden(t, "a")
+		require.Nil(t, none.Override)
+		inForce, past = c.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Equal(t, told.Change, past[0])
+	})
+}
+
+// What became of each change is data: nobody has to read it out of words.
+func TestWhatBecameOfAChangeIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fails := false
+		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) {
+			if fails {
+				return shaper.Limits{}, errors.New("no database")
+			}
+			return shaper.Limits{Rate: 1. / 60, Burst: 9}, nil
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		latest := func() string {
+			_, past := c.recorded(t, "")
+			return *past[0].Outcome
+		}
+		require.True(t, g.Allow(7))
+		c.post(t, "/api/limits", `{"source":"one","key":"7","limits":"1/s","for":"10m"}`)
+		c.post(t, "/api/limits", `{"source":"one","key":"7","limits":"2/s","for":"10m"}`)
+		require.Equal(t, "replaced", latest())
+		inForce, _ := c.recorded(t, "")
+		require.Len(t, inForce, 1)
+		require.Equal(t, "1/min burst 9 depth 0", *inForce[0].Before, "before the first of them")
+		require.NoError(t, g.SetLimits(7, shaper.Limits{Rate: 3}))
+		c.post(t, "/api/reset", `{"source":"one","key":"7"}`)
+		require.Equal(t, "overtaken", latest())
+		require.NoError(t, g.ResetLimits(7))
+
+		c.post(t, "/api/hold", `{"source":"one","key":"7","for":"10s"}`)
+		c.post(t, "/api/release", `{"source":"one","key":"7"}`)
+		require.Equal(t, "released", latest())
+		c.post(t, "/api/hold", `{"source":"one","key":"7","for":"10s"}`)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Equal(t, "ended", latest())
+
+		// A key whose bucket has gone, and whose text no list knows any more, is reset all the same.
+		c.post(t, "/api/limits", `{"source":"one","key":"7","limits":"1000/s","for":"10m"}`)
+		time.Sleep(3 * time.Minute)
+		require.Equal(t, http.StatusNotFound, c.call(http.MethodGet, "/api/buckets/one/7", "").Code)
+		c.post(t, "/api/reset", `{"source":"one","key":"7"}`)
+		require.Equal(t, "put_back", latest())
+
+		require.True(t, g.AllowN(7, 9))
+		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/buckets/one/7", "").Code)
+		c.post(t, "/api/limits", `{"source":"one","key":"7","limits":"1/h","for":"1s"}`)
+		fails = true
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		inForce, _ = c.recorded(t, "")
+		require.Contains(t, *inForce[0].Error, "no database")
+		require.Nil(t, inForce[0].Ended)
+		require.Equal(t, http.StatusNotFound, c.call(http.MethodGet, "/api/changes?source=two", "").Code)
+		c.Remove("one")
+		require.Equal(t, "failed", latest())
+		require.NoError(t, c.Close())
+	})
+}
