@@ -52,7 +52,7 @@ type Error struct {
 	// Rule is the key of the rule that has the mistake in its limits, "default" for the
 	// default, and "" for a mistake elsewhere, such as in the key itself. Field is the field
 	// whose value is wrong, such as "depth" or "candidate.depth", and "" for a mistake
-	// elsewhere, such as in limits that are one text.
+	// elsewhere.
 	Rule  string `json:"rule"`
 	Field string `json:"field"`
 

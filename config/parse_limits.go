@@ -100,11 +100,21 @@ func (p *parser) text(n *yaml.Node, prefix, value string) (shaper.Limits, bool) 
 	if err == nil {
 		return l, true
 	}
-	offset, reason := 0, err.Error()
-	if mistake, ok := errors.AsType[*shaper.ParseError](err); ok {
-		offset, reason = mistake.Column-1, mistake.Reason
+	mistake, ok := errors.AsType[*shaper.ParseError](err)
+	if !ok {
+		mistake = &shaper.ParseError{Column: 1, Reason: err.Error()}
 	}
-	p.report(n.Line, p.columnIn(n, offset-len(prefix)), p.textOf(n), reason)
+	field := p.inField
+	switch {
+	case mistake.Field == "":
+	case field == "":
+		field = mistake.Field
+	case field == "candidate":
+		field += "." + mistake.Field
+	}
+	p.within(p.inRule, field, func() {
+		p.report(n.Line, p.columnIn(n, mistake.Column-1-len(prefix)), p.textOf(n), mistake.Reason)
+	})
 	return l, false
 }
 

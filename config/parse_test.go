@@ -43,15 +43,15 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"limits:\n  <<: {a: 1/s}", `f:2:3: "<<": expected a key; this has a meaning of its own in YAML unless it stands in quotes`},
 		{"limits:\n  ? [a]\n  : 1/s", `f:2:5: "[a]": expected a key, which is a single text`},
 		// Limits as text. Columns are those of the mistake.
-		{"default: 50/x", `f:1:13: rule "default": 50/x: expected a unit: ns us ms s sec min h hour d day`},
-		{"default: 50", `f:1:12: rule "default": 50: expected / and a unit, or per and a duration`},
+		{"default: 50/x", `f:1:13: rule "default": rate 50/x: expected a unit: ns us ms s sec min h hour d day`},
+		{"default: 50", `f:1:12: rule "default": rate 50: expected / and a unit, or per and a duration`},
 		{"default: \"50/s dept 3\"", `f:1:16: rule "default": "50/s dept 3": expected burst, depth, wait, slack or inflight`},
 		{"default: \"50/s \\x64ept 3\"", `f:1:10: rule "default": "50/s dept 3": expected burst, depth, wait, slack or inflight`},
-		{"default: 0/s", `f:1:10: rule "default": 0/s: Limits.Rate is 0, must be above 0`},
-		{"default: 1 per 300d burst 3", `f:1:27: rule "default": "1 per 300d burst 3": Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
-		{"default: ''", `f:1:11: rule "default": "''": expected a rate such as 50/s, 1 per 2s or inf`},
-		{"default: " + strings.Repeat("é", 50), `f:1:10: rule "default": "` + strings.Repeat("é", 30) + `…": expected a rate such as 50/s, 1 per 2s or inf`},
-		{"default: ${RATE}/s", `f:1:10: rule "default": "${RATE}/s": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: 0/s", `f:1:10: rule "default": rate 0/s: Limits.Rate is 0, must be above 0`},
+		{"default: 1 per 300d burst 3", `f:1:27: rule "default": burst "1 per 300d burst 3": Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
+		{"default: ''", `f:1:11: rule "default": rate "''": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: " + strings.Repeat("é", 50), `f:1:10: rule "default": rate "` + strings.Repeat("é", 30) + `…": expected a rate such as 50/s, 1 per 2s or inf`},
+		{"default: ${RATE}/s", `f:1:10: rule "default": rate "${RATE}/s": expected a rate such as 50/s, 1 per 2s or inf`},
 		{"default: [1/s]", `f:1:10: rule "default": "[1/s]": expected limits, such as 50/s depth 100 or {rate: 50/s, depth: 100}`},
 		// Limits as a mapping.
 		{"default: {depth: 3}", `f:1:10: rule "default": "{depth: 3}": these limits have no rate`},
@@ -72,7 +72,7 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"default: {rate: 1/s, depth: 010}", `f:1:29: rule "default": depth 010: a 0 in front makes it octal for some: write 10`},
 		{"default: {rate: 1/s, inflight: ~}", `f:1:22: rule "default": inflight: has no value: write one, or leave it out`},
 		{"default: {burst: 3, rate: 1 per 300d}", `f:1:18: rule "default": burst 3: Limits.Burst is 3, which at Limits.Rate 3.858024691358025e-08 takes more than 365 days to drain`},
-		{"default: {rate: 1/s, candidate: 0/s}", `f:1:33: rule "default": candidate 0/s: Limits.Rate is 0, must be above 0`},
+		{"default: {rate: 1/s, candidate: 0/s}", `f:1:33: rule "default": candidate.rate 0/s: Limits.Rate is 0, must be above 0`},
 		{"default: {rate: 1/s, candidate: ~}", `f:1:22: rule "default": candidate: has no value: write one, or leave it out`},
 		// What is cut off must not mean that a rule is taken away, or that there are none.
 		{"limits:\n  api:", `f:2:3: api: has no limits: write some, such as 50/s depth 100, or ~ to take the rule away`},
@@ -120,9 +120,9 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 func TestAllMistakesAreReportedAtOnce(t *testing.T) {
 	require.Equal(t, []string{
 		`f:1:1: defualt: did you mean default?`,
-		`f:3:11: rule "a": 50/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:3:11: rule "a": rate 50/x: expected a unit: ns us ms s sec min h hour d day`,
 		`f:4:3: b//c: an empty part is written "-", and a "/" within a part is written "%2F": write b/-/c or b%2F%2Fc`,
-		`f:4:10: rule "b//c": nothing: expected a rate such as 50/s, 1 per 2s or inf`,
+		`f:4:10: rule "b//c": rate nothing: expected a rate such as 50/s, 1 per 2s or inf`,
 		`f:5:6: rule "d": "{depth: -1, burts: 3}": these limits have no rate`,
 		`f:5:14: rule "d": depth -1: expected a whole number such as 100`,
 		`f:5:18: rule "d": burts: did you mean burst?`,
@@ -149,7 +149,7 @@ func TestMistakesAsJSON(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, `[
 		{"file": "dir/f.yaml", "line": 2, "column": 18, "rule": "ä", "field": "", "text": "burts", "message": "did you mean burst?"},
-		{"file": "dir/f.yaml", "line": 3, "column": 6, "rule": "b", "field": "", "text": "~x", "message": "expected a rate such as 50/s, 1 per 2s or inf"},
+		{"file": "dir/f.yaml", "line": 3, "column": 6, "rule": "b", "field": "rate", "text": "~x", "message": "expected a rate such as 50/s, 1 per 2s or inf"},
 		{"file": "dir/f.yaml", "line": 4, "column": 32, "rule": "login", "field": "depth", "text": "-1", "message": "expected a whole number such as 100"},
 		{"file": "dir/f.yaml", "line": 5, "column": 48, "rule": "c", "field": "candidate.depth", "text": "-1", "message": "expected a whole number such as 100"}
 	]`, string(text))
@@ -164,8 +164,8 @@ func TestEditorsMarksAndLineEndsDoNoHarm(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, 3, rule.Line)
 	require.Equal(t, []string{
-		`f:1:12: rule "default": 1/x: expected a unit: ns us ms s sec min h hour d day`,
-		`f:3:11: rule "api": 2/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:1:12: rule "default": rate 1/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:3:11: rule "api": rate 2/x: expected a unit: ns us ms s sec min h hour d day`,
 	}, mistakes(t, "\ufeffdefault: 1/x\r\nlimits:\r\n  api: \"2/x\"\r\n"))
 }
 

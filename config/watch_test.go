@@ -144,7 +144,7 @@ func TestABrokenFileLeavesTheRulesInForce(t *testing.T) {
 			change func()
 			want   string
 		}{
-			{func() { write(t, "", path, "default: 2/s\nlimits: {a: 1/x}") }, path + `:2:15: rule "a": 1/x: expected a unit: ns us ms s sec min h hour d day`},
+			{func() { write(t, "", path, "default: 2/s\nlimits: {a: 1/x}") }, path + `:2:15: rule "a": rate 1/x: expected a unit: ns us ms s sec min h hour d day`},
 			{func() { write(t, "", path, "") }, path + `: the file says nothing, must have "default" or "limits"`},
 			{func() { require.NoError(t, os.Remove(path)) }, path + ": cannot be read: no such file or directory"},
 			{func() { require.NoError(t, os.Mkdir(path, 0o755)) }, path + ": cannot be read: it is not a regular file (d---------)"},
@@ -225,7 +225,7 @@ func TestOpenWantsAllFilesRight(t *testing.T) {
 		{nil, "config: Open: there are no files, must be at least one"},
 		{[]string{good, filepath.Join(dir, "missing")}, filepath.Join(dir, "missing") + ": cannot be read: no such file or directory"},
 		{[]string{good, empty, broken, dir}, empty + `: the file says nothing, must have "default" or "limits"` + "\n" +
-			broken + ":1:12: rule \"default\": 1/x: expected a unit: ns us ms s sec min h hour d day\n" + dir + ": cannot be read: it is not a regular file (d---------)"},
+			broken + ":1:12: rule \"default\": rate 1/x: expected a unit: ns us ms s sec min h hour d day\n" + dir + ": cannot be read: it is not a regular file (d---------)"},
 	} {
 		f, err := config.Open(c.files...)
 		require.Nil(t, f)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,6 +34,9 @@ var units = []struct {
 	{"min", time.Minute}, {"s", time.Second}, {"sec", time.Second},
 	{"ms", time.Millisecond}, {"us", time.Microsecond}, {"ns", time.Nanosecond},
 }
+
+// optional are the fields that may follow the rate.
+var optional = []string{"burst", "depth", "wait", "slack", "inflight"}
 
 // ParseLimits reads the text form of [Limits]:
 //
@@ -65,8 +69,9 @@ func ParseLimits(text string) (Limits, error) {
 	}
 	burst, seed := strings.CutSuffix(first.text, ",")
 	if seed {
-		at["burst"] = first.at
+		s.field, at["burst"] = "burst", first.at
 		l.Burst = s.integer(word{burst, first.at})
+		s.field = ""
 		first = s.next()
 	}
 	l.Rate = s.rate(first)
@@ -77,6 +82,10 @@ func ParseLimits(text string) (Limits, error) {
 		if _, twice := at[name.text]; twice {
 			s.fail(name.at, "expected "+name.text+" only once")
 		}
+		if !slices.Contains(optional, name.text) {
+			s.fail(name.at, "expected burst, depth, wait, slack or inflight")
+		}
+		s.field = name.text
 		value := s.nextPlain()
 		at[name.text] = value.at
 		switch name.text {
@@ -90,15 +99,15 @@ func ParseLimits(text string) (Limits, error) {
 			l.Slack = s.duration(value)
 		case "inflight":
 			l.InFlight = s.integer(value)
-		default:
-			s.fail(name.at, "expected burst, depth, wait, slack or inflight")
 		}
+		s.field = ""
 	}
 	if err := l.Validate(); err != nil {
 		// No number is negative here, so the rate or the burst is invalid.
 		offender := at["burst"]
+		s.field = "burst"
 		if (Limits{Rate: l.Rate}).Validate() != nil {
-			offender = first.at
+			offender, s.field = first.at, "rate"
 		}
 		s.fail(offender, strings.TrimPrefix(err.Error(), "shaper: "))
 	}
@@ -113,6 +122,7 @@ func ParseLimits(text string) (Limits, error) {
 type ParseError struct {
 	Text   string // all of the text
 	Column int    // the byte in Text at which the mistake begins, from 1; len(Text)+1 if something is missing at the end
+	Field  string // whose value is wrong: rate, burst, depth, wait, slack or inflight; "" for a mistake elsewhere
 	Reason string // such as "expected a unit: ns us ms s sec min h hour d day"
 }
 
@@ -227,14 +237,15 @@ type word struct {
 // methods after that have no meaning.
 type scanner struct {
 	text    string
-	at      int // offset of the first byte that has not been read
+	at      int    // offset of the first byte that has not been read
+	field   string // whose value is being read; "" between values
 	mistake *ParseError
 }
 
 // fail records a mistake at an offset, if it is the first.
 func (s *scanner) fail(at int, reason string) {
 	if s.mistake == nil {
-		s.mistake = &ParseError{Text: s.text, Column: at + 1, Reason: reason}
+		s.mistake = &ParseError{Text: s.text, Column: at + 1, Field: s.field, Reason: reason}
 	}
 }
 
@@ -269,6 +280,8 @@ func (s *scanner) refuseComma(w word) {
 
 // rate returns the rate whose first word is w.
 func (s *scanner) rate(w word) rate.Limit {
+	s.field = "rate"
+	defer func() { s.field = "" }()
 	if w.text == "inf" {
 		return rate.Inf
 	}

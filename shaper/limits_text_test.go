@@ -217,9 +217,24 @@ func TestParseLimitsPointsAtTheMistake(t *testing.T) {
 		column, reason := splitParseError(t, test.text, err)
 		mistake, ok := errors.AsType[*shaper.ParseError](err)
 		require.True(t, ok)
-		require.Equal(t, &shaper.ParseError{Text: test.text, Column: column, Reason: reason}, mistake)
+		require.Equal(t, &shaper.ParseError{Text: test.text, Column: column, Field: mistake.Field, Reason: reason}, mistake)
 		require.Equal(t, test.column, column, "%s", err)
 		require.Contains(t, reason, test.reason)
+	}
+}
+
+func TestParseErrorNamesTheField(t *testing.T) {
+	for text, field := range map[string]string{
+		"": "rate", "50/x": "rate", "1 per 2": "rate", "0/s depth 3": "rate", "1,5/s": "rate", "10, 1/x": "rate",
+		"x, 1/s": "burst", "366, 1/d": "burst", "5/s burst": "burst", "5/s burst 1.5": "burst", "1/d burst 366": "burst",
+		"5/s depth -1": "depth", "5/s depth 3, wait 2s": "depth", "5/s wait 2": "wait", "5/s burst 3 slack 1.5ns": "slack", "5/s inflight 8s": "inflight",
+		"5/s dept 3": "", "5/s dept 3, wait 2s": "", "5/s, depth 3": "", "5/s depth 3 depth 4": "", "10, 1/s depth 3": "", " 5/s": "", "5/s depth 3 ": "",
+		"1." + strings.Repeat("0", 1024): "",
+	} {
+		_, err := shaper.ParseLimits(text)
+		mistake, ok := errors.AsType[*shaper.ParseError](err)
+		require.True(t, ok, text)
+		require.Equal(t, field, mistake.Field, "%s", err)
 	}
 }
 

@@ -124,7 +124,7 @@ func TestAllMistakesOfAllFilesAreReported(t *testing.T) {
 	require.Empty(t, out)
 	lines := strings.Split(strings.TrimSpace(problems), "\n")
 	require.Len(t, lines, 4, problems)
-	require.Equal(t, `wrong.yaml:1:13: rule "default": 20/x: expected a unit: ns us ms s sec min h hour d day`, lines[0])
+	require.Equal(t, `wrong.yaml:1:13: rule "default": rate 20/x: expected a unit: ns us ms s sec min h hour d day`, lines[0])
 	require.Equal(t, `wrong.yaml:3:21: rule "api": burts: did you mean burst?`, lines[1])
 	require.Contains(t, lines[2], "wrong.yaml:4:3: api//v2: ")
 	require.Contains(t, lines[3], "missing.yaml: cannot be read: ")
@@ -296,7 +296,7 @@ func TestJSON(t *testing.T) {
 	require.Empty(t, problems)
 	var r report
 	require.NoError(t, json.Unmarshal([]byte(out), &r))
-	require.Equal(t, &config.Error{File: "wrong.yaml", Line: 1, Column: 13, Rule: "default", Text: "20/x",
+	require.Equal(t, &config.Error{File: "wrong.yaml", Line: 1, Column: 13, Rule: "default", Field: "rate", Text: "20/x",
 		Message: "expected a unit: ns us ms s sec min h hour d day"}, r.Errors[0])
 
 	status, out, _ = shapecheck(t, "", "-json", file(t, "f.yaml", "limits: {}"), "x")
