@@ -78,7 +78,7 @@ func (h *hooks) departed(ctx context.Context, e shaper.Event) {
 }
 
 func (h *hooks) refused(ctx context.Context, e shaper.Event) {
-	if e.Waited > 0 { // Close has refused it.
+	if e.Waited > 0 { // Close has refused it, or an outage of its Bucket.
 		h.record(ctx, e.Waited, resultOf(e.Err))
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {

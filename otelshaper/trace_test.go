@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 // call waits with a span of the name that is given.
@@ -92,6 +93,26 @@ func TestASpanTellsOfItsWait(t *testing.T) {
 		require.Equal(t, 0.1, waits["closed,api"].Sum)
 		require.Equal(t, []float64{0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 25, 50, 100, 250, 500}, waits["acquired,api"].Bounds)
 		require.Equal(t, "s", b.metrics(t)["shaper.request.time_in_queue"].Unit)
+	})
+}
+
+// What an outage of a shared bucket makes of a wait is in its span and in the histogram.
+func TestASpanTellsOfAWaitThatAnOutageEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		tracer, recorder := newTracer(t)
+		memory := buckettest.NewMemory()
+		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+		s := newShaper(t, "2/s depth 3", shaper.WithTrace(b.Trace("api")), shaper.WithBucket(memory, "key"), shaper.WithPatience(2*time.Second))
+		start := time.Now()
+		call(context.Background(), tracer, "call", s)
+		require.Regexp(t, `^0s shaper.queued shaper.rule=api shaper.ahead=0 shaper.cost=1
+2s shaper.refused shaper.rule=api shaper.time_in_queue=2 shaper.ahead=0 shaper.result=unavailable shaper.retry_after=[0-9.e-]+
+$`, events(recorder, start)["call"])
+		waits := b.waits(t)
+		require.Len(t, waits, 1)
+		require.EqualValues(t, 1, waits["unavailable,api"].Count)
+		require.Equal(t, 2., waits["unavailable,api"].Sum)
 	})
 }
 
