@@ -480,6 +480,76 @@ func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 	})
 }
 
+// A line in which all wait for a seat does not need the Bucket. Its patience ends as that of the
+// others, so it must learn that the outage is over, though the key that has found it is gone.
+func TestALineThatWaitsForASeatLearnsThatTheBucketIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(ms, ms)
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Depth: 9, InFlight: 1}, nil },
+			shaper.WithBuckets(m, ownKey))
+		require.NoError(t, err)
+		release, err := g.Acquire(t.Context(), "a", 1)
+		require.NoError(t, err)
+		left := make(chan error, 2)
+		for range cap(left) {
+			go func() {
+				done, err := g.Acquire(context.Background(), "a", 1)
+				done()
+				left <- err
+			}()
+		}
+		time.Sleep(time.Second)
+		m.Fail(faultOf(buckettest.FailBefore))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = g.Acquire(ctx, "b", 1)
+		require.Equal(t, context.DeadlineExceeded, err)
+		require.Equal(t, shaper.BucketDown, g.Stats().Bucket.State)
+		m.Fail(nil)
+		time.Sleep(30 * time.Second)
+		require.Equal(t, 2, g.Stats().Waiting)
+		require.Equal(t, shaper.BucketShared, g.Stats().Bucket.State)
+		release()
+		require.NoError(t, <-left)
+		require.NoError(t, <-left)
+		require.NoError(t, g.Close())
+	})
+}
+
+// The drain of a Group ends with the patience of the last in its lines.
+func TestShutdownOfAGroupInAnOutageEndsWithThePatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.Fail(faultOf(buckettest.FailBefore))
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Depth: 9}, nil }, shaper.WithBuckets(m, ownKey))
+		require.NoError(t, err)
+		start := time.Now()
+		done := make(chan error, 1)
+		go func() { done <- g.Wait(context.Background(), "key") }()
+		synctest.Wait()
+		require.NoError(t, g.Shutdown(context.Background()))
+		require.Equal(t, 5*time.Second, time.Since(start))
+		require.ErrorIs(t, <-done, shaper.ErrUnavailable)
+		require.EqualValues(t, 1, g.Stats().Unavailable)
+		require.EqualValues(t, 1, g.Stats().Refused)
+	})
+}
+
+// Over HTTP a wait that an outage has ended is a 503 that says when to come again.
+func TestMiddlewareAnswersARequestInLineThoughTheStoreIsAway(t *testing.T) {
+	during(t, "10/s depth 9", func(o *outage) {
+		h := shaper.Middleware(o.Shaper)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("served") }))
+		o.Fail(faultOf(buckettest.FailBefore))
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/", nil))
+		require.Equal(t, shaper.DefaultPatience, time.Since(o.start))
+		require.Equal(t, http.StatusServiceUnavailable, w.Code)
+		require.Contains(t, []string{"1", "2", "3"}, w.Header().Get("Retry-After"))
+		require.Contains(t, w.Header().Get("Content-Type"), "application/problem+json")
+	})
+}
+
 // Bad numbers are told by the option's name, with a Bucket and without.
 func TestMistakesInPatienceAreNamed(t *testing.T) {
 	const horizon = 365 * 24 * time.Hour
