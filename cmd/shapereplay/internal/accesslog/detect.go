@@ -31,17 +31,17 @@ func (s *source) choose(o Options, t *texts) error {
 	if err != nil {
 		return err
 	}
-	fits, any := fitting(parsers, sample)
+	fits, requests := fitting(parsers, sample)
 	if chain := headsOf(sample); len(chain) > 0 {
 		// A line of syslog can be taken for one of a client called Nov. So the lines that have
 		// heads count as such, if there are requests behind them.
 		with, without := chain.cutAll(sample)
-		behind, anyBehind := fitting(parsers, with)
-		if _, others := fitting(parsers, without); anyBehind > others {
-			s.heads, s.headNames, fits, any = chain, chain.String(), behind, anyBehind
+		behind, requestsBehind := fitting(parsers, with)
+		if _, others := fitting(parsers, without); requestsBehind > others {
+			s.heads, s.headNames, fits, requests = chain, chain.String(), behind, requestsBehind
 		}
 	}
-	if any == 0 && len(sample) > 0 {
+	if requests == 0 && len(sample) > 0 {
 		is := unreadFormat(sample)
 		if is != "" || o.Format == Auto {
 			return &FormatError{s.name, is, excerpt(sample[0])}
@@ -54,7 +54,7 @@ func (s *source) choose(o Options, t *texts) error {
 
 // fitting returns in how many of the lines each of the parsers finds a request, and in how
 // many any of them does.
-func fitting(parsers []parser, lines [][]byte) (fits []int, any int) {
+func fitting(parsers []parser, lines [][]byte) (fits []int, requests int) {
 	fits = make([]int, len(parsers))
 	for _, line := range lines {
 		found := false
@@ -65,10 +65,10 @@ func fitting(parsers []parser, lines [][]byte) (fits []int, any int) {
 			}
 		}
 		if found {
-			any++
+			requests++
 		}
 	}
-	return fits, any
+	return fits, requests
 }
 
 // sample returns the first lines that are not empty, without reading them.
