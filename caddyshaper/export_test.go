@@ -1,6 +1,7 @@
 package caddyshaper
 
 import (
+	"fmt"
 	"net/http"
 	"time"
 )
@@ -48,3 +49,14 @@ func Limits(name, key string) string {
 
 // Ready reports what ready does.
 func Ready() bool { return ready() }
+
+// Fill lets one request leave of each of so many keys of a name.
+func Fill(name string, keys int) {
+	l := known.latest(name, nil)
+	for i := range keys {
+		l.live.Allow(fmt.Sprintf("2001:db8:%x:%x::", i>>16, i&0xffff))
+	}
+}
+
+// Keys returns how many keys of a name have a line.
+func Keys(name string) int { return known.latest(name, nil).live.Stats().Keys }

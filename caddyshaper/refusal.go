@@ -29,7 +29,7 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	a := answer{header: http.Header{}}
 	shaper.WriteError(&a, r, err)
 	if a.status >= 500 {
-		s.failures.note(r.Context(), a.status, s.lines.redact(err))
+		s.failures.note(a.status, s.lines.redact(err))
 	}
 	h := w.Header()
 	if after := a.header.Get("Retry-After"); after != "" {
@@ -127,12 +127,13 @@ func newFailureLog(log *slog.Logger) *failureLog {
 	return &failureLog{log: log, sometimes: rate.Sometimes{Interval: time.Second}}
 }
 
-func (l *failureLog) note(ctx context.Context, status int, err error) {
+func (l *failureLog) note(status int, err error) {
 	l.refused.Add(1)
 	var count int64
 	l.sometimes.Do(func() { count = l.refused.Swap(0) })
 	if count > 0 { // Do runs one call at a time, so a slow log must not be written to within it.
-		l.log.ErrorContext(ctx, "requests are refused, and not for their limits", "status", status, "error", err, "refused", count)
+		// Without the request's context, of which Caddy would add the key of one of the requests.
+		l.log.Error("requests are refused, and not for their limits", "status", status, "error", err, "refused", count)
 	}
 }
 

@@ -228,3 +228,27 @@ func TestAConfigurationThatFailsAtTheLastMomentIsUndone(t *testing.T) {
 	s.giveUp()
 	require.Error(t, answers()[0].err)
 }
+
+// BenchmarkReload is a reload while each of 100,000 keys has a level: one that changes limits, and
+// one that changes what can't change for lines in use, so that new lines get the levels.
+func BenchmarkReload(b *testing.B) {
+	const keys = 100_000
+	for name, config := range map[string]func(i int) string{
+		"other-limits": func(i int) string { return fmt.Sprintf("limits %d/h burst 9", 1+i%2) },
+		"other-lines":  func(i int) string { return fmt.Sprintf("limits 1/h burst 9\n max_keys %d", 2*keys+i) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := newSite(b)
+			load := func(i int) { s.reload("shape many {\n " + config(i) + "\n}" + proxied) }
+			load(0)
+			caddyshaper.Fill("many", keys)
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				i++
+				load(i)
+			}
+			require.Equal(b, keys, caddyshaper.Keys("many"))
+		})
+	}
+}

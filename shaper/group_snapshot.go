@@ -31,7 +31,9 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 	var copies []bucketCopy
 	var keys []K
 	for _, s := range g.shards {
-		for _, key := range s.keysToSave() {
+		ofShard := s.keysToSave()
+		keys, copies = slices.Grow(keys, len(ofShard)), slices.Grow(copies, len(ofShard))
+		for _, key := range ofShard {
 			if copied, ok := s.copyOf(key); ok {
 				keys, copies = append(keys, key), append(copies, copied)
 			}
@@ -42,7 +44,7 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 	at := time.Now()
 	now := g.over.instantOf(at)
 	names := newKeyNames[K]()
-	saved := savedGroup{savedHead: headOf(snapshotOfGroup, at), Buckets: []savedBucket{}}
+	saved := savedGroup{savedHead: headOf(snapshotOfGroup, at), Buckets: make([]savedBucket, 0, len(copies))}
 	for i := range copies {
 		bucket, worth := copies[i].saved(now)
 		if !worth {

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"bytes"
 	"encoding"
 	"encoding/json"
 	"errors"
@@ -67,6 +68,8 @@ func (n *keyNames[K]) decode(name json.RawMessage) (key K, err error) {
 		return key, fmt.Errorf("there is a bucket without a key")
 	case n.text && name[0] != '{' && name[0] != '"':
 		err = errors.New("it is no string")
+	case n.text && name[0] == '"' && !bytes.ContainsRune(name, '\\') && utf8.Valid(name):
+		reflect.ValueOf(&key).Elem().SetString(string(name[1 : len(name)-1])) // There is nothing to decode in it.
 	case n.text && name[0] == '{':
 		var binary binaryKey
 		if err = json.Unmarshal(name, &binary); err == nil {

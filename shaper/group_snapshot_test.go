@@ -372,3 +372,27 @@ func TestManyKeysOutliveARestart(t *testing.T) {
 	}
 	require.NoError(t, after.Close())
 }
+
+// A proxy restores its levels at each reload that makes new lines, and requests feel it.
+func TestAKeyIsSavedAndRestoredWithFewAllocations(t *testing.T) {
+	const keys = 1000
+	limits := func(string) (shaper.Limits, error) {
+		return shaper.Limits{Rate: rate.Every(time.Hour), Burst: 9}, nil
+	}
+	from, err := shaper.NewGroup(limits)
+	require.NoError(t, err)
+	for i := range keys {
+		require.True(t, from.Allow(fmt.Sprint("client", i)))
+	}
+	perKey := testing.AllocsPerRun(3, func() {
+		to, err := shaper.NewGroup(limits)
+		require.NoError(t, err)
+		snapshot, err := from.Snapshot()
+		require.NoError(t, err)
+		require.NoError(t, to.Restore(snapshot))
+		require.Equal(t, keys, to.Stats().Keys)
+		require.NoError(t, to.Close())
+	}) / keys
+	require.LessOrEqual(t, perKey, 60.)
+	require.NoError(t, from.Close())
+}

@@ -210,19 +210,18 @@ func (b *bucket) restore(r *restoredLevel) {
 	if r.units == nil || b.interval.IsZero() {
 		return
 	}
-	remaining := r.units
-	if r.age > 0 {
-		slower := r.interval
-		if slower != b.interval && b.interval.Rat().Cmp(slower.Rat()) > 0 {
-			slower = b.interval
-		}
+	var empty exact.Nanos
+	var roundedUpBy *big.Rat
+	if slower := b.slowerInterval(r.interval); slower == b.interval {
+		// All leaks at one rate, as if the units had come at the time of the snapshot.
+		empty, roundedUpBy = b.interval.InstantAfter(exact.Sum(r.now, -r.age), r.units)
+	} else {
 		leaked := new(big.Rat).SetInt64(r.age)
-		remaining = leaked.Sub(remaining, leaked.Quo(leaked, slower.Rat()))
+		empty, roundedUpBy = b.interval.InstantAfter(r.now, leaked.Sub(r.units, leaked.Quo(leaked, slower.Rat())))
 	}
-	if remaining.Sign() <= 0 {
-		return
+	if !empty.After(exact.At(r.now)) {
+		return // Nothing remains: now is a multiple of what instants are rounded up to.
 	}
-	empty, roundedUpBy := b.interval.InstantAfter(r.now, remaining)
 	if b.interval.Compare(empty, roundedUpBy, b.empty, b.coldOrNone().roundedUpBy) <= 0 {
 		return
 	}
@@ -230,6 +229,14 @@ func (b *bucket) restore(r *restoredLevel) {
 	// Requests that have left before are not part of this level. So none of them may be
 	// taken off it: to giveBack this is as a departure.
 	b.departures++
+}
+
+// slowerInterval returns the longer one of the interval of the bucket and another.
+func (b *bucket) slowerInterval(other exact.Interval) exact.Interval {
+	if other != b.interval && other.Rat().Cmp(b.interval.Rat()) > 0 {
+		return other
+	}
+	return b.interval
 }
 
 // decodeSnapshot decodes a snapshot of that kind. into is a savedShaper or a savedGroup.

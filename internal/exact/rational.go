@@ -1,6 +1,9 @@
 package exact
 
-import "math/big"
+import (
+	"cmp"
+	"math/big"
+)
 
 // A [Nanos] is a multiple of 1/den of a nanosecond. After a change of the rate, or
 // beyond 292 years, the exact instant need not be such a multiple. The Nanos is then the
@@ -25,6 +28,9 @@ func (i Interval) Add(at Nanos, excess *big.Rat, n int64) (Nanos, *big.Rat) {
 // instant is intervals of i after now, and the new excess. at lies excess above the exact
 // instant. Neither interval may be 0.
 func (i Interval) Rescale(at Nanos, excess *big.Rat, now int64, to Interval) (Nanos, *big.Rat) {
+	if excess == nil {
+		return to.instantAfter(now, i.partsAfter(now, at), i.parts(Nanos{i.whole, i.num}))
+	}
 	begin := new(big.Rat).SetInt64(now)
 	exact := i.exact(at, excess)
 	exact.Sub(exact, begin)
@@ -43,6 +49,9 @@ func (i Interval) UnitsSince(now int64, at Nanos, excess *big.Rat) float64 {
 // UnitsAfter returns how many intervals after now the exact instant is. at lies excess above
 // the exact instant. The interval must not be 0.
 func (i Interval) UnitsAfter(now int64, at Nanos, excess *big.Rat) *big.Rat {
+	if excess == nil { // Both are multiples of 1/den, which cancels.
+		return new(big.Rat).SetFrac(i.partsAfter(now, at), i.parts(Nanos{i.whole, i.num}))
+	}
 	exact := i.exact(at, excess)
 	exact.Sub(exact, new(big.Rat).SetInt64(now))
 	return exact.Quo(exact, i.Rat())
@@ -50,13 +59,29 @@ func (i Interval) UnitsAfter(now int64, at Nanos, excess *big.Rat) *big.Rat {
 
 // InstantAfter returns the instant that is so many intervals after now, and its excess.
 func (i Interval) InstantAfter(now int64, units *big.Rat) (at Nanos, excess *big.Rat) {
-	exact := i.Rat()
-	exact.Mul(exact, units)
+	return i.instantAfter(now, units.Num(), units.Denom())
+}
+
+// instantAfter is InstantAfter for num/den units.
+func (i Interval) instantAfter(now int64, num, den *big.Int) (at Nanos, excess *big.Rat) {
+	// Mostly the span is a multiple of 1/i.den, as units are those of the same interval.
+	span := i.parts(Nanos{i.whole, i.num})
+	span.Mul(span, num)
+	if whole, rest := new(big.Int).QuoRem(span, den, new(big.Int)); rest.Sign() == 0 {
+		if at, ok := i.ofParts(whole.Add(whole, i.parts(At(now)))); ok {
+			return at, nil
+		}
+	}
+	scale := new(big.Int).SetUint64(i.den)
+	exact := new(big.Rat).SetFrac(span, scale.Mul(scale, den))
 	return i.round(exact.Add(exact, new(big.Rat).SetInt64(now)))
 }
 
 // Compare returns -1, 0 or 1 as the exact instant of a is before, at or after that of b.
 func (i Interval) Compare(a Nanos, aExcess *big.Rat, b Nanos, bExcess *big.Rat) int {
+	if aExcess == nil && bExcess == nil {
+		return cmp.Or(cmp.Compare(a.whole, b.whole), cmp.Compare(a.part, b.part))
+	}
 	return i.exact(a, aExcess).Cmp(i.exact(b, bExcess))
 }
 
@@ -82,8 +107,35 @@ func (i Interval) round(exact *big.Rat) (at Nanos, excess *big.Rat) {
 
 // rat returns a in nanoseconds.
 func (i Interval) rat(a Nanos) *big.Rat {
-	r := new(big.Rat).SetFrac(new(big.Int).SetUint64(a.part), new(big.Int).SetUint64(i.den))
-	return r.Add(r, new(big.Rat).SetInt64(a.whole))
+	if a.part == 0 {
+		return new(big.Rat).SetInt64(a.whole)
+	}
+	return new(big.Rat).SetFrac(i.parts(a), new(big.Int).SetUint64(i.den))
+}
+
+// parts returns a in 1/den of a nanosecond.
+func (i Interval) parts(a Nanos) *big.Int {
+	n := new(big.Int).Mul(big.NewInt(a.whole), new(big.Int).SetUint64(i.den))
+	return n.Add(n, new(big.Int).SetUint64(a.part))
+}
+
+// partsAfter returns the span from now until at, in 1/den of a nanosecond.
+func (i Interval) partsAfter(now int64, at Nanos) *big.Int {
+	span := i.parts(at)
+	return span.Sub(span, i.parts(At(now)))
+}
+
+// ofParts returns the Nanos of so many 1/den of a nanosecond; ok reports whether there is one. It
+// changes n.
+func (i Interval) ofParts(n *big.Int) (a Nanos, ok bool) {
+	if n.Sign() < 0 {
+		return a, false
+	}
+	whole, part := n.QuoRem(n, new(big.Int).SetUint64(i.den), new(big.Int))
+	if !whole.IsInt64() {
+		return a, false
+	}
+	return Nanos{whole.Int64(), part.Uint64()}, true
 }
 
 // roundUp returns the first multiple of 1/den that is not below exact, at most
@@ -98,9 +150,8 @@ func (i Interval) roundUp(exact *big.Rat) Nanos {
 	if rest.Sign() > 0 {
 		quotient.Add(quotient, big.NewInt(1))
 	}
-	whole, part := quotient.QuoRem(quotient, den, new(big.Int))
-	if !whole.IsInt64() {
-		return Nanos{whole: Forever}
+	if at, ok := i.ofParts(quotient); ok {
+		return at
 	}
-	return Nanos{whole.Int64(), part.Uint64()}
+	return Nanos{whole: Forever}
 }
