@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,27 +84,41 @@ func TestWithoutItsStoreALineGoesByTheFallback(t *testing.T) {
 
 // Without a bound a request in line hangs for as long as the store is away, as it has no deadline
 // but the patience of its client.
-func TestNoRequestInLineHangsWhenTheStoreIsKilled(t *testing.T) {
-	redis := servers.StartRedis(t)
-	s := serve(t, fmt.Sprintf("shape line {\n limits 1/s depth 100 wait 1min\n store redis://%s\n patience 2s\n}%s", redis.Addr, proxied))
-	answers := make(chan answer, 30)
-	for range cap(answers) {
-		go func() { answers <- s.get("/") }()
+func TestNoRequestInLineHangsWhenTheStoreIsAway(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T) (store string, away func()){
+		"Redis is killed": func(t *testing.T) (string, func()) {
+			redis := servers.StartRedis(t)
+			return "redis://" + redis.Addr, redis.Kill
+		},
+		"PostgreSQL does not answer": func(t *testing.T) (string, func()) {
+			postgres := servers.StartPostgres(t)
+			proxy := servers.StartProxy(t, postgres.Addr)
+			return strings.Replace(postgres.URL, postgres.Addr, proxy.Addr, 1), func() { proxy.BlackHole(true) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, away := start(t)
+			s := serve(t, fmt.Sprintf("shape line {\n limits 1/s depth 100 wait 1min\n store %q\n patience 1s\n}%s", store, proxied))
+			realtime.Until(t, func() bool { return s.get("/").status == 200 }, "a request leaves by the store")
+			answers := make(chan answer, 30)
+			for range cap(answers) {
+				go func() { answers <- s.get("/") }()
+			}
+			require.Equal(t, 200, (<-answers).status, "the others wait, each for a second more")
+			away()
+			refused := 0
+			for range cap(answers) - 1 {
+				switch a := <-answers; a.status {
+				case 503:
+					require.NotEmpty(t, a.header.Get("Retry-After"))
+					refused++
+				default:
+					require.Equal(t, 200, a.status, "it has had its slot already")
+				}
+			}
+			require.Greater(t, refused, 20)
+		})
 	}
-	first := <-answers // The others wait, each for a second more.
-	require.Equal(t, 200, first.status)
-	redis.Kill()
-	refused := 0
-	for range cap(answers) - 1 {
-		switch a := <-answers; a.status {
-		case 503:
-			require.NotEmpty(t, a.header.Get("Retry-After"))
-			refused++
-		default:
-			require.Equal(t, 200, a.status, "it has had its slot already")
-		}
-	}
-	require.Greater(t, refused, 20)
 }
 
 // A line on standard error has no time and no level, and a program that collects Caddy's log
