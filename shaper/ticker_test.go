@@ -59,7 +59,10 @@ func TestOneTickerServesTheLinesOfSeveralDispatchers(t *testing.T) {
 		for _, s := range []*Shaper{slow, slow, quick, quick, quick, quick} {
 			ended = append(ended, outcomeOf(ctx, s, began))
 		}
-		require.Equal(t, int16(2), tk.serving)
+		tk.mu.Lock()
+		serving := tk.serving
+		tk.mu.Unlock()
+		require.Equal(t, int16(2), serving)
 		for i, at := range []time.Duration{1000, 2000, 250, 500, 750, 1000} {
 			require.Equal(t, outcome{at: at * time.Millisecond}, <-ended[i], "%d", i)
 		}
