@@ -91,7 +91,7 @@ func (t *ticker) tick() {
 	for {
 		now = t.handOut(looks, now)
 		if awaited {
-			now, awaited = t.lead.YieldOnce(t.first.epoch), false // Who leaves runs now, and not when the alarm is set.
+			now, awaited = t.lead.StepAside(t.first.epoch), false // Who leaves runs now, and not when the alarm is set.
 		}
 		t.mu.Lock()
 		if looks = t.looks; looks {
