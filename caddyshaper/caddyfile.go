@@ -74,7 +74,7 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		args := d.RemainingArgs()
 		if err := read(s, args); err != nil {
 			if errors.Is(err, errArguments) {
-				err = fmt.Errorf("%s: there are %d words after it, %q; see the documents for what may stand there", option, len(args), args)
+				err = fmt.Errorf("%s: %q is not the right number of words behind it", option, args)
 			}
 			return d.WrapErr(err)
 		}

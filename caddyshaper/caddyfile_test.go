@@ -47,7 +47,7 @@ func TestAMistakeIsToldWithFileLineAndValue(t *testing.T) {
 		{"shape {\n}", `limits: missing`},
 		{"shape {\n limits 5/s\n limits 6/s\n}", `limits: it is said twice, at Caddyfile:4`},
 		{"shape {\n limit 5/s\n}", `shape has no subdirective "limit", at Caddyfile:3`},
-		{"shape {\n limits 5/s\n dry_run yes\n}", `dry_run: there are 1 words after it, ["yes"]`},
+		{"shape {\n limits 5/s\n dry_run yes\n}", `dry_run: ["yes"] is not the right number of words behind it`},
 		{"shape {\n limits 5/s\n dry_run yes\n}", `Caddyfile:4`},
 		{"shape {\n limits 5/s\n rules a.yaml\n}", `limits: "5/s" stands beside rules`},
 		{"shape {\n rules a.yaml\n candidate 5/s\n}", `candidate: "5/s" stands beside rules`},

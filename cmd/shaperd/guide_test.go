@@ -113,3 +113,24 @@ func TestTheFieldOfTheGuideHasTheName(t *testing.T) {
 		require.Equal(t, "shop", a.header.Get("X-Shape"))
 	}
 }
+
+// With "key all" the key is the empty text, which a change must have all the same.
+func TestTheChangeOfTheGuideIsMade(t *testing.T) {
+	text, err := os.ReadFile(guide)
+	require.NoError(t, err)
+	change := regexp.MustCompile("`(\\{\"source\":.*?\\})`").FindStringSubmatch(string(text))
+	require.NotNil(t, change)
+	admin, front := freeAddress(t), freeAddress(t)
+	p := serve(t, "{\nadmin "+admin+"\ndefault_bind 127.0.0.1\n}\nhttp://"+port(t, front)+" {\nshape shop {\nlimits 1/h\nkey all\n}\nrespond ok\n}\n")
+	url := "http://" + front
+	require.Equal(t, 200, mustGet(t, url).status)
+	require.Equal(t, refused, mustGet(t, url).status)
+	fields := []string{"Content-Type", "application/json"}
+	a, err := send("POST", "http://"+admin+"/shape/api/limits", strings.Replace(change[1], `"key":"",`, "", 1), fields...)
+	require.NoError(t, err)
+	require.Equal(t, 400, a.status, a.body)
+	a, err = send("POST", "http://"+admin+"/shape/api/limits", change[1], fields...)
+	require.NoError(t, err)
+	require.Equal(t, 200, a.status, a.body)
+	p.until(func() bool { return mustGet(t, url).status == 200 }, "the limits of the change are in force")
+}
