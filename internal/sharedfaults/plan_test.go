@@ -81,7 +81,8 @@ func (p plan) limits() shaper.Limits {
 
 // options returns the options of the worker's Shaper.
 func (p plan) options(b shaper.Bucket, trace *shaper.Trace) []shaper.Option {
-	options := []shaper.Option{shaper.WithBucket(b, p.Key), shaper.WithTrace(trace), shaper.WithFallback(p.Fallback), shaper.WithColdGuard(p.Guard)}
+	options := []shaper.Option{shaper.WithBucket(b, p.Key), shaper.WithTrace(trace), shaper.WithFallback(p.Fallback), shaper.WithColdGuard(p.Guard),
+		shaper.WithPatience(time.Minute)} // longer than any outage here, also on a busy machine
 	if p.Version > 0 {
 		options = append(options, shaper.WithRateVersion(p.Version))
 	}
