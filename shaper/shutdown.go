@@ -32,7 +32,8 @@ func (s *Shaper) Close() error {
 //
 // Shutdown waits for the end of a [Shaper.Hold], and for the seats that requests in the
 // line need, so give it a context that ends. It does not wait for the end of requests
-// that have left.
+// that have left. While a [Bucket] can't be asked, the line empties when the patience of its
+// requests ends ([WithPatience]).
 //
 // In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: the
 // server stops listening at once, and waits for the requests in line. If the Shaper is shut
