@@ -62,10 +62,13 @@
 //
 // # What is told
 //
-// A refusal is an error of Caddy, so that handle_errors answers it: 429 where there is no
-// place or the wait would be too long, 503 where the store can't be asked or the process ends,
-// 500 where no rule matches. Retry-After and Cache-Control are set by then. A client that has
-// left while it waited is logged with status 499.
+// A refusal is 429 where there is no place, the wait would be too long or the limit is reached,
+// 503 where the store can't be asked or the process ends, and 500 where no rule matches. It has
+// Retry-After, Cache-Control and the application/problem+json body of shaper.WriteError. If
+// handle_errors, or the error routes of a subroute, match it, it is an error of Caddy that they
+// answer, and Retry-After and Cache-Control are set by then. A client that has left while it
+// waited is logged with status 499. Refusals with 503 and 500 are logged as errors, at most a
+// line a second, which says how many they were.
 //
 // The handlers behind, error routes and the access log have:
 //
@@ -130,6 +133,7 @@
 // The directive shape_inspect serves the live page and the API of package inspect ([Inspect]),
 // and /shape/ at Caddy's admin endpoint does so for programs ([Admin]). Caddy's metrics have
 // those of package promshaper, whose label rule is the name of the handler, or that name with
-// "/candidate" or "/site" behind it. shape_ready tells load balancers whether to send requests
-// here ([Readiness]).
+// "/candidate" or "/site" behind it. For rules in files there are also
+// shaper_config_last_reload_successful and shaper_config_last_reload_success_timestamp_seconds.
+// shape_ready tells load balancers whether to send requests here ([Readiness]).
 package caddyshaper

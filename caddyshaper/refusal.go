@@ -44,15 +44,16 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 			}
 		}
 	}
-	failed := caddyhttp.Error(a.status, err)
-	if s.errors.answer(r, failed) {
-		for _, field := range [...]string{"Cache-Control", "Retry-After"} {
-			if value := a.header.Get(field); value != "" {
-				h.Set(field, value)
+	if len(s.errors) > 0 {
+		if failed := caddyhttp.Error(a.status, err); s.errors.answer(r, failed) {
+			for _, field := range [...]string{"Cache-Control", "Retry-After"} {
+				if value := a.header.Get(field); value != "" {
+					h.Set(field, value)
+				}
 			}
+			c.err = failed
+			return
 		}
-		c.err = failed
-		return
 	}
 	// What an outer handler may have set for the body of another response is not of this one.
 	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
