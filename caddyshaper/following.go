@@ -3,6 +3,7 @@ package caddyshaper
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/promshaper"
@@ -64,14 +65,21 @@ func (l shownLine) measured() promshaper.Source {
 	return promshaper.OfGroup(l.group)
 }
 
+// hideWait is how long a change of what is in use waits for followers that hide what has gone.
+const hideWait = 5 * time.Second
+
 // A follower shows all lines that are in use somewhere.
 type follower struct {
-	show  func(shownLine) (hide func())
-	shown map[shownLine]func() // what hides each of those that are shown
+	show func(shownLine) (hide func())
+
+	mu     sync.Mutex           // not held while show or hide runs, which may take their time
+	wanted []shownLine          // what is in use
+	update chan struct{}        // closed when the update that runs has ended; nil: none runs
+	shown  map[shownLine]func() // what hides each of those that are shown; used by updates alone
 }
 
 var (
-	followersMu sync.Mutex
+	followersMu sync.Mutex // not held while a follower shows or hides anything
 	followers   = map[*follower]bool{}
 )
 
@@ -80,9 +88,10 @@ var (
 func follow(show func(shownLine) (hide func())) (stop func()) {
 	f := &follower{show: show, shown: map[shownLine]func(){}}
 	followersMu.Lock()
-	defer followersMu.Unlock()
 	followers[f] = true
-	f.update(shownLines())
+	updated := f.want(shownLines())
+	followersMu.Unlock()
+	<-updated // It has nothing to hide.
 	return func() {
 		followersMu.Lock()
 		defer followersMu.Unlock()
@@ -91,28 +100,73 @@ func follow(show func(shownLine) (hide func())) (stop func()) {
 }
 
 // linesChanged lets all followers show what is in use now. It must be called whenever that
-// has changed.
+// has changed. It returns when they do or, if one does not come to an end, after hideWait: that
+// one follows when it can.
 func linesChanged() {
+	var updates []<-chan struct{}
 	followersMu.Lock()
-	defer followersMu.Unlock()
 	now := shownLines()
 	for f := range followers {
-		f.update(now)
+		updates = append(updates, f.want(now))
+	}
+	followersMu.Unlock()
+	patience := time.NewTimer(hideWait)
+	defer patience.Stop()
+	for _, updated := range updates {
+		select {
+		case <-updated:
+		case <-patience.C:
+			return
+		}
 	}
 }
 
-func (f *follower) update(now []shownLine) {
+// want says what is to be shown. The channel is closed when it is. What is wanted is shown in the
+// order in which it was said, as the caller holds followersMu.
+func (f *follower) want(lines []shownLine) (updated <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.wanted = lines
+	if f.update == nil {
+		f.update = make(chan struct{})
+		go f.updateAll()
+	}
+	return f.update
+}
+
+// updateAll shows what is wanted, until nothing else is.
+func (f *follower) updateAll() {
+	for {
+		f.mu.Lock()
+		now := f.wanted
+		f.mu.Unlock()
+		f.updateTo(now)
+		f.mu.Lock()
+		if slices.Equal(now, f.wanted) {
+			close(f.update)
+			f.update = nil
+			f.mu.Unlock()
+			return
+		}
+		f.mu.Unlock()
+	}
+}
+
+// updateTo hides what is not in use any more, and shows what has come.
+func (f *follower) updateTo(now []shownLine) {
 	stay := map[shownLine]bool{}
 	for _, l := range now {
 		stay[l] = true
 	}
-	// First those that go, as another line may come under the same name.
+	// First those that go, as another line may come under the same name. None waits for another.
+	var hiding sync.WaitGroup
 	for l, hide := range f.shown {
 		if !stay[l] {
 			delete(f.shown, l)
-			hide()
+			hiding.Go(hide)
 		}
 	}
+	hiding.Wait()
 	for _, l := range now {
 		if f.shown[l] == nil {
 			f.shown[l] = f.show(l)

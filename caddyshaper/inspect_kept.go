@@ -2,6 +2,7 @@ package caddyshaper
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -24,8 +25,20 @@ type inspectorKey struct {
 	token   string
 }
 
-// A keptInspector shows all lines that are in use, until no configuration wants it.
-type keptInspector struct {
+// A keptInspector shows all lines that are in use under the options of a configuration, until
+// none wants it.
+type keptInspector struct{ *inspect.Inspector }
+
+// cores has what all keptInspectors have in common, as long as there is one: the lines, their
+// histories, and one list of changes, so that what is changed by a page can be put back by the
+// admin endpoint.
+var cores = caddy.NewUsagePool()
+
+// A coreKey is the key of the only value of cores.
+type coreKey struct{}
+
+// A core is an Inspector that is not served itself.
+type core struct {
 	*inspect.Inspector
 	unfollow, unreport func()
 }
@@ -53,24 +66,39 @@ func newInspector(key inspectorKey) (*keptInspector, error) {
 	if key.control {
 		opts = append(opts, inspect.WithControl(key.token))
 	}
-	i := inspect.New(opts...)
-	if err := i.Err(); err != nil {
+	all, _, err := cores.LoadOrNew(coreKey{}, func() (caddy.Destructor, error) { return newCore(log), nil })
+	if err != nil {
 		return nil, err
 	}
-	k := &keptInspector{Inspector: i}
-	k.unfollow = follow(func(l shownLine) (hide func()) {
-		i.Add(l.name, l.inspected())
-		return func() { i.Remove(l.name) }
-	})
-	k.unreport = problems.show(i)
+	k := &keptInspector{all.(*core).With(opts...)}
+	if err := k.Err(); err != nil {
+		return nil, errors.Join(err, k.Destruct())
+	}
 	return k, nil
 }
 
 // Destruct implements [caddy.Destructor].
 func (k *keptInspector) Destruct() error {
-	k.unreport()
-	k.unfollow()
-	return k.Close()
+	_, err := cores.Delete(coreKey{})
+	return err
+}
+
+// newCore returns an Inspector of all lines that are in use.
+func newCore(log *slog.Logger) *core {
+	c := &core{Inspector: inspect.New(inspect.WithLogger(log))}
+	c.unfollow = follow(func(l shownLine) (hide func()) {
+		c.Add(l.name, l.inspected())
+		return func() { c.Remove(l.name) }
+	})
+	c.unreport = problems.show(c.Inspector)
+	return c
+}
+
+// Destruct implements [caddy.Destructor].
+func (c *core) Destruct() error {
+	c.unreport()
+	c.unfollow()
+	return c.Close()
 }
 
 // serve answers a request. What is still streaming when serving ends, ends too.

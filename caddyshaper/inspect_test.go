@@ -3,13 +3,16 @@ package caddyshaper_test
 import (
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/caddyshaper"
 	"example.com/leakybucket/internal/realtime"
 )
 
@@ -125,4 +128,39 @@ func TestThePageSaysWhatIsWrongWithTheRules(t *testing.T) {
 	realtime.Until(t, func() bool { return shows("rules.yaml:1:12") }, "the page names it again")
 	s.reload(shownAtShaper + "shape shop limits 5/s\nrespond served")
 	realtime.Until(t, func() bool { return !shows("rules.yaml") }, "nobody reads that file any more")
+}
+
+// There is one list of changes: what somebody has changed by the page, the operator can put back at
+// the admin endpoint, and the other way round.
+func TestWhatThePageHasChangedIsPutBackByTheAdminEndpoint(t *testing.T) {
+	s := serve(t, shownAtShaper+"shape shop limits 50/s\nrespond served")
+	s.get("/")
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	defer cancel()
+	admin := new(caddyshaper.Admin)
+	require.NoError(t, admin.Provision(ctx))
+	atAdmin := func(method, path, body string) (status int, answer string) {
+		r := httptest.NewRequest(method, path, strings.NewReader(body))
+		r.RemoteAddr = "127.0.0.1:4000"
+		r.Header.Set("Content-Type", "application/json")
+		w := httptest.NewRecorder()
+		require.NoError(t, admin.Routes()[0].Handler.ServeHTTP(w, r))
+		return w.Code, w.Body.String()
+	}
+	atPage := func(path, body string) answer {
+		return s.send(http.MethodPost, "/shaper"+path, strings.NewReader(body), "Content-Type", "application/json", "Authorization", "Bearer open-sesame-open-sesame")
+	}
+	const change, of = `{"source":"shop","key":"-","limits":"10/s","for":"1m"}`, `{"source":"shop","key":"-"}`
+
+	require.Equal(t, http.StatusOK, atPage("/api/limits", change).status)
+	_, changes := atAdmin(http.MethodGet, "/shape/api/changes", "")
+	require.Contains(t, changes, `"in_force":[{"kind":"limits","source":"shop"`)
+	status, text := atAdmin(http.MethodPost, "/shape/api/reset", of)
+	require.Equal(t, http.StatusOK, status, text)
+	require.Contains(t, s.get("/shaper/api/changes").body, `"in_force":[]`)
+
+	status, text = atAdmin(http.MethodPost, "/shape/api/limits", change)
+	require.Equal(t, http.StatusOK, status, text)
+	require.Equal(t, http.StatusOK, atPage("/api/reset", of).status)
+	require.Equal(t, http.StatusUnauthorized, s.send(http.MethodPost, "/shaper/api/reset", strings.NewReader(of), "Content-Type", "application/json", "Authorization", "Bearer another-token-of-no-use").status)
 }

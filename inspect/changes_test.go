@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"testing"
 	"testing/synctest"
@@ -159,5 +160,30 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 		c.Remove("one")
 		require.Equal(t, "failed", latest())
 		require.NoError(t, c.Close())
+	})
+}
+
+// Two Inspectors for different people, of which one was made of the other, have one list of
+// changes; the token of one opens nothing at the other.
+func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "50/s")
+		pages := newConsole(inspect.Of(s))
+		const another = "another token of some length"
+		admin := console{pages.With(inspect.WithControl(another), inspect.WithLogger(slog.New(slog.DiscardHandler))), pages.log}
+		readers := console{pages.With(), pages.log}
+		pages.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"1h"}`)
+		inForce, _ := readers.recorded(t, "")
+		require.Len(t, inForce, 1)
+		refused(t, http.StatusForbidden, readers.call(http.MethodPost, "/api/reset", `{"source":"one"}`))
+		refused(t, http.StatusUnauthorized, admin.call(http.MethodPost, "/api/reset", `{"source":"one"}`))
+		w := admin.call(http.MethodPost, "/api/reset", `{"source":"one"}`, header("Authorization", "Bearer "+another))
+		require.Equal(t, http.StatusOK, w.Code, w.Body)
+		require.Equal(t, limits(t, "50/s"), s.Limits())
+		inForce, past := pages.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Len(t, past, 1)
+		require.NoError(t, admin.Close())
+		refused(t, http.StatusServiceUnavailable, pages.call(http.MethodGet, "/api/buckets", ""))
 	})
 }

@@ -21,8 +21,15 @@ import (
 // An Inspector is safe for concurrent use.
 type Inspector struct {
 	options
+	err        error // what is wrong with the options
+	doorkeeper *doorkeeper
+
+	*core
+}
+
+// A core is what several Inspectors have in common that one was made of by [Inspector.With].
+type core struct {
 	started time.Time
-	err     error // what is wrong with the options
 
 	mu      sync.Mutex
 	sources []*watched // in the order in which they were added
@@ -33,7 +40,6 @@ type Inspector struct {
 	sampled bool // the sampler runs
 	closed  bool
 
-	doorkeeper *doorkeeper
 	controller *controller
 	recordings *recordings
 
@@ -45,8 +51,7 @@ type Inspector struct {
 // New makes an [Inspector]. It never fails: options that do not go together make an
 // Inspector that refuses what it must, and [Inspector.Err] says why.
 func New(opts ...Option) *Inspector {
-	i := &Inspector{
-		options: options{title: "Shapers", logger: slog.Default()},
+	i := &Inspector{core: &core{
 		started: time.Now(),
 		streams: map[*stream]bool{},
 		tracked: map[target]*track{},
@@ -54,9 +59,26 @@ func New(opts ...Option) *Inspector {
 		sifting: make(chan struct{}, max(runtime.GOMAXPROCS(0)/2, 1)),
 		closing: make(chan struct{}),
 
-		doorkeeper: newDoorkeeper(),
 		recordings: &recordings{buckets: map[target]*recorded{}, replaying: make(chan struct{}, 1)},
-	}
+	}}
+	i.set(opts)
+	i.controller = newController(i.logger, i.announce)
+	return i
+}
+
+// With returns an [Inspector] that is the same under other options, for other people: it has the
+// same sources, reports and changes, what is done by one is seen by all, and Close of one closes
+// all. Of the options it has those given here, and none of i's. Changes are logged where the
+// logger of the first Inspector says, wrong tokens by its own.
+func (i *Inspector) With(opts ...Option) *Inspector {
+	other := &Inspector{core: i.core}
+	other.set(opts)
+	return other
+}
+
+// set applies the options of a new Inspector.
+func (i *Inspector) set(opts []Option) {
+	i.options, i.doorkeeper = options{title: "Shapers", logger: slog.Default()}, newDoorkeeper()
 	for _, opt := range opts {
 		if opt != nil {
 			opt.apply(&i.options)
@@ -68,8 +90,6 @@ func New(opts ...Option) *Inspector {
 	if i.mayControl() && i.tokenLength < unguessable {
 		i.logger.Warn("inspect: the token of WithControl is short, and so may be guessed", "bytes", i.tokenLength, "wanted", unguessable)
 	}
-	i.controller = newController(i.logger, i.announce)
-	return i
 }
 
 // Err returns what is wrong with the options that [New] was given, or nil.

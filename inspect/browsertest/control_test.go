@@ -11,6 +11,8 @@ import (
 
 	"example.com/leakybucket/inspect"
 	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 const token = "correct-horse-battery-staple"
@@ -155,4 +157,74 @@ func TestAReboundNameIsRefused(t *testing.T) {
 
 	known := s.openPage(t, "") // by its address the same server answers
 	await(known, "the key", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "secret-key") })
+}
+
+// "Put back" is offered for as long as the limits are changed: after many later changes, in a page
+// that is opened then, and when the bucket has gone. Who has set them, and until when, stands there.
+func TestPutBackIsOfferedHoweverManyChangesComeLater(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, inspect.WithControl(token))
+	u := s.shaper("upstream", "20/s depth 40")
+	g := s.group("clients", "1/h")
+	before := u.Limits()
+	change := func(path, body string) {
+		r, err := http.NewRequest(http.MethodPost, s.address("api/"+path), strings.NewReader(body))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Authorization", "Bearer "+token)
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		answer.Body.Close()
+		require.Equal(t, http.StatusOK, answer.StatusCode)
+	}
+	change("limits", `{"source":"upstream","limits":"7/s depth 70","for":"10m","who":"Ann"}`)
+	change("limits", `{"source":"clients","key":"a/b","limits":"9/s","for":"10m"}`)
+	for k := range 25 {
+		require.True(t, g.Allow(fmt.Sprint(k)))
+		change("limits", fmt.Sprintf(`{"source":"clients","key":"%d","limits":"2/h","for":"10m"}`, k))
+	}
+	p := s.openPage(t, linkTo("source", "upstream"))
+	await(p, "who has set them", text("#override"), func(shown string) bool {
+		return strings.Contains(shown, `by "Ann" at 127.0.0.1`) && strings.Contains(shown, "before: 20/s depth 40.")
+	})
+	p.awaitTrue("it can be put back", `document.querySelector("#put-back").checkVisibility()`)
+	await(p, "the table tells it, too", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "changed") })
+	for k := range 25 {
+		change("hold", fmt.Sprintf(`{"source":"clients","key":"%d","for":"10m"}`, k))
+	}
+	await(p, "the latest change", text("#changes"), func(shown string) bool { return strings.Contains(shown, "24 held") })
+	p.awaitTrue("it can still be put back", `document.querySelector("#put-back").checkVisibility()`)
+	p.set("#token", token)
+	p.click("#put-back")
+	await(p, "the answer", text("#control-result"), func(shown string) bool { return strings.Contains(shown, "back to 20/s depth 40") })
+	require.Equal(t, before, u.Limits())
+	p.awaitTrue("there is nothing to put back any more", `!document.querySelector("#put-back").checkVisibility()`)
+
+	gone := s.openPage(t, linkTo("source", "clients", "key", "a/b"))
+	await(gone, "the bucket has gone", text("#gone"), func(shown string) bool { return strings.Contains(shown, "will be shown here") })
+	gone.awaitTrue("it can be put back all the same", `document.querySelector("#put-back").checkVisibility()`)
+	gone.set("#token", token)
+	gone.click("#put-back")
+	await(gone, "the answer", text("#control-result"), func(shown string) bool { return strings.Contains(shown, "have ended") })
+}
+
+// While the server of a shared bucket is down, the page says so, and not that the bucket is closed.
+func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	server := buckettest.NewMemory()
+	server.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+	u := s.shaper("upstream", "20/s", shaper.WithBucket(server, "k"))
+	for range 11 {
+		require.ErrorIs(t, u.Wait(t.Context()), shaper.ErrUnavailable)
+	}
+	p := s.openPage(t, linkTo("source", "upstream"))
+	await(p, "the state", text("#shared"), func(shown string) bool {
+		return strings.Contains(shown, "can't be asked: nobody leaves") && strings.Contains(shown, "The latest failure: ")
+	})
+	await(p, "the count", text("#counts"), func(shown string) bool {
+		return strings.Contains(shown, "shared bucket unavailable") && !strings.Contains(shown, "closed")
+	})
+	await(p, "the reason", text("#refusals"), func(shown string) bool { return strings.Contains(shown, "shared bucket unavailable") })
+	await(p, "the table", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "bucket unavailable") })
 }

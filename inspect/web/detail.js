@@ -65,6 +65,7 @@ export class Detail {
     byId("detail").classList.add(message === gone ? "gone" : "unread");
     setText(byId("gone"), message);
     if (message !== gone) return;
+    byId("detail").classList.remove("loading");
     // The last figures stay, but nobody is in line any more.
     setText(byId("line-summary"), "Nobody waits: the bucket is empty.");
     rows(byId("waiters"), 0, []);
