@@ -162,7 +162,7 @@ func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
 		defer i.Close()
 		i.Add("many", inspect.OfGroup(g))
 		time.Sleep(2*time.Second + time.Millisecond)
-		type totals struct{ Arrivals, Departures, Refusals, Waiting float64 }
+		type totals struct{ Arrivals, Departures, Refusals, Abandoned, Waiting float64 }
 		type both struct {
 			Waiting int
 			Totals  *totals

@@ -74,7 +74,7 @@ func (i *Inspector) sampleAll(n int) {
 	for k, s := range samples {
 		p := s.track.add(s.read, s.ok, now)
 		if k < len(sources) { // These come first.
-			whole[s.of] = &totals{p.Arrivals, p.Departures, p.Refusals, p.Waiting}
+			whole[s.of] = &totals{p.Arrivals, p.Departures, p.Refusals, p.Abandoned, p.Waiting}
 		} else {
 			p.Totals = whole[s.of]
 		}

@@ -32,9 +32,10 @@ type point struct {
 
 // totals are figures of a whole source, beside those of one of its buckets.
 type totals struct {
-	Arrivals   float64 `json:"arrivals"` // these three are per second, over the last second
+	Arrivals   float64 `json:"arrivals"` // these four are per second, over the last second
 	Departures float64 `json:"departures"`
 	Refusals   float64 `json:"refusals"`
+	Abandoned  float64 `json:"abandoned"`
 	Waiting    int     `json:"waiting"`
 }
 

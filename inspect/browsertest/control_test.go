@@ -222,6 +222,7 @@ func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
 	await(p, "the state", text("#shared"), func(shown string) bool {
 		return strings.Contains(shown, "can't be asked: nobody leaves") && strings.Contains(shown, "The latest failure: ")
 	})
+	await(p, "the story", text("#story"), func(shown string) bool { return strings.Contains(shown, "The shared bucket can't be asked") })
 	await(p, "the count", text("#counts"), func(shown string) bool {
 		return strings.Contains(shown, "shared bucket unavailable") && !strings.Contains(shown, "closed")
 	})

@@ -17,6 +17,10 @@ export function story(point, bucket, isBucket, closed) {
     const until = bucket?.held_until ? ` until ${clock(bucket.held_until)}` : "";
     return `Held${until}: nobody leaves. ${several(point.waiting, "request")} ${wait}.`;
   }
+  if (bucket?.shared?.state === "down") {
+    const line = point.waiting > 0 ? ` ${several(point.waiting, "request")} ${wait}.` : "";
+    return `The shared bucket can't be asked: nobody leaves, and who comes now is refused.${line}`;
+  }
   if (point.rate == null) {
     if (isBucket && !bucket) return "This bucket is empty and does not exist just now. It appears with the next request of its key.";
     if (isBucket) return withoutRate(point, bucket);
