@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +17,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A overridden is the override of a bucket, in a row and in a detail.
+// An overridden is the override of a bucket, in a row and in a detail.
 type overridden struct {
 	Limits   string
 	Override *struct {
@@ -106,9 +107,9 @@ func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 // What became of each change is data: nobody has to read it out of words.
 func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fails := false
+		var fails atomic.Bool
 		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) {
-			if fails {
+			if fails.Load() {
 				return shaper.Limits{}, errors.New("no database")
 			}
 			return shaper.Limits{Rate: 1. / 60, Burst: 9}, nil
@@ -150,7 +151,7 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 		require.True(t, g.AllowN(7, 9))
 		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/buckets/one/7", "").Code)
 		c.post(t, "/api/limits", `{"source":"one","key":"7","limits":"1/h","for":"1s"}`)
-		fails = true
+		fails.Store(true)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		inForce, _ = c.recorded(t, "")
