@@ -68,7 +68,7 @@ const (
 )
 
 // errUseAcquire is for calls that would not say when they end.
-var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or Do, which give the place back")
+var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or Do, which give the seat back")
 
 // checkCall checks the cost and the context of a request before the lock is taken, and
 // notes the context's deadline.

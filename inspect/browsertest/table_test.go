@@ -248,7 +248,7 @@ func TestARowOpensItsBucket(t *testing.T) {
 	waiting := statsOf(g)[key].Waiting
 	await(p, "its line is shown", text("#tiles [data-tile=waiting]"), func(tile string) bool { return strings.Contains(tile, fmt.Sprint(waiting)) })
 	await(p, "its rule is shown", text("#detail"), func(detail string) bool {
-		return strings.Contains(detail, "rule of message_send") && strings.Contains(detail, "limits.yaml") && strings.Contains(detail, "7")
+		return strings.Contains(detail, "rule of message_send") && strings.Contains(detail, "limits.yaml:7")
 	})
 	require.Equal(t, key, eval[string](p, `new URLSearchParams(location.search).get("key")`))
 	require.Equal(t, "message_send", eval[string](p, `new URLSearchParams(location.search).get("prefix")`), "the list stays as it is")

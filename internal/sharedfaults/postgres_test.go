@@ -127,7 +127,7 @@ func TestAServerThatOnlyReadsCountsAsDown(t *testing.T) {
 	f.runsFor(1200 * time.Millisecond)
 	// The latest call of each may have had no answer in time, on a busy machine again and again.
 	down := f.waitsFor("each is down, and was told 25006, read_only_sql_transaction", func(r report) bool {
-		told := slices.ContainsFunc(slices.Collect(maps.Keys(r.Errors)), func(text string) bool { return strings.Contains(text, "25006") })
+		told := slices.ContainsFunc(slices.Collect(maps.Keys(r.Errors)), func(text string) bool { return strings.Contains(text, "(SQLSTATE 25006)") })
 		return r.Stats.Bucket.State == shaper.BucketDown && told
 	})
 	silent := from.Add(p.ahead(before, down) + d + noise/2)
