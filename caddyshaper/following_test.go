@@ -1,6 +1,7 @@
 package caddyshaper
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,17 +15,18 @@ func TestALineThatCannotBeHiddenHangsNoReload(t *testing.T) {
 	all := followers
 	defer func() { followers = all }()
 	synctest.Test(t, func(t *testing.T) {
-		blocked, hidden := make(chan struct{}), 0
+		blocked := make(chan struct{})
+		var hidden atomic.Int64 // Followers hide each in their own time.
 		stuck := &follower{shown: map[shownLine]func(){
 			{name: "shaper-test-stuck"}: func() { <-blocked },
-			{name: "shaper-test-other"}: func() { hidden++ },
+			{name: "shaper-test-other"}: func() { hidden.Add(1) },
 		}}
-		other := &follower{shown: map[shownLine]func(){{name: "shaper-test-stuck"}: func() { hidden++ }}}
+		other := &follower{shown: map[shownLine]func(){{name: "shaper-test-stuck"}: func() { hidden.Add(1) }}}
 		followers = map[*follower]bool{stuck: true, other: true}
 		start := time.Now()
 		linesChanged()
 		require.Equal(t, hideWait, time.Since(start))
-		require.Equal(t, 2, hidden)
+		require.EqualValues(t, 2, hidden.Load())
 		linesChanged()
 		require.Equal(t, 2*hideWait, time.Since(start))
 		close(blocked)

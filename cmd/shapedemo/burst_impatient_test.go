@@ -46,13 +46,20 @@ func filled(t *testing.T, limits string, serviceTime time.Duration) *proxy {
 }
 
 // A client whose turn has come does not wait any more: its patience must not run
-// out while it is being served. On a busy machine its turn, which is due after 50 ms,
-// may come too late for it: then a client with more patience, which is served for
-// longer in turn, tries again.
+// out while it is being served. Its turn comes once it is in line. On a busy machine that
+// may be too late for it: then a client with more patience, which is served for longer in
+// turn, tries again.
 func TestAnImpatientClientWhoseTurnComesStays(t *testing.T) {
 	t.Parallel()
+	soon := limitsOf(t, "1000/s depth 2")
 	for patience := 300 * time.Millisecond; ; patience *= 2 {
-		p := filled(t, "20/s depth 2", 2*patience)
+		p := filled(t, "6/h depth 2", 2*patience)
+		go func() {
+			for p.shaper.Stats().Waiting == 0 && t.Context().Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			_ = p.shaper.SetLimits(soon)
+		}()
 		c := &impatientClient{log: &p.requests, upload: true, patiencePerPlace: patience}
 		got := c.send(t.Context(), p.url)
 		requests := p.requests.stopRecording()
