@@ -52,9 +52,13 @@ func (s *keyShard[K]) planOfLocked(kf *keyedFlow[K]) *plan {
 
 // forgetLeaseLocked forgets the lease of a bucket that is deleted.
 func (s *keyShard[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
-	if s.shared != nil {
-		delete(s.shared.leases, &kf.flow)
+	if s.shared == nil {
+		return
 	}
+	if ls := s.shared.leases[&kf.flow]; ls != nil && s.phase != closed {
+		ls.standWithOthersLocked(s.clock) // Else nobody would be told that its outage has ended.
+	}
+	delete(s.shared.leases, &kf.flow)
 }
 
 // leaseBusyLocked reports whether a flow has a lease that is in use.

@@ -35,8 +35,8 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 	if slack := ls.given.limits.Slack; slack > 0 && ls.rtt >= int64(slack) && ls.rtts[tripsToJudge-1] > 0 {
 		ls.tooSlowLocked(a, tooSlowError{slack, time.Duration(ls.rtt).Round(time.Microsecond)})
 	} else {
-		ls.failed = nil
-		ls.inTimeLocked(a.received)
+		ls.failed, ls.failures = nil, 0
+		ls.standWithOthersLocked(a.received)
 	}
 	// The rate may have been changed since the question.
 	if r := a.taken.Other; r != nil && !r.agrees(ls.rate) && (r.Version > ls.rate.Version || t.Rate == ls.rate) {
@@ -61,18 +61,23 @@ func (ls *lease) noteRoundTripLocked(rtt int64) {
 	}
 }
 
-// tooSlowLocked notes that slots can't be used in time. That is so for these [Limits] only,
-// so from now on the lease has a circuit breaker of its own, until an answer is in time.
+// tooSlowLocked notes that slots can't be used in time. That is so for these [Limits] only, so
+// from now on the lease has a circuit breaker of its own.
 func (ls *lease) tooSlowLocked(a answer, err error) {
-	if ls.backend == ls.common {
-		ls.backend = &backend{name: ls.common.name}
-	}
+	ls.standAloneLocked(0)
 	ls.noteFailureLocked(a, err)
 }
 
-// inTimeLocked notes that slots can be used in time, and gives up the circuit breaker of the
-// lease's own, if it has one.
-func (ls *lease) inTimeLocked(now int64) {
+// standAloneLocked gives the lease a circuit breaker of its own, with so many failures in a row,
+// unless it has one, until an answer is in time or the lease is forgotten.
+func (ls *lease) standAloneLocked(failures int) {
+	if ls.backend == ls.common {
+		ls.backend = &backend{name: ls.common.name, failures: failures}
+	}
+}
+
+// standWithOthersLocked gives up the circuit breaker of the lease's own, if it has one.
+func (ls *lease) standWithOthersLocked(now int64) {
 	if ls.backend != ls.common {
 		ls.d.succeededLocked(ls.backend, now)
 		ls.backend = ls.common
@@ -102,6 +107,13 @@ func (ls *lease) noteFailureLocked(a answer, err error) {
 	ls.counts.failures++
 	ls.d.shared.counts.failures++
 	ls.failed = err
+	if ls.failures++; ls.backend.open {
+		ls.failures = 0 // There is an outage already.
+	} else if ls.failures >= failuresToOpen && ls.common.failures+1 < failuresToOpen {
+		// Other keys are answered, so this one has an outage of its own, as with a row that
+		// stays locked.
+		ls.standAloneLocked(failuresToOpen - 1)
+	}
 	ls.d.failedLocked(ls.backend, a, err)
 }
 

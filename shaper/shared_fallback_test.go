@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -260,6 +261,91 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 		require.Equal(t, "down", events[0].Shard)
 		require.NoError(t, g.Close())
 	})
+}
+
+// lockedRow is a Bucket in which each call for one key waits for a lock until its context ends.
+type lockedRow struct {
+	*buckettest.Memory
+	locked atomic.Bool
+	calls  atomic.Int32 // of that key
+}
+
+func (b *lockedRow) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	if t.Key != "locked" {
+		return b.Memory.Take(ctx, t)
+	}
+	if b.calls.Add(1); !b.locked.Load() {
+		return b.Memory.Take(ctx, t)
+	}
+	<-ctx.Done()
+	return shaper.Taken{}, ctx.Err()
+}
+
+// One key fails while the answers to others show that the Bucket can be asked. Its line must have
+// an end all the same, and the Bucket must not be asked for it without a pause.
+func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
+	for _, answered := range []bool{true, false} {
+		const began = 750 * ms
+		synctest.Test(t, func(t *testing.T) {
+			m := &lockedRow{Memory: buckettest.NewMemory()}
+			m.SetDelay(ms, ms)
+			m.locked.Store(true)
+			var mu sync.Mutex
+			var events []shaper.BucketEvent
+			start := time.Now()
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 100, Depth: 9}, nil },
+				shaper.WithBuckets(m, ownKey), shaper.WithPatience(10*time.Second),
+				shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shaper.BucketEvent) {
+					mu.Lock()
+					defer mu.Unlock()
+					events = append(events, e)
+				}}))
+			require.NoError(t, err)
+			stop := make(chan struct{})
+			var others sync.WaitGroup
+			others.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(20 * ms):
+						if err := g.Wait(t.Context(), "free"); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+			require.ErrorIs(t, g.Wait(context.Background(), "locked"), shaper.ErrUnavailable)
+			require.Equal(t, began+10*time.Second, time.Since(start))
+			require.LessOrEqual(t, m.calls.Load(), int32(3+14), "from 50 ms on the pauses double, up to 2 s")
+			st, _ := g.StatsOf("locked")
+			require.Equal(t, shaper.BucketDown, st.Bucket.State)
+			require.Error(t, st.Bucket.Err)
+			require.Equal(t, shaper.BucketShared, g.Stats().Bucket.State)
+			err = g.Wait(t.Context(), "locked")
+			require.ErrorIs(t, err, shaper.ErrUnavailable, "it is not asked for a newcomer before the next probe")
+			require.Equal(t, began+10*time.Second, time.Since(start))
+
+			if answered {
+				m.locked.Store(false)
+				time.Sleep(refusal(t, err).RetryAfter)
+				require.NoError(t, g.Wait(t.Context(), "locked"))
+				st, _ = g.StatsOf("locked")
+				require.Equal(t, shaper.BucketShared, st.Bucket.State)
+			} else { // The key is forgotten, and its outage with it.
+				time.Sleep(time.Minute)
+				_, ok := g.StatsOf("locked")
+				require.False(t, ok)
+			}
+			close(stop)
+			others.Wait()
+			synctest.Wait()
+			require.Equal(t, []shaper.BucketState{shaper.BucketDown, shaper.BucketShared}, []shaper.BucketState{events[0].State, events[1].State})
+			require.Len(t, events, 2)
+			require.Equal(t, start.Add(began), events[0].At)
+			require.NoError(t, g.Close())
+		})
+	}
 }
 
 // Events are told in their order, though each is told outside of the lock; and a hook may close

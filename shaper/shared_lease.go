@@ -22,7 +22,7 @@ type lease struct {
 	key     string   // of the Bucket
 	given   *plan    // of the flow: its Limits as this process was given them; see inForceLocked
 	common  *backend // of the key
-	backend *backend // common, or one of the lease's own; see tooSlowLocked
+	backend *backend // common, or one of the lease's own; see standAloneLocked
 
 	rate    BucketRate // in force, as far as this process knows
 	plan    *plan      // interval and burst of rate
@@ -48,6 +48,7 @@ type lease struct {
 	pump     pump
 	busyAt   int64    // until then the Bucket is known to refuse, so it is not asked; 0: it is not
 	failed   error    // the latest failure; nil after a success
+	failures int      // in a row
 	probes   bool     // a call has come in the fallback since the backend was asked last
 	rtts     [8]int64 // the latest round trips
 	rtt      int64    // the shortest of them; 0: unknown

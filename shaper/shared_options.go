@@ -109,10 +109,11 @@ func (o fallbackOption) apply(to *options) { to.shared.fallback = Fallback(o) }
 // be asked; the default is [FallbackClosed]. It never means that there is no limit.
 //
 // The Bucket counts as unavailable after three failures in a row, each of which takes 250 ms
-// at most. Then it is asked again
-// after about 50 ms, and if that fails, each time after about twice the time, up to about
-// 2 s. Each of these times is up to a quarter shorter or longer, at random, so that
-// processes do not ask together. The first answer ends the fallback.
+// at most. Then it is asked again after about 50 ms, and if that fails, each time after about
+// twice the time, up to about 2 s. Each of these times is up to a quarter shorter or longer, at
+// random, so that processes do not ask together. The first answer ends the fallback. If one key
+// fails three times in a row while others are answered, as with a row that stays locked, the
+// Bucket counts as unavailable for that key alone.
 func WithFallback(f Fallback) Option { return common{fallbackOption(f)} }
 
 type rateVersionOption int64

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
@@ -374,6 +375,52 @@ func TestAHeldLineLearnsThatTheBucketIsBack(t *testing.T) {
 		require.Len(t, o.ends, 9)
 		require.Empty(t, o.refusedInLine(0))
 	})
+}
+
+// Nor do those in line need the Bucket while slots are leased for them. If a Hold then lets these
+// pass, and the key that has found the outage is gone, the line must ask all the same.
+func TestAHeldLineWithSlotsLearnsThatTheBucketIsBack(t *testing.T) {
+	for _, cost := range []int{1, 20} {
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.SetDelay(ms, ms)
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+				return shaper.Limits{Rate: rate.Limit(100 * cost), Depth: 200}, nil
+			},
+				shaper.WithBuckets(m, ownKey), shaper.WithPatience(time.Second))
+			require.NoError(t, err)
+			left := make(chan error, 100)
+			for range cap(left) {
+				go func() { left <- g.WaitN(context.Background(), "held", cost) }()
+			}
+			held := func() int64 {
+				st, _ := g.StatsOf("held")
+				return st.Bucket.Held
+			}
+			for i := 0; held() <= int64(5*cost); i++ { // Until two batches are leased.
+				require.Less(t, i, 1000)
+				time.Sleep(ms)
+			}
+			g.Hold("held", time.Minute)
+			time.Sleep(ms)
+			m.Fail(faultOf(buckettest.FailBefore))
+			ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+			defer cancel()
+			require.ErrorIs(t, g.Wait(ctx, "other"), context.DeadlineExceeded)
+			require.Equal(t, shaper.BucketDown, g.Stats().Bucket.State)
+			m.Fail(nil)
+			time.Sleep(70 * ms) // Until the first probe.
+			require.Equal(t, shaper.BucketShared, g.Stats().Bucket.State)
+			time.Sleep(time.Minute + 2*time.Second)
+			require.Len(t, left, cap(left))
+			for range cap(left) {
+				require.NoError(t, <-left)
+			}
+			b := g.Stats().Bucket
+			require.EqualValues(t, 100*cost, b.Leased-b.Dropped-b.GivenBack, "every unit is accounted for")
+			require.NoError(t, g.Close())
+		})
+	}
 }
 
 // A retry stands before the others, and has come later: it waits from then on.

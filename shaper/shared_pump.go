@@ -43,9 +43,9 @@ func (ls *lease) nextStepLocked(now int64) (s step, until int64) {
 		}
 		return stepEnd, 0
 	}
-	if ls.backend.open && !ls.fallback && ls.next.remaining == 0 {
-		// Those in line lose patience even if it is a hold or the cap that keeps them, so the
-		// Bucket is asked whether it can be again.
+	if ls.backend.open && !ls.fallback {
+		// Those in line lose patience even if it is a hold or the cap that keeps them, or if slots
+		// are leased for them, so the Bucket is asked whether it can be again.
 		if until, ok := ls.backend.mayAsk(now); !ok {
 			return stepSleep, until
 		}
@@ -163,6 +163,11 @@ func (ls *lease) takeLocked(now int64) Take {
 		t.High = laterInstant(t.High, ls.levelAsHighLocked(now))
 		return t
 	}
+	if ls.next.remaining > 0 { // So here, and there is no place for more units.
+		t := ls.questionLocked(1)
+		t.First = ls.plan.burst + 1 // It takes nothing, unless the level is at 0.
+		return t
+	}
 	w, rest, queued := f.line.head, ls.leasedLocked(), f.waiting()
 	for rest >= w.cost && w.next != nil {
 		rest -= w.cost
@@ -232,14 +237,14 @@ func (ls *lease) callTake(t Take) {
 	defer d.unlockAndArm()
 	if ls.noteAnswerLocked(t, a) {
 		switch {
-		case a.taken.OK && (t.Rate != ls.rate || ls.given.interval.IsZero()): // Another rate has come into force meanwhile.
+		case a.taken.OK && (t.Rate != ls.rate || ls.given.interval.IsZero() || ls.next.remaining > 0): // Another rate is in force, or there is no place for it.
 			ls.countLeasedLocked(t.Cost)
 			ls.dropLocked(t.Cost)
 		case a.taken.OK:
 			ls.addLocked(t, a.taken)
 		case ls.asksRoom:
 			ls.refusedIt = true
-		case a.taken.Other == nil && t.Rate == ls.rate && ls.f.waiting() > 0:
+		case a.taken.Other == nil && t.Rate == ls.rate && ls.f.waiting() > 0 && t.First <= t.Cost:
 			ls.waitsUntilLocked(t, a.taken, now)
 		}
 	}

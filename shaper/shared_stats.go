@@ -32,7 +32,9 @@ const (
 	BucketOpen   BucketState = "open"   // at the whole rate in each process: it can't be asked (FallbackOpen)
 )
 
-// A BucketEvent reports that a [Bucket] can't be asked any more, or can be again.
+// A BucketEvent reports that a [Bucket] can't be asked any more, or can be again: for all keys of
+// one of its servers, or for a single key that fails while others are answered. A [Group] that
+// forgets such a key reports that it can be asked for again.
 type BucketEvent struct {
 	Name  string      // the name of the Shaper or Group
 	Shard string      // which of the Bucket's servers, if it tells; see [Bucket]
