@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
@@ -170,4 +173,39 @@ func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
 	exec(t, pool, name, "TRUNCATE TBL")
 	b, _ = take(highB, b.Now)
 	require.Equal(t, highB, b.Empty)
+}
+
+// A spike of a meter must not wait for the connections of a small pool until its calls have failed,
+// and take the server for unavailable.
+func TestASpikeOfAMeterNeedsOneConnection(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig(startServer(t).URL + "&pool_max_conns=4")
+	require.NoError(t, err)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	table, _ := newTable(t, pool)
+	s, err := shaper.New(shaper.Limits{Rate: 1.0 / 3600, Burst: 150}, shaper.WithBucket(pgbucket.New(pool, table), "logins"),
+		shaper.WithBucketTimeout(10*time.Second)) // The machine may be busy.
+	require.NoError(t, err)
+	defer s.Close()
+	require.EqualValues(t, 4, pool.Stat().MaxConns())
+	before := pool.Stat().AcquireCount()
+	var left atomic.Int32
+	var calls sync.WaitGroup
+	for range 1000 {
+		calls.Go(func() {
+			if s.AllowN(1) {
+				left.Add(1)
+			}
+		})
+	}
+	calls.Wait()
+	require.EqualValues(t, 150, left.Load())
+	st := s.Stats()
+	require.EqualValues(t, 850, st.Refused)
+	require.Zero(t, st.Unavailable)
+	require.Equal(t, shaper.BucketShared, st.Bucket.State)
+	require.EqualValues(t, 150, st.Bucket.Leased)
+	require.Less(t, pool.Stat().AcquireCount()-before, int64(500), "calls share round trips")
 }

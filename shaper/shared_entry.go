@@ -1,10 +1,6 @@
 package shaper
 
-import (
-	"context"
-	"errors"
-	"time"
-)
+import "time"
 
 // decideSharedLocked is decideLocked for a request whose level is in a [Bucket]. handled is
 // false if the request is to be decided upon by the flow's own bucket: in a fallback.
@@ -38,7 +34,7 @@ func (d *dispatcher) decideSharedLocked(ls *lease, now int64, r *request) (dec d
 			d.lineOfLocked(f).seatsTaken++ // It is given back if the Bucket refuses.
 		}
 		ls.asking++
-		ls.backend.asks(now)
+		d.shared.asksLocked(ls.backend, now)
 		return decision{event: askEvent}, true
 	}
 	needsNone := ls.needsNoPlaceLocked(now, r.cost)
@@ -98,128 +94,4 @@ func (ls *lease) unavailableErrorLocked(now int64) *RejectError {
 		err.also = &alsoError{slow, true}
 	}
 	return err
-}
-
-// ask is the meter: it asks the [Bucket] whether a request may leave now, and calls note with
-// what has been decided, under the lock. It is called without the lock.
-func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
-	ctx, cancel := context.WithTimeout(r.ctx, callTimeout)
-	defer cancel()
-	ended := false
-	defer func() {
-		if !ended { // The Bucket has panicked, or the context.
-			d.mu.Lock()
-			d.endAskLocked(d.shared.leases[f])
-			d.unlockAndArm()
-		}
-	}()
-	for {
-		now := d.lockFlow(f)
-		ls := d.shared.leases[f] // It stays while a call asks.
-		t := ls.questionLocked(r.cost)
-		ls.backend.asks(now)
-		d.unlockAndArm()
-		a := d.askBucket(ctx, t)
-		a.gone = r.ctx.Err() // It is the caller's code, so the lock is not held.
-		now = d.lockFlow(f)
-		dec, ended = d.answeredLocked(ls, r, t, a)
-		if ended {
-			r.entered = now
-			note(now, dec)
-		}
-		d.unlockAndArm()
-		if ended {
-			return dec
-		}
-	}
-}
-
-// endAskLocked ends the question of a call to the [Bucket], and releases the seat that was taken
-// for it.
-func (d *dispatcher) endAskLocked(ls *lease) {
-	f := ls.f
-	if ls.asking--; ls.asking == 0 && d.phase == closed && d.keyed {
-		delete(d.shared.leases, f)
-	}
-	if f.capped() {
-		f.freeSeat(d.clock)
-		d.markDirtyLocked(f)
-	}
-}
-
-// An answer is what a call of [Bucket.Take] has returned, and between which instants it was made.
-type answer struct {
-	taken          Taken
-	sent, received int64
-	err            error
-	gone           error // of the context of the request that has asked for itself
-}
-
-// isLateLocked reports whether what was taken for a request can't be used any more: the answer took
-// too long.
-func (ls *lease) isLateLocked(t Take, taken Taken, now int64) bool {
-	return ls.clock.latest(now)-ls.latenessLocked() > t.Rate.nanosOf(taken.Empty).Whole()
-}
-
-// answeredLocked decides upon a request with the answer to its question. done is false if it is
-// to be asked again, as another rate is in force, or the answer came too late to be used.
-func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (dec decision, done bool) {
-	f, now := ls.f, d.clock
-	gone, answered := a.gone, false
-	// That a caller has gone says nothing about the Bucket; unless its deadline has passed while
-	// the Bucket took much longer than it usually does.
-	silent := errors.Is(gone, context.DeadlineExceeded) && a.received-a.sent >= max(int64(callTimeout)/5, 4*ls.meanTrip)
-	if gone == nil || a.err == nil || silent {
-		answered = ls.noteAnswerLocked(t, a)
-	}
-	granted := answered && a.taken.OK // It leaves, even if another rate has come into force meanwhile.
-	if granted {
-		ls.countLeasedLocked(r.cost)
-	}
-	if granted && (gone != nil || d.phase == closed || ls.isLateLocked(t, a.taken, now)) {
-		ls.dropLocked(r.cost)
-		granted = false
-	}
-	if gone == nil && d.phase != closed && ls.given.interval.IsZero() { // There is no rate any more.
-		if granted {
-			ls.dropLocked(r.cost)
-		}
-		d.endAskLocked(ls)
-		return d.admitLocked(f, now, r, d.judgeLocked(f, now, r)), true
-	}
-	if answered && !granted && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != ls.rate) {
-		return dec, false
-	}
-	d.endAskLocked(ls) // passLocked takes a seat again.
-	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.leasedLocked() == 0 {
-		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(t.Rate.nanosOf(a.taken.Empty).Ceil())) // passLocked adds the cost.
-	}
-	switch {
-	case gone != nil:
-		d.countAbandonmentLocked(f, now)
-		return decision{err: gone, event: abandonedEvent, waiting: int32(f.waiting())}, true
-	case d.phase == closed:
-		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed}), true
-	case granted:
-		if t.Rate == ls.rate {
-			ls.high = laterInstant(ls.high, t.Rate.plus(a.taken.Empty, t.Rise()))
-		}
-		dec = d.passLocked(f, now, r)
-		dec.waiting = int32(f.waiting()) // Requests may have entered the line while the Bucket was asked.
-		ls.since = f.bucket.departures   // It has used no units of the lease.
-		return dec, true
-	case answered:
-		// The Bucket counts in whole microseconds, so it says yes from the next one on.
-		first := t.Rate.minus(a.taken.Empty, t.Room())
-		if first.Part > 0 {
-			first.Micros++
-		}
-		after := time.Duration(first.Micros-a.taken.Now) * time.Microsecond
-		return d.refuseFullLocked(f, now, r, max(after, time.Microsecond)), true
-	}
-	ls.checkFallbackLocked(now)
-	if ls.fallback {
-		return d.admitLocked(f, now, r, d.judgeLocked(f, now, r)), true
-	}
-	return d.refuseUnavailableLocked(ls, now, r), true
 }

@@ -54,9 +54,11 @@ type lease struct {
 	rtt      int64    // the shortest of them; 0: unknown
 	meanTrip int64    // their moving average
 
-	contended bool // after the latest stretch, no more could be leased for now; see courtesyLocked
-	asking    int  // calls that ask the Bucket for themselves; see ask
-	fallback  bool // requests leave by the flow's own bucket, at the rate of the Fallback
+	contended bool        // after the latest stretch, no more could be leased for now; see courtesyLocked
+	asking    int         // calls that ask the Bucket for themselves; see ask
+	metering  bool        // one of them, or a goroutine for several, calls the Bucket
+	questions []*question // the others, which wait for that
+	fallback  bool        // requests leave by the flow's own bucket, at the rate of the Fallback
 
 	pace      float64 // of the level's movement beside that of this process, as a multiple of its own: 1 / its share
 	lastBegan Instant // the Empty at which the latest stretch began

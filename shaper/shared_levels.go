@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ type sharedLevels struct {
 	backendOf func(key string) string // of the Bucket, if it has several servers; else nil
 	fallback  Fallback
 	guard     time.Duration
+	timeout   time.Duration // of a call
 	patience  time.Duration // 0: without end
 
 	version      int64 // of the rates that are put in force now
@@ -29,9 +31,9 @@ type sharedLevels struct {
 }
 
 const (
-	// callTimeout bounds a call of the [Bucket]. Within it an answer is still of use, as
-	// slots are leased ahead; and so long does a call at most delay the fallback.
-	callTimeout = 250 * time.Millisecond
+	// defaultTimeout bounds a call of the [Bucket]; see [WithBucketTimeout]. Within it an answer is
+	// still of use, as slots are leased ahead; and so long does a call at most delay the fallback.
+	defaultTimeout = 250 * time.Millisecond
 
 	// A backend is taken for unavailable after failuresToOpen failures in a row. Then it is
 	// asked again after firstBackoff, and after twice as long each time, up to lastBackoff.
@@ -46,7 +48,7 @@ func newSharedLevels(o sharedOptions) *sharedLevels {
 		return nil
 	}
 	s := &sharedLevels{
-		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), patience: o.patience, version: o.version, ownVersions: o.version > 0,
+		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), timeout: cmp.Or(o.timeout, defaultTimeout), patience: o.patience, version: o.version, ownVersions: o.version > 0,
 		leases: make(map[*flow]*lease), backends: make(map[string]*backend),
 	}
 	if !o.patient {
@@ -112,10 +114,10 @@ func (b *backend) mayAsk(now int64) (until int64, ok bool) {
 	return max(b.probeAt, now+int64(time.Millisecond)), false
 }
 
-// asks notes that the backend is asked. If it is open, this is the one probe.
-func (b *backend) asks(now int64) {
+// asksLocked notes that a backend is asked. If it is open, this is the one probe.
+func (s *sharedLevels) asksLocked(b *backend, now int64) {
 	if b.open {
-		b.probeAt = now + int64(callTimeout+b.backoff)
+		b.probeAt = now + int64(s.timeout+b.backoff)
 	}
 }
 

@@ -15,6 +15,8 @@ type sharedOptions struct {
 	version   int64
 	versioned bool // WithRateVersion is among the options
 	guard     time.Duration
+	timeout   time.Duration // 0: the default
+	timed     bool          // WithBucketTimeout is among the options
 	patience  time.Duration
 	patient   bool // WithPatience has set it
 }
@@ -41,11 +43,12 @@ func (o bucketOption) apply(to *options) {
 // room meanwhile, the line has up to Burst requests more than Depth, until they have left.
 //
 // A request that finds an idle bucket waits for one round trip; in a busy bucket slots are
-// taken ahead. With a Depth of 0, and for [Shaper.AllowN], each call is one round trip. What
+// taken ahead. With a Depth of 0, and for [Shaper.AllowN], each call is one round trip; those that
+// come while it is under way share the next. What
 // predicts a wait ([Shaper.Forecast], [RejectError.RetryAfter], MaxWait, deadlines) is an
 // estimate: it takes the share of slots that this process has had of late.
 //
-// A call of the Bucket may take 250 ms; then it has failed. [Shaper.Hold] and [WithBlock] are
+// A call of the Bucket may take 250 ms ([WithBucketTimeout]); then it has failed. [Shaper.Hold] and [WithBlock] are
 // each process's own. [Shaper.Snapshot] has the level as this process knows it; the Bucket
 // keeps the one that counts.
 //
@@ -109,11 +112,11 @@ func (o fallbackOption) apply(to *options) { to.shared.fallback = Fallback(o) }
 // be asked; the default is [FallbackClosed]. It never means that there is no limit.
 //
 // The Bucket counts as unavailable after three failures in a row, each of which takes 250 ms
-// at most. Then it is asked again after about 50 ms, and if that fails, each time after about
-// twice the time, up to about 2 s. Each of these times is up to a quarter shorter or longer, at
-// random, so that processes do not ask together. The first answer ends the fallback. If one key
-// fails three times in a row while others are answered, as with a row that stays locked, the
-// Bucket counts as unavailable for that key alone.
+// at most ([WithBucketTimeout]). Then it is asked again after about 50 ms, and if that fails, each
+// time after about twice the time, up to about 2 s. Each of these times is up to a quarter shorter
+// or longer, at random, so that processes do not ask together. The first answer ends the fallback.
+// If one key fails three times in a row while others are answered, as with a row that stays locked,
+// the Bucket counts as unavailable for that key alone.
 func WithFallback(f Fallback) Option { return common{fallbackOption(f)} }
 
 type rateVersionOption int64
@@ -149,6 +152,24 @@ func (o coldGuardOption) apply(to *options) { to.shared.guard = time.Duration(o)
 // about the same time, as slots of both rates may then be in use.
 func WithColdGuard(d time.Duration) Option { return common{coldGuardOption(d)} }
 
+type bucketTimeoutOption time.Duration
+
+func (o bucketTimeoutOption) apply(to *options) {
+	to.shared.timeout, to.shared.timed = time.Duration(o), true
+}
+
+// WithBucketTimeout sets how long a call of the [Bucket] may take, from 1 ms to 10 s; the default
+// is 250 ms. A call that takes longer has failed, and after three in a row the Bucket counts as
+// unavailable ([WithFallback]): an outage is noticed after 3 d at most. A caller of a meter waits
+// for two calls at most, 2 d. Requests in line leave by slots that are leased ahead, so a long
+// answer delays them only if there are none. Without a Bucket the option changes nothing; a d
+// outside of the range is an error of [New] and [NewGroup] with one.
+//
+// A Bucket that has to connect first goes on when a call has failed, so that a later one finds the
+// connection. But where a server is so far away that this takes longer than d (some five to seven
+// round trips by way of TLS), calls fail meanwhile; then set d above it.
+func WithBucketTimeout(d time.Duration) Option { return common{bucketTimeoutOption(d)} }
+
 // validateShared returns what is wrong with the options of shared levels. constructor is
 // [New] or [NewGroup].
 func (o *options) validateShared(constructor string) error {
@@ -166,6 +187,8 @@ func (o *options) validateShared(constructor string) error {
 		return fmt.Errorf("shaper: %s: WithFallback is FallbackLocal(%d), must be of at least 1", constructor, s.fallback+1)
 	case s.versioned && (s.version < 1 || s.version > 1<<53):
 		return fmt.Errorf("shaper: %s: WithRateVersion is %d, must be from 1 to 2⁵³", constructor, s.version)
+	case s.timed && (s.timeout < time.Millisecond || s.timeout > 10*time.Second):
+		return fmt.Errorf("shaper: %s: WithBucketTimeout is %v, must be from 1ms to 10s", constructor, s.timeout)
 	case s.guard < 0 || s.guard > time.Minute:
 		return fmt.Errorf("shaper: %s: WithColdGuard is %v, must be from 0 to 1m", constructor, s.guard)
 	}

@@ -28,6 +28,8 @@ func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
 		"WithRateVersion is 0, must be":                {shaper.WithBucket(m, "k"), shaper.WithRateVersion(0)},
 		"WithRateVersion is -3, must be":               {shaper.WithBucket(m, "k"), shaper.WithRateVersion(-3)},
 		"WithRateVersion is 9007199254740993, must be": {shaper.WithBucket(m, "k"), shaper.WithRateVersion(1<<53 + 1)},
+		"WithBucketTimeout is 0s, must be":             {shaper.WithBucket(m, "k"), shaper.WithBucketTimeout(0)},
+		"WithBucketTimeout is 10.000000001s, must be":  {shaper.WithBucket(m, "k"), shaper.WithBucketTimeout(10*time.Second + 1)},
 		"WithColdGuard is -1s, must be":                {shaper.WithBucket(m, "k"), shaper.WithColdGuard(-time.Second)},
 		"WithColdGuard is 1m0.000000001s, must be":     {shaper.WithBucket(m, "k"), shaper.WithColdGuard(time.Minute + 1)},
 		"WithDryRun can't be combined with a Bucket":   {shaper.WithBucket(m, "k"), shaper.WithDryRun()},

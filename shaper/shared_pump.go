@@ -157,7 +157,7 @@ func (ls *lease) sleep(span time.Duration) {
 func (ls *lease) takeLocked(now int64) Take {
 	f := ls.f
 	ls.probes, ls.asksRoom = false, false
-	ls.backend.asks(now)
+	ls.d.shared.asksLocked(ls.backend, now)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
 		t := ls.questionLocked(1)
 		t.High = laterInstant(t.High, ls.levelAsHighLocked(now))
@@ -230,7 +230,7 @@ func (ls *lease) guardLocked() time.Duration {
 // callTake calls the [Bucket], and notes the answer. The lock is not held.
 func (ls *lease) callTake(t Take) {
 	d := ls.d
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
 	defer cancel()
 	a := d.askBucket(ctx, t)
 	now := d.lockAndAdvance()
@@ -332,7 +332,7 @@ func (ls *lease) giveBackLocked() (t Take, end Instant) {
 // callGiveBack calls the [Bucket]. The lock is not held.
 func (ls *lease) callGiveBack(t Take, end Instant) {
 	d := ls.d
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
 	defer cancel()
 	a := answer{sent: int64(time.Since(d.epoch))}
 	a.err = d.shared.bucket.GiveBack(ctx, t, end)

@@ -1,6 +1,7 @@
 package shaper_test
 
 import (
+	"context"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -89,4 +90,59 @@ func TestOneSlowAnswerDoesNotLengthenTheLateness(t *testing.T) {
 		require.Equal(t, 30*time.Millisecond, s.Stats().Bucket.RTT)
 		require.Equal(t, 61*time.Millisecond, s.Stats().Bucket.Lateness)
 	})
+}
+
+// A server that is so far away that no call ends within 250 ms must be of use, too, if the program
+// says that it is.
+func TestAFarServerIsReachedWithALongerBucketTimeout(t *testing.T) {
+	for d, state := range map[time.Duration]shaper.BucketState{
+		time.Second:            shaper.BucketShared,
+		401 * time.Millisecond: shaper.BucketShared,
+		399 * time.Millisecond: shaper.BucketDown,
+		0:                      shaper.BucketDown, // without the option
+	} {
+		for _, depth := range []int{0, 20} {
+			synctest.Test(t, func(t *testing.T) {
+				m := buckettest.NewMemory()
+				m.SetDelay(200*time.Millisecond, 200*time.Millisecond)
+				options := []shaper.Option{shaper.WithBucket(m, "key")}
+				if d > 0 {
+					options = append(options, shaper.WithBucketTimeout(d))
+				}
+				s, err := shaper.New(shaper.Limits{Rate: 10, Depth: depth}, options...)
+				require.NoError(t, err)
+				defer s.Close()
+				failed := 0
+				for range 5 {
+					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+					if s.Wait(ctx) != nil {
+						failed++
+					}
+					cancel()
+				}
+				require.Equal(t, state, s.Stats().Bucket.State, "%v", d)
+				if state == shaper.BucketShared {
+					require.Zero(t, failed, "%v", d)
+				} else {
+					require.Equal(t, 5, failed, "%v", d)
+				}
+			})
+		}
+	}
+}
+
+// Three calls that hang are an outage: it is noticed after three times the timeout.
+func TestAnOutageIsNoticedAfterThreeBucketTimeouts(t *testing.T) {
+	for _, d := range []time.Duration{time.Millisecond, 80 * time.Millisecond, 250 * time.Millisecond, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.Fail(faultOf(buckettest.LoseRequest))
+			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithBucket(m, "key"), shaper.WithBucketTimeout(d), shaper.WithPatience(time.Second))
+			require.NoError(t, err)
+			defer s.Close()
+			start := time.Now()
+			require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrUnavailable)
+			require.Equal(t, 3*d+time.Second, time.Since(start))
+		})
+	}
 }
