@@ -43,6 +43,9 @@ func Chain(ls ...Limiter) Limiter {
 			return chain{broken: fmt.Errorf("shaper: Chain: Limiter %d is nil", i)}
 		}
 		c.links[i] = innerOf(l)
+		if err := brokenOf(c.links[i]); err != nil {
+			return chain{broken: err}
+		}
 		c.pricesZero = c.pricesZero || pricesZero(c.links[i])
 	}
 	return c
@@ -51,7 +54,7 @@ func Chain(ls ...Limiter) Limiter {
 // A chain is what [Chain] returns.
 type chain struct {
 	links      []inner
-	broken     error // not nil: one of the Limiters is nil, and every call returns this
+	broken     error // not nil: a Limiter or a function is nil, here or in one of the Limiters, and every call returns this
 	pricesZero bool  // a request of cost 0 may have another cost for one of the Limiters
 }
 
@@ -191,6 +194,9 @@ func WithCostOf(l Limiter, cost func(n int) int) Limiter {
 		return chain{broken: errors.New("shaper: WithCostOf: cost is nil, must be a function")}
 	}
 	p := priced{innerOf(l), cost}
+	if err := brokenOf(p.inner); err != nil {
+		return chain{broken: err}
+	}
 	if s, ok := l.(interface{ Stats() Stats }); ok {
 		return pricedBucket{p, s.Stats}
 	}
@@ -220,6 +226,15 @@ func pricesZero(l inner) bool {
 		return l.pricesZero
 	}
 	return false
+}
+
+// brokenOf returns the error that every call of a [Limiter] returns, as it was made of nothing;
+// nil if it was not.
+func brokenOf(l inner) error {
+	if c, ok := l.(chain); ok {
+		return c.broken
+	}
+	return nil
 }
 
 // price returns what a request of cost n costs.

@@ -203,16 +203,24 @@ func TestACostOfItsOwnInADryRunLeavesItsVerdict(t *testing.T) {
 func TestWithCostOfNothingIsAnErrorOfEveryCall(t *testing.T) {
 	const noLimiter, noCost = "shaper: WithCostOf: the Limiter is nil", "shaper: WithCostOf: cost is nil, must be a function"
 	other := rate.NewLimiter(1, 1)
-	for i, l := range []shaper.Limiter{
-		shaper.WithCostOf(nil, one), shaper.WithCostOf(other, nil),
-		shaper.WithCostOf(shaper.Chain(other, nil), one), shaper.Chain(shaper.WithCostOf(other, nil)),
+	const second = "shaper: Chain: Limiter 1 is nil"
+	free := func(int) int { return 0 }
+	for _, c := range []struct {
+		l    shaper.Limiter
+		want string
+	}{
+		{shaper.WithCostOf(nil, one), noLimiter}, {shaper.WithCostOf(other, nil), noCost},
+		{shaper.WithCostOf(shaper.Chain(other, nil), one), second}, {shaper.WithCostOf(shaper.Chain(other, nil), free), second},
+		{shaper.Chain(shaper.WithCostOf(other, nil)), noCost}, {shaper.Chain(shaper.WithCostOf(nil, one), other), noLimiter},
+		{shaper.Chain(other, shaper.Chain(other, nil)), second}, {shaper.WithCostOf(shaper.Chain(shaper.WithCostOf(other, nil)), free), noCost},
 	} {
-		want := []string{noLimiter, noCost, "shaper: Chain: Limiter 1 is nil", noCost}[i]
-		require.EqualError(t, l.WaitN(t.Context(), 1), want)
-		_, err := acquirerOf(l)(t.Context(), 1)
-		require.EqualError(t, err, want)
-		_, err = l.(forecaster).Forecast(1)
-		require.EqualError(t, err, want)
+		for n := range 2 {
+			require.EqualError(t, c.l.WaitN(t.Context(), n), c.want)
+			_, err := acquirerOf(c.l)(t.Context(), n)
+			require.EqualError(t, err, c.want)
+			_, err = c.l.(forecaster).Forecast(n)
+			require.EqualError(t, err, c.want)
+		}
 	}
 	require.PanicsWithValue(t, "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New", func() {
 		shaper.WithCostOf((*shaper.Shaper)(nil), one)
