@@ -60,10 +60,10 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 	if dec.waiter == nil {
 		return in, kf, dec.err
 	}
-	err = in.finish(&kf.flow, r, dec.waiter, r.await(dec.waiter))
+	at, err := in.finish(&kf.flow, r, dec.waiter, r.await(dec.waiter))
 	if err != nil {
 		in.rescheduleAfter(kf)
-		in.keepRefusedInLine(key, r, err)
+		in.keepRefusedInLine(key, r, at, err)
 	}
 	return in, kf, err
 }

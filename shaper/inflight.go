@@ -51,7 +51,7 @@ func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, 
 	dec := s.enter(r)
 	err := dec.err
 	if dec.waiter != nil {
-		err = s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
+		_, err = s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
 	}
 	if r.seat == nil {
 		return heldSeat{}, err

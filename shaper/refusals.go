@@ -155,16 +155,16 @@ func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []R
 	return found
 }
 
-// keepRefusedInLine remembers the refusal of a request that waited. Any other error is none. The
-// lock is not held.
-func (s *keyShard[K]) keepRefusedInLine(key K, r *request, err error) {
+// keepRefusedInLine remembers the refusal, at an instant, of a request that waited. Any other error
+// is none. The lock is not held.
+func (s *keyShard[K]) keepRefusedInLine(key K, r *request, at int64, err error) {
 	if rejected, ok := err.(*RejectError); ok {
-		now := s.lockAndAdvance()
+		s.lockAndAdvance()
 		why := rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter}
 		if rejected.Reason == ErrUnavailable {
 			why.reason = refusedUnavailable
 		}
-		s.keepRefusalLocked(now, r.cost, why)
+		s.keepRefusalLocked(at, r.cost, why)
 		s.keepRefusedKeyLocked(key)
 		s.unlockAndArm()
 	}

@@ -109,3 +109,30 @@ func TestRefusalsOfAGroupTellTheKey(t *testing.T) {
 		})
 	}
 }
+
+// A refusal in line is told with its own instant, not with that at which a hook has let its call go.
+func TestARefusalInLineIsRememberedAtItsInstant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limits := shaper.Limits{Rate: 1, Depth: 1}
+		slow := shaper.WithTrace(&shaper.Trace{Refused: func(context.Context, shaper.Event) { time.Sleep(time.Minute) }})
+		s, err := shaper.New(limits, slow)
+		require.NoError(t, err)
+		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }, slow)
+		require.NoError(t, err)
+		for range 2 {
+			go s.Wait(context.Background())
+			go g.Wait(context.Background(), "key")
+			synctest.Wait()
+		}
+		time.Sleep(ms)
+		closed := time.Now()
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+		time.Sleep(time.Hour)
+		for _, found := range [][]shaper.Refusal{s.Refusals(), g.Refusals()} {
+			require.Len(t, found, 1)
+			require.Equal(t, shaper.ErrClosed, found[0].Reason)
+			require.Equal(t, closed, found[0].At)
+		}
+	})
+}

@@ -97,7 +97,8 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if dec.waiter == nil {
 		return dec.err
 	}
-	return s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
+	_, err := s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
+	return err
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line, and runs the

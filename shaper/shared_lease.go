@@ -41,7 +41,7 @@ type lease struct {
 	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuseLocked
 
 	level     int64 // when the level reaches 0 on the Bucket's clock, in ns, if no other process has taken anything since the latest answer; 0: unknown
-	placeless int32 // how many at the head of the line have entered without a place, at most; see placelessLocked
+	placeless int32 // how many of the first newcomers in line have no place, at most; see placelessLocked
 	asksRoom  bool  // the pump asks for what the level has room for
 	refusedIt bool  // that was refused, so the pump asks for a batch first
 
@@ -314,7 +314,9 @@ func (ls *lease) leavesLocked(w *waiter, now int64) bool {
 		ls.noteUseLocked()
 		ls.f.line.since = exact.At(now)
 	}
-	ls.placeless = max(0, ls.placeless-1)
+	if !w.reentry {
+		ls.placeless = max(0, ls.placeless-1)
+	}
 	return true
 }
 

@@ -67,7 +67,8 @@ func (ls *lease) needsNoPlaceLocked(now, n int64) bool {
 //
 // If an answer shows that there is less room, as other processes have taken it, those that are in
 // line stay, and have a place from then on. So there are never more in line than [Limits.Depth]
-// and what the room was taken for.
+// and what the room was taken for, and retries, which need none. If one that has no place gives up,
+// the next one behind it moves up into the room that it leaves.
 func (ls *lease) placelessLocked(now, n int64) int32 {
 	waiting := int32(ls.f.waiting())
 	switch {

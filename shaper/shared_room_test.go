@@ -3,6 +3,8 @@ package shaper_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -164,5 +166,41 @@ func TestABurstOfSeveralProcessesIsNoMoreThanTheRoom(t *testing.T) {
 			require.InDelta(t, 67, n, 8, "%v", each)
 		}
 		p.check()
+	})
+}
+
+// A retry that leaves has taken no place, so it gives none back: those behind it that need none
+// still need none, and as many newcomers may wait as before.
+func TestARetryThatLeavesCostsNobodyAPlace(t *testing.T) {
+	during(t, "1/min burst 5 depth 1", func(o *outage) {
+		sent := 0
+		transport := shaper.Transport{Limiter: o.Shaper, Retry: true, Base: roundTripFunc(func(*http.Request) (*http.Response, error) {
+			if sent++; sent == 1 {
+				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}}, nil
+			}
+			return &http.Response{StatusCode: http.StatusOK}, nil
+		})}
+		go func() {
+			r := httptest.NewRequestWithContext(context.Background(), http.MethodGet, "http://upstream.invalid/", nil)
+			r.RequestURI = ""
+			_, err := transport.RoundTrip(r)
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		o.until(100 * ms)
+		require.Equal(t, 1, o.Stats().Waiting)
+		o.SetDelay(100*ms, 100*ms) // The retry asks a moment before the hold ends.
+		o.until(1010 * ms)
+		require.Zero(t, o.Stats().HeldUntil)
+		o.enter(context.Background(), 3)
+		require.Equal(t, 4, o.Stats().Waiting)
+		o.until(1210 * ms)
+		require.Equal(t, 2, sent)
+		require.Equal(t, 3, o.Stats().Waiting, "the room of the level covers them")
+		o.enter(context.Background(), 1)
+		require.Equal(t, 4, o.Stats().Waiting)
+		require.Equal(t, shaper.ErrQueueFull, refusal(t, o.Wait(context.Background())).Reason)
+		o.until(time.Hour)
 	})
 }

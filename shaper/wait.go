@@ -7,9 +7,9 @@ import (
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
-// await waits until the request, which is in a line, has been given its slot, has been
-// refused by Close, or has a context that is done. It reports whether its waiter has been
-// woken. Then finish is to be called.
+// await waits until the request, which is in a line, has been given its slot, has been refused by
+// Close or in an outage of its [Bucket], or has a context that is done. It reports whether its
+// waiter has been woken. Then finish is to be called.
 //
 // A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. The runtime
 // needs most of it when it allocates what a goroutine needs to wait, above all when it has to
@@ -88,26 +88,25 @@ func (d *dispatcher) runEnqueued(r *request, dec decision) {
 	runHook(d.trace.Enqueued, r.ctx, ev)
 }
 
-// finish returns what the call of a waiter that is awake again returns, and sets the seat of
-// the request. woken reports that its state has changed; else its context has ended. The lock
-// is not held.
+// finish returns what the call of a waiter that is awake again returns, and the instant at which
+// that was decided; and it sets the seat of the request. woken reports that its state has changed;
+// else its context has ended. The lock is not held.
 //
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
+func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) (at int64, err error) {
 	settled := false
 	defer d.abandonUnless(&settled, f, r, w)
 	// The context is asked once, outside the lock, and its answer is final. If it has
 	// ended, a slot that came before is handed on, so that no slot is spent on a request
 	// whose caller has gone. If it ends later, that looks to the caller as if it had
 	// ended after Wait returned.
-	err := r.ctx.Err()
+	err = r.ctx.Err()
 	if err == nil && !woken {
 		err = context.Canceled // A context that breaks its contract has ended all the same.
 	}
 	settled = true
-	var at int64
 	var dec decision
 	if err != nil {
 		at, dec = d.abandon(f, r, w, err)
@@ -117,7 +116,7 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) error {
 	if d.hasHooks {
 		d.announceEnd(f, at, r, dec)
 	}
-	return dec.err
+	return at, dec.err
 }
 
 // abandonUnless abandons a waiter unless it is settled. It is deferred by functions that
