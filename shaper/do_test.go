@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"runtime"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -150,18 +148,6 @@ func TestTheZeroShaperHasNoSeats(t *testing.T) {
 			"shaper: this Shaper is nil or zero and can't be used; make one with shaper.New",
 			func() { use(new(shaper.Shaper)) }, name)
 	}
-}
-
-// What works with a cap and without is what README shows before all else.
-func TestReadmeShowsFirstWhatWorksWithACapToo(t *testing.T) {
-	use := regexp.MustCompile(`\b(?:s|shaper)\.(Do|Acquire|Middleware|Transport|Wait|WaitN|Allow|AllowN)[({]`)
-	var first []string
-	for _, found := range use.FindAllStringSubmatch(read(t, "../README.md"), -1) {
-		if !slices.Contains(first, found[1]) {
-			first = append(first, found[1])
-		}
-	}
-	require.ElementsMatch(t, []string{"Do", "Middleware", "Transport"}, first)
 }
 
 // Little's law: at a cap of rate × service time the bucket and the cap allow the

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -180,25 +179,6 @@ func TestForecastWithACapIsAnEstimate(t *testing.T) {
 		g.saw("2.05s e expired")
 		require.NoError(t, g.Close())
 	})
-}
-
-// Who reads of a prediction reads what a cap makes of it.
-func TestPredictionSaysThatItIsAnEstimate(t *testing.T) {
-	for file, ends := range map[string][]string{
-		"doc.go":      {"7. Change."}, // The end of the text that must say so.
-		"shaper.go":   {"func (s *Shaper) Forecast("},
-		"errors.go":   {"RetryAfter time.Duration"},
-		"limits.go":   {"MaxWait time.Duration"},
-		"inflight.go": {"func (s *Shaper) Acquire("},
-	} {
-		text := unindented(read(t, file))
-		for _, end := range ends {
-			before, _, found := strings.Cut(text, end)
-			require.True(t, found, "%s: %q", file, end)
-			before = strings.ReplaceAll(before[max(0, len(before)-450):], "//", "")
-			require.Contains(t, strings.Join(strings.Fields(before), " "), "estimate", "%s, before %q", file, end)
-		}
-	}
 }
 
 // With whatever traffic, nobody is refused for a deadline before which it would have

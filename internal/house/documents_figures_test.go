@@ -1,4 +1,4 @@
-package shaper_test
+package house_test
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ import (
 // `go run ./bench -only shared -out docs/bench/shared` and of the same with proxies, which
 // need a quiet machine for processes beside servers. No figure is in two of them.
 var committedRuns = []string{
-	"../docs/bench/results.bench.txt", "../docs/bench/shared/results.bench.txt", "../docs/bench/proxies/results.bench.txt",
+	"../../docs/bench/results.bench.txt", "../../docs/bench/shared/results.bench.txt", "../../docs/bench/proxies/results.bench.txt",
 }
 
 // measured matches a figure of a document, its unit, and in an HTML comment, which
@@ -64,7 +64,7 @@ func TestFiguresAreThoseOfTheCommittedRun(t *testing.T) {
 // A table of a benchmark has no figure that is not checked.
 func TestTablesOfBenchmarksAreChecked(t *testing.T) {
 	// The section ends at the heading, or with the document.
-	for document, end := range map[string]string{"../README.md": "Try it", "../docs/benchmarks.md": "", "../docs/shared.md": "Watch it"} {
+	for document, end := range map[string]string{"../../README.md": "Try it", "../../docs/benchmarks.md": "", "../../docs/shared.md": "Watch it"} {
 		_, section, ok := strings.Cut(read(t, document), "# How it compares\n")
 		require.True(t, ok, document)
 		if end != "" {

@@ -1,4 +1,4 @@
-package shaper_test
+package house_test
 
 // The public API as text: a change of it shows as a diff of testdata/api.txt,
 // to its author and to its reviewers.
@@ -71,7 +71,7 @@ func TestPublicAPIChangesOnlyOnPurpose(t *testing.T) {
 				}
 			}
 			require.Emptyf(t, changes, "the public API of %s is not that of its testdata/api.txt. "+
-				"If the change is intended, run %s=1 go test -run TestPublicAPIChangesOnlyOnPurpose ./shaper, and describe the change in CHANGELOG.md.",
+				"If the change is intended, run %s=1 go test -run TestPublicAPIChangesOnlyOnPurpose ./internal/house, and describe the change in CHANGELOG.md.",
 				p.ImportPath, rewrite)
 			compared++
 		}
@@ -131,7 +131,7 @@ func (p apiPackage) isLibrary() bool {
 }
 
 // notImported matches the modules that are there to be run or read.
-var notImported = regexp.MustCompile(`^\.\./(?:bench|examples)(?:/|$)`)
+var notImported = regexp.MustCompile(`^\.\./\.\./(?:bench|examples)(?:/|$)`)
 
 // listExports builds the packages of the module in dir, and returns them and all
 // that they import.

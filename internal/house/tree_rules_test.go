@@ -1,4 +1,4 @@
-package shaper_test
+package house_test
 
 // What holds for the whole tree, beside its imports: workspaces, package comments, and no
 // path of anybody's machine.

@@ -1,4 +1,4 @@
-package shaper_test
+package house_test
 
 import (
 	"go/parser"
@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -17,10 +18,10 @@ import (
 // documents returns the files that people read, from this package's folder.
 func documents(t *testing.T) []string {
 	t.Helper()
-	guides, err := filepath.Glob("../docs/*.md")
+	guides, err := filepath.Glob("../../docs/*.md")
 	require.NoError(t, err)
 	require.NotEmpty(t, guides)
-	return append(guides, "../README.md", "../ARCHITECTURE.md", "../CONTRIBUTING.md", "../CHANGELOG.md", "../loadtest/README.md")
+	return append(guides, "../../README.md", "../../ARCHITECTURE.md", "../../CONTRIBUTING.md", "../../CHANGELOG.md", "../../loadtest/README.md")
 }
 
 // Each Go snippet of a document is part of a program or an example that these
@@ -29,12 +30,12 @@ func TestSnippetsOfDocumentsAreCompiled(t *testing.T) {
 	snippet := regexp.MustCompile("(?s)(<!-- ([^ ]+) -->\n)?```go\n(.*?)```")
 	for _, document := range documents(t) {
 		found := snippet.FindAllStringSubmatch(read(t, document), -1)
-		if filepath.Base(document) == "README.md" && filepath.Dir(document) == ".." {
+		if filepath.Base(document) == "README.md" && filepath.Dir(document) == root {
 			require.NotEmpty(t, found)
 		}
 		for _, m := range found {
 			require.NotEmpty(t, m[2], "%s: which file is this of?\n%s", document, m[3])
-			require.Contains(t, unindented(read(t, "../"+m[2])), unindented(m[3]), "%s, %s", document, m[2])
+			require.Contains(t, unindented(read(t, "../../"+m[2])), unindented(m[3]), "%s, %s", document, m[2])
 			whole := m[3]
 			if !strings.HasPrefix(whole, "package") {
 				whole = "package p\nfunc f() {\n" + whole + "\n}"
@@ -98,25 +99,37 @@ func anchors(text string) (names []string) {
 	return names
 }
 
+// What works with a cap and without is what README shows before all else.
+func TestReadmeShowsFirstWhatWorksWithACapToo(t *testing.T) {
+	use := regexp.MustCompile(`\b(?:s|shaper)\.(Do|Acquire|Middleware|Transport|Wait|WaitN|Allow|AllowN)[({]`)
+	var first []string
+	for _, found := range use.FindAllStringSubmatch(read(t, "../../README.md"), -1) {
+		if !slices.Contains(first, found[1]) {
+			first = append(first, found[1])
+		}
+	}
+	require.ElementsMatch(t, []string{"Do", "Middleware", "Transport"}, first)
+}
+
 // A reader who looks for a file of the engine finds it in the table of ARCHITECTURE.md, and none
 // there that is gone.
 func TestTheDocumentedTableOfFilesHasThemAll(t *testing.T) {
-	_, table, found := strings.Cut(read(t, "../ARCHITECTURE.md"), "| files of `shaper/` |")
+	_, table, found := strings.Cut(read(t, "../../ARCHITECTURE.md"), "| files of `shaper/` |")
 	require.True(t, found)
 	table, _, _ = strings.Cut(table, "\n\n")
 	listed := map[string]bool{}
 	for _, m := range regexp.MustCompile("`([^`/]+\\.go)`").FindAllStringSubmatch(table, -1) {
-		files, err := filepath.Glob(m[1])
+		files, err := filepath.Glob("../../shaper/" + m[1])
 		require.NoError(t, err)
 		require.NotEmptyf(t, files, "the table has %s, which is not there", m[1])
 		for _, file := range files {
 			listed[file] = true
 		}
 	}
-	files, err := filepath.Glob("*.go")
+	files, err := filepath.Glob("../../shaper/*.go")
 	require.NoError(t, err)
 	for _, file := range files {
-		if !strings.HasSuffix(file, "_test.go") && file != "doc.go" {
+		if !strings.HasSuffix(file, "_test.go") && filepath.Base(file) != "doc.go" {
 			require.Truef(t, listed[file], "the table does not have %s", file)
 		}
 	}
@@ -125,7 +138,7 @@ func TestTheDocumentedTableOfFilesHasThemAll(t *testing.T) {
 // The lines of README.md for somebody with a clone make the packages be found, in a module of
 // theirs that has nothing else.
 func TestTheDocumentedReplaceLinesAreEnough(t *testing.T) {
-	_, text, found := strings.Cut(read(t, "../README.md"), "With a clone instead")
+	_, text, found := strings.Cut(read(t, "../../README.md"), "With a clone instead")
 	require.True(t, found)
 	_, text, _ = strings.Cut(text, "```\n")
 	lines, _, _ := strings.Cut(text, "```")

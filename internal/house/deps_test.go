@@ -1,7 +1,6 @@
-package shaper_test
+package house_test
 
-// The rules of the house as tests: who may import whom. They read every file of it, so that the go command's test
-// cache notices a change anywhere, not only in this package.
+// Who may import whom.
 
 import (
 	"path/filepath"
@@ -167,7 +166,7 @@ var rootRequires = []string{
 }
 
 const (
-	root       = ".." // the tree, from this package's folder
+	root       = "../.." // the tree, from this package's folder
 	rootModule = "example.com/leakybucket"
 )
 

@@ -1,6 +1,9 @@
-package shaper_test
+// Package house_test holds the rules of the house, which go for the whole tree: who may import
+// whom, what the public API is, and that documents say what is there. They read every file of the
+// tree, so that the go command's test cache notices a change anywhere.
+package house_test
 
-// What the tests of the tree ask it for: its files, its modules and its packages.
+// This file reads the tree: its files, its modules and its packages.
 
 import (
 	"bytes"
