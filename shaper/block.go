@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 type blockOption time.Duration
@@ -115,7 +116,7 @@ func (b *blocks) lift(f *flow) {
 // shrink gives back the memory of entries that are no longer there, if there were not just few.
 func (b *blocks) shrink(few int) {
 	if b != nil {
-		b.until, b.peak = shrunk(b.until, b.peak, few)
+		b.until, b.peak = keyed.Shrunk(b.until, b.peak, few)
 	}
 }
 

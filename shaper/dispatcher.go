@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 // A dispatcher is what flows share: a lock, a clock, and a ticker that lets the heads of
@@ -56,7 +57,7 @@ type dispatcher struct {
 	stripes     *refusalStripes // nil: nothing has been published yet
 	*modeStates
 
-	sweepTimer *sweepTimer // nil: it belongs to a Shaper
+	sweepTimer *keyed.Timer // nil: it belongs to a Shaper
 
 	// drain is called with the lock held while a shard of a [Group] is draining: with false when
 	// the last request has left its lines, which may be told again, and with true when a request
@@ -258,7 +259,7 @@ func (d *dispatcher) unlockAndArm() {
 		d.rearm = false
 		d.publishNextLocked()
 		if d.sweepTimer != nil {
-			d.sweepTimer.arm(d.clock)
+			d.sweepTimer.Arm(d.clock)
 		}
 	}
 	d.mu.Unlock()

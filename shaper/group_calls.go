@@ -2,9 +2,11 @@ package shaper
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 // Wait is shorthand for WaitN(ctx, key, 1).
@@ -36,7 +38,7 @@ func (g *Group[K]) acquire(ctx context.Context, key K, n int, kind entryKind) (r
 	if held == nil {
 		return nil, err
 	}
-	return func() { in.releaseSeat(&kf.flow, held) }, nil
+	return func() { in.releaseSeat(&kf.Value, held) }, nil
 }
 
 // Do is [Shaper.Do] on the bucket of a key.
@@ -47,7 +49,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context)
 		return err
 	}
 	if r.seat != nil {
-		defer in.releaseSeat(&kf.flow, r.seat)
+		defer in.releaseSeat(&kf.Value, r.seat)
 	}
 	return f(ctx)
 }
@@ -60,7 +62,7 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 	if dec.waiter == nil {
 		return in, kf, dec.err
 	}
-	at, err := in.finish(&kf.flow, r, dec.waiter, r.await(dec.waiter))
+	at, err := in.finish(&kf.Value, r, dec.waiter, r.await(dec.waiter))
 	if err != nil {
 		in.rescheduleAfter(kf)
 		in.keepRefusedInLine(key, r, at, err)
@@ -87,7 +89,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 	}
 	now := s.lockAndAdvance()
 	if kf = s.foundLocked(key, now, bucketFor(r)); kf != nil {
-		dec = s.decideLocked(&kf.flow, now, r)
+		dec = s.decideLocked(&kf.Value, now, r)
 		if dec.event >= refusedEvent || s.recorded { // Of those that leave at once there is nothing to note.
 			s.noteLocked(s, key, r, dec)
 		}
@@ -105,7 +107,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 		g.noteLimited(key, r, dec)
 	}
 	if s.hasHooks || dec.event >= enqueuedEvent {
-		s.announce(&kf.flow, r, dec)
+		s.announce(&kf.Value, r, dec)
 	}
 	return s, kf, dec
 }
@@ -115,10 +117,10 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	err := s.withFlowOrNew(r.ctx, key, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
 		in, kf = holder, found
-		if kf.home != ownBucket {
+		if kf.Home != keyed.Own {
 			in.overflowed++
 		}
-		dec = in.decideLocked(&kf.flow, now, r)
+		dec = in.decideLocked(&kf.Value, now, r)
 		s.noteLocked(in, key, r, dec)
 	})
 	if err != nil {
@@ -133,7 +135,7 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 //
 //go:noinline
 func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision {
-	return s.ask(&kf.flow, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
+	return s.ask(&kf.Value, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
 }
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key
@@ -151,15 +153,15 @@ func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decisio
 func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
 	switch dec.event {
 	case enqueuedEvent:
-		g.limited.waited(key)
+		g.limited.Waited(key)
 	case refusedEvent:
-		g.limited.refused(key)
+		g.limited.Refused(key)
 	case verdictEvent:
 		switch v := r.verdict; {
 		case v.Err != nil:
-			g.limited.refused(key)
+			g.limited.Refused(key)
 		case v.Wait > 0:
-			g.limited.waited(key)
+			g.limited.Waited(key)
 		}
 	}
 }
@@ -176,7 +178,7 @@ func (s *keyShard[K]) failed(key K, r *request, err error) decision {
 		s.overflowed++
 		s.totals.refused.count(refusedFull)
 		s.mu.Unlock()
-		s.group.limited.refused(key)
+		s.group.limited.Refused(key)
 	}
 	s.noteFailed(key, r, err)
 	_, unlimited := err.(*limitsError)
@@ -252,7 +254,7 @@ func (s *keyShard[K]) holdUntil(ctx context.Context, key K, until int64) (held b
 		// On a closed Group there is no bucket to hold. But the key's next request is refused at
 		// once, so no Transport need wait before it sends one.
 		if kf != s.closedFlow && now < until {
-			in.holdLocked(&kf.flow, now, timeUntil(until, now))
+			in.holdLocked(&kf.Value, now, timeUntil(until, now))
 		}
 	})
 	if err != nil && ctx.Err() != nil {
@@ -266,7 +268,7 @@ func (s *keyShard[K]) holdUntil(ctx context.Context, key K, until int64) (held b
 
 // endHold is Hold(0).
 func (s *keyShard[K]) endHold(key K) {
-	if s.endHoldOf(func() *keyedFlow[K] { return s.table[key] }) || s.group.overflow.len.Load() == 0 {
+	if s.endHoldOf(func() *keyedFlow[K] { return s.table.Get(key) }) || s.group.overflow.Len() == 0 {
 		return
 	}
 	if l, err := s.callLimits(key); err == nil { // They say which bucket it shares.
@@ -284,8 +286,109 @@ func (s *keyShard[K]) endHoldOf(find func() *keyedFlow[K]) (found bool) {
 	if kf == nil {
 		return false
 	}
-	kf.flow.bucket.idleUntil(now)
-	s.holdLocked(&kf.flow, now, 0)
+	kf.Value.bucket.idleUntil(now)
+	s.holdLocked(&kf.Value, now, 0)
 	s.rescheduleLocked(kf)
 	return true
+}
+
+// The bucket of a key can do all that [Middleware], [Transport] and [Chain] want to know.
+var _ inner = keyLimiter[string]{}
+
+// Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a
+// [Middleware]. It also has the methods Acquire, Forecast, Hold and Stats of a
+// [Shaper]. It takes no memory in the Group, and works whether the key has a bucket or
+// not.
+func (g *Group[K]) Limiter(key K) Limiter {
+	g.mustBeMade()
+	return keyLimiter[K]{g, key}
+}
+
+// A keyLimiter is the bucket of one key of a [Group].
+type keyLimiter[K comparable] struct {
+	group *Group[K]
+	key   K
+}
+
+func (k keyLimiter[K]) WaitN(ctx context.Context, n int) error { return k.group.WaitN(ctx, k.key, n) }
+
+func (k keyLimiter[K]) Acquire(ctx context.Context, n int) (release func(), err error) {
+	return k.group.Acquire(ctx, k.key, n)
+}
+
+func (k keyLimiter[K]) Forecast(n int) (time.Duration, error) { return k.group.Forecast(k.key, n) }
+
+func (k keyLimiter[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
+
+// Stats returns the state of the key's bucket, or of a new one if the key has none. If
+// the limits function returns an error, only the name is set.
+func (k keyLimiter[K]) Stats() (st Stats) {
+	g := k.group
+	err := g.shardOf(k.key).withFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
+	if err != nil {
+		return Stats{Name: g.over.name}
+	}
+	return st
+}
+
+func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.key) }
+
+func (k keyLimiter[K]) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
+	return k.group.acquire(ctx, k.key, n, kind)
+}
+
+func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
+	if k.group.mayDryRun() {
+		return 0, nil
+	}
+	return k.Forecast(n)
+}
+
+// hold reports false if the [Limits] of the key can't be had: then there is no line to hold.
+func (k keyLimiter[K]) hold(ctx context.Context, d time.Duration) bool {
+	return k.group.hold(ctx, k.key, d) && !k.group.mayDryRun()
+}
+
+func (k keyLimiter[K]) mayDryRun() bool { return k.group.mayDryRun() }
+
+func (k keyLimiter[K]) asksDoneToWait() bool { return true }
+
+// A keyless is the [Limiter] of a dry run for a request whose key function returned an
+// error: it lets the request through, with the error in the [Verdict].
+type keyless[K comparable] struct {
+	group *Group[K]
+	err   error
+}
+
+func (k keyless[K]) WaitN(ctx context.Context, n int) error {
+	if err := checkCostAndContext(int64(n), ctx); err != nil {
+		return err
+	}
+	d := &k.group.over.dispatcher
+	d.letThrough(ctx, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
+	return nil
+}
+
+// Middleware returns net/http middleware, as the function [Middleware] does, in which
+// each request waits for the bucket of its key. If key returns an error, or the limits
+// function does, the request is answered with status 500, and [WithLogger] logs the
+// error. (A dry run lets such a request through, with the error in its [Verdict].) A
+// request of cost 0 passes untouched, and key is not called for it.
+func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...MiddlewareOption) func(http.Handler) http.Handler {
+	g.mustBeMade()
+	if key == nil {
+		panic("shaper: Group.Middleware needs a function that tells the key of a request")
+	}
+	h := newHandler(g.mayDryRun(), opts)
+	h.limiterFor = func(r *http.Request) (inner, error) {
+		k, err := key(r)
+		switch {
+		case err != nil && g.mayDryRun():
+			return innerOf(keyless[K]{g, &keyError{err}}), nil
+		case err != nil:
+			return nil, &keyError{err}
+		}
+		return keyLimiter[K]{g, k}, nil
+	}
+	return h.wrap
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"example.com/leakybucket/shaper/internal/keyed"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
@@ -106,10 +107,10 @@ type limitsLookup struct {
 // foundLocked returns the bucket that a key has of its own. If there is none it returns nil
 // as long as one of that kind may be made, and otherwise closedFlow.
 func (s *keyShard[K]) foundLocked(key K, now int64, kind bucketKind) *keyedFlow[K] {
-	kf := s.table[key]
+	kf := s.table.Get(key)
 	switch {
 	case kf != nil:
-		kf.flow.bucket.idleUntil(now)
+		kf.Value.bucket.idleUntil(now)
 	case s.phase == closed, s.phase == draining && kind&bucketInDrain == 0:
 		kf = s.endlessLocked(&s.closedFlow)
 	}
@@ -124,7 +125,7 @@ func (s *keyShard[K]) foundLocked(key K, now int64, kind bucketKind) *keyedFlow[
 func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	// Limits that were returned before a Reload may be those that it was called to replace. An
 	// error of the limits function does not matter to a key that has Limits by SetLimits now.
-	stale := l.err == nil && l.reloads != s.reloads || l.known && l.gone == nil && s.overrideChangedLocked(key, l.limits, l.overridden)
+	stale := l.err == nil && l.reloads != s.reloads || l.known && l.gone == nil && s.overrides.Differs(key, l.limits, l.overridden)
 	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && s.lacksPlanLocked(key, l) {
 		return nil, nil, nil // The limitsCall of this request, if there is one, goes on until the plan is made.
 	}
@@ -160,7 +161,7 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 		return s.ofKindLocked(in, key, kf, l)
 	}
 	*l = limitsLookup{reloads: s.reloads, kind: l.kind, hasOver: l.hasOver}
-	if l.limits, l.overridden = s.overrides[key]; l.overridden {
+	if l.limits, l.overridden = s.overrides.Get(key); l.overridden {
 		l.known = true // A call of the limits function that is pending for the key need not be waited for.
 		return nil, nil, nil
 	}
@@ -293,7 +294,7 @@ func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
 	}
 	delete(s.limitsCalls, key)
 	call.limits, call.err, call.reloads = l, err, s.reloads
-	given, overridden := s.overrides[key]
+	given, overridden := s.overrides.Get(key)
 	call.overridden = overridden && given == l
 	if call.done != nil {
 		close(call.done)
@@ -309,7 +310,7 @@ func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
 func (s *keyShard[K]) inForce(l Limits) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.plans.of(l) != nil
+	return s.plans.Get(l) != nil
 }
 
 // callLimits returns the [Limits] of a key: those that [Group.SetLimits] gave it, or those
@@ -331,4 +332,93 @@ func (s *keyShard[K]) callLimitsFunction(key K) (Limits, error) {
 		return Limits{}, &limitsError{err}
 	}
 	return l, nil
+}
+
+// planFor returns the plan of [Limits], which it makes if the shard has none. Making one
+// takes much longer than a call. So that a client that can influence the Limits of its key
+// does not delay all other keys, the lock is not held.
+func (s *keyShard[K]) planFor(l Limits) *plan {
+	s.mu.Lock()
+	p := s.plans.Get(l)
+	s.mu.Unlock()
+	if p == nil {
+		p = s.planOf(l)
+	}
+	return p
+}
+
+// lacksPlanLocked reports whether a bucket would be made for a key with the [Limits] of a
+// lookup, and there is no plan of them.
+func (s *keyShard[K]) lacksPlanLocked(key K, l *limitsLookup) bool {
+	g := s.group
+	switch {
+	case s.plans.Get(l.limits) != nil:
+		return false
+	case !l.hasOver:
+		return true // The key shares no bucket, so it gets one of its own.
+	case g.over.plans.Get(l.limits) != nil:
+		return false
+	}
+	// No bucket has these Limits that the key could share.
+	return limitsNothing(l.limits) || key == key && !g.full() || g.overflow.Len() < keyed.MaxShared
+}
+
+// planLocked returns the plan of [Limits] for one more bucket, which counts as its user: that
+// of the shard, or else the one of a lookup. A plan belongs to one shard, whose lock guards
+// its count of users; so of a plan that another shard may have it takes a copy. It returns
+// nil if there is none.
+func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup) *plan {
+	over := s.group.over
+	switch p := s.plans.Get(limits); {
+	case p != nil:
+		return s.usePlanLocked(p)
+	case l.plan != nil && l.plan.limits == limits:
+		if s == over && s != s.group.shards[0] {
+			return s.copyPlanLocked(l.plan)
+		}
+		return s.usePlanLocked(l.plan)
+	case l.hasOver && over.plans.Get(limits) != nil:
+		return s.copyPlanLocked(over.plans.Get(limits))
+	}
+	return nil
+}
+
+// copyPlanLocked is usePlanLocked for a copy of a plan that may belong to another shard, whose
+// lock is held, too.
+func (s *keyShard[K]) copyPlanLocked(of *plan) *plan {
+	p := *of
+	p.users = 0
+	return s.usePlanLocked(&p)
+}
+
+// usePlanLocked returns the plan of the [Limits] of p for one more bucket: p, if the shard
+// has none.
+func (s *keyShard[K]) usePlanLocked(p *plan) *plan {
+	s.offerPlanLocked(p)
+	p = s.plans.Get(p.limits)
+	p.users++
+	return p
+}
+
+// offerPlanLocked adds a plan that planFor has returned, if the shard has none of its
+// [Limits]. Until a bucket uses the plan it is the unused one. A nil p is none.
+func (s *keyShard[K]) offerPlanLocked(p *plan) {
+	if p == nil || s.plans.Get(p.limits) != nil {
+		return
+	}
+	s.plans.Add(p.limits, p)
+	p.users++
+	s.releasePlanLocked(p)
+}
+
+// releasePlanLocked counts one user less of a plan. The last plan that has lost all its
+// users is kept, because the next key is likely to need it.
+func (s *keyShard[K]) releasePlanLocked(p *plan) {
+	if p.users--; p.users > 0 {
+		return
+	}
+	if old := s.unused; old != nil && old != p && old.users == 0 {
+		s.plans.Delete(old.limits)
+	}
+	s.unused = p
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 // The overflow buckets of a Group from inside, where one can see which key has which.
@@ -59,7 +60,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 				before := has[key]
 				has[key] = kf
 				now := g.over.lockAndAdvance()
-				stays := before != nil && before != kf && !before.flow.drained(now)
+				stays := before != nil && before != kf && !before.Value.drained(now)
 				g.over.unlockAndArm()
 				switch {
 				case stays:
@@ -72,8 +73,8 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 					moved++
 				}
 				if kf != nil {
-					require.Equal(t, of[key%len(of)], kf.flow.bucket.limits)
-					farthest = max(farthest, kf.reach)
+					require.Equal(t, of[key%len(of)], kf.Value.bucket.limits)
+					farthest = max(farthest, kf.Reach)
 				}
 				if r.IntN(500) == 0 {
 					time.Sleep(time.Duration(r.Int64N(int64(4 * time.Second))))
@@ -93,7 +94,7 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var of []Limits
-		for i := range 1 + reservedOverflow + 1 {
+		for i := range 1 + keyed.Reserved + 1 {
 			of = append(of, Limits{Rate: 1, Burst: 7 + i})
 		}
 		var told []Event
@@ -105,24 +106,24 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		buckets := func() (n int) {
 			g.over.lockAndAdvance()
 			defer g.over.unlockAndArm()
-			for _, ring := range g.overflow.rings {
+			for _, ring := range g.overflow.All() {
 				n += len(ring)
 			}
-			require.EqualValues(t, n, g.overflow.len.Load())
+			require.EqualValues(t, n, g.overflow.Len())
 			return n
 		}
 		for i := range 20_000 {
 			kf, _ := use(t, g, i*len(of))
 			require.NotNil(t, kf)
 		}
-		require.Equal(t, homes, buckets())
-		for key := 1; key <= reservedOverflow; key++ {
+		require.Equal(t, keyed.Homes, buckets())
+		for key := 1; key <= keyed.Reserved; key++ {
 			require.True(t, g.Allow(key), "of rule %d", key)
 		}
-		require.Equal(t, maxOverflow, buckets())
+		require.Equal(t, keyed.MaxShared, buckets())
 		before := g.Stats()
 		require.Equal(t, 1, before.Keys)
-		require.EqualValues(t, 20_000+reservedOverflow, before.Overflowed)
+		require.EqualValues(t, 20_000+keyed.Reserved, before.Overflowed)
 
 		late := len(of) - 1
 		_, none := g.Forecast(late, 1)
@@ -133,7 +134,7 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		require.Equal(t, RejectError{Reason: ErrQueueFull, RetryAfter: 500 * time.Millisecond}, *refusal)
 		require.False(t, g.Allow(late+len(of)))
 		after := g.Stats()
-		require.EqualValues(t, 20_002+reservedOverflow, after.Overflowed)
+		require.EqualValues(t, 20_002+keyed.Reserved, after.Overflowed)
 		require.EqualValues(t, before.QueueFull+2, after.QueueFull)
 		require.Len(t, told, int(after.QueueFull), "the hook is told of these too")
 		require.Equal(t, late+len(of), told[len(told)-1].Key)
@@ -163,7 +164,7 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 		for key := range 9000 {
 			kf, ok := use(t, g, key)
 			require.NotNil(t, kf)
-			require.Equal(t, of[key%3], kf.flow.bucket.limits)
+			require.Equal(t, of[key%3], kf.Value.bucket.limits)
 			if ok {
 				allowed[kf]++
 			}
@@ -179,13 +180,13 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 				shared++
 			}
 		}
-		require.Greater(t, shared, maxOverflow/2)
-		require.LessOrEqual(t, len(allowed), maxOverflow)
-		require.Equal(t, 2, g.over.plans.len(), "one for each value of Limits")
+		require.Greater(t, shared, keyed.MaxShared/2)
+		require.LessOrEqual(t, len(allowed), keyed.MaxShared)
+		require.Equal(t, 2, g.over.plans.Len(), "one for each value of Limits")
 	})
 }
 
-// A shared bucket is deleted when it is drained, however many keys from other homes
+// A shared bucket is deleted when it is drained, however many keys from other keyed.Homes
 // it serves.
 func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -196,44 +197,18 @@ func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 			use(t, g, key)
 		}
 		g.over.lockAndAdvance()
-		for _, ring := range g.overflow.rings {
-			require.Len(t, ring, homes)
+		for _, ring := range g.overflow.All() {
+			require.Len(t, ring, keyed.Homes)
 			for _, kf := range ring {
-				kf.reach = homes - 1
+				kf.Reach = keyed.Homes - 1
 			}
 		}
 		g.over.unlockAndArm()
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
-		require.Zero(t, g.overflow.len.Load())
-		require.Nil(t, g.overflow.rings)
+		require.Zero(t, g.overflow.Len())
+		require.Nil(t, g.overflow.All())
 	})
-}
-
-// A ring is in the order of its homes, and a key finds the first bucket at its home or
-// after it, across the end as well.
-func TestAKeySharesTheNextBucketOfItsRing(t *testing.T) {
-	var o overflow[int]
-	p := planOf(Limits{Rate: 1})
-	flows := map[int16]*keyedFlow[int]{}
-	for _, home := range []int16{500, 0, 959, 7} {
-		flows[home] = &keyedFlow[int]{flow: flow{bucket: bucket{plan: p}}, home: home}
-		o.add(flows[home])
-	}
-	for home, want := range map[int16][2]int16{
-		0: {0, 0}, 1: {7, 6}, 7: {7, 0}, 8: {500, 492}, 500: {500, 0}, 501: {959, 458}, 959: {959, 0},
-	} {
-		kf, distance := o.next(home, p)
-		require.Equal(t, want, [2]int16{kf.home, distance}, "from %d", home)
-	}
-	o.remove(flows[0], p)
-	o.remove(flows[959], p)
-	kf, distance := o.next(600, p)
-	require.Equal(t, [2]int16{7, 367}, [2]int16{kf.home, distance})
-	o.remove(flows[500], p)
-	o.remove(flows[7], p)
-	kf, _ = o.next(600, p)
-	require.Nil(t, kf)
 }
 
 // Of two keys that share a bucket neither knows whose request is in flight: both go on
@@ -270,7 +245,7 @@ func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
 		releaseOther()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		require.Zero(t, g.overflow.len.Load(), "the shared bucket is drained and gone")
+		require.Zero(t, g.overflow.Len(), "the shared bucket is drained and gone")
 		for _, key := range []int{1, other} {
 			release, err := g.Acquire(context.Background(), key, 1)
 			require.NoError(t, err)
@@ -286,32 +261,32 @@ func TestKeysThatShareASeatGoOnSharing(t *testing.T) {
 func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var of []Limits
-		for i := range maxOverflow + 1 {
+		for i := range keyed.MaxShared + 1 {
 			of = append(of, Limits{Rate: 1. / 3600, Burst: 1 + i})
 		}
 		unlimited := len(of)
 		of = append(of, Limits{Rate: rate.Inf, Depth: 9})
 		g := fullGroup(t, of)
 		defer g.Close()
-		for key := range maxOverflow {
+		for key := range keyed.MaxShared {
 			kf, allowed := use(t, g, key)
 			require.NotNil(t, kf)
 			require.True(t, allowed)
 		}
-		require.EqualValues(t, maxOverflow, g.overflow.len.Load())
-		mine := g.over.plans.of(of[7])
-		require.Len(t, g.overflow.rings[mine], 1)
+		require.EqualValues(t, keyed.MaxShared, g.overflow.Len())
+		mine := g.over.plans.Get(of[7])
+		require.Len(t, g.overflow.All()[mine], 1)
 		g.over.lockAndAdvance()
-		for p := range g.overflow.rings {
+		for p := range g.overflow.All() {
 			if p != mine {
-				g.overflow.rings[p] = []*keyedFlow[int]{nil} // To look at it is to panic.
+				g.overflow.All()[p] = []*keyedFlow[int]{nil} // To look at it is to panic.
 			}
 		}
 		g.over.unlockAndArm()
 		plans := func() (n int) {
 			for _, s := range g.all {
 				s.mu.Lock()
-				n += s.plans.len()
+				n += s.plans.Len()
 				s.mu.Unlock()
 			}
 			return n
@@ -319,15 +294,15 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 		before := plans()
 
 		for range 10 {
-			require.False(t, g.Allow(maxOverflow))
-			_, err := g.Forecast(maxOverflow, 1)
+			require.False(t, g.Allow(keyed.MaxShared))
+			_, err := g.Forecast(keyed.MaxShared, 1)
 			require.ErrorIs(t, err, ErrQueueFull)
 		}
 		require.Equal(t, before, plans(), "no plan is made for a call that is refused")
-		require.LessOrEqual(t, testing.AllocsPerRun(100, func() { g.Allow(maxOverflow) }), 3.0)
-		for i := range 100 { // Keys of the rule that has a bucket, from many homes.
+		require.LessOrEqual(t, testing.AllocsPerRun(100, func() { g.Allow(keyed.MaxShared) }), 3.0)
+		for i := range 100 { // Keys of the rule that has a bucket, from many keyed.Homes.
 			kf, _ := use(t, g, 7+i*len(of))
-			require.Same(t, g.overflow.rings[mine][0], kf)
+			require.Same(t, g.overflow.All()[mine][0], kf)
 		}
 		require.True(t, g.Allow(unlimited), "a key without a limit needs none of these buckets")
 	})

@@ -2,10 +2,8 @@ package shaper
 
 import (
 	"context"
-	"maps"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -28,23 +26,23 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 	for _, s := range g.all {
 		s.lockAndAdvance()
 		users := make(map[*plan]int)
-		for _, kf := range s.table {
+		for _, kf := range s.table.Entries() {
 			users[s.planOfLocked(kf)]++
-			if kf.unlimited {
+			if kf.Light {
 				unlimited++
 			} else {
 				own++
 			}
 		}
 		if s == g.over {
-			for p, ring := range g.overflow.rings {
+			for p, ring := range g.overflow.All() {
 				users[p] += len(ring)
 				shared += len(ring)
 			}
 		}
-		for _, p := range slices.AppendSeq(slices.Clone(s.plans.few), maps.Values(s.plans.many)) {
+		for p := range s.plans.Values() {
 			l := p.limits
-			require.Same(t, p, s.plans.of(l))
+			require.Same(t, p, s.plans.Get(l))
 			require.EqualValues(t, users[p], p.users, "%+v", l)
 			require.True(t, p.users > 0 || p == s.unused, "nobody will ever delete the plan of %+v", l)
 			require.Nil(t, shardOf[p], "the plan of %+v is in two shards", l)
@@ -52,13 +50,13 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 			delete(users, p)
 		}
 		require.Empty(t, users, "plans that are in no shard")
-		overridden += len(s.overrides)
+		overridden += s.overrides.Len()
 		s.unlockAndArm()
 	}
-	require.EqualValues(t, own, g.ownKeys.Load())
-	require.EqualValues(t, unlimited, g.unlimitedKeys.Load())
+	require.EqualValues(t, own, g.counts.Heavy.Load())
+	require.EqualValues(t, unlimited, g.counts.Light.Load())
 	require.EqualValues(t, overridden, g.overridden.Load())
-	require.EqualValues(t, shared, g.overflow.len.Load())
+	require.EqualValues(t, shared, g.overflow.Len())
 	require.LessOrEqual(t, own, int(g.maxKeys))
 	require.LessOrEqual(t, unlimited, int(g.maxKeys))
 }
@@ -115,20 +113,20 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 				}
 				synctest.Wait()
 				requireSharesAddUp(t, g)
-				shared += int(g.overflow.len.Load())
+				shared += int(g.overflow.Len())
 				if g.full() {
 					full++
 				}
 			}
 			time.Sleep(time.Minute)
 			requireSharesAddUp(t, g)
-			require.Zero(t, g.ownKeys.Load()+g.unlimitedKeys.Load())
-			require.Zero(t, g.overflow.len.Load())
+			require.Zero(t, g.counts.Heavy.Load()+g.counts.Light.Load())
+			require.Zero(t, g.overflow.Len())
 			g.Allow(1)
 			g.Hold(2, time.Hour)
 			require.NoError(t, g.Close())
 			requireSharesAddUp(t, g)
-			require.Zero(t, g.ownKeys.Load()+g.unlimitedKeys.Load())
+			require.Zero(t, g.counts.Heavy.Load()+g.counts.Light.Load())
 		})
 	}
 	require.Greater(t, shared, 500, "the scripts are too tame")
@@ -237,7 +235,7 @@ func TestALineLeavesWhileAnotherShardIsLocked(t *testing.T) {
 		if s.waiting != 1 {
 			return false
 		}
-		s.sweepTimer.timer.Stop() // A sweep would hand out the slot, too.
+		s.sweepTimer.Stop() // A sweep would hand out the slot, too.
 		return true
 	}, "each request leaves before anybody sees it wait")
 	select {

@@ -3,6 +3,8 @@ package shaper
 import (
 	"errors"
 	"fmt"
+
+	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 // errEmptyBucketKey is for a key function of [WithBuckets] that breaks its contract.
@@ -28,26 +30,26 @@ func (g *Group[K]) bucketKeyOf(key K) (bucketKey, error) {
 //
 //go:noinline
 func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
-	if s.shared.leases[&kf.flow] != nil || kf == s.closedFlow || kf == s.unlimited {
+	if s.shared.leases[&kf.Value] != nil || kf == s.closedFlow || kf == s.unlimited {
 		return
 	}
-	if kf.home != ownBucket {
-		l := kf.flow.bucket.limits
+	if kf.Home != keyed.Own {
+		l := kf.Value.bucket.limits
 		// The Bucket can't be asked for its backend here, so such keys have a circuit breaker of their own.
-		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", s.name, float64(l.Rate), l.burst(), kf.home)}
+		key = bucketKey{key: fmt.Sprintf("overflow/%s/%g/%d/%d", s.name, float64(l.Rate), l.burst(), kf.Home)}
 	}
-	s.newLeaseLocked(&kf.flow, key)
+	s.newLeaseLocked(&kf.Value, key)
 }
 
 // planOfLocked returns the plan of the [Limits] that a bucket was given, which is the one
 // whose users are counted.
 func (s *keyShard[K]) planOfLocked(kf *keyedFlow[K]) *plan {
 	if s.shared != nil {
-		if ls := s.shared.leases[&kf.flow]; ls != nil {
+		if ls := s.shared.leases[&kf.Value]; ls != nil {
 			return ls.given
 		}
 	}
-	return kf.flow.bucket.plan
+	return kf.Value.bucket.plan
 }
 
 // forgetLeaseLocked forgets the lease of a bucket that is deleted.
@@ -55,10 +57,10 @@ func (s *keyShard[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
 	if s.shared == nil {
 		return
 	}
-	if ls := s.shared.leases[&kf.flow]; ls != nil && s.phase != closed {
+	if ls := s.shared.leases[&kf.Value]; ls != nil && s.phase != closed {
 		ls.standWithOthersLocked(s.clock) // Else nobody would be told that its outage has ended.
 	}
-	delete(s.shared.leases, &kf.flow)
+	delete(s.shared.leases, &kf.Value)
 }
 
 // leaseBusyLocked reports whether a flow has a lease that is in use.

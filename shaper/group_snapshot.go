@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"example.com/leakybucket/shaper/internal/keyed"
 	"example.com/leakybucket/shaper/internal/sketch"
 )
 
@@ -39,11 +40,11 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 			}
 		}
 	}
-	top, events, least := g.limited.all()
+	top, events, least := g.limited.All()
 
 	at := time.Now()
 	now := g.over.instantOf(at)
-	names := newKeyNames[K]()
+	names := keyed.NewNames[K]()
 	saved := savedGroup{savedHead: headOf(snapshotOfGroup, at), Buckets: make([]savedBucket, 0, len(copies))}
 	for i := range copies {
 		bucket, worth := copies[i].saved(now)
@@ -51,7 +52,7 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 			continue
 		}
 		var ok bool
-		if bucket.Key, ok = names.encode(keys[i]); ok {
+		if bucket.Key, ok = names.Encode(keys[i]); ok {
 			saved.Buckets = append(saved.Buckets, bucket)
 		}
 	}
@@ -60,12 +61,12 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 		if c.Key != c.Key {
 			continue // Such as NaN: it is a new key at each call.
 		}
-		if key, ok := names.encode(c.Key); ok {
+		if key, ok := names.Encode(c.Key); ok {
 			saved.Top.Keys = append(saved.Top.Keys, savedCount{key, c.Count, c.Error})
 		}
 	}
 	data, err := json.Marshal(saved)
-	return data, errors.Join(err, names.failure())
+	return data, errors.Join(err, names.Failure())
 }
 
 // Restore is [Shaper.Restore] for the keys in a snapshot that [Group.Snapshot] has returned.
@@ -99,7 +100,7 @@ func (g *Group[K]) Restore(data []byte) error {
 	if g.Closed() {
 		return ErrClosed
 	}
-	g.limited.merge(counts, saved.Top.Calls, saved.Top.Least)
+	g.limited.Merge(counts, saved.Top.Calls, saved.Top.Least)
 	at := time.Now()
 	var omitted leftOut
 	for i, key := range keys {
@@ -123,11 +124,11 @@ func (s *keyShard[K]) restoreKey(key K, r *restoredLevel) error {
 	closed := false
 	err := s.withFlowOrNew(context.Background(), key, kind, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		closed = kf == s.closedFlow
-		if closed || kf == s.unlimited || kf.unlimited { // The level of an unlimited key is always 0.
+		if closed || kf == s.unlimited || kf.Light { // The level of an unlimited key is always 0.
 			return
 		}
-		in.restoreLocked(&kf.flow, now, r)
-		if kf.home == ownBucket && in.idleLocked(&kf.flow, now) {
+		in.restoreLocked(&kf.Value, now, r)
+		if kf.Home == keyed.Own && in.idleLocked(&kf.Value, now) {
 			in.deleteLocked(kf) // It has drained meanwhile, and leaves its room to others.
 		}
 	})
@@ -141,7 +142,7 @@ func (s *keyShard[K]) restoreKey(key K, r *restoredLevel) error {
 // was closed. The lock is not held.
 func (s *keyShard[K]) keysToSave() []K {
 	s.mu.Lock()
-	last := s.lastTable // It does not change any more.
+	last := s.table.Last()
 	s.mu.Unlock()
 	if last == nil {
 		return s.appendKeys(nil)
@@ -154,14 +155,14 @@ func (s *keyShard[K]) keysToSave() []K {
 func (s *keyShard[K]) copyOf(key K) (copied bucketCopy, ok bool) {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
-	kf := s.table[key]
-	if kf == nil && s.lastTable != nil {
-		kf = s.lastTable[key]
+	kf := s.table.Get(key)
+	if kf == nil {
+		kf = s.table.Last()[key]
 	}
 	if kf == nil {
 		return copied, false
 	}
-	return s.dispatcher.copyLocked(&kf.flow), true
+	return s.dispatcher.copyLocked(&kf.Value), true
 }
 
 // savedGroup is the snapshot of a [Group].
@@ -188,9 +189,9 @@ type savedCount struct {
 // readBuckets returns the keys and the levels of buckets, or what is wrong with one.
 func readBuckets[K comparable](buckets []savedBucket) (keys []K, levels []restoredLevel, err error) {
 	keys, levels = make([]K, len(buckets)), make([]restoredLevel, len(buckets))
-	intervals, names := make(levelReader), newKeyNames[K]()
+	intervals, names := make(levelReader), keyed.NewNames[K]()
 	for i := range buckets {
-		if keys[i], err = names.decode(buckets[i].Key); err != nil {
+		if keys[i], err = names.Decode(buckets[i].Key); err != nil {
 			return nil, nil, err
 		}
 		if levels[i], err = intervals.read(&buckets[i]); err != nil {
@@ -208,12 +209,12 @@ func readTop[K comparable](top *savedTop) ([]sketch.Count[K], error) {
 	if top.Calls > maxSavedCalls || top.Least > top.Calls {
 		return nil, fmt.Errorf("top has %d calls, and %d of a key that it does not name", top.Calls, top.Least)
 	}
-	names := newKeyNames[K]()
+	names := keyed.NewNames[K]()
 	counts := make([]sketch.Count[K], len(top.Keys))
 	seen := make(map[K]bool, len(top.Keys))
 	remaining := top.Calls
 	for i, c := range top.Keys {
-		key, err := names.decode(c.Key)
+		key, err := names.Decode(c.Key)
 		switch {
 		case err != nil:
 			return nil, err

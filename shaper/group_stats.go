@@ -46,7 +46,7 @@ type GroupStats struct {
 // Stats returns the state of the Group now. It works on a closed Group too.
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
-	st := GroupStats{Name: g.over.name, Keys: int(g.ownKeys.Load()), DryRun: g.over.isDryRun(), RefusedKeys: g.limited.refusedKeys()}
+	st := GroupStats{Name: g.over.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.over.isDryRun(), RefusedKeys: g.limited.RefusedKeys()}
 	st.Precise, st.Fallback = g.ticker.precision()
 	var sum totals
 	for _, s := range g.all {
@@ -117,7 +117,7 @@ func (g *Group[K]) keys() (keys []K) {
 // the keys that were in it.
 func (s *keyShard[K]) appendKeys(keys []K) []K {
 	s.mu.Lock()
-	table := s.table
+	table := s.table.Entries()
 	count := len(table)
 	s.mu.Unlock()
 	keys = slices.Grow(keys, count) // which takes long enough for many keys that the lock is not held meanwhile
@@ -138,10 +138,42 @@ func (s *keyShard[K]) appendKeys(keys []K) []K {
 func (s *keyShard[K]) statsOf(key K) (st Stats, ok bool) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	kf := s.table[key]
-	if kf == nil || s.idleLocked(&kf.flow, now) {
+	kf := s.table.Get(key)
+	if kf == nil || s.idleLocked(&kf.Value, now) {
 		return st, false
 	}
-	kf.flow.bucket.idleUntil(now)
-	return s.statsLocked(&kf.flow, now), true
+	kf.Value.bucket.idleUntil(now)
+	return s.statsLocked(&kf.Value, now), true
+}
+
+// KeyCount is how many calls of one key met its limit: were refused, or had to wait,
+// or in a dry run would have. It is as exact as a fixed number m of counters can be.
+// With N such calls of all keys together:
+//
+//   - Count is never below the true number, and above it by at most Error, so
+//     that Count − Error calls are certain.
+//   - Error is at most N/m, and 0 for all until there have been more than m
+//     different keys.
+//   - A key with more than N/m such calls has one of the counters.
+type KeyCount[K comparable] struct {
+	Key   K
+	Count uint64
+	Error uint64
+}
+
+// Top returns the n keys that meet their limits most: those with the most calls that
+// were refused or had to wait, or in a dry run would have, most first. It remembers
+// keys whose buckets are gone, in fixed memory; [KeyCount] says how exact it is, with
+// m = 1,024.
+func (g *Group[K]) Top(n int) []KeyCount[K] {
+	g.mustBeMade()
+	counts := g.limited.Top(n)
+	if counts == nil {
+		return nil
+	}
+	top := make([]KeyCount[K], len(counts))
+	for i, c := range counts {
+		top[i] = KeyCount[K](c)
+	}
+	return top
 }

@@ -1,9 +1,12 @@
 package shaper
 
 import (
-	"sync/atomic"
+	"hash/maphash"
 
 	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 // insertLocked returns the bucket for a key that has none, and whose [Limits] are known: a
@@ -21,20 +24,17 @@ func (s *keyShard[K]) insertLocked(key K, l *limitsLookup, now int64) (*keyShard
 	switch {
 	case !s.needsNoBucketLocked(l.limits, s.usedByLocked(key, l.limits, l)):
 		return s.insertBucketLocked(key, l.limits, now, l)
-	case key != key || !takeBelow(&s.group.unlimitedKeys, s.group.maxKeys):
+	case key != key || !keyed.TakeBelow(&s.group.counts.Light, s.group.maxKeys):
 		s.offerPlanLocked(l.plan)
 		s.unlimitedBy = l.limits
 		return s, s.endlessLocked(&s.unlimited), nil
 	}
 	p := s.planLocked(l.limits, l)
 	if p == nil {
-		s.group.unlimitedKeys.Add(-1)
+		s.group.counts.Light.Add(-1)
 		return nil, nil, nil
 	}
-	kf := s.insertOwnLocked(key, p, nil, now)
-	kf.unlimited = true
-	s.unlimitedKeys++
-	return s, kf, nil
+	return s, s.insertOwnLocked(key, p, nil, true, now), nil
 }
 
 // lacksOver reports whether the lock of over is needed and not held, and notes that.
@@ -46,7 +46,7 @@ func (l *limitsLookup) lacksOver(needed bool) bool {
 // mayOverflow reports whether a key that has no bucket may have been sharing one, or is to
 // share one now. The lock of over says for certain.
 func (g *Group[K]) mayOverflow(key K) bool {
-	return key != key || g.overflow.len.Load() > 0 || g.full()
+	return key != key || g.overflow.Len() > 0 || g.full()
 }
 
 // needsNoBucketLocked reports whether a key with these [Limits] that has no bucket of its
@@ -55,7 +55,7 @@ func (g *Group[K]) mayOverflow(key K) bool {
 // That bucket is used, and in over; nil: none.
 func (s *keyShard[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K]) bool {
 	over := s.group.over
-	return limitsNothing(l) && (used == nil || over.idleLocked(&used.flow, over.clock))
+	return limitsNothing(l) && (used == nil || over.idleLocked(&used.Value, over.clock))
 }
 
 // limitsNothing reports whether every request may leave at once, unless there is a hold.
@@ -64,10 +64,10 @@ func limitsNothing(l Limits) bool { return l.Rate == rate.Inf && l.InFlight == 0
 // usedLocked returns the bucket that a key with these [Limits] has been sharing, or another
 // key with the same home. It returns nil if there is none. s is over.
 func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
-	if s.group.overflow.len.Load() == 0 {
+	if s.group.overflow.Len() == 0 {
 		return nil // As nearly always: then neither Limits nor key need be hashed.
 	}
-	return s.group.overflow.used(s.group.homeOf(key), s.plans.of(l))
+	return s.group.overflow.Used(s.group.homeOf(key), s.plans.Get(l))
 }
 
 // usedByLocked is usedLocked of over, for a request that need not have its lock: then there
@@ -82,7 +82,7 @@ func (s *keyShard[K]) usedByLocked(key K, limits Limits, l *limitsLookup) *keyed
 // insertBucketLocked is insertLocked for a key with these [Limits] that needs a bucket.
 func (s *keyShard[K]) insertBucketLocked(key K, limits Limits, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	used := s.usedByLocked(key, limits, l)
-	if key != key || staysInOverflow(used) || isAheadIn(used, l.kind) || !takeBelow(&s.group.ownKeys, s.group.maxKeys) {
+	if key != key || staysInOverflow(used) || isAheadIn(used, l.kind) || !keyed.TakeBelow(&s.group.counts.Heavy, s.group.maxKeys) {
 		if l.lacksOver(true) {
 			return nil, nil, nil // The table has become full just now.
 		}
@@ -90,36 +90,22 @@ func (s *keyShard[K]) insertBucketLocked(key K, limits Limits, now int64, l *lim
 	}
 	p := s.planLocked(limits, l)
 	if p == nil {
-		s.group.ownKeys.Add(-1)
+		s.group.counts.Heavy.Add(-1)
 		return nil, nil, nil
 	}
-	return s, s.insertOwnLocked(key, p, used, now), nil
+	return s, s.insertOwnLocked(key, p, used, false, now), nil
 }
 
-// takeBelow counts one more, and returns false if there are as many as there may be.
-func takeBelow(count *atomic.Int64, most int64) bool {
-	for {
-		n := count.Load()
-		if n >= most {
-			return false
-		}
-		if count.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-// insertOwnLocked makes a bucket for a key, which is counted already. It goes on from where
-// used is, the bucket that the key has been sharing; nil: none.
-func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], now int64) *keyedFlow[K] {
+// insertOwnLocked makes a bucket for a key, which is counted already, as a light one if it is. It
+// goes on from where used is, the bucket that the key has been sharing; nil: none.
+func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], light bool, now int64) *keyedFlow[K] {
 	kf := s.newFlowLocked(p, now)
-	kf.key = key
+	kf.Key, kf.Light = key, light
 	if used != nil {
-		kf.flow.inheritFrom(&used.flow)
+		kf.Value.inheritFrom(&used.Value)
 	}
-	s.table[key] = kf
-	s.peakKeys = max(s.peakKeys, len(s.table))
-	kf.flow.bucket.idleUntil(now)
+	s.table.Add(kf)
+	kf.Value.bucket.idleUntil(now)
 	return kf
 }
 
@@ -128,15 +114,15 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], now in
 // held, so it gets a bucket like any other key: one that counts against maxKeys, or an overflow
 // one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
 func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
-	if l.kind&bucketToHold == 0 || kf != s.unlimited && !kf.unlimited {
+	if l.kind&bucketToHold == 0 || kf != s.unlimited && !kf.Light {
 		return in, kf, nil
 	}
 	if l.lacksOver(s.group.mayOverflow(key)) {
 		return nil, nil, nil
 	}
 	limits := s.unlimitedBy
-	if kf.unlimited {
-		limits = kf.flow.bucket.limits
+	if kf.Light {
+		limits = kf.Value.bucket.limits
 		s.deleteLocked(kf)
 	}
 	return s.insertBucketLocked(key, limits, s.clock, l)
@@ -147,31 +133,31 @@ func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *
 func (s *keyShard[K]) insertOverflowLocked(key K, limits Limits, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
 	g, over := s.group, s.group.over
 	home := g.homeOf(key)
-	kf, distance, full := g.overflow.find(home, over.plans.of(limits))
+	kf, distance, full := g.overflow.Find(home, over.plans.Get(limits))
 	if full {
 		return nil, nil, noOverflowBucket()
 	}
 	if kf == nil {
 		p := over.planLocked(limits, l)
-		if p == nil && over != s && s.plans.of(limits) != nil {
-			p = over.copyPlanLocked(s.plans.of(limits))
+		if p == nil && over != s && s.plans.Get(limits) != nil {
+			p = over.copyPlanLocked(s.plans.Get(limits))
 		}
 		if p == nil {
 			return nil, nil, nil
 		}
 		kf = over.newFlowLocked(p, over.clock)
-		kf.home = home
-		g.overflow.add(kf)
-		over.blocks.exempt(&kf.flow)
+		kf.Home = home
+		g.overflow.Add(kf, p)
+		over.blocks.exempt(&kf.Value)
 	}
-	kf.reach = max(kf.reach, distance)
-	kf.flow.bucket.idleUntil(over.clock)
+	kf.Reach = max(kf.Reach, distance)
+	kf.Value.bucket.idleUntil(over.clock)
 	return over, kf, nil
 }
 
 // newFlowLocked makes a bucket with a plan, which counts it as a user already.
 func (s *keyShard[K]) newFlowLocked(p *plan, now int64) *keyedFlow[K] {
-	kf := &keyedFlow[K]{flow: flow{bucket: bucket{plan: p}, entered: -1}, home: ownBucket}
+	kf := &keyedFlow[K]{Value: flow{bucket: bucket{plan: p}, entered: -1}, Home: keyed.Own}
 	s.watchLocked(kf, now, now) // It is drained until it is used.
 	return kf
 }
@@ -200,27 +186,27 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	over := s.group.over
 	now := over.lockAndAdvance()
 	defer over.unlockAndArm()
-	kf := &keyedFlow[K]{flow: flow{bucket: bucket{plan: p}, entered: -1}, home: ownBucket}
+	kf := &keyedFlow[K]{Value: flow{bucket: bucket{plan: p}, entered: -1}, Home: keyed.Own}
 	used := over.usedLocked(key, limits)
 	switch {
 	case s.needsNoBucketLocked(limits, used):
 	case key != key || staysInOverflow(used) || s.group.full():
-		found, _, full := s.group.overflow.find(s.group.homeOf(key), over.plans.of(limits))
+		found, _, full := s.group.overflow.Find(s.group.homeOf(key), over.plans.Get(limits))
 		if full {
 			return noOverflowBucket()
 		}
-		if kf.home = s.group.homeOf(key); found != nil {
+		if kf.Home = s.group.homeOf(key); found != nil {
 			kf = found
 		}
 	case used != nil:
-		kf.flow.inheritFrom(&used.flow)
+		kf.Value.inheritFrom(&used.Value)
 	}
-	if over.shared != nil && over.shared.leases[&kf.flow] == nil {
+	if over.shared != nil && over.shared.leases[&kf.Value] == nil {
 		over.leaseLocked(kf, bucketKey)
 		defer over.forgetLeaseLocked(kf)
 	}
-	kf.flow.bucket.idleUntil(now)
-	see(&over.dispatcher, &kf.flow, now)
+	kf.Value.bucket.idleUntil(now)
+	see(&over.dispatcher, &kf.Value, now)
 	return nil
 }
 
@@ -233,8 +219,8 @@ func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now in
 	if kf == nil {
 		return false
 	}
-	kf.flow.bucket.idleUntil(now)
-	see(&s.dispatcher, &kf.flow, now)
+	kf.Value.bucket.idleUntil(now)
+	see(&s.dispatcher, &kf.Value, now)
 	return true
 }
 
@@ -244,32 +230,158 @@ func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now in
 // its cap allows. (The level and a hold are carried over, but which of the keys has a seat is
 // not known.)
 func staysInOverflow[K comparable](used *keyedFlow[K]) bool {
-	return used != nil && used.flow.seatsInUse()
+	return used != nil && used.Value.seatsInUse()
 }
 
 // isAheadIn reports whether a request of that kind is to leave before the line of the bucket that
 // its key has been sharing, or nil. In a bucket of its own it would leave behind that line.
 func isAheadIn[K comparable](used *keyedFlow[K], kind bucketKind) bool {
-	return kind&bucketInDrain != 0 && used != nil && used.flow.waiting() > 0
+	return kind&bucketInDrain != 0 && used != nil && used.Value.waiting() > 0
 }
 
 // noOverflowBucket returns the refusal of a key for which no overflow bucket can be made. There
 // may be room for one after the next sweep.
 func noOverflowBucket() *RejectError {
-	return &RejectError{Reason: ErrQueueFull, RetryAfter: sweepInterval}
+	return &RejectError{Reason: ErrQueueFull, RetryAfter: keyed.Resolution}
 }
 
 // A keyedFlow is a flow of a [Group], with its key.
-type keyedFlow[K comparable] struct {
-	flow flow
-	key  K // the zero key for an overflow bucket
+type keyedFlow[K comparable] = keyed.Entry[K, flow]
 
-	prev, next *keyedFlow[K] // in the wheel; nil: it has been deleted
-	spoke      uint8         // of the wheel
-	unlimited  bool          // it counts in unlimitedKeys; see insertLocked
-	home       int16         // of an overflow bucket: its point on the ring; ownBucket: it is none
-	reach      int16         // of an overflow bucket: it serves the keys whose homes are up to so many points before its own
+// homeOf returns the home of a key. All keys that do not equal themselves, such as
+// NaN, have one home, because the hash of such a key differs at each call.
+func (g *Group[K]) homeOf(key K) int16 {
+	if key != key {
+		return 0
+	}
+	return int16(maphash.Comparable(g.seed, key) % keyed.Homes)
 }
 
-// ownBucket is the home of a bucket that is no overflow bucket.
-const ownBucket = -1
+// seatsInUse reports whether there is a cap, and requests are in flight or in line.
+func (f *flow) seatsInUse() bool { return f.capped() && (f.seatsTaken() > 0 || f.waiting() > 0) }
+
+// sweptAtOnce is how many buckets one sweep looks at, which bounds for how long it holds the lock.
+// The next sweep goes on from there.
+const sweptAtOnce = 128
+
+// watchLocked puts a bucket into the wheel, so that the sweep looks at it when it is
+// drained.
+func (s *keyShard[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
+	at := s.wheel.Add(kf, now, drained)
+	if s.sweepTimer.Earlier(at) {
+		s.rearm = true
+	}
+}
+
+// endsLocked returns the instant from which on a bucket will be as a new one, if the requests
+// in line stay and no other comes: when it is drained and not blocked any more. While its
+// lease is in use, that is unknown.
+func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
+	at := max(f.drains(now), s.blocks.end(f))
+	if s.leaseBusyLocked(f) {
+		at = max(at, now+int64(keyed.Resolution))
+	}
+	return at
+}
+
+// idleLocked reports whether a bucket is as a new one.
+func (s *keyShard[K]) idleLocked(f *flow, now int64) bool {
+	return f.drained(now) && s.blocks.end(f) <= now && !s.leaseBusyLocked(f)
+}
+
+// rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
+// put there for. A deleted bucket is left alone.
+func (s *keyShard[K]) rescheduleLocked(kf *keyedFlow[K]) {
+	if !kf.InWheel() || s.phase == closed {
+		return
+	}
+	s.wheel.Remove(kf)
+	s.watchLocked(kf, s.clock, s.endsLocked(&kf.Value, s.clock))
+}
+
+// rescheduleAfter is rescheduleLocked after a call that may have given back what it
+// took. The lock is not held.
+func (s *keyShard[K]) rescheduleAfter(kf *keyedFlow[K]) {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	s.rescheduleLocked(kf)
+}
+
+// sweep is called by the timer. It deletes the buckets that are drained.
+func (s *keyShard[K]) sweep() {
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	s.rearm = true
+	if s.sweepTimer.Fired(now) {
+		s.sweepDrainedLocked(now)
+	}
+}
+
+// sweepDrainedLocked looks at the buckets that may be drained by now, and deletes those
+// that are.
+func (s *keyShard[K]) sweepDrainedLocked(now int64) {
+	for range sweptAtOnce {
+		kf := s.wheel.Take(now)
+		if kf == nil {
+			break
+		}
+		drained := s.endsLocked(&kf.Value, now)
+		if drained > now {
+			s.wheel.Add(kf, now, drained)
+			continue
+		}
+		s.forgetLocked(kf)
+	}
+	few := s.fewEntries()
+	s.table.Shrink(few)
+	s.plans.Shrink(few)
+	s.blocks.shrink(few)
+	s.sweepTimer.Next(s.wheel.Next())
+}
+
+// fewEntries returns how many entries a map of the shard may have had without being worth
+// shrinking: 256 in all shards together.
+func (s *keyShard[K]) fewEntries() int { return 256 / len(s.group.shards) }
+
+// deleteLocked deletes a bucket that is in the wheel.
+func (s *keyShard[K]) deleteLocked(kf *keyedFlow[K]) {
+	s.wheel.Remove(kf)
+	s.forgetLocked(kf)
+}
+
+// forgetLocked deletes a bucket that has been taken out of the wheel.
+func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
+	if kf.Home != keyed.Own {
+		s.group.overflow.Remove(kf, s.planOfLocked(kf))
+	} else {
+		s.table.Delete(kf)
+	}
+	s.blocks.forget(&kf.Value)
+	s.releasePlanLocked(s.planOfLocked(kf))
+	s.forgetLeaseLocked(kf)
+}
+
+// dropClosedLocked is dropAllLocked for a [Group] that has been closed. It keeps the
+// buckets for Snapshot.
+func (s *keyShard[K]) dropClosedLocked() {
+	s.table.Close()
+	if s == s.group.over {
+		s.group.overflow.Clear()
+	}
+	s.dropAllLocked()
+}
+
+// dropAllLocked deletes all buckets. Calls that wait for the limits function go on, and
+// find the [Group] closed.
+func (s *keyShard[K]) dropAllLocked() {
+	for _, q := range s.limitsCalls {
+		q.err = errNoResult
+		if q.done != nil {
+			close(q.done)
+		}
+	}
+	s.limitsCalls, s.peakCalls = make(map[K]*limitsCall), 0
+	s.plans, s.unused = keyed.SmallMap[Limits, *plan]{}, nil
+	s.wheel = keyed.Wheel[K, flow]{}
+	s.sweepTimer.Next(exact.Forever)
+}

@@ -34,7 +34,7 @@ func (s *Shaper) Line(max int) []Waiter {
 func (g *Group[K]) Line(key K, max int) []Waiter {
 	g.mustBeMade()
 	line, found := g.ownLine(key, max)
-	if found || max <= 0 || g.overflow.len.Load() == 0 {
+	if found || max <= 0 || g.overflow.Len() == 0 {
 		return line
 	}
 	limits, err := g.shardOf(key).callLimits(key)
@@ -46,7 +46,7 @@ func (g *Group[K]) Line(key K, max int) []Waiter {
 	}
 	line, _ = g.over.lineOf(max, func() *flow {
 		if kf := g.over.usedLocked(key, limits); kf != nil {
-			return &kf.flow
+			return &kf.Value
 		}
 		return nil
 	})
@@ -65,8 +65,8 @@ func (g *Group[K]) LineOf(key K, max int) []Waiter {
 func (g *Group[K]) ownLine(key K, most int) (line []Waiter, found bool) {
 	s := g.shardOf(key)
 	return s.lineOf(most, func() *flow {
-		if kf := s.table[key]; kf != nil {
-			return &kf.flow
+		if kf := s.table.Get(key); kf != nil {
+			return &kf.Value
 		}
 		return nil
 	})

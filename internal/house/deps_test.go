@@ -45,6 +45,9 @@ const importPolicy = `
 	# them needs nothing else.
 	shaper/internal/sketch: std
 
+	# Containers for keys know no bucket, and so no Shaper: what they hold is the Group's.
+	shaper/internal/keyed: std internal/exact shaper/internal/sketch
+
 	# What proves a Bucket is for users' tests, so it brings no test library with it.
 	shaper/buckettest: std shaper
 

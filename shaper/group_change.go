@@ -3,6 +3,8 @@ package shaper
 import (
 	"errors"
 	"fmt"
+
+	"example.com/leakybucket/shaper/internal/keyed"
 )
 
 // maxOverrides is how many keys may have limits of their own by [Group.SetLimits] at once,
@@ -58,8 +60,8 @@ func (s *keyShard[K]) override(key K, p *plan) (err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	s.newVersionLocked()
-	_, again := s.overrides[key]
-	if !again && !takeBelow(&s.group.overridden, maxOverrides) {
+	_, again := s.overrides.Get(key)
+	if !again && !keyed.TakeBelow(&s.group.overridden, maxOverrides) {
 		return fmt.Errorf("shaper: %d keys have limits of their own by Group.SetLimits, which is the most; ResetLimits ends one", maxOverrides)
 	}
 	if err := s.putInForceLocked(key, p, now); err != nil {
@@ -68,10 +70,7 @@ func (s *keyShard[K]) override(key K, p *plan) (err error) {
 		}
 		return err
 	}
-	if s.overrides == nil {
-		s.overrides = make(map[K]Limits)
-	}
-	s.overrides[key] = p.limits
+	s.overrides.Set(key, p.limits)
 	return nil
 }
 
@@ -110,7 +109,7 @@ func (s *keyShard[K]) resetUnused(key K) bool {
 		return false
 	}
 	s.deleteOwnLocked(key)
-	s.forgetOverrideLocked(key)
+	s.overrides.Delete(key)
 	return true
 }
 
@@ -121,44 +120,25 @@ func (s *keyShard[K]) resetUnused(key K) bool {
 func (s *keyShard[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done bool, err error) {
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	if l, overridden := s.overrides[key]; !overridden || l != from || s.reloads != reloads {
+	if l, overridden := s.overrides.Get(key); !overridden || l != from || s.reloads != reloads {
 		return false, nil
 	}
 	if err = s.putInForceLocked(key, to, now); err == nil {
-		s.forgetOverrideLocked(key)
+		s.overrides.Delete(key)
 	}
 	return true, err
-}
-
-// forgetOverrideLocked forgets the [Limits] that [Group.SetLimits] gave a key.
-func (s *keyShard[K]) forgetOverrideLocked(key K) {
-	if _, overridden := s.overrides[key]; overridden {
-		delete(s.overrides, key)
-		s.group.overridden.Add(-1)
-	}
-}
-
-// overrideChangedLocked reports whether [Limits] that were looked up for a key are stale,
-// because of [Group.SetLimits] or [Group.ResetLimits]. overridden says that SetLimits had
-// given them.
-func (s *keyShard[K]) overrideChangedLocked(key K, l Limits, overridden bool) bool {
-	if !overridden && len(s.overrides) == 0 {
-		return false
-	}
-	now, ok := s.overrides[key]
-	return ok != overridden || ok && now != l
 }
 
 // ownInUseLocked reports whether a key has a bucket of its own whose limits matter: one that
 // is not drained.
 func (s *keyShard[K]) ownInUseLocked(key K, now int64) bool {
-	kf := s.table[key]
-	return kf != nil && !kf.unlimited && !s.idleLocked(&kf.flow, now)
+	kf := s.table.Get(key)
+	return kf != nil && !kf.Light && !s.idleLocked(&kf.Value, now)
 }
 
 // deleteOwnLocked deletes the bucket of a key, if there is one.
 func (s *keyShard[K]) deleteOwnLocked(key K) {
-	if kf := s.table[key]; kf != nil {
+	if kf := s.table.Get(key); kf != nil {
 		s.deleteLocked(kf)
 	}
 }
@@ -170,25 +150,102 @@ func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
 		s.deleteOwnLocked(key)
 		return nil
 	}
-	kf := s.table[key]
-	if err := kf.flow.checkChange(p.limits); err != nil {
+	kf := s.table.Get(key)
+	if err := kf.Value.checkChange(p.limits); err != nil {
 		return err
 	}
 	to := s.usePlanLocked(p)
 	s.releasePlanLocked(s.planOfLocked(kf))
-	kf.flow.bucket.idleUntil(now)
-	s.changeLocked(&kf.flow, to, now)
+	kf.Value.bucket.idleUntil(now)
+	s.changeLocked(&kf.Value, to, now)
 	s.rescheduleLocked(kf)
 	return nil
 }
 
 // overrideOf returns the [Limits] that [Group.SetLimits] gave a key. The lock is not held.
 func (s *keyShard[K]) overrideOf(key K) (l Limits, ok bool) {
-	if s.group.overridden.Load() == 0 {
+	if !s.overrides.Any() {
 		return l, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, ok = s.overrides[key]
+	l, ok = s.overrides.Get(key)
 	return l, ok
+}
+
+// Reload calls the limits function again for every key that has a bucket of its own,
+// one key after the other, and puts the [Limits] that it returns in force at once, also
+// for requests that wait, as [Shaper.SetLimits] does. A key keeps the Limits that it
+// has if the function returns an error or invalid Limits, or Limits that would change
+// [Limits.InFlight] from or to 0 while its bucket is in use; [GroupStats.LimitErrors] counts
+// these keys.
+//
+// For a key at rate.Inf without a cap the function is called at the key's next call. For a
+// key that shares a bucket it is called at each call anyway. When its Limits change, the
+// key goes to another shared bucket, which may be a new one. Requests that wait or are in
+// flight in the old one stay there, and do not count in the new one.
+//
+// A key that is new while Reload runs gets Limits for which the function was called
+// after Reload began. Reload returns when it has done all keys. It copies them first, a
+// thousand at a time under the lock. The limits function must not call Reload.
+func (g *Group[K]) Reload() {
+	g.mustBeMade()
+	g.reloading <- struct{}{}
+	defer func() { <-g.reloading }()
+	for _, s := range g.shards {
+		s.beginReload()
+	}
+	for _, key := range g.keys() {
+		s := g.shardOf(key)
+		if s.forgetUnlimited(key) {
+			continue
+		}
+		for !s.reload(key) {
+		}
+	}
+}
+
+// beginReload notes that what the limits function has returned so far is stale.
+func (s *keyShard[K]) beginReload() {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	s.reloads++
+	s.newVersionLocked()
+}
+
+// forgetUnlimited deletes the bucket of a key that needs none, and reports whether there was
+// one. The lock is not held.
+func (s *keyShard[K]) forgetUnlimited(key K) bool {
+	s.lockAndAdvance()
+	defer s.unlockAndArm()
+	kf := s.table.Get(key)
+	if kf == nil || !kf.Light {
+		return false
+	}
+	s.deleteLocked(kf)
+	return true
+}
+
+// reload looks up the [Limits] of a key and puts them in force, if the key still has a
+// bucket. It reports whether it has done so: else [Group.SetLimits] or [Group.ResetLimits]
+// has changed the Limits of the key meanwhile.
+func (s *keyShard[K]) reload(key K) (done bool) {
+	l, overridden := s.overrideOf(key)
+	var err error
+	if !overridden {
+		l, err = s.callLimitsFunction(key)
+	}
+	var p *plan
+	if err == nil {
+		p = s.planFor(l)
+	}
+	now := s.lockAndAdvance()
+	defer s.unlockAndArm()
+	if s.overrides.Differs(key, l, overridden) {
+		return false
+	}
+	if err != nil || s.putInForceLocked(key, p, now) != nil {
+		s.limitErrors++
+	}
+	return true
 }

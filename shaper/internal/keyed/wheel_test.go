@@ -1,4 +1,4 @@
-package shaper
+package keyed
 
 import (
 	"math/rand/v2"
@@ -13,36 +13,39 @@ import (
 // The wheel alone, in the hands of nobody but this file: what is put in comes up in
 // time, as from a plain slice.
 
+// entry is what the tests put in.
+type entry = Entry[int, int]
+
 // slowWheel is a wheel as one would write it down: when each flow is to come up at
 // the earliest, and at the latest.
-type slowWheel map[*keyedFlow[int]]struct{ earliest, latest int64 }
+type slowWheel map[*entry]struct{ earliest, latest int64 }
 
 func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 1))
 	for round := range 20 {
-		var fast wheel[int]
+		var fast Wheel[int, int]
 		slow := slowWheel{}
-		var flows []*keyedFlow[int]
+		var flows []*entry
 		for i := range 1 + r.IntN(40) {
-			flows = append(flows, &keyedFlow[int]{key: i})
+			flows = append(flows, &entry{Key: i})
 		}
 		now := r.Int64N(1000 * spoke)
 		tookAll := true // what was due when now was set
 		for range 400 {
 			switch r.IntN(5) {
 			case 0, 1:
-				kf := flows[r.IntN(len(flows))]
-				if _, is := slow[kf]; is {
+				e := flows[r.IntN(len(flows))]
+				if _, is := slow[e]; is {
 					break
 				}
-				drained := now + []int64{0, 1, r.Int64N(spoke), spoke, r.Int64N(100 * spoke), spokes * spoke, 1e6 * spoke}[r.IntN(7)]
+				due := now + []int64{0, 1, r.Int64N(spoke), spoke, r.Int64N(100 * spoke), spokes * spoke, 1e6 * spoke}[r.IntN(7)]
 				if r.IntN(8) == 0 {
-					drained = exact.Forever
+					due = exact.Forever
 				}
-				at := fast.add(kf, now, drained)
-				was := struct{ earliest, latest int64 }{min(drained, now+(spokes-1)*spoke-spoke), drained + spoke - 1}
-				if drained == exact.Forever {
+				at := fast.Add(e, now, due)
+				was := struct{ earliest, latest int64 }{min(due, now+(spokes-1)*spoke-spoke), due + spoke - 1}
+				if due == exact.Forever {
 					was.earliest, was.latest = now+spoke, now+2*spoke-1
 				}
 				if !tookAll {
@@ -50,12 +53,12 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 				}
 				require.LessOrEqual(t, was.earliest, at)
 				require.LessOrEqual(t, at, max(was.latest, now+spoke-1), "round %d", round)
-				slow[kf] = struct{ earliest, latest int64 }{at, at}
+				slow[e] = struct{ earliest, latest int64 }{at, at}
 			case 2:
-				if kf := flows[r.IntN(len(flows))]; kf.next != nil {
-					fast.remove(kf)
-					require.True(t, kf.next == nil && kf.prev == nil)
-					delete(slow, kf)
+				if e := flows[r.IntN(len(flows))]; e.next != nil {
+					fast.Remove(e)
+					require.True(t, e.next == nil && e.prev == nil)
+					delete(slow, e)
 				}
 			case 3:
 				now += []int64{1, r.Int64N(spoke), r.Int64N(10 * spoke), r.Int64N(200 * spoke)}[r.IntN(4)]
@@ -63,23 +66,23 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 			case 4:
 				most := r.IntN(20)
 				for range most {
-					kf := fast.take(now)
-					var due []*keyedFlow[int]
+					e := fast.Take(now)
+					var due []*entry
 					for other, when := range slow {
 						if when.earliest <= now {
 							due = append(due, other)
 						}
 					}
-					if kf == nil {
+					if e == nil {
 						require.Empty(t, due, "it does not come up")
 						tookAll = true
 						break
 					}
-					require.Contains(t, due, kf, "it comes up too soon")
+					require.Contains(t, due, e, "it comes up too soon")
 					for _, other := range due {
-						require.LessOrEqual(t, slow[kf].earliest, slow[other].earliest, "out of order")
+						require.LessOrEqual(t, slow[e].earliest, slow[other].earliest, "out of order")
 					}
-					delete(slow, kf)
+					delete(slow, e)
 				}
 			}
 			requireSameWheel(t, slow, &fast, flows)
@@ -87,29 +90,29 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 	}
 }
 
-func requireSameWheel(t *testing.T, slow slowWheel, fast *wheel[int], flows []*keyedFlow[int]) {
+func requireSameWheel(t *testing.T, slow slowWheel, fast *Wheel[int, int], flows []*entry) {
 	t.Helper()
 	require.Equal(t, len(slow), fast.len)
 	next := int64(exact.Forever)
 	for _, when := range slow {
 		next = min(next, when.earliest)
 	}
-	require.Equal(t, next, fast.next())
-	var found []*keyedFlow[int]
+	require.Equal(t, next, fast.Next())
+	var found []*entry
 	for i, head := range fast.heads {
-		for kf := head; kf != nil; {
-			require.EqualValues(t, i, kf.spoke)
-			require.True(t, kf.next.prev == kf && kf.prev.next == kf)
-			found = append(found, kf)
-			if kf = kf.next; kf == head {
+		for e := head; e != nil; {
+			require.EqualValues(t, i, e.spoke)
+			require.True(t, e.next.prev == e && e.prev.next == e)
+			found = append(found, e)
+			if e = e.next; e == head {
 				break
 			}
 		}
 	}
 	require.Len(t, found, len(slow))
-	for _, kf := range flows {
-		_, is := slow[kf]
-		require.Equal(t, is, slices.Contains(found, kf))
-		require.Equal(t, is, kf.next != nil)
+	for _, e := range flows {
+		_, is := slow[e]
+		require.Equal(t, is, slices.Contains(found, e))
+		require.Equal(t, is, e.next != nil)
 	}
 }

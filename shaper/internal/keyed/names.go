@@ -1,4 +1,4 @@
-package shaper
+package keyed
 
 import (
 	"bytes"
@@ -10,21 +10,22 @@ import (
 	"unicode/utf8"
 )
 
-// keyNames writes keys of a [Group] as JSON, and reads them.
-type keyNames[K comparable] struct {
+// Names writes keys as JSON, and reads them.
+type Names[K comparable] struct {
 	text   bool // K is a string, and has no method by which it writes itself
-	failed int  // how many keys encode could not write
+	failed int  // how many keys Encode could not write
 	first  error
 }
 
-func newKeyNames[K comparable]() keyNames[K] {
+// NewNames returns the Names of keys of type K.
+func NewNames[K comparable]() Names[K] {
 	t := reflect.TypeFor[K]()
 	methods := false
 	for _, m := range []reflect.Type{reflect.TypeFor[json.Marshaler](), reflect.TypeFor[encoding.TextMarshaler](),
 		reflect.TypeFor[json.Unmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler]()} {
 		methods = methods || t.Implements(m) || reflect.PointerTo(t).Implements(m)
 	}
-	return keyNames[K]{text: t.Kind() == reflect.String && !methods}
+	return Names[K]{text: t.Kind() == reflect.String && !methods}
 }
 
 // binaryKey is a string that is not valid UTF-8. JSON can't hold one, and clients may choose
@@ -33,13 +34,13 @@ type binaryKey struct {
 	Base64 []byte `json:"base64"`
 }
 
-// encode returns a key as JSON. If that can't be had, or would be read as another key, ok is
+// Encode returns a key as JSON. If that can't be had, or would be read as another key, ok is
 // false. A key that does not equal itself is one of those.
-func (n *keyNames[K]) encode(key K) (name json.RawMessage, ok bool) {
+func (n *Names[K]) Encode(key K) (name json.RawMessage, ok bool) {
 	name, err := n.write(key)
 	if err == nil && (!n.text || name[0] == '{') {
 		var back K
-		if back, err = n.decode(name); err == nil && back != key {
+		if back, err = n.Decode(name); err == nil && back != key {
 			err = fmt.Errorf("%.60s would be read as another key", name)
 		}
 	}
@@ -52,7 +53,7 @@ func (n *keyNames[K]) encode(key K) (name json.RawMessage, ok bool) {
 	return nil, false
 }
 
-func (n *keyNames[K]) write(key K) (json.RawMessage, error) {
+func (n *Names[K]) write(key K) (json.RawMessage, error) {
 	if n.text {
 		if text := reflect.ValueOf(key).String(); !utf8.ValidString(text) {
 			return json.Marshal(binaryKey{[]byte(text)})
@@ -61,8 +62,8 @@ func (n *keyNames[K]) write(key K) (json.RawMessage, error) {
 	return json.Marshal(key)
 }
 
-// decode returns the key that encode has written.
-func (n *keyNames[K]) decode(name json.RawMessage) (key K, err error) {
+// Decode returns the key that [Names.Encode] has written.
+func (n *Names[K]) Decode(name json.RawMessage) (key K, err error) {
 	switch {
 	case len(name) == 0:
 		return key, fmt.Errorf("there is a bucket without a key")
@@ -87,8 +88,8 @@ func (n *keyNames[K]) decode(name json.RawMessage) (key K, err error) {
 	return key, nil
 }
 
-// failure returns the error for the keys that encode could not write; nil if there are none.
-func (n *keyNames[K]) failure() error {
+// Failure returns the error for the keys that [Names.Encode] could not write; nil if there are none.
+func (n *Names[K]) Failure() error {
 	if n.failed == 0 {
 		return nil
 	}
