@@ -35,10 +35,10 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 	}
 	v := f.view()
 	if ls := d.leaseOfLocked(f); ls != nil {
-		r.placeless = ls.placelessLocked(now, r.cost)
+		v.placeless = ls.placelessLocked(now, r.cost)
 	}
 	if r.kind != allow {
-		v.findRoom(f.line, r.placeless)
+		v.findRoom(f.line)
 	}
 	j.wait, j.refusal = v.judge(now, v.leaves(r.cost), r)
 	if d.mode&block != 0 {
@@ -104,11 +104,11 @@ func (p *plan) maxWait() time.Duration {
 }
 
 // depthFor returns how many may wait for a request to enter the line behind them.
-func (p *plan) depthFor(r *request) int {
+func (v *view) depthFor(r *request) int {
 	if r.kind == allow {
 		return 0
 	}
-	return p.limits.Depth + int(r.placeless)
+	return v.limits.Depth + int(v.placeless)
 }
 
 // tooCostly reports whether a request of cost n can never fit: it would hold the bucket
@@ -136,11 +136,11 @@ func (v *view) retryAfter(now int64, bound time.Duration, r *request) time.Durat
 	}
 	timeLeft := max(r.untilDeadline(now), 1) // It may be 0, but to come later than at bound would not help.
 	wait, after := bound, max(0, bound-v.maxWait(), bound-timeLeft+1)
-	if v.room.place > 0 {
-		after = max(after, timeUntil(v.room.leaves, now), 1) // As leavesIn, but for the seat.
+	if v.roomPlace > 0 {
+		after = max(after, timeUntil(v.roomLeaves, now), 1) // As leavesIn, but for the seat.
 	}
 	if v.capped() {
-		wait, after = v.expected(bound), max(after, v.seatIn(max(v.room.place, 1)))
+		wait, after = v.expected(bound), max(after, v.seatIn(max(int(v.roomPlace), 1)))
 	}
 	return min(wait, after)
 }

@@ -20,6 +20,7 @@ func TestWhatIsToldTakesNoMemoryOfEachBucket(t *testing.T) {
 	require.LessOrEqual(t, unsafe.Sizeof(cold{}), uintptr(96), "what a bucket that has refused needs")
 	require.LessOrEqual(t, unsafe.Sizeof(line{}), uintptr(112), "the line of a bucket")
 	require.LessOrEqual(t, unsafe.Sizeof(waiter{}), uintptr(64), "a request in line")
+	require.LessOrEqual(t, unsafe.Sizeof(request{}), uintptr(104), "on the stack of a call that waits: with more, many need 4 KiB in place of 2")
 	require.LessOrEqual(t, unsafe.Sizeof(plan{}), uintptr(96), "Limits that some bucket has")
 	require.LessOrEqual(t, unsafe.Sizeof(Shaper{}), uintptr(576), "a Shaper")
 	require.LessOrEqual(t, unsafe.Sizeof(measures{}), uintptr(4096), "the counts of Histograms")

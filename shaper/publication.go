@@ -59,7 +59,7 @@ func (s *Shaper) publishViewLocked(now, n int64) {
 		after: s.refusalRing.count - 1, stripes: s.stripes, first: s.stripes.stripe(0),
 	}
 	p.leaves = p.view.leaves(n)
-	p.findRoom(f.line, 0)
+	p.findRoom(f.line)
 	if f.line.head != nil {
 		p.until = min(p.until, f.line.slot)
 	}

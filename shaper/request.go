@@ -21,8 +21,6 @@ type request struct {
 	releases bool  // its caller will say when it has ended, as Acquire and Do do
 	ahead    int32 // how many it has found in line, if it waits
 
-	placeless int32 // how many of those in line have no place, as it counts for this one; see placelessLocked
-
 	// What a decision gives it.
 	entered int64               // when it entered the line, if it waits; else when it was decided
 	done    <-chan struct{}     // if it waits: of ctx or, if peer is set, of the http.Request's context

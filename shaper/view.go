@@ -11,7 +11,9 @@ type view struct {
 	seatTime   int64 // as in cold
 	waiting    int32
 	seatsTaken int32
-	room       placed // with whose departure there is room for a newcomer; zero: there is some, or none ever, or findRoom was not called
+	placeless  int32 // how many of those that wait have no place, as it counts for this newcomer; see placelessLocked
+	roomPlace  int32 // of the request with whose departure there is room for a newcomer; 0: there is some, or none ever, or findRoom was not called
+	roomLeaves int64 // when that request leaves, as placed.leaves
 }
 
 // placed is a request in line.
@@ -30,12 +32,11 @@ func (f *flow) view() view {
 	}
 }
 
-// findRoom finds the request with whose departure there is room for a newcomer that may wait, if
-// so many in line have no place.
+// findRoom finds the request with whose departure there is room for a newcomer that may wait.
 // In a line that is longer than the Depth, as that has become smaller, it walks to it.
-func (v *view) findRoom(ln *line, placeless int32) {
-	if k := int(v.waiting) - v.limits.Depth + 1; k > int(placeless) && v.limits.Depth > 0 {
-		v.room = v.placed(ln, k)
+func (v *view) findRoom(ln *line) {
+	if k := int(v.waiting) - v.limits.Depth + 1; k > int(v.placeless) && v.limits.Depth > 0 {
+		v.roomPlace, v.roomLeaves = int32(k), v.placed(ln, k).leaves
 	}
 }
 
