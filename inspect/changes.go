@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"strings"
@@ -40,6 +41,8 @@ type record struct {
 	EndedBy *string    `json:"ended_by"` // nil: nobody has ended it before its time
 	Outcome *string    `json:"outcome"`  // what has become of it; nil: it is in force
 	Error   *string    `json:"error"`    // why it could not be ended so far; nil: there was no such attempt
+
+	earlier string // what has become of the change whose place it has taken, if not replaced
 }
 
 // The outcomes of changes.
@@ -53,7 +56,7 @@ const (
 )
 
 func newRecord(kind string, of target, who string, until time.Time) record {
-	return record{Kind: kind, Source: of.source, Key: strings.ToValidUTF8(of.key, "\uFFFD"), ID: idOf(of.key),
+	return record{Kind: kind, Source: of.source.name, Key: strings.ToValidUTF8(of.key, "\uFFFD"), ID: idOf(of.key),
 		Who: who, From: time.Now().UTC(), Until: instant(until)}
 }
 
@@ -95,9 +98,23 @@ func (l *ledger) add(key changeKey, c change) {
 		l.past = appendAtMost(maxPast, l.past, c.Change)
 		return
 	case ok && earlier.Until != c.Change.Until: // Each change has its own; two may be made at one instant.
-		l.past = appendAtMost(maxPast, l.past, earlier.ended(replaced, c.Change.Who))
+		l.past = appendAtMost(maxPast, l.past, earlier.ended(cmp.Or(c.Change.earlier, replaced), c.Change.Who))
 	}
 	l.inForce[key] = c.Change
+}
+
+// endOf notes that the changes of a source that is removed could not be ended, and returns what is
+// told of them. What becomes of them later stands in the log alone.
+func (l *ledger) endOf(w *watched) (told []change) {
+	for key, r := range l.inForce {
+		if key.of.source == w {
+			r = r.ended(stuck, "")
+			c := change{At: *r.Ended, Who: r.Who, What: "the source was removed before the change could be ended", Source: r.Source, Key: r.Key, ID: r.ID, Change: r}
+			l.add(key, c)
+			told = append(told, c)
+		}
+	}
+	return told
 }
 
 // appendAtMost appends to the latest of a kind, and forgets the oldest if there are too many.
@@ -118,11 +135,14 @@ func (l *ledger) current() []record {
 	return all
 }
 
-// withOverride adds to a bucket the change of its limits that is in force.
+// withOverride adds to a bucket the change of its limits that is in force. There is none if others
+// have changed the limits since.
 func (i *Inspector) withOverride(b bucket) bucket {
+	key := changeKey{of: target{source: b.of, key: b.raw}}
 	i.mu.Lock()
-	defer i.mu.Unlock()
-	if r, ok := i.ledger.inForce[changeKey{of: target{source: b.Source, key: b.raw}}]; ok {
+	r, ok := i.ledger.inForce[key]
+	i.mu.Unlock()
+	if ok && i.controller.holds(key) {
 		b.Override = &override{From: r.From, Until: r.Until, Who: r.Who, Before: *r.Before, Error: r.Error}
 	}
 	return b

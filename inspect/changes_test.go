@@ -188,3 +188,27 @@ func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 		refused(t, http.StatusServiceUnavailable, pages.call(http.MethodGet, "/api/buckets", ""))
 	})
 }
+
+// Limits that others have set since are theirs: nobody may be told that Ann has set them.
+func TestLimitsThatOthersHaveSetSinceAreNotToldAsAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, "1/h burst 9")
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		require.True(t, g.Allow("a"))
+		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"7/h","for":"10m","who":"Ann"}`)
+		got, _ := c.overridden(t, "a")
+		require.NotNil(t, got.Override)
+		require.NoError(t, g.SetLimits("a", limits(t, "33/h")))
+		time.Sleep(time.Second)
+		got, _ = c.overridden(t, "a")
+		require.Equal(t, "33/h depth 0", got.Limits)
+		require.Nil(t, got.Override)
+
+		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"8/h","for":"10m","who":"Bob"}`)
+		_, past := c.recorded(t, "")
+		require.Equal(t, "overtaken", *past[0].Outcome)
+		got, _ = c.overridden(t, "a")
+		require.Equal(t, "33/h depth 0", got.Override.Before)
+	})
+}

@@ -129,11 +129,11 @@ func (i *Inspector) bucketOf(ctx context.Context, fields map[string]string) (of 
 	case !ofKey && source.source.kind() == "group":
 		return target{}, nil, &failure{http.StatusBadRequest, "key", "", "key, or id, is missing: the source is a group, and one of its buckets is meant"}
 	}
-	of = target{source: source.name, key: key}
+	of = target{source: source, key: key}
 	if ref = i.controller.refOf(of); ref != nil { // Its key may have no bucket now, and be unknown.
 		return of, ref, nil
 	}
-	_, ref, err = i.bucketNamed(ctx, source.name, key)
+	ref, err = source.bucket(ctx, key)
 	return of, ref, err
 }
 

@@ -91,8 +91,12 @@ func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration
 	r := newRecord("limits", want.of, want.who, until)
 	text, replaces := l.String(), now.String()
 	before := want.ref.setting()
-	if earlier != nil && before == earlier.given {
+	switch {
+	case earlier == nil:
+	case before == earlier.given:
 		before, replaces = earlier.before, *earlier.record.Before
+	default:
+		r.earlier = overtaken
 	}
 	r.Limits, r.Before = &text, &replaces
 	if err := want.ref.setLimits(l); err != nil {
@@ -245,6 +249,13 @@ func (c *controller) refOf(of target) bucketRef {
 	return nil
 }
 
+// holds reports whether the limits of a change are in force: neither has it ended, nor have others
+// set or reset the limits since.
+func (c *controller) holds(key changeKey) bool {
+	a, _ := c.state(key)
+	return a != nil && a.ref.setting() == a.given
+}
+
 // admit returns the earlier change, or nil, if there may be a change. The key is taken.
 func (c *controller) admit(key changeKey) (earlier *activeChange, err error) {
 	c.mu.Lock()
@@ -253,6 +264,8 @@ func (c *controller) admit(key changeKey) (earlier *activeChange, err error) {
 	switch {
 	case c.closed:
 		return nil, errClosed
+	case key.of.source.ending: // It was removed just now.
+		return nil, unknownSource(key.of.source.name)
 	case earlier == nil && len(c.active)+len(c.busy) > maxActive: // This one is busy.
 		return nil, &failure{Status: http.StatusConflict, Message: fmt.Sprintf("%d changes are in force already, which is the most", maxActive)}
 	}
@@ -362,14 +375,14 @@ func (c *controller) close() {
 }
 
 // endOf ends all changes of a source that is removed. Like close it does not wait for ever.
-func (c *controller) endOf(source string) {
+func (c *controller) endOf(source *watched) {
 	c.mu.Lock()
-	keys := map[changeKey]bool{}
+	source.ending = true
+	keys := maps.Clone(c.busy) // Some of them may become active yet.
 	for key := range c.active {
-		if key.of.source == source {
-			keys[key] = true
-		}
+		keys[key] = true
 	}
+	maps.DeleteFunc(keys, func(key changeKey, _ bool) bool { return key.of.source != source })
 	c.mu.Unlock()
 	atMost(closeWait, func() { c.endAll(keys, "the source was removed") })
 }

@@ -110,14 +110,20 @@ func (i *Inspector) bucketNamed(ctx context.Context, name, key string) (*watched
 	if err != nil {
 		return nil, nil, err
 	}
+	ref, err := w.bucket(ctx, key)
+	return w, ref, err
+}
+
+// bucket returns the bucket of a key.
+func (w *watched) bucket(ctx context.Context, key string) (bucketRef, error) {
 	ref, ok, err := w.find(ctx, key)
 	switch {
 	case err != nil:
-		return nil, nil, err
+		return nil, err
 	case !ok:
-		return nil, nil, noBucket(name, key)
+		return nil, noBucket(w.name, key)
 	}
-	return w, ref, nil
+	return ref, nil
 }
 
 // ruleOf asks where the limits of a bucket come from. That calls a function of the

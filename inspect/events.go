@@ -48,7 +48,7 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 	}
 	hello := hello{At: time.Now().UTC(), Title: i.title, Sources: i.sourceViews(), Control: i.mayControl()}
 	if of != nil {
-		hello.Selected = &selected{Source: of.source}
+		hello.Selected = &selected{Source: of.source.name}
 		if !of.whole {
 			key, id := strings.ToValidUTF8(of.key, "\uFFFD"), idOf(of.key)
 			hello.Selected.Key, hello.Selected.ID = &key, &id
@@ -125,14 +125,14 @@ func (i *Inspector) targetOf(ctx context.Context, q query) (*target, bucketRef, 
 	if err := keeps(q.text("key")); err != nil {
 		return nil, nil, err
 	}
-	of := &target{source: name, key: q.text("key"), whole: !q.has("key")}
+	of := &target{source: w, key: q.text("key"), whole: !q.has("key")}
 	if w.source.kind() == "shaper" && of.key == "" {
 		of.whole = true // One bucket is all that there is.
 	}
 	if of.whole && w.source.kind() == "group" {
 		return of, nil, nil
 	}
-	_, ref, err := i.bucketNamed(ctx, name, of.key)
+	ref, err := w.bucket(ctx, of.key)
 	return of, ref, err
 }
 
@@ -151,11 +151,10 @@ func (i *Inspector) join(s *stream, of *target, ref bucketRef, h *hello) ([]poin
 	points := []point{}
 	if of != nil {
 		s.target = *of
-		w := i.sourceLocked(of.source)
-		if w == nil { // It was removed just now.
-			return nil, unknownSource(of.source)
+		if of.source.isRemoved() { // just now
+			return nil, unknownSource(of.source.name)
 		}
-		s.track, s.removed = i.trackLocked(w, *of, ref), w.removed
+		s.track, s.removed = i.trackLocked(*of, ref), of.source.removed
 		s.track.viewers++
 		points = append(points, s.track.points...)
 	}
@@ -185,10 +184,10 @@ func (i *Inspector) leave(s *stream) {
 	i.running.Done()
 }
 
-// trackLocked returns the history of a target of w, which begins now if it has none.
-func (i *Inspector) trackLocked(w *watched, of target, ref bucketRef) *track {
+// trackLocked returns the history of a target, which begins now if it has none.
+func (i *Inspector) trackLocked(of target, ref bucketRef) *track {
 	if of.whole {
-		return w.whole
+		return of.source.whole
 	}
 	t := i.tracked[of]
 	if t != nil {
@@ -243,6 +242,9 @@ func (i *Inspector) tellSourcesLocked() {
 func (i *Inspector) announce(key changeKey, c change) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if key.of.source.isRemoved() { // Another source may be known by its name.
+		return
+	}
 	i.ledger.add(key, c)
 	i.tellLocked("change", c)
 }
@@ -256,8 +258,8 @@ type liveDetail struct {
 }
 
 func (i *Inspector) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
-	w := i.source(t.source)
-	if w == nil {
+	w := t.source
+	if w.isRemoved() {
 		return liveDetail{}, false
 	}
 	d := liveDetail{Histograms: w.window.view(of(w))}

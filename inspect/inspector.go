@@ -120,23 +120,28 @@ func (i *Inspector) Add(name string, source Source) {
 
 // Remove shows the source of a name no longer. Changes of its buckets that were made
 // through the API end as with [Inspector.Close], and streams that show it end. Another
-// source may be added under the name afterwards. If there is no source of that name,
+// source may be added under the name afterwards; a change that could not be ended, or ends
+// later, has nothing to do with it. If there is no source of that name,
 // Remove does nothing.
 func (i *Inspector) Remove(name string) {
-	if i.source(name) == nil {
+	w := i.source(name)
+	if w == nil {
 		return
 	}
-	i.controller.endOf(name) // First, so that the streams still tell of it.
-	i.recordings.endOf(name)
+	i.controller.endOf(w)       // First, so that the streams still tell of it.
+	defer i.recordings.endOf(w) // Last, when none can begin.
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	k := slices.IndexFunc(i.sources, func(w *watched) bool { return w.name == name })
+	k := slices.Index(i.sources, w)
 	if k < 0 { // It was removed meanwhile.
 		return
 	}
-	close(i.sources[k].removed)
+	close(w.removed)
 	i.sources = slices.Delete(slices.Clone(i.sources), k, k+1)
-	maps.DeleteFunc(i.tracked, func(of target, _ *track) bool { return of.source == name })
+	maps.DeleteFunc(i.tracked, func(of target, _ *track) bool { return of.source == w })
+	for _, c := range i.ledger.endOf(w) {
+		i.tellLocked("change", c)
+	}
 	i.tellSourcesLocked()
 }
 

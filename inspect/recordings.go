@@ -50,6 +50,8 @@ func (r *recordings) of(of target, ref bucketRef) (*recorded, error) {
 	switch {
 	case r.closed:
 		return nil, errClosed
+	case of.source.isRemoved(): // just now
+		return nil, unknownSource(of.source.name)
 	case rec != nil:
 		rec.asked = now
 		return rec, nil
@@ -128,8 +130,8 @@ func (r *recordings) replay(ctx context.Context, rec *recorded, l shaper.Limits,
 	return newWhatIf(rec, arrivals, time.Now(), l, st), nil
 }
 
-// endOf ends all recordings of a source that is removed.
-func (r *recordings) endOf(source string) {
+// endOf ends all recordings of a source that has been removed.
+func (r *recordings) endOf(source *watched) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for of, rec := range r.buckets {

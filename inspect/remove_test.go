@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
 )
 
 func TestARemovedSourceIsShownNoLonger(t *testing.T) {
@@ -117,4 +119,58 @@ func TestLinksOfThePageAreRelative(t *testing.T) {
 		require.Equal(t, http.StatusOK, page.Code, target)
 		require.NotRegexp(t, `(href|src|action)="/`, page.Body.String())
 	}
+}
+
+// A change that can't be ended must not be mistaken for one of the source that comes next under
+// the name: the API would say 200 to a hold, and hold what nobody sees any more.
+func TestAHangingChangeOfARemovedSourceIsNotThatOfTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hangs atomic.Bool
+		blocked := make(chan struct{})
+		old, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			if hangs.Load() {
+				<-blocked
+			}
+			return limits(t, "1/h burst 9"), nil
+		})
+		require.NoError(t, err)
+		defer old.Close()
+		c := newConsole(inspect.OfGroup(old))
+		defer c.Close()
+		defer close(blocked)
+		require.True(t, old.Allow("a"))
+		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"7/h","for":"10m"}`)
+		hangs.Store(true)
+		c.Remove("one")
+		inForce, past := c.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Equal(t, "failed", *past[0].Outcome)
+
+		next := groupOf(t, "2/h burst 9")
+		c.Add("one", inspect.OfGroup(next))
+		require.True(t, next.Allow("a"))
+		shown, _ := c.overridden(t, "a")
+		require.Nil(t, shown.Override)
+		c.post(t, "/api/hold", `{"source":"one","key":"a","for":"10m"}`)
+		st, _ := next.StatsOf("a")
+		require.NotZero(t, st.HeldUntil)
+		st, _ = old.StatsOf("a")
+		require.Zero(t, st.HeldUntil)
+		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"9/h","for":"10m"}`)
+		st, _ = next.StatsOf("a")
+		require.Equal(t, limits(t, "9/h"), st.Limits)
+		c.post(t, "/api/reset", `{"source":"one","key":"a"}`)
+	})
+}
+
+func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		empty := listen(t, i, "/api/events")
+		require.Equal(t, "hello", empty.next().name)
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		time.Sleep(3 * time.Second)
+		empty.until("sources", &[]struct{}{})
+	})
 }

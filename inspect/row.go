@@ -188,8 +188,9 @@ type bucket struct {
 	Shared   *sharedView `json:"shared"`
 	Override *override   `json:"override"` // set by withOverride
 
-	raw  string // the key as it is
-	only bool   // the one bucket of a shaper, which has no key
+	of   *watched // its source
+	raw  string   // the key as it is
+	only bool     // the one bucket of a shaper, which has no key
 }
 
 // A sharedView is the state of a shared bucket in the form of the API.
@@ -238,7 +239,7 @@ func (r *row) view(at time.Time) bucket {
 		QueueFull: r.queueFull, TooLate: r.tooLate, TooCostly: r.tooCostly, Closed: r.closed,
 		Unavailable: r.unavailable, TotalWaitS: r.totalWait.Seconds(), Missed: number(r.missed), Refusing: r.refusing(),
 		Shared: newSharedView(r.shared),
-		raw:    r.key, only: r.source.source.kind() == "shaper",
+		of:     r.source, raw: r.key, only: r.source.source.kind() == "shaper",
 	}
 	if idle := r.idle(); idle >= 0 {
 		seconds := idle.Seconds()

@@ -23,7 +23,7 @@ func (i *Inspector) sample() {
 // A sampled is what one sample has found of one track.
 type sampled struct {
 	track *track
-	of    string // its source
+	of    *watched
 	read  reading
 	ok    bool
 }
@@ -35,7 +35,7 @@ func (i *Inspector) sampleAll(n int) {
 	samples := make([]sampled, 0, len(i.sources)+len(i.tracked))
 	sources := i.sources
 	for _, w := range sources {
-		samples = append(samples, sampled{track: w.whole, of: w.name})
+		samples = append(samples, sampled{track: w.whole, of: w})
 	}
 	for of, t := range i.tracked {
 		if t.viewers == 0 && now.Sub(t.seenAt) > keepUnseen {
@@ -70,7 +70,7 @@ func (i *Inspector) sampleAll(n int) {
 		i.tellSourcesLocked()
 	}
 	frames := make(map[*track][]byte, len(samples))
-	whole := make(map[string]*totals, len(sources)) // by the name of the source
+	whole := make(map[*watched]*totals, len(sources))
 	for k, s := range samples {
 		p := s.track.add(s.read, s.ok, now)
 		if k < len(sources) { // These come first.
@@ -94,7 +94,9 @@ func (i *Inspector) details() map[*track][]byte {
 	i.mu.Lock()
 	targets := map[target]*track{}
 	for s := range i.streams {
-		targets[s.target] = s.track
+		if s.track != nil { // else there was no source when it began
+			targets[s.target] = s.track
+		}
 	}
 	i.mu.Unlock()
 	details := make(map[*track][]byte, len(targets))

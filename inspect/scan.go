@@ -19,6 +19,7 @@ type watched struct {
 	whole  *track // of all of it together; guarded by Inspector.mu
 
 	removed chan struct{} // closed by Inspector.Remove
+	ending  bool          // its changes are being ended, so none may begin; guarded by controller.mu
 
 	window    window
 	wasClosed bool // used by the sampler alone
@@ -48,6 +49,16 @@ func newWatched(name string, s Source) *watched {
 		w.whole.bucket, _ = w.source.find("")
 	}
 	return w
+}
+
+// isRemoved reports whether the source is shown no longer.
+func (w *watched) isRemoved() bool {
+	select {
+	case <-w.removed:
+		return true
+	default:
+		return false
+	}
 }
 
 // scan returns the buckets of the source as they were at most a second ago. All who ask

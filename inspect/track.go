@@ -39,9 +39,10 @@ type totals struct {
 	Waiting    int     `json:"waiting"`
 }
 
-// A target is what a stream shows: a source, or one of its buckets.
+// A target is what a stream shows or a change is made to: a source, or one of its buckets. It is
+// not that of another source which has come under the same name.
 type target struct {
-	source string
+	source *watched
 	key    string
 	whole  bool
 }
