@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
@@ -40,6 +41,7 @@ func parseLayer(name string, text []byte) (layer, Errors) {
 		return layer{}, p.errs
 	}
 	text = bytes.TrimPrefix(text, []byte("\uFEFF")) // which some editors begin a file with
+	text = bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n"))
 	p.lines = strings.Split(string(text), "\n")
 	if root := p.document(text); root != nil {
 		p.refuseReferences(root)
@@ -149,12 +151,18 @@ func (p *parser) document(text []byte) *yaml.Node {
 // could be a rule.
 func isForbidden(r rune) bool {
 	switch r {
-	case '\t', '\n', '\r':
+	case '\t', '\n':
 		return false
-	case '\u0085', '\u2028', '\u2029', '\ufffe', '\uffff':
+	case '\ufffe', '\uffff':
 		return true
 	}
-	return r < ' '
+	return endsLines(r) || unicode.IsControl(r)
+}
+
+// endsLines reports whether some programs end a line at a character, and others do not. The line
+// breaks \r\n have been replaced by \n before.
+func endsLines(r rune) bool {
+	return r == '\r' || r == '\u0085' || r == '\u2028' || r == '\u2029'
 }
 
 // reportCharacter reports the first forbidden character, or if the text is not valid
@@ -168,7 +176,7 @@ func (p *parser) reportCharacter(valid bool) {
 			case !valid && r == utf8.RuneError && size <= 1:
 				p.report(i+1, column, "", fmt.Sprintf("byte %#x is not UTF-8", line[at]))
 				return
-			case valid && isForbidden(r) && (r == '\u0085' || r == '\u2028' || r == '\u2029'):
+			case valid && endsLines(r):
 				p.report(i+1, column, string(r), fmt.Sprintf("not allowed: some programs end a line at the character %U, and others do not", r))
 				return
 			case valid && isForbidden(r):

@@ -109,6 +109,10 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"default: 1/s\nlimits: {é\xff: 1/s}", `f:2:11: byte 0xff is not UTF-8`},
 		{"default: 1/s\nlimits: {é\b: 1/s}", `f:2:11: "\b": not YAML: control characters are not allowed, and this is U+0008`},
 		{"default: 1/s # \x00", `f:1:16: "\x00": not YAML: control characters are not allowed, and this is U+0000`},
+		{"default: 1/s\r\n#\x7f", `f:2:2: "\x7f": not YAML: control characters are not allowed, and this is U+007F`},
+		{"default: 1/s\n# é\u0080", `f:2:4: "\u0080": not YAML: control characters are not allowed, and this is U+0080`},
+		{"limits: {a\u009fb: 1/s}", `f:1:11: "\u009f": not YAML: control characters are not allowed, and this is U+009F`},
+		{"default: 1/s\r\r\n", `f:1:13: "\r": not allowed: some programs end a line at the character U+000D, and others do not`},
 		{"default: 1/s\n# \uffff", `f:2:3: "\uffff": not YAML: control characters are not allowed, and this is U+FFFF`},
 	} {
 		t.Run(fmt.Sprintf("%.60q", c.text), func(t *testing.T) {
@@ -172,7 +176,7 @@ func TestEditorsMarksAndLineEndsDoNoHarm(t *testing.T) {
 // To YAML 1.2 and to most editors the first line is one comment. A reader that ends it at
 // such a character puts 1000/s in force.
 func TestNoPartOfACommentIsARule(t *testing.T) {
-	for _, c := range []string{"\u0085", "\u2028", "\u2029"} {
+	for _, c := range []string{"\r", "\u0085", "\u2028", "\u2029"} {
 		message := fmt.Sprintf(": %q: not allowed: some programs end a line at the character %U, and others do not", c, []rune(c)[0])
 		for text, at := range map[string]string{
 			"# harmless" + c + "default: 1000/s depth 3\n":     "f:1:11",
