@@ -23,7 +23,7 @@ var heads = []head{
 	{"docker compose", regexp.MustCompile(`^(?:\x1b\[[\d;]*m)?[\w.@-]+ +\|(?: |$)(?:\x1b\[[\d;]*m)?`)},
 	{"syslog or journald", regexp.MustCompile(`^(?:<\d{1,3}>)?(?:` + strings.Join([]string{
 		rfc3339,
-		`[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?`,                                  // RFC 3164, journald's short and short-precise
+		`[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?`,                       // RFC 3164, with a year as Cisco's and some BSDs', journald's short and short-precise
 		`[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:[A-Z]+|[+-]\d\d:?\d*)`, // short-full
 		`\d{9,10}\.\d{6}`, `\[ *\d+\.\d{6}\]` /* short-unix, short-monotonic */}, `|`) + `) ` +
 		`(?:[^\s"]*[^\s":] )?[^\s":\[\]]+(?:\[[^\]\s]*\])?:(?: +|$)`)}, // the host, and the program with its number

@@ -16,6 +16,8 @@ import (
 var collected = []struct{ head, name string }{
 	{`<190>Nov 22 12:00:00 web1 nginx: `, "syslog or journald"},
 	{`Nov  2 12:00:00 web1 nginx: `, "syslog or journald"},
+	{`Nov 22 2026 12:00:00 web1 nginx: `, "syslog or journald"}, // with the year, as Cisco's devices and some BSDs write it
+	{`<190>Nov  2 2026 12:00:00.123 web1 nginx[815]: `, "syslog or journald"},
 	{`<13>Nov 22 12:00:00 caddy[17]: `, "syslog or journald"},
 	{`2026-11-22T12:00:00.123456+00:00 web1 nginx: `, "syslog or journald"},                    // rsyslog, as Debian sets it up
 	{`Nov 22 12:00:00 web1 nginx[815]: `, "syslog or journald"},                                // journalctl -o short
