@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -73,8 +74,8 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		seen[option] = true
 		args := d.RemainingArgs()
 		if err := read(s, args); err != nil {
-			if errors.Is(err, errArguments) {
-				err = fmt.Errorf("%s: %q is not the right number of words behind it", option, args)
+			if takes, ok := errors.AsType[errTakes](err); ok {
+				err = fmt.Errorf("%s: takes %w, got %d", option, takes, len(args))
 			}
 			return d.WrapErr(err)
 		}
@@ -82,8 +83,18 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// errArguments is for a subdirective that has more or fewer arguments than it may have.
-var errArguments = errors.New("wrong number of arguments")
+// An errTakes is for a subdirective that has more or fewer arguments than it may have. Its text says
+// how many these are.
+type errTakes string
+
+func (e errTakes) Error() string { return string(e) }
+
+const (
+	takesNone errTakes = "no word"
+	takesOne  errTakes = "one word"
+	takesSome errTakes = "one word or more"
+	takesTwo  errTakes = "one word or two"
+)
 
 // A subdirective reads the arguments of a line.
 type subdirective func(s *Shape, args []string) error
@@ -118,7 +129,7 @@ var subdirectives = map[string]subdirective{
 func text(option string, field func(*Shape) *string) subdirective {
 	return func(s *Shape, args []string) error {
 		if len(args) != 1 {
-			return errArguments
+			return takesOne
 		}
 		if args[0] == "" {
 			return errors.New(option + `: "", must not be empty`)
@@ -131,7 +142,7 @@ func text(option string, field func(*Shape) *string) subdirective {
 func texts(field func(*Shape) *[]string) subdirective {
 	return func(s *Shape, args []string) error {
 		if len(args) == 0 {
-			return errArguments
+			return takesSome
 		}
 		*field(s) = args
 		return nil
@@ -141,7 +152,7 @@ func texts(field func(*Shape) *[]string) subdirective {
 func flag(field func(*Shape) *bool) subdirective {
 	return func(s *Shape, args []string) error {
 		if len(args) > 0 {
-			return errArguments
+			return takesNone
 		}
 		*field(s) = true
 		return nil
@@ -151,7 +162,7 @@ func flag(field func(*Shape) *bool) subdirective {
 func limits(option string, field func(*Shape) *string) subdirective {
 	return func(s *Shape, args []string) error {
 		if len(args) == 0 {
-			return errArguments
+			return takesSome
 		}
 		*field(s) = strings.Join(args, " ")
 		_, err := parseLimits(option, *field(s))
@@ -162,7 +173,7 @@ func limits(option string, field func(*Shape) *string) subdirective {
 func number(option string, field func(*Shape) *int) subdirective {
 	return func(s *Shape, args []string) error {
 		if len(args) != 1 {
-			return errArguments
+			return takesOne
 		}
 		n, err := positive(option, args[0])
 		*field(s) = n
@@ -182,7 +193,7 @@ func positive(option, text string) (int, error) {
 func duration(option string, field func(*Shape) *caddy.Duration) subdirective {
 	return func(s *Shape, args []string) error {
 		if len(args) != 1 {
-			return errArguments
+			return takesOne
 		}
 		d, err := caddy.ParseDuration(args[0])
 		if err != nil || d <= 0 {
@@ -196,7 +207,7 @@ func duration(option string, field func(*Shape) *caddy.Duration) subdirective {
 // readCost reads a cost, and if it has placeholders perhaps the most that it may be.
 func readCost(s *Shape, args []string) (err error) {
 	if len(args) < 1 || len(args) > 2 {
-		return errArguments
+		return takesTwo
 	}
 	s.Cost = args[0]
 	if len(args) == 2 {
@@ -211,7 +222,7 @@ func readCost(s *Shape, args []string) (err error) {
 // readStoreLine reads one URL, or those of several servers.
 func readStoreLine(s *Shape, args []string) error {
 	if len(args) == 0 {
-		return errArguments
+		return takesSome
 	}
 	for i, arg := range args {
 		if i > 0 && !strings.Contains(arg, "{") && !strings.Contains(arg, "://") { // It may be a part of a password.
@@ -227,7 +238,7 @@ func readStoreLine(s *Shape, args []string) error {
 
 func readFallback(s *Shape, args []string) (err error) {
 	if len(args) < 1 || len(args) > 2 || (args[0] == "local") != (len(args) == 2) {
-		return errArguments
+		return errTakes("closed, open, or local and a number of processes")
 	}
 	s.Fallback = args[0]
 	if len(args) == 2 {
@@ -257,19 +268,27 @@ func parseFallback(name string, instances int) (shaper.Fallback, error) {
 // readPatience reads a duration that may be 0.
 func readPatience(s *Shape, args []string) error {
 	if len(args) != 1 {
-		return errArguments
+		return takesOne
 	}
 	d, err := caddy.ParseDuration(args[0])
 	if err != nil || d < 0 {
 		return errors.New("patience: " + strconv.Quote(args[0]) + ", must be a duration such as 5s, or 0 to wait for as long as it takes")
 	}
 	s.Patience = (*caddy.Duration)(&d)
+	return checkPatience(d)
+}
+
+// checkPatience returns an error for a patience that no line can have.
+func checkPatience(d time.Duration) error {
+	if d < 0 || d > 365*24*time.Hour {
+		return fmt.Errorf("patience: %v, must be from 0 to 365 days", d)
+	}
 	return nil
 }
 
 func readRateVersion(s *Shape, args []string) error {
 	if len(args) != 1 {
-		return errArguments
+		return takesOne
 	}
 	n, err := strconv.ParseInt(args[0], 10, 64)
 	if err != nil || n < 1 || n > 1<<53 {

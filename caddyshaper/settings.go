@@ -153,16 +153,19 @@ func readStore(s *Shape, set *settings) (err error) {
 	f.patience = shaper.DefaultPatience
 	if s.Patience != nil {
 		f.patience = time.Duration(*s.Patience)
+		if err := checkPatience(f.patience); err != nil {
+			return err
+		}
 	}
 	switch {
 	case s.DryRun:
 		return errors.New("store: dry_run can't be combined with a store, because a dry run must not take what others need")
-	case f.patience < 0 || f.patience > 365*24*time.Hour:
-		return fmt.Errorf("patience: %v, must be from 0 to 365 days", f.patience)
 	case s.ColdGuard < 0 || time.Duration(s.ColdGuard) > time.Minute:
 		return fmt.Errorf("cold_guard: %v, must be from 0 to 1m", time.Duration(s.ColdGuard))
 	case s.RateVersion < 0 || s.RateVersion > 1<<53:
 		return fmt.Errorf("rate_version: %d, must be from 1 to 2⁵³, or 0 for the time", s.RateVersion)
+	case s.Patience != nil && (s.Fallback == "open" || s.Fallback == "local"):
+		return fmt.Errorf("patience: %v stands beside the fallback %s, with which no request in line waits for the store; it is for the fallback closed", f.patience, s.Fallback)
 	case s.Instances < 0 || s.Instances > 0 && s.Fallback != "local":
 		return fmt.Errorf("instances: %d, must be at least 1, and only with the fallback local", s.Instances)
 	}
