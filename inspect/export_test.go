@@ -23,3 +23,10 @@ func BeginReplay(i *Inspector) (end func()) {
 	i.recordings.replaying <- struct{}{}
 	return func() { <-i.recordings.replaying }
 }
+
+// Recordings returns how many buckets an Inspector records.
+func (i *Inspector) Recordings() int {
+	i.recordings.mu.Lock()
+	defer i.recordings.mu.Unlock()
+	return len(i.recordings.buckets)
+}

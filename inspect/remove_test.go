@@ -174,3 +174,51 @@ func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {
 		empty.until("sources", &[]struct{}{})
 	})
 }
+
+// Remove lets no other change hold it up for more than five seconds. Whatever is asked of its source
+// in that time must leave nothing behind: neither a change that nobody ends, nor a recording.
+func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hangs atomic.Bool
+		blocked := make(chan struct{})
+		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+			if key == "hangs" && hangs.Load() {
+				<-blocked
+			}
+			return limits(t, "1/h burst 9"), nil
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		defer close(blocked)
+		require.True(t, g.Allow("hangs"))
+		require.True(t, g.Allow("a"))
+		c.post(t, "/api/limits", `{"source":"one","key":"hangs","limits":"7/h","for":"10m"}`)
+		hangs.Store(true)
+		removed := make(chan time.Time, 1)
+		begun := time.Now()
+		go func() {
+			c.Remove("one")
+			removed <- time.Now()
+		}()
+		synctest.Wait() // It waits for the change of the key that hangs.
+
+		for path, change := range map[string]string{
+			"/api/limits": `{"source":"one","key":"a","limits":"8/h","for":"10m"}`,
+			"/api/hold":   `{"source":"one","key":"a","for":"10m"}`,
+		} {
+			refused(t, http.StatusNotFound, c.call(http.MethodPost, path, change))
+		}
+		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/what-if?source=one&key=a&limits=2/h", "").Code, "it is shown still")
+		require.Equal(t, begun.Add(5*time.Second), <-removed)
+
+		st, _ := g.StatsOf("a")
+		require.Zero(t, st.HeldUntil)
+		require.Equal(t, limits(t, "1/h burst 9"), st.Limits)
+		inForce, _ := c.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Zero(t, c.Recordings(), "it keeps the latest requests of a bucket that nobody sees")
+		refused(t, http.StatusNotFound, c.call(http.MethodGet, "/api/what-if?source=one&key=a&limits=2/h", ""))
+	})
+}
