@@ -50,7 +50,8 @@ type Error struct {
 	Column int `json:"column"`
 
 	// Rule is the key of the rule that has the mistake in its limits, "default" for the
-	// default, and "" for a mistake elsewhere, such as in the key itself. Field is the field
+	// default, and "" for a mistake elsewhere, such as in the key itself. A rule below "limits"
+	// whose key is "default" is called "/default", which no key can be. Field is the field
 	// whose value is wrong, such as "depth" or "candidate.depth", and "" for a mistake
 	// elsewhere.
 	Rule  string `json:"rule"`

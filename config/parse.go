@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -216,7 +215,7 @@ func (p *parser) refuseReferences(n *yaml.Node, path ...string) {
 	case len(path) > 0 && path[0] == "default":
 		rule, field = "default", strings.Join(path[1:], ".")
 	case len(path) > 1 && path[0] == "limits":
-		rule, field = path[1], strings.Join(path[2:], ".")
+		rule, field = ruleNamed(path[1]), strings.Join(path[2:], ".")
 	}
 	p.within(rule, field, func() { p.refuseReference(n) })
 	for i, child := range n.Content {
@@ -348,12 +347,25 @@ func (p *parser) rule(prefix string, key, value *yaml.Node) {
 		return
 	}
 	rule := Rule{Key: prefix, File: p.name, Line: key.Line}
-	p.within(cmp.Or(prefix, "default"), "", func() {
+	name := "default"
+	if prefix != "" {
+		name = ruleNamed(prefix)
+	}
+	p.within(name, "", func() {
 		var ok bool
 		if rule.Limits, rule.Candidate, ok = p.limits(value, ""); ok {
 			p.layer.rules = append(p.layer.rules, rule)
 		}
 	})
+}
+
+// ruleNamed returns how an [Error] calls the rule for keys that begin with prefix. No key begins with
+// a slash, so "/default" stands for no other rule.
+func ruleNamed(prefix string) string {
+	if prefix == "default" {
+		return "/default"
+	}
+	return prefix
 }
 
 // isNull reports whether a node is ~, null, or nothing at all.

@@ -194,6 +194,16 @@ func TestNoPartOfACommentIsARule(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A rule for the key "default" is not the default of the file, though they may have the same mistake.
+func TestTheDefaultOfTheFileIsNotTheRuleOfThatKey(t *testing.T) {
+	require.Equal(t, []string{
+		`f:1:12: rule "default": rate 1/x: expected a unit: ns us ms s sec min h hour d day`,
+		`f:3:14: rule "/default": rate 2/x: expected a unit: ns us ms s sec min h hour d day`,
+	}, mistakes(t, "default: 1/x\nlimits:\n  default: 2/x\n"))
+	require.Equal(t, []string{`f:1:19: rule "/default": "&a": anchors are not allowed: write the limits out`}, mistakes(t, "limits: {default: &a 1/s}"))
+	require.Len(t, mistakes(t, "limits: {/default: 1/s}"), 1, "it can be no key")
+}
+
 func TestPlainKeysAreTheirText(t *testing.T) {
 	rules := parse(t, "limits: {404: 1/s, yes: 2/s, 1e3: 3/s, 2024-01-01: 4/s, 0x10: 5/s, '~': 6/s, \"null\": 7/s, '<<': 8/s}")
 	for key, want := range map[string]float64{"404": 1, "yes": 2, "1e3": 3, "2024-01-01": 4, "0x10": 5, "~": 6, "null": 7, "<<": 8} {
