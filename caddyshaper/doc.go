@@ -68,7 +68,7 @@
 // handle_errors, or the error routes of a subroute, match it, it is an error of Caddy that they
 // answer, and Retry-After and Cache-Control are set by then. A client that has left while it
 // waited is logged with status 499. Refusals with 503 and 500 are logged as errors, at most a
-// line a second, which says how many they were.
+// line a second for each of the two, which says how many they were since the line before.
 //
 // The handlers behind, error routes and the access log have:
 //

@@ -1,7 +1,9 @@
 package caddyshaper
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"time"
 )
@@ -60,3 +62,14 @@ func Fill(name string, keys int) {
 
 // Keys returns how many keys of a name have a line.
 func Keys(name string) int { return known.latest(name, nil).live.Stats().Keys }
+
+// NewFailureLog returns the functions of a failureLog.
+func NewFailureLog(log *slog.Logger) (note func(status int, err error), end func()) {
+	l := newFailureLog(log)
+	return l.note, l.close
+}
+
+// NewRedisLog returns what takes the lines of the client of Redis.
+func NewRedisLog(log *slog.Logger) func(ctx context.Context, format string, args ...any) {
+	return newRedisLog(log).Printf
+}

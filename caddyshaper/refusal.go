@@ -9,12 +9,11 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 )
@@ -117,24 +116,38 @@ func anyHandles(routes caddyhttp.RouteList, r *http.Request) bool {
 }
 
 // A failureLog logs requests that were refused for another reason than the limits, as while the
-// store can't be asked: at most a line a second, however many there are.
+// store can't be asked: at most a line a second for each status, however many they are.
 type failureLog struct {
-	log       *slog.Logger
-	sometimes rate.Sometimes
-	refused   atomic.Int64 // since the last line
+	log *slog.Logger
+
+	mu       sync.Mutex
+	byStatus map[int]*seldom[error]
 }
 
 func newFailureLog(log *slog.Logger) *failureLog {
-	return &failureLog{log: log, sometimes: rate.Sometimes{Interval: time.Second}}
+	return &failureLog{log: log, byStatus: map[int]*seldom[error]{}}
 }
 
 func (l *failureLog) note(status int, err error) {
-	l.refused.Add(1)
-	var count int64
-	l.sometimes.Do(func() { count = l.refused.Swap(0) })
-	if count > 0 { // Do runs one call at a time, so a slow log must not be written to within it.
-		// Without the request's context, of which Caddy would add the key of one of the requests.
-		l.log.Error("requests are refused, and not for their limits", "status", status, "error", err, "refused", count)
+	l.mu.Lock()
+	of := l.byStatus[status]
+	if of == nil {
+		of = &seldom[error]{tell: func(count int, latest error) {
+			// Without the request's context, of which Caddy would add the key of one of the requests.
+			l.log.Error("requests are refused, and not for their limits", "status", status, "error", latest, "refused", count)
+		}}
+		l.byStatus[status] = of
+	}
+	l.mu.Unlock()
+	of.note(err)
+}
+
+// close logs the requests that have not been logged. Those that are refused afterwards never are.
+func (l *failureLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, of := range l.byStatus {
+		of.close()
 	}
 }
 

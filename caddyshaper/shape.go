@@ -142,6 +142,14 @@ func (s *Shape) Provision(ctx caddy.Context) error {
 	return nil
 }
 
+// Cleanup implements [caddy.CleanerUpper].
+func (s *Shape) Cleanup() error {
+	if s.failures != nil { // else its provisioning has failed before
+		s.failures.close()
+	}
+	return nil
+}
+
 // provision is Provision for settings that have been read.
 func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	loaded, err := ctx.App(appName)

@@ -14,14 +14,19 @@ import (
 	"example.com/leakybucket/redisbucket"
 )
 
-func init() { redis.SetLogger(redisLog{slog.New(newLatestLog("shape.redis"))}) }
+func init() { redis.SetLogger(newRedisLog(slog.New(newLatestLog("shape.redis")))) }
 
-// redisLog writes what go-redis tells, such as of connections that fail, to Caddy's log.
-// go-redis has one logger for the process, which writes to standard error otherwise.
-type redisLog struct{ log *slog.Logger }
+// redisLog writes what go-redis tells, such as of connections that fail, to Caddy's log: at most a
+// line a second, as in an outage it tells of each of them. go-redis has one logger for the process,
+// which writes to standard error otherwise.
+type redisLog struct{ lines seldom[string] }
 
-func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
-	l.log.WarnContext(ctx, fmt.Sprintf(format, args...))
+func newRedisLog(log *slog.Logger) *redisLog {
+	return &redisLog{lines: seldom[string]{tell: func(count int, latest string) { log.Warn(latest, "lines", count) }}}
+}
+
+func (l *redisLog) Printf(_ context.Context, format string, args ...any) {
+	l.lines.note(fmt.Sprintf(format, args...))
 }
 
 // redisServer is one server of Redis or Valkey.
