@@ -201,6 +201,7 @@ type sharedView struct {
 	Share      *float64 `json:"share"`
 	LatenessS  float64  `json:"lateness_s"`
 	Held       int64    `json:"held"`
+	Ahead      int64    `json:"ahead"`
 	RoundTrips uint64   `json:"round_trips"`
 	Failures   uint64   `json:"failures"`
 	Leased     uint64   `json:"leased"`
@@ -212,7 +213,7 @@ func newSharedView(st *shaper.BucketStats) *sharedView {
 	if st == nil {
 		return nil
 	}
-	v := &sharedView{State: string(st.State), RTTS: st.RTT.Seconds(), LatenessS: st.Lateness.Seconds(), Held: st.Held,
+	v := &sharedView{State: string(st.State), RTTS: st.RTT.Seconds(), LatenessS: st.Lateness.Seconds(), Held: st.Held, Ahead: st.Ahead,
 		RoundTrips: st.RoundTrips, Failures: st.Failures, Leased: st.Leased, Dropped: st.Dropped, GivenBack: st.GivenBack}
 	if st.Err != nil {
 		text := strings.ToValidUTF8(st.Err.Error(), "\uFFFD")

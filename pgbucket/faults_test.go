@@ -3,8 +3,10 @@ package pgbucket_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -231,4 +233,23 @@ func TestAStricterIsolationLevelIsAnErrorAndTakesNothing(t *testing.T) {
 	_, err = pgbucket.New(tx, table).Take(t.Context(), one("key", every(1)))
 	require.Equal(t, "40001", code(err), "%v", err)
 	require.Equal(t, before, levelOf(t, pool, name, "key"))
+}
+
+// A server that is far away is reached by a new pool, whose first connections take longer than a
+// call may.
+func TestAFarServerIsReachedByAColdPool(t *testing.T) {
+	t.Parallel()
+	url := startServer(t).URL
+	table, _ := newTable(t, newPool(t, url))
+	proxy := servers.StartProxy(t, server.Addr)
+	pool := newPool(t, strings.Replace(url, server.Addr, proxy.Addr, 1))
+	proxy.SetDelay(100*time.Millisecond, 0)
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(pgbucket.New(pool, table), "key"))
+	require.NoError(t, err)
+	defer s.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), realtime.Patience)
+	defer cancel()
+	began := time.Now()
+	require.NoError(t, s.Wait(ctx))
+	t.Logf("the first request left after %v, and %d calls that failed", time.Since(began), s.Stats().Bucket.Failures)
 }

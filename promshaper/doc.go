@@ -56,7 +56,7 @@
 //	shaper_overflowed_calls_total   for whose key there was no bucket left
 //	shaper_limit_errors_total       no limits could be had for a key
 //
-// Of those whose level is in a [shaper.Bucket]; the last four of a Shaper alone:
+// Of those whose level is in a [shaper.Bucket]; the last five of a Shaper alone:
 //
 //	shaper_bucket_state{state}      1 for one of shared, down, local, open
 //	shaper_bucket_round_trips_total
@@ -65,6 +65,7 @@
 //	shaper_bucket_dropped_units_total
 //	shaper_bucket_returned_units_total
 //	shaper_bucket_held_units
+//	shaper_bucket_ahead_units
 //	shaper_bucket_round_trip_seconds
 //	shaper_bucket_share_ratio
 //	shaper_bucket_lateness_seconds

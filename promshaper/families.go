@@ -118,6 +118,8 @@ var families = []family{
 		ofBuckets(func(r *reading, emit emit) { emit(float64(r.Bucket.GivenBack)) })),
 	gauge("bucket_held_units", "Cost units taken from the shared bucket and not used yet.",
 		ofShapers(ofBuckets(func(r *reading, emit emit) { emit(float64(r.Bucket.Held)) }))),
+	gauge("bucket_ahead_units", "The most cost units of the shared bucket that may be taken ahead of their use, as round trips and costs have been so far.",
+		ofShapers(ofBuckets(func(r *reading, emit emit) { emit(float64(r.Bucket.Ahead)) }))),
 	gauge("bucket_round_trip_seconds", "The shortest round trip of late to the server that has the shared bucket; absent if there was none.",
 		ofShapers(ofBuckets(func(r *reading, emit emit) {
 			if r.Bucket.RTT > 0 {

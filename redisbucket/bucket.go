@@ -24,6 +24,7 @@ type Bucket struct {
 	cluster *redis.ClusterClient // client, if it is one of a cluster
 	obeys   bool                 // calls of client return when their contexts end
 	prefix  string
+	dials   dials
 	invalid error // why no call can succeed
 }
 
@@ -31,8 +32,8 @@ var _ shaper.Bucket = (*Bucket)(nil)
 
 // New returns a [Bucket] on the servers of a client: a [redis.Client], one that
 // [redis.NewFailoverClient] has made for servers with sentinels, or a
-// [redis.ClusterClient]. The Bucket neither changes nor closes it, so it may serve other
-// purposes too.
+// [redis.ClusterClient]. The Bucket does not close it, and adds nothing to it but a hook that
+// notes why it can't connect, so it may serve other purposes too.
 //
 // No call is repeated, whatever the client's MaxRetries. Where ContextTimeoutEnabled is
 // false, which is the default, a call that gets no answer returns when its context ends,
@@ -55,6 +56,9 @@ func New(client redis.UniversalClient, opts ...Option) *Bucket {
 	case *redis.Ring:
 		b.invalid = errors.New("redisbucket: the client is a redis.Ring, which asks another server for a key while its own is down; use NewRing")
 	}
+	if b.invalid == nil {
+		b.dials.watch(client)
+	}
 	return b
 }
 
@@ -68,8 +72,8 @@ func (b *Bucket) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) 
 		t.Rate.Version, numbersText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, room.Micros, room.Part,
 		t.Ahead.Microseconds(), t.Guard.Microseconds(), t.High.Micros, t.High.Part, t.Seen,
 	})
-	if err != nil {
-		return shaper.Taken{}, b.failed(ctx, err)
+	if err := b.failed(ctx, t.Key, err); err != nil {
+		return shaper.Taken{}, err
 	}
 	text, _ := answer.(string)
 	taken, ok := parseTaken(text)
@@ -88,20 +92,20 @@ func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 	_, err := b.run(ctx, giveBackScript, t.Key, []any{
 		numbersText(t.Rate), t.Rate.Parts, rise.Micros, rise.Part, end.Micros, end.Part,
 	})
-	return b.failed(ctx, err)
+	return b.failed(ctx, t.Key, err)
 }
 
 // failed returns the error of a call, as callers see it.
-func (b *Bucket) failed(ctx context.Context, err error) error {
+func (b *Bucket) failed(ctx context.Context, key string, err error) error {
 	if err == nil {
 		return nil
 	}
 	deadline, ok := ctx.Deadline()
 	switch {
 	case ctx.Err() != nil:
-		err = ctx.Err()
+		err = b.ranOut(key, ctx.Err())
 	case ok && !time.Now().Before(deadline):
-		err = context.DeadlineExceeded // A connection notices it a bit sooner than the context.
+		err = b.ranOut(key, context.DeadlineExceeded) // A connection notices it a bit sooner than the context.
 	default:
 		err = fmt.Errorf("redisbucket: %w", err)
 	}

@@ -129,8 +129,11 @@ func moveASlot(t *testing.T, cluster *servers.RedisCluster, client, hasty *redis
 				return hasty.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return c.Ping(ctx).Err() }) == nil
 			}, "the client has connections")
 			wires[0].lose(keep)
+			bucket := redisbucket.New(hasty)
+			realtime.Until(t, func() bool { return redisbucket.Reach(ctx, bucket, take.Key) == nil }, "it has a connection")
+			wires[0].lose(keep)
 			wires[1].lose(how)
-			_, err := redisbucket.New(hasty).Take(ctx, take)
+			_, err := bucket.Take(ctx, take)
 			require.Error(t, err)
 			sent = [2]int{wires[0].count(), wires[1].count()}
 		}

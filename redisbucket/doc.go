@@ -40,6 +40,14 @@
 // and what go-redis itself uses: +hello, from Redis 7.2 on +client|setinfo (unless the client's
 // DisableIdentity is set), and in a cluster +cluster|slots +command.
 //
+// # Servers that are far away
+//
+// A call may be too short to make a connection, above all with TLS, and go-redis cuts the greeting
+// of a connection with the context of the call for which it is made. So until a call has been
+// answered, and again when one has run out of time, the connection is made outside of calls, which
+// wait for it until their context ends. Why a server can't be dialed is told by the error of a call
+// that has ended meanwhile: [New] adds a hook to the client that notes it, and changes nothing.
+//
 // # When an answer is lost
 //
 // A script whose answer does not come may have been carried out, so it must not be sent

@@ -1,6 +1,7 @@
 package redisbucket
 
 import (
+	"context"
 	"fmt"
 
 	"example.com/leakybucket/shaper"
@@ -18,3 +19,6 @@ var (
 	Slot       = slot
 	ParseTaken = parseTaken
 )
+
+// Reach makes sure that a Bucket has a connection for a key, as its first call does.
+func Reach(ctx context.Context, b *Bucket, key string) error { return b.reach(ctx, key) }

@@ -53,6 +53,7 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 	bucket, other := redisbucket.New(client), redisbucket.New(direct)
 	take := one("lost:" + t.Name())
 	take.Rate.Burst = 100
+	realtime.Until(t, func() bool { return redisbucket.Reach(ctx, bucket, take.Key) == nil }, "it has a connection")
 	first, err := other.Take(ctx, take)
 	require.NoError(t, err)
 	units := int64(1)

@@ -5,7 +5,8 @@
 --
 -- KEYS[1] has "micros part at rate": Empty, when it was written, and the rate in force,
 -- which is its version and its numbers: "micros part parts burst" and the room of a request
--- of cost 1, "micros part".
+-- of cost 1, "micros part". Without arguments nothing is asked.
+if not ARGV[1] then return '' end
 local version, numbers, parts = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local rise, rise_part = tonumber(ARGV[4]), tonumber(ARGV[5])
 local room, room_part = tonumber(ARGV[6]), tonumber(ARGV[7])

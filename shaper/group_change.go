@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/time/rate"
+
 	"example.com/leakybucket/shaper/internal/keyed"
 )
 
@@ -32,6 +34,9 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	}
 	if key != key {
 		return errNaNKey
+	}
+	if g.bucketKey != nil && l.Rate == rate.Inf {
+		return errSharedInf
 	}
 	return s.override(key, s.planFor(l))
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"example.com/leakybucket/internal/exact"
 )
 
@@ -52,6 +54,9 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	}
 	if o.shared.asked && o.shared.key == "" {
 		return nil, errors.New("shaper: New: the key of WithBucket is empty")
+	}
+	if o.shared.asked && l.Rate == rate.Inf {
+		return nil, errSharedInf
 	}
 	if err := o.validateBlock("New"); err != nil {
 		return nil, err
@@ -234,6 +239,9 @@ func (s *Shaper) SetLimits(l Limits) error {
 	s.mustBeMade()
 	if err := l.Validate(); err != nil {
 		return err
+	}
+	if s.mode&shared != 0 && l.Rate == rate.Inf {
+		return errSharedInf
 	}
 	to := s.planOf(l)
 	now := s.lockFlow(&s.flow)

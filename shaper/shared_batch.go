@@ -3,6 +3,8 @@ package shaper
 import (
 	"math"
 	"time"
+
+	"example.com/leakybucket/internal/exact"
 )
 
 // What decides how much of a level a process leases, and when: so that all get the same, and the
@@ -29,6 +31,14 @@ func (ls *lease) batchForLocked(queued int, perSecond float64) int64 {
 	k := max(float64(queued)/8, trips, shortBatch.Seconds()*perSecond)
 	k = min(math.Ceil(k), float64(queued), ls.longestBatchLocked()*perSecond)
 	return int64(max(k, 1))
+}
+
+// mostAheadLocked returns how many cost units may be leased ahead at most, as round trips and costs
+// have been so far: two batches, each of what leaves in longestBatchLocked or of the cost of a single
+// request. What is leased of a burst leaves at once.
+func (ls *lease) mostAheadLocked() int64 {
+	perSecond := ls.plan.interval.Units(exact.At(int64(time.Second)))
+	return 2 * max(int64(ls.longestBatchLocked()*perSecond), ls.largest, 1)
 }
 
 // longestBatchLocked returns how much a batch may be, in seconds of the rate.

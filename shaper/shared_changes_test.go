@@ -13,6 +13,38 @@ import (
 	"example.com/leakybucket/shaper/buckettest"
 )
 
+// groupAtRate makes a Group whose keys share their levels, and whose limits function returns the
+// Limits that change was given last.
+func groupAtRate(t *testing.T, m *buckettest.Memory, l shaper.Limits, opts ...shaper.GroupOption) (g *shaper.Group[string], change func(shaper.Limits)) {
+	t.Helper()
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, append(opts, shaper.WithBuckets(m, ownKey))...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = g.Close() })
+	return g, func(to shaper.Limits) {
+		l = to
+		g.Reload()
+	}
+}
+
+// A process that lifted the limit for itself alone would let everything leave, while the others keep
+// to the rate that they share.
+func TestNoProcessLiftsASharedLimitForItselfAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		unlimited := shaper.Limits{Rate: rate.Inf}
+		const refusal = "Limits.Rate is +Inf, must be finite where a Bucket holds the level"
+		m := buckettest.NewMemory()
+		_, err := shaper.New(unlimited, shaper.WithBucket(m, "key"))
+		require.ErrorContains(t, err, refusal)
+		s, err := shaper.New(shaper.Limits{Rate: 50}, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer s.Close()
+		require.ErrorContains(t, s.SetLimits(unlimited), refusal)
+		require.EqualValues(t, 50, s.Stats().Limits.Rate)
+		g, _ := groupAtRate(t, m, shaper.Limits{Rate: 50})
+		require.ErrorContains(t, g.SetLimits("key", unlimited), refusal)
+	})
+}
+
 // An answer that was under way when the rate became rate.Inf must not limit it again. Nor must a
 // fallback that begins later.
 func TestNoAnswerLimitsARateThatHasBecomeInf(t *testing.T) {
@@ -22,19 +54,17 @@ func TestNoAnswerLimitsARateThatHasBecomeInf(t *testing.T) {
 				m := buckettest.NewMemory()
 				m.SetDelay(50*ms, 50*ms)
 				m.Fail(faultOf(fault))
-				s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 100}, shaper.WithBucket(m, "key"), shaper.WithFallback(shaper.FallbackOpen))
-				require.NoError(t, err)
-				defer s.Close()
+				g, change := groupAtRate(t, m, shaper.Limits{Rate: 10, Depth: 100}, shaper.WithFallback(shaper.FallbackOpen))
 				for range 3 {
-					go func() { _ = s.Wait(t.Context()) }()
+					go func() { _ = g.Wait(t.Context(), "key") }()
 				}
 				time.Sleep(30 * ms)
-				require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf, Depth: 100}))
+				change(shaper.Limits{Rate: rate.Inf, Depth: 100})
 				for range 100 {
 					time.Sleep(30 * ms)
 					began := time.Now()
 					for range 5 {
-						require.NoError(t, s.Wait(t.Context()))
+						require.NoError(t, g.Wait(t.Context(), "key"))
 					}
 					require.Zero(t, time.Since(began))
 				}
@@ -46,20 +76,20 @@ func TestNoAnswerLimitsARateThatHasBecomeInf(t *testing.T) {
 func TestTheMeterAtInfAsksNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
-		s, err := shaper.New(shaper.Limits{Rate: 1}, shaper.WithBucket(m, "key"), shaper.WithBlock(time.Hour))
-		require.NoError(t, err)
-		defer s.Close()
-		require.True(t, s.Allow())
-		require.False(t, s.Allow())
-		require.False(t, s.Stats().BlockedUntil.IsZero())
+		g, change := groupAtRate(t, m, shaper.Limits{Rate: 1}, shaper.WithBlock(time.Hour))
+		require.True(t, g.Allow("key"))
+		require.False(t, g.Allow("key"))
+		st, ok := g.StatsOf("key")
+		require.True(t, ok)
+		require.False(t, st.BlockedUntil.IsZero())
 		m.SetDelay(50*ms, 50*ms)
 		left := make(chan bool, 1)
-		require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
-		require.True(t, s.Allow(), "a change to rate.Inf ends a block")
-		require.NoError(t, s.SetLimits(shaper.Limits{Rate: 1}))
-		go func() { left <- s.Allow() }()
+		change(shaper.Limits{Rate: rate.Inf})
+		require.True(t, g.Allow("key"), "a change to rate.Inf ends a block")
+		change(shaper.Limits{Rate: 1})
+		go func() { left <- g.Allow("key") }()
 		time.Sleep(30 * ms)
-		require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+		change(shaper.Limits{Rate: rate.Inf})
 		require.True(t, <-left)
 	})
 }
@@ -69,15 +99,13 @@ func TestRefusalsAreNotForgottenAtInf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.Fail(faultOf(buckettest.FailBefore))
-		s, err := shaper.New(shaper.Limits{Rate: 10}, shaper.WithBucket(m, "key"))
-		require.NoError(t, err)
-		defer s.Close()
+		g, change := groupAtRate(t, m, shaper.Limits{Rate: 10})
 		for range 5 {
-			require.False(t, s.Allow())
+			require.False(t, g.Allow("key"))
 		}
-		require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
-		require.EqualValues(t, 5, s.Stats().Refused)
-		require.EqualValues(t, 5, s.Stats().Unavailable)
+		change(shaper.Limits{Rate: rate.Inf})
+		require.EqualValues(t, 5, g.Stats().Refused)
+		require.EqualValues(t, 5, g.Stats().Unavailable)
 	})
 }
 

@@ -34,11 +34,12 @@ type lease struct {
 	usedUpTo exact.Nanos // an interval after the latest unit that was used was due, on the Bucket's clock
 	floor    int64       // no unit of the next stretch may be due earlier, on the dispatcher's clock; 0: whenever they are; see keepDistanceLocked
 
-	now   stretch // from which requests leave
-	next  stretch // fetched ahead; empty: none
-	ended stretch // before now, if its last unit was used by the latest departure
-	batch int64   // units of the latest stretch when it was leased
-	since uint32  // the flow's departures when requests began to leave out of now as it is; see unuseLocked
+	now     stretch // from which requests leave
+	next    stretch // fetched ahead; empty: none
+	ended   stretch // before now, if its last unit was used by the latest departure
+	largest int64   // the largest cost for which a batch was leased
+	batch   int64   // units of the latest stretch when it was leased
+	since   uint32  // the flow's departures when requests began to leave out of now as it is; see unuseLocked
 
 	level     int64 // when the level reaches 0 on the Bucket's clock, in ns, if no other process has taken anything since the latest answer; 0: unknown
 	placeless int32 // how many of the first newcomers in line have no place, at most; see placelessLocked

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -169,6 +170,10 @@ func (o bucketTimeoutOption) apply(to *options) {
 // connection. But where a server is so far away that this takes longer than d (some five to seven
 // round trips by way of TLS), calls fail meanwhile; then set d above it.
 func WithBucketTimeout(d time.Duration) Option { return common{bucketTimeoutOption(d)} }
+
+// errSharedInf is for a process that would lift the limit of a level for itself alone.
+var errSharedInf = errors.New("shaper: Limits.Rate is +Inf, must be finite where a Bucket holds the level: " +
+	"the rate goes for all processes that share it, and without one this process would share nothing")
 
 // validateShared returns what is wrong with the options of shared levels. constructor is
 // [New] or [NewGroup].

@@ -176,6 +176,7 @@ func (ls *lease) takeLocked(now int64) Take {
 	}
 	// If what is left does not suffice for a request, then units for all of its cost are
 	// leased: those that are left may be too far from the new ones to be used with them.
+	ls.largest = max(ls.largest, w.cost)
 	t := ls.questionLocked(w.cost)
 	unit := max(ls.plan.interval.Units(exact.At(int64(time.Second))), 0) // per second
 	most := ls.batchForLocked(queued, unit)

@@ -15,6 +15,7 @@ type BucketStats struct {
 	Lateness time.Duration // for how long after its instant a slot may be used
 
 	Held       int64  // cost units that are leased and not used yet
+	Ahead      int64  // the most cost units that may be leased ahead, as round trips and costs have been so far: L in docs/shared.md
 	RoundTrips uint64 // calls of Take, and of GiveBack
 	Failures   uint64 // calls that failed
 	Leased     uint64 // cost units taken
@@ -51,6 +52,7 @@ func (ls *lease) statsLocked() BucketStats {
 		st.Err = ls.backend.err
 	}
 	st.RTT, st.Held, st.Lateness = time.Duration(ls.rtt), ls.leasedLocked(), time.Duration(ls.latenessLocked())
+	st.Ahead = ls.mostAheadLocked()
 	if ls.counts.leased > 0 {
 		st.Share = 1 / ls.pace
 	}

@@ -102,26 +102,33 @@ func TestOwnLimitsAreNobodyElses(t *testing.T) {
 	})
 }
 
-// rate.Inf asks nobody; and from it back to a rate that is shared.
+// rate.Inf, which only a limits function can give, asks nobody; and from it back to a rate that is
+// shared.
 func TestUnlimitedAndBack(t *testing.T) {
-	share(t, 1, "10/s depth 99", 2*ms, func(p *processes) {
-		s := p.all[0]
-		p.arrive(0, 1, 1, 1, 1, 1)
-		p.at(150 * ms)
-		require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf, Depth: 99}))
-		synctest.Wait()
-		require.Len(t, p.instants(), 5, "all leave")
-		p.at(200 * ms)
-		p.ClearLog()
-		for range 10 {
-			require.NoError(t, s.Wait(p.t.Context()))
-			require.True(t, s.Allow())
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(2*ms, 0)
+		g, change := groupAtRate(t, m, shaper.Limits{Rate: 10, Depth: 99})
+		left := make(chan error, 5)
+		for range 5 {
+			go func() { left <- g.Wait(t.Context(), "key") }()
 		}
-		require.Empty(t, p.Log())
-		require.NoError(t, s.SetLimits(shaper.Limits{Rate: 10, Depth: 99}))
+		time.Sleep(150 * ms)
+		require.Equal(t, 3, 5-len(left))
+		change(shaper.Limits{Rate: rate.Inf, Depth: 99})
+		synctest.Wait()
+		require.Len(t, left, 5, "all leave")
+		time.Sleep(50 * ms)
+		m.ClearLog()
+		for range 10 {
+			require.NoError(t, g.Wait(t.Context(), "key"))
+			require.True(t, g.Allow("key"))
+		}
+		require.Empty(t, m.Log())
+		change(shaper.Limits{Rate: 10, Depth: 99})
 		began := time.Now()
 		for range 3 {
-			require.NoError(t, s.Wait(p.t.Context()))
+			require.NoError(t, g.Wait(t.Context(), "key"))
 		}
 		require.GreaterOrEqual(t, time.Since(began), 200*ms)
 	})

@@ -1,0 +1,226 @@
+package redisbucket_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/redisbucket"
+	"example.com/leakybucket/shaper"
+)
+
+// A failedDials is a hook that sends a value for each attempt to connect that has failed. It
+// must be added before a Bucket's own, which then has noted it.
+type failedDials chan struct{}
+
+func (f failedDials) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := next(ctx, network, addr)
+		if err != nil {
+			select {
+			case f <- struct{}{}:
+			default:
+			}
+		}
+		return conn, err
+	}
+}
+
+func (failedDials) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (failedDials) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// A client of go-redis dials for longer than a call may take. Whoever looks for the reason of an
+// outage must read it, and not only that time has passed.
+func TestARefusedConnectionIsTold(t *testing.T) {
+	t.Parallel()
+	for name, newClient := range map[string]func(addr string) redis.UniversalClient{
+		"defaults": func(addr string) redis.UniversalClient { return redis.NewClient(&redis.Options{Addr: addr}) },
+		"a context that is obeyed": func(addr string) redis.UniversalClient {
+			return redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+		},
+		"one attempt": func(addr string) redis.UniversalClient {
+			return redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := servers.StartRedis(t)
+			client, dialed := newClient(server.Addr), make(failedDials, 1)
+			defer func() { require.NoError(t, client.Close()) }()
+			client.AddHook(dialed)
+			bucket := redisbucket.New(client)
+			require.True(t, taken(t, bucket, "key"))
+			s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(bucket, "other"))
+			require.NoError(t, err)
+			defer s.Close()
+			require.NoError(t, s.Wait(within(t)))
+
+			server.Kill()
+			for range 3 {
+				ctx, cancel := context.WithCancel(within(t))
+				over := make(chan struct{})
+				go func() { // The time of the call ends while the client waits to dial again.
+					defer close(over)
+					select {
+					case <-dialed:
+					case <-ctx.Done():
+					}
+					cancel()
+				}()
+				_, err := bucket.Take(ctx, one("key"))
+				println(time.Now().UnixMilli(), err != nil && true)
+				cancel()
+				<-over
+				require.ErrorIs(t, err, syscall.ECONNREFUSED)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			waiting := make(chan error, 1)
+			go func() { waiting <- s.Wait(ctx) }()
+			realtime.Until(t, func() bool {
+				b := s.Stats().Bucket
+				return b.State == shaper.BucketDown && errors.Is(b.Err, syscall.ECONNREFUSED)
+			}, "it counts as unavailable, and says why")
+			cancel()
+			realtime.Next(t, waiting)
+
+			server.Restart()
+			require.True(t, taken(t, bucket, "new"))
+			server.Pause()
+			defer server.Resume()
+			ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			_, err = bucket.Take(ctx, one("key"))
+			require.Equal(t, context.DeadlineExceeded, err, "that was another outage")
+		})
+	}
+}
+
+// What a cluster's servers refuse is told of each server's keys alone.
+func TestARefusedConnectionToANodeIsTold(t *testing.T) {
+	t.Parallel()
+	cluster := servers.StartRedisCluster(t)
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs, ContextTimeoutEnabled: true, ReadTimeout: patience})
+	defer func() { require.NoError(t, client.Close()) }()
+	dialed := make(failedDials, 1)
+	client.OnNewNode(func(node *redis.Client) { node.AddHook(dialed) })
+	bucket := redisbucket.New(client)
+	up, down := keysOf(cluster, 0, "up", 1)[0], keysOf(cluster, 2, "down", 1)[0]
+	require.True(t, taken(t, bucket, up))
+	require.True(t, taken(t, bucket, down))
+
+	cluster.Nodes[2].Kill()
+	ctx, cancel := context.WithCancel(within(t))
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		select {
+		case <-dialed:
+		case <-ctx.Done():
+		}
+		cancel()
+	}()
+	_, err := bucket.Take(ctx, one(down))
+	cancel()
+	<-over
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	cluster.Nodes[0].Pause()
+	defer cluster.Nodes[0].Resume()
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = bucket.Take(ctx, one(up))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, syscall.ECONNREFUSED)
+}
+
+// far is a round trip to a server that is far away. A call has time for two of them, and a
+// connection with TLS takes three.
+const far = 100 * time.Millisecond
+
+// startFar starts a server with TLS that is far away, and returns the options of its clients.
+func startFar(t *testing.T) *redis.Options {
+	dir, port := t.TempDir(), servers.FreePort(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA: true, BasicConstraintsValid: true,
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	file := func(name, kind string, bytes []byte) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: bytes}), 0o600))
+		return path
+	}
+	certFile := file("cert.pem", "CERTIFICATE", cert)
+	servers.StartRedis(t, "--tls-port", strconv.Itoa(port), "--tls-auth-clients", "no",
+		"--tls-cert-file", certFile, "--tls-key-file", file("key.pem", "PRIVATE KEY", private), "--tls-ca-cert-file", certFile)
+	proxy := servers.StartProxy(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	proxy.SetDelay(far, 0)
+	roots := x509.NewCertPool()
+	parsed, err := x509.ParseCertificate(cert)
+	require.NoError(t, err)
+	roots.AddCert(parsed)
+	return &redis.Options{Addr: proxy.Addr, TLSConfig: &tls.Config{RootCAs: roots}}
+}
+
+// A call that is too short to make a connection must not be all in vain: otherwise each call
+// begins anew, and a healthy server is never reached.
+func TestCallsThatAreTooShortToConnectReachAFarServer(t *testing.T) {
+	t.Parallel()
+	for _, obeys := range []bool{false, true} {
+		t.Run(strconv.FormatBool(obeys), func(t *testing.T) {
+			t.Parallel()
+			options := startFar(t)
+			options.ContextTimeoutEnabled = obeys
+			client := redis.NewClient(options)
+			defer func() { require.NoError(t, client.Close()) }()
+			bucket := redisbucket.New(client)
+			calls := 0
+			realtime.Until(t, func() bool {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*far/2) // as that of a Shaper's calls
+				defer cancel()
+				calls++
+				_, err := bucket.Take(ctx, one("key"))
+				println(time.Now().UnixMilli(), err != nil && true)
+				return err == nil
+			}, "a call is answered")
+			t.Logf("it took %d calls", calls)
+		})
+	}
+}
+
+// With a Shaper's own bound of its calls, too.
+func TestAFarServerIsReachedByAColdClient(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(startFar(t))
+	defer func() { require.NoError(t, client.Close()) }()
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(redisbucket.New(client), "key"))
+	require.NoError(t, err)
+	defer s.Close()
+	began := time.Now()
+	require.NoError(t, s.Wait(within(t)))
+	t.Logf("the first request left after %v, and %d calls that failed", time.Since(began), s.Stats().Bucket.Failures)
+}
