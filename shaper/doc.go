@@ -75,7 +75,8 @@
 //  3. Bound. At most Depth requests wait. The next is refused at once, without
 //     blocking, whatever the state of the ticker. A request that a Transport
 //     retries was admitted before, so it waits even beyond Depth, and enters the
-//     line even during [Shaper.Shutdown].
+//     line even during [Shaper.Shutdown]. With a [Bucket] up to Burst requests that its
+//     room covers need no place ([WithBucket]).
 //  4. Abandonment. When the context of a waiting request ends, its place is free and
 //     its slot belongs to the next request before its call returns. No departure is
 //     spent on a request whose caller has gone, except in the one case that
@@ -92,7 +93,8 @@
 //     [Limits.MaxWait], is refused at entry. A wait of exactly MaxWait is admitted. A request
 //     whose deadline has passed while ctx.Err() is still nil is refused, and
 //     counted. A later change of the rate refuses no request that was admitted: it
-//     waits until its context ends. With a cap it is unknown when requests will end. So the
+//     waits until its context ends; only an outage of a [Bucket] refuses it, after its
+//     patience ([WithPatience]). With a cap it is unknown when requests will end. So the
 //     prediction assumes that a seat becomes free at once, and a request that might
 //     still leave in time is not refused. RetryAfter and Forecast are estimates
 //     then, from how long requests have been in flight of late. A request that a

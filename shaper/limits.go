@@ -40,7 +40,8 @@ type Limits struct {
 
 	// Depth is the largest number of requests that may wait. With 0 none wait: a
 	// request that cannot leave at once is refused. Retries of a [Transport] may
-	// exceed Depth, because they were admitted before.
+	// exceed Depth, because they were admitted before; and with a [Bucket] so may
+	// requests that its room covers, up to Burst of them ([WithBucket]).
 	Depth int
 
 	// MaxWait is the longest predicted wait with which a request is admitted. 0

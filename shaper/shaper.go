@@ -82,13 +82,15 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // It returns a [*RejectError], without having waited, if the line is full, if the
 // predicted wait exceeds [Limits.MaxWait] or reaches the context's deadline, if n can
 // never fit, or after [Shaper.Close] or [Shaper.Shutdown]. Close also refuses requests
-// that wait, and so does a long outage of a [Bucket]. If the context is done before the call, or when the call is about to return,
-// WaitN returns ctx.Err(). A negative n gives [ErrNegativeCost].
+// that wait, and so does a long outage of a [Bucket]. If the context is done before the
+// call, or when the call is about to return, WaitN returns ctx.Err(). A negative n gives
+// [ErrNegativeCost].
 //
 // With a level in a [Bucket] the predicted wait is an estimate, so a request that was
 // admitted may leave later than MaxWait. While the Bucket can't be asked, a call may be
 // refused with [ErrUnavailable] ([WithFallback]), also one that waits already, after its
-// patience ([WithPatience]). With a [Limits.Depth] of 0 the call may wait until the Bucket has answered, for 250 ms at most.
+// patience ([WithPatience]). With a [Limits.Depth] of 0 the call may wait until the Bucket
+// has answered, as long as two calls of the Bucket may take ([WithBucketTimeout]).
 //
 // With [Limits.InFlight] set every call, whatever n and the context are, returns an error
 // that says to use Acquire; only a dry run lets it through ([WithDryRun]).

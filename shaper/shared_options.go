@@ -45,12 +45,13 @@ func (o bucketOption) apply(to *options) {
 //
 // A request that finds an idle bucket waits for one round trip; in a busy bucket slots are
 // taken ahead. With a Depth of 0, and for [Shaper.AllowN], each call is one round trip; those that
-// come while it is under way share the next. What
-// predicts a wait ([Shaper.Forecast], [RejectError.RetryAfter], MaxWait, deadlines) is an
-// estimate: it takes the share of slots that this process has had of late.
+// come while it is under way share the next. What predicts a wait ([Shaper.Forecast],
+// [RejectError.RetryAfter], MaxWait, deadlines) is an estimate: it takes the share of slots that
+// this process has had of late.
 //
-// A call of the Bucket may take 250 ms ([WithBucketTimeout]); then it has failed. [Shaper.Hold] and [WithBlock] are
-// each process's own. [Shaper.Snapshot] has the level as this process knows it; the Bucket
+// A call of the Bucket may take 250 ms ([WithBucketTimeout]); then it has failed. [Shaper.Hold]
+// and [WithBlock] are each process's own. A Rate of rate.Inf can't be shared, and is an error of
+// [New], [Shaper.SetLimits] and [Group.SetLimits]. [Shaper.Snapshot] has the level as this process knows it; the Bucket
 // keeps the one that counts.
 //
 // WithBucket can't be combined with [WithDryRun], and is for a Shaper: a [Group] has
@@ -84,8 +85,8 @@ func WithBuckets[K comparable](b Bucket, key func(K) string) GroupOption {
 type Fallback int
 
 const (
-	// FallbackClosed lets no request leave. Those in line wait on, until their patience ends
-	// ([WithPatience]); newcomers are refused with [ErrUnavailable].
+	// FallbackClosed lets no request leave. Requests in line wait on until their patience ends
+	// ([WithPatience]). Newcomers are refused with [ErrUnavailable].
 	FallbackClosed Fallback = 0
 
 	// FallbackOpen lets each process use the whole rate. So n processes that are cut off
@@ -113,9 +114,9 @@ func (o fallbackOption) apply(to *options) { to.shared.fallback = Fallback(o) }
 // be asked; the default is [FallbackClosed]. It never means that there is no limit.
 //
 // The Bucket counts as unavailable after three failures in a row, each of which takes 250 ms
-// at most ([WithBucketTimeout]). Then it is asked again after about 50 ms, and if that fails, each
-// time after about twice the time, up to about 2 s. Each of these times is up to a quarter shorter
-// or longer, at random, so that processes do not ask together. The first answer ends the fallback.
+// at most ([WithBucketTimeout]). It is asked again after about 50 ms, and after each further failure
+// about twice as late, up to 2 s later. Each of these times is changed by up to a quarter, at
+// random, so that processes do not ask together. The first answer ends the fallback.
 // If one key fails three times in a row while others are answered, as with a row that stays locked,
 // the Bucket counts as unavailable for that key alone.
 func WithFallback(f Fallback) Option { return common{fallbackOption(f)} }

@@ -28,8 +28,8 @@ func (o patienceOption) apply(to *options) {
 // [New] and [NewGroup].
 func WithPatience(d time.Duration) Option { return common{patienceOption(d)} }
 
-// patienceEndsLocked returns the instant at which the patience of a request ends which is in the
-// line of a lease; forever if there is no outage, or the request waits through it.
+// patienceEndsLocked returns when the patience of a request in the line ends; forever if there is
+// no outage, or the request waits through it.
 func (ls *lease) patienceEndsLocked(w *waiter) int64 {
 	s := ls.d.shared
 	if !ls.backend.open || s.fallback != FallbackClosed || s.patience == 0 {
@@ -38,9 +38,8 @@ func (ls *lease) patienceEndsLocked(w *waiter) int64 {
 	return exact.Sum(max(w.at, ls.backend.openedAt), int64(s.patience))
 }
 
-// nextPatienceEndsLocked returns the instant at which the patience of the first request in line
-// ends. Those that wait for the first time are in the order in which they came, and so are those
-// that have come again and stand before them.
+// nextPatienceEndsLocked returns when patience in the line ends next. The newcomers are in the
+// order in which they came, and so are the retries, which stand before them.
 func (ls *lease) nextPatienceEndsLocked() int64 {
 	ln := ls.f.line
 	ends := ls.patienceEndsLocked(ln.head)
