@@ -39,7 +39,7 @@ Flags:
 results.bench.txt has each figure of each round as a benchmark line: benchstat
 compares two of them.
 
-Examples:
+Examples, after export GOWORK=$PWD/all.work:
   go run ./bench                            everything
   go run ./bench -quick -out ""             a first look
   go run ./bench -only spacing,busy -rounds 10

@@ -3,7 +3,7 @@
 // rounds within one run, each measurement in a process of its own. -list names its
 // experiments.
 //
-//	go run ./bench -h
+//	GOWORK=$PWD/all.work go run ./bench -h
 package main
 
 import (

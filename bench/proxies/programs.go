@@ -110,8 +110,8 @@ func buildShaperd(ctx context.Context, o run.Options, dir string) (string, error
 		if !filepath.IsAbs(inUse) {
 			return "", fmt.Errorf("%s; go env GOWORK prints %q here", shaperdMissing, inUse)
 		}
-		// The file beside go.work that uses the modules that need Caddy too.
-		workspace := filepath.Join(filepath.Dir(inUse), "caddy.work")
+		// The file beside go.work that uses every module, also Caddy's.
+		workspace := filepath.Join(filepath.Dir(inUse), "all.work")
 		build := exec.CommandContext(ctx, "go", "build", "-o", program, shaperd)
 		build.Env = append(os.Environ(), "GOWORK="+workspace)
 		said, err = build.CombinedOutput()

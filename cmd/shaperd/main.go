@@ -9,7 +9,7 @@
 // Without arguments it shows what it is for: it serves a demonstration on the loopback
 // interface until Ctrl-C, and says where to look.
 //
-//	GOWORK=$PWD/caddy.work go run ./cmd/shaperd
+//	GOWORK=$PWD/all.work go run ./cmd/shaperd
 package main
 
 import (

@@ -33,7 +33,7 @@ var (
 		built = filepath.Join(dir, "shaperd")
 		build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", built, "./cmd/shaperd")
 		build.Dir = root
-		workspace, err := filepath.Abs(filepath.Join(root, "caddy.work"))
+		workspace, err := filepath.Abs(filepath.Join(root, "all.work"))
 		if err != nil {
 			return nil, err
 		}

@@ -232,7 +232,7 @@ func TestNestedLibrariesImportOnlyWhatThePolicyAllows(t *testing.T) {
 			}
 		}
 	}
-	for _, dir := range needCaddy {
+	for _, dir := range onlyInAll {
 		met[filepath.ToSlash(dir)] = true // It may not be in this workspace; that it exists has a test of its own.
 	}
 	for name := range policy {

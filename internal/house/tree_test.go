@@ -46,7 +46,7 @@ func listPackages(t *testing.T, dir string) []goPackage {
 }
 
 // workspacePackages lists the packages of all modules of the workspace at once, as each
-// run of go list takes a moment. That no module is missing in caddy.work has a test of its own.
+// run of go list takes a moment. That no module is missing in all.work has a test of its own.
 var workspacePackages = sync.OnceValues(func() (packages []goPackage, err error) {
 	for _, goos := range []string{"linux", "darwin", "windows"} {
 		cmd := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Module", "work")
@@ -103,8 +103,8 @@ func workspaceDirs(t *testing.T, file string) (dirs []string) {
 }
 
 // usedDirs returns the folders of the modules of the workspace in which the tests run. It is
-// that of caddy.work in .ci/run, and otherwise that of go.work, which leaves out the modules
-// that need Caddy.
+// that of all.work in .ci/run, and otherwise that of go.work, which leaves out the modules
+// that take long to compile.
 func usedDirs(t *testing.T) []string {
 	return workspaceDirs(t, strings.TrimSpace(string(goCommand(t, root, "env", "GOWORK"))))
 }

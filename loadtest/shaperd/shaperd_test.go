@@ -135,7 +135,7 @@ func build(t *testing.T) string {
 	program := filepath.Join(t.TempDir(), "shaperd")
 	cmd := exec.Command("go", "build", "-o", program, ".")
 	cmd.Dir = filepath.Join("..", "..", "cmd", "shaperd")
-	workspace, err := filepath.Abs(filepath.Join("..", "..", "caddy.work"))
+	workspace, err := filepath.Abs(filepath.Join("..", "..", "all.work"))
 	require.NoError(t, err)
 	cmd.Env = append(os.Environ(), "GOWORK="+workspace)
 	text, err := cmd.CombinedOutput()
