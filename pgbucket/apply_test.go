@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A fakeClock is a function of the server's that stands in for clock_timestamp in the
@@ -34,7 +34,7 @@ func (c fakeClock) set(now int64) {
 }
 
 // levelOf returns the state of a key.
-func levelOf(t *testing.T, db pgbucket.DB, table, key string) (l shaper.BucketLevel) {
+func levelOf(t *testing.T, db pgbucket.DB, table, key string) (l shared.BucketLevel) {
 	t.Helper()
 	err := db.QueryRow(t.Context(), "SELECT empty, empty_part, written, version, unit, unit_part, parts, burst FROM "+table+" WHERE key = $1", []byte(key)).
 		Scan(&l.Empty.Micros, &l.Empty.Part, &l.At, &l.Rate.Version, &l.Rate.Micros, &l.Rate.Part, &l.Rate.Parts, &l.Rate.Burst)
@@ -45,7 +45,7 @@ func levelOf(t *testing.T, db pgbucket.DB, table, key string) (l shaper.BucketLe
 }
 
 // setLevel sets the state of a key.
-func setLevel(t *testing.T, db pgbucket.DB, table, key string, l shaper.BucketLevel) {
+func setLevel(t *testing.T, db pgbucket.DB, table, key string, l shared.BucketLevel) {
 	t.Helper()
 	exec(t, db, table, `INSERT INTO TBL (key, empty, empty_part, written, version, unit, unit_part, parts, burst) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 		ON CONFLICT (key) DO UPDATE SET (empty, empty_part, written, version, unit, unit_part, parts, burst) = ($2, $3, $4, $5, $6, $7, $8, $9)`,
@@ -57,10 +57,10 @@ type play struct {
 	*rand.Rand
 	now     int64
 	version int64
-	rates   []shaper.BucketRate
+	rates   []shared.BucketRate
 }
 
-func (p *play) rate() shaper.BucketRate {
+func (p *play) rate() shared.BucketRate {
 	if p.IntN(30) == 0 && len(p.rates) > 0 {
 		r := p.rates[len(p.rates)-1] // of a process that was started later
 		p.version++
@@ -70,7 +70,7 @@ func (p *play) rate() shaper.BucketRate {
 	if p.IntN(30) == 0 || len(p.rates) == 0 {
 		p.version += p.Int64N(3) // 0: other numbers under the same version
 		parts := []int64{1, 3, 7, 1000, 1_000_000_000_000}[p.IntN(5)]
-		p.rates = append(p.rates, shaper.BucketRate{
+		p.rates = append(p.rates, shared.BucketRate{
 			Version: p.version, Micros: 1 + p.Int64N(1<<p.IntN(40)), Part: p.Int64N(parts), Parts: parts, Burst: 1 + p.Int64N(1<<p.IntN(20)),
 		})
 	}
@@ -86,7 +86,7 @@ func (p *play) rate() shaper.BucketRate {
 }
 
 // damaged returns a state with one number out of its range, or at the end of its range.
-func (p *play) damaged(l shaper.BucketLevel) shaper.BucketLevel {
+func (p *play) damaged(l shared.BucketLevel) shared.BucketLevel {
 	number := []*int64{
 		&l.Empty.Micros, &l.Empty.Part, &l.At, &l.Rate.Version, &l.Rate.Micros, &l.Rate.Part, &l.Rate.Parts, &l.Rate.Burst,
 	}[p.IntN(8)]
@@ -96,10 +96,10 @@ func (p *play) damaged(l shaper.BucketLevel) shaper.BucketLevel {
 
 // take returns what to ask at state l, and sets the clock, often so that the request could
 // just leave, or just could not.
-func (p *play) take(l shaper.BucketLevel) shaper.Take {
-	t := shaper.Take{
+func (p *play) take(l shared.BucketLevel) shared.Take {
+	t := shared.Take{
 		Key: "key", Cost: 1 + p.Int64N(1<<p.IntN(16)), First: 1 + p.Int64N(1<<p.IntN(10)), Rate: p.rate(),
-		Ahead: time.Duration(p.Int64N(int64(shaper.MaxAhead/time.Microsecond)+1)) * time.Microsecond,
+		Ahead: time.Duration(p.Int64N(int64(shared.MaxAhead/time.Microsecond)+1)) * time.Microsecond,
 	}
 	if p.IntN(2) == 0 {
 		t.Ahead = 0
@@ -120,7 +120,7 @@ func (p *play) take(l shaper.BucketLevel) shaper.Take {
 	}
 	p.now = min(max(p.now, 1), 1<<52)
 	if p.IntN(3) == 0 {
-		t.High = shaper.Instant{Micros: max(0, l.Empty.Micros-2+p.Int64N(5)), Part: p.Int64N(t.Rate.Parts)}
+		t.High = shared.Instant{Micros: max(0, l.Empty.Micros-2+p.Int64N(5)), Part: p.Int64N(t.Rate.Parts)}
 		t.Seen = p.now - 1 + p.Int64N(3)
 	}
 	return t
@@ -140,7 +140,7 @@ func TestTakeIsApply(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %#x", seed)
 	p := &play{Rand: rand.New(rand.NewPCG(seed, 1)), now: 1_790_000_000_000_000}
-	var level shaper.BucketLevel
+	var level shared.BucketLevel
 	seen := map[string]int{}
 	for i := range steps {
 		switch p.IntN(40) {
@@ -148,7 +148,7 @@ func TestTakeIsApply(t *testing.T) {
 			level = p.damaged(level)
 			setLevel(t, clock.conn, name, "key", level)
 		case 1:
-			level = shaper.BucketLevel{}
+			level = shared.BucketLevel{}
 			exec(t, clock.conn, name, "TRUNCATE TBL")
 		}
 		take := p.take(level)
@@ -195,13 +195,13 @@ func TestTakeIsApply(t *testing.T) {
 	t.Log(seen)
 }
 
-func sameNumbers(a, b shaper.BucketRate) bool {
+func sameNumbers(a, b shared.BucketRate) bool {
 	a.Version = b.Version
 	return a == b
 }
 
 // same reports whether two answers are equal.
-func same(a, b shaper.Taken) bool {
+func same(a, b shared.Taken) bool {
 	if a.Other != nil && b.Other != nil && *a.Other == *b.Other {
 		a.Other, b.Other = nil, nil
 	}

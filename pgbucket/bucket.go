@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A DB runs statements: a [*pgxpool.Pool], a [*pgx.Conn] or a [pgx.Tx]. A [Bucket] uses the
@@ -22,8 +22,8 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// A Bucket is a [shaper.Bucket] in a table of PostgreSQL. New returns one, and [Migrate]
-// makes the table; use the Bucket with [shaper.WithBucket] or [shaper.WithBuckets], and
+// A Bucket is a [shared.Bucket] in a table of PostgreSQL. New returns one, and [Migrate]
+// makes the table; use the Bucket with shaper.WithBucket or shaper.WithBuckets, and
 // call Sweep now and then if it has many keys. Where the server can't be asked, or refuses,
 // each method returns its error; none of them tries again. A Bucket is safe for concurrent
 // use.
@@ -35,7 +35,7 @@ type Bucket struct {
 	err                   error  // what is wrong with the options
 }
 
-var _ shaper.Bucket = (*Bucket)(nil)
+var _ shared.Bucket = (*Bucket)(nil)
 
 var errNoDB = errors.New("pgbucket: the DB is nil")
 
@@ -70,14 +70,14 @@ const takeSQL = `
 SELECT ok, asked, before, before_part, cold, version, unit, unit_part, parts, burst
 FROM leaky_buckets_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
 
-// Take implements [shaper.Bucket].
-func (b *Bucket) Take(ctx context.Context, t shaper.Take) (taken shaper.Taken, err error) {
+// Take implements [shared.Bucket].
+func (b *Bucket) Take(ctx context.Context, t shared.Take) (taken shared.Taken, err error) {
 	if err := b.enterWith(ctx, t); err != nil {
-		return shaper.Taken{}, err
+		return shared.Taken{}, err
 	}
 	defer b.leave()
 	rise, room := t.Rise(), t.Room()
-	var rate shaper.BucketRate
+	var rate shared.BucketRate
 	err = b.db.QueryRow(ctx, b.take, mode, column(t.Key),
 		rise.Micros, rise.Part, room.Micros, room.Part, t.Ahead.Microseconds(),
 		t.Rate.Version, t.Rate.Micros, t.Rate.Part, t.Rate.Parts, t.Rate.Burst,
@@ -87,7 +87,7 @@ func (b *Bucket) Take(ctx context.Context, t shaper.Take) (taken shaper.Taken, e
 		&rate.Version, &rate.Micros, &rate.Part, &rate.Parts, &rate.Burst,
 	)
 	if err != nil {
-		return shaper.Taken{}, failed(ctx, err)
+		return shared.Taken{}, failed(ctx, err)
 	}
 	own := t.Rate
 	if own.Version = rate.Version; rate != own {
@@ -105,8 +105,8 @@ WHERE key = $1 AND (empty, empty_part) = ($4, $5)
 	AND (unit, unit_part, parts, burst) = ($6, $7, $8, $9)
 RETURNING CASE WHEN $10 THEN set_config('synchronous_commit', 'off', true) END`
 
-// GiveBack implements [shaper.Bucket].
-func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+// GiveBack implements [shared.Bucket].
+func (b *Bucket) GiveBack(ctx context.Context, t shared.Take, end shared.Instant) error {
 	if err := b.enterWith(ctx, t); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 
 // enterWith is enter for a Take, which must be one that can be asked for. Those of package
 // shaper can.
-func (b *Bucket) enterWith(ctx context.Context, t shaper.Take) error {
+func (b *Bucket) enterWith(ctx context.Context, t shared.Take) error {
 	r := t.Rate
 	switch {
 	case t.Key == "":

@@ -12,27 +12,27 @@ import (
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestALevelIsSharedByAllThatHaveItsTable(t *testing.T) {
 	pool := newPool(t, startServer(t).URL)
 	table, _ := newTable(t, pool)
 	a, b := pgbucket.New(pool, table), pgbucket.New(newConn(t, server.URL), table)
-	take := shaper.Take{Key: "key", Cost: 3, First: 1, Rate: every(10_000_000)}
+	take := shared.Take{Key: "key", Cost: 3, First: 1, Rate: every(10_000_000)}
 
 	first, err := a.Take(t.Context(), take)
 	require.NoError(t, err)
 	require.True(t, first.OK)
 	require.True(t, first.Cold)
-	require.Equal(t, shaper.Instant{Micros: first.Now}, first.Empty)
+	require.Equal(t, shared.Instant{Micros: first.Now}, first.Empty)
 	require.WithinDuration(t, time.Now(), time.UnixMicro(first.Now), 30*time.Second)
 
 	second, err := b.Take(t.Context(), take)
 	require.NoError(t, err)
 	require.False(t, second.OK, "the level is at 3")
 	require.False(t, second.Cold)
-	require.Equal(t, shaper.Instant{Micros: first.Now + 30_000_000}, second.Empty)
+	require.Equal(t, shared.Instant{Micros: first.Now + 30_000_000}, second.Empty)
 	require.Greater(t, second.Now, first.Now)
 
 	other := take
@@ -46,7 +46,7 @@ func TestALevelIsSharedByAllThatHaveItsTable(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, third.OK, "all was given back")
 
-	require.NoError(t, a.GiveBack(t.Context(), shaper.Take{Key: "never used", Cost: 1, Rate: take.Rate}, second.Empty), "nothing to do")
+	require.NoError(t, a.GiveBack(t.Context(), shared.Take{Key: "never used", Cost: 1, Rate: take.Rate}, second.Empty), "nothing to do")
 }
 
 // Where keys are what clients send, an error would be theirs to cause, and three in a row
@@ -73,7 +73,7 @@ func TestNoKeyIsAnError(t *testing.T) {
 		taken, err := bucket.Take(t.Context(), one(key, hour))
 		require.NoErrorf(t, err, "%.20q", key)
 		require.Falsef(t, taken.Cold, "%.20q is found again", key)
-		require.NoError(t, bucket.GiveBack(t.Context(), one(key, hour), shaper.Instant{Micros: taken.Empty.Micros + hour.Micros}))
+		require.NoError(t, bucket.GiveBack(t.Context(), one(key, hour), shared.Instant{Micros: taken.Empty.Micros + hour.Micros}))
 		again, err := bucket.Take(t.Context(), one(key, hour))
 		require.NoErrorf(t, err, "%.20q", key)
 		require.Equalf(t, taken.Empty, again.Empty, "%.20q was given back", key)
@@ -138,7 +138,7 @@ func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
 	cancel()
 	_, err = bucket.Take(ctx, one("key", every(1)))
 	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorIs(t, bucket.GiveBack(ctx, one("key", every(1)), shaper.Instant{}), context.Canceled)
+	require.ErrorIs(t, bucket.GiveBack(ctx, one("key", every(1)), shared.Instant{}), context.Canceled)
 	_, err = bucket.Sweep(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, tx.Rollback(t.Context()))
@@ -150,8 +150,8 @@ func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
 func TestATransactionTakesWhenItCommits(t *testing.T) {
 	pool := newPool(t, startServer(t).URL)
 	table, name := newTable(t, pool)
-	take := shaper.Take{Key: "key", Cost: 1, First: 1, Rate: every(1_000_000)}
-	_, err := pgbucket.New(pool, table).Take(t.Context(), shaper.Take{Key: "key", Cost: 1, First: 1, Rate: every(1)})
+	take := shared.Take{Key: "key", Cost: 1, First: 1, Rate: every(1_000_000)}
+	_, err := pgbucket.New(pool, table).Take(t.Context(), shared.Take{Key: "key", Cost: 1, First: 1, Rate: every(1)})
 	require.NoError(t, err)
 	take.Rate.Version++
 	for _, commit := range []bool{false, true} {
@@ -187,7 +187,7 @@ func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
 		bucket := pgbucket.New(db, table)
 		taken, err := bucket.Take(t.Context(), one("key", rate))
 		require.NoError(t, err)
-		require.NoError(t, bucket.GiveBack(t.Context(), one("key", rate), shaper.Instant{Micros: taken.Empty.Micros + 1}))
+		require.NoError(t, bucket.GiveBack(t.Context(), one("key", rate), shared.Instant{Micros: taken.Empty.Micros + 1}))
 		exec(t, db, name, "UPDATE TBL SET empty = 1")
 		_, err = bucket.Sweep(t.Context())
 		require.NoError(t, err)

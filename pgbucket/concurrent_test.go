@@ -14,6 +14,7 @@ import (
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // takeTogether lets many sessions take from one row at once, and checks that each has begun
@@ -22,9 +23,9 @@ import (
 func takeTogether(t *testing.T, buckets []*pgbucket.Bucket) {
 	t.Helper()
 	const each = 100
-	rate := shaper.BucketRate{Version: 1, Micros: 700, Part: 1, Parts: 3, Burst: 1}
+	rate := shared.BucketRate{Version: 1, Micros: 700, Part: 1, Parts: 3, Burst: 1}
 	var mu sync.Mutex
-	var all []shaper.Taken
+	var all []shared.Taken
 	var sessions sync.WaitGroup
 	for _, bucket := range buckets {
 		sessions.Go(func() {
@@ -44,7 +45,7 @@ func takeTogether(t *testing.T, buckets []*pgbucket.Bucket) {
 	}
 	sessions.Wait()
 	require.Len(t, all, each*len(buckets))
-	slices.SortFunc(all, func(a, b shaper.Taken) int {
+	slices.SortFunc(all, func(a, b shared.Taken) int {
 		return cmp.Or(cmp.Compare(a.Empty.Micros, b.Empty.Micros), cmp.Compare(a.Empty.Part, b.Empty.Part))
 	})
 	for i, taken := range all {
@@ -54,12 +55,12 @@ func takeTogether(t *testing.T, buckets []*pgbucket.Bucket) {
 		}
 		before := all[i-1]
 		require.GreaterOrEqual(t, taken.Now, before.Now, "Take %d: the clock was read before the row was locked", i)
-		want := shaper.Instant{Micros: before.Empty.Micros + 700, Part: before.Empty.Part + 1}
+		want := shared.Instant{Micros: before.Empty.Micros + 700, Part: before.Empty.Part + 1}
 		if want.Part == 3 {
-			want = shaper.Instant{Micros: want.Micros + 1}
+			want = shared.Instant{Micros: want.Micros + 1}
 		}
 		if want.Micros < taken.Now { // Nobody took for a while.
-			want = shaper.Instant{Micros: taken.Now}
+			want = shared.Instant{Micros: taken.Now}
 		}
 		require.Equal(t, want, taken.Empty, "Take %d: what another session took is lost", i)
 	}
@@ -88,7 +89,7 @@ func TestPgBouncerInTransactionModeWillDo(t *testing.T) {
 	bucket := buckets[0]
 	taken, err := bucket.Take(t.Context(), one("another", every(1)))
 	require.NoError(t, err)
-	require.NoError(t, bucket.GiveBack(t.Context(), one("another", every(1)), shaper.Instant{Micros: taken.Empty.Micros + 1}))
+	require.NoError(t, bucket.GiveBack(t.Context(), one("another", every(1)), shared.Instant{Micros: taken.Empty.Micros + 1}))
 	pool := newPool(t, url)
 	require.Equal(t, taken.Empty, levelOf(t, newConn(t, server.URL), name, "another").Empty)
 	n, err := pgbucket.New(pool, table).Sweep(t.Context())
@@ -117,7 +118,7 @@ func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
 	for range sessions {
 		bucket := pgbucket.New(pool, table)
 		running.Go(func() {
-			var high shaper.Instant
+			var high shared.Instant
 			var seen int64
 			for range each {
 				take := one("key", rate)
@@ -131,7 +132,7 @@ func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
 				if taken.Empty.Micros < high.Micros {
 					t.Errorf("a session was given a slot at %d again, of which it had some up to %d", taken.Empty.Micros, high.Micros)
 				}
-				high, seen = shaper.Instant{Micros: taken.Empty.Micros + 1000}, taken.Now
+				high, seen = shared.Instant{Micros: taken.Empty.Micros + 1000}, taken.Now
 				mu.Lock()
 				asked++
 				if taken.Cold {
@@ -152,17 +153,17 @@ func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
 	require.Equal(t, 1+truncations, colds, "no Take was lost by a truncation, and none has made it twice")
 
 	// Exactly: A and B take by turns, and B last.
-	take := func(high shaper.Instant, seen int64) (shaper.Taken, shaper.Instant) {
-		taken, err := pgbucket.New(pool, table).Take(t.Context(), shaper.Take{
-			Key: "exactly", Cost: 100, First: 1, Ahead: shaper.MaxAhead, High: high, Seen: seen,
-			Rate: shaper.BucketRate{Version: 1, Micros: 1_000_000, Parts: 1, Burst: 1000},
+	take := func(high shared.Instant, seen int64) (shared.Taken, shared.Instant) {
+		taken, err := pgbucket.New(pool, table).Take(t.Context(), shared.Take{
+			Key: "exactly", Cost: 100, First: 1, Ahead: shared.MaxAhead, High: high, Seen: seen,
+			Rate: shared.BucketRate{Version: 1, Micros: 1_000_000, Parts: 1, Burst: 1000},
 		})
 		require.NoError(t, err)
 		require.True(t, taken.OK)
-		return taken, shaper.Instant{Micros: taken.Empty.Micros + 100_000_000}
+		return taken, shared.Instant{Micros: taken.Empty.Micros + 100_000_000}
 	}
-	a, highA := take(shaper.Instant{}, 0)
-	b, highB := take(shaper.Instant{}, 0)
+	a, highA := take(shared.Instant{}, 0)
+	b, highB := take(shared.Instant{}, 0)
 	require.Equal(t, highA, b.Empty)
 	exec(t, pool, name, "TRUNCATE TBL")
 	a, _ = take(highA, a.Now)

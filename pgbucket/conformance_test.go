@@ -8,8 +8,8 @@ import (
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestConformance(t *testing.T) {
@@ -18,12 +18,12 @@ func TestConformance(t *testing.T) {
 	t.Run("pool", func(t *testing.T) {
 		t.Parallel()
 		bucket := newStepped(t)
-		buckettest.Run(t, func(t *testing.T) shaper.Bucket { bucket.t = t; return bucket })
+		buckettest.Run(t, func(t *testing.T) shared.Bucket { bucket.t = t; return bucket })
 	})
 	t.Run("PgBouncer", func(t *testing.T) {
 		t.Parallel()
 		bucket := newTampered(t, newPool(t, servers.StartPgBouncer(t, server)))
-		buckettest.Run(t, func(t *testing.T) shaper.Bucket { bucket.t = t; return bucket })
+		buckettest.Run(t, func(t *testing.T) shared.Bucket { bucket.t = t; return bucket })
 	})
 }
 
@@ -45,7 +45,7 @@ func (b tampered) Forget(key string) error {
 	return err
 }
 
-func (b tampered) Set(key string, l shaper.BucketLevel) { setLevel(b.t, b.db, b.table, key, l) }
+func (b tampered) Set(key string, l shared.BucketLevel) { setLevel(b.t, b.db, b.table, key, l) }
 
 // A stepped Bucket is on a server whose clock can be moved: its sessions find another
 // clock_timestamp before the real one.

@@ -9,7 +9,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // An update that touches an index leaves an old entry behind in it, and the table and the
@@ -65,7 +65,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-func mustTake(b *testing.B, bucket *pgbucket.Bucket, take shaper.Take) {
+func mustTake(b *testing.B, bucket *pgbucket.Bucket, take shared.Take) {
 	if _, err := bucket.Take(b.Context(), take); err != nil {
 		b.Fatal(err)
 	}

@@ -8,7 +8,7 @@
 //
 // Each step is one statement and one round trip. It is carried out wholly or not at all,
 // on the server's clock; the clocks of the processes do not count. Numbers are exact: the
-// statement answers what [shaper.Take.Apply] would, to the last part of a microsecond.
+// statement answers what [shared.Take.Apply] would, to the last part of a microsecond.
 //
 // # What is stored
 //
@@ -41,7 +41,7 @@
 //     to off for its role or connections.
 //   - The table may be made UNLOGGED (ALTER TABLE leaky_buckets SET UNLOGGED). Then Takes
 //     write no log, but a crash, and a fail-over to a standby, empties it. Processes that
-//     still run put right what they know of (High of [shaper.Take]). A level lasts
+//     still run put right what they know of (High of [shared.Take]). A level lasts
 //     Burst/Rate: with a burst above 1, if that is longer than a restart takes, as for
 //     logins, the table must not be UNLOGGED.
 //   - default_transaction_isolation must be read committed, as it is by default. Otherwise

@@ -17,6 +17,7 @@ import (
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A lockedRow is a row that somebody has locked, of the key "key" in a table of its own.
@@ -24,7 +25,7 @@ type lockedRow struct {
 	pool  *pgxpool.Pool
 	table pgbucket.Option
 	name  string // of the table
-	level shaper.BucketLevel
+	level shared.BucketLevel
 	lock  pgx.Tx
 }
 
@@ -75,7 +76,7 @@ func TestAServerThatOnlyReadsIsAnError(t *testing.T) {
 	bucket := pgbucket.New(standby, table)
 	_, err = bucket.Take(t.Context(), one("key", every(1)))
 	require.Equal(t, "25006", code(err), "%v", err)
-	require.Equal(t, "25006", code(bucket.GiveBack(t.Context(), one("key", every(1)), shaper.Instant{})))
+	require.Equal(t, "25006", code(bucket.GiveBack(t.Context(), one("key", every(1)), shared.Instant{})))
 	_, err = bucket.Sweep(t.Context())
 	require.Equal(t, "25006", code(err), "%v", err)
 }
@@ -197,12 +198,12 @@ func TestACrashOfTheServerIsHealed(t *testing.T) {
 	bucket := pgbucket.New(pool, table)
 	rate := every(1_000_000)
 	rate.Burst = 1 << 20
-	var high shaper.Instant
+	var high shared.Instant
 	var seen int64
 	for range 50 {
 		taken, err := bucket.Take(t.Context(), one("key", rate))
 		require.NoError(t, err)
-		high, seen = shaper.Instant{Micros: taken.Empty.Micros + 1_000_000}, taken.Now
+		high, seen = shared.Instant{Micros: taken.Empty.Micros + 1_000_000}, taken.Now
 	}
 	own.Stop(servers.PostgresImmediate)
 	_, err := bucket.Take(t.Context(), one("key", rate))

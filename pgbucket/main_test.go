@@ -17,7 +17,7 @@ import (
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // All tests use one server, which is started by the first that needs it. Each has tables of
@@ -110,11 +110,11 @@ func value[T any](t testing.TB, db pgbucket.DB, table, sql string, args ...any) 
 }
 
 // every is the rate of one cost unit in so many microseconds, with a burst of 1.
-func every(micros int64) shaper.BucketRate {
-	return shaper.BucketRate{Version: 1, Micros: micros, Parts: 1, Burst: 1}
+func every(micros int64) shared.BucketRate {
+	return shared.BucketRate{Version: 1, Micros: micros, Parts: 1, Burst: 1}
 }
 
 // one is a Take of cost 1, which may leave at any time within MaxAhead.
-func one(key string, rate shaper.BucketRate) shaper.Take {
-	return shaper.Take{Key: key, Cost: 1, First: 1, Ahead: shaper.MaxAhead, Rate: rate}
+func one(key string, rate shared.BucketRate) shared.Take {
+	return shared.Take{Key: key, Cost: 1, First: 1, Ahead: shared.MaxAhead, Rate: rate}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestATableMayHaveAnyNameThatNeedsNoQuotesWithinQuotes(t *testing.T) {
@@ -39,7 +39,7 @@ func TestAWrongOptionIsTheErrorOfEveryMethod(t *testing.T) {
 	} {
 		_, err := bucket.Take(t.Context(), one("key", every(1)))
 		require.ErrorContains(t, err, name)
-		require.ErrorContains(t, bucket.GiveBack(t.Context(), one("key", every(1)), shaper.Instant{}), name)
+		require.ErrorContains(t, bucket.GiveBack(t.Context(), one("key", every(1)), shared.Instant{}), name)
 		_, err = bucket.Sweep(t.Context())
 		require.ErrorContains(t, err, name)
 	}
@@ -57,28 +57,28 @@ func TestATakeThatCanNotBeAskedForIsAnError(t *testing.T) {
 	pool := newPool(t, startServer(t).URL)
 	table, name := newTable(t, pool)
 	bucket := pgbucket.New(pool, table)
-	for want, change := range map[string]func(*shaper.Take){
-		"the key is empty":                  func(t *shaper.Take) { t.Key = "" },
-		"the cost is 0, must be at least 1": func(t *shaper.Take) { t.Cost = 0 },
-		"Version:-1":                        func(t *shaper.Take) { t.Rate.Version = -1 },
-		"Version:9007199254740993":          func(t *shaper.Take) { t.Rate.Version = 1<<53 + 1 },
-		"Micros:-1":                         func(t *shaper.Take) { t.Rate.Micros = -1 },
-		"Micros:2251799813685249":           func(t *shaper.Take) { t.Rate.Micros = 1<<51 + 1 },
-		"Micros:0 Part:0":                   func(t *shaper.Take) { t.Rate.Micros = 0 },
-		"Part:-1":                           func(t *shaper.Take) { t.Rate.Part = -1 },
-		"Part:1 Parts:1 ":                   func(t *shaper.Take) { t.Rate.Part = 1 },
-		"Parts:0":                           func(t *shaper.Take) { t.Rate.Parts = 0 },
-		"Parts:1000000000001":               func(t *shaper.Take) { t.Rate.Parts = 1e12 + 1 },
-		"Burst:0":                           func(t *shaper.Take) { t.Rate.Burst = 0 },
+	for want, change := range map[string]func(*shared.Take){
+		"the key is empty":                  func(t *shared.Take) { t.Key = "" },
+		"the cost is 0, must be at least 1": func(t *shared.Take) { t.Cost = 0 },
+		"Version:-1":                        func(t *shared.Take) { t.Rate.Version = -1 },
+		"Version:9007199254740993":          func(t *shared.Take) { t.Rate.Version = 1<<53 + 1 },
+		"Micros:-1":                         func(t *shared.Take) { t.Rate.Micros = -1 },
+		"Micros:2251799813685249":           func(t *shared.Take) { t.Rate.Micros = 1<<51 + 1 },
+		"Micros:0 Part:0":                   func(t *shared.Take) { t.Rate.Micros = 0 },
+		"Part:-1":                           func(t *shared.Take) { t.Rate.Part = -1 },
+		"Part:1 Parts:1 ":                   func(t *shared.Take) { t.Rate.Part = 1 },
+		"Parts:0":                           func(t *shared.Take) { t.Rate.Parts = 0 },
+		"Parts:1000000000001":               func(t *shared.Take) { t.Rate.Parts = 1e12 + 1 },
+		"Burst:0":                           func(t *shared.Take) { t.Rate.Burst = 0 },
 	} {
 		take := one("key", every(1))
 		change(&take)
 		_, err := bucket.Take(t.Context(), take)
 		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, bucket.GiveBack(t.Context(), take, shaper.Instant{}), want)
+		require.ErrorContains(t, bucket.GiveBack(t.Context(), take, shared.Instant{}), want)
 	}
 	require.Zero(t, value[int](t, pool, name, "SELECT count(*) FROM TBL"))
-	most := one("key", shaper.BucketRate{Version: 1 << 53, Micros: 1 << 51, Part: 1e12 - 1, Parts: 1e12, Burst: 1<<63 - 1})
+	most := one("key", shared.BucketRate{Version: 1 << 53, Micros: 1 << 51, Part: 1e12 - 1, Parts: 1e12, Burst: 1<<63 - 1})
 	for cold := range 2 {
 		taken, err := bucket.Take(t.Context(), most)
 		require.NoError(t, err)

@@ -8,7 +8,7 @@ import (
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // What the documentation says a user needs must suffice, also for what few calls need.
@@ -34,7 +34,7 @@ func aUserWithTheDocumentedRightsCanUseABucket(t *testing.T, server *servers.Red
 	guarded.Guard = 1e9
 	answer, err = bucket.Take(ctx, guarded)
 	require.NoError(t, err)
-	require.Equal(t, shaper.Instant{Micros: answer.Now + 1e6}, answer.Empty)
+	require.Equal(t, shared.Instant{Micros: answer.Now + 1e6}, answer.Empty)
 	require.Empty(t, server.MustDo("ACL", "LOG"), "nothing was denied")
 
 	_, err = redisbucket.New(client, redisbucket.WithPrefix("other:")).Take(ctx, one("key"))

@@ -14,7 +14,7 @@ import (
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestTheScriptsDoWhatApplyDoes(t *testing.T) {
@@ -41,9 +41,9 @@ func compare(t *testing.T, client *redis.Client, setTime func(time.Time)) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	ctx := context.Background()
 	bucket := redisbucket.New(client)
-	levels := map[string]shaper.BucketLevel{}
+	levels := map[string]shared.BucketLevel{}
 	rates := someRates()
-	answers, kinds := map[string]shaper.Taken{}, map[string]int{}
+	answers, kinds := map[string]shared.Taken{}, map[string]int{}
 	now := time.Now().UnixMicro()
 	for step := range steps {
 		if setTime != nil {
@@ -54,7 +54,7 @@ func compare(t *testing.T, client *redis.Client, setTime func(time.Time)) {
 		if random.IntN(8) == 0 {
 			level := randomLevel(random, rates, now)
 			if random.IntN(4) == 0 {
-				level = shaper.BucketLevel{}
+				level = shared.BucketLevel{}
 			}
 			levels[key] = level
 			require.NoError(t, set(ctx, client, key, level))
@@ -94,8 +94,8 @@ func compare(t *testing.T, client *redis.Client, setTime func(time.Time)) {
 
 // someRates returns rates whose numbers are small, great and odd, with few versions, so
 // that they are often the same.
-func someRates() (rates []shaper.BucketRate) {
-	for _, r := range []shaper.BucketRate{
+func someRates() (rates []shared.BucketRate) {
+	for _, r := range []shared.BucketRate{
 		{Micros: 10_000, Parts: 1, Burst: 1},
 		{Micros: 333_333, Part: 1, Parts: 3, Burst: 5},
 		{Micros: 33, Part: 1, Parts: 3, Burst: 1000},
@@ -109,24 +109,24 @@ func someRates() (rates []shaper.BucketRate) {
 			rates = append(rates, r)
 		}
 	}
-	return append(rates, shaper.BucketRate{Version: 1 << 53, Micros: 7, Part: 3, Parts: 7, Burst: 1 << 31})
+	return append(rates, shared.BucketRate{Version: 1 << 53, Micros: 7, Part: 3, Parts: 7, Burst: 1 << 31})
 }
 
 // randomLevel returns a state that was written about now, also a bit later, at which the
 // bucket is about full.
-func randomLevel(random *rand.Rand, rates []shaper.BucketRate, now int64) shaper.BucketLevel {
+func randomLevel(random *rand.Rand, rates []shared.BucketRate, now int64) shared.BucketLevel {
 	r := rates[random.IntN(len(rates))]
-	room := shaper.Take{First: 1, Rate: r}.Room()
-	l := shaper.BucketLevel{Rate: r, At: now + random.Int64N(3_000_000) - 2_000_000}
-	l.Empty = shaper.Instant{Micros: now + random.Int64N(2_000_000) - 500_000, Part: random.Int64N(r.Parts)}
+	room := shared.Take{First: 1, Rate: r}.Room()
+	l := shared.BucketLevel{Rate: r, At: now + random.Int64N(3_000_000) - 2_000_000}
+	l.Empty = shared.Instant{Micros: now + random.Int64N(2_000_000) - 500_000, Part: random.Int64N(r.Parts)}
 	if random.IntN(2) == 0 && room.Micros < 1<<50 {
 		l.Empty.Micros += room.Micros
 	}
 	return l
 }
 
-func randomTake(random *rand.Rand, key string, rates []shaper.BucketRate, l shaper.BucketLevel, last shaper.Taken) shaper.Take {
-	take := shaper.Take{Key: key, Cost: 1 + random.Int64N(9), First: 1 + random.Int64N(3), Rate: rates[random.IntN(len(rates))]}
+func randomTake(random *rand.Rand, key string, rates []shared.BucketRate, l shared.BucketLevel, last shared.Taken) shared.Take {
+	take := shared.Take{Key: key, Cost: 1 + random.Int64N(9), First: 1 + random.Int64N(3), Rate: rates[random.IntN(len(rates))]}
 	if random.IntN(4) > 0 && l.Rate.Parts > 0 {
 		take.Rate = l.Rate
 		if random.IntN(4) == 0 {
@@ -140,7 +140,7 @@ func randomTake(random *rand.Rand, key string, rates []shaper.BucketRate, l shap
 		take.Guard = time.Duration(random.Int64N(3_000_000)) * time.Microsecond
 	}
 	if random.IntN(3) == 0 && last.Now > 0 {
-		take.High = shaper.Instant{Micros: last.Now + random.Int64N(1_000_000), Part: random.Int64N(take.Rate.Parts)}
+		take.High = shared.Instant{Micros: last.Now + random.Int64N(1_000_000), Part: random.Int64N(take.Rate.Parts)}
 		take.Seen = last.Now
 	}
 	return take
@@ -148,19 +148,19 @@ func randomTake(random *rand.Rand, key string, rates []shaper.BucketRate, l shap
 
 // wanted returns the state after a Take that was answered so, and whether the definition
 // allows the answer. A change of the rate may make Empty up to 2 µs later.
-func wanted(take shaper.Take, l shaper.BucketLevel, got shaper.Taken) (shaper.BucketLevel, bool) {
-	if l == (shaper.BucketLevel{}) || !rescales(take, l) {
+func wanted(take shared.Take, l shared.BucketLevel, got shared.Taken) (shared.BucketLevel, bool) {
+	if l == (shared.BucketLevel{}) || !rescales(take, l) {
 		next, want := take.Apply(l, got.Now)
 		return next, equal(want, got)
 	}
 	empty := l.Empty
 	empty.Micros -= max(0, l.At-got.Now)
 	for late := range int64(3) {
-		rescaled := shaper.BucketLevel{Empty: take.Rate.Rescale(l.Rate, empty, got.Now), Rate: take.Rate, At: got.Now}
+		rescaled := shared.BucketLevel{Empty: take.Rate.Rescale(l.Rate, empty, got.Now), Rate: take.Rate, At: got.Now}
 		rescaled.Empty.Micros += late
 		next, want := take.Apply(rescaled, got.Now)
 		if !want.OK { // It is written all the same, as the rate has changed.
-			next = shaper.BucketLevel{Empty: want.Empty, Rate: take.Rate, At: got.Now}
+			next = shared.BucketLevel{Empty: want.Empty, Rate: take.Rate, At: got.Now}
 		}
 		if equal(want, got) {
 			return next, true
@@ -170,29 +170,29 @@ func wanted(take shaper.Take, l shaper.BucketLevel, got shaper.Taken) (shaper.Bu
 }
 
 // rescales reports whether a Take changes the rate of a level, and not only its version.
-func rescales(take shaper.Take, l shaper.BucketLevel) bool {
+func rescales(take shared.Take, l shared.BucketLevel) bool {
 	return l.Rate.Version < take.Rate.Version && !sameNumbers(take.Rate, l.Rate)
 }
 
-func sameNumbers(a, b shaper.BucketRate) bool {
+func sameNumbers(a, b shared.BucketRate) bool {
 	a.Version = b.Version
 	return a == b
 }
 
-func equal(a, b shaper.Taken) bool {
+func equal(a, b shared.Taken) bool {
 	if a.Other != nil && b.Other != nil && *a.Other == *b.Other {
 		a.Other = b.Other
 	}
 	return a == b
 }
 
-func count(kinds map[string]int, take shaper.Take, l shaper.BucketLevel, got shaper.Taken) {
+func count(kinds map[string]int, take shared.Take, l shared.BucketLevel, got shared.Taken) {
 	for kind, is := range map[string]bool{
 		"taken": got.OK, "refused": !got.OK && got.Other == nil, "cold": got.Cold, "another rate": got.Other != nil,
 		"rescaled":      !got.Cold && rescales(take, l) && got.Empty.Micros > got.Now,
 		"newer version": !got.Cold && sameNumbers(take.Rate, l.Rate) && l.Rate.Version < take.Rate.Version,
 		"older version": got.OK && !got.Cold && sameNumbers(take.Rate, l.Rate) && l.Rate.Version > take.Rate.Version,
-		"clock back":    l.At > got.Now, "healed": take.High != shaper.Instant{} && got.Empty == take.High,
+		"clock back":    l.At > got.Now, "healed": take.High != shared.Instant{} && got.Empty == take.High,
 	} {
 		if is {
 			kinds[kind]++
@@ -201,8 +201,8 @@ func count(kinds map[string]int, take shaper.Take, l shaper.BucketLevel, got sha
 }
 
 // set writes a state as a server has it.
-func set(ctx context.Context, client *redis.Client, key string, l shaper.BucketLevel) error {
-	if l == (shaper.BucketLevel{}) {
+func set(ctx context.Context, client *redis.Client, key string, l shared.BucketLevel) error {
+	if l == (shared.BucketLevel{}) {
 		return client.Del(ctx, "shaper:"+key).Err()
 	}
 	return client.Set(ctx, "shaper:"+key, redisbucket.Encode(l), time.Hour).Err()
@@ -217,14 +217,14 @@ func noDigitIsLostOnARealServer(t *testing.T, server *servers.Redis) {
 	require.NoError(t, err)
 	require.Equal(t, "1.795220905e+15", lost, "which this test is about")
 
-	rate := shaper.BucketRate{Version: 1<<53 - 1, Micros: 1, Part: 999_999_999_999, Parts: 1_000_000_000_000, Burst: 1 << 31}
+	rate := shared.BucketRate{Version: 1<<53 - 1, Micros: 1, Part: 999_999_999_999, Parts: 1_000_000_000_000, Burst: 1 << 31}
 	bucket := redisbucket.New(client)
 	// So far ahead that the server's clock does not matter, and nearer than the burst reaches.
-	level := shaper.BucketLevel{
-		Empty: shaper.Instant{Micros: time.Now().Add(time.Minute).UnixMicro() | 1, Part: 1}, Rate: rate, At: 1_234_567_890_123_457,
+	level := shared.BucketLevel{
+		Empty: shared.Instant{Micros: time.Now().Add(time.Minute).UnixMicro() | 1, Part: 1}, Rate: rate, At: 1_234_567_890_123_457,
 	}
 	require.NoError(t, set(ctx, client, "key", level))
-	take := shaper.Take{Key: "key", Cost: 1_000_007, First: 1, Rate: rate}
+	take := shared.Take{Key: "key", Cost: 1_000_007, First: 1, Rate: rate}
 	for range 500 {
 		got, err := bucket.Take(ctx, take)
 		require.NoError(t, err)

@@ -9,7 +9,7 @@ import (
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // BenchmarkTake is one call over the loopback: of a Take that takes, of one that is
@@ -18,7 +18,7 @@ import (
 func BenchmarkTake(b *testing.B) {
 	server := servers.StartRedis(b)
 	ctx := context.Background()
-	fast := shaper.Take{Key: "fast", Cost: 8, First: 1, Rate: shaper.BucketRate{Version: 1, Part: 1, Parts: 1000, Burst: 1}}
+	fast := shared.Take{Key: "fast", Cost: 8, First: 1, Rate: shared.BucketRate{Version: 1, Part: 1, Parts: 1000, Burst: 1}}
 	for name, enabled := range map[string]bool{"contexts": true, "default": false} {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: enabled})
 		bucket := redisbucket.New(client)

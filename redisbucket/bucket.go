@@ -10,10 +10,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// A Bucket is a [shaper.Bucket] on a server of Redis or Valkey, on one that sentinels
+// A Bucket is a [shared.Bucket] on a server of Redis or Valkey, on one that sentinels
 // watch, or on a cluster. [New] makes one; [NewRing] spreads keys over several servers that
 // do not know of each other. A Bucket is safe for concurrent use.
 //
@@ -28,7 +28,7 @@ type Bucket struct {
 	invalid error // why no call can succeed
 }
 
-var _ shaper.Bucket = (*Bucket)(nil)
+var _ shared.Bucket = (*Bucket)(nil)
 
 // New returns a [Bucket] on the servers of a client: a [redis.Client], one that
 // [redis.NewFailoverClient] has made for servers with sentinels, or a
@@ -62,10 +62,10 @@ func New(client redis.UniversalClient, opts ...Option) *Bucket {
 	return b
 }
 
-// Take implements [shaper.Bucket].
-func (b *Bucket) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+// Take implements [shared.Bucket].
+func (b *Bucket) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	if err := b.check(t); err != nil {
-		return shaper.Taken{}, err
+		return shared.Taken{}, err
 	}
 	rise, room := t.Rise(), t.Room()
 	answer, err := b.run(ctx, takeScript, t.Key, []any{
@@ -73,18 +73,18 @@ func (b *Bucket) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) 
 		t.Ahead.Microseconds(), t.Guard.Microseconds(), t.High.Micros, t.High.Part, t.Seen,
 	})
 	if err := b.failed(ctx, t.Key, err); err != nil {
-		return shaper.Taken{}, err
+		return shared.Taken{}, err
 	}
 	text, _ := answer.(string)
 	taken, ok := parseTaken(text)
 	if !ok {
-		return shaper.Taken{}, fmt.Errorf("redisbucket: the answer of the script is %v", answer)
+		return shared.Taken{}, fmt.Errorf("redisbucket: the answer of the script is %v", answer)
 	}
 	return taken, nil
 }
 
-// GiveBack implements [shaper.Bucket].
-func (b *Bucket) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+// GiveBack implements [shared.Bucket].
+func (b *Bucket) GiveBack(ctx context.Context, t shared.Take, end shared.Instant) error {
 	if err := b.check(t); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (b *Bucket) failed(ctx context.Context, key string, err error) error {
 }
 
 // check returns why a Take can't be asked for. Those of package shaper all can.
-func (b *Bucket) check(t shaper.Take) error {
+func (b *Bucket) check(t shared.Take) error {
 	r := t.Rate
 	switch {
 	case b.invalid != nil:
@@ -137,8 +137,8 @@ func (b *Bucket) check(t shaper.Take) error {
 
 // numbersText returns a rate without its version, as it is stored. What a request of cost 1
 // finds as room is part of it, because a script could not multiply so exactly.
-func numbersText(r shaper.BucketRate) string {
-	room := shaper.Take{First: 1, Rate: r}.Room()
+func numbersText(r shared.BucketRate) string {
+	room := shared.Take{First: 1, Rate: r}.Room()
 	text := make([]byte, 0, 64)
 	for _, n := range [...]int64{r.Micros, r.Part, r.Parts, r.Burst, room.Micros, room.Part} {
 		text = append(strconv.AppendInt(text, n, 10), ' ')
@@ -148,24 +148,24 @@ func numbersText(r shaper.BucketRate) string {
 
 // parseTaken returns what the text of a script's answer means: "ok cold now micros part",
 // followed by the rate in force if it is another.
-func parseTaken(text string) (shaper.Taken, bool) {
+func parseTaken(text string) (shared.Taken, bool) {
 	var numbers [12]int64
 	count := 0
 	for word := range strings.SplitSeq(text, " ") {
 		n, err := strconv.ParseInt(word, 10, 64)
 		if err != nil || count == len(numbers) {
-			return shaper.Taken{}, false
+			return shared.Taken{}, false
 		}
 		numbers[count] = n
 		count++
 	}
-	t := shaper.Taken{
+	t := shared.Taken{
 		OK: numbers[0] == 1, Cold: numbers[1] == 1, Now: numbers[2],
-		Empty: shaper.Instant{Micros: numbers[3], Part: numbers[4]},
+		Empty: shared.Instant{Micros: numbers[3], Part: numbers[4]},
 	}
 	if count == len(numbers) {
 		r := numbers[5:]
-		t.Other = &shaper.BucketRate{Version: r[0], Micros: r[1], Part: r[2], Parts: r[3], Burst: r[4]}
+		t.Other = &shared.BucketRate{Version: r[0], Micros: r[1], Part: r[2], Parts: r[3], Burst: r[4]}
 	}
 	return t, count == 5 || count == len(numbers)
 }

@@ -12,15 +12,15 @@ import (
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestRedisIsABucket(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, server *servers.Redis) {
 		client := connect(t, server.Addr)
-		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return damageable{redisbucket.New(client), client, t} })
+		buckettest.Run(t, func(t *testing.T) shared.Bucket { return damageable{redisbucket.New(client), client, t} })
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
@@ -28,20 +28,20 @@ func TestRedisIsABucket(t *testing.T) {
 			Addrs: servers.StartRedisCluster(t).Addrs, ContextTimeoutEnabled: true, ReadTimeout: patience, WriteTimeout: patience,
 		})
 		defer func() { require.NoError(t, client.Close()) }()
-		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return damageable{redisbucket.New(client), client, t} })
+		buckettest.Run(t, func(t *testing.T) shared.Bucket { return damageable{redisbucket.New(client), client, t} })
 	})
 	t.Run("ring", func(t *testing.T) {
 		t.Parallel()
 		ring := redisbucket.NewRing(map[string]redis.UniversalClient{
 			"a": connect(t, servers.StartRedis(t).Addr), "b": connect(t, servers.StartRedis(t).Addr),
 		})
-		buckettest.Run(t, func(*testing.T) shaper.Bucket { return ring })
+		buckettest.Run(t, func(*testing.T) shared.Bucket { return ring })
 	})
 	t.Run("a server whose clock steps", func(t *testing.T) {
 		t.Parallel()
 		server := miniredis.RunT(t)
 		client := connect(t, server.Addr())
-		buckettest.Run(t, func(t *testing.T) shaper.Bucket {
+		buckettest.Run(t, func(t *testing.T) shared.Bucket {
 			return steppable{damageable{redisbucket.New(client), client, t}, &clock{server: server}}
 		})
 	})
@@ -62,7 +62,7 @@ func (d damageable) Forget(key string) error {
 	return d.client.Del(context.Background(), "shaper:"+key).Err()
 }
 
-func (d damageable) Set(key string, l shaper.BucketLevel) {
+func (d damageable) Set(key string, l shared.BucketLevel) {
 	require.NoError(d.t, d.Corrupt(key, redisbucket.Encode(l)))
 }
 
@@ -84,7 +84,7 @@ func (s steppable) Step(d time.Duration) {
 	s.clock.offset += d
 }
 
-func (s steppable) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+func (s steppable) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()
 	s.clock.server.SetTime(time.Now().Add(s.clock.offset))

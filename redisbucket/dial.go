@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,7 +17,7 @@ import (
 // would tell only that its time is over. Therefore connections are made outside of calls until one
 // has succeeded, and again when one has run out of time.
 type dials struct {
-	reached atomic.Bool // a call has been answered, and none has run out of time since
+	reached sync.Map // the addresses of nodes that have answered, and at which no call has run out of time since
 
 	mu     sync.Mutex
 	failed map[string]error    // by the address of a node: why it could not be dialed of late; that of "" is the latest of all
@@ -108,10 +107,13 @@ func (b *Bucket) node(key string) string {
 	return node.Options().Addr
 }
 
-// reach returns when there is a connection to the server of a key, or ctx has ended. Then the error
-// is that of ctx, with the reason if it is known.
+// reach returns when there is a connection to the server of a key, or ctx has ended, or the server
+// has refused.
 func (b *Bucket) reach(ctx context.Context, key string) error {
 	d, node := &b.dials, b.node(key)
+	if _, ok := d.reached.Load(node); ok {
+		return nil
+	}
 	d.mu.Lock()
 	a := d.under[node]
 	if a == nil {
@@ -135,7 +137,7 @@ func (b *Bucket) connect(node, key string, a *attempt) {
 	defer cancel()
 	_, a.err = b.do(ctx, newCommand(ctx, []any{"eval", takeScript.text, 1, b.prefix + key}))
 	if a.err == nil {
-		b.dials.reached.Store(true)
+		b.dials.reached.Store(node, nil)
 	}
 	b.dials.mu.Lock()
 	delete(b.dials.under, node)
@@ -146,8 +148,9 @@ func (b *Bucket) connect(node, key string, a *attempt) {
 // ranOut returns the error of a call of a key whose time is over, which is err, with the reason if
 // that is known. The next call finds out whether the server can be reached.
 func (b *Bucket) ranOut(key string, err error) error {
+	node := b.node(key)
 	if errors.Is(err, context.DeadlineExceeded) {
-		b.dials.reached.Store(false)
+		b.dials.reached.Delete(node)
 	}
-	return b.dials.explain(b.node(key), err)
+	return b.dials.explain(node, err)
 }

@@ -88,7 +88,6 @@ func TestARefusedConnectionIsTold(t *testing.T) {
 					cancel()
 				}()
 				_, err := bucket.Take(ctx, one("key"))
-				println(time.Now().UnixMilli(), err != nil && true)
 				cancel()
 				<-over
 				require.ErrorIs(t, err, syscall.ECONNREFUSED)
@@ -204,7 +203,6 @@ func TestCallsThatAreTooShortToConnectReachAFarServer(t *testing.T) {
 				defer cancel()
 				calls++
 				_, err := bucket.Take(ctx, one("key"))
-				println(time.Now().UnixMilli(), err != nil && true)
 				return err == nil
 			}, "a call is answered")
 			t.Logf("it took %d calls", calls)

@@ -8,7 +8,7 @@
 //
 // Each step is one script and one round trip. It is carried out at once or not at all, on
 // the server's clock; the clocks of the processes do not count. Numbers are exact: what
-// [shaper.Take.Apply] would answer is what the script answers, to the last part of a
+// [shared.Take.Apply] would answer is what the script answers, to the last part of a
 // microsecond, except after a change of the rate, where the level may reach 0 up to 2 µs
 // later.
 //
@@ -30,7 +30,7 @@
 //     a restart takes, as for logins, keep it (appendonly yes). A file that the disk has each
 //     second (appendfsync everysec, the default) will do.
 //   - Replication is asynchronous. After a fail-over the level may be an old one. Processes
-//     then put it right with what they know (High of [shaper.Take]).
+//     then put it right with what they know (High of [shared.Take]).
 //   - The clock of the server should be slewed by NTP rather than stepped.
 //
 // A user of an access control list needs:

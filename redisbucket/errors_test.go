@@ -13,7 +13,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // What a server says instead of carrying out a script is an error, and never a licence.
@@ -28,7 +28,7 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 		server.SetError(says)
 		_, err := bucket.Take(ctx, one("key"))
 		require.EqualError(t, err, "redisbucket: "+says)
-		require.EqualError(t, bucket.GiveBack(ctx, one("key"), shaper.Instant{}), "redisbucket: "+says)
+		require.EqualError(t, bucket.GiveBack(ctx, one("key"), shared.Instant{}), "redisbucket: "+says)
 	}
 	server.SetError("")
 	require.True(t, taken(t, bucket, "key"), "nothing was taken meanwhile")
@@ -36,21 +36,21 @@ func TestWhatIsWrongIsAnError(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr()}})
 	defer func() { require.NoError(t, ring.Close()) }()
 	for _, test := range []struct {
-		bucket shaper.Bucket
-		change func(*shaper.Take)
+		bucket shared.Bucket
+		change func(*shared.Take)
 		says   string
 	}{
 		{redisbucket.New(nil), nil, "the client is nil"},
 		{redisbucket.New(ring), nil, "use NewRing"},
 		{redisbucket.NewRing(nil), nil, "no servers"},
-		{bucket, func(t *shaper.Take) { t.Key = "" }, "the key is empty"},
-		{bucket, func(t *shaper.Take) { t.Cost = 0 }, "the cost is 0"},
-		{bucket, func(t *shaper.Take) { t.Rate = shaper.BucketRate{} }, "the rate {Version:0 "},
-		{bucket, func(t *shaper.Take) { t.Rate.Version = 1<<53 + 1 }, "Version:9007199254740993"},
+		{bucket, func(t *shared.Take) { t.Key = "" }, "the key is empty"},
+		{bucket, func(t *shared.Take) { t.Cost = 0 }, "the cost is 0"},
+		{bucket, func(t *shared.Take) { t.Rate = shared.BucketRate{} }, "the rate {Version:0 "},
+		{bucket, func(t *shared.Take) { t.Rate.Version = 1<<53 + 1 }, "Version:9007199254740993"},
 	} {
 		take := one("other")
 		if test.change == nil {
-			require.ErrorContains(t, test.bucket.GiveBack(ctx, take, shaper.Instant{}), test.says)
+			require.ErrorContains(t, test.bucket.GiveBack(ctx, take, shared.Instant{}), test.says)
 		} else {
 			test.change(&take)
 		}
@@ -78,7 +78,7 @@ func aCallEndsWithItsContext(t *testing.T, server *servers.Redis) {
 
 		ctx, cancel = context.WithCancel(context.Background())
 		cancel()
-		err = bucket.GiveBack(ctx, one("key"), shaper.Instant{})
+		err = bucket.GiveBack(ctx, one("key"), shared.Instant{})
 		require.True(t, errors.Is(err, context.Canceled), err)
 		server.Resume()
 		require.NoError(t, client.Close())

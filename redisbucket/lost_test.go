@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A Take whose answer is lost has taken. If the client sent it again, as go-redis does by
@@ -57,7 +57,7 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 	first, err := other.Take(ctx, take)
 	require.NoError(t, err)
 	units := int64(1)
-	require.NoError(t, other.GiveBack(ctx, take, shaper.Instant{}), "the server has that script now too")
+	require.NoError(t, other.GiveBack(ctx, take, shared.Instant{}), "the server has that script now too")
 	// once makes a call whose answer is lost in some way, and waits until it has changed the
 	// level. The client has a connection, so it has nothing else to send before the call.
 	once := func(how int, what string, call func() error) {
@@ -85,7 +85,7 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 		require.Equal(t, first.Empty.Micros+units*hour.Micros, again.Empty.Micros, "it has taken once")
 		units++
 
-		end := shaper.Instant{Micros: first.Empty.Micros + units*hour.Micros}
+		end := shared.Instant{Micros: first.Empty.Micros + units*hour.Micros}
 		once(how, "GiveBack", func() error { return bucket.GiveBack(ctx, take, end) })
 		units--
 	}

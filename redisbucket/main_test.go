@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"example.com/leakybucket/internal/servers"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,13 +41,13 @@ func connect(t testing.TB, addr string) *redis.Client {
 }
 
 // hour is a rate of one per hour: a second request does not leave while a test runs.
-var hour = shaper.BucketRate{Version: 1, Micros: time.Hour.Microseconds(), Parts: 1, Burst: 1}
+var hour = shared.BucketRate{Version: 1, Micros: time.Hour.Microseconds(), Parts: 1, Burst: 1}
 
 // one takes one unit of a key at the rate hour.
-func one(key string) shaper.Take { return shaper.Take{Key: key, Cost: 1, First: 1, Rate: hour} }
+func one(key string) shared.Take { return shared.Take{Key: key, Cost: 1, First: 1, Rate: hour} }
 
 // taken asks for one unit and returns whether it was to be had.
-func taken(t testing.TB, b shaper.Bucket, key string) bool {
+func taken(t testing.TB, b shared.Bucket, key string) bool {
 	t.Helper()
 	answer, err := b.Take(within(t), one(key))
 	require.NoError(t, err)

@@ -8,10 +8,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// A Ring is a [shaper.Bucket] on several servers that do not know of each other: each key
+// A Ring is a [shared.Bucket] on several servers that do not know of each other: each key
 // has one of them. A server that is down fails its own keys, and no other takes them over,
 // as two processes could then use two levels. [NewRing] makes one. A Ring is safe for
 // concurrent use.
@@ -23,7 +23,7 @@ type ringServer struct {
 	bucket *Bucket
 }
 
-var _ shaper.Bucket = (*Ring)(nil)
+var _ shared.Bucket = (*Ring)(nil)
 
 // NewRing returns a [Bucket] on the servers of several clients, each of which is as for
 // [New].
@@ -40,17 +40,17 @@ func NewRing(clients map[string]redis.UniversalClient, opts ...Option) *Ring {
 	return r
 }
 
-// Take implements [shaper.Bucket].
-func (r *Ring) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+// Take implements [shared.Bucket].
+func (r *Ring) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	s := r.server(t.Key)
 	if s == nil {
-		return shaper.Taken{}, errNoServers
+		return shared.Taken{}, errNoServers
 	}
 	return s.bucket.Take(ctx, t)
 }
 
-// GiveBack implements [shaper.Bucket].
-func (r *Ring) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+// GiveBack implements [shared.Bucket].
+func (r *Ring) GiveBack(ctx context.Context, t shared.Take, end shared.Instant) error {
 	s := r.server(t.Key)
 	if s == nil {
 		return errNoServers

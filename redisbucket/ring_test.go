@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestAServerOfARingThatIsDownFailsItsOwnKeysOnly(t *testing.T) {
@@ -39,7 +39,7 @@ func TestAServerOfARingThatIsDownFailsItsOwnKeysOnly(t *testing.T) {
 			answer, err := ring.Take(within(t), one(key))
 			if name == "b" {
 				require.Error(t, err)
-				require.Error(t, ring.GiveBack(within(t), one(key), shaper.Instant{}))
+				require.Error(t, ring.GiveBack(within(t), one(key), shared.Instant{}))
 				continue
 			}
 			require.NoError(t, err)
@@ -102,7 +102,7 @@ func ringOf(t *testing.T, names ...string) *redisbucket.Ring {
 }
 
 // addMicros returns an instant that is later.
-func addMicros(i shaper.Instant, micros int64) shaper.Instant {
+func addMicros(i shared.Instant, micros int64) shared.Instant {
 	i.Micros += micros
 	return i
 }

@@ -44,10 +44,8 @@ func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)
 // run runs a script on one key and returns what it answers. The text of the script is
 // sent if the server does not have it: then it has done nothing.
 func (b *Bucket) run(ctx context.Context, s script, key string, args []any) (any, error) {
-	if !b.dials.reached.Load() {
-		if err := b.reach(ctx, key); err != nil {
-			return nil, err
-		}
+	if err := b.reach(ctx, key); err != nil {
+		return nil, err
 	}
 	call := make([]any, 0, 4+len(args))
 	call = append(append(call, "evalsha", s.hash, 1, b.prefix+key), args...)

@@ -10,7 +10,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestSentinelsHandOverToTheReplica(t *testing.T) {
@@ -50,7 +50,7 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 		require.Same(t, master, sentinel.KillMaster())
 		_, err := bucket.Take(within(t), one("key"))
 		require.Error(t, err)
-		var answer shaper.Taken
+		var answer shared.Taken
 		realtime.Until(t, func() bool {
 			answer, err = bucket.Take(within(t), one("key"))
 			return err == nil

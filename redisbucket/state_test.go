@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/redisbucket"
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A state that somebody has written by hand, or another program, must neither stop the
@@ -22,7 +22,7 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 	ctx, client := within(t), connect(t, server.Addr)
 	bucket := redisbucket.New(client)
 	now := time.Now().UnixMicro()
-	good := redisbucket.Encode(shaper.BucketLevel{Empty: shaper.Instant{Micros: now + 1e9}, Rate: hour, At: now})
+	good := redisbucket.Encode(shared.BucketLevel{Empty: shared.Instant{Micros: now + 1e9}, Rate: hour, At: now})
 	require.NoError(t, client.Set(ctx, "shaper:good", good, 0).Err())
 	require.False(t, taken(t, bucket, "good"), "this one is not damaged")
 
@@ -56,7 +56,7 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 		"9007199254740000 0 " + at + " -- 1 0 1 1 0 0", "\x00\xff\x00", "nil",     // no numbers
 	} {
 		require.NoError(t, client.Set(ctx, "shaper:key", state, 0).Err())
-		require.NoError(t, bucket.GiveBack(ctx, one("key"), shaper.Instant{Micros: 1}))
+		require.NoError(t, bucket.GiveBack(ctx, one("key"), shared.Instant{Micros: 1}))
 		kept, err := client.Get(ctx, "shaper:key").Result()
 		require.NoError(t, err)
 		require.Equal(t, state, kept, "GiveBack does nothing")
@@ -76,7 +76,7 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 	} {
 		require.NoError(t, client.Del(ctx, "shaper:key").Err())
 		require.NoError(t, make("shaper:key"))
-		require.NoError(t, bucket.GiveBack(ctx, one("key"), shaper.Instant{Micros: 1}))
+		require.NoError(t, bucket.GiveBack(ctx, one("key"), shared.Instant{Micros: 1}))
 		guarded := one("key")
 		guarded.Guard = time.Minute
 		got, err := bucket.Take(ctx, guarded)
@@ -129,12 +129,12 @@ func scriptFlushIsInvisible(t *testing.T, server *servers.Redis) {
 	bucket := redisbucket.New(client)
 	take := one("key")
 	take.Rate.Burst = 1000
-	var level shaper.BucketLevel
+	var level shared.BucketLevel
 	for range 20 {
 		require.NoError(t, client.ScriptFlush(ctx).Err())
 		got, err := bucket.Take(ctx, take)
 		require.NoError(t, err)
-		var want shaper.Taken
+		var want shared.Taken
 		level, want = take.Apply(level, got.Now)
 		require.Equal(t, want, got)
 	}

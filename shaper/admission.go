@@ -41,7 +41,7 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		v.findRoom(f.line)
 	}
 	j.wait, j.refusal = v.judge(now, v.leaves(r.cost), r)
-	if d.mode&block != 0 {
+	if d.mode&modeBlock != 0 {
 		j.refusal = d.blocks.judge(f, now, j.refusal)
 	}
 	return j

@@ -72,10 +72,10 @@ type dispatcher struct {
 type mode uint8
 
 const (
-	plain  mode = 0
-	dryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
-	shared                        // WithBucket or WithBuckets is set: levels are leased; see lease
-	block                         // WithBlock is set
+	modePlain  mode = 0
+	modeDryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
+	modeShared                        // WithBucket or WithBuckets is set: levels are leased; see lease
+	modeBlock                         // WithBlock is set
 )
 
 // modeStates has what only dispatchers with some mode need.
@@ -88,7 +88,7 @@ type modeStates struct {
 var plainStates modeStates
 
 // isDryRun reports whether [WithDryRun] is set.
-func (d *dispatcher) isDryRun() bool { return d.mode&dryRun != 0 }
+func (d *dispatcher) isDryRun() bool { return d.mode&modeDryRun != 0 }
 
 // prepare makes the dispatcher ready for use, with a ticker that may serve others already.
 func (d *dispatcher) prepare(o options, t *ticker) {
@@ -101,7 +101,7 @@ func (d *dispatcher) prepare(o options, t *ticker) {
 		d.modeStates = &modeStates{shared: newSharedLevels(o.shared)}
 	}
 	if o.block > 0 {
-		d.mode |= block
+		d.mode |= modeBlock
 		d.blocks = &blocks{span: o.block, until: make(map[*flow]int64)}
 	}
 }
@@ -299,7 +299,7 @@ func (d *dispatcher) timeOf(ns int64) time.Time { return d.epoch.Add(time.Durati
 
 // changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
-	if d.mode&shared != 0 && d.shared.leases[f] != nil {
+	if d.mode&modeShared != 0 && d.shared.leases[f] != nil {
 		d.shared.leases[f].changeLocked(to)
 		if to.interval.IsZero() {
 			d.blocks.lift(f)

@@ -4,7 +4,7 @@ import "context"
 
 type dryRunOption struct{}
 
-func (dryRunOption) apply(to *options) { to.mode |= dryRun }
+func (dryRunOption) apply(to *options) { to.mode |= modeDryRun }
 
 // WithDryRun lets every request through at once, and records what would have become of
 // it, so that limits can be tried on live traffic before they are enforced.
@@ -52,7 +52,7 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
 	p.dryRun = d.isDryRun()
-	if d.mode&shared != 0 {
+	if d.mode&modeShared != 0 {
 		d.shared.rates.of(p) // That takes long, so it is done before the lock is needed for it.
 	}
 	return p

@@ -48,7 +48,7 @@ func (s *Shaper) publishAfterLocked(now, n int64) {
 // something is in force for which refusals need the lock.
 func (s *Shaper) publishViewLocked(now, n int64) {
 	f := &s.flow
-	if s.mode != plain || s.recorded || f.capped() || s.phase != open {
+	if s.mode != modePlain || s.recorded || f.capped() || s.phase != open {
 		return
 	}
 	if s.stripes == nil {

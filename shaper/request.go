@@ -107,7 +107,7 @@ func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	switch {
 	case d.needsReleaseLocked(f, r):
 		return decision{err: errUseAcquire}
-	case d.mode != plain:
+	case d.mode != modePlain:
 		return d.decideByModeLocked(f, now, r)
 	case r.kind != reentry && d.phase == open && r.deadline > now && f.waiting() == 0 && f.hasSeat() && !f.bucket.tooCostly(r.cost):
 		// Only the level or a hold can keep it. Most requests leave here, and are spared the rest.
@@ -140,7 +140,7 @@ func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision
 func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) decision {
 	switch {
 	case j.refusal.reason != notRefused:
-		if j.refusal.reason == refusedFull && d.mode&block != 0 { // No other reason begins a block.
+		if j.refusal.reason == refusedFull && d.mode&modeBlock != 0 { // No other reason begins a block.
 			d.blocks.begin(f, now)
 		}
 		return d.refuseLocked(f, now, r, j.refusal)

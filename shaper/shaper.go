@@ -242,7 +242,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	if s.mode&shared != 0 && l.Rate == rate.Inf {
+	if s.mode&modeShared != 0 && l.Rate == rate.Inf {
 		return errSharedInf
 	}
 	to := s.planOf(l)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"example.com/leakybucket/shaper/shared"
 )
 
 // errNoSense is for a [Bucket] that breaks its contract.
@@ -39,7 +41,7 @@ func (ls *lease) noteAnswerLocked(t Take, a answer) bool {
 		ls.standWithOthersLocked(a.received)
 	}
 	// The rate may have been changed since the question.
-	if r := a.taken.Other; r != nil && !r.agrees(ls.rate) && (r.Version > ls.rate.Version || t.Rate == ls.rate) {
+	if r := a.taken.Other; r != nil && !r.Agrees(ls.rate) && (r.Version > ls.rate.Version || t.Rate == ls.rate) {
 		ls.adoptLocked(*r)
 	}
 	return true
@@ -95,7 +97,7 @@ func checkAnswer(t Take, taken Taken) error {
 		return fmt.Errorf("%w: the level reaches 0 at %d, before now, %d", errNoSense, taken.Empty.Micros, taken.Now)
 	case r == nil:
 		return nil
-	case taken.OK, r.agrees(t.Rate), r.Version < t.Rate.Version, r.Parts < 1000, r.Parts > maxParts, r.Parts%1000 != 0, r.Part < 0, r.Part >= r.Parts,
+	case taken.OK, r.Agrees(t.Rate), r.Version < t.Rate.Version, r.Parts < 1000, r.Parts > shared.MaxParts, r.Parts%1000 != 0, r.Part < 0, r.Part >= r.Parts,
 		r.Micros < 0, r.Micros > horizon.Microseconds(), r.Micros == 0 && r.Part == 0, r.Burst < 1:
 		return fmt.Errorf("%w: the rate in force is %+v", errNoSense, *r)
 	}

@@ -37,6 +37,9 @@ func (ls *lease) batchForLocked(queued int, perSecond float64) int64 {
 // have been so far: two batches, each of what leaves in longestBatchLocked or of the cost of a single
 // request. What is leased of a burst leaves at once.
 func (ls *lease) mostAheadLocked() int64 {
+	if ls.given.interval.IsZero() {
+		return 0
+	}
 	perSecond := ls.plan.interval.Units(exact.At(int64(time.Second)))
 	return 2 * max(int64(ls.longestBatchLocked()*perSecond), ls.largest, 1)
 }
@@ -61,7 +64,7 @@ func (ls *lease) courtesyLocked(empty Instant) int64 {
 	if ls.end == (Instant{}) {
 		return 0
 	}
-	since := ls.plan.interval.Units(ls.rate.nanosOf(ls.rate.minus(empty, ls.end))) / float64(max(ls.batch, 1))
+	since := ls.plan.interval.Units(nanosOf(ls.rate, ls.rate.Minus(empty, ls.end))) / float64(max(ls.batch, 1))
 	return int64(float64(ls.longestCourtesyLocked()) / (1 + max(since, 0)/4))
 }
 
@@ -78,8 +81,8 @@ func (ls *lease) notePaceLocked(t Take, taken Taken) {
 	if ls.lastCost > 0 {
 		units := 1.0
 		if taken.Empty.Micros > taken.Now {
-			moved := ls.rate.minus(taken.Empty, ls.lastBegan)
-			units = ls.plan.interval.Units(ls.rate.nanosOf(moved)) / float64(ls.lastCost)
+			moved := ls.rate.Minus(taken.Empty, ls.lastBegan)
+			units = ls.plan.interval.Units(nanosOf(ls.rate, moved)) / float64(ls.lastCost)
 		}
 		ls.pace += (min(max(units, 1), 1e6) - ls.pace) / paceWeight
 	}

@@ -73,7 +73,7 @@ func (c *clockMap) reaches(reading int64) int64 {
 }
 
 // nanosOf returns an [Instant] of a rate as nanoseconds on the [Bucket]'s clock.
-func (r BucketRate) nanosOf(t Instant) exact.Nanos {
+func nanosOf(r BucketRate, t Instant) exact.Nanos {
 	perNano := r.Parts / 1000
 	return exact.Of(exact.Sum(t.Micros*1000, t.Part/perNano), uint64(t.Part%perNano))
 }

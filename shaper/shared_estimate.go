@@ -77,7 +77,7 @@ func (ls *lease) checkFallbackLocked(now int64) {
 	default:
 		// What has left meanwhile is told to the Bucket as the level that it has made.
 		own := ls.levelAsHighLocked(now)
-		ls.high = laterInstant(ls.high, own)
+		ls.high = ls.high.Later(own)
 		ls.level = max(ls.level, own.Micros*1000)
 		ls.fallback = false
 		ls.estimateFromLocked(ls.paceIntervalLocked(), now)

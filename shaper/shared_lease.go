@@ -96,7 +96,7 @@ func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *lease {
 // leaseOfLocked returns the lease of a flow; nil if it has none, as its level is not shared or
 // its rate is rate.Inf.
 func (d *dispatcher) leaseOfLocked(f *flow) *lease {
-	if d.mode&shared == 0 {
+	if d.mode&modeShared == 0 {
 		return nil
 	}
 	if ls := d.shared.leases[f]; ls != nil && !ls.given.interval.IsZero() {
@@ -107,7 +107,7 @@ func (d *dispatcher) leaseOfLocked(f *flow) *lease {
 
 // leaseEvenAtInfLocked returns the lease of a flow, also while its rate is rate.Inf.
 func (d *dispatcher) leaseEvenAtInfLocked(f *flow) *lease {
-	if d.mode&shared == 0 {
+	if d.mode&modeShared == 0 {
 		return nil
 	}
 	return d.shared.leases[f]
@@ -366,6 +366,6 @@ func (ls *lease) changeLocked(to *plan) {
 // process.
 func (ls *lease) adoptLimitsLocked(r BucketRate) {
 	p := *ls.given
-	p.limits.Rate, p.limits.Burst, p.burst = r.perSecond(), int(r.Burst), r.Burst
+	p.limits.Rate, p.limits.Burst, p.burst = perSecond(r), int(r.Burst), r.Burst
 	ls.adopted = &p
 }

@@ -222,19 +222,19 @@ func (d *dispatcher) answeredTogetherLocked(ls *lease, batch []*question, gone [
 		ls.noteHighLocked(t, a.taken)
 	}
 	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.leasedLocked() == 0 {
-		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(t.Rate.nanosOf(empty).Ceil())) // passLocked adds the costs.
+		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(nanosOf(t.Rate, empty).Ceil())) // passLocked adds the costs.
 	}
 	current := t.Rate == ls.rate && a.taken.Other == nil // The answer says something about the rate in force.
 	for i, q := range batch {
 		due, has := empty, granted && i < n
 		if has {
-			empty = t.Rate.plus(empty, t.Rate.times(q.cost))
+			empty = t.Rate.Plus(empty, t.Rate.Times(q.cost))
 		}
 		use := has && !q.ended && gone[i] == nil && d.phase != closed && !ls.given.interval.IsZero() && !ls.isLateLocked(t, due, now)
 		if has && !use {
 			ls.dropLocked(q.cost)
 		}
-		fits := t.fits(empty, a.taken.Now, q.cost) && (n > 1 || i > 0) // The Bucket has refused that one alone.
+		fits := fits(t, empty, a.taken.Now, q.cost) && (n > 1 || i > 0) // The Bucket has refused that one alone.
 		switch {
 		case q.ended, gone[i] != nil, d.phase == closed, ls.given.interval.IsZero(), !answered, use, !has && current && !fits:
 			d.endQuestionLocked(ls, q, func() decision {
@@ -252,7 +252,7 @@ func (d *dispatcher) answeredTogetherLocked(ls *lease, batch []*question, gone [
 					ls.since = f.bucket.departures // It has used no units of the lease.
 					return dec
 				case answered:
-					return d.refuseFullLocked(f, now, r, t.untilRoom(empty, a.taken.Now, q.cost))
+					return d.refuseFullLocked(f, now, r, untilRoom(t, empty, a.taken.Now, q.cost))
 				default:
 					return d.decideWithoutLocked(ls, now, r)
 				}
@@ -288,7 +288,7 @@ type answer struct {
 // isLateLocked reports whether a unit that was taken for a request, and was due at an instant, can't be
 // used any more: the answer took too long.
 func (ls *lease) isLateLocked(t Take, due Instant, now int64) bool {
-	return ls.clock.latest(now)-ls.latenessLocked() > t.Rate.nanosOf(due).Whole()
+	return ls.clock.latest(now)-ls.latenessLocked() > nanosOf(t.Rate, due).Whole()
 }
 
 // isSilentLocked reports whether a call that ended early, as its caller has gone, says something
@@ -326,7 +326,7 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 	}
 	d.endAskLocked(ls) // passLocked takes a seat again.
 	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.leasedLocked() == 0 {
-		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(t.Rate.nanosOf(a.taken.Empty).Ceil())) // passLocked adds the cost.
+		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(nanosOf(t.Rate, a.taken.Empty).Ceil())) // passLocked adds the cost.
 	}
 	switch {
 	case gone != nil:
@@ -341,7 +341,7 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 		ls.since = f.bucket.departures   // It has used no units of the lease.
 		return dec, true
 	case answered:
-		return d.refuseFullLocked(f, now, r, t.untilRoom(a.taken.Empty, a.taken.Now, r.cost)), true
+		return d.refuseFullLocked(f, now, r, untilRoom(t, a.taken.Empty, a.taken.Now, r.cost)), true
 	}
 	return d.decideWithoutLocked(ls, now, r), true
 }
@@ -362,16 +362,16 @@ func (d *dispatcher) decideWithoutLocked(ls *lease, now int64, r *request) decis
 // noteHighLocked notes up to which instant the level has been raised.
 func (ls *lease) noteHighLocked(t Take, taken Taken) {
 	if t.Rate == ls.rate {
-		ls.high = laterInstant(ls.high, t.Rate.plus(taken.Empty, t.Rise()))
+		ls.high = ls.high.Later(t.Rate.Plus(taken.Empty, t.Rise()))
 	}
 }
 
 // untilRoom returns after which time from now on, a reading of the [Bucket]'s clock in microseconds,
 // a request of cost n may leave, if the level reaches 0 at an instant. The Bucket counts in whole
 // microseconds, so it says yes from the next one on.
-func (t Take) untilRoom(empty Instant, now, n int64) time.Duration {
+func untilRoom(t Take, empty Instant, now, n int64) time.Duration {
 	t.First = n
-	first := t.Rate.minus(empty, t.Room())
+	first := t.Rate.Minus(empty, t.Room())
 	if first.Part > 0 {
 		first.Micros++
 	}
@@ -379,8 +379,8 @@ func (t Take) untilRoom(empty Instant, now, n int64) time.Duration {
 }
 
 // fits reports whether a request of cost n may leave at a reading of the [Bucket]'s clock.
-func (t Take) fits(empty Instant, now, n int64) bool {
+func fits(t Take, empty Instant, now, n int64) bool {
 	t.First = n
-	first := t.Rate.minus(empty, t.Room())
+	first := t.Rate.Minus(empty, t.Room())
 	return first.Micros < now || first.Micros == now && first.Part == 0
 }

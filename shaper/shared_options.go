@@ -4,7 +4,28 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"example.com/leakybucket/shaper/shared"
 )
+
+// What a Bucket is, for those who write one, is in package shared.
+type (
+	// A Bucket holds levels that several processes share: [shared.Bucket].
+	Bucket = shared.Bucket
+	// Take is a question to a [Bucket]: [shared.Take].
+	Take = shared.Take
+	// Taken is the answer of a [Bucket]: [shared.Taken].
+	Taken = shared.Taken
+	// BucketLevel is the state of one key of a [Bucket]: [shared.BucketLevel].
+	BucketLevel = shared.BucketLevel
+	// BucketRate is the rate and the burst at which a level is shared: [shared.BucketRate].
+	BucketRate = shared.BucketRate
+	// Instant is a moment on the clock of a [Bucket]: [shared.Instant].
+	Instant = shared.Instant
+)
+
+// MaxAhead is the greatest [Take.Ahead]: [shared.MaxAhead].
+const MaxAhead = shared.MaxAhead
 
 // sharedOptions are the options of a [Shaper] or [Group] whose levels are in a [Bucket].
 type sharedOptions struct {
@@ -28,7 +49,7 @@ type bucketOption struct {
 }
 
 func (o bucketOption) apply(to *options) {
-	to.mode |= shared
+	to.mode |= modeShared
 	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, o.key, nil
 }
 
@@ -64,7 +85,7 @@ type bucketsOption struct {
 }
 
 func (o bucketsOption) apply(to *options) {
-	to.mode |= shared
+	to.mode |= modeShared
 	to.shared.asked, to.shared.bucket, to.shared.key, to.shared.keyOf = true, o.bucket, "", o.keyOf
 }
 
@@ -187,7 +208,7 @@ func (o *options) validateShared(constructor string) error {
 		return nil
 	case s.bucket == nil:
 		return fmt.Errorf("shaper: %s: the Bucket is nil", constructor)
-	case o.mode&dryRun != 0:
+	case o.mode&modeDryRun != 0:
 		return fmt.Errorf("shaper: %s: WithDryRun can't be combined with a Bucket, as a shadow must not take what others need", constructor)
 	case s.fallback < 0:
 		return fmt.Errorf("shaper: %s: WithFallback is FallbackLocal(%d), must be of at least 1", constructor, s.fallback+1)

@@ -160,7 +160,7 @@ func (ls *lease) takeLocked(now int64) Take {
 	ls.d.shared.asksLocked(ls.backend, now)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
 		t := ls.questionLocked(1)
-		t.High = laterInstant(t.High, ls.levelAsHighLocked(now))
+		t.High = t.High.Later(ls.levelAsHighLocked(now))
 		return t
 	}
 	if ls.next.remaining > 0 { // So here, and there is no place for more units.
@@ -192,10 +192,10 @@ func (ls *lease) takeLocked(now int64) Take {
 	}
 	// The last request of the batch must not be farther away than MaxAhead either: that is
 	// what a change of the rate relies on.
-	behind := time.Duration(ls.rate.times(t.Cost-t.First).Micros+1) * time.Microsecond
+	behind := time.Duration(ls.rate.Times(t.Cost-t.First).Micros+1) * time.Microsecond
 	t.Ahead = max(0, MaxAhead-behind)
 	if ls.fallback {
-		t.High = laterInstant(t.High, ls.levelAsHighLocked(now))
+		t.High = t.High.Later(ls.levelAsHighLocked(now))
 		return t
 	}
 	// What the level has room for may leave now, so it is asked for besides, all or nothing: it
@@ -224,7 +224,7 @@ func (ls *lease) guardLocked() time.Duration {
 	if g == 0 {
 		return 0
 	}
-	room := ls.rate.times(ls.rate.Burst - 1)
+	room := ls.rate.Times(ls.rate.Burst - 1)
 	return g + time.Duration(min(room.Micros+1, int64(horizon/time.Microsecond)))*time.Microsecond
 }
 
@@ -269,13 +269,13 @@ func (d *dispatcher) askBucket(ctx context.Context, t Take) (a answer) {
 // addLocked adds a stretch that has been leased.
 func (ls *lease) addLocked(t Take, taken Taken) {
 	before := ls.leasedLocked()
-	got := stretch{empty: ls.rate.nanosOf(taken.Empty), remaining: t.Cost, tail: t.Cost}
+	got := stretch{empty: nanosOf(ls.rate, taken.Empty), remaining: t.Cost, tail: t.Cost}
 	ls.countLeasedLocked(t.Cost)
-	ls.end = ls.rate.plus(taken.Empty, t.Rise())
-	ls.high = laterInstant(ls.high, ls.end)
+	ls.end = ls.rate.Plus(taken.Empty, t.Rise())
+	ls.high = ls.high.Later(ls.end)
 	ls.batch, ls.busyAt, ls.refusedIt = t.Cost, 0, false
-	ls.contended = ls.end.Micros-ls.rate.times(ls.rate.Burst-1).Micros-taken.Now >= MaxAhead.Microseconds()
-	ls.endsAt = ls.clock.reaches(ls.rate.nanosOf(ls.end).Ceil())
+	ls.contended = ls.end.Micros-ls.rate.Times(ls.rate.Burst-1).Micros-taken.Now >= MaxAhead.Microseconds()
+	ls.endsAt = ls.clock.reaches(nanosOf(ls.rate, ls.end).Ceil())
 	ls.notePaceLocked(t, taken)
 	if ls.next = got; before == 0 {
 		if used := ls.f.bucket.departures != ls.since; used && ls.now != (stretch{}) {
@@ -302,8 +302,8 @@ func (ls *lease) keepDistanceLocked() {
 
 // waitsUntilLocked notes that the level is too high for a lease now.
 func (ls *lease) waitsUntilLocked(t Take, taken Taken, now int64) {
-	empty := ls.rate.nanosOf(taken.Empty)
-	first := ls.plan.interval.Minus(empty, ls.rate.nanosOf(t.Room()))
+	empty := nanosOf(ls.rate, taken.Empty)
+	first := ls.plan.interval.Minus(empty, nanosOf(ls.rate, t.Room()))
 	// When the Bucket's clock has certainly come so far that it can be leased.
 	ls.busyAt = max(ls.clock.reaches(first.Ceil()-int64(t.Ahead)), now+int64(shortestSeatWait)) + ls.courtesyLocked(taken.Empty)
 	ls.lastCost = 0
@@ -320,12 +320,12 @@ func (ls *lease) giveBackLocked() (t Take, end Instant) {
 	t = ls.questionLocked(n)
 	end = ls.end
 	if ls.high == end {
-		ls.high = ls.rate.minus(end, t.Rise())
+		ls.high = ls.rate.Minus(end, t.Rise())
 	}
 	ls.counts.givenBack += uint64(n)
 	ls.d.shared.counts.givenBack += uint64(n)
 	ls.lastCost = 0
-	ls.level = ls.rate.nanosOf(ls.rate.minus(end, t.Rise())).Ceil()
+	ls.level = nanosOf(ls.rate, ls.rate.Minus(end, t.Rise())).Ceil()
 	ls.beginNextLocked()
 	return t, end
 }

@@ -18,9 +18,9 @@ func (ls *lease) noteLevelLocked(t Take, taken Taken) {
 	case taken.Other != nil:
 		r = *taken.Other
 	case taken.OK:
-		empty = r.plus(empty, t.Rise())
+		empty = r.Plus(empty, t.Rise())
 	}
-	ls.level = r.nanosOf(empty).Ceil()
+	ls.level = nanosOf(r, empty).Ceil()
 }
 
 // roomLocked returns how many cost units the level has room for now, so that they may leave at

@@ -91,7 +91,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	switch ls := d.leaseEvenAtInfLocked(f); {
 	case ls != nil:
 		st.Bucket = ls.statsLocked()
-	case d.mode&shared != 0: // A bucket that has nothing to share, as all have in a closed Group.
+	case d.mode&modeShared != 0: // A bucket that has nothing to share, as all have in a closed Group.
 		all := d.shared.stats()
 		st.Bucket.State, st.Bucket.Err = all.State, all.Err
 	}

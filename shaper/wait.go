@@ -192,7 +192,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 	head := w.state == queued && f.line.head == w
 	// Which head leaves next does not change by what happens behind it. But units that were
 	// wanted of the Bucket may not be wanted any more.
-	changed := head || w.state != queued || d.mode&shared != 0
+	changed := head || w.state != queued || d.mode&modeShared != 0
 	switch w.state {
 	case queued:
 		f.line.remove(w, abandoned)

@@ -21,7 +21,10 @@ const importPolicy = `
 	# The idea knows no engine, no file format and no metrics library: whoever
 	# needs a line pays for nothing else. The type of a rate is x/time's, so that
 	# users of its limiter need not convert.
-	shaper: std internal/exact golang.org/x/time/rate
+	shaper: std internal/exact shaper/shared golang.org/x/time/rate
+
+	# What a Bucket is knows no Shaper: whoever writes one needs nothing else.
+	shaper/shared: std
 
 	# Exact time knows rates and numbers, and nothing of what is counted with it. It is the
 	# one arithmetic of the engine and of whatever computes what the engine would do.
@@ -49,7 +52,7 @@ const importPolicy = `
 	shaper/internal/keyed: std internal/exact shaper/internal/sketch
 
 	# What proves a Bucket is for users' tests, so it brings no test library with it.
-	shaper/buckettest: std shaper
+	shaper/buckettest: std shaper/shared
 
 	# The demo shows itself in a browser: whoever runs it first sees the line at work.
 	cmd/shapedemo: std syscall shaper inspect internal/limitwords
@@ -89,7 +92,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
+	test: std unsafe syscall shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for
@@ -117,11 +120,11 @@ const nestedPolicy = `
 
 	# Shared buckets on Redis: its client, and for the tests a server without a clock of its
 	# own.
-	redisbucket: std shaper github.com/redis/go-redis/v9
+	redisbucket: std shaper/shared github.com/redis/go-redis/v9
 	redisbucket tests: shaper/buckettest github.com/alicebob/miniredis/v2
 
 	# Shared buckets on PostgreSQL: its driver.
-	pgbucket: std shaper github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgconn github.com/jackc/pgx/v5/pgxpool
+	pgbucket: std shaper/shared github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgconn github.com/jackc/pgx/v5/pgxpool
 	pgbucket tests: shaper/buckettest
 
 	# Metrics for Prometheus: its client, whose client_model is needed for histograms that are

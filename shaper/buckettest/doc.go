@@ -1,10 +1,10 @@
 // Package buckettest is for tests of and with shared buckets.
 //
-// [Run] holds the tests that every [shaper.Bucket] must pass. Whoever writes one for
+// [Run] holds the tests that every [shared.Bucket] must pass. Whoever writes one for
 // another server calls it:
 //
 //	func TestConformance(t *testing.T) {
-//		buckettest.Run(t, func(t *testing.T) shaper.Bucket { return mybucket.New(server(t)) })
+//		buckettest.Run(t, func(t *testing.T) shared.Bucket { return mybucket.New(server(t)) })
 //	}
 //
 // [Memory] is a Bucket in memory, whose time is that of [time.Now]. So it works in the

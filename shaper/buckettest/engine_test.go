@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // An engine is a Bucket as somebody may write it for a server: states are texts, and the
@@ -52,7 +52,7 @@ func (e *engine) Forget(key string) error {
 	return nil
 }
 
-func (e *engine) Set(key string, l shaper.BucketLevel) { e.states[e.keyOf(key)] = e.encode(l) }
+func (e *engine) Set(key string, l shared.BucketLevel) { e.states[e.keyOf(key)] = e.encode(l) }
 
 func (e *engine) Step(d time.Duration) { e.step += d }
 
@@ -73,7 +73,7 @@ func (e *engine) keyOf(key string) string {
 	return key
 }
 
-func (e *engine) encode(l shaper.BucketLevel) string {
+func (e *engine) encode(l shared.BucketLevel) string {
 	r := l.Rate
 	number := func(n int64) string {
 		if e.is("numbers lose digits") {
@@ -89,28 +89,28 @@ func (e *engine) encode(l shaper.BucketLevel) string {
 }
 
 // decode returns the state of a text; false if it is none.
-func (e *engine) decode(text string) (l shaper.BucketLevel, ok bool, err error) {
+func (e *engine) decode(text string) (l shared.BucketLevel, ok bool, err error) {
 	r := &l.Rate
 	n, err := fmt.Sscanf(text, "%d %d %d %d %d %d %d %d", &l.Empty.Micros, &l.Empty.Part, &r.Version, &r.Micros, &r.Part, &r.Parts, &r.Burst, &l.At)
 	if text != "" && err != nil && e.is("a text that can't be read is an error") {
 		return l, false, errors.New("can't read the state")
 	}
 	if n < 8 || err != nil {
-		return shaper.BucketLevel{}, false, nil
+		return shared.BucketLevel{}, false, nil
 	}
 	const most = 1 << 53
 	within := func(n, least, most int64) bool { return least <= n && n <= most }
 	switch {
 	case !within(r.Version, 0, most), !within(r.Micros, 0, 1<<51), r.Micros+r.Part <= 0, r.Burst < 1, !within(l.At, 1, most),
 		!within(l.Empty.Micros, 0, most), !within(r.Parts, 1, 1e12), !within(r.Part, 0, r.Parts-1):
-		return shaper.BucketLevel{}, false, nil
+		return shared.BucketLevel{}, false, nil
 	case !within(l.Empty.Part, 0, r.Parts-1) && !e.is("a part may be too great"):
-		return shaper.BucketLevel{}, false, nil
+		return shared.BucketLevel{}, false, nil
 	}
 	return l, true, nil
 }
 
-func (e *engine) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+func (e *engine) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	if ctx.Err() != nil {
 		switch {
 		case e.is("a context that has ended is not looked at"):
@@ -119,11 +119,11 @@ func (e *engine) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) 
 			defer e.mu.Unlock()
 			_, _ = e.carryOut(t, e.now())
 			_, _ = e.carryOut(t, e.now())
-			return shaper.Taken{}, ctx.Err()
+			return shared.Taken{}, ctx.Err()
 		case e.is("an error has an answer"):
-			return shaper.Taken{Now: e.now()}, ctx.Err()
+			return shared.Taken{Now: e.now()}, ctx.Err()
 		default:
-			return shaper.Taken{}, ctx.Err()
+			return shared.Taken{}, ctx.Err()
 		}
 	}
 	now := e.now()
@@ -138,14 +138,14 @@ func (e *engine) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) 
 	return e.carryOut(t, now)
 }
 
-func (e *engine) carryOut(t shaper.Take, now int64) (shaper.Taken, error) {
+func (e *engine) carryOut(t shared.Take, now int64) (shared.Taken, error) {
 	key := e.keyOf(t.Key)
 	l, ok, err := e.decode(e.states[key])
 	if err != nil {
-		return shaper.Taken{}, err
+		return shared.Taken{}, err
 	}
 	if e.is("a key is forgotten when its level is 0") && l.Empty.Micros < now {
-		l, ok = shaper.BucketLevel{}, false
+		l, ok = shared.BucketLevel{}, false
 	}
 	if e.is("two at the same time read the same") {
 		e.mu.Unlock()
@@ -160,10 +160,10 @@ func (e *engine) carryOut(t shaper.Take, now int64) (shaper.Taken, error) {
 }
 
 // apply is Take.Apply. It also reports whether there is something to write.
-func (e *engine) apply(t shaper.Take, l shaper.BucketLevel, ok bool, now int64) (next shaper.BucketLevel, write bool, answer shaper.Taken) {
+func (e *engine) apply(t shared.Take, l shared.BucketLevel, ok bool, now int64) (next shared.BucketLevel, write bool, answer shared.Taken) {
 	r := t.Rate
-	answer = shaper.Taken{Now: now, Cold: !ok && !e.is("nothing is cold")}
-	next = shaper.BucketLevel{Empty: shaper.Instant{Micros: now}, Rate: r, At: now}
+	answer = shared.Taken{Now: now, Cold: !ok && !e.is("nothing is cold")}
+	next = shared.BucketLevel{Empty: shared.Instant{Micros: now}, Rate: r, At: now}
 	switch {
 	case !ok:
 		write = !e.is("the guard is not written with a refusal")
@@ -192,7 +192,7 @@ func (e *engine) apply(t shaper.Take, l shaper.BucketLevel, ok bool, now int64) 
 			next.Empty, write = e.rescale(r, l.Rate, next.Empty, now), !e.is("a new rate is not written with a refusal")
 			break
 		}
-		answer.Empty = latest(next.Empty, shaper.Instant{Micros: now})
+		answer.Empty = latest(next.Empty, shared.Instant{Micros: now})
 		if e.is("Empty may be before Now") {
 			answer.Empty = next.Empty
 		}
@@ -216,16 +216,16 @@ func (e *engine) apply(t shaper.Take, l shaper.BucketLevel, ok bool, now int64) 
 		}
 	}
 	if !e.is("idle time is saved up") {
-		next.Empty = latest(next.Empty, shaper.Instant{Micros: now})
+		next.Empty = latest(next.Empty, shared.Instant{Micros: now})
 	}
 	answer.Empty = next.Empty
 
 	room := t.Room()
 	switch {
 	case e.is("First is not looked at"):
-		room = shaper.Take{First: 1, Rate: r}.Room()
+		room = shared.Take{First: 1, Rate: r}.Room()
 	case e.is("room may be negative") && t.First > r.Burst:
-		room = shaper.Take{First: 1, Rate: shaper.BucketRate{Micros: r.Micros, Part: r.Part, Parts: r.Parts, Burst: 1 + min(t.First-r.Burst, 1e6)}}.Room()
+		room = shared.Take{First: 1, Rate: shared.BucketRate{Micros: r.Micros, Part: r.Part, Parts: r.Parts, Burst: 1 + min(t.First-r.Burst, 1e6)}}.Room()
 		room.Micros, room.Part = -room.Micros, 0
 	}
 	ahead := t.Ahead.Microseconds()
@@ -253,13 +253,13 @@ func (e *engine) apply(t shaper.Take, l shaper.BucketLevel, ok bool, now int64) 
 	rise := t.Rise()
 	switch {
 	case e.is("First is taken for Cost"):
-		rise = shaper.Take{Cost: t.First, Rate: r}.Rise()
+		rise = shared.Take{Cost: t.First, Rate: r}.Rise()
 	case e.is("parts are dropped"):
 		rise.Part, next.Empty.Part = 0, 0
 	case e.is("time is a float"):
 		at := float64(next.Empty.Micros) + float64(next.Empty.Part)/float64(r.Parts) + float64(rise.Micros) + float64(rise.Part)/float64(r.Parts)
 		whole, part := math.Modf(at)
-		next.Empty = shaper.Instant{Micros: int64(whole), Part: int64(part * float64(r.Parts))}
+		next.Empty = shared.Instant{Micros: int64(whole), Part: int64(part * float64(r.Parts))}
 		return next, true, answer
 	}
 	next.Empty.Micros += rise.Micros
@@ -271,36 +271,36 @@ func (e *engine) apply(t shaper.Take, l shaper.BucketLevel, ok bool, now int64) 
 }
 
 // agree reports whether two rates differ in their versions at most.
-func (e *engine) agree(a, b shaper.BucketRate) bool {
+func (e *engine) agree(a, b shared.BucketRate) bool {
 	if !e.is("versions of one rate conflict") {
 		a.Version = b.Version
 	}
 	return a == b
 }
 
-func (e *engine) rescale(r, old shaper.BucketRate, empty shaper.Instant, now int64) shaper.Instant {
+func (e *engine) rescale(r, old shared.BucketRate, empty shared.Instant, now int64) shared.Instant {
 	right := r.Rescale(old, empty, now)
-	unit := func(r shaper.BucketRate) float64 { return float64(r.Micros) + float64(r.Part)/float64(r.Parts) }
+	unit := func(r shared.BucketRate) float64 { return float64(r.Micros) + float64(r.Part)/float64(r.Parts) }
 	span := float64(empty.Micros-now) + float64(empty.Part)/float64(old.Parts)
 	ratio := unit(r) / unit(old)
 	switch {
 	case e.is("a new rate keeps the instant"):
-		return shaper.Instant{Micros: empty.Micros, Part: 0}
+		return shared.Instant{Micros: empty.Micros, Part: 0}
 	case e.is("a new rate is a new level"):
-		return shaper.Instant{Micros: now}
+		return shared.Instant{Micros: now}
 	case e.is("a new rate is early"):
 		right.Micros -= min(1, right.Micros-now)
 	case e.is("a new rate is late"):
 		right.Micros += 3
 	case e.is("slots of the old rate are not looked at"):
-		return shaper.Instant{Micros: now + int64(math.Ceil(min(math.Max(0, span)*ratio, 1<<51)))}
+		return shared.Instant{Micros: now + int64(math.Ceil(min(math.Max(0, span)*ratio, 1<<51)))}
 	case e.is("a new rate counts the level as of now"):
 		next := min(span-float64(old.Burst-1)*unit(old), 2e6)
 		scaled := span * ratio
 		if next > 0 {
 			scaled = max(scaled, next+float64(r.Burst-1)*unit(r))
 		}
-		return shaper.Instant{Micros: now + int64(math.Ceil(max(0, min(scaled, 1<<51))))}
+		return shared.Instant{Micros: now + int64(math.Ceil(max(0, min(scaled, 1<<51))))}
 	case e.is("a new rate has no bound"):
 		if right.Micros == now+1<<51 {
 			right.Micros += 1 << 40
@@ -309,7 +309,7 @@ func (e *engine) rescale(r, old shaper.BucketRate, empty shaper.Instant, now int
 	return right
 }
 
-func (e *engine) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+func (e *engine) GiveBack(ctx context.Context, t shared.Take, end shared.Instant) error {
 	if ctx.Err() != nil && !e.is("GiveBack does not look at its context") {
 		return ctx.Err()
 	}
@@ -332,7 +332,7 @@ func (e *engine) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 	case e.is("GiveBack does nothing"):
 		return nil
 	case !ok && e.is("GiveBack makes a state"):
-		l = shaper.BucketLevel{Empty: shaper.Instant{Micros: e.now()}, Rate: t.Rate, At: e.now()}
+		l = shared.BucketLevel{Empty: shared.Instant{Micros: e.now()}, Rate: t.Rate, At: e.now()}
 	case !ok || !sameRate || !sameEnd:
 		return nil
 	case e.is("GiveBack drops parts"):
@@ -344,16 +344,16 @@ func (e *engine) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant
 	return nil
 }
 
-func latest(a, b shaper.Instant) shaper.Instant {
+func latest(a, b shared.Instant) shared.Instant {
 	if b.Micros > a.Micros || b.Micros == a.Micros && b.Part > a.Part {
 		return b
 	}
 	return a
 }
 
-func minus(r shaper.BucketRate, a, b shaper.Instant) shaper.Instant {
+func minus(r shared.BucketRate, a, b shared.Instant) shared.Instant {
 	if a.Part < b.Part {
-		return shaper.Instant{Micros: a.Micros - b.Micros - 1, Part: a.Part - b.Part + r.Parts}
+		return shared.Instant{Micros: a.Micros - b.Micros - 1, Part: a.Part - b.Part + r.Parts}
 	}
-	return shaper.Instant{Micros: a.Micros - b.Micros, Part: a.Part - b.Part}
+	return shared.Instant{Micros: a.Micros - b.Micros, Part: a.Part - b.Part}
 }

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"runtime"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // Told runs the checks of [Run], each on a Bucket of its own, until one of them fails. It
 // returns what that one says; "" if none does.
-func Told(ctx context.Context, newBucket func() shaper.Bucket) string {
+func Told(ctx context.Context, newBucket func() shared.Bucket) string {
 	for _, c := range checks {
 		r := &recorder{ctx: ctx}
 		done := make(chan struct{})

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A Fault is what becomes of one call of a [Memory].
@@ -36,8 +36,8 @@ var ErrFault = errors.New("buckettest: a fault that the test asked for")
 type Entry struct {
 	Call int    // its number, from 1, in the order in which calls were made
 	Op   string // "Take" or "GiveBack"
-	Take shaper.Take
-	End  shaper.Instant // of GiveBack
+	Take shared.Take
+	End  shared.Instant // of GiveBack
 
 	Fault    Fault
 	Sent     time.Time // when the call was made
@@ -49,8 +49,8 @@ type Entry struct {
 	// Taken is the answer, which the caller may not have got.
 	Done          bool
 	Arrived       int64
-	Before, After shaper.BucketLevel
-	Taken         shaper.Taken
+	Before, After shared.BucketLevel
+	Taken         shared.Taken
 }
 
 // SetDelay sets how long the requests and the answers of later calls travel.

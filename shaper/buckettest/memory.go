@@ -6,10 +6,10 @@ import (
 	"sync"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// Memory is a [shaper.Bucket] in memory, with faults for tests. [NewMemory] makes one.
+// Memory is a [shared.Bucket] in memory, with faults for tests. [NewMemory] makes one.
 //
 // A call goes through the stages of a call to a server: the request travels, the atomic
 // step takes place in one instant, the answer travels. [Memory.SetDelay] sets how long the
@@ -19,13 +19,13 @@ import (
 //
 // The clock is that of [time.Now] until [Memory.Step] or [Memory.Drift] moves it. A key is
 // forgotten one minute after its level has reached 0, which is as soon as a Bucket may. A
-// call with a [shaper.Take] that breaks the rules of its fields panics.
+// call with a [shared.Take] that breaks the rules of its fields panics.
 //
 // A Memory may be used by several goroutines at once, and starts none.
 type Memory struct {
 	mu       sync.Mutex
 	clock    clock
-	levels   map[string]shaper.BucketLevel
+	levels   map[string]shared.BucketLevel
 	request  time.Duration
 	reply    time.Duration
 	fail     func(call int, op string) Fault
@@ -43,14 +43,14 @@ type underway struct {
 // NewMemory returns a [Memory] without levels, whose clock is right. A Memory for a bubble is
 // made within it.
 func NewMemory() *Memory {
-	return &Memory{clock: newClock(), levels: map[string]shaper.BucketLevel{}}
+	return &Memory{clock: newClock(), levels: map[string]shared.BucketLevel{}}
 }
 
 // keep is how long a level is kept after it has reached 0, in microseconds.
 const keep = int64(time.Minute / time.Microsecond)
 
-// Take implements [shaper.Bucket].
-func (m *Memory) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+// Take implements [shared.Bucket].
+func (m *Memory) Take(ctx context.Context, t shared.Take) (shared.Taken, error) {
 	if problem := problemOf(t); problem != "" {
 		panic(fmt.Sprintf("buckettest: Memory.Take(%+v): %s", t, problem))
 	}
@@ -61,13 +61,13 @@ func (m *Memory) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) 
 		m.storeLocked(t.Key, e)
 	})
 	if err != nil {
-		return shaper.Taken{}, err
+		return shared.Taken{}, err
 	}
 	return e.Taken, nil
 }
 
-// GiveBack implements [shaper.Bucket].
-func (m *Memory) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+// GiveBack implements [shared.Bucket].
+func (m *Memory) GiveBack(ctx context.Context, t shared.Take, end shared.Instant) error {
 	e := &Entry{Op: "GiveBack", Take: t, End: end}
 	return m.call(ctx, e, func(now int64) {
 		e.Before = m.levelLocked(t.Key, now)
@@ -174,11 +174,11 @@ func (m *Memory) arriveLaterLocked(at time.Time, step func(now int64)) {
 }
 
 // levelLocked returns the level of a key at a reading of the clock.
-func (m *Memory) levelLocked(key string, now int64) shaper.BucketLevel {
+func (m *Memory) levelLocked(key string, now int64) shared.BucketLevel {
 	l := m.levels[key]
 	if l.Empty.Micros < now-keep {
 		delete(m.levels, key)
-		return shaper.BucketLevel{}
+		return shared.BucketLevel{}
 	}
 	return l
 }
@@ -191,14 +191,14 @@ func (m *Memory) storeLocked(key string, e *Entry) {
 }
 
 // Level returns the level of a key; the zero BucketLevel if there is none.
-func (m *Memory) Level(key string) shaper.BucketLevel {
+func (m *Memory) Level(key string) shared.BucketLevel {
 	m.lock()
 	defer m.mu.Unlock()
 	return m.levelLocked(key, m.clock.at(time.Now()))
 }
 
 // Set sets the level of a key, as if the Bucket had it. l may be damaged.
-func (m *Memory) Set(key string, l shaper.BucketLevel) {
+func (m *Memory) Set(key string, l shared.BucketLevel) {
 	m.lock()
 	defer m.mu.Unlock()
 	m.levels[key] = l
@@ -220,14 +220,14 @@ func (m *Memory) Wipe() {
 }
 
 // problemOf returns what is wrong with a Take, or "".
-func problemOf(t shaper.Take) string {
+func problemOf(t shared.Take) string {
 	r := t.Rate
 	switch {
 	case t.Key == "":
 		return "Key is empty"
 	case t.Cost < 1 || t.First < 1:
 		return "Cost and First must be at least 1"
-	case t.Ahead < 0 || t.Ahead > shaper.MaxAhead || t.Ahead%time.Microsecond != 0:
+	case t.Ahead < 0 || t.Ahead > shared.MaxAhead || t.Ahead%time.Microsecond != 0:
 		return "Ahead must be from 0 to MaxAhead, in whole microseconds"
 	case t.Guard < 0 || t.Guard%time.Microsecond != 0:
 		return "Guard must be at least 0, in whole microseconds"

@@ -8,15 +8,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // tenPerSecond has an interval of 100 ms.
-var tenPerSecond = shaper.BucketRate{Version: 1, Micros: 100_000, Parts: 1, Burst: 1}
+var tenPerSecond = shared.BucketRate{Version: 1, Micros: 100_000, Parts: 1, Burst: 1}
 
-func take(cost int64, ahead time.Duration) shaper.Take {
-	return shaper.Take{Key: "k", Cost: cost, First: 1, Ahead: ahead, Rate: tenPerSecond}
+func take(cost int64, ahead time.Duration) shared.Take {
+	return shared.Take{Key: "k", Cost: cost, First: 1, Ahead: ahead, Rate: tenPerSecond}
 }
 
 func micros(d time.Duration) int64 { return d.Microseconds() }
@@ -27,8 +27,8 @@ func TestTheClockOfAMemoryIsThatOfTheBubble(t *testing.T) {
 		taken, err := m.Take(t.Context(), take(3, 0))
 		require.NoError(t, err)
 		now := time.Now().UnixMicro()
-		require.Equal(t, shaper.Taken{OK: true, Now: now, Empty: shaper.Instant{Micros: now}, Cold: true}, taken)
-		require.Equal(t, shaper.BucketLevel{Empty: shaper.Instant{Micros: now + micros(300*time.Millisecond)}, Rate: tenPerSecond, At: now}, m.Level("k"))
+		require.Equal(t, shared.Taken{OK: true, Now: now, Empty: shared.Instant{Micros: now}, Cold: true}, taken)
+		require.Equal(t, shared.BucketLevel{Empty: shared.Instant{Micros: now + micros(300*time.Millisecond)}, Rate: tenPerSecond, At: now}, m.Level("k"))
 
 		m.Step(-time.Second)
 		require.Equal(t, now-micros(time.Second), m.Now())
@@ -91,7 +91,7 @@ func TestACallWhoseContextHasEndedDoesNothing(t *testing.T) {
 	cancel()
 	_, err := m.Take(ctx, take(1, 0))
 	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorIs(t, m.GiveBack(ctx, take(1, 0), shaper.Instant{}), context.Canceled)
+	require.ErrorIs(t, m.GiveBack(ctx, take(1, 0), shared.Instant{}), context.Canceled)
 	require.Zero(t, m.Level("k"))
 }
 
@@ -124,7 +124,7 @@ func TestFaultsOfAMemory(t *testing.T) {
 			require.ErrorIs(t, err, c.err)
 			require.Equal(t, c.err == nil, taken.OK)
 			require.Equal(t, c.after, time.Since(start))
-			require.Equal(t, c.taken, m.Level("k") != shaper.BucketLevel{})
+			require.Equal(t, c.taken, m.Level("k") != shared.BucketLevel{})
 			log := m.Log()
 			require.Equal(t, c.fault, log[0].Fault)
 			require.Equal(t, c.taken, log[0].Done)
@@ -144,7 +144,7 @@ func TestAMemoryForgetsWhatABucketMayForget(t *testing.T) {
 		time.Sleep(time.Microsecond)
 		require.Zero(t, m.Level("k"))
 
-		m.Set("k", shaper.BucketLevel{Empty: shaper.Instant{Micros: m.Now()}, Rate: tenPerSecond, At: m.Now()})
+		m.Set("k", shared.BucketLevel{Empty: shared.Instant{Micros: m.Now()}, Rate: tenPerSecond, At: m.Now()})
 		require.NotZero(t, m.Level("k"))
 		m.Wipe()
 		require.Zero(t, m.Level("k"))
@@ -155,11 +155,11 @@ func TestGiveBackOfAMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		now := time.Now().UnixMicro()
-		require.NoError(t, m.GiveBack(t.Context(), take(2, 0), shaper.Instant{Micros: now}))
+		require.NoError(t, m.GiveBack(t.Context(), take(2, 0), shared.Instant{Micros: now}))
 		require.Zero(t, m.Level("k"), "there was nothing to give back")
 		_, err := m.Take(t.Context(), take(3, 0))
 		require.NoError(t, err)
-		require.NoError(t, m.GiveBack(t.Context(), take(2, 0), shaper.Instant{Micros: now + 300_000}))
+		require.NoError(t, m.GiveBack(t.Context(), take(2, 0), shared.Instant{Micros: now + 300_000}))
 		require.Equal(t, now+100_000, m.Level("k").Empty.Micros)
 		require.Equal(t, "GiveBack", m.Log()[2].Op)
 	})
@@ -167,20 +167,20 @@ func TestGiveBackOfAMemory(t *testing.T) {
 
 func TestAMemoryTakesNoTakeThatIsWrong(t *testing.T) {
 	m := buckettest.NewMemory()
-	for _, spoil := range []func(*shaper.Take){
-		func(t *shaper.Take) { t.Key = "" },
-		func(t *shaper.Take) { t.Cost = 0 },
-		func(t *shaper.Take) { t.First = 0 },
-		func(t *shaper.Take) { t.Ahead = -1 },
-		func(t *shaper.Take) { t.Ahead = time.Nanosecond },
-		func(t *shaper.Take) { t.Ahead = shaper.MaxAhead + time.Microsecond },
-		func(t *shaper.Take) { t.Guard = time.Nanosecond },
-		func(t *shaper.Take) { t.Rate.Parts = 0 },
-		func(t *shaper.Take) { t.Rate.Part = 1 },
-		func(t *shaper.Take) { t.Rate.Micros = 0 },
-		func(t *shaper.Take) { t.Rate.Burst = 0 },
-		func(t *shaper.Take) { t.Rate.Version = -1 },
-		func(t *shaper.Take) { t.High.Part = 1 },
+	for _, spoil := range []func(*shared.Take){
+		func(t *shared.Take) { t.Key = "" },
+		func(t *shared.Take) { t.Cost = 0 },
+		func(t *shared.Take) { t.First = 0 },
+		func(t *shared.Take) { t.Ahead = -1 },
+		func(t *shared.Take) { t.Ahead = time.Nanosecond },
+		func(t *shared.Take) { t.Ahead = shared.MaxAhead + time.Microsecond },
+		func(t *shared.Take) { t.Guard = time.Nanosecond },
+		func(t *shared.Take) { t.Rate.Parts = 0 },
+		func(t *shared.Take) { t.Rate.Part = 1 },
+		func(t *shared.Take) { t.Rate.Micros = 0 },
+		func(t *shared.Take) { t.Rate.Burst = 0 },
+		func(t *shared.Take) { t.Rate.Version = -1 },
+		func(t *shared.Take) { t.High.Part = 1 },
 	} {
 		wrong := take(1, 0)
 		spoil(&wrong)

@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // A suite that passes whatever an engine does proves nothing. So each mistake that an engine
@@ -17,11 +17,11 @@ import (
 // another.
 func TestRunTellsMistakes(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
-		require.Empty(t, told(t, func() shaper.Bucket { return newEngine("") }))
+		require.Empty(t, told(t, func() shared.Bucket { return newEngine("") }))
 	})
 	for _, mistake := range mistakes(t) {
 		t.Run(mistake, func(t *testing.T) {
-			said := told(t, func() shaper.Bucket { return newEngine(mistake) })
+			said := told(t, func() shared.Bucket { return newEngine(mistake) })
 			require.NotEmpty(t, said)
 			t.Log(said)
 		})
@@ -29,7 +29,7 @@ func TestRunTellsMistakes(t *testing.T) {
 }
 
 // told returns what the checks say of a Bucket. In a bubble they do not wait.
-func told(t *testing.T, newBucket func() shaper.Bucket) (said string) {
+func told(t *testing.T, newBucket func() shared.Bucket) (said string) {
 	synctest.Test(t, func(t *testing.T) { said = buckettest.Told(t.Context(), newBucket) })
 	return said
 }
@@ -51,5 +51,5 @@ func mistakes(t *testing.T) (found []string) {
 
 // What only the optional methods can show is left out where they are missing, and nothing else.
 func TestRunNeedsNoOptionalMethods(t *testing.T) {
-	require.Empty(t, told(t, func() shaper.Bucket { return struct{ shaper.Bucket }{newEngine("")} }))
+	require.Empty(t, told(t, func() shared.Bucket { return struct{ shared.Bucket }{newEngine("")} }))
 }

@@ -9,23 +9,23 @@ import (
 	"testing"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// Run tests that a [shaper.Bucket] does what its comment says. It calls newBucket for each
+// Run tests that a [shared.Bucket] does what its comment says. It calls newBucket for each
 // sub-test; all Buckets may be the same one, or have the same server, as each sub-test uses
 // keys of its own. The sub-tests take some thousand calls and a second of waiting together;
 // with SHAPER_LONG=1 in the environment ten times as many calls.
 //
-// Each answer must be exactly that of [shaper.Take.Apply] at the clock reading that the
+// Each answer must be exactly that of [shared.Take.Apply] at the clock reading that the
 // answer tells. Only after a change of the rate it may be late by 2 µs, as
-// [shaper.BucketRate.Rescale] says. What a call has written shows in the answer of the next.
+// [shared.BucketRate.Rescale] says. What a call has written shows in the answer of the next.
 //
 // A Bucket for tests may have one or more of the methods of [Corrupter], [Forgetter],
 // [Setter] and [Stepper], usually in a struct around the real Bucket. They make it possible
 // to test what becomes of damage, of loss, and of a clock that steps. Without them the
 // sub-tests that need them are skipped.
-func Run(t *testing.T, newBucket func(t *testing.T) shaper.Bucket) {
+func Run(t *testing.T, newBucket func(t *testing.T) shared.Bucket) {
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {
 			c.run(newTester(t, newBucket(t)))
@@ -51,7 +51,7 @@ type Setter interface {
 	// Set makes l the state of a key. l may be damaged; if the Bucket can't hold it, Set
 	// stores something else that is damaged. A Set that fails must end the test, with the
 	// *testing.T that the Bucket was made for.
-	Set(key string, l shaper.BucketLevel)
+	Set(key string, l shared.BucketLevel)
 }
 
 // A Stepper has a clock that can be moved.
@@ -78,15 +78,15 @@ type reporter interface {
 // A tester runs a check on one Bucket. It knows what the state of each key must be.
 type tester struct {
 	reporter
-	bucket shaper.Bucket
+	bucket shared.Bucket
 	prefix string
-	levels map[string]shaper.BucketLevel
+	levels map[string]shared.BucketLevel
 	random *rand.Rand
 }
 
-func newTester(r reporter, b shaper.Bucket) *tester {
+func newTester(r reporter, b shared.Bucket) *tester {
 	return &tester{
-		reporter: r, bucket: b, levels: map[string]shaper.BucketLevel{}, random: rand.New(rand.NewPCG(1, 2)),
+		reporter: r, bucket: b, levels: map[string]shared.BucketLevel{}, random: rand.New(rand.NewPCG(1, 2)),
 		// A server may still have the keys of an earlier run.
 		prefix: fmt.Sprintf("buckettest:%016x:", rand.Uint64()),
 	}
@@ -117,12 +117,12 @@ func (c *tester) must(so bool, format string, args ...any) {
 }
 
 // of returns a Take of one unit, of a key of this test.
-func (c *tester) of(key string, r shaper.BucketRate) shaper.Take {
-	return shaper.Take{Key: c.prefix + key, Cost: 1, First: 1, Rate: r}
+func (c *tester) of(key string, r shared.BucketRate) shared.Take {
+	return shared.Take{Key: c.prefix + key, Cost: 1, First: 1, Rate: r}
 }
 
 // take calls Take, and compares the answer with the state that the key must have.
-func (c *tester) take(t shaper.Take) shaper.Taken {
+func (c *tester) take(t shared.Take) shared.Taken {
 	c.Helper()
 	ctx, cancel := c.context()
 	defer cancel()
@@ -134,7 +134,7 @@ func (c *tester) take(t shaper.Take) shaper.Taken {
 
 // follow compares the answer of a Take with the state that the key must have, and notes the
 // state after it.
-func (c *tester) follow(t shaper.Take, got shaper.Taken) {
+func (c *tester) follow(t shared.Take, got shared.Taken) {
 	c.Helper()
 	before := c.levels[t.Key]
 	next, want := t.Apply(before, got.Now)
@@ -142,19 +142,19 @@ func (c *tester) follow(t shaper.Take, got shaper.Taken) {
 	allowed := 2 + (want.Empty.Micros-got.Now)/100_000_000_000_000 // Floats have 16 digits.
 	if late := got.Empty.Micros - want.Empty.Micros; isNew && got.Empty.Part == 0 && want.Empty.Part == 0 && 0 < late && late <= allowed {
 		// Whatever has been taken, the state that was written follows from the answer.
-		next, want = t.Apply(shaper.BucketLevel{Empty: got.Empty, Rate: t.Rate, At: got.Now}, got.Now)
+		next, want = t.Apply(shared.BucketLevel{Empty: got.Empty, Rate: t.Rate, At: got.Now}, got.Now)
 	}
 	c.must(reflect.DeepEqual(got, want), "the answer to\n%+v\nat the state\n%+v\nis\n%s\nmust be\n%s", t, before, answerText(got), answerText(want))
 	c.levels[t.Key] = next
 }
 
 // sameNumbers reports whether two rates differ in their versions at most.
-func sameNumbers(a, b shaper.BucketRate) bool {
+func sameNumbers(a, b shared.BucketRate) bool {
 	a.Version = b.Version
 	return a == b
 }
 
-func answerText(t shaper.Taken) string {
+func answerText(t shared.Taken) string {
 	other := "nil"
 	if t.Other != nil {
 		other = fmt.Sprintf("%+v", *t.Other)
@@ -163,7 +163,7 @@ func answerText(t shaper.Taken) string {
 }
 
 // takes is take for a Take that must be allowed, and returns the state after it.
-func (c *tester) takes(t shaper.Take) shaper.BucketLevel {
+func (c *tester) takes(t shared.Take) shared.BucketLevel {
 	c.Helper()
 	got := c.take(t)
 	c.must(got.OK, "Take(%+v) is refused: %s", t, answerText(got))
@@ -171,16 +171,16 @@ func (c *tester) takes(t shaper.Take) shaper.BucketLevel {
 }
 
 // refused is take for a Take that must be refused.
-func (c *tester) refused(t shaper.Take) shaper.Taken {
+func (c *tester) refused(t shared.Take) shared.Taken {
 	c.Helper()
 	got := c.take(t)
 	c.must(!got.OK, "Take(%+v) is allowed: %s", t, answerText(got))
 	return got
 }
 
-// giveBack calls [shaper.Bucket.GiveBack]. What it has done shows in the answer to the next
+// giveBack calls [shared.Bucket.GiveBack]. What it has done shows in the answer to the next
 // Take.
-func (c *tester) giveBack(t shaper.Take, end shaper.Instant) {
+func (c *tester) giveBack(t shared.Take, end shared.Instant) {
 	c.Helper()
 	ctx, cancel := c.context()
 	defer cancel()
@@ -190,8 +190,8 @@ func (c *tester) giveBack(t shaper.Take, end shaper.Instant) {
 }
 
 // unit returns a rate of version 1 at which a unit takes micros + part/parts microseconds.
-func unit(micros, part, parts, burst int64) shaper.BucketRate {
-	return shaper.BucketRate{Version: 1, Micros: micros, Part: part, Parts: parts, Burst: burst}
+func unit(micros, part, parts, burst int64) shared.BucketRate {
+	return shared.BucketRate{Version: 1, Micros: micros, Part: part, Parts: parts, Burst: burst}
 }
 
 // slow is a rate at which nothing leaks while a test runs.

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func checkGiveBack(c *tester) {
 	r := unit(400_000_000, 1, 3, 1)
 	t := c.of("k", r)
-	give := func(cost int64, end shaper.Instant) {
+	give := func(cost int64, end shared.Instant) {
 		c.Helper()
 		g := t
 		g.Cost, g.First = cost, 1
@@ -26,7 +26,7 @@ func checkGiveBack(c *tester) {
 	later, part := end, end
 	later.Micros++
 	part.Part = (part.Part + 1) % 3
-	for _, not := range []shaper.Instant{{}, {Micros: end.Micros - 1, Part: end.Part}, later, part} {
+	for _, not := range []shared.Instant{{}, {Micros: end.Micros - 1, Part: end.Part}, later, part} {
 		give(2, not)
 	}
 	give(2, end)
@@ -88,7 +88,7 @@ func checkGiveBack(c *tester) {
 
 	// A key without a state has none after it.
 	t = c.of("none", r)
-	c.giveBack(t, shaper.Instant{})
+	c.giveBack(t, shared.Instant{})
 	got := c.take(t)
 	c.must(got.Cold && got.OK, "GiveBack has made a state: %s", answerText(got))
 }
@@ -125,7 +125,7 @@ func checkKeys(c *tester) {
 const callers = 16
 
 // together lets callers make Takes at the same time, and returns their answers. Each makes n.
-func (c *tester) together(n int, next func(caller, i int) shaper.Take) (takes []shaper.Take, answers []shaper.Taken) {
+func (c *tester) together(n int, next func(caller, i int) shared.Take) (takes []shared.Take, answers []shared.Taken) {
 	c.Helper()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -156,13 +156,13 @@ func (c *tester) together(n int, next func(caller, i int) shaper.Take) (takes []
 }
 
 // A stretch is what a Take has taken of a level.
-type stretch struct{ from, to shaper.Instant }
+type stretch struct{ from, to shared.Instant }
 
 // stretches returns what was taken, in order.
-func stretches(takes []shaper.Take, answers []shaper.Taken) (taken []stretch) {
+func stretches(takes []shared.Take, answers []shared.Taken) (taken []stretch) {
 	for i, t := range takes {
 		if answers[i].OK {
-			after, _ := t.Apply(shaper.BucketLevel{Empty: answers[i].Empty, Rate: t.Rate, At: answers[i].Now}, answers[i].Now)
+			after, _ := t.Apply(shared.BucketLevel{Empty: answers[i].Empty, Rate: t.Rate, At: answers[i].Now}, answers[i].Now)
 			taken = append(taken, stretch{answers[i].Empty, after.Empty})
 		}
 	}
@@ -170,7 +170,7 @@ func stretches(takes []shaper.Take, answers []shaper.Taken) (taken []stretch) {
 	return taken
 }
 
-func compare(a, b shaper.Instant) int {
+func compare(a, b shared.Instant) int {
 	return cmp.Or(cmp.Compare(a.Micros, b.Micros), cmp.Compare(a.Part, b.Part))
 }
 
@@ -178,7 +178,7 @@ func checkConcurrency(c *tester) {
 	// The level is never 0, so what each has taken begins where that of another ends: a unit
 	// lasts for minutes, as a busy machine may let seconds pass between two calls.
 	busy := unit(333_333_333, 1, 3, 1_000_000)
-	takes, answers := c.together(times(50), func(caller, i int) shaper.Take {
+	takes, answers := c.together(times(50), func(caller, i int) shared.Take {
 		t := c.of("busy", busy)
 		t.Cost = int64(1 + (caller+i)%4)
 		if i%5 == 4 {
@@ -205,7 +205,7 @@ func checkConcurrency(c *tester) {
 
 	// The level falls to 0 now and then, and no two take the same.
 	fast := unit(250, 1, 3, 3)
-	takes, answers = c.together(times(50), func(int, int) shaper.Take {
+	takes, answers = c.together(times(50), func(int, int) shared.Take {
 		t := c.of("fast", fast)
 		t.Cost = 2
 		return t
@@ -221,7 +221,7 @@ func checkConcurrency(c *tester) {
 }
 
 // askOnly makes a Take that is refused, as its cost is far above the burst, and does not compare.
-func (c *tester) askOnly(t shaper.Take) shaper.Taken {
+func (c *tester) askOnly(t shared.Take) shared.Taken {
 	c.Helper()
 	t.First = 1 << 40
 	ctx, cancel := c.context()
@@ -233,7 +233,7 @@ func (c *tester) askOnly(t shaper.Take) shaper.Taken {
 
 // unknown makes a Take whose answer may not come, and reports whether it has come. Then it
 // compares it.
-func (c *tester) unknown(ctx context.Context, t shaper.Take) bool {
+func (c *tester) unknown(ctx context.Context, t shared.Take) bool {
 	c.Helper()
 	start := time.Now()
 	got, err := c.bucket.Take(ctx, t)
@@ -243,13 +243,13 @@ func (c *tester) unknown(ctx context.Context, t shaper.Take) bool {
 		c.must(got.OK, "Take(%+v) is refused: %s", t, answerText(got))
 		return true
 	}
-	c.must(got == shaper.Taken{}, "Take has an error and an answer: %s, %v", answerText(got), err)
+	c.must(got == shared.Taken{}, "Take has an error and an answer: %s, %v", answerText(got), err)
 	return false
 }
 
 // atMost ends the test unless the level of t's key has risen, beyond what is known, by what
 // from 0 to calls calls take which got no answer.
-func (c *tester) atMost(t shaper.Take, known shaper.Instant, calls int) {
+func (c *tester) atMost(t shared.Take, known shared.Instant, calls int) {
 	c.Helper()
 	got := c.askOnly(t)
 	for i := range calls + 1 {
@@ -257,7 +257,7 @@ func (c *tester) atMost(t shaper.Take, known shaper.Instant, calls int) {
 			return
 		}
 		if i < calls {
-			after, _ := t.Apply(shaper.BucketLevel{Empty: known, Rate: t.Rate, At: got.Now}, got.Now)
+			after, _ := t.Apply(shared.BucketLevel{Empty: known, Rate: t.Rate, At: got.Now}, got.Now)
 			known = after.Empty
 		}
 	}
@@ -281,7 +281,7 @@ func checkEndedContext(c *tester) {
 		ctx, cancel := ended()
 		for range 3 {
 			c.must(!c.unknown(ctx, t), "Take with a context that is %s has no error", name)
-			c.must(c.bucket.GiveBack(ctx, t, shaper.Instant{Micros: 1}) != nil, "GiveBack with a context that is %s has no error", name)
+			c.must(c.bucket.GiveBack(ctx, t, shared.Instant{Micros: 1}) != nil, "GiveBack with a context that is %s has no error", name)
 		}
 		cancel()
 		c.atMost(t, known, 3)
@@ -296,7 +296,7 @@ func checkContextEnds(c *tester) {
 	for i := range times(60) {
 		ctx, cancel := context.WithTimeout(c.Context(), time.Duration(c.random.Int64N(1<<10+int64(i)<<9))*time.Microsecond/4)
 		if c.unknown(ctx, t) {
-			after, _ := t.Apply(shaper.BucketLevel{Empty: known, Rate: r, At: 1}, known.Micros)
+			after, _ := t.Apply(shared.BucketLevel{Empty: known, Rate: r, At: 1}, known.Micros)
 			known = after.Empty
 		} else {
 			without++

@@ -3,15 +3,15 @@ package buckettest
 import (
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // set makes l the state of a key.
-func (c *tester) set(key string, l shaper.BucketLevel) {
+func (c *tester) set(key string, l shared.BucketLevel) {
 	c.Helper()
 	s, ok := c.bucket.(Setter)
 	if !ok {
-		c.Skipf("the Bucket has no method Set(key string, l shaper.BucketLevel)")
+		c.Skipf("the Bucket has no method Set(key string, l shared.BucketLevel)")
 	}
 	s.Set(key, l)
 	c.levels[key] = l
@@ -22,8 +22,8 @@ func checkClockBack(c *tester) {
 	r := unit(100_000_000, 1, 3, 1)
 	now := c.take(c.of("clock", slow)).Now
 	// ahead returns a state written an hour from now, whose level lasts for a time after that.
-	ahead := func(lasts int64) shaper.BucketLevel {
-		return shaper.BucketLevel{Empty: shaper.Instant{Micros: now + hour + lasts, Part: 2}, Rate: r, At: now + hour}
+	ahead := func(lasts int64) shared.BucketLevel {
+		return shared.BucketLevel{Empty: shared.Instant{Micros: now + hour + lasts, Part: 2}, Rate: r, At: now + hour}
 	}
 
 	// The first call sets the level right, and that is written: it does not move with the clock.
@@ -36,7 +36,7 @@ func checkClockBack(c *tester) {
 
 	t = c.of("takes", r)
 	c.set(t.Key, ahead(1_000_000))
-	t.Ahead = shaper.MaxAhead
+	t.Ahead = shared.MaxAhead
 	c.takes(t)
 	c.refused(t)
 
@@ -98,7 +98,7 @@ func checkLoss(c *tester) {
 	if !ok {
 		c.Skipf("the Bucket has no method Forget(key string) error")
 	}
-	forget := func(t shaper.Take) {
+	forget := func(t shared.Take) {
 		c.Helper()
 		err := f.Forget(t.Key)
 		c.must(err == nil, "Forget(%q): %v", t.Key, err)
@@ -120,7 +120,7 @@ func checkLoss(c *tester) {
 	forget(t)
 	got = c.take(t)
 	c.must(got.Cold && got.Empty == t.High, "the level is not as high as the process knows: %s", answerText(got))
-	t.High = shaper.Instant{}
+	t.High = shared.Instant{}
 	c.take(t)
 
 	// A rate that was forgotten is in force no more.
@@ -138,28 +138,28 @@ var damagedTexts = []string{
 }
 
 // damagedLevels are states of which each has a number outside of its range.
-func damagedLevels(now int64) map[string]shaper.BucketLevel {
-	good := shaper.BucketLevel{Empty: shaper.Instant{Micros: now + 500_000_000, Part: 2}, Rate: unit(400_000_000, 1, 3, 1), At: now}
-	damaged := map[string]shaper.BucketLevel{}
-	for name, spoil := range map[string]func(*shaper.BucketLevel){
-		"Empty is negative":       func(l *shaper.BucketLevel) { l.Empty.Micros = -l.Empty.Micros },
-		"Empty is too far":        func(l *shaper.BucketLevel) { l.Empty.Micros = 1<<53 + 2 },
-		"Empty.Part is negative":  func(l *shaper.BucketLevel) { l.Empty.Part = -1 },
-		"Empty.Part is too great": func(l *shaper.BucketLevel) { l.Empty.Part = 3 },
-		"At is 0":                 func(l *shaper.BucketLevel) { l.At = 0 },
-		"At is negative":          func(l *shaper.BucketLevel) { l.At = -l.At },
-		"At is too far":           func(l *shaper.BucketLevel) { l.At = 1<<53 + 2 },
-		"Version is negative":     func(l *shaper.BucketLevel) { l.Rate.Version = -1 },
-		"Version is too great":    func(l *shaper.BucketLevel) { l.Rate.Version = 1<<53 + 2 },
-		"Micros is negative":      func(l *shaper.BucketLevel) { l.Rate.Micros = -1 },
-		"Micros is too great":     func(l *shaper.BucketLevel) { l.Rate.Micros = 1<<51 + 1 },
-		"a unit takes no time":    func(l *shaper.BucketLevel) { l.Rate.Micros, l.Rate.Part = 0, 0 },
-		"Rate.Part is negative":   func(l *shaper.BucketLevel) { l.Rate.Part = -1 },
-		"Rate.Part is too great":  func(l *shaper.BucketLevel) { l.Rate.Part = 3 },
-		"Parts is 0":              func(l *shaper.BucketLevel) { l.Rate.Parts, l.Rate.Part, l.Empty.Part = 0, 0, 0 },
-		"Parts is too great":      func(l *shaper.BucketLevel) { l.Rate.Parts = 1e12 + 1 },
-		"Burst is 0":              func(l *shaper.BucketLevel) { l.Rate.Burst = 0 },
-		"Burst is negative":       func(l *shaper.BucketLevel) { l.Rate.Burst = -5 },
+func damagedLevels(now int64) map[string]shared.BucketLevel {
+	good := shared.BucketLevel{Empty: shared.Instant{Micros: now + 500_000_000, Part: 2}, Rate: unit(400_000_000, 1, 3, 1), At: now}
+	damaged := map[string]shared.BucketLevel{}
+	for name, spoil := range map[string]func(*shared.BucketLevel){
+		"Empty is negative":       func(l *shared.BucketLevel) { l.Empty.Micros = -l.Empty.Micros },
+		"Empty is too far":        func(l *shared.BucketLevel) { l.Empty.Micros = 1<<53 + 2 },
+		"Empty.Part is negative":  func(l *shared.BucketLevel) { l.Empty.Part = -1 },
+		"Empty.Part is too great": func(l *shared.BucketLevel) { l.Empty.Part = 3 },
+		"At is 0":                 func(l *shared.BucketLevel) { l.At = 0 },
+		"At is negative":          func(l *shared.BucketLevel) { l.At = -l.At },
+		"At is too far":           func(l *shared.BucketLevel) { l.At = 1<<53 + 2 },
+		"Version is negative":     func(l *shared.BucketLevel) { l.Rate.Version = -1 },
+		"Version is too great":    func(l *shared.BucketLevel) { l.Rate.Version = 1<<53 + 2 },
+		"Micros is negative":      func(l *shared.BucketLevel) { l.Rate.Micros = -1 },
+		"Micros is too great":     func(l *shared.BucketLevel) { l.Rate.Micros = 1<<51 + 1 },
+		"a unit takes no time":    func(l *shared.BucketLevel) { l.Rate.Micros, l.Rate.Part = 0, 0 },
+		"Rate.Part is negative":   func(l *shared.BucketLevel) { l.Rate.Part = -1 },
+		"Rate.Part is too great":  func(l *shared.BucketLevel) { l.Rate.Part = 3 },
+		"Parts is 0":              func(l *shared.BucketLevel) { l.Rate.Parts, l.Rate.Part, l.Empty.Part = 0, 0, 0 },
+		"Parts is too great":      func(l *shared.BucketLevel) { l.Rate.Parts = 1e12 + 1 },
+		"Burst is 0":              func(l *shared.BucketLevel) { l.Rate.Burst = 0 },
+		"Burst is negative":       func(l *shared.BucketLevel) { l.Rate.Burst = -5 },
 	} {
 		l := good
 		spoil(&l)
@@ -172,7 +172,7 @@ func checkDamage(c *tester) {
 	corrupter, corrupts := c.bucket.(Corrupter)
 	setter, sets := c.bucket.(Setter)
 	if !corrupts && !sets {
-		c.Skipf("the Bucket has neither a method Corrupt(key, value string) error nor Set(key string, l shaper.BucketLevel)")
+		c.Skipf("the Bucket has neither a method Corrupt(key, value string) error nor Set(key string, l shared.BucketLevel)")
 	}
 	t := c.of("k", unit(400_000_000, 1, 3, 1))
 	isNone := func(damage string) {
@@ -186,7 +186,7 @@ func checkDamage(c *tester) {
 	for _, value := range damagedTexts {
 		for _, after := range []func(){
 			func() {},
-			func() { c.giveBack(t, shaper.Instant{Micros: 1}) },
+			func() { c.giveBack(t, shared.Instant{Micros: 1}) },
 			func() { c.giveBack(t, c.levels[t.Key].Empty) },
 		} {
 			if corrupts && corrupter.Corrupt(t.Key, value) == nil {

@@ -4,18 +4,18 @@ import (
 	"fmt"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // checkRandom makes random calls for a few keys. It finds what nobody has thought of.
 func checkRandom(c *tester) {
-	rates := []shaper.BucketRate{
+	rates := []shared.BucketRate{
 		unit(333_333, 1, 3, 1), unit(33, 1, 3, 7), unit(1_285_714, 2, 7, 2), unit(1000, 0, 1, 1), unit(0, 1, 1000, 1_000_000),
 		unit(314, 159_265_358_979, 1_000_000_000_000, 3), slow,
 	}
 	upTo := func(most int64) int64 { return c.random.Int64N(most+1) >> c.random.IntN(64) } // any magnitude
-	inForce := map[string]shaper.BucketRate{}
-	high := map[string]shaper.BucketLevel{} // what a process knows
+	inForce := map[string]shared.BucketRate{}
+	high := map[string]shared.BucketLevel{} // what a process knows
 	for range times(2000) {
 		key := fmt.Sprint("k", c.random.IntN(3))
 		r, ok := inForce[key]
@@ -49,7 +49,7 @@ func checkRandom(c *tester) {
 				delete(c.levels, t.Key)
 			}
 		case 2:
-			if l := c.levels[t.Key]; l != (shaper.BucketLevel{}) {
+			if l := c.levels[t.Key]; l != (shared.BucketLevel{}) {
 				if _, ok := c.bucket.(Setter); ok {
 					l.At += upTo(10_000_000)
 					c.set(t.Key, l)

@@ -5,12 +5,12 @@ import (
 	"math"
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func checkVersions(c *tester) {
 	// Odd versions have one rate, and even ones another.
-	at := func(version int64) shaper.BucketRate {
+	at := func(version int64) shared.BucketRate {
 		r := slow
 		r.Version, r.Micros = version, r.Micros+version%2
 		return r
@@ -18,24 +18,24 @@ func checkVersions(c *tester) {
 	t := c.of("k", at(5))
 	t.Cost = 2
 	c.takes(t)
-	other := func(r shaper.BucketRate, ahead time.Duration) {
+	other := func(r shared.BucketRate, ahead time.Duration) {
 		t := c.of("k", r)
-		t.Ahead, t.Cost, t.High, t.Seen = ahead, 3, shaper.Instant{Micros: 1 << 52}, 1
+		t.Ahead, t.Cost, t.High, t.Seen = ahead, 3, shared.Instant{Micros: 1 << 52}, 1
 		got := c.refused(t)
 		c.must(got.Other != nil, "another rate is in force, and the answer does not say so: %s", answerText(got))
 	}
 	for _, version := range []int64{0, 2, 4} { // older
-		other(at(version), shaper.MaxAhead)
+		other(at(version), shared.MaxAhead)
 	}
-	for _, change := range []func(*shaper.BucketRate){ // of the same version, but different
-		func(r *shaper.BucketRate) { r.Burst = 1000 },
-		func(r *shaper.BucketRate) { r.Micros-- },
-		func(r *shaper.BucketRate) { r.Parts = 2 },
-		func(r *shaper.BucketRate) { r.Parts, r.Part = 2, 1 },
+	for _, change := range []func(*shared.BucketRate){ // of the same version, but different
+		func(r *shared.BucketRate) { r.Burst = 1000 },
+		func(r *shared.BucketRate) { r.Micros-- },
+		func(r *shared.BucketRate) { r.Parts = 2 },
+		func(r *shared.BucketRate) { r.Parts, r.Part = 2, 1 },
 	} {
 		r := at(5)
 		change(&r)
-		other(r, shaper.MaxAhead)
+		other(r, shared.MaxAhead)
 		c.refused(t)
 	}
 	// The newest comes into force even if nothing is taken.
@@ -87,12 +87,12 @@ func checkVersionsOfOneRate(c *tester) {
 }
 
 func checkRescale(c *tester) {
-	rates := []shaper.BucketRate{
+	rates := []shared.BucketRate{
 		unit(100_000, 0, 1, 1), unit(333_333, 1, 3, 1), unit(33, 1, 3, 7), unit(1_285_714, 2, 7, 20),
 		unit(0, 1, 1000, 1_000_000), unit(2, 999_999_999_999, 1_000_000_000_000, 1000), slow,
 	}
 	key := 0
-	change := func(old, next shaper.BucketRate, span time.Duration, burst, nextBurst int64) {
+	change := func(old, next shared.BucketRate, span time.Duration, burst, nextBurst int64) {
 		key++
 		old.Burst, next.Burst = burst, nextBurst
 		t := c.of(fmt.Sprint("k", key), old)
@@ -124,16 +124,16 @@ func checkRescale(c *tester) {
 		r := rates[c.random.IntN(len(rates))]
 		r.Version, r.Burst = 1+i, 1+c.random.Int64N(64)>>c.random.IntN(7)
 		t := c.of("again", r)
-		t.Cost, t.Ahead = 1+c.random.Int64N(10), shaper.MaxAhead
+		t.Cost, t.Ahead = 1+c.random.Int64N(10), shared.MaxAhead
 		c.take(t)
 	}
 }
 
 // micros returns the time of a unit in microseconds.
-func micros(r shaper.BucketRate) float64 { return float64(r.Micros) + float64(r.Part)/float64(r.Parts) }
+func micros(r shared.BucketRate) float64 { return float64(r.Micros) + float64(r.Part)/float64(r.Parts) }
 
 func checkParts(c *tester) {
-	for key, r := range map[string]shaper.BucketRate{
+	for key, r := range map[string]shared.BucketRate{
 		"3/s":      unit(333_333, 1, 3, math.MaxInt32),
 		"30,000/s": unit(33, 1, 3, math.MaxInt32),
 		"a part":   unit(1_000_000, 1, 1_000_000_000_000, math.MaxInt32),
@@ -151,7 +151,7 @@ func checkParts(c *tester) {
 		// The replay has followed each step; this is the sum.
 		t.Cost = sum
 		end, rise := c.levels[t.Key].Empty, t.Rise()
-		moved := shaper.Instant{Micros: end.Micros - start.Micros, Part: end.Part - start.Part}
+		moved := shared.Instant{Micros: end.Micros - start.Micros, Part: end.Part - start.Part}
 		if moved.Part < 0 {
 			moved.Micros, moved.Part = moved.Micros-1, moved.Part+r.Parts
 		}

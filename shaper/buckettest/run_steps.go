@@ -3,7 +3,7 @@ package buckettest
 import (
 	"time"
 
-	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/shared"
 )
 
 // checks are the sub-tests of [Run], in the order in which one would look for a mistake.
@@ -68,7 +68,7 @@ func checkGuard(c *tester) {
 // can be met exactly.
 func checkAhead(c *tester) {
 	key := 0
-	bound := func(r shaper.BucketRate, first int64, guard, ahead time.Duration, ok bool) {
+	bound := func(r shared.BucketRate, first int64, guard, ahead time.Duration, ok bool) {
 		key++
 		t := c.of(string(rune('a'+key)), r)
 		t.First, t.Cost, t.Guard, t.Ahead = first, first, guard, ahead
@@ -77,7 +77,7 @@ func checkAhead(c *tester) {
 		c.take(t)
 	}
 	third := unit(333_333, 1, 3, 2)
-	for _, ahead := range []time.Duration{0, time.Microsecond, 123_457 * time.Microsecond, shaper.MaxAhead} {
+	for _, ahead := range []time.Duration{0, time.Microsecond, 123_457 * time.Microsecond, shared.MaxAhead} {
 		bound(slow, 1, ahead, ahead, true)
 		bound(slow, 1, ahead+time.Microsecond, ahead, false)
 		// The room of one more is 333,333 µs and a third.
@@ -137,7 +137,7 @@ func checkIdle(c *tester) {
 		}
 		time.Sleep(30 * time.Millisecond) // the level falls to 0 after 6 ms
 		got := c.take(t)
-		c.must(got.OK && !got.Cold && got.Empty == (shaper.Instant{Micros: got.Now}), "after a pause the level is not 0, or the key is forgotten: %s", answerText(got))
+		c.must(got.OK && !got.Cold && got.Empty == (shared.Instant{Micros: got.Now}), "after a pause the level is not 0, or the key is forgotten: %s", answerText(got))
 		time.Sleep(30 * time.Millisecond)
 	}
 }
@@ -152,16 +152,16 @@ func checkHigh(c *tester) {
 		if key == "lower" {
 			c.takes(t)
 		}
-		t.High, t.Seen = shaper.Instant{Micros: now + 500_000_000, Part: 2}, now
+		t.High, t.Seen = shared.Instant{Micros: now + 500_000_000, Part: 2}, now
 		c.refused(t)
 		if key == "lower" {
-			t.High, t.Seen = shaper.Instant{}, 0
+			t.High, t.Seen = shared.Instant{}, 0
 			c.refused(t) // What only a process knows is not written with a refusal.
-			t.High, t.Seen = shaper.Instant{Micros: now + 500_000_000, Part: 2}, now
+			t.High, t.Seen = shared.Instant{Micros: now + 500_000_000, Part: 2}, now
 		}
 		t.Rate.Version, t.Ahead = 2, 0
 		c.refused(t)
-		t.High, t.Seen = shaper.Instant{}, 0
+		t.High, t.Seen = shared.Instant{}, 0
 		got := c.refused(t)
 		c.must(got.Empty.Micros >= now+500_000_000, "what was written forgets High: %s", answerText(got))
 	}
@@ -170,7 +170,7 @@ func checkHigh(c *tester) {
 	for _, part := range []int64{0, 1, 2} {
 		t := c.of(string(rune('a'+part)), unit(100, 1, 3, 1))
 		now := c.take(c.of("clock", slow)).Now
-		t.High, t.Seen, t.Ahead = shaper.Instant{Micros: now + 1_000_000, Part: part}, now, shaper.MaxAhead
+		t.High, t.Seen, t.Ahead = shared.Instant{Micros: now + 1_000_000, Part: part}, now, shared.MaxAhead
 		c.takes(t)
 		t.High.Part, t.Cost = 1, 5
 		c.takes(t)
@@ -184,7 +184,7 @@ func checkHigh(c *tester) {
 	// The clock has gone back since the process has seen it.
 	t := c.of("seen", third)
 	now := c.take(c.of("clock", slow)).Now
-	t.High, t.Seen = shaper.Instant{Micros: now + 500_000_000}, now+3_600_000_000
+	t.High, t.Seen = shared.Instant{Micros: now + 500_000_000}, now+3_600_000_000
 	c.takes(t)
 	c.refused(t)
 }

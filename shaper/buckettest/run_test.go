@@ -3,10 +3,10 @@ package buckettest_test
 import (
 	"testing"
 
-	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
+	"example.com/leakybucket/shaper/shared"
 )
 
 func TestMemoryIsABucket(t *testing.T) {
-	buckettest.Run(t, func(*testing.T) shaper.Bucket { return buckettest.NewMemory() })
+	buckettest.Run(t, func(*testing.T) shared.Bucket { return buckettest.NewMemory() })
 }

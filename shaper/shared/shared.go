@@ -1,4 +1,7 @@
-package shaper
+// Package shared says what a [Bucket] is: what holds a level that several processes share. Package
+// shaper has its names, too, and is all that a program needs which uses one; this package is for
+// those who write one. Package buckettest has the tests that every Bucket must pass.
+package shared
 
 import (
 	"context"
@@ -20,10 +23,10 @@ import (
 //	Shard(key string) string
 //
 // which names the server of a key, or whatever fails as one: while one of them can't be asked,
-// the keys of the others are not affected ([BucketEvent.Shard]).
+// the keys of the others are not affected (shaper.BucketEvent).
 //
 // A Bucket must be safe for concurrent use. Both methods must return soon after ctx has ended,
-// which is after some 250 ms ([WithBucketTimeout]): until a call returns, the requests in line do
+// which is after some 250 ms (shaper.WithBucketTimeout): until a call returns, the requests in line do
 // not learn of an outage. If connecting takes longer, the Bucket must go on with that, or it would
 // begin anew with each call. Neither method may be repeated by the Bucket when it does not know
 // whether the first attempt was carried out: what that has taken would be taken twice.
@@ -142,46 +145,46 @@ func (t Take) Apply(l BucketLevel, now int64) (BucketLevel, Taken) {
 			next.Empty.Micros, changed = l.Empty.Micros-(l.At-now), true
 		}
 		switch {
-		case l.Rate.agrees(t.Rate):
+		case l.Rate.Agrees(t.Rate):
 			next.Rate.Version = max(l.Rate.Version, t.Rate.Version)
 			changed = changed || l.Rate.Version < t.Rate.Version
 		case l.Rate.Version < t.Rate.Version:
 			next.Empty, changed = t.Rate.Rescale(l.Rate, next.Empty, now), true
 		default:
-			answer.Empty, answer.Other = laterInstant(next.Empty, Instant{Micros: now}), &l.Rate
+			answer.Empty, answer.Other = next.Empty.Later(Instant{Micros: now}), &l.Rate
 			return l, answer
 		}
 	}
 	if now >= t.Seen {
-		next.Empty = laterInstant(next.Empty, t.High)
+		next.Empty = next.Empty.Later(t.High)
 	}
-	next.Empty = laterInstant(next.Empty, Instant{Micros: now})
+	next.Empty = next.Empty.Later(Instant{Micros: now})
 	answer.Empty = next.Empty
 	latest := Instant{Micros: now + t.Ahead.Microseconds()}
-	if first := t.Rate.minus(next.Empty, t.Room()); laterInstant(first, latest) != latest {
+	if first := t.Rate.Minus(next.Empty, t.Room()); first.Later(latest) != latest {
 		if changed {
 			return next, answer
 		}
 		return l, answer
 	}
 	answer.OK = true
-	next.Empty = t.Rate.plus(next.Empty, t.Rise())
+	next.Empty = t.Rate.Plus(next.Empty, t.Rise())
 	return next, answer
 }
 
 // ApplyGiveBack is the atomic step of [Bucket.GiveBack]: it returns the state to be
 // written, which is l if there is nothing to do.
 func (t Take) ApplyGiveBack(l BucketLevel, end Instant) BucketLevel {
-	if l.Rate.agrees(t.Rate) && l.Empty == end {
-		l.Empty = t.Rate.minus(end, t.Rise())
+	if l.Rate.Agrees(t.Rate) && l.Empty == end {
+		l.Empty = t.Rate.Minus(end, t.Rise())
 	}
 	return l
 }
 
 // Rise returns the time by which t makes the level reach 0 later: Cost times the time of a
 // unit.
-func (t Take) Rise() Instant { return t.Rate.times(t.Cost) }
+func (t Take) Rise() Instant { return t.Rate.Times(t.Cost) }
 
 // Room returns how long before the level reaches 0 a request of cost First may leave:
 // max(0, [BucketRate.Burst] − First) times the time of a unit.
-func (t Take) Room() Instant { return t.Rate.times(max(0, t.Rate.Burst-t.First)) }
+func (t Take) Room() Instant { return t.Rate.Times(max(0, t.Rate.Burst-t.First)) }
