@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,11 +18,13 @@ import (
 // Limits that change was given last.
 func groupAtRate(t *testing.T, m *buckettest.Memory, l shaper.Limits, opts ...shaper.GroupOption) (g *shaper.Group[string], change func(shaper.Limits)) {
 	t.Helper()
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, append(opts, shaper.WithBuckets(m, ownKey))...)
+	var now atomic.Pointer[shaper.Limits]
+	now.Store(&l)
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return *now.Load(), nil }, append(opts, shaper.WithBuckets(m, ownKey))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = g.Close() })
 	return g, func(to shaper.Limits) {
-		l = to
+		now.Store(&to)
 		g.Reload()
 	}
 }
