@@ -34,8 +34,8 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		return j
 	}
 	v := f.view()
-	if ls := d.leaseOfLocked(f); ls != nil {
-		v.placeless = ls.placelessLocked(now, r.cost)
+	if sf := d.sharedFlowLocked(f); sf != nil {
+		v.placeless = sf.placelessLocked(now, r.cost)
 	}
 	if r.kind != allow {
 		v.findRoom(f.line)

@@ -176,15 +176,15 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
-		if ls := d.leaseOfLocked(ln.flow); ls == nil {
+		if sf := d.sharedFlowLocked(ln.flow); sf == nil {
 			d.measureSpacingLocked(ln, at, w.cost)
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
 			if d.keyed {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
-		} else if !ls.leavesLocked(w, at) {
-			ls.losePatienceLocked(at)
+		} else if !sf.leavesLocked(w, at) {
+			sf.losePatienceLocked(at)
 			d.rearm = true
 			d.updateDepartureLocked(ln.flow)
 			continue
@@ -218,15 +218,15 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 // updateDepartureLocked moves the line of a flow to its place among the departures. In a
 // [Group] it drops a line that is not needed any more.
 func (d *dispatcher) updateDepartureLocked(f *flow) {
-	ln, ls := f.line, d.leaseOfLocked(f)
+	ln, sf := f.line, d.sharedFlowLocked(f)
 	if ln != nil {
 		if ln.head != nil {
-			ln.slot = d.nextInLineLocked(f, ls)
+			ln.slot = d.nextInLineLocked(f, sf)
 		}
 		d.due.update(ln)
 	}
-	if ls != nil {
-		ls.kickLocked(d.clock) // Without a line, too: what a request has given back may be given back further.
+	if sf != nil {
+		sf.kickLocked(d.clock) // Without a line, too: what a request has given back may be given back further.
 	}
 	if ln == nil {
 		return
@@ -299,8 +299,8 @@ func (d *dispatcher) timeOf(ns int64) time.Time { return d.epoch.Add(time.Durati
 
 // changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {
-	if d.mode&modeShared != 0 && d.shared.leases[f] != nil {
-		d.shared.leases[f].changeLocked(to)
+	if d.mode&modeShared != 0 && d.shared.flows[f] != nil {
+		d.shared.flows[f].changeLocked(to)
 		if to.interval.IsZero() {
 			d.blocks.lift(f)
 		}

@@ -53,7 +53,7 @@ func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
 	p.dryRun = d.isDryRun()
 	if d.mode&modeShared != 0 {
-		d.shared.rates.of(p) // That takes long, so it is done before the lock is needed for it.
+		d.shared.rateOf(p, 0) // That takes long, so it is done before the lock is needed for it.
 	}
 	return p
 }

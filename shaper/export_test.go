@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/maphash"
 	"sync/atomic"
+
+	"example.com/leakybucket/shaper/internal/lease"
 )
 
 // EnterAsReentry is Acquire for a request that was let go before, as Transport
@@ -99,5 +101,9 @@ func HoldLock(s *Shaper) (release func()) {
 	return s.mu.Unlock
 }
 
-// BucketRateOf is bucketRateOf, for the tests of what an engine does.
-var BucketRateOf = bucketRateOf
+// BucketRateOf returns the rate of [Limits] with a version, for the tests of what an engine does.
+func BucketRateOf(l Limits, version int64) BucketRate {
+	r := new(lease.Rates).Of(l.Rate, l.burst())
+	r.Version = version
+	return r
+}

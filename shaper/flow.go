@@ -59,11 +59,11 @@ func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
 func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 
 // nextInLineLocked returns the instant at which something is to happen in the line of a flow, in
-// which a request waits. ls is the lease of the flow; nil: it has none.
-func (d *dispatcher) nextInLineLocked(f *flow, ls *lease) int64 {
+// which a request waits. sf is the lease of the flow; nil: it has none.
+func (d *dispatcher) nextInLineLocked(f *flow, sf *sharedFlow) int64 {
 	at := d.headMayLeaveLocked(f)
-	if ls != nil {
-		at = min(at, ls.nextPatienceEndsLocked())
+	if sf != nil {
+		at = min(at, sf.nextPatienceEndsLocked())
 	}
 	return at
 }
@@ -72,13 +72,13 @@ func (d *dispatcher) nextInLineLocked(f *flow, ls *lease) int64 {
 // leave; forever if that is unknown: whatever ends that then calls markDirtyLocked. Every
 // reason that keeps a head from leaving is asked for here: the cap (inflight.go), by
 // bucket.slot its slot and a hold (hold.go), and for a shared level the units of the lease
-// (shared_lease.go).
+// (shared_flow.go).
 func (d *dispatcher) headMayLeaveLocked(f *flow) int64 {
 	if !f.hasSeat() {
 		return exact.Forever
 	}
-	if ls := d.leaseOfLocked(f); ls != nil && !ls.usesOwnLevelLocked() {
-		return max(ls.unitsDueLocked(f.line.head.cost), f.keptUntil())
+	if sf := d.sharedFlowLocked(f); sf != nil && !sf.usesOwnLevelLocked() {
+		return max(sf.unitsDueLocked(f.line.head.cost), f.keptUntil())
 	}
 	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()
 }

@@ -30,7 +30,7 @@ func (g *Group[K]) bucketKeyOf(key K) (bucketKey, error) {
 //
 //go:noinline
 func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
-	if s.shared.leases[&kf.Value] != nil || kf == s.closedFlow || kf == s.unlimited {
+	if s.shared.flows[&kf.Value] != nil || kf == s.closedFlow || kf == s.unlimited {
 		return
 	}
 	if kf.Home != keyed.Own {
@@ -45,8 +45,8 @@ func (s *keyShard[K]) leaseLocked(kf *keyedFlow[K], key bucketKey) {
 // whose users are counted.
 func (s *keyShard[K]) planOfLocked(kf *keyedFlow[K]) *plan {
 	if s.shared != nil {
-		if ls := s.shared.leases[&kf.Value]; ls != nil {
-			return ls.given
+		if sf := s.shared.flows[&kf.Value]; sf != nil {
+			return sf.given
 		}
 	}
 	return kf.Value.bucket.plan
@@ -57,10 +57,10 @@ func (s *keyShard[K]) forgetLeaseLocked(kf *keyedFlow[K]) {
 	if s.shared == nil {
 		return
 	}
-	if ls := s.shared.leases[&kf.Value]; ls != nil && s.phase != closed {
-		ls.standWithOthersLocked(s.clock) // Else nobody would be told that its outage has ended.
+	if sf := s.shared.flows[&kf.Value]; sf != nil && s.phase != closed {
+		sf.standWithOthersLocked(s.clock) // Else nobody would be told that its outage has ended.
 	}
-	delete(s.shared.leases, &kf.Value)
+	delete(s.shared.flows, &kf.Value)
 }
 
 // leaseBusyLocked reports whether a flow has a lease that is in use.
@@ -68,8 +68,8 @@ func (s *keyShard[K]) leaseBusyLocked(f *flow) bool {
 	if s.shared == nil {
 		return false
 	}
-	ls := s.shared.leases[f]
-	return ls != nil && ls.busyLocked(s.clock)
+	sf := s.shared.flows[f]
+	return sf != nil && sf.busyLocked(s.clock)
 }
 
 // newVersionLocked makes rates that are put in force from now on newer than those before.

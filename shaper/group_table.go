@@ -201,7 +201,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	case used != nil:
 		kf.Value.inheritFrom(&used.Value)
 	}
-	if over.shared != nil && over.shared.leases[&kf.Value] == nil {
+	if over.shared != nil && over.shared.flows[&kf.Value] == nil {
 		over.leaseLocked(kf, bucketKey)
 		defer over.forgetLeaseLocked(kf)
 	}

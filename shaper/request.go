@@ -127,8 +127,8 @@ func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision
 	if d.isDryRun() {
 		return d.shadowLocked(f, now, r)
 	}
-	if ls := d.leaseOfLocked(f); ls != nil {
-		if dec, handled := d.decideSharedLocked(ls, now, r); handled {
+	if sf := d.sharedFlowLocked(f); sf != nil {
+		if dec, handled := d.decideSharedLocked(sf, now, r); handled {
 			return dec
 		}
 	}

@@ -207,10 +207,10 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	if ls := d.leaseOfLocked(f); ls != nil {
-		ls.checkFallbackLocked(now)
-		if d.phase == open && !ls.tooCostlyLocked(int64(n)) && d.isUnavailableLocked(ls, now) {
-			return 0, ls.unavailableErrorLocked(now)
+	if sf := d.sharedFlowLocked(f); sf != nil {
+		sf.checkFallbackLocked(now)
+		if d.phase == open && !sf.tooCostlyLocked(int64(n)) && d.isUnavailableLocked(sf, now) {
+			return 0, sf.unavailableErrorLocked(now)
 		}
 	}
 	j := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})

@@ -5,7 +5,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
+
+	"example.com/leakybucket/shaper/internal/lease"
 )
 
 // ask is the meter: it asks the [Bucket] whether a request may leave now, and calls note with
@@ -16,33 +17,33 @@ import (
 // more than one connection.
 func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
 	d.lockFlow(f)
-	ls := d.shared.leases[f] // It stays while a call asks.
-	if ls.metering {
+	sf := d.shared.flows[f] // It stays while a call asks.
+	if sf.metering {
 		q := &question{request: *r, done: make(chan struct{})} // A copy, so that r need not be on the heap.
-		ls.questions = append(ls.questions, q)
+		sf.questions = append(sf.questions, q)
 		d.unlockAndArm()
-		return d.awaitAnswer(ls, q, r, note)
+		return d.awaitAnswer(sf, q, r, note)
 	}
-	ls.metering = true
+	sf.metering = true
 	d.unlockAndArm()
-	defer d.askNext(ls)
-	return d.askAlone(ls, r, note)
+	defer d.askNext(sf)
+	return d.askAlone(sf, r, note)
 }
 
 // askAlone asks for one request, in a call that ends with the request's context.
-func (d *dispatcher) askAlone(ls *lease, r *request, note func(now int64, dec decision)) (dec decision) {
-	f, ended := ls.f, false
+func (d *dispatcher) askAlone(sf *sharedFlow, r *request, note func(now int64, dec decision)) (dec decision) {
+	f, ended := sf.f, false
 	defer func() {
 		if !ended { // The Bucket has panicked, or the context.
 			d.mu.Lock()
-			d.endAskLocked(ls)
+			d.endAskLocked(sf)
 			d.unlockAndArm()
 		}
 	}()
 	for {
 		now := d.lockFlow(f)
-		t := ls.questionLocked(r.cost)
-		d.shared.asksLocked(ls.backend, now)
+		t := sf.Question(r.cost)
+		sf.breaker.Asks(now, d.shared.timeout)
 		d.unlockAndArm()
 		ctx, cancel := context.WithTimeout(r.ctx, d.shared.timeout)
 		a := func() answer {
@@ -51,7 +52,7 @@ func (d *dispatcher) askAlone(ls *lease, r *request, note func(now int64, dec de
 		}()
 		a.gone = r.ctx.Err() // It is the caller's code, so the lock is not held.
 		now = d.lockFlow(f)
-		dec, ended = d.answeredLocked(ls, r, t, a)
+		dec, ended = d.answeredLocked(sf, r, t, a)
 		if ended {
 			r.entered = now
 			note(now, dec)
@@ -75,22 +76,22 @@ type question struct {
 }
 
 // awaitAnswer waits for what becomes of a question, or until the context of the request ends.
-func (d *dispatcher) awaitAnswer(ls *lease, q *question, r *request, note func(now int64, dec decision)) decision {
+func (d *dispatcher) awaitAnswer(sf *sharedFlow, q *question, r *request, note func(now int64, dec decision)) decision {
 	select {
 	case <-q.done:
 	case <-r.ctx.Done():
 	}
 	gone := errOf(r.ctx)
-	now := d.lockFlow(ls.f)
+	now := d.lockFlow(sf.f)
 	defer d.unlockAndArm()
 	if !q.ended {
 		// The others are asked for all the same. What is taken for this one is dropped.
 		q.ended, q.entered = true, now
-		d.countAbandonmentLocked(ls.f, now)
-		q.dec = decision{err: cmp.Or(gone, context.Canceled), event: abandonedEvent, waiting: int32(ls.f.waiting())}
-		if i := slices.Index(ls.questions, q); i >= 0 {
-			ls.questions = slices.Delete(ls.questions, i, i+1)
-			d.endAskLocked(ls)
+		d.countAbandonmentLocked(sf.f, now)
+		q.dec = decision{err: cmp.Or(gone, context.Canceled), event: abandonedEvent, waiting: int32(sf.f.waiting())}
+		if i := slices.Index(sf.questions, q); i >= 0 {
+			sf.questions = slices.Delete(sf.questions, i, i+1)
+			d.endAskLocked(sf)
 		} else if q.cancel != nil {
 			q.cancel()
 		}
@@ -104,23 +105,23 @@ func (d *dispatcher) awaitAnswer(ls *lease, q *question, r *request, note func(n
 }
 
 // askNext asks for those that have come meanwhile, in a goroutine that ends when there are none.
-func (d *dispatcher) askNext(ls *lease) {
+func (d *dispatcher) askNext(sf *sharedFlow) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if ls.metering = len(ls.questions) > 0; ls.metering {
-		go d.askForAll(ls)
+	if sf.metering = len(sf.questions) > 0; sf.metering {
+		go d.askForAll(sf)
 	}
 }
 
 // askForAll asks for all questions of a lease.
-func (d *dispatcher) askForAll(ls *lease) {
-	defer d.askNext(ls)
-	d.lockFlow(ls.f)
-	batch := ls.questions
-	ls.questions = nil
+func (d *dispatcher) askForAll(sf *sharedFlow) {
+	defer d.askNext(sf)
+	d.lockFlow(sf.f)
+	batch := sf.questions
+	sf.questions = nil
 	d.unlockAndArm()
 	for refused := 0; len(batch) > 0; {
-		t, n := d.questionFor(ls, &batch, refused)
+		t, n := d.questionFor(sf, &batch, refused)
 		if n == 0 {
 			return
 		}
@@ -129,13 +130,13 @@ func (d *dispatcher) askForAll(ls *lease) {
 		for i, q := range batch {
 			gone[i] = errOf(q.ctx) // It is the caller's code, so the lock is not held.
 		}
-		now := d.lockFlow(ls.f)
+		now := d.lockFlow(sf.f)
 		if panicked != nil {
 			batch[0].panicked = panicked
-			d.endQuestionLocked(ls, batch[0], func() (dec decision) { return dec })
+			d.endQuestionLocked(sf, batch[0], func() (dec decision) { return dec })
 			batch = batch[1:]
 		} else {
-			batch = d.answeredTogetherLocked(ls, batch, gone, n, t, a, now)
+			batch = d.answeredTogetherLocked(sf, batch, gone, n, t, a, now)
 		}
 		if refused++; a.taken.OK {
 			refused = 0
@@ -148,23 +149,23 @@ func (d *dispatcher) askForAll(ls *lease) {
 // how many these are; 0 if the [Bucket] can't be asked, and all have been decided upon without it.
 // refused is how many questions have been refused in a row: after a few, as other processes take
 // the room, it asks for one request.
-func (d *dispatcher) questionFor(ls *lease, batch *[]*question, refused int) (t Take, n int) {
-	now := d.lockFlow(ls.f)
+func (d *dispatcher) questionFor(sf *sharedFlow, batch *[]*question, refused int) (t Take, n int) {
+	now := d.lockFlow(sf.f)
 	defer d.unlockAndArm()
-	ls.checkFallbackLocked(now)
-	if d.phase == closed || ls.fallback || d.isUnavailableLocked(ls, now) {
+	sf.checkFallbackLocked(now)
+	if d.phase == closed || sf.fallback || d.isUnavailableLocked(sf, now) {
 		for _, q := range *batch {
-			d.endQuestionLocked(ls, q, func() decision { return d.decideWithoutLocked(ls, now, &q.request) })
+			d.endQuestionLocked(sf, q, func() decision { return d.decideWithoutLocked(sf, now, &q.request) })
 		}
 		*batch = nil
 		return t, 0
 	}
-	cost, room := (*batch)[0].cost, ls.roomLocked(now)
+	cost, room := (*batch)[0].cost, sf.Room(now)
 	for n = 1; n < len(*batch) && refused < 3 && (*batch)[n].cost <= room-cost; n++ {
 		cost += (*batch)[n].cost
 	}
-	d.shared.asksLocked(ls.backend, now)
-	return ls.questionLocked(cost), n
+	sf.breaker.Asks(now, d.shared.timeout)
+	return sf.Question(cost), n
 }
 
 // askTogether asks the [Bucket] for the requests of a batch. Only if all of them have gone does the
@@ -200,8 +201,8 @@ func errOf(ctx context.Context) (err error) {
 }
 
 // endQuestionLocked ends a question, and decides upon its request unless that has gone.
-func (d *dispatcher) endQuestionLocked(ls *lease, q *question, decide func() decision) {
-	d.endAskLocked(ls) // passLocked takes a seat again.
+func (d *dispatcher) endQuestionLocked(sf *sharedFlow, q *question, decide func() decision) {
+	d.endAskLocked(sf) // passLocked takes a seat again.
 	if !q.ended {
 		q.ended, q.entered, q.dec = true, d.clock, decide()
 		close(q.done)
@@ -210,51 +211,51 @@ func (d *dispatcher) endQuestionLocked(ls *lease, q *question, decide func() dec
 
 // answeredTogetherLocked decides upon a batch with the answer to the question for its first n. It
 // returns those that are to be asked for again. gone are the errors of their contexts.
-func (d *dispatcher) answeredTogetherLocked(ls *lease, batch []*question, gone []error, n int, t Take, a answer, now int64) (again []*question) {
-	f := ls.f
+func (d *dispatcher) answeredTogetherLocked(sf *sharedFlow, batch []*question, gone []error, n int, t Take, a answer, now int64) (again []*question) {
+	f := sf.f
 	stay := slices.ContainsFunc(batch, func(q *question) bool { return !q.ended })
-	answered := (a.err == nil || stay || slices.ContainsFunc(gone, func(err error) bool { return ls.isSilentLocked(a, err) })) &&
-		ls.noteAnswerLocked(t, a)
+	answered := (a.err == nil || stay || slices.ContainsFunc(gone, func(err error) bool { return sf.isSilentLocked(a, err) })) &&
+		sf.noteAnswerLocked(t, a)
 	granted := answered && a.taken.OK
 	empty := a.taken.Empty // when the level reaches 0, with what has been used of the batch so far
 	if granted {
-		ls.countLeasedLocked(t.Cost)
-		ls.noteHighLocked(t, a.taken)
+		sf.CountLeased(t.Cost)
+		sf.NoteHigh(t, a.taken)
 	}
-	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.leasedLocked() == 0 {
-		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(nanosOf(t.Rate, empty).Ceil())) // passLocked adds the costs.
+	if answered && t.Rate == sf.Rate && a.taken.Other == nil && sf.Leased() == 0 {
+		sf.estimateFromLocked(sf.PaceInterval(), sf.Clock.Reaches(lease.NanosOf(t.Rate, empty).Ceil())) // passLocked adds the costs.
 	}
-	current := t.Rate == ls.rate && a.taken.Other == nil // The answer says something about the rate in force.
+	current := t.Rate == sf.Rate && a.taken.Other == nil // The answer says something about the rate in force.
 	for i, q := range batch {
 		due, has := empty, granted && i < n
 		if has {
 			empty = t.Rate.Plus(empty, t.Rate.Times(q.cost))
 		}
-		use := has && !q.ended && gone[i] == nil && d.phase != closed && !ls.given.interval.IsZero() && !ls.isLateLocked(t, due, now)
+		use := has && !q.ended && gone[i] == nil && d.phase != closed && !sf.Off && !sf.IsLate(t, due, now)
 		if has && !use {
-			ls.dropLocked(q.cost)
+			sf.Drop(q.cost)
 		}
-		fits := fits(t, empty, a.taken.Now, q.cost) && (n > 1 || i > 0) // The Bucket has refused that one alone.
+		fits := lease.Fits(t, empty, a.taken.Now, q.cost) && (n > 1 || i > 0) // The Bucket has refused that one alone.
 		switch {
-		case q.ended, gone[i] != nil, d.phase == closed, ls.given.interval.IsZero(), !answered, use, !has && current && !fits:
-			d.endQuestionLocked(ls, q, func() decision {
+		case q.ended, gone[i] != nil, d.phase == closed, sf.Off, !answered, use, !has && current && !fits:
+			d.endQuestionLocked(sf, q, func() decision {
 				switch r := &q.request; {
 				case gone[i] != nil:
 					d.countAbandonmentLocked(f, now)
 					return decision{err: gone[i], event: abandonedEvent, waiting: int32(f.waiting())}
 				case d.phase == closed:
 					return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
-				case ls.given.interval.IsZero(): // There is no rate any more.
+				case sf.Off: // There is no rate any more.
 					return d.admitLocked(f, now, r, d.judgeLocked(f, now, r))
 				case use:
 					dec := d.passLocked(f, now, r)
 					dec.waiting = int32(f.waiting())
-					ls.since = f.bucket.departures // It has used no units of the lease.
+					sf.NotUsed() // It has used no units of the lease.
 					return dec
 				case answered:
-					return d.refuseFullLocked(f, now, r, untilRoom(t, empty, a.taken.Now, q.cost))
+					return d.refuseFullLocked(f, now, r, lease.UntilRoom(t, empty, a.taken.Now, q.cost))
 				default:
-					return d.decideWithoutLocked(ls, now, r)
+					return d.decideWithoutLocked(sf, now, r)
 				}
 			})
 		default:
@@ -266,10 +267,10 @@ func (d *dispatcher) answeredTogetherLocked(ls *lease, batch []*question, gone [
 
 // endAskLocked ends the question of a call to the [Bucket], and releases the seat that was taken
 // for it.
-func (d *dispatcher) endAskLocked(ls *lease) {
-	f := ls.f
-	if ls.asking--; ls.asking == 0 && d.phase == closed && d.keyed {
-		delete(d.shared.leases, f)
+func (d *dispatcher) endAskLocked(sf *sharedFlow) {
+	f := sf.f
+	if sf.asking--; sf.asking == 0 && d.phase == closed && d.keyed {
+		delete(d.shared.flows, f)
 	}
 	if f.capped() {
 		f.freeSeat(d.clock)
@@ -285,48 +286,42 @@ type answer struct {
 	gone           error // of the context of the request that has asked for itself
 }
 
-// isLateLocked reports whether a unit that was taken for a request, and was due at an instant, can't be
-// used any more: the answer took too long.
-func (ls *lease) isLateLocked(t Take, due Instant, now int64) bool {
-	return ls.clock.latest(now)-ls.latenessLocked() > nanosOf(t.Rate, due).Whole()
-}
-
 // isSilentLocked reports whether a call that ended early, as its caller has gone, says something
 // about the [Bucket]: if it was a deadline that passed while the Bucket took much longer than it
 // usually does.
-func (ls *lease) isSilentLocked(a answer, gone error) bool {
-	return errors.Is(gone, context.DeadlineExceeded) && a.received-a.sent >= max(int64(ls.d.shared.timeout)/5, 4*ls.meanTrip)
+func (sf *sharedFlow) isSilentLocked(a answer, gone error) bool {
+	return errors.Is(gone, context.DeadlineExceeded) && a.received-a.sent >= max(int64(sf.d.shared.timeout)/5, 4*sf.MeanTrip)
 }
 
 // answeredLocked decides upon a request with the answer to its question. done is false if it is
 // to be asked again, as another rate is in force, or the answer came too late to be used.
-func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (dec decision, done bool) {
-	f, now := ls.f, d.clock
+func (d *dispatcher) answeredLocked(sf *sharedFlow, r *request, t Take, a answer) (dec decision, done bool) {
+	f, now := sf.f, d.clock
 	gone, answered := a.gone, false
-	if gone == nil || a.err == nil || ls.isSilentLocked(a, gone) {
-		answered = ls.noteAnswerLocked(t, a)
+	if gone == nil || a.err == nil || sf.isSilentLocked(a, gone) {
+		answered = sf.noteAnswerLocked(t, a)
 	}
 	granted := answered && a.taken.OK // It leaves, even if another rate has come into force meanwhile.
 	if granted {
-		ls.countLeasedLocked(r.cost)
+		sf.CountLeased(r.cost)
 	}
-	if granted && (gone != nil || d.phase == closed || ls.isLateLocked(t, a.taken.Empty, now)) {
-		ls.dropLocked(r.cost)
+	if granted && (gone != nil || d.phase == closed || sf.IsLate(t, a.taken.Empty, now)) {
+		sf.Drop(r.cost)
 		granted = false
 	}
-	if gone == nil && d.phase != closed && ls.given.interval.IsZero() { // There is no rate any more.
+	if gone == nil && d.phase != closed && sf.Off { // There is no rate any more.
 		if granted {
-			ls.dropLocked(r.cost)
+			sf.Drop(r.cost)
 		}
-		d.endAskLocked(ls)
+		d.endAskLocked(sf)
 		return d.admitLocked(f, now, r, d.judgeLocked(f, now, r)), true
 	}
-	if answered && !granted && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != ls.rate) {
+	if answered && !granted && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != sf.Rate) {
 		return dec, false
 	}
-	d.endAskLocked(ls) // passLocked takes a seat again.
-	if answered && t.Rate == ls.rate && a.taken.Other == nil && ls.leasedLocked() == 0 {
-		ls.estimateFromLocked(ls.paceIntervalLocked(), ls.clock.reaches(nanosOf(t.Rate, a.taken.Empty).Ceil())) // passLocked adds the cost.
+	d.endAskLocked(sf) // passLocked takes a seat again.
+	if answered && t.Rate == sf.Rate && a.taken.Other == nil && sf.Leased() == 0 {
+		sf.estimateFromLocked(sf.PaceInterval(), sf.Clock.Reaches(lease.NanosOf(t.Rate, a.taken.Empty).Ceil())) // passLocked adds the cost.
 	}
 	switch {
 	case gone != nil:
@@ -335,52 +330,26 @@ func (d *dispatcher) answeredLocked(ls *lease, r *request, t Take, a answer) (de
 	case d.phase == closed:
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed}), true
 	case granted:
-		ls.noteHighLocked(t, a.taken)
+		sf.NoteHigh(t, a.taken)
 		dec = d.passLocked(f, now, r)
 		dec.waiting = int32(f.waiting()) // Requests may have entered the line while the Bucket was asked.
-		ls.since = f.bucket.departures   // It has used no units of the lease.
+		sf.NotUsed()                     // It has used no units of the lease.
 		return dec, true
 	case answered:
-		return d.refuseFullLocked(f, now, r, untilRoom(t, a.taken.Empty, a.taken.Now, r.cost)), true
+		return d.refuseFullLocked(f, now, r, lease.UntilRoom(t, a.taken.Empty, a.taken.Now, r.cost)), true
 	}
-	return d.decideWithoutLocked(ls, now, r), true
+	return d.decideWithoutLocked(sf, now, r), true
 }
 
 // decideWithoutLocked decides upon a request of the meter for which the [Bucket] could not be asked, or
 // is not any more.
-func (d *dispatcher) decideWithoutLocked(ls *lease, now int64, r *request) decision {
-	ls.checkFallbackLocked(now)
+func (d *dispatcher) decideWithoutLocked(sf *sharedFlow, now int64, r *request) decision {
+	sf.checkFallbackLocked(now)
 	if d.phase == closed {
-		return d.refuseLocked(ls.f, now, r, rejection{reason: refusedClosed})
+		return d.refuseLocked(sf.f, now, r, rejection{reason: refusedClosed})
 	}
-	if ls.fallback {
-		return d.admitLocked(ls.f, now, r, d.judgeLocked(ls.f, now, r))
+	if sf.fallback {
+		return d.admitLocked(sf.f, now, r, d.judgeLocked(sf.f, now, r))
 	}
-	return d.refuseUnavailableLocked(ls, now, r)
-}
-
-// noteHighLocked notes up to which instant the level has been raised.
-func (ls *lease) noteHighLocked(t Take, taken Taken) {
-	if t.Rate == ls.rate {
-		ls.high = ls.high.Later(t.Rate.Plus(taken.Empty, t.Rise()))
-	}
-}
-
-// untilRoom returns after which time from now on, a reading of the [Bucket]'s clock in microseconds,
-// a request of cost n may leave, if the level reaches 0 at an instant. The Bucket counts in whole
-// microseconds, so it says yes from the next one on.
-func untilRoom(t Take, empty Instant, now, n int64) time.Duration {
-	t.First = n
-	first := t.Rate.Minus(empty, t.Room())
-	if first.Part > 0 {
-		first.Micros++
-	}
-	return max(time.Duration(first.Micros-now)*time.Microsecond, time.Microsecond)
-}
-
-// fits reports whether a request of cost n may leave at a reading of the [Bucket]'s clock.
-func fits(t Take, empty Instant, now, n int64) bool {
-	t.First = n
-	first := t.Rate.Minus(empty, t.Room())
-	return first.Micros < now || first.Micros == now && first.Part == 0
+	return d.refuseUnavailableLocked(sf, now, r)
 }

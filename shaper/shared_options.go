@@ -221,3 +221,25 @@ func (o *options) validateShared(constructor string) error {
 	}
 	return nil
 }
+
+// DefaultPatience is for how long a request in line waits through an outage of its [Bucket],
+// unless [WithPatience] sets another time.
+const DefaultPatience = 5 * time.Second
+
+type patienceOption time.Duration
+
+func (o patienceOption) apply(to *options) {
+	to.shared.patience, to.shared.patient = time.Duration(o), true
+}
+
+// WithPatience bounds how long a request in line waits through an outage of its [Bucket], with
+// [FallbackClosed]: after d, up to 365 days, it is refused with [ErrUnavailable]. d counts while
+// the request is in line and the Bucket counts as unavailable ([BucketDown]): from the start of
+// the outage, or from its own entry if that is later. Each outage counts anew. The others keep
+// their order, and if the Bucket can be asked again in time, nobody has lost a place.
+//
+// With 0 requests wait until the Bucket can be asked again, or their contexts end. The default
+// is [DefaultPatience]. Without a Bucket, and with another [Fallback], which lets requests leave
+// meanwhile, the option changes nothing. A negative d, or one above 365 days, is an error of
+// [New] and [NewGroup].
+func WithPatience(d time.Duration) Option { return common{patienceOption(d)} }

@@ -88,9 +88,9 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
-	switch ls := d.leaseEvenAtInfLocked(f); {
-	case ls != nil:
-		st.Bucket = ls.statsLocked()
+	switch sf := d.sharedFlowEvenAtInfLocked(f); {
+	case sf != nil:
+		st.Bucket = sf.statsLocked()
 	case d.mode&modeShared != 0: // A bucket that has nothing to share, as all have in a closed Group.
 		all := d.shared.stats()
 		st.Bucket.State, st.Bucket.Err = all.State, all.Err

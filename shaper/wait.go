@@ -206,8 +206,8 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
-		if ls := d.leaseOfLocked(f); ls != nil {
-			ls.unuseLocked(w.departureNo, r.cost)
+		if sf := d.sharedFlowLocked(f); sf != nil && !sf.fallback {
+			sf.Unuse(w.departureNo, r.cost)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
 			f.line.leftAt = unknown

@@ -51,6 +51,10 @@ const importPolicy = `
 	# Containers for keys know no bucket, and so no Shaper: what they hold is the Group's.
 	shaper/internal/keyed: std internal/exact shaper/internal/sketch
 
+	# What a process knows and holds of a shared level is told to it by the engine: it calls nobody,
+	# and knows no line.
+	shaper/internal/lease: std internal/exact shaper/shared golang.org/x/time/rate
+
 	# What proves a Bucket is for users' tests, so it brings no test library with it.
 	shaper/buckettest: std shaper/shared
 

@@ -1,19 +1,20 @@
-package shaper
+package lease
 
 import (
 	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/shared"
 )
 
-// A clockMap knows how far the clock of a [Bucket] is ahead of the dispatcher's: their
+// A Clock knows how far the clock of a Bucket is ahead of the engine's: their
 // difference lies in an interval, as nobody knows when between the question and the
 // answer the Bucket read its clock. Each answer makes the interval narrower (Marzullo's
 // algorithm with one source: the intersection of all that has been seen), and time makes it
 // wider, as clocks drift. The wall clocks of the processes are not used.
 //
 // All numbers are nanoseconds.
-type clockMap struct {
+type Clock struct {
 	known    bool
-	low      int64 // the least difference, Bucket's clock − dispatcher's, at the instant at
+	low      int64 // the least difference, Bucket's clock − engine's, at the instant at
 	high     int64 // the greatest
 	at       int64
 	lastSeen int64 // the latest reading of the Bucket's clock, in microseconds
@@ -28,10 +29,10 @@ const perDrift = 5000
 // drift returns by how much the clocks may have moved apart after a time, rounded up.
 func drift(after int64) int64 { return (max(after, 0) + perDrift - 1) / perDrift }
 
-// note adds an answer: the [Bucket]'s clock showed now, in microseconds rounded down, at some
+// note adds an answer: the Bucket's clock showed now, in microseconds rounded down, at some
 // time between the two instants. It reports whether that fits to what was known. If not, the
 // clock has been set, or it is another server's, and what is known begins anew.
-func (c *clockMap) note(sent, received, now int64) (fits bool) {
+func (c *Clock) note(sent, received, now int64) (fits bool) {
 	low, high := now*1000-received, now*1000+1000-sent
 	fits = true
 	if c.known {
@@ -49,20 +50,20 @@ func (c *clockMap) note(sent, received, now int64) (fits bool) {
 }
 
 // boundsAt returns the least and the greatest difference at an instant.
-func (c *clockMap) boundsAt(now int64) (low, high int64) {
+func (c *Clock) boundsAt(now int64) (low, high int64) {
 	d := drift(now - c.at)
 	return c.low - d, c.high + d
 }
 
-// latest returns the latest that the [Bucket]'s clock can show at an instant.
-func (c *clockMap) latest(now int64) int64 {
+// Latest returns the latest that the Bucket's clock can show at an instant.
+func (c *Clock) Latest(now int64) int64 {
 	_, high := c.boundsAt(now)
 	return now + high
 }
 
-// reaches returns the instant of the dispatcher's clock at which the [Bucket]'s has certainly
+// Reaches returns the instant of the engine's clock at which the Bucket's has certainly
 // come to a reading, in nanoseconds.
-func (c *clockMap) reaches(reading int64) int64 {
+func (c *Clock) Reaches(reading int64) int64 {
 	after := exact.Sum(reading, -c.at-c.low)
 	if after <= 0 {
 		return c.at + after // The latest answer has shown that it had come.
@@ -72,12 +73,15 @@ func (c *clockMap) reaches(reading int64) int64 {
 	return exact.Sum(c.at, exact.Sum(after, (after+perDrift-2)/(perDrift-1)))
 }
 
-// nanosOf returns an [Instant] of a rate as nanoseconds on the [Bucket]'s clock.
-func nanosOf(r BucketRate, t Instant) exact.Nanos {
+// NanosOf returns a [shared.Instant] of a rate as nanoseconds on the Bucket's clock.
+func NanosOf(r shared.BucketRate, t shared.Instant) exact.Nanos {
 	perNano := r.Parts / 1000
 	return exact.Of(exact.Sum(t.Micros*1000, t.Part/perNano), uint64(t.Part%perNano))
 }
 
-// instantOf returns nanoseconds on the [Bucket]'s clock as an [Instant] of a rate, rounded up
+// InstantOf returns nanoseconds on the Bucket's clock as a [shared.Instant] of a rate, rounded up
 // to a microsecond.
-func instantOf(ns int64) Instant { return Instant{Micros: (ns + 999) / 1000} }
+func InstantOf(ns int64) shared.Instant { return shared.Instant{Micros: (ns + 999) / 1000} }
+
+// Known reports whether there has been an answer.
+func (c *Clock) Known() bool { return c.known }

@@ -1,0 +1,123 @@
+package lease
+
+import (
+	"math"
+	"time"
+
+	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/shared"
+)
+
+// What decides how much of a level a process leases, and when: so that all get the same, and the
+// rate is reached with few round trips.
+
+const (
+	// longestBatch bounds what one process has of the level at a time, unless a single
+	// request costs more, or round trips are longer.
+	longestBatch = 50 * time.Millisecond
+	// shortBatch is how much is leased at once at high rates, even if few wait, so that
+	// there are few round trips per departure: at 1,000/s an eighth.
+	shortBatch = 8 * time.Millisecond
+	// paceWeight divides the difference that the latest lease makes to the average.
+	paceWeight = 8
+)
+
+// BatchFor returns how many requests to lease units for, of so many that wait, at a
+// number of units per second: an eighth of them, so that processes take turns; as many as
+// leave within shortBatch; or as many as leave within a little more than two round trips, as
+// the next lease is asked for when half is used. Of these, only the share of this process
+// would be needed. But a process that leases more has a greater share, and would keep it for
+// ever; and one whose round trips have been a little longer would get all. So it is the same
+// for all.
+func (l *Lease) BatchFor(queued int, perSecond float64) int64 {
+	trips := 2.25 * l.tripSeconds() * perSecond
+	k := max(float64(queued)/8, trips, shortBatch.Seconds()*perSecond)
+	k = min(math.Ceil(k), float64(queued), l.LongestBatch()*perSecond)
+	return int64(max(k, 1))
+}
+
+// MostAhead returns how many cost units may be leased ahead at most, as round trips and costs
+// have been so far: two batches, each of what leaves in LongestBatch or of the cost of a single
+// request. What is leased of a burst leaves at once.
+func (l *Lease) MostAhead() int64 {
+	if l.Off {
+		return 0
+	}
+	perSecond := l.Interval.Units(exact.At(int64(time.Second)))
+	return 2 * max(int64(l.LongestBatch()*perSecond), l.Largest, 1)
+}
+
+// LongestBatch returns how much a batch may be, in seconds of the rate.
+func (l *Lease) LongestBatch() float64 {
+	return max(longestBatch.Seconds(), 2.25*l.tripSeconds())
+}
+
+// tripSeconds returns the mean round trip, rounded up to a power of two of a
+// millisecond, so that it is the same for processes whose way to the Bucket is.
+func (l *Lease) tripSeconds() float64 {
+	return math.Exp2(math.Ceil(math.Log2(float64(max(l.MeanTrip, 1))/1e6))) / 1e3
+}
+
+// courtesy returns for how long this process lets others ask before it, at rates so slow
+// that one can lease only one slot at a time: longest if it has had the latest one, and the
+// less the more the others have had since. Without it they would all ask at the instant at
+// which the next slot may be leased, and the one that is nearest to the Bucket would get
+// it, each time. As that slot is still nearly [shared.MaxAhead] away, nothing is lost.
+func (l *Lease) courtesy(empty shared.Instant) int64 {
+	if l.end == (shared.Instant{}) {
+		return 0
+	}
+	since := l.Interval.Units(NanosOf(l.Rate, l.Rate.Minus(empty, l.end))) / float64(max(l.batch, 1))
+	return int64(float64(l.LongestCourtesy()) / (1 + max(since, 0)/4))
+}
+
+// LongestCourtesy is for how long the process that has had the latest slot lets others ask
+// before it.
+func (l *Lease) LongestCourtesy() int64 {
+	return min(l.Interval.Whole()/4, int64(shared.MaxAhead)/8)
+}
+
+// notePace measures which part of the level's movement is this process's: two of its
+// successive leases lie as far apart as all others and the first of the two together. If the
+// level was at 0, no other process kept this one from having more.
+func (l *Lease) notePace(t shared.Take, taken shared.Taken) {
+	if l.lastCost > 0 {
+		units := 1.0
+		if taken.Empty.Micros > taken.Now {
+			moved := l.Rate.Minus(taken.Empty, l.lastBegan)
+			units = l.Interval.Units(NanosOf(l.Rate, moved)) / float64(l.lastCost)
+		}
+		l.Pace += (min(max(units, 1), 1e6) - l.Pace) / paceWeight
+	}
+	l.lastBegan, l.lastCost = taken.Empty, t.Cost
+}
+
+// noteRoundTrip notes how long a call took: rtt is the shortest of the latest few, and
+// meanTrip the moving average.
+func (l *Lease) noteRoundTrip(rtt int64) {
+	if l.MeanTrip == 0 {
+		l.MeanTrip = rtt
+	}
+	l.MeanTrip += (rtt - l.MeanTrip) / paceWeight
+	copy(l.rtts[1:], l.rtts[:])
+	l.rtts[0], l.RTT = rtt, rtt
+	for _, r := range l.rtts {
+		if r > 0 {
+			l.RTT = min(l.RTT, r)
+		}
+	}
+}
+
+// PaceInterval returns the interval between departures of cost 1 from this process, as its
+// share has been of late. It changes in steps of an eighth.
+func (l *Lease) PaceInterval() exact.Interval {
+	steps := math.Round(8 * math.Log2(l.Pace))
+	if steps <= 0 {
+		return l.Interval
+	}
+	ns := l.Interval.Units(exact.At(int64(time.Second))) // units per second
+	return exact.IntervalOfFraction(int64(min(1e9/ns*math.Exp2(steps/8), float64(horizon))), 0, 1)
+}
+
+// Trips reports whether there have been so many round trips, up to 8.
+func (l *Lease) Trips(n int) bool { return l.rtts[n-1] > 0 }

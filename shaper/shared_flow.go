@@ -1,0 +1,414 @@
+package shaper
+
+import (
+	"math"
+	"time"
+
+	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/lease"
+)
+
+// A sharedFlow is a flow whose level is in a [Bucket]: what it has leased of the level, the pump
+// and the meter that ask for it, and what becomes of it in an outage. The lock of the dispatcher
+// guards it.
+type sharedFlow struct {
+	lease.Lease
+	d       *dispatcher
+	f       *flow
+	given   *plan          // of the flow: its Limits as this process was given them; see inForceLocked
+	adopted *plan          // given with the rate of another process; nil: none has a newer one
+	common  *lease.Breaker // of the key's server
+	breaker *lease.Breaker // common, or one of its own; see standAloneLocked
+
+	placeless int32 // how many of the first newcomers in line have no place, at most; see placelessLocked
+	asksRoom  bool  // the pump asks for what the level has room for
+
+	pump     pump
+	failed   error // the latest failure; nil after a success
+	failures int   // in a row
+	probes   bool  // a call has come in the fallback since the Bucket was asked last
+	fallback bool  // requests leave by the flow's own bucket, at the rate of the Fallback
+
+	asking    int         // calls that ask the Bucket for themselves; see ask
+	metering  bool        // one of them, or a goroutine for several, calls the Bucket
+	questions []*question // the others, which wait for that
+}
+
+// newLeaseLocked makes the lease of a flow, whose bucket has the plan of its [Limits].
+func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *sharedFlow {
+	s, common := d.shared, d.shared.breakerOf(key.backend)
+	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), d: d, f: f, breaker: common, common: common}
+	sf.setGivenLocked(f.bucket.plan)
+	sf.SetRate(s.rateOf(sf.given, s.version))
+	d.shared.flows[f] = sf
+	return sf
+}
+
+// sharedFlowLocked returns the lease of a flow; nil if it has none, as its level is not shared or
+// its rate is rate.Inf.
+func (d *dispatcher) sharedFlowLocked(f *flow) *sharedFlow {
+	if d.mode&modeShared == 0 {
+		return nil
+	}
+	if sf := d.shared.flows[f]; sf != nil && !sf.Off {
+		return sf
+	}
+	return nil
+}
+
+// sharedFlowEvenAtInfLocked returns the lease of a flow, also while its rate is rate.Inf.
+func (d *dispatcher) sharedFlowEvenAtInfLocked(f *flow) *sharedFlow {
+	if d.mode&modeShared == 0 {
+		return nil
+	}
+	return d.shared.flows[f]
+}
+
+// busyLocked reports whether the lease is in use, so that its flow must stay.
+func (sf *sharedFlow) busyLocked(now int64) bool {
+	sf.DropLate(now) // While the Bucket can't be asked nothing is given back.
+	return sf.pump.running || sf.asking > 0 || sf.Leased() > 0
+}
+
+// usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units.
+func (sf *sharedFlow) usesOwnLevelLocked() bool { return sf.fallback && sf.Leased() == 0 }
+
+// unitsDueLocked returns the instant from which on a request of cost n may use the next units;
+// forever if units have to be leased for it first.
+func (sf *sharedFlow) unitsDueLocked(n int64) int64 {
+	if !sf.Covers(n, sf.d.clock) {
+		return exact.Forever
+	}
+	return sf.SlotFor(n)
+}
+
+// leavesLocked lets the head of the line leave now, if units for it are still leased.
+func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
+	switch {
+	case sf.usesOwnLevelLocked():
+		slot, hasLeft := sf.f.bucket.release(sf.f.line.since, now, w.cost)
+		if !hasLeft {
+			return false // Its slot was that of units which have been dropped since.
+		}
+		sf.f.line.since = slot
+		sf.NotUsed() // It has used no units.
+	case sf.d.headMayLeaveLocked(sf.f) > now:
+		return false // It was the patience of one in line that came to its end.
+	default:
+		sf.Use(w.cost)
+		sf.f.bucket.leave(exact.At(now), w.cost)
+		sf.NoteUse()
+		sf.f.line.since = exact.At(now)
+	}
+	if !w.reentry {
+		sf.placeless = max(0, sf.placeless-1)
+	}
+	return true
+}
+
+// setGivenLocked notes the [Limits] that this process was given.
+func (sf *sharedFlow) setGivenLocked(p *plan) {
+	sf.given, sf.Off, sf.Slack = p, p.interval.IsZero(), p.limits.Slack
+}
+
+// changeLocked puts other [Limits] in force, in place of those that the flow was given
+// before. If they have another rate or burst, that becomes the rate of all processes, as
+// the newest.
+func (sf *sharedFlow) changeLocked(to *plan) {
+	now, b := sf.d.clock, &sf.f.bucket
+	// Those of another process, if it has changed them since.
+	before, level := sf.inForceLocked().limits, b.level(sf.d.clock)
+	sf.setGivenLocked(to)
+	if sf.Off {
+		sf.DropAll()
+		sf.fallback = false
+		b.plan = to
+		b.setEmpty(exact.At(now), nil)
+		return
+	}
+	if to.limits.Rate != before.Rate || to.limits.burst() != before.burst() {
+		sf.adopted = nil
+		sf.ChangeRate(sf.d.shared.rateOf(to, max(sf.d.shared.version, sf.Rate.Version+1)), now)
+	} else if sf.adopted != nil {
+		sf.adoptLimitsLocked(sf.Rate)
+	}
+	// The level stays what it is, in cost units.
+	fell := sf.fallback
+	sf.fallback = false
+	sf.estimateFromLocked(sf.PaceInterval(), now)
+	if fell {
+		sf.checkFallbackLocked(now)
+	}
+	b.setEmpty(exact.At(exact.Sum(now, int64(level*float64(b.interval.Whole())))), nil)
+}
+
+// adoptLocked puts the rate in force that another process has set.
+func (sf *sharedFlow) adoptLocked(r BucketRate) {
+	if sf.Off {
+		return
+	}
+	sf.Adopt(r)
+	sf.adoptLimitsLocked(r)
+	sf.estimateFromLocked(sf.Interval, sf.f.bucket.empty.Ceil())
+}
+
+// adoptLimitsLocked makes the [Limits] those that were given, with the rate of another
+// process.
+func (sf *sharedFlow) adoptLimitsLocked(r BucketRate) {
+	p := *sf.given
+	p.limits.Rate, p.limits.Burst, p.burst = lease.PerSecond(r), int(r.Burst), r.Burst
+	sf.adopted = &p
+}
+
+// While a flow leaves by its lease, its own bucket is an estimate: what the level of the
+// Bucket looks like from here, where each request seems to raise it by as much as it and
+// those of the other processes do together. So all that predicts a wait (Forecast,
+// RetryAfter, MaxWait, deadlines, Line) is computed by the same functions as without a Bucket.
+
+// estimateFromLocked makes the flow's bucket an estimate: its level reaches 0 at an instant, and
+// each cost unit takes the interval.
+func (sf *sharedFlow) estimateFromLocked(interval exact.Interval, empty int64) {
+	if sf.fallback || sf.Off {
+		return
+	}
+	b := &sf.f.bucket
+	if b.plan == sf.given || b.interval != interval || b.limits != sf.inForceLocked().limits {
+		p := *sf.inForceLocked()
+		p.interval, p.burst = interval, sf.Rate.Burst
+		b.plan = &p
+	}
+	b.setEmpty(exact.At(max(empty, 0)), nil)
+}
+
+// inForceLocked returns the plan of the [Limits] that are in force: those of this process,
+// or with the rate of another one that is newer.
+func (sf *sharedFlow) inForceLocked() *plan {
+	if sf.adopted != nil {
+		return sf.adopted
+	}
+	return sf.given
+}
+
+// probeLocked makes the pump ask a backend that could not be asked, if it is time to. In the
+// fallback requests may leave without a line, so that the pump does not run.
+func (sf *sharedFlow) probeLocked(now int64) {
+	if _, ok := sf.breaker.MayAsk(now); ok && !sf.probes {
+		sf.probes = true
+		sf.kickLocked(now)
+	}
+}
+
+// checkFallbackLocked begins or ends the fallback, as the backend demands it.
+func (sf *sharedFlow) checkFallbackLocked(now int64) {
+	switch n := int64(sf.d.shared.fallback); {
+	case sf.breaker.Open == sf.fallback || n == 0 || sf.Off:
+	case sf.breaker.Open:
+		sf.fallback = true
+		p := *sf.inForceLocked()
+		whole := sf.Interval
+		p.interval = exact.IntervalOfFraction(whole.Times(n).Whole()+1, 0, 1) // A nanosecond longer rather than a part of one shorter.
+		if n == 1 {
+			p.interval = whole
+		}
+		p.burst = max(1, sf.Rate.Burst/n)
+		start := max(sf.breaker.OpenedAt, sf.EndsAt) + sf.Lateness() // Whatever others have leased has passed by then.
+		sf.f.bucket.plan = &p
+		sf.f.bucket.setEmpty(p.interval.Plus(exact.At(start), p.interval.Times(p.burst-1)), nil)
+		sf.f.notBefore(now) // A request is not late because none could leave.
+		sf.d.markDirtyLocked(sf.f)
+	default:
+		// What has left meanwhile is told to the Bucket as the level that it has made.
+		own := sf.levelAsHighLocked(now)
+		sf.Raise(own)
+		sf.fallback = false
+		sf.estimateFromLocked(sf.PaceInterval(), now)
+		sf.f.notBefore(now)
+		sf.d.markDirtyLocked(sf.f)
+	}
+}
+
+// levelAsHighLocked returns when the level would reach 0 on the [Bucket]'s clock, if it was
+// that of the fallback; the zero [Instant] if nothing is known of that clock.
+func (sf *sharedFlow) levelAsHighLocked(now int64) Instant {
+	if !sf.Clock.Known() {
+		return Instant{}
+	}
+	level := int64(math.Ceil(sf.f.bucket.level(now)))
+	return lease.InstantOf(exact.Sum(sf.Clock.Latest(now), sf.Interval.Times(level).Ceil()))
+}
+
+// Without a [Bucket], as many requests as an idle bucket has room for leave at once, and only
+// those behind them take places in line. While a Bucket is asked they all wait, for as long as
+// it takes to answer. So of a shared level, too, those that the room covers take no place; and
+// what the level has room for is leased at once.
+
+// needsNoPlaceLocked reports whether a request of cost n that enters the line now could leave at
+// once, if the level has the room that this process takes it to have.
+func (sf *sharedFlow) needsNoPlaceLocked(now, n int64) bool {
+	f := sf.f
+	if sf.usesOwnLevelLocked() || f.bucket.coldOrNone().hold.Ceil() > now || f.capped() && f.seatsTaken()+f.waiting() >= f.bucket.limits.InFlight {
+		return false
+	}
+	ahead := max(0, f.ahead()-sf.Leased())
+	return exact.Sum(ahead, min(n, sf.Burst)) <= sf.Room(now)
+}
+
+// placelessLocked returns how many of those in line have no place, as it counts for a request of
+// cost n: those at the head that the room of the level covers; and all if it covers this one, too.
+//
+// If an answer shows that there is less room, as other processes have taken it, those that are in
+// line stay, and have a place from then on. So there are never more in line than [Limits.Depth]
+// and what the room was taken for, and retries, which need none. If one that has no place gives up,
+// the next one behind it moves up into the room that it leaves.
+func (sf *sharedFlow) placelessLocked(now, n int64) int32 {
+	waiting := int32(sf.f.waiting())
+	switch {
+	case sf.usesOwnLevelLocked():
+		return 0
+	case sf.needsNoPlaceLocked(now, n):
+		return waiting
+	}
+	covered := max(0, sf.Room(now)+sf.Leased()) // at most, as each costs 1 at least
+	sf.placeless = int32(min(int64(sf.placeless), int64(waiting), covered))
+	return sf.placeless
+}
+
+// decideSharedLocked is decideLocked for a request whose level is in a [Bucket]. handled is
+// false if the request is to be decided upon by the flow's own bucket: in a fallback.
+func (d *dispatcher) decideSharedLocked(sf *sharedFlow, now int64, r *request) (dec decision, handled bool) {
+	f := sf.f
+	sf.checkFallbackLocked(now)
+	asks := r.kind == allow || r.kind == newcomer && f.bucket.limits.Depth == 0
+	switch {
+	case d.phase == closed, d.phase == draining && r.kind != reentry:
+		return dec, false // The order of what refuses is the same.
+	case r.kind != reentry && sf.tooCostlyLocked(r.cost):
+		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
+	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() &&
+		max(sf.unitsDueLocked(r.cost), f.bucket.coldOrNone().hold.Ceil()) <= now:
+		sf.Use(r.cost)
+		dec = d.passLocked(f, now, r)
+		sf.NoteUse()
+		return dec, true
+	case sf.usesOwnLevelLocked():
+		sf.probeLocked(now)
+		return dec, false
+	case r.kind != reentry && d.isUnavailableLocked(sf, now):
+		return d.refuseUnavailableLocked(sf, now, r), true
+	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || sf.fallback):
+		// Asking would not help: the request may not overtake, or not leave.
+		v := f.view()
+		wait := v.expected(f.bucket.wait(now, v.ahead, r.cost))
+		return d.refuseFullLocked(f, now, r, max(wait, shortestSeatWait)), true
+	case asks:
+		if f.capped() {
+			d.lineOfLocked(f).seatsTaken++ // It is given back if the Bucket refuses.
+		}
+		sf.asking++
+		sf.breaker.Asks(now, d.shared.timeout)
+		return decision{event: askEvent}, true
+	}
+	needsNone := sf.needsNoPlaceLocked(now, r.cost)
+	j := d.judgeLocked(f, now, r)
+	j.wait = max(j.wait, 1) // It is an estimate, even if it is 0: no request leaves without units of the Bucket.
+	dec = d.admitLocked(f, now, r, j)
+	if dec.waiter != nil && needsNone && r.kind != reentry {
+		sf.placeless++
+	}
+	return dec, true
+}
+
+// refuseFullLocked refuses a request as the level is too high, for a time after at least.
+func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time.Duration) decision {
+	why := d.blocks.judge(f, now, rejection{reason: refusedFull, retryAfter: after, also: withoutLine})
+	return d.admitLocked(f, now, r, judgement{refusal: why})
+}
+
+// tooCostlyLocked is plan.tooCostly, at the rate of the [Bucket].
+func (sf *sharedFlow) tooCostlyLocked(n int64) bool {
+	return sf.given.limits.Depth == 0 && n > sf.Burst || sf.Interval.Times(n).Exceeds(horizon)
+}
+
+// isUnavailableLocked reports whether newcomers are refused because the [Bucket] can't be asked.
+// When it is time to ask it again, one request may try.
+func (d *dispatcher) isUnavailableLocked(sf *sharedFlow, now int64) bool {
+	if !sf.breaker.Open || sf.fallback {
+		return false
+	}
+	_, ok := sf.breaker.MayAsk(now)
+	return !ok || sf.f.waiting() > 0
+}
+
+// refuseUnavailableLocked refuses a request with [ErrUnavailable].
+func (d *dispatcher) refuseUnavailableLocked(sf *sharedFlow, now int64, r *request) decision {
+	err := d.rejectUnavailableLocked(sf.f, now, now)
+	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
+	return decision{err: err, waiting: int32(sf.f.waiting()), event: refusedEvent}
+}
+
+// rejectUnavailableLocked counts a request that came at an instant and is refused at another, as
+// the [Bucket] can't be asked, and returns its error.
+func (d *dispatcher) rejectUnavailableLocked(f *flow, entered, at int64) *RejectError {
+	d.countRefusalLocked(f, entered, at, refusedUnavailable)
+	if sf := d.sharedFlowEvenAtInfLocked(f); sf != nil {
+		return sf.unavailableErrorLocked(at)
+	}
+	// It waited, and its key has been forgotten since, as by Close.
+	return &RejectError{Reason: ErrUnavailable, RetryAfter: shortestSeatWait}
+}
+
+// unavailableErrorLocked returns the error of a request that is refused as the [Bucket] can't be
+// asked.
+func (sf *sharedFlow) unavailableErrorLocked(now int64) *RejectError {
+	err := &RejectError{Reason: ErrUnavailable, RetryAfter: time.Duration(max(sf.breaker.ProbeAt-now, int64(shortestSeatWait)))}
+	if slow, ok := sf.breaker.Err.(tooSlowError); ok {
+		err.also = &alsoError{slow, true}
+	}
+	return err
+}
+
+// patienceEndsLocked returns when the patience of a request in the line ends; forever if there is
+// no outage, or the request waits through it.
+func (sf *sharedFlow) patienceEndsLocked(w *waiter) int64 {
+	s := sf.d.shared
+	if !sf.breaker.Open || s.fallback != FallbackClosed || s.patience == 0 {
+		return exact.Forever
+	}
+	return exact.Sum(max(w.at, sf.breaker.OpenedAt), int64(s.patience))
+}
+
+// nextPatienceEndsLocked returns when patience in the line ends next. The newcomers are in the
+// order in which they came, and so are the retries, which stand before them.
+func (sf *sharedFlow) nextPatienceEndsLocked() int64 {
+	ln := sf.f.line
+	ends := sf.patienceEndsLocked(ln.head)
+	if w := ln.firstNewcomer(); w != nil {
+		ends = min(ends, sf.patienceEndsLocked(w))
+	}
+	return ends
+}
+
+// losePatienceLocked refuses the requests in line whose patience has ended by now. The caller
+// then updates the departures.
+func (sf *sharedFlow) losePatienceLocked(now int64) {
+	ln := sf.f.line
+	head := ln.head
+	for w := head; w != nil && w.reentry && sf.patienceEndsLocked(w) <= now; w = ln.head {
+		sf.d.refuseInLineLocked(ln, w, now, unavailable)
+	}
+	for w := ln.firstNewcomer(); w != nil && sf.patienceEndsLocked(w) <= now; w = ln.firstNewcomer() {
+		sf.d.refuseInLineLocked(ln, w, now, unavailable)
+	}
+	if ln.head != head {
+		ln.since = exact.At(now) // The next one could not leave before.
+		ln.noteNewHead(now)
+	}
+}
+
+// refuseInLineLocked refuses a request that is in line, and wakes it.
+func (d *dispatcher) refuseInLineLocked(ln *line, w *waiter, now int64, s state) {
+	ln.remove(w, s)
+	d.waiting--
+	w.at = now
+	w.wake()
+}
