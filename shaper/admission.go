@@ -28,13 +28,13 @@ type judgement struct {
 func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 	switch {
 	case r.kind == reentry:
-		return d.judgeReentryLocked(f, now, r)
+		return f.judgeReentry(now, r, d.phase)
 	case d.phase != open:
 		j.refusal = rejection{reason: refusedClosed, retryAfter: f.emptyIn(now)}
 		return j
 	}
 	v := f.view()
-	if sf := d.sharedFlowLocked(f); sf != nil {
+	if sf := d.shared.flowOf(f); sf != nil {
 		v.placeless = sf.placelessLocked(now, r.cost)
 	}
 	if r.kind != allow {
@@ -76,11 +76,11 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 	return wait, why
 }
 
-// judgeReentryLocked is judgeLocked for a reentry: only those like it are ahead of it, and only
+// judgeReentry is judgeLocked for a reentry: only those like it are ahead of it, and only
 // its deadline or Close refuses it. It was admitted before, so it neither heeds a block nor
 // begins one.
-func (d *dispatcher) judgeReentryLocked(f *flow, now int64, r *request) (j judgement) {
-	if d.phase == closed {
+func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
+	if p == closed {
 		j.refusal.reason = refusedClosed
 		return j
 	}

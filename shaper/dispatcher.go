@@ -24,9 +24,9 @@ type dispatcher struct {
 	name   string
 
 	// What every call reads, from here to recorded, is in one cache line of 64 bytes.
-	epoch    time.Time // instants count from here; all that share the ticker have the same
-	hasHooks bool      // there are hooks in trace
-	keyed    bool      // it belongs to a Group, whose flows come and go
+	origin
+	hasHooks bool // there are hooks in trace
+	keyed    bool // it belongs to a Group, whose flows come and go
 	mode     mode
 	capped   bool // of a Shaper: Limits.InFlight is above 0
 
@@ -39,22 +39,20 @@ type dispatcher struct {
 	phase    phase
 	recorded bool    // there is a Recording
 	served   bool    // the ticker counts it among those that have a line; changed under the ticker's lock, too
-	density  float32 // only the ticker goroutine uses it; see noteDensityLocked
+	density  float32 // only the ticker goroutine uses it; see noteDensity
 
 	dirty *flow // its head or its seats have changed; due is not updated yet
 
 	// published is what a [Shaper] refuses by without the lock; nil: nothing.
 	published atomic.Pointer[publication]
 
-	due         departures
-	drained     chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
-	sibling     *dispatcher   // the next of those that the ticker serves; fixed before use
-	waiters     waiterPool
-	spareSeats  []seat          // to be taken
-	totals      *totals         // of all keys together; nil: it belongs to a Shaper
-	measures    *measures       // nil: no request has waited yet
-	refusalRing *refusalRing    // nil: no request has been refused yet
-	stripes     *refusalStripes // nil: nothing has been published yet
+	due     departures
+	drained chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
+	sibling *dispatcher   // the next of those that the ticker serves; fixed before use
+	waiters waiterPool
+	seats   seatPool
+	stripes *refusalStripes // nil: nothing has been published yet
+	watch
 	*modeStates
 
 	sweepTimer *keyed.Timer // nil: it belongs to a Shaper
@@ -98,7 +96,7 @@ func (d *dispatcher) prepare(o options, t *ticker) {
 	d.waiters.most = maxSpares
 	t.serve(d, o.coarse)
 	if o.shared.asked || o.block > 0 {
-		d.modeStates = &modeStates{shared: newSharedLevels(o.shared)}
+		d.modeStates = &modeStates{shared: newSharedLevels(d, o.shared)}
 	}
 	if o.block > 0 {
 		d.mode |= modeBlock
@@ -176,7 +174,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			at = ln.slot // There was no goroutine to wake, so nothing is late.
 		}
 		b := &ln.flow.bucket
-		if sf := d.sharedFlowLocked(ln.flow); sf == nil {
+		if sf := d.shared.flowOf(ln.flow); sf == nil {
 			d.measureSpacingLocked(ln, at, w.cost)
 			missed := b.coldOrNone().missed
 			ln.since, _ = b.release(ln.since, at, w.cost)
@@ -218,15 +216,15 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 // updateDepartureLocked moves the line of a flow to its place among the departures. In a
 // [Group] it drops a line that is not needed any more.
 func (d *dispatcher) updateDepartureLocked(f *flow) {
-	ln, sf := f.line, d.sharedFlowLocked(f)
+	ln, sf := f.line, d.shared.flowOf(f)
 	if ln != nil {
 		if ln.head != nil {
-			ln.slot = d.nextInLineLocked(f, sf)
+			ln.slot = f.nextInLine(sf)
 		}
 		d.due.update(ln)
 	}
 	if sf != nil {
-		sf.kickLocked(d.clock) // Without a line, too: what a request has given back may be given back further.
+		sf.pump.kickLocked(d.clock) // Without a line, too: what a request has given back may be given back further.
 	}
 	if ln == nil {
 		return
@@ -234,14 +232,6 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 	if d.keyed && ln.head == nil && ln.seatsTaken == 0 {
 		f.line = nil
 	}
-}
-
-// lineOfLocked returns the line of a flow, and makes one if it has none.
-func (d *dispatcher) lineOfLocked(f *flow) *line {
-	if f.line == nil {
-		f.line = &line{flow: f, index: -1, leftAt: unknown}
-	}
-	return f.line
 }
 
 // markDirtyLocked notes that the head of a flow or its seats have changed.
@@ -276,26 +266,27 @@ func (d *dispatcher) publishNextLocked() {
 	if next != was {
 		d.next.Store(next)
 	}
-	if serves := d.servesLocked(); serves != d.served || serves && next < was {
+	serves := d.waiting > 0 && !d.isDryRun() // In a dry run there are no waiters to wake.
+	if serves != d.served || serves && next < was {
 		d.ticker.arm(d, serves, next)
 	}
 }
 
-// servesLocked reports whether there are waiters to wake. In a dry run there are none.
-func (d *dispatcher) servesLocked() bool { return d.waiting > 0 && !d.isDryRun() }
+// An origin is what instants count from. All dispatchers that share a ticker have the same.
+type origin struct{ epoch time.Time }
 
 // instantOf returns a time as an instant of the dispatcher's clock. The lock need not be held.
-func (d *dispatcher) instantOf(t time.Time) int64 {
+func (o origin) instantOf(t time.Time) int64 {
 	if t != t.In(t.Location()) { // It has a reading of the monotonic clock, which In drops. epoch has one, too.
-		return int64(t.Sub(d.epoch))
+		return int64(t.Sub(o.epoch))
 	}
 	// The wall clock may have been set meanwhile, so only the distance of t from now counts.
 	now := time.Now()
-	return exact.Sum(int64(t.Sub(now)), int64(now.Sub(d.epoch)))
+	return exact.Sum(int64(t.Sub(now)), int64(now.Sub(o.epoch)))
 }
 
 // timeOf returns an instant of the dispatcher's clock as a time.
-func (d *dispatcher) timeOf(ns int64) time.Time { return d.epoch.Add(time.Duration(ns)) }
+func (o origin) timeOf(ns int64) time.Time { return o.epoch.Add(time.Duration(ns)) }
 
 // changeLocked puts other limits in force for a flow.
 func (d *dispatcher) changeLocked(f *flow, to *plan, now int64) {

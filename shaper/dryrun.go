@@ -1,7 +1,5 @@
 package shaper
 
-import "context"
-
 type dryRunOption struct{}
 
 func (dryRunOption) apply(to *options) { to.mode |= modeDryRun }
@@ -60,9 +58,9 @@ func (d *dispatcher) planOf(l Limits) *plan {
 
 // letThrough leaves the verdict of a dry run in the context of its request, if there is
 // room for one, and runs the hook. The lock is not held.
-func (d *dispatcher) letThrough(ctx context.Context, ev Event) {
-	leaveVerdict(ctx, *ev.Verdict)
-	runHook(d.trace.Departed, ctx, ev)
+func (r *request) letThrough(d *dispatcher, ev Event) {
+	leaveVerdict(r.ctx, *ev.Verdict)
+	runHook(d.trace.Departed, r.ctx, ev)
 }
 
 // mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds

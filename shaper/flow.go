@@ -49,6 +49,14 @@ func (f *flow) lineOrNone() *line {
 	return f.line
 }
 
+// lineOrNew returns the line of a flow, and makes one if it has none.
+func (f *flow) lineOrNew() *line {
+	if f.line == nil {
+		f.line = &line{flow: f, index: -1, leftAt: unknown}
+	}
+	return f.line
+}
+
 // waiting returns how many are in line.
 func (f *flow) waiting() int { return int(f.lineOrNone().len) }
 
@@ -58,26 +66,25 @@ func (f *flow) ahead() int64 { return f.lineOrNone().cost.total() }
 // seatsTaken returns how many requests have a seat; 0 without a cap.
 func (f *flow) seatsTaken() int { return int(f.lineOrNone().seatsTaken) }
 
-// nextInLineLocked returns the instant at which something is to happen in the line of a flow, in
-// which a request waits. sf is the lease of the flow; nil: it has none.
-func (d *dispatcher) nextInLineLocked(f *flow, sf *sharedFlow) int64 {
-	at := d.headMayLeaveLocked(f)
+// nextInLine returns the instant at which something is to happen in the line, in which a request
+// waits. sf is the flow's, if its level is shared; nil: it is not.
+func (f *flow) nextInLine(sf *sharedFlow) int64 {
+	at := f.headMayLeave(sf)
 	if sf != nil {
 		at = min(at, sf.nextPatienceEndsLocked())
 	}
 	return at
 }
 
-// headMayLeaveLocked returns the instant from which on the head of the line of a flow may
-// leave; forever if that is unknown: whatever ends that then calls markDirtyLocked. Every
-// reason that keeps a head from leaving is asked for here: the cap (inflight.go), by
-// bucket.slot its slot and a hold (hold.go), and for a shared level the units of the lease
-// (shared_flow.go).
-func (d *dispatcher) headMayLeaveLocked(f *flow) int64 {
-	if !f.hasSeat() {
+// headMayLeave returns the instant from which on the head of the line may leave; forever if that is
+// unknown: whatever ends that then calls markDirtyLocked. Every reason that keeps a head from
+// leaving is asked for here: the cap (inflight.go), by bucket.slot its slot and a hold (hold.go),
+// and for a shared level the units that are leased (shared_flow.go).
+func (f *flow) headMayLeave(sf *sharedFlow) int64 {
+	switch {
+	case !f.hasSeat():
 		return exact.Forever
-	}
-	if sf := d.sharedFlowLocked(f); sf != nil && !sf.usesOwnLevelLocked() {
+	case sf != nil && !sf.usesOwnLevelLocked():
 		return max(sf.unitsDueLocked(f.line.head.cost), f.keptUntil())
 	}
 	return f.bucket.slot(f.line.since, f.line.head.cost).Ceil()

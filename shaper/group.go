@@ -71,10 +71,10 @@ import (
 // different keys rarely wait for each other.
 type Group[K comparable] struct {
 	// What every call reads. None of it changes once the Group is in use.
-	shards    []*keyShard[K] // as many as a power of 2
-	seed      maphash.Seed   // of the hash of a key, which says in which shard it is, and what its home is
-	over      *keyShard[K]   // has the buckets that keys share, and no others, unless it is the only shard
-	all       []*keyShard[K] // shards and over
+	shards    shards[K]    // as many as a power of 2
+	seed      maphash.Seed // of the hash of a key, which says in which shard it is, and what its home is
+	over      *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
+	all       shards[K]    // shards and over
 	limits    func(K) (Limits, error)
 	bucketKey func(K) string // of WithBuckets; nil without
 	maxKeys   int64
@@ -128,7 +128,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	g.limited = keyed.NewLimited[K](g.seed)
 	g.drain.ended = make(chan struct{})
 	g.endless = planOf(Limits{Rate: rate.Inf})
-	g.makeShards(o)
+	makeShards(g, o)
 	return g, nil
 }
 
@@ -157,8 +157,7 @@ type keyShard[K comparable] struct {
 	table        keyed.Table[K, flow] // light: buckets that need not be remembered; see insertLocked
 	limitsCalls  map[K]*limitsCall
 	peakCalls    int // most calls that limitsCalls has had since it was made
-	plans        keyed.SmallMap[Limits, *plan]
-	unused       *plan  // the latest of plans that lost its last user; it may have one again
+	plans        plans
 	unlimitedBy  Limits // of the latest call that was given unlimited
 	wheel        keyed.Wheel[K, flow]
 	reloads      int
@@ -169,6 +168,9 @@ type keyShard[K comparable] struct {
 	overrides    keyed.Overrides[K, Limits] // by SetLimits
 	drains       bool                       // it counts in groupDrain.awaits
 }
+
+// shards are those of a [Group], with or without over.
+type shards[K comparable] []*keyShard[K]
 
 const (
 	// shardsPerProc is how many shards there are for each P that may run goroutines. A call
@@ -191,7 +193,7 @@ func shardsFor(procs int) int {
 
 // makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
 // the time there, and one place says what is known of the Bucket's servers.
-func (g *Group[K]) makeShards(o options) {
+func makeShards[K comparable](g *Group[K], o options) {
 	n := 1
 	if !o.shared.asked {
 		n = shardsFor(runtime.GOMAXPROCS(0))
@@ -200,13 +202,13 @@ func (g *Group[K]) makeShards(o options) {
 		g.all = make([]*keyShard[K], 1)
 	}
 	for i := range g.all {
-		g.all[i] = g.newShard(o)
+		g.all[i] = newShard(g, o)
 	}
 	g.shards, g.over = g.all[:n], g.all[len(g.all)-1]
 }
 
 // newShard makes a shard.
-func (g *Group[K]) newShard(o options) *keyShard[K] {
+func newShard[K comparable](g *Group[K], o options) *keyShard[K] {
 	s := &keyShard[K]{group: g, table: keyed.NewTable[K, flow](&g.counts), overrides: keyed.NewOverrides[K, Limits](&g.overridden)}
 	s.prepare(o, &g.ticker)
 	s.keyed, s.totals = true, new(totals)
@@ -232,8 +234,17 @@ func (g *Group[K]) shardOf(key K) *keyShard[K] {
 	return g.shards[maphash.Comparable(g.seed, key)>>32&uint64(len(g.shards)-1)]
 }
 
-// full reports whether no further key may have a bucket of its own now.
-func (g *Group[K]) full() bool { return g.counts.Heavy.Load() >= g.maxKeys }
+// An ofKey is a key of a [Group] with its shard: for what is done with one key.
+type ofKey[K comparable] struct {
+	s   *keyShard[K]
+	key K
+}
+
+// of returns the ofKey of a key that is in the shard.
+func (s *keyShard[K]) of(key K) ofKey[K] { return ofKey[K]{s, key} }
+
+// tableFull reports whether no further key may have a bucket of its own now.
+func tableFull[K comparable](g *Group[K]) bool { return g.counts.Heavy.Load() >= g.maxKeys }
 
 // mayDryRun is that of a dispatcher. It is a method, so that a type that embeds a [*Group]
 // has it too.

@@ -24,21 +24,21 @@ func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
 
 // Acquire is [Shaper.Acquire] on the bucket of a key.
 func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), err error) {
-	if release, err = g.acquire(ctx, key, n, newcomer); release == nil {
+	if release, err = acquire(ctx, g, key, n, newcomer); release == nil {
 		release = nothing
 	}
 	return release, err
 }
 
 // acquire is Acquire with nil for a release that does nothing.
-func (g *Group[K]) acquire(ctx context.Context, key K, n int, kind entryKind) (release func(), err error) {
+func acquire[K comparable](ctx context.Context, g *Group[K], key K, n int, kind entryKind) (release func(), err error) {
 	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
 	in, kf, err := g.wait(key, r)
 	held := r.seat // Without it the release would keep all of r.
 	if held == nil {
 		return nil, err
 	}
-	return func() { in.releaseSeat(&kf.Value, held) }, nil
+	return func() { held.release(&in.dispatcher, &kf.Value) }, nil
 }
 
 // Do is [Shaper.Do] on the bucket of a key.
@@ -49,7 +49,7 @@ func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context)
 		return err
 	}
 	if r.seat != nil {
-		defer in.releaseSeat(&kf.Value, r.seat)
+		defer r.seat.release(&in.dispatcher, &kf.Value)
 	}
 	return f(ctx)
 }
@@ -62,10 +62,10 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 	if dec.waiter == nil {
 		return in, kf, dec.err
 	}
-	at, err := in.finish(&kf.Value, r, dec.waiter, r.await(dec.waiter))
+	at, err := r.finish(&in.dispatcher, &kf.Value, dec.waiter, r.await(dec.waiter))
 	if err != nil {
 		in.rescheduleAfter(kf)
-		in.keepRefusedInLine(key, r, at, err)
+		in.of(key).keepRefusedInLine(r, at, err)
 	}
 	return in, kf, err
 }
@@ -79,7 +79,7 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 //go:noinline
 func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	if r.kind != allow {
-		if err := g.over.checkCall(r); err != nil || r.cost == 0 {
+		if err := r.checkCall(&g.over.dispatcher); err != nil || r.cost == 0 {
 			return nil, nil, decision{err: err}
 		}
 	}
@@ -104,10 +104,10 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 		if dec.event == askEvent {
 			dec = s.askBucketFor(key, kf, r)
 		}
-		g.noteLimited(key, r, dec)
+		s.of(key).noteLimited(r, dec)
 	}
 	if s.hasHooks || dec.event >= enqueuedEvent {
-		s.announce(&kf.Value, r, dec)
+		r.announce(&s.dispatcher, &kf.Value, dec)
 	}
 	return s, kf, dec
 }
@@ -115,7 +115,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 // decideNew finds or makes the bucket of a key that had none, and decides what becomes of a
 // request. If there is no bucket for it, kf is nil, and the hook of that has run.
 func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
-	err := s.withFlowOrNew(r.ctx, key, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
+	err := s.of(key).withFlowOrNew(r.ctx, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
 		in, kf = holder, found
 		if kf.Home != keyed.Own {
 			in.overflowed++
@@ -124,7 +124,7 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 		s.noteLocked(in, key, r, dec)
 	})
 	if err != nil {
-		return nil, nil, s.failed(key, r, err)
+		return nil, nil, s.of(key).failed(r, err)
 	}
 	return in, kf, dec
 }
@@ -135,14 +135,14 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 //
 //go:noinline
 func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision {
-	return s.ask(&kf.Value, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
+	return s.shared.ask(&kf.Value, r, func(_ int64, dec decision) { s.noteLocked(s, key, r, dec) })
 }
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key
 // is recorded. in is the shard that has the bucket; its lock and that of s are held.
 func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decision) {
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
-		in.keepRefusedKeyLocked(key)
+		in.of(key).keepRefusedKeyLocked()
 	}
 	if s.recorded {
 		in.recordLocked(s.recordingsOf[key], in.clock, r, dec)
@@ -150,7 +150,8 @@ func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decisio
 }
 
 // noteLimited notes that a key has met its limits, if it has.
-func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
+func (k ofKey[K]) noteLimited(r *request, dec decision) {
+	g, key := k.s.group, k.key
 	switch dec.event {
 	case enqueuedEvent:
 		g.limited.Waited(key)
@@ -170,7 +171,8 @@ func (g *Group[K]) noteLimited(key K, r *request, dec decision) {
 // with an abandonment, if the context ended while the [Limits] were looked up; or with the
 // error of the Limits, which is counted in [GroupStats.LimitErrors] only. The lock is not
 // held.
-func (s *keyShard[K]) failed(key K, r *request, err error) decision {
+func (k ofKey[K]) failed(r *request, err error) decision {
+	s, key := k.s, k.key
 	ev := Event{Name: s.name, Key: r.key, Cost: int(r.cost), At: time.Now(), Err: err}
 	_, refusal := err.(*RejectError)
 	if refusal {
@@ -180,12 +182,12 @@ func (s *keyShard[K]) failed(key K, r *request, err error) decision {
 		s.mu.Unlock()
 		s.group.limited.Refused(key)
 	}
-	s.noteFailed(key, r, err)
+	k.noteFailed(r, err)
 	_, unlimited := err.(*limitsError)
 	switch {
 	case s.isDryRun() && (refusal || unlimited):
 		ev.Err, ev.Verdict = nil, &Verdict{Err: err}
-		s.letThrough(r.ctx, ev)
+		r.letThrough(&s.dispatcher, ev)
 		return decision{event: verdictEvent}
 	case refusal:
 		runHook(s.trace.Refused, r.ctx, ev)
@@ -220,7 +222,7 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	unknown := g.shardOf(key).withFlow(key, func(d *dispatcher, f *flow, now int64) { wait, err = d.forecastLocked(f, now, n) })
+	unknown := g.shardOf(key).of(key).withFlow(func(d *dispatcher, f *flow, now int64) { wait, err = d.forecastLocked(f, now, n) })
 	if unknown != nil {
 		return 0, unknown
 	}
@@ -229,27 +231,29 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 
 // Hold is [Shaper.Hold] on the bucket of a key. If the [Limits] of the key can't be had
 // there is nothing to hold.
-func (g *Group[K]) Hold(key K, d time.Duration) { g.hold(context.Background(), key, d) }
+func (g *Group[K]) Hold(key K, d time.Duration) {
+	g.mustBeMade()
+	g.shardOf(key).of(key).hold(context.Background(), d)
+}
 
 // hold is Hold, and reports whether no request of the key leaves for that time. It waits for the
 // limits function until the context ends at most. What is left of the time is then held when the
 // function returns.
-func (g *Group[K]) hold(ctx context.Context, key K, d time.Duration) (held bool) {
-	g.mustBeMade()
-	if d < 0 {
+func (k ofKey[K]) hold(ctx context.Context, d time.Duration) (held bool) {
+	switch {
+	case d < 0:
+		return false
+	case d == 0:
+		k.endHold()
 		return false
 	}
-	s := g.shardOf(key)
-	if d == 0 {
-		s.endHold(key)
-		return false
-	}
-	return s.holdUntil(ctx, key, exact.Sum(int64(time.Since(s.epoch)), int64(min(d, horizon))))
+	return k.holdUntil(ctx, exact.Sum(int64(time.Since(k.s.epoch)), int64(min(d, horizon))))
 }
 
 // holdUntil is hold until an instant that is yet to come.
-func (s *keyShard[K]) holdUntil(ctx context.Context, key K, until int64) (held bool) {
-	err := s.withFlowOrNew(ctx, key, bucketToHold|bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+func (k ofKey[K]) holdUntil(ctx context.Context, until int64) (held bool) {
+	s := k.s
+	err := k.withFlowOrNew(ctx, bucketToHold|bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		held = true
 		// On a closed Group there is no bucket to hold. But the key's next request is refused at
 		// once, so no Transport need wait before it sends one.
@@ -260,18 +264,19 @@ func (s *keyShard[K]) holdUntil(ctx context.Context, key K, until int64) (held b
 	if err != nil && ctx.Err() != nil {
 		go func() {
 			defer func() { _ = recover() }() // No call waits for a panic of the limits function; see lookUpApart.
-			s.holdUntil(context.Background(), key, until)
+			k.holdUntil(context.Background(), until)
 		}()
 	}
 	return held
 }
 
 // endHold is Hold(0).
-func (s *keyShard[K]) endHold(key K) {
+func (k ofKey[K]) endHold() {
+	s, key := k.s, k.key
 	if s.endHoldOf(func() *keyedFlow[K] { return s.table.Get(key) }) || s.group.overflow.Len() == 0 {
 		return
 	}
-	if l, err := s.callLimits(key); err == nil { // They say which bucket it shares.
+	if l, err := k.callLimits(); err == nil { // They say which bucket it shares.
 		over := s.group.over
 		over.endHoldOf(func() *keyedFlow[K] { return over.usedLocked(key, l) })
 	}
@@ -324,7 +329,7 @@ func (k keyLimiter[K]) Hold(d time.Duration) { k.group.Hold(k.key, d) }
 // the limits function returns an error, only the name is set.
 func (k keyLimiter[K]) Stats() (st Stats) {
 	g := k.group
-	err := g.shardOf(k.key).withFlow(k.key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
+	err := g.shardOf(k.key).of(k.key).withFlow(func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	if err != nil {
 		return Stats{Name: g.over.name}
 	}
@@ -334,7 +339,7 @@ func (k keyLimiter[K]) Stats() (st Stats) {
 func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.key) }
 
 func (k keyLimiter[K]) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
-	return k.group.acquire(ctx, k.key, n, kind)
+	return acquire(ctx, k.group, k.key, n, kind)
 }
 
 func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
@@ -346,7 +351,7 @@ func (k keyLimiter[K]) forecast(n int) (wait time.Duration, err error) {
 
 // hold reports false if the [Limits] of the key can't be had: then there is no line to hold.
 func (k keyLimiter[K]) hold(ctx context.Context, d time.Duration) bool {
-	return k.group.hold(ctx, k.key, d) && !k.group.mayDryRun()
+	return k.group.shardOf(k.key).of(k.key).hold(ctx, d) && !k.group.mayDryRun()
 }
 
 func (k keyLimiter[K]) mayDryRun() bool { return k.group.mayDryRun() }
@@ -365,7 +370,8 @@ func (k keyless[K]) WaitN(ctx context.Context, n int) error {
 		return err
 	}
 	d := &k.group.over.dispatcher
-	d.letThrough(ctx, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
+	r := request{ctx: ctx}
+	r.letThrough(d, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
 	return nil
 }
 

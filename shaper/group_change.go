@@ -38,7 +38,7 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	if g.bucketKey != nil && l.Rate == rate.Inf {
 		return errSharedInf
 	}
-	return s.override(key, s.planFor(l))
+	return s.of(key).override(s.planFor(l))
 }
 
 // LimitsOf returns the [Limits] that are in force for a key: those of its bucket, if that is in
@@ -47,29 +47,30 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 func (g *Group[K]) LimitsOf(key K) (Limits, error) {
 	g.mustBeMade()
 	s := g.shardOf(key)
-	if st, inUse := s.statsOf(key); inUse {
+	if st, inUse := s.of(key).stats(); inUse {
 		return st.Limits, nil
 	}
-	return s.callLimits(key)
+	return s.of(key).callLimits()
 }
 
 // Override returns the [Limits] that [Group.SetLimits] gave a key; ok reports whether there are
 // such.
 func (g *Group[K]) Override(key K) (l Limits, ok bool) {
 	g.mustBeMade()
-	return g.shardOf(key).overrideOf(key)
+	return g.shardOf(key).of(key).overrideOf()
 }
 
 // override is [Group.SetLimits].
-func (s *keyShard[K]) override(key K, p *plan) (err error) {
+func (k ofKey[K]) override(p *plan) (err error) {
+	s, key := k.s, k.key
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	s.newVersionLocked()
+	s.shared.nextVersion()
 	_, again := s.overrides.Get(key)
 	if !again && !keyed.TakeBelow(&s.group.overridden, maxOverrides) {
 		return fmt.Errorf("shaper: %d keys have limits of their own by Group.SetLimits, which is the most; ResetLimits ends one", maxOverrides)
 	}
-	if err := s.putInForceLocked(key, p, now); err != nil {
+	if err := k.putInForceLocked(p, now); err != nil {
 		if !again {
 			s.group.overridden.Add(-1)
 		}
@@ -88,18 +89,18 @@ func (g *Group[K]) ResetLimits(key K) error {
 	g.mustBeMade()
 	s := g.shardOf(key)
 	for {
-		l, overridden := s.overrideOf(key)
-		if !overridden || s.resetUnused(key) {
+		l, overridden := s.of(key).overrideOf()
+		if !overridden || s.of(key).resetUnused() {
 			return nil
 		}
 		s.mu.Lock()
 		reloads := s.reloads
 		s.mu.Unlock()
-		to, err := s.callLimitsFunction(key)
+		to, err := s.of(key).callLimitsFunction()
 		if err != nil {
 			return err
 		}
-		if done, err := s.resetFrom(key, l, s.planFor(to), reloads); done {
+		if done, err := s.of(key).resetFrom(l, s.planFor(to), reloads); done {
 			return err
 		}
 	}
@@ -107,13 +108,14 @@ func (g *Group[K]) ResetLimits(key K) error {
 
 // resetUnused is [Group.ResetLimits] for a key that has no bucket in use. It returns false
 // if the key has one. The lock is not held.
-func (s *keyShard[K]) resetUnused(key K) bool {
+func (k ofKey[K]) resetUnused() bool {
+	s, key := k.s, k.key
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
-	if s.ownInUseLocked(key, now) {
+	if k.ownInUseLocked(now) {
 		return false
 	}
-	s.deleteOwnLocked(key)
+	k.deleteOwnLocked()
 	s.overrides.Delete(key)
 	return true
 }
@@ -122,13 +124,14 @@ func (s *keyShard[K]) resetUnused(key K) bool {
 // is false if those that it has by [Group.SetLimits] are not from any more, or if a Reload
 // has begun since there were so many reloads: what was returned before may be what the
 // Reload replaces. The lock is not held.
-func (s *keyShard[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done bool, err error) {
+func (k ofKey[K]) resetFrom(from Limits, to *plan, reloads int) (done bool, err error) {
+	s, key := k.s, k.key
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	if l, overridden := s.overrides.Get(key); !overridden || l != from || s.reloads != reloads {
 		return false, nil
 	}
-	if err = s.putInForceLocked(key, to, now); err == nil {
+	if err = k.putInForceLocked(to, now); err == nil {
 		s.overrides.Delete(key)
 	}
 	return true, err
@@ -136,13 +139,15 @@ func (s *keyShard[K]) resetFrom(key K, from Limits, to *plan, reloads int) (done
 
 // ownInUseLocked reports whether a key has a bucket of its own whose limits matter: one that
 // is not drained.
-func (s *keyShard[K]) ownInUseLocked(key K, now int64) bool {
+func (k ofKey[K]) ownInUseLocked(now int64) bool {
+	s, key := k.s, k.key
 	kf := s.table.Get(key)
 	return kf != nil && !kf.Light && !s.idleLocked(&kf.Value, now)
 }
 
 // deleteOwnLocked deletes the bucket of a key, if there is one.
-func (s *keyShard[K]) deleteOwnLocked(key K) {
+func (k ofKey[K]) deleteOwnLocked() {
+	s, key := k.s, k.key
 	if kf := s.table.Get(key); kf != nil {
 		s.deleteLocked(kf)
 	}
@@ -150,17 +155,18 @@ func (s *keyShard[K]) deleteOwnLocked(key K) {
 
 // putInForceLocked puts the [Limits] of a key in force, if the key has a bucket of its own. A
 // bucket that is not in use is deleted: the next call makes one with the new Limits.
-func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
-	if !s.ownInUseLocked(key, now) {
-		s.deleteOwnLocked(key)
+func (k ofKey[K]) putInForceLocked(p *plan, now int64) error {
+	s, key := k.s, k.key
+	if !k.ownInUseLocked(now) {
+		k.deleteOwnLocked()
 		return nil
 	}
 	kf := s.table.Get(key)
 	if err := kf.Value.checkChange(p.limits); err != nil {
 		return err
 	}
-	to := s.usePlanLocked(p)
-	s.releasePlanLocked(s.planOfLocked(kf))
+	to := s.plans.use(p)
+	s.plans.release(s.shared.givenOf(&kf.Value))
 	kf.Value.bucket.idleUntil(now)
 	s.changeLocked(&kf.Value, to, now)
 	s.rescheduleLocked(kf)
@@ -168,7 +174,8 @@ func (s *keyShard[K]) putInForceLocked(key K, p *plan, now int64) error {
 }
 
 // overrideOf returns the [Limits] that [Group.SetLimits] gave a key. The lock is not held.
-func (s *keyShard[K]) overrideOf(key K) (l Limits, ok bool) {
+func (k ofKey[K]) overrideOf() (l Limits, ok bool) {
+	s, key := k.s, k.key
 	if !s.overrides.Any() {
 		return l, false
 	}
@@ -200,12 +207,12 @@ func (g *Group[K]) Reload() {
 	for _, s := range g.shards {
 		s.beginReload()
 	}
-	for _, key := range g.keys() {
+	for _, key := range g.shards.keys() {
 		s := g.shardOf(key)
-		if s.forgetUnlimited(key) {
+		if s.of(key).forgetUnlimited() {
 			continue
 		}
-		for !s.reload(key) {
+		for !s.of(key).reload() {
 		}
 	}
 }
@@ -215,12 +222,13 @@ func (s *keyShard[K]) beginReload() {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
 	s.reloads++
-	s.newVersionLocked()
+	s.shared.nextVersion()
 }
 
 // forgetUnlimited deletes the bucket of a key that needs none, and reports whether there was
 // one. The lock is not held.
-func (s *keyShard[K]) forgetUnlimited(key K) bool {
+func (k ofKey[K]) forgetUnlimited() bool {
+	s, key := k.s, k.key
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.table.Get(key)
@@ -234,11 +242,12 @@ func (s *keyShard[K]) forgetUnlimited(key K) bool {
 // reload looks up the [Limits] of a key and puts them in force, if the key still has a
 // bucket. It reports whether it has done so: else [Group.SetLimits] or [Group.ResetLimits]
 // has changed the Limits of the key meanwhile.
-func (s *keyShard[K]) reload(key K) (done bool) {
-	l, overridden := s.overrideOf(key)
+func (k ofKey[K]) reload() (done bool) {
+	s, key := k.s, k.key
+	l, overridden := k.overrideOf()
 	var err error
 	if !overridden {
-		l, err = s.callLimitsFunction(key)
+		l, err = k.callLimitsFunction()
 	}
 	var p *plan
 	if err == nil {
@@ -249,7 +258,7 @@ func (s *keyShard[K]) reload(key K) (done bool) {
 	if s.overrides.Differs(key, l, overridden) {
 		return false
 	}
-	if err != nil || s.putInForceLocked(key, p, now) != nil {
+	if err != nil || k.putInForceLocked(p, now) != nil {
 		s.limitErrors++
 	}
 	return true

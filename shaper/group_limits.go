@@ -46,25 +46,26 @@ func bucketFor(r *request) bucketKind {
 // withFlowOrNew calls do with the bucket of a key, and makes the bucket if there is none. in
 // is the shard that has the bucket; its lock and that of s are held. If withFlowOrNew returns
 // an error, do has not been called.
-func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind, do func(in *keyShard[K], kf *keyedFlow[K], now int64)) error {
-	bucketKey, err := s.group.bucketKeyOf(key)
+func (k ofKey[K]) withFlowOrNew(ctx context.Context, kind bucketKind, do func(in *keyShard[K], kf *keyedFlow[K], now int64)) error {
+	s := k.s
+	bucketKey, err := k.bucketKey()
 	if err != nil {
 		s.mu.Lock()
 		s.limitErrors++
 		s.mu.Unlock()
 		return err
 	}
-	l := limitsLookup{kind: kind}
+	l := limitsLookup[K]{ofKey: k, kind: kind}
 	over := s.group.over
 	for {
 		l.hasOver = over == s
-		lockedOver := !l.hasOver && (l.needsOver || l.known && s.group.mayOverflow(key))
+		lockedOver := !l.hasOver && (l.needsOver || l.known && k.mayOverflow())
 		if lockedOver {
 			over.lockAndAdvance()
 			l.hasOver = true
 		}
 		l.needsOver = false
-		in, kf, err := s.foundOrNewLocked(key, s.lockAndAdvance(), &l)
+		in, kf, err := l.foundOrNewLocked(s.lockAndAdvance())
 		if kf != nil {
 			if in.shared != nil {
 				in.leaseLocked(kf, bucketKey)
@@ -82,13 +83,15 @@ func (s *keyShard[K]) withFlowOrNew(ctx context.Context, key K, kind bucketKind,
 		case l.known:
 			l.plan = s.planFor(l.limits)
 		default:
-			s.lookUpLimits(ctx, key, &l)
+			l.lookUpLimits(ctx)
 		}
 	}
 }
 
 // A limitsLookup is the state of a request that needs the [Limits] of a key.
-type limitsLookup struct {
+type limitsLookup[K comparable] struct {
+	ofKey[K]
+
 	call    *limitsCall // the call, made by another request, for which it waits; nil: none
 	calls   bool        // it calls the function itself
 	known   bool        // the lookup has ended: limits, gone or err is set
@@ -122,11 +125,12 @@ func (s *keyShard[K]) foundLocked(key K, now int64, kind bucketKind) *keyedFlow[
 // bucket nor an error, the caller is to call it again: with the lock of over held if
 // l.needsOver is set, and otherwise after planFor if the Limits are known, and after
 // lookUpLimits if not.
-func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+func (l *limitsLookup[K]) foundOrNewLocked(now int64) (*keyShard[K], *keyedFlow[K], error) {
+	s, key := l.s, l.key
 	// Limits that were returned before a Reload may be those that it was called to replace. An
 	// error of the limits function does not matter to a key that has Limits by SetLimits now.
 	stale := l.err == nil && l.reloads != s.reloads || l.known && l.gone == nil && s.overrides.Differs(key, l.limits, l.overridden)
-	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && s.lacksPlanLocked(key, l) {
+	if l.known && !stale && l.err == nil && l.gone == nil && l.plan == nil && l.lacksPlanLocked() {
 		return nil, nil, nil // The limitsCall of this request, if there is one, goes on until the plan is made.
 	}
 	if l.calls && l.known {
@@ -136,7 +140,7 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 			return nil, nil, nil
 		}
 		l.calls = false
-		s.finishCallLocked(key, l.limits, l.err)
+		l.finishCallLocked(l.limits, l.err)
 		if l.err != nil {
 			s.limitErrors++
 		}
@@ -151,16 +155,16 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 		return nil, nil, l.gone
 	}
 	if kf := s.foundLocked(key, now, l.kind); kf != nil {
-		return s.ofKindLocked(s, key, kf, l)
+		return l.ofKindLocked(s, kf)
 	}
 	if l.known && !stale {
-		in, kf, err := s.insertLocked(key, l, now)
+		in, kf, err := l.insertLocked(now)
 		if kf == nil {
 			return nil, nil, err
 		}
-		return s.ofKindLocked(in, key, kf, l)
+		return l.ofKindLocked(in, kf)
 	}
-	*l = limitsLookup{reloads: s.reloads, kind: l.kind, hasOver: l.hasOver}
+	*l = limitsLookup[K]{ofKey: l.ofKey, reloads: s.reloads, kind: l.kind, hasOver: l.hasOver}
 	if l.limits, l.overridden = s.overrides.Get(key); l.overridden {
 		l.known = true // A call of the limits function that is pending for the key need not be waited for.
 		return nil, nil, nil
@@ -181,24 +185,25 @@ func (s *keyShard[K]) foundOrNewLocked(key K, now int64, l *limitsLookup) (*keyS
 
 // lookUpLimits calls the limits function for a key, or waits for the call of another
 // request. The lock is not held.
-func (s *keyShard[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) {
+func (l *limitsLookup[K]) lookUpLimits(ctx context.Context) {
+	s := l.s
 	switch {
 	case !l.calls:
 		l.join(ctx)
 		return
 	case l.kind&bucketInDrain != 0 && ctx.Done() != nil:
-		s.lookUpApart(ctx, key, l)
+		l.lookUpApart(ctx)
 		return
 	}
 	defer func() {
 		if !l.known { // The function has panicked, or a method of the context.
 			s.mu.Lock()
-			s.finishCallLocked(key, Limits{}, errNoResult)
+			l.finishCallLocked(Limits{}, errNoResult)
 			s.mu.Unlock()
 		}
 	}()
-	if l.limits, l.overridden = s.overrideOf(key); !l.overridden {
-		l.limits, l.err = s.callLimitsFunction(key)
+	if l.limits, l.overridden = l.overrideOf(); !l.overridden {
+		l.limits, l.err = l.callLimitsFunction()
 	}
 	if l.err == nil {
 		l.gone = ctx.Err() // The function may have taken long.
@@ -212,7 +217,8 @@ func (s *keyShard[K]) lookUpLimits(ctx context.Context, key K, l *limitsLookup) 
 //
 // A panic of the function reaches the goroutine that waits. If that has gone the panic is dropped:
 // the next call with the key calls the function again.
-func (s *keyShard[K]) lookUpApart(ctx context.Context, key K, l *limitsLookup) {
+func (l *limitsLookup[K]) lookUpApart(ctx context.Context) {
+	s, key := l.s, l.key
 	s.mu.Lock()
 	call, isNaN := s.limitsCalls[key], key != key
 	if isNaN {
@@ -248,10 +254,10 @@ func (s *keyShard[K]) lookUpApart(ctx context.Context, key K, l *limitsLookup) {
 				call.limits, call.err, call.reloads = limits, err, begun
 				close(call.done)
 			case s.limitsCalls[key] == call:
-				s.finishCallLocked(key, limits, err)
+				l.finishCallLocked(limits, err)
 			}
 		}()
-		limits, err = s.callLimits(key)
+		limits, err = l.callLimits()
 	}()
 	l.call = call
 	l.join(ctx)
@@ -269,7 +275,7 @@ func (s *keyShard[K]) lookUpApart(ctx context.Context, key K, l *limitsLookup) {
 var errEndedGoroutine = errors.New("the function that returns them has ended its goroutine")
 
 // join waits for the call of another request.
-func (l *limitsLookup) join(ctx context.Context) {
+func (l *limitsLookup[K]) join(ctx context.Context) {
 	done, stop := serverconn.DoneBeforeLine(ctx)
 	defer stop()
 	select {
@@ -287,7 +293,8 @@ func (l *limitsLookup) join(ctx context.Context) {
 }
 
 // finishCallLocked ends the limitsCall of a key, and wakes the requests that wait for it.
-func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
+func (k ofKey[K]) finishCallLocked(l Limits, err error) {
+	s, key := k.s, k.key
 	call := s.limitsCalls[key]
 	if call == nil { // The Group has been closed, or the key is a NaN.
 		return
@@ -305,28 +312,26 @@ func (s *keyShard[K]) finishCallLocked(key K, l Limits, err error) {
 	}
 }
 
-// inForce reports whether some bucket has these [Limits]: then they are valid, which need not
-// be checked again for each call. The lock is not held.
-func (s *keyShard[K]) inForce(l Limits) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.plans.Get(l) != nil
-}
-
 // callLimits returns the [Limits] of a key: those that [Group.SetLimits] gave it, or those
 // that the limits function returns. The lock is not held.
-func (s *keyShard[K]) callLimits(key K) (Limits, error) {
-	if l, ok := s.overrideOf(key); ok {
+func (k ofKey[K]) callLimits() (Limits, error) {
+	if l, ok := k.overrideOf(); ok {
 		return l, nil
 	}
-	return s.callLimitsFunction(key)
+	return k.callLimitsFunction()
 }
 
 // callLimitsFunction calls the limits function for a key. The lock is not held.
-func (s *keyShard[K]) callLimitsFunction(key K) (Limits, error) {
+func (k ofKey[K]) callLimitsFunction() (Limits, error) {
+	s, key := k.s, k.key
 	l, err := s.group.limits(key)
-	if err == nil && !s.inForce(l) {
-		err = l.Validate()
+	if err == nil {
+		s.mu.Lock()
+		valid := s.plans.get(l) != nil // Some bucket has them, so they need not be checked again for each call.
+		s.mu.Unlock()
+		if !valid {
+			err = l.Validate()
+		}
 	}
 	if err != nil {
 		return Limits{}, &limitsError{err}
@@ -339,7 +344,7 @@ func (s *keyShard[K]) callLimitsFunction(key K) (Limits, error) {
 // does not delay all other keys, the lock is not held.
 func (s *keyShard[K]) planFor(l Limits) *plan {
 	s.mu.Lock()
-	p := s.plans.Get(l)
+	p := s.plans.get(l)
 	s.mu.Unlock()
 	if p == nil {
 		p = s.planOf(l)
@@ -349,76 +354,85 @@ func (s *keyShard[K]) planFor(l Limits) *plan {
 
 // lacksPlanLocked reports whether a bucket would be made for a key with the [Limits] of a
 // lookup, and there is no plan of them.
-func (s *keyShard[K]) lacksPlanLocked(key K, l *limitsLookup) bool {
+func (l *limitsLookup[K]) lacksPlanLocked() bool {
+	s, key := l.s, l.key
 	g := s.group
 	switch {
-	case s.plans.Get(l.limits) != nil:
+	case s.plans.get(l.limits) != nil:
 		return false
 	case !l.hasOver:
 		return true // The key shares no bucket, so it gets one of its own.
-	case g.over.plans.Get(l.limits) != nil:
+	case g.over.plans.get(l.limits) != nil:
 		return false
 	}
 	// No bucket has these Limits that the key could share.
-	return limitsNothing(l.limits) || key == key && !g.full() || g.overflow.Len() < keyed.MaxShared
+	return limitsNothing(l.limits) || key == key && !tableFull(g) || g.overflow.Len() < keyed.MaxShared
 }
 
 // planLocked returns the plan of [Limits] for one more bucket, which counts as its user: that
 // of the shard, or else the one of a lookup. A plan belongs to one shard, whose lock guards
 // its count of users; so of a plan that another shard may have it takes a copy. It returns
 // nil if there is none.
-func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup) *plan {
+func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup[K]) *plan {
 	over := s.group.over
-	switch p := s.plans.Get(limits); {
+	switch p := s.plans.get(limits); {
 	case p != nil:
-		return s.usePlanLocked(p)
+		return s.plans.use(p)
 	case l.plan != nil && l.plan.limits == limits:
 		if s == over && s != s.group.shards[0] {
-			return s.copyPlanLocked(l.plan)
+			return s.plans.useCopy(l.plan)
 		}
-		return s.usePlanLocked(l.plan)
-	case l.hasOver && over.plans.Get(limits) != nil:
-		return s.copyPlanLocked(over.plans.Get(limits))
+		return s.plans.use(l.plan)
+	case l.hasOver && over.plans.get(limits) != nil:
+		return s.plans.useCopy(over.plans.get(limits))
 	}
 	return nil
 }
 
-// copyPlanLocked is usePlanLocked for a copy of a plan that may belong to another shard, whose
-// lock is held, too.
-func (s *keyShard[K]) copyPlanLocked(of *plan) *plan {
-	p := *of
-	p.users = 0
-	return s.usePlanLocked(&p)
+// plans has one plan of each value of [Limits] that buckets of a shard have, with the count of its
+// users. The lock of the shard guards it.
+type plans struct {
+	of     keyed.SmallMap[Limits, *plan]
+	unused *plan // the latest of them that lost its last user; it may have one again
 }
 
-// usePlanLocked returns the plan of the [Limits] of p for one more bucket: p, if the shard
-// has none.
-func (s *keyShard[K]) usePlanLocked(p *plan) *plan {
-	s.offerPlanLocked(p)
-	p = s.plans.Get(p.limits)
+// get returns the plan of [Limits]; nil if there is none.
+func (c *plans) get(l Limits) *plan { return c.of.Get(l) }
+
+// useCopy is use for a copy of a plan that may belong to another shard, whose lock is held, too.
+func (c *plans) useCopy(of *plan) *plan {
+	p := *of
+	p.users = 0
+	return c.use(&p)
+}
+
+// use returns the plan of the [Limits] of p for one more bucket: p, if there is none yet.
+func (c *plans) use(p *plan) *plan {
+	c.offer(p)
+	p = c.get(p.limits)
 	p.users++
 	return p
 }
 
-// offerPlanLocked adds a plan that planFor has returned, if the shard has none of its
-// [Limits]. Until a bucket uses the plan it is the unused one. A nil p is none.
-func (s *keyShard[K]) offerPlanLocked(p *plan) {
-	if p == nil || s.plans.Get(p.limits) != nil {
+// offer adds a plan that planFor has returned, if there is none of its [Limits]. Until a bucket
+// uses the plan it is the unused one. A nil p is none.
+func (c *plans) offer(p *plan) {
+	if p == nil || c.get(p.limits) != nil {
 		return
 	}
-	s.plans.Add(p.limits, p)
+	c.of.Add(p.limits, p)
 	p.users++
-	s.releasePlanLocked(p)
+	c.release(p)
 }
 
-// releasePlanLocked counts one user less of a plan. The last plan that has lost all its
-// users is kept, because the next key is likely to need it.
-func (s *keyShard[K]) releasePlanLocked(p *plan) {
+// release counts one user less of a plan. The last plan that has lost all its users is kept,
+// because the next key is likely to need it.
+func (c *plans) release(p *plan) {
 	if p.users--; p.users > 0 {
 		return
 	}
-	if old := s.unused; old != nil && old != p && old.users == 0 {
-		s.plans.Delete(old.limits)
+	if old := c.unused; old != nil && old != p && old.users == 0 {
+		c.of.Delete(old.limits)
 	}
-	s.unused = p
+	c.unused = p
 }

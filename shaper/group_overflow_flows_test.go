@@ -182,7 +182,7 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 		}
 		require.Greater(t, shared, keyed.MaxShared/2)
 		require.LessOrEqual(t, len(allowed), keyed.MaxShared)
-		require.Equal(t, 2, g.over.plans.Len(), "one for each value of Limits")
+		require.Equal(t, 2, g.over.plans.of.Len(), "one for each value of Limits")
 	})
 }
 
@@ -274,7 +274,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 			require.True(t, allowed)
 		}
 		require.EqualValues(t, keyed.MaxShared, g.overflow.Len())
-		mine := g.over.plans.Get(of[7])
+		mine := g.over.plans.get(of[7])
 		require.Len(t, g.overflow.All()[mine], 1)
 		g.over.lockAndAdvance()
 		for p := range g.overflow.All() {
@@ -286,7 +286,7 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 		plans := func() (n int) {
 			for _, s := range g.all {
 				s.mu.Lock()
-				n += s.plans.Len()
+				n += s.plans.of.Len()
 				s.mu.Unlock()
 			}
 			return n

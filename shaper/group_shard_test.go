@@ -27,7 +27,7 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 		s.lockAndAdvance()
 		users := make(map[*plan]int)
 		for _, kf := range s.table.Entries() {
-			users[s.planOfLocked(kf)]++
+			users[s.shared.givenOf(&kf.Value)]++
 			if kf.Light {
 				unlimited++
 			} else {
@@ -40,11 +40,11 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 				shared += len(ring)
 			}
 		}
-		for p := range s.plans.Values() {
+		for p := range s.plans.of.Values() {
 			l := p.limits
-			require.Same(t, p, s.plans.Get(l))
+			require.Same(t, p, s.plans.get(l))
 			require.EqualValues(t, users[p], p.users, "%+v", l)
-			require.True(t, p.users > 0 || p == s.unused, "nobody will ever delete the plan of %+v", l)
+			require.True(t, p.users > 0 || p == s.plans.unused, "nobody will ever delete the plan of %+v", l)
 			require.Nil(t, shardOf[p], "the plan of %+v is in two shards", l)
 			shardOf[p] = s
 			delete(users, p)
@@ -114,7 +114,7 @@ func TestTheShardsOfAGroupAddUp(t *testing.T) {
 				synctest.Wait()
 				requireSharesAddUp(t, g)
 				shared += int(g.overflow.Len())
-				if g.full() {
+				if tableFull(g) {
 					full++
 				}
 			}
@@ -140,7 +140,7 @@ func TestAKeyThatGetsNoBucketTakesNoRoom(t *testing.T) {
 	s := g.shardOf(7)
 	for _, l := range []Limits{{Rate: 1}, {Rate: rate.Inf}} {
 		g.over.lockAndAdvance()
-		_, kf, err := s.insertLocked(7, &limitsLookup{limits: l, known: true, hasOver: true}, s.lockAndAdvance())
+		_, kf, err := (&limitsLookup[float64]{ofKey: s.of(7), limits: l, known: true, hasOver: true}).insertLocked(s.lockAndAdvance())
 		s.unlockAndArm()
 		g.over.unlockAndArm()
 		require.NoError(t, err)

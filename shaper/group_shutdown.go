@@ -57,7 +57,7 @@ func (d *groupDrain) endLocked() {
 // in line, a request that a [Transport] retries may still enter the line of its key.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
-	if g.beginDrain() && !g.over.isDryRun() {
+	if g.all.beginDrain(&g.drain) && !g.over.isDryRun() {
 		select {
 		case <-g.drain.ended:
 		case <-ctx.Done():
@@ -68,21 +68,15 @@ func (g *Group[K]) Shutdown(ctx context.Context) error {
 			}
 		}
 	}
-	g.close()
-	return nil
+	return g.Close()
 }
 
 // Close is [Shaper.Close] for the lines of all keys. It deletes all buckets; only
 // [Group.Snapshot] still knows them.
 func (g *Group[K]) Close() error {
 	g.mustBeMade()
-	g.close()
-	return nil
-}
-
-// close is Close. The shard of the buckets that keys share is closed last: a key comes to it
-// by a shard that is open, so none comes any more.
-func (g *Group[K]) close() {
+	// The shard of the buckets that keys share is closed last: a key comes to it by a shard that is
+	// open, so none comes any more.
 	for _, s := range g.all {
 		s.close()
 	}
@@ -90,21 +84,22 @@ func (g *Group[K]) close() {
 	g.drain.closing.Wait()
 	g.ticker.waitForEnd()
 	if g.over.shared != nil {
-		g.over.closeShared()
+		g.over.shared.close()
 	}
+	return nil
 }
 
 // beginDrain admits no more requests, and reports whether any wait.
-func (g *Group[K]) beginDrain() (waiting bool) {
-	g.drain.begins.Lock()
-	defer g.drain.begins.Unlock()
-	if !g.drain.join() { // So that the drain does not end before all shards have begun.
+func (all shards[K]) beginDrain(d *groupDrain) (waiting bool) {
+	d.begins.Lock()
+	defer d.begins.Unlock()
+	if !d.join() { // So that the drain does not end before all shards have begun.
 		return false
 	}
-	for _, s := range g.all {
+	for _, s := range all {
 		s.beginDrain()
 	}
-	return !g.drain.leave()
+	return !d.leave()
 }
 
 // beginDrain admits no more requests.
@@ -125,15 +120,15 @@ func (s *keyShard[K]) drainLocked(waits bool) bool {
 	case !waits && s.drains:
 		s.drains = false
 		if s.group.drain.leave() {
-			s.group.drain.closing.Go(s.group.closeDrained)
+			s.group.drain.closing.Go(s.group.all.closeDrained)
 		}
 	}
 	return s.drains
 }
 
 // closeDrained closes all shards. No request waits in them any more.
-func (g *Group[K]) closeDrained() {
-	for _, s := range g.all {
+func (all shards[K]) closeDrained() {
+	for _, s := range all {
 		s.closeDrained()
 	}
 }

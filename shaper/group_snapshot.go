@@ -35,7 +35,7 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 		ofShard := s.keysToSave()
 		keys, copies = slices.Grow(keys, len(ofShard)), slices.Grow(copies, len(ofShard))
 		for _, key := range ofShard {
-			if copied, ok := s.copyOf(key); ok {
+			if copied, ok := s.of(key).copyOf(); ok {
 				keys, copies = append(keys, key), append(copies, copied)
 			}
 		}
@@ -105,7 +105,7 @@ func (g *Group[K]) Restore(data []byte) error {
 	var omitted leftOut
 	for i, key := range keys {
 		levels[i].since(saved.Taken, at, &g.over.dispatcher)
-		switch err := g.shardOf(key).restoreKey(key, &levels[i]); {
+		switch err := g.shardOf(key).of(key).restore(&levels[i]); {
 		case err == ErrClosed:
 			return ErrClosed
 		case err != nil:
@@ -115,14 +115,15 @@ func (g *Group[K]) Restore(data []byte) error {
 	return omitted.failure(len(keys))
 }
 
-// restoreKey puts back the level of one key. The lock is not held.
-func (s *keyShard[K]) restoreKey(key K, r *restoredLevel) error {
+// restore puts back the level of one key. The lock is not held.
+func (k ofKey[K]) restore(r *restoredLevel) error {
+	s := k.s
 	kind := anyBucket
 	if r.held > r.age {
 		kind = bucketToHold
 	}
 	closed := false
-	err := s.withFlowOrNew(context.Background(), key, kind, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
+	err := k.withFlowOrNew(context.Background(), kind, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		closed = kf == s.closedFlow
 		if closed || kf == s.unlimited || kf.Light { // The level of an unlimited key is always 0.
 			return
@@ -152,7 +153,8 @@ func (s *keyShard[K]) keysToSave() []K {
 
 // copyOf returns a copy of the bucket of a key; ok reports whether there is one. The lock is
 // not held.
-func (s *keyShard[K]) copyOf(key K) (copied bucketCopy, ok bool) {
+func (k ofKey[K]) copyOf() (copied bucketCopy, ok bool) {
+	s, key := k.s, k.key
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.table.Get(key)
@@ -162,7 +164,7 @@ func (s *keyShard[K]) copyOf(key K) (copied bucketCopy, ok bool) {
 	if kf == nil {
 		return copied, false
 	}
-	return s.dispatcher.copyLocked(&kf.Value), true
+	return kf.Value.copy(s.blocks), true
 }
 
 // savedGroup is the snapshot of a [Group].

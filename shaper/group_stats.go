@@ -66,7 +66,7 @@ func (g *Group[K]) Stats() GroupStats {
 // a bucket without limits that refuses everything, and ok is true for each key.
 func (g *Group[K]) StatsOf(key K) (st Stats, ok bool) {
 	g.mustBeMade()
-	ok = g.shardOf(key).withOwnFlow(key, func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
+	ok = g.shardOf(key).of(key).withOwnFlow(func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	return st, ok
 }
 
@@ -91,8 +91,8 @@ func (s *keyShard[K]) addStats(st *GroupStats, sum *totals) {
 func (g *Group[K]) All() iter.Seq2[K, Stats] {
 	g.mustBeMade()
 	return func(yield func(K, Stats) bool) {
-		for _, key := range g.keys() {
-			st, ok := g.shardOf(key).statsOf(key)
+		for _, key := range g.shards.keys() {
+			st, ok := g.shardOf(key).of(key).stats()
 			if ok && !yield(key, st) {
 				return
 			}
@@ -105,8 +105,8 @@ func (g *Group[K]) All() iter.Seq2[K, Stats] {
 const keysAtOnce = 1000
 
 // keys returns the keys that are in the tables all the while, and perhaps others.
-func (g *Group[K]) keys() (keys []K) {
-	for _, s := range g.shards {
+func (all shards[K]) keys() (keys []K) {
+	for _, s := range all {
 		keys = s.appendKeys(keys)
 	}
 	return keys
@@ -133,9 +133,10 @@ func (s *keyShard[K]) appendKeys(keys []K) []K {
 	return keys
 }
 
-// statsOf returns the [Stats] of the bucket of a key, and whether it has one that is not
+// stats returns the [Stats] of the bucket of a key, and whether it has one that is not
 // drained.
-func (s *keyShard[K]) statsOf(key K) (st Stats, ok bool) {
+func (k ofKey[K]) stats() (st Stats, ok bool) {
+	s, key := k.s, k.key
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.table.Get(key)

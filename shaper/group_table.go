@@ -17,15 +17,16 @@ import (
 // A key that needs no bucket gets one too, which remembers its Limits until the next sweep.
 // Such a bucket is always drained, so it does not count against maxKeys. If there are
 // maxKeys of them, or the key is a NaN, the key gets unlimited.
-func (s *keyShard[K]) insertLocked(key K, l *limitsLookup, now int64) (*keyShard[K], *keyedFlow[K], error) {
-	if l.lacksOver(s.group.mayOverflow(key)) {
+func (l *limitsLookup[K]) insertLocked(now int64) (*keyShard[K], *keyedFlow[K], error) {
+	s, key := l.s, l.key
+	if l.lacksOver(l.mayOverflow()) {
 		return nil, nil, nil
 	}
 	switch {
-	case !s.needsNoBucketLocked(l.limits, s.usedByLocked(key, l.limits, l)):
-		return s.insertBucketLocked(key, l.limits, now, l)
+	case !s.needsNoBucketLocked(l.limits, l.usedByLocked(l.limits)):
+		return l.insertBucketLocked(l.limits, now)
 	case key != key || !keyed.TakeBelow(&s.group.counts.Light, s.group.maxKeys):
-		s.offerPlanLocked(l.plan)
+		s.plans.offer(l.plan)
 		s.unlimitedBy = l.limits
 		return s, s.endlessLocked(&s.unlimited), nil
 	}
@@ -38,15 +39,16 @@ func (s *keyShard[K]) insertLocked(key K, l *limitsLookup, now int64) (*keyShard
 }
 
 // lacksOver reports whether the lock of over is needed and not held, and notes that.
-func (l *limitsLookup) lacksOver(needed bool) bool {
+func (l *limitsLookup[K]) lacksOver(needed bool) bool {
 	l.needsOver = needed && !l.hasOver
 	return l.needsOver
 }
 
 // mayOverflow reports whether a key that has no bucket may have been sharing one, or is to
 // share one now. The lock of over says for certain.
-func (g *Group[K]) mayOverflow(key K) bool {
-	return key != key || g.overflow.Len() > 0 || g.full()
+func (k ofKey[K]) mayOverflow() bool {
+	g, key := k.s.group, k.key
+	return key != key || g.overflow.Len() > 0 || tableFull(g)
 }
 
 // needsNoBucketLocked reports whether a key with these [Limits] that has no bucket of its
@@ -67,12 +69,13 @@ func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
 	if s.group.overflow.Len() == 0 {
 		return nil // As nearly always: then neither Limits nor key need be hashed.
 	}
-	return s.group.overflow.Used(s.group.homeOf(key), s.plans.Get(l))
+	return s.group.overflow.Used(s.group.homeOf(key), s.plans.get(l))
 }
 
 // usedByLocked is usedLocked of over, for a request that need not have its lock: then there
 // is none.
-func (s *keyShard[K]) usedByLocked(key K, limits Limits, l *limitsLookup) *keyedFlow[K] {
+func (l *limitsLookup[K]) usedByLocked(limits Limits) *keyedFlow[K] {
+	s, key := l.s, l.key
 	if !l.hasOver {
 		return nil
 	}
@@ -80,13 +83,14 @@ func (s *keyShard[K]) usedByLocked(key K, limits Limits, l *limitsLookup) *keyed
 }
 
 // insertBucketLocked is insertLocked for a key with these [Limits] that needs a bucket.
-func (s *keyShard[K]) insertBucketLocked(key K, limits Limits, now int64, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
-	used := s.usedByLocked(key, limits, l)
+func (l *limitsLookup[K]) insertBucketLocked(limits Limits, now int64) (*keyShard[K], *keyedFlow[K], error) {
+	s, key := l.s, l.key
+	used := l.usedByLocked(limits)
 	if key != key || staysInOverflow(used) || isAheadIn(used, l.kind) || !keyed.TakeBelow(&s.group.counts.Heavy, s.group.maxKeys) {
 		if l.lacksOver(true) {
 			return nil, nil, nil // The table has become full just now.
 		}
-		return s.insertOverflowLocked(key, limits, l)
+		return l.insertOverflowLocked(limits)
 	}
 	p := s.planLocked(limits, l)
 	if p == nil {
@@ -113,11 +117,12 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], light 
 // kf in a shard. From now on there is something to remember of an unlimited key that is to be
 // held, so it gets a bucket like any other key: one that counts against maxKeys, or an overflow
 // one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
-func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+func (l *limitsLookup[K]) ofKindLocked(in *keyShard[K], kf *keyedFlow[K]) (*keyShard[K], *keyedFlow[K], error) {
+	s := l.s
 	if l.kind&bucketToHold == 0 || kf != s.unlimited && !kf.Light {
 		return in, kf, nil
 	}
-	if l.lacksOver(s.group.mayOverflow(key)) {
+	if l.lacksOver(l.mayOverflow()) {
 		return nil, nil, nil
 	}
 	limits := s.unlimitedBy
@@ -125,22 +130,23 @@ func (s *keyShard[K]) ofKindLocked(in *keyShard[K], key K, kf *keyedFlow[K], l *
 		limits = kf.Value.bucket.limits
 		s.deleteLocked(kf)
 	}
-	return s.insertBucketLocked(key, limits, s.clock, l)
+	return l.insertBucketLocked(limits, s.clock)
 }
 
 // insertOverflowLocked returns the bucket for a key that is to share one, and makes it if
 // there is none. The lock of over is held.
-func (s *keyShard[K]) insertOverflowLocked(key K, limits Limits, l *limitsLookup) (*keyShard[K], *keyedFlow[K], error) {
+func (l *limitsLookup[K]) insertOverflowLocked(limits Limits) (*keyShard[K], *keyedFlow[K], error) {
+	s, key := l.s, l.key
 	g, over := s.group, s.group.over
 	home := g.homeOf(key)
-	kf, distance, full := g.overflow.Find(home, over.plans.Get(limits))
+	kf, distance, full := g.overflow.Find(home, over.plans.get(limits))
 	if full {
 		return nil, nil, noOverflowBucket()
 	}
 	if kf == nil {
 		p := over.planLocked(limits, l)
-		if p == nil && over != s && s.plans.Get(limits) != nil {
-			p = over.copyPlanLocked(s.plans.Get(limits))
+		if p == nil && over != s && s.plans.get(limits) != nil {
+			p = over.plans.useCopy(s.plans.get(limits))
 		}
 		if p == nil {
 			return nil, nil, nil
@@ -164,14 +170,15 @@ func (s *keyShard[K]) newFlowLocked(p *plan, now int64) *keyedFlow[K] {
 
 // withFlow calls see, under the lock of a dispatcher, with the bucket of a key. It makes no
 // bucket: if the key has none, see gets one that is as the key's new bucket would be.
-func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64)) error {
-	if s.withOwnFlow(key, see) {
+func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
+	s, key := k.s, k.key
+	if k.withOwnFlow(see) {
 		return nil
 	}
-	bucketKey, err := s.group.bucketKeyOf(key)
+	bucketKey, err := k.bucketKey()
 	var limits Limits
 	if err == nil {
-		limits, err = s.callLimits(key)
+		limits, err = k.callLimits()
 	}
 	if err != nil {
 		s.mu.Lock()
@@ -179,7 +186,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 		s.mu.Unlock()
 		return err
 	}
-	if s.withOwnFlow(key, see) {
+	if k.withOwnFlow(see) {
 		return nil
 	}
 	p := s.planFor(limits)
@@ -190,8 +197,8 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	used := over.usedLocked(key, limits)
 	switch {
 	case s.needsNoBucketLocked(limits, used):
-	case key != key || staysInOverflow(used) || s.group.full():
-		found, _, full := s.group.overflow.Find(s.group.homeOf(key), over.plans.Get(limits))
+	case key != key || staysInOverflow(used) || tableFull(s.group):
+		found, _, full := s.group.overflow.Find(s.group.homeOf(key), over.plans.get(limits))
 		if full {
 			return noOverflowBucket()
 		}
@@ -203,7 +210,7 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 	}
 	if over.shared != nil && over.shared.flows[&kf.Value] == nil {
 		over.leaseLocked(kf, bucketKey)
-		defer over.forgetLeaseLocked(kf)
+		defer over.shared.forget(&kf.Value)
 	}
 	kf.Value.bucket.idleUntil(now)
 	see(&over.dispatcher, &kf.Value, now)
@@ -212,7 +219,8 @@ func (s *keyShard[K]) withFlow(key K, see func(d *dispatcher, f *flow, now int64
 
 // withOwnFlow calls see, under the lock, with the bucket of a key, if the key has one of its
 // own, and reports whether it has. On a closed [Group] every key has: closedFlow.
-func (s *keyShard[K]) withOwnFlow(key K, see func(d *dispatcher, f *flow, now int64)) bool {
+func (k ofKey[K]) withOwnFlow(see func(d *dispatcher, f *flow, now int64)) bool {
+	s, key := k.s, k.key
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	kf := s.foundLocked(key, now, anyBucket)
@@ -278,7 +286,7 @@ func (s *keyShard[K]) watchLocked(kf *keyedFlow[K], now, drained int64) {
 // lease is in use, that is unknown.
 func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 	at := max(f.drains(now), s.blocks.end(f))
-	if s.leaseBusyLocked(f) {
+	if s.shared.busy(f) {
 		at = max(at, now+int64(keyed.Resolution))
 	}
 	return at
@@ -286,7 +294,7 @@ func (s *keyShard[K]) endsLocked(f *flow, now int64) int64 {
 
 // idleLocked reports whether a bucket is as a new one.
 func (s *keyShard[K]) idleLocked(f *flow, now int64) bool {
-	return f.drained(now) && s.blocks.end(f) <= now && !s.leaseBusyLocked(f)
+	return f.drained(now) && s.blocks.end(f) <= now && !s.shared.busy(f)
 }
 
 // rescheduleLocked moves a bucket in the wheel that may be drained earlier than it was
@@ -334,7 +342,7 @@ func (s *keyShard[K]) sweepDrainedLocked(now int64) {
 	}
 	few := s.fewEntries()
 	s.table.Shrink(few)
-	s.plans.Shrink(few)
+	s.plans.of.Shrink(few)
 	s.blocks.shrink(few)
 	s.sweepTimer.Next(s.wheel.Next())
 }
@@ -352,13 +360,13 @@ func (s *keyShard[K]) deleteLocked(kf *keyedFlow[K]) {
 // forgetLocked deletes a bucket that has been taken out of the wheel.
 func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
 	if kf.Home != keyed.Own {
-		s.group.overflow.Remove(kf, s.planOfLocked(kf))
+		s.group.overflow.Remove(kf, s.shared.givenOf(&kf.Value))
 	} else {
 		s.table.Delete(kf)
 	}
 	s.blocks.forget(&kf.Value)
-	s.releasePlanLocked(s.planOfLocked(kf))
-	s.forgetLeaseLocked(kf)
+	s.plans.release(s.shared.givenOf(&kf.Value))
+	s.shared.forget(&kf.Value)
 }
 
 // dropClosedLocked is dropAllLocked for a [Group] that has been closed. It keeps the
@@ -381,7 +389,7 @@ func (s *keyShard[K]) dropAllLocked() {
 		}
 	}
 	s.limitsCalls, s.peakCalls = make(map[K]*limitsCall), 0
-	s.plans, s.unused = keyed.SmallMap[Limits, *plan]{}, nil
+	s.plans = plans{}
 	s.wheel = keyed.Wheel[K, flow]{}
 	s.sweepTimer.Next(exact.Forever)
 }

@@ -226,17 +226,17 @@ func countIn(counts []uint64, lowest int, v float64) {
 }
 
 // measuresLocked returns the measures of a dispatcher, and makes them if there are none.
-func (d *dispatcher) measuresLocked() *measures {
-	if d.measures == nil {
-		d.measures = new(measures)
+func (o *watch) measuresLocked() *measures {
+	if o.measures == nil {
+		o.measures = new(measures)
 	}
-	return d.measures
+	return o.measures
 }
 
 // measureWaitLocked counts for how long a request that has left has waited.
-func (d *dispatcher) measureWaitLocked(waited int64) {
+func (o *watch) measureWaitLocked(waited int64) {
 	if waited > 0 {
-		countIn(d.measuresLocked().waits[:], lowestWait, time.Duration(waited).Seconds())
+		countIn(o.measuresLocked().waits[:], lowestWait, time.Duration(waited).Seconds())
 	}
 }
 
@@ -269,7 +269,7 @@ const shortestSpacing = 1. / 4096
 
 // measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
 // n, makes at an instant.
-func (d *dispatcher) measureSpacingLocked(ln *line, at, n int64) {
+func (o *watch) measureSpacingLocked(ln *line, at, n int64) {
 	b := &ln.flow.bucket
 	leftAt, scheduled := ln.leftAt, float64(ln.above)+float64(min(b.burst, n))
 	ln.leftAt, ln.above = at, float32(max(0, n-b.burst))
@@ -281,7 +281,7 @@ func (d *dispatcher) measureSpacingLocked(ln *line, at, n int64) {
 		return
 	}
 	spacing := b.interval.Units(exact.At(at-leftAt)) / scheduled
-	m := d.measuresLocked()
+	m := o.measuresLocked()
 	if spacing <= 0 {
 		m.atOnce++
 		return

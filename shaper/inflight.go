@@ -42,7 +42,7 @@ type heldSeat struct {
 	seat *seat
 }
 
-func (h heldSeat) end() { h.by.releaseSeat(&h.by.flow, h.seat) }
+func (h heldSeat) end() { h.seat.release(&h.by.dispatcher, &h.by.flow) }
 
 // acquire is Acquire, except for what it returns.
 func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, error) {
@@ -51,7 +51,7 @@ func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, 
 	dec := s.enter(r)
 	err := dec.err
 	if dec.waiter != nil {
-		_, err = s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
+		_, err = r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
 	}
 	if r.seat == nil {
 		return heldSeat{}, err
@@ -85,15 +85,15 @@ func (p *plan) capped() bool { return p.limits.InFlight > 0 }
 // hasSeat reports whether the cap lets one more request leave if so many seats are taken.
 func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.limits.InFlight }
 
-// releaseSeat releases a seat, if it has not been released before. The lock is not held.
+// release releases a seat, if it has not been released before. The lock is not held.
 //
 // If no request is in line, when that happens does not matter, and reading the clock would be a
 // third of what a release takes, so it is read only if the seat is timed.
-func (d *dispatcher) releaseSeat(f *flow, held *seat) {
+func (held *seat) release(d *dispatcher, f *flow) {
 	d.mu.Lock()
 	if *held != released && f.waiting() > 0 {
 		d.mu.Unlock()
-		d.releaseAwaited(f, held)
+		held.releaseAwaited(d, f)
 		return
 	}
 	if *held != released {
@@ -109,8 +109,8 @@ func (d *dispatcher) releaseSeat(f *flow, held *seat) {
 	d.mu.Unlock()
 }
 
-// releaseAwaited is releaseSeat for a flow that had requests in line a moment ago.
-func (d *dispatcher) releaseAwaited(f *flow, held *seat) {
+// releaseAwaited is release for a flow that had requests in line a moment ago.
+func (held *seat) releaseAwaited(d *dispatcher, f *flow) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
 	if *held == released {
@@ -164,16 +164,19 @@ const (
 	shortestSeatWait = time.Millisecond
 )
 
-// takeSeatLocked takes a seat for the departure with that number, at an instant. Seats are
+// A seatPool has the seats that have been made and not been taken yet.
+type seatPool []seat
+
+// take takes a seat for the departure with that number, at an instant. Seats are
 // made 64 at a time, because one by one they would cost as much as the rest of a release. None
 // is used again, as its caller may release it once more.
-func (d *dispatcher) takeSeatLocked(f *flow, departureNo uint32, at int64) *seat {
-	if len(d.spareSeats) == 0 {
-		d.spareSeats = make([]seat, 64)
+func (p *seatPool) take(f *flow, departureNo uint32, at int64) *seat {
+	if len(*p) == 0 {
+		*p = make([]seat, 64)
 	}
-	last := len(d.spareSeats) - 1
-	held := &d.spareSeats[last]
-	d.spareSeats = d.spareSeats[:last]
+	last := len(*p) - 1
+	held := &(*p)[last]
+	*p = (*p)[:last]
 	*held = untimed
 	if f.timesSeatOf(departureNo) {
 		*held = seat(at)

@@ -33,15 +33,15 @@ func (s *Shaper) Line(max int) []Waiter {
 // requests that still wait in the one it has shared are not shown.
 func (g *Group[K]) Line(key K, max int) []Waiter {
 	g.mustBeMade()
-	line, found := g.ownLine(key, max)
+	line, found := g.shardOf(key).of(key).line(max)
 	if found || max <= 0 || g.overflow.Len() == 0 {
 		return line
 	}
-	limits, err := g.shardOf(key).callLimits(key)
+	limits, err := g.shardOf(key).of(key).callLimits()
 	if err != nil { // They say which bucket it shares.
 		return nil
 	}
-	if line, found = g.ownLine(key, max); found {
+	if line, found = g.shardOf(key).of(key).line(max); found {
 		return line
 	}
 	line, _ = g.over.lineOf(max, func() *flow {
@@ -57,13 +57,13 @@ func (g *Group[K]) Line(key K, max int) []Waiter {
 // it never calls the limits function.
 func (g *Group[K]) LineOf(key K, max int) []Waiter {
 	g.mustBeMade()
-	line, _ := g.ownLine(key, max)
+	line, _ := g.shardOf(key).of(key).line(max)
 	return line
 }
 
-// ownLine is LineOf, and reports whether the key has a bucket of its own.
-func (g *Group[K]) ownLine(key K, most int) (line []Waiter, found bool) {
-	s := g.shardOf(key)
+// line is LineOf, and reports whether the key has a bucket of its own.
+func (k ofKey[K]) line(most int) (line []Waiter, found bool) {
+	s, key := k.s, k.key
 	return s.lineOf(most, func() *flow {
 		if kf := s.table.Get(key); kf != nil {
 			return &kf.Value
@@ -88,7 +88,7 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 		if n <= cap(line) {
 			line = line[:n]
 			if n > 0 {
-				d.readLineLocked(f, now, line)
+				f.readLine(d.origin, now, line)
 			}
 			d.unlockAndArm()
 			return line, f != nil
@@ -98,12 +98,12 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 	}
 }
 
-// readLineLocked fills a slice with the first in a line, which has as many at least.
-func (d *dispatcher) readLineLocked(f *flow, now int64, line []Waiter) {
+// readLine fills a slice with the first in the line, which has as many at least.
+func (f *flow) readLine(o origin, now int64, line []Waiter) {
 	v, ahead, w := f.view(), int64(0), f.line.head
 	for i := range line {
 		wait := v.leavesIn(now, placed{i + 1, v.leavesAfter(v.bucketInstants, ahead, w.cost)})
-		line[i] = Waiter{Cost: int(w.cost), Since: d.timeOf(w.at), Leaves: d.timeOf(exact.Sum(now, int64(wait)))}
+		line[i] = Waiter{Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
 		ahead = exact.Sum(ahead, w.cost)
 		w = w.next
 	}

@@ -16,7 +16,7 @@ import (
 //   - takeOutcome changes nothing that is in a view.
 //   - The methods of a parker, those of a [Recording] but Stop, and shaperLimiter.stats only
 //     read.
-//   - releaseSeat is called only if there is a cap, and [Recording.Stop] only if there is a
+//   - seat.release is called only if there is a cap, and [Recording.Stop] only if there is a
 //     Recording. Then no view is published.
 type publication struct {
 	view
@@ -107,7 +107,7 @@ func (s *Shaper) refusePublished(p *publication, now int64, r *request) (dec dec
 	}
 	if s.hasHooks {
 		r.entered = now
-		s.announce(&s.flow, r, dec)
+		r.announce(&s.dispatcher, &s.flow, dec)
 	}
 	return dec
 }

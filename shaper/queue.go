@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"context"
 	"math/bits"
 	"sync"
 
@@ -264,6 +265,23 @@ func (p *waiterPool) take(n, now int64) *waiter {
 		p.head, w.next = w.next, nil
 	}
 	w.state, w.cost, w.at, w.reentry = queued, n, now, false
+	return w
+}
+
+// takeFor returns a waiter for a request that enters a line now, with what its goroutine will wait
+// on, if it does. mu is the lock of the dispatcher.
+func (p *waiterPool) takeFor(r *request, now int64, waits bool, mu *sync.Mutex) *waiter {
+	w := p.take(r.cost, now)
+	switch {
+	case w.ready != nil || !waits:
+	case r.ctx != context.Background() && r.ctx != context.TODO():
+		w.ready, w.parker = make(chan struct{}, 1), nil // From now on it waits on nothing else.
+	case w.parker == nil:
+		if p.unparked == nil {
+			p.unparked = &parker{mu: mu}
+		}
+		w.parker = p.unparked
+	}
 	return w
 }
 

@@ -172,7 +172,7 @@ func (r *Recording) add(a *arrival) {
 }
 
 // recordLocked adds a request to recordings, with what has been decided.
-func (d *dispatcher) recordLocked(into []*Recording, now int64, r *request, dec decision) {
+func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decision) {
 	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
 		return
 	}
@@ -183,7 +183,7 @@ func (d *dispatcher) recordLocked(into []*Recording, now int64, r *request, dec 
 	case dec.waiter != nil:
 		r.arrival = a
 	case a.allow && dec.event == refusedEvent && dec.err == nil: // No RejectError is made for it.
-		a.end.Store(&ending{err: reasonErrors[d.refusalRing.last().reason]})
+		a.end.Store(&ending{err: reasonErrors[o.refusalRing.last().reason]})
 	default:
 		a.end.Store(&ending{err: dec.err})
 	}

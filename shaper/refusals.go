@@ -86,16 +86,16 @@ type refusalRecord struct {
 }
 
 // keepRefusalLocked remembers a refusal.
-func (d *dispatcher) keepRefusalLocked(at, cost int64, why rejection) {
-	d.refusalRingLocked().add(at, cost, why)
+func (o *watch) keepRefusalLocked(at, cost int64, why rejection) {
+	o.refusalRingLocked().add(at, cost, why)
 }
 
 // refusalRingLocked returns the refusalRing of a dispatcher, and makes it if there is none.
-func (d *dispatcher) refusalRingLocked() *refusalRing {
-	if d.refusalRing == nil {
-		d.refusalRing = new(refusalRing)
+func (o *watch) refusalRingLocked() *refusalRing {
+	if o.refusalRing == nil {
+		o.refusalRing = new(refusalRing)
 	}
-	return d.refusalRing
+	return o.refusalRing
 }
 
 // add adds a refusal.
@@ -121,7 +121,8 @@ func (r *refusalRing) newError(why rejection) *RejectError {
 func (r *refusalRing) last() *refusalRecord { return &r.latest[(r.count-1)%keptRefusals] }
 
 // keepRefusedKeyLocked notes the key of the latest refusal.
-func (s *keyShard[K]) keepRefusedKeyLocked(key K) {
+func (k ofKey[K]) keepRefusedKeyLocked() {
+	s, key := k.s, k.key
 	if s.refusedKeys == nil {
 		s.refusedKeys = new([keptRefusals]refusedKey[K])
 	}
@@ -157,7 +158,8 @@ func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []R
 
 // keepRefusedInLine remembers the refusal, at an instant, of a request that waited. Any other error
 // is none. The lock is not held.
-func (s *keyShard[K]) keepRefusedInLine(key K, r *request, at int64, err error) {
+func (k ofKey[K]) keepRefusedInLine(r *request, at int64, err error) {
+	s := k.s
 	if rejected, ok := err.(*RejectError); ok {
 		s.lockAndAdvance()
 		why := rejection{reason: refusedClosed, retryAfter: rejected.RetryAfter}
@@ -165,18 +167,19 @@ func (s *keyShard[K]) keepRefusedInLine(key K, r *request, at int64, err error) 
 			why.reason = refusedUnavailable
 		}
 		s.keepRefusalLocked(at, r.cost, why)
-		s.keepRefusedKeyLocked(key)
+		k.keepRefusedKeyLocked()
 		s.unlockAndArm()
 	}
 }
 
 // noteFailed remembers a call that got no bucket, with its error. The lock is not held.
-func (s *keyShard[K]) noteFailed(key K, r *request, err error) {
+func (k ofKey[K]) noteFailed(r *request, err error) {
+	s, key := k.s, k.key
 	now := s.lockAndAdvance()
 	defer s.unlockAndArm()
 	if rejected, ok := err.(*RejectError); ok {
 		s.keepRefusalLocked(now, r.cost, rejection{reason: refusedFull, retryAfter: rejected.RetryAfter})
-		s.keepRefusedKeyLocked(key)
+		k.keepRefusedKeyLocked()
 	}
 	if s.recorded {
 		s.recordLocked(s.recordingsOf[key], now, r, decision{err: err, event: refusedEvent})

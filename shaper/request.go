@@ -70,7 +70,7 @@ var errUseAcquire = errors.New("shaper: Limits.InFlight is set: use Acquire or D
 
 // checkCall checks the cost and the context of a request before the lock is taken, and
 // notes the context's deadline.
-func (d *dispatcher) checkCall(r *request) error {
+func (r *request) checkCall(d *dispatcher) error {
 	if err := checkCostAndContext(r.cost, r.ctx); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (r *request) untilDeadline(now int64) time.Duration {
 func (d *dispatcher) decideLocked(f *flow, now int64, r *request) decision {
 	r.entered = now
 	switch {
-	case d.needsReleaseLocked(f, r):
+	case r.needsRelease(d, f):
 		return decision{err: errUseAcquire}
 	case d.mode != modePlain:
 		return d.decideByModeLocked(f, now, r)
@@ -127,8 +127,8 @@ func (d *dispatcher) decideByModeLocked(f *flow, now int64, r *request) decision
 	if d.isDryRun() {
 		return d.shadowLocked(f, now, r)
 	}
-	if sf := d.sharedFlowLocked(f); sf != nil {
-		if dec, handled := d.decideSharedLocked(sf, now, r); handled {
+	if sf := d.shared.flowOf(f); sf != nil {
+		if dec, handled := sf.decideLocked(now, r); handled {
 			return dec
 		}
 	}
@@ -153,11 +153,11 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
-// needsReleaseLocked reports whether a request would take a seat, and its caller would not say
+// needsRelease reports whether a request would take a seat, and its caller would not say
 // when it ends. An allow on a dispatcher that is no longer open is refused anyway.
 // [Shaper.WaitN] asks this itself, before it checks the call: with a cap it returns errUseAcquire
 // for a negative cost and an ended context, too.
-func (d *dispatcher) needsReleaseLocked(f *flow, r *request) bool {
+func (r *request) needsRelease(d *dispatcher, f *flow) bool {
 	return f.capped() && !r.releases && !d.isDryRun() && (r.kind != allow || d.phase == open)
 }
 
@@ -166,8 +166,8 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
 	if f.capped() && !d.isDryRun() {
-		d.lineOfLocked(f).seatsTaken++
-		r.seat = d.takeSeatLocked(f, f.bucket.departures, now)
+		f.lineOrNew().seatsTaken++
+		r.seat = d.seats.take(f, f.bucket.departures, now)
 	}
 	d.countPassLocked(f, now)
 	return decision{event: departedEvent} // Nobody is in line, or it would wait behind them.
@@ -197,15 +197,15 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 // refuseLocked, which takes less time without its calls.
 //
 //go:noinline
-func (d *dispatcher) prepareRefusalLocked(f *flow) {
+func (o *watch) prepareRefusalLocked(f *flow) {
 	f.bucket.coldOrNew()
-	d.refusalRingLocked()
+	o.refusalRingLocked()
 }
 
 // enqueueLocked puts a request into the line of a flow.
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
-	ln := d.lineOfLocked(f)
-	w := d.takeWaiterLocked(r, now)
+	ln := f.lineOrNew()
+	w := d.waiters.takeFor(r, now, !d.isDryRun(), &d.mu)
 	if r.kind == reentry {
 		ln.pushReentry(w)
 	} else {
@@ -226,29 +226,29 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 
 // announce runs the hook that is to be told of a decision, and notes the Done channel
 // of the context of a request that waits. The lock is not held.
-func (d *dispatcher) announce(f *flow, r *request, dec decision) {
+func (r *request) announce(d *dispatcher, f *flow, dec decision) {
 	switch {
 	case dec.event == enqueuedEvent:
-		d.announceEntry(f, r, dec)
+		r.announceEntry(d, f, dec)
 	case dec.event != noEvent:
-		d.announceEnd(f, r.entered, r, dec) // It has not waited.
+		r.announceEnd(d, f, r.entered, dec) // It has not waited.
 	}
 }
 
 // announceEnd runs the hook of a request that is not in line, or no longer: it left, was
 // refused or gave up at the instant at. What it waited is the time from r.entered to that.
-func (d *dispatcher) announceEnd(f *flow, at int64, r *request, dec decision) {
+func (r *request) announceEnd(d *dispatcher, f *flow, at int64, dec decision) {
 	ev := Event{
 		Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead),
 		At: d.timeOf(at), Waited: time.Duration(at - r.entered), Err: dec.err, Verdict: r.verdict,
 	}
 	switch dec.event {
 	case departedEvent:
-		d.runDeparted(f, r, ev)
+		r.runDeparted(d, f, ev)
 	case refusedEvent:
 		runHook(d.trace.Refused, r.ctx, ev)
 	case verdictEvent:
-		d.letThrough(r.ctx, ev)
+		r.letThrough(d, ev)
 	case abandonedEvent:
 		runHook(d.trace.Abandoned, r.ctx, ev)
 	}

@@ -63,12 +63,12 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	}
 	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
 	s.capped = l.InFlight > 0
-	s.lineOfLocked(&s.flow)
+	s.flow.lineOrNew()
 	s.prepare(o, &s.ownTicker)
 	s.flow.bucket.dryRun = s.isDryRun()
 	if s.shared != nil {
 		s.flow.bucket.plan = s.planOf(l)
-		s.newLeaseLocked(&s.flow, s.shared.bucketKeyOf(o.shared.key))
+		s.shared.newFlowLocked(&s.flow, s.shared.bucketKeyOf(o.shared.key))
 	}
 	return s, nil
 }
@@ -104,7 +104,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	if dec.waiter == nil {
 		return dec.err
 	}
-	_, err := s.finish(&s.flow, r, dec.waiter, r.await(dec.waiter))
+	_, err := r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
 	return err
 }
 
@@ -116,7 +116,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 //go:noinline
 func (s *Shaper) enter(r *request) decision {
 	if r.kind != allow { // AllowN has checked the cost, and has no context.
-		if err := s.checkCall(r); err != nil || r.cost == 0 {
+		if err := r.checkCall(&s.dispatcher); err != nil || r.cost == 0 {
 			return decision{err: err}
 		}
 	}
@@ -142,7 +142,7 @@ func (s *Shaper) enter(r *request) decision {
 		if dec.event == askEvent {
 			return s.askAndAnnounce(r)
 		}
-		s.announce(&s.flow, r, dec)
+		r.announce(&s.dispatcher, &s.flow, dec)
 	}
 	return dec
 }
@@ -154,12 +154,12 @@ func (s *Shaper) enter(r *request) decision {
 //
 //go:noinline
 func (s *Shaper) askAndAnnounce(r *request) decision {
-	dec := s.ask(&s.flow, r, func(now int64, dec decision) {
+	dec := s.shared.ask(&s.flow, r, func(now int64, dec decision) {
 		if s.recorded {
 			s.recordLocked(s.recordings, now, r, dec)
 		}
 	})
-	s.announce(&s.flow, r, dec)
+	r.announce(&s.dispatcher, &s.flow, dec)
 	return dec
 }
 
@@ -207,9 +207,9 @@ func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 
 // forecastLocked is Forecast for a flow.
 func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
-	if sf := d.sharedFlowLocked(f); sf != nil {
+	if sf := d.shared.flowOf(f); sf != nil {
 		sf.checkFallbackLocked(now)
-		if d.phase == open && !sf.tooCostlyLocked(int64(n)) && d.isUnavailableLocked(sf, now) {
+		if d.phase == open && !sf.tooCostlyLocked(int64(n)) && sf.isUnavailableLocked(now) {
 			return 0, sf.unavailableErrorLocked(now)
 		}
 	}
@@ -251,9 +251,7 @@ func (s *Shaper) SetLimits(l Limits) error {
 	if err := s.flow.checkChange(l); err != nil {
 		return err
 	}
-	if s.shared != nil {
-		s.shared.nextVersion()
-	}
+	s.shared.nextVersion()
 	s.changeLocked(&s.flow, to, now)
 	return nil
 }

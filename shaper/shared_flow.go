@@ -21,53 +21,19 @@ type sharedFlow struct {
 	breaker *lease.Breaker // common, or one of its own; see standAloneLocked
 
 	placeless int32 // how many of the first newcomers in line have no place, at most; see placelessLocked
-	asksRoom  bool  // the pump asks for what the level has room for
 
-	pump     pump
 	failed   error // the latest failure; nil after a success
 	failures int   // in a row
-	probes   bool  // a call has come in the fallback since the Bucket was asked last
 	fallback bool  // requests leave by the flow's own bucket, at the rate of the Fallback
 
-	asking    int         // calls that ask the Bucket for themselves; see ask
-	metering  bool        // one of them, or a goroutine for several, calls the Bucket
-	questions []*question // the others, which wait for that
-}
-
-// newLeaseLocked makes the lease of a flow, whose bucket has the plan of its [Limits].
-func (d *dispatcher) newLeaseLocked(f *flow, key bucketKey) *sharedFlow {
-	s, common := d.shared, d.shared.breakerOf(key.backend)
-	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), d: d, f: f, breaker: common, common: common}
-	sf.setGivenLocked(f.bucket.plan)
-	sf.SetRate(s.rateOf(sf.given, s.version))
-	d.shared.flows[f] = sf
-	return sf
-}
-
-// sharedFlowLocked returns the lease of a flow; nil if it has none, as its level is not shared or
-// its rate is rate.Inf.
-func (d *dispatcher) sharedFlowLocked(f *flow) *sharedFlow {
-	if d.mode&modeShared == 0 {
-		return nil
-	}
-	if sf := d.shared.flows[f]; sf != nil && !sf.Off {
-		return sf
-	}
-	return nil
-}
-
-// sharedFlowEvenAtInfLocked returns the lease of a flow, also while its rate is rate.Inf.
-func (d *dispatcher) sharedFlowEvenAtInfLocked(f *flow) *sharedFlow {
-	if d.mode&modeShared == 0 {
-		return nil
-	}
-	return d.shared.flows[f]
+	pump  pump
+	meter meter
 }
 
 // busyLocked reports whether the lease is in use, so that its flow must stay.
 func (sf *sharedFlow) busyLocked(now int64) bool {
 	sf.DropLate(now) // While the Bucket can't be asked nothing is given back.
-	return sf.pump.running || sf.asking > 0 || sf.Leased() > 0
+	return sf.pump.running || sf.meter.asking > 0 || sf.Leased() > 0
 }
 
 // usesOwnLevelLocked reports whether requests leave by the flow's own bucket, and use no units.
@@ -92,7 +58,7 @@ func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
 		}
 		sf.f.line.since = slot
 		sf.NotUsed() // It has used no units.
-	case sf.d.headMayLeaveLocked(sf.f) > now:
+	case sf.f.headMayLeave(sf) > now:
 		return false // It was the patience of one in line that came to its end.
 	default:
 		sf.Use(w.cost)
@@ -192,9 +158,9 @@ func (sf *sharedFlow) inForceLocked() *plan {
 // probeLocked makes the pump ask a backend that could not be asked, if it is time to. In the
 // fallback requests may leave without a line, so that the pump does not run.
 func (sf *sharedFlow) probeLocked(now int64) {
-	if _, ok := sf.breaker.MayAsk(now); ok && !sf.probes {
-		sf.probes = true
-		sf.kickLocked(now)
+	if _, ok := sf.breaker.MayAsk(now); ok && !sf.pump.probes {
+		sf.pump.probes = true
+		sf.pump.kickLocked(now)
 	}
 }
 
@@ -273,10 +239,10 @@ func (sf *sharedFlow) placelessLocked(now, n int64) int32 {
 	return sf.placeless
 }
 
-// decideSharedLocked is decideLocked for a request whose level is in a [Bucket]. handled is
+// decideLocked is dispatcher.decideLocked for a request whose level is in a [Bucket]. handled is
 // false if the request is to be decided upon by the flow's own bucket: in a fallback.
-func (d *dispatcher) decideSharedLocked(sf *sharedFlow, now int64, r *request) (dec decision, handled bool) {
-	f := sf.f
+func (sf *sharedFlow) decideLocked(now int64, r *request) (dec decision, handled bool) {
+	f, d := sf.f, sf.d
 	sf.checkFallbackLocked(now)
 	asks := r.kind == allow || r.kind == newcomer && f.bucket.limits.Depth == 0
 	switch {
@@ -293,18 +259,18 @@ func (d *dispatcher) decideSharedLocked(sf *sharedFlow, now int64, r *request) (
 	case sf.usesOwnLevelLocked():
 		sf.probeLocked(now)
 		return dec, false
-	case r.kind != reentry && d.isUnavailableLocked(sf, now):
-		return d.refuseUnavailableLocked(sf, now, r), true
+	case r.kind != reentry && sf.isUnavailableLocked(now):
+		return sf.refuseUnavailableLocked(now, r), true
 	case asks && (f.waiting() > 0 || !f.hasSeat() || f.bucket.coldOrNone().hold.Whole() > now || d.blocks.end(f) > now || sf.fallback):
 		// Asking would not help: the request may not overtake, or not leave.
 		v := f.view()
 		wait := v.expected(f.bucket.wait(now, v.ahead, r.cost))
-		return d.refuseFullLocked(f, now, r, max(wait, shortestSeatWait)), true
+		return sf.refuseFullLocked(now, r, max(wait, shortestSeatWait)), true
 	case asks:
 		if f.capped() {
-			d.lineOfLocked(f).seatsTaken++ // It is given back if the Bucket refuses.
+			f.lineOrNew().seatsTaken++ // It is given back if the Bucket refuses.
 		}
-		sf.asking++
+		sf.meter.asking++
 		sf.breaker.Asks(now, d.shared.timeout)
 		return decision{event: askEvent}, true
 	}
@@ -319,7 +285,8 @@ func (d *dispatcher) decideSharedLocked(sf *sharedFlow, now int64, r *request) (
 }
 
 // refuseFullLocked refuses a request as the level is too high, for a time after at least.
-func (d *dispatcher) refuseFullLocked(f *flow, now int64, r *request, after time.Duration) decision {
+func (sf *sharedFlow) refuseFullLocked(now int64, r *request, after time.Duration) decision {
+	f, d := sf.f, sf.d
 	why := d.blocks.judge(f, now, rejection{reason: refusedFull, retryAfter: after, also: withoutLine})
 	return d.admitLocked(f, now, r, judgement{refusal: why})
 }
@@ -331,7 +298,7 @@ func (sf *sharedFlow) tooCostlyLocked(n int64) bool {
 
 // isUnavailableLocked reports whether newcomers are refused because the [Bucket] can't be asked.
 // When it is time to ask it again, one request may try.
-func (d *dispatcher) isUnavailableLocked(sf *sharedFlow, now int64) bool {
+func (sf *sharedFlow) isUnavailableLocked(now int64) bool {
 	if !sf.breaker.Open || sf.fallback {
 		return false
 	}
@@ -340,21 +307,11 @@ func (d *dispatcher) isUnavailableLocked(sf *sharedFlow, now int64) bool {
 }
 
 // refuseUnavailableLocked refuses a request with [ErrUnavailable].
-func (d *dispatcher) refuseUnavailableLocked(sf *sharedFlow, now int64, r *request) decision {
-	err := d.rejectUnavailableLocked(sf.f, now, now)
+func (sf *sharedFlow) refuseUnavailableLocked(now int64, r *request) decision {
+	d := sf.d
+	err := d.shared.rejectUnavailableLocked(sf.f, now, now)
 	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
 	return decision{err: err, waiting: int32(sf.f.waiting()), event: refusedEvent}
-}
-
-// rejectUnavailableLocked counts a request that came at an instant and is refused at another, as
-// the [Bucket] can't be asked, and returns its error.
-func (d *dispatcher) rejectUnavailableLocked(f *flow, entered, at int64) *RejectError {
-	d.countRefusalLocked(f, entered, at, refusedUnavailable)
-	if sf := d.sharedFlowEvenAtInfLocked(f); sf != nil {
-		return sf.unavailableErrorLocked(at)
-	}
-	// It waited, and its key has been forgotten since, as by Close.
-	return &RejectError{Reason: ErrUnavailable, RetryAfter: shortestSeatWait}
 }
 
 // unavailableErrorLocked returns the error of a request that is refused as the [Bucket] can't be
@@ -394,10 +351,10 @@ func (sf *sharedFlow) losePatienceLocked(now int64) {
 	ln := sf.f.line
 	head := ln.head
 	for w := head; w != nil && w.reentry && sf.patienceEndsLocked(w) <= now; w = ln.head {
-		sf.d.refuseInLineLocked(ln, w, now, unavailable)
+		ln.refuseLocked(sf.d, w, now, unavailable)
 	}
 	for w := ln.firstNewcomer(); w != nil && sf.patienceEndsLocked(w) <= now; w = ln.firstNewcomer() {
-		sf.d.refuseInLineLocked(ln, w, now, unavailable)
+		ln.refuseLocked(sf.d, w, now, unavailable)
 	}
 	if ln.head != head {
 		ln.since = exact.At(now) // The next one could not leave before.
@@ -405,8 +362,8 @@ func (sf *sharedFlow) losePatienceLocked(now int64) {
 	}
 }
 
-// refuseInLineLocked refuses a request that is in line, and wakes it.
-func (d *dispatcher) refuseInLineLocked(ln *line, w *waiter, now int64, s state) {
+// refuseLocked refuses a request that is in line, and wakes it.
+func (ln *line) refuseLocked(d *dispatcher, w *waiter, now int64, s state) {
 	ln.remove(w, s)
 	d.waiting--
 	w.at = now

@@ -12,6 +12,7 @@ import (
 // sharedLevels is what the leases of a dispatcher have in common. The lock of the dispatcher
 // guards what changes.
 type sharedLevels struct {
+	d         *dispatcher
 	bucket    Bucket
 	backendOf func(key string) string // of the Bucket, if it has several servers; else nil
 	fallback  Fallback
@@ -36,12 +37,12 @@ type sharedLevels struct {
 const defaultTimeout = 250 * time.Millisecond
 
 // newSharedLevels returns the sharedLevels of a dispatcher; nil without a [Bucket].
-func newSharedLevels(o sharedOptions) *sharedLevels {
+func newSharedLevels(d *dispatcher, o sharedOptions) *sharedLevels {
 	if !o.asked {
 		return nil
 	}
 	s := &sharedLevels{
-		bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), timeout: cmp.Or(o.timeout, defaultTimeout), patience: o.patience, version: o.version, ownVersions: o.version > 0,
+		d: d, bucket: o.bucket, fallback: o.fallback, guard: o.guard.Truncate(time.Microsecond), timeout: cmp.Or(o.timeout, defaultTimeout), patience: o.patience, version: o.version, ownVersions: o.version > 0,
 		flows: make(map[*flow]*sharedFlow), breakers: make(map[string]*lease.Breaker),
 	}
 	if !o.patient {
@@ -63,12 +64,69 @@ func (s *sharedLevels) rateOf(p *plan, version int64) BucketRate {
 	return r
 }
 
-// nextVersion makes the version greater, for rates that are put in force from now on.
+// nextVersion makes the version greater, for rates that are put in force from now on. A nil s does
+// nothing.
 func (s *sharedLevels) nextVersion() {
+	if s == nil {
+		return
+	}
 	s.version++
 	if !s.ownVersions {
 		s.version = max(s.version, time.Now().UnixMicro())
 	}
+}
+
+// newFlowLocked makes the sharedFlow of a flow, whose bucket has the plan of its [Limits].
+func (s *sharedLevels) newFlowLocked(f *flow, key bucketKey) {
+	common := s.breakerOf(key.backend)
+	sf := &sharedFlow{Lease: lease.New(key.key, s.guard, &f.bucket.departures, &s.counts), d: s.d, f: f, breaker: common, common: common}
+	sf.pump.sf, sf.meter.sf = sf, sf
+	sf.setGivenLocked(f.bucket.plan)
+	sf.SetRate(s.rateOf(sf.given, s.version))
+	s.flows[f] = sf
+}
+
+// flowOf returns the sharedFlow of a flow; nil if it has none, as its level is not shared or its rate
+// is rate.Inf. A nil s is that of a dispatcher without a [Bucket].
+func (s *sharedLevels) flowOf(f *flow) *sharedFlow {
+	if sf := s.flowEvenAtInf(f); sf != nil && !sf.Off {
+		return sf
+	}
+	return nil
+}
+
+// flowEvenAtInf returns the sharedFlow of a flow, also while its rate is rate.Inf.
+func (s *sharedLevels) flowEvenAtInf(f *flow) *sharedFlow {
+	if s == nil {
+		return nil
+	}
+	return s.flows[f]
+}
+
+// givenOf returns the plan of the [Limits] that a flow was given, which is the one whose users are
+// counted. The flow's bucket has another one, if its level is shared.
+func (s *sharedLevels) givenOf(f *flow) *plan {
+	if sf := s.flowEvenAtInf(f); sf != nil {
+		return sf.given
+	}
+	return f.bucket.plan
+}
+
+// busy reports whether a flow has something leased, or calls the [Bucket], so that it must stay.
+func (s *sharedLevels) busy(f *flow) bool {
+	sf := s.flowEvenAtInf(f)
+	return sf != nil && sf.busyLocked(s.d.clock)
+}
+
+// forget forgets a flow that is deleted.
+func (s *sharedLevels) forget(f *flow) {
+	if s == nil {
+		return
+	}
+	if sf := s.flows[f]; sf != nil && s.d.phase != closed {
+		sf.standWithOthersLocked(s.d.clock) // Else nobody would be told that its outage has ended.
+	}
+	delete(s.flows, f)
 }
 
 // bucketKeyOf returns a key with the name of its backend. It calls the [Bucket], so the
@@ -96,56 +154,59 @@ func (s *sharedLevels) breakerOf(name string) *lease.Breaker {
 
 // failedLocked notes a failure in a circuit breaker, and begins the outage of the lines if that
 // opens it.
-func (d *dispatcher) failedLocked(b *lease.Breaker, a answer, err error) {
+func (s *sharedLevels) failedLocked(b *lease.Breaker, a answer, err error) {
 	if b.Failed(a.sent, a.received, err) {
-		d.announceBackendLocked(b, a.received)
-		d.updateLinesLocked(b, a.received)
+		s.announceLocked(b, a.received)
+		s.updateLinesLocked(b, a.received)
 	}
 }
 
 // succeededLocked notes a success in a circuit breaker, and ends the outage of the lines if that
 // closes it.
-func (d *dispatcher) succeededLocked(b *lease.Breaker, now int64) {
+func (s *sharedLevels) succeededLocked(b *lease.Breaker, now int64) {
 	if b.Succeeded() {
-		d.announceBackendLocked(b, now)
-		d.updateLinesLocked(b, now)
+		s.announceLocked(b, now)
+		s.updateLinesLocked(b, now)
 	}
 }
 
 // updateLinesLocked updates the lines whose levels are in a backend, after that has become
 // unavailable, or can be asked again.
-func (d *dispatcher) updateLinesLocked(b *lease.Breaker, now int64) {
+func (s *sharedLevels) updateLinesLocked(b *lease.Breaker, now int64) {
+	d := s.d
 	for _, ln := range d.due {
-		if sf := d.sharedFlowLocked(ln.flow); sf != nil && sf.breaker == b {
-			ln.slot = d.nextInLineLocked(ln.flow, sf)
-			sf.kickLocked(now)
+		if sf := s.flowOf(ln.flow); sf != nil && sf.breaker == b {
+			ln.slot = ln.flow.nextInLine(sf)
+			sf.pump.kickLocked(now)
 		}
 	}
 	d.due.reorder()
 	d.rearm = true
 }
 
-// announceBackendLocked makes the hook run that is told of the state of a backend, in a
+// announceLocked makes the hook run that is told of the state of a backend, in a
 // goroutine of its own, as the lock is held and a hook may call Close, which waits for pumps.
 // One goroutine runs it for all events, so that it runs in their order.
-func (d *dispatcher) announceBackendLocked(b *lease.Breaker, now int64) {
+func (s *sharedLevels) announceLocked(b *lease.Breaker, now int64) {
+	d := s.d
 	if d.trace.Bucket == nil {
 		return
 	}
-	ev := BucketEvent{Name: d.name, Shard: b.Name, State: d.shared.stateOf(b), At: d.timeOf(now), Err: b.Err}
-	d.shared.events = append(d.shared.events, ev)
-	if !d.shared.runningHooks {
-		d.shared.runningHooks = true
-		go d.runBucketHooks()
+	ev := BucketEvent{Name: d.name, Shard: b.Name, State: s.stateOf(b), At: d.timeOf(now), Err: b.Err}
+	s.events = append(s.events, ev)
+	if !s.runningHooks {
+		s.runningHooks = true
+		go s.runHooks()
 	}
 }
 
-// runBucketHooks runs the hook for each event until there is none.
-func (d *dispatcher) runBucketHooks() {
+// runHooks runs the hook for each event until there is none.
+func (s *sharedLevels) runHooks() {
+	d := s.d
 	for {
 		d.mu.Lock()
-		events := d.shared.events
-		d.shared.events, d.shared.runningHooks = nil, len(events) > 0
+		events := s.events
+		s.events, s.runningHooks = nil, len(events) > 0
 		d.mu.Unlock()
 		if len(events) == 0 {
 			return
@@ -178,14 +239,15 @@ func (e tooSlowError) Error() string {
 }
 
 // waitForPumps returns when no pump runs. The lock is not held.
-func (d *dispatcher) waitForPumps() {
+func (s *sharedLevels) waitForPumps() {
+	d := s.d
 	d.mu.Lock()
 	var idle chan struct{}
-	if d.shared.pumps > 0 {
-		if d.shared.idle == nil {
-			d.shared.idle = make(chan struct{})
+	if s.pumps > 0 {
+		if s.idle == nil {
+			s.idle = make(chan struct{})
 		}
-		idle = d.shared.idle
+		idle = s.idle
 	}
 	d.mu.Unlock()
 	if idle != nil {
@@ -193,21 +255,22 @@ func (d *dispatcher) waitForPumps() {
 	}
 }
 
-// closeShared gives back what is leased, after the lines have been emptied, and returns when
+// close gives back what is leased, after the lines have been emptied, and returns when
 // that is done, or has failed. The lock is not held.
-func (d *dispatcher) closeShared() {
+func (s *sharedLevels) close() {
+	d := s.d
 	now := d.lockAndAdvance()
-	for _, sf := range d.shared.flows {
-		sf.kickLocked(now)
+	for _, sf := range s.flows {
+		sf.pump.kickLocked(now)
 	}
 	d.unlockAndArm()
-	d.waitForPumps()
+	s.waitForPumps()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for f, sf := range d.shared.flows {
-		sf.DropAll()                   // What could not be given back is lost.
-		if d.keyed && sf.asking == 0 { // Its flow is gone.
-			delete(d.shared.flows, f)
+	for f, sf := range s.flows {
+		sf.DropAll()                         // What could not be given back is lost.
+		if d.keyed && sf.meter.asking == 0 { // Its flow is gone.
+			delete(s.flows, f)
 		}
 	}
 }
@@ -285,4 +348,27 @@ func (s *sharedLevels) stats() BucketStats {
 		}
 	}
 	return st
+}
+
+// call calls [Bucket.Take], and returns between which instants of the dispatcher's
+// clock that was.
+func (s *sharedLevels) call(ctx context.Context, t Take) (a answer) {
+	a.sent = int64(time.Since(s.d.epoch))
+	a.taken, a.err = s.bucket.Take(ctx, t)
+	a.received = int64(time.Since(s.d.epoch))
+	if a.err == nil {
+		a.err = lease.Check(t, a.taken)
+	}
+	return a
+}
+
+// rejectUnavailableLocked counts a request that came at an instant and is refused at another, as
+// the [Bucket] can't be asked, and returns its error.
+func (s *sharedLevels) rejectUnavailableLocked(f *flow, entered, at int64) *RejectError {
+	s.d.countRefusalLocked(f, entered, at, refusedUnavailable)
+	if sf := s.flowEvenAtInf(f); sf != nil {
+		return sf.unavailableErrorLocked(at)
+	}
+	// It waited, and its key has been forgotten since, as by Close.
+	return &RejectError{Reason: ErrUnavailable, RetryAfter: shortestSeatWait}
 }

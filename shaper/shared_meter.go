@@ -9,34 +9,45 @@ import (
 	"example.com/leakybucket/shaper/internal/lease"
 )
 
-// ask is the meter: it asks the [Bucket] whether a request may leave now, and calls note with
-// what has been decided, under the lock. It is called without the lock.
+// A meter asks the [Bucket] for requests that may not wait, each whether it may leave now. The lock
+// of the dispatcher guards it.
 //
-// There is one call of the Bucket at a time for each lease. Requests that come meanwhile wait for
+// There is one call of the Bucket at a time for each flow. Requests that come meanwhile wait for
 // its answer, and are then asked for together: a thousand at once take a few round trips, and no
 // more than one connection.
-func (d *dispatcher) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
+type meter struct {
+	sf        *sharedFlow
+	asking    int         // calls that ask the Bucket for themselves; see ask
+	busy      bool        // one of them, or a goroutine for several, calls the Bucket
+	questions []*question // the others, which wait for that
+}
+
+// ask asks the [Bucket] whether a request may leave now, and calls note with
+// what has been decided, under the lock. It is called without the lock.
+func (s *sharedLevels) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
+	d := s.d
 	d.lockFlow(f)
-	sf := d.shared.flows[f] // It stays while a call asks.
-	if sf.metering {
+	m := &s.flows[f].meter // It stays while a call asks.
+	if m.busy {
 		q := &question{request: *r, done: make(chan struct{})} // A copy, so that r need not be on the heap.
-		sf.questions = append(sf.questions, q)
+		m.questions = append(m.questions, q)
 		d.unlockAndArm()
-		return d.awaitAnswer(sf, q, r, note)
+		return m.awaitAnswer(q, r, note)
 	}
-	sf.metering = true
+	m.busy = true
 	d.unlockAndArm()
-	defer d.askNext(sf)
-	return d.askAlone(sf, r, note)
+	defer m.askNext()
+	return m.askAlone(r, note)
 }
 
 // askAlone asks for one request, in a call that ends with the request's context.
-func (d *dispatcher) askAlone(sf *sharedFlow, r *request, note func(now int64, dec decision)) (dec decision) {
+func (m *meter) askAlone(r *request, note func(now int64, dec decision)) (dec decision) {
+	sf, d := m.sf, m.sf.d
 	f, ended := sf.f, false
 	defer func() {
 		if !ended { // The Bucket has panicked, or the context.
 			d.mu.Lock()
-			d.endAskLocked(sf)
+			m.endAskLocked()
 			d.unlockAndArm()
 		}
 	}()
@@ -48,11 +59,11 @@ func (d *dispatcher) askAlone(sf *sharedFlow, r *request, note func(now int64, d
 		ctx, cancel := context.WithTimeout(r.ctx, d.shared.timeout)
 		a := func() answer {
 			defer cancel()
-			return d.askBucket(ctx, t)
+			return d.shared.call(ctx, t)
 		}()
 		a.gone = r.ctx.Err() // It is the caller's code, so the lock is not held.
 		now = d.lockFlow(f)
-		dec, ended = d.answeredLocked(sf, r, t, a)
+		dec, ended = m.answeredLocked(r, t, a)
 		if ended {
 			r.entered = now
 			note(now, dec)
@@ -76,7 +87,8 @@ type question struct {
 }
 
 // awaitAnswer waits for what becomes of a question, or until the context of the request ends.
-func (d *dispatcher) awaitAnswer(sf *sharedFlow, q *question, r *request, note func(now int64, dec decision)) decision {
+func (m *meter) awaitAnswer(q *question, r *request, note func(now int64, dec decision)) decision {
+	sf, d := m.sf, m.sf.d
 	select {
 	case <-q.done:
 	case <-r.ctx.Done():
@@ -89,9 +101,9 @@ func (d *dispatcher) awaitAnswer(sf *sharedFlow, q *question, r *request, note f
 		q.ended, q.entered = true, now
 		d.countAbandonmentLocked(sf.f, now)
 		q.dec = decision{err: cmp.Or(gone, context.Canceled), event: abandonedEvent, waiting: int32(sf.f.waiting())}
-		if i := slices.Index(sf.questions, q); i >= 0 {
-			sf.questions = slices.Delete(sf.questions, i, i+1)
-			d.endAskLocked(sf)
+		if i := slices.Index(m.questions, q); i >= 0 {
+			m.questions = slices.Delete(m.questions, i, i+1)
+			m.endAskLocked()
 		} else if q.cancel != nil {
 			q.cancel()
 		}
@@ -105,27 +117,29 @@ func (d *dispatcher) awaitAnswer(sf *sharedFlow, q *question, r *request, note f
 }
 
 // askNext asks for those that have come meanwhile, in a goroutine that ends when there are none.
-func (d *dispatcher) askNext(sf *sharedFlow) {
+func (m *meter) askNext() {
+	d := m.sf.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if sf.metering = len(sf.questions) > 0; sf.metering {
-		go d.askForAll(sf)
+	if m.busy = len(m.questions) > 0; m.busy {
+		go m.askForAll()
 	}
 }
 
 // askForAll asks for all questions of a lease.
-func (d *dispatcher) askForAll(sf *sharedFlow) {
-	defer d.askNext(sf)
+func (m *meter) askForAll() {
+	sf, d := m.sf, m.sf.d
+	defer m.askNext()
 	d.lockFlow(sf.f)
-	batch := sf.questions
-	sf.questions = nil
+	batch := m.questions
+	m.questions = nil
 	d.unlockAndArm()
 	for refused := 0; len(batch) > 0; {
-		t, n := d.questionFor(sf, &batch, refused)
+		t, n := m.questionFor(&batch, refused)
 		if n == 0 {
 			return
 		}
-		a, panicked := d.askTogether(batch, t)
+		a, panicked := m.askTogether(batch, t)
 		gone := make([]error, len(batch))
 		for i, q := range batch {
 			gone[i] = errOf(q.ctx) // It is the caller's code, so the lock is not held.
@@ -133,10 +147,10 @@ func (d *dispatcher) askForAll(sf *sharedFlow) {
 		now := d.lockFlow(sf.f)
 		if panicked != nil {
 			batch[0].panicked = panicked
-			d.endQuestionLocked(sf, batch[0], func() (dec decision) { return dec })
+			m.endQuestionLocked(batch[0], func() (dec decision) { return dec })
 			batch = batch[1:]
 		} else {
-			batch = d.answeredTogetherLocked(sf, batch, gone, n, t, a, now)
+			batch = m.answeredTogetherLocked(batch, gone, n, t, a, now)
 		}
 		if refused++; a.taken.OK {
 			refused = 0
@@ -149,13 +163,14 @@ func (d *dispatcher) askForAll(sf *sharedFlow) {
 // how many these are; 0 if the [Bucket] can't be asked, and all have been decided upon without it.
 // refused is how many questions have been refused in a row: after a few, as other processes take
 // the room, it asks for one request.
-func (d *dispatcher) questionFor(sf *sharedFlow, batch *[]*question, refused int) (t Take, n int) {
+func (m *meter) questionFor(batch *[]*question, refused int) (t Take, n int) {
+	sf, d := m.sf, m.sf.d
 	now := d.lockFlow(sf.f)
 	defer d.unlockAndArm()
 	sf.checkFallbackLocked(now)
-	if d.phase == closed || sf.fallback || d.isUnavailableLocked(sf, now) {
+	if d.phase == closed || sf.fallback || sf.isUnavailableLocked(now) {
 		for _, q := range *batch {
-			d.endQuestionLocked(sf, q, func() decision { return d.decideWithoutLocked(sf, now, &q.request) })
+			m.endQuestionLocked(q, func() decision { return m.decideWithoutLocked(now, &q.request) })
 		}
 		*batch = nil
 		return t, 0
@@ -170,7 +185,8 @@ func (d *dispatcher) questionFor(sf *sharedFlow, batch *[]*question, refused int
 
 // askTogether asks the [Bucket] for the requests of a batch. Only if all of them have gone does the
 // call end before its time. If the Bucket panics, it returns with what.
-func (d *dispatcher) askTogether(batch []*question, t Take) (a answer, panicked any) {
+func (m *meter) askTogether(batch []*question, t Take) (a answer, panicked any) {
+	d := m.sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
 	defer cancel()
 	d.mu.Lock()
@@ -187,7 +203,7 @@ func (d *dispatcher) askTogether(batch []*question, t Take) (a answer, panicked 
 	}
 	d.mu.Unlock()
 	defer func() { panicked = recover() }()
-	return d.askBucket(ctx, t), nil
+	return d.shared.call(ctx, t), nil
 }
 
 // errOf returns the error of a context; also of one that panics, as nobody could be told here.
@@ -201,8 +217,9 @@ func errOf(ctx context.Context) (err error) {
 }
 
 // endQuestionLocked ends a question, and decides upon its request unless that has gone.
-func (d *dispatcher) endQuestionLocked(sf *sharedFlow, q *question, decide func() decision) {
-	d.endAskLocked(sf) // passLocked takes a seat again.
+func (m *meter) endQuestionLocked(q *question, decide func() decision) {
+	d := m.sf.d
+	m.endAskLocked() // passLocked takes a seat again.
 	if !q.ended {
 		q.ended, q.entered, q.dec = true, d.clock, decide()
 		close(q.done)
@@ -211,7 +228,8 @@ func (d *dispatcher) endQuestionLocked(sf *sharedFlow, q *question, decide func(
 
 // answeredTogetherLocked decides upon a batch with the answer to the question for its first n. It
 // returns those that are to be asked for again. gone are the errors of their contexts.
-func (d *dispatcher) answeredTogetherLocked(sf *sharedFlow, batch []*question, gone []error, n int, t Take, a answer, now int64) (again []*question) {
+func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t Take, a answer, now int64) (again []*question) {
+	sf, d := m.sf, m.sf.d
 	f := sf.f
 	stay := slices.ContainsFunc(batch, func(q *question) bool { return !q.ended })
 	answered := (a.err == nil || stay || slices.ContainsFunc(gone, func(err error) bool { return sf.isSilentLocked(a, err) })) &&
@@ -238,7 +256,7 @@ func (d *dispatcher) answeredTogetherLocked(sf *sharedFlow, batch []*question, g
 		fits := lease.Fits(t, empty, a.taken.Now, q.cost) && (n > 1 || i > 0) // The Bucket has refused that one alone.
 		switch {
 		case q.ended, gone[i] != nil, d.phase == closed, sf.Off, !answered, use, !has && current && !fits:
-			d.endQuestionLocked(sf, q, func() decision {
+			m.endQuestionLocked(q, func() decision {
 				switch r := &q.request; {
 				case gone[i] != nil:
 					d.countAbandonmentLocked(f, now)
@@ -253,9 +271,9 @@ func (d *dispatcher) answeredTogetherLocked(sf *sharedFlow, batch []*question, g
 					sf.NotUsed() // It has used no units of the lease.
 					return dec
 				case answered:
-					return d.refuseFullLocked(f, now, r, lease.UntilRoom(t, empty, a.taken.Now, q.cost))
+					return sf.refuseFullLocked(now, r, lease.UntilRoom(t, empty, a.taken.Now, q.cost))
 				default:
-					return d.decideWithoutLocked(sf, now, r)
+					return m.decideWithoutLocked(now, r)
 				}
 			})
 		default:
@@ -267,9 +285,10 @@ func (d *dispatcher) answeredTogetherLocked(sf *sharedFlow, batch []*question, g
 
 // endAskLocked ends the question of a call to the [Bucket], and releases the seat that was taken
 // for it.
-func (d *dispatcher) endAskLocked(sf *sharedFlow) {
+func (m *meter) endAskLocked() {
+	sf, d := m.sf, m.sf.d
 	f := sf.f
-	if sf.asking--; sf.asking == 0 && d.phase == closed && d.keyed {
+	if m.asking--; m.asking == 0 && d.phase == closed && d.keyed {
 		delete(d.shared.flows, f)
 	}
 	if f.capped() {
@@ -295,7 +314,8 @@ func (sf *sharedFlow) isSilentLocked(a answer, gone error) bool {
 
 // answeredLocked decides upon a request with the answer to its question. done is false if it is
 // to be asked again, as another rate is in force, or the answer came too late to be used.
-func (d *dispatcher) answeredLocked(sf *sharedFlow, r *request, t Take, a answer) (dec decision, done bool) {
+func (m *meter) answeredLocked(r *request, t Take, a answer) (dec decision, done bool) {
+	sf, d := m.sf, m.sf.d
 	f, now := sf.f, d.clock
 	gone, answered := a.gone, false
 	if gone == nil || a.err == nil || sf.isSilentLocked(a, gone) {
@@ -313,13 +333,13 @@ func (d *dispatcher) answeredLocked(sf *sharedFlow, r *request, t Take, a answer
 		if granted {
 			sf.Drop(r.cost)
 		}
-		d.endAskLocked(sf)
+		m.endAskLocked()
 		return d.admitLocked(f, now, r, d.judgeLocked(f, now, r)), true
 	}
 	if answered && !granted && gone == nil && d.phase != closed && (a.taken.OK || t.Rate != sf.Rate) {
 		return dec, false
 	}
-	d.endAskLocked(sf) // passLocked takes a seat again.
+	m.endAskLocked() // passLocked takes a seat again.
 	if answered && t.Rate == sf.Rate && a.taken.Other == nil && sf.Leased() == 0 {
 		sf.estimateFromLocked(sf.PaceInterval(), sf.Clock.Reaches(lease.NanosOf(t.Rate, a.taken.Empty).Ceil())) // passLocked adds the cost.
 	}
@@ -336,14 +356,15 @@ func (d *dispatcher) answeredLocked(sf *sharedFlow, r *request, t Take, a answer
 		sf.NotUsed()                     // It has used no units of the lease.
 		return dec, true
 	case answered:
-		return d.refuseFullLocked(f, now, r, lease.UntilRoom(t, a.taken.Empty, a.taken.Now, r.cost)), true
+		return sf.refuseFullLocked(now, r, lease.UntilRoom(t, a.taken.Empty, a.taken.Now, r.cost)), true
 	}
-	return d.decideWithoutLocked(sf, now, r), true
+	return m.decideWithoutLocked(now, r), true
 }
 
 // decideWithoutLocked decides upon a request of the meter for which the [Bucket] could not be asked, or
 // is not any more.
-func (d *dispatcher) decideWithoutLocked(sf *sharedFlow, now int64, r *request) decision {
+func (m *meter) decideWithoutLocked(now int64, r *request) decision {
+	sf, d := m.sf, m.sf.d
 	sf.checkFallbackLocked(now)
 	if d.phase == closed {
 		return d.refuseLocked(sf.f, now, r, rejection{reason: refusedClosed})
@@ -351,5 +372,5 @@ func (d *dispatcher) decideWithoutLocked(sf *sharedFlow, now int64, r *request) 
 	if sf.fallback {
 		return d.admitLocked(sf.f, now, r, d.judgeLocked(sf.f, now, r))
 	}
-	return d.refuseUnavailableLocked(sf, now, r)
+	return sf.refuseUnavailableLocked(now, r)
 }

@@ -12,9 +12,13 @@ import (
 // A pump is the goroutine that asks the [Bucket] for a lease: one call at a time. It runs
 // only while there is something to ask, or to wait for.
 type pump struct {
+	sf      *sharedFlow
 	running bool
 	until   int64         // it sleeps until then; 0: it does not sleep
 	wake    chan struct{} // has room for one value; wakes it
+
+	probes   bool // a call has come in the fallback since the Bucket was asked last
+	asksRoom bool // it asks for what the level has room for
 }
 
 // A step is what a pump does next.
@@ -29,13 +33,13 @@ const (
 
 // nextStepLocked returns what the pump is to do, and for stepSleep, until when. It is asked
 // again after each change of the line, of its seats or of the lease.
-func (sf *sharedFlow) nextStepLocked(now int64) (s step, until int64) {
-	f, d := sf.f, sf.d
-	if sf.probes {
+func (p *pump) nextStepLocked(now int64) (s step, until int64) {
+	sf, f, d := p.sf, p.sf.f, p.sf.d
+	if p.probes {
 		if _, ok := sf.breaker.MayAsk(now); ok && sf.fallback && d.phase == open {
 			return stepTake, 0
 		}
-		sf.probes = false
+		p.probes = false
 	}
 	if f.waiting() == 0 || d.phase == closed || sf.Off {
 		sf.EndLine()
@@ -52,7 +56,7 @@ func (sf *sharedFlow) nextStepLocked(now int64) (s step, until int64) {
 		}
 		return stepTake, 0
 	}
-	if !sf.wantsLocked(now) {
+	if !p.wantsLocked(now) {
 		return stepEnd, 0
 	}
 	at := max(sf.BusyAt, f.keptUntil()-sf.RTT)
@@ -73,8 +77,8 @@ func (sf *sharedFlow) nextStepLocked(now int64) (s step, until int64) {
 // wantsLocked reports whether units are to be leased: for the head, or ahead for those behind
 // it, as soon as half of the stretch has been used. So no more than two batches are ever
 // leased.
-func (sf *sharedFlow) wantsLocked(now int64) bool {
-	f := sf.f
+func (p *pump) wantsLocked(now int64) bool {
+	sf, f := p.sf, p.sf.f
 	if !f.hasSeat() {
 		return false
 	}
@@ -89,9 +93,9 @@ func (sf *sharedFlow) wantsLocked(now int64) bool {
 }
 
 // kickLocked makes the pump do what is to be done, if there is something.
-func (sf *sharedFlow) kickLocked(now int64) {
-	s, until := sf.nextStepLocked(now)
-	p := &sf.pump
+func (p *pump) kickLocked(now int64) {
+	sf := p.sf
+	s, until := p.nextStepLocked(now)
 	switch {
 	case p.until > 0 && (s != stepSleep || until < p.until): // also to end: Close waits for that
 		select {
@@ -104,32 +108,32 @@ func (sf *sharedFlow) kickLocked(now int64) {
 			p.wake = make(chan struct{}, 1)
 		}
 		sf.d.shared.pumps++
-		go sf.run()
+		go p.run()
 	}
 }
 
 // run is the body of the pump. It takes the lock itself.
-func (sf *sharedFlow) run() {
-	d := sf.d
+func (p *pump) run() {
+	sf, d := p.sf, p.sf.d
 	for {
 		now := d.lockAndAdvance()
 		sf.checkFallbackLocked(now)
-		s, until := sf.nextStepLocked(now)
+		s, until := p.nextStepLocked(now)
 		switch s {
 		case stepTake:
-			t := sf.takeLocked(now)
+			t := p.takeLocked(now)
 			d.unlockAndArm()
-			sf.callTake(t)
+			p.callTake(t)
 		case stepGiveBack:
 			t, end := sf.GiveBack(now)
 			d.unlockAndArm()
-			sf.callGiveBack(t, end)
+			p.callGiveBack(t, end)
 		case stepSleep:
-			sf.pump.until = until
+			p.until = until
 			d.unlockAndArm()
-			sf.sleep(time.Duration(until - now))
+			p.sleep(time.Duration(until - now))
 		default:
-			sf.pump.running = false
+			p.running = false
 			if d.shared.pumps--; d.shared.pumps == 0 && d.shared.idle != nil {
 				close(d.shared.idle)
 				d.shared.idle = nil
@@ -141,23 +145,24 @@ func (sf *sharedFlow) run() {
 }
 
 // sleep waits for a time, or until the pump is woken. The lock is not held.
-func (sf *sharedFlow) sleep(span time.Duration) {
+func (p *pump) sleep(span time.Duration) {
+	sf := p.sf
 	timer := time.NewTimer(span)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-sf.pump.wake:
+	case <-p.wake:
 	}
 	sf.d.mu.Lock()
-	sf.pump.until = 0
+	p.until = 0
 	sf.d.mu.Unlock()
 }
 
 // takeLocked returns the question for the next stretch: for the first in line that are not
 // covered yet.
-func (sf *sharedFlow) takeLocked(now int64) Take {
-	f := sf.f
-	sf.probes, sf.asksRoom = false, false
+func (p *pump) takeLocked(now int64) Take {
+	sf, f := p.sf, p.sf.f
+	p.probes, p.asksRoom = false, false
 	sf.breaker.Asks(now, sf.d.shared.timeout)
 	if f.waiting() == 0 { // The Bucket is asked whether it can be again.
 		t := sf.Question(1)
@@ -208,17 +213,17 @@ func (sf *sharedFlow) takeLocked(now int64) Take {
 	}
 	if t.Cost > batch {
 		// The rest of a batch may leave later, as it may without the room.
-		t.First, t.Ahead, sf.asksRoom = t.Cost-(batch-t.First), 0, true
+		t.First, t.Ahead, p.asksRoom = t.Cost-(batch-t.First), 0, true
 	}
 	return t
 }
 
 // callTake calls the [Bucket], and notes the answer. The lock is not held.
-func (sf *sharedFlow) callTake(t Take) {
-	d := sf.d
+func (p *pump) callTake(t Take) {
+	sf, d := p.sf, p.sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
 	defer cancel()
-	a := d.askBucket(ctx, t)
+	a := d.shared.call(ctx, t)
 	now := d.lockAndAdvance()
 	defer d.unlockAndArm()
 	if sf.noteAnswerLocked(t, a) {
@@ -230,7 +235,7 @@ func (sf *sharedFlow) callTake(t Take) {
 			before, due := sf.Add(t, a.taken)
 			interval := sf.PaceInterval()
 			sf.estimateFromLocked(interval, exact.Sum(due, -interval.Times(before).Whole()))
-		case sf.asksRoom:
+		case p.asksRoom:
 			sf.RefusedRoom = true
 		case a.taken.Other == nil && t.Rate == sf.Rate && sf.f.waiting() > 0 && t.First <= t.Cost:
 			sf.estimateFromLocked(sf.PaceInterval(), sf.Wait(t, a.taken, now))
@@ -241,21 +246,9 @@ func (sf *sharedFlow) callTake(t Take) {
 	d.advanceLocked(now, headFirst)
 }
 
-// askBucket calls [Bucket.Take], and returns between which instants of the dispatcher's
-// clock that was.
-func (d *dispatcher) askBucket(ctx context.Context, t Take) (a answer) {
-	a.sent = int64(time.Since(d.epoch))
-	a.taken, a.err = d.shared.bucket.Take(ctx, t)
-	a.received = int64(time.Since(d.epoch))
-	if a.err == nil {
-		a.err = lease.Check(t, a.taken)
-	}
-	return a
-}
-
 // callGiveBack calls the [Bucket]. The lock is not held.
-func (sf *sharedFlow) callGiveBack(t Take, end Instant) {
-	d := sf.d
+func (p *pump) callGiveBack(t Take, end Instant) {
+	sf, d := p.sf, p.sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
 	defer cancel()
 	a := answer{sent: int64(time.Since(d.epoch))}
@@ -278,7 +271,7 @@ func (sf *sharedFlow) noteAnswerLocked(t Take, a answer) bool {
 		return false
 	}
 	sf.NoteAnswer(t, a.taken, a.sent, a.received)
-	d.succeededLocked(sf.common, a.received)
+	d.shared.succeededLocked(sf.common, a.received)
 	if sf.IsTooSlow() {
 		// That is so for these Limits only, so from now on the flow has a circuit breaker of its own.
 		sf.standAloneLocked(0)
@@ -305,7 +298,7 @@ func (sf *sharedFlow) standAloneLocked(failures int) {
 // standWithOthersLocked gives up the circuit breaker of the flow's own, if it has one.
 func (sf *sharedFlow) standWithOthersLocked(now int64) {
 	if sf.breaker != sf.common {
-		sf.d.succeededLocked(sf.breaker, now)
+		sf.d.shared.succeededLocked(sf.breaker, now)
 		sf.breaker = sf.common
 	}
 }
@@ -321,5 +314,5 @@ func (sf *sharedFlow) noteFailureLocked(a answer, err error) {
 		// stays locked.
 		sf.standAloneLocked(lease.FailuresToOpen - 1)
 	}
-	sf.d.failedLocked(sf.breaker, a, err)
+	sf.d.shared.failedLocked(sf.breaker, a, err)
 }

@@ -49,7 +49,7 @@ func (d *dispatcher) close() {
 	d.closeLines()
 	d.ticker.waitForEnd()
 	if d.shared != nil {
-		d.closeShared()
+		d.shared.close()
 	}
 }
 
@@ -73,7 +73,7 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 				d.waiters.keep(w)
 				continue
 			}
-			d.refuseInLineLocked(ln, w, now, refused)
+			ln.refuseLocked(d, w, now, refused)
 		}
 		d.updateDepartureLocked(ln.flow)
 	}

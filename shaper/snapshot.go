@@ -24,7 +24,7 @@ import (
 func (s *Shaper) Snapshot() ([]byte, error) {
 	s.mustBeMade()
 	s.lockFlow(&s.flow)
-	copied := s.copyLocked(&s.flow)
+	copied := s.flow.copy(s.blocks)
 	s.unlockAndArm()
 	at := time.Now()
 	bucket, _ := copied.saved(s.instantOf(at))
@@ -104,10 +104,10 @@ type bucketCopy struct {
 	block       int64
 }
 
-// copyLocked returns the bucketCopy of a flow.
-func (d *dispatcher) copyLocked(f *flow) bucketCopy {
+// copy returns the bucketCopy of a flow.
+func (f *flow) copy(b *blocks) bucketCopy {
 	c := f.bucket.coldOrNone()
-	return bucketCopy{f.bucket.plan, f.bucket.empty, c.roundedUpBy, c.hold.Whole(), d.blocks.end(f)}
+	return bucketCopy{f.bucket.plan, f.bucket.empty, c.roundedUpBy, c.hold.Whole(), b.end(f)}
 }
 
 // saved returns the bucket as it is at an instant, if no request has left since it was

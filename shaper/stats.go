@@ -88,7 +88,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
-	switch sf := d.sharedFlowEvenAtInfLocked(f); {
+	switch sf := d.shared.flowEvenAtInf(f); {
 	case sf != nil:
 		st.Bucket = sf.statsLocked()
 	case d.mode&modeShared != 0: // A bucket that has nothing to share, as all have in a closed Group.
@@ -118,44 +118,52 @@ func (t *totals) add(o *totals) {
 	t.missed += o.missed
 }
 
+// A watch is what a dispatcher is told of requests for those who look at it: counts, histograms,
+// the latest refusals, and recordings. It decides nothing.
+type watch struct {
+	totals      *totals      // of all keys together; nil: it belongs to a Shaper
+	measures    *measures    // nil: no request has waited yet
+	refusalRing *refusalRing // nil: no request has been refused yet
+}
+
 // countPassLocked counts a request that has left f as it came, now.
-func (d *dispatcher) countPassLocked(f *flow, now int64) {
+func (o *watch) countPassLocked(f *flow, now int64) {
 	f.entered = now // No call has come later.
 	f.departed++
-	if d.keyed {
-		d.totals.departed++
+	if o.totals != nil {
+		o.totals.departed++
 	}
 }
 
 // countDepartureLocked counts a request that has left the line of f. It entered at the instant
 // entered and waited for that many nanoseconds.
-func (d *dispatcher) countDepartureLocked(f *flow, entered, waited int64) {
+func (o *watch) countDepartureLocked(f *flow, entered, waited int64) {
 	f.entered = max(f.entered, entered)
 	f.departed++
 	f.wait = exact.Sum(f.wait, waited)
-	if d.keyed {
-		d.totals.departed++
-		d.totals.wait = exact.Sum(d.totals.wait, waited)
+	if o.totals != nil {
+		o.totals.departed++
+		o.totals.wait = exact.Sum(o.totals.wait, waited)
 	}
 }
 
 // countRefusalLocked counts a request that came at the instant entered and was refused at the
 // instant at, and why.
-func (d *dispatcher) countRefusalLocked(f *flow, entered, at int64, why reason) {
+func (o *watch) countRefusalLocked(f *flow, entered, at int64, why reason) {
 	f.entered = max(f.entered, entered)
 	c := f.bucket.coldOrNew()
 	c.refused.count(why)
 	c.refusedAt = max(c.refusedAt, at)
-	if d.keyed {
-		d.totals.refused.count(why)
+	if o.totals != nil {
+		o.totals.refused.count(why)
 	}
 }
 
 // countAbandonmentLocked counts a request whose context ended.
-func (d *dispatcher) countAbandonmentLocked(f *flow, entered int64) {
+func (o *watch) countAbandonmentLocked(f *flow, entered int64) {
 	f.entered = max(f.entered, entered)
 	f.bucket.coldOrNew().abandoned++
-	if d.keyed {
-		d.totals.abandoned++
+	if o.totals != nil {
+		o.totals.abandoned++
 	}
 }

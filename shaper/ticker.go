@@ -154,7 +154,7 @@ func (t *ticker) handOut(looks bool, now int64) int64 {
 	for d := t.first; d != nil; d = d.sibling {
 		if looks || d.next.Load() <= now {
 			now = d.lockWaking(headLast)
-			d.noteDensityLocked()
+			t.noteDensity(d)
 			d.unlockAndArm()
 		}
 	}
@@ -247,10 +247,10 @@ func (t *ticker) wakeNowLocked(now int64) {
 	t.alarm.Set(now)
 }
 
-// noteDensityLocked estimates how many requests of all lines together leave within
+// noteDensity estimates how many requests of all lines together leave within
 // preciseUpTo. It takes each to cost 1, and each line to have the rate of the one whose head
 // leaves next.
-func (d *dispatcher) noteDensityLocked() {
+func (t *ticker) noteDensity(d *dispatcher) {
 	if len(d.due) > 0 {
 		apart := d.due[0].flow.bucket.interval.Whole()
 		d.density = float32(float64(len(d.due)) * float64(preciseUpTo) / float64(apart))

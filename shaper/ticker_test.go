@@ -15,7 +15,7 @@ import (
 // onTicker makes a Shaper whose dispatcher a given ticker serves, beside others.
 func onTicker(tk *ticker, l Limits) *Shaper {
 	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
-	s.lineOfLocked(&s.flow)
+	s.flow.lineOrNew()
 	s.prepare(options{}, tk)
 	return s
 }

@@ -47,31 +47,14 @@ func (w *waiter) readyBefore(done <-chan struct{}) bool {
 	}
 }
 
-// takeWaiterLocked returns a waiter for a request that enters a line now, with what its
-// goroutine will wait on. In a dry run none waits.
-func (d *dispatcher) takeWaiterLocked(r *request, now int64) *waiter {
-	w := d.waiters.take(r.cost, now)
-	switch {
-	case w.ready != nil || d.isDryRun():
-	case r.ctx != context.Background() && r.ctx != context.TODO():
-		w.ready, w.parker = make(chan struct{}, 1), nil // From now on it waits on nothing else.
-	case w.parker == nil:
-		if d.waiters.unparked == nil {
-			d.waiters.unparked = &parker{mu: &d.mu}
-		}
-		w.parker = d.waiters.unparked
-	}
-	return w
-}
-
 // announceEntry runs the hook of a request that has entered a line, and notes what it waits on
 // for the end of its context. The lock is not held.
-func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) {
+func (r *request) announceEntry(d *dispatcher, f *flow, dec decision) {
 	w, settled := dec.waiter, false
-	defer d.abandonUnless(&settled, f, r, w)
+	defer r.abandonUnless(&settled, d, f, w)
 	r.ahead = dec.waiting - 1
 	if d.hasHooks {
-		d.runEnqueued(r, dec)
+		r.runEnqueued(d, dec)
 	}
 	r.peer, r.done = serverconn.BeginWait(r.ctx, w.ready)
 	settled = true
@@ -83,7 +66,7 @@ func (d *dispatcher) announceEntry(f *flow, r *request, dec decision) {
 // makes a channel.
 //
 //go:noinline
-func (d *dispatcher) runEnqueued(r *request, dec decision) {
+func (r *request) runEnqueued(d *dispatcher, dec decision) {
 	ev := Event{Name: d.name, Key: r.key, Cost: int(r.cost), Waiting: int(dec.waiting), Ahead: int(r.ahead), At: d.timeOf(r.entered)}
 	runHook(d.trace.Enqueued, r.ctx, ev)
 }
@@ -95,9 +78,9 @@ func (d *dispatcher) runEnqueued(r *request, dec decision) {
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) (at int64, err error) {
+func (r *request) finish(d *dispatcher, f *flow, w *waiter, woken bool) (at int64, err error) {
 	settled := false
-	defer d.abandonUnless(&settled, f, r, w)
+	defer r.abandonUnless(&settled, d, f, w)
 	// The context is asked once, outside the lock, and its answer is final. If it has
 	// ended, a slot that came before is handed on, so that no slot is spent on a request
 	// whose caller has gone. If it ends later, that looks to the caller as if it had
@@ -109,12 +92,12 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) (at int6
 	settled = true
 	var dec decision
 	if err != nil {
-		at, dec = d.abandon(f, r, w, err)
+		at, dec = r.abandon(d, f, w, err)
 	} else {
-		at, dec = d.takeOutcome(f, r, w)
+		at, dec = r.takeOutcome(d, f, w)
 	}
 	if d.hasHooks {
-		d.announceEnd(f, at, r, dec)
+		r.announceEnd(d, f, at, dec)
 	}
 	return at, dec.err
 }
@@ -122,22 +105,22 @@ func (d *dispatcher) finish(f *flow, r *request, w *waiter, woken bool) (at int6
 // abandonUnless abandons a waiter unless it is settled. It is deferred by functions that
 // run code of the caller's, as hooks and contexts are: if that panics, the waiter must not
 // stay in line with no call to receive its slot.
-func (d *dispatcher) abandonUnless(settled *bool, f *flow, r *request, w *waiter) {
+func (r *request) abandonUnless(settled *bool, d *dispatcher, f *flow, w *waiter) {
 	if !*settled {
-		d.abandon(f, r, w, context.Canceled)
+		r.abandon(d, f, w, context.Canceled)
 	}
 }
 
 // runDeparted runs the hook of a departure. If that panics, the seat of the request is
 // released, as no caller could do it.
-func (d *dispatcher) runDeparted(f *flow, r *request, ev Event) {
+func (r *request) runDeparted(d *dispatcher, f *flow, ev Event) {
 	if d.trace.Departed == nil {
 		return
 	}
 	ran := false
 	defer func() {
 		if !ran && r.seat != nil {
-			d.releaseSeat(f, r.seat)
+			r.seat.release(d, f)
 		}
 	}()
 	d.trace.Departed(r.ctx, ev)
@@ -147,7 +130,7 @@ func (d *dispatcher) runDeparted(f *flow, r *request, ev Event) {
 // takeOutcome counts a waiter that has received its slot, or been refused in line, and
 // returns it to the pool. It returns which of that was, and when, and sets the seat of the
 // request. The lock is not held.
-func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec decision) {
+func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec decision) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at, dec.waiting = w.at, w.waiting
@@ -155,12 +138,12 @@ func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec 
 	if w.state == departed {
 		dec.event = departedEvent
 		if f.capped() {
-			r.seat = d.takeSeatLocked(f, w.departureNo, at)
+			r.seat = d.seats.take(f, w.departureNo, at)
 		}
 		d.countDepartureLocked(f, r.entered, waited)
 		d.measureWaitLocked(waited)
 	} else {
-		dec.event, dec.err = refusedEvent, d.rejectInLineLocked(f, r, w)
+		dec.event, dec.err = refusedEvent, r.rejectInLineLocked(d, f, w)
 	}
 	r.recordEndLocked(waited, dec.err)
 	d.waiters.keep(w)
@@ -168,11 +151,11 @@ func (d *dispatcher) takeOutcome(f *flow, r *request, w *waiter) (at int64, dec 
 }
 
 // rejectInLineLocked counts a request that was refused while it waited, and returns its error.
-func (d *dispatcher) rejectInLineLocked(f *flow, r *request, w *waiter) error {
+func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 	why := rejection{reason: refusedClosed}
 	err := &RejectError{Reason: ErrClosed}
 	if w.state == unavailable {
-		err = d.rejectUnavailableLocked(f, r.entered, w.at)
+		err = d.shared.rejectUnavailableLocked(f, r.entered, w.at)
 		why = rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter}
 	} else {
 		d.countRefusalLocked(f, r.entered, w.at, refusedClosed)
@@ -186,7 +169,7 @@ func (d *dispatcher) rejectInLineLocked(f *flow, r *request, w *waiter) error {
 // abandon takes a waiter whose context has ended out of the line; if it had its slot
 // already, the slot goes to the next waiter or back to the bucket. err is what its call
 // returns. The lock is not held.
-func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int64, dec decision) {
+func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int64, dec decision) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
 	head := w.state == queued && f.line.head == w
@@ -206,7 +189,7 @@ func (d *dispatcher) abandon(f *flow, r *request, w *waiter, err error) (at int6
 	case departed:
 		// Its slot came first, but the end of its context was seen before the
 		// call returned, and wins.
-		if sf := d.sharedFlowLocked(f); sf != nil && !sf.fallback {
+		if sf := d.shared.flowOf(f); sf != nil && !sf.fallback {
 			sf.Unuse(w.departureNo, r.cost)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {

@@ -40,30 +40,28 @@ type Lease struct {
 	usedUpTo exact.Nanos // an interval after the latest unit that was used was due, on the Bucket's clock
 	floor    int64       // no unit of the next stretch may be due earlier; 0: whenever they are; see keepDistance
 
-	now        stretch // from which requests leave
-	next       stretch // fetched ahead; empty: none
-	ended      stretch // before now, if its last unit was used by the latest departure
-	Largest    int64   // the largest cost for which a batch was leased
-	batch      int64   // units of the latest stretch when it was leased
-	since      uint32  // the departures when requests began to leave out of now as it is; see Unuse
-	departures *uint32 // of the flow, counted by the engine
+	units
+	Largest int64 // the largest cost for which a batch was leased
 
 	level       int64 // when the level reaches 0 on the Bucket's clock, in ns, if no other process has taken anything since the latest answer; 0: unknown
 	RefusedRoom bool  // the Bucket has refused what the level seemed to have room for
 	BusyAt      int64 // until then the Bucket is known to refuse; 0: it is not
 	Contended   bool  // after the latest stretch, no more could be leased for now; see courtesy
 
-	rtts     [8]int64 // the latest round trips
-	RTT      int64    // the shortest of them; 0: unknown
-	MeanTrip int64    // their moving average
+	trips
 
 	Pace      float64        // of the level's movement beside that of this process, as a multiple of its own: 1 / its share
 	lastBegan shared.Instant // the Empty at which the latest stretch began
 	lastCost  int64          // its cost; 0: the line has been empty since
 	EndsAt    int64          // the instant at which the latest stretch ends
 
+	tally
+}
+
+// A tally counts for one lease, and for all together.
+type tally struct {
 	Counts Counts
-	total  *Counts // of all leases
+	total  *Counts
 }
 
 // Counts are totals.
@@ -79,6 +77,16 @@ type stretch struct {
 	by        int64       // how much later at most the moved ones are due, in ns
 }
 
+// units are what is leased and has not been used.
+type units struct {
+	now        stretch // from which requests leave
+	next       stretch // fetched ahead; empty: none
+	ended      stretch // before now, if its last unit was used by the latest departure
+	batch      int64   // of the latest stretch when it was leased
+	since      uint32  // the departures when requests began to leave out of now as it is; see Unuse
+	departures *uint32 // of the flow, counted by the engine
+}
+
 // defaultSlack is that of package shaper.
 const defaultSlack = 20 * time.Millisecond
 
@@ -91,7 +99,7 @@ const horizon = 365 * 24 * time.Hour
 // New returns a Lease of a key, which counts in total too. departures is where the engine counts
 // the departures of the flow.
 func New(key string, guard time.Duration, departures *uint32, total *Counts) Lease {
-	return Lease{key: key, Guard: guard, departures: departures, total: total, Pace: 1}
+	return Lease{key: key, Guard: guard, units: units{departures: departures}, tally: tally{total: total}, Pace: 1}
 }
 
 // Lateness is for how long after it was due a unit may be used: Slack if that is set, else the
@@ -104,7 +112,7 @@ func (l *Lease) Lateness() int64 {
 }
 
 // Leased returns how many units are leased.
-func (l *Lease) Leased() int64 { return l.now.remaining + l.next.remaining }
+func (u *units) Leased() int64 { return u.now.remaining + u.next.remaining }
 
 // SlotFor returns the instant, on the engine's clock, from which on a request of
 // cost n may leave that uses the next units: when the Bucket's clock has certainly come
@@ -174,30 +182,30 @@ func (l *Lease) DropLate(now int64) {
 
 // beginNext goes on with the stretch that was fetched ahead. The units of the departures
 // so far can't go back into it.
-func (l *Lease) beginNext() {
-	l.ended, l.now, l.next = stretch{}, l.next, stretch{}
-	l.since = *l.departures
+func (u *units) beginNext() {
+	u.ended, u.now, u.next = stretch{}, u.next, stretch{}
+	u.since = *u.departures
 }
 
 // endNow is beginNext after the latest departure has used the last unit of a
 // stretch: that can still go back.
-func (l *Lease) endNow() {
-	ended := l.now
+func (u *units) endNow() {
+	ended := u.now
 	ended.usedUp = true
-	l.beginNext()
-	l.ended = ended
+	u.beginNext()
+	u.ended = ended
 }
 
 // CountLeased counts units that have been taken.
-func (l *Lease) CountLeased(n int64) {
-	l.Counts.Leased += uint64(n)
-	l.total.Leased += uint64(n)
+func (t *tally) CountLeased(n int64) {
+	t.Counts.Leased += uint64(n)
+	t.total.Leased += uint64(n)
 }
 
 // Drop counts units that are lost.
-func (l *Lease) Drop(n int64) {
-	l.Counts.Dropped += uint64(n)
-	l.total.Dropped += uint64(n)
+func (t *tally) Drop(n int64) {
+	t.Counts.Dropped += uint64(n)
+	t.total.Dropped += uint64(n)
 }
 
 // DropAll drops all that is leased, as nobody knows any more when its units are due.
@@ -286,13 +294,13 @@ func (l *Lease) keepDistance() {
 }
 
 // NotUsed notes that the latest departure has used no units of the lease.
-func (l *Lease) NotUsed() { l.since = *l.departures }
+func (u *units) NotUsed() { u.since = *u.departures }
 
 // HasNext reports whether a stretch has been fetched ahead.
-func (l *Lease) HasNext() bool { return l.next.remaining > 0 }
+func (u *units) HasNext() bool { return u.next.remaining > 0 }
 
 // HalfUsed reports whether half of the latest stretch has been used.
-func (l *Lease) HalfUsed() bool { return l.now.remaining <= l.batch/2 }
+func (u *units) HalfUsed() bool { return u.now.remaining <= u.batch/2 }
 
 // EndLine notes that the line is empty, so that the pace is measured anew.
 func (l *Lease) EndLine() { l.lastCost = 0 }

@@ -109,15 +109,15 @@ func (l *Lease) IsTooSlow() bool {
 const tripsToJudge = 3
 
 // CountRoundTrip counts a call of the Bucket.
-func (l *Lease) CountRoundTrip() {
-	l.Counts.RoundTrips++
-	l.total.RoundTrips++
+func (t *tally) CountRoundTrip() {
+	t.Counts.RoundTrips++
+	t.total.RoundTrips++
 }
 
 // CountFailure counts a call that failed.
-func (l *Lease) CountFailure() {
-	l.Counts.Failures++
-	l.total.Failures++
+func (t *tally) CountFailure() {
+	t.Counts.Failures++
+	t.total.Failures++
 }
 
 // UntilRoom returns after which time from now on, a reading of the Bucket's clock in microseconds,

@@ -22,6 +22,13 @@ const (
 	paceWeight = 8
 )
 
+// trips knows how long calls of the Bucket take.
+type trips struct {
+	rtts     [8]int64 // the latest round trips
+	RTT      int64    // the shortest of them; 0: unknown
+	MeanTrip int64    // their moving average
+}
+
 // BatchFor returns how many requests to lease units for, of so many that wait, at a
 // number of units per second: an eighth of them, so that processes take turns; as many as
 // leave within shortBatch; or as many as leave within a little more than two round trips, as
@@ -29,10 +36,10 @@ const (
 // would be needed. But a process that leases more has a greater share, and would keep it for
 // ever; and one whose round trips have been a little longer would get all. So it is the same
 // for all.
-func (l *Lease) BatchFor(queued int, perSecond float64) int64 {
-	trips := 2.25 * l.tripSeconds() * perSecond
+func (r *trips) BatchFor(queued int, perSecond float64) int64 {
+	trips := 2.25 * r.tripSeconds() * perSecond
 	k := max(float64(queued)/8, trips, shortBatch.Seconds()*perSecond)
-	k = min(math.Ceil(k), float64(queued), l.LongestBatch()*perSecond)
+	k = min(math.Ceil(k), float64(queued), r.LongestBatch()*perSecond)
 	return int64(max(k, 1))
 }
 
@@ -48,14 +55,14 @@ func (l *Lease) MostAhead() int64 {
 }
 
 // LongestBatch returns how much a batch may be, in seconds of the rate.
-func (l *Lease) LongestBatch() float64 {
-	return max(longestBatch.Seconds(), 2.25*l.tripSeconds())
+func (r *trips) LongestBatch() float64 {
+	return max(longestBatch.Seconds(), 2.25*r.tripSeconds())
 }
 
 // tripSeconds returns the mean round trip, rounded up to a power of two of a
 // millisecond, so that it is the same for processes whose way to the Bucket is.
-func (l *Lease) tripSeconds() float64 {
-	return math.Exp2(math.Ceil(math.Log2(float64(max(l.MeanTrip, 1))/1e6))) / 1e3
+func (r *trips) tripSeconds() float64 {
+	return math.Exp2(math.Ceil(math.Log2(float64(max(r.MeanTrip, 1))/1e6))) / 1e3
 }
 
 // courtesy returns for how long this process lets others ask before it, at rates so slow
@@ -94,16 +101,16 @@ func (l *Lease) notePace(t shared.Take, taken shared.Taken) {
 
 // noteRoundTrip notes how long a call took: rtt is the shortest of the latest few, and
 // meanTrip the moving average.
-func (l *Lease) noteRoundTrip(rtt int64) {
-	if l.MeanTrip == 0 {
-		l.MeanTrip = rtt
+func (r *trips) noteRoundTrip(rtt int64) {
+	if r.MeanTrip == 0 {
+		r.MeanTrip = rtt
 	}
-	l.MeanTrip += (rtt - l.MeanTrip) / paceWeight
-	copy(l.rtts[1:], l.rtts[:])
-	l.rtts[0], l.RTT = rtt, rtt
-	for _, r := range l.rtts {
-		if r > 0 {
-			l.RTT = min(l.RTT, r)
+	r.MeanTrip += (rtt - r.MeanTrip) / paceWeight
+	copy(r.rtts[1:], r.rtts[:])
+	r.rtts[0], r.RTT = rtt, rtt
+	for _, of := range r.rtts {
+		if of > 0 {
+			r.RTT = min(r.RTT, of)
 		}
 	}
 }
@@ -118,6 +125,3 @@ func (l *Lease) PaceInterval() exact.Interval {
 	ns := l.Interval.Units(exact.At(int64(time.Second))) // units per second
 	return exact.IntervalOfFraction(int64(min(1e9/ns*math.Exp2(steps/8), float64(horizon))), 0, 1)
 }
-
-// Trips reports whether there have been so many round trips, up to 8.
-func (l *Lease) Trips(n int) bool { return l.rtts[n-1] > 0 }
