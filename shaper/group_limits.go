@@ -218,7 +218,7 @@ func (l *limitsLookup[K]) lookUpLimits(ctx context.Context) {
 // A panic of the function reaches the goroutine that waits. If that has gone the panic is dropped:
 // the next call with the key calls the function again.
 func (l *limitsLookup[K]) lookUpApart(ctx context.Context) {
-	s, key := l.s, l.key
+	k, s, key := l.ofKey, l.s, l.key // So that l need not be on the heap for the goroutine.
 	s.mu.Lock()
 	call, isNaN := s.limitsCalls[key], key != key
 	if isNaN {
@@ -254,10 +254,10 @@ func (l *limitsLookup[K]) lookUpApart(ctx context.Context) {
 				call.limits, call.err, call.reloads = limits, err, begun
 				close(call.done)
 			case s.limitsCalls[key] == call:
-				l.finishCallLocked(limits, err)
+				k.finishCallLocked(limits, err)
 			}
 		}()
-		limits, err = l.callLimits()
+		limits, err = k.callLimits()
 	}()
 	l.call = call
 	l.join(ctx)
