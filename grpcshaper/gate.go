@@ -33,7 +33,7 @@ func newGate(name string, l shaper.Limiter, opts []Option) *gate {
 	} else {
 		// A Chain of one knows what each kind of Limiter can do, and calls Acquire only of
 		// those that mean it.
-		g.bucket = shaper.Chain(l).(bucket)
+		g.bucket = shaper.Chain(l)
 	}
 	return g
 }

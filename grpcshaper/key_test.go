@@ -240,9 +240,7 @@ func TestWaitNOfAPerKeyDoesNotPassOverTheCap(t *testing.T) {
 			require.Equal(t, shaper.ErrNegativeCost, l.WaitN(ctx, -1))
 		}
 		require.NoError(t, grpcshaper.PerKey(dry, grpcshaper.ByMethod()).WaitN(ctx, 1))
-		release, err := shaper.Chain(keyed, newShaper(t, "inf")).(interface {
-			Acquire(context.Context, int) (func(), error)
-		}).Acquire(ctx, 1)
+		release, err := shaper.Chain(keyed, newShaper(t, "inf")).Acquire(ctx, 1)
 		require.NoError(t, err)
 		for _, st := range tenants.All() {
 			require.Equal(t, 1, st.InFlight)

@@ -73,7 +73,7 @@ func (k perKey) bucketOf(ctx context.Context, method string) (bucket, error) {
 	key, err := k.key(ctx, method)
 	switch {
 	case err == nil:
-		return keyBucket{k.group.Limiter(key).(bucket)}, nil
+		return keyBucket{k.group.Limiter(key)}, nil
 	case k.group.Stats().DryRun:
 		return open{}, nil
 	}

@@ -39,9 +39,7 @@ func TestAllowOfAClosedShaperAndGroupIsCountedAlike(t *testing.T) {
 						time.Sleep(500 * time.Millisecond) // Until it is closed, if by Shutdown, with one in line.
 						release()
 					}
-					inGroup := g.Limiter("a").(interface {
-						Acquire(context.Context, int) (func(), error)
-					})
+					inGroup := g.Limiter("a")
 					for range 2 {
 						go wait(s.Acquire)
 						go wait(inGroup.Acquire)

@@ -105,7 +105,7 @@ func TestLimitsOfABlockedKey(t *testing.T) {
 func TestTheBlockOfAKeyIsSeen(t *testing.T) {
 	playKeys(t, "1/s", func(g *groupStage) {
 		g.arriveAll("a1", "a2")
-		st := g.Limiter("a").(interface{ Stats() shaper.Stats }).Stats()
+		st := g.Limiter("a").Stats()
 		require.Equal(t, g.start.Add(time.Minute), st.BlockedUntil)
 		_, err := g.Forecast("a", 1)
 		require.Equal(t, "full, retry 1m0s", outcome(err))

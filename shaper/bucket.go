@@ -242,8 +242,8 @@ type plan struct {
 	burst      int64
 	slack      int64 // lateness that may be made up, in nanoseconds
 	users      int32 // in a Group, the number of buckets that have this plan
+	uncapped   bool  // no request takes a seat, whatever InFlight is, as this is a dry run
 	leftAtUnit uint8 // the unit of bucket.leftAt is 1<<leftAtUnit nanoseconds
-	dryRun     bool  // no request takes a seat, whatever InFlight is
 }
 
 func planOf(l Limits) *plan {

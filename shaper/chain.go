@@ -9,6 +9,34 @@ import (
 	"time"
 )
 
+// A ChainLimiter asks several Limiters, one after the other. [Chain] makes one, and says how it
+// does what. The zero ChainLimiter is a Chain of no Limiters.
+type ChainLimiter struct {
+	chain chain
+}
+
+// WaitN waits for one [Limiter] after the other. It returns the error of the first one that refuses
+// the request.
+func (l *ChainLimiter) WaitN(ctx context.Context, n int) error { return l.chain.WaitN(ctx, n) }
+
+// Acquire is WaitN for a request whose end matters. The release ends it for the caps of all
+// Limiters, and is never nil.
+func (l *ChainLimiter) Acquire(ctx context.Context, n int) (release func(), err error) {
+	if release, err = l.chain.enter(ctx, n, newcomer); release == nil {
+		release = nothing
+	}
+	return release, err
+}
+
+// Forecast returns the longest of the waits, or the first refusal.
+func (l *ChainLimiter) Forecast(n int) (wait time.Duration, err error) { return l.chain.forecast(n) }
+
+// Hold holds the lines of all Limiters that have a Hold.
+func (l *ChainLimiter) Hold(d time.Duration) { l.chain.hold(context.Background(), d) }
+
+// mayDryRun is for a type that embeds a ChainLimiter; see foreign.
+func (l *ChainLimiter) mayDryRun() bool { return l.chain.mayDryRun() }
+
 // Chain returns a [Limiter] that asks several Limiters, one after the other: for
 // example the tenant's bucket, then the site's. A request that all of them admit costs
 // each of them.
@@ -36,29 +64,29 @@ import (
 // Limiters is nil, every call returns an error that says which, and Hold does nothing. A
 // Limiter that holds a nil pointer is not nil, because the methods of some types work on
 // a nil pointer: they are called, and may panic. For a nil [*Shaper] Chain itself panics.
-func Chain(ls ...Limiter) Limiter {
+func Chain(ls ...Limiter) *ChainLimiter {
 	c := chain{links: make([]inner, len(ls))}
 	for i, l := range ls {
 		if l == nil {
-			return chain{broken: fmt.Errorf("shaper: Chain: Limiter %d is nil", i)}
+			return &ChainLimiter{chain{broken: fmt.Errorf("shaper: Chain: Limiter %d is nil", i)}}
 		}
 		c.links[i] = innerOf(l)
 		if err := brokenOf(c.links[i]); err != nil {
-			return chain{broken: err}
+			return &ChainLimiter{chain{broken: err}}
 		}
 		c.pricesZero = c.pricesZero || pricesZero(c.links[i])
 	}
-	return c
+	return &ChainLimiter{c}
 }
 
-// A chain is what [Chain] returns.
+// A chain is what [Chain] returns, as an inner.
 type chain struct {
 	links      []inner
 	broken     error // not nil: a Limiter or a function is nil, here or in one of the Limiters, and every call returns this
 	pricesZero bool  // a request of cost 0 may have another cost for one of the Limiters
 }
 
-func (c chain) WaitN(ctx context.Context, n int) error {
+func (c *chain) WaitN(ctx context.Context, n int) error {
 	if err := c.checkCall(ctx, n); err != nil || n == 0 && !c.pricesZero {
 		return err
 	}
@@ -77,23 +105,14 @@ func (c chain) WaitN(ctx context.Context, n int) error {
 
 // checkCall checks a call before any [Limiter] is asked. Some Limiters do not check the
 // cost and the context, and some do so in another order than a [Shaper].
-func (c chain) checkCall(ctx context.Context, n int) error {
+func (c *chain) checkCall(ctx context.Context, n int) error {
 	if c.broken != nil {
 		return c.broken
 	}
 	return checkCostAndContext(int64(n), ctx)
 }
 
-// Acquire returns a release that is never nil.
-func (c chain) Acquire(ctx context.Context, n int) (release func(), err error) {
-	if release, err = c.enter(ctx, n, newcomer); release == nil {
-		release = nothing
-	}
-	return release, err
-}
-
-// enter is Acquire, except that it returns a nil release if there is nothing to release.
-func (c chain) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
+func (c *chain) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	if err := c.checkCall(ctx, n); err != nil || n == 0 && !c.pricesZero {
 		return nil, err
 	}
@@ -125,8 +144,7 @@ func (c chain) enter(ctx context.Context, n int, kind entryKind) (release func()
 	return sync.OnceFunc(all), nil // A foreign release may not bear a second call.
 }
 
-// Forecast returns the longest of the waits, or the first refusal.
-func (c chain) Forecast(n int) (wait time.Duration, err error) {
+func (c *chain) forecast(n int) (wait time.Duration, err error) {
 	switch {
 	case c.broken != nil:
 		return 0, c.broken
@@ -143,13 +161,8 @@ func (c chain) Forecast(n int) (wait time.Duration, err error) {
 	return wait, nil
 }
 
-func (c chain) forecast(n int) (wait time.Duration, err error) { return c.Forecast(n) }
-
-// Hold holds the lines of all Limiters that have a Hold.
-func (c chain) Hold(d time.Duration) { c.hold(context.Background(), d) }
-
-// hold does what Hold does, and reports whether any of the lines is held.
-func (c chain) hold(ctx context.Context, d time.Duration) (held bool) {
+// hold reports whether any of the lines is held.
+func (c *chain) hold(ctx context.Context, d time.Duration) (held bool) {
 	for _, l := range c.links {
 		if l.hold(ctx, d) {
 			held = true
@@ -159,11 +172,11 @@ func (c chain) hold(ctx context.Context, d time.Duration) (held bool) {
 }
 
 // stats reports that there is no one bucket whose state it could return.
-func (c chain) stats() (st Stats, ok bool) { return Stats{}, false }
+func (c *chain) stats() (st Stats, ok bool) { return Stats{}, false }
 
-func (c chain) mayDryRun() bool { return slices.ContainsFunc(c.links, inner.mayDryRun) }
+func (c *chain) mayDryRun() bool { return slices.ContainsFunc(c.links, inner.mayDryRun) }
 
-func (c chain) asksDoneToWait() bool {
+func (c *chain) asksDoneToWait() bool {
 	return !slices.ContainsFunc(c.links, func(l inner) bool { return !l.asksDoneToWait() })
 }
 
@@ -189,13 +202,13 @@ func (c chain) asksDoneToWait() bool {
 func WithCostOf(l Limiter, cost func(n int) int) Limiter {
 	switch {
 	case l == nil:
-		return chain{broken: errors.New("shaper: WithCostOf: the Limiter is nil")}
+		return &ChainLimiter{chain{broken: errors.New("shaper: WithCostOf: the Limiter is nil")}}
 	case cost == nil:
-		return chain{broken: errors.New("shaper: WithCostOf: cost is nil, must be a function")}
+		return &ChainLimiter{chain{broken: errors.New("shaper: WithCostOf: cost is nil, must be a function")}}
 	}
 	p := priced{innerOf(l), cost}
 	if err := brokenOf(p.inner); err != nil {
-		return chain{broken: err}
+		return &ChainLimiter{chain{broken: err}}
 	}
 	if s, ok := l.(interface{ Stats() Stats }); ok {
 		return pricedBucket{p, s.Stats}
@@ -222,7 +235,7 @@ func pricesZero(l inner) bool {
 	switch l := l.(type) {
 	case priced, pricedBucket:
 		return true
-	case chain:
+	case *chain:
 		return l.pricesZero
 	}
 	return false
@@ -231,7 +244,7 @@ func pricesZero(l inner) bool {
 // brokenOf returns the error that every call of a [Limiter] returns, as it was made of nothing;
 // nil if it was not.
 func brokenOf(l inner) error {
-	if c, ok := l.(chain); ok {
+	if c, ok := l.(*chain); ok {
 		return c.broken
 	}
 	return nil

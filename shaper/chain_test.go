@@ -154,7 +154,7 @@ func TestAChainLooksAtACallBeforeItAsks(t *testing.T) {
 	}
 	none := shaper.Chain()
 	require.NoError(t, none.WaitN(t.Context(), 1e9))
-	wait, err := none.(forecaster).Forecast(1)
+	wait, err := none.Forecast(1)
 	require.NoError(t, err)
 	require.Zero(t, wait)
 }
@@ -213,7 +213,7 @@ func TestForecastOfAChain(t *testing.T) {
 	play(t, "1 per 10s depth 1", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "1 per 3s depth 2"))
 		other := rate.NewLimiter(1, 1)
-		c := shaper.Chain(other, shaper.Chain(tenant), g.Shaper).(forecaster)
+		c := shaper.Chain(other, shaper.Chain(tenant), g.Shaper)
 		expect := func(wait time.Duration, n int, word string) {
 			t.Helper()
 			got, err := c.Forecast(n)
@@ -245,7 +245,7 @@ func TestHoldOfAChain(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "1/s depth 9"))
 		c := shaper.Chain(rate.NewLimiter(1, 1), shaper.Chain(tenant), g.Shaper)
-		hold := c.(interface{ Hold(time.Duration) }).Hold
+		hold := c.Hold
 		hold(time.Minute)
 		require.Equal(t, g.start.Add(time.Minute), tenant.Stats().HeldUntil)
 		require.Equal(t, g.start.Add(time.Minute), g.Stats().HeldUntil)

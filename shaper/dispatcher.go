@@ -28,7 +28,7 @@ type dispatcher struct {
 	hasHooks bool // there are hooks in trace
 	keyed    bool // it belongs to a Group, whose flows come and go
 	mode     mode
-	capped   bool // of a Shaper: Limits.InFlight is above 0
+	capped   bool // of a Shaper: there is a cap
 
 	mu       sync.Mutex
 	waiting  int32        // in all lines
@@ -190,7 +190,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 		b.noteLeftAt(at)
 		ln.remove(w, departed)
 		d.waiting--
-		if ln.flow.capped() && !d.isDryRun() {
+		if ln.flow.capped() {
 			ln.seatsTaken++
 		}
 		admitted := w.at

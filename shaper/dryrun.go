@@ -39,9 +39,13 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 	}
 	j := d.judgeLocked(f, now, r)
 	dec := d.admitLocked(f, now, r, j)
-	r.verdict = &Verdict{Err: dec.err}
-	if dec.err == nil {
-		r.verdict.Wait = j.wait
+	switch {
+	case dec.err != nil:
+		r.verdict = &Verdict{Err: dec.err}
+	case dec.event == refusedEvent: // No error is made for a call that only learns whether it may leave.
+		r.verdict = &Verdict{Err: d.refusalRing.newError(j.refusal)}
+	default:
+		r.verdict = &Verdict{Wait: j.wait}
 	}
 	return decision{waiting: dec.waiting, event: verdictEvent}
 }
@@ -49,7 +53,7 @@ func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
 // planOf returns a new plan of [Limits] for the flows of a dispatcher.
 func (d *dispatcher) planOf(l Limits) *plan {
 	p := planOf(l)
-	p.dryRun = d.isDryRun()
+	p.uncapped = d.isDryRun()
 	if d.mode&modeShared != 0 {
 		d.shared.rateOf(p, 0) // That takes long, so it is done before the lock is needed for it.
 	}

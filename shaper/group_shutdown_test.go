@@ -27,7 +27,7 @@ func TestCloseRefusesThoseInAllLines(t *testing.T) {
 		_, err := g.Forecast("a", 1)
 		require.ErrorIs(t, err, shaper.ErrClosed)
 		g.Hold("a", time.Hour)
-		require.Zero(t, g.Limiter("b").(interface{ Stats() shaper.Stats }).Stats().HeldUntil, "there is no bucket to hold")
+		require.Zero(t, g.Limiter("b").Stats().HeldUntil, "there is no bucket to hold")
 		g.saw("0s a1 left", "0s b1 left", "0s c1 left", "500ms a2 closed, retry 0s", "500ms a3 closed, retry 0s",
 			"500ms b2 closed, retry 0s", "500ms a4 closed, retry 0s", "500ms d1 closed, retry 0s")
 		st := g.Group.Stats()

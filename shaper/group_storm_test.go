@@ -98,7 +98,7 @@ func (st *keyStorm) pass(key float64, c *call) error {
 			return nil
 		})
 	}
-	return st.visit(st.g.Limiter(key).(acquiring), c)
+	return st.visit(st.g.Limiter(key), c)
 }
 
 // blow begins all that goes on at once.
@@ -118,7 +118,7 @@ func (st *keyStorm) blow() {
 		st.meddle(func() { st.noteAllow(st.g.AllowN(float64(key), 1+rand.N(3))) })
 	}
 	st.meddle(func() { st.g.Reload() })
-	st.meddleWith(func() meddled { return st.g.Limiter(stormKeys[rand.N(len(stormKeys))]).(meddled) })
+	st.meddleWith(func() meddled { return st.g.Limiter(stormKeys[rand.N(len(stormKeys))]) })
 	st.meddle(st.looks(func() shaper.Stats { return totalsOf(st.g.Stats()) }))
 	w := watch{fault: st.fault}
 	st.meddle(func() {

@@ -168,7 +168,7 @@ func TestAKeyAsALimiter(t *testing.T) {
 			Hold(time.Duration)
 			Stats() shaper.Stats
 		}
-		a := g.Limiter("a").(bucket)
+		a := g.Limiter("a")
 		fresh := shaper.Stats{Name: "api", Limits: g.usual}
 		require.Equal(t, fresh, a.Stats())
 		require.Zero(t, g.Group.Stats().Keys)
@@ -180,7 +180,7 @@ func TestAKeyAsALimiter(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, time.Second, wait)
 		require.Equal(t, shaper.Stats{Name: "api", Limits: g.usual, Level: 2, Departed: 2, LastCall: g.start}, a.Stats())
-		require.Equal(t, fresh, g.Limiter("b").(bucket).Stats())
+		require.Equal(t, fresh, g.Limiter("b").Stats())
 		a.Hold(time.Minute)
 		st, _ := g.of("a")
 		require.Equal(t, g.start.Add(time.Minute), st.HeldUntil)
@@ -188,7 +188,7 @@ func TestAKeyAsALimiter(t *testing.T) {
 		require.Equal(t, fresh, a.Stats(), "it is drained, and as a new one")
 
 		g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, errors.New("no such user") })
-		require.Equal(t, shaper.Stats{Name: "api"}, g.Limiter("bad").(bucket).Stats())
+		require.Equal(t, shaper.Stats{Name: "api"}, g.Limiter("bad").Stats())
 	}, shaper.WithName("api"))
 }
 

@@ -72,7 +72,8 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 	return f(ctx)
 }
 
-// capped reports whether [Limits.InFlight] is set. [Shaper.SetLimits] cannot change that, but it
+// capped reports whether there is a cap: [Limits.InFlight] is set, and this is no dry run.
+// [Shaper.SetLimits] cannot change that, but it
 // does replace the plan, so the lock must be held.
 func (f *flow) capped() bool { return f.bucket.capped() }
 
@@ -80,7 +81,7 @@ func (f *flow) capped() bool { return f.bucket.capped() }
 func (f *flow) hasSeat() bool { return !f.capped() || f.bucket.hasSeat(int32(f.seatsTaken())) }
 
 // capped is flow.capped.
-func (p *plan) capped() bool { return p.limits.InFlight > 0 }
+func (p *plan) capped() bool { return p.limits.InFlight > 0 && !p.uncapped }
 
 // hasSeat reports whether the cap lets one more request leave if so many seats are taken.
 func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.limits.InFlight }
@@ -213,7 +214,7 @@ func (f *flow) noteSeatTime(span int64) {
 func (v *view) seatIn(k int) time.Duration {
 	seats := v.limits.InFlight
 	releases := k + int(v.seatsTaken) - seats // More may be taken than there are, after SetLimits.
-	if !v.capped() || v.dryRun || releases <= 0 {
+	if !v.capped() || releases <= 0 {
 		return 0
 	}
 	high, low := bits.Mul64(uint64(releases), uint64(v.seatTime))

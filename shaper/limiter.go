@@ -50,7 +50,11 @@ func innerOf(l Limiter) inner {
 	case *Shaper:
 		l.mustBeMade()
 		return shaperLimiter{l}
-	case inner: // A keyLimiter, a chain or a priced. No other type can embed them, as they are not exported.
+	case *KeyLimiter:
+		return l.made()
+	case *ChainLimiter:
+		return &l.chain
+	case inner: // A keyLimiter or a priced. No other type can embed them, as they are not exported.
 		return l
 	}
 	f := foreign{Limiter: l}

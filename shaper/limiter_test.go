@@ -110,7 +110,7 @@ func TestForecastOfAChainLeavesOutDryRuns(t *testing.T) {
 		for name, l := range map[string]shaper.Limiter{
 			"Shaper": dry, "key of a Group": key, "Chain": shaper.Chain(dry), "Shaper inside": ownWait{dry, new(int)},
 		} {
-			wait, err := shaper.Chain(l, g.Shaper).(forecaster).Forecast(1)
+			wait, err := shaper.Chain(l, g.Shaper).Forecast(1)
 			require.NoError(t, err, name)
 			require.Equal(t, 10*time.Second, wait, name)
 		}

@@ -219,7 +219,7 @@ func (m member) Acquire(ctx context.Context, n int) (release func(), err error) 
 }
 
 func (m member) Stats() shaper.Stats {
-	return m.Group.Limiter(m.key).(interface{ Stats() shaper.Stats }).Stats()
+	return m.Group.Limiter(m.key).Stats()
 }
 
 func (m member) Limits() shaper.Limits {

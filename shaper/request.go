@@ -158,14 +158,14 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 // [Shaper.WaitN] asks this itself, before it checks the call: with a cap it returns errUseAcquire
 // for a negative cost and an ended context, too.
 func (r *request) needsRelease(d *dispatcher, f *flow) bool {
-	return f.capped() && !r.releases && !d.isDryRun() && (r.kind != allow || d.phase == open)
+	return f.capped() && !r.releases && (r.kind != allow || d.phase == open)
 }
 
 // passLocked lets a request that may leave at once do so.
 func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
-	if f.capped() && !d.isDryRun() {
+	if f.capped() {
 		f.lineOrNew().seatsTaken++
 		r.seat = d.seats.take(f, f.bucket.departures, now)
 	}
@@ -187,7 +187,7 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 	}
 	d.refusalRing.add(now, r.cost, why)
 	var err error
-	if r.kind != allow || d.trace.Refused != nil || d.isDryRun() {
+	if r.kind != allow || d.trace.Refused != nil {
 		err = d.refusalRing.newError(why)
 	}
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}

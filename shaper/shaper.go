@@ -61,13 +61,12 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	if err := o.validateBlock("New"); err != nil {
 		return nil, err
 	}
-	s := &Shaper{flow: flow{bucket: newBucket(l), entered: -1}}
-	s.capped = l.InFlight > 0
+	s := &Shaper{flow: flow{bucket: bucket{cold: new(cold)}, entered: -1}}
 	s.flow.lineOrNew()
 	s.prepare(o, &s.ownTicker)
-	s.flow.bucket.dryRun = s.isDryRun()
+	s.flow.bucket.plan = s.planOf(l)
+	s.capped = s.flow.capped()
 	if s.shared != nil {
-		s.flow.bucket.plan = s.planOf(l)
 		s.shared.newFlowLocked(&s.flow, s.shared.bucketKeyOf(o.shared.key))
 	}
 	return s, nil
@@ -96,7 +95,7 @@ func (s *Shaper) Wait(ctx context.Context) error { return s.WaitN(ctx, 1) }
 // that says to use Acquire; only a dry run lets it through ([WithDryRun]).
 func (s *Shaper) WaitN(ctx context.Context, n int) error {
 	s.mustBeMade()
-	if s.capped && !s.isDryRun() {
+	if s.capped {
 		return errUseAcquire
 	}
 	r := &request{ctx: ctx, cost: int64(n)} // It is a pointer because the compiler would copy a plain variable.

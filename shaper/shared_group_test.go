@@ -53,7 +53,7 @@ func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
 				m.SetDelay(ms, ms)
 				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithBuckets(m, ownKey), shaper.WithFallback(fallback))
 				require.NoError(t, err)
-				stats := func(key string) shaper.BucketStats { return g.Limiter(key).(limiter).Stats().Bucket }
+				stats := func(key string) shaper.BucketStats { return g.Limiter(key).Stats().Bucket }
 				require.Equal(t, shaper.BucketShared, stats("new").State)
 				m.Fail(faultOf(buckettest.FailBefore))
 				if l.Depth > 0 {
@@ -110,7 +110,7 @@ func TestAKeyThatSharesABucketHasItsState(t *testing.T) {
 		defer g.Close()
 		require.NoError(t, g.Wait(t.Context(), "first"))
 		for _, key := range []string{"inf", "second", "first"} {
-			st := g.Limiter(key).(interface{ Stats() shaper.Stats }).Stats()
+			st := g.Limiter(key).Stats()
 			require.Equal(t, shaper.BucketShared, st.Bucket.State, key)
 			_, err := g.Forecast(key, 1)
 			require.NoError(t, err)

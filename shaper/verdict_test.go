@@ -143,14 +143,14 @@ func TestACandidateBesideALiveLimit(t *testing.T) {
 		for _, name := range []string{"a", "b", "c", "d", "e"} {
 			arrive(name)
 		}
-		wait, err := c.(forecaster).Forecast(1)
+		wait, err := c.Forecast(1)
 		require.Equal(t, "0s full, retry 500ms", fmt.Sprint(wait, " ", outcome(err)), "that of the live one")
 		g.at(time.Minute)
 		g.saw("0s e full, retry 500ms",
 			"0s a left, leave", "500ms b left, wait;seconds=0.500",
 			"1s c left, wait;seconds=1.000", "1.5s d left, refuse;reason=queue-full")
 		require.True(t, candidate.Allow())
-		wait, err = c.(forecaster).Forecast(1)
+		wait, err = c.Forecast(1)
 		require.NoError(t, err)
 		require.Zero(t, wait, "the candidate keeps nobody")
 		require.NoError(t, candidate.Close())
