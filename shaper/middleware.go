@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/hijack"
+	"example.com/leakybucket/shaper/internal/httpin"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
@@ -165,7 +164,7 @@ func (h *handler) serveWithVerdict(limiter inner, w http.ResponseWriter, outer *
 	// set their path values in it.
 	outer.SetPathValue("", "")
 	r := outer.WithContext(ContextWithVerdict(outer.Context()))
-	defer copyBack(outer, r)
+	defer httpin.CopyBack(outer, r)
 	h.serve(limiter, w, r, n)
 }
 
@@ -218,7 +217,7 @@ func (h *handler) endWait(conn *serverconn.Conn, start time.Time, release func()
 		end = time.Time{} // BodyError may have taken long.
 	}
 	if h.serverTiming {
-		addServerTiming(conn.Writer().Header(), waited)
+		httpin.AddServerTiming(conn.Writer().Header(), waited)
 	}
 	conn.Resume(end, waited)
 	handedOn = true
@@ -259,7 +258,7 @@ func (h *handler) serveInFlight(limiter inner, w http.ResponseWriter, r *http.Re
 // serveNext runs the next handler for a request that was admitted.
 func (h *handler) serveNext(limiter inner, w http.ResponseWriter, r *http.Request) {
 	if h.rateLimitFields {
-		addRateLimitFields(w.Header(), limiter, nil, response{})
+		addRateLimitFields(w.Header(), limiter, nil, httpin.Response{})
 	}
 	h.setVerdict(w.Header(), r.Context())
 	h.next.ServeHTTP(w, r)
@@ -276,36 +275,6 @@ func (h *handler) setVerdict(header http.Header, ctx context.Context) {
 	}
 }
 
-// copyBack copies what net/http's mux and parsers have written into r, the copy that
-// was handed on, to outer, the request that came. Outer handlers read its pattern,
-// path values and forms, and net/http removes the files of its MultipartForm. They may
-// also read the rest of its body, which is no longer in the body that came if that was
-// read ahead.
-func copyBack(outer, r *http.Request) {
-	outer.Body = r.Body
-	outer.Form, outer.PostForm, outer.MultipartForm = r.Form, r.PostForm, r.MultipartForm
-	if outer.Pattern == r.Pattern {
-		return
-	}
-	outer.Pattern = r.Pattern
-	for rest := r.Pattern; ; {
-		_, wildcard, ok := strings.Cut(rest, "{")
-		if !ok {
-			return
-		}
-		wildcard, rest, _ = strings.Cut(wildcard, "}")
-		name := strings.TrimSuffix(wildcard, "...")
-		outer.SetPathValue(name, r.PathValue(name))
-	}
-}
-
-// addServerTiming adds the field of [WithServerTiming].
-//
-//go:noinline
-func addServerTiming(header http.Header, waited time.Duration) {
-	header.Add("Server-Timing", "shaper;dur="+strconv.FormatFloat(float64(waited)/float64(time.Millisecond), 'f', 3, 64))
-}
-
 // writeRefusal answers a request that was not admitted. w is the ResponseWriter of conn, or has been
 // put in front of that.
 func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.ResponseWriter, err error) {
@@ -313,7 +282,7 @@ func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.Resp
 	if gone, ok := err.(errGone); ok {
 		h.log.logGone(r.Context(), gone.waited)
 		conn.Refuse(w.Header())
-		writeGone(w, r)
+		httpin.WriteGone(w, r)
 		return
 	}
 	if _, refusal := errors.AsType[*RejectError](err); !refusal && !isOwnFault(err) && errors.Is(err, context.Canceled) {
@@ -325,9 +294,9 @@ func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.Resp
 	conn.Refuse(w.Header())
 	a := responseTo(err)
 	if h.onError == nil {
-		a = a.later(h.retrySpread)
+		a = a.Later(h.retrySpread)
 	}
-	if h.rateLimitFields && a.status != http.StatusInternalServerError {
+	if h.rateLimitFields && a.Status != http.StatusInternalServerError {
 		// A 500 is a mistake of the server: no bucket was asked, so a client that
 		// obeys the fields must not slow down.
 		addRateLimitFields(w.Header(), limiter, err, a)
@@ -337,7 +306,7 @@ func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.Resp
 		h.onError(w, r, err)
 		return
 	}
-	a.write(w, r)
+	a.Write(w, r)
 }
 
 // errGone is the error of a request whose client has gone while it waited.

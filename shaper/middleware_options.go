@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net/http"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/httpfield"
+	"example.com/leakybucket/shaper/internal/httpin"
 	"example.com/leakybucket/shaper/internal/serverconn"
 )
 
@@ -139,7 +143,7 @@ func (l *refusalLog) logRefusal(ctx context.Context, err error) {
 	// The line is written after Do has returned, because Do runs one call at a time:
 	// within it, a slow log would delay all refusals.
 	attrs := []slog.Attr{
-		slog.Int("status", responseTo(err).status),
+		slog.Int("status", responseTo(err).Status),
 		slog.String("error", reasonOf(err)),
 		slog.Int64("refused", count),
 	}
@@ -167,4 +171,182 @@ func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 	if l != nil {
 		l.log.LogAttrs(ctx, slog.LevelDebug, "shaper: client gone", slog.Duration("waited", waited))
 	}
+}
+
+// WriteError answers a request that a [Limiter] did not admit with err:
+//
+//   - 429 with Retry-After if the line is full or the request would leave too
+//     late; without it if the request can never fit, which the body then says.
+//   - 503 with Retry-After if the [Shaper] is closed, if its shared [Bucket] can't be
+//     asked, if the deadline of an outer handler has passed, and for errors of other
+//     Limiters.
+//   - 408 if the body could not be read although the client is there.
+//   - 500 if the cost is negative, or if the key function or the limits function of a
+//     [Group] returned an error.
+//   - 499 without a body, and the end of the connection, if err is
+//     [context.Canceled]: the client has gone.
+//
+// Retry-After is that of the [RejectError] in whole seconds, rounded up, at least 1;
+// for other errors it is 1. The body is a short problem+json (RFC 9457) that repeats
+// nothing of the request or of err. "Cache-Control: no-store" keeps it out of caches.
+//
+// WriteError is the default of [WithErrorHandler]. It may also be called from such a
+// handler, or after a [Shaper.WaitN] of your own.
+func WriteError(w http.ResponseWriter, r *http.Request, err error) {
+	responseTo(err).Write(w, r)
+}
+
+// All problems that there are.
+var (
+	problemGone        = &httpin.Problem{Status: httpin.StatusClientGone}
+	problemOwnFault    = httpin.NewProblem(http.StatusInternalServerError, "The server could not tell the limits of the request.")
+	problemQueueFull   = httpin.NewProblem(http.StatusTooManyRequests, "Too many requests are waiting already.")
+	problemNoLine      = httpin.NewProblem(http.StatusTooManyRequests, "More requests have come than the limit allows.")
+	problemBlocked     = httpin.NewProblem(http.StatusTooManyRequests, "Requests are refused for a time, because too many have come.")
+	problemTooLate     = httpin.NewProblem(http.StatusTooManyRequests, "The request would have to wait too long.")
+	problemTooCostly   = httpin.NewProblem(http.StatusTooManyRequests, "The request costs more than can ever fit. Trying again does not help.")
+	problemUnavailable = httpin.NewProblem(http.StatusServiceUnavailable, "The server can't tell now whether the request may be served.")
+	problemClosed      = httpin.NewProblem(http.StatusServiceUnavailable, "The server takes no more requests.")
+	problemBody        = httpin.NewProblem(http.StatusRequestTimeout, "The body of the request did not come.")
+	problemCost        = httpin.NewProblem(http.StatusInternalServerError, "The server could not tell what the request costs.")
+	problemDeadline    = httpin.NewProblem(http.StatusServiceUnavailable, "The time for the request ran out while it waited.")
+	problemOther       = httpin.NewProblem(http.StatusServiceUnavailable, "The request could not be admitted.")
+)
+
+// responseTo returns the response to an error. It looks for refusals first, because a
+// refusal of a request that would have missed its context's deadline is
+// [context.DeadlineExceeded] too.
+func responseTo(err error) httpin.Response {
+	retryAfter := int64(1)
+	if refusal, ok := errors.AsType[*RejectError](err); ok {
+		retryAfter = httpfield.Seconds(refusal.RetryAfter)
+		if err == error(refusal) && refusal.Reason == ErrQueueFull {
+			return httpin.Response{Problem: problemFull(refusal.also), RetryAfter: retryAfter} // Most refusals are spared the rest.
+		}
+	}
+	switch {
+	case isOwnFault(err):
+		return httpin.Response{Problem: problemOwnFault, RetryAfter: 0}
+	case errors.Is(err, ErrBlocked):
+		return httpin.Response{Problem: problemBlocked, RetryAfter: retryAfter}
+	case errors.Is(err, ErrNoLine):
+		return httpin.Response{Problem: problemNoLine, RetryAfter: retryAfter}
+	case errors.Is(err, ErrQueueFull):
+		return httpin.Response{Problem: problemQueueFull, RetryAfter: retryAfter}
+	case errors.Is(err, ErrTooLate):
+		return httpin.Response{Problem: problemTooLate, RetryAfter: retryAfter}
+	case errors.Is(err, ErrTooCostly):
+		return httpin.Response{Problem: problemTooCostly, RetryAfter: 0}
+	case errors.Is(err, ErrUnavailable):
+		return httpin.Response{Problem: problemUnavailable, RetryAfter: retryAfter}
+	case errors.Is(err, ErrClosed):
+		return httpin.Response{Problem: problemClosed, RetryAfter: retryAfter}
+	case errors.Is(err, serverconn.ErrBody):
+		return httpin.Response{Problem: problemBody, RetryAfter: 0}
+	case errors.Is(err, ErrNegativeCost):
+		return httpin.Response{Problem: problemCost, RetryAfter: 0}
+	case errors.Is(err, context.Canceled):
+		return httpin.Response{Problem: problemGone, RetryAfter: 0}
+	case errors.Is(err, context.DeadlineExceeded):
+		return httpin.Response{Problem: problemDeadline, RetryAfter: retryAfter}
+	default:
+		return httpin.Response{Problem: problemOther, RetryAfter: retryAfter}
+	}
+}
+
+// problemFull returns the problem of an [ErrQueueFull] that is also something else.
+func problemFull(also *alsoError) *httpin.Problem {
+	switch also {
+	case withoutLine:
+		return problemNoLine
+	case byBlock:
+		return problemBlocked
+	}
+	return problemQueueFull
+}
+
+type rateLimitFieldsOption struct{}
+
+func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLimitFields = true }
+
+// WithRateLimitHeaders adds the header fields of
+// draft-ietf-httpapi-ratelimit-headers-11 to all answers: to requests that were
+// admitted and to those that were refused. It is off by default, because the fields
+// show an attacker how much load uses up the limit.
+//
+//	RateLimit-Policy: "name";q=Burst+Depth;w=q/Rate
+//	RateLimit: "name";r=free;t=seconds
+//
+// Here q is how many requests an empty bucket admits at once: [Limits.Burst] of them leave
+// and [Limits.Depth] wait. w is the time in which q of them drain. r is how many requests the
+// bucket would admit now: the free units, floor(Burst − level), plus the places that
+// are free in the line, Depth − waiting, neither below 0. After [ErrClosed] r is 0.
+// While the line is held no units are free, and while the bucket is blocked ([WithBlock])
+// r is 0. With [Limits.InFlight], which q does not
+// include, at most as many units are free as seats. Units and places are added as if
+// each request cost 1. In a refusal t is the Retry-After of [WriteError] if there is
+// one; otherwise t is the time until the level is 0. Times are whole seconds, rounded
+// up. The numbers come from [Shaper.Stats] just after the decision.
+//
+// A client that obeys the fields slows down before it is refused, and more than it
+// has to. Times are whole seconds, so at 10/s with a Burst of 2 the second request
+// is answered with r=0;t=1, and a client that then waits for t lets most of its
+// slots pass. By default a [Transport] therefore holds back only after refusals. Set
+// the option for clients that spread their requests over t, or that show the numbers
+// to people. Others are served better by the line and by Retry-After.
+//
+// The name is that of [WithName], or "default"; characters other than printable
+// ASCII become '?'. There are no fields at [rate.Inf], for requests of cost 0, with
+// status 500 (the server's mistake), for a [Limiter] without a method Stats() Stats,
+// and in a [Group] for a key that shares a bucket. If several middlewares stand around
+// a handler, each adds its own fields to those that are there.
+func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }
+
+// addRateLimitFields adds both fields for a request that l admitted, or refused with
+// err, for which the response is a.
+func addRateLimitFields(h http.Header, l inner, err error, a httpin.Response) {
+	st, ok := l.stats()
+	if !ok {
+		return
+	}
+	perSecond := st.Limits.Rate
+	if !(perSecond > 0) || perSecond == rate.Inf { // NaN is not above 0.
+		return
+	}
+	burst, depth := st.Limits.burst(), int64(st.Limits.Depth)
+	quota := exact.Sum(burst, depth)
+
+	var free int64
+	if !errors.Is(err, ErrClosed) {
+		units := max(0, min(math.Floor(float64(burst)-st.Level), httpfield.MaxInteger))
+		switch {
+		case !st.HeldUntil.IsZero():
+			units = 0
+		case st.Limits.InFlight > 0:
+			units = min(units, float64(max(0, st.Limits.InFlight-st.InFlight)))
+		}
+		free = exact.Sum(int64(units), max(0, depth-int64(st.Waiting)))
+	}
+	reset := drainSeconds(st.Level, perSecond)
+	if !st.BlockedUntil.IsZero() {
+		free, reset = 0, max(reset, int64(math.Ceil(time.Until(st.BlockedUntil).Seconds())))
+	}
+	if a.RetryAfter > 0 {
+		reset = a.RetryAfter // A client must not come too early, whichever field it obeys.
+	}
+	httpfield.RateLimit{
+		Name:      st.Name,
+		Quota:     quota,
+		Window:    drainSeconds(float64(quota), perSecond),
+		Remaining: free,
+		Reset:     reset,
+	}.AddTo(h)
+}
+
+// drainSeconds returns how long so many units take to leak, in whole seconds,
+// rounded up. As in the schedule, the rate counts to one part in 2⁵⁰: 21 units at
+// 0.7/s take 30 seconds and not 31.
+func drainSeconds(units float64, perSecond rate.Limit) int64 {
+	seconds := math.Ceil(units / float64(perSecond) * (1 - 0x1p-50))
+	return int64(min(seconds, httpfield.MaxInteger))
 }

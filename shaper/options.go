@@ -1,6 +1,9 @@
 package shaper
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // An Option changes how a [Shaper] behaves. Options cannot change later, as [Limits] can.
 // Every Option is a [GroupOption] too.
@@ -72,3 +75,54 @@ const DefaultMaxKeys = 100_000
 // keys (see [Group]). A drained bucket is removed within a second. The default is
 // [DefaultMaxKeys].
 func WithMaxKeys(n int) GroupOption { return maxKeysOption(n) }
+
+// A Trace is a set of hooks, any of which may be nil.
+//
+// A hook runs on the goroutine of the call that it reports, outside the lock and before
+// that call returns, so a slow hook delays its own call alone. It may call any method
+// of the [Shaper]. The context is that of the call; [Shaper.AllowN], which has none,
+// passes [context.Background]. The order of events of different calls is that of
+// [Event.At], not the order in which hooks run.
+type Trace struct {
+	// Enqueued reports a request that has entered the line. A request that leaves at
+	// once never enters it.
+	Enqueued func(ctx context.Context, e Event)
+	// Departed reports a request that has left.
+	Departed func(ctx context.Context, e Event)
+	// Refused reports a request that was refused, at entry or by [Shaper.Close].
+	Refused func(ctx context.Context, e Event)
+	// Abandoned reports a request whose context ended before its call returned.
+	Abandoned func(ctx context.Context, e Event)
+	// Bucket reports that the state of a shared [Bucket] has changed. It runs on a
+	// goroutine of the shaper's, with [context.Background]. [Shaper.Close] does not wait for it.
+	Bucket func(ctx context.Context, e BucketEvent)
+}
+
+// An Event is what a hook reports.
+type Event struct {
+	Name string // the name of the Shaper or Group
+	Key  any    // the request's key in a Group; nil in a Shaper
+	Cost int
+	// Waiting is the number of requests in the line just after the event.
+	Waiting int
+	// Ahead is how many requests were in the line when this one entered it: 0 if it
+	// never was in line, and in a dry run. A request that a [Transport] sends again enters at
+	// the head, so of these only some are before it.
+	Ahead int
+	// At is the instant of the admission, refusal or abandonment, or that at which a
+	// request that left was given its slot, which is never before the slot was due.
+	At time.Time
+	// Waited is the time since admission; 0 at entry.
+	Waited time.Duration
+	// Err is what the call returns; nil for [Trace.Enqueued] and [Trace.Departed].
+	Err error
+	// Verdict is what a dry run found for the request; nil if it is no dry run.
+	Verdict *Verdict
+}
+
+// runHook runs a hook, unless it is nil.
+func runHook(hook func(context.Context, Event), ctx context.Context, e Event) {
+	if hook != nil {
+		hook(ctx, e)
+	}
+}

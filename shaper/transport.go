@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"sync"
 	"time"
 
 	"example.com/leakybucket/shaper/internal/httpfield"
+	"example.com/leakybucket/shaper/internal/httpout"
 )
 
 // A Transport is an [http.RoundTripper] that paces what a client sends: each
@@ -113,7 +112,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	sent := false
 	defer func() {
 		if !sent { // After an error, or a panic of Cost or of the Limiter.
-			closeBody(r.Body)
+			httpout.CloseBody(r.Body)
 		}
 	}()
 	n, err := t.costOf(r)
@@ -173,7 +172,7 @@ func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) 
 	if n == 0 {
 		return nil, nil
 	}
-	ctx, stop := waitContextOf(r)
+	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
 	return innerOf(t.Limiter).enter(ctx, n, newcomer)
 }
@@ -204,14 +203,14 @@ func (t Transport) send(r *http.Request, release func()) (response *http.Respons
 	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
 		asked.held = t.hold(r, asked.span)
 	}
-	withBody = release != nil && releaseWithBody(response, r.Method, release)
+	withBody = release != nil && httpout.ReleaseWithBody(response, r.Method, release)
 	return response, asked, nil
 }
 
 // hold holds the Limiter for a time, and reports whether all its requests wait for that. The
 // request that has been answered waits until its context ends at most.
 func (t Transport) hold(r *http.Request, span time.Duration) bool {
-	ctx, stop := waitContextOf(r)
+	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
 	return innerOf(t.Limiter).hold(ctx, span)
 }
@@ -239,127 +238,77 @@ func (t Transport) maxHold() time.Duration {
 	return t.MaxHold
 }
 
-// releaseWithBody makes the end of the response's body call release. It reports
-// whether there is a body that will.
-func releaseWithBody(response *http.Response, method string, release func()) bool {
-	if !hasBody(response, method) {
-		return false
+// isRefusal reports whether a response says that the request was not processed. asked
+// is the pause that the response asks for.
+func isRefusal(response *http.Response, asked pause) bool {
+	return response.StatusCode == http.StatusTooManyRequests ||
+		response.StatusCode == http.StatusServiceUnavailable && asked.span > 0
+}
+
+// sendAgain sends a request of cost n once more, after a refusal that asks to hold back
+// from now on. If the request cannot be sent, it returns the refusal.
+//
+// GetBody, the bodies and the Limiter are foreign code, which may panic. Then both
+// bodies are closed. Closing the refusal's body also ends the time in flight.
+func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, asked pause) (*http.Response, error) {
+	until := time.Now().Add(asked.span)
+	ctx, stop := httpout.WaitContextOf(r)
+	defer stop()
+	if deadline, timed := ctx.Deadline(); timed && !until.Before(deadline) {
+		return refusal, nil // A Shaper would refuse the retry, and the refusal has not been read yet.
 	}
-	body := &releasingBody{ReadCloser: response.Body, release: release}
-	response.Body = body
-	if w, ok := body.ReadCloser.(io.Writer); ok {
-		response.Body = releasingConn{body, w}
-	}
-	return true
-}
-
-// hasBody reports whether a response has a body that can be read. A ContentLength of 0
-// means an empty body only in HTTP/2. In HTTP/1 net/http marks that by
-// [http.NoBody], and an upgraded connection has the length 0 too.
-func hasBody(response *http.Response, method string) bool {
-	switch {
-	case response.Body == nil, response.Body == http.NoBody, method == http.MethodHead,
-		response.StatusCode == http.StatusNoContent, response.StatusCode == http.StatusNotModified:
-		return false
-	}
-	return response.ProtoMajor != 2 || response.ContentLength != 0
-}
-
-// A releasingBody is the body of a response. The request is in flight until the body
-// ends.
-type releasingBody struct {
-	io.ReadCloser
-	once    sync.Once // A body may be closed while it is read, and more than once.
-	release func()
-}
-
-// Read calls release when there is nothing more to read.
-func (b *releasingBody) Read(p []byte) (n int, err error) {
-	n, err = b.ReadCloser.Read(p)
-	if err != nil {
-		b.once.Do(b.release)
-	}
-	return n, err
-}
-
-// Close calls release.
-func (b *releasingBody) Close() error {
-	defer b.once.Do(b.release)
-	return b.ReadCloser.Close()
-}
-
-// A releasingConn is a releasingBody that can be written to: after 101 Switching
-// Protocols the body is the connection.
-type releasingConn struct {
-	*releasingBody
-	io.Writer
-}
-
-// CloseWrite closes the sending half of the connection. Proxies call it on the body of
-// net/http.
-func (c releasingConn) CloseWrite() error {
-	if w, ok := c.ReadCloser.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return fmt.Errorf("shaper: CloseWrite: %w", http.ErrNotSupported)
-}
-
-// closeBody closes a body, which may be nil.
-func closeBody(body io.Closer) {
-	if body != nil {
-		_ = body.Close() // Nothing could be done about an error.
-	}
-}
-
-//lint:file-ignore SA1019 Request.Cancel is deprecated, but http.Transport heeds it.
-
-// errRequestCanceled is returned if Request.Cancel is closed while the request waits.
-// It is of the kind that [http.Transport] returns: neither [context.Canceled] nor a
-// timeout, and without an exported name.
-var errRequestCanceled = errors.New("shaper: request canceled while waiting for the Limiter")
-
-// A waitContext is the context of the wait of a request whose deprecated field Cancel is
-// set. It ends with the request's own context, or when Cancel is closed.
-type waitContext struct {
-	context.Context // derived from the request's, and canceled when Cancel is closed
-	request         context.Context
-	cancel          <-chan struct{} // Request.Cancel
-}
-
-// waitContextOf returns the context in which a request waits. The caller must call stop
-// when the wait is over, and must not use the context after that.
-func waitContextOf(r *http.Request) (ctx context.Context, stop func()) {
-	if r.Cancel == nil {
-		return r.Context(), nothing
-	}
-	// If the goroutine used stop instead of a variable of its own, stop would be on the
-	// heap, also for requests without a Cancel.
-	derived, cancel := context.WithCancel(r.Context())
-	go func() { // Until stop is called.
-		select {
-		case <-r.Cancel:
-			cancel()
-		case <-derived.Done():
+	taken := false // The refusal's body has been read or is returned, so it must not be closed here.
+	defer func() {
+		if !taken {
+			httpout.CloseBody(refusal.Body)
 		}
 	}()
-	return &waitContext{derived, r.Context(), r.Cancel}, cancel
+	// The body is asked for before the wait, so that no slot is spent if there is none.
+	body, ok := httpout.BodyAgain(r)
+	if !ok {
+		taken = true
+		return refusal, nil
+	}
+	sent := false
+	defer func() {
+		if !sent {
+			httpout.CloseBody(body)
+		}
+	}()
+	ok = httpout.Detach(refusal)
+	taken = true
+	if !ok {
+		return refusal, nil
+	}
+	release, err := t.reenter(ctx, n, until, asked.held)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return nil, err
+	default:
+		return refusal, nil
+	}
+	second := r.Clone(r.Context())
+	second.Body = body
+	sent = true
+	response, _, err := t.send(second, release)
+	return response, err
 }
 
-// Err looks at Cancel itself, because the goroutine that waits for Cancel may be late: a
-// request that is canceled before its slot comes must not be sent.
-func (c *waitContext) Err() error {
-	if err := c.request.Err(); err != nil {
-		return err
+// reenter lets a refused request of cost n wait for the Limiter again: at the head of
+// a [Shaper]'s line. If held is false, the request itself first waits until the instant
+// until.
+func (t Transport) reenter(ctx context.Context, n int, until time.Time, held bool) (release func(), err error) {
+	if !held {
+		if hold := time.Until(until); hold > 0 {
+			held := time.NewTimer(hold)
+			defer held.Stop()
+			select {
+			case <-held.C:
+			case <-ctx.Done():
+				return nil, errorOf(ctx)
+			}
+		}
 	}
-	select {
-	case <-c.cancel:
-	default:
-		return c.Context.Err()
-	}
-	// For its Timeout an http.Client both sets a deadline and closes Cancel at that
-	// instant. The error is that of a timeout, whichever of the two is seen first.
-	if deadline, ok := c.Deadline(); ok && !time.Now().Before(deadline) {
-		return context.DeadlineExceeded
-	}
-	return errRequestCanceled
+	return innerOf(t.Limiter).enter(ctx, n, reentry)
 }

@@ -43,6 +43,8 @@ const importPolicy = `
 	# (unsafe and syscall: a connection is asked by a call of the kernel's.)
 	shaper/internal/serverconn: std unsafe syscall
 	shaper/internal/hijack: std
+	shaper/internal/httpin: std shaper/internal/httpfield
+	shaper/internal/httpout: std
 
 	# Two algorithms of the literature, which know nothing of a Shaper: whoever reads
 	# them needs nothing else.

@@ -1,0 +1,162 @@
+// Package httpout has what a client does with the bodies and the contexts of requests that wait for a
+// Limiter. When a request waits, and for what, is the Transport's to say.
+package httpout
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// ReleaseWithBody makes the end of the response's body call release. It reports
+// whether there is a body that will.
+func ReleaseWithBody(response *http.Response, method string, release func()) bool {
+	if !hasBody(response, method) {
+		return false
+	}
+	body := &releasingBody{ReadCloser: response.Body, release: release}
+	response.Body = body
+	if w, ok := body.ReadCloser.(io.Writer); ok {
+		response.Body = releasingConn{body, w}
+	}
+	return true
+}
+
+// hasBody reports whether a response has a body that can be read. A ContentLength of 0
+// means an empty body only in HTTP/2. In HTTP/1 net/http marks that by
+// [http.NoBody], and an upgraded connection has the length 0 too.
+func hasBody(response *http.Response, method string) bool {
+	switch {
+	case response.Body == nil, response.Body == http.NoBody, method == http.MethodHead,
+		response.StatusCode == http.StatusNoContent, response.StatusCode == http.StatusNotModified:
+		return false
+	}
+	return response.ProtoMajor != 2 || response.ContentLength != 0
+}
+
+// A releasingBody is the body of a response. The request is in flight until the body
+// ends.
+type releasingBody struct {
+	io.ReadCloser
+	once    sync.Once // A body may be closed while it is read, and more than once.
+	release func()
+}
+
+// Read calls release when there is nothing more to read.
+func (b *releasingBody) Read(p []byte) (n int, err error) {
+	n, err = b.ReadCloser.Read(p)
+	if err != nil {
+		b.once.Do(b.release)
+	}
+	return n, err
+}
+
+// Close calls release.
+func (b *releasingBody) Close() error {
+	defer b.once.Do(b.release)
+	return b.ReadCloser.Close()
+}
+
+// A releasingConn is a releasingBody that can be written to: after 101 Switching
+// Protocols the body is the connection.
+type releasingConn struct {
+	*releasingBody
+	io.Writer
+}
+
+// CloseWrite closes the sending half of the connection. Proxies call it on the body of
+// net/http.
+func (c releasingConn) CloseWrite() error {
+	if w, ok := c.ReadCloser.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return fmt.Errorf("shaper: CloseWrite: %w", http.ErrNotSupported)
+}
+
+// CloseBody closes a body, which may be nil.
+func CloseBody(body io.Closer) {
+	if body != nil {
+		_ = body.Close() // Nothing could be done about an error.
+	}
+}
+
+// BodyAgain returns a second body for a request that has been sent already; ok reports
+// whether there is one.
+func BodyAgain(r *http.Request) (body io.ReadCloser, ok bool) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return r.Body, true
+	}
+	if r.GetBody == nil {
+		return nil, false
+	}
+	body, err := r.GetBody()
+	return body, err == nil
+}
+
+const (
+	// maxDetached is how much of a refusal is kept in memory while its request waits.
+	maxDetached = 64 << 10
+	// maxDetaching is how long the body of a refusal may take to arrive. Most arrive at
+	// once.
+	maxDetaching = 5 * time.Second
+)
+
+var errCutOff = fmt.Errorf("shaper: the refusal was cut off, as its body took longer than %v to come", maxDetaching)
+
+// Detach reads the body of a response into memory. Then the connection is free and the
+// request is not in flight, while the response can still be returned. Detach reports
+// whether the body was short enough; the response can be read in any case.
+//
+// A body that does not arrive in time is closed, which ends its reading. Leaving it
+// open would keep the response whole but prevent the retry, and an upstream that is in
+// trouble both refuses requests and is slow.
+func Detach(response *http.Response) bool {
+	body := response.Body
+	if body == nil {
+		return true
+	}
+	cut := make(chan any) // It needs no buffer: if the timer fires, detach receives.
+	timer := time.AfterFunc(maxDetaching, func() {
+		defer func() { cut <- recover() }()
+		CloseBody(body)
+	})
+	reading := true
+	defer func() {
+		if reading && !timer.Stop() {
+			<-cut // Read has panicked, and the caller is about to close the body as well.
+		}
+	}()
+	start, err := io.ReadAll(io.LimitReader(body, maxDetached+1))
+	reading = false
+	switch {
+	case !timer.Stop():
+		if p := <-cut; p != nil {
+			panic(p) // Here, on the caller's goroutine, the panic can be recovered.
+		}
+		err = errCutOff
+	case len(start) > maxDetached:
+		response.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(start), body), body}
+		return false
+	default:
+		CloseBody(body)
+	}
+	response.Body = io.NopCloser(io.MultiReader(bytes.NewReader(start), failedReader{err}))
+	return true
+}
+
+// A failedReader is the end of a body. It returns the error with which reading the body
+// failed, or [io.EOF] if err is nil.
+type failedReader struct{ err error }
+
+func (f failedReader) Read([]byte) (int, error) {
+	if f.err != nil {
+		return 0, f.err
+	}
+	return 0, io.EOF
+}
