@@ -253,3 +253,9 @@ func planOf(l Limits) *plan {
 		leftAtUnit: uint8(max(0, bits.Len64(uint64(interval.Whole()))-20)),
 	}
 }
+
+// capped is flow.capped.
+func (p *plan) capped() bool { return p.limits.InFlight > 0 && !p.uncapped }
+
+// hasSeat reports whether the cap lets one more request leave if so many seats are taken.
+func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.limits.InFlight }

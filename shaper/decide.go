@@ -194,15 +194,6 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 	return decision{err: err, waiting: int32(f.waiting()), event: refusedEvent}
 }
 
-// prepareRefusalLocked makes room for what is kept of refusals. It is not inlined into
-// refuseLocked, which takes less time without its calls.
-//
-//go:noinline
-func (o *watch) prepareRefusalLocked(f *flow) {
-	f.bucket.coldOrNew()
-	o.refusalRingLocked()
-}
-
 // enqueueLocked puts a request into the line of a flow.
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := f.lineOrNew()

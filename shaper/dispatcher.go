@@ -85,6 +85,23 @@ type modeStates struct {
 // plainStates is that of all dispatchers without such a mode. It is only read.
 var plainStates modeStates
 
+// flowOf returns the sharedFlow of a flow; nil if it has none, as its level is not shared or its rate
+// is rate.Inf. A nil s is that of a dispatcher without a [Bucket].
+func (s *sharedLevels) flowOf(f *flow) *sharedFlow {
+	if sf := s.flowEvenAtInf(f); sf != nil && !sf.Off {
+		return sf
+	}
+	return nil
+}
+
+// flowEvenAtInf returns the sharedFlow of a flow, also while its rate is rate.Inf.
+func (s *sharedLevels) flowEvenAtInf(f *flow) *sharedFlow {
+	if s == nil {
+		return nil
+	}
+	return s.flows[f]
+}
+
 // isDryRun reports whether [WithDryRun] is set.
 func (d *dispatcher) isDryRun() bool { return d.mode&modeDryRun != 0 }
 
@@ -245,7 +262,9 @@ func (d *dispatcher) unlockAndArm() {
 			d.updateDepartureLocked(d.dirty)
 			d.dirty = nil
 		}
-		d.endDrainLocked()
+		if d.phase == draining && d.waiting == 0 {
+			d.endDrainLocked()
+		}
 		d.rearm = false
 		d.publishNextLocked()
 		if d.sweepTimer != nil {

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"math"
 	"time"
 
 	"example.com/leakybucket/internal/exact"
@@ -242,3 +243,34 @@ func (d departures) swap(i, j int) {
 	d[i], d[j] = d[j], d[i]
 	d[i].index, d[j].index = int32(i), int32(j)
 }
+
+// beginAfter notes, when a line begins, which departure the first one out of it follows. If
+// the level is 0, that may be long ago, and whatever keeps the request is not the schedule.
+func (ln *line) beginAfter(now int64) {
+	b := &ln.flow.bucket
+	ln.leftAt, ln.above = unknown, 0
+	if !b.empty.After(exact.At(now)) {
+		return
+	}
+	ln.leftAt = b.lastLeftAt(now)
+	// From the same leftAt, so that on schedule the spacing is 1 even if that is too late by a
+	// multiple of 2³² units.
+	ln.above = float32(b.interval.Units(b.interval.Minus(b.empty, exact.At(ln.leftAt))) - float64(b.burst))
+}
+
+// noteNewHead notes if the request that has just become the head of the line is due already.
+// Then it was kept by the head before it, and not by the schedule. So no spacing is counted
+// for it, nor for the next one, as the level stays below Burst.
+func (ln *line) noteNewHead(now int64) {
+	if ln.head != nil && !ln.flow.bucket.due(ln.head.cost).After(exact.At(now)) {
+		ln.above = float32(math.NaN())
+	}
+}
+
+// capped reports whether there is a cap: [Limits.InFlight] is set, and this is no dry run.
+// [Shaper.SetLimits] cannot change that, but it
+// does replace the plan, so the lock must be held.
+func (f *flow) capped() bool { return f.bucket.capped() }
+
+// hasSeat reports whether the cap lets one more request leave.
+func (f *flow) hasSeat() bool { return !f.capped() || f.bucket.hasSeat(int32(f.seatsTaken())) }

@@ -72,20 +72,6 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 	return f(ctx)
 }
 
-// capped reports whether there is a cap: [Limits.InFlight] is set, and this is no dry run.
-// [Shaper.SetLimits] cannot change that, but it
-// does replace the plan, so the lock must be held.
-func (f *flow) capped() bool { return f.bucket.capped() }
-
-// hasSeat reports whether the cap lets one more request leave.
-func (f *flow) hasSeat() bool { return !f.capped() || f.bucket.hasSeat(int32(f.seatsTaken())) }
-
-// capped is flow.capped.
-func (p *plan) capped() bool { return p.limits.InFlight > 0 && !p.uncapped }
-
-// hasSeat reports whether the cap lets one more request leave if so many seats are taken.
-func (p *plan) hasSeat(taken int32) bool { return !p.capped() || int(taken) < p.limits.InFlight }
-
 // release releases a seat, if it has not been released before. The lock is not held.
 //
 // If no request is in line, when that happens does not matter, and reading the clock would be a

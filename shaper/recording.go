@@ -170,31 +170,3 @@ func (r *Recording) add(a *arrival) {
 	}
 	r.count++
 }
-
-// recordLocked adds a request to recordings, with what has been decided.
-func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decision) {
-	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
-		return
-	}
-	a := &arrival{at: now, deadline: r.deadline, cost: r.cost, allow: r.kind == allow}
-	switch {
-	case r.verdict != nil:
-		a.end.Store(&ending{int64(r.verdict.Wait), r.verdict.Err})
-	case dec.waiter != nil:
-		r.arrival = a
-	case a.allow && dec.event == refusedEvent && dec.err == nil: // No RejectError is made for it.
-		a.end.Store(&ending{err: reasonErrors[o.refusalRing.last().reason]})
-	default:
-		a.end.Store(&ending{err: dec.err})
-	}
-	for _, recording := range into {
-		recording.add(a)
-	}
-}
-
-// recordEndLocked notes what has become of a request that has waited, if it is recorded.
-func (r *request) recordEndLocked(waited int64, err error) {
-	if a := r.arrival; a != nil {
-		a.end.Store(&ending{waited, err})
-	}
-}

@@ -69,57 +69,6 @@ type refusedKey[K comparable] struct {
 	number uint64
 }
 
-// A refusalRing holds the latest refusals. A dispatcher gets one with its first refusal.
-type refusalRing struct {
-	latest [keptRefusals]refusalRecord
-	count  uint64 // of all refusals; the next one goes to this index, modulo keptRefusals
-
-	errors *[16]RejectError // made at once; nil: none has been yet
-	spare  int              // how many of them have not been handed out yet, the first ones
-}
-
-type refusalRecord struct {
-	at         int64
-	retryAfter time.Duration
-	cost       int64
-	reason     reason
-}
-
-// keepRefusalLocked remembers a refusal.
-func (o *watch) keepRefusalLocked(at, cost int64, why rejection) {
-	o.refusalRingLocked().add(at, cost, why)
-}
-
-// refusalRingLocked returns the refusalRing of a dispatcher, and makes it if there is none.
-func (o *watch) refusalRingLocked() *refusalRing {
-	if o.refusalRing == nil {
-		o.refusalRing = new(refusalRing)
-	}
-	return o.refusalRing
-}
-
-// add adds a refusal.
-func (r *refusalRing) add(at, cost int64, why rejection) {
-	r.count++
-	last := r.last()
-	last.at, last.retryAfter, last.cost, last.reason = at, why.retryAfter, cost, why.reason
-}
-
-// newError returns the error of a refusal. They are made 16 in one allocation, as one by one
-// they would be a fifth of what a refusal takes.
-func (r *refusalRing) newError(why rejection) *RejectError {
-	if r.spare == 0 {
-		r.errors, r.spare = new([16]RejectError), 16
-	}
-	r.spare--
-	err := &r.errors[r.spare]
-	*err = why.value()
-	return err
-}
-
-// last returns the latest refusal. There has been one.
-func (r *refusalRing) last() *refusalRecord { return &r.latest[(r.count-1)%keptRefusals] }
-
 // keepRefusedKeyLocked notes the key of the latest refusal.
 func (k ofKey[K]) keepRefusedKeyLocked() {
 	s, key := k.s, k.key
@@ -140,20 +89,6 @@ func (d *dispatcher) latestRefusals(also func()) []Refusal {
 	also()
 	d.unlockAndArm()
 	return log.refusals(d, func(i uint64) any { return i })
-}
-
-// refusals returns what is in the ring, each [Refusal] with the Key that keyOf returns for
-// its number.
-func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []Refusal {
-	first := r.count - min(r.count, keptRefusals)
-	found := make([]Refusal, 0, r.count-first)
-	for i := first; i < r.count; i++ {
-		record := r.latest[i%keptRefusals]
-		found = append(found, Refusal{
-			At: d.timeOf(record.at), Reason: reasonErrors[record.reason], RetryAfter: record.retryAfter, Cost: int(record.cost), Key: keyOf(i),
-		})
-	}
-	return found
 }
 
 // keepRefusedInLine remembers the refusal, at an instant, of a request that waited. Any other error

@@ -86,23 +86,6 @@ func (s *sharedLevels) newFlowLocked(f *flow, key bucketKey) {
 	s.flows[f] = sf
 }
 
-// flowOf returns the sharedFlow of a flow; nil if it has none, as its level is not shared or its rate
-// is rate.Inf. A nil s is that of a dispatcher without a [Bucket].
-func (s *sharedLevels) flowOf(f *flow) *sharedFlow {
-	if sf := s.flowEvenAtInf(f); sf != nil && !sf.Off {
-		return sf
-	}
-	return nil
-}
-
-// flowEvenAtInf returns the sharedFlow of a flow, also while its rate is rate.Inf.
-func (s *sharedLevels) flowEvenAtInf(f *flow) *sharedFlow {
-	if s == nil {
-		return nil
-	}
-	return s.flows[f]
-}
-
 // givenOf returns the plan of the [Limits] that a flow was given, which is the one whose users are
 // counted. The flow's bucket has another one, if its level is shared.
 func (s *sharedLevels) givenOf(f *flow) *plan {

@@ -115,11 +115,8 @@ func (d *dispatcher) beginDrainLocked(now int64) {
 // breaks its contract, and has no error then, has ended all the same.
 func errorOf(ctx context.Context) error { return cmp.Or(ctx.Err(), context.Canceled) }
 
-// endDrainLocked ends a drain when no request is in line any more.
+// endDrainLocked ends a drain, as no request is in line any more.
 func (d *dispatcher) endDrainLocked() {
-	if d.phase != draining || d.waiting > 0 {
-		return
-	}
 	if d.drain != nil {
 		d.drain(false)
 		return

@@ -134,18 +134,15 @@ func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at, dec.waiting = w.at, w.waiting
-	waited := at - r.entered
 	if w.state == departed {
 		dec.event = departedEvent
 		if f.capped() {
 			r.seat = d.seats.take(f, w.departureNo, at)
 		}
-		d.countDepartureLocked(f, r.entered, waited)
-		d.measureWaitLocked(waited)
 	} else {
 		dec.event, dec.err = refusedEvent, r.rejectInLineLocked(d, f, w)
 	}
-	r.recordEndLocked(waited, dec.err)
+	d.endedLocked(f, r, at, &dec)
 	d.waiters.keep(w)
 	return at, dec
 }
@@ -203,10 +200,9 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 	case <-w.ready: // The news of the slot, or of the end of the context, was not received.
 	default:
 	}
-	d.countAbandonmentLocked(f, r.entered)
-	r.recordEndLocked(now-r.entered, err)
-	d.waiters.keep(w)
 	dec = decision{err: err, waiting: int32(f.waiting()), event: abandonedEvent}
+	d.endedLocked(f, r, now, &dec)
+	d.waiters.keep(w)
 	if changed {
 		d.markDirtyLocked(f)
 		d.advanceLocked(now, headFirst)

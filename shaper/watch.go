@@ -1,0 +1,287 @@
+package shaper
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/internal/exact"
+)
+
+// A watch is what a dispatcher is told of requests for those who look at it: counts, histograms,
+// the latest refusals, and recordings. It decides nothing.
+type watch struct {
+	totals      *totals      // of all keys together; nil: it belongs to a Shaper
+	measures    *measures    // nil: no request has waited yet
+	refusalRing *refusalRing // nil: no request has been refused yet
+}
+
+// totals are the counts of all flows of a [Group] together, which outlive the flows. A
+// [Shaper] has one flow, and does not use them.
+type totals struct {
+	departed, abandoned uint64
+	refused             refusals
+	wait                int64   // the sum of the waits of those that departed, in nanoseconds
+	missed              float64 // cost units lost to lateness beyond slack
+}
+
+// add adds the counts of others.
+func (t *totals) add(o *totals) {
+	t.departed += o.departed
+	t.abandoned += o.abandoned
+	for i, n := range o.refused {
+		t.refused[i] += n
+	}
+	t.wait = exact.Sum(t.wait, o.wait)
+	t.missed += o.missed
+}
+
+// countPassLocked counts a request that has left f as it came, now.
+func (o *watch) countPassLocked(f *flow, now int64) {
+	f.entered = now // No call has come later.
+	f.departed++
+	if o.totals != nil {
+		o.totals.departed++
+	}
+}
+
+// countDepartureLocked counts a request that has left the line of f. It entered at the instant
+// entered and waited for that many nanoseconds.
+func (o *watch) countDepartureLocked(f *flow, entered, waited int64) {
+	f.entered = max(f.entered, entered)
+	f.departed++
+	f.wait = exact.Sum(f.wait, waited)
+	if o.totals != nil {
+		o.totals.departed++
+		o.totals.wait = exact.Sum(o.totals.wait, waited)
+	}
+}
+
+// countRefusalLocked counts a request that came at the instant entered and was refused at the
+// instant at, and why.
+func (o *watch) countRefusalLocked(f *flow, entered, at int64, why reason) {
+	f.entered = max(f.entered, entered)
+	c := f.bucket.coldOrNew()
+	c.refused.count(why)
+	c.refusedAt = max(c.refusedAt, at)
+	if o.totals != nil {
+		o.totals.refused.count(why)
+	}
+}
+
+// countAbandonmentLocked counts a request whose context ended.
+func (o *watch) countAbandonmentLocked(f *flow, entered int64) {
+	f.entered = max(f.entered, entered)
+	f.bucket.coldOrNew().abandoned++
+	if o.totals != nil {
+		o.totals.abandoned++
+	}
+}
+
+// A refusalRing holds the latest refusals. A dispatcher gets one with its first refusal.
+type refusalRing struct {
+	latest [keptRefusals]refusalRecord
+	count  uint64 // of all refusals; the next one goes to this index, modulo keptRefusals
+
+	errors *[16]RejectError // made at once; nil: none has been yet
+	spare  int              // how many of them have not been handed out yet, the first ones
+}
+
+type refusalRecord struct {
+	at         int64
+	retryAfter time.Duration
+	cost       int64
+	reason     reason
+}
+
+// keepRefusalLocked remembers a refusal.
+func (o *watch) keepRefusalLocked(at, cost int64, why rejection) {
+	o.refusalRingLocked().add(at, cost, why)
+}
+
+// refusalRingLocked returns the refusalRing of a dispatcher, and makes it if there is none.
+func (o *watch) refusalRingLocked() *refusalRing {
+	if o.refusalRing == nil {
+		o.refusalRing = new(refusalRing)
+	}
+	return o.refusalRing
+}
+
+// add adds a refusal.
+func (r *refusalRing) add(at, cost int64, why rejection) {
+	r.count++
+	last := r.last()
+	last.at, last.retryAfter, last.cost, last.reason = at, why.retryAfter, cost, why.reason
+}
+
+// newError returns the error of a refusal. They are made 16 in one allocation, as one by one
+// they would be a fifth of what a refusal takes.
+func (r *refusalRing) newError(why rejection) *RejectError {
+	if r.spare == 0 {
+		r.errors, r.spare = new([16]RejectError), 16
+	}
+	r.spare--
+	err := &r.errors[r.spare]
+	*err = why.value()
+	return err
+}
+
+// last returns the latest refusal. There has been one.
+func (r *refusalRing) last() *refusalRecord { return &r.latest[(r.count-1)%keptRefusals] }
+
+// refusals returns what is in the ring, each [Refusal] with the Key that keyOf returns for
+// its number.
+func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []Refusal {
+	first := r.count - min(r.count, keptRefusals)
+	found := make([]Refusal, 0, r.count-first)
+	for i := first; i < r.count; i++ {
+		record := r.latest[i%keptRefusals]
+		found = append(found, Refusal{
+			At: d.timeOf(record.at), Reason: reasonErrors[record.reason], RetryAfter: record.retryAfter, Cost: int(record.cost), Key: keyOf(i),
+		})
+	}
+	return found
+}
+
+// prepareRefusalLocked makes room for what is kept of refusals. It is not inlined into
+// refuseLocked, which takes less time without its calls.
+//
+//go:noinline
+func (o *watch) prepareRefusalLocked(f *flow) {
+	f.bucket.coldOrNew()
+	o.refusalRingLocked()
+}
+
+// recordLocked adds a request to recordings, with what has been decided.
+func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decision) {
+	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
+		return
+	}
+	a := &arrival{at: now, deadline: r.deadline, cost: r.cost, allow: r.kind == allow}
+	switch {
+	case r.verdict != nil:
+		a.end.Store(&ending{int64(r.verdict.Wait), r.verdict.Err})
+	case dec.waiter != nil:
+		r.arrival = a
+	case a.allow && dec.event == refusedEvent && dec.err == nil: // No RejectError is made for it.
+		a.end.Store(&ending{err: reasonErrors[o.refusalRing.last().reason]})
+	default:
+		a.end.Store(&ending{err: dec.err})
+	}
+	for _, recording := range into {
+		recording.add(a)
+	}
+}
+
+// endedLocked is told what has become, at an instant, of a request that has waited. A refusal has been
+// counted with its reason.
+func (o *watch) endedLocked(f *flow, r *request, at int64, dec *decision) {
+	waited := at - r.entered
+	switch dec.event {
+	case departedEvent:
+		o.countDepartureLocked(f, r.entered, waited)
+		o.measureWaitLocked(waited)
+	case abandonedEvent:
+		o.countAbandonmentLocked(f, r.entered)
+	}
+	if r.arrival != nil {
+		r.arrival.end.Store(&ending{waited, dec.err})
+	}
+}
+
+// measures has the counts of the [Histograms]. A dispatcher gets them with the first request
+// that waits. Requests that leave at once are not counted here: that would add a tenth to
+// what their calls take. How many they are follows from the counts of departures.
+type measures struct {
+	waits      [highestWait - lowestWait + 1]uint64
+	spacings   [highestSpacing - lowestSpacing + 1]uint64
+	atOnce     uint64 // departures out of a line with a spacing of 0
+	spacingSum float64
+}
+
+// countIn counts a value above 0 in the buckets that begin with lowest.
+func countIn(counts []uint64, lowest int, v float64) {
+	counts[min(max(bucketOf(v)-lowest, 0), len(counts)-1)]++
+}
+
+// measuresLocked returns the measures of a dispatcher, and makes them if there are none.
+func (o *watch) measuresLocked() *measures {
+	if o.measures == nil {
+		o.measures = new(measures)
+	}
+	return o.measures
+}
+
+// measureWaitLocked counts for how long a request that has left has waited.
+func (o *watch) measureWaitLocked(waited int64) {
+	if waited > 0 {
+		countIn(o.measuresLocked().waits[:], lowestWait, time.Duration(waited).Seconds())
+	}
+}
+
+// shortestSpacing is the least that the schedule may put between two departures for their
+// spacing to be counted, in intervals. Below it what lastLeftAt rounds off would show.
+const shortestSpacing = 1. / 4096
+
+// measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
+// n, makes at an instant.
+func (o *watch) measureSpacingLocked(ln *line, at, n int64) {
+	b := &ln.flow.bucket
+	leftAt, scheduled := ln.leftAt, float64(ln.above)+float64(min(b.burst, n))
+	ln.leftAt, ln.above = at, float32(max(0, n-b.burst))
+	if math.IsNaN(scheduled) {
+		ln.leftAt = unknown
+		return
+	}
+	if leftAt == unknown || b.interval.IsZero() || scheduled < shortestSpacing {
+		return
+	}
+	spacing := b.interval.Units(exact.At(at-leftAt)) / scheduled
+	m := o.measuresLocked()
+	if spacing <= 0 {
+		m.atOnce++
+		return
+	}
+	m.spacingSum += spacing
+	countIn(m.spacings[:], lowestSpacing, spacing)
+}
+
+// addLocked adds what a dispatcher has counted, if anything.
+func (m *measures) addLocked(d *dispatcher) {
+	o := d.measures
+	if o == nil {
+		return
+	}
+	for i, n := range o.waits {
+		m.waits[i] += n
+	}
+	for i, n := range o.spacings {
+		m.spacings[i] += n
+	}
+	m.atOnce += o.atOnce
+	m.spacingSum += o.spacingSum
+}
+
+// histograms is [Histograms] for so many requests that have left, and have waited for so many
+// nanoseconds.
+func (m *measures) histograms(departed uint64, wait int64) Histograms {
+	h := Histograms{
+		Wait:    Histogram{counts: trimmed(m.waits[:]), lowest: lowestWait, count: departed, zeros: departed, sum: time.Duration(wait).Seconds()},
+		Spacing: Histogram{counts: trimmed(m.spacings[:]), lowest: lowestSpacing, count: m.atOnce, zeros: m.atOnce, sum: m.spacingSum},
+	}
+	for _, n := range h.Wait.counts {
+		h.Wait.zeros -= n
+	}
+	for _, n := range h.Spacing.counts {
+		h.Spacing.count += n
+	}
+	return h
+}
+
+// trimmed returns the counts as they are; nil if all of them are 0.
+func trimmed(counts []uint64) []uint64 {
+	if !slices.ContainsFunc(counts, func(n uint64) bool { return n > 0 }) {
+		return nil
+	}
+	return counts
+}
