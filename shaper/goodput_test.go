@@ -74,7 +74,7 @@ func naiveOfDepth(name string, depth int, mended bool) rival {
 }
 
 // xTime is x/time/rate in its best documented use, Wait with the caller's
-// context. It loses most of the capacity where callers cancel (ARCHITECTURE.md has
+// context. It loses most of the capacity where callers cancel (docs/decisions.md has
 // the figures), and nothing where the deadline is in the context: then it
 // refuses at entry.
 var xTime = rival{"x-time", func() (func(context.Context) error, func()) {

@@ -104,7 +104,7 @@ const (
 // queue is the line of the requests that wait, first in, first out. It is a doubly
 // linked list of the waiters, so that one that gives up is removed in constant time,
 // wherever it is, and those behind it move up. (A channel of waiters would keep the
-// places of those that have given up; see ARCHITECTURE.md.) [Limits.Depth] is enforced
+// places of those that have given up; see docs/decisions.md.) [Limits.Depth] is enforced
 // before a request is pushed.
 type queue struct {
 	head, tail  *waiter

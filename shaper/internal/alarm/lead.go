@@ -8,7 +8,7 @@ import (
 // A Lead is the time by which the ticker wakes before its next slot. Waking up takes
 // some tens of microseconds, and not always the same time. A ticker that wakes a
 // little too soon, and yields until the slot comes, is in time to within a
-// microsecond, for hardly more CPU time (ARCHITECTURE.md). Only the ticker goroutine
+// microsecond, for hardly more CPU time (docs/decisions.md). Only the ticker goroutine
 // uses the Lead.
 //
 // The runtime's yields are quick only while the process has nothing else to do: a
