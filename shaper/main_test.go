@@ -12,9 +12,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Half of the parallel tests wait for a clock, so more of them may run at once than
+	// Most of the parallel tests wait for a clock, so more of them may run at once than
 	// there are processors. A flag -parallel comes later, and counts.
-	if err := flag.Set("test.parallel", strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))); err != nil {
+	atOnce := 8
+	if underRace {
+		atOnce = 4
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(max(atOnce, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
 	}
 	// A connection that is closed with an unread body sleeps for half a second in

@@ -26,7 +26,7 @@ import (
 // serverTimeout is that of the servers on a machine that is in time. The handshakes of all
 // connections of a test begin at once, and each must end within it. Under the race detector on
 // a busy machine, beside tests that compute, a second was too short.
-const serverTimeout = 2000 * ms
+var serverTimeout = map[bool]time.Duration{false: 800 * ms, true: 2000 * ms}[underRace]
 
 // longWait is a wait in line that is longer than a timeout.
 func longWait(timeout time.Duration) time.Duration { return timeout * 13 / 10 }

@@ -16,6 +16,7 @@ import (
 // All requests of all processes give up together, ten times in a second, and others come at
 // once. What was leased for those is used by these.
 func TestStormsOfCancelledRequestsDoNotCostTheRate(t *testing.T) {
+	atLength(t)
 	t.Parallel()
 	r := startRedis(t)
 	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "storms", Rate: 500, Waiters: 64, Slack: d,

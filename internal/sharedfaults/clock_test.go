@@ -38,7 +38,7 @@ func TestAClockThatIsSetNeitherStallsNorBursts(t *testing.T) {
 			l.keepsPaceBut(t, p, extra)
 			f.accounts(reports)
 			require.Greater(t, l.rate(at.Add(noise), to), p.Rate*busy)
-			if long {
+			if unloaded {
 				require.Less(t, l.gap(at, to), min(step.Abs(), 200*time.Millisecond)+d)
 			}
 		})

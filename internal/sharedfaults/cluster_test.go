@@ -12,6 +12,7 @@ import (
 // The key's slot moves to another server, as when a server is added. Those who ask the old
 // one are told where it is (ASK, MOVED), and go there.
 func TestReshardingDoesNotLoseTheLevel(t *testing.T) {
+	atLength(t)
 	t.Parallel()
 	c := servers.StartRedisCluster(t)
 	f := startFleet(t, four(plan{Engine: clusterEngine, Addrs: c.Addrs, Key: "moves", Rate: 1000, Waiters: 16, Slack: d}))
@@ -62,6 +63,7 @@ func moveSlot(t *testing.T, key string, from, to *servers.Redis) {
 // The sentinels find another master when theirs is gone, which takes about a second. It has
 // what the replica had.
 func TestAFailOverOfSentinelsIsNoLicence(t *testing.T) {
+	atLength(t)
 	t.Parallel()
 	s := servers.StartSentinel(t)
 	f := startFleet(t, four(plan{Engine: sentinelEngine, Addrs: s.Addrs, Master: s.Master, Key: "failover", Rate: 1000, Waiters: 16, Slack: d}))

@@ -29,13 +29,14 @@ func TestAPausedProcessDoesNotBurst(t *testing.T) {
 	require.Greater(t, l.rate(from.Add(noise), to), p.Rate*busy, "the others take over")
 	require.NotEmpty(t, l.of(0).only(departed).between(to, time.Now()), "it takes part again")
 	dropped := reports[0].Stats.Bucket.Dropped - before.Dropped
-	if long {
+	if unloaded {
 		require.LessOrEqual(t, int64(dropped), p.held(), "more than it held")
 		require.Greater(t, l.rate(from.Add(p.time(p.held())+d), to), 0.99*p.Rate)
 	}
 }
 
 func TestAKilledProcessLeavesNoMoreThanAGap(t *testing.T) {
+	atLength(t)
 	t.Parallel()
 	r := startRedis(t)
 	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "killed", Rate: 1000, Waiters: 16, Slack: d}))
@@ -48,7 +49,7 @@ func TestAKilledProcessLeavesNoMoreThanAGap(t *testing.T) {
 	l.keepsPace(t, p)
 	gap := p.time(p.held()) + d
 	require.Greater(t, l.rate(at.Add(noise), to), p.Rate*busy, "the others take over")
-	if long {
+	if unloaded {
 		require.Less(t, l.gap(at, to), gap)
 		require.Greater(t, l.rate(at.Add(gap), to), 0.99*p.Rate)
 		for i := 1; i < 4; i++ {

@@ -156,7 +156,7 @@ func (f *fleet) ends() ([]report, log) {
 func (f *fleet) runsAtItsRate(longer time.Duration) ([]report, log) {
 	f.t.Helper()
 	length, least := 2*time.Second, busy
-	if long {
+	if unloaded {
 		length, least = longer, 0.99
 	}
 	from := f.began.Add(noise)

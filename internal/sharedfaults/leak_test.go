@@ -16,6 +16,7 @@ import (
 // While the server does not answer, a process that makes a Shaper for each of its clients
 // must not be left with what each of them waited for.
 func TestAThousandShapersWithoutAServerLeaveNothingRunning(t *testing.T) {
+	atLength(t)
 	for _, e := range []engine{redisEngine, postgresEngine} {
 		t.Run(string(e), func(t *testing.T) {
 			before := goleak.IgnoreCurrent()

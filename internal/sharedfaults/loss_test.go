@@ -75,7 +75,7 @@ func TestALostStateGivesTwiceOnlyWhatIsHeld(t *testing.T) {
 			l.keepsPaceBut(t, p, extra)
 			f.accounts(reports)
 			require.Greater(t, l.rate(at.Add(p.Guard), to), p.Rate*busy)
-			if long {
+			if unloaded {
 				require.Less(t, l.gap(at, to), p.time(4*p.held())+p.Guard+d)
 			}
 		})

@@ -9,7 +9,7 @@
 // ended, the log of all departures is merged and judged by guarantee G1 of docs/shared.md:
 // every window of length W has at most ⌊(W + D) / T⌋ + Burst departures. That holds on a
 // machine that is busy as well, as a late process drops its slots. How near the rate the
-// fleet comes is only asserted in the long form (SHAPER_LONG=1), which wants a quiet machine.
+// fleet comes is only asserted with SHAPER_LONG=2, which wants a quiet machine.
 //
 // Two kinds of faults need no processes: those of the clock of an engine, which can't be
 // moved on a real server, are served by package buckettest over a small protocol
@@ -51,6 +51,18 @@ func isSet(name string) (set bool) {
 	return set
 }
 
-// long reports whether the long form is wanted: more load, and what only holds on a
-// machine that has nothing else to do. CI does not run it; CONTRIBUTING.md has the command.
-var long = os.Getenv("SHAPER_LONG") == "1"
+// long reports whether the long form is wanted: all tests, and more load (CI sets SHAPER_LONG=1).
+// unloaded reports whether the machine has nothing else to do, so that tests may judge how near the
+// rate a fleet comes, how the shares are, and how long gaps last (SHAPER_LONG=2).
+var (
+	unloaded = os.Getenv("SHAPER_LONG") == "2"
+	long     = unloaded || os.Getenv("SHAPER_LONG") == "1"
+)
+
+// atLength leaves a test out that takes long and is of a rare fault, unless the long form is wanted.
+func atLength(t *testing.T) {
+	t.Helper()
+	if !long {
+		t.Skip("SHAPER_LONG=1 runs it")
+	}
+}

@@ -126,6 +126,7 @@ func TestWithoutItsServerAFleetKeepsTheRateByParts(t *testing.T) {
 }
 
 func TestWithoutItsServerAFleetCanHaveTheWholeRateEach(t *testing.T) {
+	atLength(t)
 	t.Parallel()
 	addr, begin, end := startOutage(t, redisEngine, "paused")
 	f := startFleet(t, four(plan{Engine: redisEngine, Addrs: []string{addr}, Key: "open", Rate: 400, Waiters: 16, Slack: d,

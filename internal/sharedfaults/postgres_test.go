@@ -113,6 +113,7 @@ func failures(f *fleet) (n uint64) {
 // After a fail-over a standby may answer for a while, which only reads. That counts as an
 // outage, and what it knows is not used.
 func TestAServerThatOnlyReadsCountsAsDown(t *testing.T) {
+	atLength(t)
 	t.Parallel()
 	db := startPostgres(t)
 	standby := db.StartStandby()

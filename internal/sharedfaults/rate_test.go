@@ -49,7 +49,7 @@ func TestProcessesTogetherNeverExceedTheRate(t *testing.T) {
 			f := startFleet(t, four(plan{Engine: row.engine, Addrs: []string{row.addr}, Key: t.Name(),
 				Rate: row.rate, Burst: row.burst, Waiters: row.waiters, Slack: row.slack}))
 			reports, l := f.runsAtItsRate(10 * time.Second)
-			if !long {
+			if !unloaded {
 				return
 			}
 			if row.rate >= 100 {

@@ -33,7 +33,7 @@ func TestAProcessThatShutsDownLeavesNoGap(t *testing.T) {
 	}
 	require.False(t, last[len(last)-1].at.After(down))
 	require.Greater(t, l.rate(at.Add(noise), to), p.Rate*busy)
-	if long {
+	if unloaded {
 		require.Less(t, l.gap(at, to), p.time(4*p.held()/2)+d)
 	}
 }

@@ -72,7 +72,7 @@ func (f *fleet) promptly(of ...int) (recovered func(since time.Time)) {
 		}
 		// The shaper waits before it asks again for up to as long as it has had no answer.
 		allowed := prompt + 2*stalled
-		if long {
+		if unloaded {
 			allowed = prompt
 		}
 		require.LessOrEqual(f.t, took, allowed, "it recovers too slowly; the machine stood still for %v", stalled)
