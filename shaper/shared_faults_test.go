@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -188,4 +189,85 @@ func TestSlackBelowTheRoundTripIsToldClearly(t *testing.T) {
 		require.NoError(t, s.Stats().Bucket.Err)
 		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
 	})
+}
+
+// What goes wrong, one after the other and at random instants, with processes that are busy all the
+// while. The merged log keeps the pace, but for what each fault is said to cost, and each process
+// lets its requests leave in order.
+func TestProcessesWithOneBucketKeepThePromises(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(rounds(10, 100, 1000)) {
+		chance := rand.New(rand.NewPCG(seed, 15))
+		limits := []string{"50/s depth 999", "200/s depth 999", "200/s burst 20 depth 999", "20/s burst 4 depth 99"}[chance.IntN(4)]
+		rtt := []time.Duration{200 * us, 2 * ms, 20 * ms}[chance.IntN(3)]
+		share(t, 1+chance.IntN(5), limits, rtt, func(p *processes) {
+			stop := p.saturate(30)
+			defer stop()
+			var faults []processFault
+			for range 4 {
+				p.at(time.Since(p.start) + 2*shaper.MaxAhead + time.Duration(chance.Int64N(int64(time.Second))))
+				faults = append(faults, p.randomFault(chance))
+			}
+			p.at(time.Since(p.start) + 2*time.Second)
+			stop()
+			p.at(time.Since(p.start) + time.Second)
+			var extras []model.Extra
+			for _, f := range faults {
+				extra := model.Extra{From: f.at, To: f.at + 2*shaper.MaxAhead, Why: f.what}
+				switch {
+				case f.epochs: // What each of the others has leased may be used beside the new slots.
+					extra.Cost = int64(len(p.all)-1) * p.mostHeld()
+				case f.back > 0:
+					extra.Cost = p.pace().Slots(f.back)
+				}
+				extras = append(extras, extra)
+			}
+			p.check(extras...)
+		})
+	}
+}
+
+// A processFault is something that has gone wrong, and what it may cost.
+type processFault struct {
+	at     time.Duration
+	what   string
+	epochs bool          // nobody knows any more when the units are due that were leased
+	back   time.Duration // units of the others are due so much apart
+}
+
+// randomFault makes something go wrong.
+func (p *processes) randomFault(chance *rand.Rand) (f processFault) {
+	f.at = time.Since(p.start)
+	switch chance.IntN(6) {
+	case 0:
+		p.Wipe()
+		f.what, f.epochs = "the state is lost", true
+	case 1:
+		step := time.Duration(chance.Int64N(int64(5 * time.Second)))
+		p.Step(step)
+		f.what, f.epochs = fmt.Sprintf("the clock is set forward by %v", step), true
+	case 2:
+		step := time.Duration(chance.Int64N(int64(200 * ms)))
+		p.Step(-step)
+		f.what, f.back = fmt.Sprintf("the clock is set back by %v", step), min(step, 50*ms)
+	case 3:
+		fault := []buckettest.Fault{buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailBefore, buckettest.FailAfter}[chance.IntN(4)]
+		every := 2 + chance.IntN(30)
+		p.Fail(func(call int, _ string) buckettest.Fault {
+			if call%every == 0 {
+				return fault
+			}
+			return buckettest.NoFault
+		})
+		f.what = fmt.Sprintf("one of %d calls fails: %v", every, fault)
+	case 4:
+		delay := time.Duration(chance.Int64N(int64(100 * ms)))
+		p.SetDelay(delay, delay)
+		f.what = fmt.Sprintf("a way takes %v", delay)
+	default:
+		_ = p.all[chance.IntN(len(p.all))].Close()
+		p.add(p.Memory)
+		f.what = "a process ends, and another begins"
+	}
+	return f
 }

@@ -53,12 +53,4 @@
 // A [SharedPace] is what processes promise together that share a [shaper.Bucket]. It judges
 // a log of [Departure]s that they have written, real processes or those of the model: every
 // window of it, and the order within each process. An [Extra] says what a fault may cost.
-//
-// A [SharedRun] is the model of such processes and of the engine that they ask, in virtual
-// time: lines, leases, what a process knows of the engine's clock, the fallback, and all that
-// may go wrong ([Faults]). Each step of the engine is done by [shaper.Take.Apply] and in
-// exact fractions, and the two are compared. What the model of a process does is what a
-// process must do to keep the promises: each of [SharedMistakes] breaks one of them, and
-// TestSharedMistakesAreTold shows that this is noticed. What faults may cost is in
-// shared_steps.go, at each fault.
 package model
