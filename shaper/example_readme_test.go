@@ -23,20 +23,14 @@ func Example_fourWaysIn() {
 	fmt.Println(err)
 
 	server := &http.Server{Handler: shaper.Middleware(s)(site), ConnContext: shaper.ConnContext}
-	fmt.Println(server.Handler != nil)
-
 	client := &http.Client{Transport: &shaper.Transport{Limiter: s}}
-	fmt.Println(client.Transport != nil)
-
 	perClient, err := shaper.NewGroup(limits) // limits says what each key may do
 	if err != nil {
 		panic(err)
 	}
-	handler := perClient.Middleware(shaper.ByClientIP())(site)
-	fmt.Println(handler != nil)
+	server.Handler = perClient.Middleware(shaper.ByClientIP())(server.Handler)
+	fmt.Println(client.Transport != nil)
 	// Output:
 	// <nil>
-	// true
-	// true
 	// true
 }

@@ -25,6 +25,14 @@ var committedRuns = []string{
 // for a ratio two of them with " / " between.
 var measured = regexp.MustCompile(`([\d.,]+)( ?[^\d\s|<]*) ?<!-- = ([^>]+) -->`)
 
+// below matches a paragraph with figures in its sentences, and the comment below it that says where
+// they are found: for each the figure as it is shown, with its unit, and its source, as in
+// "0.12 = Name unit; 4.3 µs = Name unit".
+var below = regexp.MustCompile(`(?m)((?:^[^\n]+\n)+)\n?^<!-- figures: ([^>]+) -->$`)
+
+// shownAs matches what such a comment says of one figure.
+var shownAs = regexp.MustCompile(`^([\d.,]+)( ?\S*) = (.+)$`)
+
 // rateOf matches a rate at which something was measured.
 var rateOf = regexp.MustCompile(`\d[\d,]*/s\b`)
 
@@ -53,6 +61,23 @@ func TestFiguresAreThoseOfTheCommittedRun(t *testing.T) {
 			shown, digits := parseFigure(t, m[1])
 			require.InDeltaf(t, want, shown, 0.500001*math.Pow10(-digits), "%s: %q; the committed run has %.4g%s", document, figure, want, m[2])
 			return figure
+		})
+		fresh = below.ReplaceAllStringFunc(fresh, func(paragraph string) string {
+			m := below.FindStringSubmatch(paragraph)
+			for entry := range strings.SplitSeq(m[2], "; ") {
+				found++
+				figure := shownAs.FindStringSubmatch(strings.TrimSpace(entry))
+				require.NotNilf(t, figure, "%s: %q", document, entry)
+				want := lookUp(t, figures, figure[3]) / perUnit(figure[2], figure[3])
+				require.Regexpf(t, `(?:^|[^\d.])`+regexp.QuoteMeta(figure[1])+`(?:[^\d]|$)`, m[1], "%s: the figure stands in the paragraph", document)
+				if update {
+					paragraph = strings.ReplaceAll(paragraph, figure[1]+figure[2], rounded(want)+figure[2])
+					continue
+				}
+				shown, digits := parseFigure(t, figure[1])
+				require.InDeltaf(t, want, shown, 0.500001*math.Pow10(-digits), "%s: %q; the committed run has %.4g%s", document, entry, want, figure[2])
+			}
+			return paragraph
 		})
 		if update && fresh != text {
 			require.NoError(t, os.WriteFile(document, []byte(fresh), 0o644))
