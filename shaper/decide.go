@@ -147,7 +147,7 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 		return d.refuseLocked(f, now, r, j.refusal)
 	case j.wait == 0:
 		return d.passLocked(f, now, r)
-	case d.phase == draining && d.waiting == 0 && d.drain != nil && !d.drain(true): // Only a reentry is not refused while the line drains.
+	case d.phase == draining && d.waiting == 0 && d.onDrain != nil && !d.onDrain(true): // Only a reentry is not refused while the line drains.
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
 	}
 	w := d.enqueueLocked(f, now, r)
@@ -391,7 +391,7 @@ func (v *view) retryAfter(now int64, bound time.Duration, r *request) time.Durat
 }
 
 // leavesIn returns how long a request in line has still to wait.
-func (v *view) leavesIn(now int64, w placed) time.Duration {
+func (v *view) leavesIn(now int64, w linePlace) time.Duration {
 	return max(timeUntil(w.leaves, now), v.seatIn(w.place), 1) // As it has not left yet.
 }
 
@@ -407,7 +407,7 @@ func (f *flow) emptyIn(now int64) time.Duration {
 		return 0
 	}
 	v := f.view()
-	return v.leavesIn(now, v.placed(f.line, f.waiting()))
+	return v.leavesIn(now, v.placeOf(f.line, f.waiting()))
 }
 
 // A view is the state of a flow as far as it decides about newcomers: how long one would
@@ -421,11 +421,11 @@ type view struct {
 	seatsTaken int32
 	placeless  int32 // how many of those that wait have no place, as it counts for this newcomer; see placelessLocked
 	roomPlace  int32 // of the request with whose departure there is room for a newcomer; 0: there is some, or none ever, or findRoom was not called
-	roomLeaves int64 // when that request leaves, as placed.leaves
+	roomLeaves int64 // when that request leaves, as linePlace.leaves
 }
 
-// placed is a request in line.
-type placed struct {
+// A linePlace is where a request stands in line, and when it is to leave.
+type linePlace struct {
 	place  int   // in the line, from 1
 	leaves int64 // the instant at which it is to leave, if it has a seat by then
 }
@@ -444,14 +444,14 @@ func (f *flow) view() view {
 // In a line that is longer than the Depth, as that has become smaller, it walks to it.
 func (v *view) findRoom(ln *line) {
 	if k := int(v.waiting) - v.limits.Depth + 1; k > int(v.placeless) && v.limits.Depth > 0 {
-		v.roomPlace, v.roomLeaves = int32(k), v.placed(ln, k).leaves
+		v.roomPlace, v.roomLeaves = int32(k), v.placeOf(ln, k).leaves
 	}
 }
 
-// placed returns the k-th request in line, from 1.
-func (v *view) placed(ln *line, k int) placed {
+// placeOf returns the place of the k-th request in line, from 1.
+func (v *view) placeOf(ln *line, k int) linePlace {
 	w, ahead := ln.ahead(k)
-	return placed{k, v.leavesAfter(v.bucketInstants, ahead, w.cost)}
+	return linePlace{k, v.leavesAfter(v.bucketInstants, ahead, w.cost)}
 }
 
 // neverFits stands for the instant at which a request would leave that can never fit.

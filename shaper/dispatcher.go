@@ -46,22 +46,22 @@ type dispatcher struct {
 	// published is what a [Shaper] refuses by without the lock; nil: nothing.
 	published atomic.Pointer[publication]
 
-	due     departures
-	drained chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
-	sibling *dispatcher   // the next of those that the ticker serves; fixed before use
-	waiters waiterPool
-	seats   seatPool
-	stripes *refusalStripes // nil: nothing has been published yet
+	due      departures
+	shutDown chan struct{} // closed at the end of a drain; made by the first Shutdown that waits for it
+	sibling  *dispatcher   // the next of those that the ticker serves; fixed before use
+	waiters  waiterPool
+	seats    seatPool
+	stripes  *refusalStripes // nil: nothing has been published yet
 	watch
 	*modeStates
 
 	sweepTimer *keyed.Timer // nil: it belongs to a Shaper
 
-	// drain is called with the lock held while a shard of a [Group] is draining: with false when
+	// onDrain is called with the lock held while a shard of a [Group] is draining: with false when
 	// the last request has left its lines, which may be told again, and with true when a request
 	// is about to enter the empty lines once more. It reports whether that may enter: the shards
 	// end their drain together, and have not ended it yet. nil: it belongs to a [Shaper].
-	drain func(waits bool) (goesOn bool)
+	onDrain func(waits bool) (goesOn bool)
 }
 
 // A mode is the set of options that make requests be decided upon, or leave, otherwise than

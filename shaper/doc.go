@@ -8,6 +8,16 @@
 //	...
 //	err = s.Do(ctx, 1, callTheUpstream) // refused: *shaper.RejectError; given up: ctx.Err()
 //
+// # Start here
+//
+//   - [Shaper.Do], [Shaper.Acquire], [Shaper.Wait]: work of your own waits for its turn
+//   - [Middleware]: requests to a [net/http.Handler] wait
+//   - [Transport]: calls of a [net/http.Client] wait
+//   - [Group]: one bucket for each client, route or tenant; [Chain]: several limits for one request
+//   - [WithBucket], [WithBuckets]: several processes share one limit
+//
+// # Limits
+//
 // Without [Limits.Depth] no request waits: with a Burst of 1 the second request within an
 // interval is refused. In front of a [net/http.Handler] use [Middleware], which answers
 // refused requests with 429 and a Retry-After in whole seconds, computed from the line and

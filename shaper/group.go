@@ -73,8 +73,8 @@ type Group[K comparable] struct {
 	// What every call reads. None of it changes once the Group is in use.
 	shards    shards[K]    // as many as a power of 2
 	seed      maphash.Seed // of the hash of a key, which says in which shard it is, and what its home is
-	over      *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
-	all       shards[K]    // shards and over
+	spill     *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
+	all       shards[K]    // shards and spill
 	limits    func(K) (Limits, error)
 	bucketKey func(K) string // of WithBuckets; nil without
 	maxKeys   int64
@@ -93,7 +93,7 @@ type Group[K comparable] struct {
 	counts     keyed.Counts // heavy: keys that count against maxKeys; light: those with a bucket that need none
 	overridden atomic.Int64 // keys with Limits by SetLimits
 	refusals   atomic.Uint64
-	overflow   keyed.Rings[K, flow, *plan] // of each value of Limits the buckets that keys share; the lock of over guards it
+	overflow   keyed.Rings[K, flow, *plan] // of each value of Limits the buckets that keys share; the lock of spill guards it
 	limited    keyed.Limited[K]
 }
 
@@ -134,7 +134,7 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 
 // mustBeMade panics if [NewGroup] has not made g.
 func (g *Group[K]) mustBeMade() {
-	if g == nil || g.over == nil {
+	if g == nil || g.spill == nil {
 		panic("shaper: this Group is nil or zero and can't be used; make one with shaper.NewGroup")
 	}
 }
@@ -143,10 +143,10 @@ func (g *Group[K]) mustBeMade() {
 // A shard has a lock, a table, a timing wheel and counts of its own, so that calls with keys of
 // different shards have next to nothing to do with each other.
 //
-// The buckets that keys share are in a shard of their own, [Group].over. A call that needs the
-// lock of over and that of another shard takes that of over first. All calls of keys that share
-// contend for the lock of over. As they wait for it without holding another one, a flood of
-// them delays no key that has a bucket. No call holds the locks of two shards other than over.
+// The buckets that keys share are in a shard of their own, [Group].spill. A call that needs the
+// lock of spill and that of another shard takes that of spill first. All calls of keys that share
+// contend for the lock of spill. As they wait for it without holding another one, a flood of
+// them delays no key that has a bucket. No call holds the locks of two shards other than spill.
 type keyShard[K comparable] struct {
 	dispatcher
 	group *Group[K]
@@ -166,10 +166,10 @@ type keyShard[K comparable] struct {
 	refusedKeys  *[keptRefusals]refusedKey[K] // of refusalRing; nil: none has been refused
 	recordingsOf map[K][]*Recording
 	overrides    keyed.Overrides[K, Limits] // by SetLimits
-	drains       bool                       // it counts in groupDrain.awaits
+	isAwaited    bool                       // it counts in groupDrain.awaits
 }
 
-// shards are those of a [Group], with or without over.
+// shards are those of a [Group], with or without spill.
 type shards[K comparable] []*keyShard[K]
 
 const (
@@ -204,7 +204,7 @@ func makeShards[K comparable](g *Group[K], o options) {
 	for i := range g.all {
 		g.all[i] = newShard(g, o)
 	}
-	g.shards, g.over = g.all[:n], g.all[len(g.all)-1]
+	g.shards, g.spill = g.all[:n], g.all[len(g.all)-1]
 }
 
 // newShard makes a shard.
@@ -214,7 +214,7 @@ func newShard[K comparable](g *Group[K], o options) *keyShard[K] {
 	s.keyed, s.totals = true, new(totals)
 	s.waiters.most = int32(maxSpares / len(g.all))
 	s.sweepTimer = keyed.NewTimer(s.sweep)
-	s.drain = s.drainLocked
+	s.onDrain = s.onDrainLocked
 	s.dropAllLocked()
 	return s
 }
@@ -248,7 +248,7 @@ func tableFull[K comparable](g *Group[K]) bool { return g.counts.Heavy.Load() >=
 
 // mayDryRun is that of a dispatcher. It is a method, so that a type that embeds a [*Group]
 // has it too.
-func (g *Group[K]) mayDryRun() bool { return g.over.isDryRun() }
+func (g *Group[K]) mayDryRun() bool { return g.spill.isDryRun() }
 
 // errEmptyBucketKey is for a key function of [WithBuckets] that breaks its contract.
 var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned an empty key")
@@ -264,7 +264,7 @@ func (k ofKey[K]) bucketKey() (bucketKey, error) {
 	if name == "" {
 		return bucketKey{}, &limitsError{errEmptyBucketKey}
 	}
-	return g.over.shared.bucketKeyOf(name), nil
+	return g.spill.shared.bucketKeyOf(name), nil
 }
 
 // leaseLocked makes the lease of a bucket that has none, if levels are shared. A bucket that

@@ -79,7 +79,7 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 //go:noinline
 func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	if r.kind != allow {
-		if err := r.checkCall(&g.over.dispatcher); err != nil || r.cost == 0 {
+		if err := r.checkCall(&g.spill.dispatcher); err != nil || r.cost == 0 {
 			return nil, nil, decision{err: err}
 		}
 	}
@@ -277,8 +277,8 @@ func (k ofKey[K]) endHold() {
 		return
 	}
 	if l, err := k.callLimits(); err == nil { // They say which bucket it shares.
-		over := s.group.over
-		over.endHoldOf(func() *keyedFlow[K] { return over.usedLocked(key, l) })
+		spill := s.group.spill
+		spill.endHoldOf(func() *keyedFlow[K] { return spill.usedLocked(key, l) })
 	}
 }
 
@@ -308,7 +308,7 @@ func (k keyless[K]) WaitN(ctx context.Context, n int) error {
 	if err := checkCostAndContext(int64(n), ctx); err != nil {
 		return err
 	}
-	d := &k.group.over.dispatcher
+	d := &k.group.spill.dispatcher
 	r := request{ctx: ctx}
 	r.letThrough(d, Event{Name: d.name, Cost: n, At: time.Now(), Verdict: &Verdict{Err: k.err}})
 	return nil

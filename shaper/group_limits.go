@@ -56,15 +56,15 @@ func (k ofKey[K]) withFlowOrNew(ctx context.Context, kind bucketKind, do func(in
 		return err
 	}
 	l := limitsLookup[K]{ofKey: k, kind: kind}
-	over := s.group.over
+	spill := s.group.spill
 	for {
-		l.hasOver = over == s
-		lockedOver := !l.hasOver && (l.needsOver || l.known && k.mayOverflow())
-		if lockedOver {
-			over.lockAndAdvance()
-			l.hasOver = true
+		l.hasSpill = spill == s
+		lockedSpill := !l.hasSpill && (l.needsSpill || l.known && k.maySpill())
+		if lockedSpill {
+			spill.lockAndAdvance()
+			l.hasSpill = true
 		}
-		l.needsOver = false
+		l.needsSpill = false
 		in, kf, err := l.foundOrNewLocked(s.lockAndAdvance())
 		if kf != nil {
 			if in.shared != nil {
@@ -73,13 +73,13 @@ func (k ofKey[K]) withFlowOrNew(ctx context.Context, kind bucketKind, do func(in
 			do(in, kf, in.clock)
 		}
 		s.unlockAndArm()
-		if lockedOver {
-			over.unlockAndArm()
+		if lockedSpill {
+			spill.unlockAndArm()
 		}
 		switch {
 		case kf != nil || err != nil:
 			return err
-		case l.needsOver: // And so it does next.
+		case l.needsSpill: // And so it does next.
 		case l.known:
 			l.plan = s.planFor(l.limits)
 		default:
@@ -103,8 +103,8 @@ type limitsLookup[K comparable] struct {
 	err     error // the error that the function returned
 
 	overridden bool // SetLimits has given the limits
-	hasOver    bool // the lock of over is held
-	needsOver  bool // the lock of over is needed, and was not held: the key shares a bucket, or has shared one
+	hasSpill   bool // the lock of spill is held
+	needsSpill bool // the lock of spill is needed, and was not held: the key shares a bucket, or has shared one
 }
 
 // foundLocked returns the bucket that a key has of its own. If there is none it returns nil
@@ -122,8 +122,8 @@ func (s *keyShard[K]) foundLocked(key K, now int64, kind bucketKind) *keyedFlow[
 
 // foundOrNewLocked returns the bucket of a key, and the shard that has it. If there is none,
 // it makes one as soon as the lookup has the [Limits] and their plan. If it returns neither a
-// bucket nor an error, the caller is to call it again: with the lock of over held if
-// l.needsOver is set, and otherwise after planFor if the Limits are known, and after
+// bucket nor an error, the caller is to call it again: with the lock of spill held if
+// l.needsSpill is set, and otherwise after planFor if the Limits are known, and after
 // lookUpLimits if not.
 func (l *limitsLookup[K]) foundOrNewLocked(now int64) (*keyShard[K], *keyedFlow[K], error) {
 	s, key := l.s, l.key
@@ -164,7 +164,7 @@ func (l *limitsLookup[K]) foundOrNewLocked(now int64) (*keyShard[K], *keyedFlow[
 		}
 		return l.ofKindLocked(in, kf)
 	}
-	*l = limitsLookup[K]{ofKey: l.ofKey, reloads: s.reloads, kind: l.kind, hasOver: l.hasOver}
+	*l = limitsLookup[K]{ofKey: l.ofKey, reloads: s.reloads, kind: l.kind, hasSpill: l.hasSpill}
 	if l.limits, l.overridden = s.overrides.Get(key); l.overridden {
 		l.known = true // A call of the limits function that is pending for the key need not be waited for.
 		return nil, nil, nil
@@ -360,9 +360,9 @@ func (l *limitsLookup[K]) lacksPlanLocked() bool {
 	switch {
 	case s.plans.get(l.limits) != nil:
 		return false
-	case !l.hasOver:
+	case !l.hasSpill:
 		return true // The key shares no bucket, so it gets one of its own.
-	case g.over.plans.get(l.limits) != nil:
+	case g.spill.plans.get(l.limits) != nil:
 		return false
 	}
 	// No bucket has these Limits that the key could share.
@@ -374,17 +374,17 @@ func (l *limitsLookup[K]) lacksPlanLocked() bool {
 // its count of users; so of a plan that another shard may have it takes a copy. It returns
 // nil if there is none.
 func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup[K]) *plan {
-	over := s.group.over
+	spill := s.group.spill
 	switch p := s.plans.get(limits); {
 	case p != nil:
 		return s.plans.use(p)
 	case l.plan != nil && l.plan.limits == limits:
-		if s == over && s != s.group.shards[0] {
+		if s == spill && s != s.group.shards[0] {
 			return s.plans.useCopy(l.plan)
 		}
 		return s.plans.use(l.plan)
-	case l.hasOver && over.plans.get(limits) != nil:
-		return s.plans.useCopy(over.plans.get(limits))
+	case l.hasSpill && spill.plans.get(limits) != nil:
+		return s.plans.useCopy(spill.plans.get(limits))
 	}
 	return nil
 }

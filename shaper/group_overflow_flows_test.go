@@ -59,9 +59,9 @@ func TestAKeyKeepsItsOverflowBucket(t *testing.T) {
 				kf, _ := use(t, g, key)
 				before := has[key]
 				has[key] = kf
-				now := g.over.lockAndAdvance()
+				now := g.spill.lockAndAdvance()
 				stays := before != nil && before != kf && !before.Value.drained(now)
-				g.over.unlockAndArm()
+				g.spill.unlockAndArm()
 				switch {
 				case stays:
 					require.FailNow(t, "a key got a new bucket while its own was not drained", "key %d", key)
@@ -104,8 +104,8 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 		}
 		defer g.Close()
 		buckets := func() (n int) {
-			g.over.lockAndAdvance()
-			defer g.over.unlockAndArm()
+			g.spill.lockAndAdvance()
+			defer g.spill.unlockAndArm()
 			for _, ring := range g.overflow.All() {
 				n += len(ring)
 			}
@@ -182,7 +182,7 @@ func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 		}
 		require.Greater(t, shared, keyed.MaxShared/2)
 		require.LessOrEqual(t, len(allowed), keyed.MaxShared)
-		require.Equal(t, 2, g.over.plans.of.Len(), "one for each value of Limits")
+		require.Equal(t, 2, g.spill.plans.of.Len(), "one for each value of Limits")
 	})
 }
 
@@ -196,14 +196,14 @@ func TestSharedBucketsOfWideReachDrain(t *testing.T) {
 		for key := range 20_000 {
 			use(t, g, key)
 		}
-		g.over.lockAndAdvance()
+		g.spill.lockAndAdvance()
 		for _, ring := range g.overflow.All() {
 			require.Len(t, ring, keyed.Homes)
 			for _, kf := range ring {
 				kf.Reach = keyed.Homes - 1
 			}
 		}
-		g.over.unlockAndArm()
+		g.spill.unlockAndArm()
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
 		require.Zero(t, g.overflow.Len())
@@ -274,15 +274,15 @@ func TestAFloodOfLimitsDoesNotMakeRefusalsSlow(t *testing.T) {
 			require.True(t, allowed)
 		}
 		require.EqualValues(t, keyed.MaxShared, g.overflow.Len())
-		mine := g.over.plans.get(of[7])
+		mine := g.spill.plans.get(of[7])
 		require.Len(t, g.overflow.All()[mine], 1)
-		g.over.lockAndAdvance()
+		g.spill.lockAndAdvance()
 		for p := range g.overflow.All() {
 			if p != mine {
 				g.overflow.All()[p] = []*keyedFlow[int]{nil} // To look at it is to panic.
 			}
 		}
-		g.over.unlockAndArm()
+		g.spill.unlockAndArm()
 		plans := func() (n int) {
 			for _, s := range g.all {
 				s.mu.Lock()

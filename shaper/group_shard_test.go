@@ -34,7 +34,7 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 				own++
 			}
 		}
-		if s == g.over {
+		if s == g.spill {
 			for p, ring := range g.overflow.All() {
 				users[p] += len(ring)
 				shared += len(ring)
@@ -139,10 +139,10 @@ func TestAKeyThatGetsNoBucketTakesNoRoom(t *testing.T) {
 	require.NoError(t, err)
 	s := g.shardOf(7)
 	for _, l := range []Limits{{Rate: 1}, {Rate: rate.Inf}} {
-		g.over.lockAndAdvance()
-		_, kf, err := (&limitsLookup[float64]{ofKey: s.of(7), limits: l, known: true, hasOver: true}).insertLocked(s.lockAndAdvance())
+		g.spill.lockAndAdvance()
+		_, kf, err := (&limitsLookup[float64]{ofKey: s.of(7), limits: l, known: true, hasSpill: true}).insertLocked(s.lockAndAdvance())
 		s.unlockAndArm()
-		g.over.unlockAndArm()
+		g.spill.unlockAndArm()
 		require.NoError(t, err)
 		require.Nil(t, kf)
 		requireSharesAddUp(t, g)
@@ -181,7 +181,7 @@ func keysIn(g *Group[int]) (first, last int) {
 // A call that waits for the lock of the shared buckets has no other lock meanwhile.
 func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 	own, sharing := 0, 1
-	asked := make(chan bool, 1) // for the Limits of the key that shares, which comes before any lock of over
+	asked := make(chan bool, 1) // for the Limits of the key that shares, which comes before any lock of spill
 	g, err := NewGroup(func(key int) (Limits, error) {
 		if key == sharing {
 			asked <- true
@@ -193,7 +193,7 @@ func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 		sharing++
 	}
 	require.True(t, g.Allow(own))
-	g.over.mu.Lock()
+	g.spill.mu.Lock()
 	shared := make(chan bool, 1)
 	go func() { shared <- g.Allow(sharing) }()
 	realtime.Next(t, asked)
@@ -207,7 +207,7 @@ func TestACallThatSharesDelaysNoKeyWithABucket(t *testing.T) {
 		t.Error("a call of a key with a bucket waits for one that shares")
 	}
 	require.Empty(t, shared)
-	g.over.mu.Unlock()
+	g.spill.mu.Unlock()
 	require.True(t, realtime.Next(t, shared))
 }
 
@@ -314,13 +314,13 @@ func TestTheShutdownsOfAGroupWithoutLinesDoNotWaitForEachOther(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	errs := make(chan error, 4)
-	g.over.mu.Lock()
+	g.spill.mu.Lock()
 	for range cap(errs) {
 		go func() { errs <- g.Shutdown(ctx) }()
 	}
 	realtime.Until(t, func() bool { return beginsDrain(g) }, "a Shutdown begins")
 	time.Sleep(10 * time.Millisecond) // One has begun, and the others come as far as they can.
-	g.over.mu.Unlock()
+	g.spill.mu.Unlock()
 	for range cap(errs) {
 		require.NoError(t, realtime.Next(t, errs))
 	}

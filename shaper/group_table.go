@@ -19,7 +19,7 @@ import (
 // maxKeys of them, or the key is a NaN, the key gets unlimited.
 func (l *limitsLookup[K]) insertLocked(now int64) (*keyShard[K], *keyedFlow[K], error) {
 	s, key := l.s, l.key
-	if l.lacksOver(l.mayOverflow()) {
+	if l.lacksSpill(l.maySpill()) {
 		return nil, nil, nil
 	}
 	switch {
@@ -38,15 +38,15 @@ func (l *limitsLookup[K]) insertLocked(now int64) (*keyShard[K], *keyedFlow[K], 
 	return s, s.insertOwnLocked(key, p, nil, true, now), nil
 }
 
-// lacksOver reports whether the lock of over is needed and not held, and notes that.
-func (l *limitsLookup[K]) lacksOver(needed bool) bool {
-	l.needsOver = needed && !l.hasOver
-	return l.needsOver
+// lacksSpill reports whether the lock of spill is needed and not held, and notes that.
+func (l *limitsLookup[K]) lacksSpill(needed bool) bool {
+	l.needsSpill = needed && !l.hasSpill
+	return l.needsSpill
 }
 
-// mayOverflow reports whether a key that has no bucket may have been sharing one, or is to
-// share one now. The lock of over says for certain.
-func (k ofKey[K]) mayOverflow() bool {
+// maySpill reports whether a key that has no bucket may have been sharing one, or is to
+// share one now. The lock of spill says for certain.
+func (k ofKey[K]) maySpill() bool {
 	g, key := k.s.group, k.key
 	return key != key || g.overflow.Len() > 0 || tableFull(g)
 }
@@ -54,17 +54,17 @@ func (k ofKey[K]) mayOverflow() bool {
 // needsNoBucketLocked reports whether a key with these [Limits] that has no bucket of its
 // own needs none, because there is nothing to remember of its calls but the Limits: it is
 // at rate.Inf without a cap, and the bucket that it has been sharing, if any, is not held.
-// That bucket is used, and in over; nil: none.
+// That bucket is used, and in spill; nil: none.
 func (s *keyShard[K]) needsNoBucketLocked(l Limits, used *keyedFlow[K]) bool {
-	over := s.group.over
-	return limitsNothing(l) && (used == nil || over.idleLocked(&used.Value, over.clock))
+	spill := s.group.spill
+	return limitsNothing(l) && (used == nil || spill.idleLocked(&used.Value, spill.clock))
 }
 
 // limitsNothing reports whether every request may leave at once, unless there is a hold.
 func limitsNothing(l Limits) bool { return l.Rate == rate.Inf && l.InFlight == 0 }
 
 // usedLocked returns the bucket that a key with these [Limits] has been sharing, or another
-// key with the same home. It returns nil if there is none. s is over.
+// key with the same home. It returns nil if there is none. s is spill.
 func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
 	if s.group.overflow.Len() == 0 {
 		return nil // As nearly always: then neither Limits nor key need be hashed.
@@ -72,14 +72,14 @@ func (s *keyShard[K]) usedLocked(key K, l Limits) *keyedFlow[K] {
 	return s.group.overflow.Used(s.group.homeOf(key), s.plans.get(l))
 }
 
-// usedByLocked is usedLocked of over, for a request that need not have its lock: then there
+// usedByLocked is usedLocked of spill, for a request that need not have its lock: then there
 // is none.
 func (l *limitsLookup[K]) usedByLocked(limits Limits) *keyedFlow[K] {
 	s, key := l.s, l.key
-	if !l.hasOver {
+	if !l.hasSpill {
 		return nil
 	}
-	return s.group.over.usedLocked(key, limits)
+	return s.group.spill.usedLocked(key, limits)
 }
 
 // insertBucketLocked is insertLocked for a key with these [Limits] that needs a bucket.
@@ -87,7 +87,7 @@ func (l *limitsLookup[K]) insertBucketLocked(limits Limits, now int64) (*keyShar
 	s, key := l.s, l.key
 	used := l.usedByLocked(limits)
 	if key != key || staysInOverflow(used) || isAheadIn(used, l.kind) || !keyed.TakeBelow(&s.group.counts.Heavy, s.group.maxKeys) {
-		if l.lacksOver(true) {
+		if l.lacksSpill(true) {
 			return nil, nil, nil // The table has become full just now.
 		}
 		return l.insertOverflowLocked(limits)
@@ -116,13 +116,13 @@ func (s *keyShard[K]) insertOwnLocked(key K, p *plan, used *keyedFlow[K], light 
 // ofKindLocked returns the bucket of the kind that a request wants, for a key that has found
 // kf in a shard. From now on there is something to remember of an unlimited key that is to be
 // held, so it gets a bucket like any other key: one that counts against maxKeys, or an overflow
-// one. If ofKindLocked returns neither a bucket nor an error, the lock of over is missing.
+// one. If ofKindLocked returns neither a bucket nor an error, the lock of spill is missing.
 func (l *limitsLookup[K]) ofKindLocked(in *keyShard[K], kf *keyedFlow[K]) (*keyShard[K], *keyedFlow[K], error) {
 	s := l.s
 	if l.kind&bucketToHold == 0 || kf != s.unlimited && !kf.Light {
 		return in, kf, nil
 	}
-	if l.lacksOver(l.mayOverflow()) {
+	if l.lacksSpill(l.maySpill()) {
 		return nil, nil, nil
 	}
 	limits := s.unlimitedBy
@@ -134,31 +134,31 @@ func (l *limitsLookup[K]) ofKindLocked(in *keyShard[K], kf *keyedFlow[K]) (*keyS
 }
 
 // insertOverflowLocked returns the bucket for a key that is to share one, and makes it if
-// there is none. The lock of over is held.
+// there is none. The lock of spill is held.
 func (l *limitsLookup[K]) insertOverflowLocked(limits Limits) (*keyShard[K], *keyedFlow[K], error) {
 	s, key := l.s, l.key
-	g, over := s.group, s.group.over
+	g, spill := s.group, s.group.spill
 	home := g.homeOf(key)
-	kf, distance, full := g.overflow.Find(home, over.plans.get(limits))
+	kf, distance, full := g.overflow.Find(home, spill.plans.get(limits))
 	if full {
 		return nil, nil, noOverflowBucket()
 	}
 	if kf == nil {
-		p := over.planLocked(limits, l)
-		if p == nil && over != s && s.plans.get(limits) != nil {
-			p = over.plans.useCopy(s.plans.get(limits))
+		p := spill.planLocked(limits, l)
+		if p == nil && spill != s && s.plans.get(limits) != nil {
+			p = spill.plans.useCopy(s.plans.get(limits))
 		}
 		if p == nil {
 			return nil, nil, nil
 		}
-		kf = over.newFlowLocked(p, over.clock)
+		kf = spill.newFlowLocked(p, spill.clock)
 		kf.Home = home
 		g.overflow.Add(kf, p)
-		over.blocks.exempt(&kf.Value)
+		spill.blocks.exempt(&kf.Value)
 	}
 	kf.Reach = max(kf.Reach, distance)
-	kf.Value.bucket.idleUntil(over.clock)
-	return over, kf, nil
+	kf.Value.bucket.idleUntil(spill.clock)
+	return spill, kf, nil
 }
 
 // newFlowLocked makes a bucket with a plan, which counts it as a user already.
@@ -190,15 +190,15 @@ func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
 		return nil
 	}
 	p := s.planFor(limits)
-	over := s.group.over
-	now := over.lockAndAdvance()
-	defer over.unlockAndArm()
+	spill := s.group.spill
+	now := spill.lockAndAdvance()
+	defer spill.unlockAndArm()
 	kf := &keyedFlow[K]{Value: flow{bucket: bucket{plan: p}, entered: -1}, Home: keyed.Own}
-	used := over.usedLocked(key, limits)
+	used := spill.usedLocked(key, limits)
 	switch {
 	case s.needsNoBucketLocked(limits, used):
 	case key != key || staysInOverflow(used) || tableFull(s.group):
-		found, _, full := s.group.overflow.Find(s.group.homeOf(key), over.plans.get(limits))
+		found, _, full := s.group.overflow.Find(s.group.homeOf(key), spill.plans.get(limits))
 		if full {
 			return noOverflowBucket()
 		}
@@ -208,12 +208,12 @@ func (k ofKey[K]) withFlow(see func(d *dispatcher, f *flow, now int64)) error {
 	case used != nil:
 		kf.Value.inheritFrom(&used.Value)
 	}
-	if over.shared != nil && over.shared.flows[&kf.Value] == nil {
-		over.leaseLocked(kf, bucketKey)
-		defer over.shared.forget(&kf.Value)
+	if spill.shared != nil && spill.shared.flows[&kf.Value] == nil {
+		spill.leaseLocked(kf, bucketKey)
+		defer spill.shared.forget(&kf.Value)
 	}
 	kf.Value.bucket.idleUntil(now)
-	see(&over.dispatcher, &kf.Value, now)
+	see(&spill.dispatcher, &kf.Value, now)
 	return nil
 }
 
@@ -373,7 +373,7 @@ func (s *keyShard[K]) forgetLocked(kf *keyedFlow[K]) {
 // buckets for Snapshot.
 func (s *keyShard[K]) dropClosedLocked() {
 	s.table.Close()
-	if s == s.group.over {
+	if s == s.group.spill {
 		s.group.overflow.Clear()
 	}
 	s.dropAllLocked()

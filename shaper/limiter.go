@@ -292,7 +292,7 @@ func (k keyLimiter[K]) state() (st Stats) {
 	g := k.group
 	err := g.shardOf(k.key).of(k.key).withFlow(func(d *dispatcher, f *flow, now int64) { st = d.statsLocked(f, now) })
 	if err != nil {
-		return Stats{Name: g.over.name}
+		return Stats{Name: g.spill.name}
 	}
 	return st
 }

@@ -83,10 +83,10 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 // shutdown is Shutdown. In a dry run no request waits, so there is nothing to wait for.
 func (d *dispatcher) shutdown(ctx context.Context) error {
 	d.beginDrainLocked(d.lockAndAdvance())
-	if d.waiting > 0 && d.drained == nil {
-		d.drained = make(chan struct{})
+	if d.waiting > 0 && d.shutDown == nil {
+		d.shutDown = make(chan struct{})
 	}
-	drained := d.drained
+	drained := d.shutDown
 	empty := d.waiting == 0 || d.isDryRun()
 	d.unlockAndArm()
 	if !empty {
@@ -117,13 +117,13 @@ func errorOf(ctx context.Context) error { return cmp.Or(ctx.Err(), context.Cance
 
 // endDrainLocked ends a drain, as no request is in line any more.
 func (d *dispatcher) endDrainLocked() {
-	if d.drain != nil {
-		d.drain(false)
+	if d.onDrain != nil {
+		d.onDrain(false)
 		return
 	}
 	d.phase = closed
-	if d.drained != nil {
-		close(d.drained)
+	if d.shutDown != nil {
+		close(d.shutDown)
 	}
 }
 
@@ -179,7 +179,7 @@ func (d *groupDrain) endLocked() {
 // in line, a request that a [Transport] retries may still enter the line of its key.
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
-	if g.all.beginDrain(&g.drain) && !g.over.isDryRun() {
+	if g.all.beginDrain(&g.drain) && !g.spill.isDryRun() {
 		select {
 		case <-g.drain.ended:
 		case <-ctx.Done():
@@ -205,8 +205,8 @@ func (g *Group[K]) Close() error {
 	g.drain.end()
 	g.drain.closing.Wait()
 	g.ticker.waitForEnd()
-	if g.over.shared != nil {
-		g.over.shared.close()
+	if g.spill.shared != nil {
+		g.spill.shared.close()
 	}
 	return nil
 }
@@ -229,23 +229,23 @@ func (s *keyShard[K]) beginDrain() {
 	s.beginDrainLocked(s.lockAndAdvance())
 	defer s.unlockAndArm()
 	if s.waiting > 0 {
-		s.drainLocked(true)
+		s.onDrainLocked(true)
 	}
 }
 
-// drainLocked is dispatcher.drain. When no request waits any more in the last shard, the drain
+// onDrainLocked is dispatcher.onDrain. When no request waits any more in the last shard, the drain
 // ends, and all shards are closed: in a goroutine, as their locks are needed for that.
-func (s *keyShard[K]) drainLocked(waits bool) bool {
+func (s *keyShard[K]) onDrainLocked(waits bool) bool {
 	switch {
-	case waits && !s.drains:
-		s.drains = s.group.drain.join()
-	case !waits && s.drains:
-		s.drains = false
+	case waits && !s.isAwaited:
+		s.isAwaited = s.group.drain.join()
+	case !waits && s.isAwaited:
+		s.isAwaited = false
 		if s.group.drain.leave() {
 			s.group.drain.closing.Go(s.group.all.closeDrained)
 		}
 	}
-	return s.drains
+	return s.isAwaited
 }
 
 // closeDrained closes all shards. No request waits in them any more.
@@ -275,8 +275,8 @@ func (s *keyShard[K]) close() {
 // table for Snapshot.
 func (s *keyShard[K]) closeLocked() {
 	s.rearm = true
-	if s.drains {
-		s.drains = false
+	if s.isAwaited {
+		s.isAwaited = false
 		s.group.drain.leave()
 	}
 	if s.phase != closed {

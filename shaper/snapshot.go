@@ -312,7 +312,7 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 	top, events, least := g.limited.All()
 
 	at := time.Now()
-	now := g.over.instantOf(at)
+	now := g.spill.instantOf(at)
 	names := keyed.NewNames[K]()
 	saved := savedGroup{savedHead: headOf(snapshotOfGroup, at), Buckets: make([]savedBucket, 0, len(copies))}
 	for i := range copies {
@@ -373,7 +373,7 @@ func (g *Group[K]) Restore(data []byte) error {
 	at := time.Now()
 	var omitted leftOut
 	for i, key := range keys {
-		levels[i].since(saved.Taken, at, &g.over.dispatcher)
+		levels[i].since(saved.Taken, at, &g.spill.dispatcher)
 		switch err := g.shardOf(key).of(key).restore(&levels[i]); {
 		case err == ErrClosed:
 			return ErrClosed

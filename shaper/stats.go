@@ -138,8 +138,8 @@ func (g *Group[K]) Line(key K, max int) []Waiter {
 	if line, found = g.shardOf(key).of(key).line(max); found {
 		return line
 	}
-	line, _ = g.over.lineOf(max, func() *flow {
-		if kf := g.over.usedLocked(key, limits); kf != nil {
+	line, _ = g.spill.lineOf(max, func() *flow {
+		if kf := g.spill.usedLocked(key, limits); kf != nil {
 			return &kf.Value
 		}
 		return nil
@@ -196,7 +196,7 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 func (f *flow) readLine(o origin, now int64, line []Waiter) {
 	v, ahead, w := f.view(), int64(0), f.line.head
 	for i := range line {
-		wait := v.leavesIn(now, placed{i + 1, v.leavesAfter(v.bucketInstants, ahead, w.cost)})
+		wait := v.leavesIn(now, linePlace{i + 1, v.leavesAfter(v.bucketInstants, ahead, w.cost)})
 		line[i] = Waiter{Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
 		ahead = exact.Sum(ahead, w.cost)
 		w = w.next
@@ -243,7 +243,7 @@ type GroupStats struct {
 // Stats returns the state of the Group now. It works on a closed Group too.
 func (g *Group[K]) Stats() GroupStats {
 	g.mustBeMade()
-	st := GroupStats{Name: g.over.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.over.isDryRun(), RefusedKeys: g.limited.RefusedKeys()}
+	st := GroupStats{Name: g.spill.name, Keys: int(g.counts.Heavy.Load()), DryRun: g.spill.isDryRun(), RefusedKeys: g.limited.RefusedKeys()}
 	st.Precise, st.Fallback = g.ticker.precision()
 	var sum totals
 	for _, s := range g.all {

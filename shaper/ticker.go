@@ -28,16 +28,16 @@ type ticker struct {
 	run   func()      // tick, made once, so that starting it allocates nothing
 	lead  alarm.Lead  // only the goroutine uses it
 
-	mu      sync.Mutex // guards what follows
-	running bool
-	precise bool  // alarm is a file
-	coarse  bool  // WithCoarseTimer; fixed before use
-	hurries bool  // a dispatcher is not open any more, so the goroutine is to end as soon as no line is left
-	looks   bool  // the goroutine is to look at all dispatchers, whatever they have published
-	serving int16 // how many dispatchers have a line
-	emptied int64 // if none has, the instant at which the last line emptied
-	woke    int64 // the instant for which the goroutine woke last
-	armed   int64 // when it has work next: a slot, or its own end; if coarse, it may wake later
+	mu         sync.Mutex // guards what follows
+	running    bool
+	precise    bool  // alarm is a file
+	coarse     bool  // WithCoarseTimer; fixed before use
+	hurries    bool  // a dispatcher is not open any more, so the goroutine is to end as soon as no line is left
+	looks      bool  // the goroutine is to look at all dispatchers, whatever they have published
+	serving    int16 // how many dispatchers have a line
+	emptySince int64 // if none has, the instant at which the last line emptied
+	woke       int64 // the instant for which the goroutine woke last
+	armed      int64 // when it has work next: a slot, or its own end; if coarse, it may wake later
 
 	alarm       alarm.Alarm   // timer or a file; in use while the goroutine runs
 	timer       *alarm.Timer  // made once, and used by each goroutine in turn
@@ -177,9 +177,9 @@ func (t *ticker) wakeAtLocked(next int64) int64 {
 	case t.serving > 0:
 		return next
 	case t.precise && !t.hurries:
-		return t.emptied + int64(lingering)
+		return t.emptySince + int64(lingering)
 	}
-	return t.emptied
+	return t.emptySince
 }
 
 // endLocked frees the alarm. It returns the channel that the ticker goroutine must close
@@ -202,7 +202,7 @@ func (t *ticker) arm(d *dispatcher, serves bool, next int64) {
 		t.serving++
 	case d.served && !serves:
 		t.serving--
-		t.emptied = d.clock
+		t.emptySince = d.clock
 	}
 	d.served = serves
 	switch {
