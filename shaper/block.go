@@ -15,7 +15,7 @@ func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 // WithBlock makes a bucket that has refused a request with [ErrQueueFull] refuse all
 // newcomers for a time d, up to 365 days. It is for callers that should stay away once they
 // have gone too far, as after too many login attempts. The refusals are ErrQueueFull and
-// [ErrBlocked], and [RejectError.RetryAfter] says when they end: it is what is left of d, or the
+// [ErrBlocked], and [RejectError.RetryAfter] says when they end: it is the rest of d, or the
 // usual RetryAfter if that is longer.
 //
 // A refusal during the block does not extend it. No other reason for a refusal begins a
@@ -41,7 +41,7 @@ func (o blockOption) apply(to *options) { to.block = time.Duration(o) }
 // [NewGroup].
 func WithBlock(d time.Duration) Option { return common{blockOption(d)} }
 
-// validateBlock returns what is wrong with [WithBlock]. constructor is [New] or [NewGroup].
+// validateBlock returns an error if [WithBlock] is invalid. constructor is [New] or [NewGroup].
 func (o *options) validateBlock(constructor string) error {
 	if o.block < 0 || o.block > horizon {
 		return fmt.Errorf("shaper: %s: WithBlock is %v, must be from 0 to 365 days", constructor, o.block)
@@ -120,8 +120,7 @@ func (b *blocks) shrink(few int) {
 	}
 }
 
-// judge returns why a newcomer of a flow is refused, if why is what the line and the phase say
-// of it: the flow may be blocked, or will be by this refusal. It begins no block. A nil b
+// judge returns why a newcomer of a flow is refused, if the line and the phase refuse it for why: the flow may be blocked, or will be by this refusal. It begins no block. A nil b
 // returns why.
 //
 // It is not inlined into judgeLocked, which takes less time without its calls.

@@ -38,7 +38,7 @@ type cold struct {
 
 	// roundedUpBy is how far empty lies above the exact instant, which after a
 	// change of the rate need not be a multiple of 1/den of a nanosecond, where den
-	// is that of the interval. nil means 0. No departure depends on roundedUpBy: it is
+	// is the interval's. nil means 0. No departure depends on roundedUpBy: it is
 	// less than 1/den, and all instants that the bucket compares and all spans that it
 	// adds are multiples of 1/den. It is kept for the next change of the rate. If the
 	// exact instant is centuries away, empty is the latest instant there is, and
@@ -78,7 +78,7 @@ func (b *bucket) setEmpty(empty exact.Nanos, excess *big.Rat) {
 // due returns the instant at which the level is low enough for a request of cost n.
 func (b *bucket) due(n int64) exact.Nanos { return b.dueAfter(b.empty, n) }
 
-// dueAfter returns what due would if the level reached 0 at the instant empty.
+// dueAfter is due for a level that reaches 0 at the instant empty.
 func (p *plan) dueAfter(empty exact.Nanos, n int64) exact.Nanos {
 	if n >= p.burst {
 		return empty

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A ChainLimiter asks several Limiters, one after the other. [Chain] makes one, and says how it
-// does what. The zero ChainLimiter is a Chain of no Limiters.
+// A ChainLimiter asks several Limiters, one after the other. [Chain] makes one, and describes its
+// methods. The zero ChainLimiter is a Chain of no Limiters.
 type ChainLimiter struct {
 	chain chain
 }
@@ -42,8 +42,8 @@ func (l *ChainLimiter) mayDryRun() bool { return l.chain.mayDryRun() }
 // each of them.
 //
 // If a later Limiter refuses a request, or the context ends there, the earlier ones do not
-// get back what the request has cost them. So put the Limiter first that refuses most.
-// The error is that of the Limiter that refused. A request that comes again after that
+// get its cost back. So put the Limiter first that refuses most.
+// The error comes from the Limiter that refused. A request that comes again after that
 // error's [RejectError.RetryAfter] may be refused by a later Limiter. While a request waits
 // in a later line, it counts as in flight for an earlier cap.
 //
@@ -79,7 +79,7 @@ func Chain(ls ...Limiter) *ChainLimiter {
 	return &ChainLimiter{c}
 }
 
-// A chain is what [Chain] returns, as an inner.
+// A chain is the inner of a [ChainLimiter].
 type chain struct {
 	links      []inner
 	broken     error // not nil: a Limiter or a function is nil, here or in one of the Limiters, and every call returns this
@@ -216,7 +216,7 @@ func WithCostOf(l Limiter, cost func(n int) int) Limiter {
 	return p
 }
 
-// A priced is what [WithCostOf] returns. What it does not change is that of the inner.
+// A priced is the Limiter of [WithCostOf]. It embeds the inner for all other methods.
 type priced struct {
 	inner
 	costOf func(n int) int
@@ -250,7 +250,7 @@ func brokenOf(l inner) error {
 	return nil
 }
 
-// price returns what a request of cost n costs.
+// price returns the cost for the inner of a request of cost n.
 func (p priced) price(n int) (int, error) {
 	if n < 0 {
 		return 0, ErrNegativeCost

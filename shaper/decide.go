@@ -11,8 +11,8 @@ import (
 )
 
 // A request is one call on its way into a flow. It lives on the stack of its call: the
-// waiter that stands in line for it holds only what others need, as a waiter's memory
-// is what a long line costs.
+// waiter that stands in line for it holds only the part that others need, as a long
+// line costs the memory of its waiters.
 type request struct {
 	ctx      context.Context
 	key      any // told to the hooks of a Group; nil of a Shaper, or without hooks
@@ -44,7 +44,7 @@ const (
 	allow
 )
 
-// A decision is what becomes of a request at entry, or at the end of its wait, beside the
+// A decision is the outcome of a request at entry, or at the end of its wait, beside the
 // seat that it is given. It fits into four words, so that it is returned in registers.
 type decision struct {
 	waiter  *waiter // in the line for it; nil: it does not wait
@@ -82,7 +82,7 @@ func (r *request) checkCall(d *dispatcher) error {
 	return nil
 }
 
-// checkCostAndContext returns what is wrong with a call, whatever it meets.
+// checkCostAndContext returns the error of a call with a bad cost or an ended context.
 func checkCostAndContext(n int64, ctx context.Context) error {
 	if n < 0 {
 		return ErrNegativeCost
@@ -99,7 +99,7 @@ func (r *request) untilDeadline(now int64) time.Duration {
 	return timeUntil(r.deadline, now)
 }
 
-// decideLocked decides what becomes of a request of cost n > 0 that has found its flow:
+// decideLocked decides upon a request of cost n > 0 that has found its flow:
 // it leaves at once, is refused, or enters the line; or the [Bucket] is to be asked. The caller
 // unlocks, and if there are hooks, or for any event from enqueuedEvent on, it then calls ask if
 // the Bucket is to be asked, and announce.
@@ -251,7 +251,7 @@ func (d decision) passed() bool {
 	return d.event == departedEvent || d.event == verdictEvent
 }
 
-// A rejection is what a [RejectError] says, as a value: a request that is not refused in
+// A rejection is the content of a [RejectError], as a value: a request that is not refused in
 // the end allocates nothing.
 type rejection struct {
 	reason     reason
@@ -263,7 +263,7 @@ func (r rejection) value() RejectError {
 	return RejectError{Reason: reasonErrors[r.reason], RetryAfter: r.retryAfter, also: r.also}
 }
 
-// A judgement is what a request meets at entry.
+// A judgement is the answer to a request at entry.
 type judgement struct {
 	refusal rejection
 	wait    time.Duration // if it is not refused: for how long at least; 0 only if it may leave at once
@@ -373,8 +373,8 @@ func (p *plan) tooCostly(n int64) bool {
 // It need not come later than its own departure would be: then it would leave at once.
 // Before that it needs a place in the line, a wait within [Limits.MaxWait], and a slot before its
 // deadline; all three only get better with time, each from one instant on. While all
-// seats are taken nothing moves, so then the result is an estimate, no shorter than that
-// for the next seat.
+// seats are taken nothing moves, so then the result is an estimate, no shorter than the
+// one for the next seat.
 func (v *view) retryAfter(now int64, bound time.Duration, r *request) time.Duration {
 	if v.depthFor(r) == 0 {
 		return v.expected(bound)

@@ -10,7 +10,7 @@ import (
 	"example.com/leakybucket/shaper/internal/keyed"
 )
 
-// A dispatcher is what flows share: a lock, a clock, and a ticker that lets the heads of
+// Flows share a dispatcher: a lock, a clock, and a ticker that lets the heads of
 // their lines leave. A [Shaper] has one flow, a keyShard of a [Group] one for
 // each of its keys.
 //
@@ -43,7 +43,7 @@ type dispatcher struct {
 
 	dirty *flow // its head or its seats have changed; due is not updated yet
 
-	// published is what a [Shaper] refuses by without the lock; nil: nothing.
+	// published is the view by which a [Shaper] refuses without the lock; nil: none.
 	published atomic.Pointer[publication]
 
 	due      departures
@@ -76,17 +76,17 @@ const (
 	modeBlock                         // WithBlock is set
 )
 
-// modeStates has what only dispatchers with some mode need.
+// modeStates has the fields of dispatchers with some mode.
 type modeStates struct {
 	shared *sharedLevels // nil: the levels are the flows' own
 	blocks *blocks       // nil: WithBlock is not set
 }
 
-// plainStates is that of all dispatchers without such a mode. It is only read.
+// plainStates serves all dispatchers without such a mode. It is only read.
 var plainStates modeStates
 
 // flowOf returns the sharedFlow of a flow; nil if it has none, as its level is not shared or its rate
-// is rate.Inf. A nil s is that of a dispatcher without a [Bucket].
+// is rate.Inf. s is nil if the dispatcher has no [Bucket].
 func (s *sharedLevels) flowOf(f *flow) *sharedFlow {
 	if sf := s.flowEvenAtInf(f); sf != nil && !sf.Off {
 		return sf
@@ -291,7 +291,7 @@ func (d *dispatcher) publishNextLocked() {
 	}
 }
 
-// An origin is what instants count from. All dispatchers that share a ticker have the same.
+// An origin is the time from which instants count. All dispatchers that share a ticker have the same.
 type origin struct{ epoch time.Time }
 
 // instantOf returns a time as an instant of the dispatcher's clock. The lock need not be held.

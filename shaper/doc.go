@@ -39,8 +39,8 @@
 //
 // Several processes share the level of a bucket, and so its rate and burst, with
 // [WithBucket] and [WithBuckets], while each has a line of its own. The level is in a
-// [Bucket], such as those of the modules redisbucket and pgbucket; docs/shared.md says what
-// the processes guarantee together.
+// [Bucket], such as the modules redisbucket and pgbucket have; docs/shared.md states the
+// guarantees of all processes together.
 //
 // # The one rule
 //

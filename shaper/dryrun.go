@@ -12,7 +12,7 @@ type dryRunOption struct{}
 
 func (dryRunOption) apply(to *options) { to.mode |= modeDryRun }
 
-// WithDryRun lets every request through at once, and records what would have become of
+// WithDryRun lets every request through at once, and records the decision upon
 // it, so that limits can be tried on live traffic before they are enforced.
 //
 // [Shaper.WaitN], [Shaper.Acquire], [Shaper.Do] and [Shaper.Allow] return at once, without
@@ -21,7 +21,7 @@ func (dryRunOption) apply(to *options) { to.mode |= modeDryRun }
 // end. The shadow decides the [Verdict] on a request, which goes
 //
 //   - to [Event.Verdict] of the hook [Trace.Departed], the only hook that runs;
-//   - to [Stats], whose totals and gauges are those of the shadow;
+//   - to [Stats], whose totals and gauges then describe the shadow;
 //   - to a context made by [ContextWithVerdict], which [Middleware] makes by itself.
 //
 // Forecast predicts from the shadow.
@@ -38,7 +38,7 @@ func (dryRunOption) apply(to *options) { to.mode |= modeDryRun }
 // in second place it would see only the requests that the other limits admit.
 func WithDryRun() Option { return common{dryRunOption{}} }
 
-// shadowLocked decides what would have become of a request. It notes that in the shadow
+// shadowLocked decides upon a request as if it could wait. It notes the decision in the shadow
 // of the line and as the request's verdict, and lets the request through. A reentry
 // enters the shadow as a newcomer.
 func (d *dispatcher) shadowLocked(f *flow, now int64, r *request) decision {
@@ -79,7 +79,7 @@ func (r *request) letThrough(d *dispatcher, ev Event) {
 // a [*Shaper] or a [*Group] has it too.
 func (d *dispatcher) mayDryRun() bool { return d.isDryRun() }
 
-// A Verdict says what would have become of a request that a dry run ([WithDryRun]) let
+// A Verdict is the decision upon a request that a dry run ([WithDryRun]) let
 // through.
 type Verdict struct {
 	// Wait is how long the request would have waited. 0 means that it would have left at

@@ -35,11 +35,11 @@ var (
 	// [RejectError.RetryAfter] is the time until the Bucket may be asked again.
 	ErrUnavailable = errors.New("shaper: the shared bucket is unavailable")
 
-	// ErrNoLine is what a [*RejectError] is beside [ErrQueueFull], if no request may wait:
+	// A [*RejectError] is ErrNoLine beside [ErrQueueFull], if no request may wait:
 	// Depth is 0, or the call was [Shaper.AllowN]. It is no [RejectError.Reason].
 	ErrNoLine = errors.New("shaper: no request may wait")
 
-	// ErrBlocked is what a [*RejectError] is beside [ErrQueueFull], if the bucket refuses all
+	// A [*RejectError] is ErrBlocked beside [ErrQueueFull], if the bucket refuses all
 	// newcomers for a time ([WithBlock]), from this request on or since an earlier one. It is
 	// no [RejectError.Reason].
 	ErrBlocked = errors.New("shaper: blocked")
@@ -155,7 +155,7 @@ func (e *RejectError) why() string {
 // Unwrap returns Reason.
 func (e *RejectError) Unwrap() error { return e.Reason }
 
-// Is reports whether target is what the error is beside Reason: [context.DeadlineExceeded],
+// Is reports whether the error is target beside its Reason: [context.DeadlineExceeded],
 // if the request was refused because it would have missed its context's deadline, [ErrNoLine],
 // [ErrBlocked], or the cause that Error tells.
 func (e *RejectError) Is(target error) bool {

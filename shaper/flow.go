@@ -24,7 +24,7 @@ type flow struct {
 	entered  int64 // when the latest call that was counted came; -1: there was none
 }
 
-// A line is the queue of a flow, and what else a flow needs while a request waits or has
+// A line is the queue of a flow, with the fields that a flow needs only while a request waits or has
 // a seat.
 type line struct {
 	queue

@@ -35,7 +35,7 @@ import (
 // get a fresh [Limits.Burst] each time. Instead, keys that come when the table is full share
 // buckets. There are up to 1,024 of them, each for one value of Limits. A hash, which
 // is seeded anew in each process, decides which keys share one. Such a key may be
-// refused for what others do, but keys with a bucket of their own do not notice.
+// refused because of others, but keys with a bucket of their own do not notice.
 // [GroupStats.Overflowed] counts the calls of keys that share.
 //
 // When the table has room again, the next call of such a key makes a bucket of its
@@ -86,7 +86,7 @@ type Group[K comparable] struct {
 	drain     groupDrain
 	endless   *plan // of rate.Inf
 
-	// What is the same for all shards, and apart from what every call reads: calls that wait,
+	// The same for all shards, and apart from the fields that every call reads: calls that wait,
 	// are refused, or make or delete a bucket write it.
 	_          [cacheLine]byte
 	ticker     ticker
@@ -144,7 +144,7 @@ func (g *Group[K]) mustBeMade() {
 // different shards have next to nothing to do with each other.
 //
 // The buckets that keys share are in a shard of their own, [Group].spill. A call that needs the
-// lock of spill and that of another shard takes that of spill first. All calls of keys that share
+// lock of spill and another shard's lock takes the one of spill first. All calls of keys that share
 // contend for the lock of spill. As they wait for it without holding another one, a flood of
 // them delays no key that has a bucket. No call holds the locks of two shards other than spill.
 type keyShard[K comparable] struct {
@@ -169,7 +169,7 @@ type keyShard[K comparable] struct {
 	isAwaited    bool                       // it counts in groupDrain.awaits
 }
 
-// shards are those of a [Group], with or without spill.
+// shards are the shards of a [Group], with or without spill.
 type shards[K comparable] []*keyShard[K]
 
 const (
@@ -179,20 +179,19 @@ const (
 	// call itself: while other goroutines can run, a Mutex does not spin, but parks. With 4 in
 	// place of 8, 64 goroutines take a quarter longer (BenchmarkGroupManyKeys).
 	shardsPerProc = 8
-	// maxShards bounds what a [Group] takes that is hardly used: a shard has some 1.4 KiB.
+	// maxShards bounds the memory of a [Group] that is hardly used: a shard has some 1.4 KiB.
 	maxShards = 32
 	// cacheLine is the most that a write of one processor takes away from the others.
 	cacheLine = 64
 )
 
-// shardsFor returns how many shards a [Group] has on so many Ps: a power of 2. That of the
-// buckets that keys share is not among them.
+// shardsFor returns how many shards a [Group] has on so many Ps: a power of 2, without spill.
 func shardsFor(procs int) int {
 	return 1 << bits.Len(uint(min(procs*shardsPerProc, maxShards)-1))
 }
 
 // makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
-// the time there, and one place says what is known of the Bucket's servers.
+// the time there, and one place knows the Bucket's servers.
 func makeShards[K comparable](g *Group[K], o options) {
 	n := 1
 	if !o.shared.asked {
@@ -234,7 +233,7 @@ func (g *Group[K]) shardOf(key K) *keyShard[K] {
 	return g.shards[maphash.Comparable(g.seed, key)>>32&uint64(len(g.shards)-1)]
 }
 
-// An ofKey is a key of a [Group] with its shard: for what is done with one key.
+// An ofKey is a key of a [Group] with its shard.
 type ofKey[K comparable] struct {
 	s   *keyShard[K]
 	key K
@@ -246,7 +245,7 @@ func (s *keyShard[K]) of(key K) ofKey[K] { return ofKey[K]{s, key} }
 // tableFull reports whether no further key may have a bucket of its own now.
 func tableFull[K comparable](g *Group[K]) bool { return g.counts.Heavy.Load() >= g.maxKeys }
 
-// mayDryRun is that of a dispatcher. It is a method, so that a type that embeds a [*Group]
+// mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds a [*Group]
 // has it too.
 func (g *Group[K]) mayDryRun() bool { return g.spill.isDryRun() }
 

@@ -112,7 +112,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 	return s, kf, dec
 }
 
-// decideNew finds or makes the bucket of a key that had none, and decides what becomes of a
+// decideNew finds or makes the bucket of a key that had none, and decides upon a
 // request. If there is no bucket for it, kf is nil, and the hook of that has run.
 func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	err := s.of(key).withFlowOrNew(r.ctx, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
@@ -129,7 +129,7 @@ func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFl
 	return in, kf, dec
 }
 
-// askBucketFor asks the [Bucket] what becomes of a request.
+// askBucketFor asks the [Bucket] about a request.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked.
 //
@@ -139,7 +139,7 @@ func (s *keyShard[K]) askBucketFor(key K, kf *keyedFlow[K], r *request) decision
 }
 
 // noteLocked notes the key of a request that has been refused, and the request, if its key
-// is recorded. in is the shard that has the bucket; its lock and that of s are held.
+// is recorded. in is the shard that has the bucket; its lock and the lock of s are held.
 func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decision) {
 	if dec.event == refusedEvent || r.verdict != nil && r.verdict.Err != nil {
 		in.of(key).keepRefusedKeyLocked()
@@ -213,7 +213,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 }
 
 // Forecast is [Shaper.Forecast] on the bucket of a key. It makes none: for a key that
-// has no bucket it asks for its [Limits], and tells what a new one would say.
+// has no bucket it asks for its [Limits], and predicts for a new one.
 func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	g.mustBeMade()
 	if n < 0 {

@@ -22,7 +22,7 @@ var errNaNKey = errors.New("shaper: a key that does not equal itself, such as Na
 // anew, and over a [Group.Reload]. For a key that shares a bucket they hold from its next
 // call on, as after a Reload.
 //
-// The errors are those of Shaper.SetLimits: that of [Limits.Validate], and one if l would
+// The errors are as of Shaper.SetLimits: an invalid l ([Limits.Validate]), and an l that would
 // change [Limits.InFlight] from or to 0 while the bucket is in use. At most 1,000 keys may
 // have such limits at once; for one more there is an error, and for a key that does not
 // equal itself, such as NaN. With an error nothing changes.
@@ -41,8 +41,8 @@ func (g *Group[K]) SetLimits(key K, l Limits) error {
 	return s.of(key).override(s.planFor(l))
 }
 
-// LimitsOf returns the [Limits] that are in force for a key: those of its bucket, if that is in
-// use, and otherwise those that its next call gets. For these the limits function is called,
+// LimitsOf returns the [Limits] that are in force for a key: the limits of its bucket, if that is in
+// use, and otherwise the limits for its next call. For these the limits function is called,
 // unless [Group.SetLimits] has given the key its limits. An error of that function is returned.
 func (g *Group[K]) LimitsOf(key K) (Limits, error) {
 	g.mustBeMade()
@@ -122,8 +122,8 @@ func (k ofKey[K]) resetUnused() bool {
 
 // resetFrom puts the [Limits] that the limits function has returned for a key in force. done
 // is false if those that it has by [Group.SetLimits] are not from any more, or if a Reload
-// has begun since there were so many reloads: what was returned before may be what the
-// Reload replaces. The lock is not held.
+// has begun since there were so many reloads: earlier results may be the ones that
+// the Reload replaces. The lock is not held.
 func (k ofKey[K]) resetFrom(from Limits, to *plan, reloads int) (done bool, err error) {
 	s, key := k.s, k.key
 	now := s.lockAndAdvance()
@@ -217,7 +217,7 @@ func (g *Group[K]) Reload() {
 	}
 }
 
-// beginReload notes that what the limits function has returned so far is stale.
+// beginReload notes that earlier results of the limits function are stale.
 func (s *keyShard[K]) beginReload() {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()

@@ -44,7 +44,7 @@ func bucketFor(r *request) bucketKind {
 }
 
 // withFlowOrNew calls do with the bucket of a key, and makes the bucket if there is none. in
-// is the shard that has the bucket; its lock and that of s are held. If withFlowOrNew returns
+// is the shard that has the bucket; its lock and the lock of s are held. If withFlowOrNew returns
 // an error, do has not been called.
 func (k ofKey[K]) withFlowOrNew(ctx context.Context, kind bucketKind, do func(in *keyShard[K], kf *keyedFlow[K], now int64)) error {
 	s := k.s
@@ -312,8 +312,8 @@ func (k ofKey[K]) finishCallLocked(l Limits, err error) {
 	}
 }
 
-// callLimits returns the [Limits] of a key: those that [Group.SetLimits] gave it, or those
-// that the limits function returns. The lock is not held.
+// callLimits returns the [Limits] of a key: the ones that [Group.SetLimits] gave it, or the result
+// of the limits function. The lock is not held.
 func (k ofKey[K]) callLimits() (Limits, error) {
 	if l, ok := k.overrideOf(); ok {
 		return l, nil
@@ -369,8 +369,8 @@ func (l *limitsLookup[K]) lacksPlanLocked() bool {
 	return limitsNothing(l.limits) || key == key && !tableFull(g) || g.overflow.Len() < keyed.MaxShared
 }
 
-// planLocked returns the plan of [Limits] for one more bucket, which counts as its user: that
-// of the shard, or else the one of a lookup. A plan belongs to one shard, whose lock guards
+// planLocked returns the plan of [Limits] for one more bucket, which counts as its user: the
+// shard's plan, or else the one of a lookup. A plan belongs to one shard, whose lock guards
 // its count of users; so of a plan that another shard may have it takes a copy. It returns
 // nil if there is none.
 func (s *keyShard[K]) planLocked(limits Limits, l *limitsLookup[K]) *plan {

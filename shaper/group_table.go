@@ -325,8 +325,8 @@ func (s *keyShard[K]) sweep() {
 	}
 }
 
-// sweepDrainedLocked looks at the buckets that may be drained by now, and deletes those
-// that are.
+// sweepDrainedLocked looks at the buckets that may be drained by now, and deletes the
+// drained ones.
 func (s *keyShard[K]) sweepDrainedLocked(now int64) {
 	for range sweptAtOnce {
 		kf := s.wheel.Take(now)

@@ -10,7 +10,7 @@ import (
 // powers of 2, and with them 1, lie in the middle of a bucket. Values of 0 are counted by
 // themselves.
 //
-// The bounds are those of the DDSketch (Masson, Rim and Lee, VLDB 2019, section 2.1) with
+// The bounds follow the DDSketch (Masson, Rim and Lee, VLDB 2019, section 2.1) with
 // a relative error of 4.4 %, and have the growth of an exponential histogram of OpenTelemetry
 // with scale 3, shifted by half a bucket. They never change, so that the
 // [Histogram.Buckets] of several Shapers can be added up, bound by bound, and [Histogram.Sub] gives what came between two of them.
@@ -28,7 +28,7 @@ type Histogram struct {
 // bucketsPerDoubling is how many buckets there are from one power of 2 to the next.
 const bucketsPerDoubling = 8
 
-// boundsBelowOne are the upper bounds between ½ and 1, beginning with that of bucket −8.
+// boundsBelowOne are the upper bounds between ½ and 1, beginning with bucket −8.
 var boundsBelowOne = func() (bounds [bucketsPerDoubling]float64) {
 	for i := range bounds {
 		bounds[i] = math.Exp2((float64(i)+0.5)/bucketsPerDoubling - 1)
@@ -99,7 +99,7 @@ func (h Histogram) Quantile(q float64) (value, within float64) {
 
 // Buckets returns an iterator over the buckets that are not empty, in ascending order: the
 // upper bound of the bucket, and how many values are in it. The bound of the values that
-// are 0 is 0. That of the last possible bucket is +Inf.
+// are 0 is 0, and the bound of the last possible bucket is +Inf.
 func (h Histogram) Buckets() iter.Seq2[float64, uint64] {
 	return func(yield func(float64, uint64) bool) {
 		if h.zeros > 0 && !yield(0, h.zeros) {
@@ -117,7 +117,7 @@ func (h Histogram) Buckets() iter.Seq2[float64, uint64] {
 	}
 }
 
-// Sub returns what has been counted since old was taken from the same [Shaper] or [Group]. An
+// Sub returns the counts since old was taken from the same [Shaper] or [Group]. An
 // old that is no earlier one gives the buckets in which there are more now.
 func (h Histogram) Sub(old Histogram) Histogram {
 	since := Histogram{counts: make([]uint64, len(h.counts)), lowest: h.lowest, zeros: atLeastZero(h.zeros, old.zeros)}
@@ -140,8 +140,8 @@ func atLeastZero(a, b uint64) uint64 { return a - min(a, b) }
 
 // Histograms says how long requests have waited, and how evenly they have left.
 type Histograms struct {
-	// Wait counts how long the requests that left have waited, in seconds: those of
-	// [Stats.Departed]. A request that left at once has waited for 0.
+	// Wait counts how long the requests that left have waited, in seconds. They are
+	// the requests of [Stats.Departed]. A request that left at once has waited for 0.
 	Wait Histogram
 	// Spacing counts the departures out of a line by how far each is from the departure
 	// before it from the same bucket: the time between the two, divided by the time that
@@ -171,8 +171,8 @@ type Histograms struct {
 	Spacing Histogram
 }
 
-// Histograms returns what has been counted since the Shaper was made. In a dry run it is
-// that of the shadow.
+// Histograms returns the counts since the Shaper was made. In a dry run it
+// describes the shadow.
 func (s *Shaper) Histograms() Histograms {
 	s.mustBeMade()
 	var m measures
@@ -197,7 +197,7 @@ func (g *Group[K]) Histograms() Histograms {
 	return m.histograms(sum.departed, sum.wait)
 }
 
-// The buckets of a [Histogram] of waits go from a microsecond to 388 days, those of spacings
+// The buckets of a [Histogram] of waits go from a microsecond to 388 days, and the buckets of spacings
 // from 1/256 to 256. All of them take 4 KB.
 const (
 	lowestWait     = -20 * bucketsPerDoubling

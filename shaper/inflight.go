@@ -15,7 +15,7 @@ import (
 // If the bucket allows, the head of the line gets the released seat at once. Without
 // InFlight release does nothing.
 //
-// The errors are those of WaitN; with an error release does nothing. A cost of 0 takes no
+// The errors are as of WaitN; with an error release does nothing. A cost of 0 takes no
 // seat. It is unknown when requests end, so with a cap [RejectError.RetryAfter] and
 // [Shaper.Forecast] are estimates: for each request that has to end first, at least the
 // mean time for which requests have been in flight of late, divided by InFlight. What is
@@ -44,7 +44,7 @@ type heldSeat struct {
 
 func (h heldSeat) end() { h.seat.release(&h.by.dispatcher, &h.by.flow) }
 
-// acquire is Acquire, except for what it returns.
+// acquire is Acquire with a heldSeat in place of a function.
 func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, error) {
 	s.mustBeMade()
 	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
@@ -60,7 +60,7 @@ func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, 
 }
 
 // Do runs f when a request of cost n may leave, and releases the seat of the request when
-// f has returned or panicked. It returns the error of [Shaper.Acquire], or that of f.
+// f has returned or panicked. It returns the error of [Shaper.Acquire], or the error of f.
 func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) error {
 	held, err := s.acquire(ctx, n, newcomer)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) e
 // release releases a seat, if it has not been released before. The lock is not held.
 //
 // If no request is in line, when that happens does not matter, and reading the clock would be a
-// third of what a release takes, so it is read only if the seat is timed.
+// third of the time of a release, so it is read only if the seat is timed.
 func (held *seat) release(d *dispatcher, f *flow) {
 	d.mu.Lock()
 	if *held != released && f.waiting() > 0 {

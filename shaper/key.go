@@ -237,7 +237,7 @@ type ClientIP struct {
 	//
 	// A client that can connect from one of these addresses, or through a proxy that
 	// only passes the field on, can claim any address. So trust neither a network that
-	// clients share, nor that of a provider whose customers can send from it too. An
+	// clients share, nor the network of a provider whose customers can send from it too. An
 	// IPv4-mapped prefix (::ffff:10.0.0.0/104) stands for the IPv4 one.
 	Trusted []netip.Prefix
 
@@ -285,7 +285,7 @@ func (c ClientIP) Key(r *http.Request) (string, error) {
 	return netip.PrefixFrom(client, bits).Masked().String(), nil
 }
 
-// forwardedFor returns the client of a trusted peer. lines are those of X-Forwarded-For.
+// forwardedFor returns the client of a trusted peer. lines are the values of X-Forwarded-For.
 func (c ClientIP) forwardedFor(peer netip.Addr, lines []string) netip.Addr {
 	client, hops := peer, 0
 	for _, line := range slices.Backward(lines) {

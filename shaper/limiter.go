@@ -89,7 +89,7 @@ func (s shaperLimiter) hold(_ context.Context, d time.Duration) bool {
 	return !s.isDryRun()
 }
 
-// stats does not withdraw what is published for refusals without the lock. Otherwise a middleware
+// stats does not withdraw the publication for refusals without the lock. Otherwise a middleware
 // that adds RateLimit fields to each refusal would make each refusal take the lock.
 func (s shaperLimiter) stats() (st Stats, ok bool) {
 	now := int64(time.Since(s.epoch))
@@ -205,9 +205,9 @@ func (f foreign) mayDryRun() bool {
 // asksDoneToWait reports false, because it is unknown when a foreign [Limiter] asks.
 func (f foreign) asksDoneToWait() bool { return false }
 
-// A KeyLimiter is a [Limiter] for the requests of one key: those of a [Group] ([Group.Limiter]).
-// It takes no memory in the Group, and works whether the key has a bucket or not. Its methods are
-// those of the Group, without the key.
+// A KeyLimiter is a [Limiter] for the requests of one key of a [Group] ([Group.Limiter]). It takes
+// no memory in the Group, and works whether the key has a bucket or not. Its methods are the
+// methods of the Group, without the key.
 //
 // The zero KeyLimiter is not usable, and its methods panic.
 type KeyLimiter struct {

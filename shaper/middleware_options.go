@@ -46,7 +46,7 @@ type costOption func(*http.Request) int
 
 func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
 
-// WithCost sets the function that returns what a request costs. By default, or with
+// WithCost sets the function that returns the cost of a request. By default, or with
 // nil, a request costs 1.
 //
 // A request of cost 0 passes untouched; give this cost to health checks. If the cost
@@ -186,7 +186,7 @@ func (l *refusalLog) logGone(ctx context.Context, waited time.Duration) {
 //   - 499 without a body, and the end of the connection, if err is
 //     [context.Canceled]: the client has gone.
 //
-// Retry-After is that of the [RejectError] in whole seconds, rounded up, at least 1;
+// Retry-After is the RetryAfter of the [RejectError] in whole seconds, rounded up, at least 1;
 // for other errors it is 1. The body is a short problem+json (RFC 9457) that repeats
 // nothing of the request or of err. "Cache-Control: no-store" keeps it out of caches.
 //
@@ -295,7 +295,7 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 // the option for clients that spread their requests over t, or that show the numbers
 // to people. Others are served better by the line and by Retry-After.
 //
-// The name is that of [WithName], or "default"; characters other than printable
+// The name comes from [WithName], or is "default"; characters other than printable
 // ASCII become '?'. There are no fields at [rate.Inf], for requests of cost 0, with
 // status 500 (the server's mistake), for a [Limiter] without a method Stats() Stats,
 // and in a [Group] for a key that shares a bucket. If several middlewares stand around

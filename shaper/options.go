@@ -80,8 +80,8 @@ func WithMaxKeys(n int) GroupOption { return maxKeysOption(n) }
 //
 // A hook runs on the goroutine of the call that it reports, outside the lock and before
 // that call returns, so a slow hook delays its own call alone. It may call any method
-// of the [Shaper]. The context is that of the call; [Shaper.AllowN], which has none,
-// passes [context.Background]. The order of events of different calls is that of
+// of the [Shaper]. The context is the call's; [Shaper.AllowN], which has none,
+// passes [context.Background]. The order of events of different calls is the order of
 // [Event.At], not the order in which hooks run.
 type Trace struct {
 	// Enqueued reports a request that has entered the line. A request that leaves at
@@ -98,7 +98,7 @@ type Trace struct {
 	Bucket func(ctx context.Context, e BucketEvent)
 }
 
-// An Event is what a hook reports.
+// An Event is the report of a hook.
 type Event struct {
 	Name string // the name of the Shaper or Group
 	Key  any    // the request's key in a Group; nil in a Shaper
@@ -114,9 +114,9 @@ type Event struct {
 	At time.Time
 	// Waited is the time since admission; 0 at entry.
 	Waited time.Duration
-	// Err is what the call returns; nil for [Trace.Enqueued] and [Trace.Departed].
+	// Err is the result of the call; nil for [Trace.Enqueued] and [Trace.Departed].
 	Err error
-	// Verdict is what a dry run found for the request; nil if it is no dry run.
+	// Verdict is the verdict of a dry run on the request; nil if it is no dry run.
 	Verdict *Verdict
 }
 

@@ -17,7 +17,7 @@ import (
 // may do so, because none of them makes a publication wrong:
 //
 //   - takeOutcome changes nothing that is in a view.
-//   - The methods of a parker, those of a [Recording] but Stop, and shaperLimiter.stats only
+//   - The methods of a parker, of a [Recording] but Stop, and shaperLimiter.stats only
 //     read.
 //   - seat.release is called only if there is a cap, and [Recording.Stop] only if there is a
 //     Recording. Then no view is published.
@@ -69,7 +69,7 @@ func (s *Shaper) publishViewLocked(now, n int64) {
 	s.published.Store(p)
 }
 
-// withdrawLocked withdraws what is published, and reads the clock. The caller has read it
+// withdrawLocked withdraws the publication, and reads the clock. The caller has read it
 // before, but other calls may have been refused since then, and the clock must not go back
 // behind them.
 func (d *dispatcher) withdrawLocked() (now int64) {
@@ -78,7 +78,7 @@ func (d *dispatcher) withdrawLocked() (now int64) {
 	return int64(time.Since(d.epoch))
 }
 
-// refusePublished refuses a request without the lock, if it is refused by what is published, and runs
+// refusePublished refuses a request without the lock, if it is refused by the published view, and runs
 // the hook of that. Else dec is empty, and the lock is needed. As in lockAt, the clock has been
 // read before: p was still published after now.
 //
@@ -131,7 +131,7 @@ func (p *publication) lockStripe() *refusalStripe {
 // refusalStripes count and remember the refusals that are made without the lock of the
 // dispatcher. A word that all processors write to would make them wait for each other as the
 // lock does. So once two calls have met, each processor mostly has a stripe to itself. To read
-// them all, a goroutine holds the dispatcher's lock, and takes that of one stripe after the other.
+// them all, a goroutine holds the dispatcher's lock, and takes the lock of one stripe after the other.
 type refusalStripes struct {
 	all []atomic.Pointer[refusalStripe] // as many as a power of 2; nil: not used yet
 

@@ -8,7 +8,7 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// A waiter is a request in the line: what its goroutine waits on, and what the line needs
+// A waiter is a request in the line: the channel or parker of its goroutine, and the fields that the line needs
 // to know about the request. It is as large as a cache line, as reading memory is most of
 // what it takes to let one of a long line leave. The lock of the dispatcher guards all
 // fields. The waiter's own goroutine may read two of them without it: ready does not change
@@ -46,7 +46,7 @@ func (w *waiter) wake() {
 	}
 }
 
-// A parker is what a request's goroutine waits on if its context is [context.Background] or
+// The goroutine of a request waits on a parker if its context is [context.Background] or
 // [context.TODO], which never end. It takes 64 bytes, and a channel 112. But only a channel
 // can be waited on together with a context.
 //
@@ -89,7 +89,7 @@ func (p *parking) Unlock() {
 // again under the lock, as a waiter waits once.
 func (p *parking) Lock() {}
 
-// state is what has become of a waiter. It changes once, under the lock, from queued
+// A state tells how a waiter has ended. It changes once, under the lock, from queued
 // to one of the others.
 type state uint8
 
@@ -249,7 +249,7 @@ type waiterPool struct {
 	most int32 // how many there may be
 }
 
-// maxSpares is how many waiters the pool of a [Shaper] has at most, and those of the shards of a
+// maxSpares is how many waiters the pool of a [Shaper] has at most, and the pools of the shards of a
 // [Group] together. These take 180 KB at most, so little memory is kept after a burst. A line
 // that stays longer needs no larger pool: the next request takes the waiter that the last one
 // has put back.

@@ -7,7 +7,7 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// A Recording keeps what became of the latest requests of one bucket. [Shaper.Record] and
+// A Recording keeps the outcomes of the latest requests of one bucket. [Shaper.Record] and
 // [Group.Record] begin one. A bucket may have several. It costs memory and time until Stop
 // is called; without any there is next to no cost.
 type Recording struct {
@@ -21,7 +21,7 @@ type Recording struct {
 	stopped bool
 }
 
-// An Arrival is a request that came while a [Recording] was made, and what became of it.
+// An Arrival is a request that came while a [Recording] was made, with its outcome.
 type Arrival struct {
 	At       time.Time
 	Cost     int
@@ -33,14 +33,14 @@ type Arrival struct {
 }
 
 // An arrival is an [Arrival] in a [Recording]. Its end may be noted under the lock of another
-// shard of a [Group] than that of the Recording.
+// shard of a [Group] than the shard of the Recording.
 type arrival struct {
 	at, deadline, cost int64
 	allow              bool
 	end                atomic.Pointer[ending] // nil: it still waits
 }
 
-// An ending is what has become of an arrival. It never changes.
+// An ending is the outcome of an arrival. It never changes.
 type ending struct {
 	waited int64
 	err    error
@@ -57,7 +57,7 @@ const (
 
 // Record begins a [Recording] of the latest max requests; a max below 1 counts as 1. A call
 // that is not counted in [Stats], such as one of cost 0, is not recorded. In a dry run
-// [Arrival.Waited] and [Arrival.Err] are those of the [Verdict].
+// [Arrival.Waited] and [Arrival.Err] are taken from the [Verdict].
 func (s *Shaper) Record(max int) *Recording {
 	s.mustBeMade()
 	r := newRecording(&s.dispatcher, max)
@@ -115,7 +115,7 @@ func without(all []*Recording, r *Recording) []*Recording {
 	return others
 }
 
-// Stop ends the [Recording]. What it has is kept, and what becomes of requests that wait is
+// Stop ends the [Recording]. Its arrivals are kept, and the outcomes of requests that wait are
 // still noted. It may be called several times.
 func (r *Recording) Stop() {
 	r.d.mu.Lock()
@@ -149,7 +149,7 @@ func (r *Recording) Arrivals() []Arrival {
 	return arrivals
 }
 
-// value returns an arrival as it is now. The instants are those of d.
+// value returns an arrival as it is now. The instants are on the clock of d.
 func (a *arrival) value(d *dispatcher) Arrival {
 	v := Arrival{At: d.timeOf(a.at), Cost: int(a.cost), Allow: a.allow}
 	if a.deadline != exact.Forever {

@@ -18,10 +18,9 @@ type Refusal struct {
 // keptRefusals is how many refusals are remembered. It is a power of 2.
 const keptRefusals = 64
 
-// Refusals returns the latest 64 refusals, in the order in which they were noted. Those of
-// requests that were refused while they waited are noted when their calls return, so a newcomer's
-// may come before them. A dry run has those of the requests that would have been refused when
-// they came; what Close ends in its shadow is counted in [Stats], and not shown here.
+// Refusals returns the latest 64 refusals, in the order in which they were noted. The
+// refusal of a request that waited is noted when its call returns, so a newcomer's may come before
+// it. A dry run has refusals of the requests that would have been refused when they came; what Close ends in its shadow is counted in [Stats], and not shown here.
 func (s *Shaper) Refusals() []Refusal {
 	s.mustBeMade()
 	var others []Refusal
@@ -53,7 +52,7 @@ func (g *Group[K]) Refusals() []Refusal {
 		}
 		all = append(all, found...)
 	}
-	// Those of one shard are in their order already.
+	// The refusals of one shard are in their order already.
 	slices.SortFunc(all, func(a, b Refusal) int { return cmp.Compare(a.Key.(refusedKey[K]).number, b.Key.(refusedKey[K]).number) })
 	all = all[max(0, len(all)-keptRefusals):]
 	for i := range all {
@@ -78,7 +77,7 @@ func (k ofKey[K]) keepRefusedKeyLocked() {
 	s.refusedKeys[(s.refusalRing.count-1)%keptRefusals] = refusedKey[K]{key, s.group.refusals.Add(1)}
 }
 
-// latestRefusals is Refusals of those that the dispatcher has noted. also is called under
+// latestRefusals is Refusals for the refusals that the dispatcher has noted. also is called under
 // the lock. The Key of each [Refusal] is its number, for the caller to replace it.
 func (d *dispatcher) latestRefusals(also func()) []Refusal {
 	var log refusalRing

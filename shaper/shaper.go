@@ -21,7 +21,7 @@ import (
 // [Shaper.Acquire], if the request ends elsewhere. For HTTP, [Middleware] and [Transport]
 // call them. Both work with [Limits.InFlight] and without. [Shaper.Wait] is for requests
 // whose end does not matter. [Shaper.Allow] never waits for a slot. [Shaper.Forecast]
-// returns what a request would meet, and takes nothing.
+// predicts the wait of a request, and takes nothing.
 //
 // A request that can't be admitted gets a [*RejectError] at once. If the context of a
 // request ends while it waits, its call returns exactly ctx.Err(), and before that the
@@ -37,7 +37,7 @@ type Shaper struct {
 	recordings []*Recording // the lock of the dispatcher guards them
 }
 
-// New makes a [Shaper] with limits l. The error is that of [Limits.Validate], or says which
+// New makes a [Shaper] with limits l. The error comes from [Limits.Validate], or says which
 // option is wrong, or does not go together with another.
 func New(l Limits, opts ...Option) (*Shaper, error) {
 	if err := l.Validate(); err != nil {
@@ -146,7 +146,7 @@ func (s *Shaper) enter(r *request) decision {
 	return dec
 }
 
-// askAndAnnounce asks the [Bucket] what becomes of a request, and runs the hook of that.
+// askAndAnnounce asks the [Bucket] about a request, and runs the hook of the answer.
 //
 // It is not inlined, so that its frame is there only if a Bucket is asked. If it left announce
 // to enter, a call with hooks would take 2 % longer.
@@ -182,11 +182,11 @@ func (s *Shaper) AllowN(n int) bool {
 	return s.enter(r).passed()
 }
 
-// Forecast returns what WaitN(ctx, n) would meet now, if ctx had no deadline: how long it
+// Forecast predicts the result of WaitN(ctx, n) now, for a ctx without a deadline: how long it
 // would wait, if all requests ahead stay and nothing changes, or the error with which it
 // would be refused. It takes nothing and counts nothing.
 //
-// With [Limits.InFlight] it returns what Acquire(ctx, n) would meet. If seats are free for it
+// With [Limits.InFlight] it predicts Acquire(ctx, n). If seats are free for it
 // and all ahead, the wait is that without a cap. Otherwise it is an estimate, as it is unknown
 // when requests end: at least the mean time for which they have been in flight of late, divided
 // by InFlight, and at least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with

@@ -8,8 +8,8 @@ import (
 	"example.com/leakybucket/shaper/internal/lease"
 )
 
-// A sharedFlow is a flow whose level is in a [Bucket]: what it has leased of the level, the pump
-// and the meter that ask for it, and what becomes of it in an outage. The lock of the dispatcher
+// A sharedFlow is a flow whose level is in a [Bucket]: its lease, the pump and the meter that ask
+// for more, and its circuit breaker. The lock of the dispatcher
 // guards it.
 type sharedFlow struct {
 	lease.Lease
@@ -82,7 +82,7 @@ func (sf *sharedFlow) setGivenLocked(p *plan) {
 // the newest.
 func (sf *sharedFlow) changeLocked(to *plan) {
 	now, b := sf.d.clock, &sf.f.bucket
-	// Those of another process, if it has changed them since.
+	// The limits of another process, if it has changed them since.
 	before, level := sf.inForceLocked().limits, b.level(sf.d.clock)
 	sf.setGivenLocked(to)
 	if sf.Off {
@@ -98,7 +98,7 @@ func (sf *sharedFlow) changeLocked(to *plan) {
 	} else if sf.adopted != nil {
 		sf.adoptLimitsLocked(sf.Rate)
 	}
-	// The level stays what it is, in cost units.
+	// The level does not change, in cost units.
 	fell := sf.fallback
 	sf.fallback = false
 	sf.estimateFromLocked(sf.PaceInterval(), now)
@@ -126,9 +126,9 @@ func (sf *sharedFlow) adoptLimitsLocked(r BucketRate) {
 	sf.adopted = &p
 }
 
-// While a flow leaves by its lease, its own bucket is an estimate: what the level of the
-// Bucket looks like from here, where each request seems to raise it by as much as it and
-// those of the other processes do together. So all that predicts a wait (Forecast,
+// While a flow leaves by its lease, its own bucket is an estimate: the level of the
+// Bucket as it looks from here, where each request seems to raise it by as much as it and
+// the requests of the other processes do together. So all that predicts a wait (Forecast,
 // RetryAfter, MaxWait, deadlines, Line) is computed by the same functions as without a Bucket.
 
 // estimateFromLocked makes the flow's bucket an estimate: its level reaches 0 at an instant, and
@@ -146,8 +146,8 @@ func (sf *sharedFlow) estimateFromLocked(interval exact.Interval, empty int64) {
 	b.setEmpty(exact.At(max(empty, 0)), nil)
 }
 
-// inForceLocked returns the plan of the [Limits] that are in force: those of this process,
-// or with the rate of another one that is newer.
+// inForceLocked returns the plan of the [Limits] that are in force: the limits of this
+// process, or with the rate of another one that is newer.
 func (sf *sharedFlow) inForceLocked() *plan {
 	if sf.adopted != nil {
 		return sf.adopted
@@ -193,8 +193,8 @@ func (sf *sharedFlow) checkFallbackLocked(now int64) {
 	}
 }
 
-// levelAsHighLocked returns when the level would reach 0 on the [Bucket]'s clock, if it was
-// that of the fallback; the zero [Instant] if nothing is known of that clock.
+// levelAsHighLocked returns when the level of the fallback would reach 0 on the [Bucket]'s
+// clock; the zero [Instant] if nothing is known of that clock.
 func (sf *sharedFlow) levelAsHighLocked(now int64) Instant {
 	if !sf.Clock.Known() {
 		return Instant{}

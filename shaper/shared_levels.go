@@ -9,8 +9,8 @@ import (
 	"example.com/leakybucket/shaper/internal/lease"
 )
 
-// sharedLevels is what the leases of a dispatcher have in common. The lock of the dispatcher
-// guards what changes.
+// sharedLevels has the state that all shared flows of a dispatcher have in common. The lock of the
+// dispatcher guards the fields that change.
 type sharedLevels struct {
 	d         *dispatcher
 	bucket    Bucket
@@ -238,7 +238,7 @@ func (s *sharedLevels) waitForPumps() {
 	}
 }
 
-// close gives back what is leased, after the lines have been emptied, and returns when
+// close gives back all leased units, after the lines have been emptied, and returns when
 // that is done, or has failed. The lock is not held.
 func (s *sharedLevels) close() {
 	d := s.d
@@ -259,7 +259,7 @@ func (s *sharedLevels) close() {
 }
 
 // BucketStats tells about the [Bucket] that a level is in. Of a [Group] it has only the State,
-// Err and the totals: those of all keys together, with the state of a server that can't be
+// Err and the totals of all keys together, with the state of a server that can't be
 // asked if there is one.
 type BucketStats struct {
 	State BucketState // "" without a Bucket
@@ -320,7 +320,7 @@ func bucketTotals(c lease.Counts) BucketStats {
 	return BucketStats{RoundTrips: c.RoundTrips, Failures: c.Failures, Leased: c.Leased, Dropped: c.Dropped, GivenBack: c.GivenBack}
 }
 
-// stats returns the [BucketStats] of all keys together. State and Err are those of a
+// stats returns the [BucketStats] of all keys together. State and Err describe a
 // backend that can't be asked, if there is one.
 func (s *sharedLevels) stats() BucketStats {
 	st := bucketTotals(s.counts)

@@ -86,7 +86,7 @@ type question struct {
 	done     chan struct{}
 }
 
-// awaitAnswer waits for what becomes of a question, or until the context of the request ends.
+// awaitAnswer waits for the end of a question, or until the context of the request ends.
 func (m *meter) awaitAnswer(q *question, r *request, note func(now int64, dec decision)) decision {
 	sf, d := m.sf, m.sf.d
 	select {
@@ -184,7 +184,7 @@ func (m *meter) questionFor(batch *[]*question, refused int) (t Take, n int) {
 }
 
 // askTogether asks the [Bucket] for the requests of a batch. Only if all of them have gone does the
-// call end before its time. If the Bucket panics, it returns with what.
+// call end before its time. If the Bucket panics, it returns the value of the panic.
 func (m *meter) askTogether(batch []*question, t Take) (a answer, panicked any) {
 	d := m.sf.d
 	ctx, cancel := context.WithTimeout(context.Background(), d.shared.timeout)
@@ -297,7 +297,7 @@ func (m *meter) endAskLocked() {
 	}
 }
 
-// An answer is what a call of [Bucket.Take] has returned, and between which instants it was made.
+// An answer is the result of a call of [Bucket.Take], with the instants between which it was made.
 type answer struct {
 	taken          Taken
 	sent, received int64

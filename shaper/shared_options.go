@@ -54,7 +54,7 @@ func (o bucketOption) apply(to *options) {
 }
 
 // WithBucket makes a [Shaper] share its level with all processes whose Shapers have the
-// same [Bucket] and key. [Limits.Rate] and [Limits.Burst] are then those of all of them
+// same [Bucket] and key. [Limits.Rate] and [Limits.Burst] then hold for all of them
 // together. [Limits.Depth], [Limits.MaxWait] and [Limits.InFlight] are each process's own:
 // each has a line of its own, which is strictly first in first out, and there is no
 // promised order among lines. [Limits.Slack] is for how long a slot may be used after its
@@ -102,7 +102,7 @@ func WithBuckets[K comparable](b Bucket, key func(K) string) GroupOption {
 	return bucketsOption{b, key}
 }
 
-// A Fallback says what a process does while it can't ask its [Bucket].
+// A Fallback is the behaviour of a process while it can't ask its [Bucket].
 type Fallback int
 
 const (
@@ -197,7 +197,7 @@ func WithBucketTimeout(d time.Duration) Option { return common{bucketTimeoutOpti
 var errSharedInf = errors.New("shaper: Limits.Rate is +Inf, must be finite where a Bucket holds the level: " +
 	"the rate goes for all processes that share it, and without one this process would share nothing")
 
-// validateShared returns what is wrong with the options of shared levels. constructor is
+// validateShared returns an error if the options of shared levels are invalid. constructor is
 // [New] or [NewGroup].
 func (o *options) validateShared(constructor string) error {
 	s := o.shared

@@ -21,7 +21,7 @@ type pump struct {
 	asksRoom bool // it asks for what the level has room for
 }
 
-// A step is what a pump does next.
+// A step is the next action of a pump.
 type step uint8
 
 const (
@@ -31,7 +31,7 @@ const (
 	stepGiveBack
 )
 
-// nextStepLocked returns what the pump is to do, and for stepSleep, until when. It is asked
+// nextStepLocked returns the next step of the pump, and for stepSleep, until when. It is asked
 // again after each change of the line, of its seats or of the lease.
 func (p *pump) nextStepLocked(now int64) (s step, until int64) {
 	sf, f, d := p.sf, p.sf.f, p.sf.d
@@ -92,7 +92,7 @@ func (p *pump) wantsLocked(now int64) bool {
 	return !covered || sf.HalfUsed()
 }
 
-// kickLocked makes the pump do what is to be done, if there is something.
+// kickLocked makes the pump take its next step, if there is one.
 func (p *pump) kickLocked(now int64) {
 	sf := p.sf
 	s, until := p.nextStepLocked(now)
@@ -261,7 +261,7 @@ func (p *pump) callGiveBack(t Take, end Instant) {
 	}
 }
 
-// noteAnswerLocked notes what an answer says about the [Bucket]: its clock, its rate, and
+// noteAnswerLocked notes the news of an answer about the [Bucket]: its clock, its rate, and
 // whether it can be asked. It reports whether there is one.
 func (sf *sharedFlow) noteAnswerLocked(t Take, a answer) bool {
 	d := sf.d

@@ -127,7 +127,7 @@ func (d *dispatcher) endDrainLocked() {
 	}
 }
 
-// A groupDrain is what the shards of a [Group] have in common while they drain. A shard in
+// The shards of a [Group] have a groupDrain in common while they drain. A shard in
 // which no request waits any more keeps its buckets until none waits in the others either, and
 // until then a request that a [Transport] retries may enter its lines once more.
 type groupDrain struct {

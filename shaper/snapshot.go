@@ -42,7 +42,7 @@ func (s *Shaper) Snapshot() ([]byte, error) {
 // bucket counts as having leaked; if the clock has gone back, as not having leaked. Holds and
 // blocks go on until they would have ended, blocks only if [WithBlock] is set.
 //
-// The limits need not be those of the snapshot. The level is kept in cost units. If the rates
+// The limits may differ from the snapshot's. The level is kept in cost units. If the rates
 // differ, the bucket counts as having leaked at the lower of the two: it is not known when the
 // rate changed, so this is the one answer that never lets more leave than either would.
 //
@@ -75,7 +75,7 @@ const (
 	snapshotOfGroup  = "group"
 )
 
-// savedHead is what all snapshots begin with.
+// savedHead is the beginning of all snapshots.
 type savedHead struct {
 	Version int       `json:"version"`
 	Of      string    `json:"of"`    // snapshotOfShaper or snapshotOfGroup
@@ -101,7 +101,7 @@ type savedBucket struct {
 	BlockedNS int64           `json:"blocked_ns,omitempty"` // for how long it was still blocked
 }
 
-// A bucketCopy is what a snapshot needs of a flow, taken under the lock.
+// A bucketCopy is the part of a flow that a snapshot needs, copied under the lock.
 type bucketCopy struct {
 	plan        *plan
 	empty       exact.Nanos
@@ -146,7 +146,7 @@ type levelReader map[float64]exact.Interval
 // denominator has at most some 4,200 bits, and its numerator 64 more than that.
 const maxLevelText = 4096
 
-// read returns the level of a bucket, or what is wrong with it.
+// read returns the level of a bucket, or an error if it is invalid.
 func (v levelReader) read(b *savedBucket) (r restoredLevel, err error) {
 	for _, span := range []int64{b.HeldNS, b.BlockedNS} {
 		if span < 0 || span > int64(horizon) {
@@ -344,9 +344,9 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 //
 // For each key the limits function is called, as it is for a new key. A key whose limits
 // can't be had is left out, and counted in [GroupStats.LimitErrors]. A key for which the table
-// has no room shares a bucket, whose level becomes at least that of the key; if there is none
+// has no room shares a bucket, whose level becomes at least the key's; if there is none
 // to share, the key is left out. If keys are left out, Restore goes on with the others, and
-// then returns an error that says how many, in which errors.Is sees those of the first ones.
+// then returns an error that says how many, in which errors.Is sees the errors of the first ones.
 //
 // If data is no snapshot of a Group with such keys, is damaged, or has a version that this
 // package does not know, or if the Group is closed, Restore returns an error and changes
@@ -443,7 +443,7 @@ type savedGroup struct {
 	Top     savedTop      `json:"top"`
 }
 
-// savedTop is what [Group.Top] has counted.
+// savedTop has the counts of [Group.Top].
 type savedTop struct {
 	Calls uint64       `json:"calls"` // of all keys together
 	Least uint64       `json:"least"` // the most calls that a key may have which is not among Keys
@@ -457,7 +457,7 @@ type savedCount struct {
 	Error uint64          `json:"error,omitempty"`
 }
 
-// readBuckets returns the keys and the levels of buckets, or what is wrong with one.
+// readBuckets returns the keys and the levels of buckets, or the error of the first invalid one.
 func readBuckets[K comparable](buckets []savedBucket) (keys []K, levels []restoredLevel, err error) {
 	keys, levels = make([]K, len(buckets)), make([]restoredLevel, len(buckets))
 	intervals, names := make(levelReader), keyed.NewNames[K]()
@@ -475,7 +475,7 @@ func readBuckets[K comparable](buckets []savedBucket) (keys []K, levels []restor
 // maxSavedCalls bounds the numbers of a savedTop, so that sums of them do not overflow.
 const maxSavedCalls = 1 << 60
 
-// readTop returns the counts of a savedTop, or what is wrong with it.
+// readTop returns the counts of a savedTop, or an error if it is invalid.
 func readTop[K comparable](top *savedTop) ([]sketch.Count[K], error) {
 	if top.Calls > maxSavedCalls || top.Least > top.Calls {
 		return nil, fmt.Errorf("top has %d calls, and %d of a key that it does not name", top.Calls, top.Least)

@@ -209,7 +209,7 @@ func (f *flow) readLine(o origin, now int64, line []Waiter) {
 //
 // The keys of a Group are in several parts, each with a lock of its own, and [Group.Stats]
 // looks at one part after the other. So it may count some of the calls that return
-// meanwhile and not others. While no call runs, the numbers are those of one instant.
+// meanwhile and not others. While no call runs, the numbers belong to one instant.
 type GroupStats struct {
 	Name string // as given by WithName
 
@@ -267,7 +267,7 @@ func (g *Group[K]) StatsOf(key K) (st Stats, ok bool) {
 	return st, ok
 }
 
-// addStats adds the state of a shard to that of the [Group], and its totals to sum.
+// addStats adds the state of a shard to the state of the [Group], and its totals to sum.
 func (s *keyShard[K]) addStats(st *GroupStats, sum *totals) {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()
@@ -310,7 +310,7 @@ func (all shards[K]) keys() (keys []K) {
 }
 
 // appendKeys appends the keys of a shard. Between two slices of keys the table may change, as
-// that of a range statement may in its body, or be replaced: then the old one still has all
+// the map of a range statement may in its body, or be replaced: then the old one still has all
 // the keys that were in it.
 func (s *keyShard[K]) appendKeys(keys []K) []K {
 	s.mu.Lock()
@@ -359,7 +359,7 @@ type KeyCount[K comparable] struct {
 	Error uint64
 }
 
-// Top returns the n keys that meet their limits most: those with the most calls that
+// Top returns the n keys that meet their limits most: the keys with the most calls that
 // were refused or had to wait, or in a dry run would have, most first. It remembers
 // keys whose buckets are gone, in fixed memory; [KeyCount] says how exact it is, with
 // m = 1,024.

@@ -21,7 +21,7 @@ import (
 // earliest. A dispatcher publishes an instant before it takes the ticker's lock to move the
 // alarm, so the goroutine never goes to sleep without knowing of it.
 //
-// A goroutine that holds the lock of a dispatcher may take that of the ticker. One that holds
+// A goroutine that holds the lock of a dispatcher may take the lock of the ticker. One that holds
 // the lock of the ticker takes no other.
 type ticker struct {
 	first *dispatcher // the first of those it serves; the others are linked by sibling; fixed before use

@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/shaper/internal/httpout"
 )
 
-// A Transport is an [http.RoundTripper] that paces what a client sends: each
+// A Transport is an [http.RoundTripper] that paces the requests of a client: each
 // request waits for a [Limiter] before it goes to Base, and when the upstream refuses
 // one of them and asks to hold back, all requests behind it wait too. It is for API
 // clients, SDKs and pools of workers, and any number of them may share it:
@@ -24,7 +24,7 @@ import (
 // A request waits until its context ends at most, and [http.Client.Timeout] is part of that
 // context. It also stops waiting when its deprecated field Cancel is closed; the error is
 // then of the kind that [http.Transport] returns, which is not [context.Canceled]. If a
-// request is not admitted, its body is closed, nothing is sent, and the error is that of
+// request is not admitted, its body is closed, nothing is sent, and the error comes from
 // the Limiter: [errors.Is] and [errors.As] find
 // [ErrQueueFull], [*RejectError] and context.Canceled in it, also through the
 // *url.Error of an http.Client. Each redirect that a client follows is a request of
@@ -41,7 +41,7 @@ import (
 //
 //   - by Retry-After: a number of seconds, or a date, which is compared with the
 //     response's own Date if it has one, because the clock of this machine may differ
-//     from that of the upstream;
+//     from the clock of the upstream;
 //   - else by a RateLimit field (draft-ietf-httpapi-ratelimit-headers-11) which says
 //     that nothing remains, as in "default";r=0;t=30. Of several items the longest t
 //     counts.
@@ -53,13 +53,13 @@ import (
 // are not read, because some servers write a time span into the second and others an
 // instant. A response with any other status holds nothing, unless HoldWhenExhausted is set.
 type Transport struct {
-	// Limiter is what requests wait for. It must not be nil.
+	// Requests wait for the Limiter. It must not be nil.
 	Limiter Limiter
 
 	// Base sends the requests. nil means [http.DefaultTransport].
 	Base http.RoundTripper
 
-	// Cost returns what a request costs. nil means 1. A request of cost 0 is sent at
+	// Cost returns the cost of a request. nil means 1. A request of cost 0 is sent at
 	// once, without asking the Limiter, and never a second time, whatever Retry says.
 	// A request of negative cost fails with [ErrNegativeCost].
 	Cost func(*http.Request) int
@@ -146,7 +146,7 @@ func (t Transport) base() http.RoundTripper {
 	return t.Base
 }
 
-// costOf returns what a request costs, or an error if the cost is negative or the
+// costOf returns the cost of a request, or an error if the cost is negative or the
 // Transport is set up wrongly.
 func (t Transport) costOf(r *http.Request) (n int, err error) {
 	switch {

@@ -47,7 +47,7 @@ func (w *waiter) readyBefore(done <-chan struct{}) bool {
 	}
 }
 
-// announceEntry runs the hook of a request that has entered a line, and notes what it waits on
+// announceEntry runs the hook of a request that has entered a line, and notes the channel on which it waits
 // for the end of its context. The lock is not held.
 func (r *request) announceEntry(d *dispatcher, f *flow, dec decision) {
 	w, settled := dec.waiter, false
@@ -71,7 +71,7 @@ func (r *request) runEnqueued(d *dispatcher, dec decision) {
 	runHook(d.trace.Enqueued, r.ctx, ev)
 }
 
-// finish returns what the call of a waiter that is awake again returns, and the instant at which
+// finish returns the result of the call of a waiter that is awake again, and the instant at which
 // that was decided; and it sets the seat of the request. woken reports that its state has changed;
 // else its context has ended. The lock is not held.
 //

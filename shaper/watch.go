@@ -8,7 +8,7 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// A watch is what a dispatcher is told of requests for those who look at it: counts, histograms,
+// A watch keeps the news of a dispatcher's requests for those who look at it: counts, histograms,
 // the latest refusals, and recordings. It decides nothing.
 type watch struct {
 	totals      *totals      // of all keys together; nil: it belongs to a Shaper
@@ -115,7 +115,7 @@ func (r *refusalRing) add(at, cost int64, why rejection) {
 }
 
 // newError returns the error of a refusal. They are made 16 in one allocation, as one by one
-// they would be a fifth of what a refusal takes.
+// they would take a fifth of the time of a refusal.
 func (r *refusalRing) newError(why rejection) *RejectError {
 	if r.spare == 0 {
 		r.errors, r.spare = new([16]RejectError), 16
@@ -129,7 +129,7 @@ func (r *refusalRing) newError(why rejection) *RejectError {
 // last returns the latest refusal. There has been one.
 func (r *refusalRing) last() *refusalRecord { return &r.latest[(r.count-1)%keptRefusals] }
 
-// refusals returns what is in the ring, each [Refusal] with the Key that keyOf returns for
+// refusals returns the content of the ring, each [Refusal] with the Key that keyOf returns for
 // its number.
 func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []Refusal {
 	first := r.count - min(r.count, keptRefusals)
@@ -143,7 +143,7 @@ func (r *refusalRing) refusals(d *dispatcher, keyOf func(number uint64) any) []R
 	return found
 }
 
-// prepareRefusalLocked makes room for what is kept of refusals. It is not inlined into
+// prepareRefusalLocked makes room for records of refusals. It is not inlined into
 // refuseLocked, which takes less time without its calls.
 //
 //go:noinline
@@ -152,7 +152,7 @@ func (o *watch) prepareRefusalLocked(f *flow) {
 	o.refusalRingLocked()
 }
 
-// recordLocked adds a request to recordings, with what has been decided.
+// recordLocked adds a request to recordings, with the decision.
 func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decision) {
 	if len(into) == 0 || dec.event == noEvent || dec.event == askEvent {
 		return
@@ -173,7 +173,7 @@ func (o *watch) recordLocked(into []*Recording, now int64, r *request, dec decis
 	}
 }
 
-// endedLocked is told what has become, at an instant, of a request that has waited. A refusal has been
+// endedLocked is told of the end, at an instant, of a request that has waited. A refusal has been
 // counted with its reason.
 func (o *watch) endedLocked(f *flow, r *request, at int64, dec *decision) {
 	waited := at - r.entered
@@ -246,7 +246,7 @@ func (o *watch) measureSpacingLocked(ln *line, at, n int64) {
 	countIn(m.spacings[:], lowestSpacing, spacing)
 }
 
-// addLocked adds what a dispatcher has counted, if anything.
+// addLocked adds the counts of a dispatcher, if it has any.
 func (m *measures) addLocked(d *dispatcher) {
 	o := d.measures
 	if o == nil {

@@ -54,7 +54,7 @@ func (r BucketRate) Times(n int64) Instant {
 	return Instant{Micros: int64(low + carry), Part: int64(part)}
 }
 
-// Plus returns a + b, whose parts are those of the rate.
+// Plus returns a + b, in parts of the rate.
 func (r BucketRate) Plus(a, b Instant) Instant {
 	sum := Instant{a.Micros + b.Micros, a.Part + b.Part}
 	if sum.Part >= r.Parts {
@@ -63,7 +63,7 @@ func (r BucketRate) Plus(a, b Instant) Instant {
 	return sum
 }
 
-// Minus returns a − b, whose parts are those of the rate.
+// Minus returns a − b, in parts of the rate.
 func (r BucketRate) Minus(a, b Instant) Instant {
 	diff := Instant{a.Micros - b.Micros, a.Part - b.Part}
 	if diff.Part < 0 {

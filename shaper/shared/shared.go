@@ -82,7 +82,7 @@ type Taken struct {
 	Empty Instant // when the level reaches 0, without what has been taken in this step; not before Now
 	Cold  bool    // there was no state
 
-	// Other is the rate in force if it conflicts with that of the [Take]: then nothing was
+	// Other is the rate in force if it conflicts with the rate of the [Take]: then nothing was
 	// taken, and Empty counts in the [BucketRate.Parts] of Other. Rates that differ in
 	// nothing but their versions do not conflict.
 	Other *BucketRate

@@ -58,7 +58,7 @@ func hijackable(w http.ResponseWriter) bool {
 	}
 }
 
-// A hijacker has a Hijack of its own in place of that of a ResponseWriter.
+// A hijacker has a Hijack of its own in place of the ResponseWriter's.
 type hijacker struct {
 	original http.ResponseWriter
 	by       func(original Func) (net.Conn, *bufio.ReadWriter, error)
@@ -211,7 +211,7 @@ type wrapper struct {
 // WriteString does what [io.WriteString] does with the original.
 func (w wrapper) WriteString(s string) (int, error) { return io.WriteString(w.ResponseWriter, s) }
 
-// CloseNotify calls that of the original. Each wrapper has it, as gin's writer asserts
+// CloseNotify calls the method of the original. Each wrapper has it, as gin's writer asserts
 // that there is one (gin.Context.Stream). Where the original has none, nothing is
 // ever sent.
 func (w wrapper) CloseNotify() <-chan bool {
@@ -238,8 +238,8 @@ func (b inner) Unwrap() http.ResponseWriter { return b.ResponseWriter }
 // as the first returns no error.
 type bothFlushers struct{ original http.ResponseWriter }
 
-// Flush calls that of the original.
+// Flush calls the method of the original.
 func (f bothFlushers) Flush() { f.original.(http.Flusher).Flush() }
 
-// FlushError calls that of the original, or its Flush.
+// FlushError calls the method of the original, or its Flush.
 func (f bothFlushers) FlushError() error { return http.NewResponseController(f.original).Flush() }

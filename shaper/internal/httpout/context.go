@@ -53,7 +53,7 @@ func (c *waitContext) Err() error {
 		return c.Context.Err()
 	}
 	// For its Timeout an http.Client both sets a deadline and closes Cancel at that
-	// instant. The error is that of a timeout, whichever of the two is seen first.
+	// instant. The error is a timeout's, whichever of the two is seen first.
 	if deadline, ok := c.Deadline(); ok && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
 	}

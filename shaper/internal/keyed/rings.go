@@ -19,7 +19,7 @@ const (
 // P has a ring of its own: Homes points, some of which have an entry. A hash gives each key its
 // home on the ring, and the key uses the first entry at its home or after it (consistent
 // hashing). The hash is to be seeded anew in each process, so that a client cannot choose keys
-// that share an entry with those of another client.
+// that share an entry with the keys of another client.
 //
 // A key makes an entry at its home while there are fewer than Homes entries in all rings, or fewer
 // than MaxShared and none in its own. After that it uses the next entry of its ring, whose reach

@@ -87,7 +87,7 @@ type units struct {
 	departures *uint32 // of the flow, counted by the engine
 }
 
-// defaultSlack is that of package shaper.
+// defaultSlack is shaper.DefaultSlack.
 const defaultSlack = 20 * time.Millisecond
 
 // leastPause is for how long the Bucket is left alone at least after it has refused.
@@ -126,7 +126,7 @@ func (l *Lease) SlotFor(n int64) int64 {
 }
 
 // Covers reports whether a request of cost n can use units that are leased. Units of both
-// stretches may be needed. Then those of the first move to just before the second: their slot
+// stretches may be needed. Then the units of the first move to just before the second: their slot
 // is later than it was at first, but none is used beyond the lateness after that.
 func (l *Lease) Covers(n int64, now int64) bool {
 	l.DropLate(now)

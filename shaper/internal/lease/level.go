@@ -24,8 +24,8 @@ func (l *Lease) noteLevel(t shared.Take, taken shared.Taken) {
 
 // Room returns how many cost units the level has room for now, so that they may leave at
 // once: below 0 if slots are leased ahead. It is what the latest answer of the Bucket has shown,
-// with what has leaked since, as if no other process had taken anything; or that of an idle
-// bucket, as long as there is no answer.
+// with what has leaked since, as if no other process had taken anything; or the room of an
+// idle bucket, as long as there is no answer.
 func (l *Lease) Room(now int64) int64 {
 	burst := l.Burst
 	if !l.Clock.known || l.level == 0 {

@@ -51,7 +51,7 @@ func (c *Conn) Body() *Body {
 
 // fetchable reports whether the body may be read ahead: it must be small, of known
 // length, and net/http's own. The code of any other body would run at the same time
-// as the handler, and that of [http.MaxBytesReader] writes to the header.
+// as the handler, and the body of [http.MaxBytesReader] writes to the header.
 func (c *Conn) fetchable() bool {
 	if c.body != nil {
 		return false

@@ -67,7 +67,7 @@ var start = time.Now()
 func sinceStart() time.Duration { return time.Since(start) }
 
 // PeerContext returns the context to call a limiter with. Call [Conn.EndWait] when that
-// call has returned. The context ends with that of the request, or when the
+// call has returned. The context ends with the request's context, or when the
 // client has gone. But what ends because of the client counts only once the request
 // has waited.
 //
@@ -94,10 +94,10 @@ func (c *Conn) PeerContext(onlyWaitersAskDone bool, w *Watcher) context.Context 
 	return p
 }
 
-// Deadline returns that of the request's context.
+// Deadline returns the deadline of the request's context.
 func (p *peerContext) Deadline() (deadline time.Time, ok bool) { return p.request.Context().Deadline() }
 
-// Value returns that of the request's context.
+// Value returns a value of the request's context.
 func (p *peerContext) Value(key any) any { return p.request.Context().Value(key) }
 
 // Done returns a channel that is closed when the context ends.
@@ -225,7 +225,7 @@ func (p *peerContext) requestEnded() {
 	p.endLocked()
 }
 
-// endLocked ends the context. Its error is that of the request's context, or
+// endLocked ends the context. Its error is the error of the request's context, or
 // [context.Canceled] if that has not ended.
 func (p *peerContext) endLocked() {
 	if p.wait.ended {
@@ -244,7 +244,7 @@ func (p *peerContext) endLocked() {
 }
 
 // EndWait ends the watching. From now on the context of [Conn.PeerContext] is ended as soon
-// as that of the request is, whether the request has waited or not: some limiters keep the
+// as the request's context is, whether the request has waited or not: some limiters keep the
 // context of a call until then. Calling it again does nothing.
 func (c *Conn) EndWait() {
 	w := &c.wait

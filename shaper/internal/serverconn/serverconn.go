@@ -122,7 +122,7 @@ type bodyKind int
 const (
 	// foreignBody is the body of an outer handler, which may do anything, or one of
 	// net/http for which even a read of nothing may wait or ask the client to send:
-	// that of HTTP/2, or of "Expect: 100-continue".
+	// the body of HTTP/2, or of "Expect: 100-continue".
 	foreignBody bodyKind = iota
 	limitedBody          // of http.MaxBytesReader
 	plainBody            // as an HTTP/1 server makes it

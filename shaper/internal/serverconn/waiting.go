@@ -12,7 +12,7 @@ type Waiting peerContext
 // BeginWait begins a wait in a line, for news or for the end of ctx, whichever comes first.
 // If ctx is one of [Conn.PeerContext], it returns a Waiting, and the caller must then call
 // [Waiting.Await] with news and with done, which is the Done channel of the request's own
-// context. Otherwise w is nil, and done is that of ctx.
+// context. Otherwise w is nil, and done is ctx.Done().
 //
 // A channel of ctx's own, closed when the context of the request ends, would take 500 bytes
 // more for each request that waits.

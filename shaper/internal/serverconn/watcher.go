@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Watcher looks at connections that net/http does not watch: those of requests that wait
+// A Watcher looks at connections that net/http does not watch: connections of requests that wait
 // with an unread body. One goroutine looks at all of them, one after the other, so that it takes
 // one processor at most: each look takes 11 to 22 µs, and with more than some 10,000 connections
 // it comes to each of them less often than watchEvery says. It looks only while there are such

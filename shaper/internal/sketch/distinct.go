@@ -18,7 +18,7 @@ import (
 // the estimate is exact as long as no two hashes choose one register. Of 18 hashes, two
 // do so in one case of a hundred.
 //
-// The hashes must have 64 good bits, such as those of maphash.Comparable, with a seed
+// The hashes must have 64 good bits, as maphash.Comparable returns, with a seed
 // that the clients that choose the keys do not know. The zero Distinct is ready for use.
 // It holds no memory before the first hash; from then on it holds 16 KiB and allocates
 // nothing.
