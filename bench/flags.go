@@ -74,8 +74,7 @@ func parseFlags(args []string, all []run.Experiment) (config, error) {
 	return c, nil
 }
 
-// choose keeps the experiments that text names, in the order in which they are
-// measured.
+// choose keeps the experiments that text names, in the order in which they are measured.
 func (c *config) choose(text string, all []run.Experiment) error {
 	wanted := strings.Split(text, ",")
 	for i, name := range wanted {

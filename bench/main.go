@@ -1,7 +1,6 @@
-// Command bench measures the shaper, and a Group of one for each key, side by side
-// with other Go limiters, and Caddy with the shaper beside other proxies, in interleaved
-// rounds within one run, each measurement in a process of its own. -list names its
-// experiments.
+// Command bench measures the shaper, and a Group of one for each key, side by side with other
+// Go limiters, and Caddy with the shaper beside other proxies, in interleaved rounds within
+// one run, each measurement in a process of its own. -list names its experiments.
 //
 //	GOWORK=$PWD/all.work go run ./bench -h
 package main
@@ -12,17 +11,27 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 	"time"
 
+	"example.com/leakybucket/bench/admission"
+	"example.com/leakybucket/bench/goodput"
+	"example.com/leakybucket/bench/http"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/bench/keys"
+	"example.com/leakybucket/bench/proxies"
+	"example.com/leakybucket/bench/scale"
+	"example.com/leakybucket/bench/shared"
+	"example.com/leakybucket/bench/spacing"
 )
 
-// The exit statuses of the program. A goal that is missed is not a failure: it
-// stands in the table.
+// The exit statuses of the program. A goal that is missed is not a failure: it stands in the
+// table.
 const (
 	exitOK          = 0
 	exitFailed      = 1   // something could not be measured, or the results not be written
@@ -30,33 +39,44 @@ const (
 	exitInterrupted = 130 // as a shell has it for a program ended by Ctrl-C
 )
 
+// experiments are everything that is measured, in the order in which it is.
+func experiments() []run.Experiment {
+	return []run.Experiment{
+		spacing.Idle, spacing.Busy, admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole,
+		scale.Experiment, keys.Experiment, shared.Experiment, proxies.Experiment,
+	}
+}
+
 func main() {
 	run.Child()
-	// Whatever asks this program to end, even if nothing reads what it prints:
-	// proxies must not stay behind.
+	// Whatever asks this program to end, even if nothing reads what it prints: proxies must not
+	// stay behind.
 	ctx, release := signal.NotifyContext(context.Background(), endings...)
 	status := measureAll(ctx, experiments(), os.Args[1:], os.Stdout, os.Stderr)
 	release()
 	os.Exit(status)
 }
 
-// measureAll is the whole program but for its children. It returns the exit
-// status. The end of ctx ends it at once.
+// measureAll is the whole program but for its children. It returns the exit status. The end
+// of ctx ends it at once.
 func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout, stderr io.Writer) int {
+	complaints := log.New(stderr, "bench: ", 0)
 	c, err := parseFlags(args, all)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		fmt.Fprint(stdout, usage)
 		return exitOK
 	case err != nil:
-		fmt.Fprintf(stderr, "bench: %v (-h shows examples)\n", err)
+		complaints.Printf("%v (-h shows examples)", err)
 		return exitUsage
 	case c.list:
-		fmt.Fprint(stdout, listed(all))
+		for _, e := range all {
+			fmt.Fprintf(stdout, "%-10s %s\n", e.Name, e.What)
+		}
 		return exitOK
 	}
-	if err := makeFolder(c.out); err != nil { // Now, lest it turns out ten minutes later.
-		fmt.Fprintln(stderr, "bench:", err)
+	if err := c.prepare(); err != nil { // Now, lest it turns out ten minutes later.
+		complaints.Print(err)
 		return exitUsage
 	}
 
@@ -64,64 +84,72 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 	machine := report.ThisMachine()
 	found := report.Results{Date: time.Now().UTC().Truncate(time.Second), Command: c.command(), Machine: machine}
 	o.Machine = machine.String()
-	o.Progress = run.NewProgress(stdout, stderr, estimate(c.experiments, o))
-	o.Progress.Printf("%s\n", machine)
+	o.Progress = run.NewProgress(complaints, estimate(c.experiments, o))
+	fmt.Fprintln(stdout, machine)
+	var failures []string
 	for _, e := range c.experiments {
-		if e.Needs == nil {
+		r, err := e.Measure(ctx, o)
+		if ctx.Err() != nil {
+			complaints.Print("interrupted, nothing written")
+			return exitInterrupted
+		}
+		if err != nil { // The other experiments are worth their time.
+			failures = append(failures, fmt.Sprintf("%s: %v", e.Name, err))
+			complaints.Print(failures[len(failures)-1])
+		}
+		if len(r.Lines) == 0 {
 			continue
 		}
-		o.Progress.Begin(e.Name, 0)
-		if err := e.Needs(o); err != nil {
-			o.Progress.Errorf("bench: %s: %v", e.Name, err)
-			return exitUsage
-		}
-	}
-	var failures []string
-	for i, e := range c.experiments {
-		o.Progress.Begin(fmt.Sprintf("%s (%d of %d)", e.Name, i+1, len(c.experiments)), estimate(c.experiments[:i], o))
-		o.Progress.Logf("begins")
-		r, err := e.Measure(ctx, o)
-		switch {
-		case ctx.Err() != nil:
-			o.Progress.Errorf("bench: interrupted, nothing written")
-			return exitInterrupted
-		case err != nil:
-			failures = append(failures, fmt.Sprintf("bench: %s: %v", e.Name, err))
-			o.Progress.Errorf("%s", failures[len(failures)-1])
-			if len(r.Tables) == 0 {
-				continue // The other experiments are worth their time.
-			}
-		}
-		for _, t := range r.Tables {
-			o.Progress.Printf("\n%s", t.Markdown())
-		}
-		r.Name, r.What = e.Name, e.What
+		r.Name, r.What, r.Note, r.Goals = e.Name, e.What, e.Note+r.Note, e.Goals
+		fmt.Fprint(stdout, r.Tables())
 		found.Reports = append(found.Reports, r)
 	}
-	o.Progress.Printf("%s", found.Goals())
+	fmt.Fprint(stdout, found.Goals())
 	status := exitOK
 	for _, f := range failures { // Once more, as they stand far above, between the tables.
 		status = exitFailed
-		o.Progress.Errorf("%s", f)
+		complaints.Print(f)
 	}
 	if c.out == "" || len(found.Reports) == 0 {
 		return status
 	}
 	names, err := found.Write(c.out)
 	if err != nil {
-		o.Progress.Errorf("bench: -out %q: %v", c.out, err)
+		complaints.Printf("-out %q: %v", c.out, err)
 		return exitFailed
 	}
-	o.Progress.Printf("\nWritten to %s: %s.\n", c.out, strings.Join(names, ", "))
+	fmt.Fprintf(stdout, "\nWritten to %s: %s.\n", c.out, strings.Join(names, ", "))
 	return status
 }
 
-func makeFolder(name string) error {
-	if name == "" {
-		return nil
+// prepare makes the folder of the results, and looks for what experiments need.
+func (c config) prepare() error {
+	if c.out != "" {
+		if err := os.MkdirAll(c.out, 0o755); err != nil {
+			return fmt.Errorf("-out %q: %w", c.out, err)
+		}
 	}
-	if err := os.MkdirAll(name, 0o755); err != nil {
-		return fmt.Errorf("-out %q: %w", name, err)
+	for _, e := range c.experiments {
+		if _, err := exec.LookPath(e.Needs); e.Needs != "" && err != nil {
+			return fmt.Errorf("%s: %s is missing (%s): %w", e.Name, e.Needs, e.GetIt, err)
+		}
 	}
 	return nil
+}
+
+// estimate returns about how long experiments take.
+func estimate(all []run.Experiment, o run.Options) (sum time.Duration) {
+	for _, e := range all {
+		sum += e.Estimate(o)
+	}
+	return sum
+}
+
+// names returns the names of experiments, for people.
+func names(all []run.Experiment) string {
+	var names []string
+	for _, e := range all {
+		names = append(names, e.Name)
+	}
+	return strings.Join(names, ", ")
 }

@@ -27,19 +27,20 @@ func TestMain(m *testing.M) {
 // fakes are quick to measure: the first finds something, the second fails.
 func fakes() []run.Experiment {
 	return []run.Experiment{
-		{Name: "pace", What: "how fast", Measure: func(_ context.Context, o run.Options) (report.Report, error) {
+		{Name: "pace", What: "how fast", Estimate: noTime, Goals: []report.Goal{{What: "evenness", Ours: "Pace/who=ours rate", Least: 8}}, Measure: func(_ context.Context, o run.Options) (report.Report, error) {
 			o.Progress.Logf("1 of 1")
 			return report.Report{
-				Tables:   []report.Table{{Title: "Pace", Columns: []string{"who", "rate"}, Rows: [][]string{{"ours", "12"}}}},
-				Goals:    []report.Goal{{What: "evenness", Want: "≥ 8×", Got: "9×", Reached: true}},
+				Lines:    []report.Line{{Name: "Pace/who=ours", Figures: []report.Figure{{Value: 12, Unit: "rate"}}}},
 				Pictures: []report.Picture{{Name: "rate", SVG: []byte("<svg/>")}},
 			}, nil
 		}},
-		{Name: "broken", What: "nothing", Measure: func(context.Context, run.Options) (report.Report, error) {
+		{Name: "broken", What: "nothing", Estimate: noTime, Measure: func(context.Context, run.Options) (report.Report, error) {
 			return report.Report{}, errors.New("the machine is on fire")
 		}},
 	}
 }
+
+func noTime(run.Options) time.Duration { return 0 }
 
 // running returns what a run of the fakes said and how it ended.
 func running(ctx context.Context, args ...string) (status int, stdout, stderr string) {
@@ -52,10 +53,10 @@ func TestRunPrintsTablesAndGoalsAndWritesFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "made", "if missing")
 	status, stdout, stderr := running(t.Context(), "-only", "pace", "-out", folder)
 	require.Equal(t, exitOK, status)
-	require.Contains(t, stdout, "\n### Pace\n\n| who  | rate |\n| ---- | ---: |\n| ours |   12 |\n")
-	require.Contains(t, stdout, "\n## Goals\n\n| goal     | wanted | found | reached |\n| -------- | ------ | ----: | ------- |\n| evenness | ≥ 8×   |    9× | yes     |\n")
+	require.Contains(t, stdout, "\n### Pace\n\n| who  | rate | rounds |\n| ---  | ---  | ---    |\n| ours | 12   | 1      |\n")
+	require.Contains(t, stdout, "\n## Goals\n\n| goal     | wanted     | found | reached |\n| ---      | ---        | ---   | ---     |\n| evenness | at least 8 | 12    | yes     |\n")
 	require.Contains(t, stdout, "results.md, results.bench.txt, rate.svg.\n")
-	require.Equal(t, "pace (1 of 1): begins\npace (1 of 1): 1 of 1\n", stderr)
+	require.Equal(t, "bench: 1 of 1\n", stderr)
 
 	files, err := os.ReadDir(folder)
 	require.NoError(t, err)
@@ -70,7 +71,7 @@ func TestOneExperimentThatFailsDoesNotLoseTheOthers(t *testing.T) {
 	folder := t.TempDir()
 	status, stdout, stderr := running(t.Context(), "-out", folder)
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stdout, "| ours |   12 |\n")
+	require.Contains(t, stdout, "| ours | 12   | 1      |\n")
 	require.Equal(t, 2, strings.Count(stderr, "bench: broken: the machine is on fire\n"), "at once, and at the end")
 	require.FileExists(t, filepath.Join(folder, "results.md"))
 }
@@ -85,20 +86,17 @@ func TestWhatAnExperimentFoundBeforeItFailedIsKept(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	folder := t.TempDir()
 	require.Equal(t, exitFailed, measureAll(t.Context(), all, []string{"-out", folder}, &stdout, &stderr))
-	require.Contains(t, stdout.String(), "| ours |   12 |\n")
+	require.Contains(t, stdout.String(), "| ours | 12   | 1      |\n")
 	require.Contains(t, stderr.String(), "bench: pace: one case was lost\n")
 	require.FileExists(t, filepath.Join(folder, "results.md"))
 }
 
 func TestWhatIsMissingIsSaidBeforeAnythingIsMeasured(t *testing.T) {
 	all := fakes()
-	all[1].Needs = func(o run.Options) error {
-		o.Progress.Logf("needs a lot\n")
-		return errors.New("there is little")
-	}
+	all[1].Needs, all[1].GetIt = "no-such-program", "Debian: apt-get install it"
 	var stdout, stderr bytes.Buffer
 	require.Equal(t, exitUsage, measureAll(t.Context(), all, []string{"-out", ""}, &stdout, &stderr))
-	require.Equal(t, "broken: needs a lot\nbench: broken: there is little\n", stderr.String())
+	require.Contains(t, stderr.String(), "bench: broken: no-such-program is missing (Debian: apt-get install it)")
 	require.NotContains(t, stdout.String(), "### Pace")
 }
 

@@ -5,7 +5,6 @@ package admission
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
@@ -16,12 +15,17 @@ import (
 
 // Experiment is "admission".
 var Experiment = run.Experiment{
-	Name:     "admission",
-	What:     "what a call costs that may leave at once, and one that is refused",
+	Name: "admission",
+	What: "what a call costs that may leave at once, and one that is refused",
+	Note: "Wall time over all goroutines, per call. leaves: no call ever waits, as the rate is 1e9 per second. " +
+		"failsafe builds a timer for a wait of 0. httprate writes its header fields. " + acquire + " has a cap of 100 in flight, which is never reached. " +
+		"refused: the rate is three a day. Wait-full-line is met by 100 waiters, Wait-deadline of the shaper by 99. " +
+		"Both tell when to come back, as do Reserve-Delay-Cancel, throttled, sethvargo and httprate, and no other.",
+	Goals:    goals(),
 	Estimate: func(o run.Options) time.Duration { return run.Estimate(cases(o)) },
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, cases(o))
-		return reportOf(results), err
+		return report.Report{Lines: lines(results)}, err
 	},
 }
 
@@ -86,98 +90,45 @@ func cases(o run.Options) []run.Case[input] {
 	return all
 }
 
-func reportOf(results []result) report.Report {
-	if len(results) == 0 {
-		return report.Report{}
-	}
-	r := report.Report{Tables: tables(results), Goals: goals(results)}
+// lines are one for each number of goroutines and round.
+func lines(results []result) (lines []report.Line) {
 	for _, one := range results {
 		for g, n := range goroutines {
 			var timings []measure.Timing
 			for _, round := range one.Found {
 				timings = append(timings, round[g])
 			}
-			r.Lines = append(r.Lines, report.Lines(fmt.Sprintf("%s/goroutines=%d", one.Name, n), timings)...)
+			lines = append(lines, report.Lines(fmt.Sprintf("%s/goroutines=%d", one.Name, n), timings)...)
 		}
 	}
-	return r
-}
-
-// allocations returns the most that a call needs with any number of goroutines.
-func allocations(timings []measure.Timing) (most float64) {
-	for _, t := range timings {
-		most = max(most, t.Allocs)
-	}
-	return most
-}
-
-func tables(results []result) []report.Table {
-	columns := []string{"limiter", "call"}
-	for _, n := range goroutines {
-		columns = append(columns, fmt.Sprintf("ns, %d at once", n))
-	}
-	columns = append(columns, "allocations")
-	note := fmt.Sprintf("Wall time over all goroutines, per call; medians of %d interleaved rounds, each in a process of its own. ", len(results[0].Found))
-	conforming := report.Table{
-		Title: "A call that may leave at once",
-		Note: note + "No call ever waits: the rate is 1e9 per second. " +
-			"failsafe builds a timer for a wait of 0. httprate writes its header fields. " + acquire + " has a cap of 100 in flight, which is never reached.",
-		Columns: columns,
-	}
-	refused := report.Table{
-		Title: "A call that is refused",
-		Note: note + "The rate is three a day. A refusal that tells when to come back has been asked. " +
-			"Wait-full-line is met by 100 waiters, Wait-deadline of the shaper by 99.",
-		Columns: append(slices.Clone(columns), "tells when to come back"),
-	}
-	for _, r := range results {
-		row := []string{r.Input.Limiter, r.Input.Call}
-		for _, t := range r.Median {
-			row = append(row, report.Fixed(t.Ns, 1))
-		}
-		row = append(row, report.Fixed(allocations(r.Median), 2))
-		if !r.Input.Refused {
-			conforming.Rows = append(conforming.Rows, row)
-			continue
-		}
-		tells := "no"
-		if r.Input.call().tells {
-			tells = "yes"
-		}
-		refused.Rows = append(refused.Rows, append(row, tells))
-	}
-	return []report.Table{conforming, refused}
+	return lines
 }
 
 // goals holds ours against x/time and, where a call is refused, against sethvargo too, which
 // refuses fastest of those that tell when to come back.
-func goals(results []result) []report.Goal {
-	find := func(limiter, call string, refused bool) []measure.Timing {
-		found, measured := run.MedianWhere(results, func(in input) bool {
-			return in.Limiter == limiter && in.Call == call && in.Refused == refused
-		})
-		if !measured {
-			found = slices.Repeat([]measure.Timing{{Ns: measure.Unknown, Allocs: measure.Unknown}}, len(goroutines))
-		}
-		return found
+func goals() []report.Goal {
+	of := func(outcome, call, limiter string, goroutines int) string {
+		return fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s/goroutines=%d ns/call", outcome, call, limiter, goroutines)
 	}
-	wait := find(rivals.Ours, "Wait", false)
+	wait := of("leaves", "Wait", rivals.Ours, 1)
 	all := []report.Goal{
-		report.AtMost("conforming Wait against x-time, goroutines: 1", 0.5, wait[0].Ns, find("x-time", "Wait", false)[0].Ns, "ns"),
-		report.AtMost("conforming Acquire with a cap, and its release, against Wait, goroutines: 1", 1.5, find(rivals.Ours, acquire, false)[0].Ns, wait[0].Ns, "ns"),
+		{What: "conforming Wait against x-time, goroutines: 1", Ours: wait, Theirs: []string{of("leaves", "Wait", "x-time", 1)}, Most: 0.5},
+		{
+			What: "conforming Acquire with a cap, and its release, against Wait, goroutines: 1",
+			Ours: of("leaves", acquire, rivals.Ours, 1), Theirs: []string{wait}, Most: 1.5,
+		},
 	}
-	xTime, sethvargo := find("x-time", "Wait-deadline", true), find("sethvargo", "Take", true)
-	most := 0.0 // allocations
 	for _, refusal := range []struct{ what, call string }{{"line full", "Wait-full-line"}, {"deadline too soon", "Wait-deadline"}} {
-		ours := find(rivals.Ours, refusal.call, true)
-		for g, n := range goroutines {
-			at := fmt.Sprintf("refusal that tells when to come back (%s), goroutines: %d, against ", refusal.what, n)
+		for _, n := range goroutines {
+			what := fmt.Sprintf("refusal that tells when to come back (%s), goroutines: %d, against ", refusal.what, n)
+			ours := of("refused", refusal.call, rivals.Ours, n)
 			all = append(all,
-				report.AtMost(at+"x-time's Wait", 0.4, ours[g].Ns, xTime[g].Ns, "ns"),
-				report.AtMost(at+"sethvargo's Take", 1, ours[g].Ns, sethvargo[g].Ns, "ns"))
+				report.Goal{What: what + "x-time's Wait", Ours: ours, Theirs: []string{of("refused", "Wait-deadline", "x-time", n)}, Most: 0.4},
+				report.Goal{What: what + "sethvargo's Take", Ours: ours, Theirs: []string{of("refused", "Take", "sethvargo", n)}, Most: 1})
 		}
-		most = max(most, allocations(ours))
 	}
-	// What the runtime allocates meanwhile is far below one per hundred calls.
-	return append(all, report.Bounded("a refusal", 1.01, most, "allocations"))
+	// The runtime allocates a little meanwhile, far below one per hundred calls.
+	return append(all, report.Goal{
+		What: "allocations of a refusal", Ours: "Admission/outcome=refused/call=Wait-*/limiter=shaper/goroutines=* allocs/call", Most: 1.01,
+	})
 }

@@ -18,7 +18,6 @@ type call struct {
 	limiter string
 	call    string
 	refuses bool // otherwise the caller may leave at once
-	tells   bool // the refusal tells when to come back
 	open    opener
 }
 
@@ -73,10 +72,10 @@ func calls() []call {
 		{limiter: "sethvargo", call: "Take", open: meetKeyed("sethvargo", fastBucket, true)},
 		{limiter: "httprate", call: "OnLimit", open: meetKeyed("httprate", fastBucket, true)},
 
-		{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, tells: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
+		{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
 			return saysWhen(s.Wait(live))
 		})},
-		{limiter: rivals.Ours, call: "Wait-deadline", refuses: true, tells: true, open: meetShaper(slow, fullLine-1, func(s *shaper.Shaper, _, soon context.Context) bool {
+		{limiter: rivals.Ours, call: "Wait-deadline", refuses: true, open: meetShaper(slow, fullLine-1, func(s *shaper.Shaper, _, soon context.Context) bool {
 			return saysWhen(s.Wait(soon))
 		})},
 		{limiter: rivals.Ours, call: "Allow", refuses: true, open: meetShaper(slow, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
@@ -88,7 +87,7 @@ func calls() []call {
 		{limiter: "x-time", call: "Allow", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
 			return !l.Allow()
 		})},
-		{limiter: "x-time", call: "Reserve-Delay-Cancel", refuses: true, tells: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
+		{limiter: "x-time", call: "Reserve-Delay-Cancel", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
 			r := l.Reserve()
 			delay := r.Delay()
 			r.Cancel()
@@ -100,9 +99,9 @@ func calls() []call {
 		{limiter: "failsafe", call: "AcquirePermitWithMaxWait", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, live context.Context) bool {
 			return errors.Is(l.AcquirePermitWithMaxWait(live, time.Second), ratelimiter.ErrExceeded)
 		})},
-		{limiter: "throttled", call: "RateLimitCtx", refuses: true, tells: true, open: meetKeyed("throttled-unbounded", slowBucket, false)},
-		{limiter: "sethvargo", call: "Take", refuses: true, tells: true, open: meetKeyed("sethvargo", slowBucket, false)},
-		{limiter: "httprate", call: "OnLimit", refuses: true, tells: true, open: meetKeyed("httprate", slowBucket, false)},
+		{limiter: "throttled", call: "RateLimitCtx", refuses: true, open: meetKeyed("throttled-unbounded", slowBucket, false)},
+		{limiter: "sethvargo", call: "Take", refuses: true, open: meetKeyed("sethvargo", slowBucket, false)},
+		{limiter: "httprate", call: "OnLimit", refuses: true, open: meetKeyed("httprate", slowBucket, false)},
 	}
 }
 

@@ -5,7 +5,10 @@ package goodput
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,14 +21,20 @@ import (
 
 // Experiment is "goodput".
 var Experiment = run.Experiment{
-	Name:     "goodput",
-	What:     "the share of the limit that goes to callers who are still there",
+	Name: "goodput",
+	What: "the share of the limit that goes to callers who are still there",
+	Note: "Of a limit of 100/s, to callers that give up after 500 ms. Even arrivals; the window begins after a line of 50 has been there for two seconds. " +
+		"From an empty line those that decide at arrival do well until it has filled (4.5 s at 111/s), and never again. " +
+		"cancel: a timer cancels the context, as a closed connection does. deadline: the context has one. " +
+		"failsafe is told the time left until a deadline as its longest wait. " +
+		"uber's Take cannot be cancelled and goes on: served are the callers that were still there when it returned. naive has room for 1,000.",
 	Estimate: func(o run.Options) time.Duration { return run.AtOnceEstimate(cases(o)) },
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		// The limiters run side by side, as the streams of each do: what they wait
 		// for is the clock.
 		results, err := run.AtOnce(ctx, o, child.Take, cases(o))
-		return reportOf(results, o), err
+		r := report.Report{Lines: lines(results)}
+		return r, errors.Join(err, picture(&r, o.Machine))
 	},
 }
 
@@ -138,68 +147,46 @@ func cases(o run.Options) []run.Case[input] {
 	return all
 }
 
-func reportOf(results []result, o run.Options) report.Report {
-	if len(results) == 0 {
-		return report.Report{}
-	}
-	r := report.Report{Tables: []report.Table{table(results)}, Pictures: []report.Picture{picture(results, o.Machine)}}
+// lines are one for each stream of a limiter.
+func lines(results []result) (lines []report.Line) {
 	for _, one := range results {
 		for i, s := range streams {
-			type served struct {
-				Percent float64 `unit:"served-%"`
+			lines = append(lines, report.Line{Name: nameOf(one.Input.Limiter, s), Figures: []report.Figure{{Value: one.Found[0][i], Unit: unit}}})
+		}
+	}
+	return lines
+}
+
+const unit = "served-%"
+
+func nameOf(limiter string, s stream) string {
+	return fmt.Sprintf("Goodput/limiter=%s/offered=%g/by=%s", limiter, s.offered, s.by)
+}
+
+// picture draws how much of the limit is served, by how callers give up and by how much is
+// offered.
+func picture(r *report.Report, machine string) error {
+	p := plot.Bars{
+		Name: "goodput", Title: "What is served when callers give up?",
+		Caption: fmt.Sprintf("Of a limit of %d/s, while more are offered and callers give up after %v. %s.", limit, patience, machine),
+	}
+	for by, title := range map[string]string{byCancel: "callers cancel, as closed connections do", byDeadline: "callers bring a deadline"} {
+		panel := plot.Panel{Title: title, Axis: "% of the limit"}
+		for _, limiter := range limiters {
+			row := plot.Row{Name: limiter}
+			panel.Settings = nil
+			for _, s := range streams {
+				if s.by == by {
+					panel.Settings = append(panel.Settings, fmt.Sprintf("%g/s offered", s.offered))
+					row.Values = append(row.Values, report.Median(r.Lines, nameOf(limiter, s), unit))
+				}
 			}
-			name := fmt.Sprintf("%s/offered=%g/by=%s", one.Name, s.offered, s.by)
-			r.Lines = append(r.Lines, report.Lines(name, []served{{one.Median[i]}})...)
+			panel.Rows = append(panel.Rows, row)
 		}
+		p.Panels = append(p.Panels, panel)
 	}
-	return r
-}
-
-func table(results []result) report.Table {
-	in := results[0].Input
-	t := report.Table{
-		Title: "Goodput: served of the limit of 100/s, in %, to callers who give up after 500 ms",
-		Note: fmt.Sprintf("Even arrivals; within %v, after a line of 50 has been there for %v. "+
-			"From an empty line those that decide at arrival do well until it has filled (4.5 s at 111/s), and never again. "+
-			"By cancel: a timer cancels the context, as a closed connection does. By deadline: the context has one. "+
-			"failsafe is told the time left until a deadline as its longest wait. "+
-			"uber's Take cannot be cancelled and goes on: served are the callers that were still there when it returned. "+
-			"naive has room for 1,000.", in.Window, in.Fill),
-		Columns: []string{"limiter"},
-	}
-	for _, s := range streams {
-		t.Columns = append(t.Columns, fmt.Sprintf("%g/s by %s", s.offered, s.by))
-	}
-	for _, r := range results {
-		row := []string{r.Input.Limiter}
-		for _, served := range r.Median {
-			row = append(row, report.Fixed(served, 1))
-		}
-		t.Rows = append(t.Rows, row)
-	}
-	return t
-}
-
-// picture draws how much of the limit is served, by how callers give up and by
-// how much is offered.
-func picture(results []result, machine string) report.Picture {
-	panels := map[string]string{
-		byCancel:   "callers cancel, as closed connections do",
-		byDeadline: "callers bring a deadline",
-	}
-	p := plot.Percentages{
-		Name:    "goodput",
-		Title:   "What is served when callers give up?",
-		What:    "Requests served in percent of the capacity, while more are offered than it can serve and callers give up waiting. A column that fills its track is 100 %.",
-		Axis:    "offered",
-		Caption: machine + ".",
-	}
-	for _, r := range results {
-		for i, s := range streams {
-			p.Columns = append(p.Columns, plot.Column{
-				Row: r.Input.Limiter, Panel: panels[s.by], At: s.offered, Label: plot.Percent(100 * s.offered / limit), Percent: r.Median[i],
-			})
-		}
-	}
-	return p.Draw(rivals.Ours)
+	slices.SortFunc(p.Panels, func(a, b plot.Panel) int { return strings.Compare(a.Title, b.Title) })
+	drawn, err := p.Draw(rivals.Ours)
+	r.Pictures = append(r.Pictures, drawn)
+	return err
 }

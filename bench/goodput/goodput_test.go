@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -40,19 +39,6 @@ func TestGoodputInVirtualTime(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestTheReportHasAFigureForEachStream(t *testing.T) {
-	served := []float64{99.96, 1, 2, 3, 4, 98}
-	one := result{Case: cases(run.Options{})[0], Found: [][]float64{served}, Median: served}
-	r := reportOf([]result{one}, run.Options{})
-	require.Equal(t, []string{"limiter", "111/s by cancel", "125/s by cancel", "200/s by cancel", "111/s by deadline", "125/s by deadline", "200/s by deadline"}, r.Tables[0].Columns)
-	require.Equal(t, [][]string{{"shaper", "100.0", "1.0", "2.0", "3.0", "4.0", "98.0"}}, r.Tables[0].Rows)
-	require.Len(t, r.Lines, len(streams))
-	require.Equal(t, "Goodput/limiter=shaper/offered=200/by=deadline", r.Lines[5].Name)
-	require.Equal(t, []report.Figured{{Value: 98, Unit: "served-%"}}, r.Lines[5].Figures)
-	require.Equal(t, "goodput", r.Pictures[0].Name)
-	require.Empty(t, reportOf(nil, run.Options{}).Tables)
 }
 
 // [rivals.Named] panics if there is none.

@@ -15,12 +15,17 @@ import (
 
 // Hole is the experiment "hole".
 var Hole = run.Experiment{
-	Name:     "hole",
-	What:     "how soon the rest leaves when 900 of 1,000 waiters give up",
+	Name: "hole",
+	What: "how soon the rest leaves when 900 of 1,000 waiters give up",
+	Note: "The limit is 1,000/s; the time from the first arrival until the other 100 have left, of which 50 are ahead of the 900 and 50 behind: 99 ms is ideal.",
+	Goals: []report.Goal{{
+		What: "900 of 1,000 give up: until the rest has left, against x-time", Most: 1. / 8,
+		Ours: "Hole/limiter=shaper rest-left-ns", Theirs: []string{"Hole/limiter=x-time rest-left-ns"},
+	}},
 	Estimate: func(o run.Options) time.Duration { return run.Estimate(holeCases(o)) },
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, holeChild.Take, holeCases(o))
-		return holeReport(results), err
+		return report.Report{Lines: run.Lines(results)}, err
 	},
 }
 
@@ -34,9 +39,6 @@ const (
 type holeFound struct {
 	Rest float64 `unit:"rest-left-ns"`
 }
-
-// A holeResult is of the limiter that is its input.
-type holeResult = run.Result[string, holeFound]
 
 var holeChild = run.NewMeasurement("hole", func(limiter string) (holeFound, error) {
 	took, err := hole(rivals.Named(limiter))
@@ -108,25 +110,4 @@ func holeCases(o run.Options) []run.Case[string] {
 		all = append(all, run.Case[string]{Name: "Hole/limiter=" + name, Input: name, Rounds: o.Times(5, 1), Estimate: estimate})
 	}
 	return all
-}
-
-func holeReport(results []holeResult) report.Report {
-	if len(results) == 0 {
-		return report.Report{}
-	}
-	t := report.Table{
-		Title: "The hole: 900 of 1,000 waiters give up at once",
-		Note: fmt.Sprintf("The limit is 1,000/s; milliseconds until the other 100 have left, of which 50 are ahead of the 900 and 50 behind. "+
-			"From the first arrival: 99 is ideal. Medians of %d.", len(results[0].Found)),
-		Columns: []string{"limiter", "ms"},
-	}
-	for _, r := range results {
-		t.Rows = append(t.Rows, []string{r.Input, report.Fixed(r.Median.Rest/1e6, 0)})
-	}
-	ms := func(limiter string) float64 {
-		m, _ := run.MedianWhere(results, func(in string) bool { return in == limiter })
-		return m.Rest / 1e6
-	}
-	goal := report.Lower("900 of 1,000 give up: until the rest has left, against x-time", 8, ms(rivals.Ours), ms("x-time"), "ms")
-	return report.Report{Tables: []report.Table{t}, Lines: run.Lines(results), Goals: []report.Goal{goal}}
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/rivals"
-	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/internal/naive"
 )
 
@@ -38,17 +37,4 @@ func TestHoleInVirtualTime(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestTheHoleIsComparedWithXTime(t *testing.T) {
-	at := func(limiter string, ms float64) holeResult {
-		r := holeFound{ms * 1e6}
-		return holeResult{Case: run.Case[string]{Name: "Hole/limiter=" + limiter, Input: limiter}, Found: []holeFound{r}, Median: r}
-	}
-	r := holeReport([]holeResult{at("shaper", 100), at("x-time", 800)})
-	require.Equal(t, [][]string{{"shaper", "100"}, {"x-time", "800"}}, r.Tables[0].Rows)
-	require.Equal(t, "8.00× (100 against 800 ms)", r.Goals[0].Got)
-	require.True(t, r.Goals[0].Reached)
-	require.False(t, holeReport([]holeResult{at("shaper", 100), at("x-time", 799)}).Goals[0].Reached)
-	require.False(t, holeReport([]holeResult{at("shaper", 100)}).Goals[0].Reached)
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -28,8 +27,6 @@ type cost struct {
 	measure.Timing
 	Own float64 `unit:"own-ns/call"`
 }
-
-type costResult = run.Result[costInput, cost]
 
 var costChild = run.NewMeasurement("http-cost", measureCost)
 
@@ -112,92 +109,8 @@ func costCases(o run.Options) (cases []run.Case[costInput]) {
 }
 
 // measureCosts adds to what was measured how much is beyond the handler alone.
-func measureCosts(ctx context.Context, o run.Options) ([]costResult, error) {
+func measureCosts(ctx context.Context, o run.Options) ([]run.Result[costInput, cost], error) {
 	results, err := run.InTurns(ctx, o, costChild.Take, costCases(o))
-	return ownCosts(results), err
-}
-
-// ownCosts subtracts from each round what the handler alone took in it.
-func ownCosts(results []costResult) []costResult {
-	for _, bare := range results {
-		if bare.Input.Middleware != bareHandler {
-			continue
-		}
-		for i := range results {
-			r := &results[i]
-			for round := range r.Found {
-				r.Found[round].Own = r.Found[round].Ns - bare.Found[round].Ns
-			}
-			r.Median = measure.Medians(r.Found)
-		}
-	}
-	return results
-}
-
-func admittedTable(results []costResult) report.Table {
-	t := costTable(results, admitted)
-	t.Title = "A request that is admitted at once"
-	t.Note += "No request ever waits. none is the handler without middleware."
-	return t
-}
-
-func refusedTable(results []costResult) report.Table {
-	t := costTable(results, refused)
-	t.Title = "A request that is refused"
-	t.Note += fmt.Sprintf("The shaper's line is full, of %d; chi's throttle is full, and its answer does not tell when to come back.", fullLine)
-	return t
-}
-
-func costTable(results []costResult, of outcome) report.Table {
-	t := report.Table{
-		Note: fmt.Sprintf("Time per request in the middleware and a handler that sets a status, without net/http itself; medians of %d interleaved rounds, "+
-			"each in a process of its own. Own: without what the handler alone took. The request has come over a connection; "+
-			"the header of its answer is used again, and what is written is dropped. Body: 1 KiB, which nobody has read. "+
-			"Fields: those that tell clients how much they may still send. ", len(results[0].Found)),
-		Columns: []string{"middleware", "ConnContext", "body", "fields", "ns", "own", "allocations"},
-	}
-	for _, r := range results {
-		if r.Input.Outcome != of {
-			continue
-		}
-		t.Rows = append(t.Rows, []string{
-			r.Input.Middleware, yesOrNo(r.Input.ConnContext), yesOrNo(r.Input.Body), yesOrNo(r.Input.Fields),
-			report.Fixed(r.Median.Ns, 0), report.Fixed(r.Median.Own, 0), report.Fixed(r.Median.Allocs, 2),
-		})
-	}
-	return t
-}
-
-// costGoals bounds the allocations of ours without fields, whatever the request is like,
-// and holds a refusal against httprate's: without its fields, and with them.
-func costGoals(results []costResult) []report.Goal {
-	ours := func(of outcome, wanted func(costInput) bool, figure func(cost) float64) float64 {
-		var found []float64
-		for _, r := range results {
-			if r.Input.Middleware == rivals.Ours && r.Input.Outcome == of && wanted(r.Input) {
-				found = append(found, figure(r.Median))
-			}
-		}
-		return measure.Quantile(found, 1)
-	}
-	allocations := func(what string, of outcome, most float64) report.Goal {
-		got := ours(of, func(in costInput) bool { return !in.Fields }, func(c cost) float64 { return c.Allocs })
-		// What the runtime allocates meanwhile is far below one per hundred requests.
-		return report.Bounded(what, most+0.01, got, "allocations")
-	}
-	against := func(what string, body, fields bool) report.Goal {
-		own := func(c cost) float64 { return c.Own }
-		slowest := ours(refused, func(in costInput) bool { return in.Body == body && in.Fields == fields }, own)
-		theirs, _ := run.MedianWhere(results, func(in costInput) bool {
-			return in.Middleware == httpRate && in.Outcome == refused && in.Fields == fields
-		})
-		return report.AtMost(what, 1, slowest, theirs.Own, "ns")
-	}
-	return []report.Goal{
-		allocations("an admitted HTTP request", admitted, 1),
-		allocations("a refused HTTP request", refused, 4),
-		against("slower HTTP refusal against httprate's", false, false),
-		against("slower HTTP refusal of a request with a body against httprate's", true, false),
-		against("slower HTTP refusal with RateLimit fields against httprate's", false, true),
-	}
+	return run.Beyond(results, func(bare, _ costInput) bool { return bare.Middleware == bareHandler },
+		func(bare cost, from *cost) { from.Own = from.Ns - bare.Ns }), err
 }

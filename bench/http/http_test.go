@@ -1,7 +1,6 @@
 package http
 
 import (
-	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -75,90 +73,6 @@ func TestAMiddlewareThatAnswersOtherwiseIsNotMeasured(t *testing.T) {
 			require.EqualError(t, err, c.err)
 		}
 	}
-}
-
-// costsOf gives ours the time ours beyond that of the handler, and httprate theirs.
-func costsOf(ours, theirs, allocs float64) []costResult {
-	const handler = 10
-	var results []costResult
-	for _, c := range costCases(run.Options{}) {
-		r := costResult{Case: c}
-		for _, disturbed := range []float64{1, 9, 1} { // the round in the middle does not count
-			one := cost{Own: measure.Unknown}
-			one.Ns = handler * disturbed
-			switch c.Input.Middleware {
-			case rivals.Ours:
-				one.Ns += ours * disturbed
-				one.Allocs = allocs
-			case httpRate:
-				one.Ns += theirs * disturbed
-			}
-			r.Found = append(r.Found, one)
-		}
-		r.Median = measure.Medians(r.Found)
-		results = append(results, r)
-	}
-	return ownCosts(results)
-}
-
-func TestCostGoals(t *testing.T) {
-	reached := func(results []costResult) (which []bool) {
-		for _, g := range costGoals(results) {
-			which = append(which, g.Reached)
-		}
-		return which
-	}
-	// Allocations of an admitted request and of a refused one; the refusals without a
-	// body, with one, and with fields.
-	require.Equal(t, []bool{true, true, true, true, true}, reached(costsOf(100, 100, 1)))
-	require.Equal(t, []bool{false, true, false, false, false}, reached(costsOf(101, 100, 4)))
-	require.Equal(t, []bool{false, false, true, true, true}, reached(costsOf(99, 100, 4.02)))
-	require.Equal(t, []bool{false, false, false, false, false}, reached(nil), "nothing is reached that was not measured")
-}
-
-func TestTheTablesHaveEachRequest(t *testing.T) {
-	results := costsOf(40, 100, 1)
-	both := []report.Table{admittedTable(results), refusedTable(results)}
-	require.Len(t, append(both[0].Rows, both[1].Rows...), len(results))
-	require.Contains(t, both[0].Rows, []string{bareHandler, "no", "no", "no", "10", "0", "0.00"})
-	require.Contains(t, both[1].Rows, []string{"shaper", "yes", "yes", "no", "50", "40", "1.00"})
-	require.Contains(t, both[1].Rows, []string{"httprate", "no", "no", "yes", "110", "100", "0.00"})
-	for _, table := range both {
-		for _, row := range table.Rows {
-			require.Len(t, row, len(table.Columns))
-		}
-	}
-	lines := run.Lines(results)
-	require.Equal(t, "HTTP/outcome=admitted/middleware=none/conncontext=no/body=no/fields=no", lines[0].Name)
-	require.Equal(t, "[{10 ns/call} {0 allocs/call} {0 own-ns/call}]", fmt.Sprint(lines[0].Figures))
-}
-
-func waitingOf(name string, connContext, body bool, bytes float64) waitingResult {
-	found := waitingFound{bytes, measure.Unknown}
-	return waitingResult{
-		Case:  run.Case[waitingInput]{Input: waitingInput{name, connContext, body, 10_000}},
-		Found: []waitingFound{found}, Median: found,
-	}
-}
-
-func TestTheMemoryOfAWaitIsBeyondThatOfTheSameRequest(t *testing.T) {
-	require.Equal(t, report.NotMeasured, waitingGoal(nil).Got)
-	results := []waitingResult{
-		waitingOf(bareHandler, false, false, 17_000), waitingOf(rivals.Ours, false, false, 20_000), waitingOf(rivals.Ours, true, false, 18_000),
-		waitingOf(bareHandler, false, true, 15_000), waitingOf(rivals.Ours, true, true, 16_024),
-	}
-	g := waitingGoal(beyondNetHTTP(results))
-	require.Equal(t, "1,024 B", g.Got)
-	require.True(t, g.Reached)
-	require.Contains(t, waitingTable(results).Rows, []string{"shaper", "no", "no", "20000", "3000"})
-	require.Contains(t, waitingTable(results).Rows, []string{"none", "no", "yes", "15000", "0"})
-
-	results[4].Found[0].Bytes++
-	require.False(t, waitingGoal(beyondNetHTTP(results)).Reached)
-
-	g = waitingGoal(beyondNetHTTP([]waitingResult{waitingOf(rivals.Ours, true, false, 18_000)})) // net/http itself was not measured.
-	require.Equal(t, report.NotMeasured, g.Got)
-	require.False(t, g.Reached)
 }
 
 // The clients are a process of their own, or their memory would count.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -30,8 +29,6 @@ type waitingFound struct {
 	Bytes  float64 `unit:"B/connection"`
 	Beyond float64 `unit:"beyond-B/connection"`
 }
-
-type waitingResult = run.Result[waitingInput, waitingFound]
 
 // waitingChild is the server. The clients are a process of their own.
 var waitingChild = run.NewMeasurement("http-waiting", func(in waitingInput) (waitingFound, error) {
@@ -125,58 +122,8 @@ func waitingCases(o run.Options) (cases []run.Case[waitingInput]) {
 }
 
 // measureWaiting adds to what was measured how much is beyond net/http itself.
-func measureWaiting(ctx context.Context, o run.Options) ([]waitingResult, error) {
+func measureWaiting(ctx context.Context, o run.Options) ([]run.Result[waitingInput, waitingFound], error) {
 	results, err := run.InTurns(ctx, o, waitingChild.Take, waitingCases(o))
-	return beyondNetHTTP(results), err
-}
-
-// beyondNetHTTP subtracts from each round what net/http itself took in it for the same
-// requests.
-func beyondNetHTTP(results []waitingResult) []waitingResult {
-	for _, bare := range results {
-		if bare.Input.Middleware != bareHandler {
-			continue
-		}
-		for i := range results {
-			r := &results[i]
-			if r.Input.Body != bare.Input.Body {
-				continue
-			}
-			for round := range r.Found {
-				r.Found[round].Beyond = r.Found[round].Bytes - bare.Found[round].Bytes
-			}
-			r.Median = measure.Medians(r.Found)
-		}
-	}
-	return results
-}
-
-const waitingTitle = "Memory of HTTP/1 connections whose requests wait"
-
-func waitingTable(results []waitingResult) report.Table {
-	t := report.Table{
-		Title: waitingTitle,
-		Note: fmt.Sprintf("Bytes of resident memory per connection, of %s, in a server whose clients are another process; medians of %d. "+
-			"Beyond: without what net/http itself took, with a handler that is parked on a channel. Body: 1 KiB, which nobody has read. "+
-			"Without ConnContext the shaper reads it ahead.", report.Grouped(results[0].Input.Connections), len(results[0].Found)),
-		Columns: []string{"middleware", "ConnContext", "body", "bytes", "beyond"},
-	}
-	for _, r := range results {
-		t.Rows = append(t.Rows, []string{
-			r.Input.Middleware, yesOrNo(r.Input.ConnContext), yesOrNo(r.Input.Body),
-			report.Fixed(r.Median.Bytes, 0), report.Fixed(r.Median.Beyond, 0),
-		})
-	}
-	return t
-}
-
-// waitingGoal looks at ours with ConnContext, with a body and without.
-func waitingGoal(results []waitingResult) report.Goal {
-	var beyond []float64
-	for _, r := range results {
-		if r.Input.Middleware == rivals.Ours && r.Input.ConnContext {
-			beyond = append(beyond, r.Median.Beyond)
-		}
-	}
-	return report.Bounded("memory per waiting HTTP/1 connection beyond net/http's, with ConnContext", 1024, measure.Quantile(beyond, 1), "B")
+	return run.Beyond(results, func(bare, of waitingInput) bool { return bare.Middleware == bareHandler && bare.Body == of.Body },
+		func(bare waitingFound, from *waitingFound) { from.Beyond = from.Bytes - bare.Bytes }), err
 }

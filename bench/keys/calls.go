@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
@@ -170,42 +169,4 @@ func timingLines(results []callsResult) (lines []report.Line) {
 		}
 	}
 	return lines
-}
-
-// timingOf returns what a call of so many goroutines costs with so many keys; all is
-// [measure.Unknown] if it was not measured.
-func timingOf(results []callsResult, limiter, call string, keys, goroutines int) measure.Timing {
-	return timingWith(results, runtime.GOMAXPROCS(0), limiter, call, keys, goroutines)
-}
-
-// timingWith is timingOf with another GOMAXPROCS.
-func timingWith(results []callsResult, procs int, limiter, call string, keys, goroutines int) measure.Timing {
-	for _, r := range results {
-		if in := r.Input; in.Limiter != limiter || in.Keys != keys || in.Procs != procs {
-			continue
-		}
-		c, g := slices.Index(rivals.KeyedNamed(limiter).Calls, call), slices.Index(r.Input.Goroutines, goroutines)
-		if c >= 0 && g >= 0 {
-			return r.Median.Timings[c][g]
-		}
-	}
-	return measure.Timing{Ns: measure.Unknown, Allocs: measure.Unknown}
-}
-
-// callsOf returns what was measured of a limiter with so many keys.
-func callsOf(results []callsResult, limiter string, keys int) callsFound {
-	m, _ := run.MedianWhere(results, func(in callsInput) bool { return in.Limiter == limiter && in.Keys == keys })
-	return m
-}
-
-// countsOf returns the numbers of keys, from fewest on.
-func countsOf(results []callsResult) []int {
-	var counts []int
-	for _, r := range results {
-		if r.Input.Keys > 0 && !slices.Contains(counts, r.Input.Keys) {
-			counts = append(counts, r.Input.Keys)
-		}
-	}
-	slices.Sort(counts)
-	return counts
 }

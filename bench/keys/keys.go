@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"example.com/leakybucket/bench/internal/plot"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
@@ -18,33 +20,89 @@ import (
 var Experiment = run.Experiment{
 	Name: "keys",
 	What: "a bucket for each key: memory, and the cost of a call",
+	Note: "Memory is of the live heap after a collection, with the key, a string of 16 bytes. Each key has come once, its bucket is not drained, and nobody waits. " +
+		"What there is once, however many keys come, stands by itself (once), with the first key. " +
+		"Calls may leave at once; time is wall time over all goroutines. All keys have come before, and come again in an order that has nothing to do with the first. " +
+		"Buckets are not drained, but those of shaper-drained always are: the Limits of the key are asked for anew once such a bucket has been deleted. " +
+		"keys=0: without a key, one Shaper, one of x/time's limiters. procs: GOMAXPROCS, if it was lower. " +
+		"x-time: a map of its limiters behind a mutex, from which nothing is deleted. " +
+		"throttled: its memstore with a bound on keys, as its README has it, which forgets the key that came longest ago; unbounded: without. " +
+		"httprate keeps a hash of each key, and not the key, and writes its header fields. map: a look-up without a lock. " +
+		"KeysLeft: while the buckets are not drained (full), and two seconds after the last of them is (left), when one other key has come, " +
+		"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.",
+	Goals: goals(),
 	Estimate: func(o run.Options) time.Duration {
 		return run.Estimate(callCases(o)) + run.AtOnceEstimate(leftCases(o))
 	},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		var found results
-		var errs [2]error
-		found.calls, errs[0] = run.InTurns(ctx, o, callsChild.Take, callCases(o))
-		found.left, errs[1] = run.AtOnce(ctx, o, leftChild.Take, leftCases(o))
-		return found.report(o), errors.Join(errs[:]...)
+		calls, err1 := run.InTurns(ctx, o, callsChild.Take, callCases(o))
+		left, err2 := run.AtOnce(ctx, o, leftChild.Take, leftCases(o))
+		r := report.Report{Lines: slices.Concat(run.Lines(calls), timingLines(calls), run.Lines(left))}
+		return r, errors.Join(err1, err2, picture(&r, o.Machine))
 	},
 }
 
-// results are all that the experiment has found.
-type results struct {
-	calls []callsResult
-	left  []leftResult
+// goals bound the memory of a key, hold calls with one of few keys against calls without, and
+// calls with many keys against rivals: of one goroutine, where locks cost little, and of 64.
+func goals() []report.Goal {
+	all := []report.Goal{
+		{What: "memory of a bucket without waiters, with a key of 16 bytes, in bytes", Ours: "Keys/limiter=shaper/keys=* B/key", Most: 185},
+		// What a process allocates by itself is below a byte for each of so many keys.
+		{What: fmt.Sprintf("memory left of a key %v after draining, in bytes", leftAfter), Ours: "KeysLeft/limiter=shaper/keys=* left-B/key", Most: 1},
+	}
+	for _, call := range []string{"Wait", "Allow"} {
+		on := " on 100,000 keys, goroutines: "
+		all = append(all,
+			report.Goal{
+				What: "conforming " + call + " with one of 1,000 keys, against one without", Most: 2,
+				Ours: timingName(rivals.Ours, 1_000, call, 1), Theirs: []string{timingName(rivals.Ours, 0, call, 1)},
+			},
+			report.Goal{
+				What: call + on + "1, against a map of x-time's", Most: 1,
+				Ours: timingName(rivals.Ours, manyKeys, call, 1), Theirs: []string{timingName("x-time", manyKeys, call, 1)},
+			},
+			report.Goal{
+				What: call + on + "64, against sethvargo", Most: 1.2,
+				Ours: timingName(rivals.Ours, manyKeys, call, 64), Theirs: []string{timingName("sethvargo", manyKeys, "Take", 64)},
+			})
+	}
+	return all
 }
 
-func (found results) report(o run.Options) (r report.Report) {
-	r.Goals = slices.Concat([]report.Goal{memoryGoal(found.calls), leftGoal(found.left)}, costGoals(found.calls), manyGoals(found.calls))
-	run.Report(&r, found.calls, memoryTable, costTable, contentionTable)
-	r.Lines = append(r.Lines, timingLines(found.calls)...)
-	if len(found.calls) > 0 {
-		r.Pictures = append(r.Pictures, picture(found.calls, o.Machine))
+// timingName is the name of the lines of a call, followed by their unit.
+func timingName(limiter string, keys int, call string, goroutines int) string {
+	return fmt.Sprintf("Keys/limiter=%s/keys=%d/call=%s/goroutines=%d ns/call", limiter, keys, call, goroutines)
+}
+
+// picture draws what a key costs: the first call of each limiter without a key, with few keys
+// and with many, and the memory of a key.
+func picture(r *report.Report, machine string) error {
+	calls := plot.Panel{Title: "a call that may leave at once, on one goroutine", Axis: "ns", Settings: []string{"without a key", "1,000 keys", "100,000 keys"}}
+	memory := plot.Panel{Title: "the memory of a key whose bucket is not drained", Axis: "bytes", Settings: []string{"1,000 keys", "100,000 keys"}}
+	for _, c := range rivals.AllKeyed {
+		switch c.Name {
+		case rivals.OursDrained, "throttled-unbounded":
+			continue // They tell nothing that the others do not, at one look.
+		case "httprate":
+			continue // It writes header fields as well: all other bars would be stubs.
+		}
+		time, bytes := plot.Row{Name: c.Name}, plot.Row{Name: c.Name}
+		for _, keys := range []int{0, 1_000, manyKeys} {
+			name, unit, _ := strings.Cut(timingName(c.Name, keys, c.Calls[0], 1), " ")
+			time.Values = append(time.Values, report.Median(r.Lines, name, unit))
+			if keys > 0 {
+				bytes.Values = append(bytes.Values, report.Median(r.Lines, fmt.Sprintf("Keys/limiter=%s/keys=%d", c.Name, keys), "B/key"))
+			}
+		}
+		calls.Rows, memory.Rows = append(calls.Rows, time), append(memory.Rows, bytes)
 	}
-	run.Report(&r, found.left, leftTable)
-	return r
+	p := plot.Bars{
+		Name: "keys", Title: "What does a key cost?", Panels: []plot.Panel{calls, memory},
+		Caption: "Keys come in random order. x-time: a map of its limiters behind a mutex. map: a look-up without a lock, and no limiter. " + machine + ".",
+	}
+	drawn, err := p.Draw(rivals.Ours)
+	r.Pictures = append(r.Pictures, drawn)
+	return err
 }
 
 // manyKeys is where a call is measured that has others beside it.

@@ -4,15 +4,12 @@ import (
 	"math"
 	"os"
 	"runtime"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/shaper"
@@ -106,99 +103,4 @@ func TestWhatIsLeftIsNotWhatTheCollectorCouldTake(t *testing.T) {
 	ours := leftOf(rivals.Ours)
 	require.Greater(t, ours.Full, 50.0)
 	require.Less(t, ours.Left, ours.Full/2, "but for the map")
-}
-
-// callsOfAll are made up: all calls take so many nanoseconds and bytes, but ours
-// with a key.
-func callsOfAll(withKey, without, bytes float64) []callsResult {
-	var results []callsResult
-	for _, c := range callCases(run.Options{Quick: true}) {
-		ns := without
-		if c.Input.Limiter == rivals.Ours && c.Input.Keys > 0 {
-			ns = withKey
-		}
-		r := callsResult{Case: c}
-		for _, disturbed := range []float64{1, 9, 1} { // the round in the middle does not count
-			one := callsFound{Bytes: bytes * disturbed, FirstKiB: 3}
-			for range rivals.KeyedNamed(c.Input.Limiter).Calls {
-				var timings []measure.Timing
-				for _, n := range c.Input.Goroutines {
-					timings = append(timings, measure.Timing{Ns: ns * disturbed * float64(n), Allocs: 1})
-				}
-				one.Timings = append(one.Timings, timings)
-			}
-			r.Found = append(r.Found, one)
-		}
-		r.Median = measure.Medians(r.Found)
-		results = append(results, r)
-	}
-	return results
-}
-
-func leftOf(limiter string, found leftFound) leftResult {
-	return leftResult{Case: run.Case[leftInput]{Input: leftInput{Limiter: limiter, Keys: 9}}, Found: []leftFound{found}, Median: found}
-}
-
-// resultsWith are those of a whole run. Its goals depend on its arguments.
-func resultsWith(withKey, bytes, left float64) results {
-	return results{
-		calls: callsOfAll(withKey, 50, bytes),
-		left:  []leftResult{leftOf("x-time", leftFound{130, 130}), leftOf(rivals.Ours, leftFound{150, left})},
-	}
-}
-
-func TestGoals(t *testing.T) {
-	reached := func(found results) (which []bool) {
-		for _, g := range found.report(run.Options{}).Goals {
-			which = append(which, g.Reached)
-		}
-		return which
-	}
-	// Bytes; left; Wait and Allow with a key; each on many keys with one goroutine
-	// and with 64.
-	const y, n = true, false
-	require.Equal(t, []bool{y, y, y, y, y, y, y, y}, reached(resultsWith(50, 185, 0.9)))
-	require.Equal(t, []bool{y, y, y, y, n, y, n, y}, reached(resultsWith(60, 185, 0.9)))
-	require.Equal(t, []bool{y, y, y, y, n, n, n, n}, reached(resultsWith(100, 185, 0.9)))
-	require.Equal(t, []bool{n, n, n, n, n, n, n, n}, reached(resultsWith(101, 186, 1.1)))
-	for _, g := range (results{}).report(run.Options{}).Goals {
-		require.Equal(t, report.NotMeasured, g.Got)
-		require.False(t, g.Reached)
-	}
-}
-
-func TestReport(t *testing.T) {
-	r := resultsWith(100, 150, 0.04).report(run.Options{Machine: "Abacus"})
-	require.Len(t, r.Tables, 4)
-	for _, table := range r.Tables {
-		require.NotEmpty(t, table.Rows, table.Title)
-		for _, row := range table.Rows {
-			require.Len(t, row, len(table.Columns), table.Title)
-		}
-	}
-	memory, cost, contention, left := r.Tables[0], r.Tables[1], r.Tables[2], r.Tables[3]
-	require.Equal(t, []string{"limiter", "once, KiB", "1,000 keys", "100,000 keys"}, memory.Columns)
-	require.Contains(t, memory.Rows, []string{"shaper", "3.0", "150", "150"})
-	require.Len(t, memory.Rows, len(rivals.AllKeyed)-1)
-	require.Contains(t, cost.Rows, []string{"shaper", "Wait", "50", "100", "100", "1.00"})
-	require.Contains(t, cost.Rows, []string{"sethvargo", "Take", "-", "50", "50", "1.00"})
-	// 64 goroutines take 6400 ns for a call, however many processors there are.
-	rates := slices.Repeat([]string{"0.156"}, len(fewerProcs())+1)
-	require.Contains(t, contention.Rows, append([]string{"shaper", "Allow", "100", "200", "6400"}, rates...))
-	require.Equal(t, []string{"shaper", "150", "0.0"}, left.Rows[1])
-
-	names := map[string]int{}
-	for _, line := range r.Lines {
-		names[line.Name]++
-	}
-	require.Equal(t, 3, names["Keys/limiter=shaper/keys=100000"])
-	require.Equal(t, 3, names["Keys/limiter=shaper/keys=100000/call=Allow/goroutines=64"])
-	require.Equal(t, 3, names["Keys/limiter=x-time/keys=0/call=Wait/goroutines=1"])
-
-	require.Len(t, r.Pictures, 1)
-	require.Equal(t, "keys", r.Pictures[0].Name)
-	drawn := string(r.Pictures[0].SVG)
-	for _, label := range []string{">call without a key<", ">100 ns<", ">150 B<", ">sethvargo<", "Abacus"} {
-		require.Contains(t, drawn, label)
-	}
 }

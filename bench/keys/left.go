@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -25,8 +24,6 @@ type leftFound struct {
 	Full float64 `unit:"full-B/key"`
 	Left float64 `unit:"left-B/key"`
 }
-
-type leftResult = run.Result[leftInput, leftFound]
 
 // leftAfter is how long after the draining nothing is to be left.
 const leftAfter = 2 * time.Second
@@ -71,24 +68,4 @@ func leftCases(o run.Options) (all []run.Case[leftInput]) {
 		}
 	}
 	return all
-}
-
-func leftTable(results []leftResult) report.Table {
-	t := report.Table{
-		Title: "Memory: what is left of keys that nobody uses any more",
-		Note: fmt.Sprintf("Bytes per key of the live heap, of %s: while the buckets are not drained, and %v after the last of them is, when one other key has come, "+
-			"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.", report.Counted(results[0].Input.Keys, "key"), leftAfter),
-		Columns: []string{"limiter", "not drained", "left"},
-	}
-	for _, r := range results {
-		t.Rows = append(t.Rows, []string{r.Input.Limiter, report.Fixed(r.Median.Full, 0), report.Fixed(r.Median.Left, 1)})
-	}
-	return t
-}
-
-// leftGoal allows for what a process allocates by itself, which is below a byte for
-// each of so many keys.
-func leftGoal(results []leftResult) report.Goal {
-	m, _ := run.MedianWhere(results, func(in leftInput) bool { return in.Limiter == rivals.Ours })
-	return report.Bounded(fmt.Sprintf("memory left of a key %v after draining", leftAfter), 1, m.Left, "B")
 }

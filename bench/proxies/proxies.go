@@ -25,6 +25,7 @@ import (
 var Experiment = run.Experiment{
 	Name:     "proxies",
 	What:     "what an upstream sees behind Caddy with the shaper, nginx limit_req and HAProxy, and what each costs",
+	Goals:    goals(),
 	Estimate: func(o run.Options) time.Duration { return casesOf(o).estimate(o) },
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		return compare(ctx, o, os.Getenv("PATH"), casesOf(o))
@@ -127,7 +128,8 @@ func compare(ctx context.Context, o run.Options, path string, c cases) (report.R
 	found.leavings, errs[1] = take(ctx, o, p, p.measureLeaving, c.leavings, o.Quick)
 	found.ceilings, errs[2] = take(ctx, o, p, p.measureCeiling, c.ceilings, false)
 	found.waitings, errs[3] = take(ctx, o, p, p.measureWaiting, c.waitings, o.Quick)
-	return found.report(o, p), errors.Join(errs[:]...)
+	r, err := found.report(o, p)
+	return r, errors.Join(append(errs[:], err)...)
 }
 
 // An input is that of a measurement of one proxy.

@@ -10,76 +10,19 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-// report has one table of everything.
-func (f results) report(o run.Options, p *programs) report.Report {
+// report returns all lines, with a picture of the spacings.
+func (f results) report(o run.Options, p *programs) (report.Report, error) {
 	r := report.Report{
-		Tables: []report.Table{f.table(p)}, Goals: f.goals(),
+		Note:  note(p),
 		Lines: slices.Concat(run.Lines(f.spacings), run.Lines(f.leavings), run.Lines(f.ceilings), run.Lines(f.waitings)),
 	}
-	if picture, drawn := f.picture(o.Machine); drawn {
-		r.Pictures = append(r.Pictures, picture)
+	var err error
+	if rows := f.rows(); len(rows.Rows) > 0 {
+		rows.Caption += o.Machine + "."
+		r.Pictures = make([]report.Picture, 1)
+		r.Pictures[0], err = rows.Draw(ours)
 	}
-	return r
-}
-
-// rates returns those at which the spacing was measured, each once.
-func (f results) rates() (rates []int) {
-	for _, r := range f.spacings {
-		if !slices.Contains(rates, r.Input.Rate) {
-			rates = append(rates, r.Input.Rate)
-		}
-	}
-	return rates
-}
-
-func (f results) table(p *programs) report.Table {
-	t := report.Table{Title: "Proxies: one upstream behind each", Note: note(p), Columns: []string{"proxy", "limits"}}
-	for _, rate := range f.rates() {
-		at := " at " + report.PerSecond(float64(rate))
-		t.Columns = append(t.Columns, "rate reached"+at, "error p50 µs"+at, "error p99 µs"+at, "overtaken %"+at)
-	}
-	t.Columns = append(t.Columns, "served % when half leave", "% of those who left that still arrive", "requests/s", "CPU µs per request",
-		"MiB at rest", "KiB per waiting request", "waiting")
-	for _, r := range rivals {
-		if p.has(r.name) {
-			t.Rows = append(t.Rows, f.row(r))
-		}
-	}
-	if alone, measured := run.MedianWhere(f.ceilings, func(in ceilingInput) bool { return in.Proxy == direct }); measured {
-		row := slices.Repeat([]string{"-"}, len(t.Columns))
-		row[0], row[1], row[len(row)-5] = direct, named(caddy).does, report.Grouped(int(alone.PerSecond))
-		t.Rows = append(t.Rows, row)
-	}
-	return t
-}
-
-// row returns the cells of a rival. A cell without a figure says why.
-func (f results) row(r rival) []string {
-	row := []string{r.name, r.does}
-	for _, rate := range f.rates() {
-		found, measured := run.MedianWhere(f.spacings, func(in spacingInput) bool { return in.Proxy == r.name && in.Rate == rate })
-		row = append(row, cells(r.limit != unlimited, "no limit", measured,
-			report.Fixed(found.RateReached, 4), report.Figure(found.ErrorP50/1000), report.Figure(found.ErrorP99/1000), report.Fixed(found.Overtaken, 1))...)
-	}
-	left, measured := run.MedianWhere(f.leavings, func(in leavingInput) bool { return in.Proxy == r.name })
-	row = append(row, cells(r.limit != unlimited, "no line", measured, report.Fixed(left.Served, 1), report.Fixed(left.Asked, 1))...)
-	through, measured := run.MedianWhere(f.ceilings, func(in ceilingInput) bool { return in.Proxy == r.name })
-	row = append(row, cells(true, "", measured, report.Grouped(int(through.PerSecond)), report.Figure(through.CPU/1000))...)
-	memory, measured := run.MedianWhere(f.waitings, func(in waitingInput) bool { return in.Proxy == r.name })
-	row = append(row, cells(true, "", measured, report.Figure(memory.AtRest))...)
-	return append(row, cells(r.limit != bySessions, "in the kernel", measured, report.Figure(memory.PerRequest), report.Grouped(int(memory.Requests)))...)
-}
-
-// cells returns figures if they were measured. If a proxy can't do what they are about,
-// each cell says so.
-func cells(can bool, cannot string, measured bool, figures ...string) []string {
-	switch {
-	case !can:
-		return slices.Repeat([]string{cannot}, len(figures))
-	case !measured:
-		return slices.Repeat([]string{"not measured"}, len(figures))
-	}
-	return figures
+	return r, err
 }
 
 // note says what was compared, how, and what the columns are.
@@ -114,40 +57,33 @@ func note(p *programs) string {
 	return b.String()
 }
 
-const wantedFactor = 4
+const wantedFactor = 0.25
 
-// goals holds the median error of ours against nginx's at each rate.
-func (f results) goals() (all []report.Goal) {
-	for _, rate := range f.rates() {
-		at := func(name string) (spacing, bool) {
-			return run.MedianWhere(f.spacings, func(in spacingInput) bool { return in.Proxy == name && in.Rate == rate })
-		}
-		theirs, measured := at(nginx)
-		for _, name := range []string{ours, middleware} {
-			found, too := at(name)
-			if measured && too {
-				what := fmt.Sprintf("median spacing error at an upstream behind %s at %s, against nginx", name, report.PerSecond(float64(rate)))
-				all = append(all, report.Lower(what, wantedFactor, found.ErrorP50/1000, theirs.ErrorP50/1000, "µs"))
-			}
+// goals hold the median error of ours against nginx's at each rate.
+func goals() (all []report.Goal) {
+	for _, rate := range []int{100, 1000} {
+		name := func(proxy string) string { return fmt.Sprintf("ProxySpacing/proxy=%s/rate=%d err-p50-ns", proxy, rate) }
+		for _, proxy := range []string{ours, middleware} {
+			all = append(all, report.Goal{
+				What: fmt.Sprintf("median spacing error at an upstream behind %s at %s, against nginx", proxy, report.PerSecond(float64(rate))),
+				Ours: name(proxy), Theirs: []string{name(nginx)}, Most: wantedFactor,
+			})
 		}
 	}
 	return all
 }
 
-// picture draws how the spacings at 1,000/s spread.
-func (f results) picture(machine string) (p report.Picture, drawn bool) {
+// rows are what the picture shows: how the spacings at 1,000/s spread.
+func (f results) rows() plot.Spacings {
 	const rate = 1000
 	rows := plot.Spacings{
 		Name: "proxies", Title: "How even is what reaches an upstream behind a proxy?", Rate: rate,
-		Caption: "haproxy-maxconn is paced by an upstream that takes an interval for each request. " + machine + ".",
+		Caption: "haproxy-maxconn is paced by an upstream that takes an interval for each request. ",
 	}
 	for _, r := range f.spacings {
 		if r.Input.Rate == rate {
-			rows.Rows = append(rows.Rows, plot.SpacingsRow{Name: r.Input.Proxy, Spread: r.Median})
+			rows.Rows = append(rows.Rows, plot.SpacingsRow{Name: r.Input.Proxy, Rounds: r.Found})
 		}
 	}
-	if len(rows.Rows) == 0 {
-		return p, false
-	}
-	return rows.Draw(ours), true
+	return rows
 }

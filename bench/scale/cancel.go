@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -24,8 +23,6 @@ type cancelFound struct {
 	P50 float64 `unit:"p50-ns"`
 	P99 float64 `unit:"p99-ns"`
 }
-
-type cancelResult = run.Result[cancelInput, cancelFound]
 
 var cancelChild = run.NewMeasurement("cancel", func(in cancelInput) (cancelFound, error) {
 	latencies, err := cancelLatencies(rivals.Named(in.Limiter), in.Waiting, in.Cancels)
@@ -85,27 +82,4 @@ func cancelCases(o run.Options) (cases []run.Case[cancelInput]) {
 		})
 	}
 	return cases
-}
-
-func cancelTable(results []cancelResult) report.Table {
-	t := report.Table{
-		Title: "Cancel: one of a long line gives up",
-		Note: fmt.Sprintf("Microseconds from the call of its cancel function until its wait has returned, in a line of %s; medians of %d.",
-			report.Grouped(manyWaiting), len(results[0].Found)),
-		Columns: []string{"limiter", "p50 µs", "p99 µs"},
-	}
-	for _, r := range results {
-		t.Rows = append(t.Rows, []string{r.Input.Limiter, report.Fixed(r.Median.P50/1000, 1), report.Fixed(r.Median.P99/1000, 1)})
-	}
-	return t
-}
-
-// cancelGoal holds ours against x/time.
-func cancelGoal(results []cancelResult) report.Goal {
-	p50 := func(limiter string) float64 {
-		m, _ := run.MedianWhere(results, func(in cancelInput) bool { return in.Limiter == limiter })
-		return m.P50 / 1000
-	}
-	what := fmt.Sprintf("cancel p50 of one of %s waiters, against x-time", report.Grouped(manyWaiting))
-	return report.AtMost(what, 1, p50(rivals.Ours), p50("x-time"), "µs")
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
 )
@@ -29,8 +28,6 @@ type memoryFound struct {
 	Bytes  float64 `unit:"B/waiter"`
 	Beyond float64 `unit:"beyond-B/waiter"`
 }
-
-type memoryResult = run.Result[memoryInput, memoryFound]
 
 // memoryChild ends while all of them wait, as some cannot be stopped.
 var memoryChild = run.NewMeasurement("memory", func(in memoryInput) (memoryFound, error) {
@@ -87,64 +84,9 @@ func memoryGroups(o run.Options) [][]run.Case[memoryInput] {
 }
 
 // measureMemory adds to what was measured how much is beyond a bare goroutine.
-func measureMemory(ctx context.Context, o run.Options) ([]memoryResult, error) {
+func measureMemory(ctx context.Context, o run.Options) ([]run.Result[memoryInput, memoryFound], error) {
 	results, err := run.InTurns(ctx, o, memoryChild.Take, memoryGroups(o)...)
-	for _, bare := range results {
-		if bare.Input.Limiter != bareGoroutine {
-			continue
-		}
-		for i := range results {
-			r := &results[i]
-			if r.Input.Waiting != bare.Input.Waiting || r.Input.OwnContext != bare.Input.OwnContext {
-				continue
-			}
-			for round := range r.Found {
-				r.Found[round].Beyond = r.Found[round].Bytes - bare.Found[round].Bytes
-			}
-			r.Median = measure.Medians(r.Found)
-		}
-	}
-	return results, err
-}
-
-const memoryTitle = "Memory: bytes per waiter"
-
-// memoryTable has one row for each limiter, and columns for each kind of context.
-func memoryTable(results []memoryResult) report.Table {
-	t := report.Table{Title: memoryTitle, Columns: []string{"limiter"}}
-	t.Note = fmt.Sprintf("Resident memory of a process, after what is not in use has been given back; medians of %d. "+
-		"Beyond: without what a bare goroutine takes that is parked on a channel. "+
-		"With a context of its own a waiter has, and watches, one that can be cancelled; it is counted. "+
-		"uber's cannot be cancelled and watch none.", len(results[0].Found))
-	contexts := []bool{false, true}
-	for _, ownContext := range contexts {
-		what := report.Grouped(manyWaiting)
-		if ownContext {
-			what += ", own context"
-		}
-		t.Columns = append(t.Columns, what, "beyond")
-	}
-	for _, name := range memoryLimiters {
-		row := []string{name}
-		for _, ownContext := range contexts {
-			m := memoryOf(results, name, ownContext)
-			row = append(row, report.Fixed(m.Bytes, 0), report.Fixed(m.Beyond, 0))
-		}
-		t.Rows = append(t.Rows, row)
-	}
-	return t
-}
-
-func memoryOf(results []memoryResult, limiter string, ownContext bool) memoryFound {
-	m, _ := run.MedianWhere(results, func(in memoryInput) bool { return in.Limiter == limiter && in.OwnContext == ownContext })
-	return m
-}
-
-// memoryGoal is about waiters without a context of their own, and tells of others beside.
-func memoryGoal(results []memoryResult) report.Goal {
-	g := report.Bounded("memory per waiter beyond a goroutine", 160, memoryOf(results, rivals.Ours, false).Beyond, "B")
-	if own := memoryOf(results, rivals.Ours, true).Beyond; measure.Known(own) {
-		g.Got += ", and " + report.Fixed(own, 0) + " with a context of its own"
-	}
-	return g
+	return run.Beyond(results, func(bare, of memoryInput) bool {
+		return bare.Limiter == bareGoroutine && bare.OwnContext == of.OwnContext
+	}, func(bare memoryFound, from *memoryFound) { from.Beyond = from.Bytes - bare.Bytes }), err
 }

@@ -7,9 +7,8 @@ package shared
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os/exec"
-	"strconv"
 	"time"
 
 	"example.com/leakybucket/bench/internal/measure"
@@ -23,15 +22,16 @@ var Experiment = run.Experiment{
 	Name:     "shared",
 	What:     "four processes and one Redis: is the rate reached, how evenly, in which shares, with how many round trips?",
 	Estimate: func(o run.Options) time.Duration { return run.Estimate(groups(o)...) },
-	Needs: func(run.Options) error {
-		if _, err := exec.LookPath(redisServer); err != nil {
-			return fmt.Errorf("%s is missing (Debian: apt-get install redis-server): %w", redisServer, err)
-		}
-		return nil
-	},
+	Needs:    redisServer, GetIt: "Debian: apt-get install redis-server",
+	Note: "Closed loop: each caller waits again as soon as it has left. Figures are of the merged departures, at the instants at which callers ran again. " +
+		"share-off: the largest difference between the share of a process and an equal one, in percent of that. " +
+		"overtaken: in the line of its own process. Round trips are counted at the clients. rtt: what the network adds to one. " +
+		"redis_rate and throttled sleep for the RetryAfter that they were told, and ask again.",
+	Goals: goals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, groups(o)...)
-		return reportOf(results, o), err
+		r := report.Report{Lines: run.Lines(results)}
+		return r, errors.Join(err, picture(&r, results, o.Machine))
 	},
 }
 
@@ -113,81 +113,44 @@ func (in input) rtt() string {
 	return fmt.Sprintf("%v+-%v", in.RTT, in.Jitter)
 }
 
-func reportOf(results []run.Result[input, result], o run.Options) report.Report {
-	if len(results) == 0 {
-		return report.Report{}
-	}
-	r := report.Report{Tables: []report.Table{table(results)}, Goals: goals(results), Lines: run.Lines(results)}
-	if p, drawn := picture(results, o.Machine); drawn {
-		r.Pictures = append(r.Pictures, p)
-	}
-	return r
-}
-
-func table(results []run.Result[input, result]) report.Table {
-	t := report.Table{
-		Title: fmt.Sprintf("Shared: %d processes, one bucket on one Redis server", processes),
-		Note: "Closed loop: each caller waits again as soon as it has left. Figures are of the merged departures, at the instants at which callers ran again. " +
-			"Share off: the largest difference between the share of a process and an equal one, in percent of that. " +
-			"Overtaken: in the line of its own process. Round trips are counted at the clients. " +
-			"redis_rate and throttled sleep for the RetryAfter that they were told, and ask again. " +
-			"Medians of as many rounds as the last column says.",
-		Columns: []string{"rate", "limiter", "network", "callers per process", "rate reached", "share off %", "error p50 µs", "bunched %", "overtaken %",
-			"round trips per departure", "CPU µs per departure", "Redis CPU µs per departure", "rounds"},
-	}
-	for _, r := range results {
-		m := r.Median
-		t.Rows = append(t.Rows, []string{
-			report.PerSecond(r.Input.Rate), r.Input.Limiter, r.Input.rtt(), strconv.Itoa(r.Input.Waiters), report.Fixed(m.RateReached, 4), report.Fixed(m.ShareOff, 1),
-			report.Figure(m.ErrorP50 / 1000), report.Fixed(m.Bunched, 1), report.Fixed(m.Overtaken, 1), report.Fixed(m.RoundTrips, 3),
-			report.Figure(m.CPU / 1000), report.Figure(m.RedisCPU / 1000), strconv.Itoa(len(r.Found)),
-		})
-	}
-	return t
-}
-
-// goals judges what ours is to reach on loopback, and that it reaches the rate where the network
+// goals judge what ours is to reach on loopback, and that it reaches the rate where the network
 // is slow.
-func goals(results []run.Result[input, result]) (all []report.Goal) {
+func goals() (all []report.Goal) {
 	for _, rate := range []float64{100, 1_000, 10_000} {
-		found, measured := run.MedianWhere(results, func(in input) bool { return in.Limiter == ours && in.Rate == rate && in.RTT == 0 })
-		if !measured {
-			continue
-		}
+		of := fmt.Sprintf("Shared/limiter=shaper/rate=%.0f/rtt=", rate)
 		at := " at " + report.PerSecond(rate)
-		all = append(all, missed("shared rate"+at, found), report.Bounded("shares of the processes"+at, 2, found.ShareOff, "% off"))
-		if rate == 1_000 {
-			all = append(all, report.Bounded("sharing"+at, 0.15, found.RoundTrips, "round trips per departure"))
+		for _, rtt := range []string{"loopback", "2ms", "20ms+-10ms"} {
+			all = append(all, report.Goal{What: "share of the shared rate that is reached" + at + ", network: " + rtt, Ours: of + rtt + " of-rate", Least: 0.99})
 		}
-	}
-	for _, r := range results {
-		if r.Input.Limiter == ours && r.Input.RTT > 0 {
-			all = append(all, missed(fmt.Sprintf("shared rate at %s, network %s", report.PerSecond(r.Input.Rate), r.Input.rtt()), r.Median))
+		all = append(all, report.Goal{What: "shares of the processes" + at + ", in % off", Ours: of + "loopback share-off-%", Most: 2})
+		if rate == 1_000 {
+			all = append(all, report.Goal{What: "round trips per departure" + at, Ours: of + "loopback round-trips/departure", Most: 0.15})
 		}
 	}
 	return all
 }
 
-// missed is the goal that no more than a hundredth of the rate is missing.
-func missed(what string, found result) report.Goal {
-	return report.Bounded(what, 1, 100*max(0, 1-found.RateReached), "% missing")
-}
-
-// picture draws how the spacings at 1,000/s spread.
-func picture(results []run.Result[input, result], machine string) (p report.Picture, drawn bool) {
+// picture draws how the spacings at 1,000/s spread, if they were measured.
+func picture(r *report.Report, results []run.Result[input, result], machine string) error {
 	const rate = 1_000
-	rows := plot.Spacings{
-		Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?",
-		Rate:    rate,
+	p := plot.Spacings{
+		Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?", Rate: rate,
 		Caption: fmt.Sprintf("%d processes with %d callers each share a bucket on one Redis server. %s.", processes, waiters, machine),
 	}
-	for _, r := range results {
-		if r.Input.Rate == rate && r.Input.RTT == 0 {
-			rows.Rows = append(rows.Rows, plot.SpacingsRow{Name: r.Input.Limiter, Spread: r.Median.Spread})
+	for _, one := range results {
+		if one.Input.Rate != rate || one.Input.RTT != 0 {
+			continue
 		}
+		row := plot.SpacingsRow{Name: one.Input.Limiter}
+		for _, round := range one.Found {
+			row.Rounds = append(row.Rounds, round.Spread)
+		}
+		p.Rows = append(p.Rows, row)
 	}
-	if len(rows.Rows) == 0 {
-		return p, false
+	if len(p.Rows) == 0 {
+		return nil
 	}
-	return rows.Draw(ours), true
+	drawn, err := p.Draw(ours)
+	r.Pictures = append(r.Pictures, drawn)
+	return err
 }

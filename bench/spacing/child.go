@@ -26,10 +26,10 @@ type input struct {
 // one load.
 type result struct {
 	measure.Spread
-	Burst     float64 `unit:"burst-ns"`                   // as the receivers saw it
-	SlotBurst float64 `unit:"slot-burst-ns" rounds:"max"` // as handed out, in a busy process
-	CPU       float64 `unit:"cpu-ns/departure"`           // of the whole process, with the load
-	Allocs    float64 `unit:"allocs/departure"`           // of the whole process, with the load
+	Burst     float64 `unit:"burst-ns"`         // as the receivers saw it
+	SlotBurst float64 `unit:"slot-burst-ns"`    // as handed out, in a busy process
+	CPU       float64 `unit:"cpu-ns/departure"` // of the whole process, with the load
+	Allocs    float64 `unit:"allocs/departure"` // of the whole process, with the load
 }
 
 var child = run.NewMeasurement("spacing", measureSpacing)

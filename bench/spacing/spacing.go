@@ -1,13 +1,13 @@
-// Package spacing measures how evenly callers leave, in which order, whether the
-// rate is reached, and what it costs: in a process that does nothing else, and in
-// one whose other goroutines keep all its Ps busy.
+// Package spacing measures how evenly callers leave, in which order, whether the rate is
+// reached, and what it costs: in a process that does nothing else, and in one whose other
+// goroutines keep all its Ps busy.
 package spacing
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"example.com/leakybucket/bench/internal/plot"
@@ -16,42 +16,61 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-// Experiments returns "spacing" and "busy". Both draw which share of the rate is
-// reached; if both are measured, the picture of the second shows what the first
-// has found too.
-func Experiments() []run.Experiment {
-	var idle []run.Result[input, result]
-	return []run.Experiment{
-		{
-			Name:     "spacing",
-			What:     "how evenly callers leave at 10 to 100,000/s, in which order, and what it costs",
-			Estimate: func(o run.Options) time.Duration { return run.Estimate(idleGroups(o)...) },
-			Measure: func(ctx context.Context, o run.Options) (r report.Report, err error) {
-				idle, err = run.InTurns(ctx, o, child.Take, idleGroups(o)...)
-				return idleReport(idle, o), err
-			},
-		},
-		{
-			Name:     "busy",
-			What:     "the same while other goroutines of the process keep all its Ps busy: is the rate held?",
-			Estimate: func(o run.Options) time.Duration { return run.Estimate(busyGroups(o)...) },
-			Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-				busy, err := run.InTurns(ctx, o, child.Take, busyGroups(o)...)
-				return busyReport(busy, idle, o), err
-			},
-		},
-	}
+// Idle is the experiment "spacing".
+var Idle = run.Experiment{
+	Name: "spacing",
+	What: "how evenly callers leave at 10 to 100,000/s, in which order, and what it costs",
+	Note: "Closed loop: each caller waits again as soon as it has left. Instants are those at which callers ran again. " +
+		"err: |spacing - interval|. bunched: spacings below half an interval. " +
+		"overtaken: departures after one that had begun to wait later; the order is taken just before the call, " +
+		"so that two callers within some nanoseconds may be mistaken for each other. " +
+		"CPU and allocations are those of the whole process.",
+	Goals:    idleGoals(),
+	Estimate: func(o run.Options) time.Duration { return run.Estimate(idleGroups(o)...) },
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		results, err := run.InTurns(ctx, o, child.Take, idleGroups(o)...)
+		r := report.Report{Lines: run.Lines(results)}
+		for _, rate := range []float64{1_000, 10_000} {
+			err = errors.Join(err, spacingsPicture(&r, results, rate, o.Machine))
+		}
+		idleLines = r.Lines
+		return r, errors.Join(err, ratePicture(&r, o))
+	},
 }
 
-// idleLimiters are those that differ when the process does nothing else.
-var idleLimiters = []string{rivals.Ours, "shaper-coarse", "x-time", "uber", "uber-noslack", "failsafe", "naive"}
+// Busy is the experiment "busy".
+var Busy = run.Experiment{
+	Name: "busy",
+	What: "the same while other goroutines of the process keep all its Ps busy: is the rate held?",
+	Note: "loops: one for each P that never waits; allocators: one for each P that allocates without end; pieces: eight for each P that work for 1 ms " +
+		"and nap for 4 ms, exponentially distributed. Everything else is as for spacing. " +
+		"burst: the largest excess over the rate within any window, as the time in which so many leave at the rate, as the receivers saw it and (slot-burst, the largest of " +
+		"the rounds) as the slots were handed out. The first is larger, as a goroutine that has been released still has to wait for a P, whatever released it.",
+	Goals:    busyGoals(),
+	Estimate: func(o run.Options) time.Duration { return run.Estimate(busyGroups(o)...) },
+	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
+		results, err := run.InTurns(ctx, o, child.Take, busyGroups(o)...)
+		r := report.Report{Lines: run.Lines(results)}
+		return r, errors.Join(err, ratePicture(&r, o))
+	},
+}
+
+// idleLines are what "spacing" has found. The picture of "busy" shows them too.
+var idleLines []report.Line
+
+// The limiters that differ when the process does nothing else; in a busy one, those that the
+// goals are about, and the others, which are measured once.
+var (
+	idleLimiters = []string{rivals.Ours, "shaper-coarse", "x-time", "uber", "uber-noslack", "failsafe", "naive"}
+	busyCompared = []string{rivals.Ours, "shaper-slack100", "x-time"}
+	busyOnce     = []string{"shaper-coarse", "uber", "uber-noslack", "failsafe", "naive"}
+)
 
 // goalWaiters is how many wait where the goals are judged.
 const goalWaiters = 100
 
-// idleWindows are how long a measurement lasts. All of it counts, and it is seconds at
-// high rates, too: in pieces of a tenth of a second, limiters have looked better than
-// they are.
+// idleWindows are how long a measurement lasts. All of it counts, and it is seconds at high
+// rates, too: in pieces of a tenth of a second, limiters have looked better than they are.
 var idleWindows = []struct {
 	rate   float64
 	window time.Duration
@@ -64,7 +83,16 @@ var idleWindows = []struct {
 	{100_000, time.Second, 200 * time.Millisecond},
 }
 
-const idleWarm = 150 * time.Millisecond
+// busyRates are where the goals are judged. At 10,000/s there must be enough callers for all
+// late departures to leave at once.
+var busyRates = []struct {
+	rate    float64
+	waiters int
+}{{100, goalWaiters}, {1_000, goalWaiters}, {10_000, 1_000}}
+
+// busyWarm is longer than idleWarm: the load has to get going, and limiters that adapt to it
+// have to notice.
+const idleWarm, busyWarm = 150 * time.Millisecond, 200 * time.Millisecond
 
 // idleGroups are what is measured: goalWaiters first, and most often.
 func idleGroups(o run.Options) [][]run.Case[input] {
@@ -93,101 +121,165 @@ func idleGroups(o run.Options) [][]run.Case[input] {
 	return groups
 }
 
+func busyGroups(o run.Options) [][]run.Case[input] {
+	var groups [][]run.Case[input]
+	for _, l := range loads() {
+		for _, at := range busyRates {
+			once, window := busyOnce, 2*time.Second
+			if o.Quick {
+				if at.rate != 1_000 {
+					continue
+				}
+				once, window = nil, 600*time.Millisecond
+			}
+			var group []run.Case[input]
+			for _, limiter := range busyCompared {
+				group = append(group, caseOf("Busy", o.Times(3, 1), input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
+			}
+			for _, limiter := range once {
+				group = append(group, caseOf("Busy", 1, input{limiter, at.rate, at.waiters, l.name, busyWarm, window}))
+			}
+			groups = append(groups, group)
+		}
+	}
+	return groups
+}
+
 func caseOf(what string, rounds int, in input) run.Case[input] {
 	return run.Case[input]{
-		Name:     fmt.Sprintf("%s/limiter=%s/rate=%.0f/waiters=%d/load=%s", what, in.Limiter, in.Rate, in.Waiters, in.Load),
-		Input:    in,
-		Rounds:   rounds,
-		Estimate: in.Warm + in.Window,
+		Name:  nameOf(what, in.Limiter, in.Rate, in.Waiters, in.Load),
+		Input: in, Rounds: rounds, Estimate: in.Warm + in.Window,
 	}
 }
 
-// find returns the median of what was measured of a limiter.
-func find(results []run.Result[input, result], limiter string, rate float64, waiters int, load string) (result, bool) {
-	return run.MedianWhere(results, func(in input) bool {
-		return in.Limiter == limiter && in.Rate == rate && in.Waiters == waiters && in.Load == load
+func nameOf(what, limiter string, rate float64, waiters int, load string) string {
+	return fmt.Sprintf("%s/limiter=%s/rate=%.0f/waiters=%d/load=%s", what, limiter, rate, waiters, load)
+}
+
+// idleGoals compare with the three waiting libraries, each in both of its forms.
+func idleGoals() (goals []report.Goal) {
+	of := func(limiter string, rate float64, unit string) string {
+		return nameOf("Spacing", limiter, rate, goalWaiters, idle) + " " + unit
+	}
+	against := func(what, unit string, rate, factor float64) report.Goal {
+		g := report.Goal{What: what + " at " + report.PerSecond(rate) + " against the best library", Ours: of(rivals.Ours, rate, unit), Most: 1 / factor}
+		for _, library := range []string{"x-time", "uber", "uber-noslack", "failsafe"} {
+			g.Theirs = append(g.Theirs, of(library, rate, unit))
+		}
+		return g
+	}
+	for _, g := range []struct{ rate, factor float64 }{{100, 8}, {1_000, 7}, {10_000, 6}} {
+		goals = append(goals, against("spacing error p50", "err-p50-ns", g.rate, g.factor))
+	}
+	for _, rate := range []float64{1_000, 10_000} {
+		goals = append(goals, against("spacings below half an interval", "bunched-%", rate, 10))
+	}
+	for _, g := range []struct{ rate, off float64 }{{10, 0.003}, {100, 0.003}, {1_000, 0.003}, {10_000, 0.003}, {100_000, 0.01}} {
+		goals = append(goals, report.Goal{
+			What: "share of the rate that is reached at " + report.PerSecond(g.rate), Ours: of(rivals.Ours, g.rate, "of-rate"), Least: 1 - g.off, Most: 1 + g.off,
+		})
+	}
+	// At lower rates the few allocations that the runtime makes by itself would count.
+	goals = append(goals, report.Goal{
+		What: "allocations per wait, at 1,000/s and above (0, but the process has others, a few)",
+		Ours: "Spacing/limiter=shaper/rate=1000*/waiters=100/load=idle allocs/departure", Most: 0.05,
+	})
+	cpu := func(limiter string, rate, factor float64) {
+		goals = append(goals, report.Goal{
+			What: "CPU per departure of " + limiter + " at " + report.PerSecond(rate) + " against x-time",
+			Ours: of(limiter, rate, "cpu-ns/departure"), Theirs: []string{of("x-time", rate, "cpu-ns/departure")}, Most: factor,
+		})
+	}
+	for _, g := range []struct{ rate, factor float64 }{{100, 1.5}, {1_000, 2}, {10_000, 4}} {
+		cpu(rivals.Ours, g.rate, g.factor)
+		cpu("shaper-coarse", g.rate, 1.3)
+	}
+	return append(goals, report.Goal{ // What saves CPU time must not cost the spacing.
+		What: "spacing error p50 at 10,000/s, at that CPU time, in ns", Ours: of(rivals.Ours, 10_000, "err-p50-ns"), Most: 5_000,
 	})
 }
 
-func idleReport(results []run.Result[input, result], o run.Options) report.Report {
-	r := report.Report{Goals: goals(results), Lines: run.Lines(results)}
-	for _, waiters := range []int{1, goalWaiters, 10_000} {
-		of := slices.DeleteFunc(slices.Clone(results), func(r run.Result[input, result]) bool { return r.Input.Waiters != waiters })
-		if len(of) > 0 {
-			r.Tables = append(r.Tables, idleTable(waiters, of))
+// busyGoals want for each load and each slack that the rate is held.
+func busyGoals() (goals []report.Goal) {
+	for _, g := range []struct {
+		limiter string
+		slack   time.Duration
+		share   float64
+	}{{rivals.Ours, 20 * time.Millisecond, 0.95}, {"shaper-slack100", 100 * time.Millisecond, 0.98}} {
+		for _, load := range []string{"loops", "allocators", "pieces"} {
+			for _, at := range busyRates {
+				of := func(limiter string) string { return nameOf("Busy", limiter, at.rate, at.waiters, load) + " of-rate" }
+				goals = append(goals, report.Goal{
+					What: fmt.Sprintf("rate in a busy process (%s) at %s, %v of slack, against x-time", load, report.PerSecond(at.rate), g.slack),
+					Ours: of(g.limiter), Theirs: []string{of("x-time")}, Least: g.share,
+				})
+			}
 		}
-	}
-	if len(r.Tables) == 0 {
-		return r
-	}
-	r.Tables[0].Note = idleNote
-	for _, rate := range []float64{1_000, 10_000} {
-		if _, measured := find(results, rivals.Ours, rate, goalWaiters, idle); measured {
-			r.Pictures = append(r.Pictures, spacingsPicture(results, rate, o.Machine))
-		}
-	}
-	r.Pictures = append(r.Pictures, ratePicture(results, o.Machine))
-	return r
-}
-
-const idleNote = "Closed loop: each caller waits again as soon as it has left. Instants are those at which callers ran again. " +
-	"Error: |spacing - interval|. Bunched: spacings below half an interval. " +
-	"Overtaken: departures after one that had begun to wait later; the order is taken just before the call, " +
-	"so that two callers within some nanoseconds may be mistaken for each other. " +
-	"CPU and allocations are those of the whole process. Medians of as many rounds as the last column says."
-
-func idleTable(waiters int, results []run.Result[input, result]) report.Table {
-	t := report.Table{
-		Title: fmt.Sprintf("Spacing, %s, nothing else running", report.Counted(waiters, "waiter")),
-		Columns: []string{"rate", "limiter", "rate reached", "error p50 µs", "error p99 µs",
-			"bunched %", "overtaken %", "CPU s per 100,000", "allocations per wait", "rounds"},
-	}
-	for _, r := range results {
-		m := r.Median
-		t.Rows = append(t.Rows, []string{
-			report.PerSecond(r.Input.Rate), r.Input.Limiter, report.Fixed(m.RateReached, 4),
-			report.Figure(m.ErrorP50 / 1000), report.Figure(m.ErrorP99 / 1000), report.Fixed(m.Bunched, 1), report.Fixed(m.Overtaken, 1),
-			report.Figure(m.CPU / 1e4), report.Fixed(m.Allocs, 2), strconv.Itoa(len(r.Found)),
+		goals = append(goals, report.Goal{
+			What: fmt.Sprintf("largest burst of slots within any window in a busy process, %v of slack, in ns of the rate", g.slack),
+			Ours: "Busy/limiter=" + g.limiter + "/rate=*/waiters=*/load=* slot-burst-ns", Most: float64(g.slack),
 		})
 	}
-	return t
+	return goals
 }
 
-// spacingsPicture draws how the spacings at one rate spread.
-func spacingsPicture(results []run.Result[input, result], rate float64, machine string) report.Picture {
+// spacingsPicture draws how the spacings at one rate spread, if ours was measured there.
+func spacingsPicture(r *report.Report, results []run.Result[input, result], rate float64, machine string) error {
 	p := plot.Spacings{
-		Rate:    rate,
-		Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, machine),
+		Name: fmt.Sprintf("spacing-%.0f", rate), Title: fmt.Sprintf("How even are the departures? Spacing at %s", report.PerSecond(rate)),
+		Rate: rate, Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, machine),
 	}
-	for _, r := range results {
-		if r.Input.Rate == rate && r.Input.Waiters == goalWaiters && r.Input.Load == idle {
-			p.Rows = append(p.Rows, plot.SpacingsRow{Name: r.Input.Limiter, Spread: r.Median.Spread})
+	for _, one := range results {
+		if one.Input.Rate != rate || one.Input.Waiters != goalWaiters {
+			continue
 		}
+		row := plot.SpacingsRow{Name: one.Input.Limiter}
+		for _, round := range one.Found {
+			row.Rounds = append(row.Rounds, round.Spread)
+		}
+		p.Rows = append(p.Rows, row)
 	}
-	return p.Draw(rivals.Ours)
+	if len(p.Rows) == 0 {
+		return nil
+	}
+	drawn, err := p.Draw(rivals.Ours)
+	r.Pictures = append(r.Pictures, drawn)
+	return err
 }
 
-// ratePicture draws which share of the rate each limiter reaches, by load and
-// rate: with goalWaiters in an idle process, and with as many as were measured in
-// a busy one.
-func ratePicture(results []run.Result[input, result], machine string) report.Picture {
-	p := plot.Percentages{
-		Name:    "rate",
-		Title:   "Is the rate reached?",
-		What:    "Departures in percent of the rate that was set: in a process that does nothing else, and while other goroutines keep all cores busy. A column that fills its track is 100 %.",
-		Axis:    "set rate",
-		Caption: fmt.Sprintf("%d requests wait at any time, in a busy process 1,000 at 10,000/s. %s.", goalWaiters, machine),
+// ratePicture draws which share of the rate each limiter reaches, by load and rate: with
+// goalWaiters in an idle process, and with as many as were measured in a busy one.
+func ratePicture(r *report.Report, o run.Options) error {
+	p := plot.Bars{
+		Name: "rate", Title: "Is the rate reached?",
+		Caption: fmt.Sprintf("%d requests wait at any time, in a busy process 1,000 at 10,000/s. %s.", goalWaiters, o.Machine),
 	}
-	for _, r := range results {
-		panel := r.Input.Load
-		if panel != idle {
-			panel = "busy: " + panel
-		}
-		if r.Input.Load != idle || r.Input.Waiters == goalWaiters {
-			p.Columns = append(p.Columns, plot.Column{
-				Row: r.Input.Limiter, Panel: panel, At: r.Input.Rate, Label: plot.ShortRate(r.Input.Rate), Percent: 100 * r.Median.RateReached,
-			})
+	panels := []plot.Panel{{Title: "in a process that does nothing else"}}
+	lines := append(idleLines, r.Lines...)
+	fill := func(panel *plot.Panel, limiters []string, name func(limiter string) string, rate float64) {
+		panel.Axis, panel.Settings = "% of the rate", append(panel.Settings, report.PerSecond(rate))
+		for i, limiter := range limiters {
+			if len(panel.Rows) <= i {
+				panel.Rows = append(panel.Rows, plot.Row{Name: limiter})
+			}
+			panel.Rows[i].Values = append(panel.Rows[i].Values, 100*report.Median(lines, name(limiter), "of-rate"))
 		}
 	}
-	return p.Draw(rivals.Ours)
+	for _, at := range idleWindows {
+		fill(&panels[0], idleLimiters, func(limiter string) string { return nameOf("Spacing", limiter, at.rate, goalWaiters, idle) }, at.rate)
+	}
+	for _, l := range loads() {
+		panel := plot.Panel{Title: "busy: " + l.what}
+		for _, at := range busyRates {
+			fill(&panel, append(busyCompared, busyOnce...), func(limiter string) string { return nameOf("Busy", limiter, at.rate, at.waiters, l.name) }, at.rate)
+		}
+		panels = append(panels, panel)
+	}
+	p.Panels = slices.DeleteFunc(panels, func(panel plot.Panel) bool { return !panel.Measured() })
+	if len(p.Panels) == 0 {
+		return nil
+	}
+	drawn, err := p.Draw(rivals.Ours)
+	r.Pictures = append(r.Pictures, drawn)
+	return err
 }

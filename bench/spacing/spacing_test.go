@@ -76,25 +76,6 @@ func TestSpacingIsMeasuredInAChild(t *testing.T) {
 	require.ErrorContains(t, err, "no load is named heavy")
 }
 
-func TestReportsHaveARowForEachResult(t *testing.T) {
-	r := result{Spread: measure.Spread{Spacing: measure.Spacing{RateReached: 0.9975, ErrorP50: 4510, ErrorP99: 12_345, Bunched: 1.25}}, Burst: 2e6, SlotBurst: measure.Unknown, CPU: 33_000, Allocs: 0.5}
-	one := found(input{Limiter: "shaper", Rate: 1000, Waiters: 100, Load: idle}, r)
-	report := idleReport([]run.Result[input, result]{one}, run.Options{})
-	require.Len(t, report.Tables, 1)
-	require.Equal(t, []string{"1,000/s", "shaper", "0.9975", "4.51", "12.3", "1.2", "0.0", "3.30", "0.50", "1"}, report.Tables[0].Rows[0])
-	require.Equal(t, "spacing-1000", report.Pictures[0].Name)
-	require.Equal(t, "rate", report.Pictures[1].Name)
-	require.Len(t, report.Lines, 1)
-	require.Empty(t, idleReport(nil, run.Options{}).Tables)
-
-	two := found(input{Limiter: "x-time", Rate: 10_000, Waiters: 1000, Load: "loops"}, r)
-	report = busyReport([]run.Result[input, result]{two}, []run.Result[input, result]{one}, run.Options{})
-	require.Equal(t, []string{"loops", "10,000/s", "1,000", "x-time", "0.998", "4.51", "12.3", "1.2", "0.0", "2.00", "-", "1"}, report.Tables[0].Rows[0])
-	require.Contains(t, string(report.Pictures[0].SVG), "busy: loops")
-	require.Contains(t, string(report.Pictures[0].SVG), ">idle<")
-	require.Empty(t, busyReport(nil, nil, run.Options{}).Tables)
-}
-
 func TestALoopTellsOfRefusalsAndOfTooManyDepartures(t *testing.T) {
 	in := input{Rate: 10, Window: time.Second}
 	loop := newClosedLoop(in)

@@ -41,7 +41,7 @@ func ThisMachine() Machine {
 }
 
 func (m Machine) String() string {
-	known := []string{fmt.Sprintf("%s, %s (%s)", m.System, m.Processor, Counted(m.CPUs, "CPU"))}
+	known := []string{fmt.Sprintf("%s, %s (%d CPUs)", m.System, m.Processor, m.CPUs)}
 	if m.Memory != "" {
 		known = append(known, m.Memory)
 	}

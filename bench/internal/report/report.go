@@ -1,10 +1,13 @@
-// Package report puts what was measured before people, as tables and pictures,
-// and before programs, as benchmark lines that benchstat reads.
+// Package report puts what was measured before people, as tables and pictures, and before
+// programs, as benchmark lines that benchstat reads.
 package report
 
 import (
-	"math"
 	"reflect"
+	"strconv"
+	"strings"
+
+	"golang.org/x/perf/benchmath"
 
 	"example.com/leakybucket/bench/internal/measure"
 )
@@ -12,9 +15,9 @@ import (
 // A Report is what an experiment has found.
 type Report struct {
 	Name, What string // of the experiment
-	Tables     []Table
+	Note       string // how it was measured, and what to beware of
+	Lines      []Line // which the tables show, and the goals look at
 	Goals      []Goal
-	Lines      []Line
 	Pictures   []Picture
 }
 
@@ -24,23 +27,23 @@ type Picture struct {
 	SVG  []byte
 }
 
-// A Line is one measurement in one round. All rounds of a measurement have the
-// same name, such as "Spacing/limiter=shaper/rate=1000", so that benchstat takes
-// them for samples of one benchmark.
+// A Line is one measurement in one round. All rounds of a measurement have the same name,
+// such as "Spacing/limiter=shaper/rate=1000", so that benchstat takes them for samples of
+// one benchmark.
 type Line struct {
 	Name    string
-	Figures []Figured
+	Figures []Figure
 }
 
-// Figured is a figure with its unit.
-type Figured struct {
+// A Figure is a value with its unit.
+type Figure struct {
 	Value float64
 	Unit  string
 }
 
-// Lines returns a line for each round. A round is a struct: of its fields, and
-// those of structs in it, each float64 or int with a tag such as
-// `unit:"err-p50-ns"` is a figure of the line, unless it is not known.
+// Lines returns a line for each round. A round is a struct: of its fields, and the fields of
+// structs in it, each float64 or int with a tag such as `unit:"err-p50-ns"` is a figure of
+// the line, unless it is not known.
 func Lines[T any](name string, rounds []T) []Line {
 	var lines []Line
 	for _, round := range rounds {
@@ -51,8 +54,8 @@ func Lines[T any](name string, rounds []T) []Line {
 	return lines
 }
 
-func figuresOf(round reflect.Value) []Figured {
-	var all []Figured
+func figuresOf(round reflect.Value) []Figure {
+	var all []Figure
 	for i := range round.NumField() {
 		field, value := round.Type().Field(i), 0.0
 		switch field.Type.Kind() {
@@ -64,10 +67,53 @@ func figuresOf(round reflect.Value) []Figured {
 		case reflect.Int:
 			value = float64(round.Field(i).Int())
 		}
-		unit := field.Tag.Get("unit")
-		if unit != "" && measure.Known(value) && !math.IsInf(value, 0) {
-			all = append(all, Figured{value, unit})
+		if unit := field.Tag.Get("unit"); unit != "" && measure.Known(value) {
+			all = append(all, Figure{value, unit})
 		}
 	}
 	return all
 }
+
+// summed are figures of lines by name and unit, with a space between them.
+type summed map[string]float64
+
+// sumUp returns the median of the rounds of each figure, or the largest if it is a bound that
+// must hold in every round: a burst, or the allocations of a call.
+func sumUp(lines []Line) summed {
+	samples := map[string][]float64{}
+	for _, l := range lines {
+		for _, f := range l.Figures {
+			samples[l.Name+" "+f.Unit] = append(samples[l.Name+" "+f.Unit], f.Value)
+		}
+	}
+	figures := summed{}
+	for name, values := range samples {
+		s := benchmath.NewSample(values, &benchmath.DefaultThresholds)
+		figures[name] = benchmath.AssumeNothing.Summary(s, 0.95).Center
+		if strings.HasSuffix(name, " slot-burst-ns") || strings.HasSuffix(name, " allocs/call") {
+			figures[name] = s.Values[len(s.Values)-1] // They are sorted.
+		}
+	}
+	return figures
+}
+
+// Median returns the median of a figure over the rounds of a measurement. It is [measure.Unknown] if
+// no line has it.
+func Median(lines []Line, name, unit string) float64 {
+	if figure, ok := sumUp(lines)[name+" "+unit]; ok {
+		return figure
+	}
+	return measure.Unknown
+}
+
+// Grouped writes a whole number with commas between its thousands.
+func Grouped(n int) string {
+	text := strconv.Itoa(n)
+	for at := len(text) - 3; at > 0 && text[at-1] != '-'; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
+}
+
+// PerSecond writes a rate.
+func PerSecond(rate float64) string { return Grouped(int(rate)) + "/s" }

@@ -23,47 +23,55 @@ type Results struct {
 	Reports []Report
 }
 
-// Goals returns those of all experiments under a heading, and "" if there are none.
-func (r Results) Goals() string {
-	t := Table{Columns: []string{"goal", "wanted", "found", "reached"}}
-	for _, one := range r.Reports {
-		for _, g := range one.Goals {
-			reached := "yes"
-			if !g.Reached {
-				reached = "NO"
-			}
-			t.Rows = append(t.Rows, []string{g.What, g.Want, g.Got, reached})
-		}
+// Tables returns the report for a document, and for a terminal.
+func (r Report) Tables() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n## %s: %s\n", r.Name, r.What)
+	if r.Note != "" {
+		b.WriteString("\n" + r.Note + "\n")
 	}
-	if len(t.Rows) == 0 {
-		return ""
+	for _, t := range tables(r.Lines) {
+		b.WriteString("\n" + t.markdown())
 	}
-	return "\n## Goals\n\n" + t.Markdown()
+	return b.String()
 }
 
-// Write puts the tables, the benchmark lines and the pictures into a folder. It
-// returns the names of the files. Of pictures with the same name the last one
-// counts: it shows what the earlier one does, and more.
+// Goals returns how the goals of all experiments fare, under a heading, and "" if nothing
+// was measured that has one.
+func (r Results) Goals() string {
+	t := table{columns: []string{"goal", "wanted", "found", "reached"}}
+	for _, one := range r.Reports {
+		figures := sumUp(one.Lines)
+		for _, g := range one.Goals {
+			if row, measured := g.judge(figures); measured {
+				t.rows = append(t.rows, row)
+			}
+		}
+	}
+	if len(t.rows) == 0 {
+		return ""
+	}
+	return "\n## Goals\n\n" + t.markdown()
+}
+
+// Write puts the tables, the benchmark lines and the pictures into a folder. It returns the
+// names of the files. Of pictures with the same name the last one counts: it shows what the
+// earlier one does, and more.
 func (r Results) Write(folder string) (names []string, err error) {
 	var failed []error
+	written := map[string]bool{}
 	put := func(name string, content []byte) {
 		failed = append(failed, os.WriteFile(filepath.Join(folder, name), content, 0o644))
-		names = append(names, name)
+		if !written[name] {
+			names, written[name] = append(names, name), true
+		}
 	}
 	put(TablesFile, []byte(r.markdown()))
 	put(LinesFile, []byte(r.lines()))
-	pictures := map[string][]byte{}
-	var order []string
 	for _, one := range r.Reports {
 		for _, picture := range one.Pictures {
-			if pictures[picture.Name] == nil {
-				order = append(order, picture.Name)
-			}
-			pictures[picture.Name] = picture.SVG
+			put(picture.Name+".svg", picture.SVG)
 		}
-	}
-	for _, name := range order {
-		put(name+".svg", pictures[name])
 	}
 	return names, errors.Join(failed...)
 }
@@ -72,26 +80,22 @@ func (r Results) Write(folder string) (names []string, err error) {
 func (r Results) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Results of `%s`\n\n%s: %s.\n\n", r.Command, r.Date.Format(time.DateOnly), r.Machine)
-	fmt.Fprintf(&b, "All figures are in [%s](%s) too, each round by itself; `benchstat old new` compares two such files.\n", LinesFile, LinesFile)
+	fmt.Fprintf(&b, "Medians of the rounds. Each round by itself is in [%s](%s); `benchstat old new` compares two such files.\n", LinesFile, LinesFile)
 	b.WriteString(r.Goals())
 	for _, one := range r.Reports {
-		fmt.Fprintf(&b, "\n## %s: %s\n", one.Name, one.What)
-		for _, t := range one.Tables {
-			b.WriteString("\n" + t.Markdown())
-		}
+		b.WriteString(one.Tables())
 	}
 	return b.String()
 }
 
-// lines returns the results in Go's benchmark format. An iteration is a whole
-// measurement, and so each line has one; its own time tells nothing and is left
-// out.
+// lines returns the results in Go's benchmark format. An iteration is a whole measurement, and
+// so each line has one; its own time tells nothing and is left out.
 func (r Results) lines() string {
 	var b strings.Builder
 	system, architecture, _ := strings.Cut(r.Machine.System, "/")
 	fmt.Fprintf(&b, "goos: %s\ngoarch: %s\npkg: example.com/leakybucket/bench\ncpu: %s\n", system, architecture, r.Machine.Processor)
-	// What differs from run to run is a comment: benchstat does not compare lines
-	// below headers that differ.
+	// What differs from run to run is a comment: benchstat does not compare lines below headers
+	// that differ.
 	fmt.Fprintf(&b, "# %s\n# %s: %s\n\n", r.Command, r.Date.Format(time.DateOnly), r.Machine)
 	for _, one := range r.Reports {
 		for _, line := range one.Lines {

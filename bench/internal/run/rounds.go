@@ -6,12 +6,11 @@ import (
 	"sync"
 	"time"
 
-	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 )
 
-// A Case is one of those that are compared. Its name is that of its benchmark
-// lines, such as "Spacing/limiter=shaper/rate=1000".
+// A Case is one of the cases that are compared. Its name is the name of its benchmark lines,
+// such as "Spacing/limiter=shaper/rate=1000".
 type Case[In any] struct {
 	Name     string
 	Input    In
@@ -19,11 +18,18 @@ type Case[In any] struct {
 	Estimate time.Duration // of one round, without starting a child process
 }
 
-// A Result is a case with what was found in each of its rounds, and in all.
+// A Result is a case with what was found in each of its rounds.
 type Result[In, Out any] struct {
 	Case[In]
-	Found  []Out // by round
-	Median Out   // as [measure.Medians] sums up the rounds
+	Found []Out // by round
+}
+
+// Lines returns the benchmark lines of all results.
+func Lines[In, Out any](results []Result[In, Out]) (lines []report.Line) {
+	for _, r := range results {
+		lines = append(lines, report.Lines(r.Name, r.Found)...)
+	}
+	return lines
 }
 
 // Estimate returns about how long groups of cases take, one after the other.
@@ -36,11 +42,11 @@ func Estimate[In any](groups ...[]Case[In]) (sum time.Duration) {
 	return sum
 }
 
-// InTurns measures the cases of each group in interleaved rounds: what disturbs
-// the machine for a while disturbs all of them alike. Another case begins in each
-// round. A case that fails is measured once more, as a machine that stands still can make
-// that happen. If it fails again it costs only its own results: InTurns returns the others,
-// in the order of the cases, with the error.
+// InTurns measures the cases of each group in interleaved rounds: what disturbs the machine
+// for a while disturbs all of them alike. Another case begins in each round. A case that
+// fails is measured once more, as a machine that stands still can make that happen. If it
+// fails again it costs only its own results: InTurns returns the others, in the order of the
+// cases, with the error.
 func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), groups ...[]Case[In]) ([]Result[In, Out], error) {
 	var results []Result[In, Out]
 	var failed []error
@@ -59,11 +65,7 @@ func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Cont
 				if errs[i] != nil {
 					continue
 				}
-				one, err := take(ctx, c.Input)
-				if err != nil && ctx.Err() == nil {
-					o.Progress.Logf("%s is measured once more: %v\n", c.Name, err)
-					one, err = take(ctx, c.Input)
-				}
+				one, err := takeTwice(ctx, o, take, c)
 				if ctx.Err() != nil {
 					return nil, errors.Join(err, ctx.Err())
 				}
@@ -76,30 +78,30 @@ func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Cont
 	return results, errors.Join(failed...)
 }
 
-// AtOnce measures all cases at the same time, once: it is for those that wait
-// for the clock, and leave the processors to one another. Those that fail are measured
-// once more, as [InTurns] does.
-func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), cases []Case[In]) ([]Result[In, Out], error) {
-	if len(cases) == 0 {
-		return nil, nil
+// takeTwice measures a case once more if it fails.
+func takeTwice[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), c Case[In]) (Out, error) {
+	one, err := take(ctx, c.Input)
+	if err != nil && ctx.Err() == nil {
+		o.Progress.Logf("%s is measured once more: %v", c.Name, err)
+		one, err = take(ctx, c.Input)
 	}
-	o.Progress.Step(AtOnceEstimate(cases), "%s and %d more at once", cases[0].Name, len(cases)-1)
+	return one, err
+}
+
+// AtOnce measures all cases at the same time, once: it is for those that wait for the clock,
+// and leave the processors to one another. Those that fail are measured once more, as
+// [InTurns] does.
+func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), cases []Case[In]) ([]Result[In, Out], error) {
+	o.Progress.Step(AtOnceEstimate(cases), "%d cases at once", len(cases))
 	found, errs := make([][]Out, len(cases)), make([]error, len(cases))
 	var all sync.WaitGroup
 	for i, c := range cases {
 		all.Go(func() {
-			one, err := take(ctx, c.Input)
+			one, err := takeTwice(ctx, o, take, c)
 			found[i], errs[i] = []Out{one}, err
 		})
 	}
 	all.Wait()
-	for i, c := range cases {
-		if errs[i] != nil && ctx.Err() == nil {
-			o.Progress.Logf("%s is measured once more: %v\n", c.Name, errs[i])
-			one, err := take(ctx, c.Input)
-			found[i], errs[i] = []Out{one}, err
-		}
-	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -114,44 +116,30 @@ func AtOnceEstimate[In any](cases []Case[In]) (longest time.Duration) {
 	return longest
 }
 
-// conclude makes results of those cases that did not fail.
+// conclude makes results of the cases that did not fail.
 func conclude[In, Out any](cases []Case[In], found [][]Out, errs []error) []Result[In, Out] {
 	var results []Result[In, Out]
 	for i, c := range cases {
 		if errs[i] == nil && len(found[i]) > 0 {
-			results = append(results, Result[In, Out]{c, found[i], measure.Medians(found[i])})
+			results = append(results, Result[In, Out]{c, found[i]})
 		}
 	}
 	return results
 }
 
-// MedianWhere returns the median of the first result whose input is as wanted. If
-// there is none, each figure of it is [measure.Unknown].
-func MedianWhere[In, Out any](results []Result[In, Out], wanted func(In) bool) (median Out, measured bool) {
+// Beyond is for figures that stand beside those of a bare case, such as a goroutine without a
+// limiter: for each result, of whose cases isBare tells the bare one that belongs to it, it
+// calls subtract with each round of both.
+func Beyond[In, Out any](results []Result[In, Out], isBare func(bare, of In) bool, subtract func(bare Out, from *Out)) []Result[In, Out] {
 	for _, r := range results {
-		if wanted(r.Input) {
-			return r.Median, true
+		for _, bare := range results {
+			if !isBare(bare.Input, r.Input) {
+				continue
+			}
+			for round := range min(len(r.Found), len(bare.Found)) {
+				subtract(bare.Found[round], &r.Found[round])
+			}
 		}
 	}
-	return measure.Medians[Out](nil), false
-}
-
-// Report puts tables and the benchmark lines of results into a report. Without results
-// it does nothing: the tables may look at the first.
-func Report[In, Out any](r *report.Report, results []Result[In, Out], tables ...func([]Result[In, Out]) report.Table) {
-	if len(results) == 0 {
-		return
-	}
-	for _, table := range tables {
-		r.Tables = append(r.Tables, table(results))
-	}
-	r.Lines = append(r.Lines, Lines(results)...)
-}
-
-// Lines returns the benchmark lines of all results.
-func Lines[In, Out any](results []Result[In, Out]) (lines []report.Line) {
-	for _, r := range results {
-		lines = append(lines, report.Lines(r.Name, r.Found)...)
-	}
-	return lines
+	return results
 }

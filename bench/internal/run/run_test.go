@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"math"
 	"os"
 	"testing"
@@ -72,15 +73,9 @@ func TestCasesTakeTurnsAndAnotherBeginsEachRound(t *testing.T) {
 	require.Equal(t, "abcd"+"bca"+"cab"+"ee", order)
 	require.Len(t, results, 5)
 	require.Equal(t, []pace{{Time: 1}, {Time: 7}, {Time: 9}}, results[0].Found)
-	require.Equal(t, pace{Time: 7}, results[0].Median)
 	lines := Lines(results)
 	require.Len(t, lines, 12)
 	require.Equal(t, "A", lines[0].Name)
-	median, measured := MedianWhere(results, func(in string) bool { return in == "d" })
-	require.True(t, measured)
-	require.Equal(t, pace{Time: 4}, median)
-	_, measured = MedianWhere(results, func(in string) bool { return in == "f" })
-	require.False(t, measured)
 }
 
 func TestACaseThatFailsCostsOnlyItsOwnResults(t *testing.T) {
@@ -112,19 +107,19 @@ func TestACaseThatFailsOnceIsMeasuredOnceMore(t *testing.T) {
 		}
 		return pace{Time: 1}, nil
 	}
-	var out, log bytes.Buffer
-	o := Options{Progress: NewProgress(&out, &log, 0)}
+	var said bytes.Buffer
+	o := Options{Progress: NewProgress(log.New(&said, "", 0), 0)}
 	cases := []Case[string]{{"A", "a", 2, 0}}
 	results, err := InTurns(t.Context(), o, take, cases)
 	require.NoError(t, err)
 	require.Len(t, results[0].Found, 2)
-	require.Contains(t, log.String(), "A is measured once more: lost\n")
+	require.Contains(t, said.String(), "A is measured once more: lost\n")
 	failed = false
-	log.Reset()
+	said.Reset()
 	results, err = AtOnce(t.Context(), o, take, cases)
 	require.NoError(t, err)
 	require.Len(t, results[0].Found, 1)
-	require.Contains(t, log.String(), "A is measured once more: lost\n")
+	require.Contains(t, said.String(), "A is measured once more: lost\n")
 }
 
 func TestAnInterruptEndsTheRounds(t *testing.T) {
@@ -142,20 +137,4 @@ func TestEstimates(t *testing.T) {
 	cases := []Case[int]{{"A", 1, 5, time.Second}, {"B", 2, 1, 3 * time.Second}}
 	require.Equal(t, 8*time.Second+6*childStarts, Estimate(cases))
 	require.Equal(t, 3*time.Second+childStarts, AtOnceEstimate(cases))
-}
-
-func TestProgressTellsTheTimeLeft(t *testing.T) {
-	var out, progress bytes.Buffer
-	p := NewProgress(&out, &progress, 80*time.Second)
-	p.Begin("pace", 0)
-	p.Step(70*time.Second, "the first")
-	p.Step(10*time.Second, "the %s", "second")
-	p.Printf("found %d\n", 1)
-	p.Errorf("bench: %s", "lost")
-	require.Equal(t, "pace: 80 s left: the first\npace: some seconds left: the second\nbench: lost\n", progress.String())
-	require.Equal(t, "found 1\n", out.String())
-	var none *Progress
-	none.Begin("pace", 0)
-	none.Step(time.Second, "nothing")
-	none.Logf("nothing")
 }
