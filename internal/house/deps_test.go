@@ -156,7 +156,7 @@ const nestedPolicy = `
 	# What may go wrong between processes and the servers that they share, with both. There
 	# is nothing but tests.
 	internal/sharedfaults: std
-	internal/sharedfaults tests: std syscall shaper/buckettest internal/model internal/servers redisbucket pgbucket github.com/alicebob/miniredis/v2 github.com/redis/go-redis/v9 github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgxpool golang.org/x/time/rate
+	internal/sharedfaults tests: std syscall internal/model internal/servers redisbucket pgbucket github.com/redis/go-redis/v9 github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgxpool golang.org/x/time/rate
 
 	# The board of Grafana is made by a program, which needs nothing. The tests of the folder
 	# deploy hold it to what Prometheus is told, and run the program that the folder is about.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -34,8 +32,6 @@ func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
 		return redisbucket.New(client), func() { client.Close() }, nil
 	case postgresEngine:
 		return openPostgres(p)
-	case remoteEngine:
-		return &remoteBucket{addr: p.Addrs[0]}, func() {}, nil
 	}
 	return nil, nil, fmt.Errorf("no such engine: %q", p.Engine)
 }
@@ -63,20 +59,6 @@ func open(t *testing.T, p plan) shaper.Bucket {
 	return b
 }
 
-// startEngine starts a server and returns its address, or URL.
-func startEngine(t *testing.T, e engine) string {
-	t.Helper()
-	if e == postgresEngine {
-		return startPostgres(t).URL
-	}
-	return startRedis(t).Addr
-}
-
-func startRedis(t *testing.T, options ...string) *servers.Redis {
-	t.Helper()
-	return servers.StartRedis(t, options...)
-}
-
 // startPostgres starts a server which has the table of pgbucket.
 func startPostgres(t *testing.T) *servers.Postgres {
 	t.Helper()
@@ -88,30 +70,11 @@ func startPostgres(t *testing.T) *servers.Postgres {
 	return db
 }
 
-// proxyPostgres starts a proxy for a server, and returns the URL at which it is found by way
-// of the proxy.
-func proxyPostgres(t *testing.T, db *servers.Postgres) (string, *servers.Proxy) {
-	t.Helper()
-	proxy := servers.StartProxy(t, db.Addr)
-	return strings.Replace(db.URL, db.Addr, proxy.Addr, 1), proxy
-}
-
-// execute runs a statement.
-func execute(t *testing.T, db *servers.Postgres, statement string) {
+// query runs a statement on a server.
+func query(t *testing.T, db *servers.Postgres, statement string) {
 	t.Helper()
 	_, err := db.Query(statement)
 	require.NoError(t, err)
-}
-
-// info returns a number or text that a server of Redis tells about itself.
-func info(t *testing.T, r *servers.Redis, section, name string) string {
-	t.Helper()
-	for line := range strings.Lines(r.MustDo("INFO", section).(string)) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
-			return value
-		}
-	}
-	return ""
 }
 
 // hostPort returns the parts of an address.
@@ -121,5 +84,3 @@ func hostPort(t *testing.T, addr string) (host, port string) {
 	require.NoError(t, err)
 	return host, port
 }
-
-func itoa(n int64) string { return strconv.FormatInt(n, 10) }

@@ -7,21 +7,29 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/shaper"
 )
+
+// patience is how long a test waits for what must come. A busy machine may stop processes, each
+// for itself, for some seconds; so a test says when something happens by instants that it has
+// measured, and never that something has happened after so long. Nothing takes longer than a
+// fail-over.
+const patience = servers.Failover
 
 // A fleet is several workers that share a bucket.
 type fleet struct {
 	t       *testing.T
 	workers []*member
 	began   time.Time
-	watch   realtime.Watch // of the test itself, while it waits
+	finally []func(reports []report, l log) // what else to judge when it has ended
 }
 
 // A member is a worker as its test sees it.
@@ -33,16 +41,13 @@ type member struct {
 	answers *json.Decoder
 	stderr  strings.Builder
 	dead    bool
-	whole   bool  // its log is: all its requests had ended before it was killed
-	read    int64 // so many bytes of its log have been
-	log     log   // what they say
 }
 
 // four returns a plan for each of four workers that do the same.
 func four(p plan) []plan { return []plan{p, p, p, p} }
 
 // startFleet starts a worker for each plan, waits until each has made its Shaper, and then
-// lets requests come. The workers end with the test.
+// lets requests come, until some of each worker have left. The workers end with the test.
 func startFleet(t *testing.T, plans []plan) *fleet {
 	t.Helper()
 	f := &fleet{t: t}
@@ -56,7 +61,19 @@ func startFleet(t *testing.T, plans []plan) *fleet {
 	}
 	f.began = time.Now()
 	f.each(order{Do: begin})
+	time.Sleep(400 * time.Millisecond)
+	f.leaves(f.began)
 	return f
+}
+
+// adds starts one more worker, and lets requests come to it.
+func (f *fleet) adds(p plan) {
+	f.t.Helper()
+	p.Log = filepath.Join(filepath.Dir(f.plan().Log), fmt.Sprint(len(f.workers)))
+	m := startMember(f.t, p)
+	f.workers = append(f.workers, m)
+	m.answer()
+	m.does(order{Do: begin})
 }
 
 func startMember(t *testing.T, p plan) *member {
@@ -138,49 +155,31 @@ func (f *fleet) each(o order) (reports []report) {
 // and returns the last word of each that lived, and the log of all.
 func (f *fleet) ends() ([]report, log) {
 	f.t.Helper()
-	ended := time.Now()
 	f.each(order{Do: quiet})
 	reports := f.each(order{Do: shutdown})
 	for _, m := range f.workers {
-		m.whole = !m.dead // One that was killed before may have been writing.
 		m.kill()
 	}
 	l := f.log()
-	f.t.Log(l.summary(f.plan(), f.began, ended, reports))
-	return reports, l
-}
-
-// runsAtItsRate lets the fleet run for 2 s, or until it leaves at all, or for a longer time in a
-// long run, and ends it. It requires that the fleet keeps the pace and reaches its rate, and
-// returns the last words of the workers, and the log of that time.
-func (f *fleet) runsAtItsRate(longer time.Duration) ([]report, log) {
-	f.t.Helper()
-	length, least := 2*time.Second, busy
-	if unloaded {
-		length, least = longer, 0.99
+	for _, judge := range f.finally {
+		judge(reports, l)
 	}
-	from := f.began.Add(noise)
-	to := f.reaches(length, from, f.plan().Rate*busy)
-	reports, l := f.ends()
-	l.keepsPace(f.t, f.plan())
-	f.accounts(reports)
-	require.Greater(f.t, l.rate(from, to), f.plan().Rate*least)
-	return reports, l.between(from, to)
+	return reports, l
 }
 
 // plan returns the plan of the first worker, which those of most tests share.
 func (f *fleet) plan() plan { return f.workers[0].plan }
 
 // log returns what all workers have written down, in the order of time.
-func (f *fleet) log() log {
+func (f *fleet) log() (l log) {
 	f.t.Helper()
-	var logs []log
 	for i, m := range f.workers {
-		l, err := m.writtenDown(i)
+		written, err := readLog(i, m.plan.Log)
 		require.NoError(f.t, err)
-		logs = append(logs, l)
+		l = append(l, written...)
 	}
-	return merge(logs...)
+	slices.SortStableFunc(l, func(a, b entry) int { return a.at.Compare(b.at) })
+	return l
 }
 
 // accounts requires that every cost unit that a worker has leased has been used, dropped or
@@ -194,22 +193,67 @@ func (f *fleet) accounts(reports []report) {
 	}
 }
 
-// tripsPerDeparture returns how many round trips all workers made for each departure.
-func tripsPerDeparture(reports []report) float64 {
-	var trips, left uint64
-	for _, r := range reports {
-		trips, left = trips+r.Stats.Bucket.RoundTrips, left+r.Stats.Departed
+// until waits until a condition holds, and says what the workers tell if it never does.
+func (f *fleet) until(what string, is func() bool) {
+	f.t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			require.FailNow(f.t, "never: "+what, "%+v", f.each(order{Do: tell}))
+		}
 	}
-	return float64(trips) / float64(left)
 }
 
-// adds starts one more worker, and lets requests come to it.
-func (f *fleet) adds(p plan) *member {
+// leaves waits until a request has left, from an instant on, of each of the given workers, or of
+// each that lives.
+func (f *fleet) leaves(from time.Time, of ...int) {
 	f.t.Helper()
-	p.Log = filepath.Join(filepath.Dir(f.plan().Log), fmt.Sprint(len(f.workers)))
-	m := startMember(f.t, p)
-	f.workers = append(f.workers, m)
-	m.answer()
-	m.does(order{Do: begin})
-	return m
+	f.until("requests of each worker leave", func() bool {
+		l := f.log().only(departed).where(func(e entry) bool { return !e.at.Before(from) })
+		for i, m := range f.workers {
+			asked := !m.dead && (len(of) == 0 || slices.Contains(of, i))
+			if asked && len(l.of(i)) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// waitsFor waits until all workers that live tell what a test waits for, and returns that.
+func (f *fleet) waitsFor(what string, is func(report) bool) (reports []report) {
+	f.t.Helper()
+	f.until(what, func() bool {
+		reports = f.each(order{Do: tell})
+		return !slices.ContainsFunc(reports, func(r report) bool { return !is(r) })
+	})
+	return reports
+}
+
+// waitsForState waits until each worker that lives finds its bucket in a state. In the state
+// [shaper.BucketShared] the latest call of each has succeeded.
+func (f *fleet) waitsForState(s shaper.BucketState) []report {
+	f.t.Helper()
+	return f.waitsFor("each finds its bucket "+string(s), func(r report) bool {
+		return r.Stats.Bucket.State == s && (s != shaper.BucketShared || r.Broken == "")
+	})
+}
+
+// sharesFor waits until all find their bucket shared, lets the fleet run for d, and returns the
+// instants between which it has. It does so again if so many calls of a process have failed
+// that it may have had to do without the bucket for a while: the machine was too busy.
+func (f *fleet) sharesFor(d time.Duration) (from, to time.Time) {
+	f.t.Helper()
+	f.until("calls do not fail", func() bool {
+		before := f.waitsForState(shaper.BucketShared)
+		from = time.Now()
+		time.Sleep(d)
+		to = time.Now()
+		for i, r := range f.each(order{Do: tell}) {
+			if r.Stats.Bucket.Failures-before[i].Stats.Bucket.Failures >= 3 {
+				return false
+			}
+		}
+		return true
+	})
+	return from, to
 }

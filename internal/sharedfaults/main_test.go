@@ -8,24 +8,24 @@
 // it leave. The clock of those instants is the same for all processes. When the fleet has
 // ended, the log of all departures is merged and judged by guarantee G1 of docs/shared.md:
 // every window of length W has at most ⌊(W + D) / T⌋ + Burst departures. That holds on a
-// machine that is busy as well, as a late process drops its slots. How near the rate the
-// fleet comes is only asserted with SHAPER_LONG=2, which wants a quiet machine.
-//
-// Two kinds of faults need no processes: those of the clock of an engine, which can't be
-// moved on a real server, are served by package buckettest over a small protocol
-// ([startRemote]); and what is about one instant is in a synctest bubble.
+// machine that is busy as well, as a late process drops its slots. How near the rate a fleet
+// comes, how long it takes to recover, and how equal the shares are depends on the machine, so
+// it is judged in bubbles alone, in the tests of package shaper.
 package sharedfaults_test
 
 import (
 	"context"
 	"flag"
 	"os"
-	"strconv"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 )
+
+// fleets is how many tests run at once. Most of a test's time is waiting, but fleets of four
+// processes need a processor each time they wake.
+const fleets = "5"
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(silent{}) // It prints each connection that fails.
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	if !isSet("test.parallel") {
-		if err := flag.Set("test.parallel", strconv.Itoa(fleets)); err != nil {
+		if err := flag.Set("test.parallel", fleets); err != nil {
 			panic(err)
 		}
 	}
@@ -51,18 +51,10 @@ func isSet(name string) (set bool) {
 	return set
 }
 
-// long reports whether the long form is wanted: all tests, and more load (CI sets SHAPER_LONG=1).
-// unloaded reports whether the machine has nothing else to do, so that tests may judge how near the
-// rate a fleet comes, how the shares are, and how long gaps last (SHAPER_LONG=2).
-var (
-	unloaded = os.Getenv("SHAPER_LONG") == "2"
-	long     = unloaded || os.Getenv("SHAPER_LONG") == "1"
-)
-
 // atLength leaves a test out that takes long and is of a rare fault, unless the long form is wanted.
 func atLength(t *testing.T) {
 	t.Helper()
-	if !long {
+	if os.Getenv("SHAPER_LONG") == "" {
 		t.Skip("SHAPER_LONG=1 runs it")
 	}
 }

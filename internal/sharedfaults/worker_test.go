@@ -9,32 +9,77 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
+
+// planVariable has the plan of a worker as JSON. A process that has it is a worker.
+const planVariable = "SHAREDFAULTS_PLAN"
+
+// A plan says what a worker does.
+type plan struct {
+	Engine engine
+	Addrs  []string // of the engine; the URL of PostgreSQL
+	Master string   // what the sentinels call it
+	Key    string
+
+	Rate     float64
+	Burst    int
+	Slack    time.Duration // D
+	Guard    time.Duration
+	Fallback shaper.Fallback
+
+	Waiters  int     // goroutines that wait again and again
+	Arrivals float64 // requests per second, which come whether or not others have left
+
+	Log string // the file that the worker writes
+}
+
+// An engine is the kind of server that holds the levels.
+type engine string
+
+const (
+	redisEngine    engine = "redis"
+	clusterEngine  engine = "cluster"
+	sentinelEngine engine = "sentinel"
+	postgresEngine engine = "postgres"
+)
+
+// held returns L, the most cost units that one worker may have leased: two batches. A batch
+// is never for more requests than wait, nor longer than 50 ms unless round trips are long.
+func (p plan) held() int64 {
+	batch := max(1, int64(p.Rate/20))
+	return 2 * min(batch, int64(p.Waiters))
+}
+
+// time returns the time of n cost units.
+func (p plan) time(n int64) time.Duration {
+	return time.Duration(float64(n) / p.Rate * float64(time.Second))
+}
+
+// limits returns the limits of the worker's Shaper, whose line refuses nobody.
+func (p plan) limits() shaper.Limits {
+	return shaper.Limits{Rate: rate.Limit(p.Rate), Burst: p.Burst, Depth: 10_000, Slack: p.Slack}
+}
 
 // An order is what a test tells a worker, as a line of JSON on its standard input. The
 // worker carries out one after the other, and answers each with a line of its output.
 type order struct {
-	Do string // one of those below
-
-	Rate  float64 // of setLimits
-	Burst int
+	Do   string  // one of those below
+	Rate float64 // of setRate
 }
 
 const (
-	begin     = "begin"     // let requests come
-	quiet     = "quiet"     // let no more requests come
-	tell      = "tell"      // nothing but the answer
-	setLimits = "setLimits" // change Rate and Burst
-	shutdown  = "shutdown"  // Shutdown
+	begin    = "begin"    // let requests come
+	quiet    = "quiet"    // let no more requests come
+	tell     = "tell"     // nothing but the answer
+	setRate  = "setRate"  // change the rate of all
+	shutdown = "shutdown" // Shutdown
 )
 
 // A report is the answer of a worker to an order.
@@ -44,19 +89,6 @@ type report struct {
 	Broken string         // Stats.Bucket.Err, which JSON can't carry
 	Other  string         // a call returned an error that no call should; "" if none did
 	Errors map[string]int // of the Bucket, and how often each was returned
-
-	Stalled time.Duration // for how long it stood still, or its calls had no answer
-	Batch   int64         // the most cost units that it has asked for at once
-}
-
-// unexpected returns the errors of the Bucket but for those of calls that had no answer in
-// time, as on a busy machine any call may be too slow.
-func (r report) unexpected() map[string]int {
-	rest := maps.Clone(r.Errors)
-	maps.DeleteFunc(rest, func(text string, _ int) bool {
-		return strings.HasSuffix(text, context.DeadlineExceeded.Error()) || strings.HasSuffix(text, os.ErrDeadlineExceeded.Error())
-	})
-	return rest
 }
 
 // A worker is one of the processes that share a bucket.
@@ -71,7 +103,6 @@ type worker struct {
 	arrivals sync.WaitGroup
 	other    atomic.Pointer[string]
 	bucket   *observed
-	watch    realtime.Watch
 }
 
 // work is the main function of a worker. It ends when its standard input does, so that no
@@ -82,7 +113,6 @@ func work(text string) {
 		panic(err)
 	}
 	w.epoch, w.wall = sameInstant()
-	go w.watch.Run()
 	var err error
 	if w.log, err = os.OpenFile(w.plan.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666); err != nil {
 		panic(err)
@@ -92,7 +122,10 @@ func work(text string) {
 		panic(err)
 	}
 	w.bucket = &observed{Bucket: bucket, errors: map[string]int{}}
-	if w.shaper, err = shaper.New(w.plan.limits(), w.plan.options(w.bucket, w.trace())...); err != nil {
+	w.shaper, err = shaper.New(w.plan.limits(), shaper.WithBucket(w.bucket, w.plan.Key), shaper.WithTrace(w.trace()),
+		shaper.WithFallback(w.plan.Fallback), shaper.WithColdGuard(w.plan.Guard),
+		shaper.WithPatience(time.Minute)) // longer than any outage here, also on a busy machine
+	if err != nil {
 		panic(err)
 	}
 	answers := json.NewEncoder(os.Stdout)
@@ -132,8 +165,7 @@ func (w *worker) trace() *shaper.Trace {
 		}
 	}
 	return &shaper.Trace{
-		Departed:  func(_ context.Context, e shaper.Event) { write(departed, e) },
-		Abandoned: func(_ context.Context, e shaper.Event) { write(abandoned, e) },
+		Departed: func(_ context.Context, e shaper.Event) { write(departed, e) },
 		Refused: func(_ context.Context, e shaper.Event) {
 			if errors.Is(e.Err, shaper.ErrUnavailable) {
 				write(unavailable, e)
@@ -146,8 +178,6 @@ func (w *worker) trace() *shaper.Trace {
 
 func (w *worker) report(err error) report {
 	r := report{Stats: w.shaper.Stats(), Errors: w.bucket.returned()}
-	r.Stalled = w.watch.Total() + w.bucket.calls.total()
-	r.Batch = w.bucket.longestBatch()
 	if err != nil {
 		r.Err = err.Error()
 	}
@@ -167,9 +197,9 @@ func (w *worker) obey(o order) error {
 	case quiet:
 		w.quiet.Store(true)
 		w.arrivals.Wait()
-	case setLimits:
+	case setRate:
 		l := w.plan.limits()
-		l.Rate, l.Burst = rate.Limit(o.Rate), o.Burst
+		l.Rate = rate.Limit(o.Rate)
 		return w.shaper.SetLimits(l)
 	case shutdown:
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -204,40 +234,60 @@ func (w *worker) begin() {
 
 // request sends one request through the shaper, and if it is refused waits for a while.
 func (w *worker) request() {
-	ctx := context.Background()
-	if patience := w.patience(); patience > 0 {
-		var cancel context.CancelFunc
-		// Not a deadline: a request that can't meet one is refused when it comes.
-		ctx, cancel = context.WithCancel(ctx)
-		defer cancel()
-		defer time.AfterFunc(patience, cancel).Stop()
-	}
-	err := w.shaper.Wait(ctx)
-	var refusal *shaper.RejectError
+	err := w.shaper.Wait(context.Background())
+	refusal, isRefusal := errors.AsType[*shaper.RejectError](err)
 	switch {
-	case err == nil, errors.Is(err, context.Canceled):
+	case err == nil:
 	case errors.Is(err, shaper.ErrClosed):
 		w.quiet.Store(true)
-	case errors.As(err, &refusal):
-		if refusal.RetryAfter <= 0 {
-			w.fail(fmt.Errorf("%w has no RetryAfter", err))
-		}
+	case isRefusal && refusal.RetryAfter > 0:
 		time.Sleep(20 * time.Millisecond)
-	default:
-		w.fail(err)
+	default: // A refusal without RetryAfter, too.
+		text := err.Error()
+		w.other.CompareAndSwap(nil, &text)
+		w.quiet.Store(true)
 	}
 }
 
-func (w *worker) fail(err error) {
-	text := err.Error()
-	w.other.CompareAndSwap(nil, &text)
-	w.quiet.Store(true)
+// An observed Bucket counts the errors that another returns.
+type observed struct {
+	shaper.Bucket
+
+	mu     sync.Mutex
+	errors map[string]int
 }
 
-// patience returns how long a request that comes now waits; 0 if it waits until it leaves.
-func (w *worker) patience() time.Duration {
-	if w.plan.Storm > 0 { // All storms of all workers are at the same instants.
-		return w.plan.Storm - time.Duration(time.Now().UnixNano())%w.plan.Storm
+// Take implements [shaper.Bucket].
+func (o *observed) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
+	taken, err := o.Bucket.Take(ctx, t)
+	return taken, o.note("Take: ", err)
+}
+
+// GiveBack implements [shaper.Bucket].
+func (o *observed) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
+	return o.note("GiveBack: ", o.Bucket.GiveBack(ctx, t, end))
+}
+
+// Shard returns which keys fail together, as the other Bucket says.
+func (o *observed) Shard(key string) string {
+	if b, ok := o.Bucket.(interface{ Shard(key string) string }); ok {
+		return b.Shard(key)
 	}
-	return w.plan.Patience
+	return ""
+}
+
+func (o *observed) note(method string, err error) error {
+	if err != nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.errors[method+err.Error()]++
+	}
+	return err
+}
+
+// returned returns how often each error was returned.
+func (o *observed) returned() map[string]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.errors)
 }

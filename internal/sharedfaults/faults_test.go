@@ -1,0 +1,437 @@
+package sharedfaults_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
+)
+
+// d is the lateness of the fleets: a little more than the default, so that the tests show that
+// Limits.Slack counts.
+const d = 25 * time.Millisecond
+
+// A fault is something that goes wrong, or is hard, while four processes share a bucket.
+type fault struct {
+	name  string
+	long  bool // left out of the short form
+	plan  plan // what differs from 1000 per second, by 16 requests in the line of each process
+	start starter
+	extra func(p plan) int64 // departures that may be above the pace; nil: none
+}
+
+// A starter starts what a plan needs, completes the plan, and returns what goes wrong.
+type starter func(t *testing.T, p *plan) (breaks func(f *fleet))
+
+// What may leave beyond the bound when a state is lost: the slots that the three processes hold
+// that were not the first to ask.
+func heldByOthers(p plan) int64 { return 3 * p.held() }
+
+// What may leave beyond the bound when a server forgets its state, and was away for longer than
+// slots are held.
+func burstThatIsForgotten(p plan) int64 { return min(int64(p.Burst)-1, heldByOthers(p)) }
+
+// away is for how long servers are away: longer than slots are held.
+const away = 250 * time.Millisecond
+
+// saved are the options of a server whose state outlasts it. It has written what it has
+// answered; while it waited for a slow disk once a second, it would not.
+var saved = []string{"--appendonly", "yes", "--appendfsync", "no"}
+
+// The batch k can't be set: it follows from how many wait and from the rate. With one waiter
+// in each process k is 1, and every slot is leased by itself. A guard of 128 ms is the time of
+// the slots that four processes hold.
+var faults = []fault{
+	{name: "nothing at 100 per second", plan: plan{Rate: 100, Waiters: 8}, start: onRedis(nothing)},
+	{name: "nothing a slot at a time", plan: plan{Rate: 100, Waiters: 1}, start: onRedis(nothing), long: true},
+	{name: "nothing at 3 per second", plan: plan{Rate: 3, Waiters: 4}, start: onRedis(nothing), long: true},
+	{name: "nothing with a burst of 50", plan: plan{Burst: 50, Waiters: 32}, start: onRedis(nothing)},
+	{name: "nothing at 10000 per second", plan: plan{Rate: 10_000, Waiters: 200}, start: onRedis(nothing)},
+	{name: "nothing on PostgreSQL", plan: plan{Rate: 10_000, Waiters: 200}, start: onPostgres(nothingThere)},
+	{name: "a server that is far away", plan: plan{Waiters: 64, Slack: 60 * time.Millisecond}, start: farAway},
+
+	{name: "a process is stopped for a second", start: onRedis(aProcessIsStopped)},
+	{name: "a process is killed", start: onRedis(aProcessIsKilled), long: true},
+	{name: "a process shuts down", start: onRedis(aProcessShutsDown)},
+	{name: "processes are replaced", start: onRedis(processesAreReplaced)},
+	{name: "one process changes the rate", start: onRedis(theRateChanges)},
+	{name: "one process changes the rate on PostgreSQL", start: onPostgres(theRateChangesThere), long: true},
+
+	{name: "replies are lost", start: repliesAreLost},
+	{name: "scripts are lost", start: onRedis(scriptsAreLost)},
+	{name: "FLUSHALL", start: onRedis(allIsFlushed), extra: heldByOthers},
+	{name: "FLUSHALL with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: onRedis(allIsFlushed), long: true},
+	{name: "TRUNCATE", start: onPostgres(theTableIsEmptied), extra: heldByOthers},
+	{name: "TRUNCATE with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: onPostgres(theTableIsEmptied), long: true},
+	{name: "the state is garbage", start: onRedis(damaged("garbage")), extra: heldByOthers, long: true},
+	{name: "the state is of the next year", start: onRedis(damaged("")), extra: heldByOthers},
+
+	{name: "the server is killed", plan: plan{Burst: 1}, start: onRedis(killed), extra: burstThatIsForgotten},
+	{name: "the server is stopped", plan: plan{Burst: 1}, start: onRedis(stopped), extra: burstThatIsForgotten, long: true},
+	{name: "the server is killed, whose state is saved", start: onRedis(killed, saved...), long: true},
+	{name: "the server is killed at a great level", plan: plan{Burst: 500}, start: onRedis(killed), extra: burstThatIsForgotten},
+	{name: "the server is killed at a great level that is saved", plan: plan{Burst: 500}, start: onRedis(killed, saved...), long: true},
+	{name: "PostgreSQL is stopped at once", start: onPostgres(stoppedAtOnce), long: true},
+	{name: "a fail-over to an empty server", start: failOver(false), extra: heldByOthers},
+	{name: "a fail-over to an empty server with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: failOver(false), long: true},
+	{name: "a fail-over to a replica that lags", start: failOver(true), extra: heldByOthers, long: true},
+	{name: "a fail-over by sentinels", start: sentinelsActAfterADeath, long: true},
+	{name: "a slot moves between servers", start: aSlotMoves, long: true},
+	{name: "sessions end", start: onPostgres(sessionsEnd)},
+	{name: "the row is locked for longer than a call takes", start: onPostgres(theRowIsLocked), long: true},
+}
+
+// Whatever happens, the processes together keep the pace, but for what docs/shared.md says of
+// it; every unit is accounted for, and each process takes part again.
+func TestFaultsAreNoLicence(t *testing.T) {
+	t.Parallel()
+	for _, row := range faults {
+		t.Run(row.name, func(t *testing.T) {
+			if row.long {
+				atLength(t)
+			}
+			t.Parallel()
+			p := row.plan
+			p.Key, p.Rate, p.Slack = "key", or(p.Rate, 1000), or(p.Slack, d)
+			p.Waiters = or(p.Waiters, 16)
+			breaks := row.start(t, &p)
+			f := startFleet(t, four(p))
+			breaks(f)
+			at := time.Now()
+			time.Sleep(500 * time.Millisecond)
+			f.leaves(at)
+			reports, l := f.ends()
+			if row.extra == nil {
+				l.keepsPace(t, p)
+			} else {
+				l.keepsPaceBut(t, p, row.extra(p))
+			}
+			f.accounts(reports)
+		})
+	}
+}
+
+func or[T comparable](a, b T) T {
+	var zero T
+	if a == zero {
+		return b
+	}
+	return a
+}
+
+// onRedis starts a server for a fault.
+func onRedis(breaks func(f *fleet, r *servers.Redis), options ...string) starter {
+	return func(t *testing.T, p *plan) func(*fleet) {
+		r := servers.StartRedis(t, options...)
+		p.Engine, p.Addrs = redisEngine, []string{r.Addr}
+		return func(f *fleet) { breaks(f, r) }
+	}
+}
+
+// onPostgres does the same with a server of PostgreSQL.
+func onPostgres(breaks func(f *fleet, db *servers.Postgres)) starter {
+	return func(t *testing.T, p *plan) func(*fleet) {
+		db := startPostgres(t)
+		p.Engine, p.Addrs = postgresEngine, []string{db.URL}
+		return func(f *fleet) { breaks(f, db) }
+	}
+}
+
+func nothing(*fleet, *servers.Redis)         { time.Sleep(500 * time.Millisecond) }
+func nothingThere(*fleet, *servers.Postgres) { time.Sleep(500 * time.Millisecond) }
+
+// With a server that is far, slots are leased before they are due.
+func farAway(t *testing.T, p *plan) func(*fleet) {
+	proxy := servers.StartProxy(t, servers.StartRedis(t).Addr)
+	proxy.SetDelay(20*time.Millisecond, 10*time.Millisecond)
+	p.Engine, p.Addrs = redisEngine, []string{proxy.Addr}
+	return func(*fleet) {}
+}
+
+// A process that has been stopped holds slots that have passed. When it goes on it drops
+// them. Meanwhile the other processes use all slots but those.
+func aProcessIsStopped(f *fleet, _ *servers.Redis) {
+	f.workers[0].pause()
+	from := time.Now()
+	time.Sleep(time.Second)
+	f.leaves(from.Add(f.plan().time(f.plan().held())), 1, 2, 3)
+	f.workers[0].resume()
+}
+
+func aProcessIsKilled(f *fleet, _ *servers.Redis) { f.workers[0].kill() }
+
+// A process that ends in order lets its line leave, and gives back what it has leased beyond.
+func aProcessShutsDown(f *fleet, _ *servers.Redis) {
+	f.workers[0].does(order{Do: shutdown})
+	down := time.Now()
+	end := f.workers[0].does(order{Do: quiet}) // The calls of the last to leave may not have returned.
+	require.Zero(f.t, end.Stats.Waiting)
+	f.accounts([]report{end})
+	f.workers[0].kill()
+	f.finally = append(f.finally, func(_ []report, l log) {
+		for _, e := range l.of(0) {
+			require.True(f.t, e.outcome == departed && !e.at.After(down) || e.outcome == refused && e.waited == 0, "all in line have left: %+v", e)
+		}
+	})
+}
+
+// The workers stop one after the other, as in a deployment, and others start.
+func processesAreReplaced(f *fleet, _ *servers.Redis) {
+	for i := range 4 {
+		f.workers[i].does(order{Do: shutdown})
+		f.workers[i].kill()
+		f.adds(f.plan())
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// One process changes the rate, and all follow.
+func theRateChanges(f *fleet, _ *servers.Redis) {
+	slower := f.plan()
+	slower.Rate /= 5
+	f.workers[1].does(order{Do: setRate, Rate: slower.Rate})
+	f.waitsFor("each has the rate in force", func(r report) bool { return float64(r.Stats.Limits.Rate) == slower.Rate })
+	time.Sleep(time.Second) // A busy machine may write later down what has left before.
+	from := time.Now()
+	f.leaves(from)
+	to := time.Now()
+	f.finally = append(f.finally, func(_ []report, l log) { l.between(from, to).keepsPace(f.t, slower) })
+	f.workers[2].does(order{Do: setRate, Rate: f.plan().Rate})
+	f.waitsFor("each has the rate in force", func(r report) bool { return float64(r.Stats.Limits.Rate) == f.plan().Rate })
+}
+
+func theRateChangesThere(f *fleet, _ *servers.Postgres) { theRateChanges(f, nil) }
+
+// A call whose reply is lost has been carried out. If it were sent again, what it took would be
+// taken twice; if it counted as refused, slots would be given twice.
+func repliesAreLost(t *testing.T, p *plan) func(*fleet) {
+	r := servers.StartRedis(t)
+	proxy := servers.StartProxy(t, r.Addr)
+	p.Engine, p.Addrs = redisEngine, []string{proxy.Addr}
+	return func(f *fleet) {
+		for range 8 {
+			time.Sleep(50 * time.Millisecond)
+			proxy.CutReplies(1)
+		}
+		for range 3 {
+			time.Sleep(200 * time.Millisecond)
+			proxy.LoseReplies(1)
+		}
+		f.until("calls fail", func() bool { return failures(f.each(order{Do: tell})) > 0 })
+		f.finally = append(f.finally, func(reports []report, _ log) {
+			var trips uint64
+			for _, report := range reports {
+				trips += report.Stats.Bucket.RoundTrips
+			}
+			require.LessOrEqual(t, scriptsRun(t, r), trips, "the server carried out each call once")
+		})
+	}
+}
+
+// failures returns how many calls of a fleet have failed.
+func failures(reports []report) (n uint64) {
+	for _, r := range reports {
+		n += r.Stats.Bucket.Failures
+	}
+	return n
+}
+
+// scriptsRun returns how many scripts a server has run to their end.
+func scriptsRun(t *testing.T, r *servers.Redis) (n uint64) {
+	t.Helper()
+	counts := regexp.MustCompile(`cmdstat_evalsha?:calls=(\d+),.*failed_calls=(\d+)`)
+	for _, m := range counts.FindAllStringSubmatch(r.MustDo("INFO", "commandstats").(string), -1) {
+		calls, err := strconv.ParseUint(m[1], 10, 64)
+		require.NoError(t, err)
+		failed, err := strconv.ParseUint(m[2], 10, 64)
+		require.NoError(t, err)
+		n += calls - failed
+	}
+	require.NotZero(t, n)
+	return n
+}
+
+// The script of a Bucket is not in its state: it is sent again, and nobody notices.
+func scriptsAreLost(f *fleet, r *servers.Redis) {
+	for range 10 {
+		time.Sleep(50 * time.Millisecond)
+		r.MustDo("SCRIPT", "FLUSH")
+	}
+	f.finally = append(f.finally, noCallFails(f.t))
+}
+
+// noCallFails requires that no call has failed, but for those that had no answer in time, as on a
+// busy machine any call may be too slow.
+func noCallFails(t *testing.T) func([]report, log) {
+	return func(reports []report, _ log) {
+		for _, r := range reports {
+			for text := range r.Errors {
+				isSlow := strings.HasSuffix(text, context.DeadlineExceeded.Error()) || strings.HasSuffix(text, os.ErrDeadlineExceeded.Error())
+				require.True(t, isSlow, "%s", text)
+			}
+		}
+	}
+}
+
+// The first process to ask after a loss makes a new state, which begins after the latest slot
+// that this process has leased. Slots beyond that which others hold are given twice.
+func allIsFlushed(_ *fleet, r *servers.Redis) { r.MustDo("FLUSHALL") }
+
+func theTableIsEmptied(f *fleet, db *servers.Postgres) { query(f.t, db, "TRUNCATE leaky_buckets") }
+
+// damaged writes a text to the key, or if there is none, a state as a clock that is a year ahead
+// would have written it.
+func damaged(text string) func(*fleet, *servers.Redis) {
+	return func(_ *fleet, r *servers.Redis) {
+		const key = "shaper:key"
+		if text == "" {
+			fields := strings.Fields(r.MustDo("GET", key).(string))
+			year := strconv.FormatInt(time.Now().AddDate(1, 0, 0).UnixMicro(), 10)
+			fields[0], fields[2] = year, year
+			text = strings.Join(fields, " ")
+		}
+		r.MustDo("SET", key, text)
+	}
+}
+
+// While the server is away slots pass unused. With a burst of 1 the level has reached 0 when all
+// slots have passed that processes hold, so it does not matter whether the server has saved it.
+// A level of a greater burst lasts longer. If it was not saved, the first process to ask tells
+// how high it knows the level to have been; what others have taken beyond that is forgotten.
+func killed(f *fleet, r *servers.Redis) {
+	require.Less(f.t, 4*f.plan().time(f.plan().held())+d, away)
+	r.Kill()
+	time.Sleep(away)
+	r.Restart()
+}
+
+func stopped(_ *fleet, r *servers.Redis) {
+	r.Stop()
+	time.Sleep(away)
+	r.Restart()
+}
+
+func stoppedAtOnce(_ *fleet, db *servers.Postgres) {
+	db.Stop(servers.PostgresImmediate)
+	time.Sleep(away)
+	db.Start()
+}
+
+// failOver lets another server answer at once, which knows less than the first: nothing, or what
+// there was a while ago.
+func failOver(lags bool) starter {
+	return func(t *testing.T, p *plan) func(*fleet) {
+		first, second := servers.StartRedis(t), servers.StartRedis(t)
+		proxy := servers.StartProxy(t, first.Addr)
+		p.Engine, p.Addrs = redisEngine, []string{proxy.Addr}
+		return func(f *fleet) {
+			if lags {
+				first.MustDo("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+				host, port := hostPort(t, first.Addr)
+				second.MustDo("REPLICAOF", host, port)
+				realtime.Until(t, func() bool { return second.MustDo("DBSIZE") == "1" }, "the replica has the level")
+				second.MustDo("REPLICAOF", "NO", "ONE")
+				require.Len(t, second.MustDo("KEYS", "*"), 1)
+				time.Sleep(100 * time.Millisecond)
+			}
+			proxy.SetTarget(second.Addr)
+			proxy.CutAll()
+			f.finally = append(f.finally, func([]report, log) { require.NotZero(t, scriptsRun(t, second), "the other server answers") })
+		}
+	}
+}
+
+// The sentinels find another master when theirs is gone, which takes about a second. It has
+// what the replica had.
+func sentinelsActAfterADeath(t *testing.T, p *plan) func(*fleet) {
+	s := servers.StartSentinel(t)
+	p.Engine, p.Addrs, p.Master = sentinelEngine, s.Addrs, s.Master
+	return func(*fleet) { s.KillMaster() }
+}
+
+// The key's slot moves to another server, as when a server is added. Those who ask the old
+// one are told where it is (ASK, MOVED), and go there.
+func aSlotMoves(t *testing.T, p *plan) func(*fleet) {
+	c := servers.StartRedisCluster(t)
+	p.Engine, p.Addrs = clusterEngine, c.Addrs
+	return func(f *fleet) {
+		has := slices.IndexFunc(c.Nodes, func(node *servers.Redis) bool { return node.MustDo("DBSIZE") == "1" })
+		require.GreaterOrEqual(t, has, 0, "a server has the key")
+		from, to := c.Nodes[has], c.Nodes[(has+1)%len(c.Nodes)]
+		key := from.MustDo("KEYS", "*").([]any)[0].(string)
+		for range 3 {
+			moveSlot(t, key, from, to)
+			time.Sleep(300 * time.Millisecond)
+			from, to = to, from
+		}
+		f.finally = append(f.finally, noCallFails(t))
+	}
+}
+
+// moveSlot moves the slot of a key from one server to another while it is in use.
+func moveSlot(t *testing.T, key string, from, to *servers.Redis) {
+	t.Helper()
+	slot := from.MustDo("CLUSTER", "KEYSLOT", key).(string)
+	source, target := from.MustDo("CLUSTER", "MYID").(string), to.MustDo("CLUSTER", "MYID").(string)
+	to.MustDo("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
+	from.MustDo("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
+	time.Sleep(50 * time.Millisecond)
+	host, port := hostPort(t, to.Addr)
+	from.MustDo("MIGRATE", host, port, key, "0", "60000")
+	time.Sleep(50 * time.Millisecond) // Now the old server answers ASK.
+	to.MustDo("CLUSTER", "SETSLOT", slot, "NODE", target)
+	from.MustDo("CLUSTER", "SETSLOT", slot, "NODE", target)
+}
+
+// Connections that the server ends, and rows that others hold, cost the calls that meet them, and
+// nothing more.
+func sessionsEnd(f *fleet, db *servers.Postgres) {
+	before := failures(f.each(order{Do: tell}))
+	f.until("calls fail", func() bool {
+		query(f.t, db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
+		time.Sleep(100 * time.Millisecond)
+		return failures(f.each(order{Do: tell})) > before
+	})
+}
+
+func theRowIsLocked(f *fleet, db *servers.Postgres) {
+	conn, err := pgx.Connect(f.t.Context(), db.URL)
+	require.NoError(f.t, err)
+	defer conn.Close(f.t.Context())
+	tx, err := conn.Begin(f.t.Context())
+	require.NoError(f.t, err)
+	_, err = tx.Exec(f.t.Context(), "SELECT * FROM leaky_buckets FOR UPDATE")
+	require.NoError(f.t, err)
+	before := failures(f.each(order{Do: tell}))
+	f.until("a call fails", func() bool { return failures(f.each(order{Do: tell})) > before })
+	require.NoError(f.t, tx.Rollback(f.t.Context()))
+}
+
+// Four workers with a bucket each let four times the rate leave. If the fleet and its judge
+// did not notice that, the other tests would prove nothing.
+func TestProcessesThatDoNotShareAreTold(t *testing.T) {
+	t.Parallel()
+	plans := four(plan{Engine: redisEngine, Addrs: []string{servers.StartRedis(t).Addr}, Rate: 200, Waiters: 4, Slack: d})
+	for i := range plans {
+		plans[i].Key = fmt.Sprint("own-", i)
+	}
+	f := startFleet(t, plans)
+	p := f.plan()
+	realtime.Until(t, func() bool { return p.pace().Check(f.log().departures()) != nil }, "they are told")
+	_, l := f.ends()
+	require.ErrorContains(t, p.pace().Check(l.departures()), "the pace was exceeded")
+	for i := range plans {
+		l.of(i).keepsPace(t, p)
+	}
+}
