@@ -2,6 +2,9 @@ package redisbucket_test
 
 import (
 	"context"
+	"net"
+	"regexp"
+	"strconv"
 	"testing"
 	"time"
 
@@ -22,22 +25,22 @@ func TestALostAnswerIsNotAskedForAgain(t *testing.T) {
 }
 
 func aLostAnswerIsNotAskedForAgain(t *testing.T, server *servers.Redis) {
-	w := newWire(t, server.Addr)
+	proxy := servers.StartProxy(t, server.Addr)
 	for name, client := range map[string]redis.UniversalClient{
-		"one server": redis.NewClient(&redis.Options{Addr: w.addr(), ReadTimeout: soon, WriteTimeout: patience, MaxRetries: 2}),
+		"one server": redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: soon, WriteTimeout: patience, MaxRetries: 2}),
 		"one server with contexts": redis.NewClient(&redis.Options{
-			Addr: w.addr(), ReadTimeout: soon, WriteTimeout: patience, MaxRetries: 2, ContextTimeoutEnabled: true,
+			Addr: proxy.Addr, ReadTimeout: soon, WriteTimeout: patience, MaxRetries: 2, ContextTimeoutEnabled: true,
 		}),
 		"cluster": redis.NewClusterClient(&redis.ClusterOptions{
 			ReadTimeout: soon, WriteTimeout: patience, MaxRedirects: 2,
 			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-				return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: w.addr()}}}}, nil
+				return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: proxy.Addr}}}}, nil
 			},
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() { require.NoError(t, client.Close()) }()
-			takesOnce(t, client, connect(t, server.Addr), w)
+			takesOnce(t, client, connect(t, server.Addr), proxy)
 		})
 	}
 }
@@ -46,9 +49,9 @@ func aLostAnswerIsNotAskedForAgain(t *testing.T, server *servers.Redis) {
 // answers that are on their way.
 const soon = 300 * time.Millisecond
 
-// takesOnce fails the test if a Take whose answer the wire loses is sent more than once, or
-// if the wire is no trial for the client. direct is of the same server, without the wire.
-func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client, w *wire) {
+// takesOnce fails the test if a Take whose answer the proxy loses is sent more than once, or
+// if that is no trial for the client. direct is of the same server, without the proxy.
+func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client, proxy *servers.Proxy) {
 	ctx := within(t)
 	bucket, other := redisbucket.New(client), redisbucket.New(direct)
 	take := one("lost:" + t.Name())
@@ -58,27 +61,36 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 	require.NoError(t, err)
 	units := int64(1)
 	require.NoError(t, other.GiveBack(ctx, take, shared.Instant{}), "the server has that script now too")
+	connected := func() {
+		t.Helper()
+		realtime.Until(t, func() bool { return client.Ping(ctx).Err() == nil }, "there is a connection")
+	}
 	// once makes a call whose answer is lost in some way, and waits until it has changed the
 	// level. The client has a connection, so it has nothing else to send before the call.
-	once := func(how int, what string, call func() error) {
+	once := func(lose func(n int), what string, call func() error) {
 		t.Helper()
 		level := direct.Get(ctx, "shaper:"+take.Key).Val()
-		connected(t, client, w)
-		w.lose(how)
+		connected()
+		before := scriptsRun(t, direct)
+		lose(1)
 		require.Error(t, call())
+		lose(0)
 		realtime.Until(t, func() bool { return direct.Get(ctx, "shaper:"+take.Key).Val() != level }, "the "+what+" is carried out")
-		require.Equal(t, 1, w.count(), "the %s was sent so often", what)
-		w.lose(keep)
+		require.Equal(t, before+1, scriptsRun(t, direct), "the %s was sent so often", what)
 	}
-	for _, how := range []int{swallow, cut} {
+	for _, lose := range []func(n int){proxy.LoseReplies, proxy.CutReplies} {
 		// An ordinary command of the same client is repeated, unless the client has given up
 		// before it had a second connection.
 		realtime.Until(t, func() bool {
-			w.lose(how)
-			return client.EvalSha(ctx, "0", []string{"key"}).Err() != nil && w.count() > 1
+			direct.Del(ctx, "counted")
+			connected()
+			lose(1)
+			client.Incr(ctx, "counted")
+			lose(0)
+			return direct.Get(ctx, "counted").Val() > "1"
 		}, "a command is repeated")
 
-		once(how, "Take", func() error { _, err := bucket.Take(ctx, take); return err })
+		once(lose, "Take", func() error { _, err := bucket.Take(ctx, take); return err })
 		units++
 		again, err := other.Take(ctx, take)
 		require.NoError(t, err)
@@ -86,14 +98,30 @@ func takesOnce(t *testing.T, client redis.UniversalClient, direct *redis.Client,
 		units++
 
 		end := shared.Instant{Micros: first.Empty.Micros + units*hour.Micros}
-		once(how, "GiveBack", func() error { return bucket.GiveBack(ctx, take, end) })
+		once(lose, "GiveBack", func() error { return bucket.GiveBack(ctx, take, end) })
 		units--
 	}
 }
 
-// connected waits until a client has a connection to the server through the wire.
-func connected(t *testing.T, client redis.UniversalClient, w *wire) {
+// scriptsRun returns how many scripts a server has been sent.
+func scriptsRun(t *testing.T, direct *redis.Client) (n int) {
 	t.Helper()
-	w.lose(keep)
-	realtime.Until(t, func() bool { return client.Ping(within(t)).Err() == nil }, "there is a connection")
+	stats, err := direct.Info(within(t), "commandstats").Result()
+	require.NoError(t, err)
+	for _, m := range regexp.MustCompile(`cmdstat_evalsha?:calls=(\d+)`).FindAllStringSubmatch(stats, -1) {
+		calls, err := strconv.Atoi(m[1])
+		require.NoError(t, err)
+		n += calls
+	}
+	return n
+}
+
+// through returns a dialer that goes through the proxy of a server, if it has one.
+func through(proxies map[string]*servers.Proxy) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if p := proxies[addr]; p != nil {
+			addr = p.Addr
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
 }

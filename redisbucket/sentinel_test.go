@@ -21,10 +21,10 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 	t.Parallel()
 	sentinel := servers.StartSentinel(t)
 	master, replica := sentinel.Servers[0], sentinel.Servers[1]
-	w := newWire(t, master.Addr)
+	proxy := servers.StartProxy(t, master.Addr)
 	newClient := func(readTimeout time.Duration) *redis.Client {
 		client := redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: sentinel.Master, SentinelAddrs: sentinel.Addrs, Dialer: through(w), MaxRetries: 2,
+			MasterName: sentinel.Master, SentinelAddrs: sentinel.Addrs, Dialer: through(map[string]*servers.Proxy{master.Addr: proxy}), MaxRetries: 2,
 			ReadTimeout: readTimeout, WriteTimeout: patience,
 		})
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
@@ -32,7 +32,7 @@ func TestSentinelsHandOverToTheReplica(t *testing.T) {
 	}
 	bucket := redisbucket.New(newClient(patience))
 
-	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, newClient(soon), connect(t, master.Addr), w) })
+	t.Run("a lost answer is not asked for again", func(t *testing.T) { takesOnce(t, newClient(soon), connect(t, master.Addr), proxy) })
 
 	require.True(t, taken(t, bucket, "key"))
 	realtime.Until(t, func() bool { return replica.MustDo("EXISTS", "shaper:key") == "1" }, "the replica has the key")

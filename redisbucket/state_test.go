@@ -105,6 +105,7 @@ func aKeyExpiresAMinuteAfterItsLevelHasReachedZero(t *testing.T, server *servers
 	require.NoError(t, err)
 	require.True(t, got.OK)
 	require.InDelta(t, 24*time.Hour+time.Minute, ttl(t, client), float64(patience))
+	require.Less(t, client.StrLen(ctx, "mine:key").Val(), int64(100), "bytes of state")
 
 	end := got.Empty
 	end.Micros += 24 * time.Hour.Microseconds()
@@ -143,4 +144,34 @@ func scriptFlushIsInvisible(t *testing.T, server *servers.Redis) {
 	state, err := client.Get(ctx, "shaper:key").Result()
 	require.NoError(t, err)
 	require.Equal(t, redisbucket.Encode(take.ApplyGiveBack(level, level.Empty)), state)
+}
+
+// Real Redis prints a number of 16 digits with 14 if a script lets it; miniredis prints all.
+func TestNoDigitIsLostOnARealServer(t *testing.T) { onEach(t, noDigitIsLostOnARealServer) }
+
+func noDigitIsLostOnARealServer(t *testing.T, server *servers.Redis) {
+	ctx, client := within(t), connect(t, server.Addr)
+	lost, err := client.Eval(ctx, "return tostring(1795220905000001)", nil).Result()
+	require.NoError(t, err)
+	require.Equal(t, "1.795220905e+15", lost, "which this test is about")
+
+	rate := shared.BucketRate{Version: 1<<53 - 1, Micros: 1, Part: 999_999_999_999, Parts: 1_000_000_000_000, Burst: 1 << 31}
+	bucket := redisbucket.New(client)
+	// So far ahead that the server's clock does not matter, and nearer than the burst reaches.
+	level := shared.BucketLevel{
+		Empty: shared.Instant{Micros: time.Now().Add(time.Minute).UnixMicro() | 1, Part: 1}, Rate: rate, At: 1_234_567_890_123_457,
+	}
+	require.NoError(t, client.Set(ctx, "shaper:key", redisbucket.Encode(level), time.Hour).Err())
+	take := shared.Take{Key: "key", Cost: 1_000_007, First: 1, Rate: rate}
+	for range 500 {
+		got, err := bucket.Take(ctx, take)
+		require.NoError(t, err)
+		require.True(t, got.OK)
+		next, want := take.Apply(level, got.Now)
+		require.Equal(t, want, got)
+		state, err := client.Get(ctx, "shaper:key").Result()
+		require.NoError(t, err)
+		require.Equal(t, redisbucket.Encode(next), state)
+		level = next
+	}
 }
