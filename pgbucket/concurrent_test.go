@@ -4,16 +4,12 @@ import (
 	"cmp"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/shared"
 )
 
@@ -102,8 +98,7 @@ func TestPgBouncerInTransactionModeWillDo(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
-// A process that comes to know that a state was lost goes on from where it was, and so do
-// all, once the one that took last has asked.
+// A process that comes to know that a state was lost goes on from where it was.
 func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, startServer(t).URL)
@@ -151,62 +146,4 @@ func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
 	running.Wait()
 	require.Len(t, truncated, truncations)
 	require.Equal(t, 1+truncations, colds, "no Take was lost by a truncation, and none has made it twice")
-
-	// Exactly: A and B take by turns, and B last.
-	take := func(high shared.Instant, seen int64) (shared.Taken, shared.Instant) {
-		taken, err := pgbucket.New(pool, table).Take(t.Context(), shared.Take{
-			Key: "exactly", Cost: 100, First: 1, Ahead: shared.MaxAhead, High: high, Seen: seen,
-			Rate: shared.BucketRate{Version: 1, Micros: 1_000_000, Parts: 1, Burst: 1000},
-		})
-		require.NoError(t, err)
-		require.True(t, taken.OK)
-		return taken, shared.Instant{Micros: taken.Empty.Micros + 100_000_000}
-	}
-	a, highA := take(shared.Instant{}, 0)
-	b, highB := take(shared.Instant{}, 0)
-	require.Equal(t, highA, b.Empty)
-	exec(t, pool, name, "TRUNCATE TBL")
-	a, _ = take(highA, a.Now)
-	require.True(t, a.Cold)
-	require.Equal(t, highA, a.Empty, "A knows no better")
-	b, highB = take(highB, b.Now)
-	require.Equal(t, highB.Micros-100_000_000, b.Empty.Micros, "B does, and it happens to be the same")
-	exec(t, pool, name, "TRUNCATE TBL")
-	b, _ = take(highB, b.Now)
-	require.Equal(t, highB, b.Empty)
-}
-
-// A spike of a meter must not wait for the connections of a small pool until its calls have failed,
-// and take the server for unavailable.
-func TestASpikeOfAMeterNeedsOneConnection(t *testing.T) {
-	t.Parallel()
-	config, err := pgxpool.ParseConfig(startServer(t).URL + "&pool_max_conns=4")
-	require.NoError(t, err)
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	table, _ := newTable(t, pool)
-	s, err := shaper.New(shaper.Limits{Rate: 1.0 / 3600, Burst: 150}, shaper.WithBucket(pgbucket.New(pool, table), "logins"),
-		shaper.WithBucketTimeout(10*time.Second)) // The machine may be busy.
-	require.NoError(t, err)
-	defer s.Close()
-	require.EqualValues(t, 4, pool.Stat().MaxConns())
-	before := pool.Stat().AcquireCount()
-	var left atomic.Int32
-	var calls sync.WaitGroup
-	for range 1000 {
-		calls.Go(func() {
-			if s.AllowN(1) {
-				left.Add(1)
-			}
-		})
-	}
-	calls.Wait()
-	require.EqualValues(t, 150, left.Load())
-	st := s.Stats()
-	require.EqualValues(t, 850, st.Refused)
-	require.Zero(t, st.Unavailable)
-	require.Equal(t, shaper.BucketShared, st.Bucket.State)
-	require.EqualValues(t, 150, st.Bucket.Leased)
-	require.Less(t, pool.Stat().AcquireCount()-before, int64(500), "calls share round trips")
 }

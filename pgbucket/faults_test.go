@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -137,84 +136,6 @@ func TestACallWhoseConnectionEndsIsNotRepeated(t *testing.T) {
 	require.True(t, value[bool](t, locked.pool, "", "SELECT pg_terminate_backend($1)", pid))
 	require.Equal(t, "57P01", code(realtime.Next(t, failure)))
 	locked.unlock(t)
-}
-
-// All connections end again and again, and the number of those that have succeeded tells
-// that none was carried out twice.
-func TestEndingAllConnectionsTakesNothingTwice(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, startServer(t).URL+"&application_name=victim")
-	table, name := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
-	rate := every(1_000_000)
-	rate.Burst = 1 << 20
-	first, err := bucket.Take(t.Context(), one("key", rate))
-	require.NoError(t, err)
-	var mu sync.Mutex
-	succeeded, failed := int64(1), int64(0)
-	var sessions sync.WaitGroup
-	stop := make(chan struct{})
-	for range 8 {
-		sessions.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				_, err := bucket.Take(t.Context(), one("key", rate))
-				mu.Lock()
-				if err == nil {
-					succeeded++
-				} else {
-					failed++
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	killer := newConn(t, server.URL)
-	for range 10 {
-		before := value[int64](t, killer, name, "SELECT empty FROM TBL")
-		realtime.Until(t, func() bool { return value[int64](t, killer, name, "SELECT empty FROM TBL") > before }, "a Take succeeds")
-		exec(t, killer, "", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
-	}
-	close(stop)
-	sessions.Wait()
-	taken := (levelOf(t, killer, name, "key").Empty.Micros - first.Empty.Micros) / 1_000_000
-	t.Logf("%d succeeded, %d failed, the level was raised %d times", succeeded, failed, taken)
-	require.Positive(t, failed)
-	require.GreaterOrEqual(t, taken, succeeded)
-	require.LessOrEqual(t, taken, succeeded+failed, "of those that failed, each was carried out at most once")
-}
-
-// After a crash the server has what was on its disk, which may be an old state: a process
-// goes on from what it knows.
-func TestACrashOfTheServerIsHealed(t *testing.T) {
-	t.Parallel()
-	own := servers.StartPostgres(t)
-	pool := newPool(t, own.URL)
-	table, _ := newTable(t, pool)
-	bucket := pgbucket.New(pool, table)
-	rate := every(1_000_000)
-	rate.Burst = 1 << 20
-	var high shared.Instant
-	var seen int64
-	for range 50 {
-		taken, err := bucket.Take(t.Context(), one("key", rate))
-		require.NoError(t, err)
-		high, seen = shared.Instant{Micros: taken.Empty.Micros + 1_000_000}, taken.Now
-	}
-	own.Stop(servers.PostgresImmediate)
-	_, err := bucket.Take(t.Context(), one("key", rate))
-	require.Error(t, err)
-	own.Start()
-	take := one("key", rate)
-	take.High, take.Seen = high, seen
-	realtime.Until(t, func() bool { // The pool's connections are of the old server.
-		taken, err := bucket.Take(t.Context(), take)
-		return err == nil && taken.OK && taken.Empty == high
-	}, "the level goes on")
 }
 
 // Only READ COMMITTED sees a row as it is when it is locked. Elsewhere the server says so.
