@@ -2,14 +2,20 @@ package caddyshaper
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/url"
+	"path"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"example.com/leakybucket/inspect"
 )
 
 func init() {
@@ -185,3 +191,162 @@ var (
 	_ caddyhttp.MiddlewareHandler = (*Inspect)(nil)
 	_ caddyfile.Unmarshaler       = (*Inspect)(nil)
 )
+
+// withSlash returns where a request for the page belongs if its address does not end in "/":
+// the page names its files and its API relative to its own address. Otherwise it returns "".
+//
+// The answer is relative: an absolute path that begins with "//" would name another host.
+func withSlash(r *http.Request) string {
+	sent := originalPath(r)
+	if r.URL.Path != "" && r.URL.Path != "/" || sent == "" || strings.HasSuffix(sent, "/") {
+		return ""
+	}
+	to := "./" + path.Base(sent) + "/"
+	if r.URL.RawQuery != "" {
+		to += "?" + r.URL.RawQuery
+	}
+	return to
+}
+
+// belowPath returns the request with the path below the place where the page is, as it was
+// sent. Place is stripped; another handler may have stripped it already.
+//
+// Caddy's strip_prefix, and so handle_path, cleans the path as if what is encoded in it were
+// not: of a key such as "a/../b", which is one segment "a%2F..%2Fb", only "b" would be left.
+func belowPath(r *http.Request, place string) *http.Request {
+	sent, stripped := originalPath(r), r.URL.EscapedPath()
+	if below, ok := strings.CutPrefix(stripped, place); ok && place != "" {
+		return withPath(r, below)
+	}
+	if sent == "" || strings.HasSuffix(sent, stripped) {
+		return r
+	}
+	// The beginning is right in any case: "/api/buckets/" of "/api/buckets/SOURCE/KEY".
+	// What follows it has no such segments, as its slashes are encoded.
+	parts := strings.SplitAfterN(stripped, "/", 4)
+	if len(parts) < 4 {
+		return r
+	}
+	at := strings.LastIndex(sent, "/"+parts[1]+parts[2])
+	if at < 0 {
+		return r
+	}
+	return withPath(r, sent[at:])
+}
+
+// withPath returns the request with another path, which is encoded.
+func withPath(r *http.Request, escaped string) *http.Request {
+	path, err := url.PathUnescape(escaped)
+	if err != nil {
+		return r
+	}
+	r = r.Clone(r.Context())
+	r.URL.Path, r.URL.RawPath = path, escaped
+	return r
+}
+
+// originalPath returns the path of a request as it was sent, or "" if that is not known.
+func originalPath(r *http.Request) string {
+	sent, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request)
+	if !ok || sent.URL == nil {
+		return ""
+	}
+	return sent.URL.EscapedPath()
+}
+
+// inspectors are the Inspectors that configurations use, by their options, so that a reload
+// goes on with them.
+var inspectors = caddy.NewUsagePool()
+
+// An inspectorKey is what makes two Inspectors the same.
+type inspectorKey struct {
+	admin   bool // of the admin endpoint
+	title   string
+	hosts   string // with blanks between them
+	control bool
+	token   string
+}
+
+// A keptInspector shows all lines that are in use under the options of a configuration, until
+// none wants it.
+type keptInspector struct{ *inspect.Inspector }
+
+// cores has what all keptInspectors have in common, as long as there is one: the lines, their
+// histories, and one list of changes, so that what is changed by a page can be put back by the
+// admin endpoint.
+var cores = caddy.NewUsagePool()
+
+// A coreKey is the key of the only value of cores.
+type coreKey struct{}
+
+// A core is an Inspector that is not served itself.
+type core struct {
+	*inspect.Inspector
+	unfollow, unreport func()
+}
+
+// useInspector returns the Inspector of key. Each call must be undone by leaveInspector.
+func useInspector(key inspectorKey) (*keptInspector, error) {
+	kept, _, err := inspectors.LoadOrNew(key, func() (caddy.Destructor, error) { return newInspector(key) })
+	if err != nil {
+		return nil, err
+	}
+	return kept.(*keptInspector), nil
+}
+
+func leaveInspector(key inspectorKey) error {
+	_, err := inspectors.Delete(key)
+	return err
+}
+
+func newInspector(key inspectorKey) (*keptInspector, error) {
+	log := slog.New(newLatestLog("shape_inspect"))
+	opts := []inspect.Option{inspect.WithLogger(log), inspect.WithHosts(strings.Fields(key.hosts)...)}
+	if key.title != "" {
+		opts = append(opts, inspect.WithTitle(key.title))
+	}
+	if key.control {
+		opts = append(opts, inspect.WithControl(key.token))
+	}
+	all, _, err := cores.LoadOrNew(coreKey{}, func() (caddy.Destructor, error) { return newCore(log), nil })
+	if err != nil {
+		return nil, err
+	}
+	k := &keptInspector{all.(*core).With(opts...)}
+	if err := k.Err(); err != nil {
+		return nil, errors.Join(err, k.Destruct())
+	}
+	return k, nil
+}
+
+// Destruct implements [caddy.Destructor].
+func (k *keptInspector) Destruct() error {
+	_, err := cores.Delete(coreKey{})
+	return err
+}
+
+// newCore returns an Inspector of all lines that are in use.
+func newCore(log *slog.Logger) *core {
+	c := &core{Inspector: inspect.New(inspect.WithLogger(log))}
+	c.unfollow = follow(func(l shownLine) (hide func()) {
+		c.Add(l.name, l.inspected())
+		return func() { c.Remove(l.name) }
+	})
+	c.unreport = problems.show(c.Inspector)
+	return c
+}
+
+// Destruct implements [caddy.Destructor].
+func (c *core) Destruct() error {
+	c.unreport()
+	c.unfollow()
+	return c.Close()
+}
+
+// serve answers a request. What is still streaming when serving ends, ends too.
+func (k *keptInspector) serve(w http.ResponseWriter, r *http.Request, serving context.Context) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(serving, cancel)()
+	k.ServeHTTP(w, r.WithContext(ctx))
+}

@@ -1,10 +1,24 @@
 package inspect
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"mime"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
+	"unicode/utf8"
 
 	"example.com/leakybucket/shaper"
 )
@@ -154,4 +168,179 @@ func whoIs(r *http.Request, name string) string {
 		return r.RemoteAddr
 	}
 	return strconv.Quote(name) + " at " + r.RemoteAddr
+}
+
+// maxBody is the size of the largest body that is read, in bytes.
+const maxBody = 64 << 10
+
+// readFields reads the body of a request: a JSON object whose values are strings. Fields
+// that known does not name are wrong, as are fields that come twice: encoding/json alone
+// would take the latter, and would not mind upper case either.
+func readFields(w http.ResponseWriter, r *http.Request, known []string) (map[string]string, error) {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || kind != "application/json" {
+		w.Header().Set("Accept-Post", "application/json")
+		return nil, &failure{http.StatusUnsupportedMediaType, "Content-Type", r.Header.Get("Content-Type"), "the body must be application/json"}
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, &failure{Status: http.StatusRequestEntityTooLarge, Message: fmt.Sprintf("the body is larger than %d bytes", maxBody)}
+	case err != nil:
+		return nil, badBody("it can't be read: %v", err)
+	case !utf8.Valid(body):
+		return nil, badBody("it is not UTF-8 (a key that is not can be given by its id)")
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
+		return nil, badBody("it is not a JSON object")
+	}
+	fields := map[string]string{}
+	for d.More() {
+		name, value, err := readField(d, known)
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := fields[name]; twice {
+			return nil, &failure{http.StatusBadRequest, name, value, name + " is given twice"}
+		}
+		fields[name] = value
+	}
+	if _, err := d.Token(); err != nil { // the closing brace
+		return nil, badBody("it is not JSON: %v", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, badBody("something follows the JSON object")
+	}
+	return fields, nil
+}
+
+// readField reads one field of an object.
+func readField(d *json.Decoder, known []string) (name, value string, err error) {
+	token, err := d.Token()
+	if err != nil {
+		return "", "", badBody("it is not JSON: %v", err)
+	}
+	name, _ = token.(string)
+	if !slices.Contains(known, name) {
+		return "", "", &failure{http.StatusBadRequest, shorten(name), "", fmt.Sprintf("%q is not a field here", shorten(name))}
+	}
+	if token, err = d.Token(); err != nil {
+		return "", "", badBody("it is not JSON: %v", err)
+	}
+	value, isText := token.(string)
+	if !isText {
+		return "", "", &failure{http.StatusBadRequest, name, "", name + " must be a string"}
+	}
+	return name, value, nil
+}
+
+func badBody(format string, args ...any) *failure {
+	return &failure{Status: http.StatusBadRequest, Parameter: "body", Message: "the body is wrong: " + fmt.Sprintf(format, args...)}
+}
+
+// unguessable is from how many bytes on the log does not warn of a token. A random one of
+// that length can't be guessed.
+const unguessable = 16
+
+// guessLimits says how many wrong tokens an address may send. Beyond that its requests are
+// refused unread, so that even a token that is a word can't be found by trying.
+var guessLimits = shaper.Limits{Rate: 5, Burst: 20}
+
+// maxGuessers is how many addresses have a bucket of their own.
+const maxGuessers = 1000
+
+// A doorkeeper knows who may change things. It keeps the hash of the token, so that the
+// token can't come to light by a mistake.
+type doorkeeper struct {
+	origin *http.CrossOriginProtection
+
+	mu    sync.Mutex // makes of a look at wrong, a comparison and a change of wrong one step
+	wrong *shaper.Group[netip.Prefix]
+}
+
+func newDoorkeeper() *doorkeeper {
+	wrong, err := shaper.NewGroup(func(netip.Prefix) (shaper.Limits, error) { return guessLimits, nil },
+		shaper.WithName("wrong tokens"), shaper.WithMaxKeys(maxGuessers))
+	if err != nil {
+		panic(err) // The limits are constant.
+	}
+	return &doorkeeper{origin: http.NewCrossOriginProtection(), wrong: wrong}
+}
+
+// authorize returns nil if the sender of a request may change things.
+func (i *Inspector) authorize(w http.ResponseWriter, r *http.Request) error {
+	if !i.mayControl() {
+		why := "nothing can be changed here: the Inspector was made without WithControl"
+		if i.control {
+			why = "nothing can be changed here: " + i.err.Error()
+		}
+		return &failure{Status: http.StatusForbidden, Message: why}
+	}
+	if err := i.doorkeeper.origin.Check(r); err != nil {
+		return &failure{Status: http.StatusForbidden, Message: "a page of another origin may not change anything here"}
+	}
+	token, given := bearer(r)
+	if !given {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="inspect"`)
+		return &failure{Status: http.StatusUnauthorized, Parameter: "Authorization", Message: "a token is missing: send \"Authorization: Bearer TOKEN\""}
+	}
+	right, again := i.doorkeeper.try(peerOf(r), sha256.Sum256([]byte(token)), i.tokenHash)
+	switch {
+	case again > 0:
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(again.Seconds()))))
+		return &failure{Status: http.StatusTooManyRequests, Message: "too many wrong tokens have come from this address"}
+	case !right:
+		i.logger.Warn("inspect: a wrong token was sent", "from", r.RemoteAddr, "path", r.URL.Path)
+		w.Header().Set("WWW-Authenticate", `Bearer realm="inspect", error="invalid_token"`)
+		return &failure{Status: http.StatusUnauthorized, Parameter: "Authorization", Message: "the token is wrong"}
+	}
+	return nil
+}
+
+// try reports whether a token is the right one, by the hashes of both. If again is above
+// 0, the peer has sent too many wrong ones: the token was not looked at, and may be sent
+// again after that time.
+func (k *doorkeeper) try(peer netip.Prefix, given, want [sha256.Size]byte) (right bool, again time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, err := k.wrong.Forecast(peer, 1); err != nil {
+		var refusal *shaper.RejectError
+		if errors.As(err, &refusal) {
+			return false, max(refusal.RetryAfter, time.Millisecond)
+		}
+	}
+	if subtle.ConstantTimeCompare(given[:], want[:]) == 1 {
+		return true, 0
+	}
+	k.wrong.Allow(peer)
+	return false, 0
+}
+
+// bearer returns the token of a request.
+func bearer(r *http.Request) (token string, given bool) {
+	fields := r.Header.Values("Authorization")
+	if len(fields) != 1 {
+		return "", false
+	}
+	scheme, token, _ := strings.Cut(fields[0], " ")
+	token = strings.TrimSpace(token)
+	return token, strings.EqualFold(scheme, "Bearer") && token != ""
+}
+
+// peerOf returns where a request comes from: an address of IPv4, or a network of IPv6, as
+// one machine has as many of its addresses as it likes. It is the zero Prefix for a
+// socket that has no address.
+func peerOf(r *http.Request) netip.Prefix {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	addr, bits := peer.Addr().Unmap().WithZone(""), 32
+	if addr.Is6() {
+		bits = 64
+	}
+	prefix, _ := addr.Prefix(bits)
+	return prefix
 }

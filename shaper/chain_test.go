@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -300,5 +301,293 @@ func TestAChainIsSafeForConcurrentUse(t *testing.T) {
 		require.Equal(t, 199*ms, time.Since(g.start))
 		require.EqualValues(t, 200, tenant.Stats().Departed)
 		require.EqualValues(t, 200, g.Stats().Departed)
+	})
+}
+
+func TestMiddlewareOfAChain(t *testing.T) {
+	play(t, "1/s depth 1", func(g *stage) {
+		tenant := mustMake(g.t, limitsOf(g.t, "1 per 10s burst 3"))
+		v := newSite(g, shaper.Chain(tenant, g.Shaper), shaper.WithRateLimitHeaders())
+		for _, name := range []string{"a", "b", "c", "d"} {
+			v.visit(name)
+		}
+		g.at(time.Minute)
+		g.saw("0s a runs", "0s a 200",
+			"0s c 429, retry 1",  // the site's line is full
+			"0s d 429, retry 10", // c has used up the tenant's Burst
+			"1s b runs", "1s b 200")
+		// There is no one bucket whose state the fields could show.
+		policy, state := fieldsOf(v, "e")
+		require.Empty(t, policy)
+		require.Empty(t, state)
+		require.NoError(t, g.Close())
+		g.saw("1m0s e runs")
+		require.Equal(t, "503, retry 1", statusLine(answerOf(v, t.Context(), "f")))
+	})
+}
+
+// A request ends when its connection is hijacked, so all caps let the next one in.
+func TestAHijackFreesAllSeatsOfAChain(t *testing.T) {
+	first, second := limitedInFlight(t, 1, 0), limitedInFlight(t, 1, 0)
+	c := shaper.Chain(first, second)
+	ran := 0
+	h := shaper.Middleware(c)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ran++
+		require.Equal(t, []int{1, 1}, seatsOf(first, second))
+		if r.URL.Path != "/hijacks" {
+			return
+		}
+		_, _, err := w.(http.Hijacker).Hijack()
+		require.NoError(t, err)
+		require.Equal(t, []int{0, 0}, seatsOf(first, second))
+		require.Equal(t, "200", statusLine(answerOf(shaper.Middleware(c)(http.HandlerFunc(
+			func(http.ResponseWriter, *http.Request) { ran++ })), t.Context(), "")))
+	}))
+	h.ServeHTTP(struct {
+		http.ResponseWriter
+		http.Hijacker
+	}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, httptest.NewRequest("GET", "/hijacks", nil))
+	require.Equal(t, 2, ran)
+	require.Equal(t, "200", statusLine(answerOf(h, t.Context(), "")))
+	require.Equal(t, []int{0, 0}, seatsOf(first, second))
+}
+
+func TestTransportOfAChain(t *testing.T) {
+	playTransport(t, "2/s depth 9", func(u *upstream) {
+		tenant := mustMake(u.stage.t, limitsOf(u.stage.t, "1/s depth 9"))
+		u.Limiter = shaper.Chain(tenant, u.Shaper)
+		u.script["a"] = []string{"429 -\nRateLimit: \"default\";r=0;t=30"}
+		u.call("a", "b", "c")
+		require.Equal(t, u.start.Add(30*time.Second), tenant.Stats().HeldUntil)
+		require.Equal(t, u.start.Add(30*time.Second), u.Stats().HeldUntil)
+		u.at(time.Hour)
+		u.saw("0s a sent", "0s a 429: body", "30s b sent", "30s b 200: body", "31s c sent", "31s c 200: body")
+	})
+}
+
+// A request that is sent again has left each line before, so it enters each at the head.
+func TestARetryThroughAChainEntersEachLineAtTheHead(t *testing.T) {
+	playTransport(t, "2/s depth 9", func(u *upstream) {
+		tenants, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 2}, nil })
+		require.NoError(t, err)
+		defer tenants.Close()
+		u.Limiter = shaper.Chain(u.Shaper, shaper.Chain(tenants.Limiter("a")), rate.NewLimiter(rate.Inf, 1))
+		u.Retry = true
+		u.took = ms
+		u.script["a"] = []string{refusedFor30}
+		u.call("a", "b", "c")
+		u.at(time.Hour)
+		// The line of the tenant is full when the retry comes to it: b and c have left the first one.
+		u.saw("0s a sent", "30.001s a sent", "30.002s a 200: body", "31.001s b sent", "31.002s b 200: body", "32.001s c sent", "32.002s c 200: body")
+	})
+}
+
+// If no Limiter of a Chain can be held, the Chain is treated like x/time's limiter
+// alone: only the request that was asked to hold back waits.
+func TestARetryThroughAChainThatCannotHoldWaitsByItself(t *testing.T) {
+	playTransport(t, "inf", func(u *upstream) {
+		u.Limiter = shaper.Chain(rate.NewLimiter(1, 1), shaper.Chain(rate.NewLimiter(1, 1)))
+		u.Retry = true
+		u.script["a"] = []string{refusedFor30}
+		u.call("a")
+		u.at(time.Hour)
+		u.saw("0s a sent", "30s a sent", "30s a 200: body")
+	})
+}
+
+// If any of the lines is full, the refusal does not wait for a small body, and the
+// limits of a key are not asked for before the request enters.
+func TestABodyIsReadAheadForAChain(t *testing.T) {
+	t.Parallel()
+	asked := make(chan string, 9)
+	tenants, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+		asked <- key
+		return shaper.Limits{Rate: 1, Burst: 9}, nil
+	})
+	require.NoError(t, err)
+	defer tenants.Close()
+	for _, row := range []struct {
+		name  string
+		depth int
+		came  int // times that limits were asked for
+	}{{"full", 0, 0}, {"not full", 1, 1}} {
+		t.Run(row.name, func(t *testing.T) {
+			e := newBlindEntrance(t, row.depth)
+			e.Config.ReadTimeout = time.Minute
+			e.limiter = shaper.Chain(e.Shaper, tenants.Limiter(row.name))
+			e.open()
+			if row.depth == 0 {
+				e.visit(post("/", "he")).reads(429)
+			} else {
+				v := e.visit(post("/", "he"))
+				e.waiting(1)
+				v.send("llo")
+				e.admit("inf depth 1")
+				v.reads(200)
+			}
+			require.Len(t, asked, row.came)
+		})
+	}
+}
+
+// acquireFor is acquire for a Limiter other than the stage's own.
+func (g *stage) acquireFor(l shaper.Limiter, name string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	g.cancels[name] = cancel
+	go func() {
+		release, err := acquirerOf(l)(ctx, 1)
+		g.mu.Lock()
+		g.releases[name] = release
+		g.mu.Unlock()
+		g.note(name + " " + outcome(err))
+	}()
+	synctest.Wait()
+}
+
+// seatsOf returns how many requests have a seat of each Shaper.
+func seatsOf(shapers ...*shaper.Shaper) (seats []int) {
+	for _, s := range shapers {
+		seats = append(seats, s.Stats().InFlight)
+	}
+	return seats
+}
+
+func TestTheSeatsOfAChainAreGivenBackTogetherOnce(t *testing.T) {
+	play(t, "inf depth 9 inflight 2", func(g *stage) {
+		tenant := mustMake(g.t, limitsOf(g.t, "inf depth 9 inflight 2"))
+		free := mustMake(g.t, limitsOf(g.t, "inf")) // without a cap, so it gives no seats
+		other := &semaphore{limiterFunc: failing(errors.New("not to be called"))}
+		c := shaper.Chain(tenant, free, other, shaper.Chain(g.Shaper), noRelease{}, rate.NewLimiter(rate.Inf, 1))
+		for _, name := range []string{"a", "b", "c"} {
+			g.acquireFor(c, name)
+		}
+		g.saw("0s a left", "0s b left")
+		require.Equal(t, []int{2, 2}, seatsOf(tenant, g.Shaper))
+		g.release("a", "a")
+		g.saw("0s c left")
+		require.Equal(t, []int{2, 2}, seatsOf(tenant, g.Shaper))
+		require.EqualValues(t, 1, other.released.Load())
+		g.release("a", "b", "c", "b")
+		require.Equal(t, []int{0, 0}, seatsOf(tenant, g.Shaper))
+		require.EqualValues(t, 3, other.released.Load())
+	})
+}
+
+func TestASeatIsGivenBackWhenALaterLimiterDoesNotAdmit(t *testing.T) {
+	failure := errors.New("engine is down")
+	for _, row := range []struct {
+		name string
+		last func(cancel func()) shaper.Limiter
+		want string
+	}{
+		{"refused", func(func()) shaper.Limiter { return failing(failure) }, failure.Error()},
+		{"panics", func(func()) shaper.Limiter {
+			return limiterFunc(func(context.Context, int) error { panic(failure) })
+		}, "panic: " + failure.Error()},
+		{"context ended unseen", func(cancel func()) shaper.Limiter {
+			return limiterFunc(func(context.Context, int) error { cancel(); return nil })
+		}, "cancelled"},
+		{"context ended unseen, with a seat", func(cancel func()) shaper.Limiter {
+			return &semaphore{acquire: cancel}
+		}, "cancelled"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			play(t, "inf depth 9 inflight 1", func(g *stage) {
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				other := &semaphore{}
+				last := row.last(cancel)
+				c := shaper.Chain(other, g.Shaper, last)
+				func() {
+					defer func() {
+						if p := recover(); p != nil {
+							g.note("panic: " + p.(error).Error())
+						}
+					}()
+					release, err := acquirerOf(c)(ctx, 1)
+					release() // It is never nil, and does nothing here.
+					g.note(outcome(err))
+				}()
+				g.saw("0s " + row.want)
+				require.Equal(t, []int{0}, seatsOf(g.Shaper))
+				require.EqualValues(t, 1, other.released.Load())
+				if s, ok := last.(*semaphore); ok {
+					require.EqualValues(t, 1, s.released.Load())
+				}
+			})
+		})
+	}
+}
+
+// A request that waits in a later line is in flight for an earlier cap, until its context
+// ends.
+func TestASeatIsHeldWhileTheRequestWaitsInALaterLine(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		tenant := mustMake(g.t, limitsOf(g.t, "inf depth 9 inflight 2"))
+		c := shaper.Chain(tenant, g.Shaper)
+		for _, name := range []string{"a", "b", "c"} {
+			g.acquireFor(c, name)
+		}
+		require.Equal(t, 1, tenant.Stats().Waiting)
+		g.at(300 * ms)
+		g.cancel("b")
+		require.Zero(t, tenant.Stats().Waiting)
+		require.Equal(t, []int{2}, seatsOf(tenant))
+		g.at(time.Minute)
+		g.saw("0s a left", "300ms b cancelled", "1s c left")
+		g.release("a", "b", "c")
+		require.Equal(t, []int{0}, seatsOf(tenant))
+	})
+}
+
+// brittle is a Limiter whose release panics.
+type brittle struct{ limiterFunc }
+
+func (brittle) Acquire(context.Context, int) (release func(), err error) {
+	return func() { panic("brittle") }, nil
+}
+
+func TestAReleaseThatPanicsKeepsNoOtherSeat(t *testing.T) {
+	play(t, "inf inflight 1", func(g *stage) {
+		last := mustMake(g.t, limitsOf(g.t, "inf inflight 1"))
+		release, err := acquirerOf(shaper.Chain(g.Shaper, brittle{}, last))(context.Background(), 1)
+		require.NoError(t, err)
+		require.PanicsWithValue(t, "brittle", release)
+		require.Equal(t, []int{0, 0}, seatsOf(g.Shaper, last))
+	})
+}
+
+// A cap needs to know when a request ends, and WaitN does not tell it.
+func TestWaitNOfAChainWithACapSaysToUseAcquire(t *testing.T) {
+	s := mustMake(t, limitsOf(t, "inf inflight 1"))
+	require.ErrorContains(t, shaper.Chain(failing(nil), s).WaitN(t.Context(), 1), "Acquire")
+	require.Zero(t, s.Stats().InFlight)
+}
+
+// After its slot a call asks its context once, and only then counts as having left. If
+// the context were asked again and had ended, the slot would be spent on a request that
+// is not sent.
+func TestAContextIsNotAskedAgainWhenTheSlotIsSpent(t *testing.T) {
+	play(t, "1/s depth 9", func(g *stage) {
+		group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil })
+		require.NoError(t, err)
+		defer group.Close()
+		for _, row := range []struct {
+			l     shaper.Limiter
+			asked int // at entry, and after the wait
+		}{
+			{g.Shaper, 2}, {group.Limiter("a"), 2},
+			{shaper.Chain(g.Shaper), 3}, {shaper.Chain(group.Limiter("a")), 3}, // the third time when the Limiter itself is entered
+		} {
+			time.Sleep(2 * time.Second)
+			require.True(t, g.Allow()) // so that the next request waits
+			require.True(t, group.Allow("a"))
+			ctx := newLateCancel()
+			u := upstream{stage: g, Transport: shaper.Transport{Limiter: row.l}}
+			u.Base = roundTripFunc(u.answer)
+			_, err := u.RoundTrip(u.request(ctx, "a", nil))
+			require.NoError(t, err)
+			require.Equal(t, row.asked, ctx.asked, "%T", row.l)
+		}
 	})
 }

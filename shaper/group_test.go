@@ -3,6 +3,12 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -263,5 +269,265 @@ func TestAYearInLineIsNotAYearOfLooking(t *testing.T) {
 		require.Equal(t, 1, g.Stats().Keys)
 		time.Sleep(line + time.Second)
 		require.Equal(t, 0, g.Stats().Keys)
+	})
+}
+
+// heapInUse returns how many bytes are in use after a garbage collection.
+func heapInUse() int64 {
+	runtime.GC()
+	runtime.GC() // The first one may have left finalizers to run.
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A Group whose buckets have all been deleted keeps next to no memory, whether they
+// all had the same Limits or each had its own.
+func TestIdleKeysKeepNoMemory(t *testing.T) {
+	const keys = 100_000
+	for name, limits := range map[string]func(int) shaper.Limits{
+		"one rule":           func(int) shaper.Limits { return shaper.Limits{Rate: 1} },
+		"each has its own":   func(key int) shaper.Limits { return shaper.Limits{Rate: 1, Burst: 1 + key} },
+		"each of two in one": func(key int) shaper.Limits { return shaper.Limits{Rate: 1, Burst: 1 + key/2} },
+		"unlimited":          func(int) shaper.Limits { return shaper.Limits{Rate: rate.Inf} },
+		"each unlimited":     func(key int) shaper.Limits { return shaper.Limits{Rate: rate.Inf, Depth: key} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g, err := shaper.NewGroup(func(key int) (shaper.Limits, error) { return limits(key), nil })
+				require.NoError(t, err)
+				time.Sleep(time.Millisecond) // What is made at the instant of a sweep may go with it.
+				before := heapInUse()
+				for key := range keys {
+					require.True(t, g.Allow(key))
+				}
+				if limits(0).Rate != rate.Inf {
+					require.Equal(t, keys, g.Stats().Keys)
+				}
+				require.Greater(t, heapInUse()-before, int64(1<<20), "bytes")
+				time.Sleep(2 * time.Second)
+				require.Zero(t, g.Stats().Keys)
+				// Each of up to 33 shards keeps the plan of the last key, and maps for a few.
+				require.Less(t, heapInUse()-before, int64(128<<10), "bytes")
+				runtime.KeepAlive(g)
+			})
+		})
+	}
+}
+
+// BenchmarkGroupRefusal is a call of a Group that is refused: by the key's own bucket,
+// by one that it shares, and because all shared buckets are taken. Whoever can
+// influence the Limits of keys can bring about the last, so it must cost what the
+// first does.
+func BenchmarkGroupRefusal(b *testing.B) {
+	// The Limits of a key are those of its rule. Each rule has 100,000 keys.
+	const keysOfARule = 100_000
+	group := func(b *testing.B, rules int) *shaper.Group[int] {
+		g, err := shaper.NewGroup(func(key int) (shaper.Limits, error) {
+			return shaper.Limits{Rate: 1. / 600, Burst: 1 + key/keysOfARule}, nil
+		}, shaper.WithMaxKeys(1))
+		require.NoError(b, err)
+		b.Cleanup(func() { _ = g.Close() })
+		require.True(b, g.Allow(0))
+		for i := 1; i < 20_000; i++ {
+			rule := i % rules
+			for g.Allow(rule*keysOfARule + i) {
+			}
+		}
+		return g
+	}
+	for _, row := range []struct {
+		name  string
+		rules int
+		key   func(i int) int
+	}{
+		{"bucket=own", 1, func(int) int { return 0 }},
+		{"bucket=shared/rules=1", 1, func(i int) int { return 1 + i%19_000 }},
+		{"bucket=shared/rules=960", 960, func(i int) int { return i % 960 * keysOfARule }},
+		{"bucket=none/limits=one", 2000, func(int) int { return 1999 * keysOfARule }},
+		{"bucket=none/limits=many", 2000, func(i int) int { return (1100 + i%900) * keysOfARule }},
+		{"bucket=none/limits=new", 2000, func(i int) int { return (3000 + i%40_000) * keysOfARule }},
+	} {
+		b.Run(row.name, func(b *testing.B) {
+			g := group(b, row.rules)
+			for i := range 2000 {
+				g.Allow(row.key(i))
+			}
+			b.ReportAllocs()
+			i, allowed := 0, 0
+			for b.Loop() {
+				if g.Allow(row.key(i)) {
+					allowed++
+				}
+				i++
+			}
+			require.LessOrEqual(b, allowed, i/10)
+		})
+	}
+}
+
+// BenchmarkGroupManyKeys is a call of a Group in which 100,000 keys have a bucket, with the
+// keys in random order, from one goroutine and from 64.
+func BenchmarkGroupManyKeys(b *testing.B) {
+	keys := make([]string, 100_000)
+	for i := range keys {
+		keys[i] = "client-" + strconv.Itoa(i)
+	}
+	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	for _, goroutines := range []int{1, 64} {
+		b.Run("goroutines="+strconv.Itoa(goroutines), func(b *testing.B) {
+			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+				return shaper.Limits{Rate: 1. / 60, Burst: 500_000}, nil
+			})
+			require.NoError(b, err)
+			defer g.Close()
+			for _, key := range keys {
+				require.NoError(b, g.Wait(context.Background(), key))
+			}
+			b.ResetTimer()
+			var callers sync.WaitGroup
+			for i := range goroutines {
+				callers.Go(func() {
+					at := i * len(keys) / goroutines
+					for range b.N / goroutines {
+						if at++; at == len(keys) {
+							at = 0
+						}
+						if g.Wait(context.Background(), keys[at]) != nil {
+							b.Error("refused")
+							return
+						}
+					}
+				})
+			}
+			callers.Wait()
+		})
+	}
+}
+
+// Calls of all kinds on few keys of a Group that has room for fewer, changes of
+// their limits and an end, all at once: every call returns with one outcome, on
+// which caller, hooks and Stats agree.
+func TestAStormOfKeysLeavesNobodyBehind(t *testing.T) {
+	t.Parallel()
+	least := rounds(20, 100, 100)
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			var overflowed, broken uint64
+			for round, began := 0, time.Now(); round < least || time.Since(began) < enough && (overflowed == 0 || broken == 0); round++ {
+				st := newKeyStorm(t)
+				st.blow()
+				time.Sleep(rand.N(2 * time.Millisecond))
+				require.NoError(t, end(st.g))
+				st.blowOver(t)
+				stats := st.g.Stats()
+				st.requireAgreement(t, totalsOf(stats))
+				require.Zero(t, stats.Keys)
+				require.ErrorIs(t, st.g.Wait(t.Context(), 9), shaper.ErrClosed)
+				overflowed += stats.Overflowed
+				broken += stats.LimitErrors
+			}
+			require.Positive(t, overflowed, "no key has ever shared a bucket")
+			require.Positive(t, broken, "the limits of a key were never an error")
+		})
+	}
+}
+
+type keyStorm struct {
+	storm
+	g     *shaper.Group[float64]
+	turns atomic.Int64 // of limits
+}
+
+// stormKeys are more than there is room for. The limits of all change; those of
+// capKey have a cap now and then, and those of badKey are an error now and then.
+var stormKeys = []float64{0, 1, 2, capKey, badKey, math.NaN()}
+
+const (
+	capKey = 3
+	badKey = 4
+)
+
+func newKeyStorm(t *testing.T) *keyStorm {
+	st := new(keyStorm)
+	st.asks = true
+	st.also = func(_ *call, _ hookKind, e shaper.Event) {
+		if _, keyed := e.Key.(float64); !keyed {
+			st.fault("a hook was told the key %v", e.Key)
+		}
+	}
+	var err error
+	st.g, err = shaper.NewGroup(st.limits, shaper.WithMaxKeys(3), st.trace())
+	require.NoError(t, err)
+	return st
+}
+
+func (st *keyStorm) limits(key float64) (shaper.Limits, error) {
+	for range rand.N(3) {
+		runtime.Gosched()
+	}
+	turn := int(st.turns.Add(1))
+	l := stormLimits[turn%len(stormLimits)]
+	switch {
+	case key == capKey && turn/len(stormLimits)%2 == 0:
+		l.InFlight = 1 + turn%stormCap
+	case key == badKey && turn%3 == 0:
+		return shaper.Limits{}, errNoUser
+	}
+	return l, nil
+}
+
+// pass is one call in one of the ways there are.
+func (st *keyStorm) pass(key float64, c *call) error {
+	switch way := rand.N(3); {
+	case way == 0 && key != capKey:
+		return st.g.WaitN(c, key, c.cost)
+	case way == 1:
+		return st.g.Do(c, key, c.cost, func(context.Context) error {
+			st.stay()
+			return nil
+		})
+	}
+	return st.visit(st.g.Limiter(key), c)
+}
+
+// blow begins all that goes on at once.
+func (st *keyStorm) blow() {
+	for _, key := range stormKeys {
+		st.calls(3, func() (closed bool) {
+			c := someCall()
+			err := st.pass(key, c)
+			if key == badKey && errors.Is(err, errNoUser) { // Which is counted nowhere.
+				c.cancel()
+				return false
+			}
+			return st.note(c, err)
+		})
+	}
+	for key := range 2 {
+		st.meddle(func() { st.noteAllow(st.g.AllowN(float64(key), 1+rand.N(3))) })
+	}
+	st.meddle(func() { st.g.Reload() })
+	st.meddleWith(func() meddled { return st.g.Limiter(stormKeys[rand.N(len(stormKeys))]) })
+	st.meddle(st.looks(func() shaper.Stats { return totalsOf(st.g.Stats()) }))
+	w := watch{fault: st.fault}
+	st.meddle(func() {
+		key := stormKeys[rand.N(len(stormKeys))]
+		w.look(st.g, func(most int) []shaper.Waiter { return st.g.Line(key, most) }, func(most int) *shaper.Recording { return st.g.Record(key, most) })
+		_ = st.g.SetLimits(key, stormLimits[rand.N(len(stormLimits))])
+		_ = st.g.ResetLimits(stormKeys[rand.N(len(stormKeys))])
+	})
+	overflowed := uint64(0)
+	st.meddle(func() {
+		now := st.g.Stats()
+		if now.Keys > 3 || now.Overflowed < overflowed {
+			st.fault("Stats are %+v, after %d overflowed", now, overflowed)
+		}
+		overflowed = now.Overflowed
+		for key, one := range st.g.All() {
+			if key != key || one.Waiting < 0 || one.InFlight < 0 || one.InFlight > stormCap {
+				st.fault("of key %v Stats are %+v", key, one)
+			}
+		}
 	})
 }

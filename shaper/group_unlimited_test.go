@@ -246,3 +246,407 @@ func TestCallsOfUnlimitedKeysAreCounted(t *testing.T) {
 		require.Equal(t, []string{"departed a 1 of 0: <nil>", "departed a 1 of 0: <nil>"}, told)
 	}, trace, shaper.WithDryRun())
 }
+
+// This file holds guarantee 7 (change) for Reload.
+
+func TestReloadReTimesThoseWhoWait(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.arriveAll("a1", "a2", "a3", "b1", "b2", "c1")
+		g.limit("a", "2/s depth 1")
+		g.limit("c", "1/s burst 3")
+		g.at(500 * ms) // Levels of a half.
+		g.Reload()
+		require.Equal(t, map[string]float64{"a": 0.5, "b": 0.5, "c": 0.5}, g.levels())
+		g.arriveAll("a4", "c2", "c3", "c4")
+		g.saw("0s a1 left", "0s b1 left", "0s c1 left",
+			"500ms a4 full, retry 750ms", "500ms c2 left", "500ms c3 left", "500ms c4 full, retry 500ms")
+		g.at(time.Minute)
+		g.saw("750ms a2 left", "1s b2 left", "1.25s a3 left")
+		require.ElementsMatch(t, []string{"a", "b", "c", "a", "b", "c"}, g.wasAsked())
+	})
+}
+
+// What a slower rate takes from a line and a faster one gives it is as it would be
+// for a Shaper: the level is kept, and at no rate at all it is 0.
+func TestReloadKeepsLevels(t *testing.T) {
+	playKeys(t, "1/s burst 8", func(g *groupStage) {
+		require.True(t, g.AllowN("a", 8))
+		require.True(t, g.AllowN("b", 8))
+		g.limit("a", "1/h burst 8")
+		g.limit("b", "inf")
+		g.at(2 * time.Second)
+		g.Reload()
+		require.Equal(t, map[string]float64{"a": 6}, g.levels(), "b is drained")
+		g.at(10 * time.Second)
+		require.Equal(t, 1, g.Group.Stats().Keys)
+		g.limit("a", "1000/s burst 8")
+		g.Reload()
+		require.InDelta(t, 6-8.0/3600, g.levels()["a"], 1e-9)
+		g.at(10*time.Second + 6*ms)
+		g.gone() // Though it was to be looked at much later.
+		g.alone()
+	})
+}
+
+func TestReloadKeepsTheLastGoodLimits(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.limit("p", "1/s depth 9 inflight 1")
+		g.arriveAll("e1", "e2", "i1", "i2", "n1", "n2", "g1", "g2")
+		g.acquireAll("p1", "p2")
+		g.at(500 * ms)
+		broken := func() {
+			g.says("e", func() (shaper.Limits, error) { return shaper.Limits{Rate: 9}, errors.New("no answer") })
+			g.says("i", func() (shaper.Limits, error) { return shaper.Limits{Rate: -1}, nil })
+			g.limit("n", "9/s depth 9 inflight 3")
+			g.limit("p", "9/s depth 9")
+			g.limit("g", "4/s depth 9")
+			g.Reload()
+		}
+		broken()
+		require.EqualValues(t, 4, g.Group.Stats().LimitErrors)
+		for key, l := range map[string]string{
+			"e": "1/s depth 9", "i": "1/s depth 9", "n": "1/s depth 9", "p": "1/s depth 9 inflight 1", "g": "4/s depth 9",
+		} {
+			st, ok := g.of(key)
+			require.True(t, ok)
+			require.Equal(t, limitsOf(t, l), st.Limits, key)
+		}
+		g.release("p1")
+		g.at(10 * time.Second)
+		g.saw("0s e1 left", "0s i1 left", "0s n1 left", "0s g1 left", "0s p1 left",
+			"625ms g2 left", "1s e2 left", "1s i2 left", "1s n2 left", "1s p2 left")
+		g.release("p2")
+		g.at(12 * time.Second)
+		require.Zero(t, g.Group.Stats().Keys)
+		broken()
+		require.EqualValues(t, 4, g.Group.Stats().LimitErrors, "of keys that have no bucket nobody asks")
+		// The next use of a key that has drained may bring a cap, or take one away.
+		g.acquireAll("n3", "n4", "n5", "n6", "p3")
+		g.at(20 * time.Second)
+		require.Equal(t, 3, inFlightOf(g, "n"))
+		g.release("n3", "p3")
+		g.at(30 * time.Second)
+		g.release("n4", "n5", "n6")
+		g.arriveAll("p4")
+	})
+}
+
+func inFlightOf(g *groupStage, key string) int {
+	st, _ := g.of(key)
+	return st.InFlight
+}
+
+// A bucket that has drained and not gone yet is really new if it gets a cap, or loses
+// it: a call that has left it before, and has not returned, has no seat to give back.
+func TestADrainedBucketThatGetsACapIsANewOne(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		playKeys(t, "1000/s depth 9", func(g *groupStage) {
+			g.arriveAll("a1")
+			returns := make(chan struct{})
+			ctx := &meddling{Context: context.Background(), meddle: func() { <-returns }}
+			var late context.Context = ctx
+			if !ends {
+				late = patient{ctx}
+			}
+			go func() {
+				release, err := g.Acquire(late, "a", 1)
+				release()
+				g.note("a2 " + outcome(err))
+			}()
+			g.at(10 * ms) // It has its slot, and the bucket is drained.
+			g.limit("a", "1000/s depth 9 inflight 1")
+			g.Reload()
+			g.acquireAll("a3", "a4")
+			require.Equal(t, 1, inFlightOf(g, "a"))
+			close(returns)
+			synctest.Wait()
+			require.Equal(t, 1, inFlightOf(g, "a"))
+			g.release("a3")
+			g.at(time.Second)
+			g.release("a4")
+			became := map[bool]string{false: "left", true: "cancelled"}[ends]
+			g.saw("0s a1 left", "10ms a3 left", "10ms a2 "+became, "11ms a4 left")
+			require.Equal(t, 1, g.Group.Stats().Keys)
+			g.gone()
+		})
+	}
+}
+
+// patient is a context that does not end by what it does when it is asked.
+type patient struct{ *meddling }
+
+func (c patient) Err() error {
+	_ = c.meddling.Err()
+	return nil
+}
+
+// A key that is new while Reload runs gets no limits from before.
+func TestWhatWasAskedBeforeAReloadIsAskedAgain(t *testing.T) {
+	playKeys(t, "1/s burst 2", func(g *groupStage) {
+		old, fresh := limitsOf(t, "1/h"), limitsOf(t, "7/s burst 7")
+		inForce := old
+		g.says("a", func() (shaper.Limits, error) {
+			l := inForce
+			time.Sleep(time.Second)
+			return l, nil
+		})
+		g.arriveAll("a1", "a2")
+		g.at(500 * ms)
+		g.Reload()
+		require.Equal(t, 500*ms, time.Since(g.start), "it waits for no question of others")
+		g.at(1500 * ms) // They ask again.
+		g.Reload()
+		inForce = fresh
+		g.Reload()
+		g.at(time.Minute)
+		g.saw("3s a1 left", "3s a2 left")
+		require.Len(t, g.wasAsked(), 3)
+	})
+}
+
+// One at a time, and each with limits that were asked for after it was called.
+func TestReloadsAtOnce(t *testing.T) {
+	playKeys(t, "1/h burst 9", func(g *groupStage) {
+		g.arriveAll("a1", "b1")
+		n := 0
+		slow := func() (shaper.Limits, error) {
+			n++
+			l := shaper.Limits{Rate: 1.0 / 3600, Burst: 10 + n}
+			time.Sleep(time.Second)
+			return l, nil
+		}
+		g.says("a", slow)
+		g.says("b", slow)
+		for range 3 {
+			go g.Reload()
+		}
+		g.at(1500 * ms)
+		g.arriveAll("a2", "b2") // Nobody waits for a Reload.
+		g.at(6 * time.Second)
+		require.Equal(t, 6, n)
+		a, _ := g.of("a")
+		b, _ := g.of("b")
+		require.ElementsMatch(t, []int{15, 16}, []int{a.Limits.Burst, b.Limits.Burst})
+		g.saw("0s a1 left", "0s b1 left", "1.5s a2 left", "1.5s b2 left")
+	})
+}
+
+func TestReloadOfAClosedGroupAsksNobody(t *testing.T) {
+	playKeys(t, "1/h", func(g *groupStage) {
+		g.arriveAll("a1")
+		require.NoError(t, g.Close())
+		g.wasAsked()
+		g.Reload()
+		require.Empty(t, g.wasAsked())
+	})
+}
+
+// This file holds that a bucket is deleted within a second of being drained, and
+// not before: when it is empty, nobody waits, none of its requests is in flight, and
+// it is not held.
+
+// isThereUntil asserts that the bucket of a is not drained a nanosecond before an
+// instant, is drained then, and has gone a second later with all else of the Group.
+func (g *groupStage) isThereUntil(drained time.Duration) {
+	g.t.Helper()
+	g.at(drained - ns)
+	require.Contains(g.t, g.levels(), "a", "at %v", drained-ns)
+	require.Equal(g.t, 1, g.Group.Stats().Keys)
+	g.at(drained)
+	g.gone()
+	g.alone()
+}
+
+func TestADrainedBucketIsDeleted(t *testing.T) {
+	t.Parallel()
+	for drains, limits := range map[time.Duration]string{
+		ns:                      "1000000000/s",
+		100 * ms:                "10/s",
+		499 * ms:                "1 per 499ms",
+		500 * ms:                "2/s",
+		500001 * us:             "1 per 500001us",
+		time.Second:             "1/s",
+		31500 * ms:              "1 per 31500ms",
+		32 * time.Second:        "1 per 32s",
+		time.Hour + 7*ms:        "1 per 3600007ms",
+		24 * time.Hour:          "1/d",
+		7*24*time.Hour + 333*ms: "1 per 604800333ms",
+	} {
+		for _, begin := range []time.Duration{0, ns, 499 * ms, 500 * ms, 1234567 * us} {
+			t.Run(fmt.Sprint(limits, " from ", begin), func(t *testing.T) {
+				playKeys(t, limits, func(g *groupStage) {
+					g.at(begin)
+					require.True(t, g.Allow("a"))
+					g.isThereUntil(begin + drains)
+					// And so it is the second time, and if it is used on and on.
+					begin = time.Since(g.start)
+					require.True(t, g.Allow("a"))
+					g.isThereUntil(begin + drains)
+				})
+			})
+		}
+	}
+}
+
+func TestABucketInUseIsNotDeleted(t *testing.T) {
+	playKeys(t, "1 per 2s burst 3", func(g *groupStage) {
+		for i := range 100 {
+			g.at(time.Duration(i) * 1999 * ms)
+			require.True(t, g.Allow("a"))
+		}
+		require.Len(t, g.wasAsked(), 1)
+		// 100 have left, one each 1,999 ms, of which the first 99 leak 999.5 in 2 s.
+		g.isThereUntil(200 * time.Second)
+	})
+}
+
+func TestABucketWithALineIsNotDeleted(t *testing.T) {
+	playKeys(t, "1 per 10s depth 99", func(g *groupStage) {
+		for range 12 {
+			g.arriveAll("a")
+		}
+		g.isThereUntil(120 * time.Second)
+		require.EqualValues(t, 12, g.Group.Stats().Departed)
+	})
+}
+
+// The level of what was given back drains no more.
+func TestABucketWhoseWaitersGaveUpIsDeletedSooner(t *testing.T) {
+	playKeys(t, "1/h depth 9", func(g *groupStage) {
+		g.arriveAll("a1")
+		g.arrive("dear", "a", 24)
+		g.arriveAll("a2")
+		g.at(time.Minute)
+		g.cancel("dear", "a2")
+		g.isThereUntil(time.Hour)
+	})
+	playKeys(t, "1/h depth 9", func(g *groupStage) {
+		g.arriveAll("a1")
+		late := newLateCancel()
+		g.arriveWith(late, "dear", "a", 24)
+		late.end()
+		g.at(time.Hour) // It leaves, is seen to have gone, and gives 24 hours back.
+		g.saw("0s a1 left", "1h0m0s dear cancelled")
+		g.gone()
+		g.alone()
+	})
+}
+
+func TestAHeldBucketIsDeletedAfterTheHold(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.Hold("a", time.Hour) // Nobody has used it before.
+		g.isThereUntil(time.Hour)
+		g.Hold("a", time.Hour)
+		g.at(2 * time.Hour)
+		g.Hold("a", 0)
+		g.gone()
+		g.alone()
+	})
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.Hold("a", time.Hour)
+		g.arriveAll("a1", "a2")
+		g.isThereUntil(time.Hour + 2*time.Second)
+	})
+}
+
+func TestABucketWithASeatTakenIsNotDeleted(t *testing.T) {
+	playKeys(t, "inf depth 9 inflight 2", func(g *groupStage) {
+		g.acquireAll("a1", "a2", "a3", "a4")
+		g.at(time.Hour)
+		g.cancel("a3")
+		g.release("a1")
+		g.at(2 * time.Hour)
+		st, ok := g.of("a")
+		require.True(t, ok)
+		require.Equal(t, 2, st.InFlight)
+		g.release("a2", "a2", "a4", "a3")
+		g.gone()
+		g.alone()
+		g.release("a1", "a2", "a4") // What has been given back is nobody else's.
+		g.acquireAll("a5", "a6", "a7")
+		g.release("a1", "a2", "a4")
+		g.saw("0s a1 left", "0s a2 left", "1h0m0s a3 cancelled", "1h0m0s a4 left", "2h0m1s a5 left", "2h0m1s a6 left")
+		g.release("a5", "a6", "a7")
+		g.gone()
+	})
+}
+
+func TestAnUnlimitedKeyIsGoneAtOnce(t *testing.T) {
+	playKeys(t, "inf", func(g *groupStage) {
+		for range 9 {
+			require.True(t, g.Allow("a"))
+		}
+		g.gone()
+		g.alone()
+	})
+}
+
+// A call that is refused or misused makes a bucket that nobody has used.
+func TestABucketThatNobodyUsedIsDeleted(t *testing.T) {
+	playKeys(t, "1/s inflight 1", func(g *groupStage) {
+		require.ErrorContains(t, g.Wait(context.Background(), "a"), "Acquire")
+		require.False(t, g.Allow("a"))
+		_, err := g.Acquire(context.Background(), "a", 2)
+		require.ErrorIs(t, err, shaper.ErrTooCostly)
+		g.gone()
+		g.alone()
+	})
+}
+
+// However many there are, all are deleted in time, in many sweeps.
+func TestManyBucketsAreDeletedAtOnce(t *testing.T) {
+	playKeys(t, "1/s", func(g *groupStage) {
+		const keys = 5000
+		for i := range keys {
+			require.True(t, g.Allow(fmt.Sprint(i)))
+		}
+		require.Equal(t, keys, g.Group.Stats().Keys)
+		g.at(time.Second - ns)
+		require.Len(t, g.levels(), keys)
+		g.at(time.Second)
+		g.gone()
+		g.alone()
+		require.EqualValues(t, keys, g.Group.Stats().Departed)
+	})
+}
+
+// A ticker that serves lines deletes what is drained meanwhile, and one that only
+// waits for buckets to drain lets a line leave that is formed after it has gone to
+// sleep.
+func TestTheTickerServesLinesAndDrains(t *testing.T) {
+	playKeys(t, "1/s depth 9", func(g *groupStage) {
+		g.limit("h", "1/h depth 9")
+		g.arriveAll("h1", "h2")
+		g.at(10*time.Second + 250*ms)
+		g.arriveAll("a1", "a2")
+		g.at(20 * time.Second)
+		require.Equal(t, 1, g.Group.Stats().Keys)
+		g.arriveAll("b1", "b2", "b3")
+		g.cancel("h2")
+		g.at(time.Minute)
+		g.saw("0s h1 left", "10.25s a1 left", "11.25s a2 left", "20s b1 left", "20s h2 cancelled", "21s b2 left", "22s b3 left")
+		require.Equal(t, []string{"h"}, keysOf(g.levels()))
+	})
+}
+
+// A second after the last has drained a Group is as new, so a bubble that waits for
+// that ends without Close.
+func TestAForgottenGroupLeavesNothingBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil })
+		require.NoError(t, err)
+		for i := range 50 {
+			for range 3 {
+				go func() { _ = g.Wait(context.Background(), i) }()
+			}
+		}
+		time.Sleep(4 * time.Second)
+	})
+}
+
+func keysOf[V any](m map[string]V) (keys []string) {
+	for k := range m {
+		keys = append(keys, k)
+	}
+	return keys
+}

@@ -1,6 +1,7 @@
 package shaper_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -8,8 +9,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +21,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/shaper"
 )
 
 // Clients go away in every way while requests of every kind wait in one line. The
@@ -395,4 +400,259 @@ func TestNoSlotIsSpentOnTheVanished(t *testing.T) {
 	require.Equal(t, stays, ended["/stays 204"])
 	require.InDelta(t, stays+1, e.Stats().Departed, 1, "the first slot of all is not theirs")
 	require.InDelta(t, len(vanish), e.Stats().Abandoned, 1)
+}
+
+// With a cap a request has a seat from its departure to the end of its handler and no
+// longer, in whatever way the handler ends.
+
+// limitedInFlight is a Shaper that is limited by its cap alone.
+func limitedInFlight(t *testing.T, inFlight, depth int) *shaper.Shaper {
+	t.Helper()
+	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: depth, InFlight: inFlight})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func inFlight(s *shaper.Shaper, n int) func() bool {
+	return func() bool { return s.Stats().InFlight == n }
+}
+
+// onBothProtocols runs a test over HTTP/1 and HTTP/2.
+func onBothProtocols(t *testing.T, test func(t *testing.T, k connectionKind)) {
+	for _, k := range []connectionKind{{name: "HTTP/1", wrap: asIs, configure: hooked}, http2Kind} {
+		t.Run(k.name, func(t *testing.T) { test(t, k) })
+	}
+}
+
+func TestAStreamKeepsItsSeatUntilTheHandlerReturns(t *testing.T) {
+	onBothProtocols(t, func(t *testing.T, k connectionKind) {
+		s := limitedInFlight(t, 1, 1)
+		words := make(chan string)
+		client, url := k.open(t, shaper.Middleware(s)(duplexSite(words)))
+		answer, err := client.Get(url + "/events")
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		became := send(t.Context(), t, client, url, nil)
+		realtime.Until(t, inLine(s, 1), "the next waits")
+
+		reader := bufio.NewReader(answer.Body)
+		for _, word := range []string{"first", "second"} {
+			words <- word
+			line, err := reader.ReadString('\n')
+			require.NoError(t, err)
+			require.Equal(t, "data: "+word+"\n", line)
+			_, err = reader.ReadString('\n')
+			require.NoError(t, err)
+		}
+		st := s.Stats()
+		require.Equal(t, []int{1, 1}, []int{st.InFlight, st.Waiting}, "in flight, in line")
+		close(words)
+		require.Equal(t, "200: hello", realtime.Next(t, became))
+		realtime.Until(t, inFlight(s, 0), "all seats are free")
+	})
+}
+
+func TestAPanicFreesTheSeat(t *testing.T) {
+	onBothProtocols(t, func(t *testing.T, k connectionKind) {
+		s := limitedInFlight(t, 1, 1)
+		ready := make(chan struct{})
+		client, url := k.open(t, shaper.Middleware(s)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/panic" {
+				<-ready
+				panic(http.ErrAbortHandler)
+			}
+		})))
+		panics := send(t.Context(), t, client, url+"/panic", nil)
+		realtime.Until(t, inFlight(s, 1), "it runs")
+		became := send(t.Context(), t, client, url, nil)
+		realtime.Until(t, inLine(s, 1), "the next waits")
+		close(ready)
+		require.Equal(t, "200: ", realtime.Next(t, became))
+		require.NotRegexp(t, "^[0-9]+: ", realtime.Next(t, panics), "an error, whose port may look like a status")
+		realtime.Until(t, inFlight(s, 0), "all seats are free")
+	})
+}
+
+func TestAFullCapIsAnsweredWith429(t *testing.T) {
+	s := limitedInFlight(t, 1, 0)
+	release, err := s.Acquire(t.Context(), 1)
+	require.NoError(t, err)
+	h := shaper.Middleware(s)(http.NotFoundHandler())
+	require.Equal(t, "429, retry 1", statusLine(answerOf(h, t.Context(), "")))
+	release()
+	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")))
+	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")), "the seat was given back")
+}
+
+// Without ConnContext and with a body, so that only the Limiter's context tells.
+func TestAClientThatLeavesTheLineFreesNoSeat(t *testing.T) {
+	onBothProtocols(t, func(t *testing.T, k connectionKind) {
+		s := limitedInFlight(t, 1, 2)
+		stay := make(chan struct{})
+		client, url := k.open(t, shaper.Middleware(s)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/stays" {
+				<-stay
+			}
+		})))
+		stays := send(t.Context(), t, client, url+"/stays", nil)
+		realtime.Until(t, inFlight(s, 1), "it runs")
+		ctx, leave := context.WithCancel(t.Context())
+		leaves := send(ctx, t, client, url, nil)
+		realtime.Until(t, inLine(s, 1), "it waits")
+		leave()
+		require.Contains(t, realtime.Next(t, leaves), "context canceled")
+		realtime.Until(t, func() bool { return s.Stats().Abandoned == 1 }, "it has left the line")
+		require.Equal(t, 1, s.Stats().InFlight)
+		close(stay)
+		require.Equal(t, "200: ", realtime.Next(t, stays))
+		realtime.Until(t, inFlight(s, 0), "all seats are free")
+	})
+}
+
+// Between the departure and the handler, foreign methods are called, which may panic.
+func TestAPanicBeforeTheHandlerFreesTheSeat(t *testing.T) {
+	s := limitedInFlight(t, 1, 0)
+	h := shaper.Middleware(s, shaper.WithServerTiming())(http.NotFoundHandler())
+	require.PanicsWithValue(t, "no header", func() {
+		h.ServeHTTP(headless{httptest.NewRecorder()}, httptest.NewRequest("GET", "/", nil))
+	})
+	require.Equal(t, 0, s.Stats().InFlight)
+}
+
+type headless struct{ *httptest.ResponseRecorder }
+
+func (headless) Header() http.Header { panic("no header") }
+
+// In HTTP/2 many requests share a connection. What happens to one must not affect
+// the others.
+
+func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
+	for name, body := range map[string]func() io.Reader{
+		"without a body": func() io.Reader { return nil },
+		"unread body":    func() io.Reader { return bytes.NewReader(make([]byte, 1<<20)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var connections atomic.Int64
+			s := stuckShaper(t, 2)
+			client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), countConnections(&connections))
+			stays := send(t.Context(), t, client, url, strings.NewReader("stays"))
+			realtime.Until(t, inLine(s, 1), "the first waits")
+			ctx, cancel := context.WithCancel(t.Context())
+			leaves := send(ctx, t, client, url, body())
+			realtime.Until(t, inLine(s, 2), "the line is full")
+
+			cancel()
+			require.Contains(t, realtime.Next(t, leaves), "context canceled")
+			realtime.Until(t, inLine(s, 1), "the place is free")
+			second := send(t.Context(), t, client, url, strings.NewReader("second"))
+			realtime.Until(t, inLine(s, 2), "somebody has taken it")
+			require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+			require.Equal(t, "200: stays", realtime.Next(t, stays))
+			require.Equal(t, "200: second", realtime.Next(t, second))
+			require.Equal(t, uint64(1), s.Stats().Abandoned)
+			require.EqualValues(t, 1, connections.Load())
+		})
+	}
+}
+
+// In HTTP/2 even a read of no bytes waits until a part of the body has come, so the
+// middleware must not read before the request is in line.
+func TestWithheldUploadEntersTheLine(t *testing.T) {
+	s := stuckShaper(t, 1)
+	client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), func(s *http.Server) { s.ReadTimeout = enough })
+	body, end := io.Pipe()
+	r, err := http.NewRequest("POST", url, body)
+	require.NoError(t, err)
+	r.ContentLength = int64(len("late"))
+	became := do(client, r)
+	realtime.Until(t, inLine(s, 1), "it is in line")
+	refused := send(t.Context(), t, client, url, nil)
+	require.Contains(t, realtime.Next(t, refused), "429, retry ")
+	require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
+	_, _ = io.WriteString(end, "late")
+	_ = end.Close()
+	require.Equal(t, "200: late", realtime.Next(t, became))
+}
+
+// A refusal ends the stream, not the connection.
+func TestRefusedUploadLeavesTheConnectionToTheOthers(t *testing.T) {
+	var connections atomic.Int64
+	client, url := http2Kind.open(t, refusingHandler(t), countConnections(&connections))
+	for _, body := range bodySizes {
+		for range 5 {
+			became := send(t.Context(), t, client, url, bytes.NewReader(make([]byte, body.size)))
+			require.Contains(t, realtime.Next(t, became), "429, retry ", body.name)
+		}
+	}
+	require.EqualValues(t, 1, connections.Load())
+}
+
+// recommended are the settings that the documents recommend. The connection's window
+// has room for what clients may send on all streams before a handler reads, so that
+// requests that wait leave some of it to those that run. The window of a stream is
+// 64 KiB: a client that has not read the settings yet would overrun a smaller one.
+func recommended(s *http.Server) {
+	s.HTTP2 = &http.HTTP2Config{
+		MaxConcurrentStreams:          128,
+		MaxReceiveBufferPerStream:     64 << 10,
+		MaxReceiveBufferPerConnection: 128 * 64 << 10,
+	}
+}
+
+func TestQueuedUploadsDoNotStallAnotherOnTheirConnection(t *testing.T) {
+	const queued = 100
+	const size = 1 << 20
+	for _, row := range []struct {
+		name      string
+		configure func(*http.Server)
+		passes    bool
+	}{
+		{"recommended settings", recommended, true},
+		{"settings of net/http", func(*http.Server) {}, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			var connections atomic.Int64
+			s := stuckShaper(t, queued)
+			free := shaper.WithCost(func(r *http.Request) int {
+				if r.URL.Path == "/free" {
+					return 0
+				}
+				return 1
+			})
+			length := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				n, _ := io.Copy(io.Discard, r.Body)
+				if n == size {
+					_, _ = io.WriteString(w, "all came")
+				}
+			})
+			client, url := http2Kind.open(t, shaper.Middleware(s, free)(length), row.configure, countConnections(&connections))
+			content := make([]byte, size)
+			require.Equal(t, "200: all came", realtime.Next(t, send(t.Context(), t, client, url+"/free", bytes.NewReader(content))))
+
+			ctx, leave := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for range queued {
+				became := send(ctx, t, client, url, bytes.NewReader(content))
+				all.Go(func() { <-became })
+			}
+			realtime.Until(t, inLine(s, queued), "all wait")
+
+			extra := send(ctx, t, client, url+"/free", bytes.NewReader(content))
+			if row.passes {
+				require.Equal(t, "200: all came", realtime.Next(t, extra))
+			} else {
+				// Were this to pass, net/http would no longer need the settings.
+				select {
+				case became := <-extra:
+					t.Error("it passed without: " + became)
+				case <-time.After(300 * ms):
+				}
+			}
+			require.EqualValues(t, 1, connections.Load())
+			leave()
+			all.Wait()
+		})
+	}
 }

@@ -7,7 +7,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -317,4 +320,336 @@ func TestHalfClosedClientReadsNoSuccess(t *testing.T) {
 	require.Equal(t, 499, answer.StatusCode)
 	require.True(t, answer.Close)
 	require.Empty(t, body)
+}
+
+// unwritten is net/http's ResponseWriter, of which what is written is dropped, so that a
+// request can be served again.
+type unwritten struct {
+	http.ResponseWriter
+	header http.Header
+	status int
+}
+
+func (u *unwritten) Header() http.Header         { return u.header }
+func (u *unwritten) Write(p []byte) (int, error) { return len(p), nil }
+func (u *unwritten) WriteHeader(status int)      { u.status = status }
+func (u *unwritten) Unwrap() http.ResponseWriter { return u.ResponseWriter }
+
+// A limiter is asked most when there is too much. The first allocation is what the
+// middleware knows of the connection, which every request needs.
+func TestMiddlewareAllocatesOnceForAnAdmittedRequestAndAtMostFourTimesForARefusal(t *testing.T) {
+	for _, test := range []struct {
+		name         string
+		limits       shaper.Limits
+		status, most int
+	}{
+		{"admitted", shaper.Limits{Rate: 1e9, Burst: 1e9, Depth: 1}, http.StatusOK, 1},
+		// Three a day, so that Retry-After is a number of several digits.
+		{"refused", shaper.Limits{Rate: 3. / (24 * 60 * 60)}, http.StatusTooManyRequests, 4},
+	} {
+		for _, withConnContext := range []bool{false, true} {
+			for body, request := range map[string]string{
+				"no body": "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+				"a body":  "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+			} {
+				s := mustMake(t, test.limits)
+				s.Allow()
+				h := shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
+				allocations := make(chan float64, 1) // The one request sends one, and so never blocks.
+				addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					u := &unwritten{ResponseWriter: w, header: http.Header{}}
+					wrong := 0
+					n := testing.AllocsPerRun(1000, func() {
+						clear(u.header)
+						if h.ServeHTTP(u, r); u.status != test.status {
+							wrong++
+						}
+					})
+					if wrong > 0 {
+						n = -1
+					}
+					allocations <- n
+				}), shortTimeouts(time.Minute), func(s *http.Server) {
+					if withConnContext {
+						hooked(s)
+					}
+				})
+				_, err := dial(t, addr).Write([]byte(request))
+				require.NoError(t, err)
+				got := realtime.Next(t, allocations)
+				require.GreaterOrEqual(t, got, 0., "%s, %s: a request was answered otherwise", test.name, body)
+				require.LessOrEqual(t, got, float64(test.most), "%s, %s, ConnContext %t", test.name, body, withConnContext)
+			}
+		}
+	}
+}
+
+// limiterFunc is a Limiter of one function.
+type limiterFunc func(ctx context.Context, n int) error
+
+func (f limiterFunc) WaitN(ctx context.Context, n int) error { return f(ctx, n) }
+
+// failing is a Limiter that admits no request.
+func failing(err error) limiterFunc {
+	return func(context.Context, int) error { return err }
+}
+
+// A site is a stage whose shaper stands in front of a handler. The handler
+// notes that it runs; a visit notes the answer.
+type site struct {
+	*stage
+	http.Handler
+}
+
+func newSite(g *stage, l shaper.Limiter, opts ...shaper.MiddlewareOption) *site {
+	opts = append([]shaper.MiddlewareOption{shaper.WithCost(costInQuery)}, opts...)
+	runs := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		g.note(strings.TrimPrefix(r.URL.Path, "/") + " runs")
+	})
+	return &site{g, shaper.Middleware(l, opts...)(runs)}
+}
+
+// costInQuery lets the tests state the cost in the URL: /a?cost=3.
+func costInQuery(r *http.Request) int {
+	if n, err := strconv.Atoi(r.URL.Query().Get("cost")); err == nil {
+		return n
+	}
+	return 1
+}
+
+// visit sends a request for the path named, which cancel can end.
+func (v *site) visit(path string) {
+	name, _, _ := strings.Cut(path, "?")
+	ctx, cancel := context.WithCancel(context.Background())
+	v.cancels[name] = cancel
+	v.visitWith(ctx, path)
+}
+
+func (v *site) visitWith(ctx context.Context, path string) {
+	name, _, _ := strings.Cut(path, "?")
+	go func() {
+		v.note(name + " " + statusLine(answerOf(v, ctx, path)))
+	}()
+	synctest.Wait()
+}
+
+// answerOf returns what a handler answers to a GET of the path.
+func answerOf(h http.Handler, ctx context.Context, path string) *http.Response {
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", "/"+path, nil))
+	return rec.Result()
+}
+
+func statusLine(a *http.Response) string {
+	line := strconv.Itoa(a.StatusCode)
+	if after := a.Header.Get("Retry-After"); after != "" {
+		line += ", retry " + after
+	}
+	if a.Header.Get("Connection") == "close" {
+		line += ", close"
+	}
+	return line
+}
+
+func TestErrorHandlerDecidesWhatIsAnswered(t *testing.T) {
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	down := errors.New("engine is down")
+	for _, row := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+		want string
+	}{
+		{"unknown error", t.Context(), down, "418"},
+		{"nobody is there to be answered", gone, down, "499, close"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var got []error
+			h := shaper.Middleware(failing(row.err), shaper.WithErrorHandler(
+				func(w http.ResponseWriter, r *http.Request, err error) {
+					got = append(got, err)
+					w.WriteHeader(http.StatusTeapot)
+				}))(http.NotFoundHandler())
+			require.Equal(t, row.want, statusLine(answerOf(h, row.ctx, "")))
+			if row.ctx == gone {
+				require.Empty(t, got)
+			} else {
+				require.Equal(t, []error{down}, got)
+			}
+		})
+	}
+}
+
+// An error handler may ignore context.Canceled, because no client reads the answer. So it
+// must not get that error for a client that still waits.
+func TestErrorHandlerNeverTakesAWaitingClientForGone(t *testing.T) {
+	var got error
+	h := shaper.Middleware(failing(fmt.Errorf("engine: %w", context.Canceled)), shaper.WithErrorHandler(
+		func(_ http.ResponseWriter, _ *http.Request, err error) { got = err }))(http.NotFoundHandler())
+	answerOf(h, t.Context(), "")
+	require.NotErrorIs(t, got, context.Canceled)
+	require.ErrorContains(t, got, "engine: context canceled")
+}
+
+func TestNilOptionsMeanTheDefaults(t *testing.T) {
+	var asked []int
+	l := limiterFunc(func(_ context.Context, n int) error {
+		asked = append(asked, n)
+		return shaper.ErrQueueFull
+	})
+	h := shaper.Middleware(l, nil,
+		shaper.WithCost(func(*http.Request) int { return 7 }), shaper.WithCost(nil),
+		shaper.WithErrorHandler(func(http.ResponseWriter, *http.Request, error) {}), shaper.WithErrorHandler(nil),
+	)(http.NotFoundHandler())
+	require.Equal(t, "429, retry 1", statusLine(answerOf(h, t.Context(), "")))
+	require.Equal(t, []int{1}, asked)
+	require.PanicsWithValue(t, "shaper: Middleware needs a Limiter; to let every request pass, leave it out",
+		func() { shaper.Middleware(nil) })
+}
+
+// plainWriter is a ResponseWriter that no wrapper can imitate.
+type plainWriter struct{ http.ResponseWriter }
+
+func TestMiddlewareHandsOnWhatItGets(t *testing.T) {
+	for _, cost := range []int{0, 1} {
+		l := limiterFunc(func(context.Context, int) error {
+			require.NotZero(t, cost, "asked for a request of cost 0")
+			return nil
+		})
+		w := &plainWriter{httptest.NewRecorder()}
+		r := httptest.NewRequest("GET", "/", nil)
+		ran := false
+		shaper.Middleware(l, shaper.WithCost(func(got *http.Request) int {
+			require.Same(t, r, got)
+			return cost
+		}))(http.HandlerFunc(func(gotWriter http.ResponseWriter, gotRequest *http.Request) {
+			ran = true
+			require.Same(t, w, gotWriter)
+			require.Same(t, r, gotRequest)
+			require.Empty(t, gotWriter.Header())
+		})).ServeHTTP(w, r)
+		require.True(t, ran)
+	}
+}
+
+func TestPanicsPassThrough(t *testing.T) {
+	play(t, "1/s depth 1", func(g *stage) {
+		abort := func() { panic(http.ErrAbortHandler) }
+		inHandler := shaper.Middleware(g.Shaper)(http.HandlerFunc(
+			func(http.ResponseWriter, *http.Request) { abort() }))
+		inCost := shaper.Middleware(g.Shaper, shaper.WithCost(
+			func(*http.Request) int { abort(); return 1 }))(http.NotFoundHandler())
+		require.PanicsWithValue(t, http.ErrAbortHandler, func() { answerOf(inHandler, context.Background(), "") })
+		require.PanicsWithValue(t, http.ErrAbortHandler, func() { answerOf(inCost, context.Background(), "") })
+
+		v := newSite(g, g.Shaper)
+		v.visit("next")
+		g.at(time.Minute)
+		g.saw("1s next runs", "1s next 200") // One slot spent, none kept.
+	})
+}
+
+// semaphore is a foreign Limiter. It does not look at the context, and counts its
+// releases, each of which takes effect.
+type semaphore struct {
+	limiterFunc
+	acquire  func() // is called by Acquire, if there is one
+	released atomic.Int64
+}
+
+func (s *semaphore) Acquire(context.Context, int) (release func(), err error) {
+	if s.acquire != nil {
+		s.acquire()
+	}
+	return func() { s.released.Add(1) }, nil
+}
+
+func TestAnotherLimitersSeatIsReleasedOnceToo(t *testing.T) {
+	l := &semaphore{limiterFunc: failing(errors.New("not to be called"))}
+	r := httptest.NewRequest("GET", "/", nil)
+
+	t.Run("handler returns", func(t *testing.T) {
+		shaper.Middleware(l)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			require.EqualValues(t, 0, l.released.Load())
+		})).ServeHTTP(httptest.NewRecorder(), r)
+		require.EqualValues(t, 1, l.released.Swap(0))
+	})
+	t.Run("handler hijacks", func(t *testing.T) {
+		shaper.Middleware(l)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			for range 2 { // As far as this ResponseWriter goes.
+				_, _, err := asserted(w)
+				require.NoError(t, err)
+				require.EqualValues(t, 1, l.released.Load())
+			}
+		})).ServeHTTP(struct {
+			http.ResponseWriter
+			http.Hijacker
+		}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, r)
+		require.EqualValues(t, 1, l.released.Swap(0))
+	})
+	t.Run("client has gone", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		l.acquire = cancel
+		rec := httptest.NewRecorder()
+		shaper.Middleware(l)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			t.Error("the handler runs")
+		})).ServeHTTP(rec, r.WithContext(ctx))
+		require.Equal(t, 499, rec.Code)
+		require.EqualValues(t, 1, l.released.Swap(0))
+	})
+}
+
+// Acquire may return a nil release if there is nothing to give back.
+func TestMiddlewareBearsANilRelease(t *testing.T) {
+	ran := false
+	shaper.Middleware(noRelease{failing(nil)})(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		ran = true
+		_, _, err := asserted(w)
+		require.NoError(t, err)
+	})).ServeHTTP(struct {
+		http.ResponseWriter
+		http.Hijacker
+	}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, httptest.NewRequest("GET", "/", nil))
+	require.True(t, ran)
+}
+
+// noRelease is a Limiter that does not need to know when a request ends.
+type noRelease struct{ limiterFunc }
+
+func (noRelease) Acquire(context.Context, int) (release func(), err error) { return nil, nil }
+
+// ownWait embeds a Shaper, and has a WaitN of its own.
+type ownWait struct {
+	*shaper.Shaper
+	asked *int
+}
+
+func (o ownWait) WaitN(ctx context.Context, n int) error {
+	*o.asked++
+	return o.Shaper.WaitN(ctx, n)
+}
+
+func TestWithoutACapNothingIsWrapped(t *testing.T) {
+	s, err := shaper.New(shaper.Limits{Rate: rate.Inf})
+	require.NoError(t, err)
+	asked := 0
+	for name, l := range map[string]shaper.Limiter{
+		"Shaper": s, "x/time": rate.NewLimiter(rate.Inf, 1), "Shaper inside": ownWait{s, &asked},
+	} {
+		t.Run(name, func(t *testing.T) {
+			type same struct {
+				http.ResponseWriter
+				http.Hijacker
+			}
+			given := &same{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}
+			ran := false
+			shaper.Middleware(l)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				ran = true
+				require.Same(t, given, w)
+			})).ServeHTTP(given, httptest.NewRequest("GET", "/", nil))
+			require.True(t, ran)
+		})
+	}
+	require.Equal(t, 1, asked, "calls of the WaitN that is about the Shaper's")
 }

@@ -3,7 +3,9 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
@@ -385,4 +388,294 @@ func TestBucketEventsAreToldInOrder(t *testing.T) {
 		}
 		require.ErrorIs(t, s.Wait(p.t.Context()), shaper.ErrClosed)
 	})
+}
+
+// While its bucket is down, a Shaper sleeps for up to 2 s between two probes. A program that
+// ends, or closes one Shaper for each of its clients, must not wait for that.
+func TestCloseDoesNotWaitForTheNextProbe(t *testing.T) {
+	for name, goes := range map[string]bool{"with a request in line": false, "with an empty line": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := buckettest.NewMemory()
+				m.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+				s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 10}, shaper.WithBucket(m, "key"))
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				go s.Wait(ctx)
+				time.Sleep(10 * time.Second)
+				require.Equal(t, shaper.BucketDown, s.Stats().Bucket.State)
+				if goes {
+					cancel()
+					synctest.Wait()
+					require.Zero(t, s.Stats().Waiting)
+				}
+				start := time.Now()
+				require.NoError(t, s.Close())
+				require.Zero(t, time.Since(start))
+			})
+		})
+	}
+}
+
+// One process lowers the rate of all, and another sets it to what it was, and to what it has
+// been given itself. The rate that was set last is in force, or nobody could undo a change
+// but the process that made it.
+func TestAProcessCanSetTheRateBackThatAnotherHasChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		limits := shaper.Limits{Rate: 1000, Depth: 10}
+		var both [2]*shaper.Shaper
+		for i := range both {
+			s, err := shaper.New(limits, shaper.WithBucket(m, "key"))
+			require.NoError(t, err)
+			defer s.Close()
+			both[i] = s
+		}
+		inForce := func(want rate.Limit) {
+			t.Helper()
+			for range 2 { // The first may be the one that learns it.
+				for _, s := range both {
+					require.NoError(t, s.Wait(t.Context()))
+				}
+			}
+			for _, s := range both {
+				require.Equal(t, want, s.Limits().Rate)
+			}
+			time.Sleep(time.Second)
+		}
+		inForce(1000)
+		slower := limits
+		slower.Rate = 200
+		require.NoError(t, both[0].SetLimits(slower))
+		inForce(200)
+		require.NoError(t, both[1].SetLimits(limits))
+		inForce(1000)
+
+		// A change of something else does not put an old rate in force again.
+		require.NoError(t, both[0].SetLimits(slower))
+		inForce(200)
+		deeper := both[1].Limits()
+		deeper.Depth = 20
+		require.NoError(t, both[1].SetLimits(deeper))
+		inForce(200)
+		require.NoError(t, both[0].SetLimits(limits))
+		inForce(1000)
+	})
+}
+
+// Everything at once, for the race detector and for what must hold whatever happens: every call
+// ends, and is counted once.
+func TestStormOverASharedBucketWithFaults(t *testing.T) {
+	for seed := range uint64(6) {
+		fallback := []shaper.Fallback{shaper.FallbackClosed, shaper.FallbackLocal(3), shaper.FallbackOpen}[seed%3]
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.SetDelay(ms, ms)
+			var mu sync.Mutex
+			random := rand.New(rand.NewPCG(seed, 1))
+			chance := func(n int) int {
+				mu.Lock()
+				defer mu.Unlock()
+				return random.IntN(n)
+			}
+			m.Fail(func(int, string) buckettest.Fault {
+				if chance(4) > 0 {
+					return buckettest.NoFault
+				}
+				return buckettest.Fault(chance(5))
+			})
+			const goroutines, each = 12, 60 // of a Shaper, and calls of each
+			var all []*shaper.Shaper
+			var ledgers [3]ledger
+			for i := range ledgers {
+				hooks := ledgers[i].hooks()
+				hooks.Bucket = func(context.Context, shaper.BucketEvent) {}
+				s, err := shaper.New(shaper.Limits{Rate: 500, Burst: 5, Depth: 40}, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback), shaper.WithPatience(time.Duration(seed)*40*ms),
+					shaper.WithTrace(hooks))
+				require.NoError(t, err)
+				all = append(all, s)
+			}
+			var wg sync.WaitGroup
+			for i, s := range all {
+				l := &ledgers[i]
+				for range goroutines {
+					wg.Go(func() {
+						for range each {
+							time.Sleep(time.Duration(chance(30)) * ms)
+							if chance(3) == 0 {
+								l.noteAllow(s.AllowN(1 + chance(5)))
+							} else {
+								ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+chance(400))*ms)
+								if chance(2) == 0 {
+									ctx = context.WithoutCancel(ctx)
+								}
+								c := &call{Context: ctx, cancel: cancel, cost: 1 + chance(8)}
+								l.note(c, s.WaitN(c, c.cost))
+							}
+							switch chance(200) {
+							case 0:
+								s.Hold(time.Duration(chance(20)) * ms)
+							case 1:
+								if err := s.SetLimits(shaper.Limits{Rate: 300, Burst: 1 + chance(9), Depth: 10 + chance(40)}); err != nil {
+									t.Error(err)
+								}
+							case 2:
+								m.Step(time.Duration(chance(2000)-1000) * ms)
+							case 3:
+								m.Wipe()
+							}
+							_ = s.Stats()
+						}
+					})
+				}
+			}
+			wg.Wait()
+			for i, s := range all {
+				st := s.Stats()
+				ledgers[i].requireAgreement(t, st)
+				require.EqualValues(t, goroutines*each, st.Departed+st.Refused+st.Abandoned, "seed %d: %+v", seed, st)
+				m.Fail(nil)
+				require.NoError(t, s.Close())
+				st = s.Stats()
+				require.Zero(t, st.Bucket.Held)
+				require.GreaterOrEqual(t, st.Bucket.Leased, st.Bucket.Dropped+st.Bucket.GivenBack)
+			}
+			synctest.Wait()
+		})
+	}
+}
+
+// Three answers that were late, because a machine was busy for a moment, are no reason to
+// refuse newcomers. A bucket that is always farther than slots may be late is one.
+func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond}, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer s.Close()
+		m.SetDelay(time.Millisecond, time.Millisecond)
+		require.NoError(t, s.Wait(t.Context()))
+		m.SetDelay(28*time.Millisecond, 2*time.Millisecond)
+		for range 5 {
+			require.NoError(t, s.Wait(t.Context()))
+		}
+		require.Zero(t, s.Stats().Bucket.Failures)
+		require.Equal(t, shaper.BucketShared, s.Stats().Bucket.State)
+
+		m.SetDelay(30*time.Millisecond, 30*time.Millisecond)
+		for range 2 { // The first is in line when that is found, the second comes after that.
+			err = s.Wait(t.Context())
+			require.ErrorIs(t, err, shaper.ErrUnavailable)
+			require.ErrorContains(t, err, "Limits.Slack is 25ms")
+		}
+	})
+}
+
+// The first calls of a process wait for connections, and each key of a Group has a first call.
+func TestNewConnectionsDoNotCountAsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		limits := func(string) (shaper.Limits, error) {
+			return shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond}, nil
+		}
+		g, err := shaper.NewGroup(limits, shaper.WithBuckets(m, func(key string) string { return key }))
+		require.NoError(t, err)
+		defer g.Close()
+		for key := range 10 {
+			m.SetDelay(58*time.Millisecond, 2*time.Millisecond)
+			done := make(chan error, 1)
+			go func() { done <- g.Wait(t.Context(), strconv.Itoa(key)) }()
+			time.Sleep(30 * time.Millisecond)
+			m.SetDelay(time.Millisecond, time.Millisecond)
+			require.NoError(t, <-done)
+			require.Zero(t, g.Stats().Bucket.Failures)
+		}
+		m.SetDelay(time.Millisecond, time.Millisecond)
+		for key := range 10 {
+			require.NoError(t, g.Wait(t.Context(), strconv.Itoa(key)))
+		}
+	})
+}
+
+// The lateness is promised, and it is two round trips if that is long. So one answer that takes
+// a second must not make slots usable for much longer, but a way that has become longer must.
+func TestOneSlowAnswerDoesNotLengthenTheLateness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10}, shaper.WithBucket(m, "key"))
+		require.NoError(t, err)
+		defer s.Close()
+		wait := func(times int, delay time.Duration) {
+			m.SetDelay(delay/2, delay/2)
+			for range times {
+				require.NoError(t, s.Wait(t.Context()))
+			}
+		}
+		wait(3, time.Millisecond)
+		require.Equal(t, shaper.DefaultSlack, s.Stats().Bucket.Lateness)
+		m.SetDelay(239*time.Millisecond, time.Millisecond)
+		require.NoError(t, s.Wait(t.Context()))
+		require.Equal(t, time.Millisecond, s.Stats().Bucket.RTT)
+		require.Equal(t, shaper.DefaultSlack, s.Stats().Bucket.Lateness)
+
+		wait(64, 30*time.Millisecond)
+		require.Equal(t, 30*time.Millisecond, s.Stats().Bucket.RTT)
+		require.Equal(t, 61*time.Millisecond, s.Stats().Bucket.Lateness)
+	})
+}
+
+// A server that is so far away that no call ends within 250 ms must be of use, too, if the program
+// says that it is.
+func TestAFarServerIsReachedWithALongerBucketTimeout(t *testing.T) {
+	for d, state := range map[time.Duration]shaper.BucketState{
+		time.Second:            shaper.BucketShared,
+		401 * time.Millisecond: shaper.BucketShared,
+		399 * time.Millisecond: shaper.BucketDown,
+		0:                      shaper.BucketDown, // without the option
+	} {
+		for _, depth := range []int{0, 20} {
+			synctest.Test(t, func(t *testing.T) {
+				m := buckettest.NewMemory()
+				m.SetDelay(200*time.Millisecond, 200*time.Millisecond)
+				options := []shaper.Option{shaper.WithBucket(m, "key")}
+				if d > 0 {
+					options = append(options, shaper.WithBucketTimeout(d))
+				}
+				s, err := shaper.New(shaper.Limits{Rate: 10, Depth: depth}, options...)
+				require.NoError(t, err)
+				defer s.Close()
+				failed := 0
+				for range 5 {
+					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+					if s.Wait(ctx) != nil {
+						failed++
+					}
+					cancel()
+				}
+				require.Equal(t, state, s.Stats().Bucket.State, "%v", d)
+				if state == shaper.BucketShared {
+					require.Zero(t, failed, "%v", d)
+				} else {
+					require.Equal(t, 5, failed, "%v", d)
+				}
+			})
+		}
+	}
+}
+
+// Three calls that hang are an outage: it is noticed after three times the timeout.
+func TestAnOutageIsNoticedAfterThreeBucketTimeouts(t *testing.T) {
+	for _, d := range []time.Duration{time.Millisecond, 80 * time.Millisecond, 250 * time.Millisecond, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.Fail(faultOf(buckettest.LoseRequest))
+			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithBucket(m, "key"), shaper.WithBucketTimeout(d), shaper.WithPatience(time.Second))
+			require.NoError(t, err)
+			defer s.Close()
+			start := time.Now()
+			require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrUnavailable)
+			require.Equal(t, 3*d+time.Second, time.Since(start))
+		})
+	}
 }

@@ -2,6 +2,9 @@ package shaper_test
 
 import (
 	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -218,5 +221,365 @@ func TestAnEmptyKeyOfTheBucketIsCounted(t *testing.T) {
 		require.ErrorContains(t, g.Wait(t.Context(), "key"), "empty key")
 		require.False(t, g.Allow("key"))
 		require.EqualValues(t, 2, g.Stats().LimitErrors)
+	})
+}
+
+// A mistake in an option names it and quotes what it was given.
+func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
+	m := buckettest.NewMemory()
+	keyed := shaper.WithBuckets(m, func(k string) string { return k })
+	limits := shaper.Limits{Rate: 1}
+	for want, opts := range map[string][]shaper.Option{
+		"the Bucket is nil":                            {shaper.WithBucket(nil, "k")},
+		"the key of WithBucket is empty":               {shaper.WithBucket(m, "")},
+		"WithFallback is FallbackLocal(0), must be":    {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(0))},
+		"WithFallback is FallbackLocal(-7), must be":   {shaper.WithBucket(m, "k"), shaper.WithFallback(shaper.FallbackLocal(-7))},
+		"WithRateVersion is 0, must be":                {shaper.WithBucket(m, "k"), shaper.WithRateVersion(0)},
+		"WithRateVersion is -3, must be":               {shaper.WithBucket(m, "k"), shaper.WithRateVersion(-3)},
+		"WithRateVersion is 9007199254740993, must be": {shaper.WithBucket(m, "k"), shaper.WithRateVersion(1<<53 + 1)},
+		"WithBucketTimeout is 0s, must be":             {shaper.WithBucket(m, "k"), shaper.WithBucketTimeout(0)},
+		"WithBucketTimeout is 10.000000001s, must be":  {shaper.WithBucket(m, "k"), shaper.WithBucketTimeout(10*time.Second + 1)},
+		"WithColdGuard is -1s, must be":                {shaper.WithBucket(m, "k"), shaper.WithColdGuard(-time.Second)},
+		"WithColdGuard is 1m0.000000001s, must be":     {shaper.WithBucket(m, "k"), shaper.WithColdGuard(time.Minute + 1)},
+		"WithDryRun can't be combined with a Bucket":   {shaper.WithBucket(m, "k"), shaper.WithDryRun()},
+	} {
+		_, err := shaper.New(limits, opts...)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "shaper: New: ")
+	}
+	limitsOf := func(string) (shaper.Limits, error) { return limits, nil }
+	_, err := shaper.NewGroup(limitsOf, shaper.WithBuckets(m, func(k int) string { return "" }))
+	require.ErrorContains(t, err, "WithBuckets has a func(int) string, must have a func(string) string")
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBucket(m, "k"))
+	require.ErrorContains(t, err, "WithBucket is for a Shaper")
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](nil, func(k string) string { return k }))
+	require.ErrorContains(t, err, "the Bucket is nil")
+	_, err = shaper.NewGroup(limitsOf, shaper.WithBuckets[string](m, nil))
+	require.ErrorContains(t, err, "WithBuckets")
+	_, err = shaper.NewGroup(limitsOf, keyed, shaper.WithFallback(shaper.FallbackLocal(-1)))
+	require.ErrorContains(t, err, "shaper: NewGroup: WithFallback is FallbackLocal(-1)")
+	g, err := shaper.NewGroup(limitsOf, nil, keyed, nil)
+	require.NoError(t, err, "a nil option is none")
+	require.NoError(t, g.Close())
+}
+
+// A Fallback is the argument of WithFallback. If it was an option itself, a call that lacks
+// WithFallback would compile, and open the limit in an outage.
+func TestAFallbackIsNoOption(t *testing.T) {
+	for _, f := range []any{shaper.FallbackClosed, shaper.FallbackOpen, shaper.FallbackLocal(2)} {
+		_, isOption := f.(shaper.Option)
+		require.False(t, isOption, "%T", f)
+		_, isGroupOption := f.(shaper.GroupOption)
+		require.False(t, isGroupOption, "%T", f)
+	}
+}
+
+// A key function that returns "" is a mistake of the program: nobody leaves, and the error says
+// so. One that panics takes nothing with it.
+func TestKeyFunctionThatBreaksItsContract(t *testing.T) {
+	m := buckettest.NewMemory()
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1000, Depth: 9}, nil },
+		shaper.WithBuckets(m, func(k string) string {
+			if k == "panic" {
+				panic("no key")
+			}
+			return k
+		}))
+	require.NoError(t, err)
+	err = g.Wait(t.Context(), "")
+	require.ErrorContains(t, err, "the key function of WithBuckets has returned an empty key")
+	require.False(t, g.Allow(""))
+	g.Hold("", time.Second)
+	require.PanicsWithValue(t, "no key", func() { _ = g.Wait(t.Context(), "panic") })
+	require.PanicsWithValue(t, "no key", func() { g.Allow("panic") })
+	require.NoError(t, g.Wait(t.Context(), "good"))
+	require.NoError(t, g.Close())
+}
+
+// Over HTTP an outage is a 503 with Retry-After, not a 429: the caller has done nothing wrong. And
+// a Transport returns the error.
+func TestOutageOverHTTP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.Fail(faultOf(buckettest.FailBefore))
+		s, err := shaper.New(shaper.Limits{Rate: 10}, shaper.WithBucket(m, "k"))
+		require.NoError(t, err)
+		defer s.Close()
+		h := shaper.Middleware(s)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("served") }))
+		for range 5 {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+			require.Equal(t, http.StatusServiceUnavailable, w.Code)
+			require.Equal(t, "1", w.Header().Get("Retry-After"))
+			require.Contains(t, w.Header().Get("Content-Type"), "application/problem+json")
+		}
+		client := &http.Client{Transport: shaper.Transport{Limiter: s}}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://upstream.invalid/", nil)
+		require.NoError(t, err)
+		_, err = client.Do(req)
+		require.ErrorIs(t, err, shaper.ErrUnavailable)
+		require.Equal(t, uint64(6), s.Stats().Unavailable)
+	})
+}
+
+// A Hold and a cap keep requests of a shared Shaper as they do without a Bucket, and slots are
+// not leased long before they can be used.
+func TestHoldAndCapOfASharedShaper(t *testing.T) {
+	share(t, 1, "100/s depth 99", 2*ms, func(p *processes) {
+		s := p.all[0]
+		s.Hold(500 * ms)
+		p.arrive(0, 1, 1, 1)
+		p.at(490 * ms)
+		require.Empty(t, p.Log())
+		require.False(t, s.Allow())
+		p.at(time.Second)
+		at := p.instants()
+		require.Len(t, at, 3)
+		require.InDelta(t, 500*ms, at[0], float64(2*ms))
+		require.GreaterOrEqual(t, at[0], 500*ms)
+		require.Zero(t, s.Stats().Bucket.Dropped)
+		p.check()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		m.SetDelay(ms, ms)
+		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 99, InFlight: 2}, shaper.WithBucket(m, "k"))
+		require.NoError(t, err)
+		var mu sync.Mutex
+		most := 0
+		done := make(chan struct{})
+		for range 20 {
+			go func() {
+				if err := s.Do(t.Context(), 1, func(ctx context.Context) error {
+					mu.Lock()
+					most = max(most, s.Stats().InFlight)
+					mu.Unlock()
+					time.Sleep(50 * ms)
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+				done <- struct{}{}
+			}()
+		}
+		began := time.Now()
+		for range 20 {
+			<-done
+		}
+		require.Equal(t, 2, most)
+		require.InDelta(t, 500*ms, time.Since(began), float64(60*ms))
+		require.NoError(t, s.Close())
+		st := s.Stats().Bucket
+		require.Equal(t, uint64(20), st.Leased-st.Dropped-st.GivenBack)
+		require.LessOrEqual(t, st.Dropped, uint64(4))
+	})
+}
+
+// What predicts a wait takes this process's share of late.
+func TestPredictionsUseTheShare(t *testing.T) {
+	share(t, 4, "100/s depth 100", 2*ms, func(p *processes) {
+		stop := p.saturate(60)
+		defer stop()
+		p.at(10 * time.Second)
+		s := p.all[0]
+		require.InDelta(t, 0.25, s.Stats().Bucket.Share, 0.02)
+		wait, err := s.Forecast(1)
+		require.NoError(t, err)
+		require.InDelta(t, 60*40*ms, wait, float64(300*ms))
+		began := time.Now()
+		require.NoError(t, s.Wait(p.t.Context()))
+		require.InDelta(t, time.Since(began), wait, float64(300*ms))
+		ctx, cancel := context.WithTimeout(p.t.Context(), time.Second)
+		defer cancel()
+		err = s.Wait(ctx)
+		require.ErrorIs(t, err, shaper.ErrTooLate)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, s.SetLimits(shaper.Limits{Rate: 100, Depth: 60}))
+		time.Sleep(100 * ms)
+		err = s.Wait(p.t.Context())
+		require.ErrorIs(t, err, shaper.ErrQueueFull)
+		require.LessOrEqual(t, refusal(t, err).RetryAfter, 200*ms, "that is how long the slots of four batches take")
+	})
+}
+
+// Those that give up hand their slots on to those behind them: none is lost while anybody waits.
+func TestSlotsOfThoseWhoGiveUpAreHandedOn(t *testing.T) {
+	share(t, 1, "1000/s depth 999", 2*ms, func(p *processes) {
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(p.t.Context())
+		for i := range 200 {
+			wg.Go(func() {
+				if i%2 == 0 {
+					_ = p.wait(ctx, 0, 1)
+					return
+				}
+				_ = p.wait(context.Background(), 0, 1)
+			})
+		}
+		p.at(12*ms + 300*us)
+		cancel() // Slots are leased for some of them.
+		wg.Wait()
+		at := p.instants()
+		for i := 2; i < len(at); i++ { // The first may have come before the others, and alone.
+			require.InDelta(t, ms, at[i]-at[i-1], float64(50*us), "departure %d at %v", i, at[i])
+		}
+		st := p.all[0].Stats()
+		require.Zero(t, st.Bucket.Dropped+st.Bucket.GivenBack)
+		require.Equal(t, uint64(len(at)), st.Bucket.Leased)
+		p.check()
+	})
+}
+
+// If all give up, what is leased is given back once, and another process gets it.
+func TestWhatAllHaveLeftIsGivenBackOnce(t *testing.T) {
+	share(t, 2, "100/s depth 99", 2*ms, func(p *processes) {
+		ctx, cancel := context.WithCancel(p.t.Context())
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() { _ = p.wait(ctx, 0, 1) })
+		}
+		p.at(15 * ms) // At 2 ms and at 12 ms have left, and 2 of 16 are leased at least.
+		cancel()
+		wg.Wait()
+		p.at(20 * ms)
+		_, givenBack := p.takes()
+		require.Len(t, givenBack, 1)
+		st := p.all[0].Stats().Bucket
+		require.Positive(t, st.GivenBack)
+		require.Equal(t, uint64(givenBack[0].Take.Cost), st.GivenBack)
+		require.Equal(t, st.Leased, uint64(2)+st.GivenBack)
+		require.Zero(t, st.Held+int64(st.Dropped))
+		p.arrive(1, 1)
+		p.at(time.Second)
+		require.Equal(t, 3, len(p.instants()))
+		require.InDelta(t, 23*ms, p.instants()[2], float64(ms), "the slot after the second one's")
+		p.check()
+	})
+}
+
+// A caller that goes at the very instant of its slot gives the slot to the next, and if there is
+// none, back to the Bucket: not beside what another lease has brought since.
+func TestCallerThatGoesAtItsSlotHandsItOn(t *testing.T) {
+	share(t, 1, "100/s depth 9", 0, func(p *processes) {
+		s := p.all[0]
+		for i := range 20 {
+			require.NoError(t, p.wait(p.t.Context(), 0, 1))
+			gone := newLateCancel()
+			left, next := make(chan error, 1), make(chan error, 1)
+			go func() { left <- p.wait(gone, 0, 1) }()
+			synctest.Wait()
+			if i%2 == 0 {
+				go func() { next <- p.wait(context.Background(), 0, 1) }()
+				synctest.Wait()
+			}
+			gone.end()
+			require.Equal(t, context.Canceled, <-left)
+			if i%2 == 0 {
+				require.NoError(t, <-next)
+			}
+			synctest.Wait()
+		}
+		st := s.Stats()
+		require.Equal(t, uint64(20), st.Abandoned)
+		require.Equal(t, uint64(30), st.Departed)
+		require.Zero(t, st.Bucket.Held+int64(st.Bucket.Dropped))
+		require.Equal(t, st.Bucket.Leased, 30+st.Bucket.GivenBack)
+		worst := p.pace().Worst(p.departures())
+		require.LessOrEqual(t, worst.Excess(), int64(0))
+	})
+}
+
+// Shutdown lets the line leave at the rate, and what is left of a batch is given back.
+func TestShutdownOfASharedShaperDrainsAtTheRate(t *testing.T) {
+	share(t, 2, "100/s depth 99", 2*ms, func(p *processes) {
+		ctx, cancel := context.WithCancel(context.Background())
+		for range 10 {
+			go func() { _ = p.wait(ctx, 0, 1) }()
+		}
+		for range 10 {
+			p.arrive(0, 1)
+		}
+		p.at(5 * ms)
+		done := make(chan error)
+		go func() { done <- p.all[0].Shutdown(context.Background()) }()
+		p.at(60 * ms)
+		require.ErrorIs(t, p.all[0].Wait(context.Background()), shaper.ErrClosed)
+		require.False(t, p.all[0].AllowN(1))
+		cancel()
+		require.NoError(t, <-done)
+		at := p.instants()
+		require.Greater(t, len(at), 10)
+		for i := 1; i < len(at); i++ {
+			require.InDelta(t, 10*ms, at[i]-at[i-1], float64(50*us))
+		}
+		p.check()
+		level := p.Level("k").Empty.Micros - p.Now()
+		require.LessOrEqual(t, level, int64(10_000), "nothing is left that another process would have to wait for")
+	})
+}
+
+// Close gives back what is leased. It waits for the call that is under way, whose units are given
+// back too.
+func TestCloseGivesBackWhatIsLeased(t *testing.T) {
+	for _, closeAt := range []time.Duration{ms, 10 * ms, 15 * ms, 25 * ms, 45 * ms} {
+		share(t, 2, "100/s depth 99", 20*ms, func(p *processes) {
+			for range 20 {
+				p.arrive(0, 1)
+			}
+			p.at(closeAt)
+			require.NoError(t, p.all[0].Close())
+			require.NoError(t, p.all[0].Close())
+			st := p.all[0].Stats()
+			require.Zero(t, st.Bucket.Held)
+			require.Zero(t, st.Bucket.Dropped)
+			require.Equal(t, st.Bucket.Leased, st.Departed+st.Bucket.GivenBack)
+			require.Equal(t, uint64(20), st.Departed+st.Closed)
+			require.LessOrEqual(t, p.Level("k").Empty.Micros-p.Now(), int64(10_000))
+			p.check()
+		})
+	}
+}
+
+// Whatever a hook is told of, it may close the Shaper.
+func TestCloseFromAnyHookOfASharedShaper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for i := range 5 {
+			m := buckettest.NewMemory()
+			m.SetDelay(ms, ms)
+			var s *shaper.Shaper
+			closes := func(context.Context, shaper.Event) { require.NoError(t, s.Close()) }
+			trace := &shaper.Trace{}
+			switch i {
+			case 0:
+				trace.Enqueued = closes
+			case 1:
+				trace.Departed = closes
+			case 2:
+				trace.Refused = closes
+			case 3:
+				trace.Abandoned = closes
+			case 4:
+				trace.Bucket = func(context.Context, shaper.BucketEvent) { require.NoError(t, s.Close()) }
+				m.Fail(faultOf(buckettest.FailBefore))
+			}
+			var err error
+			s, err = shaper.New(shaper.Limits{Rate: 100, Depth: 3}, shaper.WithBucket(m, "k"), shaper.WithTrace(trace))
+			require.NoError(t, err)
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), 15*ms)
+					defer cancel()
+					_ = s.Wait(ctx)
+				})
+			}
+			wg.Wait()
+			if i == 4 { // With no line there is no question.
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				_ = s.Wait(ctx)
+				cancel()
+			}
+			require.NoError(t, s.Close())
+		}
 	})
 }

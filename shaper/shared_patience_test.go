@@ -619,3 +619,62 @@ func TestMistakesInPatienceAreNamed(t *testing.T) {
 		require.NoError(t, g.Close())
 	}
 }
+
+// What a process tells of the units that it leases ahead is what a cold guard is computed from, so it
+// must never hold more, whatever requests cost and however long round trips get.
+func TestNoProcessHoldsMoreThanItSaysItMay(t *testing.T) {
+	for _, cost := range []int{1, 7, 400} {
+		share(t, 3, "100/s burst 3 depth 9999", 2*ms, func(p *processes) {
+			for range 600 / cost * 5 {
+				for i := range p.all {
+					go func() { _ = p.wait(context.Background(), i, cost) }()
+				}
+			}
+			held := int64(0)
+			for at := time.Duration(0); at < 4*time.Second; at += 3 * ms {
+				if at == 2001*ms {
+					p.SetDelay(60*ms, 60*ms)
+				}
+				p.at(at)
+				for _, s := range p.all {
+					st := s.Stats().Bucket
+					require.LessOrEqual(t, st.Held, st.Ahead)
+					held = max(held, st.Held)
+				}
+			}
+			require.Positive(t, held)
+		})
+	}
+}
+
+// A request that finds an idle bucket pays one round trip, to the nanosecond.
+func TestIdleBucketCostsOneRoundTrip(t *testing.T) {
+	for _, limits := range []string{"1000/s depth 9", "3/s depth 9", "1/min depth 9", "1/h depth 9 slack 5ms"} {
+		share(t, 2, limits, 2*ms, func(p *processes) {
+			p.arrive(0, 1)
+			p.at(3 * time.Hour)
+			p.arrive(1, 1)
+			p.at(6 * time.Hour)
+			require.Equal(t, []time.Duration{2 * ms, 3*time.Hour + 2*ms}, p.instants(), limits)
+			takes, givenBack := p.takes()
+			require.Len(t, takes, 2, limits)
+			require.Empty(t, givenBack, limits)
+		})
+	}
+}
+
+// With a lateness of less than what clocks may drift apart within an interval, slots must not
+// be dropped before they come: then nobody would ever leave.
+func TestSlowRateWithALittleSlackIsNotStuck(t *testing.T) {
+	share(t, 1, "1/min depth 9 slack 10ms", 2*ms, func(p *processes) {
+		p.arrive(0, 1, 1, 1)
+		p.at(3 * time.Minute)
+		for i, at := range p.instants() {
+			want := time.Duration(i) * time.Minute
+			require.GreaterOrEqual(t, at, want)
+			require.LessOrEqual(t, at, want+2*ms+1*ms)
+		}
+		require.Len(t, p.instants(), 3)
+		require.Zero(t, p.all[0].Stats().Bucket.Dropped)
+	})
+}

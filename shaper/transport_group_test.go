@@ -4,13 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
+	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -263,5 +269,352 @@ func TestAPanicOfTheLimitsOfAKeyInAHoldReachesTheCallerOnly(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.True(t, g.Allow("a"), "the next call asks again")
 		require.Equal(t, 6, called)
+	})
+}
+
+// A strict upstream punishes bursts: when two requests come within less than a
+// gap, it refuses all for a minute.
+type strict struct {
+	gap time.Duration
+
+	mu              sync.Mutex
+	last            time.Time // zero: none has come yet
+	until           time.Time // of the minute
+	served, refused int
+}
+
+func (u *strict) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := time.Now()
+	if !u.last.IsZero() && now.Sub(u.last) < u.gap {
+		u.until = now.Add(time.Minute)
+	}
+	u.last = now
+	if now.Before(u.until) {
+		u.refused++
+		w.Header().Set("Retry-After", "60")
+		w.WriteHeader(http.StatusTooManyRequests)
+		return
+	}
+	u.served++
+	_, _ = io.WriteString(w, "ok")
+}
+
+// count returns how many requests the upstream has served, and how many refused.
+func (u *strict) count() (served, refused int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.served, u.refused
+}
+
+// besiege lets 100 goroutines send through one client for a time, each as soon as
+// it has the answer to the one before.
+func besiege(client *http.Client, address string, d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				r, err := http.NewRequestWithContext(ctx, "GET", address, nil)
+				if err != nil {
+					panic(err)
+				}
+				answer, err := client.Do(r)
+				if err != nil {
+					return // It would leave after the end.
+				}
+				reads(answer.Body)
+				closes(answer.Body)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// In virtual time an upstream may be as strict as it likes: at exactly the rate that it
+// allows, no request is refused and no slot is left unused.
+func TestAStrictUpstreamRefusesNobody(t *testing.T) {
+	const minute, interval = 60 * time.Second, 20 * time.Millisecond
+	for _, shaped := range []bool{true, false} {
+		t.Run(map[bool]string{true: "shaped", false: "not"}[shaped], func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				u := &strict{gap: interval}
+				var transport http.RoundTripper = roundTripFunc(func(r *http.Request) (*http.Response, error) {
+					rec := httptest.NewRecorder()
+					u.ServeHTTP(rec, r)
+					time.Sleep(time.Second) // Many are in flight at any time.
+					return rec.Result(), nil
+				})
+				if shaped {
+					s, err := shaper.New(shaper.Limits{Rate: rate.Every(interval), Depth: 100})
+					require.NoError(t, err)
+					transport = shaper.Transport{Limiter: s, Base: transport}
+				}
+				besiege(&http.Client{Transport: transport}, "http://upstream/", minute)
+				served, refused := u.count()
+				if shaped {
+					require.Equal(t, 0, refused)
+					require.Equal(t, int(minute/interval), served)
+				} else {
+					require.Equal(t, 1, served)
+					require.Greater(t, refused, 5000)
+				}
+			})
+		})
+	}
+}
+
+// The same over real connections, and for longer if the great counts are wanted. The
+// upstream allows half the interval between two arrivals, as the way there takes
+// one request longer than the next; the slack is small for the same reason.
+//
+// If other work keeps the processors busy, a request that has left in time may get none
+// for longer than that, and arrive together with the next one. No limiter can prevent
+// it: the fault is the machine's, and the run is repeated.
+func TestAStrictServerRefusesNobody(t *testing.T) {
+	t.Parallel()
+	d := time.Duration(rounds(2, 15, 60)) * time.Second
+	wrong, stall := "not run", time.Duration(0)
+	for runs := 0; wrong != "" && (runs < 4 || runs < 20 && stall > strictInterval/10); runs++ {
+		stall = realtime.LongestStall(func() { wrong = strictRun(t, d) })
+		t.Log(wrong, stall)
+	}
+	require.Empty(t, wrong, "in the last run, on a machine that stood still for up to %v", stall)
+
+	u := &strict{gap: strictInterval / 2}
+	client, address := manyClient(t), "http://"+openServer(t, u)
+	served, refused := 0, 0
+	for began := time.Now(); refused <= 20 && time.Since(began) < enough; served, refused = u.count() {
+		besiege(client, address, 500*ms)
+	}
+	require.Greater(t, refused, 20)
+	require.Less(t, served, 5)
+}
+
+const strictInterval = 200 * time.Millisecond
+
+// strictRun besieges a strict server through a Transport, and returns what was wrong with what
+// the server saw: "", or something that may be the fault of the machine. It also checks that the
+// requests left as they should, which no machine can change.
+func strictRun(t *testing.T, d time.Duration) (wrong string) {
+	const slack = 2 * time.Millisecond
+	var mu sync.Mutex
+	var departures []time.Time
+	s, err := shaper.New(shaper.Limits{Rate: rate.Every(strictInterval), Depth: 100, Slack: slack},
+		shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			departures = append(departures, e.At)
+		}}))
+	require.NoError(t, err)
+	defer s.Close()
+	u := &strict{gap: strictInterval / 2}
+	client := manyClient(t)
+	client.Transport = &shaper.Transport{Limiter: s, Base: client.Transport}
+	besiege(client, "http://"+openServer(t, u), d)
+
+	slices.SortFunc(departures, time.Time.Compare)
+	for i := 1; i < len(departures); i++ {
+		if d := departures[i].Sub(departures[i-1]); d < strictInterval-slack {
+			t.Errorf("a request left %v after another", d)
+		}
+	}
+	served, refused := u.count()
+	full := int(d / strictInterval)
+	if refused > 0 || served > full || float64(served)+s.Stats().Missed < 0.95*float64(full)-1 {
+		return fmt.Sprintf("%d served of %d, %d refused, %v missed", served, full, refused, s.Stats().Missed)
+	}
+	return ""
+}
+
+// manyClient returns a client that keeps a connection for each goroutine of besiege.
+func manyClient(t *testing.T) *http.Client {
+	transport := &http.Transport{MaxIdleConnsPerHost: 100}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// holds is a Limiter that admits every request and records the holds it is asked for.
+type holds []time.Duration
+
+func (h *holds) WaitN(context.Context, int) error { return nil }
+func (h *holds) Hold(d time.Duration)             { *h = append(*h, d) }
+
+// holdFor returns the hold that a Transport takes from an answer, or 0 for none.
+func holdFor(t *testing.T, answer *http.Response, maxHold time.Duration, whenExhausted bool) time.Duration {
+	var asked holds
+	transport := shaper.Transport{Limiter: &asked, MaxHold: maxHold, HoldWhenExhausted: whenExhausted, Base: roundTripFunc(
+		func(*http.Request) (*http.Response, error) { return answer, nil })}
+	r, err := http.NewRequest("GET", "http://upstream/", nil)
+	require.NoError(t, err)
+	got, err := transport.RoundTrip(r)
+	require.NoError(t, err)
+	require.Same(t, answer, got)
+	if len(asked) == 0 {
+		return 0
+	}
+	require.Len(t, asked, 1)
+	require.Positive(t, asked[0], "a hold of 0 would end those of others")
+	return asked[0]
+}
+
+// A refusal holds the line for as long as it asks, by the one field or the other. An
+// answer that was served does so only with HoldWhenExhausted. How the fields are read is
+// tested in package httpfield.
+func TestResponsesThatHoldTheLine(t *testing.T) {
+	const day = 24 * time.Hour
+	const exhausted = `RateLimit: "a";r=0;t=30`
+	for _, tt := range []struct {
+		response      string
+		want          time.Duration // with a MaxHold of a year; 0: none
+		whenExhausted time.Duration // the same with HoldWhenExhausted
+	}{
+		{"429 -\nRetry-After: 5", 5 * time.Second, 5 * time.Second},
+		{"503 -\nRetry-After: 5", 5 * time.Second, 5 * time.Second},
+		{"429 -\nRetry-After: Wed, 01 Jan 9999 00:00:00 GMT", 365 * day, 365 * day},
+		{"429 -\nRetry-After: 99999999999999999999999999", 365 * day, 365 * day},
+		{"429 -\nRateLimit: \"a\";r=0;t=999999999999999", 365 * day, 365 * day},
+		{"429 -\n" + exhausted, 30 * time.Second, 30 * time.Second},
+		{"503 -\n" + exhausted, 30 * time.Second, 30 * time.Second},
+		// If both are there, Retry-After counts; if it is malformed, RateLimit does.
+		{"429 -\nRetry-After: 5\n" + exhausted, 5 * time.Second, 5 * time.Second},
+		{"429 -\nRetry-After: soon\n" + exhausted, 30 * time.Second, 30 * time.Second},
+		{"429 -\nRetry-After: 0\n" + exhausted, 30 * time.Second, 30 * time.Second},
+
+		// No field says for how long.
+		{"429 -", 0, 0},
+		{"503 -", 0, 0},
+		{"429 -\nRetry-After: soon", 0, 0},
+		{"503 -\nRateLimit: \"a\";r=0", 0, 0},
+		{"429 -\nRateLimit: \"a\";r=1;t=30", 0, 0},
+
+		// An answer that was served, or that failed for another reason.
+		{"200 OK", 0, 0},
+		{"200 OK\n" + exhausted, 0, 30 * time.Second},
+		{"404 -\n" + exhausted, 0, 30 * time.Second},
+		{"500 -\n" + exhausted, 0, 30 * time.Second},
+		// With these statuses Retry-After means something else.
+		{"200 OK\nRetry-After: 5", 0, 0},
+		{"301 -\nRetry-After: 5", 0, 0},
+		{"500 -\nRetry-After: 5", 0, 0},
+		{"502 -\nRetry-After: 5", 0, 0},
+		{"200 OK\nRetry-After: 5\n" + exhausted, 0, 30 * time.Second},
+	} {
+		t.Run(tt.response, func(t *testing.T) {
+			response, err := answerOfText(tt.response, nil)
+			require.NoError(t, err)
+			require.Equal(t, tt.want, holdFor(t, response, 365*day, false))
+			require.Equal(t, tt.whenExhausted, holdFor(t, response, 365*day, true))
+		})
+	}
+}
+
+// No upstream can stop a client for longer than MaxHold.
+func TestMaxHoldBoundsWhatIsTakenFromAnAnswer(t *testing.T) {
+	for _, tt := range []struct{ maxHold, asked, want time.Duration }{
+		{0, 59 * time.Second, 59 * time.Second},
+		{0, 61 * time.Second, time.Minute},
+		{time.Hour, 59 * time.Minute, 59 * time.Minute},
+		{time.Hour, 61 * time.Minute, time.Hour},
+		{ms, time.Second, ms},
+	} {
+		for _, form := range []string{"429 -\nRetry-After: %d", "200 OK\nRateLimit: \"a\";r=0;t=%d"} {
+			answer, err := answerOfText(fmt.Sprintf(form, tt.asked/time.Second), nil)
+			require.NoError(t, err)
+			require.Equal(t, tt.want, holdFor(t, answer, tt.maxHold, true))
+		}
+	}
+}
+
+// One 429 holds all requests that wait, and they keep their order. A request of cost 0
+// does not wait.
+func TestOne429HoldsTheWholeLine(t *testing.T) {
+	playTransport(t, "1/s depth 5", func(u *upstream) {
+		u.script["b"] = []string{"429 Too Many Requests\nRetry-After: 30"}
+		u.call("a", "b", "c", "d", "e")
+		u.at(2 * time.Second)
+		u.saw("0s a sent", "0s a 200: body", "1s b sent", "1s b 429, retry 30: body")
+		require.Equal(t, u.start.Add(31*time.Second), u.Stats().HeldUntil)
+		wait, err := u.Forecast(1)
+		require.NoError(t, err)
+		require.Equal(t, 32*time.Second, wait)
+		u.cancel("d")
+		u.Cost = costInQuery
+		u.callWith(u.request(context.Background(), "free?cost=0", nil), true)
+		u.at(time.Minute)
+		u.saw("2s d cancelled", "2s free sent", "2s free 200: body",
+			"31s c sent", "31s c 200: body", "32s e sent", "32s e 200: body")
+	})
+}
+
+// A request of cost 0 can be refused too, and that refusal holds the others.
+func TestAnAnswerToARequestOfNoCostHoldsTheLine(t *testing.T) {
+	playTransport(t, "1/s depth 5", func(u *upstream) {
+		u.Cost = costInQuery
+		u.script["free"] = []string{"429 -\nRateLimit: \"a\";r=0;t=30"}
+		u.callWith(u.request(context.Background(), "free?cost=0", nil), true)
+		u.call("a")
+		u.at(time.Minute)
+		u.saw("0s free sent", "0s free 429: body", "30s a sent", "30s a 200: body")
+	})
+}
+
+// Two shapers with the same limits stand in a row, and the second adds RateLimit fields.
+// Each response says that nothing remains for a second, because the field has no shorter
+// time, although the next slot comes in 100 ms. If that held the line, the 21 requests
+// would take 10 s.
+func TestTwoOfOursDoNotSlowEachOther(t *testing.T) {
+	playTransport(t, "10/s burst 2 depth 5", func(u *upstream) {
+		server := mustMake(u.t, limitsOf(u.t, "10/s burst 2"))
+		site := newSite(u.stage, server, shaper.WithRateLimitHeaders())
+		u.Base = roundTripFunc(func(r *http.Request) (*http.Response, error) {
+			return answerOf(site, r.Context(), ""), nil
+		})
+		var last *http.Response
+		for range 21 {
+			var err error
+			last, err = u.RoundTrip(u.request(context.Background(), "", nil))
+			require.NoError(u.t, err)
+			require.Equal(u.t, "200", statusLine(last))
+		}
+		require.Equal(u.t, 1900*ms, time.Since(u.start))
+		require.Equal(u.t, `"default";r=0;t=1`, last.Header.Get("RateLimit"))
+	})
+}
+
+// With HoldWhenExhausted, which is for an upstream that refuses nothing but counts what
+// comes too early, each answer holds the line.
+func TestAServedAnswerHoldsTheLineIfWanted(t *testing.T) {
+	const exhausted = "200 OK\nRateLimit: \"a\";r=0;t=1"
+	playTransport(t, "10/s depth 5", func(u *upstream) {
+		u.script["a"] = []string{exhausted, exhausted, exhausted, exhausted, exhausted, exhausted}
+		u.HoldWhenExhausted = true
+		u.fetch("a", "a", "a")
+		u.at(10 * time.Second)
+		u.saw("0s a sent", "0s a 200", "1s a sent", "1s a 200", "2s a sent", "2s a 200")
+		u.HoldWhenExhausted = false
+		u.fetch("a", "a", "a")
+		u.at(time.Minute)
+		u.saw("10s a sent", "10s a 200", "10.1s a sent", "10.1s a 200", "10.2s a sent", "10.2s a 200")
+	})
+}
+
+// Of two holds the one that ends later counts. After it the line leaves by the bucket's
+// rule.
+func TestTheLaterOfTwoHoldsCounts(t *testing.T) {
+	playTransport(t, "1/s burst 3 depth 5", func(u *upstream) {
+		u.script["a"] = []string{"429 -\nRetry-After: 10"}
+		u.script["b"] = []string{"503 -\nRetry-After: 30"}
+		u.script["c"] = []string{"429 -\nRetry-After: 5"}
+		u.took = time.Second
+		u.call("a", "b", "c", "d")
+		u.at(time.Second)
+		u.saw("0s a sent", "0s b sent", "0s c sent", "1s a 429, retry 10: body", "1s b 503, retry 30: body",
+			"1s c 429, retry 5: body", "1s d sent")
+		u.call("e", "f")
+		u.at(time.Minute)
+		u.saw("2s d 200: body", "31s e sent", "31s f sent", "32s e 200: body", "32s f 200: body")
 	})
 }

@@ -1,7 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -202,5 +210,385 @@ func TestVerdictSaysWhereTheBurstWent(t *testing.T) {
 		"66 disconnected while they waited and cost no slot;\n  the other 84 were served.":                                        {sent: 150, served: 84, disconnected: 66},
 	} {
 		require.Contains(t, burstVerdict(plain(), info, direct, trial{tally: shaped}, nil), says)
+	}
+}
+
+func TestRaggedSendsEachOnceInOrder(t *testing.T) {
+	const span = 250 * time.Millisecond
+	for _, n := range []int{0, 1, 2, 7, 150, 10_000} {
+		sends := sendTimes(n, span)
+		require.Len(t, sends, n)
+		require.IsNonDecreasing(t, append([]time.Duration{0, 0}, sends...))
+		if n > 2 {
+			require.Zero(t, sends[0])
+			require.Equal(t, span, sends[n-1])
+		}
+	}
+}
+
+// The upstream must be at least three times as fast as the shaped rate, and take
+// what leaves at once. But it must be too slow for the direct burst.
+func TestUpstreamIsFastEnoughForTheShaperAndTooSlowForTheBurst(t *testing.T) {
+	for text, burst := range map[string]int{
+		"50/s depth 100":         150,
+		"60/s depth 20":          120,
+		"1/s depth 5":            10,
+		"10/min depth 3":         5,
+		"20/s burst 30 depth 40": 100,
+		"1000/s depth 100":       400,
+	} {
+		t.Run(text, func(t *testing.T) {
+			info := newLimitsInfo(limitsOf(t, text))
+			s := capacityFor(info, burst)
+			require.GreaterOrEqual(t, s.perSecond(), 3*info.rate)
+			require.GreaterOrEqual(t, s.workers, int64(info.atOnce)+1)
+			meanwhile := s.perSecond() * burstSpan(burst, s).Seconds()
+			require.Greater(t, float64(burst), float64(s.workers)+meanwhile)
+		})
+	}
+	require.Positive(t, capacityFor(newLimitsInfo(limitsOf(t, "inf")), 10).workers)
+	require.Positive(t, capacityFor(newLimitsInfo(limitsOf(t, "1000000000/s burst 1000000000")), 10).workers)
+	require.Zero(t, burstSpan(3, capacity{workers: 10, serviceTime: time.Second}))
+}
+
+func TestCount(t *testing.T) {
+	require.Equal(t,
+		tally{sent: 8, served: 2, refused: 1, disconnected: 1, failed: 2, other: 2, longestWait: 5},
+		countResults([]result{
+			{status: 200, wait: 5}, {status: 200, wait: 3}, {status: 429, wait: 9}, {status: 503, wait: 9},
+			{status: 502}, {}, {status: 302, wait: 9}, {disconnected: true},
+		}))
+}
+
+func TestWaitTold(t *testing.T) {
+	require.Equal(t, 12500*time.Microsecond, waitFromHeader(http.Header{serverTiming: {"db;dur=7", "shaper;dur=12.500"}}))
+	require.Zero(t, waitFromHeader(http.Header{serverTiming: {"shaper;dur=x"}}))
+	require.Zero(t, waitFromHeader(nil))
+}
+
+func TestGaps(t *testing.T) {
+	at := func(ms ...int) (all []time.Time) {
+		for _, n := range ms {
+			all = append(all, time.UnixMilli(int64(n)))
+		}
+		return all
+	}
+	smallest, median, ok := gaps(at(0, 10, 13, 33))
+	require.True(t, ok)
+	require.Equal(t, 3*time.Millisecond, smallest)
+	require.Equal(t, 10*time.Millisecond, median)
+	_, _, ok = gaps(at(5))
+	require.False(t, ok)
+}
+
+// elements parses an SVG to its end, and counts its elements.
+func elements(t *testing.T, text string) map[string]int {
+	t.Helper()
+	count := map[string]int{}
+	for d := xml.NewDecoder(strings.NewReader(text)); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return count
+		}
+		require.NoError(t, err)
+		if e, ok := token.(xml.StartElement); ok {
+			count[e.Name.Local]++
+		}
+	}
+}
+
+func TestDrawingHasAMarkForEachRequest(t *testing.T) {
+	_, shaped := trials()
+	svg := burstSVG(newLimitsInfo(limitsOf(t, "20/s depth 14")), shaped)
+	require.Equal(t, 1, elements(t, svg)["svg"])
+	require.Contains(t, svg, `role="img" aria-label="With limits 20/s depth 14, a ragged burst of 18 requests`)
+	require.Contains(t, svg, "prefers-color-scheme:dark")
+	require.Equal(t, 18, strings.Count(svg, "h5"), "arrivals")
+	require.Equal(t, 15, strings.Count(svg, "v-34"), "departures")
+	require.Contains(t, svg, "3 do not fit, and are refused at once")
+	require.Contains(t, svg, "one every 50 ms")
+	for _, foreign := range []string{"<script", "@import", "url(", "href"} {
+		require.NotContains(t, svg, foreign)
+	}
+}
+
+func TestDrawingMarksClientsThatDisconnect(t *testing.T) {
+	_, shaped := disconnecting()
+	svg := burstSVG(newLimitsInfo(limitsOf(t, "20/s depth 14")), shaped)
+	require.Equal(t, 1, elements(t, svg)["svg"])
+	_, ofThem, _ := strings.Cut(svg, `<path class="v"`)
+	ofThem, _, _ = strings.Cut(ofThem, "/>")
+	require.Equal(t, 4, strings.Count(ofThem, "h5"), "arrivals of clients that disconnect")
+	require.Equal(t, 18, strings.Count(svg, "h5"), "arrivals")
+	require.Equal(t, 11, strings.Count(svg, "v-34"), "departures")
+	require.Equal(t, 4, strings.Count(svg, "v-9"), "marks")
+	require.Contains(t, svg, "4 of these disconnect while they wait, and cost no slot")
+}
+
+func TestDrawingStaysSmall(t *testing.T) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var shaped trial
+	for i := range maxBurst {
+		r := &requestLog{arrived: begin.Add(time.Duration(i%7) * 37 * time.Millisecond), departed: begin.Add(time.Duration(i) * time.Millisecond)}
+		shaped.requests = append(shaped.requests, r)
+		shaped.reached = append(shaped.reached, r.departed)
+	}
+	for _, r := range byArrival(shaped.requests) {
+		shaped.arrived = append(shaped.arrived, r.arrived)
+	}
+	svg := burstSVG(newLimitsInfo(limitsOf(t, "1000/s depth 10000")), shaped)
+	elements(t, svg)
+	require.Less(t, len(svg), 12<<10)
+	require.Empty(t, burstSVG(newLimitsInfo(limitsOf(t, "inf")), trial{}))
+}
+
+func TestSVGFlagDrawsTheRun(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "burst.svg")
+	p := start("-svg", file, "-limits", "60/s depth 5", "-burst", "120")
+	require.Equal(t, exitOK, p.ends(t), "%s%s", &p.stdout, &p.stderr)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, 120, strings.Count(string(text), "h5"))
+	require.NotContains(t, p.stdout.String(), "Serving")
+}
+
+func TestImpatientClientsAreSpreadOverTheBurst(t *testing.T) {
+	info := newLimitsInfo(limitsOf(t, "50/s depth 100"))
+	for percent, want := range map[int]int{0: 0, 1: 1, 33: 49, 50: 75, 67: 100, 100: 150} {
+		all := chooseImpatient(150, percent, info, nil)
+		require.Len(t, all, want)
+		uploads, within := 0, 0
+		for i, c := range all {
+			if c.upload {
+				uploads++
+			}
+			if i < 75 {
+				within++
+			}
+			require.GreaterOrEqual(t, c.patiencePerPlace, 2*time.Millisecond)
+			require.LessOrEqual(t, c.patiencePerPlace, 8*time.Millisecond)
+		}
+		require.Equal(t, want/2, uploads)
+		require.InDelta(t, want/2, within, 1, "in the first half")
+	}
+}
+
+// filled returns a proxy with a full bucket, which records its requests.
+func filled(t *testing.T, limits string, serviceTime time.Duration) *proxy {
+	t.Helper()
+	f, err := startFragileUpstream(capacity{workers: 9, serviceTime: serviceTime})
+	require.NoError(t, err)
+	t.Cleanup(f.close)
+	front, err := listenFront(config{addr: "127.0.0.1:0"})
+	require.NoError(t, err)
+	p, err := startProxy(front.listener, limitsOf(t, limits), f.url)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.close()) })
+	p.requests.startRecording()
+	require.True(t, p.shaper.Allow())
+	return p
+}
+
+// A client whose turn has come does not wait any more: its patience must not run
+// out while it is being served. Its turn comes once it is in line. On a busy machine that
+// may be too late for it: then a client with more patience, which is served for longer in
+// turn, tries again.
+func TestAnImpatientClientWhoseTurnComesStays(t *testing.T) {
+	t.Parallel()
+	soon := limitsOf(t, "1000/s depth 2")
+	for patience := 300 * time.Millisecond; ; patience *= 2 {
+		p := filled(t, "6/h depth 2", 2*patience)
+		go func() {
+			for p.shaper.Stats().Waiting == 0 && t.Context().Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			_ = p.shaper.SetLimits(soon)
+		}()
+		c := &impatientClient{log: &p.requests, upload: true, patiencePerPlace: patience}
+		got := c.send(t.Context(), p.url)
+		requests := p.requests.stopRecording()
+		if got.disconnected && patience < 3*time.Second {
+			continue
+		}
+		require.Equal(t, http.StatusOK, got.status)
+		require.False(t, got.disconnected)
+		require.Len(t, requests, 1)
+		require.Same(t, c, requests[0].client)
+		require.NotZero(t, requests[0].enqueued)
+		require.Zero(t, requests[0].disconnected)
+		return
+	}
+}
+
+func TestAnImpatientClientLeavesTheLine(t *testing.T) {
+	for name, upload := range map[string]bool{"download": false, "upload": true} {
+		t.Run(name, func(t *testing.T) {
+			p := filled(t, "6/h depth 2", 0)
+			c := &impatientClient{log: &p.requests, upload: upload, patiencePerPlace: 10 * time.Millisecond}
+			require.Equal(t, result{disconnected: true}, c.send(t.Context(), p.url))
+			requests := p.requests.stopRecording() // It returns when the shaper, too, has noticed.
+			require.Len(t, requests, 1)
+			require.Equal(t, c.disconnectedAt(), requests[0].disconnected)
+			require.Less(t, requests[0].abandoned.Sub(requests[0].disconnected), time.Minute)
+			require.Zero(t, requests[0].departed)
+			require.Zero(t, p.shaper.Stats().Waiting)
+		})
+	}
+}
+
+// trials returns a direct and a shaped trial at 20/s. 12 requests arrive at 0 ms
+// and 6 at 100 ms; 15 of them leave, one every 50 ms. Of these, two in three reach
+// the upstream 8 ms early or late.
+func trials() (direct, shaped trial) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
+	for i := range 18 {
+		r := &requestLog{arrived: at(i / 12 * 100)}
+		switch {
+		case i == 0:
+			r.departed = at(1)
+		case i < 15:
+			r.enqueued, r.departed = r.arrived, at(1+50*i)
+		default:
+			r.refused = r.arrived
+		}
+		shaped.requests = append(shaped.requests, r)
+		shaped.arrived = append(shaped.arrived, r.arrived)
+		if r.refused.IsZero() {
+			shaped.reached = append(shaped.reached, r.departed.Add([]time.Duration{0, -8, 8}[i%3]*time.Millisecond))
+		}
+	}
+	shaped.tally = tally{sent: 18, served: 15, refused: 3, longestWait: 701 * time.Millisecond}
+	direct.arrived, direct.reached = shaped.arrived, shaped.arrived
+	direct.tally = tally{sent: 18, served: 4, failed: 14}
+	return direct, shaped
+}
+
+func plain() *terminal { return newTerminal(&bytes.Buffer{}, func(error) {}) }
+
+// The two clumps of arrivals stand out. The departures look even, one in every
+// second column, although each is up to 8 ms early or late.
+func TestChartShowsABurstAndEvenDepartures(t *testing.T) {
+	direct, shaped := trials()
+	got := burstChart(plain(), newLimitsInfo(limitsOf(t, "20/s depth 14")), direct, shaped)
+	require.Equal(t, strings.TrimPrefix(`
+  direct: 18 reach the upstream within 100 ms
+    12 █
+       █
+       █       ▄
+       █       █
+       █       █
+  shaped: 18 arrive at the proxy within 100 ms
+    12 █
+       █
+       █       ▄
+       █       █
+       █       █
+  shaped: 15 reach the upstream within 708 ms
+     1 ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃   ▃
+       ┴───────────────┴───────────────┴───────────────┴────────
+       0 ms            200 ms          400 ms          600 ms
+  one column is 25 ms; the number is how many requests the highest bar counts
+`, "\n"), got)
+}
+
+// disconnecting returns the trials with four waiting clients disconnected. The
+// departures are as even, and fewer.
+func disconnecting() (direct, shaped trial) {
+	direct, shaped = trials()
+	for i, r := range shaped.requests[11:15] {
+		r.departed, r.abandoned = time.Time{}, r.arrived.Add(time.Duration(100+50*i)*time.Millisecond)
+		r.disconnected = r.abandoned
+		shaped.disconnects = append(shaped.disconnects, r.disconnected)
+	}
+	shaped.reached = shaped.reached[:11]
+	shaped.tally = tally{sent: 18, served: 11, refused: 3, disconnected: 4, longestWait: 501 * time.Millisecond}
+	shaped.impatient = 7
+	return direct, shaped
+}
+
+func TestChartShowsClientsThatDisconnect(t *testing.T) {
+	direct, shaped := disconnecting()
+	got := burstChart(plain(), newLimitsInfo(limitsOf(t, "20/s depth 14")), direct, shaped)
+	require.Contains(t, got, strings.TrimPrefix(`
+  shaped: 4 disconnect while waiting within 250 ms
+     1             ▃                 ▃     ▃     ▃
+  shaped: 11 reach the upstream within 492 ms
+     1 ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃
+`, "\n"), got)
+}
+
+func TestChartOfNothing(t *testing.T) {
+	info := newLimitsInfo(limitsOf(t, "20/s depth 14"))
+	require.Contains(t, burstChart(plain(), info, trial{}, trial{}), "nothing to draw")
+	direct, shaped := trials()
+	shaped.reached = nil
+	require.Contains(t, burstChart(plain(), info, direct, shaped), "0 reach the upstream")
+}
+
+func TestChartFitsTheScreen(t *testing.T) {
+	for _, limits := range []string{"20/s depth 14", "7/s depth 9", "1/s depth 1", "1000000/s depth 3", "1 per 365d depth 4", "49.99/s depth 5", "inf"} {
+		direct, shaped := trials()
+		shown := burstChart(plain(), newLimitsInfo(limitsOf(t, limits)), direct, shaped)
+		for line := range strings.Lines(shown) {
+			require.LessOrEqual(t, len([]rune(line)), 81, "%s\n%s", limits, shown)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	direct, shaped := trials()
+	require.Equal(t, strings.TrimPrefix(`
+                                     direct     shaped
+  sent                                   18         18
+  served                                  4         15
+  refused with 429                        0          3
+  failed (5xx)                           14          0
+  smallest gap at the upstream          0 s      42 ms
+  median gap at the upstream            0 s      42 ms
+  longest wait                            -     701 ms
+`, "\n"), burstTable(plain(), newLimitsInfo(limitsOf(t, "20/s depth 14")), direct, shaped))
+}
+
+func TestTableOfImpatientClients(t *testing.T) {
+	direct, shaped := disconnecting()
+	require.Contains(t, burstTable(plain(), newLimitsInfo(limitsOf(t, "20/s depth 14")), direct, shaped), strings.TrimPrefix(`
+  sent                                   18         18
+  by impatient clients                    -          7
+  served                                  4         11
+  refused with 429                        0          3
+  disconnected while waiting              -          4
+  slots wasted on these                   -          0
+  failed (5xx)                           14          0
+`, "\n"))
+}
+
+func TestColourOnlyWhereWanted(t *testing.T) {
+	require.Equal(t, "x", plain().coloured(red, "x"))
+	require.Equal(t, "\x1b[31mx\x1b[0m", (&terminal{colour: true}).coloured(red, "x"))
+}
+
+// The status line is only shown on a terminal, and leaves nothing behind.
+func TestStatusIsWrittenOver(t *testing.T) {
+	var b bytes.Buffer
+	screen := newTerminal(&b, func(error) {})
+	screen.status("unseen")
+	require.Empty(t, b.String())
+
+	screen.live = true
+	screen.status("abc")
+	screen.status("d")
+	screen.say("e")
+	require.Equal(t, "abc"+"\r   \r"+"d"+"\r \r"+"e\n", b.String())
+}
+
+func TestMeterLooksBackOneSecond(t *testing.T) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var m rateMeter
+	for i, c := range []struct {
+		departed uint64
+		rate     float64
+	}{{10, 0}, {20, 40}, {20, 20}, {20, 40.0 / 3}, {60, 50}, {60, 40}, {60, 40}} {
+		require.InDelta(t, c.rate, m.rate(begin.Add(time.Duration(i)*statusEvery), c.departed), 1e-9, "look %d", i)
 	}
 }

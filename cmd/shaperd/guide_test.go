@@ -17,23 +17,21 @@ import (
 // guide is the page for operators.
 const guide = "../../docs/proxy.md"
 
-// The Caddyfiles of the pages are only adapted: the hosts and files in them do not exist here. The
+// The Caddyfiles of the guide are only adapted: the hosts and files in them do not exist here. The
 // adapter warns of a file that "shaperd fmt" would change.
-func TestTheCaddyfilesOfThePagesAreAdapted(t *testing.T) {
+func TestTheCaddyfilesOfTheGuideAreAdapted(t *testing.T) {
 	t.Setenv("OPS_PASSWORD_HASH", "$2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG")
 	block := regexp.MustCompile("(?s)```caddyfile\n(.*?)```")
-	for page, blocks := range map[string]int{guide: 5, "../../README.md": 1} {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		found := block.FindAllStringSubmatch(string(text), -1)
-		require.Len(t, found, blocks, page)
-		for _, b := range found {
-			p := start(t, "adapt", "--config", writeFile(t, "Caddyfile", b[1]))
-			require.Zero(t, p.wait(), "%s\n%s", b[1], p.log)
-			require.Contains(t, p.out.String(), `"handler":"shape"`, b[1])
-			require.NotContains(t, p.log.String(), `"level":"warn"`, b[1])
-			require.NotContains(t, p.log.String(), `"level":"error"`, b[1])
-		}
+	text, err := os.ReadFile(guide)
+	require.NoError(t, err)
+	found := block.FindAllStringSubmatch(string(text), -1)
+	require.Len(t, found, 5)
+	for _, b := range found {
+		p := start(t, "adapt", "--config", writeFile(t, "Caddyfile", b[1]))
+		require.Zero(t, p.wait(), "%s\n%s", b[1], p.log)
+		require.Contains(t, p.out.String(), `"handler":"shape"`, b[1])
+		require.NotContains(t, p.log.String(), `"level":"warn"`, b[1])
+		require.NotContains(t, p.log.String(), `"level":"error"`, b[1])
 	}
 }
 

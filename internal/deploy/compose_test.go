@@ -1,15 +1,25 @@
 package deploy_test
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v4"
+
+	"example.com/leakybucket/internal/realtime"
+	"example.com/leakybucket/internal/servers"
 )
 
 // A service of compose.yaml. Lines of text are enough for all that the file says of it.
@@ -111,4 +121,184 @@ func TestImageIsBuiltByTheToolchainOfTheWorkspace(t *testing.T) {
 	toolchain := regexp.MustCompile(`(?m)^toolchain go(\S+)$`).FindSubmatch(workspace)
 	require.NotNil(t, toolchain)
 	require.Contains(t, read(t, "Dockerfile"), "\nFROM golang:"+string(toolchain[1])+" AS build\n")
+}
+
+// patience is for what should have happened long before.
+const patience = 30 * time.Second
+
+// A shaperd is a process that runs with the Caddyfile of compose.yaml.
+type shaperd struct {
+	*exec.Cmd
+	front, page, metrics string // URLs
+	data                 string // its folder
+	log                  *servers.Output
+	ended                chan error
+}
+
+// settle gives a command its environment: addresses of this machine, where compose.yaml has
+// those of services.
+func settle(t *testing.T, cmd *exec.Cmd, redis *servers.Redis, upstream string) *shaperd {
+	port := func() int { return servers.FreePort(t) }
+	front, page, metrics := port(), port(), port()
+	cmd.Env = append(cmd.Env,
+		fmt.Sprintf("SHAPERD_PORT=%d", front), fmt.Sprintf("SHAPERD_PAGE_PORT=%d", page), fmt.Sprintf("SHAPERD_METRICS_PORT=%d", metrics),
+		fmt.Sprintf("CADDY_ADMIN=127.0.0.1:%d", port()),
+		"SHAPERD_STORE=redis://"+redis.Addr, "SHAPERD_UPSTREAM="+strings.TrimPrefix(upstream, "http://"),
+		"SHAPERD_DELAY=10ms", "SHAPERD_GRACE=20s")
+	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
+	return &shaperd{Cmd: cmd, front: url(front), page: url(page), metrics: url(metrics), log: &servers.Output{}, ended: make(chan error, 1)}
+}
+
+// run starts the process, and returns when it serves.
+func (s *shaperd) run(t *testing.T) {
+	s.Stdout, s.Stderr = s.log, s.log
+	require.NoError(t, s.Start())
+	t.Cleanup(func() {
+		_ = s.Process.Kill() // It has ended already, unless the test has failed.
+		if t.Failed() {
+			t.Log(s.log)
+		}
+	})
+	go func() { s.ended <- s.Wait() }()
+	s.until(t, func() bool { return strings.Contains(s.log.String(), "serving initial configuration") }, "the configuration is in force")
+	s.until(t, func() bool { // It asks the store for the first time.
+		status, _ := get(s.front)
+		return status == http.StatusOK
+	}, "a request leaves")
+	status, _ := get(s.front + "/ready")
+	require.Equal(t, http.StatusOK, status)
+}
+
+func (s *shaperd) until(t *testing.T, is func() bool, what string) {
+	t.Helper()
+	realtime.Until(t, func() bool {
+		require.Empty(t, s.ended, "shaperd has ended")
+		return is()
+	}, what)
+}
+
+// get returns the status and the text of an answer; the status is 0 without one.
+func get(url string) (status int, text string) {
+	answer, err := http.Get(url)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(body)
+}
+
+// together is what two shaperd with one Redis must do, whatever they run in. A call of the store
+// that is given up may have counted all the same, so where a request took so long its status is
+// no verdict: then two others are tried.
+func together(t *testing.T, make func(redis *servers.Redis, upstream string) *shaperd) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	for attempt := 1; !shared(t, make, attempt == 8); attempt++ {
+	}
+}
+
+// callTimeout is after what time package shaper gives up a call of a store.
+const callTimeout = 250 * time.Millisecond
+
+// shared returns false if the statuses are wrong, but the store may have been too slow. There is
+// no excuse for the last attempt.
+func shared(t *testing.T, make func(redis *servers.Redis, upstream string) *shaperd, last bool) bool {
+	t.Helper()
+	redis := servers.StartRedis(t)
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "served")
+	}))
+	t.Cleanup(upstream.Close)
+	both := []*shaperd{make(redis, upstream.URL), make(redis, upstream.URL)}
+	for _, s := range both {
+		s.run(t)
+	}
+
+	for i := range 10 {
+		status, text := get(both[i%2].front)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, "served", text)
+	}
+	// The rule has five, and gets one more after 12 s: fewer than ten of all twenty are
+	// served only if both take from one bucket.
+	served, longest := 0, time.Duration(0)
+	began := time.Now()
+	for i := range 20 {
+		sent := time.Now()
+		answer, err := http.Post(both[i%2].front+"/login", "text/plain", nil)
+		require.NoError(t, err)
+		longest = max(longest, time.Since(sent))
+		require.NoError(t, answer.Body.Close())
+		switch answer.StatusCode {
+		case http.StatusOK:
+			served++
+		default:
+			require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
+			require.NotEmpty(t, answer.Header.Get("Retry-After"))
+		}
+	}
+	most := 5 + int(time.Since(began)/(12*time.Second)) + 1
+	if (served < 5 || served > most) && longest > callTimeout*4/5 && !last {
+		t.Logf("%d were served, but a request took %v", served, longest)
+		for _, s := range both {
+			_ = s.Process.Kill()
+		}
+		return false
+	}
+	require.GreaterOrEqual(t, served, 5)
+	require.LessOrEqual(t, served, most)
+
+	for _, s := range both {
+		s.until(t, func() bool {
+			_, metrics := get(s.metrics)
+			return strings.Contains(metrics, `shaper_bucket_state{rule="front",state="shared"} 1`)
+		}, "the bucket is shared")
+		_, metrics := get(s.metrics)
+		require.Contains(t, metrics, `shaper_requests_total{result="departed",rule="front/site"}`)
+		status, page := get(s.page)
+		require.Equal(t, http.StatusOK, status)
+		require.Contains(t, page, "<title>")
+		require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+		select {
+		case err := <-s.ended:
+			require.NoError(t, err)
+		case <-time.After(patience):
+			require.FailNow(t, "shaperd does not end")
+		}
+		require.FileExists(t, filepath.Join(s.data, "levels.json"), "for the next start")
+	}
+	return true
+}
+
+func TestTwoShaperdServeWithTheCaddyfileOfCompose(t *testing.T) {
+	t.Parallel()
+	binary := program(t)
+	config, err := filepath.Abs(folder)
+	require.NoError(t, err)
+	together(t, func(redis *servers.Redis, upstream string) *shaperd {
+		cmd := exec.Command(binary, "run", "--config", filepath.Join(config, "Caddyfile"))
+		data := t.TempDir()
+		cmd.Env = []string{"HOME=" + data, "XDG_DATA_HOME=" + data, "XDG_CONFIG_HOME=" + data, "SHAPERD_CONFIG=" + config}
+		s := settle(t, cmd, redis, upstream)
+		s.data = data
+		return s
+	})
+}
+
+func TestExampleForSystemdIsValid(t *testing.T) {
+	t.Parallel()
+	dir, binary := t.TempDir(), program(t)
+	config, err := filepath.Abs(folder)
+	require.NoError(t, err)
+	caddyfile := strings.NewReplacer("/etc/shaperd", config, "/var/lib/shaperd", dir).Replace(read(t, "systemd", "Caddyfile"))
+	file := filepath.Join(dir, "Caddyfile")
+	require.NoError(t, os.WriteFile(file, []byte(caddyfile), 0o600))
+	validate := exec.Command(binary, "validate", "--config", file)
+	validate.Env = []string{"HOME=" + dir, "XDG_DATA_HOME=" + dir, "XDG_CONFIG_HOME=" + dir}
+	text, err := validate.CombinedOutput()
+	require.NoErrorf(t, err, "%s", text)
+	require.Contains(t, string(text), "Valid configuration")
 }
