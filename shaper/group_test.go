@@ -167,13 +167,6 @@ func TestForecastMakesNoBucket(t *testing.T) {
 // A key as a Limiter is the same bucket, whether it is there or not.
 func TestAKeyAsALimiter(t *testing.T) {
 	playKeys(t, "1/s burst 2 depth 1", func(g *groupStage) {
-		type bucket interface {
-			shaper.Limiter
-			Acquire(context.Context, int) (func(), error)
-			Forecast(int) (time.Duration, error)
-			Hold(time.Duration)
-			Stats() shaper.Stats
-		}
 		a := g.Limiter("a")
 		fresh := shaper.Stats{Name: "api", Limits: g.usual}
 		require.Equal(t, fresh, a.Stats())

@@ -44,7 +44,6 @@ func TestAGroupGivesBackWhatACancelledRequestHad(t *testing.T) {
 // What a call with a new key meets is told before the key has a bucket: in an outage that it would
 // be refused, or leave by the fallback.
 func TestAForecastForANewKeyKnowsOfTheOutage(t *testing.T) {
-	type limiter interface{ Stats() shaper.Stats }
 	for fallback, state := range map[shaper.Fallback]shaper.BucketState{
 		shaper.FallbackClosed: shaper.BucketDown, shaper.FallbackOpen: shaper.BucketOpen, shaper.FallbackLocal(2): shaper.BucketLocal,
 	} {

@@ -199,20 +199,6 @@ func TestJudgeOfImpatientClients(t *testing.T) {
 	}
 }
 
-func TestVerdictSaysWhereTheBurstWent(t *testing.T) {
-	info := newLimitsInfo(limitsOf(t, "50/s depth 100"))
-	direct := trial{tally: tally{sent: 150, served: 63, failed: 87}}
-	for says, shaped := range map[string]tally{
-		"101 fitted at once, there was room for 13 more while the burst came in,\n  and the other 36 were refused at once, with 429.": {sent: 150, served: 114, refused: 36},
-		"101 fitted, and the other 49 were refused at once, with 429.":                                                                {sent: 150, served: 101, refused: 49},
-		"all were served, a little later": {sent: 90, served: 90},
-		"66 disconnected while they waited and cost no slot;\n  70 were served, and the other 14 were refused at once, with 429.": {sent: 150, served: 70, refused: 14, disconnected: 66},
-		"66 disconnected while they waited and cost no slot;\n  the other 84 were served.":                                        {sent: 150, served: 84, disconnected: 66},
-	} {
-		require.Contains(t, burstVerdict(plain(), info, direct, trial{tally: shaped}, nil), says)
-	}
-}
-
 func TestRaggedSendsEachOnceInOrder(t *testing.T) {
 	const span = 250 * time.Millisecond
 	for _, n := range []int{0, 1, 2, 7, 150, 10_000} {
@@ -251,36 +237,6 @@ func TestUpstreamIsFastEnoughForTheShaperAndTooSlowForTheBurst(t *testing.T) {
 	require.Zero(t, burstSpan(3, capacity{workers: 10, serviceTime: time.Second}))
 }
 
-func TestCount(t *testing.T) {
-	require.Equal(t,
-		tally{sent: 8, served: 2, refused: 1, disconnected: 1, failed: 2, other: 2, longestWait: 5},
-		countResults([]result{
-			{status: 200, wait: 5}, {status: 200, wait: 3}, {status: 429, wait: 9}, {status: 503, wait: 9},
-			{status: 502}, {}, {status: 302, wait: 9}, {disconnected: true},
-		}))
-}
-
-func TestWaitTold(t *testing.T) {
-	require.Equal(t, 12500*time.Microsecond, waitFromHeader(http.Header{serverTiming: {"db;dur=7", "shaper;dur=12.500"}}))
-	require.Zero(t, waitFromHeader(http.Header{serverTiming: {"shaper;dur=x"}}))
-	require.Zero(t, waitFromHeader(nil))
-}
-
-func TestGaps(t *testing.T) {
-	at := func(ms ...int) (all []time.Time) {
-		for _, n := range ms {
-			all = append(all, time.UnixMilli(int64(n)))
-		}
-		return all
-	}
-	smallest, median, ok := gaps(at(0, 10, 13, 33))
-	require.True(t, ok)
-	require.Equal(t, 3*time.Millisecond, smallest)
-	require.Equal(t, 10*time.Millisecond, median)
-	_, _, ok = gaps(at(5))
-	require.False(t, ok)
-}
-
 // elements parses an SVG to its end, and counts its elements.
 func elements(t *testing.T, text string) map[string]int {
 	t.Helper()
@@ -310,36 +266,6 @@ func TestDrawingHasAMarkForEachRequest(t *testing.T) {
 	for _, foreign := range []string{"<script", "@import", "url(", "href"} {
 		require.NotContains(t, svg, foreign)
 	}
-}
-
-func TestDrawingMarksClientsThatDisconnect(t *testing.T) {
-	_, shaped := disconnecting()
-	svg := burstSVG(newLimitsInfo(limitsOf(t, "20/s depth 14")), shaped)
-	require.Equal(t, 1, elements(t, svg)["svg"])
-	_, ofThem, _ := strings.Cut(svg, `<path class="v"`)
-	ofThem, _, _ = strings.Cut(ofThem, "/>")
-	require.Equal(t, 4, strings.Count(ofThem, "h5"), "arrivals of clients that disconnect")
-	require.Equal(t, 18, strings.Count(svg, "h5"), "arrivals")
-	require.Equal(t, 11, strings.Count(svg, "v-34"), "departures")
-	require.Equal(t, 4, strings.Count(svg, "v-9"), "marks")
-	require.Contains(t, svg, "4 of these disconnect while they wait, and cost no slot")
-}
-
-func TestDrawingStaysSmall(t *testing.T) {
-	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	var shaped trial
-	for i := range maxBurst {
-		r := &requestLog{arrived: begin.Add(time.Duration(i%7) * 37 * time.Millisecond), departed: begin.Add(time.Duration(i) * time.Millisecond)}
-		shaped.requests = append(shaped.requests, r)
-		shaped.reached = append(shaped.reached, r.departed)
-	}
-	for _, r := range byArrival(shaped.requests) {
-		shaped.arrived = append(shaped.arrived, r.arrived)
-	}
-	svg := burstSVG(newLimitsInfo(limitsOf(t, "1000/s depth 10000")), shaped)
-	elements(t, svg)
-	require.Less(t, len(svg), 12<<10)
-	require.Empty(t, burstSVG(newLimitsInfo(limitsOf(t, "inf")), trial{}))
 }
 
 func TestSVGFlagDrawsTheRun(t *testing.T) {
@@ -492,40 +418,6 @@ func TestChartShowsABurstAndEvenDepartures(t *testing.T) {
 `, "\n"), got)
 }
 
-// disconnecting returns the trials with four waiting clients disconnected. The
-// departures are as even, and fewer.
-func disconnecting() (direct, shaped trial) {
-	direct, shaped = trials()
-	for i, r := range shaped.requests[11:15] {
-		r.departed, r.abandoned = time.Time{}, r.arrived.Add(time.Duration(100+50*i)*time.Millisecond)
-		r.disconnected = r.abandoned
-		shaped.disconnects = append(shaped.disconnects, r.disconnected)
-	}
-	shaped.reached = shaped.reached[:11]
-	shaped.tally = tally{sent: 18, served: 11, refused: 3, disconnected: 4, longestWait: 501 * time.Millisecond}
-	shaped.impatient = 7
-	return direct, shaped
-}
-
-func TestChartShowsClientsThatDisconnect(t *testing.T) {
-	direct, shaped := disconnecting()
-	got := burstChart(plain(), newLimitsInfo(limitsOf(t, "20/s depth 14")), direct, shaped)
-	require.Contains(t, got, strings.TrimPrefix(`
-  shaped: 4 disconnect while waiting within 250 ms
-     1             ▃                 ▃     ▃     ▃
-  shaped: 11 reach the upstream within 492 ms
-     1 ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃     ▃
-`, "\n"), got)
-}
-
-func TestChartOfNothing(t *testing.T) {
-	info := newLimitsInfo(limitsOf(t, "20/s depth 14"))
-	require.Contains(t, burstChart(plain(), info, trial{}, trial{}), "nothing to draw")
-	direct, shaped := trials()
-	shaped.reached = nil
-	require.Contains(t, burstChart(plain(), info, direct, shaped), "0 reach the upstream")
-}
-
 func TestChartFitsTheScreen(t *testing.T) {
 	for _, limits := range []string{"20/s depth 14", "7/s depth 9", "1/s depth 1", "1000000/s depth 3", "1 per 365d depth 4", "49.99/s depth 5", "inf"} {
 		direct, shaped := trials()
@@ -550,24 +442,6 @@ func TestTable(t *testing.T) {
 `, "\n"), burstTable(plain(), newLimitsInfo(limitsOf(t, "20/s depth 14")), direct, shaped))
 }
 
-func TestTableOfImpatientClients(t *testing.T) {
-	direct, shaped := disconnecting()
-	require.Contains(t, burstTable(plain(), newLimitsInfo(limitsOf(t, "20/s depth 14")), direct, shaped), strings.TrimPrefix(`
-  sent                                   18         18
-  by impatient clients                    -          7
-  served                                  4         11
-  refused with 429                        0          3
-  disconnected while waiting              -          4
-  slots wasted on these                   -          0
-  failed (5xx)                           14          0
-`, "\n"))
-}
-
-func TestColourOnlyWhereWanted(t *testing.T) {
-	require.Equal(t, "x", plain().coloured(red, "x"))
-	require.Equal(t, "\x1b[31mx\x1b[0m", (&terminal{colour: true}).coloured(red, "x"))
-}
-
 // The status line is only shown on a terminal, and leaves nothing behind.
 func TestStatusIsWrittenOver(t *testing.T) {
 	var b bytes.Buffer
@@ -580,15 +454,4 @@ func TestStatusIsWrittenOver(t *testing.T) {
 	screen.status("d")
 	screen.say("e")
 	require.Equal(t, "abc"+"\r   \r"+"d"+"\r \r"+"e\n", b.String())
-}
-
-func TestMeterLooksBackOneSecond(t *testing.T) {
-	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	var m rateMeter
-	for i, c := range []struct {
-		departed uint64
-		rate     float64
-	}{{10, 0}, {20, 40}, {20, 20}, {20, 40.0 / 3}, {60, 50}, {60, 40}, {60, 40}} {
-		require.InDelta(t, c.rate, m.rate(begin.Add(time.Duration(i)*statusEvery), c.departed), 1e-9, "look %d", i)
-	}
 }

@@ -82,27 +82,6 @@ func TestOutboundGoesOnUntilCtrlC(t *testing.T) {
 	}
 }
 
-func TestInterruptEndsOutboundPromptly(t *testing.T) {
-	t.Parallel()
-	for _, during := range []string{"call the API directly", "call it through one"} {
-		t.Run(during, func(t *testing.T) {
-			t.Parallel()
-			var took time.Duration
-			undisturbed(outboundTime/4, func() bool {
-				p := start(append(slowOutbound, "-once")...)
-				p.stdout.awaits(t, `20 callers `+during)
-				p.signals <- os.Interrupt
-				asked := time.Now()
-				require.Equal(t, exitInterrupted, p.ends(t))
-				took = time.Since(asked)
-				require.Equal(t, "shapedemo: interrupted\n", p.stderr.String())
-				return took < outboundTime/2
-			})
-			require.Less(t, took, outboundTime/2)
-		})
-	}
-}
-
 func TestJudgeOutbound(t *testing.T) {
 	info := newLimitsInfo(limitsOf(t, "10/s depth 20 slack 10ms"))
 	good := func() (direct, shaped poolResult) {
@@ -222,28 +201,6 @@ func TestCallsThatLeaveTooFastAreFound(t *testing.T) {
 	}
 }
 
-func TestOutboundTableTellsOfWhatIsNotUsual(t *testing.T) {
-	direct := poolResult{callStats: callStats{refused: 1, failed: 2, duration: time.Second}}
-	shaped := poolResult{callStats: callStats{
-		served: 3, rejected: 4, duration: 2 * time.Second,
-		times: []time.Duration{time.Millisecond, 2 * time.Millisecond, 4 * time.Millisecond},
-	}}
-	text := outboundTable(plain(), direct, shaped)
-	require.Regexp(t, `(?m)^  calls answered +3 +7$`, text)
-	require.Regexp(t, `(?m)^  refused by the shaper +- +4$`, text)
-	require.Regexp(t, `(?m)^  no response, or another +2 +0$`, text)
-	require.Regexp(t, `(?m)^  served per second +0 +1\.5$`, text)
-	require.Regexp(t, `(?m)^  median time of a call served +- +2 ms$`, text)
-	require.Regexp(t, `(?m)^  longest +- +4 ms$`, text)
-}
-
-func TestOutboundTakesNoPort(t *testing.T) {
-	front, err := listenFront(config{addr: "127.0.0.1:0", outbound: true})
-	require.NoError(t, err)
-	defer front.close()
-	require.Nil(t, front.listener)
-}
-
 // A timeline of requests at the API: when each comes, and the Retry-After that it
 // gets, or "".
 func TestTheAPIRefusesAllRequestsAfterABurst(t *testing.T) {
@@ -273,20 +230,6 @@ func TestTheAPIRefusesAllRequestsAfterABurst(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The API need not look at requests in the order in which they read the clock.
-func TestRequestsThatOvertakeEachOtherAreABurst(t *testing.T) {
-	a := &burstIntolerantAPI{interval: 10 * time.Millisecond}
-	now := time.Now()
-	require.LessOrEqual(t, a.penaltyLeft(now), time.Duration(0))
-	require.Equal(t, penalty, a.penaltyLeft(now.Add(-time.Microsecond)))
-}
-
-func TestTheIntervalIsAQuarterOfThePace(t *testing.T) {
-	require.Equal(t, 5*time.Millisecond, burstInterval(newLimitsInfo(limitsOf(t, "50/s"))))
-	require.Equal(t, 15*time.Minute, burstInterval(newLimitsInfo(limitsOf(t, "1/h"))))
-	require.Positive(t, burstInterval(newLimitsInfo(limitsOf(t, "inf"))))
 }
 
 // script is a transport that gives each call its next response. When it has none
@@ -344,18 +287,5 @@ func TestCallersWaitForAsLongAsTheyAreTold(t *testing.T) {
 		}, saw)
 		require.Equal(t, 8, saw.answered())
 		require.InDelta(t, 0.2, saw.perSecond(), 1e-9)
-	})
-}
-
-func TestACallerEndsInTheMiddleOfARest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Second, cancel)
-		start := time.Now()
-		pool := &callers{count: 3, url: "http://x/", client: &http.Client{Transport: script{func() (int, string, error) {
-			return 429, "9", nil
-		}}}}
-		require.Equal(t, 3, pool.run(ctx).refused)
-		require.Equal(t, time.Second, time.Since(start))
 	})
 }

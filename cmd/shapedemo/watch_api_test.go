@@ -166,12 +166,6 @@ func TestTheSliderReTimesTheLine(t *testing.T) {
 	})
 }
 
-func TestAnInfiniteRateHasNoSlider(t *testing.T) {
-	c := controlOf(t, "inf depth 3", nil)
-	require.Zero(t, pressed(t, c, "watch", `{}`).Fastest)
-	require.Equal(t, http.StatusBadRequest, press(c, "rate", `{"rate":5}`).Code)
-}
-
 func TestTheSliderStaysWithinValidRates(t *testing.T) {
 	for limits, want := range map[string][2]float64{
 		defaultLimits:        {5, 200},

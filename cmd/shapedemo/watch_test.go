@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -159,73 +158,6 @@ func TestNoOtherSitePressesAButton(t *testing.T) {
 	require.Equal(t, exitOK, p.ends(t))
 }
 
-// The burst goes to the proxy by HTTP: one leaves at once and 20 wait, as the limits say.
-func TestABurstOfThePageGoesThroughTheProxy(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t, "-limits", "20/s depth 20")
-	status, state := postTo(t, page, "burst", `{"n":60}`)
-	require.Equal(t, http.StatusOK, status)
-	require.Equal(t, "burst", state.Errand.Name)
-	got := awaitState(t, page, hasEnded).Errand
-	require.Equal(t, 60, got.Sent)
-	require.GreaterOrEqual(t, got.Served, 21)
-	require.Less(t, got.Served, 21+20) // A busy machine may take up to a second to send all.
-	require.Equal(t, 60, got.Served+got.Refused)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-}
-
-func TestAHerdIsServedInTheEnd(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t, "-limits", "40/s depth 20")
-	status, _ := postTo(t, page, "herd", `{"n":60}`)
-	require.Equal(t, http.StatusOK, status)
-	status, _ = postTo(t, page, "herd", `{"n":60}`)
-	require.Equal(t, http.StatusConflict, status)
-	got := awaitState(t, page, hasEnded).Errand
-	require.Equal(t, 60, got.Served)
-	require.Equal(t, got.Sent-60, got.Refused)
-	require.NotZero(t, got.Refused)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-}
-
-// Every second client goes away after 400 ms to 1.6 s, and the last of 31 waits for 3 s,
-// or for less when others have gone.
-func TestClientsOfThePageThatGiveUpAreAbandoned(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t, "-limits", "10/s depth 40")
-	status, _ := postTo(t, page, "impatient", `{"n":31}`)
-	require.Equal(t, http.StatusOK, status)
-	got := awaitState(t, page, hasEnded).Errand
-	require.Equal(t, 31, got.Sent)
-	require.NotZero(t, got.GaveUp)
-	require.LessOrEqual(t, got.GaveUp, 15)
-	require.Equal(t, 31-got.GaveUp, got.Served)
-	// A client whose turn has come may still give up before the upstream has answered.
-	_, body := ask(t, page+"/api/buckets?source=proxy")
-	var list struct{ Buckets []struct{ Abandoned int } }
-	require.NoError(t, json.Unmarshal([]byte(body), &list))
-	require.Len(t, list.Buckets, 1)
-	require.NotZero(t, list.Buckets[0].Abandoned)
-	require.LessOrEqual(t, list.Buckets[0].Abandoned, got.GaveUp)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-}
-
-func TestStopSendsTheClientsOfThePageAway(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t, "-limits", "6/h depth 40")
-	_, _ = postTo(t, page, "burst", `{"n":31}`)
-	awaitState(t, page, func(s demoState) bool { return s.Waiting == 30 && s.Errand.Served == 1 })
-	status, _ := postTo(t, page, "stop", `{}`)
-	require.Equal(t, http.StatusOK, status)
-	state := awaitState(t, page, func(s demoState) bool { return hasEnded(s) && s.Waiting == 0 })
-	require.Equal(t, 30, state.Errand.GaveUp)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-}
-
 // A slow upstream has no worker left for the full rate. It asks for a pause, and the line
 // is held: almost all are served all the same, more slowly.
 func TestASlowUpstreamHoldsTheLine(t *testing.T) {
@@ -261,30 +193,6 @@ func TestNoClientsComeWhileNoPageIsOpen(t *testing.T) {
 	require.Equal(t, exitOK, p.ends(t))
 }
 
-func TestAnOpenPageBeginsTheScene(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t)
-	realtime.Until(t, func() bool {
-		_, state := postTo(t, page, "watch", `{}`)
-		return state.Waiting > 20
-	}, "more than 20 wait")
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-	require.Regexp(t, `Drained: \d+ served, 0 gave up\.\n$`, p.stdout.String())
-}
-
-func TestTheSliderOfThePageReachesTheProxy(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t)
-	status, state := postTo(t, page, "rate", `{"rate":20}`)
-	require.Equal(t, http.StatusOK, status)
-	require.Equal(t, "20/s depth 100", state.Limits)
-	_, body := ask(t, page+"/api/buckets?source="+url.QueryEscape("proxy"))
-	require.Regexp(t, `"limits":\s*"20/s depth 100"`, body)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-}
-
 // With a page open, Ctrl-C must not wait for the stream to end: it would never.
 func TestInterruptEndsThePageToo(t *testing.T) {
 	t.Parallel()
@@ -306,29 +214,6 @@ func TestInterruptEndsThePageToo(t *testing.T) {
 	require.Contains(t, string(rest), "event: bye\n")
 	require.Regexp(t, `Drained: [1-3] served, 0 gave up\.\n$`, p.stdout.String())
 	require.Empty(t, p.stderr.String())
-}
-
-// The herd's clients in the line are served, and the others do not come back.
-func TestInterruptInTheMiddleOfAHerd(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t, "-limits", "20/s depth 20")
-	_, _ = postTo(t, page, "herd", `{"n":200}`)
-	awaitState(t, page, func(s demoState) bool { return s.Errand.Refused >= 100 })
-	p.signals <- os.Interrupt
-	require.Equal(t, exitOK, p.ends(t))
-	require.Regexp(t, `Drained: \d+ served, 0 gave up\.\n$`, p.stdout.String())
-}
-
-func TestSecondInterruptEndsAHerdAtOnce(t *testing.T) {
-	t.Parallel()
-	p, _, page := watched(t, "-limits", "6/h depth 50")
-	_, _ = postTo(t, page, "herd", `{"n":200}`)
-	awaitState(t, page, func(s demoState) bool { return s.Waiting == 50 })
-	p.signals <- os.Interrupt
-	p.stdout.awaits(t, `Draining 50 waiting requests`)
-	p.signals <- os.Interrupt
-	require.Equal(t, exitInterrupted, p.ends(t))
-	require.Contains(t, p.stdout.String(), "Stopped at once; 50 waiting requests got a 503.")
 }
 
 // Requests that a dry run would delay or refuse pass at the instant at which they come.
@@ -389,16 +274,6 @@ func TestEachClientHasAKeyForEachRoute(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	}
-}
-
-func TestTheSimulatedClientsAreMany(t *testing.T) {
-	count := map[string]int{}
-	for range 10_000 {
-		count[strings.Join(func() []string { route, client := pickClient(); return []string{route, client} }(), "/")]++
-	}
-	require.Greater(t, len(count), len(routes)*len(clientNames)/2)
-	require.LessOrEqual(t, len(count), len(routes)*len(clientNames))
-	require.Greater(t, count["message_send/ana"], count["message_send/lena"]+100)
 }
 
 // watchFor gives the sign of a page each second, for as long as d.
