@@ -138,3 +138,19 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 	require.Contains(t, made, "leaky_buckets_take pgbucket v1")
 	require.Equal(t, shape("by_hand"), strings.NewReplacer(`"leaky_buckets"`, "leaky_buckets", `"leaky_buckets_step"`, "leaky_buckets_step").Replace(made))
 }
+
+// What docs/shared.md shows works on a database that has nothing of ours yet, for the first
+// process and for the next.
+func TestWhatTheGuideShowsWorks(t *testing.T) {
+	startServer(t)
+	pool := newPool(t, newDatabase(t))
+	for range 2 {
+		s, bucket, err := newPayments(t.Context(), pool)
+		require.NoError(t, err)
+		require.NoError(t, s.Wait(t.Context()))
+		require.NoError(t, s.Close())
+		deleted, err := sweepNow(t.Context(), bucket)
+		require.NoError(t, err)
+		require.Zero(t, deleted, "the level was above 0 a moment ago")
+	}
+}

@@ -31,7 +31,8 @@ func ExampleNew() {
 		})
 		defer client.Close()
 		limits := shaper.Limits{Rate: rate.Every(time.Hour)}
-		s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), "payments-api"))
+		s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), "payments-api"),
+			shaper.WithBucketTimeout(10*time.Second)) // for a machine that is as busy as those of tests
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -1,35 +1,24 @@
 package shaper_test
 
 import (
-	"cmp"
-	"context"
 	"fmt"
 	"math"
 	"math/big"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
-	"example.com/leakybucket/shaper/buckettest"
 )
 
-// The rates of the timelines: a unit takes 100 ms.
+// A unit takes 100 ms, or a third of a second.
 var (
 	combRate  = shaper.BucketRate{Version: 5, Micros: 100_000, Parts: 1, Burst: 1}
-	burstRate = shaper.BucketRate{Version: 5, Micros: 100_000, Parts: 1, Burst: 3}
 	thirdRate = shaper.BucketRate{Version: 5, Micros: 333_333, Part: 1, Parts: 3, Burst: 1}
-	newThird  = shaper.BucketRate{Version: 6, Micros: 333_333, Part: 1, Parts: 3, Burst: 1}
-	olderRate = shaper.BucketRate{Version: 4, Micros: 100_000, Parts: 1, Burst: 1}
-	newerRate = shaper.BucketRate{Version: 6, Micros: 10_000, Parts: 1, Burst: 1}
-	otherRate = shaper.BucketRate{Version: 5, Micros: 100_001, Parts: 1, Burst: 1}
 )
 
 // t0 is the present in the timelines; afterMs counts from it.
@@ -37,166 +26,18 @@ const t0 = 1_800_000_000_000_000
 
 func afterMs(n int64) int64 { return t0 + 1000*n }
 
-func levelOf(r shaper.BucketRate, empty, at int64) shaper.BucketLevel {
-	return shaper.BucketLevel{Empty: shaper.Instant{Micros: empty}, Rate: r, At: at}
-}
-
-// Each case is one of the steps in the comment of Apply.
-func TestTakeApply(t *testing.T) {
-	none := shaper.BucketLevel{}
-	for _, c := range []struct {
-		name  string
-		level shaper.BucketLevel
-		take  shaper.Take // Key is "k"; Cost and First are 1 unless set
-		want  shaper.BucketLevel
-		taken shaper.Taken // Now is t0
-	}{
-		{
-			"1: without a state the level is 0", none, shaper.Take{Rate: combRate},
-			levelOf(combRate, afterMs(100), t0), shaper.Taken{OK: true, Cold: true, Empty: shaper.Instant{Micros: t0}},
-		},
-		{
-			"1: the guard passes first", none, shaper.Take{Rate: combRate, Guard: 50 * time.Millisecond, Ahead: 50 * time.Millisecond},
-			levelOf(combRate, afterMs(150), t0), shaper.Taken{OK: true, Cold: true, Empty: shaper.Instant{Micros: afterMs(50)}},
-		},
-		{
-			"1: the guard is written though nothing is taken", none, shaper.Take{Rate: combRate, Guard: 50 * time.Millisecond},
-			levelOf(combRate, afterMs(50), t0), shaper.Taken{Cold: true, Empty: shaper.Instant{Micros: afterMs(50)}},
-		},
-		{
-			"2: the clock has gone back by 1 s", levelOf(combRate, afterMs(1200), afterMs(1000)), shaper.Take{Rate: combRate, Ahead: 200 * time.Millisecond},
-			levelOf(combRate, afterMs(300), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(200)}},
-		},
-		{
-			"2: that is written though nothing is taken", levelOf(combRate, afterMs(1200), afterMs(1000)), shaper.Take{Rate: combRate},
-			levelOf(combRate, afterMs(200), t0), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(200)}},
-		},
-		{
-			"2: the clock has gone back further than the level", levelOf(combRate, afterMs(100), afterMs(1000)), shaper.Take{Rate: combRate},
-			levelOf(combRate, afterMs(100), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: t0}},
-		},
-		{
-			"3: a newer rate is in force", levelOf(newerRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: combRate, Ahead: time.Second},
-			levelOf(newerRate, afterMs(30), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}, Other: &newerRate},
-		},
-		{
-			"3: a newer rate is in force, the level is 0, and High does not count", levelOf(newerRate, afterMs(-30), afterMs(-90)), shaper.Take{Rate: combRate, High: shaper.Instant{Micros: afterMs(10)}},
-			levelOf(newerRate, afterMs(-30), afterMs(-90)), shaper.Taken{Empty: shaper.Instant{Micros: t0}, Other: &newerRate},
-		},
-		{
-			"3: a newer rate is in force, and the clock has gone back", levelOf(newerRate, afterMs(130), afterMs(100)), shaper.Take{Rate: combRate, Ahead: time.Second},
-			levelOf(newerRate, afterMs(130), afterMs(100)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}, Other: &newerRate},
-		},
-		{
-			"3: rates of one version differ", levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: otherRate, Ahead: time.Second},
-			levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}, Other: &combRate},
-		},
-		{
-			"3: a newer version of the rate is in force, and stays in force", levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: olderRate, Ahead: time.Second},
-			levelOf(combRate, afterMs(130), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(30)}},
-		},
-		{
-			"3: a newer version of the rate comes into force, and nothing is rounded", shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70), Part: 1}, Rate: thirdRate, At: afterMs(-1)}, shaper.Take{Rate: newThird, Ahead: time.Second},
-			shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70) + 333_333, Part: 2}, Rate: newThird, At: t0}, shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(70), Part: 1}},
-		},
-		{
-			"3: that is written though nothing is taken", levelOf(olderRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: combRate},
-			levelOf(combRate, afterMs(30), t0), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}},
-		},
-		{
-			"3: but an older version is not", levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Take{Rate: olderRate},
-			levelOf(combRate, afterMs(30), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(30)}},
-		},
-		{
-			"3: the newer rate comes into force", levelOf(olderRate, afterMs(300), afterMs(-1)), shaper.Take{Rate: newerRate, Ahead: 300 * time.Millisecond},
-			levelOf(newerRate, afterMs(310), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(300)}},
-		},
-		{
-			"3: a newer rate is written though nothing is taken", levelOf(olderRate, afterMs(300), afterMs(-1)), shaper.Take{Rate: newerRate},
-			levelOf(newerRate, afterMs(300), t0), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(300)}},
-		},
-		{
-			"4: the process knows more than the state", levelOf(combRate, afterMs(100), afterMs(-1)), shaper.Take{Rate: combRate, High: shaper.Instant{Micros: afterMs(300)}, Seen: afterMs(-1), Ahead: 300 * time.Millisecond},
-			levelOf(combRate, afterMs(400), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(300)}},
-		},
-		{
-			"4: the state has been lost, and the process knows", none, shaper.Take{Rate: combRate, High: shaper.Instant{Micros: afterMs(300)}, Seen: t0},
-			levelOf(combRate, afterMs(300), t0), shaper.Taken{Cold: true, Empty: shaper.Instant{Micros: afterMs(300)}},
-		},
-		{
-			"4: the clock has gone back since", none, shaper.Take{Rate: combRate, High: shaper.Instant{Micros: afterMs(300)}, Seen: t0 + 1},
-			levelOf(combRate, afterMs(100), t0), shaper.Taken{OK: true, Cold: true, Empty: shaper.Instant{Micros: t0}},
-		},
-		{
-			"4: High that says nothing new is not written", levelOf(combRate, afterMs(100), afterMs(-1)), shaper.Take{Rate: combRate, High: shaper.Instant{Micros: afterMs(300)}},
-			levelOf(combRate, afterMs(100), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(300)}},
-		},
-		{
-			"5: idle time is not saved up", levelOf(combRate, afterMs(-5000), afterMs(-6000)), shaper.Take{Rate: combRate},
-			levelOf(combRate, afterMs(100), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: t0}},
-		},
-		{
-			"6: the last instant that is near enough", levelOf(combRate, afterMs(70), afterMs(-1)), shaper.Take{Rate: combRate, Ahead: 70 * time.Millisecond},
-			levelOf(combRate, afterMs(170), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(70)}},
-		},
-		{
-			"6: the first instant that is too far", levelOf(combRate, afterMs(70), afterMs(-1)), shaper.Take{Rate: combRate, Ahead: 70*time.Millisecond - time.Microsecond},
-			levelOf(combRate, afterMs(70), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(70)}},
-		},
-		{
-			"6: a part of a microsecond is too far", shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70), Part: 1}, Rate: thirdRate, At: t0}, shaper.Take{Rate: thirdRate, Ahead: 70 * time.Millisecond},
-			shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70), Part: 1}, Rate: thirdRate, At: t0}, shaper.Taken{Empty: shaper.Instant{Micros: afterMs(70), Part: 1}},
-		},
-		{
-			"6: the burst has room for one more", levelOf(burstRate, afterMs(200), afterMs(-1)), shaper.Take{Rate: burstRate},
-			levelOf(burstRate, afterMs(300), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(200)}},
-		},
-		{
-			"6: but not for a cost of 2", levelOf(burstRate, afterMs(200), afterMs(-1)), shaper.Take{Rate: burstRate, First: 2},
-			levelOf(burstRate, afterMs(200), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(200)}},
-		},
-		{
-			"6: a cost above the burst leaves at level 0", levelOf(burstRate, afterMs(1), afterMs(-1)), shaper.Take{Rate: burstRate, First: 9, Cost: 9, Ahead: time.Millisecond},
-			levelOf(burstRate, afterMs(901), t0), shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(1)}},
-		},
-		{
-			"6: and not before", levelOf(burstRate, afterMs(1), afterMs(-1)), shaper.Take{Rate: burstRate, First: 9, Cost: 9},
-			levelOf(burstRate, afterMs(1), afterMs(-1)), shaper.Taken{Empty: shaper.Instant{Micros: afterMs(1)}},
-		},
-		{
-			"6: parts are carried", shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70), Part: 2}, Rate: thirdRate, At: t0}, shaper.Take{Rate: thirdRate, Ahead: time.Second, Cost: 2},
-			shaper.BucketLevel{Empty: shaper.Instant{Micros: afterMs(70) + 666_667, Part: 1}, Rate: thirdRate, At: t0}, shaper.Taken{OK: true, Empty: shaper.Instant{Micros: afterMs(70), Part: 2}},
-		},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			c.take.Key, c.take.Cost, c.take.First = "k", max(1, c.take.Cost), max(1, c.take.First)
-			c.taken.Now = t0
-			next, taken := c.take.Apply(c.level, t0)
-			require.Equal(t, c.taken, taken)
-			require.Equal(t, c.want, next)
-			checkApply(t, c.take, c.level, t0)
-		})
-	}
-}
-
 // A Take that finds no state and has to wait for the guard must leave a state behind. If it
 // left none, the next Take would wait for a guard of its own, and nobody would ever leave.
-func TestColdGuardEnds(t *testing.T) {
-	take := shaper.Take{Key: "k", Cost: 1, First: 1, Guard: 100 * time.Millisecond, Rate: shaper.BucketRate{Version: 1, Micros: 1000, Parts: 1, Burst: 1}}
-	state, taken := take.Apply(shaper.BucketLevel{}, 1_000_000)
-	require.Equal(t, shaper.Taken{Now: 1_000_000, Empty: shaper.Instant{Micros: 1_100_000}, Cold: true}, taken)
-	_, taken = take.Apply(state, 1_100_000)
-	require.Equal(t, shaper.Taken{OK: true, Now: 1_100_000, Empty: shaper.Instant{Micros: 1_100_000}}, taken)
-}
-
-// A guard that began again with each Take would last until nobody asks.
-func TestAGuardThatIsLongerThanAheadEnds(t *testing.T) {
-	take := shaper.Take{Key: "k", Cost: 1, First: 1, Rate: combRate, Guard: time.Minute}
-	l, taken := take.Apply(shaper.BucketLevel{}, t0)
-	require.True(t, taken.Cold)
-	for at := int64(t0); !taken.OK; at += 1_000_000 {
-		require.LessOrEqual(t, at, int64(t0+60_000_000))
-		l, taken = take.Apply(l, at)
+func TestAColdGuardEnds(t *testing.T) {
+	for _, guard := range []time.Duration{100 * time.Millisecond, time.Minute} { // shorter than the longest Ahead, and longer
+		take := shaper.Take{Key: "k", Cost: 1, First: 1, Rate: combRate, Guard: guard}
+		l, taken := take.Apply(shaper.BucketLevel{}, t0)
+		end := t0 + guard.Microseconds()
+		require.Equal(t, shaper.Taken{Now: t0, Empty: shaper.Instant{Micros: end}, Cold: true}, taken)
+		l, taken = take.Apply(l, end-1)
+		require.False(t, taken.OK)
+		_, taken = take.Apply(l, end)
+		require.Equal(t, shaper.Taken{OK: true, Now: end, Empty: shaper.Instant{Micros: end}}, taken)
 	}
 }
 
@@ -263,174 +104,325 @@ func TestApplyGiveBack(t *testing.T) {
 	require.Zero(t, give.ApplyGiveBack(shaper.BucketLevel{}, shaper.Instant{}))
 }
 
-// processes are Shapers that share a bucket in memory, as if each was in a process of its own,
-// and the merged log of what has left them.
-type processes struct {
-	*buckettest.Memory
-	t      *testing.T
-	start  time.Time
-	limits shaper.Limits
-	all    []*shaper.Shaper
+// checkApply compares one step of [shaper.Take.Apply] with its comment, which it follows
+// word by word, in fractions. It returns the state after the step.
+func checkApply(t *testing.T, take shaper.Take, l shaper.BucketLevel, now int64) shaper.BucketLevel {
+	t.Helper()
+	next, taken := take.Apply(l, now)
+	at, longest := new(big.Rat).SetInt64(now), new(big.Rat).SetInt64(1<<51)
+	units := func(n int64) *big.Rat {
+		return earlier(new(big.Rat).Mul(new(big.Rat).SetInt64(n), unitOf(take.Rate)), longest)
+	}
 
-	mu       sync.Mutex
-	log      []model.Departure // whose Number is the instant of admission
-	lateness time.Duration     // the greatest that a process has had
+	var empty *big.Rat
+	cold, write, rate := damaged(l), false, take.Rate
+	switch {
+	case cold: // step 1
+		empty, write = new(big.Rat).SetInt64(now+take.Guard.Microseconds()), true
+	default:
+		empty = in(l.Rate, l.Empty)
+		if l.At > now { // step 2
+			empty, write = empty.Sub(empty, new(big.Rat).SetInt64(l.At-now)), true
+		}
+		own := l.Rate
+		own.Version = take.Rate.Version
+		if own == take.Rate { // step 3
+			rate.Version = max(l.Rate.Version, take.Rate.Version)
+			write = write || rate.Version > l.Rate.Version
+		} else {
+			if l.Rate.Version >= take.Rate.Version {
+				require.Equal(t, l, next)
+				require.Equal(t, &l.Rate, taken.Other)
+				require.Equal(t, []any{false, false, now}, []any{taken.OK, taken.Cold, taken.Now})
+				require.Zero(t, later(empty, at).Cmp(in(l.Rate, taken.Empty)), "%+v", taken)
+				return next
+			}
+			empty, write = roundedUp(rescaled(take.Rate, l.Rate, empty, now, longest)), true
+		}
+	}
+	if now >= take.Seen { // step 4
+		empty = later(empty, in(take.Rate, take.High))
+	}
+	empty = later(empty, at)                                                    // step 5
+	first := new(big.Rat).Sub(empty, units(max(0, take.Rate.Burst-take.First))) // step 6
+	ok := first.Cmp(new(big.Rat).Add(at, new(big.Rat).SetInt64(take.Ahead.Microseconds()))) <= 0
+	require.Equalf(t, []any{ok, cold, now}, []any{taken.OK, taken.Cold, taken.Now}, "%+v of %+v", take, l)
+	require.Nil(t, taken.Other)
+	require.Zerof(t, empty.Cmp(in(take.Rate, taken.Empty)), "%+v of %+v at %d: %+v", take, l, now, taken)
+	require.True(t, taken.Empty.Part >= 0 && taken.Empty.Part < take.Rate.Parts, "%+v", taken)
+	require.GreaterOrEqual(t, taken.Empty.Micros, now)
+	if !ok && !write {
+		require.Equal(t, l, next)
+		return next
+	}
+	if ok {
+		empty = new(big.Rat).Add(empty, units(take.Cost))
+	}
+	require.Zerof(t, empty.Cmp(in(take.Rate, next.Empty)), "%+v of %+v at %d: %+v", take, l, now, next)
+	require.Equal(t, []any{rate, now}, []any{next.Rate, next.At})
+	return next
 }
 
-// share runs a timeline in a bubble, with n processes whose way to the bucket takes half of rtt.
-func share(t *testing.T, n int, limits string, rtt time.Duration, timeline func(p *processes), opts ...shaper.Option) {
-	t.Helper()
-	l, err := shaper.ParseLimits(limits)
-	require.NoError(t, err)
-	synctest.Test(t, func(t *testing.T) {
-		p := &processes{Memory: buckettest.NewMemory(), t: t, start: time.Now(), limits: l}
-		p.SetDelay(rtt/2, rtt-rtt/2)
-		defer func() {
-			for _, s := range p.all {
-				require.NoError(t, s.Close())
+// damaged reports whether a state counts as none.
+func damaged(l shaper.BucketLevel) bool {
+	r := l.Rate
+	within := func(n, least, most int64) bool { return least <= n && n <= most }
+	return !within(r.Version, 0, 1<<53) || !within(r.Parts, 1, 1e12) || !within(r.Part, 0, r.Parts-1) ||
+		!within(r.Micros, 0, 1<<51) || r.Micros == 0 && r.Part == 0 || r.Burst < 1 ||
+		!within(l.Empty.Micros, 0, 1<<53) || !within(l.Empty.Part, 0, r.Parts-1) || !within(l.At, 1, 1<<53)
+}
+
+func roundedUp(x *big.Rat) *big.Rat {
+	quotient, rest := new(big.Int).QuoRem(x.Num(), x.Denom(), new(big.Int))
+	if rest.Sign() > 0 {
+		quotient.Add(quotient, big.NewInt(1))
+	}
+	return new(big.Rat).SetInt(quotient)
+}
+
+// Random calls of several processes for one level, with clocks that step, states that are
+// lost, and rates that change. Half of the calls come about when the request may just leave.
+func TestApplyIsWhatItsCommentSays(t *testing.T) {
+	t.Parallel()
+	met := map[string]int{}
+	for seed := range uint64(rounds(300, 2_000, 20_000)) {
+		random := rand.New(rand.NewPCG(seed, 8))
+		now, l, version := int64(t0), shaper.BucketLevel{}, int64(1)
+		rates := []shaper.BucketRate{bucketRates[random.IntN(len(bucketRates))]}
+		var high shaper.Instant
+		for range 100 {
+			now += random.Int64N(1<<30) >> random.IntN(31)
+			if random.IntN(10) == 0 {
+				now -= random.Int64N(1<<30) >> random.IntN(31)
 			}
-		}()
-		for range n {
-			p.add(p.Memory, opts...)
+			if random.IntN(20) == 0 {
+				version += random.Int64N(3) - 1
+				r := bucketRates[random.IntN(len(bucketRates))]
+				r.Burst = 1 + random.Int64N(1<<20)>>random.IntN(21)
+				if random.IntN(2) == 0 {
+					r = rates[len(rates)-1] // of a process that was started at another time
+				}
+				r.Version = max(0, version)
+				rates = append(rates, r)
+			}
+			take := shaper.Take{
+				Key: "k", Cost: 1 + random.Int64N(1<<20)>>random.IntN(21), First: 1 + random.Int64N(1<<10)>>random.IntN(11),
+				Ahead: time.Duration(random.Int64N(2_000_001)>>random.IntN(21)) * time.Microsecond,
+				Rate:  rates[max(0, len(rates)-1-random.IntN(3))],
+				Guard: time.Duration(random.Int64N(1<<26)>>random.IntN(27)) * time.Microsecond,
+			}
+			if random.IntN(3) == 0 && high.Part < take.Rate.Parts {
+				take.High, take.Seen = high, now+random.Int64N(3)-1
+			}
+			if random.IntN(2) == 0 {
+				now = max(1, l.Empty.Micros-take.Room().Micros-take.Ahead.Microseconds()-1+random.Int64N(3))
+			}
+			_, taken := take.Apply(l, now)
+			same := l.Rate
+			same.Version = take.Rate.Version
+			for kind, is := range map[string]bool{
+				"taken": taken.OK, "refused": !taken.OK && taken.Other == nil, "cold": taken.Cold, "another rate": taken.Other != nil,
+				"just":          taken.OK && taken.Empty.Micros == now+take.Ahead.Microseconds()+take.Room().Micros,
+				"just not":      !taken.OK && taken.Empty.Micros == now+take.Ahead.Microseconds()+take.Room().Micros+1,
+				"rescaled":      !taken.Cold && taken.Other == nil && same != take.Rate,
+				"newer version": !taken.Cold && same == take.Rate && l.Rate.Version < take.Rate.Version,
+				"older version": !taken.Cold && same == take.Rate && l.Rate.Version > take.Rate.Version,
+				"clock back":    !taken.Cold && l.At > now, "known": take.High != shaper.Instant{} && taken.Empty == take.High,
+			} {
+				if is {
+					met[kind]++
+				}
+			}
+			l = checkApply(t, take, l, now)
+			switch random.IntN(30) {
+			case 0:
+				l = shaper.BucketLevel{}
+			case 1:
+				l = take.ApplyGiveBack(l, l.Empty)
+			case 2:
+				high = l.Empty
+			}
 		}
-		timeline(p)
+	}
+	require.Len(t, met, 11, "each kind of answer is met: %v", met)
+	for kind, n := range met {
+		require.Greater(t, n, 20, kind)
+	}
+}
+
+func FuzzTakeApply(f *testing.F) {
+	f.Add(int64(t0), int64(0), int64(1), int64(100), int64(0), int64(1), int64(1), int64(t0),
+		int64(1), int64(1), int64(0), int64(1), int64(100), int64(0), int64(1), int64(1), int64(0), int64(0), int64(0), int64(0), int64(t0))
+	f.Add(int64(t0+500), int64(1), int64(1), int64(33), int64(1), int64(3), int64(7), int64(t0+9),
+		int64(9), int64(2), int64(2_000_000), int64(2), int64(0), int64(1), int64(1e12), int64(1<<60), int64(t0+900), int64(5), int64(t0), int64(1e6), int64(t0))
+	f.Add(int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(0), int64(0), int64(-1),
+		int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1))
+	f.Fuzz(func(t *testing.T, empty, emptyPart, version, micros, part, parts, burst, at,
+		cost, first, ahead, takeVersion, takeMicros, takePart, takeParts, takeBurst, high, highPart, seen, guard, now int64) {
+		// The state may be anything; a Take is what the comments of its fields allow.
+		l := shaper.BucketLevel{
+			Empty: shaper.Instant{Micros: empty, Part: emptyPart}, At: at,
+			Rate: shaper.BucketRate{Version: version, Micros: micros, Part: part, Parts: parts, Burst: burst},
+		}
+		from := func(least, most, n int64) int64 { return least + int64(uint64(n)%uint64(most-least+1)) }
+		r := shaper.BucketRate{
+			Version: from(0, 1<<53, takeVersion), Micros: from(0, 365*24*60*60*1_000_000, takeMicros),
+			Parts: from(1, 1e12, takeParts), Burst: max(1, from(0, 1<<62, takeBurst)),
+		}
+		r.Part = from(0, r.Parts-1, takePart)
+		if r.Micros == 0 && r.Part == 0 {
+			r.Micros = 1
+		}
+		take := shaper.Take{
+			Key: "k", Cost: from(1, 1<<62, cost), First: from(1, 1<<62, first), Rate: r,
+			Ahead: time.Duration(from(0, 2_000_000, ahead)) * time.Microsecond,
+			High:  shaper.Instant{Micros: from(0, 1<<52, high), Part: from(0, r.Parts-1, highPart)}, Seen: from(0, 1<<53, seen),
+			Guard: time.Duration(from(0, 60_000_000, guard)) * time.Microsecond,
+		}
+		checkApply(t, take, l, from(1, 1<<52, now))
 	})
 }
 
-// add adds a process, and returns it.
-func (p *processes) add(b shaper.Bucket, opts ...shaper.Option) *shaper.Shaper {
-	i := len(p.all)
-	trace := &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		at := e.At.Sub(p.start)
-		p.log = append(p.log, model.Departure{At: at, Process: i, Number: int(at - e.Waited), Cost: int64(e.Cost)})
-	}}
-	opts = append([]shaper.Option{shaper.WithBucket(b, "k"), shaper.WithTrace(trace)}, opts...)
-	s, err := shaper.New(p.limits, opts...)
-	require.NoError(p.t, err)
-	p.all = append(p.all, s)
-	return s
+// in returns an instant or a span, in microseconds.
+func in(r shaper.BucketRate, a shaper.Instant) *big.Rat {
+	part := big.NewRat(a.Part, r.Parts)
+	return part.Add(part, new(big.Rat).SetInt64(a.Micros))
 }
 
-// wait is WaitN on one of the processes.
-func (p *processes) wait(ctx context.Context, i, n int) error { return p.all[i].WaitN(ctx, n) }
+// unitOf returns the time of a cost unit, in microseconds.
+func unitOf(r shaper.BucketRate) *big.Rat {
+	return in(r, shaper.Instant{Micros: r.Micros, Part: r.Part})
+}
 
-// arrive makes requests of these costs enter the line of a process, one after the other.
-func (p *processes) arrive(i int, costs ...int) {
-	for _, n := range costs {
-		go func() { _ = p.wait(context.Background(), i, n) }()
-		synctest.Wait()
+func TestABucketRateIsExactlyTheRateThatPeopleWrite(t *testing.T) {
+	for _, c := range []struct {
+		rate  rate.Limit
+		exact *big.Rat // time of a unit in microseconds
+	}{
+		{1e9, big.NewRat(1, 1000)},
+		{30_000, big.NewRat(100, 3)},
+		{10, big.NewRat(100_000, 1)},
+		{3, big.NewRat(1_000_000, 3)},
+		{1, big.NewRat(1_000_000, 1)},
+		{7. / 9, big.NewRat(9_000_000, 7)},
+		{0.1, big.NewRat(10_000_000, 1)},
+		{1. / 3, big.NewRat(3_000_000, 1)},
+		{100. / 60, big.NewRat(600_000, 1)},
+		{999_999_937, big.NewRat(1_000_000, 999_999_937)}, // the greatest denominator there is: a prime
+		{1. / (365 * 24 * 60 * 60), big.NewRat(365*24*60*60*1_000_000, 1)},
+	} {
+		r := shaper.BucketRateOf(shaper.Limits{Rate: c.rate, Burst: 5}, 42)
+		require.Zerof(t, unitOf(r).Cmp(c.exact), "%v per second: %+v", float64(c.rate), r)
+		require.Equal(t, int64(42), r.Version)
+		require.Equal(t, int64(5), r.Burst)
 	}
+	require.Equal(t, int64(1), shaper.BucketRateOf(shaper.Limits{Rate: 1}, 0).Burst)
 }
 
-// saturate keeps so many requests of cost 1 in the line of each process, or only of these, until
-// stop is called.
-func (p *processes) saturate(callers int, only ...int) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	for i, s := range p.all {
-		if len(only) > 0 && !slices.Contains(only, i) {
+// Engines are never faster than the process's own bucket would be; and they can hold each
+// number that they are given.
+func TestABucketRateIsNeverAboveTheRate(t *testing.T) {
+	t.Parallel()
+	count := rounds(2_000, 10_000, 20_000)
+	random := rand.New(rand.NewPCG(1, 2))
+	for range count {
+		r := rate.Limit(math.Exp(math.Log(1./(365*24*60*60)) + random.Float64()*math.Log(365*24*60*60*1e9)))
+		if (shaper.Limits{Rate: r}).Validate() != nil {
 			continue
 		}
-		for range callers {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					// Those that are refused, as the bucket can't be asked, come again.
-					if err := s.Wait(ctx); err != nil && ctx.Err() == nil {
-						time.Sleep(ms)
-					}
-				}
-			})
+		got := shaper.BucketRateOf(shaper.Limits{Rate: r}, 1)
+		require.True(t, got.Parts >= 1 && got.Parts <= 1e12 && got.Part >= 0 && got.Part < got.Parts && got.Micros >= 0)
+
+		exact := new(big.Rat).SetFloat64(float64(r))
+		exact.Mul(exact.Inv(exact), big.NewRat(1_000_000, 1))
+		reading := new(big.Rat).Mul(exact, big.NewRat(1, 1<<49)) // A float stands for the simplest fraction beside it.
+		late := new(big.Rat).Sub(unitOf(got), exact)
+		require.LessOrEqualf(t, late.Cmp(new(big.Rat).Add(reading, big.NewRat(1, 1e12))), 0, "%v: %+v", float64(r), got)
+		require.GreaterOrEqualf(t, late.Cmp(reading.Neg(reading)), 0, "%v: %+v", float64(r), got)
+	}
+}
+
+// bucketRates are rates whose arithmetic is hard in some way.
+var bucketRates = []shaper.BucketRate{
+	{Version: 1, Micros: 333_333, Part: 1, Parts: 3, Burst: 1},
+	{Version: 1, Micros: 33, Part: 1, Parts: 3, Burst: 7},
+	{Version: 1, Micros: 1_285_714, Part: 2, Parts: 7, Burst: 2},
+	{Version: 1, Part: 1, Parts: 1000, Burst: 1_000_000},
+	{Version: 1, Micros: 100, Parts: 1, Burst: 1},
+	{Version: 1, Micros: 314, Part: 159_265_358_979, Parts: 1e12, Burst: 3},
+	{Version: 1, Micros: 2, Part: 999_999_999_999, Parts: 1e12, Burst: 100},
+	{Version: 1, Part: 1, Parts: 1e12, Burst: 5},
+	{Version: 1, Micros: 365 * 24 * 60 * 60 * 1_000_000, Part: 999, Parts: 1000, Burst: 1},
+}
+
+func TestRiseAndRoomAreExact(t *testing.T) {
+	longest := new(big.Rat).SetInt64(1 << 51)
+	random := rand.New(rand.NewPCG(3, 4))
+	check := func(r shaper.BucketRate, n int64, got shaper.Instant, what string) {
+		want := new(big.Rat).Mul(unitOf(r), new(big.Rat).SetInt64(n))
+		if want.Cmp(longest) > 0 {
+			want = longest
+		}
+		require.Zerof(t, want.Cmp(in(r, got)), "%s of %d units at %+v: %+v, must be %s µs", what, n, r, got, want.FloatString(12))
+		require.True(t, got.Part >= 0 && got.Part < r.Parts)
+	}
+	for _, r := range bucketRates {
+		for i := range 1000 {
+			n := max(1, random.Int64()>>random.IntN(63))
+			switch i {
+			case 0:
+				n = math.MaxInt64
+			case 1:
+				n = 1
+			}
+			check(r, n, shaper.Take{Cost: n, First: 1, Rate: r}.Rise(), "rise")
+			check(r, max(0, r.Burst-n), shaper.Take{Cost: 1, First: n, Rate: r}.Room(), "room")
+			r.Burst = max(1, random.Int64()>>random.IntN(63))
+			check(r, max(0, r.Burst-n), shaper.Take{Cost: 1, First: n, Rate: r}.Room(), "room")
 		}
 	}
-	return func() {
-		cancel()
-		wg.Wait()
-	}
 }
 
-// at lets time pass until d after the start, and notes the lateness that processes have.
-func (p *processes) at(d time.Duration) {
-	step := max(50*ms, (d-time.Since(p.start))/100)
-	for left := d - time.Since(p.start); left > 0; left = d - time.Since(p.start) {
-		time.Sleep(min(left, step))
-		for _, s := range p.all {
-			p.lateness = max(p.lateness, s.Stats().Bucket.Lateness)
+// The most that a bucket can hold must fit, with room to spare: what is beyond any Limits
+// counts as 71 years, and no sum wraps around.
+func TestExtremeSharedLevelsDoNotOverflow(t *testing.T) {
+	year := shaper.BucketRate{Version: 1, Micros: 365 * 24 * 60 * 60 * 1_000_000, Parts: 1, Burst: 1}
+	fast := shaper.BucketRate{Version: 1, Part: 1, Parts: 1000, Burst: 365 * 24 * 60 * 60 * 1e9}
+	const now = 1_800_000_000_000_000
+	never := year
+	never.Burst = math.MaxInt64
+	for _, r := range []shaper.BucketRate{year, fast, never} {
+		level, taken := shaper.BucketLevel{}, shaper.Taken{}
+		for _, cost := range []int64{1, 1_000_000, math.MaxInt64, math.MaxInt64} {
+			before := level
+			level, taken = shaper.Take{Key: "k", Cost: cost, First: cost, Rate: r}.Apply(level, now)
+			require.GreaterOrEqual(t, taken.Empty.Micros, int64(now))
+			require.GreaterOrEqual(t, level.Empty.Micros, before.Empty.Micros)
+			require.LessOrEqual(t, level.Empty.Micros, int64(1<<53))
+		}
+		require.Greater(t, level.Empty.Micros, int64(now))
+		for _, to := range []shaper.BucketRate{year, fast, never} {
+			rescaled := to != r
+			to.Version = 2
+			next, taken := shaper.Take{Key: "k", Cost: math.MaxInt64, First: math.MaxInt64, Rate: to}.Apply(level, now)
+			require.Equal(t, to, next.Rate)
+			require.GreaterOrEqual(t, taken.Empty.Micros, int64(now))
+			if rescaled {
+				require.LessOrEqual(t, taken.Empty.Micros, int64(now+1<<51))
+			}
+			require.LessOrEqual(t, next.Empty.Micros, int64(1<<53))
 		}
 	}
-	synctest.Wait()
-}
 
-// departures returns the merged log of the processes so far.
-func (p *processes) departures() []model.Departure {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	log := slices.Clone(p.log)
-	slices.SortStableFunc(log, func(a, b model.Departure) int { return cmp.Compare(a.At, b.At) })
-	return log
-}
-
-// instants returns when requests have left.
-func (p *processes) instants() (all []time.Duration) {
-	for _, d := range p.departures() {
-		all = append(all, d.At)
-	}
-	return all
-}
-
-// between returns how many have left each process from one instant until before another.
-func (p *processes) between(from, to time.Duration) (each []int, all int) {
-	each = make([]int, len(p.all))
-	for _, d := range p.departures() {
-		if from <= d.At && d.At < to {
-			each[d.Process]++
-			all++
-		}
-	}
-	return each, all
-}
-
-// pace is what the processes promise together.
-func (p *processes) pace() model.SharedPace {
-	return model.SharedPace{Interval: intervalOf(p.limits.Rate), Burst: max(1, int64(p.limits.Burst)), Lateness: p.lateness}
-}
-
-// check checks the merged log: the pace, and the order within each process.
-func (p *processes) check(extras ...model.Extra) {
-	p.t.Helper()
-	for _, s := range p.all {
-		p.lateness = max(p.lateness, s.Stats().Bucket.Lateness)
-	}
-	require.NoError(p.t, p.pace().Check(numbered(p.departures()), extras...))
-}
-
-// numbered returns the log with each request's number in the order in which its process took it
-// into the line. Those that came at one instant may have left in any order.
-func numbered(log []model.Departure) []model.Departure {
-	slices.SortStableFunc(log, func(a, b model.Departure) int { return cmp.Compare(a.Number, b.Number) })
-	for i := range log {
-		log[i].Number = i
-	}
-	return log
-}
-
-// takes returns the calls of Take that were made, and those of GiveBack.
-func (p *processes) takes() (takes, givenBack []buckettest.Entry) {
-	for _, e := range p.Log() {
-		if e.Op == "Take" {
-			takes = append(takes, e)
-		} else {
-			givenBack = append(givenBack, e)
-		}
-	}
-	return takes, givenBack
-}
-
-// intervalOf returns the time of one cost unit at a rate, in nanoseconds.
-func intervalOf(r rate.Limit) *big.Rat {
-	per := new(big.Rat).SetFloat64(float64(r))
-	return per.Quo(big.NewRat(int64(time.Second), 1), per)
+	// Where the whole burst is a year's, all of it may leave at once.
+	taken := shaper.Taken{}
+	_, taken = shaper.Take{Key: "k", Cost: fast.Burst, First: fast.Burst, Rate: fast}.Apply(shaper.BucketLevel{}, now)
+	require.True(t, taken.OK)
+	level, _ := shaper.Take{Key: "k", Cost: fast.Burst - 1, First: 1, Rate: fast}.Apply(shaper.BucketLevel{}, now)
+	level, taken = shaper.Take{Key: "k", Cost: 1, First: 1, Rate: fast}.Apply(level, now)
+	require.True(t, taken.OK)
+	_, taken = shaper.Take{Key: "k", Cost: 1, First: 1, Rate: fast}.Apply(level, now)
+	require.False(t, taken.OK)
 }
 
 // A change of the rate keeps the level in cost units, and lets nobody leave before those who

@@ -3,7 +3,7 @@ package shaper_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
@@ -121,13 +120,11 @@ func TestManyKeysThatFailTogetherDoNotPutOffTheProbe(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.SetDelay(ms, ms)
 		m.Fail(faultOf(buckettest.LoseRequest))
-		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Depth: 9}, nil },
-			shaper.WithBuckets(m, func(k int) string { return string(rune('a' + k)) }))
-		require.NoError(t, err)
+		g := sharedGroup(t, m, shaper.Limits{Rate: 10, Depth: 9})
 		var wg sync.WaitGroup
 		for k := range 26 {
 			wg.Go(func() {
-				if err := g.Wait(t.Context(), k); err != nil {
+				if err := g.Wait(t.Context(), fmt.Sprint(k)); err != nil {
 					t.Error(err)
 				}
 			})
@@ -137,7 +134,6 @@ func TestManyKeysThatFailTogetherDoNotPutOffTheProbe(t *testing.T) {
 		start := time.Now()
 		wg.Wait()
 		require.Less(t, time.Since(start), 300*ms, "250 ms, if it was asked just before the others failed")
-		require.NoError(t, g.Close())
 	})
 }
 
@@ -239,14 +235,12 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 		m.SetDelay(ms, ms)
 		var mu sync.Mutex
 		var events []shaper.BucketEvent
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 100, Depth: 9}, nil },
-			shaper.WithBuckets(m, func(k string) string { return k }),
+		g := sharedGroup(t, m, shaper.Limits{Rate: 100, Depth: 9},
 			shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shaper.BucketEvent) {
 				mu.Lock()
 				defer mu.Unlock()
 				events = append(events, e)
 			}}))
-		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
 		defer cancel()
 		require.Error(t, g.Wait(ctx, "down1"))
@@ -262,7 +256,6 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 		synctest.Wait()
 		require.Len(t, events, 1)
 		require.Equal(t, "down", events[0].Shard)
-		require.NoError(t, g.Close())
 	})
 }
 
@@ -296,14 +289,12 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 			var mu sync.Mutex
 			var events []shaper.BucketEvent
 			start := time.Now()
-			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 100, Depth: 9}, nil },
-				shaper.WithBuckets(m, ownKey), shaper.WithPatience(10*time.Second),
+			g := sharedGroup(t, m, shaper.Limits{Rate: 100, Depth: 9}, shaper.WithPatience(10*time.Second),
 				shaper.WithTrace(&shaper.Trace{Bucket: func(_ context.Context, e shaper.BucketEvent) {
 					mu.Lock()
 					defer mu.Unlock()
 					events = append(events, e)
 				}}))
-			require.NoError(t, err)
 			stop := make(chan struct{})
 			var others sync.WaitGroup
 			others.Go(func() {
@@ -325,7 +316,7 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 			require.Equal(t, shaper.BucketDown, st.Bucket.State)
 			require.Error(t, st.Bucket.Err)
 			require.Equal(t, shaper.BucketShared, g.Stats().Bucket.State)
-			err = g.Wait(t.Context(), "locked")
+			err := g.Wait(t.Context(), "locked")
 			require.ErrorIs(t, err, shaper.ErrUnavailable, "it is not asked for a newcomer before the next probe")
 			require.Equal(t, began+10*time.Second, time.Since(start))
 
@@ -346,7 +337,6 @@ func TestAKeyThatFailsAloneHasAnOutageOfItsOwn(t *testing.T) {
 			require.Equal(t, []shaper.BucketState{shaper.BucketDown, shaper.BucketShared}, []shaper.BucketState{events[0].State, events[1].State})
 			require.Len(t, events, 2)
 			require.Equal(t, start.Add(began), events[0].At)
-			require.NoError(t, g.Close())
 		})
 	}
 }
@@ -398,8 +388,7 @@ func TestCloseDoesNotWaitForTheNextProbe(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := buckettest.NewMemory()
 				m.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-				s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 10}, shaper.WithBucket(m, "key"))
-				require.NoError(t, err)
+				s := sharedShaper(t, m, shaper.Limits{Rate: 100, Depth: 10})
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				go s.Wait(ctx)
@@ -418,142 +407,12 @@ func TestCloseDoesNotWaitForTheNextProbe(t *testing.T) {
 	}
 }
 
-// One process lowers the rate of all, and another sets it to what it was, and to what it has
-// been given itself. The rate that was set last is in force, or nobody could undo a change
-// but the process that made it.
-func TestAProcessCanSetTheRateBackThatAnotherHasChanged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := buckettest.NewMemory()
-		limits := shaper.Limits{Rate: 1000, Depth: 10}
-		var both [2]*shaper.Shaper
-		for i := range both {
-			s, err := shaper.New(limits, shaper.WithBucket(m, "key"))
-			require.NoError(t, err)
-			defer s.Close()
-			both[i] = s
-		}
-		inForce := func(want rate.Limit) {
-			t.Helper()
-			for range 2 { // The first may be the one that learns it.
-				for _, s := range both {
-					require.NoError(t, s.Wait(t.Context()))
-				}
-			}
-			for _, s := range both {
-				require.Equal(t, want, s.Limits().Rate)
-			}
-			time.Sleep(time.Second)
-		}
-		inForce(1000)
-		slower := limits
-		slower.Rate = 200
-		require.NoError(t, both[0].SetLimits(slower))
-		inForce(200)
-		require.NoError(t, both[1].SetLimits(limits))
-		inForce(1000)
-
-		// A change of something else does not put an old rate in force again.
-		require.NoError(t, both[0].SetLimits(slower))
-		inForce(200)
-		deeper := both[1].Limits()
-		deeper.Depth = 20
-		require.NoError(t, both[1].SetLimits(deeper))
-		inForce(200)
-		require.NoError(t, both[0].SetLimits(limits))
-		inForce(1000)
-	})
-}
-
-// Everything at once, for the race detector and for what must hold whatever happens: every call
-// ends, and is counted once.
-func TestStormOverASharedBucketWithFaults(t *testing.T) {
-	for seed := range uint64(6) {
-		fallback := []shaper.Fallback{shaper.FallbackClosed, shaper.FallbackLocal(3), shaper.FallbackOpen}[seed%3]
-		synctest.Test(t, func(t *testing.T) {
-			m := buckettest.NewMemory()
-			m.SetDelay(ms, ms)
-			var mu sync.Mutex
-			random := rand.New(rand.NewPCG(seed, 1))
-			chance := func(n int) int {
-				mu.Lock()
-				defer mu.Unlock()
-				return random.IntN(n)
-			}
-			m.Fail(func(int, string) buckettest.Fault {
-				if chance(4) > 0 {
-					return buckettest.NoFault
-				}
-				return buckettest.Fault(chance(5))
-			})
-			const goroutines, each = 12, 60 // of a Shaper, and calls of each
-			var all []*shaper.Shaper
-			var ledgers [3]ledger
-			for i := range ledgers {
-				hooks := ledgers[i].hooks()
-				hooks.Bucket = func(context.Context, shaper.BucketEvent) {}
-				s, err := shaper.New(shaper.Limits{Rate: 500, Burst: 5, Depth: 40}, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback), shaper.WithPatience(time.Duration(seed)*40*ms),
-					shaper.WithTrace(hooks))
-				require.NoError(t, err)
-				all = append(all, s)
-			}
-			var wg sync.WaitGroup
-			for i, s := range all {
-				l := &ledgers[i]
-				for range goroutines {
-					wg.Go(func() {
-						for range each {
-							time.Sleep(time.Duration(chance(30)) * ms)
-							if chance(3) == 0 {
-								l.noteAllow(s.AllowN(1 + chance(5)))
-							} else {
-								ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+chance(400))*ms)
-								if chance(2) == 0 {
-									ctx = context.WithoutCancel(ctx)
-								}
-								c := &call{Context: ctx, cancel: cancel, cost: 1 + chance(8)}
-								l.note(c, s.WaitN(c, c.cost))
-							}
-							switch chance(200) {
-							case 0:
-								s.Hold(time.Duration(chance(20)) * ms)
-							case 1:
-								if err := s.SetLimits(shaper.Limits{Rate: 300, Burst: 1 + chance(9), Depth: 10 + chance(40)}); err != nil {
-									t.Error(err)
-								}
-							case 2:
-								m.Step(time.Duration(chance(2000)-1000) * ms)
-							case 3:
-								m.Wipe()
-							}
-							_ = s.Stats()
-						}
-					})
-				}
-			}
-			wg.Wait()
-			for i, s := range all {
-				st := s.Stats()
-				ledgers[i].requireAgreement(t, st)
-				require.EqualValues(t, goroutines*each, st.Departed+st.Refused+st.Abandoned, "seed %d: %+v", seed, st)
-				m.Fail(nil)
-				require.NoError(t, s.Close())
-				st = s.Stats()
-				require.Zero(t, st.Bucket.Held)
-				require.GreaterOrEqual(t, st.Bucket.Leased, st.Bucket.Dropped+st.Bucket.GivenBack)
-			}
-			synctest.Wait()
-		})
-	}
-}
-
 // Three answers that were late, because a machine was busy for a moment, are no reason to
 // refuse newcomers. A bucket that is always farther than slots may be late is one.
 func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
-		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond}, shaper.WithBucket(m, "key"))
-		require.NoError(t, err)
-		defer s.Close()
+		s := sharedShaper(t, m, shaper.Limits{Rate: 1000, Depth: 10, Slack: 25 * time.Millisecond})
 		m.SetDelay(time.Millisecond, time.Millisecond)
 		require.NoError(t, s.Wait(t.Context()))
 		m.SetDelay(28*time.Millisecond, 2*time.Millisecond)
@@ -565,7 +424,7 @@ func TestAFewSlowAnswersDoNotCountAsAnOutage(t *testing.T) {
 
 		m.SetDelay(30*time.Millisecond, 30*time.Millisecond)
 		for range 2 { // The first is in line when that is found, the second comes after that.
-			err = s.Wait(t.Context())
+			err := s.Wait(t.Context())
 			require.ErrorIs(t, err, shaper.ErrUnavailable)
 			require.ErrorContains(t, err, "Limits.Slack is 25ms")
 		}
@@ -603,9 +462,7 @@ func TestNewConnectionsDoNotCountAsAnOutage(t *testing.T) {
 func TestOneSlowAnswerDoesNotLengthenTheLateness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
-		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 10}, shaper.WithBucket(m, "key"))
-		require.NoError(t, err)
-		defer s.Close()
+		s := sharedShaper(t, m, shaper.Limits{Rate: 1000, Depth: 10})
 		wait := func(times int, delay time.Duration) {
 			m.SetDelay(delay/2, delay/2)
 			for range times {
@@ -670,9 +527,7 @@ func TestAnOutageIsNoticedAfterThreeBucketTimeouts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
 			m.Fail(faultOf(buckettest.LoseRequest))
-			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithBucket(m, "key"), shaper.WithBucketTimeout(d), shaper.WithPatience(time.Second))
-			require.NoError(t, err)
-			defer s.Close()
+			s := sharedShaper(t, m, shaper.Limits{Rate: 10, Depth: 20}, shaper.WithBucketTimeout(d), shaper.WithPatience(time.Second))
 			start := time.Now()
 			require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrUnavailable)
 			require.Equal(t, 3*d+time.Second, time.Since(start))

@@ -384,11 +384,7 @@ func TestAHeldLineWithSlotsLearnsThatTheBucketIsBack(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := buckettest.NewMemory()
 			m.SetDelay(ms, ms)
-			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
-				return shaper.Limits{Rate: rate.Limit(100 * cost), Depth: 200}, nil
-			},
-				shaper.WithBuckets(m, ownKey), shaper.WithPatience(time.Second))
-			require.NoError(t, err)
+			g := sharedGroup(t, m, shaper.Limits{Rate: rate.Limit(100 * cost), Depth: 200}, shaper.WithPatience(time.Second))
 			left := make(chan error, 100)
 			for range cap(left) {
 				go func() { left <- g.WaitN(context.Background(), "held", cost) }()
@@ -418,7 +414,6 @@ func TestAHeldLineWithSlotsLearnsThatTheBucketIsBack(t *testing.T) {
 			}
 			b := g.Stats().Bucket
 			require.EqualValues(t, 100*cost, b.Leased-b.Dropped-b.GivenBack, "every unit is accounted for")
-			require.NoError(t, g.Close())
 		})
 	}
 }
@@ -472,10 +467,8 @@ func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 		m := sharded{buckettest.NewMemory()}
 		m.SetDelay(ms, ms)
 		var told sync.Map
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil },
-			shaper.WithBuckets(m, ownKey), shaper.WithPatience(2*time.Second),
+		g := sharedGroup(t, m, shaper.Limits{Rate: 1, Depth: 9}, shaper.WithPatience(2*time.Second),
 			shaper.WithTrace(&shaper.Trace{Refused: func(_ context.Context, e shaper.Event) { told.Store(e.Key, e) }}))
-		require.NoError(t, err)
 		h := g.Middleware(func(r *http.Request) (string, error) { return r.Header.Get("Key"), nil })(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		start := time.Now()
 		type answer struct {
@@ -523,7 +516,6 @@ func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 		require.Equal(t, 2*time.Second, e.(shaper.Event).Waited)
 		require.ErrorIs(t, e.(shaper.Event).Err, shaper.ErrUnavailable)
 		time.Sleep(3 * time.Second)
-		require.NoError(t, g.Close())
 	})
 }
 
@@ -533,9 +525,7 @@ func TestALineThatWaitsForASeatLearnsThatTheBucketIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.SetDelay(ms, ms)
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Depth: 9, InFlight: 1}, nil },
-			shaper.WithBuckets(m, ownKey))
-		require.NoError(t, err)
+		g := sharedGroup(t, m, shaper.Limits{Rate: 10, Depth: 9, InFlight: 1})
 		release, err := g.Acquire(t.Context(), "a", 1)
 		require.NoError(t, err)
 		left := make(chan error, 2)
@@ -569,8 +559,7 @@ func TestShutdownOfAGroupInAnOutageEndsWithThePatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.Fail(faultOf(buckettest.FailBefore))
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 10, Depth: 9}, nil }, shaper.WithBuckets(m, ownKey))
-		require.NoError(t, err)
+		g := sharedGroup(t, m, shaper.Limits{Rate: 10, Depth: 9})
 		start := time.Now()
 		done := make(chan error, 1)
 		go func() { done <- g.Wait(context.Background(), "key") }()
@@ -580,20 +569,6 @@ func TestShutdownOfAGroupInAnOutageEndsWithThePatience(t *testing.T) {
 		require.ErrorIs(t, <-done, shaper.ErrUnavailable)
 		require.EqualValues(t, 1, g.Stats().Unavailable)
 		require.EqualValues(t, 1, g.Stats().Refused)
-	})
-}
-
-// Over HTTP a wait that an outage has ended is a 503 that says when to come again.
-func TestMiddlewareAnswersARequestInLineThoughTheStoreIsAway(t *testing.T) {
-	during(t, "10/s depth 9", func(o *outage) {
-		h := shaper.Middleware(o.Shaper)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("served") }))
-		o.Fail(faultOf(buckettest.FailBefore))
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/", nil))
-		require.Equal(t, shaper.DefaultPatience, time.Since(o.start))
-		require.Equal(t, http.StatusServiceUnavailable, w.Code)
-		require.Contains(t, []string{"1", "2", "3"}, w.Header().Get("Retry-After"))
-		require.Contains(t, w.Header().Get("Content-Type"), "application/problem+json")
 	})
 }
 
@@ -618,63 +593,4 @@ func TestMistakesInPatienceAreNamed(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, g.Close())
 	}
-}
-
-// What a process tells of the units that it leases ahead is what a cold guard is computed from, so it
-// must never hold more, whatever requests cost and however long round trips get.
-func TestNoProcessHoldsMoreThanItSaysItMay(t *testing.T) {
-	for _, cost := range []int{1, 7, 400} {
-		share(t, 3, "100/s burst 3 depth 9999", 2*ms, func(p *processes) {
-			for range 600 / cost * 5 {
-				for i := range p.all {
-					go func() { _ = p.wait(context.Background(), i, cost) }()
-				}
-			}
-			held := int64(0)
-			for at := time.Duration(0); at < 4*time.Second; at += 3 * ms {
-				if at == 2001*ms {
-					p.SetDelay(60*ms, 60*ms)
-				}
-				p.at(at)
-				for _, s := range p.all {
-					st := s.Stats().Bucket
-					require.LessOrEqual(t, st.Held, st.Ahead)
-					held = max(held, st.Held)
-				}
-			}
-			require.Positive(t, held)
-		})
-	}
-}
-
-// A request that finds an idle bucket pays one round trip, to the nanosecond.
-func TestIdleBucketCostsOneRoundTrip(t *testing.T) {
-	for _, limits := range []string{"1000/s depth 9", "3/s depth 9", "1/min depth 9", "1/h depth 9 slack 5ms"} {
-		share(t, 2, limits, 2*ms, func(p *processes) {
-			p.arrive(0, 1)
-			p.at(3 * time.Hour)
-			p.arrive(1, 1)
-			p.at(6 * time.Hour)
-			require.Equal(t, []time.Duration{2 * ms, 3*time.Hour + 2*ms}, p.instants(), limits)
-			takes, givenBack := p.takes()
-			require.Len(t, takes, 2, limits)
-			require.Empty(t, givenBack, limits)
-		})
-	}
-}
-
-// With a lateness of less than what clocks may drift apart within an interval, slots must not
-// be dropped before they come: then nobody would ever leave.
-func TestSlowRateWithALittleSlackIsNotStuck(t *testing.T) {
-	share(t, 1, "1/min depth 9 slack 10ms", 2*ms, func(p *processes) {
-		p.arrive(0, 1, 1, 1)
-		p.at(3 * time.Minute)
-		for i, at := range p.instants() {
-			want := time.Duration(i) * time.Minute
-			require.GreaterOrEqual(t, at, want)
-			require.LessOrEqual(t, at, want+2*ms+1*ms)
-		}
-		require.Len(t, p.instants(), 3)
-		require.Zero(t, p.all[0].Stats().Bucket.Dropped)
-	})
 }

@@ -51,6 +51,6 @@
 // # Processes that share a bucket
 //
 // A [SharedPace] is what processes promise together that share a [shaper.Bucket]. It judges
-// a log of [Departure]s that they have written, real processes or those of the model: every
-// window of it, and the order within each process. An [Extra] says what a fault may cost.
+// a log of [Departure]s that they have written: every window of it, and the order within each
+// process. An [Extra] says what a fault may cost.
 package model

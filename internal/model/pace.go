@@ -199,19 +199,6 @@ func (p SharedPace) Surplus(log []Departure) (surplus int64) {
 	return surplus
 }
 
-// Unused returns how many of the slots in a time from one instant to another, both
-// included, were not used. It says something only if there were requests in line all the
-// time.
-func (p SharedPace) Unused(log []Departure, from, to time.Duration) int64 {
-	unused := p.Slots(to - from)
-	for _, d := range log {
-		if d.At >= from && d.At <= to {
-			unused -= d.Cost
-		}
-	}
-	return max(0, unused)
-}
-
 // LongestGap returns the longest time from one departure to the next that begins and ends
 // within a time from one instant to another. Both instants count as departures.
 func LongestGap(log []Departure, from, to time.Duration) time.Duration {

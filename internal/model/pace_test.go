@@ -94,10 +94,8 @@ func TestOrderWithinAProcess(t *testing.T) {
 	require.EqualError(t, pace(9, 0).Check(log), "request 10 of process 2 left twice: at 10ms and at 25ms")
 }
 
-func TestUnusedSlotsAndTheLongestGap(t *testing.T) {
+func TestLongestGap(t *testing.T) {
 	log := at(10*ms, 20*ms, 60*ms, 70*ms)
-	require.Equal(t, int64(3), pace(1, 0).Unused(log, 5*ms, 75*ms))
-	require.Equal(t, int64(0), pace(1, 0).Unused(log, 55*ms, 75*ms))
 	require.Equal(t, 40*ms, model.LongestGap(log, 5*ms, 75*ms))
 	require.Equal(t, 55*ms, model.LongestGap(log, 5*ms, 125*ms))
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -121,8 +122,8 @@ func (m *member) does(o order) report {
 }
 
 // pause stops the worker in the middle of whatever it does; resume lets it go on.
-func (m *member) pause()  { require.NoError(m.t, m.command.Process.Signal(pause)) }
-func (m *member) resume() { require.NoError(m.t, m.command.Process.Signal(resume)) }
+func (m *member) pause()  { require.NoError(m.t, m.command.Process.Signal(syscall.SIGSTOP)) }
+func (m *member) resume() { require.NoError(m.t, m.command.Process.Signal(syscall.SIGCONT)) }
 
 // kill ends the worker at once, and returns when it has ended.
 func (m *member) kill() {

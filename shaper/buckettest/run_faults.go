@@ -1,6 +1,8 @@
 package buckettest
 
 import (
+	"fmt"
+	"math"
 	"time"
 
 	"example.com/leakybucket/shaper/shared"
@@ -196,6 +198,21 @@ func checkDamage(c *tester) {
 		}
 	}
 	now := c.take(c.of("clock", slow)).Now
+	// Numbers at the ends of their ranges are not damaged.
+	for i, r := range []shared.BucketRate{
+		unit(1<<51, 0, 1, 1), unit(0, 1, 1e12, 1), unit(1, 1e12-1, 1e12, math.MaxInt64), {Version: 1 << 53, Micros: 1, Parts: 1, Burst: 1},
+	} {
+		for _, empty := range []int64{now, 1 << 53} {
+			if sets {
+				k := c.of(fmt.Sprint("sound", i), r)
+				k.Rate.Version--
+				k.Rate.Burst = 2
+				c.set(k.Key, shared.BucketLevel{Empty: shared.Instant{Micros: empty}, Rate: r, At: now})
+				got := c.refused(k)
+				c.must(got.Other != nil, "a state at the end of its range counts as damaged: %s", answerText(got))
+			}
+		}
+	}
 	for name, l := range damagedLevels(now) {
 		if sets {
 			setter.Set(t.Key, l)
