@@ -137,12 +137,12 @@ func (l *ledger) current() []record {
 
 // withOverride adds to a bucket the change of its limits that is in force. There is none if others
 // have changed the limits since.
-func (i *Inspector) withOverride(b bucket) bucket {
+func (c *core) withOverride(b bucket) bucket {
 	key := changeKey{of: target{source: b.of, key: b.raw}}
-	i.mu.Lock()
-	r, ok := i.ledger.inForce[key]
-	i.mu.Unlock()
-	if ok && i.controller.holds(key) {
+	c.mu.Lock()
+	r, ok := c.ledger.inForce[key]
+	c.mu.Unlock()
+	if ok && c.controller.holds(key) {
 		b.Override = &override{From: r.From, Until: r.Until, Who: r.Who, Before: *r.Before, Error: r.Error}
 	}
 	return b

@@ -105,8 +105,8 @@ func noBucket(source, key string) *failure {
 }
 
 // bucketNamed returns a source and the bucket of a key in it.
-func (i *Inspector) bucketNamed(ctx context.Context, name, key string) (*watched, bucketRef, error) {
-	w, err := i.sourceNamed(name)
+func (c *core) bucketNamed(ctx context.Context, name, key string) (*watched, bucketRef, error) {
+	w, err := c.sourceNamed(name)
 	if err != nil {
 		return nil, nil, err
 	}

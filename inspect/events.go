@@ -109,16 +109,16 @@ func (i *Inspector) serveEvents(w http.ResponseWriter, r *http.Request, q query)
 
 // targetOf returns what a query selects: nil if there is no source at all. Without a
 // source it is the first. The bucketRef is nil for a whole group.
-func (i *Inspector) targetOf(ctx context.Context, q query) (*target, bucketRef, error) {
+func (c *core) targetOf(ctx context.Context, q query) (*target, bucketRef, error) {
 	name := q.text("source")
 	if name == "" {
-		sources := i.all()
+		sources := c.all()
 		if len(sources) == 0 {
 			return nil, nil, nil
 		}
 		name = sources[0].name
 	}
-	w, err := i.sourceNamed(name)
+	w, err := c.sourceNamed(name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -139,13 +139,13 @@ func (i *Inspector) targetOf(ctx context.Context, q query) (*target, bucketRef, 
 // join adds a stream to those that are told of events. It completes the hello and
 // returns the history in the same step, so that nothing is missing and nothing is told
 // twice.
-func (i *Inspector) join(s *stream, of *target, ref bucketRef, h *hello) ([]point, error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.closed {
+func (c *core) join(s *stream, of *target, ref bucketRef, h *hello) ([]point, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
 		return nil, &failure{Status: http.StatusServiceUnavailable, Message: "the inspector is closed"}
 	}
-	if len(i.streams) >= maxStreams {
+	if len(c.streams) >= maxStreams {
 		return nil, &failure{Status: http.StatusServiceUnavailable, Message: "too many streams are open"}
 	}
 	points := []point{}
@@ -154,99 +154,99 @@ func (i *Inspector) join(s *stream, of *target, ref bucketRef, h *hello) ([]poin
 		if of.source.isRemoved() { // just now
 			return nil, unknownSource(of.source.name)
 		}
-		s.track, s.removed = i.trackLocked(*of, ref), of.source.removed
+		s.track, s.removed = c.trackLocked(*of, ref), of.source.removed
 		s.track.viewers++
 		points = append(points, s.track.points...)
 	}
-	h.Reports, h.Changes = slices.Clone(i.reports), slices.Clone(i.ledger.told)
+	h.Reports, h.Changes = slices.Clone(c.reports), slices.Clone(c.ledger.told)
 	if h.Reports == nil {
 		h.Reports = []report{}
 	}
 	if h.Changes == nil {
 		h.Changes = []change{}
 	}
-	h.InForce = i.ledger.current()
-	i.streams[s] = true
-	i.running.Add(1)
+	h.InForce = c.ledger.current()
+	c.streams[s] = true
+	c.running.Add(1)
 	return points, nil
 }
 
 // leave undoes join.
-func (i *Inspector) leave(s *stream) {
+func (c *core) leave(s *stream) {
 	s.end()
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	delete(i.streams, s)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.streams, s)
 	if s.track != nil {
 		s.track.viewers--
 		s.track.seenAt = time.Now()
 	}
-	i.running.Done()
+	c.running.Done()
 }
 
 // trackLocked returns the history of a target, which begins now if it has none.
-func (i *Inspector) trackLocked(of target, ref bucketRef) *track {
+func (c *core) trackLocked(of target, ref bucketRef) *track {
 	if of.whole {
 		return of.source.whole
 	}
-	t := i.tracked[of]
+	t := c.tracked[of]
 	if t != nil {
 		return t
 	}
-	if len(i.tracked) >= maxTracked {
-		i.dropOldestLocked()
+	if len(c.tracked) >= maxTracked {
+		c.dropOldestLocked()
 	}
 	t = newTrack(func() (reading, bool) {
 		st, ok := ref.stats()
 		return readingOf(st, time.Now()), ok
 	})
 	t.bucket = ref
-	i.tracked[of] = t
+	c.tracked[of] = t
 	return t
 }
 
 // dropOldestLocked forgets the track that has been without a viewer for longest. There
 // is one, as there are fewer streams than tracks.
-func (i *Inspector) dropOldestLocked() {
+func (c *core) dropOldestLocked() {
 	var oldest target
 	found := false
-	for of, t := range i.tracked {
-		if t.viewers == 0 && (!found || t.seenAt.Before(i.tracked[oldest].seenAt)) {
+	for of, t := range c.tracked {
+		if t.viewers == 0 && (!found || t.seenAt.Before(c.tracked[oldest].seenAt)) {
 			oldest, found = of, true
 		}
 	}
-	delete(i.tracked, oldest)
+	delete(c.tracked, oldest)
 }
 
 // tellLocked sends an event to all streams.
-func (i *Inspector) tellLocked(name string, value any) {
+func (c *core) tellLocked(name string, value any) {
 	event := encodeEvent(name, value)
-	for s := range i.streams {
+	for s := range c.streams {
 		s.notify(event)
 	}
 }
 
 // tellSourcesLocked tells all streams what sources there are.
-func (i *Inspector) tellSourcesLocked() {
-	if len(i.streams) == 0 {
+func (c *core) tellSourcesLocked() {
+	if len(c.streams) == 0 {
 		return
 	}
 	views := []sourceView{}
-	for _, w := range i.sources {
+	for _, w := range c.sources {
 		views = append(views, w.view())
 	}
-	i.tellLocked("sources", views)
+	c.tellLocked("sources", views)
 }
 
 // announce tells all streams, and those to come, of a change.
-func (i *Inspector) announce(key changeKey, c change) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
+func (c *core) announce(key changeKey, made change) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if key.of.source.isRemoved() { // Another source may be known by its name.
 		return
 	}
-	i.ledger.add(key, c)
-	i.tellLocked("change", c)
+	c.ledger.add(key, made)
+	c.tellLocked("change", made)
 }
 
 // liveDetail is what a stream is told of its target once a second. The histograms are of
@@ -257,7 +257,7 @@ type liveDetail struct {
 	Histograms    histogramsView `json:"histograms"`
 }
 
-func (i *Inspector) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
+func (c *core) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 	w := t.source
 	if w.isRemoved() {
 		return liveDetail{}, false
@@ -267,7 +267,7 @@ func (i *Inspector) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 		return d, true
 	}
 	if r, ok := w.look(t.key, ref); ok {
-		b := i.withOverride(r.view(r.at))
+		b := c.withOverride(r.view(r.at))
 		d.Bucket = &b
 		if r.waiting > 0 {
 			d.NextDeparture = newLine(r.at, r.waiting, ref.line(1)).next()

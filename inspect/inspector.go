@@ -191,21 +191,21 @@ func (i *Inspector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // all returns the sources, in the order in which they were added. The slice is never
 // changed.
-func (i *Inspector) all() []*watched {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.sources
+func (c *core) all() []*watched {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sources
 }
 
 // source returns the source of a name, or nil.
-func (i *Inspector) source(name string) *watched {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.sourceLocked(name)
+func (c *core) source(name string) *watched {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sourceLocked(name)
 }
 
-func (i *Inspector) sourceLocked(name string) *watched {
-	for _, w := range i.sources {
+func (c *core) sourceLocked(name string) *watched {
+	for _, w := range c.sources {
 		if w.name == name {
 			return w
 		}

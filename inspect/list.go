@@ -131,9 +131,9 @@ func (w *watched) view() sourceView {
 		Shared: newSharedView(r.shared)}
 }
 
-func (i *Inspector) sourceViews() []sourceView {
+func (c *core) sourceViews() []sourceView {
 	views := []sourceView{}
-	for _, w := range i.all() {
+	for _, w := range c.all() {
 		views = append(views, w.view())
 	}
 	return views
@@ -153,16 +153,16 @@ func (i *Inspector) serveBuckets(w http.ResponseWriter, r *http.Request, q query
 }
 
 // list returns the buckets that are wanted.
-func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
-	sources := i.all()
+func (c *core) list(ctx context.Context, l listing) (*list, error) {
+	sources := c.all()
 	if l.source != "" {
-		w, err := i.sourceNamed(l.source)
+		w, err := c.sourceNamed(l.source)
 		if err != nil {
 			return nil, err
 		}
 		sources = []*watched{w}
 	}
-	answer := &list{At: time.Now().UTC(), Sources: i.sourceViews(), Buckets: []bucket{}}
+	answer := &list{At: time.Now().UTC(), Sources: c.sourceViews(), Buckets: []bucket{}}
 	var snapshots []*snapshot
 	for _, w := range sources {
 		s, err := w.scan(ctx)
@@ -180,13 +180,13 @@ func (i *Inspector) list(ctx context.Context, l listing) (*list, error) {
 		l.epoch = l.at
 	}
 	first := newSelection(&l)
-	if err := i.sift(ctx, snapshots, first); err != nil {
+	if err := c.sift(ctx, snapshots, first); err != nil {
 		return nil, err
 	}
 	answer.Matched = first.matched
 	page := first.sorted()
 	for _, p := range page {
-		answer.Buckets = append(answer.Buckets, i.withOverride(p.row.view(l.at)))
+		answer.Buckets = append(answer.Buckets, c.withOverride(p.row.view(l.at)))
 	}
 	if first.more {
 		next := l.cursorAfter(page[len(page)-1].position)
@@ -201,10 +201,10 @@ const rowsPerTurn = 4096
 
 // sift offers the rows that are wanted. However many pages look on, that is done for so
 // many at once as keeps half of the processors free for what the program is there for.
-func (i *Inspector) sift(ctx context.Context, snapshots []*snapshot, first *selection) error {
+func (c *core) sift(ctx context.Context, snapshots []*snapshot, first *selection) error {
 	select {
-	case i.sifting <- struct{}{}:
-		defer func() { <-i.sifting }()
+	case c.sifting <- struct{}{}:
+		defer func() { <-c.sifting }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -56,7 +56,7 @@ var columns = []struct{ name, label string }{
 }
 
 // listOfPage returns the first table of the page.
-func (i *Inspector) listOfPage(ctx context.Context, q query) (*list, error) {
+func (c *core) listOfPage(ctx context.Context, q query) (*list, error) {
 	asked := query{values: maps.Clone(q.values)}
 	asked.values["sort"] = cmp.Or(q.text("sort"), pageSort)
 	asked.values["source"] = q.text("in")
@@ -71,7 +71,7 @@ func (i *Inspector) listOfPage(ctx context.Context, q query) (*list, error) {
 	if err != nil {
 		return nil, err
 	}
-	return i.list(ctx, l)
+	return c.list(ctx, l)
 }
 
 // filters returns the names of the quick filters that are on.

@@ -123,9 +123,9 @@ func methodNotAllowed(w http.ResponseWriter, r *http.Request, methods ...string)
 }
 
 // isClosed reports whether Close has been called.
-func (i *Inspector) isClosed() bool {
+func (c *core) isClosed() bool {
 	select {
-	case <-i.closing:
+	case <-c.closing:
 		return true
 	default:
 		return false
@@ -133,8 +133,8 @@ func (i *Inspector) isClosed() bool {
 }
 
 // sourceNamed returns the source of a name, or a failure that names the parameter.
-func (i *Inspector) sourceNamed(name string) (*watched, error) {
-	if w := i.source(name); w != nil {
+func (c *core) sourceNamed(name string) (*watched, error) {
+	if w := c.source(name); w != nil {
 		return w, nil
 	}
 	return nil, unknownSource(name)

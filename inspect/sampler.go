@@ -7,14 +7,14 @@ import (
 
 // sample takes a sample of all tracks every step, and sends them to the streams, until
 // Close.
-func (i *Inspector) sample() {
+func (c *core) sample() {
 	ticker := time.NewTicker(step)
 	defer ticker.Stop()
 	for n := 0; ; n++ {
-		i.sampleAll(n)
+		c.sampleAll(n)
 		select {
 		case <-ticker.C:
-		case <-i.closing:
+		case <-c.closing:
 			return
 		}
 	}
@@ -29,22 +29,22 @@ type sampled struct {
 }
 
 // sampleAll takes the sample number n.
-func (i *Inspector) sampleAll(n int) {
+func (c *core) sampleAll(n int) {
 	now := time.Now()
-	i.mu.Lock()
-	samples := make([]sampled, 0, len(i.sources)+len(i.tracked))
-	sources := i.sources
+	c.mu.Lock()
+	samples := make([]sampled, 0, len(c.sources)+len(c.tracked))
+	sources := c.sources
 	for _, w := range sources {
 		samples = append(samples, sampled{track: w.whole, of: w})
 	}
-	for of, t := range i.tracked {
+	for of, t := range c.tracked {
 		if t.viewers == 0 && now.Sub(t.seenAt) > keepUnseen {
-			delete(i.tracked, of)
+			delete(c.tracked, of)
 			continue
 		}
 		samples = append(samples, sampled{track: t, of: of.source})
 	}
-	i.mu.Unlock()
+	c.mu.Unlock()
 
 	changed := false
 	for k := range samples {
@@ -61,13 +61,13 @@ func (i *Inspector) sampleAll(n int) {
 	}
 	var details map[*track][]byte
 	if n%detailEvery == 0 {
-		details = i.details()
+		details = c.details()
 	}
 
-	i.mu.Lock()
-	defer i.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if changed {
-		i.tellSourcesLocked()
+		c.tellSourcesLocked()
 	}
 	frames := make(map[*track][]byte, len(samples))
 	whole := make(map[*watched]*totals, len(sources))
@@ -82,7 +82,7 @@ func (i *Inspector) sampleAll(n int) {
 			frames[s.track] = encodeEvent("frame", p)
 		}
 	}
-	for s := range i.streams {
+	for s := range c.streams {
 		if frame := frames[s.track]; frame != nil {
 			s.offer(frame, details[s.track])
 		}
@@ -90,18 +90,18 @@ func (i *Inspector) sampleAll(n int) {
 }
 
 // details returns the detail events of the tracks that somebody looks at.
-func (i *Inspector) details() map[*track][]byte {
-	i.mu.Lock()
+func (c *core) details() map[*track][]byte {
+	c.mu.Lock()
 	targets := map[target]*track{}
-	for s := range i.streams {
+	for s := range c.streams {
 		if s.track != nil { // else there was no source when it began
 			targets[s.target] = s.track
 		}
 	}
-	i.mu.Unlock()
+	c.mu.Unlock()
 	details := make(map[*track][]byte, len(targets))
 	for of, t := range targets {
-		if d, ok := i.liveDetail(of, t.bucket); ok {
+		if d, ok := c.liveDetail(of, t.bucket); ok {
 			details[t] = encodeEvent("detail", d)
 		}
 	}
