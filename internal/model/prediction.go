@@ -100,9 +100,9 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 }
 
 // tooCostly reports whether cost n can never fit.
-func (m *simulator) tooCostly(n int) bool {
-	if m.limits.Rate == rate.Inf {
+func (r *rule) tooCostly(n int) bool {
+	if r.limits.Rate == rate.Inf {
 		return false
 	}
-	return m.limits.Depth == 0 && n > m.burst() || m.take(n).Cmp(instant(year)) > 0
+	return r.limits.Depth == 0 && n > r.burst() || r.take(n).Cmp(instant(year)) > 0
 }

@@ -20,8 +20,7 @@ import (
 // Where the guarantees leave two outcomes open, because two things happen at one
 // instant, the field open says why, and no later answer may be compared.
 type simulator struct {
-	limits   shaper.Limits
-	interval *big.Rat      // nanoseconds per cost unit; 0 at rate.Inf
+	rule
 	empty    *big.Rat      // the instant at which the level reaches 0
 	since    *big.Rat      // the instant from which the head has been the head, and has had a free seat
 	hold     *big.Rat      // the instant until which no request leaves
@@ -46,6 +45,12 @@ type simulator struct {
 	blind   bool     // see CapIgnored
 }
 
+// A rule is the one rule of a bucket.
+type rule struct {
+	limits   shaper.Limits
+	interval *big.Rat // nanoseconds per cost unit; 0 at rate.Inf
+}
+
 // A waiter is a call that has not returned: its operation, and when it came.
 type waiter struct {
 	*Op
@@ -62,28 +67,27 @@ func (w *waiter) gone(now time.Duration) bool { return w.Late != 0 && w.Late <= 
 
 func newSimulator(l shaper.Limits) *simulator {
 	return &simulator{
-		limits:   l,
-		interval: intervalOf(l.Rate),
-		empty:    new(big.Rat),
-		since:    new(big.Rat),
-		hold:     new(big.Rat),
-		last:     -1,
-		lateAt:   -1,
-		endAt:    -1,
+		rule:   rule{l, intervalOf(l.Rate)},
+		empty:  new(big.Rat),
+		since:  new(big.Rat),
+		hold:   new(big.Rat),
+		last:   -1,
+		lateAt: -1,
+		endAt:  -1,
 	}
 }
 
 // take returns the time that n units take to drain.
-func (m *simulator) take(n int) *big.Rat {
-	return new(big.Rat).Mul(new(big.Rat).SetInt64(int64(n)), m.interval)
+func (r *rule) take(n int) *big.Rat {
+	return new(big.Rat).Mul(new(big.Rat).SetInt64(int64(n)), r.interval)
 }
 
-func (m *simulator) burst() int { return max(m.limits.Burst, 1) }
+func (r *rule) burst() int { return max(r.limits.Burst, 1) }
 
 // allowed returns the instant from which the level lets a request of cost n leave, for
 // a bucket whose level reaches 0 at the instant empty.
-func (m *simulator) allowed(empty *big.Rat, n int) *big.Rat {
-	return new(big.Rat).Sub(empty, m.take(max(0, m.burst()-n)))
+func (r *rule) allowed(empty *big.Rat, n int) *big.Rat {
+	return new(big.Rat).Sub(empty, r.take(max(0, r.burst()-n)))
 }
 
 // due returns the instant at which the head leaves.
@@ -95,7 +99,7 @@ func (m *simulator) due() *big.Rat {
 }
 
 // capped reports whether a request that leaves takes a seat until it ends.
-func (m *simulator) capped() bool { return m.limits.InFlight > 0 }
+func (r *rule) capped() bool { return r.limits.InFlight > 0 }
 
 // hasRoom reports whether there is a seat for one more.
 func (m *simulator) hasRoom() bool {
