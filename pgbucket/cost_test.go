@@ -7,9 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
-	"example.com/leakybucket/internal/servers"
 	"example.com/leakybucket/pgbucket"
-	"example.com/leakybucket/shaper/shared"
 )
 
 // An update that touches an index leaves an old entry behind in it, and the table and the
@@ -35,38 +33,4 @@ func TestTakesUpdateNoIndex(t *testing.T) {
 	t.Logf("%d of %d updates were HOT", hot, updates)
 	require.GreaterOrEqual(t, hot, updates*99/100)
 	require.LessOrEqual(t, value[int](t, conn, name, "SELECT pg_relation_size('TBL') / 8192"), 8)
-}
-
-func BenchmarkTake(b *testing.B) {
-	startServer(b)
-	bouncer := servers.StartPgBouncer(b, server)
-	for _, bench := range []struct{ name, url string }{{"direct", server.URL}, {"pgbouncer", bouncer}} {
-		for _, sessions := range []int{1, 16} {
-			b.Run(fmt.Sprintf("%s/sessions=%d", bench.name, sessions), func(b *testing.B) {
-				pool := newPool(b, bench.url)
-				table, _ := newTable(b, pool)
-				bucket := pgbucket.New(pool, table)
-				b.ReportAllocs()
-				b.SetParallelism(sessions)
-				take := one("key", every(1))
-				if sessions == 1 {
-					for b.Loop() {
-						mustTake(b, bucket, take)
-					}
-					return
-				}
-				b.RunParallel(func(pb *testing.PB) {
-					for pb.Next() {
-						mustTake(b, bucket, take)
-					}
-				})
-			})
-		}
-	}
-}
-
-func mustTake(b *testing.B, bucket *pgbucket.Bucket, take shared.Take) {
-	if _, err := bucket.Take(b.Context(), take); err != nil {
-		b.Fatal(err)
-	}
 }

@@ -50,6 +50,24 @@ func (failedDials) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	return next
 }
 
+// takes makes a call whose time ends while the client waits to dial again, and returns its error.
+func (f failedDials) takes(t *testing.T, bucket *redisbucket.Bucket, key string) error {
+	ctx, cancel := context.WithCancel(within(t))
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		select {
+		case <-f:
+		case <-ctx.Done():
+		}
+		cancel()
+	}()
+	_, err := bucket.Take(ctx, one(key))
+	cancel()
+	<-over
+	return err
+}
+
 // A client of go-redis dials for longer than a call may take. Whoever looks for the reason of an
 // outage must read it, and not only that time has passed.
 func TestARefusedConnectionIsTold(t *testing.T) {
@@ -77,20 +95,7 @@ func TestARefusedConnectionIsTold(t *testing.T) {
 
 			server.Kill()
 			for range 3 {
-				ctx, cancel := context.WithCancel(within(t))
-				over := make(chan struct{})
-				go func() { // The time of the call ends while the client waits to dial again.
-					defer close(over)
-					select {
-					case <-dialed:
-					case <-ctx.Done():
-					}
-					cancel()
-				}()
-				_, err := bucket.Take(ctx, one("key"))
-				cancel()
-				<-over
-				require.ErrorIs(t, err, syscall.ECONNREFUSED)
+				require.ErrorIs(t, dialed.takes(t, bucket, "key"), syscall.ECONNREFUSED)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			waiting := make(chan error, 1)
@@ -128,25 +133,12 @@ func TestARefusedConnectionToANodeIsTold(t *testing.T) {
 	require.True(t, taken(t, bucket, down))
 
 	cluster.Nodes[2].Kill()
-	ctx, cancel := context.WithCancel(within(t))
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		select {
-		case <-dialed:
-		case <-ctx.Done():
-		}
-		cancel()
-	}()
-	_, err := bucket.Take(ctx, one(down))
-	cancel()
-	<-over
-	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	require.ErrorIs(t, dialed.takes(t, bucket, down), syscall.ECONNREFUSED)
 	cluster.Nodes[0].Pause()
 	defer cluster.Nodes[0].Resume()
-	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err = bucket.Take(ctx, one(up))
+	_, err := bucket.Take(ctx, one(up))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, syscall.ECONNREFUSED)
 }

@@ -259,17 +259,6 @@ func TestARequestThatCameDuringAProbeWaitsFromThenOn(t *testing.T) {
 	}, shaper.WithPatience(time.Second))
 }
 
-// The three calls that make a Bucket count as unavailable take 250 ms each at most.
-func TestTheFirstFailuresOfAnOutageAreBounded(t *testing.T) {
-	during(t, "10/s depth 99", func(o *outage) {
-		o.beginsWith(o.t.Context(), 5)
-		o.until(5750*ms - 1)
-		require.Equal(t, 5, o.Stats().Waiting)
-		o.until(5750 * ms)
-		require.Equal(t, numbersFrom(1, 5), o.refusedInLine(5750*ms))
-	})
-}
-
 // With a patience of 0 those in line wait until their contexts end; and so they do in no outage.
 func TestWithoutPatienceOnlyTheContextEndsAWait(t *testing.T) {
 	for _, opts := range [][]shaper.Option{

@@ -14,6 +14,9 @@ import (
 // to Addr. It knows nothing of what it forwards: a reply is whatever the server has written
 // at once, be it the answer to a call or to the greeting of a new connection. All methods
 // may be called at any time, from any goroutine.
+//
+// Toxiproxy would be a dependency of the root module, whose tests need this too. It has nothing
+// that loses one reply, and its silence (a timeout of 0) drops what was sent meanwhile.
 type Proxy struct {
 	Addr string // where it listens, as "127.0.0.1:6379"
 

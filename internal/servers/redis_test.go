@@ -1,10 +1,12 @@
 package servers_test
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -145,4 +147,21 @@ func TestServersEndWithATestThatIsKilled(t *testing.T) {
 		}
 		return err != nil
 	}, "the server has ended too")
+}
+
+// A recorder notes how the test would have ended, and ends the goroutine as a test does.
+type recorder struct {
+	testing.TB
+	skipped, failed bool
+	said            string
+}
+
+func (r *recorder) Skipf(format string, args ...any) {
+	r.skipped, r.said = true, fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.failed, r.said = true, fmt.Sprintf(format, args...)
+	runtime.Goexit()
 }

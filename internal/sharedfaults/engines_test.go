@@ -2,8 +2,8 @@ package sharedfaults_test
 
 import (
 	"context"
-	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,24 +20,15 @@ import (
 
 // openBucket returns the shared bucket of a plan, and what closes it.
 func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
-	switch p.Engine {
-	case redisEngine, clusterEngine, sentinelEngine:
+	if !strings.HasPrefix(p.Addr, "postgres:") {
 		// MaxRetries is what users have by default: the client would repeat what may be repeated.
-		o := &redis.UniversalOptions{
-			Addrs: p.Addrs, IsClusterMode: p.Engine == clusterEngine, MasterName: p.Master,
-			ContextTimeoutEnabled: true, DialTimeout: time.Second, DialerRetries: 1,
+		client := redis.NewClient(&redis.Options{
+			Addr: p.Addr, ContextTimeoutEnabled: true, DialTimeout: time.Second, DialerRetries: 1,
 			ReadTimeout: patience, WriteTimeout: patience, // of calls without a deadline
-		}
-		client := redis.NewUniversalClient(o)
+		})
 		return redisbucket.New(client), func() { client.Close() }, nil
-	case postgresEngine:
-		return openPostgres(p)
 	}
-	return nil, nil, fmt.Errorf("no such engine: %q", p.Engine)
-}
-
-func openPostgres(p plan) (shaper.Bucket, func(), error) {
-	config, err := pgxpool.ParseConfig(p.Addrs[0])
+	config, err := pgxpool.ParseConfig(p.Addr)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -48,15 +39,6 @@ func openPostgres(p plan) (shaper.Bucket, func(), error) {
 		return nil, nil, err
 	}
 	return pgbucket.New(pool), pool.Close, nil
-}
-
-// open returns the shared bucket of a plan for a test of one process.
-func open(t *testing.T, p plan) shaper.Bucket {
-	t.Helper()
-	b, closeBucket, err := openBucket(p)
-	require.NoError(t, err)
-	t.Cleanup(closeBucket)
-	return b
 }
 
 // startPostgres starts a server which has the table of pgbucket.

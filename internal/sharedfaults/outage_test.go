@@ -30,25 +30,25 @@ func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
 	}{
 		"paused": {start: func(t *testing.T, p *plan) (begin, end func()) {
 			r := servers.StartRedis(t)
-			p.Engine, p.Addrs = redisEngine, []string{r.Addr}
+			p.Addr = r.Addr
 			return r.Pause, r.Resume
 		}},
 		"in a black hole": {start: func(t *testing.T, p *plan) (begin, end func()) {
 			proxy := servers.StartProxy(t, servers.StartRedis(t).Addr)
-			p.Engine, p.Addrs = redisEngine, []string{proxy.Addr}
+			p.Addr = proxy.Addr
 			return func() { proxy.BlackHole(true) }, func() { proxy.BlackHole(false) }
 		}},
 		"PostgreSQL in a black hole": {long: true, start: func(t *testing.T, p *plan) (begin, end func()) {
 			db := startPostgres(t)
 			proxy := servers.StartProxy(t, db.Addr)
-			p.Engine, p.Addrs = postgresEngine, []string{strings.Replace(db.URL, db.Addr, proxy.Addr, 1)}
+			p.Addr = strings.Replace(db.URL, db.Addr, proxy.Addr, 1)
 			return func() { proxy.BlackHole(true) }, func() { proxy.BlackHole(false) }
 		}},
 		// After a fail-over a standby may answer for a while, which only reads (25006).
 		"replaced by a standby": {long: true, reason: "(SQLSTATE 25006)", start: func(t *testing.T, p *plan) (begin, end func()) {
 			db := startPostgres(t)
 			standby, proxy := db.StartStandby(), servers.StartProxy(t, db.Addr)
-			p.Engine, p.Addrs = postgresEngine, []string{strings.Replace(db.URL, db.Addr, proxy.Addr, 1)}
+			p.Addr = strings.Replace(db.URL, db.Addr, proxy.Addr, 1)
 			goTo := func(addr string) func() { return func() { proxy.SetTarget(addr); proxy.CutAll() } }
 			return goTo(standby.Addr), goTo(db.Addr)
 		}},
@@ -95,7 +95,7 @@ func TestWithoutItsServerAFleetLetsNobodyLeave(t *testing.T) {
 func TestWithoutItsServerAFleetKeepsTheRateByParts(t *testing.T) {
 	t.Parallel()
 	r := servers.StartRedis(t)
-	p := plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "local", Rate: 400, Waiters: 16, Slack: d, Fallback: shaper.FallbackLocal(4)}
+	p := plan{Addr: r.Addr, Key: "local", Rate: 400, Waiters: 16, Slack: d, Fallback: shaper.FallbackLocal(4)}
 	f := startFleet(t, four(p))
 	f.waitsForState(shaper.BucketShared)
 	r.Pause()
@@ -131,9 +131,9 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 			t.Parallel()
 			r := servers.StartRedis(t)
 			proxy := servers.StartProxy(t, r.Addr)
-			p := plan{Engine: redisEngine, Addrs: []string{r.Addr}, Key: "partition", Rate: 1000, Waiters: 16, Slack: d, Fallback: fallback}
+			p := plan{Addr: r.Addr, Key: "partition", Rate: 1000, Waiters: 16, Slack: d, Fallback: fallback}
 			plans := four(p)
-			plans[0].Addrs = []string{proxy.Addr}
+			plans[0].Addr = proxy.Addr
 			f := startFleet(t, plans)
 			f.waitsForState(shaper.BucketShared)
 			proxy.BlackHole(true)
@@ -179,15 +179,13 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 // must not be left with what each of them waited for.
 func TestAThousandShapersWithoutAServerLeaveNothingRunning(t *testing.T) {
 	atLength(t)
-	for _, e := range []engine{redisEngine, postgresEngine} {
-		t.Run(string(e), func(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1:%d", "postgres://nobody@127.0.0.1:%d/none?sslmode=disable"} {
+		t.Run(addr, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
 			t.Run("", func(t *testing.T) {
-				p := plan{Engine: e, Addrs: []string{fmt.Sprintf("127.0.0.1:%d", servers.FreePort(t))}}
-				if e == postgresEngine {
-					p.Addrs = []string{"postgres://nobody@" + p.Addrs[0] + "/none?sslmode=disable"}
-				}
-				b := open(t, p)
+				b, closeBucket, err := openBucket(plan{Addr: fmt.Sprintf(addr, servers.FreePort(t))})
+				require.NoError(t, err)
+				defer closeBucket()
 				for i := range 1000 {
 					s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 10}, shaper.WithBucket(b, fmt.Sprint(i)))
 					require.NoError(t, err)

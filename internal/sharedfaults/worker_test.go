@@ -23,10 +23,8 @@ const planVariable = "SHAREDFAULTS_PLAN"
 
 // A plan says what a worker does.
 type plan struct {
-	Engine engine
-	Addrs  []string // of the engine; the URL of PostgreSQL
-	Master string   // what the sentinels call it
-	Key    string
+	Addr string // of a server of Redis, or the URL of one of PostgreSQL
+	Key  string
 
 	Rate     float64
 	Burst    int
@@ -39,16 +37,6 @@ type plan struct {
 
 	Log string // the file that the worker writes
 }
-
-// An engine is the kind of server that holds the levels.
-type engine string
-
-const (
-	redisEngine    engine = "redis"
-	clusterEngine  engine = "cluster"
-	sentinelEngine engine = "sentinel"
-	postgresEngine engine = "postgres"
-)
 
 // held returns L, the most cost units that one worker may have leased: two batches. A batch
 // is never for more requests than wait, nor longer than 50 ms unless round trips are long.

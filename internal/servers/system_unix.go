@@ -49,3 +49,6 @@ func giveToServer(file string) error {
 	}
 	return nil
 }
+
+// These signals stop a process, and let it go on.
+var pause, resume os.Signal = syscall.SIGSTOP, syscall.SIGCONT
