@@ -2,13 +2,20 @@ package proxies
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"time"
+
+	"example.com/leakybucket/bench/internal/measure"
 )
 
 // callers are open connections that are closed when a context ends.
@@ -124,3 +131,145 @@ func patience(ctx context.Context, n, rate int) (context.Context, context.Cancel
 
 // errUnanswered is for a proxy that leaves requests in line for good.
 var errUnanswered = errors.New("not all requests were answered")
+
+// The load generator and the upstream speak HTTP/1.1 by themselves. net/http's
+// client and server would use more of the processors than a fast proxy does, and
+// would then be what is measured.
+
+// A head is what is of interest in the head of a request or a response.
+type head struct {
+	first  string // its first line
+	length int    // of the body; 0 if there is none
+}
+
+// readHead reads a head. The body stays in r.
+func readHead(r *bufio.Reader) (head, error) {
+	line, err := readLine(r)
+	if err != nil {
+		return head{}, err
+	}
+	h := head{first: string(line)}
+	for {
+		line, err := readLine(r)
+		if err != nil {
+			return head{}, fmt.Errorf("in the head of %q: %w", h.first, err)
+		}
+		if len(line) == 0 {
+			return h, nil
+		}
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimSpace(value)
+		switch {
+		case bytes.EqualFold(name, []byte("Content-Length")):
+			h.length, err = strconv.Atoi(string(value))
+		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
+			err = errors.New("a body without a length is not understood")
+		}
+		if err != nil {
+			return head{}, fmt.Errorf("%q of %q: %w", line, h.first, err)
+		}
+	}
+}
+
+func readLine(r *bufio.Reader) ([]byte, error) {
+	line, err := r.ReadSlice('\n')
+	return bytes.TrimRight(line, "\r\n"), err
+}
+
+// status returns the status of a response.
+func (h head) status() (int, error) {
+	if len(h.first) < len("HTTP/1.1 200") {
+		return 0, fmt.Errorf("%q is no response", h.first)
+	}
+	return strconv.Atoi(h.first[9:12])
+}
+
+// A caller is an open connection to a proxy.
+type caller struct {
+	conn net.Conn
+	r    *bufio.Reader
+}
+
+func (c caller) send(path string) error {
+	_, err := c.conn.Write([]byte("GET " + path + " HTTP/1.1\r\nHost: bench\r\n\r\n"))
+	return err
+}
+
+// receive reads a response and returns its status.
+func (c caller) receive() (int, error) {
+	h, err := readHead(c.r)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := c.r.Discard(h.length); err != nil {
+		return 0, err
+	}
+	return h.status()
+}
+
+// usage is what a process and those that it has started use, as Linux tells it.
+type usage struct {
+	cpu      float64 // user and system, in nanoseconds, since they started
+	resident float64 // bytes
+	files    int     // open
+}
+
+// tick is the unit in which Linux counts processor time, on every architecture.
+const tick = 1e9 / 100
+
+// usage asks the system. Where it does not tell, all is unknown, without an error.
+func (p *process) usage() (usage, error) {
+	if !measure.MemoryIsTold() {
+		return usage{measure.Unknown, measure.Unknown, 0}, nil
+	}
+	sum := usage{}
+	for _, pid := range family(strconv.Itoa(p.cmd.Process.Pid)) {
+		one, err := usageOf(filepath.Join("/proc", pid))
+		if err != nil {
+			return usage{}, err
+		}
+		sum = usage{sum.cpu + one.cpu, sum.resident + one.resident, sum.files + one.files}
+	}
+	return sum, nil
+}
+
+// family returns a process and all that it has started: nginx has a process for each
+// processor.
+func family(pid string) []string {
+	all := []string{pid}
+	lists, _ := filepath.Glob(filepath.Join("/proc", pid, "task/*/children")) // The pattern is well formed.
+	for _, list := range lists {
+		children, _ := os.ReadFile(list) // The thread may have ended.
+		for _, child := range strings.Fields(string(children)) {
+			all = append(all, family(child)...)
+		}
+	}
+	return all
+}
+
+// usageOf reads what a folder of /proc has.
+func usageOf(dir string) (usage, error) {
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return usage{}, err
+	}
+	// The name of the program, which may have blanks, is the second field, in parentheses.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 13 {
+		return usage{}, fmt.Errorf("%s/stat is %q", dir, stat)
+	}
+	u := usage{}
+	for _, ticks := range fields[11:13] {
+		n, err := strconv.ParseFloat(ticks, 64)
+		if err != nil {
+			return usage{}, fmt.Errorf("%s/stat is %q: %w", dir, stat, err)
+		}
+		u.cpu += n * tick
+	}
+	if u.resident, err = measure.ResidentOf(dir); err != nil {
+		return usage{}, err
+	}
+	files, err := os.ReadDir(filepath.Join(dir, "fd"))
+	u.files = len(files)
+	return u, err
+}

@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -141,4 +146,156 @@ func cpuOf(ctx context.Context, admin *redis.Client) (used float64, err error) {
 		}
 	}
 	return used, nil
+}
+
+// A network forwards connections to a server, and takes its time for it.
+type network struct {
+	address     string
+	listener    net.Listener
+	target      string
+	rtt, jitter time.Duration
+}
+
+// openNetwork returns a network of which a round trip takes rtt ± jitter. It must be closed.
+func openNetwork(target string, rtt, jitter time.Duration) (*network, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	n := &network{address: listener.Addr().String(), listener: listener, target: target, rtt: rtt, jitter: jitter}
+	go n.accept()
+	return n, nil
+}
+
+func (n *network) close() { _ = n.listener.Close() } // Its connections end with the process.
+
+func (n *network) accept() {
+	for {
+		client, err := n.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", n.target)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		go n.forward(server, client)
+		go n.forward(client, server)
+	}
+}
+
+// A packet is what has been read at once, and when it is to arrive.
+type packet struct {
+	data []byte
+	at   time.Time
+}
+
+// forward takes what one side has sent to the other, half a round trip later, in order.
+func (n *network) forward(to, from net.Conn) {
+	packets := make(chan packet, 1024)
+	go func() {
+		defer to.Close()
+		for p := range packets {
+			time.Sleep(time.Until(p.at))
+			if _, err := to.Write(p.data); err != nil {
+				_ = from.Close()
+			}
+		}
+	}()
+	defer close(packets)
+	for {
+		data := make([]byte, 4096)
+		read, err := from.Read(data)
+		if read > 0 {
+			delay := n.rtt / 2
+			if n.jitter > 0 {
+				delay += time.Duration(rand.Int64N(int64(n.jitter))) - n.jitter/2
+			}
+			packets <- packet{data[:read], time.Now().Add(delay)}
+		}
+		if err != nil {
+			if err != io.EOF {
+				_ = to.Close()
+			}
+			return
+		}
+	}
+}
+
+// redisServer is the program of the server.
+const redisServer = "redis-server"
+
+// A server is a Redis server without persistence, on a free port.
+type server struct {
+	address string
+	command *exec.Cmd
+	ended   chan struct{} // closed when it has
+	folder  string
+}
+
+// startRedis returns a server that accepts connections. It must be stopped. As another program
+// may take the port before the server does, it tries three.
+func startRedis(ctx context.Context) (s *server, err error) {
+	for range 3 {
+		if s, err = startRedisOnce(ctx); err == nil {
+			return s, nil
+		}
+	}
+	return nil, err
+}
+
+func startRedisOnce(ctx context.Context) (*server, error) {
+	address, err := run.FreeAddress()
+	if err != nil {
+		return nil, err
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	folder, err := os.MkdirTemp("", "bench-redis-")
+	if err != nil {
+		return nil, err
+	}
+	s := &server{address: address, ended: make(chan struct{}), folder: folder}
+	s.command = exec.CommandContext(ctx, redisServer, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder)
+	if err := s.command.Start(); err != nil {
+		_ = os.RemoveAll(folder)
+		return nil, fmt.Errorf("%s: %w", redisServer, err)
+	}
+	go func() {
+		_ = s.command.Wait() // How it ends does not matter: nothing of it is kept.
+		close(s.ended)
+	}()
+	if err := s.accepts(); err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// accepts waits until the server accepts connections.
+func (s *server) accepts() error {
+	for began := time.Now(); ; {
+		conn, err := net.Dial("tcp", s.address)
+		if err == nil {
+			return conn.Close()
+		}
+		if time.Since(began) > patience {
+			return fmt.Errorf("%s does not accept connections: %w", redisServer, err)
+		}
+		select {
+		case <-s.ended:
+			return fmt.Errorf("%s has ended at once", redisServer)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// stop ends the server.
+func (s *server) stop() {
+	_ = s.command.Process.Kill()
+	<-s.ended
+	_ = os.RemoveAll(s.folder)
 }

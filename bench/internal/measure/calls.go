@@ -1,11 +1,20 @@
 package measure
 
 import (
+	"bufio"
 	"fmt"
+	"math"
+	"os"
+	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/aclements/go-moremath/stats"
 )
 
 // A Timing is what one call costs. Calls allocate the same in each round, or
@@ -74,4 +83,131 @@ func callAtOnce(each func() func() bool, goroutines, n int) (took time.Duration,
 		err = fmt.Errorf("%d of %d calls did not come out as they should", amiss, n*goroutines)
 	}
 	return took, after.Mallocs - before.Mallocs, err
+}
+
+// Unknown stands for a figure that could not be measured on this system. Results leave it
+// out.
+var Unknown = math.NaN()
+
+// Known reports whether a figure was measured.
+func Known(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// Quantile returns the value below which the share q of the values lies. Of no values it is
+// [Unknown].
+func Quantile(values []float64, q float64) float64 { return stats.Sample{Xs: values}.Quantile(q) }
+
+// ProcField returns the first value of a field in a file of "field: value" lines,
+// as Linux has them below /proc, and "" where there is none.
+func ProcField(file, field string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if name, value, is := strings.Cut(lines.Text(), ":"); is && strings.TrimSpace(name) == field {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// procBytes returns the value of a field in KiB, such as "1234 kB", in bytes.
+func procBytes(file, field string) (float64, error) {
+	value := ProcField(file, field)
+	var kib float64
+	if _, err := fmt.Sscanf(value, "%g kB", &kib); err != nil {
+		return 0, fmt.Errorf("%s: %s is %q: %w", file, field, value, err)
+	}
+	return kib * 1024, nil
+}
+
+// statusFile has the memory of this process, on Linux.
+const statusFile = "/proc/self/status"
+
+// MemoryIsTold reports whether this system tells how much memory is resident.
+func MemoryIsTold() bool {
+	_, err := os.Stat(statusFile)
+	return err == nil
+}
+
+// ResidentBytes returns the resident memory of this process, after what is not
+// in use has been given back. It is [Unknown] where the system does not tell.
+func ResidentBytes() float64 {
+	debug.FreeOSMemory()
+	bytes, err := ResidentOf(filepath.Dir(statusFile))
+	if err != nil {
+		return Unknown
+	}
+	return bytes
+}
+
+// ResidentOf returns the resident memory of a process, in bytes. The folder of /proc is
+// the process's.
+func ResidentOf(folder string) (float64, error) {
+	return procBytes(filepath.Join(folder, "status"), "VmRSS")
+}
+
+// LiveHeap returns the bytes that the garbage collector leaves.
+func LiveHeap() int64 {
+	// The second collection takes what pools have kept over the first.
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// Waiters are goroutines that wait in one line. [Gather] makes them.
+type Waiters struct {
+	All  sync.WaitGroup // is done when all have returned
+	came atomic.Int64
+}
+
+// stillWithin bounds how long Gather looks on once all have come. It is long because the
+// machine may be busy; goroutines that never stand still are all that waits for so long.
+const stillWithin = time.Minute
+
+// Gather starts n goroutines, the i-th of which calls wait(i) once. It returns
+// when all have come and stand still: each is parked, or has returned already.
+// They come one after another, but where they contend for a lock some may get
+// into the line before those ahead of them.
+func Gather(n int, wait func(i int)) (*Waiters, error) {
+	w := new(Waiters)
+	w.All.Add(n)
+	for i := range n {
+		// [sync.WaitGroup.Go] and a defer would take room on the stack. With a bit
+		// more of it every waiter has one of 4 KiB in place of 2.
+		go func() {
+			w.came.Add(1)
+			wait(i)
+			w.All.Done()
+		}()
+		for w.came.Load() <= int64(i) {
+			runtime.Gosched()
+		}
+	}
+	// One look may be a little off, as goroutines go on meanwhile. One that runs
+	// counts too, as it may hold the lock for which the others are parked.
+	start := time.Now()
+	for still := 0; still < 10; still++ {
+		if Goroutines("runnable") > 0 {
+			still = 0
+			runtime.Gosched()
+		} else if Goroutines("running") > 1 {
+			still = 0
+		}
+		if time.Since(start) > stillWithin {
+			return nil, fmt.Errorf("%d goroutines have come and do not stand still after %v", n, stillWithin)
+		}
+	}
+	return w, nil
+}
+
+// Goroutines returns how many goroutines of this process are in a state that
+// [runtime/metrics] names: "running", "runnable" or "waiting".
+func Goroutines(state string) uint64 {
+	sample := []metrics.Sample{{Name: "/sched/goroutines/" + state + ":goroutines"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
 }

@@ -1,6 +1,9 @@
 package measure
 
 import (
+	"os"
+	"path/filepath"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,4 +47,50 @@ func TestAStallDoesNotMakeTheBatchShort(t *testing.T) {
 		require.Equal(t, 1000.0, timing.Ns)
 		require.Greater(t, time.Since(began), time.Second+8*time.Millisecond)
 	})
+}
+
+func TestFieldsOfProc(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "status")
+	require.NoError(t, os.WriteFile(file, []byte("Name:\tbench\nVmRSS:\t   1234 kB\nThreads:\tlots kB\n"), 0o600))
+	require.Equal(t, "bench", ProcField(file, "Name"))
+	require.Empty(t, ProcField(file, "VmSwap"))
+	require.Empty(t, ProcField(file+"x", "Name"))
+	bytes, err := procBytes(file, "VmRSS")
+	require.NoError(t, err)
+	require.Equal(t, 1234.0*1024, bytes)
+	for _, field := range []string{"Threads", "VmSwap"} {
+		_, err = procBytes(file, field)
+		require.ErrorContains(t, err, field)
+	}
+}
+
+func TestResidentMemoryGrowsWithWhatIsInUse(t *testing.T) {
+	if !MemoryIsTold() {
+		t.Skip("not known on this system")
+	}
+	before := ResidentBytes()
+	kept := make([]byte, 32<<20)
+	for i := range kept {
+		kept[i] = 1
+	}
+	after := ResidentBytes()
+	// The race detector takes as much again, several times.
+	require.Greater(t, after-before, 0.9*float64(len(kept)))
+	runtime.KeepAlive(kept)
+}
+
+// Half of the goroutines return at once; Gather does not wait for those.
+func TestWaitersStandStillWhenGathered(t *testing.T) {
+	const n = 1000
+	never := make(chan struct{})
+	w, err := Gather(n, func(i int) {
+		if i%2 == 0 {
+			<-never
+		}
+	})
+	require.NoError(t, err)
+	require.EqualValues(t, n, w.came.Load())
+	require.GreaterOrEqual(t, Goroutines("waiting"), uint64(n/2))
+	close(never)
+	w.All.Wait()
 }

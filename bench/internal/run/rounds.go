@@ -3,6 +3,11 @@ package run
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log"
+	"math/rand/v2"
+	"net"
+	"strconv"
 	"sync"
 	"time"
 
@@ -142,4 +147,69 @@ func Beyond[In, Out any](results []Result[In, Out], isBare func(bare, of In) boo
 		}
 	}
 	return results
+}
+
+// Progress tells what is being done, and about how long the rest may take.
+// [NewProgress] makes one. A nil one says nothing.
+type Progress struct {
+	log     *log.Logger
+	planned time.Duration // the estimate of everything
+	behind  time.Duration // so much of it is done
+	began   time.Time
+}
+
+// NewProgress begins a run that is estimated to take so long.
+func NewProgress(to *log.Logger, planned time.Duration) *Progress {
+	return &Progress{log: to, planned: planned, began: time.Now()}
+}
+
+// Step tells what begins now and is estimated to take so long.
+func (p *Progress) Step(estimate time.Duration, format string, args ...any) {
+	if p == nil {
+		return
+	}
+	left := p.planned - p.behind
+	if p.behind > 0 { // The machine may be slower, or faster, than was thought.
+		left = time.Duration(float64(left) * float64(time.Since(p.began)) / float64(p.behind))
+	}
+	p.behind += estimate
+	p.Logf("%v left: %s", max(0, left).Round(10*time.Second), fmt.Sprintf(format, args...))
+}
+
+// Logf tells what is being done.
+func (p *Progress) Logf(format string, args ...any) {
+	if p != nil {
+		p.log.Printf(format, args...)
+	}
+}
+
+// Ports are taken from below those that the system hands out to clients (from 32768 on
+// Linux): a client could get one before the server listens there, or even be connected to
+// itself.
+const firstPort, ports = 20_000, 10_000
+
+var given = struct {
+	mu sync.Mutex
+	is map[int]bool
+}{is: map[int]bool{}}
+
+// FreeAddress returns an address on loopback on which nobody listens, and another one with
+// each call. Another program may take it before it is used.
+func FreeAddress() (string, error) {
+	given.mu.Lock()
+	defer given.mu.Unlock()
+	for range ports {
+		port := firstPort + rand.IntN(ports)
+		if given.is[port] {
+			continue
+		}
+		address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			continue
+		}
+		given.is[port] = true
+		return address, listener.Close()
+	}
+	return "", errors.New("no free port was found")
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log"
 	"math"
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -137,4 +138,18 @@ func TestEstimates(t *testing.T) {
 	cases := []Case[int]{{"A", 1, 5, time.Second}, {"B", 2, 1, 3 * time.Second}}
 	require.Equal(t, 8*time.Second+6*childStarts, Estimate(cases))
 	require.Equal(t, 3*time.Second+childStarts, AtOnceEstimate(cases))
+}
+
+func TestEachFreeAddressIsAnother(t *testing.T) {
+	seen := map[string]bool{}
+	for range 50 {
+		address, err := FreeAddress()
+		require.NoError(t, err)
+		require.False(t, seen[address])
+		seen[address] = true
+		at, err := net.ResolveTCPAddr("tcp", address)
+		require.NoError(t, err)
+		require.True(t, at.IP.IsLoopback())
+		require.Less(t, at.Port, 32768, "no client gets it")
+	}
 }
