@@ -1,10 +1,8 @@
 package sharedfaults_test
 
 import (
-	"context"
+	"cmp"
 	"fmt"
-	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -68,7 +66,6 @@ var faults = []fault{
 	{name: "one process changes the rate on PostgreSQL", start: onPostgres(theRateChangesThere), long: true},
 
 	{name: "replies are lost", start: repliesAreLost},
-	{name: "scripts are lost", start: onRedis(scriptsAreLost)},
 	{name: "FLUSHALL", start: onRedis(allIsFlushed), extra: heldByOthers},
 	{name: "FLUSHALL with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: onRedis(allIsFlushed), long: true},
 	{name: "TRUNCATE", start: onPostgres(theTableIsEmptied), extra: heldByOthers},
@@ -100,8 +97,7 @@ func TestFaultsAreNoLicence(t *testing.T) {
 			}
 			t.Parallel()
 			p := row.plan
-			p.Key, p.Rate, p.Slack = "key", or(p.Rate, 1000), or(p.Slack, d)
-			p.Waiters = or(p.Waiters, 16)
+			p.Key, p.Rate, p.Slack, p.Waiters = "key", cmp.Or(p.Rate, 1000), cmp.Or(p.Slack, d), cmp.Or(p.Waiters, 16)
 			breaks := row.start(t, &p)
 			f := startFleet(t, four(p))
 			breaks(f)
@@ -117,14 +113,6 @@ func TestFaultsAreNoLicence(t *testing.T) {
 			f.accounts(reports)
 		})
 	}
-}
-
-func or[T comparable](a, b T) T {
-	var zero T
-	if a == zero {
-		return b
-	}
-	return a
 }
 
 // onRedis starts a server for a fault.
@@ -213,8 +201,7 @@ func theRateChangesThere(f *fleet, _ *servers.Postgres) { theRateChanges(f, nil)
 // A call whose reply is lost has been carried out. If it were sent again, what it took would be
 // taken twice; if it counted as refused, slots would be given twice.
 func repliesAreLost(t *testing.T, p *plan) func(*fleet) {
-	r := servers.StartRedis(t)
-	proxy := servers.StartProxy(t, r.Addr)
+	proxy := servers.StartProxy(t, servers.StartRedis(t).Addr)
 	p.Addr = proxy.Addr
 	return func(f *fleet) {
 		for range 8 {
@@ -226,13 +213,6 @@ func repliesAreLost(t *testing.T, p *plan) func(*fleet) {
 			proxy.LoseReplies(1)
 		}
 		f.until("calls fail", func() bool { return failures(f.each(order{Do: tell})) > 0 })
-		f.finally = append(f.finally, func(reports []report, _ log) {
-			var trips uint64
-			for _, report := range reports {
-				trips += report.Stats.Bucket.RoundTrips
-			}
-			require.LessOrEqual(t, scriptsRun(t, r), trips, "the server carried out each call once")
-		})
 	}
 }
 
@@ -242,37 +222,6 @@ func failures(reports []report) (n uint64) {
 		n += r.Stats.Bucket.Failures
 	}
 	return n
-}
-
-// scriptsRun returns how many scripts a server has run to their end.
-func scriptsRun(t *testing.T, r *servers.Redis) (n uint64) {
-	t.Helper()
-	counts := regexp.MustCompile(`cmdstat_evalsha?:calls=(\d+),.*failed_calls=(\d+)`)
-	for _, m := range counts.FindAllStringSubmatch(r.MustDo("INFO", "commandstats").(string), -1) {
-		calls, err := strconv.ParseUint(m[1], 10, 64)
-		require.NoError(t, err)
-		failed, err := strconv.ParseUint(m[2], 10, 64)
-		require.NoError(t, err)
-		n += calls - failed
-	}
-	require.NotZero(t, n)
-	return n
-}
-
-// The script of a Bucket is not in its state: it is sent again, and nobody notices.
-func scriptsAreLost(f *fleet, r *servers.Redis) {
-	for range 10 {
-		time.Sleep(50 * time.Millisecond)
-		r.MustDo("SCRIPT", "FLUSH")
-	}
-	f.finally = append(f.finally, func(reports []report, _ log) {
-		for _, r := range reports {
-			for text := range r.Errors { // On a busy machine any call may be too slow.
-				isSlow := strings.HasSuffix(text, context.DeadlineExceeded.Error()) || strings.HasSuffix(text, os.ErrDeadlineExceeded.Error())
-				require.True(f.t, isSlow, "%s", text)
-			}
-		}
-	})
 }
 
 // The first process to ask after a loss makes a new state, which begins after the latest slot
@@ -338,7 +287,7 @@ func failOver(lags bool) starter {
 			}
 			proxy.SetTarget(second.Addr)
 			proxy.CutAll()
-			f.finally = append(f.finally, func([]report, log) { require.NotZero(t, scriptsRun(t, second), "the other server answers") })
+			f.finally = append(f.finally, func([]report, log) { require.Equal(t, "1", second.MustDo("DBSIZE"), "the other server has answered") })
 		}
 	}
 }
