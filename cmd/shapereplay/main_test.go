@@ -1,13 +1,20 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"context"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -213,4 +220,163 @@ func TestAnInterruptEndsTheReadingOfFiles(t *testing.T) {
 	require.Empty(t, problems.String())
 	require.Contains(t, out.String(), `"requests": 1023,`)
 	require.Contains(t, out.String(), `"interrupted": true,`)
+}
+
+const docs = "../../docs"
+
+// What docs/replay.md shows is what the program prints about the rules that are shown
+// there, and so is the picture. If SHAPER_UPDATE_DOCS is 1, both are written there.
+func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
+	folder, err := filepath.Abs(docs)
+	require.NoError(t, err)
+	guide, picture := filepath.Join(folder, "replay.md"), filepath.Join(folder, "replay.svg")
+	text, err := os.ReadFile(guide)
+	require.NoError(t, err)
+	t.Chdir(t.TempDir())
+	rules := regexp.MustCompile("(?s)```yaml\n(# shaper.yaml\n.*?)```").FindSubmatch(text)
+	require.NotNil(t, rules)
+	require.NoError(t, os.WriteFile("shaper.yaml", rules[1], 0o600))
+	hits := shopTraffic(30_000, 400, 30*time.Minute)
+	here, err := os.Getwd()
+	require.NoError(t, err)
+	writeLog(t, filepath.Join(here, "access.log"), hits, caddyLine, "2026/11/21 08:30:01 [notice] signal process started")
+	writeLog(t, filepath.Join(here, "combined.log"), hits, combinedLine)
+
+	commands := 0
+	want := regexp.MustCompile("(?s)```\n(\\$ .*?)```").ReplaceAllFunc(text, func(block []byte) []byte {
+		shown := "```\n"
+		for line := range strings.Lines(string(block)) {
+			if command, ok := strings.CutPrefix(line, "$ "); ok {
+				commands++
+				shown += line + printed(t, strings.TrimSuffix(command, "\n"))
+			}
+		}
+		return []byte(shown + "```")
+	})
+	require.Equal(t, 9, commands)
+	drawn, err := os.ReadFile("replay.svg")
+	require.NoError(t, err)
+	if os.Getenv("SHAPER_UPDATE_DOCS") == "1" {
+		require.NoError(t, os.WriteFile(guide, want, 0o644))
+		require.NoError(t, os.WriteFile(picture, drawn, 0o644))
+		return
+	}
+	require.Equal(t, string(want), string(text))
+	before, err := os.ReadFile(picture)
+	require.NoError(t, err)
+	require.Equal(t, string(drawn), string(before))
+}
+
+// printed returns what a command prints, which may get its standard input from grep.
+func printed(t *testing.T, command string) string {
+	t.Helper()
+	if name, ok := strings.CutPrefix(command, "cat "); ok {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		return string(text)
+	}
+	m := regexp.MustCompile(`^(?:grep -vF (\S+) (\S+) \| )?shapereplay (.*?)( >/dev/null)?$`).FindStringSubmatch(command)
+	require.NotNil(t, m, command)
+	var in, out, problems bytes.Buffer
+	if m[1] != "" {
+		text, err := os.ReadFile(m[2])
+		require.NoError(t, err)
+		for line := range strings.Lines(string(text)) {
+			if !strings.Contains(line, m[1]) {
+				in.WriteString(line)
+			}
+		}
+	}
+	var args []string
+	for _, word := range regexp.MustCompile(`"[^"]*"|\S+`).FindAllString(m[3], -1) {
+		args = append(args, strings.Trim(word, `"`))
+	}
+	status := run(t.Context(), args, streams{in: &in, out: &out, err: &problems})
+	require.Equal(t, exitOK, status, problems.String())
+	if m[4] != "" {
+		out.Reset()
+	}
+	return out.String() + problems.String()
+}
+
+// A hit is one request of a made-up shop.
+type hit struct {
+	at           time.Duration
+	client       string
+	method, path string
+	took         time.Duration
+}
+
+// opening is when the shop's log begins.
+var opening = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+
+// shopTraffic returns requests in the order of their arrival, always the same: visitors
+// who load pages with all that belongs to them, some who log in, and a crawler that asks 25
+// times a second for a tenth of the time.
+func shopTraffic(requests, clients int, span time.Duration) []hit {
+	chance := rand.New(rand.NewPCG(16, 8))
+	within := func(d time.Duration) time.Duration { return time.Duration(chance.Int64N(int64(d))) }
+	var all []hit
+	add := func(at time.Duration, client, method, path string) {
+		all = append(all, hit{at, client, method, path, time.Millisecond + within(40*time.Millisecond)})
+	}
+	for at := span * 2 / 5; at < span/2 && len(all) < requests/4; at += 20*time.Millisecond + within(40*time.Millisecond) {
+		add(at, "203.0.113.9", "GET", fmt.Sprintf("/items/%d", len(all)))
+	}
+	for len(all) < requests {
+		at := within(span)
+		n := chance.IntN(clients)
+		client := fmt.Sprintf("198.51.%d.%d", n/250, 1+n%250)
+		if n%5 == 0 {
+			client = fmt.Sprintf("2001:db8:%x::%x", n, 1+chance.IntN(0xffff))
+		}
+		if chance.IntN(12) == 0 {
+			for range 1 + chance.IntN(5) {
+				add(at, client, "POST", "/login")
+				at += time.Second + within(5*time.Second)
+			}
+			continue
+		}
+		add(at, client, "GET", fmt.Sprintf("/items/%d", chance.IntN(1000)))
+		for asset := range chance.IntN(14) {
+			add(at+50*time.Millisecond+within(300*time.Millisecond), client, "GET", fmt.Sprintf("/assets/%d.js", asset))
+		}
+	}
+	all = slices.DeleteFunc(all, func(h hit) bool { return h.at >= span })
+	slices.SortStableFunc(all, func(a, b hit) int { return cmp.Compare(a.at, b.at) })
+	return all[:min(requests, len(all))]
+}
+
+// caddyLine returns a line of the access log of Caddy, which writes it at the end.
+func caddyLine(h hit) string {
+	return fmt.Sprintf(`{"level":"info","ts":%.7f,"logger":"http.log.access.log0","msg":"handled request","request":{"remote_ip":"%[2]s","remote_port":"40123","client_ip":"%[2]s","proto":"HTTP/2.0","method":"%s","host":"shop.example","uri":"%s","headers":{"User-Agent":["Mozilla/5.0"]}},"bytes_read":0,"user_id":"","duration":%.9f,"size":5120,"status":200,"resp_headers":{"Server":["Caddy"]}}`,
+		float64(opening.Add(h.at+h.took).UnixMicro())/1e6, h.client, h.method, h.path, h.took.Seconds())
+}
+
+// combinedLine returns a line of the combined format.
+func combinedLine(h hit) string {
+	return fmt.Sprintf(`%s - - [%s] "%s %s HTTP/1.1" 200 5120 "https://shop.example/" "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"`,
+		h.client, opening.Add(h.at).Format("02/Jan/2006:15:04:05 -0700"), h.method, h.path)
+}
+
+// writeLog writes a log, with the lines that are given behind those of the hits.
+func writeLog(t testing.TB, name string, hits []hit, line func(hit) string, more ...string) string {
+	t.Helper()
+	if !filepath.IsAbs(name) && filepath.Base(name) == name {
+		name = filepath.Join(t.TempDir(), name)
+	}
+	f, err := os.Create(name)
+	require.NoError(t, err)
+	w := bufio.NewWriter(f)
+	for _, h := range hits {
+		_, err := io.WriteString(w, line(h)+"\n")
+		require.NoError(t, err)
+	}
+	for _, text := range more {
+		_, err := io.WriteString(w, text+"\n")
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Flush())
+	require.NoError(t, f.Close())
+	return name
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -244,4 +246,72 @@ func TestATerminalIsToldThatItIsRead(t *testing.T) {
 	problems.Reset()
 	run(t.Context(), []string{"-rules", rules, file(t, "access.log", fiveAtOnce)}, streams{typed: true, out: &printed, err: &problems})
 	require.Empty(t, problems.String())
+}
+
+func TestProgressIsShownAndRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var shown strings.Builder
+		s := streams{err: &shown, progress: true, progressWidth: 80}
+		p := s.startProgress(func() (int64, int64) { return 250, 1000 })
+		p.requests.Store(1234)
+		time.Sleep(150 * time.Millisecond)
+		p.stop()
+		const line = "[#######.......................]  25%  1234 requests  0s left"
+		require.Equal(t, "\r"+line+"\r"+strings.Repeat(" ", len(line))+"\r", shown.String())
+	})
+}
+
+func TestProgressFitsTheTerminal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var shown strings.Builder
+		s := streams{err: &shown, progress: true, progressWidth: 20}
+		p := s.startProgress(func() (int64, int64) { return 250, 1000 })
+		time.Sleep(250 * time.Millisecond)
+		p.stop()
+		require.Contains(t, shown.String(), "[#######...........\r") // the last column is left free
+		for part := range strings.SplitSeq(shown.String(), "\r") {
+			require.Less(t, len(part), 20)
+		}
+	})
+}
+
+func TestOfAPipeNobodyKnowsTheLength(t *testing.T) {
+	p := progress{read: func() (int64, int64) { return 250, 0 }}
+	p.requests.Store(7)
+	require.Equal(t, "7 requests read", p.line(time.Second))
+}
+
+func TestWithoutATerminalNoProgressIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var shown strings.Builder
+		s := streams{err: &shown}
+		p := s.startProgress(func() (int64, int64) { return 250, 1000 })
+		time.Sleep(time.Second)
+		p.stop()
+		require.Empty(t, shown.String())
+	})
+}
+
+// A million lines of the combined format, of 10,000 clients and with bursts, are to be
+// replayed on one core within 10 s:
+//
+//	GOMAXPROCS=1 go test -run='^$' -bench=AMillion -benchtime=1x ./cmd/shapereplay
+func BenchmarkAMillionLines(b *testing.B) {
+	log := writeLog(b, "access.log", shopTraffic(1_000_000, 10_000, 24*time.Hour), combinedLine)
+	rules := filepath.Join(b.TempDir(), "shaper.yaml")
+	require.NoError(b, os.WriteFile(rules, []byte("default: 10/s burst 5 depth 20 wait 2s\nlimits:\n  \"POST %2Flogin\": 5/min burst 3\n"), 0o600))
+	for name, args := range map[string][]string{
+		"replay":           {},
+		"route_and_client": {"-key", "route client_ip"},
+		"picture":          {"-svg", filepath.Join(b.TempDir(), "r.svg"), "-spread"},
+		"find":             {"-find", "wait=200ms refused=0.1%"},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				status := run(b.Context(), append([]string{"-rules", rules, log}, args...), streams{out: io.Discard, err: os.Stderr})
+				require.Equal(b, exitOK, status)
+			}
+			b.ReportMetric(b.Elapsed().Seconds()/float64(b.N), "s/million")
+		})
+	}
 }

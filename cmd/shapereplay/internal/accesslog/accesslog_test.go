@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,4 +79,403 @@ func arrivals(records []accesslog.Record) (all []string) {
 		all = append(all, fmt.Sprintf("%v %s", r.At.Sub(noon), r.Path))
 	}
 	return all
+}
+
+var update = flag.Bool("update", false, "write what the samples are read as to their .golden files")
+
+// samples are lines as servers write them, in the formats that their documents give, and
+// what an operator would have to say of each.
+var samples = map[string]accesslog.Options{
+	"apache-combined": {},
+	"apache-vhost":    {},
+	"common":          {},
+	"nginx-combined":  {},
+	"nginx-timed": {
+		Format:   accesslog.Combined,
+		Stamp:    accesslog.End,
+		Trailing: []string{"client", "duration:s", "-", "time", "host"},
+	},
+	"nginx-json": {},
+	"app-json": {Fields: accesslog.Fields{
+		Time: "at.ms", Method: "http.verb", URI: "http.target", Client: "peer", Status: "http.code", Duration: "http.took",
+		Header: map[string]string{"x-tenant": "http.tenant"},
+	}},
+	"caddy":        {},
+	"traefik":      {},
+	"traefik-json": {},
+}
+
+func TestSamplesOfEachServerAreRead(t *testing.T) {
+	logs, err := filepath.Glob("testdata/*.log")
+	require.NoError(t, err)
+	require.Len(t, logs, len(samples))
+	for _, log := range logs {
+		name := strings.TrimSuffix(filepath.Base(log), ".log")
+		t.Run(name, func(t *testing.T) {
+			o, known := samples[name]
+			require.True(t, known)
+			o.Header = []string{"User-Agent", "x-tenant"}
+			got := describe(readAll(t, o, log))
+			golden := filepath.Join("testdata", name+".golden")
+			if *update {
+				require.NoError(t, os.WriteFile(golden, []byte(got), 0o644))
+			}
+			want, err := os.ReadFile(golden)
+			require.NoError(t, err)
+			require.Equal(t, string(want), got)
+		})
+	}
+}
+
+// describe returns one line for each request and for each broken line.
+func describe(records []accesslog.Record, s accesslog.Stats) string {
+	var b strings.Builder
+	for _, r := range records {
+		fmt.Fprintf(&b, "%s %s host=%q path=%q client=%q status=%d took=%v header=%q\n",
+			r.At.Format(time.RFC3339Nano), r.Method, r.Host, r.Path, r.Client, r.Status, r.Duration, r.Header)
+	}
+	for _, broken := range s.Examples {
+		fmt.Fprintf(&b, "line %d: %s: %s\n", broken.Line, broken.Reason, broken.Excerpt)
+	}
+	fmt.Fprintf(&b, "%d lines, %d requests, %d coarse, %d undated, %d redacted\n", s.Lines, s.Records, s.Coarse, s.Undated, s.Redacted)
+	return b.String()
+}
+
+func TestWrongOptionsAreNamed(t *testing.T) {
+	for want, o := range map[string]accesslog.Options{
+		`Format: "clf", must be auto, combined, json, caddy or traefik`:                                       {Format: "clf"},
+		`Stamp: "start", must be arrival or end`:                                                              {Stamp: "start"},
+		`Window: -1s, must not be negative`:                                                                   {Window: -time.Second},
+		`Examples: -1, must not be negative`:                                                                  {Examples: -1},
+		`Fields.DurationUnit: 1m0s, must be from 1ns to 1s`:                                                   {Fields: accesslog.Fields{DurationUnit: time.Minute}},
+		`Fields: of the format json, and Trailing is of combined: must not both be given`:                     {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
+		`Header: "", must be the name of a header field`:                                                      {Header: []string{""}},
+		`Trailing: "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
+		`Trailing: "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
+		`Trailing: "header:", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:    {Trailing: []string{"header:"}},
+		`Trailing: "host:port", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:  {Trailing: []string{"host:port"}},
+		`Trailing: "duration:s", so Stamp must say what the time is: arrival (Apache) or end (nginx)`:         {Trailing: []string{"duration:s"}},
+	} {
+		o.Stdin = strings.NewReader(common(0, "/a"))
+		_, err := accesslog.Open(o, "-")
+		require.EqualError(t, err, want)
+	}
+}
+
+// Caddy's logs have fields of their own, which would be read instead of those that are
+// given, and nobody would know.
+func TestWhatIsSaidOfAFormatDecidesWhichItIs(t *testing.T) {
+	caddy := `{"ts":1795348800.5,"request":{"remote_ip":"192.0.2.1","method":"GET","uri":"/a"},"duration":0.1,"began":1795348800}` + "\n"
+	records, _ := readText(t, accesslog.Options{}, caddy)
+	require.Equal(t, []string{"400ms /a"}, arrivals(records))
+	fields := accesslog.Fields{Time: "began"}
+	records, _ = readText(t, accesslog.Options{Fields: fields, Stamp: accesslog.Arrival}, caddy)
+	require.Equal(t, []string{"0s /a"}, arrivals(records))
+	_, stats := readText(t, accesslog.Options{Fields: accesslog.Fields{Time: "begun"}}, caddy)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NoTime: 1}, stats.Broken)
+	_, stats = readText(t, accesslog.Options{Trailing: []string{"time"}}, caddy)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 1}, stats.Broken)
+}
+
+func TestAFormatThatIsNoneIsAnError(t *testing.T) {
+	for text, begins := range map[string]string{
+		"time,method,path\n1,GET,/\n":            `time,method,path`,
+		"\x1b[31m\x9b\u202e":                     `\x1b[31m\x9b\u202e`,
+		strings.Repeat("ä", 100_000):             strings.Repeat("ä", 119) + "…",
+		`{"time":"2026-11-22T12:00:00Z"}` + "\n": `{"time":"2026-11-22T12:00:00Z"}`,
+	} {
+		_, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(text)}, "-")
+		require.EqualError(t, err, `-: the format is none of combined, json, caddy and traefik; it begins with `+begins)
+	}
+}
+
+func TestAFileWithoutLinesHasNoFormat(t *testing.T) {
+	for _, text := range []string{"", "\n", "\r\n\r\n", "\xef\xbb\xbf"} {
+		records, stats := readText(t, accesslog.Options{}, text)
+		require.Empty(t, records)
+		require.Zero(t, stats.Lines)
+	}
+}
+
+func TestAFormatThatIsNamedIsNotDoubted(t *testing.T) {
+	records, stats := readText(t, accesslog.Options{Format: accesslog.Caddy}, common(0, "/a"))
+	require.Empty(t, records)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 1}, stats.Broken)
+}
+
+func TestTheFirstBrokenLinesOfEachReasonAreKept(t *testing.T) {
+	broken := strings.Repeat("\x1b]0;title\x07\n", 5)
+	_, stats := readText(t, accesslog.Options{}, common(0, "/a")+broken+`192.0.2.1 - - [then] "GET / HTTP/1.1" 200 1`+"\n"+broken)
+	require.Equal(t, map[accesslog.Reason]int{accesslog.NotFormat: 10, accesslog.NoTime: 1}, stats.Broken)
+	require.Equal(t, []accesslog.Broken{
+		{File: "-", Line: 2, Reason: accesslog.NotFormat, Excerpt: `\x1b]0;title\a`},
+		{File: "-", Line: 3, Reason: accesslog.NotFormat, Excerpt: `\x1b]0;title\a`},
+		{File: "-", Line: 4, Reason: accesslog.NotFormat, Excerpt: `\x1b]0;title\a`},
+		{File: "-", Line: 7, Reason: accesslog.NoTime, Excerpt: `192.0.2.1 - - [then] "GET / HTTP/1.1" 200 1`},
+	}, stats.Examples)
+}
+
+func TestGzipIsRecognisedWhateverTheName(t *testing.T) {
+	// Each part is a file of gzip of its own, as when logs are compressed and appended.
+	parts := slices.Concat(zip(t, common(0, "/a")), zip(t, common(1, "/b")+common(2, "/c")))
+	records, _ := readAll(t, accesslog.Options{}, write(t, "access.log", parts))
+	require.Equal(t, []string{"0s /a", "1s /b", "2s /c"}, arrivals(records))
+	records, _ = readText(t, accesslog.Options{}, string(parts))
+	require.Equal(t, []string{"0s /a", "1s /b", "2s /c"}, arrivals(records))
+}
+
+func TestATruncatedGzipFileIsAnErrorThatNamesIt(t *testing.T) {
+	var text strings.Builder
+	for i := range 20000 {
+		text.WriteString(common(i, "/a"))
+	}
+	packed := zip(t, text.String())
+	file := write(t, "access.log.1.gz", packed[:len(packed)/2])
+	r, err := accesslog.Open(accesslog.Options{}, file)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.Close()) }()
+	for err == nil {
+		_, err = r.Next()
+	}
+	require.EqualError(t, err, file+": ends in the middle: unexpected EOF")
+	_, again := r.Next()
+	require.Equal(t, err, again)
+}
+
+func TestLinesMayEndLikeOnWindows(t *testing.T) {
+	text := "\xef\xbb\xbf" + strings.ReplaceAll(common(0, "/a")+"\n"+common(1, "/b"), "\n", "\r\n")
+	records, stats := readText(t, accesslog.Options{}, strings.TrimSuffix(text, "\r\n"))
+	require.Equal(t, []string{"0s /a", "1s /b"}, arrivals(records))
+	require.Equal(t, 2, stats.Lines, "empty lines do not count")
+}
+
+func TestALineThatIsTooLongIsBrokenAndNotHeld(t *testing.T) {
+	// 32 MiB on one line. Were it held, the heap would grow by as much.
+	endless := io.LimitReader(repeated("x"), 32<<20)
+	text := io.MultiReader(strings.NewReader(common(0, "/a")+"start of the line "), endless, strings.NewReader("\n"+common(1, "/b")))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	records, stats := readAll(t, accesslog.Options{Stdin: text}, "-")
+	runtime.ReadMemStats(&after)
+	require.Equal(t, []string{"0s /a", "1s /b"}, arrivals(records))
+	require.Equal(t, map[accesslog.Reason]int{accesslog.TooLong: 1}, stats.Broken)
+	require.Equal(t, 2, stats.Examples[0].Line)
+	require.True(t, strings.HasPrefix(stats.Examples[0].Excerpt, "start of the line xxx"), stats.Examples[0].Excerpt)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(16<<20), "bytes allocated")
+}
+
+func TestTheLongestLineIsAMebibyte(t *testing.T) {
+	line := strings.TrimSuffix(common(0, "/a"), "\n") + ` "-" "`
+	fits := line + strings.Repeat("x", 1<<20-len(line)-1) + `"`
+	require.Len(t, fits, 1<<20)
+	for _, end := range []string{"\n", "\r\n", ""} {
+		records, stats := readText(t, accesslog.Options{Format: accesslog.Combined}, fits+end)
+		require.Len(t, records, 1)
+		require.Empty(t, stats.Broken)
+		_, stats = readText(t, accesslog.Options{Format: accesslog.Combined}, fits+"x"+end)
+		require.Equal(t, map[accesslog.Reason]int{accesslog.TooLong: 1}, stats.Broken)
+	}
+}
+
+// repeated is a reader without an end.
+type repeated string
+
+func (r repeated) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = r[i%len(r)]
+	}
+	return len(p), nil
+}
+
+func TestProgressCountsTheBytesOfTheFiles(t *testing.T) {
+	text := strings.Repeat(common(0, "/a"), 5000)
+	packed := zip(t, text)
+	plain := write(t, "access.log", []byte(text))
+	r, err := accesslog.Open(accesslog.Options{}, plain, write(t, "access.log.1.gz", packed))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.Close()) }()
+	all := int64(len(text) + len(packed))
+	first, total := r.Progress()
+	require.Equal(t, all, total)
+	require.Less(t, first, all/2)
+	for last := first; err == nil; {
+		_, err = r.Next()
+		read, _ := r.Progress()
+		require.GreaterOrEqual(t, read, last)
+		last = read
+	}
+	require.ErrorIs(t, err, io.EOF)
+	read, _ := r.Progress()
+	require.Equal(t, all, read)
+}
+
+func TestTheTotalOfAPipeIsNotKnown(t *testing.T) {
+	r, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(common(0, "/a"))}, "-", write(t, "access.log", []byte(common(0, "/b"))))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.Close()) }()
+	_, total := r.Progress()
+	require.Zero(t, total)
+}
+
+func TestErrorsOfReadingNameTheFile(t *testing.T) {
+	_, err := accesslog.Open(accesslog.Options{}, "testdata/none.log")
+	require.ErrorContains(t, err, "open testdata/none.log: ")
+	_, err = accesslog.Open(accesslog.Options{}, "testdata")
+	require.ErrorContains(t, err, "read testdata: ")
+	broken := errors.New("the cable is out")
+	text := io.MultiReader(strings.NewReader(strings.Repeat(common(0, "/a"), 2000)), failing{broken})
+	r, err := accesslog.Open(accesslog.Options{Stdin: text}, "-")
+	require.NoError(t, err)
+	for err == nil {
+		_, err = r.Next()
+	}
+	require.ErrorIs(t, err, broken)
+	require.EqualError(t, err, "-: the cable is out")
+	require.NoError(t, r.Close())
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+func TestRequestLinesAreTakenApart(t *testing.T) {
+	for line, want := range map[string]string{
+		`GET / HTTP/1.1`:                               `GET "" "/"`,
+		`GET /a%2Fb?c=d HTTP/1.1`:                      `GET "" "/a%2Fb"`,
+		`GET /a#b HTTP/1.1`:                            `GET "" "/a"`,
+		`GET /two words HTTP/1.1`:                      `GET "" "/two words"`,
+		`GET /old`:                                     `GET "" "/old"`,
+		`GET //evil.example/ HTTP/1.1`:                 `GET "" "//evil.example/"`,
+		`GET http://Shop.Example:80/a?b HTTP/1.1`:      `GET "Shop.Example:80" "/a"`,
+		`GET http://shop.example HTTP/1.1`:             `GET "shop.example" "/"`,
+		`GET http://[2001:db8::1]:8080/ HTTP/1.1`:      `GET "[2001:db8::1]:8080" "/"`,
+		`OPTIONS * HTTP/1.1`:                           `OPTIONS "" "*"`,
+		`CONNECT db.example:5432 HTTP/1.1`:             `CONNECT "db.example:5432" ""`,
+		`VERSION-CONTROL /x HTTP/1.1`:                  `VERSION-CONTROL "" "/x"`,
+		`GET /tab\there\n\r\\\"\x41\q\x4\xzz HTTP/1.1`: `GET "" "/tab\there\n\r\\\"A\\q\\x4\\xzz"`,
+		`GET /a\`:                               ``, // The quote after it is escaped.
+		`GET`:                                   ``,
+		`GET ?`:                                 ``,
+		`GET a HTTP/1.1`:                        ``,
+		`GET http:///a HTTP/1.1`:                ``,
+		`G\x00T / HTTP/1.1`:                     ``,
+		` / HTTP/1.1`:                           ``,
+		strings.Repeat("G", 33) + ` / HTTP/1.1`: ``,
+		``:                                      ``,
+	} {
+		records, stats := readText(t, accesslog.Options{Format: accesslog.Combined},
+			fmt.Sprintf("192.0.2.1 - - [22/Nov/2026:12:00:00 +0000] \"%s\" 200 1\n", line))
+		got := ""
+		for _, r := range records {
+			got = fmt.Sprintf("%s %q %q", r.Method, r.Host, r.Path)
+		}
+		require.Equal(t, want, got, line)
+		require.Equal(t, want == "", stats.Broken[accesslog.NoRequest]+stats.Broken[accesslog.NotFormat] == 1, line)
+	}
+}
+
+func TestClientsHaveTheUsualNotation(t *testing.T) {
+	for text, want := range map[string]string{
+		`192.0.2.1`: "192.0.2.1", `192.0.2.1:80`: "192.0.2.1", `::ffff:192.0.2.1`: "192.0.2.1", `2001:DB8:0:0::1`: "2001:db8::1",
+		`[2001:db8::1]:443`: "2001:db8::1", `[2001:db8::1]`: "2001:db8::1", `fe80::1%eth0`: "fe80::1%eth0", `host.example`: "host.example",
+		`198.51.100.66, 192.0.2.1`: "192.0.2.1", `-`: "", ``: "",
+	} {
+		records, _ := readText(t, accesslog.Options{}, fmt.Sprintf(`{"time":1795348800,"method":"GET","path":"/","client_ip":%q}`, text))
+		require.Equal(t, want, records[0].Client, text)
+	}
+}
+
+func TestBrokenTextLinesAreCountedByReason(t *testing.T) {
+	const head, request = `192.0.2.1 - - [22/Nov/2026:12:00:00 +0000] `, `"GET / HTTP/1.1" `
+	for line, want := range map[string]accesslog.Reason{
+		head + request + `200 1`:                             "",
+		head + request + `- -`:                               "",
+		head + request + `200`:                               "",
+		head + request + `20`:                                accesslog.BadStatus,
+		head + request + `2xx 1`:                             accesslog.BadStatus,
+		head + `"GET / HTTP/1.1"`:                            accesslog.NotFormat,
+		head + `"GET / HTTP/1.1`:                             accesslog.NotFormat,
+		head + `GET / HTTP/1.1 200 1`:                        accesslog.NotFormat,
+		`192.0.2.1 - - 22/Nov/2026:12:00:00 ` + request:      accesslog.NotFormat,
+		`192.0.2.1 - - [22/Nov/2026:12:00:00 ` + request:     accesslog.NotFormat,
+		`192.0.2.1 - - [] ` + request + `200 1`:              accesslog.NoTime,
+		head + request + `200 1 "-" "-" 0.1 then`:            accesslog.NoTime,
+		head + request + `200 1 "-" "-" rt="0.1" t=17953488`: "",
+	} {
+		o := accesslog.Options{Format: accesslog.Combined, Stamp: accesslog.Arrival, Trailing: []string{"duration:s", "time"}}
+		_, stats := readText(t, o, line)
+		require.Equal(t, want == "", stats.Records == 1, line)
+		require.Equal(t, want != "", stats.Broken[want] == 1, line)
+	}
+}
+
+func TestHeaderFieldsAreThoseThatAreWanted(t *testing.T) {
+	const text = `192.0.2.1 - - [22/Nov/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 1 "https://a.example/" "say \"hi\"" "acme" REDACTED` + "\n"
+	o := accesslog.Options{
+		Header:   []string{"user-agent", "Referer", "X-Tenant", "Cookie", "Accept"},
+		Trailing: []string{"header:x-tenant", "header:Cookie"},
+	}
+	records, stats := readText(t, o, text)
+	require.Equal(t, []string{`say "hi"`, "https://a.example/", "acme", "", ""}, records[0].Header)
+	require.Equal(t, 1, stats.Redacted)
+
+	const object = `{"time":1795348800,"method":"GET","path":"/","http_referer":"a","user_agent":"b","headers":{"x-tenant":"c","Cookie":["d"],"Accept":["e","f"]}}`
+	records, _ = readText(t, accesslog.Options{Header: o.Header}, object)
+	require.Equal(t, []string{"b", "a", "c", "d", ""}, records[0].Header)
+
+	records, _ = readText(t, accesslog.Options{}, text)
+	require.Nil(t, records[0].Header)
+}
+
+func TestNamesOfFieldsMayHaveDots(t *testing.T) {
+	const flat = `{"@timestamp":"2026-11-22T12:00:00Z","http.request.method":"GET","url.path":"/a","client.ip":"192.0.2.1","http.response.status_code":200}`
+	const deep = `{"@timestamp":"2026-11-22T12:00:00Z","http":{"request":{"method":"GET"},"response":{"status_code":200}},"url":{"path":"/a"},"client":{"ip":"192.0.2.1"}}`
+	want, _ := readText(t, accesslog.Options{}, flat)
+	require.Equal(t, "192.0.2.1", want[0].Client)
+	require.Equal(t, 200, want[0].Status)
+	got, _ := readText(t, accesslog.Options{}, deep)
+	require.Equal(t, want, got)
+}
+
+func TestLogsWithManyClientsAndPathsDoNotFillTheMemory(t *testing.T) {
+	const clients = 50_000
+	long, lines := strings.Repeat("x", 400), 0
+	text := &generated{line: func() string {
+		if lines++; lines > clients {
+			return ""
+		}
+		return fmt.Sprintf("2001:db8::%x:%x - - [22/Nov/2026:12:%02d:%02d +0000] \"GET /%d%s HTTP/1.1\" 200 1\n",
+			lines>>16, lines&0xffff, lines*59/clients, lines*3000/clients%60, lines, long)
+	}}
+	r, err := accesslog.Open(accesslog.Options{Stdin: text, Window: 1}, "-")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.Close()) }()
+	for err == nil {
+		_, err = r.Next()
+	}
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	require.Less(t, m.HeapAlloc, uint64(30<<20), "bytes in use")
+	require.Equal(t, clients, r.Stats().Lines)
+}
+
+// generated is a reader of lines until one is empty.
+type generated struct {
+	line func() string
+	rest string
+}
+
+func (g *generated) Read(p []byte) (n int, err error) {
+	for n < len(p) {
+		if g.rest == "" {
+			g.rest = g.line()
+		}
+		if g.rest == "" {
+			return n, io.EOF
+		}
+		taken := copy(p[n:], g.rest)
+		n, g.rest = n+taken, g.rest[taken:]
+	}
+	return n, nil
 }

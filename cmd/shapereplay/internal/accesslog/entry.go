@@ -197,3 +197,55 @@ func (e *entry) headerValue(value []byte, t *texts) string {
 	}
 	return t.values.of(value)
 }
+
+// A Record is one request.
+type Record struct {
+	At     time.Time // when it arrived, in UTC
+	Method string
+	Host   string // as the request or the virtual host names it, maybe with a port; "" if the log does not tell
+	Path   string // as it was sent, with its percent-encoding but without the query; "*" for OPTIONS *, "" for CONNECT
+	Client string // its address in the usual notation without a port, or what the log has instead; "" if it does not tell
+
+	Status   int           // 0 if the log does not tell
+	Duration time.Duration // 0 if the log does not tell, or tells 0
+
+	// Header has the values of the fields that Options.Header names, in their order.
+	// A value is "" if the log does not tell it.
+	Header []string
+}
+
+const (
+	internBytes   = 16 << 20 // of all strings that are remembered together
+	internLongest = 512      // longer ones seldom come again
+)
+
+// An interner makes strings of bytes. The same few clients, hosts and paths stand in most
+// lines of a log, so it remembers the strings and returns them again, which saves the
+// allocation. When it holds 16 MiB it begins anew.
+type interner struct {
+	convert func([]byte) string // what becomes of bytes that are new; must not depend on anything else
+
+	kept map[string]string // by the bytes as they stand in the log
+	size int               // bytes of its keys and values
+}
+
+func newInterner(convert func([]byte) string) *interner {
+	return &interner{convert: convert, kept: map[string]string{}}
+}
+
+// of returns the string that the bytes are converted to.
+func (in *interner) of(b []byte) string {
+	if s, ok := in.kept[string(b)]; ok {
+		return s
+	}
+	s := in.convert(b)
+	if len(b) > internLongest {
+		return s
+	}
+	if in.size += len(b) + len(s); in.size > internBytes {
+		clear(in.kept)
+		in.size = len(b) + len(s)
+	}
+	in.kept[string(b)] = s
+	return s
+}

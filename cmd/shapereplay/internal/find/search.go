@@ -2,11 +2,19 @@ package find
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
+	"math/big"
 	"sort"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/config"
 	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
@@ -138,3 +146,237 @@ func (r *Rule) replay(l shaper.Limits, most int) (o Outcome, ok bool) {
 	}
 	return o, true
 }
+
+// A Goal is what limits have to keep to.
+type Goal struct {
+	Wait    time.Duration // no request that is let through waits longer
+	Refused *big.Rat      // at most this share of a rule's requests is refused
+	Burst   int           // 0: that of each rule
+}
+
+// ParseGoal reads a goal such as "wait=200ms refused=0.1% burst=5". The wait must be there.
+// Without refused, none may be.
+func ParseGoal(text string) (Goal, error) {
+	g := Goal{Refused: new(big.Rat)}
+	seen := map[string]bool{}
+	for _, field := range strings.Fields(text) {
+		name, value, ok := strings.Cut(field, "=")
+		if !ok {
+			return Goal{}, fmt.Errorf(`%q: must be a name and a value, such as wait=200ms`, field)
+		}
+		if seen[name] {
+			return Goal{}, fmt.Errorf("%q: %s is there twice", field, name)
+		}
+		seen[name] = true
+		var err error
+		switch name {
+		case "wait":
+			g.Wait, err = parseWait(value)
+		case "refused":
+			g.Refused, err = parseShare(value)
+		case "burst":
+			g.Burst, err = parseBurst(value)
+		default:
+			err = errors.New("the names are wait, refused and burst")
+		}
+		if err != nil {
+			return Goal{}, fmt.Errorf("%q: %w", field, err)
+		}
+	}
+	if !seen["wait"] {
+		return Goal{}, errors.New("wait is missing: how long may a request wait that is let through? For example wait=200ms, or wait=0s if none may")
+	}
+	return g, nil
+}
+
+// longestWait is the longest wait that limits can name: more is the same.
+const longestWait = 365 * 24 * time.Hour
+
+func parseWait(value string) (time.Duration, error) {
+	d, err := time.ParseDuration(value)
+	switch {
+	case err != nil && isNumber(value):
+		return 0, fmt.Errorf("the unit is missing: write wait=%sms or wait=%ss", value, value)
+	case err != nil:
+		return 0, errors.New("must be a duration such as 200ms or 1.5s")
+	case d < 0:
+		return 0, errors.New("must not be negative")
+	case d > longestWait:
+		return 0, errors.New("must be at most 8760h, which is 365 days")
+	}
+	return d, nil
+}
+
+// parseShare reads a percentage, exactly.
+func parseShare(value string) (*big.Rat, error) {
+	number, percent := strings.CutSuffix(value, "%")
+	switch {
+	case !isNumber(number):
+		return nil, errors.New("must be a percentage such as 0.1%")
+	case !percent:
+		return nil, fmt.Errorf("the unit is missing: write refused=%s%%", value)
+	}
+	share, _ := new(big.Rat).SetString(number)
+	if share.Quo(share, big.NewRat(100, 1)).Cmp(big.NewRat(1, 1)) > 0 {
+		return nil, errors.New("must be at most 100%")
+	}
+	return share, nil
+}
+
+func parseBurst(value string) (int, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 1 {
+		return 0, errors.New("must be a whole number, at least 1")
+	}
+	return n, nil
+}
+
+// isNumber reports whether text is digits, maybe with a point between them.
+func isNumber(text string) bool {
+	const longest = 20 // more digits than anybody means, and exact arithmetic takes longer with more
+	whole, decimals, point := strings.Cut(text, ".")
+	digits := func(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+	return len(text) <= longest && digits(whole) && (!point || digits(decimals))
+}
+
+// allowed returns how many of so many requests may be refused.
+func (g Goal) allowed(requests int) int {
+	most := new(big.Int).Mul(g.Refused.Num(), big.NewInt(int64(requests)))
+	return int(most.Quo(most, g.Refused.Denom()).Int64())
+}
+
+// A candidate is a rate that is tried, as text and as a number.
+type candidate struct {
+	text string
+	rate rate.Limit
+}
+
+// rates returns the rates that are tried, from 1/d to 999000000/s, in ascending order: all
+// that have at most three digits in the longest unit of time in which they are at least 1.
+// Between two of them is at most 1 %.
+var rates = sync.OnceValue(func() []candidate {
+	var all []candidate
+	for _, unit := range []struct {
+		name string
+		less int64 // the rate in this unit from which on the next one is used
+	}{{"d", 24}, {"h", 60}, {"min", 60}, {"s", 1_000_000_000}} {
+		for scale := int64(1); scale < unit.less; scale *= 10 {
+			for mantissa := int64(100); mantissa < 1000; mantissa++ {
+				if mantissa*scale >= unit.less*100 {
+					break
+				}
+				all = append(all, newCandidate(mantissa, scale, unit.name))
+			}
+		}
+	}
+	return all
+})
+
+// newCandidate returns the rate mantissa·scale/100 per unit.
+func newCandidate(mantissa, scale int64, unit string) candidate {
+	number := strconv.FormatInt(mantissa*scale/100, 10)
+	if rest := mantissa * scale % 100; rest != 0 {
+		number += strings.TrimRight(fmt.Sprintf(".%02d", rest), "0")
+	}
+	text := number + "/" + unit
+	l, err := shaper.ParseLimits(text)
+	if err != nil {
+		panic(err) // All these rates are valid.
+	}
+	return candidate{text, l.Rate}
+}
+
+// Arrivals are the requests of a log, by rule and by key, for searches. They are kept in
+// memory: 8 bytes for each request, up to twice as many while they are added, and some
+// 200 bytes for each key. [NewArrivals] makes them. They are for one goroutine.
+type Arrivals struct {
+	rules *config.Rules
+
+	first, last time.Time
+	noRule      int
+	byRule      map[string]*Rule
+	keys        map[string]*keyArrivals
+}
+
+// A keyArrivals are the requests of a key.
+type keyArrivals struct {
+	rule *Rule           // nil: none matches the key
+	at   []time.Duration // since the first arrival of the log
+}
+
+// A Rule is a rule, with the arrivals of its keys.
+type Rule struct {
+	config.Rule
+	Requests int
+
+	keys []*keyArrivals
+}
+
+// NewArrivals returns Arrivals to which no request has come yet.
+func NewArrivals(rules *config.Rules) *Arrivals {
+	return &Arrivals{rules: rules, byRule: map[string]*Rule{}, keys: map[string]*keyArrivals{}}
+}
+
+// Add adds an arrival. Its instant must not be before that of the arrival before it; if it
+// is, it is taken for the same.
+func (a *Arrivals) Add(at time.Time, key string) {
+	if a.first.IsZero() {
+		a.first, a.last = at, at
+	}
+	if at.After(a.last) {
+		a.last = at
+	}
+	k := a.keys[key]
+	if k == nil {
+		k = &keyArrivals{rule: a.ruleOf(key)}
+		a.keys[key] = k
+		if k.rule != nil {
+			k.rule.keys = append(k.rule.keys, k)
+		}
+	}
+	if k.rule == nil {
+		a.noRule++
+		return
+	}
+	k.rule.Requests++
+	k.at = append(k.at, a.last.Sub(a.first))
+}
+
+// ruleOf returns the rule of a key that has not come before, or nil.
+func (a *Arrivals) ruleOf(key string) *Rule {
+	rule, ok := a.rules.Explain(key)
+	if !ok {
+		return nil
+	}
+	r := a.byRule[rule.Key]
+	if r == nil {
+		r = &Rule{Rule: rule}
+		a.byRule[rule.Key] = r
+	}
+	return r
+}
+
+// Span returns the first and the last arrival; zero if there was none.
+func (a *Arrivals) Span() (first, last time.Time) { return a.first, a.last }
+
+// Keys returns how many keys have come.
+func (a *Arrivals) Keys() int { return len(a.keys) }
+
+// NoRule returns how many requests had a key that no rule matches.
+func (a *Arrivals) NoRule() int { return a.noRule }
+
+// Rules returns the rules in the order of their keys, also those that no request has met.
+func (a *Arrivals) Rules() []*Rule {
+	var all []*Rule
+	for rule := range a.rules.All() {
+		r := a.byRule[rule.Key]
+		if r == nil {
+			r = &Rule{Rule: rule}
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+// Keys returns how many keys of the rule have come.
+func (r *Rule) Keys() int { return len(r.keys) }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -197,4 +198,29 @@ func (m *memo[K, V]) get(k K, compute func() V) V {
 	v = compute()
 	m.kept[k] = v
 	return v
+}
+
+// routes tell which pattern a request fits, as an [http.ServeMux] does.
+type routes struct {
+	byMux shaper.KeyFunc
+	known memo[target, string]
+}
+
+// A target is what decides which pattern a request fits.
+type target struct{ method, host, path string }
+
+// of returns the pattern that a request fits, or "".
+func (r *routes) of(record *accesslog.Record) string {
+	at := target{record.Method, record.Host, record.Path}
+	return r.known.get(at, func() string {
+		address, err := url.ParseRequestURI(at.path)
+		if err != nil {
+			address = &url.URL{Path: at.path}
+		}
+		pattern, err := r.byMux(&http.Request{Method: at.method, Host: at.host, URL: address})
+		if err != nil {
+			return ""
+		}
+		return pattern
+	})
 }

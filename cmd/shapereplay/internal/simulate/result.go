@@ -3,10 +3,13 @@ package simulate
 import (
 	"cmp"
 	"maps"
+	"math"
+	"math/bits"
 	"slices"
 	"time"
 
 	"example.com/leakybucket/config"
+	"example.com/leakybucket/internal/replay"
 	"example.com/leakybucket/shaper"
 )
 
@@ -96,4 +99,181 @@ func (r *Result) AddressesRefusedMost(n int) []string {
 		return cmp.Or(cmp.Compare(r.refused[b], r.refused[a]), cmp.Compare(a, b))
 	})
 	return all[:min(n, len(all))]
+}
+
+// A Count says what became of requests. Each counts in one of AtOnce, Waited, QueueFull
+// and TooLate.
+type Count struct {
+	Requests  int
+	AtOnce    int // left at once
+	Waited    int // left after a wait
+	QueueFull int // refused, as the line was full
+	TooLate   int // refused, as the wait would have been longer than the limits allow
+	TotalWait time.Duration
+	Longest   time.Duration // wait
+}
+
+// Refused returns how many were refused.
+func (c *Count) Refused() int { return c.QueueFull + c.TooLate }
+
+func (c *Count) add(f replay.Fate) {
+	c.Requests++
+	switch {
+	case f.Result == replay.QueueFull:
+		c.QueueFull++
+	case f.Result == replay.TooLate:
+		c.TooLate++
+	case f.Waited > 0:
+		c.Waited++
+		c.TotalWait += f.Waited
+		c.Longest = max(c.Longest, f.Waited)
+	default:
+		c.AtOnce++
+	}
+}
+
+// plus adds another count to c.
+func (c *Count) plus(other Count) {
+	c.Requests += other.Requests
+	c.AtOnce += other.AtOnce
+	c.Waited += other.Waited
+	c.QueueFull += other.QueueFull
+	c.TooLate += other.TooLate
+	c.TotalWait += other.TotalWait
+	c.Longest = max(c.Longest, other.Longest)
+}
+
+// fineness is how many bits of a wait are kept: its bucket is narrower than 1/128 of it.
+const fineness = 7
+
+// Waits counts waits in buckets whose width grows with the wait, so that a million of
+// them take no more room than a thousand. Of each bucket it remembers the longest wait, so
+// its quantiles are exact where all waits of a bucket are the same, and never more than
+// 0.8 % too long.
+type Waits struct {
+	buckets []waitBucket // by index
+	n       int
+}
+
+type waitBucket struct {
+	n       int
+	longest time.Duration
+}
+
+func (w *Waits) add(d time.Duration) {
+	i := index(d)
+	for len(w.buckets) <= i {
+		w.buckets = append(w.buckets, waitBucket{})
+	}
+	b := &w.buckets[i]
+	b.n++
+	b.longest = max(b.longest, d)
+	w.n++
+}
+
+// index returns the number of the bucket of a wait. The buckets up to 2⁸ ns are a
+// nanosecond wide, and from each power of two on twice as wide.
+func index(d time.Duration) int {
+	shift := max(0, bits.Len64(uint64(d))-fineness-1)
+	return shift<<fineness + int(d>>shift)
+}
+
+// Quantile returns a wait that a share q of all waits did not exceed: the shortest such
+// wait, or up to 0.8 % more. Without waits it is 0.
+func (w *Waits) Quantile(q float64) time.Duration {
+	rank := max(1, int(math.Ceil(q*float64(w.n))))
+	for _, b := range w.buckets {
+		if rank -= b.n; rank <= 0 {
+			return b.longest
+		}
+	}
+	return 0
+}
+
+// Longest returns the longest wait, or 0.
+func (w *Waits) Longest() time.Duration { return w.Quantile(1) }
+
+// maxBins is how many bins a series has at most. A picture shows no more.
+const maxBins = 240
+
+// A Bin is what happened in one piece of the time.
+type Bin struct {
+	Arrived, Left, Refused int
+	Waiting                time.Duration // of all that waited then, added up: divided by the width it is how many waited on average
+}
+
+// A Series is what happened over time. Bin i begins i widths after the first arrival of
+// the log.
+type Series struct {
+	clock *clock
+	bins  []Bin
+}
+
+// Width returns how long a bin lasts.
+func (s *Series) Width() time.Duration { return s.clock.width }
+
+// Bins returns the bins, up to the last in which something happened.
+func (s *Series) Bins() []Bin { return s.bins }
+
+// A clock has the width of the bins of several series. The length of a log is
+// unknown when it is read from a pipe, so the bins are narrow at first, and twice as wide
+// whenever there would be too many.
+type clock struct {
+	width time.Duration
+	all   []*Series
+}
+
+func newClock() *clock { return &clock{width: time.Millisecond} }
+
+func (c *clock) newSeries() *Series {
+	s := &Series{clock: c}
+	c.all = append(c.all, s)
+	return s
+}
+
+// bin returns the bin of an instant.
+func (s *Series) bin(at time.Duration) *Bin {
+	for int(at/s.clock.width) >= maxBins {
+		s.clock.widen()
+	}
+	i := int(at / s.clock.width)
+	for len(s.bins) <= i {
+		s.bins = append(s.bins, Bin{})
+	}
+	return &s.bins[i]
+}
+
+// widen makes one bin of two.
+func (c *clock) widen() {
+	c.width *= 2
+	for _, s := range c.all {
+		for i, b := range s.bins {
+			if i%2 == 0 {
+				s.bins[i/2] = b
+				continue
+			}
+			to := &s.bins[i/2]
+			to.Arrived += b.Arrived
+			to.Left += b.Left
+			to.Refused += b.Refused
+			to.Waiting += b.Waiting
+		}
+		s.bins = s.bins[:(len(s.bins)+1)/2]
+	}
+}
+
+func (s *Series) add(at time.Duration, f replay.Fate) {
+	s.bin(at).Arrived++
+	if f.Result != replay.Departed {
+		s.bin(at).Refused++
+		return
+	}
+	leaves := at + f.Waited
+	s.bin(leaves).Left++
+	for at < leaves {
+		width := s.clock.width
+		end := min(leaves, at-at%width+width)
+		s.bins[at/width].Waiting += end - at
+		at = end
+	}
 }
