@@ -2,7 +2,13 @@ package caddyshaper
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/http"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -108,4 +114,75 @@ func addWait(ctx context.Context, e shaper.Event) {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		c.waited += e.Waited
 	}
+}
+
+// connContext is [shaper.ConnContext] for a connection of Caddy, which may have wrapped it.
+func connContext(ctx context.Context, c net.Conn) context.Context {
+	return shaper.ConnContext(ctx, unwrapped(c))
+}
+
+// unwrapped returns the connection in Caddy's wrappers, or in those of its listener wrappers:
+// the first that has a file descriptor or, like a TLS connection, tells what is in it. Caddy does
+// not export its wrappers, but embeds the connection in them.
+func unwrapped(c net.Conn) net.Conn {
+	for inner := c; inner != nil; {
+		switch t := inner.(type) {
+		case interface{ File() (*os.File, error) }, interface{ NetConn() net.Conn }:
+			return inner
+		case interface{ Raw() net.Conn }: // of the PROXY protocol
+			inner = t.Raw()
+		default:
+			inner = embedded(inner)
+		}
+	}
+	return c
+}
+
+// embedded returns the connection that is embedded in another; nil if there is none.
+func embedded(c net.Conn) net.Conn {
+	v := reflect.Indirect(reflect.ValueOf(c))
+	if v.Kind() != reflect.Struct {
+		return nil
+	}
+	field, ok := v.Type().FieldByName("Conn")
+	if !ok || !field.Anonymous || len(field.Index) != 1 {
+		return nil
+	}
+	inner, _ := v.FieldByIndex(field.Index).Interface().(net.Conn)
+	return inner
+}
+
+// A costFunc returns the cost of a request.
+type costFunc func(*caddy.Replacer) int
+
+// defaultMaxCost is the most that a request costs by placeholders, unless max_cost says
+// otherwise: all requests behind it wait for its cost, and a client may have written it.
+const defaultMaxCost = 1000
+
+// newCost returns the function for a cost, as it is configured.
+func newCost(text string, most int) (costFunc, error) {
+	if most < 0 {
+		return nil, fmt.Errorf("max_cost: %d, must be at least 1, or 0 for %d", most, defaultMaxCost)
+	}
+	if strings.Contains(text, "{") {
+		if most == 0 {
+			most = defaultMaxCost
+		}
+		return func(repl *caddy.Replacer) int {
+			// What is no number gives 0, and what does not fit into an int the nearest int.
+			n, _ := strconv.Atoi(strings.TrimSpace(repl.ReplaceAll(text, "")))
+			return min(max(n, 1), most)
+		}, nil
+	}
+	if most != 0 {
+		return nil, fmt.Errorf("max_cost: %d, but the cost %q has no placeholder", most, text)
+	}
+	n := 1
+	if text != "" {
+		var err error
+		if n, err = strconv.Atoi(text); err != nil || n < 1 {
+			return nil, fmt.Errorf("cost: %q, must be a number of at least 1, or a text with a {placeholder}", text)
+		}
+	}
+	return func(*caddy.Replacer) int { return n }, nil
 }

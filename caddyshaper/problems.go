@@ -1,11 +1,17 @@
 package caddyshaper
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap/exp/zapslog"
 
 	"example.com/leakybucket/inspect"
 )
@@ -62,4 +68,86 @@ func (p *problemList) joinedLocked() error {
 	}
 	slices.Sort(all)
 	return errors.New(strings.Join(slices.Compact(all), "\n"))
+}
+
+// latestLog writes to the log of the configuration that runs when something is written. What
+// outlives a configuration must not keep its logger, whose files may be closed.
+type latestLog struct {
+	name string
+	with func(slog.Handler) slog.Handler
+}
+
+func newLatestLog(name string) slog.Handler {
+	return latestLog{name, func(h slog.Handler) slog.Handler { return h }}
+}
+
+func (l latestLog) now() slog.Handler {
+	// Without stack traces, as Caddy's own handler.
+	return l.with(zapslog.NewHandler(caddy.Log().Core(), zapslog.WithName(l.name), zapslog.AddStacktraceAt(slog.Level(127))))
+}
+
+func (l latestLog) Enabled(ctx context.Context, level slog.Level) bool {
+	return l.now().Enabled(ctx, level)
+}
+
+func (l latestLog) Handle(ctx context.Context, r slog.Record) error { return l.now().Handle(ctx, r) }
+
+func (l latestLog) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return latestLog{l.name, func(h slog.Handler) slog.Handler { return l.with(h).WithAttrs(attrs) }}
+}
+
+func (l latestLog) WithGroup(name string) slog.Handler {
+	return latestLog{l.name, func(h slog.Handler) slog.Handler { return l.with(h).WithGroup(name) }}
+}
+
+// A seldom tells of many events at most once a second: at once of the first, and at the end of each
+// second of all that came in it. A second without an event ends the row, so no count is carried
+// over to events of much later.
+type seldom[T any] struct {
+	tell func(count int, latest T) // one call at a time, except beside that for the first event of a row
+
+	mu     sync.Mutex
+	timer  *time.Timer // nil: none has come in the last second
+	count  int         // that have not been told of
+	latest T
+	closed bool
+}
+
+// note counts an event.
+func (s *seldom[T]) note(event T) {
+	s.mu.Lock()
+	if s.closed || s.timer != nil {
+		s.count, s.latest = s.count+1, event
+		s.mu.Unlock()
+		return
+	}
+	s.timer = time.AfterFunc(time.Second, s.tick)
+	s.mu.Unlock()
+	s.tell(1, event) // It may be slow, so it must not be within the lock.
+}
+
+// tick tells of the events of the last second.
+func (s *seldom[T]) tick() {
+	s.mu.Lock()
+	count, latest := s.count, s.latest
+	s.count = 0
+	if s.timer = nil; count > 0 && !s.closed {
+		s.timer = time.AfterFunc(time.Second, s.tick)
+	}
+	s.mu.Unlock()
+	if count > 0 {
+		s.tell(count, latest)
+	}
+}
+
+// close tells of what has not been told. Nothing that comes afterwards is.
+func (s *seldom[T]) close() {
+	s.mu.Lock()
+	s.closed = true
+	if s.timer != nil && !s.timer.Stop() { // Its tick tells, and is on its way.
+		s.mu.Unlock()
+		return
+	}
+	s.mu.Unlock()
+	s.tick()
 }

@@ -2,7 +2,14 @@ package config
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"iter"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -206,4 +213,111 @@ func merged(layers []layer) *Rules {
 		rules = append(rules, rule)
 	}
 	return newRules(rules)
+}
+
+// Routes returns a mux that knows patterns of routes, for [shaper.ByRoute]: those that are
+// given, and those that stand in the keys of the rules as the part with an index, counted
+// from 0. With the rule "POST %2Flogin/192.0.2.1", the pattern of index 0 is
+// "POST /login". A part without a "/" is no pattern, but the name of something else. A
+// pattern that is there twice counts once. One that is longer than 256 bytes must be given,
+// because the keys of its requests have it shortened.
+//
+// The mux is for finding patterns only: its handlers answer 404. If [http.ServeMux] does
+// not understand a pattern, or cannot tell it from another, the error quotes the pattern,
+// and names the file and the line of its rule.
+func (r *Rules) Routes(index int, patterns ...string) (*http.ServeMux, error) {
+	mux := http.NewServeMux()
+	seen := map[string]bool{}
+	for _, pattern := range patterns {
+		if seen[pattern] {
+			continue
+		}
+		seen[pattern] = true
+		if err := addRoute(mux, pattern); err != nil {
+			return nil, err
+		}
+	}
+	for i := range r.rules {
+		rule := &r.rules[i]
+		parts := strings.Split(rule.Key, "/")
+		if index < 0 || index >= len(parts) {
+			continue
+		}
+		pattern, err := url.PathUnescape(parts[index])
+		if err != nil || !strings.Contains(pattern, "/") || isBounded(pattern) || seen[pattern] {
+			continue
+		}
+		seen[pattern] = true
+		if err := addRoute(mux, pattern); err != nil {
+			return nil, fmt.Errorf("%s:%d: %s: %w", rule.File, rule.Line, quoted(rule.Key), err)
+		}
+	}
+	return mux, nil
+}
+
+// addRoute adds a pattern to a mux, which panics if it cannot.
+func addRoute(mux *http.ServeMux, pattern string) (err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			why := strings.Join(strings.Fields(fmt.Sprint(problem)), " ")
+			err = fmt.Errorf("%q cannot be a route: %w", pattern, errors.New(whereRegistered.ReplaceAllString(why, "")))
+		}
+	}()
+	mux.Handle(pattern, http.NotFoundHandler())
+	return nil
+}
+
+// whereRegistered matches what a mux says of the line of the program, which does not
+// help the one who has written the pattern into a file.
+var whereRegistered = regexp.MustCompile(` \(registered at [^)]*\)`)
+
+// maxLinks is how many symbolic links are followed for a path, as Linux has it.
+const maxLinks = 40
+
+// steps returns the paths whose replacement makes path, which is absolute, lead to
+// another file: those of the symbolic links on the way, and last that of the file
+// itself. The folders of these paths hold no links. If something is missing on the way,
+// the last path is that: its folder is there, and something may appear in it.
+//
+// A mounted ConfigMap, for one, has three steps: the file, a link into the folder
+// ..data; that, a link to the folder of the version; and the file there.
+func steps(path string) (found []string) {
+	volume := filepath.VolumeName(path)
+	top := volume + string(filepath.Separator)
+	split := func(path string) []string {
+		return strings.Split(filepath.ToSlash(strings.TrimPrefix(path, volume)), "/")
+	}
+	folder, rest, links := top, split(path), 0
+	for len(rest) > 0 {
+		name := rest[0]
+		rest = rest[1:]
+		switch name {
+		case "", ".":
+			continue
+		case "..":
+			folder = filepath.Dir(folder)
+			continue
+		}
+		at := filepath.Join(folder, name)
+		info, err := os.Lstat(at)
+		switch {
+		case err != nil:
+			return append(found, at)
+		case info.Mode()&os.ModeSymlink != 0:
+			found = append(found, at)
+			target, err := os.Readlink(at)
+			if links++; err != nil || links > maxLinks {
+				return found
+			}
+			if filepath.IsAbs(target) {
+				folder = top
+			}
+			rest = append(split(target), rest...)
+		case len(rest) == 0:
+			return append(found, at)
+		default:
+			folder = at
+		}
+	}
+	return found
 }

@@ -2,9 +2,14 @@ package grpcshaper
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"example.com/leakybucket/shaper"
 )
@@ -86,4 +91,66 @@ func methodOf(ctx context.Context) string {
 	}
 	method, _ := grpc.Method(ctx) // It is known on a server only.
 	return method
+}
+
+// heed holds the line if the error with which a call has ended asks for that.
+func (p passage) heed(err error) {
+	if err == nil || p.maxHold <= 0 {
+		return
+	}
+	if _, ok := errors.AsType[*refusal](err); ok {
+		return // It is not the server's, but that of another interceptor in this process.
+	}
+	st, ok := status.FromError(err)
+	if !ok || st.Code() != codes.ResourceExhausted && st.Code() != codes.Unavailable {
+		return
+	}
+	for _, detail := range st.Details() {
+		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().CheckValid() == nil {
+			if d := info.GetRetryDelay().AsDuration(); d > 0 {
+				p.bucket.Hold(min(d, p.maxHold))
+				return
+			}
+		}
+	}
+}
+
+// A seat holds what must be released when a stream, or a message of it, has ended. It is
+// safe for concurrent use, because a stream may end while it waits for a message.
+type seat struct {
+	mu      sync.Mutex
+	release func() // nil: nothing is held
+	over    bool   // the stream has ended
+}
+
+// take keeps release for later. If the stream has ended it is called at once.
+func (s *seat) take(release func()) {
+	s.mu.Lock()
+	over := s.over
+	if !over {
+		s.release = release
+	}
+	s.mu.Unlock()
+	if over {
+		release()
+	}
+}
+
+// giveBack calls what is held, if anything is, outside of the lock.
+func (s *seat) giveBack() {
+	s.mu.Lock()
+	release := s.release
+	s.release = nil
+	s.mu.Unlock()
+	if release != nil {
+		release()
+	}
+}
+
+// end is giveBack for the end of the stream.
+func (s *seat) end() {
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+	s.giveBack()
 }

@@ -2,11 +2,17 @@ package inspect
 
 import (
 	"cmp"
+	"container/heap"
 	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
+	"net/url"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -225,4 +231,285 @@ func rankingNames() []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// A query is the parameters of a request, each of which is given once at most.
+type query struct {
+	values map[string]string
+	source string // of the path
+	key    string // of the path
+}
+
+// readQuery reads the query of a URL. Parameters that known does not name are wrong, so
+// that a misspelt one is noticed.
+func readQuery(r *http.Request, known []string) (query, error) {
+	q := query{values: map[string]string{}}
+	for pair := range strings.SplitSeq(r.URL.RawQuery, "&") {
+		if pair == "" {
+			continue
+		}
+		name, value, err := readPair(pair)
+		_, given := q.values[name]
+		switch {
+		case err != nil:
+			return q, wrong(name, value, "which can't be read: %v", err)
+		case !slices.Contains(known, name):
+			return q, wrong(name, value, "which is not a parameter here")
+		case given:
+			return q, wrong(name, value, "but it is given more than once")
+		}
+		q.values[name] = value
+	}
+	return q, nil
+}
+
+// readPair reads one parameter. What can't be read is returned as it stands.
+func readPair(pair string) (name, value string, err error) {
+	rawName, rawValue, _ := strings.Cut(pair, "=")
+	name, err = url.QueryUnescape(rawName)
+	if err != nil {
+		return rawName, rawValue, err
+	}
+	if strings.Contains(pair, ";") { // Some take it for "&".
+		return name, rawValue, errors.New("a semicolon must be sent as %3B")
+	}
+	if value, err = url.QueryUnescape(rawValue); err != nil {
+		return name, rawValue, err
+	}
+	return name, value, nil
+}
+
+// maxKeptKey is how long a key may be, in bytes, of which the [Inspector] keeps a history or
+// a recording. Each is kept for a time, and so is its key, whether or not it has a bucket.
+const maxKeptKey = 8 << 10
+
+// keeps returns nil if a key is short enough to be kept.
+func keeps(key string) error {
+	if len(key) > maxKeptKey {
+		return wrong("key", key, "but here it must be at most %d bytes", maxKeptKey)
+	}
+	return nil
+}
+
+// text returns a parameter; "" if it is not given.
+func (q query) text(name string) string { return q.values[name] }
+
+// has reports whether a parameter is given, if only as empty.
+func (q query) has(name string) bool {
+	_, ok := q.values[name]
+	return ok
+}
+
+// whole returns a parameter that is a whole number from low to high, or otherwise if it
+// is empty or not given.
+func (q query) whole(name string, low, high, otherwise int) (int, error) {
+	value := q.values[name]
+	if value == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < low || n > high {
+		if high == math.MaxInt {
+			return 0, wrong(name, value, "must be a whole number of at least %d", low)
+		}
+		return 0, wrong(name, value, "must be a whole number from %d to %d", low, high)
+	}
+	return n, nil
+}
+
+// number returns a parameter that is a number of at least 0; negative if it is empty or
+// not given.
+func (q query) number(name string) (float64, error) {
+	value := q.values[name]
+	if value == "" {
+		return -1, nil
+	}
+	f, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(f >= 0) || math.IsInf(f, 0) {
+		return 0, wrong(name, value, "must be a number of at least 0")
+	}
+	return f, nil
+}
+
+// duration returns a parameter that is a duration of at least 0; negative if it is empty
+// or not given.
+func (q query) duration(name string) (time.Duration, error) {
+	value := q.values[name]
+	if value == "" {
+		return -1, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d < 0 {
+		return 0, wrong(name, value, `must be a duration such as "90s" or "1h30m"`)
+	}
+	return d, nil
+}
+
+// truth returns a parameter that is true or false; nil if it is empty or not given.
+func (q query) truth(name string) (*bool, error) {
+	value := q.values[name]
+	if value == "" {
+		return nil, nil
+	}
+	b := value == "true"
+	if !b && value != "false" {
+		return nil, wrong(name, value, "must be true or false")
+	}
+	return &b, nil
+}
+
+// A ranking returns the value of a row by which rows are sorted; rows with the same value
+// are sorted by source and key. The value stays as it is while nothing happens to the
+// bucket, or going by time alone would move buckets from one page to another. That is
+// why waits are instants, and why a level, which leaks, is the one of the first page.
+type ranking func(l *listing, r *row) float64
+
+var rankings = map[string]ranking{
+	"key":         func(*listing, *row) float64 { return 0 },
+	"waiting":     func(_ *listing, r *row) float64 { return float64(r.waiting) },
+	"level":       func(l *listing, r *row) float64 { return round(l.levelThen(r)) },
+	"fill":        func(l *listing, r *row) float64 { return round(r.fillOf(l.levelThen(r))) },
+	"idle":        func(_ *listing, r *row) float64 { return -orderOf(r.lastCall) },
+	"refused":     func(_ *listing, r *row) float64 { return float64(r.refused) },
+	"departed":    func(_ *listing, r *row) float64 { return float64(r.departed) },
+	"abandoned":   func(_ *listing, r *row) float64 { return float64(r.abandoned) },
+	"oldest_wait": func(_ *listing, r *row) float64 { return r.waitOrder() },
+	"last_call":   func(_ *listing, r *row) float64 { return orderOf(r.lastCall) },
+}
+
+// orderOf returns an instant as a number. The zero time comes before all others.
+func orderOf(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixNano())
+}
+
+// levelThen returns the level that the first page has shown of a bucket that has only leaked
+// since: on that page itself, the one that is shown.
+func (l *listing) levelThen(r *row) float64 {
+	level := r.levelAt(l.at)
+	if level > 0 && r.limits.rate != nil {
+		level += *r.limits.rate * max(l.at.Sub(l.epoch), 0).Seconds()
+	}
+	return level
+}
+
+// waitOrder returns a number that is larger the longer the head of the line has waited:
+// from when, in whole milliseconds, as the instant of the row is not exactly that of its
+// numbers. Without a line it is the smallest.
+func (r *row) waitOrder() float64 {
+	if r.waiting == 0 {
+		return -math.MaxFloat64
+	}
+	return -float64(r.at.Add(-r.oldestWait).Round(time.Millisecond).UnixMilli())
+}
+
+// A position is the place of a row in an order.
+type position struct {
+	value       float64
+	source, key string
+}
+
+// compare returns which of two positions comes first. Those of the same value are sorted
+// by source and key, upwards; in the order by key alone, that may be downwards.
+func (l *listing) compare(p, q position) int {
+	byKey := cmp.Or(strings.Compare(p.source, q.source), strings.Compare(p.key, q.key))
+	if l.sort == "-key" {
+		return -byKey
+	}
+	by := cmp.Compare(p.value, q.value)
+	if l.descending {
+		by = -by
+	}
+	return cmp.Or(by, byKey)
+}
+
+// A selection keeps the first rows of an order, of all that it is offered.
+type selection struct {
+	l       *listing
+	kept    []placed // a heap with the last of them at its head
+	more    bool     // there are others behind them
+	matched int      // how many rows are wanted, on all pages
+}
+
+// placed is a row with its place in the order.
+type placed struct {
+	position
+	row *row
+}
+
+func newSelection(l *listing) *selection {
+	return &selection{l: l, kept: make([]placed, 0, min(l.limit, defaultLimit)+1)}
+}
+
+// offer takes a row if it is wanted, comes behind the cursor and may be among the first.
+func (s *selection) offer(r *row) {
+	if !s.l.matches(r) {
+		return
+	}
+	s.matched++
+	p := placed{position{s.l.rank(s.l, r), r.source.name, r.key}, r}
+	if s.l.after != nil && s.l.compare(p.position, *s.l.after) <= 0 {
+		return
+	}
+	if len(s.kept) < s.l.limit {
+		heap.Push(s, p)
+		return
+	}
+	s.more = true
+	if s.l.compare(p.position, s.kept[0].position) < 0 {
+		s.kept[0] = p
+		heap.Fix(s, 0)
+	}
+}
+
+// sorted returns what was kept, in order.
+func (s *selection) sorted() []placed {
+	slices.SortFunc(s.kept, func(a, b placed) int { return s.l.compare(a.position, b.position) })
+	return s.kept
+}
+
+// The methods of heap.Interface.
+func (s *selection) Len() int { return len(s.kept) }
+func (s *selection) Less(a, b int) bool {
+	return s.l.compare(s.kept[a].position, s.kept[b].position) > 0
+}
+func (s *selection) Swap(a, b int) { s.kept[a], s.kept[b] = s.kept[b], s.kept[a] }
+func (s *selection) Push(x any)    { s.kept = append(s.kept, x.(placed)) }
+func (s *selection) Pop() any      { panic("inspect: nothing is taken from a selection") }
+
+// A cursor is the position of the last row of a page, and of which order.
+type cursor struct {
+	Sort   string
+	Epoch  time.Time
+	Value  float64
+	Source []byte // not strings, in which JSON would replace what is not UTF-8
+	Key    []byte
+}
+
+// cursorAfter returns the cursor for the page behind p.
+func (l *listing) cursorAfter(p position) string {
+	text, err := json.Marshal(cursor{l.sort, l.epoch.UTC(), p.value, []byte(p.source), []byte(p.key)})
+	if err != nil {
+		panic(err) // All of it can be encoded: values are finite.
+	}
+	return base64.RawURLEncoding.EncodeToString(text)
+}
+
+// setCursor lets a listing begin behind a cursor.
+func (l *listing) setCursor(text string) error {
+	var c cursor
+	decoded, err := base64.RawURLEncoding.DecodeString(text)
+	if err == nil {
+		err = json.Unmarshal(decoded, &c)
+	}
+	if err != nil {
+		return wrong("cursor", text, "which is not a cursor that was given here")
+	}
+	if c.Sort != l.sort {
+		return wrong("cursor", text, "which is of a list sorted by %q, not by %q", c.Sort, l.sort)
+	}
+	l.after, l.epoch = &position{c.Value, string(c.Source), string(c.Key)}, c.Epoch
+	return nil
 }

@@ -1,8 +1,14 @@
 package inspect_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"io"
+	"io/fs"
 	"net/http"
+	"os"
+	"path"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -71,4 +77,80 @@ func TestThePageHasItsTableWithoutAScript(t *testing.T) {
 	r, body = get(t, url+"/?sort=colour")
 	require.Equal(t, http.StatusBadRequest, r.StatusCode)
 	require.Contains(t, body, "sort is &#34;colour&#34;, must be one of")
+}
+
+// web is the folder of the page.
+var web = os.DirFS("web")
+
+// read returns a file of the page.
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := fs.ReadFile(web, name)
+	require.NoError(t, err)
+	return string(text)
+}
+
+func TestVendoredFilesAreThoseOfTheirRelease(t *testing.T) {
+	stated := map[string]string{}
+	for _, line := range regexp.MustCompile(`(?m)^([0-9a-f]{64})  (\S+)$`).FindAllStringSubmatch(read(t, "uplot/VENDOR"), -1) {
+		stated[line[2]] = line[1]
+	}
+	files, err := fs.ReadDir(web, "uplot")
+	require.NoError(t, err)
+	for _, file := range files {
+		if file.Name() == "VENDOR" {
+			continue
+		}
+		sum := sha256.Sum256([]byte(read(t, path.Join("uplot", file.Name()))))
+		require.Equal(t, stated[file.Name()], hex.EncodeToString(sum[:]), "%s: its hash must be the one that uplot/VENDOR states", file.Name())
+	}
+	for _, name := range []string{"LICENSE", "uPlot.iife.min.js", "uPlot.min.css"} {
+		require.Contains(t, stated, name)
+		require.FileExists(t, path.Join("web/uplot", name))
+	}
+}
+
+// own calls f with each file of the page that is not vendored.
+func own(t *testing.T, f func(name, text string)) {
+	t.Helper()
+	seen := 0
+	require.NoError(t, fs.WalkDir(web, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || strings.HasPrefix(name, "uplot/") {
+			return err
+		}
+		seen++
+		f(name, read(t, name))
+		return nil
+	}))
+	require.Greater(t, seen, 10)
+}
+
+// The page is refused by its own policy if it has a script or a style in it, and must
+// not ask anybody else for anything.
+func TestThePageNeedsNothingThatItsPolicyForbids(t *testing.T) {
+	page := read(t, "index.html")
+	require.NotRegexp(t, `(?i)<script(?:[^>]*)>[^<]`, page, "a script in the page")
+	require.NotRegexp(t, `(?i)<style|\sstyle=`, page, "a style in the page")
+	require.NotRegexp(t, `(?i)\son[a-z]+=`, page, "an event handler in the page")
+	own(t, func(name, text string) {
+		elsewhere := regexp.MustCompile(`(?i)(?:https?:)?//[a-z0-9-]+\.[^\s"']+`).FindString(strings.ReplaceAll(text, "http://www.w3.org/2000/svg", ""))
+		require.Empty(t, elsewhere, "%s names another host", name)
+		require.NotContains(t, text, "@import", name)
+	})
+}
+
+// Keys come from clients. What is only ever text cannot run.
+func TestNoScriptMakesMarkupOrCodeOfText(t *testing.T) {
+	forbidden := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|setHTMLUnsafe|document\.write|createContextualFragment|DOMParser|\beval\(|new Function|srcdoc|javascript:`)
+	own(t, func(name, text string) {
+		require.Empty(t, forbidden.FindString(text), name)
+	})
+}
+
+// Below a path of another server, what is named from the root of the host is that server's.
+func TestThePageAsksForNothingFromTheRoot(t *testing.T) {
+	fromRoot := regexp.MustCompile("(?:[\"'`(]|=)/(?:api|web)/|(?:href|src|action)=\"/")
+	own(t, func(name, text string) {
+		require.Empty(t, fromRoot.FindString(text), name)
+	})
 }

@@ -2,6 +2,10 @@ package inspect
 
 import (
 	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"sync"
 	"time"
 
 	"example.com/leakybucket/shaper"
@@ -158,3 +162,290 @@ func (s *openShaper) histograms() shaper.Histograms { return s.s.Histograms() }
 func (s *openShaper) explain() *rule { return nil }
 
 func (s *openShaper) top(int) []keyCount { return nil }
+
+// A SourceOption tells more of a Group.
+type SourceOption[K comparable] interface{ apply(*groupSource[K]) }
+
+type sourceOption[K comparable] func(*groupSource[K])
+
+func (f sourceOption[K]) apply(s *groupSource[K]) { f(s) }
+
+// WithExplain sets a function that returns where the limits of a key come from: the name
+// of a rule, and the file and line where it stands (0: not known). Where neither name nor
+// file is known, nothing is shown. It is called only when somebody looks at one bucket,
+// outside all locks, and must be safe for concurrent use.
+func WithExplain[K comparable](explain func(key K) (rule, file string, line int)) SourceOption[K] {
+	return sourceOption[K](func(s *groupSource[K]) { s.explain = explain })
+}
+
+// OfGroup makes a [Source] of a Group. A key that is not a string is shown as fmt.Sprint
+// writes it, and with its type in Go syntax if another key is written alike.
+func OfGroup[K comparable](g *shaper.Group[K], opts ...SourceOption[K]) Source {
+	s := groupSource[K]{g: g}
+	for _, opt := range opts {
+		if opt != nil {
+			opt.apply(&s)
+		}
+	}
+	return s
+}
+
+type groupSource[K comparable] struct {
+	g       *shaper.Group[K]
+	explain func(K) (rule, file string, line int)
+}
+
+func (s groupSource[K]) open() source {
+	return &openGroup[K]{groupSource: s, limits: limitsTable{}, known: map[K]*seen{}, keys: map[string]K{}, shared: map[string]bool{},
+		isText: reflect.TypeFor[K]().Kind() == reflect.String}
+}
+
+// An openGroup is a Group as one [Inspector] sees it.
+type openGroup[K comparable] struct {
+	groupSource[K]
+	isText bool // K is a string, so a key and its text are each other's conversion
+
+	// These are used by scan and forget alone, which do not run at the same time.
+	limits limitsTable
+	known  map[K]*seen // of the keys that the latest scan has met, unless isText
+	round  uint64      // counts scans
+
+	mu     sync.Mutex
+	keys   map[string]K    // what the texts of known stand for, unless isText
+	shared map[string]bool // texts that more than one key has had: they stand for none, also later on
+	sums   sums
+}
+
+// seen is what is remembered of a key from one scan to the next.
+type seen struct {
+	text  string
+	round uint64 // the latest scan that met it
+}
+
+// sums are the gauges of all buckets together, which only a scan can tell.
+type sums struct {
+	at       time.Time
+	level    float64
+	inFlight int
+}
+
+// keysPerTurn is after how many keys a scan lets other goroutines go first. Each takes the
+// lock of its shard for itself, and a goroutine that takes a lock over and over again keeps
+// others from it for a millisecond at a time.
+const keysPerTurn = 64
+
+// maxShared bounds the memory of texts that are shared.
+const maxShared = 10_000
+
+// maxSumsAge is the age at which sums no longer say how things are.
+const maxSumsAge = 2 * time.Second
+
+func (s *openGroup[K]) kind() string { return "group" }
+
+func (s *openGroup[K]) read() reading {
+	st := s.g.Stats()
+	r := reading{
+		keys: st.Keys, waiting: st.Waiting, dryRun: st.DryRun, closed: s.g.Closed(),
+		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
+		overflowed: st.Overflowed, refusedKeys: st.RefusedKeys, limitErrors: st.LimitErrors,
+		shared: sharedBucket(st.Bucket),
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.sums.at) < maxSumsAge {
+		level, inFlight := s.sums.level, s.sums.inFlight
+		r.level, r.inFlight = &level, &inFlight
+	}
+	return r
+}
+
+func (s *openGroup[K]) scan(rows []row) []row {
+	s.round++
+	first := len(rows)
+	renamed := map[string]string{}
+	total := sums{at: time.Now()}
+	for key, st := range s.g.All() {
+		now := time.Now()
+		if len(rows)%keysPerTurn == 0 {
+			runtime.Gosched()
+		}
+		rows = append(rows, newRow(s.seenText(key, renamed), st, s.limits.of(st.Limits), now))
+		total.level += st.Level
+		total.inFlight += st.InFlight
+	}
+	for k := range rows[first:] {
+		if len(renamed) == 0 {
+			break
+		}
+		if text, ok := renamed[rows[first+k].key]; ok {
+			rows[first+k].key = text
+		}
+	}
+	for key, k := range s.known {
+		if k.round != s.round {
+			s.forgetKey(key, k.text)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sums = total
+	return rows
+}
+
+// seenText returns the text of a key that a scan has met.
+func (s *openGroup[K]) seenText(key K, renamed map[string]string) string {
+	if s.isText {
+		return reflect.ValueOf(key).String()
+	}
+	k := s.known[key]
+	if k == nil {
+		k = &seen{text: s.textFor(key, renamed)}
+		s.known[key] = k
+	}
+	k.round = s.round
+	return k.text
+}
+
+// textFor returns the text of a key that has just been met for the first time. Different
+// keys may print alike, such as the elements 1 and "1" of a Group[any]: then each is told
+// by its type and its Go syntax, whichever came first, and what they share stands for
+// none of them. Of keys for which that is the same too, none can be found by its text. It
+// enters into renamed what the text of an earlier key has become.
+func (s *openGroup[K]) textFor(key K, renamed map[string]string) string {
+	text := fmt.Sprint(key)
+	if s.take(text, key) {
+		return text
+	}
+	if earlier, ok := s.share(text); ok {
+		if k := s.known[earlier]; k != nil {
+			k.text = s.exactText(earlier)
+			renamed[text] = k.text
+		}
+	}
+	return s.exactText(key)
+}
+
+// exactText returns the text of a key whose printed form is shared. Scan alone calls it
+// and what it calls, so nothing changes between its steps.
+func (s *openGroup[K]) exactText(key K) string {
+	text := fmt.Sprintf("%T %#v", key, key)
+	if !s.take(text, key) {
+		s.share(text)
+	}
+	return text
+}
+
+// take lets a text stand for a key, and reports whether it does.
+func (s *openGroup[K]) take(text string, key K) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	other, taken := s.keys[text]
+	if s.shared[text] || taken && other != key {
+		return false
+	}
+	s.keys[text] = key
+	return true
+}
+
+// share lets a text stand for no key from now on, and returns the one for which it stood.
+func (s *openGroup[K]) share(text string) (earlier K, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	earlier, ok = s.keys[text]
+	delete(s.keys, text)
+	if len(s.shared) >= maxShared {
+		clear(s.shared)
+	}
+	s.shared[text] = true
+	return earlier, ok
+}
+
+// forgetKey takes away what is known of a key whose bucket has gone.
+func (s *openGroup[K]) forgetKey(key K, text string) {
+	delete(s.known, key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys[text] == key {
+		delete(s.keys, text)
+	}
+}
+
+func (s *openGroup[K]) forget() {
+	s.limits, s.known = limitsTable{}, map[K]*seen{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keys = map[string]K{}
+}
+
+func (s *openGroup[K]) find(text string) (bucketRef, bool) {
+	if s.isText {
+		var key K
+		reflect.ValueOf(&key).Elem().SetString(text)
+		return s.ref(key), true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key, ok := s.keys[text]
+	if !ok {
+		return nil, false
+	}
+	return s.ref(key), true
+}
+
+func (s *openGroup[K]) knowsAll() bool { return s.isText }
+
+func (s *openGroup[K]) top(n int) (counts []keyCount) {
+	for _, c := range s.g.Top(n) {
+		counts = append(counts, keyCount{s.textOf(c.Key), c.Count, c.Error})
+	}
+	return counts
+}
+
+// textOf returns the text of a key that need not have a bucket.
+func (s *openGroup[K]) textOf(key K) string {
+	if s.isText {
+		return reflect.ValueOf(key).String()
+	}
+	text := fmt.Sprint(key)
+	s.mu.Lock()
+	shared := s.shared[text]
+	s.mu.Unlock()
+	if shared {
+		return fmt.Sprintf("%T %#v", key, key)
+	}
+	return text
+}
+
+func (s *openGroup[K]) ref(key K) bucketRef { return &groupBucket[K]{s, key} }
+
+func (s *openGroup[K]) histograms() shaper.Histograms { return s.g.Histograms() }
+
+// A groupBucket is the bucket of one key of a Group.
+type groupBucket[K comparable] struct {
+	group *openGroup[K]
+	key   K
+}
+
+func (b *groupBucket[K]) stats() (shaper.Stats, bool) { return b.group.g.StatsOf(b.key) }
+
+func (b *groupBucket[K]) line(max int) []shaper.Waiter { return b.group.g.LineOf(b.key, max) }
+
+func (b *groupBucket[K]) refusals() (own []shaper.Refusal) {
+	for _, r := range b.group.g.Refusals() {
+		if r.Key == any(b.key) {
+			own = append(own, r)
+		}
+	}
+	return own
+}
+
+func (b *groupBucket[K]) explain() *rule {
+	if b.group.groupSource.explain == nil {
+		return nil
+	}
+	name, file, line := b.group.groupSource.explain(b.key)
+	if name == "" && file == "" {
+		return nil
+	}
+	return &rule{name, file, line}
+}

@@ -6,6 +6,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
 )
 
 func TestStreamsAreBounded(t *testing.T) {
@@ -178,4 +182,212 @@ func outlives(t *testing.T, timeout time.Duration) bool {
 		r.until("frame", &f)
 	}
 	return true
+}
+
+func TestARemovedSourceIsShownNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		one, two := groupOf(t, "4/s"), groupOf(t, "4/s")
+		one.Allow("a")
+		two.Allow("b")
+		i.Add("one", inspect.OfGroup(one))
+		i.Add("two", inspect.OfGroup(two))
+		gone, stays := listen(t, i, "/api/events?source=one&key=a"), listen(t, i, "/api/events?source=two")
+		require.Equal(t, "hello", gone.next().name)
+		require.Equal(t, "hello", stays.next().name)
+		require.Equal(t, []string{"a", "b"}, listOf(t, i, "sort=key").keys())
+
+		i.Remove("one")
+		var sources []struct{ Name string }
+		stays.until("sources", &sources)
+		require.Equal(t, []struct{ Name string }{{"two"}}, sources)
+		for gone.next().name != "bye" {
+		}
+		<-gone.ended
+		for _, target := range []string{"/api/buckets?source=one", "/api/buckets/one/a", "/api/events?source=one", "/api/line/one/a"} {
+			require.Equal(t, http.StatusNotFound, ask(i, target).Code, target)
+		}
+		require.Equal(t, []string{"b"}, listOf(t, i, "sort=key").keys())
+		i.Remove("one") // There is none.
+
+		other := groupOf(t, "4/s")
+		other.Allow("c")
+		i.Add("one", inspect.OfGroup(other))
+		require.Equal(t, []string{"c"}, listOf(t, i, "source=one").keys())
+		again := listen(t, i, "/api/events?source=one&key=c")
+		var frame struct{ Level *float64 }
+		again.until("frame", &frame)
+		require.NotNil(t, frame.Level)
+	})
+}
+
+// Were the first Add after the last Remove to start a second sampler, every history would
+// have each of its points twice.
+func TestASourceInThePlaceOfTheOnlyOneIsSampledOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		synctest.Wait()
+		i.Remove("one")
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		time.Sleep(10*time.Second + time.Millisecond)
+		var history struct{ Points []struct{} }
+		listen(t, i, "/api/events").until("history", &history)
+		require.Len(t, history.Points, 40)
+	})
+}
+
+// A program may go on with a shaper that is shown no longer: a change for ten minutes would
+// stay in force for ever.
+func TestChangesOfARemovedSourceEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "50/s depth 100")
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		other := shaperOf(t, "50/s depth 100")
+		c.Add("other", inspect.Of(other))
+		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
+		c.post(t, "/api/hold", `{"source":"one","for":"10m"}`)
+		c.post(t, "/api/limits", `{"source":"other","limits":"5/s","for":"10m"}`)
+		c.Remove("one")
+		require.Equal(t, limits(t, "50/s depth 100"), s.Limits())
+		require.Zero(t, s.Stats().HeldUntil)
+		require.Equal(t, limits(t, "5/s"), other.Limits())
+		require.Contains(t, c.log.String(), `what="limits 5/s depth 0 have ended; back to 50/s depth 100 (the source was removed)"`)
+	})
+}
+
+func TestRecordingsOfARemovedSourceEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		require.Equal(t, http.StatusOK, ask(i, "/api/what-if?source=one&limits=2/s").Code)
+		i.Remove("one")
+		synctest.Wait()
+		time.Sleep(6 * time.Minute) // The timer of the recording must not find what is not there.
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		require.Equal(t, http.StatusOK, ask(i, "/api/what-if?source=one&limits=2/s").Code)
+	})
+}
+
+// A page that is mounted below a path, as by http.StripPrefix, would otherwise ask for its
+// scripts and its data at the root of the host.
+func TestLinksOfThePageAreRelative(t *testing.T) {
+	g := groupOf(t, "1/h") // Its keys stay.
+	for n := range 100 {
+		g.Allow(strconv.Itoa(n))
+	}
+	i := inspect.New()
+	defer i.Close()
+	i.Add("one", inspect.OfGroup(g))
+	for _, target := range []string{"/", "/?limit=10&source=one&key=7", "/?limit=10&cursor=" + url.QueryEscape(*listOf(t, i, "limit=10&sort=-waiting").Next)} {
+		page := ask(i, target)
+		require.Equal(t, http.StatusOK, page.Code, target)
+		require.NotRegexp(t, `(href|src|action)="/`, page.Body.String())
+	}
+}
+
+// A change that can't be ended must not be mistaken for one of the source that comes next under
+// the name: the API would say 200 to a hold, and hold what nobody sees any more.
+func TestAHangingChangeOfARemovedSourceIsNotThatOfTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hangs atomic.Bool
+		blocked := make(chan struct{})
+		old, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
+			if hangs.Load() {
+				<-blocked
+			}
+			return limits(t, "1/h burst 9"), nil
+		})
+		require.NoError(t, err)
+		defer old.Close()
+		c := newConsole(inspect.OfGroup(old))
+		defer c.Close()
+		defer close(blocked)
+		require.True(t, old.Allow("a"))
+		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"7/h","for":"10m"}`)
+		hangs.Store(true)
+		c.Remove("one")
+		inForce, past := c.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Equal(t, "failed", *past[0].Outcome)
+
+		next := groupOf(t, "2/h burst 9")
+		c.Add("one", inspect.OfGroup(next))
+		require.True(t, next.Allow("a"))
+		shown, _ := c.overridden(t, "a")
+		require.Nil(t, shown.Override)
+		c.post(t, "/api/hold", `{"source":"one","key":"a","for":"10m"}`)
+		st, _ := next.StatsOf("a")
+		require.NotZero(t, st.HeldUntil)
+		st, _ = old.StatsOf("a")
+		require.Zero(t, st.HeldUntil)
+		c.post(t, "/api/limits", `{"source":"one","key":"a","limits":"9/h","for":"10m"}`)
+		st, _ = next.StatsOf("a")
+		require.Equal(t, limits(t, "9/h"), st.Limits)
+		c.post(t, "/api/reset", `{"source":"one","key":"a"}`)
+	})
+}
+
+func TestAStreamThatBeganWithoutASourceStopsNoSampler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i := inspect.New()
+		defer i.Close()
+		empty := listen(t, i, "/api/events")
+		require.Equal(t, "hello", empty.next().name)
+		i.Add("one", inspect.Of(shaperOf(t, "4/s")))
+		time.Sleep(3 * time.Second)
+		empty.until("sources", &[]struct{}{})
+	})
+}
+
+// Remove lets no other change hold it up for more than five seconds. Whatever is asked of its source
+// in that time must leave nothing behind: neither a change that nobody ends, nor a recording.
+func TestWhatBeginsWhileItsSourceIsRemovedLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hangs atomic.Bool
+		blocked := make(chan struct{})
+		g, err := shaper.NewGroup(func(key string) (shaper.Limits, error) {
+			if key == "hangs" && hangs.Load() {
+				<-blocked
+			}
+			return limits(t, "1/h burst 9"), nil
+		})
+		require.NoError(t, err)
+		defer g.Close()
+		c := newConsole(inspect.OfGroup(g))
+		defer c.Close()
+		defer close(blocked)
+		require.True(t, g.Allow("hangs"))
+		require.True(t, g.Allow("a"))
+		c.post(t, "/api/limits", `{"source":"one","key":"hangs","limits":"7/h","for":"10m"}`)
+		hangs.Store(true)
+		removed := make(chan time.Time, 1)
+		begun := time.Now()
+		go func() {
+			c.Remove("one")
+			removed <- time.Now()
+		}()
+		synctest.Wait() // It waits for the change of the key that hangs.
+
+		for path, change := range map[string]string{
+			"/api/limits": `{"source":"one","key":"a","limits":"8/h","for":"10m"}`,
+			"/api/hold":   `{"source":"one","key":"a","for":"10m"}`,
+		} {
+			refused(t, http.StatusNotFound, c.call(http.MethodPost, path, change))
+		}
+		require.Equal(t, http.StatusOK, c.call(http.MethodGet, "/api/what-if?source=one&key=a&limits=2/h", "").Code, "it is shown still")
+		require.Equal(t, begun.Add(5*time.Second), <-removed)
+
+		st, _ := g.StatsOf("a")
+		require.Zero(t, st.HeldUntil)
+		require.Equal(t, limits(t, "1/h burst 9"), st.Limits)
+		inForce, _ := c.recorded(t, "")
+		require.Empty(t, inForce)
+		require.Zero(t, c.Recordings(), "it keeps the latest requests of a bucket that nobody sees")
+		refused(t, http.StatusNotFound, c.call(http.MethodGet, "/api/what-if?source=one&key=a&limits=2/h", ""))
+	})
 }

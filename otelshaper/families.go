@@ -1,6 +1,13 @@
 package otelshaper
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -112,5 +119,156 @@ func ofBuckets(sample func(shaper.BucketStats, emitInt)) func(*reading, emitInt)
 		if r.Bucket.State != "" {
 			sample(r.Bucket, emit)
 		}
+	}
+}
+
+// scope names the instrumentation scope of all metrics.
+const scope = "example.com/leakybucket/otelshaper"
+
+// Instruments are the metrics of any number of Shapers and Groups.
+//
+// Make one with [New], usually one for a program. [Instruments.Observe] tells what a Shaper or
+// Group counts anyway, and [Instruments.Trace] returns hooks that measure how long its requests
+// wait and note that on their spans. Each works without the other.
+//
+// Instruments are safe for concurrent use.
+type Instruments struct {
+	meter       metric.Meter
+	ints        []metric.Int64Observable   // as in intFamilies
+	floats      []metric.Float64Observable // as in floatFamilies
+	timeInQueue metric.Float64Histogram
+
+	mu       sync.Mutex
+	observed map[string]bool // by rule
+}
+
+// An Option changes where [Instruments] report to.
+type Option interface{ apply(*options) }
+
+type option func(*options)
+
+func (o option) apply(to *options) { o(to) }
+
+type options struct{ provider metric.MeterProvider }
+
+// WithMeterProvider sets the provider of the metrics. The default is [otel.GetMeterProvider].
+// Spans need no provider: they are those of the contexts of requests.
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return option(func(to *options) { to.provider = p })
+}
+
+// New makes [Instruments]. It returns an error if the provider cannot make one of them.
+func New(opts ...Option) (*Instruments, error) {
+	o := options{provider: otel.GetMeterProvider()}
+	for _, opt := range opts {
+		if opt != nil {
+			opt.apply(&o)
+		}
+	}
+	if o.provider == nil {
+		return nil, errors.New("otelshaper: WithMeterProvider got nil")
+	}
+	i := &Instruments{meter: o.provider.Meter(scope), observed: map[string]bool{}}
+	var errs []error
+	for _, f := range intFamilies {
+		made, err := f.make(i.meter)
+		i.ints, errs = append(i.ints, made), append(errs, err)
+	}
+	for _, f := range floatFamilies {
+		made, err := f.make(i.meter)
+		i.floats, errs = append(i.floats, made), append(errs, err)
+	}
+	var err error
+	i.timeInQueue, err = i.meter.Float64Histogram("shaper.request.time_in_queue", metric.WithUnit("s"),
+		metric.WithDescription("How long requests were in line that did not leave at once."),
+		metric.WithExplicitBucketBoundaries(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 25, 50, 100, 250, 500))
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+// ruleAttributes returns the attribute of a rule, or none if it has no name, followed by more.
+func ruleAttributes(rule string, more ...attribute.KeyValue) []attribute.KeyValue {
+	if rule == "" {
+		return more
+	}
+	// Text that is not valid would make an exporter lose all that it sends with it.
+	return append([]attribute.KeyValue{ruleKey.String(strings.ToValidUTF8(rule, "\uFFFD"))}, more...)
+}
+
+// Observe reports a source from now on. rule is the value of the attribute shaper.rule: which
+// limits these are, such as "login", and never a key, because a backend keeps a time series for
+// each value. If it is empty there is no such attribute.
+//
+// At each collection the source is asked once for its Stats; nothing happens in between.
+// Unregister of what Observe returns takes the source away again.
+//
+// Observe returns an error if there is no source, if rule is that of another source already,
+// or if the provider refuses the callback.
+func (i *Instruments) Observe(rule string, source Source) (metric.Registration, error) {
+	if source == nil {
+		return nil, fmt.Errorf("otelshaper: the source of rule %q is nil", rule)
+	}
+	if !i.take(rule) {
+		return nil, fmt.Errorf("otelshaper: a source of rule %q is observed already", rule)
+	}
+	var all []metric.Observable
+	for _, made := range i.ints {
+		all = append(all, made)
+	}
+	for _, made := range i.floats {
+		all = append(all, made)
+	}
+	registered, err := i.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		i.tell(o, rule, source.read())
+		return nil
+	}, all...)
+	if err != nil {
+		i.release(rule)
+		return nil, err
+	}
+	return &registration{Registration: registered, release: sync.OnceFunc(func() { i.release(rule) })}, nil
+}
+
+// A registration is one of the provider's that frees its rule as well.
+type registration struct {
+	metric.Registration
+	release func()
+}
+
+// Unregister takes the source away. It may be called several times.
+func (r *registration) Unregister() error {
+	defer r.release()
+	return r.Registration.Unregister()
+}
+
+// take reserves a rule, and reports whether it was free.
+func (i *Instruments) take(rule string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.observed[rule] {
+		return false
+	}
+	i.observed[rule] = true
+	return true
+}
+
+func (i *Instruments) release(rule string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.observed, rule)
+}
+
+// tell gives all observations of a source to a collection.
+func (i *Instruments) tell(o metric.Observer, rule string, r *reading) {
+	with := func(more []attribute.KeyValue) metric.ObserveOption {
+		return metric.WithAttributeSet(attribute.NewSet(ruleAttributes(rule, more...)...))
+	}
+	for k, f := range intFamilies {
+		f.sample(r, func(v int64, more ...attribute.KeyValue) { o.ObserveInt64(i.ints[k], v, with(more)) })
+	}
+	for k, f := range floatFamilies {
+		f.sample(r, func(v float64, more ...attribute.KeyValue) { o.ObserveFloat64(i.floats[k], v, with(more)) })
 	}
 }
