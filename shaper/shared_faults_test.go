@@ -25,7 +25,7 @@ func (p *processes) mostHeld() int64 {
 	return most
 }
 
-// A bucketFault is something that goes wrong with a Bucket, and what it may cost.
+// A bucketFault is something that goes wrong with a Bucket, and its price.
 type bucketFault struct {
 	name   string
 	guard  time.Duration
@@ -34,19 +34,19 @@ type bucketFault struct {
 	gap    func(p *processes) time.Duration // in which nobody leaves, at most
 }
 
-// heldByOthers is what all but one of four processes have leased, of which the new slots know
+// heldByOthers returns the units that three of four processes hold, of which the new state knows
 // nothing.
 func heldByOthers(p *processes) int64 { return 3 * p.mostHeld() }
 
-// timeOfHeld is for how long nobody leaves if slots begin behind all that is leased.
+// timeOfHeld returns for how long nobody leaves if new slots begin behind all leased ones.
 func timeOfHeld(p *processes) time.Duration {
 	held := 4 * float64(p.mostHeld()) / float64(p.limits.Rate)
 	return time.Duration(p.limits.Burst)*ms + time.Duration(held*float64(time.Second))
 }
 
-// clockIsSet is a step of the Bucket's clock: forward, each of the other processes may use what it
-// has leased beside the new slots; back, nobody may. A process learns of the step at its next
-// answer, so by then its units and those of the others may be due apart by the step. Nobody
+// clockIsSet is a step of the Bucket's clock: forward, each of the other processes may use its
+// slots beside the new ones; back, none may. A process learns of the step at its next answer,
+// so until then its slots and the others' may be due apart by the step. Nobody
 // stalls for longer than the step, or two horizons.
 func clockIsSet(step time.Duration) bucketFault {
 	f := bucketFault{name: "the clock is set by " + step.String(), breaks: func(p *processes) { p.Step(step) }, extra: heldByOthers}

@@ -23,27 +23,27 @@ const d = 25 * time.Millisecond
 type fault struct {
 	name  string
 	long  bool // left out of the short form
-	plan  plan // what differs from 1000 per second, by 16 requests in the line of each process
+	plan  plan // differences from 1000 per second, with 16 requests in the line of each process
 	start starter
 	extra func(p plan) int64 // departures that may be above the pace; nil: none
 }
 
-// A starter starts what a plan needs, completes the plan, and returns what goes wrong.
+// A starter starts the servers of a plan, writes their address into it, and returns the function
+// that makes something go wrong.
 type starter func(t *testing.T, p *plan) (breaks func(f *fleet))
 
-// What may leave beyond the bound when a state is lost: the slots that the three processes hold
-// that were not the first to ask.
+// heldByOthers returns how many requests may leave beyond the bound when a state is lost: three
+// processes hold slots of which the first to ask knows nothing.
 func heldByOthers(p plan) int64 { return 3 * p.held() }
 
-// What may leave beyond the bound when a server forgets its state, and was away for longer than
-// slots are held.
+// burstThatIsForgotten returns the same for a server that was away for longer than slots are held.
 func burstThatIsForgotten(p plan) int64 { return min(int64(p.Burst)-1, heldByOthers(p)) }
 
 // away is for how long servers are away: longer than slots are held.
 const away = 250 * time.Millisecond
 
-// saved are the options of a server whose state outlasts it. It has written what it has
-// answered; while it waited for a slow disk once a second, it would not.
+// saved are the options of a server whose state outlasts it. It writes each change before it
+// answers; while it waited for a slow disk once a second, it would not.
 var saved = []string{"--appendonly", "yes", "--appendfsync", "no"}
 
 // The batch k can't be set: it follows from how many wait and from the rate. With one waiter
@@ -86,8 +86,8 @@ var faults = []fault{
 	{name: "the row is locked for longer than a call takes", start: onPostgres(theRowIsLocked), long: true},
 }
 
-// Whatever happens, the processes together keep the pace, but for what docs/shared.md says of
-// it; every unit is accounted for, and each process takes part again.
+// Whatever happens, the processes together keep the pace, but for the exceptions in
+// docs/shared.md; every unit is accounted for, and each process takes part again.
 func TestFaultsAreNoLicence(t *testing.T) {
 	t.Parallel()
 	for _, row := range faults {
@@ -156,7 +156,7 @@ func aProcessIsStopped(f *fleet, _ *servers.Redis) {
 
 func aProcessIsKilled(f *fleet, _ *servers.Redis) { f.workers[0].kill() }
 
-// A process that ends in order lets its line leave, and gives back what it has leased beyond.
+// A process that ends in order lets its line leave, and gives back the slots beyond.
 func aProcessShutsDown(f *fleet, _ *servers.Redis) {
 	f.workers[0].does(order{Do: shutdown})
 	down := time.Now()
@@ -198,8 +198,8 @@ func theRateChanges(f *fleet, _ *servers.Redis) {
 
 func theRateChangesThere(f *fleet, _ *servers.Postgres) { theRateChanges(f, nil) }
 
-// A call whose reply is lost has been carried out. If it were sent again, what it took would be
-// taken twice; if it counted as refused, slots would be given twice.
+// A call whose reply is lost has been carried out. If it counted as refused, slots would be given
+// twice.
 func repliesAreLost(t *testing.T, p *plan) func(*fleet) {
 	proxy := servers.StartProxy(t, servers.StartRedis(t).Addr)
 	p.Addr = proxy.Addr
@@ -248,7 +248,7 @@ func damaged(text string) func(*fleet, *servers.Redis) {
 // While the server is away slots pass unused. With a burst of 1 the level has reached 0 when all
 // slots have passed that processes hold, so it does not matter whether the server has saved it.
 // A level of a greater burst lasts longer. If it was not saved, the first process to ask tells
-// how high it knows the level to have been; what others have taken beyond that is forgotten.
+// how high it knows the level to have been; slots that others have taken beyond are forgotten.
 func killed(f *fleet, r *servers.Redis) {
 	require.Less(f.t, 4*f.plan().time(f.plan().held())+d, away)
 	r.Kill()
@@ -268,8 +268,8 @@ func stoppedAtOnce(_ *fleet, db *servers.Postgres) {
 	db.Start()
 }
 
-// failOver lets another server answer at once, which knows less than the first: nothing, or what
-// there was a while ago.
+// failOver lets another server answer at once, which knows less than the first: nothing, or the
+// level of a while ago.
 func failOver(lags bool) starter {
 	return func(t *testing.T, p *plan) func(*fleet) {
 		first, second := servers.StartRedis(t), servers.StartRedis(t)

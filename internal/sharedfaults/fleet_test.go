@@ -19,7 +19,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// patience is how long a test waits for what must come. A busy machine may stop processes, each
+// patience is how long a test waits for an event that must come. A busy machine may stop processes, each
 // for itself, for some seconds; so a test says when something happens by instants that it has
 // measured, and never that something has happened after so long. Nothing takes longer than a
 // fail-over.
@@ -168,10 +168,10 @@ func (f *fleet) ends() ([]report, log) {
 	return reports, l
 }
 
-// plan returns the plan of the first worker, which those of most tests share.
+// plan returns the plan of the first worker. In most tests all have the same.
 func (f *fleet) plan() plan { return f.workers[0].plan }
 
-// log returns what all workers have written down, in the order of time.
+// log returns all entries of all workers so far, in the order of time.
 func (f *fleet) log() (l log) {
 	f.t.Helper()
 	for i, m := range f.workers {
@@ -194,7 +194,7 @@ func (f *fleet) accounts(reports []report) {
 	}
 }
 
-// until waits until a condition holds, and says what the workers tell if it never does.
+// until waits until a condition holds. If it never does, the failure shows the reports of the workers.
 func (f *fleet) until(what string, is func() bool) {
 	f.t.Helper()
 	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
@@ -220,7 +220,7 @@ func (f *fleet) leaves(from time.Time, of ...int) {
 	})
 }
 
-// waitsFor waits until all workers that live tell what a test waits for, and returns that.
+// waitsFor waits until a condition holds for the reports of all workers that live, and returns them.
 func (f *fleet) waitsFor(what string, is func(report) bool) (reports []report) {
 	f.t.Helper()
 	f.until(what, func() bool {

@@ -35,14 +35,14 @@ type entry struct {
 // came returns when the request came.
 func (e entry) came() time.Time { return e.at.Add(-e.waited) }
 
-// A log is what the workers have written down, in the order of time.
+// A log has the entries that workers have written down, in the order of time.
 type log []entry
 
 // clocks is how far two processes may read the clock of the machine differently, and how
 // much is lost as servers read it in microseconds.
 const clocks = 20 * time.Microsecond
 
-// readLog returns what a worker has written down so far. Only part of the last line may be
+// readLog returns the entries of one worker so far. Only part of the last line may be
 // there, as the system writes a line that lies on two pages in two steps, and as workers are
 // killed; that line is left out.
 func readLog(worker int, file string) (l log, err error) {
@@ -100,7 +100,7 @@ func (l log) departures() []model.Departure {
 	return all
 }
 
-// pace returns what the workers of a plan promise together.
+// pace returns the pace that the workers of a plan promise together.
 func (p plan) pace() model.SharedPace {
 	interval := new(big.Rat).Quo(big.NewRat(int64(time.Second), 1), new(big.Rat).SetFloat64(p.Rate))
 	return model.SharedPace{Interval: interval, Burst: int64(max(p.Burst, 1)), Lateness: p.Slack + clocks}

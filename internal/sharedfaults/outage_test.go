@@ -15,7 +15,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// slots is for how long requests may leave by what was leased before an outage: slots lie
+// slots is for how long requests may leave in slots that were leased before an outage: these lie
 // [shaper.MaxAhead] ahead at most, and the latest call before may have taken 250 ms.
 const slots = shaper.MaxAhead + d + 250*time.Millisecond
 
@@ -116,14 +116,14 @@ func TestWithoutItsServerAFleetKeepsTheRateByParts(t *testing.T) {
 	for i := range 4 {
 		l.of(i).between(silent, to).keepsPace(t, own)
 	}
-	// Those who can ask again have the whole rate, while others still have their parts.
+	// Processes that can ask again have the whole rate, while others still have their parts.
 	both := parts
 	both.Rate *= 1 + 3./4
 	l.keepsPace(t, both)
 	l.between(back, till).keepsPace(t, p)
 }
 
-// One process is cut off. What it has sent into the black hole arrives when that ends.
+// One process is cut off. Its calls arrive when the black hole ends.
 func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 	t.Parallel()
 	for name, fallback := range map[string]shaper.Fallback{"closed": shaper.FallbackClosed, "local": shaper.FallbackLocal(4)} {
@@ -176,7 +176,7 @@ func TestAProcessThatIsCutOffDoesNotExceedTheRateWhenItIsBack(t *testing.T) {
 }
 
 // While the server does not answer, a process that makes a Shaper for each of its clients
-// must not be left with what each of them waited for.
+// must not be left with goroutines and connections of each of them.
 func TestAThousandShapersWithoutAServerLeaveNothingRunning(t *testing.T) {
 	atLength(t)
 	for _, addr := range []string{"127.0.0.1:%d", "postgres://nobody@127.0.0.1:%d/none?sslmode=disable"} {

@@ -276,7 +276,7 @@ func checkRandom(c *tester) {
 	}
 }
 
-// kinds counts what random calls have met.
+// kinds counts answers by their kind.
 type kinds map[string]int
 
 func (k kinds) note(kind string, is bool) {
