@@ -114,6 +114,9 @@ func checkApply(t *testing.T, take shaper.Take, l shaper.BucketLevel, now int64)
 		return earlier(new(big.Rat).Mul(new(big.Rat).SetInt64(n), unitOf(take.Rate)), longest)
 	}
 
+	require.Zerof(t, units(take.Cost).Cmp(in(take.Rate, take.Rise())), "%+v", take)
+	require.Zerof(t, units(max(0, take.Rate.Burst-take.First)).Cmp(in(take.Rate, take.Room())), "%+v", take)
+
 	var empty *big.Rat
 	cold, write, rate := damaged(l), false, take.Rate
 	switch {
@@ -353,34 +356,6 @@ var bucketRates = []shaper.BucketRate{
 	{Version: 1, Micros: 2, Part: 999_999_999_999, Parts: 1e12, Burst: 100},
 	{Version: 1, Part: 1, Parts: 1e12, Burst: 5},
 	{Version: 1, Micros: 365 * 24 * 60 * 60 * 1_000_000, Part: 999, Parts: 1000, Burst: 1},
-}
-
-func TestRiseAndRoomAreExact(t *testing.T) {
-	longest := new(big.Rat).SetInt64(1 << 51)
-	random := rand.New(rand.NewPCG(3, 4))
-	check := func(r shaper.BucketRate, n int64, got shaper.Instant, what string) {
-		want := new(big.Rat).Mul(unitOf(r), new(big.Rat).SetInt64(n))
-		if want.Cmp(longest) > 0 {
-			want = longest
-		}
-		require.Zerof(t, want.Cmp(in(r, got)), "%s of %d units at %+v: %+v, must be %s µs", what, n, r, got, want.FloatString(12))
-		require.True(t, got.Part >= 0 && got.Part < r.Parts)
-	}
-	for _, r := range bucketRates {
-		for i := range 1000 {
-			n := max(1, random.Int64()>>random.IntN(63))
-			switch i {
-			case 0:
-				n = math.MaxInt64
-			case 1:
-				n = 1
-			}
-			check(r, n, shaper.Take{Cost: n, First: 1, Rate: r}.Rise(), "rise")
-			check(r, max(0, r.Burst-n), shaper.Take{Cost: 1, First: n, Rate: r}.Room(), "room")
-			r.Burst = max(1, random.Int64()>>random.IntN(63))
-			check(r, max(0, r.Burst-n), shaper.Take{Cost: 1, First: n, Rate: r}.Room(), "room")
-		}
-	}
 }
 
 // The most that a bucket can hold must fit, with room to spare: what is beyond any Limits

@@ -221,6 +221,9 @@ func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
 		"WithColdGuard is -1s, must be":                {shaper.WithBucket(m, "k"), shaper.WithColdGuard(-time.Second)},
 		"WithColdGuard is 1m0.000000001s, must be":     {shaper.WithBucket(m, "k"), shaper.WithColdGuard(time.Minute + 1)},
 		"WithDryRun can't be combined with a Bucket":   {shaper.WithBucket(m, "k"), shaper.WithDryRun()},
+		"WithPatience is -1h0m0s, must be from 0 to":   {shaper.WithBucket(m, "k"), shaper.WithPatience(-time.Hour)},
+		"WithPatience is -1ns, must be from 0 to":      {shaper.WithPatience(-1)}, // without a Bucket, too
+		"WithPatience is 8760h0m0.000000001s, must be": {shaper.WithPatience(365*24*time.Hour + 1)},
 	} {
 		_, err := shaper.New(limits, opts...)
 		require.ErrorContains(t, err, want)
@@ -237,9 +240,16 @@ func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
 	require.ErrorContains(t, err, "WithBuckets")
 	_, err = shaper.NewGroup(limitsOf, keyed, shaper.WithFallback(shaper.FallbackLocal(-1)))
 	require.ErrorContains(t, err, "shaper: NewGroup: WithFallback is FallbackLocal(-1)")
-	g, err := shaper.NewGroup(limitsOf, nil, keyed, nil)
-	require.NoError(t, err, "a nil option is none")
-	require.NoError(t, g.Close())
+	_, err = shaper.NewGroup(limitsOf, shaper.WithPatience(-1))
+	require.EqualError(t, err, "shaper: NewGroup: WithPatience is -1ns, must be from 0 to 365 days")
+	for _, d := range []time.Duration{0, 1, 365 * 24 * time.Hour} {
+		s, err := shaper.New(limits, shaper.WithPatience(d))
+		require.NoError(t, err, "without a Bucket it changes nothing")
+		require.NoError(t, s.Close())
+		g, err := shaper.NewGroup(limitsOf, nil, keyed, nil, shaper.WithPatience(d))
+		require.NoError(t, err, "a nil option is none")
+		require.NoError(t, g.Close())
+	}
 }
 
 // A Fallback is the argument of WithFallback. If it was an option itself, a call that lacks

@@ -560,26 +560,3 @@ func TestShutdownOfAGroupInAnOutageEndsWithThePatience(t *testing.T) {
 		require.EqualValues(t, 1, g.Stats().Refused)
 	})
 }
-
-// Bad numbers are told by the option's name, with a Bucket and without.
-func TestMistakesInPatienceAreNamed(t *testing.T) {
-	const horizon = 365 * 24 * time.Hour
-	m := buckettest.NewMemory()
-	limitsOf := func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }
-	for d, quoted := range map[time.Duration]string{-1: "-1ns", -time.Hour: "-1h0m0s", horizon + 1: "8760h0m0.000000001s"} {
-		for _, bucket := range []shaper.Option{nil, shaper.WithBucket(m, "k")} {
-			_, err := shaper.New(shaper.Limits{Rate: 1}, bucket, shaper.WithPatience(d))
-			require.EqualError(t, err, "shaper: New: WithPatience is "+quoted+", must be from 0 to 365 days")
-		}
-		_, err := shaper.NewGroup(limitsOf, shaper.WithPatience(d))
-		require.EqualError(t, err, "shaper: NewGroup: WithPatience is "+quoted+", must be from 0 to 365 days")
-	}
-	for _, d := range []time.Duration{0, 1, horizon} {
-		s, err := shaper.New(shaper.Limits{Rate: 1, Depth: 1}, shaper.WithPatience(d))
-		require.NoError(t, err, "without a Bucket it changes nothing")
-		require.NoError(t, s.Close())
-		g, err := shaper.NewGroup(limitsOf, shaper.WithBuckets(m, ownKey), shaper.WithPatience(d))
-		require.NoError(t, err)
-		require.NoError(t, g.Close())
-	}
-}
