@@ -2,6 +2,7 @@ package redisbucket_test
 
 import (
 	"context"
+	"flag"
 	"testing"
 	"time"
 
@@ -13,7 +14,13 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs more tests at once than there are processors, as most of their time is waiting.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "6"); err != nil { // The command line is read later, and wins.
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience is far longer than anything takes on a busy machine.
 const patience = 30 * time.Second

@@ -33,11 +33,8 @@ func TestMain(m *testing.M) {
 		work(text)
 		return
 	}
-	flag.Parse()
-	if !isSet("test.parallel") {
-		if err := flag.Set("test.parallel", fleets); err != nil {
-			panic(err)
-		}
+	if err := flag.Set("test.parallel", fleets); err != nil { // The command line is read later, and wins.
+		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -45,11 +42,6 @@ func TestMain(m *testing.M) {
 type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
-
-func isSet(name string) (set bool) {
-	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })
-	return set
-}
 
 // atLength leaves a test out that takes long and is of a rare fault, unless the long form is wanted.
 func atLength(t *testing.T) {
