@@ -10,7 +10,10 @@ import (
 )
 
 // Wait is shorthand for WaitN(ctx, key, 1).
-func (g *Group[K]) Wait(ctx context.Context, key K) error { return g.WaitN(ctx, key, 1) }
+func (g *Group[K]) Wait(ctx context.Context, key K) error {
+	_, _, err := g.wait(key, &request{ctx: ctx, cost: 1}) // WaitN would be one more frame on each waiter's stack.
+	return err
+}
 
 // WaitN blocks until a request of cost n with that key may leave, and returns nil.
 // It is [Shaper.WaitN] on the bucket of the key, and may return the error of the
@@ -64,10 +67,19 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 	}
 	at, err := r.finish(&in.dispatcher, &kf.Value, dec.waiter, r.await(dec.waiter))
 	if err != nil {
-		in.rescheduleAfter(kf)
-		in.of(key).keepRefusedInLine(r, at, err)
+		in.notLeft(kf, key, r, at, err)
 	}
 	return in, kf, err
+}
+
+// notLeft ends a wait that has ended with an error at an instant.
+//
+// It is not inlined, so that its frame is not there while await waits.
+//
+//go:noinline
+func (s *keyShard[K]) notLeft(kf *keyedFlow[K], key K, r *request, at int64, err error) {
+	s.rescheduleAfter(kf)
+	s.of(key).keepRefusedInLine(r, at, err)
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line of its key, and
@@ -150,6 +162,10 @@ func (s *keyShard[K]) noteLocked(in *keyShard[K], key K, r *request, dec decisio
 }
 
 // noteLimited notes that a key has met its limits, if it has.
+//
+// It is not inlined, so that its frame is not there while a request is decided upon.
+//
+//go:noinline
 func (k ofKey[K]) noteLimited(r *request, dec decision) {
 	g, key := k.s.group, k.key
 	switch dec.event {
