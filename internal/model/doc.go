@@ -1,7 +1,7 @@
 // Package model is a second, slow and obvious implementation of what package
 // shaper promises, for tests to compare an engine with. It is the oracle: where
 // an engine and the model disagree, one of them is wrong, and a timeline
-// computed by hand says which (TestModelByHand in package shaper).
+// computed by hand says which: those of package shaper, and TestModelByHand for the rest.
 //
 // # What it models
 //
