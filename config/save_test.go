@@ -270,7 +270,8 @@ func FuzzParse(f *testing.F) {
 		"limits:\n ? \"\\x00é\\u2028\"\n : {rate: inf, candidate: {rate: 7/d, burst: 2}}", "default: {rate: 1/s, burts: 2, rate: 3/s}",
 		"a: &a [*a]", "default: !!str 1/s", "--- 1\n--- 2", "limits: {? [a] : b}", "default: |\n 1/s", "default: 1/s # x\n\n#y\n",
 		"default: '1/s' \nlimits:\n  \"a b\": 10/min wait 1.5h depth 7 # c", "%YAML 1.2\n---\ndefault: 1/s\n...", "limits: {<<: {a: 1/s}}",
-		"default: 0.1/s", "default: 0.3333333333/d", "default: 1e3/s", "\ufeffdefault: 1/s\r\n",
+		"default: 0.1/s", "default: 0.3333333333/d", "default: 1e3/s", "\ufeffdefault: 1/s\r\n", "\ufeffdefault: 1/s\r",
+		"default: 1/s # \x7f", "default: 1/s\u0085", "limits: {\"a\u2028b\": 1/s}",
 	} {
 		f.Add([]byte(seed))
 	}

@@ -49,6 +49,8 @@ var beyondSchema = []struct{ why, message, example string }{
 	{"of a number the schema sees the value, not the digits", `a 0 in front makes it octal for some: write \d+`, "default: {rate: 1/s, burst: 007}"},
 	{"of a null the schema does not see whether it is written", `has no limits: write some, such as 50/s depth 100, or ~ to take the rule away`, "default:"},
 	{"a pattern counts characters, not bytes", `of a part longer than 256 bytes a key has the beginning and a hash: write .*`, "limits: {" + strings.Repeat("é", 129) + ": 1/s}"},
+	{"the schema sees values, not how their lines end", `not allowed: some programs end a line at the character \S+, and others do not`, "\ufeffdefault: 1/s # \u0085\u2028\u2029\r"},
+	{"the schema sees no comments", `not YAML: control characters are not allowed, and this is \S+`, "default: 1/s # \x7f\u0080"},
 	{"the schema does not see the size", `the file is larger than \d+ bytes`, "default: 1/s\n#" + strings.Repeat("x", 1<<20)},
 }
 
