@@ -34,56 +34,9 @@ func TestARefusedBucketStaysRefused(t *testing.T) {
 	}, shaper.WithBlock(time.Minute))
 }
 
-// The line goes on leaving at its slots while newcomers are refused.
-func TestABlockDoesNotTouchTheLine(t *testing.T) {
-	play(t, "1/s depth 2", func(g *stage) {
-		g.arriveAll("a", "b", "c", "d")
-		g.at(1500 * ms)
-		g.arriveAll("e") // There is a place, but the bucket is blocked.
-		g.at(10 * time.Second)
-		g.arriveAll("f")
-		g.saw("0s a left", "0s d full, retry 10s", "1s b left", "1.5s e full, retry 8.5s", "2s c left", "10s f left")
-	}, shaper.WithBlock(10*time.Second))
-}
-
-// The usual RetryAfter counts where it is longer than what is left of the block.
-func TestRetryAfterIsTheLaterOfBlockAndPlace(t *testing.T) {
-	play(t, "1 per 10s depth 1", func(g *stage) {
-		g.arriveAll("a", "b", "c") // The place is free at 10 s.
-		g.at(4 * time.Second)
-		g.arriveAll("d")
-		g.at(6 * time.Second)
-		g.arriveAll("e")
-		g.at(10 * time.Second)
-		g.arriveAll("f")
-		g.saw("0s a left", "0s c full, retry 10s", "4s d full, retry 6s",
-			"6s e full, retry 5s", // The first block has ended, and the line is full still: e begins another.
-			"10s b left", "10s f full, retry 1s")
-	}, shaper.WithBlock(5*time.Second))
-	play(t, "1 per 10s burst 5", func(g *stage) {
-		g.arrive("a", 5)
-		g.arrive("b", 1) // Fits at 10 s.
-		g.arrive("c", 4) // Fits at 40 s.
-		g.at(time.Second)
-		g.arrive("d", 1)
-		g.arrive("e", 4)
-		g.saw("0s a left", "0s b full, retry 15s", "0s c full, retry 40s", "1s d full, retry 14s", "1s e full, retry 39s")
-	}, shaper.WithBlock(15*time.Second))
-}
-
-// Only a full line or bucket begins a block.
-func TestNoOtherRefusalBlocks(t *testing.T) {
-	play(t, "1/s burst 2 depth 5 wait 1s", func(g *stage) {
-		g.arriveAll("a", "b", "c", "late")
-		g.arriveWithin(500*ms, "too late", 1)
-		g.arrive("costly", 1e9)
-		g.cancel("c")
-		require.Zero(t, g.Stats().BlockedUntil)
-		g.arriveAll("d")
-		g.at(time.Second)
-		g.saw("0s a left", "0s b left", "0s late late, retry 1s", "0s too late late, retry 1.500000001s",
-			"0s costly costly, retry 0s", "0s c cancelled", "1s d left")
-	}, shaper.WithBlock(time.Hour))
+// Close is no full line, so it begins no block; and a block hides neither that a Shaper is closed
+// nor that a request can never fit.
+func TestABlockHidesNoOtherReason(t *testing.T) {
 	play(t, "1/s depth 1", func(g *stage) {
 		g.arriveAll("a", "b")
 		require.NoError(t, g.Close())
@@ -91,22 +44,12 @@ func TestNoOtherRefusalBlocks(t *testing.T) {
 		require.Zero(t, g.Stats().BlockedUntil)
 		g.saw("0s a left", "0s b closed, retry 0s", "0s c closed, retry 0s")
 	}, shaper.WithBlock(time.Hour))
-}
-
-// What can never fit, and what is closed, is refused as such during a block as well.
-func TestABlockHidesNoOtherReason(t *testing.T) {
 	play(t, "1/s burst 2 wait 1s", func(g *stage) {
 		g.arriveAll("a", "b", "c")
 		g.arrive("costly", 3)
 		require.NoError(t, g.Close())
 		g.arriveAll("closed")
 		g.saw("0s a left", "0s b left", "0s c full, retry 1m0s", "0s costly costly, retry 0s", "0s closed closed, retry 0s")
-	}, shaper.WithBlock(time.Minute))
-	play(t, "1/s burst 2 depth 1 wait 1s", func(g *stage) {
-		g.arriveAll("a", "b", "c", "d")
-		g.arriveWithin(500*ms, "e", 1) // It would be too late as well: the block comes first.
-		g.at(time.Second)
-		g.saw("0s a left", "0s b left", "0s d full, retry 1m0s", "0s e full, retry 1m0s", "1s c left")
 	}, shaper.WithBlock(time.Minute))
 }
 

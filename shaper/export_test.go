@@ -62,6 +62,12 @@ func BlocksOf[K comparable](g *Group[K]) int {
 // returns how many it has compared.
 func AuditRefusals(s *Shaper) *atomic.Int64 {
 	compared := new(atomic.Int64)
+	AuditRefusalsInto(s, compared)
+	return compared
+}
+
+// AuditRefusalsInto is AuditRefusals with a count that several Shapers share.
+func AuditRefusalsInto(s *Shaper, compared *atomic.Int64) {
 	s.stripes = newRefusalStripes()
 	s.stripes.audit = func(p *publication, now int64, r request, why rejection) {
 		s.mu.Lock()
@@ -78,7 +84,6 @@ func AuditRefusals(s *Shaper) *atomic.Int64 {
 		}
 		compared.Add(1)
 	}
-	return compared
 }
 
 // RefusesWithoutLock reports whether something is published that refusals are made from.

@@ -13,6 +13,8 @@ import (
 
 // This file holds what Hold promises.
 
+// What Hold does to those in line, to newcomers, and at the ends of each is compared with the model
+// in TestModel. These are the timelines by which one understands it.
 func TestNobodyLeavesDuringAHold(t *testing.T) {
 	play(t, "10/s depth 9", func(g *stage) {
 		g.arriveAll("a", "b")
@@ -23,13 +25,6 @@ func TestNobodyLeavesDuringAHold(t *testing.T) {
 		g.at(time.Minute)
 		g.saw("0s a left", "1.05s b left", "1.15s c left")
 		require.Zero(t, g.Stats().Missed, "who could not leave is not late")
-	})
-	play(t, "10/s burst 5 depth 9", func(g *stage) {
-		g.Hold(time.Second) // Of a bucket that is empty, and a line that is too.
-		require.False(t, g.Allow())
-		g.arriveAll("a")
-		g.at(time.Minute)
-		g.saw("1s a left")
 	})
 }
 
@@ -44,26 +39,6 @@ func TestAHoldEarnsNothingBeyondBurst(t *testing.T) {
 		g.saw("0s 1 left", "0s 2 left", "0s 3 left", "1m0s 4 left", "1m0s 5 left", "1m0s 6 left",
 			"1m0.1s 7 left", "1m0.2s 8 left")
 		require.Zero(t, g.Stats().Missed)
-	})
-}
-
-// A departure that is due in the instant of the hold comes before it.
-func TestAHoldComesAfterADepartureOfItsInstant(t *testing.T) {
-	play(t, "10/s depth 9", func(g *stage) {
-		g.arriveAll("a", "b", "c")
-		time.Sleep(100 * ms)
-		g.Hold(time.Second) // The ticker may not have looked.
-		g.at(time.Minute)
-		g.saw("0s a left", "100ms b left", "1.1s c left")
-	})
-}
-
-func TestAHoldThatEndsBeforeTheSlotChangesNothing(t *testing.T) {
-	play(t, "1/h depth 9", func(g *stage) {
-		g.arriveAll("a", "b")
-		g.Hold(time.Minute)
-		g.at(2 * time.Hour)
-		g.saw("0s a left", "1h0m0s b left")
 	})
 }
 
@@ -149,103 +124,6 @@ func TestPredictionCountsTheHold(t *testing.T) {
 		g.arriveAll("held")
 		g.at(time.Minute)
 		g.saw("500ms b cancelled", "500ms c cancelled", "1.000000001s in time expired", "2.1s held left")
-	})
-	play(t, "10/s depth 3 wait 1s", func(g *stage) {
-		g.Hold(1500 * ms)
-		g.arriveAll("a")
-		g.saw("0s a late, retry 500ms")
-		g.at(500 * ms)
-		g.arriveAll("b", "c")
-		g.saw("500ms c late, retry 100ms")
-		g.at(time.Minute)
-		g.saw("1.5s b left")
-	})
-	play(t, "10/s", func(g *stage) {
-		g.Hold(time.Second)
-		g.arriveAll("a") // Without depth nobody waits, for a hold either.
-		g.at(time.Second)
-		g.arriveAll("b")
-		g.saw("0s a full, retry 1s", "1s b left")
-	})
-}
-
-// A longer hold refuses nobody who has been admitted.
-func TestAHoldDropsNobody(t *testing.T) {
-	play(t, "10/s depth 9 wait 500ms", func(g *stage) {
-		g.arriveAll("a")
-		g.arriveWithin(400*ms, "b", 1)
-		g.arriveAll("c", "d")
-		g.Hold(time.Minute)
-		g.at(time.Hour)
-		g.saw("0s a left", "400ms b expired", "1m0s c left", "1m0.1s d left")
-	})
-}
-
-func TestCancellationsGoOnDuringAHold(t *testing.T) {
-	play(t, "10/s depth 3", func(g *stage) {
-		g.Hold(time.Minute)
-		g.arriveAll("a", "b", "c")
-		g.at(time.Second)
-		g.cancel("a", "b")
-		require.Equal(t, 1, g.Stats().Waiting)
-		g.arriveAll("d")
-		g.at(time.Hour)
-		g.saw("1s a cancelled", "1s b cancelled", "1m0s c left", "1m0.1s d left")
-	})
-}
-
-func TestAHoldHoldsAtInfToo(t *testing.T) {
-	play(t, "inf depth 2", func(g *stage) {
-		g.Hold(time.Second)
-		g.arriveAll("a", "b", "c")
-		require.False(t, g.Allow())
-		g.saw("0s c full, retry 1s")
-		g.at(2 * time.Second)
-		g.saw("1s a left", "1s b left")
-		g.arriveAll("d")
-		require.True(t, g.Allow())
-		g.saw("2s d left")
-	})
-}
-
-func TestAHoldOutlivesAChangeOfLimits(t *testing.T) {
-	play(t, "10/s depth 9", func(g *stage) {
-		g.Hold(time.Second)
-		g.arriveAll("a", "b", "c")
-		g.at(300 * ms)
-		g.set("inf depth 9")
-		g.at(500 * ms)
-		g.set("5/s burst 2 depth 9")
-		require.Equal(t, g.start.Add(time.Second), g.Stats().HeldUntil)
-		g.at(time.Minute)
-		g.saw("1s a left", "1s b left", "1.2s c left")
-	})
-}
-
-func TestCloseDuringAHold(t *testing.T) {
-	play(t, "10/s depth 9", func(g *stage) {
-		g.Hold(time.Hour)
-		g.arriveAll("a", "b")
-		g.at(time.Second)
-		require.NoError(t, g.Close())
-		g.arriveAll("c")
-		g.saw("1s a closed, retry 0s", "1s b closed, retry 0s", "1s c closed, retry 0s")
-		g.Hold(0)
-		g.Hold(time.Second)
-	})
-}
-
-func TestShutdownDuringAHoldWaitsForItsEnd(t *testing.T) {
-	play(t, "10/s depth 9", func(g *stage) {
-		g.Hold(time.Minute)
-		g.arriveAll("a", "b")
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		require.True(t, g.Shutdown(ctx) == context.DeadlineExceeded)
-		g.arriveAll("c")
-		go g.shutDown()
-		g.at(time.Hour)
-		g.saw("1s c closed, retry 59.1s", "1m0s a left", "1m0.1s b left", "1m0.1s shut down: <nil>")
 	})
 }
 

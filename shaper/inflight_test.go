@@ -3,11 +3,9 @@ package shaper_test
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -96,20 +94,6 @@ func TestReleaseTwiceFreesOneSeat(t *testing.T) {
 	})
 }
 
-func TestWithoutACapReleaseDoesNothing(t *testing.T) {
-	play(t, "10/s burst 2 depth 1", func(g *stage) {
-		g.acquireAll("a", "b", "c", "d")
-		g.saw("0s a left", "0s b left", "0s d full, retry 100ms")
-		require.Zero(t, g.Stats().InFlight)
-		before := g.Stats()
-		g.release("a", "a", "b", "d")
-		require.Equal(t, before, g.Stats())
-		g.saw()
-		g.at(time.Second)
-		g.saw("100ms c left")
-	})
-}
-
 // Every call of Acquire returns a release that can be deferred unseen, and the
 // errors of WaitN.
 func TestAcquireThatFailsTakesNoSeat(t *testing.T) {
@@ -167,80 +151,6 @@ func TestSetLimitsTakesNoCapAwayAndBringsNone(t *testing.T) {
 		require.ErrorContains(t, err, "Limits.InFlight is 0 and can't become 7")
 		g.at(time.Second)
 		g.saw("0s a left", "100ms b left")
-	})
-}
-
-func TestSetLimitsChangesTheCapForThoseWhoWait(t *testing.T) {
-	play(t, "inf depth 9 inflight 3", func(g *stage) {
-		g.acquireAll("a", "b", "c", "d", "e", "f", "g")
-		g.saw("0s a left", "0s b left", "0s c left")
-		g.at(time.Second)
-		g.set("inf depth 9 inflight 1")
-		g.release("a", "b") // One is left, as many as may be.
-		g.saw()
-		g.release("c")
-		g.saw("1s d left")
-		g.at(2 * time.Second)
-		g.set("inf depth 9 inflight 3")
-		g.saw("2s e left", "2s f left")
-		g.release("f")
-		g.saw("2s g left")
-	})
-}
-
-// Without depth who finds no seat is refused like who finds no slot.
-func TestWithoutDepthNobodyWaitsForASeat(t *testing.T) {
-	play(t, "10/s burst 3 inflight 1", func(g *stage) {
-		g.acquireAll("a", "b")
-		g.release("a")
-		g.acquireAll("c")
-		g.saw("0s a left", "0s b full, retry 1ms", "0s c left")
-	})
-}
-
-// Nobody leaves at rate.Inf without a seat.
-func TestAtInfTheCapStillHolds(t *testing.T) {
-	play(t, "inf depth 2 inflight 1", func(g *stage) {
-		g.acquireAll("a", "b", "c", "d")
-		g.saw("0s a left", "0s d full, retry 1ms")
-		g.at(time.Second)
-		g.release("a")
-		g.saw("1s b left")
-		g.release("b")
-		g.saw("1s c left")
-	})
-}
-
-// Many at once use the same few seats over and over, and each gives its own
-// back twice: none is lost, and none is made.
-func TestSeatsAreUsedOverAndOver(t *testing.T) {
-	play(t, "inf depth 99 inflight 5", func(g *stage) {
-		begin := make(chan struct{}) // holds the first ones upstream until the others wait
-		for range 50 {
-			go func() {
-				for range 20 {
-					release, err := g.Acquire(context.Background(), 1)
-					if err != nil {
-						t.Errorf("Acquire: %v", err)
-						return
-					}
-					if upstream := g.Stats().InFlight; upstream > 5 {
-						t.Errorf("%d are upstream", upstream)
-					}
-					<-begin
-					runtime.Gosched()
-					release()
-					release()
-				}
-			}()
-		}
-		synctest.Wait()
-		require.Equal(t, 5, g.Stats().InFlight)
-		require.Equal(t, 45, g.Stats().Waiting)
-		close(begin)
-		synctest.Wait()
-		require.Zero(t, g.Stats().InFlight)
-		require.EqualValues(t, 1000, g.Stats().Departed)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,12 +21,15 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
+// audited counts the refusals that subjects have made without their lock and again with it.
+var audited atomic.Int64
+
 // newSubject makes a Shaper for a script to be played on. It refuses without its lock wherever
 // it can, and repeats that under the lock.
 func newSubject(l shaper.Limits, options ...shaper.Option) (model.Subject, error) {
 	s, err := shaper.New(l, options...)
 	if err == nil {
-		shaper.AuditRefusals(s)
+		shaper.AuditRefusalsInto(s, &audited)
 	}
 	return s, err
 }
@@ -43,6 +47,7 @@ func TestModel(t *testing.T) {
 		requireAgreement(t, script, want, "seed %d", seed)
 	}
 	t.Logf("%d operations", done)
+	require.Greater(t, audited.Load(), int64(budget/50), "hardly any refusal was made without the lock")
 }
 
 // FuzzModel is TestModel with the script's choices taken from the input.

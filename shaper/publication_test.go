@@ -2,8 +2,6 @@ package shaper_test
 
 import (
 	"context"
-	"errors"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,128 +9,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/shaper"
 )
-
-// A twin is one of two shapers that meet the same calls at the same instants. The one refuses
-// without its lock where it can. The other has a Recording, so it never does.
-type twin struct {
-	s      *shaper.Shaper
-	events []shaper.Event
-	cancel []context.CancelFunc // of those that have come to wait
-}
-
-func newTwin(t *testing.T, l shaper.Limits) *twin {
-	w := new(twin)
-	hook := func(_ context.Context, ev shaper.Event) { w.events = append(w.events, ev) }
-	var err error
-	w.s, err = shaper.New(l, shaper.WithTrace(&shaper.Trace{Refused: hook}))
-	require.NoError(t, err)
-	return w
-}
-
-// Whatever is refused without the lock is refused as with it: the error, the counts, the hooks,
-// and what is kept of refusals are the same, at every instant and after every change.
-func TestARefusalWithoutTheLockIsTheOneWithIt(t *testing.T) {
-	t.Parallel()
-	limits := []shaper.Limits{
-		{Rate: 1, Depth: 3},
-		{Rate: 3, Burst: 4, Depth: 2},
-		{Rate: 1},
-		{Rate: 2, Burst: 3},
-		{Rate: 1, Depth: 6, MaxWait: 2500 * time.Millisecond},
-		{Rate: 0.7, Burst: 2, Depth: 1, MaxWait: time.Second},
-		{Rate: rate.Inf, Depth: 1},
-	}
-	compared := int64(0)
-	for seed := range uint64(300) {
-		synctest.Test(t, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(seed, 17))
-			l := limits[r.IntN(len(limits))]
-			twins := [2]*twin{newTwin(t, l), newTwin(t, l)}
-			count := shaper.AuditRefusals(twins[0].s)
-			twins[1].s.Record(1)
-			for range 60 {
-				both(t, twins, someStep(r, limits), r.IntN(4) == 0)
-			}
-			for _, w := range twins {
-				for _, cancel := range w.cancel {
-					cancel()
-				}
-				require.NoError(t, w.s.Close())
-			}
-			compared += count.Load()
-		})
-	}
-	require.Greater(t, compared, int64(3000), "the scripts are too tame")
-}
-
-// both takes a step with both twins, and requires that it comes to the same. Now and then it
-// looks at all that they tell of themselves.
-func both(t *testing.T, twins [2]*twin, step func(*twin) any, look bool) {
-	t.Helper()
-	first, second := step(twins[0]), step(twins[1])
-	synctest.Wait()
-	require.Equal(t, second, first)
-	require.Equal(t, twins[1].events, twins[0].events)
-	if look { // Looking takes the lock, after which nothing is published.
-		require.Equal(t, twins[1].s.Stats(), twins[0].s.Stats())
-		require.Equal(t, twins[1].s.Refusals(), twins[0].s.Refusals())
-	}
-}
-
-// someStep returns one of the things that a twin may meet.
-func someStep(r *rand.Rand, limits []shaper.Limits) func(*twin) any {
-	cost, left := 1+r.IntN(3), time.Duration(1+r.Int64N(int64(4*time.Second)))
-	switch kind := r.IntN(24); {
-	case kind < 6:
-		return func(w *twin) any { return w.s.AllowN(cost) }
-	case kind < 12:
-		return func(w *twin) any { return w.enter(cost, nil) }
-	case kind < 16:
-		return func(w *twin) any { return w.enter(cost, &left) }
-	case kind == 16:
-		return func(w *twin) any {
-			if len(w.cancel) > 0 {
-				w.cancel[cost%len(w.cancel)]()
-			}
-			return nil
-		}
-	case kind == 17:
-		l := limits[r.IntN(len(limits))]
-		return func(w *twin) any { return w.s.SetLimits(l) }
-	case kind == 18:
-		return func(w *twin) any { w.s.Hold(left * time.Duration(cost-1)); return nil }
-	}
-	slept := false
-	return func(w *twin) any {
-		if !slept {
-			time.Sleep(left / 8)
-		}
-		slept = true
-		return nil
-	}
-}
-
-// enter calls WaitN, and returns what it has returned if it did so at once.
-func (w *twin) enter(cost int, left *time.Duration) any {
-	ctx, cancel := context.WithCancel(context.Background())
-	if left != nil {
-		ctx, cancel = context.WithTimeout(context.Background(), *left)
-	}
-	w.cancel = append(w.cancel, cancel)
-	var returned atomic.Pointer[shaper.RejectError]
-	go func() {
-		var rejected *shaper.RejectError
-		if errors.As(w.s.WaitN(ctx, cost), &rejected) {
-			returned.Store(rejected)
-		}
-	}()
-	synctest.Wait()
-	return returned.Load()
-}
 
 // A call that has read the clock before others were refused without the lock does not put it
 // back: what it changes comes after them.
@@ -146,24 +25,6 @@ func TestTheClockNeverGoesBehindARefusal(t *testing.T) {
 		require.False(t, s.Allow())
 		require.Equal(t, int64(1), compared.Load())
 		require.Equal(t, int64(500*time.Millisecond), shaper.LockAt(s, 0))
-	})
-}
-
-// A refusal at the instant of the next slot comes after that, however late the ticker is.
-func TestNobodyIsRefusedWhenASlotIsDue(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := mustMake(t, shaper.Limits{Rate: 1, Depth: 1})
-		compared := shaper.AuditRefusals(s)
-		require.True(t, s.Allow())
-		go func() { _ = s.Wait(context.Background()) }()
-		synctest.Wait()
-		require.Error(t, s.Wait(t.Context()))
-		time.Sleep(time.Second - 1)
-		rejected := s.Wait(t.Context())
-		require.Equal(t, time.Duration(1), rejected.(*shaper.RejectError).RetryAfter)
-		require.Equal(t, int64(1), compared.Load())
-		time.Sleep(time.Nanosecond)
-		require.NoError(t, s.Wait(t.Context()), "the place is free")
 	})
 }
 
@@ -310,24 +171,6 @@ func TestAReentryIsNotRefusedWithNewcomers(t *testing.T) {
 		_, err := shaper.EnterAsReentry(s, t.Context(), 1)
 		require.NoError(t, err)
 	})
-}
-
-// From Close or Shutdown on, nobody is told that the line is full.
-func TestNobodyIsToldThatAClosedShaperIsFull(t *testing.T) {
-	for name, end := range map[string]func(*shaper.Shaper) error{
-		"Close":    (*shaper.Shaper).Close,
-		"Shutdown": func(s *shaper.Shaper) error { return s.Shutdown(context.Background()) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newRefusing(t)
-				require.NoError(t, end(s))
-				for range 2 * shaper.PublishAfter {
-					require.ErrorIs(t, s.Wait(t.Context()), shaper.ErrClosed)
-				}
-			})
-		})
-	}
 }
 
 // With a cap, requests end without what withdraws a publication, so nothing is published.

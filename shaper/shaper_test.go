@@ -334,6 +334,9 @@ func TestTheZeroShaperSaysToUseNew(t *testing.T) {
 		"Limits":    func(s *shaper.Shaper) { s.Limits() },
 		"SetLimits": func(s *shaper.Shaper) { _ = s.SetLimits(shaper.Limits{}) },
 		"Stats":     func(s *shaper.Shaper) { s.Stats() },
+		"Acquire":   func(s *shaper.Shaper) { _, _ = s.Acquire(context.Background(), 0) },
+		"Do":        func(s *shaper.Shaper) { _ = s.Do(context.Background(), 0, nil) },
+		"Hold":      func(s *shaper.Shaper) { s.Hold(-1) },
 		"Shutdown":  func(s *shaper.Shaper) { _ = s.Shutdown(context.Background()) },
 		"Close":     func(s *shaper.Shaper) { _ = s.Close() },
 	} {

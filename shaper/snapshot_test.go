@@ -112,10 +112,7 @@ func TestRestartsRoundNothing(t *testing.T) {
 // in force while the process was down, no more leaves than that would have let.
 func TestOtherLimitsAfterARestart(t *testing.T) {
 	for _, c := range []struct{ before, after, saved string }{
-		{"10/s burst 100", "1/s burst 100", "46"},
-		{"1/s burst 100", "10/s burst 100", "46"},
 		{"1/s burst 100", "10/s depth 3", "46"}, // The smaller Burst changes no level.
-		{"1/s burst 100", "7/s burst 100", "46"},
 		{"1/s burst 100", "1000000000/s burst 1000", "46"},
 		{"1/s burst 100", "inf", ""},
 		{"inf", "1/s burst 100", ""},

@@ -118,36 +118,3 @@ func TestTheLatestRefusalOfAKeyIsKeptWithItsBucket(t *testing.T) {
 		require.Equal(t, start.Add(time.Second), st.LastRefusal)
 	})
 }
-
-// With a cap Stats says how many have left and not given their seat back,
-// returned or not.
-func TestStatsCountThoseUpstream(t *testing.T) {
-	play(t, "10/s burst 9 depth 9 inflight 2", func(g *stage) {
-		require.Zero(t, g.Stats().InFlight)
-		g.acquireAll("a", "b", "c")
-		g.at(time.Second)
-		require.Equal(t, shaper.Stats{
-			Limits: g.Limits(), Waiting: 1, OldestWait: time.Second, InFlight: 2, LastCall: g.start, Departed: 2,
-		}, g.Stats())
-		g.release("a", "b")
-		require.Equal(t, shaper.Stats{
-			Limits: g.Limits(), Level: 1, InFlight: 1, LastCall: g.start, Departed: 3, TotalWait: time.Second,
-		}, g.Stats())
-	})
-}
-
-func TestStatsSayUntilWhenTheLineIsHeld(t *testing.T) {
-	play(t, "10/s depth 9", func(g *stage) {
-		g.at(time.Second)
-		g.Hold(time.Minute)
-		until := g.start.Add(time.Minute + time.Second)
-		require.Equal(t, shaper.Stats{Limits: g.Limits(), HeldUntil: until}, g.Stats())
-		g.at(time.Minute + time.Second - 1)
-		require.Equal(t, until, g.Stats().HeldUntil)
-		g.at(time.Minute + time.Second)
-		require.True(t, g.Stats().HeldUntil.IsZero(), "the hold is over")
-		g.Hold(time.Minute)
-		g.Hold(0)
-		require.True(t, g.Stats().HeldUntil.IsZero())
-	})
-}
