@@ -95,28 +95,7 @@ var clientAddresses = []struct {
 	{ourProxy, []string{"10.0.0.4", "10.0.0.3, 10.0.0.2"}, "10.0.0.4"},
 	{ourProxy, []string{"fd00:1::1, 10.0.0.2"}, "fd00:1::/64"},
 
-	// If an element is malformed, the peer counts, not the last good element.
-	{ourProxy, []string{""}, "10.0.0.1"},
-	{ourProxy, []string{" "}, "10.0.0.1"},
-	{ourProxy, []string{"unknown"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1, unknown, 10.0.0.2"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1, , 10.0.0.2"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1,"}, "10.0.0.1"},
-	{ourProxy, []string{",10.0.0.2"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1", "", "10.0.0.2"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.01"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1:70000"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1:"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1:80:80"}, "10.0.0.1"},
-	{ourProxy, []string{"[192.0.2.1]:80"}, "10.0.0.1"},
-	{ourProxy, []string{"[192.0.2.1]"}, "10.0.0.1"},
-	{ourProxy, []string{"[2001:db8::1"}, "10.0.0.1"},
-	{ourProxy, []string{"2001:db8::1]"}, "10.0.0.1"},
-	{ourProxy, []string{"[]"}, "10.0.0.1"},
-	{ourProxy, []string{`"192.0.2.1"`}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1 192.0.2.2"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1\u00a0"}, "10.0.0.1"},
-	{ourProxy, []string{"192.0.2.1/32"}, "10.0.0.1"},
+	// If an element is malformed, the peer counts, not the last good element. More are in malformedElements.
 	{"[fd00:1::1]:1234", []string{"unknown"}, "fd00:1::/64"},
 	{ourProxy, []string{"unknown, 192.0.2.1"}, "192.0.2.1"}, // the malformed element is the client's, to the left of a good one
 
@@ -127,7 +106,18 @@ var clientAddresses = []struct {
 	{ourProxy, []string{strings.Repeat("10.0.0.2,", 31) + "10.0.0.3"}, "10.0.0.2"},
 }
 
+// malformedElements are lines of our proxy in which the first element that counts is malformed.
+var malformedElements = [][]string{
+	{""}, {" "}, {"unknown"}, {"192.0.2.1, unknown, 10.0.0.2"}, {"192.0.2.1, , 10.0.0.2"}, {"192.0.2.1,"},
+	{",10.0.0.2"}, {"192.0.2.1", "", "10.0.0.2"}, {"192.0.2.01"}, {"192.0.2.1:70000"}, {"192.0.2.1:"},
+	{"192.0.2.1:80:80"}, {"[192.0.2.1]:80"}, {"[192.0.2.1]"}, {"[2001:db8::1"}, {"2001:db8::1]"}, {"[]"},
+	{`"192.0.2.1"`}, {"192.0.2.1 192.0.2.2"}, {"192.0.2.1\u00a0"}, {"192.0.2.1/32"},
+}
+
 func TestByClientIP(t *testing.T) {
+	for _, lines := range malformedElements {
+		require.Equal(t, "10.0.0.1", keyOf(t, shaper.ByClientIP(proxies...), fromPeer(ourProxy, lines...)), "%q", lines)
+	}
 	for _, test := range clientAddresses {
 		require.Equal(t, test.want, keyOf(t, shaper.ByClientIP(proxies...), fromPeer(test.peer, test.lines...)), "%q for %q", test.peer, test.lines)
 	}
@@ -254,6 +244,10 @@ func FuzzPrependingToXForwardedForChangesNothing(f *testing.F) {
 	for _, test := range clientAddresses {
 		f.Add("1.2.3.4", strings.Join(test.lines, "\n"))
 		f.Add(strings.Join(test.lines, ","), "192.0.2.1,10.0.0.2")
+	}
+	for _, lines := range malformedElements {
+		f.Add("1.2.3.4", strings.Join(lines, "\n"))
+		f.Add(strings.Join(lines, ","), "192.0.2.1,10.0.0.2")
 	}
 	f.Add("", "10.0.0.2")
 	f.Add("1.2.3.4, [::1]:80\n, unknown", "fe80::1%eth0\n[fd00::1]:80")

@@ -183,27 +183,16 @@ func TestListsAreReadAsTheWorkingGroupHasThem(t *testing.T) {
 		{5, []string{`"a";r=0;t=9;t=5`}},          // of two parameters of one name the last counts
 		{9, []string{`"a";r=0;t=5, "a";r=0;t=9`}}, // two items of a list both count
 		{0, nil},
-		{0, []string{""}},
-		{0, []string{"  "}},
-		{0, []string{`"a";r=0;t=5,`}},
-		{0, []string{`"a";r=0;t=5, `}},
 		{0, []string{`"a";r=0;t=5`, ``}},
-		{0, []string{`,"a";r=0;t=5`}},
-		{0, []string{`"a";r=0;t=5,,"b"`}},
-		{0, []string{`"a";r=0;t=5 "b"`}},
-		{0, []string{`"a" ;r=0;t=5`}},
-		{0, []string{`"a";r=0 ;t=5`}},
-		{0, []string{`"a";r =0;t=5`}},
-		{0, []string{`"a";r= 0;t=5`}},
-		{0, []string{`"a";r=0;t=`}},
-		{0, []string{"\"a\";\tr=0;t=5"}},
-		{0, []string{`"a";r=0;t=5;`}},
-		{0, []string{`"a";;r=0;t=5`}},
-		{0, []string{`"a";=1;r=0;t=5`}},
-		{0, []string{`"a"r=0;t=5`}},
-		{0, []string{`;r=0;t=5`}},
 	} {
 		readsAs(t, tt.seconds, tt.lines...)
+	}
+	for _, malformed := range []string{
+		"", "  ", `"a";r=0;t=5,`, `"a";r=0;t=5, `, `,"a";r=0;t=5`, `"a";r=0;t=5,,"b"`, `"a";r=0;t=5 "b"`,
+		`"a" ;r=0;t=5`, `"a";r=0 ;t=5`, `"a";r =0;t=5`, `"a";r= 0;t=5`, `"a";r=0;t=`, "\"a\";\tr=0;t=5",
+		`"a";r=0;t=5;`, `"a";;r=0;t=5`, `"a";=1;r=0;t=5`, `"a"r=0;t=5`, `;r=0;t=5`,
+	} {
+		readsAs(t, 0, malformed)
 	}
 }
 
