@@ -343,10 +343,7 @@ func TestAHijackFreesAllSeatsOfAChain(t *testing.T) {
 		require.Equal(t, "200", statusLine(answerOf(shaper.Middleware(c)(http.HandlerFunc(
 			func(http.ResponseWriter, *http.Request) { ran++ })), t.Context(), "")))
 	}))
-	h.ServeHTTP(struct {
-		http.ResponseWriter
-		http.Hijacker
-	}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, httptest.NewRequest("GET", "/hijacks", nil))
+	h.ServeHTTP(hijackable(nil), httptest.NewRequest("GET", "/hijacks", nil))
 	require.Equal(t, 2, ran)
 	require.Equal(t, "200", statusLine(answerOf(h, t.Context(), "")))
 	require.Equal(t, []int{0, 0}, seatsOf(first, second))

@@ -1,14 +1,11 @@
 package shaper_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -441,63 +438,6 @@ func TestADryRunReadsNothingAhead(t *testing.T) {
 			require.Equal(t, "/a", realtime.Next(t, e.ran))
 			v.send("llo")
 			require.Equal(t, "HELLO", v.reads(200))
-		})
-	}
-}
-
-// A candidate that would refuse must not keep the live limit from seeing that a
-// client has gone.
-func TestACandidateDoesNotHinderReadingAhead(t *testing.T) {
-	candidate := mustDryRun(t, "1 per 1h")
-	require.True(t, candidate.Allow())
-	e := newBlindEntrance(t, 1)
-	e.limiter = shaper.Chain(e.Shaper, candidate)
-	e.open()
-	v := e.visit(post("/", "hello"))
-	e.waiting(1)
-	v.leave()
-	e.abandoned(1)
-}
-
-// The handler gets a copy of the request with another context. What outer handlers and
-// net/http look for in the original must be there all the same.
-func TestADryRunHandsBackWhatIsLookedForOutside(t *testing.T) {
-	for _, hook := range []bool{true, false} {
-		t.Run(fmt.Sprint(hook), func(t *testing.T) {
-			dir := t.TempDir()
-			t.Setenv("TMPDIR", dir)
-			live := mustMake(t, limitsOf(t, "inf"))
-			mux := http.NewServeMux()
-			files := 0
-			mux.HandleFunc("POST /{x}", func(w http.ResponseWriter, r *http.Request) {
-				_ = r.ParseMultipartForm(1)
-				d, _ := os.ReadDir(dir)
-				files = len(d)
-			})
-			inner := shaper.Middleware(shaper.Chain(live, mustDryRun(t, "1 per 1h")))(mux)
-			patterns := make(chan string, 1)
-			addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				inner.ServeHTTP(w, r)
-				patterns <- r.Pattern
-			}), func(s *http.Server) {
-				if hook {
-					hooked(s)
-				}
-			})
-			var b bytes.Buffer
-			m := multipart.NewWriter(&b)
-			f, _ := m.CreateFormFile("f", "f")
-			_, _ = f.Write(make([]byte, 20<<10))
-			require.NoError(t, m.Close())
-			a, err := http.Post("http://"+addr+"/a", m.FormDataContentType(), &b)
-			require.NoError(t, err)
-			require.NoError(t, a.Body.Close())
-			require.Equal(t, "POST /{x}", realtime.Next(t, patterns))
-			require.Equal(t, 1, files, "the handler sees its file")
-			realtime.Until(t, func() bool {
-				d, err := os.ReadDir(dir)
-				return err == nil && len(d) == 0
-			}, "the file is removed")
 		})
 	}
 }

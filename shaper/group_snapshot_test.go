@@ -531,10 +531,7 @@ func TestCapsPerKey(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, fits(g, "a"))
 		}))
-		h.ServeHTTP(struct {
-			http.ResponseWriter
-			http.Hijacker
-		}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, httptest.NewRequest("GET", "/a", nil))
+		h.ServeHTTP(hijackable(nil), httptest.NewRequest("GET", "/a", nil))
 	})
 }
 

@@ -2,7 +2,6 @@ package shaper_test
 
 import (
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -39,23 +38,6 @@ func TestMiddlewareTellsTheVerdictOfAShaperInside(t *testing.T) {
 	require.Equal(t, "200 leave leave", verdictFrom(h, t.Context()))
 	require.Equal(t, "200 refuse;reason=queue-full refuse;reason=queue-full", verdictFrom(h, t.Context()))
 	require.Equal(t, 2, asked)
-}
-
-// In a dry run no request is in flight, so the handler must get its ResponseWriter
-// unwrapped.
-func TestTheCapOfADryRunWrapsNothing(t *testing.T) {
-	s, err := shaper.New(limitsOf(t, "inf inflight 1"), shaper.WithDryRun())
-	require.NoError(t, err)
-	given := &struct {
-		http.ResponseWriter
-		http.Hijacker
-	}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}
-	ran := false
-	shaper.Middleware(s)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		ran = true
-		require.Same(t, given, w)
-	})).ServeHTTP(given, httptest.NewRequest("GET", "/", nil))
-	require.True(t, ran)
 }
 
 // A Transport finds out at each request what its Limiter can do, because the field may be

@@ -14,7 +14,6 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -260,61 +259,6 @@ func TestRefusalKeepsTheConnectionOfABodyThatHasCome(t *testing.T) {
 
 // drain is how long a refusal waits for the rest of a body.
 const drain = 100 * time.Millisecond
-
-// BenchmarkRefusalFirstByte measures the time from the first byte of a request to
-// the first byte of its refusal, with 8 clients at once.
-func BenchmarkRefusalFirstByte(b *testing.B) {
-	const withheld = -1
-	addr := openServer(b, refusingHandler(b), hooked)
-	for _, body := range append(slices.Clone(bodySizes), struct {
-		name string
-		size int
-	}{"withheld", withheld}) {
-		b.Run(body.name, func(b *testing.B) {
-			content, length := make([]byte, 5), 50
-			if body.size != withheld {
-				content, length = make([]byte, body.size), body.size
-			}
-			var mu sync.Mutex
-			var all []time.Duration
-			b.SetParallelism(4) // times GOMAXPROCS
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					d, err := firstByte(addr, content, length)
-					mu.Lock()
-					if err != nil {
-						b.Error(err)
-					}
-					all = append(all, d)
-					mu.Unlock()
-				}
-			})
-			slices.Sort(all)
-			b.ReportMetric(all[len(all)/2].Seconds()*1000, "p50_ms")
-			b.ReportMetric(all[len(all)*99/100].Seconds()*1000, "p99_ms")
-		})
-	}
-}
-
-// firstByte sends content, of a body of that length, and reads while it writes.
-func firstByte(addr string, content []byte, length int) (time.Duration, error) {
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		return 0, err
-	}
-	start := time.Now()
-	written := make(chan struct{})
-	go func() {
-		defer close(written)
-		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", length)
-		_, _ = conn.Write(content)
-	}()
-	_, err = conn.Read(make([]byte, 1))
-	d := time.Since(start)
-	_ = conn.Close()
-	<-written
-	return d, err
-}
 
 // The tests of this file are about two things. Answers may last for long, and the shaper
 // must not touch them once they have begun. And when a server ends, requests in line must

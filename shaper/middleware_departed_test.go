@@ -30,66 +30,64 @@ import (
 func TestADepartedClientLeavesTheLine(t *testing.T) {
 	withHook(t)
 	t.Parallel()
-	unlessLate(t, time.Second, departedClientsLeaveTheLine)
-}
-
-func departedClientsLeaveTheLine(t testing.TB, limit time.Duration) {
-	const head = " %s HTTP/1.1\r\nHost: a\r\n"
-	requests := map[string]string{
-		"GET":                  "GET" + head + "\r\n",
-		"GET-with-a-body":      "GET" + head + "Content-Length: 5\r\n\r\nhello",
-		"two-GETs":             "GET" + head + "\r\n" + get("/second"),
-		"sent":                 "POST" + head + "Content-Length: 5\r\n\r\nhello",
-		"sent-in-part":         "POST" + head + "Content-Length: 5\r\n\r\nhe",
-		"withheld":             "POST" + head + "Content-Length: 5\r\n\r\n",
-		"great-sent-in-part":   "PUT" + head + "Content-Length: 1000000\r\n\r\nhe",
-		"chunked-sent":         "POST" + head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
-		"chunked-sent-in-part": "POST" + head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhe",
-		"chunked-withheld":     "POST" + head + "Transfer-Encoding: chunked\r\n\r\n",
-		"to-be-asked-for":      "POST" + head + "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n",
-		"HTTP-1.0":             "POST %s HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello",
-	}
-	ways := map[string]func(*visitor){
-		"closes": (*visitor).leave, "resets": (*visitor).reset, "half-closes": (*visitor).closeHalf,
-	}
-	e := newEntrance(t, 100).open()
-	want, gone := []string{}, map[string]*visitor{}
-	for kind, request := range requests {
-		for way := range ways {
-			path := "/" + kind + "/" + way
-			gone[path] = e.visit(fmt.Sprintf(request, path))
-			want = append(want, path+" 499")
+	unlessLate(t, time.Second, func(t testing.TB, limit time.Duration) {
+		const head = " %s HTTP/1.1\r\nHost: a\r\n"
+		requests := map[string]string{
+			"GET":                  "GET" + head + "\r\n",
+			"GET-with-a-body":      "GET" + head + "Content-Length: 5\r\n\r\nhello",
+			"two-GETs":             "GET" + head + "\r\n" + get("/second"),
+			"sent":                 "POST" + head + "Content-Length: 5\r\n\r\nhello",
+			"sent-in-part":         "POST" + head + "Content-Length: 5\r\n\r\nhe",
+			"withheld":             "POST" + head + "Content-Length: 5\r\n\r\n",
+			"great-sent-in-part":   "PUT" + head + "Content-Length: 1000000\r\n\r\nhe",
+			"chunked-sent":         "POST" + head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+			"chunked-sent-in-part": "POST" + head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhe",
+			"chunked-withheld":     "POST" + head + "Transfer-Encoding: chunked\r\n\r\n",
+			"to-be-asked-for":      "POST" + head + "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n",
+			"HTTP-1.0":             "POST %s HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello",
 		}
-	}
-	e.waiting(len(gone))
-	other := e.visit(get("/next"))
-	e.waiting(len(gone) + 1)
-
-	for path, v := range gone {
-		ways[path[strings.LastIndex(path, "/")+1:]](v)
-	}
-	since := time.Now()
-	e.waiting(1)
-	require.Less(t, time.Since(since), limit, "they are asked every 250 ms")
-	var ended []string
-	for range gone {
-		ended = append(ended, e.ended())
-	}
-	require.ElementsMatch(t, want, ended)
-	for path, v := range gone {
-		if strings.HasSuffix(path, "/half-closes") {
-			a, body := v.answer()
-			require.Equal(t, 499, a.StatusCode, path)
-			require.True(t, a.Close, path)
-			require.Empty(t, body, path)
+		ways := map[string]func(*visitor){
+			"closes": (*visitor).leave, "resets": (*visitor).reset, "half-closes": (*visitor).closeHalf,
 		}
-	}
-	e.admit("100/s depth 1")
-	other.reads(200)
-	require.Equal(t, "/next", realtime.Next(t, e.ran))
-	require.EqualValues(t, 2, e.Stats().Departed, "the first slot of all, and this one")
-	require.EqualValues(t, len(gone), e.Stats().Abandoned)
-	require.Zero(t, e.Stats().Refused)
+		e := newEntrance(t, 100).open()
+		want, gone := []string{}, map[string]*visitor{}
+		for kind, request := range requests {
+			for way := range ways {
+				path := "/" + kind + "/" + way
+				gone[path] = e.visit(fmt.Sprintf(request, path))
+				want = append(want, path+" 499")
+			}
+		}
+		e.waiting(len(gone))
+		other := e.visit(get("/next"))
+		e.waiting(len(gone) + 1)
+
+		for path, v := range gone {
+			ways[path[strings.LastIndex(path, "/")+1:]](v)
+		}
+		since := time.Now()
+		e.waiting(1)
+		require.Less(t, time.Since(since), limit, "they are asked every 250 ms")
+		var ended []string
+		for range gone {
+			ended = append(ended, e.ended())
+		}
+		require.ElementsMatch(t, want, ended)
+		for path, v := range gone {
+			if strings.HasSuffix(path, "/half-closes") {
+				a, body := v.answer()
+				require.Equal(t, 499, a.StatusCode, path)
+				require.True(t, a.Close, path)
+				require.Empty(t, body, path)
+			}
+		}
+		e.admit("100/s depth 1")
+		other.reads(200)
+		require.Equal(t, "/next", realtime.Next(t, e.ran))
+		require.EqualValues(t, 2, e.Stats().Departed, "the first slot of all, and this one")
+		require.EqualValues(t, len(gone), e.Stats().Abandoned)
+		require.Zero(t, e.Stats().Refused)
+	})
 }
 
 // net/http stops watching a connection on which a byte of the next request has come. So
@@ -158,28 +156,26 @@ func TestADepartedClientIsSeenThroughAnyLimiter(t *testing.T) {
 func TestALineFullOfVanishedUploadsAdmitsANewcomerHalfASecondLater(t *testing.T) {
 	withHook(t)
 	t.Parallel()
-	unlessLate(t, 500*time.Millisecond, vanishedUploadsMakeWay)
-}
+	unlessLate(t, 500*time.Millisecond, func(t testing.TB, limit time.Duration) {
+		const depth = 20
+		e := newEntrance(t, depth).open()
+		var all []*visitor
+		for range depth {
+			all = append(all, e.visit(post("/gone", "he")))
+		}
+		e.waiting(depth)
+		e.visit(get("/refused")).reads(429)
 
-func vanishedUploadsMakeWay(t testing.TB, limit time.Duration) {
-	const depth = 20
-	e := newEntrance(t, depth).open()
-	var all []*visitor
-	for range depth {
-		all = append(all, e.visit(post("/gone", "he")))
-	}
-	e.waiting(depth)
-	e.visit(get("/refused")).reads(429)
-
-	for _, v := range all {
-		v.leave()
-	}
-	time.Sleep(limit)
-	newcomer := e.visit(get("/newcomer"))
-	e.waiting(1)
-	require.EqualValues(t, depth, e.Stats().Abandoned)
-	e.admit("100/s depth 1")
-	newcomer.reads(200)
+		for _, v := range all {
+			v.leave()
+		}
+		time.Sleep(limit)
+		newcomer := e.visit(get("/newcomer"))
+		e.waiting(1)
+		require.EqualValues(t, depth, e.Stats().Abandoned)
+		e.admit("100/s depth 1")
+		newcomer.reads(200)
+	})
 }
 
 // The connection of an upload that waits is asked, and then the upload is admitted.
@@ -244,50 +240,79 @@ func TestAConnectionIsGoodForManyWaits(t *testing.T) {
 	}
 }
 
-// A connection is asked again and again.
-func TestAClientWhoDepartsLateIsSeen(t *testing.T) {
-	withHook(t)
-	t.Parallel()
-	e := newEntrance(t, 1).open()
-	gone := e.visit(chunked("/gone"))
-	e.waiting(1)
-	time.Sleep(600 * time.Millisecond)
-	gone.leave()
-	e.abandoned(1)
+// A client that goes is seen on each kind of connection, however late it goes, and whatever
+// handlers and limiters are around its request. What can't be asked is read ahead.
+func TestADepartedClientIsSeen(t *testing.T) {
+	candidate := mustDryRun(t, "1 per 1h")
+	require.True(t, candidate.Allow())
+	listen := func(e *entrance, l net.Listener) {
+		require.NoError(e.t, e.Listener.Close())
+		e.Listener = l
+	}
+	pipes := newPipeListener()
+	for _, c := range []struct {
+		name    string
+		request string
+		asked   bool // it is seen only where a connection can be asked
+		setUp   func(e *entrance)
+		connect func(e *entrance) (net.Conn, error) // nil: as usual
+		stays   time.Duration
+		options []serverOption
+	}{
+		{name: "late, as it is asked again and again", request: chunked("/gone"), asked: true, stays: 600 * time.Millisecond},
+		{name: "through TLS", request: chunked("/gone"), asked: true, options: []serverOption{overTLS},
+			connect: func(e *entrance) (net.Conn, error) {
+				return tls.Dial("tcp", e.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+			}},
+		{name: "on a Unix socket", request: chunked("/gone"), asked: true, setUp: func(e *entrance) {
+			l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+			require.NoError(e.t, err)
+			listen(e, l)
+		}},
+		{name: "on a pipe, which has no file descriptor", request: post("/gone", "hello"),
+			setUp: func(e *entrance) { listen(e, pipes) },
+			connect: func(*entrance) (net.Conn, error) {
+				client, server := net.Pipe()
+				pipes.conns <- server
+				return client, nil
+			}},
+		{name: "with a body that was sniffed", request: post("/gone", "he"), asked: true,
+			setUp: func(e *entrance) { e.outer = touched(putBacks["multi"]) }},
+		{name: "beside a candidate that would refuse", request: post("/gone", "hello"), setUp: func(e *entrance) {
+			e.Config.ConnContext = nil
+			e.limiter = shaper.Chain(e.Shaper, candidate)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.asked {
+				withHook(t)
+			}
+			t.Parallel()
+			e := newEntrance(t, 1)
+			if c.setUp != nil {
+				c.setUp(e)
+			}
+			e.open(c.options...)
+			var gone *visitor
+			if c.connect == nil {
+				gone = e.visit(c.request)
+			} else {
+				conn, err := c.connect(e)
+				require.NoError(t, err)
+				gone = visitOn(t, conn, c.request)
+			}
+			e.waiting(1)
+			time.Sleep(c.stays)
+			gone.leave()
+			e.abandoned(1)
+			require.Equal(t, "/gone 499", e.ended())
+		})
+	}
 }
 
-func TestADepartedClientIsSeenThroughTLS(t *testing.T) {
-	withHook(t)
-	t.Parallel()
-	e := newEntrance(t, 1).open(overTLS)
-	conn, err := tls.Dial("tcp", e.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
-	require.NoError(t, err)
-	gone := visitOn(t, conn, chunked("/gone"))
-	e.waiting(1)
-	gone.leave()
-	e.abandoned(1)
-	require.Equal(t, "/gone 499", e.ended())
-}
-
-func TestADepartedClientIsSeenOnAUnixSocket(t *testing.T) {
-	withHook(t)
-	t.Parallel()
-	e := newEntrance(t, 1)
-	require.NoError(t, e.Listener.Close())
-	var err error
-	e.Listener, err = net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	require.NoError(t, err)
-	e.open()
-	gone := e.visit(chunked("/gone"))
-	e.waiting(1)
-	gone.leave()
-	e.abandoned(1)
-	require.Equal(t, "/gone 499", e.ended())
-}
-
-// In HTTP/2 a client goes by resetting its stream, and the connection stays. With a
-// ReadTimeout the middleware must not find out by a read whether the body has been read:
-// even a read of nothing would wait for the first byte.
+// In HTTP/2 a client goes by resetting its stream. The connection stays, and its other requests keep
+// their places. With a ReadTimeout the middleware must not find out by a read whether the body has
+// been read: even a read of nothing would wait for the first byte.
 func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 	withheld, end := io.Pipe()
 	for _, c := range []struct {
@@ -301,36 +326,33 @@ func TestADepartedClientIsSeenInHTTP2(t *testing.T) {
 		{"withheld", withheld, 5, end.Close},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e := newEntrance(t, 1)
+			var connections atomic.Int64
+			e := newEntrance(t, 2)
 			e.Config.ReadTimeout = time.Minute
-			e.open(overHTTP2)
+			e.open(overHTTP2, with(countConnections(&connections)))
+			stays := send(t.Context(), t, e.Client(), e.URL+"/stays", nil)
+			e.waiting(1)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			r, err := http.NewRequestWithContext(ctx, "POST", e.URL+"/gone", c.body)
 			require.NoError(t, err)
 			r.ContentLength = c.length
-			failed := make(chan error, 1)
-			go func() {
-				a, err := e.Client().Do(r)
-				if err == nil {
-					a.Body.Close()
-				}
-				failed <- err
-			}()
-			e.waiting(1)
+			became := do(e.Client(), r)
+			e.waiting(2)
 			cancel()
 			require.NoError(t, c.end()) // The client looks up from its own read of the body only now.
-			require.ErrorIs(t, realtime.Next(t, failed), context.Canceled)
+			require.Contains(t, realtime.Next(t, became), "context canceled")
 			e.abandoned(1)
 			require.Equal(t, "/gone 499", e.ended())
 
-			e.admit("100/s depth 1")
-			a, err := e.Client().Get(e.URL + "/next")
-			require.NoError(t, err)
-			require.NoError(t, a.Body.Close())
-			require.Equal(t, 2, a.ProtoMajor)
-			require.Equal(t, "/next", realtime.Next(t, e.ran))
-			require.EqualValues(t, 2, e.Stats().Departed)
+			next := send(t.Context(), t, e.Client(), e.URL+"/next", nil)
+			e.waiting(2) // The place is free.
+			e.admit("100/s depth 2")
+			require.Equal(t, "200: ", realtime.Next(t, stays))
+			require.Equal(t, "200: ", realtime.Next(t, next))
+			require.Equal(t, []string{"/stays", "/next"}, []string{realtime.Next(t, e.ran), realtime.Next(t, e.ran)})
+			require.EqualValues(t, 3, e.Stats().Departed, "the first slot of all is not theirs")
+			require.EqualValues(t, 1, connections.Load())
 		})
 	}
 }
@@ -485,76 +507,27 @@ func TestAFullCapIsAnsweredWith429(t *testing.T) {
 	require.Equal(t, "404", statusLine(answerOf(h, t.Context(), "")), "the seat was given back")
 }
 
-// Without ConnContext and with a body, so that only the Limiter's context tells.
-func TestAClientThatLeavesTheLineFreesNoSeat(t *testing.T) {
-	onBothProtocols(t, func(t *testing.T, k connectionKind) {
-		s := limitedInFlight(t, 1, 2)
-		stay := make(chan struct{})
-		client, url := k.open(t, shaper.Middleware(s)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/stays" {
-				<-stay
-			}
-		})))
-		stays := send(t.Context(), t, client, url+"/stays", nil)
-		realtime.Until(t, inFlight(s, 1), "it runs")
-		ctx, leave := context.WithCancel(t.Context())
-		leaves := send(ctx, t, client, url, nil)
-		realtime.Until(t, inLine(s, 1), "it waits")
-		leave()
-		require.Contains(t, realtime.Next(t, leaves), "context canceled")
-		realtime.Until(t, func() bool { return s.Stats().Abandoned == 1 }, "it has left the line")
-		require.Equal(t, 1, s.Stats().InFlight)
-		close(stay)
-		require.Equal(t, "200: ", realtime.Next(t, stays))
-		realtime.Until(t, inFlight(s, 0), "all seats are free")
-	})
-}
-
-// Between the departure and the handler, foreign methods are called, which may panic.
+// Between the departure and the handler, and in looking for a Hijack, foreign methods are called,
+// which may panic.
 func TestAPanicBeforeTheHandlerFreesTheSeat(t *testing.T) {
 	s := limitedInFlight(t, 1, 0)
 	h := shaper.Middleware(s, shaper.WithServerTiming())(http.NotFoundHandler())
-	require.PanicsWithValue(t, "no header", func() {
-		h.ServeHTTP(headless{httptest.NewRecorder()}, httptest.NewRequest("GET", "/", nil))
-	})
-	require.Equal(t, 0, s.Stats().InFlight)
+	for _, w := range []http.ResponseWriter{headless{httptest.NewRecorder()}, unwrappable{httptest.NewRecorder()}} {
+		require.PanicsWithValue(t, "burst", func() { h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil)) })
+		require.Equal(t, 0, s.Stats().InFlight)
+	}
 }
 
 type headless struct{ *httptest.ResponseRecorder }
 
-func (headless) Header() http.Header { panic("no header") }
+func (headless) Header() http.Header { panic("burst") }
+
+type unwrappable struct{ *httptest.ResponseRecorder }
+
+func (unwrappable) Unwrap() http.ResponseWriter { panic("burst") }
 
 // In HTTP/2 many requests share a connection. What happens to one must not affect
 // the others.
-
-func TestResetStreamFreesItsPlaceAndNoOther(t *testing.T) {
-	for name, body := range map[string]func() io.Reader{
-		"without a body": func() io.Reader { return nil },
-		"unread body":    func() io.Reader { return bytes.NewReader(make([]byte, 1<<20)) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			var connections atomic.Int64
-			s := stuckShaper(t, 2)
-			client, url := http2Kind.open(t, shaper.Middleware(s)(echoBody), countConnections(&connections))
-			stays := send(t.Context(), t, client, url, strings.NewReader("stays"))
-			realtime.Until(t, inLine(s, 1), "the first waits")
-			ctx, cancel := context.WithCancel(t.Context())
-			leaves := send(ctx, t, client, url, body())
-			realtime.Until(t, inLine(s, 2), "the line is full")
-
-			cancel()
-			require.Contains(t, realtime.Next(t, leaves), "context canceled")
-			realtime.Until(t, inLine(s, 1), "the place is free")
-			second := send(t.Context(), t, client, url, strings.NewReader("second"))
-			realtime.Until(t, inLine(s, 2), "somebody has taken it")
-			require.NoError(t, s.SetLimits(shaper.Limits{Rate: rate.Inf}))
-			require.Equal(t, "200: stays", realtime.Next(t, stays))
-			require.Equal(t, "200: second", realtime.Next(t, second))
-			require.Equal(t, uint64(1), s.Stats().Abandoned)
-			require.EqualValues(t, 1, connections.Load())
-		})
-	}
-}
 
 // In HTTP/2 even a read of no bytes waits until a part of the body has come, so the
 // middleware must not read before the request is in line.

@@ -56,16 +56,6 @@ func TestARefusalOfASniffedBodyIsSent(t *testing.T) {
 	}
 }
 
-func TestADepartureWithASniffedBodyIsSeen(t *testing.T) {
-	e := newEntrance(t, 3)
-	e.outer = touched(putBacks["multi"])
-	e.open()
-	v := e.visit(post("/", "he"))
-	e.waiting(1)
-	v.leave()
-	e.abandoned(1)
-}
-
 func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
 	t.Parallel()
 	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
@@ -83,34 +73,6 @@ func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
 	})
 }
 
-// longHandler takes its time, and reports if its request is cancelled meanwhile.
-func longHandler(takes time.Duration) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case <-r.Context().Done():
-			w.WriteHeader(500)
-		case <-time.After(takes):
-		}
-	}
-}
-
-// A read deadline would apply to net/http's own read of the connection.
-func TestAChunkedBodyThatWasReadLeavesTheHandlerInPeace(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
-		e := newEntrance(t, 3)
-		e.outer = touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) })
-		e.Config.ReadTimeout = timeout
-		e.handler = longHandler(3 * timeout)
-		e.open()
-		v := e.visit(chunked("/") + "llo\r\n0\r\n\r\n")
-		e.waiting(1)
-		time.Sleep(50 * time.Millisecond)
-		e.admit("100/s depth 1")
-		v.reads(200)
-	})
-}
-
 func TestARequestWithoutABodyOfItsOwn(t *testing.T) {
 	e := newEntrance(t, 3)
 	e.Config.ConnContext = nil
@@ -118,65 +80,6 @@ func TestARequestWithoutABodyOfItsOwn(t *testing.T) {
 	e.admit("inf")
 	e.open()
 	e.visit(post("/", "hello")).reads(200)
-}
-
-// net/http removes the files of a form by the request that it has made.
-func TestFilesOfAFormAreRemoved(t *testing.T) {
-	for _, hook := range []bool{true, false} {
-		t.Run(fmt.Sprint(hook), func(t *testing.T) {
-			dir := t.TempDir()
-			t.Setenv("TMPDIR", dir)
-			e := newEntrance(t, 3)
-			if !hook {
-				e.Config.ConnContext = nil
-			}
-			e.handler = func(w http.ResponseWriter, r *http.Request) {
-				_ = r.ParseMultipartForm(1)
-				d, _ := os.ReadDir(dir)
-				fmt.Fprint(w, len(d))
-			}
-			e.admit("inf")
-			e.open()
-			var b bytes.Buffer
-			m := multipart.NewWriter(&b)
-			f, _ := m.CreateFormFile("f", "f")
-			_, _ = f.Write(make([]byte, 20<<10))
-			require.NoError(t, m.Close())
-			a, err := http.Post(e.URL, m.FormDataContentType(), &b)
-			require.NoError(t, err)
-			require.Equal(t, "200", fmt.Sprint(a.StatusCode))
-			content, err := io.ReadAll(a.Body)
-			require.NoError(t, err)
-			require.Equal(t, "1", string(content), "the handler sees its file")
-			require.NoError(t, a.Body.Close())
-			realtime.Until(t, func() bool {
-				d, err := os.ReadDir(dir)
-				return err == nil && len(d) == 0
-			}, "the files are removed")
-		})
-	}
-}
-
-func TestOuterHandlersSeeThePattern(t *testing.T) {
-	for _, hook := range []bool{true, false} {
-		t.Run(fmt.Sprint(hook), func(t *testing.T) {
-			s, err := shaper.New(limitsOf(t, "inf"))
-			require.NoError(t, err)
-			mux := http.NewServeMux()
-			mux.HandleFunc("POST /{x}", func(http.ResponseWriter, *http.Request) {})
-			in := shaper.Middleware(s)(mux)
-			p := make(chan string, 1)
-			addr := openServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { in.ServeHTTP(w, r); p <- r.Pattern }), func(s *http.Server) {
-				if hook {
-					hooked(s)
-				}
-			})
-			a, err := http.Post("http://"+addr+"/a", "text/plain", strings.NewReader("x"))
-			require.NoError(t, err)
-			require.NoError(t, a.Body.Close())
-			require.Equal(t, "POST /{x}", realtime.Next(t, p))
-		})
-	}
 }
 
 func TestA408OutlivesTheWriteTimeout(t *testing.T) {
@@ -188,26 +91,6 @@ func TestA408OutlivesTheWriteTimeout(t *testing.T) {
 		e.open()
 		e.visit(post("/", "he")).reads(408)
 	})
-}
-
-// Plain handlers are not cancelled either for a body that they do not read.
-func TestReadingAheadCancelsNoHandlerThatDoesNotCare(t *testing.T) {
-	for _, plain := range []bool{true, false} {
-		t.Run(fmt.Sprint(plain), func(t *testing.T) {
-			t.Parallel()
-			unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
-				e := newBlindEntrance(t, 1)
-				e.Config.ReadTimeout = timeout
-				e.handler = longHandler(3 * timeout)
-				if plain {
-					e.outer = func(http.Handler) http.Handler { return longHandler(3 * timeout) }
-				}
-				e.admit("inf")
-				e.open()
-				e.visit(post("/", "he")).reads(200)
-			})
-		})
-	}
 }
 
 func TestACancelledRequestOfAClientThatStaysFreesTheConnection(t *testing.T) {
@@ -243,8 +126,18 @@ func TestARefusalEndsTheConnectionOfALongBodyOnly(t *testing.T) {
 	}
 }
 
-// An access log around the middleware reads what the mux and the parsers have
-// written into the request, as it does without a middleware.
+// The ways in which the middleware can come between a body or a request and the handlers around it.
+var betweenLimiters = map[string]func(t testing.TB, e *entrance) shaper.Limiter{
+	"read ahead": func(_ testing.TB, e *entrance) shaper.Limiter { return e.Shaper },
+	"dry run":    func(t testing.TB, _ *entrance) shaper.Limiter { return mustDryRun(t, "1 per 1h") },
+	"dry run and read ahead": func(t testing.TB, e *entrance) shaper.Limiter {
+		return shaper.Chain(mustDryRun(t, "1 per 1h"), e.Shaper)
+	},
+}
+
+// An access log around the middleware reads what the mux and the parsers have written into the
+// request, and net/http removes the files of a form by the request that it has made, as without a
+// middleware.
 func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
 	type seen struct {
 		Pattern, id, rest, own, outer string
@@ -264,10 +157,16 @@ func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
 	require.NoError(t, m.WriteField("a", "b"))
 	f, err := m.CreateFormFile("f", "f")
 	require.NoError(t, err)
-	_, err = f.Write([]byte("content"))
+	_, err = f.Write(make([]byte, 20<<10))
 	require.NoError(t, err)
 	require.NoError(t, m.Close())
-	dry := mustDryRun(t, "1 per 1h")
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	filesThere := func() int {
+		d, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		return len(d)
+	}
 	for _, body := range []struct {
 		kind, text string
 		want       seen
@@ -275,44 +174,44 @@ func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
 		{"application/x-www-form-urlencoded", "a=b", seen{form: "a=b&c=d", postForm: "a=b"}},
 		{m.FormDataContentType(), multi.String(), seen{form: "a=b&c=d", postForm: "a=b", files: 1}},
 	} {
-		for name, l := range map[string]func(e *entrance) shaper.Limiter{
-			"read ahead":             func(e *entrance) shaper.Limiter { return e.Shaper },
-			"dry run":                func(*entrance) shaper.Limiter { return dry },
-			"dry run and read ahead": func(e *entrance) shaper.Limiter { return shaper.Chain(dry, e.Shaper) },
-		} {
-			t.Run(name+" "+body.kind[:9], func(t *testing.T) {
-				t.Parallel()
-				e := newBlindEntrance(t, 1)
-				e.limiter = l(e)
-				inner := http.NewServeMux()
-				inner.HandleFunc("POST /{id}/{rest...}", func(_ http.ResponseWriter, r *http.Request) {
-					r.SetPathValue("own", "a router's")
-					_ = r.ParseMultipartForm(1 << 20)
-				})
-				e.handler = inner.ServeHTTP
-				saw := make(chan seen, 1)
-				e.outer = func(h http.Handler) http.Handler {
-					around := http.NewServeMux()
-					around.HandleFunc("/{outer}/", func(w http.ResponseWriter, r *http.Request) {
-						h.ServeHTTP(w, r)
-						saw <- look(r)
+		for name, l := range betweenLimiters {
+			for _, hook := range hooks {
+				t.Run(strings.Join([]string{name, body.kind[:9], hook.name}, "/"), func(t *testing.T) {
+					e := newBlindEntrance(t, 1)
+					hook.set(e.Config)
+					e.limiter = l(t, e)
+					inner := http.NewServeMux()
+					inner.HandleFunc("POST /{id}/{rest...}", func(w http.ResponseWriter, r *http.Request) {
+						r.SetPathValue("own", "a router's")
+						_ = r.ParseMultipartForm(1)
+						fmt.Fprint(w, filesThere())
 					})
-					return around
-				}
-				e.open()
-				v := e.visit(fmt.Sprintf("POST /a/b/c?c=d HTTP/1.1\r\nHost: a\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s",
-					body.kind, len(body.text), body.text))
-				if name != "dry run" {
-					e.waiting(1)
-					e.admit("100/s depth 1")
-				}
-				v.reads(200)
-				want := body.want
-				want.Pattern, want.id, want.rest, want.own = "POST /{id}/{rest...}", "a", "b/c", "a router's"
-				got := realtime.Next(t, saw)
-				got.outer = "" // A mux takes the values of one around it away, and nobody looks for them.
-				require.Equal(t, want, got)
-			})
+					e.handler = inner.ServeHTTP
+					saw := make(chan seen, 1)
+					e.outer = func(h http.Handler) http.Handler {
+						around := http.NewServeMux()
+						around.HandleFunc("/{outer}/", func(w http.ResponseWriter, r *http.Request) {
+							h.ServeHTTP(w, r)
+							saw <- look(r)
+						})
+						return around
+					}
+					e.open()
+					v := e.visit(fmt.Sprintf("POST /a/b/c?c=d HTTP/1.1\r\nHost: a\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s",
+						body.kind, len(body.text), body.text))
+					if name != "dry run" {
+						e.waiting(1)
+						e.admit("100/s depth 1")
+					}
+					require.Equal(t, fmt.Sprint(body.want.files), v.reads(200), "files that the handler sees")
+					want := body.want
+					want.Pattern, want.id, want.rest, want.own = "POST /{id}/{rest...}", "a", "b/c", "a router's"
+					got := realtime.Next(t, saw)
+					got.outer = "" // A mux takes the values of one around it away, and nobody looks for them.
+					require.Equal(t, want, got)
+					realtime.Until(t, func() bool { return filesThere() == 0 }, "the files are removed")
+				})
+			}
 		}
 	}
 }
@@ -334,16 +233,11 @@ func TestTheRequestThatIsHandedOnIsTheOneThatCame(t *testing.T) {
 // A handler that does not read its body to the end leaves the rest to the handlers
 // around the middleware, as it does without a middleware.
 func TestOuterHandlersGetTheRestOfTheBody(t *testing.T) {
-	dry := mustDryRun(t, "1 per 1h")
-	for name, l := range map[string]func(e *entrance) shaper.Limiter{
-		"read ahead":             func(e *entrance) shaper.Limiter { return e.Shaper },
-		"dry run":                func(*entrance) shaper.Limiter { return dry },
-		"dry run and read ahead": func(e *entrance) shaper.Limiter { return shaper.Chain(dry, e.Shaper) },
-	} {
+	for name, l := range betweenLimiters {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newBlindEntrance(t, 1)
-			e.limiter = l(e)
+			e.limiter = l(t, e)
 			e.handler = func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.ReadFull(r.Body, make([]byte, 2))
 				r.Body = struct {
@@ -368,26 +262,6 @@ func TestOuterHandlersGetTheRestOfTheBody(t *testing.T) {
 			v.reads(200)
 			require.Equal(t, "llo of the handler<nil>", realtime.Next(t, rests))
 		})
-	}
-}
-
-func TestRetryAfterIsRoundedUpToWholeSeconds(t *testing.T) {
-	for _, row := range []struct {
-		exact time.Duration
-		field string
-	}{
-		{0, "1"},
-		{1, "1"},
-		{time.Second, "1"},
-		{time.Second + 1, "2"},
-		{2 * time.Second, "2"},
-		{2*time.Second + 1, "3"},
-		{1<<63 - 1, "9223372037"},
-	} {
-		rec := httptest.NewRecorder()
-		shaper.WriteError(rec, httptest.NewRequest("GET", "/", nil),
-			&shaper.RejectError{Reason: shaper.ErrQueueFull, RetryAfter: row.exact})
-		require.Equal(t, row.field, rec.Header().Get("Retry-After"), "%v", row.exact)
 	}
 }
 

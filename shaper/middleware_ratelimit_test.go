@@ -159,21 +159,6 @@ func TestRateLimitFieldsInNumbers(t *testing.T) {
 	}
 }
 
-func TestRateLimitFieldsQuoteTheName(t *testing.T) {
-	for name, quoted := range map[string]string{
-		"":                      `"default"`,
-		"per user":              `"per user"`,
-		`a"b\c`:                 `"a\"b\\c"`,
-		"Zürich\t→\r\nX: y\x7f": `"Z?rich????X: y?"`,
-		"\xff~":                 `"?~"`,
-	} {
-		l := stillLife{stats: shaper.Stats{Name: name, Limits: shaper.Limits{Rate: 1}}}
-		policy, state := fieldsOf(shaper.Middleware(l, shaper.WithRateLimitHeaders())(http.NotFoundHandler()), "")
-		require.Equal(t, []string{quoted + ";q=1;w=1"}, policy)
-		require.Equal(t, []string{quoted + ";r=1;t=0"}, state)
-	}
-}
-
 func TestRateLimitFieldsAreLeftOut(t *testing.T) {
 	told := shaper.WithRateLimitHeaders()
 	finite := stillLife{stats: shaper.Stats{Limits: shaper.Limits{Rate: 1}}}
@@ -235,16 +220,6 @@ func TestErrorHandlerFindsRateLimitFieldsSet(t *testing.T) {
 		}))(http.NotFoundHandler())
 	answerOf(h, t.Context(), "")
 	require.Equal(t, []string{`"default";q=1;w=1`, `"default";r=1;t=1`}, got)
-}
-
-func TestEachMiddlewareTellsItsOwnRateLimit(t *testing.T) {
-	named := func(name string, err error) func(http.Handler) http.Handler {
-		l := stillLife{shaper.Stats{Name: name, Limits: shaper.Limits{Rate: 1}}, err}
-		return shaper.Middleware(l, shaper.WithRateLimitHeaders())
-	}
-	policy, state := fieldsOf(named("outer", nil)(named("inner", shaper.ErrQueueFull)(http.NotFoundHandler())), "")
-	require.Equal(t, []string{`"outer";q=1;w=1`, `"inner";q=1;w=1`}, policy)
-	require.Equal(t, []string{`"outer";r=1;t=0`, `"inner";r=1;t=1`}, state)
 }
 
 // While the bucket is blocked nothing is free, on whatever answer, and t says when it ends.

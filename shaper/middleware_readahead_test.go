@@ -28,50 +28,26 @@ func TestASmallBodyIsReadAheadSoThatADepartureIsSeen(t *testing.T) {
 		name string
 		out  func(*visitor)
 	}{{"closes", (*visitor).leave}, {"resets", (*visitor).reset}, {"half-closes", (*visitor).closeHalf}} {
-		t.Run("client "+way.name, func(t *testing.T) {
-			t.Parallel()
-			e := newBlindEntrance(t, 2).open()
-			gone := e.visit(post("/gone", "hello"))
-			e.waiting(1)
-			other := e.visit(post("/next", "hello"))
-			e.waiting(2)
-			way.out(gone)
-			e.abandoned(1)
-			require.Equal(t, "/gone 499", e.ended())
-			e.admit("100/s depth 2")
-			require.Equal(t, "HELLO", other.reads(200))
-			require.Equal(t, "/next", realtime.Next(t, e.ran))
-			require.EqualValues(t, 2, e.Stats().Departed)
-		})
-		t.Run("client "+way.name+" with half of its body sent", func(t *testing.T) {
-			t.Parallel()
-			e := newBlindEntrance(t, 2)
-			e.Config.ReadTimeout = time.Minute
-			e.open()
-			gone := e.visit(post("/gone", "he"))
-			e.waiting(1)
-			way.out(gone)
-			e.abandoned(1)
-			require.Equal(t, "/gone 499", e.ended())
-		})
+		for _, sent := range []string{"hello", "he"} {
+			t.Run("client "+way.name+" after "+sent, func(t *testing.T) {
+				t.Parallel()
+				e := newBlindEntrance(t, 2)
+				e.Config.ReadTimeout = time.Minute
+				e.open()
+				gone := e.visit(post("/gone", sent))
+				e.waiting(1)
+				other := e.visit(post("/next", "hello"))
+				e.waiting(2)
+				way.out(gone)
+				e.abandoned(1)
+				require.Equal(t, "/gone 499", e.ended())
+				e.admit("100/s depth 2")
+				require.Equal(t, "HELLO", other.reads(200))
+				require.Equal(t, "/next", realtime.Next(t, e.ran))
+				require.EqualValues(t, 2, e.Stats().Departed)
+			})
+		}
 	}
-}
-
-// A net.Pipe has no file descriptor to ask about.
-func TestABodyIsReadAheadWhereTheHookFindsNothingToAsk(t *testing.T) {
-	t.Parallel()
-	e := newEntrance(t, 1)
-	require.NoError(t, e.Listener.Close())
-	pipes := newPipeListener()
-	e.Listener = pipes
-	e.open()
-	client, server := net.Pipe()
-	pipes.conns <- server
-	gone := visitOn(t, client, post("/gone", "hello"))
-	e.waiting(1)
-	gone.leave()
-	e.abandoned(1)
-	require.Equal(t, "/gone 499", e.ended())
 }
 
 // pipeListener accepts what is sent to it.
@@ -207,22 +183,31 @@ func TestAHandlerNeedNotReadABodyThatIsReadAhead(t *testing.T) {
 	}
 }
 
-// A deadline that is left under a body which has been read cancels the request
-// when it passes. A Middleware within another must know whose body it gets.
-func TestAHandlerMayOutlastTheReadTimeoutOfABodyReadAhead(t *testing.T) {
+// A read deadline that passes while the handler runs would cancel its request, whether the
+// middleware has left it under a body that has been read, or it applies to net/http's own read of
+// the connection. A Middleware within another must know whose body it gets.
+func TestAHandlerMayOutlastTheReadTimeout(t *testing.T) {
 	always, err := shaper.New(limitsOf(t, "inf"))
 	require.NoError(t, err)
 	for _, c := range []struct {
-		name  string
-		outer func(http.Handler) http.Handler
+		name, request string
+		outer         func(http.Handler) http.Handler
+		hook, waits   bool
+		answer        string // of the handler, which reads the body unless this is empty
 	}{
-		{"alone", func(h http.Handler) http.Handler { return h }},
-		{"within another", shaper.Middleware(always)},
+		{"of a body read ahead", post("/", "hello"), asIs, false, true, "HELLO"},
+		{"of one within another Middleware", post("/", "hello"), shaper.Middleware(always), false, true, "HELLO"},
+		{"of a chunked body that an outer handler has read", chunked("/") + "llo\r\n0\r\n\r\n",
+			touched(func(r *http.Request) { _, _ = io.ReadAll(r.Body) }), true, true, ""},
+		{"of a body that nobody reads", post("/", "he"), asIs, false, false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {
 				e := newBlindEntrance(t, 1)
+				if c.hook {
+					hooked(e.Config)
+				}
 				e.outer = c.outer
 				e.Config.ReadTimeout = timeout
 				e.handler = func(w http.ResponseWriter, r *http.Request) {
@@ -230,14 +215,22 @@ func TestAHandlerMayOutlastTheReadTimeoutOfABodyReadAhead(t *testing.T) {
 					case <-r.Context().Done():
 						w.WriteHeader(http.StatusInternalServerError)
 					case <-time.After(timeout * 5 / 2):
-						echo(w, r)
+						if c.answer != "" {
+							echo(w, r)
+						}
 					}
 				}
+				if !c.waits {
+					e.admit("inf")
+				}
 				e.open()
-				v := e.visit(post("/", "hello"))
-				e.waiting(1)
-				e.admit("100/s depth 1")
-				require.Equal(t, "HELLO", v.reads(200))
+				v := e.visit(c.request)
+				if c.waits {
+					e.waiting(1)
+					time.Sleep(timeout / 4)
+					e.admit("100/s depth 1")
+				}
+				require.Equal(t, c.answer, v.reads(200))
 			})
 		})
 	}

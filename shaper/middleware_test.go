@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -196,52 +195,6 @@ func TestRunningHandlersHoldUpNobody(t *testing.T) {
 	})
 }
 
-// A lone client that waits for exactly Retry-After is admitted, whatever state the shaper
-// was in when it refused the request.
-func TestRetryAfterIsHonest(t *testing.T) {
-	const states = 400
-	refusals := 0
-	for seed := range uint64(states) {
-		random := rand.New(rand.NewPCG(seed, 1))
-		limits := shaper.Limits{
-			Rate:    []rate.Limit{7, 1, 0.3, 20. / 60, rate.Every(3 * time.Second)}[random.IntN(5)],
-			Burst:   random.IntN(4),
-			Depth:   random.IntN(6),
-			MaxWait: time.Duration(random.IntN(2)) * time.Duration(random.Int64N(int64(20*time.Second))),
-		}
-		playLimits(t, limits, func(g *stage) {
-			v := newSite(g, g.Shaper)
-			for i := range random.IntN(10) {
-				time.Sleep(time.Duration(random.Int64N(int64(2 * time.Second))))
-				v.visitWith(context.Background(), fmt.Sprintf("line%d?cost=%d", i, 1+random.IntN(5)))
-			}
-			path := fmt.Sprintf("lone?cost=%d", 1+random.IntN(5))
-			patience := time.Duration(random.Int64N(int64(time.Minute)))
-			if random.IntN(2) == 0 {
-				patience = time.Hour
-			}
-			try := func() *http.Response {
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
-				defer cancel()
-				return answerOf(v, ctx, path)
-			}
-			first := try()
-			after := first.Header.Get("Retry-After")
-			if after != "" {
-				refusals++
-				require.Equal(t, http.StatusTooManyRequests, first.StatusCode)
-				seconds, err := strconv.Atoi(after)
-				require.NoError(t, err)
-				time.Sleep(time.Duration(seconds) * time.Second)
-				require.Equal(t, http.StatusOK, try().StatusCode, "seed %d, %v, %s within %v", seed, limits, path, patience)
-			}
-			require.NoError(t, g.Close())
-			synctest.Wait()
-		})
-	}
-	require.Greater(t, refusals, states/4, "too few states refuse for this to say much")
-}
-
 // Errors that a Shaper does not return itself, or not in this form.
 func TestMiddlewareAnswersErrorsOfAnyLimiter(t *testing.T) {
 	gone, cancel := context.WithCancel(context.Background())
@@ -297,29 +250,6 @@ func TestMiddlewareWithRateLimiterOfXTime(t *testing.T) {
 			"1s b runs", "1s b 200",
 			"2s c runs", "2s c 200")
 	})
-}
-
-// net/http ends the context of a client that closes its sending half, and would
-// answer an empty 200 if nothing else were written.
-func TestHalfClosedClientReadsNoSuccess(t *testing.T) {
-	s, err := shaper.New(shaper.Limits{Rate: rate.Every(time.Hour), Depth: 1})
-	require.NoError(t, err)
-	defer s.Close()
-	waiting := make(chan struct{})
-	l := limiterFunc(func(ctx context.Context, n int) error {
-		close(waiting)
-		return s.WaitN(ctx, n)
-	})
-	addr := openServer(t, shaper.Middleware(l)(http.NotFoundHandler()))
-	require.True(t, s.Allow()) // The next slot is an hour off.
-
-	v := visitOn(t, dial(t, addr), get("/"))
-	realtime.Next(t, waiting)
-	v.closeHalf()
-	answer, body := v.answer()
-	require.Equal(t, 499, answer.StatusCode)
-	require.True(t, answer.Close)
-	require.Empty(t, body)
 }
 
 // unwritten is net/http's ResponseWriter, of which what is written is dropped, so that a
@@ -455,30 +385,15 @@ func TestErrorHandlerDecidesWhatIsAnswered(t *testing.T) {
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
 	down := errors.New("engine is down")
-	for _, row := range []struct {
-		name string
-		ctx  context.Context
-		err  error
-		want string
-	}{
-		{"unknown error", t.Context(), down, "418"},
-		{"nobody is there to be answered", gone, down, "499, close"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			var got []error
-			h := shaper.Middleware(failing(row.err), shaper.WithErrorHandler(
-				func(w http.ResponseWriter, r *http.Request, err error) {
-					got = append(got, err)
-					w.WriteHeader(http.StatusTeapot)
-				}))(http.NotFoundHandler())
-			require.Equal(t, row.want, statusLine(answerOf(h, row.ctx, "")))
-			if row.ctx == gone {
-				require.Empty(t, got)
-			} else {
-				require.Equal(t, []error{down}, got)
-			}
-		})
-	}
+	var got []error
+	h := shaper.Middleware(failing(down), shaper.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, err error) {
+		got = append(got, err)
+		w.WriteHeader(http.StatusTeapot)
+	}))(http.NotFoundHandler())
+	require.Equal(t, "499, close", statusLine(answerOf(h, gone, "")), "nobody is there to be answered")
+	require.Empty(t, got)
+	require.Equal(t, "418", statusLine(answerOf(h, t.Context(), "")))
+	require.Equal(t, []error{down}, got)
 }
 
 // An error handler may ignore context.Canceled, because no client reads the answer. So it
@@ -582,10 +497,7 @@ func TestAnotherLimitersSeatIsReleasedOnceToo(t *testing.T) {
 				require.NoError(t, err)
 				require.EqualValues(t, 1, l.released.Load())
 			}
-		})).ServeHTTP(struct {
-			http.ResponseWriter
-			http.Hijacker
-		}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, r)
+		})).ServeHTTP(hijackable(nil), r)
 		require.EqualValues(t, 1, l.released.Swap(0))
 	})
 	t.Run("client has gone", func(t *testing.T) {
@@ -607,10 +519,7 @@ func TestMiddlewareBearsANilRelease(t *testing.T) {
 		ran = true
 		_, _, err := asserted(w)
 		require.NoError(t, err)
-	})).ServeHTTP(struct {
-		http.ResponseWriter
-		http.Hijacker
-	}{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}, httptest.NewRequest("GET", "/", nil))
+	})).ServeHTTP(hijackable(nil), httptest.NewRequest("GET", "/", nil))
 	require.True(t, ran)
 }
 
@@ -630,21 +539,18 @@ func (o ownWait) WaitN(ctx context.Context, n int) error {
 	return o.Shaper.WaitN(ctx, n)
 }
 
+// Without a cap no handler gets a ResponseWriter other than the server's. In a dry run no request is
+// in flight, so its cap is none.
 func TestWithoutACapNothingIsWrapped(t *testing.T) {
 	s, err := shaper.New(shaper.Limits{Rate: rate.Inf})
 	require.NoError(t, err)
 	asked := 0
 	for name, l := range map[string]shaper.Limiter{
-		"Shaper": s, "x/time": rate.NewLimiter(rate.Inf, 1), "Shaper inside": ownWait{s, &asked},
+		"Shaper": s, "x/time": rate.NewLimiter(rate.Inf, 1), "Shaper inside": ownWait{s, &asked}, "dry run": mustDryRun(t, "inf inflight 1"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			type same struct {
-				http.ResponseWriter
-				http.Hijacker
-			}
-			given := &same{httptest.NewRecorder(), hijackerFunc(func() error { return nil })}
-			ran := false
-			shaper.Middleware(l)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			given, ran := hijackable(nil), false
+			shaper.Middleware(l)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				ran = true
 				require.Same(t, given, w)
 			})).ServeHTTP(given, httptest.NewRequest("GET", "/", nil))

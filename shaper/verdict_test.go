@@ -100,7 +100,7 @@ func TestTheHarshestOfSeveralVerdictsCounts(t *testing.T) {
 }
 
 // mustDryRun makes a dry run of a Shaper.
-func mustDryRun(t *testing.T, limits string) *shaper.Shaper {
+func mustDryRun(t testing.TB, limits string) *shaper.Shaper {
 	t.Helper()
 	s, err := shaper.New(limitsOf(t, limits), shaper.WithDryRun())
 	require.NoError(t, err)
