@@ -50,6 +50,10 @@ const importPolicy = `
 	# them needs nothing else.
 	shaper/internal/sketch: std
 
+	# In which order the requests of many keys leave is arithmetic on costs and weights: it knows no
+	# time, no lock and no Shaper.
+	shaper/internal/fair: std
+
 	# Containers for keys know no bucket, and so no Shaper: what they hold is the Group's.
 	shaper/internal/keyed: std internal/exact shaper/internal/sketch
 
