@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -82,6 +83,8 @@ Examples:
 
 // A config is what the flags set.
 type config struct {
+	scene     scene
+	once      bool
 	addr      string
 	addrGiven bool   // -addr was given: then no other port is tried
 	inspect   string // address of the page; "": none
@@ -89,107 +92,112 @@ type config struct {
 	burst     int
 	vanish    int      // percent of the burst's clients that are impatient
 	upstream  *url.URL // nil: the fragile one
-	once      bool
-	svg       string // file to draw the run in; "": none
-	outbound  bool
-	callers   int // with -outbound
+	svg       string   // file to draw the run in; "": none
+	callers   int
 }
+
+// shows reports whether the scene is shown: no burst is sent to a server of the user's.
+func (c config) shows() bool { return c.scene.alone || c.burst > 0 && c.upstream == nil }
+
+// serves reports whether the program serves the proxy after the scene.
+func (c config) serves() bool { return !c.once && !c.scene.alone }
 
 // parseFlags parses the command line. An error names the flag and quotes its
 // value. The error is [flag.ErrHelp] if the user asked for the usage.
 func parseFlags(args []string) (config, error) {
-	standard, err := shaper.ParseLimits(defaultLimits)
-	if err != nil {
-		return config{}, err
-	}
-	c := config{burst: defaultBurst, callers: defaultCallers}
+	c := config{scene: scenes[0]}
 	f := flag.NewFlagSet("shapedemo", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // Errors are returned, and printed by run on one line.
+	f.BoolVar(&c.once, "once", false, "")
 	f.StringVar(&c.addr, "addr", defaultAddr, "")
 	f.StringVar(&c.inspect, "inspect", defaultPage, "")
-	f.TextVar(&c.limits, "limits", standard, "")
-	f.Func("burst", "", c.setBurst)
+	f.TextVar(&c.limits, "limits", shaper.Limits{}, "")
+	f.Func("burst", "", wholeNumber(&c.burst, 0, defaultBurst))
 	f.Func("vanish", "", c.setVanish)
 	f.Func("upstream", "", c.setUpstream)
-	f.BoolVar(&c.once, "once", false, "")
 	f.Func("svg", "", c.setSVG)
-	f.BoolVar(&c.outbound, "outbound", false, "")
-	f.Func("callers", "", c.setCallers)
+	f.Func("callers", "", wholeNumber(&c.callers, 2, defaultCallers))
+	asked := map[string]*bool{}
+	for _, s := range scenes[1:] {
+		asked[s.flag] = f.Bool(s.flag, false, "")
+	}
 	if err := f.Parse(args); err != nil {
 		return config{}, err
+	}
+	if f.NArg() > 0 {
+		return config{}, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	for _, s := range scenes[1:] {
+		if *asked[s.flag] && c.scene.flag != "" {
+			return config{}, fmt.Errorf("-%s and -%s ask for two scenes at once", c.scene.flag, s.flag)
+		}
+		if *asked[s.flag] {
+			c.scene = s
+		}
 	}
 	given := map[string]bool{}
 	f.Visit(func(set *flag.Flag) { given[set.Name] = true })
 	c.addrGiven = given["addr"]
-	if f.NArg() > 0 {
-		return config{}, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	}
-	if c.outbound {
-		return c.forOutbound(given)
-	}
-	switch {
-	case c.svg != "" && c.upstream != nil:
-		return config{}, fmt.Errorf("-svg %q draws the burst, which is not sent to -upstream %q", c.svg, c.upstream)
-	case c.once && c.upstream != nil:
-		return config{}, fmt.Errorf("-once shows the burst, which is not sent to -upstream %q", c.upstream)
-	case c.vanish > 0 && c.upstream != nil:
-		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, which is not sent to -upstream %q`, c.vanish, c.upstream)
-	case c.once && c.burst == 0:
-		return config{}, errors.New(`-once shows a burst, and -burst "0" sends none`)
-	case c.vanish > 0 && c.burst == 0:
-		return config{}, fmt.Errorf(`-vanish "%d%%" is for clients of the burst, and -burst "0" sends none`, c.vanish)
-	case c.limits.InFlight > 0 && c.upstream == nil && c.burst > 0:
-		return config{}, fmt.Errorf(`-limits %q: inflight may slow the burst below the rate that the program checks; use it with -burst "0", -upstream or -outbound`, c.limits)
-	case c.once && given["inspect"] && c.inspect != "":
-		return config{}, fmt.Errorf("-inspect %q needs a demo that serves, and -once exits after the burst", c.inspect)
-	case given["callers"]:
-		return config{}, fmt.Errorf(`-callers "%d" needs -outbound`, c.callers)
-	}
-	return c, nil
-}
-
-// forOutbound returns the config for -outbound, which not all flags can be
-// combined with.
-func (c config) forOutbound(given map[string]bool) (config, error) {
-	for _, name := range []string{"addr", "inspect", "burst", "vanish", "upstream", "svg"} {
-		if given[name] {
-			return config{}, fmt.Errorf("-%s cannot be combined with -outbound, which calls an API of its own and does not serve", name)
+	if !given["limits"] {
+		if err := c.limits.UnmarshalText([]byte(c.scene.limits)); err != nil {
+			return config{}, err
 		}
 	}
-	if given["limits"] {
-		return c, nil
+	if err := c.scene.follows(given); err != nil {
+		return config{}, err
 	}
-	var err error
-	c.limits, err = shaper.ParseLimits(outboundLimits)
-	return c, err
+	return c, c.contradiction(given["inspect"])
 }
 
-func (c *config) setCallers(text string) error {
-	n, err := strconv.Atoi(text)
-	switch {
-	case err != nil:
-		return errors.New("must be a whole number")
-	case n < 2:
-		return errors.New("must be at least 2: a single caller makes no burst")
-	case n > maxBurst:
-		return fmt.Errorf("must be at most %d", maxBurst)
+// follows returns an error if a flag of another scene is given.
+func (s scene) follows(given map[string]bool) error {
+	for _, other := range scenes {
+		for _, name := range other.flags {
+			switch {
+			case !given[name] || slices.Contains(s.flags, name):
+			case s.flag == "":
+				return fmt.Errorf("-%s needs -%s", name, other.flag)
+			default:
+				return fmt.Errorf("-%s cannot be combined with -%s", name, s.flag)
+			}
+		}
 	}
-	c.callers = n
 	return nil
 }
 
-func (c *config) setBurst(text string) error {
-	n, err := strconv.Atoi(text)
-	switch {
-	case err != nil:
-		return errors.New("must be a whole number")
-	case n < 0:
-		return errors.New("must not be negative")
-	case n > maxBurst:
-		return fmt.Errorf("must be at most %d", maxBurst)
+// contradiction returns an error if the flags of the burst contradict each other.
+func (c config) contradiction(inspectGiven bool) error {
+	noBurst := fmt.Sprintf(`-burst "%d" sends none`, c.burst)
+	if c.upstream != nil {
+		noBurst = fmt.Sprintf("none is sent to -upstream %q", c.upstream)
 	}
-	c.burst = n
+	switch {
+	case c.svg != "" && !c.shows():
+		return fmt.Errorf("-svg %q draws the burst, and %s", c.svg, noBurst)
+	case c.once && !c.shows():
+		return fmt.Errorf("-once shows a burst, and %s", noBurst)
+	case c.vanish > 0 && !c.shows():
+		return fmt.Errorf(`-vanish "%d%%" is for clients of the burst, and %s`, c.vanish, noBurst)
+	case c.limits.InFlight > 0 && c.shows() && !c.scene.alone:
+		return fmt.Errorf(`-limits %q: inflight may slow the burst below the rate that the program checks; use it with -burst "0", -upstream or -outbound`, c.limits)
+	case c.once && inspectGiven && c.inspect != "":
+		return fmt.Errorf("-inspect %q needs a demo that serves, and -once exits after the burst", c.inspect)
+	}
 	return nil
+}
+
+// wholeNumber sets a number to its default, and returns the function that sets it to
+// what a flag says, which must be at least least and at most maxBurst.
+func wholeNumber(n *int, least, standard int) func(text string) error {
+	*n = standard
+	return func(text string) error {
+		parsed, err := strconv.Atoi(text)
+		if err != nil || parsed < least || parsed > maxBurst {
+			return fmt.Errorf("must be a whole number from %d to %d", least, maxBurst)
+		}
+		*n = parsed
+		return nil
+	}
 }
 
 func (c *config) setVanish(text string) error {
@@ -218,11 +226,6 @@ func (c *config) setUpstream(text string) error {
 	case u.RawQuery != "" || u.Fragment != "":
 		return errors.New("must end with the path: the query comes from each request")
 	}
-	if port := u.Port(); port != "" {
-		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return fmt.Errorf("has an invalid port %s", port)
-		}
-	}
 	c.upstream = u
 	return nil
 }
@@ -230,14 +233,11 @@ func (c *config) setUpstream(text string) error {
 // setSVG checks now that the file can be written to its folder, not only after
 // the run.
 func (c *config) setSVG(text string) error {
-	if text == "" {
+	if at, err := os.Stat(text); err == nil && at.IsDir() || text == "" {
 		return errors.New("must name a file")
 	}
 	if _, err := os.Stat(filepath.Dir(text)); err != nil {
 		return err
-	}
-	if at, err := os.Stat(text); err == nil && at.IsDir() {
-		return errors.New("is a folder")
 	}
 	c.svg, c.once = text, true
 	return nil

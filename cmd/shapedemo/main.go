@@ -4,7 +4,7 @@
 // It starts a fragile upstream server, which answers 503 when it gets more
 // requests than it has workers, and a reverse proxy with the shaper's
 // middleware in front of it. It sends the same burst to both and draws when
-// the requests reached the upstream. Then the proxy keeps serving until
+// the requests reached the upstream. Then a proxy keeps serving until
 // Ctrl-C. The requests that are waiting at that moment are still served. Meanwhile
 // a page shows the line in a browser, with buttons that send more bursts.
 //
@@ -66,7 +66,13 @@ func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int 
 	stop := watchSignals(signals)
 	defer stop.release()
 	t := newTerminal(stdout, stop.fail)
-	status, err := runDemo(stop, t, c, front)
+	status := exitOK
+	if c.shows() {
+		status, err = c.scene.show(stop.graceful, t, c)
+	}
+	if err == nil && c.serves() {
+		status, err = serve(stop, t, c, front)
+	}
 	switch {
 	case stop.failure() != nil: // The output could not be written.
 		return printError(stderr, exitFailed, stop.failure())
@@ -78,33 +84,55 @@ func run(signals <-chan os.Signal, args []string, stdout, stderr io.Writer) int 
 	return status
 }
 
-// runDemo shows the burst, if it has an upstream of its own to send it to, and
-// then serves, unless -once is set. With -outbound it shows the callers instead.
-func runDemo(stop *interrupts, t *terminal, c config, front *frontListener) (status int, err error) {
-	if c.outbound {
-		return showOutbound(stop, t, c)
-	}
-	target := c.upstream
-	var own *fragileUpstream
-	if target == nil {
-		f, err := startFragileUpstream(capacityFor(newLimitsInfo(c.limits), c.burst))
-		if err != nil {
-			return exitFailed, err
-		}
-		defer f.close()
-		own, target = f, f.url
-		if c.burst > 0 {
-			if status, err = showBurst(stop.graceful, t, c, f); err != nil || c.once {
-				return status, err
-			}
-		}
-	}
-	return serve(stop, t, c, front, target, own)
-}
-
 // printError prints err on one line, and returns the exit status.
 func printError(stderr io.Writer, status int, err error) int {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	fmt.Fprintf(stderr, "shapedemo: %s\n", text)
 	return status
+}
+
+// interrupts turns signals into two contexts. When graceful is done, the
+// program is to end in order; when immediate is done, at once.
+type interrupts struct {
+	graceful, immediate context.Context
+	fail                context.CancelCauseFunc // cancels graceful because of an error
+
+	released, stopped chan struct{} // closed to end the goroutine, and when it has ended
+}
+
+// watchSignals listens to signals until release is called.
+func watchSignals(signals <-chan os.Signal) *interrupts {
+	i := &interrupts{released: make(chan struct{}), stopped: make(chan struct{})}
+	i.graceful, i.fail = context.WithCancelCause(context.Background())
+	immediate, end := context.WithCancelCause(context.Background())
+	i.immediate = immediate
+	go func() {
+		defer close(i.stopped)
+		defer end(nil)
+		for _, cancel := range []context.CancelCauseFunc{i.fail, end} {
+			select {
+			case <-signals:
+				cancel(nil)
+			case <-i.released:
+				return
+			}
+		}
+		<-i.released
+	}()
+	return i
+}
+
+// failure returns the error that was passed to fail, or nil.
+func (i *interrupts) failure() error {
+	if cause := context.Cause(i.graceful); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// release stops listening and waits until the goroutine has ended.
+func (i *interrupts) release() {
+	close(i.released)
+	<-i.stopped
+	i.fail(nil)
 }

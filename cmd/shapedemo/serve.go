@@ -2,43 +2,49 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"log"
 	"math"
 	"net"
+	"net/http"
+	"net/http/httputil"
 	"net/url"
+	"time"
 
 	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/shaper"
 )
 
 // A frontListener is where the demo serves. It is opened before anything else
 // happens, so that a port in use is reported first.
 type frontListener struct {
-	listener net.Listener // nil with -once and -outbound, which serve nothing
+	listener net.Listener // nil if the program does not serve
 	page     net.Listener // for the page that shows the proxy; nil: there is none
 	moved    bool         // to a free port, as the default port was in use
 }
 
-// listenFront listens at the address of c. If that is in use it takes a free
-// port instead, but only if the user has not chosen the address.
+// listenFront listens at the addresses of c. If that of the proxy is in use it takes a
+// free port instead, but only if the user has not chosen the address.
 func listenFront(c config) (*frontListener, error) {
-	if c.once || c.outbound {
+	if !c.serves() {
 		return &frontListener{}, nil
 	}
 	page, err := listenPage(c)
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", c.addr)
-	if err == nil {
-		return &frontListener{listener: l, page: page}, nil
+	front := &frontListener{page: page}
+	if front.listener, err = net.Listen("tcp", c.addr); err != nil && !c.addrGiven {
+		front.moved = true
+		front.listener, err = net.Listen("tcp", "127.0.0.1:0")
 	}
-	if !c.addrGiven {
-		if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
-			return &frontListener{listener: l, page: page, moved: true}, nil
-		}
+	if err != nil {
+		front.close()
+		return nil, fmt.Errorf("-addr %q: %w", c.addr, err)
 	}
-	(&frontListener{page: page}).close()
-	return nil, fmt.Errorf("-addr %q: %w", c.addr, err)
+	return front, nil
 }
 
 // close closes the listeners that no server has closed already.
@@ -50,94 +56,77 @@ func (d *frontListener) close() {
 	}
 }
 
-// serve puts a shaper in front of target, serves until the first signal, and
+// serve puts a shaper in front of an upstream, serves until the first signal, and
 // then drains the line. It serves the page about it meanwhile, if there is a listener
-// for that. The upstream is what serves target, or nil if that is a server of the
-// user's. It returns the exit status.
-func serve(stop *interrupts, t *terminal, c config, front *frontListener, target *url.URL, upstream *fragileUpstream) (int, error) {
-	if front.page == nil {
-		p, err := startProxy(front.listener, c.limits, target)
-		if err != nil {
+// for that. It returns the exit status.
+func serve(stop *interrupts, t *terminal, c config, front *frontListener) (int, error) {
+	s, err := shaper.New(c.limits, shaper.WithName("shapedemo"))
+	if err != nil {
+		return exitFailed, err
+	}
+	target := c.upstream
+	var upstream *fragileUpstream // nil: a server of the user's
+	if target == nil {
+		if upstream, err = startFragileUpstream(capacityFor(newLimitsInfo(c.limits), c.burst), nil); err != nil {
 			return exitFailed, err
 		}
-		return serveProxy(stop, t, c, front, p, nil)
+		defer upstream.close()
+		target = upstream.url
 	}
-	d, err := newDryRuns(c.limits)
-	if err != nil {
-		return exitFailed, err
-	}
-	defer d.close()
-	p, err := startProxy(front.listener, c.limits, target, d.middleware()...)
-	if err != nil {
-		return exitFailed, err
-	}
-	page := startPage(front.page, p, d, upstream)
-	defer page.close()
-	return serveProxy(stop, t, c, front, p, page)
-}
-
-// serveProxy serves until the first signal, and then drains the line. The page may be
-// nil. It closes the proxy, and not the page: that shows how the line drains.
-func serveProxy(stop *interrupts, t *terminal, c config, front *frontListener, p *proxy, page *watchPage) (int, error) {
+	p := startProxy(front.listener, s, target)
 	printHowToTry(t, c, front, p.url)
-	if page != nil {
+	endClients := func() {}
+	if front.page != nil {
+		page := startPage(front.page, p, upstream == nil)
+		defer page.close()
+		endClients = page.clients.end
 		t.say("Watch it:  %s\n", t.coloured(bold, page.url))
 	}
-	stopStatus := watchShaper(t, p.shaper, &p.upstreamErrors)
-	defer stopStatus()
 	select {
 	case <-p.done:
 		return exitFailed, p.close()
 	case <-stop.graceful.Done():
 	}
-	if page != nil {
-		page.endClients()
-	}
+	endClients() // The page goes on, and shows how the line drains.
 	return drain(stop.immediate, t, p)
 }
 
 // printHowToTry prints where the demo serves, and commands to try it with.
 func printHowToTry(t *terminal, c config, front *frontListener, at string) {
-	if c.upstream == nil && c.burst > 0 {
-		t.say("") // An empty line after the results of the burst.
+	if c.shows() {
+		t.say("") // An empty line after the results of the burst, which have the limits.
+	} else {
+		printLimits(t, c.limits)
+		if c.upstream != nil {
+			t.say("  upstream   %s", c.upstream.Redacted())
+		}
+		t.say("")
 	}
 	if front.moved {
 		t.say("%s is in use: taking a free port.", defaultAddr)
 	}
-	switch {
-	case c.upstream != nil:
-		printLimits(t, c.limits)
-		t.say("  upstream   %s\n", c.upstream.Redacted())
-	case c.burst == 0: // Otherwise the burst has printed the limits.
-		printLimits(t, c.limits)
-		t.say("")
-	}
+	// So many clients that some are refused, but not more than a shell can start.
+	clients := min(max(20, int(1.3*float64(min(newLimitsInfo(c.limits).fits, 1000)))), 500)
 	t.say("Serving on %s until Ctrl-C. Try:\n", t.coloured(bold, at))
 	t.say("  curl -i %s/", at)
-	t.say("  for i in $(seq %d); do curl -so /dev/null -w '%%{http_code}\\n' %s/ & done | sort | uniq -c", clientCount(c), at)
-	if line := k6Line(c, at); line != "" {
+	t.say("  for i in $(seq %d); do curl -so /dev/null -w '%%{http_code}\\n' %s/ & done | sort | uniq -c", clients, at)
+	if line := k6Line(c.limits, at); line != "" {
 		t.say("  %s", line)
 	}
 	t.say("")
-}
-
-// clientCount returns how many clients to start so that some are refused, within
-// the number that a shell can start.
-func clientCount(c config) int {
-	return min(max(20, int(float64(min(newLimitsInfo(c.limits).fits(), 1000))*1.3)), 500)
 }
 
 // k6Line returns the command that runs the load script, or "" for limits that
 // the script cannot judge. Its rate must be a whole number of requests per
 // second. If the line is shorter than a second, or cut short by MaxWait or a cap,
 // the script cannot tell a mistake from noise.
-func k6Line(c config, at string) string {
-	info := newLimitsInfo(c.limits)
-	if info.unlimited || c.limits.InFlight > 0 || info.rate != math.Trunc(info.rate) || info.mayWait < c.limits.Depth || float64(info.mayWait) < info.rate {
+func k6Line(l shaper.Limits, at string) string {
+	info := newLimitsInfo(l)
+	if info.unlimited || l.InFlight > 0 || info.rate != math.Trunc(info.rate) || info.mayWait < l.Depth || float64(info.mayWait) < info.rate {
 		return ""
 	}
 	line := "k6 run -e BASE_URL=" + at
-	if c.limits.String() != defaultLimits {
+	if l.String() != defaultLimits {
 		line += fmt.Sprintf(" -e RATE=%.0f -e DEPTH=%d -e BURST=%d", info.rate, info.mayWait, info.atOnce)
 	}
 	return line + " loadtest/k6.js"
@@ -179,4 +168,139 @@ func drainMessage(waiting int, info limitsInfo) string {
 		bound = "at least" // How long the upstream takes is unknown.
 	}
 	return fmt.Sprintf("Draining %s (%s %s; Ctrl-C again to stop at once).", countOf(waiting, "waiting request"), bound, limitwords.Seconds(longest))
+}
+
+// healthPath is answered without waiting in the line, so that scripts can wait
+// for the demo to start, and load balancers see when it drains.
+const healthPath = "/healthz"
+
+// A proxy is a reverse proxy with a shaper in front.
+type proxy struct {
+	shaper *shaper.Shaper
+	url    string
+
+	server    *http.Server
+	transport *http.Transport
+
+	done     chan struct{} // closed when the server has ended
+	serveErr error         // with what; to be read after that
+}
+
+// startProxy puts s in front of target and serves on l. Requests pass the outer
+// middleware before they come to the shaper. The caller must close the proxy, which
+// closes s.
+func startProxy(l net.Listener, s *shaper.Shaper, target *url.URL, outer ...func(http.Handler) http.Handler) *proxy {
+	p := &proxy{shaper: s, url: "http://" + reachable(l.Addr()), done: make(chan struct{})}
+	p.transport = http.DefaultTransport.(*http.Transport).Clone()
+	p.transport.MaxIdleConns = 0 // Unlimited: the shaper limits what goes upstream.
+	p.transport.MaxIdleConnsPerHost = 256
+	p.transport.DisableCompression = true // Compression is between the client and the upstream.
+	p.server = &http.Server{
+		Handler:           p.handler(target, outer),
+		ConnContext:       shaper.ConnContext, // To notice clients that disconnect during an upload.
+		ReadHeaderTimeout: 10 * time.Second,
+		// These two may be shorter than the wait, which does not count.
+		ReadTimeout:  10 * time.Second,
+		WriteTimeout: 30 * time.Second,
+		IdleTimeout:  time.Minute,
+		ErrorLog:     log.New(io.Discard, "", 0),
+	}
+	go func() {
+		defer close(p.done)
+		if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			p.serveErr = err
+		}
+	}()
+	return p
+}
+
+// handler returns the handler of the proxy. From the outside in, a request passes the
+// outer middleware, waits in the shaper, and is forwarded to target.
+func (p *proxy) handler(target *url.URL, outer []func(http.Handler) http.Handler) http.Handler {
+	forward := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			// The query unchanged: the upstream may accept one that net/url rejects.
+			r.Out.URL.RawQuery = r.In.URL.RawQuery
+			r.SetURL(target)
+			r.SetXForwarded()
+		},
+		Transport:    p.transport,
+		ErrorHandler: upstreamFailed,
+		ErrorLog:     log.New(io.Discard, "", 0),
+	}
+	h := shaper.Middleware(p.shaper, shaper.WithCost(costOf), shaper.WithServerTiming())(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if costOf(r) == 0 {
+				respond(w, "ok\n")
+				return
+			}
+			forward.ServeHTTP(w, r)
+		}))
+	for _, middleware := range outer {
+		h = middleware(h)
+	}
+	return h
+}
+
+// costOf returns what a request costs: nothing if it asks for the health of the
+// demo, so that it need not wait.
+func costOf(r *http.Request) int {
+	if r.URL.Path == healthPath && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+		return 0
+	}
+	return 1
+}
+
+// upstreamFailed responds when the upstream did not.
+func upstreamFailed(w http.ResponseWriter, _ *http.Request, err error) {
+	status := http.StatusBadGateway
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
+		status = http.StatusGatewayTimeout
+	}
+	http.Error(w, "shapedemo: no response from the upstream", status)
+}
+
+// drain takes no more connections, and returns when all requests that have come are
+// answered, or ctx is done. A client that does not read its response must not keep the
+// program alive: once the line is empty, drain waits for 10 seconds more at most.
+func (p *proxy) drain(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for p.shaper.Stats().Waiting > 0 && ctx.Err() == nil {
+			sleep(ctx, 100*time.Millisecond)
+		}
+		sleep(ctx, 10*time.Second)
+		cancel()
+	}()
+	_ = p.server.Shutdown(ctx) // It stops listening before it waits.
+}
+
+// close ends the proxy at once: waiting requests are refused with 503, requests
+// in progress are cut off. It returns the error that ended the server, if one did
+// before.
+func (p *proxy) close() error {
+	_ = p.shaper.Close()
+	shutDown(p.server) // The refusals need a moment to be sent.
+	p.transport.CloseIdleConnections()
+	<-p.done
+	return p.serveErr
+}
+
+// shutDown closes a server, after a moment in which it may finish what it sends.
+func shutDown(s *http.Server) {
+	moment, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
+	defer cancel()
+	_ = s.Shutdown(moment)
+	_ = s.Close()
+}
+
+// reachable returns an address at which this machine can reach a server that
+// listens on a, which may be the unspecified address.
+func reachable(a net.Addr) string {
+	at, ok := a.(*net.TCPAddr)
+	if !ok || !at.IP.IsUnspecified() {
+		return a.String()
+	}
+	return (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: at.Port}).String()
 }

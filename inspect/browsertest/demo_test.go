@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -113,11 +112,11 @@ func TestTheDemoShowsALineToWhoeverOpensItsPage(t *testing.T) {
 	p := newTab(t, d.page)
 	p.open(d.page)
 	p.live()
-	p.told(`^A scene plays: a burst of 152 every 8 s`)
+	p.told(`^Traffic comes: a burst of 152 every 8 s`)
 	await(p, "the line fills", figure("waiting"), func(n float64) bool { return n > 50 })
 	p.described("arrivals were a peak", "#chart-rate", `Arrivals: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 70 })
 	p.described("departures a band", "#chart-rate", `Departures: up to ([\d.,]+)/s`, func(n []float64) bool { return n[0] >= 40 && n[0] <= 60 })
-	p.shoot("scene")
+	p.shoot("traffic")
 	require.Empty(t, p.violations())
 	d.interrupted(p)
 }
@@ -129,13 +128,13 @@ func TestTheButtonsOfTheDemo(t *testing.T) {
 	p.prefers("prefers-color-scheme", "dark")
 	p.open(d.page)
 	p.live()
-	p.told(`^A scene plays`)
+	p.told(`^Traffic comes`)
 
 	p.set("#demo-clients", "60")
 	p.press("burst")
 	p.told(`^Burst: of 60 clients, \d+ served, \d+ refused\.$`)
-	const pressed = `document.querySelector("button[data-demo=scene]").ariaPressed`
-	await(p, "the scene has ended", pressed, func(pressed string) bool { return pressed == "false" })
+	const pressed = `document.querySelector("button[data-demo=traffic]").ariaPressed`
+	await(p, "the traffic has ended", pressed, func(pressed string) bool { return pressed == "false" })
 	p.press("herd")
 	p.told(`^Herd: of 60 clients( in \d+ requests)?, 60 served, \d+ refused\.$`)
 	p.press("impatient")
@@ -151,23 +150,9 @@ func TestTheButtonsOfTheDemo(t *testing.T) {
 	await(p, "the rate is four times what it was", text("#limits-text"), func(limits string) bool { return limits == "160/s depth 20" })
 	p.told(`^Burst: of 60 clients`)
 
-	p.expect(`status 400|log error: network: .* 400 `)
-	p.set("#demo-candidate", `<img src=x onerror="window.owned = 1">`)
-	p.click("#demo-candidate + button")
-	p.told(`^Not done: .*column 1`)
-	p.awaitTrue("the field is marked", `document.querySelector("#demo-candidate").ariaInvalid === "true"`)
-	require.Empty(t, eval[[]string](p, foreign))
-	p.set("#demo-candidate", "10/s depth 3")
-	p.click("#demo-candidate + button")
-	p.told(`^The dry run goes on with 10/s depth 3\.$`)
-	p.press("burst")
-	await(p, "it would have refused some", text(".demo"), regexp.MustCompile(`It would have refused [1-9]\d* of \d+\.`).MatchString)
-
-	p.press("slow")
-	p.press("steady")
-	await(p, "a worker is busy for long", text("#demo-upstream"), func(shown string) bool { return strings.Contains(shown, " 1 s a request") })
 	p.press("stop")
-	await(p, "nothing goes on", `[...document.querySelectorAll("button[data-demo][aria-pressed=true]")].map(b => b.dataset.demo).join()`, func(on string) bool { return on == "slow" })
+	p.press("traffic")
+	await(p, "the traffic goes on", pressed, func(pressed string) bool { return pressed == "true" })
 	p.shoot("buttons")
 	require.Empty(t, p.violations())
 	d.interrupted(p)
@@ -180,7 +165,7 @@ func TestTheSliderOfTheDemoStaysUnderThePointer(t *testing.T) {
 	p := newTab(t, d.page)
 	p.open(d.page)
 	p.live()
-	p.told(`^A scene plays`)
+	p.told(`^Traffic comes`)
 	for _, width := range []int64{320, 390, 768, 1024, 1280, 1920} {
 		p.do(chromedp.EmulateViewport(width, 900))
 		boxes := eval[[]string](p, `[...Array(51).keys()].map(i => {
@@ -202,7 +187,7 @@ func TestTheDemoFitsAPhone(t *testing.T) {
 	p.phone()
 	p.open(d.page)
 	p.live()
-	p.told(`^A scene plays`)
+	p.told(`^Traffic comes`)
 	p.shoot("phone")
 	require.LessOrEqual(t, eval[float64](p, "document.documentElement.scrollWidth"), 390.0)
 	require.Empty(t, p.violations())

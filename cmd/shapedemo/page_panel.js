@@ -1,7 +1,7 @@
-// The demo-only part of the page: buttons that send clients to the proxy, a slider for
-// its rate, and limits to try in a dry run. It fills the section that the page keeps for
-// such a script, and asks the demo for its state once a second while the page is visible:
-// that is also how the demo knows that somebody watches.
+// The demo-only part of the page: buttons that send clients to the proxy, and a slider for
+// its rate. It fills the section that the page keeps for such a script, and asks the demo for
+// its state once a second while the page is visible. As long as its visitor has pressed no
+// button it sends some traffic, so that there is something to see.
 
 const beat = 1000; // ms between two questions
 const patience = 5000; // ms until the next question after one without an answer
@@ -11,8 +11,9 @@ const panel = document.getElementById("panel");
 const status = document.getElementById("status"); // of the page's connection
 let state = null;
 let told = ""; // the errand whose end has been told
-let failedBefore = 0; // requests that found no worker before the page was opened, such as those that the demo sends without the shaper
 let sliding = 0; // timer of the slider; 0: it rests
+let traffic = true; // the visitor wants traffic
+let beats = 0; // since the traffic began
 
 /** Makes an element with properties, attributes (aria-…) and children. */
 function make(name, properties = {}, ...children) {
@@ -31,59 +32,46 @@ function button(name, text, title, press) {
 
 const clients = make("input", { type: "number", id: "demo-clients", min: 1, max: 10000, step: 1, required: true, inputMode: "numeric", className: "short" });
 const sender = (name, text, title) => button(name, text, title, () => send(name));
-const toggler = (name, text, title) => button(name, text, title, () => toggle(name));
 const buttons = {
   burst: sender("burst", "Burst", "All clients send a request at one instant"),
   herd: sender("herd", "Herd", "As a burst; and those that are refused come back together when their Retry-After is over"),
   impatient: sender("impatient", "Clients that give up", "As a burst; and every second client goes away if it has to wait long"),
-  scene: toggler("scene", "Play a scene", "A burst every few seconds and a few clients in between, while a page is open"),
-  steady: toggler("steady", "Steady traffic", "Four fifths of the rate that the proxy had at first, all the time"),
-  slow: toggler("slow", "Slow upstream", "Each request takes the upstream ten times as long; when it is busy it asks for a pause, which holds the line"),
-  stop: button("stop", "Stop", "All simulated clients go away", () => attempt(() => act("stop", {}))),
+  traffic: button("traffic", "Traffic", "A few clients all the time, and a burst every few seconds, while this page is open", () => {
+    traffic = !traffic;
+    beats = 0;
+    show(state);
+  }),
+  stop: button("stop", "Stop", "All simulated clients go away", () => {
+    traffic = false;
+    attempt(() => act("stop"));
+  }),
 };
-const upstream = make("p", { className: "hint", id: "demo-upstream" });
 const slider = make("input", { type: "range", id: "demo-rate", min: 0, max: 200, step: 1, oninput: slide, onchange: slide });
 const rate = make("output", { htmlFor: "demo-rate" });
 const last = make("p", { className: "hint" });
-const limits = make("input", { id: "demo-candidate", autocomplete: "off", spellcheck: false, required: true, "autocapitalize": "off", "aria-describedby": "demo-verdict" });
-const verdict = make("p", { className: "hint", id: "demo-verdict" });
 const result = make("p", { id: "demo-result", role: "status" });
 
 const sending = make("div", { role: "group", className: "row", "aria-label": "Send clients" },
   make("label", { htmlFor: "demo-clients", textContent: "Clients" }), clients, buttons.burst, buttons.herd, buttons.impatient);
-const lasting = make("div", { role: "group", className: "row", "aria-label": "What lasts" },
-  buttons.scene, buttons.steady, buttons.slow, buttons.stop);
+const lasting = make("div", { role: "group", className: "row", "aria-label": "What lasts" }, buttons.traffic, buttons.stop);
 const speed = make("div", { className: "row setting" },
   make("label", { htmlFor: "demo-rate", textContent: "Rate of the proxy" }), slider, rate, last);
-const trial = make("form", { className: "row setting", noValidate: true, onsubmit: tryLimits },
-  make("label", { htmlFor: "demo-candidate", textContent: "Dry run of" }), limits, make("button", { textContent: "Try" }), verdict);
 
 /** Asks the demo to do something, and shows the state that it answers. */
-async function act(name, body) {
-  const response = await fetch(`/demo/${name}`, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-  });
-  const answer = await response.json().catch(() => ({})); // What stands in between may answer in another form.
-  if (!response.ok) throw new Refusal(answer.error ?? { message: `the server answered ${response.status}` });
-  show(answer);
-  return answer;
+async function act(name, value = "") {
+  const response = await fetch(`/demo/${name}`, { method: "POST", body: String(value) });
+  if (!response.ok) throw new Refusal((await response.text()).trim());
+  show(await response.json());
 }
 
-class Refusal extends Error {
-  constructor({ parameter, message }) {
-    super(parameter ? `${parameter} ${message}` : message);
-  }
-}
+class Refusal extends Error {}
 
 /** Runs what a button does, and tells what goes wrong. */
 async function attempt(action) {
   try {
-    return await action();
+    await action();
   } catch (error) {
     tell(error instanceof Refusal ? `Not done: ${error.message}.` : "The demo does not answer.", true);
-    return null;
   }
 }
 
@@ -94,21 +82,8 @@ function tell(text, failed = false) {
 
 function send(name) {
   if (!clients.reportValidity()) return;
-  attempt(() => act(name, { n: clients.valueAsNumber }));
-}
-
-function toggle(name) {
-  attempt(() => act(name, { on: !state.clients[name] }));
-}
-
-function tryLimits(event) {
-  event.preventDefault();
-  attempt(async () => {
-    limits.setAttribute("aria-invalid", "true");
-    await act("candidate", { limits: limits.value });
-    limits.removeAttribute("aria-invalid");
-    tell(`The dry run goes on with ${state.candidate.limits}.`);
-  });
+  traffic = false; // The page now shows what its visitor does.
+  attempt(() => act(name, clients.valueAsNumber));
 }
 
 /** The rate at the slider's place: the scale is logarithmic, and the numbers are round. */
@@ -127,7 +102,7 @@ function slide() {
   clearTimeout(sliding);
   sliding = setTimeout(async () => {
     const place = slider.valueAsNumber;
-    await attempt(() => act("rate", { rate: rateAt(place) }));
+    await attempt(() => act("rate", rateAt(place)));
     if (slider.valueAsNumber === place) sliding = 0;
   }, settle);
 }
@@ -142,33 +117,41 @@ function showRate(perSecond) {
 function show(now) {
   const first = state === null;
   state = now;
-  if (first) {
-    failedBefore = state.clients?.failed ?? 0;
-    build();
-  }
+  if (first) build();
   last.textContent = state.waiting === 0 ? "Nobody waits." : `${state.waiting} in line, the last leaves in ${seconds(state.last_in_s)}.`;
   if (state.fastest > 0 && sliding === 0) {
     slider.value = placeOf(state.rate);
     showRate(state.rate);
   }
-  const { seen, refused } = state.candidate;
-  verdict.textContent = seen === 0 ? "No request has come since." : `It would have refused ${refused} of ${seen}.`;
-  if (state.clients) showClients();
+  if (state.sends_clients) showClients();
 }
 
 function showClients() {
-  const now = state.clients;
-  for (const name of ["scene", "steady", "slow"]) buttons[name].setAttribute("aria-pressed", String(now[name]));
-  const failed = now.failed > failedBefore ? `; ${now.failed - failedBefore} found all busy since you opened this page` : "";
-  upstream.textContent = `Upstream: ${now.busy} of ${now.workers} workers busy, ${seconds(now.service_s)} a request${failed}.`;
+  buttons.traffic.setAttribute("aria-pressed", String(traffic));
   const errand = state.errand;
-  if (!errand) {
-    if (now.scene) tell(`A scene plays: a burst of ${now.scene_burst} every ${seconds(now.scene_period_s)}, and a few clients in between. It ends when you send clients.`);
-    return;
+  if (traffic) {
+    tell(`Traffic comes: a burst of ${burst()} every ${period()} s, and a few clients in between. It ends when you send clients.`);
+  } else if (errand) {
+    const id = JSON.stringify([errand.name, errand.id, errand.ended]);
+    if (id !== told) tell(errand.ended ? outcome(errand) : beginning(errand), errand.ended && errand.failed > 0);
+    told = id;
   }
-  const name = `${errand.id} ${errand.ended}`;
-  if (name !== told) tell(errand.ended ? outcome(errand) : beginning(errand), errand.ended && errand.failed > 0);
-  told = name;
+}
+
+/** How many clients make a burst that does not fit the line. */
+function burst() {
+  return Math.min(Math.max(3, Math.ceil(1.5 * state.fits)), 300);
+}
+
+/** Seconds from one burst of the traffic to the next, in which the line leaves. */
+function period() {
+  return Math.round(Math.min(Math.max(8, 1.5 * state.drain_s), 60));
+}
+
+/** How many clients the traffic sends in the next second. */
+function trafficNow() {
+  const single = Math.min(state.fastest > 0 ? state.rate / 2 : 100, 100);
+  return Math.floor((beats + 1) * single) - Math.floor(beats * single) + (beats % period() === 0 ? burst() : 0);
 }
 
 function beginning(errand) {
@@ -195,18 +178,13 @@ function seconds(s) {
 
 /** Puts the parts into the page for which there is something behind them. */
 function build() {
-  limits.value = state.candidate.limits;
-  const settings = make("div", { className: "settings" });
-  if (state.fastest > 0) settings.append(speed);
-  settings.append(trial);
-  const row = make("div", { className: "settings" }, result);
-  if (state.clients) {
-    clients.value = state.clients.suggested;
-    row.append(upstream);
-    panel.append(make("div", { className: "actions" }, sending, lasting), row, settings);
-  } else {
-    panel.append(settings, row);
+  const settings = make("div", { className: "settings" }, result);
+  if (state.fastest > 0) settings.prepend(speed);
+  if (state.sends_clients) {
+    clients.value = Math.min(Math.max(10, 2 * state.fits), 500);
+    panel.append(make("div", { className: "actions" }, sending, lasting));
   }
+  panel.append(settings);
   panel.classList.add("card", "demo");
 }
 
@@ -216,9 +194,11 @@ async function watch() {
   let pause = beat;
   if (!document.hidden && !["lost", "bye", "refused"].includes(status?.dataset.state)) {
     try {
-      await act("watch", {});
+      const now = state?.sends_clients && traffic ? trafficNow() : 0;
+      await (now > 0 ? act("traffic", now) : act("state"));
+      if (traffic) beats++;
     } catch {
-      pause = patience; // The page itself tells that the connection is lost.
+      pause = patience; // The page itself tells that the connection is lost, and the demo that it stops.
     }
   }
   clearTimeout(watch.timer);

@@ -1,0 +1,355 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/shaper"
+)
+
+// A trial is what came of sending the burst once.
+type trial struct {
+	tally
+	arrived     []time.Time   // when requests arrived at the server that the burst was sent to
+	reached     []time.Time   // when they reached the upstream, by its own record
+	disconnects []time.Time   // when impatient clients disconnected, by their own record
+	impatient   int           // clients that disconnect if they have to wait
+	requests    []*requestLog // what the shaper did with each; nil without a shaper
+	missedUnits float64       // Stats.Missed: units lost because departures were later than Slack
+}
+
+// showBurst sends the burst twice, directly to an upstream and through a proxy
+// with a shaper on a free port, and prints the results.
+func showBurst(ctx context.Context, t *terminal, c config) (status int, err error) {
+	info := newLimitsInfo(c.limits)
+	size := capacityFor(info, c.burst)
+	t.say("%s\n", t.coloured(bold, "Requests arrive in a burst and leave evenly spaced."))
+	printLimits(t, info.limits)
+	t.say("  upstream   %s, %s for each request: up to %s/s; answers 503 when\n"+
+		"             all workers are busy\n",
+		countOf(size.workers, "worker"), limitwords.Seconds(size.serviceTime.Seconds()), formatDecimal(size.perSecond()))
+
+	sends := sendTimes(c.burst, burstSpan(c.burst, size))
+	t.say("Sending %d requests directly to the upstream ...", c.burst)
+	direct, err := sendDirect(ctx, size, sends)
+	if err != nil {
+		return exitFailed, err
+	}
+	impatient := chooseImpatient(c.burst, c.vanish, info)
+	t.say("Sending %d requests through the shaper%s ...\n", c.burst, announce(info, sends, len(impatient)))
+	shaped, err := sendShaped(ctx, c.limits, size, sends, impatient)
+	if err != nil {
+		return exitFailed, err
+	}
+
+	t.say("%s", burstChart(t, info, direct, shaped))
+	t.say("%s", burstTable(t, info, direct, shaped))
+	status = verdict(t, burstVerdict(info, direct, shaped), judgeBurst(info, size, direct, shaped))
+	if c.svg != "" && status == exitOK {
+		if err := os.WriteFile(c.svg, []byte(burstSVG(info, shaped)), 0o644); err != nil {
+			return exitFailed, err
+		}
+		t.say("The picture is in %s.", c.svg)
+	}
+	return status, nil
+}
+
+// announce returns what to print about a burst before it is sent through the
+// shaper: how many clients are impatient, and how long a run of more than a
+// second takes.
+func announce(info limitsInfo, sends []time.Duration, impatient int) string {
+	text := ""
+	if impatient > 0 {
+		text = fmt.Sprintf(", %d impatient", impatient)
+	}
+	span := sends[len(sends)-1].Seconds()
+	served := min(float64(len(sends)), float64(info.fits)+info.rate*span)
+	wait := (served - float64(info.atOnce)) * (1 - float64(impatient)/float64(len(sends)))
+	if seconds := max(span, wait*info.interval); seconds >= 1 {
+		text += fmt.Sprintf("; takes about %s", limitwords.Seconds(math.Round(seconds*10)/10))
+	}
+	return text
+}
+
+func sendDirect(ctx context.Context, size capacity, sends []time.Duration) (trial, error) {
+	reached := &instants{}
+	f, err := startFragileUpstream(size, reached)
+	if err != nil {
+		return trial{}, err
+	}
+	defer f.close()
+	results, err := sendBurst(ctx, f.url.JoinPath("burst").String(), sends, nil)
+	return trial{tally: results, arrived: reached.sorted(), reached: reached.sorted()}, err
+}
+
+func sendShaped(ctx context.Context, l shaper.Limits, size capacity, sends []time.Duration, impatient map[int]*impatientClient) (trial, error) {
+	reached := &instants{}
+	f, err := startFragileUpstream(size, reached)
+	if err != nil {
+		return trial{}, err
+	}
+	defer f.close()
+	s, err := shaper.New(l, shaper.WithTrace(traceRequests()))
+	if err != nil {
+		return trial{}, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return trial{}, err
+	}
+	logs := &requestLogs{impatient: impatient}
+	p := startProxy(listener, s, f.url, logs.middleware)
+	defer p.close()
+	results, err := sendBurst(ctx, p.url+"/burst", sends, impatient)
+	if err != nil {
+		return trial{}, err // Some requests may still be in progress.
+	}
+	shaped := trial{tally: results, impatient: len(impatient), requests: logs.byArrival(), reached: reached.sorted()}
+	shaped.missedUnits = s.Stats().Missed
+	for _, r := range shaped.requests {
+		shaped.arrived = append(shaped.arrived, r.arrived)
+		if left := r.client.leftAt(); !left.IsZero() {
+			shaped.disconnects = append(shaped.disconnects, left)
+		}
+	}
+	slices.SortFunc(shaped.disconnects, time.Time.Compare)
+	return shaped, nil
+}
+
+// burstSpan returns the time over which a burst of n arrives: a quarter of a
+// second, or less where the upstream would serve most of the burst in that time.
+func burstSpan(n int, s capacity) time.Duration {
+	const longest = 250 * time.Millisecond
+	rest := 0.8*float64(n) - float64(s.workers)
+	return time.Duration(max(0, min(longest.Seconds(), rest/s.perSecond())) * float64(time.Second))
+}
+
+// A capacity is how much load the fragile upstream can take.
+type capacity struct {
+	workers     int
+	serviceTime time.Duration // of each request
+}
+
+// perSecond returns how many requests it can serve per second.
+func (s capacity) perSecond() float64 { return float64(s.workers) / s.serviceTime.Seconds() }
+
+// capacityFor returns the capacity of an upstream that can serve four times the
+// shaped rate, and in addition what may leave at once. That is too little for
+// the whole burst, and leaves enough spare workers behind the shaper when a busy
+// machine delays requests by up to three service times. The service time is the
+// longest of three with which the burst still has twice as many requests as
+// there are workers.
+func capacityFor(info limitsInfo, burst int) capacity {
+	if info.unlimited {
+		return capacity{workers: 8, serviceTime: 100 * time.Millisecond}
+	}
+	if burst == 0 {
+		burst = defaultBurst
+	}
+	var s capacity
+	for _, service := range []time.Duration{100 * time.Millisecond, 50 * time.Millisecond, 25 * time.Millisecond} {
+		workers := float64(info.atOnce) + math.Ceil(4*info.rate*service.Seconds())
+		s = capacity{workers: int(min(workers, 1e6)), serviceTime: service}
+		if 2*s.workers <= burst {
+			break
+		}
+	}
+	return s
+}
+
+// A fragileUpstream is a real HTTP server on loopback with few workers, a fixed
+// service time and no backlog: it answers 503 while all workers are busy.
+type fragileUpstream struct {
+	loopback
+	serviceTime time.Duration
+	workers     chan struct{} // has room for one entry of each worker that is busy
+	reached     *instants     // when each request reached it; nil: not recorded
+}
+
+// startFragileUpstream starts an upstream on a free port. The caller must close it.
+func startFragileUpstream(s capacity, reached *instants) (*fragileUpstream, error) {
+	f := &fragileUpstream{serviceTime: s.serviceTime, workers: make(chan struct{}, s.workers), reached: reached}
+	var err error
+	f.loopback, err = startLoopback(f)
+	return f, err
+}
+
+// ServeHTTP serves a request if there is a worker for it.
+func (f *fragileUpstream) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	f.reached.note(time.Now())
+	select {
+	case f.workers <- struct{}{}:
+	default:
+		http.Error(w, "the upstream has no worker left", http.StatusServiceUnavailable)
+		return
+	}
+	defer func() { <-f.workers }()
+	// A worker is busy for the whole service time, even if the client has
+	// disconnected: that is what makes the upstream fragile.
+	time.Sleep(f.serviceTime)
+	respond(w, "served by the fragile upstream\n")
+}
+
+// judgeBurst returns what is wrong with a demonstration. Nothing is wrong if the
+// upstream failed without the shaper and served all requests behind it, if
+// exactly the requests that did not fit were refused, and if clients that had
+// disconnected cost no slot.
+func judgeBurst(info limitsInfo, s capacity, direct, shaped trial) (faults []string) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	switch {
+	case direct.failed == 0 && direct.sent <= s.workers:
+		fault("the burst of %d fits into the upstream's %s anyway, so there is nothing to show: try a larger -burst or a slower -limits", direct.sent, countOf(s.workers, "worker"))
+	case direct.failed == 0:
+		fault("the upstream served the burst of %d without the shaper, so there is nothing to show: try a larger -burst or a slower -limits", direct.sent)
+	}
+	if shaped.failed > 0 {
+		fault("%s failed behind the shaper", countOf(shaped.failed, "request"))
+	}
+	if n := direct.other + shaped.other; n > 0 {
+		fault("%s got no response, or one that this program does not expect", countOf(n, "request"))
+	}
+	if shaped.failed+shaped.other > 0 {
+		return faults // The counts below would say the same again.
+	}
+	if n := len(shaped.reached); n < shaped.served || n > shaped.served+departedAfterLeaving(shaped.requests) {
+		fault("%d were served behind the shaper, but %d reached the upstream", shaped.served, n)
+	}
+	for _, r := range shaped.requests {
+		if says := misjudged(info, r); says != "" {
+			fault("%s", says)
+		}
+	}
+	switch n := wastedSlots(info, shaped); {
+	case shaped.impatient > 0 && shaped.left == 0:
+		fault("none of %s had to wait long enough to disconnect, so there is nothing to show: try a larger -burst or -limits with a longer line", countOf(shaped.impatient, "impatient client"))
+	case shaped.impatient > 0 && n > toleratedSlots:
+		fault("%d slots were given to clients that had disconnected, or passed unused while a request waited", n)
+	case shaped.impatient == 0 && n > 0:
+		fault("%s passed unused while a request waited", countOf(n, "slot"))
+	}
+	return faults
+}
+
+// misjudged returns what is wrong if a request was refused with room in the line, or
+// admitted without, by how many the shaper says were waiting just after that.
+func misjudged(info limitsInfo, r *requestLog) (fault string) {
+	full := r.waiting >= info.limits.Depth
+	late := info.limits.MaxWait > 0 && float64(r.waiting+1)*info.interval > info.limits.MaxWait.Seconds()-1e-6
+	switch {
+	case r.waiting > info.limits.Depth:
+		return fmt.Sprintf("%d waited in a line of %d", r.waiting, info.limits.Depth)
+	case r.refused.IsZero(),
+		!info.unlimited && full && errors.Is(r.reason, shaper.ErrQueueFull),
+		!info.unlimited && late && errors.Is(r.reason, shaper.ErrTooLate):
+		return ""
+	}
+	return fmt.Sprintf("a request was refused (%v) with %d in a line of %d", r.reason, r.waiting, info.limits.Depth)
+}
+
+// toleratedSlots is how many slots may be wasted on clients that have
+// disconnected: a client may disconnect just when its slot has been given to it,
+// and a busy machine may notice that too late to pass the slot on.
+const toleratedSlots = 1
+
+// wastedSlots returns how many departure slots were wasted: those given to
+// clients that had disconnected, and those in which no request left although one
+// was waiting.
+func wastedSlots(info limitsInfo, shaped trial) int {
+	return departedAfterLeaving(shaped.requests) + lostSlots(info, shaped)
+}
+
+// departedAfterLeaving counts the departures of requests whose clients did not stay
+// for the response.
+func departedAfterLeaving(requests []*requestLog) (n int) {
+	for _, r := range requests {
+		if !r.departed.IsZero() && !r.client.leftAt().IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+// lostSlots counts the slots in which no request left although one was waiting.
+// It uses the shaper's own instants, because those at the upstream depend on
+// what else the machine does. A request must leave an interval after the one
+// before it, or at its arrival, if that is later. It may be late by Slack, and
+// by the lateness beyond Slack that the shaper itself reports as Stats.Missed:
+// then the machine was late, and no slot was lost.
+func lostSlots(info limitsInfo, shaped trial) (slots int) {
+	if info.unlimited {
+		return 0
+	}
+	const rounding = 1e-6 // seconds
+	late := info.slack().Seconds() + shaped.missedUnits*info.interval + rounding
+	var before *requestLog
+	for _, r := range slices.SortedFunc(slices.Values(shaped.requests), func(a, b *requestLog) int { return a.departed.Compare(b.departed) }) {
+		if r.departed.IsZero() {
+			continue
+		}
+		if before != nil {
+			waited := min(r.departed.Sub(before.departed).Seconds()-info.interval, r.departed.Sub(r.admitted()).Seconds())
+			slots += max(0, int(math.Ceil((waited-late)/info.interval)))
+		}
+		before = r
+	}
+	return slots
+}
+
+// burstVerdict returns in a sentence or two what a demonstration without a fault showed.
+func burstVerdict(info limitsInfo, direct, shaped trial) string {
+	text := fmt.Sprintf("Without the shaper %d of %d requests failed, with it none:\n  ", direct.failed, direct.sent)
+	switch {
+	case shaped.left > 0 && shaped.refused > 0:
+		return text + fmt.Sprintf("%d disconnected while they waited and %s;\n  %d were served, and the other %d were refused at once, with 429.",
+			shaped.left, costInSlots(wastedSlots(info, shaped)), shaped.served, shaped.refused)
+	case shaped.left > 0:
+		return text + fmt.Sprintf("%d disconnected while they waited and %s;\n  the other %d were served.",
+			shaped.left, costInSlots(wastedSlots(info, shaped)), shaped.served)
+	case shaped.refused == 0:
+		return text + "all were served, a little later."
+	case shaped.served > info.fits:
+		return text + fmt.Sprintf("%d fitted at once, there was room for %d more while the burst came in,\n  and the other %d were refused at once, with 429.",
+			info.fits, shaped.served-info.fits, shaped.refused)
+	}
+	return text + fmt.Sprintf("%d fitted, and the other %d were refused at once, with 429.", shaped.served, shaped.refused)
+}
+
+// costInSlots returns the text of how many slots were wasted.
+func costInSlots(slots int) string {
+	if slots == 0 {
+		return "cost no slot"
+	}
+	return "cost " + countOf(slots, "slot")
+}
+
+// burstTable returns a table of the results without and with the shaper.
+func burstTable(t *terminal, info limitsInfo, direct, shaped trial) string {
+	b := newTable(t)
+	b.row("sent", direct.sent, shaped.sent)
+	if shaped.impatient > 0 {
+		b.row("by impatient clients", "-", shaped.impatient)
+	}
+	b.row("served", direct.served, shaped.served)
+	b.row("refused with 429", direct.refused, shaped.refused)
+	if shaped.impatient > 0 {
+		b.row("disconnected while waiting", "-", shaped.left)
+		b.row("slots wasted on these", "-", wastedSlots(info, shaped))
+	}
+	b.row("failed (5xx)", direct.failed, shaped.failed)
+	if direct.other+shaped.other > 0 {
+		b.row("no response, or another", direct.other, shaped.other)
+	}
+	directGaps, shapedGaps := gaps(direct.reached), gaps(shaped.reached)
+	b.row("smallest gap at the upstream", quantile(directGaps, 0), quantile(shapedGaps, 0))
+	b.row("median gap at the upstream", quantile(directGaps, 0.5), quantile(shapedGaps, 0.5))
+	b.row("longest wait", "-", limitwords.Seconds(shaped.longestWait.Seconds()))
+	return b.String()
+}
