@@ -64,6 +64,11 @@ const importPolicy = `
 	# What proves a Bucket is for users' tests, so it brings no test library with it.
 	shaper/buckettest: std shaper/shared
 
+	# What language models count, and how they say it, is for whoever calls them: it knows a
+	# line, and no client library of a provider's. The providers in memory know what is counted alone.
+	llm: std shaper
+	llm/llmtest: std llm
+
 	# The demo shows itself in a browser: whoever runs it first sees the line at work.
 	cmd/shapedemo: std syscall shaper inspect internal/limitwords
 
@@ -102,7 +107,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
+	test: std unsafe syscall llm llm/llmtest shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for

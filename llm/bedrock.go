@@ -1,0 +1,98 @@
+package llm
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// bedrockOutput is what Bedrock reserves for the answer to a request that does not bound it: the
+// most that the model can write, which is 64,000 tokens for Claude Sonnet
+// (repost.aws/articles/ARfUsSkaWeSLiWZbv0OVSG1Q, read in 2026-11).
+const bedrockOutput = 64_000
+
+// Bedrock is the runtime of Amazon Bedrock: Converse and InvokeModel, plain and streamed. It
+// counts requests and tokens, in a [Quota]'s Requests and Tokens. It reserves the input and the
+// most tokens of the answer when a call begins, and settles when the call ends. So bound the answer: a request that does
+// not is taken to reserve 64,000 tokens.
+//
+// For some models, such as Claude 3.7 and later, an output token counts as 5. Let Counted return
+// five times the Output then.
+var Bedrock = Provider{
+	Estimate: func(r *http.Request) (Usage, error) {
+		input, a, err := asked(r)
+		output := max(a.InferenceConfig.MaxTokens, a.InferenceConfig.MaxNewTokens, a.MaxTokens, a.MaxTokensToSample,
+			a.MaxGenLen, a.TextGenerationConfig.MaxTokenCount)
+		if output == 0 && r.URL != nil && isInference(r.URL.Path) {
+			output = bedrockOutput
+		}
+		return Usage{Input: input, Output: int(output)}, err
+	},
+
+	// At the end of a call "InputTokenCount + CacheWriteInputTokens + (OutputTokenCount x burndown rate)" count
+	// (docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html, read in 2026-11).
+	Counted: func(u Usage) Usage {
+		u.CacheRead = 0
+		return u
+	},
+
+	Usage: func(event []byte) (u Usage, ok bool) {
+		if u, ok = bedrockUsage(event); ok || !bytes.Contains(event, []byte(`"bytes"`)) {
+			return u, ok
+		}
+		// InvokeModelWithResponseStream wraps what the model says.
+		var e struct{ Bytes []byte }
+		if !decode(event, &e) {
+			return Usage{}, false
+		}
+		return bedrockUsage(e.Bytes)
+	},
+
+	Left: func(http.Header) []Left { return nil }, // Bedrock does not say.
+
+	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil, nil) },
+}
+
+// isInference reports whether a path is of a call of a model.
+func isInference(path string) bool {
+	for _, end := range []string{"/converse", "/converse-stream", "/invoke", "/invoke-with-response-stream"} {
+		if strings.HasSuffix(path, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// bedrockUsage reads the usage of Converse, of its event metadata, of a model of Anthropic's, or the metrics that
+// Bedrock adds to the last event of a model. Input tokens do not include those of the cache
+// (github.com/anomalyco/opencode/pull/38427, 2026).
+func bedrockUsage(event []byte) (u Usage, ok bool) {
+	if !bytes.Contains(event, []byte(`"usage"`)) && !bytes.Contains(event, []byte(`"amazon-bedrock-invocationMetrics"`)) {
+		return Usage{}, false
+	}
+	var e struct {
+		Usage struct {
+			Input      count `json:"inputTokens"`
+			Output     count `json:"outputTokens"`
+			CacheRead  count `json:"cacheReadInputTokens"`
+			CacheWrite count `json:"cacheWriteInputTokens"`
+		}
+		Metrics struct {
+			Input      count `json:"inputTokenCount"`
+			Output     count `json:"outputTokenCount"`
+			CacheRead  count `json:"cacheReadInputTokenCount"`
+			CacheWrite count `json:"cacheWriteInputTokenCount"`
+		} `json:"amazon-bedrock-invocationMetrics"`
+	}
+	if !decode(event, &e) {
+		return Usage{}, false
+	}
+	if c := e.Usage; c.Input.known && c.Output.known {
+		return Usage{Input: c.Input.n, Output: c.Output.n, CacheRead: c.CacheRead.n, CacheWrite: c.CacheWrite.n}, true
+	}
+	if m := e.Metrics; m.Input.known && m.Output.known {
+		return Usage{Input: m.Input.n, Output: m.Output.n, CacheRead: m.CacheRead.n, CacheWrite: m.CacheWrite.n}, true
+	}
+	return anthropicUsage(event)
+}

@@ -1,0 +1,34 @@
+// Package llm paces calls of language models within their quotas: one line, first in first
+// out, for requests and tokens per minute together.
+//
+//	q := llm.Quota{Requests: 500, Tokens: 90_000} // from the provider's page
+//	limits, err := q.Limits(30*time.Second, 1000) // 1,000 calls may wait
+//	...
+//	s, err := shaper.New(limits)
+//	...
+//	client := &http.Client{Transport: llm.Transport(s, q, llm.Bedrock)}
+//
+// How many tokens a call takes is known when it has ended. So a call reserves what it may
+// take ([Provider.Estimate]) and settles with what its response reports ([Provider.Usage]), of
+// a streamed response at its end. What was reserved too much lets the calls in line leave sooner.
+//
+// A [Provider] is how an API counts and reports. [OpenAI], [Anthropic], [Gemini] and [Bedrock]
+// are ready for use, and examples for others. Package llm sends nothing by itself, and knows no
+// tokenizer: an estimate is a quarter of the bytes of the request's body, plus the most tokens
+// that the answer may have.
+//
+// # One bucket
+//
+// The limits of a [Quota] need one bucket only. Its units are millionths of a minute's
+// quota, and a call costs the largest of its shares ([Quota.Cost]). So no limit can be exceeded,
+// there is one line and one decision, and predictions are exact. What one bucket gives away is what
+// calls of different shape could have used beside each other: docs/llm.md has the figures.
+//
+// # Nothing is free
+//
+// What is missing, malformed, negative or too large to be a number of tokens is not counted as 0.
+// If a response reports no usage, breaks off before its end, or is closed before its end, the
+// estimate stands. An estimate is at least a request's share.
+//
+// docs/llm.md leads from the provider's page to a client.
+package llm

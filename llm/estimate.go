@@ -1,0 +1,99 @@
+package llm
+
+import (
+	"bytes"
+	"io"
+	"math"
+	"net/http"
+)
+
+// kept is how much of the body of a request, and of one event of a response, is looked at.
+const kept = 1 << 20
+
+// An ask is what a request's body says about how long the answer may be, in the fields of the
+// APIs that are known.
+type ask struct {
+	MaxTokens           ceiling `json:"max_tokens"`            // OpenAI's older name; Anthropic
+	MaxCompletionTokens ceiling `json:"max_completion_tokens"` // OpenAI, Chat Completions
+	MaxOutputTokens     ceiling `json:"max_output_tokens"`     // OpenAI, Responses
+	MaxTokensToSample   ceiling `json:"max_tokens_to_sample"`  // Anthropic, Text Completions
+	MaxGenLen           ceiling `json:"max_gen_len"`           // Bedrock: Llama
+	N                   ceiling `json:"n"`
+	BestOf              ceiling `json:"best_of"`
+	GenerationConfig    struct {
+		MaxOutputTokens ceiling `json:"maxOutputTokens"`
+		CandidateCount  ceiling `json:"candidateCount"`
+	} `json:"generationConfig"` // Gemini
+	InferenceConfig struct {
+		MaxTokens    ceiling `json:"maxTokens"`
+		MaxNewTokens ceiling `json:"max_new_tokens"`
+	} `json:"inferenceConfig"` // Bedrock: Converse; Nova
+	TextGenerationConfig struct {
+		MaxTokenCount ceiling `json:"maxTokenCount"`
+	} `json:"textGenerationConfig"` // Bedrock: Titan
+}
+
+// asked returns how many tokens the body of a request takes as input, by its length, and what it asks for.
+// Images and the like count by their length too. A body that is not JSON, or longer than 1 MiB,
+// asks for nothing.
+func asked(r *http.Request) (input int, a ask, err error) {
+	head, length, err := peekRequest(r)
+	if err != nil {
+		return 0, ask{}, err
+	}
+	if int64(len(head)) == length {
+		decode(head, &a)
+	}
+	return int(min((length+3)/4, math.MaxInt)), a, nil
+}
+
+// peekRequest returns the first bytes of the body of a request, at most 1 MiB of them, and its length,
+// which is at least that of what was read. The request can be sent as before, and its ContentLength
+// and GetBody are as they were.
+func peekRequest(r *http.Request) (head []byte, length int64, err error) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, 0, nil
+	}
+	if r.GetBody != nil {
+		body, err := r.GetBody()
+		if err != nil {
+			return nil, 0, err
+		}
+		defer body.Close() // Nothing could be done about an error.
+		head, err = io.ReadAll(io.LimitReader(body, kept+1))
+		if err != nil {
+			return nil, 0, err
+		}
+	} else {
+		// A RoundTripper must not change a request. But what has been read of its body must be
+		// put back, and nobody else may use the body until RoundTrip has returned.
+		head, err = io.ReadAll(io.LimitReader(r.Body, kept+1))
+		rest := io.Reader(r.Body)
+		if err != nil {
+			// The body fails again where it has failed, when it is sent.
+			rest = failed{err}
+		}
+		r.Body = joined{io.MultiReader(bytes.NewReader(head), rest), r.Body}
+	}
+	length = max(int64(len(head)), r.ContentLength)
+	return head[:min(len(head), kept)], length, nil
+}
+
+// joined is a body of parts.
+type joined struct {
+	io.Reader
+	io.Closer
+}
+
+// failed is the rest of a body whose reading has failed.
+type failed struct{ err error }
+
+func (f failed) Read([]byte) (int, error) { return 0, f.err }
+
+// times returns a product, where a factor b of 0 counts as 1. What does not fit is the largest int.
+func times(a, b ceiling) int {
+	if b = max(b, 1); a > math.MaxInt/b {
+		return math.MaxInt
+	}
+	return int(a * b)
+}

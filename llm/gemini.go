@@ -1,0 +1,101 @@
+package llm
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// Gemini is the API of Gemini, of Google's AI Studio and of Vertex AI. It counts requests and input, in a
+// [Quota]'s Requests and Input. Its limits per day are not a Quota's: when one of them is used up, its
+// refusals say so.
+var Gemini = Provider{
+	Estimate: func(r *http.Request) (Usage, error) {
+		input, a, err := asked(r)
+		return Usage{Input: input, Output: times(a.GenerationConfig.MaxOutputTokens, a.GenerationConfig.CandidateCount)}, err
+	},
+
+	// Limits are "requests per minute (RPM), tokens per minute (input) (TPM), requests per day (RPD)"
+	// (ai.google.dev/gemini-api/docs/rate-limits, as quoted in 2026). The name of the metric in a
+	// refusal is generate_content_paid_tier_input_token_count
+	// (github.com/browserbase/mcp-server-browserbase/issues/129, 2025-11).
+	Counted: func(u Usage) Usage {
+		u.Output = 0
+		return u
+	},
+
+	// In a stream each chunk has the usage so far. The prompt includes what was read from a
+	// cache, and the candidates do not include thoughts
+	// (hexdocs.pm/geminix/Geminix.V1beta.UsageMetadata.html, 2025).
+	Usage: func(event []byte) (u Usage, ok bool) {
+		if !bytes.Contains(event, []byte(`"usageMetadata"`)) {
+			return Usage{}, false
+		}
+		var e struct {
+			UsageMetadata struct {
+				Prompt     count `json:"promptTokenCount"`
+				Tools      count `json:"toolUsePromptTokenCount"`
+				Candidates count `json:"candidatesTokenCount"`
+				Thoughts   count `json:"thoughtsTokenCount"`
+				Cached     count `json:"cachedContentTokenCount"`
+				Total      count `json:"totalTokenCount"`
+			}
+		}
+		if !decode(event, &e) {
+			return Usage{}, false
+		}
+		m := e.UsageMetadata
+		if !m.Prompt.known || !m.Candidates.known && !m.Total.known {
+			return Usage{}, false
+		}
+		read := min(m.Cached.n, m.Prompt.n)
+		input := sum(m.Prompt.n-read, m.Tools.n)
+		output := sum(m.Candidates.n, m.Thoughts.n)
+		if !m.Candidates.known {
+			output = without(m.Total.n, sum(input, read))
+		}
+		return Usage{Input: input, CacheRead: read, Output: output}, true
+	},
+
+	Left: func(http.Header) []Left { return nil }, // Gemini does not say.
+
+	HoldFor: func(r *http.Response) time.Duration { return holdFor(r, nil, retryInfo) },
+}
+
+// retryInfo returns the time of a google.rpc.RetryInfo in the body of a refusal: a number of seconds with an s, or
+// with hours and minutes before it, as in 10h17m5.7s. A refusal of a stream that is an array of JSON
+// is the element of one.
+func retryInfo(body []byte) time.Duration {
+	type refusal struct {
+		Error struct {
+			Details []struct {
+				Type       string `json:"@type"`
+				RetryDelay string
+			}
+		}
+	}
+	var refusals []refusal
+	if trimmed := bytes.TrimSpace(body); len(trimmed) > 0 && trimmed[0] == '[' {
+		if json.Unmarshal(trimmed, &refusals) != nil {
+			return 0
+		}
+	} else {
+		var one refusal
+		if json.Unmarshal(trimmed, &one) != nil {
+			return 0
+		}
+		refusals = append(refusals, one)
+	}
+	longest := time.Duration(0)
+	for _, r := range refusals {
+		for _, d := range r.Error.Details {
+			if strings.HasSuffix(d.Type, "google.rpc.RetryInfo") {
+				span, _ := goDuration(d.RetryDelay)
+				longest = max(longest, span)
+			}
+		}
+	}
+	return longest
+}

@@ -1,0 +1,164 @@
+package llm
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// longest is the longest time that a response can ask for. A Transport bounds it further.
+const longest = 365 * 24 * time.Hour
+
+// refusalKept is how much of the body of a refusal is looked at.
+const refusalKept = 64 << 10
+
+// statusOverloaded is what Anthropic answers when it is overloaded, whoever asks. net/http has no
+// name for it.
+const statusOverloaded = 529
+
+// appendLeft adds what is left of a limit, unless a field is missing or malformed. Azure was seen to send -1
+// for what it does not know (learn.microsoft.com/answers/questions/5625878, 2025-11).
+func appendLeft(left []Left, k Kind, limit, remaining string) []Left {
+	l := Left{Kind: k}
+	var ok bool
+	if l.Remaining, ok = number(remaining); !ok {
+		return left
+	}
+	if limit != "" {
+		if l.Limit, ok = number(limit); !ok {
+			return left
+		}
+	}
+	return append(left, l)
+}
+
+// number reads a number that is 0 or above.
+func number(text string) (n int, ok bool) {
+	n, err := strconv.Atoi(strings.TrimSpace(text))
+	return n, err == nil && n >= 0
+}
+
+// usedUp names the fields that say what remains of a limit, and when it is full again.
+type usedUp struct{ remaining, reset string }
+
+// holdFor returns for how long a refusal asks callers to hold back. What counts is, in this order,
+// retry-after-ms, which OpenAI's clients prefer to retry-after, then retry-after, then what the body says, and at
+// last the latest reset of the limits of which nothing remains. A response that says nothing of these asks for
+// nothing, for a guess would hold too long or too short. Only a 429 is about limits: what a 529 or a 503 says
+// about them does not tell when the overload is over.
+func holdFor(r *http.Response, limits []usedUp, inBody func([]byte) time.Duration) time.Duration {
+	switch r.StatusCode {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded:
+	default:
+		return 0
+	}
+	now := dateOf(r.Header)
+	if d := seconds(r.Header.Get("Retry-After-Ms"), time.Millisecond); d > 0 {
+		return d
+	}
+	if d := retryAfter(r.Header.Get("Retry-After"), now); d > 0 {
+		return d
+	}
+	if inBody != nil {
+		if d := inBody(peekRefusal(r)); d > 0 {
+			return min(d, longest)
+		}
+	}
+	if r.StatusCode != http.StatusTooManyRequests {
+		return 0
+	}
+	latest := time.Duration(0)
+	for _, l := range limits {
+		if n, ok := number(r.Header.Get(l.remaining)); ok && n == 0 {
+			latest = max(latest, untilReset(r.Header.Get(l.reset), now))
+		}
+	}
+	return latest
+}
+
+// dateOf returns the instant of a response by the clock that its other instants are of. The clock of this machine
+// may differ from that.
+func dateOf(h http.Header) time.Time {
+	if date, err := http.ParseTime(h.Get("Date")); err == nil {
+		return date
+	}
+	return time.Now()
+}
+
+// retryAfter reads a number of seconds, which some servers write with a fraction, or an HTTP date.
+func retryAfter(text string, now time.Time) time.Duration {
+	if date, err := http.ParseTime(strings.TrimSpace(text)); err == nil {
+		return between(now, date)
+	}
+	return seconds(text, time.Second)
+}
+
+// untilReset reads a Go duration, an instant in RFC 3339, or a number of seconds. What is malformed,
+// or has passed, is 0.
+func untilReset(text string, now time.Time) time.Duration {
+	text = strings.TrimSpace(text)
+	if d, ok := goDuration(text); ok {
+		return d
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return between(now, at)
+	}
+	return seconds(text, time.Second)
+}
+
+// goDuration reads a duration as Go writes it, with a unit. A negative one is 0.
+func goDuration(text string) (d time.Duration, ok bool) {
+	d, err := time.ParseDuration(text)
+	if err != nil || !strings.ContainsAny(text, "smh") { // "0" has no unit.
+		return 0, false
+	}
+	return min(max(d, 0), longest), true
+}
+
+// seconds reads a number of units, at most 365 days of them. What is no number, or not above 0, is 0.
+func seconds(text string, unit time.Duration) time.Duration {
+	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	switch {
+	case err != nil, math.IsNaN(n), math.IsInf(n, 0), n <= 0:
+		return 0
+	case n >= float64(longest/unit):
+		return longest
+	}
+	return time.Duration(math.Ceil(n * float64(unit)))
+}
+
+func between(now, at time.Time) time.Duration { return min(max(at.Sub(now), 0), longest) }
+
+// peekRefusal returns the first bytes of the body of a response, which can be read as before. If it is compressed
+// by gzip, they are decompressed.
+func peekRefusal(r *http.Response) []byte {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	head, err := io.ReadAll(io.LimitReader(r.Body, refusalKept))
+	rest := io.Reader(r.Body)
+	if err != nil {
+		rest = failed{err}
+	}
+	r.Body = joined{io.MultiReader(bytes.NewReader(head), rest), r.Body}
+	if !isGzip(r.Header) {
+		return head
+	}
+	plain, err := gzip.NewReader(bytes.NewReader(head))
+	if err != nil {
+		return nil
+	}
+	text, _ := io.ReadAll(io.LimitReader(plain, refusalKept)) // A part may be enough.
+	return text
+}
+
+// isGzip reports whether a body is compressed by gzip, and by nothing else.
+func isGzip(h http.Header) bool {
+	encoding := strings.ToLower(strings.TrimSpace(h.Get("Content-Encoding")))
+	return encoding == "gzip" || encoding == "x-gzip"
+}

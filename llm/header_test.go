@@ -1,0 +1,268 @@
+package llm_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/llm"
+)
+
+// fields makes a header of names and values in turn.
+func fields(pairs ...string) http.Header {
+	h := http.Header{}
+	for i := 0; i < len(pairs); i += 2 {
+		h.Add(pairs[i], pairs[i+1])
+	}
+	return h
+}
+
+// Where the forms of fields come from.
+const (
+	openAIGuide    = "platform.openai.com/docs/guides/rate-limits, table of header fields, as quoted in 2026-11"
+	openAIClient   = "openai-go v3.98.0, internal/requestconfig/requestconfig_test.go, 2026"
+	azure          = "learn.microsoft.com/answers/questions/5625878, 2025-11"
+	groq           = "console.groq.com/docs/rate-limits.md, 2026"
+	mistral        = "rdrr.io/cran/tidyllm, its source, 2025"
+	anthropicDocs  = "docs.claude.com/en/api/rate-limits, as quoted in 2026-06"
+	anthropicSeen  = "rdrr.io/cran/tidyllm, tests/testthat/claude, recorded on 2025-08-21"
+	geminiRefusal  = "github.com/browserbase/mcp-server-browserbase/issues/129, 2025-11"
+	geminiWholeDay = "the research of this project: a limit per day, 2026"
+	bedrockErrors  = "docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, 2026-11"
+	rfc9110        = "RFC 9110, section 10.2.3"
+	ours           = "made up, as no server should send it"
+)
+
+func TestWhatIsLeft(t *testing.T) {
+	for _, tt := range []struct {
+		name, source string
+		p            llm.Provider
+		h            http.Header
+		want         []llm.Left
+	}{
+		{
+			"OpenAI", openAIGuide, llm.OpenAI,
+			fields("x-ratelimit-limit-requests", "60", "x-ratelimit-limit-tokens", "150000",
+				"x-ratelimit-remaining-requests", "59", "x-ratelimit-remaining-tokens", "149984",
+				"x-ratelimit-reset-requests", "1s", "x-ratelimit-reset-tokens", "6m0s"),
+			[]llm.Left{{llm.Requests, 60, 59}, {llm.Tokens, 150_000, 149_984}},
+		},
+		{
+			"Azure, unknown", azure, llm.OpenAI,
+			fields("x-ratelimit-limit-tokens", "-1", "x-ratelimit-remaining-tokens", "-1", "x-ratelimit-reset-tokens", "0"),
+			nil,
+		},
+		{
+			"Groq, where requests are per day", groq, llm.OpenAI,
+			fields("x-ratelimit-limit-requests", "14400", "x-ratelimit-remaining-requests", "14370",
+				"x-ratelimit-limit-tokens", "18000", "x-ratelimit-remaining-tokens", "17997"),
+			[]llm.Left{{llm.Requests, 14_400, 14_370}, {llm.Tokens, 18_000, 17_997}},
+		},
+		{
+			"Mistral", mistral, llm.OpenAI,
+			fields("x-ratelimitbysize-limit-minute", "500000", "x-ratelimitbysize-remaining-minute", "499900", "ratelimitbysize-reset", "28"),
+			[]llm.Left{{llm.Tokens, 500_000, 499_900}},
+		},
+		{
+			"Anthropic", anthropicSeen, llm.Anthropic,
+			fields("anthropic-ratelimit-input-tokens-limit", "80000", "anthropic-ratelimit-input-tokens-remaining", "80000",
+				"anthropic-ratelimit-output-tokens-limit", "16000", "anthropic-ratelimit-output-tokens-remaining", "16000",
+				"anthropic-ratelimit-requests-limit", "1000", "anthropic-ratelimit-requests-remaining", "999",
+				"anthropic-ratelimit-tokens-limit", "96000", "anthropic-ratelimit-tokens-remaining", "96000"),
+			[]llm.Left{{llm.Requests, 1000, 999}, {llm.Tokens, 96_000, 96_000}, {llm.Input, 80_000, 80_000}, {llm.Output, 16_000, 16_000}},
+		},
+		{"Gemini does not say", geminiRefusal, llm.Gemini, fields("x-ratelimit-remaining-tokens", "1"), nil},
+		{"Bedrock does not say", bedrockErrors, llm.Bedrock, fields("x-ratelimit-remaining-tokens", "1"), nil},
+		{"no limit said", ours, llm.OpenAI, fields("x-ratelimit-remaining-tokens", "7"), []llm.Left{{llm.Tokens, 0, 7}}},
+		{"blanks", ours, llm.OpenAI, fields("x-ratelimit-remaining-tokens", " 7 "), []llm.Left{{llm.Tokens, 0, 7}}},
+		{"no number", ours, llm.OpenAI, fields("x-ratelimit-remaining-tokens", "many"), nil},
+		{"a fraction", ours, llm.OpenAI, fields("x-ratelimit-remaining-tokens", "7.5"), nil},
+		{"too large", ours, llm.OpenAI, fields("x-ratelimit-remaining-tokens", "9223372036854775808"), nil},
+		{"a malformed limit", ours, llm.OpenAI, fields("x-ratelimit-limit-tokens", "x", "x-ratelimit-remaining-tokens", "7"), nil},
+		{"one of two", ours, llm.OpenAI, fields("x-ratelimit-remaining-requests", "x", "x-ratelimit-remaining-tokens", "0"), []llm.Left{{llm.Tokens, 0, 0}}},
+		{"nothing", ours, llm.Anthropic, nil, nil},
+	} {
+		require.Equal(t, tt.want, tt.p.Left(tt.h), "%s (%s)", tt.name, tt.source)
+	}
+}
+
+// date is the instant of the responses below.
+const date = "Thu, 21 Aug 2025 12:41:00 GMT"
+
+func TestHowLongARefusalAsksToHoldBack(t *testing.T) {
+	const (
+		retryInfo = `{"error":{"code":429,"status":"RESOURCE_EXHAUSTED","details":[
+			{"@type":"type.googleapis.com/google.rpc.Help","links":[{"url":"https://ai.google.dev/gemini-api/docs/rate-limits"}]},
+			{"@type":"type.googleapis.com/google.rpc.QuotaFailure","violations":[{"quotaValue":"4000000"}]},
+			{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"DELAY"}]}}`
+	)
+	delay := func(d string) string { return strings.Replace(retryInfo, "DELAY", d, 1) }
+	for _, tt := range []struct {
+		name, source string
+		p            llm.Provider
+		status       int
+		h            http.Header
+		body         string
+		want         time.Duration
+	}{
+		{"milliseconds", openAIClient, llm.OpenAI, 429, fields("retry-after-ms", "125", "retry-after", "1"), "", 125 * time.Millisecond},
+		{"milliseconds with a fraction", openAIClient, llm.OpenAI, 429, fields("retry-after-ms", "1.5"), "", 1500 * time.Microsecond},
+		{"negative milliseconds", openAIClient, llm.OpenAI, 429, fields("retry-after-ms", "-1", "retry-after", "0.5"), "", 500 * time.Millisecond},
+		{"seconds", rfc9110, llm.OpenAI, 429, fields("retry-after", "20"), "", 20 * time.Second},
+		{"seconds with a fraction", openAIClient, llm.OpenAI, 429, fields("retry-after", "0.25"), "", 250 * time.Millisecond},
+		{"no number", openAIClient, llm.OpenAI, 429, fields("retry-after", "NaN"), "", 0},
+		{"infinite", openAIClient, llm.OpenAI, 429, fields("retry-after", "+Inf"), "", 0},
+		{"more than there is", openAIClient, llm.OpenAI, 429, fields("retry-after", "1e100"), "", 365 * 24 * time.Hour},
+		{"a date", rfc9110, llm.Anthropic, 429, fields("retry-after", "Thu, 21 Aug 2025 12:41:07 GMT"), "", 7 * time.Second},
+		{"a date that has passed", rfc9110, llm.Anthropic, 429, fields("retry-after", "Thu, 21 Aug 2025 12:40:07 GMT"), "", 0},
+		{"the reset of what is used up", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-requests", "0", "x-ratelimit-reset-requests", "1s"), "", time.Second},
+		{"in minutes", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "6m0s"), "", 6 * time.Minute},
+		{"in milliseconds", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "12ms"), "", 12 * time.Millisecond},
+		{"with a fraction", groq, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "2m59.56s"), "", 179_560 * time.Millisecond},
+		{"in seconds without a unit", azure, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "37"), "", 37 * time.Second},
+		{"unknown", azure, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "-1", "x-ratelimit-reset-tokens", "0"), "", 0},
+		{"what is not used up does not count", openAIGuide, llm.OpenAI, 429, fields("x-ratelimit-remaining-tokens", "10", "x-ratelimit-reset-tokens", "6m0s"), "", 0},
+		{
+			"the later of two", openAIGuide, llm.OpenAI, 429,
+			fields("x-ratelimit-remaining-requests", "0", "x-ratelimit-reset-requests", "1s", "x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "20s"),
+			"", 20 * time.Second,
+		},
+		{
+			"retry-after is nearer than the reset", groq, llm.OpenAI, 429,
+			fields("retry-after", "2", "x-ratelimit-remaining-tokens", "0", "x-ratelimit-reset-tokens", "20s"), "", 2 * time.Second,
+		},
+		{"Mistral", mistral, llm.OpenAI, 429, fields("x-ratelimitbysize-remaining-minute", "0", "ratelimitbysize-reset", "28"), "", 28 * time.Second},
+		{
+			"RFC 3339", anthropicSeen, llm.Anthropic, 429,
+			fields("anthropic-ratelimit-output-tokens-remaining", "0", "anthropic-ratelimit-output-tokens-reset", "2025-08-21T12:41:30Z"), "", 30 * time.Second,
+		},
+		{
+			"RFC 3339 in the past", anthropicSeen, llm.Anthropic, 429,
+			fields("anthropic-ratelimit-tokens-remaining", "0", "anthropic-ratelimit-tokens-reset", "2025-08-21T12:40:59Z"), "", 0,
+		},
+		{"Anthropic's retry-after", anthropicDocs, llm.Anthropic, 429, fields("retry-after", "13"), "", 13 * time.Second},
+		{"overloaded", anthropicDocs, llm.Anthropic, 529, nil, `{"type":"error","error":{"type":"overloaded_error"}}`, 0},
+		{"overloaded, with a time", ours, llm.Anthropic, 529, fields("retry-after", "5"), "", 5 * time.Second},
+		{
+			"an overload is no matter of limits", ours, llm.Anthropic, 529,
+			fields("anthropic-ratelimit-tokens-remaining", "0", "anthropic-ratelimit-tokens-reset", "2025-08-21T12:41:30Z"), "", 0,
+		},
+		{"RetryInfo", geminiRefusal, llm.Gemini, 429, nil, delay("46s"), 46 * time.Second},
+		{"RetryInfo with a fraction", geminiRefusal, llm.Gemini, 429, nil, delay("47.434392449s"), 47_434_392_449},
+		{"RetryInfo of hours", geminiWholeDay, llm.Gemini, 429, nil, delay("10h17m5.7s"), 10*time.Hour + 17*time.Minute + 5700*time.Millisecond},
+		{"RetryInfo in an array", ours, llm.Gemini, 429, nil, "[" + delay("46s") + "\n]", 46 * time.Second},
+		{"RetryInfo of nothing", ours, llm.Gemini, 429, nil, delay("-4s"), 0},
+		{"RetryInfo without a unit", ours, llm.Gemini, 429, nil, delay("46"), 0},
+		{"another body", ours, llm.Gemini, 429, nil, "<html>", 0},
+		{"an array of something else", ours, llm.Gemini, 429, nil, "[7]", 0},
+		{"overloaded Gemini", geminiRefusal, llm.Gemini, 503, nil, `{"error":{"code":503,"status":"UNAVAILABLE"}}`, 0},
+		{"Bedrock", bedrockErrors, llm.Bedrock, 429, fields("x-amzn-errortype", "ThrottlingException"), `{"message":"Too many tokens"}`, 0},
+		{"an answer", ours, llm.OpenAI, 200, fields("retry-after", "20"), "", 0},
+		{"an error", ours, llm.OpenAI, 500, fields("retry-after", "20"), "", 0},
+	} {
+		for _, compressed := range []bool{false, true} {
+			h := tt.h.Clone()
+			if h == nil {
+				h = http.Header{}
+			}
+			h.Set("Date", date)
+			sent := tt.body
+			if compressed {
+				h.Set("Content-Encoding", "gzip")
+				sent = zipped(tt.body)
+			}
+			r := &http.Response{StatusCode: tt.status, Header: h, Body: io.NopCloser(strings.NewReader(sent))}
+			require.Equal(t, tt.want, tt.p.HoldFor(r), "%s (%s)", tt.name, tt.source)
+			read, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			require.Equal(t, sent, string(read), tt.name)
+		}
+	}
+}
+
+func zipped(text string) string {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = z.Write([]byte(text)) // A Buffer never fails.
+	_ = z.Close()
+	return b.String()
+}
+
+// A body that is long or that fails can be read as if nobody had looked at it.
+func TestARefusalStaysReadable(t *testing.T) {
+	long := `{"error":{}}` + strings.Repeat(" ", 1<<20)
+	r := &http.Response{StatusCode: 429, Header: http.Header{}, Body: io.NopCloser(io.MultiReader(strings.NewReader(long), failing{}))}
+	require.Zero(t, llm.Gemini.HoldFor(r))
+	read, err := io.ReadAll(r.Body)
+	require.Equal(t, errBroken, err)
+	require.True(t, long == string(read))
+
+	r.Body = io.NopCloser(io.MultiReader(strings.NewReader("[{"), failing{}))
+	require.Zero(t, llm.Gemini.HoldFor(r))
+	read, err = io.ReadAll(r.Body)
+	require.Equal(t, errBroken, err)
+	require.Equal(t, "[{", string(read))
+
+	r.Body = nil
+	require.Zero(t, llm.Gemini.HoldFor(r))
+}
+
+func FuzzHoldFor(f *testing.F) {
+	f.Add(429, "20", "1.5", "0", "6m0s", `{"error":{"details":[{"@type":"google.rpc.RetryInfo","retryDelay":"46s"}]}}`)
+	f.Add(529, date, "", "0", "2025-08-21T12:41:30Z", "[")
+	f.Add(429, "-1", "1e999", "0", "9223372036854775808", "")
+	f.Fuzz(func(t *testing.T, status int, after, afterMs, remaining, reset, body string) {
+		for name, p := range providers {
+			h := fields("Retry-After", after, "Retry-After-Ms", afterMs, "Date", date,
+				"X-Ratelimit-Remaining-Tokens", remaining, "X-Ratelimit-Reset-Tokens", reset,
+				"Anthropic-Ratelimit-Tokens-Remaining", remaining, "Anthropic-Ratelimit-Tokens-Reset", reset)
+			r := &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(body))}
+			d := p.HoldFor(r)
+			require.True(t, 0 <= d && d <= 365*24*time.Hour, "%v", d)
+			if status != 429 && status != 503 && status != 529 {
+				require.Zero(t, d, name)
+			}
+			read, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			require.Equal(t, body, string(read))
+		}
+	})
+}
+
+func FuzzUntilReset(f *testing.F) {
+	for _, text := range []string{"1s", "6m0s", "12ms", "-1s", "37", "1e300", "2025-08-21T12:41:30Z", "9999-12-31T23:59:59+23:59", "NaN", "0x1p-2"} {
+		f.Add(text)
+	}
+	now := time.Date(2025, 8, 21, 12, 41, 0, 0, time.UTC)
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, parse := range []func(string, time.Time) time.Duration{llm.UntilReset, llm.RetryAfter} {
+			d := parse(text, now)
+			require.True(t, 0 <= d && d <= 365*24*time.Hour, "%v", d)
+		}
+		if d, err := time.ParseDuration(text); err == nil && d > 0 && d < time.Hour {
+			require.Equal(t, d, llm.UntilReset(text, now))
+		}
+	})
+}
+
+func FuzzLeft(f *testing.F) {
+	f.Add("60", "59")
+	f.Add("-1", "-1")
+	f.Add("", "9223372036854775808")
+	f.Fuzz(func(t *testing.T, limit, remaining string) {
+		for _, p := range providers {
+			for _, l := range p.Left(fields("X-Ratelimit-Limit-Tokens", limit, "X-Ratelimit-Remaining-Tokens", remaining,
+				"Anthropic-Ratelimit-Tokens-Limit", limit, "Anthropic-Ratelimit-Tokens-Remaining", remaining)) {
+				require.Equal(t, llm.Tokens, l.Kind)
+				require.GreaterOrEqual(t, l.Limit, 0)
+				require.GreaterOrEqual(t, l.Remaining, 0)
+			}
+		}
+	})
+}

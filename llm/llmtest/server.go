@@ -1,0 +1,345 @@
+// Package llmtest has providers of language models in memory, for tests of what calls them:
+// their limits, as each documents them, the fields of their responses, their refusals, and answers as JSON and
+// as streams, with the usage where each reports it. No network and no clock but package time's is needed, so
+// a [Server] also works in a [testing/synctest] bubble, in which a minute takes no time.
+//
+//	server := llmtest.New(llmtest.Config{Dialect: llmtest.Bedrock, Quota: q})
+//	t := llm.Transport(s, q, llm.Bedrock)
+//	t.Base = server
+//	client := &http.Client{Transport: t}
+//
+// It is a model of what the providers document, and no more than that: providers change, and their pages do not tell
+// everything. The comments name the sources, with their dates.
+package llmtest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/llm"
+)
+
+// A Dialect says which provider a [Server] is.
+type Dialect string
+
+// The providers.
+const (
+	// OpenAI has Chat Completions. It counts max(max_tokens, a quarter of the body's bytes) when a
+	// call begins, gives nothing back, and counts refused requests too.
+	OpenAI Dialect = "OpenAI"
+
+	// Anthropic has Messages. It counts input when a call begins, and output as it is produced.
+	Anthropic Dialect = "Anthropic"
+
+	// Gemini has generateContent and streamGenerateContent. It counts input when a call begins.
+	Gemini Dialect = "Gemini"
+
+	// Bedrock has Converse and ConverseStream. It reserves the input and the most tokens of the
+	// answer when a call begins, and settles when the call ends.
+	Bedrock Dialect = "Bedrock"
+)
+
+// A Config says what a [Server] does.
+type Config struct {
+	Dialect Dialect
+
+	// Quota has the limits. Each is a bucket of a minute's quota that drains evenly.
+	Quota llm.Quota
+
+	// Answer says how a call goes. nil: as the zero Answer says. It is called for each call that is
+	// within the limits, one at a time.
+	Answer func(Call) Answer
+}
+
+// A Call is what a [Server] is asked.
+type Call struct {
+	N      int // of the calls that were within the limits, from 0
+	Input  int // tokens: a quarter of the body's bytes, rounded up
+	Most   int // tokens of the answer; 0: the request does not bound them
+	Stream bool
+
+	wantsUsage bool // OpenAI: of a stream
+}
+
+// An Answer is how a call goes.
+type Answer struct {
+	// Status is that of an error in place of an answer, such as 529 or 503, which counts towards no limit. 0 means
+	// that there is an answer.
+	Status int
+
+	Input     int // tokens; 0 means as many as Call.Input
+	CacheRead int // of Input, read from a cache
+	Output    int // tokens; 0 means half of Call.Most, and at least 1
+
+	First time.Duration // until the first token comes
+	Took  time.Duration // until the last token has come
+
+	Breaks bool // the connection breaks in the middle of the answer, before any usage
+	Gzip   bool // the answer is compressed
+}
+
+// Stats are counts of a [Server].
+type Stats struct {
+	Answered  int // calls
+	Refused   int // calls, with 429
+	Failed    int // calls, with the status that an [Answer] had, or as not understood
+	Abandoned int // calls that broke, or whose client had gone
+	Used      llm.Usage
+	Counted   llm.Quota // what the calls have taken of each limit
+}
+
+// A Server is a provider in memory. It is both an [http.Handler] and an [http.RoundTripper] whose
+// requests it answers itself.
+type Server struct {
+	config Config
+
+	mu     sync.Mutex
+	limits limits
+	calls  int
+	stats  Stats
+}
+
+// New returns a Server. It panics if there is no such Dialect.
+func New(c Config) *Server {
+	if dialects[c.Dialect] == nil {
+		panic(fmt.Sprintf("llmtest: there is no Dialect %q", c.Dialect))
+	}
+	return &Server{config: c, limits: newLimits(c.Quota)}
+}
+
+// Stats returns the counts so far.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stats
+}
+
+// A dialect is how a provider speaks and counts.
+type dialect interface {
+	// parse says what a request asks; ok reports whether the dialect knows it.
+	parse(r *http.Request, body []byte) (c Call, ok bool)
+
+	// atStart returns what a call takes of the limits when it begins.
+	atStart(c Call) llm.Quota
+
+	// perOutput returns what tokens of the answer take when they are produced.
+	perOutput(tokens int) llm.Quota
+
+	// atEnd returns what a call gives back when it ends.
+	atEnd(c Call, u llm.Usage) llm.Quota
+
+	// countsRefused reports whether a refused request counts towards the limit of requests.
+	countsRefused() bool
+
+	// header sets the fields that say what is left.
+	header(h http.Header, l *limits, now time.Time)
+
+	// refuse writes a refusal that asks to come back after wait; 0: coming back does not help.
+	refuse(w http.ResponseWriter, wait time.Duration)
+
+	// fail writes an error.
+	fail(w http.ResponseWriter, status int)
+
+	// answer writes an answer, piece by piece: next returns the tokens of each, 0 at last, when the call has been settled.
+	answer(w *writer, r *http.Request, c Call, u llm.Usage, next func() int)
+}
+
+var dialects = map[Dialect]dialect{OpenAI: openAI{}, Anthropic: anthropic{}, Gemini: gemini{}, Bedrock: bedrock{}}
+
+// ServeHTTP answers a call.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d := dialects[s.config.Dialect]
+	body, err := io.ReadAll(r.Body)
+	c, ok := Call{}, false
+	if err == nil {
+		c, ok = d.parse(r, body)
+	}
+	if !ok {
+		s.count(func(st *Stats) { st.Failed++ })
+		d.fail(w, http.StatusBadRequest)
+		return
+	}
+	c.Input = (len(body) + 3) / 4
+	a, wait, admitted := s.admit(d, &c)
+	switch {
+	case !admitted:
+		s.mu.Lock()
+		d.header(w.Header(), &s.limits, time.Now())
+		s.mu.Unlock()
+		d.refuse(w, wait)
+		return
+	case a.Status != 0:
+		d.fail(w, a.Status)
+		return
+	}
+	s.serve(d, w, r, c, a)
+}
+
+// admit decides about a call. If it is refused, wait is how long until it would fit.
+func (s *Server) admit(d dialect, c *Call) (a Answer, wait time.Duration, admitted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	start := d.atStart(*c)
+	if wait, admitted = s.limits.fit(start, now); !admitted {
+		s.stats.Refused++
+		if d.countsRefused() {
+			s.takeLocked(s.limits.atMost(llm.Quota{Requests: 1}), now)
+		}
+		return Answer{}, wait, false
+	}
+	c.N = s.calls
+	s.calls++
+	if s.config.Answer != nil {
+		a = s.config.Answer(*c)
+	}
+	if a.Status != 0 {
+		s.stats.Failed++
+		return a, 0, true
+	}
+	if a.Input == 0 {
+		a.Input = c.Input
+	}
+	if a.Output == 0 {
+		a.Output = max(1, c.Most/2)
+	}
+	if c.Most > 0 {
+		a.Output = min(a.Output, c.Most)
+	}
+	a.CacheRead = min(a.CacheRead, a.Input)
+	s.takeLocked(start, now)
+	return a, 0, true
+}
+
+func (s *Server) takeLocked(q llm.Quota, now time.Time) {
+	s.limits.take(q, now)
+	c := &s.stats.Counted
+	c.Requests += q.Requests
+	c.Tokens += q.Tokens
+	c.Input += q.Input
+	c.Output += q.Output
+}
+
+func (s *Server) count(f func(*Stats)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(&s.stats)
+}
+
+// serve answers a call that has been admitted.
+func (s *Server) serve(d dialect, w http.ResponseWriter, r *http.Request, c Call, a Answer) {
+	u := llm.Usage{Input: a.Input - a.CacheRead, CacheRead: a.CacheRead}
+	settled, whole := false, false
+	settleLocked := func() {
+		if settled {
+			return
+		}
+		settled = true
+		back := d.atEnd(c, u)
+		s.takeLocked(llm.Quota{Requests: -back.Requests, Tokens: -back.Tokens, Input: -back.Input, Output: -back.Output}, time.Now())
+		s.stats.Used.Input += u.Input
+		s.stats.Used.Output += u.Output
+		s.stats.Used.CacheRead += u.CacheRead
+	}
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		settleLocked()
+		if whole {
+			s.stats.Answered++
+		} else {
+			s.stats.Abandoned++
+		}
+	}()
+	if !sleep(r.Context(), a.First) {
+		return
+	}
+	s.mu.Lock()
+	d.header(w.Header(), &s.limits, time.Now())
+	s.mu.Unlock()
+
+	const pieces = 8
+	sent, piece := 0, 0
+	next := func() int {
+		if sent == a.Output {
+			// Before the usage is told, as a client may act on that at once.
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			settleLocked()
+			return 0
+		}
+		if a.Breaks && piece == pieces/2 {
+			panic(http.ErrAbortHandler)
+		}
+		piece++
+		upTo := max(sent+1, a.Output*piece/pieces)
+		if piece > 1 && !sleep(r.Context(), (a.Took-a.First)/(pieces-1)) {
+			panic(http.ErrAbortHandler)
+		}
+		n := min(upTo, a.Output) - sent
+		sent += n
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		u.Output = sent
+		s.takeLocked(d.perOutput(n), time.Now())
+		return n
+	}
+	out := &writer{ResponseWriter: w, compressed: a.Gzip}
+	d.answer(out, r, c, llm.Usage{Input: u.Input, CacheRead: u.CacheRead, Output: a.Output}, next)
+	out.close()
+	whole = true
+}
+
+// sleep sleeps, and reports whether the client is still there.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// writeJSON writes a document with a status.
+func writeJSON(w http.ResponseWriter, status int, document any) {
+	text, err := json.Marshal(document)
+	if err != nil {
+		panic(err) // All documents are this package's.
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // The client may have gone.
+}
+
+// object is a JSON object.
+type object map[string]any
+
+// parseJSON returns a body as an object, nil if it is none.
+func parseJSON(body []byte) (o object) {
+	if json.Unmarshal(body, &o) != nil {
+		return nil
+	}
+	return o
+}
+
+// number returns a number of an object, 0 if there is none above 0.
+func (o object) number(name string) int {
+	n, _ := o[name].(float64)
+	return max(0, int(min(n, 1e9)))
+}
+
+// in returns the object of a name, nil if there is none.
+func (o object) in(name string) object {
+	inner, _ := o[name].(map[string]any)
+	return inner
+}

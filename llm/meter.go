@@ -1,0 +1,250 @@
+package llm
+
+import (
+	"compress/gzip"
+	"errors"
+	"io"
+	"iter"
+	"mime"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// A meter reads the body of a response along, and notes the usage that it reports.
+type meter struct {
+	usage func(event []byte) (Usage, bool) // Provider.Usage
+
+	events   splitter
+	inflate  *inflater // nil: the body is not compressed
+	isStream bool      // the body has, or may have, several events
+
+	got   Usage
+	known bool // got has been reported
+	whole bool // what ends a response has come: the last event, or the end of the body
+	lost  bool // a part could not be read
+}
+
+// readAlong replaces the body of a response by one that is read along, and returns the function that returns the
+// usage when the body has ended. It returns nil if the encoding of the body is unknown.
+func readAlong(r *http.Response, usage func([]byte) (Usage, bool)) (result func() (u Usage, ok bool)) {
+	m := newMeter(r, usage)
+	if m == nil {
+		return nil
+	}
+	body := &metered{ReadCloser: r.Body, meter: m}
+	r.Body = body
+	return body.result
+}
+
+// newMeter returns a meter for the body of a response, or nil if its encoding is unknown.
+func newMeter(r *http.Response, usage func([]byte) (Usage, bool)) *meter {
+	m := &meter{usage: usage}
+	switch encoding := r.Header.Get("Content-Encoding"); {
+	case encoding == "", strings.EqualFold(encoding, "identity"):
+	case isGzip(r.Header):
+		m.inflate = newInflater(m)
+	default:
+		return nil
+	}
+	contentType, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	switch contentType {
+	case "text/event-stream":
+		m.isStream = true
+		m.events = &serverSentEvents{on: m.event}
+	case "application/vnd.amazon.eventstream":
+		m.isStream = true
+		m.events = &amazonEvents{on: m.event}
+	case "application/json":
+		// A decoder stops reading at the end of the object, so what comes behind it must not matter.
+		m.events = &jsonValues{on: m.event, whole: func() { m.whole = true }}
+	default: // Perhaps lines of JSON.
+		m.isStream = true
+		m.events = &jsonValues{on: m.event, whole: func() {}}
+	}
+	return m
+}
+
+// write takes the next bytes of the body.
+func (m *meter) write(p []byte) {
+	if m.inflate != nil {
+		m.inflate.write(p)
+		return
+	}
+	m.events.write(p)
+}
+
+// end is called when the body has ended. ok reports whether that was its end, and not an error, nor that it
+// was closed.
+func (m *meter) end(ok bool) {
+	if m.inflate != nil {
+		m.inflate.end(ok)
+	}
+	if ok && !m.lost {
+		m.events.end()
+		m.whole = true
+	}
+}
+
+// event takes one event.
+func (m *meter) event(name string, data []byte) {
+	if isLast(name, data) {
+		m.whole = true
+	}
+	u, ok := m.usage(data)
+	if !ok || isNegative(u) {
+		return
+	}
+	m.known = true
+	for _, field := range [...]struct {
+		got *int
+		now int
+	}{{&m.got.Input, u.Input}, {&m.got.Output, u.Output}, {&m.got.CacheRead, u.CacheRead}, {&m.got.CacheWrite, u.CacheWrite}} {
+		if field.now != 0 {
+			*field.got = field.now
+		}
+	}
+}
+
+// isLast reports whether no event comes behind this one, as far as usage goes. Many clients close
+// the body then, and do not read on to its end.
+func isLast(name string, data []byte) bool {
+	switch name {
+	case "message_stop", // Anthropic
+		"response.completed", "response.incomplete", "response.failed", // OpenAI, Responses
+		"metadata": // Bedrock, ConverseStream
+		return true
+	}
+	return string(data) == "[DONE]" // OpenAI, Chat Completions
+}
+
+// result returns the usage, if the whole response has been read and reports one. No call
+// is without input, and no stream without output: where a number is 0 the event that has it is missing.
+func (m *meter) result() (u Usage, ok bool) {
+	input := sum(m.got.Input, m.got.CacheRead, m.got.CacheWrite)
+	if !m.known || !m.whole || m.lost || input == 0 || m.isStream && m.got.Output == 0 {
+		return Usage{}, false
+	}
+	return m.got, true
+}
+
+func isNegative(u Usage) bool {
+	return u.Input < 0 || u.Output < 0 || u.CacheRead < 0 || u.CacheWrite < 0
+}
+
+// A metered is the body of a response that a meter reads along. The bytes are those of the body.
+type metered struct {
+	io.ReadCloser
+
+	mu    sync.Mutex // A body may be closed while it is read.
+	meter *meter
+	ended bool
+}
+
+// Read tells the meter what it returns.
+func (b *metered) Read(p []byte) (n int, err error) {
+	n, err = b.ReadCloser.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended {
+		return n, err
+	}
+	if n > 0 {
+		b.meter.write(p[:n])
+	}
+	if err != nil {
+		b.endLocked(err == io.EOF)
+	}
+	return n, err
+}
+
+// Close ends the metering.
+func (b *metered) Close() error {
+	err := b.ReadCloser.Close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.ended {
+		b.endLocked(false)
+	}
+	return err
+}
+
+func (b *metered) endLocked(ok bool) {
+	b.ended = true
+	b.meter.end(ok)
+}
+
+// result returns what the meter has found.
+func (b *metered) result() (u Usage, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.meter.result()
+}
+
+// An inflater decompresses what is written to it. A gzip.Reader reads by itself, so it runs as a coroutine,
+// which goes on when bytes come and stops when it wants more. No two goroutines run at once.
+type inflater struct {
+	m     *meter
+	more  func() (struct{}, bool)
+	stop  func()
+	given []byte // bytes that have come and have not been read
+	ended bool   // no bytes will come
+}
+
+func newInflater(m *meter) *inflater {
+	f := &inflater{m: m}
+	f.more, f.stop = iter.Pull(f.run)
+	return f
+}
+
+// write decompresses as much as p allows.
+func (f *inflater) write(p []byte) {
+	f.given = p
+	f.more()
+	f.given = nil // The caller's.
+}
+
+// end ends the coroutine. ok reports whether the body has ended, so that the compressed data must have ended too.
+func (f *inflater) end(ok bool) {
+	if ok {
+		f.ended = true
+		f.more()
+	}
+	f.stop()
+}
+
+// errStopped ends the coroutine when the body was closed. What has come until then counts.
+var errStopped = errors.New("llm: the body was closed")
+
+// run is the coroutine.
+func (f *inflater) run(yield func(struct{}) bool) {
+	source := readFunc(func(p []byte) (int, error) {
+		for len(f.given) == 0 {
+			if f.ended {
+				return 0, io.EOF
+			}
+			if !yield(struct{}{}) {
+				return 0, errStopped
+			}
+		}
+		n := copy(p, f.given)
+		f.given = f.given[n:]
+		return n, nil
+	})
+	z, err := gzip.NewReader(source)
+	if err == nil {
+		_, err = io.Copy(writeFunc(f.m.events.write), z)
+	}
+	f.m.lost = err != nil && !errors.Is(err, errStopped)
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
+
+type writeFunc func([]byte)
+
+func (f writeFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
+}

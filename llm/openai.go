@@ -1,0 +1,103 @@
+package llm
+
+import (
+	"bytes"
+	"net/http"
+	"time"
+)
+
+// OpenAI is the API of OpenAI: Chat Completions, Responses, Completions and Embeddings. Azure, Groq, Mistral
+// and many others have APIs of the same form.
+//
+// OpenAI counts a call when it begins, and gives nothing back: so the estimate stands,
+// and choosing a small max_completion_tokens is what makes more calls fit. A body without any
+// is counted by its length alone. Of what others of this form count:
+//
+//   - Azure adds the prompt to max_tokens, so let Counted return its argument with a CacheRead of -1;
+//   - Groq counts what was used, without cached tokens, so replace Counted as shown at [Provider].
+//
+// A stream of Chat Completions reports usage only if stream_options.include_usage is set.
+var OpenAI = Provider{
+	Estimate: func(r *http.Request) (Usage, error) {
+		input, a, err := asked(r)
+		most := max(a.MaxTokens, a.MaxCompletionTokens, a.MaxOutputTokens)
+		return Usage{Input: input, Output: times(most, max(a.N, a.BestOf))}, err
+	},
+
+	// "Your rate limit is calculated as the maximum of max_tokens and the estimated number of tokens
+	// based on the character count of your request" (platform.openai.com/docs/guides/rate-limits, as
+	// quoted in 2026-11). With n=100 it is a hundred times max_tokens
+	// (community.openai.com/t/token-per-minute-rate-limit-for-gpt4-issues/360359, 2023-09).
+	Counted: func(u Usage) Usage {
+		input := sum(u.Input, u.CacheRead, u.CacheWrite)
+		return Usage{Input: input, Output: without(u.Output, input), CacheRead: -1}
+	},
+
+	Usage: func(event []byte) (u Usage, ok bool) {
+		if !bytes.Contains(event, []byte(`"usage"`)) {
+			return Usage{}, false // Most events of a stream; it spares the decoding.
+		}
+		var e struct {
+			Usage    openAIUsage
+			Response struct{ Usage openAIUsage } // the events response.completed and the like
+		}
+		if !decode(event, &e) {
+			return Usage{}, false
+		}
+		if u, ok = e.Usage.usage(); ok {
+			return u, true
+		}
+		return e.Response.Usage.usage()
+	},
+
+	Left: func(h http.Header) (left []Left) {
+		for _, kind := range []Kind{Requests, Tokens} {
+			left = appendLeft(left, kind, h.Get("X-Ratelimit-Limit-"+string(kind)), h.Get("X-Ratelimit-Remaining-"+string(kind)))
+		}
+		return appendLeft(left, Tokens, h.Get("X-Ratelimitbysize-Limit-Minute"), h.Get("X-Ratelimitbysize-Remaining-Minute"))
+	},
+
+	// A reset is a Go duration, as in 1s, 6m0s or 12ms, until the limit is full again. Azure was
+	// seen to send a number of seconds (learn.microsoft.com/answers/questions/5625878, 2025-11), and
+	// Mistral does (tidyllm's source, 2025).
+	HoldFor: func(r *http.Response) time.Duration {
+		return holdFor(r, []usedUp{
+			{"X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests"},
+			{"X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
+			{"X-Ratelimitbysize-Remaining-Minute", "Ratelimitbysize-Reset"},
+		}, nil)
+	},
+}
+
+// An openAIUsage has the names of Chat Completions and those of Responses.
+type openAIUsage struct {
+	Prompt     count `json:"prompt_tokens"`
+	Completion count `json:"completion_tokens"`
+	Input      count `json:"input_tokens"`
+	Output     count `json:"output_tokens"`
+	Total      count `json:"total_tokens"`
+
+	PromptDetails struct {
+		Cached count `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+	InputDetails struct {
+		Cached count `json:"cached_tokens"`
+	} `json:"input_tokens_details"`
+}
+
+// usage returns the usage, if it is whole. Embeddings have no output, but a total. Cached
+// tokens are part of the prompt's.
+func (o openAIUsage) usage() (u Usage, ok bool) {
+	input, output, cached := o.Prompt, o.Completion, o.PromptDetails.Cached
+	if !input.known {
+		input, output, cached = o.Input, o.Output, o.InputDetails.Cached
+	}
+	if !output.known && o.Total.known && o.Total.n >= input.n {
+		output = count{o.Total.n - input.n, true}
+	}
+	if !input.known || !output.known {
+		return Usage{}, false
+	}
+	read := min(cached.n, input.n)
+	return Usage{Input: input.n - read, CacheRead: read, Output: output.n}, true
+}

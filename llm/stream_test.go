@@ -1,0 +1,263 @@
+package llm_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/llmtest"
+)
+
+var errBroken = errors.New("broken")
+
+// failing is what a body ends with whose connection has broken.
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, errBroken }
+
+// inPieces returns the bytes of a text in pieces of so many bytes; 0: as many as are asked for.
+type inPieces struct {
+	text []byte
+	size int
+}
+
+func (p *inPieces) Read(b []byte) (int, error) {
+	if len(p.text) == 0 {
+		return 0, io.EOF
+	}
+	if p.size > 0 {
+		b = b[:min(len(b), p.size)]
+	}
+	n := copy(b, p.text)
+	p.text = p.text[n:]
+	return n, nil
+}
+
+// How the reading of a body ends.
+type ending int
+
+const (
+	toTheEnd ending = iota
+	broken          // by an error
+	closed          // before the end of the body was seen
+)
+
+// metered reads a body along, and returns what was read and what was found.
+func metered(t testing.TB, p llm.Provider, contentType, encoding, text string, size int, end ending) (read string, u llm.Usage, ok bool) {
+	body := io.Reader(&inPieces{[]byte(text), size})
+	if end == broken {
+		body = io.MultiReader(body, failing{})
+	}
+	h := http.Header{}
+	if contentType != "" {
+		h.Set("Content-Type", contentType)
+	}
+	if encoding != "" {
+		h.Set("Content-Encoding", encoding)
+	}
+	r := &http.Response{StatusCode: http.StatusOK, Header: h, Body: io.NopCloser(body)}
+	result := llm.ReadAlong(r, p.Usage)
+	if result == nil {
+		return text, llm.Usage{}, false
+	}
+	var got bytes.Buffer
+	var err error
+	if end == closed {
+		_, err = io.CopyN(&got, r.Body, int64(len(text)))
+	} else {
+		_, err = got.ReadFrom(r.Body)
+	}
+	if end == broken {
+		require.Equal(t, errBroken, err)
+	} else {
+		require.NoError(t, err)
+	}
+	require.NoError(t, r.Body.Close())
+	require.NoError(t, r.Body.Close())
+	u, ok = result()
+	return got.String(), u, ok
+}
+
+const (
+	sse    = "text/event-stream"
+	amazon = "application/vnd.amazon.eventstream"
+
+	chunk    = `data: {"choices":[{"delta":{"content":"a"}}],"usage":null}` + "\n\n"
+	last     = `data: {"choices":[],"usage":{"prompt_tokens":19,"completion_tokens":10}}` + "\n\n"
+	done     = "data: [DONE]\n\n"
+	started  = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":25,\"output_tokens\":1}}}\n\n"
+	delta    = "event: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":15}}\n\n"
+	stopped  = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
+	overload = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n"
+)
+
+func geminiChunk(output int) string {
+	return fmt.Sprintf(`{"candidates":[{"content":{"parts":[{"text":"[{\"\\"}]}}],"usageMetadata":{"promptTokenCount":8,"candidatesTokenCount":%d}}`, output)
+}
+
+func message(event, payload string) string { return string(llmtest.Message(event, []byte(payload))) }
+
+func TestUsageOfWholeResponses(t *testing.T) {
+	type usage = llm.Usage
+	unknown := usage{Input: -1}
+	long := strings.Repeat("x", llm.Kept)
+	for _, tt := range []struct {
+		name        string
+		p           llm.Provider
+		contentType string
+		text        string
+		end         ending
+		want        llm.Usage
+	}{
+		{"a stream", llm.OpenAI, sse, chunk + last + done, toTheEnd, usage{Input: 19, Output: 10}},
+		{"with a charset", llm.OpenAI, "text/event-stream; charset=utf-8", chunk + last + done, toTheEnd, usage{Input: 19, Output: 10}},
+		{"without the end", llm.OpenAI, sse, chunk + last, toTheEnd, usage{Input: 19, Output: 10}},
+		{"without the empty line at the end", llm.OpenAI, sse, strings.TrimSpace(chunk + last), toTheEnd, usage{Input: 19, Output: 10}},
+		{"closed behind the last event", llm.OpenAI, sse, chunk + last + done, closed, usage{Input: 19, Output: 10}},
+		{"closed before it", llm.OpenAI, sse, chunk + last, closed, unknown},
+		{"broken behind the last event", llm.OpenAI, sse, chunk + last + done, broken, usage{Input: 19, Output: 10}},
+		{"broken before it", llm.OpenAI, sse, chunk + last, broken, unknown},
+		{"usage was not asked for", llm.OpenAI, sse, chunk + done, toTheEnd, unknown},
+		{"CRLF", llm.OpenAI, sse, strings.ReplaceAll(chunk+last+done, "\n", "\r\n"), toTheEnd, usage{Input: 19, Output: 10}},
+		{"CR", llm.OpenAI, sse, strings.ReplaceAll(chunk+last+done, "\n", "\r"), toTheEnd, usage{Input: 19, Output: 10}},
+		{"a byte order mark", llm.OpenAI, sse, "\ufeff" + last, toTheEnd, usage{Input: 19, Output: 10}},
+		{"comments and other fields", llm.OpenAI, sse, ": hello\n\nid: 7\nretry: 5\n" + last + ":\n", toTheEnd, usage{Input: 19, Output: 10}},
+		{"data in several lines", llm.OpenAI, sse, "data: {\"usage\":{\"prompt_tokens\":19,\ndata\ndata:\"completion_tokens\":10}}\n\n", toTheEnd, usage{Input: 19, Output: 10}},
+		{"the last counts", llm.OpenAI, sse, last + strings.Replace(last, "10", "11", 1), toTheEnd, usage{Input: 19, Output: 11}},
+		{"an event that is too long", llm.OpenAI, sse, "data: " + long + "\n\n" + last, toTheEnd, usage{Input: 19, Output: 10}},
+		{"an event of lines that is too long", llm.OpenAI, sse, "data: " + long[:llm.Kept/2] + "\ndata: " + long[:llm.Kept/2] + "\n" + last, toTheEnd, unknown},
+		{"a comment that is too long", llm.OpenAI, sse, ":" + long + "\n\n" + last, toTheEnd, usage{Input: 19, Output: 10}},
+		{"no usage in a stream without output", llm.OpenAI, sse, strings.Replace(last, "10", "0", 1) + done, toTheEnd, unknown},
+		{
+			"Responses, closed behind the last event", llm.OpenAI, sse,
+			"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}}\n\n", closed, usage{Input: 3, Output: 4},
+		},
+
+		{"Anthropic", llm.Anthropic, sse, started + delta + stopped, toTheEnd, usage{Input: 25, Output: 15}},
+		{"Anthropic, two deltas", llm.Anthropic, sse, started + delta + strings.Replace(delta, "15", "16", 1) + stopped, toTheEnd, usage{Input: 25, Output: 16}},
+		{"Anthropic, closed behind message_stop", llm.Anthropic, sse, started + delta + stopped, closed, usage{Input: 25, Output: 15}},
+		{"Anthropic, an error in the stream", llm.Anthropic, sse, started + overload, toTheEnd, unknown},
+		{"Anthropic, closed in the middle", llm.Anthropic, sse, started + delta, closed, unknown},
+		{"Anthropic, without the start", llm.Anthropic, sse, delta + stopped, toTheEnd, unknown},
+
+		{"Gemini", llm.Gemini, sse, "data: " + geminiChunk(1) + "\r\n\r\ndata: " + geminiChunk(2) + "\r\n\r\n", toTheEnd, usage{Input: 8, Output: 2}},
+		{"Gemini, an array", llm.Gemini, "application/json; charset=UTF-8", "[" + geminiChunk(1) + "\n,\r\n" + geminiChunk(2) + "\n]", toTheEnd, usage{Input: 8, Output: 2}},
+		{"Gemini, an array that was closed at its end", llm.Gemini, "application/json", "[" + geminiChunk(1) + "]", closed, usage{Input: 8, Output: 1}},
+		{"Gemini, an array that was closed before", llm.Gemini, "application/json", "[" + geminiChunk(1), closed, unknown},
+		{"Gemini, an array that breaks", llm.Gemini, "application/json", "[" + geminiChunk(1), broken, unknown},
+		{"Gemini, an element that is too long", llm.Gemini, "application/json", `[{"x":"` + long + `"},` + geminiChunk(2) + "]", toTheEnd, usage{Input: 8, Output: 2}},
+
+		{"JSON", llm.Gemini, "application/json", geminiChunk(3), toTheEnd, usage{Input: 8, Output: 3}},
+		{"JSON, closed behind the object", llm.Gemini, "application/json", geminiChunk(3), closed, usage{Input: 8, Output: 3}},
+		{"JSON, cut off", llm.Gemini, "application/json", strings.TrimSuffix(geminiChunk(3), "}"), toTheEnd, unknown},
+		{"JSON that is too long", llm.OpenAI, "application/json", `{"x":"` + long + `","usage":{"prompt_tokens":19,"completion_tokens":10}}`, toTheEnd, unknown},
+		{"embeddings", llm.OpenAI, "application/json", `{"usage":{"prompt_tokens":8,"total_tokens":8}}`, toTheEnd, usage{Input: 8}},
+		{"no type", llm.OpenAI, "", `{"usage":{"prompt_tokens":8,"completion_tokens":8}}`, toTheEnd, usage{Input: 8, Output: 8}},
+		{"lines of JSON", llm.OpenAI, "application/x-ndjson", "{}\n" + `{"usage":{"prompt_tokens":8,"completion_tokens":8}}` + "\n", toTheEnd, usage{Input: 8, Output: 8}},
+		{"no input", llm.OpenAI, "application/json", `{"usage":{"prompt_tokens":0,"completion_tokens":8}}`, toTheEnd, unknown},
+		{"nothing", llm.OpenAI, "application/json", "", toTheEnd, unknown},
+
+		{
+			"Bedrock", llm.Bedrock, amazon, message("messageStart", "{}") + message("messageStop", "{}") + message("metadata", `{"usage":{"inputTokens":3,"outputTokens":4}}`),
+			toTheEnd, usage{Input: 3, Output: 4},
+		},
+		{"Bedrock, closed behind the last event", llm.Bedrock, amazon, message("metadata", `{"usage":{"inputTokens":3,"outputTokens":4}}`), closed, usage{Input: 3, Output: 4}},
+		{"Bedrock, closed before", llm.Bedrock, amazon, message("chunk", `{"usage":{"inputTokens":3,"outputTokens":4}}`), closed, unknown},
+		{
+			"Bedrock, an event that is too long", llm.Bedrock, amazon, message("x", long) + message("metadata", `{"usage":{"inputTokens":3,"outputTokens":4}}`),
+			toTheEnd, usage{Input: 3, Output: 4},
+		},
+		{
+			"Bedrock, a byte that has changed", llm.Bedrock, amazon,
+			strings.Replace(message("x", "{}"), "{}", "{]", 1) + message("metadata", `{"usage":{"inputTokens":3,"outputTokens":4}}`), toTheEnd, unknown,
+		},
+		{"Bedrock, lengths that have changed", llm.Bedrock, amazon, "\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00" + message("metadata", `{"usage":{"inputTokens":3,"outputTokens":4}}`), toTheEnd, unknown},
+	} {
+		for _, size := range []int{0, 1, 7} {
+			if size > 0 && len(tt.text) >= llm.Kept/2 {
+				continue // It takes long.
+			}
+			for _, encoding := range []string{"", "gzip"} {
+				name := fmt.Sprint(tt.name, ", in pieces of ", size, " ", encoding)
+				text := tt.text
+				if encoding == "gzip" {
+					text = zipped(text)
+				}
+				read, u, ok := metered(t, tt.p, tt.contentType, encoding, text, size, tt.end)
+				require.True(t, text == read, name)
+				if !ok {
+					u = unknown
+				}
+				require.Equal(t, tt.want, u, name)
+			}
+		}
+	}
+}
+
+// An encoding that is unknown passes, and so does what claims to be compressed and is not.
+func TestUsageOfWhatCannotBeRead(t *testing.T) {
+	body := `{"usage":{"prompt_tokens":8,"completion_tokens":8}}`
+	for _, tt := range []struct{ encoding, text string }{
+		{"br", body}, {"gzip, gzip", body}, {"gzip", body}, {"gzip", zipped(body)[:40]}, {"gzip", ""}, {"gzip", zipped(body) + "x"},
+	} {
+		read, _, ok := metered(t, llm.OpenAI, "application/x-ndjson", tt.encoding, tt.text, 0, toTheEnd)
+		require.Equal(t, tt.text, read)
+		require.False(t, ok, tt.encoding)
+	}
+	_, u, ok := metered(t, llm.OpenAI, "application/json", "Identity", body, 0, toTheEnd)
+	require.True(t, ok)
+	require.Equal(t, llm.Usage{Input: 8, Output: 8}, u)
+}
+
+// What a stream of compressed events has told counts, although its checksum has not come.
+func TestACompressedStreamThatIsClosedBehindItsLastEvent(t *testing.T) {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = z.Write([]byte(last + done)) // A Buffer never fails.
+	require.NoError(t, z.Flush())
+	_, u, ok := metered(t, llm.OpenAI, sse, "gzip", b.String(), 0, closed)
+	require.True(t, ok)
+	require.Equal(t, llm.Usage{Input: 19, Output: 10}, u)
+}
+
+// A usage of a Provider's own that has a negative number is none.
+func TestANegativeUsageIsNone(t *testing.T) {
+	p := llm.Provider{Usage: func([]byte) (llm.Usage, bool) { return llm.Usage{Input: 1, Output: -1}, true }}
+	_, _, ok := metered(t, p, "application/json", "", "{}", 0, toTheEnd)
+	require.False(t, ok)
+}
+
+// The bytes of a body pass as they are, and so does its end, whatever they are and however they come.
+// In which pieces they come does not matter to what is found.
+func FuzzStreamsAreReadWhole(f *testing.F) {
+	for _, text := range []string{
+		chunk + last + done, started + delta + stopped, "\ufeffdata\r\r\n:\r", "[" + geminiChunk(1) + "," + geminiChunk(2) + "]", `{"a":"\"}`,
+		message("metadata", `{"usage":{"inputTokens":3,"outputTokens":4}}`), zipped(last), "\x1f\x8b",
+	} {
+		f.Add([]byte(text), uint8(3), uint8(0))
+		f.Add([]byte(text), uint8(1), uint8(1))
+	}
+	f.Fuzz(func(t *testing.T, text []byte, size, end uint8) {
+		how := ending(end % 3)
+		for _, contentType := range []string{sse, amazon, "application/json", "text/plain"} {
+			for _, encoding := range []string{"", "gzip"} {
+				for name, p := range providers {
+					_, wanted, known := metered(t, p, contentType, encoding, string(text), 0, how)
+					read, u, ok := metered(t, p, contentType, encoding, string(text), int(size), how)
+					require.Equal(t, string(text), read)
+					require.Equal(t, known, ok, name)
+					require.Equal(t, wanted, u, name)
+					require.True(t, u.Input >= 0 && u.Output >= 0 && u.CacheRead >= 0 && u.CacheWrite >= 0)
+				}
+			}
+		}
+	})
+}

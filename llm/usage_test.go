@@ -1,0 +1,123 @@
+package llm_test
+
+import (
+	"encoding/base64"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/llm"
+)
+
+func TestUsageOfBodiesAndEvents(t *testing.T) {
+	bytesOf := func(event string) string {
+		return `{"bytes":"` + base64.StdEncoding.EncodeToString([]byte(event)) + `"}`
+	}
+	for _, tt := range []struct {
+		name  string
+		p     llm.Provider
+		event string
+		want  llm.Usage
+		ok    bool
+	}{
+		{
+			"Chat Completions", llm.OpenAI,
+			`{"id":"x","choices":[],"usage":{"prompt_tokens":19,"completion_tokens":10,"total_tokens":29,"prompt_tokens_details":{"cached_tokens":4}}}`,
+			llm.Usage{Input: 15, CacheRead: 4, Output: 10}, true,
+		},
+		{"a chunk", llm.OpenAI, `{"id":"x","choices":[{"delta":{"content":"a"}}],"usage":null}`, llm.Usage{}, false},
+		{"an answer about usage", llm.OpenAI, `{"choices":[{"delta":{"content":"\"usage\""}}]}`, llm.Usage{}, false},
+		{"Embeddings", llm.OpenAI, `{"data":[],"usage":{"prompt_tokens":8,"total_tokens":8}}`, llm.Usage{Input: 8}, true},
+		{
+			"Responses", llm.OpenAI, `{"object":"response","usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":6},"output_tokens":87,"total_tokens":123}}`,
+			llm.Usage{Input: 30, CacheRead: 6, Output: 87}, true,
+		},
+		{
+			"Responses, streamed", llm.OpenAI,
+			`{"type":"response.completed","response":{"usage":{"input_tokens":36,"output_tokens":87,"total_tokens":123}}}`,
+			llm.Usage{Input: 36, Output: 87}, true,
+		},
+		{"Responses, begun", llm.OpenAI, `{"type":"response.created","response":{"usage":null}}`, llm.Usage{}, false},
+		{"more cached than there was", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`, llm.Usage{CacheRead: 8, Output: 1}, true},
+		{"no output", llm.OpenAI, `{"usage":{"prompt_tokens":8}}`, llm.Usage{}, false},
+		{"no input", llm.OpenAI, `{"usage":{"completion_tokens":8,"total_tokens":9}}`, llm.Usage{}, false},
+		{"negative", llm.OpenAI, `{"usage":{"prompt_tokens":-8,"completion_tokens":8}}`, llm.Usage{}, false},
+		{"negative output", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":-8,"total_tokens":0}}`, llm.Usage{}, false},
+		{"too large", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":9223372036854775808}}`, llm.Usage{}, false},
+		{"a fraction", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":1.5}}`, llm.Usage{}, false},
+		{"a text", llm.OpenAI, `{"usage":{"prompt_tokens":"8","completion_tokens":8}}`, llm.Usage{}, false},
+		{"another form", llm.OpenAI, `{"usage":[8]}`, llm.Usage{}, false},
+		{"cut off", llm.OpenAI, `{"usage":{"prompt_tokens":8,"completion_tokens":8}`, llm.Usage{}, false},
+
+		{
+			"Messages", llm.Anthropic,
+			`{"type":"message","usage":{"input_tokens":2095,"cache_creation_input_tokens":2051,"cache_read_input_tokens":2052,"output_tokens":503}}`,
+			llm.Usage{Input: 2095, CacheWrite: 2051, CacheRead: 2052, Output: 503}, true,
+		},
+		{
+			"message_start has no output yet", llm.Anthropic,
+			`{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}`, llm.Usage{Input: 25}, true,
+		},
+		{
+			"message_delta", llm.Anthropic, `{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":15}}`,
+			llm.Usage{Output: 15}, true,
+		},
+		{
+			"message_delta with input", llm.Anthropic, `{"type":"message_delta","usage":{"input_tokens":10682,"cache_read_input_tokens":3,"output_tokens":510}}`,
+			llm.Usage{Input: 10_682, CacheRead: 3, Output: 510}, true,
+		},
+		{"a ping", llm.Anthropic, `{"type":"ping"}`, llm.Usage{}, false},
+		{"half a message", llm.Anthropic, `{"type":"message","usage":{"output_tokens":15}}`, llm.Usage{}, false},
+		{"a malformed start", llm.Anthropic, `{"type":"message_start","message":{"usage":{"input_tokens":-1}}}`, llm.Usage{}, false},
+		{"a malformed delta", llm.Anthropic, `{"type":"message_delta","usage":{"output_tokens":null}}`, llm.Usage{}, false},
+
+		{
+			"generateContent", llm.Gemini,
+			`{"candidates":[],"usageMetadata":{"promptTokenCount":100,"cachedContentTokenCount":60,"candidatesTokenCount":20,"thoughtsTokenCount":30,"toolUsePromptTokenCount":5,"totalTokenCount":155}}`,
+			llm.Usage{Input: 45, CacheRead: 60, Output: 50}, true,
+		},
+		{"thoughts alone", llm.Gemini, `{"usageMetadata":{"promptTokenCount":100,"thoughtsTokenCount":30,"totalTokenCount":130}}`, llm.Usage{Input: 100, Output: 30}, true},
+		{"no prompt", llm.Gemini, `{"usageMetadata":{"candidatesTokenCount":20,"totalTokenCount":120}}`, llm.Usage{}, false},
+		{"no answer", llm.Gemini, `{"usageMetadata":{"promptTokenCount":20}}`, llm.Usage{}, false},
+		{"no usage", llm.Gemini, `{"candidates":[]}`, llm.Usage{}, false},
+		{"no JSON", llm.Gemini, `"usageMetadata"`, llm.Usage{}, false},
+
+		{
+			"Converse", llm.Bedrock,
+			`{"usage":{"inputTokens":30,"outputTokens":628,"totalTokens":658,"cacheReadInputTokens":7,"cacheWriteInputTokens":8},"metrics":{"latencyMs":1275}}`,
+			llm.Usage{Input: 30, Output: 628, CacheRead: 7, CacheWrite: 8}, true,
+		},
+		{"InvokeModel, Claude", llm.Bedrock, `{"type":"message","usage":{"input_tokens":3,"output_tokens":4}}`, llm.Usage{Input: 3, Output: 4}, true},
+		{
+			"InvokeModel, streamed", llm.Bedrock,
+			bytesOf(`{"type":"message_stop","amazon-bedrock-invocationMetrics":{"inputTokenCount":3,"outputTokenCount":4,"cacheReadInputTokenCount":5}}`),
+			llm.Usage{Input: 3, Output: 4, CacheRead: 5}, true,
+		},
+		{"InvokeModel, a delta", llm.Bedrock, bytesOf(`{"type":"message_delta","usage":{"output_tokens":4}}`), llm.Usage{Output: 4}, true},
+		{"InvokeModel, a chunk", llm.Bedrock, bytesOf(`{"type":"ping"}`), llm.Usage{}, false},
+		{"bytes that are none", llm.Bedrock, `{"bytes":"%"}`, llm.Usage{}, false},
+		{"half", llm.Bedrock, `{"usage":{"inputTokens":30}}`, llm.Usage{}, false},
+		{"no JSON either", llm.Bedrock, `"usage"`, llm.Usage{}, false},
+	} {
+		u, ok := tt.p.Usage([]byte(tt.event))
+		require.Equal(t, tt.ok, ok, tt.name)
+		require.Equal(t, tt.want, u, tt.name)
+	}
+}
+
+// Whatever an event says, a usage has no negative number, and is not empty.
+func FuzzUsage(f *testing.F) {
+	f.Add([]byte(`{"usage":{"prompt_tokens":19,"completion_tokens":10,"prompt_tokens_details":{"cached_tokens":4}}}`))
+	f.Add([]byte(`{"type":"message_start","message":{"usage":{"input_tokens":25,"output_tokens":1}}}`))
+	f.Add([]byte(`{"usageMetadata":{"promptTokenCount":100,"cachedContentTokenCount":60,"totalTokenCount":9223372036854775807}}`))
+	f.Add([]byte(`{"bytes":"eyJ1c2FnZSI6e319","usage":{"inputTokens":1,"outputTokens":-1}}`))
+	f.Fuzz(func(t *testing.T, event []byte) {
+		for _, p := range providers {
+			u, ok := p.Usage(event)
+			require.True(t, u.Input >= 0 && u.Output >= 0 && u.CacheRead >= 0 && u.CacheWrite >= 0, "%+v", u)
+			if !ok {
+				require.Equal(t, llm.Usage{}, u)
+			}
+		}
+	})
+}
