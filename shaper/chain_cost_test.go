@@ -173,18 +173,6 @@ func TestACostOfItsOwnHidesNothingOfALimiter(t *testing.T) {
 	require.False(t, ok, "x/time's Limiter has no Stats")
 }
 
-func TestARetryEntersAtTheHeadBehindACostOfItsOwn(t *testing.T) {
-	playTransport(t, "1/s depth 3", func(u *upstream) {
-		u.Limiter = shaper.WithCostOf(u.Shaper, one)
-		u.Retry, u.Cost = true, func(*http.Request) int { return 9 }
-		u.script["b"] = []string{refusedFor30}
-		u.call("a", "b", "c", "d", "e") // The line is full: its bound is for newcomers.
-		u.at(time.Minute)
-		u.saw("0s a sent", "0s a 200: body", "0s e full, retry 1s", "1s b sent",
-			"31s b sent", "31s b 200: body", "32s c sent", "32s c 200: body", "33s d sent", "33s d 200: body")
-	})
-}
-
 func TestACostOfItsOwnInADryRunLeavesItsVerdict(t *testing.T) {
 	play(t, "1/s", func(g *stage) {
 		l := shaper.WithCostOf(g.Shaper, one)
@@ -200,7 +188,9 @@ func TestACostOfItsOwnInADryRunLeavesItsVerdict(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-func TestWithCostOfNothingIsAnErrorOfEveryCall(t *testing.T) {
+// If a Chain or a WithCostOf with a nil Limiter lacked a method, a caller that looks for the method
+// would panic or do without it, and would never learn that a Limiter is nil.
+func TestANilLimiterIsAnErrorOfEveryCall(t *testing.T) {
 	const noLimiter, noCost = "shaper: WithCostOf: the Limiter is nil", "shaper: WithCostOf: cost is nil, must be a function"
 	other := rate.NewLimiter(1, 1)
 	const second = "shaper: Chain: Limiter 1 is nil"
@@ -212,15 +202,23 @@ func TestWithCostOfNothingIsAnErrorOfEveryCall(t *testing.T) {
 		{shaper.WithCostOf(nil, one), noLimiter}, {shaper.WithCostOf(other, nil), noCost},
 		{shaper.WithCostOf(shaper.Chain(other, nil), one), second}, {shaper.WithCostOf(shaper.Chain(other, nil), free), second},
 		{shaper.Chain(shaper.WithCostOf(other, nil)), noCost}, {shaper.Chain(shaper.WithCostOf(nil, one), other), noLimiter},
-		{shaper.Chain(other, shaper.Chain(other, nil)), second}, {shaper.WithCostOf(shaper.Chain(shaper.WithCostOf(other, nil)), free), noCost},
+		{shaper.Chain(other, nil, other), second}, {shaper.Chain(other, shaper.Chain(other, nil)), second}, {shaper.WithCostOf(shaper.Chain(shaper.WithCostOf(other, nil)), free), noCost},
 	} {
 		for n := range 2 {
 			require.EqualError(t, c.l.WaitN(t.Context(), n), c.want)
-			_, err := acquirerOf(c.l)(t.Context(), n)
+			release, err := acquirerOf(c.l)(t.Context(), n)
 			require.EqualError(t, err, c.want)
-			_, err = c.l.(forecaster).Forecast(n)
+			release()
+			wait, err := c.l.(forecaster).Forecast(n)
 			require.EqualError(t, err, c.want)
+			require.Zero(t, wait)
 		}
+		c.l.(interface{ Hold(time.Duration) }).Hold(time.Second)
+		require.Equal(t, "503, retry 1", statusLine(answerOf(shaper.Middleware(c.l)(nil), t.Context(), "")))
+		r, err := http.NewRequest("GET", "http://upstream/", nil)
+		require.NoError(t, err)
+		_, err = shaper.Transport{Limiter: c.l, Retry: true}.RoundTrip(r)
+		require.EqualError(t, err, c.want)
 	}
 	require.PanicsWithValue(t, "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New", func() {
 		shaper.WithCostOf((*shaper.Shaper)(nil), one)

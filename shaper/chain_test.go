@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,35 +163,6 @@ type forecaster interface {
 	Forecast(n int) (time.Duration, error)
 }
 
-// If a Chain with a nil Limiter lacked a method, a caller that looks for the method would
-// panic or do without it, and would never learn that a Limiter is nil.
-func TestANilInAChainIsAnErrorOfEveryCall(t *testing.T) {
-	for name, c := range map[string]shaper.Limiter{
-		"Chain":            shaper.Chain(failing(nil), nil, failing(nil)),
-		"Chain in a Chain": shaper.Chain(failing(nil), shaper.Chain(failing(nil), nil)),
-	} {
-		t.Run(name, func(t *testing.T) {
-			const want = "shaper: Chain: Limiter 1 is nil"
-			for range 2 {
-				require.EqualError(t, c.WaitN(t.Context(), 1), want)
-				release, err := acquirerOf(c)(t.Context(), 1)
-				require.EqualError(t, err, want)
-				release()
-				wait, err := c.(forecaster).Forecast(1)
-				require.EqualError(t, err, want)
-				require.Zero(t, wait)
-				c.(interface{ Hold(time.Duration) }).Hold(time.Second)
-			}
-			h := shaper.Middleware(c)(nil)
-			require.Equal(t, "503, retry 1", statusLine(answerOf(h, t.Context(), "")))
-			r, err := http.NewRequest("GET", "http://upstream/", nil)
-			require.NoError(t, err)
-			_, err = shaper.Transport{Limiter: c, Retry: true}.RoundTrip(r)
-			require.EqualError(t, err, want)
-		})
-	}
-}
-
 // A nil pointer in a Limiter is not a nil Limiter, because the methods of some types work
 // on it. For a nil *Shaper Chain itself panics and says why; other types may panic when
 // they are called.
@@ -278,29 +248,6 @@ func TestTenantThenSite(t *testing.T) {
 		g.at(time.Minute)
 		g.saw("0s a1 left", "1s a2 left", "0s a3 full, retry 10s", "0s a4 full, retry 10s", "2s b1 left", "3s b2 left")
 		require.EqualValues(t, 4, site.Stats().Departed)
-	})
-}
-
-// Many goroutines call one Chain at once. Each request that leaves the Chain has left each
-// of its Limiters.
-func TestAChainIsSafeForConcurrentUse(t *testing.T) {
-	play(t, "1000/s depth 99", func(g *stage) {
-		tenant := mustMake(g.t, limitsOf(g.t, "2000/s depth 99"))
-		c := shaper.Chain(tenant, shaper.Chain(g.Shaper))
-		var callers sync.WaitGroup
-		for range 10 {
-			callers.Go(func() {
-				for range 20 {
-					if err := c.WaitN(context.Background(), 1); err != nil {
-						t.Errorf("WaitN: %v", err)
-					}
-				}
-			})
-		}
-		callers.Wait()
-		require.Equal(t, 199*ms, time.Since(g.start))
-		require.EqualValues(t, 200, tenant.Stats().Departed)
-		require.EqualValues(t, 200, g.Stats().Departed)
 	})
 }
 

@@ -133,24 +133,15 @@ func TestAllowAndDoOfADryRun(t *testing.T) {
 	}, shaper.WithDryRun())
 }
 
-// A dry run judges AllowN as if the Depth was 0, as a Shaper does that is no dry run.
-func TestAllowOfADryRunDoesNotEnterTheShadow(t *testing.T) {
-	play(t, "1/s depth 5", func(g *stage) {
-		require.True(t, g.Allow())
-		require.True(t, g.Allow())
-		require.Zero(t, g.Stats().Waiting)
-		require.EqualValues(t, 1, g.Stats().QueueFull)
-	}, shaper.WithDryRun())
-}
-
-// If the limits function returns an error, a Group refuses the call. In a dry run the
-// error becomes the verdict.
+// If the limits function returns an error, a Group refuses the call. In a dry run the error becomes
+// the verdict, which is no refusal even if the error wraps one.
 func TestADryRunOutlivesLimitsThatCannotBeHad(t *testing.T) {
 	failure := errors.New("no such user")
 	playKeys(t, "1/s", func(g *groupStage) {
 		g.says("bad", func() (shaper.Limits, error) { return shaper.Limits{}, failure })
 		g.says("nan", func() (shaper.Limits, error) { return shaper.Limits{}, nil })
-		for _, key := range []string{"bad", "nan"} {
+		g.says("full", func() (shaper.Limits, error) { return shaper.Limits{}, shaper.ErrQueueFull })
+		for _, key := range []string{"bad", "nan", "full"} {
 			ctx := shaper.ContextWithVerdict(context.Background())
 			require.NoError(t, g.Wait(ctx, key))
 			v, ok := shaper.VerdictOf(ctx)
@@ -160,7 +151,7 @@ func TestADryRunOutlivesLimitsThatCannotBeHad(t *testing.T) {
 				require.ErrorIs(t, v.Err, failure)
 			}
 		}
-		require.EqualValues(t, 2, g.Group.Stats().LimitErrors)
+		require.EqualValues(t, 3, g.Group.Stats().LimitErrors)
 		require.Zero(t, g.Group.Stats().Refused)
 	}, shaper.WithDryRun())
 }
@@ -235,17 +226,11 @@ func TestADryRunTakesLittleMemory(t *testing.T) {
 		call()
 	}
 	require.Equal(t, 50, s.Stats().Waiting)
-	heap := func() uint64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	full := heap()
+	full := heapInUse()
 	for range 100_000 {
 		call()
 	}
-	require.Less(t, int64(heap()-full), int64(100_000), "after as many calls, in bytes")
+	require.Less(t, heapInUse()-full, int64(100_000), "after as many calls, in bytes")
 	require.Equal(t, 50, s.Stats().Waiting)
 	runtime.KeepAlive(s)
 }
@@ -346,12 +331,17 @@ func TestMiddlewareTellsTheVerdict(t *testing.T) {
 		require.NoError(t, err)
 		defer group.Close()
 		told := shaper.WithVerdictHeader("X-Verdict")
+		asked := 0
+		inside := ownWait{mustDryRun(t, "1/s depth 1"), &asked}
 		for name, middleware := range map[string]func(...shaper.MiddlewareOption) http.Handler{
 			"Shaper": func(opts ...shaper.MiddlewareOption) http.Handler {
 				return shaper.Middleware(g.Shaper, opts...)(verdictTeller)
 			},
 			"Group": func(opts ...shaper.MiddlewareOption) http.Handler {
 				return group.Middleware(shaper.ByClientIP(), opts...)(verdictTeller)
+			},
+			"Shaper inside": func(opts ...shaper.MiddlewareOption) http.Handler {
+				return shaper.Middleware(inside, opts...)(verdictTeller)
 			},
 		} {
 			h := middleware(told)
@@ -364,6 +354,7 @@ func TestMiddlewareTellsTheVerdict(t *testing.T) {
 			require.Regexp(t, "^500 ", verdictFrom(negative, context.Background()), name)
 		}
 		require.Zero(t, time.Since(g.start), "nobody was kept")
+		require.GreaterOrEqual(t, asked, 4, "calls of the WaitN that is about the Shaper's")
 	}, shaper.WithDryRun())
 	without := shaper.Middleware(mustMake(t, limitsOf(t, "inf")), shaper.WithVerdictHeader("X-Verdict"))(verdictTeller)
 	require.Equal(t, "200", verdictFrom(without, t.Context()))

@@ -29,17 +29,6 @@ func TestAChainAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
 	}
 }
 
-// A type that embeds a dry run lets every request through and leaves its verdict.
-func TestMiddlewareTellsTheVerdictOfAShaperInside(t *testing.T) {
-	s, err := shaper.New(limitsOf(t, "1 per 1h"), shaper.WithDryRun())
-	require.NoError(t, err)
-	asked := 0
-	h := shaper.Middleware(ownWait{s, &asked}, shaper.WithVerdictHeader("X-Verdict"))(verdictTeller)
-	require.Equal(t, "200 leave leave", verdictFrom(h, t.Context()))
-	require.Equal(t, "200 refuse;reason=queue-full refuse;reason=queue-full", verdictFrom(h, t.Context()))
-	require.Equal(t, 2, asked)
-}
-
 // A Transport finds out at each request what its Limiter can do, because the field may be
 // set to another one. For a Shaper that allocates nothing, and for any other Limiter at
 // most one object beside what the Limiter itself allocates.

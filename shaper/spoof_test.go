@@ -18,8 +18,7 @@ import (
 
 // Whoever can make up addresses, as any customer with an IPv6 prefix can, meets a
 // table that is full. This file holds what that changes for others, and what it gains
-// him, to the nanosecond; spoof_memory_linux_test.go does so in real time, and for
-// how much memory.
+// him, to the nanosecond, and how much memory it takes.
 
 // network64 is the i-th of 2³² networks of 64 bits, with the port of a client.
 func network64(i int) string {
@@ -127,6 +126,36 @@ func TestMoreSpoofedAddressesGainNothing(t *testing.T) {
 		require.Equal(t, 10, g.Group.Stats().Keys)
 		require.InEpsilon(t, 39_990, g.Group.Stats().RefusedKeys, 0.05)
 	}, shaper.WithMaxKeys(10))
+}
+
+// A flood takes the memory of a full table, however many addresses it makes up.
+func TestSpoofedAddressesTakeNoMoreMemory(t *testing.T) {
+	if underRace {
+		t.Skip("the race detector takes memory of its own")
+	}
+	const maxKeys = 10_000
+	empty := heapInUse()
+	group, err := shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys))
+	require.NoError(t, err)
+	defer group.Close()
+	h := group.Middleware(shaper.ByClientIP())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	flood := func(begin, end int) (admitted int) {
+		for i := begin; i < end; i++ {
+			if from(h, network64(i)) == 200 {
+				admitted++
+			}
+		}
+		return admitted
+	}
+	require.Equal(t, maxKeys, flood(0, maxKeys))
+	require.LessOrEqual(t, flood(maxKeys, 5*maxKeys), 1024, "all shared buckets are in use")
+	full := heapInUse()
+	more := rounds(100_000, 1_000_000, 1_000_000)
+	require.LessOrEqual(t, flood(5*maxKeys, 5*maxKeys+more), 1024)
+	require.Less(t, heapInUse()-full, int64(256<<10), "%d addresses more", more)
+	require.Less(t, full-empty, int64(5<<20), "500 bytes for a key that has been refused")
+	require.Equal(t, maxKeys, group.Stats().Keys)
+	require.InEpsilon(t, 4*maxKeys+more, group.Stats().RefusedKeys, 0.05)
 }
 
 // It is known who it was.

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -56,28 +55,44 @@ func TestARetryPausesThoughTheLineOfItsKeyCouldNotBeHeld(t *testing.T) {
 	})
 }
 
-// A playedGroup says how the Group of a timeline is made, whose key "a" a Transport waits for.
-type playedGroup struct {
+// A playedLine is a kind of line in which the requests of a Transport wait in a timeline.
+type playedLine struct {
 	name     string
+	of       func(*shaper.Shaper) shaper.Limiter // nil: the line of the key "a" of a Group
 	opts     func() []shaper.GroupOption
 	overflow bool // key "a" shares a bucket
 }
 
-var playedGroups = []playedGroup{
-	{name: "a bucket of its own"},
-	{name: "a bucket that keys share", overflow: true, opts: func() []shaper.GroupOption { return []shaper.GroupOption{shaper.WithMaxKeys(1)} }},
-	{name: "a bucket that processes share", opts: func() []shaper.GroupOption {
-		return []shaper.GroupOption{shaper.WithBuckets(buckettest.NewMemory(), ownKey)}
-	}},
-}
+var (
+	linesOfShapers = []playedLine{
+		{name: "a Shaper", of: func(s *shaper.Shaper) shaper.Limiter { return s }},
+		{name: "a Shaper with a cost of its own", of: func(s *shaper.Shaper) shaper.Limiter { return shaper.WithCostOf(s, one) }},
+	}
+	linesOfKeys = []playedLine{
+		{name: "a bucket of its own"},
+		{name: "a bucket that keys share", overflow: true, opts: func() []shaper.GroupOption { return []shaper.GroupOption{shaper.WithMaxKeys(1)} }},
+		{name: "a bucket that processes share", opts: func() []shaper.GroupOption {
+			return []shaper.GroupOption{shaper.WithBuckets(buckettest.NewMemory(), ownKey)}
+		}},
+	}
+)
 
-// playTransportOfKey is playTransport for the key "a" of each kind of Group.
-func playTransportOfKey(t *testing.T, limits string, timeline func(u *upstream, g *shaper.Group[string])) {
+// playTransportOf is playTransport for each kind of line. The timeline gets what shuts down the
+// Shaper or the Group, and the Group if there is one.
+func playTransportOf(t *testing.T, lines []playedLine, limits string, timeline func(u *upstream, shutdown func(context.Context) error, g *shaper.Group[string])) {
 	t.Helper()
-	for _, kind := range playedGroups {
+	for _, kind := range lines {
 		t.Run(kind.name, func(t *testing.T) {
 			playTransport(t, "inf", func(u *upstream) {
 				l := limitsOf(u.stage.t, limits)
+				u.rounds = true // Round trips to a Bucket take some microseconds.
+				if kind.of != nil {
+					s := mustMake(u.stage.t, l)
+					u.Limiter = kind.of(s)
+					timeline(u, s.Shutdown, nil)
+					require.NoError(u.stage.t, s.Close())
+					return
+				}
 				var opts []shaper.GroupOption
 				if kind.opts != nil {
 					opts = kind.opts()
@@ -87,8 +102,8 @@ func playTransportOfKey(t *testing.T, limits string, timeline func(u *upstream, 
 				if kind.overflow {
 					g.Hold("it fills the table", time.Hour)
 				}
-				u.Limiter, u.rounds = g.Limiter("a"), true // Round trips to a Bucket take some microseconds.
-				timeline(u, g)
+				u.Limiter = g.Limiter("a")
+				timeline(u, g.Shutdown, g)
 				if kind.overflow {
 					require.NotZero(u.stage.t, g.Stats().Overflowed)
 				}
@@ -98,10 +113,11 @@ func playTransportOfKey(t *testing.T, limits string, timeline func(u *upstream, 
 	}
 }
 
-// With the limits of a Shaper a key must answer its callers as a Shaper does: a retry that
-// entered as a newcomer would be refused by the Depth, or wait behind the whole line.
+// A request that was refused is sent once more when the hold is over, ahead of all newcomers and of
+// the line as it was. A key must answer its callers as a Shaper does: a retry that entered as a
+// newcomer would be refused by the Depth, or wait behind the whole line.
 func TestARetryEntersTheLineOfItsKeyAtTheHead(t *testing.T) {
-	playTransportOfKey(t, "1/s depth 3", func(u *upstream, g *shaper.Group[string]) {
+	playTransportOf(t, slices.Concat(linesOfShapers, linesOfKeys), "1/s depth 3", func(u *upstream, _ func(context.Context) error, _ *shaper.Group[string]) {
 		u.Retry = true
 		u.took = 500 * time.Millisecond
 		u.script["b"] = []string{refusedFor30}
@@ -118,7 +134,7 @@ func TestARetryEntersTheLineOfItsKeyAtTheHead(t *testing.T) {
 // A bucket that was drained while the upstream took its time is not there any more when its
 // request comes back.
 func TestARetryFindsItsKeyWithoutABucket(t *testing.T) {
-	playTransportOfKey(t, "10/s", func(u *upstream, g *shaper.Group[string]) {
+	playTransportOf(t, linesOfKeys, "10/s", func(u *upstream, _ func(context.Context) error, _ *shaper.Group[string]) {
 		u.Retry = true
 		u.took = 3 * time.Second
 		u.script["a"] = []string{"429 -"}
@@ -131,16 +147,15 @@ func TestARetryFindsItsKeyWithoutABucket(t *testing.T) {
 	})
 }
 
-// During a Shutdown a retry enters the line of its key as long as the line of any key leaves,
-// and Shutdown waits for it.
+// During a Shutdown a retry enters its line as long as any line leaves, and Shutdown waits for it.
 func TestARetryOnAKeyDuringAShutdown(t *testing.T) {
-	playTransportOfKey(t, "1/s depth 5", func(u *upstream, g *shaper.Group[string]) {
+	playTransportOf(t, slices.Concat(linesOfShapers, linesOfKeys), "1/s depth 5", func(u *upstream, shutdown func(context.Context) error, _ *shaper.Group[string]) {
 		u.Retry = true
 		u.took = 500 * time.Millisecond
 		u.script["a"] = []string{refusedFor30}
 		u.script["c"] = []string{refusedFor30}
 		u.call("a", "b", "c")
-		go func() { u.note("shut down " + outcome(g.Shutdown(context.Background()))) }()
+		go func() { u.note("shut down " + outcome(shutdown(context.Background()))) }()
 		synctest.Wait()
 		u.at(2 * time.Minute)
 		u.saw("0s a sent", "30.5s a sent", "31s a 200: body", "31.5s b sent", "32s b 200: body", "32.5s c sent",
@@ -151,7 +166,7 @@ func TestARetryOnAKeyDuringAShutdown(t *testing.T) {
 // The line of a key that has emptied begins anew with a retry while another key's line leaves.
 // It may be the last one to end then, and no request in it may be lost at the end of the other.
 func TestARetryBeginsTheLineOfItsKeyAnewDuringAShutdown(t *testing.T) {
-	playTransportOfKey(t, "1/s depth 5", func(u *upstream, g *shaper.Group[string]) {
+	playTransportOf(t, linesOfKeys, "1/s depth 5", func(u *upstream, shutdown func(context.Context) error, g *shaper.Group[string]) {
 		u.Retry = true
 		u.took = 2500 * time.Millisecond
 		u.script["a"] = []string{refusedFor30}
@@ -165,7 +180,7 @@ func TestARetryBeginsTheLineOfItsKeyAnewDuringAShutdown(t *testing.T) {
 		}
 		u.call("a")
 		u.at(2 * time.Second)
-		go func() { u.note("shut down " + outcome(g.Shutdown(context.Background()))) }()
+		go func() { u.note("shut down " + outcome(shutdown(context.Background()))) }()
 		u.at(2 * time.Minute)
 		u.saw("0s other left", "0s a sent", "1s other left", "2s other left", "3s other left",
 			"32.5s a sent", "32.5s shut down left", "35s a 200: body")
@@ -364,76 +379,6 @@ func TestAStrictUpstreamRefusesNobody(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The same over real connections, and for longer if the great counts are wanted. The
-// upstream allows half the interval between two arrivals, as the way there takes
-// one request longer than the next; the slack is small for the same reason.
-//
-// If other work keeps the processors busy, a request that has left in time may get none
-// for longer than that, and arrive together with the next one. No limiter can prevent
-// it: the fault is the machine's, and the run is repeated.
-func TestAStrictServerRefusesNobody(t *testing.T) {
-	t.Parallel()
-	d := time.Duration(rounds(2, 15, 60)) * time.Second
-	wrong, stall := "not run", time.Duration(0)
-	for runs := 0; wrong != "" && (runs < 4 || runs < 20 && stall > strictInterval/10); runs++ {
-		stall = realtime.LongestStall(func() { wrong = strictRun(t, d) })
-		t.Log(wrong, stall)
-	}
-	require.Empty(t, wrong, "in the last run, on a machine that stood still for up to %v", stall)
-
-	u := &strict{gap: strictInterval / 2}
-	client, address := manyClient(t), "http://"+openServer(t, u)
-	served, refused := 0, 0
-	for began := time.Now(); refused <= 20 && time.Since(began) < enough; served, refused = u.count() {
-		besiege(client, address, 500*ms)
-	}
-	require.Greater(t, refused, 20)
-	require.Less(t, served, 5)
-}
-
-const strictInterval = 200 * time.Millisecond
-
-// strictRun besieges a strict server through a Transport, and returns what was wrong with what
-// the server saw: "", or something that may be the fault of the machine. It also checks that the
-// requests left as they should, which no machine can change.
-func strictRun(t *testing.T, d time.Duration) (wrong string) {
-	const slack = 2 * time.Millisecond
-	var mu sync.Mutex
-	var departures []time.Time
-	s, err := shaper.New(shaper.Limits{Rate: rate.Every(strictInterval), Depth: 100, Slack: slack},
-		shaper.WithTrace(&shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			departures = append(departures, e.At)
-		}}))
-	require.NoError(t, err)
-	defer s.Close()
-	u := &strict{gap: strictInterval / 2}
-	client := manyClient(t)
-	client.Transport = &shaper.Transport{Limiter: s, Base: client.Transport}
-	besiege(client, "http://"+openServer(t, u), d)
-
-	slices.SortFunc(departures, time.Time.Compare)
-	for i := 1; i < len(departures); i++ {
-		if d := departures[i].Sub(departures[i-1]); d < strictInterval-slack {
-			t.Errorf("a request left %v after another", d)
-		}
-	}
-	served, refused := u.count()
-	full := int(d / strictInterval)
-	if refused > 0 || served > full || float64(served)+s.Stats().Missed < 0.95*float64(full)-1 {
-		return fmt.Sprintf("%d served of %d, %d refused, %v missed", served, full, refused, s.Stats().Missed)
-	}
-	return ""
-}
-
-// manyClient returns a client that keeps a connection for each goroutine of besiege.
-func manyClient(t *testing.T) *http.Client {
-	transport := &http.Transport{MaxIdleConnsPerHost: 100}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
 }
 
 // holds is a Limiter that admits every request and records the holds it is asked for.

@@ -346,23 +346,28 @@ func (b *busyBody) Close() error {
 	return nil
 }
 
-// The cap of a foreign Limiter works by its Acquire, whose release is called exactly once:
-// it may not bear a second call.
-func TestAnotherLimitersSeatIsGivenBackOnce(t *testing.T) {
+// The cap of any Limiter works by its Acquire, whose release is called exactly once, however the
+// answer ends: a foreign one may not bear a second call.
+func TestASeatIsGivenBackOnceHoweverTheAnswerEnds(t *testing.T) {
 	for _, tt := range bodyEnds {
 		t.Run(tt.name, func(t *testing.T) {
 			l := &capped{}
-			transport := shaper.Transport{Limiter: l, Base: roundTripFunc(func(*http.Request) (*http.Response, error) { return tt.base() })}
+			s := limitedInFlight(t, 1, 0)
+			transport := shaper.Transport{Limiter: shaper.Chain(l, s), Base: roundTripFunc(func(*http.Request) (*http.Response, error) { return tt.base() })}
 			r, err := http.NewRequest(tt.method, "http://upstream/", nil)
 			require.NoError(t, err)
-			answer, _ := transport.RoundTrip(r)
-			if tt.kept {
-				require.Equal(t, 0, l.released)
-				tt.then(answer.Body)
-				reads(answer.Body)
+			for _, limiter := range []shaper.Limiter{l, s, shaper.Chain(l, s)} {
+				l.released, transport.Limiter = 0, limiter
+				answer, _ := transport.RoundTrip(r)
+				if tt.kept {
+					require.Zero(t, l.released)
+					require.Equal(t, limiter != l, s.Stats().InFlight == 1)
+					tt.then(answer.Body)
+					reads(answer.Body)
+				}
+				require.Equal(t, limiter != s, l.released == 1)
+				require.Zero(t, s.Stats().InFlight)
 			}
-			require.Equal(t, 1, l.released)
-
 			l.err = errUpstream
 			_, err = transport.RoundTrip(r)
 			require.Equal(t, errUpstream, err)

@@ -21,19 +21,6 @@ import (
 
 const refusedFor30 = "429 Too Many Requests\nRetry-After: 30"
 
-// A request that was refused is sent once more when the hold is over, ahead of all
-// newcomers and of the line as it was.
-func TestRetryEntersAtTheHead(t *testing.T) {
-	playTransport(t, "1/s depth 3", func(u *upstream) {
-		u.Retry = true
-		u.script["b"] = []string{refusedFor30}
-		u.call("a", "b", "c", "d", "e") // The line is full: its bound is for newcomers.
-		u.at(time.Minute)
-		u.saw("0s a sent", "0s a 200: body", "0s e full, retry 1s", "1s b sent",
-			"31s b sent", "31s b 200: body", "32s c sent", "32s c 200: body", "33s d sent", "33s d 200: body")
-	})
-}
-
 // Requests that were refused keep the order of their refusals. If one of them gives up in
 // the line, the others are not affected.
 func TestRefusedRequestsKeepTheirOrder(t *testing.T) {
@@ -201,23 +188,6 @@ func TestARequestOfNoCostIsNotSentAgain(t *testing.T) {
 	})
 }
 
-// During a Shutdown a request that has left enters the line again only while the line
-// still leaves.
-func TestRetryDuringAShutdown(t *testing.T) {
-	playTransport(t, "1/s depth 5", func(u *upstream) {
-		u.Retry = true
-		u.took = 500 * time.Millisecond
-		u.script["a"] = []string{refusedFor30}
-		u.script["c"] = []string{refusedFor30}
-		u.call("a", "b", "c")
-		go func() { u.note("shut down " + outcome(u.Shutdown(context.Background()))) }()
-		synctest.Wait()
-		u.at(2 * time.Minute)
-		u.saw("0s a sent", "30.5s a sent", "31s a 200: body", "31.5s b sent", "32s b 200: body", "32.5s c sent",
-			"32.5s shut down left", "33s c 429, retry 30: body")
-	})
-}
-
 // With a cap a request keeps its seat until its answer has ended, whatever the rate would
 // allow.
 func TestASeatIsFreeWhenTheBodyHasEnded(t *testing.T) {
@@ -254,7 +224,7 @@ func TestASeatIsFreeWhenTheBodyHasEnded(t *testing.T) {
 }
 
 // bodyEnds are what a Base may answer, what the caller does with that, and whether the
-// seat is free before and after.
+// seat is kept until then.
 var bodyEnds = []struct {
 	name   string
 	method string
@@ -309,35 +279,6 @@ func (panicCloser) Close() error { panic("closing") }
 
 func closes(body io.ReadCloser) { _ = body.Close() }
 func reads(body io.ReadCloser)  { _, _ = io.Copy(io.Discard, body) }
-
-func TestASeatIsGivenBackOnceHoweverTheAnswerEnds(t *testing.T) {
-	for _, tt := range bodyEnds {
-		t.Run(tt.name, func(t *testing.T) {
-			playTransport(t, "inf inflight 2", func(u *upstream) {
-				u.Base = roundTripFunc(func(*http.Request) (*http.Response, error) { return tt.base() })
-				other, err := u.Acquire(context.Background(), 1) // It would lose its seat if one were given back twice.
-				require.NoError(t, err)
-				r, err := http.NewRequest(tt.method, "http://upstream/", nil)
-				require.NoError(t, err)
-				answer, err := u.RoundTrip(r)
-				if !tt.kept {
-					require.Equal(t, 1, u.Stats().InFlight)
-				} else {
-					require.NoError(t, err)
-					require.Equal(t, 2, u.Stats().InFlight)
-					tt.then(answer.Body)
-					require.Equal(t, 1, u.Stats().InFlight)
-				}
-				if answer != nil && answer.Body != nil && tt.name != "closing panics" {
-					reads(answer.Body)
-					closes(answer.Body)
-				}
-				require.Equal(t, 1, u.Stats().InFlight)
-				other()
-			})
-		})
-	}
-}
 
 // The request ends with Close, so the seat is free only when Close has returned.
 func TestASeatIsKeptWhileTheBodyIsBeingClosed(t *testing.T) {

@@ -32,16 +32,6 @@ func TestVerdictInWords(t *testing.T) {
 	}
 }
 
-// An error of the limits function is not a refusal, even if it wraps one.
-func TestAVerdictOfLimitsThatCannotBeHad(t *testing.T) {
-	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{}, shaper.ErrQueueFull }, shaper.WithDryRun())
-	require.NoError(t, err)
-	ctx := shaper.ContextWithVerdict(t.Context())
-	require.NoError(t, g.Wait(ctx, "a"))
-	v, _ := shaper.VerdictOf(ctx)
-	require.Equal(t, "refuse;reason=no-limits", v.String())
-}
-
 func TestAVerdictIsLeftWhereItIsWanted(t *testing.T) {
 	s, err := shaper.New(limitsOf(t, "1 per 1h depth 1"), shaper.WithDryRun())
 	require.NoError(t, err)
