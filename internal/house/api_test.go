@@ -6,9 +6,7 @@ package house_test
 import (
 	"encoding/json"
 	"fmt"
-	"go/ast"
 	"go/importer"
-	"go/parser"
 	"go/token"
 	"go/types"
 	"io"
@@ -77,44 +75,6 @@ func TestPublicAPIChangesOnlyOnPurpose(t *testing.T) {
 		}
 	}
 	require.Positive(t, compared)
-}
-
-// The golden copy is only useful if it shows each kind of change.
-func TestPublicAPITellsEachKindOfChange(t *testing.T) {
-	text := strings.Join(apiOf(checked(t, `package p
-		type hidden struct{ Promoted int }
-		func (hidden) Method() {}
-		type S struct { hidden; Field func(n int) error; unseen []int }
-		type C struct{ N int }
-		type I interface { M(a, b int) (x string, err error); m() }
-		type F[K comparable] func(key K, rest ...string) map[K]*S
-		type A = S
-		type E int
-		const ( One E = 1; two = 2 )
-		var V, w chan<- int
-		func G[T any](list []T, f func(one T)) (n int) { return 0 }
-		func (s *S) Pointer(x int) {}
-		func (f F[K]) Value() {}
-		func g() {}
-	`)), "\n")
-	require.Equal(t, strings.Join([]string{
-		"const One E = 1",
-		"field C.N int",
-		"field S.Field func(int) error",
-		"field S.Promoted int",
-		"func G[T any]([]T, func(T)) int",
-		"method (*S) Pointer(int)",
-		"method (F) Value()",
-		"method (I) M(int, int) (string, error)",
-		"method (S) Method()",
-		"type A = S",
-		"type C comparable struct",
-		"type E int",
-		"type F[K comparable] func(K, ...string) map[K]*S",
-		"type I interface with unexported methods",
-		"type S struct",
-		"var V chan<- int",
-	}, "\n"), text)
 }
 
 // An apiPackage is a package as go list -export shows it.
@@ -281,14 +241,4 @@ func unnamedTuple(tuple *types.Tuple) *types.Tuple {
 		each = append(each, types.NewVar(token.NoPos, nil, "", unnamed(tuple.At(i).Type())))
 	}
 	return types.NewTuple(each...)
-}
-
-// checked type-checks a package that imports nothing.
-func checked(t *testing.T, source string) *types.Package {
-	files := token.NewFileSet()
-	file, err := parser.ParseFile(files, "p.go", source, 0)
-	require.NoError(t, err)
-	pkg, err := new(types.Config).Check("p", files, []*ast.File{file}, nil)
-	require.NoError(t, err)
-	return pkg
 }

@@ -188,36 +188,3 @@ func TestDistinctOfSimilarKeys(t *testing.T) {
 	}
 	require.InEpsilon(t, n, d.Estimate(), 10*distinctError)
 }
-
-func BenchmarkDistinctAdd(b *testing.B) {
-	const many = 1 << 17
-	hashes := make([]uint64, many)
-	for i := range hashes {
-		hashes[i] = splitmix(1, uint64(i))
-	}
-	var d Distinct
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		d.Add(hashes[i%many])
-		i++
-	}
-}
-
-func BenchmarkDistinctEstimate(b *testing.B) {
-	for _, row := range []struct {
-		name string
-		n    uint64
-	}{{"10", 10}, {"10⁶", 1_000_000}} {
-		b.Run(row.name, func(b *testing.B) {
-			var d Distinct
-			for i := range row.n {
-				d.Add(splitmix(1, i))
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				d.Estimate()
-			}
-		})
-	}
-}

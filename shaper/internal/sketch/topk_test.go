@@ -305,54 +305,73 @@ func TestAFullTopKAllocatesNothing(t *testing.T) {
 	}
 }
 
-func BenchmarkTopKAdd(b *testing.B) {
-	const m, many = 1024, 1 << 17
-	address := func(i uint64) string { return fmt.Sprintf("2001:db8:%x:%x::/64", i>>16, i&0xffff) }
-	zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, many-1)
-	for _, row := range []struct {
-		name string
-		key  func(i int) string
-	}{
-		{"one key", func(int) string { return address(0) }},
-		{"m keys in turn", func(i int) string { return address(uint64(i % m)) }},
-		{"zipf", func(int) string { return address(zipf.Uint64()) }},
-		{"all new", func(i int) string { return address(uint64(i)) }}, // a spoofing attack
-	} {
-		b.Run(row.name, func(b *testing.B) {
-			keys := make([]string, many)
-			for i := range keys {
-				keys[i] = row.key(i)
+// What is promised of a Count holds for two streams together, whichever of them came first,
+// and goes on to hold for what comes after Merge.
+func TestMergedCountsKeepWhatIsPromised(t *testing.T) {
+	const m = 16
+	for first := range keyStreams(m) {
+		for second := range keyStreams(m) {
+			for seed := range uint64(8) {
+				r := rand.New(rand.NewPCG(seed, 9))
+				trueCounts := map[int]uint64{}
+				add := func(to *TopK[int], stream func() int, n, shift int) {
+					for range n {
+						key := stream() + shift
+						to.Add(key)
+						trueCounts[key]++
+					}
+				}
+				a, b := NewTopK[int](m), NewTopK[int](m)
+				add(&a, keyStreams(m)[first], r.IntN(400), 0)
+				add(&b, keyStreams(m)[second], r.IntN(400), r.IntN(2)*7)
+				saved := b.Snapshot()
+				a.Merge(saved.Top(m), saved.Events(), saved.Least())
+				requirePromises(t, &a, trueCounts, m)
+				add(&a, keyStreams(m)[first], r.IntN(400), 3)
+				requirePromises(t, &a, trueCounts, m)
 			}
-			h := NewTopK[string](m)
-			for i := range m {
-				h.Add(address(uint64(i)))
-			}
-			b.ReportAllocs()
-			i := 0
-			for b.Loop() {
-				h.Add(keys[i%many])
-				i++
-			}
-		})
+		}
 	}
 }
 
-func BenchmarkTopKTop(b *testing.B) {
-	h := NewTopK[int](1024)
-	next := keyStreams(1024)["zipf"]
-	for range 100_000 {
-		h.Add(next())
+// requirePromises checks the three points of the comment at Count, and Least.
+func requirePromises(t *testing.T, k *TopK[int], trueCounts map[int]uint64, m int) {
+	t.Helper()
+	total := uint64(0)
+	for _, n := range trueCounts {
+		total += n
 	}
-	b.Run("snapshot", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			h.Snapshot()
+	require.Equal(t, total, k.Events())
+	found := map[int]bool{}
+	sum := uint64(0)
+	for _, c := range k.Top(m) {
+		require.False(t, found[c.Key], "each key once")
+		found[c.Key] = true
+		sum += c.Count
+		require.GreaterOrEqual(t, c.Count, trueCounts[c.Key])
+		require.LessOrEqual(t, c.Count-c.Error, trueCounts[c.Key])
+		require.LessOrEqual(t, c.Error, total/uint64(m))
+	}
+	require.LessOrEqual(t, sum, total)
+	for key, n := range trueCounts {
+		if !found[key] {
+			require.LessOrEqual(t, n, k.Least())
+			require.LessOrEqual(t, n, total/uint64(m))
 		}
-	})
-	b.Run("top 10", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			h.Top(10)
-		}
-	})
+	}
+}
+
+// While there are counters to spare, nothing is uncertain.
+func TestFewKeysAreMergedExactly(t *testing.T) {
+	a, b := NewTopK[string](4), NewTopK[string](4)
+	for _, key := range []string{"x", "y", "y"} {
+		a.Add(key)
+	}
+	for _, key := range []string{"y", "z"} {
+		b.Add(key)
+	}
+	a.Merge(b.Top(4), b.Events(), b.Least())
+	require.Equal(t, []Count[string]{{"y", 3, 0}, {"x", 1, 0}, {"z", 1, 0}}, a.Top(4))
+	a.Merge(nil, 0, 0)
+	require.EqualValues(t, 5, a.Events())
 }
