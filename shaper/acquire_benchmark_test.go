@@ -66,32 +66,5 @@ func TestAcquireAllocatesItsReleaseAtMost(t *testing.T) {
 	}
 }
 
-// keptRelease is where nobody can tell what becomes of a release.
+// keptRelease keeps the compiler from leaving the release on the stack.
 var keptRelease func()
-
-// BenchmarkAcquire is a call that may leave at once, and its end. What a request
-// does in between is not in it.
-func BenchmarkAcquire(b *testing.B) {
-	const perSecond, burst = 1e9, 1e9
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	limits := shaper.Limits{Rate: perSecond, Burst: burst, Depth: 1}
-	eachParallelism(b, "call=Wait/inflight=0", func(b *testing.B) func() {
-		s := mustMake(b, limits)
-		return func() { _ = s.Wait(ctx) }
-	})
-	for name, inFlight := range map[string]int{"0": 0, "100": 100} {
-		limits.InFlight = inFlight
-		eachParallelism(b, "call=Acquire/inflight="+name, func(b *testing.B) func() {
-			s := mustMake(b, limits)
-			return func() {
-				release, _ := s.Acquire(ctx, 1)
-				release()
-			}
-		})
-		eachParallelism(b, "call=Do/inflight="+name, func(b *testing.B) func() {
-			s := mustMake(b, limits)
-			return func() { _ = s.Do(ctx, 1, func(context.Context) error { return nil }) }
-		})
-	}
-}

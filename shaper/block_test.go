@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file tests WithBlock on one bucket; block_group_test.go tests it for keys.
+// This file tests WithBlock on one bucket, and then on the keys of a Group.
 
 func TestARefusedBucketStaysRefused(t *testing.T) {
 	play(t, "1/s burst 2", func(g *stage) {
@@ -240,7 +240,7 @@ func (g *gate) arriveWithin(d time.Duration, name string, n int) {
 	synctest.Wait()
 }
 
-// This file tests WithBlock on the keys of a Group.
+// WithBlock on the keys of a Group.
 
 func TestABlockOutlivesItsDrainedBucket(t *testing.T) {
 	playKeys(t, "1/s burst 3", func(g *groupStage) {

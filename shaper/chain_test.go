@@ -3,6 +3,7 @@ package shaper_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -15,8 +16,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file tests which requests leave a Chain, and what they cost. chain_seat_test.go
-// tests its seats, and chain_http_test.go tests it with Middleware and Transport.
+// This file tests which requests leave a Chain, its seats, a Chain with Middleware and Transport,
+// Limiters with a cost of their own, and what is looked for in a Limiter.
 
 // arriveFor is arrive for a Limiter other than the stage's own.
 func (g *stage) arriveFor(l shaper.Limiter, name string, n int) {
@@ -234,20 +235,6 @@ func TestAChainWithAnothersLimiter(t *testing.T) {
 		}
 		g.at(time.Minute)
 		g.saw("0s a left", "2s b left", "4s c left")
-	})
-}
-
-// The tenant's bucket comes before the site's, so a tenant that has used up its own
-// takes nothing from the others.
-func TestTenantThenSite(t *testing.T) {
-	playKeys(t, "1 per 10s burst 2", func(g *groupStage) {
-		site := mustMake(g.t, limitsOf(g.t, "1/s depth 9"))
-		for _, name := range []string{"a1", "a2", "a3", "a4", "b1", "b2"} {
-			g.stage.arriveFor(shaper.Chain(g.Limiter(name[:1]), site), name, 1)
-		}
-		g.at(time.Minute)
-		g.saw("0s a1 left", "1s a2 left", "0s a3 full, retry 10s", "0s a4 full, retry 10s", "2s b1 left", "3s b2 left")
-		require.EqualValues(t, 4, site.Stats().Departed)
 	})
 }
 
@@ -532,6 +519,294 @@ func TestAContextIsNotAskedAgainWhenTheSlotIsSpent(t *testing.T) {
 			_, err := u.RoundTrip(u.request(ctx, "a", nil))
 			require.NoError(t, err)
 			require.Equal(t, row.asked, ctx.asked, "%T", row.l)
+		}
+	})
+}
+
+// one is the cost of a request where requests are counted.
+func one(int) int { return 1 }
+
+// An API allows 500 requests and 200,000 tokens a minute. A Chain that charged 1,000 requests for
+// a request of 1,000 tokens would wait two minutes for the second one.
+func TestEachLimiterOfAChainHasACostOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		requests := mustMake(t, limitsOf(t, "500/min burst 500 depth 9"))
+		tokens := mustMake(t, limitsOf(t, "200000/min burst 200000 depth 9"))
+		c := shaper.Chain(shaper.WithCostOf(requests, one), tokens)
+		require.NoError(t, c.WaitN(t.Context(), 1000))
+		require.Equal(t, [2]float64{1, 1000}, [2]float64{requests.Stats().Level, tokens.Stats().Level})
+		require.NoError(t, c.WaitN(t.Context(), 2000))
+		require.Zero(t, time.Since(start))
+		require.Equal(t, [2]float64{2, 3000}, [2]float64{requests.Stats().Level, tokens.Stats().Level})
+	})
+}
+
+// costCalls are the ways in which a request of cost n comes to a Limiter and leaves it.
+var costCalls = map[string]func(l shaper.Limiter, n int) error{
+	"WaitN": func(l shaper.Limiter, n int) error { return l.WaitN(context.Background(), n) },
+	"Acquire": func(l shaper.Limiter, n int) error {
+		release, err := acquirerOf(l)(context.Background(), n)
+		release()
+		return err
+	},
+	"WaitN of a Chain": func(l shaper.Limiter, n int) error { return shaper.Chain(l).WaitN(context.Background(), n) },
+	"Middleware": func(l shaper.Limiter, n int) error {
+		h := shaper.Middleware(l, shaper.WithCost(func(*http.Request) int { return n }))(http.NotFoundHandler())
+		if got := statusLine(answerOf(h, context.Background(), "")); got != "404" {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	},
+	"Transport": func(l shaper.Limiter, n int) error {
+		r, err := http.NewRequest("GET", "http://api/", nil)
+		if err != nil {
+			return err
+		}
+		_, err = shaper.Transport{Limiter: l, Cost: func(*http.Request) int { return n }, Base: roundTripFunc(func(r *http.Request) (*http.Response, error) {
+			return answerOfText("200 OK", r)
+		})}.RoundTrip(r)
+		return err
+	},
+}
+
+func TestACostOfItsOwnIsChargedByEveryLimiterInEveryWay(t *testing.T) {
+	half := func(n int) int { return n / 2 }
+	for name, call := range costCalls {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := mustMake(t, limitsOf(t, "1/s burst 100"))
+				g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return s.Limits(), nil })
+				require.NoError(t, err)
+				defer g.Close()
+				other := rate.NewLimiter(1, 100)
+				for _, l := range []shaper.Limiter{s, g.Limiter("a"), other, shaper.WithCostOf(shaper.Chain(s), half)} {
+					require.NoError(t, call(shaper.WithCostOf(l, half), 41))
+				}
+				require.EqualValues(t, 30, s.Stats().Level)
+				st, _ := g.StatsOf("a")
+				require.EqualValues(t, 20, st.Level)
+				require.EqualValues(t, 80, other.Tokens())
+			})
+		})
+	}
+}
+
+// A cost of 0 passes a Limiter without a place in its line, also x/time's, where it can wait.
+func TestARequestThatCostsALimiterNothingPassesIt(t *testing.T) {
+	free := func(int) int { return 0 }
+	for name, call := range costCalls {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, other := mustMake(t, limitsOf(t, "1/s depth 1 inflight 1")), rate.NewLimiter(1, 1)
+				s.Hold(time.Hour)
+				require.True(t, other.Allow())
+				for _, l := range []shaper.Limiter{s, other, shaper.Chain(s, other)} {
+					start := time.Now()
+					require.NoError(t, call(shaper.WithCostOf(l, free), 5))
+					require.Zero(t, time.Since(start))
+				}
+				require.Zero(t, s.Stats().Departed)
+			})
+		})
+	}
+	ctx := closedContext()
+	require.Equal(t, context.Canceled, shaper.WithCostOf(rate.NewLimiter(1, 1), free).WaitN(ctx, 1))
+}
+
+// A request of no tokens is a request all the same.
+func TestARequestOfCost0IsChargedWhereEachRequestIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		requests, other := mustMake(t, limitsOf(t, "1/s burst 9")), rate.NewLimiter(1, 1)
+		require.True(t, other.Allow())
+		l := shaper.WithCostOf(requests, one)
+		for i, c := range []shaper.Limiter{l, shaper.Chain(l, other), shaper.Chain(other, shaper.Chain(l))} {
+			require.NoError(t, c.WaitN(t.Context(), 0))
+			require.EqualValues(t, 2*i+1, requests.Stats().Level)
+			release, err := acquirerOf(c)(t.Context(), 0)
+			require.NoError(t, err)
+			release()
+			require.EqualValues(t, 2*i+2, requests.Stats().Level)
+		}
+	})
+}
+
+func TestANegativeCostOfItsOwnIsAMistake(t *testing.T) {
+	s := mustMake(t, limitsOf(t, "1/s burst 9"))
+	asked := 0
+	l := shaper.WithCostOf(s, func(n int) int { asked++; return -n })
+	for name, call := range costCalls {
+		want := shaper.ErrNegativeCost.Error()
+		if name == "Middleware" {
+			want = "500"
+		}
+		require.ErrorContains(t, call(l, 1), want, name)
+		require.ErrorContains(t, call(l, -1), want, name)
+	}
+	require.Equal(t, len(costCalls), asked, "the function is not called for a negative cost")
+	_, err := l.(forecaster).Forecast(1)
+	require.Equal(t, shaper.ErrNegativeCost, err)
+	require.Zero(t, s.Stats().Departed)
+}
+
+// What a Chain, a Middleware and a Transport look for in a Limiter is found behind the cost, too.
+func TestACostOfItsOwnHidesNothingOfALimiter(t *testing.T) {
+	play(t, "1/s depth 2 inflight 1", func(g *stage) {
+		l := shaper.WithCostOf(g.Shaper, one)
+		require.ErrorContains(t, l.WaitN(t.Context(), 9), "use Acquire")
+		release, err := acquirerOf(l)(t.Context(), 9)
+		require.NoError(t, err)
+		require.Equal(t, 1, l.(interface{ Stats() shaper.Stats }).Stats().InFlight)
+
+		// A seat is given back when a later Limiter refuses, or the request ends.
+		closed := mustMake(t, limitsOf(t, "1/s"))
+		require.NoError(t, closed.Close())
+		release()
+		g.at(time.Second)
+		_, err = acquirerOf(shaper.Chain(l, closed))(t.Context(), 9)
+		require.ErrorIs(t, err, shaper.ErrClosed)
+		require.Zero(t, g.Stats().InFlight)
+
+		l.(interface{ Hold(time.Duration) }).Hold(time.Minute)
+		require.Equal(t, g.start.Add(61*time.Second), g.Stats().HeldUntil)
+		wait, err := l.(forecaster).Forecast(9)
+		require.NoError(t, err)
+		require.Equal(t, time.Minute, wait)
+		policy, state := fieldsOf(newSite(g, l, shaper.WithRateLimitHeaders()), "a")
+		require.NotEmpty(t, policy)
+		require.NotEmpty(t, state)
+		require.NoError(t, g.Close())
+	})
+	other := shaper.WithCostOf(rate.NewLimiter(1, 1), one)
+	_, ok := other.(interface{ Stats() shaper.Stats })
+	require.False(t, ok, "x/time's Limiter has no Stats")
+}
+
+func TestACostOfItsOwnInADryRunLeavesItsVerdict(t *testing.T) {
+	play(t, "1/s", func(g *stage) {
+		l := shaper.WithCostOf(g.Shaper, one)
+		for _, want := range []string{"left", "full, retry 1s"} {
+			ctx := shaper.ContextWithVerdict(t.Context())
+			require.NoError(t, shaper.Chain(l).WaitN(ctx, 9))
+			v, ok := shaper.VerdictOf(ctx)
+			require.True(t, ok)
+			require.Equal(t, want, outcome(v.Err))
+		}
+		h := shaper.Middleware(l, shaper.WithVerdictHeader("X-Verdict"))(http.NotFoundHandler())
+		require.NotEmpty(t, answerOf(h, t.Context(), "").Header.Get("X-Verdict"))
+	}, shaper.WithDryRun())
+}
+
+// If a Chain or a WithCostOf with a nil Limiter lacked a method, a caller that looks for the method
+// would panic or do without it, and would never learn that a Limiter is nil.
+func TestANilLimiterIsAnErrorOfEveryCall(t *testing.T) {
+	const noLimiter, noCost = "shaper: WithCostOf: the Limiter is nil", "shaper: WithCostOf: cost is nil, must be a function"
+	other := rate.NewLimiter(1, 1)
+	const second = "shaper: Chain: Limiter 1 is nil"
+	free := func(int) int { return 0 }
+	for _, c := range []struct {
+		l    shaper.Limiter
+		want string
+	}{
+		{shaper.WithCostOf(nil, one), noLimiter}, {shaper.WithCostOf(other, nil), noCost},
+		{shaper.WithCostOf(shaper.Chain(other, nil), one), second}, {shaper.WithCostOf(shaper.Chain(other, nil), free), second},
+		{shaper.Chain(shaper.WithCostOf(other, nil)), noCost}, {shaper.Chain(shaper.WithCostOf(nil, one), other), noLimiter},
+		{shaper.Chain(other, nil, other), second}, {shaper.Chain(other, shaper.Chain(other, nil)), second}, {shaper.WithCostOf(shaper.Chain(shaper.WithCostOf(other, nil)), free), noCost},
+	} {
+		for n := range 2 {
+			require.EqualError(t, c.l.WaitN(t.Context(), n), c.want)
+			release, err := acquirerOf(c.l)(t.Context(), n)
+			require.EqualError(t, err, c.want)
+			release()
+			wait, err := c.l.(forecaster).Forecast(n)
+			require.EqualError(t, err, c.want)
+			require.Zero(t, wait)
+		}
+		c.l.(interface{ Hold(time.Duration) }).Hold(time.Second)
+		require.Equal(t, "503, retry 1", statusLine(answerOf(shaper.Middleware(c.l)(nil), t.Context(), "")))
+		r, err := http.NewRequest("GET", "http://upstream/", nil)
+		require.NoError(t, err)
+		_, err = shaper.Transport{Limiter: c.l, Retry: true}.RoundTrip(r)
+		require.EqualError(t, err, c.want)
+	}
+	require.PanicsWithValue(t, "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New", func() {
+		shaper.WithCostOf((*shaper.Shaper)(nil), one)
+	})
+}
+
+// A type that embeds a Shaper has the Shaper's methods too, by which a Chain could pass
+// over the type's own WaitN. With a cap that WaitN is not used, because only Acquire keeps
+// the cap.
+func TestAChainAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
+	for limits, want := range map[string]int{"inf": 1, "inf inflight 1": 0} {
+		t.Run(limits, func(t *testing.T) {
+			asked := 0
+			s := mustMake(t, limitsOf(t, limits))
+			release, err := acquirerOf(shaper.Chain(ownWait{s, &asked}))(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, want, asked)
+			require.Equal(t, 1-want, s.Stats().InFlight)
+			release()
+			require.Zero(t, s.Stats().InFlight)
+		})
+	}
+}
+
+// A Transport finds out at each request what its Limiter can do, because the field may be
+// set to another one. For a Shaper that allocates nothing, and for any other Limiter at
+// most one object beside what the Limiter itself allocates.
+func TestATransportAllocatesLittlePerRequest(t *testing.T) {
+	free, capped := mustMake(t, limitsOf(t, "inf")), mustMake(t, limitsOf(t, "inf inflight 1"))
+	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Inf}, nil })
+	require.NoError(t, err)
+	defer group.Close()
+	answer := &http.Response{StatusCode: 200, Body: http.NoBody}
+	base := roundTripFunc(func(*http.Request) (*http.Response, error) { return answer, nil })
+	for name, row := range map[string]struct {
+		l    shaper.Limiter
+		want float64
+	}{
+		"Shaper":       {free, 0},
+		"with a cap":   {capped, 1}, // its release
+		"key of Group": {group.Limiter("a"), 1},
+		"Chain":        {shaper.Chain(free, free), 2},
+		"x/time":       {rate.NewLimiter(rate.Inf, 1), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			transport := &shaper.Transport{Limiter: row.l, Base: base}
+			r, err := http.NewRequestWithContext(t.Context(), "GET", "http://upstream/", nil)
+			require.NoError(t, err)
+			failed := 0
+			got := testing.AllocsPerRun(1000, func() {
+				if _, err := transport.RoundTrip(r); err != nil {
+					failed++
+				}
+			})
+			require.LessOrEqual(t, got, row.want)
+			require.Zero(t, failed)
+		})
+	}
+}
+
+// In a dry run no request waits and none is refused, so the Forecast of a Chain must leave
+// it out.
+func TestForecastOfAChainLeavesOutDryRuns(t *testing.T) {
+	play(t, "1 per 10s depth 9", func(g *stage) {
+		dry, err := shaper.New(limitsOf(g.t, "1 per 1h depth 1"), shaper.WithDryRun())
+		require.NoError(t, err)
+		group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limitsOf(g.t, "1 per 1h"), nil }, shaper.WithDryRun())
+		require.NoError(t, err)
+		defer group.Close()
+		key := group.Limiter("a")
+		require.True(t, g.Allow())
+		require.NoError(t, dry.Wait(t.Context()))
+		require.NoError(t, key.WaitN(t.Context(), 1))
+		for name, l := range map[string]shaper.Limiter{
+			"Shaper": dry, "key of a Group": key, "Chain": shaper.Chain(dry), "Shaper inside": ownWait{dry, new(int)},
+		} {
+			wait, err := shaper.Chain(l, g.Shaper).Forecast(1)
+			require.NoError(t, err, name)
+			require.Equal(t, 10*time.Second, wait, name)
 		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"golang.org/x/time/rate"
 
@@ -92,37 +91,4 @@ func ExampleShaper_SetLimits() {
 	// Output:
 	// <nil>
 	// <nil>
-}
-
-// A pool of workers that calls a fragile API: however many there are, the calls
-// leave one by one.
-func Example_workerPool() {
-	s, err := shaper.New(shaper.Limits{Rate: 500, Depth: 10})
-	if err != nil {
-		panic(err)
-	}
-	calls := make(chan int)
-	var mu sync.Mutex
-	called := 0
-
-	var workers sync.WaitGroup
-	for range 4 {
-		workers.Go(func() {
-			for range calls {
-				if err := s.Wait(context.Background()); err != nil {
-					continue // Refused, or given up.
-				}
-				mu.Lock()
-				called++ // Here the API is called.
-				mu.Unlock()
-			}
-		})
-	}
-	for i := range 20 {
-		calls <- i
-	}
-	close(calls)
-	workers.Wait()
-	fmt.Println("called", called, "times")
-	// Output: called 20 times
 }

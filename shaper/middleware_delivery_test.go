@@ -195,7 +195,7 @@ func TestRefusalOfAWithheldBodyIsSentAndTheConnectionFreed(t *testing.T) {
 	const post = "POST / HTTP/1.1\r\nHost: a\r\n"
 	for _, row := range []struct {
 		name, sent string
-		hide       bool
+		around     func(http.Handler) http.Handler
 		opts       []shaper.MiddlewareOption
 		want       int
 	}{
@@ -208,27 +208,26 @@ func TestRefusalOfAWithheldBodyIsSentAndTheConnectionFreed(t *testing.T) {
 		{name: "Expect, chunked", sent: post + "Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n", want: 429},
 		{name: "answered by an error handler", sent: post + "Content-Length: 50\r\n\r\n12345",
 			opts: []shaper.MiddlewareOption{teapot}, want: 418},
-		{name: "hidden controller", sent: post + "Content-Length: 50\r\n\r\n12345", hide: true, want: 429},
+		{name: "hidden controller", sent: post + "Content-Length: 50\r\n\r\n12345", around: hide, want: 429},
+		// A body that was put back without being read to its end is unread.
+		{name: "sniffed", sent: post + "Content-Length: 50\r\n\r\n12345", around: touched(putBacks["bufio"]), want: 429},
+		{name: "sniffed in part", sent: post + "Content-Length: 50\r\n\r\n12345", around: touched(putBacks["multi"]), want: 429},
 	} {
 		for _, hook := range hooks {
 			t.Run(row.name+"/"+hook.name, func(t *testing.T) {
 				t.Parallel()
 				h := refusingHandler(t, row.opts...)
-				if row.hide {
-					h = hide(h)
+				if row.around != nil {
+					h = row.around(h)
 				}
-				conn := dial(t, openServer(t, h, hook.set))
-				_, err := io.WriteString(conn, row.sent)
-				require.NoError(t, err)
-				reader := bufio.NewReader(conn)
-				answer, err := readAnswer(reader)
-				require.NoError(t, err)
+				v := visitOn(t, dial(t, openServer(t, h, hook.set)), row.sent)
+				answer, _ := v.answer()
 				require.Equal(t, row.want, answer.StatusCode)
 				require.True(t, answer.Close)
-				if row.hide && hook.name == "without" {
+				if row.name == "hidden controller" && hook.name == "without" {
 					return // The deadline is out of reach: only the answer can be had.
 				}
-				_, err = reader.ReadByte()
+				_, err := v.from.ReadByte()
 				require.ErrorIs(t, err, io.EOF, "the server still waits for the body")
 			})
 		}
@@ -242,13 +241,10 @@ func TestRefusalKeepsTheConnectionOfABodyThatHasCome(t *testing.T) {
 			"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n" + strings.Repeat("x", 50),
 			"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
 		} {
-			conn := dial(t, openServer(t, refusingHandler(t), hook.set))
-			reader := bufio.NewReader(conn)
+			v := visitOn(t, dial(t, openServer(t, refusingHandler(t), hook.set)), "")
 			for range 3 {
-				_, err := io.WriteString(conn, request)
-				require.NoError(t, err)
-				answer, err := readAnswer(reader)
-				require.NoError(t, err)
+				v.send(request)
+				answer, _ := v.answer()
 				require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
 				require.False(t, answer.Close)
 				time.Sleep(drain / 2) // The deadline of one request must not be the next one's.

@@ -43,19 +43,6 @@ func touched(f func(*http.Request)) func(http.Handler) http.Handler {
 	}
 }
 
-// A body that was put back without being read to its end is unread: its refusal needs a
-// deadline.
-func TestARefusalOfASniffedBodyIsSent(t *testing.T) {
-	for n, f := range putBacks {
-		t.Run(n, func(t *testing.T) {
-			e := newEntrance(t, 0)
-			e.outer = touched(f)
-			e.open()
-			e.visit(post("/", "he")).reads(429)
-		})
-	}
-}
-
 func TestTimeInTheLineCostsASniffedBodyNothing(t *testing.T) {
 	t.Parallel()
 	unlessLate(t, 200*time.Millisecond, func(t testing.TB, timeout time.Duration) {

@@ -82,65 +82,41 @@ func TestTimeInTheLineCostsAnAdmittedRequestNothing(t *testing.T) {
 		large := strings.Repeat("0123456789", 30_000)
 		var claims []claim
 		for _, k := range connectionKinds {
-			running := make(chan struct{})
+			running := map[string]chan struct{}{"/parts": make(chan struct{}), "/parts/known": make(chan struct{})}
 			h := shaper.Middleware(kept(longWait(timeout), nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == "/parts" {
-					close(running)
+				if began := running[r.URL.Path]; began != nil {
+					close(began)
 				}
 				echoBody(w, r)
 			}))
 			client, url := k.open(t, h, shortTimeouts(timeout))
+			inParts := func(length int64, path string) string {
+				body, end := io.Pipe()
+				failed := make(chan struct{}) // if the handler never runs
+				defer close(failed)
+				go func() {
+					_, _ = io.WriteString(end, "before ")
+					select {
+					case <-running[path]:
+					case <-failed:
+					}
+					_, _ = io.WriteString(end, "and after")
+					_ = end.Close()
+				}()
+				r, err := http.NewRequest("POST", url+path, body)
+				if err != nil {
+					return err.Error()
+				}
+				r.ContentLength = length
+				return <-do(client, r)
+			}
 			claims = append(claims,
 				claim{k.name + ", no body", func() string { return postTo(client, url, nil) }, "200: "},
 				claim{k.name + ", small body", func() string { return postTo(client, url, strings.NewReader("small")) }, "200: small"},
 				claim{k.name + ", large body", func() string { return postTo(client, url, strings.NewReader(large)) }, "200: " + large},
-				claim{k.name + ", body that comes in parts", func() string {
-					r, w := io.Pipe()
-					failed := make(chan struct{}) // if the handler never runs
-					defer close(failed)
-					go func() {
-						_, _ = io.WriteString(w, "before ")
-						select {
-						case <-running:
-						case <-failed:
-						}
-						_, _ = io.WriteString(w, "and after")
-						_ = w.Close()
-					}()
-					return postTo(client, url+"/parts", r)
-				}, "200: before and after"},
+				claim{k.name + ", body that comes in parts", func() string { return inParts(-1, "/parts") }, "200: before and after"},
+				claim{k.name + ", body of known length that comes in parts", func() string { return inParts(16, "/parts/known") }, "200: before and after"},
 			)
-		}
-		holdAtOnce(t, claims)
-	})
-}
-
-// Here the length is known, and half of the body comes before the wait.
-func TestBodyThatTricklesAfterTheWaitIsRead(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, serverTimeout, func(t testing.TB, timeout time.Duration) {
-		var claims []claim
-		for _, k := range connectionKinds {
-			if k.tls {
-				continue // The raw client does not speak it.
-			}
-			running := make(chan struct{})
-			h := shaper.Middleware(kept(longWait(timeout), nil))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				close(running)
-				echoBody(w, r)
-			}))
-			_, url := k.open(t, h, shortTimeouts(timeout))
-			conn := dial(t, strings.TrimPrefix(url, "http://"))
-			claims = append(claims, claim{k.name, func() string {
-				_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n01234")
-				<-running
-				_, _ = io.WriteString(conn, "56789")
-				answer, err := readAnswer(bufio.NewReader(conn))
-				if err != nil {
-					return err.Error()
-				}
-				return inWords(answer)
-			}, "200: 0123456789"})
 		}
 		holdAtOnce(t, claims)
 	})
@@ -300,26 +276,6 @@ func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
 					return saw + err.Error()
 				}, "200, 200, EOF"})
 			}
-		}
-		holdAtOnce(t, claims)
-	})
-}
-
-// Without this, the other tests would prove nothing: the same server breaks the same
-// uploads when the handler itself waits.
-func TestTimeoutsBreakUploadsWithoutMiddleware(t *testing.T) {
-	t.Parallel()
-	unlessLate(t, serverTimeout, func(t testing.TB, timeout time.Duration) {
-		var claims []claim
-		for _, k := range connectionKinds {
-			client, url := k.open(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				_ = kept(longWait(timeout), nil).WaitN(r.Context(), 1)
-				echoBody(w, r)
-			}), shortTimeouts(timeout))
-			claims = append(claims, claim{k.name, func() string {
-				status, _, _ := strings.Cut(postTo(client, url, strings.NewReader("small")), ":")
-				return fmt.Sprint(status == "200")
-			}, "false"})
 		}
 		holdAtOnce(t, claims)
 	})

@@ -107,49 +107,6 @@ func TestNaiveSpendsTicksOnThoseWhoHaveLeft(t *testing.T) {
 	})
 }
 
-// In a full line all but two give up, and a newcomer comes. The naive queue refuses
-// it, mended or not, because a channel can only be left at its head.
-func TestNaiveKeepsThePlacesOfThoseWhoHaveLeft(t *testing.T) {
-	const depth = 10
-	allButTwoGiveUpAndOneComes := func(p *paceline) {
-		var giveUps []context.CancelFunc
-		for p.refused == 0 {
-			giveUps = append(giveUps, p.enter())
-		}
-		for _, giveUp := range giveUps[1 : len(giveUps)-2] {
-			giveUp()
-		}
-		synctest.Wait()
-		p.enter()
-		p.calls.Wait()
-	}
-
-	inBothNaives(t, func(t *testing.T, mended bool) {
-		q := naive.New(10, depth)
-		q.Mended = mended
-		q.Start()
-		defer q.Stop()
-		p := newPaceline(q.Wait)
-		allButTwoGiveUpAndOneComes(p)
-		require.Equal(t, 2, p.refused, "the newcomer too, with two in a line of ten")
-		second := 1100 * time.Millisecond
-		if mended {
-			second = 200 * time.Millisecond
-		}
-		require.Equal(t, []time.Duration{100 * time.Millisecond, second}, p.left)
-	})
-	t.Run("shaper", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s, err := shaper.New(shaper.Limits{Rate: 10, Depth: depth})
-			require.NoError(t, err)
-			p := newPaceline(s.Wait)
-			allButTwoGiveUpAndOneComes(p)
-			require.Equal(t, 1, p.refused)
-			require.Equal(t, []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond}, p.left)
-		})
-	})
-}
-
 // A ticker that is not read keeps one tick. After idle time it lets a request go at
 // once and the next at the next beat, here 5 ms later instead of 100. A ticker that is
 // read all the time keeps none, but then a request that comes alone waits for the

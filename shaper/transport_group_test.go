@@ -363,9 +363,10 @@ func TestAStrictUpstreamRefusesNobody(t *testing.T) {
 					return rec.Result(), nil
 				})
 				if shaped {
-					s, err := shaper.New(shaper.Limits{Rate: rate.Every(interval), Depth: 100})
+					s, err := shaper.New(shaper.Limits{Rate: rate.Every(interval), Depth: 100, InFlight: 60})
 					require.NoError(t, err)
-					transport = shaper.Transport{Limiter: s, Base: transport}
+					transport = shaper.Transport{Limiter: s, Base: transport, Retry: true}
+					defer func() { require.Zero(t, s.Stats().InFlight) }()
 				}
 				besiege(&http.Client{Transport: transport}, "http://upstream/", minute)
 				served, refused := u.count()

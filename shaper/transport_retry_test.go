@@ -96,16 +96,6 @@ func TestOnlyARefusalIsSentAgain(t *testing.T) {
 	}
 }
 
-// Without Retry a refusal is the caller's to see.
-func TestWithoutRetryNothingIsSentTwice(t *testing.T) {
-	playTransport(t, "1/s depth 3", func(u *upstream) {
-		u.script["a"] = []string{refusedFor30}
-		u.call("a")
-		u.at(time.Minute)
-		u.saw("0s a sent", "0s a 429, retry 30: body")
-	})
-}
-
 // A body is sent again if GetBody returns a second one, and each is closed.
 func TestRetrySendsTheBodyAgain(t *testing.T) {
 	tests := []struct {

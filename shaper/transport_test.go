@@ -119,9 +119,6 @@ func TestTransportNamesTheFieldThatIsWrong(t *testing.T) {
 	require.ErrorContains(t, err, "shaper: Transport.Limiter is nil")
 	_, err = shaper.Transport{Limiter: failing(nil), MaxHold: -time.Second}.RoundTrip(r)
 	require.EqualError(t, err, "shaper: Transport.MaxHold is -1s, must not be negative")
-	require.PanicsWithValue(t, "shaper: this Shaper is nil or zero and can't be used; make one with shaper.New", func() {
-		_, _ = shaper.Transport{Limiter: new(shaper.Shaper)}.RoundTrip(r)
-	})
 }
 
 // Our errors are found through the *url.Error of a client, and a context's own error is
@@ -144,12 +141,6 @@ func TestTransportErrorsAreFoundThroughAClient(t *testing.T) {
 		u.cancel("d") // Its error is bare: outcome compares with ==.
 		u.saw("0s a left", "0s b cancelled", "1s d cancelled")
 		require.Equal(t, 0, u.Stats().Waiting)
-
-		// The Timeout of a client is a deadline, and a Shaper foresees that it will pass.
-		client.Timeout = time.Minute
-		_, err = client.Get("http://upstream/e")
-		require.ErrorIs(t, err, shaper.ErrTooLate)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
 
