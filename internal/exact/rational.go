@@ -85,6 +85,13 @@ func (i Interval) Compare(a Nanos, aExcess *big.Rat, b Nanos, bExcess *big.Rat) 
 	return i.exact(a, aExcess).Cmp(i.exact(b, bExcess))
 }
 
+// Difference returns the span from b until a, two exact instants or spans, and its excess. aExcess and
+// bExcess are how far a and b lie above the exact ones.
+func (i Interval) Difference(a Nanos, aExcess *big.Rat, b Nanos, bExcess *big.Rat) (span Nanos, excess *big.Rat) {
+	from := i.exact(a, aExcess)
+	return i.round(from.Sub(from, i.exact(b, bExcess)))
+}
+
 // exact returns the exact instant that at lies excess above, in nanoseconds.
 func (i Interval) exact(at Nanos, excess *big.Rat) *big.Rat {
 	exact := i.rat(at)
