@@ -36,14 +36,21 @@ type cold struct {
 
 	seatTime int64 // moving average of the time for which seats are taken, in ns; 0: none has been measured
 
-	// roundedUpBy is how far empty lies above the exact instant, which after a
+	rare *rare // nil means that all its fields are 0
+}
+
+// rare holds the fields that few of the buckets need which need cold.
+type rare struct {
+	// excess is how far empty lies above the exact instant, which after a
 	// change of the rate need not be a multiple of 1/den of a nanosecond, where den
-	// is the interval's. nil means 0. No departure depends on roundedUpBy: it is
+	// is the interval's. nil means 0. No departure depends on it: it is
 	// less than 1/den, and all instants that the bucket compares and all spans that it
 	// adds are multiples of 1/den. It is kept for the next change of the rate. If the
 	// exact instant is centuries away, empty is the latest instant there is, and
-	// roundedUpBy is negative.
-	roundedUpBy *big.Rat
+	// excess is negative. A value is never changed once it is set.
+	excess *big.Rat
+
+	reservations // see reserve.go
 }
 
 func newBucket(l Limits) bucket { return bucket{plan: planOf(l), cold: new(cold)} }
@@ -67,11 +74,28 @@ func (b *bucket) coldOrNone() *cold {
 	return b.cold
 }
 
+// rareOrNew returns the rare fields, to be changed. It makes them if there are none.
+func (b *bucket) rareOrNew() *rare {
+	c := b.coldOrNew()
+	if c.rare == nil {
+		c.rare = new(rare)
+	}
+	return c.rare
+}
+
+// roundedUpBy returns how far empty lies above the exact instant; see rare.
+func (b *bucket) roundedUpBy() *big.Rat {
+	if r := b.coldOrNone().rare; r != nil {
+		return r.excess
+	}
+	return nil
+}
+
 // setEmpty sets empty, and how far it lies above the exact instant.
 func (b *bucket) setEmpty(empty exact.Nanos, excess *big.Rat) {
 	b.empty = empty
-	if b.cold != nil || excess != nil {
-		b.coldOrNew().roundedUpBy = excess
+	if excess != nil || b.coldOrNone().rare != nil {
+		b.rareOrNew().excess = excess
 	}
 }
 
@@ -166,12 +190,15 @@ func (b *bucket) leave(at exact.Nanos, n int64) {
 	if at.After(b.empty) {
 		b.setEmpty(at, nil)
 	}
+	if r := b.coldOrNone().rare; r != nil {
+		r.noteLevel(b, at)
+	}
 	b.departures++
 	if raised := b.interval.Plus(b.empty, b.interval.Times(n)); raised.Whole() < exact.Forever {
 		b.empty = raised
 		return
 	}
-	b.setEmpty(b.interval.Add(b.empty, b.coldOrNone().roundedUpBy, n))
+	b.setEmpty(b.interval.Add(b.empty, b.roundedUpBy(), n))
 }
 
 // giveBack undoes a departure of cost n, if no other has followed: the level is as if
@@ -191,10 +218,10 @@ func (b *bucket) giveBack(departureNo uint32, n int64) {
 		b.empty = b.interval.Minus(b.empty, b.interval.Times(n))
 		return
 	}
-	b.setEmpty(b.interval.Add(b.empty, b.coldOrNone().roundedUpBy, -n))
+	b.setEmpty(b.interval.Add(b.empty, b.roundedUpBy(), -n))
 }
 
-// idleUntil moves empty up to now if the level is 0, and drops roundedUpBy: the exact
+// idleUntil moves empty up to now if the level is 0, and drops its excess: the exact
 // instant may lie just before now, and that difference must not be credited to the next
 // departure. now is an instant at which no request in line has a slot that has come, or
 // the end of a hold.
@@ -210,10 +237,10 @@ func (b *bucket) level(now int64) float64 {
 	if !b.empty.After(at) {
 		return 0
 	}
-	if b.coldOrNone().roundedUpBy == nil {
+	if b.roundedUpBy() == nil {
 		return b.interval.Units(b.interval.Minus(b.empty, at))
 	}
-	return b.interval.UnitsSince(now, b.empty, b.coldOrNone().roundedUpBy)
+	return b.interval.UnitsSince(now, b.empty, b.roundedUpBy())
 }
 
 // change puts other limits in force from now on. It keeps the level exactly: empty
@@ -228,10 +255,12 @@ func (b *bucket) change(to *plan, now int64) {
 	case !b.empty.After(at) || old.IsZero() || next.IsZero():
 		b.plan = to
 		b.setEmpty(at, nil)
+		b.forgetReserved()
 		return
 	}
 	b.plan = to
-	b.setEmpty(old.Rescale(b.empty, b.coldOrNone().roundedUpBy, now, next))
+	b.setEmpty(old.Rescale(b.empty, b.roundedUpBy(), now, next))
+	b.rescaleReserved(old)
 }
 
 // A plan is [Limits] in the form that a bucket needs. It never changes; all buckets of

@@ -28,6 +28,22 @@ func (l *ChainLimiter) Acquire(ctx context.Context, n int) (release func(), err 
 	return release, err
 }
 
+// Reserve is WaitN for a request whose cost is known only when it has ended: it reserves the estimate
+// of one [Limiter] after the other, and settle settles with all that have a method like [Shaper.Reserve]. For the others
+// the estimate stands, and settle releases their seats. If a later Limiter refuses the request, or the context ends
+// there, the earlier ones get back what has not drained meanwhile. Behind [WithCostOf] the estimate and what the
+// request has cost are both converted. (There is no AtMost, as the Limiters may count different things: call it on
+// the one that counts what the upstream tells.)
+func (l *ChainLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
+	v, err := l.chain.reserve(ctx, estimate, newcomer)
+	return settleOf(v), err
+}
+
+// Spend is [Shaper.Spend] with the Reserve of the Chain.
+func (l *ChainLimiter) Spend(ctx context.Context, estimate int, f func(context.Context) (actual int, err error)) error {
+	return spendBy(ctx, &l.chain, estimate, f)
+}
+
 // Forecast returns the longest of the waits, or the first refusal.
 func (l *ChainLimiter) Forecast(n int) (wait time.Duration, err error) { return l.chain.forecast(n) }
 
@@ -144,6 +160,52 @@ func (c *chain) enter(ctx context.Context, n int, kind entryKind) (release func(
 	return sync.OnceFunc(all), nil // A foreign release may not bear a second call.
 }
 
+func (c *chain) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
+	if err := c.checkCall(ctx, estimate); err != nil {
+		return nil, err
+	}
+	v := new(chainReservation)
+	done := false
+	defer func() {
+		if !done { // A refusal, or a panic of a foreign Limiter.
+			v.notSent()
+		}
+	}()
+	for _, l := range c.links {
+		one, err := l.reserve(ctx, estimate, kind)
+		if err != nil {
+			return nil, err
+		}
+		v.all = append(v.all, one)
+	}
+	done = true
+	return v, nil
+}
+
+// A chainReservation is a request that all Limiters of a [Chain] have let leave.
+type chainReservation struct {
+	once sync.Once // A foreign settle may not bear a second call.
+	all  []unsettled
+}
+
+func (v *chainReservation) settle(actual int) {
+	v.once.Do(func() {
+		for _, one := range v.all {
+			defer one.settle(actual) // The last one first, and each of them even if another panics.
+		}
+	})
+}
+
+func (v *chainReservation) notSent() {
+	v.once.Do(func() {
+		for _, one := range v.all {
+			defer one.notSent()
+		}
+	})
+}
+
+func (c *chain) reserves() bool { return slices.ContainsFunc(c.links, inner.reserves) }
+
 func (c *chain) forecast(n int) (wait time.Duration, err error) {
 	switch {
 	case c.broken != nil:
@@ -193,6 +255,9 @@ func (c *chain) asksDoneToWait() bool {
 // line. A negative result is [ErrNegativeCost], and so is a negative n, for which the function is
 // not called. It is called for an n of 0: to a Limiter that counts requests, a request of no tokens
 // is one. ([Middleware] and [Transport] let a request of cost 0 pass without asking their Limiter.)
+//
+// For [ChainLimiter.Reserve] the function is called once more, with what the request has cost, and
+// a negative result means that this is not known.
 //
 // The Limiter that is returned has the methods that a Chain has, and a method like [Shaper.Stats]
 // if l has one. Behind it a Chain, a Middleware and a Transport find all that they find in l.
@@ -289,6 +354,38 @@ func (p priced) enter(ctx context.Context, n int, kind entryKind) (release func(
 		return nil, ctx.Err()
 	}
 	return p.inner.enter(ctx, n, kind)
+}
+
+// Reserve returns a settle that is never nil.
+func (p priced) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
+	v, err := p.reserve(ctx, estimate, newcomer)
+	return settleOf(v), err
+}
+
+func (p priced) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
+	n, err := p.price(estimate)
+	if err != nil {
+		return nil, err
+	}
+	v, err := p.inner.reserve(ctx, n, kind)
+	if err != nil {
+		return nil, err
+	}
+	return pricedReservation{v, p}, nil
+}
+
+// A pricedReservation converts what a request has cost. A cost that has no price is not known.
+type pricedReservation struct {
+	unsettled
+	by priced
+}
+
+func (v pricedReservation) settle(actual int) {
+	cost := -1
+	defer func() { v.unsettled.settle(cost) }() // Even if the function panics.
+	if n, err := v.by.price(actual); err == nil {
+		cost = n
+	}
 }
 
 func (p priced) Forecast(n int) (time.Duration, error) { return p.forecast(n) }

@@ -28,7 +28,7 @@ type request struct {
 	peer    *serverconn.Waiting // nil: no connection is watched for it
 	seat    *seat               // if it has left, and there is a cap
 	verdict *Verdict            // of a dry run, which lets it through
-	arrival *arrival            // if it waits and is recorded
+	arrival *arrival            // if it waits and is recorded; of a call of Reserve, until it is decided upon, the one that leads to its reservation
 }
 
 // entryKind says how a request enters a flow.
@@ -166,6 +166,9 @@ func (r *request) needsRelease(d *dispatcher, f *flow) bool {
 func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
+	if r.arrival != nil {
+		d.reservedAtOnceLocked(f, now, r)
+	}
 	if f.capped() {
 		f.lineOrNew().seatsTaken++
 		r.seat = d.seats.take(f, f.bucket.departures, now)
@@ -198,6 +201,9 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := f.lineOrNew()
 	w := d.waiters.takeFor(r, now, !d.isDryRun(), &d.mu)
+	if r.arrival != nil {
+		d.reservedInLineLocked(f, w, r)
+	}
 	if r.kind == reentry {
 		ln.pushReentry(w)
 	} else {

@@ -198,6 +198,9 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 			if d.keyed {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
+			if w.reservation != 0 {
+				d.reservedLeavesLocked(ln, w, at)
+			}
 		} else if !sf.leavesLocked(w, at) {
 			sf.losePatienceLocked(at)
 			d.rearm = true

@@ -13,6 +13,7 @@
 //   - [Shaper.Do], [Shaper.Acquire], [Shaper.Wait]: work of your own waits for its turn
 //   - [Middleware]: requests to a [net/http.Handler] wait
 //   - [Transport]: calls of a [net/http.Client] wait
+//   - [Shaper.Reserve], [Shaper.Spend]: the cost of a request is known only when it has ended
 //   - [Group]: one bucket for each client, route or tenant; [Chain]: several limits for one request
 //   - [WithBucket], [WithBuckets]: several processes share one limit
 //
@@ -96,8 +97,8 @@
 //     done before the call returns, the context's error wins: a waiting call that has
 //     been given its slot asks ctx.Err() once before it returns nil. If the context is
 //     done, the slot goes to the next request that may leave, or else back to the bucket.
-//     The slot is lost only if a later request has left since it was given. No slot is
-//     used twice.
+//     The slot is lost only if a later request has left since it was given, or if the level has been
+//     raised by a charge, [Shaper.AtMost] or [Shaper.Restore]. No slot is used twice.
 //  6. Prediction. The prediction assumes that all requests ahead stay. A request that
 //     would leave at or after its context's deadline, or would wait longer than
 //     [Limits.MaxWait], is refused at entry. A wait of exactly MaxWait is admitted. A request
@@ -135,6 +136,28 @@
 //     key like any other. Keys that do not fit the table share buckets.
 //
 // ARCHITECTURE.md names the test that holds each.
+//
+// # Costs that are known afterwards
+//
+// [Shaper.Reserve] lets a request leave with an estimate of its cost, and is told later what it has
+// cost. What is promised then:
+//
+//  1. As if known. After settle(actual), with an actual of at most the estimate, the level is what it would be if the
+//     request had left with the cost actual: exactly that, or higher if requests were charged
+//     meanwhile, and never lower. So guarantee 1 holds for the costs that were settled. It follows that
+//     only that comes back which has not drained since the request left: of the difference as much as the
+//     least level since then, which is the least of the levels just before each later departure and of the
+//     present one. To give back the whole difference would let more leave in some windows than guarantee 1 allows.
+//  2. Charge. With an actual above the estimate the difference raises the level at once. The requests that have left
+//     since then left sooner than they should have. So a window may hold more than guarantee 1
+//     allows, by what its requests were charged, and by no more. No request in line is refused for it.
+//  3. Order. A settle changes when requests leave, but neither their order nor which are in line.
+//  4. Bound. Of more than 4,096 reservations of one bucket that are not settled the oldest gets nothing
+//     back. A reservation takes memory only until it is settled or has nothing to get back.
+//
+// Hold Burst large enough for what is reserved and not settled at a time: with a Burst of 1 the
+// next request leaves when the level is 0, and then nothing is left to be given back. [Stats.Forfeited]
+// counts that.
 //
 // # Precision
 //

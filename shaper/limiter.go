@@ -22,6 +22,13 @@ type inner interface {
 	// newcomer.
 	enter(ctx context.Context, n int, kind entryKind) (release func(), err error)
 
+	// reserve is enter for a request whose cost is known only when it has ended. The caller must
+	// settle it, in place of the release. It is nil with an error, and only then.
+	reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error)
+
+	// reserves reports whether to settle does more than to release.
+	reserves() bool
+
 	// forecast returns how long [Limiter.WaitN] would wait, or its refusal. The wait is 0 if it is
 	// unknown, and for a [Shaper] or [Group] in a dry run, where no request waits.
 	forecast(n int) (wait time.Duration, err error)
@@ -76,6 +83,16 @@ func (s shaperLimiter) enter(ctx context.Context, n int, kind entryKind) (releas
 	}
 	return t.end, nil
 }
+
+func (s shaperLimiter) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
+	v, err := s.Shaper.reserve(ctx, estimate, kind)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func (s shaperLimiter) reserves() bool { return true }
 
 func (s shaperLimiter) forecast(n int) (wait time.Duration, err error) {
 	if s.isDryRun() {
@@ -170,6 +187,66 @@ func (f foreign) enter(ctx context.Context, n int, _ entryKind) (release func(),
 	return given, nil
 }
 
+// A reserver is a [Limiter] whose requests may have costs that are known only when they have ended.
+type reserver interface {
+	Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
+}
+
+func (f foreign) reserves() bool {
+	_, ok := f.Limiter.(reserver)
+	return ok
+}
+
+// reserve asks the context after the wait, as enter does.
+func (f foreign) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
+	l, ok := f.Limiter.(reserver)
+	if !ok {
+		release, err := f.enter(ctx, estimate, kind)
+		if err != nil {
+			return nil, err
+		}
+		return onlyReleased{release}, nil
+	}
+	settle, err := l.Reserve(ctx, estimate)
+	if err != nil {
+		return nil, err
+	}
+	v := foreignReservation{settle}
+	handedOn := false
+	defer func() {
+		if !handedOn { // The context has ended, or its Err has panicked.
+			v.notSent()
+		}
+	}()
+	if err = ctx.Err(); err != nil {
+		return nil, err
+	}
+	handedOn = true
+	return v, nil
+}
+
+// A foreignReservation is a request that a [Limiter] of another type has let leave. The function may be nil.
+type foreignReservation struct{ given func(actual int) }
+
+func (v foreignReservation) settle(actual int) {
+	if v.given != nil {
+		v.given(actual)
+	}
+}
+
+func (v foreignReservation) notSent() { v.settle(0) }
+
+// An onlyReleased is a request whose estimate stands. The function may be nil.
+type onlyReleased struct{ release func() }
+
+func (v onlyReleased) settle(int) {
+	if v.release != nil {
+		v.release()
+	}
+}
+
+func (v onlyReleased) notSent() { v.settle(0) }
+
 func (f foreign) forecast(n int) (wait time.Duration, err error) {
 	if l, ok := f.Limiter.(interface {
 		Forecast(n int) (time.Duration, error)
@@ -220,6 +297,7 @@ type keyBucket interface {
 	inner
 	allow(n int) bool
 	do(ctx context.Context, n int, f func(context.Context) error) error
+	atMost(n int)
 	predict(n int) (wait time.Duration, err error) // also in a dry run
 	state() Stats
 }
@@ -302,6 +380,18 @@ func (k keyLimiter[K]) stats() (st Stats, ok bool) { return k.group.StatsOf(k.ke
 func (k keyLimiter[K]) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	return acquire(ctx, k.group, k.key, n, kind)
 }
+
+func (k keyLimiter[K]) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
+	v, err := reserve(ctx, k.group, k.key, estimate, kind)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func (k keyLimiter[K]) reserves() bool { return true }
+
+func (k keyLimiter[K]) atMost(n int) { k.group.AtMost(k.key, n) }
 
 func (k keyLimiter[K]) predict(n int) (time.Duration, error) { return k.group.Forecast(k.key, n) }
 

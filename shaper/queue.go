@@ -31,7 +31,8 @@ type waiter struct {
 	departureNo uint32 // the bucket's departures when it left, itself included
 	waiting     int32  // how many were in the line just after it left
 	state       state
-	reentry     bool // pushReentry has put it in
+	reentry     bool   // pushReentry has put it in
+	reservation uint32 // the number of its reservation, modulo 2³²; 0: it has none
 }
 
 // wake wakes the waiter's goroutine, after its state has changed. The lock is held.
@@ -264,7 +265,7 @@ func (p *waiterPool) take(n, now int64) *waiter {
 	} else {
 		p.head, w.next = w.next, nil
 	}
-	w.state, w.cost, w.at, w.reentry = queued, n, now, false
+	w.state, w.cost, w.at, w.reentry, w.reservation = queued, n, now, false, 0
 	return w
 }
 

@@ -113,7 +113,7 @@ type bucketCopy struct {
 // copy returns the bucketCopy of a flow.
 func (f *flow) copy(b *blocks) bucketCopy {
 	c := f.bucket.coldOrNone()
-	return bucketCopy{f.bucket.plan, f.bucket.empty, c.roundedUpBy, c.hold.Whole(), b.end(f)}
+	return bucketCopy{f.bucket.plan, f.bucket.empty, f.bucket.roundedUpBy(), c.hold.Whole(), b.end(f)}
 }
 
 // saved returns the bucket as it is at an instant, if no request has left since it was
@@ -196,6 +196,7 @@ func (r *restoredLevel) since(taken, at time.Time, d *dispatcher) {
 // restoreLocked raises the level of a flow to what is left of a restored one, and makes its
 // hold and its block last as long as those.
 func (d *dispatcher) restoreLocked(f *flow, now int64, r *restoredLevel) {
+	f.bucket.noteReserved(now)
 	f.bucket.restore(r)
 	if remaining := r.held - r.age; remaining > 0 {
 		c := f.bucket.coldOrNew()
@@ -228,7 +229,7 @@ func (b *bucket) restore(r *restoredLevel) {
 	if !empty.After(exact.At(r.now)) {
 		return // Nothing remains: now is a multiple of what instants are rounded up to.
 	}
-	if b.interval.Compare(empty, roundedUpBy, b.empty, b.coldOrNone().roundedUpBy) <= 0 {
+	if b.interval.Compare(empty, roundedUpBy, b.empty, b.roundedUpBy()) <= 0 {
 		return
 	}
 	b.setEmpty(empty, roundedUpBy)

@@ -20,6 +20,7 @@ type Stats struct {
 	Level        float64       // the level of the bucket, in cost units
 	OldestWait   time.Duration // how long the head of the line has waited; a retry of a Transport starts at 0
 	InFlight     int           // requests that have left and not ended; 0 without a cap
+	Reserved     int           // cost units of requests that have left by Reserve and are not settled
 	DryRun       bool          // WithDryRun is set: the numbers are those of the shadow
 	HeldUntil    time.Time     // no request leaves before; zero if the line is not held
 	BlockedUntil time.Time     // newcomers are refused until then, because of WithBlock; zero if the bucket is not blocked
@@ -41,6 +42,10 @@ type Stats struct {
 
 	TotalWait time.Duration // the sum of the waits of Departed, from admission until each was given its slot
 	Missed    float64       // cost units lost to lateness beyond Limits.Slack
+
+	GivenBack uint64 // cost units that settle has given back, each time rounded down
+	Charged   uint64 // cost units that settle has charged
+	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called; none at rate.Inf
 
 	Bucket BucketStats // of the shared bucket; zero without WithBucket
 }
@@ -77,6 +82,8 @@ func (s *Shaper) Stats() Stats {
 func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st := f.stats(now)
 	st.Name, st.DryRun = d.name, d.isDryRun()
+	settled := f.settled()
+	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = int(settled.reserved.Load()), settled.givenBack, settled.charged, settled.forfeited
 	st.Precise, st.Fallback = d.ticker.precision()
 	if f.entered >= 0 {
 		st.LastCall = d.timeOf(f.entered)
@@ -215,6 +222,7 @@ type GroupStats struct {
 
 	Keys     int    // keys that count against WithMaxKeys: that have a bucket of their own, or had one until it was drained, up to a second ago
 	Waiting  int    // requests in all lines
+	Reserved int    // cost units of requests that have left by Reserve and are not settled
 	DryRun   bool   // WithDryRun: the line is a shadow, and the totals are what would have been
 	Precise  bool   // as in Stats
 	Fallback string // as in Stats
@@ -232,6 +240,10 @@ type GroupStats struct {
 
 	TotalWait time.Duration // from admission to slot, summed over Departed
 	Missed    float64       // cost units lost to lateness beyond Slack
+
+	GivenBack uint64 // cost units that settle has given back, as in Stats
+	Charged   uint64 // cost units that settle has charged
+	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called
 
 	Overflowed  uint64 // calls that shared a bucket or found none to share, mostly as the table was full; a Hold is no such call
 	RefusedKeys uint64 // about how many different keys have been refused
@@ -253,6 +265,7 @@ func (g *Group[K]) Stats() GroupStats {
 	by.setRefusals(&sum.refused)
 	st.Departed, st.Abandoned = sum.departed, sum.abandoned
 	st.TotalWait, st.Missed = time.Duration(sum.wait), sum.missed
+	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = int(sum.reserved.Load()), sum.givenBack, sum.charged, sum.forfeited
 	st.QueueFull, st.TooLate, st.TooCostly, st.Closed = by.QueueFull, by.TooLate, by.TooCostly, by.Closed
 	st.Unavailable, st.Refused = by.Unavailable, by.Refused
 	return st

@@ -24,6 +24,7 @@ type totals struct {
 	refused             refusals
 	wait                int64   // the sum of the waits of those that departed, in nanoseconds
 	missed              float64 // cost units lost to lateness beyond slack
+	settlements
 }
 
 // add adds the counts of others.
@@ -35,6 +36,7 @@ func (t *totals) add(o *totals) {
 	}
 	t.wait = exact.Sum(t.wait, o.wait)
 	t.missed += o.missed
+	t.settlements.add(&o.settlements)
 }
 
 // countPassLocked counts a request that has left f as it came, now.
