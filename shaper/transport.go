@@ -60,9 +60,25 @@ type Transport struct {
 	Base http.RoundTripper
 
 	// Cost returns the cost of a request. nil means 1. A request of cost 0 is sent at
-	// once, without asking the Limiter, and never a second time, whatever Retry says.
-	// A request of negative cost fails with [ErrNegativeCost].
+	// once, without waiting for the Limiter, and never a second time, whatever Retry says.
+	// A request of negative cost fails with [ErrNegativeCost]. With Actual it is an estimate.
 	Cost func(*http.Request) int
+
+	// Actual is called with each response, and returns a function that Transport calls when the body has
+	// ended or was closed: it returns what the request has cost, or a negative number if that is
+	// unknown. Then the request is settled ([Shaper.Reserve]). Actual may replace the body by one that reads along. If the
+	// returned function is nil the estimate stands, and so it does if there is no response.
+	//
+	// If there is no body, the function is called before RoundTrip returns. With Retry both
+	// responses are settled, the first one before the request waits again. For a Limiter that
+	// has no method like [Shaper.Reserve], Actual is not called.
+	Actual func(*http.Response) func() int
+
+	// HoldFor returns how long a response asks callers to hold back, in place of what Transport reads
+	// itself; 0 or less: not at all. It is called before Actual, and may replace the body by one
+	// that it has read. A response with status 429, 503 or 529 for which it is above 0 is a refusal, and no
+	// other is. A response of any status for which it is above 0 holds the line, for MaxHold at most.
+	HoldFor func(*http.Response) time.Duration
 
 	// MaxHold is the longest hold that is taken from a response. 0 means one minute;
 	// if it is negative, every request fails with an error that says so.
@@ -105,6 +121,9 @@ type Transport struct {
 
 const defaultMaxHold = time.Minute
 
+// statusOverloaded is a status that net/http has no name for. APIs of language models answer with it.
+const statusOverloaded = 529
+
 var errNoLimiter = errors.New("shaper: Transport.Limiter is nil; to send every request at once, use Base")
 
 // RoundTrip lets the request wait for the Limiter, and sends it by Base.
@@ -119,13 +138,13 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	release, err := t.enterNew(r, n)
+	end, err := t.enterNew(r, n)
 	if err != nil {
 		return nil, err
 	}
 	sent = true // From here on Base must close the body.
-	response, asked, err := t.send(r, release)
-	if err == nil && response != nil && t.Retry && n > 0 && isRefusal(response, asked) {
+	response, asked, err := t.send(r, end)
+	if err == nil && response != nil && t.Retry && n > 0 && t.isRefusal(response, asked) {
 		return t.sendAgain(r, n, response, asked)
 	}
 	return response, err
@@ -165,16 +184,51 @@ func (t Transport) costOf(r *http.Request) (n int, err error) {
 	return n, nil
 }
 
-// enterNew lets a request of cost n wait for the Limiter, as a newcomer. release must be
-// called when the request is no longer in flight; it is nil if there is no cap, and with
-// an error.
-func (t Transport) enterNew(r *http.Request, n int) (release func(), err error) {
-	if n == 0 {
-		return nil, nil
+// A requestEnd is what is to be called when a request is no longer in flight: one of the two functions, or none if both are nil.
+type requestEnd struct {
+	release  func()
+	reserved unsettled // if the Transport has Actual
+}
+
+// with returns what is to be called at the end of a request that has cost what a function returns; nil
+// means that this is not known.
+func (e requestEnd) with(actual func() int) func() {
+	if e.reserved == nil {
+		return e.release
+	}
+	return func() {
+		cost := -1
+		defer func() { e.reserved.settle(cost) }() // Even if the function panics.
+		if actual != nil {
+			cost = actual()
+		}
+	}
+}
+
+// enterNew lets a request of cost n wait for the Limiter, as a newcomer. With an error there is
+// nothing to be called at its end.
+func (t Transport) enterNew(r *http.Request, n int) (requestEnd, error) {
+	if n == 0 && t.Actual == nil {
+		return requestEnd{}, nil
 	}
 	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
-	return innerOf(t.Limiter).enter(ctx, n, newcomer)
+	return t.enter(ctx, n, newcomer)
+}
+
+// enter lets a request of cost n wait for the Limiter.
+func (t Transport) enter(ctx context.Context, n int, kind entryKind) (end requestEnd, err error) {
+	l := innerOf(t.Limiter)
+	switch {
+	case t.Actual != nil && l.reserves():
+		end.reserved, err = l.reserve(ctx, n, kind)
+	case n > 0:
+		end.release, err = l.enter(ctx, n, kind)
+	}
+	if err != nil {
+		return requestEnd{}, err
+	}
+	return end, nil
 }
 
 // A pause is the time for which a response asks the client to hold back.
@@ -184,15 +238,15 @@ type pause struct {
 }
 
 // send sends a request that has been admitted, and holds the line if the response asks
-// for that. It calls release exactly once, even if Base panics, or leaves that to the
-// response's body. The hold comes before the release, because the release lets the next
+// for that. It ends the request exactly once, even if Base panics, or leaves that to the
+// response's body. The hold comes before the end, because the end lets the next
 // request leave.
-func (t Transport) send(r *http.Request, release func()) (response *http.Response, asked pause, err error) {
-	withBody := false
-	if release != nil {
+func (t Transport) send(r *http.Request, end requestEnd) (response *http.Response, asked pause, err error) {
+	withBody, ends := false, end.with(nil)
+	if ends != nil {
 		defer func() {
 			if !withBody {
-				release()
+				ends()
 			}
 		}()
 	}
@@ -203,7 +257,10 @@ func (t Transport) send(r *http.Request, release func()) (response *http.Respons
 	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
 		asked.held = t.hold(r, asked.span)
 	}
-	withBody = release != nil && httpout.ReleaseWithBody(response, r.Method, release)
+	if end.reserved != nil {
+		ends = end.with(t.Actual(response))
+	}
+	withBody = ends != nil && httpout.ReleaseWithBody(response, r.Method, ends)
 	return response, asked, nil
 }
 
@@ -219,6 +276,9 @@ func (t Transport) hold(r *http.Request, span time.Duration) bool {
 // days. It returns 0 if the response does not ask, or asks in a malformed field.
 // Retry-After takes precedence, as the draft of the RateLimit fields demands.
 func (t Transport) holdFrom(response *http.Response) time.Duration {
+	if t.HoldFor != nil {
+		return min(t.HoldFor(response), horizon)
+	}
 	refused := response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable
 	if refused {
 		if d := httpfield.RetryAfter(response.Header, horizon); d > 0 {
@@ -240,7 +300,11 @@ func (t Transport) maxHold() time.Duration {
 
 // isRefusal reports whether a response says that the request was not processed. asked
 // is the pause that the response asks for.
-func isRefusal(response *http.Response, asked pause) bool {
+func (t Transport) isRefusal(response *http.Response, asked pause) bool {
+	if t.HoldFor != nil {
+		return asked.span > 0 && (response.StatusCode == http.StatusTooManyRequests ||
+			response.StatusCode == http.StatusServiceUnavailable || response.StatusCode == statusOverloaded)
+	}
 	return response.StatusCode == http.StatusTooManyRequests ||
 		response.StatusCode == http.StatusServiceUnavailable && asked.span > 0
 }
@@ -280,7 +344,7 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, ask
 	if !ok {
 		return refusal, nil
 	}
-	release, err := t.reenter(ctx, n, until, asked.held)
+	end, err := t.reenter(ctx, n, until, asked.held)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
@@ -291,14 +355,14 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, ask
 	second := r.Clone(r.Context())
 	second.Body = body
 	sent = true
-	response, _, err := t.send(second, release)
+	response, _, err := t.send(second, end)
 	return response, err
 }
 
 // reenter lets a refused request of cost n wait for the Limiter again: at the head of
 // a [Shaper]'s line. If held is false, the request itself first waits until the instant
 // until.
-func (t Transport) reenter(ctx context.Context, n int, until time.Time, held bool) (release func(), err error) {
+func (t Transport) reenter(ctx context.Context, n int, until time.Time, held bool) (requestEnd, error) {
 	if !held {
 		if hold := time.Until(until); hold > 0 {
 			held := time.NewTimer(hold)
@@ -306,9 +370,9 @@ func (t Transport) reenter(ctx context.Context, n int, until time.Time, held boo
 			select {
 			case <-held.C:
 			case <-ctx.Done():
-				return nil, errorOf(ctx)
+				return requestEnd{}, errorOf(ctx)
 			}
 		}
 	}
-	return innerOf(t.Limiter).enter(ctx, n, reentry)
+	return t.enter(ctx, n, reentry)
 }

@@ -1,0 +1,194 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds how a Transport settles, and what HoldFor changes.
+
+// A reading is a body that reads along: it knows how many bytes have been read.
+type reading struct {
+	io.ReadCloser
+	n int
+}
+
+func (b *reading) Read(p []byte) (n int, err error) {
+	n, err = b.ReadCloser.Read(p)
+	b.n += n
+	return n, err
+}
+
+// bytesRead is the Actual of an API that charges a unit for each byte, and none for a refusal.
+func bytesRead(response *http.Response) func() int {
+	if response.StatusCode != http.StatusOK {
+		return func() int { return 0 }
+	}
+	body := &reading{ReadCloser: response.Body}
+	response.Body = body
+	return func() int { return body.n }
+}
+
+// answers is a Base that gives answers, one after the other: a text, or a status.
+func answers(texts ...string) http.RoundTripper {
+	return roundTripFunc(func(r *http.Request) (*http.Response, error) {
+		text := texts[0]
+		texts = texts[1:]
+		response := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Request: r, ProtoMajor: 1, Body: io.NopCloser(strings.NewReader(text))}
+		if status, err := strconv.Atoi(text); err == nil {
+			response.StatusCode = status
+		}
+		return response, nil
+	})
+}
+
+func TestATransportSettlesWhenTheBodyHasEnded(t *testing.T) {
+	for name, test := range map[string]struct {
+		use    func(t *testing.T, body io.ReadCloser)
+		actual func(*http.Response) func() int
+		level  float64
+	}{
+		"read":   {func(t *testing.T, body io.ReadCloser) { _, _ = io.Copy(io.Discard, body) }, bytesRead, 11},
+		"closed": {func(t *testing.T, body io.ReadCloser) { require.NoError(t, body.Close()) }, bytesRead, 0},
+		"both": {func(t *testing.T, body io.ReadCloser) {
+			_, _ = io.Copy(io.Discard, body)
+			require.NoError(t, body.Close())
+		}, bytesRead, 11},
+		"cut off": {func(t *testing.T, body io.ReadCloser) {
+			_, _ = body.Read(make([]byte, 4))
+			require.NoError(t, body.Close())
+		}, bytesRead, 4},
+		"open":       {func(*testing.T, io.ReadCloser) {}, bytesRead, 20},
+		"unknown":    {func(t *testing.T, body io.ReadCloser) { _ = body.Close() }, func(*http.Response) func() int { return func() int { return -1 } }, 20},
+		"no say":     {func(t *testing.T, body io.ReadCloser) { _ = body.Close() }, func(*http.Response) func() int { return nil }, 20},
+		"it panics":  {func(t *testing.T, body io.ReadCloser) { require.Panics(t, func() { _ = body.Close() }) }, func(*http.Response) func() int { return func() int { panic("actual") } }, 20},
+		"without it": {func(t *testing.T, body io.ReadCloser) { _ = body.Close() }, nil, 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			play(t, "1/s burst 100 inflight 1", func(g *stage) {
+				client := &http.Client{Transport: &shaper.Transport{
+					Limiter: g.Shaper, Base: answers("hello world"), Cost: func(*http.Request) int { return 20 }, Actual: test.actual,
+				}}
+				answer, err := client.Get("http://upstream/")
+				require.NoError(t, err)
+				require.InDelta(t, 20, g.Stats().Level, 1e-9)
+				require.Equal(t, 1, g.Stats().InFlight)
+				test.use(t, answer.Body)
+				require.InDelta(t, test.level, g.Stats().Level, 1e-9)
+				if name != "open" {
+					require.Zero(t, g.Stats().InFlight)
+				}
+			})
+		})
+	}
+}
+
+// A request that has no answer, or an answer without a body, is settled before RoundTrip returns.
+func TestATransportSettlesWithoutABody(t *testing.T) {
+	play(t, "1/s burst 100 inflight 1", func(g *stage) {
+		transport := shaper.Transport{Limiter: g.Shaper, Cost: func(*http.Request) int { return 20 }, Actual: func(*http.Response) func() int { return func() int { return 3 } }}
+		transport.Base = roundTripFunc(func(*http.Request) (*http.Response, error) { return nil, errors.New("no answer") })
+		_, err := transport.RoundTrip(requestTo(t))
+		require.Error(t, err)
+		require.InDelta(t, 20, g.Stats().Level, 1e-9, "it is not known what it has cost")
+		transport.Base = roundTripFunc(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusNoContent, Body: http.NoBody}, nil
+		})
+		_, err = transport.RoundTrip(requestTo(t))
+		require.NoError(t, err)
+		require.InDelta(t, 23, g.Stats().Level, 1e-9)
+		transport.Cost = func(*http.Request) int { return 0 }
+		_, err = transport.RoundTrip(requestTo(t))
+		require.NoError(t, err)
+		require.InDelta(t, 26, g.Stats().Level, 1e-9, "an estimate of 0 is charged what it has cost")
+		require.Zero(t, g.Stats().InFlight)
+		require.Panics(t, func() {
+			transport.Cost, transport.Actual = nil, func(*http.Response) func() int { panic("actual") }
+			_, _ = transport.RoundTrip(requestTo(t))
+		})
+		require.Zero(t, g.Stats().InFlight)
+		require.Zero(t, g.Stats().Reserved)
+	})
+}
+
+func requestTo(t *testing.T) *http.Request {
+	r, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://upstream/", nil)
+	require.NoError(t, err)
+	return r
+}
+
+// Other limiters than a Shaper settle too, if they can, and are left alone if not.
+func TestATransportSettlesWithAnyLimiterThatCan(t *testing.T) {
+	play(t, "1/s burst 100", func(g *stage) {
+		keys, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return g.Limits(), nil })
+		require.NoError(t, err)
+		embedded := &struct{ *shaper.Shaper }{g.Shaper}
+		for name, test := range map[string]struct {
+			limiter shaper.Limiter
+			level   func() float64
+		}{
+			"a key":     {keys.Limiter("a"), func() float64 { return keys.Limiter("a").Stats().Level }},
+			"a chain":   {shaper.Chain(rate.NewLimiter(rate.Inf, 0), keys.Limiter("b")), func() float64 { return keys.Limiter("b").Stats().Level }},
+			"its price": {shaper.WithCostOf(keys.Limiter("c"), func(n int) int { return n }), func() float64 { return keys.Limiter("c").Stats().Level }},
+			"embedded":  {embedded, func() float64 { return g.Stats().Level }},
+		} {
+			client := &http.Client{Transport: &shaper.Transport{
+				Limiter: test.limiter, Base: answers("hello world"), Cost: func(*http.Request) int { return 20 }, Actual: bytesRead,
+			}}
+			answer, err := client.Get("http://upstream/")
+			require.NoError(t, err, name)
+			_, _ = io.Copy(io.Discard, answer.Body)
+			require.InDelta(t, 11, test.level(), 1e-9, name)
+		}
+		asked := shaper.Transport{
+			Limiter: rate.NewLimiter(rate.Inf, 0), Base: answers("x"),
+			Actual: func(*http.Response) func() int { panic("a limiter that can't settle has nothing to be told") },
+		}
+		_, err = asked.RoundTrip(requestTo(t))
+		require.NoError(t, err)
+	})
+}
+
+// HoldFor says how long to hold back, and what is a refusal.
+func TestHoldForStandsInPlaceOfWhatIsRead(t *testing.T) {
+	for status, holds := range map[int]bool{429: true, 503: true, 529: true, 500: false, 200: false} {
+		for _, span := range []time.Duration{3 * time.Second, 0, -1} {
+			play(t, "10/s burst 100 depth 9", func(g *stage) {
+				client := &http.Client{Transport: &shaper.Transport{
+					Limiter: g.Shaper, Base: answers(strconv.Itoa(status), "again"), Retry: true, Actual: bytesRead,
+					Cost: func(*http.Request) int { return 10 },
+					HoldFor: func(response *http.Response) time.Duration {
+						if response.StatusCode == status {
+							return span
+						}
+						return 0
+					},
+				}}
+				answer, err := client.Get("http://upstream/")
+				require.NoError(t, err)
+				text, err := io.ReadAll(answer.Body)
+				require.NoError(t, err)
+				if holds && span > 0 {
+					require.Equal(t, "again", string(text))
+					g.note("sent again")
+					g.saw("3s sent again")
+					require.EqualValues(t, 10+5, g.Stats().GivenBack, "all of the refusal, and what the second has not cost")
+				} else {
+					require.Equal(t, strconv.Itoa(status), string(text))
+				}
+				require.Equal(t, span > 0 && !holds, !g.Stats().HeldUntil.IsZero())
+			})
+		}
+	}
+}
