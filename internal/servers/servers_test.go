@@ -7,81 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/internal/servers"
 )
-
-func TestAServerOfRedisEndsAndComesBackAtItsAddress(t *testing.T) {
-	r := servers.StartRedis(t, "--maxmemory", "10mb")
-	require.Equal(t, []any{"maxmemory", "10485760"}, r.MustDo("CONFIG", "GET", "maxmemory"))
-	require.Equal(t, "OK", r.MustDo("SET", "key", "value"))
-	require.Equal(t, "value", r.MustDo("GET", "key"))
-
-	for _, end := range []func(){r.Stop, r.Kill} {
-		end()
-		_, err := net.DialTimeout("tcp", r.Addr, patience)
-		require.Error(t, err, "it has ended")
-		r.Restart()
-		require.Nil(t, r.MustDo("GET", "key"), "nothing was saved")
-	}
-}
-
-func TestAPausedServerAnswersWhenItGoesOn(t *testing.T) {
-	r := servers.StartRedis(t)
-	r.Pause()
-	conn, err := net.Dial("tcp", r.Addr)
-	require.NoError(t, err, "the system accepts for it")
-	defer conn.Close()
-	_, err = conn.Write([]byte("PING\r\n"))
-	require.NoError(t, err)
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
-	answer := make([]byte, len("+PONG\r\n"))
-	_, err = conn.Read(answer)
-	require.ErrorContains(t, err, "timeout")
-
-	r.Resume()
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
-	_, err = conn.Read(answer)
-	require.NoError(t, err)
-	require.Equal(t, "+PONG\r\n", string(answer))
-}
-
-func TestAClusterServesAllSlotsFromThreeServers(t *testing.T) {
-	t.Parallel()
-	c := servers.StartRedisCluster(t)
-	require.Len(t, c.Addrs, 3)
-	answered := 0
-	for i := range 30 {
-		for _, node := range c.Nodes {
-			if _, err := node.Do("SET", "key"+strconv.Itoa(i), "value"); err == nil {
-				answered++
-			} else {
-				require.ErrorContains(t, err, "MOVED")
-			}
-		}
-	}
-	require.Equal(t, 30, answered, "each key has exactly one server")
-}
-
-func TestSentinelsMakeTheReplicaMaster(t *testing.T) {
-	if os.Getenv("SHAPER_LONG") == "" {
-		t.Skip("SHAPER_LONG=1 runs it: it waits until sentinels agree")
-	}
-	t.Parallel()
-	s := servers.StartSentinel(t)
-	dead := s.KillMaster()
-	require.Same(t, s.Servers[0], dead)
-	realtime.Until(t, func() bool {
-		_, err := s.Servers[1].Do("SET", "key", "value") // A replica is read-only.
-		return err == nil
-	}, "the replica is the master")
-}
 
 // So many that two would be the same by chance. The system keeps them apart, so that those of
 // packages which are tested at the same time differ too.
