@@ -2,7 +2,6 @@ package shaper_test
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -158,73 +157,6 @@ func holdLine(b *testing.B, s *shaper.Shaper, n int) {
 		runtime.Gosched()
 	}
 	b.Cleanup(func() { _ = s.Close(); wg.Wait() })
-}
-
-// BenchmarkWait is the closed loop: each of the goroutines waits again as soon
-// as it has left. At the full rate ns/op is the interval; rate_% says how much
-// of the rate came out. With 64 in the loop no more than 64 leave per wake-up, so
-// that timers of a millisecond, as x/time's are on Linux, bound it at 64,000/s.
-func BenchmarkWait(b *testing.B) {
-	for _, perSecond := range []int{10_000, 100_000, 1_000_000} {
-		for _, limiter := range []string{"shaper", "x-time"} {
-			b.Run(fmt.Sprintf("rate=%d/goroutines=64/limiter=%s", perSecond, limiter), func(b *testing.B) {
-				wait := rate.NewLimiter(rate.Limit(perSecond), 1).Wait
-				if limiter == "shaper" {
-					wait = mustMake(b, shaper.Limits{Rate: rate.Limit(perSecond), Depth: 128}).Wait
-				}
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
-				b.SetParallelism(max(1, 64/runtime.GOMAXPROCS(0)))
-				b.ReportAllocs()
-				b.RunParallel(func(pb *testing.PB) {
-					for pb.Next() {
-						_ = wait(ctx)
-					}
-				})
-				b.ReportMetric(100*float64(b.N)/b.Elapsed().Seconds()/float64(perSecond), "rate_%")
-			})
-		}
-	}
-}
-
-// BenchmarkSetLimits changes the rate while 10,000 wait. The shaper re-times
-// them; with x/time they keep the instants that they were given at arrival.
-func BenchmarkSetLimits(b *testing.B) {
-	const waiting = 10_000
-	slow := [2]shaper.Limits{
-		{Rate: 1. / 60, Depth: waiting},
-		{Rate: 1. / 70, Depth: waiting},
-	}
-	b.Run("waiting=10000/limiter=shaper", func(b *testing.B) {
-		s := mustMake(b, slow[0])
-		holdLine(b, s, waiting)
-		i := 0
-		b.ReportAllocs()
-		for b.Loop() {
-			i ^= 1
-			_ = s.SetLimits(slow[i])
-		}
-	})
-	b.Run("waiting=10000/limiter=x-time", func(b *testing.B) {
-		l := rate.NewLimiter(slow[0].Rate, 1)
-		l.Allow()
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		for range waiting {
-			wg.Go(func() { _ = l.Wait(ctx) })
-		}
-		for l.Tokens() > -waiting+1 {
-			runtime.Gosched()
-		}
-		i := 0
-		b.ReportAllocs()
-		for b.Loop() {
-			i ^= 1
-			l.SetLimit(slow[i].Rate)
-		}
-		cancel()
-		wg.Wait()
-	})
 }
 
 // BenchmarkWakeOrder lets a line leave in batches, and reports the share of those

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"example.com/leakybucket/internal/realtime"
 )
 
@@ -154,39 +152,4 @@ func (t *trial) Failed() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.failed
-}
-
-// A trial ends as a test does: its context first, then its cleanups, the last one first. It is
-// skipped or fails without the test of which it is a try.
-func TestATrialEndsAsATestDoes(t *testing.T) {
-	for _, c := range []struct {
-		name            string
-		ends            func(t testing.TB)
-		failed, skipped bool
-		said            string
-	}{
-		{"returns", func(testing.TB) {}, false, false, ""},
-		{"Skip", func(t testing.TB) { t.Skip("not", "here") }, false, true, "nothere"},
-		{"Skipf", func(t testing.TB) { t.Skipf("not on %d", 1) }, false, true, "not on 1"},
-		{"SkipNow", testing.TB.SkipNow, false, true, ""},
-		{"Fatal", func(t testing.TB) { t.Fatal("wrong") }, true, false, "wrong"},
-		{"Error and Skip", func(t testing.TB) { t.Error("wrong"); t.Skip("here") }, true, true, "wrong\nhere"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var order []string
-			one := newTrial(t)
-			one.run(func() {
-				one.Cleanup(func() { order = append(order, "first") })
-				one.Cleanup(func() { order = append(order, fmt.Sprint("second, ", one.Context().Err())); runtime.Goexit() })
-				if err := one.Context().Err(); err != nil {
-					t.Error(err)
-				}
-				c.ends(one)
-			})
-			require.Equal(t, []string{"second, context canceled", "first"}, order)
-			require.Equal(t, []bool{c.failed, c.skipped}, []bool{one.Failed(), one.Skipped()})
-			require.Equal(t, c.said, one.text())
-			require.NoError(t, t.Context().Err())
-		})
-	}
 }

@@ -3,7 +3,6 @@ package shaper_test
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,20 +22,6 @@ func TestNothingRunsWhenNobodyWaits(t *testing.T) {
 		g.cancel("b", "c") // The ticker was asleep for an hour, and must not stay.
 		g.saw("0s a left", "1s b cancelled", "1s c cancelled")
 	})
-}
-
-func TestAThousandLinesLeaveNothingBehind(t *testing.T) {
-	before := runtime.NumGoroutine()
-	for range 1000 {
-		s, err := shaper.New(shaper.Limits{Rate: 1e6, Depth: 9})
-		require.NoError(t, err)
-		for range 3 {
-			require.NoError(t, s.Wait(context.Background()))
-		}
-	}
-	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(ms) {
-		require.Less(t, time.Since(began), time.Minute, "a ticker goroutine is left")
-	}
 }
 
 func TestCloseRefusesThoseInLine(t *testing.T) {
