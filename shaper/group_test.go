@@ -55,33 +55,6 @@ func TestKeysHaveTheirOwnLimits(t *testing.T) {
 	})
 }
 
-// Lines whose heads leave at one instant, or a nanosecond apart, leave each at its own.
-func TestManyLinesKeepTheirInstants(t *testing.T) {
-	playKeys(t, "1/s depth 9", func(g *groupStage) {
-		g.limit("s", "7/s depth 9") // seventh of a second
-		g.arriveAll("t1", "s1", "t2", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "t3")
-		g.at(ns)
-		g.arriveAll("u1", "u2")
-		g.at(time.Minute)
-		g.saw("0s t1 left", "0s s1 left", "1ns u1 left",
-			"142.857143ms s2 left", "285.714286ms s3 left", "428.571429ms s4 left", "571.428572ms s5 left",
-			"714.285715ms s6 left", "857.142858ms s7 left", "1s s8 left", "1s t2 left", "1.000000001s u2 left", "2s t3 left")
-	})
-}
-
-func TestARequestThatGivesUpMovesItsOwnLineOnly(t *testing.T) {
-	playKeys(t, "1/s depth 2", func(g *groupStage) {
-		g.arriveAll("a1", "a2", "a3", "b1", "b2", "b3")
-		g.at(500 * ms)
-		g.cancel("a2")
-		g.arriveAll("a4", "b4")
-		g.at(time.Minute)
-		g.saw("0s a1 left", "0s b1 left", "500ms a2 cancelled", "500ms b4 full, retry 500ms",
-			"1s a3 left", "1s b2 left", "2s a4 left", "2s b3 left")
-		require.EqualValues(t, 1, g.Group.Stats().Abandoned)
-	})
-}
-
 // The first of the checks that a call fails is the one it is told of, and what comes
 // before the bucket asks for no limits, makes no bucket and is counted nowhere.
 func TestACallOfAGroupIsCheckedInOrder(t *testing.T) {
@@ -119,29 +92,6 @@ func TestACallOfAGroupIsCheckedInOrder(t *testing.T) {
 		require.True(t, g.AllowN("a", 0))
 		st := g.Group.Stats()
 		require.Equal(t, [5]uint64{1, 4, 1, 2, 1}, [5]uint64{st.Departed, st.Refused, st.TooCostly, st.QueueFull, st.Closed})
-	})
-}
-
-func TestDeadlinesAndMaxWaitOfAKey(t *testing.T) {
-	playKeys(t, "1/s depth 9 wait 2s", func(g *groupStage) {
-		within := func(d time.Duration, name string) {
-			ctx, cancel := context.WithTimeout(context.Background(), d)
-			g.cancels[name] = cancel
-			g.arriveWith(ctx, name, "a", 1)
-		}
-		g.arriveAll("a1")
-		within(time.Second, "short")
-		within(time.Second+1, "enough")
-		g.arriveAll("a2", "a3", "b1")
-		g.saw("0s a1 left", "0s short late, retry 1ns", "0s a3 late, retry 1s", "0s b1 left")
-		wait, err := g.Forecast("a", 1)
-		require.ErrorIs(t, err, shaper.ErrTooLate)
-		require.Zero(t, wait)
-		wait, err = g.Forecast("b", 1)
-		require.NoError(t, err)
-		require.Equal(t, time.Second, wait)
-		g.at(time.Minute)
-		g.saw("1s enough left", "2s a2 left")
 	})
 }
 
@@ -225,25 +175,6 @@ func TestTheZeroGroupSaysToUseNewGroup(t *testing.T) {
 	}
 }
 
-// A Group has no goroutine even while its buckets are not drained, so it may be
-// dropped without Close. A bubble would not end if a goroutine were left.
-func TestAGroupMayBeForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) {
-			return shaper.Limits{Rate: 1. / 3600, Burst: 10, Depth: 1}, nil
-		})
-		require.NoError(t, err)
-		require.True(t, g.AllowN("at once", 10))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		require.NoError(t, g.WaitN(ctx, "waits", 10))
-		go cancel()
-		require.Error(t, g.WaitN(ctx, "waits", 1))
-		g.Hold("held", time.Hour)
-		require.Equal(t, 3, g.Stats().Keys)
-	})
-}
-
 // The ticker looks at a bucket when it may have drained, and hardly ever before.
 // Otherwise a line of 300 days would take minutes of real processor time.
 func TestAYearInLineIsNotAYearOfLooking(t *testing.T) {
@@ -304,57 +235,6 @@ func TestIdleKeysKeepNoMemory(t *testing.T) {
 				require.Less(t, heapInUse()-before, int64(128<<10), "bytes")
 				runtime.KeepAlive(g)
 			})
-		})
-	}
-}
-
-// BenchmarkGroupRefusal is a call of a Group that is refused: by the key's own bucket,
-// by one that it shares, and because all shared buckets are taken. Whoever can
-// influence the Limits of keys can bring about the last, so it must cost what the
-// first does.
-func BenchmarkGroupRefusal(b *testing.B) {
-	// The Limits of a key are those of its rule. Each rule has 100,000 keys.
-	const keysOfARule = 100_000
-	group := func(b *testing.B, rules int) *shaper.Group[int] {
-		g, err := shaper.NewGroup(func(key int) (shaper.Limits, error) {
-			return shaper.Limits{Rate: 1. / 600, Burst: 1 + key/keysOfARule}, nil
-		}, shaper.WithMaxKeys(1))
-		require.NoError(b, err)
-		b.Cleanup(func() { _ = g.Close() })
-		require.True(b, g.Allow(0))
-		for i := 1; i < 20_000; i++ {
-			rule := i % rules
-			for g.Allow(rule*keysOfARule + i) {
-			}
-		}
-		return g
-	}
-	for _, row := range []struct {
-		name  string
-		rules int
-		key   func(i int) int
-	}{
-		{"bucket=own", 1, func(int) int { return 0 }},
-		{"bucket=shared/rules=1", 1, func(i int) int { return 1 + i%19_000 }},
-		{"bucket=shared/rules=960", 960, func(i int) int { return i % 960 * keysOfARule }},
-		{"bucket=none/limits=one", 2000, func(int) int { return 1999 * keysOfARule }},
-		{"bucket=none/limits=many", 2000, func(i int) int { return (1100 + i%900) * keysOfARule }},
-		{"bucket=none/limits=new", 2000, func(i int) int { return (3000 + i%40_000) * keysOfARule }},
-	} {
-		b.Run(row.name, func(b *testing.B) {
-			g := group(b, row.rules)
-			for i := range 2000 {
-				g.Allow(row.key(i))
-			}
-			b.ReportAllocs()
-			i, allowed := 0, 0
-			for b.Loop() {
-				if g.Allow(row.key(i)) {
-					allowed++
-				}
-				i++
-			}
-			require.LessOrEqual(b, allowed, i/10)
 		})
 	}
 }
@@ -481,14 +361,14 @@ func (st *keyStorm) pass(key float64, c *call) error {
 			return nil
 		})
 	}
-	return st.visit(st.g.Limiter(key), c)
+	return st.visit(st.g.Limiter(key), c, c)
 }
 
 // blow begins all that goes on at once.
 func (st *keyStorm) blow() {
 	for _, key := range stormKeys {
 		st.calls(3, func() (closed bool) {
-			c := someCall()
+			c := st.someCall()
 			err := st.pass(key, c)
 			if key == badKey && errors.Is(err, errNoUser) { // Which is counted nowhere.
 				c.cancel()

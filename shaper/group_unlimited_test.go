@@ -249,23 +249,6 @@ func TestCallsOfUnlimitedKeysAreCounted(t *testing.T) {
 
 // This file holds guarantee 7 (change) for Reload.
 
-func TestReloadReTimesThoseWhoWait(t *testing.T) {
-	playKeys(t, "1/s depth 9", func(g *groupStage) {
-		g.arriveAll("a1", "a2", "a3", "b1", "b2", "c1")
-		g.limit("a", "2/s depth 1")
-		g.limit("c", "1/s burst 3")
-		g.at(500 * ms) // Levels of a half.
-		g.Reload()
-		require.Equal(t, map[string]float64{"a": 0.5, "b": 0.5, "c": 0.5}, g.levels())
-		g.arriveAll("a4", "c2", "c3", "c4")
-		g.saw("0s a1 left", "0s b1 left", "0s c1 left",
-			"500ms a4 full, retry 750ms", "500ms c2 left", "500ms c3 left", "500ms c4 full, retry 500ms")
-		g.at(time.Minute)
-		g.saw("750ms a2 left", "1s b2 left", "1.25s a3 left")
-		require.ElementsMatch(t, []string{"a", "b", "c", "a", "b", "c"}, g.wasAsked())
-	})
-}
-
 // What a slower rate takes from a line and a faster one gives it is as it would be
 // for a Shaper: the level is kept, and at no rate at all it is 0.
 func TestReloadKeepsLevels(t *testing.T) {
@@ -571,16 +554,6 @@ func TestABucketWithASeatTakenIsNotDeleted(t *testing.T) {
 	})
 }
 
-func TestAnUnlimitedKeyIsGoneAtOnce(t *testing.T) {
-	playKeys(t, "inf", func(g *groupStage) {
-		for range 9 {
-			require.True(t, g.Allow("a"))
-		}
-		g.gone()
-		g.alone()
-	})
-}
-
 // A call that is refused or misused makes a bucket that nobody has used.
 func TestABucketThatNobodyUsedIsDeleted(t *testing.T) {
 	playKeys(t, "1/s inflight 1", func(g *groupStage) {
@@ -590,23 +563,6 @@ func TestABucketThatNobodyUsedIsDeleted(t *testing.T) {
 		require.ErrorIs(t, err, shaper.ErrTooCostly)
 		g.gone()
 		g.alone()
-	})
-}
-
-// However many there are, all are deleted in time, in many sweeps.
-func TestManyBucketsAreDeletedAtOnce(t *testing.T) {
-	playKeys(t, "1/s", func(g *groupStage) {
-		const keys = 5000
-		for i := range keys {
-			require.True(t, g.Allow(fmt.Sprint(i)))
-		}
-		require.Equal(t, keys, g.Group.Stats().Keys)
-		g.at(time.Second - ns)
-		require.Len(t, g.levels(), keys)
-		g.at(time.Second)
-		g.gone()
-		g.alone()
-		require.EqualValues(t, keys, g.Group.Stats().Departed)
 	})
 }
 
@@ -626,21 +582,6 @@ func TestTheTickerServesLinesAndDrains(t *testing.T) {
 		g.at(time.Minute)
 		g.saw("0s h1 left", "10.25s a1 left", "11.25s a2 left", "20s b1 left", "20s h2 cancelled", "21s b2 left", "22s b3 left")
 		require.Equal(t, []string{"h"}, keysOf(g.levels()))
-	})
-}
-
-// A second after the last has drained a Group is as new, so a bubble that waits for
-// that ends without Close.
-func TestAForgottenGroupLeavesNothingBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g, err := shaper.NewGroup(func(int) (shaper.Limits, error) { return shaper.Limits{Rate: 1, Depth: 9}, nil })
-		require.NoError(t, err)
-		for i := range 50 {
-			for range 3 {
-				go func() { _ = g.Wait(context.Background(), i) }()
-			}
-		}
-		time.Sleep(4 * time.Second)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
 )
 
@@ -68,18 +70,18 @@ func (c *call) Err() error {
 
 // someCall returns a call whose context ends by a deadline, or is cancelled, or
 // does not end before the call.
-func someCall() *call {
+func (st *storm) someCall() *call {
 	c := &call{cost: 1 + rand.N(3)}
 	kind := rand.N(4)
 	if kind == 0 {
-		c.Context, c.cancel = context.WithTimeout(context.Background(), rand.N(time.Millisecond))
+		c.Context, c.cancel = context.WithTimeout(context.Background(), rand.N(st.span()))
 		return c
 	}
 	var end context.CancelFunc
 	c.Context, end = context.WithCancel(context.Background())
 	c.cancel = end
 	if kind == 1 {
-		timer := time.AfterFunc(rand.N(200*time.Microsecond), end)
+		timer := time.AfterFunc(rand.N(st.span()/5), end)
 		c.cancel = func() {
 			timer.Stop()
 			end()
@@ -98,9 +100,11 @@ type ledger struct {
 
 	upstream atomic.Int64
 
+	began time.Time
+
 	mu         sync.Mutex
 	saw        [hookKinds]uint64 // by callers
-	departures []departure       // of calls
+	departures []model.Departure // of calls
 	wrong      map[string]int    // what was wrong, and how often
 }
 
@@ -122,6 +126,7 @@ func (l *ledger) trace() shaper.Option { return shaper.WithTrace(l.hooks()) }
 
 // hooks returns the hooks that keep the account.
 func (l *ledger) hooks() *shaper.Trace {
+	l.began = time.Now()
 	hook := func(told hookKind) func(context.Context, shaper.Event) {
 		fails := told == wasRefused || told == wasAbandoned
 		return func(ctx context.Context, e shaper.Event) {
@@ -163,7 +168,7 @@ func (l *ledger) note(c *call, err error) (closed bool) {
 	switch {
 	case err == nil:
 		count(wasDeparted)
-		l.departures = append(l.departures, departure{c.at, c.cost})
+		l.departures = append(l.departures, model.Departure{At: c.at.Sub(l.began), Cost: int64(c.cost)})
 		if c.over {
 			l.faultLocked("left, though its context had ended")
 		}
@@ -214,9 +219,9 @@ func releaseOften(release func()) {
 	all.Wait()
 }
 
-// visit enters by Acquire and stays upstream.
-func (l *ledger) visit(to acquiring, c *call) error {
-	release, err := to.Acquire(c, c.cost)
+// visit enters by Acquire and stays upstream. ctx is c, or is derived from it.
+func (l *ledger) visit(to acquiring, ctx context.Context, c *call) error {
+	release, err := to.Acquire(ctx, c.cost)
 	if err == nil {
 		l.stay()
 	}
@@ -260,7 +265,7 @@ func (l *ledger) looks(stats func() shaper.Stats) func() {
 	return func() {
 		now := stats()
 		if now.Departed < before.Departed || now.Refused < before.Refused ||
-			now.Abandoned < before.Abandoned || now.Missed < before.Missed ||
+			now.Abandoned < before.Abandoned || now.Missed < before.Missed || now.LastCall.Before(before.LastCall) ||
 			now.Refused != now.QueueFull+now.TooLate+now.TooCostly+now.Closed+now.Unavailable ||
 			now.Waiting < 0 || now.Level < 0 || now.OldestWait < 0 ||
 			now.InFlight < 0 || l.most > 0 && now.InFlight > l.most {
@@ -273,8 +278,27 @@ func (l *ledger) looks(stats func() shaper.Stats) func() {
 // A storm is callers and meddlers at one subject, and their ledger.
 type storm struct {
 	ledger
+	inBubble          bool
 	over              atomic.Bool // for meddlers
 	callers, meddlers sync.WaitGroup
+}
+
+// span returns how long contexts last at most that end by themselves. In a bubble time passes only
+// while all goroutines sleep, so they do for longer.
+func (st *storm) span() time.Duration {
+	if st.inBubble {
+		return 400 * time.Millisecond
+	}
+	return time.Millisecond
+}
+
+// rest lets other goroutines run. In a bubble it sleeps for up to d.
+func (st *storm) rest(d time.Duration) {
+	if st.inBubble {
+		time.Sleep(rand.N(d))
+		return
+	}
+	runtime.Gosched()
 }
 
 // calls starts goroutines, each of which makes one call after the other until one
@@ -282,7 +306,7 @@ type storm struct {
 func (st *storm) calls(goroutines int, one func() (closed bool)) {
 	for range goroutines {
 		st.callers.Go(func() {
-			for closed := false; !closed; runtime.Gosched() {
+			for closed := false; !closed; st.rest(st.span() / 10) {
 				closed = one()
 			}
 		})
@@ -294,7 +318,7 @@ func (st *storm) meddle(do func()) {
 	st.meddlers.Go(func() {
 		for !st.over.Load() {
 			do()
-			runtime.Gosched()
+			st.rest(5 * st.span()) // More often, and a shared level would never be leased.
 		}
 	})
 }
@@ -310,7 +334,7 @@ type meddled interface {
 func (st *storm) meddleWith(choose func() meddled) {
 	st.meddle(func() {
 		to := choose()
-		to.Hold(rand.N(50 * time.Microsecond))
+		to.Hold(rand.N(st.span() / 20))
 		if rand.N(4) == 0 {
 			to.Hold(0)
 		}
@@ -385,4 +409,62 @@ func atOnce(all ...func() error) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// watched is what a Shaper or a Group tells those who watch it.
+type watched interface {
+	Histograms() shaper.Histograms
+	Refusals() []shaper.Refusal
+}
+
+// A watch looks at all that is told while a storm blows, from one goroutine, and says what
+// cannot be.
+type watch struct {
+	fault     func(format string, args ...any)
+	waits     uint64 // the most that a Histogram has counted so far
+	recording *shaper.Recording
+}
+
+// look takes one look. line and record are those of the Shaper or of a key.
+func (w *watch) look(at watched, line func(int) []shaper.Waiter, record func(int) *shaper.Recording) {
+	before := w.waits
+	h := at.Histograms()
+	w.waits = h.Wait.Count()
+	if h.Wait.Count() < before || counted(h.Wait.Buckets()) != h.Wait.Count() || counted(h.Spacing.Buckets()) != h.Spacing.Count() {
+		w.fault("Histograms are %+v, after %d waits", h, before)
+	}
+	refusals := at.Refusals()
+	for i, r := range refusals {
+		if r.Reason == nil || r.Cost < 1 || len(refusals) > 64 || i > 0 && r.At.IsZero() {
+			w.fault("refusal %d of %d is %+v", i, len(refusals), r)
+		}
+	}
+	most := rand.N(6)
+	waiters := line(most)
+	for i, waiter := range waiters {
+		if len(waiters) > most || waiter.Cost < 1 || waiter.Leaves.Before(waiter.Since) || i > 0 && waiter.Leaves.Before(waiters[i-1].Leaves) {
+			w.fault("in line are %+v", waiters)
+		}
+	}
+	if w.recording == nil {
+		w.recording = record(1 + rand.N(50))
+		return
+	}
+	for i, a := range w.recording.Arrivals() {
+		if i >= 50 || a.Cost < 1 || a.Waited < 0 || !a.Done && (a.Err != nil || a.Allow) {
+			w.fault("arrival %d is %+v", i, a)
+		}
+	}
+	if rand.N(3) == 0 {
+		w.recording.Stop()
+		w.recording = nil
+	}
+}
+
+// counted adds up the counts of a Histogram.
+func counted(buckets iter.Seq2[float64, uint64]) (sum uint64) {
+	for _, n := range buckets {
+		sum += n
+	}
+	return sum
 }

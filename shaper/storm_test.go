@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -15,6 +16,7 @@ import (
 
 	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 // stormCap is the largest cap, where there is one.
@@ -40,7 +42,7 @@ func TestStormLeavesNobodyBehind(t *testing.T) {
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			for i := range rounds(20, 200, 1000) {
-				st := newShaperStorm(t, i%2 == 0)
+				st := newShaperStorm(t, stormLimits, i%2*stormCap)
 				if end == nil {
 					st.closesSoon.Store(1 + rand.N[int64](300))
 				}
@@ -49,10 +51,82 @@ func TestStormLeavesNobodyBehind(t *testing.T) {
 					time.Sleep(rand.N(2 * time.Millisecond))
 					require.NoError(t, end(st.s))
 				}
-				st.blowOver(t)
-				st.requireAgreement(t, st.s.Stats())
+				st.requireEnded(t)
 				require.ErrorIs(t, st.pass(&call{Context: t.Context(), cost: 1}), shaper.ErrClosed)
 				require.NoError(t, st.s.SetLimits(st.limits[0]))
+			}
+		})
+	}
+}
+
+// A request that is sent again enters at the head of the line. In a storm of newcomers and such
+// requests the line is empty at the end, too, and all seats are free.
+func TestReentriesInAStorm(t *testing.T) {
+	t.Parallel()
+	limits := []shaper.Limits{
+		{Rate: 200_000, Depth: 8},
+		{Rate: 1_000_000, Burst: 4, Slack: time.Microsecond},
+		{Rate: 50_000, Burst: 2, Depth: 3, MaxWait: 100 * time.Microsecond},
+	}
+	for name, most := range map[string]int{"no cap": 0, "a cap": 3} {
+		for how, end := range ends {
+			t.Run(name+", "+how, func(t *testing.T) {
+				var leftAgain, abandoned uint64
+				for round, began := 0, time.Now(); round < 20 || time.Since(began) < enough && (leftAgain == 0 || abandoned == 0); round++ {
+					st := newShaperStorm(t, limits, most)
+					st.sendsAgain = true
+					st.blow()
+					time.Sleep(rand.N(2 * time.Millisecond))
+					require.NoError(t, end(st.s))
+					st.requireEnded(t)
+					require.True(t, shaper.LineIsEmpty(st.s))
+					leftAgain += st.leftAgain.Load()
+					abandoned += st.s.Stats().Abandoned
+				}
+				t.Logf("%d left again; %d gave up", leftAgain, abandoned)
+				require.NotZero(t, leftAgain, "no request that was sent again has ever left")
+				require.NotZero(t, abandoned, "nobody has ever given up in line")
+			})
+		}
+	}
+}
+
+// Three processes share a level, whose Bucket fails, is slow, forgets, and has a clock that steps.
+func TestStormOverASharedBucketWithFaults(t *testing.T) {
+	limits := []shaper.Limits{{Rate: 500, Burst: 5, Depth: 40}, {Rate: 300, Burst: 1, Depth: 10}, {Rate: 300, Burst: 9, Depth: 50}}
+	for seed := range 6 {
+		fallback := []shaper.Fallback{shaper.FallbackClosed, shaper.FallbackLocal(3), shaper.FallbackOpen}[seed%3]
+		synctest.Test(t, func(t *testing.T) {
+			m := buckettest.NewMemory()
+			m.SetDelay(ms, ms)
+			m.Fail(func(int, string) buckettest.Fault {
+				if rand.N(4) > 0 {
+					return buckettest.NoFault
+				}
+				return buckettest.Fault(rand.N(5))
+			})
+			var storms [3]*shaperStorm
+			for i := range storms {
+				storms[i] = newShaperStorm(t, limits, 0, shaper.WithBucket(m, "k"), shaper.WithFallback(fallback), shaper.WithPatience(time.Duration(seed)*40*ms))
+				storms[i].inBubble = true
+				storms[i].blow()
+			}
+			storms[0].meddle(func() {
+				time.Sleep(rand.N(time.Second))
+				if rand.N(2) == 0 {
+					m.Wipe()
+				}
+				m.Step(rand.N(2*time.Second) - time.Second)
+			})
+			time.Sleep(10 * time.Second)
+			m.Fail(nil)
+			for i, st := range storms {
+				require.NoError(t, ends[slices.Sorted(maps.Keys(ends))[(seed+i)%len(ends)]](st.s))
+				st.requireEnded(t)
+				b := st.s.Stats().Bucket
+				require.Positive(t, b.Failures)
+				require.Zero(t, b.Held)
+				require.GreaterOrEqual(t, b.Leased, b.Dropped+b.GivenBack)
 			}
 		})
 	}
@@ -65,19 +139,21 @@ type shaperStorm struct {
 	// closesSoon counts down the events until a hook closes the shaper; hooks of
 	// several calls may do so at once. Below 0 no hook will.
 	closesSoon atomic.Int64
+	sendsAgain bool // some requests that have left
+	leftAgain  atomic.Uint64
 }
 
-func newShaperStorm(t *testing.T, capped bool) *shaperStorm {
-	st := &shaperStorm{limits: slices.Clone(stormLimits)}
-	if capped {
-		st.most = stormCap
+// newShaperStorm makes a Shaper for a storm. most is the largest cap; 0: there is none.
+func newShaperStorm(t *testing.T, limits []shaper.Limits, most int, opts ...shaper.Option) *shaperStorm {
+	st := &shaperStorm{limits: slices.Clone(limits)}
+	if st.most = most; most > 0 {
 		for i := range st.limits {
-			st.limits[i].InFlight = 1 + i%stormCap
+			st.limits[i].InFlight = 1 + i%most
 		}
 	}
 	st.closesSoon.Store(-1)
 	st.also = func(c *call, told hookKind, e shaper.Event) {
-		if capped && c == nil {
+		if most > 0 && c == nil {
 			// With a cap AllowN is counted only by a closed shaper, which its caller
 			// can't tell from an open one.
 			st.noteAllow(false)
@@ -90,10 +166,19 @@ func newShaperStorm(t *testing.T, capped bool) *shaperStorm {
 		}
 	}
 	var err error
-	st.s, err = shaper.New(st.limits[0], st.trace())
+	st.s, err = shaper.New(st.limits[0], append(opts, st.trace())...)
 	require.NoError(t, err)
-	shaper.AuditRefusals(st.s)
+	if opts == nil { // A shared level is not refused from without the lock.
+		shaper.AuditRefusals(st.s)
+	}
 	return st
+}
+
+// requireEnded returns when all calls have, and compares the accounts.
+func (st *shaperStorm) requireEnded(t *testing.T) {
+	t.Helper()
+	st.blowOver(t)
+	st.requireAgreement(t, st.s.Stats())
 }
 
 // pass is one call in one of the ways there are, and with a cap a visit upstream.
@@ -107,15 +192,40 @@ func (st *shaperStorm) pass(c *call) error {
 			return nil
 		})
 	}
-	return st.visit(st.s, c)
+	return st.visit(st.s, c, c)
+}
+
+// Acquire lets a request enter that was let go before.
+func (st *shaperStorm) Acquire(ctx context.Context, n int) (release func(), err error) {
+	release, err = shaper.EnterAsReentry(st.s, ctx, n)
+	if (release != nil) != (err == nil && st.most > 0) {
+		st.fault("a request must have a seat if it has left and there is a cap, and only then")
+	}
+	if err == nil {
+		st.leftAgain.Add(1)
+	}
+	if release == nil {
+		release = func() {}
+	}
+	return release, err
+}
+
+// one is one call, and those of its request that is sent again each time that it has left.
+func (st *shaperStorm) one() (closed bool) {
+	c := st.someCall()
+	err := st.pass(c)
+	closed = st.note(c, err)
+	for st.sendsAgain && err == nil && rand.N(2) == 0 {
+		c = st.someCall()
+		err = st.visit(st, c, c)
+		closed = st.note(c, err)
+	}
+	return closed
 }
 
 // blow begins all that goes on at once.
 func (st *shaperStorm) blow() {
-	st.calls(8, func() (closed bool) {
-		c := someCall()
-		return st.note(c, st.pass(c))
-	})
+	st.calls(8, st.one)
 	for range 2 {
 		st.meddle(func() {
 			switch left := st.s.AllowN(1 + rand.N(3)); {
@@ -143,84 +253,6 @@ func (st *shaperStorm) blow() {
 	st.meddle(st.looks(st.s.Stats))
 	w := watch{fault: st.fault}
 	st.meddle(func() { w.look(st.s, st.s.Line, st.s.Record) })
-}
-
-// A request that is sent again enters at the head of the line. Newcomers, such
-// requests, callers that give up, changes of the limits and an end, all at once:
-// each call has one outcome, the line is empty at the end, and all seats are free.
-func TestReentriesInAStorm(t *testing.T) {
-	t.Parallel()
-	limits := []shaper.Limits{
-		{Rate: 200_000, Depth: 8},
-		{Rate: 1_000_000, Burst: 4, Slack: time.Microsecond},
-		{Rate: 50_000, Burst: 2, Depth: 3, MaxWait: 100 * time.Microsecond},
-	}
-	for name, most := range map[string]int{"no cap": 0, "a cap": 3} {
-		for how, end := range ends {
-			t.Run(name+", "+how, func(t *testing.T) {
-				var leftAgain, abandoned uint64
-				for round, began := 0, time.Now(); round < 20 || time.Since(began) < enough && (leftAgain == 0 || abandoned == 0); round++ {
-					st := &reentryStorm{shaperStorm: shaperStorm{limits: slices.Clone(limits)}}
-					for i := range st.limits {
-						st.limits[i].InFlight = min(most, 1+i)
-					}
-					st.limits[0].InFlight = most
-					st.most = most
-					var err error
-					st.s, err = shaper.New(st.limits[0], st.trace())
-					require.NoError(t, err)
-					shaper.AuditRefusals(st.s)
-					st.calls(16, st.visits)
-					st.meddle(func() {
-						if err := st.s.SetLimits(st.limits[rand.N(len(st.limits))]); err != nil {
-							st.fault("SetLimits: %v", err)
-						}
-					})
-					st.meddleWith(func() meddled { return st.s })
-					time.Sleep(rand.N(2 * time.Millisecond))
-					require.NoError(t, end(st.s))
-					st.blowOver(t)
-					st.requireAgreement(t, st.s.Stats())
-					require.True(t, shaper.LineIsEmpty(st.s))
-					leftAgain += st.leftAgain.Load()
-					abandoned += st.s.Stats().Abandoned
-				}
-				t.Logf("%d left again; %d gave up", leftAgain, abandoned)
-				require.NotZero(t, leftAgain, "no request that was sent again has ever left")
-				require.NotZero(t, abandoned, "nobody has ever given up in line")
-			})
-		}
-	}
-}
-
-type reentryStorm struct {
-	shaperStorm
-	leftAgain atomic.Uint64
-}
-
-// visits are the visits of one request, which may be sent again each time that it
-// has left.
-func (st *reentryStorm) visits() (closed bool) {
-	c := someCall()
-	err := st.visit(st.s, c)
-	closed = st.note(c, err)
-	for err == nil && rand.N(2) == 0 {
-		c = someCall()
-		var release func()
-		release, err = shaper.EnterAsReentry(st.s, c, c.cost)
-		if (release != nil) != (err == nil && st.most > 0) {
-			st.fault("a request must have a seat if it has left and there is a cap, and only then")
-		}
-		if err == nil {
-			st.stay()
-			st.leftAgain.Add(1)
-		}
-		if release != nil {
-			releaseOften(release)
-		}
-		closed = st.note(c, err)
-	}
-	return closed
 }
 
 // A storm over a great line: Close wakes all of it and returns when the ticker has
