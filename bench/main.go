@@ -84,7 +84,7 @@ func measureAll(ctx context.Context, all []run.Experiment, args []string, stdout
 	machine := report.ThisMachine()
 	found := report.Results{Date: time.Now().UTC().Truncate(time.Second), Command: c.command(), Machine: machine}
 	o.Machine = machine.String()
-	o.Progress = run.NewProgress(complaints, estimate(c.experiments, o))
+	o.Log = complaints
 	fmt.Fprintln(stdout, machine)
 	var failures []string
 	for _, e := range c.experiments {
@@ -135,14 +135,6 @@ func (c config) prepare() error {
 		}
 	}
 	return nil
-}
-
-// estimate returns about how long experiments take.
-func estimate(all []run.Experiment, o run.Options) (sum time.Duration) {
-	for _, e := range all {
-		sum += e.Estimate(o)
-	}
-	return sum
 }
 
 // names returns the names of experiments, for people.

@@ -21,8 +21,7 @@ var Experiment = run.Experiment{
 		"failsafe builds a timer for a wait of 0. httprate writes its header fields. " + acquire + " has a cap of 100 in flight, which is never reached. " +
 		"refused: the rate is three a day. Wait-full-line is met by 100 waiters, Wait-deadline of the shaper by 99. " +
 		"Both tell when to come back, as do Reserve-Delay-Cancel, throttled, sethvargo and httprate, and no other.",
-	Goals:    goals(),
-	Estimate: func(o run.Options) time.Duration { return run.Estimate(cases(o)) },
+	Goals: goals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, cases(o))
 		return report.Report{Lines: lines(results)}, err
@@ -81,10 +80,9 @@ func cases(o run.Options) []run.Case[input] {
 			outcome = "refused"
 		}
 		all = append(all, run.Case[input]{
-			Name:     fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s", outcome, c.call, c.limiter),
-			Input:    input{c.limiter, c.call, c.refuses, batch},
-			Rounds:   o.Times(5, 3),
-			Estimate: time.Duration(len(goroutines)) * measure.TimeEstimate(batch),
+			Name:   fmt.Sprintf("Admission/outcome=%s/call=%s/limiter=%s", outcome, c.call, c.limiter),
+			Input:  input{c.limiter, c.call, c.refuses, batch},
+			Rounds: o.Times(5, 3),
 		})
 	}
 	return all

@@ -28,7 +28,6 @@ var Experiment = run.Experiment{
 		"cancel: a timer cancels the context, as a closed connection does. deadline: the context has one. " +
 		"failsafe is told the time left until a deadline as its longest wait. " +
 		"uber's Take cannot be cancelled and goes on: served are the callers that were still there when it returned. naive has room for 1,000.",
-	Estimate: func(o run.Options) time.Duration { return run.AtOnceEstimate(cases(o)) },
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		// The limiters run side by side, as the streams of each do: what they wait
 		// for is the clock.
@@ -141,7 +140,7 @@ func cases(o run.Options) []run.Case[input] {
 	var all []run.Case[input]
 	for _, name := range limiters {
 		all = append(all, run.Case[input]{
-			Name: "Goodput/limiter=" + name, Input: input{name, fill, window}, Rounds: 1, Estimate: fill + window,
+			Name: "Goodput/limiter=" + name, Input: input{name, fill, window}, Rounds: 1,
 		})
 	}
 	return all

@@ -22,7 +22,6 @@ var Hole = run.Experiment{
 		What: "900 of 1,000 give up: until the rest has left, against x-time", Most: 1. / 8,
 		Ours: "Hole/limiter=shaper rest-left-ns", Theirs: []string{"Hole/limiter=x-time rest-left-ns"},
 	}},
-	Estimate: func(o run.Options) time.Duration { return run.Estimate(holeCases(o)) },
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, holeChild.Take, holeCases(o))
 		return report.Report{Lines: run.Lines(results)}, err
@@ -103,11 +102,7 @@ func hole(r rivals.Rival) (time.Duration, error) {
 func holeCases(o run.Options) []run.Case[string] {
 	var all []run.Case[string]
 	for _, name := range []string{rivals.Ours, "x-time", "failsafe", "naive"} {
-		estimate := time.Second // The slots of the 900 pass unused.
-		if name == rivals.Ours {
-			estimate /= 10
-		}
-		all = append(all, run.Case[string]{Name: "Hole/limiter=" + name, Input: name, Rounds: o.Times(5, 1), Estimate: estimate})
+		all = append(all, run.Case[string]{Name: "Hole/limiter=" + name, Input: name, Rounds: o.Times(5, 1)})
 	}
 	return all
 }

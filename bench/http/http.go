@@ -6,7 +6,6 @@ package http
 import (
 	"context"
 	"errors"
-	"time"
 
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
@@ -23,9 +22,6 @@ var Experiment = run.Experiment{
 		"HTTPWaiting: resident memory per connection in a server whose clients are another process. " +
 		"beyond: without what net/http itself took, with a handler that is parked on a channel. Without ConnContext the shaper reads the body ahead.",
 	Goals: goals(),
-	Estimate: func(o run.Options) time.Duration {
-		return run.Estimate(costCases(o)) + run.Estimate(waitingCases(o))
-	},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		costs, err1 := measureCosts(ctx, o)
 		waiting, err2 := measureWaiting(ctx, o)

@@ -89,14 +89,6 @@ func TestConnectionsThatWaitTakeMemory(t *testing.T) {
 	}
 }
 
-// A line is refused to those who would leave after more than a year.
-func TestAllConnectionsFindRoomInTheLine(t *testing.T) {
-	for _, c := range waitingCases(run.Options{}) {
-		l := setup{outcome: waits, room: c.Input.Connections}.limits()
-		require.Less(t, float64(l.Depth)/float64(l.Rate), 365*24*time.Hour.Seconds())
-	}
-}
-
 func TestRequestsThatDoNotWaitAreNotMeasured(t *testing.T) {
 	_, err := memoryWaiting(served, waitingInput{Connections: 3})
 	require.EqualError(t, err, "3 of 3 requests did not wait")

@@ -111,9 +111,8 @@ func waitingCases(o run.Options) (cases []run.Case[waitingInput]) {
 		cases = append(cases, run.Case[waitingInput]{
 			Name: fmt.Sprintf("HTTPWaiting/middleware=%s/conncontext=%s/body=%s/connections=%d",
 				name, yesOrNo(connContext), yesOrNo(body), connections),
-			Input:    waitingInput{name, connContext, body, connections},
-			Rounds:   o.Times(3, 1),
-			Estimate: 100*time.Millisecond + time.Duration(connections)*100*time.Microsecond,
+			Input:  waitingInput{name, connContext, body, connections},
+			Rounds: o.Times(3, 1),
 		})
 	}
 	for _, body := range []bool{false, true} {

@@ -125,7 +125,6 @@ func callCases(o run.Options) (cases []run.Case[callsInput]) {
 		in := callsInput{c.Name, keys, many, batch, procs}
 		cases = append(cases, run.Case[callsInput]{
 			Name: fmt.Sprintf("Keys/limiter=%s/keys=%d%s", c.Name, in.Keys, name), Input: in, Rounds: o.Times(3, 1),
-			Estimate: time.Duration(len(c.Calls)*len(in.Goroutines))*measure.TimeEstimate(batch) + time.Duration(in.Keys)*1200*time.Nanosecond,
 		})
 	}
 	for _, keys := range counts {

@@ -33,9 +33,6 @@ var Experiment = run.Experiment{
 		"KeysLeft: while the buckets are not drained (full), and two seconds after the last of them is (left), when one other key has come, " +
 		"for those that tidy up when they are called. sethvargo sweeps as often and as soon as its buckets allow.",
 	Goals: goals(),
-	Estimate: func(o run.Options) time.Duration {
-		return run.Estimate(callCases(o)) + run.AtOnceEstimate(leftCases(o))
-	},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		calls, err1 := run.InTurns(ctx, o, callsChild.Take, callCases(o))
 		left, err2 := run.AtOnce(ctx, o, leftChild.Take, leftCases(o))
@@ -183,7 +180,7 @@ func leftCases(o run.Options) (all []run.Case[leftInput]) {
 		if c.Name != rivals.OursDrained && c.Name != rivals.BareMap {
 			all = append(all, run.Case[leftInput]{
 				Name:  fmt.Sprintf("KeysLeft/limiter=%s/keys=%d", c.Name, keys),
-				Input: leftInput{c.Name, keys, drains}, Rounds: 1, Estimate: drains + leftAfter + time.Second,
+				Input: leftInput{c.Name, keys, drains}, Rounds: 1,
 			})
 		}
 	}

@@ -2,10 +2,10 @@ package proxies
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -132,59 +132,10 @@ func patience(ctx context.Context, n, rate int) (context.Context, context.Cancel
 // errUnanswered is for a proxy that leaves requests in line for good.
 var errUnanswered = errors.New("not all requests were answered")
 
-// The load generator and the upstream speak HTTP/1.1 by themselves. net/http's
-// client and server would use more of the processors than a fast proxy does, and
-// would then be what is measured.
-
-// A head is what is of interest in the head of a request or a response.
-type head struct {
-	first  string // its first line
-	length int    // of the body; 0 if there is none
-}
-
-// readHead reads a head. The body stays in r.
-func readHead(r *bufio.Reader) (head, error) {
-	line, err := readLine(r)
-	if err != nil {
-		return head{}, err
-	}
-	h := head{first: string(line)}
-	for {
-		line, err := readLine(r)
-		if err != nil {
-			return head{}, fmt.Errorf("in the head of %q: %w", h.first, err)
-		}
-		if len(line) == 0 {
-			return h, nil
-		}
-		name, value, _ := bytes.Cut(line, []byte(":"))
-		value = bytes.TrimSpace(value)
-		switch {
-		case bytes.EqualFold(name, []byte("Content-Length")):
-			h.length, err = strconv.Atoi(string(value))
-		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
-			err = errors.New("a body without a length is not understood")
-		}
-		if err != nil {
-			return head{}, fmt.Errorf("%q of %q: %w", line, h.first, err)
-		}
-	}
-}
-
-func readLine(r *bufio.Reader) ([]byte, error) {
-	line, err := r.ReadSlice('\n')
-	return bytes.TrimRight(line, "\r\n"), err
-}
-
-// status returns the status of a response.
-func (h head) status() (int, error) {
-	if len(h.first) < len("HTTP/1.1 200") {
-		return 0, fmt.Errorf("%q is no response", h.first)
-	}
-	return strconv.Atoi(h.first[9:12])
-}
-
-// A caller is an open connection to a proxy.
+// A caller is an open connection to a proxy. The load generator and the upstream write to
+// their connections by themselves, and read from them with net/http's parsers: its client
+// and server would use more of the processors than a fast proxy does, and would then be
+// what is measured.
 type caller struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -197,14 +148,12 @@ func (c caller) send(path string) error {
 
 // receive reads a response and returns its status.
 func (c caller) receive() (int, error) {
-	h, err := readHead(c.r)
+	got, err := http.ReadResponse(c.r, nil)
 	if err != nil {
 		return 0, err
 	}
-	if _, err := c.r.Discard(h.length); err != nil {
-		return 0, err
-	}
-	return h.status()
+	_, err = io.Copy(io.Discard, got.Body)
+	return got.StatusCode, err
 }
 
 // usage is what a process and those that it has started use, as Linux tells it.
@@ -217,13 +166,14 @@ type usage struct {
 // tick is the unit in which Linux counts processor time, on every architecture.
 const tick = 1e9 / 100
 
-// usage asks the system. Where it does not tell, all is unknown, without an error.
-func (p *process) usage() (usage, error) {
+// usage asks the system what the proxy uses. Where it does not tell, all is unknown, without
+// an error.
+func (s *stage) usage() (usage, error) {
 	if !measure.MemoryIsTold() {
 		return usage{measure.Unknown, measure.Unknown, 0}, nil
 	}
 	sum := usage{}
-	for _, pid := range family(strconv.Itoa(p.cmd.Process.Pid)) {
+	for _, pid := range family(strconv.Itoa(s.Cmd.Process.Pid)) {
 		one, err := usageOf(filepath.Join("/proc", pid))
 		if err != nil {
 			return usage{}, err

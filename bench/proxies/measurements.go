@@ -355,13 +355,13 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 	return waiting{before.resident / (1 << 20), more / (1 << 10) / float64(n), float64(n)}, nil
 }
 
-// settled returns what the process uses as soon as it has accepted so many connections
+// settled returns what the proxy uses as soon as it has accepted so many connections
 // and has needed no more memory for a while.
-func (p *process) settled(ctx context.Context, connections int) (usage, error) {
+func (s *stage) settled(ctx context.Context, connections int) (usage, error) {
 	const while = 500 * time.Millisecond
 	most, since := 0.0, time.Now()
 	for began := time.Now(); ; sleep(ctx, while/10) {
-		now, err := p.usage()
+		now, err := s.usage()
 		switch {
 		case err != nil:
 			return now, err

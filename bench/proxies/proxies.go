@@ -25,10 +25,9 @@ import (
 // Experiment is "proxies". Where a program is missing, the report says so and there is
 // no error, unless SHAPER_REQUIRE_ALL is 1.
 var Experiment = run.Experiment{
-	Name:     "proxies",
-	What:     "what an upstream sees behind Caddy with the shaper, nginx limit_req and HAProxy, and what each costs",
-	Goals:    goals(),
-	Estimate: func(o run.Options) time.Duration { return casesOf(o).estimate(o) },
+	Name:  "proxies",
+	What:  "what an upstream sees behind Caddy with the shaper, nginx limit_req and HAProxy, and what each costs",
+	Goals: goals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		return compare(ctx, o, os.Getenv("PATH"), casesOf(o))
 	},
@@ -41,9 +40,6 @@ type cases struct {
 	ceilings []run.Case[ceilingInput]
 	waitings []run.Case[waitingInput]
 }
-
-// starting is about how long it takes to start a proxy and to end it.
-const starting = 400 * time.Millisecond
 
 // leadOf returns how long a proxy needs to find its pace. HAProxy lets a second's worth of
 // connections pass before it holds any back, then none for a second.
@@ -66,36 +62,29 @@ func casesOf(o run.Options) (c cases) {
 		for _, r := range rivals {
 			if r.limit != unlimited {
 				in := spacingInput{r.name, rate, leadOf(r), windows[rate]}
-				c.spacings = append(c.spacings, caseOf(o, fmt.Sprintf("ProxySpacing/proxy=%s/rate=%d", r.name, rate), in, in.Lead+in.Window))
+				c.spacings = append(c.spacings, caseOf(o, fmt.Sprintf("ProxySpacing/proxy=%s/rate=%d", r.name, rate), in))
 			}
 		}
 	}
 	for _, r := range rivals {
 		if r.limit != unlimited {
 			in := leavingInput{r.name, 400, leadOf(r), 400}
-			c.leavings = append(c.leavings, caseOf(o, "ProxyLeaving/proxy="+r.name, in, in.Lead+time.Second))
+			c.leavings = append(c.leavings, caseOf(o, "ProxyLeaving/proxy="+r.name, in))
 		}
 		if measure.MemoryIsTold() {
 			in := waitingInput{r.name, waiting}
-			c.waitings = append(c.waitings, caseOf(o, "ProxyWaiting/proxy="+r.name, in, time.Second+time.Duration(waiting)*100*time.Microsecond))
+			c.waitings = append(c.waitings, caseOf(o, "ProxyWaiting/proxy="+r.name, in))
 		}
-		c.ceilings = append(c.ceilings, caseOf(o, "ProxyCeiling/proxy="+r.name, ceilingInput{r.name, flooding}, flooding*11/10))
+		c.ceilings = append(c.ceilings, caseOf(o, "ProxyCeiling/proxy="+r.name, ceilingInput{r.name, flooding}))
 	}
-	alone := caseOf(o, "ProxyCeiling/proxy="+direct, ceilingInput{direct, flooding}, flooding*11/10)
+	alone := caseOf(o, "ProxyCeiling/proxy="+direct, ceilingInput{direct, flooding})
 	alone.Rounds = 1 // It only shows how far the load generator reaches.
 	c.ceilings = append(c.ceilings, alone)
 	return c
 }
 
-func caseOf[In any](o run.Options, name string, in In, takes time.Duration) run.Case[In] {
-	return run.Case[In]{Name: name, Input: in, Rounds: o.Times(3, 1), Estimate: starting + takes}
-}
-
-func (c cases) estimate(o run.Options) time.Duration {
-	if o.Quick {
-		return run.AtOnceEstimate(c.spacings) + run.AtOnceEstimate(c.leavings) + run.Estimate(c.ceilings) + run.AtOnceEstimate(c.waitings)
-	}
-	return run.Estimate(c.spacings) + run.Estimate(c.leavings) + run.Estimate(c.ceilings) + run.Estimate(c.waitings)
+func caseOf[In any](o run.Options, name string, in In) run.Case[In] {
+	return run.Case[In]{Name: name, Input: in, Rounds: o.Times(3, 1)}
 }
 
 // results are what was found.
@@ -118,7 +107,7 @@ func compare(ctx context.Context, o run.Options, path string, c cases) (report.R
 	}
 	p := findPrograms(ctx, o, dir, path)
 	for _, missing := range p.missing {
-		o.Progress.Logf("skipped: %v\n", missing)
+		o.Logf("skipped: %v", missing)
 	}
 	if err := p.required(); err != nil {
 		return report.Report{}, err

@@ -1,14 +1,10 @@
 package proxies
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -119,20 +115,6 @@ func TestWhoseSlotsAreLost(t *testing.T) {
 	}
 }
 
-func TestMemoryIsThatOfRequestsThatWait(t *testing.T) {
-	if !measure.MemoryIsTold() {
-		t.Skip("this system does not tell what other processes use")
-	}
-	p := needAll(t)
-	for _, name := range []string{ours, nginx, haproxyMaxconn, caddy} {
-		found, err := p.measureWaiting(t.Context(), waitingInput{name, 300})
-		require.NoError(t, err, name)
-		require.Positive(t, found.AtRest, name)
-		require.Greater(t, found.PerRequest, 0.5, name)
-		require.Equal(t, 300., found.Requests, name)
-	}
-}
-
 func TestRequestsThatWaitAreAsManyAsFilesAllow(t *testing.T) {
 	require.Equal(t, 10_000, requestsFor(named(nginx), 10_000, 20_000))
 	require.Equal(t, 9800, requestsFor(named(caddy), 10_000, 20_000), "each has a connection to the upstream, too")
@@ -153,7 +135,7 @@ func TestAnInterruptionLeavesNothingBehind(t *testing.T) {
 	}
 	cancel()
 	for _, s := range started {
-		<-s.done
+		<-s.Ended
 	}
 
 	// Wherever it is by then: the last measurement would take an hour.
@@ -179,14 +161,6 @@ func TestAProxyThatCannotStartSaysWhy(t *testing.T) {
 	s.Rate = 0
 	_, err := startMiddleware(t.Context(), p, s)
 	require.ErrorContains(t, err, "0/s")
-}
-
-func TestEstimatesFollowTheOptions(t *testing.T) {
-	require.LessOrEqual(t, Experiment.Estimate(run.Options{Quick: true}), 15*time.Second)
-	require.LessOrEqual(t, Experiment.Estimate(run.Options{Rounds: 3}), 5*time.Minute)
-	require.Len(t, casesOf(run.Options{}).spacings, 2*5)
-	require.Len(t, casesOf(run.Options{Quick: true}).spacings, 5)
-	require.Equal(t, 3, casesOf(run.Options{}).spacings[0].Rounds)
 }
 
 func TestWhereProgramsAreMissingTheReportSaysHowToGetThem(t *testing.T) {
@@ -227,27 +201,6 @@ func TestProgramsAreFoundBesideThePath(t *testing.T) {
 	require.Error(t, err, "it can't be run")
 }
 
-func TestVersionsAreThosePrinted(t *testing.T) {
-	dir := t.TempDir()
-	program := filepath.Join(dir, "program")
-	say := func(text string) {
-		require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\necho '"+text+"' >&2\n"), 0o755))
-	}
-	say("nginx version: nginx/1.22.1 (Ubuntu)")
-	c := candidate{asked: []string{"-v"}, version: regexp.MustCompile(`nginx/\S+`)}
-	version, err := c.askVersion(t.Context(), program)
-	require.NoError(t, err)
-	require.Equal(t, "nginx/1.22.1", version)
-
-	say("something else")
-	_, err = c.askVersion(t.Context(), program)
-	require.ErrorContains(t, err, "something else")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errors.New("enough"))
-	_, err = c.askVersion(ctx, program)
-	require.ErrorIs(t, err, context.Canceled)
-}
-
 func TestProxiesAreConfiguredWithWhatIsMeasured(t *testing.T) {
 	s := setting{Listen: "127.0.0.1:1", Upstream: "127.0.0.1:2", Rate: 100, Line: 300, AtOnce: 7}
 	for _, config := range []string{nginxConfig, haproxyConfig, caddyConfig} {
@@ -269,37 +222,25 @@ func arrivalsAt(ms ...float64) []arrival {
 }
 
 func TestSpacingOfArrivals(t *testing.T) {
-	s, err := spacingOf(arrivalsAt(5, 15, 25.5, 29.5, 36), 100, 0)
-	require.NoError(t, err)
-	require.InDelta(t, 40.0/31, s.RateReached, 1e-9, "4 in 31 ms")
-	require.InDelta(t, 2e6, s.ErrorP50, 1e-3, "of 0, 0.5, 6 and 3.5 ms")
-	require.Equal(t, 25.0, s.Bunched)
-	require.Zero(t, s.Overtaken)
-	require.Equal(t, 4, s.Departures)
-
-	_, err = spacingOf(arrivalsAt(1), 100, 0)
+	for name, c := range map[string]struct {
+		ms   []float64
+		lead time.Duration
+		want measure.Spacing
+	}{
+		"as they came":         {[]float64{5, 15, 25.5, 29.5, 36}, 0, measure.Spacing{RateReached: 40. / 31, ErrorP50: 2e6, ErrorP99: 6e6, Bunched: 25}},
+		"a lead is left out":   {[]float64{0, 0, 0, 10, 20, 30}, 15 * time.Millisecond, measure.Spacing{RateReached: 1}},
+		"the order of sending": {[]float64{40, 10, 20, 30}, 0, measure.Spacing{RateReached: 1, Overtaken: 100. / 3}}, // 2, 3, 4, 1
+	} {
+		s, err := spacingOf(arrivalsAt(c.ms...), 100, c.lead)
+		require.NoError(t, err)
+		for _, figure := range [][2]float64{
+			{c.want.RateReached, s.RateReached}, {c.want.ErrorP50, s.ErrorP50}, {c.want.Bunched, s.Bunched}, {c.want.Overtaken, s.Overtaken},
+		} {
+			require.InDelta(t, figure[0], figure[1], 1e-3, name)
+		}
+	}
+	_, err := spacingOf(arrivalsAt(1), 100, 0)
 	require.Error(t, err)
-}
-
-func TestNobodyLooksAtTheLead(t *testing.T) {
-	s, err := spacingOf(arrivalsAt(0, 0, 0, 10, 20, 30), 100, 15*time.Millisecond)
-	require.NoError(t, err)
-	require.Equal(t, 2, s.Departures)
-	require.Zero(t, s.ErrorP50)
-	require.Zero(t, s.Bunched)
-	require.InDelta(t, 1, s.RateReached, 1e-9)
-}
-
-func TestOrderIsThatOfArrivalAtTheUpstream(t *testing.T) {
-	s, err := spacingOf(arrivalsAt(40, 10, 20, 30), 100, 0) // 2, 3, 4, 1
-	require.NoError(t, err)
-	require.InDelta(t, 100.0/3, s.Overtaken, 1e-9, "of three after the first")
-}
-
-func TestRequestsKeepTheLineFromRunningDry(t *testing.T) {
-	require.Equal(t, 300, spacingInput{ours, 100, time.Second, 2 * time.Second}.requests())
-	require.Equal(t, 3*time.Millisecond, spacingInput{Rate: 100}.every())
-	require.Equal(t, 300*time.Microsecond, spacingInput{Rate: 1000}.every())
 }
 
 // Eight requests at 100/s: 2, 4, 6 and 8 are to leave at 25 ms, when 1 and 2 have been served.
@@ -312,63 +253,23 @@ func TestSlotsOfThoseThatLeft(t *testing.T) {
 		return all
 	}
 	const left = 25 * time.Millisecond
-	kept, err := leavingOf(at([]int{1, 2, 3, 5, 7}, 10, 20, 35, 45, 55), left, 8, 100)
-	require.NoError(t, err)
-	require.Equal(t, leaving{Served: 100, Asked: 0}, kept)
-
-	empty, err := leavingOf(at([]int{1, 2, 3, 5, 7}, 10, 20, 35, 55, 85), left, 8, 100)
-	require.NoError(t, err)
-	require.Equal(t, leaving{Served: 50, Asked: 0}, empty)
-
-	spent, err := leavingOf(at([]int{1, 2, 3, 4, 5, 6, 7, 8}, 10, 20, 35, 45, 55, 65, 75, 85), left, 8, 100)
-	require.NoError(t, err)
-	require.Equal(t, leaving{Served: 60, Asked: 100}, spent)
-
-	early, err := leavingOf(at([]int{1, 2, 3, 4, 5, 6, 7, 8}, 10, 20, 26, 26, 26, 26, 26, 26), left, 8, 100)
-	require.NoError(t, err)
-	require.Equal(t, leaving{Served: 50, Asked: 100}, early, "a burst does not make up for what it is spent on")
-
-	_, err = leavingOf(at([]int{1, 2, 3, 4, 5, 6, 7, 8}, 1, 2, 3, 4, 5, 6, 7, 8), left, 8, 100)
-	require.ErrorIs(t, err, errNoLine)
-}
-
-func TestReadHead(t *testing.T) {
-	r := bufio.NewReader(strings.NewReader("HTTP/1.1 429 Too Many Requests\r\nServer: x\r\ncontent-length:  3\r\n\r\nok\nGET / HTTP/1.1\r\n\r\n"))
-	h, err := readHead(r)
-	require.NoError(t, err)
-	require.Equal(t, head{first: "HTTP/1.1 429 Too Many Requests", length: 3}, h)
-	status, err := h.status()
-	require.NoError(t, err)
-	require.Equal(t, 429, status)
-	_, err = r.Discard(h.length)
-	require.NoError(t, err)
-	h, err = readHead(r)
-	require.NoError(t, err)
-	require.Equal(t, head{first: "GET / HTTP/1.1"}, h)
-	_, err = h.status()
-	require.Error(t, err)
-
-	for _, text := range []string{
-		"",
-		"HTTP/1.1 200 OK\r\n",
-		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-		"HTTP/1.1 200 OK\r\nContent-Length: three\r\n\r\n",
+	all := []int{1, 2, 3, 4, 5, 6, 7, 8}
+	for name, c := range map[string]struct {
+		numbers []int
+		ms      []float64
+		want    leaving
+	}{
+		"handed on":     {[]int{1, 2, 3, 5, 7}, []float64{10, 20, 35, 45, 55}, leaving{Served: 100, Asked: 0}},
+		"left empty":    {[]int{1, 2, 3, 5, 7}, []float64{10, 20, 35, 55, 85}, leaving{Served: 50, Asked: 0}},
+		"spent":         {all, []float64{10, 20, 35, 45, 55, 65, 75, 85}, leaving{Served: 60, Asked: 100}},
+		"spent at once": {all, []float64{10, 20, 26, 26, 26, 26, 26, 26}, leaving{Served: 50, Asked: 100}}, // A burst does not make up for it.
 	} {
-		_, err := readHead(bufio.NewReader(strings.NewReader(text)))
-		require.Error(t, err, text)
-	}
-}
-
-func TestNumberOfARequest(t *testing.T) {
-	for first, want := range map[string]int{"GET /17 HTTP/1.1": 17, "GET / HTTP/1.1": 0} {
-		number, err := numberOf(first)
+		found, err := leavingOf(at(c.numbers, c.ms...), left, 8, 100)
 		require.NoError(t, err)
-		require.Equal(t, want, number)
+		require.Equal(t, c.want, found, name)
 	}
-	for _, first := range []string{"", "GET", "GET 17 HTTP/1.1", "GET /x HTTP/1.1"} {
-		_, err := numberOf(first)
-		require.Error(t, err, first)
-	}
+	_, err := leavingOf(at(all, 1, 2, 3, 4, 5, 6, 7, 8), left, 8, 100)
+	require.ErrorIs(t, err, errNoLine)
 }
 
 func TestUpstreamNotesNumberedRequests(t *testing.T) {

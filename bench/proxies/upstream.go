@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -99,14 +100,14 @@ func (u *upstream) serve(conn net.Conn) {
 	r := bufio.NewReaderSize(conn, 1024)
 	response := []byte(upstreamResponse)
 	for {
-		h, err := readHead(r)
+		request, err := http.ReadRequest(r)
 		at := time.Since(u.began)
 		if err != nil {
 			return // A proxy that ends closes its connections.
 		}
-		number, err := numberOf(h.first)
-		if err != nil {
-			u.report(err)
+		number, err := strconv.Atoi(strings.TrimPrefix(request.URL.Path, "/"))
+		if err != nil && request.URL.Path != "/" {
+			u.report(fmt.Errorf("the upstream was asked for %q", request.URL.Path))
 			return
 		}
 		if number > 0 {
@@ -122,18 +123,6 @@ func (u *upstream) serve(conn net.Conn) {
 			return
 		}
 	}
-}
-
-// numberOf returns the number in "GET /17 HTTP/1.1", and 0 for the path /.
-func numberOf(first string) (int, error) {
-	fields := strings.Fields(first)
-	if len(fields) != 3 || !strings.HasPrefix(fields[1], "/") {
-		return 0, fmt.Errorf("the upstream was asked %q", first)
-	}
-	if fields[1] == "/" {
-		return 0, nil
-	}
-	return strconv.Atoi(fields[1][1:])
 }
 
 func (u *upstream) report(err error) {

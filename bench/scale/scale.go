@@ -38,9 +38,6 @@ var Experiment = run.Experiment{
 			Ours: "Cancel/limiter=shaper/waiting=100000 p50-ns", Theirs: []string{"Cancel/limiter=x-time/waiting=100000 p50-ns"},
 		},
 	},
-	Estimate: func(o run.Options) time.Duration {
-		return run.Estimate(memoryGroups(o)...) + run.Estimate(cancelCases(o))
-	},
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		memory, err1 := measureMemory(ctx, o)
 		cancel, err2 := run.InTurns(ctx, o, cancelChild.Take, cancelCases(o))
@@ -112,10 +109,9 @@ func cancelLatencies(r rivals.Rival, waiting, cancels int) ([]float64, error) {
 func cancelCases(o run.Options) (cases []run.Case[cancelInput]) {
 	for _, name := range []string{rivals.Ours, "x-time", "failsafe"} {
 		cases = append(cases, run.Case[cancelInput]{
-			Name:     fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting),
-			Input:    cancelInput{name, manyWaiting, manyWaiting / 50},
-			Rounds:   o.Times(3, 1),
-			Estimate: 700 * time.Millisecond,
+			Name:   fmt.Sprintf("Cancel/limiter=%s/waiting=%d", name, manyWaiting),
+			Input:  cancelInput{name, manyWaiting, manyWaiting / 50},
+			Rounds: o.Times(3, 1),
 		})
 	}
 	return cases
@@ -180,10 +176,9 @@ func memoryGroups(o run.Options) [][]run.Case[memoryInput] {
 	group := func(ownContext bool, context string) (cases []run.Case[memoryInput]) {
 		for _, name := range memoryLimiters {
 			cases = append(cases, run.Case[memoryInput]{
-				Name:     fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, manyWaiting, context),
-				Input:    memoryInput{name, manyWaiting, ownContext},
-				Rounds:   o.Times(3, 1),
-				Estimate: manyWaiting * 8 * time.Microsecond,
+				Name:   fmt.Sprintf("Memory/limiter=%s/waiting=%d/context=%s", name, manyWaiting, context),
+				Input:  memoryInput{name, manyWaiting, ownContext},
+				Rounds: o.Times(3, 1),
 			})
 		}
 		return cases

@@ -46,13 +46,3 @@ func TestCancelIsMeasuredInAChild(t *testing.T) {
 	require.Positive(t, cancelled.P50)
 	require.GreaterOrEqual(t, cancelled.P99, cancelled.P50)
 }
-
-// [rivals.Named] panics if there is none.
-func TestEveryLimiterCanBeMeasured(t *testing.T) {
-	for _, c := range cancelCases(run.Options{}) {
-		rivals.Named(c.Input.Limiter)
-	}
-	for _, name := range memoryLimiters[1:] {
-		rivals.Named(name)
-	}
-}

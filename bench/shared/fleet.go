@@ -46,21 +46,21 @@ func measureFleet(in input) (found result, err error) {
 func measureOnce(in input, within time.Duration) (found result, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	server, err := startRedis(ctx)
+	server, direct, err := startRedis(ctx, os.TempDir())
 	if err != nil {
 		return found, err
 	}
-	defer server.stop()
-	address := server.address
+	defer server.Stop()
+	address := direct
 	if in.RTT > 0 {
-		n, err := openNetwork(server.address, in.RTT, in.Jitter)
+		n, err := openNetwork(direct, in.RTT, in.Jitter)
 		if err != nil {
 			return found, err
 		}
 		defer n.close()
 		address = n.address
 	}
-	admin := redis.NewClient(&redis.Options{Addr: server.address, ReadTimeout: patience})
+	admin := redis.NewClient(&redis.Options{Addr: direct, ReadTimeout: patience})
 	defer admin.Close()
 	before, err := cpuOf(ctx, admin)
 	if err != nil {
@@ -226,76 +226,15 @@ func (n *network) forward(to, from net.Conn) {
 // redisServer is the program of the server.
 const redisServer = "redis-server"
 
-// A server is a Redis server without persistence, on a free port.
-type server struct {
-	address string
-	command *exec.Cmd
-	ended   chan struct{} // closed when it has
-	folder  string
-}
-
-// startRedis returns a server that accepts connections. It must be stopped. As another program
-// may take the port before the server does, it tries three.
-func startRedis(ctx context.Context) (s *server, err error) {
-	for range 3 {
-		if s, err = startRedisOnce(ctx); err == nil {
-			return s, nil
-		}
-	}
-	return nil, err
-}
-
-func startRedisOnce(ctx context.Context) (*server, error) {
-	address, err := run.FreeAddress()
-	if err != nil {
-		return nil, err
-	}
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	folder, err := os.MkdirTemp("", "bench-redis-")
-	if err != nil {
-		return nil, err
-	}
-	s := &server{address: address, ended: make(chan struct{}), folder: folder}
-	s.command = exec.CommandContext(ctx, redisServer, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder)
-	if err := s.command.Start(); err != nil {
-		_ = os.RemoveAll(folder)
-		return nil, fmt.Errorf("%s: %w", redisServer, err)
-	}
-	go func() {
-		_ = s.command.Wait() // How it ends does not matter: nothing of it is kept.
-		close(s.ended)
-	}()
-	if err := s.accepts(); err != nil {
-		s.stop()
-		return nil, err
-	}
-	return s, nil
-}
-
-// accepts waits until the server accepts connections.
-func (s *server) accepts() error {
-	for began := time.Now(); ; {
-		conn, err := net.Dial("tcp", s.address)
-		if err == nil {
-			return conn.Close()
-		}
-		if time.Since(began) > patience {
-			return fmt.Errorf("%s does not accept connections: %w", redisServer, err)
-		}
-		select {
-		case <-s.ended:
-			return fmt.Errorf("%s has ended at once", redisServer)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-// stop ends the server.
-func (s *server) stop() {
-	_ = s.command.Process.Kill()
-	<-s.ended
-	_ = os.RemoveAll(s.folder)
+// startRedis returns a server without persistence that accepts connections, and its address.
+// It must be stopped. It writes nothing into the folder.
+func startRedis(ctx context.Context, folder string) (server *run.Process, address string, err error) {
+	server, err = run.AtFreeAddress(func(at string) (*run.Process, error) {
+		address = at
+		_, port, _ := strings.Cut(at, ":")
+		return run.StartProcess(ctx, at, nil, func(ctx context.Context) (*exec.Cmd, error) {
+			return exec.CommandContext(ctx, redisServer, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder), nil
+		})
+	})
+	return server, address, err
 }

@@ -19,10 +19,9 @@ import (
 
 // Experiment is "shared".
 var Experiment = run.Experiment{
-	Name:     "shared",
-	What:     "four processes and one Redis: is the rate reached, how evenly, in which shares, with how many round trips?",
-	Estimate: func(o run.Options) time.Duration { return run.Estimate(groups(o)...) },
-	Needs:    redisServer, GetIt: "Debian: apt-get install redis-server",
+	Name:  "shared",
+	What:  "four processes and one Redis: is the rate reached, how evenly, in which shares, with how many round trips?",
+	Needs: redisServer, GetIt: "Debian: apt-get install redis-server",
 	Note: "Closed loop: each caller waits again as soon as it has left. Figures are of the merged departures, at the instants at which callers ran again. " +
 		"share-off: the largest difference between the share of a process and an equal one, in percent of that. " +
 		"overtaken: in the line of its own process. Round trips are counted at the clients. rtt: what the network adds to one. " +
@@ -98,7 +97,7 @@ func groups(o run.Options) [][]run.Case[input] {
 func caseOf(in input, rounds int) run.Case[input] {
 	return run.Case[input]{
 		Name:  fmt.Sprintf("Shared/limiter=%s/rate=%.0f/rtt=%s", in.Limiter, in.Rate, in.rtt()),
-		Input: in, Rounds: rounds, Estimate: in.Warm + in.Window + time.Second,
+		Input: in, Rounds: rounds,
 	}
 }
 

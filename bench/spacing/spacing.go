@@ -25,8 +25,7 @@ var Idle = run.Experiment{
 		"overtaken: departures after one that had begun to wait later; the order is taken just before the call, " +
 		"so that two callers within some nanoseconds may be mistaken for each other. " +
 		"CPU and allocations are those of the whole process.",
-	Goals:    idleGoals(),
-	Estimate: func(o run.Options) time.Duration { return run.Estimate(idleGroups(o)...) },
+	Goals: idleGoals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, idleGroups(o)...)
 		r := report.Report{Lines: run.Lines(results)}
@@ -46,8 +45,7 @@ var Busy = run.Experiment{
 		"and nap for 4 ms, exponentially distributed. Everything else is as for spacing. " +
 		"burst: the largest excess over the rate within any window, as the time in which so many leave at the rate, as the receivers saw it and (slot-burst, the largest of " +
 		"the rounds) as the slots were handed out. The first is larger, as a goroutine that has been released still has to wait for a P, whatever released it.",
-	Goals:    busyGoals(),
-	Estimate: func(o run.Options) time.Duration { return run.Estimate(busyGroups(o)...) },
+	Goals: busyGoals(),
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
 		results, err := run.InTurns(ctx, o, child.Take, busyGroups(o)...)
 		r := report.Report{Lines: run.Lines(results)}
@@ -148,7 +146,7 @@ func busyGroups(o run.Options) [][]run.Case[input] {
 func caseOf(what string, rounds int, in input) run.Case[input] {
 	return run.Case[input]{
 		Name:  nameOf(what, in.Limiter, in.Rate, in.Waiters, in.Load),
-		Input: in, Rounds: rounds, Estimate: in.Warm + in.Window,
+		Input: in, Rounds: rounds,
 	}
 }
 

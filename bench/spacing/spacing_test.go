@@ -111,17 +111,3 @@ func TestLoadsWorkUntilTheyAreStopped(t *testing.T) {
 		require.Zero(t, active.Load(), l.name)
 	}
 }
-
-// A limiter that looks even for a tenth of a second may not be so for seconds.
-func TestPaceIsMeasuredForSeconds(t *testing.T) {
-	for _, groups := range [][][]run.Case[input]{idleGroups(run.Options{}), busyGroups(run.Options{})} {
-		for _, group := range groups {
-			for _, c := range group {
-				require.GreaterOrEqual(t, c.Input.Window, time.Second, c.Name)
-				if c.Input.Rate == 10_000 {
-					require.GreaterOrEqual(t, c.Input.Window, 2*time.Second, c.Name)
-				}
-			}
-		}
-	}
-}

@@ -47,9 +47,6 @@ func TimeCalls(each func() func() bool, goroutines int, batch time.Duration) (Ti
 	}
 }
 
-// TimeEstimate returns about how long TimeCalls takes.
-func TimeEstimate(batch time.Duration) time.Duration { return batch * 5 / 4 }
-
 // callAtOnce lets each of the goroutines make n calls. All start together.
 func callAtOnce(each func() func() bool, goroutines, n int) (took time.Duration, mallocs uint64, err error) {
 	var (

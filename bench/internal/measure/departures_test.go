@@ -40,14 +40,6 @@ func TestAnEvenPaceHasNoError(t *testing.T) {
 	require.Zero(t, d.Burst())
 }
 
-func TestSpacingsAreInTheOrderOfLeaving(t *testing.T) {
-	// The records of two who leave at once may change places.
-	d := within(500, 9000, leaving(0, 3000, 2000, 2400, 4000))
-	require.Equal(t, spaced(2000, 400, 600, 1000), d.spacings())
-	require.Equal(t, []float64{1e6, 600e3, 400e3, 0}, d.errors())
-	require.Equal(t, 25.0, d.bunched())
-}
-
 func TestRateReachedCountsFromOneDepartureToAnother(t *testing.T) {
 	// Half the rate; the window's ends fall anywhere between two of them.
 	for _, from := range []int{2000, 2500, 3999} {
@@ -121,10 +113,4 @@ func TestDeparturesFromTheFirstToTheLast(t *testing.T) {
 	// The first one counts as one that may have overtaken others.
 	all[0].Entered = 3
 	require.Equal(t, 50.0, DeparturesOf(10*time.Millisecond, all).Spacing().Overtaken, "1 and 2, but neither 3 nor 4")
-}
-
-func TestTheLastBeforeAWindowMayHaveOvertakenThoseInIt(t *testing.T) {
-	require.Equal(t, 50.0, within(1500, 9000, []Departure{
-		{Entered: 2, At: time.Millisecond}, {Entered: 1, At: 2 * time.Millisecond}, {Entered: 3, At: 3 * time.Millisecond},
-	}).overtaken())
 }

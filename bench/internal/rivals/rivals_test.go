@@ -37,29 +37,6 @@ func TestRivalsLetOneLeaveEachInterval(t *testing.T) {
 	}
 }
 
-// As many wait at once as were announced, all leave at the rate, and after stop
-// nothing is left in the bubble.
-func TestRivalsHoldAllThatWaitAndStop(t *testing.T) {
-	const waiting = 50
-	for _, c := range all {
-		t.Run(c.Name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				line := c.Open(1000, waiting, nil)
-				began := time.Now()
-				errs := make(chan error, waiting)
-				for range waiting {
-					go func() { errs <- line.Wait(t.Context()) }()
-				}
-				for range waiting {
-					require.NoError(t, <-errs)
-				}
-				require.InDelta(t, waiting, time.Since(began).Milliseconds(), 1, "naive needs one interval more than the others")
-				line.Stop()
-			})
-		})
-	}
-}
-
 func TestRivalsReleaseCallersThatGiveUp(t *testing.T) {
 	for _, c := range all {
 		t.Run(c.Name, func(t *testing.T) {
@@ -123,16 +100,6 @@ func TestTracedRivalsTellOfEachSlot(t *testing.T) {
 		})
 	}
 	require.Equal(t, 3, traced)
-}
-
-func TestRivalsHaveNamesOfTheirOwn(t *testing.T) {
-	seen := make(map[string]bool)
-	for _, c := range all {
-		require.False(t, seen[c.Name], c.Name)
-		seen[c.Name] = true
-		require.Equal(t, c.Name, Named(c.Name).Name)
-	}
-	require.Panics(t, func() { Named("nobody") })
 }
 
 // Otherwise what is compared would not limit each key, but all together or none.
@@ -201,13 +168,4 @@ func TestTheDrainedBucketIsDrainedWhenItsKeyComesAgain(t *testing.T) {
 		}
 		require.NoError(t, g.Close())
 	})
-}
-
-func TestKeyedRivalsHaveNamesOfTheirOwn(t *testing.T) {
-	seen := map[string]bool{}
-	for _, c := range AllKeyed {
-		require.False(t, seen[c.Name], c.Name)
-		seen[c.Name] = true
-	}
-	require.Panics(t, func() { KeyedNamed("nobody") })
 }

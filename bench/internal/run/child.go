@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"time"
 )
 
 // childVariable makes this program a child process. Its value is the name under
@@ -60,9 +59,6 @@ func Command(ctx context.Context, name string) (*exec.Cmd, error) {
 	child.Env = append(os.Environ(), childVariable+"="+name)
 	return child, nil
 }
-
-// childStarts is about how long a child takes to start and to end.
-const childStarts = 30 * time.Millisecond
 
 // A Measurement is taken in a child process of its own: what one leaves behind
 // in the heap, the timers or the scheduler is not the next one's, and CPU time

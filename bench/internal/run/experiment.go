@@ -4,7 +4,7 @@ package run
 
 import (
 	"context"
-	"time"
+	"log"
 
 	"example.com/leakybucket/bench/internal/report"
 )
@@ -15,8 +15,6 @@ type Experiment struct {
 	What  string // one line for -list
 	Note  string // how it measures, and what to beware of
 	Goals []report.Goal
-	// Estimate returns about how long it takes, from which the time left is computed.
-	Estimate func(Options) time.Duration
 	// Needs is a program that the experiment can't do without, and how to get it. It is looked
 	// for before anything is measured. "": it needs none.
 	Needs, GetIt string
@@ -29,8 +27,15 @@ type Options struct {
 	Quick  bool // a taste of everything, in a minute and a half
 	Rounds int  // how often to measure what is compared; 0: as often as the experiment does by itself
 
-	Progress *Progress // is told what is being done; it may be nil
-	Machine  string    // the line below the pictures
+	Log     *log.Logger // is told what is being done; it may be nil
+	Machine string      // the line below the pictures
+}
+
+// Logf tells what is being done.
+func (o Options) Logf(format string, args ...any) {
+	if o.Log != nil {
+		o.Log.Printf(format, args...)
+	}
 }
 
 // Times returns the number of rounds: what -rounds asks for, otherwise quick with -quick,

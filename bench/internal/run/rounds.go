@@ -3,13 +3,7 @@ package run
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log"
-	"math/rand/v2"
-	"net"
-	"strconv"
 	"sync"
-	"time"
 
 	"example.com/leakybucket/bench/internal/report"
 )
@@ -17,10 +11,9 @@ import (
 // A Case is one of the cases that are compared. Its name is the name of its benchmark lines,
 // such as "Spacing/limiter=shaper/rate=1000".
 type Case[In any] struct {
-	Name     string
-	Input    In
-	Rounds   int           // it is measured in the first so many rounds
-	Estimate time.Duration // of one round, without starting a child process
+	Name   string
+	Input  In
+	Rounds int // it is measured in the first so many rounds
 }
 
 // A Result is a case with what was found in each of its rounds.
@@ -35,16 +28,6 @@ func Lines[In, Out any](results []Result[In, Out]) (lines []report.Line) {
 		lines = append(lines, report.Lines(r.Name, r.Found)...)
 	}
 	return lines
-}
-
-// Estimate returns about how long groups of cases take, one after the other.
-func Estimate[In any](groups ...[]Case[In]) (sum time.Duration) {
-	for _, cases := range groups {
-		for _, c := range cases {
-			sum += time.Duration(c.Rounds) * (c.Estimate + childStarts)
-		}
-	}
-	return sum
 }
 
 // InTurns measures the cases of each group in interleaved rounds: what disturbs the machine
@@ -66,7 +49,7 @@ func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Cont
 					continue
 				}
 				more = more || round+1 < c.Rounds
-				o.Progress.Step(c.Estimate+childStarts, "%s, round %d of %d", c.Name, round+1, c.Rounds)
+				o.Logf("%s, round %d of %d", c.Name, round+1, c.Rounds)
 				if errs[i] != nil {
 					continue
 				}
@@ -87,7 +70,7 @@ func InTurns[In, Out any](ctx context.Context, o Options, take func(context.Cont
 func takeTwice[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), c Case[In]) (Out, error) {
 	one, err := take(ctx, c.Input)
 	if err != nil && ctx.Err() == nil {
-		o.Progress.Logf("%s is measured once more: %v", c.Name, err)
+		o.Logf("%s is measured once more: %v", c.Name, err)
 		one, err = take(ctx, c.Input)
 	}
 	return one, err
@@ -97,7 +80,7 @@ func takeTwice[In, Out any](ctx context.Context, o Options, take func(context.Co
 // and leave the processors to one another. Those that fail are measured once more, as
 // [InTurns] does.
 func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Context, In) (Out, error), cases []Case[In]) ([]Result[In, Out], error) {
-	o.Progress.Step(AtOnceEstimate(cases), "%d cases at once", len(cases))
+	o.Logf("%d cases at once", len(cases))
 	found, errs := make([][]Out, len(cases)), make([]error, len(cases))
 	var all sync.WaitGroup
 	for i, c := range cases {
@@ -111,14 +94,6 @@ func AtOnce[In, Out any](ctx context.Context, o Options, take func(context.Conte
 		return nil, ctx.Err()
 	}
 	return conclude(cases, found, errs), errors.Join(errs...)
-}
-
-// AtOnceEstimate returns about how long [AtOnce] takes.
-func AtOnceEstimate[In any](cases []Case[In]) (longest time.Duration) {
-	for _, c := range cases {
-		longest = max(longest, c.Estimate+childStarts)
-	}
-	return longest
 }
 
 // conclude makes results of the cases that did not fail.
@@ -147,69 +122,4 @@ func Beyond[In, Out any](results []Result[In, Out], isBare func(bare, of In) boo
 		}
 	}
 	return results
-}
-
-// Progress tells what is being done, and about how long the rest may take.
-// [NewProgress] makes one. A nil one says nothing.
-type Progress struct {
-	log     *log.Logger
-	planned time.Duration // the estimate of everything
-	behind  time.Duration // so much of it is done
-	began   time.Time
-}
-
-// NewProgress begins a run that is estimated to take so long.
-func NewProgress(to *log.Logger, planned time.Duration) *Progress {
-	return &Progress{log: to, planned: planned, began: time.Now()}
-}
-
-// Step tells what begins now and is estimated to take so long.
-func (p *Progress) Step(estimate time.Duration, format string, args ...any) {
-	if p == nil {
-		return
-	}
-	left := p.planned - p.behind
-	if p.behind > 0 { // The machine may be slower, or faster, than was thought.
-		left = time.Duration(float64(left) * float64(time.Since(p.began)) / float64(p.behind))
-	}
-	p.behind += estimate
-	p.Logf("%v left: %s", max(0, left).Round(10*time.Second), fmt.Sprintf(format, args...))
-}
-
-// Logf tells what is being done.
-func (p *Progress) Logf(format string, args ...any) {
-	if p != nil {
-		p.log.Printf(format, args...)
-	}
-}
-
-// Ports are taken from below those that the system hands out to clients (from 32768 on
-// Linux): a client could get one before the server listens there, or even be connected to
-// itself.
-const firstPort, ports = 20_000, 10_000
-
-var given = struct {
-	mu sync.Mutex
-	is map[int]bool
-}{is: map[int]bool{}}
-
-// FreeAddress returns an address on loopback on which nobody listens, and another one with
-// each call. Another program may take it before it is used.
-func FreeAddress() (string, error) {
-	given.mu.Lock()
-	defer given.mu.Unlock()
-	for range ports {
-		port := firstPort + rand.IntN(ports)
-		if given.is[port] {
-			continue
-		}
-		address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-		listener, err := net.Listen("tcp", address)
-		if err != nil {
-			continue
-		}
-		given.is[port] = true
-		return address, listener.Close()
-	}
-	return "", errors.New("no free port was found")
 }

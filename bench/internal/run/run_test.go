@@ -68,8 +68,8 @@ func TestCasesTakeTurnsAndAnotherBeginsEachRound(t *testing.T) {
 		order += in
 		return pace{Time: float64(len(order))}, nil
 	}
-	cases := []Case[string]{{"A", "a", 3, 0}, {"B", "b", 3, 0}, {"C", "c", 3, 0}, {"D", "d", 1, 0}}
-	results, err := InTurns(t.Context(), Options{}, take, cases, []Case[string]{{"E", "e", 2, 0}})
+	cases := []Case[string]{{"A", "a", 3}, {"B", "b", 3}, {"C", "c", 3}, {"D", "d", 1}}
+	results, err := InTurns(t.Context(), Options{}, take, cases, []Case[string]{{"E", "e", 2}})
 	require.NoError(t, err)
 	require.Equal(t, "abcd"+"bca"+"cab"+"ee", order)
 	require.Len(t, results, 5)
@@ -88,7 +88,7 @@ func TestACaseThatFailsCostsOnlyItsOwnResults(t *testing.T) {
 		}
 		return pace{Time: 1}, nil
 	}
-	cases := []Case[string]{{"Bad", "bad", 2, 0}, {"Good", "good", 2, 0}}
+	cases := []Case[string]{{"Bad", "bad", 2}, {"Good", "good", 2}}
 	results, err := InTurns(t.Context(), Options{}, take, cases)
 	require.EqualError(t, err, "lost")
 	require.Equal(t, 2, calls, "it is measured once more, in one round")
@@ -109,8 +109,8 @@ func TestACaseThatFailsOnceIsMeasuredOnceMore(t *testing.T) {
 		return pace{Time: 1}, nil
 	}
 	var said bytes.Buffer
-	o := Options{Progress: NewProgress(log.New(&said, "", 0), 0)}
-	cases := []Case[string]{{"A", "a", 2, 0}}
+	o := Options{Log: log.New(&said, "", 0)}
+	cases := []Case[string]{{"A", "a", 2}}
 	results, err := InTurns(t.Context(), o, take, cases)
 	require.NoError(t, err)
 	require.Len(t, results[0].Found, 2)
@@ -126,18 +126,12 @@ func TestACaseThatFailsOnceIsMeasuredOnceMore(t *testing.T) {
 func TestAnInterruptEndsTheRounds(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	take := func(context.Context, int) (pace, error) { interrupt(); return pace{}, nil }
-	cases := []Case[int]{{"A", 1, 5, 0}}
+	cases := []Case[int]{{"A", 1, 5}}
 	results, err := InTurns(ctx, Options{}, take, cases)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, results)
 	_, err = AtOnce(ctx, Options{}, take, cases)
 	require.ErrorIs(t, err, context.Canceled)
-}
-
-func TestEstimates(t *testing.T) {
-	cases := []Case[int]{{"A", 1, 5, time.Second}, {"B", 2, 1, 3 * time.Second}}
-	require.Equal(t, 8*time.Second+6*childStarts, Estimate(cases))
-	require.Equal(t, 3*time.Second+childStarts, AtOnceEstimate(cases))
 }
 
 func TestEachFreeAddressIsAnother(t *testing.T) {
