@@ -25,10 +25,13 @@ type arguments struct {
 	top      int
 	ipv6Bits int
 
-	candidates, json bool
-	svg, export      string // files; "": none
-	goalText         string // "": no search
-	goal             find.Goal
+	filter filter
+
+	candidates  bool
+	output      []string // json, nginx or caddy: what is printed in place of tables
+	svg, export string   // files; "": none
+	goalText    string   // "": no search
+	goal        find.Goal
 
 	options accesslog.Options
 	logs    []string
@@ -46,6 +49,8 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.BoolVar(&a.candidates, "candidate", false, "")
 	flags.Func("from", "", func(text string) error { return setTime(&a.from, text) })
 	flags.Func("to", "", func(text string) error { return setTime(&a.to, text) })
+	flags.Func("status", "", a.filter.setStatuses)
+	flags.Func("path", "", a.filter.setPaths)
 	flags.Func("find", "", a.setGoal)
 	flags.Func("format", "", a.setFormat)
 	flags.Func("fields", "", func(text string) error { return setFields(&a.options.Fields, text) })
@@ -53,7 +58,12 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.Func("stamp", "", a.setStamp)
 	flags.BoolVar(&a.options.Spread, "spread", false, "")
 	flags.IntVar(&a.top, "top", 10, "")
-	flags.BoolVar(&a.json, "json", false, "")
+	for _, name := range []string{"json", "nginx", "caddy"} {
+		flags.BoolFunc(name, "", func(string) error {
+			a.output = append(a.output, name)
+			return nil
+		})
+	}
 	flags.Func("svg", "", func(text string) error { return setOutput(&a.svg, text) })
 	flags.Func("export", "", func(text string) error { return setOutput(&a.export, text) })
 	for len(args) > 0 {
@@ -90,6 +100,8 @@ func (a *arguments) check() error {
 		return fmt.Errorf("-top %d: must not be negative", a.top)
 	case !a.from.IsZero() && !a.to.IsZero() && !a.from.Before(a.to):
 		return fmt.Errorf("-from %s is not before -to %s", a.from.Format(time.RFC3339), a.to.Format(time.RFC3339))
+	case len(a.output) > 1:
+		return fmt.Errorf("-%s and -%s both say what is printed: use one of them", a.output[0], a.output[1])
 	case a.options.Fields.Given() && len(a.options.Trailing) > 0:
 		return errors.New(fields + ", and -trailing is for the format combined: use one of them")
 	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.JSON && a.options.Fields.Given():
@@ -141,10 +153,7 @@ func (a *arguments) setGoal(text string) (err error) {
 
 func (a *arguments) setFormat(text string) error {
 	a.options.Format = accesslog.Format(text)
-	if text == "" || !a.options.Format.Known() {
-		return errors.New("must be auto, combined, json, caddy or traefik")
-	}
-	return nil
+	return a.options.Format.Check()
 }
 
 func (a *arguments) setStamp(text string) error {

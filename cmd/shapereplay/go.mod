@@ -7,7 +7,9 @@ toolchain go1.26.6
 require (
 	example.com/leakybucket v0.0.0
 	example.com/leakybucket/config v0.0.0
+	github.com/klauspost/compress v1.20.1
 	github.com/stretchr/testify v1.12.1
+	github.com/ulikunitz/xz v0.5.17
 	github.com/valyala/fastjson v1.6.10
 	go.uber.org/goleak v1.3.0
 	golang.org/x/term v0.44.0

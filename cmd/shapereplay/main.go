@@ -39,8 +39,8 @@ const usage = `shapereplay: which limits are right for the requests of an access
   shapereplay -rules FILE[,FILE] [flags] [LOG…]
 
 Replays the requests in virtual time under the rules, and shows who would have
-waited, how long, and who would have been refused. A LOG may be gzipped; without
-one, or as "-", standard input is read.
+waited, how long, and who would have been refused. A LOG may be compressed with
+gzip, zstd, xz or bzip2; without one, or as "-", standard input is read.
 
 What is replayed:
   -rules FILE[,FILE]  the rules, as package config reads them; later files are
@@ -52,13 +52,20 @@ What is replayed:
   -candidate          replay the candidates of the rules instead
   -from, -to TIME     only requests from then on, or before then: as in
                       2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC
+  -status "S[,S]"     only requests with these statuses, such as 200, 5xx or
+                      300-399; "!429,503" leaves those out
+  -path "P[,P]"       only requests with these paths: /login, /api/ with all
+                      below it, *.php; "!/health" leaves that out
   -find GOAL          find for each rule the smallest rate, and the smallest
                       depth with it, that would have kept to a goal such as
                       "wait=200ms refused=0.1%" or "wait=1s burst=20"
 
 How the logs are read:
-  -format FORMAT      auto (default), combined, json, caddy or traefik; -fields
-                      means json, and -trailing means combined
+  -format FORMAT      auto (default), combined (nginx, Apache), caddy, traefik,
+                      haproxy, envoy, alb, elb, cloudfront, w3c (IIS) or json;
+                      or a log_format of nginx: '$remote_addr [$time_local]
+                      "$request" $status $request_time'. -fields means json,
+                      and -trailing means combined
   -fields "N=F[,N=F]" of json: the fields that have time, method, uri, host,
                       client, status, duration, header:NAME; a dot leads into
                       an object. unit=ms says what durations count
@@ -71,6 +78,8 @@ How the logs are read:
 What is shown:
   -top N              how many keys are shown, and exported (default 10)
   -json               print one JSON object
+  -nginx, -caddy      print the limits as configuration: limit_req of nginx, or
+                      the directive shape of Caddy, with what differs there
   -svg FILE           draw arrivals, departures and the line over time
   -export FILE        write the addresses refused most, one per line, for a
                       firewall: of an IPv6 client its prefix
@@ -83,6 +92,7 @@ Examples:
   shapereplay -rules shaper.yaml access.log access.log.1 access.log.2.gz
   shapereplay -rules shaper.yaml -key "route client_ip" -svg r.svg access.log
   shapereplay -rules shaper.yaml -find "wait=200ms refused=0.1%" access.log
+  shapereplay -rules shaper.yaml -find "wait=0s burst=20" -nginx access.log
   zcat old/*.gz | shapereplay -rules shaper.yaml -from "2026-11-21 08:00" -
 `
 

@@ -137,13 +137,17 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules ROUTES -key route LOG", exitFailed, `ROUTES:3: "%2F{": "/{" cannot be a route: parsing "/{": at offset 1: bad wildcard segment (must end with '}')`},
 		{"-rules RULES -from noon LOG", exitUsage, `invalid value "noon" for flag -from: must be a time such as 2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC (-h shows examples)`},
 		{"-rules RULES -from 2026-11-22 -to 2026-11-21 LOG", exitUsage, "-from 2026-11-22T00:00:00Z is not before -to 2026-11-21T00:00:00Z (-h shows examples)"},
-		{"-rules RULES -format xml LOG", exitUsage, `invalid value "xml" for flag -format: must be auto, combined, json, caddy or traefik (-h shows examples)`},
+		{"-rules RULES -format xml LOG", exitUsage, `invalid value "xml" for flag -format: must be auto, alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c, or a log_format of nginx such as '$remote_addr [$time_local] "$request" $status' (-h shows examples)`},
 		{"-rules RULES -format caddy -fields time=ts LOG", exitUsage, "-fields is for the format json, and -format is caddy (-h shows examples)"},
 		{"-rules RULES -format json -trailing time LOG", exitUsage, "-trailing is for the format combined, and -format is json (-h shows examples)"},
 		{"-rules RULES -fields time=ts -trailing time LOG", exitUsage, "-fields is for the format json, and -trailing is for the format combined: use one of them (-h shows examples)"},
 		{"-rules RULES -fields time=nope CADDY", exitFailed, "none of the 1 lines of CADDY could be used, as CADDY:1 (no time that can be read): "},
 		{"-rules RULES -fields when=ts LOG", exitUsage, `invalid value "when=ts" for flag -fields: "when=ts": the names are time, method, uri, host, client, status, duration, header:NAME and unit (-h shows examples)`},
 		{"-rules RULES -fields unit=min LOG", exitUsage, `invalid value "unit=min" for flag -fields: "unit=min": the units are s, ms, us and ns (-h shows examples)`},
+		{"-rules RULES -format $msec LOG", exitUsage, `invalid value "$msec" for flag -format: no field has the request, as $request does, or $request_method and $request_uri (-h shows examples)`},
+		{"-rules RULES -status 42 LOG", exitUsage, `invalid value "42" for flag -status: "42": must be statuses such as 429, 5xx or 300-399, and a ! before all of them leaves them out (-h shows examples)`},
+		{"-rules RULES -path api LOG", exitUsage, `invalid value "api" for flag -path: "api": must begin with / or *, as /login, /api/ and *.php do, and a ! before all of them leaves them out (-h shows examples)`},
+		{"-rules RULES -json -nginx LOG", exitUsage, "-json and -nginx both say what is printed: use one of them (-h shows examples)"},
 		{"-rules RULES -stamp now LOG", exitUsage, `invalid value "now" for flag -stamp: must be arrival or end (-h shows examples)`},
 		{"-rules RULES -ipv6-bits 0 LOG", exitUsage, "-ipv6-bits 0: must be from 1 to 128 (-h shows examples)"},
 		{"-rules RULES -ipv6-bits 129 LOG", exitUsage, "-ipv6-bits 129: must be from 1 to 128 (-h shows examples)"},
@@ -157,7 +161,7 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules none.yaml LOG", exitFailed, "none.yaml: cannot be read: no such file or directory"},
 		{"-rules RULES none.log", exitFailed, "open none.log: no such file or directory"},
 		{"-rules RULES LOG LOG", exitFailed, "LOG and LOG are the same, so its requests would count twice"},
-		{"-rules RULES RULES", exitFailed, "RULES: the format is none of combined, json, caddy and traefik; it begins with default: 2/s depth 2\n"},
+		{"-rules RULES RULES", exitFailed, "RULES: the format is none of alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c; it begins with default: 2/s depth 2\nSay what its lines look like, in the words of a log_format of nginx: -format '$remote_addr [$time_local] \"$request\" $status'\n"},
 		{"-rules RULES -format caddy LOG", exitFailed, "none of the 5 lines of LOG could be used, as LOG:1 (not in the format of the file): "},
 	} {
 		args := strings.NewReplacer("RULES", rules, "ROUTES", routes, "CADDY", caddy, "LOG", log).Replace(test.args)
@@ -168,7 +172,7 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		require.Truef(t, strings.HasPrefix(problems, "shapereplay: "+want), "%s\nprints %s\nwant   shapereplay: %s", test.args, problems, want)
 	}
 	_, _, problems := shapereplay(t, "", "-rules", rules, "-format", "caddy", log)
-	require.Contains(t, problems, "Try another -format: combined, json, caddy or traefik")
+	require.Contains(t, problems, "Try another -format: alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c. Say what its lines look like")
 }
 
 func TestTheUsageIsPrintedOnDemand(t *testing.T) {

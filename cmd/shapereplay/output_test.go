@@ -111,9 +111,48 @@ func TestOtherLogsCanBeDescribed(t *testing.T) {
 		require.Empty(t, d["notes"])
 		require.Equal(t, "192.0.2.1", d["waited_longest"].([]any)[0].(map[string]any)["key"])
 	}
+	log := `192.0.2.1 [1795248000.900] 0.850 shop.example/a "GET"` + "\n"
+	for _, format := range []string{`$remote_addr [$msec] $request_time $host$request_uri "$request_method"`, "log_format timed '$remote_addr [$msec] ' '$request_time $host$request_uri \"$request_method\"';"} {
+		require.Equal(t, "2026-11-21T08:00:00.05Z", replayed(t, log, "-rules", rules, "-format", format)["from"])
+	}
 	status, _, problems := shapereplay(t, fiveAtOnce, "-rules", rules, "-trailing", "duration:s", "-format", "combined")
 	require.Equal(t, exitUsage, status)
 	require.Equal(t, "shapereplay: -trailing: \"duration:s\", so -stamp must say what the time is: arrival (Apache) or end (nginx) (-h shows examples)\n", problems)
+}
+
+func TestOnlyStatusesAndPathsThatAreWantedAreReplayed(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	log := ""
+	for path, statuses := range map[string][]int{"/": {200, 429}, "/login": {200, 503}, "/api/a.php": {304}, "/api/b": {500}, "/health": {200}} {
+		for _, status := range statuses {
+			log += fmt.Sprintf("192.0.2.1 - - [21/Nov/2026:08:00:00 +0000] \"GET %s HTTP/1.1\" %d 1\n", path, status)
+		}
+	}
+	for flags, want := range map[string]float64{
+		"": 7, "-status 200": 3, "-status 200,5xx": 5, "-status 300-399": 1, "-status !429,503": 5, "-status 1xx": 0,
+		"-path /": 7, "-path /login": 2, "-path /api/,/health": 3, "-path *.php": 1, "-path /*/a*p": 1, "-path /log": 0, "-path !/health,/api/": 4, "-path *": 7,
+		"-path /login -status 5xx": 1,
+	} {
+		d := replayed(t, log, append(strings.Fields(flags), "-rules", rules)...)
+		require.Equal(t, want, d["requests"], flags)
+		left := fmt.Sprintf("%v requests of other statuses or paths are left out (-status, -path)", 7-want)
+		require.Equal(t, want < 6, slices.Contains(d["notes"].([]any), any(left)), flags)
+	}
+}
+
+// What is printed for nginx and for Caddy is tested in package report.
+func TestLimitsArePrintedAsConfiguration(t *testing.T) {
+	rules := file(t, "shaper.yaml", twoMayWait)
+	for flags, want := range map[string]string{
+		"-nginx":               "limit_req_zone \"$binary_remote_addr\" zone=shape_1:10m rate=2r/s;\n\n# These may stand in a block server or location instead.\nlimit_req_status 429;\nlimit_req zone=shape_1 burst=2;\n",
+		"-caddy":               "\n\nshape {\n\trules " + rules + "\n\tkey client_ip\n}\n",
+		"-caddy -find wait=1s": "\n\nshape {\n\tlimits 4/s depth 4 wait 1s\n\tkey client_ip\n}\n",
+	} {
+		status, printed, problems := shapereplay(t, fiveAtOnce, append(strings.Fields(flags), "-rules", rules)...)
+		require.Equal(t, exitOK, status, problems)
+		require.True(t, strings.HasPrefix(printed, "# 5 requests of 1 key (client_ip), "), printed)
+		require.True(t, strings.HasSuffix(printed, want), printed)
+	}
 }
 
 // All requests would have one key, and nobody would know why.

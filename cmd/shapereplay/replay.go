@@ -57,7 +57,10 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 	if ctx.Err() == nil && stats.Records == 0 && stats.Lines > 0 {
 		return exitFailed, a.notUnderstood(stats)
 	}
-	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
+	switch {
+	case a.filter.omitted > 0:
+		d.NoteOmitted(a.filter.omitted)
+	case d.From == nil && stats.Records > 0 && ctx.Err() == nil:
 		d.Notes = append(d.Notes, "no request of the log is within -from and -to")
 	}
 	if d.From != nil {
@@ -102,20 +105,25 @@ func (a *arguments) cannotOpen(ctx context.Context, err error) (int, error) {
 	if o, ok := errors.AsType[*accesslog.OptionError](err); ok {
 		return exitUsage, fmt.Errorf("-%s: %s (-h shows examples)", strings.ToLower(o.Option), o.Reason)
 	}
-	if f, ok := errors.AsType[*accesslog.FormatError](err); ok && f.Is == "" && strings.HasPrefix(f.Begins, "{") {
-		return exitFailed, fmt.Errorf("%w; -fields may describe it", err)
+	if f, ok := errors.AsType[*accesslog.FormatError](err); ok && f.Is == "" {
+		return exitFailed, fmt.Errorf("%w\n%s", err, describing(strings.HasPrefix(f.Begins, "{")))
 	}
 	return exitFailed, err
 }
 
+// describing says how a log can be described that is read in no other way.
+func describing(json bool) string {
+	if json {
+		return "Say where its fields are: -fields \"time=ts,method=verb,uri=request.path,client=ip\""
+	}
+	return `Say what its lines look like, in the words of a log_format of nginx: -format '$remote_addr [$time_local] "$request" $status'`
+}
+
 // notUnderstood is the error of logs in which there is no request.
 func (a *arguments) notUnderstood(s accesslog.Stats) error {
-	why := ""
-	for _, b := range s.Examples {
-		why = fmt.Sprintf(", as %s:%d (%s): %s", b.File, b.Line, b.Reason, b.Excerpt)
-		break
-	}
-	return fmt.Errorf("none of the %d lines of %s could be used%s\nTry another -format: combined, json, caddy or traefik; -fields and -trailing describe others", s.Lines, strings.Join(a.logs, ", "), why)
+	first := s.Examples[0]
+	return fmt.Errorf("none of the %d lines of %s could be used, as %s:%d (%s): %s\nTry another -format: %s. %s",
+		s.Lines, strings.Join(a.logs, ", "), first.File, first.Line, first.Reason, first.Excerpt, accesslog.FormatNames(), describing(strings.HasPrefix(first.Excerpt, "{")))
 }
 
 // each calls do with each request of the logs, until the context ends.
@@ -139,7 +147,7 @@ func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader,
 			if !onlyStdin || ctx.Err() == nil {
 				return nil // All that follow are later.
 			}
-		case !r.At.Before(a.from):
+		case !r.At.Before(a.from) && a.filter.wants(&r):
 			do(&r)
 		}
 		bar.requests.Store(int64(n))
@@ -196,13 +204,7 @@ func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, 
 
 // write writes all that was asked for: also what comes after something that can't be written.
 func (a *arguments) write(s streams, d *report.Document, result *simulate.Result) error {
-	var errs []error
-	if a.json {
-		errs = append(errs, report.WriteJSON(s.out, d))
-	} else {
-		t := report.Terminal{Out: s.out, Width: s.width, Colour: s.colour}
-		errs = append(errs, t.Print(d))
-	}
+	errs := []error{a.print(s, d)}
 	if a.svg != "" {
 		errs = append(errs, os.WriteFile(a.svg, []byte(report.SVG(d)), 0o644))
 	}
@@ -210,4 +212,24 @@ func (a *arguments) write(s streams, d *report.Document, result *simulate.Result
 		errs = append(errs, os.WriteFile(a.export, []byte(report.Addresses(result.AddressesRefusedMost(a.top))), 0o644))
 	}
 	return errors.Join(errs...)
+}
+
+// print prints the document in the form that was asked for.
+func (a *arguments) print(s streams, d *report.Document) error {
+	configuration := report.Caddy
+	switch {
+	case len(a.output) == 0:
+		t := report.Terminal{Out: s.out, Width: s.width, Colour: s.colour}
+		return t.Print(d)
+	case a.output[0] == "json":
+		return report.WriteJSON(s.out, d)
+	case a.output[0] == "nginx":
+		configuration = report.Nginx
+	}
+	text, err := configuration(d, report.Setup{Files: a.rules, Key: a.key, Routes: a.routes, IPv6Bits: a.ipv6Bits})
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(s.out, text)
+	return err
 }

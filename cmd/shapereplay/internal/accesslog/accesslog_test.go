@@ -3,6 +3,7 @@ package accesslog_test
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/base64"
 	"errors"
 	"flag"
 	"fmt"
@@ -15,7 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
+	"github.com/ulikunitz/xz"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 )
@@ -103,6 +106,25 @@ var samples = map[string]accesslog.Options{
 	"caddy":        {},
 	"traefik":      {},
 	"traefik-json": {},
+
+	// https://docs.haproxy.org/2.6/configuration.html#8.2.3, and what HAProxy 2.6 writes
+	"haproxy": {},
+	// https://docs.aws.amazon.com/elasticloadbalancing/latest/application/load-balancer-access-logs.html#access-log-entry-examples
+	"alb": {},
+	// https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/access-log-collection.html#access-log-entry-examples
+	"elb": {},
+	// https://docs.aws.amazon.com/AmazonCloudFront/latest/DeveloperGuide/standard-logging-legacy-s3.html
+	"cloudfront":          {},
+	"cloudfront-headless": {},
+	// https://learn.microsoft.com/en-us/previous-versions/windows/it-pro/windows-server-2003/cc738725(v=ws.10),
+	// with the fields of IIS 10 and one of the administrator's own
+	"iis": {},
+	// https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage#default-format-string
+	"envoy": {},
+	// What nginx 1.22 writes with these formats.
+	"nginx-format": {Format: `$remote_addr [$msec] $request_time $host$request_uri "$request_method" $status ua="$http_user_agent" up=$upstream_response_time`},
+	"nginx-json-format": {Format: `log_format js escape=json '{"t":"$time_iso8601","ms":"$msec","client":"$remote_addr","m":"$request_method",'
+		'"u":"$request_uri","s":$status,"took":$request_time,"ua":"$http_user_agent"}';`},
 }
 
 func TestSamplesOfEachServerAreRead(t *testing.T) {
@@ -143,7 +165,10 @@ func describe(records []accesslog.Record, s accesslog.Stats) string {
 
 func TestWrongOptionsAreNamed(t *testing.T) {
 	for want, o := range map[string]accesslog.Options{
-		`Format: "clf", must be auto, combined, json, caddy or traefik`:                                       {Format: "clf"},
+		`Format: "clf": must be auto, alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c, or a log_format of nginx such as '$remote_addr [$time_local] "$request" $status'`: {Format: "clf"},
+		`Format: "$request": no field has the time, as $time_local, $time_iso8601 and $msec do`:                                                                                                      {Format: "$request"},
+		`Format: "$msec $uri": no field has the request, as $request does, or $request_method and $request_uri`:                                                                                      {Format: "$msec $uri"},
+		`Format: "$msec$request": nothing stands before $request, so nobody can tell where it begins`:                                                                                                {Format: "$msec$request"},
 		`Stamp: "start", must be arrival or end`:                                                              {Stamp: "start"},
 		`Window: -1s, must not be negative`:                                                                   {Window: -time.Second},
 		`Examples: -1, must not be negative`:                                                                  {Examples: -1},
@@ -185,7 +210,7 @@ func TestAFormatThatIsNoneIsAnError(t *testing.T) {
 		`{"time":"2026-11-22T12:00:00Z"}` + "\n": `{"time":"2026-11-22T12:00:00Z"}`,
 	} {
 		_, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(text)}, "-")
-		require.EqualError(t, err, `-: the format is none of combined, json, caddy and traefik; it begins with `+begins)
+		require.EqualError(t, err, `-: the format is none of alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c; it begins with `+begins)
 	}
 }
 
@@ -215,31 +240,53 @@ func TestTheFirstBrokenLinesOfEachReasonAreKept(t *testing.T) {
 	}, stats.Examples)
 }
 
-func TestGzipIsRecognisedWhateverTheName(t *testing.T) {
-	// Each part is a file of gzip of its own, as when logs are compressed and appended.
-	parts := slices.Concat(zip(t, common(0, "/a")), zip(t, common(1, "/b")+common(2, "/c")))
-	records, _ := readAll(t, accesslog.Options{}, write(t, "access.log", parts))
-	require.Equal(t, []string{"0s /a", "1s /b", "2s /c"}, arrivals(records))
-	records, _ = readText(t, accesslog.Options{}, string(parts))
-	require.Equal(t, []string{"0s /a", "1s /b", "2s /c"}, arrivals(records))
-}
+func TestACompressionIsRecognisedWhateverTheName(t *testing.T) {
+	const text, bzip2 = 2, "QlpoOTFBWSZTWblzYmIAAClfgEAQUAvxMALBRAowAIEAIABwUAAAZMgKqmGo1BoaZPIlnZ+TnlZwosxiGbuPRNou6VQrk9pN6pvimVFEJQbIbN1WjRm5WeUJJzS4XfVlm66TCrCHLp/F3JFOFCQuXNiYgA=="
+	packed := map[string]func(string) []byte{
+		"gzip": func(text string) []byte { return zip(t, text) },
+		"zstd": func(text string) []byte {
+			w, err := zstd.NewWriter(nil)
+			require.NoError(t, err)
+			return w.EncodeAll([]byte(text), nil)
+		},
+		"xz": func(text string) []byte {
+			var b bytes.Buffer
+			w, err := xz.NewWriter(&b)
+			require.NoError(t, err)
+			_, err = io.WriteString(w, text)
+			require.NoError(t, errors.Join(err, w.Close()))
+			return b.Bytes()
+		},
+	}
+	for name, pack := range packed {
+		// Each part is compressed by itself, as when logs are compressed and appended.
+		parts := slices.Concat(pack(common(0, "/a")), pack(common(1, "/b")+common(2, "/c")))
+		records, _ := readAll(t, accesslog.Options{}, write(t, "access.log", parts))
+		require.Equal(t, []string{"0s /a", "1s /b", "2s /c"}, arrivals(records), name)
+		records, _ = readText(t, accesslog.Options{}, string(parts))
+		require.Equal(t, []string{"0s /a", "1s /b", "2s /c"}, arrivals(records), name)
 
-func TestATruncatedGzipFileIsAnErrorThatNamesIt(t *testing.T) {
-	var text strings.Builder
-	for i := range 20000 {
-		text.WriteString(common(i, "/a"))
+		var long strings.Builder
+		for i := range 20_000 {
+			long.WriteString(common(i, fmt.Sprintf("/%d", i*7919%20_000)))
+		}
+		whole := pack(long.String())
+		file := write(t, "access.log.1", whole[:len(whole)/2])
+		r, err := accesslog.Open(accesslog.Options{}, file)
+		for err == nil {
+			_, err = r.Next()
+		}
+		require.EqualError(t, err, file+": ends in the middle: unexpected EOF", name)
+		if r != nil {
+			_, again := r.Next()
+			require.Equal(t, err, again)
+			require.NoError(t, r.Close())
+		}
 	}
-	packed := zip(t, text.String())
-	file := write(t, "access.log.1.gz", packed[:len(packed)/2])
-	r, err := accesslog.Open(accesslog.Options{}, file)
+	of, err := base64.StdEncoding.DecodeString(bzip2)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, r.Close()) }()
-	for err == nil {
-		_, err = r.Next()
-	}
-	require.EqualError(t, err, file+": ends in the middle: unexpected EOF")
-	_, again := r.Next()
-	require.Equal(t, err, again)
+	records, _ := readText(t, accesslog.Options{}, string(of))
+	require.Len(t, records, text)
 }
 
 func TestLinesMayEndLikeOnWindows(t *testing.T) {

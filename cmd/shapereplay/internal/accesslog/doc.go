@@ -8,12 +8,22 @@
 // # Formats
 //
 // The format of each file is recognised from its first lines, unless [Options.Format]
-// names it. gzip is recognised by its first two bytes, whatever the name of the file.
+// names it. How a file is compressed is recognised by its first bytes, whatever its name:
+// gzip, zstd, xz and bzip2 are unpacked.
 //
-//	combined   Apache and nginx, also as "common", and with a virtual host in front
-//	json       one object per line, with the fields that Options.Fields names
-//	caddy      what Caddy writes by default
-//	traefik    both of Traefik's formats
+//	combined       Apache and nginx, also as "common", and with a virtual host in front
+//	caddy          what Caddy writes by default
+//	traefik        both of Traefik's formats
+//	haproxy        what option httplog and httpslog write
+//	envoy          Envoy's default format
+//	alb, elb       AWS's Application and Classic Load Balancers
+//	cloudfront     CloudFront's standard logs
+//	w3c            IIS, and others that name their fields in a line #Fields
+//	json           one object per line, with the fields that Options.Fields names
+//	$remote_addr…  a log_format of nginx
+//
+// The formats of text are patterns in a table, which one parser reads; the formats of JSON
+// are tables of names, which another one reads.
 //
 // # Heads
 //
@@ -31,6 +41,9 @@
 //	nginx      $time_local, $time_iso8601 and $msec are the end
 //	Caddy      ts is the end
 //	Traefik    StartUTC, and the time of its text format, is the arrival
+//	HAProxy    the date is the arrival, and so it is of Envoy and of Classic Load Balancers
+//	ALB        the time is the end; request_creation_time is the arrival
+//	CloudFront the time is the end, and so it is of IIS
 //	json       taken for the end, as most programs log a request when it is done
 //
 // From an end the duration is subtracted, if the line tells it. If it does not, the end

@@ -7,6 +7,17 @@ import (
 	"time"
 )
 
+// A parser reads the lines of one format. It may change the bytes of a line, and keeps
+// none of them. The reason is "" for a line that has a request, and [noRequestMeant] for one
+// that says something of the log. One parser serves one file.
+type parser interface {
+	parse(line []byte, e *entry) Reason
+
+	// subtracts reports whether there may be entries whose stamp is their end and whose
+	// duration is known.
+	subtracts() bool
+}
+
 // An entry is what a line tells: a Record, and what At is made of.
 type entry struct {
 	Record
@@ -78,7 +89,7 @@ func (e *entry) setRequestLine(line []byte, t *texts) bool {
 // setMethod reports whether the bytes are a method.
 func (e *entry) setMethod(method []byte, t *texts) bool {
 	const longest = 32 // of the registered ones UPDATEREDIRECTREF has the most letters, 17
-	if len(method) == 0 || len(method) > longest {
+	if len(method) == 0 || len(method) > longest || isDash(method) {
 		return false
 	}
 	for _, c := range method {
@@ -136,6 +147,18 @@ func (e *entry) setStatus(status []byte) bool {
 		e.Status = e.Status*10 + int(c-'0')
 	}
 	return true
+}
+
+// setTextStatus takes the status from a line of text, of which one digit may be what remains
+// of a line that was cut. Envoy writes 0, and HAProxy -1, if there was no answer.
+func (e *entry) setTextStatus(status []byte) Reason {
+	if none := string(status); none == "0" || none == "-1" {
+		return ""
+	}
+	if len(status) != 3 && !isDash(status) || !e.setStatus(status) {
+		return BadStatus
+	}
+	return ""
 }
 
 // setDuration takes the duration from the bytes, if it is one.

@@ -40,13 +40,13 @@ func parseTime(text []byte) (instant, bool) {
 	return parseEpoch(text)
 }
 
-const commonTime = "02/Jan/2006:15:04:05 -0700"
+const commonTime = "02/Jan/2006:15:04:05"
 
-// parseCommonTime reads the time of the Common Log Format. It does so for nearly every
-// line of the text formats, and is several times as fast as [time.Parse].
+// parseCommonTime reads the time of the Common Log Format, which HAProxy writes with a
+// fraction and without a zone. It does so for nearly every line of the text formats, and is
+// several times as fast as [time.Parse].
 func parseCommonTime(text []byte) (instant, bool) {
-	if len(text) != len(commonTime) || text[2] != '/' || text[6] != '/' || text[11] != ':' ||
-		text[14] != ':' || text[17] != ':' || text[20] != ' ' {
+	if len(text) < len(commonTime) || text[2] != '/' || text[6] != '/' || text[11] != ':' || text[14] != ':' || text[17] != ':' {
 		return instant{}, false
 	}
 	months := []byte("JanFebMarAprMayJunJulAugSepOctNovDec")
@@ -57,25 +57,54 @@ func parseCommonTime(text []byte) (instant, bool) {
 	hour, ok4 := twoDigits(text[12:])
 	minute, ok5 := twoDigits(text[15:])
 	second, ok6 := twoDigits(text[18:])
-	offHour, ok7 := twoDigits(text[22:])
-	offMinute, ok8 := twoDigits(text[24:])
-	if !(ok1 && ok2 && ok3 && ok4 && ok5 && ok6 && ok7 && ok8) || month < 0 || month%3 != 0 ||
-		hour > 23 || minute > 59 || second > 60 || offHour > 23 || offMinute > 59 {
-		return instant{}, false
-	}
-	offset := offHour*3600 + offMinute*60
-	switch text[21] {
-	case '+':
-	case '-':
-		offset = -offset
-	default:
+	fraction, rest := cutFraction(text[len(commonTime):])
+	offset, ok7 := parseZone(rest)
+	if !(ok1 && ok2 && ok3 && ok4 && ok5 && ok6 && ok7) || month < 0 || month%3 != 0 || hour > 23 || minute > 59 || second > 60 {
 		return instant{}, false
 	}
 	date := time.Date(century*100+year, time.Month(month/3+1), day, 0, 0, 0, 0, time.UTC)
 	if date.Day() != day { // as of February 30
 		return instant{}, false
 	}
-	return instantOf(date.Add(time.Duration(hour*3600+minute*60+second-offset)*time.Second), true)
+	at := date.Add(time.Duration(hour*3600+minute*60+second)*time.Second - offset)
+	if fraction != nil {
+		d, ok := parseDecimal(append([]byte("0"), fraction...))
+		if !ok {
+			return instant{}, false
+		}
+		at = at.Add(time.Duration(d.billionths))
+	}
+	return instantOf(at, fraction == nil)
+}
+
+// cutFraction returns the fraction of a second that text begins with, nil if there is none,
+// and what follows.
+func cutFraction(text []byte) (fraction, rest []byte) {
+	if len(text) == 0 || text[0] != '.' {
+		return nil, text
+	}
+	end := 1
+	for end < len(text) && text[end]-'0' <= 9 {
+		end++
+	}
+	return text[:end], text[end:]
+}
+
+// parseZone reads a zone such as " +0100"; none is UTC.
+func parseZone(text []byte) (offset time.Duration, ok bool) {
+	if len(text) == 0 {
+		return 0, true
+	}
+	if len(text) != len(" +0000") || text[0] != ' ' {
+		return 0, false
+	}
+	hours, ok1 := twoDigits(text[2:])
+	minutes, ok2 := twoDigits(text[4:])
+	offset = time.Duration(hours*60+minutes) * time.Minute
+	if text[1] == '-' {
+		offset = -offset
+	}
+	return offset, ok1 && ok2 && hours <= 23 && minutes <= 59 && (text[1] == '+' || text[1] == '-')
 }
 
 func twoDigits(text []byte) (n int, ok bool) {

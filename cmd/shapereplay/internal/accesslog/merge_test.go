@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -158,79 +159,83 @@ func TestAFileGivenTwiceDoesNotCountTwice(t *testing.T) {
 	require.ErrorContains(t, err, "- and - are the same")
 }
 
-func FuzzCombined(f *testing.F) {
-	o := accesslog.Options{Format: accesslog.Combined, Stamp: accesslog.End, Trailing: []string{"client", "duration:s", "-", "time", "host"}}
-	fuzz(f, o, "apache-combined", "apache-vhost", "common", "nginx-combined", "nginx-timed")
-}
-
-func FuzzJSON(f *testing.F) {
-	fuzz(f, accesslog.Options{Format: accesslog.JSON, Spread: true}, "nginx-json", "app-json")
-}
-
-func FuzzCaddy(f *testing.F) { fuzz(f, accesslog.Options{Format: accesslog.Caddy}, "caddy") }
-
-func FuzzTraefik(f *testing.F) {
-	fuzz(f, accesslog.Options{Format: accesslog.Traefik}, "traefik", "traefik-json")
-}
-
-func FuzzAuto(f *testing.F) {
-	names, err := filepath.Glob("testdata/*.log")
-	require.NoError(f, err)
-	for i := range names {
-		names[i] = strings.TrimSuffix(filepath.Base(names[i]), ".log")
-	}
-	fuzz(f, accesslog.Options{}, names...)
-}
-
-// fuzz reads what looks like samples, line by line and whole. Every line must become a
-// request that could be one, or be counted as broken.
-func fuzz(f *testing.F, o accesslog.Options, samples ...string) {
-	for _, name := range samples {
+// FuzzFormats reads what looks like the samples as each of the formats, line by line and
+// whole. Every line must become a request that could be one, or be counted as broken.
+func FuzzFormats(f *testing.F) {
+	var all []accesslog.Options
+	for _, name := range slices.Sorted(maps.Keys(samples)) {
 		text, err := os.ReadFile(filepath.Join("testdata", name+".log"))
 		require.NoError(f, err)
-		f.Add(string(text))
 		for line := range strings.Lines(string(text)) {
-			f.Add(line)
+			f.Add(uint8(len(all)), line)
 		}
+		f.Add(uint8(len(all)), string(text))
+		all = append(all, samples[name])
 	}
-	o.Header = []string{"User-Agent", "X-Tenant"}
-	f.Fuzz(func(t *testing.T, text string) {
-		if strings.HasPrefix(text, "\x1f\x8b") {
-			t.Skip("gzip is not what is tested")
-		}
-		o.Stdin = strings.NewReader(text)
-		r, err := accesslog.Open(o, "-")
-		if err != nil {
-			_, ok := errors.AsType[*accesslog.FormatError](err)
-			require.True(t, ok, err)
-			return
-		}
-		var last accesslog.Record
-		records := 0
-		for {
-			record, err := r.Next()
-			if errors.Is(err, io.EOF) {
-				break
+	f.Fuzz(func(t *testing.T, which uint8, text string) {
+		for _, c := range []string{"\x1f\x8b", "\x28\xb5", "\xfd7", "BZh"} {
+			if strings.HasPrefix(text, c) {
+				t.Skip("what unpacks files is not tested here")
 			}
-			require.NoError(t, err)
-			records++
-			requireSane(t, record)
-			require.False(t, record.At.Before(last.At))
-			last = record
 		}
-		stats := r.Stats()
-		broken := 0
-		for _, n := range stats.Broken {
-			broken += n
+		o := all[int(which)%len(all)]
+		if which >= 128 && o.Format == "" && !o.Fields.Given() {
+			o.Format = []accesslog.Format{
+				accesslog.Combined, accesslog.JSON, accesslog.Caddy, accesslog.Traefik, accesslog.HAProxy,
+				accesslog.ALB, accesslog.ELB, accesslog.CloudFront, accesslog.Envoy, accesslog.W3C,
+			}[which%10]
 		}
-		require.Equal(t, records, stats.Records)
-		require.Equal(t, stats.Lines, records+broken)
-		for _, b := range stats.Examples {
-			require.NotContains(t, b.Excerpt, "\x1b")
-			require.LessOrEqual(t, len([]rune(b.Excerpt)), 120)
-			require.Positive(t, b.Line)
+		readAnything(t, o, text)
+	})
+}
+
+// FuzzPattern reads lines by patterns that nobody has thought of.
+func FuzzPattern(f *testing.F) {
+	f.Add(`$remote_addr - $remote_user [$time_local] "$request" $status`, strings.TrimSpace(common(0, "/a")))
+	f.Add(`'$msec $host' "$request_uri" '"$request_method"';`, `1795348800.1 h/a?b "GET"`)
+	f.Fuzz(func(t *testing.T, pattern, line string) {
+		o := accesslog.Options{Format: accesslog.Format(pattern + "$?")}
+		if o.Format.Check() == nil {
+			readAnything(t, o, line)
 		}
 	})
+}
+
+// readAnything reads a text, and checks what comes of it.
+func readAnything(t *testing.T, o accesslog.Options, text string) {
+	o.Header = []string{"User-Agent", "X-Tenant"}
+	o.Stdin = strings.NewReader(text)
+	r, err := accesslog.Open(o, "-")
+	if err != nil {
+		_, ok := errors.AsType[*accesslog.FormatError](err)
+		require.True(t, ok, err)
+		return
+	}
+	var last accesslog.Record
+	records := 0
+	for {
+		record, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		records++
+		requireSane(t, record)
+		require.False(t, record.At.Before(last.At))
+		last = record
+	}
+	stats := r.Stats()
+	broken := 0
+	for _, n := range stats.Broken {
+		broken += n
+	}
+	require.Equal(t, records, stats.Records)
+	require.Equal(t, stats.Lines, records+broken)
+	for _, b := range stats.Examples {
+		require.NotContains(t, b.Excerpt, "\x1b")
+		require.LessOrEqual(t, len([]rune(b.Excerpt)), 120)
+		require.Positive(t, b.Line)
+	}
 }
 
 func requireSane(t *testing.T, r accesslog.Record) {

@@ -44,40 +44,6 @@ type Options struct {
 	Stdin io.Reader // what the file name "-" means; nil is os.Stdin
 }
 
-// A Format is how the lines of a log are written.
-type Format string
-
-// Auto stands for the format that fits the first lines of a file best.
-const (
-	Auto     Format = "auto"
-	Combined Format = "combined"
-	JSON     Format = "json"
-	Caddy    Format = "caddy"
-	Traefik  Format = "traefik"
-)
-
-// formats are the formats that are read, and how their parsers are made. More special
-// ones stand before others.
-var formats = []struct {
-	format    Format
-	newParser func(Options, *texts) (parser, error)
-}{
-	{Caddy, func(o Options, t *texts) (parser, error) { return newJSONLines(o, caddyNames(), t), nil }},
-	{Traefik, newTraefik},
-	{JSON, func(o Options, t *texts) (parser, error) { return newJSONLines(o, jsonNames(o.Fields), t), nil }},
-	{Combined, func(o Options, t *texts) (parser, error) { return newCombined(o, t) }},
-}
-
-// Known reports whether f is [Auto] or a format that is read.
-func (f Format) Known() bool {
-	for _, known := range formats {
-		if f == known.format {
-			return true
-		}
-	}
-	return f == Auto
-}
-
 // A Stamp is what the time of a line is: the request's arrival, or its end.
 type Stamp string
 
@@ -112,6 +78,14 @@ func (f Fields) Given() bool {
 	return f.Time+f.Method+f.URI+f.Host+f.Client+f.Status+f.Duration != "" || f.DurationUnit != 0 || len(f.Header) > 0
 }
 
+// An OptionError is a mistake in one of the [Options].
+type OptionError struct {
+	Option string // its name
+	Reason string // the value, and what it must be
+}
+
+func (e *OptionError) Error() string { return e.Option + ": " + e.Reason }
+
 // checked returns the options with what 0 stands for, or an error that names the first
 // one that is wrong.
 func (o Options) checked() (Options, error) {
@@ -127,8 +101,8 @@ func (o Options) checked() (Options, error) {
 	case trailing && o.Format == Auto:
 		o.Format = Combined
 	}
-	if !o.Format.Known() {
-		return o, &OptionError{"Format", fmt.Sprintf("%q, must be auto, combined, json, caddy or traefik", o.Format)}
+	if err := o.Format.Check(); err != nil {
+		return o, &OptionError{"Format", fmt.Sprintf("%q: %v", o.Format, err)}
 	}
 	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {
 		return o, &OptionError{"Stamp", fmt.Sprintf("%q, must be arrival or end", o.Stamp)}

@@ -192,6 +192,11 @@ func (d *Document) NoteStrangers(n int, one string) {
 	}
 }
 
+// NoteOmitted says how many requests a filter has left out.
+func (d *Document) NoteOmitted(n int) {
+	d.note("%s of other statuses or paths are left out (-status, -path)", requests(n))
+}
+
 func (d *Document) noteInFlight(rule string, n int) {
 	if n > 0 {
 		d.note("%s: inflight %d is not simulated, as a log does not tell how long a request takes that leaves at another instant: there may be more waiting", ruleName(rule), n)

@@ -1,0 +1,605 @@
+package accesslog
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// A pattern is a format of text: the fields of a line in their order, and what stands
+// between them. It is written as nginx writes a log_format, with names after a dollar. Beside
+// nginx's variables there are the names of variables, and
+//
+//	$-   a field that is not wanted
+//	$*   the same, to the last place where what follows it stands
+//	$?   a line may end here, or behind any field that follows
+//	$+   the fields of Options.Trailing, with a blank before each
+//
+// A field before a blank is a word: a blank in quotes is part of it, and so is one behind a
+// comma, because lists of addresses are written so. Every other field ends where the text
+// behind it comes for the first time.
+type pattern struct {
+	texts  *texts
+	header []string // names of the header fields that are wanted
+	stamp  Stamp
+	plain  func([]byte) []byte // undoes what the server does to texts of clients; may change the bytes
+	value  func([]byte) []byte // the same for header fields
+
+	prefix []byte // before the first field
+	fields []field
+	least  int // a line has at least so many of them
+
+	day       []byte // that the line, or one before it, has told
+	dated     []byte // the day and the time of day
+	lastStamp []byte // the last time that was parsed, as most lines have the time of the one before
+	last      instant
+}
+
+// A field is one field of a pattern.
+type field struct {
+	variable
+	until    []byte // what stands behind it; empty: the next blank, or the end of the line
+	last     bool   // until is meant where it stands last
+	trailing bool   // of [Options.Trailing]: it may be missing, be "-", and have its name and "=" before it
+}
+
+// A variable says what a field has.
+type variable struct {
+	what meaning
+	unit time.Duration // of a duration
+	name string        // of a header field
+	rank int           // of several fields that tell the same the one with the least counts
+}
+
+// A meaning is what a field says of a request.
+type meaning int
+
+const (
+	ofNothing meaning = iota
+	ofWho             // the client, behind a virtual host and before the names of a user
+	ofClient
+	ofPeer // the client, with its port behind the last colon
+	ofTime
+	ofDay
+	ofClock // the time of the day
+	ofRequest
+	ofMethod
+	ofURI
+	ofHost
+	ofStatus
+	ofDuration
+	ofDurationOnly // a line without it is of another format
+	ofDurations    // several durations with slashes between them, the last of which is the whole
+	ofShare        // a part of the duration
+	ofBegin        // when the request began, where the time is the end
+	ofHeader
+)
+
+// variables are what fields of patterns may be called: nginx's names, and those of the table
+// of formats.
+var variables = map[string]variable{
+	"remote_addr":          {what: ofClient},
+	"http_x_real_ip":       {what: ofClient, name: "X-Real-Ip", rank: 1},
+	"http_x_forwarded_for": {what: ofClient, name: "X-Forwarded-For", rank: 2},
+	"msec":                 {what: ofTime},
+	"time_iso8601":         {what: ofTime, rank: 1},
+	"time_local":           {what: ofTime, rank: 2},
+	"request":              {what: ofRequest},
+	"request_method":       {what: ofMethod},
+	"request_uri":          {what: ofURI},
+	"uri":                  {what: ofURI, rank: 1},
+	"document_uri":         {what: ofURI, rank: 1},
+	"host":                 {what: ofHost},
+	"http_host":            {what: ofHost},
+	"server_name":          {what: ofHost, rank: 1},
+	"status":               {what: ofStatus},
+	"request_time":         {what: ofDuration, unit: time.Second},
+
+	"-": {}, "*": {},
+	"who":          {what: ofWho},
+	"client":       {what: ofClient},
+	"peer":         {what: ofPeer},
+	"time":         {what: ofTime},
+	"milliseconds": {what: ofDuration, unit: time.Millisecond},
+	"only_ms":      {what: ofDurationOnly, unit: time.Millisecond},
+	"durations_ms": {what: ofDurations, unit: time.Millisecond},
+	"share":        {what: ofShare, unit: time.Second},
+	"begin":        {what: ofBegin},
+}
+
+// variableOf returns what nginx's variable with a name has. Any other variable than those
+// above is not wanted.
+func variableOf(name string) variable {
+	v, known := variables[name]
+	if header, ok := strings.CutPrefix(name, "http_"); ok && !known {
+		v = variable{what: ofHeader, name: strings.ReplaceAll(header, "_", "-")}
+	}
+	return v
+}
+
+var variableName = regexp.MustCompile(`\$(?:\{(\w+)\}|(\w+|[-*?+]))`)
+
+// newPattern returns the pattern with a text. The error says what is wrong with it.
+func newPattern(o Options, t *texts, stamp Stamp, text string) (*pattern, error) {
+	p := &pattern{texts: t, header: o.Header, stamp: stamp, plain: unescape, value: unescape}
+	if o.Stamp != "" {
+		p.stamp = o.Stamp
+	}
+	from := 0
+	for _, at := range variableName.FindAllStringSubmatchIndex(text, -1) {
+		name := text[max(at[2], at[4]):max(at[3], at[5])]
+		p.follow(text[from:at[0]])
+		from = at[1]
+		switch name {
+		case "?":
+			p.least = len(p.fields)
+			continue
+		case "+":
+			if err := p.addTrailing(o); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		f := field{variable: variableOf(name), last: name == "*"}
+		if n := len(p.fields); n > 0 && len(p.fields[n-1].until) == 0 {
+			joined, err := join(&p.fields[n-1], f, name)
+			if err != nil {
+				return nil, err
+			}
+			if joined {
+				continue
+			}
+		}
+		p.fields = append(p.fields, f)
+	}
+	p.follow(text[from:])
+	return p, p.check()
+}
+
+// follow adds text that stands behind the last field.
+func (p *pattern) follow(text string) {
+	if n := len(p.fields); n > 0 {
+		p.fields[n-1].until = append(p.fields[n-1].until, text...)
+	} else {
+		p.prefix = append(p.prefix, text...)
+	}
+}
+
+// addTrailing adds the fields that [Options.Trailing] names.
+func (p *pattern) addTrailing(o Options) error {
+	for _, word := range o.Trailing {
+		what, detail, _ := strings.Cut(word, ":")
+		f, ok := field{trailing: true}, detail == ""
+		switch what {
+		case "-":
+		case "time":
+			f.what = ofTime
+		case "host":
+			f.what = ofHost
+		case "client":
+			f.what = ofClient
+		case "duration":
+			f.what = ofDuration
+			f.unit, ok = units[detail]
+			if o.Stamp == "" {
+				return &OptionError{"Trailing", fmt.Sprintf("%q, so Stamp must say what the time is: arrival (Apache) or end (nginx)", word)}
+			}
+		case "header":
+			f.what, f.name, ok = ofHeader, detail, detail != ""
+		default:
+			ok = false
+		}
+		if !ok {
+			return &OptionError{"Trailing", fmt.Sprintf("%q, must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME", word)}
+		}
+		p.follow(" ")
+		p.fields = append(p.fields, f)
+	}
+	return nil
+}
+
+var units = map[string]time.Duration{
+	"": time.Second, "s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "µs": time.Microsecond, "ns": time.Nanosecond,
+}
+
+// join reports whether a field that stands right behind another one is part of it. It is an
+// error if the end of the first is nowhere to be seen.
+func join(f *field, next field, name string) (part bool, err error) {
+	switch {
+	case next.what == ofNothing && (f.what == ofNothing || f.what == ofURI):
+		return true, nil // as $is_args and $args behind $uri
+	case next.what == ofURI:
+		f.until = []byte("/")
+		return false, nil
+	}
+	return false, fmt.Errorf("nothing stands before $%s, so nobody can tell where it begins", name)
+}
+
+// check leaves one field for each meaning, and those away behind the last that is wanted.
+// It returns an error if the pattern tells no request.
+func (p *pattern) check() error {
+	best, wanted := map[meaning]int{}, 0
+	for i, f := range p.fields {
+		if j, told := best[f.what]; !f.trailing && (!told || f.rank < p.fields[j].rank) {
+			best[f.what] = i
+		}
+	}
+	_, line := best[ofRequest]
+	for i := range p.fields {
+		f := &p.fields[i]
+		switch f.what {
+		case ofClient, ofTime, ofHost, ofDuration, ofRequest, ofMethod, ofURI:
+			if !f.trailing && (best[f.what] != i || line && (f.what == ofMethod || f.what == ofURI)) {
+				f.what = ofNothing
+			}
+		}
+		if f.what == ofNothing && f.name != "" {
+			f.what = ofHeader
+		}
+		if f.what == ofHeader && !p.wants(f.name) {
+			f.what = ofNothing
+		}
+		if f.what != ofNothing {
+			wanted = i + 1
+		}
+	}
+	p.fields = p.fields[:wanted]
+	if p.least == 0 || p.least > wanted {
+		p.least = wanted
+	}
+	tells := func(m meaning) bool { _, ok := best[m]; return ok }
+	switch {
+	case !tells(ofTime) && !tells(ofClock):
+		return fmt.Errorf("no field has the time, as $time_local, $time_iso8601 and $msec do")
+	case !line && !(tells(ofMethod) && tells(ofURI)):
+		return fmt.Errorf("no field has the request, as $request does, or $request_method and $request_uri")
+	}
+	return nil
+}
+
+// wants reports whether a header field is wanted.
+func (p *pattern) wants(name string) bool {
+	for _, wanted := range p.header {
+		if strings.EqualFold(wanted, name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *pattern) subtracts() bool {
+	for _, f := range p.fields {
+		switch f.what {
+		case ofDuration, ofDurationOnly, ofDurations, ofShare, ofBegin:
+			return p.stamp == End
+		}
+	}
+	return false
+}
+
+func (p *pattern) parse(line []byte, e *entry) Reason {
+	rest, ok := bytes.CutPrefix(line, p.prefix)
+	if !ok {
+		return NotFormat
+	}
+	e.isEnd = p.stamp == End
+	if len(p.header) > 0 {
+		e.Header = make([]string, len(p.header))
+	}
+	for i := range p.fields {
+		var value []byte
+		if ok = len(rest) > 0; ok {
+			value, rest, ok = p.fields[i].cut(rest)
+		}
+		if !ok {
+			if i < p.least {
+				return NotFormat
+			}
+			break
+		}
+		if reason := p.set(&p.fields[i], value, e); reason != "" {
+			return reason
+		}
+	}
+	switch {
+	case e.stamp == instant{}:
+		return NoTime
+	case e.Method == "":
+		return NoRequest
+	}
+	return ""
+}
+
+// cut returns the value of a field, and what follows it and the text behind it.
+func (f *field) cut(text []byte) (value, rest []byte, ok bool) {
+	if len(f.until) == 0 {
+		value, rest = cutList(text)
+		return value, rest, true
+	}
+	i := -1
+	switch {
+	case f.last:
+		i = bytes.LastIndex(text, f.until)
+	case f.until[0] == ' ' && f.what != ofWho:
+		value, rest = cutList(text)
+		if bytes.HasPrefix(rest, f.until[1:]) {
+			return value, rest[len(f.until)-1:], true
+		}
+		i = bytes.Index(text, f.until) // The value has blanks, as a name may have.
+	case f.until[0] == '"':
+		i = indexUnescaped(text, f.until)
+	case f.until[0] == '/' && len(f.until) == 1:
+		if i = bytes.IndexByte(text, '/'); i >= 0 {
+			return text[:i], text[i:], true // The path begins with it.
+		}
+	default:
+		i = bytes.Index(text, f.until)
+	}
+	if i < 0 {
+		return nil, nil, false
+	}
+	return text[:i], text[i+len(f.until):], true
+}
+
+// indexUnescaped returns the index of the first until, which begins with a quote, that has
+// no backslash before it, or -1.
+func indexUnescaped(text, until []byte) int {
+	for from := 0; ; {
+		i := bytes.Index(text[from:], until)
+		if i < 0 {
+			return -1
+		}
+		i += from
+		backslashes := 0
+		for backslashes < i && text[i-1-backslashes] == '\\' {
+			backslashes++
+		}
+		if backslashes%2 == 0 {
+			return i
+		}
+		from = i + 1
+	}
+}
+
+// set takes what the value of a field says.
+func (p *pattern) set(f *field, value []byte, e *entry) Reason {
+	if f.trailing {
+		if isDash(value) || len(value) == 0 {
+			return ""
+		}
+		if i := bytes.IndexByte(value, '='); i >= 0 && f.what != ofHeader {
+			value, _ = cutWord(value[i+1:])
+		}
+	}
+	switch f.what {
+	case ofNothing:
+	case ofWho:
+		p.setWho(value, e)
+	case ofClient:
+		e.setClient(p.plain(value), p.texts)
+	case ofPeer:
+		if i := bytes.LastIndexByte(value, ':'); i >= 0 {
+			value = value[:i]
+		}
+		e.setClient(value, p.texts)
+	case ofDay:
+		p.day = append(p.day[:0], value...)
+	case ofClock:
+		p.dated = append(append(append(p.dated[:0], p.day...), ' '), value...)
+		return p.setStamp(p.dated, e)
+	case ofTime:
+		return p.setStamp(value, e)
+	case ofRequest:
+		if !e.setRequestLine(p.plain(value), p.texts) {
+			return NoRequest
+		}
+	case ofMethod:
+		if !e.setMethod(value, p.texts) {
+			return NoRequest
+		}
+	case ofURI:
+		if !e.setURI(p.plain(value), p.texts) {
+			return NoRequest
+		}
+	case ofHost:
+		if len(value) > 0 && !isDash(value) {
+			e.Host = p.texts.hosts.of(value)
+		}
+	case ofStatus:
+		return e.setTextStatus(value)
+	case ofHeader:
+		for i, wanted := range p.header {
+			if strings.EqualFold(wanted, f.name) {
+				e.Header[i] = e.headerValue(p.value(value), p.texts)
+			}
+		}
+	default:
+		return p.setDuration(f, value, e)
+	}
+	return ""
+}
+
+// setDuration takes what a field says of the duration.
+func (p *pattern) setDuration(f *field, value []byte, e *entry) Reason {
+	before := e.Duration
+	switch f.what {
+	case ofBegin:
+		if begin, ok := parseTime(value); ok {
+			e.Duration, e.timed = time.Duration(max(0, e.stamp.ns-begin.ns)), true
+		}
+		return ""
+	case ofDurations:
+		if bytes.IndexByte(value, '/') < 0 {
+			return NotFormat
+		}
+		value = bytes.TrimPrefix(value[bytes.LastIndexByte(value, '/')+1:], []byte("+"))
+	}
+	unit := f.unit
+	if unit == 0 { // Of W3C's format: seconds with decimals, or IIS's whole milliseconds.
+		unit = time.Millisecond
+		if bytes.IndexByte(value, '.') >= 0 {
+			unit = time.Second
+		}
+	}
+	e.setDuration(value, unit)
+	switch {
+	case f.what == ofDurationOnly && !e.timed:
+		return NotFormat
+	case f.what == ofShare:
+		e.Duration = before + e.Duration
+	}
+	return ""
+}
+
+// setStamp takes the time.
+func (p *pattern) setStamp(text []byte, e *entry) Reason {
+	if len(text) == 0 || !bytes.Equal(text, p.lastStamp) {
+		stamp, ok := parseTime(text)
+		if !ok {
+			return NoTime
+		}
+		p.lastStamp, p.last = append(p.lastStamp[:0], text...), stamp
+	}
+	e.stamp = p.last
+	return ""
+}
+
+// setWho takes the client from what stands before the time: the address, or the virtual
+// host and the address, then the user's names by identd and by password. Names may have
+// blanks. The second field is the address if it is one, as no identd gives that.
+func (p *pattern) setWho(who []byte, e *entry) {
+	first, rest := cutList(who)
+	second, _ := cutList(rest)
+	if len(second) > 1 && (second[0]-'0' <= 9 || bytes.IndexByte(second, ':') >= 0) {
+		leading, _, _ := bytes.Cut(second, []byte(","))
+		if _, err := netip.ParseAddr(address(leading)); err == nil {
+			e.Host = p.texts.hosts.of(first)
+			e.setClient(second, p.texts)
+			return
+		}
+	}
+	e.setClient(first, p.texts)
+}
+
+// cutList is cutWord, but a word that ends with a comma goes on to the end of the next one:
+// a list of addresses stands for one address.
+func cutList(text []byte) (list, rest []byte) {
+	list, rest = cutWord(text)
+	if n := len(list); n == 0 || list[n-1] != ',' {
+		return list, rest
+	}
+	for from := text; ; {
+		word, after := cutWord(from)
+		if n := len(word); n == 0 || word[n-1] != ',' || len(after) == 0 {
+			return bytes.TrimSuffix(text[:len(text)-len(after)], []byte(" ")), after
+		}
+		from = after
+	}
+}
+
+// cutWord returns what stands before the next blank, and what follows it. A blank in
+// quotes is part of a word, as in name="two words". A word that is quoted as a whole is
+// returned without its quotes, also if it has quotes that are not escaped.
+func cutWord(text []byte) (word, rest []byte) {
+	unclosed := false // A quote that is not closed closes nothing further on either.
+	for i := 0; i < len(text); i++ {
+		switch {
+		case text[i] == ' ':
+			return unquote(text[:i]), text[i+1:]
+		case text[i] == '"' && !unclosed:
+			end := indexUnescaped(text[i+1:], []byte{'"'})
+			if unclosed = end < 0; !unclosed {
+				i += end + 1
+			}
+		}
+	}
+	return unquote(text), nil
+}
+
+func unquote(word []byte) []byte {
+	if n := len(word); n > 1 && word[0] == '"' && word[n-1] == '"' {
+		return word[1 : n-1]
+	}
+	return word
+}
+
+// unescape undoes the escaping of most text formats: \xHH, and what Apache has beside it.
+// It changes the bytes in place, as they never become more.
+func unescape(text []byte) []byte {
+	from := bytes.IndexByte(text, '\\')
+	if from < 0 {
+		return text
+	}
+	to := text[:from]
+	for i := from; i < len(text); i++ {
+		if text[i] != '\\' || i+1 == len(text) {
+			to = append(to, text[i])
+			continue
+		}
+		i++
+		switch text[i] {
+		case 'n':
+			to = append(to, '\n')
+		case 'r':
+			to = append(to, '\r')
+		case 't':
+			to = append(to, '\t')
+		case 'x':
+			if c, ok := hexByte(text[i+1:]); ok {
+				to = append(to, c)
+				i += 2
+				continue
+			}
+			to = append(to, '\\', 'x')
+		case '"', '\\':
+			to = append(to, text[i])
+		default:
+			to = append(to, '\\', text[i])
+		}
+	}
+	return to
+}
+
+// unmark returns a function that undoes an escaping with a mark and two hexadecimal digits,
+// in place.
+func unmark(mark byte) func([]byte) []byte {
+	return func(text []byte) []byte {
+		from := bytes.IndexByte(text, mark)
+		if from < 0 {
+			return text
+		}
+		to := text[:from]
+		for i := from; i < len(text); i++ {
+			if text[i] == mark {
+				if c, ok := hexByte(text[i+1:]); ok {
+					to = append(to, c)
+					i += 2
+					continue
+				}
+			}
+			to = append(to, text[i])
+		}
+		return to
+	}
+}
+
+// hexByte returns the byte that two hexadecimal digits are, if text begins with them.
+func hexByte(text []byte) (c byte, ok bool) {
+	if len(text) < 2 {
+		return 0, false
+	}
+	for _, digit := range text[:2] {
+		switch {
+		case '0' <= digit && digit <= '9':
+			c = c<<4 | (digit - '0')
+		case 'a' <= digit|0x20 && digit|0x20 <= 'f':
+			c = c<<4 | (digit | 0x20 - 'a' + 10)
+		default:
+			return 0, false
+		}
+	}
+	return c, true
+}
