@@ -1,0 +1,78 @@
+package llm
+
+import (
+	"net/http"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Transport returns a Transport that paces calls by s within q: each call reserves what p
+// estimates, and settles with the usage that its response reports, of a stream at the stream's end. If a response
+// reports none, or its body is closed before its end, the estimate stands. At most 1 MiB of a JSON body, or of one event
+// of a stream, is looked at; the bytes pass unchanged, however long they are. Bodies that are
+// compressed by gzip are read as well.
+//
+// A call that is refused with 429 has taken nothing. If a refusal says for how long to hold back, all calls wait; a
+// 529 or 503 that does not say so holds nothing. What a response says is left goes to [shaper.Shaper.AtMost].
+//
+// The limits of s are those of [Quota.Limits]. The fields of the Transport may be changed before
+// it is used: Base, Retry, and Limiter, which may be that of a tenant. The retries of a client library are requests
+// of their own, so set them to 0 where Retry is set.
+func Transport(s *shaper.Shaper, q Quota, p Provider) *shaper.Transport {
+	return &shaper.Transport{
+		Limiter: s,
+		Cost:    func(r *http.Request) int { return reserve(r, q, p) },
+		Actual:  func(r *http.Response) func() int { return actual(r, s, q, p) },
+		HoldFor: p.HoldFor,
+	}
+}
+
+// reserve returns what a request reserves, or a negative number if the request can't be estimated.
+func reserve(r *http.Request, q Quota, p Provider) int {
+	if p.Estimate == nil {
+		return q.Cost(Usage{})
+	}
+	u, err := p.Estimate(r)
+	if err != nil {
+		return -1
+	}
+	return q.Cost(p.counted(u))
+}
+
+// counted applies Counted, if there is one.
+func (p Provider) counted(u Usage) Usage {
+	if p.Counted == nil {
+		return u
+	}
+	return p.Counted(u)
+}
+
+// actual tells s what a response says is left, and returns the function that returns what the call has
+// cost when the body has ended, or a negative number if that is unknown.
+func actual(r *http.Response, s *shaper.Shaper, q Quota, p Provider) func() int {
+	if p.Left != nil {
+		if n, ok := q.scarcest(p.Left(r.Header)); ok {
+			s.AtMost(n)
+		}
+	}
+	switch {
+	case r.StatusCode == http.StatusTooManyRequests:
+		return func() int { return 0 }
+	case p.Usage == nil, r.Body == nil, r.StatusCode < 200, r.StatusCode > 299:
+		return nil
+	}
+	result := readAlong(r, p.Usage)
+	if result == nil {
+		return nil
+	}
+	return func() int {
+		u, ok := result()
+		if !ok {
+			return -1
+		}
+		if u = p.counted(u); isNegative(u) {
+			return -1
+		}
+		return q.Cost(u)
+	}
+}

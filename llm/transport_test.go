@@ -1,0 +1,337 @@
+package llm_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/llmtest"
+	"example.com/leakybucket/shaper"
+)
+
+// A paced is a client of a provider in memory, paced within a quota.
+type paced struct {
+	spoken
+	server *llmtest.Server
+	shaper *shaper.Shaper
+	*shaper.Transport
+}
+
+func newPaced(t testing.TB, d spoken, q llm.Quota, burst time.Duration, answer func(llmtest.Call) llmtest.Answer) *paced {
+	limits, err := q.Limits(burst, 1000)
+	require.NoError(t, err)
+	s, err := shaper.New(limits)
+	require.NoError(t, err)
+	p := &paced{d, llmtest.New(llmtest.Config{Dialect: d.Dialect, Quota: q, Answer: answer}), s, llm.Transport(s, q, d.Provider)}
+	p.Base = p.server
+	return p
+}
+
+// call calls, reads the whole answer, and returns its status.
+func (p *paced) call(t testing.TB, c llmtest.Call) int {
+	response, err := p.RoundTrip(llmtest.NewRequest(context.Background(), p.Dialect, c))
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, response.Body)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	return response.StatusCode
+}
+
+// used lets callers call for so many minutes, and returns how much of the quota was used, by the provider's count; 1: the
+// rate allows no more, beside a burst of half a minute.
+func (p *paced) used(t *testing.T, callers, minutes, most int, of func(q llm.Quota) int, q llm.Quota) float64 {
+	var all sync.WaitGroup
+	end := time.Now().Add(time.Duration(minutes) * time.Minute)
+	for i := range callers {
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if status := p.call(t, llmtest.Call{Input: 500, Most: most, Stream: i%2 == 0}); status != http.StatusOK {
+					t.Errorf("status %d", status)
+					return
+				}
+			}
+		})
+	}
+	time.Sleep(time.Until(end))
+	synctest.Wait()
+	counted := of(p.server.Stats().Counted)
+	all.Wait()
+	return float64(counted) / float64(of(q)*minutes)
+}
+
+// takesAWhile returns answers that take seconds, and a third of what a call reserves.
+func takesAWhile() func(llmtest.Call) llmtest.Answer {
+	random := rand.New(rand.NewPCG(1, 2)) // Answer is called by one goroutine at a time.
+	return func(llmtest.Call) llmtest.Answer {
+		first := time.Duration(random.Int64N(int64(time.Second)))
+		return llmtest.Answer{
+			Output: 100 + random.IntN(200),
+			First:  first, Took: first + time.Second + time.Duration(random.Int64N(int64(6*time.Second))),
+		}
+	}
+}
+
+func tokensOf(q llm.Quota) int { return q.Tokens }
+func inputOf(q llm.Quota) int  { return q.Input }
+func outputOf(q llm.Quota) int { return q.Output }
+
+// Any number of callers are never refused by the provider, and use all that it allows, although a call takes
+// a third of what it reserves.
+func TestCallersAreNeverRefusedAndUseTheQuota(t *testing.T) {
+	for i, tt := range []struct {
+		q    llm.Quota
+		most int // tokens of an answer
+		of   func(llm.Quota) int
+	}{
+		{llm.Quota{Requests: 500, Tokens: 90_000}, 1500, tokensOf},
+		{llm.Quota{Requests: 500, Input: 90_000, Output: 24_000}, 600, outputOf},
+		{llm.Quota{Requests: 500, Input: 60_000}, 1500, inputOf},
+		{llm.Quota{Requests: 500, Tokens: 90_000}, 1500, tokensOf},
+	} {
+		d := dialects[i]
+		t.Run(string(d.Dialect), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := newPaced(t, d, tt.q, 30*time.Second, takesAWhile())
+				used := p.used(t, 150, 4, tt.most, tt.of, tt.q)
+				require.Zero(t, p.server.Stats().Refused)
+				require.Zero(t, p.shaper.Stats().Refused)
+				require.True(t, 1.05 < used && used <= 1.125, "%v of the quota", used)
+			})
+		})
+	}
+}
+
+// Without settling the same calls use what they reserve, and so a third of the quota.
+func TestWithoutSettlingAThirdOfTheQuotaIsUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := llm.Quota{Requests: 500, Tokens: 90_000}
+		d := dialects[3]
+		d.Usage = nil
+		p := newPaced(t, d, q, 30*time.Second, takesAWhile())
+		used := p.used(t, 150, 4, 1500, tokensOf, q)
+		require.Zero(t, p.server.Stats().Refused)
+		require.True(t, 0.35 < used && used < 0.45, "%v of the quota", used)
+	})
+}
+
+// level returns the level of the bucket, in cost units.
+func (p *paced) level() int { return int(p.shaper.Stats().Level) }
+
+// A call settles with what its answer reports when the answer has ended, and with nothing else.
+func TestACallSettlesWhenItsAnswerEnds(t *testing.T) {
+	for i, tt := range []struct {
+		q                 llm.Quota
+		reserved, settled int
+	}{
+		{llm.Quota{Requests: 500, Tokens: 90_000}, 11_112, 11_112},                // max(1000, 200) of 90,000, for good
+		{llm.Quota{Requests: 500, Input: 60_000, Output: 24_000}, 41_667, 16_667}, // 1,000 and 400 of 24,000
+		{llm.Quota{Requests: 500, Input: 60_000}, 3334, 3334},                     // 200 of 60,000
+		{llm.Quota{Requests: 500, Tokens: 90_000}, 13_334, 6112},                  // 1,200 and 550 of 90,000
+	} {
+		for _, stream := range []bool{false, true} {
+			d := dialects[i]
+			name := fmt.Sprint(d.Dialect, " stream=", stream)
+			synctest.Test(t, func(t *testing.T) {
+				p := newPaced(t, d, tt.q, 30*time.Second, func(llmtest.Call) llmtest.Answer {
+					return llmtest.Answer{Output: 400, CacheRead: 50}
+				})
+				response, err := p.RoundTrip(llmtest.NewRequest(t.Context(), d.Dialect, llmtest.Call{Input: 200, Most: 1000, Stream: stream}))
+				require.NoError(t, err)
+				require.Equal(t, tt.reserved, p.level(), name)
+				require.Equal(t, tt.reserved, p.shaper.Stats().Reserved)
+				_, err = io.Copy(io.Discard, response.Body)
+				require.NoError(t, err)
+				require.Equal(t, tt.settled, p.level(), name)
+				require.Zero(t, p.shaper.Stats().Reserved)
+				require.NoError(t, response.Body.Close())
+				require.Equal(t, tt.settled, p.level(), name)
+			})
+		}
+	}
+}
+
+// The estimate stands if an answer breaks or is closed before its end, and after an error: what the
+// call has taken is unknown.
+func TestTheEstimateStandsIfTheUsageIsUnknown(t *testing.T) {
+	q := llm.Quota{Requests: 500, Input: 60_000, Output: 24_000}
+	c := llmtest.Call{Input: 200, Most: 1000, Stream: true}
+	for name, tt := range map[string]struct {
+		answer llmtest.Answer
+		read   func(io.ReadCloser) error
+	}{
+		"broken":          {llmtest.Answer{Breaks: true}, func(body io.ReadCloser) error { _, err := io.Copy(io.Discard, body); return err }},
+		"closed":          {llmtest.Answer{}, func(body io.ReadCloser) error { _, err := io.CopyN(io.Discard, body, 500); return err }},
+		"an error":        {llmtest.Answer{Status: 500}, func(body io.ReadCloser) error { _, err := io.Copy(io.Discard, body); return err }},
+		"an overload":     {llmtest.Answer{Status: 529}, func(body io.ReadCloser) error { _, err := io.Copy(io.Discard, body); return err }},
+		"not read at all": {llmtest.Answer{}, func(io.ReadCloser) error { return nil }},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPaced(t, dialects[1], q, 30*time.Second, func(llmtest.Call) llmtest.Answer { return tt.answer })
+			response, err := p.RoundTrip(llmtest.NewRequest(t.Context(), p.Dialect, c))
+			require.NoError(t, err)
+			if err = tt.read(response.Body); tt.answer.Breaks {
+				require.Equal(t, io.ErrUnexpectedEOF, err)
+			} else {
+				require.NoError(t, err, name)
+			}
+			require.NoError(t, response.Body.Close())
+			require.Equal(t, 41_667, p.level(), name)
+			require.Zero(t, p.shaper.Stats().Reserved, name)
+			require.True(t, p.shaper.Stats().HeldUntil.IsZero(), "%s: no hold is guessed", name)
+		})
+	}
+}
+
+// A refused call has taken nothing, and all others wait until the provider wants more.
+func TestARefusalHoldsTheLineAndCostsNothing(t *testing.T) {
+	for i, said := range []time.Duration{20 * time.Second, 20 * time.Second, 20 * time.Second, 0} {
+		d := dialects[i]
+		d.Left = nil
+		synctest.Test(t, func(t *testing.T) {
+			q := llm.Quota{Requests: 3}
+			p := newPaced(t, d, llm.Quota{Requests: 1000}, time.Minute, nil)
+			p.server = llmtest.New(llmtest.Config{Dialect: d.Dialect, Quota: q})
+			p.Base = p.server
+			for range 3 {
+				require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 100, Most: 100}))
+			}
+			before := p.level()
+			require.Equal(t, http.StatusTooManyRequests, p.call(t, llmtest.Call{Input: 100, Most: 100}))
+			require.Equal(t, before, p.level())
+			require.Zero(t, p.shaper.Stats().Reserved)
+			start := time.Now()
+			status := p.call(t, llmtest.Call{Input: 100, Most: 100})
+			require.Equal(t, said, time.Since(start).Round(time.Millisecond), string(d.Dialect))
+			if said > 0 {
+				require.Equal(t, http.StatusOK, status)
+			}
+		})
+	}
+}
+
+// With Retry a call that is refused leaves once more, ahead of the others, when the provider wants.
+func TestARefusedCallIsSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := dialects[2]
+		p := newPaced(t, d, llm.Quota{Requests: 1000}, time.Minute, nil)
+		p.server = llmtest.New(llmtest.Config{Dialect: d.Dialect, Quota: llm.Quota{Requests: 3}})
+		p.Base, p.Retry = p.server, true
+		start := time.Now()
+		for range 4 {
+			require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 100, Most: 100, Stream: true}))
+		}
+		require.Equal(t, 20*time.Second, time.Since(start))
+		require.Equal(t, 1, p.server.Stats().Refused)
+		require.Zero(t, p.shaper.Stats().Reserved)
+	})
+}
+
+// What a response says is left bounds what leaves next, whoever has used the rest.
+func TestWhatIsLeftRaisesTheLevel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := llm.Quota{Requests: 500, Tokens: 90_000}
+		p := newPaced(t, dialects[0], q, 30*time.Second, nil)
+		other, err := p.server.RoundTrip(llmtest.NewRequest(t.Context(), p.Dialect, llmtest.Call{Input: 100, Most: 80_000}))
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, other.Body)
+		require.NoError(t, err)
+		require.NoError(t, other.Body.Close())
+		require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 100, Most: 1000}))
+		require.Equal(t, 500_000-100_000, p.level(), "9,000 of 90,000 are left")
+	})
+}
+
+// What is left counts in units of the quota that the client keeps to, which may be a part of the
+// provider's; and not at all for a limit that the client does not have.
+func TestWhatIsLeftCountsInSharesOfTheQuota(t *testing.T) {
+	left := []llm.Left{
+		{Kind: llm.Requests, Limit: 14_400, Remaining: 14_000}, {Kind: llm.Tokens, Limit: 90_000, Remaining: 9000},
+		{Kind: llm.Input, Limit: 10, Remaining: 0}, {Kind: "else", Limit: 10, Remaining: 0}, {Kind: llm.Tokens, Remaining: -1},
+	}
+	for _, tt := range []struct {
+		q    llm.Quota
+		want int
+	}{
+		{llm.Quota{Requests: 500, Tokens: 90_000}, 400_000},
+		{llm.Quota{Requests: 500, Tokens: 30_000}, 200_000},
+		{llm.Quota{Requests: 500, Tokens: 9000}, 2000}, // the cost of a call
+		{llm.Quota{Requests: 500}, 2000},
+		{llm.Quota{Requests: 500, Input: 1_000_000}, 500_000},
+	} {
+		p := llm.Provider{Left: func(http.Header) []llm.Left { return left }}
+		synctest.Test(t, func(t *testing.T) {
+			q := tt.q
+			d := spoken{p, llmtest.OpenAI}
+			paced := newPaced(t, d, q, 30*time.Second, nil)
+			paced.Base = llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI})
+			require.Equal(t, http.StatusOK, paced.call(t, llmtest.Call{}))
+			require.Equal(t, tt.want, paced.level(), "%+v", q)
+		})
+	}
+}
+
+// A Provider without functions knows nothing: a call costs its share of the requests.
+func TestAProviderWithoutFunctions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPaced(t, spoken{llm.Provider{}, llmtest.OpenAI}, llm.Quota{Requests: 500, Tokens: 90_000}, 30*time.Second, nil)
+		require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 1000, Most: 1000}))
+		require.Equal(t, 2000, p.level())
+
+		d := dialects[3]
+		d.Counted = nil
+		p = newPaced(t, d, llm.Quota{Requests: 500, Tokens: 90_000}, 30*time.Second, func(llmtest.Call) llmtest.Answer {
+			return llmtest.Answer{Output: 100, CacheRead: 50}
+		})
+		require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 800, Most: 1000}))
+		require.Equal(t, 10_000, p.level(), "everything counts")
+	})
+}
+
+// A request that can't be estimated is not sent, and its body is closed.
+func TestARequestThatCannotBeEstimated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := dialects[3]
+		d.Estimate = func(*http.Request) (llm.Usage, error) { return llm.Usage{}, errBroken }
+		p := newPaced(t, d, llm.Quota{Tokens: 90_000}, 30*time.Second, nil)
+		r := llmtest.NewRequest(t.Context(), d.Dialect, llmtest.Call{})
+		closed := false
+		r.Body = struct {
+			io.Reader
+			io.Closer
+		}{r.Body, closeFunc(func() { closed = true })}
+		_, err := p.RoundTrip(r)
+		require.Equal(t, shaper.ErrNegativeCost, err)
+		require.True(t, closed)
+		require.Zero(t, p.server.Stats())
+	})
+}
+
+// An encoding that is unknown passes, and the estimate stands.
+func TestAnAnswerInAnUnknownEncoding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPaced(t, dialects[3], llm.Quota{Tokens: 90_000}, 30*time.Second, nil)
+		p.Base = roundTrip(func(*http.Request) (*http.Response, error) {
+			return &http.Response{
+				StatusCode: http.StatusOK, ProtoMajor: 1, Header: fields("Content-Encoding", "br", "Content-Type", "application/json"),
+				Body: io.NopCloser(strings.NewReader(`{"usage":{"inputTokens":1,"outputTokens":1}}`)),
+			}, nil
+		})
+		require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 200, Most: 1000}))
+		require.Equal(t, 13_334, p.level())
+	})
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
