@@ -52,9 +52,9 @@
 // # Stopping a server
 //
 // GracefulStop first: it takes no more calls and waits for those in line, which leave at their
-// rate. Then Close the Shaper or Group. If the Shaper is shut down first, newcomers are refused
-// as Unavailable while the line leaves. GracefulStop has no time limit: when yours is over,
-// Close refuses those that are left, and GracefulStop returns.
+// rate. Then Close the Shaper or Group, and of several the outermost first. If the Shaper is shut
+// down first, newcomers are refused as Unavailable while the line leaves. GracefulStop has no time
+// limit: when yours is over, Close refuses those that are left, and GracefulStop returns.
 //
 // # Dry runs
 //

@@ -84,6 +84,36 @@ func TestLatestSetLimitsWins(t *testing.T) {
 	})
 }
 
+// A process whose clock is an hour ahead must not keep its rate in force for that hour: whoever has
+// learnt of the rate can change it.
+func TestTheRateOfAClockThatIsAheadCanBeChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := buckettest.NewMemory()
+		fast, slow := shaper.Limits{Rate: 1000, Depth: 9}, shaper.Limits{Rate: 50, Depth: 9}
+		ahead := time.Now().Add(time.Hour).UnixMicro()
+		first := sharedShaper(t, m, fast, shaper.WithRateVersion(ahead))
+		require.NoError(t, first.Wait(t.Context()))
+		s := sharedShaper(t, m, slow)
+		g, _ := groupAtRate(t, m, slow)
+		inForce := func(want rate.Limit) {
+			t.Helper()
+			for range 2 { // The first may be the one that learns it.
+				require.NoError(t, first.Wait(t.Context()))
+				require.NoError(t, s.Wait(t.Context()))
+				require.NoError(t, g.Wait(t.Context(), "key"))
+			}
+			st, _ := g.StatsOf("key")
+			require.Equal(t, []rate.Limit{want, want, want}, []rate.Limit{first.Limits().Rate, s.Limits().Rate, st.Limits.Rate})
+		}
+		require.NoError(t, s.SetLimits(slow))
+		inForce(1000) // It had not asked yet.
+		require.NoError(t, s.SetLimits(slow))
+		inForce(50)
+		require.NoError(t, g.SetLimits("key", fast))
+		inForce(1000)
+	})
+}
+
 // A Depth, a cap or a MaxWait is each process's own: to change one changes no rate, and loses no
 // slot.
 func TestOwnLimitsAreNobodyElses(t *testing.T) {

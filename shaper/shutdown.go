@@ -39,7 +39,8 @@ func (s *Shaper) Close() error {
 // In front of an HTTP server call [net/http.Server.Shutdown] instead, and Close after it: the
 // server stops listening at once, and waits for the requests in line. If the Shaper is shut
 // down first, the server takes new requests while the line leaves, and each is refused. Of
-// several Shapers that a request goes through, close the outermost first.
+// several Shapers that a request goes through, close the outermost first, and the next when the
+// requests have come to it.
 func (s *Shaper) Shutdown(ctx context.Context) error {
 	s.mustBeMade()
 	return s.shutdown(ctx)

@@ -96,6 +96,41 @@ func TestShutdownWithADoneContextWithoutAnError(t *testing.T) {
 	})
 }
 
+// Where requests go through two lines, none must wait in the first only to be refused by the
+// second.
+func TestTheOuterOfTwoLinesEndsFirst(t *testing.T) {
+	for _, outerFirst := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			outer, inner := mustMake(t, limitsOf(t, "10/s depth 99")), mustMake(t, limitsOf(t, "5/s depth 99"))
+			both := shaper.Chain(outer, inner)
+			refused := make(chan error, 20)
+			for range cap(refused) {
+				go func() {
+					if err := both.WaitN(context.Background(), 1); err != nil {
+						refused <- err
+					}
+				}()
+			}
+			time.Sleep(ms)
+			first, second := outer, inner
+			if !outerFirst {
+				first, second = inner, outer
+			}
+			require.NoError(t, first.Shutdown(t.Context()))
+			synctest.Wait() // The last of the first line may be on its way to the second.
+			require.NoError(t, second.Shutdown(t.Context()))
+			synctest.Wait()
+			if outerFirst {
+				require.Empty(t, refused)
+				require.EqualValues(t, 20, inner.Stats().Departed)
+			} else {
+				require.Len(t, refused, 19, "if none is refused, the order does not matter")
+				require.EqualValues(t, 20, outer.Stats().Departed, "they had their turn")
+			}
+		})
+	}
+}
+
 func TestCloseOvertakesShutdown(t *testing.T) {
 	play(t, "1/s depth 9", func(g *stage) {
 		g.arriveAll("a", "b")
