@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -14,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"example.com/leakybucket/bench/internal/measure"
 )
@@ -34,7 +35,7 @@ func openCallers(ctx context.Context, address string, n int) (*callers, error) {
 			c.hangUp()
 			return nil, fmt.Errorf("connection %d of %d: %w", len(c.all)+1, n, err)
 		}
-		c.all = append(c.all, caller{conn: conn, r: bufio.NewReaderSize(conn, 1024)})
+		c.all = append(c.all, caller{conn, bufio.NewReaderSize(conn, 1024), new(fasthttp.Response)})
 	}
 	c.stop = context.AfterFunc(ctx, c.hangUp)
 	return c, nil
@@ -133,12 +134,13 @@ func patience(ctx context.Context, n, rate int) (context.Context, context.Cancel
 var errUnanswered = errors.New("not all requests were answered")
 
 // A caller is an open connection to a proxy. The load generator and the upstream write to
-// their connections by themselves, and read from them with net/http's parsers: its client
-// and server would use more of the processors than a fast proxy does, and would then be
-// what is measured.
+// their connections by themselves, and read from them with fasthttp's parsers: net/http
+// would use more of the processors than a fast proxy does, and would then be what is
+// measured.
 type caller struct {
 	conn net.Conn
 	r    *bufio.Reader
+	got  *fasthttp.Response // used again for each
 }
 
 func (c caller) send(path string) error {
@@ -148,12 +150,8 @@ func (c caller) send(path string) error {
 
 // receive reads a response and returns its status.
 func (c caller) receive() (int, error) {
-	got, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		return 0, err
-	}
-	_, err = io.Copy(io.Discard, got.Body)
-	return got.StatusCode, err
+	err := c.got.Read(c.r)
+	return c.got.StatusCode(), err
 }
 
 // usage is what a process and those that it has started use, as Linux tells it.

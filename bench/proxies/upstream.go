@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/valyala/fasthttp"
 )
 
 // An upstream answers every request, and notes when those with a number arrived.
@@ -98,16 +99,17 @@ func (u *upstream) serve(conn net.Conn) {
 		_ = conn.Close()
 	}()
 	r := bufio.NewReaderSize(conn, 1024)
-	response := []byte(upstreamResponse)
+	response, request := []byte(upstreamResponse), new(fasthttp.Request)
 	for {
-		request, err := http.ReadRequest(r)
+		err := request.Read(r)
 		at := time.Since(u.began)
 		if err != nil {
 			return // A proxy that ends closes its connections.
 		}
-		number, err := strconv.Atoi(strings.TrimPrefix(request.URL.Path, "/"))
-		if err != nil && request.URL.Path != "/" {
-			u.report(fmt.Errorf("the upstream was asked for %q", request.URL.Path))
+		path := string(request.Header.RequestURI())
+		number, err := strconv.Atoi(strings.TrimPrefix(path, "/"))
+		if err != nil && path != "/" {
+			u.report(fmt.Errorf("the upstream was asked for %q", path))
 			return
 		}
 		if number > 0 {
