@@ -227,17 +227,6 @@ func TestHoldOfAChain(t *testing.T) {
 	})
 }
 
-func TestAChainWithAnothersLimiter(t *testing.T) {
-	play(t, "1/s depth 9", func(g *stage) {
-		c := shaper.Chain(rate.NewLimiter(rate.Every(2*time.Second), 1), g.Shaper)
-		for _, name := range []string{"a", "b", "c"} {
-			g.arriveFor(c, name, 1)
-		}
-		g.at(time.Minute)
-		g.saw("0s a left", "2s b left", "4s c left")
-	})
-}
-
 func TestMiddlewareOfAChain(t *testing.T) {
 	play(t, "1/s depth 1", func(g *stage) {
 		tenant := mustMake(g.t, limitsOf(g.t, "1 per 10s burst 3"))

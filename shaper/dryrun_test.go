@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/internal/realtime"
 	"example.com/leakybucket/shaper"
 )
 
@@ -409,26 +408,6 @@ func TestVerdictsOfNestedMiddlewares(t *testing.T) {
 		v, ok := shaper.VerdictOf(ctx)
 		require.True(t, ok)
 		require.Equal(t, "refuse;reason=queue-full", v.String())
-	}
-}
-
-// In a dry run no request waits, so no body is read before the handler runs.
-func TestADryRunReadsNothingAhead(t *testing.T) {
-	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: 1}, nil }, shaper.WithDryRun())
-	require.NoError(t, err)
-	defer group.Close()
-	s := mustDryRun(t, "1 per 1h depth 9")
-	for name, l := range map[string]shaper.Limiter{"Shaper": s, "Group": group.Limiter("a"), "Chain": shaper.Chain(s, group.Limiter("a"))} {
-		t.Run(name, func(t *testing.T) {
-			e := newBlindEntrance(t, 0)
-			e.Config.ReadTimeout = time.Minute
-			e.limiter, e.handler = l, echo
-			e.open()
-			v := e.visit(post("/a", "he"))
-			require.Equal(t, "/a", realtime.Next(t, e.ran))
-			v.send("llo")
-			require.Equal(t, "HELLO", v.reads(200))
-		})
 	}
 }
 

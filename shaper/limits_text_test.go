@@ -2,7 +2,6 @@ package shaper_test
 
 import (
 	"errors"
-	"iter"
 	"math"
 	"regexp"
 	"strconv"
@@ -86,133 +85,92 @@ func TestParseLimits(t *testing.T) {
 	}
 }
 
-// malformed are texts by what is said of the mistake, and by the column in which it is.
 var malformed = []struct {
+	column int
 	reason string
-	at     map[int][]string
+	texts  []string
 }{
 	// The mistake is in the rate.
-	{"expected a rate", map[int][]string{
-		1: {"", "x", "/s", "+5/s", "-5/s", ".5/s", "5./s", "1.2.3/s", "1e3/s", "0x5/s", "1_000/s", "1,5/s", "٣/s",
-			"NaN/s", "Inf", "inf/s", "burst 10 50/s"},
-	}},
-	{"expected / and a unit", map[int][]string{
-		3: {"50"},
-		4: {"50 depth 3", "50 /s", "50 Per 2s"},
-	}},
-	{"expected a unit", map[int][]string{
-		3: {"1/2s", "1/s/s"},
-		4: {"50/", "50/ s", "50/S", "50/inf", "50/s\n"},
-		8: {"1 per 2", "1 per 2 s", "1 per 1h30min"},
-	}},
-	{"; write min", map[int][]string{
-		4: {"50/m"},
-		6: {"1000/minute"},
-	}},
-	{"expected a unit: ns us ms s sec min h hour d day; write us", map[int][]string{4: {"50/µs"}}},
-	{"expected a unit: ns us ms s sec min h hour d day; write s or sec", map[int][]string{4: {"50/second"}}},
-	{"; write h or hour", map[int][]string{8: {"1 per 2hours"}}},
-	{"expected a duration", map[int][]string{
-		6: {"1 per"},
-		7: {"1 per s", "1 per -2s", "1 per inf"},
-	}},
-	{"whole nanoseconds", map[int][]string{7: {"1 per 0.5ns"}}},
+	{1, "expected a rate", []string{"", "x", "/s", "+5/s", "-5/s", ".5/s", "5./s", "1.2.3/s", "1e3/s", "0x5/s",
+		"1_000/s", "1,5/s", "٣/s", "NaN/s", "Inf", "inf/s", "burst 10 50/s"}},
+	{3, "expected / and a unit", []string{"50"}},
+	{4, "expected / and a unit", []string{"50 depth 3", "50 /s", "50 Per 2s"}},
+	{4, "expected a unit", []string{"50/", "50/ s", "50/S", "50/inf", "50/s\n"}},
+	{4, "; write min", []string{"50/m"}},
+	{4, "expected a unit: ns us ms s sec min h hour d day; write us", []string{"50/µs"}},
+	{4, "expected a unit: ns us ms s sec min h hour d day; write s or sec", []string{"50/second"}},
+	{6, "; write min", []string{"1000/minute"}},
+	{8, "; write h or hour", []string{"1 per 2hours"}},
+	{3, "expected a unit", []string{"1/2s", "1/s/s"}},
+	{6, "expected a duration", []string{"1 per"}},
+	{7, "expected a duration", []string{"1 per s", "1 per -2s", "1 per inf"}},
+	{8, "expected a unit", []string{"1 per 2", "1 per 2 s", "1 per 1h30min"}},
+	{7, "whole nanoseconds", []string{"1 per 0.5ns"}},
 
 	// The mistake is in what follows the rate.
-	{"expected burst, depth, wait, slack or inflight", map[int][]string{
-		5: {"5/s depht 3", "5/s Depth 3", "5/s 3", "5/s inf", "5/s InFlight 8", "5/s in flight 8"},
-	}},
-	{"expected no comma", map[int][]string{
-		4:  {"5/s, depth 3", "5/s,depth 3", "inf, depth 3"},
-		9:  {"1 per 2s, depth 3"},
-		11: {"5/s wait 1,5s"},
-		12: {"5/s depth 3, wait 2s", "5/s wait 2s, depth 3"},
-	}},
-	{"expected depth only once", map[int][]string{13: {"5/s depth 3 depth 4"}}},
-	{"expected burst only once", map[int][]string{21: {"5/s burst 1 wait 2s burst 1"}}},
-	{"expected a whole number", map[int][]string{
-		10: {"5/s burst"},
-		11: {"5/s burst 1.5", "5/s burst +1", "5/s depth -1", "5/s depth inf", "5/s depth 1_0",
-			"5/s depth 9223372036854775808"},
-		13: {"5/s inflight"},
-		14: {"5/s inflight -8", "5/s inflight 1.5", "5/s inflight 8s", "5/s inflight inf",
-			"5/s inflight 9223372036854775808"},
-	}},
-	{"expected a duration", map[int][]string{
-		9:  {"5/s wait"},
-		10: {"5/s wait s"},
-	}},
-	{"expected a unit", map[int][]string{
-		11: {"5/s wait 2", "5/s wait 2 s"},
-		12: {"5/s slack 2sek"},
-	}},
-	{"expected inflight only once", map[int][]string{24: {"5/s inflight 8 depth 3 inflight 8"}}},
-	{"whole nanoseconds", map[int][]string{11: {"5/s slack 1.5ns", "5/s slack 9223372036854775808ns", "5/s slack 106752d"}}},
+	{5, "expected burst, depth, wait, slack or inflight", []string{"5/s depht 3", "5/s Depth 3", "5/s 3", "5/s inf",
+		"5/s InFlight 8", "5/s in flight 8"}},
+	{4, "expected no comma", []string{"5/s, depth 3", "5/s,depth 3", "inf, depth 3"}},
+	{9, "expected no comma", []string{"1 per 2s, depth 3"}},
+	{12, "expected no comma", []string{"5/s depth 3, wait 2s", "5/s wait 2s, depth 3"}},
+	{11, "expected no comma", []string{"5/s wait 1,5s"}},
+	{13, "expected depth only once", []string{"5/s depth 3 depth 4"}},
+	{21, "expected burst only once", []string{"5/s burst 1 wait 2s burst 1"}},
+	{10, "expected a whole number", []string{"5/s burst"}},
+	{11, "expected a whole number", []string{"5/s burst 1.5", "5/s burst +1", "5/s depth -1", "5/s depth inf",
+		"5/s depth 1_0", "5/s depth 9223372036854775808"}},
+	{9, "expected a duration", []string{"5/s wait"}},
+	{10, "expected a duration", []string{"5/s wait s"}},
+	{11, "expected a unit", []string{"5/s wait 2", "5/s wait 2 s"}},
+	{13, "expected a whole number", []string{"5/s inflight"}},
+	{14, "expected a whole number", []string{"5/s inflight -8", "5/s inflight 1.5", "5/s inflight 8s",
+		"5/s inflight inf", "5/s inflight 9223372036854775808"}},
+	{24, "expected inflight only once", []string{"5/s inflight 8 depth 3 inflight 8"}},
+	{12, "expected a unit", []string{"5/s slack 2sek"}},
+	{11, "whole nanoseconds", []string{"5/s slack 1.5ns", "5/s slack 9223372036854775808ns", "5/s slack 106752d"}},
 
 	// The form of the seed document.
-	{"expected a rate", map[int][]string{
-		1: {"10,1/s"},
-		4: {"10,"},
-		5: {"10, 10, 1/s"},
-	}},
-	{"expected / and a unit", map[int][]string{4: {"10 , 1/s"}}},
-	{"expected a whole number", map[int][]string{1: {", 1/s", "1.5, 1/s", "-1, 1/s"}}},
-	{"expected nothing after", map[int][]string{9: {"10, 1/s depth 3", "10, 1/s burst 3", "10, 1/s inflight 3"}}},
+	{4, "expected a rate", []string{"10,"}},
+	{1, "expected a rate", []string{"10,1/s"}},
+	{4, "expected / and a unit", []string{"10 , 1/s"}},
+	{1, "expected a whole number", []string{", 1/s", "1.5, 1/s", "-1, 1/s"}},
+	{9, "expected nothing after", []string{"10, 1/s depth 3", "10, 1/s burst 3", "10, 1/s inflight 3"}},
+	{5, "expected a rate", []string{"10, 10, 1/s"}},
 
 	// The mistake is a blank, or the length.
-	{"expected no blank", map[int][]string{
-		1:  {" ", " 5/s", "\t5/s"},
-		4:  {"5/s "},
-		12: {"5/s depth 3 \t"},
-	}},
-	{"expected a unit", map[int][]string{3: {"5/s\u00a0depth 3"}}},
-	{"expected at most 1024 bytes", map[int][]string{
-		1025: {"1." + strings.Repeat("0", 1021) + "/s", strings.Repeat("5", 1<<20) + "/s"},
-	}},
+	{1, "expected no blank", []string{" ", " 5/s", "\t5/s"}},
+	{4, "expected no blank", []string{"5/s "}},
+	{12, "expected no blank", []string{"5/s depth 3 \t"}},
+	{3, "expected a unit", []string{"5/s\u00a0depth 3"}},
+	{1025, "expected at most 1024 bytes", []string{"1." + strings.Repeat("0", 1021) + "/s",
+		strings.Repeat("5", 1<<20) + "/s"}},
 
 	// The text is well formed, but Validate refuses the limits.
-	{"Limits.Rate is 0,", map[int][]string{
-		1: {"0/s", "0." + strings.Repeat("0", 400) + "1/s"},
-		5: {"10, 0.0/s"},
-	}},
-	{"Limits.Rate", map[int][]string{7: {"1 per 0s"}}},
-	{"Limits.Rate is 1.000000001e+09,", map[int][]string{1: {"1000000001/s"}}},
-	{"Limits.Rate is 2e+09,", map[int][]string{1: {"2/ns depth 3"}}},
-	{"Limits.Rate is", map[int][]string{1: {"1 per 366d", "1 per 31536001s"}}},
-	{"Limits.Rate is +Inf,", map[int][]string{1: {"1" + strings.Repeat("0", 400) + "/s"}}},
-	{"Limits.Burst is 366,", map[int][]string{
-		1:  {"366, 1/d"},
-		11: {"1/d burst 366"},
-		19: {"1/d depth 9 burst 366 wait 1s"},
-	}},
-}
-
-// malformedTexts returns each text of malformed with its column and reason.
-func malformedTexts() iter.Seq2[string, shaper.ParseError] {
-	return func(yield func(string, shaper.ParseError) bool) {
-		for _, kind := range malformed {
-			for column, texts := range kind.at {
-				for _, text := range texts {
-					if !yield(text, shaper.ParseError{Column: column, Reason: kind.reason}) {
-						return
-					}
-				}
-			}
-		}
-	}
+	{1, "Limits.Rate is 0,", []string{"0/s", "0." + strings.Repeat("0", 400) + "1/s"}},
+	{5, "Limits.Rate is 0,", []string{"10, 0.0/s"}},
+	{7, "Limits.Rate", []string{"1 per 0s"}},
+	{1, "Limits.Rate is 1.000000001e+09,", []string{"1000000001/s"}},
+	{1, "Limits.Rate is 2e+09,", []string{"2/ns depth 3"}},
+	{1, "Limits.Rate is", []string{"1 per 366d", "1 per 31536001s"}},
+	{1, "Limits.Rate is +Inf,", []string{"1" + strings.Repeat("0", 400) + "/s"}},
+	{11, "Limits.Burst is 366,", []string{"1/d burst 366"}},
+	{19, "Limits.Burst is 366,", []string{"1/d depth 9 burst 366 wait 1s"}},
+	{1, "Limits.Burst is 366,", []string{"366, 1/d"}},
 }
 
 func TestParseLimitsPointsAtTheMistake(t *testing.T) {
-	for text, test := range malformedTexts() {
-		l, err := shaper.ParseLimits(text)
-		require.Error(t, err, text)
-		require.Zero(t, l, text)
-		column, reason := splitParseError(t, text, err)
-		mistake, ok := errors.AsType[*shaper.ParseError](err)
-		require.True(t, ok)
-		require.Equal(t, &shaper.ParseError{Text: text, Column: column, Field: mistake.Field, Reason: reason}, mistake)
-		require.Equal(t, test.Column, column, "%s", err)
-		require.Contains(t, reason, test.Reason)
+	for _, test := range malformed {
+		for _, text := range test.texts {
+			l, err := shaper.ParseLimits(text)
+			require.Error(t, err, text)
+			require.Zero(t, l, text)
+			column, reason := splitParseError(t, text, err)
+			mistake, ok := errors.AsType[*shaper.ParseError](err)
+			require.True(t, ok)
+			require.Equal(t, &shaper.ParseError{Text: text, Column: column, Field: mistake.Field, Reason: reason}, mistake)
+			require.Equal(t, test.column, column, "%s", err)
+			require.Contains(t, reason, test.reason)
+		}
 	}
 }
 
@@ -308,9 +266,11 @@ func FuzzParseLimits(f *testing.F) {
 	for _, test := range wellFormed {
 		f.Add(test.text)
 	}
-	for text := range malformedTexts() {
-		if len(text) < 2000 { // longer texts are slow to mutate
-			f.Add(text)
+	for _, test := range malformed {
+		for _, text := range test.texts {
+			if len(text) < 2000 { // longer texts are slow to mutate
+				f.Add(text)
+			}
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -429,23 +429,10 @@ func TestResponsesThatHoldTheLine(t *testing.T) {
 		{"429 -\nRetry-After: soon\n" + exhausted, 30 * time.Second, 30 * time.Second},
 		{"429 -\nRetry-After: 0\n" + exhausted, 30 * time.Second, 30 * time.Second},
 
-		// No field says for how long.
-		{"429 -", 0, 0},
-		{"503 -", 0, 0},
-		{"429 -\nRetry-After: soon", 0, 0},
-		{"503 -\nRateLimit: \"a\";r=0", 0, 0},
-		{"429 -\nRateLimit: \"a\";r=1;t=30", 0, 0},
-
 		// An answer that was served, or that failed for another reason.
-		{"200 OK", 0, 0},
 		{"200 OK\n" + exhausted, 0, 30 * time.Second},
 		{"404 -\n" + exhausted, 0, 30 * time.Second},
 		{"500 -\n" + exhausted, 0, 30 * time.Second},
-		// With these statuses Retry-After means something else.
-		{"200 OK\nRetry-After: 5", 0, 0},
-		{"301 -\nRetry-After: 5", 0, 0},
-		{"500 -\nRetry-After: 5", 0, 0},
-		{"502 -\nRetry-After: 5", 0, 0},
 		{"200 OK\nRetry-After: 5\n" + exhausted, 0, 30 * time.Second},
 	} {
 		t.Run(tt.response, func(t *testing.T) {
@@ -454,6 +441,18 @@ func TestResponsesThatHoldTheLine(t *testing.T) {
 			require.Equal(t, tt.want, holdFor(t, response, 365*day, false))
 			require.Equal(t, tt.whenExhausted, holdFor(t, response, 365*day, true))
 		})
+	}
+	for _, none := range []string{
+		// No field says for how long.
+		"429 -", "503 -", "429 -\nRetry-After: soon", "503 -\nRateLimit: \"a\";r=0", "429 -\nRateLimit: \"a\";r=1;t=30",
+		// With these statuses Retry-After means something else.
+		"200 OK", "200 OK\nRetry-After: 5", "301 -\nRetry-After: 5", "500 -\nRetry-After: 5", "502 -\nRetry-After: 5",
+	} {
+		response, err := answerOfText(none, nil)
+		require.NoError(t, err)
+		for _, whenExhausted := range []bool{false, true} {
+			require.Zero(t, holdFor(t, response, 365*day, whenExhausted), none)
+		}
 	}
 }
 
@@ -527,40 +526,5 @@ func TestTwoOfOursDoNotSlowEachOther(t *testing.T) {
 		}
 		require.Equal(u.t, 1900*ms, time.Since(u.start))
 		require.Equal(u.t, `"default";r=0;t=1`, last.Header.Get("RateLimit"))
-	})
-}
-
-// With HoldWhenExhausted, which is for an upstream that refuses nothing but counts what
-// comes too early, each answer holds the line.
-func TestAServedAnswerHoldsTheLineIfWanted(t *testing.T) {
-	const exhausted = "200 OK\nRateLimit: \"a\";r=0;t=1"
-	playTransport(t, "10/s depth 5", func(u *upstream) {
-		u.script["a"] = []string{exhausted, exhausted, exhausted, exhausted, exhausted, exhausted}
-		u.HoldWhenExhausted = true
-		u.fetch("a", "a", "a")
-		u.at(10 * time.Second)
-		u.saw("0s a sent", "0s a 200", "1s a sent", "1s a 200", "2s a sent", "2s a 200")
-		u.HoldWhenExhausted = false
-		u.fetch("a", "a", "a")
-		u.at(time.Minute)
-		u.saw("10s a sent", "10s a 200", "10.1s a sent", "10.1s a 200", "10.2s a sent", "10.2s a 200")
-	})
-}
-
-// Of two holds the one that ends later counts. After it the line leaves by the bucket's
-// rule.
-func TestTheLaterOfTwoHoldsCounts(t *testing.T) {
-	playTransport(t, "1/s burst 3 depth 5", func(u *upstream) {
-		u.script["a"] = []string{"429 -\nRetry-After: 10"}
-		u.script["b"] = []string{"503 -\nRetry-After: 30"}
-		u.script["c"] = []string{"429 -\nRetry-After: 5"}
-		u.took = time.Second
-		u.call("a", "b", "c", "d")
-		u.at(time.Second)
-		u.saw("0s a sent", "0s b sent", "0s c sent", "1s a 429, retry 10: body", "1s b 503, retry 30: body",
-			"1s c 429, retry 5: body", "1s d sent")
-		u.call("e", "f")
-		u.at(time.Minute)
-		u.saw("2s d 200: body", "31s e sent", "31s f sent", "32s e 200: body", "32s f 200: body")
 	})
 }
