@@ -28,6 +28,24 @@ func TestTheClockNeverGoesBehindARefusal(t *testing.T) {
 	})
 }
 
+// A refusal at the instant of the next slot comes after that, however late the ticker is.
+func TestNobodyIsRefusedWhenASlotIsDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mustMake(t, shaper.Limits{Rate: 1, Depth: 1})
+		compared := shaper.AuditRefusals(s)
+		require.True(t, s.Allow())
+		go func() { _ = s.Wait(context.Background()) }()
+		synctest.Wait()
+		require.Error(t, s.Wait(t.Context()))
+		time.Sleep(time.Second - 1)
+		rejected := s.Wait(t.Context())
+		require.Equal(t, time.Duration(1), rejected.(*shaper.RejectError).RetryAfter)
+		require.Equal(t, int64(1), compared.Load())
+		time.Sleep(time.Nanosecond)
+		require.NoError(t, s.Wait(t.Context()), "the place is free")
+	})
+}
+
 // Few refusals publish nothing, and what lets a call leave begins the count anew.
 func TestOnlyManyRefusalsInARowArePublished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
