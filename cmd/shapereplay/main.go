@@ -123,11 +123,8 @@ func run(ctx context.Context, args []string, s streams) int {
 
 // streams are where the program reads and writes.
 type streams struct {
-	in            io.Reader
-	typed         bool // in is a terminal
-	out, err      io.Writer
-	width         int  // of the terminal that out is; 0: it is none
-	colour        bool // out may have colours
-	progress      bool // err is a terminal
-	progressWidth int
+	in       io.Reader
+	typed    bool // in is a terminal
+	out, err io.Writer
+	progress bool // err is a terminal
 }

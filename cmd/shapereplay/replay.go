@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/find"
@@ -33,9 +34,11 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitUsage, fmt.Errorf("-key: %w (-h shows examples)", err)
 	}
 	a.options.Header = maker.Header()
-	a.options.Stdin = newInterruptible(ctx, s.in)
-	if s.typed && slices.Contains(a.logs, "-") {
-		fmt.Fprintln(s.err, "shapereplay: the log is read from this terminal, until Ctrl-D (-h shows how to name a file)")
+	if slices.Contains(a.logs, "-") {
+		a.options.Stdin = interruptible(ctx, s.in)
+		if s.typed {
+			fmt.Fprintln(s.err, "shapereplay: the log is read from this terminal, until Ctrl-D (-h shows how to name a file)")
+		}
 	}
 	logs, err := accesslog.Open(a.options, a.logs...)
 	if err != nil {
@@ -128,14 +131,17 @@ func (a *arguments) notUnderstood(s accesslog.Stats) error {
 
 // each calls do with each request of the logs, until the context ends.
 func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader, do func(*accesslog.Record)) error {
-	bar := s.startProgress(logs.Progress)
-	defer bar.stop()
+	bar := progress{streams: s, began: time.Now()}
+	defer bar.end()
 	// Standard input ends with the context, so what was read of it is replayed to its end.
 	onlyStdin := len(a.logs) == 1 && a.logs[0] == "-"
 	const oftenEnough = 1 << 10
 	for n := 1; ; n++ {
-		if n%oftenEnough == 0 && ctx.Err() != nil && !onlyStdin {
-			return nil
+		if n%oftenEnough == 0 {
+			if ctx.Err() != nil && !onlyStdin {
+				return nil
+			}
+			bar.show(time.Now(), n, logs.Progress)
 		}
 		r, err := logs.Next()
 		switch {
@@ -150,7 +156,6 @@ func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader,
 		case !r.At.Before(a.from) && a.filter.wants(&r):
 			do(&r)
 		}
-		bar.requests.Store(int64(n))
 	}
 }
 
@@ -219,8 +224,7 @@ func (a *arguments) print(s streams, d *report.Document) error {
 	configuration := report.Caddy
 	switch {
 	case len(a.output) == 0:
-		t := report.Terminal{Out: s.out, Width: s.width, Colour: s.colour}
-		return t.Print(d)
+		return report.Print(s.out, d)
 	case a.output[0] == "json":
 		return report.WriteJSON(s.out, d)
 	case a.output[0] == "nginx":

@@ -100,45 +100,19 @@ func document() *Document {
 	}
 }
 
-func printed(t *testing.T, terminal Terminal) string {
-	t.Helper()
+func TestATableHasNumbersToTheRight(t *testing.T) {
 	var b strings.Builder
-	terminal.Out = &b
-	require.NoError(t, terminal.Print(document()))
-	return b.String()
-}
-
-func TestATableIsAsWideAsItMayBe(t *testing.T) {
-	all := printed(t, Terminal{})
-	require.Contains(t, all, `
+	require.NoError(t, Print(&b, document()))
+	require.Contains(t, b.String(), `
 RULE       LIMITS                                 KEYS   REQUESTS    AT ONCE   WAITED        REFUSED  QUEUE-FULL  TOO-LATE  P50     P95    P99  LONGEST  LINE
 %2Fapi%2F  12.5/s burst 100 depth 1000 wait 2s  10,000  1,234,000  1,000,000  200,000  34,000 (2.8%)      30,000     4,000    0  250 ms  1.5 s      2 s    25
 (default)  no candidate                              1        567        567        0              0           0         0    0       0      0        0     0
 `)
-	narrow := printed(t, Terminal{Width: 80})
-	for _, width := range []int{60, 80, 100, 120, 200} {
-		for line := range strings.Lines(printed(t, Terminal{Width: width})) {
-			require.LessOrEqual(t, len([]rune(strings.TrimRight(line, "\n"))), width)
-		}
-		require.Contains(t, printed(t, Terminal{Width: width}), "34,000 (2.8%)")
+	// Whoever sends requests could otherwise clear the operator's terminal.
+	require.Contains(t, b.String(), `"%2Fapi%2F/\x1b[2Jx"`)
+	for line := range strings.Lines(b.String()[strings.Index(b.String(), "Note:"):]) {
+		require.LessOrEqual(t, len(line), 101)
 	}
-	require.Contains(t, narrow, "12.5/s burst 100 …")
-}
-
-func TestColourIsOnlyForTerminals(t *testing.T) {
-	require.NotContains(t, printed(t, Terminal{Width: 80}), "\x1b")
-	coloured := printed(t, Terminal{Width: 80, Colour: true})
-	require.Contains(t, coloured, "\x1b[31m34,000 (2.8%)\x1b[0m")
-	plain := coloured
-	for _, s := range []style{bold, faint, red, "0"} {
-		plain = strings.ReplaceAll(plain, "\x1b["+string(s)+"m", "")
-	}
-	require.Equal(t, printed(t, Terminal{Width: 80}), plain)
-}
-
-// Whoever sends requests could otherwise clear the operator's terminal.
-func TestAKeyCannotControlTheTerminal(t *testing.T) {
-	require.Contains(t, printed(t, Terminal{}), `"%2Fapi%2F/\x1b[2Jx"`)
 }
 
 func TestNumbersAreRounded(t *testing.T) {

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,35 +11,34 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/internal/limitwords"
 )
 
-// Print writes a document as text.
-func (t *Terminal) Print(d *Document) error {
+// Print writes a document as text. Lines of tables may be long; less -S shows them.
+func Print(to io.Writer, d *Document) error {
 	var b strings.Builder
-	b.WriteString(t.styled(bold, t.wrap(d.title())) + "\n")
-	if len(d.Rules) > 0 && d.From != nil {
-		b.WriteString("\n" + t.rules(d.Rules))
+	section := func(text string) {
+		if text != "" {
+			b.WriteString("\n" + text)
+		}
 	}
-	if len(d.Found) > 0 && d.From != nil {
-		b.WriteString("\n" + t.found(d.Found))
+	b.WriteString(wrap(d.title()) + "\n")
+	if d.From != nil {
+		section(rulesTable(d.Rules))
+		section(foundTable(d.Found))
 	}
-	if len(d.RefusedMost) > 0 {
-		b.WriteString("\n" + t.styled(bold, "Refused most") + "\n" + t.keys(d.RefusedMost))
-	}
-	if len(d.WaitedLongest) > 0 {
-		b.WriteString("\n" + t.styled(bold, "Waited longest") + "\n" + t.keys(d.WaitedLongest))
-	}
-	if len(d.Notes) > 0 {
-		b.WriteString("\n")
-	}
+	section(keysTable("Refused most", d.RefusedMost))
+	section(keysTable("Waited longest", d.WaitedLongest))
+	notes := ""
 	for _, note := range d.Notes {
-		b.WriteString(t.wrap("Note: "+note) + "\n")
+		notes += wrap("Note: "+note) + "\n"
 	}
-	b.WriteString(t.broken(d.Log))
-	_, err := io.WriteString(t.Out, b.String())
+	section(notes)
+	section(d.Log.broken())
+	_, err := io.WriteString(to, b.String())
 	return err
 }
 
@@ -63,16 +63,15 @@ func keys(n int) string {
 
 func shown(t time.Time) string { return t.Format("2006-01-02 15:04:05Z") }
 
-// rules returns what was met, by rule.
-func (t *Terminal) rules(all []Rule) string {
-	columns := []column{
-		{title: "RULE", least: 9}, {title: "LIMITS", least: 12, order: 9}, {title: "KEYS", right: true, order: 2}, {title: "REQUESTS", right: true},
-		{title: "AT ONCE", right: true, order: 4}, {title: "WAITED", right: true}, {title: "REFUSED", right: true},
-		{title: "QUEUE-FULL", right: true, order: 6}, {title: "TOO-LATE", right: true, order: 7},
-		{title: "P50", right: true, order: 3}, {title: "P95", right: true, order: 5}, {title: "P99", right: true, order: 8},
-		{title: "LONGEST", right: true}, {title: "LINE", right: true, order: 1},
+// rulesTable returns what was met, by rule.
+func rulesTable(all []Rule) string {
+	if len(all) == 0 {
+		return ""
 	}
-	var rows [][]cell
+	titles := []string{
+		"RULE", "LIMITS", " KEYS", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " QUEUE-FULL", " TOO-LATE", " P50", " P95", " P99", " LONGEST", " LINE",
+	}
+	var rows [][]string
 	unmet := 0
 	for _, r := range all {
 		if r.Requests == 0 {
@@ -80,17 +79,13 @@ func (t *Terminal) rules(all []Rule) string {
 				continue
 			}
 		}
-		limits := plain(r.Limits)
-		if r.Limits == "" {
-			limits = cell{"no candidate", faint}
-		}
-		rows = append(rows, []cell{
-			plain(ruleName(r.Rule)), limits, plain(number(r.Keys)), plain(number(r.Requests)), plain(number(r.AtOnce)), plain(number(r.Waited)),
-			refused(r.Refused, r.Requests), plain(number(r.QueueFull)), plain(number(r.TooLate)),
-			r.WaitP50.cell(), r.WaitP95.cell(), r.WaitP99.cell(), r.WaitMax.cell(), plain(number(r.LineMax)),
+		rows = append(rows, []string{
+			ruleName(r.Rule), cmp.Or(r.Limits, "no candidate"), number(r.Keys), number(r.Requests), number(r.AtOnce), number(r.Waited),
+			refused(r.Refused, r.Requests), number(r.QueueFull), number(r.TooLate),
+			r.WaitP50.String(), r.WaitP95.String(), r.WaitP99.String(), r.WaitMax.String(), number(r.LineMax),
 		})
 	}
-	return t.table(columns, rows) + omitted(unmet)
+	return table(titles, rows) + omitted(unmet)
 }
 
 // mostUnmet is how many rules that no request has met are shown, beside all others.
@@ -104,34 +99,31 @@ func omitted(unmet int) string {
 	return fmt.Sprintf("%s more rules were met by no request (-json has all)\n", number(unmet-mostUnmet))
 }
 
-// keys returns what was met, by key.
-func (t *Terminal) keys(all []Key) string {
-	columns := []column{
-		{title: "KEY", least: 16}, {title: "RULE", least: 9, order: 3}, {title: "REQUESTS", right: true}, {title: "AT ONCE", right: true, order: 2},
-		{title: "WAITED", right: true}, {title: "REFUSED", right: true}, {title: "MEAN WAIT", right: true, order: 1}, {title: "LONGEST", right: true},
+// keysTable returns what was met, by key, below a title.
+func keysTable(title string, all []Key) string {
+	if len(all) == 0 {
+		return ""
 	}
-	var rows [][]cell
+	var rows [][]string
 	for _, k := range all {
 		mean := Seconds(0)
 		if left := k.AtOnce + k.Waited; left > 0 {
 			mean = k.TotalWait / Seconds(left)
 		}
-		rows = append(rows, []cell{
-			plain(quoted(k.Key)), plain(ruleName(k.Rule)), plain(number(k.Requests)), plain(number(k.AtOnce)), plain(number(k.Waited)),
-			refused(k.Refused, k.Requests), mean.cell(), k.WaitMax.cell(),
+		rows = append(rows, []string{
+			quoted(k.Key), ruleName(k.Rule), number(k.Requests), number(k.AtOnce), number(k.Waited),
+			refused(k.Refused, k.Requests), mean.String(), k.WaitMax.String(),
 		})
 	}
-	return t.table(columns, rows)
+	return title + "\n" + table([]string{"KEY", "RULE", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " MEAN WAIT", " LONGEST"}, rows)
 }
 
-// found returns what a search has found, by rule.
-func (t *Terminal) found(all []Found) string {
-	columns := []column{
-		{title: "RULE", least: 9}, {title: "KEYS", right: true, order: 1}, {title: "REQUESTS", right: true, order: 2},
-		{title: "NOW", least: 12, order: 5}, {title: "REFUSED", right: true}, {title: "LONGEST", right: true, order: 3},
-		{title: "FOUND"}, {title: "REFUSED", right: true}, {title: "LONGEST", right: true, order: 4},
+// foundTable returns what a search has found, by rule.
+func foundTable(all []Found) string {
+	if len(all) == 0 {
+		return ""
 	}
-	var rows [][]cell
+	var rows [][]string
 	unmet := 0
 	for _, f := range all {
 		if f.Requests == 0 {
@@ -139,28 +131,29 @@ func (t *Terminal) found(all []Found) string {
 				continue
 			}
 		}
-		row := []cell{
-			plain(ruleName(f.Rule)), plain(number(f.Keys)), plain(number(f.Requests)),
-			plain(f.Now.Limits), refused(f.Now.Refused, f.Requests), f.Now.WaitMax.cell(),
-			{"none", red}, plain(""), plain(""),
+		row := []string{
+			ruleName(f.Rule), number(f.Keys), number(f.Requests),
+			f.Now.Limits, refused(f.Now.Refused, f.Requests), f.Now.WaitMax.String(),
+			"none", "", "",
 		}
 		switch {
 		case f.Requests == 0:
-			row[6] = cell{"no request", faint}
+			row[6] = "no request"
 		case f.Found.Limits != "":
-			copy(row[6:], []cell{{f.Found.Limits, bold}, refused(f.Found.Refused, f.Requests), f.Found.WaitMax.cell()})
+			copy(row[6:], []string{f.Found.Limits, refused(f.Found.Refused, f.Requests), f.Found.WaitMax.String()})
 		}
 		rows = append(rows, row)
 	}
-	return t.table(columns, rows) + omitted(unmet)
+	titles := []string{"RULE", " KEYS", " REQUESTS", "NOW", " REFUSED", " LONGEST", "FOUND", " REFUSED", " LONGEST"}
+	return table(titles, rows) + omitted(unmet)
 }
 
 // refused returns how many of some requests were refused, with their share.
-func refused(n, of int) cell {
+func refused(n, of int) string {
 	if n == 0 {
-		return plain("0")
+		return "0"
 	}
-	return cell{fmt.Sprintf("%s (%s)", number(n), share(n, of)), red}
+	return fmt.Sprintf("%s (%s)", number(n), share(n, of))
 }
 
 // share returns a share as a percentage of two digits. It is 0% and 100% only if it is
@@ -180,57 +173,51 @@ func share(n, of int) string {
 	return fmt.Sprintf("%.2g%%", percent)
 }
 
-func (s Seconds) cell() cell {
+func (s Seconds) String() string {
 	if s == 0 {
-		return plain("0")
+		return "0"
 	}
-	return plain(limitwords.Seconds(float64(s)))
+	return limitwords.Seconds(float64(s))
 }
 
 // broken returns how many lines could not be used, and some of them; "" if there are none.
-func (t *Terminal) broken(l Log) string {
+func (l *Log) broken() string {
 	if l.Broken == 0 {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%s\n", t.styled(bold, fmt.Sprintf("%s of %s lines could not be used", number(l.Broken), number(l.Lines))))
+	fmt.Fprintf(&b, "%s of %s lines could not be used\n", number(l.Broken), number(l.Lines))
 	for _, r := range l.Reasons {
 		fmt.Fprintf(&b, "%s: %s\n", number(r.Lines), r.Reason)
 		for _, e := range l.Examples {
-			if e.Reason != r.Reason {
-				continue
+			if e.Reason == r.Reason {
+				fmt.Fprintf(&b, "  %s:%d: %s\n", e.File, e.Line, e.Text)
 			}
-			line := fmt.Sprintf("  %s:%d: %s", e.File, e.Line, e.Text)
-			if t.Width > 0 {
-				line = cut(line, t.Width)
-			}
-			b.WriteString(t.styled(faint, line) + "\n")
 		}
 	}
 	return b.String()
 }
 
-// wrap breaks a text into lines of the terminal's width.
-func (t *Terminal) wrap(text string) string {
-	width := t.Width
-	if width == 0 {
-		width = 100
+// wrap breaks a text into lines of 100 characters.
+func wrap(text string) string {
+	const width = 100
+	lines := [][]string{nil}
+	column := 0
+	for _, word := range strings.Fields(text) {
+		n := utf8.RuneCountInString(word)
+		if column > 0 && column+1+n > width {
+			lines, column = append(lines, nil), 0
+		}
+		last := &lines[len(lines)-1]
+		*last = append(*last, word)
+		column += min(column, 1) + n
 	}
 	var b strings.Builder
-	column := 0
-	for i, word := range strings.Fields(text) {
-		n := len([]rune(word))
-		switch {
-		case i == 0:
-		case column+1+n > width:
+	for i, words := range lines {
+		if i > 0 {
 			b.WriteString("\n")
-			column = 0
-		default:
-			b.WriteString(" ")
-			column++
 		}
-		b.WriteString(word)
-		column += n
+		b.WriteString(strings.Join(words, " "))
 	}
 	return b.String()
 }
