@@ -504,6 +504,10 @@ func cutList(text []byte) (list, rest []byte) {
 // quotes is part of a word, as in name="two words". A word that is quoted as a whole is
 // returned without its quotes, also if it has quotes that are not escaped.
 func cutWord(text []byte) (word, rest []byte) {
+	end := bytes.IndexByte(text, ' ')
+	if end >= 0 && bytes.IndexByte(text[:end], '"') < 0 {
+		return text[:end], text[end+1:] // as nearly all are
+	}
 	unclosed := false // A quote that is not closed closes nothing further on either.
 	for i := 0; i < len(text); i++ {
 		switch {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"net/netip"
 	"net/url"
 	"regexp"
 	"slices"
@@ -333,7 +334,7 @@ func (n *nginx) writeChoice(b *strings.Builder, all []limited) {
 			fmt.Fprintf(b, "    default %d;\n", i+1)
 			continue
 		}
-		parts := strings.Split(l.rule, "/")
+		parts, prefixed := strings.Split(l.rule, "/"), false
 		for j, part := range parts {
 			plain, err := url.PathUnescape(part)
 			switch {
@@ -345,9 +346,16 @@ func (n *nginx) writeChoice(b *strings.Builder, all []limited) {
 			if j == at {
 				plain = cmp.Or(n.routes[plain], plain)
 			}
+			if _, err := netip.ParsePrefix(plain); err == nil {
+				prefixed = true
+			}
 			parts[j] = quoteMeta(plain)
 		}
-		fmt.Fprintf(b, "    \"~^%s(?:\\||$)\" %d; # %s\n", strings.Join(parts, `\|`), i+1, quoted(l.rule))
+		comment := quoted(l.rule)
+		if prefixed {
+			comment += ", which nginx never meets: it compares whole addresses"
+		}
+		fmt.Fprintf(b, "    \"~^%s(?:\\||$)\" %d; # %s\n", strings.Join(parts, `\|`), i+1, comment)
 	}
 	b.WriteString("}\n\n")
 }

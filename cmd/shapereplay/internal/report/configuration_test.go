@@ -19,6 +19,7 @@ func replayedRules() *Document {
 		{Rule: "POST %2Flogin", Limits: "5/min burst 3"},
 		{Rule: "POST %2Flogin/192.0.2.1", Limits: "1/d"},
 		{Rule: "POST %2Flogin/-", Limits: ""},
+		{Rule: "POST %2Flogin/2001:db8::%2F64", Limits: "9/s"},
 		{Rule: `GET shop.example%2F"$\%2F{$}`, Limits: "22.3/s burst 1 depth 110 wait 5s"},
 	}}
 }
@@ -107,7 +108,7 @@ func TestRoutesAreWrittenAsExpressions(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		`POST /login`, `GET shop.example/"$\/{$}`, `GET /items/{path...}`, `/orders/{id}`, `/orders/`, `/static/`,
-		`POST %2Flogin/192.0.2.1`, `POST %2Flogin/-`, `POST %2Flogin`, `GET shop.example%2F"$\%2F{$}`, `%2Fstatic%2F`, `%2Forders%2F{id}`,
+		`POST %2Flogin/2001:db8::%2F64, which nginx never meets: it compares whole addresses`, `POST %2Flogin/192.0.2.1`, `POST %2Flogin/-`, `POST %2Flogin`, `GET shop.example%2F"$\%2F{$}`, `%2Fstatic%2F`, `%2Forders%2F{id}`,
 	}, order)
 }
 
