@@ -409,9 +409,6 @@ func (d *dispatcher) settleLocked(f *flow, now int64, number uint64, over int64)
 	case d.shared.flowEvenAtInf(f) != nil: // Its level is in a Bucket.
 	case over > 0:
 		back := b.giveReservedBack(now, number, over)
-		if b.interval.IsZero() { // The level is always 0, so that no Burst could be too small.
-			return
-		}
 		d.countSettledLocked(f, uint64(back), 0, uint64(over-back))
 		f.notBefore(now)
 	default:

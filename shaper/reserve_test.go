@@ -506,7 +506,7 @@ func TestAChangedRateKeepsWhatMayComeBack(t *testing.T) {
 		g.set("inf depth 9")
 		g.reserve("c", 20)
 		g.settle("c", 0)
-		require.Equal(t, 7, figures(g.Stats())[3], "of a: at rate.Inf nothing is lost")
+		require.Equal(t, 7+20, figures(g.Stats())[3], "at rate.Inf all has drained at once")
 	})
 }
 

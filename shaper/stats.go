@@ -45,7 +45,7 @@ type Stats struct {
 
 	GivenBack uint64 // cost units that settle has given back, each time rounded down
 	Charged   uint64 // cost units that settle has charged
-	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called; none at rate.Inf
+	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called; at rate.Inf, all that were
 
 	Bucket BucketStats // of the shared bucket; zero without WithBucket
 }
