@@ -21,6 +21,14 @@ type Answer struct {
 	// Estimated is set only by the model: it means that Retry and Wait are estimates
 	// of when a seat becomes free.
 	Estimated bool
+	// Settled is set only by the model: by how much a call has changed the figures of Totals.
+	Settled Figures
+}
+
+// Figures are those of Stats that tell of reservations.
+type Figures struct {
+	Reserved                      int
+	GivenBack, Charged, Forfeited uint64
 }
 
 // An Event is what a hook was told.
@@ -48,6 +56,7 @@ type Totals struct {
 	QueueFull, TooLate, TooCostly, Refused uint64
 	Closed                                 uint64
 	Wait                                   time.Duration
+	Figures
 }
 
 // Results of an operation.
@@ -108,7 +117,7 @@ func (a Answer) String() string {
 func Difference(s Script, got, want []Answer) string {
 	for i := range want {
 		g, w := got[i], want[i]
-		g.Estimated = w.Estimated
+		g.Estimated, g.Settled = w.Estimated, w.Settled
 		for _, retry := range []*time.Duration{&g.Retry, &g.Ended.Retry, &w.Retry, &w.Ended.Retry} {
 			*retry = min(*retry, 100*year)
 		}

@@ -52,6 +52,8 @@ type composer struct {
 	script Script
 	crowd  time.Duration // how many times closer arrivals are than departures
 	capped bool          // Limits.InFlight is set, from first to last
+
+	reserves bool // requests reserve, too
 }
 
 // Random composes a script by chance, and returns it with the model's answers.
@@ -66,6 +68,7 @@ func FromBytes(data []byte) (Script, []Answer) { return compose(&source{data: da
 func compose(src *source) (Script, []Answer) {
 	c := &composer{source: src}
 	c.capped = c.oneIn(3)
+	c.reserves = c.oneIn(2)
 	c.script.Limits = c.limits()
 	for !valid(c.script.Limits) {
 		c.script.Limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.seats()}
@@ -194,9 +197,17 @@ func (c *composer) op() Op {
 		o.Kind, o.Target = OpRelease, c.released(&ahead)
 		return o
 	}
-	switch k := c.below(106); {
+	if c.reserves && c.oneIn(4) {
+		o.Kind, o.Target = OpSettle, c.settled(&ahead)
+		o.N = c.actual(o.Target)
+		return o
+	}
+	switch k := c.below(108); {
 	case k < 48:
 		o.Kind, o.N = c.entrance(), c.cost()
+		if o.Kind == OpReserve && c.oneIn(2) {
+			o.N = 1 + int(c.below(8))
+		}
 		c.context(&o, &ahead)
 	case k < 56:
 		o.Kind, o.N = OpAllow, c.cost()
@@ -215,6 +226,8 @@ func (c *composer) op() Op {
 		}
 	case k < 85:
 		o.Kind, o.Hold = OpHold, c.hold()
+	case k >= 106:
+		o.Kind, o.N = OpAtMost, int(c.below(int64(c.model.burst())+3))-1
 	case k < 104 || len(c.script.Ops) < 15:
 		calls := slices.Concat(ahead.line, ahead.stopping)
 		if c.crowd > 1 && (len(calls) == 0 || c.oneIn(2)) {
@@ -242,6 +255,9 @@ func (c *composer) op() Op {
 // entrance returns the call by which a request comes: with a cap mostly Acquire, which
 // a capped bucket needs, and without one mostly WaitN.
 func (c *composer) entrance() OpKind {
+	if c.reserves && c.oneIn(2) {
+		return OpReserve
+	}
 	if c.capped != c.oneIn(8) {
 		return OpAcquire
 	}
@@ -253,20 +269,62 @@ func (c *composer) entrance() OpKind {
 func (c *composer) released(ahead *simulator) int {
 	var calls []int
 	if c.oneIn(6) {
-		for i, o := range c.script.Ops {
-			if o.Kind == OpAcquire {
-				calls = append(calls, i)
-			}
-		}
+		calls = c.callsOf(OpAcquire)
 	} else {
 		for _, w := range ahead.upstream {
 			calls = append(calls, w.index)
 		}
 	}
+	return c.oneOf(calls)
+}
+
+// callsOf returns the operations of a kind so far.
+func (c *composer) callsOf(kind OpKind) (calls []int) {
+	for i, o := range c.script.Ops {
+		if o.Kind == kind {
+			calls = append(calls, i)
+		}
+	}
+	return calls
+}
+
+// oneOf returns one of several operations; -1 if there are none.
+func (c *composer) oneOf(calls []int) int {
 	if len(calls) == 0 {
 		return -1
 	}
 	return calls[c.below(int64(len(calls)))]
+}
+
+// settled returns a call of Reserve that is to be settled: one that has left, or now and then any,
+// which settles a request twice, or before it has left.
+func (c *composer) settled(ahead *simulator) int {
+	var calls []int
+	if c.oneIn(6) {
+		calls = c.callsOf(OpReserve)
+	} else {
+		for _, w := range ahead.unsettled {
+			calls = append(calls, w.index)
+		}
+	}
+	return c.oneOf(calls)
+}
+
+// actual returns what a request of Reserve turns out to have cost: mostly less than was estimated, or nothing.
+func (c *composer) actual(call int) int {
+	if call < 0 {
+		return 0
+	}
+	estimate := max(0, c.script.Ops[call].N)
+	switch c.below(8) {
+	case 0, 1:
+		return 0
+	case 2:
+		return -1
+	case 3:
+		return min(estimate, math.MaxInt-8) + int(c.below(8))
+	}
+	return int(c.below(int64(min(estimate, math.MaxInt-1)) + 1))
 }
 
 // hold returns for how long to hold the line: often about as long as a request

@@ -22,6 +22,13 @@ const (
 	BlockedIsLate            // a request that waited for a seat leaves as if at the instant at which the bucket allowed it
 	HoldShortens             // of two holds the last one counts
 	HoldUnbounded            // MaxWait does not count the hold
+	NaiveRefund              // settle gives back all that the level has
+	DrainedRefund            // settle gives back what has drained, as only the level before reservations is noted
+	StaleRefund              // settle gives back what an earlier settle has given back, as the levels since then are not lowered
+	SettleNotRetimed         // settle leaves the head the instant it had
+	ChargeForgotten          // settle charges nothing
+	SettledTwice             // the second settle counts, too
+	UnknownIsZero            // a cost that is not known counts as 0
 )
 
 var mistakes = [...]string{
@@ -41,6 +48,13 @@ var mistakes = [...]string{
 	BlockedIsLate:    "time blocked that is made up",
 	HoldShortens:     "a hold that shortens another",
 	HoldUnbounded:    "a hold that MaxWait ignores",
+	NaiveRefund:      "a refund of the whole difference",
+	DrainedRefund:    "a refund of what has drained",
+	StaleRefund:      "a refund that lowers no level of the past",
+	SettleNotRetimed: "no re-time in settle",
+	ChargeForgotten:  "a charge that is forgotten",
+	SettledTwice:     "a request settled twice",
+	UnknownIsZero:    "an unknown cost that counts as 0",
 }
 
 // String returns the mistake in a few words.

@@ -20,6 +20,8 @@ import (
 type Subject interface {
 	shaper.Limiter
 	Acquire(ctx context.Context, n int) (release func(), err error)
+	Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
+	AtMost(n int)
 	AllowN(n int) bool
 	Forecast(n int) (time.Duration, error)
 	Hold(d time.Duration)
@@ -109,7 +111,8 @@ type Player struct {
 	calls   atomic.Int64         // that have not returned
 
 	mu       sync.Mutex
-	releases []func() // of calls of Acquire that have returned, by operation
+	releases []func()           // of calls of Acquire that have returned, by operation
+	settles  []func(actual int) // of calls of Reserve that have returned, by operation
 }
 
 // NewPlayer returns a player of s, whose instants count from now on.
@@ -120,6 +123,7 @@ func NewPlayer(s Script) *Player {
 		answers:  make([]Answer, len(s.Ops)),
 		ends:     make([]context.CancelFunc, len(s.Ops)),
 		releases: make([]func(), len(s.Ops)),
+		settles:  make([]func(int), len(s.Ops)),
 	}
 }
 
@@ -185,6 +189,24 @@ func (p *Player) do(i int, o *Op) {
 			defer p.mu.Unlock()
 			p.releases[i] = release
 		})
+	case OpReserve:
+		ctx := p.context(i, o)
+		p.call(func() {
+			settle, err := p.Subject.Reserve(ctx, o.N)
+			if settle == nil {
+				err = errors.New("model: Reserve returned no settle")
+			}
+			p.finish(a, err)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.settles[i] = settle
+		})
+	case OpSettle:
+		p.settle(o.Target, o.N)
+		p.finish(a, nil)
+	case OpAtMost:
+		p.Subject.AtMost(o.N)
+		p.finish(a, nil)
 	case OpRelease:
 		p.release(o.Target)
 		p.finish(a, nil)
@@ -233,6 +255,20 @@ func (p *Player) release(i int) {
 	p.mu.Unlock()
 	if release != nil {
 		release()
+	}
+}
+
+// settle settles the request of operation i, if its call has returned. The settle function of a call
+// that failed is called too, and must do nothing.
+func (p *Player) settle(i, actual int) {
+	if i < 0 {
+		return
+	}
+	p.mu.Lock()
+	settle := p.settles[i]
+	p.mu.Unlock()
+	if settle != nil {
+		settle(actual)
 	}
 }
 
@@ -305,6 +341,7 @@ func (p *Player) look(st shaper.Stats, race bool) Look {
 		}
 		l.Totals = Totals{
 			st.Departed, st.Abandoned, st.QueueFull, st.TooLate, st.TooCostly, st.Refused, st.Closed, st.TotalWait,
+			Figures{st.Reserved, st.GivenBack, st.Charged, st.Forfeited},
 		}
 	}
 	if st.Missed != 0 {

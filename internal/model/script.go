@@ -27,11 +27,11 @@ type Op struct {
 	// its instant. Without Race, all that is due at its instant happens before it.
 	Race bool
 
-	N        int           // of a call that may wait, OpAllow, OpForecast: the cost
+	N        int           // of a call that may wait, OpAllow, OpForecast, OpSettle: the cost; of OpAtMost: what may pass
 	Deadline time.Duration // of a call that may wait, OpShutdown: of the context; 0: none
 	Deaf     bool          // of a call that may wait: the context states its deadline, but does not end at it
 	Late     time.Duration // of a call that may wait: from this instant on the context's Err returns an error, and Done stays open; 0: never
-	Target   int           // of OpCancel, OpRelease: index of the call that ends; -1: none
+	Target   int           // of OpCancel, OpRelease, OpSettle: index of the call that ends; -1: none
 	Limits   shaper.Limits // of OpSet
 	Hold     time.Duration // of OpHold
 }
@@ -51,18 +51,30 @@ const (
 	OpAcquire
 	OpRelease // calls what Acquire returned
 	OpHold
+	OpReserve
+	OpSettle // calls what Reserve returned
+	OpAtMost
 )
 
 var kindNames = [...]string{
 	"OpWait", "OpAllow", "OpForecast", "OpLook", "OpSet", "OpCancel", "OpClose", "OpShutdown",
-	"OpAcquire", "OpRelease", "OpHold",
+	"OpAcquire", "OpRelease", "OpHold", "OpReserve", "OpSettle", "OpAtMost",
 }
 
 // mayWait reports whether the operation is a call that can wait in the line.
-func (o Op) mayWait() bool { return o.Kind == OpWait || o.Kind == OpAcquire }
+func (o Op) mayWait() bool {
+	return o.Kind == OpWait || o.Kind == OpAcquire || o.Kind == OpReserve
+}
 
 // hasTarget reports whether the operation is about another one.
-func (o Op) hasTarget() bool { return o.Kind == OpCancel || o.Kind == OpRelease }
+func (o Op) hasTarget() bool {
+	return o.Kind == OpCancel || o.Kind == OpRelease || o.Kind == OpSettle
+}
+
+// hasCost reports whether N is used.
+func (o Op) hasCost() bool {
+	return o.mayWait() || o.Kind == OpAllow || o.Kind == OpForecast || o.Kind == OpSettle || o.Kind == OpAtMost
+}
 
 // String returns the script as a Go literal, to be played again by a test.
 func (s Script) String() string {
@@ -82,7 +94,7 @@ func (o Op) literal() string {
 		}
 	}
 	note(o.Race, "Race: %v", o.Race)
-	note(o.mayWait() || o.Kind == OpAllow || o.Kind == OpForecast, "N: %d", o.N)
+	note(o.hasCost(), "N: %d", o.N)
 	note(o.Deadline != 0, "Deadline: %d", int64(o.Deadline))
 	note(o.Deaf, "Deaf: %v", o.Deaf)
 	note(o.Late != 0, "Late: %d", int64(o.Late))

@@ -32,6 +32,10 @@ type simulator struct {
 	now      time.Duration
 	closed   bool
 
+	first     *big.Rat  // the first interval
+	events    []past    // all that has raised the level or changed the rate, so far
+	unsettled []*waiter // calls of Reserve that have returned, and whose settle has not been called
+
 	answers []Answer
 	totals  Totals
 	last    time.Duration // entry of the last counted call; -1: none yet
@@ -68,6 +72,7 @@ func (w *waiter) gone(now time.Duration) bool { return w.Late != 0 && w.Late <= 
 func newSimulator(l shaper.Limits) *simulator {
 	return &simulator{
 		rule:   rule{l, intervalOf(l.Rate)},
+		first:  intervalOf(l.Rate),
 		empty:  new(big.Rat),
 		since:  new(big.Rat),
 		hold:   new(big.Rat),
@@ -121,8 +126,11 @@ func (m *simulator) free(w *waiter) {
 }
 
 // level returns the level of the bucket.
-func (m *simulator) level() *big.Rat {
-	rest := new(big.Rat).Sub(m.empty, instant(m.now))
+func (m *simulator) level() *big.Rat { return m.levelAt(instant(m.now)) }
+
+// levelAt returns the level at an instant since which it has not been raised.
+func (m *simulator) levelAt(at *big.Rat) *big.Rat {
+	rest := new(big.Rat).Sub(m.empty, at)
 	if rest.Sign() <= 0 || m.interval.Sign() == 0 {
 		return new(big.Rat)
 	}
@@ -184,6 +192,7 @@ func (m *simulator) settle() {
 			}
 			if w == last && m.mistake != LateStillLeft {
 				m.empty, again = before, true
+				m.events = m.events[:len(m.events)-1]
 				m.left--
 				if m.mistake == HandedTwice {
 					m.empty = new(big.Rat).Sub(before, m.take(last.N))
@@ -217,6 +226,11 @@ func (m *simulator) depart() *waiter {
 	if m.mistake == IdleTick {
 		from = new(big.Rat).Sub(at, m.interval)
 	}
+	of := -1
+	if w.Kind == OpReserve {
+		of = w.index
+	}
+	m.raise(at, new(big.Rat).SetInt64(int64(w.N)), of)
 	m.emptyAt(new(big.Rat).Add(later(m.empty, from), m.take(w.N)))
 	m.since = at
 	if m.capped() {
@@ -242,6 +256,9 @@ func (m *simulator) departed(w *waiter) {
 	}
 	m.finish(w, Left)
 	m.told(w, HookDeparted, "")
+	if w.Kind == OpReserve {
+		m.reserved(w)
+	}
 }
 
 // expire ends the calls whose contexts end by a deadline that is now.

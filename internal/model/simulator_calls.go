@@ -32,10 +32,14 @@ func (m *simulator) do(o *Op) {
 		} else {
 			m.enter(w)
 		}
-	case OpAcquire:
+	case OpAcquire, OpReserve:
 		m.enter(w)
 	case OpRelease:
 		m.release(w)
+	case OpSettle:
+		m.settled(w)
+	case OpAtMost:
+		m.atMost(w)
 	case OpHold:
 		m.held(w)
 	case OpForecast:
@@ -70,6 +74,9 @@ func (m *simulator) enter(w *waiter) {
 		return
 	case w.N == 0:
 		m.finish(w, Left)
+		if w.Kind == OpReserve {
+			m.reserved(w)
+		}
 		return
 	}
 	if _, refusal := m.judge(w.Op); refusal.Result != "" {
@@ -147,6 +154,7 @@ func (m *simulator) set(w *waiter) {
 		m.frozen = m.due()
 	}
 	m.limits, m.interval = w.Limits, intervalOf(w.Limits.Rate)
+	m.events = append(slices.Clip(m.events), past{at: instant(m.now), interval: m.interval, of: -1})
 	m.emptyAt(new(big.Rat).Add(instant(m.now), level.Mul(level, m.interval)))
 	m.since = instant(m.now)
 	m.finish(w, Left)
@@ -162,7 +170,7 @@ func (m *simulator) release(w *waiter) {
 	if a := m.answers[w.Target]; w.Race && a.Returned && a.At == m.now {
 		m.leaveOpen("a release races with the return of its call")
 	}
-	i := slices.IndexFunc(m.upstream, func(other *waiter) bool { return other.index == w.Target })
+	i := slices.IndexFunc(m.upstream, func(other *waiter) bool { return other.index == w.Target && other.Kind == OpAcquire })
 	if i < 0 && m.mistake == FreedTwice && m.answers[w.Target].Result == Left && len(m.upstream) > 0 {
 		i = 0
 	}
