@@ -39,6 +39,10 @@
 //
 //	shaper.oldest_wait         gauge            s           a Shaper
 //	shaper.missed_units        counter          {unit}      lost to late wake-ups
+//	shaper.reserved_units      up-down counter  {unit}      of requests that have left and are not settled
+//	shaper.given_back_units    counter          {unit}      reserved too much, and given back when settled
+//	shaper.charged_units       counter          {unit}      reserved too little, and charged when settled
+//	shaper.forfeited_units     counter          {unit}      reserved too much, and drained when settled
 //	shaper.keys                up-down counter  {key}       a Group
 //	shaper.overflowed_calls    counter          {call}      a Group
 //	shaper.limit_errors        counter          {error}     a Group

@@ -61,6 +61,14 @@ var intFamilies = []intFamily{
 				emit(int64(r.InFlight))
 			}
 		}),
+	upDownCounter("shaper.reserved_units", "{unit}", "Cost units of requests that have left with an estimate and are not settled.",
+		func(r *reading, emit emitInt) { emit(int64(r.Reserved)) }),
+	counter("shaper.given_back_units", "{unit}", "Cost units that were reserved too much and given back when their requests were settled.",
+		func(r *reading, emit emitInt) { emit(int64(r.GivenBack)) }),
+	counter("shaper.charged_units", "{unit}", "Cost units that were reserved too little and charged when their requests were settled.",
+		func(r *reading, emit emitInt) { emit(int64(r.Charged)) }),
+	counter("shaper.forfeited_units", "{unit}", "Cost units that were reserved too much and had drained when their requests were settled; if it grows, burst is too small for what is in flight.",
+		func(r *reading, emit emitInt) { emit(int64(r.Forfeited)) }),
 	upDownCounter("shaper.keys", "{key}", "Keys of a group that have a bucket of their own.",
 		ofGroups(func(g *shaper.GroupStats) int64 { return int64(g.Keys) })),
 	counter("shaper.overflowed_calls", "{call}", "Calls of a group whose key had to share a bucket or found none, as there were too many keys.",

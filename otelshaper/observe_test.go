@@ -47,6 +47,7 @@ func TestObserveTellsTheStatsOfAShaper(t *testing.T) {
 			"shaper.requests{too_late,api}": 0, "shaper.requests{too_costly,api}": 0, "shaper.requests{closed,api}": 0, "shaper.requests{unavailable,api}": 0,
 			"shaper.queued_requests{api}": 2, "shaper.active_request_leases{api}": 3,
 			"shaper.missed_units{api}": 0, "shaper.oldest_wait{api}": 0.15,
+			"shaper.reserved_units{api}": 0, "shaper.given_back_units{api}": 0, "shaper.charged_units{api}": 0, "shaper.forfeited_units{api}": 0,
 		}
 		require.Equal(t, want, b.values(t))
 		cancel()
@@ -78,6 +79,7 @@ func TestObserveTellsTheStatsOfAGroup(t *testing.T) {
 			"shaper.requests{acquired,clients}": 3, "shaper.requests{queue_full,clients}": 1, "shaper.requests{request_canceled,clients}": 0,
 			"shaper.requests{too_late,clients}": 0, "shaper.requests{too_costly,clients}": 0, "shaper.requests{closed,clients}": 0, "shaper.requests{unavailable,clients}": 0,
 			"shaper.queued_requests{clients}": 1, "shaper.missed_units{clients}": 0,
+			"shaper.reserved_units{clients}": 0, "shaper.given_back_units{clients}": 0, "shaper.charged_units{clients}": 0, "shaper.forfeited_units{clients}": 0,
 			"shaper.keys{clients}": 2, "shaper.overflowed_calls{clients}": 1, "shaper.limit_errors{clients}": 1,
 		}, b.values(t))
 		time.Sleep(time.Minute)
@@ -85,6 +87,35 @@ func TestObserveTellsTheStatsOfAGroup(t *testing.T) {
 		values := b.values(t)
 		require.Zero(t, values["shaper.keys{clients}"])
 		require.EqualValues(t, 4, values["shaper.requests{acquired,clients}"], "the keys have gone, what they did has not")
+	})
+}
+
+// What has been reserved, given back, charged and found drained: of a Shaper, and of all keys of a
+// Group.
+func TestObserveTellsOfReservations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, g := newShaper(t, "1/s burst 100"), newGroup(t, "1/s burst 100")
+		b := newBackend(t)
+		observe(t, b, "tokens", otelshaper.Of(s))
+		observe(t, b, "clients", otelshaper.OfGroup(g))
+		for _, reserve := range []func(context.Context, int) (func(int), error){s.Reserve, g.Limiter("a").Reserve} {
+			var settles []func(int)
+			for range 4 {
+				settle, err := reserve(t.Context(), 20)
+				require.NoError(t, err)
+				settles = append(settles, settle)
+			}
+			settles[0](13)
+			settles[1](22)
+			time.Sleep(time.Hour) // All has drained.
+			settles[2](5)
+		}
+		values := b.values(t)
+		for _, rule := range []string{"tokens", "clients"} {
+			for name, want := range map[string]float64{"reserved_units": 20, "given_back_units": 7, "charged_units": 2, "forfeited_units": 15} {
+				require.EqualValues(t, want, values["shaper."+name+"{"+rule+"}"], "%s of %s", name, rule)
+			}
+		}
 	})
 }
 

@@ -40,5 +40,6 @@ func (g ofGroup[K]) read() *reading {
 		Waiting: st.Waiting, Departed: st.Departed, Abandoned: st.Abandoned,
 		QueueFull: st.QueueFull, TooLate: st.TooLate, TooCostly: st.TooCostly, Closed: st.Closed, Unavailable: st.Unavailable,
 		Missed: st.Missed, Bucket: st.Bucket,
+		Reserved: st.Reserved, GivenBack: st.GivenBack, Charged: st.Charged, Forfeited: st.Forfeited,
 	}}
 }

@@ -123,6 +123,35 @@ func TestTheExpositionIsAsItWas(t *testing.T) {
 	})
 }
 
+// What has been reserved, given back, charged and found drained: of a Shaper, and of all keys of a
+// Group.
+func TestReservationsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, g := newShaper(t, "1/s burst 100"), newGroup(t, "1/s burst 100")
+		c := promshaper.New()
+		add(t, c, "tokens", promshaper.Of(s))
+		add(t, c, "clients", promshaper.OfGroup(g))
+		for _, reserve := range []func(context.Context, int) (func(int), error){s.Reserve, g.Limiter("a").Reserve} {
+			var settles []func(int)
+			for range 4 {
+				settle, err := reserve(t.Context(), 20)
+				require.NoError(t, err)
+				settles = append(settles, settle)
+			}
+			settles[0](13)
+			settles[1](22)
+			time.Sleep(time.Hour) // All has drained.
+			settles[2](5)
+		}
+		metrics := gather(t, registryWith(t, c))
+		for _, rule := range []string{"tokens", "clients"} {
+			for name, want := range map[string]float64{"reserved_units": 20, "given_back_units_total": 7, "charged_units_total": 2, "forfeited_units_total": 15} {
+				require.EqualValues(t, want, value(metrics["shaper_"+name+"{"+rule+"}"]), "%s of %s", name, rule)
+			}
+		}
+	})
+}
+
 // scene has a source of each kind, two and a half seconds after requests came.
 func scene(t *testing.T) *promshaper.Collector {
 	c := promshaper.New()

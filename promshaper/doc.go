@@ -24,6 +24,9 @@
 //	shaper_requests_total{result}   departed, refused, abandoned
 //	shaper_refusals_total{reason}   queue_full, too_late, too_costly, closed, unavailable
 //	shaper_missed_units_total       lost to wake-ups later than Limits.Slack
+//	shaper_given_back_units_total   reserved too much, and given back when settled (Shaper.Reserve)
+//	shaper_charged_units_total      reserved too little, and charged when settled
+//	shaper_forfeited_units_total    reserved too much, and drained when settled
 //
 // Histograms of both:
 //
@@ -33,6 +36,7 @@
 // Gauges of both:
 //
 //	shaper_waiting_requests         in line now
+//	shaper_reserved_units           of requests that have left and are not settled
 //	shaper_dry_run                  1: nobody is held up, the numbers are what would have been
 //	shaper_timer_fallback           1: no kernel timer could be had
 //

@@ -55,5 +55,6 @@ func (g ofGroup[K]) read() *reading {
 		Departed: st.Departed, Refused: st.Refused, Abandoned: st.Abandoned,
 		QueueFull: st.QueueFull, TooLate: st.TooLate, TooCostly: st.TooCostly, Closed: st.Closed, Unavailable: st.Unavailable,
 		Missed: st.Missed, Bucket: st.Bucket,
+		Reserved: st.Reserved, GivenBack: st.GivenBack, Charged: st.Charged, Forfeited: st.Forfeited,
 	}}
 }
