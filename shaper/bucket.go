@@ -181,17 +181,20 @@ func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, has
 		b.setEmpty(b.interval.Plus(b.empty, lost), nil)
 		slot = earliest
 	}
-	b.leave(slot, n)
+	b.leaveAt(slot, n, b.roundsSlot(since, slot))
 	return slot, true
 }
 
 // leave raises the level by n for a departure at the instant at.
-func (b *bucket) leave(at exact.Nanos, n int64) {
+func (b *bucket) leave(at exact.Nanos, n int64) { b.leaveAt(at, n, false) }
+
+// leaveAt is leave for a departure at a slot that may be rounded; see roundsSlot.
+func (b *bucket) leaveAt(at exact.Nanos, n int64, rounded bool) {
 	if at.After(b.empty) {
 		b.setEmpty(at, nil)
 	}
 	if r := b.coldOrNone().rare; r != nil {
-		r.noteLevel(b, at)
+		r.noteLevel(b, at, rounded)
 	}
 	b.departures++
 	if raised := b.interval.Plus(b.empty, b.interval.Times(n)); raised.Whole() < exact.Forever {
@@ -210,6 +213,9 @@ func (b *bucket) leave(at exact.Nanos, n int64) {
 // left, empty is now the instant of that departure instead of an earlier one, which is
 // the same level from then on.
 func (b *bucket) giveBack(departureNo uint32, n int64) {
+	if r := b.coldOrNone().rare; r != nil {
+		r.sinceStays = true
+	}
 	if b.departures != departureNo {
 		return
 	}

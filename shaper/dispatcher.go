@@ -255,7 +255,10 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 }
 
 // markDirtyLocked notes that the head of a flow or its seats have changed.
-func (d *dispatcher) markDirtyLocked(f *flow) { d.dirty, d.rearm = f, true }
+func (d *dispatcher) markDirtyLocked(f *flow) {
+	d.dirty, d.rearm = f, true
+	f.bucket.noteSince()
+}
 
 // unlockAndArm updates the departures and tells the ticker if something has changed, and
 // releases the lock.

@@ -117,6 +117,7 @@ func (held *seat) releaseAwaited(d *dispatcher, f *flow) {
 func (f *flow) freeSeat(now int64) {
 	if !f.hasSeat() {
 		f.notBefore(now)
+		f.bucket.sinceIsWhole()
 		f.bucket.idleUntil(now) // What has just been given back may have emptied it before.
 	}
 	f.line.seatsTaken--

@@ -358,7 +358,7 @@ var noSettlements settlements
 func (d *dispatcher) reservedAtOnceLocked(f *flow, now int64, r *request) {
 	v, rs := d.reservationLocked(f, r)
 	if v.number != 0 {
-		rs.add(&f.bucket, exact.At(now), v.number)
+		rs.add(&f.bucket, exact.At(now), false, v.number)
 	}
 }
 
@@ -393,10 +393,11 @@ func (d *dispatcher) reservedLeavesLocked(ln *line, w *waiter, now int64) {
 	if d.isDryRun() && !waits {
 		return // Its estimate stands, as is known already.
 	}
-	rs.add(&ln.flow.bucket, ln.since, number)
+	rs.add(&ln.flow.bucket, ln.since, rs.sinceIsRounded, number)
 	delete(rs.shadow, number)
 	if over != 0 {
 		d.settleLocked(ln.flow, now, number, over)
+		ln.flow.bucket.sinceIsWhole()
 	}
 }
 
@@ -465,6 +466,9 @@ type reservations struct {
 	open []openReservation // in the order in which they left
 	last uint64            // the number of the latest
 
+	sinceIsRounded bool // line.since is the slot of a request that has just left, and is rounded; see roundsSlot
+	sinceStays     bool // the next call of noteSince tells nothing, as a slot has been given back, and the next head may have the same
+
 	// shadow has those that are in the line of a dry run, each with how much it was too great by if it
 	// has been settled already, and 0 if not.
 	shadow map[uint64]int64
@@ -497,15 +501,15 @@ func (rs *reservations) next() uint64 {
 	return rs.last
 }
 
-// add adds a reservation whose request has left b at an instant.
-func (rs *reservations) add(b *bucket, at exact.Nanos, number uint64) {
+// add adds a reservation whose request has left b at an instant, which may be a rounded slot.
+func (rs *reservations) add(b *bucket, at exact.Nanos, rounded bool, number uint64) {
 	if b.interval.IsZero() {
 		return
 	}
 	if len(rs.open) == maxReservations {
 		rs.open = rs.open[1:] // append moves the others to the front of new memory, once in a while.
 	}
-	rs.open = append(rs.open, openReservation{number, b.remainder(at)})
+	rs.open = append(rs.open, openReservation{number, b.remainder(at, rounded)})
 }
 
 // find returns the index of a reservation; -1: it gets nothing back.
@@ -557,13 +561,43 @@ func (rs *reservations) settleShadow(number uint64, over int64) bool {
 	return true
 }
 
-// noteLevel notes the level just before the bucket's level rises at an instant.
-func (rs *reservations) noteLevel(b *bucket, at exact.Nanos) {
+// roundsSlot reports whether the slot of a departure out of the line is rounded up: by as much as empty,
+// after a change of the rate. It is if the level has let the head leave just then, or if it leaves at the
+// rounded slot of the one before. Any other instant at which it leaves is a whole nanosecond, and exact. From an exact instant until a rounded one it
+// is longer by the rounding than it should be; between two that are rounded it is exact.
+func (b *bucket) roundsSlot(since, slot exact.Nanos) bool {
+	r := b.coldOrNone().rare
+	if r == nil {
+		return false
+	}
+	r.sinceIsRounded = slot.After(b.cold.hold) && (r.sinceIsRounded || slot.After(since))
+	return r.sinceIsRounded
+}
+
+// noteSince is called when the line may have changed, and line.since may have become a whole nanosecond. That does
+// not happen while the slots of an instant are handed out.
+func (b *bucket) noteSince() {
+	if r := b.coldOrNone().rare; r != nil {
+		r.sinceIsRounded = r.sinceIsRounded && r.sinceStays
+		r.sinceStays = false
+	}
+}
+
+// sinceIsWhole notes that line.since has become a whole nanosecond.
+func (b *bucket) sinceIsWhole() {
+	if r := b.coldOrNone().rare; r != nil {
+		r.sinceIsRounded = false
+	}
+}
+
+// noteLevel notes the level just before the bucket's level rises at an instant, which may be a rounded
+// slot.
+func (rs *reservations) noteLevel(b *bucket, at exact.Nanos, rounded bool) {
 	last := len(rs.open) - 1
 	if last < 0 {
 		return
 	}
-	switch level := b.remainder(at); {
+	switch level := b.remainder(at, rounded); {
 	case level.isZero():
 		rs.forgetUntil(last)
 	case b.less(level, rs.open[last].least):
@@ -574,7 +608,7 @@ func (rs *reservations) noteLevel(b *bucket, at exact.Nanos) {
 // noteReserved is noteLevel, now.
 func (b *bucket) noteReserved(now int64) {
 	if r := b.coldOrNone().rare; r != nil {
-		r.noteLevel(b, exact.At(now))
+		r.noteLevel(b, exact.At(now), false)
 	}
 }
 
@@ -606,7 +640,7 @@ func (b *bucket) giveReservedBack(now int64, number uint64, over int64) (back in
 		return 0
 	}
 	at := exact.At(now)
-	level := b.remainder(at)
+	level := b.remainder(at, false)
 	taken, back := level, int64(0)
 	for _, o := range rs.open[i:] {
 		if b.less(o.least, taken) {
@@ -652,9 +686,14 @@ func (rs *reservations) lower(b *bucket, i int, taken remainder) {
 	}
 }
 
-// remainder returns the level at an instant, which is no later than that at which it is 0.
-func (b *bucket) remainder(at exact.Nanos) remainder {
-	return remainder{b.interval.Minus(b.empty, at), b.roundedUpBy()}
+// remainder returns the level at an instant, which is no later than that at which it is 0. If the instant is
+// rounded, it is so by as much as empty.
+func (b *bucket) remainder(at exact.Nanos, rounded bool) remainder {
+	l := remainder{span: b.interval.Minus(b.empty, at)}
+	if !rounded {
+		l.excess = b.roundedUpBy()
+	}
+	return l
 }
 
 // remainderOf returns a level of n units.
