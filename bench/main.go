@@ -39,7 +39,9 @@ const (
 	exitInterrupted = 130 // as a shell has it for a program ended by Ctrl-C
 )
 
-// experiments are everything that is measured, in the order in which it is.
+// experiments are everything that is measured, in the order in which it is. Each is a package
+// of its own that no other one knows. A new one is added here, and on the top floor in
+// main_test.go, which says who may import whom.
 func experiments() []run.Experiment {
 	return []run.Experiment{
 		spacing.Idle, spacing.Busy, admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole,

@@ -92,12 +92,13 @@ func (p *program) ends(t *testing.T) int {
 // Half of the impatient clients are uploading while they wait, so the run with -vanish
 // fails without ConnContext.
 func TestOnceShowsAndJudges(t *testing.T) {
+	svg := filepath.Join(t.TempDir(), "burst.svg")
 	for name, c := range map[string]struct {
 		args   string
 		status int
 		shows  []string // patterns
 	}{
-		"burst": {"-limits 60/s,depth=20 -burst 120", exitOK, []string{
+		"burst": {"-limits 60/s,depth=20 -burst 120 -svg " + svg, exitOK, []string{
 			"20 may wait, the last for 333 ms", "request 22 of a simultaneous burst is refused",
 			"direct: 120 reach the upstream", "shaped: 120 arrive at the proxy", `(?m)^  sent +120 +120$`,
 			`(?m)^  refused with 429 +0 +[1-9]\d*$`, `(?m)^  failed \(5xx\) +[1-9]\d* +0$`,
@@ -132,16 +133,9 @@ func TestOnceShowsAndJudges(t *testing.T) {
 			require.NotContains(t, p.stdout.String(), "Serving")
 		})
 	}
-}
-
-func TestSVGFlagDrawsTheRun(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "burst.svg")
-	p := start("-svg", file, "-limits", "60/s depth 5", "-burst", "120")
-	require.Equal(t, exitOK, p.ends(t), "%s%s", &p.stdout, &p.stderr)
-	text, err := os.ReadFile(file)
+	text, err := os.ReadFile(svg)
 	require.NoError(t, err)
-	require.Equal(t, 120, strings.Count(string(text), "h5"))
-	require.NotContains(t, p.stdout.String(), "Serving")
+	require.Equal(t, 120, strings.Count(string(text), "h5"), "a dot for each")
 }
 
 // slowOutbound is so slow that a busy machine does not bring two departures together.

@@ -197,8 +197,9 @@ async function watch() {
       const now = state?.sends_clients && traffic ? trafficNow() : 0;
       await (now > 0 ? act("traffic", now) : act("state"));
       if (traffic) beats++;
-    } catch {
-      pause = patience; // The page itself tells that the connection is lost, and the demo that it stops.
+    } catch (error) {
+      if (error instanceof Refusal) traffic = false; // The demo stops, or has no room for more clients.
+      else pause = patience; // The page itself tells that the connection is lost.
     }
   }
   clearTimeout(watch.timer);

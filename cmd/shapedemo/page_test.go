@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -105,21 +104,6 @@ func TestNoPageIsServedWhereNoneIsWanted(t *testing.T) {
 	p.signals <- os.Interrupt
 	require.Equal(t, exitOK, p.ends(t))
 	require.NotContains(t, p.stdout.String(), "Watch it")
-}
-
-func TestThePageIsForThisMachineOnly(t *testing.T) {
-	t.Parallel()
-	for _, addr := range []string{":0", "0.0.0.0:0", "[::]:0", "192.0.2.1:0"} {
-		_, err := listenPage(config{inspect: addr})
-		require.ErrorContains(t, err, "this machine only", addr)
-		require.ErrorContains(t, err, addr)
-	}
-	for _, addr := range []string{"127.0.0.1:0", "localhost:0", "127.0.0.2:0"} {
-		l, err := listenPage(config{inspect: addr})
-		require.NoError(t, err, addr)
-		require.True(t, l.Addr().(*net.TCPAddr).IP.IsLoopback())
-		require.NoError(t, l.Close())
-	}
 }
 
 // Another site that the visitor has open can send requests to this machine, and can make
