@@ -171,7 +171,6 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		`Format: "$msec$request": nothing stands before $request, so nobody can tell where it begins`:                                                                                                {Format: "$msec$request"},
 		`Stamp: "start", must be arrival or end`:                                                              {Stamp: "start"},
 		`Window: -1s, must not be negative`:                                                                   {Window: -time.Second},
-		`Examples: -1, must not be negative`:                                                                  {Examples: -1},
 		`Fields.DurationUnit: 1m0s, must be from 1ns to 1s`:                                                   {Fields: accesslog.Fields{DurationUnit: time.Minute}},
 		`Fields: of the format json, and Trailing is of combined: must not both be given`:                     {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
 		`Header: "", must be the name of a header field`:                                                      {Header: []string{""}},

@@ -110,7 +110,7 @@ func (m *merger) findLagging() *source {
 
 // read reads the next entry of a source.
 func (m *merger) read(s *source) error {
-	err := s.next(&m.fresh, m.stats, m.o.Examples, func(e *entry) Reason {
+	err := s.next(&m.fresh, m.stats, func(e *entry) Reason {
 		if stamp := e.stamp.ns; stamp < m.low || s.newest != math.MinInt64 && s.newest-stamp >= int64(m.o.Window) {
 			return OutOfOrder
 		}

@@ -38,9 +38,6 @@ type Options struct {
 	// 0 means a minute.
 	Window time.Duration
 
-	// Examples is how many broken lines are kept of each reason. 0 means 3.
-	Examples int
-
 	Stdin io.Reader // what the file name "-" means; nil is os.Stdin
 }
 
@@ -112,12 +109,6 @@ func (o Options) checked() (Options, error) {
 	}
 	if o.Window < 0 {
 		return o, &OptionError{"Window", fmt.Sprintf("%v, must not be negative", o.Window)}
-	}
-	if o.Examples == 0 {
-		o.Examples = 3
-	}
-	if o.Examples < 0 {
-		return o, &OptionError{"Examples", fmt.Sprintf("%d, must not be negative", o.Examples)}
 	}
 	if o.Fields.DurationUnit == 0 {
 		o.Fields.DurationUnit = time.Second

@@ -162,9 +162,8 @@ func (s *source) failed(err error) error {
 }
 
 // next reads lines until one has a request that is usable, which it writes to e. It counts
-// the others as broken, and keeps that many examples of each reason. The error is
-// [io.EOF] after the last line.
-func (s *source) next(e *entry, st *Stats, examples int, usable func(*entry) Reason) error {
+// the others as broken. The error is [io.EOF] after the last line.
+func (s *source) next(e *entry, st *Stats, usable func(*entry) Reason) error {
 	for {
 		line, tooLong, err := s.lines.next()
 		if err != nil {
@@ -205,7 +204,7 @@ func (s *source) next(e *entry, st *Stats, examples int, usable func(*entry) Rea
 			}
 			return nil
 		}
-		st.add(Broken{File: s.name, Line: s.line, Reason: reason}, examples, line)
+		st.add(Broken{File: s.name, Line: s.line, Reason: reason}, line)
 	}
 }
 

@@ -65,9 +65,10 @@ func (s *Stats) count(e *entry) {
 }
 
 // add counts a broken line, and keeps it if it is one of the first of its reason.
-func (s *Stats) add(b Broken, examples int, line []byte) {
+func (s *Stats) add(b Broken, line []byte) {
+	const kept = 3
 	s.Broken[b.Reason]++
-	if s.Broken[b.Reason] <= examples {
+	if s.Broken[b.Reason] <= kept {
 		b.Excerpt = excerpt(line)
 		s.Examples = append(s.Examples, b)
 	}

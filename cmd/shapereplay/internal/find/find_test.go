@@ -201,7 +201,7 @@ func TestWhatIsFoundIsWrittenAsPeopleWriteIt(t *testing.T) {
 		{"wait=1s refused=20%", "1/s", arrivals{"a": ten}, "7/s depth 7 wait 1s"},
 		{"wait=0s burst=10", "1/s", arrivals{"a": ten}, "1/d burst 10 depth 0"},
 		{"wait=0s refused=90%", "1/s", arrivals{"a": ten}, "1/d depth 0"},
-		{"wait=1h", "1/s", arrivals{"a": every(20*time.Second, 4000)}, "2.88/min depth 160 wait 3600s"},
+		{"wait=1h", "1/s", arrivals{"a": every(20*time.Second, 4000)}, "2.88/min depth 160 wait 1h"},
 	} {
 		require.Equal(t, test.want, search(t, test.goal, test.limits, test.all).Text, test.goal)
 	}

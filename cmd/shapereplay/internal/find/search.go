@@ -100,28 +100,8 @@ func (g Goal) limits(r *Rule, c candidate, depth int) shaper.Limits {
 // textOf returns limits as text, with the rate as it was tried: "3.07/min" says more than
 // what [shaper.Limits.String] makes of it, "307 per 100min".
 func textOf(c candidate, l shaper.Limits) string {
-	text := c.text
-	if l.Burst > 0 {
-		text += " burst " + strconv.Itoa(l.Burst)
-	}
-	text += " depth " + strconv.Itoa(l.Depth)
-	if l.MaxWait > 0 {
-		text += " wait " + waitText(l.MaxWait)
-	}
-	return text
-}
-
-// waitText returns a duration as the text of limits has it.
-func waitText(d time.Duration) string {
-	for _, unit := range []struct {
-		name   string
-		length time.Duration
-	}{{"s", time.Second}, {"ms", time.Millisecond}, {"us", time.Microsecond}} {
-		if d%unit.length == 0 {
-			return strconv.FormatInt(int64(d/unit.length), 10) + unit.name
-		}
-	}
-	return strconv.FormatInt(int64(d), 10) + "ns"
+	l.Rate = rate.Inf
+	return c.text + strings.TrimPrefix(l.String(), "inf")
 }
 
 // replay returns what the requests would have met under limits. If more would have been
