@@ -52,10 +52,10 @@ func parseArguments(args []string) (a arguments, err error) {
 	flags.Func("status", "", a.filter.setStatuses)
 	flags.Func("path", "", a.filter.setPaths)
 	flags.Func("find", "", a.setGoal)
-	flags.Func("format", "", a.setFormat)
+	flags.StringVar((*string)(&a.options.Format), "format", "", "")
 	flags.Func("fields", "", func(text string) error { return setFields(&a.options.Fields, text) })
 	trailing := flags.String("trailing", "", "")
-	flags.Func("stamp", "", a.setStamp)
+	flags.StringVar((*string)(&a.options.Stamp), "stamp", "", "")
 	flags.BoolVar(&a.options.Spread, "spread", false, "")
 	flags.IntVar(&a.top, "top", 10, "")
 	for _, name := range []string{"json", "nginx", "caddy"} {
@@ -82,9 +82,9 @@ func parseArguments(args []string) (a arguments, err error) {
 	return a, a.check()
 }
 
-// check returns an error about arguments that do not go together.
+// check returns an error about arguments that do not go together. Those that say how logs
+// are read are checked by package accesslog.
 func (a *arguments) check() error {
-	const fields = "-fields is for the format json"
 	switch {
 	case len(a.rules) == 0:
 		return errors.New("-rules is missing: which limits are to be replayed?")
@@ -102,17 +102,6 @@ func (a *arguments) check() error {
 		return fmt.Errorf("-from %s is not before -to %s", a.from.Format(time.RFC3339), a.to.Format(time.RFC3339))
 	case len(a.output) > 1:
 		return fmt.Errorf("-%s and -%s both say what is printed: use one of them", a.output[0], a.output[1])
-	case a.options.Fields.Given() && len(a.options.Trailing) > 0:
-		return errors.New(fields + ", and -trailing is for the format combined: use one of them")
-	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.JSON && a.options.Fields.Given():
-		return fmt.Errorf("%s, and -format is %s", fields, a.options.Format)
-	case a.options.Format != "" && a.options.Format != accesslog.Auto && a.options.Format != accesslog.Combined && len(a.options.Trailing) > 0:
-		return fmt.Errorf("-trailing is for the format combined, and -format is %s", a.options.Format)
-	}
-	for _, word := range a.options.Trailing {
-		if what, _, _ := strings.Cut(word, ":"); what == "duration" && a.options.Stamp == "" {
-			return fmt.Errorf("-trailing: %q, so -stamp must say what the time is: arrival (Apache) or end (nginx)", word)
-		}
 	}
 	if err := a.checkOutputs(); err != nil || a.goalText == "" {
 		return err
@@ -149,19 +138,6 @@ func (a *arguments) setGoal(text string) (err error) {
 	a.goalText = text
 	a.goal, err = find.ParseGoal(text)
 	return err
-}
-
-func (a *arguments) setFormat(text string) error {
-	a.options.Format = accesslog.Format(text)
-	return a.options.Format.Check()
-}
-
-func (a *arguments) setStamp(text string) error {
-	a.options.Stamp = accesslog.Stamp(text)
-	if a.options.Stamp != accesslog.Arrival && a.options.Stamp != accesslog.End {
-		return errors.New("must be arrival or end")
-	}
-	return nil
 }
 
 func addFiles(to *[]string, text string) error {

@@ -116,7 +116,7 @@ func TestOtherLogsCanBeDescribed(t *testing.T) {
 	}
 	status, _, problems := shapereplay(t, fiveAtOnce, "-rules", rules, "-trailing", "duration:s", "-format", "combined")
 	require.Equal(t, exitUsage, status)
-	require.Equal(t, "shapereplay: -trailing: \"duration:s\", so -stamp must say what the time is: arrival (Apache) or end (nginx) (-h shows examples)\n", problems)
+	require.Equal(t, "shapereplay: -trailing: \"duration:s\", so stamp must say what the time is: arrival (Apache) or end (nginx) (-h shows examples)\n", problems)
 }
 
 func TestOnlyStatusesAndPathsThatAreWantedAreReplayed(t *testing.T) {

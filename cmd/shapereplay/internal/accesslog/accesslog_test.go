@@ -172,13 +172,13 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		`Stamp: "start", must be arrival or end`:                                                              {Stamp: "start"},
 		`Window: -1s, must not be negative`:                                                                   {Window: -time.Second},
 		`Fields.DurationUnit: 1m0s, must be from 1ns to 1s`:                                                   {Fields: accesslog.Fields{DurationUnit: time.Minute}},
-		`Fields: of the format json, and Trailing is of combined: must not both be given`:                     {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
+		`Fields: of the format json, and trailing is of combined: use one of them`:                            {Fields: accesslog.Fields{Time: "ts"}, Trailing: []string{"time"}},
 		`Header: "", must be the name of a header field`:                                                      {Header: []string{""}},
 		`Trailing: "size", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:       {Trailing: []string{"-", "size"}},
 		`Trailing: "duration:h", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`: {Trailing: []string{"duration:h"}, Stamp: accesslog.End},
 		`Trailing: "header:", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:    {Trailing: []string{"header:"}},
 		`Trailing: "host:port", must be -, time, duration:UNIT (s, ms, us, ns), host, client or header:NAME`:  {Trailing: []string{"host:port"}},
-		`Trailing: "duration:s", so Stamp must say what the time is: arrival (Apache) or end (nginx)`:         {Trailing: []string{"duration:s"}},
+		`Trailing: "duration:s", so stamp must say what the time is: arrival (Apache) or end (nginx)`:         {Trailing: []string{"duration:s"}},
 	} {
 		o.Stdin = strings.NewReader(common(0, "/a"))
 		_, err := accesslog.Open(o, "-")

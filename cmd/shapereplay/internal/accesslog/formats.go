@@ -89,12 +89,6 @@ func FormatNames() string {
 	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
 }
 
-// Check returns an error if f is neither [Auto] nor a format that is read.
-func (f Format) Check() error {
-	_, err := f.parsers(Options{Format: f}, newTexts())
-	return err
-}
-
 // parsers returns the parsers of a format, which are all for Auto.
 func (f Format) parsers(o Options, t *texts) (all []parser, err error) {
 	if strings.Contains(string(f), "$") {

@@ -1,6 +1,7 @@
 package accesslog
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -92,13 +93,20 @@ func (o Options) checked() (Options, error) {
 	// What describes one format is not to be passed over because another fits the log.
 	switch fields, trailing := o.Fields.Given(), len(o.Trailing) > 0; {
 	case fields && trailing:
-		return o, &OptionError{"Fields", "of the format json, and Trailing is of combined: must not both be given"}
-	case fields && o.Format == Auto:
+		return o, &OptionError{"Fields", "of the format json, and trailing is of combined: use one of them"}
+	case fields && o.Format != Auto && o.Format != JSON:
+		return o, &OptionError{"Fields", fmt.Sprintf("of the format json, and the format is %s", o.Format)}
+	case trailing && o.Format != Auto && o.Format != Combined:
+		return o, &OptionError{"Trailing", fmt.Sprintf("of the format combined, and the format is %s", o.Format)}
+	case fields:
 		o.Format = JSON
-	case trailing && o.Format == Auto:
+	case trailing:
 		o.Format = Combined
 	}
-	if err := o.Format.Check(); err != nil {
+	if _, err := o.Format.parsers(o, newTexts()); err != nil {
+		if wrong, ok := errors.AsType[*OptionError](err); ok {
+			return o, wrong
+		}
 		return o, &OptionError{"Format", fmt.Sprintf("%q: %v", o.Format, err)}
 	}
 	if !slices.Contains([]Stamp{"", Arrival, End}, o.Stamp) {

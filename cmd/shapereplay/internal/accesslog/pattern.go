@@ -185,7 +185,7 @@ func (p *pattern) addTrailing(o Options) error {
 			f.what = ofDuration
 			f.unit, ok = units[detail]
 			if o.Stamp == "" {
-				return &OptionError{"Trailing", fmt.Sprintf("%q, so Stamp must say what the time is: arrival (Apache) or end (nginx)", word)}
+				return &OptionError{"Trailing", fmt.Sprintf("%q, so stamp must say what the time is: arrival (Apache) or end (nginx)", word)}
 			}
 		case "header":
 			f.what, f.name, ok = ofHeader, detail, detail != ""
