@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -175,71 +174,4 @@ func TestAFarServerIsReachedByAColdPool(t *testing.T) {
 	began := time.Now()
 	require.NoError(t, s.Wait(ctx))
 	t.Logf("the first request left after %v, and %d calls that failed", time.Since(began), s.Stats().Bucket.Failures)
-}
-
-// In transaction mode each statement may reach another session of the server, so what one
-// leaves behind in its session is not there for the next.
-func TestPgBouncerInTransactionModeWillDo(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, servers.StartPgBouncer(t, startServer(t)))
-	table, name := newTable(t, pool)
-	tx, err := pool.Begin(t.Context())
-	require.NoError(t, err)
-	taken, err := pgbucket.New(tx, table).Take(t.Context(), one("key", every(1)))
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(t.Context()))
-	require.Equal(t, taken.Empty.Micros+1, levelOf(t, newConn(t, server.URL), name, "key").Empty.Micros)
-	n, err := pgbucket.New(pool, table).Sweep(t.Context())
-	require.NoError(t, err)
-	require.Zero(t, n, "nothing is that old")
-}
-
-// A process that comes to know that a state was lost goes on from where it was.
-func TestTruncateIsHealedByWhoKnowsTheLevel(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, startServer(t).URL)
-	table, name := newTable(t, pool)
-	const sessions, each, truncations = 16, 150, 5
-	rate := every(1000)
-
-	var mu sync.Mutex
-	colds, asked := 0, 0
-	truncated := make(chan struct{}, truncations)
-	var running sync.WaitGroup
-	for range sessions {
-		bucket := pgbucket.New(pool, table)
-		running.Go(func() {
-			var high shared.Instant
-			var seen int64
-			for range each {
-				take := one("key", rate)
-				take.Rate.Burst = 1 << 20
-				take.High, take.Seen = high, seen
-				taken, err := bucket.Take(t.Context(), take)
-				if err != nil || !taken.OK {
-					t.Errorf("%+v, %v", taken, err)
-					return
-				}
-				if taken.Empty.Micros < high.Micros {
-					t.Errorf("a session was given a slot at %d again, of which it had some up to %d", taken.Empty.Micros, high.Micros)
-				}
-				high, seen = shared.Instant{Micros: taken.Empty.Micros + 1000}, taken.Now
-				mu.Lock()
-				asked++
-				if taken.Cold {
-					colds++
-				}
-				if asked%(sessions*each/(truncations+1)) == 0 && len(truncated) < truncations {
-					truncated <- struct{}{}
-					if _, err := pool.Exec(t.Context(), "TRUNCATE "+name); err != nil {
-						t.Error(err)
-					}
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	running.Wait()
-	require.Len(t, truncated, truncations)
-	require.Equal(t, 1+truncations, colds, "no Take was lost by a truncation, and none has made it twice")
 }

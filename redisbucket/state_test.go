@@ -15,7 +15,7 @@ import (
 )
 
 // A state that somebody has written by hand, or another program, must neither stop the
-// rate nor make each call an error.
+// rate nor make each call an error. The suite has the numbers that are outside of their ranges.
 func TestADamagedStateIsNone(t *testing.T) { onEach(t, aDamagedStateIsNone) }
 
 func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
@@ -34,20 +34,10 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 		"99999999999999999999 0 " + at + rate, // the far future
 		"9999999999999999 0 9999999999999999" + rate,
 		at + "000 0 " + at + rate,
-		"9007199254740000 1 " + at + rate,                                         // there is one part
-		"9007199254740000 0 0" + rate,                                             // written never
-		"9007199254740994 0 9007199254740994" + rate,                              // above 2^53
-		"9007199254740000 0 " + at + " -9 1 0 1 1 0 0",                            // a negative version
-		"9007199254740000 0 " + at + " 9 2251799813685249 0 1 1 0 0",              // too slow
 		"9007199254740000 0 " + at + " 1 3600000000 0 1 1 1 0",                    // the room of another rate
 		"9007199254740000 0 " + at + " 9 3600000000 0 1 1 1 0",                    // and with another version
 		"9007199254740000 0 " + at + " 99999999999999999999 3600000000 0 1 1 0 0", // too great a version of this rate
 		"9007199254740000 0 " + at + " -1 3600000000 0 1 1 0 0",                   // a negative one
-		"9007199254740000 0 " + at + " 9 3600000000 0 0 1 0 0",                    // no parts
-		"9007199254740000 0 " + at + " 9 0 0 1 1 0 0",                             // no time
-		"9007199254740000 0 " + at + " 9 1 5 5 1 0 0",                             // as many as there are
-		"9007199254740000 0 " + at + " 9 1 0 1 0 0 0",                             // no burst
-		"9007199254740000 0 " + at + " 9 1 0 1000000000001 1 0 0",                 // too many parts
 		"9007199254740000 0 " + at + " 99999999999999999999 1 0 1 1 0 0",          // too great a version
 		"9007199254740000 0 " + at + " 9 1 0 1 99999999999999999999999 0 0",       // too great a burst
 		"9007199254740000 0 " + at + " 9 1 0 1 9223372036854775808 0 0",           // a burst that is no int64
@@ -144,34 +134,4 @@ func scriptFlushIsInvisible(t *testing.T, server *servers.Redis) {
 	state, err := client.Get(ctx, "shaper:key").Result()
 	require.NoError(t, err)
 	require.Equal(t, redisbucket.Encode(take.ApplyGiveBack(level, level.Empty)), state)
-}
-
-// Real Redis prints a number of 16 digits with 14 if a script lets it; miniredis prints all.
-func TestNoDigitIsLostOnARealServer(t *testing.T) { onEach(t, noDigitIsLostOnARealServer) }
-
-func noDigitIsLostOnARealServer(t *testing.T, server *servers.Redis) {
-	ctx, client := within(t), connect(t, server.Addr)
-	lost, err := client.Eval(ctx, "return tostring(1795220905000001)", nil).Result()
-	require.NoError(t, err)
-	require.Equal(t, "1.795220905e+15", lost, "which this test is about")
-
-	rate := shared.BucketRate{Version: 1<<53 - 1, Micros: 1, Part: 999_999_999_999, Parts: 1_000_000_000_000, Burst: 1 << 31}
-	bucket := redisbucket.New(client)
-	// So far ahead that the server's clock does not matter, and nearer than the burst reaches.
-	level := shared.BucketLevel{
-		Empty: shared.Instant{Micros: time.Now().Add(time.Minute).UnixMicro() | 1, Part: 1}, Rate: rate, At: 1_234_567_890_123_457,
-	}
-	require.NoError(t, client.Set(ctx, "shaper:key", redisbucket.Encode(level), time.Hour).Err())
-	take := shared.Take{Key: "key", Cost: 1_000_007, First: 1, Rate: rate}
-	for range 500 {
-		got, err := bucket.Take(ctx, take)
-		require.NoError(t, err)
-		require.True(t, got.OK)
-		next, want := take.Apply(level, got.Now)
-		require.Equal(t, want, got)
-		state, err := client.Get(ctx, "shaper:key").Result()
-		require.NoError(t, err)
-		require.Equal(t, redisbucket.Encode(next), state)
-		level = next
-	}
 }

@@ -182,21 +182,6 @@ func TestCallsThatFailAreNotRepeated(t *testing.T) {
 	}
 }
 
-// Answers that take 200 ms are of use, as slots are leased ahead.
-func TestSlowAnswersAreOfUse(t *testing.T) {
-	share(t, 2, "100/s depth 999", 2*ms, func(p *processes) {
-		stop := p.saturate(50)
-		defer stop()
-		p.at(time.Second)
-		p.SetDelay(100*ms, 100*ms)
-		p.at(10 * time.Second)
-		_, all := p.between(4*time.Second, 10*time.Second)
-		require.InDelta(t, 600, all, 6)
-		stop()
-		p.check()
-	})
-}
-
 // A Slack that is not above the round trip is told as it is, and nobody spins. When the way
 // becomes shorter again, those in line leave.
 func TestSlackBelowTheRoundTripIsToldClearly(t *testing.T) {

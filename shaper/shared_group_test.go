@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -120,23 +119,10 @@ func TestAKeyThatSharesABucketHasItsState(t *testing.T) {
 	})
 }
 
-// panicky is a Bucket that panics while it is told to.
-type panicky struct {
-	*buckettest.Memory
-	panics atomic.Bool
-}
-
-func (p *panicky) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
-	if p.panics.Load() {
-		panic("the bucket panics")
-	}
-	return p.Memory.Take(ctx, t)
-}
-
 // A server recovers the panics of its handlers, and goes on.
 func TestABucketThatPanicsWhileItIsProbedCanBeAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &panicky{Memory: buckettest.NewMemory()}
+		b := buckettest.NewMemory()
 		s := sharedShaper(t, b, shaper.Limits{Rate: 10})
 		b.Fail(faultOf(buckettest.FailBefore))
 		for range 3 {
@@ -144,9 +130,8 @@ func TestABucketThatPanicsWhileItIsProbedCanBeAskedAgain(t *testing.T) {
 		}
 		require.Equal(t, shaper.BucketDown, s.Stats().Bucket.State)
 		time.Sleep(time.Second)
-		b.panics.Store(true)
+		b.Fail(func(int, string) buckettest.Fault { panic("the client") })
 		require.Panics(t, func() { s.Allow() })
-		b.panics.Store(false)
 		b.Fail(nil)
 		time.Sleep(4 * time.Second)
 		require.True(t, s.Allow())

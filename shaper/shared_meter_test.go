@@ -316,26 +316,6 @@ func TestOneCallerThatGoesDoesNotEndTheQuestionOfOthers(t *testing.T) {
 	})
 }
 
-// If all have gone the call ends, too, and says nothing about the Bucket.
-func TestAQuestionForNobodyEnds(t *testing.T) {
-	share(t, 1, "1/min burst 100", 40*ms, func(p *processes) {
-		require.NoError(t, p.wait(p.t.Context(), 0, 1))
-		ctx, cancel := context.WithCancel(p.t.Context())
-		results := make(chan error, 5)
-		for range 5 {
-			go func() { results <- p.wait(ctx, 0, 1) }()
-			synctest.Wait()
-		}
-		cancel()
-		for range 5 {
-			require.Equal(t, context.Canceled, <-results)
-		}
-		require.Zero(t, p.all[0].Stats().Bucket.Failures)
-		require.Zero(t, p.all[0].Stats().Unavailable)
-		require.NoError(t, p.wait(p.t.Context(), 0, 1))
-	})
-}
-
 // While the Bucket can't be asked, whoever waits for an answer gets that of the fallback. A seat
 // is taken by those alone that have left.
 func TestASpikeOfAMeterInAnOutage(t *testing.T) {

@@ -2,10 +2,9 @@ package shaper_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
-	"net/http/httptest"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -449,8 +448,8 @@ func TestARetryHasAPatienceOfItsOwn(t *testing.T) {
 	})
 }
 
-// Each key's line is ended at the instant of its own requests, over HTTP with a 503 that says
-// when to come again; and the keys of another server notice nothing.
+// Each key's line is ended at the instant of its own requests, and the keys of another server notice
+// nothing.
 func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := sharded{buckettest.NewMemory()}
@@ -458,42 +457,20 @@ func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 		var told sync.Map
 		g := sharedGroup(t, m, shaper.Limits{Rate: 1, Depth: 9}, shaper.WithPatience(2*time.Second),
 			shaper.WithTrace(&shaper.Trace{Refused: func(_ context.Context, e shaper.Event) { told.Store(e.Key, e) }}))
-		h := g.Middleware(func(r *http.Request) (string, error) { return r.Header.Get("Key"), nil })(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		start := time.Now()
-		type answer struct {
-			key    string
-			status int
-			after  string
-			at     time.Duration
+		refused, left := make(chan error, 1), make(chan error, 2)
+		go func() { refused <- g.Wait(context.Background(), "down1") }() // Its three failures open the circuit breaker of its server at once.
+		for range cap(left) {
+			go func() { left <- g.Wait(context.Background(), "up 1") }()
 		}
-		var mu sync.Mutex
-		var answers []answer
-		get := func(key string) {
-			go func() {
-				r := httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/", nil)
-				r.Header.Set("Key", key)
-				w := httptest.NewRecorder()
-				h.ServeHTTP(w, r)
-				mu.Lock()
-				defer mu.Unlock()
-				answers = append(answers, answer{key, w.Code, w.Header().Get("Retry-After"), time.Since(start)})
-				if w.Code != http.StatusOK {
-					require.Contains(t, w.Header().Get("Content-Type"), "application/problem+json")
-				}
-			}()
-			synctest.Wait()
-		}
-		get("down1") // Its three failures open the circuit breaker of its server at once.
-		get("up 1")
-		get("up 1")
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
+		rejected := refusal(t, <-refused)
+		require.Equal(t, 2*time.Second, time.Since(start))
+		require.Positive(t, rejected.RetryAfter)
+		require.LessOrEqual(t, rejected.RetryAfter, 3*time.Second)
 		require.Equal(t, shaper.BucketDown, g.Stats().Bucket.State)
-		slices.SortFunc(answers, func(a, b answer) int { return strings.Compare(a.key, b.key) })
-		require.Len(t, answers, 3)
-		require.Equal(t, answer{"down1", http.StatusServiceUnavailable, answers[0].after, 2 * time.Second}, answers[0])
-		require.Contains(t, []string{"1", "2", "3"}, answers[0].after)
-		require.Equal(t, []int{200, 200}, []int{answers[1].status, answers[2].status})
+		synctest.Wait()
+		require.Len(t, left, 2)
+		require.NoError(t, errors.Join(<-left, <-left))
 		st := g.Stats()
 		require.Equal(t, []uint64{1, 1, 2}, []uint64{st.Unavailable, st.Refused, st.Departed})
 		require.Len(t, g.Refusals(), 1)

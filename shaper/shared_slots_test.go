@@ -80,38 +80,6 @@ func TestLeasedSlotsAreThoseOfTheRule(t *testing.T) {
 	}
 }
 
-// At 3/s and 30000/s a microsecond is no whole number of intervals, or the reverse; still no
-// departure drifts away from the rate.
-func TestManyLeasedSlotsDoNotDrift(t *testing.T) {
-	t.Parallel()
-	for _, limits := range []string{"3/s depth 9", "30000/s depth 999"} {
-		share(t, 1, limits, 200*us, func(p *processes) {
-			stop := p.saturate(min(p.limits.Depth, 600))
-			defer stop()
-			n := rounds(20_000, 200_000, 1_000_000)
-			span := time.Duration(float64(n) / float64(p.limits.Rate) * float64(time.Second))
-			p.at(span + 10*ms)
-			at := p.instants()[:n]
-			stop()
-			first := at[0]
-			for i := range at {
-				at[i] -= first
-			}
-			costs := make([]int, n)
-			for i := range costs {
-				costs[i] = 1
-			}
-			slots := slotsOf(p.limits, costs)
-			for i, slot := range slots {
-				got := big.NewRat(int64(at[i]), 1)
-				off, _ := got.Sub(got, slot).Float64()
-				require.InDelta(t, 0, off, 250e3, "%s: departure %d", limits, i) // The round trip, and the drift within a batch.
-			}
-			p.check()
-		})
-	}
-}
-
 // A Shaper that is alone with a Bucket next door behaves as one without a Bucket: with the same
 // arrivals each request gets the same answer, and leaves at the same instant, but for the
 // microsecond and the drift of requireSlots.

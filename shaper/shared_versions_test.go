@@ -2,7 +2,7 @@ package shaper_test
 
 import (
 	"context"
-	"math/big"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
 
-	"example.com/leakybucket/internal/model"
 	"example.com/leakybucket/shaper"
 	"example.com/leakybucket/shaper/buckettest"
 )
@@ -172,66 +171,36 @@ func TestGroupLeasesEachKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()
 		m.SetDelay(ms, ms)
-		perSecond := rate.Limit(100)
-		group := func() *shaper.Group[string] {
-			g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: perSecond, Depth: 99}, nil },
-				shaper.WithBuckets(m, func(k string) string { return "user:" + k }))
-			require.NoError(t, err)
-			return g
-		}
-		a, b := group(), group()
-		logs := map[string][]model.Departure{}
-		start := time.Now()
-		both := func(key string, n int) {
+		a, change := groupAtRate(t, m, shaper.Limits{Rate: 100, Depth: 99})
+		b, _ := groupAtRate(t, m, shaper.Limits{Rate: 100, Depth: 99})
+		both := func(key string, n int, want, tolerance time.Duration) {
 			t.Helper()
-			times := [2][]time.Duration{}
-			done := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
-			for i, g := range []*shaper.Group[string]{a, b} {
-				go func() {
-					defer close(done[i])
+			began := time.Now()
+			var all sync.WaitGroup
+			for _, g := range []*shaper.Group[string]{a, b} {
+				all.Go(func() {
 					for range n {
 						if err := g.Wait(t.Context(), key); err != nil {
 							t.Error(err)
-							return
 						}
-						times[i] = append(times[i], time.Since(start))
 					}
-				}()
+				})
 			}
-			<-done[0]
-			<-done[1]
-			for i := range times {
-				for _, at := range times[i] {
-					logs[key] = append(logs[key], model.Departure{At: at, Process: i, Number: int(at), Cost: 1})
-				}
-			}
+			all.Wait()
+			require.InDelta(t, want, time.Since(began), float64(tolerance))
 		}
-		began := time.Now()
-		both("u", 50)
-		require.InDelta(t, 990*ms, time.Since(began), float64(15*ms))
-		both("v", 50)
+		both("u", 50, 990*ms, 15*ms)
+		both("v", 50, 990*ms, 15*ms)
 		require.NoError(t, a.SetLimits("u", shaper.Limits{Rate: 50, Depth: 9}))
-		began = time.Now()
-		both("u", 50)
-		require.InDelta(t, 1980*ms, time.Since(began), float64(60*ms))
+		both("u", 50, 1980*ms, 60*ms)
 		require.NoError(t, a.ResetLimits("u"))
-		perSecond = 200
-		a.Reload()
-		began = time.Now()
-		both("u", 100)
-		require.InDelta(t, 1000*ms, time.Since(began), float64(60*ms))
-		for key, log := range logs {
-			pace := model.SharedPace{Interval: big.NewRat(int64(5*ms), 1), Burst: 1, Lateness: 20 * ms}
-			worst := pace.Worst(log)
-			require.LessOrEqual(t, worst.Excess(), int64(0), "%s: %v", key, worst)
-		}
+		change(shaper.Limits{Rate: 200, Depth: 99})
+		both("u", 100, 1000*ms, 60*ms)
 		st := a.Stats()
 		require.Equal(t, shaper.BucketShared, st.Bucket.State)
 		require.Equal(t, st.Departed, st.Bucket.Leased-st.Bucket.Dropped-st.Bucket.GivenBack)
 		time.Sleep(time.Minute)
 		require.Zero(t, a.Stats().Keys)
-		require.NoError(t, a.Close())
-		require.NoError(t, b.Close())
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/internal/realtime"
@@ -82,8 +81,6 @@ var faults = []fault{
 	{name: "a fail-over to an empty server", start: failOver(false), extra: heldByOthers},
 	{name: "a fail-over to an empty server with a guard", plan: plan{Guard: 128 * time.Millisecond}, start: failOver(false), long: true},
 	{name: "a fail-over to a replica that lags", start: failOver(true), extra: heldByOthers, long: true},
-	{name: "sessions end", start: onPostgres(sessionsEnd)},
-	{name: "the row is locked for longer than a call takes", start: onPostgres(theRowIsLocked), long: true},
 }
 
 // Whatever happens, the processes together keep the pace, but for the exceptions in
@@ -290,30 +287,6 @@ func failOver(lags bool) starter {
 			f.finally = append(f.finally, func([]report, log) { require.Equal(t, "1", second.MustDo("DBSIZE"), "the other server has answered") })
 		}
 	}
-}
-
-// Connections that the server ends, and rows that others hold, cost the calls that meet them, and
-// nothing more.
-func sessionsEnd(f *fleet, db *servers.Postgres) {
-	before := failures(f.each(order{Do: tell}))
-	f.until("calls fail", func() bool {
-		query(f.t, db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
-		time.Sleep(100 * time.Millisecond)
-		return failures(f.each(order{Do: tell})) > before
-	})
-}
-
-func theRowIsLocked(f *fleet, db *servers.Postgres) {
-	conn, err := pgx.Connect(f.t.Context(), db.URL)
-	require.NoError(f.t, err)
-	defer conn.Close(f.t.Context())
-	tx, err := conn.Begin(f.t.Context())
-	require.NoError(f.t, err)
-	_, err = tx.Exec(f.t.Context(), "SELECT * FROM leaky_buckets FOR UPDATE")
-	require.NoError(f.t, err)
-	before := failures(f.each(order{Do: tell}))
-	f.until("a call fails", func() bool { return failures(f.each(order{Do: tell})) > before })
-	require.NoError(f.t, tx.Rollback(f.t.Context()))
 }
 
 // Four workers with a bucket each let four times the rate leave. If the fleet and its judge

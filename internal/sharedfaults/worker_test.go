@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -74,9 +73,8 @@ const (
 type report struct {
 	Err    string // of the order; "" if there was none
 	Stats  shaper.Stats
-	Broken string         // Stats.Bucket.Err, which JSON can't carry
-	Other  string         // a call returned an error that no call should; "" if none did
-	Errors map[string]int // of the Bucket, and how often each was returned
+	Broken string // Stats.Bucket.Err, which JSON can't carry
+	Other  string // a call returned an error that no call should; "" if none did
 }
 
 // A worker is one of the processes that share a bucket.
@@ -90,7 +88,6 @@ type worker struct {
 	quiet    atomic.Bool
 	arrivals sync.WaitGroup
 	other    atomic.Pointer[string]
-	bucket   *observed
 }
 
 // work is the main function of a worker. It ends when its standard input does, so that no
@@ -109,8 +106,7 @@ func work(text string) {
 	if err != nil {
 		panic(err)
 	}
-	w.bucket = &observed{Bucket: bucket, errors: map[string]int{}}
-	w.shaper, err = shaper.New(w.plan.limits(), shaper.WithBucket(w.bucket, w.plan.Key), shaper.WithTrace(w.trace()),
+	w.shaper, err = shaper.New(w.plan.limits(), shaper.WithBucket(bucket, w.plan.Key), shaper.WithTrace(w.trace()),
 		shaper.WithFallback(w.plan.Fallback), shaper.WithColdGuard(w.plan.Guard),
 		shaper.WithPatience(time.Minute)) // longer than any outage here, also on a busy machine
 	if err != nil {
@@ -165,7 +161,7 @@ func (w *worker) trace() *shaper.Trace {
 }
 
 func (w *worker) report(err error) report {
-	r := report{Stats: w.shaper.Stats(), Errors: w.bucket.returned()}
+	r := report{Stats: w.shaper.Stats()}
 	if err != nil {
 		r.Err = err.Error()
 	}
@@ -235,47 +231,4 @@ func (w *worker) request() {
 		w.other.CompareAndSwap(nil, &text)
 		w.quiet.Store(true)
 	}
-}
-
-// An observed Bucket counts the errors that another returns.
-type observed struct {
-	shaper.Bucket
-
-	mu     sync.Mutex
-	errors map[string]int
-}
-
-// Take implements [shaper.Bucket].
-func (o *observed) Take(ctx context.Context, t shaper.Take) (shaper.Taken, error) {
-	taken, err := o.Bucket.Take(ctx, t)
-	return taken, o.note("Take: ", err)
-}
-
-// GiveBack implements [shaper.Bucket].
-func (o *observed) GiveBack(ctx context.Context, t shaper.Take, end shaper.Instant) error {
-	return o.note("GiveBack: ", o.Bucket.GiveBack(ctx, t, end))
-}
-
-// Shard returns which keys fail together, as the other Bucket says.
-func (o *observed) Shard(key string) string {
-	if b, ok := o.Bucket.(interface{ Shard(key string) string }); ok {
-		return b.Shard(key)
-	}
-	return ""
-}
-
-func (o *observed) note(method string, err error) error {
-	if err != nil {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.errors[method+err.Error()]++
-	}
-	return err
-}
-
-// returned returns how often each error was returned.
-func (o *observed) returned() map[string]int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return maps.Clone(o.errors)
 }
