@@ -307,6 +307,7 @@ func TestWhatAButtonSends(t *testing.T) {
 					c.then(p)
 				}
 				time.Sleep(20 * time.Second)
+				synctest.Wait()
 				require.Equal(t, c.came, c.proxy.came)
 				c.got.ID, c.got.Name, c.got.Clients, c.got.Ended = 1, c.button, 180, true
 				got, _ := press(t, p, "state", "")
@@ -327,6 +328,7 @@ func TestAHerdThatIsNeverServedGoesAway(t *testing.T) {
 		_, wrong := press(t, p, "herd", "2")
 		require.Empty(t, wrong)
 		time.Sleep(2 * herdTime)
+		synctest.Wait()
 		require.Len(t, s.came, 9, "at 0 s, 7 s, ... 56 s")
 	})
 }
