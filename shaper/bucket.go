@@ -233,7 +233,10 @@ func (b *bucket) giveBack(departureNo uint32, n int64) {
 // the end of a hold.
 func (b *bucket) idleUntil(now int64) {
 	if at := exact.At(now); !b.empty.After(at) {
-		b.setEmpty(at, nil)
+		b.empty = at // This is setEmpty, in the form that is inlined.
+		if r := b.coldOrNone().rare; r != nil {
+			r.excess = nil
+		}
 	}
 }
 
