@@ -93,6 +93,9 @@ type row struct {
 	totalWait                             time.Duration
 	missed                                float64
 
+	reserved                      int
+	givenBack, charged, forfeited uint64
+
 	shared *shaper.BucketStats // nil: its level is its own
 }
 
@@ -104,7 +107,8 @@ func newRow(key string, st shaper.Stats, limits *limitsView, now time.Time) row 
 		lastCall: st.LastCall, refusedAt: st.LastRefusal,
 		departed: st.Departed, refused: st.Refused, abandoned: st.Abandoned,
 		queueFull: st.QueueFull, tooLate: st.TooLate, tooCostly: st.TooCostly, closed: st.Closed,
-		unavailable: st.Unavailable, totalWait: st.TotalWait, missed: st.Missed, shared: sharedBucket(st.Bucket),
+		unavailable: st.Unavailable, totalWait: st.TotalWait, missed: st.Missed,
+		reserved: st.Reserved, givenBack: st.GivenBack, charged: st.Charged, forfeited: st.Forfeited, shared: sharedBucket(st.Bucket),
 	}
 }
 
@@ -167,6 +171,7 @@ type bucket struct {
 	Level        float64    `json:"level"`
 	Fill         float64    `json:"fill"`
 	InFlight     int        `json:"in_flight"`
+	Reserved     int        `json:"reserved"`
 	OldestWaitS  float64    `json:"oldest_wait_s"`
 	HeldUntil    *time.Time `json:"held_until"`
 	BlockedUntil *time.Time `json:"blocked_until"`
@@ -184,6 +189,9 @@ type bucket struct {
 	Unavailable  uint64     `json:"unavailable"`
 	TotalWaitS   float64    `json:"total_wait_s"`
 	Missed       float64    `json:"missed"`
+	GivenBack    uint64     `json:"given_back"`
+	Charged      uint64     `json:"charged"`
+	Forfeited    uint64     `json:"forfeited"`
 	Refusing     bool       `json:"refusing"`
 
 	Shared   *sharedView `json:"shared"`
@@ -240,6 +248,7 @@ func (r *row) view(at time.Time) bucket {
 		Departed: r.departed, Refused: r.refused, Abandoned: r.abandoned,
 		QueueFull: r.queueFull, TooLate: r.tooLate, TooCostly: r.tooCostly, Closed: r.closed,
 		Unavailable: r.unavailable, TotalWaitS: r.totalWait.Seconds(), Missed: number(r.missed), Refusing: r.refusing(),
+		Reserved: r.reserved, GivenBack: r.givenBack, Charged: r.charged, Forfeited: r.forfeited,
 		Shared: newSharedView(r.shared),
 		of:     r.source, raw: r.key, only: r.source.source.kind() == "shaper",
 	}

@@ -120,3 +120,39 @@ func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
 		requireReasonsAddUp(t, l.Buckets[0])
 	})
 }
+
+// What is reserved, and what of it was given back, charged and found drained, is in the answer of one
+// bucket and in the list.
+func TestReservationsAreInTheAnswers(t *testing.T) {
+	doc := readDocument(t)
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(limits(t, "1/s burst 100"))
+		require.NoError(t, err)
+		defer s.Close()
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		var settles []func(int)
+		for range 4 {
+			settle, err := s.Reserve(t.Context(), 20)
+			require.NoError(t, err)
+			settles = append(settles, settle)
+		}
+		settles[0](13)
+		settles[1](22)
+		time.Sleep(time.Hour) // All has drained.
+		settles[2](5)
+		w := c.call(http.MethodGet, "/api/buckets/one/", "")
+		require.Equal(t, http.StatusOK, w.Code)
+		type figures struct {
+			Reserved, Charged, Forfeited int
+			GivenBack                    int `json:"given_back"`
+		}
+		var answer struct{ Bucket figures }
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+		require.Equal(t, figures{Reserved: 20, GivenBack: 7, Charged: 2, Forfeited: 15}, answer.Bucket)
+		var value any
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
+		of := doc.Paths["/api/buckets/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
+		require.NoError(t, doc.check(of, value, "detail"))
+	})
+}

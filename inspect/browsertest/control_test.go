@@ -1,11 +1,14 @@
 package browsertest_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -228,4 +231,41 @@ func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
 	})
 	await(p, "the reason", text("#refusals"), func(shown string) bool { return strings.Contains(shown, "shared bucket unavailable") })
 	await(p, "the table", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "bucket unavailable") })
+}
+
+// While what was reserved too much drains before it is settled, the page says that the burst is too small; and
+// not when that has ended.
+func TestABurstThatIsTooSmallForWhatIsInFlightIsShown(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	u := s.shaper("tokens", "1000/s burst 20 depth 50")
+	_, err := u.Reserve(s.ctx, 5)
+	require.NoError(t, err)
+	var reserving atomic.Bool
+	reserving.Store(true)
+	s.requests.Go(func() {
+		for reserving.Load() && s.ctx.Err() == nil {
+			_ = u.Spend(s.ctx, 10, func(context.Context) (int, error) {
+				time.Sleep(50 * time.Millisecond)
+				return 2, nil
+			})
+		}
+	})
+	pages := map[string]*tab{}
+	for _, scheme := range []string{"light", "dark"} {
+		p := newTab(t, s.address(""))
+		p.prefers("prefers-color-scheme", scheme)
+		p.open(s.address(linkTo("source", "tokens")))
+		p.live()
+		await(p, "the sentence", text("#forfeits"), func(shown string) bool { return strings.Contains(shown, "Burst is too small for what is in flight") })
+		await(p, "the gauge", text("#counts"), func(shown string) bool {
+			return strings.Contains(shown, "reserved, not settled") && strings.Contains(shown, "drained before it was settled")
+		})
+		p.shoot("a burst that is too small " + scheme)
+		require.Empty(t, p.violations(), scheme)
+		pages[scheme] = p
+	}
+	reserving.Store(false)
+	await(pages["light"], "nothing is forfeited any more", text("#forfeits"), func(shown string) bool { return shown == "" })
+	await(pages["light"], "the gauge", text("#counts"), func(shown string) bool { return strings.Contains(shown, "reserved, not settled") })
 }

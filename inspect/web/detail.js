@@ -9,6 +9,7 @@ import { toPath } from "./url.js";
 const every = 1900; // ms at least between two readings; they are made once a second or less
 const gone = "Its limits, its line and its counts will be shown here."; // the story says that it does not exist
 const shown = 6; // of those in line, and of the refusals
+const forfeiting = 5000; // ms for which it is told that units have been forfeited
 
 export class Detail {
   constructor(onBucket) {
@@ -22,6 +23,8 @@ export class Detail {
     this.stop();
     this.path = path;
     this.latest = -Infinity;
+    this.forfeited = null;
+    this.forfeitedAt = -Infinity;
     // What is there is of another bucket.
     setText(byId("limits-text"), "");
     byId("detail").classList.add("loading");
@@ -86,6 +89,7 @@ export class Detail {
     const blocked = bucket.blocked_until ? `Blocked until ${clock(bucket.blocked_until)}: newcomers are refused.` : "";
     setText(byId("held"), [held, blocked].filter(Boolean).join(" "));
     setText(byId("shared"), bucket.shared ? sharedText(bucket.shared) : "");
+    setText(byId("forfeits"), this.forfeits(bucket) ? "Burst is too small for what is in flight: what was reserved too much has drained before it was settled, and can't be given back." : "");
     setText(byId("line-summary"), summary(bucket, next, line));
     rows(byId("waiters"), line.waiting, line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
     const groups = together(refusals);
@@ -93,6 +97,13 @@ export class Detail {
     setText(byId("refusals-summary"), refusals.length === 0 ? "None of late." : "");
     counts(byId("counts"), bucket);
     this.onBucket(answer);
+  }
+
+  /** Whether the bucket has forfeited units of late. Without a rate no burst would be large enough. */
+  forfeits({ forfeited, rate }) {
+    if (this.forfeited != null && forfeited > this.forfeited) this.forfeitedAt = performance.now();
+    this.forfeited = forfeited;
+    return rate != null && performance.now() - this.forfeitedAt < forfeiting;
   }
 }
 
@@ -147,6 +158,9 @@ function counts(list, bucket) {
     ["– cost above burst", count(bucket.too_costly), bucket.too_costly], ["– closed", count(bucket.closed), bucket.closed],
     ["– shared bucket unavailable", count(bucket.unavailable), bucket.unavailable],
     ["gave up", count(bucket.abandoned), true], ["in flight", inFlight(bucket), bucket.in_flight_max],
+    ["reserved, not settled", count(bucket.reserved), bucket.reserved || bucket.given_back || bucket.charged || bucket.forfeited],
+    ["– given back", count(bucket.given_back), bucket.given_back], ["– charged", count(bucket.charged), bucket.charged],
+    ["– drained before it was settled", count(bucket.forfeited), bucket.forfeited],
     ["mean wait", mean, true], ["since the last call", idle(bucket.idle_s), true],
   ].filter(([, , shown]) => shown);
   fill(list, all.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]));
