@@ -642,8 +642,14 @@ func (b *bucket) giveReservedBack(now int64, number uint64, over int64) (back in
 	at := exact.At(now)
 	level := b.remainder(at, false)
 	taken, back := level, int64(0)
-	for _, o := range rs.open[i:] {
-		if b.less(o.least, taken) {
+	for k := range rs.open[i:] {
+		// less and minus are not inlined, which would double what a settle takes.
+		switch o := &rs.open[i+k]; {
+		case o.least.excess == taken.excess:
+			if taken.span.After(o.least.span) {
+				taken = o.least
+			}
+		case b.less(o.least, taken):
 			taken = o.least
 		}
 	}
@@ -673,7 +679,12 @@ func (rs *reservations) lower(b *bucket, i int, taken remainder) {
 	zero := -1
 	for k := i; k < len(rs.open); k++ {
 		o := &rs.open[k]
-		if o.least = b.minus(o.least, taken); o.least.isZero() {
+		if o.least.excess == nil && taken.excess == nil {
+			o.least.span = b.interval.Minus(o.least.span, taken.span)
+		} else {
+			o.least = b.minus(o.least, taken)
+		}
+		if o.least.isZero() {
 			zero = k
 		}
 	}
@@ -730,7 +741,11 @@ func (b *bucket) minus(l, other remainder) remainder {
 }
 
 // wholeUnits returns a level in cost units, rounded down.
-func (b *bucket) wholeUnits(l remainder) int64 {
-	units := b.interval.UnitsAfter(0, l.span, l.excess)
-	return new(big.Int).Quo(units.Num(), units.Denom()).Int64()
+func (b *bucket) wholeUnits(l remainder) (n int64) {
+	for n = int64(b.interval.Units(l.span)); n > 0 && b.less(l, b.remainderOf(n)); n-- { // Floats are not exact, but near.
+	}
+	for !b.less(l, b.remainderOf(n+1)) {
+		n++
+	}
+	return n
 }
