@@ -73,7 +73,8 @@ func (o bucketOption) apply(to *options) {
 // A call of the Bucket may take 250 ms ([WithBucketTimeout]); then it has failed. [Shaper.Hold]
 // and [WithBlock] are each process's own. A Rate of rate.Inf can't be shared, and is an error of
 // [New], [Shaper.SetLimits] and [Group.SetLimits]. [Shaper.Snapshot] has the level as this process knows it; the Bucket
-// keeps the one that counts.
+// keeps the one that counts. Of a request of [Shaper.Reserve] the estimate stands, and settle only releases its seat;
+// [Shaper.AtMost] does nothing.
 //
 // WithBucket can't be combined with [WithDryRun], and is for a Shaper: a [Group] has
 // [WithBuckets]. Both are errors of [New] and [NewGroup], as are a nil Bucket and an empty key.
