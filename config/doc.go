@@ -31,18 +31,18 @@
 // never makes is an error that says how to write it.
 //
 // Limits are written as the text that [shaper.ParseLimits] reads, or as a mapping with
-// the fields rate, burst, depth, wait, slack and inflight, of which only the rate must
-// be there. As a mapping they may have a candidate, which is limits in either form
+// the fields rate, burst, depth, wait, slack and inflight. Only the rate must be there.
+// As a mapping they may have a candidate, which is limits in either form
 // without a further candidate. [File.Candidate] returns it for a second Group with
 // [shaper.WithDryRun], which holds no request up and tells what the candidate would have
 // done.
 //
-// Several files are layers. A rule of a later one replaces that of an earlier one
+// Several files are layers. A rule of a later one replaces the rule of an earlier one
 // whole, with its candidate; ~ takes it away. The same holds for the default.
 //
 // # What is refused
 //
-// A file is read strictly, because whoever changes it seldom sees what it does at once.
+// A file is read strictly, because whoever changes it seldom sees the effect at once.
 // Unknown fields, keys that stand twice, keys without a value, several documents,
 // anchors, aliases, tags and characters at which only some programs end a line are
 // mistakes, and so is a file that is empty, larger than 1 MiB or has more than 100,000

@@ -21,19 +21,15 @@ import (
 // [Open] makes one. [File.Limits] and [File.Candidate] are the functions that
 // [shaper.NewGroup] wants, [File.OnChange] is for [shaper.Group.Reload], and
 // [File.Reload] for SIGHUP. When a changed file has mistakes, or cannot be read, the
-// rules in force stay, and [File.Status] says what is wrong.
+// rules in force stay, and [File.Status] has the mistakes.
 //
-// A File is safe for concurrent use. It has goroutines and open files until
-// [File.Close]. Do not open one in a testing/synctest bubble: its goroutine waits for
-// the operating system, so the bubble's clock would stand still. Use [Parse] there.
+// A File is safe for concurrent use. It has a goroutine until [File.Close].
 type File struct {
-	names   []string // as given to Open
-	paths   []string // the same, absolute: the working directory may change
-	watcher watcher
-	poll    time.Duration // between two looks at the files without a notice
-	done    chan struct{} // closed by Close
-	gone    chan struct{} // closed when the goroutine has ended
-	rules   atomic.Pointer[Rules]
+	names []string      // as given to Open
+	paths []string      // the same, absolute: the working directory may change
+	done  chan struct{} // closed by Close
+	gone  chan struct{} // closed when the goroutine has ended
+	rules atomic.Pointer[Rules]
 
 	// loading is held from the reading of the files until all functions have been told of
 	// the change. So changes take effect, and are told, one after the other.
@@ -58,33 +54,24 @@ type Status struct {
 }
 
 // Open reads the files, each a layer over those before it, and watches them until
-// [File.Close]. A rule of a later file replaces that of an earlier one whole; ~ as a
+// [File.Close]. A rule of a later file replaces the earlier one whole; ~ as a
 // rule takes it away.
 //
 // All files must be there and right: an empty, missing or unreadable one is an error,
 // and so is calling Open without files. The error holds the mistakes of all files
 // ([Errors]).
 //
-// Changes are noticed by watching the folders of the files, and the folders of all
-// symbolic links on the way to them. A change is read when the files have been quiet for
-// 100 ms, as an editor may write a file in several steps. Files that are never quiet are
-// read once per second. Every 5 s the files are also read and compared, because on some
-// file systems (NFS, files mounted into containers) changes are not announced; the same
-// happens where the system cannot watch any more folders.
+// The files are read and compared every 500 ms, whatever way leads to them: they may be
+// replaced, be behind symbolic links, or be on a file system that announces no changes. A
+// change is put in force when the files have been quiet for 100 ms, as an editor may write a
+// file in several steps. Files that are never quiet are put in force once per second.
 func Open(files ...string) (*File, error) {
-	return open(newWatcher(), pollEvery, files)
-}
-
-func open(w watcher, poll time.Duration, files []string) (*File, error) {
 	f := &File{
-		names:   slices.Clone(files),
-		watcher: w,
-		poll:    poll,
-		done:    make(chan struct{}),
-		gone:    make(chan struct{}),
+		names: slices.Clone(files),
+		done:  make(chan struct{}),
+		gone:  make(chan struct{}),
 	}
 	if err := f.start(); err != nil {
-		w.close()
 		return nil, err
 	}
 	go f.watch()
@@ -103,7 +90,6 @@ func (f *File) start() error {
 		}
 		f.paths = append(f.paths, path)
 	}
-	f.watcher.follow(f.paths)
 	read := f.read()
 	rules, err := read.parse(f.names)
 	if err != nil {
@@ -167,7 +153,7 @@ func (f *File) isClosed() bool {
 var errClosed = fmt.Errorf("config: the File is closed: %w", fs.ErrClosed)
 
 // MarshalText returns the rules as one file, in the order of their keys, which [Parse]
-// reads as the same rules: several layers become one, and what was taken away is gone.
+// reads as the same rules: several layers become one, without the rules that were taken away.
 // Comments are lost. It is an error if the file would be larger than Parse accepts.
 func (r *Rules) MarshalText() ([]byte, error) {
 	var text bytes.Buffer

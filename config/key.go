@@ -8,8 +8,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// checkKey returns "" if [shaper.Join] makes keys that begin with key, else what is
-// wrong and how to write it. A rule with a key that Join never makes would match
+// checkKey returns "" if [shaper.Join] makes keys that begin with key, else the mistake
+// and how to write the key. A rule with a key that Join never makes would match
 // nothing, and its author would not know.
 func checkKey(key string) string {
 	if key == "" {
@@ -39,11 +39,11 @@ func checkKey(key string) string {
 // longer than what Join makes of one part and a name before it.
 const maxSuggestion = 400
 
-// emptyPart is what is wrong with a key that has one.
+// emptyPart is the mistake of a key that has an empty part.
 const emptyPart = `an empty part is written "-", and a "/" within a part is written "%2F"`
 
-// checkPart returns the part as Join writes it, and what is wrong if that is something
-// else.
+// checkPart returns the part as Join writes it, and the mistake if Join writes it in
+// another way.
 func checkPart(part string) (written, reason string) {
 	plain, err := url.PathUnescape(part)
 	escaped := err == nil && utf8.ValidString(plain)

@@ -145,7 +145,7 @@ func TestALineKeepsItsPaceThroughAHundredChangesPerSecond(t *testing.T) {
 }
 
 // Reloads, changes seen by the watcher, look-ups, functions that come and go, and Close
-// all at once. The race detector sees what the assertions do not.
+// all at once. The race detector sees more than the assertions do.
 func TestChangesAreToldOneAtATime(t *testing.T) {
 	path := plain(t, t.TempDir(), "default: 1/s")
 	f, err := config.Open(path)

@@ -20,10 +20,9 @@ const (
 )
 
 // Parse returns the rules that text says, as the only layer; name stands for the file
-// in errors and in [Rule].File. Parse reads no file and watches nothing, so tests can
-// use it in testing/synctest bubbles, in which [Open] would stop the clock. The
-// package comment describes the format. If the text has mistakes, the error is [Errors]
-// and holds all of them.
+// in errors and in [Rule].File. Parse reads no file and watches nothing. The package
+// comment describes the format. If the text has mistakes, the error is [Errors] and holds
+// all of them.
 func Parse(name string, text []byte) (*Rules, error) {
 	l, errs := parseLayer(name, text)
 	if errs != nil {
@@ -32,7 +31,7 @@ func Parse(name string, text []byte) (*Rules, error) {
 	return merged([]layer{l}), nil
 }
 
-// parseLayer returns what a file says, or all its mistakes.
+// parseLayer returns the layer of a file, or all mistakes of the file.
 func parseLayer(name string, text []byte) (layer, Errors) {
 	p := parser{name: name}
 	if len(text) > maxBytes {
@@ -187,7 +186,7 @@ func (p *parser) reportCharacter(valid bool) {
 	}
 }
 
-// reportSyntax reports what the YAML reader says.
+// reportSyntax reports an error of the YAML reader.
 func (p *parser) reportSyntax(err error) {
 	e, ok := errors.AsType[*yaml.LoadError](err)
 	if !ok {
@@ -196,7 +195,7 @@ func (p *parser) reportSyntax(err error) {
 	}
 	n := yaml.Node{Line: e.Mark.Line, Column: e.Mark.Column}
 	if p.rest(&n) == "" && e.ContextMsg != "" {
-		// The end of the file says less than the beginning of what is not complete.
+		// The end of the file says less than the beginning of the unfinished node.
 		n.Line, n.Column = e.ContextMark.Line, e.ContextMark.Column
 	}
 	message := "not YAML: " + e.Message

@@ -119,8 +119,8 @@ func (p *parser) text(n *yaml.Node, prefix, value string) (shaper.Limits, bool) 
 	return l, false
 }
 
-// columnIn returns the column of the byte at offset in the value of n, or that of n
-// itself where the file does not hold the value as it is, because of escapes or lines
+// columnIn returns the column of the byte at offset in the value of n. It is the column of
+// n itself where the file does not hold the value as it is, because of escapes or lines
 // that are folded.
 func (p *parser) columnIn(n *yaml.Node, offset int) int {
 	rest, quotes := p.rest(n), 0

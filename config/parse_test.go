@@ -42,7 +42,7 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"limits:\n  ~: 1/s", `f:2:3: "~": expected a key; this has a meaning of its own in YAML unless it stands in quotes`},
 		{"limits:\n  <<: {a: 1/s}", `f:2:3: "<<": expected a key; this has a meaning of its own in YAML unless it stands in quotes`},
 		{"limits:\n  ? [a]\n  : 1/s", `f:2:5: "[a]": expected a key, which is a single text`},
-		// Limits as text. Columns are those of the mistake.
+		// Limits as text. The column is where the mistake is.
 		{"default: 50/x", `f:1:13: rule "default": rate 50/x: expected a unit: ns us ms s sec min h hour d day`},
 		{"default: 50", `f:1:12: rule "default": rate 50: expected / and a unit, or per and a duration`},
 		{"default: \"50/s dept 3\"", `f:1:16: rule "default": "50/s dept 3": expected burst, depth, wait, slack or inflight`},

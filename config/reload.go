@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -19,8 +20,8 @@ import (
 //
 // When do is called, the rules are in force already. Calls come one at a time, in the
 // order of the changes, and the functions of one change in the order in which they were
-// given to OnChange. They run on a goroutine of f, or on that of [File.Reload], and no
-// lock is held that other methods need. But do must not call Reload or [File.Close],
+// given to OnChange. They run on a goroutine of f, or on the caller's of [File.Reload], and
+// no lock is held that other methods need. But do must not call Reload or [File.Close],
 // nor wait for a goroutine that does: both wait for do.
 //
 // A function is not told of changes that took effect before OnChange was called.
@@ -54,37 +55,34 @@ func (f *File) Reload() error {
 	if f.isClosed() {
 		return errClosed
 	}
-	f.watcher.follow(f.paths)
 	return f.putInForce(f.read())
 }
 
-// reloadIfNew puts in force what the files say, unless that has been tried already. If
-// expected is not nil and the files hold something else, they are still being written:
-// reloadIfNew then does nothing, and settled is false. now is what the files hold.
-func (f *File) reloadIfNew(expected *contents) (now contents, settled bool) {
+// reloadIfQuiet puts the files in force, unless their contents have been tried already. If
+// these are no longer the contents that were seen, the files are still being written: unless
+// it must, it then does nothing, and isNew is true. now are the contents of the files.
+func (f *File) reloadIfQuiet(seen contents, must bool) (now contents, isNew bool) {
 	f.loading.Lock()
 	defer f.loading.Unlock()
-	f.watcher.follow(f.paths)
 	read := f.read()
-	if expected != nil && read.contents != *expected {
-		return read.contents, false
+	if read.contents != seen && !must {
+		return read.contents, true
 	}
 	if read.contents != f.tried {
 		_ = f.putInForce(read) // Status has the error.
 	}
-	return read.contents, true
+	return read.contents, false
 }
 
-// look returns what the files hold, and reports whether it has not been tried yet.
+// look returns the contents of the files, and reports whether they have not been tried yet.
 func (f *File) look() (now contents, isNew bool) {
 	f.loading.Lock()
 	defer f.loading.Unlock()
-	f.watcher.follow(f.paths)
 	now = f.read().contents
 	return now, now != f.tried
 }
 
-// putInForce puts what was read in force, in one step, and calls all functions that want to
+// putInForce puts a reading in force, in one step, and calls all functions that want to
 // be told. The caller holds loading.
 func (f *File) putInForce(read reading) error {
 	f.tried = read.contents
@@ -126,11 +124,11 @@ func (f *File) isTold(entry *func(*Rules)) bool {
 	return slices.Contains(f.tell, entry)
 }
 
-// contents stand for what the files held at one moment, or for why they could not be
+// contents are a hash of the files at one moment, or of the reasons why they could not be
 // read. Equal contents are equal files.
 type contents [sha256.Size]byte
 
-// A reading is what was read of the files.
+// A reading is the texts of the files at one moment.
 type reading struct {
 	texts    [][]byte
 	errs     []error // of each file; nil if it was read
@@ -170,7 +168,11 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, maxBytes+1))
+	// The size is only a hint, but with it reading a file again and again leaves no garbage
+	// but the text.
+	text := bytes.NewBuffer(make([]byte, 0, min(info.Size(), maxBytes)+bytes.MinRead))
+	_, err = text.ReadFrom(io.LimitReader(file, maxBytes+1))
+	return text.Bytes(), err
 }
 
 // parse returns the rules of all layers, or the mistakes of all. Mistakes name the files

@@ -7,8 +7,6 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Rule is what a file says about the keys that begin with Key.
+// A Rule has the limits of the keys that begin with Key.
 type Rule struct {
 	Key       string // as written; "" is the default
 	Limits    shaper.Limits
@@ -30,7 +28,7 @@ type Rule struct {
 // Rules are the rules of one file, or of several in layers. [Parse] makes them, and
 // [File.Rules] returns those in force.
 //
-// [Rules.Limits] and [Rules.Candidate] answer what a [shaper.Group] asks, and
+// [Rules.Limits] and [Rules.Candidate] answer the questions of a [shaper.Group], and
 // [Rules.Explain] says which rule the answer is from. Where no rule matches the key
 // and there is no default, they answer [ErrNoRule] and false: the calls of that key then
 // fail, they are not let through.
@@ -61,7 +59,7 @@ type node struct {
 	rule   int32 // index of the rule whose key ends here, or none
 }
 
-// newRules returns [Rules] that hold the given rules, of which no two have the same key.
+// newRules returns [Rules] that hold the given rules. No two of them have the same key.
 func newRules(rules []Rule) *Rules {
 	slices.SortFunc(rules, func(a, b Rule) int { return strings.Compare(a.Key, b.Key) })
 	r := &Rules{rules: rules, fallback: none, edges: make(map[edge]node, len(rules))}
@@ -95,7 +93,7 @@ func (r *Rules) find(key string) *Rule {
 		best = int(r.fallback)
 	}
 	for from, more := int32(0), key != ""; more; {
-		// A part that is longer than those of all rules is not read to its end.
+		// A part that is longer than all parts of rules is not read to its end.
 		end := strings.IndexByte(key[:min(len(key), r.longest+1)], '/')
 		part := key
 		if more = end >= 0; more {
@@ -267,57 +265,6 @@ func addRoute(mux *http.ServeMux, pattern string) (err error) {
 	return nil
 }
 
-// whereRegistered matches what a mux says of the line of the program, which does not
-// help the one who has written the pattern into a file.
+// whereRegistered matches the line of the program, which a mux names. It does not help
+// whoever has written the pattern into a file.
 var whereRegistered = regexp.MustCompile(` \(registered at [^)]*\)`)
-
-// maxLinks is how many symbolic links are followed for a path, as Linux has it.
-const maxLinks = 40
-
-// steps returns the paths whose replacement makes path, which is absolute, lead to
-// another file: those of the symbolic links on the way, and last that of the file
-// itself. The folders of these paths hold no links. If something is missing on the way,
-// the last path is that: its folder is there, and something may appear in it.
-//
-// A mounted ConfigMap, for one, has three steps: the file, a link into the folder
-// ..data; that, a link to the folder of the version; and the file there.
-func steps(path string) (found []string) {
-	volume := filepath.VolumeName(path)
-	top := volume + string(filepath.Separator)
-	split := func(path string) []string {
-		return strings.Split(filepath.ToSlash(strings.TrimPrefix(path, volume)), "/")
-	}
-	folder, rest, links := top, split(path), 0
-	for len(rest) > 0 {
-		name := rest[0]
-		rest = rest[1:]
-		switch name {
-		case "", ".":
-			continue
-		case "..":
-			folder = filepath.Dir(folder)
-			continue
-		}
-		at := filepath.Join(folder, name)
-		info, err := os.Lstat(at)
-		switch {
-		case err != nil:
-			return append(found, at)
-		case info.Mode()&os.ModeSymlink != 0:
-			found = append(found, at)
-			target, err := os.Readlink(at)
-			if links++; err != nil || links > maxLinks {
-				return found
-			}
-			if filepath.IsAbs(target) {
-				folder = top
-			}
-			rest = append(split(target), rest...)
-		case len(rest) == 0:
-			return append(found, at)
-		default:
-			folder = at
-		}
-	}
-	return found
-}

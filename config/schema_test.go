@@ -175,7 +175,7 @@ func TestTheSchemaIsASchema(t *testing.T) {
 	require.NoError(t, meta.Validate(parsed))
 }
 
-// The list of what is beyond the schema says what an editor does not show. A line of it
+// The list beyondSchema has the mistakes that an editor does not show. A line of it
 // that is no longer needed would hide a disagreement.
 func TestWhatIsBeyondTheSchema(t *testing.T) {
 	for _, b := range beyondSchema {

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,16 +24,21 @@ func rateOf(t *testing.T, f *config.File) rate.Limit {
 }
 
 // inBubble opens a file that holds the text, in a bubble, in which the clock stands
-// still while files are read and written. notice says that something has changed.
-func inBubble(t *testing.T, text string, do func(t *testing.T, f *config.File, path string, notice func())) {
+// still while files are read and written.
+func inBubble(t *testing.T, text string, do func(t *testing.T, f *config.File, path string)) {
 	synctest.Test(t, func(t *testing.T) {
 		path := write(t, t.TempDir(), "f.yaml", text)
-		notices := make(chan struct{}, 1)
-		f, err := config.OpenNoticing(notices, path)
+		f, err := config.Open(path)
 		require.NoError(t, err)
 		defer f.Close()
-		do(t, f, path, func() { notices <- struct{}{}; synctest.Wait() })
+		do(t, f, path)
 	})
+}
+
+// settle sleeps until a change that has been made is in force.
+func settle() {
+	time.Sleep(600 * ms) // for the next look, and for the time of quiet
+	synctest.Wait()
 }
 
 // at sleeps until an instant, and lets everything that happens at it happen.
@@ -46,96 +50,47 @@ func at(start time.Time, d time.Duration) {
 const ms = time.Millisecond
 
 func TestAChangeIsReadWhenTheFileHasBeenQuiet(t *testing.T) {
-	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string) {
 		start := time.Now()
 		require.Equal(t, config.Status{Loaded: start}, f.Status())
-		// An editor writes half now and half in 50 ms. The first half is valid.
+		// An editor writes half now and half in 100 ms. The first half is valid, and is there
+		// when the file is looked at.
+		at(start, 450*ms)
 		write(t, "", path, "default: 2/s")
-		notice()
-		at(start, 50*ms)
+		at(start, 550*ms)
 		write(t, "", path, "default: 2/s burst 30")
-		notice()
-		at(start, 150*ms-1)
+		at(start, 700*ms-1)
 		require.EqualValues(t, 1, rateOf(t, f))
-		at(start, 150*ms)
+		at(start, 700*ms)
 		rule, ok := f.Rules().Explain("x")
 		require.True(t, ok)
 		require.Equal(t, 30, rule.Limits.Burst)
-		require.Equal(t, config.Status{Loaded: start.Add(150 * ms), Reloads: 1}, f.Status())
+		require.Equal(t, config.Status{Loaded: start.Add(700 * ms), Reloads: 1}, f.Status())
 
 		// The same again is no change.
-		notice()
-		at(start, 2*time.Second)
+		write(t, "", path, "default: 2/s burst 30")
+		at(start, 3*time.Second)
 		require.EqualValues(t, 1, f.Status().Reloads)
 	})
 }
 
 func TestAFileThatIsNeverQuietIsReadOncePerSecond(t *testing.T) {
-	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string) {
 		start := time.Now()
 		var changes []time.Duration
 		f.OnChange(func(*config.Rules) { changes = append(changes, time.Since(start)) })
 		texts := []string{"default: 2/s", "default: 3/s", "default: 4/s"}
-		for i := range 250 { // each 10 ms, the last at 2.49 s
-			at(start, time.Duration(i)*10*ms)
+		for i := range 250 { // each 10 ms, the last at 2.495 s
+			at(start, time.Duration(i)*10*ms+5*ms)
 			write(t, "", path, texts[i%len(texts)])
-			notice()
 		}
 		at(start, 4*time.Second)
-		require.Len(t, changes, 3, "%v", changes)
-		require.Equal(t, time.Second, changes[0])
-		// The next notice after the reading begins the next second.
-		require.InDelta(t, 2005*ms, changes[1], float64(5*ms))
-		require.Equal(t, 2590*ms, changes[2], "100 ms after the last")
-	})
-}
-
-func TestThePollSeesWhatNobodyNotices(t *testing.T) {
-	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
-		start := time.Now()
-		at(start, 6*time.Second)
-		write(t, "", path, "default: 2/s")
-		at(start, 10*time.Second+100*ms-1)
-		require.EqualValues(t, 1, rateOf(t, f))
-		at(start, 10*time.Second+100*ms)
-		require.EqualValues(t, 2, rateOf(t, f))
-	})
-}
-
-// A poll may come in the middle of a write.
-func TestThePollDoesNotTakeHalfAFile(t *testing.T) {
-	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
-		start := time.Now()
-		at(start, 5*time.Second-1)
-		write(t, "", path, "default: 2/s")
-		at(start, 5*time.Second+50*ms)
-		write(t, "", path, "default: 2/s burst 30")
-		at(start, 5*time.Second+100*ms)
-		require.EqualValues(t, 1, rateOf(t, f), "it is not what the poll saw")
-		at(start, 5*time.Second+200*ms-1)
-		require.EqualValues(t, 1, rateOf(t, f))
-		at(start, 5*time.Second+200*ms)
-		rule, _ := f.Rules().Explain("x")
-		require.Equal(t, 30, rule.Limits.Burst)
-		require.EqualValues(t, 1, f.Status().Reloads)
-	})
-}
-
-// A file that only the poll sees and that changes all the time is read in the end.
-func TestThePollDoesNotWaitForEver(t *testing.T) {
-	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
-		start := time.Now()
-		for i := range 120 {
-			at(start, 5*time.Second-1+time.Duration(i)*10*ms)
-			write(t, "", path, "default: "+string(rune('2'+i%7))+"/s")
-		}
-		at(start, 6*time.Second)
-		require.Equal(t, start.Add(6*time.Second), f.Status().Loaded)
+		require.Equal(t, []time.Duration{1500 * ms, 2600 * ms}, changes)
 	})
 }
 
 func TestABrokenFileLeavesTheRulesInForce(t *testing.T) {
-	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string, notice func()) {
+	inBubble(t, "default: 1/s", func(t *testing.T, f *config.File, path string) {
 		start := time.Now()
 		var told int
 		f.OnChange(func(*config.Rules) { told++ })
@@ -153,28 +108,23 @@ func TestABrokenFileLeavesTheRulesInForce(t *testing.T) {
 				write(t, "", path, "default: [")
 			}, path + ":2:1: not YAML: did not find expected node content (while parsing a flow node, line 2)"},
 		} {
+			before := time.Now()
 			c.change()
-			notice()
-			time.Sleep(100 * ms)
-			synctest.Wait()
+			settle()
 			failures++
 			st := f.Status()
 			require.EqualError(t, st.Err, c.want)
 			require.Equal(t, failures, st.Failures)
-			require.Equal(t, time.Now(), st.FailedAt)
+			require.True(t, st.FailedAt.After(before), st.FailedAt)
 			require.Equal(t, start, st.Loaded)
 			require.EqualValues(t, 1, rateOf(t, f))
 			_, ok := errors.AsType[config.Errors](st.Err)
 			require.True(t, ok)
 
-			// The poll does not count the same failure again.
+			// The same failure is not counted again.
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
 			require.Equal(t, st, f.Status())
-			notice()
-			time.Sleep(100 * ms)
-			synctest.Wait()
-			require.Equal(t, st, f.Status(), "nor does another notice")
 
 			// But Reload has failed.
 			require.EqualError(t, f.Reload(), c.want)
@@ -185,9 +135,7 @@ func TestABrokenFileLeavesTheRulesInForce(t *testing.T) {
 
 		// What was in force is undone to.
 		write(t, "", path, "default: 1/s")
-		notice()
-		time.Sleep(100 * ms)
-		synctest.Wait()
+		settle()
 		require.Equal(t, config.Status{Loaded: start, Failures: failures, FailedAt: failedAt}, f.Status())
 		require.Zero(t, told)
 
@@ -199,9 +147,13 @@ func TestABrokenFileLeavesTheRulesInForce(t *testing.T) {
 }
 
 func TestOneBrokenLayerLeavesAllAsTheyWere(t *testing.T) {
+	synctest.Test(t, oneBrokenLayer) // Only Reload reads the files, as the clock stands still.
+}
+
+func oneBrokenLayer(t *testing.T) {
 	dir := t.TempDir()
 	all, here := write(t, dir, "all.yaml", "default: 1/s"), write(t, dir, "here.yaml", "limits: {a: 2/s}")
-	f, err := config.OpenNoticing(nil, all, here)
+	f, err := config.Open(all, here)
 	require.NoError(t, err)
 	defer f.Close()
 	write(t, dir, "all.yaml", "default: 3/s")
@@ -233,10 +185,12 @@ func TestOpenWantsAllFilesRight(t *testing.T) {
 	}
 }
 
-func TestOnChange(t *testing.T) {
+func TestOnChange(t *testing.T) { synctest.Test(t, onChange) }
+
+func onChange(t *testing.T) {
 	dir := t.TempDir()
 	path := write(t, dir, "f.yaml", "default: 1/s")
-	f, err := config.OpenNoticing(nil, path)
+	f, err := config.Open(path)
 	require.NoError(t, err)
 	defer f.Close()
 
@@ -279,23 +233,12 @@ func TestAfterClose(t *testing.T) {
 	require.Zero(t, f.Status().Failures)
 }
 
-func TestALookUpInAFileAllocatesNothing(t *testing.T) {
-	f, err := config.OpenNoticing(nil, write(t, t.TempDir(), "f.yaml", example))
-	require.NoError(t, err)
-	defer f.Close()
-	require.Zero(t, testing.AllocsPerRun(100, func() {
-		_, _ = f.Limits("api/premium/42")
-		_, _ = f.Candidate("api/premium/42")
-		_, _ = f.Limits("nothing")
-	}))
-}
-
 // The working directory may change after Open.
 func TestARelativeNameStaysWhatItWas(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	write(t, dir, "f.yaml", "default: 1/s")
-	f, err := config.OpenNoticing(nil, "f.yaml")
+	f, err := config.Open("f.yaml")
 	require.NoError(t, err)
 	defer f.Close()
 	t.Chdir(t.TempDir())
@@ -304,38 +247,4 @@ func TestARelativeNameStaysWhatItWas(t *testing.T) {
 	rule, _ := f.Rules().Explain("x")
 	require.Equal(t, "f.yaml", rule.File, "as it was given")
 	require.EqualValues(t, 2, rule.Limits.Rate)
-}
-
-func TestStepsToAFile(t *testing.T) {
-	dir, err := filepath.EvalSymlinks(t.TempDir()) // which has links in it on some systems
-	require.NoError(t, err)
-	in := func(name string) string { return filepath.Join(dir, filepath.FromSlash(name)) }
-	for _, folder := range []string{"plain", "versions/1", "mount"} {
-		require.NoError(t, os.MkdirAll(in(folder), 0o755))
-	}
-	write(t, dir, "plain/f.yaml", "x")
-	write(t, dir, "versions/1/f.yaml", "x")
-	for name, target := range map[string]string{
-		"mount/..data": "../versions/1", "mount/f.yaml": "..data/f.yaml", "absolute": in("mount/f.yaml"),
-		"loop": "loop", "dangling": "nowhere/f.yaml", "folder": "mount",
-	} {
-		require.NoError(t, os.Symlink(target, in(name)))
-	}
-	for path, want := range map[string][]string{
-		"plain/f.yaml":             {"plain/f.yaml"},
-		"plain/./../plain//f.yaml": {"plain/f.yaml"},
-		"mount/f.yaml":             {"mount/f.yaml", "mount/..data", "versions/1/f.yaml"},
-		"folder/f.yaml":            {"folder", "mount/f.yaml", "mount/..data", "versions/1/f.yaml"},
-		"absolute":                 {"absolute", "mount/f.yaml", "mount/..data", "versions/1/f.yaml"},
-		"missing/there/f":          {"missing"},
-		"plain/missing":            {"plain/missing"},
-		"dangling":                 {"dangling", "nowhere"},
-	} {
-		var got []string
-		for _, step := range config.Steps(dir + "/" + path) {
-			got = append(got, strings.TrimPrefix(filepath.ToSlash(step), filepath.ToSlash(dir)+"/"))
-		}
-		require.Equal(t, want, got, path)
-	}
-	require.Len(t, config.Steps(in("loop")), 41)
 }

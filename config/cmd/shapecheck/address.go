@@ -9,7 +9,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// addressProblem returns what is wrong with an address in the key of a rule, or "". Keys
+// addressProblem returns the mistake of an address in the key of a rule, or "". Keys
 // have addresses as [shaper.ClientIP] writes them, and a rule in other words matches
 // none of them.
 func addressProblem(key string) string {
@@ -30,7 +30,7 @@ func addressProblem(key string) string {
 	return ""
 }
 
-// problemOf returns what is wrong with one part of a key, which next follows.
+// problemOf returns the mistake of one part of a key, which next follows.
 func problemOf(text, next string, joined bool) string {
 	if p, err := netip.ParsePrefix(text); err == nil {
 		return prefixProblem(p, text)
@@ -53,7 +53,7 @@ func problemOf(text, next string, joined bool) string {
 	return ""
 }
 
-// prefixProblem returns what is wrong with a network, which is written as text.
+// prefixProblem returns the mistake of a network, which is written as text.
 func prefixProblem(p netip.Prefix, text string) string {
 	if p.Addr().Is4() || p.Addr().Is4In6() {
 		return "keys have addresses of IPv4 clients, not networks, and " + text + " is compared as a text"

@@ -39,7 +39,7 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	require.Equal(t, string(want), string(text))
 }
 
-// printed returns what a command prints, which may get its standard input from printf.
+// printed returns the output of a command, which may get its standard input from printf.
 func printed(t *testing.T, command string) string {
 	m := regexp.MustCompile(`^\$ (?:printf '(.*)' \| )?shapecheck (.*?)( >/dev/null)?$`).FindStringSubmatch(command)
 	require.NotNil(t, m, command)

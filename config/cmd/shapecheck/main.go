@@ -4,11 +4,11 @@
 //	shapecheck [-json] [-strict] [-keys LIST] FILE… [KEY…]
 //	shapecheck [-json] [-strict] [-keys LIST] FILE… -- KEY…
 //
-// The files are layers: a rule of a later one replaces that of an earlier one. For each
+// The files are layers: a rule of a later one replaces the rule of an earlier one. For each
 // rule, or for each KEY the rule that it finds, it prints the limits, where they stand,
-// and what they mean in words. Of what is legal but surely not meant it warns.
+// and their meaning in words. It warns of rules that are legal but surely not meant.
 //
-// Without "--" the names decide what is a FILE, never what is on the disk: the first
+// Without "--" the names decide which arguments are FILEs, and never the disk: the first
 // argument is one, and so are those after it that end in .yaml, .yml or .json, up to
 // the first that does not: that is a KEY, and so are all after it. Flags may stand
 // anywhere before "--". Behind "--" there are only keys. A KEY that is also the name of
@@ -36,7 +36,7 @@
 //	          candidate (limits, words; null: none)
 //	keys      key, rule (as above; null: none), if there are KEYs; then rules is empty
 //
-// A line is 0 where no line is meant. The codes are those of this list:
+// A line is 0 where no line is meant. The codes are:
 //
 //	refuses-second    no depth and burst 1
 //	wait-too-short    the wait is shorter than the time between two departures
@@ -44,7 +44,7 @@
 //	                  no request waits, so there is nothing to bound or to make up
 //	slack-long        slack longer than the wait
 //	no-effect         burst or slack at rate inf, inflight in a candidate
-//	same-candidate    a candidate that is what is in force
+//	same-candidate    a candidate that equals the limits in force
 //	address           an address, or a network, as no key has it
 //	nested-default    a rule for the key default, below limits
 //	wildcard          "*", as if it stood for other keys
@@ -131,7 +131,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// arguments are what the command line says.
+// arguments are the parsed command line.
 type arguments struct {
 	json, strict bool
 	list         string // file of the keys in use; "": none
@@ -178,8 +178,8 @@ func parseArguments(args []string) (a arguments, err error) {
 	}
 	a.files, a.keys = named[:end], named[end:]
 	for _, key := range a.keys {
-		// What an argument means must not depend on what is in the folder; but that it
-		// is not what it seems can be said.
+		// The meaning of an argument must not depend on the files in the folder. But an
+		// argument that may be either can be refused.
 		if info, err := os.Stat(key); err == nil && !info.IsDir() || isFileName(key) {
 			return arguments{}, fmt.Errorf("is %q a FILE or a KEY? Write -- before the first key", key)
 		}

@@ -18,7 +18,7 @@ func printJSON(w io.Writer, r report) error {
 	return e.Encode(r)
 }
 
-// printText prints what the files say to out, and mistakes and warnings to problems,
+// printText prints the rules of the files to out, and mistakes and warnings to problems,
 // each on one line as compilers print theirs, with the file and the line first.
 func printText(out, problems io.Writer, r report) error {
 	var paragraphs [][]string
@@ -71,7 +71,7 @@ func (r *rule) name() string {
 // place returns where a rule stands.
 func (r *rule) place() string { return r.File + ":" + strconv.Itoa(r.Line) }
 
-// paragraph returns the lines that say what a rule is.
+// paragraph returns the lines about one rule.
 func (r *rule) paragraph(title, place string) []string {
 	lines := []string{title + ": " + r.Limits + "  (" + place + ")"}
 	lines = append(lines, r.Words.lines("    ")...)

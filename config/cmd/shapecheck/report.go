@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/internal/limitwords"
 )
 
-// A report is all that is printed. Its fields are those of the JSON output, so they keep
+// A report is all that is printed. Its fields are the fields of the JSON output, so they keep
 // their names.
 type report struct {
 	Errors   []*config.Error `json:"errors"`
@@ -35,7 +35,7 @@ type rule struct {
 	Candidate *limits `json:"candidate"`
 }
 
-// limits are those of a candidate.
+// limits belong to a candidate.
 type limits struct {
 	Limits string `json:"limits"`
 	Words  words  `json:"words"`
@@ -59,14 +59,14 @@ func newRule(r config.Rule) *rule {
 	return printed
 }
 
-// check reads the files, and reports what they say.
+// check reads the files, and reports their rules.
 func check(a arguments, stdin io.Reader) (r report) {
 	r = report{Errors: []*config.Error{}, Warnings: []warning{}, Rules: []rule{}, Keys: []lookup{}}
 	used, err := readList(a.list, stdin)
 	if err != nil {
 		r.Errors = append(r.Errors, &config.Error{File: a.list, Message: err.Error()})
 	}
-	// Open, because what it accepts is what a program will accept.
+	// Open, because it accepts the same files as a program will.
 	file, err := config.Open(a.files...)
 	if err != nil {
 		if all, ok := errors.AsType[config.Errors](err); ok {
