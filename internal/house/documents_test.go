@@ -38,7 +38,9 @@ func TestSnippetsOfDocumentsAreCompiled(t *testing.T) {
 		}
 		for _, m := range found {
 			require.NotEmpty(t, m[2], "%s: which file is this of?\n%s", document, m[3])
-			require.Contains(t, unindented(read(t, "../../"+m[2])), unindented(m[3]), "%s, %s", document, m[2])
+			source := read(t, "../../"+m[2])
+			require.Contains(t, unindented(source), unindented(m[3]), "%s, %s", document, m[2])
+			require.NotContains(t, source, rootModule+"/internal/", "%s, %s: readers can't import it", document, m[2])
 			whole := m[3]
 			if !strings.HasPrefix(whole, "package") {
 				whole = "package p\nfunc f() {\n" + whole + "\n}"

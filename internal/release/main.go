@@ -7,14 +7,8 @@
 // TREE is the copy, and nothing but the files of a release. Each library module in
 // it gets the go.mod and go.sum that a release needs: without the replace lines that
 // lead to other modules of the tree, and with VERSION of those. OUT/proxy then serves
-// it to the go command, and OUT/snippets has modules that use it: the programs and
-// examples of which the Go snippets of the documents are parts.
-//
-// Standard output has one line for each thing that there is to try:
-//
-//	library MODULE FOLDER   a module that OUT/proxy serves, and where it is in TREE
-//	snippets FOLDER         a module to compile, tests included
-//	program FOLDER          a package of such a module that is to be run
+// it to the go command. Standard output has one line for each such module: its path, and
+// its folder in TREE.
 //
 // It is a module of its own because of golang.org/x/mod, which knows what belongs
 // into the zip file of a module; users of the library need not know that module.
@@ -40,7 +34,7 @@ func main() {
 	}
 }
 
-// publish does what the command does, and returns the lines that it prints.
+// publish is the command. It returns the lines that are printed.
 func publish(dir, version, out string) (lines []string, err error) {
 	tree, err := findModules(dir, version)
 	if err != nil {
@@ -50,17 +44,16 @@ func publish(dir, version, out string) (lines []string, err error) {
 		return nil, err
 	}
 	for _, m := range tree.modules {
-		if err := tree.pin(m); err != nil {
-			return nil, err
-		}
 		if !m.library {
 			continue
+		}
+		if err := tree.pin(m); err != nil {
+			return nil, err
 		}
 		if err := tree.serve(m, out); err != nil {
 			return nil, err
 		}
-		lines = append(lines, fmt.Sprintf("library %s %s", m.path, m.dir))
+		lines = append(lines, m.path+" "+m.dir)
 	}
-	used, err := tree.writeSnippets(out)
-	return append(lines, used...), err
+	return lines, nil
 }

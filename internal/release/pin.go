@@ -11,28 +11,26 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// pin gives m the go.mod and go.sum of a release. The modules of the tree that it
+// pin gives the library m the go.mod and go.sum of a release. The modules of the tree that it
 // requires must have been served.
 func (t *tree) pin(m *goMod) error {
 	for _, r := range slices.Clone(m.file.Replace) {
-		switch other := t.module(r.Old.Path); {
-		case other != nil && other.library && modfile.IsDirectoryPath(r.New.Path):
-			if err := m.file.DropReplace(r.Old.Path, r.Old.Version); err != nil {
-				return err
-			}
-		case m.library:
+		if other := t.module(r.Old.Path); other == nil || !other.library || !modfile.IsDirectoryPath(r.New.Path) {
 			return fmt.Errorf("the go.mod of %s replaces %s by %s: other modules take no notice of that line, and go install refuses a command whose module has one. Remove it",
 				m.path, r.Old.Path, r.New.Path)
 		}
+		if err := m.file.DropReplace(r.Old.Path, r.Old.Version); err != nil {
+			return err
+		}
 	}
-	if m.library && len(m.file.Exclude) > 0 {
+	if len(m.file.Exclude) > 0 {
 		return fmt.Errorf("the go.mod of %s excludes %s: go install refuses a command whose module has such a line. Remove it", m.path, m.file.Exclude[0].Mod)
 	}
 	var sums []string
 	for _, r := range slices.Clone(m.file.Require) {
 		required := t.module(r.Mod.Path)
 		switch {
-		case required == nil, !required.library && !m.library:
+		case required == nil:
 			continue
 		case !required.library:
 			return fmt.Errorf("the go.mod of %s requires %s, which is not published", m.path, required.path)
@@ -42,20 +40,15 @@ func (t *tree) pin(m *goMod) error {
 		}
 		sums = append(sums, required.sums...)
 	}
-	if err := writeMod(m.dir, m.file); err != nil {
-		return err
-	}
-	return t.setSums(m.dir, sums)
-}
-
-// writeMod writes the go.mod of the module in dir.
-func writeMod(dir string, file *modfile.File) error {
-	file.Cleanup()
-	text, err := file.Format()
+	m.file.Cleanup()
+	text, err := m.file.Format()
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "go.mod"), text, 0o644)
+	if err := os.WriteFile(filepath.Join(m.dir, "go.mod"), text, 0o644); err != nil {
+		return err
+	}
+	return t.setSums(m.dir, sums)
 }
 
 // setSums gives the go.sum of the module in dir these lines for the modules of the tree,

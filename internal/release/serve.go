@@ -29,8 +29,8 @@ func (t *tree) git(args ...string) error {
 	return nil
 }
 
-// initRepository makes the tree a git repository: what the go command takes into a
-// module's zip file is decided for a commit, with the attributes of .gitattributes.
+// initRepository makes the tree a git repository: the go command makes the zip file of a
+// module of a commit, and obeys the attributes of .gitattributes.
 func (t *tree) initRepository() error { return t.git("init", "--quiet") }
 
 // serve writes the module m to OUT/proxy, in the layout of a module proxy, and notes
@@ -47,7 +47,7 @@ func (t *tree) serve(m *goMod, out string) error {
 	}
 	base := filepath.Join(folder, t.version)
 
-	// --force, because what is ignored may be part of a release all the same.
+	// --force, because files that are ignored may be part of a release all the same.
 	if err := t.git("add", "--all", "--force"); err != nil {
 		return err
 	}
@@ -103,9 +103,9 @@ func (t *tree) serve(m *goMod, out string) error {
 	return nil
 }
 
-// compare returns an error if the zip file lacks a file of the module, or has a program
-// in it. A module is built from its zip file alone: what is missing there is found where
-// it is used, or, if only a test or a reader wants it, never.
+// compare returns an error if the zip file lacks a file of the module. A module is built from
+// its zip file alone: a missing file is noticed where it is used, or, if only a test or a
+// reader wants it, never.
 func (t *tree) compare(m *goMod, version module.Version, archive string) error {
 	checked, err := zip.CheckZip(version, archive)
 	if err != nil {
@@ -120,32 +120,6 @@ func (t *tree) compare(m *goMod, version module.Version, archive string) error {
 		if !slices.Contains(checked.Valid, prefix+name) {
 			return fmt.Errorf("%s is not in the zip file of %s, into which symbolic links, folders named vendor and what .gitattributes excludes do not go", file, version)
 		}
-		if program, err := isProgram(filepath.Join(t.dir, filepath.FromSlash(file))); err != nil || program {
-			if err == nil {
-				err = fmt.Errorf("%s is a compiled program, and does not belong into %s. Remove it", file, version)
-			}
-			return err
-		}
 	}
 	return nil
-}
-
-// isProgram reports whether the file begins as programs of Linux, Windows and macOS do.
-func isProgram(file string) (bool, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	start := make([]byte, 4)
-	n, err := io.ReadFull(f, start)
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		err = nil
-	}
-	switch begin := string(start[:n]); {
-	case begin == "\x7fELF", begin == "\xcf\xfa\xed\xfe":
-		return true, err
-	default:
-		return strings.HasPrefix(begin, "MZ\x90\x00"), err
-	}
 }
