@@ -87,6 +87,7 @@ func TestARefusalHasTheBodyOfTheLibrary(t *testing.T) {
 		a := s.get("/")
 		requireProblem(t, 429, a)
 		require.Equal(t, problemOfMeter, a.body)
+		require.Empty(t, a.header.Values("RateLimit"), "without ratelimit_headers")
 		require.Contains(t, s.logged(2)[1], `"shape_error":"queue-full"`)
 		s.stop()
 	}

@@ -142,6 +142,10 @@ func TestAddressesAreThoseThatCaddyFinds(t *testing.T) {
 	} {
 		require.Equal(t, key, s.get("/", "X-Forwarded-For", forwarded).body, "of %q", forwarded)
 	}
+	// A client that could name its own address would have a fresh bucket for each request.
+	s.global = ""
+	s.reload("shape limits 100/s burst 10\n	respond {http.shape.key}")
+	require.Equal(t, "-", s.get("/", "X-Forwarded-For", "192.0.2.1").body)
 }
 
 func TestHostsAreWithoutPortAndCase(t *testing.T) {

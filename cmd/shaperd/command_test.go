@@ -2,9 +2,6 @@ package main_test
 
 import (
 	"encoding/json"
-	"net/http"
-	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 
@@ -26,11 +23,12 @@ func TestTheVersionSaysWhatThisIs(t *testing.T) {
 
 func TestValidateNamesFileAndLine(t *testing.T) {
 	for name, c := range map[string]struct{ caddyfile, want string }{
-		"no such option": {":80 {\n\tshape {\n\t\tlimits 5/s\n\t\tdepht 4\n\t}\n}\n", `Caddyfile:4`},
-		"wrong limits":   {":80 {\n\tshape {\n\t\tlimits 5/parsec\n\t}\n}\n", `Caddyfile:3`},
-		"no rules file":  {":80 {\n\tshape {\n\t\trules /nowhere/shaper.yaml\n\t}\n}\n", `/nowhere/shaper.yaml`},
-		"inspect":        {":80 {\n\tshape_inspect {\n\t\ttokne x\n\t}\n}\n", `Caddyfile:3`},
-		"ready":          {":80 {\n\tshape_ready {\n\t\tdelay 5s\n\t}\n}\n", `Caddyfile:3`},
+		"no such option":  {":80 {\n\tshape {\n\t\tlimits 5/s\n\t\tdepht 4\n\t}\n}\n", `Caddyfile:4`},
+		"wrong limits":    {":80 {\n\tshape {\n\t\tlimits 5/parsec\n\t}\n}\n", `Caddyfile:3`},
+		"block in a line": {":80 {\n\tshape /login { limits 5/min burst 5 }\n}\n", `Caddyfile:2`},
+		"no rules file":   {":80 {\n\tshape {\n\t\trules /nowhere/shaper.yaml\n\t}\n}\n", `/nowhere/shaper.yaml`},
+		"inspect":         {":80 {\n\tshape_inspect {\n\t\ttokne x\n\t}\n}\n", `Caddyfile:3`},
+		"ready":           {":80 {\n\tshape_ready {\n\t\tdelay 5s\n\t}\n}\n", `Caddyfile:3`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := writeFile(t, "Caddyfile", c.caddyfile)
@@ -87,38 +85,4 @@ func TestAdaptPrintsJSON(t *testing.T) {
 	// Whoever asks whether the server is ready says no password, and whoever looks at the line
 	// does not wait in it.
 	require.Equal(t, []string{"shape_ready", "authentication", "shape_inspect", "shape", "reverse_proxy"}, handlers)
-}
-
-// With a mistake in the new file, whoever reloads must lose nothing.
-func TestAReloadWithAMistakeLeavesTheRunningConfiguration(t *testing.T) {
-	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("here")) }))
-	defer upstream.Close()
-	admin, front := freeAddress(t), freeAddress(t)
-	caddyfile := func(limits string) string {
-		return "{\n\tadmin " + admin + "\n}\nhttp://" + front +
-			" {\n\tshape shop {\n\t\tlimits " + limits + "\n\t}\n\treverse_proxy " + upstream.Listener.Addr().String() + "\n}\n"
-	}
-	limits := func() string {
-		var detail struct{ Bucket struct{ Limits string } }
-		require.NoError(t, json.Unmarshal([]byte(mustGet(t, "http://"+admin+"/shape/api/buckets/shop/127.0.0.1").body), &detail))
-		return detail.Bucket.Limits
-	}
-	file := writeFile(t, "Caddyfile", caddyfile("1/h burst 50"))
-	run(t, file)
-	require.Equal(t, "here", mustGet(t, "http://"+front).body)
-	require.Contains(t, limits(), "burst 50")
-
-	for _, wrong := range []string{"5/parsec", "5/s depth x"} {
-		require.NoError(t, os.WriteFile(file, []byte(caddyfile(wrong)), 0o600))
-		status, text := do(t, "reload", "--config", file)
-		require.Equal(t, 1, status)
-		require.Contains(t, text, file+":6")
-		require.Contains(t, limits(), "burst 50")
-		require.Equal(t, "here", mustGet(t, "http://"+front).body)
-	}
-	require.NoError(t, os.WriteFile(file, []byte(caddyfile("1/h burst 60")), 0o600))
-	status, text := do(t, "reload", "--config", file)
-	require.Zero(t, status, text)
-	require.Contains(t, limits(), "burst 60")
-	require.Equal(t, "here", mustGet(t, "http://"+front).body)
 }
