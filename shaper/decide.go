@@ -15,12 +15,13 @@ import (
 // line costs the memory of its waiters.
 type request struct {
 	ctx      context.Context
-	key      any // told to the hooks of a Group; nil of a Shaper, or without hooks
+	key      any // told to the hooks of a Group, nil without hooks; of a Shaper WithFairQueue a string, else nil
 	cost     int64
 	deadline int64 // of ctx, as an instant of the dispatcher's clock; forever: it has none
 	kind     entryKind
-	releases bool  // its caller will say when it has ended, as Acquire and Do do
-	ahead    int32 // how many it has found in line, if it waits
+	releases bool   // its caller will say when it has ended, as Acquire and Do do
+	weight   uint16 // of its key, in a Shaper WithFairQueue
+	ahead    int32  // how many it has found in line, if it waits
 
 	// What a decision gives it.
 	entered int64               // when it entered the line, if it waits; else when it was decided
@@ -150,7 +151,30 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 	case d.phase == draining && d.waiting == 0 && d.onDrain != nil && !d.onDrain(true): // Only a reentry is not refused while the line drains.
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
 	}
+	if d.mode&modeFair != 0 && r.kind == newcomer && f.waiting() > 0 {
+		return d.pushInLocked(f, now, r)
+	}
 	w := d.enqueueLocked(f, now, r)
+	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
+}
+
+// pushInLocked puts a newcomer that was judged by the order into the line. If that is full, the
+// request that would leave last is refused.
+//
+// It is not inlined, so that its frame is not there for others.
+//
+//go:noinline
+func (d *dispatcher) pushInLocked(f *flow, now int64, r *request) decision {
+	v := d.viewLocked(f, now, r)
+	over := v.outlasting(f.line, r)
+	if over != nil {
+		f.line.refuseLocked(d, over, now, pushedOut)
+	}
+	w := d.enqueueLocked(f, now, r)
+	if over != nil {
+		v = f.view()
+		over.cost = int64(v.nextLeavesIn(now, f.line)) // which its call returns
+	}
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
@@ -190,6 +214,9 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 		d.totals.refused.count(why.reason)
 	}
 	d.refusalRing.add(now, r.cost, why)
+	if d.mode&modeFair != 0 {
+		d.keepRefusedKeyLocked(r.key)
+	}
 	var err error
 	if r.kind != allow || d.trace.Refused != nil {
 		err = d.refusalRing.newError(why)
@@ -204,12 +231,8 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	if r.arrival != nil {
 		d.reservedInLineLocked(f, w, r)
 	}
-	if r.kind == reentry {
-		ln.pushReentry(w)
-	} else {
-		ln.push(w)
-	}
-	if ln.head == w {
+	head := ln.head
+	if ln.enter(w, r); ln.head != head {
 		ln.since = exact.At(now)
 		if ln.len == 1 {
 			ln.beginAfter(now)
@@ -284,6 +307,9 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		j.refusal = rejection{reason: refusedClosed, retryAfter: f.emptyIn(now)}
 		return j
 	}
+	if d.mode&modeFair != 0 && r.kind == newcomer && f.waiting() > 0 && f.bucket.limits.Depth > 0 {
+		return d.judgeByOrderLocked(f, now, r)
+	}
 	v := f.view()
 	if sf := d.shared.flowOf(f); sf != nil {
 		v.placeless = sf.placelessLocked(now, r.cost)
@@ -298,6 +324,15 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 	return j
 }
 
+// viewLocked returns the view of a flow for a newcomer of a line with an order, without room.
+func (d *dispatcher) viewLocked(f *flow, now int64, r *request) view {
+	v := f.view()
+	if sf := d.shared.flowOf(f); sf != nil {
+		v.placeless = sf.placelessLocked(now, r.cost)
+	}
+	return v
+}
+
 // judge is judgeLocked for a newcomer, of which view.leaves is known, while the dispatcher is
 // open and no block is to be heeded. The order of the checks is part of the contract.
 func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rejection) {
@@ -308,23 +343,73 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 	if wait == 0 && !(v.waiting == 0 && v.hasSeat(v.seatsTaken)) {
 		wait = 1 // It is unknown when a seat becomes free; but not now.
 	}
-	untilDeadline := r.untilDeadline(now)
-	late := untilDeadline < exact.Forever && wait >= untilDeadline
-	switch {
-	case wait > 0 && int(v.waiting) >= v.depthFor(r):
+	if wait > 0 && int(v.waiting) >= v.depthFor(r) {
 		why.reason = refusedFull
 		if v.depthFor(r) == 0 {
 			why.also = withoutLine
 		}
-	case late:
-		why.reason, why.also = refusedLate, missedDeadline
-	case wait > v.maxWait():
-		why.reason = refusedLate
-	default:
+	} else if why = v.lateness(now, wait, r); why.reason == notRefused {
 		return wait, why
 	}
 	why.retryAfter = v.retryAfter(now, wait, r)
 	return wait, why
+}
+
+// lateness returns why a request is refused that would have to wait for that long, if that is too
+// long, without RetryAfter.
+func (v *view) lateness(now int64, wait time.Duration, r *request) (why rejection) {
+	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && wait >= untilDeadline {
+		why.reason, why.also = refusedLate, missedDeadline
+	} else if wait > v.maxWait() {
+		why.reason = refusedLate
+	}
+	return why
+}
+
+// outlasting returns the request in a full line that is refused, so that a newcomer gets its place;
+// nil if there are places, or it is the newcomer that is refused.
+func (v *view) outlasting(ln *line, r *request) *waiter {
+	if int(v.waiting) < v.depthFor(r) {
+		return nil
+	}
+	return ln.order.outlasting(r.turn())
+}
+
+// judgeByOrderLocked is judgeLocked for a newcomer that finds requests in a line with an order, and
+// may wait.
+//
+// To find out how many leave before it takes a look at each key. So at first it is taken to leave
+// last: if that is not too late, nothing is. A forecast, which has no context, is told exactly.
+//
+// It is not inlined, so that its frame is not there for others.
+//
+//go:noinline
+func (d *dispatcher) judgeByOrderLocked(f *flow, now int64, r *request) (j judgement) {
+	v, ln := d.viewLocked(f, now, r), f.line
+	if v.tooCostly(r.cost) {
+		j.refusal.reason = refusedCostly
+		return j
+	}
+	over := v.outlasting(ln, r)
+	if over == nil && int(v.waiting) >= v.depthFor(r) {
+		j.refusal = rejection{reason: refusedFull, retryAfter: v.nextLeavesIn(now, ln)}
+		return j
+	}
+	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
+	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason == notRefused && r.ctx != nil {
+		return j
+	}
+	v.waiting, v.ahead = ln.order.ahead(r.turn(), over)
+	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
+	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason != notRefused {
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r)
+	}
+	return j
+}
+
+// nextLeavesIn returns how long it takes until the head of a line leaves.
+func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
+	return v.leavesIn(now, linePlace{1, v.leavesAfter(v.bucketInstants, 0, ln.head.cost)})
 }
 
 // judgeReentry is judgeLocked for a reentry: only those like it are ahead of it, and only
@@ -336,7 +421,8 @@ func (f *flow) judgeReentry(now int64, r *request, p phase) (j judgement) {
 		return j
 	}
 	v := f.view()
-	j.wait = timeUntil(v.leavesAfter(v.bucketInstants, f.lineOrNone().reentryCost.total(), r.cost), now)
+	_, ahead := f.lineOrNone().before(r)
+	j.wait = timeUntil(v.leavesAfter(v.bucketInstants, ahead, r.cost), now)
 	if j.wait == 0 && !(f.waiting() == 0 && f.hasSeat()) {
 		j.wait = 1 // The line is at rest for a while, and so is this one.
 	}

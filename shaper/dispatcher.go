@@ -74,12 +74,14 @@ const (
 	modeDryRun mode = 1 << (iota - 1) // WithDryRun is set: no request waits, and the lines are shadows
 	modeShared                        // WithBucket or WithBuckets is set: levels are leased; see lease
 	modeBlock                         // WithBlock is set
+	modeFair                          // WithFairQueue is set: the line has an order, and requests have keys
 )
 
 // modeStates has the fields of dispatchers with some mode.
 type modeStates struct {
 	shared *sharedLevels // nil: the levels are the flows' own
 	blocks *blocks       // nil: WithBlock is not set
+	fair   *fairQueue    // nil: WithFairQueue is not set
 }
 
 // plainStates serves all dispatchers without such a mode. It is only read.
@@ -112,8 +114,8 @@ func (d *dispatcher) prepare(o options, t *ticker) {
 	d.modeStates = &plainStates
 	d.waiters.most = maxSpares
 	t.serve(d, o.coarse)
-	if o.shared.asked || o.block > 0 {
-		d.modeStates = &modeStates{shared: newSharedLevels(d, o.shared)}
+	if o.shared.asked || o.block > 0 || o.fair != nil {
+		d.modeStates = &modeStates{shared: newSharedLevels(d, o.shared), fair: o.fair}
 	}
 	if o.block > 0 {
 		d.mode |= modeBlock

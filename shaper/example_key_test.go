@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
+	"time"
 
 	"example.com/leakybucket/shaper"
 )
@@ -84,4 +86,32 @@ func ExampleClientIP() {
 	// 2001:db8:0:1200::/56 <nil>
 	// 2001:db8:0:1200::/56 <nil>
 	// 192.0.2.1 <nil>
+}
+
+func ExampleWithFairQueue() {
+	s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 100}, shaper.WithFairQueue(nil))
+	if err != nil {
+		panic(err)
+	}
+	site := shaper.Middleware(s, shaper.WithKey(shaper.ByHeader("X-Team")))
+	handler := site(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Println(r.Header.Get("X-Team")) }))
+
+	s.Hold(time.Hour) // So that both teams wait.
+	var all sync.WaitGroup
+	for waiting, team := range []string{"a", "a", "a", "b"} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header.Set("X-Team", team)
+		all.Go(func() { handler.ServeHTTP(httptest.NewRecorder(), r) })
+		for s.Stats().Waiting <= waiting {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for _, w := range s.Line(4) {
+		fmt.Print(w.Key, " ")
+	}
+	fmt.Println()
+	s.Close()
+	all.Wait()
+
+	// Output: a b a a
 }

@@ -123,6 +123,9 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	if err := o.validateBlock("NewGroup"); err != nil {
 		return nil, err
 	}
+	if o.fair != nil {
+		return nil, errFairGroup
+	}
 	g := &Group[K]{limits: limits, maxKeys: int64(o.maxKeys), seed: maphash.MakeSeed(), reloading: make(chan struct{}, 1)}
 	g.bucketKey, _ = o.shared.keyOf.(func(K) string)
 	g.limited = keyed.NewLimited[K](g.seed)

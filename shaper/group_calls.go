@@ -238,7 +238,9 @@ func (g *Group[K]) Forecast(key K, n int) (wait time.Duration, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	unknown := g.shardOf(key).of(key).withFlow(func(d *dispatcher, f *flow, now int64) { wait, err = d.forecastLocked(f, now, n) })
+	unknown := g.shardOf(key).of(key).withFlow(func(d *dispatcher, f *flow, now int64) {
+		wait, err = d.forecastLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
+	})
 	if unknown != nil {
 		return 0, unknown
 	}
@@ -341,6 +343,9 @@ func (g *Group[K]) Middleware(key func(*http.Request) (K, error), opts ...Middle
 		panic("shaper: Group.Middleware needs a function that tells the key of a request")
 	}
 	h := newHandler(g.mayDryRun(), opts)
+	if h.key != nil {
+		panic("shaper: WithKey is for a Middleware in front of a Shaper WithFairQueue; Group.Middleware has the function for the key")
+	}
 	h.limiterFor = func(r *http.Request) (inner, error) {
 		k, err := key(r)
 		switch {

@@ -61,7 +61,7 @@ func innerOf(l Limiter) inner {
 		return l.made()
 	case *ChainLimiter:
 		return &l.chain
-	case inner: // A keyLimiter or a priced. No other type can embed them, as they are not exported.
+	case inner: // A keyLimiter, a keyOfShaper or a priced. No other type can embed them, as they are not exported.
 		return l
 	}
 	f := foreign{Limiter: l}
@@ -282,9 +282,10 @@ func (f foreign) mayDryRun() bool {
 // asksDoneToWait reports false, because it is unknown when a foreign [Limiter] asks.
 func (f foreign) asksDoneToWait() bool { return false }
 
-// A KeyLimiter is a [Limiter] for the requests of one key of a [Group] ([Group.Limiter]). It takes
-// no memory in the Group, and works whether the key has a bucket or not. Its methods are the
-// methods of the Group, without the key.
+// A KeyLimiter is a [Limiter] for the requests of one key of a [Group] ([Group.Limiter]), or of a
+// [Shaper] whose keys share its rate ([Shaper.For]). It takes no memory in them. In a Group it works
+// whether the key has a bucket or not. Its methods are the methods of the Group, without the key, or
+// of the Shaper for requests of the key.
 //
 // The zero KeyLimiter is not usable, and its methods panic.
 type KeyLimiter struct {
@@ -305,7 +306,7 @@ type keyBucket interface {
 // made returns the bucket, and panics if there is none.
 func (l *KeyLimiter) made() keyBucket {
 	if l == nil || l.bucket == nil {
-		panic("shaper: this KeyLimiter is nil or zero and can't be used; get one from Group.Limiter")
+		panic("shaper: this KeyLimiter is nil or zero and can't be used; get one from Group.Limiter or Shaper.For")
 	}
 	return l.bucket
 }
@@ -313,10 +314,10 @@ func (l *KeyLimiter) made() keyBucket {
 // Wait is shorthand for WaitN(ctx, 1).
 func (l *KeyLimiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
-// WaitN is [Group.WaitN].
+// WaitN is [Group.WaitN] or [Shaper.WaitN].
 func (l *KeyLimiter) WaitN(ctx context.Context, n int) error { return l.made().WaitN(ctx, n) }
 
-// Acquire is [Group.Acquire].
+// Acquire is [Group.Acquire] or [Shaper.Acquire].
 func (l *KeyLimiter) Acquire(ctx context.Context, n int) (release func(), err error) {
 	if release, err = l.made().enter(ctx, n, newcomer); release == nil {
 		release = nothing
@@ -324,7 +325,7 @@ func (l *KeyLimiter) Acquire(ctx context.Context, n int) (release func(), err er
 	return release, err
 }
 
-// Do is [Group.Do].
+// Do is [Group.Do] or [Shaper.Do].
 func (l *KeyLimiter) Do(ctx context.Context, n int, f func(context.Context) error) error {
 	return l.made().do(ctx, n, f)
 }
@@ -332,17 +333,18 @@ func (l *KeyLimiter) Do(ctx context.Context, n int, f func(context.Context) erro
 // Allow is shorthand for AllowN(1).
 func (l *KeyLimiter) Allow() bool { return l.AllowN(1) }
 
-// AllowN is [Group.AllowN].
+// AllowN is [Group.AllowN] or [Shaper.AllowN].
 func (l *KeyLimiter) AllowN(n int) bool { return l.made().allow(n) }
 
-// Forecast is [Group.Forecast].
+// Forecast is [Group.Forecast] or [Shaper.Forecast].
 func (l *KeyLimiter) Forecast(n int) (wait time.Duration, err error) { return l.made().predict(n) }
 
-// Hold is [Group.Hold].
+// Hold is [Group.Hold], or [Shaper.Hold] for all keys.
 func (l *KeyLimiter) Hold(d time.Duration) { l.made().hold(context.Background(), d) }
 
-// Stats returns the state of the key's bucket, or of a new one if the key has none. If the limits
-// function returns an error, only the name is set.
+// Stats returns the state of the key's bucket in a [Group], or of a new one if the key has none. If
+// the limits function returns an error, only the name is set. Of a [Shaper] it is [Shaper.Stats], for
+// all keys together.
 func (l *KeyLimiter) Stats() Stats { return l.made().state() }
 
 // Limiter returns the bucket of a key as a [Limiter], for a [Transport], a [Chain] or a

@@ -73,6 +73,13 @@ func Middleware(l Limiter, opts ...MiddlewareOption) func(http.Handler) http.Han
 	limiter := innerOf(l)
 	h := newHandler(limiter.mayDryRun(), opts)
 	h.limiter = limiter
+	if h.key != nil {
+		s, ok := l.(*Shaper)
+		if !ok || s.fair == nil {
+			panic("shaper: WithKey is for a Middleware in front of a Shaper WithFairQueue; for a bucket for each key use Group.Middleware")
+		}
+		h.limiterFor = func(r *http.Request) (inner, error) { return s.limiterOf(h.key, r) }
+	}
 	return h.wrap
 }
 

@@ -22,6 +22,7 @@ type MiddlewareOption interface{ applyMiddleware(*middlewareOptions) }
 
 type middlewareOptions struct {
 	cost            func(*http.Request) int
+	key             KeyFunc
 	onError         func(http.ResponseWriter, *http.Request, error)
 	retrySpread     time.Duration
 	rateLimitFields bool
@@ -53,6 +54,16 @@ func (o costOption) applyMiddleware(to *middlewareOptions) { to.cost = o }
 // comes from the request, bound it: all requests behind it wait for cost / [Limits.Rate]. A
 // negative cost is a mistake, which is answered with status 500.
 func WithCost(cost func(*http.Request) int) MiddlewareOption { return costOption(cost) }
+
+type keyOption KeyFunc
+
+func (o keyOption) applyMiddleware(to *middlewareOptions) { to.key = KeyFunc(o) }
+
+// WithKey makes [Middleware] let each request wait as its key, in front of a [Shaper]
+// [WithFairQueue]. For any other [Limiter] Middleware panics, and so does [Group.Middleware], which
+// has a function for the key already. If key returns an error, the request is answered with status
+// 500. For a request of cost 0 it is not called. By default, or with nil, all requests have the key "".
+func WithKey(key KeyFunc) MiddlewareOption { return keyOption(key) }
 
 type errorHandlerOption func(http.ResponseWriter, *http.Request, error)
 

@@ -23,6 +23,7 @@ type options struct {
 	block   time.Duration
 	maxKeys int
 	shared  sharedOptions
+	fair    *fairQueue // nil: WithFairQueue is not set
 }
 
 // common makes an [Option] of a [GroupOption].
@@ -101,7 +102,7 @@ type Trace struct {
 // An Event is the report of a hook.
 type Event struct {
 	Name string // the name of the Shaper or Group
-	Key  any    // the request's key in a Group; nil in a Shaper
+	Key  any    // the request's key in a Group, or in a Shaper WithFairQueue (a string); nil in another Shaper
 	Cost int
 	// Waiting is the number of requests in the line just after the event.
 	Waiting int

@@ -26,12 +26,12 @@ type waiter struct {
 	ready  chan struct{}
 	parker *parker
 
-	cost        int64
+	cost        int64  // if it is pushedOut: its RetryAfter
 	at          int64  // when the request entered the line; after its wait, when it was given its slot or refused
 	departureNo uint32 // the bucket's departures when it left, itself included
-	waiting     int32  // how many were in the line just after it left
+	waiting     int32  // how many were in the line just after it left; before that, where the order of the line finds it, if there is an order
 	state       state
-	reentry     bool   // pushReentry has put it in
+	reentry     bool   // it was admitted before
 	reservation uint32 // the number of its reservation, modulo 2³²; 0: it has none
 }
 
@@ -99,17 +99,68 @@ const (
 	departed          // it has been given its slot
 	refused           // by Close
 	unavailable       // refused, as its patience has ended in an outage of the Bucket
+	pushedOut         // refused, as the line was full when a request came that leaves before it
 	abandoned         // its context ended, or its hook panicked
 )
 
-// queue is the line of the requests that wait, first in, first out. It is a doubly
-// linked list of the waiters, so that one that gives up is removed in constant time,
+// An order decides which request of a line leaves next, in place of the order in which they
+// were admitted. A queue that has one asks it alone, and may then use no link of its waiters.
+// So whatever looks at more than the head of a line calls a method of queue.
+//
+// The only order is fair queueing (fair.go). First in, first out is no order but its absence, so
+// that it costs nothing.
+type order interface {
+	// push puts a waiter in, for a request.
+	push(w *waiter, r turn)
+	// remove takes a waiter out; departs says that it leaves, and does not give up.
+	remove(w *waiter, departs bool)
+	// giveBack undoes the latest departure, which was the request's.
+	giveBack(r turn)
+
+	// head returns the waiter that leaves next; nil if there is none.
+	head() *waiter
+	// last returns the waiter that leaves last, if nobody else comes.
+	last() *waiter
+	// keyOf returns the key of a waiter.
+	keyOf(w *waiter) string
+	// oldest returns the waiter that was put in first.
+	oldest() *waiter
+	// walk returns a function that returns one waiter after the other, in the order in which they
+	// leave if nobody else comes, and then nil.
+	walk() func() *waiter
+
+	// ahead returns how many of those in line would leave before a request that enters now,
+	// and their cost, saturating. It leaves out a waiter, unless that is nil.
+	ahead(r turn, without *waiter) (n int32, cost int64)
+	// outlasting returns the waiter that would leave last, if that is not a request that enters now;
+	// else nil.
+	outlasting(r turn) *waiter
+}
+
+// A turn is the part of a request that an order needs to know. It is a value, because a pointer to a
+// request that is given to an interface would put all requests on the heap.
+type turn struct {
+	key     string
+	weight  int
+	cost    int64
+	reentry bool
+}
+
+// turn returns the request's turn, in a line with an order.
+func (r *request) turn() turn {
+	key, _ := r.key.(string)
+	return turn{key, int(r.weight), r.cost, r.kind == reentry}
+}
+
+// queue is the line of the requests that wait, first in, first out unless it has an order. It is a
+// doubly linked list of the waiters, so that one that gives up is removed in constant time,
 // wherever it is, and those behind it move up. (A channel of waiters would keep the
 // places of those that have given up; see docs/decisions.md.) [Limits.Depth] is enforced
 // before a request is pushed.
 type queue struct {
-	head, tail  *waiter
+	head, tail  *waiter // head is the next to leave, in any order
 	lastReentry *waiter // the last of the waiters in line that pushReentry has put in, or nil
+	order       order   // nil: first in, first out
 	len         int32   // it fits: 2³¹ waiting goroutines would take 4 TiB
 
 	// above is the level just after the departure at line.leftAt, less Burst; NaN if
@@ -118,13 +169,27 @@ type queue struct {
 	// great Burst, a float32 does not tell one cost unit from the next.)
 	above float32
 
-	cost        costs // of all waiters
-	reentryCost costs // of those that pushReentry has put in
+	cost costs // of all waiters
+}
+
+// enter puts in the waiter of a request.
+func (q *queue) enter(w *waiter, r *request) {
+	q.len++
+	q.cost.add(w.cost)
+	switch {
+	case q.order != nil:
+		w.reentry = r.kind == reentry
+		q.order.push(w, r.turn())
+		q.head = q.order.head()
+	case r.kind == reentry:
+		q.pushReentry(w)
+	default:
+		q.push(w)
+	}
 }
 
 // push puts a waiter at the tail.
 func (q *queue) push(w *waiter) {
-	q.count(w)
 	if w.prev = q.tail; w.prev == nil {
 		q.head = w
 	} else {
@@ -136,7 +201,6 @@ func (q *queue) push(w *waiter) {
 // pushReentry puts in a request that was admitted before: ahead of all newcomers, and
 // behind the requests that pushReentry has put in earlier.
 func (q *queue) pushReentry(w *waiter) {
-	q.count(w)
 	if w.prev = q.lastReentry; w.prev == nil {
 		w.next, q.head = q.head, w
 	} else {
@@ -148,25 +212,37 @@ func (q *queue) pushReentry(w *waiter) {
 		w.next.prev = w
 	}
 	q.lastReentry, w.reentry = w, true
-	q.reentryCost.add(w.cost)
 }
 
-// firstNewcomer returns the first of the waiters that push has put in; nil: there is none.
-func (q *queue) firstNewcomer() *waiter {
-	if q.lastReentry == nil {
-		return q.head
+// oldest returns the waiter that has entered first; nil: there is none.
+func (q *queue) oldest() *waiter {
+	if q.order != nil {
+		return q.order.oldest()
 	}
-	return q.lastReentry.next
-}
-
-// count adds a waiter that enters to len and cost.
-func (q *queue) count(w *waiter) {
-	q.len++
-	q.cost.add(w.cost)
+	oldest := q.head
+	if last := q.lastReentry; last != nil && last.next != nil && last.next.at < oldest.at {
+		oldest = last.next // Both the reentries and the others are in the order in which they entered.
+	}
+	return oldest
 }
 
 // remove takes a waiter out of the line, wherever it is. s is its new state.
 func (q *queue) remove(w *waiter, s state) {
+	if q.order != nil {
+		q.order.remove(w, s == departed)
+		q.head = q.order.head()
+	} else {
+		q.unlink(w)
+	}
+	w.prev, w.next = nil, nil
+	w.state = s
+	q.len--
+	q.cost.take(w.cost)
+	w.waiting = q.len
+}
+
+// unlink takes a waiter out of the list.
+func (q *queue) unlink(w *waiter) {
 	if w == q.lastReentry {
 		q.lastReentry = w.prev
 	}
@@ -180,14 +256,49 @@ func (q *queue) remove(w *waiter, s state) {
 	} else {
 		w.next.prev = w.prev
 	}
-	w.prev, w.next = nil, nil
-	w.state = s
-	q.len--
-	q.cost.take(w.cost)
-	if w.reentry {
-		q.reentryCost.take(w.cost)
+}
+
+// giveBack undoes the latest departure, which was the request's, in the order of the line. It
+// reports whether the line has another head now.
+func (q *queue) giveBack(r *request) (newHead bool) {
+	if q.order == nil {
+		return false
 	}
-	w.waiting = q.len
+	before := q.head
+	q.order.giveBack(r.turn())
+	q.head = q.order.head()
+	return q.head != before
+}
+
+// walk returns a function that returns one waiter after the other, in the order in which they
+// leave, and then nil. The line must not change meanwhile.
+func (q *queue) walk() func() *waiter {
+	if q.order != nil {
+		return q.order.walk()
+	}
+	w := q.head
+	return func() *waiter {
+		next := w
+		if w != nil {
+			w = w.next
+		}
+		return next
+	}
+}
+
+// before returns how many in line would leave before a request that enters now, and their
+// cost, saturating.
+func (q *queue) before(r *request) (n int32, cost int64) {
+	switch {
+	case q.order != nil && r.kind != allow: // An allow leaves only if nobody is in line.
+		return q.order.ahead(r.turn(), nil)
+	case r.kind != reentry:
+		return q.len, q.cost.total()
+	}
+	for w := q.head; w != nil && w.reentry; w = w.next { // There are few of them.
+		n, cost = n+1, exact.Sum(cost, w.cost)
+	}
+	return n, cost
 }
 
 // ahead returns the k-th waiter from the head, counting from 1, and the sum of the
@@ -196,6 +307,18 @@ func (q *queue) remove(w *waiter, s state) {
 func (q *queue) ahead(k int) (w *waiter, cost int64) {
 	total := q.cost.total()
 	n := int(q.len)
+	if q.order != nil {
+		if k == n {
+			w = q.order.last()
+			return w, total - w.cost
+		}
+		next := q.order.walk()
+		for w = next(); k > 1; k-- {
+			cost = exact.Sum(cost, w.cost)
+			w = next()
+		}
+		return w, cost
+	}
 	if k <= n/2 || total == exact.Forever {
 		for w = q.head; k > 1; k-- {
 			cost = exact.Sum(cost, w.cost)

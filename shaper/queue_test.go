@@ -66,13 +66,13 @@ func compareQueues(t *testing.T, seed uint64, cost func(*rand.Rand) int64) {
 			switch arrives := len(slow.line) < longest && r.IntN(2) == 0; {
 			case arrives && r.IntN(2) == 0:
 				w := spare.take(n, now)
-				fast.pushReentry(w)
+				fast.enter(w, &request{kind: reentry})
 				requireEntered(t, slow, w, n, now)
 				slow.insert(slow.retries, w, n)
 				slow.retries++
 			case arrives:
 				w := spare.take(n, now)
-				fast.push(w)
+				fast.enter(w, &request{})
 				requireEntered(t, slow, w, n, now)
 				slow.insert(len(slow.line), w, n)
 			case len(slow.line) > 0:
@@ -134,8 +134,16 @@ func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
 		last = slow.line[slow.retries-1]
 	}
 	require.True(t, fast.lastReentry == last, "the last of the retries")
-	require.Equal(t, slow.first(slow.retries), fast.reentryCost.total())
-	require.Equal(t, slow.first(len(slow.line)), fast.cost.total())
+	for kind, first := range map[entryKind]int{reentry: slow.retries, newcomer: len(slow.line), allow: len(slow.line)} {
+		n, cost := fast.before(&request{kind: kind})
+		require.EqualValues(t, first, n)
+		require.Equal(t, slow.first(first), cost)
+	}
+	next := fast.walk()
+	for _, w := range slow.line {
+		require.True(t, next() == w)
+	}
+	require.Nil(t, next())
 	for k := 1; k <= len(slow.line); k++ {
 		w, cost := fast.ahead(k)
 		require.True(t, w == slow.line[k-1], "the %d-th of %d", k, len(slow.line))

@@ -124,18 +124,18 @@ func (k ofKey[K]) atMost(n int) {
 	})
 }
 
-// Reserve is [Group.Reserve].
+// Reserve is [Group.Reserve] or [Shaper.Reserve].
 func (l *KeyLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := l.made().reserve(ctx, estimate, newcomer)
 	return settleOf(v), err
 }
 
-// Spend is [Group.Spend].
+// Spend is [Group.Spend] or [Shaper.Spend].
 func (l *KeyLimiter) Spend(ctx context.Context, estimate int, f func(context.Context) (actual int, err error)) error {
 	return spendBy(ctx, l.made(), estimate, f)
 }
 
-// AtMost is [Group.AtMost].
+// AtMost is [Group.AtMost], or [Shaper.AtMost] for all keys.
 func (l *KeyLimiter) AtMost(n int) { l.made().atMost(n) }
 
 // A reservation is a request of Reserve that has left, until it is settled.

@@ -61,8 +61,11 @@ func New(l Limits, opts ...Option) (*Shaper, error) {
 	if err := o.validateBlock("New"); err != nil {
 		return nil, err
 	}
+	if err := o.validateFair(); err != nil {
+		return nil, err
+	}
 	s := &Shaper{flow: flow{bucket: bucket{cold: new(cold)}, entered: -1}}
-	s.flow.lineOrNew()
+	s.flow.lineOrNew().order = o.fair.newOrder()
 	s.prepare(o, &s.ownTicker)
 	s.flow.bucket.plan = s.planOf(l)
 	s.capped = s.flow.capped()
@@ -118,6 +121,9 @@ func (s *Shaper) enter(r *request) decision {
 		if err := r.checkCall(&s.dispatcher); err != nil || r.cost == 0 {
 			return decision{err: err}
 		}
+	}
+	if s.mode&modeFair != 0 {
+		s.fair.weigh(r)
 	}
 	now := int64(time.Since(s.epoch))
 	if p := s.published.Load(); p != nil {
@@ -193,31 +199,40 @@ func (s *Shaper) AllowN(n int) bool {
 // the wait as it would be if a seat became free at once.
 func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	s.mustBeMade()
-	if n < 0 {
+	return s.forecast(&request{cost: int64(n), deadline: exact.Forever})
+}
+
+// forecast is Forecast for a request without a context.
+func (s *Shaper) forecast(r *request) (wait time.Duration, err error) {
+	if r.cost < 0 {
 		return 0, ErrNegativeCost
 	}
-	if n == 0 {
+	if r.cost == 0 {
 		return 0, nil
+	}
+	if s.mode&modeFair != 0 {
+		s.fair.weigh(r)
 	}
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
-	return s.forecastLocked(&s.flow, now, n)
+	return s.forecastLocked(&s.flow, now, r)
 }
 
-// forecastLocked is Forecast for a flow.
-func (d *dispatcher) forecastLocked(f *flow, now int64, n int) (wait time.Duration, err error) {
+// forecastLocked is forecast for a flow.
+func (d *dispatcher) forecastLocked(f *flow, now int64, r *request) (wait time.Duration, err error) {
 	if sf := d.shared.flowOf(f); sf != nil {
 		sf.checkFallbackLocked(now)
-		if d.phase == open && !sf.tooCostlyLocked(int64(n)) && sf.isUnavailableLocked(now) {
+		if d.phase == open && !sf.tooCostlyLocked(r.cost) && sf.isUnavailableLocked(now) {
 			return 0, sf.unavailableErrorLocked(now)
 		}
 	}
-	j := d.judgeLocked(f, now, &request{cost: int64(n), deadline: exact.Forever})
+	j := d.judgeLocked(f, now, r)
 	if j.refusal.reason != notRefused {
 		err := j.refusal.value()
 		return 0, &err
 	}
 	v := f.view()
+	v.waiting, _ = f.lineOrNone().before(r)
 	return v.expected(j.wait), nil
 }
 

@@ -311,6 +311,7 @@ func (sf *sharedFlow) refuseUnavailableLocked(now int64, r *request) decision {
 	d := sf.d
 	err := d.shared.rejectUnavailableLocked(sf.f, now, now)
 	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
+	d.keepRefusedKeyLocked(r.key)
 	return decision{err: err, waiting: int32(sf.f.waiting()), event: refusedEvent}
 }
 
@@ -334,15 +335,9 @@ func (sf *sharedFlow) patienceEndsLocked(w *waiter) int64 {
 	return exact.Sum(max(w.at, sf.breaker.OpenedAt), int64(s.patience))
 }
 
-// nextPatienceEndsLocked returns when patience in the line ends next. The newcomers are in the
-// order in which they came, and so are the retries, which stand before them.
+// nextPatienceEndsLocked returns when patience in the line ends next.
 func (sf *sharedFlow) nextPatienceEndsLocked() int64 {
-	ln := sf.f.line
-	ends := sf.patienceEndsLocked(ln.head)
-	if w := ln.firstNewcomer(); w != nil {
-		ends = min(ends, sf.patienceEndsLocked(w))
-	}
-	return ends
+	return sf.patienceEndsLocked(sf.f.line.oldest())
 }
 
 // losePatienceLocked refuses the requests in line whose patience has ended by now. The caller
@@ -350,10 +345,7 @@ func (sf *sharedFlow) nextPatienceEndsLocked() int64 {
 func (sf *sharedFlow) losePatienceLocked(now int64) {
 	ln := sf.f.line
 	head := ln.head
-	for w := head; w != nil && w.reentry && sf.patienceEndsLocked(w) <= now; w = ln.head {
-		ln.refuseLocked(sf.d, w, now, unavailable)
-	}
-	for w := ln.firstNewcomer(); w != nil && sf.patienceEndsLocked(w) <= now; w = ln.firstNewcomer() {
+	for w := ln.oldest(); w != nil && sf.patienceEndsLocked(w) <= now; w = ln.oldest() {
 		ln.refuseLocked(sf.d, w, now, unavailable)
 	}
 	if ln.head != head {

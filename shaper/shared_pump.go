@@ -174,10 +174,12 @@ func (p *pump) takeLocked(now int64) Take {
 		t.First = sf.Burst + 1 // It takes nothing, unless the level is at 0.
 		return t
 	}
-	w, rest, queued := f.line.head, sf.Leased(), f.waiting()
-	for rest >= w.cost && w.next != nil {
+	walk := f.line.walk()
+	w, next := walk(), walk()
+	rest, queued := sf.Leased(), f.waiting()
+	for rest >= w.cost && next != nil {
 		rest -= w.cost
-		w = w.next
+		w, next = next, walk()
 		queued--
 	}
 	// If what is left does not suffice for a request, then units for all of its cost are
@@ -192,9 +194,9 @@ func (p *pump) takeLocked(now int64) Take {
 	}
 	most = min(most, free)
 	longest, n := int64(sf.LongestBatch()*unit), int64(1)
-	for ; n < most && w.next != nil && t.Cost+w.next.cost <= longest; n++ {
-		w = w.next
-		t.Cost += w.cost
+	for ; n < most && next != nil && t.Cost+next.cost <= longest; n++ {
+		t.Cost += next.cost
+		next = walk()
 	}
 	// The last request of the batch must not be farther away than MaxAhead either: that is
 	// what a change of the rate relies on.
@@ -207,9 +209,9 @@ func (p *pump) takeLocked(now int64) Take {
 	// What the level has room for may leave now, so it is asked for besides, all or nothing: it
 	// is not granted if the room is not there, and then a batch alone is asked for.
 	batch, room := t.Cost, sf.ShareOfRoom(now)
-	for ; !sf.RefusedRoom && n < free && w.next != nil && t.Cost+w.next.cost <= room; n++ {
-		w = w.next
-		t.Cost += w.cost
+	for ; !sf.RefusedRoom && n < free && next != nil && t.Cost+next.cost <= room; n++ {
+		t.Cost += next.cost
+		next = walk()
 	}
 	if t.Cost > batch {
 		// The rest of a batch may leave later, as it may without the room.

@@ -18,7 +18,8 @@ type Stats struct {
 
 	Waiting      int           // requests in the line
 	Level        float64       // the level of the bucket, in cost units
-	OldestWait   time.Duration // how long the head of the line has waited; a retry of a Transport starts at 0
+	Keys         int           // keys that have requests in line; 0 without WithFairQueue
+	OldestWait   time.Duration // how long the head of the line has waited, and WithFairQueue any request; a retry of a Transport starts at 0
 	InFlight     int           // requests that have left and not ended; 0 without a cap
 	Reserved     int           // cost units of requests that have left by Reserve and are not settled
 	DryRun       bool          // WithDryRun is set: the numbers are those of the shadow
@@ -94,6 +95,12 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	if until := d.blocks.end(f); now < until {
 		st.BlockedUntil = d.timeOf(until)
 	}
+	if d.fair != nil {
+		st.Keys = d.fair.keys()
+		if w := f.line.oldest(); w != nil {
+			st.OldestWait = time.Duration(now - w.at)
+		}
+	}
 	if hold := f.bucket.coldOrNone().hold.Whole(); now < hold {
 		st.HeldUntil = d.timeOf(hold)
 	}
@@ -109,6 +116,7 @@ func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 
 // A Waiter is a request in the line, as [Shaper.Line] shows it.
 type Waiter struct {
+	Key  string // of a Shaper WithFairQueue, else empty
 	Cost int
 	// Since is when the request entered the line.
 	Since time.Time
@@ -201,12 +209,15 @@ func (d *dispatcher) lineOf(most int, find func() *flow) (line []Waiter, found b
 
 // readLine fills a slice with the first in the line, which has as many at least.
 func (f *flow) readLine(o origin, now int64, line []Waiter) {
-	v, ahead, w := f.view(), int64(0), f.line.head
+	v, ahead, next := f.view(), int64(0), f.line.walk()
 	for i := range line {
+		w := next()
 		wait := v.leavesIn(now, linePlace{i + 1, v.leavesAfter(v.bucketInstants, ahead, w.cost)})
 		line[i] = Waiter{Cost: int(w.cost), Since: o.timeOf(w.at), Leaves: o.timeOf(exact.Sum(now, int64(wait)))}
+		if f.line.order != nil {
+			line[i].Key = f.line.order.keyOf(w)
+		}
 		ahead = exact.Sum(ahead, w.cost)
-		w = w.next
 	}
 }
 

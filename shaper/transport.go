@@ -80,6 +80,12 @@ type Transport struct {
 	// other is. A response of any status for which it is above 0 holds the line, for MaxHold at most.
 	HoldFor func(*http.Response) time.Duration
 
+	// Key returns the key as which a request waits, for a Limiter that is a [Shaper] [WithFairQueue];
+	// with any other Limiter every request fails with an error that says so. If Key returns an
+	// error, the request fails with it. nil: all requests have the key "". For a request of cost 0
+	// Key is not called.
+	Key KeyFunc
+
 	// MaxHold is the longest hold that is taken from a response. 0 means one minute;
 	// if it is negative, every request fails with an error that says so.
 	MaxHold time.Duration
@@ -138,14 +144,18 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	end, err := t.enterNew(r, n)
+	limiter, err := t.limiterOf(r, n)
+	if err != nil {
+		return nil, err
+	}
+	end, err := t.enterNew(limiter, r, n)
 	if err != nil {
 		return nil, err
 	}
 	sent = true // From here on Base must close the body.
-	response, asked, err := t.send(r, end)
+	response, asked, err := t.send(limiter, r, end)
 	if err == nil && response != nil && t.Retry && n > 0 && t.isRefusal(response, asked) {
-		return t.sendAgain(r, n, response, asked)
+		return t.sendAgain(limiter, r, n, response, asked)
 	}
 	return response, err
 }
@@ -184,6 +194,27 @@ func (t Transport) costOf(r *http.Request) (n int, err error) {
 	return n, nil
 }
 
+var errKeyOfTransport = errors.New("shaper: Transport.Key is for a Limiter that is a Shaper WithFairQueue")
+
+// limiterOf returns the Limiter as a request of cost n sees it.
+func (t Transport) limiterOf(r *http.Request, n int) (inner, error) {
+	if t.Key == nil {
+		return innerOf(t.Limiter), nil
+	}
+	s, ok := t.Limiter.(*Shaper)
+	if !ok {
+		return nil, errKeyOfTransport
+	}
+	s.mustBeMade()
+	switch {
+	case s.fair == nil:
+		return nil, errKeyOfTransport
+	case n == 0:
+		return shaperLimiter{s}, nil
+	}
+	return s.limiterOf(t.Key, r)
+}
+
 // A requestEnd is what is to be called when a request is no longer in flight: one of the two functions, or none if both are nil.
 type requestEnd struct {
 	release  func()
@@ -207,18 +238,17 @@ func (e requestEnd) with(actual func() int) func() {
 
 // enterNew lets a request of cost n wait for the Limiter, as a newcomer. With an error there is
 // nothing to be called at its end.
-func (t Transport) enterNew(r *http.Request, n int) (requestEnd, error) {
+func (t Transport) enterNew(l inner, r *http.Request, n int) (requestEnd, error) {
 	if n == 0 && t.Actual == nil {
 		return requestEnd{}, nil
 	}
 	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
-	return t.enter(ctx, n, newcomer)
+	return t.enter(ctx, l, n, newcomer)
 }
 
 // enter lets a request of cost n wait for the Limiter.
-func (t Transport) enter(ctx context.Context, n int, kind entryKind) (end requestEnd, err error) {
-	l := innerOf(t.Limiter)
+func (t Transport) enter(ctx context.Context, l inner, n int, kind entryKind) (end requestEnd, err error) {
 	switch {
 	case t.Actual != nil && l.reserves():
 		end.reserved, err = l.reserve(ctx, n, kind)
@@ -241,7 +271,7 @@ type pause struct {
 // for that. It ends the request exactly once, even if Base panics, or leaves that to the
 // response's body. The hold comes before the end, because the end lets the next
 // request leave.
-func (t Transport) send(r *http.Request, end requestEnd) (response *http.Response, asked pause, err error) {
+func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (response *http.Response, asked pause, err error) {
 	withBody, ends := false, end.with(nil)
 	if ends != nil {
 		defer func() {
@@ -255,7 +285,7 @@ func (t Transport) send(r *http.Request, end requestEnd) (response *http.Respons
 		return response, pause{}, err
 	}
 	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
-		asked.held = t.hold(r, asked.span)
+		asked.held = hold(limiter, r, asked.span)
 	}
 	if end.reserved != nil {
 		ends = end.with(t.Actual(response))
@@ -266,10 +296,10 @@ func (t Transport) send(r *http.Request, end requestEnd) (response *http.Respons
 
 // hold holds the Limiter for a time, and reports whether all its requests wait for that. The
 // request that has been answered waits until its context ends at most.
-func (t Transport) hold(r *http.Request, span time.Duration) bool {
+func hold(limiter inner, r *http.Request, span time.Duration) bool {
 	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
-	return innerOf(t.Limiter).hold(ctx, span)
+	return limiter.hold(ctx, span)
 }
 
 // holdFrom returns for how long a response asks the client to hold back, at most 365
@@ -314,7 +344,7 @@ func (t Transport) isRefusal(response *http.Response, asked pause) bool {
 //
 // GetBody, the bodies and the Limiter are foreign code, which may panic. Then both
 // bodies are closed. Closing the refusal's body also ends the time in flight.
-func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, asked pause) (*http.Response, error) {
+func (t Transport) sendAgain(limiter inner, r *http.Request, n int, refusal *http.Response, asked pause) (*http.Response, error) {
 	until := time.Now().Add(asked.span)
 	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()
@@ -344,7 +374,7 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, ask
 	if !ok {
 		return refusal, nil
 	}
-	end, err := t.reenter(ctx, n, until, asked.held)
+	end, err := t.reenter(ctx, limiter, n, until, asked.held)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
@@ -355,14 +385,14 @@ func (t Transport) sendAgain(r *http.Request, n int, refusal *http.Response, ask
 	second := r.Clone(r.Context())
 	second.Body = body
 	sent = true
-	response, _, err := t.send(second, end)
+	response, _, err := t.send(limiter, second, end)
 	return response, err
 }
 
 // reenter lets a refused request of cost n wait for the Limiter again: at the head of
 // a [Shaper]'s line. If held is false, the request itself first waits until the instant
 // until.
-func (t Transport) reenter(ctx context.Context, n int, until time.Time, held bool) (requestEnd, error) {
+func (t Transport) reenter(ctx context.Context, l inner, n int, until time.Time, held bool) (requestEnd, error) {
 	if !held {
 		if hold := time.Until(until); hold > 0 {
 			held := time.NewTimer(hold)
@@ -374,5 +404,5 @@ func (t Transport) reenter(ctx context.Context, n int, until time.Time, held boo
 			}
 		}
 	}
-	return t.enter(ctx, n, reentry)
+	return t.enter(ctx, l, n, reentry)
 }

@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"context"
+	"time"
 
 	"example.com/leakybucket/internal/exact"
 	"example.com/leakybucket/shaper/internal/serverconn"
@@ -155,10 +156,15 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 		err = d.shared.rejectUnavailableLocked(f, r.entered, w.at)
 		why = rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter}
 	} else {
-		d.countRefusalLocked(f, r.entered, w.at, refusedClosed)
+		if w.state == pushedOut {
+			err = &RejectError{Reason: ErrQueueFull, RetryAfter: time.Duration(w.cost)}
+			why = rejection{reason: refusedFull, retryAfter: err.RetryAfter}
+		}
+		d.countRefusalLocked(f, r.entered, w.at, why.reason)
 	}
 	if !d.keyed { // A Group knows the key, and logs it itself.
 		d.keepRefusalLocked(w.at, r.cost, why)
+		d.keepRefusedKeyLocked(r.key)
 	}
 	return err
 }
@@ -169,15 +175,16 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int64, dec decision) {
 	now := d.lockFlow(f)
 	defer d.unlockAndArm()
-	head := w.state == queued && f.line.head == w
 	// Which head leaves next does not change by what happens behind it. But units that were
 	// wanted of the Bucket may not be wanted any more.
-	changed := head || w.state != queued || d.mode&modeShared != 0
+	changed := w.state != queued || d.mode&modeShared != 0
 	switch w.state {
 	case queued:
+		head := f.line.head
 		f.line.remove(w, abandoned)
 		d.waiting--
-		if head {
+		if f.line.head != head {
+			changed = true
 			// The next one may be due already, if it costs less. It could not
 			// leave before now.
 			f.line.since = exact.At(now)
@@ -188,6 +195,10 @@ func (r *request) abandon(d *dispatcher, f *flow, w *waiter, err error) (at int6
 		// call returned, and wins.
 		if sf := d.shared.flowOf(f); sf != nil && !sf.fallback {
 			sf.Unuse(w.departureNo, r.cost)
+		}
+		if d.mode&modeFair != 0 && f.bucket.departures == w.departureNo && f.line.giveBack(r) {
+			// The new head has had its slot, as its key has the turn. But it may have come since.
+			f.notBefore(f.line.head.at)
 		}
 		if f.bucket.giveBack(w.departureNo, r.cost); f.line != nil {
 			f.line.leftAt = unknown

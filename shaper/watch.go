@@ -295,7 +295,7 @@ type Refusal struct {
 	Reason     error         // ErrQueueFull, ErrTooLate, ErrTooCostly, ErrClosed or ErrUnavailable
 	RetryAfter time.Duration // as in the RejectError
 	Cost       int
-	Key        any // the request's key in a Group; nil in a Shaper
+	Key        any // the request's key in a Group, or in a Shaper WithFairQueue (a string); nil in another Shaper
 }
 
 // keptRefusals is how many refusals are remembered. It is a power of 2.
@@ -307,14 +307,20 @@ const keptRefusals = 64
 func (s *Shaper) Refusals() []Refusal {
 	s.mustBeMade()
 	var others []Refusal
-	found := s.latestRefusals(func() { others = s.stripes.latest(&s.dispatcher) })
+	var keys [keptRefusals]any
+	found := s.latestRefusals(func() {
+		others = s.stripes.latest(&s.dispatcher)
+		if s.fair != nil {
+			keys = s.fair.refused
+		}
+	})
 	found = append(found, others...)
 	slices.SortStableFunc(found, func(a, b Refusal) int {
 		return cmp.Or(cmp.Compare(a.Key.(uint64), b.Key.(uint64)), a.At.Compare(b.At))
 	})
 	found = found[max(0, len(found)-keptRefusals):]
 	for i := range found {
-		found[i].Key = nil
+		found[i].Key = keys[found[i].Key.(uint64)%keptRefusals]
 	}
 	return found
 }

@@ -1,0 +1,374 @@
+package shaper
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/shaper/internal/fair"
+)
+
+// WithFairQueue makes the keys of a [Shaper] share its rate. Its line then consists of a line for
+// each key that has a request waiting, and each departure goes to the key whose turn it is (self-clocked
+// fair queueing). So a burst of one key delays the others by little, and no slot is lost: at equal costs
+// requests depart at the instants at which they would without the option, and only which request leaves
+// differs. [Shaper.For] says which key a request has.
+//
+//	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 1000}, shaper.WithFairQueue(nil))
+//	handler := shaper.Middleware(s, shaper.WithKey(shaper.ByClientIP()))(site)
+//	err = s.For("tenant-7").WaitN(ctx, 3)
+//
+// weight returns the share of a key where others have 1, from 1 to 1,000; nil: 1 for all. It is
+// called on the goroutine of the call, outside any lock; a result out of range counts as the nearest in
+// range. It counts from the first request of a key in line until the key has none.
+//
+// All that is said of a Shaper holds, except that:
+//
+//   - Order. Requests of one key leave in the order in which they were admitted, and only a retry of a
+//     [Transport] is ahead of the newcomers of its own key. A key pays cost/weight for each departure.
+//     Between keys that head goes first with which its key will have paid least; of equal ones
+//     the head that has been the head of its key's line longest. A key that comes begins with what the
+//     key of the latest departure has paid.
+//   - Wait. If all costs and weights are equal, the k-th request of a key in line leaves with the
+//     (k·n)-th departure after it came at the latest, where n is the greatest number of keys that wait
+//     meanwhile. In general each other key j lets at most C·w(j)/w + L(j) cost units leave before
+//     it. C is the cost of its key's line up to and including the request, w its weight, and L(j) the largest
+//     cost of a request of j. Neither depends on how long the lines of others are. (A retry of
+//     its own key is ahead of it, too.)
+//   - Shares. While two keys have requests in line, the cost units of each that have left, divided by its
+//     weight, differ by at most L(i)/w(i) + L(j)/w(j).
+//   - Places. [Limits.Depth] counts the lines of all keys together. If they are full, the request is refused
+//     that would leave last: the newcomer, or the last of the line that is longest by
+//     cost/weight. So a request may be refused with [ErrQueueFull] after it has waited, by a newcomer of a
+//     key that waits less. Nobody can fill all places against the others, and a key alone may use
+//     all of them. A newcomer that is too late or too costly pushes nobody out.
+//   - Prediction. [Shaper.Forecast], deadlines and [Limits.MaxWait] assume that the requests in line
+//     stay and nobody else comes. Newcomers of other keys may leave before a request in line, within the
+//     bound above. No request is refused that might still leave in time. [RejectError.RetryAfter] of a
+//     refusal for places is the time to the next departure.
+//   - Memory. A key takes some 200 bytes while it has a request in line and none otherwise, and
+//     gains nothing by being forgotten. Made-up keys get a turn each but starve nobody: with equal
+//     costs and weights a request with none of its key ahead waits for no more requests than it would
+//     without the option, and no newcomer pushes it out.
+//
+// A request that finds no line leaves at once, whatever its key has had. AllowN is false while any request
+// waits. [Shaper.SetLimits], holds, [Limits.Burst] and [Limits.InFlight] never touch the order, and a
+// freed seat goes to the key whose turn it is. When a request gives up, the rest of its key moves up. A slot that
+// is handed on, as the caller has gone, gives its key the turn back. With [Shaper.Reserve] a key pays for its turns
+// by estimates, and the bucket by settled costs. With a [Bucket] the keys
+// of each process take turns.
+//
+// A refusal takes the lock, and a request whose deadline or MaxWait is nearer than the end of all
+// lines takes time for each key in line, some ten nanoseconds.
+//
+// [New] returns an error if WithFairQueue is given together with [WithDryRun] or [WithBlock], and so
+// does [NewGroup].
+func WithFairQueue(weight func(key string) int) Option { return common{fairOption{weight}} }
+
+type fairOption struct{ weight func(key string) int }
+
+func (o fairOption) apply(to *options) {
+	to.mode |= modeFair
+	to.fair = &fairQueue{weight: o.weight}
+}
+
+var errFairGroup = errors.New("shaper: NewGroup: WithFairQueue is for a Shaper; the keys of a Group have a bucket each")
+
+// validateFair returns why WithFairQueue can't be used; nil if it can, or is not set.
+func (o *options) validateFair() error {
+	switch {
+	case o.fair == nil:
+		return nil
+	case o.mode&modeDryRun != 0:
+		return errors.New("shaper: New: WithFairQueue and WithDryRun don't go together: a request that was let through can't be pushed out of the line")
+	case o.block > 0:
+		return errors.New("shaper: New: WithFairQueue and WithBlock don't go together: the burst of one key would block the others")
+	}
+	return nil
+}
+
+// maxWeight is the greatest weight of a key.
+const maxWeight = 1000
+
+// A fairQueue is the order of the line of a [Shaper] WithFairQueue, and what the Shaper needs to know for
+// it. Fields below weight are guarded by the lock of the dispatcher.
+type fairQueue struct {
+	weight func(key string) int
+
+	turns   fair.Order[*waiter]
+	items   []*fair.Item[*waiter] // of all that wait; waiter.waiting is the index
+	first   *waiter               // the oldest, in the list of all that wait by when they entered; it uses their prev and next
+	latest  *waiter               // the end of the list
+	refused [keptRefusals]any     // the keys of the latest refusals; see refusalRing
+}
+
+// weigh sets the key of a request if it has none, and its weight. The lock is not held.
+func (q *fairQueue) weigh(r *request) {
+	key, ok := r.key.(string)
+	if !ok {
+		r.key = ""
+	}
+	r.weight = 1
+	if q.weight != nil {
+		r.weight = uint16(min(max(q.weight(key), 1), maxWeight))
+	}
+}
+
+// newOrder returns q as the order of a line; nil if q is nil.
+func (q *fairQueue) newOrder() order {
+	if q == nil {
+		return nil
+	}
+	return q
+}
+
+// keys returns how many keys have a line.
+func (q *fairQueue) keys() int { return q.turns.Keys() }
+
+func (q *fairQueue) push(w *waiter, r turn) {
+	var item *fair.Item[*waiter]
+	if r.reentry {
+		item = q.turns.PushReentry(r.key, r.weight, r.cost, w)
+	} else {
+		item = q.turns.Push(r.key, r.weight, r.cost, w)
+	}
+	w.waiting = int32(len(q.items))
+	q.items = append(q.items, item)
+	if w.prev = q.latest; w.prev == nil {
+		q.first = w
+	} else {
+		w.prev.next = w
+	}
+	q.latest = w
+}
+
+func (q *fairQueue) remove(w *waiter, departs bool) {
+	if departs {
+		q.turns.Depart()
+	} else {
+		q.turns.Remove(q.items[w.waiting])
+	}
+	q.forget(w.waiting)
+	if w.prev == nil {
+		q.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		q.latest = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+}
+
+// forget takes an item out of items. The last one takes its place.
+func (q *fairQueue) forget(i int32) {
+	last := len(q.items) - 1
+	q.items[i] = q.items[last]
+	q.items[i].Value.waiting = i
+	q.items[last] = nil
+	if q.items = q.items[:last]; cap(q.items) > 4*max(last, maxSpares) {
+		q.items = append(make([]*fair.Item[*waiter], 0, 2*last), q.items...)
+	}
+}
+
+func (q *fairQueue) giveBack(r turn) { q.turns.GiveBack(r.key, r.cost) }
+
+// waiterOf returns the waiter of an item; nil if that is nil.
+func waiterOf(item *fair.Item[*waiter]) *waiter {
+	if item == nil {
+		return nil
+	}
+	return item.Value
+}
+
+func (q *fairQueue) head() *waiter          { return waiterOf(q.turns.Head()) }
+func (q *fairQueue) last() *waiter          { return waiterOf(q.turns.Last()) }
+func (q *fairQueue) oldest() *waiter        { return q.first }
+func (q *fairQueue) keyOf(w *waiter) string { return q.items[w.waiting].Key() }
+
+func (q *fairQueue) walk() func() *waiter {
+	next := q.turns.Walk()
+	return func() *waiter { return waiterOf(next()) }
+}
+
+func (q *fairQueue) ahead(r turn, without *waiter) (n int32, cost int64) {
+	var item *fair.Item[*waiter]
+	if without != nil {
+		item = q.items[without.waiting]
+	}
+	count, cost := q.turns.Ahead(r.key, r.weight, r.cost, r.reentry, item)
+	return int32(count), cost
+}
+
+func (q *fairQueue) outlasting(r turn) *waiter {
+	return waiterOf(q.turns.Outlasting(r.key, r.weight, r.cost))
+}
+
+// keepRefusedKeyLocked notes the key of the latest refusal, if requests have keys.
+func (d *dispatcher) keepRefusedKeyLocked(key any) {
+	if d.fair != nil {
+		d.fair.refused[(d.refusalRing.count-1)%keptRefusals] = key
+	}
+}
+
+// For returns s as the requests of a key see it. Its methods are the methods of s for requests of the
+// key; Hold and Stats are those of s. Methods of s itself are those of the key "". Without [WithFairQueue]
+// the key makes no difference. For takes no memory in s and may be called for each request.
+func (s *Shaper) For(key string) *KeyLimiter {
+	s.mustBeMade()
+	return &KeyLimiter{s.of(key)}
+}
+
+// of returns s as the requests of a key see it.
+func (s *Shaper) of(key string) keyOfShaper {
+	if s.fair == nil {
+		return keyOfShaper{shaperLimiter{s}, nil}
+	}
+	return keyOfShaper{shaperLimiter{s}, key}
+}
+
+// limiterOf returns s as a request with the key that a function returns sees it.
+func (s *Shaper) limiterOf(key KeyFunc, r *http.Request) (inner, error) {
+	k, err := key(r)
+	if err != nil {
+		return nil, &keyError{err}
+	}
+	return s.of(k), nil
+}
+
+// A keyOfShaper is a [Shaper] as the requests of a key see it.
+type keyOfShaper struct {
+	shaperLimiter
+	key any // nil: the Shaper knows no keys
+}
+
+func (k keyOfShaper) WaitN(ctx context.Context, n int) error {
+	if k.capped {
+		return errUseAcquire
+	}
+	_, err := k.wait(&request{ctx: ctx, cost: int64(n), key: k.key})
+	return err
+}
+
+// wait is [Shaper.acquire] for a request with a key.
+func (s *Shaper) wait(r *request) (heldSeat, error) {
+	dec := s.enter(r)
+	err := dec.err
+	if dec.waiter != nil {
+		_, err = r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
+	}
+	if r.seat == nil {
+		return heldSeat{}, err
+	}
+	return heldSeat{s, r.seat}, nil
+}
+
+func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
+	held, err := k.wait(&request{ctx: ctx, cost: int64(n), kind: kind, releases: true, key: k.key})
+	if held.by == nil {
+		return nil, err
+	}
+	return held.end, nil
+}
+
+func (k keyOfShaper) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
+	v := newReservation(estimate)
+	r := &request{ctx: ctx, cost: v.estimate, kind: kind, releases: true, arrival: &v.arrival, key: k.key}
+	_, err := k.wait(r)
+	if v, err = v.begin(r, &k.dispatcher, &k.flow, err); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func (k keyOfShaper) do(ctx context.Context, n int, f func(context.Context) error) error {
+	release, err := k.enter(ctx, n, newcomer)
+	if err != nil {
+		return err
+	}
+	if release != nil {
+		defer release()
+	}
+	return f(ctx)
+}
+
+func (k keyOfShaper) allow(n int) bool {
+	if n <= 0 {
+		return n == 0
+	}
+	r := &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow, key: k.key}
+	return k.Shaper.enter(r).passed()
+}
+
+func (k keyOfShaper) predict(n int) (wait time.Duration, err error) {
+	return k.Shaper.forecast(&request{cost: int64(n), deadline: exact.Forever, key: k.key})
+}
+
+func (k keyOfShaper) forecast(n int) (wait time.Duration, err error) {
+	if k.isDryRun() {
+		return 0, nil
+	}
+	return k.predict(n)
+}
+
+func (k keyOfShaper) atMost(n int) { k.AtMost(n) }
+
+func (k keyOfShaper) state() Stats { return k.Stats() }
+
+// A KeyLine is the line of a key in a [Shaper] [WithFairQueue].
+type KeyLine struct {
+	Key        string
+	Weight     int
+	Waiting    int
+	Cost       int           // of all its requests in line
+	OldestWait time.Duration // of a request in line; a retry of a Transport starts at 0
+	Leaves     time.Time     // of its first request, as Waiter.Leaves
+}
+
+// Keys returns the keys that have requests in line, at most max, the next to leave first. It holds the
+// lock for less than a microsecond for each request that leaves before the first one of the
+// last of these keys. Without [WithFairQueue] there are none.
+func (s *Shaper) Keys(max int) []KeyLine {
+	s.mustBeMade()
+	if s.fair == nil || max <= 0 {
+		return nil
+	}
+	var found []KeyLine
+	for {
+		now := s.lockFlow(&s.flow)
+		n := min(max, s.fair.keys())
+		if n <= cap(found) {
+			found = s.fair.appendKeys(found, n, &s.flow, s.origin, now)
+			s.unlockAndArm()
+			return found
+		}
+		s.unlockAndArm()
+		found = make([]KeyLine, 0, min(max, n+n/8)) // Some more may come meanwhile.
+	}
+}
+
+// appendKeys appends the first n keys.
+func (q *fairQueue) appendKeys(to []KeyLine, n int, f *flow, o origin, now int64) []KeyLine {
+	v, next := f.view(), q.turns.Walk()
+	ahead := int64(0)
+	for place := 1; len(to) < n; place++ {
+		item := next()
+		if item.IsFirst() {
+			wait := v.leavesIn(now, linePlace{place, v.leavesAfter(v.bucketInstants, ahead, item.Cost())})
+			ln := item.Line()
+			since := item.Value.at
+			if w := waiterOf(ln.FirstNewcomer); w != nil {
+				since = min(since, w.at)
+			}
+			to = append(to, KeyLine{
+				Key: ln.Key, Weight: ln.Weight, Waiting: ln.Waiting, Cost: int(ln.Cost),
+				OldestWait: time.Duration(now - since), Leaves: o.timeOf(exact.Sum(now, int64(wait))),
+			})
+		}
+		ahead = exact.Sum(ahead, item.Cost())
+	}
+	return to
+}

@@ -1,0 +1,629 @@
+package shaper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+// This file holds what WithFairQueue promises. What it does to each request in random scripts is
+// compared with the model (TestFairModel), and the bounds with the order alone (shaper/internal/fair).
+
+// teamOf returns the key of a request of a timeline: the letters with which its name begins.
+func teamOf(name string) string { return strings.TrimRight(name, "0123456789") }
+
+// comes lets requests of cost 1 come, one after the other, each as the key of its name.
+func (g *stage) comes(names ...string) {
+	for _, name := range names {
+		g.comesFor(name, 1)
+	}
+}
+
+// comesFor is comes for a request of cost n.
+func (g *stage) comesFor(name string, n int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	g.cancels[name] = cancel
+	g.comesWith(ctx, name, n)
+}
+
+func (g *stage) comesWith(ctx context.Context, name string, n int) {
+	go func() {
+		err := g.For(teamOf(name)).WaitN(ctx, n)
+		g.note(name + " " + outcome(err))
+	}()
+	synctest.Wait()
+}
+
+// keys returns what Keys shows, a text for each.
+func (g *stage) keys(most int) (shown []string) {
+	for _, k := range g.Keys(most) {
+		shown = append(shown, fmt.Sprintf("%s weight %d: %d cost %d, %v, at %v", k.Key, k.Weight, k.Waiting, k.Cost, k.OldestWait, k.Leaves.Sub(g.start)))
+	}
+	return shown
+}
+
+func TestABurstOfOneKeyDelaysOthersByOneDeparture(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("a1", "a2", "a3", "a4", "a5", "b1", "c1")
+		g.at(350 * ms) // a2, b1 and c1 have left, and a3 has been the head of its line since a2 has.
+		g.comes("d1", "d2")
+		g.at(10 * time.Second)
+		g.saw("0s a1 left", "100ms a2 left", "200ms b1 left", "300ms c1 left", "400ms a3 left", "500ms d1 left",
+			"600ms a4 left", "700ms d2 left", "800ms a5 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// Whatever keys requests of one cost have, requests leave at the instants at which they would in
+// one line, and as many are refused.
+func TestKeysChangeNoInstantOfDeparture(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(100) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 31))
+			l := shaper.Limits{Rate: 100, Burst: 1 + r.IntN(3), Depth: 1 + r.IntN(20)}
+			var instants [2][]time.Time
+			trace := func(i int) *shaper.Trace {
+				return &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { instants[i] = append(instants[i], e.At) }}
+			}
+			plain, err := shaper.New(l, shaper.WithTrace(trace(0)))
+			require.NoError(t, err)
+			weights := map[string]int{"b": 3, "c": 7}
+			fair, err := shaper.New(l, shaper.WithTrace(trace(1)), shaper.WithFairQueue(func(key string) int { return weights[key] }))
+			require.NoError(t, err)
+			for range 100 {
+				key := string(rune('a' + r.IntN(5)))
+				go func() { _ = plain.Wait(context.Background()) }()
+				go func() { _ = fair.For(key).Wait(context.Background()) }()
+				synctest.Wait()
+				time.Sleep(time.Duration(r.IntN(3)*r.IntN(10)) * ms)
+				switch r.IntN(10) {
+				case 0:
+					plain.Hold(20 * ms)
+					fair.Hold(20 * ms)
+				case 1:
+					l.Rate, l.Depth = []rate.Limit{50, 100, 300}[r.IntN(3)], 1+r.IntN(20)
+					require.NoError(t, plain.SetLimits(l))
+					require.NoError(t, fair.SetLimits(l))
+				}
+			}
+			require.NoError(t, plain.Shutdown(context.Background()))
+			require.NoError(t, fair.Shutdown(context.Background()))
+			synctest.Wait()
+			slices.SortFunc(instants[0], time.Time.Compare)
+			slices.SortFunc(instants[1], time.Time.Compare)
+			require.Equal(t, instants[0], instants[1])
+			require.Equal(t, plain.Stats().QueueFull, fair.Stats().QueueFull)
+			require.Positive(t, fair.Stats().TotalWait)
+		})
+	}
+}
+
+// The second request of a key leaves with the sixth departure, if three keys wait: no sooner and no later.
+func TestTheKthRequestOfAKeyLeavesWithTheKTimesNthDeparture(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3", "b1", "b2", "b3", "c1", "c2") // z finds no line.
+		g.at(10 * time.Second)
+		g.saw("0s z left", "100ms a1 left", "200ms b1 left", "300ms c1 left", "400ms a2 left", "500ms b2 left",
+			"600ms c2 left", "700ms a3 left", "800ms b3 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+func TestSharesFollowWeights(t *testing.T) {
+	left := make(map[string]int)
+	weights := map[string]int{"gold": 4, "silver": 2, "none": 0, "much": 5000}
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 1000, Depth: 5000}, shaper.WithFairQueue(func(key string) int { return weights[key] }))
+		require.NoError(t, err)
+		for key := range weights {
+			for i := range 1000 {
+				go func() {
+					if s.For(key).WaitN(context.Background(), 1+i%3) == nil {
+						left[key] += 1 + i%3 // All departures but the first are at instants of their own.
+					}
+				}()
+			}
+		}
+		synctest.Wait()
+		shown := make(map[string]int)
+		for _, k := range s.Keys(10) {
+			shown[k.Key] = k.Weight
+		}
+		require.Equal(t, map[string]int{"gold": 4, "silver": 2, "none": 1, "much": 1000}, shown, "the nearest in range")
+		require.Equal(t, 4, s.Stats().Keys)
+		time.Sleep(1800 * ms) // Until shortly before much's line is through, and for long enough for one share of each.
+		before := maps.Clone(left)
+		require.NoError(t, s.Close())
+		synctest.Wait()
+		for key, w := range map[string]int{"gold": 4, "silver": 2, "none": 1} {
+			for other, v := range map[string]int{"gold": 4, "silver": 2, "none": 1} {
+				differ := before[key]*v - before[other]*w
+				require.LessOrEqual(t, max(differ, -differ), 3*v+3*w, "%s and %s: %v", key, other, before)
+			}
+		}
+		require.Greater(t, before["much"], 1700)
+	})
+}
+
+// The weight counts from the first request of a key in line until it has none.
+func TestAWeightCountsUntilTheLineOfTheKeyIsEmpty(t *testing.T) {
+	weight := 1
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "b1", "b2", "b3", "b4")
+		weight = 3
+		g.comes("a2", "a3", "a4")
+		require.Equal(t, []string{
+			"a weight 1: 4 cost 4, 0s, at 100ms", "b weight 1: 4 cost 4, 0s, at 200ms",
+		}, g.keys(9))
+		g.at(900 * ms)
+		g.saw("0s z left", "100ms a1 left", "200ms b1 left", "300ms a2 left", "400ms b2 left", "500ms a3 left",
+			"600ms b3 left", "700ms a4 left", "800ms b4 left")
+		g.comes("b5", "b6", "a5", "a6", "a7", "a8")
+		g.at(10 * time.Second)
+		g.saw("900ms b5 left", "1s a5 left", "1.1s a6 left", "1.2s b6 left", "1.3s a7 left", "1.4s a8 left")
+	}, shaper.WithFairQueue(func(key string) int {
+		if key == "a" {
+			return weight
+		}
+		return 1
+	}))
+}
+
+func TestWhoWouldLeaveLastIsRefused(t *testing.T) {
+	play(t, "10/s depth 4", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3", "a4") // a fills all places.
+		g.saw("0s z left")
+		g.at(30 * ms)
+		g.comes("a5") // It would be the last of the longest line.
+		g.saw("30ms a5 full, retry 70ms")
+		g.comes("b1")
+		g.saw("30ms a4 full, retry 70ms")
+		g.comes("b2")
+		g.saw("30ms a3 full, retry 70ms")
+		g.comes("b3") // Now both lines are equally long, and it would be one more.
+		g.saw("30ms b3 full, retry 70ms")
+		g.comes("c1") // Both have two, and the one that was admitted last is refused.
+		g.saw("30ms b2 full, retry 70ms")
+		g.comesFor("d1", 9) // It costs more than the line of any other.
+		g.saw("30ms d1 full, retry 70ms")
+		g.at(10 * time.Second)
+		g.saw("100ms a1 left", "200ms b1 left", "300ms c1 left", "400ms a2 left")
+		st := g.Stats()
+		require.EqualValues(t, []uint64{6, 6, 0, 5}, []uint64{st.Refused, st.QueueFull, st.Abandoned, st.Departed})
+	}, shaper.WithFairQueue(nil))
+}
+
+// A request that is pushed out is told as a refusal after a wait, with its key, and the newcomer
+// as one that has entered.
+func TestARefusalAfterAWaitIsToldWithItsKey(t *testing.T) {
+	var told []string
+	tell := func(hook string) func(context.Context, shaper.Event) {
+		return func(_ context.Context, e shaper.Event) {
+			told = append(told, fmt.Sprintf("%s %q after %v, waiting %d", hook, e.Key, e.Waited, e.Waiting))
+		}
+	}
+	play(t, "10/s depth 2", func(g *stage) {
+		g.arrive("z", 1)
+		g.comes("a1", "a2")
+		g.at(40 * ms)
+		g.comes("b1")
+		require.Equal(t, []string{
+			`departed "" after 0s, waiting 0`, `enqueued "a" after 0s, waiting 1`, `enqueued "a" after 0s, waiting 2`,
+		}, told[:3])
+		require.ElementsMatch(t, []string{`refused "a" after 40ms, waiting 1`, `enqueued "b" after 0s, waiting 2`}, told[3:])
+		refusals := g.Refusals()
+		require.Len(t, refusals, 1)
+		require.Equal(t, shaper.Refusal{At: g.start.Add(40 * ms), Reason: shaper.ErrQueueFull, RetryAfter: 60 * ms, Cost: 1, Key: "a"}, refusals[0])
+		require.False(t, g.For("c").Allow())
+		require.Equal(t, "c", g.Refusals()[1].Key)
+		require.Equal(t, []shaper.Waiter{
+			{Key: "a", Cost: 1, Since: g.start, Leaves: g.start.Add(100 * ms)},
+			{Key: "b", Cost: 1, Since: g.start.Add(40 * ms), Leaves: g.start.Add(200 * ms)},
+		}, g.Line(9))
+		require.Equal(t, []string{"a weight 1: 1 cost 1, 40ms, at 100ms"}, g.keys(1))
+		require.Nil(t, g.Keys(0))
+		require.NoError(t, g.Close())
+	}, shaper.WithFairQueue(nil), shaper.WithTrace(&shaper.Trace{
+		Enqueued: tell("enqueued"), Departed: tell("departed"), Refused: tell("refused"), Abandoned: tell("abandoned"),
+	}))
+}
+
+// A newcomer that is too late or too costly takes no place.
+func TestARefusedNewcomerPushesNobodyOut(t *testing.T) {
+	play(t, "10/s depth 3", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3")
+		late, cancel := context.WithTimeout(context.Background(), 200*ms)
+		defer cancel()
+		g.comesWith(late, "b1", 1) // It would leave after a1, at 200 ms.
+		g.saw("0s z left", "0s b1 late, retry 1ns")
+		g.comesFor("b2", 1<<40)
+		g.saw("0s b2 costly, retry 0s")
+		require.False(t, g.For("b").Allow(), "somebody waits")
+		require.Equal(t, 3, g.Stats().Waiting)
+		later, cancel := context.WithTimeout(context.Background(), 200*ms+1)
+		defer cancel()
+		g.comesWith(later, "b3", 1)
+		g.saw("0s a3 full, retry 100ms")
+		g.at(10 * time.Second)
+		g.saw("100ms a1 left", "200ms b3 left", "300ms a2 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// What Forecast says of each key comes true if no other comes, whatever the costs.
+func TestForecastsOfKeysComeTrue(t *testing.T) {
+	t.Parallel()
+	weights := map[string]int{"a": 1, "b": 2, "c": 7, "d": 1}
+	for seed := range uint64(200) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 32))
+			s, err := shaper.New(shaper.Limits{Rate: 100, Burst: 1 + r.IntN(5), Depth: 100},
+				shaper.WithFairQueue(func(key string) int { return weights[key] }))
+			require.NoError(t, err)
+			for range r.IntN(40) {
+				key, n := string(rune('a'+r.IntN(4))), 1+r.IntN(5)
+				go func() { _ = s.For(key).WaitN(context.Background(), n) }()
+				synctest.Wait()
+				time.Sleep(time.Duration(r.IntN(20)) * ms)
+			}
+			key, n := string(rune('a'+r.IntN(4))), 1+r.IntN(5)
+			predicted, err := s.For(key).Forecast(n)
+			require.NoError(t, err)
+			start := time.Now()
+			waits := make(chan time.Duration, 1)
+			go func() {
+				require.NoError(t, s.For(key).WaitN(context.Background(), n))
+				waits <- time.Since(start)
+			}()
+			synctest.Wait()
+			if len(waits) == 0 {
+				var last shaper.Waiter
+				for _, w := range s.Line(100) {
+					if w.Key == key {
+						last = w
+					}
+				}
+				require.Equal(t, predicted, last.Leaves.Sub(start))
+			}
+			waited := <-waits
+			if predicted == 1 { // Its key has the turn at once, but the line is not passed.
+				predicted = 0
+			}
+			require.Equal(t, predicted, waited)
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
+// Two new keys come with each departure, so all places are taken. Whoever has none of its key ahead is
+// served all the same, and never pushed out.
+func TestMadeUpKeysStarveNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 50}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		served := 0
+		var refused error
+		go func() {
+			for refused == nil {
+				if refused = s.For("honest").Wait(context.Background()); refused == nil {
+					served++
+				}
+			}
+		}()
+		time.Sleep(5 * ms) // So that they come between departures, and find the place taken that has become free.
+		for i := range 2000 {
+			go func() { _ = s.For("made up " + strconv.Itoa(i)).Wait(context.Background()) }()
+			if i%2 == 1 {
+				time.Sleep(10 * ms)
+			}
+		}
+		require.NoError(t, refused)
+		require.GreaterOrEqual(t, served, 1000/50, "it waits behind 49 others at most")
+		require.Greater(t, s.Stats().QueueFull, uint64(900), "half of the others are refused")
+		require.NoError(t, s.Close())
+		synctest.Wait()
+		require.ErrorIs(t, refused, shaper.ErrClosed)
+	})
+}
+
+// A key that sends its next request when the last one has left gets its share, and no more.
+func TestOneByOneGainsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 100, Depth: 5000}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		for i := range 9 * 400 {
+			go func() { _ = s.For(strconv.Itoa(i % 9)).Wait(context.Background()) }()
+		}
+		synctest.Wait()
+		served := 0
+		go func() {
+			for s.For("one by one").Wait(context.Background()) == nil {
+				served++
+			}
+		}()
+		time.Sleep(20 * time.Second)
+		require.Equal(t, 200, served, "a tenth")
+		require.NoError(t, s.Close())
+		synctest.Wait()
+	})
+}
+
+func TestKeysThatHaveLeftTakeNoMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it makes a million keys")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 1e6, Depth: 1 << 20}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		inUse := func() int64 {
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return int64(m.HeapAlloc)
+		}
+		go func() { _ = s.For("warm").WaitN(context.Background(), 3) }()
+		time.Sleep(time.Second)
+		before := inUse()
+		for i := range 1000 {
+			for j := range 1000 {
+				go func() { _ = s.For(strconv.Itoa(1000*i + j)).Wait(context.Background()) }()
+			}
+			time.Sleep(2 * ms)
+		}
+		synctest.Wait()
+		require.EqualValues(t, 1_000_001, s.Stats().Departed)
+		require.Zero(t, s.Stats().Keys)
+		// The pool keeps 1,024 waiters, and each goroutine that has ended leaves some memory behind.
+		require.Less(t, inUse()-before, int64(1<<20))
+		require.NoError(t, s.Close())
+	})
+}
+
+func TestGivingUpMovesTheRestOfTheKeyUp(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3", "b1", "b2", "b3")
+		g.at(50 * ms)
+		g.cancel("a1")
+		g.at(10 * time.Second)
+		// a2 is the head of a's line since 50 ms, and b1 since it came.
+		g.saw("0s z left", "50ms a1 cancelled", "100ms b1 left", "200ms a2 left", "300ms b2 left", "400ms a3 left", "500ms b3 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// The first of a line is cheap, and its key has the turn when the dear one before it gives up, even
+// if that was the head of no other line.
+func TestGivingUpMayChangeTheHeadOfAll(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comesFor("z", 1)
+		g.comesFor("a1", 5)
+		g.comesFor("b1", 3)
+		g.comesFor("a2", 1)
+		g.at(50 * ms)
+		g.cancel("a1")
+		require.Equal(t, []string{"a weight 1: 1 cost 1, 50ms, at 100ms", "b weight 1: 1 cost 3, 50ms, at 200ms"}, g.keys(2))
+		g.at(10 * time.Second)
+		g.saw("0s z left", "50ms a1 cancelled", "100ms a2 left", "200ms b1 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// A newcomer whose turn it is leaves at once if the bucket allows, although a dear one waits.
+func TestANewcomerWhoseTurnItIsNeedNotWaitForADearOne(t *testing.T) {
+	play(t, "10/s burst 3 depth 20", func(g *stage) {
+		g.comesFor("z", 1)
+		g.comesFor("a1", 9) // It waits for an empty bucket.
+		g.comesFor("b1", 1)
+		g.saw("0s z left", "0s b1 left")
+		g.at(10 * time.Second)
+		g.saw("200ms a1 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// A slot that is handed on gives its key the turn back.
+func TestAnAbandonedSlotGivesTheTurnBack(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		gone := newLateCancel()
+		g.comes("z")
+		g.comesWith(gone, "a1", 3)
+		g.comes("a2", "b1", "b2", "b3", "b4")
+		gone.end()
+		g.at(10 * time.Second)
+		// a1's slot is a2's. If the key had paid 3 for a1, that slot would be b3's.
+		g.saw("0s z left", "100ms b1 left", "200ms b2 left", "300ms a1 cancelled", "300ms a2 left", "400ms b3 left", "500ms b4 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+// A seat that is freed goes to the key whose turn it is.
+func TestAFreedSeatGoesToTheKeyWhoseTurnItIs(t *testing.T) {
+	playLimits(t, shaper.Limits{Rate: 1000, Burst: 10, Depth: 20, InFlight: 1}, func(g *stage) {
+		acquire := func(name string) {
+			go func() {
+				release, err := g.For(teamOf(name)).Acquire(context.Background(), 1)
+				g.mu.Lock()
+				g.releases[name] = release
+				g.mu.Unlock()
+				g.note(name + " " + outcome(err))
+			}()
+			synctest.Wait()
+		}
+		for _, name := range []string{"z", "a1", "a2", "b1", "a3"} {
+			acquire(name)
+		}
+		g.at(time.Second)
+		g.release("z", "a1", "b1", "a2")
+		g.saw("0s z left", "1s a1 left", "1s b1 left", "1s a2 left", "1s a3 left")
+		require.ErrorContains(t, g.For("a").Wait(context.Background()), "use Acquire")
+		g.release("a3")
+		require.NoError(t, g.For("a").Do(context.Background(), 1, func(context.Context) error { return nil }))
+		require.Zero(t, g.Stats().InFlight)
+	}, shaper.WithFairQueue(nil))
+}
+
+// SetLimits, a hold and the Burst change when requests leave, and not which.
+func TestNothingButCostsAndWeightsTouchesTheOrder(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2", "a3", "b1", "b2", "c1")
+		g.at(150 * ms)
+		g.set("100/s burst 2 depth 2")
+		g.Hold(50 * ms)
+		g.comes("a4") // The line is full, and longer than the Depth; nobody in it is refused for that.
+		g.at(10 * time.Second)
+		g.saw("0s z left", "100ms a1 left", "150ms b1 left", "150ms a4 full, retry 50ms", "200ms c1 left", "200ms a2 left",
+			"210ms b2 left", "220ms a3 left")
+	}, shaper.WithFairQueue(nil))
+}
+
+func TestTheOldestWaitIsThatOfAnyKey(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2")
+		g.at(110 * ms) // a1 has left.
+		g.comes("b1")
+		g.at(150 * ms)
+		require.Equal(t, 150*ms, g.Stats().OldestWait)
+		require.Equal(t, 2, g.Stats().Keys)
+		require.NoError(t, g.Close())
+	}, shaper.WithFairQueue(nil))
+}
+
+func TestShutdownLetsAllKeysLeave(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("z", "a1", "a2", "b1")
+		go func() { g.note("shutdown " + outcome(g.Shutdown(context.Background()))) }()
+		synctest.Wait()
+		g.comes("c1")
+		g.at(10 * time.Second)
+		g.saw("0s z left", "0s c1 closed, retry 300ms", "100ms a1 left", "200ms b1 left", "300ms a2 left", "300ms shutdown left")
+	}, shaper.WithFairQueue(nil))
+}
+
+func TestMethodsOfAShaperAreThoseOfTheEmptyKey(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.arriveAll("1", "2", "3")
+		g.comes("a1")
+		require.Equal(t, []string{" weight 9: 2 cost 2, 0s, at 100ms", "a weight 9: 1 cost 1, 0s, at 200ms"}, g.keys(9))
+		g.For("a").Hold(time.Second)
+		require.Equal(t, g.start.Add(time.Second), g.For("b").Stats().HeldUntil)
+		require.NoError(t, g.Close())
+	}, shaper.WithFairQueue(func(string) int { return 9 }))
+}
+
+// Without the option the key makes no difference.
+func TestForOfAPlainShaperIsTheShaper(t *testing.T) {
+	play(t, "10/s depth 20", func(g *stage) {
+		g.comes("a1", "a2", "a3", "b1")
+		require.Nil(t, g.Keys(9))
+		require.Empty(t, g.Line(1)[0].Key)
+		g.at(10 * time.Second)
+		g.saw("0s a1 left", "100ms a2 left", "200ms a3 left", "300ms b1 left")
+		require.True(t, g.For("a").AllowN(0))
+		require.False(t, g.For("a").AllowN(-1))
+		_, err := g.For("a").Forecast(-1)
+		require.Equal(t, shaper.ErrNegativeCost, err)
+	})
+}
+
+func TestWhatAFairQueueDoesNotGoTogetherWith(t *testing.T) {
+	l := shaper.Limits{Rate: 1, Depth: 1}
+	_, err := shaper.New(l, shaper.WithFairQueue(nil), shaper.WithDryRun())
+	require.ErrorContains(t, err, "WithDryRun")
+	_, err = shaper.New(l, shaper.WithBlock(time.Second), shaper.WithFairQueue(nil))
+	require.ErrorContains(t, err, "WithBlock")
+	_, err = shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil }, shaper.WithFairQueue(nil))
+	require.ErrorContains(t, err, "WithFairQueue")
+
+	g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return l, nil })
+	require.NoError(t, err)
+	plain := mustMake(t, l)
+	key := shaper.WithKey(shaper.ByHeader("X-Team"))
+	require.PanicsWithValue(t, "shaper: WithKey is for a Middleware in front of a Shaper WithFairQueue; for a bucket for each key use Group.Middleware",
+		func() { shaper.Middleware(plain, key) })
+	require.Panics(t, func() { shaper.Middleware(plain.For("key"), key) })
+	require.Panics(t, func() { g.Middleware(func(*http.Request) (string, error) { return "", nil }, key) })
+	_, err = (&http.Client{Transport: shaper.Transport{Limiter: plain, Key: shaper.ByHeader("X-Team")}}).Get("http://127.0.0.1:1")
+	require.ErrorContains(t, err, "Transport.Key")
+}
+
+// A Middleware lets each request wait as its key.
+func TestAMiddlewareTakesTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		var served []string
+		h := shaper.Middleware(s, shaper.WithKey(func(r *http.Request) (string, error) {
+			if r.URL.Path == "/broken" {
+				return "", errors.New("no key")
+			}
+			return teamOf(r.URL.Path), nil
+		}))(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { served = append(served, r.URL.Path) }))
+		for _, path := range []string{"/z", "/a1", "/a2", "/a3", "/b1"} {
+			go h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil))
+			synctest.Wait()
+		}
+		answer := httptest.NewRecorder()
+		h.ServeHTTP(answer, httptest.NewRequest("GET", "/broken", nil))
+		require.Equal(t, http.StatusInternalServerError, answer.Code)
+		time.Sleep(10 * time.Second)
+		require.Equal(t, []string{"/z", "/a1", "/b1", "/a2", "/a3"}, served)
+	})
+}
+
+// A refuser is a RoundTripper that refuses the first request of some paths.
+type refuser func(r *http.Request) int
+
+func (u refuser) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: u(r), Header: http.Header{"Retry-After": {"1"}}, Body: http.NoBody, Request: r}, nil
+}
+
+// A retry of a Transport enters at the head of its own key's line, and not of all.
+func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		var sent []string
+		start := time.Now()
+		transport := shaper.Transport{
+			Limiter: s, Retry: true,
+			Key: func(r *http.Request) (string, error) {
+				if r.URL.Path == "/broken" {
+					return "", errors.New("no key")
+				}
+				return teamOf(r.URL.Path[1:]), nil
+			},
+			Base: refuser(func(r *http.Request) int {
+				sent = append(sent, fmt.Sprint(time.Since(start), " ", r.URL.Path[1:]))
+				if len(sent) == 1 {
+					return http.StatusTooManyRequests
+				}
+				return http.StatusOK
+			}),
+		}
+		for _, name := range []string{"a1", "b1", "b2", "a2", "c1"} {
+			go func() {
+				r, err := http.NewRequest("GET", "http://upstream/"+name, nil)
+				require.NoError(t, err)
+				response, err := transport.RoundTrip(r)
+				require.NoError(t, err)
+				_, _ = io.Copy(io.Discard, response.Body)
+			}()
+			synctest.Wait() // a1 is refused at once, and its retry enters before the others come.
+		}
+		time.Sleep(10 * time.Second)
+		require.Equal(t, []string{"0s a1", "1s a1", "1.1s b1", "1.2s c1", "1.3s a2", "1.4s b2"}, sent)
+		_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://upstream/broken", nil))
+		require.ErrorContains(t, err, "no key")
+	})
+}
