@@ -68,6 +68,13 @@ Flags:
                     try; use slower -limits there. The default of -limits is
                     "` + outboundLimits + `" with this flag
   -callers N        number of callers with -outbound (default 100)
+  -tokens           show calls of an API that counts tokens, which reserve more
+                    than they take: by backoff, through a shaper, and through
+                    one that is told what calls have taken. Then exit; the
+                    status is 0 if the API refused none of the shaped calls,
+                    and twice as many left with settling. -svg draws the level.
+                    The default of -limits is
+                    "` + tokensLimits + `" with this flag
   -h                print this text
 
 Examples:
@@ -78,6 +85,7 @@ Examples:
   shapedemo -limits "50/s depth 100 wait 1s"        no wait longer than 1 s
   shapedemo -limits "50/s burst 10 depth 0"         requests never wait
   shapedemo -outbound                               callers of a fragile API
+  shapedemo -once -tokens                           tokens of a language model
   shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"
 `
 

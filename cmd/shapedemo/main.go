@@ -9,7 +9,8 @@
 // a page shows the line in a browser, with buttons that send more bursts.
 //
 // With -outbound it shows the other direction: many callers of an API that does
-// not tolerate bursts, without and with a shaper.Transport.
+// not tolerate bursts, without and with a shaper.Transport. With -tokens it shows calls that
+// reserve more than they take, of an API that counts tokens.
 //
 //	go run ./cmd/shapedemo -h
 package main

@@ -36,6 +36,7 @@ type scene struct {
 var scenes = []scene{
 	{limits: defaultLimits, flags: []string{"addr", "inspect", "burst", "vanish", "upstream", "svg"}, show: showBurst},
 	{flag: "outbound", limits: outboundLimits, flags: []string{"callers"}, show: showOutbound, alone: true},
+	{flag: "tokens", limits: tokensLimits, flags: []string{"svg"}, show: showTokens, alone: true},
 }
 
 // limitsInfo is what limits come to for requests of cost 1.

@@ -1,0 +1,290 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/internal/limitwords"
+	"example.com/leakybucket/shaper"
+)
+
+// The API of the scene lets 90,000 tokens pass a minute, and its bucket holds as many. A call reserves what it
+// may take, and gives back what it has not taken when it has ended, as some APIs of language models do.
+const (
+	tokensLimits   = "1500/s burst 24000 depth 1000" // 90,000 a minute
+	tokensAPI      = 90_000
+	tokensEstimate = 2000
+	tokensCallers  = 100
+	tokensSpan     = 2 * time.Minute // in the time of the scene
+
+	// tokensSpeed is how much faster than the clock the time of the scene runs.
+	tokensSpeed = 30
+)
+
+// A tokenRun is what callers got in one way of calling the API.
+type tokenRun struct {
+	served, refused int           // calls
+	used            int           // tokens of the calls that were served
+	longest         time.Duration // from wanting to call until the API took the call
+	departed        []time.Time   // when calls left the shaper
+	levels          []levelSample
+	begin           time.Time
+}
+
+// A levelSample is the state of a bucket at an instant.
+type levelSample struct {
+	at              time.Time
+	level, reserved float64
+}
+
+// perMinute returns how many calls were served in a minute of the scene.
+func (r tokenRun) perMinute() float64 { return float64(r.served) / tokensSpan.Minutes() }
+
+// showTokens lets callers call an API that counts tokens in three ways side by side: by backoff, through a shaper that is
+// told estimates, and through one that is told what calls have taken as well.
+func showTokens(ctx context.Context, t *terminal, c config) (status int, err error) {
+	t.say("%s\n", t.coloured(bold, "An API that counts tokens, and calls that take less than they may."))
+	t.say("  limits     %s, of tokens", c.limits)
+	t.say("  API        90,000 tokens a minute, all of them at first; answers 429\n"+
+		"             when they are used up\n"+
+		"  calls      may take %d tokens, take some 700, and last 2 to 8 s\n"+
+		"  callers    %d; each calls again as soon as it has its answer\n", tokensEstimate, tokensCallers)
+	t.say("Two minutes, %d times as fast as the clock; this takes %s ...\n", tokensSpeed, limitwords.Seconds((tokensSpan / tokensSpeed).Seconds()))
+	direct, unsettled, settled, err := callForTokens(ctx, c.limits)
+	if err != nil {
+		return exitFailed, err
+	}
+	t.say("%s", tokensTable(t, direct, unsettled, settled))
+	if c.svg != "" {
+		if err := os.WriteFile(c.svg, []byte(tokensSVG(c.limits, unsettled, settled)), 0o644); err != nil {
+			return exitFailed, err
+		}
+		t.say("The picture is in %s.\n", c.svg)
+	}
+	return verdict(t, fmt.Sprintf("Settled, %s calls a minute leave in place of %s, and the API refuses none.",
+		formatDecimal(settled.perMinute()), formatDecimal(unsettled.perMinute())), judgeTokens(direct, unsettled, settled)), nil
+}
+
+// callForTokens calls in the three ways at once, each at an API of its own.
+func callForTokens(ctx context.Context, l shaper.Limits) (direct, unsettled, settled tokenRun, err error) {
+	l.Rate *= tokensSpeed
+	var all sync.WaitGroup
+	errs := make([]error, 3)
+	for i, way := range []struct {
+		run    *tokenRun
+		shaped bool
+		settle bool
+	}{{&direct, false, false}, {&unsettled, true, false}, {&settled, true, true}} {
+		all.Go(func() {
+			var s *shaper.Shaper
+			if way.shaped {
+				if s, errs[i] = shaper.New(l); errs[i] != nil {
+					return
+				}
+				defer s.Close()
+			}
+			*way.run = runTokens(ctx, s, way.settle)
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return direct, unsettled, settled, err
+		}
+	}
+	return direct, unsettled, settled, ctx.Err()
+}
+
+// runTokens lets callers call for the span of the scene, through s if it is not nil.
+func runTokens(ctx context.Context, s *shaper.Shaper, settle bool) tokenRun {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	r := tokenRun{begin: time.Now()}
+	defer time.AfterFunc(tokensSpan/tokensSpeed, end).Stop()
+	api := &tokenAPI{}
+	var mu sync.Mutex
+	note := func(f func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() == nil {
+			f()
+		}
+	}
+	var all sync.WaitGroup
+	if s != nil {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				st := s.Stats()
+				note(func() {
+					r.levels = append(r.levels, levelSample{time.Now(), st.Level, float64(st.Reserved)})
+				})
+				sleep(ctx, tokensSpan/tokensSpeed/400)
+			}
+		})
+	}
+	for range tokensCallers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				wanted := time.Now()
+				pause := time.Second / 2 / tokensSpeed
+				call := func(ctx context.Context) (int, error) {
+					note(func() { r.departed = append(r.departed, time.Now()) })
+					for {
+						used, ok := api.call(ctx, func() {
+							note(func() { r.longest = max(r.longest, time.Since(wanted)*tokensSpeed) })
+						})
+						if ok {
+							note(func() {
+								r.served++
+								r.used += used
+							})
+							return used, nil
+						}
+						note(func() { r.refused++ })
+						if sleep(ctx, pause/2+rand.N(pause)); ctx.Err() != nil {
+							return -1, ctx.Err()
+						}
+						pause = min(2*pause, time.Minute/tokensSpeed)
+					}
+				}
+				switch {
+				case s == nil:
+					_, _ = call(ctx) // Its error is that of ctx.
+				case settle:
+					_ = s.Spend(ctx, tokensEstimate, call)
+				case s.WaitN(ctx, tokensEstimate) == nil:
+					_, _ = call(ctx)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return r
+}
+
+// A tokenAPI is a bucket of tokens in the time of the scene, and calls that take a while.
+type tokenAPI struct {
+	mu    sync.Mutex
+	level float64 // tokens
+	at    time.Time
+}
+
+// call makes a call, whose tokens it returns. It calls taken when the call is not refused; ok reports whether the call has ended
+// with an answer.
+func (a *tokenAPI) call(ctx context.Context, taken func()) (used int, ok bool) {
+	if !a.take(tokensEstimate) {
+		return 0, false
+	}
+	taken()
+	used = 600 + rand.IntN(201)
+	sleep(ctx, (2*time.Second+rand.N(6*time.Second))/tokensSpeed)
+	a.take(used - tokensEstimate)
+	return used, true
+}
+
+// take takes tokens, or gives back a negative number. It reports whether they fit.
+func (a *tokenAPI) take(n int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	a.level = max(0, a.level-now.Sub(a.at).Minutes()*tokensAPI*tokensSpeed)
+	a.at = now
+	if n > 0 && a.level+float64(n) > tokensAPI {
+		return false
+	}
+	a.level = max(0, a.level+float64(n))
+	return true
+}
+
+// tokensTable returns a table of what the callers got.
+func tokensTable(t *terminal, direct, unsettled, settled tokenRun) string {
+	var b strings.Builder
+	row := func(name string, of func(tokenRun) string) string {
+		return fmt.Sprintf("  %-32s %10s %10s %10s", name, of(direct), of(unsettled), of(settled))
+	}
+	fmt.Fprintln(&b, t.coloured(bold, fmt.Sprintf("  %-32s %10s %10s %10s", "", "backoff", "unsettled", "settled")))
+	fmt.Fprintln(&b, row("calls served a minute", func(r tokenRun) string { return formatDecimal(r.perMinute()) }))
+	fmt.Fprintln(&b, row("of the tokens allowed, used", func(r tokenRun) string {
+		return fmt.Sprintf("%.0f %%", 100*float64(r.used)/(tokensAPI*tokensSpan.Minutes()))
+	}))
+	fmt.Fprintln(&b, row("refused by the API, with 429", func(r tokenRun) string { return fmt.Sprint(r.refused) }))
+	fmt.Fprintln(&b, row("longest wait for the API", func(r tokenRun) string { return limitwords.Seconds(r.longest.Seconds()) }))
+	return b.String()
+}
+
+// judgeTokens returns what is wrong with a demonstration.
+func judgeTokens(direct, unsettled, settled tokenRun) (faults []string) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	if direct.refused == 0 {
+		fault("the API refused no call without a shaper, so there is nothing to show")
+	}
+	if n := unsettled.refused + settled.refused; n > 0 {
+		fault("%s by the API behind a shaper", wereRefused(n))
+	}
+	if settled.served < 2*unsettled.served {
+		fault("%d calls were served with settling, %d without it: there should be twice as many with it; try a larger burst in -limits", settled.served, unsettled.served)
+	}
+	return faults
+}
+
+// The dimensions of the picture of the scene, in pixels.
+const (
+	tokensPanelHeight = 150.0
+	tokensLevelHeight = 92.0 // of a full bucket
+	tokensTickHeight  = 12.0
+)
+
+// tokensSVG draws the level of the bucket without and with settling: what is reserved and not settled is hatched, and
+// departures are ticks below.
+func tokensSVG(l shaper.Limits, unsettled, settled tokenRun) string {
+	var b strings.Builder
+	add := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	height := 2*tokensPanelHeight + 40
+	add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" role="img" aria-label="With limits %s, calls that may take %d tokens and take some 700: %s calls a minute leave without settling, %s with it"><style>%s.h{stroke-width:1}.f{fill-opacity:.18;stroke:none}</style>`,
+		svgWidth, height, l, tokensEstimate, formatDecimal(unsettled.perMinute()), formatDecimal(settled.perMinute()), svgStyle)
+	add(`<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="a h" d="M0 0v6"/></pattern></defs>`)
+	for i, panel := range []struct {
+		title string
+		run   tokenRun
+	}{
+		{"Without settling, a call costs what it may take", unsettled},
+		{"With settling, what a call has not taken comes back when it ends", settled},
+	} {
+		top := float64(i) * tokensPanelHeight
+		base := top + 26 + tokensLevelHeight
+		x := func(at time.Time) float64 {
+			return svgLeft + at.Sub(panel.run.begin).Seconds()*tokensSpeed/tokensSpan.Seconds()*(svgRight-svgLeft)
+		}
+		y := func(level float64) float64 { return base - min(1, level/float64(l.Burst))*tokensLevelHeight }
+		add(`<text class="t" x="%d" y="%.0f">%s: %s calls a minute</text>`, svgLeft, top+16, panel.title, formatDecimal(panel.run.perMinute()))
+		add(`<path class="l" d="M%d %.1fH%d"/>`, svgLeft-4, base+0.5, svgRight+4)
+		var over, under, back strings.Builder // the level, what is below the reserved part, and that backwards
+		points := panel.run.levels
+		for n, p := range points {
+			below := max(0, p.level-p.reserved)
+			fmt.Fprintf(&over, "L%.1f %.1f", x(p.at), y(p.level))
+			fmt.Fprintf(&under, "L%.1f %.1f", x(p.at), y(below))
+			q := points[len(points)-1-n]
+			fmt.Fprintf(&back, "L%.1f %.1f", x(q.at), y(max(0, q.level-q.reserved)))
+		}
+		if len(points) > 0 {
+			first, last := x(points[0].at), x(points[len(points)-1].at)
+			add(`<path class="f" style="fill:#0072b2" d="M%.1f %.1f%sL%.1f %.1fZ"/>`, first, base, under.String(), last, base)
+			add(`<path style="fill:url(#hatch)" d="M%s%sZ"/>`, over.String()[1:], back.String())
+			add(`<path class="a" stroke-width="1.4" d="M%s"/>`, over.String()[1:])
+		}
+		add(`<path class="d" stroke-width="1.2" d="%s"/>`, ticks(panel.run.departed, x, base+4+tokensTickHeight, tokensTickHeight))
+	}
+	foot := 2*tokensPanelHeight - 2
+	for seconds := 0; seconds <= int(tokensSpan.Seconds()); seconds += 20 {
+		at := svgLeft + float64(seconds)/tokensSpan.Seconds()*(svgRight-svgLeft)
+		add(`<text class="m" x="%.0f" y="%.0f" text-anchor="middle">%d s</text>`, at, foot+14, seconds)
+	}
+	add(`<text class="m" x="%d" y="%.0f">line: level of the bucket, at most %d tokens; hatched: reserved, not settled; ticks: departures</text>`, svgLeft, foot+34, l.Burst)
+	return b.String() + "</svg>\n"
+}
