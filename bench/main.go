@@ -24,6 +24,7 @@ import (
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
 	"example.com/leakybucket/bench/keys"
+	"example.com/leakybucket/bench/llm"
 	"example.com/leakybucket/bench/proxies"
 	"example.com/leakybucket/bench/scale"
 	"example.com/leakybucket/bench/shared"
@@ -45,7 +46,7 @@ const (
 func experiments() []run.Experiment {
 	return []run.Experiment{
 		spacing.Idle, spacing.Busy, admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole,
-		scale.Experiment, keys.Experiment, shared.Experiment, proxies.Experiment,
+		scale.Experiment, keys.Experiment, llm.Experiment, shared.Experiment, proxies.Experiment,
 	}
 }
 
