@@ -169,10 +169,10 @@ func TestGoAndToolchainLinesAgree(t *testing.T) {
 }
 
 // onlyInAll are the folders of the modules that are in all.work and not in go.work. They need
-// Caddy, web frameworks, rival limiters or the protocol of a browser, which few who change the
+// Caddy, web frameworks, clients of language models, rival limiters or the protocol of a browser, which few who change the
 // library touch, and which take so long to compile that the first "go test work" on a machine
 // would take minutes more.
-var onlyInAll = []string{"bench", "caddyshaper", "cmd/shaperd", "examples/frameworks", "inspect/browsertest", "internal/deploy"}
+var onlyInAll = []string{"bench", "caddyshaper", "cmd/shaperd", "examples/frameworks", "examples/llm", "inspect/browsertest", "internal/deploy"}
 
 func TestEveryModuleIsInTheWorkspaceAndNamedForItsFolder(t *testing.T) {
 	require.ElementsMatch(t, moduleDirs(t), workspaceDirs(t, "all.work"))

@@ -1,0 +1,126 @@
+// Command llm calls language models by the client libraries of OpenAI, Anthropic and Google, each
+// paced within a quota. The providers are in memory, so it needs no key and no network.
+//
+//	go run .
+package main
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/anthropics/anthropic-sdk-go"
+	anthropicoption "github.com/anthropics/anthropic-sdk-go/option"
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	"google.golang.org/genai"
+)
+
+// maxTokens bounds the answers. What is reserved for an answer follows from it, so it should not be much more than
+// answers take.
+const maxTokens = 200
+
+// An ask asks a model, with or without streaming, and returns its answer.
+type ask func(ctx context.Context, prompt string, stream bool) (answer string, err error)
+
+// askOpenAI returns an ask by openai-go. transport is that of package llm; retries is how often the library itself
+// calls again, each time as a call of its own that waits its turn.
+func askOpenAI(transport http.RoundTripper, retries int) ask {
+	client := openai.NewClient(
+		option.WithHTTPClient(&http.Client{Transport: transport}),
+		option.WithMaxRetries(retries),
+		option.WithAPIKey("none"),
+		option.WithBaseURL("http://llm.test/v1/"),
+	)
+	return func(ctx context.Context, prompt string, stream bool) (string, error) {
+		params := openai.ChatCompletionNewParams{
+			Model:               "test",
+			Messages:            []openai.ChatCompletionMessageParamUnion{openai.UserMessage(prompt)},
+			MaxCompletionTokens: openai.Int(maxTokens),
+		}
+		if !stream {
+			completion, err := client.Chat.Completions.New(ctx, params)
+			if err != nil {
+				return "", err
+			}
+			return completion.Choices[0].Message.Content, nil
+		}
+		// Without this the stream reports no usage, and the estimate stands.
+		params.StreamOptions.IncludeUsage = openai.Bool(true)
+		chunks := client.Chat.Completions.NewStreaming(ctx, params)
+		defer chunks.Close()
+		var answer strings.Builder
+		for chunks.Next() {
+			for _, choice := range chunks.Current().Choices {
+				answer.WriteString(choice.Delta.Content)
+			}
+		}
+		return answer.String(), chunks.Err()
+	}
+}
+
+// askAnthropic returns an ask by anthropic-sdk-go.
+func askAnthropic(transport http.RoundTripper, retries int) ask {
+	client := anthropic.NewClient(
+		anthropicoption.WithHTTPClient(&http.Client{Transport: transport}),
+		anthropicoption.WithMaxRetries(retries),
+		anthropicoption.WithAPIKey("none"),
+		anthropicoption.WithBaseURL("http://llm.test/"),
+	)
+	return func(ctx context.Context, prompt string, stream bool) (string, error) {
+		params := anthropic.MessageNewParams{
+			Model:     "test",
+			Messages:  []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(prompt))},
+			MaxTokens: maxTokens,
+		}
+		if !stream {
+			message, err := client.Messages.New(ctx, params)
+			if err != nil {
+				return "", err
+			}
+			return message.Content[0].Text, nil
+		}
+		events := client.Messages.NewStreaming(ctx, params)
+		defer events.Close()
+		var answer strings.Builder
+		for events.Next() {
+			answer.WriteString(events.Current().Delta.Text)
+		}
+		return answer.String(), events.Err()
+	}
+}
+
+// askGemini returns an ask by google.golang.org/genai.
+func askGemini(transport http.RoundTripper, retries int) ask {
+	config := &genai.ClientConfig{
+		HTTPClient:  &http.Client{Transport: transport},
+		APIKey:      "none",
+		Backend:     genai.BackendGeminiAPI,
+		HTTPOptions: genai.HTTPOptions{BaseURL: "http://llm.test/"},
+	}
+	if retries > 0 {
+		config.HTTPOptions.RetryOptions = &genai.HTTPRetryOptions{Attempts: genai.Ptr(int32(retries + 1))}
+	}
+	return func(ctx context.Context, prompt string, stream bool) (string, error) {
+		client, err := genai.NewClient(ctx, config)
+		if err != nil {
+			return "", err
+		}
+		options := &genai.GenerateContentConfig{MaxOutputTokens: maxTokens}
+		if !stream {
+			content, err := client.Models.GenerateContent(ctx, "test", genai.Text(prompt), options)
+			if err != nil {
+				return "", err
+			}
+			return content.Text(), nil
+		}
+		var answer strings.Builder
+		for content, err := range client.Models.GenerateContentStream(ctx, "test", genai.Text(prompt), options) {
+			if err != nil {
+				return "", err
+			}
+			answer.WriteString(content.Text())
+		}
+		return answer.String(), nil
+	}
+}
