@@ -134,6 +134,7 @@ func TestUsageOfWholeResponses(t *testing.T) {
 		{"the last counts", llm.OpenAI, sse, last + strings.Replace(last, "10", "11", 1), toTheEnd, usage{Input: 19, Output: 11}},
 		{"an event that is too long", llm.OpenAI, sse, "data: " + long + "\n\n" + last, toTheEnd, usage{Input: 19, Output: 10}},
 		{"an event of lines that is too long", llm.OpenAI, sse, "data: " + long[:llm.Kept/2] + "\ndata: " + long[:llm.Kept/2] + "\n" + last, toTheEnd, unknown},
+		{"usage in an event that is too long", llm.OpenAI, sse, `data: {"x":"` + long + `","usage":{"prompt_tokens":19,"completion_tokens":10}}` + "\n\n" + done, toTheEnd, unknown},
 		{"a comment that is too long", llm.OpenAI, sse, ":" + long + "\n\n" + last, toTheEnd, usage{Input: 19, Output: 10}},
 		{"no usage in a stream without output", llm.OpenAI, sse, strings.Replace(last, "10", "0", 1) + done, toTheEnd, unknown},
 		{
@@ -174,6 +175,10 @@ func TestUsageOfWholeResponses(t *testing.T) {
 		{
 			"Bedrock, an event that is too long", llm.Bedrock, amazon, message("x", long) + message("metadata", `{"usage":{"inputTokens":3,"outputTokens":4}}`),
 			toTheEnd, usage{Input: 3, Output: 4},
+		},
+		{
+			"Bedrock, usage in an event that is too long", llm.Bedrock, amazon,
+			message("metadata", `{"x":"`+long+`","usage":{"inputTokens":3,"outputTokens":4}}`), toTheEnd, unknown,
 		},
 		{
 			"Bedrock, a byte that has changed", llm.Bedrock, amazon,
