@@ -117,7 +117,7 @@ func (b *bucket) slot(since exact.Nanos, n int64) exact.Nanos {
 }
 
 // wait returns how long a request of cost n would wait from now on. ahead is the cost
-// of the requests in the line, all of which are taken to stay; 0 if the line is empty.
+// of the requests in the line, 0 if it is empty; wait assumes that all of them stay.
 //
 // The line need not be walked. The level does not reach 0 before the slot of a request
 // that waits, so each departure moves empty by its cost exactly, and each request is
@@ -166,7 +166,7 @@ func (b *bucket) lastLeftAt(now int64) int64 {
 //
 // The departure counts as of its slot, even if the ticker was late. So a departure
 // that is late by no more than the slack delays none of those behind it. Lateness
-// beyond the slack is lost: for that time the bucket counts as not having leaked.
+// beyond the slack is lost: the bucket counts as not having leaked meanwhile.
 // Otherwise the level would be lower than at a punctual departure, and later requests
 // would make up the loss after all.
 func (b *bucket) release(since exact.Nanos, now, n int64) (slot exact.Nanos, hasLeft bool) {

@@ -31,9 +31,9 @@ func (l *ChainLimiter) Acquire(ctx context.Context, n int) (release func(), err 
 // Reserve is WaitN for a request whose cost is known only when it has ended: it reserves the estimate
 // of one [Limiter] after the other, and settle settles with all that have a method like [Shaper.Reserve]. For the others
 // the estimate stands, and settle releases their seats. If a later Limiter refuses the request, or the context ends
-// there, the earlier ones get back what has not drained meanwhile. Behind [WithCostOf] the estimate and what the
-// request has cost are both converted. (There is no AtMost, as the Limiters may count different things: call it on
-// the one that counts what the upstream tells.)
+// there, the earlier ones get back what has not drained meanwhile. [WithCostOf] converts both the estimate
+// and the actual cost. (There is no AtMost, as the Limiters may count different things: call it on the
+// Limiter whose units the upstream reports.)
 func (l *ChainLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := l.chain.reserve(ctx, estimate, newcomer)
 	return settleOf(v), err
@@ -256,8 +256,8 @@ func (c *chain) asksDoneToWait() bool {
 // not called. It is called for an n of 0: to a Limiter that counts requests, a request of no tokens
 // is one. ([Middleware] and [Transport] let a request of cost 0 pass without asking their Limiter.)
 //
-// For [ChainLimiter.Reserve] the function is called once more, with what the request has cost, and
-// a negative result means that this is not known.
+// For [ChainLimiter.Reserve] the function is called once more, with the actual cost; then a
+// negative result means that the price is unknown.
 //
 // The Limiter that is returned has the methods that a Chain has, and a method like [Shaper.Stats]
 // if l has one. Behind it a Chain, a Middleware and a Transport find all that they find in l.
@@ -374,7 +374,8 @@ func (p priced) reserve(ctx context.Context, estimate int, kind entryKind) (unse
 	return pricedReservation{v, p}, nil
 }
 
-// A pricedReservation converts what a request has cost. A cost that has no price is not known.
+// A pricedReservation converts the actual cost of a request. A cost without a price counts as
+// unknown.
 type pricedReservation struct {
 	unsettled
 	by priced

@@ -333,8 +333,8 @@ func (d *dispatcher) viewLocked(f *flow, now int64, r *request) view {
 	return v
 }
 
-// judge is judgeLocked for a newcomer, of which view.leaves is known, while the dispatcher is
-// open and no block is to be heeded. The order of the checks is part of the contract.
+// judge is judgeLocked for a newcomer whose view.leaves is known, while the dispatcher is open and
+// no block is to be heeded. The order of the checks is part of the contract.
 func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rejection) {
 	if leaves == neverFits {
 		return 0, rejection{reason: refusedCostly}

@@ -138,8 +138,8 @@ func (d *dispatcher) lockFlow(f *flow) (now int64) {
 	return now
 }
 
-// lockWaking is lockAndAdvance with the order in which waiters are woken. The clock is
-// read before the lock is taken, so that no other call waits for that.
+// lockWaking is lockAndAdvance with the order in which waiters are woken. The clock is read before
+// the lock is taken, so that no other call waits for the reading.
 func (d *dispatcher) lockWaking(order wakeOrder) (now int64) {
 	return d.lockAt(int64(time.Since(d.epoch)), order)
 }

@@ -118,13 +118,12 @@
 //     Forgetting a Shaper leaks nothing. A Group keeps timers, but no goroutine,
 //     until the last of its buckets is drained, and at most a second longer.
 //  9. End. Close refuses all waiting requests and returns when the ticker goroutine
-//     has ended. With a [Bucket] it first tries to give back what was leased. Shutdown
-//     admits no more requests, lets the line leave at its rate, and then closes. If its
-//     context ends first, Shutdown returns that error while the line goes on leaving;
-//     only [Shaper.Close] stops it then. With an empty line Shutdown returns nil even if its
-//     context is done, and so does a Shutdown that is waiting when Close is called.
-//     Both can be called many times, at once, and from anywhere, hooks included. On
-//     a closed Shaper SetLimits, [Shaper.Limits] and [Shaper.Stats] still work.
+//     has ended. With a [Bucket] it first tries to give back the leased slots. Shutdown admits no more
+//     requests, lets the line leave at its rate, and then closes. If its context ends first, Shutdown returns
+//     that error while the line goes on leaving; only [Shaper.Close] stops it then. With an empty line
+//     Shutdown returns nil even if its context is done, and so does a Shutdown that is waiting when Close is
+//     called. Both can be called many times, at once, and from anywhere, hooks included. On a closed Shaper
+//     SetLimits, [Shaper.Limits] and [Shaper.Stats] still work.
 //  10. One instant. Every entry point first brings the bucket up to now:
 //     departures that are due come before an arrival, a change, an end or a look at
 //     the same instant. The end of a context counts from the moment at which its
@@ -139,8 +138,8 @@
 //
 // # Costs that are known afterwards
 //
-// [Shaper.Reserve] lets a request leave with an estimate of its cost, and is told later what it has
-// cost. What is promised then:
+// [Shaper.Reserve] lets a request leave with an estimate of its cost, and is told the actual cost later. It
+// promises:
 //
 //  1. As if known. After settle(actual), with an actual of at most the estimate, the level is what it would be if the
 //     request had left with the cost actual: exactly that, or higher if requests were charged
@@ -155,9 +154,9 @@
 //  4. Bound. Of more than 4,096 reservations of one bucket that are not settled the oldest gets nothing
 //     back. A reservation takes memory only until it is settled or has nothing to get back.
 //
-// Hold Burst large enough for what is reserved and not settled at a time: with a Burst of 1 the
-// next request leaves when the level is 0, and then nothing is left to be given back. [Stats.Forfeited]
-// counts that.
+// Keep Burst as large as the estimates that are unsettled at a time: with a Burst of 1 the next request
+// leaves when the level is 0, and then nothing is left to be given back. [Stats.Forfeited] counts such
+// losses.
 //
 // # Precision
 //

@@ -51,8 +51,8 @@ import (
 //
 // The function that returns the Limits of a key is called once for each new bucket, and
 // once for each call of a key that shares a bucket. A client that calls more slowly than
-// its rate finds its bucket deleted, within a second of being drained, so the function is
-// called again each time: cache what is slow to look up.
+// its rate finds its bucket deleted, within a second of being drained, so the function is called again
+// each time: cache a slow look-up.
 //
 // For a key at rate.Inf without a cap it is called at most about twice a second, however
 // often the key is used. But if there are more such keys within half a second than

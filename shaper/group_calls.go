@@ -254,9 +254,9 @@ func (g *Group[K]) Hold(key K, d time.Duration) {
 	g.shardOf(key).of(key).hold(context.Background(), d)
 }
 
-// hold is Hold, and reports whether no request of the key leaves for that time. It waits for the
-// limits function until the context ends at most. What is left of the time is then held when the
-// function returns.
+// hold is Hold, and reports whether the key was held. It waits for the limits function until the
+// context ends at most. Once the function has returned, the key is held for the rest of the
+// time.
 func (k ofKey[K]) hold(ctx context.Context, d time.Duration) (held bool) {
 	switch {
 	case d < 0:

@@ -307,8 +307,8 @@ func (s *keyShard[K]) rescheduleLocked(kf *keyedFlow[K]) {
 	s.watchLocked(kf, s.clock, s.endsLocked(&kf.Value, s.clock))
 }
 
-// rescheduleAfter is rescheduleLocked after a call that may have given back what it
-// took. The lock is not held.
+// rescheduleAfter is rescheduleLocked for a caller without the lock, after a call that may have
+// given back its cost.
 func (s *keyShard[K]) rescheduleAfter(kf *keyedFlow[K]) {
 	s.lockAndAdvance()
 	defer s.unlockAndArm()

@@ -112,8 +112,8 @@ func (held *seat) releaseAwaited(d *dispatcher, f *flow) {
 	d.advanceLocked(now, headFirst)
 }
 
-// freeSeat frees a seat at an instant. If all were taken, this is what the head of the
-// line has been waiting for: it could not leave before, and is not late.
+// freeSeat frees a seat at an instant. If all were taken, the head of the line has been waiting for
+// this seat: it could not leave before, and is not late.
 func (f *flow) freeSeat(now int64) {
 	if !f.hasSeat() {
 		f.notBefore(now)
@@ -134,9 +134,9 @@ const (
 
 	// firstTimed and timedEvery say which seats of a flow are timed while the mean
 	// is below longSeatTime: the first ones, so that there soon is a mean, and then
-	// one in timedEvery. To time every seat would add a third to what a release
-	// takes; this adds 3 % to a call of Acquire and its release. From longSeatTime on all
-	// are timed: compared with that time, reading the clock is nothing.
+	// one in timedEvery. To time every seat would make a release a third slower; this
+	// makes a call of Acquire and its release 3 % slower. From longSeatTime on all are
+	// timed: compared with that time, reading the clock is nothing.
 	firstTimed   = 16
 	timedEvery   = 64
 	longSeatTime = int64(50 * time.Microsecond)

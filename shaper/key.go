@@ -32,10 +32,10 @@ type KeyFunc func(*http.Request) (string, error)
 //
 //	shaper.By(shaper.ByRoute(mux), shaper.ByClientIP()) // POST %2Flogin/192.0.2.1
 //
-// Put what picks the rule first, and what the client can choose after it: the part
-// before the first "/" is then the rule's name. In the example a client has a bucket of
-// its own for every route. A limit that all requests of a client share needs a second
-// limiter, by [ByClientIP] alone.
+// Put the part that picks the rule first, and any part that the client can choose after
+// it: the part before the first "/" is then the rule's name. In the example a client
+// has a bucket of its own for every route. A limit that all requests of a client share
+// needs a second limiter, by [ByClientIP] alone.
 //
 // Without arguments, every request has the empty key. If an argument is nil, every call
 // returns an error.

@@ -123,8 +123,8 @@ func (s shaperLimiter) stats() (st Stats, ok bool) {
 
 func (s shaperLimiter) asksDoneToWait() bool { return true }
 
-// A foreign is the inner of any other [Limiter], which may embed a [*Shaper]. The
-// Limiter's methods show what it can do.
+// A foreign is the inner of any other [Limiter], which may embed a [*Shaper]. The Limiter's
+// abilities show in its methods.
 type foreign struct {
 	Limiter
 	acquirer acquirer // the Limiter, if it caps what is in flight; else nil
@@ -136,7 +136,7 @@ type acquirer interface {
 	Acquire(ctx context.Context, n int) (release func(), err error)
 }
 
-// mayBeCapped reports whether a [Limiter] that has Acquire may cap what is in flight. A
+// mayBeCapped reports whether a [Limiter] that has Acquire may cap the requests in flight. A
 // type that embeds a [*Shaper] without a cap, to override [Limiter.WaitN], inherits Acquire
 // too. Its inherited method [Shaper.Limits] shows that there is no cap, so its WaitN is used.
 // A Shaper without a cap never gets one later. A type without a method Limits is taken to

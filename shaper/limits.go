@@ -124,8 +124,7 @@ const (
 	numeric  = ".0123456789" // the characters of a number
 )
 
-// units are the units of time. String uses the first of which a duration is a whole
-// multiple.
+// units are the units of time. String uses the first one that divides a duration.
 var units = []struct {
 	name   string
 	length time.Duration
@@ -317,8 +316,7 @@ func digits(text string) (n int) {
 	return n
 }
 
-// durationText returns d in the longest unit of which it is a whole number: 2min, 90s,
-// 1500ms.
+// durationText returns d in the longest unit that divides it: 2min, 90s, 1500ms.
 func durationText(d time.Duration) string {
 	i := 0
 	for d%units[i].length != 0 { // The last unit, 1ns, divides every duration.

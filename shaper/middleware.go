@@ -30,12 +30,12 @@ import (
 //
 // The handler gets the ResponseWriter as it is, with two exceptions, both in
 // HTTP/1: it is wrapped where InFlight is set, so that a hijack is noticed, and
-// where the body has been read ahead, so that a hijacker gets what was read. The
+// where the body has been read ahead, so that a hijacker gets the bytes read. The
 // wrapper has everything that [http.ResponseController] looks for, and is an
 // [http.Flusher], [http.Hijacker], [http.Pusher] or [io.ReaderFrom] if the
 // ResponseWriter is one. One thing gets lost: if the body is longer than an
-// [http.MaxBytesReader] of the handler allows, net/http does not close the
-// connection. Answer such a request with "Connection: close".
+// [http.MaxBytesReader] of the handler allows, net/http does not close the connection.
+// Answer such a request with "Connection: close".
 //
 // A request that may leave at once is served, whether its client seems to be there
 // or not: net/http cancels the request of a client that has closed only the

@@ -110,8 +110,8 @@ func (o loggerOption) applyMiddleware(to *middlewareOptions) { to.log = newRefus
 
 // WithLogger logs refusals, at level Warn, and clients that have gone, at level Debug.
 // There is at most one line about refusals a second, with the number of refusals since
-// the line before. Nothing of the request is logged, except what the errors of other
-// Limiters, of the key function or of the limits function contain. By default, or
+// the line before. Nothing of the request is logged, unless the error of another
+// Limiter, of the key function or of the limits function contains it. By default, or
 // with a nil logger, nothing is logged.
 func WithLogger(log *slog.Logger) MiddlewareOption { return loggerOption{log} }
 

@@ -77,7 +77,7 @@ const DefaultMaxKeys = 100_000
 // [DefaultMaxKeys].
 func WithMaxKeys(n int) GroupOption { return maxKeysOption(n) }
 
-// A Trace is a set of hooks, any of which may be nil.
+// A Trace is a set of hooks; any of them may be nil.
 //
 // A hook runs on the goroutine of the call that it reports, outside the lock and before
 // that call returns, so a slow hook delays its own call alone. It may call any method

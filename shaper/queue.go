@@ -9,10 +9,9 @@ import (
 )
 
 // A waiter is a request in the line: the channel or parker of its goroutine, and the fields that the line needs
-// to know about the request. It is as large as a cache line, as reading memory is most of
-// what it takes to let one of a long line leave. The lock of the dispatcher guards all
-// fields. The waiter's own goroutine may read two of them without it: ready does not change
-// during a wait, and only that goroutine changes parker.
+// to know about the request. It is as large as a cache line, because letting one request of a long line leave
+// is mostly reading memory. The lock of the dispatcher guards all fields. The waiter's own goroutine may read
+// two of them without it: ready does not change during a wait, and only that goroutine changes parker.
 type waiter struct {
 	prev, next *waiter
 

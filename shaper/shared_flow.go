@@ -205,8 +205,8 @@ func (sf *sharedFlow) levelAsHighLocked(now int64) Instant {
 
 // Without a [Bucket], as many requests as an idle bucket has room for leave at once, and only
 // those behind them take places in line. While a Bucket is asked they all wait, for as long as
-// it takes to answer. So of a shared level, too, those that the room covers take no place; and
-// what the level has room for is leased at once.
+// it takes to answer. So the requests that the room of a shared level covers take no place
+// either, and as much as the level has room for is leased at once.
 
 // needsNoPlaceLocked reports whether a request of cost n that enters the line now could leave at
 // once, if the level has the room that this process takes it to have.
@@ -223,9 +223,9 @@ func (sf *sharedFlow) needsNoPlaceLocked(now, n int64) bool {
 // cost n: those at the head that the room of the level covers; and all if it covers this one, too.
 //
 // If an answer shows that there is less room, as other processes have taken it, those that are in
-// line stay, and have a place from then on. So there are never more in line than [Limits.Depth]
-// and what the room was taken for, and retries, which need none. If one that has no place gives up,
-// the next one behind it moves up into the room that it leaves.
+// line stay, and have a place from then on. So the line never holds more than [Limits.Depth]
+// requests, those that were counted against the room, and retries, which need no place. If a
+// request without a place gives up, the next one behind it moves up into its room.
 func (sf *sharedFlow) placelessLocked(now, n int64) int32 {
 	waiting := int32(sf.f.waiting())
 	switch {

@@ -22,8 +22,8 @@ type meter struct {
 	questions []*question // the others, which wait for that
 }
 
-// ask asks the [Bucket] whether a request may leave now, and calls note with
-// what has been decided, under the lock. It is called without the lock.
+// ask asks the [Bucket] whether a request may leave now, and calls note with the decision, under
+// the lock. It is called without the lock.
 func (s *sharedLevels) ask(f *flow, r *request, note func(now int64, dec decision)) (dec decision) {
 	d := s.d
 	d.lockFlow(f)

@@ -58,7 +58,7 @@ func (o bucketOption) apply(to *options) {
 // together. [Limits.Depth], [Limits.MaxWait] and [Limits.InFlight] are each process's own:
 // each has a line of its own, which is strictly first in first out, and there is no
 // promised order among lines. [Limits.Slack] is for how long a slot may be used after its
-// instant. docs/shared.md says what is guaranteed, and what is not.
+// instant. docs/shared.md lists the guarantees, and their limits.
 //
 // Requests for which the level has room take no place in line while the Bucket is asked: as many
 // as Burst leave an idle Bucket at once, whatever Depth is. If other processes have taken the
@@ -135,12 +135,12 @@ func (o fallbackOption) apply(to *options) { to.shared.fallback = Fallback(o) }
 // WithFallback says what happens while the [Bucket] of [WithBucket] or [WithBuckets] can't
 // be asked; the default is [FallbackClosed]. It never means that there is no limit.
 //
-// The Bucket counts as unavailable after three failures in a row, each of which takes 250 ms
-// at most ([WithBucketTimeout]). It is asked again after about 50 ms, and after each further failure
-// about twice as late, up to 2 s later. Each of these times is changed by up to a quarter, at
-// random, so that processes do not ask together. The first answer ends the fallback.
-// If one key fails three times in a row while others are answered, as with a row that stays locked,
-// the Bucket counts as unavailable for that key alone.
+// The Bucket counts as unavailable after three failures in a row; each takes 250 ms at most
+// ([WithBucketTimeout]). It is asked again after about 50 ms, and after each further failure about
+// twice as late, up to 2 s later. Each of these times is changed by up to a quarter, at random, so
+// that processes do not ask together. The first answer ends the fallback. If one key fails three
+// times in a row while others are answered, as with a row that stays locked, the Bucket counts as
+// unavailable for this key alone.
 func WithFallback(f Fallback) Option { return common{fallbackOption(f)} }
 
 type rateVersionOption int64
@@ -168,7 +168,7 @@ func (o coldGuardOption) apply(to *options) { to.shared.guard = time.Duration(o)
 
 // WithColdGuard lets no request leave for a time d, up to a minute, when the [Bucket] has
 // no state for a key. That is so for a new key, for one that has not been used for a minute
-// or more, and after the Bucket has lost what it had. In the last case, processes may still
+// or more, and after the Bucket has lost its data. In the last case, processes may still
 // hold slots that the state knew of, up to two batches each; with a guard as long as these
 // take, no slot is given twice. Without it, which is the default, each of the other
 // processes may use up to two batches of slots beside the new ones. The guard does not help

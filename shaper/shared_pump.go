@@ -182,8 +182,8 @@ func (p *pump) takeLocked(now int64) Take {
 		w, next = next, walk()
 		queued--
 	}
-	// If what is left does not suffice for a request, then units for all of its cost are
-	// leased: those that are left may be too far from the new ones to be used with them.
+	// If the remaining units do not suffice for a request, all of its cost is leased anew: the
+	// remaining units may be too far from the new ones to be used with them.
 	sf.Largest = max(sf.Largest, w.cost)
 	t := sf.Question(w.cost)
 	unit := max(sf.Interval.Units(exact.At(int64(time.Second))), 0) // per second
@@ -198,8 +198,8 @@ func (p *pump) takeLocked(now int64) Take {
 		t.Cost += next.cost
 		next = walk()
 	}
-	// The last request of the batch must not be farther away than MaxAhead either: that is
-	// what a change of the rate relies on.
+	// The last request of the batch must not be farther away than MaxAhead either: a change of the
+	// rate relies on this.
 	behind := time.Duration(sf.Rate.Times(t.Cost-t.First).Micros+1) * time.Microsecond
 	t.Ahead = max(0, MaxAhead-behind)
 	if sf.fallback {

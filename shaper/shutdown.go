@@ -16,9 +16,9 @@ const (
 )
 
 // Close refuses all requests that wait, with [ErrClosed], and returns when the ticker
-// goroutine has ended. With a [Bucket] it first tries to give back what was leased; what can't
-// be given back is lost. It always returns nil. It may be called several times, from several
-// goroutines at once, and from hooks.
+// goroutine has ended. With a [Bucket] it first tries to give back the leased slots; any that
+// can't be given back are lost. It always returns nil. It may be called several times, from
+// several goroutines at once, and from hooks.
 func (s *Shaper) Close() error {
 	s.mustBeMade()
 	s.close()
@@ -235,7 +235,7 @@ func (s *keyShard[K]) beginDrain() {
 }
 
 // onDrainLocked is dispatcher.onDrain. When no request waits any more in the last shard, the drain
-// ends, and all shards are closed: in a goroutine, as their locks are needed for that.
+// ends, and all shards are closed: in a goroutine, because closing takes their locks.
 func (s *keyShard[K]) onDrainLocked(waits bool) bool {
 	switch {
 	case waits && !s.isAwaited:

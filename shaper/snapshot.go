@@ -19,8 +19,8 @@ import (
 	"example.com/leakybucket/shaper/internal/sketch"
 )
 
-// Snapshot returns the level of the bucket as JSON, with what is left of a [Shaper.Hold] and
-// of a block ([WithBlock]), for [Shaper.Restore] in the next process: so a restart empties no
+// Snapshot returns the level of the bucket as JSON, with the rest of a [Shaper.Hold] and of a
+// block ([WithBlock]), for [Shaper.Restore] in the next process: so a restart empties no
 // bucket. It changes nothing, and works on a closed Shaper too. At best it is called when
 // Shutdown has returned, as what leaves afterwards is not in it. Requests in line and counts
 // are not in it either.
@@ -37,10 +37,10 @@ func (s *Shaper) Snapshot() ([]byte, error) {
 	return json.Marshal(savedShaper{savedHead: headOf(snapshotOfShaper, at), savedBucket: bucket})
 }
 
-// Restore raises the level to what is left of the one in a snapshot that [Shaper.Snapshot]
-// has returned. From the time at which that was taken until now, by the wall clock, the
-// bucket counts as having leaked; if the clock has gone back, as not having leaked. Holds and
-// blocks go on until they would have ended, blocks only if [WithBlock] is set.
+// Restore raises the level to the rest of the level in a snapshot of [Shaper.Snapshot]. From
+// the time of the snapshot until now, by the wall clock, the bucket counts as having leaked;
+// if the clock has gone back, as not having leaked. Holds and blocks go on until they would
+// have ended, blocks only if [WithBlock] is set.
 //
 // The limits may differ from the snapshot's. The level is kept in cost units. If the rates
 // differ, the bucket counts as having leaked at the lower of the two: it is not known when the
@@ -193,8 +193,8 @@ func (r *restoredLevel) since(taken, at time.Time, d *dispatcher) {
 	r.age = max(0, int64(at.Round(0).Sub(taken)))
 }
 
-// restoreLocked raises the level of a flow to what is left of a restored one, and makes its
-// hold and its block last as long as those.
+// restoreLocked raises the level of a flow to the rest of a restored level, and makes its hold and
+// its block last as long as the restored ones.
 func (d *dispatcher) restoreLocked(f *flow, now int64, r *restoredLevel) {
 	f.bucket.noteReserved(now)
 	f.bucket.restore(r)
@@ -212,7 +212,7 @@ func (d *dispatcher) restoreLocked(f *flow, now int64, r *restoredLevel) {
 	d.advanceLocked(now, headFirst)
 }
 
-// restore raises the level to what is left of a restored one, if it is not higher.
+// restore raises the level to the rest of a restored level, unless the level is higher already.
 func (b *bucket) restore(r *restoredLevel) {
 	if r.units == nil || b.interval.IsZero() {
 		return
@@ -340,8 +340,8 @@ func (g *Group[K]) Snapshot() ([]byte, error) {
 }
 
 // Restore is [Shaper.Restore] for the keys in a snapshot that [Group.Snapshot] has returned.
-// What [Group.Top] counts is added to what it has counted since [NewGroup], so restore a
-// snapshot only once.
+// The counts of [Group.Top] in the snapshot are added to its counts since [NewGroup], so restore
+// a snapshot only once.
 //
 // For each key the limits function is called, as it is for a new key. A key whose limits
 // can't be had is left out, and counted in [GroupStats.LimitErrors]. A key for which the table

@@ -46,12 +46,13 @@ import (
 //     that nothing remains, as in "default";r=0;t=30. Of several items the longest t
 //     counts.
 //
-// If the Limiter has a method like [Shaper.Hold], the Transport calls it for that time, but
-// at most for MaxHold. A time that is malformed, 0, or in the past counts as none. A refusal
-// without a time, be it 429 or 503, holds nothing: any duration would be a guess, and the
-// rate still bounds what is sent. The older fields RateLimit-Remaining and RateLimit-Reset
-// are not read, because some servers write a time span into the second and others an
-// instant. A response with any other status holds nothing, unless HoldWhenExhausted is set.
+// If the Limiter has a method like [Shaper.Hold], the Transport calls it for the time asked,
+// but at most for MaxHold. A time that is malformed, 0, or in the past counts as none. A
+// refusal without a time, be it 429 or 503, holds nothing: any duration would be a guess,
+// and the rate still bounds the requests sent. The older fields RateLimit-Remaining and
+// RateLimit-Reset are not read, because some servers write a time span into the second and
+// others an instant. A response with any other status holds nothing, unless
+// HoldWhenExhausted is set.
 type Transport struct {
 	// Requests wait for the Limiter. It must not be nil.
 	Limiter Limiter
@@ -65,9 +66,9 @@ type Transport struct {
 	Cost func(*http.Request) int
 
 	// Actual is called with each response, and returns a function that Transport calls when the body has
-	// ended or was closed: it returns what the request has cost, or a negative number if that is
-	// unknown. Then the request is settled ([Shaper.Reserve]). Actual may replace the body by one that reads along. If the
-	// returned function is nil the estimate stands, and so it does if there is no response.
+	// ended or was closed: it returns the actual cost of the request, or a negative number if the cost is
+	// unknown. Then the request is settled ([Shaper.Reserve]). Actual may replace the body by one that reads
+	// along. If the returned function is nil the estimate stands, and so it does if there is no response.
 	//
 	// If there is no body, the function is called before RoundTrip returns. With Retry both
 	// responses are settled, the first one before the request waits again. For a Limiter that
@@ -215,14 +216,15 @@ func (t Transport) limiterOf(r *http.Request, n int) (inner, error) {
 	return s.limiterOf(t.Key, r)
 }
 
-// A requestEnd is what is to be called when a request is no longer in flight: one of the two functions, or none if both are nil.
+// A requestEnd has the function to call when a request is no longer in flight: one of the two, or none if
+// both are nil.
 type requestEnd struct {
 	release  func()
 	reserved unsettled // if the Transport has Actual
 }
 
-// with returns what is to be called at the end of a request that has cost what a function returns; nil
-// means that this is not known.
+// with returns the function to call at the end of a request whose actual cost a function returns; nil
+// means that the cost is not known.
 func (e requestEnd) with(actual func() int) func() {
 	if e.reserved == nil {
 		return e.release
@@ -268,8 +270,8 @@ type pause struct {
 }
 
 // send sends a request that has been admitted, and holds the line if the response asks
-// for that. It ends the request exactly once, even if Base panics, or leaves that to the
-// response's body. The hold comes before the end, because the end lets the next
+// for a pause. It ends the request exactly once, even if Base panics, or leaves that to
+// the response's body. The hold comes before the end, because the end lets the next
 // request leave.
 func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (response *http.Response, asked pause, err error) {
 	withBody, ends := false, end.with(nil)
@@ -294,8 +296,8 @@ func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (respons
 	return response, asked, nil
 }
 
-// hold holds the Limiter for a time, and reports whether all its requests wait for that. The
-// request that has been answered waits until its context ends at most.
+// hold holds the Limiter for a time, and reports whether all its requests wait for the end of it.
+// The request that has been answered waits until its context ends at most.
 func hold(limiter inner, r *http.Request, span time.Duration) bool {
 	ctx, stop := httpout.WaitContextOf(r)
 	defer stop()

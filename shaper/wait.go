@@ -13,9 +13,9 @@ import (
 // waiter has been woken. Then finish is to be called.
 //
 // A goroutine begins with 2 KiB of stack, and one that needs a little more gets 4. The runtime
-// needs most of it when it allocates what a goroutine needs to wait, above all when it has to
-// find new memory for that, which is one time in a hundred. So there are few frames below
-// await, and whatever else is allocated is allocated where there are few.
+// needs most of it when it allocates the records of a waiting goroutine, above all when it has to
+// find new memory for them, which is one time in a hundred. So there are few frames below await,
+// and every other allocation is made where there are few.
 func (r *request) await(w *waiter) (woken bool) {
 	switch {
 	case r.peer != nil:

@@ -49,7 +49,7 @@ func (o *watch) countPassLocked(f *flow, now int64) {
 }
 
 // countDepartureLocked counts a request that has left the line of f. It entered at the instant
-// entered and waited for that many nanoseconds.
+// entered and waited for waited nanoseconds.
 func (o *watch) countDepartureLocked(f *flow, entered, waited int64) {
 	f.entered = max(f.entered, entered)
 	f.departed++

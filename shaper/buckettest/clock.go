@@ -14,16 +14,16 @@ func newClock() clock {
 	return clock{since: now, shown: now.UnixNano()}
 }
 
-// nanos returns what the clock shows at an instant.
+// nanos returns the reading of the clock at an instant.
 func (c clock) nanos(at time.Time) int64 {
 	passed := at.Sub(c.since)
 	return c.shown + int64(passed) + int64(float64(passed)*c.ppm/1e6)
 }
 
-// at returns what the clock shows at an instant, in microseconds rounded down.
+// at returns the reading of the clock at an instant, in microseconds rounded down.
 func (c clock) at(at time.Time) int64 { return c.nanos(at) / 1000 }
 
-// Now returns what the Memory's clock shows, in microseconds since 1970, rounded down.
+// Now returns the reading of the Memory's clock, in microseconds since 1970, rounded down.
 func (m *Memory) Now() int64 {
 	m.lock()
 	defer m.mu.Unlock()

@@ -7,8 +7,8 @@
 //		buckettest.Run(t, func(t *testing.T) shared.Bucket { return mybucket.New(server(t)) })
 //	}
 //
-// [Memory] is a Bucket in memory, whose time is that of [time.Now]. So it works in the
-// bubbles of testing/synctest, where several Shapers that share a Memory stand for several
-// processes. Its answers can be made slow, its clock can step and drift, and calls, answers
-// and its whole state can be lost.
+// [Memory] is a Bucket in memory, on the clock of [time.Now]. So it works in the bubbles of
+// testing/synctest, where several Shapers that share a Memory stand for several processes.
+// Its answers can be made slow, its clock can step and drift, and calls, answers and its
+// whole state can be lost.
 package buckettest

@@ -26,7 +26,7 @@ func Told(ctx context.Context, newBucket func() shared.Bucket) string {
 	return ""
 }
 
-// A recorder is a reporter that keeps what it is told.
+// A recorder is a reporter that keeps every report.
 type recorder struct {
 	ctx   context.Context
 	fatal string

@@ -15,11 +15,11 @@ import (
 // step takes place in one instant, the answer travels. [Memory.SetDelay] sets how long the
 // two ways take; [Memory.Fail] loses requests and answers. If the context ends on the way,
 // the call returns the error of the context; but a request that is under way arrives all
-// the same, and takes what it asks for. A call whose context has ended before does nothing.
+// the same, and takes its slots. A call whose context has ended before does nothing.
 //
-// The clock is that of [time.Now] until [Memory.Step] or [Memory.Drift] moves it. A key is
-// forgotten one minute after its level has reached 0, which is as soon as a Bucket may. A
-// call with a [shared.Take] that breaks the rules of its fields panics.
+// The clock is the one of [time.Now] until [Memory.Step] or [Memory.Drift] moves it. A key
+// is forgotten one minute after its level has reached 0, which is as soon as a Bucket may.
+// A call with a [shared.Take] that breaks the rules of its fields panics.
 //
 // A Memory may be used by several goroutines at once, and starts none.
 type Memory struct {
@@ -150,8 +150,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// lock locks m, and lets the requests arrive whose time has come. No goroutine needs to
-// wait for that time, as what they have taken can only be seen with the lock.
+// lock locks m, and lets the requests arrive whose time has come. No goroutine needs to wait for
+// their time, as the level can only be seen with the lock.
 func (m *Memory) lock() {
 	m.mu.Lock()
 	now := time.Now()
@@ -219,7 +219,7 @@ func (m *Memory) Wipe() {
 	clear(m.levels)
 }
 
-// problemOf returns what is wrong with a Take, or "".
+// problemOf returns the fault of a Take, or "" if it has none.
 func problemOf(t shared.Take) string {
 	r := t.Rate
 	switch {

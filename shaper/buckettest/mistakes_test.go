@@ -28,7 +28,7 @@ func TestRunTellsMistakes(t *testing.T) {
 	}
 }
 
-// told returns what the checks say of a Bucket. In a bubble they do not wait.
+// told returns the report of the checks on a Bucket. In a bubble the checks do not wait.
 func told(t *testing.T, newBucket func() shared.Bucket) (said string) {
 	synctest.Test(t, func(t *testing.T) { said = buckettest.Told(t.Context(), newBucket) })
 	return said

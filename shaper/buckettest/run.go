@@ -17,8 +17,8 @@ import (
 // keys of its own. The sub-tests take some thousand calls and a second of waiting together;
 // with SHAPER_LONG=1 in the environment ten times as many calls.
 //
-// Each answer must be exactly that of [shared.Take.Apply] at the clock reading that the
-// answer tells. Only after a change of the rate it may be late by 2 µs, as
+// Each answer must equal the one of [shared.Take.Apply] at the clock reading that the answer
+// tells. Only after a change of the rate it may be late by 2 µs, as
 // [shared.BucketRate.Rescale] says. What a call has written shows in the answer of the next.
 //
 // A Bucket for tests may have one or more of the methods of [Corrupter], [Forgetter],
@@ -66,7 +66,7 @@ type check struct {
 	run  func(c *tester)
 }
 
-// A reporter is what a check needs of a *testing.T. Tests of the checks themselves have
+// A reporter has the methods of *testing.T that a check needs. Tests of the checks themselves have
 // another one.
 type reporter interface {
 	Helper()
@@ -75,7 +75,7 @@ type reporter interface {
 	Context() context.Context
 }
 
-// A tester runs a check on one Bucket. It knows what the state of each key must be.
+// A tester runs a check on one Bucket. It knows the state that each key must have.
 type tester struct {
 	reporter
 	bucket shared.Bucket

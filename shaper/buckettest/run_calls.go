@@ -34,7 +34,7 @@ func checkGiveBack(c *tester) {
 	give(5, c.levels[t.Key].Empty)
 	give(1, c.levels[t.Key].Empty)
 
-	// With all given back, another may leave; what was taken is gone from both.
+	// With all given back, another may leave; its units are gone from both.
 	give2 := t
 	give2.Cost = 2
 	c.giveBack(give2, c.levels[t.Key].Empty)
@@ -155,10 +155,10 @@ func (c *tester) together(n int, next func(caller, i int) shared.Take) (takes []
 	return takes, answers
 }
 
-// A stretch is what a Take has taken of a level.
+// A stretch is the part of a level that a Take has taken.
 type stretch struct{ from, to shared.Instant }
 
-// stretches returns what was taken, in order.
+// stretches returns the parts taken, in order.
 func stretches(takes []shared.Take, answers []shared.Taken) (taken []stretch) {
 	for i, t := range takes {
 		if answers[i].OK {
@@ -175,7 +175,7 @@ func compare(a, b shared.Instant) int {
 }
 
 func checkConcurrency(c *tester) {
-	// The level is never 0, so what each has taken begins where that of another ends: a unit
+	// The level is never 0, so the stretch of each begins where the stretch of another ends: a unit
 	// lasts for minutes, as a busy machine may let seconds pass between two calls.
 	busy := unit(333_333_333, 1, 3, 1_000_000)
 	takes, answers := c.together(times(50), func(caller, i int) shared.Take {

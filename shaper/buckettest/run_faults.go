@@ -64,7 +64,7 @@ func checkClockBack(c *tester) {
 	c.refused(t)
 	c.refused(t)
 
-	// What was given out by the clock of then can be given back only by that.
+	// Units given out by the earlier clock can be given back only by that clock.
 	t = c.of("given back", r)
 	c.set(t.Key, ahead(200_000_000))
 	c.refused(t)
@@ -132,14 +132,14 @@ func checkLoss(c *tester) {
 	c.take(t)
 }
 
-// damagedTexts are what a state may be after another program has written to its key.
+// damagedTexts are states as another program may leave them that has written to their key.
 var damagedTexts = []string{
 	"", " ", "0", "-1", "1", "x", "garbage", "NaN", "Inf", "-Inf", "1e400", "nil", "null", "{}", "[]", "0x10", "\x00", "\xff\xfe",
 	"0 0 0 0 0 0 0 0", "-1 -1 -1 -1 -1 -1 -1 -1", "a b c d e f g h", "1,2,3", "1.5 2.5 3.5",
 	"99999999999999999999999999999999", "1e308 1e308 1e308 1e308 1e308 1e308 1e308 1e308", `{"Empty":1}`,
 }
 
-// damagedLevels are states of which each has a number outside of its range.
+// damagedLevels are states; each has a number outside of its range.
 func damagedLevels(now int64) map[string]shared.BucketLevel {
 	good := shared.BucketLevel{Empty: shared.Instant{Micros: now + 500_000_000, Part: 2}, Rate: unit(400_000_000, 1, 3, 1), At: now}
 	damaged := map[string]shared.BucketLevel{}

@@ -81,8 +81,7 @@ func (a Instant) Later(b Instant) Instant {
 }
 
 // Rescale returns the instant at which the level reaches 0 after r has come into force in
-// place of old, at which it would have been empty. The level stays what it is in cost
-// units:
+// place of old, at which it would have been empty. The level stays the same in cost units:
 //
 //	now + (empty − now) · (time of a unit at r) / (time of a unit at old)
 //

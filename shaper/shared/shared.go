@@ -1,6 +1,6 @@
-// Package shared says what a [Bucket] is: what holds a level that several processes share. Package
-// shaper has its names, too, and is all that a program needs which uses one; this package is for
-// those who write one. Package buckettest has the tests that every Bucket must pass.
+// Package shared defines [Bucket], the store of a level that several processes share. Package
+// shaper has its names too, and is enough for a program that uses a Bucket; this package is for
+// authors of one. Package buckettest has the tests that every Bucket must pass.
 package shared
 
 import (
@@ -36,7 +36,7 @@ type Bucket interface {
 	// is. An error means that it is not known whether anything was taken.
 	Take(ctx context.Context, t Take) (Taken, error)
 
-	// GiveBack takes off what was taken last, if nothing has been taken since: if the
+	// GiveBack takes off the units taken last, if nothing has been taken since: if the
 	// [BucketLevel.Empty] of t.Key is exactly end, and t.Rate is in force, of whatever
 	// version, it becomes earlier by t.Rise(). Otherwise GiveBack does nothing, and that is
 	// no error. Of t only [Take.Key], [Take.Cost] and [Take.Rate] count.
@@ -65,8 +65,8 @@ type Take struct {
 	High Instant
 	Seen int64
 
-	// Guard is for how long a level without a state does not fall to 0, as processes may
-	// hold slots of which the lost state knew; whole microseconds.
+	// Guard is for how long a level without a state does not fall to 0, as processes may hold slots
+	// that the lost state knew; whole microseconds.
 	Guard time.Duration
 }
 
@@ -121,7 +121,7 @@ func (l BucketLevel) valid() bool {
 //     becomes Empty − (w − now).
 //  3. If the rate in force and t.Rate differ in their versions at most, the greater version
 //     comes into force, and nothing else changes. Otherwise the greater version decides. If
-//     it is that of t.Rate, t.Rate comes into force, and Empty becomes that of
+//     t.Rate has the greater version, it comes into force, and Empty becomes the result of
 //     [BucketRate.Rescale]. If it is not, or if both are equal, nothing is taken or written,
 //     and the answer has the rate in force in [Taken.Other].
 //  4. If t.High is after Empty, and now is not before t.Seen, Empty becomes t.High: the

@@ -142,8 +142,8 @@ func (a *File) Stop() {
 	files.Add(-1)
 }
 
-// kernelClockAt returns what the kernel's clock showed at epoch, or [ErrOtherClock] if
-// Go's clock is another one.
+// kernelClockAt returns the reading of the kernel's clock at epoch, or [ErrOtherClock]
+// if Go's clock is another one.
 //
 // It reads Go's clock, then the kernel's until the kernel's has moved, then Go's again.
 // If both are the same clock, Go's has moved by at least as much. The clock of a

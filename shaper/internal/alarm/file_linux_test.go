@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// These tests use the real clock. They compare only instants of which one must not come
-// before the other.
+// These tests use the real clock. They compare two instants only where one must not come before the
+// other.
 
 // eachAlarm runs a test with both kinds of alarm.
 func eachAlarm(t *testing.T, test func(t *testing.T, a Alarm, now func() int64)) {

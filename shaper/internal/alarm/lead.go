@@ -24,7 +24,7 @@ type Lead struct {
 	work   int8  // rises when those who leave work; below 0: after so many slots StepAside does nothing
 }
 
-// step is the unit of what a Lead estimates, so that a Shaper takes no more memory for it.
+// step is the unit of a Lead's estimate; a coarse unit keeps the estimate, and so a Shaper, small.
 const step = 125 * time.Nanosecond
 
 const (
@@ -82,7 +82,7 @@ func (l *Lead) Woke(now, late int64) {
 }
 
 // follow lets an estimate settle where of rises+1 wake-ups all but one are no later: it
-// rises by that many steps after a wake-up that was later, and falls by one step after a
+// goes up by rises steps after a wake-up that was later, and down by one step after a
 // wake-up that was not.
 func follow(estimate *int16, late int64, rises int16) {
 	if late > int64(*estimate)*int64(step) {

@@ -81,8 +81,8 @@ func TestMostSpacingsAreEvenHoweverLongWakingTakes(t *testing.T) {
 }
 
 // The yield of an idle process wakes the thread that is needed when a request leaves. If
-// that thread were woken only then, the request would be late. On one processor, what the
-// yield does shows in who runs.
+// that thread were woken only then, the request would be late. On one processor, the
+// effect of the yield shows in who runs.
 func TestAThreadIsWokenBeforeTheSlotComes(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	epoch := time.Now()

@@ -202,7 +202,7 @@ func (h *hijacker) wrapped() http.ResponseWriter {
 	return w
 }
 
-// A wrapper is what the ResponseWriters of all sets of interfaces have in common.
+// A wrapper has the methods that the ResponseWriters of all sets of interfaces have in common.
 type wrapper struct {
 	http.ResponseWriter
 	hijacker *hijacker

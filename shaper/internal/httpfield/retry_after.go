@@ -2,8 +2,8 @@
 // tells its clients when to come back: Retry-After, and RateLimit with
 // RateLimit-Policy.
 //
-// It knows nothing of a Shaper. The caller that reads a field says what the longest time
-// is, and the caller that writes one supplies the numbers.
+// It knows nothing of a Shaper. The caller that reads a field gives the longest time,
+// and the caller that writes one gives the numbers.
 package httpfield
 
 import (

@@ -15,8 +15,8 @@ type scanner struct{ rest string }
 // A rateLimitItem is one item of a RateLimit field.
 type rateLimitItem struct{ remaining, reset int64 } // -1: missing, or not an integer ≥ 0
 
-// item reads one item: the name of a policy and its parameters, of which only r and
-// t matter. If a parameter is there twice, the last one counts.
+// item reads one item: the name of a policy and its parameters. Only the parameters r
+// and t matter. If a parameter is there twice, the last one counts.
 //
 // The name is a string. In older drafts the name was a bare word, because the field was
 // a dictionary whose keys had no values. Both are read alike.

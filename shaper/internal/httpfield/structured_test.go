@@ -12,10 +12,10 @@ import (
 	"example.com/leakybucket/shaper/internal/httpfield"
 )
 
-// The cases of this file are those of the working group's public test vectors for
-// structured fields (httpwg/structured-field-tests on GitHub), as far as a RateLimit field
-// can show them: in the values and names of its parameters, in the names of its items, and
-// in its list. A malformed field must be ignored.
+// The cases of this file are the working group's public test vectors for structured fields
+// (httpwg/structured-field-tests on GitHub), as far as a RateLimit field can show them: in
+// the values and names of its parameters, in the names of its items, and in its list. A
+// malformed field must be ignored.
 
 // readsAs asserts that Exhausted reads lines as a field that says that nothing remains for
 // that many seconds; 0 means a field that is ignored.

@@ -53,7 +53,7 @@ func WriteGone(w http.ResponseWriter, r *http.Request) {
 
 // dropStale removes what an outer handler may have set for the body of another
 // response. Content-Encoding stays, as in [http.Error]: an outer handler that
-// compresses what is written sets it before (golang/go#66343).
+// compresses the body sets it before (golang/go#66343).
 func dropStale(h http.Header) {
 	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
 		delete(h, field)
@@ -66,7 +66,7 @@ type Response struct {
 	RetryAfter int64 // in seconds; 0: trying again does not help
 }
 
-// A Problem is what a response says is wrong. NewProblem makes one.
+// A Problem is the body of a response that refuses a request. NewProblem makes one.
 type Problem struct {
 	Status int
 	body   []byte // nil: none
@@ -76,7 +76,8 @@ type Problem struct {
 func NewProblem(status int, detail string) *Problem {
 	// The texts are our own, in ASCII, so %q quotes them as JSON does.
 	body := fmt.Appendf(nil, `{"title":%q,"status":%d,"detail":%q}`+"\n", http.StatusText(status), status, detail)
-	// A ResponseWriter may append to what it is given. Without room behind it, that is a copy.
+	// A ResponseWriter may append to the slice it is given. Without room behind it, append makes a
+	// copy.
 	return &Problem{status, slices.Clip(body)}
 }
 

@@ -1,5 +1,5 @@
-// Package httpout has what a client does with the bodies and the contexts of requests that wait for a
-// Limiter. When a request waits, and for what, is the Transport's to say.
+// Package httpout handles the bodies and the contexts of requests of a client that wait for a
+// Limiter. The Transport says when a request waits, and for what.
 package httpout
 
 import (

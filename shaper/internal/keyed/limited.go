@@ -11,9 +11,8 @@ import (
 // TopCounters is how many keys that meet their limits [Limited] can tell apart.
 const TopCounters = 1024
 
-// Limited is what is remembered, in fixed memory, of the keys that met their limits, when their
-// entries are gone. It has a lock of its own, so that calls that leave at once have nothing to do
-// with it.
+// Limited remembers, in fixed memory, the keys that met their limits, when their entries are
+// gone. It has a lock of its own, so that calls that leave at once have nothing to do with it.
 type Limited[K comparable] struct {
 	mu          sync.Mutex
 	seed        maphash.Seed

@@ -15,11 +15,11 @@ const (
 	Homes = MaxShared - Reserved
 )
 
-// Rings hold the entries that keys share while a [Table] has no room for them. Each kind of keys
-// P has a ring of its own: Homes points, some of which have an entry. A hash gives each key its
-// home on the ring, and the key uses the first entry at its home or after it (consistent
-// hashing). The hash is to be seeded anew in each process, so that a client cannot choose keys
-// that share an entry with the keys of another client.
+// Rings hold the entries that keys share while a [Table] has no room for them. Each kind of keys P
+// has a ring of its own: Homes points, and some of them have an entry. A hash gives each key its
+// home on the ring, and the key uses the first entry at its home or after it (consistent hashing).
+// The hash is to be seeded anew in each process, so that a client cannot choose keys that share an
+// entry with the keys of another client.
 //
 // A key makes an entry at its home while there are fewer than Homes entries in all rings, or fewer
 // than MaxShared and none in its own. After that it uses the next entry of its ring, whose reach
@@ -70,8 +70,8 @@ func (o *Rings[K, V, P]) Used(home int16, p P) *Entry[K, V] {
 }
 
 // Find returns the entry of kind p that a key with a home is to share, and how far it is from
-// there. It returns nil if one is to be made at the home; but if full is true, there is no room
-// for that.
+// there. It returns nil if an entry is to be made at the home; but if full is true, there is no
+// room for a new entry.
 func (o *Rings[K, V, P]) Find(home int16, p P) (e *Entry[K, V], distance int16, full bool) {
 	e, distance = o.next(home, p)
 	switch {

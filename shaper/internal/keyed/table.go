@@ -1,7 +1,7 @@
 // Package keyed has the containers of a Group: a table of the keys that have an entry of their
 // own, rings of the entries that keys share when the table is full, a timing wheel that says when
-// to look at an entry again, and what is remembered of keys whose entries are gone. It knows no
-// bucket: what an entry holds is the caller's.
+// to look at an entry again, and a memory of keys whose entries are gone. It knows no bucket: the
+// value in an entry is the caller's.
 //
 // The caller's lock guards each of them, unless it is said otherwise.
 package keyed

@@ -10,10 +10,10 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// The wheel alone, in the hands of nobody but this file: what is put in comes up in
-// time, as from a plain slice.
+// The wheel alone, used by nobody but this file: an entry that is put in comes up in time, as from
+// a plain slice.
 
-// entry is what the tests put in.
+// entry is the entry that the tests put in.
 type entry = Entry[int, int]
 
 // slowWheel is a wheel as one would write it down: when each flow is to come up at

@@ -23,15 +23,15 @@ type Clock struct {
 // perDrift is the time after which one clock may be ahead of the other by one unit of time
 // more: 200 ppm. A quartz clock is off by up to 100 ppm, and both clocks may be, each to its
 // side. A clock that is slewed faster, as some time daemons do to make up for an offset, looks
-// as if it had been set: what is leased is dropped, and no rate is exceeded.
+// as if it had been set: the leased units are dropped, and no rate is exceeded.
 const perDrift = 5000
 
 // drift returns by how much the clocks may have moved apart after a time, rounded up.
 func drift(after int64) int64 { return (max(after, 0) + perDrift - 1) / perDrift }
 
 // note adds an answer: the Bucket's clock showed now, in microseconds rounded down, at some
-// time between the two instants. It reports whether that fits to what was known. If not, the
-// clock has been set, or it is another server's, and what is known begins anew.
+// time between the two instants. It reports whether the answer fits the earlier ones. If
+// not, the clock has been set, or it is another server's, and the estimate begins anew.
 func (c *Clock) note(sent, received, now int64) (fits bool) {
 	low, high := now*1000-received, now*1000+1000-sent
 	fits = true

@@ -1,7 +1,7 @@
-// Package lease has what a process knows and holds of a level that several processes share: the
-// units that it has leased, the Bucket's clock, the pace of the level, and how much to lease when.
-// It knows neither lines nor requests, and calls nobody: the engine tells it what was answered and
-// what was used, and asks it when a request may leave.
+// Package lease holds one process's part of a level that several processes share: the units that
+// it has leased, the Bucket's clock, the pace of the level, and how much to lease when. It knows
+// neither lines nor requests, and calls nobody: the engine tells it each answer and each unit
+// used, and asks it when a request may leave.
 //
 // The engine's lock guards all of it. Instants are nanoseconds on the engine's clock, unless they
 // are said to be on the Bucket's.
@@ -77,7 +77,7 @@ type stretch struct {
 	by        int64       // how much later at most the moved ones are due, in ns
 }
 
-// units are what is leased and has not been used.
+// units are cost units that are leased and have not been used.
 type units struct {
 	now        stretch // from which requests leave
 	next       stretch // fetched ahead; empty: none
@@ -255,14 +255,14 @@ func (l *Lease) Unuse(departureNo uint32, n int64) {
 	l.now.remaining += n
 }
 
-// SetRate puts a rate in force for what is leased from now on.
+// SetRate puts a rate in force for units leased from now on.
 func (l *Lease) SetRate(r shared.BucketRate) {
 	perNano := r.Parts / 1000
 	l.Rate, l.Burst = r, r.Burst
 	l.Interval = exact.IntervalOfFraction(r.Micros*1000+r.Part/perNano, uint64(r.Part%perNano), uint64(perNano))
 }
 
-// ChangeRate puts a rate in force that this process sets now. The level stays what it is in cost
+// ChangeRate puts a rate in force that this process sets now. The level stays the same in cost
 // units, as far as it is known.
 func (l *Lease) ChangeRate(r shared.BucketRate, now int64) {
 	l.DropAll()
@@ -338,8 +338,8 @@ func (l *Lease) Wait(t shared.Take, taken shared.Taken, now int64) (empty int64)
 	return l.Clock.Reaches(end.Ceil())
 }
 
-// GiveBack takes what is leased and can be given back from the lease, which is the tail of the
-// level as this process knows it, and returns the question. What can't be given back is dropped.
+// GiveBack takes the units that can be given back from the lease, which are the tail of the level
+// as this process knows it, and returns the question. Units that can't be given back are dropped.
 func (l *Lease) GiveBack(now int64) (t shared.Take, end shared.Instant) {
 	l.Covers(math.MaxInt64, now) // joins the two stretches
 	n := min(l.now.remaining, l.now.tail)

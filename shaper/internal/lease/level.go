@@ -10,7 +10,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// noteLevel notes the level that an answer shows, with what it has taken.
+// noteLevel notes the level that an answer shows, with the units taken.
 func (l *Lease) noteLevel(t shared.Take, taken shared.Taken) {
 	r, empty := t.Rate, taken.Empty
 	switch {
@@ -23,9 +23,9 @@ func (l *Lease) noteLevel(t shared.Take, taken shared.Taken) {
 }
 
 // Room returns how many cost units the level has room for now, so that they may leave at
-// once: below 0 if slots are leased ahead. It is what the latest answer of the Bucket has shown,
-// with what has leaked since, as if no other process had taken anything; or the room of an
-// idle bucket, as long as there is no answer.
+// once: below 0 if slots are leased ahead. The room is the one that the latest answer of the
+// Bucket has shown, plus the leak since, as if no other process had taken anything; or the room
+// of an idle bucket, as long as there is no answer.
 func (l *Lease) Room(now int64) int64 {
 	burst := l.Burst
 	if !l.Clock.known || l.level == 0 {
@@ -85,9 +85,9 @@ func (l *Lease) Raise(end shared.Instant) {
 	l.level = max(l.level, end.Micros*1000)
 }
 
-// NoteAnswer adds what an answer shows, that came between the two instants: how long the call took,
-// the Bucket's clock, and the level. If the clock does not fit to what was known, it has been set, or
-// another server answers: nobody knows any more when the units are due that this process has.
+// NoteAnswer adds the news in an answer that came between the two instants: how long the call took,
+// the Bucket's clock, and the level. If the clock does not fit the earlier answers, it has been set,
+// or another server answers: nobody knows any more when the units are due that this process has.
 func (l *Lease) NoteAnswer(t shared.Take, taken shared.Taken, sent, received int64) {
 	l.noteRoundTrip(max(received-sent, 1))
 	usedUpTo := l.Clock.Reaches(l.usedUpTo.Ceil()) // before what is known of the clock begins anew
@@ -139,7 +139,7 @@ func Fits(t shared.Take, empty shared.Instant, now, n int64) bool {
 	return first.Micros < now || first.Micros == now && first.Part == 0
 }
 
-// Check returns what is wrong with an answer.
+// Check returns an error that says what is wrong with an answer, or nil.
 func Check(t shared.Take, taken shared.Taken) error {
 	r := taken.Other
 	switch {

@@ -18,8 +18,8 @@ const aheadLength = 64 << 10
 
 // A Body is a request body that a goroutine of its own reads while the request waits:
 // once the body has been read to its end, net/http watches the connection. The
-// handler gets the Body in place of the original, and reads from it what has come
-// already and then the rest as it comes.
+// handler gets the Body in place of the original, and reads from it the bytes that
+// have come already and then the rest as it comes.
 //
 // A read with a deadline would need no goroutine, but net/http cancels the request
 // when a deadline passes during a read.
@@ -163,8 +163,8 @@ func (b *Body) stop() {
 }
 
 // Hijack calls hijack, the Hijack of the ResponseWriter, for a handler that may not have
-// read all of the body. The reader that it returns begins with what was read ahead, as
-// net/http alone would give it.
+// read all of the body. The reader that it returns begins with the bytes read ahead, as
+// net/http alone would give them.
 //
 // If the end of the body has not come, Hijack ends the read that is under way. That
 // cancels the context of the request, as any failed read does in net/http.
@@ -187,8 +187,8 @@ func (b *Body) Hijack(hijack func() (net.Conn, *bufio.ReadWriter, error)) (net.C
 	if len(rest) == 0 {
 		return conn, buffered, nil
 	}
-	// All that has come is put into one buffer: some hijackers take what is Buffered
-	// and then read from the connection itself.
+	// All bytes that have come are put into one buffer: some hijackers take the Buffered bytes and
+	// then read from the connection itself.
 	known := len(rest) + buffered.Reader.Buffered()
 	reader := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(rest), buffered.Reader), max(known, 4<<10))
 	if _, err := reader.Peek(known); err != nil {
@@ -197,7 +197,7 @@ func (b *Body) Hijack(hijack func() (net.Conn, *bufio.ReadWriter, error)) (net.C
 	return conn, bufio.NewReadWriter(reader, buffered.Writer), nil
 }
 
-// Read returns what has come, or waits for more.
+// Read returns bytes that have come, or waits for more.
 func (b *Body) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -15,11 +15,11 @@ const (
 	// is not restarted, and the connection is not asked.
 	brief = time.Millisecond
 
-	// briefSteps times briefStep takes the place of brief for a limiter of which
-	// only the time shows whether the request waits. On a starved machine the
-	// goroutine of a request that does not wait may be kept from running for longer
-	// than that, but then the timers of the steps are late as well. A single look at
-	// the clock would take such a request for one that waits.
+	// briefSteps times briefStep takes the place of brief for a limiter where only
+	// the time shows whether the request waits. On a starved machine the goroutine
+	// of a request that does not wait may be kept from running for longer than that,
+	// but then the timers of the steps are late as well. A single look at the clock
+	// would take such a request for one that waits.
 	briefSteps = 4
 	briefStep  = 5 * time.Millisecond
 )
@@ -38,7 +38,7 @@ const (
 // It is the Conn of the request, seen as a context.
 type peerContext Conn
 
-// A wait is what a Conn knows of the wait of its request.
+// A wait is the state that a Conn keeps of the wait of its request.
 type wait struct {
 	mu      sync.Mutex
 	called  bool          // PeerContext has been called
@@ -52,7 +52,7 @@ type wait struct {
 	done    chan struct{} // nil: not asked for yet
 	timer   *time.Timer   // of step, or of requestEnded; nil: there is none
 
-	// news is what the goroutine of a Waiting waits on; nil: there is none.
+	// news is the channel on which the goroutine of a Waiting waits; nil: there is none.
 	news chan<- struct{}
 
 	watcher    *Watcher
@@ -121,9 +121,9 @@ func (p *peerContext) Done() <-chan struct{} {
 
 // DoneBeforeLine returns a channel that is closed when ctx ends, for a caller that has
 // something else to wait for before it enters a line. If ctx is one of [Conn.PeerContext]
-// the request does not count as waiting by that, so an end because of the client does not
-// close the channel. A deadline does. Call stop when the
-// channel is no longer needed.
+// the request does not count as waiting through this call, so an end because of the
+// client does not close the channel. A deadline does. Call stop when the channel is no
+// longer needed.
 func DoneBeforeLine(ctx context.Context) (done <-chan struct{}, stop func()) {
 	p, ok := ctx.(*peerContext)
 	if !ok {

@@ -45,7 +45,7 @@ func descriptor(c net.Conn) syscall.Conn {
 
 // hungUp reports whether ppoll(2) finds that the other end of a descriptor has hung up.
 // (poll(2) does not exist on arm64.) With a timeout of zero the call cannot block, so a
-// raw system call, of which the scheduler does not know, is enough.
+// raw system call, unknown to the scheduler, is enough.
 func hungUp(fd int32) bool {
 	const (
 		pollErr   = 0x0008

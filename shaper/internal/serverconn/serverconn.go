@@ -43,8 +43,8 @@ func (c *connContext) Value(key any) any {
 
 // A Conn is the connection of one request. The goroutine of the request owns it. [Of]
 // makes one. It is all that the middleware allocates for a request that is admitted at
-// once, so what the request needs is in it. Each request that waits has one, so it is
-// small: 144 bytes.
+// once, so everything that the request needs is in it. Each request that waits has
+// one, so it is small: 144 bytes.
 type Conn struct {
 	writer  http.ResponseWriter
 	request *http.Request
@@ -116,7 +116,7 @@ func chunksRead(body io.Reader) bool {
 	return false
 }
 
-// bodyKind is what a request body is made of.
+// bodyKind is the kind of a request body: its length, or the lack of it.
 type bodyKind int
 
 const (

@@ -45,8 +45,8 @@ func serve(t *testing.T, h http.HandlerFunc, configure ...func(*http.Server)) (v
 
 // A visitor is a client on a connection of its own. The test decides every byte.
 //
-// The tests of package shaper have a visitor too (middleware_entrance_test.go), of which
-// this is the part that is needed here. Go cannot import the test files of another
+// The tests of package shaper have a visitor too (middleware_entrance_test.go); this is
+// the part of it that is needed here. Go cannot import the test files of another
 // package, and a package for both would have to export, and so name anew, all that the
 // tests of the middleware call on nearly every line.
 type visitor struct {

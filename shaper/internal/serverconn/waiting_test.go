@@ -164,7 +164,7 @@ func TestAWatcherFindsEachClientThatHasGone(t *testing.T) {
 	}
 }
 
-// Each request that waits has a Conn. (The size is that of 64-bit machines.)
+// Each request that waits has a Conn. (The size holds on 64-bit machines.)
 func TestAConnIsSmall(t *testing.T) {
 	if strconv.IntSize != 64 {
 		t.Skip("the size is that of 64-bit machines")

@@ -27,10 +27,10 @@ func (t *TopK[K]) Least() uint64 {
 //
 // A key that has a counter in only one of the two may have had up to the least count of the
 // other, so that is added to its count and to its error. The keys with the largest counts are
-// kept. (Agarwal et al., "Mergeable Summaries", PODS 2012, show that nothing is lost by that:
-// let c be a count less the least one of its TopK. The sum of all c is at most N − m·least for
-// each TopK. So the m-th largest count of the merged ones is at most the sum of both N,
-// divided by m, and the counts that are kept add up to no more than that sum.)
+// kept. (Agarwal et al., "Mergeable Summaries", PODS 2012, show that this loses nothing: let c
+// be a count less the least one of its TopK. The sum of all c is at most N − m·least for each
+// TopK. So the m-th largest count of the merged ones is at most the sum of both N, divided by
+// m, and the counts that are kept add up to no more than that sum.)
 func (t *TopK[K]) Merge(counts []Count[K], events, least uint64) {
 	if events == 0 {
 		return

@@ -53,7 +53,7 @@ type TopK[K comparable] struct {
 	least []int32
 }
 
-// A counter is what a TopK knows of one key.
+// A counter is the record that a TopK keeps of one key.
 type counter[K comparable] struct {
 	key       K
 	hash      uint64
@@ -120,8 +120,8 @@ func (t *TopK[K]) Top(n int) []Count[K] {
 	return top
 }
 
-// Snapshot returns a copy, of which only Top may be called. The owner then needs its lock
-// only for the copy: for m = 1,024 the copy takes some 20 µs, and Top 120 µs.
+// Snapshot returns a copy; only Top may be called on it. The owner then needs its lock only for the
+// copy: for m = 1,024 the copy takes some 20 µs, and Top 120 µs.
 func (t *TopK[K]) Snapshot() TopK[K] {
 	return TopK[K]{events: t.events, capacity: t.capacity, counters: slices.Clone(t.counters)}
 }
