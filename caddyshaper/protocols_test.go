@@ -148,14 +148,6 @@ func TestAddressesAreThoseThatCaddyFinds(t *testing.T) {
 	require.Equal(t, "-", s.get("/", "X-Forwarded-For", "192.0.2.1").body)
 }
 
-func TestHostsAreWithoutPortAndCase(t *testing.T) {
-	s := serve(t, "shape {\n limits 100/s burst 10\n key host\n}\n	respond {http.shape.key}")
-	conn := s.dial()
-	_, err := conn.Write([]byte("GET / HTTP/1.1\r\nHost: SHOP.example:80\r\nConnection: close\r\n\r\n"))
-	require.NoError(t, err)
-	require.True(t, strings.HasSuffix(readAll(t, conn), "\r\nshop.example"))
-}
-
 func TestOneNameInTwoSitesIsOneLine(t *testing.T) {
 	s := newSite(t)
 	s.reload("shape shared {\n limits 1/h\n key all\n}\n	respond a\n}\nhttp://other.example {\n	bind unix/" + s.socket + "2\n	shape shared {\n limits 1/h\n key all\n}\n	respond b")

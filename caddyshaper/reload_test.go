@@ -33,18 +33,6 @@ func TestThoseInLineStayInLineOverAReload(t *testing.T) {
 	require.Equal(t, []string{"/0", "/1", "/2"}, s.upstream.paths())
 }
 
-func TestAReloadRetimesThoseInLine(t *testing.T) {
-	s := serve(t, "shape line limits 1/h depth 5 inflight 1"+proxied)
-	require.Equal(t, 200, s.get("/0").status)
-	answers := s.inLine("line", "/1", "/2", "/3")
-	s.reload("shape line limits 100/s depth 5 inflight 1" + proxied)
-	for _, a := range answers() {
-		require.NoError(t, a.err)
-		require.Equal(t, 200, a.status)
-	}
-	require.Equal(t, []string{"/0", "/1", "/2", "/3"}, s.upstream.paths())
-}
-
 func TestAHundredReloadsUnderLoadLoseNobody(t *testing.T) {
 	const low, high, reloads, clients = 100, 200, 100, 8
 	directives := func(perSecond int) string {

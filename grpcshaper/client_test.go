@@ -292,22 +292,6 @@ func TestStreamIsInFlightUntilItEndsInAnyWay(t *testing.T) {
 	}
 }
 
-// The answer of a stream that only the client sends on is its end.
-func TestStreamOfAClientIsInFlightUntilItsAnswer(t *testing.T) {
-	bubble(t, func(t *testing.T, since func() time.Duration) {
-		r, inFlight := oneInFlight(t, service{})
-		for range 3 {
-			s, err := r.StreamingInputCall(t.Context())
-			require.NoError(t, err)
-			require.NoError(t, s.Send(&testgrpc.StreamingInputCallRequest{}))
-			require.Equal(t, 1, inFlight())
-			_, err = s.CloseAndRecv()
-			require.NoError(t, err)
-			require.Zero(t, inFlight())
-		}
-	})
-}
-
 // An interceptor behind ours may return a stream of its own, of which gRPC says nothing.
 type madeUp struct {
 	grpc.ClientStream

@@ -12,11 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	"example.com/leakybucket/grpcshaper"
 	"example.com/leakybucket/shaper"
@@ -191,40 +189,6 @@ func TestDryRunLeavesItsVerdictForAnInterceptorInFront(t *testing.T) {
 		require.Equal(t, shaper.Verdict{Wait: 10 * time.Second}, verdict)
 		require.Zero(t, since())
 	})
-}
-
-// The address of a peer is what a real connection makes it.
-func TestCallsOfOneHostShareABucketOverRealConnections(t *testing.T) {
-	t.Parallel()
-	hosts := newGroup(t, "1/h")
-	var keys []string
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(
-		func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			key, err := grpcshaper.ByPeer()(ctx, info.FullMethod)
-			keys = append(keys, key)
-			require.NoError(t, err)
-			return handler(ctx, request)
-		},
-		grpcshaper.UnaryServerInterceptor(grpcshaper.PerKey(hosts, grpcshaper.ByPeer()))))
-	testgrpc.RegisterTestServiceServer(server, service{})
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		require.NoError(t, <-done)
-	})
-	var got []codes.Code
-	for range 2 { // Each client has a connection, and so a port, of its own.
-		conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		require.NoError(t, err)
-		err = rig{TestServiceClient: testgrpc.NewTestServiceClient(conn)}.call(t.Context())
-		require.NoError(t, conn.Close())
-		got = append(got, status.Code(err))
-	}
-	require.Equal(t, []codes.Code{codes.OK, codes.ResourceExhausted}, got)
-	require.Equal(t, []string{"127.0.0.1", "127.0.0.1"}, keys)
 }
 
 // A cap that is passed over is worse than none: the program believes that it has one.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,7 +19,6 @@ import (
 
 	"example.com/leakybucket/grpcshaper"
 	"example.com/leakybucket/shaper"
-	"example.com/leakybucket/shaper/buckettest"
 )
 
 // limiter is a Limiter of a function.
@@ -193,40 +191,10 @@ func TestServerSeesThatACallWasCancelledAndNotRefused(t *testing.T) {
 			requireCode(t, codes.Canceled, err)
 			requireCode(t, codes.Canceled, seen)
 			require.ErrorIs(t, seen, context.Canceled)
+			require.Zero(t, s.Stats().Waiting+g.Stats().Waiting, "it has left the line at once")
 		}
 		require.Zero(t, s.Stats().Refused)
 		require.EqualValues(t, 1, g.Stats().Abandoned)
-	})
-}
-
-// A call without a deadline must not hang while the store of a shared bucket is away.
-func TestACallInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
-	bubble(t, func(t *testing.T, since func() time.Duration) {
-		memory := buckettest.NewMemory()
-		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
-		s := newShaper(t, "1/s depth 9", shaper.WithBucket(memory, "key"))
-		err, trailer, seen := refusedBy(t, s, t.Context())
-		requireCode(t, codes.Unavailable, err)
-		require.ErrorIs(t, seen, shaper.ErrUnavailable)
-		require.NotEmpty(t, trailer["grpc-retry-pushback-ms"])
-		require.Equal(t, shaper.DefaultPatience, since())
-	})
-}
-
-// x/time's Limiter shows that any Limiter will do. It refuses by an error of its own.
-func TestLimiterOfXTimeIsPacedAndRefused(t *testing.T) {
-	bubble(t, func(t *testing.T, since func() time.Duration) {
-		l := rate.NewLimiter(1, 1)
-		err, _, _ := refusedBy(t, l, t.Context())
-		require.NoError(t, err)
-		err, _, _ = refusedBy(t, l, t.Context())
-		require.NoError(t, err)
-		require.Equal(t, time.Second, since())
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		err, _, _ = refusedBy(t, l, ctx)
-		requireCode(t, codes.Unavailable, err)
-		require.Equal(t, time.Second, since())
 	})
 }
 

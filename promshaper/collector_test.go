@@ -74,17 +74,6 @@ func TestASourceThatIsRemovedIsNotToldAnyMore(t *testing.T) {
 	require.NotNil(t, metrics["shaper_keys{search}"])
 }
 
-func TestTwoCollectorsNeedALabelThatTellsThemApart(t *testing.T) {
-	r := prometheus.NewPedanticRegistry()
-	for _, site := range []string{"blue", "green"} {
-		c := promshaper.New()
-		add(t, c, "login", promshaper.Of(newShaper(t, "1/s")))
-		require.NoError(t, prometheus.WrapRegistererWith(prometheus.Labels{"site": site}, r).Register(c))
-	}
-	require.NotNil(t, gather(t, r)["shaper_level_units{login,blue}"])
-	require.NotNil(t, gather(t, r)["shaper_level_units{login,green}"])
-}
-
 // A scrape costs the same however many keys a Group has, and no key becomes a label.
 func TestKeysAreNeverLabels(t *testing.T) {
 	g := newGroup(t, "1/s")
@@ -333,33 +322,4 @@ func TestCountersNeverGoBack(t *testing.T) {
 		require.EqualValues(t, callers*each, all, "each call with a live context is counted once")
 		require.Positive(t, value(end["shaper_refusals_total{closed,shaper}"]))
 	})
-}
-
-// The same in real time, where scrapes and requests really run at once.
-func TestScrapesDuringTraffic(t *testing.T) {
-	t.Parallel()
-	s := newShaper(t, "100000/s burst 10 depth 100")
-	g := newGroup(t, "100000/s burst 10 depth 100")
-	c := promshaper.New()
-	add(t, c, "shaper", promshaper.Of(s))
-	add(t, c, "group", promshaper.OfGroup(g))
-	w := watch{Gatherer: registryWith(t, c)}
-	var calls sync.WaitGroup
-	for caller := range 4 {
-		calls.Go(func() {
-			for i := range 1000 {
-				s.Wait(t.Context())
-				g.Wait(t.Context(), fmt.Sprint(caller, i%7))
-			}
-		})
-	}
-	for range 50 {
-		w.scrape(t)
-	}
-	calls.Wait()
-	end := w.scrape(t)
-	for _, rule := range []string{"shaper", "group"} {
-		require.EqualValues(t, 4000, value(end["shaper_requests_total{departed,"+rule+"}"]))
-		require.EqualValues(t, 4000, end["shaper_wait_seconds{"+rule+"}"].Histogram.GetSampleCount())
-	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/promshaper"
-	"example.com/leakybucket/shaper"
 )
 
 // nativeBuckets returns the counts of a native histogram by the number of the bucket.
@@ -167,21 +166,4 @@ func TestABoundThatIsNoneIsNamed(t *testing.T) {
 		require.PanicsWithValue(t, "promshaper: WithWaitBuckets: a bound is "+text+"; it must be positive and finite",
 			func() { promshaper.New(promshaper.WithWaitBuckets(1, bound)) })
 	}
-}
-
-// The default bounds double, and the counts of a shaper at 1/s are known.
-func TestTheDefaultBoundsCountWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var l shaper.Limits
-		require.NoError(t, l.UnmarshalText([]byte("1/s depth 1000")))
-		s := newShaper(t, l.String())
-		arrive(s, 601)
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		counts := map[int]uint64{}
-		for _, b := range waits(t, of(t, "x", promshaper.Of(s))).Bucket {
-			counts[int(b.GetUpperBound())] = b.GetCumulativeCount()
-		}
-		require.Equal(t, map[int]uint64{0: 1, 1: 2, 2: 3, 4: 5, 8: 9, 16: 17, 33: 34, 66: 67, 133: 134, 267: 268, 534: 535}, counts)
-	})
 }
