@@ -222,7 +222,7 @@ func readCost(s *Shape, args []string) (err error) {
 	return err
 }
 
-// readStoreLine reads one URL, or those of several servers.
+// readStoreLine reads one URL, or the URLs of several servers.
 func readStoreLine(s *Shape, args []string) error {
 	if len(args) == 0 {
 		return takesSome
@@ -306,7 +306,7 @@ var _ caddyfile.Unmarshaler = (*Shape)(nil)
 func init() {
 	httpcaddyfile.RegisterDirective("shape", parseDirective)
 	// After what changes a request, or asks who sends it; before handle and route, so that a
-	// shape of the site also holds for what is in these.
+	// shape of the site also holds for requests in these blocks.
 	httpcaddyfile.RegisterDirectiveOrder("shape", httpcaddyfile.Before, "invoke")
 }
 

@@ -121,8 +121,8 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 	return shaper.ConnContext(ctx, unwrapped(c))
 }
 
-// unwrapped returns the connection in Caddy's wrappers, or in those of its listener wrappers:
-// the first that has a file descriptor or, like a TLS connection, tells what is in it. Caddy does
+// unwrapped returns the connection within the wrappers of Caddy and of its listener wrappers:
+// the first that has a file descriptor or, like a TLS connection, tells the one within. Caddy does
 // not export its wrappers, but embeds the connection in them.
 func unwrapped(c net.Conn) net.Conn {
 	for inner := c; inner != nil; {

@@ -1,12 +1,12 @@
 // Package caddyshaper is a module for Caddy: the handler http.handlers.shape, with the
-// directive shape for Caddyfiles. It lets requests wait in line, so that they reach what is
-// behind Caddy at a steady rate, and refuses at once those for which there is no place.
+// directive shape for Caddyfiles. It lets requests wait in line, so that they reach the
+// upstream at a steady rate, and refuses at once those for which there is no place.
 //
 //	shop.example {
 //		shape {
 //			rules /etc/shaper.yaml          # how much may pass, by key; read again when it changes
-//			key   route client_ip           # what has a line of its own
-//			site  200/s depth 500           # one line for all, behind those of the keys
+//			key   route client_ip           # each has a line of its own
+//			site  200/s depth 500           # one line for all, behind the lines of the keys
 //			store redis://127.0.0.1:6379    # levels shared with other processes
 //			state /var/lib/shaperd/levels.json
 //			ratelimit_headers
@@ -18,9 +18,9 @@
 // [Shape] has the fields of the JSON, and [Shape.UnmarshalCaddyfile] all subdirectives.
 //
 // The directive stands before invoke, handle and route in Caddy's order, so that it also
-// holds for what is in these. "order shape before reverse_proxy" puts it behind them: then
-// only what is in no handle or route block goes through it. A block needs lines of its own, as
-// everywhere in a Caddyfile; what has nothing but limits may be written in one line.
+// holds for requests in these. "order shape before reverse_proxy" puts it behind them: then
+// only requests in no handle or route block go through it. A block needs lines of its own, as
+// everywhere in a Caddyfile; a shape with nothing but limits may be written in one line.
 //
 // # Limits
 //
@@ -30,12 +30,11 @@
 //
 // Either limits says them for all keys, or rules names files of package config, each a layer
 // over those before it, in which the rule for a key is looked up. Changed files are read by
-// themselves. If they have mistakes, the rules in force stay, and the log says what is wrong;
+// themselves. If they have mistakes, the rules in force stay, and the log has the mistakes;
 // at the start, and when Caddy loads a configuration, a mistake in them is an error with file
 // and line.
 //
-// candidate names limits to try: they hold no request up, and only say what they would have
-// done. In rules each rule may have one. dry_run does the same with the limits themselves.
+// candidate names limits to try: they hold no request up, and only give their verdict. In rules each rule may have one. dry_run does the same with the limits themselves.
 //
 // # Keys
 //
@@ -49,15 +48,15 @@
 //     those that begin the keys of rules and those that routes names. A request that matches
 //     none has the part "-". It is not the path, because a client could ask for ever new ones.
 //   - host: the host of the request, in lower case and without its port.
-//   - header:NAME: the value of a header field. A client may write what it likes there.
+//   - header:NAME: the value of a header field. A client may write anything there.
 //   - {placeholder}: any text with placeholders of Caddy.
 //   - all, alone: all requests have one line.
 //
 // Put what picks the rule first. At most max_keys keys have a line of their own; those that
 // come then share lines (see shaper.Group), so that no client gains by making up keys.
 //
-// cost says what a request costs, by a number or placeholders. What is no number counts as 1,
-// and so does less than 1: whatever a client sends there, it is not free. The most is 1000,
+// cost is the cost of a request, by a number or placeholders. A value that is no number, or is
+// less than 1, counts as 1: whatever a client sends there, it is not free. The most is 1000,
 // or a second number. To let requests pass, such as health checks, use a matcher.
 //
 // # What is told
@@ -75,7 +74,7 @@
 //	{http.shape.name}     shape_name     the name of the handler
 //	{http.shape.key}      shape_key      the key of the request
 //	{http.shape.wait}     shape_wait     the time in line, in seconds; of several handlers the sum
-//	{http.shape.verdict}  shape_verdict  what a candidate or dry run says: "leave", "wait;seconds=1.300", "refuse;reason=queue-full"
+//	{http.shape.verdict}  shape_verdict  of a candidate or dry run: "leave", "wait;seconds=1.300", "refuse;reason=queue-full"
 //	{http.shape.error}    shape_error    why it was not admitted: queue-full, too-late, too-costly,
 //	                                     unavailable, closed, deadline, gone, failed
 //
@@ -83,7 +82,7 @@
 // the last one. ratelimit_headers, server_timing and verdict_header add fields to answers, and
 // log_refusals logs refusals, one line a second at most.
 //
-// # Names, and what a reload does
+// # Names and reloads
 //
 // A handler's lines are known by its name. In a Caddyfile that is the first address of the
 // site and the matcher, unless the directive says one; two that would have the same name must
@@ -93,7 +92,7 @@
 // A reload of Caddy loses no request. The lines outlive it: requests that wait stay where
 // they are, levels stay, and changed limits count at once, also for these requests. This is
 // so for limits, rules, candidate, site, state and all that is said of keys and answers. If
-// the limits of a key get or lose an inflight, the key keeps what it has until its line is
+// the limits of a key get or lose an inflight, the key keeps its limits until its line is
 // empty.
 //
 // What is said of store, fallback, patience, cold_guard, rate_version, max_keys, block,
@@ -132,8 +131,8 @@
 //
 // The directive shape_inspect serves the live page and the API of package inspect ([Inspect]),
 // and /shape/ at Caddy's admin endpoint does so for programs ([Admin]). Caddy's metrics have
-// those of package promshaper, whose label rule is the name of the handler, or that name with
-// "/candidate" or "/site" behind it. For rules in files there are also
+// the metrics of package promshaper, whose label rule is the name of the handler, or that name
+// with "/candidate" or "/site" behind it. For rules in files there are also
 // shaper_config_last_reload_successful and shaper_config_last_reload_success_timestamp_seconds.
 // shape_ready tells load balancers whether to send requests here ([Readiness]).
 package caddyshaper

@@ -10,8 +10,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A shownLine is what pages and metrics show of the lines of one name: those of the keys,
-// those of the candidates, or that of the site.
+// A shownLine is one entry of pages and metrics for the lines of one name: the lines of the
+// keys, the lines of the candidates, or the line of the site.
 type shownLine struct {
 	name  string
 	lines *limiters
@@ -65,7 +65,7 @@ func (l shownLine) measured() promshaper.Source {
 	return promshaper.OfGroup(l.group)
 }
 
-// hideWait is how long a change of what is in use waits for followers that hide what has gone.
+// hideWait is how long a change of the lines in use waits for followers that hide the others.
 const hideWait = 5 * time.Second
 
 // A follower shows all lines that are in use somewhere.
@@ -99,8 +99,8 @@ func follow(show func(shownLine) (hide func())) (stop func()) {
 	}
 }
 
-// linesChanged lets all followers show what is in use now. It must be called whenever that
-// has changed. It returns when they do or, if one does not come to an end, after hideWait: that
+// linesChanged lets all followers show the lines in use. It must be called whenever these have
+// changed. It returns when the followers do or, if one does not come to an end, after hideWait: that
 // one follows when it can.
 func linesChanged() {
 	var updates []<-chan struct{}
@@ -121,8 +121,8 @@ func linesChanged() {
 	}
 }
 
-// want says what is to be shown. The channel is closed when it is. What is wanted is shown in the
-// order in which it was said, as the caller holds followersMu.
+// want sets the lines to be shown. The channel is closed when they are shown. Several calls take
+// effect in their order, as the caller holds followersMu.
 func (f *follower) want(lines []shownLine) (updated <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,7 +134,7 @@ func (f *follower) want(lines []shownLine) (updated <-chan struct{}) {
 	return f.update
 }
 
-// updateAll shows what is wanted, until nothing else is.
+// updateAll shows the lines that are wanted, until no others are.
 func (f *follower) updateAll() {
 	for {
 		f.mu.Lock()
@@ -152,7 +152,7 @@ func (f *follower) updateAll() {
 	}
 }
 
-// updateTo hides what is not in use any more, and shows what has come.
+// updateTo hides the lines that are not in use any more, and shows the new ones.
 func (f *follower) updateTo(now []shownLine) {
 	stay := map[shownLine]bool{}
 	for _, l := range now {

@@ -67,7 +67,7 @@ func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
 
 const problemOfMeter = `{"title":"Too Many Requests","status":429,"detail":"More requests have come than the limit allows."}` + "\n"
 
-// requireProblem asks whether an answer is as those of the library.
+// requireProblem asks whether an answer is as the library's.
 func requireProblem(t *testing.T, status int, a answer) {
 	t.Helper()
 	require.Equal(t, status, a.status)

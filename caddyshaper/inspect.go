@@ -48,7 +48,7 @@ func init() {
 // What it shows outlives a reload: limiters come and go with the configuration, the
 // history of those that stay goes on, and so do changes made through the API.
 type Inspect struct {
-	// The path below which the page is, such as /shaper. In a Caddyfile it is that of the
+	// The path below which the page is, such as /shaper. In a Caddyfile it is the path of the
 	// matcher. Leave it out if another handler strips it, as handle_path does.
 	Path string `json:"path,omitempty"`
 
@@ -212,7 +212,7 @@ func withSlash(r *http.Request) string {
 // belowPath returns the request with the path below the place where the page is, as it was
 // sent. Place is stripped; another handler may have stripped it already.
 //
-// Caddy's strip_prefix, and so handle_path, cleans the path as if what is encoded in it were
+// Caddy's strip_prefix, and so handle_path, cleans the path as if encoded characters in it were
 // not: of a key such as "a/../b", which is one segment "a%2F..%2Fb", only "b" would be left.
 func belowPath(r *http.Request, place string) *http.Request {
 	sent, stripped := originalPath(r), r.URL.EscapedPath()
@@ -273,7 +273,7 @@ type inspectorKey struct {
 type keptInspector struct{ *inspect.Inspector }
 
 // cores has what all keptInspectors have in common, as long as there is one: the lines, their
-// histories, and one list of changes, so that what is changed by a page can be put back by the
+// histories, and one list of changes, so that a change made by a page can be put back by the
 // admin endpoint.
 var cores = caddy.NewUsagePool()
 
@@ -368,7 +368,7 @@ type Admin struct {
 	running context.Context // of the configuration
 }
 
-// adminToken is what the Inspector wants to see of whoever changes something. It never
+// adminToken is the token that the Inspector wants of whoever changes something. It never
 // leaves the process.
 var adminToken = rand.Text()
 
@@ -377,8 +377,8 @@ func (*Admin) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "admin.api.shape", New: func() caddy.Module { return new(Admin) }}
 }
 
-// Provision implements [caddy.Provisioner]. It takes over what the configuration before has
-// shown.
+// Provision implements [caddy.Provisioner]. It takes over the Inspector of the configuration
+// before.
 func (a *Admin) Provision(ctx caddy.Context) error {
 	// Caddy cleans no router up, so the end of the configuration has to tell.
 	key := inspectorKey{admin: true, hosts: "localhost", control: true, token: adminToken}

@@ -64,7 +64,7 @@ func TestThePageAndReadinessDoNotWaitInLine(t *testing.T) {
 	}
 }
 
-// sources returns the names of what the page at /shaper shows.
+// sources returns the names of the sources that the page at /shaper shows.
 func (s *site) sources() (names []string) {
 	s.t.Helper()
 	var list struct{ Sources []struct{ Name string } }

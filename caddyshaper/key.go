@@ -71,8 +71,8 @@ func newKeyPart(part string, ipv6Bits int, route keyFunc) (keyFunc, error) {
 	return func(_ *http.Request, repl *caddy.Replacer) string { return repl.ReplaceAll(part, "") }, nil
 }
 
-// withoutError returns the function of a key that is known to return no error: only what was
-// given to make it could be wrong.
+// withoutError returns the function of a key that is known to return no error: only its
+// arguments could be wrong, and these were checked.
 func withoutError(key shaper.KeyFunc) keyFunc {
 	return func(r *http.Request, _ *caddy.Replacer) string {
 		value, _ := key(r)
@@ -106,9 +106,9 @@ func hostOf(r *http.Request) string {
 }
 
 // newRoute returns the function for the part route of a key: the pattern that matches a
-// request. Patterns are those of routes, and those that rules have in the same place of
-// their keys. So the number of routes is bounded, whatever clients ask for. The rules are those
-// of an entry; it may be nil, and have none.
+// request. Patterns come from routes, and from the same place in the keys of rules. So the
+// number of routes is bounded, whatever clients ask for. The rules belong to an entry; it may be
+// nil, and have none.
 func (s *Shape) newRoute(e *entry) (keyFunc, error) {
 	place := slices.Index(s.Key, "route")
 	if place < 0 {

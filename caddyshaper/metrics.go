@@ -31,8 +31,8 @@ var collector = sync.OnceValue(func() *promshaper.Collector {
 	return c
 })
 
-// registerMetrics adds the metrics of all lines to those of a configuration. Each has a
-// registry of its own.
+// registerMetrics adds the metrics of all lines to the metrics of a configuration. Each
+// configuration has a registry of its own.
 func registerMetrics(ctx caddy.Context) error {
 	registry := ctx.GetMetricsRegistry()
 	if registry == nil {

@@ -97,7 +97,7 @@ func (l *limiters) makeLines(e *entry) (err error) {
 	return l.setSiteLocked(e.settings.site)
 }
 
-// options returns what the line of each key and that of the site have in common.
+// options returns the options that the lines of keys and the line of the site have in common.
 func (l *limiters) options(name string) []shaper.Option {
 	f := l.key.fixed
 	trace := hooks
@@ -192,7 +192,7 @@ func (l *limiters) wasStarted() bool {
 }
 
 // drop ends the part of an entry, when its configuration ends. If its settings were in force
-// and an older configuration goes on, those of that one are again.
+// and an older configuration goes on, the older settings are in force again.
 func (l *limiters) drop(e *entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

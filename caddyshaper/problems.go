@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/inspect"
 )
 
-// problems are what is wrong with the rules of entries. All pages show them.
+// problems are the mistakes in the rules of entries. All pages show them.
 var problems = problemList{of: map[*entry]error{}, shownBy: map[*inspect.Inspector]bool{}}
 
 type problemList struct {
@@ -25,7 +25,7 @@ type problemList struct {
 	shownBy map[*inspect.Inspector]bool
 }
 
-// set says what is wrong with the rules of an entry; nil if nothing is.
+// set notes the mistakes in the rules of an entry; nil if there are none.
 func (p *problemList) set(e *entry, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +140,7 @@ func (s *seldom[T]) tick() {
 	}
 }
 
-// close tells of what has not been told. Nothing that comes afterwards is.
+// close tells of the lines that have not been told. Later ones are not told.
 func (s *seldom[T]) close() {
 	s.mu.Lock()
 	s.closed = true

@@ -19,8 +19,8 @@ import (
 )
 
 // refuse answers a request that was not admitted as [shaper.WriteError] does. If there are error
-// routes for it, they answer, and only what the client must be told in any case is put into the
-// header.
+// routes for it, they answer, and only the fields that a client needs in any case are put into
+// the header.
 func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	c := callOf(r)
 	c.times.resume()
@@ -63,8 +63,8 @@ func (s *Shape) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	_, _ = w.Write(a.body) // An error means that the client has gone.
 }
 
-// errorRoutes are the routes by which errors of a handler may be answered: those of its server,
-// and those of subroutes that it is in. They are provisioned after the handler.
+// errorRoutes are the routes by which errors of a handler may be answered: the routes of its
+// server, and of subroutes that it is in. They are provisioned after the handler.
 type errorRoutes []*caddyhttp.HTTPErrorConfig
 
 // errorRoutesOf returns the error routes of the handler that is being provisioned.
@@ -133,7 +133,7 @@ func (l *failureLog) note(status int, err error) {
 	of := l.byStatus[status]
 	if of == nil {
 		of = &seldom[error]{tell: func(count int, latest error) {
-			// Without the request's context, of which Caddy would add the key of one of the requests.
+			// Without the request's context: from it Caddy would add the key of one of the requests.
 			l.log.Error("requests are refused, and not for their limits", "status", status, "error", latest, "refused", count)
 		}}
 		l.byStatus[status] = of

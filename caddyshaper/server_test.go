@@ -124,7 +124,7 @@ func (s *site) reload(directives string) {
 	require.NoError(s.t, s.load(directives))
 }
 
-// An answer is what a client gets.
+// An answer is the answer to a client.
 type answer struct {
 	status int
 	header http.Header
@@ -247,7 +247,7 @@ func (u *upstream) serves(do http.HandlerFunc) {
 	u.do = do
 }
 
-// arrivals returns what has come so far.
+// arrivals returns the requests that have come so far.
 func (u *upstream) arrivals() []arrival {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// settings are what a configuration says of the lines of a name, checked.
+// settings are the checked configuration of the lines of a name.
 type settings struct {
 	name  string
 	named bool // the configuration says the name
@@ -44,7 +44,7 @@ type fixed struct {
 
 const defaultName = "shape"
 
-// settings returns what the handler's fields say, or what is wrong with them.
+// settings returns the settings of the handler's fields, or the mistake in them.
 func (s *Shape) settings() (set settings, err error) {
 	set = settings{name: s.Name, named: s.Name != ""}
 	if !set.named {
@@ -54,7 +54,7 @@ func (s *Shape) settings() (set settings, err error) {
 	return set, err
 }
 
-// check returns what is wrong with the fields, whatever the machine that they are for.
+// check returns the mistake in the fields, whatever the machine that they are for.
 func (s *Shape) check() error {
 	if err := readAll(s, new(settings), readLimits, readFixed, readStore, readAnswers); err != nil {
 		return err
@@ -178,7 +178,7 @@ func readStore(s *Shape, set *settings) (err error) {
 	return nil
 }
 
-// resolve reads what has placeholders, and the names of files.
+// resolve reads the fields with placeholders, and the names of files.
 func resolve(s *Shape, set *settings) (err error) {
 	repl := caddy.NewReplacer()
 	if s.Store != "" {
@@ -215,7 +215,7 @@ func resolve(s *Shape, set *settings) (err error) {
 	return nil
 }
 
-// readAnswers checks what is said of answers.
+// readAnswers checks the fields about answers.
 func readAnswers(s *Shape, _ *settings) error {
 	switch {
 	case s.RetrySpread < 0:
@@ -285,7 +285,7 @@ func fallbackText(f shaper.Fallback) string {
 	return "local"
 }
 
-// timeouts are those of Caddy that run from the beginning of a request. Package shaper
+// timeouts are Caddy's timeouts that run from the beginning of a request. Package shaper
 // restarts the deadlines of net/http after the wait; these are Caddy's own, and would go on
 // while a request waits in line.
 type timeouts struct {

@@ -23,7 +23,7 @@ type Shape struct {
 	// store. A reload of the configuration finds the lines by their name. The Caddyfile
 	// gives each handler a name after its site and matcher; in JSON the default is "shape".
 	// Handlers of one name share their lines, so they must have the same settings, except
-	// for those of answers and of keys.
+	// for settings of answers and of keys.
 	Name string `json:"name,omitempty"`
 
 	// Rules are files of rules, each a layer over those before it (package config). They
@@ -53,14 +53,14 @@ type Shape struct {
 	// IPv6Bits is how many bits of an IPv6 address make a client_ip; 0 means 64.
 	IPv6Bits int `json:"ipv6_bits,omitempty"`
 
-	// Cost is what a request costs, as a number or as placeholders. What is no number, or
-	// less than 1, counts as 1; the default is 1.
+	// Cost is the cost of a request, as a number or as placeholders. A value that is no
+	// number, or less than 1, counts as 1; the default is 1.
 	Cost string `json:"cost,omitempty"`
 
 	// MaxCost is the most that a request costs whose Cost has placeholders; 0 means 1000.
 	MaxCost int `json:"max_cost,omitempty"`
 
-	// Site are limits of all requests together. Their line comes behind those of the keys.
+	// Site are limits of all requests together. Their line comes behind the lines of the keys.
 	Site string `json:"site,omitempty"`
 
 	// Store is the URL of the server that keeps the levels for several processes. Without
@@ -179,7 +179,7 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	return nil
 }
 
-// middlewareOptions returns what the middleware of each line has in common.
+// middlewareOptions returns the options that the middleware of all lines has in common.
 func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 	opts := []shaper.MiddlewareOption{
 		shaper.WithCost(func(r *http.Request) int { return callOf(r).cost }),
@@ -198,8 +198,8 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 	return opts
 }
 
-// chain returns the lines that a request goes through: that of the candidate, which holds
-// none up, that of its key, and that of the site.
+// chain returns the lines that a request goes through: the line of the candidate, which holds
+// none up, the line of its key, and the line of the site.
 func (s *Shape) chain() http.Handler {
 	key := func(r *http.Request) (string, error) { return callOf(r).key, nil }
 	live := s.lines.live.Middleware(key, s.options...)(http.HandlerFunc(s.enterSite))
@@ -219,7 +219,7 @@ type siteHandler struct {
 	http.Handler
 }
 
-// enterSite lets a request that has left the line of its key enter that of the site, if
+// enterSite lets a request that has left the line of its key enter the line of the site, if
 // there is one.
 func (s *Shape) enterSite(w http.ResponseWriter, r *http.Request) {
 	line := s.lines.site.Load()

@@ -50,7 +50,7 @@ type levels struct {
 	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
 }
 
-// savedState is what a file holds.
+// savedState is the content of a file.
 type savedState struct {
 	Version int               `json:"version"`
 	Shapers map[string]levels `json:"shapers"`
@@ -219,7 +219,7 @@ func copyLevel(from, to *shaper.Shaper) {
 }
 
 // setStateLocked makes the levels be saved in another file; in none if the path is "". It
-// puts back what the first file says.
+// puts back the levels that the first file has.
 func (l *limiters) setStateLocked(path string) error {
 	if l.levels != nil {
 		if l.levels.path == path {

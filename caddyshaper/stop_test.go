@@ -98,7 +98,7 @@ func (p *process) says(part string) {
 }
 
 // ends waits for the end of the process. It returns for how long the process stood still, of
-// the time since what was last waited for.
+// the time since the line that was last waited for.
 func (p *process) ends() (stalled time.Duration) {
 	p.t.Helper()
 	for p.lines.Scan() { // Wait must not be called before all is read.

@@ -72,7 +72,7 @@ func acquireStore(text string, log *slog.Logger) (*store, error) {
 	return got.(*store), nil
 }
 
-// checkStore returns what is wrong with the URL of a store.
+// checkStore returns the mistake in the URL of a store.
 func checkStore(text string) error {
 	_, err := parseStore(text)
 	return err
@@ -128,9 +128,9 @@ func shown(u *url.URL) string {
 	return plain.Redacted()
 }
 
-// secrets returns what may not be told of URLs: what stands between the first colon after
-// "://" and the last "@", and what the query calls a password, as it is written and as it is
-// meant. A password whose "/", "?" or "#" is not encoded ends there for [url.Parse], so its
+// secrets returns the parts of URLs that may not be told: all between the first colon after
+// "://" and the last "@", and the values that the query calls passwords, as they are written and
+// as they are meant. A password whose "/", "?" or "#" is not encoded ends there for [url.Parse], so its
 // parts may not be told either.
 func secrets(text string) (all []string) {
 	add := func(written string, unescape func(string) (string, error)) {

@@ -56,7 +56,7 @@ func redisCluster(u *url.URL) (opener, error) {
 	return oneClient(func() redis.UniversalClient { return redis.NewClusterClient(options) }), nil
 }
 
-// redisSentinel is a server that sentinels watch, of which the host is one; master_name is
+// redisSentinel is a server that sentinels watch. The host is one of the sentinels; master_name is
 // the name that they know it by.
 func redisSentinel(u *url.URL) (opener, error) {
 	options, err := redis.ParseFailoverURL(plainScheme(u))

@@ -34,8 +34,7 @@
 // the fields rate, burst, depth, wait, slack and inflight. Only the rate must be there.
 // As a mapping they may have a candidate, which is limits in either form
 // without a further candidate. [File.Candidate] returns it for a second Group with
-// [shaper.WithDryRun], which holds no request up and tells what the candidate would have
-// done.
+// [shaper.WithDryRun], which holds no request up and tells the verdict of the candidate.
 //
 // Several files are layers. A rule of a later one replaces the rule of an earlier one
 // whole, with its candidate; ~ takes it away. The same holds for the default.

@@ -162,7 +162,7 @@ func UnaryClientInterceptor(l shaper.Limiter, opts ...Option) grpc.UnaryClientIn
 
 // StreamClientInterceptor returns an interceptor that lets each stream wait for l before it
 // is opened, or each of its messages ([WithEachReceived], [WithEachSent]). When the server
-// refuses a stream and says when to try again, the line waits for that time ([WithMaxHold]).
+// refuses a stream and says when to try again, the line waits until then ([WithMaxHold]).
 // l may be any Limiter, or [PerKey] of a Group; the key of a stream is asked for once.
 func StreamClientInterceptor(l shaper.Limiter, opts ...Option) grpc.StreamClientInterceptor {
 	g := newGate("StreamClientInterceptor", l, opts)

@@ -292,7 +292,7 @@ func TestStreamIsInFlightUntilItEndsInAnyWay(t *testing.T) {
 	}
 }
 
-// An interceptor behind ours may return a stream of its own, of which gRPC says nothing.
+// An interceptor behind ours may return a stream of its own, and gRPC tells nothing of its end.
 type madeUp struct {
 	grpc.ClientStream
 	header, send, receive error

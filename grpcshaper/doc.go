@@ -47,7 +47,7 @@
 // The client interceptors hold the line for the time that a server's RetryInfo asks for, if
 // the status is ResourceExhausted or Unavailable: all calls behind it wait too ([WithMaxHold]).
 // Retries of the service config happen beneath the interceptors. They are not paced, and
-// only what the last of them has been told holds the line.
+// only the answer to the last of them holds the line.
 //
 // # Stopping a server
 //

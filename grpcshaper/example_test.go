@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Each client has a bucket of its own, and all of them share that of the site. Health
+// Each client has a bucket of its own, and all of them share the bucket of the site. Health
 // checks pass. One call a day is so little that the second is refused here.
 func Example() {
 	clients, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.ParseLimits("1/day") })
@@ -70,7 +70,7 @@ func Example() {
 	// retry after more than 23 h: true
 }
 
-// A client sends at most 50 calls a second, 10 of which may be in flight. When the server
+// A client sends at most 50 calls a second, and 10 may be in flight. When the server
 // refuses one of them and says when to come back, all of them wait for that time.
 func ExampleUnaryClientInterceptor() {
 	upstream, err := shaper.New(shaper.Limits{Rate: 50, Depth: 1000, InFlight: 10})

@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A gate is what the calls of one interceptor pass.
+// A gate has the bucket of one interceptor, and its options.
 type gate struct {
 	bucket bucket  // of all calls
 	keyed  *perKey // not nil: each call has the bucket of its key instead
@@ -65,7 +65,7 @@ func (g *gate) passageOf(ctx context.Context, method string) (p passage, ok bool
 }
 
 // enter lets a call or a message wait. release must be called when it has ended; it is never
-// nil. The error is that of the Limiter.
+// nil. The error comes from the Limiter.
 func (p passage) enter(ctx context.Context, message any) (release func(), err error) {
 	n := p.cost(ctx, p.method, message)
 	switch {
@@ -93,7 +93,7 @@ func methodOf(ctx context.Context) string {
 	return method
 }
 
-// heed holds the line if the error with which a call has ended asks for that.
+// heed holds the line if the error with which a call has ended asks for a hold.
 func (p passage) heed(err error) {
 	if err == nil || p.maxHold <= 0 {
 		return
@@ -136,7 +136,7 @@ func (s *seat) take(release func()) {
 	}
 }
 
-// giveBack calls what is held, if anything is, outside of the lock.
+// giveBack calls the release that is held, if there is one, outside of the lock.
 func (s *seat) giveBack() {
 	s.mu.Lock()
 	release := s.release

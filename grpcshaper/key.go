@@ -23,7 +23,7 @@ import (
 //
 // [ByPeer], [ByMetadata] and [ByMethod] are ready for use. [By] combines several, and
 // [shaper.Join] makes the key in a function of your own. What is said of a [shaper.KeyFunc]
-// holds here too: what a call lacks gives the empty key, which is a key like any other, and
+// holds here too: a call without the part has the empty key, which is a key like any other, and
 // a key is worth what its source is worth.
 type KeyFunc func(ctx context.Context, fullMethod string) (string, error)
 
@@ -32,7 +32,7 @@ type KeyFunc func(ctx context.Context, fullMethod string) (string, error)
 //
 //	grpcshaper.By(grpcshaper.ByMethod(), grpcshaper.ByPeer()) // shop.Orders%2FList/192.0.2.1
 //
-// Put what picks the rule first, and what the client can choose after it. If an argument is
+// Put the part that picks the rule first, and the parts that the client can choose after it. If an argument is
 // nil, every call is refused.
 func By(keys ...KeyFunc) KeyFunc {
 	keys = slices.Clone(keys)
@@ -73,8 +73,7 @@ func ByMethod() KeyFunc {
 //	ByPeer(netip.MustParsePrefix("10.1.0.0/24"))     // through load balancers in 10.1.0.0/24
 //
 // A peer without such an address, as with a Unix socket, has the empty key. On a client the
-// peer is that of the call which the client's own server is serving, if the context has come
-// from there.
+// peer is the caller of this process, if the context has come from a call that it serves.
 func ByPeer(trusted ...netip.Prefix) KeyFunc {
 	return ByClientIP(shaper.ClientIP{Trusted: slices.Clone(trusted)})
 }
@@ -92,8 +91,8 @@ func ByClientIP(c shaper.ClientIP) KeyFunc {
 	}
 }
 
-// ByMetadata returns a [KeyFunc] for servers, whose key is what the client has sent as
-// metadata of that name, such as an API key or the name of a tenant. If there is none, or
+// ByMetadata returns a [KeyFunc] for servers, whose key is the value that the client has sent
+// as metadata of that name, such as an API key or the name of a tenant. If there is none, or
 // more than one value, the key is empty. A value longer than 256 bytes is cut as by
 // [shaper.Join].
 //
@@ -107,8 +106,8 @@ func ByMetadata(name string) KeyFunc {
 	return byMetadata("ByMetadata", name, metadata.ValueFromIncomingContext)
 }
 
-// ByOutgoingMetadata is [ByMetadata] for clients: the key is what this process is about to
-// send as metadata of that name.
+// ByOutgoingMetadata is [ByMetadata] for clients: the key is the value that this process is
+// about to send as metadata of that name.
 func ByOutgoingMetadata(name string) KeyFunc {
 	return byMetadata("ByOutgoingMetadata", name, func(ctx context.Context, name string) []string {
 		sent, _ := metadata.FromOutgoingContext(ctx)
@@ -158,7 +157,7 @@ func failing(err error) KeyFunc {
 //
 // In a [shaper.Chain] it works too, except for holds ([WithMaxHold]). On a server it may
 // also be called by handlers, with the context of their call: by Acquire if the limits of a key
-// have an InFlight, which WaitN refuses, as that of a Shaper does.
+// have an InFlight, which WaitN refuses, as it does for a Shaper.
 //
 // If key returns an error, the call is refused: with that error, if it has a status, as from
 // status.Error(codes.Unauthenticated, "no API key"), else with the code Internal. (If g is a

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// An Option changes what the interceptors of this package do. One that does not concern an
+// An Option changes the interceptors of this package. One that does not concern an
 // interceptor changes nothing there, so a client or server can use the same for both kinds.
 type Option func(*options)
 
@@ -40,7 +40,7 @@ func newOptions(opts []Option) options {
 // eachMessage reports whether the messages of a stream wait, instead of its opening.
 func (o options) eachMessage() bool { return o.eachReceived || o.eachSent }
 
-// WithCost sets the function that returns what a call costs. By default, or with nil, a
+// WithCost sets the function that returns the cost of a call. By default, or with nil, a
 // call costs 1. fullMethod is like "/package.Service/Method". message is the request of a
 // unary call, the message of a stream ([WithEachReceived], [WithEachSent]), and nil at the
 // opening of a stream.

@@ -36,7 +36,7 @@ func retryDelay(t *testing.T, err error) time.Duration {
 	return 0
 }
 
-// refusedBy calls a server with that Limiter, and returns what the client gets, and the error
+// refusedBy calls a server with that Limiter, and returns the answer to the client, and the error
 // that an interceptor around ours sees.
 func refusedBy(t *testing.T, l shaper.Limiter, ctx context.Context, opts ...grpcshaper.Option) (got error, trailer metadata.MD, seen error) {
 	around := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

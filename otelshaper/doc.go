@@ -15,7 +15,7 @@
 // aspnetcore.rate_limiting.*. The metrics here have the same kinds of instruments, units and
 // meanings, but their names begin with "shaper.". The names of that set would say that the program
 // is one of ASP.NET Core, and two of its four results ("endpoint_limiter" and "global_limiter") are
-// parts of its middleware. A dashboard for that set shows a shaper once the names are replaced.
+// parts of its middleware. A dashboard for those names shows a shaper once they are replaced.
 //
 //	aspnetcore.rate_limiting.requests              shaper.requests               counter          {request}
 //	aspnetcore.rate_limiting.queued_requests       shaper.queued_requests        up-down counter  {request}
@@ -32,7 +32,7 @@
 // of refusals: "queue_full", "too_late", "too_costly", "closed", "unavailable".
 //
 // The histogram has only requests that were in line, as in ASP.NET Core: one that leaves at once
-// has not queued. Its bounds are those of the conventions up to 10 s, and five more up to 500 s,
+// has not queued. Its bounds are the conventions' up to 10 s, and five more up to 500 s,
 // because lines are often longer than 10 s.
 //
 // These have no counterpart there:

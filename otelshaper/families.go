@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A family is what is observed under one name. sample calls emit for each value, with its
+// A family has all values that are observed under one name. sample calls emit for each value, with its
 // attributes beside the rule.
 type family[N int64 | float64, Observable any] struct {
 	make   func(metric.Meter) (Observable, error)
@@ -135,7 +135,7 @@ const scope = "example.com/leakybucket/otelshaper"
 
 // Instruments are the metrics of any number of Shapers and Groups.
 //
-// Make one with [New], usually one for a program. [Instruments.Observe] tells what a Shaper or
+// Make one with [New], usually one for a program. [Instruments.Observe] tells the counts of a Shaper or
 // Group counts anyway, and [Instruments.Trace] returns hooks that measure how long its requests
 // wait and note that on their spans. Each works without the other.
 //
@@ -160,7 +160,7 @@ func (o option) apply(to *options) { o(to) }
 type options struct{ provider metric.MeterProvider }
 
 // WithMeterProvider sets the provider of the metrics. The default is [otel.GetMeterProvider].
-// Spans need no provider: they are those of the contexts of requests.
+// Spans need no provider: they come with the contexts of requests.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return option(func(to *options) { to.provider = p })
 }
@@ -212,7 +212,7 @@ func ruleAttributes(rule string, more ...attribute.KeyValue) []attribute.KeyValu
 // At each collection the source is asked once for its Stats; nothing happens in between.
 // Unregister of what Observe returns takes the source away again.
 //
-// Observe returns an error if there is no source, if rule is that of another source already,
+// Observe returns an error if there is no source, if another source has the rule already,
 // or if the provider refuses the callback.
 func (i *Instruments) Observe(rule string, source Source) (metric.Registration, error) {
 	if source == nil {

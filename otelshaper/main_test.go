@@ -55,7 +55,7 @@ func newBackend(t testing.TB) backend {
 	return backend{i, reader}
 }
 
-// metrics returns what a collection gives, by name.
+// metrics returns the metrics of a collection, by name.
 func (b backend) metrics(t testing.TB) map[string]metricdata.Metrics {
 	var all metricdata.ResourceMetrics
 	require.NoError(t, b.reader.Collect(context.Background(), &all))

@@ -165,7 +165,7 @@ func TestTheDocumentationHasTheMetricsThatThereAre(t *testing.T) {
 	})
 }
 
-// The kinds and units are those of aspnetcore.rate_limiting.*.
+// The kinds and units are taken from aspnetcore.rate_limiting.*.
 func TestInstrumentsAreOfTheKindsOfTheConventions(t *testing.T) {
 	b := newBackend(t)
 	observe(t, b, "api", otelshaper.Of(newShaper(t, "1/s inflight 1")))
@@ -209,8 +209,8 @@ func TestANameIsValidText(t *testing.T) {
 	require.Contains(t, b.values(t), "shaper.oldest_wait{a\uFFFD}")
 }
 
-// setGlobal sets the global provider, and returns its reader. otel hands over what was made
-// before to the first provider alone, so a process sets it once, also if tests run repeatedly.
+// setGlobal sets the global provider, and returns its reader. otel hands over earlier
+// instruments to the first provider alone, so a process sets it once, also if tests run repeatedly.
 var setGlobal = sync.OnceValue(func() *sdkmetric.ManualReader {
 	reader := sdkmetric.NewManualReader()
 	otel.SetMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))

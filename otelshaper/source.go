@@ -8,7 +8,7 @@ type Source interface{ read() *reading }
 
 // A reading is the state of a source at one instant.
 type reading struct {
-	// Stats are those of a Shaper. Of a Group only those fields are set that its own Stats
+	// Stats are from a Shaper. For a Group only the fields are set that its own Stats
 	// have too.
 	shaper.Stats
 	group *shaper.GroupStats // nil for a Shaper

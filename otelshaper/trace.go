@@ -18,7 +18,7 @@ import (
 // and costs no allocation. rule is as for [Instruments.Observe]; several Shapers may have the
 // same.
 //
-// The hooks of next, any of which may be nil, run after these, in their order.
+// The hooks of next run after these, in their order; any of them may be nil.
 func (i *Instruments) Trace(rule string, next ...*shaper.Trace) *shaper.Trace {
 	h := &hooks{histogram: i.timeInQueue, rule: rule}
 	for r := range results {
@@ -39,7 +39,7 @@ func (i *Instruments) Trace(rule string, next ...*shaper.Trace) *shaper.Trace {
 	return joined
 }
 
-// inTurn returns a hook that runs two hooks, of which any may be nil.
+// inTurn returns a hook that runs two hooks; any of them may be nil.
 func inTurn[E any](first, second func(context.Context, E)) func(context.Context, E) {
 	switch {
 	case first == nil:
@@ -53,7 +53,7 @@ func inTurn[E any](first, second func(context.Context, E)) func(context.Context,
 	}
 }
 
-// hooks are those of one rule.
+// hooks belong to one rule.
 type hooks struct {
 	histogram metric.Float64Histogram
 	rule      string
@@ -105,7 +105,7 @@ func waitOf(e shaper.Event) []attribute.KeyValue {
 	return []attribute.KeyValue{timeInQueueKey.Float64(e.Waited.Seconds()), aheadKey.Int(e.Ahead)}
 }
 
-// verdict notes what a dry run would have done with a request, unless it would have left at
+// verdict notes the verdict of a dry run on a request, unless the request would have left at
 // once.
 func (h *hooks) verdict(ctx context.Context, e shaper.Event) {
 	v := *e.Verdict
@@ -136,7 +136,7 @@ func (h *hooks) noteRefusal(span trace.Span, name string, err error, more ...att
 	h.note(span, name, more...)
 }
 
-// note adds an event to a span. Its time is now, by the clock of the span: that of the shaper
+// note adds an event to a span. Its time is now, by the clock of the span: the clock of the shaper
 // stands still while a machine sleeps.
 func (h *hooks) note(span trace.Span, name string, attributes ...attribute.KeyValue) {
 	span.AddEvent(name, trace.WithAttributes(ruleAttributes(h.rule, attributes...)...))
@@ -154,7 +154,7 @@ const (
 	dryRunKey      = attribute.Key("shaper.dry_run")
 )
 
-// A result says what became of a request. It is an index of what is made once for each.
+// A result is the end of a request. It is an index of values that are made once for each.
 type result int
 
 const (

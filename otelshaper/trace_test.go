@@ -196,7 +196,7 @@ func TestHooksOfTheProgramRunAsWell(t *testing.T) {
 	})
 }
 
-// A call that leaves at once must cost what it costs without hooks, whatever its context.
+// A call that leaves at once must cost no more than without hooks, whatever its context.
 func TestACallThatLeavesAtOnceAllocatesNothing(t *testing.T) {
 	b := newBackend(t)
 	s := newShaper(t, "inf", shaper.WithTrace(b.Trace("api")))

@@ -36,7 +36,7 @@ type named struct {
 	source Source
 }
 
-// An Option changes what a [Collector] reports.
+// An Option changes the report of a [Collector].
 type Option interface{ apply(*Collector) }
 
 type option func(*Collector)

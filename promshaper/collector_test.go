@@ -173,7 +173,7 @@ func scene(t *testing.T) *promshaper.Collector {
 	return c
 }
 
-// scrape returns what a server answers that serves a registry. accept is the header field of
+// scrape returns the answer of a server that serves a registry. accept is the header field of
 // the request.
 func scrape(t *testing.T, r *prometheus.Registry, accept string) []byte {
 	req := httptest.NewRequest(http.MethodGet, "/metrics", nil)

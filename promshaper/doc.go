@@ -9,7 +9,7 @@
 //	defer remove() // when s is no longer used
 //	http.Handle("/metrics", promhttp.Handler())
 //
-// A [Collector] asks its sources only when it is scraped, for what they count anyway. So a
+// A [Collector] asks its sources only when it is scraped, for figures that they count anyway. So a
 // request costs nothing more than without it.
 //
 // # Metrics
@@ -18,7 +18,7 @@
 // Group is told as a whole, as Prometheus would keep a time series for each key for ever.
 // Units are cost units; a request whose cost is not set has one.
 //
-// Counters of Shapers and Groups. They never go back: those of a Group outlive the buckets of
+// Counters of Shapers and Groups. They never go back: the counters of a Group outlive the buckets of
 // its keys, and a closed Shaper keeps its own.
 //
 //	shaper_requests_total{result}   departed, refused, abandoned
@@ -84,7 +84,7 @@
 // configured for.
 //
 // The native one has schema 4. A bucket of [shaper.Histogram], which is 9 % wide, is exactly two
-// buckets of that schema, and each of the two gets half of what it has counted. So counts up to a
+// buckets of that schema, and each of the two gets half of its count. So counts up to a
 // bound of a shaper.Histogram are exact, and a quantile is in the bucket of the true one, at most
 // 9 % away. If Prometheus merges buckets to a coarser schema, because of
 // native_histogram_bucket_limit, the two halves go to different buckets, which moves a

@@ -179,7 +179,7 @@ func (r *reading) until(t time.Time) time.Duration {
 	return max(0, t.Sub(r.at))
 }
 
-// perSecond returns a rate. [rate.Inf] is the greatest number, and becomes what is none.
+// perSecond returns a rate. [rate.Inf] is the greatest number, and becomes infinity.
 func perSecond(r rate.Limit) float64 {
 	if r == rate.Inf {
 		return math.Inf(1)

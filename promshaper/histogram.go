@@ -46,8 +46,8 @@ func (h histogram) Write(to *dto.Metric) error {
 	return nil
 }
 
-// schema is that of the native histograms. The upper bound of bucket i of schema 4 is 2 to the
-// power of i/16, and that of bucket k of a [shaper.Histogram] is 2 to the power of (2k+1)/16. So
+// schema is the resolution of the native histograms. The upper bound of bucket i of schema 4 is
+// 2 to the power of i/16, and bucket k of a [shaper.Histogram] ends at 2 to the power of (2k+1)/16. So
 // bucket k is exactly the two buckets 2k and 2k+1. (The buckets of schema 3 are as wide as those
 // of a shaper.Histogram, but each of their bounds is in the middle of one of its buckets, so no
 // count would be exact.)

@@ -6,7 +6,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Source is what a [Collector] can report. [Of] makes one of a Shaper, [OfGroup] of a
+// A Source can be reported by a [Collector]. [Of] makes one of a Shaper, [OfGroup] of a
 // Group.
 type Source interface{ read() *reading }
 
@@ -15,7 +15,7 @@ type reading struct {
 	at         time.Time
 	histograms shaper.Histograms
 
-	// Stats are those of a Shaper. Of a Group only those fields are set that its own Stats
+	// Stats are from a Shaper. For a Group only the fields are set that its own Stats
 	// have too.
 	shaper.Stats
 	group *shaper.GroupStats // nil for a Shaper

@@ -19,8 +19,7 @@ import (
 // demoCommand is what shaperd does without arguments.
 const demoCommand = "demo"
 
-// demoCaddyfile is what the demonstration serves. Whoever copies it has all that it needs
-// but the upstream.
+// demoCaddyfile is the Caddyfile of the demonstration. It is complete but for the upstream.
 //
 //go:embed demo.caddyfile
 var demoCaddyfile []byte
@@ -99,7 +98,7 @@ Your own:
 `
 
 // useOwnFolder lets Caddy keep its files in a folder that goes when the process ends, so
-// that the demonstration leaves those of the user's own Caddy alone.
+// that the demonstration leaves the files of the user's own Caddy alone.
 func useOwnFolder() error {
 	dir, err := os.MkdirTemp("", "shaperd-demo-")
 	if err != nil {

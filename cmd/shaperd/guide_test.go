@@ -48,7 +48,7 @@ func TestTheGuideHasARowForEachSubdirective(t *testing.T) {
 	var rows []string
 	for _, row := range regexp.MustCompile(`(?m)^\| (.*?) \|`).FindAllStringSubmatch(section, -1) {
 		for _, name := range regexp.MustCompile("`([a-z0-9_]+)[^`]*`").FindAllStringSubmatch(row[1], -1) {
-			// The other words in the first column are values, such as those of fallback.
+			// The other words in the first column are values, such as the values of fallback.
 			if slices.Contains(read, name[1]) || !strings.HasPrefix(row[1], "`fallback ") {
 				rows = append(rows, name[1])
 			}

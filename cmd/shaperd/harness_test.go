@@ -160,7 +160,7 @@ func port(t *testing.T, address string) string {
 	return ":" + p
 }
 
-// An answer is what a server has said.
+// An answer is the answer of a server.
 type answer struct {
 	status int
 	header http.Header
@@ -205,7 +205,7 @@ func mustGet(t *testing.T, url string, fields ...string) answer {
 	return a
 }
 
-// A bucket is what tests look at of what the API says of one. It is zero while there is none.
+// A bucket has the fields of the API's buckets that tests look at. It is zero while there is none.
 type bucket struct{ Waiting, Departed int }
 
 func bucketAt(t *testing.T, url string) bucket {

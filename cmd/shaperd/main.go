@@ -1,12 +1,12 @@
 // Command shaperd is the Caddy web server with the shaper: its standard modules, the
 // modules of package caddyshaper, and nothing else. Its commands and its Caddyfile are
-// those of Caddy:
+// Caddy's own:
 //
 //	shaperd run --config /etc/shaperd/Caddyfile
 //	shaperd validate --config /etc/shaperd/Caddyfile
 //	shaperd reload --config /etc/shaperd/Caddyfile
 //
-// Without arguments it shows what it is for: it serves a demonstration on the loopback
+// Without arguments it shows its purpose: it serves a demonstration on the loopback
 // interface until Ctrl-C, and says where to look.
 //
 //	GOWORK=$PWD/all.work go run ./cmd/shaperd

@@ -65,8 +65,8 @@ const (
 // callTimeout is after what time package shaper gives up a call of a store.
 const callTimeout = 250 * time.Millisecond
 
-// operators is the Caddyfile of an operator, with all that most need. For the test only what is
-// this machine's own is replaced, and a rate at which a slow test would get one more through.
+// operators is the Caddyfile of an operator, with all that most need. The test replaces only the
+// names of this machine, and a rate at which a slow test would get one more through.
 const operators = `{
 	order shape before reverse_proxy
 }

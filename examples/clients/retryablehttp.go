@@ -15,7 +15,7 @@ import (
 // each as a request of its own.
 //
 // The wait after a refusal by the upstream is left to the shaper, which holds all
-// requests for that time: an attempt that slept on its own would afterwards have to
+// requests meanwhile: an attempt that slept on its own would afterwards have to
 // enter the line at its end. A request that the shaper itself refuses is not tried
 // again here, because the line may be no shorter a second later.
 func Retrying(s *shaper.Shaper, base http.RoundTripper) *retryablehttp.Client {

@@ -1,5 +1,5 @@
 // Command comb is the program of the README's section "Install and use": five
-// requests at the same moment, of which three wait in line and one is refused.
+// requests at the same moment: three of them wait in line and one is refused.
 package main
 
 import (

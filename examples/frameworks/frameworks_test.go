@@ -26,7 +26,7 @@ const (
 	enough        = time.Minute
 )
 
-// holds checks what a framework could break: that a refused request does not reach the
+// holds checks the promises that a framework could break: that a refused request does not reach the
 // handler, that a body survives a wait that is longer than the server's timeouts, and
 // that a refusal reaches a client that withholds its body. The last two need the
 // connection, which a framework's ResponseWriter must not hide.

@@ -33,7 +33,7 @@ func TestTheGuideIsTrue(t *testing.T) {
 	require.Equal(t, 1, mistakes)
 }
 
-// Whoever tries the guide with the file that it shows gets what it shows.
+// Whoever tries the guide with its file gets the answers that it shows.
 func TestTheGuideShowsWhatTheExamplePrints(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/limits-file.md")
 	require.NoError(t, err)

@@ -26,7 +26,7 @@ func newService(files ...string) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It lets everything pass and keeps account of what the candidates would have done.
+	// It lets everything pass and keeps account of the candidates' verdicts.
 	trial, err := shaper.NewGroup(limits.Candidate, shaper.WithName("trial"), shaper.WithDryRun())
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ func work(address, key string, in io.Reader, out io.Writer) error {
 	trace := &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
 		fmt.Fprintln(out, e.At.UnixNano())
 	}}
-	// The rate is that of all processes, the line is this one's own.
+	// All processes share the rate. The line is this process's own.
 	limits := shaper.Limits{Rate: perSecond, Depth: callers}
 	s, err := shaper.New(limits, shaper.WithBucket(redisbucket.New(client), key), shaper.WithTrace(trace))
 	if err != nil {

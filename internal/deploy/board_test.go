@@ -96,7 +96,7 @@ func TestBoardAsksOnlyForWhatIsExposed(t *testing.T) {
 	}
 }
 
-// exposedMetrics returns what a Collector tells of sources of all kinds: for each metric its
+// exposedMetrics returns the metrics that a Collector has of sources of all kinds: for each its
 // labels, and for each label its values.
 func exposedMetrics(t *testing.T) map[string]map[string][]string {
 	exposed := map[string]map[string][]string{}

@@ -59,7 +59,7 @@ func TestServicesOfComposeFitTogether(t *testing.T) {
 			from, _, named := strings.Cut(mount, ":")
 			switch {
 			case strings.HasPrefix(from, "."): // Docker makes a folder of what is missing.
-				// A file that is mounted alone shows what it had at first for ever, if
+				// A file that is mounted alone shows its first text for ever, if
 				// an editor, git or a deployment replaces it by renaming.
 				require.DirExistsf(t, filepath.Join(folder, from), "%s: mount folders, and no single file", mount)
 				require.Truef(t, strings.HasSuffix(mount, ":ro"), "%s: the files of the tree are not to be written", mount)
@@ -136,7 +136,7 @@ type shaperd struct {
 }
 
 // settle gives a command its environment: addresses of this machine, where compose.yaml has
-// those of services.
+// addresses of services.
 func settle(t *testing.T, cmd *exec.Cmd, redis *servers.Redis, upstream string) *shaperd {
 	port := func() int { return servers.FreePort(t) }
 	front, page, metrics := port(), port(), port()

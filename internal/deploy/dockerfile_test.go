@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A dockerfile is what the tests need to know of the Dockerfile: enough of the format for
+// A dockerfile is a Dockerfile as far as the tests need it: enough of the format for
 // the few instructions in it. No engine is needed to read it.
 type dockerfile struct {
 	build      []string          // the commands of the stage that builds

@@ -15,7 +15,7 @@ import (
 )
 
 // The image is built by the commands of the Dockerfile, and runs with nothing around it but
-// what the Dockerfile copies. Building takes minutes where Caddy was not compiled before
+// the files that the Dockerfile copies. Building takes minutes where Caddy was not compiled before
 // without cgo.
 func TestImageServesWithNothingAroundIt(t *testing.T) {
 	if os.Getenv("SHAPER_LONG") != "1" {

@@ -13,7 +13,7 @@ import (
 
 const unit = "shaperd.service"
 
-// systemd says what it does not understand, and goes on. So anything that it says is wrong.
+// systemd names the lines that it does not understand, and goes on. So any output is a mistake.
 func TestSystemdUnderstandsTheUnit(t *testing.T) {
 	analyze := command(t, "systemd-analyze", "systemd", "verify")
 	// It also asks whether the programs are there.

@@ -148,8 +148,8 @@ func TestSumsOfEarlierReleasesGo(t *testing.T) {
 	require.Equal(t, 4, strings.Count(string(sums), "\n"))
 }
 
-// rename runs .ci/rename-module in a tree of two files, and returns its status, what it has
-// said, and the files afterwards.
+// rename runs .ci/rename-module in a tree of two files, and returns its status, its output, and
+// the files afterwards.
 func rename(t *testing.T, document string, args ...string) (status int, said, mod, after string) {
 	t.Helper()
 	if runtime.GOOS == "windows" {
