@@ -11,7 +11,8 @@ import (
 //
 // OpenAI counts a call when it begins, and gives nothing back: so the estimate stands,
 // and choosing a small max_completion_tokens is what makes more calls fit. A body without any
-// is counted by its length alone. Of what others of this form count:
+// is counted by its length alone. A response without OpenAI's fields for what is left comes from another server of
+// this form, such as vLLM or Ollama, and the call settles with the usage that the response reports. Of what others count:
 //
 //   - Azure adds the prompt to max_tokens, so let Counted return its argument with a CacheRead of -1;
 //   - Groq counts what was used, without cached tokens, so replace Counted as shown at [Provider].

@@ -12,8 +12,8 @@ import (
 // that one and replace a function. A function that is nil knows nothing: without Estimate a call
 // costs a request's share, without Usage the estimate stands.
 //
-// [OpenAI] counts when a call begins and gives nothing back. For an API of the same form that
-// counts what calls have used, such as Groq's, replace Counted:
+// [OpenAI] counts when a call begins and gives nothing back. For an API of the same form that says
+// what is left, and counts what calls have used, such as Groq's, replace Counted:
 //
 //	groq := llm.OpenAI
 //	groq.Counted = func(u llm.Usage) llm.Usage {
@@ -29,8 +29,9 @@ type Provider struct {
 	// Counted returns what of a usage the provider counts towards its limits, for example
 	// without the tokens that were read from a cache. It is applied to estimates and to what
 	// responses report. A negative number in what it returns counts as 0, and means that the provider
-	// counts a call when it begins, whatever the call uses later: the estimate stands. nil means
-	// that everything counts.
+	// counts a call when it begins, whatever the call uses later: the estimate stands, if the response says
+	// what is left of the provider's limits. A response that does not comes from a server that only has
+	// the form of the API, and the call settles with all that it has used. nil means that everything counts.
 	Counted func(Usage) Usage
 
 	// Usage returns the usage that a JSON body or one event of a stream reports; ok reports whether it does.

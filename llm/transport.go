@@ -65,12 +65,17 @@ func actual(r *http.Response, s *shaper.Shaper, q Quota, p Provider) func() int 
 	if result == nil {
 		return nil
 	}
+	countsItself := p.Left != nil && len(p.Left(r.Header)) > 0
 	return func() int {
 		u, ok := result()
 		if !ok {
 			return -1
 		}
-		if u = p.counted(u); isNegative(u) {
+		counted := p.counted(u)
+		switch {
+		case !isNegative(counted):
+			return q.Cost(counted)
+		case countsItself: // It has counted the call when that began, and gives nothing back.
 			return -1
 		}
 		return q.Cost(u)

@@ -161,6 +161,31 @@ func TestACallSettlesWhenItsAnswerEnds(t *testing.T) {
 	}
 }
 
+// OpenAI gives nothing back, and says what is left. A server that only has the form of OpenAI's API says nothing
+// of the kind, and a call of it settles with all that it has used.
+func TestAServerOfOpenAIsFormIsSettledWithWhatWasUsed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		fields  http.Header
+		settled int // of 90,000 tokens a minute, in millionths
+	}{
+		"OpenAI": {http.Header{"X-Ratelimit-Limit-Tokens": {"90000"}, "X-Ratelimit-Remaining-Tokens": {"89000"}}, 22_223},
+		"vLLM":   {http.Header{}, 13_778},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			q := llm.Quota{Requests: 500, Tokens: 90_000}
+			p := newPaced(t, spoken{llm.OpenAI, llmtest.OpenAI}, q, 30*time.Second, nil)
+			p.Base = roundTrip(func(r *http.Request) (*http.Response, error) {
+				body := io.NopCloser(strings.NewReader(`{"usage":{"prompt_tokens":1000,"completion_tokens":240}}`))
+				header := tt.fields.Clone()
+				header.Set("Content-Type", "application/json")
+				return &http.Response{StatusCode: http.StatusOK, Header: header, Body: body, Request: r}, nil
+			})
+			require.Equal(t, http.StatusOK, p.call(t, llmtest.Call{Input: 200, Most: 2000}), name)
+			require.Equal(t, tt.settled, p.level(), name)
+		})
+	}
+}
+
 // The estimate stands if an answer breaks or is closed before its end, and after an error: what the
 // call has taken is unknown.
 func TestTheEstimateStandsIfTheUsageIsUnknown(t *testing.T) {
