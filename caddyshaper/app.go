@@ -161,7 +161,7 @@ func (e *entry) mayShare(set *settings, server string) error {
 	if !set.named && !e.settings.named {
 		return fmt.Errorf("name: %s: give each a name", where)
 	}
-	if differ := e.settings.difference(set); differ != "" {
+	if differ := difference(e.settings.said, set.said); differ != "" {
 		return fmt.Errorf("name: %s, and differ in %s: handlers of one name share their lines, so give one of them another name", where, differ)
 	}
 	return nil

@@ -1,10 +1,13 @@
 package caddyshaper
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,7 +79,7 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 		seen[option] = true
 		args := d.RemainingArgs()
-		if err := read(s, args); err != nil {
+		if err := read(s, option, args); err != nil {
 			if takes, ok := errors.AsType[errTakes](err); ok {
 				err = fmt.Errorf("%s: takes %w, got %d", option, takes, len(args))
 			}
@@ -100,50 +103,60 @@ const (
 )
 
 // A subdirective reads the arguments of a line.
-type subdirective func(s *Shape, args []string) error
+type subdirective func(s *Shape, option string, args []string) error
 
 var subdirectives = map[string]subdirective{
-	"name":              text("name", func(s *Shape) *string { return &s.Name }),
+	"name":              text(func(s *Shape) *string { return &s.Name }),
 	"rules":             texts(func(s *Shape) *[]string { return &s.Rules }),
-	"limits":            limits("limits", func(s *Shape) *string { return &s.Limits }),
-	"candidate":         limits("candidate", func(s *Shape) *string { return &s.Candidate }),
+	"limits":            limits(func(s *Shape) *string { return &s.Limits }),
+	"candidate":         limits(func(s *Shape) *string { return &s.Candidate }),
 	"dry_run":           flag(func(s *Shape) *bool { return &s.DryRun }),
 	"key":               texts(func(s *Shape) *[]string { return &s.Key }),
 	"routes":            texts(func(s *Shape) *[]string { return &s.Routes }),
-	"ipv6_bits":         number("ipv6_bits", func(s *Shape) *int { return &s.IPv6Bits }),
+	"ipv6_bits":         number(func(s *Shape) *int { return &s.IPv6Bits }),
 	"cost":              readCost,
-	"site":              limits("site", func(s *Shape) *string { return &s.Site }),
+	"site":              limits(func(s *Shape) *string { return &s.Site }),
 	"store":             readStoreLine,
 	"fallback":          readFallback,
 	"patience":          readPatience,
-	"cold_guard":        duration("cold_guard", func(s *Shape) *caddy.Duration { return &s.ColdGuard }),
-	"rate_version":      readRateVersion,
-	"state":             text("state", func(s *Shape) *string { return &s.State }),
-	"max_keys":          number("max_keys", func(s *Shape) *int { return &s.MaxKeys }),
-	"block":             duration("block", func(s *Shape) *caddy.Duration { return &s.Block }),
+	"cold_guard":        duration(func(s *Shape) *caddy.Duration { return &s.ColdGuard }),
+	"rate_version":      one(readRateVersion),
+	"state":             text(func(s *Shape) *string { return &s.State }),
+	"max_keys":          number(func(s *Shape) *int { return &s.MaxKeys }),
+	"block":             duration(func(s *Shape) *caddy.Duration { return &s.Block }),
 	"coarse_timer":      flag(func(s *Shape) *bool { return &s.CoarseTimer }),
 	"ratelimit_headers": flag(func(s *Shape) *bool { return &s.RateLimitHeaders }),
 	"server_timing":     flag(func(s *Shape) *bool { return &s.ServerTiming }),
-	"verdict_header":    text("verdict_header", func(s *Shape) *string { return &s.VerdictHeader }),
-	"retry_spread":      duration("retry_spread", func(s *Shape) *caddy.Duration { return &s.RetrySpread }),
+	"verdict_header":    text(func(s *Shape) *string { return &s.VerdictHeader }),
+	"retry_spread":      duration(func(s *Shape) *caddy.Duration { return &s.RetrySpread }),
 	"log_refusals":      flag(func(s *Shape) *bool { return &s.LogRefusals }),
 }
 
-func text(option string, field func(*Shape) *string) subdirective {
-	return func(s *Shape, args []string) error {
+// one returns a subdirective that has one argument. An error of read says what the argument must
+// be; the name of the subdirective and the argument are put in front of it.
+func one(read func(s *Shape, arg string) error) subdirective {
+	return func(s *Shape, option string, args []string) error {
 		if len(args) != 1 {
 			return takesOne
 		}
-		if args[0] == "" {
-			return errors.New(option + `: "", must not be empty`)
+		if err := read(s, args[0]); err != nil {
+			return fmt.Errorf("%s: %q, must %w", option, args[0], err)
 		}
-		*field(s) = args[0]
 		return nil
 	}
 }
 
+func text(field func(*Shape) *string) subdirective {
+	return one(func(s *Shape, arg string) error {
+		if *field(s) = arg; arg == "" {
+			return errors.New("not be empty")
+		}
+		return nil
+	})
+}
+
 func texts(field func(*Shape) *[]string) subdirective {
-	return func(s *Shape, args []string) error {
+	return func(s *Shape, _ string, args []string) error {
 		if len(args) == 0 {
 			return takesSome
 		}
@@ -153,7 +166,7 @@ func texts(field func(*Shape) *[]string) subdirective {
 }
 
 func flag(field func(*Shape) *bool) subdirective {
-	return func(s *Shape, args []string) error {
+	return func(s *Shape, _ string, args []string) error {
 		if len(args) > 0 {
 			return takesNone
 		}
@@ -162,8 +175,8 @@ func flag(field func(*Shape) *bool) subdirective {
 	}
 }
 
-func limits(option string, field func(*Shape) *string) subdirective {
-	return func(s *Shape, args []string) error {
+func limits(field func(*Shape) *string) subdirective {
+	return func(s *Shape, option string, args []string) error {
 		if len(args) == 0 {
 			return takesSome
 		}
@@ -173,57 +186,71 @@ func limits(option string, field func(*Shape) *string) subdirective {
 	}
 }
 
-func number(option string, field func(*Shape) *int) subdirective {
-	return func(s *Shape, args []string) error {
-		if len(args) != 1 {
-			return takesOne
-		}
-		n, err := positive(option, args[0])
-		*field(s) = n
+func number(field func(*Shape) *int) subdirective {
+	return one(func(s *Shape, arg string) (err error) {
+		*field(s), err = positive(arg)
 		return err
-	}
+	})
 }
 
 // positive reads a number of at least 1.
-func positive(option, text string) (int, error) {
+func positive(text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		return 0, errors.New(option + ": " + strconv.Quote(text) + ", must be a number of at least 1")
+		return 0, errors.New("be a number of at least 1")
 	}
 	return n, nil
 }
 
-func duration(option string, field func(*Shape) *caddy.Duration) subdirective {
-	return func(s *Shape, args []string) error {
-		if len(args) != 1 {
-			return takesOne
+func duration(field func(*Shape) *caddy.Duration) subdirective {
+	return one(func(s *Shape, arg string) error {
+		d, err := caddy.ParseDuration(arg)
+		if *field(s) = caddy.Duration(d); err != nil || d <= 0 {
+			return errors.New("be a duration above 0, such as 1.5s")
 		}
-		d, err := caddy.ParseDuration(args[0])
-		if err != nil || d <= 0 {
-			return errors.New(option + ": " + strconv.Quote(args[0]) + ", must be a duration above 0, such as 1.5s")
-		}
-		*field(s) = caddy.Duration(d)
 		return nil
+	})
+}
+
+// readPatience reads a duration that may be 0.
+func readPatience(s *Shape, option string, args []string) error {
+	read := one(func(s *Shape, arg string) error {
+		d, err := caddy.ParseDuration(arg)
+		if s.Patience = (*caddy.Duration)(&d); err != nil || d < 0 {
+			return errors.New("be a duration such as 5s, or 0 to wait for as long as it takes")
+		}
+		return nil
+	})
+	if err := read(s, option, args); err != nil {
+		return err
 	}
+	return checkPatience(time.Duration(*s.Patience))
+}
+
+func readRateVersion(s *Shape, arg string) (err error) {
+	if s.RateVersion, err = strconv.ParseInt(arg, 10, 64); err != nil || s.RateVersion < 1 || s.RateVersion > 1<<53 {
+		return errors.New("be a number from 1 to 2⁵³")
+	}
+	return nil
 }
 
 // readCost reads a cost, and if it has placeholders perhaps the most that it may be.
-func readCost(s *Shape, args []string) (err error) {
+func readCost(s *Shape, option string, args []string) error {
 	if len(args) < 1 || len(args) > 2 {
 		return takesTwo
 	}
-	s.Cost = args[0]
-	if len(args) == 2 {
-		if s.MaxCost, err = positive("cost", args[1]); err != nil {
+	if s.Cost = args[0]; len(args) == 2 {
+		most := number(func(s *Shape) *int { return &s.MaxCost })
+		if err := most(s, option, args[1:]); err != nil {
 			return err
 		}
 	}
-	_, err = newCost(s.Cost, s.MaxCost)
+	_, err := newCost(s.Cost, s.MaxCost)
 	return err
 }
 
 // readStoreLine reads one URL, or the URLs of several servers.
-func readStoreLine(s *Shape, args []string) error {
+func readStoreLine(s *Shape, _ string, args []string) error {
 	if len(args) == 0 {
 		return takesSome
 	}
@@ -239,16 +266,14 @@ func readStoreLine(s *Shape, args []string) error {
 	return checkStore(s.Store)
 }
 
-func readFallback(s *Shape, args []string) (err error) {
+func readFallback(s *Shape, option string, args []string) error {
 	if len(args) < 1 || len(args) > 2 || (args[0] == "local") != (len(args) == 2) {
 		return errTakes("closed, open, or local and a number of processes")
 	}
-	s.Fallback = args[0]
-	if len(args) == 2 {
-		s.Instances, err = positive("fallback", args[1])
-		return err
+	if s.Fallback = args[0]; len(args) == 2 {
+		return number(func(s *Shape) *int { return &s.Instances })(s, option, args[1:])
 	}
-	_, err = parseFallback(s.Fallback, 0)
+	_, err := parseFallback(s.Fallback, 0)
 	return err
 }
 
@@ -268,36 +293,11 @@ func parseFallback(name string, instances int) (shaper.Fallback, error) {
 	return 0, errors.New("fallback: " + strconv.Quote(name) + ", must be closed, open or local")
 }
 
-// readPatience reads a duration that may be 0.
-func readPatience(s *Shape, args []string) error {
-	if len(args) != 1 {
-		return takesOne
-	}
-	d, err := caddy.ParseDuration(args[0])
-	if err != nil || d < 0 {
-		return errors.New("patience: " + strconv.Quote(args[0]) + ", must be a duration such as 5s, or 0 to wait for as long as it takes")
-	}
-	s.Patience = (*caddy.Duration)(&d)
-	return checkPatience(d)
-}
-
 // checkPatience returns an error for a patience that no line can have.
 func checkPatience(d time.Duration) error {
 	if d < 0 || d > 365*24*time.Hour {
 		return fmt.Errorf("patience: %v, must be from 0 to 365 days", d)
 	}
-	return nil
-}
-
-func readRateVersion(s *Shape, args []string) error {
-	if len(args) != 1 {
-		return takesOne
-	}
-	n, err := strconv.ParseInt(args[0], 10, 64)
-	if err != nil || n < 1 || n > 1<<53 {
-		return errors.New("rate_version: " + strconv.Quote(args[0]) + ", must be a number from 1 to 2⁵³")
-	}
-	s.RateVersion = n
 	return nil
 }
 
@@ -371,7 +371,7 @@ func siteOf(h httpcaddyfile.Helper) string {
 type namedHandler struct {
 	where string // file and line
 	named bool
-	lines string
+	said  map[string]json.RawMessage
 }
 
 // noteName notes the name of a handler. It returns an error if another one has that name, and
@@ -383,27 +383,41 @@ func noteName(h httpcaddyfile.Helper, s *Shape, named bool) error {
 		names = map[string]namedHandler{}
 		h.State[key] = names
 	}
-	this := namedHandler{fmt.Sprintf("%s:%d", h.File(), h.Line()), named, s.linesText()}
+	this := namedHandler{fmt.Sprintf("%s:%d", h.File(), h.Line()), named, s.common()}
 	other, ok := names[s.Name]
-	switch {
-	case !ok:
+	if !ok {
 		names[s.Name] = this
+		return nil
+	}
+	differ := difference(other.said, this.said)
+	switch {
 	case !named && !other.named:
 		return fmt.Errorf(`name: the handlers at %s and %s would both be called %q; give one of them a name, as in "shape uploads {"`, other.where, this.where, s.Name)
-	case this.lines != other.lines:
-		return fmt.Errorf("name: the handlers at %s and %s are both called %q, and differ: handlers of one name share their lines, so give one of them another name", other.where, this.where, s.Name)
+	case differ != "":
+		return fmt.Errorf("name: the handlers at %s and %s are both called %q, and differ in %s: handlers of one name share their lines, so give one of them another name", other.where, this.where, s.Name, differ)
 	}
 	return nil
 }
 
-// linesText returns all settings that handlers of one name must have in common.
-func (s *Shape) linesText() string {
+// common returns the settings that handlers of one name must have in common, as JSON.
+func (s *Shape) common() (fields map[string]json.RawMessage) {
 	text, _ := json.Marshal(s) // There is nothing in it that JSON can't hold.
-	var fields map[string]any
 	_ = json.Unmarshal(text, &fields)
-	for _, own := range [...]string{"key", "routes", "ipv6_bits", "cost", "max_cost", "ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals"} {
+	for _, own := range [...]string{"name", "key", "routes", "ipv6_bits", "cost", "max_cost", "ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals"} {
 		delete(fields, own)
 	}
-	text, _ = json.Marshal(fields) // Its keys are sorted.
-	return string(text)
+	return fields
+}
+
+// difference returns the name of a setting in which two handlers differ; "" if there is none. It
+// does not return the values, as a store may have a password.
+func difference(a, b map[string]json.RawMessage) string {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	for _, field := range slices.Sorted(maps.Keys(all)) {
+		if !bytes.Equal(a[field], b[field]) {
+			return field
+		}
+	}
+	return ""
 }

@@ -2,11 +2,11 @@ package caddyshaper
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -18,7 +18,8 @@ import (
 // settings are the checked configuration of the lines of a name.
 type settings struct {
 	name  string
-	named bool // the configuration says the name
+	named bool                       // the configuration says the name
+	said  map[string]json.RawMessage // of [Shape.common]
 	fixed fixed
 
 	rules     []string
@@ -46,7 +47,7 @@ const defaultName = "shape"
 
 // settings returns the settings of the handler's fields, or the mistake in them.
 func (s *Shape) settings() (set settings, err error) {
-	set = settings{name: s.Name, named: s.Name != ""}
+	set = settings{name: s.Name, named: s.Name != "", said: s.common()}
 	if !set.named {
 		set.name = defaultName
 	}
@@ -172,10 +173,8 @@ func readStore(s *Shape, set *settings) (err error) {
 		return fmt.Errorf("instances: %d, must be at least 1, and only with the fallback local", s.Instances)
 	}
 	f.coldGuard, f.version = time.Duration(s.ColdGuard), s.RateVersion
-	if f.fallback, err = parseFallback(s.Fallback, s.Instances); err != nil {
-		return err
-	}
-	return nil
+	f.fallback, err = parseFallback(s.Fallback, s.Instances)
+	return err
 }
 
 // resolve reads the fields with placeholders, and the names of files.
@@ -228,62 +227,6 @@ func readAnswers(s *Shape, _ *settings) error {
 
 // tries reports whether there may be verdicts of candidates.
 func (set *settings) tries() bool { return set.candidate != nil || len(set.rules) > 0 }
-
-// difference says in which setting two handlers of one name differ; "" if in none.
-func (set *settings) difference(other *settings) string {
-	a, b := set.texts(), other.texts()
-	for i := range a {
-		if a[i].value != b[i].value {
-			return a[i].field + " (" + a[i].value + " and " + b[i].value + ")"
-		}
-	}
-	if set.fixed.store != other.fixed.store { // It may hold a password.
-		return "store"
-	}
-	return ""
-}
-
-type settingText struct{ field, value string }
-
-// texts returns all settings but the store.
-func (set *settings) texts() []settingText {
-	optional := func(l *shaper.Limits) string {
-		if l == nil {
-			return "none"
-		}
-		return strconv.Quote(l.String())
-	}
-	limits := "none"
-	if len(set.rules) == 0 {
-		limits = optional(&set.limits)
-	}
-	f := set.fixed
-	return []settingText{
-		{"rules", fmt.Sprintf("%q", set.rules)},
-		{"limits", limits},
-		{"candidate", optional(set.candidate)},
-		{"site", optional(set.site)},
-		{"state", strconv.Quote(set.state)},
-		{"max_keys", strconv.Itoa(f.maxKeys)},
-		{"block", f.block.String()},
-		{"coarse_timer", strconv.FormatBool(f.coarse)},
-		{"dry_run", strconv.FormatBool(f.dryRun)},
-		{"fallback", fallbackText(f.fallback)},
-		{"patience", f.patience.String()},
-		{"cold_guard", f.coldGuard.String()},
-		{"rate_version", strconv.FormatInt(f.version, 10)},
-	}
-}
-
-func fallbackText(f shaper.Fallback) string {
-	switch f {
-	case shaper.FallbackClosed:
-		return "closed"
-	case shaper.FallbackOpen:
-		return "open"
-	}
-	return "local"
-}
 
 // timeouts are Caddy's timeouts that run from the beginning of a request. Package shaper
 // restarts the deadlines of net/http after the wait; these are Caddy's own, and would go on
