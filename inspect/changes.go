@@ -15,7 +15,7 @@ const (
 	maxPast    = 200 // how many changes are remembered that have ended
 )
 
-// A change is what is told of a change that somebody has made through the control part, or of its
+// A change is the report of a change that somebody has made through the control part, or of its
 // end.
 type change struct {
 	At     time.Time  `json:"at"`
@@ -82,15 +82,15 @@ type override struct {
 	Error  *string    `json:"error"`
 }
 
-// A ledger has the changes that are in force, the latest that have ended, and what was told of
-// them. The lock of the [Inspector] guards it.
+// A ledger has the changes that are in force, the latest that have ended, and the reports of them.
+// The lock of the [Inspector] guards it.
 type ledger struct {
 	told    []change // oldest first; at most maxChanges
 	inForce map[changeKey]record
 	past    []record // oldest first; at most maxPast
 }
 
-// add notes what is told of the change of a key.
+// add notes the report of the change of a key.
 func (l *ledger) add(key changeKey, c change) {
 	l.told = appendAtMost(maxChanges, l.told, c)
 	earlier, ok := l.inForce[key]
@@ -105,8 +105,8 @@ func (l *ledger) add(key changeKey, c change) {
 	l.inForce[key] = c.Change
 }
 
-// endOf notes that the changes of a source that is removed could not be ended, and returns what is
-// told of them. What becomes of them later stands in the log alone.
+// endOf notes that the changes of a source that is removed could not be ended, and returns the
+// reports of them. Their later fate stands in the log alone.
 func (l *ledger) endOf(w *watched) (told []change) {
 	for key, r := range l.inForce {
 		if key.of.source == w {

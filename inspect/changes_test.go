@@ -40,8 +40,8 @@ func (c console) overridden(t *testing.T, key string) (row overridden, rule stri
 	return d.Bucket, d.Rule.Rule
 }
 
-// Whoever looks at a bucket must see that its limits are not those of its rule, until when, and
-// who has set them, however many other changes have come since.
+// Whoever looks at a bucket must see that its limits differ from its rule, until when, and who has
+// set them, however many other changes have come since.
 func TestAnOverrideIsPartOfItsBucketAfterManyLaterChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return limits(t, "1 per 1h burst 9"), nil })
@@ -164,8 +164,8 @@ func TestWhatBecameOfAChangeIsTold(t *testing.T) {
 	})
 }
 
-// Two Inspectors for different people, of which one was made of the other, have one list of
-// changes; the token of one opens nothing at the other.
+// Two Inspectors for different people, one made from the other, have one list of changes; the token
+// of one opens nothing at the other.
 func TestInspectorsOfOneKindShareTheirChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShaper(t, "50/s")

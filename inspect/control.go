@@ -23,8 +23,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// The bounds of "for": a shorter change nobody would see, and a longer one belongs into
-// what the program itself sets.
+// The bounds of "for": a shorter change nobody would see, and a longer one belongs into the
+// program's own settings.
 const (
 	shortestChange = time.Second
 	longestChange  = 24 * time.Hour
@@ -101,8 +101,8 @@ type command struct {
 	fields map[string]string
 }
 
-// readCommand returns what a request that may change something wants. Its fields, beside
-// those that say of which bucket and who wants it, are those named.
+// readCommand returns the command in a request that may change something. It has the named fields,
+// beside the fields that say which bucket is meant and who asks.
 func (i *Inspector) readCommand(w http.ResponseWriter, r *http.Request, named ...string) (command, error) {
 	if err := i.authorize(w, r); err != nil {
 		return command{}, err

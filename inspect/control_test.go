@@ -83,7 +83,7 @@ func (c console) post(t *testing.T, path, body string) (done change) {
 	return done
 }
 
-// A change is what the control part tells of a change.
+// A change is the report of the control part on a change.
 type change struct {
 	At                     time.Time
 	Who, What, Source, Key string
@@ -117,7 +117,7 @@ func (c console) recorded(t *testing.T, query string) (inForce, past []record) {
 	return answer.InForce, answer.Past
 }
 
-// changes returns what has been changed of late, oldest first, as a new stream is told.
+// changes returns the latest changes, oldest first, as a new stream is told.
 func (c console) changes(t *testing.T) (all []change) {
 	t.Helper()
 	w := c.call(http.MethodHead, "/api/events", "")
@@ -136,7 +136,7 @@ func (c console) changes(t *testing.T) (all []change) {
 	return hello.Changes
 }
 
-// whats returns what was changed, without the rest.
+// whats returns the field What of each change.
 func whats(changes []change) (all []string) {
 	for _, c := range changes {
 		all = append(all, c.What)
@@ -240,7 +240,7 @@ func TestAChangeOfLimitsIsTakenBack(t *testing.T) {
 	})
 }
 
-// Somebody else's limits are newer than what was in force before the change.
+// Somebody else's limits are newer than the limits before the change.
 func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShaper(t, "50/s")
@@ -253,7 +253,7 @@ func TestTheEndOfAChangeLeavesTheLimitsOfOthersInForce(t *testing.T) {
 		require.Equal(t, limits(t, "70/s"), s.Limits())
 		require.Contains(t, c.log.String(), "limits 5/s depth 0 have ended; 70/s depth 0, which others have set meanwhile, stay in force")
 
-		// They are what a later change puts back, even if an earlier one has not ended.
+		// A later change puts these limits back, even if an earlier one has not ended.
 		c.post(t, "/api/limits", `{"source":"one","limits":"5/s","for":"10m"}`)
 		require.NoError(t, s.SetLimits(limits(t, "80/s")))
 		c.post(t, "/api/limits", `{"source":"one","limits":"6/s","for":"10m"}`)

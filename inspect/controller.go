@@ -38,7 +38,7 @@ type controller struct {
 	running sync.WaitGroup // timers that have not been stopped, and what they run
 }
 
-// A changeKey says what is changed: of one bucket, its limits or whether it is held.
+// A changeKey names the subject of a change: the limits of one bucket, or its hold.
 type changeKey struct {
 	of   target
 	hold bool
@@ -66,8 +66,8 @@ func newController(logger *slog.Logger, announce func(changeKey, change)) *contr
 	return c
 }
 
-// setLimits puts limits in force for a time. An earlier change of the same bucket is
-// replaced: what is put back in the end is what was in force before that one.
+// setLimits puts limits in force for a time. An earlier change of the same bucket is replaced: in
+// the end, the limits from before the earlier change are put back.
 func (c *controller) setLimits(want command, l shaper.Limits, span time.Duration) (change, error) {
 	key := changeKey{of: want.of}
 	c.take(key)
@@ -186,7 +186,7 @@ func (c *controller) hold(want command, span time.Duration) (change, error) {
 	return c.tell(key, want.who, "held", a.record), nil
 }
 
-// release ends all holds of a line, also those of others.
+// release ends all holds of a line, whoever set them.
 func (c *controller) release(want command) (change, error) {
 	key := changeKey{of: want.of, hold: true}
 	c.take(key)
@@ -344,7 +344,7 @@ func (a *activeChange) tryToEnd(closing bool) (what, outcome string, err error) 
 	return a.end(closing)
 }
 
-// tell says in the log and in the event stream what has changed, and what the change is like now.
+// tell reports a change, with its present state, in the log and in the event stream.
 func (c *controller) tell(key changeKey, who, what string, r record) change {
 	told := change{At: time.Now().UTC(), Who: who, What: what, Source: r.Source, Key: r.Key, ID: r.ID, Change: r}
 	args := []any{"who", who, "what", what, "source", r.Source, "key", shorten(key.of.key)}

@@ -69,8 +69,7 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 	return d, nil
 }
 
-// of says whose histograms those of a source are: a Group counts them for all keys
-// together.
+// of says to whom the histograms of a source belong: a Group counts them for all keys together.
 func of(w *watched) string {
 	if w.source.kind() == "shaper" {
 		return "bucket"

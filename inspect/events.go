@@ -249,7 +249,7 @@ func (c *core) announce(key changeKey, made change) {
 	c.tellLocked("change", made)
 }
 
-// liveDetail is what a stream is told of its target once a second. The histograms are of
+// liveDetail is the report on its target that a stream gets once a second. The histograms are of
 // the last minute.
 type liveDetail struct {
 	Bucket        *bucket        `json:"bucket"` // nil for a whole group, and while the bucket is not in use
@@ -302,7 +302,7 @@ type point struct {
 	Totals     *totals  `json:"totals,omitempty"` // of the source; in frames of one bucket of a group only
 }
 
-// totals are figures of a whole source, beside those of one of its buckets.
+// totals are figures of a whole source, told beside the figures of one of its buckets.
 type totals struct {
 	Arrivals   float64 `json:"arrivals"` // these four are per second, over the last second
 	Departures float64 `json:"departures"`
@@ -311,8 +311,8 @@ type totals struct {
 	Waiting    int     `json:"waiting"`
 }
 
-// A target is what a stream shows or a change is made to: a source, or one of its buckets. It is
-// not that of another source which has come under the same name.
+// A target is what a stream shows or a change is made to: a source, or one of its buckets. It does
+// not move to another source that has come under the same name.
 type target struct {
 	source *watched
 	key    string
@@ -370,8 +370,8 @@ func (t *track) add(r reading, ok bool, now time.Time) point {
 	return p
 }
 
-// then returns the counts with what has happened since. A call is counted by the shaper
-// when it ends, so those that wait have arrived too.
+// then returns the counts with the events since. A call is counted by the shaper when it ends, so
+// those that wait have arrived too.
 func (c counts) then(r reading, now time.Time) counts {
 	departed := grown(c.of.departed, r.departed)
 	refused := grown(c.of.refused, r.refused)

@@ -80,8 +80,8 @@ func TestAStreamShowsABurstDrain(t *testing.T) {
 			r.until("frame", &f)
 			frames = append(frames, f)
 		}
-		// One leaves each quarter of a second from 0.1 s on, and rates are those of the last
-		// second, or of the time since Add.
+		// One leaves each quarter of a second from 0.1 s on, and rates cover the last second, or
+		// the time since Add.
 		for k, want := range []struct {
 			arrivals, departures, refusals float64
 			waiting                        int
@@ -154,7 +154,7 @@ func TestTheHistoryOfABucketOutlivesItsReader(t *testing.T) {
 	})
 }
 
-// Whoever looks at one bucket also sees what the whole source does.
+// Whoever looks at one bucket also sees the figures of the whole source.
 func TestAFrameOfABucketHasTheTotalsOfItsSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, "1/min depth 9")
@@ -217,8 +217,8 @@ func TestABucketMayComeAndGoWhileSomebodyLooks(t *testing.T) {
 	})
 }
 
-// What scans have met is forgotten a minute after the last list. Keys that are not strings
-// are known by that alone.
+// The keys that scans have met are forgotten a minute after the last list. A key that is not a
+// string is known from scans alone.
 func TestAStreamOfAKeyThatIsNotAStringOutlivesTheScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := shaper.ParseLimits("1 per 1h depth 5")

@@ -48,8 +48,8 @@ type core struct {
 	running sync.WaitGroup // the sampler and the streams
 }
 
-// New makes an [Inspector]. It never fails: options that do not go together make an
-// Inspector that refuses what it must, and [Inspector.Err] says why.
+// New makes an [Inspector]. It never fails: options that do not go together make an Inspector that
+// refuses the parts that they would open, and [Inspector.Err] says why.
 func New(opts ...Option) *Inspector {
 	i := &Inspector{core: &core{
 		started: time.Now(),
@@ -67,8 +67,8 @@ func New(opts ...Option) *Inspector {
 }
 
 // With returns an [Inspector] that is the same under other options, for other people: it has the
-// same sources, reports and changes, what is done by one is seen by all, and Close of one closes
-// all. Of the options it has those given here, and none of i's. Changes are logged where the
+// same sources, reports and changes, an action through one is seen by all, and Close of one
+// closes all. It has the options given here, and none of i's. Changes are logged where the
 // logger of the first Inspector says, wrong tokens by its own.
 func (i *Inspector) With(opts ...Option) *Inspector {
 	other := &Inspector{core: i.core}
@@ -92,7 +92,7 @@ func (i *Inspector) set(opts []Option) {
 	}
 }
 
-// Err returns what is wrong with the options that [New] was given, or nil.
+// Err returns an error that says why the options that [New] was given do not go together, or nil.
 func (i *Inspector) Err() error { return i.err }
 
 // Add shows source under a name, from now on. It panics if there is a source of that
@@ -146,8 +146,8 @@ func (i *Inspector) Remove(name string) {
 }
 
 // Report shows err to operators, on the page and in the event stream: for example that
-// a file of limits could not be read. It replaces what was reported before; nil takes
-// that away.
+// a file of limits could not be read. It replaces the report before; nil takes that
+// away.
 func (i *Inspector) Report(err error) {
 	r := report{At: time.Now().UTC()}
 	if err != nil {
@@ -162,11 +162,11 @@ func (i *Inspector) Report(err error) {
 	i.tellLocked("report", r)
 }
 
-// Close ends all changes that were made through the API, so that what was in force before
-// is in force again, all streams, and the goroutine that takes samples. It returns when
-// they have ended, and always returns nil. If the limits function of a Group blocks, or the
-// log, Close waits five seconds for it; changes that need it end when it returns. The API is
-// answered with status 503 afterwards.
+// Close ends all changes that were made through the API, so that the settings from before
+// them are in force again; it ends all streams and the goroutine that takes samples. It
+// returns when they have ended, and always returns nil. If the limits function of a Group
+// blocks, or the log, Close waits five seconds for it; changes that need it end when it
+// returns. The API is answered with status 503 afterwards.
 func (i *Inspector) Close() error {
 	// First, so that the streams still tell of it.
 	i.controller.close()

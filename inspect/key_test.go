@@ -122,8 +122,7 @@ func TestAHugeKeyIsNotKept(t *testing.T) {
 
 type point struct{ X, Y int }
 
-// Keys that are not strings are shown as text, and found by that text, even without a
-// list before.
+// Keys that are not strings are shown as text, and found by their text, even without a list before.
 func TestKeysThatAreNotStrings(t *testing.T) {
 	limits := func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4}, nil }
 	g, err := shaper.NewGroup(limits)
@@ -162,8 +161,8 @@ func TestKeysThatAreNotStrings(t *testing.T) {
 	require.Equal(t, map[string]int{"int": 1, "int64": 1, "string": 3, "inspect_test.point": 1, "<nil>": 1, "bool": 1, "float64": 1}, types)
 }
 
-// A text that was of one key must not become that of another, or what is meant for one
-// bucket changes the other.
+// The text of one key must not become the text of another, or a change meant for one bucket changes
+// the other.
 func TestKeysThatPrintAlikeAreNeverTakenForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := shaper.NewGroup(func(any) (shaper.Limits, error) { return shaper.Limits{Rate: 1e-4, Burst: 9}, nil })

@@ -46,7 +46,7 @@ type listing struct {
 	epoch      time.Time // the same, of the first page
 }
 
-// readListing returns what a query asks for.
+// readListing returns the listing that a query asks for.
 func readListing(q query) (l listing, err error) {
 	l.source, l.prefix = q.text("source"), q.text("prefix")
 	if l.waitingGT, err = q.whole("waiting_gt", 0, math.MaxInt, -1); err != nil {
@@ -205,8 +205,8 @@ func (c *core) list(ctx context.Context, l listing) (*list, error) {
 // millisecond, and the runtime lets a goroutine run for ten.
 const rowsPerTurn = 4096
 
-// sift offers the rows that are wanted. However many pages look on, that is done for so
-// many at once as keeps half of the processors free for what the program is there for.
+// sift offers the rows that are wanted. However many pages look on, sift works for a few at a time,
+// so that half of the processors are free for the program's own work.
 func (c *core) sift(ctx context.Context, snapshots []*snapshot, first *selection) error {
 	select {
 	case c.sifting <- struct{}{}:
@@ -233,7 +233,7 @@ func rankingNames() []string {
 	return names
 }
 
-// A query is the parameters of a request, each of which is given once at most.
+// A query is the parameters of a request, each given once at most.
 type query struct {
 	values map[string]string
 	source string // of the path
@@ -279,8 +279,8 @@ func readPair(pair string) (name, value string, err error) {
 	return name, value, nil
 }
 
-// maxKeptKey is how long a key may be, in bytes, of which the [Inspector] keeps a history or
-// a recording. Each is kept for a time, and so is its key, whether or not it has a bucket.
+// maxKeptKey is the length, in bytes, up to which the [Inspector] keeps a history or a recording of
+// a key. Each is kept for a time, with its key, whether or not the key has a bucket.
 const maxKeptKey = 8 << 10
 
 // keeps returns nil if a key is short enough to be kept.
@@ -396,8 +396,8 @@ func (l *listing) levelThen(r *row) float64 {
 }
 
 // waitOrder returns a number that is larger the longer the head of the line has waited:
-// from when, in whole milliseconds, as the instant of the row is not exactly that of its
-// numbers. Without a line it is the smallest.
+// from when, in whole milliseconds, as the instant of the row is not exactly the instant
+// of its numbers. Without a line it is the smallest.
 func (r *row) waitOrder() float64 {
 	if r.waiting == 0 {
 		return -math.MaxFloat64
@@ -464,7 +464,7 @@ func (s *selection) offer(r *row) {
 	}
 }
 
-// sorted returns what was kept, in order.
+// sorted returns the rows kept, in order.
 func (s *selection) sorted() []placed {
 	slices.SortFunc(s.kept, func(a, b placed) int { return s.l.compare(a.position, b.position) })
 	return s.kept
@@ -479,7 +479,7 @@ func (s *selection) Swap(a, b int) { s.kept[a], s.kept[b] = s.kept[b], s.kept[a]
 func (s *selection) Push(x any)    { s.kept = append(s.kept, x.(placed)) }
 func (s *selection) Pop() any      { panic("inspect: nothing is taken from a selection") }
 
-// A cursor is the position of the last row of a page, and of which order.
+// A cursor is the position of the last row of a page, in the order that the cursor names.
 type cursor struct {
 	Sort   string
 	Epoch  time.Time

@@ -253,7 +253,7 @@ func TestBucketsOfSeveralSourcesAreComparedAtOneInstant(t *testing.T) {
 	})
 }
 
-// values are what the orders sort by, read from the API, in the words of its document.
+// values are the values that the orders sort by, read from the API, in the words of its document.
 var values = map[string]func(b bucket) float64{
 	"key":         func(bucket) float64 { return 0 },
 	"waiting":     func(b bucket) float64 { return float64(b.Waiting) },

@@ -68,7 +68,7 @@ func TestTheDocumentDescribesWhatIsServed(t *testing.T) {
 	require.Equal(t, served, described)
 }
 
-// check returns what is wrong with a value by a schema, or nil.
+// check returns an error if a value does not fit a schema, or nil.
 func (doc openAPI) check(s schema, value any, at string) error {
 	if name, ok := s["$ref"].(string); ok {
 		target, ok := doc.Components.Schemas[strings.TrimPrefix(name, "#/components/schemas/")]
@@ -158,7 +158,7 @@ func isWhole(value any) bool {
 	return ok && f == float64(int64(f))
 }
 
-// The check of this test must see what is wrong, or it would hold nobody to anything.
+// The check of this test must see faults, or it would hold nobody to anything.
 func TestTheCheckSeesWhatIsWrong(t *testing.T) {
 	doc := readDocument(t)
 	right := map[string]any{"position": 1.0, "cost": 1.0, "since": "2026-01-01T00:00:00.5Z", "waited_s": 0.5, "leaves": "2026-01-01T00:00:00Z", "leaves_in_s": 0.0}

@@ -73,7 +73,7 @@ func WithScript(path string) Option {
 	return option(func(o *options) { o.script = path })
 }
 
-// validate returns what is wrong with the options, or nil.
+// validate returns an error if the options do not go together, or nil.
 func (o *options) validate() error {
 	switch {
 	case !o.control || o.tokenLength > 0:

@@ -24,8 +24,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// files are the page and what it loads. They are served as they are, but for the page,
-// which is a template.
+// files are the page and the files that it loads. They are served as they are, but for
+// the page, which is a template.
 //
 //go:embed web
 var files embed.FS
@@ -39,7 +39,7 @@ var pageFuncs = template.FuncMap{
 	"number":  func(f float64) string { return strconv.FormatFloat(math.Round(10*f)/10, 'f', -1, 64) },
 }
 
-// A page is what the template of the page is given.
+// A page is the data for the template of the page.
 type page struct {
 	Title     string
 	Control   bool
@@ -116,7 +116,7 @@ func (i *Inspector) serveFile(w http.ResponseWriter, r *http.Request, name strin
 	return nil
 }
 
-// contentTypes are set here, as those of package mime depend on the machine.
+// contentTypes are set here, as the types of package mime depend on the machine.
 var contentTypes = map[string]string{
 	".css":  "text/css; charset=utf-8",
 	".js":   "text/javascript; charset=utf-8",
@@ -125,9 +125,9 @@ var contentTypes = map[string]string{
 	".svg":  "image/svg+xml",
 }
 
-// pageParameters are those of the page: beside the ones of the list they say what is
-// selected, and how the script shows it. "source" and "key" select a bucket, which does
-// not narrow the table; "in" is the source to which the table is narrowed.
+// pageParameters are the parameters of the page: beside the ones of the list, the
+// selection, and how the script shows it. "source" and "key" select a bucket, which
+// does not narrow the table; "in" is the source to which the table is narrowed.
 var pageParameters = append([]string{"key", "in", "filter", "paused"}, listParameters...)
 
 // pageSort is the order of the page if its URL names none.
@@ -235,8 +235,8 @@ func (b bucket) Open() string {
 const longestName = 400
 
 // Name returns what the page calls the bucket: its key, cut if it is long, with signs for
-// what cannot be seen, or would change what is seen around it, and with the codes of bytes
-// that are no text. The script's nameOf does the same.
+// characters that cannot be seen, or would change the text around them, and with the codes
+// of bytes that are no text. The script's nameOf does the same.
 func (b bucket) Name() string {
 	switch {
 	case b.only:
@@ -267,8 +267,8 @@ func (b bucket) Name() string {
 	return name
 }
 
-// with returns the URL of the page with one parameter changed; empty takes it away. The
-// place in the table is kept only if it is what is changed.
+// with returns the URL of the page with one parameter changed; empty takes it away. The place in
+// the table is kept only if the place itself is changed.
 func (q query) with(name, value string) string {
 	values := url.Values{}
 	for name, value := range q.values {
@@ -284,7 +284,7 @@ func (q query) with(name, value string) string {
 	return "./?" + values.Encode()
 }
 
-// Badges returns what is special of the bucket now, as the script says it.
+// Badges returns the special states of the bucket now, in the words of the script.
 func (b bucket) Badges() string {
 	var badges []string
 	add := func(applies bool, text string) {

@@ -147,7 +147,7 @@ func TestNoScriptMakesMarkupOrCodeOfText(t *testing.T) {
 	})
 }
 
-// Below a path of another server, what is named from the root of the host is that server's.
+// Below a path of another server, a name from the root of the host is that server's.
 func TestThePageAsksForNothingFromTheRoot(t *testing.T) {
 	fromRoot := regexp.MustCompile("(?:[\"'`(]|=)/(?:api|web)/|(?:href|src|action)=\"/")
 	own(t, func(name, text string) {

@@ -15,7 +15,7 @@ const (
 	keepRecording = 5 * time.Minute // after it was last asked for
 )
 
-// recordings are those of the buckets that somebody has asked about of late. Nothing is
+// recordings are the recordings of the buckets that somebody has asked about of late. Nothing is
 // recorded of any other.
 type recordings struct {
 	mu      sync.Mutex
@@ -26,7 +26,7 @@ type recordings struct {
 	replaying chan struct{} // has room for one replay at a time, however many ask
 }
 
-// recorded is the recording of a bucket, and what the bucket was like when it began.
+// recorded is the recording of a bucket, and the state of the bucket when it began.
 type recorded struct {
 	recording *shaper.Recording
 	since     time.Time

@@ -149,14 +149,15 @@ func unknownSource(name string) *failure {
 	return unknown("source", name, "which is not the name of a source")
 }
 
-// policy is what a browser may do with an answer: run and show what comes from here,
-// and nothing else. There is no inline script and no inline style.
+// policy allows a browser, in an answer, to run and show files from here, and nothing else. There
+// is no inline script and no inline style.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
 	"img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 // Guard returns a handler that lets through to h only requests that the Inspector would
 // answer itself, by their Host field and by where they come from, and sets the same
-// header fields on the answer. It is for what a program serves beside an Inspector.
+// header fields on the answer. It is for other things that a program serves beside an
+// Inspector.
 func (i *Inspector) Guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -235,8 +236,8 @@ func isLocal(r *http.Request) bool {
 	return own != nil && own.Network() == "unix"
 }
 
-// document describes the API in OpenAPI 3.1. A test holds it to routes, and to what is
-// answered.
+// document describes the API in OpenAPI 3.1. A test holds it to routes, and to the
+// answers.
 //
 //go:embed openapi.json
 var document []byte

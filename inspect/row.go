@@ -15,7 +15,7 @@ import (
 // recently is how long a bucket counts as refusing after it has refused.
 const recently = 10 * time.Second
 
-// limitsView is what a row tells of its Limits. Rows with the same Limits share one.
+// limitsView is the part of a row that tells its Limits. Rows with the same Limits share one.
 type limitsView struct {
 	limits   shaper.Limits
 	text     string
@@ -120,9 +120,9 @@ func sharedBucket(st shaper.BucketStats) *shaper.BucketStats {
 	return &st
 }
 
-// levelAt returns the level at an instant that is not after that of the row. If the bucket was
-// called since then, that level is not known, and the one of the row is the best there is. So
-// it is while requests wait: each that leaves raises the level again.
+// levelAt returns the level at an instant, which is not after the instant of the row. If the
+// bucket was called in between, the level then is not known, and the level of the row is the
+// best there is. The same goes while requests wait: each that leaves raises the level again.
 func (r *row) levelAt(at time.Time) float64 {
 	level := number(r.level)
 	if level > 0 && r.waiting == 0 && r.limits.rate != nil && r.at.After(at) && !r.lastCall.After(at) {
@@ -234,8 +234,8 @@ func newSharedView(st *shaper.BucketStats) *sharedView {
 	return v
 }
 
-// view returns the row in the form of the API. Its level and its fill are those of an instant
-// that is not after that of the row.
+// view returns the row in the form of the API. Its level and its fill are as at an instant that is
+// not after the instant of the row.
 func (r *row) view(at time.Time) bucket {
 	level := r.levelAt(at)
 	b := bucket{
@@ -311,7 +311,7 @@ func newWaits(of string, h shaper.Histogram) waits {
 	return w
 }
 
-// quantile returns a quantile and how far it may be off; nil for what is no number.
+// quantile returns a quantile and how far it may be off; nil for a value that is no number.
 func quantile(h shaper.Histogram, q float64) (value, within *float64) {
 	v, w := h.Quantile(q)
 	return finiteOrNil(v), finiteOrNil(w)
@@ -349,7 +349,7 @@ func newBars(h shaper.Histogram) bars {
 	return b
 }
 
-// A window remembers the histograms of a source once a second, to tell those of the last
+// A window remembers the histograms of a source once a second, to tell the histograms of the last
 // minute.
 type window struct {
 	mu     sync.Mutex
@@ -367,7 +367,7 @@ func (w *window) add(h shaper.Histograms) {
 	w.latest = h
 }
 
-// view returns what has been counted in the window.
+// view returns the counts in the window.
 func (w *window) view(of string) histogramsView {
 	w.mu.Lock()
 	defer w.mu.Unlock()

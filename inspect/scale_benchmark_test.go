@@ -79,10 +79,11 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// BenchmarkLookingOn is a program with 100,000 buckets, of which 200 have a line that
-// leaves at 10 a second each, and which serves calls of other keys. It is measured alone,
-// and while ten pages look on: each has a stream and asks for a list every second. What
-// is told is how late requests leave, and for how long a call finds the lock taken.
+// BenchmarkLookingOn is a program with 100,000 buckets that serves calls of many keys.
+// 200 of the buckets have a line that leaves at 10 a second each; the calls are of other
+// keys. It is measured alone, and while ten pages look on: each has a stream and asks for
+// a list every second. What is told is how late requests leave, and for how long a call
+// finds the lock taken.
 //
 //	go test -run=^$ -bench=LookingOn -benchtime=10s ./inspect
 func BenchmarkLookingOn(b *testing.B) {

@@ -33,7 +33,7 @@ type watched struct {
 	spare    []row         // memory of a snapshot that nobody reads any more
 }
 
-// A snapshot is what a scan has found. Its rows do not change until it is released.
+// A snapshot is the result of a scan. Its rows do not change until it is released.
 type snapshot struct {
 	of      *watched
 	number  uint64 // of its scan, from 1

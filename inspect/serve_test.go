@@ -77,7 +77,7 @@ type list struct {
 	Next    *string
 }
 
-// keys returns those of the buckets, in their order.
+// keys returns the keys of the buckets, in their order.
 func (l list) keys() []string {
 	keys := []string{}
 	for _, b := range l.Buckets {
@@ -120,7 +120,7 @@ func lineUp(t *testing.T, g *shaper.Group[string], key string, n int) {
 }
 
 // A reader is a client that reads the stream of events over a connection without any
-// memory in between: what it does not read holds up the writer.
+// memory in between: bytes that it does not read hold up the writer.
 type reader struct {
 	t      *testing.T
 	events *bufio.Scanner

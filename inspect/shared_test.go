@@ -14,7 +14,7 @@ import (
 	"example.com/leakybucket/shaper/buckettest"
 )
 
-// A sharedBucket is what the API tells of a bucket whose level is in a shared one.
+// A sharedBucket is the API's report on a bucket whose level is in a shared one.
 type sharedBucket struct {
 	Refused, Closed, Unavailable uint64
 	QueueFull                    uint64 `json:"queue_full"`
@@ -121,8 +121,8 @@ func TestWhatIsHeldOfASharedBucketIsShown(t *testing.T) {
 	})
 }
 
-// What is reserved, and what of it was given back, charged and found drained, is in the answer of one
-// bucket and in the list.
+// The costs reserved, given back, charged and found drained are in the answer of one bucket and in
+// the list.
 func TestReservationsAreInTheAnswers(t *testing.T) {
 	doc := readDocument(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -41,7 +41,7 @@ type source interface {
 	// top returns the keys that met their limits most.
 	top(n int) []keyCount
 
-	// histograms returns those of all buckets together.
+	// histograms returns the histograms of all buckets together.
 	histograms() shaper.Histograms
 }
 
@@ -58,8 +58,8 @@ type bucketRef interface {
 	// line returns the first waiters of its line; none if it is not in use.
 	line(max int) []shaper.Waiter
 
-	// refusals returns those of the latest refusals of its source that are its own, the
-	// oldest first.
+	// refusals returns the bucket's own ones among the latest refusals of its source, the oldest
+	// first.
 	refusals() []shaper.Refusal
 
 	// explain returns where its limits come from, or nil. It calls the function of
@@ -216,7 +216,7 @@ type openGroup[K comparable] struct {
 	sums   sums
 }
 
-// seen is what is remembered of a key from one scan to the next.
+// seen is the memory of a key from one scan to the next.
 type seen struct {
 	text  string
 	round uint64 // the latest scan that met it
@@ -308,9 +308,9 @@ func (s *openGroup[K]) seenText(key K, renamed map[string]string) string {
 
 // textFor returns the text of a key that has just been met for the first time. Different
 // keys may print alike, such as the elements 1 and "1" of a Group[any]: then each is told
-// by its type and its Go syntax, whichever came first, and what they share stands for
-// none of them. Of keys for which that is the same too, none can be found by its text. It
-// enters into renamed what the text of an earlier key has become.
+// by its type and its Go syntax, whichever came first, and the shared text stands for
+// none of them. Keys whose types and Go syntax are the same too cannot be found by their
+// text. If the text of an earlier key changes, textFor enters the new one into renamed.
 func (s *openGroup[K]) textFor(key K, renamed map[string]string) string {
 	text := fmt.Sprint(key)
 	if s.take(text, key) {
@@ -325,8 +325,8 @@ func (s *openGroup[K]) textFor(key K, renamed map[string]string) string {
 	return s.exactText(key)
 }
 
-// exactText returns the text of a key whose printed form is shared. Scan alone calls it
-// and what it calls, so nothing changes between its steps.
+// exactText returns the text of a key whose printed form is shared. Scan alone calls it and the
+// functions that it calls, so nothing changes between its steps.
 func (s *openGroup[K]) exactText(key K) string {
 	text := fmt.Sprintf("%T %#v", key, key)
 	if !s.take(text, key) {
@@ -360,7 +360,7 @@ func (s *openGroup[K]) share(text string) (earlier K, ok bool) {
 	return earlier, ok
 }
 
-// forgetKey takes away what is known of a key whose bucket has gone.
+// forgetKey takes away the memory of a key whose bucket has gone.
 func (s *openGroup[K]) forgetKey(key K, text string) {
 	delete(s.known, key)
 	s.mu.Lock()

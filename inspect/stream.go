@@ -74,7 +74,7 @@ func (s *stream) hurry() {
 	}
 }
 
-// pending returns what is to be written now.
+// pending returns the bytes to be written now.
 func (s *stream) pending() []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()

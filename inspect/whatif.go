@@ -17,8 +17,8 @@ import (
 // whatIfWindow is for how long back arrivals count.
 const whatIfWindow = time.Minute
 
-// whatIf is what the latest arrivals of a bucket have met, and what they would have met
-// under other limits.
+// whatIf tells how the latest arrivals of a bucket have fared, and how they would have fared under
+// other limits.
 type whatIf struct {
 	At       time.Time `json:"at"`
 	Limits   string    `json:"limits"`
@@ -82,7 +82,7 @@ func (i *Inspector) serveWhatIf(w http.ResponseWriter, r *http.Request, q query)
 	return nil
 }
 
-// newWhatIf replays arrivals of a recording, which are what it holds at the instant now.
+// newWhatIf replays the arrivals that a recording holds at the instant now.
 func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper.Limits, st shaper.Stats) whatIf {
 	start, base := rec.start, rec.since
 	full := len(arrivals) >= maxArrivals

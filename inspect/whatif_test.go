@@ -56,7 +56,7 @@ func (w *wait) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// whatIf asks what the arrivals at the bucket of a key would have met under limits.
+// whatIf asks how the arrivals at the bucket of a key would have fared under limits.
 func (c console) whatIf(t *testing.T, key, limits string) (answer whatIf) {
 	t.Helper()
 	q := url.Values{"source": {"one"}, "limits": {limits}, "key": {key}}
@@ -306,7 +306,7 @@ func TestAWrongWhatIfIsRefusedByTheNameOfItsParameter(t *testing.T) {
 }
 
 // One limits function that blocks must hang neither other questions nor Remove and Close. Here the
-// table of keys is full, so that of a key without a bucket only its limits say which one it shares.
+// table of keys is full, so for a key without a bucket only its limits say which bucket it shares.
 func TestALimitsFunctionThatBlocksHoldsUpNoWhatIf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		blocked := make(chan struct{})
@@ -404,8 +404,8 @@ func (l load) play(ctx context.Context, s *shaper.Shaper, calls *sync.WaitGroup)
 	}
 }
 
-// playAndAsk plays a load in a bubble, and asks what it would have met under limits. If
-// seed is above 0, that many requests wait before anybody asks.
+// playAndAsk plays a load in a bubble, and asks how it would have fared under limits. If seed is
+// above 0, seed requests wait before anybody asks.
 func playAndAsk(t *testing.T, under, limits string, l load, seed int) (answer whatIf) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -431,8 +431,8 @@ func playAndAsk(t *testing.T, under, limits string, l load, seed int) (answer wh
 	return answer
 }
 
-// A replay under the limits that are in force must tell what has really happened, also
-// when the recording began while requests waited.
+// A replay under the limits that are in force must tell the real events, also when the recording
+// began while requests waited.
 func TestTheReplayOfTheSameLimitsIsWhatHasHappened(t *testing.T) {
 	chance := rand.New(rand.NewPCG(14, 4))
 	var met outcome
@@ -452,7 +452,7 @@ func TestTheReplayOfTheSameLimitsIsWhatHasHappened(t *testing.T) {
 	}
 }
 
-// What a replay under other limits tells must be what a shaper with those limits does.
+// A replay under other limits must tell the same as a shaper with those limits does.
 func TestTheReplayOfOtherLimitsIsWhatTheyDo(t *testing.T) {
 	chance := rand.New(rand.NewPCG(14, 5))
 	all := []string{"30/s depth 5", "7/s burst 3 depth 20", "20/s burst 4", "3/s depth 40 wait 2s", "1000/s", "inf"}

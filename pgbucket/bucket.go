@@ -156,7 +156,7 @@ func (b *Bucket) leave() {
 }
 
 // commitsAlone reports whether each statement is a transaction of its own. Then its end need
-// not wait until the disk has it, as the next Take heals what a crash loses. A
+// not wait until the disk has it, as the next Take makes up for a loss in a crash. A
 // transaction of the caller's ends as the caller wants it.
 func commitsAlone(db DB) bool {
 	switch db := db.(type) {
@@ -175,8 +175,8 @@ func commitsAlone(db DB) bool {
 const longestKey = 512
 
 // column returns a key as it is in the table. Keys are bytes there, because not every string
-// is a text for PostgreSQL; where a key has what a client has sent, an error would be the
-// client's to cause.
+// is a text for PostgreSQL; where a key has bytes that a client has sent, the client could
+// cause an error.
 func column(key string) []byte {
 	if len(key) <= longestKey {
 		return []byte(key)

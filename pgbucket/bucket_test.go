@@ -46,8 +46,7 @@ func TestNoKeyIsAnError(t *testing.T) {
 	}
 }
 
-// A pgx.Conn and a pgx.Tx fail if they are used by two at once, or even mix up what they
-// send.
+// A pgx.Conn and a pgx.Tx fail if they are used by two at once, or even mix up their bytes.
 func TestAConnectionIsUsedForOneCallAtATime(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, startServer(t).URL)
@@ -143,7 +142,7 @@ func TestATransactionTakesWhenItCommits(t *testing.T) {
 func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
 	pool := newPool(t, startServer(t).URL)
 	table, name := newTable(t, pool)
-	// What a deferred trigger sees is what the end of the transaction goes by.
+	// A deferred trigger sees the settings by which the transaction ends.
 	exec(t, pool, name, "CREATE TABLE TBL_log (n serial, commit text)")
 	exec(t, pool, name, `CREATE FUNCTION TBL_note() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN INSERT INTO TBL_log (commit) VALUES (TG_OP || ' ' || current_setting('synchronous_commit')); RETURN NULL; END $$`)

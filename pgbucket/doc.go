@@ -40,10 +40,10 @@
 //     which the package can't know whether it is in a transaction, set synchronous_commit
 //     to off for its role or connections.
 //   - The table may be made UNLOGGED (ALTER TABLE leaky_buckets SET UNLOGGED). Then Takes
-//     write no log, but a crash, and a fail-over to a standby, empties it. Processes that
-//     still run put right what they know of (High of [shared.Take]). A level lasts
-//     Burst/Rate: with a burst above 1, if that is longer than a restart takes, as for
-//     logins, the table must not be UNLOGGED.
+//     write no log, but a crash, and a fail-over to a standby, empties it. Processes that still run
+//     put the levels right that they know (High of [shared.Take]). A level lasts Burst/Rate: with a
+//     burst above 1, if that is longer than a restart takes, as for logins, the table must not be
+//     UNLOGGED.
 //   - default_transaction_isolation must be read committed, as it is by default. Otherwise
 //     sessions that take from one key at once get errors, though nothing is taken wrongly.
 //   - lock_timeout, at some 200 ms, ends a Take that waits for a row which a transaction of
@@ -69,13 +69,13 @@
 // PgBouncer may stand between, in transaction mode too: the package prepares no statements
 // and leaves nothing behind in a session, whatever the mode of the pool.
 //
-// With a [pgx.Tx] what is taken is taken when the transaction is committed. Until then it
-// holds the rows, and all other processes wait for them. That is for tests that roll back,
-// and for transactions that end at once.
+// With a [pgx.Tx] units are taken when the transaction is committed. Until then it holds the rows,
+// and all other processes wait for them. That is for tests that roll back, and for transactions
+// that end at once.
 //
 // # When an answer is lost
 //
-// A Take whose answer does not come may have been carried out, so it must not be sent again:
-// what it has taken would be taken twice. Neither the package nor pgx sends a statement
-// twice. A DB that does so must not be used.
+// A Take whose answer does not come may have been carried out, so it must not be sent again: its
+// units would be taken twice. Neither the package nor pgx sends a statement twice. A DB that does
+// so must not be used.
 package pgbucket

@@ -63,7 +63,7 @@ BEGIN
 END`))
 }
 
-// version is that of the functions in the schema.
+// version is the version of the functions in the schema.
 var version = regexp.MustCompile(`IS 'pgbucket v([0-9]+)';`).FindStringSubmatch(schema)[1]
 
 // quoted returns a constant of SQL for a text without backslashes.

@@ -26,7 +26,7 @@ func newOptions(opts []Option) (options, error) {
 
 const defaultTable = "leaky_buckets"
 
-// longestName leaves room for what is put after it in the names of functions.
+// longestName leaves room for the endings of the names of functions.
 const longestName = 58
 
 var tableName = regexp.MustCompile(`^(?:[A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,57}$`)
@@ -36,15 +36,15 @@ type tableOption string
 func (t tableOption) apply(o *options) { o.table = string(t) }
 
 // WithTable sets the name of the table; the default is leaky_buckets, which is looked for
-// in the search path of the connection. A name may begin with that of a schema and a dot:
-// "limits.buckets". Letters keep their case: "Buckets" is what SQL calls "Buckets" in
-// quotes. The functions of the table are called by its name and _step or _take.
+// in the search path of the connection. A name may begin with the name of a schema and a
+// dot: "limits.buckets". Letters keep their case: "Buckets" is what SQL calls "Buckets"
+// in quotes. The functions of the table are called by its name and _step or _take.
 func WithTable(name string) Option { return tableOption(name) }
 
 // names matches the names that SQL has for the default table.
 var names = regexp.MustCompile(`\bleaky_buckets(_step|_take)?\b`)
 
-// inTable returns sql, which is for the default table, for that of the options.
+// inTable returns sql, which is for the default table, for the table of the options.
 func (o options) inTable(sql string) string {
 	schema, table, ok := strings.Cut(o.table, ".")
 	if !ok {

@@ -17,8 +17,9 @@ import (
 // watch, or on a cluster. [New] makes one; [NewRing] spreads keys over several servers that
 // do not know of each other. A Bucket is safe for concurrent use.
 //
-// Its errors are those of the server and the client, as they are or wrapped, and none is
-// hidden: a replica that refuses to write and a cluster that is down count as failures too.
+// Its errors are the errors of the server and the client, as they are or wrapped, and none
+// is hidden: a replica that refuses to write and a cluster that is down count as failures
+// too.
 type Bucket struct {
 	client  redis.UniversalClient
 	cluster *redis.ClusterClient // client, if it is one of a cluster
@@ -146,8 +147,8 @@ func numbersText(r shared.BucketRate) string {
 	return string(text[:len(text)-1])
 }
 
-// parseTaken returns what the text of a script's answer means: "ok cold now micros part",
-// followed by the rate in force if it is another.
+// parseTaken parses the text of a script's answer: "ok cold now micros part", followed by the rate
+// in force if it is another.
 func parseTaken(text string) (shared.Taken, bool) {
 	var numbers [12]int64
 	count := 0

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// dials is what is known of the ways to the servers of a client. A call may be too short to make a
+// dials has the state of the ways to the servers of a client. A call may be too short to make a
 // connection to a server that is far away, and go-redis cuts the greeting of a connection with the
 // context of the call for which it is made. So no call would ever reach such a server, and each
 // would tell only that its time is over. Therefore connections are made outside of calls until one

@@ -7,10 +7,9 @@
 // of each other.
 //
 // Each step is one script and one round trip. It is carried out at once or not at all, on
-// the server's clock; the clocks of the processes do not count. Numbers are exact: what
-// [shared.Take.Apply] would answer is what the script answers, to the last part of a
-// microsecond, except after a change of the rate, where the level may reach 0 up to 2 µs
-// later.
+// the server's clock; the clocks of the processes do not count. Numbers are exact: the script
+// answers the same as [shared.Take.Apply], to the last part of a microsecond, except after a change
+// of the rate, where the level may reach 0 up to 2 µs later.
 //
 // # What is stored
 //
@@ -29,8 +28,8 @@
 //   - With Burst 1 persistence is not needed. A level lasts Burst/Rate: if that is longer than
 //     a restart takes, as for logins, keep it (appendonly yes). A file that the disk has each
 //     second (appendfsync everysec, the default) will do.
-//   - Replication is asynchronous. After a fail-over the level may be an old one. Processes
-//     then put it right with what they know (High of [shared.Take]).
+//   - Replication is asynchronous. After a fail-over the level may be an old one. Processes then
+//     put it right by their own knowledge (High of [shared.Take]).
 //   - The clock of the server should be slewed by NTP rather than stepped.
 //
 // A user of an access control list needs:
@@ -50,12 +49,12 @@
 //
 // # When an answer is lost
 //
-// A script whose answer does not come may have been carried out, so it must not be sent
-// again: what it has taken would be taken twice. go-redis repeats commands up to three
-// times by default, after a timeout and after a connection that is cut. The commands of
-// this package forbid that by themselves; nothing in the client's options can allow it,
-// and MaxRetries need not be changed for their sake. Redirections in a cluster (MOVED, ASK)
-// are followed, up to MaxRedirects, and dialing is repeated up to DialerRetries, as long as
-// the context lasts: in both cases nothing has been carried out yet. A hook of the client
-// that calls next twice does repeat commands, and must not be used.
+// A script whose answer does not come may have been carried out, so it must not be sent again: its
+// units would be taken twice. go-redis repeats commands up to three times by default, after a
+// timeout and after a connection that is cut. The commands of this package forbid that by
+// themselves; nothing in the client's options can allow it, and MaxRetries need not be changed for
+// their sake. Redirections in a cluster (MOVED, ASK) are followed, up to MaxRedirects, and dialing
+// is repeated up to DialerRetries, as long as the context lasts: in both cases nothing has been
+// carried out yet. A hook of the client that calls next twice does repeat commands, and must not be
+// used.
 package redisbucket

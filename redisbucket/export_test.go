@@ -7,7 +7,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// Encode returns what a server has for a level, or would have if it could be damaged so.
+// Encode returns the state on a server for a level, or for one that could only come from damage.
 func Encode(l shared.BucketLevel) string {
 	if r := l.Rate; r.Parts < 1 || r.Part < 0 || r.Part >= r.Parts || r.Micros < 0 || r.Burst < 1 {
 		return fmt.Sprintf("%d %d %d %d %d %d %d %d 0 0", l.Empty.Micros, l.Empty.Part, l.At, r.Version, r.Micros, r.Part, r.Parts, r.Burst)

@@ -25,8 +25,7 @@ type ringServer struct {
 
 var _ shared.Bucket = (*Ring)(nil)
 
-// NewRing returns a [Bucket] on the servers of several clients, each of which is as for
-// [New].
+// NewRing returns a [Bucket] on the servers of several clients, each as for [New].
 //
 // Which server a key has follows from the names of all servers, by rendezvous hashing, and
 // not from their addresses. So all processes must use the same names. A server that is

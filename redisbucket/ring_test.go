@@ -82,7 +82,7 @@ func TestOnlyTheKeysOfANewServerMove(t *testing.T) {
 	}
 }
 
-// Keys of one slot fail together, those of another may not.
+// Keys of one slot fail together, keys of another may not.
 func TestAClusterInARingHasItsSlots(t *testing.T) {
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
 	defer func() { require.NoError(t, cluster.Close()) }()

@@ -26,8 +26,8 @@ func newScript(text string) script {
 }
 
 // A command is one that the client must never repeat: if the answer is lost it may have been
-// carried out, and what it has taken would be taken twice. go-redis repeats commands by
-// default, three times; it asks each whether that is allowed. Redirections in a cluster
+// carried out, and its units would be taken twice. go-redis repeats commands by default,
+// three times; it asks each command whether it may be repeated. Redirections in a cluster
 // (MOVED, ASK) are followed all the same, as a server that redirects has done nothing.
 type command struct{ *redis.Cmd }
 
@@ -41,8 +41,8 @@ func (command) NoRetry() bool { return true }
 // Clone returns a copy, which must not be repeated either.
 func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
 
-// run runs a script on one key and returns what it answers. The text of the script is
-// sent if the server does not have it: then it has done nothing.
+// run runs a script on one key and returns its answer. The text of the script is sent if the server
+// does not have it: then it has done nothing.
 func (b *Bucket) run(ctx context.Context, s script, key string, args []any) (any, error) {
 	if err := b.reach(ctx, key); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (b *Bucket) do(ctx context.Context, c command) (any, error) {
 		return c.Val(), err
 	}
 	// By default a client of go-redis waits for an answer until its ReadTimeout, however short
-	// the context is. Then nothing waits for what it will find.
+	// the context is. Then nothing waits for its result.
 	done := make(chan error, 1)
 	go func() { done <- b.client.Process(ctx, c) }()
 	select {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Shard returns which keys fail together: in a cluster those of one hash slot, elsewhere
+// Shard says which keys fail together: in a cluster the keys of one hash slot, elsewhere
 // all of them. Slots move from server to server, so a server would not do: a key could
 // count as unavailable because of the server that once had it.
 func (b *Bucket) Shard(key string) string {

@@ -79,8 +79,8 @@ func aDamagedStateIsNone(t *testing.T, server *servers.Redis) {
 	}
 }
 
-// Keys of users who have gone must not fill the memory, and those of users who have not
-// must not be forgotten.
+// Keys of users who have gone must not fill the memory, and keys of users who have not must not be
+// forgotten.
 func TestAKeyExpiresAMinuteAfterItsLevelHasReachedZero(t *testing.T) {
 	onEach(t, aKeyExpiresAMinuteAfterItsLevelHasReachedZero)
 }

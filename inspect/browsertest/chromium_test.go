@@ -62,7 +62,7 @@ var browser struct {
 	stop func() error // nil before the start
 }
 
-// requireBrowser returns the context of the browser, of which a tab's is made.
+// requireBrowser returns the context of the browser; the context of a tab is made from it.
 func requireBrowser(t testing.TB) context.Context {
 	t.Helper()
 	program := requireChromium(t)
@@ -103,8 +103,8 @@ func startBrowser(program string) {
 	}
 }
 
-// stopBrowser ends the browser, and reports what it has left behind: a process that names
-// the folder for all it writes, or the profile in that folder.
+// stopBrowser ends the browser, and reports its remains: a process that names the folder for all it
+// writes, or the profile in that folder.
 func stopBrowser(dir string) error {
 	if browser.stop == nil {
 		return nil

@@ -16,11 +16,11 @@ func figure(tile string) string {
 	return `Number(document.querySelector("#tiles [data-tile=` + tile + `] .number").textContent.replaceAll(",", "") || -1)`
 }
 
-// A frame is what the tiles show at an instant.
+// A frame has the figures in the tiles at an instant.
 type frame struct{ Waiting, Departures float64 }
 
-// described waits until the description of a chart is as wanted. It is for those who do
-// not see the chart, so it tells what the chart shows.
+// described waits until the description of a chart is as wanted. It is for readers who do not see
+// the chart, so it tells the same as the chart.
 func (p *tab) described(what, chart, pattern string, wanted func(numbers []float64) bool) {
 	p.t.Helper()
 	expression := regexp.MustCompile(pattern)
@@ -59,8 +59,8 @@ func TestABurstLeavesAsAComb(t *testing.T) {
 		st := u.Stats()
 		require.EqualValues(t, attempt*sent, st.Departed+st.Refused)
 		require.GreaterOrEqual(t, st.Departed, attempt*40)
-		// The page can only show a rate that the line has had for a second. Missed is what the line
-		// has lost while the machine stood still.
+		// The page can only show a rate that the line has had for a second. Missed is the number of
+		// departures that the line has lost while the machine stood still.
 		if slices.ContainsFunc(shown, func(f frame) bool { return f.Departures >= 8 && f.Departures <= 12 }) {
 			break
 		}

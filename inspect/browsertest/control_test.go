@@ -62,7 +62,7 @@ func TestWithTheTokenLimitsChangeAndComeBack(t *testing.T) {
 	require.NotContains(t, eval[string](p, `document.documentElement.outerHTML + location + JSON.stringify({...localStorage, ...sessionStorage}) + document.cookie`), token)
 }
 
-// origin is that of the scene's own page.
+// origin is the origin of the scene's own page.
 func (s *scene) origin() string { return strings.TrimSuffix(s.address(""), "/") }
 
 func TestWithoutControlNothingCanBeChanged(t *testing.T) {
@@ -233,8 +233,8 @@ func TestTheOutageOfASharedBucketIsShown(t *testing.T) {
 	await(p, "the table", text("#buckets"), func(shown string) bool { return strings.Contains(shown, "bucket unavailable") })
 }
 
-// While what was reserved too much drains before it is settled, the page says that the burst is too small; and
-// not when that has ended.
+// While the excess of reservations drains before it is settled, the page says that the burst is too small;
+// and not once that has ended.
 func TestABurstThatIsTooSmallForWhatIsInFlightIsShown(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)

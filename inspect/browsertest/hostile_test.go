@@ -46,8 +46,8 @@ func (p *tab) harmless() {
 	require.Empty(p.t, p.unexpected())
 }
 
-// hostileScene has a bucket for each hostile key, two of which wait, so that a what-if and
-// a line have something to show.
+// hostileScene has a bucket for each hostile key. Two of the keys wait, so that a what-if and a
+// line have something to show.
 func hostileScene(t *testing.T) *scene {
 	s := newScene(t)
 	g := s.group("<b>clients</b>", "1/h depth 4")
@@ -106,8 +106,8 @@ func TestHostileKeysAreTextInTheFirstPaint(t *testing.T) {
 	}
 }
 
-// visible is a key as it is shown: with signs for what cannot be seen, or would change
-// what is seen around it, and with the codes of bytes that are no text.
+// visible is a key as it is shown: with signs for characters that cannot be seen, or would change
+// the text around them, and with the codes of bytes that are no text.
 func visible(key string) string {
 	if key == "" {
 		return "(empty key)"

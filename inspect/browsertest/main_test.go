@@ -3,7 +3,7 @@
 // imports the shaper has chromedp in his go.sum.
 //
 // The tests run in real time, as a browser has no other. So they never wait for a fixed
-// time: they ask again until the page shows what it must show, and give up late.
+// time: they ask again until the page is as it must be, and give up late.
 package browsertest_test
 
 import (

@@ -23,9 +23,8 @@ import (
 // maxPicture bounds a picture of the documents, which everybody downloads with the tree.
 const maxPicture = 200_000
 
-// TestPicturesOfThePage makes the pictures of the documents, by what they show: bursts at
-// a shaper for a minute, and a group with many keys. It takes that minute, so it is only
-// made on demand:
+// TestPicturesOfThePage makes the pictures of the documents by playing their scenes: bursts at a shaper for a
+// minute, and a group with many keys. It takes that minute, so it is only made on demand:
 //
 //	GOWORK=$PWD/all.work SHAPER_SCREENSHOTS=../../docs go test -run=TestPicturesOfThePage ./inspect/browsertest
 func TestPicturesOfThePage(t *testing.T) {
@@ -71,7 +70,7 @@ func TestPicturesOfThePage(t *testing.T) {
 	}
 	time.Sleep(time.Minute)
 	for scheme, p := range tabs {
-		// It is the first row of the table, too, which says what the tile says.
+		// It is also the first row of the table, which says the same as the tile.
 		const first = `document.querySelector("#buckets tbody tr:has([aria-current]):first-child .waiting")?.textContent`
 		await(p, "a line that drains", `(tile => `+first+` === String(tile) ? tile : -1)(`+figure("waiting")+`)`, func(n float64) bool { return n > 40 && n < 90 })
 		picture := p.picture("#now", "#list")
@@ -80,8 +79,8 @@ func TestPicturesOfThePage(t *testing.T) {
 	}
 }
 
-// picture returns the page in two parts, one above the other: what is at its top up to the
-// end of one element, and the beginning of another. What is between them is left out.
+// picture returns the page in two parts, one above the other: its top up to the end of one element,
+// and the beginning of another. The elements between them are left out.
 func (p *tab) picture(end, beginning string) []byte {
 	const width, gap, rest = 1200, 24, 460
 	edge := func(selector, side string) float64 {

@@ -60,7 +60,7 @@ func newScene(t testing.TB, opts ...inspect.Option) *scene {
 	return s
 }
 
-// address is that of the page, with whatever is given behind it.
+// address is the address of the page, followed by query.
 func (s *scene) address(query string) string { return "http://" + s.listen + "/" + query }
 
 // start serves the Inspector, at the address of before if it was stopped.
@@ -253,7 +253,7 @@ func (p *tab) live() {
 	await(p, "the page is live", text("#status"), func(status string) bool { return strings.Contains(strings.ToLower(status), "live") })
 }
 
-// text is an expression for what a reader finds in an element; "" if there is none.
+// text is an expression for the text that a reader finds in an element; "" if there is none.
 func text(selector string) string {
 	return fmt.Sprintf("document.querySelector(%s)?.innerText ?? ''", js(selector))
 }

@@ -31,9 +31,9 @@ import (
 // may be busy, and is used up only by a failure.
 const patience = 2 * time.Minute
 
-// A tab is one page in the browser, of which everything that goes wrong is kept: messages
-// to the console, exceptions, requests that fail or that go elsewhere, dialogs. The test
-// fails by any of it that it has not said it expects.
+// A tab is one page in the browser. It keeps everything that goes wrong: messages to the
+// console, exceptions, requests that fail or that go elsewhere, dialogs. The test fails
+// by each that it has not announced.
 type tab struct {
 	t    testing.TB
 	ctx  context.Context
@@ -224,7 +224,7 @@ func (p *tab) click(selector string) {
 	eval[bool](p, fmt.Sprintf("(element => { element.focus(); element.click(); return true })(document.querySelector(%q))", selector))
 }
 
-// set types a text into a field, in place of what it holds.
+// set types a text into a field, in place of its content.
 func (p *tab) set(selector, text string) {
 	p.t.Helper()
 	field := chromedp.CSS(selector)
@@ -289,7 +289,7 @@ func (p *tab) phone() {
 	p.do(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile, chromedp.EmulateTouch, chromedp.EmulateScale(2)))
 }
 
-// withoutScript turns the page's JavaScript off; that of the test still runs.
+// withoutScript turns the page's JavaScript off; the JavaScript of the test still runs.
 func (p *tab) withoutScript() {
 	p.t.Helper()
 	p.do(call(emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}))

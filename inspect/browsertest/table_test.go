@@ -112,8 +112,8 @@ func (p *tab) awaitRows(what string, want []string) {
 	})
 }
 
-// keysOf returns the keys of ids, which are percent-encoded, with a "=" before what a
-// browser would take for a relative path.
+// keysOf returns the keys of ids, which are percent-encoded, with a "=" before a key that a browser
+// would take for a relative path.
 func keysOf(p *tab, ids []string) []string {
 	p.t.Helper()
 	keys := []string{}

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// telling serves the page of the scene, but tells it the events that told returns in place of
-// what is happening, so that a test chooses the figures whatever the speed of the machine.
+// telling serves the page of the scene, but tells it the events that told returns in place of the
+// real ones, so that a test chooses the figures whatever the speed of the machine.
 func (s *scene) telling(told func() string) (address string) {
 	ended := make(chan struct{})
 	address = serve(s.t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

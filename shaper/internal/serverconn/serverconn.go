@@ -116,7 +116,7 @@ func chunksRead(body io.Reader) bool {
 	return false
 }
 
-// bodyKind is the kind of a request body: its length, or the lack of it.
+// bodyKind says which package made a request body, and so how it may be read.
 type bodyKind int
 
 const (
