@@ -142,7 +142,7 @@ func TestATransactionTakesWhenItCommits(t *testing.T) {
 func TestOnlyTheTransactionsOfABucketItselfDoNotWaitForTheDisk(t *testing.T) {
 	pool := newPool(t, startServer(t).URL)
 	table, name := newTable(t, pool)
-	// A deferred trigger sees the settings by which the transaction ends.
+	// A deferred trigger sees the setting by which the transaction ends.
 	exec(t, pool, name, "CREATE TABLE TBL_log (n serial, commit text)")
 	exec(t, pool, name, `CREATE FUNCTION TBL_note() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN INSERT INTO TBL_log (commit) VALUES (TG_OP || ' ' || current_setting('synchronous_commit')); RETURN NULL; END $$`)

@@ -203,8 +203,8 @@ const (
 )
 
 // patienceOf returns the patience of the k-th impatient client as a part of its
-// predicted wait. It takes one of seven values, an odd number, so that of the clients
-// with and without a body each are equally patient.
+// predicted wait. It takes one of seven values, an odd number, so that the clients
+// with a body are as patient as those without.
 func patienceOf(k int) float64 {
 	const steps = 7
 	return minPatience + (maxPatience-minPatience)*float64(3*k%steps)/(steps-1)

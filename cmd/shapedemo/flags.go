@@ -89,7 +89,7 @@ Examples:
   shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"
 `
 
-// A config is what the flags set.
+// A config has the values of the flags.
 type config struct {
 	scene     scene
 	once      bool
@@ -194,8 +194,8 @@ func (c config) contradiction(inspectGiven bool) error {
 	return nil
 }
 
-// wholeNumber sets a number to its default, and returns the function that sets it to
-// what a flag says, which must be at least least and at most maxBurst.
+// wholeNumber sets a number to its default, and returns the function that sets it to the value of a
+// flag, which must be at least least and at most maxBurst.
 func wholeNumber(n *int, least, standard int) func(text string) error {
 	*n = standard
 	return func(text string) error {

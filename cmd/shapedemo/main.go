@@ -1,5 +1,5 @@
-// Command shapedemo shows what a leaky-bucket traffic shaper is for: requests
-// arrive in a burst and leave evenly spaced.
+// Command shapedemo shows a leaky-bucket traffic shaper at its work: requests arrive in a
+// burst and leave evenly spaced.
 //
 // It starts a fragile upstream server, which answers 503 when it gets more
 // requests than it has workers, and a reverse proxy with the shaper's

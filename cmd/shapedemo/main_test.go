@@ -39,10 +39,10 @@ func limitsOf(t *testing.T, text string) shaper.Limits {
 	return l
 }
 
-// undisturbed runs what depends on real time and which reports whether it went well. If it
-// did not, it has another try, up to eight in all, but only if this process was late by more than most
-// meanwhile: whatever else the machine does delays all of its goroutines, of which one does
-// nothing but look at the clock. It returns false if it was late in all of them.
+// undisturbed runs a function that depends on real time and reports whether it went well. If it did
+// not, it has another try, up to eight in all, but only if this process was late by more than most
+// meanwhile: other work of the machine delays all goroutines of the process, and one goroutine does
+// nothing but look at the clock. undisturbed returns false if the process was late in all tries.
 func undisturbed(most time.Duration, run func() (well bool)) bool {
 	for range 8 {
 		well := false

@@ -111,7 +111,7 @@ func (w *watchPage) close() {
 
 // A panel is the part of the page that only the demo has. Each button is a POST request
 // below /demo/, whose body is the value of the button. It answers with the [panelState],
-// or with a sentence about what is wrong. This API is for the page alone, and changes as
+// or with a sentence about the mistake. This API is for the page alone, and changes as
 // the page does.
 type panel struct {
 	shaper      *shaper.Shaper
@@ -213,7 +213,7 @@ func (p *panel) setRate(perSecond string) error {
 	return p.shaper.SetLimits(l)
 }
 
-// A panelState is what the panel shows.
+// A panelState has the figures and settings that the panel shows.
 type panelState struct {
 	Rate    float64 `json:"rate"`    // of the proxy now, per second; 0 at rate inf, as the next two
 	Slowest float64 `json:"slowest"` // that can be set
@@ -276,7 +276,7 @@ func newSimulatedClients(proxy string) *simulatedClients {
 	return c
 }
 
-// An errand is what one button sends clients for, and what they got.
+// An errand is the task on which one button sends clients, and its outcome.
 type errand struct {
 	name     string // of the button
 	id       int    // counts what visitors have asked for
@@ -384,7 +384,7 @@ type errandState struct {
 	Failed  int    `json:"failed"` // by the upstream, or without an answer
 }
 
-// latestErrand returns what a visitor asked for last, or nil.
+// latestErrand returns the errand that a visitor asked for last, or nil.
 func (c *simulatedClients) latestErrand() *errandState {
 	c.mu.Lock()
 	e := c.latest

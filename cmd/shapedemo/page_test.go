@@ -167,7 +167,7 @@ func panelAt(t *testing.T, limits string, s *stubbedProxy) *panel {
 	return newPanel(shaped, clients, false)
 }
 
-// press presses a button, and returns the state or what is wrong.
+// press presses a button, and returns the state or the sentence about the mistake.
 func press(t *testing.T, p *panel, name, value string) (s panelState, wrong string) {
 	t.Helper()
 	w := httptest.NewRecorder()

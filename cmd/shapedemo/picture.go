@@ -87,8 +87,8 @@ func burstChart(t *terminal, info limitsInfo, direct, shaped trial) string {
 	return b.String()
 }
 
-// axis draws the time axis below columns of every seconds each, of which the first one
-// begins lead before 0, with labels at round times.
+// axis draws the time axis below columns of every seconds each, with labels at round times. The
+// first column begins lead before 0.
 func axis(columns int, every, lead float64) string {
 	const margin = "       " // left of the bars, for the number of the highest one
 	width, length := 2*columns-1, float64(columns)*every

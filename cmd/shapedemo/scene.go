@@ -69,14 +69,14 @@ func (i limitsInfo) slack() time.Duration {
 	return i.limits.Slack
 }
 
-// printLimits prints the limits, and below them what they mean, line by line.
+// printLimits prints the limits, and below them their meaning, line by line.
 func printLimits(t *terminal, l shaper.Limits) {
 	const indent = "\n             "
 	t.say("  limits     %s:%s%s", l, indent, strings.Join(limitwords.Of(l), indent))
 }
 
-// verdict prints the faults of a scene, or, if there are none, what it has shown. It
-// returns the exit status.
+// verdict prints the faults of a scene, or, if there are none, its result. It returns the exit
+// status.
 func verdict(t *terminal, shown string, faults []string) (status int) {
 	for _, fault := range faults {
 		t.say("%s %s", t.coloured(red, "✗"), fault)

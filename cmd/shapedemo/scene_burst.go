@@ -198,10 +198,10 @@ func (f *fragileUpstream) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	respond(w, "served by the fragile upstream\n")
 }
 
-// judgeBurst returns what is wrong with a demonstration. Nothing is wrong if the
-// upstream failed without the shaper and served all requests behind it, if
-// exactly the requests that did not fit were refused, and if clients that had
-// disconnected cost no slot.
+// judgeBurst returns the faults of a demonstration. It has none if the upstream
+// failed without the shaper and served all requests behind it, if exactly the
+// requests that did not fit were refused, and if clients that had disconnected
+// cost no slot.
 func judgeBurst(info limitsInfo, s capacity, direct, shaped trial) (faults []string) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	switch {
@@ -238,8 +238,8 @@ func judgeBurst(info limitsInfo, s capacity, direct, shaped trial) (faults []str
 	return faults
 }
 
-// misjudged returns what is wrong if a request was refused with room in the line, or
-// admitted without, by how many the shaper says were waiting just after that.
+// misjudged returns a fault if a request was refused with room in the line, or admitted without, by
+// how many the shaper says were waiting just after that.
 func misjudged(info limitsInfo, r *requestLog) (fault string) {
 	full := r.waiting >= info.limits.Depth
 	late := info.limits.MaxWait > 0 && float64(r.waiting+1)*info.interval > info.limits.MaxWait.Seconds()-1e-6
@@ -303,7 +303,7 @@ func lostSlots(info limitsInfo, shaped trial) (slots int) {
 	return slots
 }
 
-// burstVerdict returns in a sentence or two what a demonstration without a fault showed.
+// burstVerdict returns in a sentence or two the result of a demonstration without a fault.
 func burstVerdict(info limitsInfo, direct, shaped trial) string {
 	text := fmt.Sprintf("Without the shaper %d of %d requests failed, with it none:\n  ", direct.failed, direct.sent)
 	switch {

@@ -17,7 +17,7 @@ import (
 // it: long enough for two penalties of the API.
 const outboundTime = 3 * time.Second
 
-// A poolResult is what a pool of callers got from an API.
+// A poolResult counts the answers that a pool of callers got from an API.
 type poolResult struct {
 	tally
 	times    []time.Duration // of the calls that were served, from the call to the end of the response; sorted
@@ -29,8 +29,8 @@ type poolResult struct {
 func (r poolResult) perSecond() float64 { return float64(r.served) / outboundTime.Seconds() }
 
 // showOutbound lets many goroutines call a fragile API, directly and through a
-// [shaper.Transport], and prints what they got. Unless -once is set, they then
-// go on through the Transport until ctx ends.
+// [shaper.Transport], and prints the answers. Unless -once is set, they then go
+// on through the Transport until ctx ends.
 func showOutbound(ctx context.Context, t *terminal, c config) (status int, err error) {
 	info := newLimitsInfo(c.limits)
 	interval := burstInterval(info)
@@ -173,7 +173,7 @@ func callAll(ctx context.Context, n int, client *http.Client, target string, not
 	all.Wait()
 }
 
-// outboundTable returns a table of what the callers got, directly and shaped.
+// outboundTable returns a table of the callers' answers, directly and shaped.
 func outboundTable(t *terminal, direct, shaped poolResult) string {
 	b := newTable(t)
 	b.row("calls answered", direct.sent, shaped.sent)
@@ -192,9 +192,9 @@ func outboundTable(t *terminal, direct, shaped poolResult) string {
 	return b.String()
 }
 
-// judgeOutbound returns what is wrong with a demonstration. Nothing is wrong if
-// the API refused calls without the shaper and none with it, and if more calls
-// were served with the shaper, but no more than the limits allow.
+// judgeOutbound returns the faults of a demonstration. It has none if the API
+// refused calls without the shaper and none with it, and if more calls were
+// served with the shaper, but no more than the limits allow.
 func judgeOutbound(info limitsInfo, interval time.Duration, direct, shaped poolResult) (faults []string) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	if direct.refused == 0 {

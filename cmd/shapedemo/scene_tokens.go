@@ -13,8 +13,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// The API of the scene lets 90,000 tokens pass a minute, and its bucket holds as many. A call reserves what it
-// may take, and gives back what it has not taken when it has ended, as some APIs of language models do.
+// The API of the scene lets 90,000 tokens pass a minute, and its bucket holds as many. A call reserves the
+// tokens that it may take, and gives back the rest when it has ended, as some APIs of language models do.
 const (
 	tokensLimits   = "1500/s burst 24000 depth 1000" // 90,000 a minute
 	tokensAPI      = 90_000
@@ -201,7 +201,7 @@ func (a *tokenAPI) take(n int) bool {
 	return true
 }
 
-// tokensTable returns a table of what the callers got.
+// tokensTable returns a table of the callers' answers.
 func tokensTable(t *terminal, direct, unsettled, settled tokenRun) string {
 	var b strings.Builder
 	row := func(name string, of func(tokenRun) string) string {
@@ -217,7 +217,7 @@ func tokensTable(t *terminal, direct, unsettled, settled tokenRun) string {
 	return b.String()
 }
 
-// judgeTokens returns what is wrong with a demonstration.
+// judgeTokens returns the faults of a demonstration.
 func judgeTokens(direct, unsettled, settled tokenRun) (faults []string) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	if direct.refused == 0 {
@@ -239,8 +239,8 @@ const (
 	tokensTickHeight  = 12.0
 )
 
-// tokensSVG draws the level of the bucket without and with settling: what is reserved and not settled is hatched, and
-// departures are ticks below.
+// tokensSVG draws the level of the bucket without and with settling: reservations that are not settled are
+// hatched, and departures are ticks below.
 func tokensSVG(l shaper.Limits, unsettled, settled tokenRun) string {
 	var b strings.Builder
 	add := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// In virtual time the scene shows what it is there for, and its picture is well-formed.
+// In virtual time the scene has the result that it is meant to show, and its picture is
+// well-formed.
 func TestTokensAreSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limitsOf(t, tokensLimits)

@@ -25,8 +25,8 @@ type frontListener struct {
 	moved    bool         // to a free port, as the default port was in use
 }
 
-// listenFront listens at the addresses of c. If that of the proxy is in use it takes a
-// free port instead, but only if the user has not chosen the address.
+// listenFront listens at the addresses of c. If the proxy's address is in use it takes a free port
+// instead, but only if the user has not chosen the address.
 func listenFront(c config) (*frontListener, error) {
 	if !c.serves() {
 		return &frontListener{}, nil
@@ -57,8 +57,8 @@ func (d *frontListener) close() {
 }
 
 // serve puts a shaper in front of an upstream, serves until the first signal, and
-// then drains the line. It serves the page about it meanwhile, if there is a listener
-// for that. It returns the exit status.
+// then drains the line. It serves the page meanwhile, if there is a listener for the
+// page. It returns the exit status.
 func serve(stop *interrupts, t *terminal, c config, front *frontListener) (int, error) {
 	s, err := shaper.New(c.limits, shaper.WithName("shapedemo"))
 	if err != nil {
@@ -242,8 +242,8 @@ func (p *proxy) handler(target *url.URL, outer []func(http.Handler) http.Handler
 	return h
 }
 
-// costOf returns what a request costs: nothing if it asks for the health of the
-// demo, so that it need not wait.
+// costOf returns the cost of a request: 0 if it asks for the health of the demo, so that it need
+// not wait.
 func costOf(r *http.Request) int {
 	if r.URL.Path == healthPath && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 		return 0
@@ -287,7 +287,7 @@ func (p *proxy) close() error {
 	return p.serveErr
 }
 
-// shutDown closes a server, after a moment in which it may finish what it sends.
+// shutDown closes a server, after a moment in which it may finish its answers.
 func shutDown(s *http.Server) {
 	moment, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
 	defer cancel()

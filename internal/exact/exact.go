@@ -45,8 +45,8 @@ func (a Nanos) After(b Nanos) bool {
 	return a.whole > b.whole || a.whole == b.whole && a.part > b.part
 }
 
-// Ceil returns a rounded up to a nanosecond. That is what a clock that counts
-// nanoseconds shows first after the instant a has come.
+// Ceil returns a rounded up to a nanosecond. A clock that counts nanoseconds shows that reading
+// first after the instant a has come.
 func (a Nanos) Ceil() int64 {
 	if a.part > 0 {
 		return Sum(a.whole, 1)

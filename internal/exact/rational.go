@@ -64,7 +64,7 @@ func (i Interval) InstantAfter(now int64, units *big.Rat) (at Nanos, excess *big
 
 // instantAfter is InstantAfter for num/den units.
 func (i Interval) instantAfter(now int64, num, den *big.Int) (at Nanos, excess *big.Rat) {
-	// Mostly the span is a multiple of 1/i.den, as units are those of the same interval.
+	// Mostly the span is a multiple of 1/i.den, as its units are of the same interval.
 	span := i.parts(Nanos{i.whole, i.num})
 	span.Mul(span, num)
 	if whole, rest := new(big.Int).QuoRem(span, den, new(big.Int)); rest.Sign() == 0 {
@@ -77,7 +77,7 @@ func (i Interval) instantAfter(now int64, num, den *big.Int) (at Nanos, excess *
 	return i.round(exact.Add(exact, new(big.Rat).SetInt64(now)))
 }
 
-// Compare returns -1, 0 or 1 as the exact instant of a is before, at or after that of b.
+// Compare returns -1, 0 or 1 as the exact instant of a is before, at or after the one of b.
 func (i Interval) Compare(a Nanos, aExcess *big.Rat, b Nanos, bExcess *big.Rat) int {
 	if aExcess == nil && bExcess == nil {
 		return cmp.Or(cmp.Compare(a.whole, b.whole), cmp.Compare(a.part, b.part))

@@ -192,9 +192,10 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// committedRuns are what the last full run of `go run ./bench` has written, and those of
-// `go run ./bench -only shared -out docs/bench/shared` and of the same with proxies, which
-// need a quiet machine for processes beside servers. No figure is in two of them.
+// committedRuns are the files that the last full run of `go run ./bench` has written, and
+// the files of `go run ./bench -only shared -out docs/bench/shared` and of the same with
+// proxies, which need a quiet machine for processes beside servers. No figure is in two of
+// them.
 var committedRuns = []string{
 	"../../docs/bench/results.bench.txt", "../../docs/bench/shared/results.bench.txt", "../../docs/bench/proxies/results.bench.txt",
 }

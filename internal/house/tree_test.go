@@ -106,9 +106,9 @@ func workspaceDirs(t *testing.T, file string) (dirs []string) {
 	return dirs
 }
 
-// usedDirs returns the folders of the modules of the workspace in which the tests run. It is
-// that of all.work in .ci/run, and otherwise that of go.work, which leaves out the modules
-// that take long to compile.
+// usedDirs returns the folders of the modules of the workspace in which the tests run. The
+// workspace is all.work in .ci/run, and otherwise go.work, which leaves out the modules that
+// take long to compile.
 func usedDirs(t *testing.T) []string {
 	return workspaceDirs(t, strings.TrimSpace(string(goCommand(t, root, "env", "GOWORK"))))
 }

@@ -83,8 +83,8 @@ func TestCountsThatDoNotFitAreNotSaid(t *testing.T) {
 		limitwords.BurstOf(shaper.Limits{Rate: 1e9, Depth: math.MaxInt, MaxWait: 2 * time.Second}))
 }
 
-// What the words say is compared with what a shaper does with a burst, for limits that
-// meet every branch, on both sides of its edge.
+// The words are compared with a shaper that meets a burst, for limits that reach every branch, on
+// both sides of its edge.
 func TestTheWordsAreTrue(t *testing.T) {
 	seen := map[string]bool{}
 	for _, pace := range []string{"inf", "50/s", "7/s", "20/min", "0.7/s", "1 per 365d", "1000000000/s", "999999999.5/s"} {
@@ -201,7 +201,7 @@ func compareWithShaper(t *testing.T, l shaper.Limits, seen map[string]bool) {
 		if m := regexp.MustCompile(`may wait, (?:the last )?for (?:at least )?([^;]+)`).FindStringSubmatch(words); m != nil {
 			require.Equal(t, limitwords.Seconds(last.Seconds()), m[1], "%v", l)
 		}
-		// The form is what is left without the numbers.
+		// The form is the text without the numbers.
 		form := regexp.MustCompile(`\d[\d.]* ?(?:[nmµ]?s|min|h|days)?\b`).ReplaceAllString(strings.Join(limitwords.Of(l)[max(0, len(limitwords.Of(l))-2):], "; "), "N")
 		seen[form] = true
 	})

@@ -25,13 +25,13 @@ type Answer struct {
 	Settled Figures
 }
 
-// Figures are those of Stats that tell of reservations.
+// Figures are the figures of Stats about reservations.
 type Figures struct {
 	Reserved                      int
 	GivenBack, Charged, Forfeited uint64
 }
 
-// An Event is what a hook was told.
+// An Event is one call of a hook.
 type Event struct {
 	Hook          string
 	At, Waited    time.Duration
@@ -111,9 +111,9 @@ func (a Answer) String() string {
 }
 
 // Difference returns where got, the answers of an engine to s, first differs from
-// want, those of the model; "" if they are equal. Levels are compared as floats, with a
-// tolerance. RetryAfters beyond 100 years count as equal: they are sums that saturate,
-// which no guarantee states to the nanosecond.
+// want, the answers of the model; "" if they are equal. Levels are compared as floats,
+// with a tolerance. RetryAfters beyond 100 years count as equal: they are sums that
+// saturate, which no guarantee states to the nanosecond.
 func Difference(s Script, got, want []Answer) string {
 	for i := range want {
 		g, w := got[i], want[i]

@@ -310,7 +310,7 @@ func (c *composer) settled(ahead *simulator) int {
 	return c.oneOf(calls)
 }
 
-// actual returns what a request of Reserve turns out to have cost: mostly less than was estimated, or nothing.
+// actual returns the actual cost of a request of Reserve: mostly less than was estimated, or 0.
 func (c *composer) actual(call int) int {
 	if call < 0 {
 		return 0

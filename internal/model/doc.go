@@ -1,18 +1,17 @@
 // Package model is a second, slow and obvious implementation of what package
 // shaper promises, for tests to compare an engine with. It is the oracle: where
-// an engine and the model disagree, one of them is wrong, and a timeline
-// computed by hand says which: those of package shaper, and TestModelByHand for the rest.
+// an engine and the model disagree, one of them is wrong, and a timeline computed by hand
+// says which: the timelines of package shaper, and TestModelByHand for the rest.
 //
 // # What it models
 //
 // The model is one bucket as shaper's doc.go states it: the level, the line,
 // depth, longest waits, deadlines and cancelled contexts, [shaper.Limits.InFlight],
-// holds, changes of the limits, Shutdown and Close, what the hooks of
-// [shaper.Trace] are told, and what Stats says. Its instants are exact fractions
-// of a nanosecond, and its line is a slice. It uses nothing of package shaper but
-// the type Limits, so it cannot repeat a mistake of the code that it judges.
-// It does not model lateness ([shaper.Limits.Slack]), because in a bubble of
-// testing/synctest nothing is late.
+// holds, changes of the limits, Shutdown and Close, the calls of the hooks of [shaper.Trace],
+// and Stats. Its instants are exact fractions of a nanosecond, and its line is a slice. It
+// uses nothing of package shaper but the type Limits, so it cannot repeat a mistake of the
+// code that it judges. It does not model lateness ([shaper.Limits.Slack]), because in a
+// bubble of testing/synctest nothing is late.
 //
 // # What a script is
 //
@@ -52,5 +51,5 @@
 //
 // A [SharedPace] is what processes promise together that share a [shaper.Bucket]. It judges
 // a log of [Departure]s that they have written: every window of it, and the order within each
-// process. An [Extra] says what a fault may cost.
+// process. An [Extra] is the allowance for a fault.
 package model

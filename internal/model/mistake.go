@@ -1,6 +1,6 @@
 package model
 
-// A Mistake is what a model can do wrong on purpose, so that a test can check that the
+// A Mistake is a fault that a model can commit on purpose, so that a test can check that the
 // comparison with an engine notices it.
 type Mistake int
 

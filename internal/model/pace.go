@@ -23,16 +23,16 @@ type Departure struct {
 //
 //	floor((W + Lateness) / Interval) + Burst
 //
-// For costs above Burst, the largest cost in the window stands in place of Burst. Where
-// the rate was changed in between, Interval is that of the greatest rate, and Burst the
+// For costs above Burst, the largest cost in the window stands in place of Burst. Where the
+// rate was changed in between, Interval is the interval of the greatest rate, and Burst the
 // greatest burst.
 //
-// The reason, for requests of which the one that is f-th in the level takes it up from the
-// instant empty(f), and thus leaves at an instant from empty(f) − max(0, Burst − cost(f)) ·
-// Interval to empty(f) + Lateness: of those in a window, let f be the first in the level
-// and l the last. They have taken up the level from empty(f) to empty(l) + cost(l) ·
-// Interval at most. f is in the window, so the window does not end before it begins plus
-// what is between the two, less Lateness and max(Burst, cost(l)) · Interval.
+// The reason: the f-th request in the level takes it up from the instant empty(f), and thus
+// leaves at an instant from empty(f) − max(0, Burst − cost(f)) · Interval to empty(f) +
+// Lateness. Of the requests in a window, let f be the first in the level and l the last.
+// They have taken up the level from empty(f) to empty(l) + cost(l) · Interval at most. f is
+// in the window, so the window does not end before it begins plus the span between the two,
+// less Lateness and max(Burst, cost(l)) · Interval.
 type SharedPace struct {
 	Interval *big.Rat // nanoseconds per cost unit
 	Burst    int64

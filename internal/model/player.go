@@ -14,9 +14,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Subject is what a script is played on: a [shaper.Shaper], one key of a
-// [shaper.Group], or a bucket whose state is kept elsewhere. Its methods promise
-// what those of Shaper do.
+// A Subject is the object that a script is played on: a [shaper.Shaper], one key
+// of a [shaper.Group], or a bucket whose state is kept elsewhere. Its methods
+// promise the same as the methods of Shaper.
 type Subject interface {
 	shaper.Limiter
 	Acquire(ctx context.Context, n int) (release func(), err error)
@@ -308,7 +308,7 @@ func (p *Player) allowed(a *Answer, n int, leaves bool) {
 	}
 }
 
-// answer returns the answer in which to note what a hook is told with a context. The
+// answer returns the answer in which to note the call of a hook with a context. The
 // context of AllowN does not show its operation, but AllowN returns before the next
 // operation begins.
 func (p *Player) answer(ctx context.Context) *Answer {
@@ -350,7 +350,7 @@ func (p *Player) look(st shaper.Stats, race bool) Look {
 	return l
 }
 
-// retry returns what a refusal says beside its reason.
+// retry returns the fields of a refusal beside its reason.
 func retry(err error) (again time.Duration, missed bool) {
 	var refusal *shaper.RejectError
 	if errors.As(err, &refusal) {

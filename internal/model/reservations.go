@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// This file is what the model knows of Reserve, settle and AtMost. It keeps all that has ever raised the level or
-// changed the rate, each departure with its present cost, and computes the level from the start when a
-// cost becomes less.
+// This file is the model of Reserve, settle and AtMost. It keeps all that has ever raised the level or
+// changed the rate, each departure with its present cost, and computes the level from the start when a cost
+// becomes less.
 
 // A past event raised the level, or changed the rate.
 type past struct {

@@ -274,7 +274,7 @@ func (m *simulator) finish(w *waiter, result string) {
 	a.Returned, a.At, a.Result, a.Estimated = true, m.now, result, m.seatWait(len(m.line)+1) > 0
 }
 
-// told notes what the last hook of a call is told.
+// told notes the call of a hook that ends a request.
 func (m *simulator) told(w *waiter, hook, err string) {
 	a := &m.answers[w.index]
 	a.Ended = Event{hook, m.now, m.now - w.came, w.N, len(m.line), err, a.Retry}

@@ -1,6 +1,6 @@
 // Package naive is the shaper that a programmer writes first: a channel and a ticker.
 // Tests and benchmarks compare the real one with it. The tests of package shaper show
-// what it does wrong.
+// its faults.
 package naive
 
 import (

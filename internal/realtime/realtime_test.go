@@ -29,7 +29,7 @@ func (f *failing) Fatal(args ...any) {
 
 func (f *failing) Fatalf(_ string, args ...any) { f.Fatal(args...) }
 
-// fails returns what a test says that fails by f.
+// fails returns the message of a test that fails by f.
 func fails(f func(t testing.TB)) string {
 	t, over := new(failing), make(chan struct{})
 	go func() {

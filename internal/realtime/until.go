@@ -14,7 +14,7 @@ const Patience = 2 * time.Minute
 
 // Until returns as soon as a condition holds. If it does not within [Patience], the test fails
 // and says what never came true. The condition is asked for on the goroutine of the test, so it
-// may fail the test itself, which that of require.Eventually may not.
+// may fail the test itself, which a condition of require.Eventually may not.
 func Until(t testing.TB, is func() bool, what string) {
 	t.Helper()
 	for began := time.Now(); !is(); {

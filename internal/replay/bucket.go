@@ -40,8 +40,8 @@ func (b *Bucket) Line() int { return b.waiting }
 // enter is the arrival of a request. Everything that is due by then has happened. It returns
 // what becomes of the request if all in line stay.
 //
-// The line need not be walked for that: the level does not reach 0 before a request leaves
-// that waits, so each departure puts off the next by its cost exactly.
+// The line need not be walked: the level does not reach 0 before a request leaves that
+// waits, so each departure puts off the next by its cost exactly.
 func (b *Bucket) enter(p *Plan, r Request, index int) Fate {
 	slot := p.allowed(b.empty, r.Cost)
 	if b.ahead > 0 {

@@ -122,7 +122,7 @@ func playedByGroup(t *testing.T, limits []shaper.Limits, arrivals []arrival) []r
 	return fates
 }
 
-// resultOf returns what the error of a call says.
+// resultOf returns the result that the error of a call means.
 func resultOf(err error) replay.Result {
 	switch {
 	case err == nil:

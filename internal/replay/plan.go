@@ -34,8 +34,8 @@ func NewPlan(l shaper.Limits) *Plan {
 }
 
 // judge returns why a request is refused, or Waiting if it enters the line, perhaps to
-// leave at once. The order of the checks is that of package shaper. wait is how long the
-// request would wait, and line is how many are in line.
+// leave at once. The order of the checks is the same as in package shaper. wait is how
+// long the request would wait, and line is how many are in line.
 func (p *Plan) judge(r Request, wait time.Duration, line int) Result {
 	depth := p.depth
 	if r.Allow {
@@ -93,7 +93,7 @@ func (p *Plan) drain(level float64) exact.Nanos {
 		return exact.Nanos{}
 	}
 	// A float64 is rarely the level itself. InstantAfter rounds up, so the next float64 below leads
-	// to the level of which this one is the nearest.
+	// to the level to which this one is the nearest.
 	at, _ := p.interval.InstantAfter(0, new(big.Rat).SetFloat64(math.Nextafter(level, 0)))
 	return at
 }

@@ -118,7 +118,8 @@ type patience struct {
 	index int
 }
 
-// before orders callers by when they give up, and those of one instant by when they came.
+// before orders callers by when they give up, and callers who give up at one instant by when they
+// came.
 func (p patience) before(q patience) int {
 	return cmp.Or(cmp.Compare(p.until, q.until), cmp.Compare(p.index, q.index))
 }

@@ -28,7 +28,7 @@ type Postgres struct {
 
 // StartPostgres makes a new cluster of databases in a temporary folder, starts its server on
 // a free port, and stops it when the test ends. Nothing is written to the disk for certain
-// (fsync is off). The options are those of the server's command line: "-c",
+// (fsync is off). The options are for the server's command line: "-c",
 // "max_connections=200". As PostgreSQL refuses to run as root, for root it runs as the user
 // postgres, or nobody.
 func StartPostgres(t testing.TB, options ...string) *Postgres {
@@ -161,9 +161,8 @@ func (p *Postgres) Query(sql string) (string, error) {
 	return strings.TrimSuffix(string(out), "\n"), err
 }
 
-// StartPgBouncer starts PgBouncer in front of p, with few connections to it, each of which
-// serves another client after every transaction. It returns the URL at which clients find
-// it.
+// StartPgBouncer starts PgBouncer in front of p, with few connections to it; each serves
+// another client after every transaction. It returns the URL at which clients find it.
 func StartPgBouncer(t testing.TB, p *Postgres) string {
 	t.Helper()
 	program := Need(t, "apt-get install pgbouncer", "pgbouncer")

@@ -105,7 +105,7 @@ func (p *process) signal(t testing.TB, signal os.Signal) {
 	}
 }
 
-// output returns the end of what the process has printed.
+// output returns the end of the process's output.
 func (p *process) output() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
@@ -114,7 +114,7 @@ func (p *process) output() string {
 	return string(text[max(0, len(text)-2000):])
 }
 
-// An Output is what a program prints while a test reads it. The zero Output is empty.
+// An Output is the output of a program while a test reads it. The zero Output is empty.
 type Output struct {
 	mu   sync.Mutex
 	text bytes.Buffer

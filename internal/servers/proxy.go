@@ -11,12 +11,12 @@ import (
 
 // A Proxy stands between clients and a server, and behaves like a bad network. StartProxy
 // returns one, which forwards everything at once until it is told otherwise; clients connect
-// to Addr. It knows nothing of what it forwards: a reply is whatever the server has written
-// at once, be it the answer to a call or to the greeting of a new connection. All methods
-// may be called at any time, from any goroutine.
+// to Addr. It does not read the bytes that it forwards: a reply is whatever the server has
+// written at once, be it the answer to a call or to the greeting of a new connection. All
+// methods may be called at any time, from any goroutine.
 //
 // Toxiproxy would be a dependency of the root module, whose tests need this too. It has nothing
-// that loses one reply, and its silence (a timeout of 0) drops what was sent meanwhile.
+// that loses one reply, and its silence (a timeout of 0) drops the bytes sent meanwhile.
 type Proxy struct {
 	Addr string // where it listens, as "127.0.0.1:6379"
 
@@ -72,7 +72,7 @@ func (p *Proxy) SetDelay(base, jitter time.Duration) {
 // BlackHole makes the network silent, or ends the silence. While it lasts nothing arrives
 // in either direction, and a new connection opens but gets no answer. What was sent into it
 // arrives when it ends, even from clients that have closed their connections since, as TCP
-// repeats what was not confirmed.
+// repeats bytes that were not confirmed.
 func (p *Proxy) BlackHole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,8 +95,8 @@ func (p *Proxy) CutAll() {
 }
 
 // LoseReplies makes the next n replies disappear, each with all that would come after it on
-// its connection, which stays open. The server has carried out what it was asked; the
-// client can only wait until its patience ends.
+// its connection, which stays open. The server has carried out the command; the client can
+// only wait until its patience ends.
 func (p *Proxy) LoseReplies(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,8 +104,7 @@ func (p *Proxy) LoseReplies(n int) {
 }
 
 // CutReplies makes the next n replies disappear, and resets their connections. The server
-// has carried out what it was asked; the client learns at once that there will be no
-// answer.
+// has carried out the command; the client learns at once that there will be no answer.
 func (p *Proxy) CutReplies(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,7 +226,7 @@ func (l *link) outOfHole() bool {
 	}
 }
 
-// A chunk is what was written at once. The last of a connection has no bytes.
+// A chunk has the bytes written at once. The last of a connection has no bytes.
 type chunk struct {
 	bytes []byte
 	due   time.Time

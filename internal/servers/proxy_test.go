@@ -14,9 +14,9 @@ import (
 	"example.com/leakybucket/internal/servers"
 )
 
-// These tests are of what a Proxy does that no test with a real server behind it would miss:
-// redisbucket and sharedfaults fail if replies are not lost, connections not cut, and clients not
-// sent to another target.
+// These tests are of the abilities of a Proxy that no test with a real server behind it would
+// miss: redisbucket and sharedfaults fail if replies are not lost, connections not cut, and
+// clients not sent to another target.
 
 // An echo is a server that answers each line with the line.
 type echo struct {

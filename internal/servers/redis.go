@@ -31,7 +31,7 @@ type Redis struct {
 
 // StartRedis starts redis-server (or valkey-server, where only that is installed) on a
 // free port in a temporary folder, without persistence, and stops it when the test ends.
-// The options are those of its command line: "--maxmemory", "10mb".
+// The options are for its command line: "--maxmemory", "10mb".
 func StartRedis(t testing.TB, options ...string) *Redis {
 	t.Helper()
 	return startRedis(t, Need(t, getRedis, "redis-server", "valkey-server"), options...)
@@ -70,7 +70,7 @@ func startRedis(t testing.TB, program string, options ...string) *Redis {
 }
 
 // start starts the server and waits until it answers. "NOAUTH" and the like are answers;
-// while it loads what it has saved it is not ready.
+// while it loads its saved data it is not ready.
 func (r *Redis) start() error {
 	r.t.Helper()
 	r.process = start(r.t, filepath.Join(r.dir, "log"), exec.Command(r.program, r.options...))
@@ -285,7 +285,7 @@ func hostPort(addr string) (host, port string) {
 
 // redisDo sends one command to a server and returns its answer: a string for each simple
 // or bulk string and each integer, nil for null, and a []any for an array. A client of its
-// own keeps this package free of dependencies, and does not hide what the server says.
+// own keeps this package free of dependencies, and does not hide the server's words.
 func redisDo(addr string, args ...string) (any, error) {
 	conn, err := net.DialTimeout("tcp", addr, patience)
 	if err != nil {

@@ -67,8 +67,8 @@ func FreePort(t testing.TB) int {
 	t.Helper()
 	for range ports {
 		port := firstPort + rand.IntN(ports)
-		// What is held is a port of UDP, which nobody else wants: servers of HTTP/3 listen on
-		// that of the same number. The system frees it if this process is killed.
+		// The port held is one of UDP, which nobody else wants: servers of HTTP/3 listen on the UDP
+		// port of the same number. The system frees it if this process is killed.
 		held, err := net.ListenPacket("udp", address(port+ports))
 		if err != nil {
 			continue

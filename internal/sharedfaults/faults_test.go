@@ -32,7 +32,7 @@ type fault struct {
 type starter func(t *testing.T, p *plan) (breaks func(f *fleet))
 
 // heldByOthers returns how many requests may leave beyond the bound when a state is lost: three
-// processes hold slots of which the first to ask knows nothing.
+// processes hold slots that are unknown to the first to ask.
 func heldByOthers(p plan) int64 { return 3 * p.held() }
 
 // burstThatIsForgotten returns the same for a server that was away for longer than slots are held.

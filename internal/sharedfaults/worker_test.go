@@ -20,7 +20,7 @@ import (
 // planVariable has the plan of a worker as JSON. A process that has it is a worker.
 const planVariable = "SHAREDFAULTS_PLAN"
 
-// A plan says what a worker does.
+// A plan is the work of a worker.
 type plan struct {
 	Addr string // of a server of Redis, or the URL of one of PostgreSQL
 	Key  string
@@ -54,8 +54,8 @@ func (p plan) limits() shaper.Limits {
 	return shaper.Limits{Rate: rate.Limit(p.Rate), Burst: p.Burst, Depth: 10_000, Slack: p.Slack}
 }
 
-// An order is what a test tells a worker, as a line of JSON on its standard input. The
-// worker carries out one after the other, and answers each with a line of its output.
+// An order is a message of a test to a worker, a line of JSON on its standard input. The worker
+// carries out one after the other, and answers each with a line of its output.
 type order struct {
 	Do   string  // one of those below
 	Rate float64 // of setRate
@@ -125,9 +125,9 @@ func work(text string) {
 	closeBucket()
 }
 
-// sameInstant returns an instant of this process, and what the clock of the machine, which
-// all processes share, showed at it. [time.Now] reads one clock after the other and may be
-// interrupted between, so the middle one of many attempts counts.
+// sameInstant returns an instant of this process, and the reading at it of the clock of
+// the machine, which all processes share. [time.Now] reads one clock after the other and
+// may be interrupted between, so the middle one of many attempts counts.
 func sameInstant() (time.Time, int64) {
 	epoch := time.Now()
 	attempts := make([]int64, 201)
