@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/config"
 )
 
-// arguments are what the command line says.
+// arguments are the arguments on the command line.
 type arguments struct {
 	rules    []string
 	key      []string
@@ -114,8 +114,7 @@ func (a *arguments) check() error {
 	return nil
 }
 
-// checkOutputs returns an error if what is written would take the place of something that
-// is wanted.
+// checkOutputs returns an error if an output would take the place of something that is wanted.
 func (a *arguments) checkOutputs() error {
 	if a.svg != "" && filepath.Clean(a.svg) == filepath.Clean(a.export) {
 		return errors.New("-svg and -export would write the same file")

@@ -1,4 +1,4 @@
-// Command shapereplay tells what the requests of an access log would have met under rules
+// Command shapereplay tells how the requests of an access log would have fared under rules
 // of package config: which would have waited, how long, and which would have been refused.
 // With -find it tells which limits would have kept to a goal.
 //
@@ -8,7 +8,7 @@
 // what is simulated and what is not, and package accesslog how logs are read.
 //
 // The status is 0 if the logs could be read, 1 if not, 2 if the command is used wrongly,
-// and 130 after Ctrl-C, which shows what was counted so far.
+// and 130 after Ctrl-C, which shows the counts so far.
 //
 // # JSON
 //

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shapereplay runs the program and returns its status and what it prints.
+// shapereplay runs the program and returns its status and its output.
 func shapereplay(t *testing.T, stdin string, args ...string) (status int, printed, problems string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -185,7 +185,7 @@ func TestTheUsageIsPrintedOnDemand(t *testing.T) {
 	}
 }
 
-// Ctrl-C while standard input waits for more must show what has come, not throw it away.
+// Ctrl-C while standard input waits for more must show the counts so far, not throw them away.
 func TestAnInterruptShowsWhatWasCounted(t *testing.T) {
 	for _, test := range []struct{ goal, want string }{
 		{"", "  2 (40%)"},
@@ -228,8 +228,8 @@ func TestAnInterruptEndsTheReadingOfFiles(t *testing.T) {
 
 const docs = "../../docs"
 
-// What docs/replay.md shows is what the program prints about the rules that are shown
-// there, and so is the picture. If SHAPER_UPDATE_DOCS is 1, both are written there.
+// The output in docs/replay.md is the program's own for the rules that are shown there, and so is
+// the picture. If SHAPER_UPDATE_DOCS is 1, both are written there.
 func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	folder, err := filepath.Abs(docs)
 	require.NoError(t, err)
@@ -271,7 +271,7 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	require.Equal(t, string(drawn), string(before))
 }
 
-// printed returns what a command prints, which may get its standard input from grep.
+// printed returns the output of a command, which may get its standard input from grep.
 func printed(t *testing.T, command string) string {
 	t.Helper()
 	if name, ok := strings.CutPrefix(command, "cat "); ok {
@@ -363,7 +363,7 @@ func combinedLine(h hit) string {
 		h.client, opening.Add(h.at).Format("02/Jan/2006:15:04:05 -0700"), h.method, h.path)
 }
 
-// writeLog writes a log, with the lines that are given behind those of the hits.
+// writeLog writes a log, with the lines in more behind the lines of the hits.
 func writeLog(t testing.TB, name string, hits []hit, line func(hit) string, more ...string) string {
 	t.Helper()
 	if !filepath.IsAbs(name) && filepath.Base(name) == name {

@@ -18,13 +18,14 @@ import (
 	"example.com/leakybucket/config"
 )
 
-// replay does what the arguments say, and returns the exit status.
+// replay does the work that the arguments ask for, and returns the exit status.
 func (a *arguments) replay(ctx context.Context, s streams) (status int, err error) {
 	rules, err := readRules(a.rules)
 	if err != nil {
 		return exitFailed, err
 	}
-	// The keys of the rules have the same parts as those of requests, so the same one is the route.
+	// The keys of the rules have the same parts as the keys of requests, so the same part is the
+	// route.
 	mux, err := rules.Routes(slices.Index(a.key, "route"), a.routes...)
 	if err != nil {
 		return exitFailed, err
@@ -133,7 +134,7 @@ func (a *arguments) notUnderstood(s accesslog.Stats) error {
 func (a *arguments) each(ctx context.Context, s streams, logs *accesslog.Reader, do func(*accesslog.Record)) error {
 	bar := progress{streams: s, began: time.Now()}
 	defer bar.end()
-	// Standard input ends with the context, so what was read of it is replayed to its end.
+	// Standard input ends with the context, so the part read until then is replayed to its end.
 	onlyStdin := len(a.logs) == 1 && a.logs[0] == "-"
 	const oftenEnough = 1 << 10
 	for n := 1; ; n++ {

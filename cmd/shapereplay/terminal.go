@@ -50,7 +50,7 @@ func (p *progress) show(now time.Time, requests int, read func() (bytes, total i
 	p.shown = len(line)
 }
 
-// end removes what is shown. Blanks are understood by every terminal.
+// end removes the text shown. Blanks are understood by every terminal.
 func (p *progress) end() {
 	if p.shown > 0 {
 		fmt.Fprintf(p.streams.err, "\r%s\r", strings.Repeat(" ", p.shown))
@@ -58,8 +58,8 @@ func (p *progress) end() {
 }
 
 // interruptible returns standard input that ends when a context does, so that Ctrl-C shows
-// what was counted so far even while nothing comes. The goroutine that reads it may wait in
-// a reading for as long as the program runs.
+// the counts so far even while nothing comes. The goroutine that reads it may wait in a
+// reading for as long as the program runs.
 func interruptible(ctx context.Context, from io.Reader) io.Reader {
 	out, in := io.Pipe()
 	go func() {

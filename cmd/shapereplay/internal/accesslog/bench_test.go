@@ -13,8 +13,8 @@ import (
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 )
 
-// The lines are as long as those of a shop with browsers for clients: 10,000 clients,
-// 2,000 paths, and 50 requests a second.
+// The lines are as long as in the log of a shop with browsers for clients: 10,000 clients, 2,000
+// paths, and 50 requests a second.
 func BenchmarkReader(b *testing.B) {
 	const lines = 20_000
 	for _, format := range []struct {

@@ -49,7 +49,7 @@
 // From an end the duration is subtracted, if the line tells it. If it does not, the end
 // has to do as the arrival: the requests are as many, but each is late by the time that
 // its answer took. The combined format has no duration by itself; [Options.Trailing] can
-// name one, and then [Options.Stamp] must say what the time means.
+// name one, and then [Options.Stamp] must give the meaning of the time.
 //
 // # Whole seconds
 //
@@ -59,17 +59,16 @@
 // more waiting and more refusals than there were, and a limit found with it is on the safe
 // side. With [Options.Spread] the requests of one second are spread evenly over it. A
 // replay then misses bursts that did happen, and tells of less. The truth lies between:
-// where both give the same answer, it does not depend on what the log does not tell.
+// where both give the same answer, it does not depend on the gaps in the log.
 // [Stats.Coarse] counts the requests concerned.
 //
 // # Order, and memory
 //
-// Lines whose times go back by less than [Options.Window] are sorted. Requests are held
-// back for that: those of one window, but never more than 256 MiB of them. If they were
+// Lines whose times go back by less than [Options.Window] are sorted. For the sorting, the
+// requests of one window are held back, but never more than 256 MiB of them. If they were
 // more, the earliest are returned although the window has not passed, so that only a
-// smaller step back can be sorted. Where durations are subtracted from the times, a
-// second buffer of the same size sorts the arrivals. What is further back is counted as
-// broken.
+// smaller step back can be sorted. Where durations are subtracted from the times, a second
+// buffer of the same size sorts the arrivals. What is further back is counted as broken.
 //
 // # Broken lines
 //

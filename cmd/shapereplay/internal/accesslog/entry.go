@@ -18,7 +18,7 @@ type parser interface {
 	subtracts() bool
 }
 
-// An entry is what a line tells: a Record, and what At is made of.
+// An entry has the contents of a line: a Record, and the parts of its At.
 type entry struct {
 	Record
 
@@ -149,8 +149,8 @@ func (e *entry) setStatus(status []byte) bool {
 	return true
 }
 
-// setTextStatus takes the status from a line of text, of which one digit may be what remains
-// of a line that was cut. Envoy writes 0, and HAProxy -1, if there was no answer.
+// setTextStatus takes the status from a line of text. One digit may be the rest of a line that was
+// cut. Envoy writes 0, and HAProxy -1, if there was no answer.
 func (e *entry) setTextStatus(status []byte) Reason {
 	if none := string(status); none == "0" || none == "-1" {
 		return ""

@@ -48,8 +48,8 @@ var formats = []struct {
 	{Envoy, ofText(Arrival, asItIs, `[$time] "$request" $status $- $- $- $milliseconds $- "$client" "$http_user_agent" "$http_x_request_id" "$host"`)},
 
 	// https://docs.aws.amazon.com/elasticloadbalancing/latest/application/load-balancer-access-logs.html#access-log-entry-syntax
-	// The time is that of the answer; request_creation_time, which older logs lack, is the
-	// arrival. The target's port is behind the client's.
+	// The time is the time of the answer; request_creation_time, which older logs lack, is the arrival. The
+	// target's port is behind the client's.
 	{ALB, ofText(End, unescape, `$- $time $- $peer $- $share $share $share $status $- $- $- "$request"$? "$http_user_agent" $- $- $- $- $- $- $- $begin `)},
 
 	// https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/access-log-collection.html#access-log-entry-format
@@ -149,8 +149,8 @@ func ofText(stamp Stamp, plain func([]byte) []byte, text string) newParser {
 }
 
 // newTraefik reads both of Traefik's formats. Its text is the combined format with four more
-// fields, of which the last is the duration. The time is the arrival. As Traefik does not
-// escape quotes, the duration is looked for at the end of the line.
+// fields; the last one is the duration. The time is the arrival. As Traefik does not escape
+// quotes, the duration is looked for at the end of the line.
 func newTraefik(o Options, t *texts) (parser, error) {
 	const text = `$who [$time] "$request" $status $- $http_referer $http_user_agent $* ${only_ms}ms`
 	p, err := ofText(Arrival, unescape, text)(o, t)

@@ -13,7 +13,7 @@ import (
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 )
 
-// collected are heads as collectors write them, and what they are called.
+// collected are heads as collectors write them, and their names.
 var collected = []struct{ head, name string }{
 	{`<190>Nov 22 12:00:00 web1 nginx: `, "syslog or journald"},
 	{`Nov  2 12:00:00 web1 nginx: `, "syslog or journald"},

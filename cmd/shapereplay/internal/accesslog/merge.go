@@ -37,8 +37,8 @@ func newMerger(o *Options, stats *Stats) *merger {
 	return &merger{o: o, stats: stats, most: maxHeld, low: math.MinInt64, seconds: spread{}}
 }
 
-// add reads the first entries of the sources, and ranks the sources by them: what is of
-// one instant is returned in the order of the ranks.
+// add reads the first entries of the sources, and ranks the sources by them: entries of one instant
+// are returned in the order of the ranks.
 func (m *merger) add(sources []*source) error {
 	var firsts sorter
 	for i, s := range sources {
@@ -142,7 +142,7 @@ func (m *merger) offset(t ticket, e *entry) int64 {
 	return int64(m.seconds.next(second{t.tie >> tieBits, t.at}))
 }
 
-// A sorter holds entries and gives them back by their time, and those of one time by
+// A sorter holds entries and gives them back by their time, and entries of one time by
 // their tie. It is a binary heap of tickets, which are small, beside the entries, which
 // are not. container/heap would allocate for each of the millions of tickets.
 type sorter struct {

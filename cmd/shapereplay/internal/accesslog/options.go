@@ -42,7 +42,7 @@ type Options struct {
 	Stdin io.Reader // what the file name "-" means; nil is os.Stdin
 }
 
-// A Stamp is what the time of a line is: the request's arrival, or its end.
+// A Stamp is the meaning of the time of a line: the request's arrival, or its end.
 type Stamp string
 
 // The stamps.

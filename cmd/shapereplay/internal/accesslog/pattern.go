@@ -46,7 +46,7 @@ type field struct {
 	trailing bool   // of [Options.Trailing]: it may be missing, be "-", and have its name and "=" before it
 }
 
-// A variable says what a field has.
+// A variable gives the contents of a field.
 type variable struct {
 	what meaning
 	unit time.Duration // of a duration
@@ -54,7 +54,7 @@ type variable struct {
 	rank int           // of several fields that tell the same the one with the least counts
 }
 
-// A meaning is what a field says of a request.
+// A meaning is the part of a request that a field tells.
 type meaning int
 
 const (
@@ -78,7 +78,7 @@ const (
 	ofHeader
 )
 
-// variables are what fields of patterns may be called: nginx's names, and those of the table
+// variables are the names that fields of patterns may have: nginx's names, and those of the table
 // of formats.
 var variables = map[string]variable{
 	"remote_addr":          {what: ofClient},
@@ -122,7 +122,7 @@ func variableOf(name string) variable {
 
 var variableName = regexp.MustCompile(`\$(?:\{(\w+)\}|(\w+|[-*?+]))`)
 
-// newPattern returns the pattern with a text. The error says what is wrong with it.
+// newPattern returns the pattern with a text. The error names the fault of the text.
 func newPattern(o Options, t *texts, stamp Stamp, text string) (*pattern, error) {
 	p := &pattern{texts: t, header: o.Header, stamp: stamp, plain: unescape, value: unescape}
 	if o.Stamp != "" {
@@ -344,7 +344,7 @@ func (f *field) cut(text []byte) (value, rest []byte, ok bool) {
 	return text[:i], text[i+len(f.until):], true
 }
 
-// set takes what the value of a field says.
+// set enters the value of a field.
 func (p *pattern) set(f *field, value []byte, e *entry) Reason {
 	if f.trailing {
 		if isDash(value) || len(value) == 0 {
@@ -402,7 +402,7 @@ func (p *pattern) set(f *field, value []byte, e *entry) Reason {
 	return ""
 }
 
-// setDuration takes what a field says of the duration.
+// setDuration enters the value of a field for the duration.
 func (p *pattern) setDuration(f *field, value []byte, e *entry) Reason {
 	before := e.Duration
 	switch f.what {

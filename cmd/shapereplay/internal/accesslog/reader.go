@@ -136,7 +136,7 @@ func (r *Reader) arrive(e *entry, at int64) {
 	e.At = time.Unix(0, r.last).UTC()
 }
 
-// Stats returns what has been read so far.
+// Stats returns the counts so far.
 func (r *Reader) Stats() Stats { return r.stats.clone() }
 
 // Progress returns how many bytes of the files have been read, before decompression, and

@@ -72,8 +72,8 @@ type source struct {
 
 const longestMagic = 6 // bytes that tell how a file is compressed
 
-// openSource opens a file, counts in read what is read of it, and recognises how it is
-// compressed. It returns what the system knows of the file, nil if that is nothing.
+// openSource opens a file, counts in read the bytes read of it, and recognises how it is
+// compressed. It returns the system's description of the file, nil if there is none.
 func openSource(name string, stdin io.Reader, read *atomic.Int64) (s *source, info os.FileInfo, err error) {
 	s = &source{name: name, close: func() error { return nil }}
 	from := stdin
@@ -128,8 +128,8 @@ func newZstd(r io.Reader) (io.Reader, error) {
 	return d, nil
 }
 
-// unpacked returns what is in a file, which begins with some bytes. It is a [FormatError] if
-// the file is compressed in a way that is not read.
+// unpacked returns the contents of a file, which begins with some bytes. The error is a
+// [FormatError] if the file is compressed in a way that is not read.
 func unpacked(from io.Reader, name string, begins []byte) (io.Reader, error) {
 	for _, c := range compressions {
 		switch {
@@ -208,7 +208,7 @@ func (s *source) next(e *entry, st *Stats, usable func(*entry) Reason) error {
 	}
 }
 
-// A counter counts what is read through it.
+// A counter counts the bytes read through it.
 type counter struct {
 	from io.Reader
 	read *atomic.Int64

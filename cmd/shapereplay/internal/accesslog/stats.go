@@ -35,7 +35,7 @@ type Broken struct {
 	Excerpt string // the first 120 characters; what is not printable is escaped
 }
 
-// Stats count what a [Reader] has read so far.
+// Stats are the counts of a [Reader] so far.
 type Stats struct {
 	Lines    int // without empty ones
 	Records  int // requests, returned or still being sorted

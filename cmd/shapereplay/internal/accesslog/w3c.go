@@ -59,7 +59,7 @@ func (w *w3c) parse(line []byte, e *entry) Reason {
 	return w.text.parse(line, e)
 }
 
-// begin makes the pattern of the lines, the first of which tells what stands between fields.
+// begin makes the pattern of the lines. The first of the lines tells what stands between fields.
 func (w *w3c) begin(line []byte) bool {
 	between := []byte(" ")
 	p := &pattern{texts: w.texts, header: w.o.Header, stamp: End, plain: asItIs, value: plus, day: w.day}

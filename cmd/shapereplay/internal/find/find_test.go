@@ -23,7 +23,7 @@ var start = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 // arrivals are instants by key.
 type arrivals map[string][]time.Duration
 
-// search returns what is found for the default rule.
+// search returns the limits found for the default rule.
 func search(t *testing.T, goal, limits string, all arrivals) find.Found {
 	t.Helper()
 	rules, err := config.Parse("test.yaml", []byte("default: "+limits))
@@ -51,7 +51,7 @@ func search(t *testing.T, goal, limits string, all arrivals) find.Found {
 	return found
 }
 
-// outcome returns what the arrivals meet under limits, by the other form of the replay.
+// outcome returns how the arrivals fare under limits, by the other form of the replay.
 func (all arrivals) outcome(l shaper.Limits) (refused int, longest time.Duration) {
 	for _, instants := range all {
 		var requests []replay.Request
@@ -94,7 +94,7 @@ func allRates(t *testing.T) []shaper.Limits {
 
 // A search that stops at a rate below which another one would do gives operators a number
 // that is too high, and one that skips a rate that fails gives one that is too low. So the
-// rates are tried one after another, far below what was found every tenth of them, and all
+// rates are tried one after another, far below the rate found every tenth of them, and all
 // depths.
 func TestASearchFindsWhatTryingEverythingFinds(t *testing.T) {
 	t.Parallel()

@@ -19,14 +19,14 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// An Outcome is what the requests of a rule would have met under limits.
+// An Outcome tells how the requests of a rule would have fared under limits.
 type Outcome struct {
 	Refused int
 	Longest time.Duration // wait
 	Line    int           // the longest of one key
 }
 
-// A Found is what was found for a rule.
+// A Found is the result of a search for a rule.
 type Found struct {
 	Rule *Rule
 	Now  Outcome // under the limits of the rule
@@ -43,8 +43,8 @@ type Found struct {
 	Lowest bool
 }
 
-// Search returns what it has found for a rule. If the context ends before, its error is
-// that of the context.
+// Search returns the limits that it has found for a rule. If the context ends before, it returns
+// the error of the context.
 func (g Goal) Search(ctx context.Context, r *Rule) (Found, error) {
 	f := Found{Rule: r}
 	if r.Requests == 0 {
@@ -104,8 +104,8 @@ func textOf(c candidate, l shaper.Limits) string {
 	return c.text + strings.TrimPrefix(l.String(), "inf")
 }
 
-// replay returns what the requests would have met under limits. If more would have been
-// refused than most, ok is false, and the outcome is that of some of the requests.
+// replay returns how the requests would have fared under limits. If more would have been refused
+// than most, ok is false, and the outcome counts some of the requests only.
 func (r *Rule) replay(l shaper.Limits, most int) (o Outcome, ok bool) {
 	plan := replay.NewPlan(l)
 	for _, k := range r.keys {
@@ -297,7 +297,7 @@ func NewArrivals(rules *config.Rules) *Arrivals {
 	return &Arrivals{rules: rules, byRule: map[string]*Rule{}, keys: map[string]*keyArrivals{}}
 }
 
-// Add adds an arrival. Its instant must not be before that of the arrival before it; if it
+// Add adds an arrival. Its instant must not be before the instant of the arrival before it; if it
 // is, it is taken for the same.
 func (a *Arrivals) Add(at time.Time, key string) {
 	if a.first.IsZero() {

@@ -1,6 +1,5 @@
 // Package keys makes the keys of the requests of a log: the same as the handler of package
-// caddyshaper makes of the requests themselves, as far as the log has what they are made
-// of.
+// caddyshaper makes of the requests themselves, as far as the log has the parts.
 package keys
 
 import (
@@ -181,7 +180,7 @@ func hostname(host string) string {
 	return strings.TrimSuffix(host, ".")
 }
 
-// A memo remembers what was made of the things that stand in many lines of a log.
+// A memo remembers the results for values that stand in many lines of a log.
 type memo[K comparable, V any] struct{ kept map[K]V }
 
 // maxKept is how many things a memo remembers. Then it begins anew.

@@ -17,7 +17,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Setup is what a configuration says beside the limits of a [Document].
+// A Setup has the parts of a configuration beside the limits of a [Document].
 type Setup struct {
 	Files    []string // of the rules
 	Key      []string // the parts of the keys
@@ -62,7 +62,7 @@ func (d *Document) limits() (all []limited, err error) {
 	return all, err
 }
 
-// head writes what the configuration comes from, as comments.
+// head writes the origin of the configuration, as comments.
 func (d *Document) head(b *strings.Builder, differs ...string) {
 	fmt.Fprintf(b, "# %s\n", d.title())
 	if d.Goal != "" {
@@ -360,7 +360,7 @@ func (n *nginx) writeChoice(b *strings.Builder, all []limited) {
 	b.WriteString("}\n\n")
 }
 
-// nginxRate returns a rate in nginx's words, and what is not the same.
+// nginxRate returns a rate in nginx's words, and the differences.
 func nginxRate(r rate.Limit) (text string, comments []string) {
 	const nearly = 1e-9
 	whole := func(n float64) bool { return math.Abs(n-math.Round(n)) < nearly*n }
@@ -376,8 +376,8 @@ func nginxRate(r rate.Limit) (text string, comments []string) {
 	return fmt.Sprintf("%.0fr/m", perMinute), comments
 }
 
-// nginxBurst returns what follows the zone in limit_req, and what is not the same. nginx
-// counts requests above the rate: the first is none of them.
+// nginxBurst returns the words that follow the zone in limit_req, and the differences. nginx counts
+// requests above the rate: the first is none of them.
 func nginxBurst(l shaper.Limits) (text string, comments []string) {
 	atOnce, depth := max(l.Burst, 1)-1, l.Depth
 	if l.MaxWait > 0 {

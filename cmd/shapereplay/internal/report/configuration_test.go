@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// replayedRules are rules as a replay has them, of which some have no counterpart in nginx.
+// replayedRules are rules as a replay has them. Some have no counterpart in nginx.
 func replayedRules() *Document {
 	return &Document{From: &when, To: &when, Key: "route client_ip", Keys: 2, Rules: []Rule{
 		{Rule: "", Limits: "10/s burst 20 depth 40 wait 2s"},
@@ -60,7 +60,7 @@ func TestLimitsAreWrittenForNginx(t *testing.T) {
 	require.Contains(t, text, "# - a request without the header field X-Api-Key is not limited\n")
 }
 
-// nginx says itself whether it takes what is printed.
+// nginx says itself whether it takes the configuration printed.
 func TestNginxTakesWhatIsPrinted(t *testing.T) {
 	nginx, err := exec.LookPath("nginx")
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package report prints what a replay or a search has found: as tables, as JSON, as a
-// picture, and as a list of addresses.
+// Package report prints the results of a replay or a search: as tables, as JSON, as a picture, and
+// as a list of addresses.
 package report
 
 import (
@@ -51,8 +51,8 @@ type Count struct {
 	WaitMax   Seconds `json:"wait_max_s"`
 }
 
-// A Rule is a rule, and what the requests of its keys have met. The waits are those of the
-// requests that left, also those that left at once.
+// A Rule is a rule, and the fate of the requests of its keys. The waits count the requests that
+// left, also those that left at once.
 type Rule struct {
 	Rule   string `json:"rule"` // "" is the default
 	File   string `json:"file"`
@@ -75,7 +75,7 @@ type Key struct {
 	Count
 }
 
-// A Found is what a search has found for a rule.
+// A Found is the result of a search for a rule.
 type Found struct {
 	Rule     string  `json:"rule"`
 	File     string  `json:"file"`

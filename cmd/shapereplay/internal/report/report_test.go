@@ -83,7 +83,7 @@ func TestTimesAreRound(t *testing.T) {
 
 var when = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 
-// A document with what is hard to print.
+// A document with values that are hard to print.
 func document() *Document {
 	return &Document{
 		Requests: 1_234_567, From: &when, To: &when, Key: "route client_ip", Keys: 2,

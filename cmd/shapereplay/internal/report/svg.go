@@ -66,7 +66,7 @@ func SVG(d *Document) string {
 	return b.String()
 }
 
-// describe says in words what the picture shows.
+// describe describes the picture in words.
 func (d *Document) describe() string {
 	var all []string
 	for _, r := range d.Rules {

@@ -42,7 +42,7 @@ func Print(to io.Writer, d *Document) error {
 	return err
 }
 
-// title says what was read.
+// title says how many requests of how many keys were read, and from when to when.
 func (d *Document) title() string {
 	if d.From == nil {
 		return "No requests"
@@ -63,7 +63,7 @@ func keys(n int) string {
 
 func shown(t time.Time) string { return t.Format("2006-01-02 15:04:05Z") }
 
-// rulesTable returns what was met, by rule.
+// rulesTable returns a table of how requests fared, by rule.
 func rulesTable(all []Rule) string {
 	if len(all) == 0 {
 		return ""
@@ -99,7 +99,7 @@ func omitted(unmet int) string {
 	return fmt.Sprintf("%s more rules were met by no request (-json has all)\n", number(unmet-mostUnmet))
 }
 
-// keysTable returns what was met, by key, below a title.
+// keysTable returns a table of how requests fared, by key, below a title.
 func keysTable(title string, all []Key) string {
 	if len(all) == 0 {
 		return ""
@@ -118,7 +118,7 @@ func keysTable(title string, all []Key) string {
 	return title + "\n" + table([]string{"KEY", "RULE", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " MEAN WAIT", " LONGEST"}, rows)
 }
 
-// foundTable returns what a search has found, by rule.
+// foundTable returns a table of the results of a search, by rule.
 func foundTable(all []Found) string {
 	if len(all) == 0 {
 		return ""

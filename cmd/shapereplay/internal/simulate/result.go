@@ -36,7 +36,7 @@ type Rule struct {
 	Nothing bool    // candidates are simulated, and the rule has none
 }
 
-// A Key is a key, and what it has met.
+// A Key is a key, and the fate of its requests.
 type Key struct {
 	Key  string
 	Rule string // its key
@@ -92,8 +92,8 @@ func (r *Result) first(n int, wanted func(*keyState) bool, compare func(a, b *ke
 }
 
 // AddressesRefusedMost returns the addresses whose requests were refused most, at most n.
-// An address may be that of several keys, as of several routes, and a key may be that of
-// several addresses.
+// An address may have several keys, as of several routes, and a key may have several
+// addresses.
 func (r *Result) AddressesRefusedMost(n int) []string {
 	all := slices.SortedFunc(maps.Keys(r.refused), func(a, b string) int {
 		return cmp.Or(cmp.Compare(r.refused[b], r.refused[a]), cmp.Compare(a, b))

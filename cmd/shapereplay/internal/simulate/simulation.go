@@ -10,7 +10,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Options say what is simulated.
+// Options are the options of a simulation.
 type Options struct {
 	Candidates bool // the candidates of the rules instead of their limits
 	Series     bool // keep [Rule.Series], for pictures
@@ -18,8 +18,8 @@ type Options struct {
 
 // A Simulation lets requests arrive, one after another, at the buckets of their keys.
 // [New] makes one, [Simulation.Arrive] is an arrival, and [Simulation.Result] says what
-// became of all so far. It remembers the keys and what is in line, not the requests. It is
-// for one goroutine.
+// became of all so far. It remembers the keys and the requests in line, not all requests.
+// It is for one goroutine.
 type Simulation struct {
 	rules   *config.Rules
 	options Options
@@ -35,7 +35,7 @@ type Simulation struct {
 	refused map[string]int // requests by the address of the client
 }
 
-// A keyState is a key, its bucket and what it has met.
+// A keyState is a key, its bucket and the fate of its requests.
 type keyState struct {
 	name   string
 	rule   *ruleState // nil: none matches
@@ -64,9 +64,9 @@ func New(rules *config.Rules, o Options) *Simulation {
 	return s
 }
 
-// Arrive is the arrival of a request. Its instant must not be before that of the request
-// before it; if it is, it is taken for the same. address is that of the client, as it is
-// to be exported, or "".
+// Arrive is the arrival of a request. Its instant must not be before the instant of the
+// request before it; if it is, it is taken for the same. address is the client's
+// address, as it is to be exported, or "".
 func (s *Simulation) Arrive(at time.Time, key, address string) {
 	if s.first.IsZero() {
 		s.first, s.last = at, at

@@ -112,7 +112,7 @@ func TestTheWorstKeysComeFirst(t *testing.T) {
 	require.Equal(t, "api", r.RefusedMost(1)[0].Rule)
 }
 
-// A firewall knows addresses, and an address may be that of several keys.
+// A firewall knows addresses, and an address may have several keys.
 func TestAddressesAreAddedUpOverKeys(t *testing.T) {
 	s := newSimulation(t, "default: 1/s", simulate.Options{})
 	for key, n := range map[string]int{"a/192.0.2.1": 5, "b/192.0.2.1": 5, "a/192.0.2.2": 8, "a/192.0.2.3": 3, "a/192.0.2.4": 1} {
@@ -128,8 +128,8 @@ func TestAddressesAreAddedUpOverKeys(t *testing.T) {
 	require.Equal(t, []string{"192.0.2.1"}, r.AddressesRefusedMost(1))
 }
 
-// With one bucket for all, or one per route, a key has many clients. Whoever came first of
-// them must not be blocked for what the others did.
+// With one bucket for all, or one per route, a key has many clients. The client that came first
+// must not be blocked for the others.
 func TestOnlyAddressesThatWereRefusedAreExported(t *testing.T) {
 	s := newSimulation(t, "default: 1/s", simulate.Options{})
 	for _, address := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.3"} {
@@ -143,7 +143,7 @@ func TestOnlyAddressesThatWereRefusedAreExported(t *testing.T) {
 func TestQuantilesAreNearlyExact(t *testing.T) {
 	chance := rand.New(rand.NewPCG(16, 6))
 	for range 20 {
-		// One request waits for each depth, so the waits are what the rate makes of it.
+		// One request waits for each depth, so the waits follow from the rate.
 		s := newSimulation(t, "default: 37/s depth 5000", simulate.Options{})
 		var waits []time.Duration
 		at, free := time.Duration(0), time.Duration(0)
@@ -158,7 +158,8 @@ func TestQuantilesAreNearlyExact(t *testing.T) {
 		w := s.Result().Rules[0].Waits
 		for _, q := range []float64{0, 0.01, 0.5, 0.95, 0.99, 1} {
 			exact := waits[max(1, int(math.Ceil(q*2000)))-1]
-			// The true interval is a fraction of a nanosecond longer than that of this test.
+			// The true interval is a fraction of a nanosecond longer than the interval of this
+			// test.
 			require.InDelta(t, exact.Seconds(), w.Quantile(q).Seconds(), exact.Seconds()*0.008+3e-6)
 			require.GreaterOrEqual(t, w.Quantile(q), exact)
 		}
@@ -167,7 +168,7 @@ func TestQuantilesAreNearlyExact(t *testing.T) {
 	require.Zero(t, new(simulate.Waits).Quantile(0.5))
 }
 
-// What the picture shows must be what is counted, however long the log becomes.
+// The picture must show the counts, however long the log becomes.
 func TestSeriesHoldEveryRequest(t *testing.T) {
 	chance := rand.New(rand.NewPCG(16, 7))
 	for _, span := range []time.Duration{time.Millisecond, time.Second, time.Hour, 30 * 24 * time.Hour} {
