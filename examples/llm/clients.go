@@ -23,8 +23,8 @@ const maxTokens = 200
 // An ask asks a model, with or without streaming, and returns its answer.
 type ask func(ctx context.Context, prompt string, stream bool) (answer string, err error)
 
-// askOpenAI returns an ask by openai-go. transport is that of package llm; retries is how often the library itself
-// calls again, each time as a call of its own that waits its turn.
+// askOpenAI returns an ask by openai-go. transport is the one of package llm; retries is how often the
+// library itself calls again, each time as a call of its own that waits its turn.
 func askOpenAI(transport http.RoundTripper, retries int) ask {
 	client := openai.NewClient(
 		option.WithHTTPClient(&http.Client{Transport: transport}),
