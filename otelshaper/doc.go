@@ -38,6 +38,7 @@
 // These have no counterpart there:
 //
 //	shaper.oldest_wait         gauge            s           a Shaper
+//	shaper.queued_keys         up-down counter  {key}       a Shaper: keys in line (shaper.WithFairQueue)
 //	shaper.missed_units        counter          {unit}      lost to late wake-ups
 //	shaper.reserved_units      up-down counter  {unit}      of requests that have left and are not settled
 //	shaper.given_back_units    counter          {unit}      reserved too much, and given back when settled

@@ -55,6 +55,12 @@ var intFamilies = []intFamily{
 		}),
 	upDownCounter("shaper.queued_requests", "{request}", "Requests that are in line now.",
 		func(r *reading, emit emitInt) { emit(int64(r.Waiting)) }),
+	upDownCounter("shaper.queued_keys", "{key}", "Keys that have requests in line; 0 without fair queueing.",
+		func(r *reading, emit emitInt) {
+			if r.group == nil { // The keys of a Group have a line each.
+				emit(int64(r.Keys))
+			}
+		}),
 	upDownCounter("shaper.active_request_leases", "{request}", "Requests that have left and not ended, if there is a cap on them.",
 		func(r *reading, emit emitInt) {
 			if r.Limits.InFlight > 0 {

@@ -45,7 +45,7 @@ func TestObserveTellsTheStatsOfAShaper(t *testing.T) {
 		want := map[string]float64{
 			"shaper.requests{acquired,api}": 3, "shaper.requests{queue_full,api}": 1, "shaper.requests{request_canceled,api}": 0,
 			"shaper.requests{too_late,api}": 0, "shaper.requests{too_costly,api}": 0, "shaper.requests{closed,api}": 0, "shaper.requests{unavailable,api}": 0,
-			"shaper.queued_requests{api}": 2, "shaper.active_request_leases{api}": 3,
+			"shaper.queued_requests{api}": 2, "shaper.queued_keys{api}": 0, "shaper.active_request_leases{api}": 3,
 			"shaper.missed_units{api}": 0, "shaper.oldest_wait{api}": 0.15,
 			"shaper.reserved_units{api}": 0, "shaper.given_back_units{api}": 0, "shaper.charged_units{api}": 0, "shaper.forfeited_units{api}": 0,
 		}
@@ -116,6 +116,22 @@ func TestObserveTellsOfReservations(t *testing.T) {
 				require.EqualValues(t, want, values["shaper."+name+"{"+rule+"}"], "%s of %s", name, rule)
 			}
 		}
+	})
+}
+
+// However many keys have requests in line, they are one number.
+func TestObserveTellsHowManyKeysAreInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		s := newShaper(t, "1/s depth 9", shaper.WithFairQueue(nil))
+		observe(t, b, "api", otelshaper.Of(s))
+		for _, key := range []string{"a", "a", "a", "b", "c"} { // The first leaves at once.
+			go s.For(key).Wait(t.Context())
+			synctest.Wait()
+		}
+		require.EqualValues(t, 3, b.values(t)["shaper.queued_keys{api}"])
+		time.Sleep(time.Minute)
+		require.Zero(t, b.values(t)["shaper.queued_keys{api}"])
 	})
 }
 

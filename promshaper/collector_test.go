@@ -141,6 +141,25 @@ func TestReservationsAreTold(t *testing.T) {
 	})
 }
 
+// However many keys have requests in line, they are one number.
+func TestKeysInLineAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShaper(t, "1/s depth 9", shaper.WithFairQueue(nil))
+		r := of(t, "api", promshaper.Of(s))
+		for _, key := range []string{"secret-1", "secret-1", "secret-1", "secret-2", "secret-3"} { // The first leaves at once.
+			go s.For(key).Wait(t.Context())
+			synctest.Wait()
+		}
+		metrics := gather(t, r)
+		require.EqualValues(t, 3, value(metrics["shaper_waiting_keys{api}"]))
+		for name := range metrics {
+			require.NotContains(t, name, "secret")
+		}
+		time.Sleep(time.Minute)
+		require.Zero(t, value(gather(t, r)["shaper_waiting_keys{api}"]))
+	})
+}
+
 // scene has a source of each kind, two and a half seconds after requests came.
 func scene(t *testing.T) *promshaper.Collector {
 	c := promshaper.New()

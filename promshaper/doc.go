@@ -43,6 +43,7 @@
 // Of a Shaper alone, whose one bucket they describe:
 //
 //	shaper_oldest_wait_seconds      of the head of the line
+//	shaper_waiting_keys             that have requests in line (shaper.WithFairQueue)
 //	shaper_level_units              of the bucket
 //	shaper_in_flight_requests       if there is a cap
 //	shaper_hold_seconds             until the line goes on, 0: it is not held

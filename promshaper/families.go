@@ -67,6 +67,8 @@ var families = []family{
 
 	gauge("oldest_wait_seconds", "For how long the head of the line has waited; 0 without one.",
 		ofShapers(func(r *reading, emit emit) { emit(r.OldestWait.Seconds()) })),
+	gauge("waiting_keys", "Keys that have requests in line; 0 without fair queueing.",
+		ofShapers(func(r *reading, emit emit) { emit(float64(r.Keys)) })),
 	gauge("level_units", "Level of the bucket in cost units.",
 		ofShapers(func(r *reading, emit emit) { emit(r.Level) })),
 	gauge("in_flight_requests", "Requests that have left and not ended; absent without a cap.",
