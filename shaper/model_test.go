@@ -58,6 +58,26 @@ func FuzzModel(f *testing.F) {
 	})
 }
 
+// TestFairModel is TestModel for scripts whose calls have keys that share the rate.
+func TestFairModel(t *testing.T) {
+	t.Parallel()
+	budget := rounds(10_000, 100_000, 1_000_000)
+	done := 0
+	for seed := uint64(1); done < budget; seed++ {
+		script, want := model.RandomFair(rand.New(rand.NewPCG(seed, 29)))
+		done += len(script.Ops)
+		requireAgreement(t, script, want, "seed %d", seed)
+	}
+}
+
+// FuzzFairModel is TestFairModel with the script's choices taken from the input.
+func FuzzFairModel(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		script, want := model.FairFromBytes(data)
+		requireAgreement(t, script, want, "%d bytes", len(data))
+	})
+}
+
 // requireAgreement plays a script on a Shaper, and shows the shortest part of it
 // on which the Shaper and the model disagree.
 func requireAgreement(t *testing.T, script model.Script, want []model.Answer, of string, args ...any) {
@@ -69,18 +89,22 @@ func requireAgreement(t *testing.T, script model.Script, want []model.Answer, of
 	}
 }
 
-// TestModelTellsMistakes tests the checker: each of 23 mistakes must show
+// TestModelTellsMistakes tests the checker: each of 31 mistakes must show
 // within 100,000 operations, on scripts on which the model without it agrees with
 // the shaper.
 func TestModelTellsMistakes(t *testing.T) {
 	t.Parallel()
-	require.Len(t, model.Mistakes(), 23)
+	require.Len(t, model.Mistakes(), 31)
 	for _, mistake := range model.Mistakes() {
 		t.Run(mistake.String(), func(t *testing.T) {
 			t.Parallel()
 			done := 0
 			for seed := uint64(1); done < 100_000; seed++ {
-				script, right := model.Random(rand.New(rand.NewPCG(seed, uint64(mistake))))
+				compose := model.Random
+				if mistake.IsOfFair() {
+					compose = model.RandomFair
+				}
+				script, right := compose(rand.New(rand.NewPCG(seed, uint64(mistake))))
 				done += len(script.Ops)
 				wrong, _ := script.Predict(mistake)
 				if model.Difference(script, right, wrong) == "" {

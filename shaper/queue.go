@@ -111,7 +111,7 @@ const (
 type order interface {
 	// push puts a waiter in, for a request.
 	push(w *waiter, r turn)
-	// remove takes a waiter out; departs says that it leaves, and does not give up.
+	// remove takes a waiter out; departs says that it is the head and leaves, and does not give up.
 	remove(w *waiter, departs bool)
 	// giveBack undoes the latest departure, which was the request's.
 	giveBack(r turn)
@@ -228,7 +228,7 @@ func (q *queue) oldest() *waiter {
 // remove takes a waiter out of the line, wherever it is. s is its new state.
 func (q *queue) remove(w *waiter, s state) {
 	if q.order != nil {
-		q.order.remove(w, s == departed)
+		q.order.remove(w, s == departed || s == refused) // Close refuses one head after the other, as they would leave.
 		q.head = q.order.head()
 	} else {
 		q.unlink(w)

@@ -54,30 +54,49 @@ type composer struct {
 	capped bool          // Limits.InFlight is set, from first to last
 
 	reserves bool // requests reserve, too
+
+	weights []int // that keys may have in a fair script
+	costs   int64 // in a fair script, half of the costs are at most so many units
 }
 
 // Random composes a script by chance, and returns it with the model's answers.
-func Random(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}) }
+func Random(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}, false) }
+
+// RandomFair is Random for a script with keys.
+func RandomFair(chance *rand.Rand) (Script, []Answer) { return compose(&source{chance: chance}, true) }
 
 // FromBytes composes a script whose choices are the bytes of a fuzz input, and
 // returns it with the model's answers.
-func FromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}) }
+func FromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, false) }
+
+// FairFromBytes is FromBytes for a script with keys.
+func FairFromBytes(data []byte) (Script, []Answer) { return compose(&source{data: data}, true) }
 
 // compose writes a script by the choices of src. If its outcome is open at an
 // operation, the script ends before that operation.
-func compose(src *source) (Script, []Answer) {
+func compose(src *source, fair bool) (Script, []Answer) {
 	c := &composer{source: src}
+	if c.script.Fair = fair; fair {
+		c.weights = [][]int{{1}, {1, 2, 3, 10}, {0, 7, 1000, 5000}}[c.below(3)]
+		c.costs = 1 + c.below(8)
+	}
 	c.capped = c.oneIn(3)
 	c.reserves = c.oneIn(2)
 	c.script.Limits = c.limits()
 	for !valid(c.script.Limits) {
 		c.script.Limits = shaper.Limits{Rate: 7, Burst: 2, Depth: 3, InFlight: c.seats()}
 	}
-	c.model = newSimulator(c.script.Limits)
+	c.model = newSimulator(c.script.Limits, fair)
 	c.crowd = []time.Duration{1, 1, 3, 30}[c.below(4)]
 	size := int(20 + c.below(120))
 	for ends := math.MaxInt; len(c.script.Ops) < min(size, ends) && !c.spent() && c.model.open == ""; {
 		o := c.op()
+		if fair && (o.mayWait() || o.Kind == OpAllow || o.Kind == OpForecast) {
+			o.Key, o.Weight = []string{"", "a", "b", "c", "d"}[c.below(5)], c.weights[c.below(int64(len(c.weights)))]
+			if o.N == 1 && c.oneIn(2) {
+				o.N += int(c.below(c.costs))
+			}
+		}
 		c.script.Ops = append(c.script.Ops, o)
 		c.model.do(&o)
 		if c.model.closed && ends == math.MaxInt {
@@ -191,7 +210,7 @@ func (c *composer) cost() int {
 func (c *composer) op() Op {
 	o := Op{At: c.instant(), Race: c.oneIn(2)}
 	ahead := *c.model // the model at that instant, to aim at
-	ahead.answers, ahead.stopping = slices.Clone(ahead.answers), slices.Clone(ahead.stopping)
+	ahead.answers, ahead.stopping, ahead.turns = slices.Clone(ahead.answers), slices.Clone(ahead.stopping), ahead.turns.clone()
 	ahead.advance(o.At)
 	if c.capped && c.oneIn(3) {
 		o.Kind, o.Target = OpRelease, c.released(&ahead)

@@ -29,6 +29,17 @@ const (
 	ChargeForgotten          // settle charges nothing
 	SettledTwice             // the second settle counts, too
 	UnknownIsZero            // a cost that is not known counts as 0
+
+	StartTags        // of all keys the one leaves next that has paid least so far
+	TiesByArrival    // of equal tags the request leaves first that came first
+	IdleRemembered   // a key that comes begins with what it has paid before
+	TagsNotShifted   // when a request gives up, those behind it keep their tags
+	TurnNotGivenBack // a key pays for a slot that is handed on
+	NewestPushedOut  // if the line is full, the newest of all is pushed out
+	NewcomerRefused  // if the line is full, the newcomer is refused
+	WeightInverted   // a key of a great weight pays more
+
+	ofFair = StartTags
 )
 
 var mistakes = [...]string{
@@ -55,10 +66,22 @@ var mistakes = [...]string{
 	ChargeForgotten:  "a charge that is forgotten",
 	SettledTwice:     "a request settled twice",
 	UnknownIsZero:    "an unknown cost that counts as 0",
+
+	StartTags:        "start tags",
+	TiesByArrival:    "ties by arrival",
+	IdleRemembered:   "a key that is remembered while it is idle",
+	TagsNotShifted:   "tags that are not shifted",
+	TurnNotGivenBack: "a turn that is not given back",
+	NewestPushedOut:  "the newest of all pushed out",
+	NewcomerRefused:  "a newcomer that is always refused",
+	WeightInverted:   "an inverted weight",
 }
 
 // String returns the mistake in a few words.
 func (m Mistake) String() string { return mistakes[m] }
+
+// IsOfFair reports whether the mistake shows in fair scripts only.
+func (m Mistake) IsOfFair() bool { return m >= ofFair }
 
 // Mistakes returns all mistakes that a model can make.
 func Mistakes() (all []Mistake) {

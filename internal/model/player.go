@@ -54,7 +54,11 @@ func Play(t *testing.T, s Script, open Open) (answers []Answer, problem string) 
 	}()
 	synctest.Test(t, func(*testing.T) {
 		p := NewPlayer(s)
-		subject, err := open(s.Limits, shaper.WithName(Name), shaper.WithTrace(p.Trace()))
+		options := []shaper.Option{shaper.WithName(Name), shaper.WithTrace(p.Trace())}
+		if s.Fair {
+			options = append(options, shaper.WithFairQueue(p.weight))
+		}
+		subject, err := open(s.Limits, options...)
 		if err != nil {
 			problem = err.Error()
 			return
@@ -170,17 +174,39 @@ func (p *Player) End() (answers []Answer, problem string) {
 	return p.answers, problem
 }
 
+// weight is the weight function of a fair subject.
+func (p *Player) weight(string) int { return p.script.Ops[p.current].Weight }
+
+// A caller is what has the calls of a key.
+type caller interface {
+	shaper.Limiter
+	Acquire(ctx context.Context, n int) (release func(), err error)
+	Reserve(ctx context.Context, estimate int) (settle func(actual int), err error)
+	AllowN(n int) bool
+	Forecast(n int) (time.Duration, error)
+}
+
+// caller returns the subject as the key of an operation sees it.
+func (p *Player) caller(o *Op) caller {
+	if s, ok := p.Subject.(interface {
+		For(key string) *shaper.KeyLimiter
+	}); ok && o.Key != "" {
+		return s.For(o.Key)
+	}
+	return p.Subject
+}
+
 // do starts operation i.
 func (p *Player) do(i int, o *Op) {
-	a := &p.answers[i]
+	a, caller := &p.answers[i], p.caller(o)
 	switch o.Kind {
 	case OpWait:
 		ctx := p.context(i, o)
-		p.call(func() { p.finish(a, p.Subject.WaitN(ctx, o.N)) })
+		p.call(func() { p.finish(a, caller.WaitN(ctx, o.N)) })
 	case OpAcquire:
 		ctx := p.context(i, o)
 		p.call(func() {
-			release, err := p.Subject.Acquire(ctx, o.N)
+			release, err := caller.Acquire(ctx, o.N)
 			if release == nil {
 				err = errors.New("model: Acquire returned no release")
 			}
@@ -192,7 +218,7 @@ func (p *Player) do(i int, o *Op) {
 	case OpReserve:
 		ctx := p.context(i, o)
 		p.call(func() {
-			settle, err := p.Subject.Reserve(ctx, o.N)
+			settle, err := caller.Reserve(ctx, o.N)
 			if settle == nil {
 				err = errors.New("model: Reserve returned no settle")
 			}
@@ -217,10 +243,10 @@ func (p *Player) do(i int, o *Op) {
 		ctx := p.context(i, o)
 		p.call(func() { p.finish(a, p.Subject.Shutdown(ctx)) })
 	case OpAllow:
-		left := p.Subject.AllowN(o.N)
+		left := caller.AllowN(o.N)
 		p.allowed(a, o.N, left)
 	case OpForecast:
-		predicted, err := p.Subject.Forecast(o.N)
+		predicted, err := caller.Forecast(o.N)
 		p.finish(a, err)
 		a.Wait = predicted
 	case OpLook:

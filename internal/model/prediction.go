@@ -46,6 +46,10 @@ func (m *simulator) until(r *big.Rat) time.Duration {
 // judge returns the answer to a newcomer: how long it waits, or why it is
 // refused and when it may come again.
 func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
+	if m.asksTurns(o) {
+		wait, _, refusal = m.judgeTurn(o)
+		return wait, refusal
+	}
 	line := m.waits(o.N)
 	wait, line = line[len(m.line)], line[:len(m.line)]
 

@@ -16,6 +16,7 @@ import (
 // are refused by a Close.
 type Script struct {
 	Limits shaper.Limits
+	Fair   bool // WithFairQueue is set, and calls have keys
 	Ops    []Op
 }
 
@@ -32,6 +33,8 @@ type Op struct {
 	Deaf     bool          // of a call that may wait: the context states its deadline, but does not end at it
 	Late     time.Duration // of a call that may wait: from this instant on the context's Err returns an error, and Done stays open; 0: never
 	Target   int           // of OpCancel, OpRelease, OpSettle: index of the call that ends; -1: none
+	Key      string        // of a call that may wait, OpAllow, OpForecast in a fair script
+	Weight   int           // of the key, as the weight function returns it during the operation
 	Limits   shaper.Limits // of OpSet
 	Hold     time.Duration // of OpHold
 }
@@ -79,7 +82,7 @@ func (o Op) hasCost() bool {
 // String returns the script as a Go literal, to be played again by a test.
 func (s Script) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "model.Script{Limits: %s, Ops: []model.Op{\n", literal(s.Limits))
+	fmt.Fprintf(&b, "model.Script{Limits: %s, Fair: %v, Ops: []model.Op{\n", literal(s.Limits), s.Fair)
 	for _, o := range s.Ops {
 		fmt.Fprintf(&b, "\t%s,\n", o.literal())
 	}
@@ -99,6 +102,8 @@ func (o Op) literal() string {
 	note(o.Deaf, "Deaf: %v", o.Deaf)
 	note(o.Late != 0, "Late: %d", int64(o.Late))
 	note(o.hasTarget(), "Target: %d", o.Target)
+	note(o.Key != "", "Key: %q", o.Key)
+	note(o.Weight != 0, "Weight: %d", o.Weight)
 	note(o.Kind == OpSet, "Limits: %s", literal(o.Limits))
 	note(o.Kind == OpHold, "Hold: %d", int64(o.Hold))
 	return "{" + strings.Join(fields, ", ") + "}"
@@ -118,7 +123,7 @@ func literal(l shaper.Limits) string {
 
 // Without returns the script without operation i.
 func (s Script) Without(i int) Script {
-	rest := Script{Limits: s.Limits}
+	rest := Script{Limits: s.Limits, Fair: s.Fair}
 	for j, o := range s.Ops {
 		if j == i {
 			continue
@@ -137,8 +142,11 @@ func (s Script) Without(i int) Script {
 // [NoMistake]. If open is not empty, it is the reason why the guarantees allow other
 // answers as well, and the answers must not be compared.
 func (s Script) Predict(with Mistake) (answers []Answer, open string) {
-	m := newSimulator(s.Limits)
+	m := newSimulator(s.Limits, s.Fair)
 	m.mistake = with
+	if s.Fair {
+		m.turns = newTurns(with)
+	}
 	for i := range s.Ops {
 		m.do(&s.Ops[i])
 	}

@@ -27,8 +27,9 @@ type simulator struct {
 	upstream []*waiter     // requests that have left and not ended, if there is a cap
 	left     int           // how many have left, without those whose slot was given back
 	stay     time.Duration // how long seats are held, on average; see noteStay
-	line     []*waiter
-	stopping []*waiter // calls of Shutdown that have not returned
+	line     []*waiter     // in the order in which they leave
+	turns    *turns        // the keys of those in line; nil: it is first in, first out
+	stopping []*waiter     // calls of Shutdown that have not returned
 	now      time.Duration
 	closed   bool
 
@@ -69,8 +70,13 @@ type waiter struct {
 // gone reports whether the context has ended in a way that only its Err shows.
 func (w *waiter) gone(now time.Duration) bool { return w.Late != 0 && w.Late <= now }
 
-func newSimulator(l shaper.Limits) *simulator {
+func newSimulator(l shaper.Limits, fair bool) *simulator {
+	var t *turns
+	if fair {
+		t = newTurns(NoMistake)
+	}
 	return &simulator{
+		turns:  t,
 		rule:   rule{l, intervalOf(l.Rate)},
 		first:  intervalOf(l.Rate),
 		empty:  new(big.Rat),
@@ -194,6 +200,10 @@ func (m *simulator) settle() {
 				m.empty, again = before, true
 				m.events = m.events[:len(m.events)-1]
 				m.left--
+				if m.turns != nil {
+					m.turns.giveBack(w)
+					m.arrangeAfter()
+				}
 				if m.mistake == HandedTwice {
 					m.empty = new(big.Rat).Sub(before, m.take(last.N))
 				}
@@ -219,6 +229,10 @@ func (m *simulator) depart() *waiter {
 	w, at := m.line[0], m.due()
 	m.left++
 	m.line, m.frozen, m.ghosts = m.line[1:], nil, 0
+	if m.turns != nil {
+		m.turns.depart(m.turns.keys[w.Key])
+		m.line = m.turns.order()
+	}
 	if m.mistake == DroppedRemainder {
 		at = new(big.Rat).SetInt(seen(at))
 	}
@@ -288,10 +302,15 @@ func (m *simulator) expire() {
 
 // abandon takes a waiter whose context has ended out of the line.
 func (m *simulator) abandon(w *waiter, why string) {
-	i := slices.Index(m.line, w)
-	m.line = slices.Delete(slices.Clone(m.line), i, i+1)
-	if i == 0 {
-		m.since, m.frozen = instant(m.now), nil
+	if m.turns != nil {
+		m.turns.giveUp(w)
+		m.arrange(instant(m.now))
+	} else {
+		i := slices.Index(m.line, w)
+		m.line = slices.Delete(slices.Clone(m.line), i, i+1)
+		if i == 0 {
+			m.since, m.frozen = instant(m.now), nil
+		}
 	}
 	if m.mistake == PlaceFreedLate && len(m.line) > 0 {
 		m.ghosts++

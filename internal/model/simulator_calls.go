@@ -83,10 +83,13 @@ func (m *simulator) enter(w *waiter) {
 		m.refused(w, refusal)
 		return
 	}
-	if len(m.line) == 0 {
+	alone := len(m.line) == 0
+	if alone {
 		m.since = instant(m.now)
 	}
-	if m.overtakes(w.N) {
+	if m.turns != nil {
+		m.takesPlace(w)
+	} else if m.overtakes(w.N) {
 		m.line = slices.Insert(slices.Clone(m.line), 0, w)
 		m.since = instant(m.now)
 	} else {
@@ -94,7 +97,7 @@ func (m *simulator) enter(w *waiter) {
 	}
 	waiting := len(m.line)
 	m.settle()
-	if slices.Contains(m.line, w) {
+	if slices.Contains(m.line, w) || !alone && m.turns != nil { // If it is its turn, it leaves the line at once.
 		m.answers[w.index].Entered = Event{Hook: HookEnqueued, At: m.now, Cost: w.N, Waiting: waiting}
 	}
 }
@@ -140,7 +143,11 @@ func (m *simulator) foresee(w *waiter) {
 		return
 	}
 	m.finish(w, Left)
-	a.Wait = max(wait, m.seatWait(len(m.line)+1))
+	place := len(m.line) + 1
+	if m.asksTurns(w.Op) {
+		_, place, _ = m.judgeTurn(w.Op)
+	}
+	a.Wait = max(wait, m.seatWait(place))
 }
 
 // set is SetLimits: the level is kept, and the line is timed anew.
@@ -225,6 +232,9 @@ func (m *simulator) cancel(w *waiter) {
 func (m *simulator) close() {
 	m.closed = true
 	var late []*waiter
+	if m.turns != nil {
+		m.turns.keys = make(map[string]*payer)
+	}
 	for len(m.line) > 0 {
 		w := m.line[0]
 		m.line = m.line[1:]
@@ -261,6 +271,11 @@ func (m *simulator) stats(race bool) Look {
 	}
 	if len(m.line) > 0 {
 		l.Oldest = m.now - m.line[0].came
+		for _, w := range m.line {
+			if m.turns != nil {
+				l.Oldest = max(l.Oldest, m.now-w.came)
+			}
+		}
 	}
 	if !race {
 		l.Totals, l.Last = m.totals, m.last
