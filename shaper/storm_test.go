@@ -59,6 +59,48 @@ func TestStormLeavesNobodyBehind(t *testing.T) {
 	}
 }
 
+// Keys share the rate in a storm, some of them with one request after the other, and with retries at the
+// heads of their lines. All that is true of one line is true of theirs, and whoever is pushed out is told.
+func TestStormOverAFairQueue(t *testing.T) {
+	t.Parallel()
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			pushedOut := uint64(0)
+			for i := range rounds(20, 200, 1000) {
+				st := newShaperStorm(t, stormLimits, i%2*stormCap, shaper.WithFairQueue(func(key string) int { return len(key) }))
+				st.keys = []string{"", "a", "bb", "cccccccc"}
+				st.sendsAgain = i%3 == 0
+				before := st.also
+				var pushed atomic.Uint64
+				st.also = func(c *call, told hookKind, e shaper.Event) {
+					if told == wasRefused && errors.Is(e.Err, shaper.ErrQueueFull) && e.Waited > 0 {
+						pushed.Add(1)
+					}
+					if _, ok := e.Key.(string); !ok {
+						st.fault("an event has the key %v", e.Key)
+					}
+					before(c, told, e)
+				}
+				st.blow()
+				st.meddle(func() {
+					for _, k := range st.s.Keys(3) {
+						if k.Waiting < 1 || k.Cost < k.Waiting || k.OldestWait < 0 || k.Weight != max(1, len(k.Key)) {
+							st.fault("a line of a key: %+v", k)
+						}
+					}
+				})
+				time.Sleep(rand.N(2 * time.Millisecond))
+				require.NoError(t, end(st.s))
+				st.requireEnded(t)
+				require.True(t, shaper.LineIsEmpty(st.s))
+				require.Zero(t, st.s.Stats().Keys)
+				pushedOut += pushed.Load()
+			}
+			require.NotZero(t, pushedOut, "nobody was ever pushed out")
+		})
+	}
+}
+
 // A request that is sent again enters at the head of the line. In a storm of newcomers and such
 // requests the line is empty at the end, too, and all seats are free.
 func TestReentriesInAStorm(t *testing.T) {
@@ -139,7 +181,8 @@ type shaperStorm struct {
 	// closesSoon counts down the events until a hook closes the shaper; hooks of
 	// several calls may do so at once. Below 0 no hook will.
 	closesSoon atomic.Int64
-	sendsAgain bool // some requests that have left
+	keys       []string // of calls; nil: they have none
+	sendsAgain bool     // some requests that have left
 	leftAgain  atomic.Uint64
 }
 
@@ -183,16 +226,24 @@ func (st *shaperStorm) requireEnded(t *testing.T) {
 
 // pass is one call in one of the ways there are, and with a cap a visit upstream.
 func (st *shaperStorm) pass(c *call) error {
+	var s interface {
+		shaper.Limiter
+		Acquire(ctx context.Context, n int) (release func(), err error)
+		Do(ctx context.Context, n int, f func(context.Context) error) error
+	} = st.s
+	if st.keys != nil {
+		s = st.s.For(st.keys[rand.N(len(st.keys))])
+	}
 	switch way := rand.N(3); {
 	case way == 0 && st.most == 0:
-		return st.s.WaitN(c, c.cost)
+		return s.WaitN(c, c.cost)
 	case way == 1:
-		return st.s.Do(c, c.cost, func(context.Context) error {
+		return s.Do(c, c.cost, func(context.Context) error {
 			st.stay()
 			return nil
 		})
 	}
-	return st.visit(st.s, c, c)
+	return st.visit(s, c, c)
 }
 
 // Acquire lets a request enter that was let go before.
