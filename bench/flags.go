@@ -45,7 +45,7 @@ Examples, after export GOWORK=$PWD/all.work:
   go run ./bench -only spacing,busy -rounds 10
 `
 
-// A config is what the flags say.
+// A config has the values of the flags.
 type config struct {
 	options     run.Options
 	experiments []run.Experiment

@@ -20,7 +20,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"-quick", "-out", ""}, run.Options{Quick: true}, "pace, broken", "", "go run ./bench -quick"},
 		{[]string{"-rounds", "3"}, run.Options{Rounds: 3}, "pace, broken", "docs/bench", "go run ./bench -rounds 3"},
 		{[]string{"-only", "broken"}, run.Options{}, "broken", "docs/bench", "go run ./bench -only broken"},
-		// The order is that of measuring, and twice is once.
+		// The order is the order of measuring, and twice is once.
 		{[]string{"-only", "broken, pace,pace"}, run.Options{}, "pace, broken", "docs/bench", "go run ./bench -only pace,broken"},
 	} {
 		c, err := parseFlags(test.args, fakes())

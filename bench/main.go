@@ -52,8 +52,8 @@ func experiments() []run.Experiment {
 
 func main() {
 	run.Child()
-	// Whatever asks this program to end, even if nothing reads what it prints: proxies must not
-	// stay behind.
+	// Whatever asks this program to end, even if nothing reads its output: proxies must not stay
+	// behind.
 	ctx, release := signal.NotifyContext(context.Background(), endings...)
 	status := measureAll(ctx, experiments(), os.Args[1:], os.Stdout, os.Stderr)
 	release()

@@ -38,7 +38,7 @@ func fakes() []run.Experiment {
 	}
 }
 
-// running returns what a run of the fakes said and how it ended.
+// running returns the output of a run of the fakes and how it ended.
 func running(ctx context.Context, args ...string) (status int, stdout, stderr string) {
 	var out, complaints bytes.Buffer
 	status = measureAll(ctx, fakes(), args, &out, &complaints)
@@ -111,9 +111,9 @@ func TestTheExperiments(t *testing.T) {
 	}
 }
 
-// floors are the packages of this module, from the ground up. What stands on one
-// floor knows only what is below: an experiment knows no other one, so that each
-// can be read, measured and changed by itself.
+// floors are the packages of this module, from the ground up. A package knows
+// only packages on floors below its own: an experiment knows no other one, so
+// that each can be read, measured and changed by itself.
 const floors = `
 	internal/measure internal/rivals
 	internal/report

@@ -1,5 +1,4 @@
-// Package admission measures what a call costs that may leave at once, and one
-// that is refused.
+// Package admission measures the cost of a call that may leave at once, and of one that is refused.
 package admission
 
 import (
@@ -38,7 +37,7 @@ type input struct {
 	Batch         time.Duration // how long each number of goroutines calls
 }
 
-// A result is what the call costs, by the number of goroutines.
+// A result is the cost of the call, by the number of goroutines.
 type result = run.Result[input, []measure.Timing]
 
 var child = run.NewMeasurement("admission", func(in input) ([]measure.Timing, error) {

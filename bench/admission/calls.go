@@ -118,13 +118,13 @@ func saysWhen(err error) bool {
 // reports whether it came out as it should.
 type opener = func() (each func() (call func() bool), stop func(), err error)
 
-// shared is for limiters of which all goroutines make the same call.
+// shared is for limiters on which all goroutines make the same call.
 func shared(call func() bool) func() func() bool {
 	return func() func() bool { return call }
 }
 
-// contexts returns one that could end, as that of any request can, and one with
-// a deadline that lies before any departure at the slow rate.
+// contexts returns a context that could end, as any request's can, and one with a deadline that
+// lies before any departure at the slow rate.
 func contexts() (live, soon context.Context, cancel func()) {
 	live, cancelLive := context.WithCancel(context.Background())
 	soon, cancelSoon := context.WithTimeout(context.Background(), time.Hour)

@@ -1,4 +1,4 @@
-// Package goodput measures what a limiter's callers get when some give up: the
+// Package goodput measures how a limiter's callers fare when some give up: the
 // share of the limit that goes to callers that are still there, and how soon the
 // rest of a line leaves when its middle gives up.
 package goodput
@@ -29,8 +29,8 @@ var Experiment = run.Experiment{
 		"failsafe is told the time left until a deadline as its longest wait. " +
 		"uber's Take cannot be cancelled and goes on: served are the callers that were still there when it returned. naive has room for 1,000.",
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		// The limiters run side by side, as the streams of each do: what they wait
-		// for is the clock.
+		// The limiters run side by side, as the streams of each do: they wait for nothing but the
+		// clock.
 		results, err := run.AtOnce(ctx, o, child.Take, cases(o))
 		r := report.Report{Lines: lines(results)}
 		return r, errors.Join(err, picture(&r, o.Machine))
@@ -68,7 +68,7 @@ type input struct {
 	Fill, Window time.Duration
 }
 
-// A result is what was served of the limit, in percent, by stream.
+// A result is the share of the limit that was served, in percent, by stream.
 type result = run.Result[input, []float64]
 
 // child measures all streams of one limiter at the same time, as each of them
@@ -84,12 +84,12 @@ var child = run.NewMeasurement("goodput", func(in input) ([]float64, error) {
 	return served, nil
 })
 
-// goodput returns what is served of the limit, in percent, within a window that
-// begins when the stream has run for the time fill. The stream begins with a
-// line as long as callers are patient, which at 11 % too many would take
-// 4.5 seconds to form, and goes on at an even pace. Some callers may still wait
-// when goodput returns: where they cannot be cancelled, the last one may take
-// minutes.
+// goodput returns the share of the limit that is served, in percent, within a
+// window that begins when the stream has run for the time fill. The stream
+// begins with a line as long as callers are patient, which at 11 % too many
+// would take 4.5 seconds to form, and goes on at an even pace. Some callers may
+// still wait when goodput returns: where they cannot be cancelled, the last one
+// may take minutes.
 func goodput(r rivals.Rival, s stream, fill, window time.Duration) (served float64, callers *sync.WaitGroup) {
 	line := r.Open(limit, depth, nil)
 	defer line.Stop()

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// In virtual time nothing is late, and what is served is exact.
+// In virtual time nothing is late, and the share served is exact.
 func TestGoodputInVirtualTime(t *testing.T) {
 	for _, c := range []struct {
 		limiter string

@@ -44,12 +44,12 @@ var holeChild = run.NewMeasurement("hole", func(limiter string) (holeFound, erro
 	return holeFound{float64(took)}, err
 })
 
-// hole returns how long it takes 1,000 waiters to leave, of which 900 give up as
-// soon as all are in line. The time begins with the first arrival, as the head
-// leaves while the line forms. If it began when the 900 give up, it would be
-// shorter for all limiters by the same few milliseconds, which is more of a short
-// time than of a long one. Each waiter has a context of its own, as requests do;
-// those of the 900 have a parent, which is cancelled.
+// hole returns how long it takes a line of 1,000 waiters to leave if 900 of them
+// give up as soon as all are in line. The time begins with the first arrival, as
+// the head leaves while the line forms. If it began when the 900 give up, it
+// would be shorter for all limiters by the same few milliseconds, which is more
+// of a short time than of a long one. Each waiter has a context of its own, as
+// requests do; the contexts of the 900 have a parent, which is cancelled.
 func hole(r rivals.Rival) (time.Duration, error) {
 	rival := r.Open(holeLimit, holeWaiting, nil)
 	defer rival.Stop()

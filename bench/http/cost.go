@@ -27,8 +27,8 @@ type costInput struct {
 	Batch       time.Duration // how long requests are served
 }
 
-// A cost is what a request takes in a middleware and the handler behind it, and how
-// much of the time is beyond what the handler alone took in the same round.
+// A cost is the time and the memory of a request in a middleware and the handler behind it, and how
+// much longer it took than in the handler alone in the same round.
 type cost struct {
 	measure.Timing
 	Own float64 `unit:"own-ns/call"`
@@ -57,8 +57,8 @@ func measureCost(in costInput) (cost, error) {
 	return found, err
 }
 
-// check serves a request once, and returns what is wrong with the answer: a middleware
-// that does something else than is measured would be compared with the others.
+// check serves a request once, and returns an error if the answer is wrong: otherwise a middleware
+// that does something else would be compared with the others.
 func (in costInput) check(a *answer, h http.Handler, r *http.Request) error {
 	want := http.StatusNoContent
 	if in.Outcome == refused {
@@ -113,7 +113,7 @@ func costCases(o run.Options) (cases []run.Case[costInput]) {
 	return cases
 }
 
-// measureCosts adds to what was measured how much is beyond the handler alone.
+// measureCosts adds to each cost how much of it is beyond the handler alone.
 func measureCosts(ctx context.Context, o run.Options) ([]run.Result[costInput, cost], error) {
 	results, err := run.InTurns(ctx, o, costChild.Take, costCases(o))
 	return run.Beyond(results, func(bare, _ costInput) bool { return bare.Middleware == bareHandler },
@@ -176,7 +176,7 @@ func inRequest(connContext, withBody bool, f func(w http.ResponseWriter, r *http
 }
 
 // An answer takes the place of net/http's ResponseWriter for requests that are repeated.
-// It drops what is written, and keeps the header and the status.
+// It drops the body, and keeps the header and the status.
 type answer struct {
 	http.ResponseWriter // that of the connection, for its deadlines
 	header              http.Header

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// measureCost compares what each request is answered with what it should be.
+// measureCost compares the answer to each request with the right one.
 func TestEveryRequestIsAnsweredAsItShould(t *testing.T) {
 	names := map[string]bool{}
 	for _, c := range costCases(run.Options{}) {

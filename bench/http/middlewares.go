@@ -48,7 +48,7 @@ const (
 	waits    outcome = "waits"
 )
 
-// A setup says what a middleware is to do.
+// A setup is the task of a middleware.
 type setup struct {
 	outcome outcome
 	room    int  // how many can wait, if they do
@@ -72,7 +72,7 @@ var openers = map[string]func(setup) (guard, error){
 	httpRate:    openHTTPRate,
 }
 
-// limits returns those with which ours does what is wanted, once begin has been called.
+// limits returns the limits with which our middleware does its task, once begin has been called.
 func (s setup) limits() shaper.Limits {
 	switch s.outcome {
 	case admitted:

@@ -19,7 +19,7 @@ import (
 	"example.com/leakybucket/bench/internal/run"
 )
 
-// A waitingInput is connections each of which has one request that waits.
+// A waitingInput is connections, each with one request that waits.
 type waitingInput struct {
 	Middleware  string // or bareHandler, whose handler waits itself
 	ConnContext bool   // the server has ours
@@ -124,7 +124,7 @@ func waitingCases(o run.Options) (cases []run.Case[waitingInput]) {
 	return cases
 }
 
-// measureWaiting adds to what was measured how much is beyond net/http itself.
+// measureWaiting adds to each figure how much of it is beyond net/http itself.
 func measureWaiting(ctx context.Context, o run.Options) ([]run.Result[waitingInput, waitingFound], error) {
 	results, err := run.InTurns(ctx, o, waitingChild.Take, waitingCases(o))
 	return run.Beyond(results, func(bare, of waitingInput) bool { return bare.Middleware == bareHandler && bare.Body == of.Body },

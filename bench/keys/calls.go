@@ -16,7 +16,7 @@ import (
 // goroutines are how many call at once with manyKeys.
 var goroutines = []int{1, 2, 64}
 
-// A callsInput is a limiter with so many keys, each of which has come before.
+// A callsInput is a limiter with so many keys that have all come before.
 type callsInput struct {
 	Limiter    string
 	Keys       int // at least 2; 0: what the limiter has for callers without a key
@@ -25,7 +25,7 @@ type callsInput struct {
 	Procs      int           // GOMAXPROCS
 }
 
-// A callsFound is what the limiter takes of the heap with its first key, in KiB,
+// A callsFound is the heap that the limiter takes with its first key, in KiB,
 // and for each other key, in bytes; and the timings by call and number of
 // goroutines.
 type callsFound struct {

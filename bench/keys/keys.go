@@ -1,5 +1,4 @@
-// Package keys measures what a bucket for each key costs: memory, and the time of a
-// call.
+// Package keys measures the cost of a bucket for each key: memory, and the time of a call.
 package keys
 
 import (
@@ -73,8 +72,8 @@ func timingName(limiter string, keys int, call string, goroutines int) string {
 	return fmt.Sprintf("Keys/limiter=%s/keys=%d/call=%s/goroutines=%d ns/call", limiter, keys, call, goroutines)
 }
 
-// picture draws what a key costs: the first call of each limiter without a key, with few keys
-// and with many, and the memory of a key.
+// picture draws the cost of a key: the first call of each limiter without a key, with few keys and
+// with many, and the memory of a key.
 func picture(r *report.Report, machine string) error {
 	calls := plot.Panel{Title: "a call that may leave at once, on one goroutine", Axis: "ns", Settings: []string{"without a key", "1,000 keys", "100,000 keys"}}
 	memory := plot.Panel{Title: "the memory of a key whose bucket is not drained", Axis: "bytes", Settings: []string{"1,000 keys", "100,000 keys"}}
@@ -135,8 +134,8 @@ type leftInput struct {
 	Drains  time.Duration // of each bucket, after its call
 }
 
-// A leftFound is what keys take while their buckets are not drained, and what is
-// left of that later, in bytes per key.
+// A leftFound is the memory that keys take while their buckets are not drained, and the rest of it
+// later, in bytes per key.
 type leftFound struct {
 	Full float64 `unit:"full-B/key"`
 	Left float64 `unit:"left-B/key"`
@@ -169,8 +168,8 @@ func left(in leftInput) (leftFound, error) {
 	return found, nil
 }
 
-// leftCases are measured at the same time: they do nothing for most of it, and time
-// is not what is measured.
+// leftCases are measured at the same time: they do nothing for most of it, and their figures are
+// not times.
 func leftCases(o run.Options) (all []run.Case[leftInput]) {
 	keys, drains := manyKeys, 2*time.Second
 	if o.Quick {

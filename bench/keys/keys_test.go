@@ -87,8 +87,7 @@ func TestMemoryOfKeysIsThatOfTheLimiter(t *testing.T) {
 	require.Less(t, roomy.Bytes, 150.0, "which is not each key's")
 }
 
-// What is still in use must be there when the memory is looked at, and what is not
-// must not.
+// Memory in use must be there when it is measured, and memory out of use must not.
 func TestWhatIsLeftIsNotWhatTheCollectorCouldTake(t *testing.T) {
 	leftOf := func(limiter string) (found leftFound) {
 		synctest.Test(t, func(t *testing.T) {

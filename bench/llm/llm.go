@@ -57,7 +57,7 @@ func inVirtualTime(ctx context.Context) (lines []report.Line, err error) {
 	return lines, json.Unmarshal(text, &lines)
 }
 
-// line is what is reported of one run.
+// line is the report of one run.
 func line(p provider, by way, callers int, o Outcome) report.Line {
 	return report.Line{
 		Name: fmt.Sprintf("LLM/provider=%s/limiter=%s/callers=%d", p.name, by.name, callers),

@@ -78,7 +78,7 @@ type way struct {
 	make func(w *world) (one func())
 }
 
-// ways are compared. Those that do not keep to what the provider counts come back after refusals by backoff.
+// ways are compared. Ways that do not keep to the provider's counts come back after refusals by backoff.
 var ways = []way{
 	{"backoff", func(w *world) func() { return func() { w.backOff(func() {}) } }},
 	{"x-time-requests", func(w *world) func() {

@@ -53,15 +53,15 @@ func (c *callers) hangUp() {
 	}
 }
 
-// waiters are callers each of which waits for a response to one request. Their numbers
-// are those of the requests, in the order of sending, from 1.
+// waiters are callers; each waits for a response to one request. Their numbers are the numbers of
+// the requests, in the order of sending, from 1.
 type waiters struct {
 	*callers
 	began     time.Time
 	responses chan response // It has room for all, so that none blocks.
 }
 
-// A response is what a caller has received.
+// A response is the response that a caller has received.
 type response struct {
 	number, status int
 	err            error
@@ -135,8 +135,8 @@ var errUnanswered = errors.New("not all requests were answered")
 
 // A caller is an open connection to a proxy. The load generator and the upstream write to
 // their connections by themselves, and read from them with fasthttp's parsers: net/http
-// would use more of the processors than a fast proxy does, and would then be what is
-// measured.
+// would use more of the processors than a fast proxy does, and the measurement would then
+// be of net/http.
 type caller struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -154,7 +154,7 @@ func (c caller) receive() (int, error) {
 	return c.got.StatusCode(), err
 }
 
-// usage is what a process and those that it has started use, as Linux tells it.
+// usage counts the resources that a process and its children use, as Linux tells it.
 type usage struct {
 	cpu      float64 // user and system, in nanoseconds, since they started
 	resident float64 // bytes
@@ -164,7 +164,7 @@ type usage struct {
 // tick is the unit in which Linux counts processor time, on every architecture.
 const tick = 1e9 / 100
 
-// usage asks the system what the proxy uses. Where it does not tell, all is unknown, without
+// usage asks the system for the usage of the proxy. Where it does not tell, all is unknown, without
 // an error.
 func (s *stage) usage() (usage, error) {
 	if !measure.MemoryIsTold() {
@@ -195,7 +195,7 @@ func family(pid string) []string {
 	return all
 }
 
-// usageOf reads what a folder of /proc has.
+// usageOf reads the usage from a folder of /proc.
 func usageOf(dir string) (usage, error) {
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {

@@ -48,8 +48,8 @@ func (p *programs) measureCeiling(ctx context.Context, in ceilingInput) (ceiling
 // longestWindow is how long a window may become in which nothing is answered.
 const longestWindow = time.Minute
 
-// flood sends a request from each caller as soon as it has its last response, and asks
-// at both ends of the window what the proxy has used.
+// flood sends a request from each caller as soon as it has its last response, and asks at both ends
+// of the window for the usage of the proxy.
 func flood(ctx context.Context, address string, window time.Duration, used func() (usage, error)) (ceiling, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -77,8 +77,8 @@ func flood(ctx context.Context, address string, window time.Duration, used func(
 	before, err1 := used()
 	from, began := answered.Load(), time.Now()
 	sleep(ctx, window)
-	// On a busy machine a short window may pass without any answer. The rate is
-	// that of the time that it took in the end.
+	// On a busy machine a short window may pass without any answer. The rate is over the time that
+	// it took in the end.
 	for answered.Load() == from && ctx.Err() == nil && time.Since(began) < longestWindow {
 		sleep(ctx, window)
 	}
@@ -355,8 +355,8 @@ func (p *programs) measureWaiting(ctx context.Context, in waitingInput) (waiting
 	return waiting{before.resident / (1 << 20), more / (1 << 10) / float64(n), float64(n)}, nil
 }
 
-// settled returns what the proxy uses as soon as it has accepted so many connections
-// and has needed no more memory for a while.
+// settled returns the usage of the proxy as soon as it has accepted so many connections and has
+// needed no more memory for a while.
 func (s *stage) settled(ctx context.Context, connections int) (usage, error) {
 	const while = 500 * time.Millisecond
 	most, since := 0.0, time.Now()

@@ -27,8 +27,8 @@ type programs struct {
 type candidate struct {
 	rivals []string
 	find   func(context.Context) (path string, err error)
-	// asked is what makes it say its version, which is what the pattern matches in
-	// what it says.
+	// asked are the arguments that make it print its version; the pattern matches the version in
+	// its output.
 	asked   []string
 	version *regexp.Regexp
 }

@@ -1,9 +1,9 @@
 // Package proxies compares what an upstream sees behind proxies that limit how fast
 // requests reach it: Caddy with this library (cmd/shaperd), a few lines of Go with the
 // middleware, nginx with limit_req, and HAProxy. It measures how evenly and in which order
-// requests arrive, what becomes of the slots of callers that leave, how many requests
-// a proxy can hand on, and what they cost, beside Caddy without a limit. It starts all
-// proxies by itself, on loopback and in a temporary folder, and removes both in the end.
+// requests arrive, what becomes of the slots of callers that leave, how many requests a
+// proxy can hand on, and their cost, beside Caddy without a limit. It starts all proxies
+// by itself, on loopback and in a temporary folder, and removes both in the end.
 package proxies
 
 import (
@@ -50,7 +50,7 @@ func leadOf(r rival) time.Duration {
 	return 200 * time.Millisecond
 }
 
-// casesOf returns what is measured.
+// casesOf returns the cases to measure.
 func casesOf(o run.Options) (c cases) {
 	windows := map[int]time.Duration{100: 2 * time.Second, 1000: 1500 * time.Millisecond}
 	waiting, flooding := 10_000, 2*time.Second
@@ -87,7 +87,7 @@ func caseOf[In any](o run.Options, name string, in In) run.Case[In] {
 	return run.Case[In]{Name: name, Input: in, Rounds: o.Times(3, 1)}
 }
 
-// results are what was found.
+// results are the results of all cases.
 type results struct {
 	spacings []run.Result[spacingInput, spacing]
 	leavings []run.Result[leavingInput, leaving]
@@ -123,7 +123,7 @@ func compare(ctx context.Context, o run.Options, path string, c cases) (report.R
 	return r, errors.Join(append(errs[:], err)...)
 }
 
-// An input is that of a measurement of one proxy.
+// An input is the input of a measurement of one proxy.
 type input interface{ proxy() string }
 
 func (in spacingInput) proxy() string { return in.Proxy }
@@ -168,7 +168,7 @@ func (f results) report(o run.Options, p *programs) (report.Report, error) {
 	return r, err
 }
 
-// note says what was compared, how, and what the columns are.
+// note tells which programs were compared, how, and the meaning of the columns.
 func note(p *programs) string {
 	var b strings.Builder
 	version := func(name string) string {
@@ -216,7 +216,7 @@ func goals() (all []report.Goal) {
 	return all
 }
 
-// rows are what the picture shows: how the spacings at 1,000/s spread.
+// rows are the rows of the picture: how the spacings at 1,000/s spread.
 func (f results) rows() plot.Spacings {
 	const rate = 1000
 	rows := plot.Spacings{

@@ -82,9 +82,9 @@ func TestTheWholeComparison(t *testing.T) {
 }
 
 // What becomes of slots does not depend on how fast the machine is. But if the upstream stalls
-// it sees late what the proxy goes on sending, and a few requests are on their way when their
-// callers leave. So the median of three measurements counts, and one during which this process
-// stalled counts only if there are not enough others.
+// it sees late the requests that the proxy goes on sending, and a few requests are on their
+// way when their callers leave. So the median of three measurements counts, and one during
+// which this process stalled counts only if there are not enough others.
 func TestWhoseSlotsAreLost(t *testing.T) {
 	p := needAll(t)
 	for name, lost := range map[string]bool{ours: false, middleware: false, haproxyMaxconn: false, nginx: true, haproxySessions: true} {

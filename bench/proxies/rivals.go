@@ -31,7 +31,7 @@ type rival struct {
 	start func(context.Context, *programs, setting) (*run.Process, error)
 }
 
-// A limit is what a proxy lets pass.
+// A limit is the kind of limit that a proxy has.
 type limit int
 
 const (
@@ -215,7 +215,7 @@ func startNginx(ctx context.Context, p *programs, s setting) (*run.Process, erro
 // "rate-limit sessions" stops accepting connections while more than a rate have come
 // within the last second. "maxconn" of a server queues requests beyond so many at once.
 // A rate of requests from a stick-table only refuses (deny), or refuses after a fixed
-// time (tarpit): what it holds back never reaches the upstream.
+// time (tarpit): the requests that it holds back never reach the upstream.
 //
 // abortonclose takes the requests of clients that have gone out of the queue. HAProxy
 // computes from maxconn how many files it may need in the worst case, which is more than
@@ -365,8 +365,7 @@ func forward(upstream string) http.Handler {
 	}
 }
 
-// buffers are those of a ReverseProxy, which otherwise makes one of 32 KiB for
-// each response.
+// buffers are the buffers of a ReverseProxy, which otherwise makes one of 32 KiB for each response.
 type buffers struct{ pool sync.Pool }
 
 func (b *buffers) Get() []byte       { return b.pool.Get().(*[32 << 10]byte)[:] }

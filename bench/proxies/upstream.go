@@ -135,7 +135,7 @@ func (u *upstream) report(err error) {
 	}
 }
 
-// take returns what has arrived since the call before.
+// take returns the requests that have arrived since the call before.
 func (u *upstream) take() ([]arrival, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

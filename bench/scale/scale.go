@@ -18,7 +18,7 @@ import (
 const (
 	manyWaiting = 100_000
 
-	// slowLimit is so slow that of a long line only a few leave meanwhile.
+	// slowLimit is so slow that only a few of a long line leave meanwhile.
 	slowLimit = 1 // per second
 )
 
@@ -118,7 +118,7 @@ func cancelCases(o run.Options) (cases []run.Case[cancelInput]) {
 }
 
 // bareGoroutine stands beside the limiters: one that is parked on a channel,
-// which is what a waiter costs at the least.
+// which is the least cost of a waiter.
 const bareGoroutine = "goroutine"
 
 var memoryLimiters = []string{bareGoroutine, rivals.Ours, "x-time", "uber", "failsafe", "naive"}
@@ -129,8 +129,8 @@ type memoryInput struct {
 	OwnContext bool // each has a context of its own, otherwise [context.Background]
 }
 
-// A memoryFound is what one waiter takes of the resident memory, in bytes, and
-// how much of it is beyond what a bare goroutine took in the same round.
+// A memoryFound is the resident memory of one waiter, in bytes, and how much of it is beyond a bare
+// goroutine's in the same round.
 type memoryFound struct {
 	Bytes  float64 `unit:"B/waiter"`
 	Beyond float64 `unit:"beyond-B/waiter"`
@@ -189,7 +189,7 @@ func memoryGroups(o run.Options) [][]run.Case[memoryInput] {
 	return [][]run.Case[memoryInput]{group(false, "shared"), group(true, "own")}
 }
 
-// measureMemory adds to what was measured how much is beyond a bare goroutine.
+// measureMemory adds to each figure how much of it is beyond a bare goroutine's.
 func measureMemory(ctx context.Context, o run.Options) ([]run.Result[memoryInput, memoryFound], error) {
 	results, err := run.InTurns(ctx, o, memoryChild.Take, memoryGroups(o)...)
 	return run.Beyond(results, func(bare, of memoryInput) bool {

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Otherwise what a round costs everybody would be counted as the limiter's.
+// Otherwise a cost that a round has for everybody would be counted as the limiter's.
 func TestMemoryBeyondAGoroutineIsOfTheSameRound(t *testing.T) {
 	if !measure.MemoryIsTold() {
 		t.Skip("not known on this system")

@@ -42,7 +42,7 @@ func measureFleet(in input) (found result, err error) {
 	return found, err
 }
 
-// measureOnce starts a server and the processes, and looks at what they did together.
+// measureOnce starts a server and the processes, and measures their common departures.
 func measureOnce(in input, within time.Duration) (found result, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -94,8 +94,8 @@ func runWorkers(ctx context.Context, todo workerInput) ([]workerOutput, error) {
 	return outputs, errors.Join(errs...)
 }
 
-// resultOf merges what the processes did. redisCPU is what the server used meanwhile, in
-// nanoseconds.
+// resultOf merges the departures of the processes. redisCPU is the processor time of the server
+// meanwhile, in nanoseconds.
 func resultOf(in input, begin time.Time, outputs []workerOutput, redisCPU float64) result {
 	from, to := in.Warm, in.Warm+in.Window
 	interval := measure.Interval(in.Rate)
@@ -156,7 +156,7 @@ type network struct {
 	rtt, jitter time.Duration
 }
 
-// openNetwork returns a network of which a round trip takes rtt ± jitter. It must be closed.
+// openNetwork returns a network on which a round trip takes rtt ± jitter. It must be closed.
 func openNetwork(target string, rtt, jitter time.Duration) (*network, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -185,7 +185,7 @@ func (n *network) accept() {
 	}
 }
 
-// A packet is what has been read at once, and when it is to arrive.
+// A packet has the bytes read at once, and when they are to arrive.
 type packet struct {
 	data []byte
 	at   time.Time

@@ -40,8 +40,8 @@ const (
 	ours      = "shaper"
 )
 
-// An input says what is measured: processes that share a rate, with callers that wait
-// again as soon as they have left.
+// An input describes a measurement: processes that share a rate, with callers that wait again as
+// soon as they have left.
 type input struct {
 	Limiter     string
 	Waiters     int     // in each process
@@ -51,7 +51,7 @@ type input struct {
 	Window      time.Duration
 }
 
-// A result is what the processes did together.
+// A result has the figures of the processes together.
 type result struct {
 	measure.Spread         // of the merged departures; Overtaken is within each process, as no order among them is promised
 	ShareOff       float64 `unit:"share-off-%"`           // the largest difference between the share of a process and an equal one, in percent of that
@@ -60,8 +60,8 @@ type result struct {
 	RedisCPU       float64 `unit:"redis-cpu-ns/departure"`
 }
 
-// groups are what is measured. Where the network is slow, ours alone: what the
-// others do then is bounded by their round trips.
+// groups are the measurements. Where the network is slow, ours alone is measured: the others are
+// then bounded by their round trips.
 func groups(o run.Options) [][]run.Case[input] {
 	window, rounds := 5*time.Second, o.Times(3, 1)
 	if o.Quick {
@@ -101,7 +101,7 @@ func caseOf(in input, rounds int) run.Case[input] {
 	}
 }
 
-// rtt returns what the network adds to a round trip, in a form that stands in a name.
+// rtt returns the time that the network adds to a round trip, in a form that stands in a name.
 func (in input) rtt() string {
 	switch {
 	case in.RTT == 0:

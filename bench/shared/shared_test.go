@@ -52,7 +52,7 @@ func TestEveryLimiterSharesItsRate(t *testing.T) {
 	require.ErrorContains(t, err, `no limiter is named "none"`)
 }
 
-// Four processes, of which one is given twice what another is given, over one second.
+// Four processes over one second. One of them is given twice as many slots as another.
 func TestWhatProcessesDidIsMerged(t *testing.T) {
 	begin := time.Unix(1_700_000_000, 0)
 	every := func(from, step time.Duration, n int) (o workerOutput) {

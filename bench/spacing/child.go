@@ -35,12 +35,11 @@ type result struct {
 
 var child = run.NewMeasurement("spacing", measureSpacing)
 
-// measureSpacing leaves goroutines behind, some of which sleep for long. They end
-// with the process.
+// measureSpacing leaves goroutines behind, and some of them sleep for long. They end with the
+// process.
 func measureSpacing(in input) (result, error) {
 	r := rivals.Named(in.Limiter)
-	// A load finds out what a millisecond of work is, so it is made before anything
-	// else runs.
+	// A load measures how much work fills a millisecond, so it is made before anything else runs.
 	work := loadNamed(in.Load)
 	loop := newClosedLoop(in)
 	var handedOut slots
@@ -95,7 +94,7 @@ func measureSpacing(in input) (result, error) {
 	return found, nil
 }
 
-// A meter is what the process has used up to an instant.
+// A meter is the usage of the process up to an instant.
 type meter struct {
 	at      time.Duration
 	cpu     float64

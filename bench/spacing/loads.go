@@ -22,8 +22,8 @@ type load struct {
 	piece func(random *rand.Rand)
 }
 
-// loads returns those of the busy experiment: one loop and one allocator for each P, and
-// eight goroutines for each P that together ask for 1.6 times what there is.
+// loads returns the loads of the busy experiment: one loop and one allocator for each P, and eight
+// goroutines for each P that together ask for 1.6 times the processors there are.
 func loads() []load {
 	ps := runtime.GOMAXPROCS(0)
 	return []load{

@@ -1,5 +1,5 @@
 // Package spacing measures how evenly callers leave, in which order, whether the rate is
-// reached, and what it costs: in a process that does nothing else, and in one whose other
+// reached, and at what cost: in a process that does nothing else, and in one whose other
 // goroutines keep all its Ps busy.
 package spacing
 
@@ -92,7 +92,7 @@ var busyRates = []struct {
 // have to notice.
 const idleWarm, busyWarm = 150 * time.Millisecond, 200 * time.Millisecond
 
-// idleGroups are what is measured: goalWaiters first, and most often.
+// idleGroups are the measurements: goalWaiters first, and most often.
 func idleGroups(o run.Options) [][]run.Case[input] {
 	var groups [][]run.Case[input]
 	for _, waiters := range []int{goalWaiters, 1, 10_000} {

@@ -24,11 +24,11 @@ type Timing struct {
 	Allocs float64 `unit:"allocs/call" rounds:"max"`
 }
 
-// TimeCalls measures a call of which each goroutine has its own, made by each.
-// A call returns whether it came out as it should. TimeCalls finds out how many
-// calls fill the batch, which warms up the limiter too, and then measures as
-// many. If the machine has stalled while it found out, these are so few that they
-// take far less than the batch; then it finds out once more.
+// TimeCalls measures a call. each makes the call of one goroutine. A call
+// returns whether it came out as it should. TimeCalls finds out how many calls
+// fill the batch, which warms up the limiter too, and then measures as many. If
+// the machine has stalled while it found out, these are so few that they take
+// far less than the batch; then it finds out once more.
 func TimeCalls(each func() func() bool, goroutines int, batch time.Duration) (Timing, error) {
 	n, filling := 1, false
 	for {
@@ -128,8 +128,8 @@ func MemoryIsTold() bool {
 	return err == nil
 }
 
-// ResidentBytes returns the resident memory of this process, after what is not
-// in use has been given back. It is [Unknown] where the system does not tell.
+// ResidentBytes returns the resident memory of this process, after memory that is not in use has
+// been given back. It is [Unknown] where the system does not tell.
 func ResidentBytes() float64 {
 	debug.FreeOSMemory()
 	bytes, err := ResidentOf(filepath.Dir(statusFile))
@@ -165,10 +165,10 @@ type Waiters struct {
 // machine may be busy; goroutines that never stand still are all that waits for so long.
 const stillWithin = time.Minute
 
-// Gather starts n goroutines, the i-th of which calls wait(i) once. It returns
-// when all have come and stand still: each is parked, or has returned already.
-// They come one after another, but where they contend for a lock some may get
-// into the line before those ahead of them.
+// Gather starts n goroutines. The i-th calls wait(i) once. It returns when all
+// have come and stand still: each is parked, or has returned already. They come
+// one after another, but where they contend for a lock some may get into the
+// line before those ahead of them.
 func Gather(n int, wait func(i int)) (*Waiters, error) {
 	w := new(Waiters)
 	w.All.Add(n)

@@ -77,7 +77,7 @@ func (d Departures) Spacing() Spacing {
 	}
 }
 
-// A Spread is a Spacing with what a picture of it needs.
+// A Spread is a Spacing with the histogram for a picture of it.
 type Spread struct {
 	Spacing
 	Departures int   `unit:"departures"`

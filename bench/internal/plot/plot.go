@@ -1,4 +1,4 @@
-// Package plot draws what a run has found, as SVG: how spacings spread, and bars.
+// Package plot draws the results of a run, as SVG: how spacings spread, and bars.
 package plot
 
 import (

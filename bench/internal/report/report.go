@@ -1,5 +1,5 @@
-// Package report puts what was measured before people, as tables and pictures, and before
-// programs, as benchmark lines that benchstat reads.
+// Package report shows measurements to people, as tables and pictures, and to programs, as
+// benchmark lines that benchstat reads.
 package report
 
 import (

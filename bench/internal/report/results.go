@@ -58,8 +58,8 @@ func (r Results) Goals() string {
 }
 
 // Write puts the tables, the benchmark lines and the pictures into a folder. It returns the
-// names of the files. Of pictures with the same name the last one counts: it shows what the
-// earlier one does, and more.
+// names of the files. Of pictures with the same name the last one counts: it shows all of
+// the earlier one, and more.
 func (r Results) Write(folder string) (names []string, err error) {
 	var failed []error
 	written := map[string]bool{}
@@ -112,7 +112,7 @@ func (r Results) lines() string {
 	return b.String()
 }
 
-// A Machine is what the figures depend on beside the code. Nothing in it
+// A Machine has the properties on which the figures depend beside the code. Nothing in it
 // distinguishes one machine from another of its kind.
 type Machine struct {
 	System, Processor  string

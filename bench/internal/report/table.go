@@ -38,7 +38,7 @@ func baseOf(name string) string {
 	return string(base)
 }
 
-// settings returns what a name says, such as rate=1000, by key.
+// settings returns the settings in a name, such as rate=1000, by key.
 func settings(name string) (keys []string, values map[string]string) {
 	_, parts := benchfmt.Name(name).Parts()
 	values = map[string]string{}
@@ -131,7 +131,7 @@ func (t table) markdown() string {
 	return b.String()
 }
 
-// A Goal is what the project wants of one of our figures, as such or against a rival's. Of
+// A Goal is a bound that the project sets for one of our figures, as such or against a rival's. Of
 // several figures of ours the worst counts, and of several of rivals the best.
 type Goal struct {
 	What   string

@@ -22,7 +22,7 @@ type KeyedRival struct {
 	Calls []string // by which it is asked
 	// Open makes one for so many keys. Its calls end with ctx, if they wait.
 	Open func(ctx context.Context, keys int, b Bucket) Keyed
-	// Alone makes what it has for one key, which takes none. nil: there is none.
+	// Alone makes the rival's limiter for one key, which takes no key. nil: there is none.
 	Alone func(ctx context.Context, b Bucket) Keyed
 }
 
@@ -50,15 +50,15 @@ func (b Bucket) whole() time.Duration { return time.Duration(b.Burst) * b.Every 
 // perSecond returns the rate at which it drains.
 func (b Bucket) perSecond() rate.Limit { return rate.Every(b.Every) }
 
-// Limits are the bucket for us. One caller may wait for the next unit, and what a late
-// wake-up has lost is made up, as x/time does.
+// Limits are the bucket for us. One caller may wait for the next unit, and time lost by a late
+// wake-up is made up, as x/time does.
 func (b Bucket) Limits() shaper.Limits {
 	return shaper.Limits{Rate: b.perSecond(), Burst: b.Burst, Depth: 1, Slack: max(b.Every, shaper.DefaultSlack)}
 }
 
 const (
 	// BareMap stands beside the rivals: a look-up, without a lock, in a map
-	// that has the key, which is what a key costs at the least.
+	// that has the key, which is the least cost of a key.
 	BareMap = "map"
 
 	// OursDrained is ours with [DrainedBucket].
@@ -100,7 +100,7 @@ func KeyedNamed(name string) KeyedRival {
 	return AllKeyed[at]
 }
 
-// keyedCall is for rivals of which all goroutines make the same call.
+// keyedCall is for rivals on which all goroutines make the same call.
 func keyedCall(call func(key string) bool) func() func(string) bool {
 	return func() func(string) bool { return call }
 }
@@ -242,7 +242,7 @@ func openMap(context.Context, int, Bucket) Keyed {
 	}
 }
 
-// HeaderOnly is a response of which nothing but the header is kept.
+// HeaderOnly is a response that keeps nothing but its header.
 type HeaderOnly http.Header
 
 // Header implements [http.ResponseWriter].

@@ -102,7 +102,7 @@ func TestTracedRivalsTellOfEachSlot(t *testing.T) {
 	require.Equal(t, 3, traced)
 }
 
-// Otherwise what is compared would not limit each key, but all together or none.
+// Otherwise a rival in the comparison might limit all keys together, or none.
 func TestEachKeyHasABucketOfItsOwn(t *testing.T) {
 	for _, c := range AllKeyed {
 		if c.Name == OursDrained || c.Name == BareMap {

@@ -12,12 +12,12 @@ import (
 	"os/signal"
 )
 
-// childVariable makes this program a child process. Its value is the name under
-// which what the child does was registered.
+// childVariable makes this program a child process. Its value is the name under which the task of
+// the child was registered.
 const childVariable = "LEAKYBUCKET_BENCH_CHILD"
 
-// children are what a child process may do. Package variables fill it, before
-// main begins.
+// children are the tasks that a child process may have. Package variables fill it, before main
+// begins.
 var children = map[string]func(in io.Reader, out io.Writer) error{}
 
 // Register makes work available to child processes under a name.

@@ -18,7 +18,7 @@ type Experiment struct {
 	// Needs is a program that the experiment can't do without, and how to get it. It is looked
 	// for before anything is measured. "": it needs none.
 	Needs, GetIt string
-	// Measure returns lines and pictures, and with an error what it has found nevertheless.
+	// Measure returns lines and pictures, and with an error those that it has nevertheless.
 	Measure func(context.Context, Options) (report.Report, error)
 }
 
@@ -31,7 +31,7 @@ type Options struct {
 	Machine string      // the line below the pictures
 }
 
-// Logf tells what is being done.
+// Logf reports the step that is being done.
 func (o Options) Logf(format string, args ...any) {
 	if o.Log != nil {
 		o.Log.Printf(format, args...)

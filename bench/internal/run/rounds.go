@@ -16,7 +16,7 @@ type Case[In any] struct {
 	Rounds int // it is measured in the first so many rounds
 }
 
-// A Result is a case with what was found in each of its rounds.
+// A Result is a case with the outcome of each of its rounds.
 type Result[In, Out any] struct {
 	Case[In]
 	Found []Out // by round
@@ -107,9 +107,9 @@ func conclude[In, Out any](cases []Case[In], found [][]Out, errs []error) []Resu
 	return results
 }
 
-// Beyond is for figures that stand beside those of a bare case, such as a goroutine without a
-// limiter: for each result, of whose cases isBare tells the bare one that belongs to it, it
-// calls subtract with each round of both.
+// Beyond is for figures that stand beside the figures of a bare case, such as a goroutine
+// without a limiter. isBare tells which case is the bare one of another. For each result
+// Beyond calls subtract with each round of both.
 func Beyond[In, Out any](results []Result[In, Out], isBare func(bare, of In) bool, subtract func(bare Out, from *Out)) []Result[In, Out] {
 	for _, r := range results {
 		for _, bare := range results {
