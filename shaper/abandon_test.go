@@ -130,10 +130,10 @@ func TestASlotWhoseOwnerHasGoneGoesBackToTheBucket(t *testing.T) {
 	})
 }
 
-// Three leave in one wake-up, as the rate becomes unlimited. What the first
-// gives back is gone, since others have left after it; what the last gives back
-// is not. At rate.Inf there is no level to see that by, so the change is to a
-// great Burst.
+// Three leave in one wake-up, as the rate becomes unlimited. The units that the
+// first gives back are gone, since others have left after it; the units of the
+// last are not. At rate.Inf there is no level that shows it, so the change is
+// to a great Burst.
 func TestOfSeveralInOneWakeUpTheLastCanBeGivenBack(t *testing.T) {
 	for _, c := range []struct {
 		name  string

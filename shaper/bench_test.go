@@ -162,8 +162,8 @@ func holdLine(b *testing.B, s *shaper.Shaper, n int) {
 // BenchmarkWakeOrder lets a line leave in batches, and reports the share of those
 // who run after somebody who left later: they leave in order, but goroutines
 // that are made ready together need not run in it. The batches of a ticker with a
-// coarse timer are ten, one a millisecond; that of a caller who changes the limits
-// is the whole line.
+// coarse timer are ten, one a millisecond; the batch of a caller who changes the
+// limits is the whole line.
 func BenchmarkWakeOrder(b *testing.B) {
 	for _, c := range []struct {
 		name string

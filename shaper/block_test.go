@@ -53,7 +53,7 @@ func TestABlockHidesNoOtherReason(t *testing.T) {
 	}, shaper.WithBlock(time.Minute))
 }
 
-// AllowN is judged as with Depth 0, so its refusal is that of a full bucket.
+// AllowN is judged as with Depth 0, so its refusal is the refusal of a full bucket.
 func TestARefusedAllowBlocks(t *testing.T) {
 	play(t, "1/s depth 5", func(g *stage) {
 		require.True(t, g.Allow())
@@ -103,7 +103,7 @@ func TestABlockAdmitsReentries(t *testing.T) {
 	}, shaper.WithBlock(time.Minute))
 }
 
-// A cap on what is in flight works as without WithBlock.
+// A cap on requests in flight works as without WithBlock.
 func TestABlockAndACap(t *testing.T) {
 	play(t, "inf depth 1 inflight 1", func(g *stage) {
 		g.acquireAll("a", "b", "c") // c finds the line full.

@@ -17,7 +17,7 @@ import (
 )
 
 // This file tests which requests leave a Chain, its seats, a Chain with Middleware and Transport,
-// Limiters with a cost of their own, and what is looked for in a Limiter.
+// Limiters with a cost of their own, and the methods that are looked for in a Limiter.
 
 // arriveFor is arrive for a Limiter other than the stage's own.
 func (g *stage) arriveFor(l shaper.Limiter, name string, n int) {
@@ -741,9 +741,9 @@ func TestAChainAsksTheWaitNThatIsAboutAShapers(t *testing.T) {
 	}
 }
 
-// A Transport finds out at each request what its Limiter can do, because the field may be
-// set to another one. For a Shaper that allocates nothing, and for any other Limiter at
-// most one object beside what the Limiter itself allocates.
+// A Transport looks for the methods of its Limiter at each request, because the field may
+// be set to another one. For a Shaper that allocates nothing, and for any other Limiter
+// at most one object beside the Limiter's own.
 func TestATransportAllocatesLittlePerRequest(t *testing.T) {
 	free, capped := mustMake(t, limitsOf(t, "inf")), mustMake(t, limitsOf(t, "inf inflight 1"))
 	group, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.Limits{Rate: rate.Inf}, nil })

@@ -91,7 +91,7 @@ func (c *comparison) passes() {
 	synctest.Wait()
 }
 
-// asReal returns what the Stats of a dry run would be if it were none.
+// asReal returns the Stats that a dry run would have if it were none.
 func asReal(st shaper.Stats) shaper.Stats {
 	st.DryRun = false
 	return st
@@ -167,8 +167,8 @@ func mustMakeBoth(t *testing.T, l shaper.Limits) (real, dry *shaper.Shaper) {
 }
 
 // After a verdict the line may be held or its limits may change. The verdict then remains
-// what was predicted at entry, as a prediction does without a dry run, and the counts and
-// the state of the shadow must still be exact.
+// the prediction at entry, as a prediction does without a dry run, and the counts and the
+// state of the shadow must still be exact.
 func TestTheShadowIsReTimed(t *testing.T) {
 	t.Parallel()
 	comparisons(t, func(c *comparison) {

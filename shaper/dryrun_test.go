@@ -19,8 +19,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file tests that in a dry run no request waits and none is refused, and what the
-// verdicts are. dryrun_shadow_test.go tests that the shadow is exact.
+// This file tests that in a dry run no request waits and none is refused, and tests the verdicts.
+// dryrun_shadow_test.go tests that the shadow is exact.
 
 // judged returns the verdict of a dry run on one call, in a word.
 func judged(t *testing.T, call func(ctx context.Context) error) string {

@@ -46,8 +46,8 @@ func ExampleGroup() {
 	// refused most: 192.0.2.1
 }
 
-// A request costs its tenant and the site. The tenant's bucket comes first, as it
-// refuses most: what it refuses takes nothing off the site's.
+// A request costs its tenant and the site. The tenant's bucket comes first, as it refuses most: a
+// request that it refuses takes nothing off the site's.
 func ExampleChain() {
 	tenants, err := shaper.NewGroup(func(string) (shaper.Limits, error) { return shaper.ParseLimits("2, 1/hour") })
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 
 // fragileAPI serves at most so many requests at once, and so many a second: the
 // n-th must not come sooner than n-1 intervals after the API was opened. It counts
-// what it refuses.
+// its refusals.
 func fragileAPI(perSecond, atOnce int64, refused *atomic.Int64) http.Handler {
 	opened, interval := time.Now(), time.Second/time.Duration(perSecond)
 	var came, busy atomic.Int64

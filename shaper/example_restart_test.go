@@ -37,7 +37,7 @@ func ExampleWithBlock() {
 	// too many attempts, try again in 15m0s
 }
 
-// A client that has used up what it may use has no more of it after a restart.
+// A client that has used up its bucket gets no more after a restart.
 func ExampleGroup_Snapshot() {
 	limits := func(string) (shaper.Limits, error) { return shaper.ParseLimits("10 per 1h burst 10") }
 	before, err := shaper.NewGroup(limits)

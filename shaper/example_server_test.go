@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A server in front of which requests wait, and its way out.
+// A server with requests that wait in front of it, and its way out.
 func ExampleConnContext() {
 	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 100})
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds what a Group makes of the function that says the Limits of keys:
-// however slow or broken it is for one key, the others do not notice.
+// This file tests a Group with its function for the Limits of keys: however slow or broken it is
+// for one key, the others do not notice.
 
 func TestSlowLimitsDelayTheirOwnKeyOnly(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
@@ -230,7 +230,7 @@ type stated struct {
 
 func (c stated) Deadline() (time.Time, bool) { return c.at, true }
 
-// Nobody waits for an answer of which a Close has made nothing.
+// Nobody waits for an answer that a Close has made useless.
 func TestCloseDoesNotWaitForLimits(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.slow("a", time.Hour)
@@ -398,7 +398,7 @@ func (g *groupStage) limitsOf(key string) (shaper.Limits, error) {
 	return say()
 }
 
-// limit says what the limits of a key are from now on.
+// limit sets the limits of a key from now on.
 func (g *groupStage) limit(key, limits string) {
 	g.t.Helper()
 	l := limitsOf(g.t, limits)
@@ -419,7 +419,7 @@ func (g *groupStage) slow(key string, d time.Duration) {
 	})
 }
 
-// wasAsked is of which keys the limits were asked for since it was called last.
+// wasAsked returns the keys whose limits were asked for since its last call.
 func (g *groupStage) wasAsked() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -479,7 +479,7 @@ func (g *groupStage) of(key string) (st shaper.Stats, ok bool) {
 	return st, false
 }
 
-// levels are those of all keys that All shows.
+// levels returns the levels of all keys that All shows.
 func (g *groupStage) levels() map[string]float64 {
 	levels := map[string]float64{}
 	for k, st := range g.All() {

@@ -17,8 +17,8 @@ import (
 
 // The overflow buckets of a Group from inside, where one can see which key has which.
 
-// fullGroup returns a Group whose table is full, of the key -1. The limits of the others
-// are those of the number that the key ends with.
+// fullGroup returns a Group whose table is full, of the key -1. Any other key has the limits at the
+// index key % len(of).
 func fullGroup(t *testing.T, of []Limits) *Group[int] {
 	t.Helper()
 	g, err := NewGroup(func(key int) (Limits, error) {
@@ -152,8 +152,8 @@ func TestThereAreSoManyOverflowBuckets(t *testing.T) {
 	})
 }
 
-// All whose Limits are the same and whom the hash puts together share one bucket,
-// and those of other Limits do not.
+// Keys with the same Limits that the hash puts together share one bucket, and keys with other
+// Limits do not.
 func TestAnOverflowBucketIsForOneValueOfLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		of := []Limits{{Rate: 1, Burst: 5}, {Rate: 2, Burst: 5}, {Rate: 1, Burst: 5}}

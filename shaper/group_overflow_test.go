@@ -11,9 +11,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds what a Group does when more keys come than it has buckets for:
-// nobody who has one notices, and nobody gets more than one allows. What there is to
-// say of the buckets that the others share is in group_overflow_flows_test.go.
+// This file tests a Group to which more keys come than it has buckets for: no key
+// with a bucket notices, and no key gets more than one allows. The buckets that the
+// others share are in group_overflow_flows_test.go.
 
 func TestAFullTableKeepsTheKeysItHas(t *testing.T) {
 	playKeys(t, "1/s burst 2 depth 2", func(g *groupStage) {
@@ -202,7 +202,7 @@ func TestAHoldFromOverflowCanBeEnded(t *testing.T) {
 	}, shaper.WithMaxKeys(1))
 }
 
-// Whoever floods the keys of one rule does not keep those of another out.
+// Whoever floods the keys of one rule does not keep the keys of another out.
 func TestAFloodOfOneRuleLeavesTheOthersIn(t *testing.T) {
 	playKeys(t, "1/h", func(g *groupStage) {
 		g.limit("search", "10/s")

@@ -17,8 +17,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// The limits that one key is given are in force at once, also for those that wait, and so
-// are those of the limits function when they come back.
+// The limits that one key is given are in force at once, also for those that wait, and so are the
+// limits of the function when they come back.
 func TestLimitsOfOneKeyReTimeItsLine(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.arriveAll("a1", "a2", "a3", "a4", "b1", "b2")

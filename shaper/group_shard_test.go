@@ -17,8 +17,8 @@ import (
 
 // What the shards of a Group have in common, from inside.
 
-// requireSharesAddUp compares what all shards count together with what is in each of them. A
-// plan is in one shard only, whose lock guards its count of users.
+// requireSharesAddUp compares the counts of all shards together with the contents of each of them.
+// A plan is in one shard only, and the lock of the shard guards the plan's count of users.
 func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 	t.Helper()
 	own, unlimited, overridden, shared := 0, 0, 0, 0
@@ -61,7 +61,7 @@ func requireSharesAddUp(t *testing.T, g *Group[float64]) {
 	require.LessOrEqual(t, unlimited, int(g.maxKeys))
 }
 
-// Whatever keys meet, no shard loses count of what it has, and no plan of Limits is kept for
+// Whatever keys meet, no shard loses count of its contents, and no plan of Limits is kept for
 // nobody or has users in two shards, whose locks do not guard each other's counts.
 func TestTheShardsOfAGroupAddUp(t *testing.T) {
 	limits := []Limits{
@@ -149,7 +149,7 @@ func TestAKeyThatGetsNoBucketTakesNoRoom(t *testing.T) {
 	}
 }
 
-// The Stats of a Group are the sum over all its shards, that of the shared buckets included.
+// The Stats of a Group are the sum over all its shards, the shard of the shared buckets included.
 func TestTheStatsOfAGroupAreThoseOfAllShards(t *testing.T) {
 	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1}, nil })
 	require.NoError(t, err)

@@ -152,7 +152,7 @@ func TestRestoreIntoAGroupInUse(t *testing.T) {
 	})
 }
 
-// What Top knows outlives the process, and is added to what it has counted since.
+// The counts of Top outlive the process, and are added to its counts since.
 func TestTopOutlivesARestart(t *testing.T) {
 	playKeys(t, "1/h", func(g *groupStage) {
 		refuse := func(key string, n int) {
@@ -323,7 +323,7 @@ func FuzzRestoreGroup(f *testing.F) {
 	})
 }
 
-// restoreAnything requires that what is restored can be saved and restored again, with the same
+// restoreAnything requires that a restored Group can be saved and restored again, with the same
 // keys.
 func restoreAnything[K comparable](t *testing.T, data []byte) {
 	limits := func(K) (shaper.Limits, error) { return shaper.Limits{Rate: 7, Burst: 99}, nil }

@@ -95,7 +95,7 @@ func TestACallOfAGroupIsCheckedInOrder(t *testing.T) {
 	})
 }
 
-// Of a key that has no bucket Forecast says what a new one would, and makes none.
+// For a key without a bucket Forecast gives the prediction of a new one, and makes none.
 func TestForecastMakesNoBucket(t *testing.T) {
 	playKeys(t, "1/s burst 3", func(g *groupStage) {
 		for range 2 {
@@ -312,8 +312,8 @@ type keyStorm struct {
 	turns atomic.Int64 // of limits
 }
 
-// stormKeys are more than there is room for. The limits of all change; those of
-// capKey have a cap now and then, and those of badKey are an error now and then.
+// stormKeys are more than there is room for. The limits of all change; the limits of capKey have a
+// cap now and then, and the limits of badKey are an error now and then.
 var stormKeys = []float64{0, 1, 2, capKey, badKey, math.NaN()}
 
 const (

@@ -14,9 +14,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds what a Group does with keys at rate.Inf without a cap. There is
-// nothing to remember of their calls but their Limits, so that they leave the table to
-// others.
+// This file tests a Group with keys at rate.Inf without a cap. Only their Limits have
+// to be remembered, not their calls, so they leave the table to others.
 
 func TestUnlimitedKeysLeaveTheTableToOthers(t *testing.T) {
 	playKeys(t, "inf depth 9", func(g *groupStage) {
@@ -355,7 +354,7 @@ func TestADrainedBucketThatGetsACapIsANewOne(t *testing.T) {
 	}
 }
 
-// patient is a context that does not end by what it does when it is asked.
+// patient is a context that acts when it is asked, as meddling does, but does not end.
 type patient struct{ *meddling }
 
 func (c patient) Err() error {
@@ -478,7 +477,7 @@ func TestABucketInUseIsNotDeleted(t *testing.T) {
 			require.True(t, g.Allow("a"))
 		}
 		require.Len(t, g.wasAsked(), 1)
-		// 100 have left, one each 1,999 ms, of which the first 99 leak 999.5 in 2 s.
+		// 100 have left, one each 1,999 ms. The first 99 of these spans leak 999.5 in 2 s.
 		g.isThereUntil(200 * time.Second)
 	})
 }
@@ -493,7 +492,7 @@ func TestABucketWithALineIsNotDeleted(t *testing.T) {
 	})
 }
 
-// The level of what was given back drains no more.
+// The level of the requests given back drains no more.
 func TestABucketWhoseWaitersGaveUpIsDeletedSooner(t *testing.T) {
 	playKeys(t, "1/h depth 9", func(g *groupStage) {
 		g.arriveAll("a1")
@@ -566,9 +565,9 @@ func TestABucketThatNobodyUsedIsDeleted(t *testing.T) {
 	})
 }
 
-// A ticker that serves lines deletes what is drained meanwhile, and one that only
-// waits for buckets to drain lets a line leave that is formed after it has gone to
-// sleep.
+// A ticker that serves lines deletes buckets that have drained meanwhile, and one
+// that only waits for buckets to drain lets a line leave that is formed after it
+// has gone to sleep.
 func TestTheTickerServesLinesAndDrains(t *testing.T) {
 	playKeys(t, "1/s depth 9", func(g *groupStage) {
 		g.limit("h", "1/h depth 9")

@@ -18,9 +18,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds what Limits.InFlight promises: of those who leave and the seats that they take, of
-// what is told while no seat is free, of those who wait, and of the end of a seat by Do or a panic.
-// What the model computes too (TestModel) is not here again.
+// This file tests the promises of Limits.InFlight: about requests that leave and the seats that they
+// take, about predictions while no seat is free, about requests that wait, and about the end of a
+// seat by Do or a panic. Promises that the model computes too (TestModel) are not here again.
 
 func TestARequestLeavesWhenBucketAndCapAllow(t *testing.T) {
 	play(t, "10/s depth 9 inflight 2", func(g *stage) {
@@ -161,7 +161,8 @@ func TestSetLimitsTakesNoCapAwayAndBringsNone(t *testing.T) {
 
 // An upstream that serves four requests at once, in 200 ms each, bears 20 a second.
 // When it becomes slow, as upstreams do under load, a rate alone still sends it 20 a
-// second, and it turns away what it can't take; with a cap it gets what it bears.
+// second, and it turns away requests that it can't take; with a cap it gets no more
+// than it bears.
 func TestACapHoldsWhatARateAloneDoesNot(t *testing.T) {
 	for _, row := range []struct {
 		limits  string
@@ -249,9 +250,9 @@ func TestWhoIsToldToWaitForASeatDoesNotSpin(t *testing.T) {
 	}
 }
 
-// While all seats are taken, what is told is what the seats before allow to expect:
-// the moving average of the time for which each was taken, divided by how many there
-// are, for each that has to end first.
+// While all seats are taken, the prediction is an estimate from the seats before:
+// the moving average of the time for which each was taken, divided by the number of
+// seats, for each that has to end first.
 func TestTheWaitForASeatIsEstimatedFromThoseBefore(t *testing.T) {
 	play(t, "inf depth 2 inflight 2", func(g *stage) {
 		told := func(name string, want time.Duration) {

@@ -208,7 +208,7 @@ func TestClientIPOutOfRangeIsAnErrorForEverybody(t *testing.T) {
 // without, IPv4 with a port, and any address without brackets and port.
 var written = regexp.MustCompile(`(?s)^[ \t]*(?:\[(.*)\](?::(\d+))?|([\d.]+):(\d+)|(.*?))[ \t]*$`)
 
-// slowAddress parses an element by that expression.
+// slowAddress parses an element by the expression above.
 func slowAddress(element string) (a netip.Addr, ok bool) {
 	m := written.FindStringSubmatch(element)
 	a, err := netip.ParseAddr(m[1] + m[3] + m[5])
@@ -238,8 +238,8 @@ func slowClient(peer netip.Addr, lines []string) (client netip.Addr, found bool)
 	return client, false
 }
 
-// What a client sends stands to the left of what the first proxy adds, in the same line or
-// in earlier ones.
+// The client's own elements stand to the left of the first proxy's, in the same line or in earlier
+// ones.
 func FuzzPrependingToXForwardedForChangesNothing(f *testing.F) {
 	for _, test := range clientAddresses {
 		f.Add("1.2.3.4", strings.Join(test.lines, "\n"))

@@ -49,7 +49,7 @@ func (s *routed) run(r *http.Request) string {
 	return s.ran
 }
 
-// readRequest parses what a client sends, as a server does.
+// readRequest parses the text of a request, as a server does.
 func readRequest(text string) (*http.Request, error) {
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(text, "\n", "\r\n") + "\r\n\r\n")))
 	if err == nil {
@@ -139,7 +139,7 @@ func TestByRouteNeedsAMux(t *testing.T) {
 
 // A program looks up a rule under the first part of the key. Whatever a client sends,
 // this must be the rule of the route whose handler runs. If no handler runs, it may be
-// that of any route or of none.
+// the rule of any route or of none.
 func FuzzNothingThatAClientSendsPicksAnotherRule(f *testing.F) {
 	for _, line := range []string{
 		"POST /login", "GET /orders/POST%20%2Flogin", "GET /static/../login", "GET /any/login",

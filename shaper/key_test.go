@@ -41,7 +41,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// shortened returns what the documentation promises for a part that is too long.
+// shortened returns the text that the documentation promises for a part that is too long.
 func shortened(part string) string {
 	if len(part) <= 256 {
 		return part

@@ -13,14 +13,14 @@ import (
 )
 
 // Some tests are about timeouts of real connections, which run on while the machine has other
-// work. If it is so late that a timeout may have passed for that reason alone, such a test is
-// run again, with longer ones.
+// work. If it is so late that a timeout may have passed through lateness alone, such a test
+// is run again, with longer ones.
 
 // unlessLate runs a test that needs a machine on which nothing takes as long as limit that
 // should take no time. If the test fails and the machine stood still for a tenth of limit at a
 // time, it is run again with twice the limit, and then with four times the limit, but never with
-// more, as what the test asserts of times must still say something. With four times the limit it
-// has several tries. A failure on a machine that was in time counts at once.
+// more, as the test's assertions about times must still mean something. With four times the
+// limit it has several tries. A failure on a machine that was in time counts at once.
 func unlessLate(t *testing.T, limit time.Duration, test func(t testing.TB, limit time.Duration)) {
 	t.Helper()
 	const tries = 6
@@ -44,7 +44,7 @@ func unlessLate(t *testing.T, limit time.Duration, test func(t testing.TB, limit
 	}
 }
 
-// A trial is one run of a test that may be run again. It keeps to itself what the run says, and
+// A trial is one run of a test that may be run again. It keeps to itself the output of the run, and
 // whether it fails or is skipped.
 type trial struct {
 	testing.TB
@@ -63,7 +63,7 @@ func newTrial(t testing.TB) *trial {
 	return one
 }
 
-// run runs the test, then ends its context, and then runs what it has asked for by Cleanup.
+// run runs the test, then ends its context, and then runs the functions of its Cleanup.
 func (t *trial) run(test func()) {
 	over := make(chan struct{})
 	go func() {
@@ -97,7 +97,7 @@ func (t *trial) say(text string, fails bool) {
 	t.failed = t.failed || fails
 }
 
-// text returns what the run has said.
+// text returns the output of the run.
 func (t *trial) text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -154,8 +154,8 @@ func (l *ledger) hooks() *shaper.Trace {
 	}
 }
 
-// note enters what a call returned into the account of callers, and checks that
-// hooks were told of exactly that. It reports whether the call was refused
+// note enters the result of a call into the account of callers, and checks that
+// hooks were told exactly the same. It reports whether the call was refused
 // because the shaper is closed.
 func (l *ledger) note(c *call, err error) (closed bool) {
 	defer c.cancel()
@@ -250,7 +250,7 @@ func (l *ledger) requireAgreement(t *testing.T, st shaper.Stats) {
 	require.Equal(t, st.Refused, st.QueueFull+st.TooLate+st.TooCostly+st.Closed+st.Unavailable)
 }
 
-// totalsOf returns the totals of a Group as those of a Shaper.
+// totalsOf returns the totals of a Group as Stats of a Shaper.
 func totalsOf(g shaper.GroupStats) shaper.Stats {
 	return shaper.Stats{
 		Waiting: g.Waiting, Departed: g.Departed, Abandoned: g.Abandoned, Missed: g.Missed, Refused: g.Refused,
@@ -258,8 +258,7 @@ func totalsOf(g shaper.GroupStats) shaper.Stats {
 	}
 }
 
-// looks returns a function that looks at Stats again and again, of which no total
-// may ever fall.
+// looks returns a function that looks at Stats again and again. No total of them may ever fall.
 func (l *ledger) looks(stats func() shaper.Stats) func() {
 	var before shaper.Stats
 	return func() {
@@ -301,8 +300,8 @@ func (st *storm) rest(d time.Duration) {
 	runtime.Gosched()
 }
 
-// calls starts goroutines, each of which makes one call after the other until one
-// reports that the shaper is closed. After each call it lets other goroutines run.
+// calls starts goroutines. Each makes one call after the other until one reports that the shaper is
+// closed. After each call it lets other goroutines run.
 func (st *storm) calls(goroutines int, one func() (closed bool)) {
 	for range goroutines {
 		st.callers.Go(func() {
@@ -411,7 +410,7 @@ func atOnce(all ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// watched is what a Shaper or a Group tells those who watch it.
+// watched has the methods of a Shaper and of a Group for those who watch it.
 type watched interface {
 	Histograms() shaper.Histograms
 	Refusals() []shaper.Refusal
@@ -425,7 +424,7 @@ type watch struct {
 	recording *shaper.Recording
 }
 
-// look takes one look. line and record are those of the Shaper or of a key.
+// look takes one look. line and record are the methods of the Shaper or of a key.
 func (w *watch) look(at watched, line func(int) []shaper.Waiter, record func(int) *shaper.Recording) {
 	before := w.waits
 	h := at.Histograms()

@@ -42,7 +42,7 @@ var wellFormed = []struct {
 	{"10, \t 1 per 2min", shaper.Limits{Rate: 1.0 / 120, Burst: 10}},
 	{"0, inf", shaper.Limits{Rate: rate.Inf}},
 
-	// These are the units of rates, then those of durations.
+	// These are the units of rates, then the units of durations.
 	{"1/ns", shaper.Limits{Rate: 1e9}},
 	{"1/us", shaper.Limits{Rate: 1e6}},
 	{"1/ms", shaper.Limits{Rate: 1e3}},

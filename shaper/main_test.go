@@ -27,9 +27,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(settling{m, closing}, closing)
 }
 
-// settling runs the tests. If they pass, it gives what they have left to end half a minute instead
-// of goleak's half a second, which is too short on a busy machine. (If a test fails, goleak does
-// not look.)
+// settling runs the tests. If they pass, it gives goroutines that have still to end half a minute
+// instead of goleak's half a second, which is too short on a busy machine. (If a test fails,
+// goleak does not look.)
 type settling struct {
 	*testing.M
 	ignored goleak.Option
@@ -49,8 +49,7 @@ var (
 	long    = longest || os.Getenv("SHAPER_LONG") == "1"
 )
 
-// rounds returns how often a test repeats what it does: a few times, or as often as the great
-// counts say.
+// rounds returns how often a test repeats itself: a few times, or as often as the great counts say.
 func rounds(few, many, most int) int {
 	switch {
 	case longest:

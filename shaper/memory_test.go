@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a shaper tells of its past takes no room in a bucket, a line, or a waiter, of which
-// there may be a million. The allocator rounds sizes up: a bucket of 113 bytes takes 128.
+// A shaper's account of its past takes no room in a bucket, a line, or a waiter; there may
+// be a million of each. The allocator rounds sizes up: a bucket of 113 bytes takes 128.
 // (These are the sizes on 64-bit machines.)
 func TestWhatIsToldTakesNoMemoryOfEachBucket(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
@@ -49,7 +49,7 @@ func TestFewRefusalsKeepNoStripes(t *testing.T) {
 	require.NotNil(t, s.stripes.all[0].Load())
 }
 
-// A Group of which nobody has ever waited or been refused has no counts of that.
+// A Group in which nobody has ever waited or been refused has no counts of waits and refusals.
 func TestNothingIsKeptForRequestsThatLeaveAtOnce(t *testing.T) {
 	g, err := NewGroup(func(int) (Limits, error) { return Limits{Rate: 1. / 3600, Burst: 2}, nil })
 	require.NoError(t, err)

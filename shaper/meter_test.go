@@ -11,8 +11,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// With a Depth of 0 a bucket is a meter: what does not fit is refused, and nobody
-// waits. The rows are those of well-known descriptions, with their own numbers.
+// With a Depth of 0 a bucket is a meter: a request that does not fit is refused, and nobody waits.
+// The rows are from well-known descriptions, with their own numbers.
 
 // A metered call comes at an instant, and is let through, or refused until the next
 // drip.

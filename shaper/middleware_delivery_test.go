@@ -48,9 +48,9 @@ type uploader func(addr string, body []byte) (*http.Response, error)
 // After it has answered half a body, net/http closes its sending half, and the
 // connection half a second later. Then the writes of the client fail, and Go's client
 // returns that error unless it has read the answer by then. On a busy machine half a
-// second is too short for that. So a connection of a patientListener closes only after
-// its client has closed, if the client came by dial and net/http has closed the sending
-// half. It reads nothing meanwhile.
+// second is too short for the answer. So a connection of a patientListener closes only
+// after its client has closed, if the client came by dial and net/http has closed the
+// sending half. It reads nothing meanwhile.
 type patientListener struct {
 	net.Listener
 	clients sync.Map // of the clients' addresses, each with a channel that is closed with the connection
@@ -138,7 +138,7 @@ func withClient(client *http.Client) uploader {
 	}
 }
 
-// bodySizes lie on both sides of what net/http drains (256 KiB), and of what the
+// bodySizes lie on both sides of the size that net/http drains (256 KiB), and of the size that the
 // middleware finds worth draining (64 KiB).
 var bodySizes = []struct {
 	name string

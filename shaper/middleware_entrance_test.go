@@ -108,7 +108,7 @@ func (e *entrance) open(options ...serverOption) *entrance {
 	return e
 }
 
-// statusWriter is what a logging middleware puts around a ResponseWriter.
+// statusWriter is the writer that a logging middleware puts around a ResponseWriter.
 type statusWriter struct {
 	http.ResponseWriter
 	status int
@@ -163,7 +163,7 @@ type visitor struct {
 	from *bufio.Reader
 }
 
-// visit connects and sends what is given, all in one segment.
+// visit connects and sends a request, all in one segment.
 func (e *entrance) visit(request string) *visitor {
 	e.t.Helper()
 	addr := e.Listener.Addr()

@@ -122,9 +122,9 @@ var betweenLimiters = map[string]func(t testing.TB, e *entrance) shaper.Limiter{
 	},
 }
 
-// An access log around the middleware reads what the mux and the parsers have written into the
-// request, and net/http removes the files of a form by the request that it has made, as without a
-// middleware.
+// An access log around the middleware reads the fields that the mux and the parsers have written
+// into the request, and net/http removes the files of a form by the request that it has made, as
+// without a middleware.
 func TestOuterHandlersSeeWhatTheMuxAndTheParsersWrite(t *testing.T) {
 	type seen struct {
 		Pattern, id, rest, own, outer string
@@ -366,8 +366,8 @@ func TestWriteErrorDropsWhatBelongedToAnotherBody(t *testing.T) {
 	}
 }
 
-// A roomFinder finds out how much memory follows what it is given to write. Whoever appends to
-// that, as an outer handler may do that writes lines, writes there.
+// A roomFinder finds out how much memory follows the slice that it is given to write. A handler
+// that appends to the slice, as an outer one may that writes lines, writes there.
 type roomFinder struct {
 	*httptest.ResponseRecorder
 	room int

@@ -50,7 +50,7 @@ func TestASmallBodyIsReadAheadSoThatADepartureIsSeen(t *testing.T) {
 	}
 }
 
-// pipeListener accepts what is sent to it.
+// pipeListener accepts the connections that are sent to it.
 type pipeListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -361,9 +361,9 @@ func (c *hastyConn) Read(p []byte) (int, error) {
 // stream for the end of the client and cancels the request. If the request has not
 // waited, the middleware must not treat its client as gone.
 
-// halfClosing sends what is given on a connection of its own, closes the sending
-// half, and returns how many answers of each status came. One of status 0 is added if they
-// ended otherwise than with the end of the stream.
+// halfClosing sends a text on a connection of its own, closes the sending half, and
+// returns how many answers of each status came. One of status 0 is added if they ended
+// otherwise than with the end of the stream.
 func halfClosing(t *testing.T, addr, requests string) map[int]int {
 	t.Helper()
 	statuses, err := endAfter(dial(t, addr), requests)
@@ -397,7 +397,7 @@ func endAfter(conn net.Conn, requests string) (map[int]int, error) {
 // clock tells. On a busy machine a call that did not wait may take as long.
 const waitOfAnother = 20 * ms
 
-// othersLimiters are those of openLimiters that do not say whether a request has waited.
+// othersLimiters are the openLimiters that do not say whether a request has waited.
 var othersLimiters = map[string]bool{
 	"x/time": true, "a Chain with x/time's": true, "a function": true, "a semaphore of one's own": true, "a Shaper in one's own type": true,
 }

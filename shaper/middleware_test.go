@@ -226,8 +226,8 @@ func TestMiddlewareWithRateLimiterOfXTime(t *testing.T) {
 	})
 }
 
-// unwritten is net/http's ResponseWriter, of which what is written is dropped, so that a
-// request can be served again.
+// unwritten is net/http's ResponseWriter with the writes dropped, so that a request can be served
+// again.
 type unwritten struct {
 	http.ResponseWriter
 	header http.Header
@@ -239,8 +239,8 @@ func (u *unwritten) Write(p []byte) (int, error) { return len(p), nil }
 func (u *unwritten) WriteHeader(status int)      { u.status = status }
 func (u *unwritten) Unwrap() http.ResponseWriter { return u.ResponseWriter }
 
-// A limiter is asked most when there is too much. The first allocation is what the
-// middleware knows of the connection, which every request needs.
+// A limiter is asked most when there is too much. The first allocation is the middleware's record
+// of the connection, which every request needs.
 func TestMiddlewareAllocatesOnceForAnAdmittedRequestAndAtMostFourTimesForARefusal(t *testing.T) {
 	for _, test := range []struct {
 		name         string
@@ -337,7 +337,7 @@ func (v *site) visitWith(ctx context.Context, path string) {
 	synctest.Wait()
 }
 
-// answerOf returns what a handler answers to a GET of the path.
+// answerOf returns the answer of a handler to a GET of the path.
 func answerOf(h http.Handler, ctx context.Context, path string) *http.Response {
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, "GET", "/"+path, nil))
@@ -414,8 +414,8 @@ func TestPanicsPassThrough(t *testing.T) {
 	})
 }
 
-// semaphore is a foreign Limiter. It does not look at the context, and counts its
-// releases, each of which takes effect.
+// semaphore is a foreign Limiter. It does not look at the context, and counts its releases. Each of
+// them takes effect.
 type semaphore struct {
 	limiterFunc
 	acquire  func() // is called by Acquire, if there is one

@@ -26,9 +26,9 @@ import (
 // The server's timeouts are for slow clients. A client whose request waited in line for
 // longer than a timeout is not slow.
 
-// serverTimeout is that of the servers on a machine that is in time. The handshakes of all
-// connections of a test begin at once, and each must end within it. Under the race detector on
-// a busy machine, beside tests that compute, a second was too short.
+// serverTimeout is the timeout of the servers on a machine that is in time. The handshakes of
+// all connections of a test begin at once, and each must end within it. Under the race
+// detector on a busy machine, beside tests that compute, a second was too short.
 var serverTimeout = map[bool]time.Duration{false: 800 * ms, true: 2000 * ms}[underRace]
 
 // longWait is a wait in line that is longer than a timeout.
@@ -54,7 +54,7 @@ func kept(wait time.Duration, err error) limiterFunc {
 	}
 }
 
-// A claim is a call and what it should return.
+// A claim is a call and the result that it should have.
 type claim struct {
 	name string
 	call func() string
@@ -281,8 +281,8 @@ func TestKeepAliveObeysTheServersTimeoutsAfterAWait(t *testing.T) {
 	})
 }
 
-// The ways in which handlers come to a Hijack, and what is between them and the
-// ResponseWriter of net/http.
+// The ways in which handlers come to a Hijack, and the wrappers between them and the ResponseWriter
+// of net/http.
 var hijacks = []struct {
 	name  string
 	outer func(http.ResponseWriter) http.ResponseWriter
@@ -402,8 +402,8 @@ func hijackable(err error) *hijackableRecorder {
 
 func (h *hijackableRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, h.err }
 
-// A handler that hijacks the connection with its body unread gets what was read
-// ahead, then what comes later, as from net/http alone, and no deadline.
+// A handler that hijacks the connection with its body unread gets the bytes read ahead, then the
+// bytes that come later, as from net/http alone, and no deadline.
 func TestAHijackerGetsTheBodyThatWasReadAhead(t *testing.T) {
 	t.Parallel()
 	for _, way := range hijacks[1:3] {

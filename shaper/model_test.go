@@ -35,8 +35,8 @@ func newSubject(l shaper.Limits, options ...shaper.Option) (model.Subject, error
 }
 
 // TestModel holds the shaper to the model: random scripts must agree in
-// result, instant, order, RetryAfter, Forecast, Stats and what the hooks are
-// told. SHAPER_LONG=2 asks for a million operations.
+// result, instant, order, RetryAfter, Forecast, Stats and the calls of hooks.
+// SHAPER_LONG=2 asks for a million operations.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	budget := rounds(10_000, 300_000, 1_000_000)
@@ -197,7 +197,7 @@ func TestModelByHand(t *testing.T) {
 			[]string{"left at 0s", "left at 550ms", "left at 650ms", "left at 0s", "left at 550ms"},
 		},
 		{
-			// As above, but what the bucket is empty by is the end of a hold.
+			// As above, but the bucket is empty by the end of a hold.
 			"a fraction of the level is not carried past a hold",
 			model.Script{Limits: shaper.Limits{Rate: 1, Depth: 9}, Ops: []model.Op{
 				one,
@@ -314,7 +314,7 @@ func TestModelOfKeys(t *testing.T) {
 	t.Logf("%d operations of %d keys, whose limits were asked for %d times", done, keys, made)
 }
 
-// countAnswer counts what a model says of one operation.
+// countAnswer counts the answer of a model to one operation.
 func countAnswer(st *shaper.GroupStats, a model.Answer) {
 	st.Reserved += a.Settled.Reserved
 	st.GivenBack += a.Settled.GivenBack
@@ -491,8 +491,8 @@ func (m member) Limits() shaper.Limits {
 	return m.limits[m.key]
 }
 
-// SetLimits changes what the limits function returns for the key, and reloads. The
-// Group must refuse what a Shaper refuses, if the key has a bucket.
+// SetLimits changes the result of the limits function for the key, and reloads. The Group must
+// refuse limits that a Shaper refuses, if the key has a bucket.
 func (m member) SetLimits(l shaper.Limits) error {
 	lives := uint64(0)
 	for key := range m.All() {

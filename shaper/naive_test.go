@@ -12,11 +12,11 @@ import (
 	"example.com/leakybucket/internal/naive"
 )
 
-// These tests show what the shaper that one writes first gets wrong (package naive): the bare
-// queue, and the mended one. What the shaper does in these cases, other tests hold.
+// These tests show the faults of the shaper that one writes first (package naive): the bare queue,
+// and the mended one. Other tests hold how the shaper behaves in these cases.
 
 // A paceline is calls of a naive queue in a bubble, each let in after the one before
-// it has come to rest, so that their order in the line is that of their making.
+// it has come to rest, so that they stand in line in the order of their making.
 type paceline struct {
 	*naive.Queue
 	since time.Time

@@ -29,7 +29,8 @@ func withSlowEntries(t *testing.T, l shaper.Limits, takes *time.Duration) *shape
 	return s
 }
 
-// The first wait makes what the second one uses again, and both end at the end of the hook.
+// The first wait makes the parker that the second one uses again, and both end at the end of the
+// hook.
 func TestASlotThatComesBeforeARequestSleepsIsNotMissed(t *testing.T) {
 	for _, ctx := range []context.Context{context.Background(), context.TODO()} {
 		synctest.Test(t, func(t *testing.T) {

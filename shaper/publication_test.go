@@ -13,8 +13,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A call that has read the clock before others were refused without the lock does not put it
-// back: what it changes comes after them.
+// A call that has read the clock before others were refused without the lock does not put it back:
+// its change comes after them.
 func TestTheClockNeverGoesBehindARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mustMake(t, shaper.Limits{Rate: 1})

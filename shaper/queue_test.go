@@ -10,8 +10,8 @@ import (
 	"example.com/leakybucket/internal/exact"
 )
 
-// This file tests the line by itself: whatever waiters enter, leave or give up, and
-// wherever in the line they are, it must hold what a plain slice would hold.
+// This file tests the line by itself: whatever waiters enter, leave or give up, and wherever in the
+// line they are, it must hold the same waiters as a plain slice.
 
 // A slowQueue is the obvious implementation of a queue: a slice of the waiters in line.
 // The first of them, as many as retries says, entered as retries.
@@ -121,7 +121,7 @@ func requireSame(t *testing.T, slow *slowQueue, fast *queue) {
 	require.Equal(t, len(slow.line), int(fast.len))
 	at, before := fast.head, (*waiter)(nil)
 	for i, w := range slow.line {
-		// == compares the pointers; testify would compare what they point to.
+		// == compares the pointers; testify would compare the values behind them.
 		require.True(t, at == w, "from the head, %d of %d", i+1, len(slow.line))
 		require.True(t, w.prev == before, "towards the head, %d of %d", i+1, len(slow.line))
 		at, before = w.next, w

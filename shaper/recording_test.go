@@ -56,7 +56,7 @@ func TestRecordingTellsWhatBecameOfEachCall(t *testing.T) {
 	})
 }
 
-// The memory of a Recording is bounded, and so is that of several of one bucket.
+// The memory of a Recording is bounded, and so is the memory of several of one bucket.
 func TestRecordingKeepsTheLatest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mustMake(t, shaper.Limits{Rate: 1, Burst: 5000})

@@ -14,7 +14,7 @@ import (
 // A request that was let go and sent back by the upstream enters once more, at
 // the head. Only Transport does so, so that it is tested from inside.
 
-// reentries is a shaper in a bubble and what has left it, in order.
+// reentries is a shaper in a bubble and the requests that have left it, in order.
 type reentries struct {
 	*Shaper
 	begun time.Time

@@ -12,8 +12,8 @@ import (
 	"example.com/leakybucket/internal/realtime"
 )
 
-// However many calls are refused at the same moment, each has a stripe to itself, and none of
-// the stripes is left out of what is read.
+// However many calls are refused at the same moment, each has a stripe to itself, and no stripe is
+// left out of a reading.
 func TestNoStripeOfRefusalsIsForgotten(t *testing.T) {
 	s, err := New(Limits{Rate: 1})
 	require.NoError(t, err)
@@ -39,8 +39,9 @@ func TestNoStripeOfRefusalsIsForgotten(t *testing.T) {
 	require.IsIncreasing(t, costs)
 }
 
-// A call that has read the clock long ago is refused as at the instant of what it is refused by,
-// as it would be with the lock. A call that another one has overtaken does not put LastCall back.
+// A call that has read the clock long ago is refused as at the instant of the publication that
+// refuses it, as it would be with the lock. A call that another one has overtaken does not put
+// LastCall back.
 func TestARefusalThatComesLateSaysNothingOfThePast(t *testing.T) {
 	s, err := New(Limits{Rate: 1. / 3600})
 	require.NoError(t, err)

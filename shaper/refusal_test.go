@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// This file holds guarantee 6 (prediction) and what a refusal says.
+// This file tests guarantee 6 (prediction) and the fields of a refusal.
 
 func TestADeadlineAtTheDepartureIsTooLate(t *testing.T) {
 	for _, c := range []struct {

@@ -72,8 +72,8 @@ func TestWeightsTakeTheirTime(t *testing.T) {
 	})
 }
 
-// 604,800 departures at 7/s fill 24 hours exactly, and so do those of the
-// other rates; the instant of each is what the rate says, rounded up to a
+// 604,800 departures at 7/s fill 24 hours exactly, and so do the departures at
+// the other rates. The rate gives the instant of each, rounded up to a
 // nanosecond and never summed from rounded ones.
 func TestScheduleNeitherDriftsNorRunsEarly(t *testing.T) {
 	t.Parallel()

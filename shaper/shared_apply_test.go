@@ -222,7 +222,7 @@ func FuzzTakeApply(f *testing.F) {
 		int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1), int64(-1))
 	f.Fuzz(func(t *testing.T, empty, emptyPart, version, micros, part, parts, burst, at,
 		cost, first, ahead, takeVersion, takeMicros, takePart, takeParts, takeBurst, high, highPart, seen, guard, now int64) {
-		// The state may be anything; a Take is what the comments of its fields allow.
+		// The state may be anything; a Take keeps to the comments of its fields.
 		l := shaper.BucketLevel{
 			Empty: shaper.Instant{Micros: empty, Part: emptyPart}, At: at,
 			Rate: shaper.BucketRate{Version: version, Micros: micros, Part: part, Parts: parts, Burst: burst},
@@ -441,8 +441,8 @@ type sharedSlot struct {
 	cost int64
 }
 
-// deploy plays processes that share a level, of which each new rate has one more, and
-// returns the slots that they have had. Each of them uses all slots at once that come within
+// deploy plays processes that share a level, with one more for each new rate, and returns
+// the slots that they have had. Each of them uses all slots at once that come within
 // MaxAhead.
 func deploy(random *rand.Rand, rates []shaper.BucketRate) (slots []sharedSlot) {
 	now := int64(1_800_000_000_000_000)

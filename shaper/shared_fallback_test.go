@@ -380,8 +380,8 @@ func TestBucketEventsAreToldInOrder(t *testing.T) {
 	})
 }
 
-// While its bucket is down, a Shaper sleeps for up to 2 s between two probes. A program that
-// ends, or closes one Shaper for each of its clients, must not wait for that.
+// While its bucket is down, a Shaper sleeps for up to 2 s between two probes. A program that ends,
+// or closes one Shaper for each of its clients, must not wait for the next probe.
 func TestCloseDoesNotWaitForTheNextProbe(t *testing.T) {
 	for name, goes := range map[string]bool{"with a request in line": false, "with an empty line": true} {
 		t.Run(name, func(t *testing.T) {

@@ -32,8 +32,8 @@ type bucketFault struct {
 	gap    func(p *processes) time.Duration // in which nobody leaves, at most
 }
 
-// heldByOthers returns the units that three of four processes hold, of which the new state knows
-// nothing.
+// heldByOthers returns the units that three of four processes hold, and that the new state does not
+// know.
 func heldByOthers(p *processes) int64 { return 3 * p.mostHeld() }
 
 // timeOfHeld returns for how long nobody leaves if new slots begin behind all leased ones.
@@ -124,7 +124,8 @@ func TestClocksThatDriftKeepThePace(t *testing.T) {
 				_, all := p.between(0, span)
 				require.InDelta(t, span.Seconds()*float64(p.limits.Rate)*(1+ppm/1e6), all, 2)
 				stop()
-				// On the processes' clocks the rate is that of the Bucket's.
+				// The Bucket's clock keeps the rate. To the clocks of the processes its drift is
+				// lateness.
 				pace := p.pace()
 				p.lateness += time.Duration(float64(span) * 150e-6)
 				pace.Lateness = p.lateness
@@ -134,7 +135,7 @@ func TestClocksThatDriftKeepThePace(t *testing.T) {
 	}
 }
 
-// A call that fails is never repeated: what it may have taken is lost, which is at most its
+// A call that fails is never repeated: units that it may have taken are lost, which are at most its
 // batch, and the others go on.
 func TestCallsThatFailAreNotRepeated(t *testing.T) {
 	for _, fault := range []buckettest.Fault{buckettest.LoseRequest, buckettest.LoseReply, buckettest.FailBefore, buckettest.FailAfter} {
@@ -240,7 +241,7 @@ func TestProcessesWithOneBucketKeepThePromises(t *testing.T) {
 	}
 }
 
-// A processFault is something that has gone wrong, and what it may cost.
+// A processFault is something that has gone wrong, and the cost that it may have.
 type processFault struct {
 	at     time.Duration
 	what   string

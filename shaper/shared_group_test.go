@@ -188,7 +188,7 @@ func TestARestoredKeySharesItsLevel(t *testing.T) {
 	})
 }
 
-// A mistake in an option names it and quotes what it was given.
+// The error for a mistake in an option names the option and quotes its argument.
 func TestMistakesInSharedOptionsAreNamed(t *testing.T) {
 	m := buckettest.NewMemory()
 	keyed := shaper.WithBuckets(m, func(k string) string { return k })

@@ -281,7 +281,7 @@ func TestASpikeOfMetersInSeveralProcesses(t *testing.T) {
 }
 
 // Requests of a meter are asked for together, but each has its own caller: one that goes gets its
-// context's error at once, and what was taken for it is dropped. The others get their answers.
+// context's error at once, and the units taken for it are dropped. The others get their answers.
 func TestOneCallerThatGoesDoesNotEndTheQuestionOfOthers(t *testing.T) {
 	share(t, 1, "1/min burst 100", 40*ms, func(p *processes) {
 		results := make(chan error, 10)
@@ -316,8 +316,8 @@ func TestOneCallerThatGoesDoesNotEndTheQuestionOfOthers(t *testing.T) {
 	})
 }
 
-// While the Bucket can't be asked, whoever waits for an answer gets that of the fallback. A seat
-// is taken by those alone that have left.
+// While the Bucket can't be asked, whoever waits for an answer gets the answer of the fallback. A
+// seat is taken by those alone that have left.
 func TestASpikeOfAMeterInAnOutage(t *testing.T) {
 	for _, fallback := range []shaper.Fallback{shaper.FallbackClosed, shaper.FallbackOpen} {
 		synctest.Test(t, func(t *testing.T) {

@@ -485,8 +485,9 @@ func TestTheLinesOfAGroupAreAnsweredThoughTheStoreIsAway(t *testing.T) {
 	})
 }
 
-// A line in which all wait for a seat does not need the Bucket. Its patience ends as that of the
-// others, so it must learn that the outage is over, though the key that has found it is gone.
+// A line in which all wait for a seat does not need the Bucket. Its patience ends like the patience
+// of the others, so it must learn that the outage is over, though the key that has found it is
+// gone.
 func TestALineThatWaitsForASeatLearnsThatTheBucketIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()

@@ -21,7 +21,7 @@ import (
 )
 
 // processes are Shapers that share a bucket in memory, as if each was in a process of its own,
-// and the merged log of what has left them.
+// and the merged log of their departures.
 type processes struct {
 	*buckettest.Memory
 	t      *testing.T
@@ -148,7 +148,7 @@ func (p *processes) between(from, to time.Duration) (each []int, all int) {
 	return each, all
 }
 
-// pace is what the processes promise together.
+// pace is the promise of the processes together.
 func (p *processes) pace() model.SharedPace {
 	return model.SharedPace{Interval: intervalOf(p.limits.Rate), Burst: max(1, int64(p.limits.Burst)), Lateness: p.lateness}
 }
@@ -172,7 +172,7 @@ func numbered(log []model.Departure) []model.Departure {
 	return log
 }
 
-// takes returns the calls of Take that were made, and those of GiveBack.
+// takes returns the calls of Take that were made, and the calls of GiveBack.
 func (p *processes) takes() (takes, givenBack []buckettest.Entry) {
 	for _, e := range p.Log() {
 		if e.Op == "Take" {

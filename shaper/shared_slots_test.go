@@ -193,8 +193,8 @@ func TestSlowRateWithALittleSlackIsNotStuck(t *testing.T) {
 	})
 }
 
-// What a process tells of the units that it leases ahead is what a cold guard is computed from, so it
-// must never hold more, whatever requests cost and however long round trips get.
+// A cold guard is computed from the number of units that a process says it leases ahead, so the
+// process must never hold more, whatever requests cost and however long round trips get.
 func TestNoProcessHoldsMoreThanItSaysItMay(t *testing.T) {
 	for _, cost := range []int{1, 7, 400} {
 		share(t, 3, "100/s burst 3 depth 9999", 2*ms, func(p *processes) {
@@ -248,7 +248,7 @@ func TestSlotsOfThoseWhoGiveUpAreHandedOn(t *testing.T) {
 	})
 }
 
-// If all give up, what is leased is given back once, and another process gets it.
+// If all give up, the leased units are given back once, and another process gets them.
 func TestWhatAllHaveLeftIsGivenBackOnce(t *testing.T) {
 	share(t, 2, "100/s depth 99", 2*ms, func(p *processes) {
 		ctx, cancel := context.WithCancel(p.t.Context())
@@ -307,7 +307,7 @@ func TestCallerThatGoesAtItsSlotHandsItOn(t *testing.T) {
 	})
 }
 
-// Shutdown lets the line leave at the rate, and what is left of a batch is given back.
+// Shutdown lets the line leave at the rate, and the rest of a batch is given back.
 func TestShutdownOfASharedShaperDrainsAtTheRate(t *testing.T) {
 	share(t, 2, "100/s depth 99", 2*ms, func(p *processes) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -336,8 +336,8 @@ func TestShutdownOfASharedShaperDrainsAtTheRate(t *testing.T) {
 	})
 }
 
-// Close gives back what is leased. It waits for the call that is under way, whose units are given
-// back too.
+// Close gives back the leased units. It waits for the call that is under way, and gives back its
+// units too.
 func TestCloseGivesBackWhatIsLeased(t *testing.T) {
 	for _, closeAt := range []time.Duration{ms, 10 * ms, 15 * ms, 25 * ms, 45 * ms} {
 		share(t, 2, "100/s depth 99", 20*ms, func(p *processes) {
@@ -504,7 +504,7 @@ func TestAWrongAssumptionOfRoomIsBounded(t *testing.T) {
 	})
 }
 
-// A burst leaves as one: what the bucket has room for is leased in the second round trip.
+// A burst leaves as one: as much as the bucket has room for is leased in the second round trip.
 func TestABurstIsLeasedInThreeRoundTrips(t *testing.T) {
 	for _, c := range []struct {
 		rate  rate.Limit

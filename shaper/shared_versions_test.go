@@ -83,7 +83,7 @@ func TestLatestSetLimitsWins(t *testing.T) {
 	})
 }
 
-// A process whose clock is an hour ahead must not keep its rate in force for that hour: whoever has
+// A process whose clock is an hour ahead must not keep its rate in force for an hour: whoever has
 // learnt of the rate can change it.
 func TestTheRateOfAClockThatIsAheadCanBeChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -204,9 +204,9 @@ func TestGroupLeasesEachKey(t *testing.T) {
 	})
 }
 
-// One process lowers the rate of all, and another sets it to what it was, and to what it has
-// been given itself. The rate that was set last is in force, or nobody could undo a change
-// but the process that made it.
+// One process lowers the rate of all, and another sets it to the rate before, and to the
+// rate that it has been given itself. The rate that was set last is in force, or nobody
+// could undo a change but the process that made it.
 func TestAProcessCanSetTheRateBackThatAnotherHasChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()

@@ -181,9 +181,9 @@ func closedContext() context.Context {
 	return ctx
 }
 
-// AllowN on what is closed is counted in one way, whatever is known of the Limits: a
-// closed Group does not know whether a key has a cap. Otherwise the totals of a Shaper
-// and of a Group would tell different things of the same calls.
+// AllowN on a closed Shaper or Group is counted in one way, whatever is known of the
+// Limits: a closed Group does not know whether a key has a cap. Otherwise the totals
+// of a Shaper and of a Group would tell different things of the same calls.
 func TestAllowOfAClosedShaperAndGroupIsCountedAlike(t *testing.T) {
 	type ending interface {
 		Shutdown(context.Context) error

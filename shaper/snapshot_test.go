@@ -77,8 +77,8 @@ func TestARestartIsNoLicence(t *testing.T) {
 }
 
 // The exact level goes on, also where it is between two multiples of a nanosecond's fraction:
-// after any number of restarts the bucket of the process that is restarted all the time is
-// where that of another is which is not.
+// after any number of restarts the bucket of a process that is restarted all the time has the
+// level of one that never is.
 func TestRestartsRoundNothing(t *testing.T) {
 	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -330,8 +330,8 @@ func levelIn(t *testing.T, snapshot string) *big.Rat {
 	return level
 }
 
-// At every instant after a restart at another rate the level is the greater of what it would
-// be at either of the rates.
+// At every instant after a restart at another rate the level is the greater of the two levels that
+// the rates would give.
 func TestARestartAtAnotherRateIsTheStricterOfTheTwo(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {

@@ -17,8 +17,8 @@ import (
 )
 
 // Whoever can make up addresses, as any customer with an IPv6 prefix can, meets a
-// table that is full. This file holds what that changes for others, and what it gains
-// him, to the nanosecond, and how much memory it takes.
+// table that is full. This file tests how that changes the waits of others, and how
+// much it gains the attacker, to the nanosecond, and how much memory it takes.
 
 // network64 is the i-th of 2³² networks of 64 bits, with the port of a client.
 func network64(i int) string {
@@ -55,7 +55,8 @@ func limitsUnderAttack(key string) (shaper.Limits, error) {
 func TestSpoofedAddressesChangeNobodysWait(t *testing.T) {
 	const maxKeys, attacker = 500, "[2001:db8:ffff:ffff::1]:1"
 	clients := []string{"192.0.2.1:1", "192.0.2.2:1"}
-	// waits is when the requests of the honest left, and what the attacker got.
+	// waits returns when the requests of the honest left, and how many of the attacker's were
+	// admitted.
 	waits := func(attacked bool) (left []string, admitted int, st shaper.GroupStats) {
 		playKeys(t, "inf", func(g *groupStage) {
 			group, err := shaper.NewGroup(limitsUnderAttack, shaper.WithMaxKeys(maxKeys))
@@ -97,8 +98,8 @@ func TestSpoofedAddressesChangeNobodysWait(t *testing.T) {
 	require.Len(t, alone, 200)
 	require.Equal(t, alone, attacked, "as if there was no attack")
 	require.Equal(t, maxKeys, st.Keys)
-	// Besides the buckets that were free, he gets what the shared ones have, and each
-	// of those is for all keys that a hash puts there.
+	// Besides the buckets that were free, the attacker gets the shared ones, and each of those is
+	// for all keys that a hash puts there.
 	free := maxKeys - len(clients) - 1
 	require.GreaterOrEqual(t, admitted, free)
 	require.LessOrEqual(t, admitted, free+1024)

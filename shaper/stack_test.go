@@ -21,8 +21,8 @@ import (
 // 4. Of many that wait this is nearly all the memory. (The race detector makes
 // frames larger.)
 func TestAWaiterHasTheSmallestStack(t *testing.T) {
-	// With how much stack a goroutine begins is set by each garbage collection, by what the
-	// goroutines that are there use on average: those of other tests too, unless that is off.
+	// Each garbage collection sets the size of the stack with which goroutines begin, by the
+	// average use of all goroutines: also the goroutines of other tests, unless that is off.
 	const fixedStart = "adaptivestackstart=0"
 	if !strings.Contains(os.Getenv("GODEBUG"), fixedStart) {
 		requireOneOf(t, 3, "GODEBUG="+fixedStart)
@@ -92,7 +92,7 @@ func requireSmallestStack(t *testing.T, waiters int, l line) {
 	callers.Wait()
 }
 
-// stackInUse is that of live goroutines.
+// stackInUse returns the stack memory of live goroutines.
 func stackInUse() uint64 {
 	runtime.GC()
 	runtime.GC() // The first finds the stacks of those who have ended, the second frees them.

@@ -26,7 +26,7 @@ const (
 
 // A stage is a shaper in a bubble, the calls made on it, and what became of
 // each, in the order in which they returned. Between two lines of a test
-// everybody has come to rest, so the order of arrival is that of the lines.
+// everybody has come to rest, so calls arrive in the order of the lines.
 type stage struct {
 	*shaper.Shaper
 	t       *testing.T
@@ -164,9 +164,9 @@ func (g *stage) note(what string) {
 // fractions matches the durations that are no whole numbers of a unit.
 var fractions = regexp.MustCompile(`\d[\dhm]*\.\d+[mµn]?s\b`)
 
-// saw asserts what has returned so far, and when, and forgets it. Which of
-// several calls that end at one instant returns first is up to the scheduler,
-// and not looked at.
+// saw asserts which calls have returned so far, and when, and forgets them.
+// Which of several calls that end at one instant returns first is up to the
+// scheduler, and not looked at.
 func (g *stage) saw(lines ...string) {
 	g.t.Helper()
 	synctest.Wait()
@@ -192,7 +192,7 @@ func byInstant(lines []string) []string {
 	return lines
 }
 
-// outcome puts what a call returned into a word.
+// outcome puts the result of a call into a word.
 func outcome(err error) string {
 	if rejected, ok := errors.AsType[*shaper.RejectError](err); ok {
 		word := map[error]string{

@@ -123,7 +123,7 @@ func TestTheLatestRefusalOfAKeyIsKeptWithItsBucket(t *testing.T) {
 
 type traceKey struct{}
 
-// diary is a trace that writes down what it is told.
+// diary is a trace that writes down each event.
 func diary(start func() time.Time, lines *[]string) *shaper.Trace {
 	var mu sync.Mutex
 	hook := func(what string) func(context.Context, shaper.Event) {

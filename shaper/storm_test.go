@@ -22,8 +22,8 @@ import (
 // stormCap is the largest cap, where there is one.
 const stormCap = 4
 
-// stormLimits are what the limits change between: rates four decades apart and
-// none at all, lines from none to long.
+// stormLimits are the limits between which a storm changes: rates four decades apart and none at
+// all, lines from none to long.
 var stormLimits = []shaper.Limits{
 	{Rate: 100_000, Depth: 16},
 	{Rate: rate.Inf, Depth: 4},
@@ -261,7 +261,7 @@ func (st *shaperStorm) Acquire(ctx context.Context, n int) (release func(), err 
 	return release, err
 }
 
-// one is one call, and those of its request that is sent again each time that it has left.
+// one is one call, and the calls of its request when it is sent again, each time that it has left.
 func (st *shaperStorm) one() (closed bool) {
 	c := st.someCall()
 	err := st.pass(c)

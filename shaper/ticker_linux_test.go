@@ -282,7 +282,7 @@ func TestNoMoreThan64ShapersHoldAFile(t *testing.T) {
 
 // requireItPaces lets a line of 50 leave at 1,000/s, and requires that no request leaves
 // before its slot. Behind the 50 comes one that fills the bucket for 100 s, and then one that
-// waits for that, so that there is a line as long as the precision is asked for.
+// waits behind it, so that there is a line as long as the precision is asked for.
 func requireItPaces(t *testing.T, want precision) {
 	t.Helper()
 	const n = 50

@@ -53,8 +53,8 @@ func TestOneTickerServesTheLinesOfSeveralDispatchers(t *testing.T) {
 		require.True(t, quick.Allow())
 		require.False(t, tk.runs())
 
-		// The ticker sleeps until the slot of slow when the line of quick forms, and goes on
-		// with slow when that of quick has emptied. At 1 s both have a slot.
+		// The ticker sleeps until the slot of slow when the line of quick forms, and goes on with
+		// slow when the line of quick has emptied. At 1 s both have a slot.
 		var ended []<-chan outcome
 		for _, s := range []*Shaper{slow, slow, quick, quick, quick, quick} {
 			ended = append(ended, outcomeOf(ctx, s, began))

@@ -19,7 +19,7 @@ import (
 // The tests of this file ask what net/http makes of a Transport, and the Transport
 // of net/http's answers, over real connections.
 
-// through puts a Transport in front of that of a client, with so many seats.
+// through puts a Transport in front of the client's own, with so many seats.
 func through(t testing.TB, client *http.Client, inFlight int) *shaper.Shaper {
 	t.Helper()
 	s, err := shaper.New(shaper.Limits{Rate: rate.Inf, Depth: 10, InFlight: inFlight})

@@ -213,8 +213,8 @@ func TestASeatIsFreeWhenTheBodyHasEnded(t *testing.T) {
 	})
 }
 
-// bodyEnds are what a Base may answer, what the caller does with that, and whether the
-// seat is kept until then.
+// bodyEnds are the answers that a Base may give, how the caller treats them, and whether the seat
+// is kept until then.
 var bodyEnds = []struct {
 	name   string
 	method string

@@ -28,7 +28,7 @@ func TestTransportSendsAtTheRate(t *testing.T) {
 	})
 }
 
-// A Transport and a pointer to one can be what a client has.
+// A client may have a Transport or a pointer to one.
 func TestTransportWorksAsAValueAndAsAPointer(t *testing.T) {
 	playTransport(t, "1/s depth 5", func(u *upstream) {
 		for _, transport := range []http.RoundTripper{u.Transport, &u.Transport} {
@@ -340,8 +340,7 @@ func (l *burstingLimiter) Acquire(ctx context.Context, n int) (func(), error) {
 	return l.Shaper.Acquire(ctx, n)
 }
 
-// trickle is a body of which a byte comes every 2 s, and which can be closed while
-// it is read.
+// trickle is a body that gives a byte every 2 s, and can be closed while it is read.
 type trickle struct {
 	rest   int
 	closed chan struct{}
@@ -445,8 +444,8 @@ func TestASlowRefusalIsReturnedWholeIfTheTimeWouldNotSuffice(t *testing.T) {
 	})
 }
 
-// An upstream is the Base of a Transport on a stage. It notes each request and returns
-// the next answer of the script. Calls note what they got.
+// An upstream is the Base of a Transport on a stage. It notes each request and returns the next
+// answer of the script. Calls note their answers.
 type upstream struct {
 	*stage
 	shaper.Transport
