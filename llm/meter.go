@@ -181,40 +181,54 @@ func (b *metered) result() (u Usage, ok bool) {
 	return b.meter.result()
 }
 
+// maxInflated is how much of a compressed body is looked at, once it is decompressed. A body of a megabyte may hold a
+// gigabyte, which would take seconds of the call that reads it.
+const maxInflated = 16 << 20
+
 // An inflater decompresses what is written to it. A gzip.Reader reads by itself, so it runs as a coroutine,
 // which goes on when bytes come and stops when it wants more. No two goroutines run at once.
 type inflater struct {
 	m     *meter
-	more  func() (struct{}, bool)
+	more  func() (struct{}, bool) // nil: no bytes have come, and there is no coroutine, as nobody need close a response without a body
 	stop  func()
 	given []byte // bytes that have come and have not been read
 	ended bool   // no bytes will come
+	room  int    // how many bytes may still be looked at
 }
 
-func newInflater(m *meter) *inflater {
-	f := &inflater{m: m}
-	f.more, f.stop = iter.Pull(f.run)
-	return f
-}
+func newInflater(m *meter) *inflater { return &inflater{m: m, room: maxInflated} }
 
 // write decompresses as much as p allows.
 func (f *inflater) write(p []byte) {
 	f.given = p
-	f.more()
+	f.resume()
 	f.given = nil // The caller's.
+}
+
+// resume lets the coroutine go on until it wants more bytes.
+func (f *inflater) resume() {
+	if f.more == nil {
+		f.more, f.stop = iter.Pull(f.run)
+	}
+	f.more()
 }
 
 // end ends the coroutine. ok reports whether the body has ended, so that the compressed data must have ended too.
 func (f *inflater) end(ok bool) {
 	if ok {
 		f.ended = true
-		f.more()
+		f.resume()
 	}
-	f.stop()
+	if f.stop != nil {
+		f.stop()
+	}
 }
 
 // errStopped ends the coroutine when the body was closed. What has come until then counts.
 var errStopped = errors.New("llm: the body was closed")
+
+// errTooLong ends the coroutine when a body is longer than is looked at.
+var errTooLong = errors.New("llm: the body is too long")
 
 // run is the coroutine.
 func (f *inflater) run(yield func(struct{}) bool) {
@@ -233,18 +247,29 @@ func (f *inflater) run(yield func(struct{}) bool) {
 	})
 	z, err := gzip.NewReader(source)
 	if err == nil {
-		_, err = io.Copy(writeFunc(f.m.events.write), z)
+		_, err = io.Copy(writeFunc(f.inflated), z)
 	}
 	f.m.lost = err != nil && !errors.Is(err, errStopped)
+}
+
+// inflated takes the next bytes that were decompressed.
+func (f *inflater) inflated(p []byte) error {
+	if f.room -= len(p); f.room < 0 {
+		return errTooLong
+	}
+	f.m.events.write(p)
+	return nil
 }
 
 type readFunc func([]byte) (int, error)
 
 func (f readFunc) Read(p []byte) (int, error) { return f(p) }
 
-type writeFunc func([]byte)
+type writeFunc func([]byte) error
 
 func (f writeFunc) Write(p []byte) (int, error) {
-	f(p)
+	if err := f(p); err != nil {
+		return 0, err
+	}
 	return len(p), nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -220,6 +221,29 @@ func TestUsageOfWhatCannotBeRead(t *testing.T) {
 	_, u, ok := metered(t, llm.OpenAI, "application/json", "Identity", body, 0, toTheEnd)
 	require.True(t, ok)
 	require.Equal(t, llm.Usage{Input: 8, Output: 8}, u)
+}
+
+// A response without a body need not be closed, and one that claims to be compressed leaves no coroutine behind.
+func TestACompressedResponseWithoutABodyLeavesNothingBehind(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for range 100 {
+		r := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Encoding": {"gzip"}}, Body: http.NoBody}
+		_, ok := llm.ReadAlong(r, llm.OpenAI.Usage)()
+		require.False(t, ok)
+	}
+	require.Less(t, runtime.NumGoroutine(), before+100)
+}
+
+// Of a body that is decompressed to more than 16 MiB no more is looked at, and what it says at its end is unknown.
+func TestACompressedBodyThatHoldsTooMuch(t *testing.T) {
+	body := `{"usage":{"prompt_tokens":8,"completion_tokens":8}}`
+	for blanks, known := range map[int]bool{15 << 20: true, 16 << 20: false} {
+		text := zipped(strings.Repeat(" ", blanks) + body)
+		read, u, ok := metered(t, llm.OpenAI, "application/json", "gzip", text, 0, toTheEnd)
+		require.True(t, text == read, "the bytes pass")
+		require.Equal(t, known, ok)
+		require.Equal(t, known, u == llm.Usage{Input: 8, Output: 8})
+	}
 }
 
 // What a stream of compressed events has told counts, although its checksum has not come.

@@ -10,7 +10,7 @@ import (
 // estimates, and settles with the usage that its response reports, of a stream at the stream's end. If a response
 // reports none, or its body is closed before its end, the estimate stands. At most 1 MiB of a JSON body, or of one event
 // of a stream, is looked at; the bytes pass unchanged, however long they are. Bodies that are
-// compressed by gzip are read as well.
+// compressed by gzip are read as well, up to 16 MiB of what they hold.
 //
 // A call that is refused with 429 has taken nothing. If a refusal says for how long to hold back, all calls wait; a
 // 529 or 503 that does not say so holds nothing. What a response says is left goes to [shaper.Shaper.AtMost].
