@@ -122,6 +122,27 @@ func TestATransportSettlesWithoutABody(t *testing.T) {
 	})
 }
 
+// If Actual or HoldFor panics nobody else has the response, so its body is closed, and the estimate stands.
+func TestATransportClosesAResponseThatAPanicWouldLose(t *testing.T) {
+	s, err := shaper.New(shaper.Limits{Rate: 0.01, Burst: 100, InFlight: 1})
+	require.NoError(t, err)
+	for _, transport := range []shaper.Transport{
+		{Actual: func(*http.Response) func() int { panic("actual") }},
+		{HoldFor: func(*http.Response) time.Duration { panic("hold") }},
+	} {
+		body := &sentBody{}
+		transport.Limiter = s
+		transport.Base = roundTripFunc(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusOK, Body: body}, nil
+		})
+		require.Panics(t, func() { _, _ = transport.RoundTrip(requestTo(t)) })
+		require.Equal(t, 1, body.closed)
+	}
+	require.InDelta(t, 2, s.Stats().Level, 0.1)
+	require.Zero(t, s.Stats().InFlight)
+	require.Zero(t, s.Stats().Reserved)
+}
+
 func requestTo(t *testing.T) *http.Request {
 	r, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://upstream/", nil)
 	require.NoError(t, err)

@@ -286,6 +286,12 @@ func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (respons
 	if err != nil || response == nil {
 		return response, pause{}, err
 	}
+	returned := false
+	defer func() {
+		if !returned { // HoldFor, Actual or the Limiter has panicked, and nobody else has the response.
+			httpout.CloseBody(response.Body)
+		}
+	}()
 	if asked.span = min(t.holdFrom(response), t.maxHold()); asked.span > 0 {
 		asked.held = hold(limiter, r, asked.span)
 	}
@@ -293,6 +299,7 @@ func (t Transport) send(limiter inner, r *http.Request, end requestEnd) (respons
 		ends = end.with(t.Actual(response))
 	}
 	withBody = ends != nil && httpout.ReleaseWithBody(response, r.Method, ends)
+	returned = true
 	return response, asked, nil
 }
 

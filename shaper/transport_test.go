@@ -557,7 +557,7 @@ func (u *upstream) callWith(r *http.Request, read bool) {
 	synctest.Wait()
 }
 
-// A sentBody is a request's body that knows whether it has been closed.
+// A sentBody is a body that knows whether it has been closed.
 type sentBody struct {
 	io.Reader
 	closed int
