@@ -78,7 +78,7 @@ func (a *app) started() {
 		served := loaded.(*caddyhttp.App)
 		a.grace, a.delay = time.Duration(served.GracePeriod), time.Duration(served.ShutdownDelay)
 	}
-	inForce.push(a)
+	inForce.add(a)
 	for _, e := range a.entries {
 		e.lines.take(e)
 	}
@@ -142,8 +142,9 @@ func (a *app) join(set settings, server *caddyhttp.Server, log *slog.Logger) (*e
 		}
 		e.file = file
 	}
+	key := poolKey{set.name, set.fixed}
 	var err error
-	if e.lines, err = acquire(e); err != nil {
+	if e.lines, err = loadOrNew(pool, key, func() (*limiters, error) { return newLimiters(key, e) }); err != nil {
 		e.closeFile()
 		return nil, err
 	}
@@ -217,46 +218,43 @@ var (
 	_ caddyevents.Handler = (*onEvent)(nil)
 )
 
+// An ordered set has things in the order in which they were added.
+type ordered[T comparable] struct {
+	mu  sync.Mutex
+	all []T
+}
+
+func (l *ordered[T]) add(one T) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, one)
+}
+
+func (l *ordered[T]) remove(one T) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = slices.DeleteFunc(l.all, func(other T) bool { return other == one })
+}
+
+// list returns all of them.
+func (l *ordered[T]) list() []T {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.all)
+}
+
 // inForce has the configurations that were started and have not ended. At a reload there are
-// two for a moment.
-var inForce configurations
-
-// configurations are in the order in which they were started.
-type configurations struct {
-	mu   sync.Mutex
-	apps []*app
-}
-
-func (c *configurations) push(a *app) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.apps = append(c.apps, a)
-}
-
-func (c *configurations) remove(a *app) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.apps = slices.DeleteFunc(c.apps, func(other *app) bool { return other == a })
-}
-
-// last returns the configuration that is in force; nil if there is none.
-func (c *configurations) last() *app {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.apps) == 0 {
-		return nil
-	}
-	return c.apps[len(c.apps)-1]
-}
+// two for a moment: the last is in force.
+var inForce ordered[*app]
 
 // running returns the limiters of the configuration in force, by their names.
 func running() []*limiters {
-	a := inForce.last()
-	if a == nil {
+	apps := inForce.list()
+	if len(apps) == 0 {
 		return nil
 	}
-	all := make([]*limiters, 0, len(a.entries))
-	for _, e := range a.entries {
+	var all []*limiters
+	for _, e := range apps[len(apps)-1].entries {
 		all = append(all, e.lines)
 	}
 	slices.SortFunc(all, func(a, b *limiters) int { return cmp.Compare(a.name, b.name) })
@@ -266,33 +264,12 @@ func running() []*limiters {
 // ready reports whether requests are to be sent here: a configuration is in force, and the
 // process does not end. It turns false before the servers do anything, and so before Caddy's
 // shutdown_delay.
-func ready() bool { return inForce.last() != nil && !caddy.Exiting() }
+func ready() bool { return len(inForce.list()) > 0 && !caddy.Exiting() }
 
 // known has all limiters in use, also those that no configuration has any more.
 var known knownLimiters
 
-type knownLimiters struct {
-	mu  sync.Mutex
-	all []*limiters // in the order in which they were made
-}
-
-func (k *knownLimiters) add(l *limiters) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.all = append(k.all, l)
-}
-
-func (k *knownLimiters) remove(l *limiters) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.all = slices.DeleteFunc(k.all, func(other *limiters) bool { return other == l })
-}
-
-func (k *knownLimiters) list() []*limiters {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Clone(k.all)
-}
+type knownLimiters struct{ ordered[*limiters] }
 
 // latest returns the limiters of a name that were made last, of those that a configuration has
 // started; nil if there are none. Those of the heir are left out.

@@ -288,11 +288,7 @@ type core struct {
 
 // useInspector returns the Inspector of key. Each call must be undone by leaveInspector.
 func useInspector(key inspectorKey) (*keptInspector, error) {
-	kept, _, err := inspectors.LoadOrNew(key, func() (caddy.Destructor, error) { return newInspector(key) })
-	if err != nil {
-		return nil, err
-	}
-	return kept.(*keptInspector), nil
+	return loadOrNew(inspectors, key, func() (*keptInspector, error) { return newInspector(key) })
 }
 
 func leaveInspector(key inspectorKey) error {
@@ -309,11 +305,11 @@ func newInspector(key inspectorKey) (*keptInspector, error) {
 	if key.control {
 		opts = append(opts, inspect.WithControl(key.token))
 	}
-	all, _, err := cores.LoadOrNew(coreKey{}, func() (caddy.Destructor, error) { return newCore(log), nil })
+	all, err := loadOrNew(cores, coreKey{}, func() (*core, error) { return newCore(log), nil })
 	if err != nil {
 		return nil, err
 	}
-	k := &keptInspector{all.(*core).With(opts...)}
+	k := &keptInspector{all.With(opts...)}
 	if err := k.Err(); err != nil {
 		return nil, errors.Join(err, k.Destruct())
 	}

@@ -45,14 +45,15 @@ type limiters struct {
 	levels   *stateFile
 }
 
-// acquire returns the limiters for an entry, with one more user.
-func acquire(e *entry) (*limiters, error) {
-	key := poolKey{e.settings.name, e.settings.fixed}
-	got, _, err := pool.LoadOrNew(key, func() (caddy.Destructor, error) { return newLimiters(key, e) })
+// loadOrNew returns the value of a key in a pool, with one more user. If there is none, it is
+// made.
+func loadOrNew[V caddy.Destructor](pool *caddy.UsagePool, key any, makeNew func() (V, error)) (V, error) {
+	got, _, err := pool.LoadOrNew(key, func() (caddy.Destructor, error) { return makeNew() })
 	if err != nil {
-		return nil, err
+		var none V
+		return none, err
 	}
-	return got.(*limiters), nil
+	return got.(V), nil
 }
 
 // newLimiters makes limiters, which begin with the settings of e.

@@ -56,15 +56,6 @@ type savedState struct {
 	Shapers map[string]levels `json:"shapers"`
 }
 
-// acquireState returns the file of a path, with one more user.
-func acquireState(path string, log *slog.Logger) (*stateFile, error) {
-	got, _, err := stateFiles.LoadOrNew(path, func() (caddy.Destructor, error) { return openState(path, log) })
-	if err != nil {
-		return nil, err
-	}
-	return got.(*stateFile), nil
-}
-
 // openState reads a file.
 func openState(path string, log *slog.Logger) (*stateFile, error) {
 	f := &stateFile{path: path, log: log, done: make(chan struct{}), users: map[*limiters]bool{}, levels: map[string]levels{}}
@@ -231,7 +222,7 @@ func (l *limiters) setStateLocked(path string) error {
 	if path == "" {
 		return nil
 	}
-	f, err := acquireState(path, l.says.Load().log)
+	f, err := loadOrNew(stateFiles, path, func() (*stateFile, error) { return openState(path, l.says.Load().log) })
 	if err != nil {
 		return err
 	}

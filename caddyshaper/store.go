@@ -57,7 +57,7 @@ var schemes = map[string]func(*url.URL) (opener, error){
 
 // acquireStore returns the store of a URL, with one more user.
 func acquireStore(text string, log *slog.Logger) (*store, error) {
-	got, _, err := stores.LoadOrNew(text, func() (caddy.Destructor, error) {
+	return loadOrNew(stores, text, func() (*store, error) {
 		open, err := parseStore(text)
 		if err != nil {
 			return nil, err
@@ -66,10 +66,6 @@ func acquireStore(text string, log *slog.Logger) (*store, error) {
 		s.url = text
 		return s, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return got.(*store), nil
 }
 
 // checkStore returns the mistake in the URL of a store.
