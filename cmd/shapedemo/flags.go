@@ -75,6 +75,11 @@ Flags:
                     and twice as many left with settling. -svg draws the level.
                     The default of -limits is
                     "` + tokensLimits + `" with this flag
+  -fair             show a burst of one key beside calls of ten people: in one
+                    line, and with fair queueing. Then exit; the status is 0
+                    if nothing was refused, and fair queueing cut a person's
+                    mean wait to a tenth. -svg draws the run. The default of
+                    -limits is "` + fairLimits + `" with this flag
   -h                print this text
 
 Examples:
@@ -86,6 +91,7 @@ Examples:
   shapedemo -limits "50/s burst 10 depth 0"         requests never wait
   shapedemo -outbound                               callers of a fragile API
   shapedemo -once -tokens                           tokens of a language model
+  shapedemo -once -fair                             a burst delays nobody else
   shapedemo -addr :9000 -upstream http://localhost:3000 -limits "10/s depth 50"
 `
 

@@ -10,7 +10,8 @@
 //
 // With -outbound it shows the other direction: many callers of an API that does
 // not tolerate bursts, without and with a shaper.Transport. With -tokens it shows calls that
-// reserve more than they take, of an API that counts tokens.
+// reserve more than they take, of an API that counts tokens. With -fair it shows a burst of one
+// client beside calls of ten others, in one line and with fair queueing.
 //
 //	go run ./cmd/shapedemo -h
 package main

@@ -37,6 +37,7 @@ var scenes = []scene{
 	{limits: defaultLimits, flags: []string{"addr", "inspect", "burst", "vanish", "upstream", "svg"}, show: showBurst},
 	{flag: "outbound", limits: outboundLimits, flags: []string{"callers"}, show: showOutbound, alone: true},
 	{flag: "tokens", limits: tokensLimits, flags: []string{"svg"}, show: showTokens, alone: true},
+	{flag: "fair", limits: fairLimits, flags: []string{"svg"}, show: showFair, alone: true},
 }
 
 // limitsInfo is what limits come to for requests of cost 1.
