@@ -44,62 +44,6 @@ func file(t *testing.T, name, text string) string {
 	return path
 }
 
-func TestEachRuleIsSaidInWords(t *testing.T) {
-	status, out, problems := shapecheck(t, "", "shaper.yaml")
-	require.Equal(t, exitOK, status)
-	require.Empty(t, problems)
-	require.Equal(t, `(default): 20/s depth 50  (shaper.yaml:2)
-    one request leaves every 50 ms
-    50 may wait, the last for 2.5 s; request 52 of a simultaneous burst is refused
-
-api: 50/s depth 100  (shaper.yaml:4)
-    one request leaves every 20 ms
-    100 may wait, the last for 2 s; request 102 of a simultaneous burst is refused
-
-api/192.168.11.3: 100/s burst 500 depth 0  (shaper.yaml:5)
-    500 requests leave at once, then one every 10 ms
-    none may wait; request 501 of a simultaneous burst is refused
-
-api/premium: 200/s depth 400 wait 2s  (shaper.yaml:7)
-    one request leaves every 5 ms
-    400 may wait, the last for 2 s; request 402 of a simultaneous burst is refused
-    candidate 100/s depth 200
-        one request leaves every 10 ms
-        200 may wait, the last for 2 s; request 202 of a simultaneous burst is refused
-
-login: 5/min burst 5 depth 0  (shaper.yaml:6)
-    5 requests leave at once, then one every 12 s
-    none may wait; request 6 of a simultaneous burst is refused
-`, out)
-}
-
-func TestEachKeyIsSaidWithItsRule(t *testing.T) {
-	status, out, problems := shapecheck(t, "", "shaper.yaml", "api/premium/42", "unknown")
-	require.Equal(t, exitOK, status)
-	require.Empty(t, problems)
-	require.Equal(t, `api/premium/42: 200/s depth 400 wait 2s  (rule api/premium, shaper.yaml:7)
-    one request leaves every 5 ms
-    400 may wait, the last for 2 s; request 402 of a simultaneous burst is refused
-    candidate 100/s depth 200
-        one request leaves every 10 ms
-        200 may wait, the last for 2 s; request 202 of a simultaneous burst is refused
-
-unknown: 20/s depth 50  (the default, shaper.yaml:2)
-    one request leaves every 50 ms
-    50 may wait, the last for 2.5 s; request 52 of a simultaneous burst is refused
-`, out)
-}
-
-func TestWarningsComeWithTheirPlace(t *testing.T) {
-	status, out, problems := shapecheck(t, "", "shaper.yaml", "local.yaml")
-	require.Equal(t, exitOK, status)
-	require.Contains(t, out, "api: 5/s depth 0  (local.yaml:2)\n")
-	require.Equal(t, `local.yaml:2: warning: api: no depth and burst 1: of two requests within 200 ms one is refused
-local.yaml:3: warning: login: slack longer than the wait: after a stall that long, all that wait leave at once
-local.yaml:4: warning: api/premum: ~ takes nothing away: no earlier file has such a rule
-`, problems)
-}
-
 func TestStrictMakesWarningsFail(t *testing.T) {
 	for _, c := range []struct {
 		args []string
