@@ -31,9 +31,9 @@ func (l *ChainLimiter) Acquire(ctx context.Context, n int) (release func(), err 
 // Reserve is WaitN for a request whose cost is known only when it has ended: it reserves the estimate
 // of one [Limiter] after the other, and settle settles with all that have a method like [Shaper.Reserve]. For the others
 // the estimate stands, and settle releases their seats. If a later Limiter refuses the request, or the context ends
-// there, the earlier ones get back what has not drained meanwhile. [WithCostOf] converts both the estimate
-// and the actual cost. (There is no AtMost, as the Limiters may count different things: call it on the
-// Limiter whose units the upstream reports.)
+// there, the earlier ones get back the part that has not drained meanwhile. [WithCostOf] converts both the
+// estimate and the actual cost. (There is no AtMost, as the Limiters may count different things: call it on
+// the Limiter whose units the upstream reports.)
 func (l *ChainLimiter) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
 	v, err := l.chain.reserve(ctx, estimate, newcomer)
 	return settleOf(v), err

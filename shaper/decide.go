@@ -49,7 +49,7 @@ const (
 // seat that it is given. It fits into four words, so that it is returned in registers.
 type decision struct {
 	waiter  *waiter // in the line for it; nil: it does not wait
-	err     error   // what its call returns, if it does not wait
+	err     error   // the error that its call returns, if it does not wait
 	waiting int32   // in the line just after it
 	event   entryEvent
 }
@@ -64,7 +64,7 @@ const (
 	enqueuedEvent                    // it waits; from this one on, announce is called even if there are no hooks
 	verdictEvent                     // a dry run lets it through
 	abandonedEvent                   // its context ended while it waited, or the Bucket was asked
-	askEvent                         // the Bucket is to be asked what becomes of it; see ask
+	askEvent                         // the Bucket is to be asked for a decision; see ask
 )
 
 // errUseAcquire is for calls that would not say when they end.
@@ -285,7 +285,7 @@ func (d decision) passed() bool {
 type rejection struct {
 	reason     reason
 	retryAfter time.Duration
-	also       *alsoError // what the error is beside its reason; nil: nothing
+	also       *alsoError // a second error that the error is; nil: none
 }
 
 func (r rejection) value() RejectError {
@@ -355,8 +355,8 @@ func (v *view) judge(now, leaves int64, r *request) (wait time.Duration, why rej
 	return wait, why
 }
 
-// lateness returns why a request is refused that would have to wait for that long, if that is too
-// long, without RetryAfter.
+// lateness returns the reason to refuse a request that would have to wait for the time wait, or
+// none if wait is not too long. RetryAfter is not set.
 func (v *view) lateness(now int64, wait time.Duration, r *request) (why rejection) {
 	if untilDeadline := r.untilDeadline(now); untilDeadline < exact.Forever && wait >= untilDeadline {
 		why.reason, why.also = refusedLate, missedDeadline

@@ -246,7 +246,7 @@ func (d *dispatcher) updateDepartureLocked(f *flow) {
 		d.due.update(ln)
 	}
 	if sf != nil {
-		sf.pump.kickLocked(d.clock) // Without a line, too: what a request has given back may be given back further.
+		sf.pump.kickLocked(d.clock) // Without a line, too: units that a request has given back may be given back to the Bucket.
 	}
 	if ln == nil {
 		return

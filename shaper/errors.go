@@ -116,7 +116,7 @@ type RejectError struct {
 	// takes anything.
 	RetryAfter time.Duration
 
-	also *alsoError // what the error is beside Reason; nil: nothing
+	also *alsoError // a second error that the error is, beside Reason; nil: none
 }
 
 // An alsoError is the second error that a [RejectError] is. It has no more than a pointer's

@@ -72,7 +72,7 @@ import (
 type Group[K comparable] struct {
 	// What every call reads. None of it changes once the Group is in use.
 	shards    shards[K]    // as many as a power of 2
-	seed      maphash.Seed // of the hash of a key, which says in which shard it is, and what its home is
+	seed      maphash.Seed // of the hash of a key, which chooses its shard and its home
 	spill     *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
 	all       shards[K]    // shards and spill
 	limits    func(K) (Limits, error)
@@ -199,7 +199,7 @@ func makeShards[K comparable](g *Group[K], o options) {
 	n := 1
 	if !o.shared.asked {
 		n = shardsFor(runtime.GOMAXPROCS(0))
-		g.all = make([]*keyShard[K], n+1) // The last one is that of the buckets that keys share.
+		g.all = make([]*keyShard[K], n+1) // The last shard has the buckets that keys share.
 	} else {
 		g.all = make([]*keyShard[K], 1)
 	}

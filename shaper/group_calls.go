@@ -83,8 +83,8 @@ func (s *keyShard[K]) notLeft(kf *keyedFlow[K], key K, r *request, at int64, err
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line of its key, and
-// runs the hook of that. kf is the bucket that it has found, and in the shard that has it; nil
-// if none.
+// runs the hook for this. kf is the bucket that it has found, and in the shard that has it;
+// nil if none.
 //
 // It is not inlined, so that its frame is not there while await waits.
 //
@@ -125,7 +125,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 }
 
 // decideNew finds or makes the bucket of a key that had none, and decides upon a
-// request. If there is no bucket for it, kf is nil, and the hook of that has run.
+// request. If there is no bucket for it, kf is nil, and the hook for its refusal has run.
 func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	err := s.of(key).withFlowOrNew(r.ctx, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
 		in, kf = holder, found

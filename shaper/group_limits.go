@@ -11,7 +11,7 @@ import (
 // A limitsCall is one call of the limits function for a new key. Further requests with
 // that key wait for its result, as in x/sync/singleflight.
 type limitsCall struct {
-	done    chan struct{} // closed when the call has ended; nil until a request waits for that
+	done    chan struct{} // closed when the call has ended; nil until a request waits for its end
 	limits  Limits
 	err     error
 	reloads int // number of Reloads begun before the call ended

@@ -13,7 +13,8 @@ import (
 // The bounds follow the DDSketch (Masson, Rim and Lee, VLDB 2019, section 2.1) with
 // a relative error of 4.4 %, and have the growth of an exponential histogram of OpenTelemetry
 // with scale 3, shifted by half a bucket. They never change, so that the
-// [Histogram.Buckets] of several Shapers can be added up, bound by bound, and [Histogram.Sub] gives what came between two of them.
+// [Histogram.Buckets] of several Shapers can be added up, bound by bound, and [Histogram.Sub] gives the
+// counts between two of them.
 //
 // A Histogram is a value: it does not change after it was taken, and copies may be made. The
 // zero Histogram is empty.
@@ -62,10 +63,10 @@ func (h Histogram) Count() uint64 { return h.count }
 func (h Histogram) Sum() float64 { return h.sum }
 
 // Quantile returns the value that a part q of all values do not exceed: 0.5 gives the
-// median, 0.99 what one in a hundred exceeds, 0 the smallest and 1 the greatest. The
-// true one is in the same bucket, so it is at most within away from value: 4.4 % of it.
-// In the outermost buckets within says how far the greatest or smallest value that
-// could be there is away.
+// median, 0.99 the value that one in a hundred exceeds, 0 the smallest and 1 the
+// greatest. The true one is in the same bucket, so it is at most within away from
+// value: 4.4 % of it. In the outermost buckets within says how far the greatest or
+// smallest value that could be there is away.
 //
 // If the Histogram is empty, or q is not from 0 to 1, both are NaN.
 func (h Histogram) Quantile(q float64) (value, within float64) {

@@ -120,7 +120,7 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 // hexadecimal. The key still differs from all others.
 //
 // Look up a rule by a Join too: the rule of the route "POST /login" is found under
-// Join("POST /login"), which is what stands before the first "/" of a key.
+// Join("POST /login"), which stands before the first "/" of a key.
 func Join(parts ...string) string {
 	var key strings.Builder
 	for i, part := range parts {
@@ -164,7 +164,7 @@ func bounded(part string) string {
 // key. So has a CONNECT that mux redirects to the path with a trailing slash. With other
 // methods, a request that mux redirects, to a trailing slash or to the clean path, has
 // the key of the route to which the redirect leads. Limit the empty key as well, or
-// clients may ask as often as they like for what does not exist.
+// clients may ask as often as they like for paths that do not exist.
 //
 // The mux must see the request as this function does. If a handler in between changes
 // the method, the host or the path, as [http.StripPrefix] does, the two disagree, and a
@@ -227,8 +227,9 @@ func ByClientIP(trusted ...netip.Prefix) KeyFunc {
 // elements, the field is not believed and the client is the peer. A port may follow
 // the address, as some proxies write it.
 //
-// No other field is read, because proxies pass on what clients write into fields that
-// they do not know. So no outer handler may set RemoteAddr from such a field either.
+// No other field is read, because proxies pass on the text that clients write into
+// fields that they do not know. So no outer handler may set RemoteAddr from such a
+// field either.
 //
 // A ClientIP is safe for concurrent use, as long as its fields are not changed.
 type ClientIP struct {

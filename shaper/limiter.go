@@ -38,8 +38,8 @@ type inner interface {
 	// at most.
 	hold(ctx context.Context, d time.Duration) bool
 
-	// stats returns the state of the one bucket behind the [Limiter]; only what RateLimit fields
-	// need is sure to be set. ok reports whether there is one.
+	// stats returns the state of the one bucket behind the [Limiter]; only the fields that
+	// RateLimit fields need are sure to be set. ok reports whether there is one.
 	stats() (st Stats, ok bool)
 
 	// mayDryRun reports whether a dry run may leave a [Verdict] on a request.
@@ -127,7 +127,7 @@ func (s shaperLimiter) asksDoneToWait() bool { return true }
 // abilities show in its methods.
 type foreign struct {
 	Limiter
-	acquirer acquirer // the Limiter, if it caps what is in flight; else nil
+	acquirer acquirer // the Limiter, if it caps requests in flight; else nil
 }
 
 // An acquirer is a [Limiter] that needs to know when a request has ended. It may return
@@ -147,7 +147,7 @@ func mayBeCapped(l Limiter) bool {
 }
 
 // WaitN does not ask for a cost of 0, for which a request may wait in some Limiters, x/time's among
-// them. Only a [Chain] whose Limiters have costs of their own calls it with that.
+// them. Only a [Chain] whose Limiters have costs of their own calls it with one.
 func (f foreign) WaitN(ctx context.Context, n int) error {
 	if n == 0 {
 		return ctx.Err()

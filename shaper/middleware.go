@@ -131,8 +131,8 @@ func (h handler) wrap(next http.Handler) http.Handler {
 // ServeHTTP lets the request wait, and then runs the next handler or answers.
 //
 // While a request waits, the frames of ServeHTTP and serve are on its stack. They are
-// kept small, as a goroutine that needs a little more than 4 KiB of stack gets 8. So what
-// runs after the wait, or for few requests, is in functions that are not inlined.
+// kept small, as a goroutine that needs a little more than 4 KiB of stack gets 8. So code
+// that runs after the wait, or for few requests, is in functions that are not inlined.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if n := h.cost(r); n == 0 {
 		h.next.ServeHTTP(w, r)
@@ -255,7 +255,7 @@ func (h *handler) conclude(conn *serverconn.Conn, limiter inner, end func(), err
 // serveInFlight runs the next handler for a request that is in flight until end is
 // called: when the handler hijacks the connection, or has returned or panicked.
 func (h *handler) serveInFlight(limiter inner, w http.ResponseWriter, r *http.Request, end func()) {
-	// end is deferred first, because what follows runs methods of outer handlers'
+	// end is deferred first, because the calls below run methods of outer handlers'
 	// ResponseWriters, which may panic.
 	defer func() { end() }()
 	w, end = hijack.Until(w, end)
@@ -282,8 +282,8 @@ func (h *handler) setVerdict(header http.Header, ctx context.Context) {
 	}
 }
 
-// writeRefusal answers a request that was not admitted. w is the ResponseWriter of conn, or has been
-// put in front of that.
+// writeRefusal answers a request that was not admitted. w is the ResponseWriter of conn, or a
+// wrapper around it.
 func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.ResponseWriter, err error) {
 	r := conn.Request()
 	if gone, ok := err.(errGone); ok {

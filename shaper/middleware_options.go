@@ -164,9 +164,9 @@ func (l *refusalLog) logRefusal(ctx context.Context, err error) {
 	l.log.LogAttrs(ctx, slog.LevelWarn, "shaper: refused", attrs...)
 }
 
-// reasonOf returns the text of an error, without what may have come from the request:
-// the error of a body names the client's address, and an error that wraps a refusal
-// may name a key.
+// reasonOf returns the text of an error, without parts that may have come from the
+// request: the error of a body names the client's address, and an error that wraps a
+// refusal may name a key.
 func reasonOf(err error) string {
 	if rejected, ok := errors.AsType[*RejectError](err); ok {
 		return rejected.why()

@@ -78,9 +78,9 @@ func (d *dispatcher) withdrawLocked() (now int64) {
 	return int64(time.Since(d.epoch))
 }
 
-// refusePublished refuses a request without the lock, if it is refused by the published view, and runs
-// the hook of that. Else dec is empty, and the lock is needed. As in lockAt, the clock has been
-// read before: p was still published after now.
+// refusePublished refuses a request by the published view, without the lock, and runs its hook. If the
+// view does not refuse it, dec is empty and the caller must lock. As in lockAt, the caller reads the
+// clock before it loads p, so p was still published after now.
 //
 // It is not inlined, so that calls that may leave need no stack for it.
 //
@@ -149,7 +149,10 @@ type refusalStripe struct {
 	refused refusals
 	entered int64 // when the latest call came
 	refusalRing
-	after [keptRefusals]uint64 // for each in the ring, the number of the one before it in that of the dispatcher
+
+	// after[i] is the number of the dispatcher's latest refusal when refusal i was made. It orders
+	// the two rings.
+	after [keptRefusals]uint64
 }
 
 // newRefusalStripes returns twice as many stripes as processors can run goroutines now, or
@@ -159,8 +162,8 @@ func newRefusalStripes() *refusalStripes {
 	return &refusalStripes{all: make([]atomic.Pointer[refusalStripe], 2<<bits.Len(uint(n-1)))}
 }
 
-// A stripeHint says which stripe the goroutines of a processor use. [sync.Pool] is what
-// gives each processor its own.
+// A stripeHint says which stripe the goroutines of a processor use. A [sync.Pool] gives each
+// processor its own.
 type stripeHint struct{ stripe uint32 }
 
 var (

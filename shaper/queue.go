@@ -391,8 +391,8 @@ func (p *waiterPool) take(n, now int64) *waiter {
 	return w
 }
 
-// takeFor returns a waiter for a request that enters a line now, with what its goroutine will wait
-// on, if it does. mu is the lock of the dispatcher.
+// takeFor returns a waiter for a request that enters a line now, with the channel or parker that
+// its goroutine will wait on, if it does. mu is the lock of the dispatcher.
 func (p *waiterPool) takeFor(r *request, now int64, waits bool, mu *sync.Mutex) *waiter {
 	w := p.take(r.cost, now)
 	switch {

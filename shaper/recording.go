@@ -28,7 +28,7 @@ type Arrival struct {
 	Deadline time.Time     // of its context; zero: it had none
 	Allow    bool          // it was a call of AllowN, which never waits
 	Waited   time.Duration // from At to the slot, or to the instant of Err; with Done
-	Err      error         // why it has not left: what the call returned, or for AllowN the reason; nil: it has, or still waits
+	Err      error         // why it has not left: the error of the call, or for AllowN the reason; nil: it has, or still waits
 	Done     bool          // false: it still waits
 }
 

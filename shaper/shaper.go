@@ -111,7 +111,7 @@ func (s *Shaper) WaitN(ctx context.Context, n int) error {
 }
 
 // enter lets a request leave at once, refuses it, or puts it into the line, and runs the
-// hook of that.
+// hook for this.
 //
 // It is not inlined, so that its frame is not there while await waits.
 //

@@ -54,7 +54,7 @@ func (sf *sharedFlow) leavesLocked(w *waiter, now int64) bool {
 	case sf.usesOwnLevelLocked():
 		slot, hasLeft := sf.f.bucket.release(sf.f.line.since, now, w.cost)
 		if !hasLeft {
-			return false // Its slot was that of units which have been dropped since.
+			return false // Its units have been dropped since.
 		}
 		sf.f.line.since = slot
 		sf.NotUsed() // It has used no units.
@@ -247,7 +247,7 @@ func (sf *sharedFlow) decideLocked(now int64, r *request) (dec decision, handled
 	asks := r.kind == allow || r.kind == newcomer && f.bucket.limits.Depth == 0
 	switch {
 	case d.phase == closed, d.phase == draining && r.kind != reentry:
-		return dec, false // The order of what refuses is the same.
+		return dec, false // The order of the reasons to refuse is the same.
 	case r.kind != reentry && sf.tooCostlyLocked(r.cost):
 		return d.refuseLocked(f, now, r, rejection{reason: refusedCostly}), true
 	case r.kind != reentry && r.deadline > now && d.blocks.end(f) <= now && f.waiting() == 0 && f.hasSeat() &&

@@ -26,7 +26,7 @@ type sharedLevels struct {
 	flows        map[*flow]*sharedFlow
 	breakers     map[string]*lease.Breaker
 	pumps        int           // that run
-	idle         chan struct{} // closed when the last pump ends; made by the call that waits for that
+	idle         chan struct{} // closed when the last pump ends; made by the call that waits for its end
 	counts       lease.Counts  // of all leases, also of those that are gone
 	events       []BucketEvent // for which the hook is to run, in their order
 	runningHooks bool          // a goroutine runs the hook for them

@@ -19,7 +19,7 @@ type meter struct {
 	sf        *sharedFlow
 	asking    int         // calls that ask the Bucket for themselves; see ask
 	busy      bool        // one of them, or a goroutine for several, calls the Bucket
-	questions []*question // the others, which wait for that
+	questions []*question // the others, which wait for its end
 }
 
 // ask asks the [Bucket] whether a request may leave now, and calls note with the decision, under
@@ -80,7 +80,7 @@ func (m *meter) askAlone(r *request, note func(now int64, dec decision)) (dec de
 type question struct {
 	request
 	dec      decision
-	ended    bool // dec says what has become of it, or it has panicked
+	ended    bool // dec is its outcome, or it has panicked
 	panicked any
 	cancel   func() // ends the call of the Bucket if all have gone that it is for; nil before the call
 	done     chan struct{}
@@ -235,7 +235,7 @@ func (m *meter) answeredTogetherLocked(batch []*question, gone []error, n int, t
 	answered := (a.err == nil || stay || slices.ContainsFunc(gone, func(err error) bool { return sf.isSilentLocked(a, err) })) &&
 		sf.noteAnswerLocked(t, a)
 	granted := answered && a.taken.OK
-	empty := a.taken.Empty // when the level reaches 0, with what has been used of the batch so far
+	empty := a.taken.Empty // when the level reaches 0, with the part of the batch that has been used so far
 	if granted {
 		sf.CountLeased(t.Cost)
 		sf.NoteHigh(t, a.taken)

@@ -8,7 +8,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// What a Bucket is, for those who write one, is in package shared.
+// Package shared describes a Bucket for authors of one.
 type (
 	// A Bucket holds levels that several processes share: [shared.Bucket].
 	Bucket = shared.Bucket

@@ -18,7 +18,7 @@ type pump struct {
 	wake    chan struct{} // has room for one value; wakes it
 
 	probes   bool // a call has come in the fallback since the Bucket was asked last
-	asksRoom bool // it asks for what the level has room for
+	asksRoom bool // it asks for as much as the level has room for
 }
 
 // A step is the next action of a pump.

@@ -22,8 +22,8 @@ import (
 // Snapshot returns the level of the bucket as JSON, with the rest of a [Shaper.Hold] and of a
 // block ([WithBlock]), for [Shaper.Restore] in the next process: so a restart empties no
 // bucket. It changes nothing, and works on a closed Shaper too. At best it is called when
-// Shutdown has returned, as what leaves afterwards is not in it. Requests in line and counts
-// are not in it either.
+// Shutdown has returned, as requests that leave afterwards are not in it. Requests in line
+// and counts are not in it either.
 //
 // The JSON has a version, 1, which later versions of this package keep reading, and the wall
 // time at which it was taken. Its levels are exact: cost units as a fraction, such as "7/3".
@@ -227,7 +227,7 @@ func (b *bucket) restore(r *restoredLevel) {
 		empty, roundedUpBy = b.interval.InstantAfter(r.now, leaked.Sub(r.units, leaked.Quo(leaked, slower.Rat())))
 	}
 	if !empty.After(exact.At(r.now)) {
-		return // Nothing remains: now is a multiple of what instants are rounded up to.
+		return // Nothing remains: now is a multiple of the unit to which instants are rounded up.
 	}
 	if b.interval.Compare(empty, roundedUpBy, b.empty, b.roundedUpBy()) <= 0 {
 		return
@@ -284,7 +284,7 @@ func damaged(err error) error {
 }
 
 // Snapshot is [Shaper.Snapshot] for all keys that have a bucket of their own which a new one
-// would not equal, and for what [Group.Top] counts. After Shutdown or Close it returns the
+// would not equal, and for the counts of [Group.Top]. After Shutdown or Close it returns the
 // buckets as they were then. The buckets are copied a key at a time under the lock, so it does
 // not hold up other calls, and each key is as it was at its turn.
 //

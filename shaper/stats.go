@@ -22,7 +22,7 @@ type Stats struct {
 	OldestWait   time.Duration // how long the head of the line has waited, and WithFairQueue any request; a retry of a Transport starts at 0
 	InFlight     int           // requests that have left and not ended; 0 without a cap
 	Reserved     int           // cost units of requests that have left by Reserve and are not settled
-	DryRun       bool          // WithDryRun is set: the numbers are those of the shadow
+	DryRun       bool          // WithDryRun is set: the numbers are the shadow's
 	HeldUntil    time.Time     // no request leaves before; zero if the line is not held
 	BlockedUntil time.Time     // newcomers are refused until then, because of WithBlock; zero if the bucket is not blocked
 	LastCall     time.Time     // when the latest call that has been counted came; zero if there was none
@@ -234,7 +234,7 @@ type GroupStats struct {
 	Keys     int    // keys that count against WithMaxKeys: that have a bucket of their own, or had one until it was drained, up to a second ago
 	Waiting  int    // requests in all lines
 	Reserved int    // cost units of requests that have left by Reserve and are not settled
-	DryRun   bool   // WithDryRun: the line is a shadow, and the totals are what would have been
+	DryRun   bool   // WithDryRun: the line is a shadow, and the totals are hypothetical
 	Precise  bool   // as in Stats
 	Fallback string // as in Stats
 

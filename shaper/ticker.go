@@ -28,7 +28,7 @@ type ticker struct {
 	run   func()      // tick, made once, so that starting it allocates nothing
 	lead  alarm.Lead  // only the goroutine uses it
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	running    bool
 	precise    bool  // alarm is a file
 	coarse     bool  // WithCoarseTimer; fixed before use
@@ -41,7 +41,7 @@ type ticker struct {
 
 	alarm       alarm.Alarm   // timer or a file; in use while the goroutine runs
 	timer       *alarm.Timer  // made once, and used by each goroutine in turn
-	gone        chan struct{} // closed when the goroutine ends; nil if nothing waits for that
+	gone        chan struct{} // closed when the goroutine ends; nil if nothing waits for its end
 	retryFileAt int64         // when to try to open a file again, after a failure
 	failure     string        // why there is no file although one is wanted, or ""
 }
@@ -258,8 +258,8 @@ func (t *ticker) noteDensity(d *dispatcher) {
 }
 
 // chooseAlarmLocked opens a file for the ticker if a millisecond matters, and closes it
-// if not. With no request in line nothing changes. If there are several lines, what
-// matters is the time between departures of all of them together.
+// if not. With no request in line nothing changes. If there are several lines, the time
+// between departures of all of them together decides.
 func (t *ticker) chooseAlarmLocked(now int64) {
 	if t.serving == 0 {
 		return

@@ -75,9 +75,9 @@ type Transport struct {
 	// has no method like [Shaper.Reserve], Actual is not called.
 	Actual func(*http.Response) func() int
 
-	// HoldFor returns how long a response asks callers to hold back, in place of what Transport reads
-	// itself; 0 or less: not at all. It is called before Actual, and may replace the body by one
-	// that it has read. A response with status 429, 503 or 529 for which it is above 0 is a refusal, and no
+	// HoldFor returns how long a response asks callers to hold back, in place of the time that Transport
+	// reads itself; 0 or less: not at all. It is called before Actual, and may replace the body by one that
+	// it has read. A response with status 429, 503 or 529 for which it is above 0 is a refusal, and no
 	// other is. A response of any status for which it is above 0 holds the line, for MaxHold at most.
 	HoldFor func(*http.Response) time.Duration
 

@@ -129,8 +129,8 @@ func (r *request) runDeparted(d *dispatcher, f *flow, ev Event) {
 }
 
 // takeOutcome counts a waiter that has received its slot, or been refused in line, and
-// returns it to the pool. It returns which of that was, and when, and sets the seat of the
-// request. The lock is not held.
+// returns it to the pool. It returns how the wait ended, and when, and sets the seat of
+// the request. The lock is not held.
 func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec decision) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

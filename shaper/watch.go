@@ -193,8 +193,8 @@ func (o *watch) endedLocked(f *flow, r *request, at int64, dec *decision) {
 }
 
 // measures has the counts of the [Histograms]. A dispatcher gets them with the first request
-// that waits. Requests that leave at once are not counted here: that would add a tenth to
-// what their calls take. How many they are follows from the counts of departures.
+// that waits. Requests that leave at once are not counted here: that would make their calls
+// a tenth slower. Their number follows from the counts of departures.
 type measures struct {
 	waits      [highestWait - lowestWait + 1]uint64
 	spacings   [highestSpacing - lowestSpacing + 1]uint64
@@ -223,7 +223,7 @@ func (o *watch) measureWaitLocked(waited int64) {
 }
 
 // shortestSpacing is the least that the schedule may put between two departures for their
-// spacing to be counted, in intervals. Below it what lastLeftAt rounds off would show.
+// spacing to be counted, in intervals. Below it the rounding of lastLeftAt would show.
 const shortestSpacing = 1. / 4096
 
 // measureSpacingLocked counts the spacing of the departure that the head of a line, of cost
@@ -303,7 +303,8 @@ const keptRefusals = 64
 
 // Refusals returns the latest 64 refusals, in the order in which they were noted. The
 // refusal of a request that waited is noted when its call returns, so a newcomer's may come before
-// it. A dry run has refusals of the requests that would have been refused when they came; what Close ends in its shadow is counted in [Stats], and not shown here.
+// it. A dry run has refusals of the requests that would have been refused when they came. Waits in its shadow
+// that Close ends are counted in [Stats], and not shown here.
 func (s *Shaper) Refusals() []Refusal {
 	s.mustBeMade()
 	var others []Refusal
@@ -350,7 +351,7 @@ func (g *Group[K]) Refusals() []Refusal {
 	return all
 }
 
-// A refusedKey is the key of a refusal, and the number of that among the refusals of all
+// A refusedKey is the key of a refusal, and the number of the refusal among the refusals of all
 // shards of a [Group].
 type refusedKey[K comparable] struct {
 	key    K
