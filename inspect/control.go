@@ -93,7 +93,7 @@ func answerChange(w http.ResponseWriter, c change, err error) error {
 	return nil
 }
 
-// A command is what somebody wants changed: a bucket, and the fields of the request.
+// A command is a change that somebody wants: a bucket, and the fields of the request.
 type command struct {
 	of     target
 	ref    bucketRef

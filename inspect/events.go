@@ -226,7 +226,7 @@ func (c *core) tellLocked(name string, value any) {
 	}
 }
 
-// tellSourcesLocked tells all streams what sources there are.
+// tellSourcesLocked tells all streams which sources there are.
 func (c *core) tellSourcesLocked() {
 	if len(c.streams) == 0 {
 		return
@@ -285,7 +285,7 @@ const (
 	detailEvery = 4                      // steps
 )
 
-// A point is what there is to see of a bucket, or of a source, at one instant.
+// A point has the figures of a bucket, or of a source, at one instant.
 type point struct {
 	AtMS       int64    `json:"at_ms"`
 	Arrivals   float64  `json:"arrivals"` // these four are per second, over the last second
@@ -311,8 +311,8 @@ type totals struct {
 	Waiting    int     `json:"waiting"`
 }
 
-// A target is what a stream shows or a change is made to: a source, or one of its buckets. It does
-// not move to another source that has come under the same name.
+// A target is the subject of a stream or of a change: a source, or one of its buckets. It does not
+// move to another source that has come under the same name.
 type target struct {
 	source *watched
 	key    string

@@ -27,7 +27,7 @@ type Inspector struct {
 	*core
 }
 
-// A core is what several Inspectors have in common that one was made of by [Inspector.With].
+// A core is the common part of Inspectors that were made from one another by [Inspector.With].
 type core struct {
 	started time.Time
 

@@ -26,7 +26,7 @@ const (
 	maxLimit     = 1000
 )
 
-// A listing is which buckets are wanted, and in what order.
+// A listing says which buckets are wanted, and in which order.
 type listing struct {
 	source     string // empty: all
 	prefix     string
@@ -263,7 +263,7 @@ func readQuery(r *http.Request, known []string) (query, error) {
 	return q, nil
 }
 
-// readPair reads one parameter. What can't be read is returned as it stands.
+// readPair reads one parameter. A text that can't be read is returned as it stands.
 func readPair(pair string) (name, value string, err error) {
 	rawName, rawValue, _ := strings.Cut(pair, "=")
 	name, err = url.QueryUnescape(rawName)

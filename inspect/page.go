@@ -234,9 +234,9 @@ func (b bucket) Open() string {
 // longestName is how many letters of a key the page shows.
 const longestName = 400
 
-// Name returns what the page calls the bucket: its key, cut if it is long, with signs for
-// characters that cannot be seen, or would change the text around them, and with the codes
-// of bytes that are no text. The script's nameOf does the same.
+// Name returns the name of the bucket on the page: its key, cut if it is long, with signs
+// for characters that cannot be seen, or would change the text around them, and with the
+// codes of bytes that are no text. The script's nameOf does the same.
 func (b bucket) Name() string {
 	switch {
 	case b.only:

@@ -221,7 +221,7 @@ func bare(host string) string {
 }
 
 // isForeign reports whether a browser says that a page of another origin has sent a
-// request. What is not a browser does not say where a request comes from.
+// request. A client that is no browser does not say where a request comes from.
 func isForeign(r *http.Request) bool {
 	from := r.Header.Get("Sec-Fetch-Site")
 	return from != "" && from != "same-origin" && from != "none"

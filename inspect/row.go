@@ -69,8 +69,8 @@ func (t limitsTable) of(l shaper.Limits) *limitsView {
 	return v
 }
 
-// A row is a bucket as a scan has found it: what can be filtered, sorted and shown, in
-// little memory.
+// A row is a bucket as a scan has found it: the fields to be filtered, sorted and shown, in little
+// memory.
 type row struct {
 	source *watched // set by the scan of the source
 	key    string   // the text of the key; any bytes
@@ -141,7 +141,8 @@ func (r *row) fillOf(level float64) float64 {
 	return min((level+float64(r.waiting))/r.limits.capacity, 1)
 }
 
-// round rounds what rows are sorted and shown by, so that it comes out the same from any instant.
+// round rounds the numbers by which rows are sorted and shown, so that they come out the same from
+// any instant.
 func round(f float64) float64 { return math.Round(f*1e6) / 1e6 }
 
 // idle returns how long the bucket has not been called; negative if it never has been.

@@ -180,7 +180,7 @@ func (w *watched) reuseLocked(s *snapshot) {
 	w.spare, s.rows = s.rows[:0], nil
 }
 
-// rest forgets what scans have found, and their memory, if nobody has asked for a while.
+// rest forgets the results of scans, and their memory, if nobody has asked for a while.
 func (w *watched) rest(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

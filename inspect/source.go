@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Source is what an [Inspector] can show. [Of] makes one of a Shaper, [OfGroup] of a
+// A Source is a limiter that an [Inspector] can show. [Of] makes one of a Shaper, [OfGroup] of a
 // Group.
 type Source interface{ open() source }
 

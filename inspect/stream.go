@@ -16,7 +16,7 @@ const (
 	maxNotices = 64               // events other than frames that may be pending; far more than happen in a writeLimit
 )
 
-// A stream is the connection of one reader of events. What is to be written is left in
+// A stream is the connection of one reader of events. Bytes to be written are left in
 // it by the sampler and others, who never wait for it: of frames and details only the
 // latest is kept.
 type stream struct {
@@ -141,7 +141,7 @@ func (c *core) sample() {
 	}
 }
 
-// A sampled is what one sample has found of one track.
+// A sampled has the figures of one track in one sample.
 type sampled struct {
 	track *track
 	of    *watched

@@ -32,8 +32,8 @@ type whatIf struct {
 	Notes    []string  `json:"notes"`
 }
 
-// An outcome is what became of the arrivals. Each of them counts in one of departed,
-// refused, abandoned and waiting; one that was refused counts in one of the reasons too.
+// An outcome counts how the arrivals fared. Each of them counts in one of departed, refused,
+// abandoned and waiting; one that was refused counts in one of the reasons too.
 type outcome struct {
 	Departed    int `json:"departed"`
 	Refused     int `json:"refused"`
@@ -139,7 +139,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	return answer
 }
 
-// met is what an arrival has met.
+// met is the fate of an arrival.
 type met struct {
 	replay.Fate
 	cut    cut
@@ -155,7 +155,7 @@ const (
 	byOutage     // the shared bucket could not be asked
 )
 
-// metBy returns what an arrival has met.
+// metBy returns the fate of an arrival.
 func metBy(a shaper.Arrival) met {
 	m := met{Fate: replay.Fate{Waited: a.Waited}}
 	switch {
@@ -181,8 +181,8 @@ func metBy(a shaper.Arrival) met {
 	return m
 }
 
-// insteadOf returns what an arrival would have met that has met m, and in the replay a
-// fate. A wait that was cut short is replayed as one that was given up.
+// insteadOf returns the fate under other limits of an arrival that has met m, from its fate in the
+// replay. A wait that was cut short is replayed as one that was given up.
 func (m met) insteadOf(fate replay.Fate) met {
 	if fate.Result == replay.Abandoned && m.cut != notCut {
 		return m
@@ -210,7 +210,7 @@ func (a *whatIf) note(applies bool, format string, args ...any) {
 	}
 }
 
-// A tally counts what arrivals have met.
+// A tally counts the fates of arrivals.
 type tally struct {
 	counts outcome
 	waits  []time.Duration

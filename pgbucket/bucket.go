@@ -62,8 +62,8 @@ func New(db DB, opts ...Option) *Bucket {
 
 // Every statement is sent with its parameters in one round trip, and leaves no prepared
 // statement behind: behind PgBouncer, the next one may reach another connection of the
-// server. What it would cost to plan the Take anew each time is why it is a function:
-// connections of the server keep the plans of functions.
+// server. The Take is a function of the server, because planning it anew each time
+// would cost too much: connections of the server keep the plans of functions.
 const mode = pgx.QueryExecModeExec
 
 const takeSQL = `

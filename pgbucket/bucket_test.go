@@ -110,8 +110,8 @@ func TestWhoWaitsForAConnectionLeavesWhenItsContextEnds(t *testing.T) {
 	busy.Wait()
 }
 
-// What a transaction has taken is given back if it is rolled back, and is seen by others
-// when it is committed.
+// The units that a transaction has taken are given back if it is rolled back, and are seen by
+// others when it is committed.
 func TestATransactionTakesWhenItCommits(t *testing.T) {
 	pool := newPool(t, startServer(t).URL)
 	table, name := newTable(t, pool)

@@ -10,7 +10,7 @@
 // on the server's clock; the clocks of the processes do not count. Numbers are exact: the
 // statement answers what [shared.Take.Apply] would, to the last part of a microsecond.
 //
-// # What is stored
+// # The stored state
 //
 // [Migrate] makes a table, leaky_buckets unless [WithTable] names another, and two
 // functions. Its SQL is schema.sql in this folder; [Schema] returns it, for those who have
@@ -26,7 +26,7 @@
 //
 //	SELECT encode(key, 'escape'), to_timestamp(empty / 1e6) AS empty FROM leaky_buckets
 //
-// A key of more than 512 bytes has a hash in place of what follows these.
+// A key of more than 512 bytes has a hash in place of the bytes behind these.
 //
 // # The server
 //

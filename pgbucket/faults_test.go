@@ -124,7 +124,7 @@ func TestACallThatTimesOutIsCanceledOnTheServer(t *testing.T) {
 	locked.unlock(t)
 }
 
-// If the call were sent again, the level would be raised by what nobody got.
+// If the call were sent again, the level would be raised by units that nobody got.
 func TestACallWhoseConnectionEndsIsNotRepeated(t *testing.T) {
 	locked := lockRow(t)
 	failure := make(chan error)

@@ -109,7 +109,7 @@ func TestWithoutMigrateTheErrorSaysSo(t *testing.T) {
 	require.ErrorContains(t, err, "has Migrate been called?")
 }
 
-// Whoever applies schema.sql with another tool gets what Migrate makes.
+// Whoever applies schema.sql with another tool gets the same as from Migrate.
 func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 	file, err := os.ReadFile("schema.sql")
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func TestTheSchemaIsWhatMigrateMakes(t *testing.T) {
 	require.Equal(t, shape("by_hand"), strings.NewReplacer(`"leaky_buckets"`, "leaky_buckets", `"leaky_buckets_step"`, "leaky_buckets_step").Replace(made))
 }
 
-// What docs/shared.md shows works on a database that has nothing of ours yet, for the first
+// The example of docs/shared.md works on a database that has nothing of ours yet, for the first
 // process and for the next.
 func TestWhatTheGuideShowsWorks(t *testing.T) {
 	startServer(t)

@@ -136,8 +136,8 @@ func (b *Bucket) check(t shared.Take) error {
 	return nil
 }
 
-// numbersText returns a rate without its version, as it is stored. What a request of cost 1
-// finds as room is part of it, because a script could not multiply so exactly.
+// numbersText returns a rate without its version, as it is stored. The room that a request of cost
+// 1 finds is part of it, because a script could not multiply so exactly.
 func numbersText(r shared.BucketRate) string {
 	room := shared.Take{First: 1, Rate: r}.Room()
 	text := make([]byte, 0, 64)

@@ -11,7 +11,7 @@
 // answers the same as [shared.Take.Apply], to the last part of a microsecond, except after a change
 // of the rate, where the level may reach 0 up to 2 µs later.
 //
-// # What is stored
+// # The stored state
 //
 // For each key there is one string of up to 200 bytes, whose name is the key after a
 // prefix ([WithPrefix]). It expires a minute after its level has reached 0. A value that is
@@ -36,8 +36,8 @@
 //
 //	+evalsha +eval +get +set +setrange +time ~shaper:*
 //
-// and what go-redis itself uses: +hello, from Redis 7.2 on +client|setinfo (unless the client's
-// DisableIdentity is set), and in a cluster +cluster|slots +command.
+// and the commands that go-redis itself uses: +hello, from Redis 7.2 on +client|setinfo (unless the
+// client's DisableIdentity is set), and in a cluster +cluster|slots +command.
 //
 // # Servers that are far away
 //

@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// What a server says instead of carrying out a script is an error, and never a licence.
+// An answer of a server that has not carried out the script is an error, and never a licence.
 func TestWhatIsWrongIsAnError(t *testing.T) {
 	ctx, server := within(t), miniredis.RunT(t)
 	bucket := redisbucket.New(connect(t, server.Addr()))
@@ -92,7 +92,7 @@ func TestTheAnswerOfAnotherScriptIsAnError(t *testing.T) {
 	}
 }
 
-// What the documentation says a user needs must suffice, also for what few calls need.
+// The permissions that the documentation names must suffice, also for rare calls.
 func TestAUserWithTheDocumentedRightsCanUseABucket(t *testing.T) {
 	onEach(t, aUserWithTheDocumentedRightsCanUseABucket)
 }

@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// What README.md and docs/shared.md show: one rate for all processes, one for each user over
+// The examples of README.md and docs/shared.md: one rate for all processes, one for each user over
 // all of them, and a meter.
 func Example_sharedBuckets() {
 	server, err := miniredis.Run() // stands for a server of Redis
@@ -70,7 +70,7 @@ func Example_sharedBuckets() {
 	// shaper:logins shaper:payments-api shaper:user:ann
 }
 
-// What docs/shared.md shows for the time in which the server can't be asked.
+// The example of docs/shared.md for the time in which the server can't be asked.
 func Example_withoutTheServer() {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // Nobody listens there.
 	defer client.Close()

@@ -3,6 +3,6 @@ package redisbucket
 // An Option changes a [Bucket] or a [Ring].
 type Option func(*Bucket)
 
-// WithPrefix sets what each key begins with in Redis; the default is "shaper:". It must be
-// the same in all processes that share buckets.
+// WithPrefix sets the beginning of each key in Redis; the default is "shaper:". It must be the same
+// in all processes that share buckets.
 func WithPrefix(prefix string) Option { return func(b *Bucket) { b.prefix = prefix } }

@@ -39,7 +39,7 @@ const (
 	aDay         = 24 * time.Hour
 )
 
-// An outcome is what becomes of every request.
+// An outcome is the fate of every request.
 type outcome string
 
 const (
@@ -112,7 +112,7 @@ func openGroup(s setup) (guard, error) {
 	return g, err
 }
 
-// begin takes what may leave at once from a line in which requests are to wait, and fills
+// begin takes the units that may leave at once from a line in which requests are to wait, and fills
 // one that is to refuse them.
 func (s setup) begin(wait rivals.Wait, allow func() bool, closeLine func() error, waiting func() int) (stop func(), err error) {
 	stop = func() { _ = closeLine() } // Close always returns nil.

@@ -27,8 +27,8 @@ type waitingInput struct {
 	Connections int
 }
 
-// A waitingFound is what one connection takes of the resident memory of the server, in
-// bytes, and how much of it is beyond what net/http itself took in the same round.
+// A waitingFound is the resident memory of the server for one connection, in bytes, and how much of
+// it is beyond net/http's own in the same round.
 type waitingFound struct {
 	Bytes  float64 `unit:"B/connection"`
 	Beyond float64 `unit:"beyond-B/connection"`

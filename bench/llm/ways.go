@@ -200,7 +200,7 @@ func (c *cookbook) take() bool {
 	return true
 }
 
-// An Outcome is what became of the calls of one run.
+// An Outcome counts how the calls of one run fared.
 type Outcome struct {
 	Used    float64       // of the tokens that the quota allows in that time, by the provider's count, in percent
 	Calls   float64       // that the provider took, a minute

@@ -18,7 +18,7 @@ type ceilingInput struct {
 	Window time.Duration
 }
 
-// A ceiling is what goes through a proxy whose limit is out of reach.
+// A ceiling is the traffic through a proxy whose limit is out of reach.
 type ceiling struct {
 	PerSecond float64 `unit:"requests/s"`
 	CPU       float64 `unit:"cpu-ns/request"` // of the proxy, if there is one
@@ -198,7 +198,7 @@ func (in leavingInput) requests() int {
 // leaves reports whether the caller of a request leaves, if it still waits.
 func leaves(number int) bool { return number%2 == 0 }
 
-// A leaving is what became of the slots, and of the requests of those that had left.
+// A leaving is the fate of the slots, and of the requests, of callers that had left.
 type leaving struct {
 	Served float64 `unit:"served-%"`       // of the slots: went to a caller that still waited
 	Asked  float64 `unit:"gone-arrived-%"` // of the requests whose caller had left: came to the upstream nevertheless

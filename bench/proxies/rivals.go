@@ -211,11 +211,11 @@ func startNginx(ctx context.Context, p *programs, s setting) (*run.Process, erro
 	})
 }
 
-// haproxyConfig is what HAProxy documents for holding requests back. It has two means.
-// "rate-limit sessions" stops accepting connections while more than a rate have come
-// within the last second. "maxconn" of a server queues requests beyond so many at once.
-// A rate of requests from a stick-table only refuses (deny), or refuses after a fixed
-// time (tarpit): the requests that it holds back never reach the upstream.
+// haproxyConfig is the configuration that HAProxy documents for holding requests back.
+// It has two means. "rate-limit sessions" stops accepting connections while more than a
+// rate have come within the last second. "maxconn" of a server queues requests beyond so
+// many at once. A rate of requests from a stick-table only refuses (deny), or refuses
+// after a fixed time (tarpit): the requests that it holds back never reach the upstream.
 //
 // abortonclose takes the requests of clients that have gone out of the queue. HAProxy
 // computes from maxconn how many files it may need in the worst case, which is more than

@@ -15,7 +15,7 @@ func pause(d time.Duration) {
 	}
 }
 
-// mostFiles bounds what nginx reserves for connections where the system has no bound.
+// mostFiles bounds the files that nginx reserves for connections where the system has no bound.
 const mostFiles = 1 << 15
 
 // openFiles returns how many files a process may have open.

@@ -31,7 +31,7 @@ type workerInput struct {
 	Begin   time.Time
 }
 
-// A workerOutput is what one process did.
+// A workerOutput is the record of one process.
 type workerOutput struct {
 	At         []int64 // when each caller ran again, in nanoseconds of the machine's clock
 	Entered    []int64 // when it had begun to wait

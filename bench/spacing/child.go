@@ -23,8 +23,7 @@ type input struct {
 	Window  time.Duration
 }
 
-// A result is what one limiter did at one rate, with one number of waiters, under
-// one load.
+// A result has the figures of one limiter at one rate, with one number of waiters, under one load.
 type result struct {
 	measure.Spread
 	Burst     float64 `unit:"burst-ns"`         // as the receivers saw it

@@ -53,7 +53,7 @@ var Busy = run.Experiment{
 	},
 }
 
-// idleLines are what "spacing" has found. The picture of "busy" shows them too.
+// idleLines are the lines of "spacing". The picture of "busy" shows them too.
 var idleLines []report.Line
 
 // The limiters that differ when the process does nothing else; in a busy one, those that the

@@ -16,7 +16,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A result is what one request got.
+// A result is the answer to one request.
 type result struct {
 	status     int           // of the response; 0 if there was none
 	took       time.Duration // from the request to the end of the response

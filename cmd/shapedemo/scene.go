@@ -40,7 +40,7 @@ var scenes = []scene{
 	{flag: "fair", limits: fairLimits, flags: []string{"svg"}, show: showFair, alone: true},
 }
 
-// limitsInfo is what limits come to for requests of cost 1.
+// limitsInfo has the consequences of limits for requests of cost 1.
 type limitsInfo struct {
 	limits    shaper.Limits
 	unlimited bool    // rate.Inf: only InFlight can make a request wait

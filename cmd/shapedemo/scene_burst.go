@@ -15,7 +15,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A trial is what came of sending the burst once.
+// A trial is the outcome of sending the burst once.
 type trial struct {
 	tally
 	arrived     []time.Time   // when requests arrived at the server that the burst was sent to
@@ -62,8 +62,8 @@ func showBurst(ctx context.Context, t *terminal, c config) (status int, err erro
 	return status, nil
 }
 
-// announce returns what to print about a burst before it is sent through the
-// shaper: how many clients are impatient, and how long a run of more than a
+// announce returns the text to print about a burst before it is sent through
+// the shaper: how many clients are impatient, and how long a run of more than a
 // second takes.
 func announce(info limitsInfo, sends []time.Duration, impatient int) string {
 	text := ""

@@ -26,7 +26,7 @@ const (
 	tokensSpeed = 30
 )
 
-// A tokenRun is what callers got in one way of calling the API.
+// A tokenRun has the figures of callers in one way of calling the API.
 type tokenRun struct {
 	served, refused int           // calls
 	used            int           // tokens of the calls that were served

@@ -156,8 +156,7 @@ func drain(ctx context.Context, t *terminal, p *proxy) (int, error) {
 	return exitOK, nil
 }
 
-// drainMessage returns what to print before the line is drained, with how long
-// that takes.
+// drainMessage returns the text to print before the line is drained, with how long that takes.
 func drainMessage(waiting int, info limitsInfo) string {
 	if waiting == 0 {
 		return "No request is waiting: stopping (Ctrl-C again to stop at once)."

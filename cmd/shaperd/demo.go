@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/certmagic"
 )
 
-// demoCommand is what shaperd does without arguments.
+// demoCommand is the command of shaperd without arguments.
 const demoCommand = "demo"
 
 // demoCaddyfile is the Caddyfile of the demonstration. It is complete but for the upstream.

@@ -192,7 +192,7 @@ func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, 
 	}
 	interrupted := ctx.Err() != nil
 	if interrupted {
-		// What was read is searched; the next Ctrl-C ends the program.
+		// The part read so far is searched; the next Ctrl-C ends the program.
 		ctx = context.WithoutCancel(ctx)
 	}
 	all := []find.Found{}
@@ -208,7 +208,8 @@ func (a *arguments) search(ctx context.Context, s streams, rules *config.Rules, 
 	return d, nil
 }
 
-// write writes all that was asked for: also what comes after something that can't be written.
+// write writes all outputs that were asked for: also those that come after one that can't be
+// written.
 func (a *arguments) write(s streams, d *report.Document, result *simulate.Result) error {
 	errs := []error{a.print(s, d)}
 	if a.svg != "" {

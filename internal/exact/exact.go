@@ -129,7 +129,7 @@ func (i Interval) with(num, den uint64) Interval {
 // continued fractions of lo and hi have in common: if a whole number lies between
 // the two, the smallest such one is the answer; otherwise both begin with the
 // same whole number, and the answer continues with the simplest fraction between
-// the reciprocals of what remains. (Graham, Knuth, Patashnik: Concrete
+// the reciprocals of the remainders. (Graham, Knuth, Patashnik: Concrete
 // Mathematics, section 4.5.)
 func simplest(lo, hi *big.Rat) *big.Rat {
 	floor := new(big.Rat).SetInt(new(big.Int).Quo(lo.Num(), lo.Denom()))

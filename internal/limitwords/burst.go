@@ -12,8 +12,8 @@ import (
 // horizon is the longest wait that a shaper admits, whatever the limits.
 const horizon = 365 * 24 * time.Hour
 
-// A Burst is what becomes of many requests of cost 1 that come at the same instant, if
-// nothing has come before them and none of them ends while the others come.
+// A Burst is the outcome for many requests of cost 1 that come at the same instant, if nothing has
+// come before them and none of them ends while the others come.
 type Burst struct {
 	AtOnce  int // leave at once; math.MaxInt if there is no bound
 	Waiting int // wait in line
@@ -24,7 +24,7 @@ type Burst struct {
 	LastWait time.Duration
 }
 
-// BurstOf returns what becomes of a burst at limits l, which must be valid.
+// BurstOf returns the outcome of a burst at limits l, which must be valid.
 func BurstOf(l shaper.Limits) Burst {
 	capacity := math.MaxInt
 	if l.InFlight > 0 {

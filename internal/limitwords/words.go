@@ -1,4 +1,4 @@
-// Package limitwords says in words what limits mean, for programs that show limits to
+// Package limitwords puts the meaning of limits into words, for programs that show limits to
 // people.
 package limitwords
 
@@ -10,8 +10,8 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// Of returns what l, which must be valid, means for requests of cost 1: one statement
-// per element, without a full stop. A duration is rounded to three digits.
+// Of returns the meaning of l, which must be valid, for requests of cost 1: one statement per
+// element, without a full stop. A duration is rounded to three digits.
 func Of(l shaper.Limits) []string {
 	b := BurstOf(l)
 	var said []string

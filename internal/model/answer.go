@@ -40,7 +40,7 @@ type Event struct {
 	Retry         time.Duration
 }
 
-// A Look is what Stats returned.
+// A Look is the result of Stats.
 type Look struct {
 	Waiting      int
 	InFlight     int

@@ -3,7 +3,7 @@
 // an engine and the model disagree, one of them is wrong, and a timeline computed by hand
 // says which: the timelines of package shaper, and TestModelByHand for the rest.
 //
-// # What it models
+// # The subject of the model
 //
 // The model is one bucket as shaper's doc.go states it: the level, the line,
 // depth, longest waits, deadlines and cancelled contexts, [shaper.Limits.InFlight],
@@ -13,7 +13,7 @@
 // code that it judges. It does not model lateness ([shaper.Limits.Slack]), because in a
 // bubble of testing/synctest nothing is late.
 //
-// # What a script is
+// # Scripts
 //
 // A [Script] is the Limits of one bucket and a list of operations, each with its
 // instant: calls, ends of their contexts, changes of the limits. [Script.Predict]
@@ -49,7 +49,7 @@
 //
 // # Processes that share a bucket
 //
-// A [SharedPace] is what processes promise together that share a [shaper.Bucket]. It judges
-// a log of [Departure]s that they have written: every window of it, and the order within each
+// A [SharedPace] is the common promise of processes that share a [shaper.Bucket]. It judges a
+// log of [Departure]s that they have written: every window of it, and the order within each
 // process. An [Extra] is the allowance for a fault.
 package model

@@ -74,7 +74,7 @@ func TestAnEngineThatIsWrongIsTold(t *testing.T) {
 	}
 }
 
-// What a test shows of a difference must be short enough to be understood.
+// A test must show a difference in a form that is short enough to be understood.
 func TestShrinkKeepsOnlyTheOperationsThatADifferenceNeeds(t *testing.T) {
 	wrong := open(engine{forecast: 1})
 	for seed := uint64(1); seed <= 20; seed++ {

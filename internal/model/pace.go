@@ -17,7 +17,7 @@ type Departure struct {
 	Cost    int64
 }
 
-// A SharedPace is what processes promise together whose slots are at least Interval apart,
+// A SharedPace is the common promise of processes whose slots are at least Interval apart,
 // if each slot is used not later than Lateness after its instant: no window of length W,
 // which contains both of its ends, has a cost above
 //

@@ -100,7 +100,7 @@ func TestLongestGap(t *testing.T) {
 	require.Equal(t, 55*ms, model.LongestGap(log, 5*ms, 125*ms))
 }
 
-// Worst must find what comparing each window with the bound finds.
+// Worst must find the same as a comparison of each window with the bound.
 func TestWorstWindowIsThatOfAllWindows(t *testing.T) {
 	chance := rand.New(rand.NewPCG(1, 15))
 	for range 3000 {

@@ -316,8 +316,8 @@ func (p *Player) finish(a *Answer, err error) {
 	a.Retry, a.Missed = retry(err)
 }
 
-// allowed notes what AllowN returned. The reason and RetryAfter of a refusal are
-// what its hook was told.
+// allowed notes the result of AllowN. The reason and RetryAfter of a refusal are the ones that its
+// hook was told.
 func (p *Player) allowed(a *Answer, n int, leaves bool) {
 	a.Returned, a.At = true, time.Since(p.start)
 	switch {

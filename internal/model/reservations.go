@@ -18,7 +18,7 @@ type past struct {
 	before   *big.Rat // the level just before, as it was then; for mistakes
 }
 
-// raise notes what raises the level at an instant, in units, as a request leaves, or none does.
+// raise notes that the level rises by units at an instant, as a request leaves, or none does.
 func (m *simulator) raise(at, units *big.Rat, of int) {
 	m.events = append(slices.Clip(m.events), past{at: at, cost: units, of: of, before: m.levelAt(at)})
 }
@@ -50,7 +50,7 @@ func (m *simulator) reserved(w *waiter) {
 	m.answers[w.index].Settled.Reserved = w.N
 }
 
-// settled is a call of what an earlier call of Reserve has returned.
+// settled is a call of the settle function that an earlier call of Reserve has returned.
 func (m *simulator) settled(w *waiter) {
 	m.finish(w, Left)
 	if w.Target < 0 {

@@ -11,7 +11,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Script is what happens to one bucket: its first limits and a list of
+// A Script is the story of one bucket: its first limits and a list of
 // operations, whose instants never decrease. Requests that still wait at the end
 // are refused by a Close.
 type Script struct {
@@ -39,7 +39,7 @@ type Op struct {
 	Hold     time.Duration // of OpHold
 }
 
-// An OpKind is what an operation does.
+// An OpKind is the kind of an operation.
 type OpKind int
 
 const (

@@ -1,5 +1,5 @@
-// Package realtime is what tests share that run in real time, on a machine that has other work
-// too: they wait until something is so, and measure for how long the machine stood still.
+// Package realtime is for tests that run in real time, on a machine that has other work too: they
+// wait until something is so, and measure for how long the machine stood still.
 package realtime
 
 import (
@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for what must come. It is no measure: a busy machine may
-// stop a process for seconds, and some servers take a minute to fail over. A test that fails is
-// all that waits for so long.
+// Patience is how long a test waits for an event that must come. It is no measure: a busy
+// machine may stop a process for seconds, and some servers take a minute to fail over. A test
+// that fails is all that waits for so long.
 const Patience = 2 * time.Minute
 
 // Until returns as soon as a condition holds. If it does not within [Patience], the test fails
@@ -22,7 +22,8 @@ func Until(t testing.TB, is func() bool, what string) {
 		if passed > Patience {
 			t.Fatalf("never: %s", what)
 		}
-		// What takes long is asked for less often, as an answer may cost a query or a process.
+		// A condition that takes long is asked for less often, as an answer may cost a query or a
+		// process.
 		time.Sleep(min(max(time.Millisecond, passed/10), 10*time.Millisecond))
 	}
 }

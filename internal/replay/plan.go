@@ -9,7 +9,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// horizon is the longest that anything may take: what package shaper calls so.
+// horizon is the longest time that anything may take, as in package shaper.
 const horizon = 365 * 24 * time.Hour
 
 // A Plan is limits that are made ready for replays: the rule by which requests leave, as

@@ -8,10 +8,10 @@
 //	A request of cost n leaves as soon as it is at the head of the line and
 //	the level is at most max(0, Burst − n). Leaving raises the level by n.
 //
-// What happens at one instant happens in this order: departures, callers that give up,
-// arrivals. A replay knows nothing of holds, of changes of the limits, and of wake-ups
-// that are late. A cap on requests in flight is left out, because it is unknown when
-// a request would have ended that left at another instant.
+// Events at one instant happen in this order: departures, callers that give up, arrivals.
+// A replay knows nothing of holds, of changes of the limits, and of wake-ups that are
+// late. A cap on requests in flight is left out, because it is unknown when a request
+// would have ended that left at another instant.
 //
 // internal/model simulates the same and more, for tests. It walks the whole line at each
 // arrival, and imports package testing, so a program can't use it; the tests of this
@@ -47,7 +47,7 @@ type Start struct {
 	Line  []Request // those that wait already, head first
 }
 
-// A Result is what becomes of a request.
+// A Result is the fate of a request.
 type Result int
 
 // The zero Result is of a request that is in line when the replay ends.

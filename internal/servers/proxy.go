@@ -70,8 +70,8 @@ func (p *Proxy) SetDelay(base, jitter time.Duration) {
 }
 
 // BlackHole makes the network silent, or ends the silence. While it lasts nothing arrives
-// in either direction, and a new connection opens but gets no answer. What was sent into it
-// arrives when it ends, even from clients that have closed their connections since, as TCP
+// in either direction, and a new connection opens but gets no answer. Bytes sent into it
+// arrive when it ends, even from clients that have closed their connections since, as TCP
 // repeats bytes that were not confirmed.
 func (p *Proxy) BlackHole(on bool) {
 	p.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"example.com/leakybucket/internal/servers"
 )
 
-// So many that two would be the same by chance. The system keeps them apart, so that those of
+// So many that two would be the same by chance. The system keeps them apart, so that the ports of
 // packages which are tested at the same time differ too.
 func TestFreePortsDiffer(t *testing.T) {
 	seen := map[int]bool{}

@@ -18,7 +18,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// openBucket returns the shared bucket of a plan, and what closes it.
+// openBucket returns the shared bucket of a plan, and a function that closes it.
 func openBucket(p plan) (b shaper.Bucket, closeBucket func(), err error) {
 	if !strings.HasPrefix(p.Addr, "postgres:") {
 		// MaxRetries is what users have by default: the client would repeat what may be repeated.

@@ -7,7 +7,7 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// A Fault is what becomes of one call of a [Memory].
+// A Fault is the mishap of one call of a [Memory].
 type Fault int
 
 const (

@@ -54,7 +54,7 @@ func TestACallTravelsThereAndBack(t *testing.T) {
 }
 
 // A caller that gives up does not know whether its request arrived. If a Memory dropped such
-// requests, no test would see what becomes of slots that nobody knows of.
+// requests, no test would see the fate of slots that nobody knows of.
 func TestARequestArrivesThoughItsCallerHasGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := buckettest.NewMemory()

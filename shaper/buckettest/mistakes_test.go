@@ -49,7 +49,7 @@ func mistakes(t *testing.T) (found []string) {
 	return found
 }
 
-// What only the optional methods can show is left out where they are missing, and nothing else.
+// Checks that need an optional method are left out where it is missing, and no other check is.
 func TestRunNeedsNoOptionalMethods(t *testing.T) {
 	require.Empty(t, told(t, func() shared.Bucket { return struct{ shared.Bucket }{newEngine("")} }))
 }

@@ -12,19 +12,19 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// Run tests that a [shared.Bucket] does what its comment says. It calls newBucket for each
-// sub-test; all Buckets may be the same one, or have the same server, as each sub-test uses
-// keys of its own. The sub-tests take some thousand calls and a second of waiting together;
-// with SHAPER_LONG=1 in the environment ten times as many calls.
+// Run tests that a [shared.Bucket] keeps the promises of its comment. It calls newBucket for
+// each sub-test; all Buckets may be the same one, or have the same server, as each sub-test
+// uses keys of its own. The sub-tests take some thousand calls and a second of waiting
+// together; with SHAPER_LONG=1 in the environment ten times as many calls.
 //
 // Each answer must equal the one of [shared.Take.Apply] at the clock reading that the answer
 // tells. Only after a change of the rate it may be late by 2 µs, as
-// [shared.BucketRate.Rescale] says. What a call has written shows in the answer of the next.
+// [shared.BucketRate.Rescale] says. The effect of a call shows in the answer of the next.
 //
 // A Bucket for tests may have one or more of the methods of [Corrupter], [Forgetter],
 // [Setter] and [Stepper], usually in a struct around the real Bucket. They make it possible
-// to test what becomes of damage, of loss, and of a clock that steps. Without them the
-// sub-tests that need them are skipped.
+// to test the Bucket under damage, loss, and a clock that steps. Without them the sub-tests
+// that need them are skipped.
 func Run(t *testing.T, newBucket func(t *testing.T) shared.Bucket) {
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {
@@ -178,8 +178,7 @@ func (c *tester) refused(t shared.Take) shared.Taken {
 	return got
 }
 
-// giveBack calls [shared.Bucket.GiveBack]. What it has done shows in the answer to the next
-// Take.
+// giveBack calls [shared.Bucket.GiveBack]. Its effect shows in the answer to the next Take.
 func (c *tester) giveBack(t shared.Take, end shared.Instant) {
 	c.Helper()
 	ctx, cancel := c.context()
@@ -197,8 +196,8 @@ func unit(micros, part, parts, burst int64) shared.BucketRate {
 // slow is a rate at which nothing leaks while a test runs.
 var slow = unit(3_600_000_000, 0, 1, 1)
 
-// checkRandom makes random calls for a few keys. It finds what nobody has thought of, and fails if
-// it has not met each kind of answer.
+// checkRandom makes random calls for a few keys. It finds mistakes that nobody has thought of, and
+// fails if it has not met each kind of answer.
 func checkRandom(c *tester) {
 	rates := []shared.BucketRate{
 		unit(333_333, 1, 3, 1), unit(33, 1, 3, 7), unit(1_285_714, 2, 7, 2), unit(1000, 0, 1, 1), unit(0, 1, 1000, 1_000_000),

@@ -29,7 +29,7 @@ import (
 // which is after some 250 ms (shaper.WithBucketTimeout): until a call returns, the requests in line do
 // not learn of an outage. If connecting takes longer, the Bucket must go on with that, or it would
 // begin anew with each call. Neither method may be repeated by the Bucket when it does not know
-// whether the first attempt was carried out: what that has taken would be taken twice.
+// whether the first attempt was carried out: its units would be taken twice.
 type Bucket interface {
 	// Take raises the level of a key by t.Cost if a request of cost t.First could leave by
 	// now + t.Ahead, in one atomic step; else it takes nothing. [Take] says what that step

@@ -17,8 +17,8 @@ import (
 	"github.com/aclements/go-moremath/stats"
 )
 
-// A Timing is what one call costs. Calls allocate the same in each round, or
-// something is amiss: so the largest number of allocations counts.
+// A Timing is the cost of one call. Calls allocate the same in each round, or something is amiss:
+// so the largest number of allocations counts.
 type Timing struct {
 	Ns     float64 `unit:"ns/call"` // wall time over all goroutines, per call
 	Allocs float64 `unit:"allocs/call" rounds:"max"`

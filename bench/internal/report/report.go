@@ -12,7 +12,7 @@ import (
 	"example.com/leakybucket/bench/internal/measure"
 )
 
-// A Report is what an experiment has found.
+// A Report has the results of an experiment.
 type Report struct {
 	Name, What string // of the experiment
 	Note       string // how it was measured, and what to beware of

@@ -37,8 +37,8 @@ type Keyed struct {
 	TellsWhen func(key string) bool
 }
 
-// A Bucket is what each key has: one unit drains in the time Every, and Burst
-// units leave at once.
+// A Bucket is the bucket of each key: one unit drains in the time Every, and Burst units leave at
+// once.
 type Bucket struct {
 	Every time.Duration
 	Burst int
@@ -128,9 +128,9 @@ func openShaperAlone(ctx context.Context, b Bucket) Keyed {
 	}
 }
 
-// A limiterMap is what programs have that keep one of x/time's limiters for each
-// user: a map behind a mutex. A program that wants keys deleted has to do so by
-// itself.
+// A limiterMap is the map of programs that keep one of x/time's limiters for
+// each user: a map behind a mutex. A program that wants keys deleted has to do
+// so by itself.
 type limiterMap struct {
 	bucket Bucket
 

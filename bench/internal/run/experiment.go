@@ -9,7 +9,7 @@ import (
 	"example.com/leakybucket/bench/internal/report"
 )
 
-// An Experiment measures one thing. Its name is what -only takes.
+// An Experiment measures one thing. Its name is the one that -only takes.
 type Experiment struct {
 	Name  string
 	What  string // one line for -list
@@ -22,7 +22,7 @@ type Experiment struct {
 	Measure func(context.Context, Options) (report.Report, error)
 }
 
-// Options are what an experiment needs to know of the command line.
+// Options are the parts of the command line that an experiment needs.
 type Options struct {
 	Quick  bool // a taste of everything, in a minute and a half
 	Rounds int  // how often to measure what is compared; 0: as often as the experiment does by itself

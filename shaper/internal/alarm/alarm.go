@@ -88,5 +88,5 @@ func (a *Timer) Wait() error {
 // Stop implements [Alarm]. The Timer may be set again later.
 func (a *Timer) Stop() { a.Disarm() }
 
-// Disarm does what [Timer.Stop] does, and reports whether the timer was still set.
+// Disarm does the same as [Timer.Stop], and reports whether the timer was still set.
 func (a *Timer) Disarm() bool { return a.timer.Stop() }

@@ -33,7 +33,7 @@ func Until(w http.ResponseWriter, release func()) (http.ResponseWriter, func()) 
 	}).wrapped(), end
 }
 
-// Through returns a ResponseWriter that can do what w can do, and whose Hijack calls by
+// Through returns a ResponseWriter that can do the same as w, and whose Hijack calls by
 // with the Hijack of w.
 //
 // A ResponseWriter that cannot be hijacked, as in HTTP/2, is returned unchanged.
@@ -208,7 +208,7 @@ type wrapper struct {
 	hijacker *hijacker
 }
 
-// WriteString does what [io.WriteString] does with the original.
+// WriteString does the same as [io.WriteString] with the original.
 func (w wrapper) WriteString(s string) (int, error) { return io.WriteString(w.ResponseWriter, s) }
 
 // CloseNotify calls the method of the original. Each wrapper has it, as gin's writer asserts

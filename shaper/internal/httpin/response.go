@@ -1,5 +1,5 @@
-// Package httpin has what an HTTP server sends to a request that waits for a Limiter, or is refused by
-// it. Which answer a request gets is the middleware's to say.
+// Package httpin has the answers of an HTTP server to a request that waits for a Limiter, or is
+// refused by it. Which answer a request gets is the middleware's to say.
 package httpin
 
 import (
@@ -51,9 +51,9 @@ func WriteGone(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(StatusClientGone)
 }
 
-// dropStale removes what an outer handler may have set for the body of another
-// response. Content-Encoding stays, as in [http.Error]: an outer handler that
-// compresses the body sets it before (golang/go#66343).
+// dropStale removes the fields that an outer handler may have set for the body
+// of another response. Content-Encoding stays, as in [http.Error]: an outer
+// handler that compresses the body sets it before (golang/go#66343).
 func dropStale(h http.Header) {
 	for _, field := range [...]string{"Content-Length", "Etag", "Last-Modified"} {
 		delete(h, field)
@@ -90,11 +90,11 @@ func (a Response) Later(spread time.Duration) Response {
 	return a
 }
 
-// CopyBack copies what net/http's mux and parsers have written into r, the copy that
-// was handed on, to outer, the request that came. Outer handlers read its pattern,
-// path values and forms, and net/http removes the files of its MultipartForm. They may
-// also read the rest of its body, which is no longer in the body that came if that was
-// read ahead.
+// CopyBack copies the fields that net/http's mux and parsers have written into r, the
+// copy that was handed on, to outer, the request that came. Outer handlers read its
+// pattern, path values and forms, and net/http removes the files of its MultipartForm.
+// They may also read the rest of its body, which is no longer in the body that came if
+// that was read ahead.
 func CopyBack(outer, r *http.Request) {
 	outer.Body = r.Body
 	outer.Form, outer.PostForm, outer.MultipartForm = r.Form, r.PostForm, r.MultipartForm

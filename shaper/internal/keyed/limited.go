@@ -58,7 +58,7 @@ func (k *Limited[K]) All() (counts []sketch.Count[K], events, least uint64) {
 	return most.Top(TopCounters), most.Events(), most.Least()
 }
 
-// Merge adds what [Limited.All] has returned in another process.
+// Merge adds the result of [Limited.All] in another process.
 func (k *Limited[K]) Merge(counts []sketch.Count[K], events, least uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -104,7 +104,7 @@ func (o *Overrides[K, V]) Set(key K, value V) {
 	o.of[key] = value
 }
 
-// Delete ends what Set has done.
+// Delete undoes Set.
 func (o *Overrides[K, V]) Delete(key K) {
 	if _, ok := o.of[key]; ok {
 		delete(o.of, key)

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 )
 
-// An Entry is what belongs to one key, or to the keys that share it. It is in a [Table] or in
+// An Entry holds the value of one key, or of the keys that share it. It is in a [Table] or in
 // [Rings], and in a [Wheel].
 type Entry[K comparable, V any] struct {
 	Value V

@@ -18,8 +18,8 @@ import (
 // A Lease is a stretch of a level that this process has raised, and in which its requests leave,
 // each by the one rule.
 //
-// What is leased are cost units. The level was raised by each of them from an instant on, at which
-// the unit is due; the units of a stretch are due one interval apart. A request of cost n uses the
+// Leases are of cost units. The level was raised by each of them from an instant on, at which the
+// unit is due; the units of a stretch are due one interval apart. A request of cost n uses the
 // next n. Its slot is max(0, Burst − n) intervals before the first of them is due: from then on it
 // may leave. A unit that has not been used when the lateness has passed since it was due is
 // dropped. So in any window of length W no more than (W + lateness)/interval + Burst units are
@@ -103,7 +103,7 @@ func New(key string, guard time.Duration, departures *uint32, total *Counts) Lea
 }
 
 // Lateness is for how long after it was due a unit may be used: Slack if that is set, else the
-// longest of the interval, 20 ms, and what two round trips need.
+// longest of the interval, 20 ms, and the time of two round trips.
 func (l *Lease) Lateness() int64 {
 	if slack := l.Slack; slack > 0 {
 		return int64(slack)
@@ -283,7 +283,7 @@ func (l *Lease) Adopt(r shared.BucketRate) {
 }
 
 // keepDistance drops units of the first stretch after the Bucket's clock was set that
-// are due before what this process has used already ends, on its own clock.
+// are due before the end of the units that this process has used already, on its own clock.
 func (l *Lease) keepDistance() {
 	for l.now.remaining > 0 && l.Clock.Reaches(l.now.empty.Ceil()) < l.floor {
 		l.Drop(1)

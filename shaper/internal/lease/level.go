@@ -39,8 +39,7 @@ func (l *Lease) Room(now int64) int64 {
 	return burst - int64(math.Ceil(min(l.Interval.Units(exact.At(ahead)), 1e15)-rounding))
 }
 
-// ShareOfRoom is Room where other processes take their share of what leaks, as they
-// have of late.
+// ShareOfRoom is Room where other processes take their share of the leak, as they have of late.
 func (l *Lease) ShareOfRoom(now int64) int64 {
 	room := l.Room(now)
 	if !l.Clock.known || l.Pace <= 1 {

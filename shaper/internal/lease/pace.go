@@ -8,11 +8,11 @@ import (
 	"example.com/leakybucket/shaper/shared"
 )
 
-// What decides how much of a level a process leases, and when: so that all get the same, and the
-// rate is reached with few round trips.
+// This file decides how much of a level a process leases, and when: so that all get the same, and
+// the rate is reached with few round trips.
 
 const (
-	// longestBatch bounds what one process has of the level at a time, unless a single
+	// longestBatch bounds the part of the level that one process has at a time, unless a single
 	// request costs more, or round trips are longer.
 	longestBatch = 50 * time.Millisecond
 	// shortBatch is how much is leased at once at high rates, even if few wait, so that
@@ -44,8 +44,8 @@ func (r *trips) BatchFor(queued int, perSecond float64) int64 {
 }
 
 // MostAhead returns how many cost units may be leased ahead at most, as round trips and costs
-// have been so far: two batches, each of what leaves in LongestBatch or of the cost of a single
-// request. What is leased of a burst leaves at once.
+// have been so far: two batches, each as large as the departures in LongestBatch or as a single
+// request. Units leased of a burst leave at once.
 func (l *Lease) MostAhead() int64 {
 	if l.Off {
 		return 0

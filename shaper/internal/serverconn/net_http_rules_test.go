@@ -177,7 +177,7 @@ func TestNetHTTPReadsOnAfterADeadlineThatPassedWhileNobodyRead(t *testing.T) {
 }
 
 // A read of no bytes shows whether a body has been read to its end, and the name of its
-// type shows what made it.
+// type shows its maker.
 func TestNetHTTPTellsOfABodyWithoutReadingIt(t *testing.T) {
 	t.Parallel()
 	type look struct {

@@ -68,8 +68,8 @@ func sinceStart() time.Duration { return time.Since(start) }
 
 // PeerContext returns the context to call a limiter with. Call [Conn.EndWait] when that
 // call has returned. The context ends with the request's context, or when the
-// client has gone. But what ends because of the client counts only once the request
-// has waited.
+// client has gone. But an end because of the client counts only once the request has
+// waited.
 //
 // If onlyWaitersAskDone is true, a request waits from when its limiter asks for the
 // Done channel or calls [BeginWait], and has waited a millisecond later. If it is false,

@@ -279,8 +279,8 @@ func (c *Conn) Refuse(h http.Header) {
 	}
 }
 
-// End ends what may still go on for the request. Call it when the handler has
-// returned or panicked.
+// End ends everything that may still go on for the request. Call it when the handler has returned
+// or panicked.
 func (c *Conn) End() {
 	c.EndWait()
 	if c.body != nil && !c.outer {

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// enough is how long tests of real servers wait for what must come. It allows for a machine
-// that has other work too.
+// enough is how long tests of real servers wait for an event that must come. It allows for a
+// machine that has other work too.
 const enough = 90 * time.Second
 
 // serve serves a handler on loopback until the test ends, and returns the function

@@ -21,9 +21,9 @@ func (t *TopK[K]) Least() uint64 {
 	return least
 }
 
-// Merge adds what another TopK has counted: its counts, each key once, its Events and its
-// Least. The sum of the counts is at most the number of events. What a [Count] says then
-// holds for the events of both.
+// Merge adds the counts of another TopK: each key once, its Events and its Least. The sum of
+// the counts is at most the number of events. What a [Count] says then holds for the events of
+// both.
 //
 // A key that has a counter in only one of the two may have had up to the least count of the
 // other, so that is added to its count and to its error. The keys with the largest counts are

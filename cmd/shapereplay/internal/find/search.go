@@ -127,7 +127,7 @@ func (r *Rule) replay(l shaper.Limits, most int) (o Outcome, ok bool) {
 	return o, true
 }
 
-// A Goal is what limits have to keep to.
+// A Goal is the goal that limits have to reach.
 type Goal struct {
 	Wait    time.Duration // no request that is let through waits longer
 	Refused *big.Rat      // at most this share of a rule's requests is refused

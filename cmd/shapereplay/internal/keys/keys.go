@@ -205,7 +205,7 @@ type routes struct {
 	known memo[target, string]
 }
 
-// A target is what decides which pattern a request fits.
+// A target has the parts that decide which pattern a request fits.
 type target struct{ method, host, path string }
 
 // of returns the pattern that a request fits, or "".

@@ -197,13 +197,13 @@ func Nginx(d *Document, s Setup) (string, error) {
 	return b.String(), nil
 }
 
-// An nginx writes what keys are made of in the words of nginx.
+// An nginx writes the parts of keys in the words of nginx.
 type nginx struct {
 	key    []string
 	routes map[string]string // the values of $shape_route, by patterns
 }
 
-// differences are what nginx does in another way.
+// differences are the things that nginx does in another way.
 func (n *nginx) differences(s Setup, all []limited) []string {
 	texts := []string{"nginx counts in milliseconds, and rates in whole requests per second or minute; there is no Retry-After"}
 	if slices.Contains(s.Key, "client_ip") && s.IPv6Bits < 128 {

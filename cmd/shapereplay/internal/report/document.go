@@ -39,7 +39,7 @@ type Seconds float64
 
 func secondsOf(d time.Duration) Seconds { return Seconds(d.Seconds()) }
 
-// A Count is what became of requests.
+// A Count counts requests by their fate.
 type Count struct {
 	Requests  int     `json:"requests"`
 	AtOnce    int     `json:"at_once"`
@@ -68,7 +68,7 @@ type Rule struct {
 	series *simulate.Series
 }
 
-// A Key is a key, and what its requests have met.
+// A Key is a key, and the fate of its requests.
 type Key struct {
 	Key  string `json:"key"`
 	Rule string `json:"rule"`
@@ -86,8 +86,8 @@ type Found struct {
 	Found    Outcome `json:"found"`
 }
 
-// An Outcome is what requests meet under limits. Of a search that has found nothing, all
-// is empty.
+// An Outcome tells how requests fare under limits. Of a search that has found nothing, all is
+// empty.
 type Outcome struct {
 	Limits  string  `json:"limits"`
 	Refused int     `json:"refused"`

@@ -13,7 +13,7 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A Result is what became of all requests. It is valid until the next arrival.
+// A Result is the fate of all requests. It is valid until the next arrival.
 type Result struct {
 	First, Last time.Time // arrivals; zero if there was none
 	All         Count     // of requests that have a rule
@@ -24,7 +24,7 @@ type Result struct {
 	refused     map[string]int // requests by address
 }
 
-// A Rule is a rule, and what its keys have met.
+// A Rule is a rule, and the fate of its keys' requests.
 type Rule struct {
 	config.Rule
 	Simulated shaper.Limits // or those of the candidate
@@ -43,7 +43,7 @@ type Key struct {
 	Count
 }
 
-// Result returns what became of all requests so far.
+// Result returns the fate of all requests so far.
 func (s *Simulation) Result() Result {
 	result := Result{First: s.first, Last: s.last, NoRule: s.noRule.Requests, Keys: len(s.keys), keys: s.keys, refused: s.refused}
 	for rule := range s.rules.All() {
@@ -196,14 +196,13 @@ func (w *Waits) Longest() time.Duration { return w.Quantile(1) }
 // maxBins is how many bins a series has at most. A picture shows no more.
 const maxBins = 240
 
-// A Bin is what happened in one piece of the time.
+// A Bin counts the events in one piece of the time.
 type Bin struct {
 	Arrived, Left, Refused int
 	Waiting                time.Duration // of all that waited then, added up: divided by the width it is how many waited on average
 }
 
-// A Series is what happened over time. Bin i begins i widths after the first arrival of
-// the log.
+// A Series counts events over time. Bin i begins i widths after the first arrival of the log.
 type Series struct {
 	clock *clock
 	bins  []Bin

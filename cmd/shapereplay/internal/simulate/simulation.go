@@ -43,7 +43,7 @@ type keyState struct {
 	count  Count
 }
 
-// A ruleState is a rule, and what its keys have met.
+// A ruleState is a rule, and the fate of its keys' requests.
 type ruleState struct {
 	rule    config.Rule
 	limits  shaper.Limits // or those of the candidate
