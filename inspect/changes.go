@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	maxChanges = 20  // how much of what was told of changes a new reader is told
+	maxChanges = 20  // how many of the reports of changes a new reader gets
 	maxPast    = 200 // how many changes are remembered that have ended
 )
 
@@ -41,10 +41,10 @@ type record struct {
 	Before  *string    `json:"before"`   // the limits that it has replaced; nil as limits
 	Ended   *time.Time `json:"ended"`    // nil: it is in force
 	EndedBy *string    `json:"ended_by"` // nil: nobody has ended it before its time
-	Outcome *string    `json:"outcome"`  // what has become of it; nil: it is in force
+	Outcome *string    `json:"outcome"`  // how it has ended; nil: it is in force
 	Error   *string    `json:"error"`    // why it could not be ended so far; nil: there was no such attempt
 
-	earlier string // what has become of the change whose place it has taken, if not replaced
+	earlier string // how the change has ended whose place it has taken, if not replaced
 }
 
 // The outcomes of changes.

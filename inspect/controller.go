@@ -32,10 +32,10 @@ type controller struct {
 
 	mu      sync.Mutex // not held while functions of the program are called
 	active  map[changeKey]*activeChange
-	busy    map[changeKey]bool // what is being changed, or is coming to its end
+	busy    map[changeKey]bool // changes that are being made, or are coming to their end
 	freed   *sync.Cond         // of mu: a key of busy has gone
 	closed  bool
-	running sync.WaitGroup // timers that have not been stopped, and what they run
+	running sync.WaitGroup // timers that have not been stopped, and their functions
 }
 
 // A changeKey names the subject of a change: the limits of one bucket, or its hold.

@@ -21,7 +21,7 @@ import (
 // An Inspector is safe for concurrent use.
 type Inspector struct {
 	options
-	err        error // what is wrong with the options
+	err        error // why the options do not go together; nil: they do
 	doorkeeper *doorkeeper
 
 	*core
@@ -33,7 +33,7 @@ type core struct {
 
 	mu      sync.Mutex
 	sources []*watched // in the order in which they were added
-	reports []report   // what operators must see; at most one now
+	reports []report   // reports that operators must see; at most one now
 	ledger  ledger
 	streams map[*stream]bool
 	tracked map[target]*track

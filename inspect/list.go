@@ -42,7 +42,7 @@ type listing struct {
 	descending bool
 	limit      int
 	after      *position // of the last row of the page before; nil: from the beginning
-	at         time.Time // of which the levels are that are shown
+	at         time.Time // the instant of the levels that are shown
 	epoch      time.Time // the same, of the first page
 }
 
@@ -484,7 +484,7 @@ type cursor struct {
 	Sort   string
 	Epoch  time.Time
 	Value  float64
-	Source []byte // not strings, in which JSON would replace what is not UTF-8
+	Source []byte // not strings, in which JSON would replace bytes that are not UTF-8
 	Key    []byte
 }
 

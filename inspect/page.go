@@ -44,7 +44,7 @@ type page struct {
 	Title     string
 	Control   bool
 	Script    string // path of the module of WithScript; empty if there is none
-	Error     string // what is wrong with the query, or with the options
+	Error     string // the mistake in the query, or in the options
 	Reports   []report
 	Query     map[string]string
 	Quick     []quickLink

@@ -21,7 +21,7 @@ type recordings struct {
 	mu      sync.Mutex
 	buckets map[target]*recorded
 	closed  bool
-	running sync.WaitGroup // timers that have not been stopped, and what they run
+	running sync.WaitGroup // timers that have not been stopped, and their functions
 
 	replaying chan struct{} // has room for one replay at a time, however many ask
 }

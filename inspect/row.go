@@ -25,7 +25,7 @@ type limitsView struct {
 	depth    int
 	maxWait  *float64
 	inFlight int
-	capacity float64 // in units: what the bucket and the line hold
+	capacity float64 // of the bucket and the line together, in units
 }
 
 func newLimitsView(l shaper.Limits) *limitsView {
@@ -76,7 +76,7 @@ type row struct {
 	key    string   // the text of the key; any bytes
 	limits *limitsView
 
-	at         time.Time // of which all that follows is
+	at         time.Time // the instant of all fields below
 	waiting    int
 	level      float64
 	inFlight   int

@@ -159,7 +159,7 @@ func (w *watched) scanUnlocked(rows []row) []row {
 	for k := range rows {
 		rows[k].source = w
 	}
-	clear(rows[len(rows):cap(rows)]) // what an earlier scan has left there
+	clear(rows[len(rows):cap(rows)]) // rows of an earlier scan
 	return rows
 }
 

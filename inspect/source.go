@@ -211,7 +211,7 @@ type openGroup[K comparable] struct {
 	round  uint64      // counts scans
 
 	mu     sync.Mutex
-	keys   map[string]K    // what the texts of known stand for, unless isText
+	keys   map[string]K    // the keys of the texts of known, unless isText
 	shared map[string]bool // texts that more than one key has had: they stand for none, also later on
 	sums   sums
 }

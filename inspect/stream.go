@@ -25,7 +25,7 @@ type stream struct {
 
 	removed <-chan struct{} // closed when the source of target is removed; nil without a target
 
-	wake chan struct{} // has room for one: that something is pending; what is pending is found when it is received
+	wake chan struct{} // has room for one, which says that something is pending; the receiver looks what it is
 
 	mu      sync.Mutex
 	frame   []byte

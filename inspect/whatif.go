@@ -97,7 +97,7 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	answer.Since, answer.SpanS = since.UTC(), now.Sub(since).Seconds()
 
 	var requests []replay.Request
-	var replayed []met // what each of the requests met
+	var replayed []met // the fate of each request
 	var really, then tally
 	failed := 0
 	for _, a := range arrivals {

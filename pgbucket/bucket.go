@@ -32,7 +32,7 @@ type Bucket struct {
 	turn chan struct{} // has room for the one call that uses db; nil if all may
 
 	take, giveBack, sweep string // statements
-	err                   error  // what is wrong with the options
+	err                   error  // the mistake in the options
 }
 
 var _ shared.Bucket = (*Bucket)(nil)

@@ -20,7 +20,7 @@ type dials struct {
 	reached sync.Map // the addresses of nodes that have answered, and at which no call has run out of time since
 
 	mu     sync.Mutex
-	failed map[string]error    // by the address of a node: why it could not be dialed of late; that of "" is the latest of all
+	failed map[string]error    // by the address of a node: why it could not be dialed of late; under "" is the latest error of all
 	under  map[string]*attempt // by the address of a node: the connection that is being made
 }
 

@@ -178,7 +178,7 @@ func inRequest(connContext, withBody bool, f func(w http.ResponseWriter, r *http
 // An answer takes the place of net/http's ResponseWriter for requests that are repeated.
 // It drops the body, and keeps the header and the status.
 type answer struct {
-	http.ResponseWriter // that of the connection, for its deadlines
+	http.ResponseWriter // the connection's, for its deadlines
 	header              http.Header
 	status              int
 }

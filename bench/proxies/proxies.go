@@ -101,7 +101,7 @@ func compare(ctx context.Context, o run.Options, path string, c cases) (report.R
 	if err != nil {
 		return report.Report{}, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // What may be left there is empty folders.
+	defer func() { _ = os.RemoveAll(dir) }() // At most empty folders are left there.
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return report.Report{}, err
 	}

@@ -224,7 +224,7 @@ type panelState struct {
 	SendsClients bool         `json:"sends_clients"`
 	Fits         int          `json:"fits"`    // how many of a simultaneous burst are admitted
 	Drain        float64      `json:"drain_s"` // seconds in which a full line leaves
-	Errand       *errandState `json:"errand"`  // what a visitor asked for last; null at first
+	Errand       *errandState `json:"errand"`  // the one that a visitor asked for last; null at first
 }
 
 // state returns the state of the demo now.
@@ -279,7 +279,7 @@ func newSimulatedClients(proxy string) *simulatedClients {
 // An errand is the task on which one button sends clients, and its outcome.
 type errand struct {
 	name     string // of the button
-	id       int    // counts what visitors have asked for
+	id       int    // counts the errands
 	clients  int
 	over     time.Duration // in which they come
 	patience time.Duration // of which each second client waits for a part, and then disconnects; 0: all stay

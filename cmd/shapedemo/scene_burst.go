@@ -22,7 +22,7 @@ type trial struct {
 	reached     []time.Time   // when they reached the upstream, by its own record
 	disconnects []time.Time   // when impatient clients disconnected, by their own record
 	impatient   int           // clients that disconnect if they have to wait
-	requests    []*requestLog // what the shaper did with each; nil without a shaper
+	requests    []*requestLog // the shaper's record of each; nil without a shaper
 	missedUnits float64       // Stats.Missed: units lost because departures were later than Slack
 }
 

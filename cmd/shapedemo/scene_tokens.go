@@ -154,7 +154,7 @@ func runTokens(ctx context.Context, s *shaper.Shaper, settle bool) tokenRun {
 				}
 				switch {
 				case s == nil:
-					_, _ = call(ctx) // Its error is that of ctx.
+					_, _ = call(ctx) // Its error is the one of ctx.
 				case settle:
 					_ = s.Spend(ctx, tokensEstimate, call)
 				case s.WaitN(ctx, tokensEstimate) == nil:

@@ -45,7 +45,7 @@ func TestTheDemonstrationShowsWhatTheShaperIsFor(t *testing.T) {
 	require.Contains(t, page.body, "<table")
 	require.Contains(t, mustGet(t, d.page+"/api/buckets").body, `"departed":30`)
 
-	// Without the shaper the upstream must break down. A slow client may spread what it sends.
+	// Without the shaper the upstream must break down. A slow client may spread its requests.
 	d.until(func() bool {
 		got := getAll(100, d.upstream)()
 		return got[http.StatusOK] < 100 && !strings.Contains(mustGet(t, d.upstream+"/upstream").body, "broke down 0")

@@ -28,7 +28,7 @@ type arguments struct {
 	filter filter
 
 	candidates  bool
-	output      []string // json, nginx or caddy: what is printed in place of tables
+	output      []string // json, nginx or caddy: the form in place of tables
 	svg, export string   // files; "": none
 	goalText    string   // "": no search
 	goal        find.Goal

@@ -14,7 +14,7 @@ type Answer struct {
 	Result         string
 	Retry          time.Duration // RetryAfter of a refusal
 	Missed         bool          // the refusal is context.DeadlineExceeded too
-	Wait           time.Duration // what Forecast returned
+	Wait           time.Duration // the result of Forecast
 	Entered, Ended Event
 	Look           Look
 

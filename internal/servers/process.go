@@ -17,7 +17,7 @@ import (
 type process struct {
 	name    string
 	command *exec.Cmd
-	log     string // the file that has what the process prints
+	log     string // the file with the output of the process
 
 	ended chan struct{} // closed when the process has ended
 	guard *exec.Cmd     // ends the process if this one is killed

@@ -83,7 +83,7 @@ type worker struct {
 	shaper *shaper.Shaper
 	log    *os.File
 	epoch  time.Time // an instant of this process
-	wall   int64     // what the clock of the machine showed then, in nanoseconds since 1970
+	wall   int64     // the reading of the machine's clock then, in nanoseconds since 1970
 
 	quiet    atomic.Bool
 	arrivals sync.WaitGroup

@@ -5,7 +5,7 @@ import "time"
 // A clock shows the time of [time.Now] until it is moved.
 type clock struct {
 	since time.Time // when it was last moved
-	shown int64     // what it showed then, in nanoseconds since 1970
+	shown int64     // its reading then, in nanoseconds since 1970
 	ppm   float64   // how much faster it has gone since, in millionths
 }
 

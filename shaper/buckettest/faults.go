@@ -42,7 +42,7 @@ type Entry struct {
 	Fault    Fault
 	Sent     time.Time // when the call was made
 	Returned time.Time // when it returned; zero if it has not yet
-	Err      error     // what it returned
+	Err      error     // the error that it returned
 
 	// Done is whether the step has been carried out. Then Arrived is the reading of the
 	// [Memory]'s clock in that step, Before and After are the level before and after it, and

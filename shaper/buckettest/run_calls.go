@@ -113,7 +113,7 @@ func checkKeys(c *tester) {
 		c.must(got.Cold && got.OK, "the key %q is not new: %s", key, answerText(got))
 	}
 	for _, key := range oddKeys {
-		c.takes(c.of(key, r)) // The level is that of the key's own cost.
+		c.takes(c.of(key, r)) // The level has the key's own cost alone.
 	}
 	for _, key := range oddKeys {
 		t := c.of(key, r)
@@ -247,8 +247,8 @@ func (c *tester) unknown(ctx context.Context, t shared.Take) bool {
 	return false
 }
 
-// atMost ends the test unless the level of t's key has risen, beyond what is known, by what
-// from 0 to calls calls take which got no answer.
+// atMost ends the test unless the level of t's key has risen, beyond its known part, by the cost of
+// 0 to calls calls that got no answer.
 func (c *tester) atMost(t shared.Take, known shared.Instant, calls int) {
 	c.Helper()
 	got := c.askOnly(t)

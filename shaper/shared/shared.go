@@ -79,7 +79,7 @@ const MaxAhead = 2 * time.Second
 type Taken struct {
 	OK    bool    // the level has been raised
 	Now   int64   // the Bucket's clock in this step, in microseconds since 1970, rounded down
-	Empty Instant // when the level reaches 0, without what has been taken in this step; not before Now
+	Empty Instant // when the level reaches 0, without the units taken in this step; not before Now
 	Cold  bool    // there was no state
 
 	// Other is the rate in force if it conflicts with the rate of the [Take]: then nothing was

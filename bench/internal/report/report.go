@@ -15,7 +15,7 @@ import (
 // A Report has the results of an experiment.
 type Report struct {
 	Name, What string // of the experiment
-	Note       string // how it was measured, and what to beware of
+	Note       string // how it was measured, and its pitfalls
 	Lines      []Line // which the tables show, and the goals look at
 	Goals      []Goal
 	Pictures   []Picture

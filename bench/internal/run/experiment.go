@@ -13,7 +13,7 @@ import (
 type Experiment struct {
 	Name  string
 	What  string // one line for -list
-	Note  string // how it measures, and what to beware of
+	Note  string // how it measures, and its pitfalls
 	Goals []report.Goal
 	// Needs is a program that the experiment can't do without, and how to get it. It is looked
 	// for before anything is measured. "": it needs none.
@@ -25,9 +25,9 @@ type Experiment struct {
 // Options are the parts of the command line that an experiment needs.
 type Options struct {
 	Quick  bool // a taste of everything, in a minute and a half
-	Rounds int  // how often to measure what is compared; 0: as often as the experiment does by itself
+	Rounds int  // how often to measure; 0: as often as the experiment does by itself
 
-	Log     *log.Logger // is told what is being done; it may be nil
+	Log     *log.Logger // gets a line for each step; it may be nil
 	Machine string      // the line below the pictures
 }
 

@@ -30,7 +30,7 @@ type File struct {
 	epoch  time.Time
 	offset int64 // the kernel's clock at the epoch, in nanoseconds
 	read   func(fd uintptr) bool
-	count  uint64        // what read has read: how often the timer has gone off
+	count  uint64        // the number that read has read: how often the timer has gone off
 	errno  syscall.Errno // the error of read, or 0
 }
 

@@ -74,9 +74,9 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 }
 
 // wrapped returns the ResponseWriter for the handler. Handlers find out by type
-// assertions what a ResponseWriter can do, so the wrapper implements those of four
-// interfaces that the original implements. Only net/http asks for other methods, such as
-// the unexported one that [http.MaxBytesReader] looks for.
+// assertions what a ResponseWriter can do, so of four interfaces the wrapper implements
+// the same as the original. Only net/http asks for other methods, such as the unexported
+// one that [http.MaxBytesReader] looks for.
 func (h *hijacker) wrapped() http.ResponseWriter {
 	const flushes, hijacks, reads, pushes = 1, 2, 4, 8
 	type (

@@ -31,7 +31,7 @@ func TestTheWheelIsWhatASliceWouldBe(t *testing.T) {
 			flows = append(flows, &entry{Key: i})
 		}
 		now := r.Int64N(1000 * spoke)
-		tookAll := true // what was due when now was set
+		tookAll := true // all that was due when now was set
 		for range 400 {
 			switch r.IntN(5) {
 			case 0, 1:

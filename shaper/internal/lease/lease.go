@@ -44,13 +44,13 @@ type Lease struct {
 	Largest int64 // the largest cost for which a batch was leased
 
 	level       int64 // when the level reaches 0 on the Bucket's clock, in ns, if no other process has taken anything since the latest answer; 0: unknown
-	RefusedRoom bool  // the Bucket has refused what the level seemed to have room for
+	RefusedRoom bool  // the Bucket has refused although the level seemed to have room
 	BusyAt      int64 // until then the Bucket is known to refuse; 0: it is not
 	Contended   bool  // after the latest stretch, no more could be leased for now; see courtesy
 
 	trips
 
-	Pace      float64        // of the level's movement beside that of this process, as a multiple of its own: 1 / its share
+	Pace      float64        // of the level's movement, as a multiple of this process's own part: 1 / its share
 	lastBegan shared.Instant // the Empty at which the latest stretch began
 	lastCost  int64          // its cost; 0: the line has been empty since
 	EndsAt    int64          // the instant at which the latest stretch ends

@@ -89,7 +89,7 @@ func (l *Lease) Raise(end shared.Instant) {
 // or another server answers: nobody knows any more when the units are due that this process has.
 func (l *Lease) NoteAnswer(t shared.Take, taken shared.Taken, sent, received int64) {
 	l.noteRoundTrip(max(received-sent, 1))
-	usedUpTo := l.Clock.Reaches(l.usedUpTo.Ceil()) // before what is known of the clock begins anew
+	usedUpTo := l.Clock.Reaches(l.usedUpTo.Ceil()) // before the estimate of the clock begins anew
 	if !l.Clock.note(sent, received, taken.Now) {
 		l.DropAll()
 		l.high, l.end, l.floor = shared.Instant{}, shared.Instant{}, usedUpTo

@@ -68,7 +68,7 @@ func (c *Conn) readAhead() *Body {
 	if err := c.setConnReadDeadline(time.Time{}); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		return nil
 	}
-	// data grows with what has come: an announced length takes no more than 4 KiB.
+	// data grows with the bytes that have come: an announced length takes no more than 4 KiB.
 	b := &Body{body: c.request.Body, setLimit: c.setConnReadDeadline, ended: make(chan struct{})}
 	b.more.L = &b.mu
 	go b.fetch(make([]byte, min(c.request.ContentLength, 4<<10)))

@@ -39,7 +39,7 @@ type Options struct {
 	// 0 means a minute.
 	Window time.Duration
 
-	Stdin io.Reader // what the file name "-" means; nil is os.Stdin
+	Stdin io.Reader // the meaning of the file name "-"; nil is os.Stdin
 }
 
 // A Stamp is the meaning of the time of a line: the request's arrival, or its end.

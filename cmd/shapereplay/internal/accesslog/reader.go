@@ -26,12 +26,12 @@ type Reader struct {
 	// Where arrivals may differ from stamps, they are sorted once more.
 	moves    bool
 	arrived  sorter
-	arrivals uint64 // counts what was pushed, as the tie
+	arrivals uint64 // counts the entries pushed, as the tie
 	passed   int64  // nothing that is still to be pushed is earlier
 	ended    bool   // nothing is still to be pushed
 	last     int64  // the arrival that was returned last
 
-	err error // what Next returns from now on
+	err error // the error that Next returns from now on
 }
 
 // Open opens log files. Their order does not matter. "-" is [Options.Stdin]. If a file

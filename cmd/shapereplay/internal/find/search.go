@@ -131,7 +131,7 @@ func (r *Rule) replay(l shaper.Limits, most int) (o Outcome, ok bool) {
 type Goal struct {
 	Wait    time.Duration // no request that is let through waits longer
 	Refused *big.Rat      // at most this share of a rule's requests is refused
-	Burst   int           // 0: that of each rule
+	Burst   int           // 0: each rule's own
 }
 
 // ParseGoal reads a goal such as "wait=200ms refused=0.1% burst=5". The wait must be there.

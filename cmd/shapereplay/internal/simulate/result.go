@@ -27,7 +27,7 @@ type Result struct {
 // A Rule is a rule, and the fate of its keys' requests.
 type Rule struct {
 	config.Rule
-	Simulated shaper.Limits // or those of the candidate
+	Simulated shaper.Limits // or the candidate's
 	Keys      int
 	Count
 	Waits   *Waits  // of those that left

@@ -46,7 +46,7 @@ type keyState struct {
 // A ruleState is a rule, and the fate of its keys' requests.
 type ruleState struct {
 	rule    config.Rule
-	limits  shaper.Limits // or those of the candidate
+	limits  shaper.Limits // or the candidate's
 	plan    *replay.Plan
 	keys    int
 	count   Count
