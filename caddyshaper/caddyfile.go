@@ -28,6 +28,9 @@ import (
 //		candidate    <limits>
 //		dry_run
 //		key          route|client_ip|host|header:NAME|{placeholder}... | all
+//		fair         <part>... | header <name> {
+//			weight <part>... <number>
+//		}
 //		routes       <pattern>...
 //		ipv6_bits    <number>
 //		cost         <number>|{placeholder} [<most>]
@@ -85,6 +88,11 @@ func (s *Shape) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			}
 			return d.WrapErr(err)
 		}
+		if option == "fair" {
+			if err := s.Fair.readWeights(d); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -112,6 +120,7 @@ var subdirectives = map[string]subdirective{
 	"candidate":         limits(func(s *Shape) *string { return &s.Candidate }),
 	"dry_run":           flag(func(s *Shape) *bool { return &s.DryRun }),
 	"key":               texts(func(s *Shape) *[]string { return &s.Key }),
+	"fair":              readFairLine,
 	"routes":            texts(func(s *Shape) *[]string { return &s.Routes }),
 	"ipv6_bits":         number(func(s *Shape) *int { return &s.IPv6Bits }),
 	"cost":              readCost,

@@ -59,6 +59,10 @@
 // less than 1, counts as 1: whatever a client sends there, it is not free. The most is 1000,
 // or a second number. To let requests pass, such as health checks, use a matcher.
 //
+// With fair in place of key there is one line, whose rate the keys share: they take turns, by
+// their weights ([shaper.WithFairQueue]). A weight counts from the first request of a key in line until
+// the key has none, also over a reload.
+//
 // # What is told
 //
 // A refusal is 429 where there is no place, the wait would be too long or the limit is reached,
@@ -95,9 +99,10 @@
 // the limits of a key get or lose an inflight, the key keeps its limits until its line is
 // empty.
 //
-// What is said of store, fallback, patience, cold_guard, rate_version, max_keys, block,
-// coarse_timer and dry_run, and the name, can't change for lines in use. After a reload that changes them,
-// requests go to new lines, which have the levels of the old ones if the name is the same.
+// Whether there is fair queueing, what is said of store, fallback, patience, cold_guard,
+// rate_version, max_keys, block, coarse_timer and dry_run, and the name, can't change for lines in use.
+// After a reload that changes them, requests go to new lines, which have the levels of the old ones if
+// the name is the same. Only a line with fair queueing and lines without it have no levels in common.
 // Requests that wait in the old ones leave at the old rate, beside the new ones.
 //
 // A configuration that fails changes nothing: its limits come into force only when all of it

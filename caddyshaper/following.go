@@ -11,7 +11,7 @@ import (
 )
 
 // A shownLine is one entry of pages and metrics for the lines of one name: the lines of the
-// keys, the lines of the candidates, or the line of the site.
+// keys, the line of fair queueing, the lines of the candidates, or the line of the site.
 type shownLine struct {
 	name  string
 	lines *limiters
@@ -23,6 +23,10 @@ type shownLine struct {
 // knows them by.
 func shownLines() (all []shownLine) {
 	for _, l := range running() {
+		if line := l.fair.Load(); line != nil {
+			all = append(all, shownLine{name: l.name, lines: l, line: line})
+			continue
+		}
 		all = append(all, shownLine{name: l.name, lines: l, group: l.live})
 	}
 	for _, l := range running() {

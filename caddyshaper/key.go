@@ -19,8 +19,18 @@ import (
 // A keyFunc returns the key of a request.
 type keyFunc func(*http.Request, *caddy.Replacer) string
 
+// keyParts returns the parts of the key of a request, and the field that says them.
+func (s *Shape) keyParts() (field string, parts []string) {
+	if s.Fair != nil {
+		return "fair", s.Fair.By
+	}
+	return "key", s.Key
+}
+
 // newKey returns the function that joins the parts of a key. route is for the part route.
-func newKey(parts []string, ipv6Bits int, route keyFunc) (keyFunc, error) {
+func (s *Shape) newKey(route keyFunc) (keyFunc, error) {
+	field, parts := s.keyParts()
+	ipv6Bits := s.IPv6Bits
 	if ipv6Bits < 0 || ipv6Bits > 128 {
 		return nil, fmt.Errorf("ipv6_bits: %d, must be from 1 to 128, or 0 for 64", ipv6Bits)
 	}
@@ -34,7 +44,7 @@ func newKey(parts []string, ipv6Bits int, route keyFunc) (keyFunc, error) {
 	for i, part := range parts {
 		var err error
 		if funcs[i], err = newKeyPart(part, ipv6Bits, route); err != nil {
-			return nil, fmt.Errorf("key: %w", err)
+			return nil, fmt.Errorf("%s: %w", field, err)
 		}
 	}
 	return func(r *http.Request, repl *caddy.Replacer) string {
@@ -110,7 +120,8 @@ func hostOf(r *http.Request) string {
 // number of routes is bounded, whatever clients ask for. The rules belong to an entry; it may be
 // nil, and have none.
 func (s *Shape) newRoute(e *entry) (keyFunc, error) {
-	place := slices.Index(s.Key, "route")
+	_, parts := s.keyParts()
+	place := slices.Index(parts, "route")
 	if place < 0 {
 		if len(s.Routes) > 0 {
 			return nil, fmt.Errorf("routes: %q, but no part of the key is route", s.Routes)

@@ -3,6 +3,7 @@ package caddyshaper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,8 +33,9 @@ type limiters struct {
 	key   poolKey
 	store *store // nil: the levels are this process's own
 
-	live  *shaper.Group[string]
+	live  *shaper.Group[string]         // with fair queueing no request enters it
 	trial *shaper.Group[string]         // a dry run of the candidates
+	fair  atomic.Pointer[shaper.Shaper] // the line of fair queueing; nil: each key has a line in live
 	site  atomic.Pointer[shaper.Shaper] // nil: none
 
 	says atomic.Pointer[entry] // what says the limits
@@ -95,7 +97,7 @@ func (l *limiters) makeLines(e *entry) (err error) {
 	if err != nil {
 		return err
 	}
-	return l.setSiteLocked(e.settings.site)
+	return errors.Join(l.setFairLocked(e), l.setSiteLocked(e.settings.site))
 }
 
 // options returns the options that the lines of keys and the line of the site have in common.
@@ -213,6 +215,9 @@ func (l *limiters) applyLocked(e *entry) {
 		l.live.Reload()
 		l.trial.Reload()
 	}
+	if err := l.setFairLocked(e); err != nil {
+		e.log.Error("the limits stay as they were", "error", err)
+	}
 	if err := l.setSiteLocked(e.settings.site); err != nil {
 		e.log.Error("the limits of the site stay as they were", "error", err)
 	}
@@ -231,39 +236,54 @@ func (l *limiters) rulesChanged(e *entry) {
 	e.log.Info("changed rules are in force")
 }
 
-// setSiteLocked gives the site other limits; none if they are nil. A line that is no longer
-// used goes on until no request waits in it.
+// setSiteLocked gives the site other limits; none if they are nil.
 func (l *limiters) setSiteLocked(limits *shaper.Limits) error {
-	old := l.site.Load()
-	switch {
-	case limits == nil:
+	if limits == nil {
 		l.site.Store(nil)
 		return nil
-	case old != nil && old.SetLimits(*limits) == nil:
+	}
+	return l.setLineLocked(&l.site, *limits, l.name+"/site", shaper.Join(l.name))
+}
+
+// setLineLocked gives a line for all requests other limits, or makes it. bucket is its key in the store.
+// A line that is no longer used goes on until no request waits in it.
+func (l *limiters) setLineLocked(at *atomic.Pointer[shaper.Shaper], limits shaper.Limits, name, bucket string, more ...shaper.Option) error {
+	old := at.Load()
+	if old != nil && old.SetLimits(limits) == nil {
 		return nil
 	}
 	// The line is the first, or it is in use and has a cap of requests in flight where the
 	// other has none.
-	opts := l.options(l.name + "/site")
+	opts := append(l.options(name), more...)
 	if l.store != nil {
-		opts = append(opts, shaper.WithBucket(l.store.bucket, shaper.Join(l.name)))
+		opts = append(opts, shaper.WithBucket(l.store.bucket, bucket))
 	}
-	line, err := shaper.New(*limits, opts...)
+	line, err := shaper.New(limits, opts...)
 	if err != nil {
 		return err
 	}
 	if old != nil {
 		copyLevel(old, line)
 	}
-	l.site.Store(line)
+	at.Store(line)
 	return nil
+}
+
+// shared returns the lines for all requests: the line of the site, and of fair queueing.
+func (l *limiters) shared() (lines []*shaper.Shaper) {
+	for _, at := range []*atomic.Pointer[shaper.Shaper]{&l.site, &l.fair} {
+		if line := at.Load(); line != nil {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }
 
 // waiting returns how many requests wait in the lines.
 func (l *limiters) waiting() int {
 	n := l.live.Stats().Waiting
-	if site := l.site.Load(); site != nil {
-		n += site.Stats().Waiting
+	for _, line := range l.shared() {
+		n += line.Stats().Waiting
 	}
 	return n
 }
@@ -271,8 +291,8 @@ func (l *limiters) waiting() int {
 // close refuses all requests that wait, and all that come.
 func (l *limiters) close() {
 	_ = l.live.Close()
-	if site := l.site.Load(); site != nil {
-		_ = site.Close()
+	for _, line := range l.shared() {
+		_ = line.Close()
 	}
 }
 

@@ -26,6 +26,7 @@ type settings struct {
 	limits    shaper.Limits  // without rules
 	candidate *shaper.Limits // without rules; nil: none
 	site      *shaper.Limits // nil: none
+	fair      Fair           // of a shape with fair queueing
 	state     string         // absolute path; "": none
 }
 
@@ -36,6 +37,7 @@ type fixed struct {
 	block     time.Duration
 	coarse    bool
 	dryRun    bool
+	fair      bool
 	store     string // with placeholders replaced
 	fallback  shaper.Fallback
 	patience  time.Duration // 0: without end
@@ -51,13 +53,13 @@ func (s *Shape) settings() (set settings, err error) {
 	if !set.named {
 		set.name = defaultName
 	}
-	err = readAll(s, &set, readLimits, readFixed, readStore, readAnswers, resolve)
+	err = readAll(s, &set, readLimits, readFixed, readFair, readStore, readAnswers, resolve)
 	return set, err
 }
 
 // check returns the mistake in the fields, whatever the machine that they are for.
 func (s *Shape) check() error {
-	if err := readAll(s, new(settings), readLimits, readFixed, readStore, readAnswers); err != nil {
+	if err := readAll(s, new(settings), readLimits, readFixed, readFair, readStore, readAnswers); err != nil {
 		return err
 	}
 	if _, err := newCost(s.Cost, s.MaxCost); err != nil {
@@ -67,7 +69,7 @@ func (s *Shape) check() error {
 	if err != nil {
 		return err
 	}
-	_, err = newKey(s.Key, s.IPv6Bits, route)
+	_, err = s.newKey(route)
 	return err
 }
 

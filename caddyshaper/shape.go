@@ -45,7 +45,11 @@ type Shape struct {
 	// alone and means that all requests have one line. The default is client_ip.
 	Key []string `json:"key,omitempty"`
 
-	// Routes are the patterns that the part route of Key tells apart, as those of
+	// Fair makes the keys share the rate of Limits, in place of a line and a rate for each. It says
+	// itself what makes the key of a request.
+	Fair *Fair `json:"fair,omitempty"`
+
+	// Routes are the patterns that the part route of a key tells apart, as those of
 	// http.ServeMux: "POST /login", "/orders/{id}". Those that begin a rule's key need not
 	// be named here.
 	Routes []string `json:"routes,omitempty"`
@@ -118,7 +122,7 @@ type Shape struct {
 	errors  errorRoutes
 	options []shaper.MiddlewareOption // of the middleware of each line
 	entry   http.Handler              // the first line, and all that follow
-	site    atomic.Pointer[siteHandler]
+	shared  atomic.Pointer[lineHandler]
 
 	failures *failureLog
 }
@@ -171,7 +175,7 @@ func (s *Shape) provision(ctx caddy.Context, set settings) error {
 	if err != nil {
 		return err
 	}
-	if s.keyOf, err = newKey(s.Key, s.IPv6Bits, route); err != nil {
+	if s.keyOf, err = s.newKey(route); err != nil {
 		return err
 	}
 	s.options = s.middlewareOptions(ctx)
@@ -195,15 +199,23 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 	if s.LogRefusals {
 		opts = append(opts, shaper.WithLogger(ctx.Slogger().With("shape", s.lines.name)))
 	}
+	if s.Fair != nil {
+		opts = append(opts, shaper.WithKey(keyOfCall))
+	}
 	return opts
 }
 
+// keyOfCall returns the key of a request that has begun its way through a handler.
+func keyOfCall(r *http.Request) (string, error) { return callOf(r).key, nil }
+
 // chain returns the lines that a request goes through: the line of the candidate, which holds
-// none up, the line of its key, and the line of the site.
+// none up, the line of its key, and the line of the site. With fair queueing there is one line.
 func (s *Shape) chain() http.Handler {
-	key := func(r *http.Request) (string, error) { return callOf(r).key, nil }
-	live := s.lines.live.Middleware(key, s.options...)(http.HandlerFunc(s.enterSite))
-	trial := s.lines.trial.Middleware(key, s.options[:3]...)(live)
+	if s.Fair != nil {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.enter(s.lines.fair.Load(), w, r) })
+	}
+	live := s.lines.live.Middleware(keyOfCall, s.options...)(http.HandlerFunc(s.enterSite))
+	trial := s.lines.trial.Middleware(keyOfCall, s.options[:3]...)(live)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.lines.tries() {
 			trial.ServeHTTP(w, r)
@@ -213,8 +225,8 @@ func (s *Shape) chain() http.Handler {
 	})
 }
 
-// A siteHandler is the line of a site with the handlers behind it.
-type siteHandler struct {
+// A lineHandler is a line for all requests with the handlers behind it.
+type lineHandler struct {
 	line *shaper.Shaper
 	http.Handler
 }
@@ -227,10 +239,16 @@ func (s *Shape) enterSite(w http.ResponseWriter, r *http.Request) {
 		admit(w, r)
 		return
 	}
-	h := s.site.Load()
+	s.enter(line, w, r)
+}
+
+// enter lets a request enter the line for all requests: the line of the site, or of fair queueing. A
+// handler has only one of them.
+func (s *Shape) enter(line *shaper.Shaper, w http.ResponseWriter, r *http.Request) {
+	h := s.shared.Load()
 	if h == nil || h.line != line {
-		h = &siteHandler{line, shaper.Middleware(line, s.options...)(http.HandlerFunc(admit))}
-		s.site.Store(h)
+		h = &lineHandler{line, shaper.Middleware(line, s.options...)(http.HandlerFunc(admit))}
+		s.shared.Store(h)
 	}
 	h.ServeHTTP(w, r)
 }

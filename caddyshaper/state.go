@@ -48,6 +48,7 @@ type levels struct {
 	At   time.Time       `json:"at"`
 	Keys json.RawMessage `json:"keys"`           // of [shaper.Group.Snapshot]
 	Site json.RawMessage `json:"site,omitempty"` // of [shaper.Shaper.Snapshot]
+	Fair json.RawMessage `json:"fair,omitempty"` // of the line of fair queueing, likewise
 }
 
 // savedState is the content of a file.
@@ -186,6 +187,9 @@ func (l *limiters) snapshot() levels {
 	if site := l.site.Load(); site != nil {
 		now.Site, _ = site.Snapshot()
 	}
+	if line := l.fair.Load(); line != nil {
+		now.Fair, _ = line.Snapshot()
+	}
 	return now
 }
 
@@ -198,6 +202,11 @@ func (l *limiters) restore(saved levels) {
 	if site := l.site.Load(); site != nil && saved.Site != nil {
 		if err := site.Restore(saved.Site); err != nil {
 			log.Warn("the level of the site could not be restored", "error", err)
+		}
+	}
+	if line := l.fair.Load(); line != nil && saved.Fair != nil {
+		if err := line.Restore(saved.Fair); err != nil {
+			log.Warn("the level of the line of fair queueing could not be restored", "error", err)
 		}
 	}
 }

@@ -1,0 +1,128 @@
+package caddyshaper
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"example.com/leakybucket/shaper"
+)
+
+// Fair makes the keys of a [Shape] share its rate: see [shaper.WithFairQueue].
+type Fair struct {
+	// By is what makes the key of a request. The parts are those of a Shape's Key; all is none of them.
+	By []string `json:"by"`
+
+	// Weights are the shares of keys, from 1 to 1000. A key that is not here has 1. Keys are
+	// written as [shaper.Join] makes them.
+	Weights map[string]int `json:"weights,omitempty"`
+}
+
+// maxWeight is the greatest weight of a key.
+const maxWeight = 1000
+
+// readFair checks what is said of fair queueing.
+func readFair(s *Shape, set *settings) error {
+	if s.Fair == nil {
+		return nil
+	}
+	switch {
+	case len(s.Fair.By) == 0:
+		return errors.New("fair: by is missing; say whose requests take turns, such as client_ip")
+	case slices.Contains(s.Fair.By, "all"):
+		return errors.New(`fair: "all" tells no requests apart, so none could take turns`)
+	case len(s.Key) > 0:
+		return fmt.Errorf("key: %q stands beside fair; with key each key has a rate of its own, and with fair all share one", s.Key)
+	case len(s.Rules) > 0:
+		return errors.New("rules: they stand beside fair; rules give each key a rate of its own, and with fair all share one, which limits says")
+	case s.Site != "":
+		return fmt.Errorf("site: %q stands beside fair, whose limits are those of all requests together already", s.Site)
+	case s.Candidate != "":
+		return fmt.Errorf("candidate: %q stands beside fair; in a dry run no request waits, so none could take turns", s.Candidate)
+	case s.DryRun:
+		return errors.New("dry_run: it stands beside fair; in a dry run no request waits, so none could take turns")
+	case s.Block > 0:
+		return errors.New("block: it stands beside fair; the burst of one key would block all others")
+	case s.MaxKeys > 0:
+		return errors.New("max_keys: it stands beside fair, with which a key takes memory only while it has a request in line")
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.Fair.Weights)) {
+		if weight := s.Fair.Weights[key]; weight < 1 || weight > maxWeight {
+			return fmt.Errorf("fair: the weight of %q is %d, must be from 1 to %d", key, weight, maxWeight)
+		}
+		if parts := strings.Count(key, "/") + 1; parts != len(s.Fair.By) {
+			return fmt.Errorf("fair: the weight of %q is for a key of %d parts, but each key has %d", key, parts, len(s.Fair.By))
+		}
+	}
+	set.fair = *s.Fair
+	set.fixed.fair = true
+	return nil
+}
+
+// readFairLine reads the line that says whose requests take turns.
+func readFairLine(s *Shape, _ string, args []string) error {
+	if len(args) == 0 {
+		return takesSome
+	}
+	s.Fair = new(Fair)
+	for i := 0; i < len(args); i++ {
+		part := args[i]
+		if part == "header" && i+1 < len(args) {
+			i++
+			part += ":" + args[i]
+		}
+		s.Fair.By = append(s.Fair.By, part)
+	}
+	return nil
+}
+
+// readWeights reads the block behind the line.
+func (f *Fair) readWeights(d *caddyfile.Dispenser) error {
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if d.Val() != "weight" {
+			return d.Errf("fair has no subdirective %q; there is weight", d.Val())
+		}
+		args := d.RemainingArgs()
+		parts := len(f.By)
+		if len(args) != parts+1 {
+			return d.Errf("weight: takes a key of %d words and a number, got %d", parts, len(args))
+		}
+		weight, err := strconv.Atoi(args[parts])
+		if err != nil || weight < 1 || weight > maxWeight {
+			return d.Errf("weight: %q, must be a number from 1 to %d", args[parts], maxWeight)
+		}
+		key := shaper.Join(args[:parts]...)
+		if _, twice := f.Weights[key]; twice {
+			return d.Errf("weight: the key %q is said twice", key)
+		}
+		if f.Weights == nil {
+			f.Weights = map[string]int{}
+		}
+		f.Weights[key] = weight
+	}
+	return nil
+}
+
+// weightOf returns the weight of a key, by the configuration that is in force.
+func (l *limiters) weightOf(key string) int { return max(l.says.Load().settings.fair.Weights[key], 1) }
+
+// setFairLocked gives the line of fair queueing the limits of an entry, if there is such a line.
+func (l *limiters) setFairLocked(e *entry) error {
+	if !l.key.fixed.fair {
+		return nil
+	}
+	return l.setLineLocked(&l.fair, e.settings.limits, l.name, l.bucketKey(""), shaper.WithFairQueue(l.weightOf))
+}
+
+// fairText returns the settings of fair queueing as a text.
+func fairText(f *Fair) string {
+	if len(f.By) == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("by %q, weights %v", f.By, f.Weights) // A map is printed in the order of its keys.
+}
