@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 // This file holds what Reserve and settle promise.
@@ -591,4 +592,65 @@ func TestAChainSettlesWithAllItsLimiters(t *testing.T) {
 		require.NoError(t, c.Spend(context.Background(), 10, func(context.Context) (int, error) { return 20, nil }))
 		require.InDelta(t, 50, tokens.Stats().Level, 1e-9)
 	})
+}
+
+// A level in a Bucket is not this process's alone: estimates stand there, and settle only gives the seat back.
+func TestInASharedBucketTheEstimateStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		l := shaper.Limits{Rate: 1, Burst: 100, Depth: 9, InFlight: 1}
+		s := sharedShaper(t, buckettest.NewMemory(), l)
+		g := sharedGroup(t, buckettest.NewMemory(), l)
+		for _, reserve := range []func(estimate int) (settle func(actual int), err error){
+			func(n int) (func(int), error) { return s.Reserve(ctx, n) },
+			func(n int) (func(int), error) { return g.Reserve(ctx, "key", n) },
+		} {
+			start := time.Now()
+			settle, err := reserve(80)
+			require.NoError(t, err)
+			settle(0) // gives back no unit, but the only seat
+			settle, err = reserve(10)
+			require.NoError(t, err)
+			settle(50) // charges none
+			settle, err = reserve(10)
+			require.NoError(t, err)
+			settle(10)
+			require.Zero(t, time.Since(start), "80, 10 and 10 fit into the burst")
+			_, err = reserve(5)
+			require.NoError(t, err)
+			require.InDelta(t, 5, time.Since(start).Seconds(), 0.001)
+		}
+		s.AtMost(0)
+		g.AtMost("key", 0)
+		require.Equal(t, [4]int{5, 0, 0, 0}, figures(s.Stats()))
+		require.Equal(t, [4]int{5, 0, 0, 0}, figures(g.Limiter("key").Stats()))
+	})
+}
+
+// With a fair queue a settle lets those in line leave sooner, in the order of their turns; one that is pushed
+// out of the line has reserved nothing.
+func TestASettleKeepsTheTurnsOfAFairQueue(t *testing.T) {
+	playReserving(t, "10/s burst 10 depth 3", func(g *reserving) {
+		reserve := func(name string, estimate int) {
+			go func() {
+				settle, err := g.For(teamOf(name)).Reserve(context.Background(), estimate)
+				g.mu.Lock()
+				g.settles[name] = settle
+				g.mu.Unlock()
+				g.note(name + " " + outcome(err))
+			}()
+			synctest.Wait()
+		}
+		reserve("a1", 10)
+		reserve("a2", 5)
+		reserve("a3", 5)
+		reserve("a4", 5)
+		reserve("b1", 5) // pushes a4 out
+		g.at(100 * ms)
+		g.settle("a4", 0)
+		g.settle("a1", 1) // 9 units have not drained, and come back
+		g.at(time.Minute)
+		g.saw("0s a1 left", "0s a4 full, retry 500ms", "100ms a2 left", "100ms b1 left", "600ms a3 left")
+		require.Equal(t, [4]int{15, 9, 0, 0}, figures(g.Stats()))
+	}, shaper.WithFairQueue(nil))
 }
