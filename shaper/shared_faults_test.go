@@ -107,6 +107,54 @@ func TestFaultsOfABucketAreNoLicence(t *testing.T) {
 	}
 }
 
+// A process that has the bucket for itself knows all that has left. So it keeps the pace, however
+// often the Bucket's clock is set, though the level may have forgotten what was used of a burst. It
+// does not wait either.
+func TestClockThatIsSetGivesALoneProcessNoSecondBurst(t *testing.T) {
+	for _, limits := range []string{"200/s depth 999", "200/s burst 20 depth 999", "200/s burst 200 depth 999"} {
+		for _, rtt := range []time.Duration{200 * us, 20 * ms} {
+			for _, step := range []time.Duration{5 * time.Second, -5 * time.Second, 300 * ms, -300 * ms} {
+				why := fmt.Sprintf("%s, %v, %v", limits, rtt, step)
+				share(t, 1, limits, rtt, func(p *processes) {
+					stop := p.saturate(30)
+					defer stop()
+					for i := range 4 {
+						p.at(time.Duration(2+i) * time.Second)
+						p.Step(step)
+						// The process learns of this step before any request has left since the first one.
+						p.at(time.Since(p.start) + rtt)
+						p.Step(50 * ms)
+					}
+					p.at(8 * time.Second)
+					stop()
+					require.LessOrEqual(t, model.LongestGap(p.departures(), time.Second, 8*time.Second), 100*ms, why)
+					p.check()
+				})
+			}
+		}
+	}
+}
+
+// What was used at a slow rate says nothing about the level at a faster one, so it does not keep
+// requests in line when the clock is set after the rate was changed.
+func TestClockThatIsSetAfterTheRateDelaysNobody(t *testing.T) {
+	share(t, 1, "1/s burst 100 depth 999", 2*ms, func(p *processes) {
+		stop := p.saturate(30)
+		p.at(time.Second)
+		stop()
+		require.NoError(t, p.all[0].SetLimits(shaper.Limits{Rate: 1000, Depth: 999}))
+		p.at(2 * time.Second)
+		p.Step(5 * time.Second)
+		began := time.Now()
+		p.arrive(0, 1, 1, 1)
+		p.at(3 * time.Second)
+		// The level is below 100 units, for which 1000/s takes 100 ms. At 1/s they were 100 s.
+		last := p.departures()[len(p.departures())-1]
+		require.Less(t, last.At-began.Sub(p.start), 100*ms)
+		require.Zero(t, p.all[0].Stats().Waiting)
+	})
+}
+
 // Clocks that drift apart by what real ones do cost nothing: neither slots nor the pace.
 func TestClocksThatDriftKeepThePace(t *testing.T) {
 	for _, ppm := range []float64{150, -150} {

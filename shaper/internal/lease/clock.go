@@ -73,6 +73,10 @@ func (c *Clock) Reaches(reading int64) int64 {
 	return exact.Sum(c.at, exact.Sum(after, (after+perDrift-2)/(perDrift-1)))
 }
 
+// reading returns what the Bucket's clock shows, in nanoseconds, if its difference is the least that
+// it can be. So Reaches of it is not before now.
+func (c *Clock) reading(now int64) int64 { return now + c.low }
+
 // NanosOf returns a [shared.Instant] of a rate as nanoseconds on the Bucket's clock.
 func NanosOf(r shared.BucketRate, t shared.Instant) exact.Nanos {
 	perNano := r.Parts / 1000

@@ -266,7 +266,7 @@ func (l *Lease) SetRate(r shared.BucketRate) {
 // units, as far as it is known.
 func (l *Lease) ChangeRate(r shared.BucketRate, now int64) {
 	l.DropAll()
-	l.high, l.end, l.BusyAt = shared.Instant{}, shared.Instant{}, 0
+	l.forget()
 	units := l.Burst - l.Room(now)
 	l.SetRate(r)
 	if l.Clock.known {
@@ -274,10 +274,16 @@ func (l *Lease) ChangeRate(r shared.BucketRate, now int64) {
 	}
 }
 
+// forget forgets what is known in units of a rate that is not in force any more.
+func (l *Lease) forget() {
+	l.high, l.end, l.BusyAt = shared.Instant{}, shared.Instant{}, 0
+	l.usedUpTo, l.floor = exact.Nanos{}, 0
+}
+
 // Adopt puts a rate in force that another process has set.
 func (l *Lease) Adopt(r shared.BucketRate) {
 	l.DropAll()
-	l.high, l.end, l.BusyAt = shared.Instant{}, shared.Instant{}, 0
+	l.forget()
 	l.SetRate(r)
 	l.Pace = 1
 }

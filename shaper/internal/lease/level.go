@@ -92,9 +92,21 @@ func (l *Lease) NoteAnswer(t shared.Take, taken shared.Taken, sent, received int
 	usedUpTo := l.Clock.Reaches(l.usedUpTo.Ceil()) // before the estimate of the clock begins anew
 	if !l.Clock.note(sent, received, taken.Now) {
 		l.DropAll()
-		l.high, l.end, l.floor = shared.Instant{}, shared.Instant{}, usedUpTo
+		l.high, l.end, l.floor = shared.Instant{}, shared.Instant{}, 0
+		if l.usedUpTo != (exact.Nanos{}) {
+			l.remember(usedUpTo)
+		}
 	}
 	l.noteLevel(t, taken)
+}
+
+// remember keeps, after the Bucket's clock was set, what this process has used: up to an instant of
+// its own clock. The level of the Bucket may have forgotten that. The stretch that is granted next
+// may begin earlier, as keepDistance expects, and each later one is asked for with what was used as
+// the least level.
+func (l *Lease) remember(usedUpTo int64) {
+	reading := l.Clock.reading(usedUpTo)
+	l.floor, l.usedUpTo, l.high = usedUpTo, exact.At(reading), InstantOf(reading)
 }
 
 // IsTooSlow reports whether no slot can be used in time, as round trips take longer than Slack. One
