@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/bench/admission"
+	"example.com/leakybucket/bench/fair"
 	"example.com/leakybucket/bench/goodput"
 	"example.com/leakybucket/bench/http"
 	"example.com/leakybucket/bench/internal/report"
@@ -46,7 +47,7 @@ const (
 func experiments() []run.Experiment {
 	return []run.Experiment{
 		spacing.Idle, spacing.Busy, admission.Experiment, http.Experiment, goodput.Experiment, goodput.Hole,
-		scale.Experiment, keys.Experiment, llm.Experiment, shared.Experiment, proxies.Experiment,
+		scale.Experiment, keys.Experiment, fair.Experiment, llm.Experiment, shared.Experiment, proxies.Experiment,
 	}
 }
 

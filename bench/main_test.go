@@ -105,7 +105,7 @@ func TestHelpAndListMeasureNothing(t *testing.T) {
 
 func TestTheExperiments(t *testing.T) {
 	all := experiments()
-	require.Equal(t, "spacing, busy, admission, http, goodput, hole, scale, keys, llm, shared, proxies", names(all))
+	require.Equal(t, "spacing, busy, admission, http, goodput, hole, scale, keys, fair, llm, shared, proxies", names(all))
 	for _, e := range all {
 		require.NotZero(t, e.What, e.Name)
 	}
@@ -118,7 +118,7 @@ const floors = `
 	internal/measure internal/rivals
 	internal/report
 	internal/plot internal/run
-	spacing admission http goodput scale keys llm shared proxies
+	spacing admission http goodput scale keys fair llm shared proxies
 `
 
 func TestImportsPointDownwards(t *testing.T) {
