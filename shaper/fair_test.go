@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,9 +79,14 @@ func TestKeysChangeNoInstantOfDeparture(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 31))
 			l := shaper.Limits{Rate: 100, Burst: 1 + r.IntN(3), Depth: 1 + r.IntN(20)}
+			var mu sync.Mutex
 			var instants [2][]time.Time
 			trace := func(i int) *shaper.Trace {
-				return &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) { instants[i] = append(instants[i], e.At) }}
+				return &shaper.Trace{Departed: func(_ context.Context, e shaper.Event) {
+					mu.Lock()
+					defer mu.Unlock()
+					instants[i] = append(instants[i], e.At)
+				}}
 			}
 			plain, err := shaper.New(l, shaper.WithTrace(trace(0)))
 			require.NoError(t, err)
@@ -126,6 +132,7 @@ func TestTheKthRequestOfAKeyLeavesWithTheKTimesNthDeparture(t *testing.T) {
 }
 
 func TestSharesFollowWeights(t *testing.T) {
+	var mu sync.Mutex
 	left := make(map[string]int)
 	weights := map[string]int{"gold": 4, "silver": 2, "none": 0, "much": 5000}
 	synctest.Test(t, func(t *testing.T) {
@@ -135,7 +142,9 @@ func TestSharesFollowWeights(t *testing.T) {
 			for i := range 1000 {
 				go func() {
 					if s.For(key).WaitN(context.Background(), 1+i%3) == nil {
-						left[key] += 1 + i%3 // All departures but the first are at instants of their own.
+						mu.Lock()
+						defer mu.Unlock()
+						left[key] += 1 + i%3
 					}
 				}()
 			}
@@ -148,6 +157,7 @@ func TestSharesFollowWeights(t *testing.T) {
 		require.Equal(t, map[string]int{"gold": 4, "silver": 2, "none": 1, "much": 1000}, shown, "the nearest in range")
 		require.Equal(t, 4, s.Stats().Keys)
 		time.Sleep(1800 * ms) // Until shortly before much's line is through, and for long enough for one share of each.
+		synctest.Wait()
 		before := maps.Clone(left)
 		require.NoError(t, s.Close())
 		synctest.Wait()
@@ -212,9 +222,12 @@ func TestWhoWouldLeaveLastIsRefused(t *testing.T) {
 // A request that is pushed out is told as a refusal after a wait, with its key, and the newcomer
 // as one that has entered.
 func TestARefusalAfterAWaitIsToldWithItsKey(t *testing.T) {
+	var mu sync.Mutex
 	var told []string
 	tell := func(hook string) func(context.Context, shaper.Event) {
 		return func(_ context.Context, e shaper.Event) {
+			mu.Lock()
+			defer mu.Unlock()
 			told = append(told, fmt.Sprintf("%s %q after %v, waiting %d", hook, e.Key, e.Waited, e.Waiting))
 		}
 	}
@@ -332,6 +345,7 @@ func TestMadeUpKeysStarveNobody(t *testing.T) {
 				time.Sleep(10 * ms)
 			}
 		}
+		synctest.Wait()
 		require.NoError(t, refused)
 		require.GreaterOrEqual(t, served, 1000/50, "it waits behind 49 others at most")
 		require.Greater(t, s.Stats().QueueFull, uint64(900), "half of the others are refused")
@@ -357,6 +371,7 @@ func TestOneByOneGainsNothing(t *testing.T) {
 			}
 		}()
 		time.Sleep(20 * time.Second)
+		synctest.Wait()
 		require.Equal(t, 200, served, "a tenth")
 		require.NoError(t, s.Close())
 		synctest.Wait()
@@ -562,13 +577,18 @@ func TestAMiddlewareTakesTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil))
 		require.NoError(t, err)
+		var mu sync.Mutex
 		var served []string
 		h := shaper.Middleware(s, shaper.WithKey(func(r *http.Request) (string, error) {
 			if r.URL.Path == "/broken" {
 				return "", errors.New("no key")
 			}
 			return teamOf(r.URL.Path), nil
-		}))(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { served = append(served, r.URL.Path) }))
+		}))(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			served = append(served, r.URL.Path)
+		}))
 		for _, path := range []string{"/z", "/a1", "/a2", "/a3", "/b1"} {
 			go h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil))
 			synctest.Wait()
@@ -577,6 +597,7 @@ func TestAMiddlewareTakesTurns(t *testing.T) {
 		h.ServeHTTP(answer, httptest.NewRequest("GET", "/broken", nil))
 		require.Equal(t, http.StatusInternalServerError, answer.Code)
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
 		require.Equal(t, []string{"/z", "/a1", "/b1", "/a2", "/a3"}, served)
 	})
 }
@@ -593,6 +614,7 @@ func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := shaper.New(shaper.Limits{Rate: 10, Depth: 20}, shaper.WithFairQueue(nil))
 		require.NoError(t, err)
+		var mu sync.Mutex
 		var sent []string
 		start := time.Now()
 		transport := shaper.Transport{
@@ -604,6 +626,8 @@ func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
 				return teamOf(r.URL.Path[1:]), nil
 			},
 			Base: refuser(func(r *http.Request) int {
+				mu.Lock()
+				defer mu.Unlock()
 				sent = append(sent, fmt.Sprint(time.Since(start), " ", r.URL.Path[1:]))
 				if len(sent) == 1 {
 					return http.StatusTooManyRequests
@@ -622,6 +646,7 @@ func TestARetryIsAheadOfItsOwnKeyOnly(t *testing.T) {
 			synctest.Wait() // a1 is refused at once, and its retry enters before the others come.
 		}
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
 		require.Equal(t, []string{"0s a1", "1s a1", "1.1s b1", "1.2s c1", "1.3s a2", "1.4s b2"}, sent)
 		_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://upstream/broken", nil))
 		require.ErrorContains(t, err, "no key")

@@ -66,7 +66,7 @@ func TestStormOverAFairQueue(t *testing.T) {
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			pushedOut := uint64(0)
-			for i := range rounds(20, 200, 1000) {
+			for i, began := 0, time.Now(); i < rounds(20, 200, 1000) || time.Since(began) < enough && pushedOut == 0; i++ {
 				st := newShaperStorm(t, stormLimits, i%2*stormCap, shaper.WithFairQueue(func(key string) int { return len(key) }))
 				st.keys = []string{"", "a", "bb", "cccccccc"}
 				st.sendsAgain = i%3 == 0
