@@ -90,7 +90,7 @@ func (f *Fair) readWeights(d *caddyfile.Dispenser) error {
 		args := d.RemainingArgs()
 		parts := len(f.By)
 		if len(args) != parts+1 {
-			return d.Errf("weight: takes a key of %d words and a number, got %d", parts, len(args))
+			return d.Errf("weight: takes one word for each part of the key, which has %d, and a number, got %d", parts, len(args))
 		}
 		weight, err := strconv.Atoi(args[parts])
 		if err != nil || weight < 1 || weight > maxWeight {
