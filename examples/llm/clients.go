@@ -101,8 +101,8 @@ func askGemini(transport http.RoundTripper, retries int) ask {
 	if retries > 0 {
 		config.HTTPOptions.RetryOptions = &genai.HTTPRetryOptions{Attempts: genai.Ptr(int32(retries + 1))}
 	}
+	client, err := genai.NewClient(context.Background(), config) // Once, as NewClient changes the config.
 	return func(ctx context.Context, prompt string, stream bool) (string, error) {
-		client, err := genai.NewClient(ctx, config)
 		if err != nil {
 			return "", err
 		}
