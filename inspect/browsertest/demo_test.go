@@ -198,6 +198,7 @@ func TestTheDemoFitsAPhone(t *testing.T) {
 func (d *demo) interrupted(p *tab) {
 	d.t.Helper()
 	p.expect("net::ERR_")
+	p.expect(`400.*/demo/traffic$`) // A demo that ends takes no more of the traffic that the page sends.
 	require.NoError(d.t, d.cmd.Process.Signal(os.Interrupt))
 	ended := make(chan error, 1)
 	go func() { ended <- d.cmd.Wait() }()
