@@ -118,11 +118,3 @@ func (l *limiters) setFairLocked(e *entry) error {
 	}
 	return l.setLineLocked(&l.fair, e.settings.limits, l.name, l.bucketKey(""), shaper.WithFairQueue(l.weightOf))
 }
-
-// fairText returns the settings of fair queueing as a text.
-func fairText(f *Fair) string {
-	if len(f.By) == 0 {
-		return "none"
-	}
-	return fmt.Sprintf("by %q, weights %v", f.By, f.Weights) // A map is printed in the order of its keys.
-}
