@@ -297,7 +297,8 @@ func TestAFullTopKAllocatesNothing(t *testing.T) {
 		h.Add(key)
 	}
 	for name, some := range map[string][]string{"keys without a counter": keys, "keys with one": keys[:1]} {
-		require.Zero(t, testing.AllocsPerRun(1, func() {
+		// Of five runs the mean counts, as the runtime may allocate something meanwhile.
+		require.Zero(t, testing.AllocsPerRun(5, func() {
 			for _, key := range some {
 				h.Add(key)
 			}
