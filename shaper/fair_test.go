@@ -265,7 +265,7 @@ func TestARefusedNewcomerPushesNobodyOut(t *testing.T) {
 		defer cancel()
 		g.comesWith(late, "b1", 1) // It would leave after a1, at 200 ms.
 		g.saw("0s z left", "0s b1 late, retry 1ns")
-		g.comesFor("b2", 1<<40)
+		g.comesFor("b2", 1<<31-1)
 		g.saw("0s b2 costly, retry 0s")
 		require.False(t, g.For("b").Allow(), "somebody waits")
 		require.Equal(t, 3, g.Stats().Waiting)
