@@ -19,6 +19,7 @@ import (
 
 	"example.com/leakybucket/grpcshaper"
 	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
 )
 
 // limiter is a Limiter of a function.
@@ -195,6 +196,20 @@ func TestServerSeesThatACallWasCancelledAndNotRefused(t *testing.T) {
 		}
 		require.Zero(t, s.Stats().Refused)
 		require.EqualValues(t, 1, g.Stats().Abandoned)
+	})
+}
+
+// A call without a deadline must not hang while the store of a shared bucket is away.
+func TestACallInLineIsAnsweredThoughTheStoreIsAway(t *testing.T) {
+	bubble(t, func(t *testing.T, since func() time.Duration) {
+		memory := buckettest.NewMemory()
+		memory.Fail(func(int, string) buckettest.Fault { return buckettest.FailBefore })
+		s := newShaper(t, "1/s depth 9", shaper.WithBucket(memory, "key"))
+		err, trailer, seen := refusedBy(t, s, t.Context())
+		requireCode(t, codes.Unavailable, err)
+		require.ErrorIs(t, seen, shaper.ErrUnavailable)
+		require.NotEmpty(t, trailer["grpc-retry-pushback-ms"])
+		require.Equal(t, shaper.DefaultPatience, since())
 	})
 }
 

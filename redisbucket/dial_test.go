@@ -201,3 +201,16 @@ func TestCallsThatAreTooShortToConnectReachAFarServer(t *testing.T) {
 		})
 	}
 }
+
+// With a Shaper's own bound of its calls, too.
+func TestAFarServerIsReachedByAColdClient(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(startFar(t))
+	defer func() { require.NoError(t, client.Close()) }()
+	s, err := shaper.New(shaper.Limits{Rate: 50, Depth: 9}, shaper.WithBucket(redisbucket.New(client), "key"))
+	require.NoError(t, err)
+	defer s.Close()
+	began := time.Now()
+	require.NoError(t, s.Wait(within(t)))
+	t.Logf("the first request left after %v, and %d calls that failed", time.Since(began), s.Stats().Bucket.Failures)
+}
