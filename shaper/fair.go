@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"example.com/leakybucket/internal/exact"
-	"example.com/leakybucket/shaper/internal/fair"
+	"example.com/leakybucket/internal/fair"
 )
 
 // WithFairQueue makes the keys of a [Shaper] share its rate. Its line then consists of a line for

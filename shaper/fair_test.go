@@ -25,7 +25,7 @@ import (
 )
 
 // This file holds what WithFairQueue promises. What it does to each request in random scripts is
-// compared with the model (TestFairModel), and the bounds with the order alone (shaper/internal/fair).
+// compared with the model (TestFairModel), and the bounds with the order alone (internal/fair).
 
 // teamOf returns the key of a request of a timeline: the letters with which its name begins.
 func teamOf(name string) string { return strings.TrimRight(name, "0123456789") }

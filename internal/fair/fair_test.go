@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"example.com/leakybucket/shaper/internal/fair"
+	"example.com/leakybucket/internal/fair"
 )
 
 // An oracle is the slow and obvious form of an Order: its requests are a slice, and the least tag of
