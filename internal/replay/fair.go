@@ -1,0 +1,327 @@
+package replay
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+	"time"
+
+	"example.com/leakybucket/internal/exact"
+	"example.com/leakybucket/internal/fair"
+)
+
+// A Call is a request of a key that reserves an estimate, and settles when it has ended, as
+// with [shaper.Shaper.Reserve].
+type Call struct {
+	Key      string
+	Weight   int           // of the key, from 1 to 1,000; it counts if the key has no call in line
+	Estimate int           // what the call waits for, at least 1
+	Actual   int           // what it has cost; negative: that is not known, and the estimate stands
+	Took     time.Duration // from when it leaves until it ends
+}
+
+// A FairBucket is a bucket in virtual time that the keys of calls share, as in a Shaper
+// [shaper.WithFairQueue]. [NewFairBucket] makes one. It remembers the calls in line and under way.
+//
+// Events at one instant happen in this order: departures, calls that end, arrivals.
+type FairBucket struct {
+	p    *Plan
+	done func(c *Call, at time.Duration, f Fate)
+
+	empty exact.Nanos // as in Bucket
+	since exact.Nanos
+	ahead int64
+
+	line     fair.Order[*fairPlace]
+	waiting  int
+	open     []reservation // in the order in which they left
+	underway endings
+	left     uint64 // how many have
+	settled  Settled
+}
+
+// Settled is what the calls of a [FairBucket] have given back and were charged, in cost units.
+type Settled struct {
+	GivenBack, Charged uint64
+	Forfeited          uint64 // reserved too much, and drained when the call ended
+}
+
+// A fairPlace is the place of a call in line.
+type fairPlace struct {
+	call *Call
+	at   time.Duration
+}
+
+// A reservation is a call that has left, until it ends.
+type reservation struct {
+	call  *Call
+	least exact.Nanos // the least level since it left until the next one left, as the time in which it leaks
+}
+
+// NewFairBucket returns an empty FairBucket with the limits of a plan. done is called once for each call
+// that has arrived, when its fate is certain: with the instant at which it leaves or is refused.
+func NewFairBucket(p *Plan, done func(c *Call, at time.Duration, f Fate)) *FairBucket {
+	return &FairBucket{p: p, done: done}
+}
+
+// Settled returns what the calls that have ended have given back and were charged.
+func (b *FairBucket) Settled() Settled { return b.settled }
+
+// Arrive is the arrival of a call. Instants must not be negative, and not decrease from one call to
+// the next. The call must not be changed any more.
+func (b *FairBucket) Arrive(at time.Duration, c *Call) {
+	b.advance(at)
+	wait, over, why := b.judge(at, c)
+	switch {
+	case why != Waiting:
+		b.done(c, at, Fate{Result: why})
+		return
+	case wait == 0:
+		b.leave(exact.At(int64(at)), c)
+		b.done(c, at, Fate{Departed, 0})
+		return
+	}
+	head := b.line.Head()
+	if over != nil {
+		b.pushOut(at, over)
+	}
+	b.line.Push(c.Key, c.Weight, int64(c.Estimate), &fairPlace{c, at})
+	b.waiting++
+	b.ahead = exact.Sum(b.ahead, int64(c.Estimate))
+	if b.line.Head() != head {
+		b.since = exact.At(int64(at))
+	}
+}
+
+// End lets all in line leave and all calls end, and returns when the last has ended; 0 if none has
+// arrived.
+func (b *FairBucket) End() (at time.Duration) {
+	for b.step(Never, &at) {
+	}
+	return at
+}
+
+// judge returns how long a call that comes at an instant would have to wait, or why it is refused, and the call in
+// line that it pushes out. The order of the checks is the same as in package shaper.
+func (b *FairBucket) judge(at time.Duration, c *Call) (wait time.Duration, over *fair.Item[*fairPlace], why Result) {
+	r := Request{At: at, Cost: c.Estimate, Deadline: Never}
+	if b.waiting == 0 || b.p.depth == 0 {
+		wait = b.waitBehind(at, b.ahead, c.Estimate)
+		return wait, nil, b.p.judge(r, wait, b.waiting)
+	}
+	if b.waiting >= b.p.depth {
+		over = b.line.Outlasting(c.Key, c.Weight, int64(c.Estimate))
+		switch {
+		case b.p.tooCostly(c.Estimate):
+			return 0, nil, TooCostly
+		case over == nil:
+			return 0, nil, QueueFull
+		}
+	}
+	// If it would not come too late as the last of all, it does not at all. How many leave
+	// before it takes a look at each key.
+	wait = max(b.waitBehind(at, b.ahead, c.Estimate), 1)
+	if wait > b.p.longest {
+		_, ahead := b.line.Ahead(c.Key, c.Weight, int64(c.Estimate), false, over)
+		wait = max(b.waitBehind(at, ahead, c.Estimate), 1)
+	}
+	return wait, over, b.p.judge(r, wait, min(b.waiting, b.p.depth-1))
+}
+
+// waitBehind returns how long a call of a cost would wait behind calls in line.
+func (b *FairBucket) waitBehind(at time.Duration, ahead int64, cost int) time.Duration {
+	slot := b.p.allowed(b.empty, cost)
+	if ahead > 0 {
+		slot = b.p.interval.Plus(slot, b.p.interval.Times(ahead))
+	}
+	return b.p.waitFrom(at, slot)
+}
+
+// pushOut refuses a call in line.
+func (b *FairBucket) pushOut(at time.Duration, over *fair.Item[*fairPlace]) {
+	place := over.Value
+	b.line.Remove(over)
+	b.waiting--
+	b.ahead -= int64(place.call.Estimate)
+	b.done(place.call, at, Fate{QueueFull, at - place.at})
+}
+
+// advance lets all happen that is due by an instant.
+func (b *FairBucket) advance(until time.Duration) {
+	var at time.Duration
+	for b.step(until, &at) {
+	}
+}
+
+// step lets the next event happen, if it is due by an instant, and sets at to when it is. It reports
+// whether there is one.
+func (b *FairBucket) step(until time.Duration, at *time.Duration) bool {
+	ends := Never
+	if len(b.underway) > 0 {
+		ends = b.underway[0].at
+	}
+	if head := b.line.Head(); head != nil {
+		slot := exact.Later(b.p.allowed(b.empty, int(head.Cost())), b.since)
+		if leaves := time.Duration(slot.Ceil()); leaves <= min(ends, until) {
+			b.depart(slot, head.Value)
+			*at = leaves
+			return true
+		}
+	}
+	if len(b.underway) == 0 || ends > until {
+		return false
+	}
+	b.settle(heap.Pop(&b.underway).(ending))
+	*at = ends
+	return true
+}
+
+// depart lets the head of the line leave at its slot.
+func (b *FairBucket) depart(slot exact.Nanos, head *fairPlace) {
+	b.line.Depart()
+	b.waiting--
+	b.ahead -= int64(head.call.Estimate)
+	b.leave(slot, head.call)
+	b.since = slot
+	leaves := time.Duration(slot.Ceil())
+	b.done(head.call, leaves, Fate{Departed, leaves - head.at})
+}
+
+// leave is the departure of a call at an instant.
+func (b *FairBucket) leave(at exact.Nanos, c *Call) {
+	b.raise(at, c.Estimate)
+	if len(b.open) == maxReservations {
+		b.open = b.open[1:]
+	}
+	b.open = append(b.open, reservation{c, b.p.interval.Minus(b.empty, at)})
+	b.left++
+	heap.Push(&b.underway, ending{time.Duration(exact.Sum(at.Ceil(), int64(c.Took))), b.left, c})
+}
+
+// maxReservations is how many reservations may get something back, as in package shaper.
+const maxReservations = 4096
+
+// raise raises the level at an instant, and notes how low it was just before.
+func (b *FairBucket) raise(at exact.Nanos, n int) {
+	if level := b.levelAt(at); level == (exact.Nanos{}) {
+		b.open = b.open[:0] // There is nothing left of what they have reserved.
+	} else if last := len(b.open) - 1; last >= 0 && b.open[last].least.After(level) {
+		b.open[last].least = level
+	}
+	b.empty = b.p.left(b.empty, at, n)
+}
+
+// levelAt returns the level at an instant, as the time in which it leaks.
+func (b *FairBucket) levelAt(at exact.Nanos) exact.Nanos {
+	if !b.empty.After(at) {
+		return exact.Nanos{}
+	}
+	return b.p.interval.Minus(b.empty, at)
+}
+
+// settle is the end of a call. It gives back what was reserved too much and has not drained since, or charges
+// what was reserved too little.
+func (b *FairBucket) settle(e ending) {
+	now, over := exact.At(int64(e.at)), e.call.Estimate-e.call.Actual
+	i := slices.IndexFunc(b.open, func(r reservation) bool { return r.call == e.call })
+	switch {
+	case e.call.Actual < 0 || over == 0:
+		b.drop(i)
+	case over < 0:
+		b.drop(i)
+		b.raise(now, -over)
+		b.settled.Charged += uint64(-over)
+	default:
+		back := b.giveBack(now, i, over)
+		b.settled.GivenBack += uint64(back)
+		b.settled.Forfeited += uint64(over - back)
+		b.since = exact.Later(b.since, now)
+	}
+}
+
+// giveBack lowers the level for a reservation at an index that was too great by over, and returns how many whole units that
+// is. The level becomes what it would be if the call had left with less: it is lowered by no more than the
+// least that it has been since. An index of -1 stands for one of which nothing is left.
+func (b *FairBucket) giveBack(now exact.Nanos, i, over int) (back int) {
+	taken := b.levelAt(now)
+	if taken == (exact.Nanos{}) {
+		b.open = b.open[:0]
+		return 0
+	}
+	if i < 0 {
+		return 0
+	}
+	for _, r := range b.open[i:] {
+		if taken.After(r.least) {
+			taken = r.least
+		}
+	}
+	if all := b.p.interval.Times(int64(over)); !all.After(taken) {
+		taken, back = all, over
+	} else {
+		back = b.wholeUnits(taken)
+	}
+	zero := -1
+	for k := i; k < len(b.open); k++ {
+		least := b.p.interval.Minus(b.open[k].least, taken)
+		b.open[k].least = least
+		if least == (exact.Nanos{}) {
+			zero = k
+		}
+	}
+	b.empty = b.p.interval.Minus(b.empty, taken)
+	switch {
+	case b.levelAt(now) == exact.Nanos{}:
+		b.open = b.open[:0]
+	case zero >= i:
+		b.open = slices.Delete(b.open, 0, zero+1)
+	default:
+		b.drop(i)
+	}
+	return back
+}
+
+// wholeUnits returns the units that leak in a span, rounded down.
+func (b *FairBucket) wholeUnits(span exact.Nanos) (n int) {
+	for n = int(b.p.interval.Units(span)); n > 0 && b.p.interval.Times(int64(n)).After(span); n-- { // Floats are not exact, but near.
+	}
+	for !b.p.interval.Times(int64(n + 1)).After(span) {
+		n++
+	}
+	return n
+}
+
+// drop removes the reservation at an index, if there is one. The one before it keeps the least level of both.
+func (b *FairBucket) drop(i int) {
+	if i < 0 {
+		return
+	}
+	if i > 0 && b.open[i-1].least.After(b.open[i].least) {
+		b.open[i-1].least = b.open[i].least
+	}
+	b.open = slices.Delete(b.open, i, i+1)
+}
+
+// An ending is when a call ends.
+type ending struct {
+	at     time.Duration
+	number uint64 // of calls that end at one instant that ends first which left first
+	call   *Call
+}
+
+// endings are calls under way, in a heap.
+type endings []ending
+
+func (e endings) Len() int { return len(e) }
+func (e endings) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(e[i].at, e[j].at), cmp.Compare(e[i].number, e[j].number)) < 0
+}
+func (e endings) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *endings) Push(x any)   { *e = append(*e, x.(ending)) }
+func (e *endings) Pop() any {
+	last := len(*e) - 1
+	x := (*e)[last]
+	(*e)[last] = ending{}
+	*e = (*e)[:last]
+	return x
+}
