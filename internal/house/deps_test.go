@@ -70,6 +70,9 @@ const importPolicy = `
 	llm: std shaper
 	llm/llmtest: std llm
 
+	# The gateway paces calls of others as llm paces its own, and knows no server and no configuration.
+	llm/gateway: std llm shaper
+
 	# The demo shows itself in a browser: whoever runs it first sees the line at work.
 	cmd/shapedemo: std syscall shaper inspect internal/limitwords
 
@@ -108,7 +111,7 @@ const importPolicy = `
 
 	# testify's require (assert goes on after a failure, and reports what follows
 	# from it), goleak for goroutines left behind, x/time/rate as the rival.
-	test: std unsafe syscall llm llm/llmtest shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
+	test: std unsafe syscall llm llm/gateway llm/llmtest shaper shaper/shared shaper/buckettest internal/exact internal/model internal/naive internal/limitwords github.com/stretchr/testify/require go.uber.org/goleak golang.org/x/time/rate internal/servers internal/realtime
 `
 
 // nestedPolicy says the same of the nested modules that are libraries, with a line for

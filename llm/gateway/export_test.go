@@ -1,0 +1,22 @@
+package gateway
+
+import (
+	"time"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/shaper"
+)
+
+// Follow lets a test say what a Ledger is about.
+func (l *Ledger) Follow(provider string, q llm.Quota, line *shaper.Shaper, labels int) {
+	l.follow(subject{provider: provider, quota: q, minute: 1e6, line: line, labels: labels})
+}
+
+// Enter lets a test enter a call that has left now and ended.
+func (l *Ledger) Enter(team string, waited time.Duration, counted llm.Usage) {
+	l.departed(team, waited, time.Now())
+	l.ended(team, takenBy(counted), time.Now())
+}
+
+// Refuse lets a test enter a refusal.
+func (l *Ledger) Refuse(team string) { l.refused(team, time.Now()) }

@@ -1,0 +1,362 @@
+package gateway
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/shaper"
+)
+
+// mostTeams is how many teams a Ledger remembers: the ones that were last seen. A team takes some 5 kB.
+const mostTeams = 1000
+
+// otherTeam is the label of the teams that have none of their own.
+const otherTeam = "other"
+
+// A Ledger counts what calls have taken, by team. Its memory is bounded: it forgets all teams but the 1,000 that were
+// last seen. What forgotten teams have taken stays in the sums. A Ledger is safe for concurrent use.
+type Ledger struct {
+	origin time.Time // of its spans of time
+
+	mu       sync.Mutex
+	of       subject
+	all      account
+	teams    map[string]*account
+	labelled map[string]*Total // with labels of their own; those that came first
+	refusals uint64
+}
+
+// A subject is what a [Ledger] is about.
+type subject struct {
+	provider string
+	quota    llm.Quota
+	minute   float64 // cost units of a minute's quota
+	line     *shaper.Shaper
+	weight   func(team string) int
+	labels   int // how many teams have a label of their own
+}
+
+// NewLedger returns a Ledger that has counted nothing. A gateway that is given it counts in it ([Config]).
+func NewLedger() *Ledger {
+	return &Ledger{origin: time.Now(), teams: map[string]*account{}, labelled: map[string]*Total{}}
+}
+
+// A Status is what a [Ledger] tells.
+type Status struct {
+	Provider     string    // "openai"
+	Quota        llm.Quota // of a minute
+	Minute, Hour Taken     // of the last minute and hour, by all teams
+	Teams        []TeamStatus
+	Others       TeamStatus    // the sum of the teams that are not in Teams; its Team is ""
+	Refusals     uint64        // with which the provider has answered 429 since the start; there should be none
+	Refused      uint64        // calls that the gateway has refused
+	LongestWait  time.Duration // of the last hour
+	Forfeited    uint64        // of the Shaper, in its cost units
+	Hint         string        // what to do if Forfeited grows; "" if there is nothing to be said
+
+	// Level, Reserved and Capacity are those of the bucket, as parts of a minute's quota: with a burst of 30 s
+	// Capacity is 0.5. Level includes Reserved, which is what calls hold that have not ended.
+	Level, Reserved, Capacity float64
+}
+
+// Taken is what calls have taken, as the provider counts it ([llm.Provider.Counted]).
+type Taken struct{ Requests, Tokens, Input, Output uint64 }
+
+// A TeamStatus is what a [Ledger] tells of a team.
+type TeamStatus struct {
+	Team         string
+	Weight       int
+	Waiting      int
+	Minute, Hour Taken
+	LongestWait  time.Duration // of the last hour
+	Refused      uint64
+}
+
+// A Total is what the calls of a label have taken since the start.
+type Total struct {
+	Team string // "other" for all teams that have no label of their own, and "" if no team has one
+	Taken
+	Refused uint64
+}
+
+// Status returns the state at an instant, with the teams that have taken the most tokens in the last hour, at most so many of
+// them. The first has taken the most.
+func (l *Ledger) Status(now time.Time, teams int) Status {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of, all := l.of, l.all.status("", l.at(now))
+	s := Status{
+		Provider: of.provider, Quota: of.quota,
+		Minute: all.Minute, Hour: all.Hour, LongestWait: all.LongestWait,
+		Refusals: l.refusals, Refused: all.Refused,
+		Teams: l.teamsLocked(now, max(0, teams)), Others: all,
+	}
+	s.Others.LongestWait = l.longestOfOthersLocked(now, s.Teams)
+	if of.line != nil {
+		st := of.line.Stats()
+		s.Others.Waiting, s.Forfeited, s.Hint = st.Waiting, st.Forfeited, hint(st)
+		s.Level, s.Reserved, s.Capacity = st.Level/of.minute, float64(st.Reserved)/of.minute, float64(st.Limits.Burst)/of.minute
+		setWaiting(s.Teams, of.line)
+	}
+	for _, t := range s.Teams {
+		s.Others.Minute.take(t.Minute)
+		s.Others.Hour.take(t.Hour)
+		s.Others.Refused -= t.Refused
+		s.Others.Waiting = max(0, s.Others.Waiting-t.Waiting)
+	}
+	return s
+}
+
+// Totals returns what has been taken since the start, by label.
+func (l *Ledger) Totals() []Total {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	rest := Total{Taken: l.all.total, Refused: l.all.refused}
+	if l.of.labels > 0 {
+		rest.Team = otherTeam
+	}
+	totals := []Total{rest}
+	for _, t := range l.labelled {
+		totals[0].take(t.Taken)
+		totals[0].Refused -= t.Refused
+		totals = append(totals, *t)
+	}
+	slices.SortFunc(totals[1:], func(a, b Total) int { return cmp.Compare(a.Team, b.Team) })
+	return totals
+}
+
+// teamsLocked returns the first teams, without what only the line knows.
+func (l *Ledger) teamsLocked(now time.Time, most int) (teams []TeamStatus) {
+	for name, a := range l.teams {
+		teams = append(teams, a.status(name, l.at(now)))
+	}
+	slices.SortFunc(teams, func(a, b TeamStatus) int {
+		return cmp.Or(cmp.Compare(b.Hour.Tokens, a.Hour.Tokens), cmp.Compare(b.Hour.Requests, a.Hour.Requests), cmp.Compare(a.Team, b.Team))
+	})
+	teams = teams[:min(len(teams), most)]
+	for i := range teams {
+		if teams[i].Weight = 1; l.of.weight != nil {
+			teams[i].Weight = l.of.weight(teams[i].Team)
+		}
+	}
+	return teams
+}
+
+// longestOfOthersLocked returns the longest wait of the teams that are not listed.
+func (l *Ledger) longestOfOthersLocked(now time.Time, listed []TeamStatus) (longest time.Duration) {
+	for name, a := range l.teams {
+		if !slices.ContainsFunc(listed, func(t TeamStatus) bool { return t.Team == name }) {
+			longest = max(longest, a.hour.longest(l.at(now)))
+		}
+	}
+	return longest
+}
+
+// setWaiting sets how many calls of each team wait.
+func setWaiting(teams []TeamStatus, line *shaper.Shaper) {
+	waiting := map[string]int{}
+	for _, k := range line.Keys(mostTeams) {
+		waiting[k.Key] = k.Waiting
+	}
+	for i := range teams {
+		teams[i].Waiting = waiting[teams[i].Team]
+	}
+}
+
+// hint says what to do about estimates that come back too late. A tenth is lost with any burst that is not a whole minute.
+func hint(st shaper.Stats) string {
+	if over := st.Forfeited + st.GivenBack; over == 0 || st.Forfeited <= over/10 {
+		return ""
+	}
+	share := 100 * float64(st.Forfeited) / float64(st.Forfeited+st.GivenBack)
+	return fmt.Sprintf("%.0f %% of what calls had reserved too much came back too late for others: a larger burst keeps it, "+
+		"and so do smaller limits of the answer, such as max_tokens", share)
+}
+
+// follow lets the Ledger tell of another subject, and keep what it has counted.
+func (l *Ledger) follow(s subject) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.of = s
+}
+
+// departed notes that a call has left the line.
+func (l *Ledger) departed(team string, waited time.Duration, now time.Time) {
+	l.note(team, now, func(a *account, at instant) { a.hour.now(at).longest = max(a.hour.now(at).longest, waited) })
+}
+
+// ended notes what a call has taken.
+func (l *Ledger) ended(team string, took Taken, now time.Time) {
+	l.note(team, now, func(a *account, at instant) {
+		a.minute.now(at).add(took)
+		a.hour.now(at).add(took)
+		a.total.add(took)
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t := l.labelLocked(team); t != nil {
+		t.add(took)
+	}
+}
+
+// refused notes that the gateway has refused a call.
+func (l *Ledger) refused(team string, now time.Time) {
+	l.note(team, now, func(a *account, _ instant) { a.refused++ })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t := l.labelLocked(team); t != nil {
+		t.Refused++
+	}
+}
+
+// providerRefused notes that the provider has refused a call.
+func (l *Ledger) providerRefused() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refusals++
+}
+
+// note enters something in the account of a team, and in that of all.
+func (l *Ledger) note(team string, now time.Time, enter func(*account, instant)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := l.at(now)
+	a := l.teams[team]
+	if a == nil {
+		a = l.newAccountLocked()
+		l.teams[team] = a
+	}
+	a.seen = at
+	enter(a, at)
+	enter(&l.all, at)
+}
+
+// newAccountLocked returns an account without entries. If there are enough, it is the one that was seen longest ago.
+func (l *Ledger) newAccountLocked() *account {
+	if len(l.teams) < mostTeams {
+		return new(account)
+	}
+	oldest, found := "", (*account)(nil)
+	for name, a := range l.teams {
+		if found == nil || a.seen < found.seen {
+			oldest, found = name, a
+		}
+	}
+	delete(l.teams, oldest)
+	*found = account{}
+	return found
+}
+
+// labelLocked returns the total of a team that has a label of its own; else nil. A label is kept, because a counter
+// of Prometheus must not shrink.
+func (l *Ledger) labelLocked(team string) *Total {
+	t := l.labelled[team]
+	if t == nil && team != "" && team != otherTeam && len(l.labelled) < l.of.labels {
+		t = &Total{Team: team}
+		l.labelled[team] = t
+	}
+	return t
+}
+
+// An instant is a time since the origin of a Ledger.
+type instant time.Duration
+
+func (l *Ledger) at(now time.Time) instant { return instant(max(0, now.Sub(l.origin))) }
+
+// An account is what a team has taken, or all of them.
+type account struct {
+	minute  window[second]
+	hour    window[minute]
+	total   Taken
+	refused uint64
+	seen    instant
+}
+
+func (a *account) status(team string, at instant) TeamStatus {
+	return TeamStatus{Team: team, Minute: a.minute.sum(at), Hour: a.hour.sum(at), LongestWait: a.hour.longest(at), Refused: a.refused}
+}
+
+// A span is the length of time that an entry of a window is about.
+type span interface{ length() time.Duration }
+
+type (
+	second struct{}
+	minute struct{}
+)
+
+func (second) length() time.Duration { return time.Second }
+func (minute) length() time.Duration { return time.Minute }
+
+// A window has what was taken in each of the last sixty spans. The latest of them is not over.
+type window[S span] struct {
+	latest  int64
+	entries [60]entry
+}
+
+type entry struct {
+	Taken
+	longest time.Duration // wait
+}
+
+// now returns the entry of an instant, which is in the latest span or after it.
+func (w *window[S]) now(at instant) *entry {
+	w.advance(at)
+	return &w.entries[w.latest%60]
+}
+
+// advance empties the entries whose spans are over for more than sixty spans.
+func (w *window[S]) advance(at instant) {
+	var s S
+	n := int64(at) / int64(s.length())
+	for w.latest = max(w.latest, n-60); w.latest < n; {
+		w.latest++
+		w.entries[w.latest%60] = entry{}
+	}
+}
+
+func (w *window[S]) sum(at instant) (sum Taken) {
+	w.advance(at)
+	for _, e := range w.entries {
+		sum.add(e.Taken)
+	}
+	return sum
+}
+
+func (w *window[S]) longest(at instant) (longest time.Duration) {
+	w.advance(at)
+	for _, e := range w.entries {
+		longest = max(longest, e.longest)
+	}
+	return longest
+}
+
+func (t *Taken) add(o Taken) {
+	t.Requests += o.Requests
+	t.Tokens += o.Tokens
+	t.Input += o.Input
+	t.Output += o.Output
+}
+
+// take subtracts what is part of t.
+func (t *Taken) take(o Taken) {
+	t.Requests -= o.Requests
+	t.Tokens -= o.Tokens
+	t.Input -= o.Input
+	t.Output -= o.Output
+}
+
+// mostTokens is the most that a call is entered with. A number beyond it is no number of tokens, and must not let a
+// counter overflow.
+const mostTokens = 1 << 40
+
+// takenBy returns what a call takes whose usage a provider has counted.
+func takenBy(counted llm.Usage) Taken {
+	n := func(tokens int) uint64 { return uint64(min(int64(max(0, tokens)), mostTokens)) }
+	input := n(counted.Input) + n(counted.CacheRead) + n(counted.CacheWrite)
+	output := n(counted.Output)
+	return Taken{Requests: 1, Tokens: input + output, Input: input, Output: output}
+}

@@ -1,0 +1,147 @@
+package gateway_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/gateway"
+	"example.com/leakybucket/shaper"
+)
+
+func TestALedgerTellsWhatWasTakenInTheLastMinuteAndHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := gateway.NewLedger()
+		l.Enter("gold", 3*time.Second, llm.Usage{Input: 100, Output: 20})
+		l.Enter("batch", 0, llm.Usage{Input: 5, CacheRead: -1, CacheWrite: 2, Output: 3})
+		time.Sleep(30 * time.Second)
+		l.Enter("gold", time.Second, llm.Usage{Input: 1, Output: 1})
+		gold, batch, later := took(1, 120, 100, 20), took(1, 10, 7, 3), took(1, 2, 1, 1)
+
+		for _, at := range []struct {
+			instant            time.Duration
+			minute, hour       []gateway.Taken
+			longest, goldsOwn  time.Duration
+			goldsMinute, first gateway.Taken
+		}{
+			{30 * time.Second, []gateway.Taken{gold, batch, later}, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, sum(gold, later), sum(gold, later)},
+			{59 * time.Second, []gateway.Taken{gold, batch, later}, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, sum(gold, later), sum(gold, later)},
+			{60 * time.Second, []gateway.Taken{later}, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, later, sum(gold, later)},
+			{90 * time.Second, nil, []gateway.Taken{gold, batch, later}, 3 * time.Second, 3 * time.Second, gateway.Taken{}, sum(gold, later)},
+			{60 * time.Minute, nil, nil, 0, 0, gateway.Taken{}, gateway.Taken{}},
+			{1000 * time.Hour, nil, nil, 0, 0, gateway.Taken{}, gateway.Taken{}},
+		} {
+			time.Sleep(at.instant - time.Since(epoch))
+			s := l.Status(time.Now(), 10)
+			require.Equal(t, sum(at.minute...), s.Minute, at.instant)
+			require.Equal(t, sum(at.hour...), s.Hour, at.instant)
+			require.Equal(t, at.longest, s.LongestWait, at.instant)
+			require.Equal(t, gateway.TeamStatus{}, s.Others, at.instant)
+			if s.Hour.Requests > 0 {
+				require.Equal(t, gateway.TeamStatus{Team: "gold", Weight: 1, Minute: at.goldsMinute, Hour: at.first, LongestWait: at.goldsOwn}, s.Teams[0], at.instant)
+			}
+		}
+	})
+}
+
+func TestALedgerTellsTheStateOfTheLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := llm.Quota{Tokens: 1000}
+		limits, err := q.Limits(30*time.Second, 10)
+		require.NoError(t, err)
+		s, err := shaper.New(limits, shaper.WithFairQueue(nil))
+		require.NoError(t, err)
+		l := gateway.NewLedger()
+		l.Follow("openai", q, s, 0)
+		settle, err := s.For("gold").Reserve(t.Context(), q.Cost(llm.Usage{Input: 400}))
+		require.NoError(t, err)
+		for _, team := range []string{"gold", "gold", "batch"} {
+			l.Enter(team, 0, llm.Usage{Input: 1})
+			go func() { require.NoError(t, s.For(team).WaitN(t.Context(), 200_000)) }()
+			synctest.Wait()
+		}
+		st := l.Status(time.Now(), 1)
+		require.Equal(t, "openai", st.Provider)
+		require.Equal(t, q, st.Quota)
+		require.Equal(t, [3]float64{0.4, 0.4, 0.5}, [3]float64{st.Level, st.Reserved, st.Capacity})
+		require.Equal(t, []int{2, 1}, []int{st.Teams[0].Waiting, st.Others.Waiting})
+
+		require.Empty(t, st.Hint)
+		time.Sleep(20 * time.Second) // All but a third has drained, and two calls have taken its place.
+		settle(0)
+		st = l.Status(time.Now(), 1)
+		require.Positive(t, st.Forfeited)
+		require.Contains(t, st.Hint, "a larger burst")
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestALedgerForgetsTheTeamsThatWereSeenLongestAgo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := gateway.NewLedger()
+		for i := range 1500 {
+			l.Enter(fmt.Sprint("team ", i), time.Duration(i), llm.Usage{Input: i})
+			l.Refuse(fmt.Sprint("team ", i))
+			time.Sleep(time.Millisecond)
+		}
+		s := l.Status(time.Now(), 2000)
+		require.Len(t, s.Teams, 1000)
+		require.Equal(t, "team 1499", s.Teams[0].Team)
+		require.Equal(t, "team 500", s.Teams[999].Team)
+		require.Equal(t, uint64(500), s.Others.Hour.Requests)
+		require.Equal(t, uint64(500*499/2), s.Others.Hour.Tokens)
+		require.Equal(t, uint64(1500), s.Refused)
+		require.Equal(t, uint64(500), s.Others.Refused)
+		require.Equal(t, time.Duration(1499), s.LongestWait)
+		require.Equal(t, time.Duration(1489), l.Status(time.Now(), 10).Others.LongestWait)
+	})
+}
+
+func TestTotalsHaveTheLabelsOfTheTeamsThatCameFirst(t *testing.T) {
+	l := gateway.NewLedger()
+	l.Enter("early", 0, llm.Usage{Input: 1})
+	require.Equal(t, []gateway.Total{{Taken: took(1, 1, 1, 0)}}, l.Totals(), "no team has a label")
+	l.Follow("openai", llm.Quota{}, nil, 2)
+	for _, team := range []string{"b", "a", "c", "other", "", "b"} {
+		l.Enter(team, 0, llm.Usage{Output: 10})
+		l.Refuse(team)
+	}
+	require.Equal(t, []gateway.Total{
+		{Team: "other", Taken: took(4, 31, 1, 30), Refused: 3},
+		{Team: "a", Taken: took(1, 10, 0, 10), Refused: 1},
+		{Team: "b", Taken: took(2, 20, 0, 20), Refused: 2},
+	}, l.Totals())
+}
+
+func TestANumberThatIsNoneDoesNotOverflowALedger(t *testing.T) {
+	l := gateway.NewLedger()
+	for range 3 {
+		l.Enter("gold", 0, llm.Usage{Input: math.MaxInt, Output: math.MinInt})
+	}
+	hour := l.Status(time.Now(), 1).Hour
+	require.LessOrEqual(t, hour.Tokens, uint64(3<<40))
+	require.Equal(t, hour.Input, hour.Tokens)
+	require.Zero(t, hour.Output)
+}
+
+// epoch is when the clock of a bubble begins.
+var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func took(requests, tokens, input, output uint64) gateway.Taken {
+	return gateway.Taken{Requests: requests, Tokens: tokens, Input: input, Output: output}
+}
+
+func sum(parts ...gateway.Taken) (sum gateway.Taken) {
+	for _, p := range parts {
+		sum.Requests += p.Requests
+		sum.Tokens += p.Tokens
+		sum.Input += p.Input
+		sum.Output += p.Output
+	}
+	return sum
+}
