@@ -19,6 +19,8 @@ type Recording struct {
 	max     int
 	count   int // of all arrivals; the next one goes to this index, modulo max
 	stopped bool
+	left    []departure // a ring of max
+	leftAll uint64      // as count, of all departures
 }
 
 // An Arrival is a request that came while a [Recording] was made, with its outcome.
@@ -47,6 +49,23 @@ type ending struct {
 	err    error
 }
 
+// A Departure is a request that left while a [Recording] was made of a [Shaper] [WithFairQueue].
+type Departure struct {
+	At   time.Time // when its slot was handed out
+	Key  string    // at most 256 bytes: the rest of a longer key is cut off
+	Cost int
+}
+
+// A departure is a [Departure] in a [Recording].
+type departure struct {
+	at, cost int64
+	key      string
+}
+
+// maxRecordedKey is how many bytes of a key a departure keeps. Keys may come from clients, and
+// a Recording must not keep what they have sent in memory.
+const maxRecordedKey = 256
+
 const (
 	// copiedAtOnce is how many arrivals Arrivals copies while it holds the lock.
 	copiedAtOnce = 256
@@ -69,7 +88,9 @@ func (s *Shaper) Record(max int) *Recording {
 	r.remove = func() {
 		s.recordings = without(s.recordings, r)
 		s.recorded = len(s.recordings) > 0
+		s.fair.recordInto(s.recordings)
 	}
+	s.fair.recordInto(s.recordings)
 	return r
 }
 
@@ -148,6 +169,33 @@ func (r *Recording) Arrivals() []Arrival {
 		d.mu.Unlock()
 	}
 	return arrivals
+}
+
+// Departures returns the requests that have left since the Recording of a [Shaper]
+// [WithFairQueue] began, also those that came before it: the latest max of them, without the first
+// after ones. It also returns how many have left, which is what to give the next time to be told of
+// new ones only. They are in the order in which their calls returned. Without [WithFairQueue] there
+// are none.
+func (r *Recording) Departures(after uint64) (left []Departure, all uint64) {
+	r.d.lockAndAdvance()
+	defer r.d.unlockAndArm()
+	all = r.leftAll
+	first := max(after, all-uint64(len(r.left)))
+	for n := first; n < all; n++ {
+		each := r.left[n%uint64(r.max)]
+		left = append(left, Departure{r.d.timeOf(each.at), each.key, int(each.cost)})
+	}
+	return left, all
+}
+
+// addLeft adds a departure. The lock is held.
+func (r *Recording) addLeft(left departure) {
+	if len(r.left) < r.max {
+		r.left = append(r.left, left)
+	} else {
+		r.left[r.leftAll%uint64(r.max)] = left
+	}
+	r.leftAll++
 }
 
 // value returns an arrival as it is now. The instants are on the clock of d.

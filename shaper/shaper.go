@@ -140,7 +140,7 @@ func (s *Shaper) enter(r *request) decision {
 		s.inRow = 0
 	}
 	if s.recorded {
-		s.recordLocked(s.recordings, now, r, dec)
+		s.recordDecisionLocked(now, r, dec)
 	}
 	s.unlockAndArm()
 	if s.hasHooks || dec.event >= enqueuedEvent {
@@ -161,11 +161,19 @@ func (s *Shaper) enter(r *request) decision {
 func (s *Shaper) askAndAnnounce(r *request) decision {
 	dec := s.shared.ask(&s.flow, r, func(now int64, dec decision) {
 		if s.recorded {
-			s.recordLocked(s.recordings, now, r, dec)
+			s.recordDecisionLocked(now, r, dec)
 		}
 	})
 	r.announce(&s.dispatcher, &s.flow, dec)
 	return dec
+}
+
+// recordDecisionLocked adds a request to all recordings, with the decision.
+func (s *Shaper) recordDecisionLocked(now int64, r *request, dec decision) {
+	s.recordLocked(s.recordings, now, r, dec)
+	if s.mode&modeFair != 0 && dec.event == departedEvent {
+		s.fair.recordLeft(r, now)
+	}
 }
 
 // Allow is shorthand for AllowN(1).

@@ -140,6 +140,9 @@ func (r *request) takeOutcome(d *dispatcher, f *flow, w *waiter) (at int64, dec 
 		if f.capped() {
 			r.seat = d.seats.take(f, w.departureNo, at)
 		}
+		if d.mode&modeFair != 0 {
+			d.fair.recordLeft(r, at)
+		}
 	} else {
 		dec.event, dec.err = refusedEvent, r.rejectInLineLocked(d, f, w)
 	}

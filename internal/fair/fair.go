@@ -17,7 +17,9 @@ package fair
 
 import (
 	"cmp"
+	"iter"
 	"math"
+	"slices"
 )
 
 // An Order is a line for each of many keys. Its zero value has no request. It must not be used by
@@ -453,6 +455,35 @@ func (o *Order[T]) Walk() func() *Item[T] {
 			found.push(candidate[T]{next, c.end.plus(next.cost, next.line.weight), heads, -1})
 		}
 		return c.item
+	}
+}
+
+// Longest returns the first requests of all lines, the line that takes longest first. The order
+// must not change meanwhile. For n lines that takes time proportional to n², however many there are;
+// so few are to be asked for.
+func (o *Order[T]) Longest() iter.Seq[*Item[T]] {
+	return func(yield func(*Item[T]) bool) {
+		lines := o.longest.lines
+		var places []int // of lines that may be the next one
+		for place := 0; place < len(lines); {
+			if !yield(lines[place].first) {
+				return
+			}
+			for below := 2*place + 1; below <= 2*place+2 && below < len(lines); below++ {
+				places = append(places, below)
+			}
+			if len(places) == 0 {
+				return
+			}
+			next := 0
+			for i := range places {
+				if o.longest.before(lines[places[i]], lines[places[next]]) {
+					next = i
+				}
+			}
+			place = places[next]
+			places = slices.Delete(places, next, next+1)
+		}
 	}
 }
 
