@@ -45,6 +45,7 @@ import (
 //		block        <duration>
 //		coarse_timer
 //		ratelimit_headers
+//		x_ratelimit_headers
 //		server_timing
 //		verdict_header <name>
 //		retry_spread <duration>
@@ -114,31 +115,32 @@ const (
 type subdirective func(s *Shape, option string, args []string) error
 
 var subdirectives = map[string]subdirective{
-	"name":              text(func(s *Shape) *string { return &s.Name }),
-	"rules":             texts(func(s *Shape) *[]string { return &s.Rules }),
-	"limits":            limits(func(s *Shape) *string { return &s.Limits }),
-	"candidate":         limits(func(s *Shape) *string { return &s.Candidate }),
-	"dry_run":           flag(func(s *Shape) *bool { return &s.DryRun }),
-	"key":               texts(func(s *Shape) *[]string { return &s.Key }),
-	"fair":              readFairLine,
-	"routes":            texts(func(s *Shape) *[]string { return &s.Routes }),
-	"ipv6_bits":         number(func(s *Shape) *int { return &s.IPv6Bits }),
-	"cost":              readCost,
-	"site":              limits(func(s *Shape) *string { return &s.Site }),
-	"store":             readStoreLine,
-	"fallback":          readFallback,
-	"patience":          readPatience,
-	"cold_guard":        duration(func(s *Shape) *caddy.Duration { return &s.ColdGuard }),
-	"rate_version":      one(readRateVersion),
-	"state":             text(func(s *Shape) *string { return &s.State }),
-	"max_keys":          number(func(s *Shape) *int { return &s.MaxKeys }),
-	"block":             duration(func(s *Shape) *caddy.Duration { return &s.Block }),
-	"coarse_timer":      flag(func(s *Shape) *bool { return &s.CoarseTimer }),
-	"ratelimit_headers": flag(func(s *Shape) *bool { return &s.RateLimitHeaders }),
-	"server_timing":     flag(func(s *Shape) *bool { return &s.ServerTiming }),
-	"verdict_header":    text(func(s *Shape) *string { return &s.VerdictHeader }),
-	"retry_spread":      duration(func(s *Shape) *caddy.Duration { return &s.RetrySpread }),
-	"log_refusals":      flag(func(s *Shape) *bool { return &s.LogRefusals }),
+	"name":                text(func(s *Shape) *string { return &s.Name }),
+	"rules":               texts(func(s *Shape) *[]string { return &s.Rules }),
+	"limits":              limits(func(s *Shape) *string { return &s.Limits }),
+	"candidate":           limits(func(s *Shape) *string { return &s.Candidate }),
+	"dry_run":             flag(func(s *Shape) *bool { return &s.DryRun }),
+	"key":                 texts(func(s *Shape) *[]string { return &s.Key }),
+	"fair":                readFairLine,
+	"routes":              texts(func(s *Shape) *[]string { return &s.Routes }),
+	"ipv6_bits":           number(func(s *Shape) *int { return &s.IPv6Bits }),
+	"cost":                readCost,
+	"site":                limits(func(s *Shape) *string { return &s.Site }),
+	"store":               readStoreLine,
+	"fallback":            readFallback,
+	"patience":            readPatience,
+	"cold_guard":          duration(func(s *Shape) *caddy.Duration { return &s.ColdGuard }),
+	"rate_version":        one(readRateVersion),
+	"state":               text(func(s *Shape) *string { return &s.State }),
+	"max_keys":            number(func(s *Shape) *int { return &s.MaxKeys }),
+	"block":               duration(func(s *Shape) *caddy.Duration { return &s.Block }),
+	"coarse_timer":        flag(func(s *Shape) *bool { return &s.CoarseTimer }),
+	"ratelimit_headers":   flag(func(s *Shape) *bool { return &s.RateLimitHeaders }),
+	"x_ratelimit_headers": flag(func(s *Shape) *bool { return &s.XRateLimitHeaders }),
+	"server_timing":       flag(func(s *Shape) *bool { return &s.ServerTiming }),
+	"verdict_header":      text(func(s *Shape) *string { return &s.VerdictHeader }),
+	"retry_spread":        duration(func(s *Shape) *caddy.Duration { return &s.RetrySpread }),
+	"log_refusals":        flag(func(s *Shape) *bool { return &s.LogRefusals }),
 }
 
 // one returns a subdirective that has one argument. An error of read says what the argument must

@@ -54,10 +54,12 @@ func TestARefusalWithoutErrorRoutesHasItsStatusAndFields(t *testing.T) {
 	s := serve(t, `shape {
 		limits 1/h
 		ratelimit_headers
+		x_ratelimit_headers
 		retry_spread 1h
 	}`+proxied)
-	require.Equal(t, 200, s.get("/").status)
+	require.Equal(t, "1", s.get("/").header.Get("X-RateLimit-Limit"))
 	a := s.get("/")
+	require.Equal(t, "0", a.header.Get("X-RateLimit-Remaining"))
 	require.Equal(t, 429, a.status)
 	after := a.header.Get("Retry-After")
 	require.NotEmpty(t, after)

@@ -104,6 +104,10 @@ type Shape struct {
 	// RateLimitHeaders adds the fields RateLimit and RateLimit-Policy to answers.
 	RateLimitHeaders bool `json:"ratelimit_headers,omitempty"`
 
+	// XRateLimitHeaders adds the fields X-RateLimit-Limit, X-RateLimit-Remaining and
+	// X-RateLimit-Reset to answers.
+	XRateLimitHeaders bool `json:"x_ratelimit_headers,omitempty"`
+
 	// ServerTiming adds a field Server-Timing with the wait to answers.
 	ServerTiming bool `json:"server_timing,omitempty"`
 
@@ -192,6 +196,9 @@ func (s *Shape) middlewareOptions(ctx caddy.Context) []shaper.MiddlewareOption {
 	}
 	if s.RateLimitHeaders {
 		opts = append(opts, shaper.WithRateLimitHeaders())
+	}
+	if s.XRateLimitHeaders {
+		opts = append(opts, shaper.WithXRateLimitHeaders())
 	}
 	if s.ServerTiming {
 		opts = append(opts, shaper.WithServerTiming())

@@ -2,6 +2,7 @@ package shaper_test
 
 import (
 	"math"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +23,80 @@ func TestSetLimitsReTimesThoseWhoWait(t *testing.T) {
 		g.set("2/s depth 9") // The level is 0.5 again, after b.
 		g.at(10 * time.Second)
 		g.saw("0s a left", "550ms b left", "850ms c left", "1.35s d left")
+	})
+}
+
+func TestUpdateLimitsChangesOneOfThemAlone(t *testing.T) {
+	play(t, "1/s burst 2 depth 9 wait 20s", func(g *stage) {
+		g.arriveAll("a", "b", "c", "d")
+		g.at(500 * ms)
+		require.NoError(t, g.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+			l.Rate = 10
+			return l
+		}))
+		require.Equal(t, "10/s burst 2 depth 9 wait 20s", g.Limits().String())
+		g.at(10 * time.Second)
+		g.saw("0s a left", "0s b left", "550ms c left", "650ms d left") // The level was 1.5.
+	})
+}
+
+func TestUpdateLimitsLosesNoOtherChange(t *testing.T) {
+	play(t, "1/s", func(g *stage) {
+		const changes = 40
+		var all sync.WaitGroup
+		for i := range changes {
+			all.Go(func() {
+				require.NoError(t, g.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+					if i%2 == 0 {
+						l.Depth++
+					} else {
+						l.MaxWait += time.Second
+					}
+					return l
+				}))
+			})
+		}
+		all.Wait()
+		require.Equal(t, shaper.Limits{Rate: 1, Depth: changes / 2, MaxWait: changes / 2 * time.Second}, g.Limits())
+
+		// Another change comes while the function runs.
+		var saw []int
+		require.NoError(t, g.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+			saw = append(saw, l.Depth)
+			if len(saw) == 1 {
+				g.set("7/s depth 70")
+			}
+			l.Depth++
+			return l
+		}))
+		require.Equal(t, []int{changes / 2, 70}, saw)
+		require.Equal(t, shaper.Limits{Rate: 7, Depth: 71}, g.Limits())
+	})
+}
+
+// An error that a stale value has brought about is not returned: the fresh one may be valid.
+func TestUpdateLimitsReturnsTheErrorsOfSetLimits(t *testing.T) {
+	play(t, "1/s depth 1", func(g *stage) {
+		for field, change := range map[string]func(*shaper.Limits){
+			"Rate":     func(l *shaper.Limits) { l.Rate = rate.Limit(math.NaN()) },
+			"InFlight": func(l *shaper.Limits) { l.InFlight = 1 },
+		} {
+			err := g.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+				change(&l)
+				return l
+			})
+			require.ErrorContains(t, err, field)
+			require.Equal(t, "1/s depth 1", g.Limits().String())
+		}
+		calls := 0
+		require.NoError(t, g.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+			if calls++; calls == 1 {
+				g.set("1/s depth 9")
+			}
+			l.Depth -= 5
+			return l
+		}))
+		require.Equal(t, "1/s depth 4", g.Limits().String())
 	})
 }
 

@@ -118,7 +118,7 @@ func TestForecastMakesNoBucket(t *testing.T) {
 func TestAKeyAsALimiter(t *testing.T) {
 	playKeys(t, "1/s burst 2 depth 1", func(g *groupStage) {
 		a := g.Limiter("a")
-		fresh := shaper.Stats{Name: "api", Limits: g.usual}
+		fresh := shaper.Stats{Name: "api", Limits: g.usual, Free: 2}
 		require.Equal(t, fresh, a.Stats())
 		require.Zero(t, g.Group.Stats().Keys)
 		require.NoError(t, a.WaitN(context.Background(), 1))
@@ -128,7 +128,7 @@ func TestAKeyAsALimiter(t *testing.T) {
 		wait, err := a.Forecast(1)
 		require.NoError(t, err)
 		require.Equal(t, time.Second, wait)
-		require.Equal(t, shaper.Stats{Name: "api", Limits: g.usual, Level: 2, Departed: 2, LastCall: g.start}, a.Stats())
+		require.Equal(t, shaper.Stats{Name: "api", Limits: g.usual, Level: 2, EmptyAt: g.start.Add(2 * time.Second), Departed: 2, LastCall: g.start}, a.Stats())
 		require.Equal(t, fresh, g.Limiter("b").Stats())
 		a.Hold(time.Minute)
 		st, _ := g.of("a")

@@ -264,8 +264,8 @@ func (h *handler) serveInFlight(limiter inner, w http.ResponseWriter, r *http.Re
 
 // serveNext runs the next handler for a request that was admitted.
 func (h *handler) serveNext(limiter inner, w http.ResponseWriter, r *http.Request) {
-	if h.rateLimitFields {
-		addRateLimitFields(w.Header(), limiter, nil, httpin.Response{})
+	if h.rateLimitFields != 0 {
+		h.rateLimitFields.addTo(w.Header(), limiter, nil, httpin.Response{})
 	}
 	h.setVerdict(w.Header(), r.Context())
 	h.next.ServeHTTP(w, r)
@@ -303,10 +303,10 @@ func (h *handler) writeRefusal(conn *serverconn.Conn, limiter inner, w http.Resp
 	if h.onError == nil {
 		a = a.Later(h.retrySpread)
 	}
-	if h.rateLimitFields && a.Status != http.StatusInternalServerError {
+	if h.rateLimitFields != 0 && a.Status != http.StatusInternalServerError {
 		// A 500 is a mistake of the server: no bucket was asked, so a client that
 		// obeys the fields must not slow down.
-		addRateLimitFields(w.Header(), limiter, err, a)
+		h.rateLimitFields.addTo(w.Header(), limiter, err, a)
 	}
 	h.log.logRefusal(r.Context(), err)
 	if h.onError != nil {

@@ -25,7 +25,7 @@ type middlewareOptions struct {
 	key             KeyFunc
 	onError         func(http.ResponseWriter, *http.Request, error)
 	retrySpread     time.Duration
-	rateLimitFields bool
+	rateLimitFields rateLimitFields
 	serverTiming    bool
 	verdictField    string
 	log             *refusalLog
@@ -76,7 +76,7 @@ func (o errorHandlerOption) applyMiddleware(to *middlewareOptions) { to.onError 
 // of a [Shaper]; or [ErrNegativeCost]; or an error of the middleware's own, for which
 // [WriteError] knows the status. It is not called for a client that has gone. When it
 // is called, the middleware has already set the deadlines of the connection and its
-// own header fields ([WithRateLimitHeaders], "Connection: close").
+// own header fields ([WithRateLimitHeaders], [WithXRateLimitHeaders], "Connection: close").
 func WithErrorHandler(handle func(http.ResponseWriter, *http.Request, error)) MiddlewareOption {
 	return errorHandlerOption(handle)
 }
@@ -276,9 +276,15 @@ func problemFull(also *alsoError) *httpin.Problem {
 	return problemQueueFull
 }
 
-type rateLimitFieldsOption struct{}
+// rateLimitFields says which fields tell clients what is left of the limit.
+type rateLimitFields uint8
 
-func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLimitFields = true }
+const (
+	draftFields rateLimitFields = 1 << iota // of WithRateLimitHeaders
+	xFields                                 // of WithXRateLimitHeaders
+)
+
+func (o rateLimitFields) applyMiddleware(to *middlewareOptions) { to.rateLimitFields |= o }
 
 // WithRateLimitHeaders adds the header fields of
 // draft-ietf-httpapi-ratelimit-headers-11 to all answers: to requests that were
@@ -311,18 +317,45 @@ func (rateLimitFieldsOption) applyMiddleware(to *middlewareOptions) { to.rateLim
 // status 500 (the server's mistake), for a [Limiter] without a method Stats() Stats,
 // and in a [Group] for a key that shares a bucket. If several middlewares stand around
 // a handler, each adds its own fields to those that are there.
-func WithRateLimitHeaders() MiddlewareOption { return rateLimitFieldsOption{} }
+func WithRateLimitHeaders() MiddlewareOption { return draftFields }
 
-// addRateLimitFields adds both fields for a request that l admitted, or refused with
-// err, for which the response is a.
-func addRateLimitFields(h http.Header, l inner, err error, a httpin.Response) {
-	st, ok := l.stats()
+// WithXRateLimitHeaders adds the three header fields that many clients know to all answers, with or
+// without those of [WithRateLimitHeaders], whose numbers they have:
+//
+//	X-RateLimit-Limit: q
+//	X-RateLimit-Remaining: r
+//	X-RateLimit-Reset: the time at which t is over, in seconds since 1970
+//
+// No standard says what these fields mean. Here they mean what they mean in the API of GitHub, and in
+// ulule/limiter and httprate; other servers write a date into the third, or the seconds until then. If several
+// middlewares stand around a handler, the fields are those of the one of which the least remains, as a
+// client looks for one value. When there are none, WithRateLimitHeaders says.
+func WithXRateLimitHeaders() MiddlewareOption { return xFields }
+
+// addTo adds the fields for a request that l admitted, or refused with err, for which the
+// response is a.
+func (o rateLimitFields) addTo(h http.Header, l inner, err error, a httpin.Response) {
+	fields, ok := rateLimitOf(l, err, a)
 	if !ok {
 		return
 	}
+	if o&draftFields != 0 {
+		fields.AddTo(h)
+	}
+	if o&xFields != 0 {
+		fields.SetX(h, time.Now())
+	}
+}
+
+// rateLimitOf returns the numbers of the fields. ok reports whether there are any.
+func rateLimitOf(l inner, err error, a httpin.Response) (fields httpfield.RateLimit, ok bool) {
+	st, ok := l.stats()
+	if !ok {
+		return fields, false
+	}
 	perSecond := st.Limits.Rate
 	if !(perSecond > 0) || perSecond == rate.Inf { // NaN is not above 0.
-		return
+		return fields, false
 	}
 	burst, depth := st.Limits.burst(), int64(st.Limits.Depth)
 	quota := exact.Sum(burst, depth)
@@ -345,13 +378,13 @@ func addRateLimitFields(h http.Header, l inner, err error, a httpin.Response) {
 	if a.RetryAfter > 0 {
 		reset = a.RetryAfter // A client must not come too early, whichever field it obeys.
 	}
-	httpfield.RateLimit{
+	return httpfield.RateLimit{
 		Name:      st.Name,
 		Quota:     quota,
 		Window:    drainSeconds(float64(quota), perSecond),
 		Remaining: free,
 		Reset:     reset,
-	}.AddTo(h)
+	}, true
 }
 
 // drainSeconds returns how long so many units take to leak, in whole seconds,

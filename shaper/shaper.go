@@ -261,21 +261,55 @@ func (s *Shaper) Limits() Limits {
 // [Limits.InFlight] from or to 0. SetLimits works on a closed Shaper.
 func (s *Shaper) SetLimits(l Limits) error {
 	s.mustBeMade()
-	if err := l.Validate(); err != nil {
-		return err
+	_, err := setLimits(s, l, nil)
+	return err
+}
+
+// UpdateLimits puts the Limits in force that a function makes of those that are in force now, as
+// [Shaper.SetLimits] does, and with the same errors. It changes one of them alone:
+//
+//	err := s.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+//		l.Rate = 20
+//		return l
+//	})
+//
+// Of two changes at the same time none is lost: if other Limits have been put in force while the
+// function ran, it is called again, with these. It runs outside any lock. It must not change the
+// Limits of the Shaper itself, as it would then be called for ever.
+func (s *Shaper) UpdateLimits(change func(Limits) Limits) error {
+	for {
+		from := s.Limits()
+		if done, err := setLimits(s, change(from), &from); done {
+			return err
+		}
 	}
-	if s.mode&modeShared != 0 && l.Rate == rate.Inf {
-		return errSharedInf
+}
+
+// setLimits is SetLimits. With a from that is not nil it changes nothing unless these Limits are still
+// in force, and reports whether they were.
+func setLimits(s *Shaper, l Limits, from *Limits) (done bool, err error) {
+	var to *plan
+	switch err = l.Validate(); {
+	case err != nil:
+	case s.mode&modeShared != 0 && l.Rate == rate.Inf:
+		err = errSharedInf
+	default:
+		to = s.planOf(l)
 	}
-	to := s.planOf(l)
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
+	if from != nil && *from != s.flow.bucket.limits {
+		return false, nil
+	}
+	if err != nil {
+		return true, err
+	}
 	if err := s.flow.checkChange(l); err != nil {
-		return err
+		return true, err
 	}
 	s.shared.nextVersion()
 	s.changeLocked(&s.flow, to, now)
-	return nil
+	return true, nil
 }
 
 // checkChange returns why a flow can't have other limits; nil if it can.

@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"iter"
+	"math"
 	"slices"
 	"time"
 
@@ -12,12 +13,20 @@ import (
 // grow. A call is counted when it returns. So while no call is between its slot and its
 // return, Departed + Refused + Abandoned + Waiting is the number of calls that had a
 // live context and a cost above 0. A retry of a [Transport] counts as one more call.
+//
+// Free and EmptyAt say what is left of a limit and when it is whole again, as of one instant. Free is
+// the greatest cost up to [Limits.Burst] with which [Shaper.AllowN] would let a request leave now:
+// Burst − Level, rounded down. It is 0 while requests wait, while the line is held or the bucket blocked, while
+// all seats are taken, while an outage of a [Bucket] refuses newcomers, and once the Shaper admits no
+// more. At [rate.Inf] it is [math.MaxInt]. With a Bucket both are estimates.
 type Stats struct {
 	Name   string // set by WithName
 	Limits Limits // as they were given: a Burst of 0 stays 0
 
 	Waiting      int           // requests in the line
 	Level        float64       // the level of the bucket, in cost units
+	Free         int           // cost units that may leave at once; see below
+	EmptyAt      time.Time     // when the level will be 0, if no request leaves before; zero if it is 0 now
 	Keys         int           // keys that have requests in line; 0 without WithFairQueue
 	OldestWait   time.Duration // how long the head of the line has waited, and WithFairQueue any request; a retry of a Transport starts at 0
 	InFlight     int           // requests that have left and not ended; 0 without a cap
@@ -79,10 +88,36 @@ func (s *Shaper) Stats() Stats {
 	return st
 }
 
+// freeLocked returns [Stats.Free] of a flow.
+func (d *dispatcher) freeLocked(f *flow, now int64) int {
+	b := &f.bucket
+	switch {
+	case d.phase != open, f.waiting() > 0, !f.hasSeat(), now < b.coldOrNone().hold.Ceil(), now < d.blocks.end(f):
+		return 0
+	case b.interval.IsZero():
+		return math.MaxInt
+	}
+	if sf := d.shared.flowOf(f); sf != nil && sf.isUnavailableLocked(now) {
+		return 0
+	}
+	// The float is off by less than a unit, unless the burst is beyond 2⁵²; the instants are exact.
+	n := min(b.burst, max(0, b.burst-int64(math.Ceil(b.level(now)))))
+	for n > 0 && b.due(n).Ceil() > now {
+		n--
+	}
+	for n < b.burst && b.due(n+1).Ceil() <= now {
+		n++
+	}
+	return int(n)
+}
+
 // statsLocked returns the [Stats] of a flow.
 func (d *dispatcher) statsLocked(f *flow, now int64) Stats {
 	st := f.stats(now)
-	st.Name, st.DryRun = d.name, d.isDryRun()
+	st.Name, st.DryRun, st.Free = d.name, d.isDryRun(), d.freeLocked(f, now)
+	if empty := f.bucket.empty.Ceil(); now < empty {
+		st.EmptyAt = d.timeOf(empty)
+	}
 	settled := f.settled()
 	st.Reserved, st.GivenBack, st.Charged, st.Forfeited = int(settled.reserved.Load()), settled.givenBack, settled.charged, settled.forfeited
 	st.Precise, st.Fallback = d.ticker.precision()

@@ -68,6 +68,30 @@ func (l RateLimit) AddTo(h http.Header) {
 	add(h, "Ratelimit", values[1:2:2])
 }
 
+// SetX sets the fields X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. If they are there
+// already, from another limiter of which less remains, or as much, they stay. Reset is written as the time at which
+// that many seconds from now are over, in seconds since 1970, rounded up.
+func (l RateLimit) SetX(h http.Header, now time.Time) {
+	remaining := min(l.Remaining, MaxInteger)
+	if there, err := strconv.ParseInt(h.Get(xRemaining), 10, 64); err == nil && there <= remaining {
+		return
+	}
+	at := now.Unix() + min(l.Reset, MaxInteger)
+	if now.Nanosecond() > 0 {
+		at++
+	}
+	h.Set(xLimit, strconv.FormatInt(min(l.Quota, MaxInteger), 10))
+	h.Set(xRemaining, strconv.FormatInt(remaining, 10))
+	h.Set(xReset, strconv.FormatInt(at, 10))
+}
+
+// The names in the canonical form.
+const (
+	xLimit     = "X-Ratelimit-Limit"
+	xRemaining = "X-Ratelimit-Remaining"
+	xReset     = "X-Ratelimit-Reset"
+)
+
 // add adds one value to a field, whose name must be in the canonical form.
 func add(h http.Header, field string, value []string) {
 	if there := h[field]; len(there) > 0 {

@@ -75,6 +75,28 @@ func TestRateLimitIsWritten(t *testing.T) {
 	}
 }
 
+func TestXRateLimitIsOfWhatHasLeast(t *testing.T) {
+	fieldsOf := func(h http.Header) [3]string {
+		require.Len(t, h, 3)
+		return [3]string{h.Get("X-RateLimit-Limit"), h.Get("X-RateLimit-Remaining"), h.Get("X-RateLimit-Reset")}
+	}
+	now := time.Unix(1_000_000_000, 0)
+	h := http.Header{}
+	httpfield.RateLimit{Quota: 10, Remaining: 7, Reset: 3}.SetX(h, now.Add(1)) // A client that comes a moment too early is refused.
+	require.Equal(t, [3]string{"10", "7", "1000000004"}, fieldsOf(h))
+	for _, more := range []int64{7, 8} {
+		httpfield.RateLimit{Quota: 99, Remaining: more, Reset: 9}.SetX(h, now)
+		require.Equal(t, [3]string{"10", "7", "1000000004"}, fieldsOf(h))
+	}
+	httpfield.RateLimit{Quota: 20, Remaining: 6, Reset: 3}.SetX(h, now)
+	require.Equal(t, [3]string{"20", "6", "1000000003"}, fieldsOf(h))
+	httpfield.RateLimit{}.SetX(h, now)
+	require.Equal(t, [3]string{"0", "0", "1000000000"}, fieldsOf(h))
+	h = http.Header{"X-Ratelimit-Remaining": {"many"}}
+	httpfield.RateLimit{Quota: math.MaxInt64, Remaining: math.MaxInt64, Reset: math.MaxInt64}.SetX(h, now)
+	require.Equal(t, [3]string{"999999999999999", "999999999999999", "1000000999999999"}, fieldsOf(h))
+}
+
 // Whatever the name, the field that is written can be read.
 func TestAFieldThatIsWrittenCanBeRead(t *testing.T) {
 	for b := range 256 {
