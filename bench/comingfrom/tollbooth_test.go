@@ -1,0 +1,117 @@
+package comingfrom
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/didip/tollbooth/v8"
+	"github.com/didip/tollbooth/v8/limiter"
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/shaper"
+)
+
+// newTollbooth makes a limiter that knows clients by the addresses of their connections; without that it lets
+// every request pass.
+func newTollbooth(perSecond float64) *limiter.Limiter {
+	return tollbooth.NewLimiter(perSecond, nil).SetIPLookup(limiter.IPLookup{Name: "RemoteAddr"})
+}
+
+// keyed is LimitByKeys as Allow.
+func keyed(l *limiter.Limiter, keys ...string) func() bool {
+	return func() bool { return tollbooth.LimitByKeys(l, keys) == nil }
+}
+
+var tollboothRows = []row{
+	{"`tollbooth.NewLimiter(n, nil)`", func(t *testing.T) {
+		theirs, ours := newTollbooth(5), newGroup(t, "5/s burst 5")
+		for _, rest := range []time.Duration{0, 200 * time.Millisecond, time.Second, 600 * time.Millisecond} {
+			time.Sleep(rest)
+			require.Equal(t, count(9, keyed(theirs, "a")), count(9, allows(ours, "a")))
+		}
+	}},
+	{"`LimitByKeys(l, keys)`", func(t *testing.T) {
+		theirs, ours := newTollbooth(2), newGroup(t, "2/s burst 2")
+		for _, keys := range [][]string{{"a", "b"}, {"a", "c"}, {"a|c"}, {"a", "b"}} {
+			a, b := count(9, keyed(theirs, keys...)), count(9, allows(ours, shaper.Join(keys...)))
+			if keys[0] == "a|c" {
+				require.Zero(t, a, "it is taken for the two keys before")
+				require.Equal(t, 2, b)
+				continue
+			}
+			require.Equal(t, a, b)
+		}
+	}},
+	{"`HTTPMiddleware(l)`, `LimitHandler(l, h)`", func(t *testing.T) {
+		mux := http.NewServeMux()
+		mux.Handle("/a/{id}", site)
+		theirs := tollbooth.LimitHandler(newTollbooth(1), mux)
+		ours := newGroup(t, "1/s").Middleware(shaper.By(shaper.ByRoute(mux), shaper.ByClientIP()))(mux)
+		for i, h := range []http.Handler{theirs, ours} {
+			require.Equal(t, 1, served(3, h, "/a/1", "192.0.2.1"))
+			require.Equal(t, 1, served(3, h, "/a/1", "192.0.2.2"))
+			require.Equal(t, []int{1, 0}[i], served(3, h, "/a/2", "192.0.2.1"), "by path there, by route here")
+		}
+	}},
+	{"`SetMax(n)`, `SetBurst(b)`", func(t *testing.T) {
+		theirs := newTollbooth(1)
+		limits := must(shaper.ParseLimits("1/s burst 1"))
+		ours := must(shaper.NewGroup(func(string) (shaper.Limits, error) { return limits, nil }))
+		defer ours.Close()
+		require.Equal(t, 1, count(9, keyed(theirs, "a")))
+		require.Equal(t, 1, count(9, allows(ours, "a")))
+		theirs.SetMax(3).SetBurst(3)
+		limits = must(shaper.ParseLimits("3/s burst 3"))
+		ours.Reload()
+		time.Sleep(200 * time.Millisecond)
+		require.Equal(t, 0, count(9, keyed(theirs, "a")), "a key that is known keeps its limit")
+		require.Equal(t, 2, count(9, allows(ours, "a")))
+		require.Equal(t, 3, count(9, keyed(theirs, "b")))
+		require.Equal(t, 3, count(9, allows(ours, "b")))
+	}},
+	{"`SetIPLookup(limiter.IPLookup{Name: \"X-Forwarded-For\"})`", func(t *testing.T) {
+		theirs := tollbooth.LimitHandler(tollbooth.NewLimiter(1, nil).SetIPLookup(limiter.IPLookup{Name: "X-Forwarded-For"}), site)
+		ours := newGroup(t, "1/s").Middleware(shaper.ByClientIP(netip.MustParsePrefix("10.0.0.0/8")))(site)
+		for i, h := range []http.Handler{theirs, ours} {
+			require.Equal(t, 1, served(3, h, "/", "10.0.0.1", "X-Forwarded-For", "192.0.2.1"))
+			require.Equal(t, 1, served(3, h, "/", "10.0.0.1", "X-Forwarded-For", "192.0.2.2"))
+			require.Equal(t, []int{3, 1}[i], served(3, h, "/", "203.0.113.1"), "without the field there is no limit there")
+		}
+	}},
+	{"`SetHeader(name, nil)`", func(t *testing.T) {
+		theirs := tollbooth.LimitHandler(newTollbooth(1).SetHeader("X-Team", nil), site)
+		ours := newGroup(t, "1/s").Middleware(shaper.By(shaper.ByHeader("X-Team"), shaper.ByClientIP()))(site)
+		for i, h := range []http.Handler{theirs, ours} {
+			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "X-Team", "a"))
+			require.Equal(t, 1, served(3, h, "/", "192.0.2.1", "X-Team", "b"))
+			require.Equal(t, []int{3, 1}[i], served(3, h, "/", "192.0.2.1"), "without the field there is no limit there")
+		}
+	}},
+	{"`SetMessage(text)`, `SetStatusCode(n)`", func(t *testing.T) {
+		theirs := tollbooth.LimitHandler(newTollbooth(1).SetMessage("later").SetStatusCode(503), site)
+		ours := newGroup(t, "1/s").Middleware(shaper.ByClientIP(),
+			shaper.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, _ error) {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				_, _ = io.WriteString(w, "later")
+			}))(site)
+		for _, h := range []http.Handler{theirs, ours} {
+			require.Equal(t, 200, get(h, "/", "192.0.2.1").StatusCode)
+			refused := get(h, "/", "192.0.2.1")
+			require.Equal(t, 503, refused.StatusCode)
+			require.Equal(t, "later", string(must(io.ReadAll(refused.Body))))
+		}
+	}},
+	{"`SetOnLimitReached(f)`", func(t *testing.T) {
+		var theirs, ours int
+		a := tollbooth.LimitHandler(newTollbooth(1).SetOnLimitReached(func(http.ResponseWriter, *http.Request) { theirs++ }), site)
+		b := newGroup(t, "1/s", shaper.WithTrace(&shaper.Trace{Refused: func(context.Context, shaper.Event) { ours++ }})).
+			Middleware(shaper.ByClientIP())(site)
+		require.Equal(t, served(5, a, "/", "192.0.2.1"), served(5, b, "/", "192.0.2.1"))
+		require.Equal(t, 4, theirs)
+		require.Equal(t, 4, ours)
+	}},
+}

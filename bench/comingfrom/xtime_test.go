@@ -1,0 +1,141 @@
+package comingfrom
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/shaper"
+)
+
+var xTime = []row{
+	{"`rate.NewLimiter(r, b)`", func(t *testing.T) {
+		theirs := rate.NewLimiter(10, 3)
+		ours := must(shaper.New(shaper.Limits{Rate: 10, Burst: 3, Depth: 100}))
+		same := evenly(8, 3, 100*time.Millisecond)
+		require.Equal(t, same, departures(t, 8, func() error { return theirs.Wait(ctx) }))
+		require.Equal(t, same, departures(t, 8, func() error { return ours.Wait(ctx) }))
+	}},
+	{"`Allow()`, `AllowN(now, n)`", func(t *testing.T) {
+		theirs, ours := rate.NewLimiter(2, 4), newShaper(t, "2/s burst 4")
+		passed := 0
+		for step := range 60 {
+			cost := step%3 + 1
+			may := ours.AllowN(cost)
+			require.Equal(t, theirs.AllowN(time.Now(), cost), may, "step %d", step)
+			if may {
+				passed++
+			}
+			time.Sleep(time.Duration(step%5) * 250 * time.Millisecond)
+		}
+		require.Greater(t, passed, 10)
+		require.Less(t, passed, 50)
+	}},
+	{"`Wait(ctx)`, `WaitN(ctx, n)`", func(t *testing.T) {
+		// Five wait, and the one at the head gives up. Behind it all move up here, and none there.
+		behind := func(wait func(context.Context) error) []time.Duration {
+			require.NoError(t, wait(ctx))
+			head, giveUp := context.WithCancel(ctx)
+			go func() { _ = wait(head) }()
+			synctest.Wait()
+			time.AfterFunc(100*time.Millisecond, giveUp)
+			return departures(t, 3, func() error { return wait(ctx) })
+		}
+		require.Equal(t, []time.Duration{2 * time.Second, 3 * time.Second, 4 * time.Second}, behind(rate.NewLimiter(1, 1).Wait))
+		require.Equal(t, []time.Duration{1 * time.Second, 2 * time.Second, 3 * time.Second}, behind(newShaper(t, "1/s depth 9").Wait))
+
+		// Who can't leave before its deadline is refused at once by both.
+		for _, wait := range []func(context.Context) error{rate.NewLimiter(1, 0).Wait, newShaper(t, "1/h depth 9").Wait} {
+			began := time.Now()
+			soon, cancel := context.WithTimeout(ctx, time.Second)
+			_ = wait(soon)
+			require.Error(t, wait(soon))
+			require.Equal(t, began, time.Now())
+			cancel()
+		}
+	}},
+	{"`WaitN(ctx, n)` with n > b", func(t *testing.T) {
+		require.Error(t, rate.NewLimiter(1, 3).WaitN(ctx, 4))
+		ours := newShaper(t, "1/s burst 3 depth 9")
+		require.NoError(t, ours.WaitN(ctx, 2))
+		require.Equal(t, []time.Duration{2 * time.Second}, departures(t, 1, func() error { return ours.WaitN(ctx, 4) }))
+		require.ErrorIs(t, newShaper(t, "1/s burst 3").WaitN(ctx, 4), shaper.ErrTooCostly)
+	}},
+	{"`Reserve()`, `ReserveN(now, n)`, `Delay()`", func(t *testing.T) {
+		theirs, ours := rate.NewLimiter(10, 2), newShaper(t, "10/s burst 2 depth 9")
+		for range 5 {
+			wait, err := ours.Forecast(1)
+			require.NoError(t, err)
+			require.Equal(t, theirs.Reserve().Delay(), wait)
+			go func() { _ = ours.Wait(ctx) }() // A forecast takes nothing.
+			synctest.Wait()
+		}
+		time.Sleep(time.Second)
+	}},
+	{"`Reservation.Cancel()`", func(t *testing.T) {
+		theirs, ours := rate.NewLimiter(1, 1), newShaper(t, "1/s depth 9")
+		require.True(t, theirs.Allow())
+		require.True(t, ours.Allow())
+		r := theirs.Reserve()
+		held, cancel := context.WithCancel(ctx)
+		go func() { _ = ours.Wait(held) }()
+		synctest.Wait()
+		r.Cancel()
+		cancel()
+		synctest.Wait()
+		wait, err := ours.Forecast(1)
+		require.NoError(t, err)
+		require.Equal(t, time.Second, wait)
+		require.Equal(t, time.Second, theirs.Reserve().Delay())
+	}},
+	{"`SetLimit(r)`, `SetBurst(b)`", func(t *testing.T) {
+		theirs, ours := rate.NewLimiter(1, 1), newShaper(t, "1/s depth 9 wait 1min")
+		waits := map[string][]time.Duration{}
+		for name, wait := range map[string]func(context.Context) error{"theirs": theirs.Wait, "ours": ours.Wait} {
+			require.NoError(t, wait(ctx))
+			time.AfterFunc(500*time.Millisecond, func() {
+				theirs.SetLimit(10)
+				require.NoError(t, ours.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+					l.Rate = 10
+					return l
+				}))
+			})
+			waits[name] = departures(t, 2, func() error { return wait(ctx) })
+			theirs.SetLimit(1)
+			require.NoError(t, ours.UpdateLimits(func(l shaper.Limits) shaper.Limits {
+				l.Rate = 1
+				return l
+			}))
+			time.Sleep(time.Minute)
+		}
+		require.Equal(t, []time.Duration{time.Second, 2 * time.Second}, waits["theirs"], "who waits already sleeps on")
+		require.Equal(t, []time.Duration{550 * time.Millisecond, 650 * time.Millisecond}, waits["ours"])
+		require.Equal(t, "1/s depth 9 wait 1min", ours.Limits().String(), "the others are as they were")
+	}},
+	{"`Tokens()`", func(t *testing.T) {
+		theirs, ours := rate.NewLimiter(2, 4), newShaper(t, "2/s burst 4")
+		for step := range 20 {
+			st := ours.Stats()
+			require.InDelta(t, theirs.Tokens(), float64(st.Limits.Burst)-st.Level, 1e-9)
+			require.Equal(t, int(math.Floor(theirs.Tokens())), st.Free)
+			require.Equal(t, theirs.AllowN(time.Now(), step%3), ours.AllowN(step%3))
+			time.Sleep(250 * time.Millisecond)
+		}
+	}},
+	{"`Limit()`, `Burst()`", func(t *testing.T) {
+		theirs, ours := rate.NewLimiter(rate.Every(3*time.Second), 2), newShaper(t, "1 per 3s burst 2")
+		require.Equal(t, theirs.Limit(), ours.Limits().Rate)
+		require.Equal(t, theirs.Burst(), ours.Limits().Burst)
+	}},
+	{"`rate.Every(d)`, `rate.Inf`", func(t *testing.T) {
+		for _, l := range []rate.Limit{rate.Every(time.Minute), rate.Inf} {
+			theirs, ours := rate.NewLimiter(l, 1), must(shaper.New(shaper.Limits{Rate: l}))
+			require.Equal(t, count(100, theirs.Allow), count(100, ours.Allow))
+		}
+	}},
+}
