@@ -39,6 +39,25 @@
 // Several files are layers. A rule of a later one replaces the rule of an earlier one
 // whole, with its candidate; ~ takes it away. The same holds for the default.
 //
+// # One line for all keys
+//
+// With fair all keys share one rate, and take turns by their weights ([shaper.WithFairQueue]):
+//
+//	default: 50/s depth 1000                  # the limits of the line
+//	fair:
+//	  by: header X-Team                       # or client_ip, host, route, or several of them
+//	  weights: {gold: 4}                      # the share of a key where others have 1
+//
+// [OpenFair] opens such a file, and [File.NewShaper] makes the line:
+//
+//	limits, err := config.OpenFair("shaper.yaml")
+//	…
+//	line, err := limits.NewShaper()
+//
+// Beside fair there are no rules but the default, which must be there and have no candidate; that
+// is judged when all layers have been read. Weights are those of whole keys. by is for the program, which makes
+// the keys. The fair of a later layer replaces that of an earlier one whole, and ~ takes it away.
+//
 // # What is refused
 //
 // A file is read strictly, because whoever changes it seldom sees the effect at once.

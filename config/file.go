@@ -2,8 +2,8 @@ package config
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -18,8 +18,8 @@ import (
 
 // A File is one or several files of rules that are read again whenever they change.
 //
-// [Open] makes one. [File.Limits] and [File.Candidate] are the functions that
-// [shaper.NewGroup] wants, [File.OnChange] is for [shaper.Group.Reload], and
+// [Open] makes one, and [OpenFair] for files that say fair. [File.Limits] and [File.Candidate] are the
+// functions that [shaper.NewGroup] wants, [File.OnChange] is for [shaper.Group.Reload], and
 // [File.Reload] for SIGHUP. When a changed file has mistakes, or cannot be read, the
 // rules in force stay, and [File.Status] has the mistakes.
 //
@@ -30,12 +30,14 @@ type File struct {
 	done  chan struct{} // closed by Close
 	gone  chan struct{} // closed when the goroutine has ended
 	rules atomic.Pointer[Rules]
+	fair  bool // the files must say fair; else they must not
 
 	// loading is held from the reading of the files until all functions have been told of
 	// the change. So changes take effect, and are told, one after the other.
 	loading sync.Mutex
-	inForce contents // what the rules are from
-	tried   contents // what was last read to be put in force
+	inForce contents         // what the rules are from
+	tried   contents         // what was last read to be put in force
+	lines   []*shaper.Shaper // of NewShaper
 
 	// mu is held for moments only, never while the caller's code runs.
 	mu     sync.Mutex
@@ -65,33 +67,37 @@ type Status struct {
 // replaced, be behind symbolic links, or be on a file system that announces no changes. A
 // change is put in force when the files have been quiet for 100 ms, as an editor may write a
 // file in several steps. Files that are never quiet are put in force once per second.
-func Open(files ...string) (*File, error) {
+func Open(files ...string) (*File, error) { return open(false, "Open", files) }
+
+// open is Open, or OpenFair if the files must say fair. name is the name of the function in errors.
+func open(fair bool, name string, files []string) (*File, error) {
 	f := &File{
 		names: slices.Clone(files),
 		done:  make(chan struct{}),
 		gone:  make(chan struct{}),
+		fair:  fair,
 	}
-	if err := f.start(); err != nil {
+	if err := f.start(name); err != nil {
 		return nil, err
 	}
 	go f.watch()
 	return f, nil
 }
 
-// start reads the files for the first time.
-func (f *File) start() error {
+// start reads the files for the first time, for a function of such a name.
+func (f *File) start(function string) error {
 	if len(f.names) == 0 {
-		return errors.New("config: Open: there are no files, must be at least one")
+		return fmt.Errorf("config: %s: there are no files, must be at least one", function)
 	}
 	for _, name := range f.names {
 		path, err := filepath.Abs(name)
 		if err != nil {
-			return fmt.Errorf("config: Open: %w", err)
+			return fmt.Errorf("config: %s: %w", function, err)
 		}
 		f.paths = append(f.paths, path)
 	}
 	read := f.read()
-	rules, err := read.parse(f.names)
+	rules, err := f.parse(read)
 	if err != nil {
 		return err
 	}
@@ -162,6 +168,9 @@ func (r *Rules) MarshalText() ([]byte, error) {
 		text.WriteString("default: " + rest[0].yaml() + "\n")
 		rest = rest[1:]
 	}
+	if r.fair != nil {
+		text.WriteString(r.fair.marshal())
+	}
 	switch {
 	case len(rest) > 0:
 		text.WriteString("limits:\n")
@@ -169,20 +178,23 @@ func (r *Rules) MarshalText() ([]byte, error) {
 		text.WriteString("limits: {}\n") // An empty file would be a mistake.
 	}
 	for _, rule := range rest {
-		// All of these keys are in quotes, because YAML reads some plain words, such as
-		// null and <<, as something else. A key of more than 1024 characters needs the
-		// question mark.
-		const maxPlain = 1000
-		if key := strconv.Quote(rule.Key); len(key) > maxPlain {
-			text.WriteString("  ? " + key + "\n  : " + rule.yaml() + "\n")
-		} else {
-			text.WriteString("  " + key + ": " + rule.yaml() + "\n")
-		}
+		writeEntry(&text, "  ", rule.Key, rule.yaml())
 	}
 	if len(rest) > maxRules || text.Len() > maxBytes {
 		return nil, fmt.Errorf("config: %d rules in %d bytes are too much for one file", len(r.rules), text.Len())
 	}
 	return text.Bytes(), nil
+}
+
+// writeEntry writes a key and its value. All keys are in quotes, because YAML reads some plain words, such
+// as null and <<, as something else. A key of more than 1024 characters needs the question mark.
+func writeEntry(to io.StringWriter, indent, key, value string) {
+	const maxPlain = 1000
+	entry := indent + strconv.Quote(key) + ": " + value + "\n"
+	if len(strconv.Quote(key)) > maxPlain {
+		entry = indent + "? " + strconv.Quote(key) + "\n" + indent + ": " + value + "\n"
+	}
+	_, _ = to.WriteString(entry) // It goes into memory, so there is no error.
 }
 
 // yaml returns the right side of a rule, on one line.

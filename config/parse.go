@@ -24,11 +24,29 @@ const (
 // comment describes the format. If the text has mistakes, the error is [Errors] and holds
 // all of them.
 func Parse(name string, text []byte) (*Rules, error) {
-	l, errs := parseLayer(name, text)
-	if errs != nil {
-		return nil, errs
+	return ParseLayers(Layer{name, text})
+}
+
+// A Layer is the text of one file. Name stands for the file in errors and in [Rule].File.
+type Layer struct {
+	Name string
+	Text []byte
+}
+
+// ParseLayers is [Parse] for several texts, each a layer over those before it, as the files of
+// [Open] are. It takes files with and without fair.
+func ParseLayers(layers ...Layer) (*Rules, error) {
+	read := make([]layer, len(layers))
+	var mistakes Errors
+	for i, l := range layers {
+		var errs Errors
+		read[i], errs = parseLayer(l.Name, l.Text)
+		mistakes = append(mistakes, errs...)
 	}
-	return merged([]layer{l}), nil
+	if mistakes != nil {
+		return nil, mistakes
+	}
+	return merged(read)
 }
 
 // parseLayer returns the layer of a file, or all mistakes of the file.
@@ -215,6 +233,8 @@ func (p *parser) refuseReferences(n *yaml.Node, path ...string) {
 		rule, field = "default", strings.Join(path[1:], ".")
 	case len(path) > 1 && path[0] == "limits":
 		rule, field = ruleNamed(path[1]), strings.Join(path[2:], ".")
+	case len(path) > 0 && path[0] == "fair":
+		field = strings.Join(path[:min(len(path), 2)], ".")
 	}
 	p.within(rule, field, func() { p.refuseReference(n) })
 	for i, child := range n.Content {
@@ -233,17 +253,17 @@ var deepest = []string{"limits", "api", "candidate", "rate"}
 func (p *parser) refuseReference(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		p.report(n.Line, n.Column, "*"+n.Value, "aliases are not allowed: write the limits out")
+		p.report(n.Line, n.Column, "*"+n.Value, "aliases are not allowed: write it out")
 	case n.Anchor != "":
-		p.report(n.Line, n.Column, "&"+n.Anchor, "anchors are not allowed: write the limits out")
+		p.report(n.Line, n.Column, "&"+n.Anchor, "anchors are not allowed: write it out")
 	case n.Style&yaml.TaggedStyle != 0:
 		p.report(n.Line, n.Column, n.Tag, "tags are not allowed")
 	}
 }
 
-// top reads the root: "default" and "limits".
+// top reads the root: "default", "limits" and "fair".
 func (p *parser) top(root *yaml.Node) {
-	names := []string{"default", "limits"}
+	names := []string{"default", "limits", "fair"}
 	if root.Kind != yaml.MappingNode {
 		if root.Kind != yaml.AliasNode {
 			p.reportAt(root, `expected "default" and "limits"`)
@@ -254,11 +274,14 @@ func (p *parser) top(root *yaml.Node) {
 		p.reportAt(root, `the file says nothing, must have "default" or "limits"`)
 	}
 	p.fields(root, names, func(name string, key, value *yaml.Node) {
-		if name == "default" {
+		switch name {
+		case "default":
 			p.rule("", key, value)
-			return
+		case "limits":
+			p.rules(value, key)
+		default:
+			p.fair(key, value)
 		}
-		p.rules(value, key)
 	})
 }
 

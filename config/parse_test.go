@@ -34,7 +34,7 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"default: {rate: 1/s, colour: 5}", `f:1:22: rule "default": colour: unknown, expected rate, burst, depth, wait, slack, inflight or candidate`},
 		{"default: {rate: 1/s, candidate: {rate: 1/s, candidate: 1/s}}", `f:1:45: rule "default": candidate candidate: unknown, expected rate, burst, depth, wait, slack or inflight`},
 		{"limit: {api: 1/s}", `f:1:1: limit: did you mean limits?`},
-		{"api: 1/s", `f:1:1: api: unknown, expected default or limits`},
+		{"api: 1/s", `f:1:1: api: unknown, expected default, limits or fair`},
 		{"default: 1/s\ndefault: 2/s", `f:2:1: default: stands on line 1 already`},
 		{"default: {rate: 1/s, rate: 2/s}", `f:1:22: rule "default": rate: stands on line 1 already`},
 		{"limits:\n  a: 1/s\n  b: 1/s\n  a: 2/s", `f:4:3: a: stands on line 2 already`},
@@ -98,9 +98,28 @@ func TestEveryMistakeIsReportedAtItsPlace(t *testing.T) {
 		{"limits: {a%2Db: 1/s}", `f:1:10: a%2Db: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped: write a-b`},
 		{"limits: {a%41/%ff: 1/s}", `f:1:10: a%41/%ff: within a part "%" is written "%25" and "/" is written "%2F", a part that is just "-" is written "%2D", and nothing else is escaped, and a "%" is written "%25": write aA/%25ff`},
 		{"limits:\n ? " + strings.Repeat("k", 300) + "\n : 1/s", "f:2:4: \"" + strings.Repeat("k", 60) + "…\": of a part longer than 256 bytes a key has the beginning and a hash: write \"" + shaper.Join(strings.Repeat("k", 300)) + "\""},
+		// Fair queueing.
+		{"default: 1/s\nfair: host", `f:2:7: host: expected a mapping, such as {by: header X-Team, weights: {gold: 4}}`},
+		{"default: 1/s\nfair:", `f:2:1: fair: says nothing: write what makes the key of a request, as in {by: client_ip}, or ~ to take it away`},
+		{"default: 1/s\nfair: {}", `f:2:7: fair "{}": by is missing, which says what makes the key of a request, such as client_ip`},
+		{"default: 1/s\nfair: {by: user}", `f:2:12: fair.by user: expected client_ip, host, route or header and the name of a field, or several of these with blanks between them`},
+		{"default: 1/s\nfair: {by: header a/b}", `f:2:12: fair.by "header a/b": expected client_ip, host, route or header and the name of a field, or several of these with blanks between them`},
+		{"default: 1/s\nfair: {by: [host]}", `f:2:12: fair.by "[host]}": expected client_ip, host, route or header and the name of a field, or several of these with blanks between them`},
+		{"default: 1/s\nfair: {by: ~}", `f:2:8: by: has no value: write one, or leave it out`},
+		{"default: 1/s\nfair: {by: host, wieghts: {}}", `f:2:18: wieghts: did you mean weights?`},
+		{"default: 1/s\nfair: {by: host, weights: 4}", `f:2:27: fair.weights 4: expected weights of keys, such as {gold: 4}`},
+		{"default: 1/s\nfair:\n  by: host\n  weights:\n    gold: 1001\n    a//b: 0", "f:5:11: fair.weights 1001: a weight is from 1 to 1000\n" +
+			"f:6:5: fair.weights a//b: an empty part is written \"-\", and a \"/\" within a part is written \"%2F\": write a/-/b or a%2F%2Fb\nf:6:11: fair.weights 0: a weight is from 1 to 1000"},
+		{"default: 1/s\nfair: {weights: {a: 1, a: 2, b: 1.5, c: , d: [1]}, by: host}", "f:2:24: fair.weights a: stands on line 2 already\nf:2:33: fair.weights 1.5: expected a whole number such as 100\n" +
+			"f:2:38: fair.weights c: has no weight: write a whole number from 1 to 1000\nf:2:46: fair.weights \"[1]}, by: host}\": expected a weight, which is a whole number from 1 to 1000"},
+		{"default: 1/s\nfair: {weights: {a: 1, a/b: 2, a/b/c: 3}, by: header host client_ip}", "f:2:18: fair.weights a: a key of one part, but each key has 2 parts, which \"by\" says\nf:2:32: fair.weights a/b/c: a key of 3 parts, but each key has 2 parts, which \"by\" says"},
+		{"fair: {by: &x host, weights: {a: *x}}", "f:1:12: fair.by \"&x\": anchors are not allowed: write it out\nf:1:34: fair.weights \"*x\": aliases are not allowed: write it out"},
+		{"fair: {by: host}\nlimits: {b: 1/s, a: 1/s}", "f:1:1: fair: there is no default, which has the limits of the line that all keys share\n" +
+			"f:1:1: fair: the rule a (f:2) gives keys a rate of their own, but with fair all keys share the rate of the default"},
+		{"default:\n  rate: 1/s\n  candidate: 2/s\nfair: {by: host}", "f:4:1: fair: the default (f:1) has a candidate; in a dry run no request waits, so none could take turns"},
 		// References.
-		{"default: &a 1/s", `f:1:10: rule "default": "&a": anchors are not allowed: write the limits out`},
-		{"limits: {a: &x 1/s, b: *x}", "f:1:13: rule \"a\": \"&x\": anchors are not allowed: write the limits out\nf:1:24: rule \"b\": \"*x\": aliases are not allowed: write the limits out"},
+		{"default: &a 1/s", `f:1:10: rule "default": "&a": anchors are not allowed: write it out`},
+		{"limits: {a: &x 1/s, b: *x}", "f:1:13: rule \"a\": \"&x\": anchors are not allowed: write it out\nf:1:24: rule \"b\": \"*x\": aliases are not allowed: write it out"},
 		{"limits: {a: !!str 1/s}", `f:1:13: rule "a": "!!str": tags are not allowed`},
 		{"limits: {a: !limits 1/s}", `f:1:13: rule "a": "!limits": tags are not allowed`},
 		// Not YAML, not text.
@@ -200,7 +219,7 @@ func TestTheDefaultOfTheFileIsNotTheRuleOfThatKey(t *testing.T) {
 		`f:1:12: rule "default": rate 1/x: expected a unit: ns us ms s sec min h hour d day`,
 		`f:3:14: rule "/default": rate 2/x: expected a unit: ns us ms s sec min h hour d day`,
 	}, mistakes(t, "default: 1/x\nlimits:\n  default: 2/x\n"))
-	require.Equal(t, []string{`f:1:19: rule "/default": "&a": anchors are not allowed: write the limits out`}, mistakes(t, "limits: {default: &a 1/s}"))
+	require.Equal(t, []string{`f:1:19: rule "/default": "&a": anchors are not allowed: write it out`}, mistakes(t, "limits: {default: &a 1/s}"))
 	require.Len(t, mistakes(t, "limits: {/default: 1/s}"), 1, "it can be no key")
 }
 
@@ -231,6 +250,8 @@ func TestAFileIsBounded(t *testing.T) {
 	require.Equal(t, []string{"f:1:" + fmt.Sprint(len("limits: {")+len(list(100_000, ","))+1) + ": " + base62(100_000) + ": a file may have 100000 rules, this is one more"},
 		mistakes(t, "limits: {"+list(100_002, ",")+"}"))
 	parse(t, "limits: {"+list(100_000, ": ~,")+"}")
+	require.Equal(t, []string{"f:2:" + fmt.Sprint(len("fair: {by: host, weights: {")+len(list(100_000, ","))+1) + ": fair.weights " + base62(100_000) + ": a file may have 100000 weights, this is one more"},
+		mistakes(t, "default: 1/s\nfair: {by: host, weights: {"+list(100_001, ",")+"}}"))
 }
 
 // An empty name is unknown like any other, wherever it stands.

@@ -93,7 +93,7 @@ func (f *File) putInForce(read reading) error {
 		f.status.Err = nil
 		return nil
 	}
-	rules, err := read.parse(f.names)
+	rules, err := f.parse(read)
 
 	f.mu.Lock()
 	if f.status.Err = err; err != nil {
@@ -175,6 +175,18 @@ func readFile(path string) ([]byte, error) {
 	return text.Bytes(), err
 }
 
+// parse returns the rules of a reading, if f accepts them. The caller holds loading, or f is new.
+func (f *File) parse(r reading) (*Rules, error) {
+	rules, err := r.parse(f.names)
+	if err == nil {
+		err = f.accept(rules)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rules, nil
+}
+
 // parse returns the rules of all layers, or the mistakes of all. Mistakes name the files
 // as names does.
 func (r reading) parse(names []string) (*Rules, error) {
@@ -191,7 +203,7 @@ func (r reading) parse(names []string) (*Rules, error) {
 	if mistakes != nil {
 		return nil, mistakes
 	}
-	return merged(layers), nil
+	return merged(layers)
 }
 
 // reasonOf returns an error of the operating system without the path, which the caller

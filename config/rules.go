@@ -44,6 +44,8 @@ type Rules struct {
 	// however long the key is.
 	edges   map[edge]node
 	longest int // longest part of a rule's key, in bytes: a longer part matches nothing
+
+	fair *fairness // nil: the files say nothing of it
 }
 
 // none is the index of no rule.
@@ -187,15 +189,31 @@ func (r *Rule) clone() Rule {
 
 // A layer is what one file says: rules, and rules of earlier layers that it takes away.
 type layer struct {
-	rules []Rule
-	gone  []string // keys
+	rules  []Rule
+	gone   []string // keys
+	fair   *fairness
+	unfair bool // fair of earlier layers is taken away
 }
 
-// merged returns the rules of several layers. A rule of a later layer replaces that of
-// an earlier one whole.
-func merged(layers []layer) *Rules {
+// merged returns the rules of several layers, or the mistakes in what they say together. A rule of
+// a later layer replaces that of an earlier one whole, and so does fair.
+func merged(layers []layer) (*Rules, error) {
+	rules := newRules(mergedRules(layers))
+	for _, l := range layers {
+		if l.fair != nil || l.unfair {
+			rules.fair = l.fair
+		}
+	}
+	if mistakes := rules.checkFair(); mistakes != nil {
+		return nil, mistakes
+	}
+	return rules, nil
+}
+
+// mergedRules returns the rules of several layers, in any order.
+func mergedRules(layers []layer) []Rule {
 	if len(layers) == 1 {
-		return newRules(layers[0].rules)
+		return layers[0].rules
 	}
 	byKey := map[string]Rule{}
 	for _, l := range layers {
@@ -210,19 +228,19 @@ func merged(layers []layer) *Rules {
 	for _, rule := range byKey {
 		rules = append(rules, rule)
 	}
-	return newRules(rules)
+	return rules
 }
 
 // Routes returns a mux that knows patterns of routes, for [shaper.ByRoute]: those that are
-// given, and those that stand in the keys of the rules as the part with an index, counted
-// from 0. With the rule "POST %2Flogin/192.0.2.1", the pattern of index 0 is
+// given, and those that stand in the keys of the rules, and of weights, as the part with an
+// index, counted from 0. With the rule "POST %2Flogin/192.0.2.1", the pattern of index 0 is
 // "POST /login". A part without a "/" is no pattern, but the name of something else. A
 // pattern that is there twice counts once. One that is longer than 256 bytes must be given,
 // because the keys of its requests have it shortened.
 //
 // The mux is for finding patterns only: its handlers answer 404. If [http.ServeMux] does
 // not understand a pattern, or cannot tell it from another, the error quotes the pattern,
-// and names the file and the line of its rule.
+// and names the file and the line of its rule or weight.
 func (r *Rules) Routes(index int, patterns ...string) (*http.ServeMux, error) {
 	mux := http.NewServeMux()
 	seen := map[string]bool{}
@@ -235,19 +253,31 @@ func (r *Rules) Routes(index int, patterns ...string) (*http.ServeMux, error) {
 			return nil, err
 		}
 	}
-	for i := range r.rules {
-		rule := &r.rules[i]
-		parts := strings.Split(rule.Key, "/")
+	add := func(key, file string, line int) error {
+		parts := strings.Split(key, "/")
 		if index < 0 || index >= len(parts) {
-			continue
+			return nil
 		}
 		pattern, err := url.PathUnescape(parts[index])
 		if err != nil || !strings.Contains(pattern, "/") || isBounded(pattern) || seen[pattern] {
-			continue
+			return nil
 		}
 		seen[pattern] = true
 		if err := addRoute(mux, pattern); err != nil {
-			return nil, fmt.Errorf("%s:%d: %s: %w", rule.File, rule.Line, quoted(rule.Key), err)
+			return fmt.Errorf("%s:%d: %s: %w", file, line, quoted(key), err)
+		}
+		return nil
+	}
+	for i := range r.rules {
+		if err := add(r.rules[i].Key, r.rules[i].File, r.rules[i].Line); err != nil {
+			return nil, err
+		}
+	}
+	if r.fair != nil {
+		for _, w := range r.fair.Weights {
+			if err := add(w.Key, r.fair.File, w.Line); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return mux, nil

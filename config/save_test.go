@@ -149,6 +149,16 @@ func without(rules *config.Rules) (all []config.Rule) {
 	return all
 }
 
+// fairWithout returns what rules say of fair queueing, without the place where it stands.
+func fairWithout(rules *config.Rules) config.Fair {
+	fair, _ := rules.ExplainFair()
+	fair.File, fair.Line = "", 0
+	for i := range fair.Weights {
+		fair.Weights[i].Line = 0
+	}
+	return fair
+}
+
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		example, "", "limits: {}", "default: ~", "limits: {a: ~, b: 1 per 3s slack 1us}", "limits: {a/-/%2D/x%2Fy%25: '3, 1/s'}",
@@ -156,6 +166,7 @@ func FuzzParse(f *testing.F) {
 		"a: &a [*a]", "default: !!str 1/s", "--- 1\n--- 2", "limits: {? [a] : b}", "default: |\n 1/s", "default: 1/s # x\n\n#y\n",
 		"default: '1/s' \nlimits:\n  \"a b\": 10/min wait 1.5h depth 7 # c", "%YAML 1.2\n---\ndefault: 1/s\n...", "limits: {<<: {a: 1/s}}",
 		"default: 0.1/s", "default: 0.3333333333/d", "default: 1e3/s", "\ufeffdefault: 1/s\r\n", "\ufeffdefault: 1/s\r",
+		"default: 1/s\nfair:\n  by: header X-Team\n  weights: {gold: 4, \"a\\u2028\": 1000}", "fair: {by: header # host, weights: {a/b: 2}}", "fair: ~", "fair: {by: &a host}",
 		"default: 1/s # \x7f", "default: 1/s\u0085", "limits: {\"a\u2028b\": 1/s}",
 	} {
 		f.Add([]byte(seed))
@@ -207,6 +218,21 @@ func FuzzParse(f *testing.F) {
 		again, err := config.Parse("f", written)
 		require.NoError(t, err, "%s", written)
 		require.Equal(t, without(rules), without(again), "%s", written)
+		require.Equal(t, fairWithout(rules), fairWithout(again), "%s", written)
+
+		by, weight, fair := rules.Fair()
+		explained, ok := rules.ExplainFair()
+		require.Equal(t, fair, ok)
+		require.Equal(t, explained.By, by)
+		if fair {
+			require.Empty(t, keys[1:], "beside fair there is the default alone")
+			require.Equal(t, 1, weight("/"))
+		}
+		for _, w := range explained.Weights {
+			require.Equal(t, w.Weight, weight(w.Key))
+			require.True(t, 1 <= w.Weight && w.Weight <= 1000)
+			require.Positive(t, w.Line)
+		}
 	})
 }
 

@@ -51,6 +51,10 @@ var beyondSchema = []struct{ why, message, example string }{
 	{"a pattern counts characters, not bytes", `of a part longer than 256 bytes a key has the beginning and a hash: write .*`, "limits: {" + strings.Repeat("é", 129) + ": 1/s}"},
 	{"the schema sees values, not how their lines end", `not allowed: some programs end a line at the character \S+, and others do not`, "\ufeffdefault: 1/s # \u0085\u2028\u2029\r"},
 	{"the schema sees no comments", `not YAML: control characters are not allowed, and this is \S+`, "default: 1/s # \x7f\u0080"},
+	{"the schema sees one file, and the default may stand in another", `there is no default, which has the limits of the line that all keys share`, "fair: {by: host}"},
+	{"the schema sees one file, and another may take rules away", `the default \(f:\d+\) has a candidate; .*|the rule .* \(f:\d+\) gives keys a rate of their own, .*`, "default: {rate: 1/s, candidate: 2/s}\nlimits: {a: 1/s}\nfair: {by: host}"},
+	{"a pattern does not count the parts of another text", `a key of \S+ parts?, but each key has \S+ parts?, which "by" says`, "default: 1/s\nfair: {by: host route, weights: {a: 2, a/b/c: 2}}"},
+	{"of a null the schema does not see whether it is written", `says nothing: write what makes the key of a request, as in .*`, "fair:"},
 	{"the schema does not see the size", `the file is larger than \d+ bytes`, "default: 1/s\n#" + strings.Repeat("x", 1<<20)},
 }
 
@@ -214,12 +218,23 @@ func TestTheSchemaAgreesWithParse(t *testing.T) {
 		"limits: {" + strings.Repeat("k", 257) + ": 1/s}":                                    false,
 		"limits: {? '" + strings.Repeat("%25", 256) + "/a' : 1/s}":                           true,
 		"limits: {" + strings.Repeat("k", 192) + "~" + strings.Repeat("0a", 32) + "/b: 1/s}": true,
-		"default: 1/s burst 1 burst 1":                                                       false,
-		"default: 1/s depth 1 wait 1s depth 1":                                               false,
-		"default: 1/s wait 1s wait 1s":                                                       false,
-		"default: 1/s slack 1s slack 1s":                                                     false,
-		"default: 1/s inflight 1 inflight 1":                                                 false,
-		"default: 1/s burst 1 depth 1 wait 1s slack 1s inflight 1":                           true,
+		"fair: ~":                          true,
+		"default: 1/s\nfair: {by: route}":  true,
+		"default: 1/s\nfair: {by: header}": false,
+		"default: 1/s\nlimits: {}\nfair: {by: \"client_ip header\\t#x host\", weights: {a/b/-: 1000, a%2F/b/%2D: 1}}": true,
+		"default: 1/s\nfair: {weights: {a: 1}}":                              false,
+		"default: 1/s\nfair: {by: host, weight: {a: 1}}":                     false,
+		"default: 1/s\nfair: {by: host, weights: {a: 1001}}":                 false,
+		"default: 1/s\nfair: {by: host, weights: {a: 0}}":                    false,
+		"default: 1/s\nfair: {by: host, weights: {/: 1}}":                    false,
+		"default: 1/s\nfair: {by: host" + strings.Repeat(" host", 204) + "}": true,
+		"default: 1/s\nfair: {by: host" + strings.Repeat(" host", 205) + "}": false,
+		"default: 1/s burst 1 burst 1":                                       false,
+		"default: 1/s depth 1 wait 1s depth 1":                               false,
+		"default: 1/s wait 1s wait 1s":                                       false,
+		"default: 1/s slack 1s slack 1s":                                     false,
+		"default: 1/s inflight 1 inflight 1":                                 false,
+		"default: 1/s burst 1 depth 1 wait 1s slack 1s inflight 1":           true,
 	} {
 		require.Equal(t, want, requireSchemaAgrees(t, []byte(text)), "%.100q", text)
 		value, err := valueOf([]byte(text))
@@ -280,6 +295,24 @@ func (g generator) file() string {
 		}
 		fields = append(fields, g.mostly([]string{"limits", "limits"}, "limit", "rules")+": "+g.mostly([]string{"{" + strings.Join(rules, ", ") + "}"}, "[]", "~", "x", "3"))
 	}
+	if g.IntN(4) == 0 {
+		fields = append(fields, g.mostly([]string{"fair"}, "fare", "Fair", "unfair")+": "+g.mostly([]string{g.fair(), g.fair(), "~"}, "", "host", "[]", "true"))
+	}
+	return "{" + strings.Join(fields, ", ") + "}"
+}
+
+// fair returns what stands behind the word fair.
+func (g generator) fair() string {
+	parts := g.of("host", "client_ip route", "header X-Team", "header\tX-Team  header X-User host")
+	fields := []string{g.mostly([]string{"by"}, "By", "buy", "key") + ": " + g.mostly([]string{parts}, "header", "user", "7", "~", "", "[host]", "host,route", "'host '", "header a:b")}
+	if g.IntN(3) > 0 {
+		var weights []string
+		for range g.IntN(3) {
+			weights = append(weights, g.key()+": "+g.mostly([]string{"1", "4", "1000"}, "0", "1001", "-1", "1.5", "2.0", "x", "'3'", "~", "", "007", "[1]", "99999999999999999999"))
+		}
+		fields = append(fields, g.mostly([]string{"weights"}, "weight", "shares")+": "+g.mostly([]string{"{" + strings.Join(weights, ", ") + "}"}, "[]", "~", "4", ""))
+	}
+	g.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
 	return "{" + strings.Join(fields, ", ") + "}"
 }
 
