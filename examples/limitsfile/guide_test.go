@@ -19,7 +19,7 @@ func TestTheGuideIsTrue(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/limits-file.md")
 	require.NoError(t, err)
 	files := regexp.MustCompile("(?s)(<!-- mistakes -->\n)?```yaml\n(.*?)```\n(?:\n```\n(.*?)\n```)?").FindAllSubmatch(guide, -1)
-	require.Len(t, files, 3)
+	require.Len(t, files, 4)
 	mistakes := 0
 	for _, file := range files {
 		_, err := config.Parse("shaper.yaml", file[2])

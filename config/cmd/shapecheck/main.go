@@ -12,7 +12,8 @@
 // argument is one, and so are those after it that end in .yaml, .yml or .json, up to
 // the first that does not: that is a KEY, and so are all after it. Flags may stand
 // anywhere before "--". Behind "--" there are only keys. A KEY that is also the name of
-// a file is an error without "--".
+// a file is an error without "--". The FILE "-" is standard input: as the first argument, and
+// anywhere before "--".
 //
 // The status is 0 if the files are right, 1 if they have mistakes (all of them are
 // printed) or a key has no rule, and 2 if the command is used wrongly. Warnings do not
@@ -34,7 +35,9 @@
 //	warnings  file, line, key (of the rule), code, message
 //	rules     key ("" is the default), file, line, limits (as text), words,
 //	          candidate (limits, words; null: none)
-//	keys      key, rule (as above; null: none), if there are KEYs; then rules is empty
+//	keys      key, rule (as above; null: none), if there are KEYs; then rules is empty;
+//	          weight, if there is fair
+//	fair      by, file, line, weights (key, weight, line); null: the files say nothing of it
 //
 // A line is 0 where no line is meant. The codes are:
 //
@@ -43,14 +46,14 @@
 //	wait-without-depth, slack-without-depth
 //	                  no request waits, so there is nothing to bound or to make up
 //	slack-long        slack longer than the wait
-//	no-effect         burst or slack at rate inf, inflight in a candidate
+//	no-effect         burst or slack at rate inf, inflight in a candidate, a weight of 1
 //	same-candidate    a candidate that equals the limits in force
 //	address           an address, or a network, as no key has it
-//	nested-default    a rule for the key default, below limits
+//	nested-default    a rule for the key default, below limits, or its weight
 //	wildcard          "*", as if it stood for other keys
 //	blank             a blank at an end of a part of a key
-//	takes-nothing     ~ where no earlier layer has a rule
-//	never-reached     a rule that no key of the LIST finds
+//	takes-nothing     ~ where no earlier layer has a rule, or fair
+//	never-reached     a rule that no key of the LIST finds, or the weight of a key that is not in it
 //	not-a-key         a KEY that [shaper.Join] does not make
 package main
 
@@ -82,7 +85,7 @@ With KEYs only the rules that these find are shown.
 
 The first argument is a FILE, and so are those after it that end in .yaml, .yml
 or .json. The first other one is a KEY, and so are all after it. "--" between
-them says so whatever the names.
+them says so whatever the names. The FILE "-" is standard input.
 
 Flags:
   -json        print one JSON object, for editors and CI
@@ -100,6 +103,7 @@ Examples:
   shapecheck shaper.yaml local.yaml                 what is in force here
   shapecheck shaper.yaml api/premium/42             which rule a key finds
   shapecheck /etc/limits -- api/premium/42 login
+  helm template … | shapecheck -                    a file that is nowhere yet
 `
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
@@ -168,15 +172,24 @@ func parseArguments(args []string) (a arguments, err error) {
 	if len(named) == 0 {
 		return arguments{}, errors.New("no FILE is given")
 	}
-	if dashes >= 0 {
-		a.files, a.keys = named, afterDashes
-		return a, nil
-	}
 	end := 1
-	for end < len(named) && isFileName(named[end]) {
+	for end < len(named) && (dashes >= 0 || isFileName(named[end])) {
 		end++
 	}
 	a.files, a.keys = named[:end], named[end:]
+	inputs := 0
+	for _, name := range append(slices.Clip(a.files), a.list) {
+		if name == "-" {
+			inputs++
+		}
+	}
+	if inputs > 1 {
+		return arguments{}, errors.New(`"-" is given twice, but standard input can be read only once`)
+	}
+	if dashes >= 0 {
+		a.keys = afterDashes
+		return a, nil
+	}
 	for _, key := range a.keys {
 		// The meaning of an argument must not depend on the files in the folder. But an
 		// argument that may be either can be refused.

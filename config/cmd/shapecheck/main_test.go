@@ -131,6 +131,11 @@ func TestFilesAndKeysAreToldApart(t *testing.T) {
 		{args: "a.yaml api api/1", files: "a.yaml", keys: "api api/1"},
 		{args: "a.yaml folder", files: "a.yaml", keys: "folder"},
 		{args: "a.yaml -", files: "a.yaml", keys: "-"},
+		{args: "-", files: "-"},
+		{args: "-strict - api", files: "-", keys: "api"},
+		{args: "- a.yaml - -- -", err: `"-" is given twice, but standard input can be read only once`},
+		{args: "-keys - -", err: `"-" is given twice, but standard input can be read only once`},
+		{args: "a.yaml - -- -", files: "a.yaml -", keys: "-"},
 		{args: "a.yaml -json api -strict", files: "a.yaml", keys: "api"},
 		{args: "a there -- b", files: "a there", keys: "b"},
 		{args: "a.yaml -- there b.yaml -json --", files: "a.yaml", keys: "there b.yaml -json --"},
@@ -226,7 +231,8 @@ func TestJSON(t *testing.T) {
 				"one request leaves every 20 ms", "one may wait, for 20 ms", "request 3 of a simultaneous burst is refused"],
 				"candidate": {"limits": "inf depth 0", "words": ["every request leaves at once; none waits and none is refused"]}}
 		],
-		"keys": []
+		"keys": [],
+		"fair": null
 	}`, "FILE", string(quoted)), out)
 
 	status, out, _ = shapecheck(t, "", "-json", path, "--", "api/<1>")
@@ -247,6 +253,60 @@ func TestJSON(t *testing.T) {
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, out, `"rule": null`)
 	require.Contains(t, out, `"text": "x"`)
+}
+
+// What a program writes is checked before it is in any file.
+func TestStandardInputIsAFile(t *testing.T) {
+	status, out, problems := shapecheck(t, "default: 5/s depth 3\nlimits: {api: 5/s}", "-")
+	require.Equal(t, exitOK, status)
+	require.True(t, strings.HasPrefix(out, "(default): 5/s depth 3  (-:1)\n"), out)
+	require.Equal(t, "-:2: warning: api: no depth and burst 1: of two requests within 200 ms one is refused\n", problems)
+
+	status, out, _ = shapecheck(t, "limits: {api: 5/s depth 7}", "shaper.yaml", "-", "--", "api/x")
+	require.Equal(t, exitOK, status)
+	require.True(t, strings.HasPrefix(out, "api/x: 5/s depth 7  (rule api, -:1)\n"), out)
+
+	status, _, problems = shapecheck(t, "limits: {api: 5/x}", "-")
+	require.Equal(t, exitFailed, status)
+	require.Equal(t, `-:1:17: rule "api": rate 5/x: expected a unit: ns us ms s sec min h hour d day`+"\n", problems)
+	status, _, problems = shapecheck(t, "#"+strings.Repeat("x", 1<<20), "-")
+	require.Equal(t, exitFailed, status)
+	require.Equal(t, "-: the file is larger than 1048576 bytes\n", problems)
+	status, _, problems = shapecheck(t, "", "-")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, problems, "-: the file says nothing")
+}
+
+func TestWhatFairMeansIsSaid(t *testing.T) {
+	const text = "default: 5/s depth 3\nfair:\n  by: header X-Team\n  weights: {gold: 4}\n"
+	status, out, problems := shapecheck(t, text, "-")
+	require.Equal(t, exitOK, status)
+	require.Empty(t, problems)
+	require.Equal(t, `(default): 5/s depth 3  (-:1)
+    one request leaves every 200 ms
+    3 may wait, the last for 600 ms; request 5 of a simultaneous burst is refused
+
+fair: by header X-Team  (-:2)
+    all keys share that rate and wait in one line, in which they take turns
+    gold has the weight 4  (-:4)
+    all other keys have the weight 1
+`, out)
+	_, out, _ = shapecheck(t, text, "-", "gold")
+	require.Equal(t, `gold: 5/s depth 3  (the default, -:1)
+    one request leaves every 200 ms
+    3 may wait, the last for 600 ms; request 5 of a simultaneous burst is refused
+    in one line with all other keys, with the weight 4  (-:2)
+`, out)
+	_, out, _ = shapecheck(t, text, "-json", "-", "silver")
+	var r report
+	require.NoError(t, json.Unmarshal([]byte(out), &r))
+	require.Equal(t, &fair{"header X-Team", "-", 2, []weight{{"gold", 4, 4}}}, r.Fair)
+	require.Equal(t, 1, r.Keys[0].Weight)
+
+	// What a file lacks may stand in another that could not be read.
+	status, _, problems = shapecheck(t, "fair: {by: host}", "missing.yaml", "-", "--")
+	require.Equal(t, exitFailed, status)
+	require.Regexp(t, "^missing.yaml: cannot be read: [^\n]*\n$", problems)
 }
 
 // A full disk must not look like a file without mistakes.

@@ -25,10 +25,18 @@ func printText(out, problems io.Writer, r report) error {
 	for _, one := range r.Rules {
 		paragraphs = append(paragraphs, one.paragraph(keyText(one.Key), one.place()))
 	}
+	if r.Fair != nil && len(r.Rules) > 0 {
+		paragraphs = append(paragraphs, r.Fair.paragraph())
+	}
 	for _, one := range r.Keys {
-		if one.Rule != nil { // Otherwise it is among the mistakes.
-			paragraphs = append(paragraphs, one.Rule.paragraph(shown(one.Key), one.Rule.name()+", "+one.Rule.place()))
+		if one.Rule == nil {
+			continue // It is among the mistakes.
 		}
+		lines := one.Rule.paragraph(shown(one.Key), one.Rule.name()+", "+one.Rule.place())
+		if r.Fair != nil {
+			lines = append(lines, fmt.Sprintf("    in one line with all other keys, with the weight %d  (%s)", one.Weight, r.Fair.place()))
+		}
+		paragraphs = append(paragraphs, lines)
 	}
 	if len(r.Errors)+len(r.Keys) == 0 && r.noDefault {
 		paragraphs = append(paragraphs, []string{"There is no default: calls with a key that no rule matches fail."})
@@ -80,6 +88,21 @@ func (r *rule) paragraph(title, place string) []string {
 		lines = append(lines, r.Candidate.Words.lines("        ")...)
 	}
 	return lines
+}
+
+// place returns where the word fair stands.
+func (f *fair) place() string { return f.File + ":" + strconv.Itoa(f.Line) }
+
+// paragraph returns the lines about fair queueing.
+func (f *fair) paragraph() []string {
+	lines := []string{
+		"fair: by " + f.By + "  (" + f.place() + ")",
+		"    all keys share that rate and wait in one line, in which they take turns",
+	}
+	for _, w := range f.Weights {
+		lines = append(lines, fmt.Sprintf("    %s has the weight %d  (%s:%d)", shown(w.Key), w.Weight, f.File, w.Line))
+	}
+	return append(lines, "    all other keys have the weight 1")
 }
 
 // lines returns the words on one or two lines: first how requests leave, then which

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"example.com/leakybucket/config"
@@ -21,6 +22,7 @@ type report struct {
 	Warnings []warning       `json:"warnings"`
 	Rules    []rule          `json:"rules"`
 	Keys     []lookup        `json:"keys"`
+	Fair     *fair           `json:"fair"`
 
 	noDefault bool
 }
@@ -44,10 +46,40 @@ type limits struct {
 // words say what limits mean, one statement per element.
 type words []string
 
-// A lookup is a KEY with the rule that it finds, nil if there is none.
+// A lookup is a KEY with the rule that it finds, nil if there is none, and with its weight, 0
+// if the files say nothing of fair queueing.
 type lookup struct {
-	Key  string `json:"key"`
-	Rule *rule  `json:"rule"`
+	Key    string `json:"key"`
+	Rule   *rule  `json:"rule"`
+	Weight int    `json:"weight,omitempty"`
+}
+
+// A fair is what the files say of fair queueing.
+type fair struct {
+	By      string   `json:"by"`
+	File    string   `json:"file"`
+	Line    int      `json:"line"`
+	Weights []weight `json:"weights"`
+}
+
+// A weight is the weight of a key.
+type weight struct {
+	Key    string `json:"key"`
+	Weight int    `json:"weight"`
+	Line   int    `json:"line"`
+}
+
+// newFair returns what the rules say of fair queueing as it is printed; nil if they say nothing.
+func newFair(rules *config.Rules) *fair {
+	f, ok := rules.ExplainFair()
+	if !ok {
+		return nil
+	}
+	printed := &fair{f.By, f.File, f.Line, []weight{}}
+	for _, w := range f.Weights {
+		printed.Weights = append(printed.Weights, weight(w))
+	}
+	return printed
 }
 
 // newRule returns a rule as it is printed.
@@ -66,18 +98,18 @@ func check(a arguments, stdin io.Reader) (r report) {
 	if err != nil {
 		r.Errors = append(r.Errors, &config.Error{File: a.list, Message: err.Error()})
 	}
-	// Open, because it accepts the same files as a program will.
-	file, err := config.Open(a.files...)
-	if err != nil {
-		if all, ok := errors.AsType[config.Errors](err); ok {
-			r.Errors = append(r.Errors, all...)
-		} else {
-			r.Errors = append(r.Errors, &config.Error{File: a.files[0], Message: err.Error()})
-		}
+	layers, mistakes := readLayers(a.files, stdin)
+	rules, err := config.ParseLayers(layers...)
+	all, _ := errors.AsType[config.Errors](err)
+	if len(mistakes) > 0 {
+		// What would be missing beside fair may stand in a file that could not be read.
+		all = slices.DeleteFunc(all, func(e *config.Error) bool { return e.Field == "fair" && e.Text == "" })
+	}
+	// Those of files that could not be read stand where these are in the command line.
+	if r.Errors = append(r.Errors, inOrder(append(mistakes, all...), a.files)...); len(mistakes) > 0 || err != nil {
 		return r
 	}
-	defer file.Close()
-	rules := file.Rules()
+	r.Fair = newFair(rules)
 	_, hasDefault := rules.Explain("")
 	r.noDefault = !hasDefault
 
@@ -85,11 +117,15 @@ func check(a arguments, stdin io.Reader) (r report) {
 	for _, key := range a.keys {
 		found, ok := rules.Explain(key)
 		if !ok {
-			r.Keys = append(r.Keys, lookup{key, nil})
+			r.Keys = append(r.Keys, lookup{Key: key})
 			r.Errors = append(r.Errors, &config.Error{File: a.files[0], Text: key, Message: "no rule matches this key, and there is no default"})
 			continue
 		}
-		r.Keys = append(r.Keys, lookup{key, newRule(found)})
+		one := lookup{Key: key, Rule: newRule(found)}
+		if _, weight, ok := rules.Fair(); ok {
+			one.Weight = weight(key)
+		}
+		r.Keys = append(r.Keys, one)
 		asked[found.Key] = true
 	}
 	for rule := range rules.All() {
@@ -104,10 +140,12 @@ func check(a arguments, stdin io.Reader) (r report) {
 		r.Warnings = append(r.Warnings, keyWarnings(key)...)
 	}
 	if len(a.keys) == 0 {
-		r.Warnings = append(r.Warnings, takenInVain(a.files)...)
+		r.Warnings = append(r.Warnings, takenInVain(layers)...)
+		r.Warnings = append(r.Warnings, weightWarnings(r.Fair)...)
 	}
 	if len(used) > 0 {
 		r.Warnings = append(r.Warnings, neverReached(rules, used)...)
+		r.Warnings = append(r.Warnings, weightsInVain(r.Fair, used)...)
 		if first, others := withoutRule(rules, used); first != "" {
 			message := "no rule matches this key, which is in use, and there is no default"
 			if others > 0 {
@@ -118,6 +156,52 @@ func check(a arguments, stdin io.Reader) (r report) {
 	}
 	sortWarnings(r.Warnings, a.files)
 	return r
+}
+
+// readLayers returns the texts of the files, standard input for "-", and a mistake for each that
+// cannot be read.
+func readLayers(files []string, stdin io.Reader) (layers []config.Layer, mistakes config.Errors) {
+	for _, name := range files {
+		text, err := readFile(name, stdin)
+		if err != nil {
+			mistakes = append(mistakes, &config.Error{File: name, Message: unreadable(err).Error()})
+			continue
+		}
+		layers = append(layers, config.Layer{Name: name, Text: text})
+	}
+	return layers, mistakes
+}
+
+// maxText is how much is read of a file, in bytes: more than a file of limits may have.
+const maxText = 1<<20 + 1
+
+// readFile returns the text of a file, or the beginning of one that is too large. It refuses the same
+// files as [config.Open] does.
+func readFile(name string, stdin io.Reader) ([]byte, error) {
+	if name != "-" {
+		info, err := os.Stat(name)
+		if err != nil {
+			return nil, err
+		}
+		if !info.Mode().IsRegular() {
+			return nil, fmt.Errorf("it is not a regular file (%v)", info.Mode().Type())
+		}
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		stdin = file
+	}
+	return io.ReadAll(io.LimitReader(stdin, maxText))
+}
+
+// inOrder puts mistakes in the order of their files.
+func inOrder(mistakes config.Errors, files []string) config.Errors {
+	slices.SortStableFunc(mistakes, func(a, b *config.Error) int {
+		return cmp.Compare(slices.Index(files, a.File), slices.Index(files, b.File))
+	})
+	return mistakes
 }
 
 // withoutRule returns the first of the keys that find no rule, "" if there is none, and

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 
@@ -78,11 +77,11 @@ func warnOfKey(key string, warn func(code, format string, args ...any)) {
 	}
 	parts := strings.Split(key, "/")
 	for i, part := range parts {
-		if strings.TrimSpace(part) != part {
-			warn("blank", "a blank at an end is part of the key, and hardly any key has one")
+		if hasBlankEnd(part) {
+			warn("blank", blankMessage)
 		}
-		if !strings.HasSuffix(part, "*") || strings.ContainsAny(part, "% ") {
-			continue // It is no wildcard, but may be a route such as "/files/*" or "OPTIONS *".
+		if !looksLikeWildcard(part) {
+			continue
 		}
 		instead := "default, beside limits"
 		if part == "*" && i > 0 {
@@ -94,6 +93,17 @@ func warnOfKey(key string, warn func(code, format string, args ...any)) {
 			warn("wildcard", "there are no wildcards: a rule is for a whole part of a key, and for all keys below it")
 		}
 	}
+}
+
+const blankMessage = "a blank at an end is part of the key, and hardly any key has one"
+
+// hasBlankEnd reports whether a part of a key begins or ends with a blank.
+func hasBlankEnd(part string) bool { return strings.TrimSpace(part) != part }
+
+// looksLikeWildcard reports whether a part of a key is written as if it stood for others. A route such
+// as "/files/*" or "OPTIONS *" is not.
+func looksLikeWildcard(part string) bool {
+	return strings.HasSuffix(part, "*") && !strings.ContainsAny(part, "% ")
 }
 
 // warnOfLimits warns of limits, with a prefix that says which.
@@ -175,59 +185,107 @@ func keyWarnings(key string) []warning {
 	return []warning{{Key: key, Code: "not-a-key", Message: "shaper.Join makes no such key: " + mistake.Message}}
 }
 
-// takenInVain returns a warning for each ~ that takes away a rule which no earlier file
-// has. The files are right.
-func takenInVain(files []string) (all []warning) {
-	there := map[string]bool{}
-	for _, name := range files {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return all // It was there a moment ago, and was checked then.
-		}
-		rules, err := config.Parse(name, text)
-		if err != nil {
-			return all
-		}
-		for _, taken := range nullRules(text) {
-			if !there[taken.key] {
-				all = append(all, warning{name, taken.line, taken.key, "takes-nothing", "~ takes nothing away: no earlier file has such a rule"})
+// takenInVain returns a warning for each ~ that takes away what no earlier layer says. The layers
+// are right.
+func takenInVain(layers []config.Layer) (all []warning) {
+	there := map[entryName]bool{}
+	for _, layer := range layers {
+		for _, e := range entriesOf(layer.Text) {
+			if e.taken && !there[e.entryName] {
+				taken := warning{layer.Name, e.line, e.key, "takes-nothing", "~ takes nothing away: no earlier file has such a rule"}
+				if e.fair {
+					taken.Message = "~ takes nothing away: no earlier file says fair"
+				}
+				all = append(all, taken)
 			}
-			delete(there, taken.key)
-		}
-		for rule := range rules.All() {
-			there[rule.Key] = true
+			there[e.entryName] = !e.taken
 		}
 	}
 	return all
 }
 
-// A nullRule is a rule that is ~.
-type nullRule struct {
+// An entryName is the key of a rule, or says that it is fair.
+type entryName struct {
 	key  string
-	line int
+	fair bool
 }
 
-// nullRules returns the rules of a file, which must be right, that are ~.
-func nullRules(text []byte) (found []nullRule) {
+// An entry is a rule of a file, or what it says of fair queueing.
+type entry struct {
+	entryName
+	line  int
+	taken bool // it is ~
+}
+
+// entriesOf returns the entries of a file, which must be right.
+func entriesOf(text []byte) (found []entry) {
 	var document yaml.Node
 	if yaml.Unmarshal(text, &document) != nil || len(document.Content) == 0 {
 		return nil
 	}
-	note := func(key string, at, value *yaml.Node) {
-		if value.Kind == yaml.ScalarNode && value.ShortTag() == "!!null" {
-			found = append(found, nullRule{key, at.Line})
-		}
+	note := func(name entryName, at, value *yaml.Node) {
+		taken := value.Kind == yaml.ScalarNode && value.ShortTag() == "!!null"
+		found = append(found, entry{name, at.Line, taken})
 	}
 	top := document.Content[0].Content
 	for i := 0; i+1 < len(top); i += 2 {
-		if top[i].Value == "default" {
-			note("", top[i], top[i+1])
-			continue
-		}
-		rules := top[i+1].Content
-		for j := 0; j+1 < len(rules); j += 2 {
-			note(rules[j].Value, rules[j], rules[j+1])
+		switch value := top[i+1]; top[i].Value {
+		case "default":
+			note(entryName{}, top[i], value)
+		case "fair":
+			note(entryName{key: "fair", fair: true}, top[i], value)
+		default:
+			for j := 0; j+1 < len(value.Content); j += 2 {
+				note(entryName{key: value.Content[j].Value}, value.Content[j], value.Content[j+1])
+			}
 		}
 	}
 	return found
+}
+
+// weightWarnings returns the warnings about the weights of keys.
+func weightWarnings(f *fair) (all []warning) {
+	if f == nil {
+		return nil
+	}
+	for _, w := range f.Weights {
+		warn := func(code, format string, args ...any) {
+			all = append(all, warning{f.File, w.Line, w.Key, code, fmt.Sprintf(format, args...)})
+		}
+		if w.Weight == 1 {
+			warn("no-effect", "the weight is 1, which every key has")
+		}
+		if problem := addressProblem(w.Key); problem != "" {
+			warn("address", "%s", problem)
+		}
+		if w.Key == "default" {
+			warn("nested-default", "this is the weight of the key default: keys that are not named have the weight 1")
+		}
+		for part := range strings.SplitSeq(w.Key, "/") {
+			if hasBlankEnd(part) {
+				warn("blank", blankMessage)
+			}
+			if looksLikeWildcard(part) {
+				warn("wildcard", "there are no wildcards: a weight is that of one whole key")
+			}
+		}
+	}
+	return all
+}
+
+// weightsInVain returns a warning for each weight of a key that is not in use.
+func weightsInVain(f *fair, used []string) (all []warning) {
+	if f == nil {
+		return nil
+	}
+	inUse := map[string]bool{}
+	for _, key := range used {
+		inUse[key] = true
+	}
+	for _, w := range f.Weights {
+		if !inUse[w.Key] {
+			all = append(all, warning{f.File, w.Line, w.Key, "never-reached", "never reached: there is no such key"})
+		}
+	}
+	return all
 }

@@ -112,16 +112,48 @@ func TestAddressesThatNoKeyHas(t *testing.T) {
 }
 
 func TestATakenRuleIsThere(t *testing.T) {
-	base := file(t, "base.yaml", "default: 1/s depth 3\nlimits: {api: 1/s depth 3}\n")
-	local := file(t, "local.yaml", "default: ~\nlimits:\n  api: null\n  api2: ~\n  'x y':\n    null\n")
-	again := file(t, "again.yaml", "limits: {api: ~}\n")
+	layer := func(text string) config.Layer { return config.Layer{Text: []byte(text)} }
+	base := layer("default: 1/s depth 3\nlimits: {api: 1/s depth 3, fair: 1/s}\n")
+	local := layer("default: ~\nlimits:\n  api: null\n  api2: ~\n  'x y':\n    null\n")
+	again := layer("limits: {api: ~}\nfair: ~\n")
 	var lines []int
-	for _, w := range takenInVain([]string{base, local, again}) {
+	for _, w := range takenInVain([]config.Layer{base, local, again}) {
 		require.Equal(t, "takes-nothing", w.Code)
 		lines = append(lines, w.Line)
 	}
-	require.Equal(t, []int{4, 5, 1}, lines)
-	require.Len(t, takenInVain([]string{local}), 4)
+	require.Equal(t, []int{4, 5, 1, 2}, lines)
+	require.Len(t, takenInVain([]config.Layer{local}), 4)
+	fair := layer("fair: {by: host}")
+	require.Empty(t, takenInVain([]config.Layer{base, fair, layer("fair: ~")}))
+	require.Len(t, takenInVain([]config.Layer{base, fair, layer("fair: ~"), layer("fair: ~")}), 1)
+}
+
+// Each of these weights is one that its author will look for in vain.
+func TestWeightsThatSayWhatIsNotMeant(t *testing.T) {
+	for weight, want := range map[string]string{
+		"gold: 1":                  "gold: the weight is 1, which every key has",
+		"'*': 2":                   "*: there are no wildcards: a weight is that of one whole key",
+		"'gold ': 2":               `"gold ": a blank at an end is part of the key, and hardly any key has one`,
+		"default: 2":               "default: this is the weight of the key default: keys that are not named have the weight 1",
+		"192.0.2.0%2F24: 2":        "192.0.2.0%2F24: keys have addresses of IPv4 clients, not networks, and 192.0.2.0/24 is compared as a text",
+		"2001:0DB8::%2F64: 2":      "2001:0DB8::%2F64: keys have this network as 2001:db8::%2F64",
+		"2001:db8::%2F64: 2":       "",
+		"'GET %2Ffiles%2F*': 1000": "",
+	} {
+		path := file(t, "f.yaml", "default: 1/s depth 9\nfair:\n  by: host\n  weights:\n    "+weight)
+		status, _, problems := shapecheck(t, "", path)
+		require.Equal(t, exitOK, status, problems)
+		if want != "" {
+			want = path + ":5: warning: " + want + "\n"
+		}
+		require.Equal(t, want, problems, weight)
+	}
+}
+
+func TestWeightsOfKeysThatAreNotInUse(t *testing.T) {
+	path := file(t, "f.yaml", "default: 1/s depth 9\nfair: {by: host route, weights: {a/b: 2, a/c: 2}}")
+	_, _, problems := shapecheck(t, "a/c\n", path, "-keys", "-")
+	require.Equal(t, path+":2: warning: a/b: never reached: there is no such key\n", problems)
 }
 
 func TestAKeyThatJoinDoesNotMake(t *testing.T) {
@@ -146,7 +178,7 @@ func TestAllCodesAreDocumented(t *testing.T) {
 	warnings, err := os.ReadFile("warnings.go")
 	require.NoError(t, err)
 	var made []string
-	for _, m := range regexp.MustCompile(`(?:warn\(|rule\.Key, |taken\.key, |Code: )"([a-z-]+)"`).FindAllSubmatch(warnings, -1) {
+	for _, m := range regexp.MustCompile(`(?:warn\(|rule\.Key, |e\.key, |w\.Key, |Code: )"([a-z-]+)"`).FindAllSubmatch(warnings, -1) {
 		made = append(made, string(m[1]))
 	}
 	slices.Sort(made)
