@@ -18,6 +18,9 @@ type Call struct {
 	Estimate int           // what the call waits for, at least 1
 	Actual   int           // what it has cost; negative: that is not known, and the estimate stands
 	Took     time.Duration // from when it leaves until it ends
+
+	// Done is called once, when the fate of the call is certain, with the instant at which it leaves or is refused.
+	Done func(at time.Duration, f Fate)
 }
 
 // A FairBucket is a bucket in virtual time that the keys of calls share, as in a Shaper
@@ -25,8 +28,7 @@ type Call struct {
 //
 // Events at one instant happen in this order: departures, calls that end, arrivals.
 type FairBucket struct {
-	p    *Plan
-	done func(c *Call, at time.Duration, f Fate)
+	p *Plan
 
 	empty exact.Nanos // as in Bucket
 	since exact.Nanos
@@ -58,11 +60,8 @@ type reservation struct {
 	least exact.Nanos // the least level since it left until the next one left, as the time in which it leaks
 }
 
-// NewFairBucket returns an empty FairBucket with the limits of a plan. done is called once for each call
-// that has arrived, when its fate is certain: with the instant at which it leaves or is refused.
-func NewFairBucket(p *Plan, done func(c *Call, at time.Duration, f Fate)) *FairBucket {
-	return &FairBucket{p: p, done: done}
-}
+// NewFairBucket returns an empty FairBucket with the limits of a plan.
+func NewFairBucket(p *Plan) *FairBucket { return &FairBucket{p: p} }
 
 // Settled returns what the calls that have ended have given back and were charged.
 func (b *FairBucket) Settled() Settled { return b.settled }
@@ -74,11 +73,11 @@ func (b *FairBucket) Arrive(at time.Duration, c *Call) {
 	wait, over, why := b.judge(at, c)
 	switch {
 	case why != Waiting:
-		b.done(c, at, Fate{Result: why})
+		c.Done(at, Fate{Result: why})
 		return
 	case wait == 0:
 		b.leave(exact.At(int64(at)), c)
-		b.done(c, at, Fate{Departed, 0})
+		c.Done(at, Fate{Departed, 0})
 		return
 	}
 	head := b.line.Head()
@@ -143,7 +142,7 @@ func (b *FairBucket) pushOut(at time.Duration, over *fair.Item[*fairPlace]) {
 	b.line.Remove(over)
 	b.waiting--
 	b.ahead -= int64(place.call.Estimate)
-	b.done(place.call, at, Fate{QueueFull, at - place.at})
+	place.call.Done(at, Fate{QueueFull, at - place.at})
 }
 
 // advance lets all happen that is due by an instant.
@@ -184,7 +183,7 @@ func (b *FairBucket) depart(slot exact.Nanos, head *fairPlace) {
 	b.leave(slot, head.call)
 	b.since = slot
 	leaves := time.Duration(slot.Ceil())
-	b.done(head.call, leaves, Fate{Departed, leaves - head.at})
+	head.call.Done(leaves, Fate{Departed, leaves - head.at})
 }
 
 // leave is the departure of a call at an instant.

@@ -28,15 +28,19 @@ func TestAFairBucketDoesWhatAShaperDoes(t *testing.T) {
 	for n := range 150 {
 		limits, calls := randomCalls(chance)
 		want, stats := playedByShaper(t, limits, calls)
-		got := make(map[*replay.Call]replay.Fate)
-		b := replay.NewFairBucket(replay.NewPlan(limits), func(c *replay.Call, _ time.Duration, f replay.Fate) { got[c] = f })
+		got := make([]replay.Fate, len(calls))
+		b := replay.NewFairBucket(replay.NewPlan(limits))
 		for i := range calls {
+			calls[i].Done = func(at time.Duration, f replay.Fate) {
+				require.Equal(t, calls[i].at+f.Waited, at)
+				got[i] = f
+			}
 			b.Arrive(calls[i].at, &calls[i].Call)
 		}
 		b.End()
 		for i := range calls {
-			fate := got[&calls[i].Call]
-			require.Equal(t, want[i], fate, "load %d, call %d: %+v under %v", n, i, calls[i], limits)
+			fate := got[i]
+			require.Equal(t, want[i], fate, "load %d, call %d: %v %d under %v", n, i, calls[i].at, calls[i].Estimate, limits)
 			met[fate.Result]++
 			if fate.Waited > 0 {
 				waited++
