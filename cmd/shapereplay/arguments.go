@@ -13,6 +13,7 @@ import (
 
 	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
 	"example.com/leakybucket/cmd/shapereplay/internal/find"
+	"example.com/leakybucket/cmd/shapereplay/internal/quota"
 	"example.com/leakybucket/config"
 )
 
@@ -32,6 +33,9 @@ type arguments struct {
 	svg, export string   // files; "": none
 	goalText    string   // "": no search
 	goal        find.Goal
+
+	quota quota.Setup // of the format usage
+	given []string    // the names of the flags that were given
 
 	options accesslog.Options
 	logs    []string
@@ -65,6 +69,7 @@ func parseArguments(args []string) (a arguments, err error) {
 		})
 	}
 	flags.Func("svg", "", func(text string) error { return setOutput(&a.svg, text) })
+	a.addQuota(flags)
 	flags.Func("export", "", func(text string) error { return setOutput(&a.export, text) })
 	for len(args) > 0 {
 		if err := flags.Parse(args); err != nil {
@@ -78,6 +83,7 @@ func parseArguments(args []string) (a arguments, err error) {
 	if len(a.logs) == 0 {
 		a.logs = []string{"-"}
 	}
+	flags.Visit(func(f *flag.Flag) { a.given = append(a.given, f.Name) })
 	a.key, a.options.Trailing = strings.Fields(*key), strings.Fields(*trailing)
 	return a, a.check()
 }
@@ -85,8 +91,11 @@ func parseArguments(args []string) (a arguments, err error) {
 // check returns an error about arguments that do not go together. Those that say how logs
 // are read are checked by package accesslog.
 func (a *arguments) check() error {
+	if err := a.checkGiven(); err != nil {
+		return err
+	}
 	switch {
-	case len(a.rules) == 0:
+	case len(a.rules) == 0 && !a.replaysUsage():
 		return errors.New("-rules is missing: which limits are to be replayed?")
 	case len(a.key) == 0:
 		return errors.New(`-key "": must name parts, or be all`)

@@ -1,8 +1,10 @@
 // Command shapereplay tells how the requests of an access log would have fared under rules
 // of package config: which would have waited, how long, and which would have been refused.
-// With -find it tells which limits would have kept to a goal.
+// With -find it tells which limits would have kept to a goal. With -format usage it tells the same of
+// the calls of a gateway of language models under a quota.
 //
 //	shapereplay -rules FILE[,FILE] [flags] [LOG…]
+//	shapereplay -format usage -provider NAME -requests N -tokens N [flags] [LOG…]
 //
 // docs/replay.md is the guide for operators; -h prints the flags. Package simulate says
 // what is simulated and what is not, and package accesslog how logs are read.
@@ -12,8 +14,8 @@
 //
 // # JSON
 //
-// With -json one object goes to standard output: a Document of package report, whose names
-// stay as they are. Its arrays are never null.
+// With -json one object goes to standard output: a Document of package report, or for -format usage of
+// package quota, whose names stay as they are. Its arrays are never null.
 package main
 
 import (
@@ -37,6 +39,7 @@ const (
 const usage = `shapereplay: which limits are right for the requests of an access log?
 
   shapereplay -rules FILE[,FILE] [flags] [LOG…]
+  shapereplay -format usage -provider NAME -requests N -tokens N [flags] [LOG…]
 
 Replays the requests in virtual time under the rules, and shows who would have
 waited, how long, and who would have been refused. A LOG may be compressed with
@@ -75,6 +78,17 @@ How the logs are read:
   -spread             where times are whole seconds: spread the requests of one
                       second over it, instead of taking them as simultaneous
 
+The usage log of a gateway of language models (shaperd llm), with -format usage;
+-from, -to, -top and -json as well:
+  -provider NAME      how the API counts: anthropic, bedrock, gemini, openai or
+                      openai-compatible
+  -requests, -tokens, -input, -output N
+                      the quota: what the provider allows in a minute
+  -burst SPAN         how much of it may leave at once (default 30s)
+  -depth N            how many calls may wait (default 1000)
+  -wait SPAN          how long a call may wait (default 2m; 0: any time)
+  -weights "T=N,T=N"  the shares of teams where others have 1: gold=4,batch=1
+
 What is shown:
   -top N              how many keys are shown, and exported (default 10)
   -json               print one JSON object
@@ -93,6 +107,7 @@ Examples:
   shapereplay -rules shaper.yaml -key "route client_ip" -svg r.svg access.log
   shapereplay -rules shaper.yaml -find "wait=200ms refused=0.1%" access.log
   shapereplay -rules shaper.yaml -find "wait=0s burst=20" -nginx access.log
+  shapereplay -format usage -provider openai -tokens 90000 usage.log
   zcat old/*.gz | shapereplay -rules shaper.yaml -from "2026-11-21 08:00" -
 `
 

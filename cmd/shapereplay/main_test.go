@@ -137,7 +137,7 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules ROUTES -key route LOG", exitFailed, `ROUTES:3: "%2F{": "/{" cannot be a route: parsing "/{": at offset 1: bad wildcard segment (must end with '}')`},
 		{"-rules RULES -from noon LOG", exitUsage, `invalid value "noon" for flag -from: must be a time such as 2026-11-22T13:00:00Z, or "2026-11-22 13:00" in UTC (-h shows examples)`},
 		{"-rules RULES -from 2026-11-22 -to 2026-11-21 LOG", exitUsage, "-from 2026-11-22T00:00:00Z is not before -to 2026-11-21T00:00:00Z (-h shows examples)"},
-		{"-rules RULES -format xml LOG", exitUsage, `-format: "xml": must be auto, alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c, or a log_format of nginx such as '$remote_addr [$time_local] "$request" $status' (-h shows examples)`},
+		{"-rules RULES -format xml LOG", exitUsage, `-format: "xml": must be auto, alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik, usage or w3c, or a log_format of nginx such as '$remote_addr [$time_local] "$request" $status' (-h shows examples)`},
 		{"-rules RULES -format caddy -fields time=ts LOG", exitUsage, "-fields: of the format json, and the format is caddy (-h shows examples)"},
 		{"-rules RULES -format json -trailing time LOG", exitUsage, "-trailing: of the format combined, and the format is json (-h shows examples)"},
 		{"-rules RULES -fields time=ts -trailing time LOG", exitUsage, "-fields: of the format json, and trailing is of combined: use one of them (-h shows examples)"},
@@ -161,7 +161,7 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		{"-rules none.yaml LOG", exitFailed, "none.yaml: cannot be read: no such file or directory"},
 		{"-rules RULES none.log", exitFailed, "open none.log: no such file or directory"},
 		{"-rules RULES LOG LOG", exitFailed, "LOG and LOG are the same, so its requests would count twice"},
-		{"-rules RULES RULES", exitFailed, "RULES: the format is none of alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c; it begins with default: 2/s depth 2\nSay what its lines look like, in the words of a log_format of nginx: -format '$remote_addr [$time_local] \"$request\" $status'\n"},
+		{"-rules RULES RULES", exitFailed, "RULES: the format is none of alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik, usage or w3c; it begins with default: 2/s depth 2\nSay what its lines look like, in the words of a log_format of nginx: -format '$remote_addr [$time_local] \"$request\" $status'\n"},
 		{"-rules RULES -format caddy LOG", exitFailed, "none of the 5 lines of LOG could be used, as LOG:1 (not in the format of the file): "},
 	} {
 		args := strings.NewReplacer("RULES", rules, "ROUTES", routes, "CADDY", caddy, "LOG", log).Replace(test.args)
@@ -172,7 +172,7 @@ func TestEveryMistakeGetsOneClearError(t *testing.T) {
 		require.Truef(t, strings.HasPrefix(problems, "shapereplay: "+want), "%s\nprints %s\nwant   shapereplay: %s", test.args, problems, want)
 	}
 	_, _, problems := shapereplay(t, "", "-rules", rules, "-format", "caddy", log)
-	require.Contains(t, problems, "Try another -format: alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c. Say what its lines look like")
+	require.Contains(t, problems, "Try another -format: alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik, usage or w3c. Say what its lines look like")
 }
 
 func TestTheUsageIsPrintedOnDemand(t *testing.T) {

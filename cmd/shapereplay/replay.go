@@ -20,6 +20,9 @@ import (
 
 // replay does the work that the arguments ask for, and returns the exit status.
 func (a *arguments) replay(ctx context.Context, s streams) (status int, err error) {
+	if a.replaysUsage() {
+		return a.replayUsage(ctx, s)
+	}
 	rules, err := readRules(a.rules)
 	if err != nil {
 		return exitFailed, err
@@ -35,13 +38,7 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitUsage, fmt.Errorf("-key: %w (-h shows examples)", err)
 	}
 	a.options.Header = maker.Header()
-	if slices.Contains(a.logs, "-") {
-		a.options.Stdin = interruptible(ctx, s.in)
-		if s.typed {
-			fmt.Fprintln(s.err, "shapereplay: the log is read from this terminal, until Ctrl-D (-h shows how to name a file)")
-		}
-	}
-	logs, err := accesslog.Open(a.options, a.logs...)
+	logs, err := a.open(ctx, s)
 	if err != nil {
 		return a.cannotOpen(ctx, err)
 	}
@@ -82,6 +79,17 @@ func (a *arguments) replay(ctx context.Context, s streams) (status int, err erro
 		return exitInterrupted, nil
 	}
 	return exitOK, nil
+}
+
+// open opens the logs.
+func (a *arguments) open(ctx context.Context, s streams) (*accesslog.Reader, error) {
+	if slices.Contains(a.logs, "-") {
+		a.options.Stdin = interruptible(ctx, s.in)
+		if s.typed {
+			fmt.Fprintln(s.err, "shapereplay: the log is read from this terminal, until Ctrl-D (-h shows how to name a file)")
+		}
+	}
+	return accesslog.Open(a.options, a.logs...)
 }
 
 // untold says that a part was empty in all keys.

@@ -165,10 +165,10 @@ func describe(records []accesslog.Record, s accesslog.Stats) string {
 
 func TestWrongOptionsAreNamed(t *testing.T) {
 	for want, o := range map[string]accesslog.Options{
-		`Format: "clf": must be auto, alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c, or a log_format of nginx such as '$remote_addr [$time_local] "$request" $status'`: {Format: "clf"},
-		`Format: "$request": no field has the time, as $time_local, $time_iso8601 and $msec do`:                                                                                                      {Format: "$request"},
-		`Format: "$msec $uri": no field has the request, as $request does, or $request_method and $request_uri`:                                                                                      {Format: "$msec $uri"},
-		`Format: "$msec$request": nothing stands before $request, so nobody can tell where it begins`:                                                                                                {Format: "$msec$request"},
+		`Format: "clf": must be auto, alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik, usage or w3c, or a log_format of nginx such as '$remote_addr [$time_local] "$request" $status'`: {Format: "clf"},
+		`Format: "$request": no field has the time, as $time_local, $time_iso8601 and $msec do`:                                                                                                             {Format: "$request"},
+		`Format: "$msec $uri": no field has the request, as $request does, or $request_method and $request_uri`:                                                                                             {Format: "$msec $uri"},
+		`Format: "$msec$request": nothing stands before $request, so nobody can tell where it begins`:                                                                                                       {Format: "$msec$request"},
 		`Stamp: "start", must be arrival or end`:                                                              {Stamp: "start"},
 		`Window: -1s, must not be negative`:                                                                   {Window: -time.Second},
 		`Fields.DurationUnit: 1m0s, must be from 1ns to 1s`:                                                   {Fields: accesslog.Fields{DurationUnit: time.Minute}},
@@ -209,7 +209,7 @@ func TestAFormatThatIsNoneIsAnError(t *testing.T) {
 		`{"time":"2026-11-22T12:00:00Z"}` + "\n": `{"time":"2026-11-22T12:00:00Z"}`,
 	} {
 		_, err := accesslog.Open(accesslog.Options{Stdin: strings.NewReader(text)}, "-")
-		require.EqualError(t, err, `-: the format is none of alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik or w3c; it begins with `+begins)
+		require.EqualError(t, err, `-: the format is none of alb, caddy, cloudfront, combined, elb, envoy, haproxy, json, traefik, usage or w3c; it begins with `+begins)
 	}
 }
 

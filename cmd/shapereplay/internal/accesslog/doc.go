@@ -21,6 +21,7 @@
 //	w3c            IIS, and others that name their fields in a line #Fields
 //	json           one object per line, with the fields that Options.Fields names
 //	$remote_addr…  a log_format of nginx
+//	usage          the usage log of a gateway of language models, if it is named
 //
 // The formats of text are patterns in a table, which one parser reads; the formats of JSON
 // are tables of names, which another one reads.

@@ -33,6 +33,9 @@ type entry struct {
 func (e *entry) held() int {
 	const fixed = 256
 	n := fixed + len(e.Host) + len(e.Path) + len(e.Client)
+	if e.Call != nil {
+		n += 128 // Its team is held once for all calls.
+	}
 	for _, value := range e.Header {
 		n += len(value) + 16
 	}
@@ -231,6 +234,9 @@ type Record struct {
 
 	Status   int           // 0 if the log does not tell
 	Duration time.Duration // 0 if the log does not tell, or tells 0
+
+	// Call is what the format Usage tells; else nil.
+	Call *Call
 
 	// Header has the values of the fields that Options.Header names, in their order.
 	// A value is "" if the log does not tell it.

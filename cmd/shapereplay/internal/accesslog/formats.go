@@ -15,7 +15,8 @@ import (
 // nginx's variables, as log_format has it.
 type Format string
 
-// Auto stands for the format that fits the first lines of a file best.
+// Auto stands for the format that fits the first lines of a file best. What is replayed of a usage log is not
+// what is replayed of an access log, so that must be named.
 const (
 	Auto       Format = "auto"
 	Combined   Format = "combined"
@@ -28,6 +29,7 @@ const (
 	CloudFront Format = "cloudfront"
 	Envoy      Format = "envoy"
 	W3C        Format = "w3c"
+	Usage      Format = "usage" // of a gateway of language models; never what Auto stands for
 )
 
 // A newParser makes the parser of a format for one file.
@@ -66,6 +68,9 @@ var formats = []struct {
 	{W3C, newW3C(nil)},
 	{CloudFront, newW3C(cloudFrontFields)},
 
+	// What a gateway of package llm/gateway writes. The time is the arrival.
+	{Usage, newUsageLog},
+
 	// https://httpd.apache.org/docs/2.4/logs.html#accesslog, and
 	// https://nginx.org/en/docs/http/ngx_http_log_module.html#log_format
 	// A virtual host may stand before the address. The user agent and the referer may be
@@ -96,7 +101,7 @@ func (f Format) parsers(o Options, t *texts) (all []parser, err error) {
 		return []parser{p}, err
 	}
 	for _, row := range formats {
-		if f != Auto && f != row.format {
+		if f != row.format && (f != Auto || row.format == Usage) {
 			continue
 		}
 		p, err := row.newParser(o, t)
@@ -272,6 +277,7 @@ var unread = []struct {
 	{regexp.MustCompile(`^\s*\[\s*(?:\{|$)`), `it is a JSON array, and JSON is read with one object on each line: jq -c '.[]' FILE makes such lines`},
 	{regexp.MustCompile(`^\{"log":".*"stream":"std`), `it is the file of Docker's driver json-file, which is not read: docker logs NAME prints its lines`},
 	{regexp.MustCompile(`^\{.*"__REALTIME_TIMESTAMP"`), `it is journald's JSON, which is not read: journalctl -o cat prints the lines`},
+	{regexp.MustCompile(`^\{"time":".*"estimate":\{"input":\d`), `it is the usage log of a gateway of language models, which is replayed under a quota: -format usage`},
 	{regexp.MustCompile(`^\s*\{\s*$`), `its JSON objects take several lines, and each must stand on one: jq -c . FILE makes such lines`},
 	{regexp.MustCompile(` ?\S+:\d+ \[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d\.\d{3}\] \S+ `), `it is HAProxy's log of connections, which tells no request: with "option httplog" HAProxy writes one line for each`},
 }

@@ -36,7 +36,7 @@ type Options struct {
 	Spread bool
 
 	// Window is how far back times may go from one line to a later one of the same file.
-	// 0 means a minute.
+	// 0 means a minute, and with the format Usage, whose calls may take long, an hour.
 	Window time.Duration
 
 	Stdin io.Reader // the meaning of the file name "-"; nil is os.Stdin
@@ -113,7 +113,9 @@ func (o Options) checked() (Options, error) {
 		return o, &OptionError{"Stamp", fmt.Sprintf("%q, must be arrival or end", o.Stamp)}
 	}
 	if o.Window == 0 {
-		o.Window = time.Minute
+		if o.Window = time.Minute; o.Format == Usage {
+			o.Window = time.Hour
+		}
 	}
 	if o.Window < 0 {
 		return o, &OptionError{"Window", fmt.Sprintf("%v, must not be negative", o.Window)}

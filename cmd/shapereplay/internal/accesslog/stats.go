@@ -22,6 +22,9 @@ const (
 	BadStatus  Reason = "a status that is not a number of three digits"
 	OutOfOrder Reason = "too much earlier than a line before it"
 	TookLong   Reason = "took so long that its arrival can't be sorted in"
+	NoEstimate Reason = "no estimate of tokens that can be read"
+	BadActual  Reason = "an actual that is no number of tokens"
+	BadSpan    Reason = "waited or duration is no number of seconds"
 	NoFields   Reason = "no line #Fields before it that names the time, cs-method and cs-uri-stem"
 
 	noRequestMeant Reason = "not a line of a request" // It is not broken.

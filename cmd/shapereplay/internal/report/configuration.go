@@ -168,7 +168,7 @@ func Nginx(d *Document, s Setup) (string, error) {
 	uses := ""
 	for i, l := range all {
 		name := fmt.Sprintf("shape_%d", i+1)
-		fmt.Fprintf(&b, "# %s: %s\n", quoted(ruleName(l.rule)), cmp.Or(l.text, "no limits"))
+		fmt.Fprintf(&b, "# %s: %s\n", Quoted(ruleName(l.rule)), cmp.Or(l.text, "no limits"))
 		if l.comment != "" {
 			fmt.Fprintf(&b, "# %s\n", l.comment)
 		}
@@ -265,7 +265,7 @@ func (n *nginx) writeRoutes(b *strings.Builder, patterns []string, all []limited
 	b.WriteString("map \"$request_method $host$uri\" $shape_route {\n    default -;\n")
 	for i, pattern := range slices.Compact(patterns) {
 		n.routes[pattern] = fmt.Sprintf("r%d", i+1)
-		fmt.Fprintf(b, "    \"~%s\" %s; # %s\n", regexpOf(pattern), n.routes[pattern], quoted(pattern))
+		fmt.Fprintf(b, "    \"~%s\" %s; # %s\n", regexpOf(pattern), n.routes[pattern], Quoted(pattern))
 	}
 	b.WriteString("}\n")
 }
@@ -351,7 +351,7 @@ func (n *nginx) writeChoice(b *strings.Builder, all []limited) {
 			}
 			parts[j] = quoteMeta(plain)
 		}
-		comment := quoted(l.rule)
+		comment := Quoted(l.rule)
 		if prefixed {
 			comment += ", which nginx never meets: it compares whole addresses"
 		}

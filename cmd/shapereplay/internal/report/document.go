@@ -37,7 +37,8 @@ type Document struct {
 // A Seconds is a time in seconds.
 type Seconds float64
 
-func secondsOf(d time.Duration) Seconds { return Seconds(d.Seconds()) }
+// SecondsOf returns a duration in seconds.
+func SecondsOf(d time.Duration) Seconds { return Seconds(d.Seconds()) }
 
 // A Count counts requests by their fate.
 type Count struct {
@@ -104,7 +105,7 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 	for _, rule := range r.Rules {
 		shown := Rule{
 			Rule: rule.Key, File: rule.File, Line: rule.Rule.Line, Limits: rule.Simulated.String(), Keys: rule.Keys, Count: countOf(rule.Count),
-			WaitP50: secondsOf(rule.Waits.Quantile(0.50)), WaitP95: secondsOf(rule.Waits.Quantile(0.95)), WaitP99: secondsOf(rule.Waits.Quantile(0.99)),
+			WaitP50: SecondsOf(rule.Waits.Quantile(0.50)), WaitP95: SecondsOf(rule.Waits.Quantile(0.95)), WaitP99: SecondsOf(rule.Waits.Quantile(0.99)),
 			LineMax: rule.Line, series: rule.Series,
 		}
 		if rule.Nothing {
@@ -124,7 +125,7 @@ func Replay(r simulate.Result, candidates bool, keys int) *Document {
 }
 
 func countOf(c simulate.Count) Count {
-	return Count{c.Requests, c.AtOnce, c.Waited, c.Refused(), c.QueueFull, c.TooLate, secondsOf(c.TotalWait), secondsOf(c.Longest)}
+	return Count{c.Requests, c.AtOnce, c.Waited, c.Refused(), c.QueueFull, c.TooLate, SecondsOf(c.TotalWait), SecondsOf(c.Longest)}
 }
 
 func keysOf(all []simulate.Key) []Key {
@@ -165,7 +166,7 @@ func Search(a *find.Arrivals, goal string, all []find.Found) *Document {
 }
 
 func outcomeOf(limits string, o find.Outcome) Outcome {
-	return Outcome{limits, o.Refused, secondsOf(o.Longest), o.Line}
+	return Outcome{limits, o.Refused, SecondsOf(o.Longest), o.Line}
 }
 
 // newDocument returns a document without content. Its arrays are never null in JSON.
@@ -211,11 +212,11 @@ func requests(n int) string {
 	if n == 1 {
 		return "1 request"
 	}
-	return number(n) + " requests"
+	return Number(n) + " requests"
 }
 
-// number returns a number with commas: 1,234,567.
-func number(n int) string {
+// Number returns a number with commas: 1,234,567.
+func Number(n int) string {
 	digits := strconv.Itoa(n)
 	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
 		digits = digits[:i] + "," + digits[i:]

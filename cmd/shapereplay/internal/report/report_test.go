@@ -117,7 +117,7 @@ RULE       LIMITS                                 KEYS   REQUESTS    AT ONCE   W
 
 func TestNumbersAreRounded(t *testing.T) {
 	for n, want := range map[int]string{0: "0", 12: "12", 999: "999", 1000: "1,000", 1234567: "1,234,567"} {
-		require.Equal(t, want, number(n))
+		require.Equal(t, want, Number(n))
 	}
 	for _, test := range []struct {
 		n, of int

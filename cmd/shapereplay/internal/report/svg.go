@@ -71,7 +71,7 @@ func (d *Document) describe() string {
 	var all []string
 	for _, r := range d.Rules {
 		all = append(all, fmt.Sprintf("%s: of %s %s waited, %s were refused, the longest wait was %s",
-			ruleName(r.Rule), requests(r.Requests), number(r.Waited), number(r.Refused), limitwords.Seconds(float64(r.WaitMax))))
+			ruleName(r.Rule), requests(r.Requests), Number(r.Waited), Number(r.Refused), limitwords.Seconds(float64(r.WaitMax))))
 	}
 	return strings.Join(all, "; ")
 }
@@ -91,7 +91,7 @@ func writeLegend(b *strings.Builder, omitted int) {
 	entry(fmt.Sprintf(`<path class="d" stroke-width="2" d="M%.0f %dh14"/>`, x, y-4), "d", "left")
 	entry(box("w"), "w", "waiting")
 	if omitted > 0 {
-		fmt.Fprintf(b, `<text class="m" x="%.0f" y="%d">the %d rules with the most requests; %s more are not drawn</text>`+"\n", x+8, y, drawnRules, number(omitted))
+		fmt.Fprintf(b, `<text class="m" x="%.0f" y="%d">the %d rules with the most requests; %s more are not drawn</text>`+"\n", x+8, y, drawnRules, Number(omitted))
 	}
 }
 
@@ -111,10 +111,10 @@ func (p *panel) write(b *strings.Builder, r Rule) {
 		limits = "no candidate"
 	}
 	fmt.Fprintf(b, `<text x="16" y="%d"><tspan class="b">%s</tspan> <tspan dx="8" opacity=".75">%s</tspan></text>`+"\n",
-		p.top+20, html.EscapeString(cut(quoted(ruleName(r.Rule)), 40)), html.EscapeString(limits))
-	said := fmt.Sprintf(`<tspan>%s, %s waited, longest %s</tspan>`, requests(r.Requests), number(r.Waited), limitwords.Seconds(float64(r.WaitMax)))
+		p.top+20, html.EscapeString(cut(Quoted(ruleName(r.Rule)), 40)), html.EscapeString(limits))
+	said := fmt.Sprintf(`<tspan>%s, %s waited, longest %s</tspan>`, requests(r.Requests), Number(r.Waited), limitwords.Seconds(float64(r.WaitMax)))
 	if r.Refused > 0 {
-		said += fmt.Sprintf(`<tspan>, %s refused (%s)</tspan>`, number(r.Refused), html.EscapeString(share(r.Refused, r.Requests)))
+		said += fmt.Sprintf(`<tspan>, %s refused (%s)</tspan>`, Number(r.Refused), html.EscapeString(share(r.Refused, r.Requests)))
 	}
 	class := "m"
 	if r.Refused > 0 {
@@ -191,7 +191,7 @@ func perSecond(rate float64) string {
 
 func threeDigits(n float64) string {
 	if n >= 100 {
-		return number(int(math.Round(n)))
+		return Number(int(math.Round(n)))
 	}
 	return fmt.Sprintf("%.3g", n)
 }

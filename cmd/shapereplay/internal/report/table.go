@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// table returns rows below titles. A column whose title begins with a blank has numbers,
+// Table returns rows below titles. A column whose title begins with a blank has numbers,
 // which are aligned to the right.
-func table(titles []string, rows [][]string) string {
+func Table(titles []string, rows [][]string) string {
 	rows = append([][]string{slices.Clone(titles)}, rows...)
 	for i, title := range titles {
 		trimmed := strings.TrimPrefix(title, " ")

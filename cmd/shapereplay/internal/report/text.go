@@ -25,7 +25,7 @@ func Print(to io.Writer, d *Document) error {
 			b.WriteString("\n" + text)
 		}
 	}
-	b.WriteString(wrap(d.title()) + "\n")
+	b.WriteString(Wrap(d.title()) + "\n")
 	if d.From != nil {
 		section(rulesTable(d.Rules))
 		section(foundTable(d.Found))
@@ -34,10 +34,10 @@ func Print(to io.Writer, d *Document) error {
 	section(keysTable("Waited longest", d.WaitedLongest))
 	notes := ""
 	for _, note := range d.Notes {
-		notes += wrap("Note: "+note) + "\n"
+		notes += Wrap("Note: "+note) + "\n"
 	}
 	section(notes)
-	section(d.Log.broken())
+	section(d.Log.BrokenLines())
 	_, err := io.WriteString(to, b.String())
 	return err
 }
@@ -47,7 +47,7 @@ func (d *Document) title() string {
 	if d.From == nil {
 		return "No requests"
 	}
-	title := fmt.Sprintf("%s of %s (%s), %s to %s", requests(d.Requests+d.NoRule), keys(d.Keys), d.Key, shown(*d.From), shown(*d.To))
+	title := fmt.Sprintf("%s of %s (%s), %s to %s", requests(d.Requests+d.NoRule), keys(d.Keys), d.Key, Shown(*d.From), Shown(*d.To))
 	if d.Interrupted {
 		title += ", interrupted"
 	}
@@ -58,10 +58,11 @@ func keys(n int) string {
 	if n == 1 {
 		return "1 key"
 	}
-	return number(n) + " keys"
+	return Number(n) + " keys"
 }
 
-func shown(t time.Time) string { return t.Format("2006-01-02 15:04:05Z") }
+// Shown returns an instant as it is shown.
+func Shown(t time.Time) string { return t.Format("2006-01-02 15:04:05Z") }
 
 // rulesTable returns a table of how requests fared, by rule.
 func rulesTable(all []Rule) string {
@@ -80,12 +81,12 @@ func rulesTable(all []Rule) string {
 			}
 		}
 		rows = append(rows, []string{
-			ruleName(r.Rule), cmp.Or(r.Limits, "no candidate"), number(r.Keys), number(r.Requests), number(r.AtOnce), number(r.Waited),
-			refused(r.Refused, r.Requests), number(r.QueueFull), number(r.TooLate),
-			r.WaitP50.String(), r.WaitP95.String(), r.WaitP99.String(), r.WaitMax.String(), number(r.LineMax),
+			ruleName(r.Rule), cmp.Or(r.Limits, "no candidate"), Number(r.Keys), Number(r.Requests), Number(r.AtOnce), Number(r.Waited),
+			Refused(r.Refused, r.Requests), Number(r.QueueFull), Number(r.TooLate),
+			r.WaitP50.String(), r.WaitP95.String(), r.WaitP99.String(), r.WaitMax.String(), Number(r.LineMax),
 		})
 	}
-	return table(titles, rows) + omitted(unmet)
+	return Table(titles, rows) + omitted(unmet)
 }
 
 // mostUnmet is how many rules that no request has met are shown, beside all others.
@@ -96,7 +97,7 @@ func omitted(unmet int) string {
 	if unmet <= mostUnmet {
 		return ""
 	}
-	return fmt.Sprintf("%s more rules were met by no request (-json has all)\n", number(unmet-mostUnmet))
+	return fmt.Sprintf("%s more rules were met by no request (-json has all)\n", Number(unmet-mostUnmet))
 }
 
 // keysTable returns a table of how requests fared, by key, below a title.
@@ -111,11 +112,11 @@ func keysTable(title string, all []Key) string {
 			mean = k.TotalWait / Seconds(left)
 		}
 		rows = append(rows, []string{
-			quoted(k.Key), ruleName(k.Rule), number(k.Requests), number(k.AtOnce), number(k.Waited),
-			refused(k.Refused, k.Requests), mean.String(), k.WaitMax.String(),
+			Quoted(k.Key), ruleName(k.Rule), Number(k.Requests), Number(k.AtOnce), Number(k.Waited),
+			Refused(k.Refused, k.Requests), mean.String(), k.WaitMax.String(),
 		})
 	}
-	return title + "\n" + table([]string{"KEY", "RULE", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " MEAN WAIT", " LONGEST"}, rows)
+	return title + "\n" + Table([]string{"KEY", "RULE", " REQUESTS", " AT ONCE", " WAITED", " REFUSED", " MEAN WAIT", " LONGEST"}, rows)
 }
 
 // foundTable returns a table of the results of a search, by rule.
@@ -132,28 +133,28 @@ func foundTable(all []Found) string {
 			}
 		}
 		row := []string{
-			ruleName(f.Rule), number(f.Keys), number(f.Requests),
-			f.Now.Limits, refused(f.Now.Refused, f.Requests), f.Now.WaitMax.String(),
+			ruleName(f.Rule), Number(f.Keys), Number(f.Requests),
+			f.Now.Limits, Refused(f.Now.Refused, f.Requests), f.Now.WaitMax.String(),
 			"none", "", "",
 		}
 		switch {
 		case f.Requests == 0:
 			row[6] = "no request"
 		case f.Found.Limits != "":
-			copy(row[6:], []string{f.Found.Limits, refused(f.Found.Refused, f.Requests), f.Found.WaitMax.String()})
+			copy(row[6:], []string{f.Found.Limits, Refused(f.Found.Refused, f.Requests), f.Found.WaitMax.String()})
 		}
 		rows = append(rows, row)
 	}
 	titles := []string{"RULE", " KEYS", " REQUESTS", "NOW", " REFUSED", " LONGEST", "FOUND", " REFUSED", " LONGEST"}
-	return table(titles, rows) + omitted(unmet)
+	return Table(titles, rows) + omitted(unmet)
 }
 
-// refused returns how many of some requests were refused, with their share.
-func refused(n, of int) string {
+// Refused returns how many of some requests were refused, with their share.
+func Refused(n, of int) string {
 	if n == 0 {
 		return "0"
 	}
-	return fmt.Sprintf("%s (%s)", number(n), share(n, of))
+	return fmt.Sprintf("%s (%s)", Number(n), share(n, of))
 }
 
 // share returns a share as a percentage of two digits. It is 0% and 100% only if it is
@@ -180,15 +181,15 @@ func (s Seconds) String() string {
 	return limitwords.Seconds(float64(s))
 }
 
-// broken returns how many lines could not be used, and some of them; "" if there are none.
-func (l *Log) broken() string {
+// BrokenLines returns how many lines could not be used, and some of them; "" if there are none.
+func (l *Log) BrokenLines() string {
 	if l.Broken == 0 {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s of %s lines could not be used\n", number(l.Broken), number(l.Lines))
+	fmt.Fprintf(&b, "%s of %s lines could not be used\n", Number(l.Broken), Number(l.Lines))
 	for _, r := range l.Reasons {
-		fmt.Fprintf(&b, "%s: %s\n", number(r.Lines), r.Reason)
+		fmt.Fprintf(&b, "%s: %s\n", Number(r.Lines), r.Reason)
 		for _, e := range l.Examples {
 			if e.Reason == r.Reason {
 				fmt.Fprintf(&b, "  %s:%d: %s\n", e.File, e.Line, e.Text)
@@ -198,8 +199,8 @@ func (l *Log) broken() string {
 	return b.String()
 }
 
-// wrap breaks a text into lines of 100 characters.
-func wrap(text string) string {
+// Wrap breaks a text into lines of 100 characters.
+func Wrap(text string) string {
 	const width = 100
 	lines := [][]string{nil}
 	column := 0
@@ -222,9 +223,9 @@ func wrap(text string) string {
 	return b.String()
 }
 
-// quoted returns a text as it may be shown on a terminal. A client writes part of its key,
+// Quoted returns a text as it may be shown on a terminal. A client writes part of its key,
 // so it may try to write to the terminal of whoever reads the report.
-func quoted(text string) string {
+func Quoted(text string) string {
 	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }) {
 		return strconv.QuoteToGraphic(text)
 	}

@@ -160,7 +160,8 @@ type waitBucket struct {
 	longest time.Duration
 }
 
-func (w *Waits) add(d time.Duration) {
+// Add counts a wait.
+func (w *Waits) Add(d time.Duration) {
 	i := index(d)
 	for len(w.buckets) <= i {
 		w.buckets = append(w.buckets, waitBucket{})

@@ -99,7 +99,7 @@ func (k *keyState) arrive(now time.Duration) replay.Fate {
 	k.count.add(fate)
 	r.count.add(fate)
 	if fate.Result == replay.Departed {
-		r.waits.add(fate.Waited)
+		r.waits.Add(fate.Waited)
 	}
 	r.longest = max(r.longest, k.bucket.Line())
 	if r.series != nil {

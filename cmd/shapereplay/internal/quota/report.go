@@ -1,0 +1,221 @@
+package quota
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/cmd/shapereplay/internal/report"
+)
+
+// A Document is all that is printed. Its names in JSON stay as they are; others may be
+// added.
+type Document struct {
+	Calls       int        `json:"calls"`
+	From        *time.Time `json:"from"` // the first arrival; null: there is none
+	To          *time.Time `json:"to"`
+	Interrupted bool       `json:"interrupted"`
+
+	Provider string         `json:"provider"`
+	Burst    report.Seconds `json:"burst_s"`
+	Depth    int            `json:"depth"`
+	MaxWait  report.Seconds `json:"max_wait_s"` // 0: no limit
+
+	Limits []LimitUsed `json:"limits"`
+	All    Row         `json:"all"`
+	Teams  []Row       `json:"teams"` // those with the most tokens first
+
+	// Shares of what the quota allows in a minute, in millionths.
+	GivenBack uint64 `json:"given_back"`
+	Charged   uint64 `json:"charged"`
+	Forfeited uint64 `json:"forfeited"` // reserved too much, and drained when the call ended
+
+	Notes []string   `json:"notes"`
+	Log   report.Log `json:"log"`
+}
+
+// A LimitUsed is how much of a limit of the quota was used.
+type LimitUsed struct {
+	Limit  string  `json:"limit"`
+	Minute int     `json:"minute"` // how much it allows in one
+	Taken  int     `json:"taken"`
+	Mean   float64 `json:"mean"` // a minute
+	Most   int     `json:"most"` // in a minute
+}
+
+// A Row is a team.
+type Row struct {
+	Team   string  `json:"team"`
+	Weight int     `json:"weight"` // of all teams together: 0
+	Tokens int     `json:"tokens"` // of the calls that left, as the provider counts them
+	Now    Outcome `json:"now"`    // under the quota of the replay
+	Then   Outcome `json:"then"`   // as the log has it
+}
+
+// An Outcome tells how calls fare. The waits count the calls that left, also those that left at once.
+type Outcome struct {
+	Calls    int            `json:"calls"`
+	Refused  int            `json:"refused"`
+	WaitMean report.Seconds `json:"wait_mean_s"`
+	WaitP99  report.Seconds `json:"wait_p99_s"`
+	WaitMax  report.Seconds `json:"wait_max_s"`
+}
+
+// NewDocument returns a document of a result, with how the log could be read.
+func NewDocument(r Result, interrupted bool, log accesslog.Stats) *Document {
+	d := &Document{
+		Calls: r.All.Now.Calls, Interrupted: interrupted,
+		Provider: r.Setup.Provider, Burst: report.SecondsOf(r.Setup.Burst), Depth: r.Setup.Depth, MaxWait: report.SecondsOf(r.Setup.MaxWait),
+		Limits: []LimitUsed{}, All: rowOf(&r.All), Teams: []Row{}, Notes: []string{},
+		GivenBack: r.Settled.GivenBack, Charged: r.Settled.Charged, Forfeited: r.Settled.Forfeited,
+	}
+	if !r.First.IsZero() {
+		d.From, d.To = &r.First, &r.Last
+	}
+	for _, l := range r.Limits {
+		d.Limits = append(d.Limits, LimitUsed(l))
+	}
+	known := map[string]bool{}
+	for _, t := range r.Teams {
+		d.Teams = append(d.Teams, rowOf(t))
+		known[t.Team] = true
+	}
+	for _, team := range slices.Sorted(maps.Keys(r.Setup.Weights)) {
+		if d.From != nil && !known[team] {
+			d.note("-weights names %s, and no call is of that team", report.Quoted(team))
+		}
+	}
+	if r.NotRun > 0 {
+		d.note("%s refused then, or the client went while it waited: nobody knows how long such a call would have taken. "+
+			"It is replayed with its estimate, which stands", calls(r.NotRun, "was", "were"))
+	}
+	if r.Unknown > 0 {
+		d.note("%s ended without a usage: the estimate of each stands", calls(r.Unknown, "has", "have"))
+	}
+	if r.Setup.Provider == "openai" && d.Calls > 0 {
+		d.note("OpenAI counts a call when it begins, so all estimates stand; for a server that only speaks like OpenAI's, -provider openai-compatible settles with what was used")
+	}
+	if r.Settled.Forfeited > r.Settled.GivenBack {
+		d.note("more of what was reserved has drained before it could be given back than was given back: a larger -burst may let more calls leave")
+	}
+	var lines report.Document
+	lines.SetLog(log, false)
+	d.Log, d.Notes = lines.Log, append(d.Notes, lines.Notes...)
+	return d
+}
+
+func (d *Document) note(format string, args ...any) {
+	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
+}
+
+// calls returns how many calls, with the verb.
+func calls(n int, one, many string) string {
+	if n == 1 {
+		return "1 call " + one
+	}
+	return report.Number(n) + " calls " + many
+}
+
+func rowOf(t *Team) Row {
+	return Row{t.Team, t.Weight, t.Tokens, outcomeOf(&t.Now), outcomeOf(&t.Then)}
+}
+
+func outcomeOf(f *Fates) Outcome {
+	return Outcome{
+		Calls: f.Calls, Refused: f.Refused,
+		WaitMean: report.SecondsOf(f.Mean()), WaitP99: report.SecondsOf(f.Waits.Quantile(0.99)), WaitMax: report.SecondsOf(f.Waits.Longest()),
+	}
+}
+
+// WriteJSON writes a document as one JSON object.
+func WriteJSON(w io.Writer, d *Document) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(d)
+}
+
+// Print writes a document as text, with at most so many teams.
+func Print(w io.Writer, d *Document, teams int) error {
+	var b strings.Builder
+	b.WriteString(report.Wrap(d.title()) + "\n")
+	if d.From != nil {
+		b.WriteString("\n" + d.limitsTable() + "\n" + d.teamsTable(teams))
+	}
+	notes := ""
+	for _, note := range d.Notes {
+		notes += report.Wrap("Note: "+note) + "\n"
+	}
+	for _, section := range []string{notes, d.Log.BrokenLines()} {
+		if section != "" {
+			b.WriteString("\n" + section)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// title says which calls were replayed, and under what.
+func (d *Document) title() string {
+	if d.From == nil {
+		return "No calls"
+	}
+	teams := "1 team"
+	if len(d.Teams) != 1 {
+		teams = report.Number(len(d.Teams)) + " teams"
+	}
+	title := fmt.Sprintf("%s of %s, %s to %s, as %s counts them, with burst %v, depth %s",
+		strings.TrimSuffix(calls(d.Calls, "", ""), " "), teams, report.Shown(*d.From), report.Shown(*d.To), d.Provider, d.Burst, report.Number(d.Depth))
+	if d.MaxWait > 0 {
+		title += fmt.Sprintf(", wait %v", d.MaxWait)
+	}
+	if d.Interrupted {
+		title += ", interrupted"
+	}
+	return title
+}
+
+func (d *Document) limitsTable() string {
+	var rows [][]string
+	for _, l := range d.Limits {
+		rows = append(rows, []string{
+			l.Limit, report.Number(l.Minute), report.Number(l.Taken),
+			percent(l.Mean, l.Minute), percent(float64(l.Most), l.Minute),
+		})
+	}
+	return report.Table([]string{"QUOTA", " A MINUTE", " TAKEN", " USED ON AVERAGE", " IN THE FULLEST MINUTE"}, rows)
+}
+
+func percent(n float64, of int) string { return fmt.Sprintf("%.0f%%", 100*n/float64(of)) }
+
+func (d *Document) teamsTable(most int) string {
+	var rows [][]string
+	add := func(name, weight string, r Row) {
+		rows = append(rows, []string{
+			name, weight, report.Number(r.Now.Calls), report.Number(r.Tokens),
+			report.Refused(r.Now.Refused, r.Now.Calls), r.Now.WaitMean.String(), r.Now.WaitP99.String(), r.Now.WaitMax.String(),
+			report.Refused(r.Then.Refused, r.Then.Calls), r.Then.WaitMean.String(), r.Then.WaitP99.String(), r.Then.WaitMax.String(),
+		})
+	}
+	for _, r := range d.Teams[:min(most, len(d.Teams))] {
+		name := report.Quoted(r.Team)
+		if name == "" {
+			name = "(none)"
+		}
+		add(name, report.Number(r.Weight), r)
+	}
+	add("(all)", "", d.All)
+	titles := []string{
+		"TEAM", " WEIGHT", " CALLS", " TOKENS", " REFUSED", " MEAN WAIT", " P99", " LONGEST", " REFUSED THEN", " MEAN THEN", " P99 THEN", " LONGEST THEN",
+	}
+	text := report.Table(titles, rows)
+	if more := len(d.Teams) - most; more > 0 {
+		text += fmt.Sprintf("(all) has %s more with fewer tokens (-top, or -json for all)\n", report.Number(more))
+	}
+	return text
+}

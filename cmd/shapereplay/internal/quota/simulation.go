@@ -1,0 +1,250 @@
+package quota
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/cmd/shapereplay/internal/simulate"
+	"example.com/leakybucket/internal/replay"
+	"example.com/leakybucket/llm"
+	"example.com/leakybucket/shaper"
+)
+
+// A Setup is what calls are replayed under.
+type Setup struct {
+	Quota    llm.Quota
+	Provider string // how the API counts: see Providers
+	Burst    time.Duration
+	Depth    int
+	MaxWait  time.Duration  // 0: no limit
+	Weights  map[string]int // of teams; others have 1
+}
+
+// providers are how APIs count. An API that is only like OpenAI's does not say what is left, so calls
+// settle with all that they have used, as package llm has it.
+var providers = map[string]struct {
+	llm.Provider
+	settlesWithAll bool
+}{
+	"openai":            {llm.OpenAI, false},
+	"openai-compatible": {llm.OpenAI, true},
+	"anthropic":         {llm.Anthropic, false},
+	"gemini":            {llm.Gemini, false},
+	"bedrock":           {llm.Bedrock, false},
+}
+
+// Providers returns the names of the providers, in words.
+func Providers() string {
+	names := slices.Sorted(maps.Keys(providers))
+	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
+}
+
+// limits returns the limits of the bucket, or an error about a setup that can't be replayed.
+func (s Setup) limits() (shaper.Limits, error) {
+	if _, known := providers[s.Provider]; !known {
+		return shaper.Limits{}, fmt.Errorf("-provider %q: must be %s", s.Provider, Providers())
+	}
+	if s.Quota == (llm.Quota{}) {
+		return shaper.Limits{}, errors.New("-requests, -tokens, -input or -output is missing: what does the quota allow in a minute?")
+	}
+	l, err := s.Quota.Limits(s.Burst, s.Depth)
+	if err != nil {
+		return l, err
+	}
+	l.MaxWait = s.MaxWait
+	return l, l.Validate()
+}
+
+// A Simulation lets calls arrive, one after another, at the bucket of a quota. It remembers the teams, and
+// the calls in line and under way. [New] makes one.
+type Simulation struct {
+	setup    Setup
+	provider llm.Provider
+	bucket   *replay.FairBucket
+	teams    map[string]*Team
+	result   Result
+	minutes  map[time.Duration]*llm.Quota // what the calls that left in each minute have taken
+}
+
+// New returns a Simulation to which no call has come yet.
+func New(s Setup) (*Simulation, error) {
+	l, err := s.limits()
+	if err != nil {
+		return nil, err
+	}
+	return &Simulation{
+		setup: s, provider: providers[s.Provider].Provider, bucket: replay.NewFairBucket(replay.NewPlan(l)), teams: map[string]*Team{},
+		result: Result{Setup: s}, minutes: map[time.Duration]*llm.Quota{},
+	}, nil
+}
+
+// Arrive is the arrival of a call, by a Record of the format usage. Its instant must not be before the
+// instant of the call before it.
+func (s *Simulation) Arrive(r *accesslog.Record) {
+	if s.result.First.IsZero() {
+		s.result.First = r.At
+	}
+	s.result.Last = r.At
+	t := s.teams[r.Call.Team]
+	if t == nil {
+		t = &Team{Team: r.Call.Team, Weight: cmp.Or(s.setup.Weights[r.Call.Team], 1)}
+		s.teams[r.Call.Team] = t
+	}
+	estimate := s.provider.Counted(r.Call.Estimate)
+	charged, actual := estimate, -1
+	switch settled, ok := s.settled(r.Call); {
+	case !ran(r):
+		s.result.NotRun++
+	case !r.Call.Known:
+		s.result.Unknown++
+	case ok:
+		charged, actual = settled, s.setup.Quota.Cost(settled)
+	}
+	for _, to := range []*Fates{&t.Then, &s.result.All.Then} {
+		to.add(r.Status == tooManyRequests && r.Call.Took == 0, r.Call.Waited)
+	}
+	s.bucket.Arrive(r.At.Sub(s.result.First), &replay.Call{
+		Key: t.Team, Weight: t.Weight, Estimate: s.setup.Quota.Cost(estimate), Actual: actual, Took: r.Call.Took,
+		Done: func(at time.Duration, f replay.Fate) {
+			for _, to := range []*Team{t, &s.result.All} {
+				to.Now.add(f.Result != replay.Departed, f.Waited)
+				if f.Result == replay.Departed {
+					to.Tokens += tokens(charged)
+				}
+			}
+			if f.Result == replay.Departed {
+				s.take(at, charged)
+			}
+		},
+	})
+}
+
+const (
+	tooManyRequests = 429
+	clientHasGone   = 499
+)
+
+// ran reports whether the provider was called for a call, so that it is known how long that took.
+func ran(r *accesslog.Record) bool {
+	return r.Call.Took > 0 || r.Call.Known || r.Status != tooManyRequests && r.Status != clientHasGone
+}
+
+// settled returns as what a call counts when it has ended; ok reports whether that is not what it has counted as when it
+// began.
+func (s *Simulation) settled(c *accesslog.Call) (u llm.Usage, ok bool) {
+	u = s.provider.Counted(c.Actual)
+	if min(u.Input, u.Output, u.CacheRead, u.CacheWrite) >= 0 {
+		return u, true
+	}
+	return c.Actual, providers[s.setup.Provider].settlesWithAll
+}
+
+// take counts what a call takes that leaves at an instant.
+func (s *Simulation) take(at time.Duration, u llm.Usage) {
+	s.result.until = max(s.result.until, at)
+	minute := s.minutes[at/time.Minute]
+	if minute == nil {
+		minute = new(llm.Quota)
+		s.minutes[at/time.Minute] = minute
+	}
+	for _, to := range []*llm.Quota{minute, &s.result.taken} {
+		to.Requests++
+		to.Tokens += tokens(u)
+		to.Input += input(u)
+		to.Output += max(0, u.Output)
+	}
+}
+
+func input(u llm.Usage) int { return max(0, u.Input) + max(0, u.CacheRead) + max(0, u.CacheWrite) }
+
+func tokens(u llm.Usage) int { return input(u) + max(0, u.Output) }
+
+// Result lets all calls end, and returns what has become of them. No call may arrive any more.
+func (s *Simulation) Result() Result {
+	s.bucket.End()
+	r := &s.result
+	r.Settled = s.bucket.Settled()
+	for _, limit := range []struct {
+		name string
+		of   func(llm.Quota) int
+	}{
+		{"requests", func(q llm.Quota) int { return q.Requests }},
+		{"tokens", func(q llm.Quota) int { return q.Tokens }},
+		{"input", func(q llm.Quota) int { return q.Input }},
+		{"output", func(q llm.Quota) int { return q.Output }},
+	} {
+		l := Limit{Limit: limit.name, Minute: limit.of(s.setup.Quota), Taken: limit.of(r.taken)}
+		if l.Minute == 0 {
+			continue
+		}
+		l.Mean = float64(l.Taken) / max(r.until.Minutes(), 1)
+		for _, minute := range s.minutes {
+			l.Most = max(l.Most, limit.of(*minute))
+		}
+		r.Limits = append(r.Limits, l)
+	}
+	r.Teams = slices.SortedFunc(maps.Values(s.teams), func(a, b *Team) int {
+		return cmp.Or(cmp.Compare(b.Tokens, a.Tokens), cmp.Compare(a.Team, b.Team))
+	})
+	return *r
+}
+
+// A Result is what has become of the calls.
+type Result struct {
+	Setup       Setup
+	First, Last time.Time // arrivals; zero if there was none
+	All         Team
+	Teams       []*Team // those with the most tokens first
+	Limits      []Limit // of the quota
+	Settled     replay.Settled
+	Unknown     int // calls that have ended without usage, so that their estimate stands
+	NotRun      int // calls that were refused then, or whose client went
+
+	until time.Duration // when the last call left
+	taken llm.Quota
+}
+
+// A Team has what has become of the calls of a team, and of these calls then.
+type Team struct {
+	Team      string
+	Weight    int
+	Tokens    int // of the calls that left, as the provider counts them
+	Now, Then Fates
+}
+
+// Fates count calls. The waits are those of calls that left, also of those that left at once.
+type Fates struct {
+	Calls, Refused int
+	Waited         time.Duration // all together
+	Waits          simulate.Waits
+}
+
+func (f *Fates) add(refused bool, waited time.Duration) {
+	f.Calls++
+	if refused {
+		f.Refused++
+		return
+	}
+	f.Waited += waited
+	f.Waits.Add(waited)
+}
+
+// Mean returns the mean wait.
+func (f *Fates) Mean() time.Duration {
+	return f.Waited / time.Duration(max(f.Calls-f.Refused, 1))
+}
+
+// A Limit is how much of a limit of the quota was used.
+type Limit struct {
+	Limit  string
+	Minute int // how much it allows
+	Taken  int
+	Mean   float64 // a minute, from the first arrival until the last call leaves; at least of a minute
+	Most   int     // in a minute, counted from the first arrival; what left in the first may include a burst
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.com/leakybucket/cmd/shapereplay/internal/accesslog"
+	"example.com/leakybucket/cmd/shapereplay/internal/quota"
+)
+
+// forUsage are the flags that are for the format usage alone, and forBoth those that are for it and for
+// access logs.
+var (
+	forUsage = []string{"provider", "requests", "tokens", "input", "output", "burst", "depth", "wait", "weights"}
+	forBoth  = []string{"format", "from", "to", "top", "json"}
+)
+
+// replaysUsage reports whether the usage log of a gateway is replayed, and no access log.
+func (a *arguments) replaysUsage() bool { return a.options.Format == accesslog.Usage }
+
+// addQuota adds the flags that are for the format usage. The defaults are those of shaperd llm.
+func (a *arguments) addQuota(flags *flag.FlagSet) {
+	flags.StringVar(&a.quota.Provider, "provider", "", "")
+	flags.IntVar(&a.quota.Quota.Requests, "requests", 0, "")
+	flags.IntVar(&a.quota.Quota.Tokens, "tokens", 0, "")
+	flags.IntVar(&a.quota.Quota.Input, "input", 0, "")
+	flags.IntVar(&a.quota.Quota.Output, "output", 0, "")
+	flags.DurationVar(&a.quota.Burst, "burst", 30*time.Second, "")
+	flags.IntVar(&a.quota.Depth, "depth", 1000, "")
+	flags.DurationVar(&a.quota.MaxWait, "wait", 2*time.Minute, "")
+	flags.Func("weights", "", func(text string) error { return setWeights(&a.quota, text) })
+}
+
+// setWeights reads weights such as gold=4,batch=1.
+func setWeights(to *quota.Setup, text string) error {
+	to.Weights = map[string]int{}
+	for pair := range strings.SplitSeq(text, ",") {
+		i := strings.LastIndexByte(pair, '=')
+		if i < 0 {
+			return fmt.Errorf("%q must be a team and its weight, such as gold=4", pair)
+		}
+		weight, err := strconv.Atoi(pair[i+1:])
+		if err != nil || weight < 1 || weight > 1000 {
+			return fmt.Errorf("%q: a weight must be from 1 to 1000", pair)
+		}
+		to.Weights[pair[:i]] = weight
+	}
+	return nil
+}
+
+// checkGiven returns an error about flags that are not for the format.
+func (a *arguments) checkGiven() error {
+	for _, name := range a.given {
+		switch isForUsage := slices.Contains(forUsage, name); {
+		case isForUsage && !a.replaysUsage():
+			return fmt.Errorf("-%s is for -format usage, which replays the usage log of a gateway", name)
+		case !isForUsage && a.replaysUsage() && !slices.Contains(forBoth, name):
+			return fmt.Errorf("-%s is for access logs, and -format usage replays the calls of a gateway under a quota", name)
+		}
+	}
+	if !a.replaysUsage() {
+		return nil
+	}
+	_, err := quota.New(a.quota)
+	return err
+}
+
+// replayUsage replays the usage log of a gateway.
+func (a *arguments) replayUsage(ctx context.Context, s streams) (status int, err error) {
+	simulation, err := quota.New(a.quota)
+	if err != nil {
+		return exitUsage, err
+	}
+	logs, err := a.open(ctx, s)
+	if err != nil {
+		return a.cannotOpen(ctx, err)
+	}
+	defer func() { _ = logs.Close() }() // It has only been read.
+	if err := a.each(ctx, s, logs, simulation.Arrive); err != nil {
+		return exitFailed, err
+	}
+	stats := logs.Stats()
+	if ctx.Err() == nil && stats.Records == 0 && stats.Lines > 0 {
+		return exitFailed, a.notUnderstood(stats)
+	}
+	d := quota.NewDocument(simulation.Result(), ctx.Err() != nil, stats)
+	if d.From == nil && stats.Records > 0 && ctx.Err() == nil {
+		d.Notes = append(d.Notes, "no call of the log is within -from and -to")
+	}
+	if len(a.output) > 0 {
+		err = quota.WriteJSON(s.out, d)
+	} else {
+		err = quota.Print(s.out, d, a.top)
+	}
+	switch {
+	case err != nil:
+		return exitFailed, err
+	case ctx.Err() != nil:
+		return exitInterrupted, nil
+	}
+	return exitOK, nil
+}
