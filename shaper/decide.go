@@ -152,29 +152,9 @@ func (d *dispatcher) admitLocked(f *flow, now int64, r *request, j judgement) de
 		return d.refuseLocked(f, now, r, rejection{reason: refusedClosed})
 	}
 	if d.mode&modeFair != 0 && r.kind == newcomer && f.waiting() > 0 {
-		return d.pushInLocked(f, now, r)
+		return d.fair.admitLocked(d, f, now, r)
 	}
 	w := d.enqueueLocked(f, now, r)
-	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
-}
-
-// pushInLocked puts a newcomer that was judged by the order into the line. If that is full, the
-// request that would leave last is refused.
-//
-// It is not inlined, so that its frame is not there for others.
-//
-//go:noinline
-func (d *dispatcher) pushInLocked(f *flow, now int64, r *request) decision {
-	v := d.viewLocked(f, now, r)
-	over := v.outlasting(f.line, r)
-	if over != nil {
-		f.line.refuseLocked(d, over, now, pushedOut)
-	}
-	w := d.enqueueLocked(f, now, r)
-	if over != nil {
-		v = f.view()
-		over.cost = int64(v.nextLeavesIn(now, f.line)) // which its call returns
-	}
 	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
 }
 
@@ -191,7 +171,7 @@ func (d *dispatcher) passLocked(f *flow, now int64, r *request) decision {
 	f.bucket.pass(now, r.cost)
 	f.bucket.noteLeftAt(now)
 	if r.arrival != nil {
-		d.reservedAtOnceLocked(f, now, r)
+		r.reservesAtOnce(d, f, now)
 	}
 	if f.capped() {
 		f.lineOrNew().seatsTaken++
@@ -215,7 +195,7 @@ func (d *dispatcher) refuseLocked(f *flow, now int64, r *request, why rejection)
 	}
 	d.refusalRing.add(now, r.cost, why)
 	if d.mode&modeFair != 0 {
-		d.keepRefusedKeyLocked(r.key)
+		d.fair.keepRefusedLocked(d.refusalRing.count, r.key)
 	}
 	var err error
 	if r.kind != allow || d.trace.Refused != nil {
@@ -229,7 +209,7 @@ func (d *dispatcher) enqueueLocked(f *flow, now int64, r *request) *waiter {
 	ln := f.lineOrNew()
 	w := d.waiters.takeFor(r, now, !d.isDryRun(), &d.mu)
 	if r.arrival != nil {
-		d.reservedInLineLocked(f, w, r)
+		r.reservesInLine(d, f, w)
 	}
 	head := ln.head
 	if ln.enter(w, r); ln.head != head {
@@ -308,12 +288,9 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		return j
 	}
 	if d.mode&modeFair != 0 && r.kind == newcomer && f.waiting() > 0 && f.bucket.limits.Depth > 0 {
-		return d.judgeByOrderLocked(f, now, r)
+		return d.fair.judgeLocked(d, f, now, r)
 	}
-	v := f.view()
-	if sf := d.shared.flowOf(f); sf != nil {
-		v.placeless = sf.placelessLocked(now, r.cost)
-	}
+	v := f.viewFor(d, now, r)
 	if r.kind != allow {
 		v.findRoom(f.line)
 	}
@@ -322,15 +299,6 @@ func (d *dispatcher) judgeLocked(f *flow, now int64, r *request) (j judgement) {
 		j.refusal = d.blocks.judge(f, now, j.refusal)
 	}
 	return j
-}
-
-// viewLocked returns the view of a flow for a newcomer of a line with an order, without room.
-func (d *dispatcher) viewLocked(f *flow, now int64, r *request) view {
-	v := f.view()
-	if sf := d.shared.flowOf(f); sf != nil {
-		v.placeless = sf.placelessLocked(now, r.cost)
-	}
-	return v
 }
 
 // judge is judgeLocked for a newcomer whose view.leaves is known, while the dispatcher is open and
@@ -364,52 +332,6 @@ func (v *view) lateness(now int64, wait time.Duration, r *request) (why rejectio
 		why.reason = refusedLate
 	}
 	return why
-}
-
-// outlasting returns the request in a full line that is refused, so that a newcomer gets its place;
-// nil if there are places, or it is the newcomer that is refused.
-func (v *view) outlasting(ln *line, r *request) *waiter {
-	if int(v.waiting) < v.depthFor(r) {
-		return nil
-	}
-	return ln.order.outlasting(r.turn())
-}
-
-// judgeByOrderLocked is judgeLocked for a newcomer that finds requests in a line with an order, and
-// may wait.
-//
-// To find out how many leave before it takes a look at each key. So at first it is taken to leave
-// last: if that is not too late, nothing is. A forecast, which has no context, is told exactly.
-//
-// It is not inlined, so that its frame is not there for others.
-//
-//go:noinline
-func (d *dispatcher) judgeByOrderLocked(f *flow, now int64, r *request) (j judgement) {
-	v, ln := d.viewLocked(f, now, r), f.line
-	if v.tooCostly(r.cost) {
-		j.refusal.reason = refusedCostly
-		return j
-	}
-	over := v.outlasting(ln, r)
-	if over == nil && int(v.waiting) >= v.depthFor(r) {
-		j.refusal = rejection{reason: refusedFull, retryAfter: v.nextLeavesIn(now, ln)}
-		return j
-	}
-	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
-	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason == notRefused && r.ctx != nil {
-		return j
-	}
-	v.waiting, v.ahead = ln.order.ahead(r.turn(), over)
-	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
-	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason != notRefused {
-		j.refusal.retryAfter = v.retryAfter(now, j.wait, r)
-	}
-	return j
-}
-
-// nextLeavesIn returns how long it takes until the head of a line leaves.
-func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
-	return v.leavesIn(now, linePlace{1, v.leavesAfter(v.bucketInstants, 0, ln.head.cost)})
 }
 
 // judgeReentry is judgeLocked for a reentry: only those like it are ahead of it, and only
@@ -530,6 +452,15 @@ func (f *flow) view() view {
 		plan: b.plan, bucketInstants: bucketInstants{b.empty, c.hold}, ahead: ln.cost.total(), seatTime: c.seatTime,
 		waiting: ln.len, seatsTaken: ln.seatsTaken,
 	}
+}
+
+// viewFor returns the view of a flow for a newcomer, without room.
+func (f *flow) viewFor(d *dispatcher, now int64, r *request) view {
+	v := f.view()
+	if sf := d.shared.flowOf(f); sf != nil {
+		v.placeless = sf.placelessLocked(now, r.cost)
+	}
+	return v
 }
 
 // findRoom finds the request with whose departure there is room for a newcomer that may wait.

@@ -201,7 +201,7 @@ func (d *dispatcher) advanceLocked(now int64, order wakeOrder) {
 				d.totals.missed += b.coldOrNone().missed - missed
 			}
 			if w.reservation != 0 {
-				d.reservedLeavesLocked(ln, w, at)
+				b.rare.reservations.leaves(d, ln, w, at)
 			}
 		} else if !sf.leavesLocked(w, at) {
 			sf.losePatienceLocked(at)

@@ -206,8 +206,36 @@ func (q *fairQueue) ahead(r turn, without *waiter) (n int32, cost int64) {
 	return int32(count), cost
 }
 
-func (q *fairQueue) outlasting(r turn) *waiter {
-	return waiterOf(q.turns.Outlasting(r.key, r.weight, r.cost))
+// judgeLocked judges a newcomer that finds requests in line, and may wait.
+//
+// To find out how many leave before the newcomer takes a look at each key. So at first the newcomer is
+// taken to leave last: if that is not too late, nothing is. A forecast, which has no context, is told
+// exactly.
+//
+// It is not inlined, so that its frame is not there for others.
+//
+//go:noinline
+func (q *fairQueue) judgeLocked(d *dispatcher, f *flow, now int64, r *request) (j judgement) {
+	v := f.viewFor(d, now, r)
+	if v.tooCostly(r.cost) {
+		j.refusal.reason = refusedCostly
+		return j
+	}
+	over := q.outlasting(&v, r)
+	if over == nil && int(v.waiting) >= v.depthFor(r) {
+		j.refusal = rejection{reason: refusedFull, retryAfter: v.nextLeavesIn(now, f.line)}
+		return j
+	}
+	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
+	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason == notRefused && r.ctx != nil {
+		return j
+	}
+	v.waiting, v.ahead = q.ahead(r.turn(), over)
+	j.wait = max(timeUntil(v.leavesAfter(v.bucketInstants, v.ahead, r.cost), now), 1)
+	if j.refusal = v.lateness(now, j.wait, r); j.refusal.reason != notRefused {
+		j.refusal.retryAfter = v.retryAfter(now, j.wait, r)
+	}
+	return j
 }
 
 // recordInto sets to which recordings departures are told. Without keys there is nothing to tell.
@@ -231,10 +259,45 @@ func (q *fairQueue) recordLeft(r *request, at int64) {
 	}
 }
 
-// keepRefusedKeyLocked notes the key of the latest refusal, if requests have keys.
-func (d *dispatcher) keepRefusedKeyLocked(key any) {
-	if d.fair != nil {
-		d.fair.refused[(d.refusalRing.count-1)%keptRefusals] = key
+// outlasting returns the request in a full line that is refused, so that a newcomer gets its place;
+// nil if there are places, or it is the newcomer that is refused.
+func (q *fairQueue) outlasting(v *view, r *request) *waiter {
+	if int(v.waiting) < v.depthFor(r) {
+		return nil
+	}
+	t := r.turn()
+	return waiterOf(q.turns.Outlasting(t.key, t.weight, t.cost))
+}
+
+// admitLocked puts a newcomer that judgeLocked has not refused into the line. If the line is full, the
+// request that would leave last is refused.
+//
+// It is not inlined, so that its frame is not there for others.
+//
+//go:noinline
+func (q *fairQueue) admitLocked(d *dispatcher, f *flow, now int64, r *request) decision {
+	v := f.viewFor(d, now, r)
+	over := q.outlasting(&v, r)
+	if over != nil {
+		f.line.refuseLocked(d, over, now, pushedOut)
+	}
+	w := d.enqueueLocked(f, now, r)
+	if over != nil {
+		v = f.view()
+		over.cost = int64(v.nextLeavesIn(now, f.line)) // which its call returns
+	}
+	return decision{waiter: w, waiting: f.line.len, event: enqueuedEvent}
+}
+
+// nextLeavesIn returns how long it takes until the head of a line leaves.
+func (v *view) nextLeavesIn(now int64, ln *line) time.Duration {
+	return v.leavesIn(now, linePlace{1, v.leavesAfter(v.bucketInstants, 0, ln.head.cost)})
+}
+
+// keepRefusedLocked notes the key of the latest of count refusals, if requests have keys.
+func (q *fairQueue) keepRefusedLocked(count uint64, key any) {
+	if q != nil {
+		q.refused[(count-1)%keptRefusals] = key
 	}
 }
 
@@ -254,8 +317,8 @@ func (s *Shaper) of(key string) keyOfShaper {
 	return keyOfShaper{shaperLimiter{s}, key}
 }
 
-// limiterOf returns s as a request with the key that a function returns sees it.
-func (s *Shaper) limiterOf(key KeyFunc, r *http.Request) (inner, error) {
+// limiterByKey returns s as a request with the key that a function returns sees it.
+func limiterByKey(s *Shaper, key KeyFunc, r *http.Request) (inner, error) {
 	k, err := key(r)
 	if err != nil {
 		return nil, &keyError{err}
@@ -277,19 +340,6 @@ func (k keyOfShaper) WaitN(ctx context.Context, n int) error {
 	return err
 }
 
-// wait is [Shaper.acquire] for a request with a key.
-func (s *Shaper) wait(r *request) (heldSeat, error) {
-	dec := s.enter(r)
-	err := dec.err
-	if dec.waiter != nil {
-		_, err = r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
-	}
-	if r.seat == nil {
-		return heldSeat{}, err
-	}
-	return heldSeat{s, r.seat}, nil
-}
-
 func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release func(), err error) {
 	held, err := k.wait(&request{ctx: ctx, cost: int64(n), kind: kind, releases: true, key: k.key})
 	if held.by == nil {
@@ -299,10 +349,8 @@ func (k keyOfShaper) enter(ctx context.Context, n int, kind entryKind) (release 
 }
 
 func (k keyOfShaper) reserve(ctx context.Context, estimate int, kind entryKind) (unsettled, error) {
-	v := newReservation(estimate)
-	r := &request{ctx: ctx, cost: v.estimate, kind: kind, releases: true, arrival: &v.arrival, key: k.key}
-	_, err := k.wait(r)
-	if v, err = v.begin(r, &k.dispatcher, &k.flow, err); err != nil {
+	v, err := reserveIn(ctx, k.Shaper, k.key, estimate, kind)
+	if err != nil {
 		return nil, err
 	}
 	return v, nil

@@ -71,10 +71,7 @@ import (
 // different keys rarely wait for each other.
 type Group[K comparable] struct {
 	// What every call reads. None of it changes once the Group is in use.
-	shards    shards[K]    // as many as a power of 2
-	seed      maphash.Seed // of the hash of a key, which chooses its shard and its home
-	spill     *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
-	all       shards[K]    // shards and spill
+	placement[K]
 	limits    func(K) (Limits, error)
 	bucketKey func(K) string // of WithBuckets; nil without
 	maxKeys   int64
@@ -126,7 +123,8 @@ func NewGroup[K comparable](limits func(K) (Limits, error), opts ...GroupOption)
 	if o.fair != nil {
 		return nil, errFairGroup
 	}
-	g := &Group[K]{limits: limits, maxKeys: int64(o.maxKeys), seed: maphash.MakeSeed(), reloading: make(chan struct{}, 1)}
+	g := &Group[K]{limits: limits, maxKeys: int64(o.maxKeys), reloading: make(chan struct{}, 1)}
+	g.seed = maphash.MakeSeed()
 	g.bucketKey, _ = o.shared.keyOf.(func(K) string)
 	g.limited = keyed.NewLimited[K](g.seed)
 	g.drain.ended = make(chan struct{})
@@ -193,6 +191,33 @@ func shardsFor(procs int) int {
 	return 1 << bits.Len(uint(min(procs*shardsPerProc, maxShards)-1))
 }
 
+// A placement says where the bucket of a key is.
+type placement[K comparable] struct {
+	shards shards[K]    // as many as a power of 2
+	seed   maphash.Seed // of the hash of a key, which chooses its shard and its home
+	spill  *keyShard[K] // has the buckets that keys share, and no others, unless it is the only shard
+	all    shards[K]    // shards and spill
+}
+
+// shardOf returns the shard that a key is in. It panics for a key that can't be compared,
+// such as an interface with a slice in it, as a map would: but while no lock is held.
+func (p *placement[K]) shardOf(key K) *keyShard[K] {
+	return p.shards[maphash.Comparable(p.seed, key)>>32&uint64(len(p.shards)-1)]
+}
+
+// homeOf returns the home of a key. All keys that do not equal themselves, such as
+// NaN, have one home, because the hash of such a key differs at each call.
+func (p *placement[K]) homeOf(key K) int16 {
+	if key != key {
+		return 0
+	}
+	return int16(maphash.Comparable(p.seed, key) % keyed.Homes)
+}
+
+// mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds a [*Group]
+// has it too.
+func (p *placement[K]) mayDryRun() bool { return p.spill.isDryRun() }
+
 // makeShards makes the shards of a Group. With a [Bucket] there is one: the round trips take
 // the time there, and one place knows the Bucket's servers.
 func makeShards[K comparable](g *Group[K], o options) {
@@ -230,12 +255,6 @@ func (s *keyShard[K]) endlessLocked(field **keyedFlow[K]) *keyedFlow[K] {
 	return *field
 }
 
-// shardOf returns the shard that a key is in. It panics for a key that can't be compared,
-// such as an interface with a slice in it, as a map would: but while no lock is held.
-func (g *Group[K]) shardOf(key K) *keyShard[K] {
-	return g.shards[maphash.Comparable(g.seed, key)>>32&uint64(len(g.shards)-1)]
-}
-
 // An ofKey is a key of a [Group] with its shard.
 type ofKey[K comparable] struct {
 	s   *keyShard[K]
@@ -247,10 +266,6 @@ func (s *keyShard[K]) of(key K) ofKey[K] { return ofKey[K]{s, key} }
 
 // tableFull reports whether no further key may have a bucket of its own now.
 func tableFull[K comparable](g *Group[K]) bool { return g.counts.Heavy.Load() >= g.maxKeys }
-
-// mayDryRun reports whether this is a dry run. It is a method, so that a type that embeds a [*Group]
-// has it too.
-func (g *Group[K]) mayDryRun() bool { return g.spill.isDryRun() }
 
 // errEmptyBucketKey is for a key function of [WithBuckets] that breaks its contract.
 var errEmptyBucketKey = errors.New("the key function of WithBuckets has returned an empty key")

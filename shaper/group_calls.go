@@ -11,7 +11,7 @@ import (
 
 // Wait is shorthand for WaitN(ctx, key, 1).
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
-	_, _, err := g.wait(key, &request{ctx: ctx, cost: 1}) // WaitN would be one more frame on each waiter's stack.
+	_, _, err := waitIn(g, key, &request{ctx: ctx, cost: 1}) // WaitN would be one more frame on each waiter's stack.
 	return err
 }
 
@@ -21,7 +21,7 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 // key has a cap is asked last: a cost of 0, a negative cost, a context that is done and a
 // closed Group have the same result with a cap as without.
 func (g *Group[K]) WaitN(ctx context.Context, key K, n int) error {
-	_, _, err := g.wait(key, &request{ctx: ctx, cost: int64(n)})
+	_, _, err := waitIn(g, key, &request{ctx: ctx, cost: int64(n)})
 	return err
 }
 
@@ -36,7 +36,7 @@ func (g *Group[K]) Acquire(ctx context.Context, key K, n int) (release func(), e
 // acquire is Acquire with nil for a release that does nothing.
 func acquire[K comparable](ctx context.Context, g *Group[K], key K, n int, kind entryKind) (release func(), err error) {
 	r := &request{ctx: ctx, cost: int64(n), kind: kind, releases: true}
-	in, kf, err := g.wait(key, r)
+	in, kf, err := waitIn(g, key, r)
 	held := r.seat // Without it the release would keep all of r.
 	if held == nil {
 		return nil, err
@@ -47,7 +47,7 @@ func acquire[K comparable](ctx context.Context, g *Group[K], key K, n int, kind 
 // Do is [Shaper.Do] on the bucket of a key.
 func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context) error) error {
 	r := &request{ctx: ctx, cost: int64(n), releases: true}
-	in, kf, err := g.wait(key, r)
+	in, kf, err := waitIn(g, key, r)
 	if err != nil {
 		return err
 	}
@@ -57,17 +57,17 @@ func (g *Group[K]) Do(ctx context.Context, key K, n int, f func(context.Context)
 	return f(ctx)
 }
 
-// wait is WaitN, and returns the bucket that the request has found, and the shard that has
+// waitIn is WaitN, and returns the bucket that the request has found, and the shard that has
 // it; nil if none.
-func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], err error) {
+func waitIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf *keyedFlow[K], err error) {
 	g.mustBeMade()
-	in, kf, dec := g.enter(key, r)
+	in, kf, dec := enterIn(g, key, r)
 	if dec.waiter == nil {
 		return in, kf, dec.err
 	}
 	at, err := r.finish(&in.dispatcher, &kf.Value, dec.waiter, r.await(dec.waiter))
 	if err != nil {
-		in.notLeft(kf, key, r, at, err)
+		in.of(key).notLeft(kf, r, at, err)
 	}
 	return in, kf, err
 }
@@ -77,19 +77,19 @@ func (g *Group[K]) wait(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], e
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func (s *keyShard[K]) notLeft(kf *keyedFlow[K], key K, r *request, at int64, err error) {
-	s.rescheduleAfter(kf)
-	s.of(key).keepRefusedInLine(r, at, err)
+func (k ofKey[K]) notLeft(kf *keyedFlow[K], r *request, at int64, err error) {
+	k.s.rescheduleAfter(kf)
+	k.keepRefusedInLine(r, at, err)
 }
 
-// enter lets a request leave at once, refuses it, or puts it into the line of its key, and
+// enterIn lets a request leave at once, refuses it, or puts it into the line of its key, and
 // runs the hook for this. kf is the bucket that it has found, and in the shard that has it;
 // nil if none.
 //
 // It is not inlined, so that its frame is not there while await waits.
 //
 //go:noinline
-func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
+func enterIn[K comparable](g *Group[K], key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
 	if r.kind != allow {
 		if err := r.checkCall(&g.spill.dispatcher); err != nil || r.cost == 0 {
 			return nil, nil, decision{err: err}
@@ -108,7 +108,7 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 		s.unlockAndArm()
 	} else {
 		s.unlockAndArm()
-		if s, kf, dec = s.decideNew(key, r); kf == nil {
+		if s, kf, dec = s.of(key).decideNew(r); kf == nil {
 			return nil, nil, dec
 		}
 	}
@@ -126,17 +126,17 @@ func (g *Group[K]) enter(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], 
 
 // decideNew finds or makes the bucket of a key that had none, and decides upon a
 // request. If there is no bucket for it, kf is nil, and the hook for its refusal has run.
-func (s *keyShard[K]) decideNew(key K, r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
-	err := s.of(key).withFlowOrNew(r.ctx, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
+func (k ofKey[K]) decideNew(r *request) (in *keyShard[K], kf *keyedFlow[K], dec decision) {
+	err := k.withFlowOrNew(r.ctx, bucketFor(r), func(holder *keyShard[K], found *keyedFlow[K], now int64) {
 		in, kf = holder, found
 		if kf.Home != keyed.Own {
 			in.overflowed++
 		}
 		dec = in.decideLocked(&kf.Value, now, r)
-		s.noteLocked(in, key, r, dec)
+		k.s.noteLocked(in, k.key, r, dec)
 	})
 	if err != nil {
-		return nil, nil, s.of(key).failed(r, err)
+		return nil, nil, k.failed(r, err)
 	}
 	return in, kf, dec
 }
@@ -224,7 +224,7 @@ func (g *Group[K]) AllowN(key K, n int) bool {
 	if n <= 0 {
 		return n == 0
 	}
-	_, _, dec := g.enter(key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
+	_, _, dec := enterIn(g, key, &request{ctx: context.Background(), cost: int64(n), deadline: exact.Forever, kind: allow})
 	return dec.passed()
 }
 

@@ -1,8 +1,6 @@
 package shaper
 
 import (
-	"hash/maphash"
-
 	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/internal/exact"
@@ -255,15 +253,6 @@ func noOverflowBucket() *RejectError {
 
 // A keyedFlow is a flow of a [Group], with its key.
 type keyedFlow[K comparable] = keyed.Entry[K, flow]
-
-// homeOf returns the home of a key. All keys that do not equal themselves, such as
-// NaN, have one home, because the hash of such a key differs at each call.
-func (g *Group[K]) homeOf(key K) int16 {
-	if key != key {
-		return 0
-	}
-	return int16(maphash.Comparable(g.seed, key) % keyed.Homes)
-}
 
 // seatsInUse reports whether there is a cap, and requests are in flight or in line.
 func (f *flow) seatsInUse() bool { return f.capped() && (f.seatsTaken() > 0 || f.waiting() > 0) }

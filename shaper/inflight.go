@@ -59,6 +59,21 @@ func (s *Shaper) acquire(ctx context.Context, n int, kind entryKind) (heldSeat, 
 	return heldSeat{s, r.seat}, nil
 }
 
+// wait is acquire for any request. (If acquire called it, Acquire would be too large to be inlined, or a
+// waiting goroutine would have one more frame on its stack.)
+func (s *Shaper) wait(r *request) (heldSeat, error) {
+	s.mustBeMade()
+	dec := s.enter(r)
+	err := dec.err
+	if dec.waiter != nil {
+		_, err = r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
+	}
+	if r.seat == nil {
+		return heldSeat{}, err
+	}
+	return heldSeat{s, r.seat}, nil
+}
+
 // Do runs f when a request of cost n may leave, and releases the seat of the request when
 // f has returned or panicked. It returns the error of [Shaper.Acquire], or the error of f.
 func (s *Shaper) Do(ctx context.Context, n int, f func(context.Context) error) error {

@@ -43,16 +43,18 @@ const publishAfter = 8
 // the flow if enough have been refused in a row.
 func (s *Shaper) publishAfterLocked(now, n int64) {
 	if s.inRow++; s.inRow >= publishAfter || s.stripes.audited() {
-		s.publishViewLocked(now, n)
+		if p := newPublicationLocked(s, now, n); p != nil {
+			s.published.Store(p)
+		}
 	}
 }
 
-// publishViewLocked publishes the view of the flow after a refusal of a request of cost n, unless
-// something is in force for which refusals need the lock.
-func (s *Shaper) publishViewLocked(now, n int64) {
+// newPublicationLocked returns the view of the flow after a refusal of a request of cost n, to be
+// published; nil if something is in force for which refusals need the lock.
+func newPublicationLocked(s *Shaper, now, n int64) *publication {
 	f := &s.flow
 	if s.mode != modePlain || s.recorded || f.capped() || s.phase != open {
-		return
+		return nil
 	}
 	if s.stripes == nil {
 		s.stripes = newRefusalStripes()
@@ -66,7 +68,7 @@ func (s *Shaper) publishViewLocked(now, n int64) {
 	if f.line.head != nil {
 		p.until = min(p.until, f.line.slot)
 	}
-	s.published.Store(p)
+	return p
 }
 
 // withdrawLocked withdraws the publication, and reads the clock. The caller has read it
@@ -78,14 +80,14 @@ func (d *dispatcher) withdrawLocked() (now int64) {
 	return int64(time.Since(d.epoch))
 }
 
-// refusePublished refuses a request by the published view, without the lock, and runs its hook. If the
+// refuse refuses a request of s by the published view, without the lock, and runs its hook. If the
 // view does not refuse it, dec is empty and the caller must lock. As in lockAt, the caller reads the
 // clock before it loads p, so p was still published after now.
 //
 // It is not inlined, so that calls that may leave need no stack for it.
 //
 //go:noinline
-func (s *Shaper) refusePublished(p *publication, now int64, r *request) (dec decision) {
+func (p *publication) refuse(s *Shaper, now int64, r *request) (dec decision) {
 	now = max(now, p.at)
 	if now >= p.until || r.kind == reentry {
 		return dec

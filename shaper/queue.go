@@ -131,9 +131,6 @@ type order interface {
 	// ahead returns how many of those in line would leave before a request that enters now,
 	// and their cost, saturating. It leaves out a waiter, unless that is nil.
 	ahead(r turn, without *waiter) (n int32, cost int64)
-	// outlasting returns the waiter that would leave last, if that is not a request that enters now;
-	// else nil.
-	outlasting(r turn) *waiter
 }
 
 // A turn is the part of a request that an order needs to know. It is a value, because a pointer to a

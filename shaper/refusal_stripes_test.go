@@ -52,7 +52,7 @@ func TestARefusalThatComesLateSaysNothingOfThePast(t *testing.T) {
 	p := s.published.Load()
 	refusedAt := func(at int64) *RejectError {
 		r := &request{ctx: t.Context(), cost: 1, deadline: exact.Forever}
-		return s.refusePublished(p, at, r).err.(*RejectError)
+		return p.refuse(s, at, r).err.(*RejectError)
 	}
 	late := refusedAt(p.at + 3000)
 	require.Equal(t, late.RetryAfter+2000, refusedAt(p.at+1000).RetryAfter)

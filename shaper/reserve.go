@@ -38,27 +38,23 @@ import (
 // A [Shaper.Snapshot] does not have the reservations that are open: their estimates stand in it. With a level in a [Bucket]
 // ([WithBucket]) the estimate stands, too, and settle only releases the seat.
 func (s *Shaper) Reserve(ctx context.Context, estimate int) (settle func(actual int), err error) {
-	v, err := s.reserve(ctx, estimate, newcomer)
+	v, err := reserveIn(ctx, s, nil, estimate, newcomer)
 	return v.orNothing(), err
 }
 
-// reserve is Reserve with a reservation in place of a function; nil with an error.
-func (s *Shaper) reserve(ctx context.Context, estimate int, kind entryKind) (*reservation, error) {
-	s.mustBeMade()
+// reserveIn is Reserve for a request with a key, or nil, with a reservation in place of a function; nil with
+// an error.
+func reserveIn(ctx context.Context, s *Shaper, key any, estimate int, kind entryKind) (*reservation, error) {
 	v := newReservation(estimate)
-	r := &request{ctx: ctx, cost: v.estimate, kind: kind, releases: true, arrival: &v.arrival}
-	dec := s.enter(r)
-	err := dec.err
-	if dec.waiter != nil {
-		_, err = r.finish(&s.dispatcher, &s.flow, dec.waiter, r.await(dec.waiter))
-	}
+	r := &request{ctx: ctx, key: key, cost: v.estimate, kind: kind, releases: true, arrival: &v.arrival}
+	_, err := s.wait(r)
 	return v.begin(r, &s.dispatcher, &s.flow, err)
 }
 
 // Spend is [Shaper.Do] for such a request: f returns the cost, also together with an error. If f panics, the
 // estimate stands.
 func (s *Shaper) Spend(ctx context.Context, estimate int, f func(context.Context) (actual int, err error)) error {
-	v, err := s.reserve(ctx, estimate, newcomer)
+	v, err := reserveIn(ctx, s, nil, estimate, newcomer)
 	if err != nil {
 		return err
 	}
@@ -76,7 +72,7 @@ func (s *Shaper) AtMost(n int) {
 	s.mustBeMade()
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
-	s.atMostLocked(&s.flow, now, n)
+	s.flow.atMost(&s.dispatcher, now, n)
 }
 
 // Reserve is [Shaper.Reserve] on the bucket of a key. If that has drained, and has been deleted,
@@ -91,7 +87,7 @@ func (g *Group[K]) Reserve(ctx context.Context, key K, estimate int) (settle fun
 func reserve[K comparable](ctx context.Context, g *Group[K], key K, estimate int, kind entryKind) (*reservation, error) {
 	v := newReservation(estimate)
 	r := &request{ctx: ctx, cost: v.estimate, kind: kind, releases: true, arrival: &v.arrival}
-	in, kf, err := g.wait(key, r)
+	in, kf, err := waitIn(g, key, r)
 	v.holder = reservingKey[K]{g.shardOf(key).of(key), in, kf}
 	if in == nil { // With a cost of 0 and with most errors no bucket has been looked for.
 		return v.begin(r, nil, nil, err)
@@ -119,7 +115,7 @@ func (g *Group[K]) AtMost(key K, n int) {
 func (k ofKey[K]) atMost(n int) {
 	_ = k.withFlowOrNew(context.Background(), bucketInDrain, func(in *keyShard[K], kf *keyedFlow[K], now int64) {
 		if kf != k.s.closedFlow {
-			in.atMostLocked(&kf.Value, now, n)
+			kf.Value.atMost(&in.dispatcher, now, n)
 		}
 	})
 }
@@ -174,7 +170,7 @@ func (k reservingKey[K]) charge(n int64) {
 			in.countSettledLocked(&kf.Value, 0, uint64(n), 0)
 			return
 		}
-		in.settleLocked(&kf.Value, now, 0, -n)
+		kf.Value.settle(&in.dispatcher, now, 0, -n)
 		in.retimeLocked(&kf.Value, now)
 	})
 }
@@ -288,7 +284,7 @@ func (v *reservation) charge(n int64) {
 func (v *reservation) settleWith(over int64) {
 	now := v.d.lockFlow(v.f)
 	defer v.d.unlockAndArm()
-	v.d.settleLocked(v.f, now, v.number, over)
+	v.f.settle(v.d, now, v.number, over)
 	v.d.retimeLocked(v.f, now)
 	if over > 0 && v.holder != nil {
 		v.holder.mayBeDrainedLocked()
@@ -336,10 +332,10 @@ func (s *settlements) count(givenBack, charged, forfeited uint64) {
 }
 
 // countSettledLocked counts a settlement for a flow, and in a [Group] for all.
-func (d *dispatcher) countSettledLocked(f *flow, givenBack, charged, forfeited uint64) {
+func (o *watch) countSettledLocked(f *flow, givenBack, charged, forfeited uint64) {
 	f.bucket.rareOrNew().count(givenBack, charged, forfeited)
-	if d.totals != nil {
-		d.totals.count(givenBack, charged, forfeited)
+	if o.totals != nil {
+		o.totals.count(givenBack, charged, forfeited)
 	}
 }
 
@@ -354,28 +350,9 @@ func (f *flow) settled() *settlements {
 // noSettlements are those of a flow that has none. It is only read.
 var noSettlements settlements
 
-// reservedAtOnceLocked begins the reservation of a request that has just left as it came.
-func (d *dispatcher) reservedAtOnceLocked(f *flow, now int64, r *request) {
-	v, rs := d.reservationLocked(f, r)
-	if v.number != 0 {
-		rs.add(&f.bucket, exact.At(now), false, v.number)
-	}
-}
-
-// reservedInLineLocked begins the reservation of a request that enters the line.
-func (d *dispatcher) reservedInLineLocked(f *flow, w *waiter, r *request) {
-	v, rs := d.reservationLocked(f, r)
-	w.reservation = uint32(v.number)
-	if d.isDryRun() {
-		if rs.shadow == nil {
-			rs.shadow = make(map[uint64]int64)
-		}
-		rs.shadow[v.number] = 0
-	}
-}
-
-// reservationLocked returns the reservation of a request that has been admitted to a flow, with its number.
-func (d *dispatcher) reservationLocked(f *flow, r *request) (v *reservation, rs *reservations) {
+// reservedOf returns the reservation of a request that has been admitted to a flow, which has its number
+// now, and the reservations of the flow.
+func (r *request) reservedOf(d *dispatcher, f *flow) (v *reservation, rs *reservations) {
 	v, r.arrival = r.arrival.reservation, nil
 	rs = &f.bucket.rareOrNew().reservations
 	v.of = &rs.settlements
@@ -385,9 +362,28 @@ func (d *dispatcher) reservationLocked(f *flow, r *request) (v *reservation, rs 
 	return v, rs
 }
 
-// reservedLeavesLocked notes that a request with a reservation leaves the line. Its slot is line.since.
-func (d *dispatcher) reservedLeavesLocked(ln *line, w *waiter, now int64) {
-	rs := &ln.flow.bucket.rare.reservations
+// reservesAtOnce begins the reservation of a request that has just left as it came.
+func (r *request) reservesAtOnce(d *dispatcher, f *flow, now int64) {
+	v, rs := r.reservedOf(d, f)
+	if v.number != 0 {
+		rs.add(&f.bucket, exact.At(now), false, v.number)
+	}
+}
+
+// reservesInLine begins the reservation of a request that enters the line.
+func (r *request) reservesInLine(d *dispatcher, f *flow, w *waiter) {
+	v, rs := r.reservedOf(d, f)
+	w.reservation = uint32(v.number)
+	if d.isDryRun() {
+		if rs.shadow == nil {
+			rs.shadow = make(map[uint64]int64)
+		}
+		rs.shadow[v.number] = 0
+	}
+}
+
+// leaves notes that a request with a reservation leaves the line now. Its slot is line.since.
+func (rs *reservations) leaves(d *dispatcher, ln *line, w *waiter, now int64) {
 	number := rs.last - uint64(uint32(rs.last)-w.reservation) // The latest that ends in these bits; no line is so long that another could be meant.
 	over, waits := rs.shadow[number]
 	if d.isDryRun() && !waits {
@@ -396,14 +392,14 @@ func (d *dispatcher) reservedLeavesLocked(ln *line, w *waiter, now int64) {
 	rs.add(&ln.flow.bucket, ln.since, rs.sinceIsRounded, number)
 	delete(rs.shadow, number)
 	if over != 0 {
-		d.settleLocked(ln.flow, now, number, over)
+		ln.flow.settle(d, now, number, over)
 		ln.flow.bucket.sinceIsWhole()
 	}
 }
 
-// settleLocked settles a reservation of a flow that was too great by over, or too small if over is
+// settle settles a reservation of the flow that was too great by over, or too small if over is
 // negative. A number of 0 stands for a request that has reserved nothing.
-func (d *dispatcher) settleLocked(f *flow, now int64, number uint64, over int64) {
+func (f *flow) settle(d *dispatcher, now int64, number uint64, over int64) {
 	b := &f.bucket
 	switch {
 	case number != 0 && b.rare.settleShadow(number, over):
@@ -431,8 +427,8 @@ func (d *dispatcher) retimeLocked(f *flow, now int64) {
 	d.advanceLocked(now, headFirst)
 }
 
-// atMostLocked is AtMost for a flow.
-func (d *dispatcher) atMostLocked(f *flow, now int64, n int) {
+// atMost is AtMost for a flow.
+func (f *flow) atMost(d *dispatcher, now int64, n int) {
 	b := &f.bucket
 	room := b.burst - int64(max(n, 0))
 	if room <= 0 || b.interval.IsZero() || d.shared.flowEvenAtInf(f) != nil {

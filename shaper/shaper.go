@@ -127,7 +127,7 @@ func (s *Shaper) enter(r *request) decision {
 	}
 	now := int64(time.Since(s.epoch))
 	if p := s.published.Load(); p != nil {
-		if dec := s.refusePublished(p, now, r); dec.event == refusedEvent {
+		if dec := p.refuse(s, now, r); dec.event == refusedEvent {
 			return dec
 		}
 	}

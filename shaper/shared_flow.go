@@ -311,7 +311,7 @@ func (sf *sharedFlow) refuseUnavailableLocked(now int64, r *request) decision {
 	d := sf.d
 	err := d.shared.rejectUnavailableLocked(sf.f, now, now)
 	d.keepRefusalLocked(now, r.cost, rejection{reason: refusedUnavailable, retryAfter: err.RetryAfter})
-	d.keepRefusedKeyLocked(r.key)
+	d.fair.keepRefusedLocked(d.refusalRing.count, r.key)
 	return decision{err: err, waiting: int32(sf.f.waiting()), event: refusedEvent}
 }
 

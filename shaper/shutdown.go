@@ -21,7 +21,11 @@ const (
 // several goroutines at once, and from hooks.
 func (s *Shaper) Close() error {
 	s.mustBeMade()
-	s.close()
+	s.closeLines()
+	s.ticker.waitForEnd()
+	if s.shared != nil {
+		s.shared.close()
+	}
 	return nil
 }
 
@@ -43,15 +47,33 @@ func (s *Shaper) Close() error {
 // requests have come to it.
 func (s *Shaper) Shutdown(ctx context.Context) error {
 	s.mustBeMade()
-	return s.shutdown(ctx)
+	s.beginDrainLocked(s.lockAndAdvance())
+	if s.waiting > 0 && s.shutDown == nil {
+		s.shutDown = make(chan struct{})
+	}
+	drained := s.shutDown
+	empty := s.waiting == 0 || s.isDryRun() // In a dry run no request waits, so there is nothing to wait for.
+	s.unlockAndArm()
+	if !empty {
+		if err := awaitDrain(ctx, drained); err != nil {
+			return err
+		}
+	}
+	return s.Close()
 }
 
-// close is Close.
-func (d *dispatcher) close() {
-	d.closeLines()
-	d.ticker.waitForEnd()
-	if d.shared != nil {
-		d.shared.close()
+// awaitDrain waits for the end of a drain, or returns the error of a context that ends before it.
+func awaitDrain(ctx context.Context, drained <-chan struct{}) error {
+	select {
+	case <-drained:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-drained: // Both have happened: the lines are empty, which counts.
+		return nil
+	default:
+		return errorOf(ctx)
 	}
 }
 
@@ -79,30 +101,6 @@ func (d *dispatcher) refuseLinesLocked(now int64) {
 		}
 		d.updateDepartureLocked(ln.flow)
 	}
-}
-
-// shutdown is Shutdown. In a dry run no request waits, so there is nothing to wait for.
-func (d *dispatcher) shutdown(ctx context.Context) error {
-	d.beginDrainLocked(d.lockAndAdvance())
-	if d.waiting > 0 && d.shutDown == nil {
-		d.shutDown = make(chan struct{})
-	}
-	drained := d.shutDown
-	empty := d.waiting == 0 || d.isDryRun()
-	d.unlockAndArm()
-	if !empty {
-		select {
-		case <-drained:
-		case <-ctx.Done():
-			select {
-			case <-drained: // Both have happened: the line is empty, which counts.
-			default:
-				return errorOf(ctx)
-			}
-		}
-	}
-	d.close()
-	return nil
 }
 
 // beginDrainLocked admits no more requests.
@@ -181,14 +179,8 @@ func (d *groupDrain) endLocked() {
 func (g *Group[K]) Shutdown(ctx context.Context) error {
 	g.mustBeMade()
 	if g.all.beginDrain(&g.drain) && !g.spill.isDryRun() {
-		select {
-		case <-g.drain.ended:
-		case <-ctx.Done():
-			select {
-			case <-g.drain.ended: // Both have happened: the lines are empty, which counts.
-			default:
-				return errorOf(ctx)
-			}
+		if err := awaitDrain(ctx, g.drain.ended); err != nil {
+			return err
 		}
 	}
 	return g.Close()
@@ -198,11 +190,7 @@ func (g *Group[K]) Shutdown(ctx context.Context) error {
 // [Group.Snapshot] still knows them.
 func (g *Group[K]) Close() error {
 	g.mustBeMade()
-	// The shard of the buckets that keys share is closed last: a key comes to it by a shard that is
-	// open, so none comes any more.
-	for _, s := range g.all {
-		s.close()
-	}
+	g.all.close()
 	g.drain.end()
 	g.drain.closing.Wait()
 	g.ticker.waitForEnd()
@@ -243,24 +231,18 @@ func (s *keyShard[K]) onDrainLocked(waits bool) bool {
 	case !waits && s.isAwaited:
 		s.isAwaited = false
 		if s.group.drain.leave() {
-			s.group.drain.closing.Go(s.group.all.closeDrained)
+			s.group.drain.closing.Go(s.group.all.close)
 		}
 	}
 	return s.isAwaited
 }
 
-// closeDrained closes all shards. No request waits in them any more.
-func (all shards[K]) closeDrained() {
+// close refuses all requests that wait, and admits no more. The shard of the buckets that keys share is
+// closed last: a key comes to it by a shard that is open, so none comes any more.
+func (all shards[K]) close() {
 	for _, s := range all {
-		s.closeDrained()
+		s.close()
 	}
-}
-
-// closeDrained closes a shard in which no request waits any more.
-func (s *keyShard[K]) closeDrained() {
-	s.lockAndAdvance()
-	defer s.unlockAndArm()
-	s.closeLocked()
 }
 
 // close refuses all requests that wait, and admits no more.

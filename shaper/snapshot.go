@@ -65,7 +65,7 @@ func (s *Shaper) Restore(data []byte) error {
 	level.since(saved.Taken, time.Now(), &s.dispatcher)
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
-	s.restoreLocked(&s.flow, now, &level)
+	level.restore(&s.dispatcher, &s.flow, now)
 	return nil
 }
 
@@ -193,9 +193,9 @@ func (r *restoredLevel) since(taken, at time.Time, d *dispatcher) {
 	r.age = max(0, int64(at.Round(0).Sub(taken)))
 }
 
-// restoreLocked raises the level of a flow to the rest of a restored level, and makes its hold and
-// its block last as long as the restored ones.
-func (d *dispatcher) restoreLocked(f *flow, now int64, r *restoredLevel) {
+// restore raises the level of a flow to the rest of the restored level, and makes its hold and
+// its block last as long as the restored ones. The lock is held.
+func (r *restoredLevel) restore(d *dispatcher, f *flow, now int64) {
 	f.bucket.noteReserved(now)
 	f.bucket.restore(r)
 	if remaining := r.held - r.age; remaining > 0 {
@@ -398,7 +398,7 @@ func (k ofKey[K]) restore(r *restoredLevel) error {
 		if closed || kf == s.unlimited || kf.Light { // The level of an unlimited key is always 0.
 			return
 		}
-		in.restoreLocked(&kf.Value, now, r)
+		r.restore(&in.dispatcher, &kf.Value, now)
 		if kf.Home == keyed.Own && in.idleLocked(&kf.Value, now) {
 			in.deleteLocked(kf) // It has drained meanwhile, and leaves its room to others.
 		}

@@ -167,7 +167,7 @@ func (r *request) rejectInLineLocked(d *dispatcher, f *flow, w *waiter) error {
 	}
 	if !d.keyed { // A Group knows the key, and logs it itself.
 		d.keepRefusalLocked(w.at, r.cost, why)
-		d.keepRefusedKeyLocked(r.key)
+		d.fair.keepRefusedLocked(d.refusalRing.count, r.key)
 	}
 	return err
 }
