@@ -3,13 +3,19 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/failsafe-go/failsafe-go/ratelimiter"
+	"go.uber.org/ratelimit"
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/shaper"
 )
 
 // Experiment is "admission".
@@ -128,4 +134,190 @@ func goals() []report.Goal {
 	return append(all, report.Goal{
 		What: "allocations of a refusal", Ours: "Admission/outcome=refused/call=Wait-*/limiter=shaper/goroutines=* allocs/call", Most: 1.01,
 	})
+}
+
+// A call is one way in which a limiter lets a caller in, or refuses it.
+type call struct {
+	limiter string
+	call    string
+	refuses bool // otherwise the caller may leave at once
+	open    opener
+}
+
+const (
+	// At the fast rate no call ever waits, and at the slow one, three a day, none
+	// leaves while this runs.
+	fastPerSecond, fastBurst = 1e9, 1e9
+	slowPerSecond            = 3. / (24 * 60 * 60)
+	slowInterval             = 8 * time.Hour
+
+	fullLine = 100 // waiters
+
+	acquire = "Acquire-release"
+)
+
+var (
+	fast   = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1}
+	capped = shaper.Limits{Rate: fastPerSecond, Burst: fastBurst, Depth: 1, InFlight: 100}
+	slow   = shaper.Limits{Rate: slowPerSecond, Depth: fullLine}
+
+	fastBucket = rivals.Bucket{Every: time.Nanosecond, Burst: fastBurst}
+	slowBucket = rivals.Bucket{Every: slowInterval, Burst: 1}
+)
+
+// calls returns everything that is compared, ours first, then in the order in
+// which the limiters are known to Go programmers.
+func calls() []call {
+	return []call{
+		{limiter: rivals.Ours, call: "Wait", open: meetShaper(fast, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
+			return s.Wait(live) == nil
+		})},
+		{limiter: rivals.Ours, call: "Allow", open: meetShaper(fast, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
+			return s.Allow()
+		})},
+		{limiter: rivals.Ours, call: acquire, open: meetShaper(capped, 0, func(s *shaper.Shaper, live, _ context.Context) bool {
+			release, err := s.Acquire(live, 1)
+			release()
+			return err == nil
+		})},
+		{limiter: "x-time", call: "Wait", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, live, _ context.Context) bool {
+			return l.Wait(live) == nil
+		})},
+		{limiter: "x-time", call: "Allow", open: meetXTime(fastPerSecond, fastBurst, func(l *rate.Limiter, _, _ context.Context) bool {
+			return l.Allow()
+		})},
+		{limiter: "uber", call: "Take", open: meetUber()},
+		{limiter: "uber-noslack", call: "Take", open: meetUber(ratelimit.WithoutSlack)},
+		{limiter: "failsafe", call: "AcquirePermit", open: meetFailsafe(time.Nanosecond, func(l failsafeLimiter, live context.Context) bool {
+			return l.AcquirePermit(live) == nil
+		})},
+		{limiter: "throttled", call: "RateLimitCtx", open: meetKeyed("throttled-unbounded", fastBucket, true)},
+		{limiter: "sethvargo", call: "Take", open: meetKeyed("sethvargo", fastBucket, true)},
+		{limiter: "httprate", call: "OnLimit", open: meetKeyed("httprate", fastBucket, true)},
+
+		{limiter: rivals.Ours, call: "Wait-full-line", refuses: true, open: meetShaper(slow, fullLine, func(s *shaper.Shaper, live, _ context.Context) bool {
+			return saysWhen(s.Wait(live))
+		})},
+		{limiter: rivals.Ours, call: "Wait-deadline", refuses: true, open: meetShaper(slow, fullLine-1, func(s *shaper.Shaper, _, soon context.Context) bool {
+			return saysWhen(s.Wait(soon))
+		})},
+		{limiter: rivals.Ours, call: "Allow", refuses: true, open: meetShaper(slow, 0, func(s *shaper.Shaper, _, _ context.Context) bool {
+			return !s.Allow()
+		})},
+		{limiter: "x-time", call: "Wait-deadline", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, soon context.Context) bool {
+			return l.Wait(soon) != nil
+		})},
+		{limiter: "x-time", call: "Allow", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
+			return !l.Allow()
+		})},
+		{limiter: "x-time", call: "Reserve-Delay-Cancel", refuses: true, open: meetXTime(slowPerSecond, 1, func(l *rate.Limiter, _, _ context.Context) bool {
+			r := l.Reserve()
+			delay := r.Delay()
+			r.Cancel()
+			return delay > 0
+		})},
+		{limiter: "failsafe", call: "TryAcquirePermit", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, _ context.Context) bool {
+			return !l.TryAcquirePermit()
+		})},
+		{limiter: "failsafe", call: "AcquirePermitWithMaxWait", refuses: true, open: meetFailsafe(slowInterval, func(l failsafeLimiter, live context.Context) bool {
+			return errors.Is(l.AcquirePermitWithMaxWait(live, time.Second), ratelimiter.ErrExceeded)
+		})},
+		{limiter: "throttled", call: "RateLimitCtx", refuses: true, open: meetKeyed("throttled-unbounded", slowBucket, false)},
+		{limiter: "sethvargo", call: "Take", refuses: true, open: meetKeyed("sethvargo", slowBucket, false)},
+		{limiter: "httprate", call: "OnLimit", refuses: true, open: meetKeyed("httprate", slowBucket, false)},
+	}
+}
+
+// saysWhen reports whether err is a refusal that tells when to come back.
+func saysWhen(err error) bool {
+	reject, ok := err.(*shaper.RejectError) // [shaper.Shaper.WaitN] promises this type.
+	return ok && reject.RetryAfter > 0
+}
+
+// An opener makes a limiter in the state that the calls are to meet. Each
+// goroutine calls each once, and what that returned over and over. Such a call
+// reports whether it came out as it should.
+type opener = func() (each func() (call func() bool), stop func(), err error)
+
+// shared is for limiters on which all goroutines make the same call.
+func shared(call func() bool) func() func() bool {
+	return func() func() bool { return call }
+}
+
+// contexts returns a context that could end, as any request's can, and one with a deadline that
+// lies before any departure at the slow rate.
+func contexts() (live, soon context.Context, cancel func()) {
+	live, cancelLive := context.WithCancel(context.Background())
+	soon, cancelSoon := context.WithTimeout(context.Background(), time.Hour)
+	return live, soon, func() { cancelLive(); cancelSoon() }
+}
+
+// meetShaper makes a shaper whose burst is spent where it can be, with so many
+// callers in the line.
+func meetShaper(l shaper.Limits, waiting int, call func(s *shaper.Shaper, live, soon context.Context) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		s := rivals.Must(shaper.New(l))
+		s.Allow()
+		line, err := measure.Gather(waiting, func(int) { _ = s.Wait(context.Background()) })
+		if err != nil {
+			return nil, nil, err
+		}
+		if n := s.Stats().Waiting; n != waiting {
+			return nil, nil, fmt.Errorf("%d wait in the line of the shaper, not %d", n, waiting)
+		}
+		live, soon, cancel := contexts()
+		return shared(func() bool { return call(s, live, soon) }), func() {
+			cancel()
+			_ = s.Close()
+			line.All.Wait()
+		}, nil
+	}
+}
+
+func meetXTime(perSecond rate.Limit, burst int, call func(l *rate.Limiter, live, soon context.Context) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		l := rate.NewLimiter(perSecond, burst)
+		l.Allow()
+		live, soon, cancel := contexts()
+		return shared(func() bool { return call(l, live, soon) }), cancel, nil
+	}
+}
+
+// meetUber takes an interval of a nanosecond, with which no call ever waits.
+func meetUber(opts ...ratelimit.Option) opener {
+	return func() (func() func() bool, func(), error) {
+		l := ratelimit.New(fastPerSecond, opts...)
+		return shared(func() bool { return !l.Take().IsZero() }), func() {}, nil
+	}
+}
+
+type failsafeLimiter = ratelimiter.RateLimiter[any]
+
+func meetFailsafe(interval time.Duration, call func(l failsafeLimiter, live context.Context) bool) opener {
+	return func() (func() func() bool, func(), error) {
+		l := ratelimiter.NewSmoothWithMaxRate[any](interval)
+		l.TryAcquirePermit()
+		live, _, cancel := contexts()
+		return shared(func() bool { return call(l, live) }), cancel, nil
+	}
+}
+
+// meetKeyed is for limiters that have no call without a key. The one that is used needs
+// no bound on keys. If calls are refused, they have to tell when to come back.
+func meetKeyed(name string, b rivals.Bucket, leaves bool) opener {
+	return func() (func() func() bool, func(), error) {
+		live, _, cancel := contexts()
+		k := rivals.KeyedNamed(name).Open(live, 1, b)
+		stop := func() { cancel(); k.Stop() }
+		k.Each[0]()("key")
+		if !leaves && !k.TellsWhen("key") {
+			stop()
+			return nil, nil, fmt.Errorf("a refusal of %s does not tell when to come back", name)
+		}
+		each := func() func() bool {
+			call := k.Each[0]()
+			return func() bool { return call("key") == leaves }
+		}
+		return each, stop, nil
+	}
 }

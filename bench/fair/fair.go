@@ -4,16 +4,21 @@ package fair
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"math"
+	"math/rand/v2"
 	"slices"
+	"strconv"
+	"sync"
+	"time"
 
+	"golang.org/x/time/rate"
+
+	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/shaper"
 )
 
 // Experiment is "fair".
@@ -30,7 +35,7 @@ var Experiment = run.Experiment{
 	Needs: "go",
 	GetIt: "https://go.dev/dl",
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		lines, err1 := inVirtualTime(ctx)
+		lines, err1 := run.InVirtualTime(ctx, "TestABurstBesideLightKeys", "example.com/leakybucket/bench/fair")
 		costs, err2 := run.InTurns(ctx, o, costChild.Take, costCases(o))
 		run.Beyond(costs, func(bare, of costInput) bool { return bare.Keys == 0 && of.Keys > 0 }, func(bare costFound, from *costFound) {
 			from.Memory = (from.Heap - bare.Heap) / from.keys()
@@ -39,37 +44,317 @@ var Experiment = run.Experiment{
 	},
 }
 
-// resultsIn is the name of the variable that names the file for results.
-const resultsIn = "BENCH_FAIR_RESULTS"
+const (
+	perSecond = 50
+	burstSize = 1000
+	people    = 10 // light keys
+	depth     = 10_000
+)
 
-// inVirtualTime runs a test that measures, because package synctest works in tests alone.
-func inVirtualTime(ctx context.Context) (lines []report.Line, err error) {
-	dir, err := os.MkdirTemp("", "bench-fair-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "results.json")
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-run", "^TestABurstBesideLightKeys$", "example.com/leakybucket/bench/fair")
-	cmd.Env = append(os.Environ(), resultsIn+"="+file)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, out)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	return lines, json.Unmarshal(text, &lines)
+// keys are what shares the rate: the weight of each, and the largest cost of a request.
+type keys struct {
+	weights map[string]int
+	largest int
 }
 
-// linesOf is what is reported of one way.
-func linesOf(by way, w Waits, shareErr float64) []report.Line {
-	return []report.Line{
-		{Name: "Fair/limiter=" + by.name, Figures: []report.Figure{
-			{Value: float64(w.Median.Nanoseconds()), Unit: "wait-p50-ns"}, {Value: float64(w.P99.Nanoseconds()), Unit: "wait-p99-ns"},
-			{Value: float64(w.Longest.Nanoseconds()), Unit: "wait-longest-ns"}, {Value: float64(w.Burst.Nanoseconds()), Unit: "burst-ns"},
-			{Value: w.Unused, Unit: "unused-%"},
-		}},
-		{Name: "FairShares/limiter=" + by.name, Figures: []report.Figure{{Value: shareErr, Unit: "share-err-%"}}},
+// share returns the part of the rate that a key has if it is split beforehand.
+func (k keys) share(key string) float64 {
+	sum := 0
+	for _, w := range k.weights {
+		sum += w
 	}
+	return perSecond * float64(k.weights[key]) / float64(sum)
+}
+
+func (k keys) limits(perSecond float64) shaper.Limits {
+	return shaper.Limits{Rate: rate.Limit(perSecond), Burst: k.largest, Depth: depth}
+}
+
+// A way is how keys share a rate. Its function makes what one run shares.
+type way struct {
+	name string
+	make func(k keys) (wait func(key string, n int), stop func())
+}
+
+var ways = []way{
+	{"one-line", func(k keys) (func(string, int), func()) {
+		s := must(shaper.New(k.limits(perSecond)))
+		return func(_ string, n int) { check(s.WaitN(context.Background(), n)) }, func() { check(s.Close()) }
+	}},
+	{"fair", func(k keys) (func(string, int), func()) {
+		s := must(shaper.New(k.limits(perSecond), shaper.WithFairQueue(func(key string) int { return k.weights[key] })))
+		return func(key string, n int) { check(s.For(key).WaitN(context.Background(), n)) }, func() { check(s.Close()) }
+	}},
+	{"group", func(k keys) (func(string, int), func()) {
+		g := must(shaper.NewGroup(func(key string) (shaper.Limits, error) { return k.limits(k.share(key)), nil }))
+		return func(key string, n int) { check(g.WaitN(context.Background(), key, n)) }, func() { check(g.Close()) }
+	}},
+	{"x-time", func(k keys) (func(string, int), func()) {
+		all := map[string]*rate.Limiter{}
+		for key := range k.weights {
+			all[key] = rate.NewLimiter(rate.Limit(k.share(key)), k.largest)
+		}
+		return func(key string, n int) { check(all[key].WaitN(context.Background(), n)) }, func() {}
+	}},
+	{"round-robin", func(keys) (func(string, int), func()) {
+		r := &roundRobin{lines: map[string][]pending{}}
+		return r.wait, func() {}
+	}},
+}
+
+// A roundRobin has a line for each key, and lets one request of each leave in turn. The next one leaves when the rate has made up for the cost of the last.
+type roundRobin struct {
+	mu    sync.Mutex
+	free  time.Time // when the next request may leave
+	lines map[string][]pending
+	turns []string // keys with a line, the next first
+	armed bool
+}
+
+// A pending request is in line.
+type pending struct {
+	cost  int
+	leave chan struct{}
+}
+
+func (r *roundRobin) wait(key string, n int) {
+	p := pending{n, make(chan struct{})}
+	r.mu.Lock()
+	if len(r.lines[key]) == 0 {
+		r.turns = append(r.turns, key)
+	}
+	r.lines[key] = append(r.lines[key], p)
+	if !r.armed {
+		r.armed = true
+		time.AfterFunc(time.Until(r.free), r.next)
+	}
+	r.mu.Unlock()
+	<-p.leave
+}
+
+// next lets one request leave.
+func (r *roundRobin) next() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := r.turns[0]
+	p := r.lines[key][0]
+	r.turns, r.lines[key] = r.turns[1:], r.lines[key][1:]
+	if len(r.lines[key]) > 0 {
+		r.turns = append(r.turns, key)
+	}
+	close(p.leave)
+	took := time.Duration(p.cost) * time.Second / perSecond
+	r.free = time.Now().Add(took)
+	if r.armed = len(r.turns) > 0; r.armed {
+		time.AfterFunc(took, r.next)
+	}
+}
+
+// Waits are what became of a burst and of calls of light keys beside it.
+type Waits struct {
+	Median  time.Duration `unit:"wait-p50-ns"` // of the light keys, as the next two
+	P99     time.Duration `unit:"wait-p99-ns"`
+	Longest time.Duration `unit:"wait-longest-ns"`
+	Burst   time.Duration `unit:"burst-ns"` // until it was through
+	Unused  float64       `unit:"unused-%"` // of the rate until then
+}
+
+// besideABurst returns how long calls of light keys wait, until the burst of another is through, in the order of their calls.
+func besideABurst(by way, seed uint64) (light []time.Duration, burst time.Duration, unused float64) {
+	k := keys{map[string]int{"burst": 1}, 1}
+	for i := range people {
+		k.weights[fmt.Sprint(i)] = 1
+	}
+	wait, stop := by.make(k)
+	defer stop()
+	start := time.Now()
+	var mu sync.Mutex
+	left := 0
+	var all, large sync.WaitGroup
+	send := func(key string) (took time.Duration) {
+		at := time.Now()
+		wait(key, 1)
+		mu.Lock()
+		defer mu.Unlock()
+		left++
+		return time.Since(at)
+	}
+	for range burstSize {
+		large.Go(func() { send("burst") })
+	}
+	through := make(chan struct{})
+	all.Go(func() {
+		random := rand.New(rand.NewPCG(seed, 1))
+		for i := 0; ; i++ {
+			select {
+			case <-through:
+				return
+			case <-time.After(time.Duration(random.Int64N(int64(800 * time.Millisecond)))):
+			}
+			all.Go(func() {
+				took := send(fmt.Sprint(i % people))
+				mu.Lock()
+				defer mu.Unlock()
+				light = append(light, took)
+			})
+		}
+	})
+	large.Wait()
+	burst = time.Since(start)
+	mu.Lock()
+	unused = max(0, 100*(1-float64(left)/(perSecond*burst.Seconds()+1))) // The first one leaves at 0.
+	mu.Unlock()
+	close(through)
+	all.Wait()
+	return light, burst, unused
+}
+
+// waitsOf returns quantiles of many waits, and means of the rest.
+func waitsOf(light, bursts []time.Duration, unused float64) Waits {
+	slices.Sort(light)
+	at := func(q float64) time.Duration { return light[min(int(q*float64(len(light))), len(light)-1)] }
+	var sum time.Duration
+	for _, b := range bursts {
+		sum += b
+	}
+	return Waits{at(0.5), at(0.99), at(1), sum / time.Duration(len(bursts)), unused}
+}
+
+// shareError returns by how many percentage points a key's share of what has left in a minute is off what its weight says.
+func shareError(by way) float64 {
+	const cheap, dear = "cheap", "dear" // keys
+	wait, stop := by.make(keys{map[string]int{cheap: 3, dear: 1}, 8})
+	defer stop()
+	var mu sync.Mutex
+	left := map[string]int{}
+	end := time.Now().Add(time.Minute)
+	var all sync.WaitGroup
+	for key, cost := range map[string]int{cheap: 1, dear: 8} {
+		for range 20 { // so that there is always one in line
+			all.Go(func() {
+				for {
+					wait(key, cost)
+					mu.Lock()
+					if time.Now().After(end) {
+						mu.Unlock()
+						return
+					}
+					left[key] += cost
+					mu.Unlock()
+				}
+			})
+		}
+	}
+	all.Wait()
+	return math.Abs(100*float64(left[cheap])/float64(left[cheap]+left[dear]) - 75)
+}
+
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+// check panics: nothing here may fail.
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+type costInput struct {
+	Keys    int // 0: a plain Shaper
+	Waiting int
+}
+
+// A costFound is what a request in line costs, and what the keys take.
+type costFound struct {
+	Admission float64 `unit:"admission-ns"`
+	Refusal   float64 `unit:"refusal-ns"`
+	Departure float64 `unit:"departure-ns"`
+	Memory    float64 `unit:"B/key"` // not known of a plain Shaper
+
+	Heap float64 // bytes, with all in line
+	Keys int
+}
+
+func (f costFound) keys() float64 { return float64(f.Keys) }
+
+var costChild = run.NewMeasurement("fair-cost", cost)
+
+// cost fills a line, asks for more, and lets all leave at once.
+func cost(in costInput) (costFound, error) {
+	found := costFound{Memory: math.NaN(), Keys: in.Keys}
+	closed := shaper.Limits{Rate: rate.Every(time.Minute), Depth: in.Waiting}
+	var opts []shaper.Option
+	if in.Keys > 0 {
+		opts = append(opts, shaper.WithFairQueue(nil))
+	}
+	names := make([]string, max(1, in.Keys))
+	for i := range names {
+		names[i] = strconv.Itoa(i)
+	}
+	before := measure.LiveHeap()
+	s, err := shaper.New(closed, opts...)
+	if err != nil {
+		return found, err
+	}
+	defer s.Close()
+	ctx := context.Background()
+	if err := s.Wait(ctx); err != nil { // The first one leaves, and the line begins behind it.
+		return found, err
+	}
+	var all sync.WaitGroup
+	errs := make(chan error, in.Waiting) // has room for the one error of each request
+	start := time.Now()
+	for i := range in.Waiting {
+		all.Go(func() { errs <- s.For(names[i%len(names)]).Wait(ctx) })
+	}
+	for s.Stats().Waiting < in.Waiting {
+		if len(errs) > 0 {
+			return found, fmt.Errorf("a request did not stay in line: %w", <-errs)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	found.Admission = perCall(start, in.Waiting)
+	found.Heap = float64(measure.LiveHeap() - before)
+
+	const refusals = 100_000
+	start = time.Now()
+	for range refusals {
+		// A key that has a request in line would leave last with one more.
+		if err := s.For(names[0]).Wait(ctx); !errors.Is(err, shaper.ErrQueueFull) {
+			return found, fmt.Errorf("not refused for places: %v", err)
+		}
+	}
+	found.Refusal = perCall(start, refusals)
+
+	start = time.Now()
+	closed.Rate = rate.Inf
+	if err := s.SetLimits(closed); err != nil {
+		return found, err
+	}
+	all.Wait()
+	found.Departure = perCall(start, in.Waiting)
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			return found, err
+		}
+	}
+	return found, nil
+}
+
+func perCall(since time.Time, calls int) float64 {
+	return float64(time.Since(since).Nanoseconds()) / float64(calls)
+}
+
+// costCases fill lines of one length with requests of so many keys.
+func costCases(o run.Options) (all []run.Case[costInput]) {
+	const waiting = 100_000
+	for _, keys := range []int{0, 1, 1000, waiting} {
+		all = append(all, run.Case[costInput]{
+			Name: fmt.Sprintf("FairCost/keys=%d", keys), Input: costInput{keys, waiting}, Rounds: o.Times(5, 1),
+		})
+	}
+	return all
 }

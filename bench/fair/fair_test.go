@@ -1,8 +1,6 @@
 package fair
 
 import (
-	"encoding/json"
-	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,13 +8,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/run"
 )
 
 // The experiment runs this test and takes its results. In virtual time they are the same on every machine.
 func TestABurstBesideLightKeys(t *testing.T) {
-	file := os.Getenv(resultsIn)
 	times := 2
-	if file != "" {
+	if run.ResultsAreWanted() {
 		times = 20
 	}
 	var lines []report.Line
@@ -33,7 +31,8 @@ func TestABurstBesideLightKeys(t *testing.T) {
 		}
 		waits[by.name] = waitsOf(light, bursts, unused)
 		synctest.Test(t, func(*testing.T) { shares[by.name] = shareError(by) })
-		lines = append(lines, linesOf(by, waits[by.name], shares[by.name])...)
+		lines = append(lines, report.Lines("Fair/limiter="+by.name, []Waits{waits[by.name]})...)
+		lines = append(lines, report.Line{Name: "FairShares/limiter=" + by.name, Figures: []report.Figure{{Value: shares[by.name], Unit: "share-err-%"}}})
 		t.Logf("%-12s %+v, share off by %.1f", by.name, waits[by.name], shares[by.name])
 	}
 	require.Greater(t, waits["one-line"].Median, 5*time.Second)
@@ -44,12 +43,7 @@ func TestABurstBesideLightKeys(t *testing.T) {
 	require.Less(t, waits["fair"].Unused, 1.0)
 	require.Less(t, shares["fair"], 1.0)
 	require.Greater(t, shares["round-robin"], 50.0)
-	if file == "" {
-		return
-	}
-	text, err := json.Marshal(lines)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(file, text, 0o644))
+	require.NoError(t, run.WriteResults(lines))
 }
 
 func TestCostFillsAndEmptiesALine(t *testing.T) {

@@ -4,11 +4,30 @@
 package http
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/gob"
 	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"github.com/go-chi/chi/v5/middleware"
+	"github.com/go-chi/httprate"
+
+	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/shaper"
 )
 
 // Experiment is "http".
@@ -61,4 +80,529 @@ func yesOrNo(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// A costInput names one kind of request.
+type costInput struct {
+	Middleware  string // or bareHandler
+	ConnContext bool   // the server has ours
+	Body        bool   // the request has one, which has not been read
+	Fields      bool   // the answer has fields that tell how much the client may still send
+	Outcome     outcome
+	Batch       time.Duration // how long requests are served
+}
+
+// A cost is the time and the memory of a request in a middleware and the handler behind it, and how
+// much longer it took than in the handler alone in the same round.
+type cost struct {
+	measure.Timing
+	Own float64 `unit:"own-ns/call"`
+}
+
+var costChild = run.NewMeasurement("http-cost", measureCost)
+
+// measureCost serves such requests again and again.
+func measureCost(in costInput) (cost, error) {
+	found := cost{Own: measure.Unknown}
+	g, err := openers[in.Middleware](setup{outcome: in.Outcome, fields: in.Fields, next: served})
+	if err != nil {
+		return found, err
+	}
+	defer g.stop()
+	err = inRequest(in.ConnContext, in.Body, func(w http.ResponseWriter, r *http.Request) (err error) {
+		a := &answer{ResponseWriter: w, header: http.Header{}}
+		if err := in.check(a, g, r); err != nil {
+			return err
+		}
+		status := a.status
+		each := func() func() bool { return func() bool { return a.again(g, r) == status } }
+		found.Timing, err = measure.TimeCalls(each, 1, in.Batch)
+		return err
+	})
+	return found, err
+}
+
+// check serves a request once, and returns an error if the answer is wrong: otherwise a middleware
+// that does something else would be compared with the others.
+func (in costInput) check(a *answer, h http.Handler, r *http.Request) error {
+	want := http.StatusNoContent
+	if in.Outcome == refused {
+		want = http.StatusTooManyRequests
+	}
+	if got := a.again(h, r); got != want {
+		return fmt.Errorf("the request is answered with status %d, not %d", got, want)
+	}
+	tells := in.Outcome == refused && tellsRetryAfter(in.Middleware)
+	if got := a.header.Get("Retry-After") != ""; got != tells {
+		return fmt.Errorf("the answer has a Retry-After: %s", yesOrNo(got))
+	}
+	fields := a.header.Get("RateLimit") != "" || a.header.Get("X-RateLimit-Limit") != ""
+	if fields != in.Fields {
+		return fmt.Errorf("the answer has fields of the limit: %s", yesOrNo(fields))
+	}
+	return nil
+}
+
+// costCases are all kinds of requests for ours. The others look neither at connections
+// nor at bodies.
+func costCases(o run.Options) (cases []run.Case[costInput]) {
+	batch := 30 * time.Millisecond
+	if o.Quick {
+		batch /= 10
+	}
+	add := func(name string, connContext, body, fields bool) {
+		for _, becomes := range []outcome{admitted, refused} {
+			if becomes == refused && name == bareHandler {
+				continue // It refuses none.
+			}
+			cases = append(cases, run.Case[costInput]{
+				Name: fmt.Sprintf("HTTP/outcome=%s/middleware=%s/conncontext=%s/body=%s/fields=%s",
+					becomes, name, yesOrNo(connContext), yesOrNo(body), yesOrNo(fields)),
+				Input:  costInput{name, connContext, body, fields, becomes, batch},
+				Rounds: o.Times(5, 1),
+			})
+		}
+	}
+	const connContext, body, fields = true, true, true
+	add(bareHandler, !connContext, !body, !fields)
+	for _, with := range []bool{false, true} {
+		add(rivals.Ours, with, !body, !fields)
+		add(rivals.Ours, with, body, !fields)
+		add(rivals.Ours, with, !body, fields)
+	}
+	add(rivals.Ours, connContext, body, fields)
+	add(oursKeyed, connContext, !body, !fields)
+	add(chi, !connContext, !body, !fields)
+	add(httpRate, !connContext, !body, !fields)
+	add(httpRate, !connContext, !body, fields)
+	return cases
+}
+
+// measureCosts adds to each cost how much of it is beyond the handler alone.
+func measureCosts(ctx context.Context, o run.Options) ([]run.Result[costInput, cost], error) {
+	results, err := run.InTurns(ctx, o, costChild.Take, costCases(o))
+	return run.Beyond(results, func(bare, _ costInput) bool { return bare.Middleware == bareHandler },
+		func(bare cost, from *cost) { from.Own = from.Ns - bare.Ns }), err
+}
+
+// longest is longer than any measurement takes, also on a busy machine.
+const longest = 5 * time.Minute
+
+// newServer returns a server with timeouts, as our documentation asks for, because the
+// middleware moves the deadlines that they set. They are so long that no request meets one.
+func newServer(h http.Handler, connContext bool) *http.Server {
+	server := &http.Server{Handler: h, ReadHeaderTimeout: longest, ReadTimeout: longest, WriteTimeout: longest}
+	if connContext {
+		server.ConnContext = shaper.ConnContext
+	}
+	return server
+}
+
+// bodyLength is how long bodies are, if there are any.
+const bodyLength = 1 << 10
+
+// requestText returns a request, for a connection, with a body or without.
+func requestText(withBody bool) string {
+	if !withBody {
+		return "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	}
+	return fmt.Sprintf("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", bodyLength, strings.Repeat("x", bodyLength))
+}
+
+// inRequest runs f in the handler of a request that has come over a connection, as
+// what middleware does with a request depends on its connection, its server and the
+// type of its body.
+func inRequest(connContext, withBody bool, f func(w http.ResponseWriter, r *http.Request) error) error {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 1) // f returns once, so that this never blocks.
+	server := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { failed <- f(w, r) }), connContext)
+	served := make(chan error, 1) // likewise of Serve
+	go func() { served <- server.Serve(listener) }()
+	defer func() { _ = server.Close(); <-served }()
+
+	client, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if _, err := io.WriteString(client, requestText(withBody)); err != nil {
+		return err
+	}
+	_, err = bufio.NewReader(client).ReadByte() // The response begins when the handler has returned.
+	select {
+	case failed := <-failed:
+		return errors.Join(failed, err)
+	default:
+		return fmt.Errorf("the request was not served: %w", err)
+	}
+}
+
+// An answer takes the place of net/http's ResponseWriter for requests that are repeated.
+// It drops the body, and keeps the header and the status.
+type answer struct {
+	http.ResponseWriter // the connection's, for its deadlines
+	header              http.Header
+	status              int
+}
+
+func (a *answer) Header() http.Header         { return a.header }
+func (a *answer) Write(b []byte) (int, error) { return len(b), nil }
+func (a *answer) WriteHeader(status int)      { a.status = status }
+
+// SetReadDeadline is what [http.ResponseController] finds in net/http's ResponseWriter.
+func (a *answer) SetReadDeadline(t time.Time) error {
+	return a.ResponseWriter.(interface{ SetReadDeadline(time.Time) error }).SetReadDeadline(t)
+}
+
+// SetWriteDeadline is likewise.
+func (a *answer) SetWriteDeadline(t time.Time) error {
+	return a.ResponseWriter.(interface{ SetWriteDeadline(time.Time) error }).SetWriteDeadline(t)
+}
+
+// again serves the request once more and returns the status.
+func (a *answer) again(h http.Handler, r *http.Request) int {
+	clear(a.header)
+	a.status = 0
+	h.ServeHTTP(a, r)
+	return a.status
+}
+
+// served is the handler behind the middlewares.
+var served = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+
+// A waitingInput is connections, each with one request that waits.
+type waitingInput struct {
+	Middleware  string // or bareHandler, whose handler waits itself
+	ConnContext bool   // the server has ours
+	Body        bool   // the request has one, which has not been read
+	Connections int
+}
+
+// A waitingFound is the resident memory of the server for one connection, in bytes, and how much of
+// it is beyond net/http's own in the same round.
+type waitingFound struct {
+	Bytes  float64 `unit:"B/connection"`
+	Beyond float64 `unit:"beyond-B/connection"`
+}
+
+// waitingChild is the server. The clients are a process of their own.
+var waitingChild = run.NewMeasurement("http-waiting", func(in waitingInput) (waitingFound, error) {
+	never := make(chan struct{})
+	parked := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-never })
+	g, err := openers[in.Middleware](setup{outcome: waits, room: in.Connections, next: parked})
+	if err != nil {
+		return waitingFound{}, err
+	}
+	defer g.stop()
+	return memoryWaiting(g, in)
+})
+
+// memoryWaiting lets requests wait in a middleware.
+func memoryWaiting(h http.Handler, in waitingInput) (waitingFound, error) {
+	found := waitingFound{Beyond: measure.Unknown}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return found, err
+	}
+	var came, left atomic.Int64
+	server := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		came.Add(1)
+		h.ServeHTTP(w, r)
+		left.Add(1)
+	}), in.ConnContext)
+	go func() { _ = server.Serve(listener) }() // Should it fail, no request comes.
+	defer server.Close()
+
+	before := measure.ResidentBytes()
+	stop, err := startCallers(callersInput{listener.Addr().String(), in.Body, in.Connections})
+	if err != nil {
+		return found, err
+	}
+	defer func() { _ = stop() }()
+	if err := settle(&came, in.Connections); err != nil {
+		return found, errors.Join(err, stop())
+	}
+	found.Bytes = (measure.ResidentBytes() - before) / float64(in.Connections)
+	if n := left.Load(); n > 0 {
+		return found, fmt.Errorf("%d of %d requests did not wait", n, in.Connections)
+	}
+	return found, nil
+}
+
+// settleWithin bounds how long settle looks on.
+const settleWithin = time.Minute
+
+// settle returns when so many requests have come and nothing runs any more.
+func settle(came *atomic.Int64, requests int) error {
+	start := time.Now()
+	for still := 0; still < 10; still++ {
+		// One that runs is this one.
+		if came.Load() < int64(requests) || measure.Goroutines("runnable") > 0 || measure.Goroutines("running") > 1 {
+			still = 0
+			runtime.Gosched()
+		}
+		if time.Since(start) > settleWithin {
+			return fmt.Errorf("%d of %d requests have come after %v, or something still runs", came.Load(), requests, settleWithin)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// waitingCases are none where the system does not tell how much memory is resident.
+func waitingCases(o run.Options) (cases []run.Case[waitingInput]) {
+	if !measure.MemoryIsTold() {
+		return nil
+	}
+	connections := 10_000
+	if o.Quick {
+		connections = 500
+	}
+	add := func(name string, connContext, body bool) {
+		cases = append(cases, run.Case[waitingInput]{
+			Name: fmt.Sprintf("HTTPWaiting/middleware=%s/conncontext=%s/body=%s/connections=%d",
+				name, yesOrNo(connContext), yesOrNo(body), connections),
+			Input:  waitingInput{name, connContext, body, connections},
+			Rounds: o.Times(3, 1),
+		})
+	}
+	for _, body := range []bool{false, true} {
+		add(bareHandler, false, body)
+		add(rivals.Ours, false, body)
+		add(rivals.Ours, true, body)
+		add(chi, false, body)
+	}
+	return cases
+}
+
+// measureWaiting adds to each figure how much of it is beyond net/http itself.
+func measureWaiting(ctx context.Context, o run.Options) ([]run.Result[waitingInput, waitingFound], error) {
+	results, err := run.InTurns(ctx, o, waitingChild.Take, waitingCases(o))
+	return run.Beyond(results, func(bare, of waitingInput) bool { return bare.Middleware == bareHandler && bare.Body == of.Body },
+		func(bare waitingFound, from *waitingFound) { from.Beyond = from.Bytes - bare.Bytes }), err
+}
+
+// A callersInput says which requests a process sends.
+type callersInput struct {
+	Address     string
+	Body        bool
+	Connections int
+}
+
+const callersChild = "http-callers"
+
+func init() { run.Register(callersChild, callAndWait) }
+
+// callAndWait opens connections and sends a request on each. It ends when its input does.
+func callAndWait(in io.Reader, _ io.Writer) error {
+	var wanted callersInput
+	if err := gob.NewDecoder(in).Decode(&wanted); err != nil {
+		return err
+	}
+	for i := range wanted.Connections {
+		conn, err := net.Dial("tcp", wanted.Address)
+		if err != nil {
+			return fmt.Errorf("connection %d of %d: %w", i+1, wanted.Connections, err)
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, requestText(wanted.Body)); err != nil {
+			return fmt.Errorf("connection %d of %d: %w", i+1, wanted.Connections, err)
+		}
+	}
+	_, err := io.Copy(io.Discard, in)
+	return err
+}
+
+// startCallers starts the process. stop ends it and returns what went wrong there.
+func startCallers(wanted callersInput) (stop func() error, err error) {
+	cmd, err := run.Command(context.Background(), callersChild)
+	if err != nil {
+		return nil, err
+	}
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
+	// The callers end when this pipe does, and so also when this process is killed.
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return nil, err
+	}
+	stop = sync.OnceValue(func() error {
+		_ = stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			return fmt.Errorf("the callers: %w: %s", err, bytes.TrimSpace(complaint.Bytes()))
+		}
+		return nil
+	})
+	if err := gob.NewEncoder(stdin).Encode(wanted); err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	return stop, nil
+}
+
+const (
+	// bareHandler stands beside the middlewares: no middleware at all.
+	bareHandler = "none"
+
+	oursKeyed = "shaper-group"
+	chi       = "chi-throttle"
+	httpRate  = "httprate"
+)
+
+const (
+	// fullLine is how many wait in our lines that refuse.
+	fullLine = 100
+
+	// slowPerSecond is three a day: no request leaves while this runs.
+	slowPerSecond = 3. / (24 * 60 * 60)
+
+	// perMinute is the rate of our lines in which requests wait: a request that would
+	// leave after more than a year is refused.
+	perMinute = 1. / 60
+
+	manyRequests = 1 << 30 // a day
+	aDay         = 24 * time.Hour
+)
+
+// An outcome is the fate of every request.
+type outcome string
+
+const (
+	admitted outcome = "admitted" // at once
+	refused  outcome = "refused"
+	waits    outcome = "waits"
+)
+
+// A setup is the task of a middleware.
+type setup struct {
+	outcome outcome
+	room    int  // how many can wait, if they do
+	fields  bool // it adds the fields that tell clients how much they may still send
+	next    http.Handler
+}
+
+// A guard is a middleware at work in front of a handler.
+type guard struct {
+	http.Handler
+	stop func() // frees it
+}
+
+// openers has the middlewares that are compared, each in the best use that its
+// documentation shows.
+var openers = map[string]func(setup) (guard, error){
+	bareHandler: func(s setup) (guard, error) { return guard{s.next, func() {}}, nil },
+	rivals.Ours: openShaper,
+	oursKeyed:   openGroup,
+	chi:         openThrottle,
+	httpRate:    openHTTPRate,
+}
+
+// limits returns the limits with which our middleware does its task, once begin has been called.
+func (s setup) limits() shaper.Limits {
+	switch s.outcome {
+	case admitted:
+		return shaper.Limits{Rate: 1e9, Burst: 1e9, Depth: 1}
+	case refused:
+		return shaper.Limits{Rate: slowPerSecond, Depth: fullLine}
+	}
+	return shaper.Limits{Rate: perMinute, Depth: s.room}
+}
+
+func (s setup) options() (opts []shaper.MiddlewareOption) {
+	if s.fields {
+		opts = append(opts, shaper.WithRateLimitHeaders())
+	}
+	return opts
+}
+
+func openShaper(s setup) (guard, error) {
+	line := rivals.Must(shaper.New(s.limits()))
+	g := guard{Handler: shaper.Middleware(line, s.options()...)(s.next)}
+	var err error
+	g.stop, err = s.begin(line.Wait, line.Allow, line.Close, func() int { return line.Stats().Waiting })
+	return g, err
+}
+
+func openGroup(s setup) (guard, error) {
+	const key = "key"
+	lines := rivals.Must(shaper.NewGroup(func(string) (shaper.Limits, error) { return s.limits(), nil }))
+	keyOf := func(*http.Request) (string, error) { return key, nil }
+	g := guard{Handler: lines.Middleware(keyOf, s.options()...)(s.next)}
+	var err error
+	g.stop, err = s.begin(
+		func(ctx context.Context) error { return lines.Wait(ctx, key) },
+		func() bool { return lines.Allow(key) }, lines.Close,
+		func() int { return lines.Stats().Waiting },
+	)
+	return g, err
+}
+
+// begin takes the units that may leave at once from a line in which requests are to wait, and fills
+// one that is to refuse them.
+func (s setup) begin(wait rivals.Wait, allow func() bool, closeLine func() error, waiting func() int) (stop func(), err error) {
+	stop = func() { _ = closeLine() } // Close always returns nil.
+	if s.outcome == admitted {
+		return stop, nil
+	}
+	allow()
+	if s.outcome == waits {
+		return stop, nil
+	}
+	if _, err = measure.Gather(fullLine, func(int) { _ = wait(context.Background()) }); err != nil {
+		return stop, err
+	}
+	if n := waiting(); n != fullLine {
+		return stop, fmt.Errorf("%d wait in the line, not %d", n, fullLine)
+	}
+	return stop, nil
+}
+
+// openThrottle bounds how many requests are served at once. Requests wait while one is
+// served that does not end, and are refused once the backlog is full.
+func openThrottle(s setup) (guard, error) {
+	if s.outcome == admitted {
+		return guard{middleware.ThrottleBacklog(1, 1, aDay)(s.next), func() {}}, nil
+	}
+	stuck, stop := context.WithCancel(context.Background())
+	endless := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-stuck.Done() })
+	g := guard{middleware.ThrottleBacklog(1, max(s.room, 1), aDay)(endless), stop}
+	occupying := 1
+	if s.outcome == refused {
+		occupying = 2 // One is served and one waits.
+	}
+	request, err := http.NewRequestWithContext(stuck, http.MethodGet, "/", nil)
+	if err != nil {
+		return g, err
+	}
+	_, err = measure.Gather(occupying, func(int) { g.ServeHTTP(rivals.HeaderOnly{}, request) })
+	return g, err
+}
+
+// openHTTPRate counts all requests under one key. Of its fields it keeps Retry-After,
+// as ours does, where the others are not wanted.
+func openHTTPRate(s setup) (guard, error) {
+	perDay := manyRequests
+	if s.outcome == refused {
+		perDay = 1
+	}
+	var opts []httprate.Option
+	if !s.fields {
+		opts = append(opts, httprate.WithResponseHeaders(httprate.ResponseHeaders{RetryAfter: "Retry-After"}))
+	}
+	g := guard{httprate.LimitBy(perDay, aDay, httprate.Key("*"), opts...)(s.next), func() {}}
+	request, err := http.NewRequest(http.MethodGet, "/", nil)
+	if err == nil {
+		g.ServeHTTP(rivals.HeaderOnly{}, request)
+	}
+	return g, err
+}
+
+// tellsRetryAfter reports whether a refusal of that middleware has a Retry-After.
+func tellsRetryAfter(name string) bool {
+	return slices.Contains([]string{rivals.Ours, oursKeyed, httpRate}, name)
 }

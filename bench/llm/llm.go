@@ -4,14 +4,19 @@ package llm
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
+	models "example.com/leakybucket/llm"
+	"example.com/leakybucket/llm/llmtest"
+	"example.com/leakybucket/shaper"
 )
 
 // Experiment is "llm".
@@ -29,41 +34,229 @@ var Experiment = run.Experiment{
 	Needs: "go",
 	GetIt: "https://go.dev/dl",
 	Measure: func(ctx context.Context, o run.Options) (report.Report, error) {
-		found, err := inVirtualTime(ctx)
+		found, err := run.InVirtualTime(ctx, "TestWaysToKeepToAQuota", "example.com/leakybucket/bench/llm")
 		return report.Report{Lines: found}, err
 	},
 }
 
-// resultsIn is the name of the variable that names the file for results.
-const resultsIn = "BENCH_LLM_RESULTS"
+// The calls that are measured: each may take 2,000 tokens, and takes about 700 in some 5 seconds.
+var (
+	quota = models.Quota{Requests: 500, Tokens: 90_000}
+	call  = llmtest.Call{Input: 500, Most: 1500}
+)
 
-// inVirtualTime runs a test that measures, because package synctest works in tests alone.
-func inVirtualTime(ctx context.Context) (lines []report.Line, err error) {
-	dir, err := os.MkdirTemp("", "bench-llm-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "results.json")
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-run", "^TestWaysToKeepToAQuota$", "example.com/leakybucket/bench/llm")
-	cmd.Env = append(os.Environ(), resultsIn+"="+file)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, out)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	return lines, json.Unmarshal(text, &lines)
+const (
+	estimate = 2000
+	burst    = 20 * time.Second // of the quota, for each limiter that has one
+	depth    = 10_000
+	atOnce   = 10 // calls of the semaphore: 90,000 tokens a minute / 700 × 5 s, which is known only to who has measured it
+)
+
+// A provider is one that calls go to.
+type provider struct {
+	name    string
+	dialect llmtest.Dialect
+	known   models.Provider
 }
 
-// line is the report of one run.
-func line(p provider, by way, callers int, o Outcome) report.Line {
-	return report.Line{
-		Name: fmt.Sprintf("LLM/provider=%s/limiter=%s/callers=%d", p.name, by.name, callers),
-		Figures: []report.Figure{
-			{Value: o.Used, Unit: "quota-%"}, {Value: o.Calls, Unit: "calls/min"}, {Value: o.Refused, Unit: "429s/min"},
-			{Value: float64(o.Longest.Nanoseconds()), Unit: "longest-ns"},
-		},
+var providers = []provider{{"Bedrock", llmtest.Bedrock, models.Bedrock}, {"OpenAI", llmtest.OpenAI, models.OpenAI}}
+
+// A world is a provider in memory, and when the run ends.
+type world struct {
+	provider
+	server *llmtest.Server
+	end    time.Time
+	random *rand.Rand // Only answer uses it, which runs one call at a time.
+}
+
+func newWorld(p provider, span time.Duration) *world {
+	w := &world{provider: p, end: time.Now().Add(span), random: rand.New(rand.NewPCG(1, 2))}
+	w.server = llmtest.New(llmtest.Config{Dialect: p.dialect, Quota: quota, Answer: w.answer})
+	return w
+}
+
+func (w *world) answer(llmtest.Call) llmtest.Answer {
+	took := 2*time.Second + time.Duration(w.random.Int64N(int64(6*time.Second)))
+	return llmtest.Answer{Output: 100 + w.random.IntN(200), First: took / 4, Took: took}
+}
+
+// send sends one request and reads the answer. It reports whether the provider has refused, and for how
+// long it asks to hold back.
+func (w *world) send(by http.RoundTripper) (refused bool, after time.Duration) {
+	response, err := by.RoundTrip(llmtest.NewRequest(context.Background(), w.dialect, call))
+	if err != nil {
+		panic(err) // Nothing here may fail.
+	}
+	defer response.Body.Close()
+	refused, after = response.StatusCode == http.StatusTooManyRequests, w.known.HoldFor(response)
+	if _, err = io.Copy(io.Discard, response.Body); err != nil {
+		panic(err)
+	}
+	return refused, after
+}
+
+// A way is how callers keep to a quota. Its function makes what one run of callers shares, and returns what one call does until
+// the provider has taken it, or the run has ended.
+type way struct {
+	name string
+	make func(w *world) (one func())
+}
+
+// ways are compared. Ways that do not keep to the provider's counts come back after refusals by backoff.
+var ways = []way{
+	{"backoff", func(w *world) func() { return func() { w.backOff(func() {}) } }},
+	{"x-time-requests", func(w *world) func() {
+		requests := bucketOf(quota.Requests)
+		return func() { w.backOff(func() { wait(requests, 1) }) }
+	}},
+	{"x-time-both", func(w *world) func() {
+		requests, tokens := bucketOf(quota.Requests), bucketOf(quota.Tokens)
+		return func() {
+			w.backOff(func() {
+				wait(requests, 1)
+				wait(tokens, estimate)
+			})
+		}
+	}},
+	{"semaphore", func(w *world) func() {
+		seats := make(chan struct{}, atOnce) // A seat for each call at a time; the others wait for one.
+		return func() {
+			seats <- struct{}{}
+			defer func() { <-seats }()
+			w.backOff(func() {})
+		}
+	}},
+	{"cookbook", func(w *world) func() { return newCookbook(w).one }},
+	{"unsettled", func(w *world) func() {
+		p := w.known
+		p.Usage = nil
+		return w.paced(p)
+	}},
+	{"shaper", func(w *world) func() { return w.paced(w.known) }},
+}
+
+// paced is this library's way.
+func (w *world) paced(p models.Provider) (one func()) {
+	limits, err := quota.Limits(burst, depth)
+	if err != nil {
+		panic(err)
+	}
+	s, err := shaper.New(limits)
+	if err != nil {
+		panic(err)
+	}
+	t := models.Transport(s, quota, p)
+	t.Base = w.server
+	return func() { w.retry(func() {}, t) }
+}
+
+func (w *world) backOff(wait func()) { w.retry(wait, w.server) }
+
+// retry sends a call until it is not refused: after the time that a refusal asks for, else after one that doubles
+// from half a second to a minute, by chance between half and all of it.
+func (w *world) retry(wait func(), by http.RoundTripper) {
+	for pause := time.Second / 2; time.Now().Before(w.end); pause = min(2*pause, time.Minute) {
+		wait()
+		refused, after := w.send(by)
+		if !refused {
+			return
+		}
+		if after == 0 {
+			after = pause/2 + time.Duration(rand.Int64N(int64(pause/2)))
+		}
+		time.Sleep(after)
+	}
+}
+
+func bucketOf(perMinute int) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(perMinute)/60, int(int64(perMinute)*int64(burst)/int64(time.Minute)))
+}
+
+func wait(l *rate.Limiter, n int) {
+	if err := l.WaitN(context.Background(), n); err != nil {
+		panic(err)
+	}
+}
+
+// A cookbook does what OpenAI's example api_request_parallel_processor.py does (github.com/openai/openai-cookbook, examples, read
+// in 2026-11): capacities of requests and of tokens that begin with a minute's and refill evenly, a call that takes its estimate of
+// both, and after a refusal a pause of 15 seconds for all.
+type cookbook struct {
+	w *world
+
+	mu               sync.Mutex
+	requests, tokens float64
+	at               time.Time // of the capacities
+	paused           time.Time // until then
+}
+
+func newCookbook(w *world) *cookbook {
+	return &cookbook{w: w, requests: float64(quota.Requests), tokens: float64(quota.Tokens), at: time.Now()}
+}
+
+func (c *cookbook) one() {
+	for time.Now().Before(c.w.end) {
+		for !c.take() {
+			time.Sleep(time.Second / 10) // The example looks every millisecond, for all calls at once.
+		}
+		if refused, _ := c.w.send(c.w.server); !refused {
+			return
+		}
+		c.mu.Lock()
+		c.paused = time.Now().Add(15 * time.Second)
+		c.mu.Unlock()
+	}
+}
+
+func (c *cookbook) take() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	minutes := now.Sub(c.at).Minutes()
+	c.at = now
+	c.requests = min(float64(quota.Requests), c.requests+minutes*float64(quota.Requests))
+	c.tokens = min(float64(quota.Tokens), c.tokens+minutes*float64(quota.Tokens))
+	if now.Before(c.paused) || c.requests < 1 || c.tokens < estimate {
+		return false
+	}
+	c.requests--
+	c.tokens -= estimate
+	return true
+}
+
+// An Outcome counts how the calls of one run fared.
+type Outcome struct {
+	Used    float64       `unit:"quota-%"`    // of the tokens that the quota allows in that time, by the provider's count
+	Calls   float64       `unit:"calls/min"`  // that the provider took
+	Refused float64       `unit:"429s/min"`   // by the provider
+	Longest time.Duration `unit:"longest-ns"` // from wanting to call until the answer had come
+}
+
+// outcomeOf lets callers call, one call after the other each, for a span.
+func outcomeOf(p provider, by way, callers int, span time.Duration) Outcome {
+	w := newWorld(p, span)
+	one := by.make(w)
+	var mu sync.Mutex
+	longest := time.Duration(0)
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for time.Now().Before(w.end) {
+				start := time.Now()
+				one()
+				mu.Lock()
+				longest = max(longest, min(time.Since(start), w.end.Sub(start)))
+				mu.Unlock()
+			}
+		})
+	}
+	time.Sleep(span)
+	st := w.server.Stats()
+	all.Wait()
+	return Outcome{
+		Used:    100 * float64(st.Counted.Tokens) / (float64(quota.Tokens) * span.Minutes()),
+		Calls:   float64(st.Answered) / span.Minutes(),
+		Refused: float64(st.Refused) / span.Minutes(),
+		Longest: longest,
 	}
 }

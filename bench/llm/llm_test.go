@@ -1,9 +1,7 @@
 package llm
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,14 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/report"
+	"example.com/leakybucket/bench/internal/run"
 )
 
 // The experiment runs this test and takes its results. In virtual time they are the same on every machine, but for
 // the chance in the pauses of backoff.
 func TestWaysToKeepToAQuota(t *testing.T) {
-	file := os.Getenv(resultsIn)
 	span := 3 * time.Minute
-	if file != "" {
+	if run.ResultsAreWanted() {
 		span = 10 * time.Minute
 	}
 	var lines []report.Line
@@ -28,7 +26,7 @@ func TestWaysToKeepToAQuota(t *testing.T) {
 			for _, by := range ways {
 				synctest.Test(t, func(t *testing.T) {
 					o := outcomeOf(p, by, callers, span)
-					lines = append(lines, line(p, by, callers, o))
+					lines = append(lines, report.Lines(fmt.Sprintf("LLM/provider=%s/limiter=%s/callers=%d", p.name, by.name, callers), []Outcome{o})...)
 					found[fmt.Sprint(p.name, " ", by.name, " ", callers)] = o
 					t.Logf("%-8s %-16s %3d: %+v", p.name, by.name, callers, o)
 				})
@@ -47,10 +45,5 @@ func TestWaysToKeepToAQuota(t *testing.T) {
 	require.Equal(t, found["OpenAI shaper 200"], found["OpenAI unsettled 200"], "settling gains nothing")
 	require.Equal(t, found["Bedrock shaper 1"].Calls, found["Bedrock unsettled 1"].Calls, "nor does it for a lone caller")
 	require.Positive(t, found["Bedrock backoff 200"].Refused)
-	if file == "" {
-		return
-	}
-	text, err := json.Marshal(lines)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(file, text, 0o644))
+	require.NoError(t, run.WriteResults(lines))
 }

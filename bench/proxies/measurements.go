@@ -1,13 +1,23 @@
 package proxies
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/valyala/fasthttp"
 
 	"example.com/leakybucket/bench/internal/measure"
 )
@@ -380,3 +390,313 @@ func (s *stage) settled(ctx context.Context, connections int) (usage, error) {
 }
 
 const patienceForMemory = time.Minute
+
+// callers are open connections that are closed when a context ends.
+type callers struct {
+	all  []caller
+	stop func() bool
+}
+
+// openCallers opens n connections to address. They must be closed.
+func openCallers(ctx context.Context, address string, n int) (*callers, error) {
+	c := &callers{}
+	var dialer net.Dialer
+	for range n {
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err != nil {
+			c.hangUp()
+			return nil, fmt.Errorf("connection %d of %d: %w", len(c.all)+1, n, err)
+		}
+		c.all = append(c.all, caller{conn, bufio.NewReaderSize(conn, 1024), new(fasthttp.Response)})
+	}
+	c.stop = context.AfterFunc(ctx, c.hangUp)
+	return c, nil
+}
+
+func (c *callers) close() {
+	c.stop()
+	c.hangUp()
+}
+
+func (c *callers) hangUp() {
+	for _, one := range c.all {
+		// Nothing is sent any more, so that there is nothing to lose.
+		_ = one.conn.Close()
+	}
+}
+
+// waiters are callers; each waits for a response to one request. Their numbers are the numbers of
+// the requests, in the order of sending, from 1.
+type waiters struct {
+	*callers
+	began     time.Time
+	responses chan response // It has room for all, so that none blocks.
+}
+
+// A response is the response that a caller has received.
+type response struct {
+	number, status int
+	err            error
+}
+
+// settling is how long connections are open before something is sent, so that
+// the proxy has accepted them all.
+const settling = 100 * time.Millisecond
+
+// gather opens n connections and sends a request on each, with some time between them.
+// The waiters must be closed.
+func gather(ctx context.Context, address string, n int, every time.Duration) (*waiters, error) {
+	callers, err := openCallers(ctx, address, n)
+	if err != nil {
+		return nil, err
+	}
+	w := &waiters{callers: callers, responses: make(chan response, n)}
+	for i, one := range callers.all {
+		go func() {
+			status, err := one.receive()
+			w.responses <- response{i + 1, status, err}
+		}()
+	}
+	pause(settling)
+	if err := w.send(every); err != nil {
+		w.close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// send sends one request after another, from one thread, as Go's own timers
+// would send three at a time.
+func (w *waiters) send(every time.Duration) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	w.began = time.Now()
+	for i, one := range w.all {
+		pause(time.Until(w.began.Add(time.Duration(i) * every)))
+		if err := one.send(fmt.Sprintf("/%d", i+1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// answered returns when each request that is not excepted has been answered, with success.
+func (w *waiters) answered(ctx context.Context, except func(number int) bool) error {
+	for range w.all {
+		switch r := <-w.responses; {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case except(r.number):
+		case r.err != nil:
+			return fmt.Errorf("response %d: %w", r.number, r.err)
+		case r.status != http.StatusOK:
+			return fmt.Errorf("response %d has status %d", r.number, r.status)
+		}
+	}
+	return nil
+}
+
+// patience bounds how long so many requests at a rate may take.
+func patience(ctx context.Context, n, rate int) (context.Context, context.CancelFunc) {
+	limit := time.Duration(n)*time.Second/time.Duration(rate) + time.Minute
+	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w within %v", errUnanswered, limit))
+}
+
+// errUnanswered is for a proxy that leaves requests in line for good.
+var errUnanswered = errors.New("not all requests were answered")
+
+// A caller is an open connection to a proxy. The load generator and the upstream write to
+// their connections by themselves, and read from them with fasthttp's parsers: net/http
+// would use more of the processors than a fast proxy does, and the measurement would then
+// be of net/http.
+type caller struct {
+	conn net.Conn
+	r    *bufio.Reader
+	got  *fasthttp.Response // used again for each
+}
+
+func (c caller) send(path string) error {
+	_, err := c.conn.Write([]byte("GET " + path + " HTTP/1.1\r\nHost: bench\r\n\r\n"))
+	return err
+}
+
+// receive reads a response and returns its status.
+func (c caller) receive() (int, error) {
+	err := c.got.Read(c.r)
+	return c.got.StatusCode(), err
+}
+
+// usage counts the resources that a process and its children use, as Linux tells it.
+type usage struct {
+	cpu      float64 // user and system, in nanoseconds, since they started
+	resident float64 // bytes
+	files    int     // open
+}
+
+// usage asks the system for the usage of the proxy. Where it does not tell, all is unknown, without
+// an error.
+func (s *stage) usage() (sum usage, err error) {
+	if !measure.MemoryIsTold() {
+		return usage{measure.Unknown, measure.Unknown, 0}, nil
+	}
+	for _, pid := range family(s.Cmd.Process.Pid) {
+		process, err := procfs.NewProc(pid)
+		if err != nil {
+			return usage{}, err
+		}
+		stat, err1 := process.Stat()
+		files, err2 := process.FileDescriptorsLen()
+		if err := errors.Join(err1, err2); err != nil {
+			return usage{}, err
+		}
+		sum = usage{sum.cpu + 1e9*stat.CPUTime(), sum.resident + float64(stat.ResidentMemory()), sum.files + files}
+	}
+	return sum, nil
+}
+
+// family returns a process and all that it has started: nginx has a process for each
+// processor.
+func family(pid int) []int {
+	all := []int{pid}
+	lists, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/children")) // The pattern is well formed.
+	for _, list := range lists {
+		children, _ := os.ReadFile(list) // The thread may have ended.
+		for _, child := range strings.Fields(string(children)) {
+			if pid, err := strconv.Atoi(child); err == nil {
+				all = append(all, family(pid)...)
+			}
+		}
+	}
+	return all
+}
+
+// An upstream answers every request, and notes when those with a number arrived.
+type upstream struct {
+	address     string
+	listener    net.Listener
+	serviceTime time.Duration // for each request
+	holds       bool          // it answers none
+	began       time.Time
+	serving     sync.WaitGroup
+
+	mu       sync.Mutex
+	arrivals []arrival
+	open     map[net.Conn]bool
+	closed   bool
+	trouble  error // the first
+}
+
+// An arrival is a request as the upstream saw it.
+type arrival struct {
+	number int           // in the order in which requests were sent, from 1
+	at     time.Duration // since the upstream began
+}
+
+const upstreamResponse = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\nok\n"
+
+func startUpstream(serviceTime time.Duration, holds bool) (*upstream, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("the upstream: %w", err)
+	}
+	u := &upstream{
+		address: listener.Addr().String(), listener: listener, serviceTime: serviceTime, holds: holds, began: time.Now(), open: map[net.Conn]bool{},
+	}
+	u.serving.Go(u.accept)
+	return u, nil
+}
+
+// close returns when all its goroutines have gone.
+func (u *upstream) close() {
+	u.mu.Lock()
+	u.closed = true
+	_ = u.listener.Close()
+	for conn := range u.open {
+		_ = conn.Close()
+	}
+	u.mu.Unlock()
+	u.serving.Wait()
+}
+
+func (u *upstream) accept() {
+	for {
+		conn, err := u.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			u.report(err)
+			return
+		}
+		if !u.admit(conn) {
+			return
+		}
+		u.serving.Go(func() { u.serve(conn) })
+	}
+}
+
+// admit notes a connection, so that close closes it too.
+func (u *upstream) admit(conn net.Conn) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.closed {
+		_ = conn.Close()
+		return false
+	}
+	u.open[conn] = true
+	return true
+}
+
+// serve answers until the proxy closes the connection.
+func (u *upstream) serve(conn net.Conn) {
+	defer func() {
+		u.mu.Lock()
+		delete(u.open, conn)
+		u.mu.Unlock()
+		_ = conn.Close()
+	}()
+	r := bufio.NewReaderSize(conn, 1024)
+	response, request := []byte(upstreamResponse), new(fasthttp.Request)
+	for {
+		err := request.Read(r)
+		at := time.Since(u.began)
+		if err != nil {
+			return // A proxy that ends closes its connections.
+		}
+		path := string(request.Header.RequestURI())
+		number, err := strconv.Atoi(strings.TrimPrefix(path, "/"))
+		if err != nil && path != "/" {
+			u.report(fmt.Errorf("the upstream was asked for %q", path))
+			return
+		}
+		if number > 0 {
+			u.mu.Lock()
+			u.arrivals = append(u.arrivals, arrival{number: number, at: at})
+			u.mu.Unlock()
+		}
+		if u.holds {
+			continue
+		}
+		pause(u.serviceTime)
+		if _, err := conn.Write(response); err != nil {
+			return
+		}
+	}
+}
+
+func (u *upstream) report(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.trouble == nil {
+		u.trouble = err
+	}
+}
+
+// take returns the requests that have arrived since the call before.
+func (u *upstream) take() ([]arrival, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	arrivals := u.arrivals
+	u.arrivals = nil
+	return arrivals, u.trouble
+}

@@ -3,6 +3,7 @@ package proxies
 import (
 	"bytes"
 	"context"
+	_ "embed"
 	"encoding/gob"
 	"fmt"
 	"io"
@@ -159,51 +160,8 @@ func (s setting) in(config string, files int) string {
 	).Replace(config)
 }
 
-// nginxConfig keeps connections to the upstream open (by default nginx opens one for
-// each request), has no logs, and a line (burst) that waits (no nodelay). Its paths are
-// relative to the folder that nginx is given as prefix. Those for bodies are set because
-// the built-in ones may not be writable. Without keepalive_requests nginx would close a
-// connection after 1,000 requests.
-const nginxConfig = `worker_processes auto;
-worker_rlimit_nofile {files};
-daemon off;
-pid nginx.pid;
-error_log error.log error;
-
-events {
-	worker_connections {files};
-}
-
-http {
-	access_log off;
-	client_body_temp_path body;
-	proxy_temp_path proxy;
-	fastcgi_temp_path fastcgi;
-	uwsgi_temp_path uwsgi;
-	scgi_temp_path scgi;
-	keepalive_requests 1000000000;
-	limit_req_zone $binary_remote_addr zone=all:1m rate={rate}r/s;
-
-	upstream measured {
-		server {upstream};
-		keepalive 1024;
-		keepalive_requests 1000000000;
-	}
-
-	server {
-		listen {listen} backlog=4096;
-
-		location / {
-			limit_req zone=all burst={line};
-			limit_req_status 429;
-			limit_req_log_level info;
-			proxy_pass http://measured;
-			proxy_http_version 1.1;
-			proxy_set_header Connection "";
-		}
-	}
-}
-`
+//go:embed nginx.conf
+var nginxConfig string
 
 func startNginx(ctx context.Context, p *programs, s setting) (*run.Process, error) {
 	return p.startConfigured(ctx, s.Listen, "nginx.conf", s.in(nginxConfig, p.files), func(ctx context.Context, folder string) *exec.Cmd {
@@ -211,38 +169,8 @@ func startNginx(ctx context.Context, p *programs, s setting) (*run.Process, erro
 	})
 }
 
-// haproxyConfig is the configuration that HAProxy documents for holding requests back.
-// It has two means. "rate-limit sessions" stops accepting connections while more than a
-// rate have come within the last second. "maxconn" of a server queues requests beyond so
-// many at once. A rate of requests from a stick-table only refuses (deny), or refuses
-// after a fixed time (tarpit): the requests that it holds back never reach the upstream.
-//
-// abortonclose takes the requests of clients that have gone out of the queue. HAProxy
-// computes from maxconn how many files it may need in the worst case, which is more than
-// some systems allow; no strict-limits lets it start nevertheless.
-const haproxyConfig = `global
-	maxconn {line}
-	no strict-limits
-
-defaults
-	mode http
-	timeout connect 1m
-	timeout client 10m
-	timeout server 10m
-	timeout queue 10m
-	option abortonclose
-	http-reuse always
-
-frontend measured
-	bind {listen}
-	maxconn {line}
-	{sessions}
-	default_backend upstream
-
-backend upstream
-	fullconn {line}
-	server measured {upstream} {maxconn}
-`
+//go:embed haproxy.cfg
+var haproxyConfig string
 
 func startHAProxy(ctx context.Context, p *programs, s setting) (*run.Process, error) {
 	sessions, maxconn := "", ""
@@ -258,31 +186,8 @@ func startHAProxy(ctx context.Context, p *programs, s setting) (*run.Process, er
 	})
 }
 
-// caddyConfig is a reverse proxy that keeps as many connections to the upstream open as
-// nginx may, and is patient when it opens many at once.
-const caddyConfig = `{
-	admin off
-	persist_config off
-	auto_https off
-	grace_period 1s
-	log {
-		level ERROR
-	}
-	{order}
-}
-
-http://:{port} {
-	bind 127.0.0.1
-	{shape}
-	reverse_proxy {upstream} {
-		transport http {
-			keepalive_idle_conns_per_host 1024
-			compression off
-			dial_timeout 1m
-		}
-	}
-}
-`
+//go:embed Caddyfile
+var caddyConfig string
 
 // startShaperd runs Caddy with the shaper, with a bucket for each client's address, as
 // nginx has.

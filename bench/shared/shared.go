@@ -9,12 +9,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/redis/go-redis/v9"
+	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/goredisstore.v9"
+	"golang.org/x/time/rate"
+
 	"example.com/leakybucket/bench/internal/measure"
-	"example.com/leakybucket/bench/internal/plot"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/servers"
+	"example.com/leakybucket/redisbucket"
+	"example.com/leakybucket/shaper"
 )
 
 // Experiment is "shared".
@@ -132,7 +148,7 @@ func goals() (all []report.Goal) {
 // picture draws how the spacings at 1,000/s spread, if they were measured.
 func picture(r *report.Report, results []run.Result[input, result], machine string) error {
 	const rate = 1_000
-	p := plot.Spacings{
+	p := report.Spacings{
 		Name: "shared", Title: "Four processes, one rate: how even is what reaches the upstream?", Rate: rate,
 		Caption: fmt.Sprintf("%d processes with %d callers each share a bucket on one Redis server. %s.", processes, waiters, machine),
 	}
@@ -140,7 +156,7 @@ func picture(r *report.Report, results []run.Result[input, result], machine stri
 		if one.Input.Rate != rate || one.Input.RTT != 0 {
 			continue
 		}
-		row := plot.SpacingsRow{Name: one.Input.Limiter}
+		row := report.SpacingsRow{Name: one.Input.Limiter}
 		for _, round := range one.Found {
 			row.Rounds = append(row.Rounds, round.Spread)
 		}
@@ -152,4 +168,338 @@ func picture(r *report.Report, results []run.Result[input, result], machine stri
 	drawn, err := p.Draw(ours)
 	r.Pictures = append(r.Pictures, drawn)
 	return err
+}
+
+var child = run.NewMeasurement("shared", measureFleet)
+
+// starting is within what time all processes have started, on a machine that is not busy.
+const starting = 500 * time.Millisecond
+
+// errStartedLate is for a machine so busy that a process had not begun when the window did.
+var errStartedLate = errors.New("a process was not there when the window began")
+
+// measureFleet measures again, up to ten times in all, and gives the processes more time to
+// start, if that was too short for one of them.
+func measureFleet(in input) (found result, err error) {
+	within := starting
+	for range 10 {
+		if found, err = measureOnce(in, within); !errors.Is(err, errStartedLate) {
+			return found, err
+		}
+		within = min(2*within, 8*starting)
+	}
+	return found, err
+}
+
+// measureOnce starts a server and the processes, and measures their common departures.
+func measureOnce(in input, within time.Duration) (found result, err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	server, direct, err := startRedis(ctx, os.TempDir())
+	if err != nil {
+		return found, err
+	}
+	defer server.Stop()
+	address := direct
+	if in.RTT > 0 {
+		network, err := servers.NewProxy(direct)
+		if err != nil {
+			return found, err
+		}
+		defer network.Close()
+		network.SetDelay(in.RTT, in.Jitter)
+		address = network.Addr
+	}
+	admin := redis.NewClient(&redis.Options{Addr: direct, ReadTimeout: patience})
+	defer admin.Close()
+	before, err := cpuOf(ctx, admin)
+	if err != nil {
+		return found, err
+	}
+	begin := time.Now().Add(within)
+	outputs, err := runWorkers(ctx, workerInput{Input: in, Address: address, Begin: begin})
+	if err != nil {
+		return found, err
+	}
+	for _, o := range outputs {
+		if o.Late {
+			return found, fmt.Errorf("%w, %v after it was started", errStartedLate, within+in.Warm)
+		}
+	}
+	after, err := cpuOf(ctx, admin)
+	if err != nil {
+		return found, err
+	}
+	return resultOf(in, begin, outputs, after-before), nil
+}
+
+// runWorkers runs the processes to their end.
+func runWorkers(ctx context.Context, todo workerInput) ([]workerOutput, error) {
+	outputs, errs := make([]workerOutput, processes), make([]error, processes)
+	var all sync.WaitGroup
+	for i := range processes {
+		all.Go(func() { outputs[i], errs[i] = worker.Take(ctx, todo) })
+	}
+	all.Wait()
+	return outputs, errors.Join(errs...)
+}
+
+// resultOf merges the departures of the processes. redisCPU is the processor time of the server
+// meanwhile, in nanoseconds.
+func resultOf(in input, begin time.Time, outputs []workerOutput, redisCPU float64) result {
+	from, to := in.Warm, in.Warm+in.Window
+	interval := measure.Interval(in.Rate)
+	var merged []measure.Departure
+	var counts []float64
+	var overtaken, trips, cpu, total float64
+	for _, o := range outputs {
+		var own []measure.Departure
+		for i, at := range o.At {
+			own = append(own, measure.Departure{Entered: o.Entered[i], At: time.Duration(at - begin.UnixNano())})
+		}
+		merged = append(merged, own...)
+		within := measure.DeparturesWithin(from, to, interval, own)
+		counts = append(counts, float64(within.Count()))
+		overtaken += within.Spacing().Overtaken * float64(within.Count())
+		trips, cpu, total = trips+float64(o.RoundTrips), cpu+o.CPU, total+float64(len(o.At))
+	}
+	all := measure.DeparturesWithin(from, to, interval, merged)
+	sum, off := 0.0, 0.0
+	for _, n := range counts {
+		sum += n
+	}
+	for _, n := range counts {
+		off = max(off, 100*math.Abs(n*processes/max(sum, 1)-1))
+	}
+	total = max(total, 1)
+	found := result{
+		Spread: all.Spread(), ShareOff: off, RoundTrips: trips / total, CPU: cpu / total, RedisCPU: redisCPU / total,
+	}
+	found.Overtaken = overtaken / max(sum, 1)
+	return found
+}
+
+// cpuOf returns the CPU time that a server has used, in nanoseconds.
+func cpuOf(ctx context.Context, admin *redis.Client) (used float64, err error) {
+	info, err := admin.Info(ctx, "cpu").Result()
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(info) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if name == "used_cpu_sys" || name == "used_cpu_user" {
+			seconds, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, fmt.Errorf("INFO cpu: %w", err)
+			}
+			used += 1e9 * seconds
+		}
+	}
+	return used, nil
+}
+
+// redisServer is the program of the server.
+const redisServer = "redis-server"
+
+// startRedis returns a server without persistence that accepts connections, and its address.
+// It must be stopped. It writes nothing into the folder.
+func startRedis(ctx context.Context, folder string) (server *run.Process, address string, err error) {
+	server, err = run.AtFreeAddress(func(at string) (*run.Process, error) {
+		address = at
+		_, port, _ := strings.Cut(at, ":")
+		return run.StartProcess(ctx, at, nil, func(ctx context.Context) (*exec.Cmd, error) {
+			return exec.CommandContext(ctx, redisServer, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder), nil
+		})
+	})
+	return server, address, err
+}
+
+// worker is a process that shares the rate.
+var worker = run.NewMeasurement("shared-worker", work)
+
+// A workerInput says what one process does, and when it begins.
+type workerInput struct {
+	Input   input
+	Address string // of the server, or of the network before it
+	Begin   time.Time
+}
+
+// A workerOutput is the record of one process.
+type workerOutput struct {
+	At         []int64 // when each caller ran again, in nanoseconds of the machine's clock
+	Entered    []int64 // when it had begun to wait
+	RoundTrips int64
+	CPU        float64 // in nanoseconds
+	Late       bool    // it was not there when the window began, and has done nothing
+}
+
+// patience is for how long the server may take to answer, because the machine may be busy. A
+// server that has failed is all that is waited for so long.
+const patience = time.Minute
+
+// work is the body of a process.
+func work(todo workerInput) (found workerOutput, err error) {
+	var trips counter
+	client := redis.NewClient(&redis.Options{
+		Addr: todo.Address, MaxRetries: -1, PoolSize: todo.Input.Waiters, ContextTimeoutEnabled: true,
+		DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience,
+	})
+	defer client.Close()
+	client.AddHook(&trips)
+	l, err := open(todo.Input, client)
+	if err != nil {
+		return found, err
+	}
+	found, err = l.loop(todo)
+	found.RoundTrips, found.CPU = trips.count.Load(), measure.CPUTime()
+	return found, err
+}
+
+// A limiter lets callers wait.
+type limiter struct {
+	wait func(context.Context) error
+	stop func() error
+}
+
+// open makes a limiter of the shared rate.
+func open(in input, client *redis.Client) (limiter, error) {
+	switch in.Limiter {
+	case ours:
+		s, err := shaper.New(shaper.Limits{Rate: rate.Limit(in.Rate), Depth: 2 * in.Waiters}, shaper.WithBucket(redisbucket.New(client), "bench"))
+		if err != nil {
+			return limiter{}, err
+		}
+		wait := func(ctx context.Context) error {
+			for {
+				err := s.Wait(ctx)
+				refusal, is := errors.AsType[*shaper.RejectError](err)
+				if !is || !errors.Is(err, shaper.ErrUnavailable) {
+					return err
+				}
+				sleep(ctx, max(refusal.RetryAfter, time.Millisecond)) // A busy machine let the server answer too late.
+			}
+		}
+		return limiter{wait, s.Close}, nil
+	case "redis_rate":
+		r := redis_rate.NewLimiter(client)
+		limit := redis_rate.Limit{Rate: int(in.Rate), Burst: 1, Period: time.Second}
+		return limiter{func(ctx context.Context) error {
+			return poll(ctx, func() (time.Duration, error) {
+				found, err := r.Allow(ctx, "bench", limit)
+				if err != nil || found.Allowed > 0 {
+					return -1, err
+				}
+				return found.RetryAfter, nil
+			})
+		}, nil}, nil
+	case "throttled":
+		store, err := goredisstore.NewCtx(client, "bench:")
+		if err != nil {
+			return limiter{}, err
+		}
+		t, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerSec(int(in.Rate))})
+		if err != nil {
+			return limiter{}, err
+		}
+		return limiter{func(ctx context.Context) error {
+			return poll(ctx, func() (time.Duration, error) {
+				limited, found, err := t.RateLimitCtx(ctx, "bench", 1)
+				switch {
+				case err != nil && ctx.Err() == nil:
+					return 0, nil // It gives up after ten lost races with other callers; then it is asked again.
+				case err != nil || !limited:
+					return -1, err
+				}
+				return found.RetryAfter, nil
+			})
+		}, nil}, nil
+	}
+	return limiter{}, fmt.Errorf("no limiter is named %q", in.Limiter)
+}
+
+// poll asks until there is no time to wait for any more, and sleeps for that time before it
+// asks again.
+func poll(ctx context.Context, ask func() (retryAfter time.Duration, err error)) error {
+	for {
+		after, err := ask()
+		if err != nil || after < 0 {
+			return err
+		}
+		if sleep(ctx, after); ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// sleep ends with the context.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// loop lets callers wait again and again, from the instant at which all processes begin to
+// the end of the window. If the window has begun already, it does nothing.
+func (l limiter) loop(todo workerInput) (found workerOutput, err error) {
+	time.Sleep(time.Until(todo.Begin))
+	if time.Since(todo.Begin) > todo.Input.Warm {
+		return workerOutput{Late: true}, nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	outputs, errs := make([]workerOutput, todo.Input.Waiters), make([]error, todo.Input.Waiters)
+	for i := range todo.Input.Waiters {
+		all.Go(func() {
+			o := &outputs[i]
+			for ctx.Err() == nil {
+				entered := time.Now().UnixNano()
+				if err := l.wait(ctx); err != nil {
+					if ctx.Err() == nil {
+						errs[i] = err
+					}
+					return
+				}
+				o.At, o.Entered = append(o.At, time.Now().UnixNano()), append(o.Entered, entered)
+			}
+		})
+	}
+	time.Sleep(time.Until(todo.Begin.Add(todo.Input.Warm + todo.Input.Window)))
+	cancel()
+	all.Wait()
+	if l.stop != nil {
+		err = l.stop()
+	}
+	for i, o := range outputs {
+		found.At, found.Entered = append(found.At, o.At...), append(found.Entered, o.Entered...)
+		if errs[i] != nil {
+			err = errs[i]
+		}
+	}
+	return found, err
+}
+
+// A counter counts the round trips of a client: each command, or pipeline of commands, is one.
+type counter struct{ count atomic.Int64 }
+
+func (c *counter) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return next(ctx, network, address)
+	}
+}
+
+func (c *counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.count.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (c *counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.count.Add(1)
+		return next(ctx, cmds)
+	}
 }

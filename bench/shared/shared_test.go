@@ -1,16 +1,14 @@
 package shared
 
 import (
-	"io"
-	"net"
 	"os"
-	"os/exec"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"example.com/leakybucket/bench/internal/run"
+	"example.com/leakybucket/internal/servers"
 )
 
 func TestMain(m *testing.M) {
@@ -18,20 +16,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func needRedis(t *testing.T) {
-	t.Helper()
-	if _, err := exec.LookPath(redisServer); err == nil {
-		return
-	}
-	if os.Getenv("SHAPER_REQUIRE_ALL") == "1" {
-		t.Fatalf("%s is missing (Debian: apt-get install redis-server)", redisServer)
-	}
-	t.Skipf("%s is missing (Debian: apt-get install redis-server)", redisServer)
-}
-
 // Every limiter is measured on a real server, and lets about as many leave as it should.
 func TestEveryLimiterSharesItsRate(t *testing.T) {
-	needRedis(t)
+	servers.Need(t, "apt-get install redis-server", redisServer)
 	for _, name := range []string{ours, "redis_rate", "throttled"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -78,34 +65,4 @@ func TestWhatProcessesDidIsMerged(t *testing.T) {
 	outputs[0].Entered[60] = begin.UnixNano() // It had begun to wait before all others, and left after some.
 	r = resultOf(input{Rate: 150, Warm: time.Second - time.Millisecond, Window: time.Second}, begin, outputs, 0)
 	require.InDelta(t, 100./150, r.Overtaken, 0.05)
-}
-
-// The network delays both ways, and keeps the order.
-func TestTheNetworkTakesItsTime(t *testing.T) {
-	server, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer server.Close()
-	go func() {
-		conn, err := server.Accept()
-		if err == nil {
-			_, _ = io.Copy(conn, conn)
-		}
-	}()
-	n, err := openNetwork(server.Addr().String(), 30*time.Millisecond, 10*time.Millisecond)
-	require.NoError(t, err)
-	defer n.close()
-	conn, err := net.Dial("tcp", n.address)
-	require.NoError(t, err)
-	defer conn.Close()
-	began := time.Now()
-	for i := range byte(5) {
-		_, err = conn.Write([]byte{i})
-		require.NoError(t, err)
-		time.Sleep(time.Millisecond)
-	}
-	got := make([]byte, 5)
-	_, err = io.ReadFull(conn, got)
-	require.NoError(t, err)
-	require.Equal(t, []byte{0, 1, 2, 3, 4}, got)
-	require.GreaterOrEqual(t, time.Since(began), 20*time.Millisecond)
 }

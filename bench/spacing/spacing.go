@@ -7,10 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
-	"example.com/leakybucket/bench/internal/plot"
+	"example.com/leakybucket/bench/internal/measure"
 	"example.com/leakybucket/bench/internal/report"
 	"example.com/leakybucket/bench/internal/rivals"
 	"example.com/leakybucket/bench/internal/run"
@@ -223,7 +227,7 @@ func busyGoals() (goals []report.Goal) {
 
 // spacingsPicture draws how the spacings at one rate spread, if ours was measured there.
 func spacingsPicture(r *report.Report, results []run.Result[input, result], rate float64, machine string) error {
-	p := plot.Spacings{
+	p := report.Spacings{
 		Name: fmt.Sprintf("spacing-%.0f", rate), Title: fmt.Sprintf("How even are the departures? Spacing at %s", report.PerSecond(rate)),
 		Rate: rate, Caption: fmt.Sprintf("%d requests wait at any time. %s.", goalWaiters, machine),
 	}
@@ -231,7 +235,7 @@ func spacingsPicture(r *report.Report, results []run.Result[input, result], rate
 		if one.Input.Rate != rate || one.Input.Waiters != goalWaiters {
 			continue
 		}
-		row := plot.SpacingsRow{Name: one.Input.Limiter}
+		row := report.SpacingsRow{Name: one.Input.Limiter}
 		for _, round := range one.Found {
 			row.Rounds = append(row.Rounds, round.Spread)
 		}
@@ -248,17 +252,17 @@ func spacingsPicture(r *report.Report, results []run.Result[input, result], rate
 // ratePicture draws which share of the rate each limiter reaches, by load and rate: with
 // goalWaiters in an idle process, and with as many as were measured in a busy one.
 func ratePicture(r *report.Report, o run.Options) error {
-	p := plot.Bars{
+	p := report.Bars{
 		Name: "rate", Title: "Is the rate reached?",
 		Caption: fmt.Sprintf("%d requests wait at any time, in a busy process 1,000 at 10,000/s. %s.", goalWaiters, o.Machine),
 	}
-	panels := []plot.Panel{{Title: "in a process that does nothing else"}}
+	panels := []report.Panel{{Title: "in a process that does nothing else"}}
 	lines := append(idleLines, r.Lines...)
-	fill := func(panel *plot.Panel, limiters []string, name func(limiter string) string, rate float64) {
+	fill := func(panel *report.Panel, limiters []string, name func(limiter string) string, rate float64) {
 		panel.Axis, panel.Settings = "% of the rate", append(panel.Settings, report.PerSecond(rate))
 		for i, limiter := range limiters {
 			if len(panel.Rows) <= i {
-				panel.Rows = append(panel.Rows, plot.Row{Name: limiter})
+				panel.Rows = append(panel.Rows, report.Row{Name: limiter})
 			}
 			panel.Rows[i].Values = append(panel.Rows[i].Values, 100*report.Median(lines, name(limiter), "of-rate"))
 		}
@@ -267,17 +271,324 @@ func ratePicture(r *report.Report, o run.Options) error {
 		fill(&panels[0], idleLimiters, func(limiter string) string { return nameOf("Spacing", limiter, at.rate, goalWaiters, idle) }, at.rate)
 	}
 	for _, l := range loads() {
-		panel := plot.Panel{Title: "busy: " + l.what}
+		panel := report.Panel{Title: "busy: " + l.what}
 		for _, at := range busyRates {
 			fill(&panel, append(busyCompared, busyOnce...), func(limiter string) string { return nameOf("Busy", limiter, at.rate, at.waiters, l.name) }, at.rate)
 		}
 		panels = append(panels, panel)
 	}
-	p.Panels = slices.DeleteFunc(panels, func(panel plot.Panel) bool { return !panel.Measured() })
+	p.Panels = slices.DeleteFunc(panels, func(panel report.Panel) bool { return !panel.Measured() })
 	if len(p.Panels) == 0 {
 		return nil
 	}
 	drawn, err := p.Draw(rivals.Ours)
 	r.Pictures = append(r.Pictures, drawn)
 	return err
+}
+
+// An input says what one child process measures: one limiter in a closed loop.
+// So many goroutines wait, and wait again as soon as they have left.
+type input struct {
+	Limiter string
+	Rate    float64 // per second
+	Waiters int
+	Load    string        // of loads; idle means none
+	Warm    time.Duration // until the window begins
+	Window  time.Duration
+}
+
+// A result has the figures of one limiter at one rate, with one number of waiters, under one load.
+type result struct {
+	measure.Spread
+	Burst     float64 `unit:"burst-ns"`         // as the receivers saw it
+	SlotBurst float64 `unit:"slot-burst-ns"`    // as handed out, in a busy process
+	CPU       float64 `unit:"cpu-ns/departure"` // of the whole process, with the load
+	Allocs    float64 `unit:"allocs/departure"` // of the whole process, with the load
+}
+
+var child = run.NewMeasurement("spacing", measureSpacing)
+
+// measureSpacing leaves goroutines behind, and some of them sleep for long. They end with the
+// process.
+func measureSpacing(in input) (result, error) {
+	r := rivals.Named(in.Limiter)
+	// A load measures how much work fills a millisecond, so it is made before anything else runs.
+	work := loadNamed(in.Load)
+	loop := newClosedLoop(in)
+	var handedOut slots
+	var slot func(time.Time)
+	if r.Traced && in.Load != idle {
+		handedOut = slots{began: loop.began, records: newRecords(in)}
+		slot = handedOut.record
+	}
+	line := r.Open(in.Rate, in.Waiters, slot)
+	defer line.Stop()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+
+	for i := range in.Waiters {
+		go loop.run(ctx, line.Wait)
+		// They begin one after another. If thousands began at once, many would lose
+		// the processor between taking their number and entering the line.
+		for loop.entries.Load() <= int64(i) {
+			runtime.Gosched()
+		}
+	}
+	load := work.start()
+	defer load.stop()
+
+	time.Sleep(in.Warm)
+	if work.goroutines > 0 {
+		load.begun()
+	}
+	before := readMeter(loop)
+	time.Sleep(in.Window)
+	after := readMeter(loop)
+	if work.goroutines > 0 && load.pieces() == 0 {
+		return result{}, fmt.Errorf("the load %q has done nothing", in.Load)
+	}
+	all, err := loop.departures()
+	if err != nil {
+		return result{}, err
+	}
+	slots, err := handedOut.departures()
+	if err != nil {
+		return result{}, err
+	}
+	d := measure.DeparturesWithin(before.at, after.at, measure.Interval(in.Rate), all)
+	each := float64(max(1, d.Count()))
+	found := result{
+		Spread: d.Spread(), Burst: d.Burst(), SlotBurst: measure.Unknown,
+		CPU: (after.cpu - before.cpu) / each, Allocs: float64(after.mallocs-before.mallocs) / each,
+	}
+	if len(slots) > 0 {
+		found.SlotBurst = measure.DeparturesWithin(0, after.at, measure.Interval(in.Rate), slots).Burst()
+	}
+	return found, nil
+}
+
+// A meter is the usage of the process up to an instant.
+type meter struct {
+	at      time.Duration
+	cpu     float64
+	mallocs uint64
+}
+
+func readMeter(l *closedLoop) meter {
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	cpu := measure.CPUTime()
+	return meter{at: time.Since(l.began), cpu: cpu, mallocs: memory.Mallocs}
+}
+
+// A closedLoop records the departures of callers that wait again and again.
+type closedLoop struct {
+	began   time.Time
+	entries atomic.Int64
+	records records
+	refused chan error
+}
+
+func newClosedLoop(in input) *closedLoop {
+	return &closedLoop{
+		began:   time.Now(),
+		records: newRecords(in),
+		refused: make(chan error, 1), // The first error is enough; the others are dropped.
+	}
+}
+
+// run waits and leaves until the context ends.
+func (l *closedLoop) run(ctx context.Context, wait rivals.Wait) {
+	for {
+		entered := l.entries.Add(1)
+		err := wait(ctx)
+		at := time.Since(l.began)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			select {
+			case l.refused <- err:
+			default:
+			}
+			return
+		}
+		l.records.add(entered, at)
+	}
+}
+
+// departures returns those so far. A refusal is an error, as then fewer wait than
+// were to.
+func (l *closedLoop) departures() ([]measure.Departure, error) {
+	select {
+	case err := <-l.refused:
+		return nil, fmt.Errorf("a caller was refused: %w", err)
+	default:
+		return l.records.departures()
+	}
+}
+
+// slots records when slots were handed out. The zero value has no room for any.
+type slots struct {
+	began time.Time
+	records
+}
+
+func (s *slots) record(at time.Time) { s.add(0, at.Sub(s.began)) }
+
+// records are departures, for which room is made beforehand. They are safe for
+// concurrent use.
+type records struct {
+	used atomic.Int64
+	all  []record
+}
+
+// A record is a departure whose instant is written last: 0 means not yet.
+type record struct {
+	entered int64
+	at      atomic.Int64
+}
+
+// newRecords makes room for forty times as many as may leave in the time. x/time
+// lets several times the rate leave where thousands contend for it, as it sets
+// its clock back when a caller has lost the processor between reading the time
+// and locking. More departures than there is room for are an error.
+func newRecords(in input) records {
+	return records{all: make([]record, 40*int(in.Rate*(in.Warm+in.Window).Seconds())+4096)}
+}
+
+func (r *records) add(entered int64, at time.Duration) {
+	if i := r.used.Add(1) - 1; i < int64(len(r.all)) {
+		r.all[i].entered = entered
+		r.all[i].at.Store(int64(at))
+	}
+}
+
+func (r *records) departures() ([]measure.Departure, error) {
+	used := int(r.used.Load())
+	if used > len(r.all) {
+		return nil, fmt.Errorf("%d have left, of which only %d have a record", used, len(r.all))
+	}
+	var all []measure.Departure
+	for i := range r.all[:used] {
+		if at := r.all[i].at.Load(); at > 0 {
+			all = append(all, measure.Departure{Entered: r.all[i].entered, At: time.Duration(at)})
+		}
+	}
+	return all, nil
+}
+
+const idle = "idle"
+
+// A load is other work of the process, which keeps all its Ps busy.
+type load struct {
+	name       string
+	what       string
+	goroutines int
+	// piece does some work, and has to return within some milliseconds. Each
+	// goroutine calls it again and again, with a source of its own.
+	piece func(random *rand.Rand)
+}
+
+// loads returns the loads of the busy experiment: one loop and one allocator for each P, and eight
+// goroutines for each P that together ask for 1.6 times the processors there are.
+func loads() []load {
+	ps := runtime.GOMAXPROCS(0)
+	return []load{
+		{"loops", fmt.Sprintf("%d loops that never wait", ps), ps, func(*rand.Rand) { spin(100_000) }},
+		{"allocators", fmt.Sprintf("%d goroutines that allocate without end", ps), ps, allocate},
+		{"pieces", fmt.Sprintf("%d goroutines that work for 1 ms and nap for 4 ms, exponentially distributed", 8*ps), 8 * ps, workAndNap()},
+	}
+}
+
+// loadNamed returns the load of that name; idle is one without goroutines.
+// It panics if there is none.
+func loadNamed(name string) load {
+	all := append(loads(), load{name: idle})
+	at := slices.IndexFunc(all, func(l load) bool { return l.name == name })
+	if at < 0 {
+		panic("no load is named " + name)
+	}
+	return all[at]
+}
+
+// A running load has to be stopped.
+type runningLoad struct {
+	quit atomic.Bool
+	done atomic.Int64
+	run  sync.WaitGroup
+}
+
+func (l load) start() *runningLoad {
+	r := new(runningLoad)
+	for i := range l.goroutines {
+		r.run.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 1)) // the same in each child process
+			for !r.quit.Load() {
+				l.piece(random)
+				r.done.Add(1)
+			}
+		})
+	}
+	return r
+}
+
+// loadWithin bounds how long begun waits.
+const loadWithin = time.Minute
+
+// begun returns when a piece has been done: on a busy machine that may take longer than a
+// window.
+func (r *runningLoad) begun() {
+	for start := time.Now(); r.pieces() == 0 && time.Since(start) < loadWithin; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// pieces returns how many have been done so far.
+func (r *runningLoad) pieces() int64 { return r.done.Load() }
+
+// stop returns when the goroutines have gone.
+func (r *runningLoad) stop() {
+	r.quit.Store(true)
+	r.run.Wait()
+}
+
+// spin is work that nothing but the processor does: rounds of an xorshift.
+func spin(rounds int) {
+	x := uint64(rounds) | 1
+	for range rounds {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+	}
+	if x == 0 { // It never is, but the compiler does not know and keeps the work.
+		panic("xorshift reached 0")
+	}
+}
+
+// allocate leaves garbage of 1 to 16 KiB, and keeps a little of it for a while.
+func allocate(random *rand.Rand) {
+	var kept [64][]byte
+	for i := range 16 * len(kept) {
+		kept[i%len(kept)] = make([]byte, 1<<10*(1+random.IntN(16)))
+	}
+	runtime.KeepAlive(&kept)
+}
+
+// workAndNap makes pieces of a millisecond of work, on average, and naps of
+// four. Work is counted in rounds, as an instant on the clock would count the
+// time without a processor too.
+func workAndNap() func(*rand.Rand) {
+	const probe = 200_000
+	fastest := time.Duration(1 << 62)
+	for range 5 {
+		began := time.Now()
+		spin(probe)
+		fastest = min(fastest, time.Since(began))
+	}
+	perMillisecond := probe * float64(time.Millisecond) / float64(max(1, fastest))
+	return func(random *rand.Rand) {
+		spin(int(random.ExpFloat64() * perMillisecond))
+		time.Sleep(time.Duration(random.ExpFloat64() * 4 * float64(time.Millisecond)))
+	}
 }

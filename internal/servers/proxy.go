@@ -35,21 +35,33 @@ type Proxy struct {
 // StartProxy returns a proxy for the server at the address target, which ends with the test.
 func StartProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := NewProxy(target)
 	if err != nil {
 		t.Fatalf("servers: no proxy: %v", err)
 	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// NewProxy is StartProxy for a program that is no test. The proxy must be closed.
+func NewProxy(target string) (*Proxy, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
 	p := &Proxy{Addr: listener.Addr().String(), listener: listener, target: target, links: map[*link]struct{}{}}
 	p.running.Go(p.accept)
-	t.Cleanup(func() {
-		p.mu.Lock()
-		p.closed = true
-		p.mu.Unlock()
-		listener.Close()
-		p.CutAll()
-		p.running.Wait()
-	})
-	return p
+	return p, nil
+}
+
+// Close ends the proxy and all its connections.
+func (p *Proxy) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.listener.Close()
+	p.CutAll()
+	p.running.Wait()
 }
 
 // SetTarget makes connections that are opened from now on go to another server, as after a

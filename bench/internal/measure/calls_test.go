@@ -1,8 +1,6 @@
 package measure
 
 import (
-	"os"
-	"path/filepath"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -47,21 +45,6 @@ func TestAStallDoesNotMakeTheBatchShort(t *testing.T) {
 		require.Equal(t, 1000.0, timing.Ns)
 		require.Greater(t, time.Since(began), time.Second+8*time.Millisecond)
 	})
-}
-
-func TestFieldsOfProc(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "status")
-	require.NoError(t, os.WriteFile(file, []byte("Name:\tbench\nVmRSS:\t   1234 kB\nThreads:\tlots kB\n"), 0o600))
-	require.Equal(t, "bench", ProcField(file, "Name"))
-	require.Empty(t, ProcField(file, "VmSwap"))
-	require.Empty(t, ProcField(file+"x", "Name"))
-	bytes, err := procBytes(file, "VmRSS")
-	require.NoError(t, err)
-	require.Equal(t, 1234.0*1024, bytes)
-	for _, field := range []string{"Threads", "VmSwap"} {
-		_, err = procBytes(file, field)
-		require.ErrorContains(t, err, field)
-	}
 }
 
 func TestResidentMemoryGrowsWithWhatIsInUse(t *testing.T) {
