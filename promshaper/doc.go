@@ -99,39 +99,6 @@
 //
 // # Rules
 //
-// Recording rules and alerts to begin with:
-//
-//	groups:
-//	  - name: shaper
-//	    rules:
-//	      - record: rule:shaper_wait_seconds:p99_5m
-//	        expr: histogram_quantile(0.99, sum by (rule, le) (rate(shaper_wait_seconds_bucket[5m])))
-//	        # with native histograms:
-//	        # histogram_quantile(0.99, sum by (rule) (rate(shaper_wait_seconds[5m])))
-//	      - record: rule:shaper_refusals:ratio_5m
-//	        expr: >-
-//	          sum by (rule) (rate(shaper_requests_total{result="refused"}[5m]))
-//	          / sum by (rule) (rate(shaper_requests_total[5m]))
-//	      - alert: ShaperRefuses
-//	        expr: rule:shaper_refusals:ratio_5m > 0.01
-//	        for: 10m
-//	      - alert: ShaperLineIsNearlyFull # a Shaper with a Depth
-//	        expr: shaper_waiting_requests > 0.8 * shaper_limit_waiting_requests
-//	        for: 5m
-//	      - alert: ShaperCallersGiveUp # the line is longer than their patience
-//	        expr: >-
-//	          sum by (rule) (rate(shaper_requests_total{result="abandoned"}[5m]))
-//	          > 0.1 * sum by (rule) (rate(shaper_requests_total[5m]))
-//	        for: 10m
-//	      - alert: ShaperLosesRate # the process is starved of CPU time
-//	        expr: rate(shaper_missed_units_total[5m]) > 0
-//	        for: 10m
-//	      - alert: ShaperBucketIsAway # each process is on its own
-//	        expr: shaper_bucket_state{state="shared"} == 0
-//	        for: 1m
-//	      - alert: ShaperHasTooManyKeys # see WithMaxKeys
-//	        expr: rate(shaper_overflowed_calls_total[5m]) > 0
-//	        for: 10m
-//	      - alert: ShaperHasNoLimits # the function of a Group that returns them fails
-//	        expr: increase(shaper_limit_errors_total[5m]) > 0
+// The file deploy/rules.yml of the repository has recording rules and alerts to begin with, and docs/operating.md
+// says for each alert what to do then.
 package promshaper

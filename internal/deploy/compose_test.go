@@ -131,6 +131,7 @@ type shaperd struct {
 	*exec.Cmd
 	front, page, metrics string // URLs
 	data                 string // its folder
+	serves               int    // the status of a request that the upstream has answered
 	log                  *servers.Output
 	ended                chan error
 }
@@ -146,7 +147,7 @@ func settle(t *testing.T, cmd *exec.Cmd, redis *servers.Redis, upstream string) 
 		"SHAPERD_STORE=redis://"+redis.Addr, "SHAPERD_UPSTREAM="+strings.TrimPrefix(upstream, "http://"),
 		"SHAPERD_DELAY=10ms", "SHAPERD_GRACE=20s")
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
-	return &shaperd{Cmd: cmd, front: url(front), page: url(page), metrics: url(metrics), log: &servers.Output{}, ended: make(chan error, 1)}
+	return &shaperd{Cmd: cmd, serves: http.StatusOK, front: url(front), page: url(page), metrics: url(metrics), log: &servers.Output{}, ended: make(chan error, 1)}
 }
 
 // run starts the process, and returns when it serves.
@@ -163,7 +164,7 @@ func (s *shaperd) run(t *testing.T) {
 	s.until(t, func() bool { return strings.Contains(s.log.String(), "serving initial configuration") }, "the configuration is in force")
 	s.until(t, func() bool { // It asks the store for the first time.
 		status, _ := get(s.front)
-		return status == http.StatusOK
+		return status == s.serves
 	}, "a request leaves")
 	status, _ := get(s.front + "/ready")
 	require.Equal(t, http.StatusOK, status)

@@ -172,9 +172,10 @@ const nestedPolicy = `
 	internal/sharedfaults tests: std syscall internal/model internal/servers redisbucket pgbucket github.com/redis/go-redis/v9 github.com/jackc/pgx/v5 github.com/jackc/pgx/v5/pgxpool golang.org/x/time/rate
 
 	# The board of Grafana is made by a program, which needs nothing. The tests of the folder
-	# deploy hold it to what Prometheus is told, and run the program that the folder is about.
+	# deploy hold it to what Prometheus is told, run the program that the folder is about, and read
+	# manifests into the types of Kubernetes' own API.
 	internal/deploy: std
-	internal/deploy tests: std syscall shaper/buckettest internal/servers promshaper github.com/prometheus/client_golang/prometheus github.com/prometheus/client_model/go go.yaml.in/yaml/v4
+	internal/deploy tests: std syscall shaper/buckettest internal/servers promshaper github.com/prometheus/client_golang/prometheus github.com/prometheus/client_golang/prometheus/promhttp github.com/prometheus/client_model/go go.yaml.in/yaml/v4 k8s.io/api/apps/v1 k8s.io/api/core/v1 k8s.io/api/policy/v1 sigs.k8s.io/yaml
 
 	# What makes a release of a copy of the tree: only x/mod knows what belongs into the
 	# zip file of a module.

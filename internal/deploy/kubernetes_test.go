@@ -1,0 +1,279 @@
+package deploy_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	policy "k8s.io/api/policy/v1"
+	"sigs.k8s.io/yaml"
+
+	"example.com/leakybucket/internal/servers"
+)
+
+// A cluster is all that the files of the folder make, by names.
+type cluster struct {
+	configs     map[string]core.ConfigMap
+	deployments map[string]apps.Deployment
+	sets        map[string]apps.StatefulSet
+	services    map[string]core.Service
+	budgets     map[string]policy.PodDisruptionBudget
+}
+
+// readCluster reads the manifests into the types of the API, as strictly as it does: a field that
+// there is not, or one that is there twice, is an error.
+func readCluster(t *testing.T) cluster {
+	c := cluster{
+		map[string]core.ConfigMap{}, map[string]apps.Deployment{}, map[string]apps.StatefulSet{},
+		map[string]core.Service{}, map[string]policy.PodDisruptionBudget{},
+	}
+	files, err := filepath.Glob(filepath.Join(folder, "kubernetes", "*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		require.Regexp(t, `\.yaml$`, file, "kubectl apply -f takes the whole folder")
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for manifest := range strings.SplitSeq(string(text), "\n---\n") {
+			c.add(t, file, []byte(manifest))
+		}
+	}
+	return c
+}
+
+func (c cluster) add(t *testing.T, file string, manifest []byte) {
+	var kind struct{ APIVersion, Kind string }
+	require.NoError(t, yaml.Unmarshal(manifest, &kind), file)
+	switch kind.APIVersion + " " + kind.Kind {
+	case "v1 ConfigMap":
+		addTo(t, c.configs, file, manifest, func(o core.ConfigMap) string { return o.Name })
+	case "apps/v1 Deployment":
+		addTo(t, c.deployments, file, manifest, func(o apps.Deployment) string { return o.Name })
+	case "apps/v1 StatefulSet":
+		addTo(t, c.sets, file, manifest, func(o apps.StatefulSet) string { return o.Name })
+	case "v1 Service":
+		addTo(t, c.services, file, manifest, func(o core.Service) string { return o.Name })
+	case "policy/v1 PodDisruptionBudget":
+		addTo(t, c.budgets, file, manifest, func(o policy.PodDisruptionBudget) string { return o.Name })
+	default:
+		require.FailNowf(t, "the test does not know this kind", "%s: %+v", file, kind)
+	}
+}
+
+func addTo[T any](t *testing.T, all map[string]T, file string, manifest []byte, name func(T) string) {
+	var object T
+	require.NoError(t, yaml.UnmarshalStrict(manifest, &object), file)
+	require.NotEmpty(t, name(object), file)
+	require.NotContains(t, all, name(object), file)
+	all[name(object)] = object
+}
+
+// front returns what the tests are about: the pods of shaperd, their container and the Caddyfile.
+func (c cluster) front(t *testing.T) (d apps.Deployment, container core.Container, caddyfile string) {
+	d = c.deployments["shaperd"]
+	require.Len(t, d.Spec.Template.Spec.Containers, 1)
+	caddyfile = c.configs["shaperd"].Data["Caddyfile"]
+	require.NotEmpty(t, caddyfile)
+	return d, d.Spec.Template.Spec.Containers[0], caddyfile
+}
+
+func TestManifestsFitTogether(t *testing.T) {
+	c := readCluster(t)
+	d, _, _ := c.front(t)
+	require.EqualValues(t, 3, *d.Spec.Replicas)
+	pods := map[string]core.PodTemplateSpec{"shaperd": d.Spec.Template, "redis": c.sets["redis"].Spec.Template}
+	require.Equal(t, pods["shaperd"].Labels, d.Spec.Selector.MatchLabels)
+	require.Equal(t, pods["redis"].Labels, c.sets["redis"].Spec.Selector.MatchLabels)
+	require.Equal(t, "redis", c.sets["redis"].Spec.ServiceName)
+	require.Len(t, c.services, 2)
+	for name, s := range c.services {
+		require.Equal(t, pods[name].Labels, s.Spec.Selector, name)
+		for _, port := range s.Spec.Ports {
+			require.Contains(t, portsOf(pods[name]), port.TargetPort.String(), name)
+		}
+	}
+	budget := c.budgets["shaperd"].Spec
+	require.Equal(t, pods["shaperd"].Labels, budget.Selector.MatchLabels)
+	require.Less(t, budget.MinAvailable.IntVal, *d.Spec.Replicas, "else no node can be drained")
+	for _, spread := range d.Spec.Template.Spec.TopologySpreadConstraints {
+		require.Equal(t, pods["shaperd"].Labels, spread.LabelSelector.MatchLabels)
+	}
+	for name, pod := range pods {
+		require.True(t, *pod.Spec.SecurityContext.RunAsNonRoot, name)
+		var volumes []string
+		for _, v := range pod.Spec.Volumes {
+			volumes = append(volumes, v.Name)
+			if v.ConfigMap != nil {
+				require.Contains(t, c.configs, v.ConfigMap.Name)
+			}
+		}
+		for _, claim := range c.sets[name].Spec.VolumeClaimTemplates {
+			volumes = append(volumes, claim.Name)
+		}
+		for _, container := range pod.Spec.Containers {
+			require.True(t, *container.SecurityContext.ReadOnlyRootFilesystem, name)
+			for _, mount := range container.VolumeMounts {
+				require.Contains(t, volumes, mount.Name)
+				require.Empty(t, mount.SubPath, "a file that is mounted by subPath never changes")
+			}
+		}
+	}
+}
+
+// portsOf returns the ports of a pod by their names.
+func portsOf(pod core.PodTemplateSpec) map[string]int32 {
+	ports := map[string]int32{}
+	for _, c := range pod.Spec.Containers {
+		for _, port := range c.Ports {
+			ports[port.Name] = port.ContainerPort
+		}
+	}
+	return ports
+}
+
+// durationOf returns a duration of the Caddyfile, which is behind the name of a variable.
+func durationOf(t *testing.T, caddyfile, option string) time.Duration {
+	m := regexp.MustCompile(option + ` \{\$\w+:(\w+)\}`).FindStringSubmatch(caddyfile)
+	require.NotNil(t, m, option)
+	d, err := time.ParseDuration(m[1])
+	require.NoError(t, err)
+	return d
+}
+
+func TestPodsEndInGoodOrder(t *testing.T) {
+	d, container, caddyfile := readCluster(t).front(t)
+	delay, grace := durationOf(t, caddyfile, "shutdown_delay"), durationOf(t, caddyfile, "grace_period")
+	whole := time.Duration(*d.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
+	require.Greater(t, whole, delay+grace+5*time.Second, "the kubelet kills what still runs then")
+	ready := container.ReadinessProbe
+	noticed := time.Duration(ready.PeriodSeconds*ready.FailureThreshold) * time.Second
+	require.Greater(t, delay, noticed, "requests must be taken until it is known that the pod is not ready")
+	require.Greater(t, grace, 20*time.Second, "the line is as long as wait of the limits, at most 10 s")
+	require.NotEqual(t, ready.HTTPGet.Path, container.LivenessProbe.HTTPGet.Path, "a pod that ends is not to be killed for it")
+}
+
+func TestManifestsSayWhatTheImageAndTheCaddyfileSay(t *testing.T) {
+	c := readCluster(t)
+	d, container, caddyfile := c.front(t)
+	image := readDockerfile(t)
+	require.Equal(t, image.entrypoint[1:], container.Args)
+	require.Empty(t, container.Command)
+	user := d.Spec.Template.Spec.SecurityContext
+	require.Equal(t, image.user, fmt.Sprintf("%d:%d", *user.RunAsUser, *user.RunAsGroup))
+	paths := map[string]string{}
+	for _, mount := range container.VolumeMounts {
+		paths[mount.Name] = mount.MountPath
+	}
+	require.Equal(t, "/data", paths["data"])
+	require.True(t, image.owned["/data"])
+	require.Contains(t, container.Args, paths["config"]+"/Caddyfile")
+	require.Contains(t, caddyfile, "{$SHAPERD_CONFIG:"+paths["config"]+"}/shaper.yaml")
+	require.Contains(t, c.configs["shaperd"].Data, "shaper.yaml")
+
+	for name, port := range portsOf(d.Spec.Template) {
+		require.Containsf(t, caddyfile, fmt.Sprintf(":%d} {", port), "nothing listens at the port %s", name)
+	}
+	require.Contains(t, caddyfile, fmt.Sprintf("fallback local %d ", *d.Spec.Replicas))
+	store := c.services["redis"]
+	require.Contains(t, caddyfile, fmt.Sprintf("redis://%s:%d", store.Name, store.Spec.Ports[0].Port))
+}
+
+// Prometheus finds the pods by the label and the port that they have. Debian's promtool knows no discovery in
+// Kubernetes, so it judges the rest.
+func TestPrometheusFindsThePods(t *testing.T) {
+	text := read(t, "prometheus-kubernetes.yml")
+	d, _, _ := readCluster(t).front(t)
+	require.Contains(t, text, "[__meta_kubernetes_pod_label_app, __meta_kubernetes_pod_container_port_name]\n        regex: "+d.Spec.Template.Labels["app"]+";metrics\n")
+	require.Contains(t, portsOf(d.Spec.Template), "metrics")
+	const discovery = "    kubernetes_sd_configs:\n      - role: pod\n"
+	require.Contains(t, text, discovery)
+	require.Contains(t, text, "job_name: shaperd\n", "rules.yml has an alert for the job")
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "rules.yml"), []byte(read(t, "rules.yml")), 0o600))
+	file := filepath.Join(dir, "prometheus.yml")
+	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(text, discovery, "", 1)), 0o600))
+	promtool(t, "check", "config", file)
+}
+
+// The program takes what the ConfigMap has, answers the probes as the kubelet asks them, has metrics where
+// Prometheus looks, and notices that the kubelet has brought another file.
+func TestShaperdRunsWithTheConfigMap(t *testing.T) {
+	t.Parallel()
+	binary := program(t)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	c := readCluster(t)
+	d, container, _ := c.front(t)
+	redis := servers.StartRedis(t)
+	upstream := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(upstream.Close)
+
+	// The kubelet keeps the files in a folder of their own, to which a link leads that it replaces.
+	mounted := t.TempDir()
+	bring := func(version string, files map[string]string) {
+		dir := filepath.Join(mounted, version)
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		for name, text := range files {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+		}
+		require.NoError(t, os.Symlink(version, filepath.Join(mounted, "new")))
+		require.NoError(t, os.Rename(filepath.Join(mounted, "new"), filepath.Join(mounted, "..data")))
+	}
+	files := c.configs["shaperd"].Data
+	bring("..1", files)
+	for name := range files {
+		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(mounted, name)))
+	}
+
+	data := t.TempDir()
+	args := append([]string{}, container.Args...)
+	for i, arg := range args {
+		args[i] = strings.Replace(arg, "/etc/shaperd", mounted, 1)
+	}
+	cmd := exec.Command(binary, args...)
+	cmd.Env = []string{"HOME=" + data, "XDG_DATA_HOME=" + data, "XDG_CONFIG_HOME=" + data, "SHAPERD_CONFIG=" + mounted}
+	s := settle(t, cmd, redis, upstream.URL)
+	s.serves = http.StatusNotFound // the upstream's answer
+	s.run(t)
+
+	bases := map[string]string{"http": s.front, "metrics": s.metrics}
+	probe := func(p *core.Probe) int {
+		status, _ := get(bases[p.HTTPGet.Port.String()] + p.HTTPGet.Path)
+		return status
+	}
+	require.Equal(t, http.StatusOK, probe(container.ReadinessProbe))
+	require.Equal(t, http.StatusOK, probe(container.LivenessProbe))
+	require.Contains(t, portsOf(d.Spec.Template), container.ReadinessProbe.HTTPGet.Port.String())
+	require.Contains(t, portsOf(d.Spec.Template), container.LivenessProbe.HTTPGet.Port.String())
+	s.until(t, func() bool {
+		_, metrics := get(s.metrics + "/metrics")
+		return strings.Contains(metrics, `shaper_bucket_state{rule="front",state="shared"} 1`) &&
+			strings.Contains(metrics, `shaper_config_last_reload_successful{rule="front"} 1`)
+	}, "Prometheus is told of the bucket and of the rules")
+	status, _ := get(s.page)
+	require.Equal(t, http.StatusOK, status)
+
+	bring("..2", map[string]string{"Caddyfile": files["Caddyfile"], "shaper.yaml": "default: what?\n"})
+	s.until(t, func() bool {
+		_, metrics := get(s.metrics + "/metrics")
+		return strings.Contains(metrics, `shaper_config_last_reload_successful{rule="front"} 0`)
+	}, "it notices the new file, and that it has a mistake")
+
+	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+	select {
+	case err := <-s.ended:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		require.FailNow(t, "shaperd does not end")
+	}
+}
