@@ -215,33 +215,33 @@ func (t *turns) outlasts(p, q *payer) bool {
 
 // arrange brings the line into the order in which it leaves. If it has another head, that could
 // not leave before an instant.
-func (m *simulator) arrange(before *big.Rat) {
+func (b *bucket) arrange(before *big.Rat) {
 	var head *waiter
-	if len(m.line) > 0 {
-		head = m.line[0]
+	if len(b.line) > 0 {
+		head = b.line[0]
 	}
-	m.line = m.turns.order()
-	if len(m.line) > 0 && m.line[0] != head {
-		m.since, m.frozen = later(m.since, before), nil
+	b.line = b.turns.order()
+	if len(b.line) > 0 && b.line[0] != head {
+		b.since, b.frozen = later(b.since, before), nil
 	}
 }
 
 // arrangeAfter is arrange after the latest departure was undone. If its key has the turn
 // again, the next request of the key had its slot, but it may have come since.
-func (m *simulator) arrangeAfter() {
-	if line := m.turns.order(); len(line) > 0 {
-		m.arrange(instant(line[0].came))
+func (b *bucket) arrangeAfter() {
+	if line := b.turns.order(); len(line) > 0 {
+		b.arrange(instant(line[0].came))
 	}
 }
 
 // asksTurns reports whether a call is judged by judgeTurn.
-func (m *simulator) asksTurns(o *Op) bool {
-	return m.turns != nil && len(m.line) > 0 && m.limits.Depth > 0 && o.Kind != OpAllow && !m.closed && !m.tooCostly(o.N)
+func (b *bucket) asksTurns(o *Op) bool {
+	return b.turns != nil && len(b.line) > 0 && b.limits.Depth > 0 && o.Kind != OpAllow && !b.closed && !b.tooCostly(o.N)
 }
 
 // waitsOf is waits for a line that is longer or shorter than it is now.
-func (m *simulator) waitsOf(line []*waiter) []time.Duration {
-	other := *m
+func (b *bucket) waitsOf(line []*waiter) []time.Duration {
+	other := *b
 	other.line = line
 	waits := other.waits(1)
 	return waits[:len(line)]
@@ -268,26 +268,15 @@ func (m *simulator) judgeTurn(o *Op) (wait time.Duration, place int, refusal Ans
 	place = slices.Index(line, w)
 	wait = m.waitsOf(line)[place]
 
-	longest := m.limits.MaxWait
-	if longest == 0 || longest > year {
-		longest = year
-	}
-	again := max(wait-longest, m.seatWait(1))
-	missed := false
-	if o.Deadline != 0 {
-		rest := o.Deadline - m.now
-		missed = wait >= rest
-		again = max(again, wait-max(rest, 1)+1)
-	}
-	if wait > longest || missed {
+	if late, missed, again := m.tooLate(o, wait, wait); late {
 		refusal = Answer{Result: TooLate, Missed: missed, Retry: min(again, max(wait, m.seatWait(place+1)))}
 	}
 	return wait, place + 1, refusal
 }
 
 // nextLeavesIn returns how long it takes until the head leaves.
-func (m *simulator) nextLeavesIn() time.Duration {
-	return max(m.waitsOf(m.line[:1])[0], m.seatWait(1))
+func (b *bucket) nextLeavesIn() time.Duration {
+	return max(b.waitsOf(b.line[:1])[0], b.seatWait(1))
 }
 
 // takesPlace lets a newcomer enter a fair line. If that is full, the request that outlasts the others

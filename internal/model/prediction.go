@@ -11,36 +11,36 @@ import (
 // no other comes, and as the last element how long a newcomer of cost n waits. Only the
 // bucket and holds count: a seat that is missing now is taken to be free a nanosecond
 // later. How long the wait for a seat is expected to be is seatWait.
-func (m *simulator) waits(n int) []time.Duration {
+func (b *bucket) waits(n int) []time.Duration {
 	var waits []time.Duration
-	empty, since := m.empty, later(later(m.since, m.hold), instant(m.now))
-	if m.overtakes(n) {
-		since = instant(m.now)
+	empty, since := b.empty, later(later(b.since, b.hold), instant(b.now))
+	if b.overtakes(n) {
+		since = instant(b.now)
 	}
-	for i := range len(m.line) + 1 {
+	for i := range len(b.line) + 1 {
 		cost := n
-		if i < len(m.line) {
-			cost = m.line[i].N
+		if i < len(b.line) {
+			cost = b.line[i].N
 		}
-		at := later(since, m.allowed(empty, cost))
-		wait := m.until(at)
-		if len(m.line) > 0 || !m.hasRoom() {
+		at := later(since, b.allowed(empty, cost))
+		wait := b.until(at)
+		if len(b.line) > 0 || !b.hasRoom() {
 			wait = max(wait, 1)
 		}
 		waits = append(waits, wait)
-		empty, since = new(big.Rat).Add(later(empty, at), m.take(cost)), at
+		empty, since = new(big.Rat).Add(later(empty, at), b.take(cost)), at
 	}
-	if m.overtakes(n) {
-		waits[len(m.line)] = 0
+	if b.overtakes(n) {
+		waits[len(b.line)] = 0
 	}
 	return waits
 }
 
 // until returns the time from now to the instant at which r is seen, or the
 // longest duration if that time is longer.
-func (m *simulator) until(r *big.Rat) time.Duration {
+func (b *bucket) until(r *big.Rat) time.Duration {
 	d := seen(r)
-	return saturated(d.Sub(d, big.NewInt(int64(m.now))))
+	return saturated(d.Sub(d, big.NewInt(int64(b.now))))
 }
 
 // judge returns the answer to a newcomer: how long it waits, or why it is
@@ -53,20 +53,7 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 	line := m.waits(o.N)
 	wait, line = line[len(m.line)], line[:len(m.line)]
 
-	longest := m.limits.MaxWait
-	if longest == 0 || longest > year {
-		longest = year
-	}
-	again := wait - longest
-	missed := false
-	if o.Deadline != 0 {
-		rest := o.Deadline - m.now
-		missed = wait >= rest
-		again = max(again, wait-max(rest, 1)+1)
-	}
-	again = max(again, m.seatWait(1))
 	told := max(wait, m.seatWait(len(line)+1))
-
 	depth := m.limits.Depth
 	if o.Kind == OpAllow {
 		depth = 0
@@ -80,6 +67,7 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 		unheld.hold = new(big.Rat)
 		bounded = unheld.waits(o.N)[len(m.line)]
 	}
+	late, missed, again := m.tooLate(o, wait, bounded)
 	switch {
 	case m.closed:
 		refusal.Result = Closed
@@ -96,11 +84,27 @@ func (m *simulator) judge(o *Op) (wait time.Duration, refusal Answer) {
 			again = max(again, line[k-1], m.seatWait(k))
 		}
 		refusal.Retry = min(again, told)
-	case bounded > longest || missed:
+	case late:
 		refusal.Result, refusal.Missed = TooLate, missed
 		refusal.Retry = min(again, told)
 	}
 	return wait, refusal
+}
+
+// tooLate reports whether a call that would have to wait so long misses its deadline, or MaxWait by the wait
+// that MaxWait bounds, and after which time neither would keep it any more.
+func (b *bucket) tooLate(o *Op, wait, bounded time.Duration) (late, missed bool, again time.Duration) {
+	longest := b.limits.MaxWait
+	if longest == 0 || longest > year {
+		longest = year
+	}
+	again = max(wait-longest, b.seatWait(1))
+	if o.Deadline != 0 {
+		rest := o.Deadline - b.now
+		missed = wait >= rest
+		again = max(again, wait-max(rest, 1)+1)
+	}
+	return bounded > longest || missed, missed, again
 }
 
 // tooCostly reports whether cost n can never fit.

@@ -10,28 +10,28 @@ import (
 // inflight.go decides that, and this file implements the same rule independently.
 
 // noteStay counts the stay of a request that ends.
-func (m *simulator) noteStay(w *waiter) {
+func (b *bucket) noteStay(w *waiter) {
 	timed := w.number <= 16 || w.number%64 == 0 || w.longBefore
 	if !timed {
 		return
 	}
-	stay := m.now - w.left
-	if m.stay == 0 {
-		m.stay = stay
+	stay := b.now - w.left
+	if b.stay == 0 {
+		b.stay = stay
 		return
 	}
-	m.stay += (stay - m.stay) / 8 // Division drops the fraction of a nanosecond.
+	b.stay += (stay - b.stay) / 8 // Division drops the fraction of a nanosecond.
 }
 
 // seatWait returns an estimate of how long the k-th request that waits for a seat has
 // to wait until enough others have ended. It is 0 if there are seats for the first k.
-func (m *simulator) seatWait(k int) time.Duration {
-	must := int64(len(m.upstream) - m.limits.InFlight + k)
-	if !m.capped() || m.blind || must <= 0 {
+func (b *bucket) seatWait(k int) time.Duration {
+	must := int64(len(b.upstream) - b.limits.InFlight + k)
+	if !b.capped() || b.blind || must <= 0 {
 		return 0
 	}
 	wait := big.NewInt(must)
-	wait.Mul(wait, big.NewInt(int64(m.stay)))
-	wait.Div(wait, big.NewInt(int64(m.limits.InFlight)))
+	wait.Mul(wait, big.NewInt(int64(b.stay)))
+	wait.Div(wait, big.NewInt(int64(b.limits.InFlight)))
 	return max(time.Millisecond, saturated(wait))
 }

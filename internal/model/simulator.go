@@ -9,9 +9,9 @@ import (
 	"example.com/leakybucket/shaper"
 )
 
-// A simulator is one bucket as shaper's doc.go states it, with exact fractions
-// for its instants and a slice for its line. Its fields say all there is to know
-// of the bucket at the instant now.
+// A simulator is one bucket as shaper's doc.go states it, and the calls upon it. It has exact
+// fractions for its instants and a slice for its line. Its fields say all there is to know at the
+// instant now.
 //
 // Its time is virtual and starts at 0. A departure is due at an exact fraction
 // of a nanosecond and is seen at the first whole nanosecond that is not earlier;
@@ -20,18 +20,8 @@ import (
 // Where the guarantees leave two outcomes open, because two things happen at one
 // instant, the field open says why, and no later answer may be compared.
 type simulator struct {
-	rule
-	empty    *big.Rat      // the instant at which the level reaches 0
-	since    *big.Rat      // the instant from which the head has been the head, and has had a free seat
-	hold     *big.Rat      // the instant until which no request leaves
-	upstream []*waiter     // requests that have left and not ended, if there is a cap
-	left     int           // how many have left, without those whose slot was given back
-	stay     time.Duration // how long seats are held, on average; see noteStay
-	line     []*waiter     // in the order in which they leave
-	turns    *turns        // the keys of those in line; nil: it is first in, first out
-	stopping []*waiter     // calls of Shutdown that have not returned
-	now      time.Duration
-	closed   bool
+	bucket
+	stopping []*waiter // calls of Shutdown that have not returned
 
 	first     *big.Rat  // the first interval
 	events    []past    // all that has raised the level or changed the rate, so far
@@ -43,6 +33,21 @@ type simulator struct {
 	open    string        // why the outcome is open; "": it is not
 
 	lateAt, endAt time.Duration // of the last late cancel and timed end; -1: none yet
+}
+
+// A bucket is the state of a simulator from which all that is to come can be predicted.
+type bucket struct {
+	rule
+	empty    *big.Rat      // the instant at which the level reaches 0
+	since    *big.Rat      // the instant from which the head has been the head, and has had a free seat
+	hold     *big.Rat      // the instant until which no request leaves
+	upstream []*waiter     // requests that have left and not ended, if there is a cap
+	left     int           // how many have left, without those whose slot was given back
+	stay     time.Duration // how long seats are held, on average; see noteStay
+	line     []*waiter     // in the order in which they leave
+	turns    *turns        // the keys of those in line; nil: it is first in, first out
+	now      time.Duration
+	closed   bool
 
 	mistake Mistake
 	frozen  *big.Rat // see NoRetime
@@ -76,12 +81,14 @@ func newSimulator(l shaper.Limits, fair bool) *simulator {
 		t = newTurns(NoMistake)
 	}
 	return &simulator{
-		turns:  t,
-		rule:   rule{l, intervalOf(l.Rate)},
+		bucket: bucket{
+			turns: t,
+			rule:  rule{l, intervalOf(l.Rate)},
+			empty: new(big.Rat),
+			since: new(big.Rat),
+			hold:  new(big.Rat),
+		},
 		first:  intervalOf(l.Rate),
-		empty:  new(big.Rat),
-		since:  new(big.Rat),
-		hold:   new(big.Rat),
 		last:   -1,
 		lateAt: -1,
 		endAt:  -1,
@@ -102,45 +109,45 @@ func (r *rule) allowed(empty *big.Rat, n int) *big.Rat {
 }
 
 // due returns the instant at which the head leaves.
-func (m *simulator) due() *big.Rat {
-	if m.frozen != nil {
-		return m.frozen
+func (b *bucket) due() *big.Rat {
+	if b.frozen != nil {
+		return b.frozen
 	}
-	return later(m.hold, later(m.since, m.allowed(m.empty, m.line[0].N)))
+	return later(b.hold, later(b.since, b.allowed(b.empty, b.line[0].N)))
 }
 
 // capped reports whether a request that leaves takes a seat until it ends.
 func (r *rule) capped() bool { return r.limits.InFlight > 0 }
 
 // hasRoom reports whether there is a seat for one more.
-func (m *simulator) hasRoom() bool {
-	return !m.capped() || m.blind || len(m.upstream) < m.limits.InFlight
+func (b *bucket) hasRoom() bool {
+	return !b.capped() || b.blind || len(b.upstream) < b.limits.InFlight
 }
 
 // leaves reports whether the head leaves at an instant or before.
-func (m *simulator) leaves(by time.Duration) bool {
-	return len(m.line) > 0 && m.hasRoom() && m.due().Cmp(instant(by)) <= 0
+func (b *bucket) leaves(by time.Duration) bool {
+	return len(b.line) > 0 && b.hasRoom() && b.due().Cmp(instant(by)) <= 0
 }
 
 // free gives back the seat of a request that is no longer upstream. If all seats
 // were taken, the head could not have left before.
-func (m *simulator) free(w *waiter) {
-	if !m.hasRoom() && m.mistake != BlockedIsLate {
-		m.since = later(m.since, instant(m.now))
+func (b *bucket) free(w *waiter) {
+	if !b.hasRoom() && b.mistake != BlockedIsLate {
+		b.since = later(b.since, instant(b.now))
 	}
-	m.upstream = slices.DeleteFunc(slices.Clone(m.upstream), func(other *waiter) bool { return other == w })
+	b.upstream = slices.DeleteFunc(slices.Clone(b.upstream), func(other *waiter) bool { return other == w })
 }
 
 // level returns the level of the bucket.
-func (m *simulator) level() *big.Rat { return m.levelAt(instant(m.now)) }
+func (b *bucket) level() *big.Rat { return b.levelAt(instant(b.now)) }
 
 // levelAt returns the level at an instant since which it has not been raised.
-func (m *simulator) levelAt(at *big.Rat) *big.Rat {
-	rest := new(big.Rat).Sub(m.empty, at)
-	if rest.Sign() <= 0 || m.interval.Sign() == 0 {
+func (b *bucket) levelAt(at *big.Rat) *big.Rat {
+	rest := new(big.Rat).Sub(b.empty, at)
+	if rest.Sign() <= 0 || b.interval.Sign() == 0 {
 		return new(big.Rat)
 	}
-	return rest.Quo(rest, m.interval)
+	return rest.Quo(rest, b.interval)
 }
 
 // advance lets everything happen that is due up to the instant t.

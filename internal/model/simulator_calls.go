@@ -103,8 +103,8 @@ func (m *simulator) enter(w *waiter) {
 }
 
 // overtakes reports whether a newcomer slips past the line, which is a mistake.
-func (m *simulator) overtakes(n int) bool {
-	return m.mistake == Overtaking && len(m.line) > 0 && m.allowed(m.empty, n).Cmp(instant(m.now)) <= 0
+func (b *bucket) overtakes(n int) bool {
+	return b.mistake == Overtaking && len(b.line) > 0 && b.allowed(b.empty, n).Cmp(instant(b.now)) <= 0
 }
 
 func (m *simulator) refused(w *waiter, refusal Answer) {
