@@ -27,32 +27,38 @@ var dialects = []spoken{
 // What each provider in memory says is what this package reads.
 func TestFieldsAndUsageOfTheProvidersInMemory(t *testing.T) {
 	q := llm.Quota{Requests: 60, Tokens: 60_000, Input: 50_000, Output: 40_000}
-	for i, left := range [][]llm.Left{
-		{{llm.Requests, 60, 59}, {llm.Tokens, 60_000, 59_000}},
-		{{llm.Requests, 60, 59}, {llm.Tokens, 60_000, 60_000}, {llm.Input, 50_000, 50_000}, {llm.Output, 40_000, 40_000}}, // rounded
-		nil, nil,
+	ofOpenAI := []llm.Left{{llm.Requests, 60, 59}, {llm.Tokens, 60_000, 59_000}}
+	for _, d := range []struct {
+		spoken
+		responses bool
+		left      []llm.Left
+	}{
+		{dialects[0], false, ofOpenAI},
+		{dialects[0], true, ofOpenAI},
+		{dialects[1], false, []llm.Left{{llm.Requests, 60, 59}, {llm.Tokens, 60_000, 60_000}, {llm.Input, 50_000, 50_000}, {llm.Output, 40_000, 40_000}}}, // rounded
+		{dialects[2], false, nil},
+		{dialects[3], false, nil},
 	} {
-		d := dialects[i]
 		for _, compressed := range []bool{false, true} {
 			for _, stream := range []bool{false, true} {
 				synctest.Test(t, func(t *testing.T) {
 					s := llmtest.New(llmtest.Config{Dialect: d.Dialect, Quota: q, Answer: func(llmtest.Call) llmtest.Answer {
 						return llmtest.Answer{Output: 400, CacheRead: 50, Gzip: compressed}
 					}})
-					r := llmtest.NewRequest(t.Context(), d.Dialect, llmtest.Call{Input: 200, Most: 1000, Stream: stream})
+					r := llmtest.NewRequest(t.Context(), d.Dialect, llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: d.responses})
 					estimate, err := d.Estimate(r)
 					require.NoError(t, err)
 					require.Equal(t, llm.Usage{Input: 200, Output: 1000}, estimate)
 					response, err := s.RoundTrip(r)
 					require.NoError(t, err)
-					require.Equal(t, left, d.Left(response.Header))
+					require.Equal(t, d.left, d.Left(response.Header))
 					result := llm.ReadAlong(response, d.Usage)
 					_, err = io.Copy(io.Discard, response.Body)
 					require.NoError(t, err)
 					require.NoError(t, response.Body.Close())
 					u, ok := result()
 					require.True(t, ok)
-					require.Equal(t, s.Stats().Used, u, "%s stream=%v gzip=%v", d.Dialect, stream, compressed)
+					require.Equal(t, s.Stats().Used, u, "%s responses=%v stream=%v gzip=%v", d.Dialect, d.responses, stream, compressed)
 				})
 			}
 		}

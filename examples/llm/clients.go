@@ -13,6 +13,7 @@ import (
 	anthropicoption "github.com/anthropics/anthropic-sdk-go/option"
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/responses"
 	"google.golang.org/genai"
 )
 
@@ -23,15 +24,20 @@ const maxTokens = 200
 // An ask asks a model, with or without streaming, and returns its answer.
 type ask func(ctx context.Context, prompt string, stream bool) (answer string, err error)
 
-// askOpenAI returns an ask by openai-go. transport is the one of package llm; retries is how often the
+// newOpenAI returns a client of openai-go. transport is the one of package llm; retries is how often the
 // library itself calls again, each time as a call of its own that waits its turn.
-func askOpenAI(transport http.RoundTripper, retries int) ask {
-	client := openai.NewClient(
+func newOpenAI(transport http.RoundTripper, retries int) openai.Client {
+	return openai.NewClient(
 		option.WithHTTPClient(&http.Client{Transport: transport}),
 		option.WithMaxRetries(retries),
 		option.WithAPIKey("none"),
 		option.WithBaseURL("http://llm.test/v1/"),
 	)
+}
+
+// askOpenAI returns an ask by Chat Completions of openai-go.
+func askOpenAI(transport http.RoundTripper, retries int) ask {
+	client := newOpenAI(transport, retries)
 	return func(ctx context.Context, prompt string, stream bool) (string, error) {
 		params := openai.ChatCompletionNewParams{
 			Model:               "test",
@@ -56,6 +62,34 @@ func askOpenAI(transport http.RoundTripper, retries int) ask {
 			}
 		}
 		return answer.String(), chunks.Err()
+	}
+}
+
+// askResponses returns an ask by Responses of openai-go.
+func askResponses(transport http.RoundTripper, retries int) ask {
+	client := newOpenAI(transport, retries)
+	return func(ctx context.Context, prompt string, stream bool) (string, error) {
+		params := responses.ResponseNewParams{
+			Model:           "test",
+			Input:           responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)},
+			MaxOutputTokens: openai.Int(maxTokens),
+		}
+		if !stream {
+			response, err := client.Responses.New(ctx, params)
+			if err != nil {
+				return "", err
+			}
+			return response.OutputText(), nil
+		}
+		events := client.Responses.NewStreaming(ctx, params)
+		defer events.Close()
+		var answer strings.Builder
+		for events.Next() {
+			if event := events.Current(); event.Type == "response.output_text.delta" {
+				answer.WriteString(event.Delta)
+			}
+		}
+		return answer.String(), events.Err()
 	}
 }
 

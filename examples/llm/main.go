@@ -25,6 +25,7 @@ type model struct {
 
 var models = []model{
 	{"OpenAI", llm.OpenAI, llmtest.OpenAI, llm.Quota{Requests: 3000, Tokens: 90_000}, askOpenAI},
+	{"Responses", llm.OpenAI, llmtest.OpenAI, llm.Quota{Requests: 3000, Tokens: 90_000}, askResponses},
 	{"Anthropic", llm.Anthropic, llmtest.Anthropic, llm.Quota{Requests: 3000, Input: 90_000, Output: 45_000}, askAnthropic},
 	{"Gemini", llm.Gemini, llmtest.Gemini, llm.Quota{Requests: 3000, Input: 45_000}, askGemini},
 }

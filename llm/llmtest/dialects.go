@@ -47,10 +47,11 @@ type openAI struct{}
 
 func (openAI) parse(r *http.Request, body []byte) (c Call, ok bool) {
 	o := parseJSON(body)
-	c.Most = max(o.number("max_tokens"), o.number("max_completion_tokens")) * max(1, o.number("n"))
+	c.Responses = strings.HasSuffix(r.URL.Path, "/responses")
+	c.Most = max(o.number("max_tokens"), o.number("max_completion_tokens"), o.number("max_output_tokens")) * max(1, o.number("n"))
 	c.Stream, _ = o["stream"].(bool)
 	c.wantsUsage, _ = o.in("stream_options")["include_usage"].(bool)
-	return c, o != nil && strings.HasSuffix(r.URL.Path, "/chat/completions")
+	return c, o != nil && (c.Responses || strings.HasSuffix(r.URL.Path, "/chat/completions"))
 }
 
 // "Your rate limit is calculated as the maximum of max_tokens and the estimated number of tokens based on the character count of
@@ -94,7 +95,11 @@ func (openAI) fail(w http.ResponseWriter, status int) {
 
 // A stream has its usage in the chunk before [DONE], with stream_options.include_usage alone; it is null in the others
 // (openai.com's OpenAPI description 2.3.0, 2025).
-func (openAI) answer(w *writer, r *http.Request, c Call, u llm.Usage, next func() int) {
+func (openAI) answer(w *writer, _ *http.Request, c Call, u llm.Usage, next func() int) {
+	if c.Responses {
+		responses(w, c, u, next)
+		return
+	}
 	usage := object{
 		"prompt_tokens": u.Input + u.CacheRead, "completion_tokens": u.Output, "total_tokens": u.Input + u.CacheRead + u.Output,
 		"prompt_tokens_details": object{"cached_tokens": u.CacheRead},
@@ -117,6 +122,59 @@ func (openAI) answer(w *writer, r *http.Request, c Call, u llm.Usage, next func(
 		sse(w, "", of("chat.completion.chunk", []object{}, usage))
 	}
 	w.piece([]byte("data: [DONE]\n\n"))
+}
+
+// responses writes an answer of Responses. Its streams number their events, and the last of them, with the usage, has
+// the whole answer (the events of openai-go v3.98.0, responses/response.go, 2026).
+func responses(w *writer, c Call, u llm.Usage, next func() int) {
+	response := func(status string, output []object, usage any) object {
+		return object{
+			"id": "resp_1", "object": "response", "created_at": 1, "status": status, "error": nil, "incomplete_details": nil, "instructions": nil,
+			"model": "test", "output": output, "parallel_tool_calls": true, "tool_choice": "auto", "tools": []object{}, "metadata": object{}, "usage": usage,
+		}
+	}
+	part := func(text string) object {
+		return object{"type": "output_text", "text": text, "annotations": []object{}}
+	}
+	item := func(status string, content ...object) object {
+		return object{"id": "msg_1", "type": "message", "role": "assistant", "status": status, "content": append([]object{}, content...)}
+	}
+	completed := func(text string) object {
+		return response("completed", []object{item("completed", part(text))}, object{
+			"input_tokens": u.Input + u.CacheRead, "input_tokens_details": object{"cached_tokens": u.CacheRead},
+			"output_tokens": u.Output, "output_tokens_details": object{"reasoning_tokens": 0}, "total_tokens": u.Input + u.CacheRead + u.Output,
+		})
+	}
+	if !c.Stream {
+		answer := completed(all(next))
+		w.begin("application/json")
+		w.piece(encode(answer))
+		return
+	}
+	w.begin("text/event-stream; charset=utf-8")
+	number := 0
+	event := func(kind string, fields object) {
+		fields["type"], fields["sequence_number"] = kind, number
+		number++
+		sse(w, kind, fields)
+	}
+	inItem := func(kind string, fields object) {
+		fields["item_id"], fields["output_index"], fields["content_index"] = "msg_1", 0, 0
+		event(kind, fields)
+	}
+	event("response.created", object{"response": response("in_progress", []object{}, nil)})
+	event("response.in_progress", object{"response": response("in_progress", []object{}, nil)})
+	event("response.output_item.added", object{"output_index": 0, "item": item("in_progress")})
+	inItem("response.content_part.added", object{"part": part("")})
+	whole := ""
+	for n := next(); n > 0; n = next() {
+		whole += text(n)
+		inItem("response.output_text.delta", object{"delta": text(n), "logprobs": []object{}})
+	}
+	inItem("response.output_text.done", object{"text": whole, "logprobs": []object{}})
+	inItem("response.content_part.done", object{"part": part(whole)})
+	event("response.output_item.done", object{"output_index": 0, "item": item("completed", part(whole))})
+	event("response.completed", object{"response": completed(whole)})
 }
 
 type anthropic struct{}

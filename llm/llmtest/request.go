@@ -8,7 +8,7 @@ import (
 )
 
 // NewRequest returns the request of a call: for c.Input tokens, or as few as the form of the request allows, and an
-// answer of at most c.Most, 0 for unbounded. A stream of OpenAI's asks for its usage, and one of Gemini's for
+// answer of at most c.Most, 0 for unbounded. A stream of OpenAI's Chat Completions asks for its usage, and one of Gemini's for
 // server-sent events. The request is for the address http://llm.test, which a [Server] does not look at.
 func NewRequest(ctx context.Context, d Dialect, c Call) *http.Request {
 	path, form, most, stream := "", "", "", ""
@@ -16,6 +16,10 @@ func NewRequest(ctx context.Context, d Dialect, c Call) *http.Request {
 	case OpenAI:
 		path, form = "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"%s"}]%s}`
 		most, stream = `,"max_completion_tokens":%d`, `,"stream":true,"stream_options":{"include_usage":true}`
+		if c.Responses {
+			path, form = "/v1/responses", `{"model":"m","input":"%s"%s}`
+			most, stream = `,"max_output_tokens":%d`, `,"stream":true`
+		}
 	case Anthropic:
 		path, form = "/v1/messages", `{"model":"m","messages":[{"role":"user","content":"%s"}]%s}`
 		most, stream = `,"max_tokens":%d`, `,"stream":true`

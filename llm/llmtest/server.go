@@ -29,7 +29,7 @@ type Dialect string
 
 // The providers.
 const (
-	// OpenAI has Chat Completions. It counts max(max_tokens, a quarter of the body's bytes) when a
+	// OpenAI has Chat Completions and Responses. It counts max(max_tokens, a quarter of the body's bytes) when a
 	// call begins, gives nothing back, and counts refused requests too.
 	OpenAI Dialect = "OpenAI"
 
@@ -62,6 +62,8 @@ type Call struct {
 	Input  int // tokens: a quarter of the body's bytes, rounded up
 	Most   int // tokens of the answer; 0: the request does not bound them
 	Stream bool
+
+	Responses bool // OpenAI: by Responses, and not by Chat Completions
 
 	wantsUsage bool // OpenAI: of a stream
 }

@@ -66,6 +66,37 @@ func TestWhatACallTakesOfTheLimits(t *testing.T) {
 	}
 }
 
+// Responses counts as Chat Completions does. Of its stream the last event alone has the usage.
+func TestOpenAIAnswersByResponsesToo(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := llmtest.New(llmtest.Config{Dialect: llmtest.OpenAI, Quota: llm.Quota{Tokens: 1500}, Answer: func(c llmtest.Call) llmtest.Answer {
+				require.Equal(t, llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: true}, c)
+				return llmtest.Answer{Output: 400, First: time.Second, Took: 8 * time.Second}
+			}})
+			r := func() *http.Request {
+				return llmtest.NewRequest(t.Context(), llmtest.OpenAI, llmtest.Call{Input: 200, Most: 1000, Stream: stream, Responses: true})
+			}
+			response, text := send(t, s, r())
+			require.Equal(t, http.StatusOK, response.StatusCode)
+			require.Equal(t, 1000, s.Stats().Counted.Tokens)
+			require.Contains(t, text, strings.Repeat("word", 400), "the whole text")
+			require.Equal(t, 1, strings.Count(text, `"output_tokens":400`))
+			if stream {
+				events := strings.Split(strings.TrimSuffix(text, "\n\n"), "\n\n")
+				require.Len(t, events, 16) // 8 pieces
+				require.Contains(t, events[0], "event: response.created\n")
+				require.Contains(t, events[15], "event: response.completed\n")
+				require.Contains(t, events[15], `"sequence_number":15`)
+				require.Contains(t, events[15], `"output_tokens":400`)
+			}
+			response, text = send(t, s, r())
+			require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
+			require.Contains(t, text, `"code":"rate_limit_exceeded"`)
+		})
+	}
+}
+
 // A bucket of a minute's quota drains evenly. A call that does not fit is refused until it does, and
 // told when that is, where the provider says so.
 func TestACallThatDoesNotFitIsRefused(t *testing.T) {
