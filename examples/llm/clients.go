@@ -24,20 +24,26 @@ const maxTokens = 200
 // An ask asks a model, with or without streaming, and returns its answer.
 type ask func(ctx context.Context, prompt string, stream bool) (answer string, err error)
 
-// newOpenAI returns a client of openai-go. transport is the one of package llm; retries is how often the
-// library itself calls again, each time as a call of its own that waits its turn.
-func newOpenAI(transport http.RoundTripper, retries int) openai.Client {
+// A reach is how a library reaches its API.
+type reach struct {
+	address   string            // http://llm.test, or that of a gateway
+	transport http.RoundTripper // the one of package llm; nil where a gateway paces the calls
+	retries   int               // how often the library itself calls again, each time as a call of its own that waits its turn
+}
+
+// newOpenAI returns a client of openai-go.
+func newOpenAI(r reach) openai.Client {
 	return openai.NewClient(
-		option.WithHTTPClient(&http.Client{Transport: transport}),
-		option.WithMaxRetries(retries),
+		option.WithHTTPClient(&http.Client{Transport: r.transport}),
+		option.WithMaxRetries(r.retries),
 		option.WithAPIKey("none"),
-		option.WithBaseURL("http://llm.test/v1/"),
+		option.WithBaseURL(r.address+"/v1/"),
 	)
 }
 
 // askOpenAI returns an ask by Chat Completions of openai-go.
-func askOpenAI(transport http.RoundTripper, retries int) ask {
-	client := newOpenAI(transport, retries)
+func askOpenAI(r reach) ask {
+	client := newOpenAI(r)
 	return func(ctx context.Context, prompt string, stream bool) (string, error) {
 		params := openai.ChatCompletionNewParams{
 			Model:               "test",
@@ -66,8 +72,8 @@ func askOpenAI(transport http.RoundTripper, retries int) ask {
 }
 
 // askResponses returns an ask by Responses of openai-go.
-func askResponses(transport http.RoundTripper, retries int) ask {
-	client := newOpenAI(transport, retries)
+func askResponses(r reach) ask {
+	client := newOpenAI(r)
 	return func(ctx context.Context, prompt string, stream bool) (string, error) {
 		params := responses.ResponseNewParams{
 			Model:           "test",
@@ -94,12 +100,12 @@ func askResponses(transport http.RoundTripper, retries int) ask {
 }
 
 // askAnthropic returns an ask by anthropic-sdk-go.
-func askAnthropic(transport http.RoundTripper, retries int) ask {
+func askAnthropic(r reach) ask {
 	client := anthropic.NewClient(
-		anthropicoption.WithHTTPClient(&http.Client{Transport: transport}),
-		anthropicoption.WithMaxRetries(retries),
+		anthropicoption.WithHTTPClient(&http.Client{Transport: r.transport}),
+		anthropicoption.WithMaxRetries(r.retries),
 		anthropicoption.WithAPIKey("none"),
-		anthropicoption.WithBaseURL("http://llm.test/"),
+		anthropicoption.WithBaseURL(r.address),
 	)
 	return func(ctx context.Context, prompt string, stream bool) (string, error) {
 		params := anthropic.MessageNewParams{
@@ -125,15 +131,15 @@ func askAnthropic(transport http.RoundTripper, retries int) ask {
 }
 
 // askGemini returns an ask by google.golang.org/genai.
-func askGemini(transport http.RoundTripper, retries int) ask {
+func askGemini(r reach) ask {
 	config := &genai.ClientConfig{
-		HTTPClient:  &http.Client{Transport: transport},
+		HTTPClient:  &http.Client{Transport: r.transport},
 		APIKey:      "none",
 		Backend:     genai.BackendGeminiAPI,
-		HTTPOptions: genai.HTTPOptions{BaseURL: "http://llm.test/"},
+		HTTPOptions: genai.HTTPOptions{BaseURL: r.address + "/"},
 	}
-	if retries > 0 {
-		config.HTTPOptions.RetryOptions = &genai.HTTPRetryOptions{Attempts: genai.Ptr(int32(retries + 1))}
+	if r.retries > 0 {
+		config.HTTPOptions.RetryOptions = &genai.HTTPRetryOptions{Attempts: genai.Ptr(int32(r.retries + 1))}
 	}
 	client, err := genai.NewClient(context.Background(), config) // Once, as NewClient changes the config.
 	return func(ctx context.Context, prompt string, stream bool) (string, error) {

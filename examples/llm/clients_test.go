@@ -113,5 +113,5 @@ func paced(t *testing.T, m model, at llm.Quota, retries int) (*shaper.Shaper, *l
 	}})
 	transport := llm.Transport(s, m.quota, m.provider)
 	transport.Base = server
-	return s, server, m.client(transport, retries)
+	return s, server, m.client(reach{"http://llm.test", transport, retries})
 }

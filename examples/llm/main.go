@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +19,7 @@ type model struct {
 	provider llm.Provider
 	dialect  llmtest.Dialect // of the provider in memory
 	quota    llm.Quota       // from the provider's page
-	client   func(transport http.RoundTripper, retries int) ask
+	client   func(reach) ask
 }
 
 var models = []model{
@@ -54,7 +53,7 @@ func demonstrate(m model, calls int) error {
 	}})
 	transport.Base = server // A real client leaves Base as it is.
 
-	ask := m.client(transport, 0)
+	ask := m.client(reach{"http://llm.test", transport, 0})
 	prompt := strings.Repeat("word ", 80)
 	failures := make(chan error, calls) // one for each call
 	start := time.Now()
