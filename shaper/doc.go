@@ -10,12 +10,15 @@
 //
 // # Start here
 //
-//   - [Shaper.Do], [Shaper.Acquire], [Shaper.Wait]: work of your own waits for its turn
-//   - [Middleware]: requests to a [net/http.Handler] wait
-//   - [Transport]: calls of a [net/http.Client] wait
-//   - [Shaper.Reserve], [Shaper.Spend]: the cost of a request is known only when it has ended
-//   - [Group]: one bucket for each client, route or tenant; [Chain]: several limits for one request
-//   - [WithBucket], [WithBuckets]: several processes share one limit
+//   - Your program calls something fragile, from workers, queues or jobs: a [Shaper], by [Shaper.Do];
+//     by [Shaper.Spend] where the cost is known only when the call has ended
+//   - You serve HTTP: [Middleware], in front of a [net/http.Handler]
+//   - You call an API: a [Transport], in a [net/http.Client]
+//   - You limit each client, route or tenant: a [Group]; or [WithFairQueue], if they share one rate
+//   - A request has several limits: [Chain]; several processes have one: [WithBucket], [WithBuckets]
+//
+// With these, [Limits] and [RejectError] most programs are written. Stats, Histograms and Recordings
+// are for programs that show shapers to people, and the types named after a Bucket for those who write one.
 //
 // # Limits
 //
@@ -68,15 +71,15 @@
 // # Guarantees
 //
 //  1. Pace. Departures are counted at their slots. No window of length W holds more
-//     than Burst + Rate × (W + Slack) cost units. (If a cost is above Burst, the
-//     largest cost takes the place of Burst. Across a change of limits, the larger
-//     Burst and the integral of the rates count.) The schedule is absolute and exact:
-//     7 per second are 604,800 in 24 hours, give or take one. [Limits.Slack] is how
-//     much lateness of a wake-up later departures may make up: a departure that is late by
-//     no more than Slack does not make later ones late. Lateness beyond Slack is lost: the
-//     schedule goes on from now − Slack, and the lost cost is counted in [Stats.Missed]. While requests
-//     wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Only a
-//     request that was in line when its slot came profits from Slack: an idle bucket earns
+//     than Burst + Rate × (W + Slack) cost units. If a request costs more than Burst, the
+//     largest cost takes the place of Burst. Across a change of limits the larger
+//     Burst counts, and each rate for the time in which it was in force.
+//     The schedule is absolute and exact: 7 per second are 604,800 in 24 hours, give or
+//     take one. A wake-up that is late by no more than [Limits.Slack] makes no later
+//     departure late. Of more lateness only Slack is made up: the schedule goes on from
+//     now − Slack, and the cost that is lost is counted in [Stats.Missed]. So while requests
+//     wait, cost departed + Missed is Rate × time, to within Burst + Rate × Slack. Slack is
+//     only for a request that was in line when its slot came: an idle bucket earns
 //     nothing beyond Burst. In virtual time nothing is late.
 //  2. Order. Requests leave in the order in which they were admitted. A cheap request
 //     does not overtake a dear one, and a newcomer does not overtake the line. A
@@ -93,23 +96,23 @@
 //     spent on a request whose caller has gone, except in the one case that
 //     guarantee 5 names.
 //  5. Exactly one outcome. Every call ends in exactly one of: left, refused,
-//     abandoned, closed. If the context is done before the call, or is found to be
-//     done before the call returns, the context's error wins: a waiting call that has
-//     been given its slot asks ctx.Err() once before it returns nil. If the context is
-//     done, the slot goes to the next request that may leave, or else back to the bucket.
-//     The slot is lost only if a later request has left since it was given, or if the level has been
-//     raised by a charge, [Shaper.AtMost] or [Shaper.Restore]. No slot is used twice.
-//  6. Prediction. The prediction assumes that all requests ahead stay. A request that
-//     would leave at or after its context's deadline, or would wait longer than
-//     [Limits.MaxWait], is refused at entry. A wait of exactly MaxWait is admitted. A request
-//     whose deadline has passed while ctx.Err() is still nil is refused, and
-//     counted. A later change of the rate refuses no request that was admitted: it
-//     waits until its context ends; only an outage of a [Bucket] refuses it, after its
+//     abandoned, closed. If the context has ended before the call, or is found to have
+//     ended before the call returns, the call returns the context's error: a call that has
+//     waited and been given its slot asks ctx.Err() once more. The slot of such a call goes
+//     to the next request that may leave. If there is none, the bucket is as if the request had
+//     not left. The slot is lost only if a later request has left since it was given, or if the
+//     level has been raised by a charge, [Shaper.AtMost] or [Shaper.Restore]. No slot is used twice.
+//  6. Prediction. When a request comes, its departure is predicted as if all requests ahead
+//     stayed. If that is at or after its context's deadline, or if the wait is longer than
+//     [Limits.MaxWait], the request is refused at once. A wait of exactly MaxWait is admitted. A
+//     request whose deadline has passed while ctx.Err() is still nil is refused, and counted.
+//     No request that was admitted is refused later because the rate has changed: it
+//     waits until its context ends. Only an outage of a [Bucket] refuses it, after its
 //     patience ([WithPatience]). With a cap it is unknown when requests will end. So the
-//     prediction assumes that a seat becomes free at once, and a request that might
-//     still leave in time is not refused. RetryAfter and Forecast are estimates
-//     then, from how long requests have been in flight of late. A request that a
-//     Transport retries is bound by its deadline, but not by MaxWait.
+//     prediction assumes that a seat becomes free at once, which refuses no request
+//     that might still leave in time; RetryAfter and Forecast are then estimates, from how
+//     long requests have been in flight of late. A request that a Transport retries is
+//     bound by its deadline, but not by MaxWait.
 //  7. Change. [Shaper.SetLimits] takes effect at once on the requests in line: they are
 //     re-timed, in their order. Level and line are kept. A smaller Depth refuses
 //     newcomers and removes no request from the line.
@@ -124,10 +127,10 @@
 //     Shutdown returns nil even if its context is done, and so does a Shutdown that is waiting when Close is
 //     called. Both can be called many times, at once, and from anywhere, hooks included. On a closed Shaper
 //     SetLimits, [Shaper.Limits] and [Shaper.Stats] still work.
-//  10. One instant. Every entry point first brings the bucket up to now:
-//     departures that are due come before an arrival, a change, an end or a look at
-//     the same instant. The end of a context counts from the moment at which its
-//     call sees it. If that falls on the instant of the departure either may win,
+//  10. One instant. Whatever a call does, it first lets all requests leave that are due by
+//     then. So of an arrival, a change of limits, an end or a look at the instant of a
+//     departure, the departure comes first. The end of a context counts from the moment at
+//     which its call sees it. If that is the instant of the departure either may win,
 //     but only one does.
 //  11. No licence by absence. Nothing that is missing or malformed means
 //     "unlimited". NaN, a rate of 0 and text that can't be parsed are errors. A

@@ -107,10 +107,10 @@ type RejectError struct {
 	// [ErrClosed] it is the time until the line is empty, and with [ErrUnavailable]
 	// the time until the [Bucket] may be asked again, which may fail again.
 	//
-	// With [Limits.InFlight] it is an estimate, unless seats are free for this request and
-	// all ahead, as it is unknown when requests end: at least the mean time for which they
-	// have been in flight of late, divided by InFlight, and at least 1 ms. With a [Bucket]
-	// it is an estimate too, as if this process went on getting the share of the slots that
+	// In two cases it is an estimate. With [Limits.InFlight] it is unknown when requests end.
+	// So, unless seats are free for this request and all ahead of it, RetryAfter is at least m/InFlight,
+	// where m is the mean time for which requests have been in flight of late, and at least 1 ms.
+	// With a [Bucket] it supposes that this process goes on getting the share of the slots that
 	// it has had of late. But where the Bucket itself has refused the call ([Limits.Depth]
 	// 0, or [Shaper.AllowN]), it is the time until the Bucket admits it if no other process
 	// takes anything.

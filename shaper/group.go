@@ -43,9 +43,10 @@ import (
 // with its hold. If there is a cap, the key goes on sharing until no request waits in
 // the shared bucket or is in flight from it.
 //
-// 64 of the 1,024 are kept for Limits that have no shared bucket yet. If those are
-// taken too, a call whose Limits have none is refused as if its line was full. A key
-// that does not equal itself, such as NaN, always shares.
+// When all but 64 of the 1,024 are in use, Limits that have a shared bucket already get no further
+// one, so that those which have none yet find one. Once the 64 are taken too, a call whose Limits
+// have none is refused as if its line was full. A key that does not equal itself, such as NaN,
+// always shares.
 //
 // # Limits of a key
 //

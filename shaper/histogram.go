@@ -118,8 +118,9 @@ func (h Histogram) Buckets() iter.Seq2[float64, uint64] {
 	}
 }
 
-// Sub returns the counts since old was taken from the same [Shaper] or [Group]. An
-// old that is no earlier one gives the buckets in which there are more now.
+// Sub returns what has been counted since old, an earlier Histogram of the same [Shaper] or
+// [Group]. With the one of a minute ago it is the last minute's. Where old has more, as it is no
+// earlier one, the count is 0.
 func (h Histogram) Sub(old Histogram) Histogram {
 	since := Histogram{counts: make([]uint64, len(h.counts)), lowest: h.lowest, zeros: atLeastZero(h.zeros, old.zeros)}
 	since.count = since.zeros
@@ -144,19 +145,18 @@ type Histograms struct {
 	// Wait counts how long the requests that left have waited, in seconds. They are
 	// the requests of [Stats.Departed]. A request that left at once has waited for 0.
 	Wait Histogram
-	// Spacing counts the departures out of a line by how far each is from the departure
-	// before it from the same bucket: the time between the two, divided by the time that
-	// the schedule puts between them. For requests of cost 1 the scheduled time is the
-	// interval, 1/[Limits.Rate]. In general it is the time in which
-	// max([Limits.Burst], m) − max(0, Burst − n) cost units leak, where m and n are the
-	// costs of the earlier and the later request. The departure before the first one out
-	// of a line may have left the level below Burst, so there the level just after it
-	// takes the place of max(Burst, m).
+	// Spacing says how evenly requests have left a line. For each departure out of a line it
+	// counts a ratio: the time since the departure before it from the same bucket, divided by
+	// the time that the schedule puts between the two. 1 is on schedule. A departure is
+	// above 1 if it is late, or had to wait for a seat or for the end of a hold, and below 1 if
+	// it makes up lateness. The first departure out of a line makes up none: it is
+	// scheduled from the departure before it, late or not.
 	//
-	// If all departures are on schedule, each value is 1. It is above 1 for a departure
-	// that is late, or that had to wait for a seat or for the end of a hold. It is below 1
-	// for a departure that makes up lateness. The first departure out of a line makes up
-	// none: it is scheduled from the departure before it, late or not.
+	// For requests of cost 1 the scheduled time is the interval, 1/[Limits.Rate]. In general
+	// it is the time in which max([Limits.Burst], m) − max(0, Burst − n) cost units leak,
+	// where m is the cost of the earlier request and n of the later. For the first departure
+	// out of a line, the level just after the departure before it takes the place of
+	// max(Burst, m), as that departure may have left the level below Burst.
 	//
 	// Not counted are
 	//   - departures of requests that found no line, as they may be as close together as

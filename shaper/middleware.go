@@ -57,11 +57,12 @@ import (
 // "Expect: 100-continue", or has been wrapped by an outer handler, as
 // http.MaxBytesReader does.
 //
-// Reading ahead has two effects that a handler may notice. It lifts a read deadline that
-// an outer handler has set ([http.ResponseController]); after the wait only the server's
-// ReadTimeout applies. And it must stop for a Hijack: if that fails before the body has
-// come to its end, the rest of the body is lost, and reading it returns an error. The
-// context of the request then ends, too.
+// Reading ahead changes two things for a handler:
+//
+//   - A read deadline that an outer handler has set ([http.ResponseController]) is lifted. After
+//     the wait only the server's ReadTimeout applies.
+//   - A Hijack must end the reading. If it then fails, and the whole body had not come by then, the
+//     rest of the body is lost: reading it returns an error, and the context of the request ends.
 //
 // The time in the line is not taken off the server's timeouts: they are restarted
 // after the wait. A refusal reaches a client that is still sending: the middleware

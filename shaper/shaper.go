@@ -203,8 +203,9 @@ func (s *Shaper) AllowN(n int) bool {
 // With [Limits.InFlight] it predicts Acquire(ctx, n). If seats are free for it
 // and all ahead, the wait is that without a cap. Otherwise it is an estimate, as it is unknown
 // when requests end: at least the mean time for which they have been in flight of late, divided
-// by InFlight, and at least 1 ms. [Limits.MaxWait] is not compared with that estimate, but with
-// the wait as it would be if a seat became free at once.
+// by InFlight, and at least 1 ms. The estimate refuses nothing: only a request that would wait longer
+// than [Limits.MaxWait] even if a seat became free at once gets [ErrTooLate]. So the wait that is
+// returned may be above MaxWait.
 func (s *Shaper) Forecast(n int) (wait time.Duration, err error) {
 	s.mustBeMade()
 	return s.forecast(&request{cost: int64(n), deadline: exact.Forever})

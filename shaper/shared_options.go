@@ -149,17 +149,17 @@ func (o rateVersionOption) apply(to *options) {
 	to.shared.version, to.shared.versioned = int64(o), true
 }
 
-// WithRateVersion sets the version of the rates of this process, from 1 to 2⁵³. Where
-// processes share a bucket at different rates, as during a deployment, the rate with the
+// WithRateVersion sets the version of the rates of this process, from 1 to 2⁵³. Processes that
+// share a bucket may have different rates, as during a deployment. Then the rate with the
 // greatest version is in force for all of them, and until all use it they are together
-// never above the greatest of their rates. Without this option the version is the time, in
-// microseconds, at which [New] or [NewGroup] was called, or [Shaper.SetLimits] or
-// [Group.Reload] later: the rate that was set last is in force. Where an old program may be
-// started again while a new one runs, give each release a version of its own. Each
-// SetLimits and Reload is then a version of its own too: one more than the latest.
+// never above the greatest of their rates. Rates that differ in nothing but their versions are one
+// rate, and no process has to learn the greater version.
 //
-// Rates that differ in nothing but their versions are one rate, and no process has to learn
-// the greater version.
+// Without this option the version is the time, in microseconds, at which [New] or [NewGroup] was
+// called, or [Shaper.SetLimits] or [Group.Reload] later. So the rate that was set last is in
+// force, even if it is that of an old program which is started again while a new one runs. Where
+// that may happen, give each release a version of its own. Each SetLimits and Reload is then
+// a version too: one more than the latest.
 func WithRateVersion(v int64) Option { return common{rateVersionOption(v)} }
 
 type coldGuardOption time.Duration
@@ -167,13 +167,14 @@ type coldGuardOption time.Duration
 func (o coldGuardOption) apply(to *options) { to.shared.guard = time.Duration(o) }
 
 // WithColdGuard lets no request leave for a time d, up to a minute, when the [Bucket] has
-// no state for a key. That is so for a new key, for one that has not been used for a minute
-// or more, and after the Bucket has lost its data. In the last case, processes may still
-// hold slots that the state knew of, up to two batches each; with a guard as long as these
-// take, no slot is given twice. Without it, which is the default, each of the other
-// processes may use up to two batches of slots beside the new ones. The guard does not help
-// if the Bucket gets an older state back, as that is a state, nor if the rate is changed at
-// about the same time, as slots of both rates may then be in use.
+// no state for a key. It is for a Bucket that has lost its data. Other processes then still hold
+// slots that the lost state knew of, up to two batches each. By default these are used beside the
+// new ones. With a guard as long as two batches take, no slot is given twice.
+//
+// There is no state either for a new key, and for one that has not been used for a minute or more:
+// their first requests wait for the time d, too. The guard does not help if the Bucket gets an older
+// state back, as that is a state, nor if the rate is changed at about the same time, as slots of
+// both rates may then be in use.
 func WithColdGuard(d time.Duration) Option { return common{coldGuardOption(d)} }
 
 type bucketTimeoutOption time.Duration

@@ -291,7 +291,7 @@ type GroupStats struct {
 	Charged   uint64 // cost units that settle has charged
 	Forfeited uint64 // cost units that were reserved too much and had drained when settle was called
 
-	Overflowed  uint64 // calls that shared a bucket or found none to share, mostly as the table was full; a Hold is no such call
+	Overflowed  uint64 // calls of keys without a bucket of their own, mostly as the table was full: they shared one, or found none to share. A Hold does not count
 	RefusedKeys uint64 // about how many different keys have been refused
 	LimitErrors uint64 // how often the limits function returned an error or invalid Limits, or Reload could not use them
 
@@ -404,18 +404,17 @@ func (k ofKey[K]) stats() (st Stats, ok bool) {
 }
 
 // KeyCount is how many calls of one key met its limit: were refused, or had to wait,
-// or in a dry run would have. It is as exact as a fixed number m of counters can be.
-// With N such calls of all keys together:
+// or in a dry run would have. There is a fixed number m of counters, whatever the number of
+// keys, so a count may be too high, but never too low:
 //
-//   - Count is never below the true number, and above it by at most Error, so
-//     that Count − Error calls are certain.
-//   - Error is at most N/m, and 0 for all until there have been more than m
-//     different keys.
-//   - A key with more than N/m such calls has one of the counters.
+//   - The true number is at least Count − Error and at most Count.
+//   - Error is 0 for all keys until more than m different keys have met their limits. From
+//     then on it is at most N/m, where N is the number of such calls of all keys together.
+//   - A key with more than N/m such calls always has a counter.
 type KeyCount[K comparable] struct {
 	Key   K
-	Count uint64
-	Error uint64
+	Count uint64 // calls that met the limit, at most
+	Error uint64 // how many of Count may be those of other keys
 }
 
 // Top returns the n keys that meet their limits most: the keys with the most calls that

@@ -101,23 +101,23 @@ type Transport struct {
 	// 100 ms, so the client would send two requests a second instead of ten.
 	HoldWhenExhausted bool
 
-	// Retry sends a request once more after a refusal: a 429, or a 503 that asks to
-	// hold back. Both say that the request was not processed, so even a POST can be
+	// Retry sends a request once more if the upstream has refused it: by a 429, or by a 503 that
+	// asks to hold back. Both say that the request was not processed, so even a POST can be
 	// sent again. (A 503 that asks for nothing may come from a server that failed
-	// half-way; it is returned.)
+	// half-way; it is returned.) The request must have no body or a GetBody that returns a
+	// second one, and its cost must be above 0.
 	//
-	// The request must have no body or a GetBody that returns a second one, and its
-	// cost must be above 0. While it waits for its retry it is not in flight. It enters
-	// the line of a [Shaper], or of a key of a [Group] ([Group.Limiter]), at the head: ahead
-	// of all newcomers, and behind retries that came back earlier. [Limits.Depth] and
-	// [Limits.MaxWait] apply only to newcomers. During a [Shaper.Shutdown] it is refused only
-	// once the line is empty, and during a [Group.Shutdown] once the lines of all keys are. For
-	// any other Limiter, even one that embeds a *Shaper, the retry is a newcomer. In a [Chain]
-	// this holds for each of its Limiters. If the Limiter has no method like [Shaper.Hold],
-	// only this request waits for the time that the refusal asks for.
+	// The request waits until the hold is over, and is not in flight meanwhile. If the Limiter has no
+	// method like [Shaper.Hold], only this request waits for the time that the refusal asks for. It
+	// was admitted already, so it enters the line of a [Shaper], or of a key of a [Group]
+	// ([Group.Limiter]), at the head: ahead of all newcomers, and behind retries that came back
+	// earlier. [Limits.Depth] and [Limits.MaxWait] do not apply to it. During a [Shaper.Shutdown] it
+	// is refused only once the line is empty, and during a [Group.Shutdown] once the lines of all
+	// keys are. In a [Chain] this holds for each of its Limiters. For any other Limiter, even one
+	// that embeds a *Shaper, the retry is a newcomer.
 	//
-	// The second response is returned whatever it says, and holds the line as the
-	// first did. The first response is returned if the request cannot be sent again,
+	// There is no third attempt: the second response is returned whatever it says, and holds the line
+	// as the first did. The first response is returned if the request cannot be sent again,
 	// for example because the hold would last beyond its deadline, the Shaper is
 	// closed, its [Bucket] can't be asked for too long, or the first response is longer than 64 KiB. The body of a first response
 	// is read for at most 5 seconds and then cut off, so that a slow refusal does not

@@ -80,27 +80,29 @@ func (a Instant) Later(b Instant) Instant {
 	return a
 }
 
-// Rescale returns the instant at which the level reaches 0 after r has come into force in
-// place of old, at which it would have been empty. The level stays the same in cost units:
+// Rescale returns the instant at which the level reaches 0 once r has come into force in place of
+// old. With old it would have been the instant empty. Both now and the result are readings of the
+// [Bucket]'s clock. The level stays the same in cost units, so that the rest of its time is stretched or
+// shortened:
 //
 //	now + (empty − now) · (time of a unit at r) / (time of a unit at old)
 //
-// But processes may hold slots of the old rate. So that they and the new ones together are
-// never more than the greater rate and burst let leave, those slots come first, and leave
-// their level behind. The next request of cost 1 would have left at the old rate at the
-// instant
+// That alone would let too much leave, as other processes may still hold slots of the old rate. So
+// these slots are left to them. next is the instant at which the next request of cost 1 would
+// have left at the old rate; no process holds a slot that is as late:
 //
 //	next = min(empty − (old burst − 1) · (time of a unit at old), now + MaxAhead)
 //
-// and no process holds a slot as late as that. If next is after now, the result is at least
-// the level as of then, and no request of cost 1 leaves before it:
+// If next is after now, the result is no earlier than either of
 //
 //	next + (empty − next) · (time of a unit at r) / (time of a unit at old)
 //	next + (Burst − 1) · (time of a unit at r)
 //
-// The result is a whole number of microseconds; it may be up to 2 µs later than exact, or by
-// a part in 10¹⁴ where the level lasts for years, and is never earlier. But it is at most 71
-// years (2⁵¹ µs) after now.
+// The first keeps the level as it is at next, and by the second no request of cost 1 leaves before
+// next. Then all processes together are never above the greater of both rates and bursts.
+//
+// The result is a whole number of microseconds. It is never earlier than exact, and at most 2 µs
+// later, or a part in 10¹⁴ where the level lasts for years. It is at most 71 years (2⁵¹ µs) after now.
 func (r BucketRate) Rescale(old BucketRate, empty Instant, now int64) Instant {
 	span := old.Rat(old.Minus(empty, Instant{Micros: now}))
 	if span.Sign() <= 0 {

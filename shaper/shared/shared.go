@@ -59,14 +59,17 @@ type Take struct {
 	Ahead time.Duration // how far from now that request may leave; whole microseconds, from 0 to [MaxAhead]
 	Rate  BucketRate
 
-	// High is the latest instant up to which this process knows the level to have been
-	// raised at Rate, and Seen the latest reading of the [Bucket]'s clock that it knows, in
-	// microseconds. They heal a state that was lost. 0 means that nothing is known.
+	// High and Seen are what this process remembers of the level, in case that the [Bucket] has lost
+	// it or got an older one back: then Apply raises the level to High. High is the latest
+	// instant up to which this process knows the level to have been raised at Rate. Seen is the
+	// latest reading of the Bucket's clock that it knows, in microseconds; if the clock is behind
+	// Seen it has gone back, and High says nothing. 0 means that nothing is known.
 	High Instant
 	Seen int64
 
-	// Guard is for how long a level without a state does not fall to 0, as processes may hold slots
-	// that the lost state knew; whole microseconds.
+	// Guard is how far in the future a level without a state reaches 0. Until then no request
+	// leaves by it, while other processes may still use slots of the state that was lost. Whole
+	// microseconds.
 	Guard time.Duration
 }
 
