@@ -366,3 +366,32 @@ func rounded(value float64) string {
 	}
 	return fmt.Sprintf("%.2g", value)
 }
+
+// The table of names has names that are there: of the public API, of Prometheus and of OpenTelemetry.
+func TestTheNamesInTheTableOfWordsAreInUse(t *testing.T) {
+	api := read(t, "../../shaper/testdata/api.txt")
+	inUse := []struct{ name, file string }{
+		{`shaper_\w+`, "../../promshaper/doc.go"},
+		{`shaper\.[a-z_.]+`, "../../otelshaper/doc.go"},
+	}
+	found := 0
+	for _, m := range regexp.MustCompile("`([^` ]+)`").FindAllStringSubmatch(read(t, "../../docs/words.md"), -1) {
+		name := m[1]
+		for _, of := range inUse {
+			if regexp.MustCompile(`^` + of.name + `$`).MatchString(name) {
+				require.Contains(t, read(t, of.file), name)
+				found++
+			}
+		}
+		switch owner, method, dotted := strings.Cut(name, "."); {
+		case !unicode.IsUpper(rune(name[0])) || name == "Store": // which is the name that there might have been
+		case dotted:
+			require.Regexp(t, `(?m)^(field `+owner+`\.`+method+` |method \(\*?`+owner+`\) `+method+`\()`, api)
+			found++
+		default:
+			require.Regexp(t, `(?m)^(type|func|var) `+name+`\b`, api)
+			found++
+		}
+	}
+	require.Greater(t, found, 25)
+}
