@@ -414,7 +414,7 @@ func noteName(h httpcaddyfile.Helper, s *Shape, named bool) error {
 func (s *Shape) common() (fields map[string]json.RawMessage) {
 	text, _ := json.Marshal(s) // There is nothing in it that JSON can't hold.
 	_ = json.Unmarshal(text, &fields)
-	for _, own := range [...]string{"name", "key", "routes", "ipv6_bits", "cost", "max_cost", "ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals"} {
+	for _, own := range [...]string{"name", "key", "routes", "ipv6_bits", "cost", "max_cost", "ratelimit_headers", "x_ratelimit_headers", "server_timing", "verdict_header", "retry_spread", "log_refusals"} {
 		delete(fields, own)
 	}
 	return fields
