@@ -35,6 +35,7 @@ type refusalView struct {
 	Reason      string    `json:"reason"`
 	RetryAfterS float64   `json:"retry_after_s"`
 	Cost        int       `json:"cost"`
+	Key         *string   `json:"key,omitempty"` // of a Shaper WithFairQueue, see turnView
 }
 
 func (i *Inspector) serveBucket(w http.ResponseWriter, r *http.Request, q query) error {
@@ -60,12 +61,12 @@ func (i *Inspector) detail(ctx context.Context, source, key string) (*detail, er
 		Bucket:  i.withOverride(r.view(r.at)),
 		InWords: limitwords.Of(r.limits.limits),
 		Rule:    i.ruleOf(ref),
-		Line:    newLine(r.at, r.waiting, ref.line(inDetail)),
+		Line:    w.lineOf(r.at, r.waiting, ref.line(inDetail)),
 		Waits:   newWaits(of(w), w.source.histograms().Wait),
 		Control: i.mayControl(),
 	}
 	d.NextDeparture = d.Line.next()
-	d.Refusals = viewRefusals(ref)
+	d.Refusals = w.viewRefusals(ref)
 	return d, nil
 }
 
@@ -78,10 +79,14 @@ func of(w *watched) string {
 }
 
 // viewRefusals returns the latest refusals of a bucket, the latest first.
-func viewRefusals(ref bucketRef) []refusalView {
+func (w *watched) viewRefusals(ref bucketRef) []refusalView {
 	views := []refusalView{}
 	for _, r := range slices.Backward(ref.refusals()) {
-		views = append(views, refusalView{r.At.UTC(), reasonName(r.Reason), r.RetryAfter.Seconds(), r.Cost})
+		v := refusalView{At: r.At.UTC(), Reason: reasonName(r.Reason), RetryAfterS: r.RetryAfter.Seconds(), Cost: r.Cost}
+		if key, ok := r.Key.(string); ok && w.turns != nil {
+			v.Key = keyText(key)
+		}
+		views = append(views, v)
 	}
 	return views
 }
@@ -157,6 +162,18 @@ type waiterView struct {
 	WaitedS   float64   `json:"waited_s"`
 	Leaves    time.Time `json:"leaves"`
 	LeavesInS float64   `json:"leaves_in_s"`
+	Key       *string   `json:"key,omitempty"` // of a Shaper WithFairQueue, see turnView
+}
+
+// lineOf is newLine for the line of a bucket of the source.
+func (w *watched) lineOf(at time.Time, waiting int, waiters []shaper.Waiter) line {
+	l := newLine(at, waiting, waiters)
+	if w.turns != nil {
+		for k := range l.Line {
+			l.Line[k].Key = keyText(waiters[k].Key)
+		}
+	}
+	return l
 }
 
 func newLine(at time.Time, waiting int, waiters []shaper.Waiter) line {
@@ -184,7 +201,7 @@ func (i *Inspector) serveLine(w http.ResponseWriter, r *http.Request, q query) e
 	if err != nil {
 		return err
 	}
-	_, ref, err := i.bucketNamed(r.Context(), q.source, q.key)
+	of, ref, err := i.bucketNamed(r.Context(), q.source, q.key)
 	if err != nil {
 		return err
 	}
@@ -192,7 +209,7 @@ func (i *Inspector) serveLine(w http.ResponseWriter, r *http.Request, q query) e
 	if !ok {
 		return noBucket(q.source, q.key)
 	}
-	writeJSON(w, http.StatusOK, newLine(time.Now(), st.Waiting, ref.line(most)))
+	writeJSON(w, http.StatusOK, of.lineOf(time.Now(), st.Waiting, ref.line(most)))
 	return nil
 }
 

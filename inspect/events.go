@@ -255,6 +255,7 @@ type liveDetail struct {
 	Bucket        *bucket        `json:"bucket"` // nil for a whole group, and while the bucket is not in use
 	NextDeparture *time.Time     `json:"next_departure"`
 	Histograms    histogramsView `json:"histograms"`
+	Turns         *turnsView     `json:"turns,omitempty"` // of a Shaper WithFairQueue
 }
 
 func (c *core) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
@@ -272,6 +273,9 @@ func (c *core) liveDetail(t target, ref bucketRef) (liveDetail, bool) {
 		if r.waiting > 0 {
 			d.NextDeparture = newLine(r.at, r.waiting, ref.line(1)).next()
 		}
+	}
+	if w.turns != nil {
+		d.Turns = w.turns.view(turnsShown)
 	}
 	return d, true
 }

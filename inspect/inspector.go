@@ -137,6 +137,7 @@ func (i *Inspector) Remove(name string) {
 		return
 	}
 	close(w.removed)
+	w.turns.end()
 	i.sources = slices.Delete(slices.Clone(i.sources), k, k+1)
 	maps.DeleteFunc(i.tracked, func(of target, _ *track) bool { return of.source == w })
 	for _, c := range i.ledger.endOf(w) {
@@ -179,8 +180,12 @@ func (i *Inspector) Close() error {
 			s.hurry()
 		}
 	}
+	sources := i.sources
 	i.mu.Unlock()
 	i.running.Wait()
+	for _, w := range sources {
+		w.turns.end()
+	}
 	return nil
 }
 

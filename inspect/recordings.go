@@ -1,7 +1,9 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +33,7 @@ type recorded struct {
 	recording *shaper.Recording
 	since     time.Time
 	start     replay.Start
+	fair      bool      // its keys take turns, which a replay knows nothing of
 	asked     time.Time // when it was last asked for
 	timer     *time.Timer
 }
@@ -58,7 +61,7 @@ func (r *recordings) of(of target, ref bucketRef) (*recorded, error) {
 	case len(r.buckets) >= maxRecordings:
 		r.endOldestLocked()
 	}
-	rec = beginRecording(ref)
+	rec = beginRecording(ref, of.source.turns != nil)
 	r.buckets[of] = rec
 	r.running.Add(1)
 	rec.timer = time.AfterFunc(keepRecording, func() { r.endIfUnused(of, rec) })
@@ -66,8 +69,8 @@ func (r *recordings) of(of target, ref bucketRef) (*recorded, error) {
 }
 
 // beginRecording begins a recording, and notes the level and the line at its beginning.
-func beginRecording(ref bucketRef) *recorded {
-	rec := &recorded{since: time.Now(), recording: ref.record(maxArrivals)}
+func beginRecording(ref bucketRef, fair bool) *recorded {
+	rec := &recorded{since: time.Now(), recording: ref.record(maxArrivals), fair: fair}
 	rec.asked = rec.since
 	st, _ := ref.stats()
 	rec.start.Level = st.Level
@@ -76,9 +79,12 @@ func beginRecording(ref bucketRef) *recorded {
 	arrivals := rec.recording.Arrivals()
 	for _, w := range line {
 		if len(arrivals) > 0 && !w.Since.Before(arrivals[0].At) {
-			break
+			continue
 		}
 		rec.start.Line = append(rec.start.Line, replay.Request{At: w.Since.Sub(rec.since), Cost: w.Cost, Deadline: replay.Never, Patience: replay.Never})
+	}
+	if fair { // Its line is in the order of the turns, and the replay has one line.
+		slices.SortStableFunc(rec.start.Line, func(a, b replay.Request) int { return cmp.Compare(a.At, b.At) })
 	}
 	return rec
 }

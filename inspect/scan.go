@@ -21,6 +21,8 @@ type watched struct {
 	removed chan struct{} // closed by Inspector.Remove
 	ending  bool          // its changes are being ended, so none may begin; guarded by controller.mu
 
+	turns *turns // of a Shaper WithFairQueue; nil: it is another source
+
 	window    window
 	wasClosed bool // used by the sampler alone
 
@@ -47,6 +49,9 @@ func newWatched(name string, s Source) *watched {
 	w.whole = newTrack(func() (reading, bool) { return w.source.read(), true })
 	if w.source.kind() == "shaper" {
 		w.whole.bucket, _ = w.source.find("")
+	}
+	if fair, ok := w.source.(*openShaper); ok {
+		w.turns = turnsOf(fair.s)
 	}
 	return w
 }

@@ -178,6 +178,9 @@ func (c *core) sampleAll(n int) {
 		if n%detailEvery == 0 {
 			w.window.add(w.source.histograms())
 			w.rest(now)
+			if w.turns != nil {
+				w.turns.sample(now)
+			}
 		}
 	}
 	var details map[*track][]byte

@@ -135,6 +135,11 @@ func newWhatIf(rec *recorded, arrivals []shaper.Arrival, now time.Time, l shaper
 	answer.note(st.HeldUntil.After(now), "the line is held; the replay holds no line")
 	answer.note(st.BlockedUntil.After(now), "the bucket is blocked; the replay blocks nobody")
 	answer.note(st.Bucket.State != "", "the bucket is shared; the replay knows only the requests of this process, and gives them the whole rate")
+	if rec.fair {
+		then := &answer.Then
+		then.WaitP50, then.WaitP95, then.WaitMax = nil, nil, nil
+	}
+	answer.note(rec.fair, "the keys of this shaper take turns, and the replay has one line: it can't know how long requests would have waited, and its counts are right for requests of one cost without deadlines")
 	answer.note(st.DryRun, "the bucket is in dry run: now is what its limits would have done")
 	return answer
 }

@@ -425,17 +425,17 @@ func (s *Shaper) Keys(max int) []KeyLine {
 // LongestKeys returns keys of a [Shaper] [WithFairQueue] that have requests in line, at most max: first
 // the key whose latest request would leave last. [KeyLine.Leaves] is zero, as predicting it takes a look at
 // each key. It holds the lock for less than a microsecond for each key that it returns, however many
-// keys and requests there are.
+// keys and requests there are. Without [WithFairQueue] it returns nil, and with it never.
 func LongestKeys(s *Shaper, max int) []KeyLine {
 	s.mustBeMade()
-	if s.fair == nil || max <= 0 {
+	if s.fair == nil {
 		return nil
 	}
 	now := s.lockFlow(&s.flow)
 	defer s.unlockAndArm()
-	var found []KeyLine
+	found := []KeyLine{}
 	for item := range s.fair.turns.Longest() {
-		if len(found) == max {
+		if len(found) >= max {
 			break
 		}
 		found = append(found, keyLineOf(item, now))

@@ -277,10 +277,10 @@ func TestTheLongestKeysAreFoundAmongMany(t *testing.T) {
 			{Key: "tJ", Weight: 1, Waiting: 1, Cost: 1, OldestWait: 50 * ms},
 		}, shaper.LongestKeys(g.Shaper, 3))
 		require.Len(t, shaper.LongestKeys(g.Shaper, 1000), 202)
-		require.Nil(t, shaper.LongestKeys(g.Shaper, 0))
+		require.Equal(t, []shaper.KeyLine{}, shaper.LongestKeys(g.Shaper, 0))
 		require.NoError(t, g.Close())
 		synctest.Wait()
-		require.Nil(t, shaper.LongestKeys(g.Shaper, 3))
+		require.Equal(t, []shaper.KeyLine{}, shaper.LongestKeys(g.Shaper, 3))
 	}, shaper.WithFairQueue(func(key string) int { return strings.Count(key, "e") + 1 }))
 }
 
@@ -320,6 +320,7 @@ func TestARecordingTellsWhoHasLeft(t *testing.T) {
 		g.comes("a1")
 		left, all := r.Departures(0)
 		require.Empty(t, left, "it knows no keys")
+		require.Nil(t, shaper.LongestKeys(g.Shaper, 3))
 		require.Zero(t, all)
 	})
 }

@@ -11,6 +11,7 @@ import { Reports } from "./reports.js";
 import { Stream } from "./stream.js";
 import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
+import { Turns } from "./turns.js";
 import { WhatIf } from "./whatif.js";
 import { byId, fill, make, nameOf, setAttribute, setText } from "./dom.js";
 import { fromServer, go, href, onChange, view } from "./url.js";
@@ -35,6 +36,7 @@ const table = new Table(reports, (answer) => {
 const detail = new Detail((answer) => {
   control.show(answer.control);
 });
+const turns = new Turns();
 const whatIf = new WhatIf();
 const control = new Control();
 const changes = new Changes((inForce) => control.learn(inForce), isShaper);
@@ -164,6 +166,7 @@ function showStory(figures) {
 
 function showDetail(data) {
   bucket = data.bucket ?? null;
+  turns.show(data.turns ?? null, bucket);
   if (isBucket()) detail.refresh(bucket != null);
   const { histograms } = data;
   if (!histograms) return;
@@ -230,6 +233,7 @@ onChange((now, before) => {
     selected = { source: now.source, id: now.id };
     bucket = null;
     recent.set([]);
+    turns.clear();
     table.follow(null);
     showSelected();
     const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -1,7 +1,7 @@
 // The bucket that is open: its limits in words and whence they come, the line, the last
 // refusals, what it has counted.
 
-import { byId, fill, make, setText } from "./dom.js";
+import { byId, fill, make, nameOf, setText } from "./dom.js";
 import { clock, count, duration, idle } from "./format.js";
 import { get } from "./api.js";
 import { toPath } from "./url.js";
@@ -91,7 +91,8 @@ export class Detail {
     setText(byId("shared"), bucket.shared ? sharedText(bucket.shared) : "");
     setText(byId("forfeits"), this.forfeits(bucket) ? "Burst is too small for what is in flight: what was reserved too much has drained before it was settled, and can't be given back." : "");
     setText(byId("line-summary"), summary(bucket, next, line));
-    rows(byId("waiters"), line.waiting, line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`]));
+    rows(byId("waiters"), line.waiting, line.line.slice(0, shown).map((w) => [String(w.position), count(w.cost), duration(w.waited_s), w.leaves_in_s == null || noPlace(bucket) ? "–" : w.leaves_in_s <= 0 ? "now" : `in ${duration(w.leaves_in_s)}`, ...(w.key == null ? [] : [nameOf(encodeURIComponent(w.key))])]));
+    byId("waiters-key").hidden = line.line[0]?.key == null; // only of shapers whose keys take turns
     const groups = together(refusals);
     rows(byId("refusals"), groups.length, groups.slice(0, shown).map((r) => [r.at, count(r.n), reasons[r.reason] ?? r.reason, r.retry > 0 ? duration(r.retry) : "–"]));
     setText(byId("refusals-summary"), refusals.length === 0 ? "None of late." : "");

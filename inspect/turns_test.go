@@ -1,0 +1,318 @@
+package inspect_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/leakybucket/inspect"
+	"example.com/leakybucket/shaper"
+	"example.com/leakybucket/shaper/buckettest"
+)
+
+// turns is the API's report on the keys of a Shaper WithFairQueue.
+type turns struct {
+	Keys, Waiting int
+	Rows          []turn
+	Others        struct {
+		Keys, Waiting int
+		Departed      []int
+		DepartedSum   int `json:"departed_sum"`
+		DepartedCost  int `json:"departed_cost"`
+	}
+}
+
+type turn struct {
+	Key           string
+	Cut           bool
+	Weight        *int
+	Waiting, Cost int
+	OldestWait    *float64   `json:"oldest_wait_s"`
+	Leaves        *time.Time `json:"leaves"`
+	Departed      []int
+	DepartedSum   int `json:"departed_sum"`
+	DepartedCost  int `json:"departed_cost"`
+}
+
+// text returns a row in short, with the instant at which its next request leaves.
+func (r turn) text(since time.Time) string {
+	text := fmt.Sprintf("%s: %d", r.Key, r.Waiting)
+	if r.Weight != nil {
+		text += fmt.Sprintf(" by %d, cost %d, oldest %vs", *r.Weight, r.Cost, *r.OldestWait)
+	}
+	if r.Leaves != nil {
+		text += fmt.Sprintf(", at %v", r.Leaves.Sub(since))
+	}
+	return text + fmt.Sprintf(", left %v", r.Departed)
+}
+
+func (t turns) text(since time.Time) (rows []string) {
+	for _, r := range t.Rows {
+		rows = append(rows, r.text(since))
+	}
+	return rows
+}
+
+// turnsOf asks for the keys of a source, and holds the answer to the document.
+func turnsOf(t *testing.T, doc openAPI, i http.Handler, target string) (answer turns) {
+	t.Helper()
+	w := ask(i, target)
+	require.Equal(t, http.StatusOK, w.Code, w.Body)
+	var value any
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &value))
+	of := doc.Paths["/api/keys/{source}/{id}"]["get"].Responses["200"].Content["application/json"].Schema
+	require.NoError(t, doc.check(of, value, target))
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+	return answer
+}
+
+// comes lets n requests of a key come at once.
+func comes(s *shaper.Shaper, key string, n int) {
+	for range n {
+		go func() { _ = s.For(key).Wait(context.Background()) }()
+	}
+	synctest.Wait()
+}
+
+func weights(key string) int { return len(key) }
+
+func TestAStreamTellsWhoseTurnItIs(t *testing.T) {
+	doc := readDocument(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "4/s depth 100", shaper.WithFairQueue(weights))
+		defer s.Close()
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(s))
+		began := time.Now()
+		time.Sleep(100 * time.Millisecond)
+		comes(s, "b", 10)
+		comes(s, "aa", 3)
+		time.Sleep(800 * time.Millisecond)
+
+		r := listen(t, i, "/api/events?source=one")
+		var detail struct {
+			Turns turns
+		}
+		r.until("detail", &detail)
+		require.Equal(t, []string{"b: 8 by 1, cost 8, oldest 0.8s, at 1.35s, left []", "aa: 1 by 2, cost 1, oldest 0.8s, at 1.1s, left []"}, detail.Turns.text(began))
+		e := r.next()
+		for e.name != "detail" {
+			e = r.next()
+		}
+		checkEvent(t, doc, doc.Paths["/api/events"]["get"].Events, e)
+		for range 2 {
+			r.until("detail", &detail)
+		}
+		require.Equal(t, []string{"b: 1 by 1, cost 1, oldest 2.9s, at 3.1s, left [0 3 4]", "aa: 0, left [0 1 0]"}, detail.Turns.text(began), "the first second began before anybody looked")
+		require.Equal(t, 1, detail.Turns.Keys)
+		require.Equal(t, 1, detail.Turns.Waiting)
+		require.Equal(t, 7, detail.Turns.Rows[0].DepartedSum)
+
+		time.Sleep(1100 * time.Millisecond) // Samples are taken at whole seconds.
+		require.NoError(t, s.For("ccc").WaitN(t.Context(), 2), "it finds no line")
+		time.Sleep(time.Second)
+		answer := turnsOf(t, doc, i, "/api/keys/one/?max=2")
+		require.Equal(t, []string{"b: 0, left [0 3 4 1 0]", "aa: 0, left [0 1 0 0 0]"}, answer.text(began))
+		require.Equal(t, 1, answer.Others.DepartedSum)
+		require.Equal(t, 2, answer.Others.DepartedCost)
+		require.Equal(t, []int{0, 0, 0, 0, 1}, answer.Others.Departed)
+
+		r.cancel()
+		<-r.ended
+		time.Sleep(61 * time.Second)
+		require.Empty(t, turnsOf(t, doc, i, "/api/keys/one/").Rows, "nothing is noted while nobody looks")
+	})
+}
+
+// Keys come from clients, who may make them up. What a look takes is bounded all the same, and whoever
+// fills the line is still seen.
+func TestMadeUpKeysDoNotHideWhoFillsTheLine(t *testing.T) {
+	doc := readDocument(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "100/s depth 20000", shaper.WithFairQueue(func(key string) int { return map[string]int{"heavy": 1000}[key] }))
+		defer s.Close()
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(s))
+		time.Sleep(5 * time.Millisecond) // Nothing leaves at the instants at which samples are taken.
+		comes(s, "", 1)
+		for k := range 3000 {
+			comes(s, fmt.Sprintf("%d%s\xff", k, strings.Repeat("x", 1000)), 1)
+		}
+		comes(s, "burst", 90)
+		comes(s, "heavy", 80)
+
+		answer := turnsOf(t, doc, i, "/api/keys/one/")
+		require.Equal(t, 3002, answer.Keys)
+		require.Equal(t, 3002-24, answer.Others.Keys)
+		require.Len(t, answer.Rows, 24)
+		require.Equal(t, "burst", answer.Rows[0].Key)
+		require.Equal(t, 90, answer.Rows[0].Waiting)
+		require.Equal(t, "heavy", answer.Rows[1].Key, "though it is through long before the others")
+		require.Nil(t, answer.Rows[0].Leaves, "nobody walks along the line to it")
+		require.Equal(t, 3170, countOf(answer.Rows, 0)+answer.Others.Waiting)
+		for _, r := range answer.Rows[2:] {
+			require.True(t, r.Cut)
+			require.Len(t, r.Key, 256)
+		}
+		listed := ask(i, "/api/keys/one/?max=64")
+		require.Less(t, listed.Body.Len(), 64*1024)
+		require.Less(t, ask(i, "/api/line/one/?max=1").Body.Len(), 1000)
+		require.Equal(t, http.StatusBadRequest, ask(i, "/api/keys/one/?max=65").Code)
+
+		time.Sleep(2500 * time.Millisecond) // 80 requests of heavy have left, and 119 others, until the latest sample.
+		answer = turnsOf(t, doc, i, "/api/keys/one/")
+		mover := answer.Rows[16]
+		require.Equal(t, "heavy", mover.Key, "the last third is of keys of which most have left")
+		require.Equal(t, 0, mover.Waiting)
+		require.Equal(t, 80, mover.DepartedSum)
+		require.Equal(t, 199, countOf(answer.Rows, 1)+answer.Others.DepartedSum)
+	})
+}
+
+// countOf returns how many requests of rows wait, or have left.
+func countOf(rows []turn, left int) (n int) {
+	for _, r := range rows {
+		n += []int{r.Waiting, r.DepartedSum}[left]
+	}
+	return n
+}
+
+func TestOnlyAShaperWithFairQueueHasTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "4/s depth 2")
+		defer s.Close()
+		i := inspect.New()
+		defer i.Close()
+		i.Add("one", inspect.Of(s))
+		i.Add("many", inspect.OfGroup(groupOf(t, "1/s")))
+		burst(s, 5)
+		require.Equal(t, http.StatusNotFound, ask(i, "/api/keys/one/").Code)
+		require.Equal(t, http.StatusNotFound, ask(i, "/api/keys/many/x").Code)
+		require.NotContains(t, ask(i, "/api/buckets/one/").Body.String(), `"key":null`)
+		var line struct{ Line []map[string]any }
+		require.NoError(t, json.Unmarshal(ask(i, "/api/line/one/").Body.Bytes(), &line))
+		require.Len(t, line.Line, 2)
+		require.NotContains(t, line.Line[0], "key")
+		var detail map[string]any
+		listen(t, i, "/api/events?source=one").until("detail", &detail)
+		require.NotContains(t, detail, "turns")
+	})
+}
+
+// Whose requests wait is told whatever else the Shaper does: a cap on those in flight, estimates that
+// are settled later, a level that other processes share.
+func TestTurnsGoWithAllElse(t *testing.T) {
+	doc := readDocument(t)
+	for _, test := range []struct {
+		name, limits string
+		opts         func() []shaper.Option
+		enter        func(ctx context.Context, s *shaper.Shaper, key string) (end func(), err error)
+		want         []string
+	}{
+		{
+			"a cap on requests in flight", "100/s depth 9 inflight 1", nil,
+			func(ctx context.Context, s *shaper.Shaper, key string) (func(), error) {
+				return s.For(key).Acquire(ctx, 1)
+			},
+			[]string{"a: 2", "b: 1"},
+		},
+		{
+			"reservations", "1/s depth 9", nil,
+			func(ctx context.Context, s *shaper.Shaper, key string) (func(), error) {
+				settle, err := s.For(key).Reserve(ctx, 3)
+				return func() { settle(1) }, err
+			},
+			[]string{"a: 2", "b: 1"},
+		},
+		{
+			"a shared bucket", "1/s depth 9",
+			func() []shaper.Option { return []shaper.Option{shaper.WithBucket(buckettest.NewMemory(), "k")} },
+			func(ctx context.Context, s *shaper.Shaper, key string) (func(), error) {
+				return func() {}, s.For(key).Wait(ctx)
+			},
+			[]string{"a: 2", "b: 1"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				opts := []shaper.Option{shaper.WithFairQueue(nil)}
+				if test.opts != nil {
+					opts = append(opts, test.opts()...)
+				}
+				s := shaperOf(t, test.limits, opts...)
+				defer s.Close()
+				i := inspect.New()
+				defer i.Close()
+				i.Add("one", inspect.Of(s))
+				ends := make(chan func(), 4)
+				for _, key := range []string{"a", "a", "a", "b"} {
+					go func() {
+						end, err := test.enter(context.Background(), s, key)
+						if err == nil {
+							ends <- end
+						}
+					}()
+					synctest.Wait()
+				}
+				got := turnsOf(t, doc, i, "/api/keys/one/")
+				var rows []string
+				for _, r := range got.Rows {
+					rows = append(rows, fmt.Sprintf("%s: %d", r.Key, r.Waiting))
+				}
+				require.Equal(t, test.want, rows)
+				for range 4 {
+					(<-ends)()
+				}
+				time.Sleep(time.Second)
+				got = turnsOf(t, doc, i, "/api/keys/one/")
+				require.Equal(t, 0, got.Waiting)
+				require.Equal(t, 3, countOf(got.Rows, 1), "the first left before anybody looked")
+				require.NoError(t, s.Close())
+			})
+		})
+	}
+}
+
+// What-if knows one line. On a Shaper whose keys take turns it must say so.
+func TestWhatIfSaysThatItKnowsNoTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := shaperOf(t, "1/s depth 100", shaper.WithFairQueue(nil))
+		defer s.Close()
+		c := newConsole(inspect.Of(s))
+		defer c.Close()
+		comes(s, "a", 5)
+		time.Sleep(1500 * time.Millisecond) // One has left.
+		comes(s, "b", 1)
+		ask := func() (answer struct {
+			Now, Then struct {
+				Departed, Waiting int
+				Wait              *float64 `json:"wait_max_s"`
+			}
+			Notes []string
+		}) {
+			w := c.call(http.MethodGet, "/api/what-if?source=one&limits=1/s%20depth%20100", "")
+			require.Equal(t, http.StatusOK, w.Code, w.Body)
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+			return answer
+		}
+		ask()
+		comes(s, "c", 1)
+		time.Sleep(20 * time.Second)
+		answer := ask()
+		require.Len(t, answer.Notes, 1)
+		require.Contains(t, answer.Notes[0], "take turns")
+		require.Equal(t, 1, answer.Now.Departed)
+		require.NotNil(t, answer.Now.Wait)
+		require.Equal(t, 1, answer.Then.Departed, "those in line when the recording began are all known")
+		require.Nil(t, answer.Then.Wait)
+	})
+}
