@@ -234,3 +234,30 @@ func TestASeatThatIsReleasedIsHandedOn(t *testing.T) {
 		requireNoLine(t, r)
 	})
 }
+
+// What stands in front of an upstream without a Transport re-enters by name, ahead of its own key alone.
+func TestAReserveRetryLeavesBeforeTheLineOfItsKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Limits{Rate: 1, Depth: 3}, WithFairQueue(nil))
+		require.NoError(t, err)
+		require.NoError(t, s.Wait(t.Context()))
+		var left []string
+		for _, call := range []struct {
+			name, key string
+			reserve   func(*KeyLimiter, context.Context, int) (func(int), error)
+		}{
+			{"a1", "a", (*KeyLimiter).Reserve}, {"a2", "a", (*KeyLimiter).Reserve}, {"b1", "b", (*KeyLimiter).Reserve},
+			{"a again", "a", (*KeyLimiter).ReserveRetry}, // The line is full.
+		} {
+			go func() {
+				settle, err := call.reserve(s.For(call.key), t.Context(), 1)
+				require.NoError(t, err)
+				left = append(left, call.name)
+				settle(1)
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(5 * time.Second)
+		require.Equal(t, []string{"b1", "a again", "a1", "a2"}, left)
+	})
+}
