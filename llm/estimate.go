@@ -47,6 +47,17 @@ func asked(r *http.Request) (input int, a ask, err error) {
 	return int(min((length+3)/4, math.MaxInt)), a, nil
 }
 
+// Peek reads the beginning of the body of a request, at most 1 MiB of it, and reports whether that is the whole body. The
+// body can be read as before, and neither another Peek nor a [Provider] reads it again
+// unless GetBody is set. An error is that of the body.
+func Peek(r *http.Request) (head []byte, whole bool, err error) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, true, nil
+	}
+	p := peek(r)
+	return p.read[:min(len(p.read), kept)], p.err == nil && len(p.read) <= kept, p.err
+}
+
 // peekRequest returns the first bytes of the body of a request, at most 1 MiB of them, and its length,
 // which is at least that of what was read. The request can be sent as before, and its ContentLength
 // and GetBody are as they were.
@@ -65,18 +76,38 @@ func peekRequest(r *http.Request) (head []byte, length int64, err error) {
 			return nil, 0, err
 		}
 	} else {
-		// A RoundTripper must not change a request. But what has been read of its body must be
-		// put back, and nobody else may use the body until RoundTrip has returned.
-		head, err = io.ReadAll(io.LimitReader(r.Body, kept+1))
-		rest := io.Reader(r.Body)
-		if err != nil {
-			// The body fails again where it has failed, when it is sent.
-			rest = failed{err}
-		}
-		r.Body = joined{io.MultiReader(bytes.NewReader(head), rest), r.Body}
+		head = peek(r).read
 	}
 	length = max(int64(len(head)), r.ContentLength)
 	return head[:min(len(head), kept)], length, nil
+}
+
+// A peeked is a body whose beginning has been read.
+type peeked struct {
+	joined
+	read []byte // at most a byte more than is kept
+	err  error  // with which reading has ended
+}
+
+// peek returns the body of a request, which it makes a peeked. A RoundTripper must not change a request. But what
+// has been read of its body must be put back, and nobody else may use the body until RoundTrip has returned.
+func peek(r *http.Request) *peeked {
+	if p, ok := r.Body.(*peeked); ok {
+		return p
+	}
+	// A length is what a client says, so only so much is allocated for it before the bytes come.
+	expected := min(max(r.ContentLength, 0), 128<<10)
+	read := bytes.NewBuffer(make([]byte, 0, expected+bytes.MinRead))
+	_, err := read.ReadFrom(io.LimitReader(r.Body, kept+1))
+	p := &peeked{read: read.Bytes(), err: err}
+	rest := io.Reader(r.Body)
+	if err != nil {
+		// The body fails again where it has failed, when it is sent.
+		rest = failed{err}
+	}
+	p.joined = joined{io.MultiReader(bytes.NewReader(p.read), rest), r.Body}
+	r.Body = p
+	return p
 }
 
 // joined is a body of parts.

@@ -1,11 +1,24 @@
 package llm
 
+import "net/http"
+
 // What tests of this package may reach.
 var (
-	ReadAlong  = readAlong
 	UntilReset = untilReset
 	RetryAfter = retryAfter
 )
 
 // Kept is how much of a body, and of one event, is looked at.
 const Kept = kept
+
+// ReadAlong replaces the body of a response by one that is read along, and returns the function that returns the usage
+// when the body has ended.
+func ReadAlong(r *http.Response, usage func([]byte) (Usage, bool)) (result func() (u Usage, ok bool)) {
+	body := &metered{ReadCloser: r.Body, meter: NewMeter(Provider{Usage: usage}, r.StatusCode, r.Header)}
+	r.Body = body
+	return func() (Usage, bool) {
+		body.mu.Lock()
+		defer body.mu.Unlock()
+		return body.meter.Usage()
+	}
+}

@@ -25,29 +25,89 @@ type meter struct {
 	lost  bool // a part could not be read
 }
 
-// readAlong replaces the body of a response by one that is read along, and returns the function that returns the
-// usage when the body has ended. It returns nil if the encoding of the body is unknown.
-func readAlong(r *http.Response, usage func([]byte) (Usage, bool)) (result func() (u Usage, ok bool)) {
-	m := newMeter(r, usage)
-	if m == nil {
-		return nil
+// A Meter finds in the answer to a call what the call has taken. The bytes of the answer's body are written to it as they
+// are, compressed by gzip or not, and then End is called. [Transport] has Meters of its own; others are for programs through
+// which answers pass. A Meter is for one goroutine at a time.
+type Meter struct {
+	provider     Provider
+	status       int
+	countsItself bool   // The provider says what is left.
+	body         *meter // nil: no usage can be found in the body
+}
+
+// NewMeter returns a Meter for an answer with such a status and header.
+func NewMeter(p Provider, status int, h http.Header) *Meter {
+	m := &Meter{provider: p, status: status, countsItself: p.Left != nil && len(p.Left(h)) > 0}
+	if p.Usage != nil && status >= 200 && status <= 299 {
+		m.body = newMeter(h, p.Usage)
 	}
-	body := &metered{ReadCloser: r.Body, meter: m}
-	r.Body = body
-	return body.result
+	return m
+}
+
+// Write takes the next bytes of the body. It never fails.
+func (m *Meter) Write(p []byte) (n int, err error) {
+	if m.body != nil {
+		m.body.write(p)
+	}
+	return len(p), nil
+}
+
+// End says that no more bytes come. whole says whether that is the end of the body, and not an error, nor that somebody
+// has closed it.
+func (m *Meter) End(whole bool) {
+	if m.body != nil {
+		m.body.end(whole)
+	}
+}
+
+// Usage returns the usage that the answer reports, if all of it has come.
+func (m *Meter) Usage() (u Usage, ok bool) {
+	if m.body == nil {
+		return Usage{}, false
+	}
+	return m.body.result()
+}
+
+// Counted returns what the provider counts of that usage. If ok is false the estimate stands, as no usage is known, or as the
+// provider has counted the call when that began and gives nothing back.
+func (m *Meter) Counted() (u Usage, ok bool) {
+	if u, ok = m.Usage(); !ok {
+		return Usage{}, false
+	}
+	counted := m.provider.counted(u)
+	switch {
+	case !isNegative(counted):
+		return counted, true
+	case m.countsItself:
+		return Usage{}, false
+	}
+	return u, true
+}
+
+// Cost returns what the call has cost in a bucket of q, or a negative number if the estimate stands. A call that the
+// provider has refused with 429 has cost nothing.
+func (m *Meter) Cost(q Quota) int {
+	if m.status == http.StatusTooManyRequests {
+		return 0
+	}
+	u, ok := m.Counted()
+	if !ok {
+		return -1
+	}
+	return q.Cost(u)
 }
 
 // newMeter returns a meter for the body of a response, or nil if its encoding is unknown.
-func newMeter(r *http.Response, usage func([]byte) (Usage, bool)) *meter {
+func newMeter(h http.Header, usage func([]byte) (Usage, bool)) *meter {
 	m := &meter{usage: usage}
-	switch encoding := r.Header.Get("Content-Encoding"); {
+	switch encoding := h.Get("Content-Encoding"); {
 	case encoding == "", strings.EqualFold(encoding, "identity"):
-	case isGzip(r.Header):
+	case isGzip(h):
 		m.inflate = newInflater(m)
 	default:
 		return nil
 	}
-	contentType, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	contentType, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
 	switch contentType {
 	case "text/event-stream":
 		m.isStream = true
@@ -132,12 +192,12 @@ func isNegative(u Usage) bool {
 	return u.Input < 0 || u.Output < 0 || u.CacheRead < 0 || u.CacheWrite < 0
 }
 
-// A metered is the body of a response that a meter reads along. The bytes are those of the body.
+// A metered is the body of a response that a Meter reads along. The bytes are those of the body.
 type metered struct {
 	io.ReadCloser
 
 	mu    sync.Mutex // A body may be closed while it is read.
-	meter *meter
+	meter *Meter
 	ended bool
 }
 
@@ -150,7 +210,7 @@ func (b *metered) Read(p []byte) (n int, err error) {
 		return n, err
 	}
 	if n > 0 {
-		b.meter.write(p[:n])
+		_, _ = b.meter.Write(p[:n]) // It never fails.
 	}
 	if err != nil {
 		b.endLocked(err == io.EOF)
@@ -171,14 +231,14 @@ func (b *metered) Close() error {
 
 func (b *metered) endLocked(ok bool) {
 	b.ended = true
-	b.meter.end(ok)
+	b.meter.End(ok)
 }
 
-// result returns what the meter has found.
-func (b *metered) result() (u Usage, ok bool) {
+// cost returns what the call has cost.
+func (b *metered) cost(q Quota) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.meter.result()
+	return b.meter.Cost(q)
 }
 
 // maxInflated is how much of a compressed body is looked at, once it is decompressed. A body of a megabyte may hold a

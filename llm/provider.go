@@ -66,10 +66,10 @@ type Left struct {
 	Remaining int
 }
 
-// scarcest returns the smallest of what is left, in cost units of q; ok reports whether
+// Scarcest returns the smallest of what is left, in cost units of q, for [shaper.Shaper.AtMost]; ok reports whether
 // anything is known. What is left of a limit that q does not have says nothing about calls that
 // cost no share of it.
-func (q Quota) scarcest(left []Left) (n int, ok bool) {
+func (q Quota) Scarcest(left []Left) (n int, ok bool) {
 	n = math.MaxInt
 	for _, l := range left {
 		if limit := q.of(l.Kind); limit > 0 && l.Remaining >= 0 {

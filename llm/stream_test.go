@@ -66,9 +66,6 @@ func metered(t testing.TB, p llm.Provider, contentType, encoding, text string, s
 	}
 	r := &http.Response{StatusCode: http.StatusOK, Header: h, Body: io.NopCloser(body)}
 	result := llm.ReadAlong(r, p.Usage)
-	if result == nil {
-		return text, llm.Usage{}, false
-	}
 	var got bytes.Buffer
 	var err error
 	if end == closed {

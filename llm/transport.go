@@ -51,33 +51,13 @@ func (p Provider) counted(u Usage) Usage {
 // cost when the body has ended, or a negative number if that is unknown.
 func actual(r *http.Response, s *shaper.Shaper, q Quota, p Provider) func() int {
 	if p.Left != nil {
-		if n, ok := q.scarcest(p.Left(r.Header)); ok {
+		if n, ok := q.Scarcest(p.Left(r.Header)); ok {
 			s.AtMost(n)
 		}
 	}
-	switch {
-	case r.StatusCode == http.StatusTooManyRequests:
-		return func() int { return 0 }
-	case p.Usage == nil, r.Body == nil, r.StatusCode < 200, r.StatusCode > 299:
-		return nil
+	body := &metered{ReadCloser: r.Body, meter: NewMeter(p, r.StatusCode, r.Header)}
+	if r.Body != nil {
+		r.Body = body
 	}
-	result := readAlong(r, p.Usage)
-	if result == nil {
-		return nil
-	}
-	countsItself := p.Left != nil && len(p.Left(r.Header)) > 0
-	return func() int {
-		u, ok := result()
-		if !ok {
-			return -1
-		}
-		counted := p.counted(u)
-		switch {
-		case !isNegative(counted):
-			return q.Cost(counted)
-		case countsItself: // It has counted the call when that began, and gives nothing back.
-			return -1
-		}
-		return q.Cost(u)
-	}
+	return func() int { return body.cost(q) }
 }
